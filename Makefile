@@ -1,0 +1,111 @@
+# hierlock: hierarchical locks for Lua.
+#
+#   make demo    builds, and shows the seven scenarios on the embedded store
+#   make test    builds, gets throw-away servers, and runs all specs
+#   make help    everything else
+#
+# ------------------------------------------------------------------- knobs
+
+# The Lua to build for and to run with: lua5.1 lua5.2 lua5.3 lua5.4 luajit.
+LUA ?= lua5.4
+# The Luas of `make test`.
+LUAS ?= $(LUA)
+
+CC ?= cc
+CFLAGS ?= -O2 -g
+CPPFLAGS ?=
+LDFLAGS ?=
+PKG_CONFIG ?= pkg-config
+LUA_CFLAGS ?= $(shell $(PKG_CONFIG) --cflags $(LUA) 2>/dev/null)
+# libmysqlclient or MariaDB Connector/C; empty when there is none.
+MYSQL_CONFIG ?= $(firstword $(shell command -v mysql_config mariadb_config 2>/dev/null))
+ifneq ($(MYSQL_CONFIG),)
+MYSQL_CFLAGS ?= $(shell $(MYSQL_CONFIG) --include)
+MYSQL_LIBS ?= $(shell $(MYSQL_CONFIG) --libs)
+else
+MYSQL_CFLAGS ?= $(shell $(PKG_CONFIG) --cflags libmariadb 2>/dev/null || $(PKG_CONFIG) --cflags mysqlclient 2>/dev/null)
+MYSQL_LIBS ?= $(shell $(PKG_CONFIG) --libs libmariadb 2>/dev/null || $(PKG_CONFIG) --libs mysqlclient 2>/dev/null)
+endif
+
+# Where it is built; another one for each Lua and for each VARIANT (asan ...).
+VARIANT ?=
+BUILD ?= build/$(LUA)$(addprefix -,$(VARIANT))
+
+# What busted is told, e.g. BUSTED_FLAGS='--filter=token'.
+BUSTED_FLAGS ?=
+
+# ------------------------------------------------------------------- rules
+
+MAKEFLAGS += --no-builtin-rules
+.SUFFIXES:
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := all
+
+WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wstrict-prototypes \
+            -Wmissing-prototypes -Wpointer-arith -Wundef
+HL_CFLAGS := -std=c11 -D_GNU_SOURCE -fPIC -fvisibility=hidden -pthread \
+             $(WARNINGS) -Icsrc/core
+HL_LDFLAGS := -shared -pthread -Wl,-z,nodelete
+
+CORE := $(wildcard csrc/core/*.c) $(wildcard csrc/stores/file/*.c) \
+        $(wildcard csrc/stores/null/*.c)
+BINDING := $(wildcard csrc/lua/*.c)
+MYSQL := $(wildcard csrc/stores/mysql/*.c)
+# Small and without state that must be one: a store that is a module of its own
+# has a copy of them.
+SHARED := csrc/core/error.c csrc/core/clock.c csrc/core/fork.c csrc/core/layout.c csrc/core/dsn.c
+
+objects = $(patsubst csrc/%.c,$(BUILD)/obj/%.o,$(1))
+
+CORE_SO := $(BUILD)/hierlock/core.so
+MYSQL_SO := $(BUILD)/hierlock/store/mysql.so
+LIBRARY := $(BUILD)/libhierlock.a
+
+.PHONY: all clean help
+all: $(CORE_SO) $(LIBRARY)
+ifneq ($(strip $(MYSQL_LIBS)),)
+all: $(MYSQL_SO)
+else
+all: without-mysql
+.PHONY: without-mysql
+without-mysql:
+	@echo 'hierlock: no libmysqlclient and no MariaDB Connector/C found: the MySQL store is not built.'
+	@echo 'hierlock: Debian: apt-get install libmariadb-dev libmariadb-dev-compat; or set MYSQL_CFLAGS, MYSQL_LIBS.'
+endif
+
+$(BUILD)/obj/lua/%.o: HL_CFLAGS += $(LUA_CFLAGS)
+$(BUILD)/obj/stores/mysql/%.o: HL_CFLAGS += $(MYSQL_CFLAGS)
+# The module's opener needs lua.h as well.
+$(BUILD)/obj/stores/mysql/module.o: HL_CFLAGS += $(LUA_CFLAGS) -Icsrc/lua
+
+$(BUILD)/obj/%.o: csrc/%.c
+	@mkdir -p $(@D)
+	$(CC) $(HL_CFLAGS) $(CPPFLAGS) $(CFLAGS) -MMD -MP -c -o $@ $<
+
+# Lua's own functions come from the program that loads the module.
+$(CORE_SO): $(call objects,$(CORE) $(BINDING))
+	@mkdir -p $(@D)
+	$(CC) $(HL_LDFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $^ -lm
+
+$(MYSQL_SO): $(call objects,$(MYSQL) $(SHARED))
+	@mkdir -p $(@D)
+	$(CC) $(HL_LDFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(MYSQL_LIBS) -lm
+
+$(LIBRARY): $(call objects,$(CORE) $(filter-out csrc/stores/mysql/module.c,$(MYSQL)))
+	@mkdir -p $(@D)
+	rm -f $@
+	$(AR) rcs $@ $^
+
+-include $(shell find build -name '*.d' 2>/dev/null)
+
+clean:
+	rm -rf build
+
+help:
+	@echo 'make            build for $$LUA (now: $(LUA)) into $(BUILD)'
+	@echo 'make demo       the seven scenarios on the embedded store, live'
+	@echo 'make test       all specs, on throw-away servers; LUAS="lua5.4 lua5.1 luajit"'
+	@echo 'make bench      how fast it is, as ratios measured in one run'
+	@echo 'make lint       luacheck, cppcheck, clang-tidy, -Werror'
+	@echo 'make asan       the specs under AddressSanitizer and UBSan'
+	@echo 'make clean      remove build/'

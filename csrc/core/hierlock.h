@@ -1,0 +1,339 @@
+/*
+ * hierlock.h - hierarchical locks: the public C interface.
+ *
+ * To lock a node of a tree (user -> account -> resource, or other levels) a
+ * caller takes a shared lock on each ancestor and an exclusive lock on the
+ * node. The nodes are mapped to a fixed number of buckets for each level, and
+ * the buckets are locked in a store: row locks of MySQL/MariaDB, byte-range
+ * locks of the kernel, or nothing at all (for tests of the calling program).
+ *
+ * A program uses it in this order:
+ *
+ *     hl_config config = HL_CONFIG_INIT;
+ *     hl_manager_open(&config, &manager, &error);
+ *     plan = hl_plan_new(hl_manager_layout(manager));
+ *     hl_plan_add(plan, ids, 3, HL_EXCLUSIVE, &error);
+ *     hl_acquire(manager, plan, &options, &lock, &error);
+ *     ... work ...
+ *     hl_lock_release(lock, false, &error);
+ *     hl_lock_free(lock);
+ *     hl_plan_free(plan);
+ *     hl_manager_close(manager);
+ *
+ * Caveats, which every user should have read once:
+ *
+ * - Locks are advisory: they keep out those who ask for them, nobody else.
+ * - A lock can be lost while it is held (a killed connection, a restarted
+ *   server, a process stopped for longer than hold_timeout). hl_lock_is_held
+ *   says so without a round trip; a fencing token (hl_lock_token) protects a
+ *   resource that can compare numbers.
+ * - After fork(), the child's copies of managers and locks are not the
+ *   parent's: a copied lock is dead, a copied manager starts afresh.
+ * - A manager may be used by any number of threads. A lock is used by one
+ *   thread at a time.
+ *
+ * Status. Functions that can fail return an int: 0 is success, a positive
+ * number an expected outcome (HL_TIMEOUT ...), a negative one a failure
+ * (HL_ECONNECTION ...). They fill in *error, which belongs to the caller, is
+ * of fixed size and is never freed; error may be NULL.
+ *
+ * Times are int64_t milliseconds.
+ */
+#ifndef HIERLOCK_H
+#define HIERLOCK_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define HL_VERSION "0.1.0"
+
+/* ------------------------------------------------------------- status */
+
+enum hl_status {
+  HL_OK = 0,
+  HL_TIMEOUT = 1,   /* not granted in time */
+  HL_DEADLOCK = 2,  /* chosen as the victim; the transaction is gone */
+  HL_CANCELLED = 3, /* somebody cancelled the wait, or closed the manager */
+  HL_BUSY = 4,      /* all connections of the pool are in use */
+
+  HL_ECONNECTION = -1,      /* the store cannot be reached or logged in to */
+  HL_ELOST = -2,            /* the lock was lost while it was held */
+  HL_ERELEASED = -3,        /* the lock holds nothing any more */
+  HL_ENOT_PROVISIONED = -4, /* the table or a bucket row is missing */
+  HL_EMISMATCH = -5,        /* the space has other buckets or levels */
+  HL_EUNSAFE_SERVER = -6,   /* a server on which locks would not exclude */
+  HL_EDSN = -7,             /* the DSN cannot be understood */
+  HL_ESTORE = -8,           /* anything else that the store reported */
+  HL_EMISUSE = -9,          /* a bug of the caller's: the message names it */
+  HL_ENOMEM = -10           /* out of memory */
+};
+
+typedef struct hl_error {
+  int status;             /* enum hl_status */
+  bool retryable;         /* may the same call succeed later? */
+  unsigned server_errno;  /* the server's own number, 0 where none spoke */
+  char sqlstate[6];       /* the server's own SQLSTATE, "" where none spoke */
+  int level;              /* the row concerned, -1 where none is */
+  uint32_t bucket;        /* valid where level >= 0 */
+  char message[512];      /* one line for people, NUL-terminated */
+} hl_error;
+
+/* The contract's name of a status ("timeout", "not_provisioned" ...);
+   HL_EMISUSE is "misuse" and HL_ENOMEM "memory". Static storage. */
+const char *hl_status_name(int status);
+
+/* ------------------------------------------------------------- layout */
+
+#define HL_LEVELS_MAX 16
+#define HL_LEVEL_NAME_MAX 64
+#define HL_ID_MAX 1024             /* bytes of one id */
+#define HL_BUCKETS_DEFAULT 10000000u
+
+typedef enum hl_mode { HL_SHARED = 1, HL_EXCLUSIVE = 2 } hl_mode;
+
+/* The shape of a tree: names of its levels from root to leaf, and the number
+   of buckets of each level. Immutable, reference-counted, free of threads. */
+typedef struct hl_layout hl_layout;
+
+/* names: 1 to HL_LEVELS_MAX distinct, non-empty names of at most
+   HL_LEVEL_NAME_MAX bytes, without ',' or ':' or control bytes; NULL stands
+   for user, account, resource. buckets: 1 to 2^31 - 1; 0 stands for
+   HL_BUCKETS_DEFAULT. The names are copied.
+   Fails with HL_EMISUSE, HL_ENOMEM. */
+int hl_layout_new(const char *const *names, unsigned levels, uint32_t buckets,
+                  hl_layout **layout, hl_error *error);
+hl_layout *hl_layout_ref(hl_layout *layout);
+void hl_layout_unref(hl_layout *layout);
+unsigned hl_layout_levels(const hl_layout *layout);
+uint32_t hl_layout_buckets(const hl_layout *layout);
+/* The name of a level, NULL past the deepest. Lives as long as the layout. */
+const char *hl_layout_name(const hl_layout *layout, unsigned level);
+
+typedef struct hl_id {
+  const char *data; /* any bytes */
+  size_t size;      /* 1 to HL_ID_MAX */
+} hl_id;
+
+/* The bucket of the node ids[0]/.../ids[n-1], which is on level n - 1:
+   FNV-1a (32 bits; Fowler, Noll, Vo, draft-eastlake-fnv) of
+   level_name ":" id ":" id ..., modulo the number of buckets. */
+uint32_t hl_layout_bucket(const hl_layout *layout, const hl_id *ids,
+                          unsigned n);
+
+/* --------------------------------------------------------------- plan */
+
+typedef struct hl_row {
+  uint32_t bucket;
+  uint8_t level;
+  uint8_t mode; /* hl_mode */
+} hl_row;
+
+/* What one call will lock: targets, and the rows that they need, each once,
+   in the strongest mode that any target needs, in the order (level, bucket).
+   That order, common to all callers, is why calls cannot deadlock; see
+   plan.c. A plan is used by one thread at a time. */
+typedef struct hl_plan hl_plan;
+
+typedef struct hl_target {
+  unsigned level;
+  hl_mode mode;   /* as it will be taken */
+  bool mode_given; /* it came with a mode of its own */
+} hl_target;
+
+/* An empty plan, or NULL when out of memory. Takes a reference to layout. */
+hl_plan *hl_plan_new(hl_layout *layout);
+hl_plan *hl_plan_copy(const hl_plan *plan);
+void hl_plan_free(hl_plan *plan); /* NULL is fine */
+hl_layout *hl_plan_layout(const hl_plan *plan);
+
+/* Adds the node ids[0]/.../ids[n-1] with its ancestors. HL_SHARED on a level
+   that is not the deepest becomes HL_EXCLUSIVE: those who write below it hold
+   it shared, too, and would not be kept out. The ids are copied.
+   Fails with HL_EMISUSE (no id, too many, one too long or empty), HL_ENOMEM;
+   the plan is then unchanged. */
+int hl_plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode,
+                bool mode_given, hl_error *error);
+
+size_t hl_plan_target_count(const hl_plan *plan);
+/* The i-th target (0 <= i < count), its ids in ids[0 .. level]. The bytes
+   live until the plan is next changed. */
+hl_target hl_plan_target(const hl_plan *plan, size_t i,
+                         hl_id ids[HL_LEVELS_MAX]);
+/* The rows in locking order; valid until the plan is next changed. */
+const hl_row *hl_plan_rows(hl_plan *plan, size_t *n);
+/* HL_EXCLUSIVE when any target is exclusive. */
+hl_mode hl_plan_mode(const hl_plan *plan);
+/* The targets as one line for people ("u1/a1/r1, u1/a1/r2"), odd bytes
+   escaped as \xNN, cut to size with "...". Returns out. */
+char *hl_plan_describe(const hl_plan *plan, char *out, size_t size);
+
+typedef enum hl_dialect { HL_MYSQL = 1, HL_MARIADB = 2 } hl_dialect;
+
+/* The one statement that locks the plan's rows in the caller's own
+   transaction, as a malloc'ed string that the caller frees; NULL when out of
+   memory. table is an identifier ([A-Za-z0-9_$]+), as checked by the caller. */
+char *hl_plan_sql(hl_plan *plan, hl_dialect dialect, const char *table);
+
+/* ------------------------------------------------------------ manager */
+
+#define HL_FOREVER INT64_MAX
+
+struct hl_store_ops; /* store.h: for those who bring a store of their own */
+
+typedef struct hl_config {
+  const char *dsn;         /* NULL: $HIERLOCK_DSN, else "file:" */
+  int64_t timeout;         /* of an acquisition; ms; HL_FOREVER */
+  int64_t hold_timeout;    /* ms, at least 1000 */
+  hl_layout *layout;       /* NULL: the default levels and buckets */
+  unsigned pool_size;      /* connections at most */
+  const char *application; /* NULL: the program's name */
+  /* Stores beyond file: and null:, e.g. &hl_store_mysql; NULL-terminated,
+     may be NULL. */
+  const struct hl_store_ops *const *stores;
+} hl_config;
+
+#define HL_CONFIG_INIT { NULL, 50000, 30000, NULL, 64, NULL, NULL }
+
+typedef struct hl_manager hl_manager;
+
+/* The scheme that a DSN asks for: "mysql", "file" or "null". Static storage.
+   NULL, with HL_EDSN in *error, when it cannot be understood. */
+const char *hl_dsn_store(const char *dsn, hl_error *error);
+
+/* Opens the store and looks whether it will exclude. Everything in config is
+   copied. Fails with HL_EDSN, HL_ECONNECTION, HL_EUNSAFE_SERVER,
+   HL_EMISMATCH, HL_ENOT_PROVISIONED, HL_ESTORE, HL_EMISUSE, HL_ENOMEM. */
+int hl_manager_open(const hl_config *config, hl_manager **manager,
+                    hl_error *error);
+
+/* Releases every lock of the manager, ends its threads and connections, and
+   drops the caller's reference. Waits of other threads end with
+   HL_CANCELLED. Locks that still exist afterwards hold nothing and are freed
+   by hl_lock_free as usual. Does no I/O that can block. */
+void hl_manager_close(hl_manager *manager);
+
+hl_layout *hl_manager_layout(const hl_manager *manager);
+
+typedef struct hl_stats {
+  uint64_t acquired;     /* grants */
+  uint64_t waited;       /* grants that took HL_WAITED_MS or longer */
+  uint64_t released;     /* by whatever route */
+  uint64_t timeouts;
+  uint64_t deadlocks;
+  uint64_t cancelled;
+  uint64_t busy;
+  uint64_t lost;
+  uint64_t errors;       /* failures of acquisitions not counted above */
+  uint64_t reconnects;   /* stale connections repaired unseen */
+  uint64_t wait_ms;      /* sum over all acquisitions, granted or not */
+  uint64_t held;         /* now */
+  uint64_t waiting;      /* now */
+  uint64_t connections;  /* now; 0 on a store without connections */
+} hl_stats;
+
+#define HL_WAITED_MS 2
+
+void hl_manager_stats(hl_manager *manager, hl_stats *stats);
+
+/* How many locks this manager has found lost so far; grows by one for each.
+   One atomic read: for those who want to look at their locks only then. */
+uint64_t hl_manager_losses(const hl_manager *manager);
+
+typedef struct hl_holder {
+  char application[64];
+  char host[64];
+  char label[128];
+  char path[256];
+  int64_t pid;      /* 0 where unknown */
+  int64_t since_ms; /* of the request; Unix time; 0 where unknown */
+  hl_mode mode;     /* of its target */
+  bool waiting;
+} hl_holder;
+
+typedef void (*hl_holder_fn)(void *context, const hl_holder *holder);
+
+/* Calls fn for each lock, held or awaited, that an acquisition of plan would
+   have to wait for. The list is a snapshot. Fails with HL_ECONNECTION,
+   HL_ESTORE (e.g. no privilege to look), HL_ENOMEM. */
+int hl_manager_holders(hl_manager *manager, hl_plan *plan, hl_holder_fn fn,
+                       void *context, hl_error *error);
+
+/* The same, after a failed acquisition; but looks at most ten times a second
+   for each manager, and else returns HL_BUSY: looking costs the server more
+   than a try does, and programs try in loops. */
+int hl_manager_blockers(hl_manager *manager, hl_plan *plan, hl_holder_fn fn,
+                        void *context, hl_error *error);
+
+/* --------------------------------------------------------------- lock */
+
+typedef struct hl_lock hl_lock;
+
+typedef struct hl_options {
+  int64_t timeout;   /* ms; 0 tries once; HL_FOREVER; < 0: the manager's */
+  const char *label; /* free text shown to observers; NULL: none */
+  size_t label_size;
+} hl_options;
+
+#define HL_OPTIONS_INIT { -1, NULL, 0 }
+
+/* Locks what plan says, or nothing. Waits as long as options allow. The plan
+   is copied. options may be NULL.
+   Returns HL_OK with *lock set; HL_TIMEOUT, HL_DEADLOCK, HL_CANCELLED,
+   HL_BUSY; HL_ECONNECTION, HL_ENOT_PROVISIONED, HL_EUNSAFE_SERVER,
+   HL_ESTORE, HL_EMISUSE (an empty plan, another layout), HL_ENOMEM; then
+   *lock is NULL and nothing is held. */
+int hl_acquire(hl_manager *manager, hl_plan *plan, const hl_options *options,
+               hl_lock **lock, hl_error *error);
+
+/* More locks in the same transaction. May break the common order, so it, and
+   only it, can deadlock: then HL_DEADLOCK, and the lock holds nothing any
+   more. After any other failure it holds what it held before; a store that
+   cannot give back single rows (MySQL) may keep some of the rows asked for
+   until the lock is released. */
+int hl_lock_extend(hl_lock *lock, hl_plan *plan, const hl_options *options,
+                   hl_error *error);
+
+/* Gives everything back; once. A second call returns HL_OK and does nothing.
+   Without confirm it does not wait for the store's answer and never blocks.
+   HL_ELOST when the lock is known to have been lost before. In a forked child
+   HL_ERELEASED, and nothing happens to the parent's lock. */
+int hl_lock_release(hl_lock *lock, bool confirm, hl_error *error);
+
+/* Releases if need be and frees; never blocks. NULL is fine. */
+void hl_lock_free(hl_lock *lock);
+
+/* Whether the lock is held as far as can be told without a round trip. */
+bool hl_lock_is_held(hl_lock *lock);
+/* Asks the store. HL_OK, HL_ELOST or HL_ERELEASED. */
+int hl_lock_check(hl_lock *lock, hl_error *error);
+/* Milliseconds for which the store keeps the lock without hearing from this
+   process; HL_FOREVER where it keeps it until the process ends; 0 when it is
+   not held. */
+int64_t hl_lock_remaining(hl_lock *lock);
+
+typedef enum hl_lock_state {
+  HL_HELD,
+  HL_RELEASED,
+  HL_LOST,
+  HL_FOREIGN /* it belongs to the parent of this process */
+} hl_lock_state;
+
+hl_lock_state hl_lock_look(hl_lock *lock);
+hl_mode hl_lock_mode(const hl_lock *lock);
+unsigned hl_lock_level(const hl_lock *lock); /* the deepest of its targets */
+int64_t hl_lock_waited(const hl_lock *lock); /* ms until it was granted */
+/* The fencing token; of two exclusive holders of one node the later one's is
+   greater. */
+uint64_t hl_lock_token(const hl_lock *lock);
+/* What it locks, or locked. Lives as long as the lock. */
+const hl_plan *hl_lock_plan(const hl_lock *lock);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,49 @@
+/*
+ * internal.h - what the files of the core, and the stores, share: errors, the
+ * clock, and what happens to descriptors in a forked child. error.c, clock.c
+ * and fork.c are small and free of the rest, so that a store which is a module
+ * of its own can be linked with its own copy of them.
+ */
+#ifndef HIERLOCK_INTERNAL_H
+#define HIERLOCK_INTERNAL_H
+
+#include "hierlock.h"
+
+#if defined(__GNUC__)
+#define HL__PRINTF(f, a) __attribute__((format(printf, f, a)))
+#else
+#define HL__PRINTF(f, a)
+#endif
+
+/* Fills in *error (unless NULL) with a status, its usual retryability and a
+   message; clears the rest. Returns status, so that a caller can write
+   `return hl__error(error, HL_ESTORE, "...")`. */
+int hl__error(hl_error *error, int status, const char *format, ...)
+    HL__PRINTF(3, 4);
+/* The same with the text of errno (taken at the call) appended. */
+int hl__error_errno(hl_error *error, int status, const char *format, ...)
+    HL__PRINTF(3, 4);
+int hl__error_memory(hl_error *error);
+
+/* Milliseconds of CLOCK_MONOTONIC, and of Unix time. */
+int64_t hl__now_ms(void);
+int64_t hl__unix_ms(void);
+/* Milliseconds left until deadline, never negative; HL_FOREVER stays. */
+int64_t hl__left_ms(int64_t deadline);
+/* now + ms, without overflow; HL_FOREVER stays. */
+int64_t hl__deadline(int64_t now, int64_t ms);
+
+/* Descriptors that a forked child must close at once: a socket or a lock file
+   kept open by a child would keep the locks of a parent that died. unwatch
+   before the descriptor is closed. Any thread. */
+int hl__fork_watch(int fd); /* HL_OK or HL_ENOMEM */
+void hl__fork_unwatch(int fd);
+/* Grows by one in each forked child: what was made under another number
+   belongs to a parent. One atomic read. */
+unsigned hl__fork_generation(void);
+
+/* Escapes bytes for people: control bytes, DEL and invalid UTF-8 as \xNN; "..."
+   where the text was cut. Always NUL-terminated; returns the length written. */
+size_t hl__escape(char *out, size_t size, const char *data, size_t n);
+
+#endif

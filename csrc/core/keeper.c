@@ -1,0 +1,164 @@
+/*
+ * keeper.c - one thread for each manager whose store has connections. It
+ *
+ *   - renews what is held and what lies idle, well before the store would give
+ *     it up;
+ *   - notices what has been lost;
+ *   - finishes releases that could not be sent at once;
+ *   - interrupts a call that overran its deadline, because its server hangs or
+ *     the network is cut;
+ *   - closes what nobody has used for long.
+ *
+ * It never waits for an answer: it sends, and reads at a later turn. So one dead
+ * connection does not keep it from the others. Its thread blocks all signals.
+ */
+#include "internal.h"
+#include "manager.h"
+
+#include <signal.h>
+#include <string.h>
+#include <time.h>
+
+/* The longest time between two looks at everything. */
+#define TURN_MS 1000
+/* While a release waits for an earlier answer. */
+#define TURN_SOON_MS 2
+/* A store ends its waits itself; beyond its deadline by this much, it hangs. */
+#define OVERRUN_MS 2000
+/* An idle session is renewed for so long, and then closed. */
+#define IDLE_MS 300000
+
+/* Sends a sign of life when it is time: thrice in a hold_timeout, so that two
+   may be late. The session is ours: see manager.h. */
+static int renew_if_due(hl_manager *manager, hl__slot *slot, int64_t now) {
+  int64_t latest = slot->asked > slot->answered ? slot->asked : slot->answered;
+  if (slot->asked || now - latest < manager->config.hold_timeout / 3)
+    return HL_OK;
+  return manager->ops->renew(slot->session, &slot->asked, NULL);
+}
+
+static void held_turn(hl_manager *manager, hl__slot *slot, int64_t now) {
+  /* Its owner is at it: then it needs no keeper. */
+  if (pthread_mutex_trylock(&slot->mutex) != 0) return;
+  if (slot->session) {
+    int status = hl__slot_look(manager, slot, NULL);
+    if (status == HL_OK) status = renew_if_due(manager, slot, now);
+    if (status) hl__slot_end(manager, slot, true);
+  }
+  (void)pthread_mutex_unlock(&slot->mutex);
+}
+
+/* False: its session has ended, or has been idle for too long. */
+static bool idle_turn(hl_manager *manager, hl__slot *slot, int64_t now) {
+  int status = manager->ops->settle(slot->session, 0, NULL);
+  if (status == HL_OK) {
+    if (slot->asked) slot->answered = slot->asked;
+    slot->asked = 0;
+    status = manager->ops->look(slot->session, NULL);
+    if (status == HL_OK) status = renew_if_due(manager, slot, now);
+  }
+  return (status == HL_OK || status == HL_TIMEOUT) &&
+         now - slot->idle_since < IDLE_MS;
+}
+
+/* True: it is released or ended; false: the answer has still not come. */
+static bool releasing_turn(hl_manager *manager, hl__slot *slot) {
+  int status = manager->ops->settle(slot->session, 0, NULL);
+  if (status == HL_OK) status = manager->ops->unlock(slot->session, NULL);
+  if (status == HL_TIMEOUT || status == HL_BUSY) return false;
+  /* An ended session gave everything back; the pool will find it so. */
+  slot->asked = 0;
+  hl__pool_idle(manager, slot);
+  return true;
+}
+
+/* One look at everything; manager->mutex is held. Unlinks the slots that are to
+   be closed into *dead. Returns how long the next turn may wait; ms. */
+static int64_t turn(hl_manager *manager, hl__slot **dead) {
+  int64_t now = hl__now_ms();
+  int64_t wait = manager->config.hold_timeout / 6;
+  if (wait > TURN_MS) wait = TURN_MS;
+  for (hl__slot *slot = manager->slots, *next; slot; slot = next) {
+    next = slot->next;
+    switch (slot->state) {
+    case HL__HELD:
+      held_turn(manager, slot, now);
+      break;
+    case HL__IDLE:
+      if (!idle_turn(manager, slot, now)) {
+        hl__pool_unlink(manager, slot);
+        slot->next = *dead;
+        *dead = slot;
+      }
+      break;
+    case HL__RELEASING:
+      if (!releasing_turn(manager, slot)) wait = TURN_SOON_MS;
+      break;
+    case HL__BUSY:
+      if (slot->due != HL_FOREVER && now > slot->due + OVERRUN_MS &&
+          slot->session) {
+        slot->overrun = true;
+        manager->ops->interrupt(slot->session);
+      }
+      break;
+    case HL__ENDED:
+      break;
+    }
+  }
+  return wait;
+}
+
+static void *keeper_main(void *argument) {
+  hl_manager *manager = argument;
+  (void)pthread_mutex_lock(&manager->mutex);
+  while (!manager->keeper_stops) {
+    hl__slot *dead = NULL;
+    int64_t next = hl__now_ms() + turn(manager, &dead);
+    if (dead) {
+      (void)pthread_mutex_unlock(&manager->mutex);
+      while (dead) {
+        hl__slot *rest = dead->next;
+        hl__slot_free(manager, dead);
+        dead = rest;
+      }
+      (void)pthread_mutex_lock(&manager->mutex);
+      continue;
+    }
+    struct timespec t = {.tv_sec = next / 1000,
+                         .tv_nsec = next % 1000 * 1000000};
+    if (!manager->slots) /* nothing to keep: sleep until there is */
+      (void)pthread_cond_wait(&manager->wakeup, &manager->mutex);
+    else
+      (void)pthread_cond_timedwait(&manager->wakeup, &manager->mutex, &t);
+  }
+  (void)pthread_mutex_unlock(&manager->mutex);
+  return NULL;
+}
+
+int hl__keeper_start(hl_manager *manager, hl_error *error) {
+  sigset_t all, before;
+  if (manager->keeper_runs) {
+    if (!manager->slots) (void)pthread_cond_signal(&manager->wakeup);
+    return HL_OK;
+  }
+  (void)sigfillset(&all);
+  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+  int failure =
+      pthread_create(&manager->keeper, NULL, keeper_main, manager);
+  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+  if (failure)
+    return hl__error(error, HL_ESTORE, "cannot start a thread: %s",
+                     strerror(failure));
+  manager->keeper_runs = true;
+  return HL_OK;
+}
+
+void hl__keeper_stop(hl_manager *manager) {
+  (void)pthread_mutex_lock(&manager->mutex);
+  bool runs = manager->keeper_runs;
+  manager->keeper_stops = true;
+  manager->keeper_runs = false;
+  (void)pthread_cond_signal(&manager->wakeup);
+  (void)pthread_mutex_unlock(&manager->mutex);
+  if (runs) (void)pthread_join(manager->keeper, NULL);
+}

@@ -1,0 +1,108 @@
+/*
+ * layout.c - the shape of a tree, and the way from a node to its bucket. The
+ * mapping is part of the contract: programs in other languages compute the
+ * same buckets on the same table, so it must never change.
+ */
+#include "layout.h"
+
+#include "internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define FNV_OFFSET_BASIS 2166136261u
+#define FNV_PRIME 16777619u
+
+static uint32_t fnv1a(uint32_t hash, const char *data, size_t n) {
+  for (size_t i = 0; i < n; i++)
+    hash = (hash ^ (unsigned char)data[i]) * FNV_PRIME;
+  return hash;
+}
+
+static int name_check(const char *const *names, unsigned level,
+                      hl_error *error) {
+  const char *name = names[level];
+  size_t size = name ? strlen(name) : 0;
+  if (size == 0 || size > HL_LEVEL_NAME_MAX)
+    return hl__error(error, HL_EMISUSE,
+                     "level name %u must have 1 to %d bytes", level + 1,
+                     HL_LEVEL_NAME_MAX);
+  for (size_t i = 0; i < size; i++)
+    if (name[i] == ':' || name[i] == ',' || (unsigned char)name[i] < ' ')
+      return hl__error(error, HL_EMISUSE,
+                       "level name %u must not contain ':', ',' or control "
+                       "characters",
+                       level + 1);
+  for (unsigned i = 0; i < level; i++)
+    if (strcmp(names[i], name) == 0)
+      return hl__error(error, HL_EMISUSE, "level name '%s' is given twice",
+                       name);
+  return HL_OK;
+}
+
+int hl_layout_new(const char *const *names, unsigned levels, uint32_t buckets,
+                  hl_layout **layout, hl_error *error) {
+  static const char *const default_names[] = {"user", "account", "resource"};
+  *layout = NULL;
+  if (!names) {
+    names = default_names;
+    levels = 3;
+  }
+  if (buckets == 0) buckets = HL_BUCKETS_DEFAULT;
+  if (levels < 1 || levels > HL_LEVELS_MAX)
+    return hl__error(error, HL_EMISUSE, "a tree has 1 to %d levels, not %u",
+                     HL_LEVELS_MAX, levels);
+  if (buckets > INT32_MAX)
+    return hl__error(error, HL_EMISUSE, "buckets must be 1 to %d", INT32_MAX);
+  for (unsigned i = 0; i < levels; i++) {
+    int status = name_check(names, i, error);
+    if (status) return status;
+  }
+
+  hl_layout *made = calloc(1, sizeof *made);
+  if (!made) return hl__error_memory(error);
+  atomic_init(&made->references, 1u);
+  made->levels = levels;
+  made->buckets = buckets;
+  for (unsigned i = 0; i < levels; i++) {
+    strcpy(made->names[i], names[i]);
+    made->seeds[i] = fnv1a(FNV_OFFSET_BASIS, names[i], strlen(names[i]));
+  }
+  *layout = made;
+  return HL_OK;
+}
+
+hl_layout *hl_layout_ref(hl_layout *layout) {
+  atomic_fetch_add(&layout->references, 1u);
+  return layout;
+}
+
+void hl_layout_unref(hl_layout *layout) {
+  if (layout && atomic_fetch_sub(&layout->references, 1u) == 1) free(layout);
+}
+
+unsigned hl_layout_levels(const hl_layout *layout) { return layout->levels; }
+
+uint32_t hl_layout_buckets(const hl_layout *layout) { return layout->buckets; }
+
+const char *hl_layout_name(const hl_layout *layout, unsigned level) {
+  return level < layout->levels ? layout->names[level] : NULL;
+}
+
+uint32_t hl_layout_bucket(const hl_layout *layout, const hl_id *ids,
+                          unsigned n) {
+  uint32_t hash = layout->seeds[n - 1];
+  for (unsigned i = 0; i < n; i++) {
+    hash = fnv1a(hash, ":", 1);
+    hash = fnv1a(hash, ids[i].data, ids[i].size);
+  }
+  return hash % layout->buckets;
+}
+
+bool hl__layout_same(const hl_layout *a, const hl_layout *b) {
+  if (a == b) return true;
+  if (a->levels != b->levels || a->buckets != b->buckets) return false;
+  for (unsigned i = 0; i < a->levels; i++)
+    if (strcmp(a->names[i], b->names[i]) != 0) return false;
+  return true;
+}

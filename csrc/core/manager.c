@@ -1,0 +1,279 @@
+/*
+ * manager.c - opening and closing: from a DSN to a store that excludes, and
+ * back. Also what a manager does in a forked child, and what it tells about
+ * itself and about others.
+ */
+#include "manager.h"
+
+#include "internal.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define LOOKS_EACH_SECOND 10
+/* For a look at the holders, where the server does not end it sooner. */
+#define LOOK_MS 2000
+
+static const hl_store_ops *const built_in[] = {&hl_store_file, &hl_store_null,
+                                               NULL};
+
+static const hl_store_ops *find_store(const hl_store_ops *const *stores,
+                                      const char *scheme) {
+  for (; stores && *stores; stores++)
+    if (strcmp((*stores)->scheme, scheme) == 0) return *stores;
+  return NULL;
+}
+
+/* Everything that belongs to one process generation: no store, no slots. */
+static void fields_init(hl_manager *manager) {
+  pthread_condattr_t monotonic;
+  (void)pthread_condattr_init(&monotonic);
+  (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+  (void)pthread_mutex_init(&manager->mutex, NULL);
+  (void)pthread_cond_init(&manager->freed, &monotonic);
+  (void)pthread_cond_init(&manager->wakeup, &monotonic);
+  (void)pthread_condattr_destroy(&monotonic);
+  manager->store = NULL;
+  manager->slots = manager->newest = manager->oldest = NULL;
+  manager->slot_count = 0;
+  manager->keeper_runs = manager->keeper_stops = false;
+  memset(&manager->stats, 0, sizeof manager->stats);
+  manager->config.pid = getpid();
+}
+
+/* In a forked child: mutexes may be in any state, the keeper does not exist, and
+   sessions, slots and store are the parent's. They are forgotten, not freed by
+   their usual ways. Two threads of the child must not do it at once. */
+static void fields_renew(hl_manager *manager) {
+  static pthread_mutex_t renewing = PTHREAD_MUTEX_INITIALIZER;
+  (void)pthread_mutex_lock(&renewing);
+  unsigned generation = hl__fork_generation();
+  if (atomic_load(&manager->generation) != generation) {
+    for (hl__slot *slot = manager->slots, *next; slot; slot = next) {
+      next = slot->next;
+      if (slot->session) manager->ops->session_forget(slot->session);
+      free(slot);
+    }
+    if (manager->store) manager->ops->forget(manager->store);
+    fields_init(manager);
+    atomic_store(&manager->generation, generation);
+  }
+  (void)pthread_mutex_unlock(&renewing);
+}
+
+int hl__manager_enter(hl_manager *manager, hl_error *error) {
+  int status = HL_OK;
+  if (atomic_load(&manager->generation) != hl__fork_generation())
+    fields_renew(manager);
+  (void)pthread_mutex_lock(&manager->mutex);
+  if (manager->closed)
+    status = hl__error(error, HL_EMISUSE, "the manager is closed");
+  else if (!manager->store)
+    status = manager->ops->open(&manager->config, &manager->store, error);
+  (void)pthread_mutex_unlock(&manager->mutex);
+  if (status == HL_OK) atomic_fetch_add(&manager->references, 1u);
+  return status;
+}
+
+void hl__manager_leave(hl_manager *manager) {
+  if (atomic_fetch_sub(&manager->references, 1u) != 1) return;
+  /* Nobody else has it: no call, no lock, not its opener. */
+  if (manager->store) {
+    if (atomic_load(&manager->generation) == hl__fork_generation())
+      manager->ops->close(manager->store);
+    else
+      manager->ops->forget(manager->store);
+  }
+  (void)pthread_cond_destroy(&manager->freed);
+  (void)pthread_cond_destroy(&manager->wakeup);
+  (void)pthread_mutex_destroy(&manager->mutex);
+  hl_layout_unref(manager->layout);
+  hl_dsn_dispose(&manager->dsn);
+  free(manager);
+}
+
+static int config_check(const hl_config *config, hl_error *error) {
+  if (config->timeout < 0)
+    return hl__error(error, HL_EMISUSE, "timeout must not be negative");
+  if (config->hold_timeout < 1000 || config->hold_timeout > 31536000000)
+    return hl__error(error, HL_EMISUSE,
+                     "hold_timeout must be 1 to 31536000 seconds");
+  if (config->pool_size < 1 || config->pool_size > 100000)
+    return hl__error(error, HL_EMISUSE, "pool_size must be 1 to 100000");
+  return HL_OK;
+}
+
+/* What observers are shown of this process. */
+static void name_process(hl_manager *manager, const char *application) {
+  if (!application) application = program_invocation_short_name;
+  (void)hl__escape(manager->application, sizeof manager->application,
+                   application, strlen(application));
+  if (gethostname(manager->host, sizeof manager->host) != 0)
+    strcpy(manager->host, "localhost");
+  manager->host[sizeof manager->host - 1] = '\0';
+}
+
+int hl_manager_open(const hl_config *config, hl_manager **result,
+                    hl_error *error) {
+  const char *text = config->dsn ? config->dsn : getenv("HIERLOCK_DSN");
+  *result = NULL;
+  int status = config_check(config, error);
+  if (status) return status;
+
+  hl_manager *manager = calloc(1, sizeof *manager);
+  if (!manager) return hl__error_memory(error);
+  atomic_init(&manager->references, 1u);
+  atomic_init(&manager->generation, hl__fork_generation());
+  fields_init(manager);
+  name_process(manager, config->application);
+  manager->pool_size = config->pool_size;
+  if (config->layout)
+    manager->layout = hl_layout_ref(config->layout);
+  else
+    status = hl_layout_new(NULL, 0, 0, &manager->layout, error);
+
+  if (status == HL_OK)
+    status = hl_dsn_parse(text && *text ? text : "file:", &manager->dsn, error);
+  if (status == HL_OK) {
+    manager->ops = find_store(config->stores, manager->dsn.store);
+    if (!manager->ops) manager->ops = find_store(built_in, manager->dsn.store);
+    if (!manager->ops)
+      status = hl__error(error, HL_ESTORE, "the store '%s' is not available",
+                         manager->dsn.store);
+    else if (manager->ops->abi != HL_STORE_ABI)
+      status = hl__error(error, HL_ESTORE,
+                         "the store '%s' was built for interface %u, this is "
+                         "%u: build both from one version",
+                         manager->dsn.store, manager->ops->abi, HL_STORE_ABI);
+  }
+  if (status == HL_OK) {
+    manager->config = (hl_store_config){
+        .dsn = &manager->dsn,
+        .layout = manager->layout,
+        .timeout = config->timeout,
+        .hold_timeout = config->hold_timeout,
+        .application = manager->application,
+        .host = manager->host,
+        .pid = getpid(),
+    };
+    status = manager->ops->open(&manager->config, &manager->store, error);
+  }
+  if (status == HL_OK)
+    *result = manager;
+  else
+    hl__manager_leave(manager);
+  return status;
+}
+
+void hl_manager_close(hl_manager *manager) {
+  hl__slot *idle = NULL;
+  if (atomic_load(&manager->generation) != hl__fork_generation())
+    fields_renew(manager);
+
+  (void)pthread_mutex_lock(&manager->mutex);
+  manager->closed = true;
+  for (hl__slot *slot = manager->slots, *next; slot; slot = next) {
+    next = slot->next;
+    switch (slot->state) {
+    case HL__HELD:
+      if (pthread_mutex_trylock(&slot->mutex) != 0) {
+        /* Another thread waits in hl_lock_check, for a round trip at most. */
+        manager->ops->interrupt(slot->session);
+        (void)pthread_mutex_lock(&slot->mutex);
+      }
+      (void)manager->ops->unlock(slot->session, NULL);
+      hl__slot_end(manager, slot, false);
+      (void)pthread_mutex_unlock(&slot->mutex);
+      break;
+    case HL__IDLE:
+    case HL__RELEASING:
+      hl__pool_unlink(manager, slot);
+      slot->next = idle;
+      idle = slot;
+      break;
+    case HL__BUSY:
+      /* Its thread finds the manager closed, and drops the slot. */
+      if (slot->session) manager->ops->interrupt(slot->session);
+      break;
+    case HL__ENDED:
+      break;
+    }
+  }
+  (void)pthread_cond_broadcast(&manager->freed);
+  (void)pthread_mutex_unlock(&manager->mutex);
+
+  while (idle) {
+    hl__slot *next = idle->next;
+    hl__slot_free(manager, idle);
+    idle = next;
+  }
+  hl__keeper_stop(manager);
+  hl__manager_leave(manager);
+}
+
+hl_layout *hl_manager_layout(const hl_manager *manager) {
+  return manager->layout;
+}
+
+void hl_manager_stats(hl_manager *manager, hl_stats *stats) {
+  if (atomic_load(&manager->generation) != hl__fork_generation())
+    fields_renew(manager);
+  (void)pthread_mutex_lock(&manager->mutex);
+  *stats = manager->stats;
+  stats->connections = manager->ops->connects ? manager->slot_count : 0;
+  (void)pthread_mutex_unlock(&manager->mutex);
+}
+
+uint64_t hl_manager_losses(const hl_manager *manager) {
+  return atomic_load(&manager->losses);
+}
+
+int hl_manager_holders(hl_manager *manager, hl_plan *plan, hl_holder_fn fn,
+                       void *context, hl_error *error) {
+  hl__slot *slot;
+  size_t n;
+  const hl_row *rows = hl_plan_rows(plan, &n);
+  int status = hl__manager_enter(manager, error);
+  if (status) return status;
+  for (bool again = true;; again = false) {
+    int64_t deadline = hl__now_ms() + LOOK_MS;
+    status = hl__pool_take(manager, again ? HL__TAKE_EXTRA : HL__TAKE_FRESH,
+                           deadline, true, &slot, error);
+    if (status) break;
+    (void)pthread_mutex_lock(&manager->mutex);
+    slot->due = deadline;
+    (void)pthread_mutex_unlock(&manager->mutex);
+    bool fresh = slot->fresh;
+    status =
+        manager->ops->holders(slot->session, rows, n, fn, context, error);
+    if (status != HL_ECONNECTION) {
+      hl__pool_put(manager, slot);
+      break;
+    }
+    hl__pool_discard(manager, slot);
+    if (fresh || !again) break; /* else it had only gone stale in the pool */
+  }
+  hl__manager_leave(manager);
+  return status;
+}
+
+int hl_manager_blockers(hl_manager *manager, hl_plan *plan, hl_holder_fn fn,
+                        void *context, hl_error *error) {
+  int64_t now = hl__now_ms();
+  (void)pthread_mutex_lock(&manager->mutex);
+  if (now - manager->looks_since >= 1000) {
+    manager->looks_since = now;
+    manager->looks = 0;
+  }
+  bool look = manager->looks < LOOKS_EACH_SECOND;
+  if (look) manager->looks++;
+  (void)pthread_mutex_unlock(&manager->mutex);
+  if (!look)
+    return hl__error(error, HL_BUSY, "more than %d looks in a second",
+                     LOOKS_EACH_SECOND);
+  return hl_manager_holders(manager, plan, fn, context, error);
+}

@@ -1,0 +1,294 @@
+/*
+ * plan.c - from targets to ordered rows. The order in which locks are taken,
+ * and the argument that it is free of deadlock, live here and nowhere else.
+ *
+ * A plan lists each row once, in the strongest mode that any target needs, in
+ * ascending order of (level, bucket). Stores take the rows in exactly this
+ * order.
+ *
+ * Why calls cannot deadlock. Let every call own a plan, and say that call A
+ * waits for call B when A asks for a row that B holds, or for which B waits
+ * ahead of A in that row's queue. While A waits for row r it holds only rows
+ * below r, and it never asks again for a row that it holds (each row stands
+ * once, already in its strongest mode, so there are no conversions). Take a
+ * circle of waiting calls, and in it the highest row r that any of them waits
+ * for. Whoever waits for r waits for a call that holds r or is ahead in r's
+ * queue. A call that holds r waits, being part of the circle, for a row above
+ * r: there is none. So all who wait for r wait for one ahead in r's queue, and
+ * the first of a queue has nobody ahead. Hence there is no circle.
+ *
+ * Ordering by id instead would not do: two ids in different buckets may come in
+ * one order by id and in the other by bucket, and it is buckets that are
+ * locked.
+ */
+#include "plan.h"
+
+#include "internal.h"
+#include "layout.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Makes room for `more` elements behind `used` in a vector that begins in the
+   plan itself and moves to the heap when it outgrows it. */
+static bool reserve(void **vector, void *inside, size_t element, size_t used,
+                    size_t more, size_t *capacity) {
+  if (more <= *capacity - used) return true;
+  if (more > SIZE_MAX / element / 2 - used) return false;
+  size_t grown_capacity = *capacity;
+  while (grown_capacity - used < more) grown_capacity *= 2;
+  void *grown = *vector == inside ? malloc(grown_capacity * element)
+                                  : realloc(*vector, grown_capacity * element);
+  if (!grown) return false;
+  if (*vector == inside) memcpy(grown, inside, used * element);
+  *vector = grown;
+  *capacity = grown_capacity;
+  return true;
+}
+
+static bool reserve_rows(hl_plan *plan, size_t more) {
+  void *rows = plan->rows;
+  bool ok = reserve(&rows, plan->rows_inside, sizeof *plan->rows,
+                    plan->row_count, more, &plan->row_capacity);
+  plan->rows = rows;
+  return ok;
+}
+
+static bool reserve_targets(hl_plan *plan, size_t more) {
+  void *targets = plan->targets;
+  bool ok = reserve(&targets, plan->targets_inside, sizeof *plan->targets,
+                    plan->target_count, more, &plan->target_capacity);
+  plan->targets = targets;
+  return ok;
+}
+
+static bool reserve_bytes(hl_plan *plan, size_t more) {
+  void *bytes = plan->bytes;
+  bool ok = reserve(&bytes, plan->bytes_inside, 1, plan->byte_count, more,
+                    &plan->byte_capacity);
+  plan->bytes = bytes;
+  return ok;
+}
+
+hl_plan *hl_plan_new(hl_layout *layout) {
+  hl_plan *plan = malloc(sizeof *plan);
+  if (!plan) return NULL;
+  plan->layout = hl_layout_ref(layout);
+  plan->rows = plan->rows_inside;
+  plan->row_count = 0;
+  plan->row_capacity = HL__PLAN_ROWS_INSIDE;
+  plan->targets = plan->targets_inside;
+  plan->target_count = 0;
+  plan->target_capacity = HL__PLAN_TARGETS_INSIDE;
+  plan->bytes = plan->bytes_inside;
+  plan->byte_count = 0;
+  plan->byte_capacity = HL__PLAN_BYTES_INSIDE;
+  plan->ordered = true;
+  return plan;
+}
+
+void hl_plan_free(hl_plan *plan) {
+  if (!plan) return;
+  if (plan->rows != plan->rows_inside) free(plan->rows);
+  if (plan->targets != plan->targets_inside) free(plan->targets);
+  if (plan->bytes != plan->bytes_inside) free(plan->bytes);
+  hl_layout_unref(plan->layout);
+  free(plan);
+}
+
+bool hl__plan_append(hl_plan *plan, const hl_plan *other) {
+  if (!reserve_rows(plan, other->row_count) ||
+      !reserve_targets(plan, other->target_count) ||
+      !reserve_bytes(plan, other->byte_count))
+    return false;
+  memcpy(plan->rows + plan->row_count, other->rows,
+         other->row_count * sizeof *plan->rows);
+  memcpy(plan->bytes + plan->byte_count, other->bytes, other->byte_count);
+  for (size_t i = 0; i < other->target_count; i++) {
+    hl__plan_target *target = &plan->targets[plan->target_count + i];
+    *target = other->targets[i];
+    target->ids += plan->byte_count;
+  }
+  plan->ordered = plan->row_count == 0 && other->ordered;
+  plan->row_count += other->row_count;
+  plan->byte_count += other->byte_count;
+  plan->target_count += other->target_count;
+  return true;
+}
+
+hl_plan *hl_plan_copy(const hl_plan *plan) {
+  hl_plan *copy = hl_plan_new(plan->layout);
+  if (copy && !hl__plan_append(copy, plan)) {
+    hl_plan_free(copy);
+    return NULL;
+  }
+  return copy;
+}
+
+hl_layout *hl_plan_layout(const hl_plan *plan) { return plan->layout; }
+
+static int ids_check(const hl_plan *plan, const hl_id *ids, unsigned n,
+                     size_t *bytes, hl_error *error) {
+  if (n < 1 || n > plan->layout->levels)
+    return hl__error(error, HL_EMISUSE,
+                     "a target has 1 to %u ids (levels), not %u",
+                     plan->layout->levels, n);
+  for (unsigned i = 0; i < n; i++) {
+    if (ids[i].size == 0)
+      return hl__error(error, HL_EMISUSE, "the id of level '%s' is empty",
+                       plan->layout->names[i]);
+    if (ids[i].size > HL_ID_MAX)
+      return hl__error(error, HL_EMISUSE,
+                       "the id of level '%s' has %zu bytes; %d are allowed",
+                       plan->layout->names[i], ids[i].size, HL_ID_MAX);
+    *bytes += sizeof(uint16_t) + ids[i].size;
+  }
+  return HL_OK;
+}
+
+int hl_plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode,
+                bool mode_given, hl_error *error) {
+  size_t bytes = 0;
+  int status = ids_check(plan, ids, n, &bytes, error);
+  if (status) return status;
+  if (!reserve_rows(plan, n) || !reserve_targets(plan, 1) ||
+      !reserve_bytes(plan, bytes))
+    return hl__error_memory(error);
+
+  unsigned level = n - 1;
+  if (level + 1 < plan->layout->levels) mode = HL_EXCLUSIVE;
+  plan->targets[plan->target_count++] = (hl__plan_target){
+      .ids = plan->byte_count,
+      .level = (uint8_t)level,
+      .mode = (uint8_t)mode,
+      .mode_given = mode_given,
+  };
+  for (unsigned i = 0; i < n; i++) {
+    uint16_t size = (uint16_t)ids[i].size;
+    memcpy(plan->bytes + plan->byte_count, &size, sizeof size);
+    memcpy(plan->bytes + plan->byte_count + sizeof size, ids[i].data, size);
+    plan->byte_count += sizeof size + size;
+  }
+  /* The rows of one target are in order by themselves, level by level. */
+  if (plan->row_count > 0) plan->ordered = false;
+  for (unsigned i = 0; i < n; i++)
+    plan->rows[plan->row_count++] = (hl_row){
+        .bucket = hl_layout_bucket(plan->layout, ids, i + 1),
+        .level = (uint8_t)i,
+        .mode = (uint8_t)(i == level ? mode : HL_SHARED),
+    };
+  return HL_OK;
+}
+
+size_t hl_plan_target_count(const hl_plan *plan) { return plan->target_count; }
+
+hl_target hl_plan_target(const hl_plan *plan, size_t i,
+                         hl_id ids[HL_LEVELS_MAX]) {
+  const hl__plan_target *target = &plan->targets[i];
+  const char *at = plan->bytes + target->ids;
+  for (unsigned level = 0; level <= target->level; level++) {
+    uint16_t size;
+    memcpy(&size, at, sizeof size);
+    ids[level] = (hl_id){at + sizeof size, size};
+    at += sizeof size + size;
+  }
+  return (hl_target){target->level, (hl_mode)target->mode, target->mode_given};
+}
+
+/* By (level, bucket), and the strongest mode first, so that of equal rows the
+   first one is to be kept. */
+static int row_compare(const void *left, const void *right) {
+  const hl_row *a = left, *b = right;
+  if (a->level != b->level) return a->level < b->level ? -1 : 1;
+  if (a->bucket != b->bucket) return a->bucket < b->bucket ? -1 : 1;
+  return (int)b->mode - (int)a->mode;
+}
+
+const hl_row *hl_plan_rows(hl_plan *plan, size_t *n) {
+  if (!plan->ordered) {
+    qsort(plan->rows, plan->row_count, sizeof *plan->rows, row_compare);
+    size_t kept = 0;
+    for (size_t i = 0; i < plan->row_count; i++)
+      if (kept == 0 || plan->rows[i].level != plan->rows[kept - 1].level ||
+          plan->rows[i].bucket != plan->rows[kept - 1].bucket)
+        plan->rows[kept++] = plan->rows[i];
+    plan->row_count = kept;
+    plan->ordered = true;
+  }
+  *n = plan->row_count;
+  return plan->rows;
+}
+
+size_t hl__plan_missing(hl_plan *plan, hl_plan *held, hl_row *missing) {
+  size_t n, held_count, count = 0, j = 0;
+  const hl_row *rows = hl_plan_rows(plan, &n);
+  const hl_row *have = hl_plan_rows(held, &held_count);
+  for (size_t i = 0; i < n; i++) {
+    while (j < held_count &&
+           (have[j].level < rows[i].level ||
+            (have[j].level == rows[i].level &&
+             have[j].bucket < rows[i].bucket)))
+      j++;
+    bool covered = j < held_count && have[j].level == rows[i].level &&
+                   have[j].bucket == rows[i].bucket &&
+                   have[j].mode >= rows[i].mode;
+    if (!covered) missing[count++] = rows[i];
+  }
+  return count;
+}
+
+hl_mode hl_plan_mode(const hl_plan *plan) {
+  for (size_t i = 0; i < plan->target_count; i++)
+    if (plan->targets[i].mode == HL_EXCLUSIVE) return HL_EXCLUSIVE;
+  return HL_SHARED;
+}
+
+unsigned hl__plan_level(const hl_plan *plan) {
+  unsigned deepest = 0;
+  for (size_t i = 0; i < plan->target_count; i++)
+    if (plan->targets[i].level > deepest) deepest = plan->targets[i].level;
+  return deepest;
+}
+
+char *hl_plan_describe(const hl_plan *plan, char *out, size_t size) {
+  size_t used = 0;
+  if (size) out[0] = '\0';
+  for (size_t i = 0; i < plan->target_count; i++) {
+    hl_id ids[HL_LEVELS_MAX];
+    hl_target target = hl_plan_target(plan, i, ids);
+    for (unsigned level = 0; level <= target.level; level++) {
+      const char *between = level ? "/" : i ? ", " : "";
+      if (used + strlen(between) + 8 >= size) {
+        if (used + 3 < size) strcpy(out + used, "...");
+        return out;
+      }
+      used += (size_t)sprintf(out + used, "%s", between);
+      used += hl__escape(out + used, size - used, ids[level].data,
+                         ids[level].size);
+    }
+  }
+  return out;
+}
+
+char *hl_plan_sql(hl_plan *plan, hl_dialect dialect, const char *table) {
+  static const char format[] =
+      "%s(SELECT level,bucket FROM %s WHERE level=%u AND bucket=%" PRIu32
+      " %s)";
+  const char *shared =
+      dialect == HL_MARIADB ? "LOCK IN SHARE MODE" : "FOR SHARE";
+  size_t n;
+  const hl_row *rows = hl_plan_rows(plan, &n);
+  /* Room for the text, the longest numbers, and " UNION ALL ". */
+  size_t each = sizeof format + strlen(table) + 64;
+  char *sql = n < SIZE_MAX / each ? malloc(n * each + 1) : NULL;
+  if (!sql) return NULL;
+  size_t used = 0;
+  sql[0] = '\0';
+  for (size_t i = 0; i < n; i++)
+    used += (size_t)snprintf(sql + used, each, format, i ? " UNION ALL " : "",
+                             table, (unsigned)rows[i].level, rows[i].bucket,
+                             rows[i].mode == HL_SHARED ? shared : "FOR UPDATE");
+  return sql;
+}

@@ -1,0 +1,44 @@
+/*
+ * plan.h - the inside of a plan, for plan.c, and what the core asks of it
+ * beyond hierlock.h. A plan for a target or two makes one allocation.
+ */
+#ifndef HIERLOCK_PLAN_H
+#define HIERLOCK_PLAN_H
+
+#include "hierlock.h"
+
+#define HL__PLAN_ROWS_INSIDE 6
+#define HL__PLAN_TARGETS_INSIDE 2
+#define HL__PLAN_BYTES_INSIDE 96
+
+typedef struct hl__plan_target {
+  size_t ids; /* offset in bytes: for each level a uint16_t size and the id */
+  uint8_t level;
+  uint8_t mode; /* as it will be taken */
+  bool mode_given;
+} hl__plan_target;
+
+struct hl_plan {
+  hl_layout *layout;
+  hl_row *rows;
+  size_t row_count, row_capacity;
+  hl__plan_target *targets;
+  size_t target_count, target_capacity;
+  char *bytes;
+  size_t byte_count, byte_capacity;
+  bool ordered; /* rows are in locking order, each once */
+  hl_row rows_inside[HL__PLAN_ROWS_INSIDE];
+  hl__plan_target targets_inside[HL__PLAN_TARGETS_INSIDE];
+  char bytes_inside[HL__PLAN_BYTES_INSIDE];
+};
+
+/* Adds all of other's targets and rows; false, and no change, when out of
+   memory. Same layout. */
+bool hl__plan_append(hl_plan *plan, const hl_plan *other);
+/* Writes the rows of plan that held does not cover, in locking order, and
+   returns their number. missing has room for all rows of plan. */
+size_t hl__plan_missing(hl_plan *plan, hl_plan *held, hl_row *missing);
+/* The level of the deepest target. */
+unsigned hl__plan_level(const hl_plan *plan);
+
+#endif

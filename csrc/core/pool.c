@@ -1,0 +1,238 @@
+/*
+ * pool.c - the sessions of a manager, reused. A session whose release is still
+ * on its way lies in the pool, too: the next acquisition takes one whose
+ * answer has come, so that it need not wait for it.
+ */
+#include "internal.h"
+#include "manager.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <time.h>
+
+/* A program that acquires and releases in turn never waits for an answer when
+   it has two sessions. With more, it would only keep connections busy. */
+#define POOL_PAIR 2
+
+/* How long to wait for a connection beyond the time that is left, so that a
+   try (timeout 0) can still connect. */
+#define CONNECT_AT_LEAST_MS 1000
+
+static void all_insert(hl_manager *manager, hl__slot *slot) {
+  slot->next = manager->slots;
+  slot->previous = NULL;
+  if (manager->slots) manager->slots->previous = slot;
+  manager->slots = slot;
+  manager->slot_count++;
+}
+
+static void all_remove(hl_manager *manager, hl__slot *slot) {
+  if (slot->previous)
+    slot->previous->next = slot->next;
+  else
+    manager->slots = slot->next;
+  if (slot->next) slot->next->previous = slot->previous;
+  manager->slot_count--;
+}
+
+static void idle_remove(hl_manager *manager, hl__slot *slot) {
+  if (slot->newer)
+    slot->newer->older = slot->older;
+  else
+    manager->newest = slot->older;
+  if (slot->older)
+    slot->older->newer = slot->newer;
+  else
+    manager->oldest = slot->newer;
+  slot->newer = slot->older = NULL;
+}
+
+void hl__pool_idle(hl_manager *manager, hl__slot *slot) {
+  slot->state = HL__IDLE;
+  slot->idle_since = hl__now_ms();
+  slot->newer = NULL;
+  slot->older = manager->newest;
+  if (manager->newest)
+    manager->newest->newer = slot;
+  else
+    manager->oldest = slot;
+  manager->newest = slot;
+  (void)pthread_cond_signal(&manager->freed);
+}
+
+void hl__pool_unlink(hl_manager *manager, hl__slot *slot) {
+  if (slot->state == HL__IDLE) idle_remove(manager, slot);
+  all_remove(manager, slot);
+  (void)pthread_cond_signal(&manager->freed);
+}
+
+void hl__slot_free(hl_manager *manager, hl__slot *slot) {
+  if (slot->session) manager->ops->session_close(slot->session);
+  (void)pthread_mutex_destroy(&slot->mutex);
+  free(slot);
+}
+
+void hl__pool_put(hl_manager *manager, hl__slot *slot) {
+  (void)pthread_mutex_lock(&manager->mutex);
+  bool keep = !manager->closed && !slot->overrun;
+  if (keep)
+    hl__pool_idle(manager, slot);
+  else
+    hl__pool_unlink(manager, slot);
+  (void)pthread_mutex_unlock(&manager->mutex);
+  if (!keep) hl__slot_free(manager, slot);
+}
+
+void hl__pool_discard(hl_manager *manager, hl__slot *slot) {
+  (void)pthread_mutex_lock(&manager->mutex);
+  hl__pool_unlink(manager, slot);
+  (void)pthread_mutex_unlock(&manager->mutex);
+  hl__slot_free(manager, slot);
+}
+
+/* The newest idle slot whose answer has come: its statements are prepared and
+   its memory is warm. Slots that turn out to have ended are moved to *dead.
+   NULL with *pending: all are still waiting for an answer. */
+static hl__slot *idle_find(hl_manager *manager, hl__slot **pending,
+                           hl__slot **dead) {
+  hl__slot *slot = manager->newest;
+  *pending = NULL;
+  while (slot) {
+    hl__slot *older = slot->older;
+    int status = manager->ops->settle(slot->session, 0, NULL);
+    if (status == HL_OK && manager->ops->connects)
+      status = manager->ops->look(slot->session, NULL);
+    if (status == HL_OK) return slot;
+    if (status == HL_TIMEOUT) {
+      *pending = slot;
+    } else {
+      hl__pool_unlink(manager, slot);
+      slot->next = *dead;
+      *dead = slot;
+    }
+    slot = older;
+  }
+  return NULL;
+}
+
+/* Whether everything in use is held by this very thread, so that waiting for
+   it would be waiting for ourselves. */
+static bool all_ours(hl_manager *manager) {
+  for (hl__slot *slot = manager->slots; slot; slot = slot->next)
+    if (slot->state != HL__HELD ||
+        !pthread_equal(slot->owner, pthread_self()))
+      return false;
+  return true;
+}
+
+static void freed_wait(hl_manager *manager, int64_t deadline) {
+  if (deadline == HL_FOREVER) {
+    (void)pthread_cond_wait(&manager->freed, &manager->mutex);
+    return;
+  }
+  struct timespec t = {.tv_sec = deadline / 1000,
+                       .tv_nsec = deadline % 1000 * 1000000};
+  (void)pthread_cond_timedwait(&manager->freed, &manager->mutex, &t);
+}
+
+static hl__slot *slot_new(hl_manager *manager) {
+  hl__slot *slot = calloc(1, sizeof *slot);
+  if (!slot) return NULL;
+  (void)pthread_mutex_init(&slot->mutex, NULL);
+  slot->state = HL__BUSY;
+  slot->owner = pthread_self();
+  slot->due = HL_FOREVER; /* the store bounds its own connecting */
+  slot->fresh = true;
+  all_insert(manager, slot);
+  return slot;
+}
+
+static int slot_open(hl_manager *manager, hl__slot *slot, int64_t deadline,
+                     hl_error *error) {
+  int64_t least = hl__now_ms() + CONNECT_AT_LEAST_MS;
+  int64_t sent = hl__now_ms();
+  hl_session *session = NULL;
+  int status = manager->ops->session_open(
+      manager->store, deadline > least ? deadline : least, &session, error);
+  (void)pthread_mutex_lock(&manager->mutex);
+  slot->session = session;
+  slot->answered = sent;
+  (void)pthread_mutex_unlock(&manager->mutex);
+  return status;
+}
+
+int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline,
+                  bool try_once, hl__slot **taken, hl_error *error) {
+  hl__slot *slot = NULL, *dead = NULL, *pending = NULL;
+  int status = HL_OK;
+  bool made = false;
+  unsigned limit = !manager->ops->connects ? UINT32_MAX
+                   : manager->pool_size + (how == HL__TAKE_EXTRA);
+
+  (void)pthread_mutex_lock(&manager->mutex);
+  for (;;) {
+    if (manager->closed) {
+      status = hl__error(error, HL_CANCELLED, "the manager was closed");
+      break;
+    }
+    if (manager->ops->connects) {
+      status = hl__keeper_start(manager, error);
+      if (status) break;
+    }
+    if (how != HL__TAKE_FRESH) slot = idle_find(manager, &pending, &dead);
+    if (slot) break;
+    if (manager->slot_count < limit &&
+        (!pending || manager->slot_count < POOL_PAIR)) {
+      slot = slot_new(manager);
+      made = slot != NULL;
+      if (!made) status = hl__error_memory(error);
+      break;
+    }
+    /* Nothing is free at once, but an answer must come soon. */
+    slot = pending ? pending : manager->oldest;
+    if (slot) break;
+    bool ours = all_ours(manager);
+    if (ours || try_once || hl__left_ms(deadline) == 0) {
+      status = hl__error(
+          error, HL_BUSY,
+          ours ? "all %u connections of the pool hold locks of this thread; "
+                 "release some, or raise pool_size"
+               : "all %u connections of the pool are in use; wait longer, or "
+                 "raise pool_size",
+          manager->pool_size);
+      break;
+    }
+    freed_wait(manager, deadline);
+  }
+  hl_session *stale = NULL;
+  if (slot && !made) {
+    idle_remove(manager, slot);
+    slot->state = HL__BUSY;
+    slot->owner = pthread_self();
+    slot->due = HL_FOREVER;
+    slot->fresh = how == HL__TAKE_FRESH;
+    if (slot->fresh) {
+      /* The pool is full of sessions that may be as stale as the last one. */
+      stale = slot->session;
+      slot->session = NULL;
+      made = true;
+    }
+  }
+  (void)pthread_mutex_unlock(&manager->mutex);
+
+  while (dead) {
+    hl__slot *next = dead->next;
+    hl__slot_free(manager, dead);
+    dead = next;
+  }
+  if (stale) manager->ops->session_close(stale);
+  if (slot && made) {
+    status = slot_open(manager, slot, deadline, error);
+    if (status) {
+      hl__pool_discard(manager, slot);
+      slot = NULL;
+    }
+  }
+  *taken = slot;
+  return status;
+}

@@ -1,0 +1,350 @@
+/*
+ * acquire.c - the methods of a manager that acquire, and who stands in the way.
+ * Here a call passes from Lua into the core: targets become a plan, the plan a
+ * lock, the lock a handle. (From there on, read csrc/core/lock.c.)
+ */
+#include "hll.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ------------------------------------------------------------- options */
+
+static int acquire_option(lua_State *L, const char *name, void *context) {
+  hll_acquire_options *options = context;
+  if (strcmp(name, "timeout") == 0) {
+    options->core.timeout = hll_milliseconds(L, -1, "timeout");
+  } else if (strcmp(name, "mode") == 0) {
+    options->mode = hll_mode(L, -1);
+  } else if (strcmp(name, "label") == 0) {
+    if (lua_type(L, -1) != LUA_TSTRING)
+      hll_misuse(L, "label must be a string, not %s", luaL_typename(L, -1));
+    options->core.label = lua_tolstring(L, -1, &options->core.label_size);
+  } else {
+    return 0;
+  }
+  return 1;
+}
+
+void hll_acquire_options_read(lua_State *L, int index,
+                              hll_acquire_options *options) {
+  *options = (hll_acquire_options){HL_OPTIONS_INIT, HL_EXCLUSIVE};
+  hll_options(L, index, acquire_option, options);
+}
+
+/* ------------------------------------------------------------- holders */
+
+/* Filled in by the core, which must not be left by an error of Lua's. */
+typedef struct holders {
+  hl_holder *list;
+  size_t n, capacity;
+  bool incomplete; /* out of memory */
+} holders;
+
+static void holders_add(void *context, const hl_holder *holder) {
+  holders *self = context;
+  if (self->n == self->capacity) {
+    size_t capacity = self->capacity ? 2 * self->capacity : 8;
+    hl_holder *list = realloc(self->list, capacity * sizeof *list);
+    if (!list) {
+      self->incomplete = true;
+      return;
+    }
+    self->list = list;
+    self->capacity = capacity;
+  }
+  self->list[self->n++] = *holder;
+}
+
+static int holders_gc(lua_State *L) {
+  holders *self = hll_testudata(L, 1, HLL_HOLDERS);
+  if (self) {
+    free(self->list);
+    self->list = NULL;
+    self->n = self->capacity = 0;
+  }
+  return 0;
+}
+
+static holders *holders_push(lua_State *L) {
+  holders *self = hll_newuserdata(L, sizeof *self);
+  memset(self, 0, sizeof *self);
+  luaL_getmetatable(L, HLL_HOLDERS);
+  lua_setmetatable(L, -2);
+  return self;
+}
+
+static void push_list(lua_State *L, const holders *self) {
+  lua_createtable(L, (int)self->n, 0);
+  for (size_t i = 0; i < self->n; i++) {
+    const hl_holder *holder = &self->list[i];
+    lua_createtable(L, 0, 8);
+    lua_pushstring(L, holder->application);
+    lua_setfield(L, -2, "application");
+    lua_pushstring(L, holder->host);
+    lua_setfield(L, -2, "host");
+    if (holder->pid) {
+      lua_pushinteger(L, (lua_Integer)holder->pid);
+      lua_setfield(L, -2, "pid");
+    }
+    if (holder->label[0]) {
+      lua_pushstring(L, holder->label);
+      lua_setfield(L, -2, "label");
+    }
+    lua_pushstring(L, holder->path);
+    lua_setfield(L, -2, "path");
+    lua_pushstring(L, holder->mode == HL_SHARED ? "shared" : "exclusive");
+    lua_setfield(L, -2, "mode");
+    if (holder->since_ms) {
+      lua_pushnumber(L, (lua_Number)holder->since_ms / 1000);
+      lua_setfield(L, -2, "since");
+    }
+    lua_pushboolean(L, holder->waiting);
+    lua_setfield(L, -2, "waiting");
+    lua_rawseti(L, -2, (int)i + 1);
+  }
+}
+
+void hll_holders_attach(lua_State *L, hl_manager *manager, hl_plan *plan) {
+  holders *self = holders_push(L);
+  if (hl_manager_blockers(manager, plan, holders_add, self, NULL) == HL_OK) {
+    push_list(L, self);
+    lua_setfield(L, -3, "holders");
+  }
+  lua_pop(L, 1);
+}
+
+/***
+Who holds, or awaits, what an exclusive lock on the target would have to wait
+for.
+@function manager:holders
+@tparam table target
+@treturn[1] {table,...} `application`, `host`, `pid`, `label`, `path`, `mode`,
+  `since` (Unix time, seconds), `waiting`; each where it is known
+@return[2] nil
+@return[2] err `connection`, `store` (no privilege to look)
+*/
+int hll_holders(lua_State *L) {
+  hl_error error;
+  hll_manager *self = hll_manager_check(L);
+  lua_settop(L, 2);
+  holders *found = holders_push(L);
+  hl_plan *plan = hll_plan_push(L, hl_manager_layout(self->manager));
+  hll_target_add(L, 2, plan, HL_EXCLUSIVE);
+  if (hl_manager_holders(self->manager, plan, holders_add, found, &error))
+    return hll_failure(L, &error, 2);
+  if (found->incomplete) return luaL_error(L, "not enough memory");
+  push_list(L, found);
+  return 1;
+}
+
+void hll_holders_register(lua_State *L) {
+  (void)luaL_newmetatable(L, HLL_HOLDERS);
+  lua_pushcfunction(L, holders_gc);
+  lua_setfield(L, -2, "__gc");
+  lua_pop(L, 1);
+}
+
+/* ----------------------------------------------------------- acquiring */
+
+/* The node that an error is about: of the level whose row is missing, or of the
+   only target. Pushes it and returns its index; 0 where there is none. */
+static int push_concerned(lua_State *L, const hl_plan *plan,
+                          const hl_error *error) {
+  size_t n = hl_plan_target_count(plan);
+  hl_layout *layout = hl_plan_layout(plan);
+  for (size_t i = 0; error->level >= 0 && i < n; i++) {
+    hl_id ids[HL_LEVELS_MAX];
+    hl_target target = hl_plan_target(plan, i, ids);
+    unsigned level = (unsigned)error->level;
+    if (target.level < level ||
+        hl_layout_bucket(layout, ids, level + 1) != error->bucket)
+      continue;
+    lua_createtable(L, 0, (int)level + 1);
+    for (unsigned j = 0; j <= level; j++) {
+      lua_pushlstring(L, ids[j].data, ids[j].size);
+      lua_setfield(L, -2, hl_layout_name(layout, j));
+    }
+    return lua_gettop(L);
+  }
+  if (n != 1) return 0;
+  hll_target_push(L, plan, 0);
+  return lua_gettop(L);
+}
+
+/* Takes what the plan at index `at` says; the manager is at 1. */
+static int acquire(lua_State *L, hll_manager *self, hl_plan *plan,
+                   const hl_options *options) {
+  hl_error error;
+  hll_getuservalue(L, 1);
+  int shared = lua_gettop(L);
+  hll_handle *handle = hll_handle_push(L, shared);
+  lua_getfield(L, shared, "handles");
+  if (lua_istable(L, -1)) { /* somebody wants to hear of its loss */
+    lua_pushvalue(L, -2);
+    lua_pushboolean(L, 1);
+    lua_rawset(L, -3);
+  }
+  lua_pop(L, 1);
+  int status =
+      hl_acquire(self->manager, plan, options, &handle->lock, &error);
+  if (status == HL_OK) return 1;
+  int values = hll_failure(L, &error, push_concerned(L, plan, &error));
+  if (status == HL_TIMEOUT || status == HL_DEADLOCK)
+    hll_holders_attach(L, self->manager, plan);
+  return values;
+}
+
+/* `first` ids from stack index 2 on name the levels `names`; behind them stand
+   the options. */
+static int acquire_ids(lua_State *L, const char *const *names, unsigned n) {
+  hl_id ids[3];
+  char rooms[3][24];
+  hl_error error;
+  hll_acquire_options options;
+  hll_manager *self = hll_manager_check(L);
+  hl_layout *layout = hl_manager_layout(self->manager);
+  lua_settop(L, (int)n + 2);
+  hll_acquire_options_read(L, (int)n + 2, &options);
+  for (unsigned i = 0; i < n; i++) {
+    const char *name = hl_layout_name(layout, i);
+    if (!name || strcmp(name, names[i]) != 0)
+      hll_misuse(L, "the manager has no level '%s' at its place; use acquire",
+                 names[i]);
+    ids[i] = hll_id(L, (int)i + 2, name, rooms[i]);
+  }
+  hl_plan *plan = hll_plan_push(L, layout);
+  if (hl_plan_add(plan, ids, n, options.mode, false, &error))
+    return hll_failure(L, &error, 0);
+  return acquire(L, self, plan, &options.core);
+}
+
+static const char *const default_levels[] = {"user", "account", "resource"};
+
+/***
+Acquires a user: everything below it is kept out.
+@function manager:acquire_user
+@tparam string|integer user
+@tparam[opt] table options `timeout` (s), `mode`, `label`
+@treturn[1] handle
+@return[2] nil
+@return[2] err
+*/
+static int acquire_user(lua_State *L) {
+  return acquire_ids(L, default_levels, 1);
+}
+
+/***
+Acquires an account.
+@function manager:acquire_account
+@tparam string|integer user
+@tparam string|integer account
+@tparam[opt] table options
+@treturn[1] handle
+@return[2] nil
+@return[2] err
+*/
+static int acquire_account(lua_State *L) {
+  return acquire_ids(L, default_levels, 2);
+}
+
+/***
+Acquires a resource.
+@function manager:acquire_resource
+@tparam string|integer user
+@tparam string|integer account
+@tparam string|integer resource
+@tparam[opt] table options
+@treturn[1] handle
+@return[2] nil
+@return[2] err
+*/
+static int acquire_resource(lua_State *L) {
+  return acquire_ids(L, default_levels, 3);
+}
+
+/***
+Acquires several resources of one account, in any order, free of deadlock.
+@function manager:acquire_resources
+@tparam string|integer user
+@tparam string|integer account
+@tparam {string|integer,...} resources
+@tparam[opt] table options
+@treturn[1] handle
+@return[2] nil
+@return[2] err
+*/
+static int acquire_resources(lua_State *L) {
+  static const char *const keys[] = {"user", "account", "resources"};
+  hll_acquire_options options;
+  hll_manager *self = hll_manager_check(L);
+  hl_layout *layout = hl_manager_layout(self->manager);
+  lua_settop(L, 5);
+  hll_acquire_options_read(L, 5, &options);
+  for (unsigned i = 0; i < 3; i++) {
+    const char *name = hl_layout_name(layout, i);
+    if (!name || strcmp(name, default_levels[i]) != 0)
+      hll_misuse(L, "the manager has no level '%s' at its place; use acquire",
+                 default_levels[i]);
+    if (lua_isnil(L, (int)i + 2)) hll_misuse(L, "%s is missing", keys[i]);
+  }
+  hl_plan *plan = hll_plan_push(L, layout);
+  lua_createtable(L, 0, 3);
+  for (int i = 0; i < 3; i++) {
+    lua_pushvalue(L, i + 2);
+    lua_setfield(L, -2, keys[i]);
+  }
+  hll_target_add(L, -1, plan, options.mode);
+  return acquire(L, self, plan, &options.core);
+}
+
+/***
+Acquires a target.
+@function manager:acquire
+@tparam table target `{user=, account=, resource=}`, `{user=, account=,
+  resources={...}}` or `{"u1", "a1", "r1"}`
+@tparam[opt] table options `timeout` (s), `mode`, `label`
+@treturn[1] handle
+@return[2] nil
+@return[2] err `timeout`, `busy`, `connection`, `not_provisioned`,
+  `unsafe_server`, `cancelled`, `store`
+*/
+static int acquire_target(lua_State *L) {
+  hll_acquire_options options;
+  hll_manager *self = hll_manager_check(L);
+  lua_settop(L, 3);
+  hll_acquire_options_read(L, 3, &options);
+  hl_plan *plan = hll_plan_push(L, hl_manager_layout(self->manager));
+  hll_target_add(L, 2, plan, options.mode);
+  return acquire(L, self, plan, &options.core);
+}
+
+/***
+Acquires any mixture of targets, each perhaps with a `mode` of its own, in the
+common order: free of deadlock.
+@function manager:acquire_all
+@tparam {target,...} targets
+@tparam[opt] table options
+@treturn[1] handle
+@return[2] nil
+@return[2] err
+*/
+static int acquire_all(lua_State *L) {
+  hll_acquire_options options;
+  hll_manager *self = hll_manager_check(L);
+  lua_settop(L, 3);
+  hll_acquire_options_read(L, 3, &options);
+  hl_plan *plan = hll_plan_push(L, hl_manager_layout(self->manager));
+  hll_targets_add(L, 2, plan, options.mode);
+  return acquire(L, self, plan, &options.core);
+}
+
+const luaL_Reg hll_acquire_methods[] = {
+    {"acquire", acquire_target},
+    {"acquire_user", acquire_user},
+    {"acquire_account", acquire_account},
+    {"acquire_resource", acquire_resource},
+    {"acquire_resources", acquire_resources},
+    {"acquire_all", acquire_all},
+    {NULL, NULL},
+};

@@ -1,0 +1,87 @@
+/*
+ * compat.h - one source for Lua 5.1 to 5.4 and LuaJIT: what the older ones
+ * lack, under our own prefix. A userdata has exactly one uservalue, always a
+ * table (in 5.1 it is the environment, which can be nothing else).
+ */
+#ifndef HIERLOCK_LUA_COMPAT_H
+#define HIERLOCK_LUA_COMPAT_H
+
+#include <lauxlib.h>
+#include <lua.h>
+
+static inline void *hll_newuserdata(lua_State *L, size_t size) {
+#if LUA_VERSION_NUM >= 504
+  return lua_newuserdatauv(L, size, 1);
+#else
+  return lua_newuserdata(L, size);
+#endif
+}
+
+static inline void hll_getuservalue(lua_State *L, int index) {
+#if LUA_VERSION_NUM >= 504
+  (void)lua_getiuservalue(L, index, 1);
+#elif LUA_VERSION_NUM >= 502
+  (void)lua_getuservalue(L, index);
+#else
+  lua_getfenv(L, index);
+#endif
+}
+
+static inline void hll_setuservalue(lua_State *L, int index) {
+#if LUA_VERSION_NUM >= 504
+  (void)lua_setiuservalue(L, index, 1);
+#elif LUA_VERSION_NUM >= 502
+  lua_setuservalue(L, index);
+#else
+  (void)lua_setfenv(L, index);
+#endif
+}
+
+static inline int hll_absindex(lua_State *L, int index) {
+  return index > 0 || index <= LUA_REGISTRYINDEX ? index
+                                                 : lua_gettop(L) + index + 1;
+}
+
+static inline size_t hll_rawlen(lua_State *L, int index) {
+#if LUA_VERSION_NUM >= 502
+  return (size_t)lua_rawlen(L, index);
+#else
+  return lua_objlen(L, index);
+#endif
+}
+
+/* Like luaL_setfuncs with no upvalues, into the table on the top. */
+static inline void hll_setfuncs(lua_State *L, const luaL_Reg *functions) {
+  for (; functions->name; functions++) {
+    lua_pushcfunction(L, functions->func);
+    lua_setfield(L, -2, functions->name);
+  }
+}
+
+static inline void *hll_testudata(lua_State *L, int index, const char *name) {
+  void *data = lua_touserdata(L, index);
+  if (!data || !lua_getmetatable(L, index)) return NULL;
+  luaL_getmetatable(L, name);
+  int same = lua_rawequal(L, -1, -2);
+  lua_pop(L, 2);
+  return same ? data : NULL;
+}
+
+/* Whether the value is a number without a fraction that an id can be made of.
+   Where Lua tells integers from floats, a float is none; where it does not,
+   2^53 is the last whole number that is sure to be itself. */
+static inline int hll_tointeger(lua_State *L, int index, long long *integer) {
+#if LUA_VERSION_NUM >= 503
+  if (!lua_isinteger(L, index)) return 0;
+  *integer = (long long)lua_tointeger(L, index);
+  return 1;
+#else
+  lua_Number number = lua_tonumber(L, index);
+  if (!(number >= -9007199254740992.0 && number <= 9007199254740992.0))
+    return 0;
+  *integer = (long long)number;
+  return (lua_Number)*integer == number;
+#endif
+}
+
+#endif

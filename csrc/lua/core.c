@@ -1,0 +1,74 @@
+/*
+ * core.c - the module hierlock.core: functions without a class, and the
+ * methods of a manager as functions on a default manager. What is better said in
+ * Lua is in lua/hierlock/init.lua.
+ */
+#include "hll.h"
+
+#define DEFAULT_MANAGER "hierlock.default_manager"
+
+/* Leaves the default manager, opened at first use, on the stack; or nil, err and
+   returns false. */
+static int push_default(lua_State *L) {
+  lua_getfield(L, LUA_REGISTRYINDEX, DEFAULT_MANAGER);
+  hll_manager *manager = hll_testudata(L, -1, HLL_MANAGER);
+  if (manager && manager->manager) return 1;
+  lua_pop(L, 1);
+  lua_pushcfunction(L, hll_manager_open);
+  lua_call(L, 0, 2);
+  if (lua_isnil(L, -2)) return 0;
+  lua_pop(L, 1);
+  lua_pushvalue(L, -1);
+  lua_setfield(L, LUA_REGISTRYINDEX, DEFAULT_MANAGER);
+  return 1;
+}
+
+/* hierlock.acquire(...) is default:acquire(...); upvalue 1 is the method. It
+   runs in this very frame, so that misuse is reported where the caller is. */
+static int default_method(lua_State *L) {
+  if (!push_default(L)) return 2;
+  lua_insert(L, 1);
+  return lua_tocfunction(L, lua_upvalueindex(1))(L);
+}
+
+static int default_manager(lua_State *L) { return push_default(L) ? 1 : 2; }
+
+/* Raises misuse for Lua code of ours: misuse(message). */
+static int misuse(lua_State *L) {
+  return hll_misuse(L, "%s", luaL_checkstring(L, 1));
+}
+
+static const luaL_Reg functions[] = {
+    {"open", hll_manager_open}, {"plan", hll_plan_new},
+    {"is_error", hll_is_error}, {"default", default_manager},
+    {"misuse", misuse},         {NULL, NULL},
+};
+
+__attribute__((visibility("default"))) int
+luaopen_hierlock_core(lua_State *L);
+
+int luaopen_hierlock_core(lua_State *L) {
+  hll_error_register(L);
+  hll_plan_register(L);
+  hll_holders_register(L);
+  hll_handle_register(L);
+  hll_manager_register(L);
+
+  lua_newtable(L);
+  hll_setfuncs(L, functions);
+  lua_pushliteral(L, HL_VERSION);
+  lua_setfield(L, -2, "version");
+  luaL_getmetatable(L, HLL_MANAGER);
+  lua_getfield(L, -1, "__index");
+  lua_setfield(L, -3, "manager_methods");
+  lua_pop(L, 1);
+  for (const luaL_Reg *f = hll_acquire_methods; f->name; f++) {
+    lua_pushcfunction(L, f->func);
+    lua_pushcclosure(L, default_method, 1);
+    lua_setfield(L, -2, f->name);
+  }
+  lua_pushcfunction(L, hll_holders);
+  lua_pushcclosure(L, default_method, 1);
+  lua_setfield(L, -2, "holders");
+  return 1;
+}

@@ -1,0 +1,135 @@
+/*
+ * error.c - the two ways in which a call of ours goes wrong: misuse, which
+ * raises, and everything that can happen to a correct program, which is
+ * `nil, err`. An err is a plain table with a metatable.
+ */
+#include "hll.h"
+
+#include "internal.h"
+
+#include <stdarg.h>
+#include <string.h>
+
+/* ----------------------------------------------------------- functions */
+
+/* Whether the running function at this level is one of the library's own Lua
+   files: they are named hierlock/... by whoever loaded them. */
+static int is_ours(const lua_Debug *ar) {
+  return ar->source[0] == '@' && (strstr(ar->source, "/hierlock/init.lua") ||
+                                  strstr(ar->source, "@hierlock/init.lua"));
+}
+
+static void push_position(lua_State *L) {
+  lua_Debug ar;
+  for (int level = 1; lua_getstack(L, level, &ar); level++) {
+    (void)lua_getinfo(L, "Sl", &ar);
+    if (ar.currentline > 0 && !is_ours(&ar)) {
+      lua_pushfstring(L, "%s:%d: ", ar.short_src, ar.currentline);
+      return;
+    }
+  }
+  lua_pushliteral(L, "");
+}
+
+int hll_misuse(lua_State *L, const char *format, ...) {
+  va_list arguments;
+  push_position(L);
+  lua_pushliteral(L, "hierlock: ");
+  va_start(arguments, format);
+  (void)lua_pushvfstring(L, format, arguments);
+  va_end(arguments);
+  lua_concat(L, 3);
+  return lua_error(L);
+}
+
+int hll_failure(lua_State *L, const hl_error *error, int target) {
+  if (error->status == HL_ENOMEM) return luaL_error(L, "not enough memory");
+  if (error->status == HL_EMISUSE) return hll_misuse(L, "%s", error->message);
+  if (target) target = hll_absindex(L, target);
+  lua_pushnil(L);
+  lua_createtable(L, 0, 6);
+  lua_pushstring(L, hl_status_name(error->status));
+  lua_setfield(L, -2, "code");
+  lua_pushstring(L, error->message);
+  lua_setfield(L, -2, "message");
+  lua_pushboolean(L, error->retryable);
+  lua_setfield(L, -2, "retryable");
+  if (error->server_errno) {
+    lua_pushinteger(L, (lua_Integer)error->server_errno);
+    lua_setfield(L, -2, "errno");
+  }
+  if (error->sqlstate[0]) {
+    lua_pushstring(L, error->sqlstate);
+    lua_setfield(L, -2, "sqlstate");
+  }
+  if (target) {
+    lua_pushvalue(L, target);
+    lua_setfield(L, -2, "target");
+  }
+  luaL_getmetatable(L, HLL_ERROR);
+  lua_setmetatable(L, -2);
+  return 2;
+}
+
+int hll_fail(lua_State *L, int status, const char *message) {
+  hl_error error;
+  (void)hl__error(&error, status, "%s", message);
+  return hll_failure(L, &error, 0);
+}
+
+int hll_is_error(lua_State *L) {
+  int is = 0;
+  if (lua_istable(L, 1) && lua_getmetatable(L, 1)) {
+    luaL_getmetatable(L, HLL_ERROR);
+    is = lua_rawequal(L, -1, -2);
+  }
+  lua_pushboolean(L, is);
+  return 1;
+}
+
+/* --------------------------------------------------------- metamethods */
+
+static void push_text(lua_State *L, int index) {
+  if (lua_istable(L, index)) {
+    lua_getfield(L, index, "code");
+    lua_pushliteral(L, ": ");
+    lua_getfield(L, index, "message");
+    if (lua_isstring(L, -1) && lua_isstring(L, -3)) {
+      lua_concat(L, 3);
+      return;
+    }
+    lua_pop(L, 3);
+  } else if (lua_isstring(L, index)) {
+    lua_pushvalue(L, index);
+    return;
+  }
+  lua_pushstring(L, luaL_typename(L, index));
+}
+
+static int error_tostring(lua_State *L) {
+  lua_settop(L, 1);
+  push_text(L, 1);
+  return 1;
+}
+
+static int error_concat(lua_State *L) {
+  lua_settop(L, 2);
+  push_text(L, 1);
+  push_text(L, 2);
+  lua_concat(L, 2);
+  return 1;
+}
+
+static const luaL_Reg metamethods[] = {
+    {"__tostring", error_tostring},
+    {"__concat", error_concat},
+    {NULL, NULL},
+};
+
+void hll_error_register(lua_State *L) {
+  (void)luaL_newmetatable(L, HLL_ERROR);
+  hll_setfuncs(L, metamethods);
+  lua_pushliteral(L, HLL_ERROR);
+  lua_setfield(L, -2, "__name");
+  lua_pop(L, 1);
+}

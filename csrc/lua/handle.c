@@ -1,0 +1,262 @@
+/*
+ * handle.c - class hierlock.handle: a lock that is held, until it is released
+ * by `release`, by `<close>`, by the collector, by the manager or by the store.
+ */
+#include "hll.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+hll_handle *hll_handle_test(lua_State *L, int index) {
+  return hll_testudata(L, index, HLL_HANDLE);
+}
+
+/* The handle at 1. One that was collected has no lock: its finalizer may be
+   followed by others that still see it. */
+static hll_handle *handle_check(lua_State *L) {
+  hll_handle *self = hll_handle_test(L, 1);
+  if (!self) hll_misuse(L, "self must be a handle, not %s", luaL_typename(L, 1));
+  return self;
+}
+
+static int collected(lua_State *L) {
+  return hll_fail(L, HL_ERELEASED, "the lock has been released");
+}
+
+static int result(lua_State *L, int status, const hl_error *error) {
+  if (status) return hll_failure(L, error, 0);
+  lua_pushboolean(L, 1);
+  return 1;
+}
+
+static void losses_tell(lua_State *L) {
+  hll_getuservalue(L, 1);
+  hll_losses_tell(L, lua_gettop(L));
+  lua_pop(L, 1);
+}
+
+/* ------------------------------------------------------------- methods */
+
+static int release_option(lua_State *L, const char *name, void *context) {
+  if (strcmp(name, "confirm") != 0) return 0;
+  *(bool *)context = lua_toboolean(L, -1);
+  return 1;
+}
+
+/***
+Gives the lock back. The second call returns true and does nothing.
+@function handle:release
+@tparam[opt] table options `confirm=true` waits for the store's word; without it
+  the release is sent and its answer not waited for
+@treturn[1] boolean true
+@return[2] nil
+@return[2] err `lost`: it had been lost while it was held; `released`: it belongs
+  to the parent of this process
+*/
+static int handle_release(lua_State *L) {
+  hll_handle *self = handle_check(L);
+  bool confirm = false;
+  hl_error error;
+  hll_options(L, 2, release_option, &confirm);
+  if (!self->lock) return result(L, HL_OK, NULL);
+  int status = hl_lock_release(self->lock, confirm, &error);
+  losses_tell(L);
+  return result(L, status, &error);
+}
+
+/***
+Whether the lock is held, as far as can be told without a round trip.
+@function handle:is_held
+@treturn boolean
+*/
+static int handle_is_held(lua_State *L) {
+  hll_handle *self = handle_check(L);
+  losses_tell(L);
+  lua_pushboolean(L, self->lock && hl_lock_is_held(self->lock));
+  return 1;
+}
+
+/***
+Asks the store whether the lock is held: one round trip.
+@function handle:check
+@treturn[1] boolean true
+@return[2] nil
+@return[2] err `lost`, `released`
+*/
+static int handle_check_held(lua_State *L) {
+  hll_handle *self = handle_check(L);
+  hl_error error;
+  if (!self->lock) return collected(L);
+  losses_tell(L);
+  return result(L, hl_lock_check(self->lock, &error), &error);
+}
+
+/***
+Seconds for which the store will keep the lock without hearing from us;
+`math.huge` where it keeps it as long as the process lives, 0 when it is not
+held.
+@function handle:remaining
+@treturn number seconds
+*/
+static int handle_remaining(lua_State *L) {
+  hll_handle *self = handle_check(L);
+  losses_tell(L);
+  int64_t left = self->lock ? hl_lock_remaining(self->lock) : 0;
+  lua_pushnumber(L, left == HL_FOREVER ? (lua_Number)HUGE_VAL
+                                       : (lua_Number)left / 1000);
+  return 1;
+}
+
+/***
+More locks in the same transaction. May break the common order, so it, and only
+it, can deadlock; then the handle holds nothing any more.
+@function handle:extend
+@tparam table target
+@tparam[opt] table options `timeout`, `mode`, `label`
+@treturn[1] boolean true
+@return[2] nil
+@return[2] err `timeout`, `deadlock`, `lost`, `released`, `not_provisioned` ...
+*/
+static int handle_extend(lua_State *L) {
+  hll_acquire_options options;
+  hl_error error;
+  hll_handle *self = handle_check(L);
+  lua_settop(L, 3);
+  hll_acquire_options_read(L, 3, &options);
+  if (!self->lock) return collected(L);
+  losses_tell(L);
+  hl_plan *plan =
+      hll_plan_push(L, hl_plan_layout(hl_lock_plan(self->lock)));
+  hll_target_add(L, 2, plan, options.mode);
+  int status = hl_lock_extend(self->lock, plan, &options.core, &error);
+  if (status == HL_OK) return result(L, status, NULL);
+  int values = hll_failure(L, &error, 2);
+  if (status == HL_TIMEOUT || status == HL_DEADLOCK) {
+    hll_getuservalue(L, 1);
+    lua_rawgeti(L, -1, 1);
+    hll_manager *manager = hll_testudata(L, -1, HLL_MANAGER);
+    lua_pop(L, 2);
+    if (manager && manager->manager)
+      hll_holders_attach(L, manager->manager, plan);
+  }
+  return values;
+}
+
+/* --------------------------------------------------------- metamethods */
+
+static int push_targets(lua_State *L, const hl_plan *plan) {
+  size_t n = hl_plan_target_count(plan);
+  lua_createtable(L, (int)n, 0);
+  for (size_t i = 0; i < n; i++) {
+    hll_target_push(L, plan, i);
+    lua_rawseti(L, -2, (int)i + 1);
+  }
+  return 1;
+}
+
+static const char *mode_name(const hl_lock *lock) {
+  return hl_lock_mode(lock) == HL_SHARED ? "shared" : "exclusive";
+}
+
+/* Methods (upvalue 1), and the fields mode, token, level, waited, targets. */
+static int handle_index(lua_State *L) {
+  hll_handle *self = hll_handle_test(L, 1);
+  lua_settop(L, 2);
+  lua_pushvalue(L, 2);
+  lua_rawget(L, lua_upvalueindex(1));
+  if (!lua_isnil(L, -1)) return 1;
+  if (!self || !self->lock || lua_type(L, 2) != LUA_TSTRING) return 1;
+
+  const hl_lock *lock = self->lock;
+  const char *field = lua_tostring(L, 2);
+  if (strcmp(field, "mode") == 0) {
+    lua_pushstring(L, mode_name(lock));
+  } else if (strcmp(field, "token") == 0) {
+    char token[17];
+    (void)snprintf(token, sizeof token, "%016llx",
+                   (unsigned long long)hl_lock_token(lock));
+    lua_pushstring(L, token);
+  } else if (strcmp(field, "level") == 0) {
+    lua_pushinteger(L, (lua_Integer)hl_lock_level(lock));
+  } else if (strcmp(field, "waited") == 0) {
+    lua_pushnumber(L, (lua_Number)hl_lock_waited(lock) / 1000);
+  } else if (strcmp(field, "targets") == 0) {
+    return push_targets(L, hl_lock_plan(lock));
+  } else {
+    return 1;
+  }
+  return 1;
+}
+
+static int handle_tostring(lua_State *L) {
+  static const char *const states[] = {
+      [HL_HELD] = "held",
+      [HL_RELEASED] = "released",
+      [HL_LOST] = "lost",
+      [HL_FOREIGN] = "of another process",
+  };
+  char text[512];
+  hll_handle *self = handle_check(L);
+  if (!self->lock) {
+    lua_pushliteral(L, "hierlock.handle (released)");
+    return 1;
+  }
+  lua_pushfstring(
+      L, "hierlock.handle (%s %s, %s)", mode_name(self->lock),
+      hl_plan_describe(hl_lock_plan(self->lock), text, sizeof text),
+      states[hl_lock_look(self->lock)]);
+  return 1;
+}
+
+/* Frees; never blocks, never raises. */
+static int handle_gc(lua_State *L) {
+  hll_handle *self = hll_handle_test(L, 1);
+  if (self && self->lock) {
+    hl_lock *lock = self->lock;
+    self->lock = NULL;
+    hl_lock_free(lock);
+  }
+  return 0;
+}
+
+static int handle_close(lua_State *L) {
+  hll_handle *self = hll_handle_test(L, 1);
+  if (self && self->lock) (void)hl_lock_release(self->lock, false, NULL);
+  return 0;
+}
+
+static const luaL_Reg methods[] = {
+    {"release", handle_release},     {"is_held", handle_is_held},
+    {"check", handle_check_held},    {"remaining", handle_remaining},
+    {"extend", handle_extend},       {NULL, NULL},
+};
+
+static const luaL_Reg metamethods[] = {
+    {"__gc", handle_gc},
+    {"__close", handle_close},
+    {"__tostring", handle_tostring},
+    {NULL, NULL},
+};
+
+hll_handle *hll_handle_push(lua_State *L, int shared) {
+  hll_handle *self = hll_newuserdata(L, sizeof *self);
+  self->lock = NULL;
+  lua_pushvalue(L, shared);
+  hll_setuservalue(L, -2);
+  luaL_getmetatable(L, HLL_HANDLE);
+  lua_setmetatable(L, -2);
+  return self;
+}
+
+void hll_handle_register(lua_State *L) {
+  (void)luaL_newmetatable(L, HLL_HANDLE);
+  hll_setfuncs(L, metamethods);
+  lua_pushliteral(L, HLL_HANDLE);
+  lua_setfield(L, -2, "__name");
+  lua_newtable(L);
+  hll_setfuncs(L, methods);
+  lua_pushcclosure(L, handle_index, 1);
+  lua_setfield(L, -2, "__index");
+  lua_pop(L, 1);
+}

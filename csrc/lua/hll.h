@@ -1,0 +1,124 @@
+/*
+ * hll.h - the Lua binding: one C file for each class, each in the order
+ * methods, metamethods, tables of functions, push and check. The binding checks
+ * arguments, makes userdata and calls the core; it decides nothing.
+ *
+ * Misuse raises (hll_misuse); everything else is `nil, err` (hll_failure).
+ *
+ * Nothing is held while Lua may raise for want of memory: a handle is made
+ * first, empty, with its metatable; then the core is called; then the handle is
+ * filled in, which allocates nothing.
+ */
+#ifndef HIERLOCK_LUA_HLL_H
+#define HIERLOCK_LUA_HLL_H
+
+#include "compat.h"
+#include "hierlock.h"
+
+#define HLL_MANAGER "hierlock.manager"
+#define HLL_HANDLE "hierlock.handle"
+#define HLL_PLAN "hierlock.plan"
+#define HLL_ERROR "hierlock.error"
+#define HLL_HOLDERS "hierlock.holders"
+#define HLL_STORE "hierlock.store"
+
+/* ---- error.c */
+
+/* Raises with the position of the first caller outside of this library. */
+int hll_misuse(lua_State *L, const char *format, ...);
+/* Pushes nil, err and returns 2; raises what is misuse, or want of memory.
+   target: stack index of a value for err.target, 0 where there is none. */
+int hll_failure(lua_State *L, const hl_error *error, int target);
+/* Pushes nil, err with a status and a message of the binding's own. */
+int hll_fail(lua_State *L, int status, const char *message);
+int hll_is_error(lua_State *L);
+void hll_error_register(lua_State *L);
+
+/* ---- options.c */
+
+/* `what` names the option or argument in messages. */
+int64_t hll_milliseconds(lua_State *L, int index, const char *what);
+/* Calls each(L, context) for the fields of the table at index (none or nil: no
+   fields) with the value on the top and its name; each returns false for a
+   name that it does not know, which raises. */
+typedef int (*hll_option_fn)(lua_State *L, const char *name, void *context);
+void hll_options(lua_State *L, int index, hll_option_fn each, void *context);
+hl_mode hll_mode(lua_State *L, int index);
+/* A layout from fields levels and buckets; see hll_layout_option. */
+typedef struct hll_layout_options {
+  const char *names[HL_LEVELS_MAX];
+  unsigned levels; /* 0: the default */
+  uint32_t buckets;
+} hll_layout_options;
+/* Takes the value on the top for options levels and buckets; returns false when
+   name is neither. The names point into Lua strings of the caller's table. */
+int hll_layout_option(lua_State *L, const char *name,
+                      hll_layout_options *options);
+hl_layout *hll_layout_new(lua_State *L, const hll_layout_options *options);
+
+/* ---- target.c */
+
+/* Adds the target at index to the plan. mode: for a target without its own. */
+void hll_target_add(lua_State *L, int index, hl_plan *plan, hl_mode mode);
+void hll_targets_add(lua_State *L, int index, hl_plan *plan, hl_mode mode);
+/* An id at a stack index, for the level; the bytes live as long as the value,
+   or in `room`. */
+hl_id hll_id(lua_State *L, int index, const char *level, char room[24]);
+/* Pushes a target of the plan as a table keyed by level. */
+void hll_target_push(lua_State *L, const hl_plan *plan, size_t i);
+
+/* ---- plan.c */
+
+/* Pushes an empty plan. */
+hl_plan *hll_plan_push(lua_State *L, hl_layout *layout);
+int hll_plan_new(lua_State *L);
+void hll_plan_register(lua_State *L);
+
+/* ---- manager.c */
+
+/* A manager's uservalue is a table that its handles share:
+     [1] the manager itself, so that a handle keeps it alive
+     on_lost   the callback, where there is one
+     handles   then: the handles that are held, as weak keys */
+typedef struct hll_manager {
+  hl_manager *manager; /* NULL once closed */
+  uint64_t losses;     /* as many have been told to on_lost */
+} hll_manager;
+
+int hll_manager_open(lua_State *L);
+/* The manager at stack index 1; raises when it is closed. Tells on_lost. */
+hll_manager *hll_manager_check(lua_State *L);
+/* Tells on_lost what has been lost; the shared table is at index. */
+void hll_losses_tell(lua_State *L, int shared);
+void hll_manager_register(lua_State *L);
+
+/* ---- acquire.c */
+
+/* The methods that acquire, for the manager's class. */
+extern const luaL_Reg hll_acquire_methods[];
+/* Adds err.holders, where they can be seen, to the err on the top. */
+void hll_holders_attach(lua_State *L, hl_manager *manager, hl_plan *plan);
+/* manager:holders(target) */
+int hll_holders(lua_State *L);
+void hll_holders_register(lua_State *L);
+/* Options of an acquisition: timeout, mode, label. Those point into the table
+   at index. */
+typedef struct hll_acquire_options {
+  hl_options core;
+  hl_mode mode;
+} hll_acquire_options;
+void hll_acquire_options_read(lua_State *L, int index,
+                              hll_acquire_options *options);
+
+/* ---- handle.c */
+
+typedef struct hll_handle {
+  hl_lock *lock; /* NULL before it is granted, and after collection */
+} hll_handle;
+
+/* Pushes an empty handle that shares the table at index. */
+hll_handle *hll_handle_push(lua_State *L, int shared);
+hll_handle *hll_handle_test(lua_State *L, int index);
+void hll_handle_register(lua_State *L);
+
+#endif

@@ -1,0 +1,285 @@
+/*
+ * manager.c - class hierlock.manager: opening, closing, and what a manager tells
+ * about itself. Acquiring is in acquire.c.
+ */
+#include "hll.h"
+
+#include "store.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static hll_manager *manager_test(lua_State *L, int index) {
+  return hll_testudata(L, index, HLL_MANAGER);
+}
+
+hll_manager *hll_manager_check(lua_State *L) {
+  hll_manager *self = manager_test(L, 1);
+  if (!self)
+    hll_misuse(L, "self must be a manager, not %s; call it with a colon",
+               luaL_typename(L, 1));
+  if (!self->manager) hll_misuse(L, "the manager is closed");
+  hll_getuservalue(L, 1);
+  hll_losses_tell(L, lua_gettop(L));
+  lua_pop(L, 1);
+  return self;
+}
+
+void hll_losses_tell(lua_State *L, int shared) {
+  lua_rawgeti(L, shared, 1);
+  hll_manager *self = manager_test(L, -1);
+  lua_pop(L, 1);
+  if (!self || !self->manager) return;
+  uint64_t losses = hl_manager_losses(self->manager);
+  if (losses == self->losses) return;
+  self->losses = losses;
+  lua_getfield(L, shared, "handles");
+  if (!lua_istable(L, -1)) {
+    lua_pop(L, 1);
+    return;
+  }
+  /* Collected first, called afterwards: a callback may acquire. */
+  int handles = lua_gettop(L);
+  lua_newtable(L);
+  int lost = handles + 1, n = 0;
+  for (lua_pushnil(L); lua_next(L, handles); lua_pop(L, 1)) {
+    hll_handle *handle = hll_handle_test(L, -2);
+    if (handle && handle->lock && hl_lock_look(handle->lock) == HL_LOST) {
+      lua_pushvalue(L, -2);
+      lua_rawseti(L, lost, ++n);
+    }
+  }
+  for (int i = 1; i <= n; i++) {
+    lua_rawgeti(L, lost, i);
+    lua_pushnil(L);
+    lua_rawset(L, handles); /* it is told once */
+  }
+  for (int i = 1; i <= n; i++) {
+    lua_getfield(L, shared, "on_lost");
+    lua_rawgeti(L, lost, i);
+    (void)hll_fail(L, HL_ELOST, "the lock was lost while it was held");
+    lua_remove(L, -2); /* the nil of nil, err */
+    lua_call(L, 2, 0);
+  }
+  lua_settop(L, handles - 1);
+}
+
+/* ------------------------------------------------------------- opening */
+
+typedef struct open_options {
+  hl_config config;
+  hll_layout_options layout;
+  bool on_lost;
+} open_options;
+
+static int open_option(lua_State *L, const char *name, void *context) {
+  open_options *options = context;
+  hl_config *config = &options->config;
+  if (strcmp(name, "timeout") == 0) {
+    config->timeout = hll_milliseconds(L, -1, "timeout");
+  } else if (strcmp(name, "hold_timeout") == 0) {
+    config->hold_timeout = hll_milliseconds(L, -1, "hold_timeout");
+  } else if (strcmp(name, "pool_size") == 0) {
+    lua_Number size = lua_tonumber(L, -1);
+    if (lua_type(L, -1) != LUA_TNUMBER || !(size >= 1 && size <= 100000) ||
+        (lua_Number)(unsigned)size != size)
+      hll_misuse(L, "pool_size must be a whole number from 1 to 100000");
+    config->pool_size = (unsigned)size;
+  } else if (strcmp(name, "application") == 0) {
+    if (lua_type(L, -1) != LUA_TSTRING)
+      hll_misuse(L, "application must be a string, not %s",
+                 luaL_typename(L, -1));
+    config->application = lua_tostring(L, -1);
+  } else if (strcmp(name, "on_lost") == 0) {
+    if (!lua_isfunction(L, -1))
+      hll_misuse(L, "on_lost must be a function, not %s",
+                 luaL_typename(L, -1));
+    options->on_lost = true;
+  } else if (strcmp(name, "loop") == 0) {
+    if (lua_type(L, -1) != LUA_TSTRING ||
+        (strcmp(lua_tostring(L, -1), "block") != 0 &&
+         strcmp(lua_tostring(L, -1), "auto") != 0))
+      hll_misuse(L, "loop must be \"block\" or \"auto\": this version knows no "
+                    "event loop yet");
+  } else {
+    return hll_layout_option(L, name, &options->layout);
+  }
+  return 1;
+}
+
+/* A store that is a module of its own is loaded at first use, by `require`: its
+   userdata holds the address of its hl_store_ops. Returns NULL with a message
+   on the stack. */
+static const hl_store_ops *load_store(lua_State *L, const char *name) {
+  lua_getglobal(L, "require");
+  lua_pushfstring(L, "hierlock.store.%s", name);
+  if (lua_pcall(L, 1, 1, 0) == 0) {
+    const hl_store_ops **ops = hll_testudata(L, -1, HLL_STORE);
+    if (ops) return *ops;
+    lua_pushliteral(L, "it is no store");
+  }
+  if (!lua_isstring(L, -1)) lua_pushliteral(L, "unknown reason");
+  /* Of the list of places that were searched, the first line will do. */
+  const char *reason = lua_tostring(L, -1);
+  lua_pushlstring(L, reason, strcspn(reason, "\n"));
+  lua_pushfstring(L,
+                  "the %s store is not built or cannot be loaded (it needs "
+                  "libmysqlclient or MariaDB Connector/C): %s",
+                  name, lua_tostring(L, -1));
+  return NULL;
+}
+
+/***
+Opens a manager.
+@function hierlock.open
+@string[opt] dsn `mysql://...`, `user:password@tcp(...)/...`, `file:...` or
+  `null:`; absent, `$HIERLOCK_DSN`; absent too, `file:`
+@tparam[opt] table options `timeout`, `hold_timeout`, `levels`, `buckets`,
+  `pool_size`, `application`, `on_lost`, `loop`
+@treturn[1] manager
+@return[2] nil
+@return[2] err `dsn`, `connection`, `unsafe_server`, `mismatch`,
+  `not_provisioned`, `store`
+*/
+int hll_manager_open(lua_State *L) {
+  const hl_store_ops *stores[2] = {NULL, NULL};
+  open_options options = {HL_CONFIG_INIT, {.levels = 0}, false};
+  hl_error error;
+  lua_settop(L, 2);
+  if (!lua_isnil(L, 1) && lua_type(L, 1) != LUA_TSTRING)
+    hll_misuse(L, "dsn must be a string, not %s", luaL_typename(L, 1));
+  options.config.dsn = lua_tostring(L, 1);
+  hll_options(L, 2, open_option, &options);
+
+  hll_manager *self = hll_newuserdata(L, sizeof *self);
+  int manager = lua_gettop(L);
+  self->manager = NULL;
+  self->losses = 0;
+  lua_newtable(L);
+  lua_pushvalue(L, manager);
+  lua_rawseti(L, -2, 1);
+  if (options.on_lost) {
+    lua_getfield(L, 2, "on_lost");
+    lua_setfield(L, -2, "on_lost");
+    lua_newtable(L);
+    lua_createtable(L, 0, 1);
+    lua_pushliteral(L, "k");
+    lua_setfield(L, -2, "__mode");
+    lua_setmetatable(L, -2);
+    lua_setfield(L, -2, "handles");
+  }
+  hll_setuservalue(L, manager);
+  luaL_getmetatable(L, HLL_MANAGER);
+  lua_setmetatable(L, manager);
+
+  if (!options.config.dsn) options.config.dsn = getenv("HIERLOCK_DSN");
+  if (!options.config.dsn) options.config.dsn = "file:";
+  /* Everything that may raise comes before what must not be lost. */
+  const char *store = hl_dsn_store(options.config.dsn, &error);
+  if (!store) return hll_failure(L, &error, 0);
+  if (strcmp(store, "mysql") == 0) {
+    stores[0] = load_store(L, store);
+    if (!stores[0]) return hll_fail(L, HL_ESTORE, lua_tostring(L, -1));
+    options.config.stores = stores;
+  }
+  options.config.layout = hll_layout_new(L, &options.layout);
+  int status = hl_manager_open(&options.config, &self->manager, &error);
+  hl_layout_unref(options.config.layout);
+  if (status) return hll_failure(L, &error, 0);
+  lua_settop(L, manager);
+  return 1;
+}
+
+/* ------------------------------------------------------------- methods */
+
+static int manager_close(lua_State *L) {
+  hll_manager *self = manager_test(L, 1);
+  if (self && self->manager) {
+    hl_manager *manager = self->manager;
+    self->manager = NULL;
+    hl_manager_close(manager);
+  }
+  return 0;
+}
+
+/***
+Releases everything that the manager's handles hold, and ends it. Idempotent.
+@function manager:close
+@treturn boolean true
+*/
+static int manager_close_method(lua_State *L) {
+  if (!manager_test(L, 1))
+    hll_misuse(L, "self must be a manager, not %s; call it with a colon",
+               luaL_typename(L, 1));
+  (void)manager_close(L);
+  lua_pushboolean(L, 1);
+  return 1;
+}
+
+/***
+Counters since the manager was opened, and what is held and awaited now.
+@function manager:stats
+@treturn table `acquired`, `waited`, `released`, `timeouts`, `deadlocks`,
+  `cancelled`, `busy`, `lost`, `errors`, `reconnects`, `wait_seconds`, `held`,
+  `waiting`, `connections`
+*/
+static int manager_stats(lua_State *L) {
+  hl_stats s;
+  hl_manager_stats(hll_manager_check(L)->manager, &s);
+  const struct {
+    const char *name;
+    uint64_t value;
+  } counters[] = {
+      {"acquired", s.acquired},     {"waited", s.waited},
+      {"released", s.released},     {"timeouts", s.timeouts},
+      {"deadlocks", s.deadlocks},   {"cancelled", s.cancelled},
+      {"busy", s.busy},             {"lost", s.lost},
+      {"errors", s.errors},         {"reconnects", s.reconnects},
+      {"held", s.held},             {"waiting", s.waiting},
+      {"connections", s.connections},
+  };
+  const int n = sizeof counters / sizeof *counters;
+  lua_createtable(L, 0, n + 1);
+  for (int i = 0; i < n; i++) {
+    lua_pushinteger(L, (lua_Integer)counters[i].value);
+    lua_setfield(L, -2, counters[i].name);
+  }
+  lua_pushnumber(L, (lua_Number)s.wait_ms / 1000);
+  lua_setfield(L, -2, "wait_seconds");
+  return 1;
+}
+
+/* --------------------------------------------------------- metamethods */
+
+static int manager_tostring(lua_State *L) {
+  hll_manager *self = manager_test(L, 1);
+  lua_pushfstring(L, "hierlock.manager (%s)",
+                  self && self->manager ? "open" : "closed");
+  return 1;
+}
+
+static const luaL_Reg methods[] = {
+    {"close", manager_close_method},
+    {"stats", manager_stats},
+    {"holders", hll_holders},
+    {NULL, NULL},
+};
+
+static const luaL_Reg metamethods[] = {
+    {"__gc", manager_close},
+    {"__close", manager_close},
+    {"__tostring", manager_tostring},
+    {NULL, NULL},
+};
+
+void hll_manager_register(lua_State *L) {
+  (void)luaL_newmetatable(L, HLL_MANAGER);
+  hll_setfuncs(L, metamethods);
+  lua_pushliteral(L, HLL_MANAGER);
+  lua_setfield(L, -2, "__name");
+  lua_newtable(L);
+  hll_setfuncs(L, methods);
+  hll_setfuncs(L, hll_acquire_methods);
+  lua_setfield(L, -2, "__index");
+  lua_pop(L, 1);
+}

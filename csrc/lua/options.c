@@ -1,0 +1,87 @@
+/*
+ * options.c - option tables. A name that nobody knows raises: a misspelt
+ * option that is silently ignored is how programs run without a limit for
+ * years.
+ */
+#include "hll.h"
+
+#include <math.h>
+#include <string.h>
+
+int64_t hll_milliseconds(lua_State *L, int index, const char *what) {
+  if (lua_type(L, index) != LUA_TNUMBER)
+    hll_misuse(L, "%s must be a number of seconds, not %s", what,
+               luaL_typename(L, index));
+  lua_Number seconds = lua_tonumber(L, index);
+  if (!(seconds >= 0))
+    hll_misuse(L, "%s must not be negative or NaN", what);
+  /* Never shorter than asked; beyond a thousand years it is for ever. */
+  if (seconds > 31536000000.0) return HL_FOREVER;
+  return (int64_t)ceil((double)seconds * 1000.0 - 1e-6);
+}
+
+void hll_options(lua_State *L, int index, hll_option_fn each, void *context) {
+  if (lua_isnoneornil(L, index)) return;
+  index = hll_absindex(L, index);
+  if (!lua_istable(L, index))
+    hll_misuse(L, "options must be a table, not %s", luaL_typename(L, index));
+  lua_pushnil(L);
+  while (lua_next(L, index)) {
+    if (lua_type(L, -2) != LUA_TSTRING)
+      hll_misuse(L, "options has a key that is no string");
+    const char *name = lua_tostring(L, -2);
+    if (!each(L, name, context)) hll_misuse(L, "unknown option '%s'", name);
+    lua_pop(L, 1);
+  }
+}
+
+hl_mode hll_mode(lua_State *L, int index) {
+  if (lua_type(L, index) == LUA_TSTRING) {
+    const char *mode = lua_tostring(L, index);
+    if (strcmp(mode, "exclusive") == 0) return HL_EXCLUSIVE;
+    if (strcmp(mode, "shared") == 0) return HL_SHARED;
+  }
+  hll_misuse(L, "mode must be \"exclusive\" or \"shared\"");
+  return HL_EXCLUSIVE;
+}
+
+int hll_layout_option(lua_State *L, const char *name,
+                      hll_layout_options *options) {
+  if (strcmp(name, "buckets") == 0) {
+    lua_Number buckets = lua_tonumber(L, -1);
+    if (lua_type(L, -1) != LUA_TNUMBER || !(buckets >= 1) ||
+        buckets > 2147483647.0 || floor((double)buckets) != (double)buckets)
+      hll_misuse(L, "buckets must be a whole number from 1 to 2147483647");
+    options->buckets = (uint32_t)buckets;
+    return 1;
+  }
+  if (strcmp(name, "levels") != 0) return 0;
+  if (!lua_istable(L, -1))
+    hll_misuse(L, "levels must be a list of names, not %s",
+               luaL_typename(L, -1));
+  size_t n = hll_rawlen(L, -1);
+  if (n < 1 || n > HL_LEVELS_MAX)
+    hll_misuse(L, "levels must be a list of 1 to %d names", HL_LEVELS_MAX);
+  for (size_t i = 0; i < n; i++) {
+    lua_rawgeti(L, -1, (int)i + 1);
+    if (lua_type(L, -1) != LUA_TSTRING ||
+        strlen(lua_tostring(L, -1)) != hll_rawlen(L, -1))
+      hll_misuse(L, "levels must be a list of names; number %d is none",
+                 (int)i + 1);
+    options->names[i] = lua_tostring(L, -1);
+    if (strcmp(options->names[i], "mode") == 0)
+      hll_misuse(L, "a level cannot be named 'mode'");
+    lua_pop(L, 1); /* the list keeps the string */
+  }
+  options->levels = (unsigned)n;
+  return 1;
+}
+
+hl_layout *hll_layout_new(lua_State *L, const hll_layout_options *options) {
+  hl_layout *layout;
+  hl_error error;
+  if (hl_layout_new(options->levels ? options->names : NULL, options->levels,
+                    options->buckets, &layout, &error))
+    (void)hll_failure(L, &error, 0);
+  return layout;
+}

@@ -1,0 +1,203 @@
+/*
+ * plan.c - class hierlock.plan: the rows that targets need, and the SQL that
+ * locks them in a transaction of the caller's own.
+ */
+#include "hll.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct hll_plan {
+  hl_plan *plan; /* NULL before it is made, and after collection */
+  char *sql;     /* on its way to Lua; NULL otherwise */
+} hll_plan;
+
+static hll_plan *plan_check(lua_State *L) {
+  hll_plan *self = hll_testudata(L, 1, HLL_PLAN);
+  if (!self || !self->plan) hll_misuse(L, "self must be a plan");
+  return self;
+}
+
+/* ------------------------------------------------------------- methods */
+
+/***
+Rows in locking order, each once: `{{level=0, bucket=3142546, mode="shared"}, ...}`.
+@function plan:rows
+@treturn {table,...} rows
+*/
+static int plan_rows(lua_State *L) {
+  size_t n;
+  const hl_row *rows = hl_plan_rows(plan_check(L)->plan, &n);
+  lua_createtable(L, (int)n, 0);
+  for (size_t i = 0; i < n; i++) {
+    lua_createtable(L, 0, 3);
+    lua_pushinteger(L, rows[i].level);
+    lua_setfield(L, -2, "level");
+    lua_pushinteger(L, (lua_Integer)rows[i].bucket);
+    lua_setfield(L, -2, "bucket");
+    lua_pushstring(L, rows[i].mode == HL_SHARED ? "shared" : "exclusive");
+    lua_setfield(L, -2, "mode");
+    lua_rawseti(L, -2, (int)i + 1);
+  }
+  return 1;
+}
+
+static bool is_identifier(const char *s) {
+  static const char allowed[] =
+      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_$";
+  size_t n = strlen(s);
+  return n >= 1 && n <= 64 && strspn(s, allowed) == n;
+}
+
+/***
+The one statement that locks the rows, for a transaction of the caller's own.
+Count the rows that it returns, and ask `verify`: a missing row locks nothing.
+@function plan:sql
+@string dialect `"mysql"` or `"mariadb"`
+@string[opt="hier_lock_buckets"] table
+@treturn string a SELECT
+*/
+static int plan_sql(lua_State *L) {
+  hll_plan *self = plan_check(L);
+  const char *name = lua_tostring(L, 2);
+  hl_dialect dialect = HL_MYSQL;
+  if (name && strcmp(name, "mariadb") == 0)
+    dialect = HL_MARIADB;
+  else if (!name || strcmp(name, "mysql") != 0)
+    hll_misuse(L, "dialect must be \"mysql\" or \"mariadb\"");
+  const char *table = "hier_lock_buckets";
+  if (!lua_isnoneornil(L, 3)) {
+    table = lua_tostring(L, 3);
+    if (!table || !is_identifier(table))
+      hll_misuse(L, "table must be the plain name of a table");
+  }
+  self->sql = hl_plan_sql(self->plan, dialect, table);
+  if (!self->sql) return luaL_error(L, "not enough memory");
+  lua_pushstring(L, self->sql);
+  free(self->sql);
+  self->sql = NULL;
+  return 1;
+}
+
+/***
+Whether nothing was missing: the statement returned as many rows as the plan has.
+@function plan:verify
+@int n number of rows that came back
+@treturn[1] boolean true
+@return[2] nil
+@return[2] err `not_provisioned`
+*/
+static int plan_verify(lua_State *L) {
+  hll_plan *self = plan_check(L);
+  size_t rows;
+  (void)hl_plan_rows(self->plan, &rows);
+  if (lua_type(L, 2) != LUA_TNUMBER)
+    hll_misuse(L, "n must be the number of rows, not %s", luaL_typename(L, 2));
+  if (lua_tonumber(L, 2) == (lua_Number)rows) {
+    lua_pushboolean(L, 1);
+    return 1;
+  }
+  char message[256];
+  (void)snprintf(message, sizeof message,
+                 "%.0f of %zu bucket rows came back; a missing row locks "
+                 "nothing: roll back, and run `hierlock provision`",
+                 (double)lua_tonumber(L, 2), rows);
+  return hll_fail(L, HL_ENOT_PROVISIONED, message);
+}
+
+/* --------------------------------------------------------- metamethods */
+
+static int plan_gc(lua_State *L) {
+  hll_plan *self = hll_testudata(L, 1, HLL_PLAN);
+  if (self) {
+    hl_plan_free(self->plan);
+    free(self->sql);
+    self->plan = NULL;
+    self->sql = NULL;
+  }
+  return 0;
+}
+
+static int plan_tostring(lua_State *L) {
+  char text[512];
+  hll_plan *self = plan_check(L);
+  lua_pushfstring(L, "hierlock.plan (%s)",
+                  hl_plan_describe(self->plan, text, sizeof text));
+  return 1;
+}
+
+static const luaL_Reg methods[] = {
+    {"rows", plan_rows},
+    {"sql", plan_sql},
+    {"verify", plan_verify},
+    {NULL, NULL},
+};
+
+static const luaL_Reg metamethods[] = {
+    {"__gc", plan_gc},
+    {"__tostring", plan_tostring},
+    {NULL, NULL},
+};
+
+static hll_plan *push_empty(lua_State *L) {
+  hll_plan *self = hll_newuserdata(L, sizeof *self);
+  self->plan = NULL;
+  self->sql = NULL;
+  luaL_getmetatable(L, HLL_PLAN);
+  lua_setmetatable(L, -2);
+  return self;
+}
+
+hl_plan *hll_plan_push(lua_State *L, hl_layout *layout) {
+  hll_plan *self = push_empty(L);
+  self->plan = hl_plan_new(layout);
+  if (!self->plan) (void)luaL_error(L, "not enough memory");
+  return self->plan;
+}
+
+typedef struct plan_options {
+  hll_layout_options layout;
+  hl_mode mode;
+} plan_options;
+
+static int plan_option(lua_State *L, const char *name, void *context) {
+  plan_options *options = context;
+  if (strcmp(name, "mode") == 0) {
+    options->mode = hll_mode(L, -1);
+    return 1;
+  }
+  return hll_layout_option(L, name, &options->layout);
+}
+
+/***
+Makes a plan, without any store.
+@function hierlock.plan
+@tparam {target,...} targets
+@tparam[opt] table options `mode`, `levels`, `buckets`
+@treturn plan
+*/
+int hll_plan_new(lua_State *L) {
+  plan_options options = {.mode = HL_EXCLUSIVE};
+  lua_settop(L, 2);
+  hll_options(L, 2, plan_option, &options);
+  hll_plan *self = push_empty(L);
+  hl_layout *layout = hll_layout_new(L, &options.layout);
+  self->plan = hl_plan_new(layout);
+  hl_layout_unref(layout);
+  if (!self->plan) return luaL_error(L, "not enough memory");
+  hll_targets_add(L, 1, self->plan, options.mode);
+  return 1;
+}
+
+void hll_plan_register(lua_State *L) {
+  (void)luaL_newmetatable(L, HLL_PLAN);
+  hll_setfuncs(L, metamethods);
+  lua_pushliteral(L, HLL_PLAN);
+  lua_setfield(L, -2, "__name");
+  lua_newtable(L);
+  hll_setfuncs(L, methods);
+  lua_setfield(L, -2, "__index");
+  lua_pop(L, 1);
+}
