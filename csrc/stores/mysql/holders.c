@@ -1,0 +1,209 @@
+/*
+ * holders.c - who holds or awaits a row. Each session says so itself, in its user
+ * variable @hierlock, which others see in performance_schema:
+ *
+ *     2 SEP since SEP application SEP host SEP pid SEP mode SEP path SEP label
+ *     SEP rows
+ *
+ * with SEP the byte 0x1F, and rows such as "0.3142546s,2.185732x". On MySQL,
+ * data_locks says which sessions hold which rows, programs of others included,
+ * and @hierlock who they are. MariaDB lists only contended locks; there we go by
+ * the transactions that are open, and by what they say of themselves.
+ *
+ * Looking costs the server milliseconds: only on demand, and filtered.
+ */
+#include "mysql_store.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SEPARATOR "\x1f"
+#define FIELDS 9
+#define QUERY_MAX 16384
+/* As many rows are asked for; whoever asks for more gets those of the first. */
+#define ASKED_MAX 200
+
+size_t hl__mysql_tag(const hl__mysql_session *session,
+                     const hl_request *request, char tag[HL__TAG_MAX]) {
+  const hl_store_config *config = session->store->config;
+  char label[128];
+  (void)hl__escape(label, sizeof label, request->label ? request->label : "",
+                   request->label_size);
+  int used = snprintf(
+      tag, HL__TAG_MAX,
+      "2" SEPARATOR "%lld" SEPARATOR "%s" SEPARATOR "%s" SEPARATOR
+      "%lld" SEPARATOR "%c" SEPARATOR "%s" SEPARATOR "%s" SEPARATOR,
+      (long long)hl__unix_ms(), config->application, config->host,
+      (long long)config->pid, request->mode == HL_SHARED ? 's' : 'x',
+      request->path, label);
+  size_t n = used < 0 ? 0 : (size_t)used;
+  for (size_t i = 0; i < request->n && n + 32 < HL__TAG_MAX; i++)
+    n += (size_t)snprintf(tag + n, HL__TAG_MAX - n, "%u.%" PRIu32 "%c,",
+                          (unsigned)request->rows[i].level,
+                          request->rows[i].bucket,
+                          request->rows[i].mode == HL_SHARED ? 's' : 'x');
+  return n;
+}
+
+/* What a session says of itself; the fields point into its text, which is cut
+   up. False: it is not of our making. */
+static bool tag_read(char *text, hl_holder *holder, char **rows) {
+  char *fields[FIELDS];
+  for (int i = 0; i < FIELDS; i++) {
+    if (!text) return false;
+    fields[i] = text;
+    text = strchr(text, SEPARATOR[0]);
+    if (text) *text++ = '\0';
+  }
+  if (strcmp(fields[0], "2") != 0) return false;
+  memset(holder, 0, sizeof *holder);
+  holder->since_ms = strtoll(fields[1], NULL, 10);
+  (void)snprintf(holder->application, sizeof holder->application, "%s",
+                 fields[2]);
+  (void)snprintf(holder->host, sizeof holder->host, "%s", fields[3]);
+  holder->pid = strtoll(fields[4], NULL, 10);
+  holder->mode = fields[5][0] == 's' ? HL_SHARED : HL_EXCLUSIVE;
+  (void)snprintf(holder->path, sizeof holder->path, "%s", fields[6]);
+  (void)snprintf(holder->label, sizeof holder->label, "%s", fields[7]);
+  *rows = fields[8];
+  return true;
+}
+
+static bool conflicts(const hl_row *rows, size_t n, unsigned level,
+                      uint32_t bucket, hl_mode mode) {
+  for (size_t i = 0; i < n; i++)
+    if (rows[i].level == level && rows[i].bucket == bucket &&
+        hl__modes_conflict((hl_mode)rows[i].mode, mode))
+      return true;
+  return false;
+}
+
+/* Whether any of the rows that a session names conflicts with ours. */
+static bool rows_conflict(const hl_row *rows, size_t n, const char *named) {
+  unsigned level;
+  uint32_t bucket;
+  char mode;
+  int used;
+  while (sscanf(named, "%u.%" SCNu32 "%c,%n", &level, &bucket, &mode,
+                &used) == 3) {
+    if (conflicts(rows, n, level, bucket,
+                  mode == 's' ? HL_SHARED : HL_EXCLUSIVE))
+      return true;
+    named += used;
+  }
+  return false;
+}
+
+/* ------------------------------------------------------------- MariaDB */
+
+static int holders_mariadb(hl__mysql_session *session, const hl_row *rows,
+                           size_t n, hl_holder_fn fn, void *context,
+                           hl_error *error) {
+  static const char sql[] =
+      "SELECT u.VARIABLE_VALUE,x.trx_state='LOCK WAIT' "
+      "FROM information_schema.INNODB_TRX x "
+      "JOIN performance_schema.threads t ON t.PROCESSLIST_ID="
+      "x.trx_mysql_thread_id "
+      "JOIN performance_schema.user_variables_by_thread u ON "
+      "u.THREAD_ID=t.THREAD_ID AND u.VARIABLE_NAME='hierlock' "
+      "WHERE t.PROCESSLIST_ID<>CONNECTION_ID()";
+  MYSQL_RES *result;
+  MYSQL_ROW row;
+  int status = hl__mysql_query(session, sql, sizeof sql - 1, &result, error);
+  if (status) return status;
+  while (result && (row = mysql_fetch_row(result))) {
+    hl_holder holder;
+    char *named;
+    if (!row[0] || !tag_read(row[0], &holder, &named) ||
+        !rows_conflict(rows, n, named))
+      continue;
+    holder.waiting = row[1] && row[1][0] == '1';
+    fn(context, &holder);
+  }
+  mysql_free_result(result);
+  return HL_OK;
+}
+
+/* --------------------------------------------------------------- MySQL */
+
+static size_t mysql_sql(const hl__mysql_session *session, const hl_row *rows,
+                        size_t n, char sql[QUERY_MAX]) {
+  int used = snprintf(
+      sql, QUERY_MAX,
+      "SELECT d.LOCK_DATA,d.LOCK_MODE,d.LOCK_STATUS,t.PROCESSLIST_ID,"
+      "t.PROCESSLIST_HOST,u.VARIABLE_VALUE,"
+      "(SELECT a.ATTR_VALUE FROM performance_schema.session_connect_attrs a "
+      "WHERE a.PROCESSLIST_ID=t.PROCESSLIST_ID AND "
+      "a.ATTR_NAME='program_name'),"
+      "(SELECT a.ATTR_VALUE FROM performance_schema.session_connect_attrs a "
+      "WHERE a.PROCESSLIST_ID=t.PROCESSLIST_ID AND a.ATTR_NAME='_pid') "
+      "FROM performance_schema.data_locks d "
+      "LEFT JOIN performance_schema.threads t ON t.THREAD_ID=d.THREAD_ID "
+      "LEFT JOIN performance_schema.user_variables_by_thread u ON "
+      "u.THREAD_ID=d.THREAD_ID AND u.VARIABLE_NAME='hierlock' "
+      "WHERE d.OBJECT_SCHEMA=DATABASE() AND d.OBJECT_NAME='%s' AND "
+      "d.LOCK_TYPE='RECORD' AND NOT t.PROCESSLIST_ID<=>CONNECTION_ID() AND "
+      "d.LOCK_DATA IN (",
+      session->store->table);
+  size_t size = (size_t)used;
+  for (size_t i = 0; i < n; i++)
+    size += (size_t)snprintf(sql + size, QUERY_MAX - size, "%s'%u, %" PRIu32 "'",
+                             i ? "," : "", (unsigned)rows[i].level,
+                             rows[i].bucket);
+  /* Of one session, the row that it waits for, if any, comes first. */
+  size += (size_t)snprintf(sql + size, QUERY_MAX - size,
+                           ") ORDER BY t.PROCESSLIST_ID,d.LOCK_STATUS DESC");
+  return size;
+}
+
+/* A session that does not say who it is: another program's. */
+static void stranger_read(MYSQL_ROW row, hl_mode mode, hl_holder *holder) {
+  memset(holder, 0, sizeof *holder);
+  (void)snprintf(holder->application, sizeof holder->application, "%s",
+                 row[6] ? row[6] : "unknown");
+  (void)snprintf(holder->host, sizeof holder->host, "%s",
+                 row[4] ? row[4] : "");
+  holder->pid = row[7] ? strtoll(row[7], NULL, 10) : 0;
+  (void)snprintf(holder->path, sizeof holder->path, "bucket (%s)", row[0]);
+  holder->mode = mode;
+}
+
+static int holders_mysql(hl__mysql_session *session, const hl_row *rows,
+                         size_t n, hl_holder_fn fn, void *context,
+                         hl_error *error) {
+  char sql[QUERY_MAX];
+  MYSQL_RES *result;
+  MYSQL_ROW row;
+  if (n > ASKED_MAX) n = ASKED_MAX;
+  size_t size = mysql_sql(session, rows, n, sql);
+  int status = hl__mysql_query(session, sql, size, &result, error);
+  if (status) return status;
+  char previous[32] = "";
+  while (result && (row = mysql_fetch_row(result))) {
+    unsigned level;
+    uint32_t bucket;
+    hl_mode mode = row[1] && row[1][0] == 'S' ? HL_SHARED : HL_EXCLUSIVE;
+    const char *id = row[3] ? row[3] : "";
+    if (!row[0] || sscanf(row[0], "%u, %" SCNu32, &level, &bucket) != 2 ||
+        !conflicts(rows, n, level, bucket, mode) || strcmp(id, previous) == 0)
+      continue;
+    (void)snprintf(previous, sizeof previous, "%s", id);
+    hl_holder holder;
+    char *named;
+    if (!row[5] || !tag_read(row[5], &holder, &named))
+      stranger_read(row, mode, &holder);
+    holder.waiting = row[2] && strcmp(row[2], "WAITING") == 0;
+    fn(context, &holder);
+  }
+  mysql_free_result(result);
+  return HL_OK;
+}
+
+int hl__mysql_holders(hl__mysql_session *session, const hl_row *rows, size_t n,
+                      hl_holder_fn fn, void *context, hl_error *error) {
+  return session->dialect == HL_MARIADB
+             ? holders_mariadb(session, rows, n, fn, context, error)
+             : holders_mysql(session, rows, n, fn, context, error);
+}

@@ -1,0 +1,17 @@
+/*
+ * module.c - the Lua module hierlock.store.mysql: a userdata with the address of
+ * the store's operations, for the core to find.
+ */
+#include "hll.h"
+#include "store.h"
+
+__attribute__((visibility("default"))) int
+luaopen_hierlock_store_mysql(lua_State *L);
+
+int luaopen_hierlock_store_mysql(lua_State *L) {
+  const hl_store_ops **ops = hll_newuserdata(L, sizeof *ops);
+  *ops = &hl_store_mysql;
+  (void)luaL_newmetatable(L, HLL_STORE);
+  lua_setmetatable(L, -2);
+  return 1;
+}

@@ -1,0 +1,142 @@
+/*
+ * mysql_store.h - what the files of the MySQL store share. This folder is the
+ * only one that includes <mysql.h>, of Oracle's libmysqlclient or of MariaDB
+ * Connector/C.
+ *
+ *     mysql.c      the store's operations: the life of a session
+ *     connect.c    from a DSN to a logged-in connection; TLS, option files
+ *     server.c     does this server exclude? and is the table the right one?
+ *     statement.c  the one statement that locks the rows of a request
+ *     holders.c    who holds or awaits a row
+ *     module.c     the Lua module that hands the store to the core
+ *
+ * The session of a server:  connect, look (server.c), SET; then many times
+ * { lock statement, ROLLBACK }. With autocommit off and READ COMMITTED, the lock
+ * statement begins a transaction by itself, and no gap is ever locked.
+ */
+#ifndef HIERLOCK_MYSQL_STORE_H
+#define HIERLOCK_MYSQL_STORE_H
+
+#include "internal.h"
+#include "store.h"
+
+#include <mysql.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+
+#if defined(MARIADB_BASE_VERSION) || defined(MARIADB_PACKAGE_VERSION)
+#define HL_CONNECTOR_C 1
+#endif
+
+#define HL__MYSQL_NAME_MAX 64 /* of a table; the servers' own limit */
+
+typedef enum hl__tls {
+  HL__TLS_OFF,
+  HL__TLS_PREFERRED,
+  HL__TLS_REQUIRED,
+  HL__TLS_VERIFY_CA,
+  HL__TLS_VERIFY_IDENTITY
+} hl__tls;
+
+typedef struct hl__mysql_session hl__mysql_session;
+
+typedef struct hl__mysql_store {
+  hl_store base;
+  const hl_store_config *config;
+  hl__tls tls;
+  const char *tls_ca, *tls_cert, *tls_key, *my_cnf_group; /* NULL: none */
+  int64_t connect_timeout; /* ms */
+  char table[HL__MYSQL_NAME_MAX + 1];
+  pthread_mutex_t mutex;
+  hl__mysql_session *spare; /* connected by open, for the first session; mutex */
+} hl__mysql_store;
+
+/* A statement that is prepared once for each shape of a request (levels and
+   modes of its rows), and then only told other buckets. */
+#define HL__SHAPES_MAX 8
+#define HL__SHAPE_ROWS_MAX 32
+
+typedef struct hl__shape {
+  uint8_t key[HL__SHAPE_ROWS_MAX + 1]; /* see statement.c */
+  size_t size;
+  uint64_t used; /* a clock for choosing which one to forget */
+  MYSQL_STMT *statement; /* NULL: seen once, and not prepared yet */
+} hl__shape;
+
+struct hl__mysql_session {
+  hl_session base;
+  hl__mysql_store *store;
+  MYSQL *mysql;
+  int fd;
+  hl_dialect dialect;
+  bool tls;
+  /* A ROLLBACK or a sign of life was sent, and its answer not yet read. The
+     client libraries do not notice when another command is sent before: they
+     take the old answer for the new one's. */
+  bool outstanding;
+  atomic_bool interrupted;
+  int64_t wait; /* the session's time limits on the server; ms */
+  uint64_t clock;
+  hl__shape shapes[HL__SHAPES_MAX];
+  /* What the lock statement returns: bound once for each shape. */
+  MYSQL_BIND results[2];
+  unsigned long long token, read_only;
+};
+
+/* ---- connect.c */
+
+/* Reads the DSN's parameters into the store. HL_OK or HL_EDSN. */
+int hl__mysql_params(hl__mysql_store *store, hl_error *error);
+/* Connects and logs in; nothing else. */
+int hl__mysql_connect(hl__mysql_store *store, int64_t deadline,
+                      hl__mysql_session **session, hl_error *error);
+/* Closes politely, without waiting; frees. */
+void hl__mysql_disconnect(hl__mysql_session *session);
+
+/* ---- server.c */
+
+/* Looks whether locks on this server exclude, and whether the table is the one
+   that the layout needs; then sets the session up. */
+int hl__mysql_verify(hl__mysql_session *session, hl_error *error);
+
+/* ---- statement.c */
+
+int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request,
+                        hl_grant *grant, hl_error *error);
+
+/* ---- holders.c */
+
+/* The value of @hierlock for a request, as holders.c reads it: at most
+   HL__TAG_MAX bytes, no NUL, not empty. Returns its length. */
+#define HL__TAG_MAX 4096
+size_t hl__mysql_tag(const hl__mysql_session *session,
+                     const hl_request *request, char tag[HL__TAG_MAX]);
+int hl__mysql_holders(hl__mysql_session *session, const hl_row *rows, size_t n,
+                      hl_holder_fn fn, void *context, hl_error *error);
+
+/* ---- mysql.c */
+
+/* What a client library's error means for a caller, with errno and SQLSTATE.
+   `doing` is what was tried ("connect", "lock rows"). */
+int hl__mysql_error(hl__mysql_session *session, MYSQL_STMT *statement,
+                    const char *doing, hl_error *error);
+/* Sends a query and waits for its result: *result may be NULL (no rows).
+   Nothing is outstanding. HL_OK or what hl__mysql_error says. */
+int hl__mysql_query(hl__mysql_session *session, const char *sql, size_t size,
+                    MYSQL_RES **result, hl_error *error);
+int hl__mysql_settle(hl__mysql_session *session, int64_t deadline,
+                     hl_error *error);
+int hl__mysql_rollback_send(hl__mysql_session *session, hl_error *error);
+
+/* Writing on a connection that its peer has closed must not end the process:
+   both libraries avoid SIGPIPE on a plain socket, OpenSSL does not. Around
+   calls that may write on a TLS connection. */
+typedef struct hl__sigpipe {
+  bool guarded, was_pending;
+  sigset_t before;
+} hl__sigpipe;
+hl__sigpipe hl__sigpipe_begin(const hl__mysql_session *session);
+void hl__sigpipe_end(hl__sigpipe guard);
+
+#endif

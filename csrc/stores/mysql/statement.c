@@ -1,0 +1,375 @@
+/*
+ * statement.c - the one statement that locks the rows of a request:
+ *
+ *     (SELECT ... WHERE level=0 AND bucket=? AND (@hierlock:=?) IS NOT NULL
+ *      FOR SHARE)
+ *     UNION ALL (SELECT ... WHERE level=1 AND bucket=? FOR SHARE)
+ *     UNION ALL (SELECT UUID_SHORT(), read-only? ... FOR UPDATE)
+ *
+ * - Both servers execute the parts from left to right, each a look-up by primary
+ *   key that locks one row and no gap. (An IN list may become a scan that waits
+ *   for rows that nobody asked for.)
+ * - Parsing and planning is what a server spends its time on. So a shape that
+ *   comes a second time is prepared, and from then on only told its buckets.
+ * - @hierlock tells observers who waits or holds. It is set in the first part's
+ *   WHERE, for that is evaluated before the row is locked; select lists are
+ *   evaluated afterwards.
+ * - UUID_SHORT() in the last part is evaluated after the wait, so tokens grow in
+ *   the order of the grants, and needs no write: start time of the server and a
+ *   counter below the server's id.
+ * - read_only is looked at in the same trip: a fail-over makes the old primary
+ *   read-only while we are connected to it.
+ * - A row that is missing is no error to the server, and locks nothing. So the
+ *   rows that come back are counted.
+ */
+#include "mysql_store.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Rows of one statement; more are locked by several, in the same order. */
+#define STATEMENT_ROWS_MAX 256
+/* NOWAIT does not cover the wait for a metadata lock on MySQL. */
+#define TRY_MS 500
+/* The session's limits serve for waits that are shorter by at most this. */
+#define WAIT_SLACK_MS 4
+/* The whole-second limits, a second net behind the exact one. */
+#define NET_SECONDS 2
+
+/* --------------------------------------------------------------- text */
+
+typedef struct text {
+  char *data;
+  size_t used, capacity;
+} text;
+
+/* The caller has reserved enough: see text_new. */
+static void put(text *t, const char *format, ...) HL__PRINTF(2, 3);
+static void put(text *t, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  int n = vsnprintf(t->data + t->used, t->capacity - t->used, format,
+                    arguments);
+  va_end(arguments);
+  if (n > 0) t->used += (size_t)n;
+}
+
+static bool text_new(text *t, size_t rows, size_t tag_size) {
+  t->used = 0;
+  t->capacity = 512 + rows * (200 + HL__MYSQL_NAME_MAX) + 2 * tag_size;
+  t->data = malloc(t->capacity);
+  return t->data != NULL;
+}
+
+static void put_hex(text *t, const char *data, size_t n) {
+  static const char digits[] = "0123456789abcdef";
+  put(t, "0x");
+  for (size_t i = 0; i < n; i++) {
+    t->data[t->used++] = digits[(unsigned char)data[i] >> 4];
+    t->data[t->used++] = digits[(unsigned char)data[i] & 15];
+  }
+}
+
+/* The lock statement; with parameters (the first bucket, the tag, the other
+   buckets) when tag is NULL. */
+static void put_select(text *t, const hl__mysql_session *session,
+                       const hl_row *rows, size_t n, bool nowait,
+                       const char *tag, size_t tag_size) {
+  bool mariadb = session->dialect == HL_MARIADB;
+  const char *shared = mariadb ? "LOCK IN SHARE MODE" : "FOR SHARE";
+  for (size_t i = 0; i < n; i++) {
+    put(t, "%s(SELECT ", i ? " UNION ALL " : "");
+    if (i == 0 && nowait && !mariadb)
+      put(t, "/*+ MAX_EXECUTION_TIME(%d) */ ", TRY_MS);
+    put(t, "%s FROM %s WHERE level=%u AND bucket=",
+        i + 1 == n ? "UUID_SHORT(),CONCAT(@@global.read_only) NOT IN "
+                     "('0','OFF')"
+                   : "CAST(0 AS UNSIGNED),0",
+        session->store->table, (unsigned)rows[i].level);
+    if (tag)
+      put(t, "%" PRIu32, rows[i].bucket);
+    else
+      put(t, "?");
+    if (i == 0) {
+      put(t, " AND (@hierlock:=");
+      if (tag)
+        put_hex(t, tag, tag_size);
+      else
+        put(t, "?");
+      put(t, ") IS NOT NULL");
+    }
+    put(t, " %s%s)", rows[i].mode == HL_SHARED ? shared : "FOR UPDATE",
+        nowait ? " NOWAIT" : "");
+  }
+}
+
+/* ------------------------------------------------------ shapes, prepared */
+
+static size_t shape_key(const hl_row *rows, size_t n, bool nowait,
+                        uint8_t key[HL__SHAPE_ROWS_MAX + 1]) {
+  key[0] = nowait;
+  for (size_t i = 0; i < n; i++)
+    key[i + 1] =
+        (uint8_t)(rows[i].level << 1 | (rows[i].mode == HL_EXCLUSIVE));
+  return n + 1;
+}
+
+static void shape_clear(hl__shape *shape) {
+  if (shape->statement) (void)mysql_stmt_close(shape->statement);
+  memset(shape, 0, sizeof *shape);
+}
+
+/* The statement for a shape that is seen again; NULL when it is seen for the
+   first time, or cannot be prepared: then it is sent as text. */
+static int shape_find(hl__mysql_session *session, const hl_row *rows, size_t n,
+                      bool nowait, MYSQL_STMT **statement, hl_error *error) {
+  uint8_t key[HL__SHAPE_ROWS_MAX + 1];
+  hl__shape *shape = NULL, *oldest = &session->shapes[0];
+  *statement = NULL;
+  if (n > HL__SHAPE_ROWS_MAX) return HL_OK;
+  size_t size = shape_key(rows, n, nowait, key);
+  for (size_t i = 0; i < HL__SHAPES_MAX && !shape; i++) {
+    hl__shape *candidate = &session->shapes[i];
+    if (candidate->size == size && memcmp(candidate->key, key, size) == 0)
+      shape = candidate;
+    else if (candidate->used < oldest->used)
+      oldest = candidate;
+  }
+  if (!shape) {
+    shape_clear(oldest);
+    oldest->size = size;
+    memcpy(oldest->key, key, size);
+    oldest->used = ++session->clock;
+    return HL_OK;
+  }
+  shape->used = ++session->clock;
+  if (!shape->statement) {
+    text t;
+    if (!text_new(&t, n, 0)) return hl__error_memory(error);
+    put_select(&t, session, rows, n, nowait, NULL, 0);
+    shape->statement = mysql_stmt_init(session->mysql);
+    if (!shape->statement) {
+      free(t.data);
+      return hl__error_memory(error);
+    }
+    if (mysql_stmt_prepare(shape->statement, t.data, (unsigned long)t.used) ||
+        mysql_stmt_bind_result(shape->statement, session->results)) {
+      int status =
+          hl__mysql_error(session, shape->statement, "prepare", error);
+      free(t.data);
+      shape_clear(shape);
+      return status;
+    }
+    free(t.data);
+  }
+  *statement = shape->statement;
+  return HL_OK;
+}
+
+static int execute_prepared(hl__mysql_session *session, MYSQL_STMT *statement,
+                            const hl_row *rows, size_t n, char *tag,
+                            size_t tag_size, size_t *count, hl_error *error) {
+  MYSQL_BIND parameters[HL__SHAPE_ROWS_MAX + 1];
+  int32_t buckets[HL__SHAPE_ROWS_MAX];
+  unsigned long length = (unsigned long)tag_size;
+  memset(parameters, 0, (n + 1) * sizeof *parameters);
+  for (size_t i = 0; i < n; i++) {
+    MYSQL_BIND *parameter = &parameters[i ? i + 1 : 0];
+    buckets[i] = (int32_t)rows[i].bucket;
+    parameter->buffer_type = MYSQL_TYPE_LONG;
+    parameter->buffer = &buckets[i];
+  }
+  parameters[1].buffer_type = MYSQL_TYPE_BLOB;
+  parameters[1].buffer = tag;
+  parameters[1].buffer_length = length;
+  parameters[1].length = &length;
+
+  int status = 0;
+  *count = 0;
+  if (mysql_stmt_bind_param(statement, parameters) ||
+      mysql_stmt_execute(statement))
+    return hl__mysql_error(session, statement, "lock rows", error);
+  while ((status = mysql_stmt_fetch(statement)) == 0) (*count)++;
+  if (status != MYSQL_NO_DATA)
+    status = hl__mysql_error(session, statement, "lock rows", error);
+  else
+    status = HL_OK;
+  (void)mysql_stmt_free_result(statement);
+  return status;
+}
+
+/* ---------------------------------------------------- as text, for once */
+
+static void put_limits(text *t, const hl__mysql_session *session,
+                       int64_t wait) {
+  long long seconds = (wait + 999) / 1000 + NET_SECONDS;
+  if (session->dialect == HL_MARIADB)
+    put(t, "SET SESSION max_statement_time=%lld.%03d", (long long)wait / 1000,
+        (int)(wait % 1000));
+  else
+    put(t, "SET SESSION max_execution_time=%lld", (long long)wait);
+  put(t, ",innodb_lock_wait_timeout=%lld,lock_wait_timeout=%lld;", seconds,
+      seconds);
+}
+
+/* The result behind that of `SET ...;`, or the only one. */
+static int text_result(hl__mysql_session *session, bool second, size_t *count,
+                       hl_error *error) {
+  MYSQL *mysql = session->mysql;
+  if (second && mysql_next_result(mysql) != 0)
+    return hl__mysql_error(session, NULL, "lock rows", error);
+  MYSQL_RES *result = mysql_store_result(mysql);
+  if (!result) return hl__mysql_error(session, NULL, "lock rows", error);
+  MYSQL_ROW row;
+  *count = 0;
+  while ((row = mysql_fetch_row(result))) {
+    (*count)++;
+    session->token = row[0] ? strtoull(row[0], NULL, 10) : 0;
+    session->read_only = row[1] && row[1][0] == '1';
+  }
+  mysql_free_result(result);
+  return HL_OK;
+}
+
+/* wait: the session's new limits, in the same trip; 0: as they are. */
+static int execute_text(hl__mysql_session *session, int64_t wait,
+                        const hl_row *rows, size_t n, bool nowait,
+                        const char *tag, size_t tag_size, size_t *count,
+                        hl_error *error) {
+  text t;
+  if (!text_new(&t, n, tag_size)) return hl__error_memory(error);
+  if (wait) put_limits(&t, session, wait);
+  put_select(&t, session, rows, n, nowait, tag, tag_size);
+  int failed =
+      mysql_real_query(session->mysql, t.data, (unsigned long)t.used);
+  free(t.data);
+  if (failed) return hl__mysql_error(session, NULL, "lock rows", error);
+  if (wait) session->wait = wait;
+  return text_result(session, wait != 0, count, error);
+}
+
+/* ------------------------------------------------------------- locking */
+
+/* Locks n rows (at most STATEMENT_ROWS_MAX) by one statement. */
+static int execute(hl__mysql_session *session, const hl_request *request,
+                   const hl_row *rows, size_t n, char *tag, size_t tag_size,
+                   size_t *count, hl_error *error) {
+  MYSQL_STMT *statement = NULL;
+  bool nowait = request->try_once;
+  int64_t left = nowait ? 0 : hl__left_ms(request->deadline);
+  bool same = nowait ||
+              (session->wait >= left && session->wait - left <= WAIT_SLACK_MS);
+  if (!nowait && left < 1) left = 1;
+  int status = HL_OK;
+  hl__sigpipe guard = hl__sigpipe_begin(session);
+  if (same)
+    status = shape_find(session, rows, n, nowait, &statement, error);
+  if (status == HL_OK && statement)
+    status = execute_prepared(session, statement, rows, n, tag, tag_size,
+                              count, error);
+  else if (status == HL_OK)
+    status = execute_text(session, same ? 0 : left, rows, n, nowait, tag,
+                          tag_size, count, error);
+  hl__sigpipe_end(guard);
+  return status;
+}
+
+/* Names the first row that is missing. Best effort: the rows are no longer
+   locked. */
+static int missing(hl__mysql_session *session, const hl_row *rows, size_t n,
+                   hl_error *error) {
+  const char *table = session->store->table;
+  (void)hl__error(error, HL_ENOT_PROVISIONED,
+                  "a bucket row is missing in table %s; run `hierlock "
+                  "provision`",
+                  table);
+  if (!error ||
+      hl__mysql_settle(session, hl__now_ms() + 1000, NULL) != HL_OK)
+    return HL_ENOT_PROVISIONED;
+  for (size_t i = 0; i < n; i++) {
+    char sql[256];
+    MYSQL_RES *result;
+    int size = snprintf(sql, sizeof sql,
+                        "SELECT 1 FROM %s WHERE level=%u AND bucket=%" PRIu32,
+                        table, (unsigned)rows[i].level, rows[i].bucket);
+    if (hl__mysql_query(session, sql, (size_t)size, &result, NULL) || !result)
+      break;
+    bool there = mysql_num_rows(result) > 0;
+    mysql_free_result(result);
+    if (there) continue;
+    (void)hl__error(error, HL_ENOT_PROVISIONED,
+                    "the row of level %u, bucket %" PRIu32
+                    " is missing in table %s; run `hierlock provision`",
+                    (unsigned)rows[i].level, rows[i].bucket, table);
+    error->level = rows[i].level;
+    error->bucket = rows[i].bucket;
+    break;
+  }
+  (void)hl__mysql_rollback_send(session, NULL);
+  return HL_ENOT_PROVISIONED;
+}
+
+/* The server's lease began when it answered, which we know only to lie after the
+   request was sent. After a long wait that is too long ago to be of use: then a
+   sign of life tells a later time. */
+static int lease_begin(hl__mysql_session *session, int64_t *sent,
+                       hl_error *error) {
+  int64_t hold_timeout = session->store->config->hold_timeout;
+  int64_t now = hl__now_ms();
+  if (now - *sent < hold_timeout / 4) return HL_OK;
+  *sent = now;
+  int status = session->base.store->ops->renew(&session->base, sent, error);
+  if (status == HL_OK)
+    status = hl__mysql_settle(session, now + hold_timeout, error);
+  return status == HL_TIMEOUT ? HL_ECONNECTION : status;
+}
+
+int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request,
+                        hl_grant *grant, hl_error *error) {
+  char tag[HL__TAG_MAX];
+  size_t tag_size = hl__mysql_tag(session, request, tag);
+  const hl_row *missed = NULL;
+  size_t missed_count = 0;
+  int64_t sent = 0;
+  int status = HL_OK;
+  for (size_t done = 0; done < request->n && status == HL_OK;) {
+    size_t n = request->n - done, count = 0;
+    if (n > STATEMENT_ROWS_MAX) n = STATEMENT_ROWS_MAX;
+    const hl_row *rows = request->rows + done;
+    sent = hl__now_ms();
+    status = execute(session, request, rows, n, tag, tag_size, &count, error);
+    if (status == HL_OK && count != n) {
+      status = HL_ENOT_PROVISIONED;
+      missed = rows;
+      missed_count = n;
+    }
+    if (status == HL_OK && session->read_only)
+      status = hl__error(error, HL_EUNSAFE_SERVER,
+                         "the server has become read-only: locks there "
+                         "protect nothing; connect to the primary");
+    done += n;
+  }
+  if (status == HL_OK) status = lease_begin(session, &sent, error);
+  if (status == HL_OK) {
+    /* The top byte is the server's id; the lowest is left for hand-overs inside
+       a process. */
+    grant->token = (uint64_t)session->token << 8;
+    grant->sent_ms = sent;
+    return HL_OK;
+  }
+  /* After all errors but these the transaction still holds the first rows. */
+  if (status != HL_ECONNECTION && status != HL_DEADLOCK && !request->extend &&
+      hl__mysql_rollback_send(session, NULL) != HL_OK)
+    return hl__error(error, HL_ECONNECTION, "the connection has ended");
+  if (missed && !request->extend)
+    status = missing(session, missed, missed_count, error);
+  else if (missed)
+    status = hl__error(error, HL_ENOT_PROVISIONED,
+                       "a bucket row is missing in table %s; run `hierlock "
+                       "provision`",
+                       session->store->table);
+  return status;
+}

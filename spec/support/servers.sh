@@ -1,0 +1,306 @@
+#!/usr/bin/env bash
+#
+# Throw-away MySQL and MariaDB servers for the test suite, on loopback ports that are free at the
+# time.  Everything of a server (data, log, socket, certificates) lives below DIR; what is slow to
+# make (MySQL's files, initialised data directories) is kept in HIERLOCK_CACHE, by default
+# ~/.cache/hierlock.  This script must never touch a server that it did not start, listen on
+# anything but 127.0.0.1, leave a mount or a process behind, or install a package unless called as
+# "install".  The servers trade durability for speed and have well-known passwords: they are for
+# tests and for nothing else.
+#
+#   servers.sh start DIR [mysql] [mariadb]         start them (default: both) and write DIR/env
+#   servers.sh stop DIR [mysql] [mariadb]          stop them and discard their data; the logs stay
+#   servers.sh run DIR [mysql] [mariadb] -- COMMAND…    start, run COMMAND with DIR/env, always stop
+#   servers.sh restart DIR mysql|mariadb           stop and start one: same port, same data
+#   servers.sh kill DIR mysql|mariadb              SIGKILL, as a crash
+#   servers.sh start-again DIR mysql|mariadb       start a stopped or killed one: same port and data
+#   servers.sh control DIR mysql|mariadb stop|start|restart|kill|pid      as one command
+#   servers.sh install                             get what is missing: packages, MySQL's files
+#
+# MySQL is in Debian unstable only, so it runs chrooted in a small private sid, made by mmdebstrap.
+# DIR is bind-mounted on that root's /srv in a mount namespace of the server's own, gone with it.
+
+set -euo pipefail
+PATH=$PATH:/usr/sbin:/sbin
+self=$(realpath "${BASH_SOURCE[0]}")
+cache=$(realpath -m "${HIERLOCK_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hierlock}")
+root=$cache/mysql-sid
+keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+guard='' child='' up=''
+mode=root as=() enter=(unshare --mount)
+((EUID == 0)) || mode=unshare as=(sudo) enter=(unshare --user --map-root-user --mount)
+# shellcheck disable=SC2016  # expanded by the inner shell
+enter+=(sh -ec 'mount --rbind "$1" "$2/srv"; shift; exec chroot "$@"' sh)
+
+say() { echo "servers.sh: $*" >&2; }
+die() { say "$*"; exit 1; }
+failed() { tail -n 30 "$dir/$1/log" >&2; die "$1 does not come up; its log is $dir/$1/log"; }
+need() { command -v "$1" >/dev/null || die "$1 is missing; get it by: $self install"; }
+usage() { sed -n 's/^#   servers\.sh/usage: servers.sh/p' "$self" >&2; exit 2; }
+in_root() { "${enter[@]}" "$1" "$root" "${@:2}"; }
+locked() (mkdir -p "$cache"; exec 9>"$cache/lock"; flock 9; "$@")
+
+# --- What is cached: made under the lock and under another name, so never there by halves --------
+
+build_root() {
+  local mirror
+  [[ ! -e $root ]] || return 0
+  need mmdebstrap
+  [[ -e $keyring ]] || die "$keyring is missing; get it by: $self install"
+  mirror=$(apt-get indextargets --format "\$(REPO_URI)" 'Created-By: Packages' 'Label: Debian' |
+    sed -n 1p)
+  [[ $mirror ]] || die "apt knows no Debian mirror (an apt-get update may help)"
+  say "fetching MySQL from $mirror into $root (once)"
+  rm -rf "$root.new"
+  mkdir "$root.new"
+  mmdebstrap --mode="$mode" --variant=apt --aptopt='Acquire::Check-Valid-Until "false"' \
+    --include=mysql-server-core,mysql-client-core sid - \
+    "deb [signed-by=$keyring check-valid-until=no] $mirror sid main" |
+    tar -x -C "$root.new" --exclude='./dev/*' ||
+    die "that failed (without root it needs user namespaces, uidmap, an entry in /etc/subuid)"
+  mv -T "$root.new" "$root"
+}
+
+initialise() {                          # KIND HOME: makes HOME/data
+  cat >"$2/setup.sql" <<'SQL'
+FLUSH PRIVILEGES;
+ALTER USER root@localhost IDENTIFIED BY 'rootpassword';
+CREATE USER root@'127.0.0.1' IDENTIFIED BY 'rootpassword';
+GRANT ALL ON *.* TO root@'127.0.0.1' WITH GRANT OPTION;
+CREATE DATABASE mgl_test;
+CREATE USER testuser@'%' IDENTIFIED BY 'testpassword';
+GRANT PROCESS ON *.* TO testuser@'%';
+GRANT SELECT ON performance_schema.* TO testuser@'%';
+GRANT ALL ON mgl_test.* TO testuser@'%';
+SQL
+  if [[ $1 == mysql ]]; then
+    in_root "$2" mysqld --no-defaults --user=root --initialize-insecure --datadir=/srv/data \
+      --tmpdir=/srv --init-file=/srv/setup.sql --innodb-redo-log-capacity=48M &&
+      rm "$2/data/auto.cnf"             # the server's UUID
+  else
+    mariadb-install-db --no-defaults --user="$(id -un)" --datadir="$2/data" --tmpdir="$2" \
+      --skip-test-db --extra-file="$2/setup.sql" --innodb-log-file-size=48M
+  fi
+}
+
+fresh_data() {                          # KIND: a copy of initialised data
+  local version=(mariadbd --no-defaults --version) made
+  [[ $1 != mysql ]] || version=(in_root "$dir" mysqld --no-defaults --version)
+  made=$({ "${version[@]}"; cat "$self"; } | sha256sum)
+  made=$cache/$1-data-${made:0:16}
+  if [[ ! -e $made ]]; then
+    say "initialising data for $1 (once)"
+    rm -rf "$cache/$1-data-"*
+    mkdir "$made.new"
+    initialise "$1" "$made.new" >"$dir/$1/log" 2>&1 || failed "$1"
+    mv -T "$made.new" "$made"
+  fi
+  cp -a --reflink=auto "$made/data" "$dir/$1/data"
+}
+
+# --- One server: DIR/KIND with port, pid (and when that process began), log, data, tmp, sock -----
+
+began() {                               # PID: prints when; nothing if it has ended, even unreaped
+  awk '{ sub(/.*\) /, ""); if ($1 != "Z" || $18 > 1) print $20 }' "/proc/$1/stat" 2>/dev/null
+}
+
+alive() {                               # KIND; sets $pid
+  local when
+  pid=''
+  [[ -s $dir/$1/pid ]] || return 1
+  read -r pid when <"$dir/$1/pid"
+  [[ $when && $(began "$pid") == "$when" ]]
+}
+
+launch() {                              # KIND
+  local base=$dir server
+  server=(mariadbd --no-defaults --user="$(id -un)" --secure-file-priv="$dir/mariadb/tmp"
+    --innodb-log-file-size=48M)
+  if [[ $1 == mysql ]]; then
+    base=/srv
+    server=("${enter[@]}" "$dir" "$root" mysqld --no-defaults --user=root --secure-file-priv=NULL
+      --innodb-redo-log-capacity=48M --mysqlx=OFF)
+  fi
+  server+=(--bind-address=127.0.0.1 --port="$(<"$dir/$1/port")" --socket="$base/$1/sock"
+    --datadir="$base/$1/data" --tmpdir="$base/$1/tmp" --pid-file="$base/$1/data/pid"
+    --ssl-ca="$base/tls/ca.pem" --ssl-cert="$base/tls/cert.pem" --ssl-key="$base/tls/key.pem"
+    --skip-name-resolve --max-connections=500 --open-files-limit=8192 --performance-schema=ON
+    --innodb-buffer-pool-size=64M --innodb-flush-log-at-trx-commit=2 --innodb-doublewrite=OFF
+    --sync-binlog=0 --disable-log-bin)
+  rm -f "$dir/$1/sock"*
+  setsid "${server[@]}" </dev/null >>"$dir/$1/log" 2>&1 &
+  echo "$! $(began $!)" >"$dir/$1/pid"
+  disown
+}
+
+answers() {                             # KIND: waits until it does; asks as root, so that
+                                        # MySQL has not cached the password of the tests' user
+  local deadline=$((SECONDS + 60)) version client=(mariadb --no-defaults --socket="$dir/$1/sock")
+  [[ $1 != mysql ]] || client=(in_root "$dir" mysql --no-defaults --socket=/srv/mysql/sock)
+  until version=$(MYSQL_PWD=rootpassword "${client[@]}" --user=root --skip-column-names --batch \
+    --execute='SELECT VERSION()' mgl_test 2>/dev/null) && alive "$1"; do
+    if ! alive "$1" || ((SECONDS > deadline)); then failed "$1"; fi
+    sleep 0.05
+  done
+  echo "$1 $version answers on 127.0.0.1:$(<"$dir/$1/port"), pid $pid"
+}
+
+end() {                                 # SIGNAL KIND…: returns when they have ended
+  local kind deadline=$((SECONDS + 20))
+  for kind in "${@:2}"; do ! alive "$kind" || kill -s "$1" "$pid" || true; done
+  for kind in "${@:2}"; do
+    while alive "$kind"; do
+      ((SECONDS <= deadline)) || kill -s KILL "$pid" || true
+      sleep 0.05
+    done
+    rm -f "$dir/$kind/pid"
+  done
+}
+
+control() {                             # KIND VERB
+  [[ -d $dir/$1/data ]] || die "there is no $1 in $dir"
+  case $2 in
+    pid) alive "$1" || die "$1 does not run"; echo "$pid"; return ;;
+    stop) end TERM "$1"; return ;;
+    kill) end KILL "$1"; return ;;
+    restart) end TERM "$1" ;;
+    start) ! alive "$1" || die "$1 runs already" ;;
+    *) usage ;;
+  esac
+  launch "$1"
+  answers "$1"
+  write_env
+}
+
+# --- The servers of DIR -------------------------------------------------------------------------
+
+certificates() (
+  mkdir -p "$dir/tls"
+  cd "$dir/tls"
+  new=(openssl req -x509 -days 30 -noenc -newkey ec -pkeyopt ec_paramgen_curve:prime256v1)
+  "${new[@]}" -subj '/CN=hierlock test CA' -keyout ca-key.pem -out ca.pem
+  "${new[@]}" -subj /CN=localhost -keyout key.pem -out cert.pem -CA ca.pem -CAkey ca-key.pem \
+    -addext basicConstraints=critical,CA:FALSE -addext extendedKeyUsage=serverAuth \
+    -addext subjectAltName=IP:127.0.0.1,DNS:localhost
+)
+
+write_env() {
+  local kind at control pair value
+  for kind in mysql mariadb; do
+    [[ -d $dir/$kind/data ]] || continue
+    alive "$kind" || pid=''
+    at=127.0.0.1:$(<"$dir/$kind/port")
+    printf -v control '%q control %q %s' "$self" "$dir" "$kind"
+    for pair in "DSN=$kind://testuser:testpassword@$at/mgl_test" \
+      "ROOT_DSN=$kind://root:rootpassword@$at/" "SOCKET=$dir/$kind/sock" "CA=$dir/tls/ca.pem" \
+      "PID=$pid" "CONTROL=$control"; do
+      value=${pair#*=}
+      echo "export HIERLOCK_${kind^^}_${pair%%=*}=${value@Q}"
+    done
+  done >"$dir/env.$$"
+  mv "$dir/env.$$" "$dir/env"
+}
+
+discard() {                             # KIND…
+  local kind
+  end TERM "$@"
+  for kind; do rm -rf "$dir/$kind/"{data,tmp,sock*}; done
+  if alive mysql || alive mariadb; then write_env; else rm -rf "$dir/tls" "$dir/env"; fi
+}
+
+finish() {                              # on exit: nothing goes on
+  local status=$?
+  set +e
+  trap '' INT TERM HUP
+  if [[ $child ]]; then
+    ((status == 130)) || kill -s TERM "$child"          # a Ctrl-C went to it as well
+    timeout -s KILL 10 tail --pid="$child" -s 0.1 -f /dev/null || kill -s KILL "$child"
+  fi
+  [[ ! $guard ]] || kill -- "-$guard" "$guard"
+  [[ $up ]] || end KILL "${kinds[@]}"   # a server that still starts may miss a SIGTERM
+  discard "${kinds[@]}"
+  exit "$status"
+} 2>/dev/null
+
+begin() {                               # KIND…: from then on an exit of the script stops them
+  local kind port
+  need openssl
+  for kind; do
+    [[ $kind == mysql ]] || need mariadbd
+    ! alive "$kind" || die "$kind runs in $dir already"
+    [[ ! -e $dir/$kind || -e $dir/$kind/port ]] || die "$dir/$kind is not of this script's making"
+  done
+  trap finish EXIT
+  trap 'exit 130' INT; trap 'exit 143' TERM; trap 'exit 129' HUP
+  if [[ $verb == run ]]; then           # stops the servers should this shell be killed outright
+    # shellcheck disable=SC2016  # expanded by the inner shell
+    setsid sh -c 'tail --pid="$1" -f /dev/null; exec "$2" stop "$3"' sh $$ "$self" "$dir" \
+      </dev/null >/dev/null 2>&1 &
+    guard=$!
+  fi
+  for kind; do
+    rm -rf "$dir/$kind/data"
+    mkdir -p "$dir/$kind/tmp"
+    : >"$dir/$kind/log"
+    while port=$(shuf -n 1 -i 20000-31999); do
+      (: <>"/dev/tcp/127.0.0.1/$port") 2>/dev/null || break
+    done
+    echo "$port" >"$dir/$kind/port"
+    [[ $kind != mysql ]] || locked build_root
+    locked fresh_data "$kind"
+  done
+  alive mysql || alive mariadb || certificates 2>"$dir/openssl.log"
+  for kind; do launch "$kind"; done
+  for kind; do answers "$kind"; done
+  write_env
+  up=1
+}
+
+run() {                                 # COMMAND…: in the background, so that traps act at once
+  local status=0
+  # shellcheck source=/dev/null
+  . "$dir/env"
+  env --default-signal=INT,QUIT "$@" <&0 &
+  child=$!
+  wait "$child" || status=$?
+  child=''
+  exit "$status"
+}
+
+install() {
+  local missing=()
+  command -v mariadbd >/dev/null || missing+=(mariadb-server)
+  command -v mmdebstrap >/dev/null || missing+=(mmdebstrap)
+  command -v openssl >/dev/null || missing+=(openssl)
+  [[ -e $keyring ]] || missing+=(debian-archive-keyring)
+  ((EUID == 0)) || command -v newuidmap >/dev/null || missing+=(uidmap)
+  if ((${#missing[@]})); then
+    say "installing packages: ${as[*]} apt-get install ${missing[*]}"
+    "${as[@]}" apt-get update >&2
+    "${as[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install --yes "${missing[@]}" >&2
+  fi
+  locked build_root
+}
+
+[[ $* != install ]] || { install; exit; }
+[[ $# -ge 2 && $2 ]] || usage
+verb=$1
+dir=$(realpath -m "$2")
+shift 2
+((${#dir} <= 80)) || die "$dir is too long a name: its sockets would be out of reach"
+kinds=()
+while [[ ${1:-} == mysql || ${1:-} == mariadb ]]; do kinds+=("$1"); shift; done
+case "$verb ${#kinds[@]}" in "start 0" | "run 0" | "stop 0") kinds=(mysql mariadb) ;; esac
+case "$verb ${#kinds[@]} ${1:+more}" in
+  "stop "*" ") discard "${kinds[@]}" ;;
+  "restart 1 " | "kill 1 " | "start-again 1 ") control "${kinds[0]}" "${verb%-again}" ;;
+  "control 1 more") control "${kinds[0]}" "$1" ;;
+  "start "*" ")
+    begin "${kinds[@]}"
+    trap - EXIT INT TERM HUP ;;
+  "run "*" more")
+    [[ $1 == -- && $# -ge 2 ]] || usage
+    begin "${kinds[@]}" >&2
+    run "${@:2}" ;;
+  *) usage ;;
+esac
