@@ -31,6 +31,8 @@ endif
 VARIANT ?=
 BUILD ?= build/$(LUA)$(addprefix -,$(VARIANT))
 
+# What the specs run under, e.g. valgrind.
+WRAPPER ?=
 # What busted is told, e.g. BUSTED_FLAGS='--filter=token'.
 BUSTED_FLAGS ?=
 
@@ -97,6 +99,27 @@ $(LIBRARY): $(call objects,$(CORE) $(filter-out csrc/stores/mysql/module.c,$(MYS
 	$(AR) rcs $@ $^
 
 -include $(shell find build -name '*.d' 2>/dev/null)
+
+# -------------------------------------------------------------------- specs
+
+SPECS ?= spec
+FORK_SO := $(BUILD)/hierlock_spec/fork.so
+# busted runs on the Lua that it is started with; LuaJIT counts as 5.1.
+LUA_BINARY ?= $(LUA)
+SPEC_ENV = LUA_PATH="$(CURDIR)/lua/?.lua;$(CURDIR)/lua/?/init.lua;$(CURDIR)/?.lua;$(CURDIR)/?/init.lua;;" \
+           LUA_CPATH="$(CURDIR)/$(BUILD)/?.so;;" HIERLOCK_LUA=$(LUA_BINARY) $(SANITIZER_ENV)
+
+$(FORK_SO): spec/support/fork.c
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -D_GNU_SOURCE -fPIC -shared $(WARNINGS) $(LUA_CFLAGS) $(CFLAGS) -o $@ $<
+
+.PHONY: spec
+# The specs, with the servers that the environment names (see
+# spec/support/servers.sh), or with none: then those for servers are pending.
+spec: all $(FORK_SO)
+	@directory=$$(mktemp -d /dev/shm/hierlock-spec-XXXXXX) && trap 'rm -rf "$$directory"' EXIT && \
+	export HIERLOCK_SPEC_DIRECTORY="$$directory" && \
+	$(SPEC_ENV) $(WRAPPER) $(LUA_BINARY) /usr/bin/busted --no-auto-insulate $(BUSTED_FLAGS) $(SPECS)
 
 clean:
 	rm -rf build

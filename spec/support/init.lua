@@ -1,0 +1,462 @@
+--- What the specs share: the stores that they run on, peers that hold or await
+-- locks in other processes and threads, and waiting for conditions.
+--
+-- Stores come from the environment, as spec/support/servers.sh sets it; MYSQL_DSN
+-- names a server of the user's instead. A store that cannot be had is reported
+-- as pending, with the reason; where HIERLOCK_REQUIRE names it, that is a failure.
+
+local uv = require "luv"
+local hierlock = require "hierlock"
+
+local support = {}
+
+-- For showing that something *stays* blocked, where nothing can be looked at.
+support.STAYS_BLOCKED = 0.15
+-- For what must happen, on a busy machine; nothing waits for as long as this.
+support.DEADLINE = 20
+
+function support.now() return uv.hrtime() / 1e9 end
+function support.sleep(seconds) uv.sleep(math.floor(seconds * 1000 + 0.5)) end
+
+--- Waits until condition() is true, and returns what it returned; fails after
+-- DEADLINE.
+function support.wait_until(condition, what)
+  local deadline = support.now() + support.DEADLINE
+  repeat
+    local result = condition()
+    if result then return result end
+    support.sleep(0.002)
+  until support.now() > deadline
+  error("gave up waiting for " .. (what or "a condition"), 2)
+end
+
+-- --------------------------------------------------------------- servers
+
+local BUCKETS = 10000
+local TABLE = "hierlock_spec_buckets"
+-- Of acquisitions that have none of their own: less than DEADLINE, so that a peer
+-- which waits in vain says so.
+local TIMEOUT = 15
+
+local function read_file(name)
+  local file = assert(io.open(name, "rb"))
+  local text = file:read("*a")
+  file:close()
+  return text
+end
+
+-- The parts of a DSN, either form, that LuaSQL wants.
+local function dsn_parts(dsn)
+  local user, password, host, port, database =
+    dsn:match("^%a+://([^:@]*):?([^@]*)@([^:/]*):?(%d*)/([^?]*)")
+  if not user then
+    user, password, host, port, database = dsn:match("^([^:@]*):?(.-)@tcp%(([^:)]*):?(%d*)%)/([^?]*)")
+  end
+  assert(user, "the specs need a DSN with user, password, host and port")
+  return database ~= "" and database or nil, user, password, host, tonumber(port) or 3306
+end
+
+--- A connection of LuaSQL's, for looking and for administration:
+-- sql(query, ...) returns a list of rows, each a list; the arguments are put in
+-- by string.format.
+function support.sql_connection(dsn)
+  local environment = require("luasql.mysql").mysql()
+  local connection = assert(environment:connect(dsn_parts(dsn)))
+  local self = {}
+  function self.query(_, query, ...)
+    if select("#", ...) > 0 then query = query:format(...) end
+    local cursor = assert(connection:execute(query))
+    if type(cursor) == "number" then return cursor end
+    local rows = {}
+    while true do
+      local row = cursor:fetch({}, "n")
+      if not row then break end
+      rows[#rows + 1] = row
+    end
+    cursor:close()
+    return rows
+  end
+  function self.try(_, query) return connection:execute(query) end
+  function self.close(_)
+    connection:close()
+    environment:close()
+  end
+  return self
+end
+
+--- Makes and fills a table, by the files of sql/, under a name of its own.
+-- levels: a list of names, by default the usual three.
+function support.provision(connection, table_name, buckets, levels)
+  local script = read_file("sql/schema.sql") .. read_file("sql/provision.sql")
+  script = script:gsub("%-%-[^\n]*", ""):gsub("hier_lock_buckets", table_name)
+  if levels then
+    local numbers = {}
+    for i = 1, #levels do numbers[i] = "SELECT " .. i - 1 .. (i == 1 and " AS level" or "") end
+    script = script:gsub("SELECT 0 AS level UNION ALL SELECT 1 UNION ALL SELECT 2",
+                         (table.concat(numbers, " UNION ALL ")))
+    script = script:gsub("user,account,resource", table.concat(levels, ","))
+  end
+  connection:query("SET @buckets = " .. buckets)
+  for statement in script:gmatch("[^;]+") do
+    if statement:find("%S") then connection:query((statement:gsub("%%", "%%%%"))) end
+  end
+end
+
+-- ---------------------------------------------------------------- stores
+
+local function with_param(dsn, param) return dsn .. (dsn:find("?", 1, true) and "&" or "?") .. param end
+
+local function server_store(name, dsn, root_dsn, control)
+  local store = {
+    name = name,
+    server = true,
+    table = TABLE,
+    bare_dsn = dsn,
+    root_dsn = root_dsn,
+    control = control,
+    dsn = with_param(dsn, "table=" .. TABLE),
+    options = { buckets = BUCKETS, timeout = TIMEOUT },
+  }
+  --- For looking, and for a table of the spec's own; as the tests' user.
+  function store.sql()
+    if not store.connection then store.connection = support.sql_connection(dsn) end
+    return store.connection
+  end
+  --- For what only an administrator may do; nil on a server of the user's.
+  function store.root()
+    if root_dsn and not store.root_connection then
+      store.root_connection = support.sql_connection(root_dsn)
+    end
+    return store.root_connection
+  end
+  --- stop, start, restart, kill
+  function store.command(verb)
+    local ok = os.execute(control .. " " .. verb .. " >/dev/null 2>&1")
+    assert(ok == true or ok == 0, "the server did not " .. verb)
+    store.connection, store.root_connection = nil, nil
+  end
+  --- How many requests wait for a row now. MariaDB shows an old picture to those
+  -- who look more often than every 100 ms.
+  function store.waiting()
+    if store.dialect == "mariadb" then support.sleep(0.11) end
+    return tonumber(store.sql():query(store.dialect == "mariadb"
+      and "SELECT COUNT(*) FROM information_schema.INNODB_TRX WHERE trx_state='LOCK WAIT'"
+      or "SELECT COUNT(*) FROM performance_schema.data_locks WHERE LOCK_STATUS='WAITING'")[1][1])
+  end
+  function store.prepare()
+    if store.prepared then return end
+    store.prepared = true
+    local version = store.sql():query("SELECT VERSION()")[1][1]
+    store.dialect = version:find("MariaDB") and "mariadb" or "mysql"
+    support.provision(store.sql(), TABLE, BUCKETS)
+  end
+  return store
+end
+
+local function embedded_store()
+  local directory = assert(os.getenv("HIERLOCK_SPEC_DIRECTORY"), "run the specs by `make spec`")
+  local store = {
+    name = "embedded",
+    directory = directory,
+    dsn = "file:" .. directory,
+    options = { buckets = BUCKETS, timeout = TIMEOUT },
+    prepare = function() end,
+  }
+  function store.waiting(target)
+    store.observer = store.observer or support.open(store)
+    local n = 0
+    for _, holder in ipairs(assert(store.observer:holders(target))) do
+      if holder.waiting then n = n + 1 end
+    end
+    return n
+  end
+  return store
+end
+
+local function missing_store(name)
+  return { name = name, missing = name .. " cannot be had here: " ..
+           "no server was started (see spec/support/servers.sh) and MYSQL_DSN is not set" }
+end
+
+--- Every store, embedded, mysql and mariadb; those that cannot be had have a
+-- reason in `missing`.
+support.stores = { embedded_store() }
+if os.getenv("MYSQL_DSN") then
+  support.stores[2] = server_store("mysql", os.getenv("MYSQL_DSN"))
+else
+  for _, name in ipairs { "mysql", "mariadb" } do
+    local prefix = "HIERLOCK_" .. name:upper()
+    local dsn = os.getenv(prefix .. "_DSN")
+    support.stores[#support.stores + 1] = dsn
+      and server_store(name, dsn, os.getenv(prefix .. "_ROOT_DSN"), os.getenv(prefix .. "_CONTROL"))
+      or missing_store(name)
+  end
+end
+
+-- busted gives describe, it ... to spec files only, as their environment.
+local function environment_of(fn)
+  if getfenv then return getfenv(fn) end -- luacheck: ignore
+  for i = 1, 255 do
+    local name, value = debug.getupvalue(fn, i)
+    if name == "_ENV" then return value end
+  end
+end
+
+local function each(stores, fn)
+  local busted = environment_of(fn)
+  for _, store in ipairs(stores) do
+    busted.describe("on " .. store.name .. ":", function()
+      if store.missing then
+        local required = " " .. (os.getenv("HIERLOCK_REQUIRE") or "") .. " "
+        if required:find(" " .. store.name .. " ", 1, true) then
+          busted.it("has a server", function() error(store.missing) end)
+        else
+          busted.pending(store.missing)
+        end
+        return
+      end
+      busted.setup(store.prepare)
+      fn(store)
+    end)
+  end
+end
+
+--- Calls fn(store) within a `describe` for every store.
+function support.each_store(fn) each(support.stores, fn) end
+
+--- The same for the servers only.
+function support.each_server(fn)
+  local servers = {}
+  for _, store in ipairs(support.stores) do
+    if store.server or store.missing then servers[#servers + 1] = store end
+  end
+  each(servers, fn)
+end
+
+--- Opens a manager on the store; its options, with others added.
+function support.open(store, options, dsn_params)
+  local all = {}
+  for k, v in pairs(store.options) do all[k] = v end
+  for k, v in pairs(options or {}) do all[k] = v end
+  local dsn = dsn_params and with_param(store.dsn, dsn_params) or store.dsn
+  return assert(hierlock.open(dsn, all))
+end
+
+-- ----------------------------------------------------------------- peers
+
+--- A value as Lua source, on one line.
+local function encode(value)
+  if type(value) == "table" then
+    local fields = {}
+    for k, v in pairs(value) do
+      fields[#fields + 1] = "[" .. encode(k) .. "]=" .. encode(v)
+    end
+    return "{" .. table.concat(fields, ",") .. "}"
+  elseif type(value) == "string" then
+    return (("%q"):format(value):gsub("\\\n", "\\n"):gsub("\r", "\\r"):gsub("%z", "\\0"))
+  elseif value == math.huge then
+    return "math.huge"
+  end
+  return tostring(value)
+end
+support.encode = encode
+
+local function encode_all(...)
+  local values = { "n=" .. select("#", ...) }
+  for i = 1, select("#", ...) do
+    values[#values + 1] = "[" .. i .. "]=" .. encode((select(i, ...)))
+  end
+  return "{" .. table.concat(values, ",") .. "}"
+end
+
+local unpack = table.unpack or unpack
+
+local function decode_all(line)
+  local values = assert((loadstring or load)("return " .. line))()
+  return unpack(values, 1, values.n)
+end
+
+--- What a peer does, in its own process or thread: reads requests, each a chunk
+-- and its arguments, and writes what it returned. The chunk sees `manager`,
+-- `hierlock`, `support` and a table `handles` to keep things in.
+function support.serve(read_line, write_line, dsn, options)
+  local environment = setmetatable({
+    hierlock = hierlock,
+    support = support,
+    manager = dsn and assert(hierlock.open(dsn, options)),
+    handles = {},
+  }, { __index = _G })
+  for line in read_line do
+    local request = (loadstring or load)("return " .. line)()
+    local chunk, err
+    if setfenv then -- luacheck: ignore
+      chunk, err = loadstring(request[1], "=peer") -- luacheck: ignore
+      if chunk then setfenv(chunk, environment) end -- luacheck: ignore
+    else
+      chunk, err = load(request[1], "=peer", "t", environment)
+    end
+    if chunk then
+      write_line(encode_all(pcall(chunk, unpack(request, 2, request.n))))
+    else
+      write_line(encode_all(false, err))
+    end
+  end
+  if environment.manager then environment.manager:close() end
+end
+
+local peer_methods = {}
+peer_methods.__index = peer_methods
+
+--- Sends a chunk to be run with the arguments; does not wait.
+function peer_methods:start(chunk, ...)
+  self:write(encode_all(chunk, ...))
+  return self
+end
+
+local function checked(ok, ...)
+  if not ok then error("in the peer: " .. tostring((...)), 0) end
+  return ...
+end
+
+--- Waits for what the last chunk returned; raises what it raised.
+function peer_methods:result()
+  return checked(decode_all(self:read(support.DEADLINE) or error("the peer does not answer", 2)))
+end
+
+--- Whether the last chunk has not returned, also after STAYS_BLOCKED.
+function peer_methods:stays_blocked()
+  self.line = self.line or self:read(support.STAYS_BLOCKED)
+  return self.line == nil
+end
+
+function peer_methods:call(chunk, ...) return self:start(chunk, ...):result() end
+
+--- Starts to acquire under the name; the result is true, or nil and the code.
+function peer_methods:acquire(name, method, ...)
+  return self:start([[
+    local name, method = ...
+    local handle, err = manager[method](manager, select(3, ...))
+    handles[name] = handle
+    if not handle then return nil, err.code, err.message end
+    return true, handle.token, handle.waited
+  ]], name, method, ...)
+end
+
+function peer_methods:release(name)
+  return self:call([[ local h = handles[...]; handles[...] = nil; return h:release { confirm = true } ]], name)
+end
+
+local live = {}
+
+-- Reads one line of what has come into self.buffer.
+local function take_line(self)
+  local line, rest = self.buffer:match("^([^\n]*)\n(.*)$")
+  if line then self.buffer = rest end
+  return line
+end
+
+--- A peer in another process. command: the Lua to run it with.
+function support.process(store, options, dsn)
+  local self = setmetatable({ buffer = "", exited = false }, peer_methods)
+  local all = {}
+  for k, v in pairs(store and store.options or {}) do all[k] = v end
+  for k, v in pairs(options or {}) do all[k] = v end
+  local input, output = uv.new_pipe(false), uv.new_pipe(false)
+  local interpreter = os.getenv("HIERLOCK_LUA") or arg[-1] or "lua"
+  self.handle, self.pid = assert(uv.spawn(interpreter, {
+    args = { "spec/support/peer.lua", dsn or store and store.dsn or "", encode(all) },
+    stdio = { input, output, 2 },
+  }, function() self.exited = true end))
+  output:read_start(function(_, data) self.buffer = self.buffer .. (data or "") end)
+
+  function self:write(line) input:write(line .. "\n") end
+  function self:read(seconds)
+    if self.line then
+      local line = self.line
+      self.line = nil
+      return line
+    end
+    local deadline = support.now() + seconds
+    local line = take_line(self)
+    while not line and support.now() < deadline and not (self.exited and self.buffer == "") do
+      uv.run("nowait")
+      line = take_line(self)
+      if not line then uv.sleep(1) end
+    end
+    return line
+  end
+  --- Sends a signal ("sigkill", "sigstop" ...); waits for the end after sigkill.
+  function self:signal(signal)
+    uv.kill(self.pid, signal)
+    if signal == "sigkill" then self:join() end
+  end
+  function self:join()
+    support.wait_until(function() uv.run("nowait") return self.exited end, "the peer's end")
+  end
+  --- Ends it in the ordinary way.
+  function self:close()
+    live[self] = nil
+    if not input:is_closing() then input:close() end
+    local patience = support.now() + 2
+    while not self.exited and support.now() < patience do
+      uv.run("nowait")
+      uv.sleep(1)
+    end
+    if not self.exited then self:signal("sigkill") end
+    -- luv crashes at the end of a state that has open handles.
+    if not output:is_closing() then output:close() end
+    if not self.handle:is_closing() then self.handle:close() end
+    uv.run("nowait")
+  end
+  live[self] = true
+  if store or dsn then assert(self:result() == true) end
+  return self
+end
+
+--- A peer in another thread of this process, with a Lua state of its own.
+function support.thread(store, options)
+  local self = setmetatable({}, peer_methods)
+  local all = {}
+  for k, v in pairs(store.options) do all[k] = v end
+  for k, v in pairs(options or {}) do all[k] = v end
+  local thread, connection = require("cqueues.thread").start(function(socket, path, cpath, dsn, encoded)
+    package.path, package.cpath = path, cpath
+    local shared = require "spec.support"
+    local opened, err = pcall(shared.serve, function() return socket:read("*l") end,
+      function(line) socket:write(line, "\n") socket:flush() end,
+      dsn, (loadstring or load)("return " .. encoded)())
+    if not opened then socket:write("{n=2,false,", ("%q"):format(tostring(err)), "}\n") end
+  end, package.path, package.cpath, store.dsn, encode(all))
+  connection:setmode("b", "bl")
+  function self:write(line)
+    connection:write(line, "\n")
+    connection:flush()
+  end
+  function self:read(seconds)
+    if self.line then
+      local line = self.line
+      self.line = nil
+      return line
+    end
+    connection:settimeout(seconds)
+    local line = connection:read("*l")
+    if not line then connection:clearerr() end
+    return line
+  end
+  function self:close()
+    live[self] = nil
+    connection:shutdown("w")
+    thread:join()
+    connection:close()
+  end
+  live[self] = true
+  assert(self:call("return true"))
+  return self
+end
+
+--- Ends the peers that a spec has left; for after_each.
+function support.close_peers()
+  for peer in pairs(live) do peer:close() end
+end
+
+return support
