@@ -103,20 +103,29 @@ $(LIBRARY): $(call objects,$(CORE) $(filter-out csrc/stores/mysql/module.c,$(MYS
 # -------------------------------------------------------------------- specs
 
 SPECS ?= spec
-FORK_SO := $(BUILD)/hierlock_spec/fork.so
+SPEC_SO := $(patsubst spec/support/%.c,$(BUILD)/hierlock_spec/%.so,$(wildcard spec/support/*.c))
+CORE_TESTS := $(patsubst spec/core/%.c,$(BUILD)/%,$(wildcard spec/core/test_*.c))
 # busted runs on the Lua that it is started with; LuaJIT counts as 5.1.
 LUA_BINARY ?= $(LUA)
 SPEC_ENV = LUA_PATH="$(CURDIR)/lua/?.lua;$(CURDIR)/lua/?/init.lua;$(CURDIR)/?.lua;$(CURDIR)/?/init.lua;;" \
            LUA_CPATH="$(CURDIR)/$(BUILD)/?.so;;" HIERLOCK_LUA=$(LUA_BINARY) $(SANITIZER_ENV)
 
-$(FORK_SO): spec/support/fork.c
+$(BUILD)/hierlock_spec/%.so: spec/support/%.c
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -D_GNU_SOURCE -fPIC -shared $(WARNINGS) $(LUA_CFLAGS) $(CFLAGS) -o $@ $<
 
-.PHONY: spec
+$(BUILD)/test_%: spec/core/test_%.c $(LIBRARY)
+	@mkdir -p $(@D)
+	$(CC) $(HL_CFLAGS) -Icsrc/stores/file $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $< $(LIBRARY) -lcmocka $(MYSQL_LIBS) -lm
+
+.PHONY: test-core spec
+# The core without Lua.
+test-core: $(CORE_TESTS)
+	@for test in $(CORE_TESTS); do $(SANITIZER_ENV) $(WRAPPER) $$test || exit 1; done
+
 # The specs, with the servers that the environment names (see
 # spec/support/servers.sh), or with none: then those for servers are pending.
-spec: all $(FORK_SO)
+spec: all $(SPEC_SO)
 	@directory=$$(mktemp -d /dev/shm/hierlock-spec-XXXXXX) && trap 'rm -rf "$$directory"' EXIT && \
 	export HIERLOCK_SPEC_DIRECTORY="$$directory" && \
 	$(SPEC_ENV) $(WRAPPER) $(LUA_BINARY) /usr/bin/busted --no-auto-insulate $(BUSTED_FLAGS) $(SPECS)

@@ -117,6 +117,21 @@ static int acquire(hl_manager *manager, hl_request *request, int64_t deadline,
   }
 }
 
+/* Says what was not granted, and how long it was waited for, instead of what
+   the store's statement said; its errno and SQLSTATE stay. */
+static void timeout_say(hl_error *error, const char *path, int64_t timeout) {
+  if (!error) return;
+  hl_error before = *error;
+  if (timeout == 0)
+    (void)hl__error(error, HL_TIMEOUT, "%s is locked by others; tried once",
+                    path);
+  else
+    (void)hl__error(error, HL_TIMEOUT, "%s was not granted within %.3f s",
+                    path, (double)timeout / 1000);
+  error->server_errno = before.server_errno;
+  memcpy(error->sqlstate, before.sqlstate, sizeof error->sqlstate);
+}
+
 /* The slot becomes HELD, unless the manager was closed meanwhile. */
 static int hold(hl_manager *manager, hl__slot *slot, const hl_grant *grant,
                 hl_error *error) {
@@ -200,6 +215,7 @@ int hl_acquire(hl_manager *manager, hl_plan *plan, const hl_options *options,
   count(manager, status, lock->waited);
   (void)pthread_mutex_unlock(&manager->mutex);
 
+  if (status == HL_TIMEOUT) timeout_say(error, path, timeout);
   if (status == HL_OK) {
     lock->slot = slot;
     lock->token = grant.token;
@@ -448,6 +464,8 @@ int hl_lock_extend(hl_lock *lock, hl_plan *plan, const hl_options *options,
     (void)pthread_mutex_unlock(&lock->slot->mutex);
   else
     status = extend(lock, &request, hl__deadline(hl__now_ms(), timeout), error);
+  if (status == HL_TIMEOUT)
+    timeout_say(error, hl_plan_describe(plan, path, sizeof path), timeout);
   if (status == HL_OK) {
     hl_plan *before = lock->plan;
     lock->plan = whole;

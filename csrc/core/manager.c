@@ -93,6 +93,7 @@ void hl__manager_leave(hl_manager *manager) {
   (void)pthread_mutex_destroy(&manager->mutex);
   hl_layout_unref(manager->layout);
   hl_dsn_dispose(&manager->dsn);
+  free(manager->path);
   free(manager);
 }
 
@@ -104,6 +105,24 @@ static int config_check(const hl_config *config, hl_error *error) {
                      "hold_timeout must be 1 to 31536000 seconds");
   if (config->pool_size < 1 || config->pool_size > 100000)
     return hl__error(error, HL_EMISUSE, "pool_size must be 1 to 100000");
+  return HL_OK;
+}
+
+/* A forked child opens the store again, perhaps in another working directory:
+   there a relative path would name another space, which excludes nobody. */
+static int make_absolute(hl_manager *manager, hl_error *error) {
+  const char *path = manager->dsn.path;
+  if (!path || *path == '/') return HL_OK;
+  char *here = getcwd(NULL, 0);
+  if (!here)
+    return hl__error_errno(error, HL_ESTORE, "the working directory is gone");
+  int n = asprintf(&manager->path, "%s/%s", here, path);
+  free(here);
+  if (n < 0) {
+    manager->path = NULL;
+    return hl__error_memory(error);
+  }
+  manager->dsn.path = manager->path;
   return HL_OK;
 }
 
@@ -138,6 +157,7 @@ int hl_manager_open(const hl_config *config, hl_manager **result,
 
   if (status == HL_OK)
     status = hl_dsn_parse(text && *text ? text : "file:", &manager->dsn, error);
+  if (status == HL_OK) status = make_absolute(manager, error);
   if (status == HL_OK) {
     manager->ops = find_store(config->stores, manager->dsn.store);
     if (!manager->ops) manager->ops = find_store(built_in, manager->dsn.store);

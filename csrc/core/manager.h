@@ -72,6 +72,7 @@ struct hl_manager {
   atomic_uint generation;
 
   hl_dsn dsn;
+  char *path; /* dsn.path made absolute; NULL: it was */
   hl_layout *layout;
   const hl_store_ops *ops;
   hl_store_config config;

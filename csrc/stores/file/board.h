@@ -1,0 +1,72 @@
+/*
+ * board.h - the format of the who-... files, which board.c writes and holders.c
+ * reads. What is in them is for people; no lock depends on it.
+ */
+#ifndef HIERLOCK_BOARD_H
+#define HIERLOCK_BOARD_H
+
+#include "file.h"
+
+#define HL__BOARD_MAGIC "hlwho\n\r"
+#define HL__BOARD_VERSION 1u
+#define HL__BOARD_PREFIX "who-"
+
+/* A file is a header, then chunks, each a whole number of pages on any machine
+   (64 KiB), in which records lie one after another. */
+#define HL__BOARD_CHUNK 65536u
+#define HL__BOARD_ROWS 32u
+
+typedef struct hl__board_header {
+  char magic[8];
+  uint32_t version;
+  uint32_t record_size;
+  int64_t pid;
+  char host[64];
+} hl__board_header;
+
+enum hl__board_state { HL__BOARD_FREE, HL__BOARD_WAITING, HL__BOARD_HELD };
+
+/* What a session has asked for in one call; several where it needs more rows.
+   Written by the session's thread alone. */
+typedef struct hl__board_record {
+  _Alignas(64) _Atomic uint32_t sequence; /* odd while it is being changed */
+  _Atomic uint8_t state;
+  uint8_t mode;       /* hl_mode, of the request's targets */
+  uint16_t row_count;
+  uint64_t session;   /* a number of the board's own */
+  int64_t since_ms;   /* Unix time */
+  char application[64];
+  char label[128];
+  char path[256];
+  hl_row rows[HL__BOARD_ROWS];
+} hl__board_record;
+
+#define HL__BOARD_CHUNK_RECORDS \
+  (HL__BOARD_CHUNK / (uint32_t)sizeof(hl__board_record))
+
+typedef struct hl__file_board hl__file_board;
+
+/* A board without a file yet; NULL when out of memory. */
+hl__file_board *hl__file_board_new(const hl__file_directory *directory,
+                                   const char *host);
+void hl__file_board_free(hl__file_board *board); /* removes its file */
+
+/* Announces that the session awaits, or now holds, the request's rows, in its
+   records from number `first` on. since_ms: Unix time of the request. Where
+   there is no memory or no space for it, nothing is announced: observers see
+   less, and locking goes on. */
+void hl__file_board_show(hl__file_session *session, size_t first,
+                         const hl_request *request, int64_t since_ms,
+                         enum hl__board_state state);
+/* What the records from number `first` on tell is over. */
+void hl__file_board_clear(hl__file_session *session, size_t first);
+/* Gives the session's records back, before it leaves the space. */
+void hl__file_board_leave(hl__file_session *session);
+
+/* Calls fn for whatever, on any board of the directory, conflicts. HL_OK,
+   HL_ESTORE, HL_ENOMEM. */
+int hl__file_board_read(const hl__file_directory *directory,
+                        const hl_row *rows, size_t n, hl_holder_fn fn,
+                        void *context, hl_error *error);
+
+#endif

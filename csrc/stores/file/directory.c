@@ -1,0 +1,280 @@
+/*
+ * directory.c - the lock directory: which one it is, whether locks in it can be
+ * trusted, and how files in it are made. Knows nothing of what is in the files.
+ *
+ * Two programs exclude each other only if they come to the same directory; so
+ * the default one depends on nothing but the user, and is refused rather than
+ * replaced when there is something wrong with it.
+ */
+#include "file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+/* The same for every process of the user: $XDG_RUNTIME_DIR is absent under
+   cron, and /tmp may be private to a service. */
+#define DEFAULT_DIRECTORY "/dev/shm/hierlock-%lu"
+
+/* File systems of which another machine may have a part, on which either its
+   locks or its futexes would not reach us. FUSE does not say what is behind it
+   (sshfs keeps locks on this side), so it is refused as a whole. */
+static const struct {
+  unsigned long magic; /* statfs(2) */
+  const char *name;
+} remote_kinds[] = {
+    {0x6969, "NFS"},           {0x517B, "SMB"},
+    {0xFF534D42, "CIFS"},      {0xFE534D42, "SMB"},
+    {0x5346414F, "AFS"},       {0x6B414653, "AFS"},
+    {0x01021997, "9p"},        {0x00C36400, "Ceph"},
+    {0x0BD00BD0, "Lustre"},    {0x65735546, "FUSE"},
+    {0x73757245, "Coda"},      {0x564C, "NCP"},
+    {0x01161970, "GFS2"},      {0x7461636F, "OCFS2"},
+    {0x47504653, "GPFS"},      {0x786F4256, "a VirtualBox folder"},
+    {0x19830326, "BeeGFS"},    {0xAAD7AAEA, "PanFS"},
+};
+
+/* ------------------------------------------------------------ finding it */
+
+static int default_open(hl__file_directory *directory, hl_error *error) {
+  char path[64];
+  struct stat st;
+  (void)snprintf(path, sizeof path, DEFAULT_DIRECTORY,
+                 (unsigned long)geteuid());
+  if (mkdir(path, 0700) != 0 && errno != EEXIST)
+    return hl__error_errno(error, HL_ESTORE,
+                           "cannot make the lock directory %s; name another "
+                           "one, as in file:/var/lib/mine/locks", path);
+  /* Whoever may write in /dev/shm could have been there first. */
+  directory->fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (directory->fd < 0 && (errno == ELOOP || errno == ENOTDIR))
+    return hl__error(error, HL_ESTORE,
+                     "the lock directory %s is not a directory but something "
+                     "else, or a symbolic link; remove it", path);
+  if (directory->fd < 0 || fstat(directory->fd, &st) != 0)
+    return hl__error_errno(error, HL_ESTORE,
+                           "cannot open the lock directory %s", path);
+  if (st.st_uid != geteuid())
+    return hl__error(error, HL_ESTORE,
+                     "the lock directory %s belongs to user %lu, not to user "
+                     "%lu; have it removed, or name another one",
+                     path, (unsigned long)st.st_uid,
+                     (unsigned long)geteuid());
+  if (st.st_mode & (S_IWGRP | S_IWOTH))
+    return hl__error(error, HL_ESTORE,
+                     "others may write in the lock directory %s (mode %04o); "
+                     "chmod 0700 it, or name a directory that is to be shared",
+                     path, (unsigned)(st.st_mode & 07777));
+  directory->path = strdup(path);
+  return directory->path ? HL_OK : hl__error_memory(error);
+}
+
+/* Splits off the last component of a path without trailing slashes. */
+static char *parent_of(const char *path, const char **last) {
+  const char *slash = strrchr(path, '/');
+  *last = slash ? slash + 1 : path;
+  if (!slash) return strdup(".");
+  return slash == path ? strdup("/") : strndup(path, (size_t)(slash - path));
+}
+
+/* Makes the directory, whose parent must exist, and sets *resolved. */
+static int named_make(const char *path, char **resolved, hl_error *error) {
+  const char *last;
+  char *parent = parent_of(path, &last);
+  if (!parent) return hl__error_memory(error);
+  char *real = realpath(parent, NULL);
+  free(parent);
+  if (!real)
+    return hl__error_errno(error, HL_ESTORE,
+                           "cannot find the parent of the lock directory %s",
+                           path);
+  size_t size = strlen(real) + 1 + strlen(last) + 1;
+  *resolved = malloc(size);
+  if (*resolved)
+    (void)snprintf(*resolved, size, "%s/%s", strcmp(real, "/") ? real : "",
+                   last);
+  free(real);
+  if (!*resolved) return hl__error_memory(error);
+  if (mkdir(*resolved, 0700) != 0 && errno != EEXIST)
+    return hl__error_errno(error, HL_ESTORE,
+                           "cannot make the lock directory %s", *resolved);
+  return HL_OK;
+}
+
+static int named_open(const char *name, hl__file_directory *directory,
+                      hl_error *error) {
+  struct stat st;
+  int status = HL_OK;
+  size_t length = strlen(name);
+  while (length > 1 && name[length - 1] == '/') length--;
+  char *path = strndup(name, length);
+  if (!path) return hl__error_memory(error);
+
+  /* Links further up are as trustworthy as the directories that they are in;
+     the last one may lie in a directory where everybody may write. */
+  if (lstat(path, &st) == 0 && S_ISLNK(st.st_mode) &&
+      st.st_uid != geteuid() && st.st_uid != 0) {
+    status = hl__error(error, HL_ESTORE,
+                       "the lock directory %s is a symbolic link of user %lu's",
+                       path, (unsigned long)st.st_uid);
+    goto out;
+  }
+  directory->path = realpath(path, NULL);
+  if (!directory->path && errno == ENOENT) {
+    status = named_make(path, &directory->path, error);
+    if (status) goto out;
+  }
+  if (directory->path)
+    directory->fd = open(directory->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (directory->fd < 0)
+    status = hl__error_errno(error, HL_ESTORE,
+                             "cannot open the lock directory %s", path);
+out:
+  free(path);
+  return status;
+}
+
+/* Invariant 4: a place where locks might not exclude is refused. */
+static int kind_check(const hl__file_directory *directory, hl_error *error) {
+  struct statfs fs;
+  if (fstatfs(directory->fd, &fs) != 0)
+    return hl__error_errno(error, HL_ESTORE,
+                           "cannot look what file system %s is on",
+                           directory->path);
+  /* f_type is signed on some machines and 32 bits wide on others. */
+  unsigned long magic = (unsigned long)fs.f_type & 0xFFFFFFFFul;
+  for (size_t i = 0; i < sizeof remote_kinds / sizeof *remote_kinds; i++)
+    if (magic == remote_kinds[i].magic)
+      return hl__error(error, HL_EUNSAFE_SERVER,
+                       "the lock directory %s is on %s, where other machines "
+                       "would not be kept out; name a local one",
+                       directory->path, remote_kinds[i].name);
+  return HL_OK;
+}
+
+int hl__file_directory_open(const char *path, hl__file_directory *directory,
+                            hl_error *error) {
+  struct stat st;
+  *directory = (hl__file_directory){.fd = -1};
+  int status = path && *path ? named_open(path, directory, error)
+                             : default_open(directory, error);
+  if (status == HL_OK) status = kind_check(directory, error);
+  if (status == HL_OK && fstat(directory->fd, &st) != 0)
+    status = hl__error_errno(error, HL_ESTORE, "cannot look at %s",
+                             directory->path);
+  if (status == HL_OK && hl__fork_watch(directory->fd) != HL_OK)
+    status = hl__error_memory(error);
+  if (status) {
+    if (directory->fd >= 0) (void)close(directory->fd);
+    directory->fd = -1;
+    hl__file_directory_close(directory);
+    return status;
+  }
+  directory->device = st.st_dev;
+  directory->inode = st.st_ino;
+  directory->group = st.st_gid;
+  directory->file_mode = (st.st_mode & 0666) | 0600;
+  return HL_OK;
+}
+
+void hl__file_directory_close(hl__file_directory *directory) {
+  hl__file_close(directory->fd);
+  directory->fd = -1;
+  free(directory->path);
+  directory->path = NULL;
+}
+
+/* ---------------------------------------------------------- files in it */
+
+/* The descriptor, watched; or closed, and -1. */
+static int watched(int fd) {
+  if (hl__fork_watch(fd) == HL_OK) return fd;
+  (void)close(fd);
+  errno = ENOMEM;
+  return -1;
+}
+
+void hl__file_close(int fd) {
+  int saved = errno;
+  if (fd < 0) return;
+  hl__fork_unwatch(fd);
+  (void)close(fd);
+  errno = saved;
+}
+
+int hl__file_temporary(const hl__file_directory *directory,
+                       char name[HL__FILE_NAME_MAX]) {
+  int fd;
+  do {
+    uint64_t random = 0;
+    if (getrandom(&random, sizeof random, GRND_NONBLOCK) < 0) {
+      static _Atomic uint64_t count;
+      random = (uint64_t)hl__unix_ms() << 20 | atomic_fetch_add(&count, 1u);
+    }
+    (void)snprintf(name, HL__FILE_NAME_MAX, "tmp-%ld-%016llx", (long)getpid(),
+                   (unsigned long long)random);
+    fd = openat(directory->fd, name,
+                O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+  } while (fd < 0 && errno == EEXIST);
+  if (fd < 0) return -1;
+  /* Those who share the directory share its files. The group cannot always be
+     given, and need not be where the directory is set-group-id. */
+  if (fchown(fd, (uid_t)-1, directory->group) != 0) errno = 0;
+  if (fchmod(fd, directory->file_mode) != 0 || (fd = watched(fd)) < 0) {
+    int saved = errno;
+    if (fd >= 0) (void)close(fd);
+    (void)unlinkat(directory->fd, name, 0);
+    errno = saved;
+    return -1;
+  }
+  return fd;
+}
+
+/* Never with O_CREAT: where fs.protected_regular is set, that would fail on
+   somebody else's file in a directory such as /tmp. */
+int hl__file_open(const hl__file_directory *directory, const char *name,
+                  struct stat *st) {
+  int fd = openat(directory->fd, name,
+                  O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return -1;
+  if (fstat(fd, st) != 0 || !S_ISREG(st->st_mode)) {
+    (void)close(fd);
+    errno = EINVAL;
+    return -1;
+  }
+  return watched(fd);
+}
+
+static int write_all(int fd, const char *data, size_t size) {
+  while (size > 0) {
+    ssize_t n = write(fd, data, size);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) return -1;
+    data += n;
+    size -= (size_t)n;
+  }
+  return 0;
+}
+
+int hl__file_make(const hl__file_directory *directory, const char *name,
+                  const void *data, size_t size) {
+  char temporary[HL__FILE_NAME_MAX];
+  int fd = hl__file_temporary(directory, temporary);
+  if (fd < 0) return -1;
+  int result = write_all(fd, data, size);
+  /* link, unlike rename, leaves alone what is there already. */
+  if (result == 0 &&
+      linkat(directory->fd, temporary, directory->fd, name, 0) != 0 &&
+      errno != EEXIST)
+    result = -1;
+  int saved = errno;
+  (void)unlinkat(directory->fd, temporary, 0);
+  hl__file_close(fd);
+  errno = saved;
+  return result;
+}

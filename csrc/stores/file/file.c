@@ -1,0 +1,370 @@
+/*
+ * file.c - the embedded store: locks between the processes and threads of one
+ * machine, without a server. Here are its sessions: a request taken row by row,
+ * all or nothing, and given back. Where locks live is in space.c, how a row is
+ * taken in table.c, how it is waited for in queue.c; see file.h.
+ *
+ * Nothing is ever outstanding: whatever is done is done when the call returns.
+ */
+#include "board.h"
+#include "file.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Tokens are a counter of 56 bits above 8 zero bits, as the other stores'. */
+#define TOKEN_LOW_BITS 8
+
+/* Holdings that a session has memory for from the start. */
+#define HOLDINGS_AT_FIRST 8
+
+/* How often a call begins anew because the directory was removed under it. */
+#define REOPEN_MAX 3
+
+typedef struct file_store {
+  hl_store base;
+  const hl_store_config *config;
+  char *path; /* absolute: the program may change its directory; constant */
+  pthread_mutex_t mutex;
+  hl__file_space *space; /* a reference; mutex */
+} file_store;
+
+static _Atomic uint64_t session_counter;
+
+static file_store *store_of(const hl__file_session *session) {
+  return (file_store *)(void *)session->base.store;
+}
+
+static hl__file_session *session_of(hl_session *session) {
+  return (hl__file_session *)(void *)session;
+}
+
+const char *hl__file_session_application(const hl__file_session *session) {
+  return store_of(session)->config->application;
+}
+
+/* ----------------------------------------------------------------- store */
+
+static int store_open(const hl_store_config *config, hl_store **result,
+                      hl_error *error) {
+  const hl_dsn *dsn = config->dsn;
+  *result = NULL;
+  if (dsn->param_count > 0)
+    return hl__error(error, HL_EDSN, "file: knows no parameter %s",
+                     dsn->params[0].name);
+  file_store *store = calloc(1, sizeof *store);
+  if (!store) return hl__error_memory(error);
+  store->base.ops = &hl_store_file;
+  store->config = config;
+  int status = hl__file_space_open(dsn->path, config, &store->space, error);
+  if (status == HL_OK) {
+    /* Of the default directory the path is not kept: its checks are others. */
+    bool named = dsn->path && *dsn->path;
+    store->path = named ? strdup(store->space->directory.path) : NULL;
+    if (named && !store->path) status = hl__error_memory(error);
+  }
+  if (status) {
+    hl__file_space_unref(store->space);
+    free(store);
+    return status;
+  }
+  (void)pthread_mutex_init(&store->mutex, NULL);
+  *result = &store->base;
+  return HL_OK;
+}
+
+static void store_close(hl_store *base) {
+  file_store *store = (file_store *)(void *)base;
+  hl__file_space_unref(store->space);
+  (void)pthread_mutex_destroy(&store->mutex);
+  free(store->path);
+  free(store);
+}
+
+/* The space is the parent's, and stays in the registry as it is: its mutexes
+   may be held by threads that do not exist here, its descriptors are closed. */
+static void store_forget(hl_store *base) {
+  file_store *store = (file_store *)(void *)base;
+  free(store->path);
+  free(store);
+}
+
+/* The space that the store uses now, with a reference; opened again when its
+   files have been removed. */
+static int store_space(file_store *store, hl__file_space **space,
+                       hl_error *error) {
+  int status = HL_OK;
+  (void)pthread_mutex_lock(&store->mutex);
+  if (hl__file_space_gone(store->space)) {
+    hl__file_space *fresh;
+    status = hl__file_space_open(store->path, store->config, &fresh, error);
+    if (status == HL_OK) {
+      hl__file_space_unref(store->space);
+      store->space = fresh;
+    }
+  }
+  if (status == HL_OK) {
+    hl__file_space_ref(store->space);
+    *space = store->space;
+  }
+  (void)pthread_mutex_unlock(&store->mutex);
+  return status;
+}
+
+/* -------------------------------------------------------------- sessions */
+
+static int session_open(hl_store *base, int64_t deadline, hl_session **result,
+                        hl_error *error) {
+  (void)deadline; /* opening waits for nobody */
+  *result = NULL;
+  hl__file_session *session = calloc(1, sizeof *session);
+  if (!session) return hl__error_memory(error);
+  session->base.store = base;
+  session->id = atomic_fetch_add(&session_counter, 1u);
+  session->capacity = HOLDINGS_AT_FIRST;
+  session->holdings = malloc(session->capacity * sizeof *session->holdings);
+  int status = session->holdings
+                   ? store_space((file_store *)(void *)base, &session->space,
+                                 error)
+                   : hl__error_memory(error);
+  if (status) {
+    free(session->holdings);
+    free(session);
+    return status;
+  }
+  (void)pthread_mutex_init(&session->guard, NULL);
+  *result = &session->base;
+  return HL_OK;
+}
+
+/* Before a call on a session that holds nothing: a space whose files were
+   removed is left for the store's new one. Not while other sessions hold rows in
+   it: they shall notice first that these are lost, before this process shares
+   with itself. HL_ECONNECTION; a session that is opened now has the new space. */
+static int session_refresh(hl__file_session *session, hl_error *error) {
+  hl__file_space *space;
+  if (!atomic_load(&session->space->gone)) return HL_OK;
+  if (!hl__file_table_empty(session->space))
+    return hl__file_space_gone_error(session->space, error);
+  int status = store_space(store_of(session), &space, error);
+  if (status) return status;
+  hl__file_board_leave(session);
+  hl__file_space_unref(session->space);
+  session->space = space;
+  return HL_OK;
+}
+
+/* Gives back all holdings but the first `keep`, the last taken first, and makes
+   the remaining ones what they were before the call. */
+static void session_release(hl__file_session *session, size_t keep) {
+  while (session->held > keep)
+    hl__file_row_release(session->space,
+                         &session->holdings[--session->held]);
+  for (size_t i = 0; i < keep; i++) {
+    hl__file_holding *holding = &session->holdings[i];
+    if (!holding->converted) continue;
+    hl__file_row_downgrade(session->space, holding);
+    holding->row.mode = HL_SHARED;
+    holding->converted = false;
+  }
+}
+
+static int session_unlock(hl_session *base, hl_error *error) {
+  hl__file_session *session = session_of(base);
+  (void)error;
+  session_release(session, 0);
+  hl__file_board_clear(session, 0);
+  return HL_OK;
+}
+
+static void session_forget(hl_session *base) {
+  hl__file_session *session = session_of(base);
+  free(session->holdings);
+  free(session->slots);
+  free(session);
+}
+
+static void session_close(hl_session *base) {
+  hl__file_session *session = session_of(base);
+  (void)session_unlock(base, NULL);
+  hl__file_board_leave(session);
+  hl__file_space_unref(session->space);
+  (void)pthread_mutex_destroy(&session->guard);
+  session_forget(base);
+}
+
+/* --------------------------------------------------------------- locking */
+
+static bool holdings_reserve(hl__file_session *session, size_t n) {
+  size_t need = session->held + n;
+  if (need <= session->capacity) return true;
+  size_t capacity = need < 2 * session->capacity ? 2 * session->capacity
+                                                 : need;
+  hl__file_holding *grown = malloc(capacity * sizeof *grown);
+  if (!grown) return false;
+  /* Not realloc: a child that is born meanwhile frees what it finds here. */
+  hl__file_holding *before = session->holdings;
+  memcpy(grown, before, session->held * sizeof *grown);
+  session->holdings = grown;
+  session->capacity = capacity;
+  free(before);
+  return true;
+}
+
+static int holding_compare(const void *a, const void *b) {
+  const hl_row *x = &((const hl__file_holding *)a)->row;
+  const hl_row *y = &((const hl__file_holding *)b)->row;
+  if (x->level != y->level) return x->level < y->level ? -1 : 1;
+  return x->bucket < y->bucket ? -1 : x->bucket > y->bucket;
+}
+
+/* Takes one row and enters it as a holding, for which there is room. `held`: of
+   the row itself, where the session has it already, else NULL. */
+static int row_take(hl__file_session *session, const hl_request *request,
+                    const hl_row *row, hl__file_holding *held, size_t slots,
+                    int64_t since_ms, hl_error *error) {
+  if (held && held->row.mode >= row->mode) return HL_OK;
+  bool conversion = held != NULL;
+  hl__file_entry *entry = conversion ? held->entry : NULL;
+  int status = hl__file_row_try(session, row, conversion, &entry, error);
+  if (status == HL_TIMEOUT && !request->try_once) {
+    if (session->slots_used == slots)
+      hl__file_board_show(session, slots, request, since_ms,
+                          HL__BOARD_WAITING);
+    entry = conversion ? held->entry : NULL;
+    status = hl__file_row_wait(session, row, conversion, request->deadline,
+                               &entry, error);
+  }
+  if (status) return status;
+  if (conversion) {
+    held->row.mode = HL_EXCLUSIVE;
+    held->converted = true;
+  } else {
+    session->holdings[session->held++] = (hl__file_holding){
+        .entry = entry,
+        .hash = hl__file_hash(row->level, row->bucket),
+        .row = *row};
+  }
+  return HL_OK;
+}
+
+/* Says which row a call came to its end at. */
+static void row_blame(int status, const hl_row *row, hl_error *error) {
+  if (status == HL_TIMEOUT)
+    (void)hl__error(error, status, "the lock was not granted in time");
+  if (status == HL_CANCELLED)
+    (void)hl__error(error, status, "the wait was cancelled");
+  if (error && (status == HL_TIMEOUT || status == HL_CANCELLED)) {
+    error->level = row->level;
+    error->bucket = row->bucket;
+  }
+}
+
+/* All rows of the request, or none. HL_ECONNECTION: the directory was removed;
+   nothing that this call took is held. */
+static int rows_take(hl__file_session *session, const hl_request *request,
+                     hl_grant *grant, hl_error *error) {
+  const size_t before = session->held, slots = session->slots_used;
+  int64_t since_ms = hl__unix_ms();
+  int status = HL_OK;
+  if (!holdings_reserve(session, request->n)) return hl__error_memory(error);
+
+  for (size_t i = 0; i < request->n && status == HL_OK; i++) {
+    const hl__file_holding key = {.row = request->rows[i]};
+    hl__file_holding *held =
+        before > 0 ? bsearch(&key, session->holdings, before,
+                             sizeof key, holding_compare)
+                   : NULL;
+    status = row_take(session, request, &request->rows[i], held, slots,
+                      since_ms, error);
+    if (status) row_blame(status, &request->rows[i], error);
+  }
+  /* Looked at last: were the files removed later, hl_store_ops.look tells. */
+  if (status == HL_OK && hl__file_space_gone(session->space))
+    status = hl__file_space_gone_error(session->space, error);
+  if (status) {
+    session_release(session, before);
+    hl__file_board_clear(session, slots);
+    return status;
+  }
+
+  for (size_t i = 0; i < before; i++) session->holdings[i].converted = false;
+  if (before > 0)
+    qsort(session->holdings, session->held, sizeof *session->holdings,
+          holding_compare);
+  hl__file_board_show(session, slots, request, since_ms, HL__BOARD_HELD);
+  /* After the grant: so the later of two exclusive holders has the greater. */
+  grant->token =
+      (atomic_fetch_add(&session->space->control->tokens, 1u) + 1)
+      << TOKEN_LOW_BITS;
+  grant->sent_ms = hl__now_ms();
+  return HL_OK;
+}
+
+static int session_lock(hl_session *base, const hl_request *request,
+                        hl_grant *grant, hl_error *error) {
+  hl__file_session *session = session_of(base);
+  int status;
+  int tries = 0;
+  do {
+    status = request->extend ? HL_OK : session_refresh(session, error);
+    if (status) break;
+    status = rows_take(session, request, grant, error);
+  } while (status == HL_ECONNECTION && !request->extend &&
+           ++tries < REOPEN_MAX);
+  /* An interruption is meant for the call during which it comes. */
+  atomic_store(&session->interrupted, false);
+  return status;
+}
+
+/* ------------------------------------------------------------ the rest */
+
+static int session_look(hl_session *base, hl_error *error) {
+  hl__file_session *session = session_of(base);
+  if (!hl__file_space_gone(session->space)) return HL_OK;
+  return hl__file_space_gone_error(session->space, error);
+}
+
+static int session_renew(hl_session *base, int64_t *sent_ms,
+                         hl_error *error) {
+  *sent_ms = hl__now_ms();
+  return session_look(base, error);
+}
+
+static int session_settle(hl_session *base, int64_t deadline,
+                          hl_error *error) {
+  (void)base, (void)deadline, (void)error;
+  return HL_OK;
+}
+
+static void session_interrupt(hl_session *base) {
+  hl__file_queue_interrupt(session_of(base));
+}
+
+static int session_holders(hl_session *base, const hl_row *rows, size_t n,
+                           hl_holder_fn fn, void *context, hl_error *error) {
+  hl__file_session *session = session_of(base);
+  int status = session_refresh(session, error);
+  if (status) return status;
+  return hl__file_board_read(&session->space->directory, rows, n, fn, context,
+                             error);
+}
+
+const hl_store_ops hl_store_file = {
+    .abi = HL_STORE_ABI,
+    .scheme = "file",
+    .connects = false,
+    .open = store_open,
+    .close = store_close,
+    .forget = store_forget,
+    .session_open = session_open,
+    .session_close = session_close,
+    .session_forget = session_forget,
+    .lock = session_lock,
+    .unlock = session_unlock,
+    .renew = session_renew,
+    .settle = session_settle,
+    .look = session_look,
+    .interrupt = session_interrupt,
+    .holders = session_holders,
+};

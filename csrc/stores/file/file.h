@@ -1,0 +1,277 @@
+/*
+ * file.h - the inside of the embedded store. For the files of this room only.
+ *
+ *   directory.c  the lock directory: which one, whether it can be trusted, and
+ *                how a file in it is made so that nobody sees half of one
+ *   space.c      one directory as this process uses it: the control file, the
+ *                stripe files and their descriptors, and who shares them
+ *   table.c      the rows that this process holds: taking one at once, giving
+ *                it back
+ *   queue.c      waiting for a row: the queue, going to sleep and being woken
+ *   offset.h     which bytes of a stripe file stand for what
+ *   board.c      telling others who holds what (board.h)
+ *   holders.c    reading what others tell
+ *   file.c       sessions, and the hl_store_ops
+ *
+ * The kernel is the lock manager. A row is a byte of one of HL__FILE_STRIPES
+ * empty files, locked with F_OFD_SETLK, so a process that dies, however it
+ * dies, is unlocked by the kernel. Such locks belong to an open file, which all
+ * threads of the process share. Therefore the process holds each row once, in
+ * the strongest mode that any of its sessions needs, and its sessions settle
+ * the rest among themselves in the table.
+ *
+ * The files in the directory, and what is in them:
+ *
+ *   control     mapped by everybody: format, layout, token counter, and for
+ *               each stripe the words by which waiters are woken
+ *   rows-NNNN   the stripes; never any data; two regions of offsets, see
+ *               queue.c
+ *   who-...     one for each process: who holds what, for observers
+ *   tmp-...     about to become one of the above
+ *
+ * Locks of this room, in the order in which they may be taken (they come after
+ * those of the core, manager.h):
+ *
+ *   1. a store's mutex    which space the store uses
+ *   2. the registry       which spaces the process has (space.c)
+ *   3. a stripe's mutex   its descriptor, entries and queues. Whoever holds
+ *                         one may only *try* another one
+ *   4. a session's guard  where the session sleeps (queue.c)
+ *   5. the board's mutex  its free records (board.c)
+ *
+ * Nothing blocks while one of them is held; F_OFD_SETLK returns at once.
+ */
+#ifndef HIERLOCK_FILE_H
+#define HIERLOCK_FILE_H
+
+#include "internal.h"
+#include "store.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <sys/stat.h>
+#include <sys/types.h>
+
+/* Part of the format of a directory: programs with another number of stripes
+   would not meet, and are refused. 1,024 keeps the kernel's list of locks of
+   one file short with ten thousand held, and the descriptors few. */
+#define HL__FILE_STRIPES 1024u
+/* Lists of entries in each stripe. */
+#define HL__FILE_HEADS 16u
+
+/* ---------------------------------------------------------- directory.c */
+
+typedef struct hl__file_directory {
+  int fd; /* -1 when closed */
+  char *path; /* absolute; malloc'ed */
+  dev_t device;
+  ino_t inode;
+  gid_t group;
+  mode_t file_mode; /* of the files in it */
+} hl__file_directory;
+
+/* Opens the directory of a DSN (NULL: the default one), making it if need be.
+   HL_OK, HL_ESTORE, HL_EUNSAFE_SERVER, HL_ENOMEM. */
+int hl__file_directory_open(const char *path, hl__file_directory *directory,
+                            hl_error *error);
+/* Safe on a zeroed structure whose fd is -1. */
+void hl__file_directory_close(hl__file_directory *directory);
+
+#define HL__FILE_NAME_MAX 64
+
+/* A new, empty file under a name of its own ("tmp-..."), with the rights that
+   the directory's files have. A descriptor that is watched, or -1 with errno. */
+int hl__file_temporary(const hl__file_directory *directory,
+                       char name[HL__FILE_NAME_MAX]);
+/* Opens a file for reading and writing; it must be a regular one. A descriptor
+   that is watched, or -1 with errno. */
+int hl__file_open(const hl__file_directory *directory, const char *name,
+                  struct stat *st);
+/* Makes a file with this content unless there is one of that name already; the
+   content is all there when the name is. 0, or -1 with errno. */
+int hl__file_make(const hl__file_directory *directory, const char *name,
+                  const void *data, size_t size);
+/* Closes a watched descriptor; -1 is fine. Leaves errno alone. */
+void hl__file_close(int fd);
+
+/* -------------------------------------------------------------- space.c */
+
+/* A stripe as all processes see it. One cache line. */
+typedef struct hl__file_signal {
+  _Alignas(64) _Atomic uint32_t events; /* futex; grows when it is worth a look */
+  _Atomic uint32_t tickets;             /* the next place in a queue */
+  _Atomic uint64_t waiters;             /* see queue.c */
+  _Atomic uint64_t inode; /* of rows-NNNN; 0 before it is first made */
+} hl__file_signal;
+
+/* Which tree the locks are of; names are padded with zeros. */
+typedef struct hl__file_layout {
+  uint32_t buckets;
+  uint32_t levels;
+  char names[HL_LEVELS_MAX][HL_LEVEL_NAME_MAX + 1];
+} hl__file_layout;
+
+/* The control file. Only fixed sizes: 32-bit and 64-bit programs share it. */
+typedef struct hl__file_control {
+  char magic[8];
+  uint32_t version;
+  uint32_t stripes;
+  hl__file_layout layout;
+  _Alignas(64) _Atomic uint64_t tokens; /* the last one's counter, 56 bits */
+  hl__file_signal signals[HL__FILE_STRIPES];
+} hl__file_control;
+
+struct hl__file_waiter;
+
+/* A row that sessions of this process hold or await.
+   Invariants: exclusive implies shared == 0. The kernel's lock on the row is
+   exclusive, shared or absent exactly as the holders here need it. An entry
+   without holders and waiters is on the free list. */
+typedef struct hl__file_entry {
+  struct hl__file_entry *next; /* in its head's list, or the free list */
+  uint32_t bucket;
+  uint8_t level;
+  bool exclusive;   /* one session holds it so */
+  uint32_t shared;  /* how many hold it so */
+  struct hl__file_waiter *first, *last; /* the queue */
+} hl__file_entry;
+
+/* A stripe as this process uses it. All fields: its mutex. */
+typedef struct hl__file_stripe {
+  _Alignas(64) pthread_mutex_t mutex;
+  int fd;           /* -1 while closed; open while entries > 0 */
+  uint32_t entries; /* in use */
+  uint32_t tickets; /* places in queues that this process has */
+  bool recent;      /* used since the hand went by (space.c) */
+  hl__file_entry *free;
+  hl__file_entry *heads[HL__FILE_HEADS];
+} hl__file_stripe;
+
+struct hl__file_board;
+
+/* One directory as one process uses it; shared by its stores and sessions. */
+typedef struct hl__file_space {
+  struct hl__file_space *next;   /* registry */
+  atomic_uint references;        /* stores and sessions */
+  unsigned generation;           /* of the process; constant */
+  hl__file_directory directory;  /* constant */
+  int control_fd;                /* constant */
+  ino_t control_inode;           /* constant */
+  dev_t control_device;          /* constant */
+  hl__file_control *control;     /* the mapping; constant */
+  struct hl__file_board *board;  /* constant */
+  atomic_bool gone;              /* its files were removed; never unset */
+  atomic_uint open_stripes;
+  atomic_uint hand;              /* which idle stripe to close next */
+  hl__file_stripe stripes[HL__FILE_STRIPES];
+} hl__file_space;
+
+/* The space of a directory, made or shared, with a reference for the caller.
+   HL_OK, HL_EMISMATCH, HL_EUNSAFE_SERVER, HL_ESTORE, HL_ENOMEM. */
+int hl__file_space_open(const char *path, const hl_store_config *config,
+                        hl__file_space **space, hl_error *error);
+void hl__file_space_ref(hl__file_space *space);
+void hl__file_space_unref(hl__file_space *space); /* NULL is fine */
+/* Whether its files have been removed (or its descriptors closed by a
+   stranger), so that its locks keep nobody out any more. One fstat. */
+bool hl__file_space_gone(hl__file_space *space);
+/* HL_ECONNECTION, saying so. */
+int hl__file_space_gone_error(const hl__file_space *space, hl_error *error);
+/* Opens a stripe's file; its mutex is held. HL_OK, HL_ECONNECTION (removed),
+   HL_ESTORE, HL_ENOMEM. */
+int hl__file_stripe_open(hl__file_space *space, uint32_t index,
+                         hl_error *error);
+
+/* -------------------------------------------------------------- file.c */
+
+/* A row that a session holds. */
+typedef struct hl__file_holding {
+  hl__file_entry *entry;
+  uint32_t hash; /* hl__file_hash of the row */
+  hl_row row;
+  bool converted; /* shared -> exclusive by the call under way */
+} hl__file_holding;
+
+/* A session's place in the queue of one row; it waits for one at a time.
+   All but wakes: the stripe's mutex. */
+typedef struct hl__file_waiter {
+  struct hl__file_waiter *next, *previous;
+  hl_mode mode;
+  bool conversion; /* it holds the row shared and wants it exclusively */
+  bool granted;    /* by another session's thread; it has left the queue */
+  bool ticketed;   /* it has the place `ticket` in the kernel's queue */
+  uint32_t ticket;
+  _Atomic uint32_t wakes; /* private futex */
+} hl__file_waiter;
+
+struct hl__file_slot;
+
+typedef struct hl__file_session {
+  hl_session base;
+  uint64_t id; /* for observers */
+  hl__file_space *space; /* a reference */
+  hl__file_holding *holdings; /* the first `held`, in locking order */
+  size_t held, capacity;
+  struct hl__file_slot **slots; /* its records on the board */
+  size_t slot_count, slot_capacity;
+  size_t slots_used;  /* the first ones tell of something */
+  hl__file_waiter waiter;
+  atomic_bool interrupted; /* until the call under way ends */
+  pthread_mutex_t guard;
+  hl__file_signal *asleep; /* which stripe's event it may sleep on; guard */
+} hl__file_session;
+
+/* The name of the session's program, for observers. */
+const char *hl__file_session_application(const hl__file_session *session);
+
+/* -------------------------------------------------------------- table.c */
+
+uint32_t hl__file_hash(uint32_t level, uint32_t bucket);
+static inline uint32_t hl__file_stripe_of(uint32_t hash) {
+  return hash % HL__FILE_STRIPES;
+}
+
+/* Takes a row at once, or not: HL_OK with *entry set, HL_TIMEOUT (somebody
+   holds or awaits it), HL_ECONNECTION, HL_ESTORE, HL_ENOMEM. With `conversion`
+   the session holds it shared, and *entry is given. */
+int hl__file_row_try(hl__file_session *session, const hl_row *row,
+                     bool conversion, hl__file_entry **entry,
+                     hl_error *error);
+/* The same, but waits until the deadline; also HL_CANCELLED. */
+int hl__file_row_wait(hl__file_session *session, const hl_row *row,
+                      bool conversion, int64_t deadline,
+                      hl__file_entry **entry, hl_error *error);
+/* Gives a row back, or back to shared. Cannot fail. */
+void hl__file_row_release(hl__file_space *space,
+                          const hl__file_holding *holding);
+void hl__file_row_downgrade(hl__file_space *space,
+                            const hl__file_holding *holding);
+/* Whether no session holds or awaits anything. */
+bool hl__file_table_empty(hl__file_space *space);
+void hl__file_table_free(hl__file_space *space);
+
+/* For queue.c; the stripe's mutex is held. */
+
+/* Enters a session as a holder, taking or upgrading the kernel's lock if the
+   process has not got it. HL_OK, HL_TIMEOUT (a holder, here or elsewhere, is in
+   the way), HL_ESTORE. */
+int hl__file_entry_grant(hl__file_stripe *stripe, hl__file_entry *entry,
+                         hl_mode mode, bool conversion, hl_error *error);
+
+/* -------------------------------------------------------------- queue.c */
+
+/* Waits in the entry's queue. The stripe's mutex is held, and given up while
+   asleep. HL_OK, HL_TIMEOUT, HL_CANCELLED, HL_ESTORE. */
+int hl__file_queue_wait(hl__file_session *session, uint32_t hash,
+                        hl__file_entry *entry, hl_mode mode, bool conversion,
+                        int64_t deadline, hl_error *error);
+/* Whether another process awaits the row; the stripe's mutex is held. */
+bool hl__file_queue_elsewhere(hl__file_space *space, uint32_t index,
+                              const hl__file_entry *entry);
+/* Lets those look again who wait for a row of this hash, in whatever process.
+   To be called after something has been given back; no mutex need be held. */
+void hl__file_queue_wake(hl__file_space *space, uint32_t hash);
+/* From any thread: ends the session's wait. */
+void hl__file_queue_interrupt(hl__file_session *session);
+
+#endif

@@ -1,0 +1,397 @@
+/*
+ * space.c - one lock directory as this process uses it: the mapped control
+ * file, the stripe files with their descriptors, and the registry by which all
+ * stores of the process share them. Takes no lock on any row.
+ *
+ * It is shared because two open files of one stripe would keep each other out
+ * although they are one process', and because descriptors are few: ten thousand
+ * rows need at most one descriptor for each stripe.
+ */
+#include "board.h"
+#include "file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CONTROL "control"
+#define CONTROL_MAGIC "hlctl\n\r"
+/* Of everything that processes share: files, offsets, hash, words. */
+#define CONTROL_VERSION 1u
+
+/* Whenever a process opens the directory, tokens go on from Unix seconds * 2^24
+   at least (56 bits in all, enough until the year 2106). So they grow even when
+   a reboot has emptied the directory, or a power failure has undone the last
+   writes to it; unless more than 2^24 were given in each second. */
+#define TOKEN_SECOND_BITS 24
+
+/* Stripes with nothing held stay open, up to this part of RLIMIT_NOFILE. */
+#define IDLE_SHARE 4
+
+_Static_assert(sizeof(off_t) == 8, "offsets of rows need 64 bits");
+_Static_assert(sizeof(hl__file_signal) == 64, "a signal is one cache line");
+_Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "shared atomics must be lock-free");
+
+/* ------------------------------------------------------------- registry */
+
+/* All spaces of the process. Those of another generation are a parent's: they
+   stay in the list untouched, so that their memory is not a leak. */
+static hl__file_space *spaces;
+
+/* Guards the list. Not a pthread mutex, because a child may be born while a
+   thread of its parent's holds it: the holder's generation + 1, 0 when free,
+   so that a child recognises a holder who does not exist in it. */
+static atomic_uint registry_holder;
+
+static void registry_lock(void) {
+  unsigned self = hl__fork_generation() + 1;
+  for (;;) {
+    unsigned holder = atomic_load(&registry_holder);
+    if (holder != self &&
+        atomic_compare_exchange_weak(&registry_holder, &holder, self))
+      return;
+    /* Held while a directory is opened, at most. */
+    const struct timespec moment = {.tv_nsec = 100000};
+    (void)nanosleep(&moment, NULL);
+  }
+}
+
+static void registry_unlock(void) { atomic_store(&registry_holder, 0u); }
+
+/* ------------------------------------------------------------- control */
+
+static hl__file_layout layout_of(const hl_layout *layout) {
+  hl__file_layout result = {.buckets = hl_layout_buckets(layout),
+                            .levels = hl_layout_levels(layout)};
+  for (unsigned i = 0; i < result.levels; i++)
+    (void)snprintf(result.names[i], sizeof result.names[i], "%s",
+                   hl_layout_name(layout, i));
+  return result;
+}
+
+/* "user,account,resource", cut to size. */
+static void layout_names(char *out, size_t size,
+                         const hl__file_layout *layout) {
+  size_t used = 0;
+  out[0] = '\0';
+  for (uint32_t i = 0; i < layout->levels && i < HL_LEVELS_MAX && used < size;
+       i++)
+    used += (size_t)snprintf(out + used, size - used, "%s%.*s", i ? "," : "",
+                             HL_LEVEL_NAME_MAX, layout->names[i]);
+}
+
+/* The layout decides which bytes stand for a node: programs of different ones
+   would not exclude each other. */
+static int layout_check(const hl__file_space *space, const hl_layout *layout,
+                        hl_error *error) {
+  const hl__file_layout *theirs = &space->control->layout;
+  const hl__file_layout ours = layout_of(layout);
+  char a[100], b[100];
+  if (ours.buckets == theirs->buckets && ours.levels == theirs->levels &&
+      memcmp(ours.names, theirs->names, sizeof ours.names) == 0)
+    return HL_OK;
+  layout_names(a, sizeof a, theirs);
+  layout_names(b, sizeof b, &ours);
+  return hl__error(error, HL_EMISMATCH,
+                   "the lock directory %.120s was made for %u buckets and "
+                   "levels %s, not for %u and %s; give this program a "
+                   "directory of its own (file:/path), or remove that one "
+                   "while no program uses it",
+                   space->directory.path, theirs->buckets, a, ours.buckets, b);
+}
+
+static int control_make(hl__file_space *space, const hl_layout *layout,
+                        hl_error *error) {
+  /* Written out, not left sparse: a full file system shows here, as an error,
+     and not later as a signal at the first touch of the mapping. */
+  hl__file_control *fresh = calloc(1, sizeof *fresh);
+  if (!fresh) return hl__error_memory(error);
+  memcpy(fresh->magic, CONTROL_MAGIC, sizeof fresh->magic);
+  fresh->version = CONTROL_VERSION;
+  fresh->stripes = HL__FILE_STRIPES;
+  fresh->layout = layout_of(layout);
+  int result = hl__file_make(&space->directory, CONTROL, fresh, sizeof *fresh);
+  free(fresh);
+  if (result != 0)
+    return hl__error_errno(error, HL_ESTORE, "cannot make %s/" CONTROL,
+                           space->directory.path);
+  return HL_OK;
+}
+
+static void tokens_raise(hl__file_control *control) {
+  uint64_t least = (uint64_t)(hl__unix_ms() / 1000) << TOKEN_SECOND_BITS;
+  uint64_t last = atomic_load(&control->tokens);
+  while (last < least &&
+         !atomic_compare_exchange_weak(&control->tokens, &last, least)) {
+  }
+}
+
+static int control_open(hl__file_space *space, const hl_layout *layout,
+                        hl_error *error) {
+  struct stat st;
+  space->control_fd = hl__file_open(&space->directory, CONTROL, &st);
+  if (space->control_fd < 0 && errno == ENOENT) {
+    int status = control_make(space, layout, error);
+    if (status) return status;
+    space->control_fd = hl__file_open(&space->directory, CONTROL, &st);
+  }
+  if (space->control_fd < 0)
+    return hl__error_errno(error, HL_ESTORE, "cannot open %s/" CONTROL,
+                           space->directory.path);
+  space->control_device = st.st_dev;
+  space->control_inode = st.st_ino;
+  if (st.st_size >= (off_t)sizeof *space->control) {
+    void *mapping = mmap(NULL, sizeof *space->control, PROT_READ | PROT_WRITE,
+                         MAP_SHARED, space->control_fd, 0);
+    if (mapping == MAP_FAILED)
+      return hl__error_errno(error, HL_ESTORE, "cannot map %s/" CONTROL,
+                             space->directory.path);
+    space->control = mapping;
+  }
+  if (!space->control ||
+      memcmp(space->control->magic, CONTROL_MAGIC, 8) != 0)
+    return hl__error(error, HL_ESTORE,
+                     "%s/" CONTROL " is not hierlock's; name a directory that "
+                     "is used for nothing else", space->directory.path);
+  if (space->control->version != CONTROL_VERSION ||
+      space->control->stripes != HL__FILE_STRIPES)
+    return hl__error(error, HL_ESTORE,
+                     "the lock directory %s has format %u, and this program "
+                     "knows format %u; use one version of hierlock, or remove "
+                     "the directory while no program uses it",
+                     space->directory.path, space->control->version,
+                     CONTROL_VERSION);
+  tokens_raise(space->control);
+  return HL_OK;
+}
+
+/* --------------------------------------------------------------- spaces */
+
+static void space_free(hl__file_space *space) {
+  for (uint32_t i = 0; i < HL__FILE_STRIPES; i++) {
+    hl__file_close(space->stripes[i].fd);
+    (void)pthread_mutex_destroy(&space->stripes[i].mutex);
+  }
+  hl__file_table_free(space);
+  if (space->board) hl__file_board_free(space->board);
+  if (space->control)
+    (void)munmap(space->control, sizeof *space->control);
+  hl__file_close(space->control_fd);
+  hl__file_directory_close(&space->directory);
+  free(space);
+}
+
+/* Takes over the directory, whatever becomes of it. */
+static int space_new(hl__file_directory *directory,
+                     const hl_store_config *config, hl__file_space **result,
+                     hl_error *error) {
+  int status;
+  hl__file_space *space = aligned_alloc(_Alignof(hl__file_space),
+                                        sizeof *space);
+  if (!space) {
+    hl__file_directory_close(directory);
+    return hl__error_memory(error);
+  }
+  memset(space, 0, sizeof *space);
+  atomic_init(&space->references, 1u);
+  space->generation = hl__fork_generation();
+  space->control_fd = -1;
+  space->directory = *directory;
+  for (uint32_t i = 0; i < HL__FILE_STRIPES; i++) {
+    space->stripes[i].fd = -1;
+    (void)pthread_mutex_init(&space->stripes[i].mutex, NULL);
+  }
+  status = control_open(space, config->layout, error);
+  if (status == HL_OK) {
+    space->board = hl__file_board_new(&space->directory, config->host);
+    if (!space->board) status = hl__error_memory(error);
+  }
+  if (status) {
+    space_free(space);
+    return status;
+  }
+  *result = space;
+  return HL_OK;
+}
+
+/* The process' own space of the directory, with a reference for the caller.
+   The registry is held. One without references is about to be freed. */
+static hl__file_space *space_find(const hl__file_directory *directory) {
+  for (hl__file_space *space = spaces; space; space = space->next) {
+    if (space->generation != hl__fork_generation() ||
+        space->directory.device != directory->device ||
+        space->directory.inode != directory->inode ||
+        hl__file_space_gone(space))
+      continue;
+    unsigned references = atomic_load(&space->references);
+    while (references > 0)
+      if (atomic_compare_exchange_weak(&space->references, &references,
+                                       references + 1))
+        return space;
+  }
+  return NULL;
+}
+
+int hl__file_space_open(const char *path, const hl_store_config *config,
+                        hl__file_space **result, hl_error *error) {
+  hl__file_directory directory;
+  *result = NULL;
+  int status = hl__file_directory_open(path, &directory, error);
+  if (status) return status;
+
+  registry_lock();
+  hl__file_space *space = space_find(&directory);
+  if (space) {
+    hl__file_directory_close(&directory);
+  } else {
+    status = space_new(&directory, config, &space, error);
+    if (status == HL_OK) {
+      space->next = spaces;
+      spaces = space;
+    }
+  }
+  registry_unlock();
+
+  if (status == HL_OK) status = layout_check(space, config->layout, error);
+  if (status) {
+    hl__file_space_unref(space);
+    return status;
+  }
+  *result = space;
+  return HL_OK;
+}
+
+void hl__file_space_ref(hl__file_space *space) {
+  (void)atomic_fetch_add(&space->references, 1u);
+}
+
+void hl__file_space_unref(hl__file_space *space) {
+  if (!space || atomic_fetch_sub(&space->references, 1u) != 1) return;
+  registry_lock();
+  hl__file_space **link = &spaces;
+  while (*link != space) link = &(*link)->next;
+  *link = space->next;
+  registry_unlock();
+  space_free(space);
+}
+
+bool hl__file_space_gone(hl__file_space *space) {
+  struct stat st;
+  if (atomic_load(&space->gone)) return true;
+  if (fstat(space->control_fd, &st) == 0 && st.st_nlink > 0 &&
+      st.st_ino == space->control_inode && st.st_dev == space->control_device)
+    return false;
+  atomic_store(&space->gone, true);
+  return true;
+}
+
+int hl__file_space_gone_error(const hl__file_space *space, hl_error *error) {
+  return hl__error(error, HL_ECONNECTION,
+                   "the lock directory %s was removed, or its descriptors were "
+                   "closed, while it was in use; others are not kept out any "
+                   "more", space->directory.path);
+}
+
+/* --------------------------------------------------------- descriptors */
+
+/* Closes one stripe that nothing is held in, and that has not been used since
+   the hand last passed it. The caller holds the mutex of stripe `self`. */
+static bool hand_turn(hl__file_space *space, uint32_t self) {
+  for (uint32_t n = 0; n < 2 * HL__FILE_STRIPES; n++) {
+    uint32_t i = atomic_fetch_add(&space->hand, 1u) % HL__FILE_STRIPES;
+    hl__file_stripe *stripe = &space->stripes[i];
+    bool closed = false;
+    if (i == self || pthread_mutex_trylock(&stripe->mutex) != 0) continue;
+    if (stripe->fd >= 0 && stripe->entries == 0) {
+      closed = !stripe->recent;
+      stripe->recent = false;
+    }
+    if (closed) {
+      hl__file_close(stripe->fd);
+      stripe->fd = -1;
+      (void)atomic_fetch_sub(&space->open_stripes, 1u);
+    }
+    (void)pthread_mutex_unlock(&stripe->mutex);
+    if (closed) return true;
+  }
+  return false;
+}
+
+static bool too_many_open(hl__file_space *space) {
+  struct rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return false;
+  return atomic_load(&space->open_stripes) > limit.rlim_cur / IDLE_SHARE;
+}
+
+/* rows-NNNN, made by whoever needs it first. Its inode is kept in the control
+   file: where the file is missing later, somebody removes the directory while
+   it is in use, and a new file must not take the place of one in which others
+   still hold locks. -1 with errno; ESTALE when the file is another one. */
+static int rows_open(hl__file_space *space, uint32_t index) {
+  _Atomic uint64_t *known = &space->control->signals[index].inode;
+  uint64_t inode = 0;
+  struct stat st;
+  char name[HL__FILE_NAME_MAX];
+  (void)snprintf(name, sizeof name, "rows-%04u", index);
+
+  int fd = hl__file_open(&space->directory, name, &st);
+  if (fd < 0 && errno == ENOENT) {
+    if (atomic_load(known) != 0) {
+      errno = ESTALE;
+      return -1;
+    }
+    if (hl__file_make(&space->directory, name, "", 0) != 0) return -1;
+    fd = hl__file_open(&space->directory, name, &st);
+  }
+  if (fd < 0) return -1;
+  if (!atomic_compare_exchange_strong(known, &inode, (uint64_t)st.st_ino) &&
+      inode != (uint64_t)st.st_ino) {
+    hl__file_close(fd);
+    errno = ESTALE;
+    return -1;
+  }
+  return fd;
+}
+
+int hl__file_stripe_open(hl__file_space *space, uint32_t index,
+                         hl_error *error) {
+  hl__file_stripe *stripe = &space->stripes[index];
+  int fd;
+  do {
+    fd = rows_open(space, index);
+  } while (fd < 0 && (errno == EMFILE || errno == ENFILE) &&
+           hand_turn(space, index));
+  if (fd >= 0) {
+    stripe->fd = fd;
+    (void)atomic_fetch_add(&space->open_stripes, 1u);
+    if (too_many_open(space)) (void)hand_turn(space, index);
+    return HL_OK;
+  }
+  int reason = errno;
+  if (hl__file_space_gone(space))
+    return hl__file_space_gone_error(space, error);
+  switch (reason) {
+  case EMFILE:
+  case ENFILE:
+    errno = reason;
+    return hl__error_errno(error, HL_ESTORE,
+                           "no descriptor is left for a lock file; raise "
+                           "RLIMIT_NOFILE (ulimit -n): %u are needed at most",
+                           HL__FILE_STRIPES + 8);
+  case ESTALE:
+    return hl__error(error, HL_ESTORE,
+                     "%s/rows-%04u was removed while the directory was in use; "
+                     "remove the whole directory while no program uses it",
+                     space->directory.path, index);
+  default:
+    errno = reason;
+    return hl__error_errno(error, HL_ESTORE, "cannot open %s/rows-%04u",
+                           space->directory.path, index);
+  }
+}

@@ -1,0 +1,223 @@
+/*
+ * table.c - the rows that this process holds. Takes a row at once where that is
+ * possible, and gives rows back; what happens where it is not possible is in
+ * queue.c. Knows no requests, only single rows.
+ *
+ * A row is granted in two steps, both under its stripe's mutex: the sessions of
+ * the process must allow it (the entry), and then the kernel on behalf of the
+ * process. The common case costs one system call to take a row and one to give
+ * it back; none, where another session of the process holds it shared already.
+ */
+#include "file.h"
+#include "offset.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+/* Mixes (Appleby's finaliser of MurmurHash3), because neighbouring buckets must
+   not share a stripe. Part of the format: all processes must find a row in the
+   same stripe. */
+uint32_t hl__file_hash(uint32_t level, uint32_t bucket) {
+  uint32_t h = bucket + level * 0x9E3779B9u;
+  h ^= h >> 16;
+  h *= 0x85EBCA6Bu;
+  h ^= h >> 13;
+  h *= 0xC2B2AE35u;
+  h ^= h >> 16;
+  return h;
+}
+
+static hl__file_entry **head_of(hl__file_stripe *stripe, uint32_t hash) {
+  return &stripe->heads[hash / HL__FILE_STRIPES % HL__FILE_HEADS];
+}
+
+/* ------------------------------------------------------------- entries */
+
+static bool entry_idle(const hl__file_entry *entry) {
+  return !entry->exclusive && entry->shared == 0 && !entry->first;
+}
+
+/* The row's entry, a new one if need be; NULL when out of memory. */
+static hl__file_entry *entry_find(hl__file_stripe *stripe, uint32_t hash,
+                                  const hl_row *row) {
+  hl__file_entry **head = head_of(stripe, hash);
+  hl__file_entry *entry = *head;
+  while (entry &&
+         (entry->bucket != row->bucket || entry->level != row->level))
+    entry = entry->next;
+  if (entry) return entry;
+
+  entry = stripe->free;
+  if (entry)
+    stripe->free = entry->next;
+  else if (!(entry = malloc(sizeof *entry)))
+    return NULL;
+  *entry = (hl__file_entry){
+      .next = *head, .bucket = row->bucket, .level = row->level};
+  *head = entry;
+  stripe->entries++;
+  return entry;
+}
+
+/* Puts an entry that nobody needs any more on the free list. */
+static void entry_drop(hl__file_stripe *stripe, uint32_t hash,
+                       hl__file_entry *entry) {
+  if (!entry_idle(entry)) return;
+  hl__file_entry **link = head_of(stripe, hash);
+  while (*link != entry) link = &(*link)->next;
+  *link = entry->next;
+  entry->next = stripe->free;
+  stripe->free = entry;
+  stripe->entries--;
+}
+
+int hl__file_entry_grant(hl__file_stripe *stripe, hl__file_entry *entry,
+                         hl_mode mode, bool conversion, hl_error *error) {
+  /* The sessions of the process: those who convert hold it themselves. */
+  uint32_t own = conversion ? 1 : 0;
+  if (entry->exclusive || (mode == HL_EXCLUSIVE && entry->shared > own))
+    return HL_TIMEOUT;
+  /* The kernel. Where the process has it shared, that is enough for one more
+     who shares. */
+  if (mode == HL_EXCLUSIVE || entry->shared == 0) {
+    struct flock range = hl__file_row_range(entry);
+    range.l_type = mode == HL_EXCLUSIVE ? F_WRLCK : F_RDLCK;
+    if (fcntl(stripe->fd, F_OFD_SETLK, &range) != 0) {
+      if (errno == EAGAIN || errno == EACCES) return HL_TIMEOUT;
+      return hl__error_errno(error, HL_ESTORE,
+                             "the kernel refuses a lock on a file");
+    }
+  }
+  if (mode == HL_SHARED) {
+    entry->shared++;
+  } else {
+    entry->exclusive = true;
+    entry->shared -= own;
+  }
+  return HL_OK;
+}
+
+/* -------------------------------------------------------------- taking */
+
+/* Finds the row's stripe and entry. On HL_OK the stripe's mutex is held. */
+static int row_enter(hl__file_session *session, const hl_row *row,
+                     uint32_t hash, hl__file_entry **entry,
+                     hl_error *error) {
+  uint32_t index = hl__file_stripe_of(hash);
+  hl__file_stripe *stripe = &session->space->stripes[index];
+  int status = HL_OK;
+  (void)pthread_mutex_lock(&stripe->mutex);
+  stripe->recent = true;
+  if (stripe->fd < 0)
+    status = hl__file_stripe_open(session->space, index, error);
+  if (status == HL_OK && !*entry) {
+    *entry = entry_find(stripe, hash, row);
+    if (!*entry) status = hl__error_memory(error);
+  }
+  if (status) (void)pthread_mutex_unlock(&stripe->mutex);
+  return status;
+}
+
+static void row_leave(hl__file_session *session, uint32_t hash, int status,
+                      hl__file_entry **entry) {
+  hl__file_stripe *stripe = &session->space->stripes[hl__file_stripe_of(hash)];
+  if (status) {
+    entry_drop(stripe, hash, *entry);
+    *entry = NULL;
+  }
+  (void)pthread_mutex_unlock(&stripe->mutex);
+}
+
+int hl__file_row_try(hl__file_session *session, const hl_row *row,
+                     bool conversion, hl__file_entry **entry,
+                     hl_error *error) {
+  uint32_t hash = hl__file_hash(row->level, row->bucket);
+  uint32_t index = hl__file_stripe_of(hash);
+  int status = row_enter(session, row, hash, entry, error);
+  if (status) return status;
+  /* Nobody passes those who wait, here or elsewhere, but one who holds the row
+     shared already and whom they have to wait for. */
+  bool queue = conversion
+                   ? (*entry)->first && (*entry)->first->conversion
+                   : (*entry)->first ||
+                         hl__file_queue_elsewhere(session->space, index,
+                                                  *entry);
+  status = queue ? HL_TIMEOUT
+                 : hl__file_entry_grant(&session->space->stripes[index],
+                                        *entry, (hl_mode)row->mode,
+                                        conversion, error);
+  row_leave(session, hash, status, entry);
+  return status;
+}
+
+int hl__file_row_wait(hl__file_session *session, const hl_row *row,
+                      bool conversion, int64_t deadline,
+                      hl__file_entry **entry, hl_error *error) {
+  uint32_t hash = hl__file_hash(row->level, row->bucket);
+  int status = row_enter(session, row, hash, entry, error);
+  if (status) return status;
+  status = hl__file_queue_wait(session, hash, *entry, (hl_mode)row->mode,
+                               conversion, deadline, error);
+  row_leave(session, hash, status, entry);
+  return status;
+}
+
+/* -------------------------------------------------------------- giving back */
+
+void hl__file_row_release(hl__file_space *space,
+                          const hl__file_holding *holding) {
+  hl__file_stripe *stripe = &space->stripes[hl__file_stripe_of(holding->hash)];
+  hl__file_entry *entry = holding->entry;
+  (void)pthread_mutex_lock(&stripe->mutex);
+  if (entry->exclusive)
+    entry->exclusive = false;
+  else
+    entry->shared--;
+  if (entry->shared == 0) {
+    /* Cannot fail: the range is one whole lock of ours, which neighbours do not
+       touch, so the kernel need not split anything. */
+    struct flock range = hl__file_row_range(entry);
+    range.l_type = F_UNLCK;
+    (void)fcntl(stripe->fd, F_OFD_SETLK, &range);
+  }
+  entry_drop(stripe, holding->hash, entry);
+  (void)pthread_mutex_unlock(&stripe->mutex);
+  hl__file_queue_wake(space, holding->hash);
+}
+
+void hl__file_row_downgrade(hl__file_space *space,
+                            const hl__file_holding *holding) {
+  hl__file_stripe *stripe = &space->stripes[hl__file_stripe_of(holding->hash)];
+  struct flock range = hl__file_row_range(holding->entry);
+  (void)pthread_mutex_lock(&stripe->mutex);
+  /* Were it to fail, the row would only be kept better than need be. */
+  range.l_type = F_RDLCK;
+  (void)fcntl(stripe->fd, F_OFD_SETLK, &range);
+  holding->entry->exclusive = false;
+  holding->entry->shared = 1;
+  (void)pthread_mutex_unlock(&stripe->mutex);
+  hl__file_queue_wake(space, holding->hash);
+}
+
+/* --------------------------------------------------------------- the whole */
+
+bool hl__file_table_empty(hl__file_space *space) {
+  for (uint32_t i = 0; i < HL__FILE_STRIPES; i++) {
+    (void)pthread_mutex_lock(&space->stripes[i].mutex);
+    uint32_t entries = space->stripes[i].entries;
+    (void)pthread_mutex_unlock(&space->stripes[i].mutex);
+    if (entries > 0) return false;
+  }
+  return true;
+}
+
+void hl__file_table_free(hl__file_space *space) {
+  for (uint32_t i = 0; i < HL__FILE_STRIPES; i++) {
+    hl__file_entry *entry = space->stripes[i].free;
+    while (entry) {
+      hl__file_entry *next = entry->next;
+      free(entry);
+      entry = next;
+    }
+  }
+}

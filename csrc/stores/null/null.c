@@ -1,0 +1,112 @@
+/*
+ * null.c - the store that grants everything at once. For tests of programs
+ * that use hierlock: they run without a server and without waiting. It must
+ * not be mistaken for a lock: nobody is kept out of anything.
+ */
+#include "internal.h"
+#include "store.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+/* Fencing tokens have 56 bits of counter above 8 zero bits, as those of the
+   other stores do. Unix seconds in the counter's upper 32 bits let tokens grow
+   from one run of a program to the next. */
+#define TOKEN_SECOND_BITS 24
+#define TOKEN_LOW_BITS 8
+
+/* The last token's counter, of the whole process; 0 before the first. */
+static _Atomic uint64_t token_counter;
+
+static uint64_t token_next(void) {
+  uint64_t never = 0;
+  uint64_t seed = (uint64_t)(hl__unix_ms() / 1000) << TOKEN_SECOND_BITS;
+  (void)atomic_compare_exchange_strong(&token_counter, &never, seed);
+  return (atomic_fetch_add(&token_counter, 1u) + 1) << TOKEN_LOW_BITS;
+}
+
+static int null_open(const hl_store_config *config, hl_store **store,
+                     hl_error *error) {
+  const hl_dsn *dsn = config->dsn;
+  *store = NULL;
+  if (dsn->param_count > 0)
+    return hl__error(error, HL_EDSN, "null: knows no parameter %s",
+                     dsn->params[0].name);
+  if (dsn->path && *dsn->path)
+    return hl__error(error, HL_EDSN, "null: takes nothing after the colon");
+  *store = calloc(1, sizeof **store);
+  if (!*store) return hl__error_memory(error);
+  (*store)->ops = &hl_store_null;
+  return HL_OK;
+}
+
+static void null_close(hl_store *store) { free(store); }
+
+static int null_session_open(hl_store *store, int64_t deadline,
+                             hl_session **session, hl_error *error) {
+  (void)deadline;
+  *session = calloc(1, sizeof **session);
+  if (!*session) return hl__error_memory(error);
+  (*session)->store = store;
+  return HL_OK;
+}
+
+static void null_session_close(hl_session *session) { free(session); }
+
+static int null_lock(hl_session *session, const hl_request *request,
+                     hl_grant *grant, hl_error *error) {
+  (void)session, (void)request, (void)error;
+  grant->token = token_next();
+  grant->sent_ms = hl__now_ms();
+  return HL_OK;
+}
+
+static int null_unlock(hl_session *session, hl_error *error) {
+  (void)session, (void)error;
+  return HL_OK;
+}
+
+static int null_renew(hl_session *session, int64_t *sent_ms,
+                      hl_error *error) {
+  (void)session, (void)error;
+  *sent_ms = hl__now_ms();
+  return HL_OK;
+}
+
+static int null_settle(hl_session *session, int64_t deadline,
+                       hl_error *error) {
+  (void)session, (void)deadline, (void)error;
+  return HL_OK;
+}
+
+static int null_look(hl_session *session, hl_error *error) {
+  (void)session, (void)error;
+  return HL_OK;
+}
+
+static void null_interrupt(hl_session *session) { (void)session; }
+
+static int null_holders(hl_session *session, const hl_row *rows, size_t n,
+                        hl_holder_fn fn, void *context, hl_error *error) {
+  (void)session, (void)rows, (void)n, (void)fn, (void)context, (void)error;
+  return HL_OK;
+}
+
+const hl_store_ops hl_store_null = {
+    .abi = HL_STORE_ABI,
+    .scheme = "null",
+    .connects = false,
+    .open = null_open,
+    .close = null_close,
+    .forget = null_close,
+    .session_open = null_session_open,
+    .session_close = null_session_close,
+    .session_forget = null_session_close,
+    .lock = null_lock,
+    .unlock = null_unlock,
+    .renew = null_renew,
+    .settle = null_settle,
+    .look = null_look,
+    .interrupt = null_interrupt,
+    .holders = null_holders,
+};

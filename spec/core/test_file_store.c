@@ -1,0 +1,1014 @@
+/*
+ * test_file_store.c - the embedded store, through its hl_store_ops: what it
+ * grants, in which order, and what is left when processes die, fork or lose
+ * their directory. Other processes are real ones: a forked child opens the
+ * store afresh, as another program would.
+ *
+ * Link with the core's layout.c, error.c, clock.c, fork.c and with all of
+ * csrc/stores/file; libcmocka, libpthread.
+ */
+#include "../../csrc/stores/file/board.h"
+#include "../../csrc/stores/file/file.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+/* For how long something must stay as it is before it is believed to stay. */
+#define STAYS_MS 60
+/* After that much a condition that should come true has failed to. */
+#define PATIENCE_MS 20000
+/* Late by more than the promised 10 ms, only because a test machine is busy. */
+#define SLACK_MS 60
+
+static const hl_store_ops *const ops = &hl_store_file;
+static hl_layout *layout;
+static char directory[64];
+static hl_dsn dsn;
+static hl_store_config config;
+
+/* What the processes of one test share; zero at its beginning. */
+static struct shared {
+  atomic_int step, stop, holders[16], writers[16], wrong, grants[16];
+  _Atomic uint64_t token;
+} *shared;
+
+/* -------------------------------------------------------------- helpers */
+
+static hl_store *store_new(void) {
+  hl_store *store;
+  hl_error error;
+  config.pid = getpid();
+  if (ops->open(&config, &store, &error) != HL_OK) {
+    (void)fprintf(stderr, "open: %s\n", error.message);
+    abort();
+  }
+  return store;
+}
+
+static hl_session *session_new(hl_store *store) {
+  hl_session *session;
+  if (ops->session_open(store, HL_FOREVER, &session, NULL) != HL_OK) abort();
+  return session;
+}
+
+static hl_row row(unsigned level, uint32_t bucket, hl_mode mode) {
+  return (hl_row){.level = (uint8_t)level, .bucket = bucket,
+                  .mode = (uint8_t)mode};
+}
+
+/* timeout: ms; 0 tries once. */
+static int take(hl_session *session, const hl_row *rows, size_t n,
+                int64_t timeout, bool extend, hl_error *error) {
+  hl_request request = {.rows = rows, .n = n, .extend = extend,
+                        .try_once = timeout == 0,
+                        .deadline = hl__deadline(hl__now_ms(), timeout),
+                        .path = "u1/a1", .label = "a\nlabel",
+                        .label_size = 7, .mode = HL_EXCLUSIVE};
+  hl_grant grant;
+  int status = ops->lock(session, &request, &grant, error);
+  if (status == HL_OK) atomic_store(&shared->token, grant.token);
+  return status;
+}
+
+static int take1(hl_session *session, uint32_t bucket, hl_mode mode,
+                 int64_t timeout) {
+  hl_row r = row(2, bucket, mode);
+  return take(session, &r, 1, timeout, false, NULL);
+}
+
+static int extend1(hl_session *session, uint32_t bucket, hl_mode mode,
+                   int64_t timeout) {
+  hl_row r = row(2, bucket, mode);
+  return take(session, &r, 1, timeout, true, NULL);
+}
+
+static void give(hl_session *session) {
+  assert_int_equal(ops->unlock(session, NULL), HL_OK);
+}
+
+static void sleep_ms(int64_t ms) {
+  struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
+  (void)nanosleep(&t, NULL);
+}
+
+#define WAIT_UNTIL(condition)                                     \
+  do {                                                            \
+    int64_t end_ = hl__now_ms() + PATIENCE_MS;                    \
+    while (!(condition) && hl__now_ms() < end_) sleep_ms(1);      \
+    if (!(condition)) {                                           \
+      (void)fprintf(stderr, "in vain: %s\n", #condition);         \
+      abort();                                                    \
+    }                                                             \
+  } while (0)
+
+/* Runs fn in another process, which ends with it. */
+static pid_t spawn(void (*fn)(intptr_t), intptr_t argument) {
+  pid_t pid = fork();
+  if (pid == 0) {
+    fn(argument);
+    _exit(0);
+  }
+  assert_true(pid > 0);
+  return pid;
+}
+
+static void reap(pid_t pid) {
+  int status;
+  assert_int_equal(waitpid(pid, &status, 0), pid);
+  assert_true(WIFEXITED(status));
+  assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+static void murder(pid_t pid) {
+  assert_int_equal(kill(pid, SIGKILL), 0);
+  assert_int_equal(waitpid(pid, NULL, 0), pid);
+}
+
+static int count_files(const char *path, const char *prefix) {
+  DIR *names = opendir(path);
+  int n = 0;
+  assert_non_null(names);
+  for (struct dirent *file; (file = readdir(names));)
+    n += strncmp(file->d_name, prefix, strlen(prefix)) == 0;
+  (void)closedir(names);
+  return n;
+}
+
+static void remove_directory(void) {
+  DIR *names = opendir(directory);
+  if (!names) return;
+  for (struct dirent *file; (file = readdir(names));)
+    (void)unlinkat(dirfd(names), file->d_name, 0);
+  (void)closedir(names);
+  (void)rmdir(directory);
+}
+
+static int set_up(void **state) {
+  (void)state;
+  memset(shared, 0, sizeof *shared);
+  return 0;
+}
+
+static int tear_down(void **state) {
+  (void)state;
+  remove_directory();
+  return 0;
+}
+
+/* A process that takes bucket 1, says so (step 1), and gives it back when told
+   to (stop). */
+static void hold_until_stop(intptr_t mode) {
+  hl_session *session = session_new(store_new());
+  if (take1(session, 1, (hl_mode)mode, HL_FOREVER) != HL_OK) _exit(1);
+  atomic_store(&shared->step, 1);
+  WAIT_UNTIL(atomic_load(&shared->stop));
+  (void)ops->unlock(session, NULL);
+}
+
+typedef struct waiting {
+  pthread_t thread;
+  hl_session *session;
+  hl_row row;
+  int64_t timeout;
+  bool extend;
+  atomic_int status; /* 99: not yet */
+  int order;
+} waiting;
+
+static atomic_int granted_count;
+
+static void *waiting_run(void *argument) {
+  waiting *w = argument;
+  int status = take(w->session, &w->row, 1, w->timeout, w->extend, NULL);
+  w->order = atomic_fetch_add(&granted_count, 1);
+  atomic_store(&w->status, status);
+  return NULL;
+}
+
+/* Starts a thread that takes bucket 1; it is in the queue, or done, on return. */
+static void waiting_start(waiting *w, hl_session *session, hl_mode mode,
+                          int64_t timeout, bool extend) {
+  *w = (waiting){.session = session, .row = row(2, 1, mode),
+                 .timeout = timeout, .extend = extend};
+  atomic_init(&w->status, 99);
+  assert_int_equal(pthread_create(&w->thread, NULL, waiting_run, w), 0);
+  hl__file_session *s = (hl__file_session *)(void *)session;
+  int64_t end = hl__now_ms() + PATIENCE_MS;
+  for (bool there = false; !there && hl__now_ms() < end; sleep_ms(1)) {
+    (void)pthread_mutex_lock(&s->guard);
+    there = s->asleep || atomic_load(&w->status) != 99;
+    (void)pthread_mutex_unlock(&s->guard);
+  }
+}
+
+static int waiting_end(waiting *w) {
+  assert_int_equal(pthread_join(w->thread, NULL), 0);
+  return atomic_load(&w->status);
+}
+
+/* ------------------------------------------------- who excludes whom */
+
+static const struct {
+  hl_mode held, wanted;
+  int status;
+} table[] = {
+    {HL_SHARED, HL_SHARED, HL_OK},
+    {HL_SHARED, HL_EXCLUSIVE, HL_TIMEOUT},
+    {HL_EXCLUSIVE, HL_SHARED, HL_TIMEOUT},
+    {HL_EXCLUSIVE, HL_EXCLUSIVE, HL_TIMEOUT},
+};
+#define TABLE_SIZE (sizeof table / sizeof *table)
+
+static void sessions_and_stores_exclude(void **state) {
+  (void)state;
+  hl_store *one = store_new(), *two = store_new();
+  for (int other = 0; other < 2; other++) {
+    hl_session *a = session_new(one), *b = session_new(other ? two : one);
+    for (size_t i = 0; i < TABLE_SIZE; i++) {
+      assert_int_equal(take1(a, 1, table[i].held, 0), HL_OK);
+      assert_int_equal(take1(b, 1, table[i].wanted, 0), table[i].status);
+      give(b);
+      assert_int_equal(take1(b, 2, HL_EXCLUSIVE, 0), HL_OK);
+      give(a);
+      give(b);
+      assert_int_equal(take1(b, 1, table[i].wanted, 0), HL_OK);
+      give(b);
+    }
+    ops->session_close(a);
+    ops->session_close(b);
+  }
+  ops->close(one);
+  ops->close(two);
+}
+
+static void processes_exclude(void **state) {
+  (void)state;
+  for (size_t i = 0; i < TABLE_SIZE; i++) {
+    memset(shared, 0, sizeof *shared);
+    pid_t pid = spawn(hold_until_stop, table[i].held);
+    hl_store *store = store_new();
+    hl_session *session = session_new(store);
+    WAIT_UNTIL(atomic_load(&shared->step));
+    assert_int_equal(take1(session, 1, table[i].wanted, 0), table[i].status);
+    give(session);
+    atomic_store(&shared->stop, 1);
+    assert_int_equal(take1(session, 1, table[i].wanted, PATIENCE_MS), HL_OK);
+    ops->session_close(session);
+    ops->close(store);
+    reap(pid);
+  }
+}
+
+static void a_closed_session_holds_nothing(void **state) {
+  (void)state;
+  hl_store *store = store_new();
+  hl_session *a = session_new(store), *b = session_new(store);
+  assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 0), HL_OK);
+  ops->session_close(a);
+  assert_int_equal(take1(b, 1, HL_EXCLUSIVE, 0), HL_OK);
+  ops->session_close(b);
+  ops->close(store);
+}
+
+static void a_call_is_all_or_nothing(void **state) {
+  (void)state;
+  hl_store *store = store_new();
+  hl_session *a = session_new(store), *b = session_new(store),
+             *c = session_new(store);
+  hl_error error;
+  hl_row rows[] = {row(0, 7, HL_SHARED), row(1, 8, HL_EXCLUSIVE),
+                   row(2, 1, HL_EXCLUSIVE)};
+  assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 0), HL_OK);
+  for (int timeout = 0; timeout < 40; timeout += 30) {
+    assert_int_equal(take(b, rows, 3, timeout, false, &error), HL_TIMEOUT);
+    assert_int_equal(error.level, 2);
+    assert_int_equal(error.bucket, 1);
+    rows[0].mode = HL_EXCLUSIVE;
+    assert_int_equal(take(c, rows, 2, 0, false, NULL), HL_OK);
+    rows[0].mode = HL_SHARED;
+    give(c);
+  }
+  ops->session_close(a);
+  ops->session_close(b);
+  ops->session_close(c);
+  ops->close(store);
+}
+
+/* ------------------------------------------------------------- waiting */
+
+static void timeouts_are_exact(void **state) {
+  (void)state;
+  static const int64_t timeouts[] = {1, 7, 49, 50, 51, 120};
+  pid_t pid = spawn(hold_until_stop, HL_EXCLUSIVE);
+  WAIT_UNTIL(atomic_load(&shared->step));
+  hl_store *store = store_new();
+  hl_session *a = session_new(store), *b = session_new(store);
+  for (size_t i = 0; i < sizeof timeouts / sizeof *timeouts; i++) {
+    waiting first; /* b is second in the queue in half of the cases */
+    if (i % 2) waiting_start(&first, a, HL_EXCLUSIVE, 200, false);
+    struct timespec t, u;
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+    assert_int_equal(take1(b, 1, HL_EXCLUSIVE, timeouts[i]), HL_TIMEOUT);
+    (void)clock_gettime(CLOCK_MONOTONIC, &u);
+    int64_t us = (u.tv_sec - t.tv_sec) * 1000000 +
+                 (u.tv_nsec - t.tv_nsec) / 1000;
+    assert_in_range(us, timeouts[i] * 1000,
+                    (timeouts[i] + SLACK_MS) * 1000);
+    if (i % 2) assert_int_equal(waiting_end(&first), HL_TIMEOUT);
+  }
+  int64_t start = hl__now_ms();
+  assert_int_equal(take1(b, 1, HL_SHARED, 0), HL_TIMEOUT);
+  assert_in_range(hl__now_ms() - start, 0, SLACK_MS);
+  atomic_store(&shared->stop, 1);
+  ops->session_close(a);
+  ops->session_close(b);
+  ops->close(store);
+  reap(pid);
+}
+
+static void an_interrupted_wait_ends(void **state) {
+  (void)state;
+  hl_store *store = store_new();
+  hl_session *s[3];
+  waiting w[3];
+  for (int i = 0; i < 3; i++) s[i] = session_new(store);
+  assert_int_equal(take1(s[0], 1, HL_EXCLUSIVE, 0), HL_OK);
+  waiting_start(&w[1], s[1], HL_EXCLUSIVE, HL_FOREVER, false);
+  waiting_start(&w[2], s[2], HL_EXCLUSIVE, HL_FOREVER, false);
+  for (int i = 2; i > 0; i--) { /* behind the first, then the first */
+    ops->interrupt(s[i]);
+    assert_int_equal(waiting_end(&w[i]), HL_CANCELLED);
+  }
+  give(s[0]);
+  assert_int_equal(take1(s[1], 1, HL_EXCLUSIVE, 30), HL_OK);
+  for (int i = 0; i < 3; i++) ops->session_close(s[i]);
+  ops->close(store);
+}
+
+static void one_process_is_served_in_order(void **state) {
+  (void)state;
+  static const hl_mode modes[] = {HL_EXCLUSIVE, HL_SHARED, HL_SHARED,
+                                  HL_EXCLUSIVE, HL_SHARED};
+  enum { N = sizeof modes / sizeof *modes };
+  hl_store *store = store_new();
+  hl_session *holder = session_new(store), *s[N];
+  waiting w[N];
+  atomic_store(&granted_count, 0);
+  assert_int_equal(take1(holder, 1, HL_SHARED, 0), HL_OK);
+  for (int i = 0; i < N; i++) {
+    s[i] = session_new(store);
+    waiting_start(&w[i], s[i], modes[i], HL_FOREVER, false);
+  }
+  give(holder);
+  assert_int_equal(waiting_end(&w[0]), HL_OK);
+  sleep_ms(STAYS_MS);
+  assert_int_equal(atomic_load(&w[1].status), 99);
+  give(s[0]);
+  assert_int_equal(waiting_end(&w[1]), HL_OK); /* both share */
+  assert_int_equal(waiting_end(&w[2]), HL_OK);
+  sleep_ms(STAYS_MS);
+  assert_int_equal(atomic_load(&w[3].status), 99);
+  give(s[1]);
+  give(s[2]);
+  assert_int_equal(waiting_end(&w[3]), HL_OK);
+  assert_int_equal(atomic_load(&w[4].status), 99);
+  give(s[3]);
+  assert_int_equal(waiting_end(&w[4]), HL_OK);
+  for (int i = 0; i < N; i++) ops->session_close(s[i]);
+  ops->session_close(holder);
+  ops->close(store);
+}
+
+/* Three of these, if they share, hold it nearly always. */
+static void stream(intptr_t mode) {
+  hl_session *session = session_new(store_new());
+  while (!atomic_load(&shared->stop)) {
+    if (take1(session, 1, (hl_mode)mode, PATIENCE_MS) != HL_OK) _exit(1);
+    (void)atomic_fetch_add(&shared->grants[0], 1);
+    sleep_ms(2);
+    (void)ops->unlock(session, NULL);
+  }
+}
+
+static void nobody_starves(hl_mode stream_mode, hl_mode wanted) {
+  pid_t pids[3];
+  for (int i = 0; i < 3; i++) pids[i] = spawn(stream, stream_mode);
+  hl_store *store = store_new();
+  hl_session *session = session_new(store);
+  WAIT_UNTIL(atomic_load(&shared->grants[0]) > 20);
+  for (int i = 0; i < 5; i++) {
+    assert_int_equal(take1(session, 1, wanted, PATIENCE_MS / 2), HL_OK);
+    give(session);
+  }
+  atomic_store(&shared->stop, 1);
+  for (int i = 0; i < 3; i++) reap(pids[i]);
+  ops->session_close(session);
+  ops->close(store);
+}
+
+static void a_writer_passes_a_stream_of_readers(void **state) {
+  (void)state;
+  nobody_starves(HL_SHARED, HL_EXCLUSIVE);
+}
+
+static void a_reader_passes_a_stream_of_writers(void **state) {
+  (void)state;
+  nobody_starves(HL_EXCLUSIVE, HL_SHARED);
+}
+
+static void wait_for_it(intptr_t number) {
+  hl_session *session = session_new(store_new());
+  atomic_store(&shared->step, (int)number);
+  if (take1(session, 1, HL_EXCLUSIVE, HL_FOREVER) != HL_OK) _exit(1);
+  (void)atomic_fetch_add(&shared->grants[number], 1);
+  WAIT_UNTIL(atomic_load(&shared->stop) >= number);
+  (void)ops->unlock(session, NULL);
+}
+
+/* The tickets in the stripe of bucket 1. */
+static int tickets(void) {
+  char path[128];
+  (void)snprintf(path, sizeof path, "%s/control", directory);
+  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  hl__file_control *control =
+      mmap(NULL, sizeof *control, PROT_READ, MAP_SHARED, fd, 0);
+  assert_ptr_not_equal(control, MAP_FAILED);
+  uint32_t n = (uint32_t)atomic_load(
+      &control->signals[hl__file_stripe_of(hl__file_hash(2, 1))].waiters);
+  (void)munmap(control, sizeof *control);
+  (void)close(fd);
+  return (int)n;
+}
+
+static void processes_are_served_in_order(void **state) {
+  (void)state;
+  pid_t pids[4];
+  hl_store *store = store_new();
+  hl_session *session = session_new(store);
+  assert_int_equal(take1(session, 1, HL_EXCLUSIVE, 0), HL_OK);
+  for (int i = 1; i < 4; i++) {
+    pids[i] = spawn(wait_for_it, i);
+    WAIT_UNTIL(tickets() == i);
+  }
+  give(session);
+  for (int i = 1; i < 4; i++) {
+    WAIT_UNTIL(atomic_load(&shared->grants[i]));
+    /* Whoever comes now, comes after those who wait. */
+    assert_int_equal(take1(session, 1, HL_EXCLUSIVE, 0), HL_TIMEOUT);
+    if (i < 3) assert_int_equal(atomic_load(&shared->grants[i + 1]), 0);
+    atomic_store(&shared->stop, i);
+  }
+  for (int i = 1; i < 4; i++) reap(pids[i]);
+  assert_int_equal(take1(session, 1, HL_EXCLUSIVE, 0), HL_OK);
+  ops->session_close(session);
+  ops->close(store);
+}
+
+/* ------------------------------------------------------ death and forks */
+
+static void a_killed_holder_lets_go(void **state) {
+  (void)state;
+  pid_t pid = spawn(hold_until_stop, HL_EXCLUSIVE);
+  hl_store *store = store_new();
+  hl_session *session = session_new(store);
+  waiting w;
+  WAIT_UNTIL(atomic_load(&shared->step));
+  waiting_start(&w, session, HL_EXCLUSIVE, PATIENCE_MS, false);
+  int64_t start = hl__now_ms();
+  murder(pid);
+  assert_int_equal(waiting_end(&w), HL_OK);
+  assert_in_range(hl__now_ms() - start, 0, 50 + 2 * SLACK_MS);
+  ops->session_close(session);
+  ops->close(store);
+}
+
+static void a_killed_waiter_leaves_the_queue(void **state) {
+  (void)state;
+  hl_store *store = store_new();
+  hl_session *a = session_new(store), *b = session_new(store);
+  waiting w;
+  assert_int_equal(take1(a, 1, HL_SHARED, 0), HL_OK);
+  pid_t pid = spawn(wait_for_it, 1);
+  WAIT_UNTIL(tickets() == 1);
+  waiting_start(&w, b, HL_SHARED, PATIENCE_MS, false);
+  sleep_ms(STAYS_MS);
+  assert_int_equal(atomic_load(&w.status), 99);
+  murder(pid);
+  assert_int_equal(waiting_end(&w), HL_OK);
+  give(b);
+  assert_int_equal(tickets(), 1); /* the dead one's */
+  assert_int_equal(take1(b, 1, HL_SHARED, 0), HL_OK);
+  assert_int_equal(tickets(), 0); /* healed */
+  ops->session_close(a);
+  ops->session_close(b);
+  ops->close(store);
+}
+
+static void sleep_on(intptr_t step) {
+  atomic_store(&shared->step, (int)step);
+  WAIT_UNTIL(atomic_load(&shared->stop));
+}
+
+static void hold_and_fork(intptr_t unused) {
+  (void)unused;
+  hl_session *session = session_new(store_new());
+  (void)take1(session, 1, HL_EXCLUSIVE, HL_FOREVER);
+  (void)spawn(sleep_on, 2);
+  WAIT_UNTIL(atomic_load(&shared->stop));
+}
+
+static void a_child_keeps_nothing_of_a_killed_parent(void **state) {
+  (void)state;
+  pid_t pid = spawn(hold_and_fork, 0);
+  hl_store *store = store_new();
+  hl_session *session = session_new(store);
+  WAIT_UNTIL(atomic_load(&shared->step) == 2);
+  assert_int_equal(take1(session, 1, HL_SHARED, 0), HL_TIMEOUT);
+  murder(pid);
+  assert_int_equal(take1(session, 1, HL_EXCLUSIVE, PATIENCE_MS), HL_OK);
+  atomic_store(&shared->stop, 1);
+  ops->session_close(session);
+  ops->close(store);
+}
+
+static hl_store *parents_store;
+static hl_session *parents_session;
+
+static void forget_and_try(intptr_t unused) {
+  (void)unused;
+  ops->session_forget(parents_session);
+  ops->forget(parents_store);
+  hl_session *session = session_new(store_new());
+  if (take1(session, 1, HL_SHARED, 0) != HL_TIMEOUT) _exit(1);
+  if (take1(session, 2, HL_EXCLUSIVE, 0) != HL_OK) _exit(2);
+}
+
+static void a_child_leaves_the_parents_locks_alone(void **state) {
+  (void)state;
+  parents_store = store_new();
+  parents_session = session_new(parents_store);
+  assert_int_equal(take1(parents_session, 1, HL_EXCLUSIVE, 0), HL_OK);
+  reap(spawn(forget_and_try, 0));
+  memset(shared, 0, sizeof *shared);
+  assert_int_equal(ops->look(parents_session, NULL), HL_OK);
+  pid_t pid = spawn(hold_until_stop, HL_EXCLUSIVE);
+  sleep_ms(STAYS_MS);
+  assert_int_equal(atomic_load(&shared->step), 0);
+  give(parents_session);
+  WAIT_UNTIL(atomic_load(&shared->step));
+  atomic_store(&shared->stop, 1);
+  reap(pid);
+  ops->session_close(parents_session);
+  ops->close(parents_store);
+}
+
+/* -------------------------------------------------------------- extend */
+
+static void a_conversion_passes_those_who_wait(void **state) {
+  (void)state;
+  hl_store *store = store_new();
+  hl_session *a = session_new(store), *b = session_new(store),
+             *c = session_new(store), *d = session_new(store);
+  waiting writer, conversion;
+  assert_int_equal(take1(a, 1, HL_SHARED, 0), HL_OK);
+  assert_int_equal(take1(b, 1, HL_SHARED, 0), HL_OK);
+  waiting_start(&writer, c, HL_EXCLUSIVE, PATIENCE_MS, false);
+  assert_int_equal(extend1(a, 1, HL_EXCLUSIVE, 0), HL_TIMEOUT);
+  waiting_start(&conversion, a, HL_EXCLUSIVE, PATIENCE_MS, true);
+  assert_int_equal(take1(d, 1, HL_SHARED, 0), HL_TIMEOUT);
+  give(b);
+  assert_int_equal(waiting_end(&conversion), HL_OK);
+  sleep_ms(STAYS_MS);
+  assert_int_equal(atomic_load(&writer.status), 99);
+  give(a);
+  assert_int_equal(waiting_end(&writer), HL_OK);
+  ops->session_close(a);
+  ops->session_close(b);
+  ops->session_close(c);
+  ops->session_close(d);
+  ops->close(store);
+}
+
+static void a_conversion_waits_for_other_processes(void **state) {
+  (void)state;
+  pid_t pid = spawn(hold_until_stop, HL_SHARED);
+  hl_store *store = store_new();
+  hl_session *session = session_new(store);
+  WAIT_UNTIL(atomic_load(&shared->step));
+  assert_int_equal(take1(session, 1, HL_SHARED, 0), HL_OK);
+  assert_int_equal(extend1(session, 1, HL_EXCLUSIVE, 30), HL_TIMEOUT);
+  assert_int_equal(ops->look(session, NULL), HL_OK);
+  atomic_store(&shared->stop, 1);
+  assert_int_equal(extend1(session, 1, HL_EXCLUSIVE, PATIENCE_MS), HL_OK);
+  reap(pid);
+  ops->session_close(session);
+  ops->close(store);
+}
+
+static void a_failed_extend_is_undone(void **state) {
+  (void)state;
+  hl_store *store = store_new();
+  hl_session *a = session_new(store), *b = session_new(store),
+             *c = session_new(store);
+  hl_row rows[] = {row(2, 1, HL_EXCLUSIVE), row(2, 4, HL_SHARED),
+                   row(2, 5, HL_EXCLUSIVE), row(2, 6, HL_EXCLUSIVE)};
+  hl_row first[] = {row(2, 1, HL_SHARED), row(2, 4, HL_EXCLUSIVE)};
+  assert_int_equal(take(a, first, 2, 0, false, NULL), HL_OK);
+  assert_int_equal(take1(b, 6, HL_SHARED, 0), HL_OK);
+  for (int timeout = 0; timeout < 40; timeout += 30) {
+    assert_int_equal(take(a, rows, 4, timeout, true, NULL), HL_TIMEOUT);
+    assert_int_equal(take1(c, 1, HL_EXCLUSIVE, 0), HL_TIMEOUT);
+    assert_int_equal(take1(c, 1, HL_SHARED, 0), HL_OK);
+    give(c);
+    assert_int_equal(take1(c, 4, HL_SHARED, 0), HL_TIMEOUT);
+    assert_int_equal(take1(c, 5, HL_EXCLUSIVE, 0), HL_OK);
+    give(c);
+  }
+  give(b);
+  assert_int_equal(take(a, rows, 4, 0, true, NULL), HL_OK);
+  assert_int_equal(take1(c, 1, HL_SHARED, 0), HL_TIMEOUT);
+  give(a);
+  assert_int_equal(take(c, rows, 4, 0, false, NULL), HL_OK);
+  ops->session_close(a);
+  ops->session_close(b);
+  ops->session_close(c);
+  ops->close(store);
+}
+
+/* ------------------------------------------------- tokens and directory */
+
+static void take_a_token(intptr_t unused) {
+  (void)unused;
+  if (take1(session_new(store_new()), 1, HL_EXCLUSIVE, 0) != HL_OK) _exit(1);
+}
+
+static void tokens_grow(void **state) {
+  (void)state;
+  uint64_t last = 0;
+  for (int i = 0; i < 6; i++) {
+    if (i == 4) {
+      remove_directory();
+      /* Seeded by the second. */
+      int64_t second = hl__unix_ms() / 1000;
+      WAIT_UNTIL(hl__unix_ms() / 1000 > second);
+    }
+    reap(spawn(take_a_token, 0));
+    assert_true(atomic_load(&shared->token) > last);
+    last = atomic_load(&shared->token);
+    assert_int_equal(last & 0xFF, 0);
+  }
+}
+
+static void a_removed_directory_is_noticed(void **state) {
+  (void)state;
+  hl_store *store = store_new();
+  hl_session *a = session_new(store), *b = session_new(store), *c;
+  assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 0), HL_OK);
+  remove_directory();
+  assert_int_equal(ops->look(a, NULL), HL_ECONNECTION);
+  assert_int_equal(take1(b, 2, HL_EXCLUSIVE, 0), HL_ECONNECTION);
+  /* Who opens now, opens what everybody else opens now. */
+  c = session_new(store);
+  assert_int_equal(take1(c, 1, HL_EXCLUSIVE, 0), HL_OK);
+  give(a);
+  assert_int_equal(ops->look(c, NULL), HL_OK);
+  assert_int_equal(take1(b, 1, HL_SHARED, 0), HL_TIMEOUT);
+  pid_t pid = spawn(hold_until_stop, HL_SHARED);
+  sleep_ms(STAYS_MS);
+  assert_int_equal(atomic_load(&shared->step), 0);
+  give(c);
+  atomic_store(&shared->stop, 1);
+  reap(pid);
+  ops->session_close(a);
+  ops->session_close(b);
+  ops->session_close(c);
+  ops->close(store);
+}
+
+static void a_missing_stripe_is_refused(void **state) {
+  (void)state;
+  char path[128];
+  hl_store *store = store_new();
+  hl_session *a = session_new(store);
+  assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 0), HL_OK);
+  (void)snprintf(path, sizeof path, "%s/rows-%04u", directory,
+                 hl__file_stripe_of(hl__file_hash(2, 1)));
+  assert_int_equal(unlink(path), 0);
+  ops->session_close(a);
+  ops->close(store);
+  store = store_new();
+  a = session_new(store);
+  assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 0), HL_ESTORE);
+  ops->session_close(a);
+  ops->close(store);
+}
+
+static int open_status(const char *path, hl_layout *other) {
+  hl_dsn where = {.store = "file", .path = path};
+  hl_store_config c = config;
+  hl_store *store;
+  c.dsn = &where;
+  if (other) c.layout = other;
+  int status = ops->open(&c, &store, NULL);
+  if (status == HL_OK) ops->close(store);
+  return status;
+}
+
+static void what_is_wrong_is_refused(void **state) {
+  (void)state;
+  static const char *const names[] = {"user", "account"};
+  char path[128];
+  hl_layout *other;
+  hl_store *store = store_new();
+  ops->close(store);
+  assert_int_equal(hl_layout_new(names, 2, 0, &other, NULL), HL_OK);
+  assert_int_equal(open_status(directory, other), HL_EMISMATCH);
+  hl_layout_unref(other);
+  assert_int_equal(hl_layout_new(NULL, 0, 77, &other, NULL), HL_OK);
+  assert_int_equal(open_status(directory, other), HL_EMISMATCH);
+  hl_layout_unref(other);
+  assert_int_equal(open_status(directory, NULL), HL_OK);
+
+  (void)snprintf(path, sizeof path, "%s/control", directory);
+  assert_int_equal(truncate(path, 10), 0);
+  assert_int_equal(open_status(directory, NULL), HL_ESTORE);
+  assert_int_equal(open_status(path, NULL), HL_ESTORE);
+  (void)snprintf(path, sizeof path, "%s/not/there", directory);
+  assert_int_equal(open_status(path, NULL), HL_ESTORE);
+
+  hl_dsn odd = {.store = "file", .path = directory, .param_count = 1,
+                .params = {{"shared", "1"}}};
+  hl_store_config c = config;
+  hl_error error;
+  c.dsn = &odd;
+  assert_int_equal(ops->open(&c, &store, &error), HL_EDSN);
+  assert_non_null(strstr(error.message, "shared"));
+}
+
+static void files_have_the_directorys_rights(void **state) {
+  (void)state;
+  char path[128];
+  struct stat st;
+  assert_int_equal(mkdir(directory, 0700), 0);
+  assert_int_equal(chmod(directory, 0770), 0);
+  ops->close(store_new());
+  (void)snprintf(path, sizeof path, "%s/control", directory);
+  assert_int_equal(stat(path, &st), 0);
+  assert_int_equal(st.st_mode & 0777, 0660);
+}
+
+/* ------------------------------------------------------- many, and few */
+
+static void ten_thousand_are_held(void **state) {
+  (void)state;
+  enum { N = 10000 };
+  struct rlimit limit, roomy;
+  hl_store *store = store_new();
+  hl_session **s = calloc(N, sizeof *s);
+  assert_non_null(s);
+  assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+  roomy = limit;
+  if (roomy.rlim_cur < 2048) roomy.rlim_cur = 2048;
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &roomy), 0);
+  for (uint32_t i = 0; i < N; i++) {
+    hl_row rows[] = {row(0, 1, HL_SHARED), row(1, i, HL_SHARED),
+                     row(2, i, HL_EXCLUSIVE)};
+    s[i] = session_new(store);
+    assert_int_equal(take(s[i], rows, 3, 0, false, NULL), HL_OK);
+  }
+  assert_in_range(count_files("/proc/self/fd", ""), 1000, 1100);
+  for (uint32_t i = 0; i < N; i++) ops->session_close(s[i]);
+
+  roomy.rlim_cur = 400; /* a quarter of which idle ones may have */
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &roomy), 0);
+  ops->close(store);
+  store = store_new();
+  s[0] = session_new(store);
+  for (uint32_t i = 0; i < 2000; i++) {
+    assert_int_equal(take1(s[0], i, HL_EXCLUSIVE, 0), HL_OK);
+    give(s[0]);
+  }
+  assert_in_range(count_files("/proc/self/fd", ""), 50, 130);
+
+  /* Held ones cannot be closed: an error that says so, and nothing is held. */
+  hl_row *rows = calloc(N, sizeof *rows);
+  hl_error error;
+  assert_non_null(rows);
+  for (uint32_t i = 0; i < N; i++) rows[i] = row(2, i, HL_EXCLUSIVE);
+  assert_int_equal(take(s[0], rows, N, 0, false, &error), HL_ESTORE);
+  assert_non_null(strstr(error.message, "ulimit"));
+  assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+  hl_session *b = session_new(store);
+  assert_int_equal(take(b, rows, N, 0, false, &error), HL_OK);
+  free(rows);
+  ops->session_close(b);
+  ops->session_close(s[0]);
+  free(s);
+  ops->close(store);
+}
+
+/* ------------------------------------------------------------- holders */
+
+typedef struct seen {
+  int held, waiting;
+  hl_holder last;
+} seen;
+
+static void see(void *context, const hl_holder *holder) {
+  seen *s = context;
+  *(holder->waiting ? &s->waiting : &s->held) += 1;
+  s->last = *holder;
+}
+
+static seen look_for(hl_session *session, uint32_t bucket, hl_mode mode) {
+  seen s = {0};
+  hl_row r = row(2, bucket, mode);
+  assert_int_equal(ops->holders(session, &r, 1, see, &s, NULL), HL_OK);
+  return s;
+}
+
+static void holders_are_shown(void **state) {
+  (void)state;
+  hl_store *store = store_new();
+  hl_session *a = session_new(store), *b = session_new(store);
+  hl_row rows[100];
+  waiting w;
+  pid_t pid = spawn(hold_until_stop, HL_SHARED);
+  WAIT_UNTIL(atomic_load(&shared->step));
+  seen s = look_for(a, 1, HL_EXCLUSIVE);
+  assert_int_equal(s.held, 1);
+  assert_int_equal(s.last.pid, pid);
+  assert_string_equal(s.last.application, "test");
+  assert_string_equal(s.last.host, "here");
+  assert_string_equal(s.last.path, "u1/a1");
+  assert_string_equal(s.last.label, "a\\x0alabel");
+  assert_in_range(hl__unix_ms() - s.last.since_ms, 0, PATIENCE_MS);
+  assert_int_equal(look_for(a, 1, HL_SHARED).held, 0);
+  assert_int_equal(look_for(a, 2, HL_EXCLUSIVE).held, 0);
+
+  waiting_start(&w, b, HL_EXCLUSIVE, PATIENCE_MS, false);
+  s = look_for(a, 1, HL_SHARED);
+  assert_int_equal(s.waiting, 1);
+  assert_int_equal(s.last.pid, getpid());
+  murder(pid);
+  assert_int_equal(waiting_end(&w), HL_OK);
+  s = look_for(a, 1, HL_SHARED);
+  assert_int_equal(s.held, 1);
+  assert_int_equal(s.waiting, 0);
+  assert_int_equal(count_files(directory, "who-"), 1); /* the dead one's went */
+  give(b);
+
+  for (uint32_t i = 0; i < 100; i++) rows[i] = row(2, 10 + i, HL_EXCLUSIVE);
+  assert_int_equal(take(b, rows, 100, 0, false, NULL), HL_OK);
+  seen all = {0};
+  assert_int_equal(ops->holders(a, rows, 100, see, &all, NULL), HL_OK);
+  assert_int_equal(all.held, 1); /* once */
+  assert_int_equal(look_for(a, 109, HL_SHARED).held, 1);
+  give(b);
+  assert_int_equal(look_for(a, 109, HL_SHARED).held, 0);
+  ops->session_close(a);
+  ops->session_close(b);
+  ops->close(store);
+  assert_int_equal(count_files(directory, "who-"), 0);
+}
+
+/* -------------------------------------------------------------- stress */
+
+#define STRESS_THREADS 4
+#define STRESS_PROCESSES 4
+#ifndef STRESS_ROUNDS
+#define STRESS_ROUNDS 1500
+#endif
+
+/* Marks a row as held; two who must not hold it together are seen. */
+static void mark(const hl_row *r, int sign) {
+  uint32_t i = r->level * 4u + r->bucket;
+  if (r->mode == HL_EXCLUSIVE) {
+    int writers = atomic_fetch_add(&shared->writers[i], sign);
+    if (sign > 0 && (writers != 0 || atomic_load(&shared->holders[i]) != 0))
+      (void)atomic_fetch_add(&shared->wrong, 1);
+  } else {
+    (void)atomic_fetch_add(&shared->holders[i], sign);
+    if (sign > 0 && atomic_load(&shared->writers[i]) != 0)
+      (void)atomic_fetch_add(&shared->wrong, 1);
+  }
+}
+
+static void *stress_thread(void *argument) {
+  hl_store *store = argument;
+  hl_session *session = session_new(store);
+  unsigned seed = (unsigned)getpid() ^ (unsigned)(uintptr_t)&seed;
+  for (int i = 0; i < STRESS_ROUNDS; i++) {
+    hl_row rows[9];
+    size_t n = 0;
+    for (uint32_t level = 0; level < 3; level++)
+      for (uint32_t bucket = 0; bucket < 3; bucket++)
+        if (rand_r(&seed) % 3 == 0)
+          rows[n++] = row(level, bucket,
+                          rand_r(&seed) % 3 ? HL_SHARED : HL_EXCLUSIVE);
+    if (n == 0) continue;
+    int kind = rand_r(&seed) % 8;
+    int64_t timeout = kind == 0 ? 0 : kind == 1 ? 2 : PATIENCE_MS;
+    int status = take(session, rows, n, timeout, false, NULL);
+    if (status == HL_TIMEOUT && timeout < PATIENCE_MS) continue;
+    if (status != HL_OK) {
+      (void)atomic_fetch_add(&shared->wrong, 1000);
+      continue;
+    }
+    for (size_t k = 0; k < n; k++) mark(&rows[k], 1);
+    if (kind == 2) sched_yield();
+    if (kind == 3 && rows[0].mode == HL_SHARED) {
+      hl_row wanted = rows[0];
+      wanted.mode = HL_EXCLUSIVE;
+      if (take(session, &wanted, 1, 2, true, NULL) == HL_OK) {
+        mark(&rows[0], -1);
+        mark(&wanted, 1);
+        rows[0] = wanted;
+      }
+    }
+    for (size_t k = 0; k < n; k++) mark(&rows[k], -1);
+    (void)atomic_fetch_add(&shared->grants[0], 1);
+    (void)ops->unlock(session, NULL);
+  }
+  ops->session_close(session);
+  return NULL;
+}
+
+static void stress_process(intptr_t unused) {
+  (void)unused;
+  pthread_t threads[STRESS_THREADS];
+  hl_store *store = store_new();
+  for (int i = 0; i < STRESS_THREADS; i++)
+    if (pthread_create(&threads[i], NULL, stress_thread, store)) _exit(1);
+  for (int i = 0; i < STRESS_THREADS; i++)
+    if (pthread_join(threads[i], NULL)) _exit(1);
+  ops->close(store);
+}
+
+static void random_plans_exclude(void **state) {
+  (void)state;
+  pid_t pids[STRESS_PROCESSES];
+  for (int i = 0; i < STRESS_PROCESSES; i++)
+    pids[i] = spawn(stress_process, i);
+  for (int i = 0; i < STRESS_PROCESSES; i++) reap(pids[i]);
+  assert_int_equal(atomic_load(&shared->wrong), 0);
+  assert_true(atomic_load(&shared->grants[0]) > STRESS_ROUNDS);
+  assert_int_equal(tickets(), 0);
+}
+
+int main(void) {
+#define SPEC(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
+  const struct CMUnitTest specs[] = {
+      SPEC(sessions_and_stores_exclude),
+      SPEC(processes_exclude),
+      SPEC(a_closed_session_holds_nothing),
+      SPEC(a_call_is_all_or_nothing),
+      SPEC(timeouts_are_exact),
+      SPEC(an_interrupted_wait_ends),
+      SPEC(one_process_is_served_in_order),
+      SPEC(processes_are_served_in_order),
+      SPEC(a_writer_passes_a_stream_of_readers),
+      SPEC(a_reader_passes_a_stream_of_writers),
+      SPEC(a_killed_holder_lets_go),
+      SPEC(a_killed_waiter_leaves_the_queue),
+      SPEC(a_child_keeps_nothing_of_a_killed_parent),
+      SPEC(a_child_leaves_the_parents_locks_alone),
+      SPEC(a_conversion_passes_those_who_wait),
+      SPEC(a_conversion_waits_for_other_processes),
+      SPEC(a_failed_extend_is_undone),
+      SPEC(tokens_grow),
+      SPEC(a_removed_directory_is_noticed),
+      SPEC(a_missing_stripe_is_refused),
+      SPEC(what_is_wrong_is_refused),
+      SPEC(files_have_the_directorys_rights),
+      SPEC(ten_thousand_are_held),
+      SPEC(holders_are_shown),
+      SPEC(random_plans_exclude),
+  };
+  (void)snprintf(directory, sizeof directory, "/dev/shm/hierlock-test-%ld",
+                 (long)getpid());
+  if (hl_layout_new(NULL, 0, 0, &layout, NULL) != HL_OK) return 1;
+  dsn = (hl_dsn){.store = "file", .path = directory};
+  config = (hl_store_config){.dsn = &dsn, .layout = layout,
+                             .application = "test", .host = "here"};
+  shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE,
+                MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (shared == MAP_FAILED) return 1;
+  int failed = cmocka_run_group_tests(specs, NULL, NULL);
+  hl_layout_unref(layout);
+  return failed;
+}
