@@ -130,6 +130,20 @@ spec: all $(SPEC_SO)
 	export HIERLOCK_SPEC_DIRECTORY="$$directory" && \
 	$(SPEC_ENV) $(WRAPPER) $(LUA_BINARY) /usr/bin/busted --no-auto-insulate $(BUSTED_FLAGS) $(SPECS)
 
+# -------------------------------------------------------------------- bench
+
+$(BUILD)/bare: bench/bare.c
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) $(MYSQL_CFLAGS) -o $@ $< $(MYSQL_LIBS)
+
+.PHONY: bench
+# BENCH="embedded mysql mariadb": which; BENCH_ROUNDS: how many rounds.
+bench: all $(BUILD)/bare
+	@spec/support/deps.sh servers
+	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
+	$(SPEC_ENV) BENCH_BARE="$(CURDIR)/$(BUILD)/bare" spec/support/servers.sh run "$$directory" -- \
+	  $(LUA_BINARY) bench/run.lua $(BENCH)
+
 clean:
 	rm -rf build
 

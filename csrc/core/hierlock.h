@@ -149,6 +149,7 @@ typedef struct hl_target {
 hl_plan *hl_plan_new(hl_layout *layout);
 hl_plan *hl_plan_copy(const hl_plan *plan);
 void hl_plan_free(hl_plan *plan); /* NULL is fine */
+void hl_plan_clear(hl_plan *plan); /* makes it empty again */
 hl_layout *hl_plan_layout(const hl_plan *plan);
 
 /* Adds the node ids[0]/.../ids[n-1] with its ancestors. HL_SHARED on a level

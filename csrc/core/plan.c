@@ -89,6 +89,11 @@ hl_plan *hl_plan_new(hl_layout *layout) {
   return plan;
 }
 
+void hl_plan_clear(hl_plan *plan) {
+  plan->row_count = plan->target_count = plan->byte_count = 0;
+  plan->ordered = true;
+}
+
 void hl_plan_free(hl_plan *plan) {
   if (!plan) return;
   if (plan->rows != plan->rows_inside) free(plan->rows);

@@ -127,9 +127,10 @@ for.
 int hll_holders(lua_State *L) {
   hl_error error;
   hll_manager *self = hll_manager_check(L);
-  lua_settop(L, 2);
+  int shared = hll_manager_shared(L, 2);
   holders *found = holders_push(L);
-  hl_plan *plan = hll_plan_push(L, hl_manager_layout(self->manager));
+  hl_plan *plan =
+      hll_plan_borrow(L, shared, hl_manager_layout(self->manager));
   hll_target_add(L, 2, plan, HL_EXCLUSIVE);
   if (hl_manager_holders(self->manager, plan, holders_add, found, &error))
     return hll_failure(L, &error, 2);
@@ -172,12 +173,17 @@ static int push_concerned(lua_State *L, const hl_plan *plan,
   return lua_gettop(L);
 }
 
-/* Takes what the plan at index `at` says; the manager is at 1. */
-static int acquire(lua_State *L, hll_manager *self, hl_plan *plan,
+/* A lock costs about a KiB outside of Lua. */
+#define HLL_ACCOUNT_EACH 16
+
+/* Takes what the plan on the top says; the manager is at 1, its shared table at
+   `shared`. */
+static int acquire(lua_State *L, hll_manager *self, int shared, hl_plan *plan,
                    const hl_options *options) {
   hl_error error;
-  hll_getuservalue(L, 1);
-  int shared = lua_gettop(L);
+  int borrowed = lua_gettop(L);
+  if (++self->acquired % HLL_ACCOUNT_EACH == 0)
+    hll_gc_account(L, HLL_ACCOUNT_EACH);
   hll_handle *handle = hll_handle_push(L, shared);
   lua_getfield(L, shared, "handles");
   if (lua_istable(L, -1)) { /* somebody wants to hear of its loss */
@@ -188,15 +194,18 @@ static int acquire(lua_State *L, hll_manager *self, hl_plan *plan,
   lua_pop(L, 1);
   int status =
       hl_acquire(self->manager, plan, options, &handle->lock, &error);
-  if (status == HL_OK) return 1;
+  if (status == HL_OK) {
+    hll_plan_return(L, shared, borrowed);
+    return 1;
+  }
   int values = hll_failure(L, &error, push_concerned(L, plan, &error));
   if (status == HL_TIMEOUT || status == HL_DEADLOCK)
     hll_holders_attach(L, self->manager, plan);
+  hll_plan_return(L, shared, borrowed);
   return values;
 }
 
-/* `first` ids from stack index 2 on name the levels `names`; behind them stand
-   the options. */
+/* n ids from stack index 2 on, of the levels `names`; behind them the options. */
 static int acquire_ids(lua_State *L, const char *const *names, unsigned n) {
   hl_id ids[3];
   char rooms[3][24];
@@ -204,7 +213,7 @@ static int acquire_ids(lua_State *L, const char *const *names, unsigned n) {
   hll_acquire_options options;
   hll_manager *self = hll_manager_check(L);
   hl_layout *layout = hl_manager_layout(self->manager);
-  lua_settop(L, (int)n + 2);
+  int shared = hll_manager_shared(L, (int)n + 2);
   hll_acquire_options_read(L, (int)n + 2, &options);
   for (unsigned i = 0; i < n; i++) {
     const char *name = hl_layout_name(layout, i);
@@ -213,10 +222,10 @@ static int acquire_ids(lua_State *L, const char *const *names, unsigned n) {
                  names[i]);
     ids[i] = hll_id(L, (int)i + 2, name, rooms[i]);
   }
-  hl_plan *plan = hll_plan_push(L, layout);
+  hl_plan *plan = hll_plan_borrow(L, shared, layout);
   if (hl_plan_add(plan, ids, n, options.mode, false, &error))
     return hll_failure(L, &error, 0);
-  return acquire(L, self, plan, &options.core);
+  return acquire(L, self, shared, plan, &options.core);
 }
 
 static const char *const default_levels[] = {"user", "account", "resource"};
@@ -279,7 +288,7 @@ static int acquire_resources(lua_State *L) {
   hll_acquire_options options;
   hll_manager *self = hll_manager_check(L);
   hl_layout *layout = hl_manager_layout(self->manager);
-  lua_settop(L, 5);
+  int shared = hll_manager_shared(L, 5);
   hll_acquire_options_read(L, 5, &options);
   for (unsigned i = 0; i < 3; i++) {
     const char *name = hl_layout_name(layout, i);
@@ -288,14 +297,14 @@ static int acquire_resources(lua_State *L) {
                  default_levels[i]);
     if (lua_isnil(L, (int)i + 2)) hll_misuse(L, "%s is missing", keys[i]);
   }
-  hl_plan *plan = hll_plan_push(L, layout);
   lua_createtable(L, 0, 3);
   for (int i = 0; i < 3; i++) {
     lua_pushvalue(L, i + 2);
     lua_setfield(L, -2, keys[i]);
   }
-  hll_target_add(L, -1, plan, options.mode);
-  return acquire(L, self, plan, &options.core);
+  hl_plan *plan = hll_plan_borrow(L, shared, layout);
+  hll_target_add(L, -2, plan, options.mode);
+  return acquire(L, self, shared, plan, &options.core);
 }
 
 /***
@@ -312,11 +321,12 @@ Acquires a target.
 static int acquire_target(lua_State *L) {
   hll_acquire_options options;
   hll_manager *self = hll_manager_check(L);
-  lua_settop(L, 3);
+  int shared = hll_manager_shared(L, 3);
   hll_acquire_options_read(L, 3, &options);
-  hl_plan *plan = hll_plan_push(L, hl_manager_layout(self->manager));
+  hl_plan *plan =
+      hll_plan_borrow(L, shared, hl_manager_layout(self->manager));
   hll_target_add(L, 2, plan, options.mode);
-  return acquire(L, self, plan, &options.core);
+  return acquire(L, self, shared, plan, &options.core);
 }
 
 /***
@@ -332,11 +342,12 @@ common order: free of deadlock.
 static int acquire_all(lua_State *L) {
   hll_acquire_options options;
   hll_manager *self = hll_manager_check(L);
-  lua_settop(L, 3);
+  int shared = hll_manager_shared(L, 3);
   hll_acquire_options_read(L, 3, &options);
-  hl_plan *plan = hll_plan_push(L, hl_manager_layout(self->manager));
+  hl_plan *plan =
+      hll_plan_borrow(L, shared, hl_manager_layout(self->manager));
   hll_targets_add(L, 2, plan, options.mode);
-  return acquire(L, self, plan, &options.core);
+  return acquire(L, self, shared, plan, &options.core);
 }
 
 const luaL_Reg hll_acquire_methods[] = {

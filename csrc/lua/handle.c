@@ -122,21 +122,20 @@ static int handle_extend(lua_State *L) {
   hll_acquire_options options;
   hl_error error;
   hll_handle *self = handle_check(L);
-  lua_settop(L, 3);
+  int shared = hll_manager_shared(L, 3);
   hll_acquire_options_read(L, 3, &options);
   if (!self->lock) return collected(L);
-  losses_tell(L);
+  hll_losses_tell(L, shared);
   hl_plan *plan =
-      hll_plan_push(L, hl_plan_layout(hl_lock_plan(self->lock)));
+      hll_plan_borrow(L, shared, hl_plan_layout(hl_lock_plan(self->lock)));
   hll_target_add(L, 2, plan, options.mode);
   int status = hl_lock_extend(self->lock, plan, &options.core, &error);
   if (status == HL_OK) return result(L, status, NULL);
   int values = hll_failure(L, &error, 2);
   if (status == HL_TIMEOUT || status == HL_DEADLOCK) {
-    hll_getuservalue(L, 1);
-    lua_rawgeti(L, -1, 1);
+    lua_rawgeti(L, shared, 1);
     hll_manager *manager = hll_testudata(L, -1, HLL_MANAGER);
-    lua_pop(L, 2);
+    lua_pop(L, 1);
     if (manager && manager->manager)
       hll_holders_attach(L, manager->manager, plan);
   }

@@ -69,8 +69,13 @@ void hll_target_push(lua_State *L, const hl_plan *plan, size_t i);
 
 /* ---- plan.c */
 
-/* Pushes an empty plan. */
-hl_plan *hll_plan_push(lua_State *L, hl_layout *layout);
+/* Pushes an empty plan for one call. A manager keeps one in its shared table, for
+   calls come often; while it is in use, and when a call raised, there is none,
+   and another is made. */
+hl_plan *hll_plan_borrow(lua_State *L, int shared, hl_layout *layout);
+/* Gives back the plan at stack index `plan`. Does not raise once a plan has been
+   borrowed: its place in the table is there. */
+void hll_plan_return(lua_State *L, int shared, int plan);
 int hll_plan_new(lua_State *L);
 void hll_plan_register(lua_State *L);
 
@@ -78,16 +83,21 @@ void hll_plan_register(lua_State *L);
 
 /* A manager's uservalue is a table that its handles share:
      [1] the manager itself, so that a handle keeps it alive
+     [2] a plan to be borrowed; false or nil while it is in use
      on_lost   the callback, where there is one
      handles   then: the handles that are held, as weak keys */
 typedef struct hll_manager {
   hl_manager *manager; /* NULL once closed */
   uint64_t losses;     /* as many have been told to on_lost */
+  unsigned acquired;   /* calls so far, for hll_gc_account */
 } hll_manager;
 
 int hll_manager_open(lua_State *L);
 /* The manager at stack index 1; raises when it is closed. Tells on_lost. */
 hll_manager *hll_manager_check(lua_State *L);
+/* Settles the stack to n values, the first a manager or a handle, and pushes the
+   shared table, at n + 1. */
+int hll_manager_shared(lua_State *L, int n);
 /* Tells on_lost what has been lost; the shared table is at index. */
 void hll_losses_tell(lua_State *L, int shared);
 void hll_manager_register(lua_State *L);

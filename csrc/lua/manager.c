@@ -25,6 +25,12 @@ hll_manager *hll_manager_check(lua_State *L) {
   return self;
 }
 
+int hll_manager_shared(lua_State *L, int n) {
+  lua_settop(L, n);
+  hll_getuservalue(L, 1);
+  return n + 1;
+}
+
 void hll_losses_tell(lua_State *L, int shared) {
   lua_rawgeti(L, shared, 1);
   hll_manager *self = manager_test(L, -1);
@@ -155,7 +161,8 @@ int hll_manager_open(lua_State *L) {
   int manager = lua_gettop(L);
   self->manager = NULL;
   self->losses = 0;
-  lua_newtable(L);
+  self->acquired = 0;
+  lua_createtable(L, 2, 2);
   lua_pushvalue(L, manager);
   lua_rawseti(L, -2, 1);
   if (options.on_lost) {

@@ -150,11 +150,25 @@ static hll_plan *push_empty(lua_State *L) {
   return self;
 }
 
-hl_plan *hll_plan_push(lua_State *L, hl_layout *layout) {
-  hll_plan *self = push_empty(L);
+hl_plan *hll_plan_borrow(lua_State *L, int shared, hl_layout *layout) {
+  lua_rawgeti(L, shared, 2);
+  hll_plan *self = hll_testudata(L, -1, HLL_PLAN);
+  if (self) {
+    lua_pushnil(L);
+    lua_rawseti(L, shared, 2);
+    hl_plan_clear(self->plan);
+    return self->plan;
+  }
+  lua_pop(L, 1);
+  self = push_empty(L);
   self->plan = hl_plan_new(layout);
   if (!self->plan) (void)luaL_error(L, "not enough memory");
   return self->plan;
+}
+
+void hll_plan_return(lua_State *L, int shared, int plan) {
+  lua_pushvalue(L, plan);
+  lua_rawseti(L, shared, 2);
 }
 
 typedef struct plan_options {

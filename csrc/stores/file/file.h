@@ -53,9 +53,11 @@
 #include <sys/types.h>
 
 /* Part of the format of a directory: programs with another number of stripes
-   would not meet, and are refused. 1,024 keeps the kernel's list of locks of
-   one file short with ten thousand held, and the descriptors few. */
-#define HL__FILE_STRIPES 1024u
+   would not meet, and are refused. The kernel walks the list of all locks of a
+   file for each call: with ten thousand resources held, 30,000 rows, a cycle of
+   lock and unlock took twice its usual time with 1,024 files, 1.6 times with
+   2,048, 1.3 times with 4,096. Whoever holds less opens fewer. */
+#define HL__FILE_STRIPES 4096u
 /* Lists of entries in each stripe. */
 #define HL__FILE_HEADS 16u
 

@@ -1,0 +1,284 @@
+/*
+ * bare.c - what the server and the wire cost, without any library of ours. One
+ * thread takes and releases three row locks (shared, shared, exclusive) again
+ * and again.
+ *
+ *   bare mode=union host=127.0.0.1 port=3306 user=app password=pw db=test
+ *        table=hier_lock_buckets buckets=10000 [socket=/path] [tls=1]
+ *
+ * It reads numbers from standard input; for each it runs as many cycles and
+ * prints the microseconds of one, on a line.
+ *
+ * mode=union    one prepared UNION ALL; ROLLBACK is sent, its answer read at the session's next use;
+ *               two sessions in turn (mode=union1: one session)
+ * mode=getlock  GET_LOCK + RELEASE_LOCK, both prepared, both waited for
+ * mode=design   SET innodb_lock_wait_timeout, START TRANSACTION, three prepared SELECTs, ROLLBACK,
+ *               each waited for
+ *
+ * The table must hold (level 0..2) x (bucket 0..buckets-1).
+ */
+#include <mysql.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { LEVELS = 3, SESSIONS = 2 };
+
+static struct {
+    const char *mode, *host, *socket, *user, *password, *db, *table;
+    int port, buckets, tls;
+} opt = { "union", "127.0.0.1", NULL, "app", "pw", "test",
+  "hier_lock_buckets", 3306, 10000, 0 };
+
+struct session {
+    MYSQL *conn;
+    MYSQL_STMT *stmt[LEVELS];
+    int bucket[LEVELS];
+    char name[64];                 /* of the GET_LOCK */
+    unsigned long name_length;
+    bool answer_pending;           /* ROLLBACK is sent, its answer not yet read */
+};
+
+static void die(const char *what, const char *why)
+{
+    fprintf(stderr, "bare: %s: %s\n", what, why);
+    exit(1);
+}
+
+static void query(struct session *s, const char *sql)
+{
+    if (mysql_query(s->conn, sql))
+        die(sql, mysql_error(s->conn));
+}
+
+static void connect_session(struct session *s)
+{
+    s->conn = mysql_init(NULL);
+    if (!s->conn)
+        die("mysql_init", "no memory");
+#ifdef MARIADB_PACKAGE_VERSION
+    my_bool tls = opt.tls != 0;
+    mysql_options(s->conn, MYSQL_OPT_SSL_ENFORCE, &tls);
+#else
+    unsigned int tls = opt.tls ? SSL_MODE_REQUIRED : SSL_MODE_DISABLED;
+    bool fetch_key = true;         /* caching_sha2_password without TLS */
+    mysql_options(s->conn, MYSQL_OPT_SSL_MODE, &tls);
+    mysql_options(s->conn, MYSQL_OPT_GET_SERVER_PUBLIC_KEY, &fetch_key);
+#endif
+    if (!mysql_real_connect(s->conn, opt.socket ? "localhost" : opt.host, opt.user, opt.password, opt.db,
+                            (unsigned int)opt.port, opt.socket, 0))
+        die("connect", mysql_error(s->conn));
+    if (opt.tls && !mysql_get_ssl_cipher(s->conn))   /* Connector/C 3.3 falls back to plain text */
+        die("connect", "the server offers no TLS");
+    query(s, "SET autocommit=0");
+    query(s, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED");
+}
+
+static bool is_mariadb(struct session *s)
+{
+    return strstr(mysql_get_server_info(s->conn), "MariaDB") != NULL;
+}
+
+static MYSQL_STMT *prepare(struct session *s, const char *sql, MYSQL_BIND *parameters)
+{
+    MYSQL_STMT *stmt = mysql_stmt_init(s->conn);
+    if (!stmt)
+        die("mysql_stmt_init", mysql_error(s->conn));
+    if (mysql_stmt_prepare(stmt, sql, (unsigned long)strlen(sql)) || mysql_stmt_bind_param(stmt, parameters))
+        die(sql, mysql_stmt_error(stmt));
+    return stmt;
+}
+
+static void bind_buckets(struct session *s, MYSQL_BIND bind[LEVELS])
+{
+    memset(bind, 0, LEVELS * sizeof *bind);
+    for (int i = 0; i < LEVELS; i++) {
+        bind[i].buffer_type = MYSQL_TYPE_LONG;
+        bind[i].buffer = &s->bucket[i];
+    }
+}
+
+static void lock_clauses(struct session *s, const char *clause[LEVELS])
+{
+    clause[0] = clause[1] = is_mariadb(s) ? "LOCK IN SHARE MODE" : "FOR SHARE";
+    clause[2] = "FOR UPDATE";
+}
+
+/* Executes and reads everything; returns the number of rows. */
+static int execute(MYSQL_STMT *stmt)
+{
+    if (mysql_stmt_execute(stmt) || mysql_stmt_store_result(stmt))
+        die("execute", mysql_stmt_error(stmt));
+    int rows = (int)mysql_stmt_num_rows(stmt);
+    mysql_stmt_free_result(stmt);
+    return rows;
+}
+
+static unsigned long long seed = 88172645463325252ull;
+
+static void choose_buckets(struct session *s)
+{
+    for (int i = 0; i < LEVELS; i++) {
+        seed ^= seed << 13, seed ^= seed >> 7, seed ^= seed << 17;
+        s->bucket[i] = (int)(seed % (unsigned)opt.buckets);
+    }
+}
+
+/* mode=union */
+
+static void union_prepare(struct session *s)
+{
+    MYSQL_BIND bind[LEVELS];
+    const char *lock[LEVELS];
+    char sql[1024];
+    bind_buckets(s, bind);
+    lock_clauses(s, lock);
+    snprintf(sql, sizeof sql,
+             "(SELECT 1 FROM %s WHERE level=0 AND bucket=? %s) UNION ALL "
+             "(SELECT 1 FROM %s WHERE level=1 AND bucket=? %s) UNION ALL "
+             "(SELECT 1 FROM %s WHERE level=2 AND bucket=? %s)",
+             opt.table, lock[0], opt.table, lock[1], opt.table, lock[2]);
+    s->stmt[0] = prepare(s, sql, bind);
+}
+
+static void read_rollback_answer(struct session *s)
+{
+    if (s->answer_pending && mysql_read_query_result(s->conn))
+        die("ROLLBACK", mysql_error(s->conn));
+    s->answer_pending = false;
+}
+
+static void union_cycle(struct session *s)
+{
+    read_rollback_answer(s);
+    choose_buckets(s);
+    if (execute(s->stmt[0]) != LEVELS)
+        die("union", "a row is missing");
+    if (mysql_send_query(s->conn, "ROLLBACK", 8))
+        die("ROLLBACK", mysql_error(s->conn));
+    s->answer_pending = true;
+}
+
+/* mode=getlock */
+
+static void getlock_prepare(struct session *s)
+{
+    MYSQL_BIND bind;
+    memset(&bind, 0, sizeof bind);
+    bind.buffer_type = MYSQL_TYPE_STRING;
+    bind.buffer = s->name;
+    bind.buffer_length = sizeof s->name;
+    bind.length = &s->name_length;
+    s->stmt[0] = prepare(s, "SELECT GET_LOCK(?,10)", &bind);
+    s->stmt[1] = prepare(s, "SELECT RELEASE_LOCK(?)", &bind);
+}
+
+static void getlock_cycle(struct session *s)
+{
+    choose_buckets(s);
+    s->name_length = (unsigned long)snprintf(s->name, sizeof s->name, "hier.2.%d", s->bucket[2]);
+    if (execute(s->stmt[0]) != 1 || execute(s->stmt[1]) != 1)
+        die("getlock", "no answer");
+}
+
+/* mode=design */
+
+static void design_prepare(struct session *s)
+{
+    MYSQL_BIND bind[LEVELS];
+    const char *lock[LEVELS];
+    char sql[512];
+    bind_buckets(s, bind);
+    lock_clauses(s, lock);
+    for (int i = 0; i < LEVELS; i++) {
+        snprintf(sql, sizeof sql, "SELECT level,bucket FROM %s WHERE level=%d AND bucket=? %s",
+                 opt.table, i, lock[i]);
+        s->stmt[i] = prepare(s, sql, &bind[i]);
+    }
+}
+
+static void design_cycle(struct session *s)
+{
+    choose_buckets(s);
+    query(s, "SET SESSION innodb_lock_wait_timeout=5");
+    query(s, "START TRANSACTION");
+    for (int i = 0; i < LEVELS; i++)
+        if (execute(s->stmt[i]) != 1)
+            die("design", "a row is missing");
+    query(s, "ROLLBACK");
+}
+
+static const struct mode {
+    const char *name;
+    int sessions;
+    void (*prepare)(struct session *);
+    void (*cycle)(struct session *);
+} modes[] = {
+    { "union", 2, union_prepare, union_cycle },
+    { "union1", 1, union_prepare, union_cycle },
+    { "getlock", 1, getlock_prepare, getlock_cycle },
+    { "design", 1, design_prepare, design_cycle },
+};
+
+static void parse(const char *arg)
+{
+    static const struct { const char *name; const char **text; int *number; } known[] = {
+        { "mode", &opt.mode, NULL },         { "host", &opt.host, NULL },
+        { "socket", &opt.socket, NULL },     { "user", &opt.user, NULL },
+        { "password", &opt.password, NULL }, { "db", &opt.db, NULL },
+        { "table", &opt.table, NULL },       { "port", NULL, &opt.port },
+        { "buckets", NULL, &opt.buckets },   { "tls", NULL, &opt.tls },
+    };
+    for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
+        size_t n = strlen(known[i].name);
+        if (strncmp(arg, known[i].name, n) || arg[n] != '=')
+            continue;
+        if (known[i].text)
+            *known[i].text = arg + n + 1;
+        else
+            *known[i].number = atoi(arg + n + 1);
+        return;
+    }
+    die("unknown argument", arg);
+}
+
+static double seconds(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
+}
+
+int main(int argc, char **argv)
+{
+    struct session session[SESSIONS] = { 0 };
+    const struct mode *mode = NULL;
+
+    for (int i = 1; i < argc; i++)
+        parse(argv[i]);
+    for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
+        if (!strcmp(modes[i].name, opt.mode))
+            mode = &modes[i];
+    if (!mode || opt.buckets < 1)
+        die("arguments", "mode is union, union1, getlock or design; buckets at least 1");
+
+    for (int i = 0; i < mode->sessions; i++) {
+        connect_session(&session[i]);
+        mode->prepare(&session[i]);
+    }
+    int cycles;
+    while (scanf("%d", &cycles) == 1 && cycles > 0) {
+        double start = seconds();
+        for (int i = 0; i < cycles; i++)
+            mode->cycle(&session[i % mode->sessions]);
+        printf("%.2f\n", (seconds() - start) * 1e6 / cycles);
+        fflush(stdout);
+    }
+    for (int i = 0; i < mode->sessions; i++) {
+        read_rollback_answer(&session[i]);
+        mysql_close(session[i].conn);
+    }
+    return 0;
+}
