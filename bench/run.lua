@@ -6,6 +6,7 @@
 --   bench/run.lua NAME…   embedded, mysql, mariadb
 
 local uv = require "luv"
+local unpack = table.unpack or unpack
 
 local ROUNDS = tonumber(os.getenv("BENCH_ROUNDS") or 21)
 local BARE = assert(os.getenv("BENCH_BARE"), "run it by `make bench`")
@@ -22,7 +23,7 @@ end
 local function contestant(name, command, args, cpu)
   local input, output, buffer = uv.new_pipe(false), uv.new_pipe(false), ""
   if cpu then
-    args = { "-c", cpu, command, unpack and unpack(args) or table.unpack(args) }
+    args = { "-c", cpu, command, unpack(args) }
     command = "taskset"
   end
   local handle = assert(uv.spawn(command, { args = args, stdio = { input, output, 2 } }, function() end))

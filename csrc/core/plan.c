@@ -269,7 +269,8 @@ char *hl_plan_describe(const hl_plan *plan, char *out, size_t size) {
         if (used + 3 < size) strcpy(out + used, "...");
         return out;
       }
-      used += (size_t)sprintf(out + used, "%s", between);
+      memcpy(out + used, between, strlen(between));
+      used += strlen(between);
       used += hl__escape(out + used, size - used, ids[level].data,
                          ids[level].size);
     }

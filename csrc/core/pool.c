@@ -90,27 +90,40 @@ void hl__pool_discard(hl_manager *manager, hl__slot *slot) {
   hl__slot_free(manager, slot);
 }
 
-/* The newest idle slot whose answer has come: its statements are prepared and
-   its memory is warm. Slots that turn out to have ended are moved to *dead.
-   NULL with *pending: all are still waiting for an answer. */
+/* Whether the slot can be used at once. One that is still waiting for an answer
+   becomes *pending; one that has ended is moved to *dead. */
+static bool idle_try(hl_manager *manager, hl__slot *slot, hl__slot **pending,
+                     hl__slot **dead) {
+  int status = manager->ops->settle(slot->session, 0, NULL);
+  if (status == HL_OK && manager->ops->connects)
+    status = manager->ops->look(slot->session, NULL);
+  if (status == HL_OK) return true;
+  if (status == HL_TIMEOUT) {
+    *pending = slot;
+  } else {
+    hl__pool_unlink(manager, slot);
+    slot->next = *dead;
+    *dead = slot;
+  }
+  return false;
+}
+
+/* An idle slot whose answer has come, one of the newest: its statements are
+   prepared and its memory is warm. The newest of all is tried after the next
+   one: it has only just been released. NULL with *pending: all are still waiting
+   for an answer. */
 static hl__slot *idle_find(hl_manager *manager, hl__slot **pending,
                            hl__slot **dead) {
-  hl__slot *slot = manager->newest;
+  hl__slot *newest = manager->newest;
   *pending = NULL;
-  while (slot) {
-    hl__slot *older = slot->older;
-    int status = manager->ops->settle(slot->session, 0, NULL);
-    if (status == HL_OK && manager->ops->connects)
-      status = manager->ops->look(slot->session, NULL);
-    if (status == HL_OK) return slot;
-    if (status == HL_TIMEOUT) {
-      *pending = slot;
-    } else {
-      hl__pool_unlink(manager, slot);
-      slot->next = *dead;
-      *dead = slot;
-    }
-    slot = older;
+  if (!newest) return NULL;
+  hl__slot *slot = newest->older;
+  hl__slot *rest = slot ? slot->older : NULL;
+  if (slot && idle_try(manager, slot, pending, dead)) return slot;
+  if (idle_try(manager, newest, pending, dead)) return newest;
+  for (slot = rest; slot; slot = rest) {
+    rest = slot->older;
+    if (idle_try(manager, slot, pending, dead)) return slot;
   }
   return NULL;
 }

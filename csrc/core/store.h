@@ -110,7 +110,8 @@ typedef struct hl_store_ops {
      HL_EUNSAFE_SERVER, HL_ESTORE, HL_ENOMEM. */
   int (*lock)(hl_session *session, const hl_request *request,
               hl_grant *grant, hl_error *error);
-  /* Gives everything back without waiting. HL_OK: the answer, if the store
+  /* Gives everything back without waiting; the caller has just looked whether
+     the session stands. HL_OK: the answer, if the store
      answers at all, is outstanding. HL_BUSY: an earlier answer has to be
      settled first, and it has not come: call again after settle.
      HL_ECONNECTION: the session has ended. */

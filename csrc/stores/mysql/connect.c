@@ -212,11 +212,6 @@ int hl__mysql_connect(hl__mysql_store *store, int64_t deadline,
   session->store = store;
   session->fd = -1;
   atomic_init(&session->interrupted, false);
-  for (int i = 0; i < 2; i++) {
-    session->results[i].buffer_type = MYSQL_TYPE_LONGLONG;
-    session->results[i].buffer = i ? &session->read_only : &session->token;
-    session->results[i].is_unsigned = 1;
-  }
   session->mysql = mysql_init(NULL);
   if (!session->mysql) {
     status = hl__error_memory(error);

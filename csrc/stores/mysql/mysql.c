@@ -298,7 +298,6 @@ static int unlock(hl_session *base, hl_error *error) {
   if (status == HL_TIMEOUT)
     return hl__error(error, HL_BUSY, "an earlier answer has not come yet");
   if (status) return status;
-  if (readable(session, 0)) return gone(error);
   return hl__mysql_rollback_send(session, error);
 }
 

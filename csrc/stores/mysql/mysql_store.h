@@ -64,6 +64,9 @@ typedef struct hl__shape {
   MYSQL_STMT *statement; /* NULL: seen once, and not prepared yet */
 } hl__shape;
 
+/* The value of @hierlock: at most so many bytes. */
+#define HL__TAG_MAX 4096
+
 struct hl__mysql_session {
   hl_session base;
   hl__mysql_store *store;
@@ -79,9 +82,15 @@ struct hl__mysql_session {
   int64_t wait; /* the session's time limits on the server; ms */
   uint64_t clock;
   hl__shape shapes[HL__SHAPES_MAX];
-  /* What the lock statement returns: bound once for each shape. */
-  MYSQL_BIND results[2];
+  /* What the prepared statements are told and what they return, bound once:
+     whoever binds again before each execution sends the types again, too. */
+  int32_t buckets[HL__SHAPE_ROWS_MAX];
+  char tag[HL__TAG_MAX];
+  unsigned long tag_size;
   unsigned long long token, read_only;
+  /* The part of the tag that is the same for all requests. */
+  char tag_process[256];
+  size_t tag_process_size;
 };
 
 /* ---- connect.c */
@@ -107,11 +116,9 @@ int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request,
 
 /* ---- holders.c */
 
-/* The value of @hierlock for a request, as holders.c reads it: at most
-   HL__TAG_MAX bytes, no NUL, not empty. Returns its length. */
-#define HL__TAG_MAX 4096
-size_t hl__mysql_tag(const hl__mysql_session *session,
-                     const hl_request *request, char tag[HL__TAG_MAX]);
+/* Puts the value of @hierlock for a request, as holders.c reads it, into the
+   session's tag: no NUL, not empty. */
+void hl__mysql_tag(hl__mysql_session *session, const hl_request *request);
 int hl__mysql_holders(hl__mysql_session *session, const hl_row *rows, size_t n,
                       hl_holder_fn fn, void *context, hl_error *error);
 

@@ -73,11 +73,10 @@ static void put_hex(text *t, const char *data, size_t n) {
   }
 }
 
-/* The lock statement; with parameters (the first bucket, the tag, the other
-   buckets) when tag is NULL. */
+/* The lock statement; prepared: with parameters instead of buckets and tag. */
 static void put_select(text *t, const hl__mysql_session *session,
                        const hl_row *rows, size_t n, bool nowait,
-                       const char *tag, size_t tag_size) {
+                       bool prepared) {
   bool mariadb = session->dialect == HL_MARIADB;
   const char *shared = mariadb ? "LOCK IN SHARE MODE" : "FOR SHARE";
   for (size_t i = 0; i < n; i++) {
@@ -87,18 +86,18 @@ static void put_select(text *t, const hl__mysql_session *session,
     put(t, "%s FROM %s WHERE level=%u AND bucket=",
         i + 1 == n ? "UUID_SHORT(),CONCAT(@@global.read_only) NOT IN "
                      "('0','OFF')"
-                   : "CAST(0 AS UNSIGNED),0",
+                   : "CAST(0 AS UNSIGNED) t,0 r",
         session->store->table, (unsigned)rows[i].level);
-    if (tag)
-      put(t, "%" PRIu32, rows[i].bucket);
-    else
+    if (prepared)
       put(t, "?");
+    else
+      put(t, "%" PRIu32, rows[i].bucket);
     if (i == 0) {
       put(t, " AND (@hierlock:=");
-      if (tag)
-        put_hex(t, tag, tag_size);
-      else
+      if (prepared)
         put(t, "?");
+      else
+        put_hex(t, session->tag, session->tag_size);
       put(t, ") IS NOT NULL");
     }
     put(t, " %s%s)", rows[i].mode == HL_SHARED ? shared : "FOR UPDATE",
@@ -120,6 +119,31 @@ static size_t shape_key(const hl_row *rows, size_t n, bool nowait,
 static void shape_clear(hl__shape *shape) {
   if (shape->statement) (void)mysql_stmt_close(shape->statement);
   memset(shape, 0, sizeof *shape);
+}
+
+/* The parameters: the first bucket, the tag, the other buckets. Nonzero when it
+   fails. */
+static int shape_bind(hl__mysql_session *session, MYSQL_STMT *statement,
+                      size_t n) {
+  MYSQL_BIND parameters[HL__SHAPE_ROWS_MAX + 1], results[2];
+  memset(parameters, 0, sizeof parameters);
+  memset(results, 0, sizeof results);
+  for (size_t i = 0; i < n; i++) {
+    MYSQL_BIND *parameter = &parameters[i ? i + 1 : 0];
+    parameter->buffer_type = MYSQL_TYPE_LONG;
+    parameter->buffer = &session->buckets[i];
+  }
+  parameters[1].buffer_type = MYSQL_TYPE_BLOB;
+  parameters[1].buffer = session->tag;
+  parameters[1].buffer_length = sizeof session->tag;
+  parameters[1].length = &session->tag_size;
+  for (int i = 0; i < 2; i++) {
+    results[i].buffer_type = MYSQL_TYPE_LONGLONG;
+    results[i].buffer = i ? &session->read_only : &session->token;
+    results[i].is_unsigned = 1;
+  }
+  return mysql_stmt_bind_param(statement, parameters) ||
+         mysql_stmt_bind_result(statement, results);
 }
 
 /* The statement for a shape that is seen again; NULL when it is seen for the
@@ -149,14 +173,14 @@ static int shape_find(hl__mysql_session *session, const hl_row *rows, size_t n,
   if (!shape->statement) {
     text t;
     if (!text_new(&t, n, 0)) return hl__error_memory(error);
-    put_select(&t, session, rows, n, nowait, NULL, 0);
+    put_select(&t, session, rows, n, nowait, true);
     shape->statement = mysql_stmt_init(session->mysql);
     if (!shape->statement) {
       free(t.data);
       return hl__error_memory(error);
     }
     if (mysql_stmt_prepare(shape->statement, t.data, (unsigned long)t.used) ||
-        mysql_stmt_bind_result(shape->statement, session->results)) {
+        shape_bind(session, shape->statement, n)) {
       int status =
           hl__mysql_error(session, shape->statement, "prepare", error);
       free(t.data);
@@ -170,33 +194,18 @@ static int shape_find(hl__mysql_session *session, const hl_row *rows, size_t n,
 }
 
 static int execute_prepared(hl__mysql_session *session, MYSQL_STMT *statement,
-                            const hl_row *rows, size_t n, char *tag,
-                            size_t tag_size, size_t *count, hl_error *error) {
-  MYSQL_BIND parameters[HL__SHAPE_ROWS_MAX + 1];
-  int32_t buckets[HL__SHAPE_ROWS_MAX];
-  unsigned long length = (unsigned long)tag_size;
-  memset(parameters, 0, (n + 1) * sizeof *parameters);
-  for (size_t i = 0; i < n; i++) {
-    MYSQL_BIND *parameter = &parameters[i ? i + 1 : 0];
-    buckets[i] = (int32_t)rows[i].bucket;
-    parameter->buffer_type = MYSQL_TYPE_LONG;
-    parameter->buffer = &buckets[i];
-  }
-  parameters[1].buffer_type = MYSQL_TYPE_BLOB;
-  parameters[1].buffer = tag;
-  parameters[1].buffer_length = length;
-  parameters[1].length = &length;
-
-  int status = 0;
+                            const hl_row *rows, size_t n, size_t *count,
+                            hl_error *error) {
+  for (size_t i = 0; i < n; i++)
+    session->buckets[i] = (int32_t)rows[i].bucket;
   *count = 0;
-  if (mysql_stmt_bind_param(statement, parameters) ||
-      mysql_stmt_execute(statement))
+  if (mysql_stmt_execute(statement))
     return hl__mysql_error(session, statement, "lock rows", error);
-  while ((status = mysql_stmt_fetch(statement)) == 0) (*count)++;
-  if (status != MYSQL_NO_DATA)
+  int fetched;
+  while ((fetched = mysql_stmt_fetch(statement)) == 0) (*count)++;
+  int status = HL_OK;
+  if (fetched != MYSQL_NO_DATA)
     status = hl__mysql_error(session, statement, "lock rows", error);
-  else
-    status = HL_OK;
   (void)mysql_stmt_free_result(statement);
   return status;
 }
@@ -237,12 +246,11 @@ static int text_result(hl__mysql_session *session, bool second, size_t *count,
 /* wait: the session's new limits, in the same trip; 0: as they are. */
 static int execute_text(hl__mysql_session *session, int64_t wait,
                         const hl_row *rows, size_t n, bool nowait,
-                        const char *tag, size_t tag_size, size_t *count,
-                        hl_error *error) {
+                        size_t *count, hl_error *error) {
   text t;
-  if (!text_new(&t, n, tag_size)) return hl__error_memory(error);
+  if (!text_new(&t, n, session->tag_size)) return hl__error_memory(error);
   if (wait) put_limits(&t, session, wait);
-  put_select(&t, session, rows, n, nowait, tag, tag_size);
+  put_select(&t, session, rows, n, nowait, false);
   int failed =
       mysql_real_query(session->mysql, t.data, (unsigned long)t.used);
   free(t.data);
@@ -255,8 +263,8 @@ static int execute_text(hl__mysql_session *session, int64_t wait,
 
 /* Locks n rows (at most STATEMENT_ROWS_MAX) by one statement. */
 static int execute(hl__mysql_session *session, const hl_request *request,
-                   const hl_row *rows, size_t n, char *tag, size_t tag_size,
-                   size_t *count, hl_error *error) {
+                   const hl_row *rows, size_t n, size_t *count,
+                   hl_error *error) {
   MYSQL_STMT *statement = NULL;
   bool nowait = request->try_once;
   int64_t left = nowait ? 0 : hl__left_ms(request->deadline);
@@ -268,11 +276,10 @@ static int execute(hl__mysql_session *session, const hl_request *request,
   if (same)
     status = shape_find(session, rows, n, nowait, &statement, error);
   if (status == HL_OK && statement)
-    status = execute_prepared(session, statement, rows, n, tag, tag_size,
-                              count, error);
+    status = execute_prepared(session, statement, rows, n, count, error);
   else if (status == HL_OK)
-    status = execute_text(session, same ? 0 : left, rows, n, nowait, tag,
-                          tag_size, count, error);
+    status = execute_text(session, same ? 0 : left, rows, n, nowait, count,
+                          error);
   hl__sigpipe_end(guard);
   return status;
 }
@@ -329,18 +336,17 @@ static int lease_begin(hl__mysql_session *session, int64_t *sent,
 
 int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request,
                         hl_grant *grant, hl_error *error) {
-  char tag[HL__TAG_MAX];
-  size_t tag_size = hl__mysql_tag(session, request, tag);
   const hl_row *missed = NULL;
   size_t missed_count = 0;
   int64_t sent = 0;
   int status = HL_OK;
+  hl__mysql_tag(session, request);
   for (size_t done = 0; done < request->n && status == HL_OK;) {
     size_t n = request->n - done, count = 0;
     if (n > STATEMENT_ROWS_MAX) n = STATEMENT_ROWS_MAX;
     const hl_row *rows = request->rows + done;
     sent = hl__now_ms();
-    status = execute(session, request, rows, n, tag, tag_size, &count, error);
+    status = execute(session, request, rows, n, &count, error);
     if (status == HL_OK && count != n) {
       status = HL_ENOT_PROVISIONED;
       missed = rows;
