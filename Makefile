@@ -144,6 +144,63 @@ bench: all $(BUILD)/bare
 	$(SPEC_ENV) BENCH_BARE="$(CURDIR)/$(BUILD)/bare" spec/support/servers.sh run "$$directory" -- \
 	  $(LUA_BINARY) bench/run.lua $(BENCH)
 
+# --------------------------------------------------------- demo, test, lint
+
+.PHONY: demo test suite lint asan
+demo:
+	@spec/support/deps.sh build $(LUA)
+	@spec/support/deps.sh demo
+	@$(MAKE) --no-print-directory -s all MYSQL_CONFIG= MYSQL_LIBS= BUILD=build/demo
+	@LUA_PATH="$(CURDIR)/lua/?.lua;$(CURDIR)/lua/?/init.lua;;" LUA_CPATH="$(CURDIR)/build/demo/?.so;;" \
+	  HIERLOCK_LUA=$(LUA_BINARY) $(LUA_BINARY) examples/demo.lua $(DEMO)
+
+# MYSQL_DSN=user:password@tcp(host:port)/database: on a server of yours instead.
+test:
+	@spec/support/deps.sh build $(LUAS)
+	@spec/support/deps.sh test
+	@for lua in $(LUAS); do $(MAKE) --no-print-directory LUA=$$lua all || exit 1; done
+ifdef MYSQL_DSN
+	@$(MAKE) --no-print-directory suite
+else
+	@spec/support/deps.sh servers
+	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
+	HIERLOCK_REQUIRE="mysql mariadb" spec/support/servers.sh run "$$directory" -- \
+	  $(MAKE) --no-print-directory suite
+endif
+
+# The core's own tests, and the specs on each Lua; with the servers that the
+# environment names.
+suite:
+	@$(MAKE) --no-print-directory test-core
+	@for lua in $(LUAS); do \
+	  echo "--- specs on $$lua"; \
+	  $(MAKE) --no-print-directory spec LUA=$$lua || exit 1; \
+	done
+
+lint:
+	@spec/support/deps.sh lint
+	luacheck --no-color -q lua spec bench examples
+	cppcheck -q --std=c11 --enable=warning,performance,portability --inline-suppr \
+	  --suppress=missingIncludeSystem --error-exitcode=1 -D_GNU_SOURCE -Icsrc/core -Icsrc/lua csrc
+	$(MAKE) --no-print-directory -s all VARIANT=lint CC=clang CFLAGS='-O1 -Werror'
+	$(MAKE) --no-print-directory -s all VARIANT=lint-gcc CC=gcc CFLAGS='-O2 -Werror'
+	clang-tidy --quiet --warnings-as-errors='*' $(CORE) $(BINDING) $(MYSQL) -- \
+	  $(HL_CFLAGS) $(LUA_CFLAGS) $(MYSQL_CFLAGS) -Icsrc/lua
+
+# AddressSanitizer must be loaded before everything else, and a Lua that is not
+# built with it leaks at its end by design.
+ASAN_CFLAGS := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
+ASAN_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
+           ASAN_OPTIONS=detect_leaks=0 HIERLOCK_SANITIZED=1
+asan:
+	@spec/support/deps.sh build $(LUA)
+	@spec/support/deps.sh test
+	@spec/support/deps.sh servers
+	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
+	HIERLOCK_REQUIRE="mysql mariadb" spec/support/servers.sh run "$$directory" -- \
+	  $(MAKE) --no-print-directory suite LUAS=$(LUA) VARIANT=asan CFLAGS='$(ASAN_CFLAGS)' \
+	    SANITIZER_ENV='$(ASAN_ENV)'
+
 clean:
 	rm -rf build
 

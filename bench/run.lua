@@ -168,7 +168,7 @@ local function embedded()
   end
   verdict("KiB for a held handle, of 10,000", (rss_kib() - before) / #handles, 2)
   for _, handle in ipairs(handles) do handle:release() end
-  handles = nil
+  handles = nil -- luacheck: ignore
   local function cycles(n)
     for i = 1, n do manager:acquire_resource("m" .. i % 100, "a", "r"):release() end
     collectgarbage()

@@ -73,8 +73,9 @@ int hl__error_errno(hl_error *error, int status, const char *format, ...) {
     error_fill(error, status, format, arguments);
     va_end(arguments);
     size_t used = strlen(error->message);
+    char text[128];
     (void)snprintf(error->message + used, sizeof error->message - used,
-                   ": %s", strerror(saved));
+                   ": %s", strerror_r(saved, text, sizeof text));
   }
   return status;
 }

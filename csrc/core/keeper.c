@@ -15,8 +15,8 @@
 #include "internal.h"
 #include "manager.h"
 
+#include <errno.h>
 #include <signal.h>
-#include <string.h>
 #include <time.h>
 
 /* The longest time between two looks at everything. */
@@ -143,12 +143,11 @@ int hl__keeper_start(hl_manager *manager, hl_error *error) {
   }
   (void)sigfillset(&all);
   (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-  int failure =
-      pthread_create(&manager->keeper, NULL, keeper_main, manager);
+  int failure = pthread_create(&manager->keeper, NULL, keeper_main, manager);
   (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+  errno = failure;
   if (failure)
-    return hl__error(error, HL_ESTORE, "cannot start a thread: %s",
-                     strerror(failure));
+    return hl__error_errno(error, HL_ESTORE, "cannot start a thread");
   manager->keeper_runs = true;
   return HL_OK;
 }

@@ -39,7 +39,8 @@ int hll_misuse(lua_State *L, const char *format, ...) {
   (void)lua_pushvfstring(L, format, arguments);
   va_end(arguments);
   lua_concat(L, 3);
-  return lua_error(L);
+  (void)lua_error(L);
+  __builtin_unreachable();
 }
 
 int hll_failure(lua_State *L, const hl_error *error, int target) {

@@ -24,10 +24,13 @@ static int collected(lua_State *L) {
   return hll_fail(L, HL_ERELEASED, "the lock has been released");
 }
 
-static int result(lua_State *L, int status, const hl_error *error) {
-  if (status) return hll_failure(L, error, 0);
+static int push_true(lua_State *L) {
   lua_pushboolean(L, 1);
   return 1;
+}
+
+static int result(lua_State *L, int status, const hl_error *error) {
+  return status ? hll_failure(L, error, 0) : push_true(L);
 }
 
 static void losses_tell(lua_State *L) {
@@ -59,7 +62,7 @@ static int handle_release(lua_State *L) {
   bool confirm = false;
   hl_error error;
   hll_options(L, 2, release_option, &confirm);
-  if (!self->lock) return result(L, HL_OK, NULL);
+  if (!self->lock) return push_true(L);
   int status = hl_lock_release(self->lock, confirm, &error);
   losses_tell(L);
   return result(L, status, &error);
@@ -130,7 +133,7 @@ static int handle_extend(lua_State *L) {
       hll_plan_borrow(L, shared, hl_plan_layout(hl_lock_plan(self->lock)));
   hll_target_add(L, 2, plan, options.mode);
   int status = hl_lock_extend(self->lock, plan, &options.core, &error);
-  if (status == HL_OK) return result(L, status, NULL);
+  if (status == HL_OK) return push_true(L);
   int values = hll_failure(L, &error, 2);
   if (status == HL_TIMEOUT || status == HL_DEADLOCK) {
     lua_rawgeti(L, shared, 1);

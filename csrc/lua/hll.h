@@ -25,7 +25,8 @@
 /* ---- error.c */
 
 /* Raises with the position of the first caller outside of this library. */
-int hll_misuse(lua_State *L, const char *format, ...);
+int hll_misuse(lua_State *L, const char *format, ...)
+    __attribute__((noreturn));
 /* Pushes nil, err and returns 2; raises what is misuse, or want of memory.
    target: stack index of a value for err.target, 0 where there is none. */
 int hll_failure(lua_State *L, const hl_error *error, int target);

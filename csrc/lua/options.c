@@ -42,7 +42,6 @@ hl_mode hll_mode(lua_State *L, int index) {
     if (strcmp(mode, "shared") == 0) return HL_SHARED;
   }
   hll_misuse(L, "mode must be \"exclusive\" or \"shared\"");
-  return HL_EXCLUSIVE;
 }
 
 int hll_layout_option(lua_State *L, const char *name,

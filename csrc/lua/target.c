@@ -155,8 +155,8 @@ void hll_target_add(lua_State *L, int index, hl_plan *plan, hl_mode mode) {
     lua_pop(L, 1);
     return;
   }
-  if (r.given >> n) hll_misuse(L, "%s is missing in target",
-                               hl_layout_name(r.layout, n));
+  if (n < levels && r.given >> n)
+    hll_misuse(L, "%s is missing in target", hl_layout_name(r.layout, n));
   if (n == 0)
     hll_misuse(L, "target is empty: it needs %s", hl_layout_name(r.layout, 0));
   add(L, &r, n);

@@ -59,7 +59,7 @@ static bool record_settle(int fd, off_t offset, hl__board_record *record) {
     hl__board_record again;
     if (pread(fd, &again, sizeof again, offset) != size) return false;
     if (record_sequence(&again) % 2 == 0 &&
-        memcmp(&again, record, sizeof again) == 0)
+        memcmp(&again, record, sizeof again) == 0) // NOLINT: bytes are meant
       return true;
     memcpy(record, &again, sizeof again);
   }

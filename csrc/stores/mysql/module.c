@@ -9,7 +9,9 @@ __attribute__((visibility("default"))) int
 luaopen_hierlock_store_mysql(lua_State *L);
 
 int luaopen_hierlock_store_mysql(lua_State *L) {
-  const hl_store_ops **ops = hll_newuserdata(L, sizeof *ops);
+  /* The address, not the operations. */
+  const hl_store_ops **ops =
+      hll_newuserdata(L, sizeof(const hl_store_ops *)); // NOLINT
   *ops = &hl_store_mysql;
   (void)luaL_newmetatable(L, HLL_STORE);
   lua_setmetatable(L, -2);

@@ -146,7 +146,8 @@ static int gone(hl_error *error) {
 static int send_query(hl__mysql_session *session, const char *sql, size_t size,
                       hl_error *error) {
   hl__sigpipe guard = hl__sigpipe_begin(session);
-  int failed = mysql_send_query(session->mysql, sql, (unsigned long)size);
+  bool failed =
+      mysql_send_query(session->mysql, sql, (unsigned long)size) != 0;
   hl__sigpipe_end(guard);
   if (failed) return hl__mysql_error(session, NULL, "send to the server", error);
   session->outstanding = true;
@@ -163,7 +164,7 @@ int hl__mysql_settle(hl__mysql_session *session, int64_t deadline,
   if (!readable(session, deadline ? hl__left_ms(deadline) : 0))
     return hl__error(error, HL_TIMEOUT, "the server has not answered yet");
   hl__sigpipe guard = hl__sigpipe_begin(session);
-  int failed = mysql_read_query_result(session->mysql);
+  bool failed = mysql_read_query_result(session->mysql) != 0;
   hl__sigpipe_end(guard);
   session->outstanding = false;
   if (!failed) return HL_OK;
@@ -176,7 +177,8 @@ int hl__mysql_settle(hl__mysql_session *session, int64_t deadline,
 int hl__mysql_query(hl__mysql_session *session, const char *sql, size_t size,
                     MYSQL_RES **result, hl_error *error) {
   hl__sigpipe guard = hl__sigpipe_begin(session);
-  int failed = mysql_real_query(session->mysql, sql, (unsigned long)size);
+  bool failed =
+      mysql_real_query(session->mysql, sql, (unsigned long)size) != 0;
   *result = failed ? NULL : mysql_store_result(session->mysql);
   hl__sigpipe_end(guard);
   if (failed || (!*result && mysql_field_count(session->mysql)))

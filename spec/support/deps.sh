@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+#
+# Gets what hierlock needs on a Debian or Ubuntu machine and is not there yet:
+#
+#   deps.sh build [LUA…]     to build and to run it (LUA: lua5.4, lua5.1, luajit …)
+#   deps.sh test  [LUA…]     to run the specs
+#   deps.sh servers          throw-away servers for specs and bench
+#   deps.sh lint             the linters
+#
+# Says what it installs, and asks for root only then. On another system it says what is missing
+# and leaves the rest to you. It must install nothing that is there already.
+
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+say() { echo "hierlock: $*" >&2; }
+have() { command -v "$1" >/dev/null 2>&1; }
+installed() { dpkg-query -W -f='${Status}' "$1" 2>/dev/null | grep -q 'ok installed'; }
+
+wanted=()
+want() {
+  for package; do
+    installed "$package" || wanted+=("$package")
+  done
+}
+
+# The interpreter and the headers of a Lua. nginx's LuaJIT and Debian's exclude each other: either
+# will do.
+want_lua() {
+  case $1 in
+    luajit) if ! installed libluajit2-5.1-dev; then want luajit libluajit-5.1-dev; fi ;;
+    lua5.1) want lua5.1 liblua5.1-0-dev ;;
+    lua5.*) want "$1" "lib$1-dev" ;;
+    *) say "unknown Lua: $1"; exit 2 ;;
+  esac
+}
+
+kind=${1:?build, test, servers or lint}
+shift
+(($#)) || set -- lua5.4
+
+if ! have dpkg-query; then
+  missing=()
+  for tool in cc make pkg-config; do have "$tool" || missing+=("$tool"); done
+  ((${#missing[@]} == 0)) || { say "please install ${missing[*]}"; exit 1; }
+  exit 0
+fi
+
+case $kind in
+  build)
+    want gcc libc6-dev make pkg-config
+    for lua; do want_lua "$lua"; done
+    # Either client library will do.
+    if ! have mysql_config && ! have mariadb_config; then want libmariadb-dev; fi
+    ;;
+  test)
+    want lua-busted lua-luv lua-cqueues lua-sql-mysql libcmocka-dev procps
+    ;;
+  servers)
+    exec spec/support/servers.sh install
+    ;;
+  lint)
+    want lua-check cppcheck clang clang-tidy
+    ;;
+esac
+
+if ((${#wanted[@]})); then
+  root=()
+  if ((EUID != 0)); then
+    have sudo || { say "please install as root: apt-get install ${wanted[*]}"; exit 1; }
+    root=(sudo)
+  fi
+  say "installing with apt-get: ${wanted[*]}"
+  "${root[@]}" apt-get update -qq
+  # No service is to be started by an installation: the specs have servers of their own.
+  "${root[@]}" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
+    apt-get install -y -qq --no-install-recommends "${wanted[@]}" >&2
+fi
