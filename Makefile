@@ -148,9 +148,9 @@ bench: all $(BUILD)/bare
 
 .PHONY: demo test suite lint asan
 demo:
-	@spec/support/deps.sh build $(LUA)
+	@HIERLOCK_WITHOUT_MYSQL=1 spec/support/deps.sh build $(LUA)
 	@spec/support/deps.sh demo
-	@$(MAKE) --no-print-directory -s all MYSQL_CONFIG= MYSQL_LIBS= BUILD=build/demo
+	@$(MAKE) --no-print-directory -s build/demo/hierlock/core.so BUILD=build/demo
 	@LUA_PATH="$(CURDIR)/lua/?.lua;$(CURDIR)/lua/?/init.lua;;" LUA_CPATH="$(CURDIR)/build/demo/?.so;;" \
 	  HIERLOCK_LUA=$(LUA_BINARY) $(LUA_BINARY) examples/demo.lua $(DEMO)
 

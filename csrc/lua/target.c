@@ -143,7 +143,7 @@ void hll_target_add(lua_State *L, int index, hl_plan *plan, hl_mode mode) {
   unsigned n = 0;
   while (n < levels && (r.given >> n & 1u)) n++;
   if (r.list) {
-    if (r.given >> (levels - 1) & 1u)
+    if (r.ids[levels - 1].size > 0)
       hll_misuse(L, "target has both %s and %ss",
                  hl_layout_name(r.layout, levels - 1),
                  hl_layout_name(r.layout, levels - 1));

@@ -3,7 +3,8 @@
 # Gets what hierlock needs on a Debian or Ubuntu machine and is not there yet:
 #
 #   deps.sh build [LUA…]     to build and to run it (LUA: lua5.4, lua5.1, luajit …)
-#   deps.sh test  [LUA…]     to run the specs
+#   deps.sh demo             to watch the demonstration
+#   deps.sh test             to run the specs
 #   deps.sh servers          throw-away servers for specs and bench
 #   deps.sh lint             the linters
 #
@@ -35,7 +36,7 @@ want_lua() {
   esac
 }
 
-kind=${1:?build, test, servers or lint}
+kind=${1:?build, demo, test, servers or lint}
 shift
 (($#)) || set -- lua5.4
 
@@ -50,8 +51,11 @@ case $kind in
   build)
     want gcc libc6-dev make pkg-config
     for lua; do want_lua "$lua"; done
-    # Either client library will do.
-    if ! have mysql_config && ! have mariadb_config; then want libmariadb-dev; fi
+    # Either client library will do. The demonstration needs none.
+    if [[ -z ${HIERLOCK_WITHOUT_MYSQL:-} ]] && ! have mysql_config && ! have mariadb_config; then want libmariadb-dev; fi
+    ;;
+  demo)
+    want lua-luv
     ;;
   test)
     want lua-busted lua-luv lua-cqueues lua-sql-mysql libcmocka-dev procps
