@@ -18,6 +18,7 @@
 
 /* Numbers that one of the two headers does not name. */
 enum {
+  NUMBER_NORMAL_SHUTDOWN = 1077,   /* until MySQL 5.7, MariaDB */
   NUMBER_STATEMENT_TIMEOUT = 1969, /* MariaDB: max_statement_time */
   NUMBER_QUERY_TIMEOUT = 3024,     /* MySQL: max_execution_time */
   NUMBER_NOWAIT = 3572,            /* MySQL: NOWAIT */
@@ -52,7 +53,7 @@ static int status_of(unsigned number) {
   case ER_HOST_IS_BLOCKED:
   case ER_HOST_NOT_PRIVILEGED:
   case ER_SERVER_SHUTDOWN:
-  case ER_NORMAL_SHUTDOWN:
+  case NUMBER_NORMAL_SHUTDOWN:
   case ER_NET_READ_ERROR:
   case ER_NET_READ_INTERRUPTED:
   case ER_NET_ERROR_ON_WRITE:
