@@ -155,12 +155,11 @@ static int parse_url(char *text, hl_dsn *dsn, hl_error *error) {
   return status;
 }
 
-/* [user[:password]@][tcp(host:port)|unix(/path)]/database[?params], as in
-   github.com/go-sql-driver/mysql; the password may contain '/', '@' and ':',
-   so the database begins at the last '/' and the user ends at the last '@'. */
+/* [user[:password]@][tcp[(host:port)]|unix(/path)]/database[?params], taken apart
+   as github.com/go-sql-driver/mysql does: the database begins at the last '/',
+   the address at the last '@' before that, so that a password may have either. */
 static int parse_go(char *text, hl_dsn *dsn, hl_error *error) {
-  char *close = strrchr(text, ')');
-  char *slash = close ? strchr(close, '/') : strrchr(text, '/');
+  char *slash = strrchr(text, '/');
   if (!slash)
     return hl__error(error, HL_EDSN,
                      "the DSN has no '/' before its database, as in "
@@ -173,37 +172,24 @@ static int parse_go(char *text, hl_dsn *dsn, hl_error *error) {
   int status = decode(database, "database", error);
   if (status) return status;
 
-  char *open = NULL;
-  for (char *c = text; *c; c++)
-    if ((strncmp(c, "tcp(", 4) == 0 || strncmp(c, "unix(", 5) == 0) &&
-        (c == text || c[-1] == '@'))
-      open = c;
-  char *at = open ? (open == text ? NULL : open - 1) : strrchr(text, '@');
-  char *address = at ? at + 1 : text;
+  char *address = text;
+  char *at = strrchr(text, '@');
   if (at) {
     *at = '\0';
+    address = at + 1;
     char *password = strchr(text, ':');
     if (password) *password++ = '\0';
     if (*text) dsn->user = text;
     dsn->password = password;
   }
-  if (open) {
-    char *inner = strchr(address, '(') + 1;
-    char *end = address + strlen(address) - 1;
-    if (*end != ')')
-      return hl__error(error, HL_EDSN,
-                       "the address in the DSN has a '(' without its ')'");
-    *end = '\0';
-    if (address[0] == 'u') {
-      if (*inner != '/' && *inner != '@')
-        return hl__error(error, HL_EDSN,
-                         "unix(...) in the DSN needs the absolute path of a "
-                         "socket");
-      dsn->socket = inner;
-    } else {
-      status = parse_host(inner, dsn, error);
-      if (status) return status;
-    }
+  size_t size = strlen(address);
+  if (strncmp(address, "unix(/", 6) == 0 && address[size - 1] == ')') {
+    address[size - 1] = '\0';
+    dsn->socket = address + 5;
+  } else if (strncmp(address, "tcp(", 4) == 0 && address[size - 1] == ')') {
+    address[size - 1] = '\0';
+    status = parse_host(address + 4, dsn, error);
+    if (status) return status;
   } else if (*address && strcmp(address, "tcp") != 0) {
     return hl__error(error, HL_EDSN,
                      "the address in the DSN must be tcp(host:port) or "

@@ -194,8 +194,10 @@ int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline,
     }
     if (how != HL__TAKE_FRESH) slot = idle_find(manager, &pending, &dead);
     if (slot) break;
+    /* A look rather waits for an answer than for a connection. */
     if (manager->slot_count < limit &&
-        (!pending || manager->slot_count < POOL_PAIR)) {
+        (!pending ||
+         (manager->slot_count < POOL_PAIR && how != HL__TAKE_EXTRA))) {
       slot = slot_new(manager);
       made = slot != NULL;
       if (!made) status = hl__error_memory(error);

@@ -38,10 +38,16 @@ static int misuse(lua_State *L) {
   return hll_misuse(L, "%s", luaL_checkstring(L, 1));
 }
 
+static int is_manager(lua_State *L) {
+  lua_pushboolean(L, hll_testudata(L, 1, HLL_MANAGER) != NULL);
+  return 1;
+}
+
 static const luaL_Reg functions[] = {
     {"open", hll_manager_open}, {"plan", hll_plan_new},
     {"is_error", hll_is_error}, {"default", default_manager},
-    {"misuse", misuse},         {NULL, NULL},
+    {"misuse", misuse},         {"is_manager", is_manager},
+    {NULL, NULL},
 };
 
 __attribute__((visibility("default"))) int

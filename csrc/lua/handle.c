@@ -43,6 +43,8 @@ static void losses_tell(lua_State *L) {
 
 static int release_option(lua_State *L, const char *name, void *context) {
   if (strcmp(name, "confirm") != 0) return 0;
+  if (!lua_isboolean(L, -1))
+    hll_misuse(L, "confirm must be a boolean, not %s", luaL_typename(L, -1));
   *(bool *)context = lua_toboolean(L, -1);
   return 1;
 }
@@ -168,10 +170,10 @@ static int handle_index(lua_State *L) {
   lua_pushvalue(L, 2);
   lua_rawget(L, lua_upvalueindex(1));
   if (!lua_isnil(L, -1)) return 1;
-  if (!self || !self->lock || lua_type(L, 2) != LUA_TSTRING) return 1;
+  const char *field = hll_word(L, 2);
+  if (!self || !self->lock || !field) return 1;
 
   const hl_lock *lock = self->lock;
-  const char *field = lua_tostring(L, 2);
   if (strcmp(field, "mode") == 0) {
     lua_pushstring(L, mode_name(lock));
   } else if (strcmp(field, "token") == 0) {

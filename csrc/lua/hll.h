@@ -37,6 +37,9 @@ void hll_error_register(lua_State *L);
 
 /* ---- options.c */
 
+/* The string at index; NULL when it is none, or contains a NUL byte: C would take
+   it for a shorter one. */
+const char *hll_word(lua_State *L, int index);
 /* `what` names the option or argument in messages. */
 int64_t hll_milliseconds(lua_State *L, int index, const char *what);
 /* Calls each(L, context) for the fields of the table at index (none or nil: no

@@ -92,19 +92,18 @@ static int open_option(lua_State *L, const char *name, void *context) {
       hll_misuse(L, "pool_size must be a whole number from 1 to 100000");
     config->pool_size = (unsigned)size;
   } else if (strcmp(name, "application") == 0) {
-    if (lua_type(L, -1) != LUA_TSTRING)
-      hll_misuse(L, "application must be a string, not %s",
+    config->application = hll_word(L, -1);
+    if (!config->application)
+      hll_misuse(L, "application must be a string without NUL bytes, not %s",
                  luaL_typename(L, -1));
-    config->application = lua_tostring(L, -1);
   } else if (strcmp(name, "on_lost") == 0) {
     if (!lua_isfunction(L, -1))
       hll_misuse(L, "on_lost must be a function, not %s",
                  luaL_typename(L, -1));
     options->on_lost = true;
   } else if (strcmp(name, "loop") == 0) {
-    if (lua_type(L, -1) != LUA_TSTRING ||
-        (strcmp(lua_tostring(L, -1), "block") != 0 &&
-         strcmp(lua_tostring(L, -1), "auto") != 0))
+    const char *loop = hll_word(L, -1);
+    if (!loop || (strcmp(loop, "block") != 0 && strcmp(loop, "auto") != 0))
       hll_misuse(L, "loop must be \"block\" or \"auto\": this version knows no "
                     "event loop yet");
   } else {
@@ -154,7 +153,9 @@ int hll_manager_open(lua_State *L) {
   lua_settop(L, 2);
   if (!lua_isnil(L, 1) && lua_type(L, 1) != LUA_TSTRING)
     hll_misuse(L, "dsn must be a string, not %s", luaL_typename(L, 1));
-  options.config.dsn = lua_tostring(L, 1);
+  options.config.dsn = hll_word(L, 1);
+  if (!lua_isnil(L, 1) && !options.config.dsn)
+    return hll_fail(L, HL_EDSN, "the DSN has a NUL byte");
   hll_options(L, 2, open_option, &options);
 
   hll_manager *self = hll_newuserdata(L, sizeof *self);

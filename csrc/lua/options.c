@@ -8,6 +8,13 @@
 #include <math.h>
 #include <string.h>
 
+const char *hll_word(lua_State *L, int index) {
+  if (lua_type(L, index) != LUA_TSTRING) return NULL;
+  size_t size;
+  const char *word = lua_tolstring(L, index, &size);
+  return strlen(word) == size ? word : NULL;
+}
+
 int64_t hll_milliseconds(lua_State *L, int index, const char *what) {
   if (lua_type(L, index) != LUA_TNUMBER)
     hll_misuse(L, "%s must be a number of seconds, not %s", what,
@@ -29,18 +36,17 @@ void hll_options(lua_State *L, int index, hll_option_fn each, void *context) {
   while (lua_next(L, index)) {
     if (lua_type(L, -2) != LUA_TSTRING)
       hll_misuse(L, "options has a key that is no string");
-    const char *name = lua_tostring(L, -2);
-    if (!each(L, name, context)) hll_misuse(L, "unknown option '%s'", name);
+    const char *name = hll_word(L, -2);
+    if (!name || !each(L, name, context))
+      hll_misuse(L, "unknown option '%s'", lua_tostring(L, -2));
     lua_pop(L, 1);
   }
 }
 
 hl_mode hll_mode(lua_State *L, int index) {
-  if (lua_type(L, index) == LUA_TSTRING) {
-    const char *mode = lua_tostring(L, index);
-    if (strcmp(mode, "exclusive") == 0) return HL_EXCLUSIVE;
-    if (strcmp(mode, "shared") == 0) return HL_SHARED;
-  }
+  const char *mode = hll_word(L, index);
+  if (mode && strcmp(mode, "exclusive") == 0) return HL_EXCLUSIVE;
+  if (mode && strcmp(mode, "shared") == 0) return HL_SHARED;
   hll_misuse(L, "mode must be \"exclusive\" or \"shared\"");
 }
 
@@ -63,15 +69,17 @@ int hll_layout_option(lua_State *L, const char *name,
     hll_misuse(L, "levels must be a list of 1 to %d names", HL_LEVELS_MAX);
   for (size_t i = 0; i < n; i++) {
     lua_rawgeti(L, -1, (int)i + 1);
-    if (lua_type(L, -1) != LUA_TSTRING ||
-        strlen(lua_tostring(L, -1)) != hll_rawlen(L, -1))
+    options->names[i] = hll_word(L, -1);
+    if (!options->names[i])
       hll_misuse(L, "levels must be a list of names; number %d is none",
                  (int)i + 1);
-    options->names[i] = lua_tostring(L, -1);
     if (strcmp(options->names[i], "mode") == 0)
       hll_misuse(L, "a level cannot be named 'mode'");
     lua_pop(L, 1); /* the list keeps the string */
   }
+  size_t fields = 0;
+  for (lua_pushnil(L); lua_next(L, -2); lua_pop(L, 1)) fields++;
+  if (fields != n) hll_misuse(L, "levels has other keys than 1 to %d", (int)n);
   options->levels = (unsigned)n;
   return 1;
 }

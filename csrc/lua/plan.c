@@ -61,7 +61,7 @@ Count the rows that it returns, and ask `verify`: a missing row locks nothing.
 */
 static int plan_sql(lua_State *L) {
   hll_plan *self = plan_check(L);
-  const char *name = lua_tostring(L, 2);
+  const char *name = hll_word(L, 2);
   hl_dialect dialect = HL_MYSQL;
   if (name && strcmp(name, "mariadb") == 0)
     dialect = HL_MARIADB;
@@ -69,7 +69,7 @@ static int plan_sql(lua_State *L) {
     hll_misuse(L, "dialect must be \"mysql\" or \"mariadb\"");
   const char *table = "hier_lock_buckets";
   if (!lua_isnoneornil(L, 3)) {
-    table = lua_tostring(L, 3);
+    table = hll_word(L, 3);
     if (!table || !is_identifier(table))
       hll_misuse(L, "table must be the plain name of a table");
   }
@@ -122,9 +122,11 @@ static int plan_gc(lua_State *L) {
 
 static int plan_tostring(lua_State *L) {
   char text[512];
-  hll_plan *self = plan_check(L);
+  hll_plan *self = hll_testudata(L, 1, HLL_PLAN);
   lua_pushfstring(L, "hierlock.plan (%s)",
-                  hl_plan_describe(self->plan, text, sizeof text));
+                  self && self->plan
+                      ? hl_plan_describe(self->plan, text, sizeof text)
+                      : "collected");
   return 1;
 }
 

@@ -82,7 +82,9 @@ static void read_field(lua_State *L, reading *r) {
   }
   if (lua_type(L, -2) != LUA_TSTRING)
     hll_misuse(L, "target has a key of type %s", luaL_typename(L, -2));
-  const char *name = lua_tostring(L, -2);
+  const char *name = hll_word(L, -2);
+  if (!name)
+    hll_misuse(L, "unknown key '%s' in target", lua_tostring(L, -2));
   for (unsigned level = 0; level < levels; level++)
     if (strcmp(name, hl_layout_name(r->layout, level)) == 0) {
       r->ids[level] = hll_id(L, -1, name, r->rooms[level]);

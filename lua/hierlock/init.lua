@@ -55,6 +55,9 @@ local function with(manager, target, options, fn, ...)
 end
 
 local function with_arguments(manager, target, options, fn, ...)
+  if not core.is_manager(manager) then
+    core.misuse("self must be a manager, not " .. type(manager) .. "; call it with a colon")
+  end
   if type(options) == "function" then
     return with(manager, target, nil, options, fn, ...)
   end
