@@ -259,8 +259,9 @@ typedef struct hl_holder {
 typedef void (*hl_holder_fn)(void *context, const hl_holder *holder);
 
 /* Calls fn for each lock, held or awaited, that an acquisition of plan would
-   have to wait for. The list is a snapshot. Fails with HL_ECONNECTION,
-   HL_ESTORE (e.g. no privilege to look), HL_ENOMEM. */
+   have to wait for. The list is a snapshot. HL_TIMEOUT: the store does not answer
+   now. Fails with HL_ECONNECTION, HL_ESTORE (e.g. no privilege to look),
+   HL_ENOMEM. */
 int hl_manager_holders(hl_manager *manager, hl_plan *plan, hl_holder_fn fn,
                        void *context, hl_error *error);
 

@@ -24,7 +24,7 @@
 /* While a release waits for an earlier answer. */
 #define TURN_SOON_MS 2
 /* A store ends its waits itself; beyond its deadline by this much, it hangs. */
-#define OVERRUN_MS 2000
+#define OVERRUN_MS 1000
 /* An idle session is renewed for so long, and then closed. */
 #define IDLE_MS 300000
 

@@ -16,7 +16,7 @@
 
 #define LOOKS_EACH_SECOND 10
 /* For a look at the holders, where the server does not end it sooner. */
-#define LOOK_MS 2000
+#define LOOK_MS 1000
 
 static const hl_store_ops *const built_in[] = {&hl_store_file, &hl_store_null,
                                                NULL};

@@ -132,7 +132,7 @@ typedef struct hl_store_ops {
   void (*interrupt)(hl_session *session);
 
   /* Calls fn for every lock, held or awaited, that conflicts with any of the
-     rows. On an idle session. */
+     rows. On an idle session. HL_TIMEOUT: the store does not answer now. */
   int (*holders)(hl_session *session, const hl_row *rows, size_t n,
                  hl_holder_fn fn, void *context, hl_error *error);
 } hl_store_ops;

@@ -53,7 +53,7 @@ local function dsn_parts(dsn)
     user, password, host, port, database = dsn:match("^([^:@]*):?(.-)@tcp%(([^:)]*):?(%d*)%)/([^?]*)")
   end
   assert(user, "the specs need a DSN with user, password, host and port")
-  return database ~= "" and database or nil, user, password, host, tonumber(port) or 3306
+  return database, user, password, host, tonumber(port) or 3306
 end
 
 --- A connection of LuaSQL's, for looking and for administration:
@@ -129,9 +129,11 @@ local function server_store(name, dsn, root_dsn, control)
     end
     return store.root_connection
   end
-  --- stop, start, restart, kill
-  function store.command(verb)
-    local ok = os.execute(control .. " " .. verb .. " >/dev/null 2>&1")
+  --- stop, start, restart, kill; a server that is started gets the options, too,
+  -- words without spaces.
+  function store.command(verb, options)
+    local ok = os.execute(("HIERLOCK_SERVER_OPTIONS='%s' %s %s >/dev/null 2>&1"):format(
+      options or "", control, verb))
     assert(ok == true or ok == 0, "the server did not " .. verb)
     store.connection, store.root_connection = nil, nil
   end
@@ -231,6 +233,11 @@ function support.each_server(fn)
     if store.server or store.missing then servers[#servers + 1] = store end
   end
   each(servers, fn)
+end
+
+--- Waits until n requests (1 unless said) wait for rows of the target.
+function support.wait_for_waiters(store, target, n)
+  return support.wait_until(function() return store.waiting(target) >= (n or 1) end, "a waiter")
 end
 
 --- Opens a manager on the store; its options, with others added.
@@ -413,6 +420,40 @@ function support.process(store, options, dsn)
   return self
 end
 
+--- A program that knows nothing of hierlock: a process with a connection of
+-- LuaSQL's. send(query) does not wait; result() is then the rows (or the number
+-- of rows), or nil, the server's error number and its message. query(...) does
+-- both. `id` is the connection's.
+function support.foreign(store)
+  local self = support.process(nil)
+  function self:send(query, ...)
+    if select("#", ...) > 0 then query = query:format(...) end
+    return self:start("return support.try_query(handles.sql, ...)", query)
+  end
+  function self:query(...) return self:send(...):result() end
+  self.id = self:call([[
+    handles.sql = support.sql_connection(...)
+    return tonumber(handles.sql:query("SELECT CONNECTION_ID()")[1][1])
+  ]], store.bare_dsn)
+  return self
+end
+
+--- What a foreign program does: rows, or nil, number, message.
+function support.try_query(connection, query)
+  local cursor, message = connection:try(query)
+  if not cursor then
+    local shown = connection:try("SHOW ERRORS")
+    local row = shown and shown:fetch({}, "n")
+    if shown then shown:close() end
+    return nil, row and tonumber(row[2]), message
+  end
+  if type(cursor) == "number" then return cursor end
+  local rows = {}
+  for row in function() return cursor:fetch({}, "n") end do rows[#rows + 1] = row end
+  cursor:close()
+  return rows
+end
+
 --- A peer in another thread of this process, with a Lua state of its own.
 function support.thread(store, options)
   local self = setmetatable({}, peer_methods)
@@ -452,6 +493,18 @@ function support.thread(store, options)
   live[self] = true
   assert(self:call("return true"))
   return self
+end
+
+--- Runs a chunk in a Lua process of its own; returns what it printed, on both
+-- streams, and its exit status as a shell says it (128 + n: ended by signal n).
+-- before: shell commands and words in front of the interpreter's name.
+function support.run(chunk, before)
+  local pipe = assert(io.popen(("{ %s %s -e '%s' ; } 2>&1; echo \"=$?\""):format(
+    before or "", os.getenv("HIERLOCK_LUA") or "lua", (chunk:gsub("'", [['\'']])))))
+  local text = pipe:read("*a")
+  pipe:close()
+  local output, status = text:match("^(.*)=(%d+)\n$")
+  return output, tonumber(status)
 end
 
 --- Ends the peers that a spec has left; for after_each.

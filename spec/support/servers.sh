@@ -17,6 +17,8 @@
 #   servers.sh control DIR mysql|mariadb stop|start|restart|kill|pid      as one command
 #   servers.sh install                             get what is missing: packages, MySQL's files
 #
+# HIERLOCK_SERVER_OPTIONS: more options for a server that is started, without spaces inside them.
+#
 # MySQL is in Debian unstable only, so it runs chrooted in a small private sid, made by mmdebstrap.
 # DIR is bind-mounted on that root's /srv in a mount namespace of the server's own, gone with it.
 
@@ -127,6 +129,8 @@ launch() {                              # KIND
     --skip-name-resolve --max-connections=500 --open-files-limit=8192 --performance-schema=ON
     --innodb-buffer-pool-size=64M --innodb-flush-log-at-trx-commit=2 --innodb-doublewrite=OFF
     --sync-binlog=0 --disable-log-bin)
+  # shellcheck disable=SC2206  # several words
+  server+=(${HIERLOCK_SERVER_OPTIONS:-})
   rm -f "$dir/$1/sock"*
   setsid "${server[@]}" </dev/null >>"$dir/$1/log" 2>&1 &
   echo "$! $(began $!)" >"$dir/$1/pid"
@@ -269,7 +273,8 @@ run() {                                 # COMMAND…: in the background, so that
 
 install() {
   local missing=()
-  command -v mariadbd >/dev/null || missing+=(mariadb-server)
+  command -v mariadbd >/dev/null || missing+=(mariadb-server-core mariadb-client-core)
+  ls /usr/lib/galera/libgalera_smm.so >/dev/null 2>&1 || missing+=(galera-4)
   command -v mmdebstrap >/dev/null || missing+=(mmdebstrap)
   command -v openssl >/dev/null || missing+=(openssl)
   [[ -e $keyring ]] || missing+=(debian-archive-keyring)

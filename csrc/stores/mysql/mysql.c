@@ -189,6 +189,10 @@ int hl__mysql_query(hl__mysql_session *session, const char *sql, size_t size,
 
 /* ---------------------------------------------------------- operations */
 
+/* Whoever looks for holders has just waited in vain, and waits no longer for a
+   server that hangs. */
+#define LOOK_SETTLE_MS 250
+
 static hl__mysql_session *session_of(hl_session *session) {
   return (hl__mysql_session *)session;
 }
@@ -290,7 +294,9 @@ static int lock(hl_session *base, const hl_request *request, hl_grant *grant,
     status = hl__mysql_settle(session, hl__now_ms() + 1000, error);
   if (status == HL_OK)
     status = hl__mysql_lock_rows(session, request, grant, error);
-  if (status == HL_ECONNECTION && atomic_load(&session->interrupted))
+  /* After the deadline the server has ended the wait, or hangs. */
+  if (status == HL_ECONNECTION && atomic_load(&session->interrupted) &&
+      hl__left_ms(request->deadline) > 0)
     kill_remote(session);
   return status;
 }
@@ -331,8 +337,8 @@ static void interrupt(hl_session *base) {
 static int holders(hl_session *base, const hl_row *rows, size_t n,
                    hl_holder_fn fn, void *context, hl_error *error) {
   hl__mysql_session *session = session_of(base);
-  int status = hl__mysql_settle(session, hl__now_ms() + 1000, error);
-  if (status) return status == HL_TIMEOUT ? gone(error) : status;
+  int status = hl__mysql_settle(session, hl__now_ms() + LOOK_SETTLE_MS, error);
+  if (status) return status;
   status = hl__mysql_holders(session, rows, n, fn, context, error);
   if (status != HL_ECONNECTION) {
     /* Looking, too, began a transaction. */

@@ -111,6 +111,12 @@ int hl__mysql_verify(hl__mysql_session *session, hl_error *error);
 
 /* ---- statement.c */
 
+/* No wait of a session is longer; ms. The core cuts longer ones. */
+#define HL__MYSQL_WAIT_MAX 3600000
+/* The assignments of a SET SESSION that limit a wait to so many ms. Returns their
+   length. */
+int hl__mysql_limits(const hl__mysql_session *session, int64_t wait, char *out,
+                     size_t size);
 int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request,
                         hl_grant *grant, hl_error *error);
 

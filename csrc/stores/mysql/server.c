@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* What is asked of SHOW GLOBAL VARIABLES: not every server has all. */
 typedef struct server {
@@ -56,20 +57,26 @@ static int server_ask(hl__mysql_session *session, server *found,
   return HL_OK;
 }
 
-static int server_refuse(const hl__mysql_session *session,
-                         const server *found, hl_error *error) {
-  const char *version = found->version;
+static int version_refuse(const hl__mysql_session *session,
+                          const char *version, hl_error *error) {
   int major = 0, minor = 0;
   if (strstr(version, "TiDB"))
     return hl__error(error, HL_EUNSAFE_SERVER,
-                     "TiDB (%s) takes no shared row locks", version);
-  (void)sscanf(version, "%d.%d", &major, &minor);
+                     "TiDB (%.60s) takes no shared row locks", version);
+  /* MariaDB puts this before its version, for clients of old. */
+  const char *number =
+      strncmp(version, "5.5.5-", 6) == 0 ? version + 6 : version;
+  (void)sscanf(number, "%d.%d", &major, &minor);
   bool mariadb = session->dialect == HL_MARIADB;
   if (mariadb ? major < 10 || (major == 10 && minor < 6) : major < 8)
     return hl__error(error, HL_EUNSAFE_SERVER,
-                     "the server is too old (%s): MySQL 8.0 or MariaDB 10.6 "
+                     "the server is too old (%.60s): MySQL 8.0 or MariaDB 10.6 "
                      "and later are supported",
-                     version);
+                     number);
+  return HL_OK;
+}
+
+static int server_refuse(const server *found, hl_error *error) {
   if (found->read_only || found->super_read_only || found->innodb_read_only)
     return hl__error(error, HL_EUNSAFE_SERVER,
                      "the server is read-only, a replica perhaps: locks there "
@@ -171,18 +178,24 @@ static int layout_check(hl__mysql_session *session, hl_error *error) {
    After `wait_timeout` of silence the server frees our locks: the lease. */
 static int session_set(hl__mysql_session *session, hl_error *error) {
   const hl_store_config *config = session->store->config;
-  char sql[512];
+  char sql[768], limits[160];
   MYSQL_RES *result;
   static const char isolation[] =
       "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE";
   int status =
       hl__mysql_query(session, isolation, sizeof isolation - 1, &result, error);
   if (status) return status;
+  session->wait = config->timeout < 1                   ? 1
+                  : config->timeout > HL__MYSQL_WAIT_MAX ? HL__MYSQL_WAIT_MAX
+                                                         : config->timeout;
+  (void)hl__mysql_limits(session, session->wait, limits, sizeof limits);
   int64_t lease = (config->hold_timeout + 999) / 1000;
   int n = snprintf(sql, sizeof sql,
                    "SET SESSION autocommit=0,completion_type=0,"
-                   "sql_select_limit=18446744073709551615,wait_timeout=%lld%s",
-                   (long long)lease,
+                   "sql_select_limit=18446744073709551615,"
+                   "sql_big_selects=1,wait_timeout=%lld,"
+                   "%s%s",
+                   (long long)lease, limits,
                    session->dialect == HL_MARIADB
                        ? ",idle_transaction_timeout=0,"
                          "idle_readonly_transaction_timeout=0,"
@@ -191,13 +204,46 @@ static int session_set(hl__mysql_session *session, hl_error *error) {
   return hl__mysql_query(session, sql, (size_t)n, &result, error);
 }
 
+/* Tokens begin with the second of the server's start. One that was killed and
+   started again within a second would give the same ones again; so no session is
+   used before the second after the start. */
+static int tokens_wait(hl__mysql_session *session, hl_error *error) {
+  static const char uptime[] = "SHOW GLOBAL STATUS LIKE 'Uptime'";
+  MYSQL_RES *result;
+  for (;;) {
+    int status =
+        hl__mysql_query(session, uptime, sizeof uptime - 1, &result, error);
+    if (status) return status;
+    MYSQL_ROW row = result ? mysql_fetch_row(result) : NULL;
+    bool young = row && row[1] && strcmp(row[1], "0") == 0;
+    mysql_free_result(result);
+    if (!young) return HL_OK;
+    const struct timespec moment = {.tv_nsec = 50000000};
+    (void)nanosleep(&moment, NULL);
+  }
+}
+
+/* Looking began a transaction, and the server's defaults may have begun one
+   before: neither may be the first lock's. */
+static int session_begin(hl__mysql_session *session, hl_error *error) {
+  MYSQL_RES *result;
+  return hl__mysql_query(session, "ROLLBACK", 8, &result, error);
+}
+
 int hl__mysql_verify(hl__mysql_session *session, hl_error *error) {
   server found;
-  int status = server_ask(session, &found, error);
-  if (status == HL_OK) status = server_refuse(session, &found, error);
+  /* By its greeting, as an old one would not understand what is asked next; and
+     by what it says itself, as a proxy may have greeted us. */
+  int status =
+      version_refuse(session, mysql_get_server_info(session->mysql), error);
+  if (status == HL_OK) status = session_set(session, error);
+  if (status == HL_OK) status = server_ask(session, &found, error);
+  if (status == HL_OK) status = version_refuse(session, found.version, error);
+  if (status == HL_OK) status = server_refuse(&found, error);
   if (status == HL_OK) status = proxy_refuse(session, error);
   if (status == HL_OK) status = table_check(session, error);
   if (status == HL_OK) status = layout_check(session, error);
-  if (status == HL_OK) status = session_set(session, error);
+  if (status == HL_OK) status = tokens_wait(session, error);
+  if (status == HL_OK) status = session_begin(session, error);
   return status;
 }

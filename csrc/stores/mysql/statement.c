@@ -212,16 +212,18 @@ static int execute_prepared(hl__mysql_session *session, MYSQL_STMT *statement,
 
 /* ---------------------------------------------------- as text, for once */
 
-static void put_limits(text *t, const hl__mysql_session *session,
-                       int64_t wait) {
-  long long seconds = (wait + 999) / 1000 + NET_SECONDS;
+int hl__mysql_limits(const hl__mysql_session *session, int64_t wait, char *out,
+                     size_t size) {
+  long long ms = wait, seconds = (wait + 999) / 1000 + NET_SECONDS;
+  char exact[64];
   if (session->dialect == HL_MARIADB)
-    put(t, "SET SESSION max_statement_time=%lld.%03d", (long long)wait / 1000,
-        (int)(wait % 1000));
+    (void)snprintf(exact, sizeof exact, "max_statement_time=%lld.%03lld",
+                   ms / 1000, ms % 1000);
   else
-    put(t, "SET SESSION max_execution_time=%lld", (long long)wait);
-  put(t, ",innodb_lock_wait_timeout=%lld,lock_wait_timeout=%lld;", seconds,
-      seconds);
+    (void)snprintf(exact, sizeof exact, "max_execution_time=%lld", ms);
+  return snprintf(out, size,
+                  "%s,innodb_lock_wait_timeout=%lld,lock_wait_timeout=%lld",
+                  exact, seconds, seconds);
 }
 
 /* The result behind that of `SET ...;`, or the only one. */
@@ -249,7 +251,11 @@ static int execute_text(hl__mysql_session *session, int64_t wait,
                         size_t *count, hl_error *error) {
   text t;
   if (!text_new(&t, n, session->tag_size)) return hl__error_memory(error);
-  if (wait) put_limits(&t, session, wait);
+  if (wait) {
+    char limits[160];
+    (void)hl__mysql_limits(session, wait, limits, sizeof limits);
+    put(&t, "SET SESSION %s;", limits);
+  }
   put_select(&t, session, rows, n, nowait, false);
   int failed =
       mysql_real_query(session->mysql, t.data, (unsigned long)t.used);

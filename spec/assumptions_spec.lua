@@ -1,0 +1,386 @@
+--- What the MySQL store takes for granted of its servers, seen on the bare servers
+-- through another driver: not one line of ours runs here. Each title is an assumption;
+-- the day a server changes it, this file says so.
+
+local support = require "spec.support"
+
+local TABLE, LIST = "hierlock_spec_bare", "hierlock_spec_list"
+local BUCKETS = 20
+
+support.each_server(function(store)
+  local a, b, observer
+  local shared -- FOR SHARE, as the server says it
+
+  setup(function()
+    local sql = store.sql()
+    shared = store.dialect == "mariadb" and "LOCK IN SHARE MODE" or "FOR SHARE"
+    sql:query("DROP TABLE IF EXISTS %s, %s", TABLE, LIST)
+    support.provision(sql, TABLE, BUCKETS)
+    sql:query("CREATE TABLE %s LIKE %s", LIST, TABLE)
+    local values = {}
+    for i = 1, 300 do values[i] = "(0," .. i .. ")" end
+    sql:query("INSERT INTO %s VALUES %s", LIST, table.concat(values, ","))
+  end)
+  teardown(function()
+    store.sql():query("DROP TABLE IF EXISTS %s, %s", TABLE, LIST)
+    store.sql():query("DELETE FROM hier_lock_meta WHERE table_name='%s'", TABLE)
+  end)
+
+  local function program(isolation)
+    local foreign = support.foreign(store)
+    foreign:query("SET autocommit=0")
+    foreign:query("SET SESSION TRANSACTION ISOLATION LEVEL %s", isolation or "READ COMMITTED")
+    foreign:query("SET innodb_lock_wait_timeout=20")
+    return foreign
+  end
+
+  before_each(function() a, b, observer = program(), program(), program() end)
+  after_each(support.close_peers)
+
+  local function row(bucket, clause, level, columns)
+    return ("(SELECT %s FROM %s WHERE level=%d AND bucket=%d %s)"):format(
+      columns or "bucket", TABLE, level or 0, bucket, clause)
+  end
+
+  local function exclusive(bucket, level) return row(bucket, "FOR UPDATE", level) end
+
+  local function is_waiting() return store.waiting() >= 1 end
+  local function nobody_waits() return store.waiting() == 0 end
+
+  local function free(bucket, level)
+    local rows = assert(observer:query(row(bucket, "FOR UPDATE SKIP LOCKED", level)))
+    observer:query("ROLLBACK")
+    return #rows == 1
+  end
+
+  -- The rows 1 to n of a level that are free, as "1 2 5".
+  local function free_rows(n)
+    local list = {}
+    for i = 1, n do if free(i) then list[#list + 1] = i end end
+    return table.concat(list, " ")
+  end
+
+  local function wait_for(condition) support.wait_until(condition, "the state of the wait") end
+
+  -- a holds row 1; b holds row 2 and has failed to get row 1 by `query`.
+  local function fail(query, before)
+    assert(a:query(exclusive(1)))
+    for _, statement in ipairs(before or {}) do assert(b:query(statement)) end
+    assert(b:query(exclusive(2)))
+    local begun = support.now()
+    local rows, number = b:query(query)
+    assert.is_nil(rows)
+    return number, support.now() - begun
+  end
+
+  describe("the parts of a UNION ALL", function()
+    it("are locked strictly from left to right, shared and exclusive mixed", function()
+      local parts = { row(1, shared), row(2, "FOR UPDATE"), row(4, shared), row(3, "FOR UPDATE") }
+      local order = { 1, 2, 4, 3 }
+      local left = { "2 3 4", "3 4", "3", "" }
+      for i, blocked in ipairs(order) do
+        assert(a:query(exclusive(blocked)))
+        b:send(table.concat(parts, " UNION ALL "))
+        wait_for(is_waiting)
+        assert.equal(left[i], free_rows(4))
+        a:query("ROLLBACK")
+        assert.equal(4, #assert(b:result()))
+        b:query("ROLLBACK")
+      end
+    end)
+
+    it("need parentheses, and MariaDB's own word for FOR SHARE", function()
+      local function number(query)
+        local rows, errno = b:query(query)
+        b:query("ROLLBACK")
+        return rows and 0 or errno
+      end
+      local bare = row(1, shared):sub(2, -2) .. " UNION ALL " .. row(2, "FOR UPDATE"):sub(2, -2)
+      assert.equal(1064, number(bare))
+      assert.equal(store.dialect == "mariadb" and 1064 or 0, number(row(1, "FOR SHARE")))
+      assert.equal(0, number(row(1, "LOCK IN SHARE MODE")))
+    end)
+  end)
+
+  describe("other ways to lock many rows", function()
+    it("lock in another order: SELECT (subquery), (subquery)", function()
+      assert(a:query(exclusive(2)))
+      b:send("SELECT %s,%s,%s", row(1, shared), row(2, shared), row(3, "FOR UPDATE"))
+      wait_for(is_waiting)
+      assert.not_equal("3", free_rows(3)) -- it would be, were they taken from the left
+      a:query("ROLLBACK")
+      assert(b:result())
+    end)
+
+    it("may wait for rows that nobody asked for: a long IN list", function()
+      local asked = {}
+      for i = 1, store.dialect == "mariadb" and 60 or 150 do asked[i] = i end
+      assert(a:query("SELECT bucket FROM %s WHERE level=0 AND bucket=299 FOR UPDATE", LIST))
+      local rows = b:query("SELECT bucket FROM %s WHERE level=0 AND bucket IN (%s) FOR UPDATE NOWAIT",
+                           LIST, table.concat(asked, ","))
+      assert.is_nil(rows)
+    end)
+  end)
+
+  describe("a row that is missing", function()
+    for _, isolation in ipairs { "READ COMMITTED", "REPEATABLE READ" } do
+      it("is no error, and locks nothing: " .. isolation, function()
+        local one, two = program(isolation), program(isolation)
+        for _, clause in ipairs { "FOR UPDATE", shared } do
+          assert.same({}, one:query(row(BUCKETS + 5, clause)))
+          assert.same({}, two:query(row(BUCKETS + 5, clause)))
+        end
+      end)
+    end
+  end)
+
+  describe("a locking read", function()
+    it("begins a transaction by itself when autocommit is off", function()
+      assert(a:query(exclusive(1)))
+      assert.is_false(free(1))
+      a:query("ROLLBACK")
+      assert.is_true(free(1))
+    end)
+
+    it("sets a user variable of its WHERE before it waits, visible to others", function()
+      local function shown(text)
+        return tonumber(store.sql():query([[
+          SELECT COUNT(*) FROM performance_schema.user_variables_by_thread
+          WHERE VARIABLE_NAME='hierlock_spec' AND VARIABLE_VALUE='%s']], text)[1][1])
+      end
+      local query = ("(SELECT bucket FROM %s WHERE level=0 AND bucket=1 AND " ..
+                     "(@hierlock_spec:=%s) IS NOT NULL FOR UPDATE)")
+      assert(a:query(query, TABLE, "'holds'"))
+      assert.equal(1, shown("holds")) -- it is idle
+      b:send(query, TABLE, "0x7761697473")
+      wait_for(is_waiting)
+      assert.equal(1, shown("waits"))
+      a:query("ROLLBACK")
+      assert(b:result())
+    end)
+
+    it("evaluates UUID_SHORT() and SYSDATE(6) after the wait, NOW(6) before it", function()
+      local columns = "UUID_SHORT(), SYSDATE(6), NOW(6)"
+      assert(a:query(exclusive(1)))
+      b:send(row(1, "FOR UPDATE", 0, columns))
+      wait_for(is_waiting)
+      local between = observer:query("SELECT UUID_SHORT(), SYSDATE(6)")[1]
+      a:query("ROLLBACK")
+      local after = b:result()[1]
+      assert.is_true(after[1] > between[1] and #after[1] == #between[1])
+      assert.is_true(after[2] > between[2])
+      assert.is_true(after[3] < between[2])
+    end)
+
+    it("gets the second of the server's start and a counter from UUID_SHORT()", function()
+      local row_ = observer:query([[SELECT UUID_SHORT() >> 24 & 0xFFFFFFFF,
+        UUID_SHORT() & 0xFFFFFF, UUID_SHORT() & 0xFFFFFF, UNIX_TIMESTAMP()]])[1]
+      local uptime = observer:query("SHOW GLOBAL STATUS LIKE 'Uptime'")[1][2]
+      assert.is_true(math.abs(row_[4] - uptime - row_[1]) <= 3)
+      assert.equal(1, row_[3] - row_[2])
+    end)
+  end)
+
+  describe("the end of a wait", function()
+    -- What ends a wait of 0.3 s, what of none, and what the session's limit is.
+    local limits = {
+      mysql = {
+        { 3024, 0.3, "(SELECT /*+ MAX_EXECUTION_TIME(300) */ bucket FROM %s WHERE level=0 AND " ..
+                     "bucket=1 FOR UPDATE)" },
+        { 3024, 0.3, "(SELECT bucket FROM %s WHERE level=0 AND bucket=1 FOR UPDATE)",
+          "SET SESSION max_execution_time=300" },
+        { 3572, 0, "(SELECT bucket FROM %s WHERE level=0 AND bucket=1 FOR UPDATE NOWAIT)" },
+      },
+      mariadb = {
+        { 1969, 0.3, "SET STATEMENT max_statement_time=0.3 FOR (SELECT bucket FROM %s WHERE " ..
+                     "level=0 AND bucket=1 FOR UPDATE)" },
+        { 1969, 0.3, "(SELECT bucket FROM %s WHERE level=0 AND bucket=1 FOR UPDATE)",
+          "SET SESSION max_statement_time=0.3" },
+        { 1205, 0, "(SELECT bucket FROM %s WHERE level=0 AND bucket=1 FOR UPDATE NOWAIT)" },
+      },
+    }
+    for _, limit in ipairs(limits[store.name]) do
+      local number, seconds, query, before = limit[1], limit[2], limit[3], limit[4]
+      it(("comes after %.1f s with error %d, and keeps the earlier rows: %s"):format(
+           seconds, number, before or query), function()
+        local seen, took = fail(query:format(TABLE), { before })
+        assert.equal(number, seen)
+        assert.is_true(took > seconds - 0.01 and took < seconds + 1, took .. " s")
+        assert.is_false(free(2))
+        b:query("ROLLBACK")
+        assert.is_true(free(2))
+      end)
+    end
+
+    it("comes by innodb_lock_wait_timeout in whole seconds, and keeps the earlier rows", function()
+      local seen, took = fail(exclusive(1), { "SET SESSION innodb_lock_wait_timeout=1" })
+      assert.equal(1205, seen)
+      assert.is_true(took > 0.9 and took < 3, took .. " s")
+      assert.is_false(free(2))
+      b:query("SET SESSION innodb_lock_wait_timeout=0")
+      assert.equal(store.dialect == "mysql" and "1" or "0",
+                   b:query("SELECT @@innodb_lock_wait_timeout")[1][1])
+    end)
+
+    it("comes by KILL QUERY of the same user, at once, with 1317, and keeps the earlier rows",
+       function()
+      assert(a:query(exclusive(1)))
+      assert(b:query(exclusive(2)))
+      b:send(exclusive(1))
+      wait_for(is_waiting)
+      local begun = support.now()
+      assert(observer:query("KILL QUERY %d", b.id))
+      local rows, number = b:result()
+      assert.is_nil(rows)
+      assert.equal(1317, number)
+      assert.is_true(support.now() - begun < 0.5)
+      assert.is_false(free(2))
+    end)
+
+    it("comes by deadlock with 1213, and has given back everything", function()
+      assert(a:query(exclusive(1)))
+      assert(b:query(exclusive(2)))
+      b:send(exclusive(1))
+      wait_for(is_waiting)
+      a:send(exclusive(2))
+      local rows_a, number_a = a:result()
+      local rows_b, number_b = b:result()
+      assert.equal(1213, number_a or number_b)
+      assert.is_true((rows_a == nil) ~= (rows_b == nil))
+      local winner = rows_a and a or b
+      winner:query("ROLLBACK")
+      assert.equal("1 2", free_rows(2))
+    end)
+
+    it("comes by lock_wait_timeout for newcomers when an ALTER TABLE waits", function()
+      assert(a:query("SELECT * FROM %s LIMIT 1", TABLE))
+      observer:send("ALTER TABLE %s COMMENT='x'", TABLE)
+      wait_for(function()
+        return #store.sql():query([[SELECT 1 FROM information_schema.PROCESSLIST
+          WHERE ID=%d AND STATE LIKE '%%metadata lock%%']], observer.id) == 1
+      end)
+      b:query("SET SESSION lock_wait_timeout=1")
+      local rows, number = b:query(exclusive(1))
+      assert.is_nil(rows)
+      assert.equal(1205, number)
+      a:query("ROLLBACK")
+      assert(observer:result())
+    end)
+  end)
+
+  describe("wait_timeout", function()
+    it("frees the locks of an idle session, on time; a sign of life renews it, and waiting for " ..
+       "a lock does not count", function()
+      local waiter = program()
+      for _, one in ipairs { a, b, waiter } do one:query("SET SESSION wait_timeout=1") end
+      assert(observer:query(exclusive(3)))
+      waiter:send(exclusive(3))
+      assert(a:query(exclusive(1)))
+      assert(b:query(exclusive(2)))
+      local function is_free(bucket) -- the observer holds something
+        return #store.sql():query(row(bucket, "FOR UPDATE SKIP LOCKED")) == 1
+      end
+      local begun = support.now()
+      while support.now() - begun < 1.6 do
+        b:query("DO 0")
+        support.sleep(0.1)
+        if support.now() - begun < 0.8 then assert.is_false(is_free(1)) end
+      end
+      assert.is_true(is_free(1))
+      assert.is_false(is_free(2))
+      observer:query("ROLLBACK")
+      assert.equal(1, #assert(waiter:result()))
+    end)
+  end)
+
+  describe("a client that died", function()
+    it("while waiting stays in the queue until its own timeout, with its earlier rows", function()
+      assert(a:query(exclusive(1)))
+      assert(b:query("SET SESSION innodb_lock_wait_timeout=1"))
+      assert(b:query(exclusive(2)))
+      b:send(exclusive(1))
+      wait_for(is_waiting)
+      b:signal("sigkill")
+      support.sleep(support.STAYS_BLOCKED)
+      assert.is_true(is_waiting())
+      assert.is_false(free(2))
+      wait_for(nobody_waits)
+      wait_for(function() return free(2) end)
+      assert.is_false(free(1))
+    end)
+
+    it("while idle is noticed at once, and its rows are free", function()
+      assert(a:query(exclusive(1)))
+      a:signal("sigkill")
+      wait_for(function() return free(1) end)
+    end)
+  end)
+
+  describe("the queue for a row", function()
+    it("does not let new shared requests pass a waiting exclusive one", function()
+      assert(a:query(row(1, shared)))
+      b:send(exclusive(1))
+      wait_for(is_waiting)
+      observer:send(row(1, shared))
+      assert.is_true(observer:stays_blocked())
+      a:query("ROLLBACK")
+      assert(b:result())
+      b:query("ROLLBACK")
+      assert(observer:result())
+    end)
+
+    local function served_in_order()
+      assert(a:query(exclusive(1)))
+      local waiters, order = {}, {}
+      for i = 1, 4 do
+        waiters[i] = program()
+        waiters[i]:send(row(1, "FOR UPDATE", 0, "SYSDATE(6)"))
+        wait_for(function() return store.waiting() >= i end)
+      end
+      a:query("ROLLBACK")
+      for i = 1, 4 do
+        order[i] = assert(waiters[i]:result())[1][1]
+        waiters[i]:query("ROLLBACK")
+        assert.is_true(i == 1 or order[i - 1] < order[i])
+      end
+    end
+    if store.name == "mariadb" then it("is served in the order of coming", served_in_order) end
+  end)
+
+  describe("a read-only server", function()
+    it("grants shared locks, which protect nothing; to administrators exclusive ones, too", function()
+      local root = store.root() or pending("no administrator here")
+      local schema = store.sql():query("SELECT DATABASE()")[1][1]
+      root:query("SET GLOBAL read_only=ON")
+      finally(function() root:query("SET GLOBAL read_only=OFF") end)
+      assert.equal(1, #assert(a:query(row(1, shared))))
+      root:query("START TRANSACTION")
+      assert.equal(1, #root:query((row(2, "FOR UPDATE"):gsub(TABLE, schema .. "." .. TABLE))))
+      root:query("ROLLBACK")
+    end)
+  end)
+
+  describe("the privilege to lock", function()
+    it("is SELECT; for exclusive locks MySQL wants UPDATE, DELETE or LOCK TABLES besides", function()
+      local root = store.root() or pending("no administrator here")
+      local schema = store.sql():query("SELECT DATABASE()")[1][1]
+      root:query("CREATE USER hierlock_spec@'%' IDENTIFIED BY 'x'")
+      finally(function() root:query("DROP USER hierlock_spec@'%'") end)
+      root:query("GRANT SELECT ON %s.%s TO hierlock_spec@'%%'", schema, TABLE)
+      local dsn = store.bare_dsn:gsub("//.-@", "//hierlock_spec:x@")
+      local function number(clause)
+        local connection = support.sql_connection(dsn) -- it remembers what it may
+        local rows, errno = support.try_query(connection, row(1, clause))
+        connection:close()
+        return rows and 0 or errno
+      end
+      local refused = store.dialect == "mysql" and 1142 or 0
+      assert.same({ refused, 0 }, { number("FOR UPDATE"), number(shared) })
+      for _, privilege in ipairs { "UPDATE ON %s.%s", "DELETE ON %s.%s", "LOCK TABLES ON %s.*" } do
+        root:query("GRANT " .. privilege .. " TO hierlock_spec@'%%'", schema, TABLE)
+        assert.same({ 0, 0 }, { number("FOR UPDATE"), number(shared) }, privilege)
+        root:query("REVOKE " .. privilege .. " FROM hierlock_spec@'%%'", schema, TABLE)
+      end
+    end)
+  end)
+end)

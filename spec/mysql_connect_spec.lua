@@ -1,0 +1,318 @@
+--- Getting to a server: the forms of a DSN, TLS, credentials, option files, and that
+-- no password is ever told. Which servers are refused is in mysql_refusals_spec.
+
+local uv = require "luv"
+local hierlock = require "hierlock"
+local proxy = require "spec.support.proxy"
+local support = require "spec.support"
+
+local USER, PASSWORD = "hierlock_spec", "p@s:s/w?r#d%&=' x"
+
+local function encoded(text)
+  return (text:gsub("[^%w]", function(c) return ("%%%02X"):format(c:byte()) end))
+end
+
+local function write_file(name, text)
+  local file = assert(io.open(name, "w"))
+  file:write(text)
+  file:close()
+end
+
+-- A host that offers no TLS: what a server says of itself, without that flag.
+local function without_tls(data, first)
+  if not first then return data end
+  local position = data:find("\0", 6, true) + 4 + 8 + 1 + 2 -- id, challenge, filler
+  local flags = data:byte(position)
+  if flags % 16 >= 8 then flags = flags - 8 end
+  return data:sub(1, position - 1) .. string.char(flags) .. data:sub(position + 1)
+end
+
+support.each_server(function(store)
+  local environment = "HIERLOCK_" .. store.name:upper()
+  local user, password, host, port, database =
+    (store.bare_dsn or ""):match("//(.-):(.-)@(.-):(%d+)/([^?]*)")
+  local scratch, between, opened
+
+  before_each(function() opened = {} end)
+  after_each(function()
+    for _, manager in ipairs(opened) do manager:close() end
+    support.close_peers()
+    if between then between.close() end
+    if scratch then os.execute("rm -rf " .. scratch) end
+    if store.root() then store.root():query("DROP USER IF EXISTS " .. USER .. "@'%'") end
+    between, scratch = nil, nil
+  end)
+
+  local function directory()
+    scratch = os.tmpname()
+    os.remove(scratch)
+    os.execute("mkdir " .. scratch)
+    return scratch
+  end
+
+  local function options(more)
+    local all = { buckets = store.options.buckets }
+    for name, value in pairs(more or {}) do all[name] = value end
+    return all
+  end
+
+  local function try(dsn, more)
+    local manager, err = hierlock.open(dsn, options(more))
+    opened[#opened + 1] = manager
+    return manager, err
+  end
+
+  -- Shows that the manager locks the same rows as the store's own.
+  local function assert_locks(manager)
+    local ours = support.open(store)
+    opened[#opened + 1] = ours
+    local handle = assert(manager:acquire { "u1", "a1", "r1" })
+    local none, err = ours:acquire({ "u1", "a1", "r1" }, { timeout = 0 })
+    assert.is_nil(none)
+    assert.equal("timeout", err.code)
+    assert.is_true(handle:release { confirm = true })
+  end
+
+  local function url(parameters, fields)
+    fields = fields or {}
+    return ("mysql://%s:%s@%s:%s/%s?table=%s%s"):format(fields.user or user,
+      fields.password or password, fields.host or host, fields.port or port, database,
+      store.table, parameters and "&" .. parameters or "")
+  end
+
+  local function make_user(requirement)
+    local root = store.root() or pending("no administrator here")
+    root:query("CREATE USER %s@'%%' IDENTIFIED BY '%s' %s", USER, (PASSWORD:gsub("'", "''")),
+               requirement or "")
+    root:query("GRANT ALL ON %s.* TO %s@'%%'", database, USER)
+    return { user = USER, password = encoded(PASSWORD) }
+  end
+
+  describe("a DSN", function()
+    local function forms()
+      local go = "%s:%s@tcp(%s:%s)/%s?table=%s"
+      local socket = os.getenv(environment .. "_SOCKET")
+      return {
+        ["mysql://"] = url(),
+        ["mariadb://"] = url():gsub("^mysql", "mariadb"),
+        ["the Go driver's form"] = go:format(user, password, host, port, database, store.table),
+        ["the Go driver's form with its parameters"] = go:format(user, password, host, port,
+          database, store.table) .. "&parseTime=true&multiStatements=true&loc=Local" ..
+          "&charset=utf8mb4&collation=utf8mb4_bin&interpolateParams=true",
+        ["a socket as parameter"] = socket and
+          url("socket=" .. encoded(socket), { host = "localhost" }),
+        ["a socket in the Go driver's form"] = socket and
+          ("%s:%s@unix(%s)/%s?table=%s"):format(user, password, socket, database, store.table),
+        ["everything percent-encoded"] = ("mysql://%s:%s@%s:%s/%s?table=%s"):format(
+          encoded(user), encoded(password), encoded(host), port, encoded(database),
+          encoded(store.table)),
+      }
+    end
+    for _, title in ipairs { "mysql://", "mariadb://", "the Go driver's form",
+                             "the Go driver's form with its parameters", "a socket as parameter",
+                             "a socket in the Go driver's form", "everything percent-encoded" } do
+      it("leads to the same locks: " .. title, function()
+        local dsn = forms()[title] or pending("no socket here")
+        assert_locks(assert(try(dsn)))
+      end)
+    end
+
+    it("carries any password, percent-encoded in a URL and as it is in the Go form", function()
+      local account = make_user()
+      assert_locks(assert(try(url(nil, account))))
+      assert_locks(assert(try(("%s:%s@tcp(%s:%s)/%s?table=%s"):format(
+        USER, PASSWORD, host, port, database, store.table))))
+    end)
+
+    it("with an unknown parameter is refused by that name", function()
+      local manager, err = try(url("tabel=x"))
+      assert.is_nil(manager)
+      assert.equal("dsn", err.code)
+      assert.is_false(err.retryable)
+      assert.truthy(err.message:find("tabel", 1, true))
+    end)
+
+    it("may leave host, user and password to an option file", function()
+      local home = directory()
+      write_file(home .. "/.my.cnf", ("[spec-group]\nhost=%s\nport=%s\nuser=%s\npassword=%s\n")
+        :format(host, port, user, password))
+      local output, status = support.run(([[
+        local hierlock = require "hierlock"
+        local manager = assert(hierlock.open(%q, {buckets = %d}))
+        assert(manager:acquire {"u1", "a1", "r1"}):release {confirm = true}
+        manager:close()
+        local none, err = hierlock.open(%q, {buckets = %d})
+        print(none, err.code)
+      ]]):format("mysql:///" .. database .. "?my_cnf_group=spec-group&table=" .. store.table,
+        store.options.buckets,
+        "mysql:///" .. database .. "?connect_timeout=1&my_cnf_group=no-such-group&table=" ..
+        store.table, store.options.buckets),
+        "HOME=" .. home)
+      assert.equal(0, status, output)
+      assert.equal("nil\tconnection\n", output)
+    end)
+  end)
+
+  describe("credentials", function()
+    it("that are refused are an error that trying again does not mend", function()
+      local manager, err = try(url(nil, { password = "Not-The-Password" }))
+      assert.is_nil(manager)
+      assert.equal("connection", err.code)
+      assert.is_false(err.retryable)
+      assert.equal(1045, err.errno)
+      assert.equal("28000", err.sqlstate)
+    end)
+
+    it("do not show in any text", function()
+      local secret = "Geheim-4711"
+      local account = { password = secret }
+      local texts = {}
+      for _, dsn in ipairs {
+        url(nil, account), url("tabel=x", account), url("tls=perhaps", account),
+        url(nil, { password = secret, port = "0" }), url(nil, { password = secret, port = "x" }),
+        url(nil, { password = secret .. "%zz" }), url(nil, { password = secret .. "?a/b" }),
+        url(nil, { password = secret .. "@" .. secret, host = "[::1" }),
+        "mysqll://" .. user .. ":" .. secret .. "@" .. host .. "/" .. database,
+        user .. ":" .. secret .. "@tcp(" .. host, user .. ":" .. secret,
+        user .. ":" .. secret .. "@tcp(" .. host .. ":x)/" .. database,
+        url("tls_ca=/nowhere&tls=verify-ca", account), url("socket=/nowhere", account),
+      } do
+        local manager, err = try(dsn)
+        assert.is_nil(manager)
+        for _, value in pairs(err) do texts[#texts + 1] = tostring(value) end
+        texts[#texts + 1] = tostring(err) .. ("" .. err)
+      end
+      local manager = assert(try(url()))
+      local handle = assert(manager:acquire { "u1", "a1", "r1" })
+      for _, text in ipairs(texts) do
+        assert.is_nil(text:find(secret, 1, true), text)
+      end
+      for _, object in ipairs { manager, handle } do
+        assert.is_nil(tostring(object):find(password, 1, true))
+      end
+      handle:release()
+    end)
+
+    it("need few privileges; one that is missing is told", function()
+      local account = make_user()
+      local root = store.root()
+      root:query("REVOKE ALL ON %s.* FROM %s@'%%'", database, USER)
+      root:query("GRANT SELECT ON %s.%s TO %s@'%%'", database, store.table, USER)
+      root:query("GRANT SELECT ON %s.hier_lock_meta TO %s@'%%'", database, USER)
+      if store.dialect == "mysql" then
+        local manager = assert(try(url(nil, account)))
+        local handle, err = manager:acquire { "u1", "a1", "r1" }
+        assert.is_nil(handle)
+        assert.equal("store", err.code)
+        assert.equal(1142, err.errno)
+        assert.truthy(err.message:find("UPDATE, DELETE, LOCK TABLES", 1, true))
+        root:query("GRANT UPDATE ON %s.%s TO %s@'%%'", database, store.table, USER)
+      end
+      assert_locks(assert(try(url(nil, account))))
+    end)
+  end)
+
+  describe("TLS", function()
+    local ca = os.getenv(environment .. "_CA")
+
+    local function another_ca()
+      local name = directory()
+      local made = os.execute(("openssl req -x509 -days 2 -noenc -newkey ec -pkeyopt " ..
+        "ec_paramgen_curve:prime256v1 -subj '/CN=another CA' -keyout %s/key -out %s/ca.pem " ..
+        "2>/dev/null"):format(name, name))
+      assert(made == true or made == 0)
+      return name .. "/ca.pem"
+    end
+
+    for _, mode in ipairs { "off", "preferred", "required", "verify-ca", "verify-identity" } do
+      local encrypts = mode ~= "off"
+      it("is " .. (encrypts and "used" or "not used") .. " with tls=" .. mode, function()
+        if not ca then pending("no certificate here") end
+        local parameters = "tls=" .. mode .. (mode:find("verify") and "&tls_ca=" .. ca or "")
+        assert_locks(assert(try(url(parameters))))
+        -- A user who may only come over TLS shows whether it is.
+        local account = make_user("REQUIRE SSL")
+        local manager, err = try(url(parameters, account))
+        assert.equal(encrypts, manager ~= nil)
+        if not encrypts then
+          assert.equal("connection", err.code)
+          assert.is_false(err.retryable)
+        end
+      end)
+    end
+
+    it("is refused under tls=verify-ca and verify-identity when the CA is another", function()
+      if not ca then pending("no certificate here") end
+      local other = another_ca()
+      for _, mode in ipairs { "verify-ca", "verify-identity" } do
+        local manager, err = try(url("tls=" .. mode .. "&tls_ca=" .. other))
+        assert.is_nil(manager)
+        assert.equal("connection", err.code)
+      end
+    end)
+
+    it("looks at the host's name under tls=verify-identity, and only there", function()
+      if not ca then pending("no certificate here") end
+      local elsewhere = { host = "127.1" } -- the same address; the certificate does not say so
+      assert(try(url("tls=verify-ca&tls_ca=" .. ca, elsewhere)))
+      local manager, err = try(url("tls=verify-identity&tls_ca=" .. ca, elsewhere))
+      assert.is_nil(manager)
+      assert.equal("connection", err.code)
+    end)
+
+    it("needs a CA to verify by", function()
+      for _, mode in ipairs { "verify-ca", "verify-identity" } do
+        local manager, err = try(url("tls=" .. mode))
+        assert.is_nil(manager)
+        assert.equal("dsn", err.code)
+        assert.truthy(err.message:find("tls_ca", 1, true))
+      end
+    end)
+
+    it("is not given up silently when the server offers none", function()
+      if not ca then pending("no certificate here") end
+      between = proxy.open(store, without_tls)
+      local peer = support.process(nil)
+      local expected = { off = "open", preferred = "open", required = "connection",
+                         ["verify-ca"] = "connection", ["verify-identity"] = "connection" }
+      local seen = {}
+      for mode in pairs(expected) do
+        local dsn = between.dsn:gsub("tls=off", "tls=" .. mode) ..
+                    (mode:find("verify") and "&tls_ca=" .. ca or "")
+        seen[mode] = peer:call([[
+          local dsn, options = ...
+          local manager, err = hierlock.open(dsn, options)
+          if not manager then return err.code end
+          local handle = assert(manager:acquire {"u1", "a1", "r1"})
+          handle:release {confirm = true}
+          manager:close()
+          return "open"
+        ]], dsn, options())
+      end
+      assert.same(expected, seen)
+    end)
+  end)
+
+  describe("a server that cannot be reached", function()
+    it("is an error that may pass", function()
+      local manager, err = try(url(nil, { port = "1" }))
+      assert.is_nil(manager)
+      assert.equal("connection", err.code)
+      assert.is_true(err.retryable)
+    end)
+
+    it("is given up after connect_timeout when it does not say a word", function()
+      local silent = uv.new_tcp()
+      finally(function() silent:close() uv.run("nowait") end)
+      assert(silent:bind("127.0.0.1", 0))
+      assert(silent:listen(8, function() end))
+      local begun = support.now()
+      local manager, err = try(url("connect_timeout=1", { port = silent:getsockname().port }))
+      local took = support.now() - begun
+      assert.is_nil(manager)
+      assert.equal("connection", err.code)
+      assert.is_true(err.retryable)
+      assert.is_true(took < 3, took .. " s")
+    end)
+  end)
+end)

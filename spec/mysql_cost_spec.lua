@@ -1,0 +1,179 @@
+--- What acquiring and releasing cost a server: round trips, prepared statements, and
+-- that nothing is written.
+
+local proxy = require "spec.support.proxy"
+local support = require "spec.support"
+
+local function resources(n)
+  local list = {}
+  for i = 1, n do list[i] = "r" .. i end
+  return list
+end
+
+support.each_server(function(store)
+  local opened, between
+
+  before_each(function() opened = {} end)
+  after_each(function()
+    for _, manager in ipairs(opened) do manager:close() end
+    support.close_peers()
+    if between then between.close() end
+    between = nil
+  end)
+
+  local function open(...)
+    local manager = support.open(store, ...)
+    opened[#opened + 1] = manager
+    return manager
+  end
+
+  describe("round trips", function()
+    local peer
+
+    -- A peer behind a proxy. Its first connection is that of `open`.
+    local function behind_proxy(options)
+      between = proxy.open(store)
+      peer = support.process(store, options, between.dsn)
+      between.take()
+    end
+
+    local function lock_and_unlock(times, options)
+      return peer:call([[
+        local times, options = ...
+        for _ = 1, times do
+          local handle = assert(manager:acquire({"u1", "a1", "r1"}, options))
+          assert(handle:release())
+        end
+        return true
+      ]], times, options)
+    end
+
+    -- Until all sessions have prepared the statement.
+    local function warm_up()
+      support.wait_until(function()
+        lock_and_unlock(6)
+        return not table.concat(between.take(), " "):find("prepare", 1, true)
+      end, "prepared statements")
+    end
+
+    it("are one to acquire, and none to wait for on release", function()
+      behind_proxy()
+      warm_up()
+      lock_and_unlock(10)
+      local commands, expected = between.take(), {}
+      for i = 1, 10 do expected[2 * i - 1], expected[2 * i] = "execute", "ROLLBACK" end
+      assert.same(expected, commands)
+    end)
+
+    it("are not waited for on release, nor by the next acquisition", function()
+      behind_proxy()
+      warm_up()
+      peer:call([[
+        handles.h = assert(manager:acquire {"u1", "a1", "r1"})
+        return true
+      ]])
+      local last = between.commands[#between.commands]
+      assert.equal("execute", last.name)
+      between.hold(last.connection)
+      assert.is_true(peer:call("return handles.h:release()"))
+      -- The rollback goes through, its answer does not; another session is used.
+      assert.is_true(peer:call([[
+        handles.h = assert(manager:acquire({"u1", "a1", "r1"}, {timeout = 3}))
+        return true
+      ]]))
+      assert.not_equal(last.connection, between.commands[#between.commands].connection)
+      between.let(last.connection)
+      assert.is_true(peer:release("h"))
+    end)
+
+    it("are one for a shape that comes once, as text; later it is prepared, once", function()
+      behind_proxy { pool_size = 1 }
+      lock_and_unlock(1, { mode = "shared" })
+      between.take()
+      local seen = {}
+      for i = 1, 4 do
+        lock_and_unlock(1)
+        local commands = between.take()
+        seen[i] = commands[1]:find("SELECT", 1, true) and "text" or
+                  table.concat(commands, " ", 1, #commands - 1)
+        assert.equal("ROLLBACK", commands[#commands])
+      end
+      assert.same({ "text", "prepare execute", "execute", "execute" }, seen)
+    end)
+
+    it("do not grow when each call has another timeout", function()
+      behind_proxy()
+      warm_up()
+      for i = 1, 6 do
+        lock_and_unlock(1, { timeout = i + 0.25 })
+        local commands = between.take()
+        assert.equal(2, #commands)
+        assert.equal("ROLLBACK", commands[2])
+      end
+    end)
+
+    it("are none to look whether a lock stands, and one to be sure", function()
+      behind_proxy()
+      warm_up()
+      peer:acquire("h", "acquire", { "u1", "a1", "r1" }):result()
+      between.take()
+      assert.is_true(peer:call("return handles.h:is_held() and handles.h:remaining() > 1"))
+      assert.same({}, between.take())
+      assert.is_true(peer:call("return handles.h:check()"))
+      assert.equal(1, #between.take())
+      peer:release("h")
+    end)
+  end)
+
+  describe("acquiring and releasing", function()
+    -- Statements of the whole server (MySQL also counts rows), and what was done to
+    -- the table. The spec's own looking is no INSERT, UPDATE or DELETE either.
+    local function writes()
+      local counters = {}
+      for _, row in ipairs(store.sql():query([[
+          SHOW GLOBAL STATUS WHERE Variable_name IN ('Com_insert','Com_insert_select',
+          'Com_update','Com_update_multi','Com_delete','Com_delete_multi','Com_replace',
+          'Com_replace_select','Com_load','Handler_update','Handler_delete',
+          'Innodb_rows_inserted','Innodb_rows_updated','Innodb_rows_deleted')]])) do
+        counters[row[1]] = row[2]
+      end
+      local row = store.sql():query([[
+        SELECT COUNT_FETCH, COUNT_WRITE FROM performance_schema.table_io_waits_summary_by_table
+        WHERE OBJECT_SCHEMA=DATABASE() AND OBJECT_NAME='%s']], store.table)[1]
+      counters.written = row[2]
+      return counters, tonumber(row[1])
+    end
+
+    it("write nothing, 200 times", function()
+      local manager = open()
+      local before, read_before = writes()
+      assert.is_truthy(before.Com_insert)
+      for i = 1, 200 do
+        assert(manager:acquire({ "u1", "a1", "r" .. i }, { label = "l" .. i })):release()
+      end
+      local after, read_after = writes()
+      assert.same(before, after)
+      assert.is_true(read_after >= read_before + 600, "the server does not count")
+    end)
+
+    it("keep few prepared statements, however many shapes there are", function()
+      local function prepared()
+        return tonumber(store.sql():query("SHOW GLOBAL STATUS LIKE 'Prepared_stmt_count'")[1][2])
+      end
+      local before = prepared()
+      local manager = open()
+      for _ = 1, 4 do
+        for n = 1, 24 do
+          for _ = 1, 4 do
+            assert(manager:acquire_resources("u1", "a1", resources(n))):release()
+          end
+        end
+      end
+      local while_open = prepared() - before
+      assert.is_true(while_open > 0, "nothing was prepared")
+      assert.is_true(while_open <= 16, while_open .. " statements for two sessions")
+      manager:close()
+      support.wait_until(function() return prepared() == before end, "the statements' end")
+    end)
+  end)
+end)

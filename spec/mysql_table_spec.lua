@@ -1,0 +1,204 @@
+--- A table that would not exclude is refused, and is told apart from trouble that
+-- passes: missing rows, a missing table, another engine, other buckets and levels.
+
+local hierlock = require "hierlock"
+local support = require "spec.support"
+
+local TABLE = "hierlock_spec_own"
+local BUCKETS = 100
+local TARGET = { user = "u1", account = "a1", resource = "r1" }
+
+support.each_server(function(store)
+  local opened
+
+  before_each(function()
+    opened = {}
+    support.provision(store.sql(), TABLE, BUCKETS)
+  end)
+  after_each(function()
+    for _, manager in ipairs(opened) do manager:close() end
+    support.close_peers()
+    store.sql():query("DROP TABLE IF EXISTS " .. TABLE)
+    store.sql():query("DROP VIEW IF EXISTS " .. TABLE .. "_view")
+    store.sql():query("DELETE FROM hier_lock_meta WHERE table_name='%s'", TABLE)
+  end)
+
+  local function own_dsn(name) return store.bare_dsn .. "?table=" .. (name or TABLE) end
+
+  local function open(options, dsn)
+    local manager, err = hierlock.open(dsn or own_dsn(), options or { buckets = BUCKETS })
+    opened[#opened + 1] = manager
+    return manager, err
+  end
+
+  local function assert_refused(code, manager, err)
+    assert.is_nil(manager)
+    assert.equal(code, err.code, tostring(err))
+    assert.is_false(err.retryable)
+    return err
+  end
+
+  describe("a missing row", function()
+    local nodes = { [0] = { user = "u1" }, { user = "u1", account = "a1" }, TARGET }
+    for level = 0, 2 do
+      for _, prepared in ipairs { false, true } do
+        it("on level " .. level .. " is told by level, bucket and node" ..
+           (prepared and ", also by a prepared statement" or ""), function()
+          local manager = assert(open())
+          for _ = 1, prepared and 6 or 0 do assert(manager:acquire(TARGET)):release() end
+          local row = hierlock.plan({ TARGET }, { buckets = BUCKETS }):rows()[level + 1]
+          store.sql():query("DELETE FROM %s WHERE level=%d AND bucket=%d", TABLE, level, row.bucket)
+          local err = assert_refused("not_provisioned", manager:acquire(TARGET))
+          assert.truthy(err.message:find(("level %d, bucket %d"):format(level, row.bucket), 1, true),
+                        err.message)
+          assert.truthy(err.message:find("hierlock provision", 1, true))
+          assert.same(nodes[level], err.target)
+        end)
+      end
+    end
+
+    it("leaves nothing locked, and nothing is wrong once it is there", function()
+      local manager = assert(open())
+      local row = hierlock.plan({ TARGET }, { buckets = BUCKETS }):rows()[3]
+      store.sql():query("DELETE FROM %s WHERE level=2 AND bucket=%d", TABLE, row.bucket)
+      for _ = 1, 4 do
+        assert_refused("not_provisioned", manager:acquire(TARGET))
+        local user = assert(assert(open()):acquire({ user = "u1" }, { timeout = 2 }))
+        assert.is_true(user:release { confirm = true })
+      end
+      store.sql():query("INSERT INTO %s VALUES (2,%d)", TABLE, row.bucket)
+      local handle = assert(manager:acquire(TARGET))
+      assert.is_true(handle:release { confirm = true })
+    end)
+
+    it("is found among many, in whichever statement it is", function()
+      local ids = {}
+      for i = 1, 90 do ids[i] = "r" .. i end
+      local manager = assert(open())
+      local rows = hierlock.plan({ { user = "u1", account = "a1", resources = ids } },
+                                 { buckets = BUCKETS }):rows()
+      local row = rows[#rows]
+      store.sql():query("DELETE FROM %s WHERE level=2 AND bucket=%d", TABLE, row.bucket)
+      local err = assert_refused("not_provisioned", manager:acquire_resources("u1", "a1", ids))
+      assert.truthy(err.message:find("level 2, bucket " .. row.bucket, 1, true), err.message)
+    end)
+
+    it("fails an extension, and the handle goes on holding what it held", function()
+      local manager = assert(open())
+      local handle = assert(manager:acquire(TARGET))
+      local other = { user = "u1", account = "a1", resource = "r2" }
+      local row = hierlock.plan({ other }, { buckets = BUCKETS }):rows()[3]
+      store.sql():query("DELETE FROM %s WHERE level=2 AND bucket=%d", TABLE, row.bucket)
+      assert_refused("not_provisioned", handle:extend(other))
+      assert.is_true(handle:check())
+      local none, err = assert(open()):acquire(TARGET, { timeout = 0 })
+      assert.is_nil(none)
+      assert.equal("timeout", err.code)
+      assert.is_true(handle:release { confirm = true })
+    end)
+  end)
+
+  describe("the table", function()
+    it("is missed when opening, with the command that makes it", function()
+      local err = assert_refused("not_provisioned", open(nil, own_dsn("hierlock_spec_none")))
+      assert.truthy(err.message:find("hierlock_spec_none", 1, true))
+      assert.truthy(err.message:find("hierlock provision", 1, true))
+    end)
+
+    it("is missed when it was dropped later", function()
+      local manager = assert(open())
+      for _ = 1, 6 do assert(manager:acquire(TARGET)):release { confirm = true } end
+      store.sql():query("DROP TABLE " .. TABLE)
+      assert_refused("not_provisioned", manager:acquire(TARGET))
+    end)
+
+    it("must be of InnoDB: no other engine locks rows", function()
+      for _, engine in ipairs { "MyISAM", "MEMORY" } do
+        store.sql():query("ALTER TABLE %s ENGINE=%s", TABLE, engine)
+        local err = assert_refused("unsafe_server", open())
+        assert.truthy(err.message:lower():find(engine:lower(), 1, true))
+      end
+    end)
+
+    it("must be a table, not a view", function()
+      store.sql():query("CREATE VIEW %s_view AS SELECT * FROM %s", TABLE, TABLE)
+      assert_refused("not_provisioned", open(nil, own_dsn(TABLE .. "_view")))
+    end)
+
+    it("may be altered and filled anew while nobody holds locks", function()
+      local manager = assert(open())
+      for round = 1, 4 do
+        assert(manager:acquire(TARGET)):release { confirm = true }
+        assert(manager:acquire(TARGET)):release { confirm = true }
+        store.sql():query("ALTER TABLE %s COMMENT='round %d'", TABLE, round)
+      end
+    end)
+  end)
+
+  describe("an ALTER TABLE that waits for a transaction", function()
+    it("keeps newcomers, for no longer than their timeout", function()
+      local manager = assert(open())
+      for _ = 1, 6 do assert(manager:acquire(TARGET)):release { confirm = true } end
+      local reader, alterer = support.foreign(store), support.foreign(store)
+      reader:query("START TRANSACTION")
+      assert(reader:query("SELECT * FROM %s LIMIT 1", TABLE))
+      alterer:send("ALTER TABLE %s COMMENT='altered'", TABLE)
+      support.wait_until(function()
+        return #store.sql():query([[SELECT 1 FROM information_schema.PROCESSLIST
+          WHERE ID=%d AND STATE LIKE '%%metadata lock%%']], alterer.id) == 1
+      end, "the ALTER TABLE")
+      for _, timeout in ipairs { 0.5, 0, 0.3 } do
+        local begun = support.now()
+        local handle, err = manager:acquire(TARGET, { timeout = timeout })
+        local took = support.now() - begun
+        assert.is_nil(handle)
+        assert.equal("timeout", err.code)
+        assert.is_true(took > timeout - 0.01 and took < timeout + 1.5, took .. " s")
+      end
+      reader:query("COMMIT")
+      assert(alterer:result())
+      assert(manager:acquire(TARGET)):release { confirm = true }
+    end)
+  end)
+
+  describe("the record of what the table is for", function()
+    local wrong = {
+      ["other buckets"] = { buckets = BUCKETS + 1 },
+      ["fewer levels"] = { buckets = BUCKETS, levels = { "user", "account" } },
+      ["more levels"] = { buckets = BUCKETS, levels = { "user", "account", "resource", "part" } },
+      ["other names"] = { buckets = BUCKETS, levels = { "user", "account", "thing" } },
+      ["the levels in another order"] = { buckets = BUCKETS,
+                                          levels = { "account", "user", "resource" } },
+      ["the defaults"] = {},
+    }
+    for title, options in pairs(wrong) do
+      it("refuses a program that counts on " .. title, function()
+        assert_refused("mismatch", open(options))
+      end)
+    end
+
+    it("admits the program that names the same levels", function()
+      assert(open { buckets = BUCKETS, levels = { "user", "account", "resource" } })
+    end)
+
+    it("that does not know the table stands for the defaults", function()
+      store.sql():query("DELETE FROM hier_lock_meta WHERE table_name='%s'", TABLE)
+      assert(open {})
+      assert_refused("mismatch", open())
+      assert_refused("mismatch", open { levels = { "tenant", "folder" } })
+    end)
+
+    it("that is not there at all stands for the defaults, too", function()
+      local root = store.root() or pending("no administrator here")
+      root:query("CREATE DATABASE hierlock_spec_other")
+      finally(function() root:query("DROP DATABASE hierlock_spec_other") end)
+      root:query("CREATE TABLE hierlock_spec_other.%s LIKE mgl_test.%s", TABLE, TABLE)
+      root:query("INSERT INTO hierlock_spec_other.%s VALUES (0,3142546)", TABLE)
+      local dsn = store.root_dsn .. "hierlock_spec_other?table=" .. TABLE
+      local manager = assert(open({}, dsn))
+      assert(manager:acquire_user("u1")):release { confirm = true }
+      assert_refused("mismatch", open({ buckets = BUCKETS }, dsn))
+      manager:close()
+    end)
+  end)
+end)

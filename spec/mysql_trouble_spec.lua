@@ -1,0 +1,373 @@
+--- When things break while locks are held or awaited: killed connections, servers that
+-- stop, die or hang, holders that vanish, cut networks. What is lost is known to be
+-- lost before anybody else can have it, and what was not lost goes on.
+
+local uv = require "luv"
+local proxy = require "spec.support.proxy"
+local support = require "spec.support"
+
+local TARGET = { user = "u1", account = "a1", resource = "r1" }
+
+-- From kill -9 of a client to its end as the server sees it, and the like.
+local SOON = 5
+-- How long a call may take beyond its timeout when the server hangs.
+local HANGS = 3
+
+support.each_server(function(store)
+  local opened, between, stopped
+
+  before_each(function() opened = {} end)
+  after_each(function()
+    if stopped then uv.kill(stopped, "sigcont") end
+    for _, manager in ipairs(opened) do manager:close() end
+    support.close_peers()
+    if between then between.close() end
+    between, stopped = nil, nil
+  end)
+
+  local function open(...)
+    local manager = support.open(store, ...)
+    opened[#opened + 1] = manager
+    return manager
+  end
+
+  local function is_waiting() return store.waiting() >= 1 end
+
+  -- The connections whose last request had the label.
+  local function connections(label)
+    local rows = store.sql():query([[
+      SELECT t.PROCESSLIST_ID FROM performance_schema.threads t
+      JOIN performance_schema.user_variables_by_thread u USING (THREAD_ID)
+      WHERE u.VARIABLE_NAME='hierlock' AND LOCATE('%s', u.VARIABLE_VALUE) > 0
+      AND t.PROCESSLIST_ID IS NOT NULL]], label)
+    local list = {}
+    for i, row in ipairs(rows) do list[i] = row[1] end
+    return list
+  end
+
+  -- Kills them; returns how many they were, once they are gone.
+  local function kill(label)
+    local ids = connections(label)
+    for _, id in ipairs(ids) do store.sql():query("KILL " .. id) end
+    support.wait_until(function() return #connections(label) == 0 end, "the connections' end")
+    return #ids
+  end
+
+  local function server_pid()
+    local pipe = io.popen(store.control .. " pid")
+    local pid = tonumber(pipe:read("*a"))
+    pipe:close()
+    return assert(pid)
+  end
+
+  local function assert_lost(handle)
+    assert.is_false(handle:is_held())
+    assert.equal(0, handle:remaining())
+    local ok, err = handle:check()
+    assert.is_nil(ok)
+    assert.equal("lost", err.code)
+    assert.is_true(err.retryable)
+    ok, err = handle:release()
+    assert.is_nil(ok)
+    assert.equal("lost", err.code)
+    assert.is_true(handle:release()) -- the second time, as always
+  end
+
+  local function acquire_by_another(timeout)
+    local peer = support.process(store)
+    local granted, code = peer:acquire("h", "acquire", TARGET, { timeout = timeout or SOON }):result()
+    assert(granted, code)
+    return peer
+  end
+
+  describe("a killed connection", function()
+    it("loses the lock it held: known at once, told once, free for others", function()
+      local told = {}
+      local manager = open {
+        on_lost = function(handle, err) told[#told + 1] = { handle, err } end,
+      }
+      local handle = assert(manager:acquire(TARGET, { label = "to be killed" }))
+      local other = assert(manager:acquire({ "u2" }))
+      assert.is_true(handle:is_held())
+      assert.equal(1, kill("to be killed"))
+      support.wait_until(function() return not handle:is_held() end, "the loss")
+      assert_lost(handle)
+      assert.is_true(manager:stats().lost == 1)
+      assert.equal(1, #told)
+      assert.equal(handle, told[1][1])
+      assert.equal("lost", told[1][2].code)
+      acquire_by_another():release("h")
+      assert.is_true(other:is_held())
+      assert.is_true(other:release())
+    end)
+
+    it("is noticed by the very next look, without a word to the server", function()
+      local manager = open()
+      local handle = assert(manager:acquire(TARGET, { label = "to be killed" }))
+      kill("to be killed")
+      assert.is_false(handle:is_held())
+    end)
+
+    it("calls on_lost although nobody looks at the handle", function()
+      local lost
+      local manager = open {
+        hold_timeout = 1,
+        on_lost = function(handle, err) lost = { handle, err.code } end,
+      }
+      local handle = assert(manager:acquire(TARGET, { label = "to be killed" }))
+      kill("to be killed")
+      support.wait_until(function() manager:stats() return lost end, "on_lost")
+      assert.same({ handle, "lost" }, lost)
+    end)
+
+    it("in the pool costs nobody an error", function()
+      local manager = open()
+      for _ = 1, 6 do assert(manager:acquire(TARGET, { label = "idle" })):release() end
+      assert.is_true(kill("idle") >= 1)
+      for _ = 1, 6 do
+        local handle = assert(manager:acquire(TARGET, { label = "again" }))
+        assert.is_true(handle:check())
+        assert.is_true(handle:release { confirm = true })
+      end
+      assert.is_true(manager:stats().errors == 0)
+    end)
+
+    it("while waiting is repaired when it came from the pool, and holds nothing twice", function()
+      local manager = open()
+      local waiter = support.process(store)
+      waiter:acquire("h", "acquire", { "u9" }):result()
+      waiter:release("h")
+      local handle = assert(manager:acquire(TARGET))
+      waiter:acquire("h", "acquire", TARGET, { label = "waits" })
+      support.wait_until(is_waiting, "the waiter")
+      store.sql():query("KILL " .. connections("waits")[1])
+      assert.is_true(waiter:stays_blocked())
+      assert.is_true(handle:release { confirm = true })
+      assert.is_true(waiter:result())
+      local none, err = manager:acquire(TARGET, { timeout = 0 })
+      assert.is_nil(none)
+      assert.equal("timeout", err.code)
+      assert.is_true(waiter:release("h"))
+    end)
+  end)
+
+  describe("a server that goes down", function()
+    for _, verb in ipairs { "stop", "kill" } do
+      it("loses what was held, ends waits, and serves again once it is back: " .. verb, function()
+        if not store.control then pending("the server is not ours to end") end
+        local holder, idle = open(), open()
+        for _ = 1, 6 do assert(idle:acquire({ "u2" })):release() end
+        local handle = assert(holder:acquire(TARGET))
+        local waiter = support.process(store)
+        waiter:acquire("h", "acquire", TARGET)
+        support.wait_until(is_waiting, "the waiter")
+
+        store.command(verb)
+        assert_lost(handle)
+        local granted, code = waiter:result()
+        assert.same({ nil, "connection" }, { granted, code })
+        for _, manager in ipairs { holder, idle } do
+          local none, err = manager:acquire(TARGET, { timeout = 2 })
+          assert.is_nil(none)
+          assert.equal("connection", err.code)
+          assert.is_true(err.retryable)
+        end
+
+        store.command("start")
+        for _, manager in ipairs { holder, idle } do
+          assert(manager:acquire(TARGET)):release { confirm = true }
+        end
+        assert.is_true(waiter:acquire("h", "acquire", TARGET):result())
+        assert.is_true(waiter:release("h"))
+      end)
+    end
+  end)
+
+  describe("a server that hangs", function()
+    -- What has happened before the server hangs, and what is done first when it does.
+    local cases = {
+      ["an idle session"] = {
+        before = "assert(manager:acquire {'u8'}):release {confirm = true}",
+      },
+      ["a session whose release is not answered"] = {
+        before = "handles.last = assert(manager:acquire {'u8'})",
+        first = "assert(handles.last:release())",
+      },
+      ["a new connection"] = {
+        before = "handles.last = assert(manager:acquire {'u8'})",
+        pool_size = 2,
+      },
+    }
+    for title, case in pairs(cases) do
+      it("does not keep a call for long beyond its timeout: " .. title, function()
+        if not store.control then pending("the server is not ours to stop") end
+        local peer = support.process(store, { pool_size = case.pool_size or 1 })
+        peer:call(case.before)
+        local pid = server_pid()
+        stopped = pid
+        uv.kill(pid, "sigstop")
+        local took, code = peer:call((case.first or "") .. [[
+          local begun = support.now()
+          local handle, err = manager:acquire({"u1", "a1", "r1"}, {timeout = 0.5})
+          return support.now() - begun, err and err.code
+        ]])
+        uv.kill(pid, "sigcont")
+        stopped = nil
+        assert.is_true(code == "connection" or code == "timeout", tostring(code))
+        assert.is_true(took < 0.5 + HANGS, took .. " s")
+        -- Nothing of that stays behind, neither a lock nor a broken manager.
+        acquire_by_another():release("h")
+        assert.is_true(peer:acquire("h", "acquire", TARGET):result())
+        assert.is_true(peer:release("h"))
+      end)
+    end
+  end)
+
+  describe("a holder", function()
+    it("that is stopped loses its lock after hold_timeout, and knows when it goes on", function()
+      local holder = support.process(store, { hold_timeout = 1 })
+      assert.is_true(holder:acquire("h", "acquire", TARGET):result())
+      holder:signal("sigstop")
+      local begun = support.now()
+      local peer = acquire_by_another(10)
+      local took = support.now() - begun
+      assert.is_true(took > 0.2 and took < 1 + SOON, took .. " s")
+      holder:signal("sigcont")
+      local held, remaining, ok, code = holder:call([[
+        local h = handles.h
+        local held, remaining = h:is_held(), h:remaining()
+        local ok, err = h:release()
+        return held, remaining, ok, err and err.code
+      ]])
+      assert.same({ false, 0, nil, "lost" }, { held, remaining, ok, code })
+      assert.is_true(peer:release("h"))
+    end)
+
+    it("that is cut off knows of its loss before another gets the lock", function()
+      between = proxy.open(store)
+      local holder = support.process(store, { hold_timeout = 1 }, between.dsn)
+      assert.is_true(holder:acquire("h", "acquire", TARGET):result())
+      assert.is_true(holder:call("return handles.h:is_held()"))
+      between.cut()
+      local peer = support.process(store)
+      local granted = peer:acquire("h", "acquire", TARGET, { timeout = 10 }):result()
+      assert.same({ false, 0 }, { holder:call("return handles.h:is_held(), handles.h:remaining()") })
+      assert.is_true(granted)
+      local ok, code = holder:call("local ok, err = handles.h:release() return ok, err and err.code")
+      assert.same({ nil, "lost" }, { ok, code })
+      assert.is_true(peer:release("h"))
+    end)
+
+    it("that lives keeps its lock for longer than hold_timeout, idle or busy", function()
+      local idle = support.process(store, { hold_timeout = 1 })
+      local busy = support.process(store, { hold_timeout = 1 })
+      assert.is_true(idle:acquire("h", "acquire", TARGET):result())
+      assert.is_true(busy:acquire("h", "acquire", { "u2", "a1", "r1" }):result())
+      idle:start("support.sleep(3.2) return handles.h:is_held(), handles.h:check(), handles.h:remaining()")
+      busy:start([[
+        local finish = support.now() + 3.2
+        repeat for i = 1, 1e5 do local _ = i * i end until support.now() > finish
+        return handles.h:is_held(), handles.h:check(), handles.h:remaining()
+      ]])
+      local other = open()
+      for _, target in ipairs { TARGET, { "u2", "a1", "r1" } } do
+        local none, err = other:acquire(target, { timeout = 1.5 })
+        assert.is_nil(none)
+        assert.equal("timeout", err.code)
+      end
+      for _, peer in ipairs { idle, busy } do
+        local held, checked, remaining = peer:result()
+        assert.same({ true, true }, { held, checked })
+        assert.is_true(remaining > 0.5 and remaining <= 1, remaining .. " s")
+        assert.is_true(peer:release("h"))
+      end
+    end)
+
+    it("that waited for longer than hold_timeout has all of it before it", function()
+      local holder = open()
+      local handle = assert(holder:acquire(TARGET))
+      local peer = support.process(store, { hold_timeout = 1 })
+      peer:start([[
+        handles.h = assert(manager:acquire(...))
+        return handles.h.waited, handles.h:remaining(), handles.h:is_held()
+      ]], TARGET)
+      support.wait_until(is_waiting, "the waiter")
+      support.sleep(1.3)
+      handle:release()
+      local waited, remaining, held = peer:result()
+      assert.is_true(waited > 1.2)
+      assert.is_true(remaining > 0.5 and remaining <= 1, remaining .. " s")
+      assert.is_true(held)
+      assert.is_true(peer:call("return handles.h:check()"))
+      assert.is_true(peer:release("h"))
+    end)
+
+    it("that is killed outright is noticed at once", function()
+      local holder = support.process(store)
+      assert.is_true(holder:acquire("h", "acquire", TARGET):result())
+      holder:signal("sigkill")
+      acquire_by_another():release("h")
+    end)
+  end)
+
+  describe("a waiter that is killed", function()
+    it("does not keep others out once its turn has come", function()
+      local manager = open()
+      local handle = assert(manager:acquire(TARGET))
+      local waiter = support.process(store)
+      waiter:acquire("h", "acquire", TARGET, { timeout = 30 })
+      support.wait_until(is_waiting, "the waiter")
+      waiter:signal("sigkill")
+      handle:release()
+      acquire_by_another():release("h")
+    end)
+
+    it("does not keep others from its ancestors for longer than it would have waited", function()
+      local manager = open()
+      local handle = assert(manager:acquire(TARGET))
+      local waiter = support.process(store)
+      -- It waits for the account, holding the user shared.
+      waiter:acquire("h", "acquire", { user = "u1", account = "a1" }, { timeout = 1.5 })
+      support.wait_until(is_waiting, "the waiter")
+      waiter:signal("sigkill")
+      support.wait_until(function() return store.waiting() == 0 end, "the end of the wait")
+      assert.is_true(handle:is_held())
+      local other = assert(open():acquire({ "u1", "a2" }, { timeout = SOON }))
+      assert.is_true(other:release())
+      handle:release()
+      acquire_by_another():release("h")
+    end)
+  end)
+
+  describe("an extension that closes a circle", function()
+    it("is a deadlock for one of the two, whose handle then holds nothing", function()
+      local manager = open()
+      local peer = support.process(store)
+      local mine = assert(manager:acquire { "u1", "a1", "r1" })
+      assert.is_true(peer:acquire("h", "acquire", { "u1", "a1", "r2" }):result())
+      peer:start([[
+        local ok, err = handles.h:extend(...)
+        return ok, err and {err.code, err.retryable, err.errno, err.sqlstate}, handles.h:is_held()
+      ]], { "u1", "a1", "r1" })
+      support.wait_until(is_waiting, "the waiter")
+      local ok, err = mine:extend { "u1", "a1", "r2" }
+      local failure = err and { err.code, err.retryable, err.errno, err.sqlstate }
+      local held = mine:is_held()
+      -- Should the peer be the victim, it is so by now; else we have made room.
+      local peer_ok, peer_failure, peer_held = peer:result()
+      assert.not_equal(ok, peer_ok)
+      assert.same({ "deadlock", true, 1213, "40001" }, failure or peer_failure)
+      assert.equal(ok == true, held)
+      assert.equal(peer_ok == true, peer_held)
+      local winner_has_it = support.open(store)
+      opened[#opened + 1] = winner_has_it
+      for _, resource in ipairs { "r1", "r2" } do
+        local none, why = winner_has_it:acquire({ "u1", "a1", resource }, { timeout = 0 })
+        assert.is_nil(none)
+        assert.equal("timeout", why.code)
+      end
+      if ok then mine:release() else peer:release("h") end
+      assert(manager:acquire({ "u1" }, { timeout = SOON })):release()
+    end)
+  end)
+end)

@@ -1,0 +1,108 @@
+--- A TCP proxy before a server, in the spec's own process: it counts what a client
+-- sends, can keep the server's answers back, and can change them. It works while
+-- the spec waits for a peer (which runs luv's loop); so the client has to be a
+-- process of its own.
+
+local uv = require "luv"
+
+local proxy = {}
+
+-- The first byte of a command, as the protocol numbers them.
+local COMMANDS = {
+  [1] = "quit", [3] = "query", [14] = "ping", [22] = "prepare", [23] = "execute",
+  [25] = "close statement", [26] = "reset statement",
+}
+
+-- Of what has come from a client: whole packets whose sequence number is 0 are
+-- commands. Returns what is left.
+local function note_commands(buffer, found)
+  while #buffer >= 4 do
+    local a, b, c, sequence = buffer:byte(1, 4)
+    local size = a + b * 256 + c * 65536
+    if #buffer < 4 + size then break end
+    if sequence == 0 then
+      local number = buffer:byte(5)
+      local name = COMMANDS[number] or tostring(number)
+      found(name, name == "query" and buffer:sub(6, 4 + size) or nil)
+    end
+    buffer = buffer:sub(5 + size)
+  end
+  return buffer
+end
+
+--- Opens a proxy before the server of a store.
+-- rewrite(data, first): what the client is told instead of the server's data;
+-- first: it is the greeting.
+-- Returns a table: `dsn`, for clients, without TLS; `commands`, a list of
+-- {name, text, connection}; `hold(n)`, which keeps the answers of the n-th
+-- connection back until `let(n)`; `cut()`: from then on nothing goes through, in
+-- either direction, and no connection ends; `close()`.
+function proxy.open(store, rewrite)
+  local self = { commands = {}, connections = {} }
+  local server = uv.new_tcp()
+  local port = tonumber(store.dsn:match(":(%d+)[/)]"))
+  assert(server:bind("127.0.0.1", 0))
+  self.dsn = store.dsn:gsub(":" .. port, ":" .. server:getsockname().port, 1) .. "&tls=off"
+
+  local function accept()
+    local n = #self.connections + 1
+    local connection = { client = uv.new_tcp(), upstream = uv.new_tcp(), kept = {} }
+    local client, upstream = connection.client, connection.upstream
+    local function finish()
+      for _, socket in ipairs { client, upstream } do
+        if not socket:is_closing() then socket:close() end
+      end
+    end
+    local buffer, first = "", true
+    self.connections[n] = connection
+    assert(server:accept(client))
+    connection.finish = finish
+    upstream:connect("127.0.0.1", port, function(err)
+      if err then return finish() end
+      client:read_start(function(_, data)
+        if self.is_cut then return end
+        if not data then return finish() end
+        buffer = note_commands(buffer .. data, function(name, text)
+          self.commands[#self.commands + 1] = { name = name, text = text, connection = n }
+        end)
+        if not upstream:is_closing() then upstream:write(data) end
+      end)
+      upstream:read_start(function(_, data)
+        if self.is_cut then return end
+        if not data then return finish() end
+        if rewrite then data = rewrite(data, first) end
+        first = false
+        if connection.held then
+          connection.kept[#connection.kept + 1] = data
+        elseif not client:is_closing() then
+          client:write(data)
+        end
+      end)
+    end)
+  end
+  assert(server:listen(16, accept))
+
+  function self.cut() self.is_cut = true end
+  function self.hold(n) self.connections[n].held = true end
+  function self.let(n)
+    local connection = self.connections[n]
+    connection.held = false
+    connection.client:write(table.concat(connection.kept))
+    connection.kept = {}
+  end
+  --- The commands since the last call, as "name" or, of queries, the text.
+  function self.take()
+    local list = {}
+    for i, command in ipairs(self.commands) do list[i] = command.text or command.name end
+    self.commands = {}
+    return list
+  end
+  function self.close()
+    for _, connection in ipairs(self.connections) do connection.finish() end
+    if not server:is_closing() then server:close() end
+    uv.run("nowait")
+  end
+  return self
+end
+
+return proxy
