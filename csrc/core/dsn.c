@@ -279,6 +279,11 @@ const char *hl_dsn_param_get(const hl_dsn *dsn, const char *name) {
   return NULL;
 }
 
+const char *hl_dsn_default(const char *dsn) {
+  if (!dsn) dsn = getenv("HIERLOCK_DSN");
+  return dsn ? dsn : "file:";
+}
+
 const char *hl_dsn_store(const char *dsn, hl_error *error) {
   hl_dsn parsed;
   const char *store =

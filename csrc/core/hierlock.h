@@ -202,7 +202,11 @@ typedef struct hl_config {
 
 typedef struct hl_manager hl_manager;
 
-/* The scheme that a DSN asks for: "mysql", "file" or "null". Static storage.
+/* dsn, unless it is NULL: then $HIERLOCK_DSN, and without one "file:". An empty
+   variable is an empty DSN, which is refused: the program was meant to be told. */
+const char *hl_dsn_default(const char *dsn);
+
+/* The store that a DSN asks for: "mysql", "file" or "null". Static storage.
    NULL, with HL_EDSN in *error, when it cannot be understood. */
 const char *hl_dsn_store(const char *dsn, hl_error *error);
 

@@ -138,7 +138,6 @@ static void name_process(hl_manager *manager, const char *application) {
 
 int hl_manager_open(const hl_config *config, hl_manager **result,
                     hl_error *error) {
-  const char *text = config->dsn ? config->dsn : getenv("HIERLOCK_DSN");
   *result = NULL;
   int status = config_check(config, error);
   if (status) return status;
@@ -156,7 +155,7 @@ int hl_manager_open(const hl_config *config, hl_manager **result,
     status = hl_layout_new(NULL, 0, 0, &manager->layout, error);
 
   if (status == HL_OK)
-    status = hl_dsn_parse(text && *text ? text : "file:", &manager->dsn, error);
+    status = hl_dsn_parse(hl_dsn_default(config->dsn), &manager->dsn, error);
   if (status == HL_OK) status = make_absolute(manager, error);
   if (status == HL_OK) {
     manager->ops = find_store(config->stores, manager->dsn.store);

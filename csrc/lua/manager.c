@@ -6,7 +6,6 @@
 
 #include "store.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 static hll_manager *manager_test(lua_State *L, int index) {
@@ -180,8 +179,7 @@ int hll_manager_open(lua_State *L) {
   luaL_getmetatable(L, HLL_MANAGER);
   lua_setmetatable(L, manager);
 
-  if (!options.config.dsn) options.config.dsn = getenv("HIERLOCK_DSN");
-  if (!options.config.dsn) options.config.dsn = "file:";
+  options.config.dsn = hl_dsn_default(options.config.dsn);
   /* Everything that may raise comes before what must not be lost. */
   const char *store = hl_dsn_store(options.config.dsn, &error);
   if (!store) return hll_failure(L, &error, 0);

@@ -27,11 +27,16 @@ enum {
   NUMBER_READ_ONLY = 1290,         /* ER_OPTION_PREVENTS_STATEMENT */
 };
 
-static int status_of(unsigned number) {
-  if (number >= CR_MIN_ERROR && number <= CR_MAX_ERROR) return HL_ECONNECTION;
+/* The client library's own numbers: no server has spoken. */
+static bool is_client_error(unsigned number) {
 #ifdef HL_CONNECTOR_C
-  if (number >= 5000 && number < 6000) return HL_ECONNECTION;
+  if (number >= 5000 && number < 6000) return true;
 #endif
+  return number >= CR_MIN_ERROR && number <= CR_MAX_ERROR;
+}
+
+static int status_of(unsigned number) {
+  if (is_client_error(number)) return HL_ECONNECTION;
   switch (number) {
   case ER_LOCK_WAIT_TIMEOUT:
   case NUMBER_QUERY_TIMEOUT:
@@ -88,8 +93,10 @@ int hl__mysql_error(hl__mysql_session *session, MYSQL_STMT *statement,
     (void)hl__error(error, status,
                     "the server is read-only: locks there protect nothing; "
                     "connect to the primary");
-  error->server_errno = number;
-  memcpy(error->sqlstate, state, sizeof state);
+  if (!is_client_error(number)) {
+    error->server_errno = number;
+    memcpy(error->sqlstate, state, sizeof state);
+  }
   /* Wrong credentials stay wrong. */
   if (number == ER_ACCESS_DENIED_ERROR || number == ER_DBACCESS_DENIED_ERROR)
     error->retryable = false;

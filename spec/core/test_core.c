@@ -1,0 +1,780 @@
+/*
+ * test_core.c - the core without Lua: layouts, plans, DSNs, errors, what
+ * happens in a forked child, and managers and locks on the stores file: and
+ * null:, as a program in C uses them.
+ */
+#include "dsn.h"
+#include "hierlock.h"
+#include "internal.h"
+#include "layout.h"
+#include "plan.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static hl_id id(const char *text) { return (hl_id){text, strlen(text)}; }
+
+static hl_layout *layout_of(const char *const *names, unsigned n,
+                            uint32_t buckets) {
+  hl_layout *layout;
+  assert_int_equal(hl_layout_new(names, n, buckets, &layout, NULL), HL_OK);
+  return layout;
+}
+
+/* Adds user, account, resource; NULL ends. */
+static void add(hl_plan *plan, const char *u, const char *a, const char *r,
+                hl_mode mode) {
+  hl_id ids[3] = {id(u), a ? id(a) : id(""), r ? id(r) : id("")};
+  assert_int_equal(hl_plan_add(plan, ids,
+                               r   ? 3
+                               : a ? 2
+                                   : 1,
+                               mode, false, NULL),
+                   HL_OK);
+}
+
+/* -------------------------------------------------------------- layout */
+
+static void layout_hashes_as_in_the_contract(void **state) {
+  (void)state;
+  static const uint32_t buckets[] = {3142546, 5156936, 185732};
+  hl_layout *layout = layout_of(NULL, 0, 0);
+  hl_id ids[3] = {id("u1"), id("a1"), id("r1")};
+  for (unsigned n = 1; n <= 3; n++)
+    assert_int_equal(hl_layout_bucket(layout, ids, n), buckets[n - 1]);
+  ids[2] = id("r2");
+  assert_int_equal(hl_layout_bucket(layout, ids, 3), 518589);
+  assert_int_equal(hl_layout_levels(layout), 3);
+  assert_int_equal(hl_layout_buckets(layout), HL_BUCKETS_DEFAULT);
+  assert_string_equal(hl_layout_name(layout, 2), "resource");
+  assert_null(hl_layout_name(layout, 3));
+  hl_layout_unref(layout);
+}
+
+static void layout_refuses_bad_names_and_numbers(void **state) {
+  (void)state;
+  char long_name[HL_LEVEL_NAME_MAX + 2];
+  memset(long_name, 'x', sizeof long_name - 1);
+  long_name[sizeof long_name - 1] = '\0';
+  const char *bad[] = {"", NULL, "a:b", "a,b", "a\n", long_name};
+  hl_layout *layout;
+  hl_error error;
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+    assert_int_equal(hl_layout_new(&bad[i], 1, 1, &layout, &error), HL_EMISUSE);
+    assert_null(layout);
+  }
+  const char *twice[] = {"a", "b", "a"}, *many[HL_LEVELS_MAX + 1];
+  assert_int_equal(hl_layout_new(twice, 3, 1, &layout, &error), HL_EMISUSE);
+  for (size_t i = 0; i <= HL_LEVELS_MAX; i++)
+    many[i] = "a";
+  assert_int_equal(hl_layout_new(many, HL_LEVELS_MAX + 1, 1, &layout, &error),
+                   HL_EMISUSE);
+  assert_int_equal(hl_layout_new(many, 0, 1, &layout, &error), HL_EMISUSE);
+  assert_int_equal(hl_layout_new(many, 1, 1u << 31, &layout, &error),
+                   HL_EMISUSE);
+}
+
+static void layouts_are_the_same_by_names_and_buckets(void **state) {
+  (void)state;
+  const char *names[] = {"user", "account", "resource"};
+  const char *others[] = {"user", "account", "thing"};
+  hl_layout *a = layout_of(NULL, 0, 0), *b = layout_of(names, 3, 10000000),
+            *c = layout_of(names, 3, 7), *d = layout_of(names, 2, 10000000),
+            *e = layout_of(others, 3, 10000000);
+  assert_true(hl__layout_same(a, b));
+  assert_false(hl__layout_same(a, c));
+  assert_false(hl__layout_same(a, d));
+  assert_false(hl__layout_same(a, e));
+  hl_layout_unref(a), hl_layout_unref(b), hl_layout_unref(c);
+  hl_layout_unref(d), hl_layout_unref(e);
+}
+
+/* ---------------------------------------------------------------- plan */
+
+static void plan_orders_and_keeps_the_strongest(void **state) {
+  (void)state;
+  hl_layout *layout = layout_of(NULL, 0, 0);
+  hl_plan *plan = hl_plan_new(layout);
+  size_t n;
+  add(plan, "u1", "a1", "r2", HL_SHARED);
+  add(plan, "u1", "a1", "r1", HL_EXCLUSIVE);
+  add(plan, "u1", "a1", NULL, HL_SHARED); /* exclusive: not the deepest */
+  add(plan, "u1", "a1", "r1", HL_SHARED);
+  const hl_row *rows = hl_plan_rows(plan, &n);
+  const hl_row expected[] = {{3142546, 0, HL_SHARED},
+                             {5156936, 1, HL_EXCLUSIVE},
+                             {185732, 2, HL_EXCLUSIVE},
+                             {518589, 2, HL_SHARED}};
+  assert_int_equal(n, 4);
+  for (size_t i = 0; i < n; i++) {
+    assert_int_equal(rows[i].bucket, expected[i].bucket);
+    assert_int_equal(rows[i].level, expected[i].level);
+    assert_int_equal(rows[i].mode, expected[i].mode);
+  }
+  assert_int_equal(hl_plan_target_count(plan), 4);
+  assert_int_equal(hl_plan_mode(plan), HL_EXCLUSIVE);
+  assert_int_equal(hl__plan_level(plan), 2);
+  hl_plan_free(plan);
+  hl_layout_unref(layout);
+}
+
+static void plan_refuses_bad_ids_and_stays_as_it_was(void **state) {
+  (void)state;
+  static char large[HL_ID_MAX + 1];
+  hl_layout *layout = layout_of(NULL, 0, 0);
+  hl_plan *plan = hl_plan_new(layout);
+  hl_id ids[4] = {id("u"), {large, sizeof large}, id("r"), id("x")};
+  assert_int_equal(hl_plan_add(plan, ids, 0, HL_SHARED, false, NULL),
+                   HL_EMISUSE);
+  assert_int_equal(hl_plan_add(plan, ids, 4, HL_SHARED, false, NULL),
+                   HL_EMISUSE);
+  assert_int_equal(hl_plan_add(plan, ids, 2, HL_SHARED, false, NULL),
+                   HL_EMISUSE);
+  ids[1] = id("");
+  assert_int_equal(hl_plan_add(plan, ids, 2, HL_SHARED, false, NULL),
+                   HL_EMISUSE);
+  assert_int_equal(hl_plan_target_count(plan), 0);
+  ids[1] = (hl_id){large, HL_ID_MAX};
+  assert_int_equal(hl_plan_add(plan, ids, 2, HL_SHARED, true, NULL), HL_OK);
+  hl_id got[HL_LEVELS_MAX];
+  hl_target target = hl_plan_target(plan, 0, got);
+  assert_int_equal(target.level, 1);
+  assert_true(target.mode_given);
+  assert_int_equal(got[1].size, HL_ID_MAX);
+  hl_plan_free(plan);
+  hl_layout_unref(layout);
+}
+
+static void plan_says_which_rows_are_missing(void **state) {
+  (void)state;
+  hl_layout *layout = layout_of(NULL, 0, 0);
+  hl_plan *held = hl_plan_new(layout), *more = hl_plan_new(layout);
+  hl_row missing[16];
+  add(held, "u1", "a1", "r1", HL_SHARED);
+  add(more, "u1", "a1", "r1", HL_SHARED);
+  assert_int_equal(hl__plan_missing(more, held, missing), 0);
+  add(more, "u1", "a1", "r1", HL_EXCLUSIVE); /* held, but not so strongly */
+  assert_int_equal(hl__plan_missing(more, held, missing), 1);
+  assert_int_equal(missing[0].bucket, 185732);
+  assert_int_equal(missing[0].mode, HL_EXCLUSIVE);
+  add(more, "u1", "a1", "r2", HL_SHARED);
+  add(more, "u1", NULL, NULL, HL_EXCLUSIVE);
+  assert_int_equal(hl__plan_missing(more, held, missing), 3);
+  assert_int_equal(missing[0].level, 0);
+  assert_int_equal(hl__plan_missing(held, more, missing), 0);
+  assert_true(hl__plan_append(held, more));
+  assert_int_equal(hl__plan_missing(more, held, missing), 0);
+  assert_int_equal(hl_plan_target_count(held), 5);
+  hl_plan_free(held), hl_plan_free(more);
+  hl_layout_unref(layout);
+}
+
+static void plan_of_ten_thousand_targets(void **state) {
+  (void)state;
+  enum { N = 10000 };
+  hl_layout *layout = layout_of(NULL, 0, 1000000);
+  hl_plan *plan = hl_plan_new(layout);
+  char text[32];
+  size_t n, copied;
+  for (int i = N; i > 0; i--) {
+    (void)snprintf(text, sizeof text, "r%d", i);
+    add(plan, "u1", "a1", text, i % 2 ? HL_SHARED : HL_EXCLUSIVE);
+  }
+  hl_plan *copy = hl_plan_copy(plan);
+  const hl_row *rows = hl_plan_rows(plan, &n);
+  assert_true(n > N - 200 && n <= N + 2);
+  for (size_t i = 1; i < n; i++)
+    assert_true(rows[i - 1].level < rows[i].level ||
+                (rows[i - 1].level == rows[i].level &&
+                 rows[i - 1].bucket < rows[i].bucket));
+  const hl_row *same = hl_plan_rows(copy, &copied);
+  assert_int_equal(copied, n);
+  assert_memory_equal(same, rows, n * sizeof *rows);
+  for (int i = 0; i < N; i += 777) {
+    hl_id ids[HL_LEVELS_MAX];
+    (void)hl_plan_target(copy, (size_t)i, ids);
+    (void)snprintf(text, sizeof text, "r%d", N - i);
+    assert_int_equal(ids[2].size, strlen(text));
+    assert_memory_equal(ids[2].data, text, strlen(text));
+  }
+  char *sql = hl_plan_sql(plan, HL_MARIADB, "t");
+  assert_non_null(sql);
+  size_t parts = 0;
+  for (const char *at = sql; (at = strstr(at, "SELECT ")); at++)
+    parts++;
+  assert_int_equal(parts, n);
+  free(sql);
+  hl_plan_free(plan), hl_plan_free(copy);
+  hl_layout_unref(layout);
+}
+
+static void plan_describes_itself_in_any_room(void **state) {
+  (void)state;
+  hl_layout *layout = layout_of(NULL, 0, 0);
+  hl_plan *plan = hl_plan_new(layout);
+  char text[200];
+  assert_string_equal(hl_plan_describe(plan, text, sizeof text), "");
+  hl_id ids[2] = {id("u\n"), {"a\0\xff\xc3\xa4", 5}};
+  assert_int_equal(hl_plan_add(plan, ids, 2, HL_SHARED, false, NULL), HL_OK);
+  add(plan, "u2", NULL, NULL, HL_SHARED);
+  assert_string_equal(hl_plan_describe(plan, text, sizeof text),
+                      "u\\x0a/a\\x00\\xff\xc3\xa4, u2");
+  for (size_t size = 0; size < 40; size++) {
+    memset(text, '#', sizeof text);
+    (void)hl_plan_describe(plan, text, size);
+    if (size) assert_true(strlen(text) < size);
+    for (size_t i = size; i < sizeof text; i++)
+      assert_int_equal(text[i], '#');
+  }
+  hl_plan_free(plan);
+  hl_layout_unref(layout);
+}
+
+/* ----------------------------------------------------------------- DSN */
+
+static void same(const char *a, const char *b) {
+  if (!b)
+    assert_null(a);
+  else {
+    assert_non_null(a);
+    assert_string_equal(a, b);
+  }
+}
+
+static void dsn_is_taken_apart(void **state) {
+  (void)state;
+  static const struct {
+    const char *dsn, *store, *user, *password, *host;
+    unsigned port;
+    const char *socket, *database, *path, *name, *value;
+  } cases[] = {
+      {"mysql://u:p@h:33/d?table=t", "mysql", "u", "p", "h", 33, NULL, "d",
+       NULL, "table", "t"},
+      {"mariadb://h/d", "mysql", NULL, NULL, "h", 0, NULL, "d", NULL, NULL,
+       NULL},
+      {"mysql://u@/d", "mysql", "u", NULL, NULL, 0, NULL, "d", NULL, NULL,
+       NULL},
+      {"mysql://u:@[::1]:5/d", "mysql", "u", "", "::1", 5, NULL, "d", NULL,
+       NULL, NULL},
+      {"mysql://[fe80::1%25eth0]/d", "mysql", NULL, NULL, "fe80::1%eth0", 0,
+       NULL, "d", NULL, NULL, NULL},
+      {"mysql://%75%3a:%40%2f%3F%25:x@y@h/%64%2f", "mysql", "u:", "@/?%:x@y",
+       "h", 0, NULL, "d/", NULL, NULL, NULL},
+      {"mysql://u:p@/d?socket=%2frun%2fs&tls=off", "mysql", "u", "p", NULL, 0,
+       "/run/s", "d", NULL, "tls", "off"},
+      {"mysql://", "mysql", NULL, NULL, NULL, 0, NULL, NULL, NULL, NULL, NULL},
+      {"u:p@tcp(h:33)/d?loc=Europe%2FBerlin", "mysql", "u", "p", "h", 33, NULL,
+       "d", NULL, "loc", "Europe/Berlin"},
+      {"u:p:/@?%zz@tcp(h)/d", "mysql", "u", "p:/@?%zz", "h", 0, NULL, "d", NULL,
+       NULL, NULL},
+      {"u:@tcp(x)/y@tcp([::1]:3)/d", "mysql", "u", "@tcp(x)/y", "::1", 3, NULL,
+       "d", NULL, NULL, NULL},
+      {"u@unix(/run/a b)/d", "mysql", "u", NULL, NULL, 0, "/run/a b", "d", NULL,
+       NULL, NULL},
+      {"u:p@tcp/d", "mysql", "u", "p", NULL, 0, NULL, "d", NULL, NULL, NULL},
+      {"/d", "mysql", NULL, NULL, NULL, 0, NULL, "d", NULL, NULL, NULL},
+      {"file:", "file", NULL, NULL, NULL, 0, NULL, NULL, NULL, NULL, NULL},
+      {"FILE:/a%20b", "file", NULL, NULL, NULL, 0, NULL, NULL, "/a b", NULL,
+       NULL},
+      {"file:///a", "file", NULL, NULL, NULL, 0, NULL, NULL, "/a", NULL, NULL},
+      {"file:a/b", "file", NULL, NULL, NULL, 0, NULL, NULL, "a/b", NULL, NULL},
+      {"null:", "null", NULL, NULL, NULL, 0, NULL, NULL, NULL, NULL, NULL},
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    hl_dsn dsn;
+    hl_error error = {0};
+    if (hl_dsn_parse(cases[i].dsn, &dsn, &error) != HL_OK)
+      fail_msg("%s: %s", cases[i].dsn, error.message);
+    same(dsn.store, cases[i].store);
+    same(dsn.user, cases[i].user);
+    same(dsn.password, cases[i].password);
+    same(dsn.host, cases[i].host);
+    assert_int_equal(dsn.port, cases[i].port);
+    same(dsn.socket, cases[i].socket);
+    same(dsn.database, cases[i].database);
+    same(dsn.path, cases[i].path);
+    if (cases[i].name)
+      same(hl_dsn_param_get(&dsn, cases[i].name), cases[i].value);
+    same(hl_dsn_param_get(&dsn, "absent"), NULL);
+    hl_dsn_dispose(&dsn);
+    hl_dsn_dispose(&dsn);
+  }
+}
+
+static void dsn_has_a_limited_number_of_parameters(void **state) {
+  (void)state;
+  char text[1024] = "mysql://h/d?";
+  hl_dsn dsn;
+  for (int i = 0; i < HL_DSN_PARAMS_MAX; i++)
+    (void)sprintf(text + strlen(text), "p%d=%d&", i, i);
+  assert_int_equal(hl_dsn_parse(text, &dsn, NULL), HL_OK);
+  assert_int_equal(dsn.param_count, HL_DSN_PARAMS_MAX);
+  hl_dsn_dispose(&dsn);
+  strcat(text, "last=1");
+  assert_int_equal(hl_dsn_parse(text, &dsn, NULL), HL_EDSN);
+  hl_dsn_dispose(&dsn);
+}
+
+static void dsn_of_random_pieces_is_taken_apart_or_refused(void **state) {
+  (void)state;
+  static const char *const pieces[] = {
+      "mysql://", "file:", "null:", "tcp(", "unix(", ")",   "/",   "@",
+      ":",        "?",     "&",     "=",    "%",     "%41", "%00", "[",
+      "]",        "a",     "1",     "\xff", "\x01",  "//"};
+  uint32_t random = 1;
+  for (int i = 0; i < 300000; i++) {
+    char text[256] = "";
+    random = random * 1664525u + 1013904223u;
+    for (unsigned n = random >> 28; n > 0; n--) {
+      random = random * 1664525u + 1013904223u;
+      strcat(text, pieces[(random >> 16) % (sizeof pieces / sizeof *pieces)]);
+    }
+    hl_dsn dsn;
+    hl_error error = {0};
+    int status = hl_dsn_parse(text, &dsn, &error);
+    if (status != HL_OK) {
+      assert_int_equal(status, HL_EDSN);
+      assert_true(error.message[0]);
+    }
+    hl_dsn_dispose(&dsn);
+  }
+}
+
+/* -------------------------------------------------------------- errors */
+
+static void errors_are_one_line_and_never_too_long(void **state) {
+  (void)state;
+  char large[2000];
+  hl_error error;
+  memset(large, 'x', sizeof large - 1);
+  large[sizeof large - 1] = '\0';
+  assert_int_equal(hl__error(&error, HL_ESTORE, "a\nb\t%s", large), HL_ESTORE);
+  assert_memory_equal(error.message, "a b x", 5);
+  assert_int_equal(strlen(error.message), sizeof error.message - 1);
+  assert_int_equal(error.level, -1);
+  assert_false(error.retryable);
+  errno = ENOENT;
+  (void)hl__error_errno(&error, HL_ECONNECTION, "x");
+  assert_string_equal(error.message, "x: No such file or directory");
+  assert_true(error.retryable);
+  errno = ENOENT;
+  (void)hl__error_errno(&error, HL_ESTORE, "%s", large);
+  assert_int_equal(strlen(error.message), sizeof error.message - 1);
+  assert_int_equal(hl__error(NULL, HL_EDSN, "nobody listens"), HL_EDSN);
+  assert_int_equal(hl__error_memory(NULL), HL_ENOMEM);
+}
+
+static void statuses_have_the_names_of_the_contract(void **state) {
+  (void)state;
+  static const struct {
+    int status;
+    const char *name;
+    bool retryable;
+  } table[] = {{HL_TIMEOUT, "timeout", true},
+               {HL_DEADLOCK, "deadlock", true},
+               {HL_CANCELLED, "cancelled", true},
+               {HL_BUSY, "busy", true},
+               {HL_ECONNECTION, "connection", true},
+               {HL_ELOST, "lost", true},
+               {HL_ERELEASED, "released", false},
+               {HL_ENOT_PROVISIONED, "not_provisioned", false},
+               {HL_EMISMATCH, "mismatch", false},
+               {HL_EUNSAFE_SERVER, "unsafe_server", false},
+               {HL_EDSN, "dsn", false},
+               {HL_ESTORE, "store", false}};
+  for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+    hl_error error;
+    assert_string_equal(hl_status_name(table[i].status), table[i].name);
+    (void)hl__error(&error, table[i].status, "x");
+    assert_int_equal(error.retryable, table[i].retryable);
+  }
+  assert_string_equal(hl_status_name(-99), "store");
+}
+
+static void escaping_keeps_utf8_and_nothing_else_odd(void **state) {
+  (void)state;
+  static const struct {
+    const char *in;
+    size_t n;
+    const char *out;
+  } cases[] = {
+      {"abc", 3, "abc"},
+      {"a\0b", 3, "a\\x00b"},
+      {"\x7f\x1b", 2, "\\x7f\\x1b"},
+      {"\xc3\xa4\xe2\x82\xac\xf0\x9f\x94\x92", 9,
+       "\xc3\xa4\xe2\x82\xac\xf0\x9f\x94\x92"},
+      {"\xc3", 1, "\\xc3"},          /* cut */
+      {"\xc0\xaf", 2, "\\xc0\\xaf"}, /* too long */
+      {"\xe0\x80\xaf", 3, "\\xe0\\x80\\xaf"},
+      {"\xed\xa0\x80", 3, "\\xed\\xa0\\x80"},          /* a surrogate */
+      {"\xf4\x90\x80\x80", 4, "\\xf4\\x90\\x80\\x80"}, /* above 10FFFF */
+      {"\xf0\x8f\xbf\xbf", 4, "\\xf0\\x8f\\xbf\\xbf"},
+      {"\xff\xfe", 2, "\\xff\\xfe"},
+      {"", 0, ""},
+  };
+  char out[64];
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    size_t n = hl__escape(out, sizeof out, cases[i].in, cases[i].n);
+    assert_string_equal(out, cases[i].out);
+    assert_int_equal(n, strlen(out));
+  }
+}
+
+static void escaping_is_cut_between_characters(void **state) {
+  (void)state;
+  static const char in[] = "ab\xc3\xa4\x01\xe2\x82\xac"
+                           "cd";
+  for (size_t size = 0; size <= 20; size++) {
+    char out[32];
+    memset(out, '#', sizeof out);
+    size_t n = hl__escape(out, size, in, sizeof in - 1);
+    if (size == 0) continue;
+    assert_true(n < size);
+    assert_int_equal(out[n], '\0');
+    assert_int_equal(strlen(out), n);
+    assert_int_equal(out[size], '#');
+    char again[64]; /* valid UTF-8: escaping it again changes nothing */
+    (void)hl__escape(again, sizeof again, out, n);
+    assert_string_equal(again, out);
+    if (size > 3 && size < 14) assert_string_equal(out + n - 3, "...");
+  }
+}
+
+/* ---------------------------------------------------------------- fork */
+
+static int in_child(void (*fn)(void *), void *context) {
+  int status;
+  pid_t pid = fork();
+  if (pid == 0) {
+    fn(context);
+    _exit(99);
+  }
+  assert_int_equal(waitpid(pid, &status, 0), pid);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void count_open(void *context) {
+  const int *fds = context;
+  int open = 0;
+  for (int i = 0; i < 3; i++)
+    open += fcntl(fds[i], F_GETFD) >= 0;
+  _exit(open * 10 + (int)hl__fork_generation());
+}
+
+static void a_forked_child_closes_what_is_watched(void **state) {
+  (void)state;
+  int fds[3];
+  unsigned generation = hl__fork_generation();
+  for (int i = 0; i < 3; i++) {
+    fds[i] = open("/dev/null", O_RDONLY);
+    assert_true(fds[i] >= 0);
+    assert_int_equal(hl__fork_watch(fds[i]), HL_OK);
+  }
+  hl__fork_unwatch(fds[1]);
+  hl__fork_unwatch(12345); /* never watched */
+  assert_int_equal(in_child(count_open, fds), 10 + (int)generation + 1);
+  assert_int_equal(hl__fork_generation(), generation);
+  for (int i = 0; i < 3; i++) {
+    assert_true(fcntl(fds[i], F_GETFD) >= 0);
+    hl__fork_unwatch(fds[i]);
+    (void)close(fds[i]);
+  }
+}
+
+/* ------------------------------------------------------------- manager */
+
+static char directory[64] = "file:/dev/shm/hierlock-test-XXXXXX";
+
+static int make_directory(void **state) {
+  (void)state;
+  return mkdtemp(directory + strlen("file:")) ? 0 : -1;
+}
+
+static int remove_directory(void **state) {
+  char command[128];
+  (void)state;
+  (void)snprintf(command, sizeof command, "rm -rf %s", directory + 5);
+  return system(command);
+}
+
+static hl_manager *open_dsn(const char *dsn) {
+  hl_config config = HL_CONFIG_INIT;
+  hl_manager *manager;
+  hl_error error;
+  config.dsn = dsn;
+  config.timeout = 10000;
+  if (hl_manager_open(&config, &manager, &error) != HL_OK)
+    fail_msg("%s: %s", dsn, error.message);
+  return manager;
+}
+
+static hl_plan *plan_for(hl_manager *manager, const char *u, const char *a,
+                         const char *r, hl_mode mode) {
+  hl_plan *plan = hl_plan_new(hl_manager_layout(manager));
+  add(plan, u, a, r, mode);
+  return plan;
+}
+
+static int take(hl_manager *manager, const char *u, const char *a,
+                const char *r, hl_mode mode, int64_t timeout, hl_lock **lock) {
+  hl_options options = HL_OPTIONS_INIT;
+  options.timeout = timeout;
+  hl_plan *plan = plan_for(manager, u, a, r, mode);
+  int status = hl_acquire(manager, plan, &options, lock, NULL);
+  hl_plan_free(plan);
+  return status;
+}
+
+static void a_lock_goes_through_its_life(void **state) {
+  const char *dsns[] = {directory, "null:"};
+  (void)state;
+  for (int i = 0; i < 2; i++) {
+    bool excludes = i == 0;
+    hl_manager *manager = open_dsn(dsns[i]);
+    hl_lock *lock, *other;
+    hl_stats stats;
+    assert_int_equal(take(manager, "u", "a", NULL, HL_EXCLUSIVE, 0, &lock),
+                     HL_OK);
+    assert_int_equal(take(manager, "u", NULL, NULL, HL_EXCLUSIVE, 0, &other),
+                     excludes ? HL_TIMEOUT : HL_OK);
+    if (excludes) assert_null(other);
+    hl_lock_free(other);
+    assert_true(hl_lock_is_held(lock));
+    assert_int_equal(hl_lock_look(lock), HL_HELD);
+    assert_int_equal(hl_lock_check(lock, NULL), HL_OK);
+    assert_true(hl_lock_remaining(lock) == HL_FOREVER);
+    assert_true(hl_lock_token(lock) > 0);
+    assert_int_equal(hl_lock_mode(lock), HL_EXCLUSIVE);
+    assert_int_equal(hl_lock_level(lock), 1);
+
+    hl_plan *more = plan_for(manager, "u", "a", "r", HL_EXCLUSIVE);
+    assert_int_equal(hl_lock_extend(lock, more, NULL, NULL), HL_OK);
+    assert_int_equal(hl_lock_level(lock), 2);
+    assert_int_equal(hl_plan_target_count(hl_lock_plan(lock)), 2);
+
+    hl_manager_stats(manager, &stats);
+    assert_int_equal(stats.held, 1);
+    assert_int_equal(stats.timeouts, excludes);
+    assert_int_equal(hl_lock_release(lock, true, NULL), HL_OK);
+    assert_int_equal(hl_lock_release(lock, false, NULL), HL_OK);
+    assert_false(hl_lock_is_held(lock));
+    assert_int_equal(hl_lock_remaining(lock), 0);
+    assert_int_equal(hl_lock_look(lock), HL_RELEASED);
+    assert_int_equal(hl_lock_check(lock, NULL), HL_ERELEASED);
+    assert_int_equal(hl_lock_extend(lock, more, NULL, NULL), HL_ERELEASED);
+    hl_plan_free(more);
+    hl_lock_free(lock);
+    hl_manager_stats(manager, &stats);
+    assert_int_equal(stats.held, 0);
+    hl_manager_close(manager);
+  }
+}
+
+static void misuse_of_acquire_is_named(void **state) {
+  (void)state;
+  hl_manager *manager = open_dsn("null:"), *other = open_dsn("null:");
+  hl_plan *empty = hl_plan_new(hl_manager_layout(manager));
+  hl_plan *foreign = plan_for(other, "u", NULL, NULL, HL_EXCLUSIVE);
+  hl_options options = {.timeout = 0, .label = NULL, .label_size = 3};
+  hl_error error;
+  hl_lock *lock;
+  assert_int_equal(hl_acquire(manager, empty, NULL, &lock, &error), HL_EMISUSE);
+  assert_non_null(strstr(error.message, "target"));
+  assert_int_equal(hl_acquire(manager, foreign, NULL, &lock, &error),
+                   HL_EMISUSE);
+  assert_non_null(strstr(error.message, "layout"));
+  assert_int_equal(hl_acquire(other, foreign, &options, &lock, &error),
+                   HL_EMISUSE);
+  assert_non_null(strstr(error.message, "label"));
+  hl_plan_free(empty), hl_plan_free(foreign);
+  hl_manager_close(manager), hl_manager_close(other);
+}
+
+static void bad_configurations_are_refused(void **state) {
+  (void)state;
+  hl_manager *manager;
+  hl_config config = HL_CONFIG_INIT;
+  config.dsn = "null:";
+  config.timeout = -1;
+  assert_int_equal(hl_manager_open(&config, &manager, NULL), HL_EMISUSE);
+  config.timeout = HL_FOREVER;
+  config.hold_timeout = 999;
+  assert_int_equal(hl_manager_open(&config, &manager, NULL), HL_EMISUSE);
+  config.hold_timeout = 1000;
+  config.pool_size = 0;
+  assert_int_equal(hl_manager_open(&config, &manager, NULL), HL_EMISUSE);
+  config.pool_size = 1;
+  config.dsn = "mysql://h/d"; /* no such store was given */
+  assert_int_equal(hl_manager_open(&config, &manager, NULL), HL_ESTORE);
+  assert_null(manager);
+  config.dsn = "";
+  assert_int_equal(hl_manager_open(&config, &manager, NULL), HL_EDSN);
+  if (manager) hl_manager_close(manager);
+}
+
+static void a_closed_manager_leaves_locks_that_hold_nothing(void **state) {
+  (void)state;
+  hl_manager *manager = open_dsn(directory), *other = open_dsn(directory);
+  hl_lock *lock, *second;
+  assert_int_equal(take(manager, "u", NULL, NULL, HL_EXCLUSIVE, 0, &lock),
+                   HL_OK);
+  hl_plan *plan = plan_for(manager, "v", NULL, NULL, HL_EXCLUSIVE);
+  hl_manager_close(manager);
+  assert_int_equal(take(other, "u", NULL, NULL, HL_EXCLUSIVE, 0, &second),
+                   HL_OK);
+  assert_false(hl_lock_is_held(lock));
+  assert_int_equal(hl_lock_look(lock), HL_RELEASED);
+  assert_int_equal(hl_lock_check(lock, NULL), HL_ERELEASED);
+  assert_int_equal(hl_lock_extend(lock, plan, NULL, NULL), HL_ERELEASED);
+  assert_int_equal(hl_lock_release(lock, true, NULL), HL_OK);
+  hl_lock_free(lock); /* the manager goes with it */
+  hl_plan_free(plan);
+  assert_true(hl_lock_is_held(second));
+  hl_manager_close(other);
+  hl_lock_free(second);
+}
+
+static void try_in_child(void *context) {
+  hl_manager *manager = ((void **)context)[0];
+  hl_lock *lock = ((void **)context)[1], *own;
+  if (hl_lock_look(lock) != HL_FOREIGN || hl_lock_is_held(lock)) _exit(1);
+  if (hl_lock_release(lock, true, NULL) != HL_ERELEASED) _exit(2);
+  hl_lock_free(lock);
+  if (take(manager, "u", NULL, NULL, HL_EXCLUSIVE, 0, &own) != HL_TIMEOUT)
+    _exit(3);
+  if (take(manager, "other", NULL, NULL, HL_EXCLUSIVE, 0, &own) != HL_OK)
+    _exit(4);
+  hl_lock_free(own);
+  hl_manager_close(manager);
+  _exit(0);
+}
+
+static void a_forked_child_has_no_lock_of_its_parents(void **state) {
+  (void)state;
+  hl_manager *manager = open_dsn(directory);
+  hl_lock *lock;
+  assert_int_equal(take(manager, "u", NULL, NULL, HL_EXCLUSIVE, 0, &lock),
+                   HL_OK);
+  void *context[] = {manager, lock};
+  assert_int_equal(in_child(try_in_child, context), 0);
+  assert_true(hl_lock_is_held(lock));
+  assert_int_equal(hl_lock_check(lock, NULL), HL_OK);
+  hl_lock_free(lock);
+  hl_manager_close(manager);
+}
+
+/* Threads share a manager; the counters are protected by the locks alone. */
+static struct {
+  hl_manager *manager;
+  long counters[3];
+  atomic_int failures;
+} shared;
+
+enum { THREADS = 8, ROUNDS = 400 };
+
+static void *count_up(void *argument) {
+  static const char *const users[] = {"t0", "t1", "t2"};
+  for (int i = 0; i < ROUNDS; i++) {
+    hl_lock *lock;
+    int which = (int)((i + (intptr_t)argument) % 3);
+    if (take(shared.manager, users[which], NULL, NULL, HL_EXCLUSIVE, -1,
+             &lock) != HL_OK) {
+      atomic_fetch_add(&shared.failures, 1);
+      continue;
+    }
+    long seen = shared.counters[which];
+    if (i % 64 == 0) (void)usleep(50);
+    shared.counters[which] = seen + 1;
+    hl_lock_free(lock);
+  }
+  return NULL;
+}
+
+static void threads_exclude_each_other(void **state) {
+  (void)state;
+  pthread_t threads[THREADS];
+  hl_stats stats;
+  shared.manager = open_dsn(directory);
+  for (intptr_t i = 0; i < THREADS; i++)
+    assert_int_equal(pthread_create(&threads[i], NULL, count_up, (void *)i), 0);
+  for (int i = 0; i < THREADS; i++)
+    (void)pthread_join(threads[i], NULL);
+  assert_int_equal(atomic_load(&shared.failures), 0);
+  assert_int_equal(shared.counters[0] + shared.counters[1] + shared.counters[2],
+                   THREADS * ROUNDS);
+  hl_manager_stats(shared.manager, &stats);
+  assert_int_equal(stats.acquired, THREADS * ROUNDS);
+  assert_int_equal(stats.held, 0);
+  assert_int_equal(stats.waiting, 0);
+  hl_manager_close(shared.manager);
+}
+
+static void *wait_for_u(void *argument) {
+  hl_lock *lock;
+  (void)argument;
+  return (void *)(intptr_t)take(shared.manager, "u", NULL, NULL, HL_EXCLUSIVE,
+                                HL_FOREVER, &lock);
+}
+
+static void closing_ends_the_waits_of_other_threads(void **state) {
+  (void)state;
+  pthread_t thread;
+  hl_stats stats;
+  hl_lock *lock;
+  void *result;
+  hl_manager *other = open_dsn(directory);
+  shared.manager = open_dsn(directory);
+  assert_int_equal(take(other, "u", NULL, NULL, HL_EXCLUSIVE, 0, &lock), HL_OK);
+  assert_int_equal(pthread_create(&thread, NULL, wait_for_u, NULL), 0);
+  for (int i = 0; i < 5000; i++) {
+    hl_manager_stats(shared.manager, &stats);
+    if (stats.waiting) break;
+    (void)usleep(1000);
+  }
+  assert_int_equal(stats.waiting, 1);
+  hl_manager_close(shared.manager);
+  (void)pthread_join(thread, &result);
+  assert_int_equal((intptr_t)result, HL_CANCELLED);
+  hl_lock_free(lock);
+  hl_manager_close(other);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(layout_hashes_as_in_the_contract),
+      cmocka_unit_test(layout_refuses_bad_names_and_numbers),
+      cmocka_unit_test(layouts_are_the_same_by_names_and_buckets),
+      cmocka_unit_test(plan_orders_and_keeps_the_strongest),
+      cmocka_unit_test(plan_refuses_bad_ids_and_stays_as_it_was),
+      cmocka_unit_test(plan_says_which_rows_are_missing),
+      cmocka_unit_test(plan_of_ten_thousand_targets),
+      cmocka_unit_test(plan_describes_itself_in_any_room),
+      cmocka_unit_test(dsn_is_taken_apart),
+      cmocka_unit_test(dsn_has_a_limited_number_of_parameters),
+      cmocka_unit_test(dsn_of_random_pieces_is_taken_apart_or_refused),
+      cmocka_unit_test(errors_are_one_line_and_never_too_long),
+      cmocka_unit_test(statuses_have_the_names_of_the_contract),
+      cmocka_unit_test(escaping_keeps_utf8_and_nothing_else_odd),
+      cmocka_unit_test(escaping_is_cut_between_characters),
+      cmocka_unit_test(a_forked_child_closes_what_is_watched),
+      cmocka_unit_test(a_lock_goes_through_its_life),
+      cmocka_unit_test(misuse_of_acquire_is_named),
+      cmocka_unit_test(bad_configurations_are_refused),
+      cmocka_unit_test(a_closed_manager_leaves_locks_that_hold_nothing),
+      cmocka_unit_test(a_forked_child_has_no_lock_of_its_parents),
+      cmocka_unit_test(threads_exclude_each_other),
+      cmocka_unit_test(closing_ends_the_waits_of_other_threads),
+  };
+  return cmocka_run_group_tests(tests, make_directory, remove_directory);
+}

@@ -1,0 +1,243 @@
+-- Data source names: which are understood, which are refused with what word, and
+-- that no password is ever shown. What a DSN is taken apart into is looked at in
+-- spec/core/test_core.c; here is what a program sees. Port 1 has no server, so a
+-- DSN of MySQL that was understood ends in `connection`.
+
+local hierlock = require "hierlock"
+local support = require "spec.support"
+
+local MARKER = "SECRETMARKER"
+local BUILT = pcall(require, "hierlock.store.mysql")
+
+local function fails(dsn)
+  local manager, err = hierlock.open(dsn, { timeout = 1 })
+  if manager then manager:close() end
+  assert.is_nil(manager, dsn)
+  assert.is_true(hierlock.is_error(err))
+  return err
+end
+
+local function urlencode(text)
+  return (text:gsub("[^%w]", function(c) return ("%%%02x"):format(c:byte()) end))
+end
+
+describe("a DSN that is understood", function()
+  local function understood(title, dsn, shown)
+    it("may be " .. title, function()
+      local err = fails(dsn)
+      assert.equal(BUILT and "connection" or "store", err.code, tostring(err))
+      if BUILT and shown then assert.matches(shown, err.message, 1, true) end
+    end)
+  end
+
+  understood("mysql://", "mysql://u:p@127.0.0.1:1/db", "127.0.0.1")
+  understood("mariadb://", "mariadb://u:p@127.0.0.1:1/db", "127.0.0.1")
+  understood("in capitals, as for its scheme", "MySQL://u:p@127.0.0.1:1/db", "127.0.0.1")
+  understood("a URL without user", "mysql://127.0.0.1:1/db", "127.0.0.1")
+  understood("a URL without password", "mysql://u@127.0.0.1:1/db", "127.0.0.1")
+  understood("a URL with an empty password", "mysql://u:@127.0.0.1:1/db", "127.0.0.1")
+  understood("a URL with IPv6", "mysql://u:p@[::1]:1/db", "::1")
+  understood("a URL with percent signs in every part",
+    "mysql://%75:%70@%31%32%37.0.0.1:1/%64%62?%74%61%62%6c%65=%74", "127.0.0.1")
+  understood("a URL with an encoded odd password",
+    "mysql://u:" .. urlencode(":@/?%#&=+ ") .. "@127.0.0.1:1/db", "127.0.0.1")
+  understood("a URL with ':' and '@' in the password", "mysql://u:a:b@c@127.0.0.1:1/db", "127.0.0.1")
+  understood("a URL with a socket", "mysql://u:p@/db?socket=/nonexistent/hierlock.sock", "/nonexistent/hierlock.sock")
+  understood("a URL with every parameter", "mysql://u:p@127.0.0.1:1/db?tls=off&tls_ca=/x&tls_cert=/x&tls_key=/x"
+    .. "&connect_timeout=1.5&table=t_$1", "127.0.0.1")
+  understood("a URL whose '?' or '&' has nothing behind it", "mysql://u:p@127.0.0.1:1/db?table=t&", "127.0.0.1")
+  understood("of Go's form", "u:p@tcp(127.0.0.1:1)/db", "127.0.0.1")
+  understood("of Go's form with IPv6", "u:p@tcp([::1]:1)/db", "::1")
+  understood("of Go's form without password", "u@tcp(127.0.0.1:1)/db", "127.0.0.1")
+  understood("of Go's form without user", "tcp(127.0.0.1:1)/db", "127.0.0.1")
+  understood("of Go's form with a socket", "u:p@unix(/nonexistent/hierlock.sock)/db", "/nonexistent/hierlock.sock")
+  for _, password in ipairs { "a:b", "a@b", "a/b", "a?b", "a%b", "100%", "a(b", "a)b", "@tcp(", "a@tcp(x)/y", ":@/?%&=" } do
+    understood("of Go's form with the plain password " .. password, "u:" .. password .. "@tcp(127.0.0.1:1)/db", "127.0.0.1")
+  end
+  for _, parameter in ipairs { "parseTime=true", "multiStatements=true", "loc=UTC", "loc=Europe%2FBerlin",
+                               "charset=utf8mb4,utf8", "collation=utf8mb4_bin", "interpolateParams=true" } do
+    understood("of Go's form with " .. parameter, "u:p@tcp(127.0.0.1:1)/db?" .. parameter, "127.0.0.1")
+  end
+
+  for _, dsn in ipairs { "null:", "NULL:", "file:%s", "file:%s/", "file://%s", "FILE:%s" } do
+    it("may be " .. dsn:format("/directory"), function()
+      local directory = support.stores[1].directory
+      local manager, err = hierlock.open(dsn:format(directory), { buckets = support.stores[1].options.buckets })
+      assert.is_truthy(manager, tostring(err))
+      manager:close()
+    end)
+  end
+  it("may name a directory with percent signs", function()
+    local directory = support.stores[1].directory .. "/a%?b c"
+    local manager = assert(hierlock.open("file:" .. urlencode(directory)))
+    manager:close()
+    assert.is_truthy(io.open(directory .. "/control", "rb")):close()
+  end)
+end)
+
+describe("a DSN that is refused", function()
+  local function refused(title, dsn, word)
+    it(title .. ", and the message says so", function()
+      local err = fails(dsn)
+      assert.equal("dsn", err.code, tostring(err))
+      assert.is_false(err.retryable)
+      assert.matches(word, err.message)
+    end)
+  end
+
+  refused("is empty", "", "empty")
+  refused("has no scheme", "nonsense", "scheme")
+  refused("has an unknown scheme", "postgres://u:p@h/db", "unknown scheme 'postgres'")
+  refused("names no database", "mysql://u:p@127.0.0.1:1", "database")
+  refused("names no database behind its '/'", "mysql://u:p@127.0.0.1:1/", "database")
+  refused("has a '/' in its database", "mysql://u:p@127.0.0.1:1/a/b", "database")
+  for _, port in ipairs { "0", "65536", "99999999999999999999", "-1", "1x", "", "x" } do
+    refused("has the port '" .. port .. "'", "mysql://u:p@127.0.0.1:" .. port .. "/db", "port")
+    refused("has the port '" .. port .. "' in Go's form", "u:p@tcp(127.0.0.1:" .. port .. ")/db", "port")
+  end
+  refused("has '[' without ']'", "mysql://u:p@[::1/db", "'%['")
+  for _, part in ipairs { { "user", "%s:p@h/db" }, { "password", "u:%s@h/db" }, { "host", "u:p@%s/db" },
+                          { "database", "u:p@h/%s" }, { "value", "u:p@h/db?table=%s" } } do
+    refused("has half a percent sign in its " .. part[1], "mysql://" .. part[2]:format("a%2"), part[1])
+    refused("has a bad percent sign in its " .. part[1], "mysql://" .. part[2]:format("%zz"), part[1])
+    refused("has a NUL byte in its " .. part[1], "mysql://" .. part[2]:format("a%00b"), "NUL")
+  end
+  refused("has a NUL byte in its directory", "file:/tmp/a%00b", "NUL")
+  refused("has a raw NUL byte", "null:\0", "NUL")
+  refused("has a raw NUL byte in the middle", "mysql://u:p@127.0.0.1:1/db\0x", "NUL")
+  refused("has an unknown parameter", "mysql://u:p@127.0.0.1:1/db?time_out=3", "'time_out'")
+  refused("has an unknown parameter in Go's form", "u:p@tcp(127.0.0.1:1)/db?allowOldPasswords=1", "'allowOldPasswords'")
+  refused("has a parameter twice", "mysql://u:p@127.0.0.1:1/db?table=a&table=b", "'table'")
+  refused("has a parameter without value", "mysql://u:p@127.0.0.1:1/db?table", "parameter")
+  refused("has a bad table", "mysql://u:p@127.0.0.1:1/db?table=a-b", "table")
+  refused("has a bad tls", "mysql://u:p@127.0.0.1:1/db?tls=maybe", "tls")
+  refused("wants to verify without a CA", "mysql://u:p@127.0.0.1:1/db?tls=verify-identity", "tls_ca")
+  refused("has a bad connect_timeout", "mysql://u:p@127.0.0.1:1/db?connect_timeout=soon", "connect_timeout")
+  refused("has an infinite connect_timeout", "mysql://u:p@127.0.0.1:1/db?connect_timeout=inf", "connect_timeout")
+  refused("has an unencoded '?' in its password", "mysql://u:a?b@127.0.0.1:1/db", "'%?'")
+  refused("has an unknown address in Go's form", "u:p@udp(127.0.0.1:1)/db", "address")
+  refused("has '(' without ')' in Go's form", "u:p@tcp(127.0.0.1:1/db", "tcp%(host")
+  refused("has a relative socket in Go's form", "u:p@unix(sock)/db", "unix")
+  refused("has no '/' in Go's form", "u:p@tcp(127.0.0.1:1)", "/database")
+  refused("has a parameter behind file:", "file:/tmp/x?mode=0700", "'mode'")
+  refused("has a parameter behind null:", "null:?a=b", "'a'")
+  refused("has something behind null:", "null:x", "null:")
+  refused("has a host behind file:", "file://host/x", "file:")
+end)
+
+describe("the password", function()
+  local templates = {
+    "mysql://u:%s@127.0.0.1:1/db", "mariadb://u:%s@127.0.0.1:1/db?zz=1", "mysql://u:%s@127.0.0.1:x/db",
+    "mysql://u:%s@127.0.0.1:1", "u:%s@tcp(127.0.0.1:1)/db", "u:%s@tcp(127.0.0.1:1/db", "u:%s@tcp(127.0.0.1:1)/db?zz=1",
+    "u:%s@udp(h)/db", "u:%s@unix(x)/db", "u:%s@unix(/nonexistent)/db", "u:%s@tcp(127.0.0.1:1)", "u:%s", "u:%s@", "pg://u:%s@h/db",
+    "mysql:u:%s@h/db", "mysql:/u:%s@h/db", "mysql//u:%s@h/db", "u:%s@127.0.0.1:1/db", "mysql://u:%s@[::1/db",
+    "mysql://u:%s@127.0.0.1:1/db?a=1&a=2", "mysql://u:%s@127.0.0.1:1/a/b", "u:%s@/db?zz=1", "u:%s@tcp/db?zz=1",
+  }
+  local around = { "%s", "%%%s", "%s%%", "%%zz%s", "%%00%s", "/%s", "?%s", "?%s=1&%s=1", "?a=%s", "&%s=1", "@%s", ":%s",
+                   "x@y?%s", "x@y:%s", "@tcp(%s", "@tcp(x)/%s", ")/%s?", "a/b?%s=1", "x/db?%s=1&%s=1", "[%s", "(%s)", "%%40%s" }
+  it("is never in a message, wherever odd characters stand in it", function()
+    local shown = {}
+    for _, template in ipairs(templates) do
+      for _, pattern in ipairs(around) do
+        local password = pattern:gsub("%%%%", "\1"):gsub("%%s", MARKER):gsub("\1", "%%")
+        local dsn = template:gsub("%%s", function() return password end)
+        -- Hosts that would be looked up are not this spec's matter.
+        local host = dsn:match("//[^/?]*/") or ""
+        if not (dsn:find("^%a+://") and not host:find("127.0.0.1", 1, true) and dsn:find("[?/]" .. MARKER)) then
+          local err = fails(dsn)
+          if (tostring(err) .. err.message):find(MARKER, 1, true) then
+            shown[#shown + 1] = dsn .. " -> " .. tostring(err)
+          end
+        end
+      end
+    end
+    assert.equal("", table.concat(shown, "\n"))
+  end)
+
+  it("is not in the tostring of a manager", function()
+    local manager = assert(hierlock.open("null:"))
+    assert.matches("^hierlock%.manager", tostring(manager))
+    manager:close()
+  end)
+
+  support.each_server(function(store)
+    local function with_user(password, fn)
+      local root = store.root()
+      if not root then return pending("only an administrator can make users") end
+      root:query("CREATE USER odd@'%' IDENTIFIED BY '" .. password:gsub("['\\]", "\\%0") .. "'")
+      root:query("GRANT ALL ON mgl_test.* TO odd@'%'")
+      local ok, err = pcall(fn, store.bare_dsn:match("@([^/]+)/"))
+      root:query("DROP USER odd@'%'")
+      assert(ok, err)
+    end
+    local password = [[:@/?%#&=+ '"\(x]]
+    it("may have any character, in a URL by percent signs, in Go's form as it is", function()
+      with_user(password, function(address)
+        for _, dsn in ipairs { "mysql://odd:" .. urlencode(password) .. "@" .. address .. "/mgl_test?table=" .. store.table,
+                               "odd:" .. password .. "@tcp(" .. address .. ")/mgl_test?table=" .. store.table } do
+          local manager = assert(hierlock.open(dsn, store.options))
+          assert(manager:acquire({ "dsn" })):release()
+          manager:close()
+        end
+      end)
+    end)
+    it("is not in the message about a refused login", function()
+      with_user(password, function(address)
+        local err = fails("mysql://odd:" .. MARKER .. "@" .. address .. "/mgl_test")
+        assert.equal("connection", err.code)
+        assert.is_false(err.retryable)
+        assert.is_number(err.errno)
+        assert.is_nil(tostring(err):find(MARKER, 1, true))
+      end)
+    end)
+  end)
+end)
+
+describe("random DSNs", function()
+  -- The unknown parameter keeps those that happen to be right from a server; no
+  -- scheme of a directory is among the letters.
+  local pieces = { ":", "/", "@", "?", "&", "=", "%", "%41", "%00", "(", ")", "[", "]", "tcp(", "unix(", "\255", "\1", " ", "u", "0", "9" }
+  it("are refused with a word, and never more", function()
+    for i = 1, 3000 do
+      local text = {}
+      for j = 1, math.random(0, 25) do text[j] = pieces[math.random(#pieces)] end
+      local dsn = ({ "mysql://", "mariadb://", "", "" })[i % 4 + 1] .. table.concat(text) .. (i % 2 == 0 and "?zz=1" or "/db?zz=1")
+      local err = fails(dsn)
+      assert.is_truthy(({ dsn = true, connection = true, store = not BUILT })[err.code], dsn .. " -> " .. tostring(err))
+      assert.is_nil(err.message:find("[%c]"))
+    end
+  end)
+  it("of a megabyte are refused as well", function()
+    for _, c in ipairs { ":", "@", "?", "a", "%", "&a=" } do
+      for _, scheme in ipairs { "mysql://", "u:p@tcp(", "" } do
+        local err = fails(scheme .. c:rep(2 ^ 20) .. "/db?zz=1")
+        assert.equal("dsn", err.code)
+        assert.is_true(#err.message < 600)
+      end
+    end
+  end)
+end)
+
+describe("without a DSN", function()
+  local open = [[
+    local manager, err = require("hierlock").open(nil, {buckets = 10000})
+    print(manager or err)
+    if manager then print(manager:acquire({"dsn"})) manager:close() end ]]
+  it("$HIERLOCK_DSN is taken", function()
+    local output, status = support.run(open, "HIERLOCK_DSN='pg://x'")
+    assert.matches("unknown scheme 'pg'", output)
+    assert.equal(0, status)
+    local directory = support.stores[1].directory .. "/by-environment"
+    output = support.run(open, "HIERLOCK_DSN='file:" .. directory .. "'")
+    assert.matches("hierlock.manager %(open%)", output)
+    assert.is_truthy(io.open(directory .. "/control", "rb")):close()
+  end)
+  it("and without a variable, the directory of the user is taken", function()
+    local output = support.run([[print(require("hierlock").open())]], "unset HIERLOCK_DSN;")
+    assert.matches("hierlock.manager %(open%)", output)
+  end)
+  it("an argument comes before the variable", function()
+    local output = support.run([[print(require("hierlock").open("null:"))]], "HIERLOCK_DSN='pg://x'")
+    assert.matches("hierlock.manager %(open%)", output)
+  end)
+end)

@@ -1,0 +1,348 @@
+-- The embedded store, file:, as processes see it: which directory, who is refused,
+-- what becomes of waiters when others are killed, stopped or unfair, and how many
+-- descriptors it needs. The store by itself is in spec/core/test_file_store.c.
+
+local hierlock = require "hierlock"
+local support = require "spec.support"
+local uv = require "luv"
+
+local embedded = support.stores[1]
+local root = uv.getuid() == 0
+
+local function sh(command, ...)
+  local status = os.execute(command:format(...))
+  assert(status == true or status == 0, command)
+end
+
+local counter = 0
+-- A name in the specs' directory that nothing has yet.
+local function fresh()
+  counter = counter + 1
+  return embedded.directory .. "/e" .. counter
+end
+
+local managers = {}
+local function open(directory, options)
+  local manager, err = hierlock.open(directory and "file:" .. directory or embedded.dsn, options or embedded.options)
+  managers[#managers + 1] = manager
+  return manager, err
+end
+local function close_all()
+  while #managers > 0 do table.remove(managers):close() end
+  support.close_peers()
+end
+
+local function excludes(a, b)
+  local handle = assert(a:acquire { "x" })
+  local other = b:acquire({ "x" }, { timeout = 0 })
+  handle:release()
+  return other == nil
+end
+
+describe("the directory", function()
+  after_each(close_all)
+
+  it("is made, for its user alone", function()
+    local directory = fresh()
+    assert(open(directory))
+    local stat = uv.fs_stat(directory)
+    assert.equal("directory", stat.type)
+    assert.equal(448, stat.mode % 512) -- 0700
+    assert.equal(uv.getuid(), stat.uid)
+  end)
+
+  it("is one and the same by every name", function()
+    local directory = fresh()
+    local manager = assert(open(directory))
+    sh("ln -s %s %s-link", directory, directory)
+    for _, name in ipairs { "//" .. directory, directory .. "/", directory .. "//", directory .. "/../" .. directory:match("[^/]+$"), directory .. "-link" } do
+      assert.is_true(excludes(manager, assert(open(name))), name)
+    end
+    assert.is_false(excludes(manager, assert(open(fresh()))))
+  end)
+
+  it("may be relative, and stays where it was when the program goes elsewhere", function()
+    local directory = fresh()
+    local manager = assert(open(directory .. "-x", {}))
+    local handle = assert(manager:acquire { "r" })
+    local output, status = support.run(([[
+      local hierlock = require "hierlock"
+      local manager = assert(hierlock.open("file:%s-x"))
+      require("luv").chdir("/")
+      print(select(2, manager:acquire({ "r" }, { timeout = 0 })).code)
+    ]]):format(directory:match("[^/]+$")), "cd " .. embedded.directory .. ";")
+    assert.equal("timeout\n", output)
+    assert.equal(0, status)
+    handle:release()
+  end)
+
+  local function refused(title, prepare, code, word)
+    it("is refused when it " .. title, function()
+      local directory = fresh()
+      directory = prepare(directory) or directory
+      local manager, err = open(directory)
+      assert.is_nil(manager)
+      assert.equal(code, err.code)
+      assert.matches(word, err.message)
+    end)
+  end
+  refused("has no parent", function(d) return d .. "/x" end, "store", "parent")
+  refused("is a file", function(d) sh("touch %s", d) end, "store", "[Nn]ot a directory")
+  refused("is in a file", function(d) sh("touch %s", d) return d .. "/x" end, "store", "lock directory")
+  refused("is a link to nowhere", function(d) sh("ln -s /nonexistent/x %s", d) end, "store", "lock directory")
+  refused("is used for something else", function(d) sh("mkdir %s && echo mine > %s/control", d, d) end, "store", "not hierlock's")
+  refused("has a directory for a control file", function(d) sh("mkdir -p %s/control", d) end, "store", "control")
+  if root then
+    refused("is a link that somebody else has planted",
+      function(d) sh("mkdir %s-x && ln -s %s-x %s && chown -h 54321 %s", d, d, d, d) end, "store", "symbolic link")
+  end
+
+  for title, options in pairs { ["buckets 9999"] = { buckets = 9999 }, ["levels a,b"] = { buckets = 10000, levels = { "a", "b" } } } do
+    it("is refused for " .. title .. " when it was made for others, also when nobody uses it, and both are named", function()
+      local directory = fresh()
+      assert(open(directory, { buckets = 10000 })):close()
+      local manager, err = open(directory, options)
+      assert.is_nil(manager)
+      assert.equal("mismatch", err.code)
+      assert.matches("10000 buckets and levels user,account,resource, not", err.message)
+      assert.matches(title:match("%S+$"), err.message, 1, true)
+      assert(open(directory, { buckets = 10000 }))
+    end)
+  end
+
+  -- The default one depends on nothing but the user, so there are users for it.
+  local uid = ("%d"):format(1000000 + uv.os_getpid())
+  local default = "/dev/shm/hierlock-" .. uid
+  local function as_user(before)
+    sh("rm -rf %s; %s", default, before)
+    finally(function() sh("rm -rf %s", default) end)
+    return support.run([[
+      local manager, err = require("hierlock").open("file:")
+      if manager then assert(manager:acquire { "u" }) end
+      print(err or "open")
+    ]], ("umask 0; unset HIERLOCK_DSN; setpriv --reuid=%s --regid=%s --clear-groups env -u HOME"):format(uid, uid))
+  end
+  if root then
+    it("by default is that of the user in /dev/shm, for him alone, whatever the umask", function()
+      assert.equal("open\n", as_user("true"))
+      local stat = uv.fs_lstat(default)
+      assert.same({ "directory", 448, uid }, { stat.type, stat.mode % 512, ("%d"):format(stat.uid) })
+      assert.equal("open\n", as_user("true"))
+    end)
+    for title, case in pairs {
+      ["a symbolic link"] = { "mkdir %s-x; chown %d %s-x; ln -s %s-x %s; chown -h %d %s", "symbolic link" },
+      ["a file"] = { "touch %s; chown %d %s", "not a directory" },
+      ["somebody else's"] = { "mkdir -m 0777 %s", "belongs to user 0" },
+      ["open to its group"] = { "mkdir -m 0770 %s; chown %d %s", "others may write" },
+      ["open to everybody"] = { "mkdir -m 0777 %s; chown %d %s", "others may write" },
+    } do
+      it("by default is refused when it is " .. title, function()
+        local output = as_user((case[1]:gsub("%%s", default):gsub("%%d", uid)))
+        os.execute("rm -rf " .. default .. "-x")
+        assert.matches("^store: ", output)
+        assert.matches(case[2], output)
+      end)
+    end
+  else
+    pending("that of other users can be looked at by root only")
+  end
+
+  it("that is removed takes the locks with it, which their holders notice", function()
+    local directory = fresh()
+    local manager = assert(open(directory, { buckets = 10000, timeout = 5, on_lost = function() end }))
+    local held, checked = assert(manager:acquire { "x" }), assert(manager:acquire { "y" })
+    sh("rm -rf %s", directory)
+    assert.is_false(held:is_held())
+    assert.equal(0, held:remaining())
+    local lost = select(2, checked:check())
+    assert.equal("lost", lost.code)
+    assert.equal("lost", select(2, held:release()).code)
+    assert.matches("lost%)$", tostring(held))
+    -- A new one takes its place for those who come now.
+    local again = assert(manager:acquire { "x" })
+    assert.is_true(again:is_held())
+    assert.equal("timeout", select(2, assert(open(directory, { buckets = 10000 })):acquire({ "x" }, { timeout = 0 })).code)
+  end)
+end)
+
+describe("descriptors", function()
+  after_each(close_all)
+
+  -- In a process of its own, for the limit on descriptors.
+  it("are fewer than 4,200 for 10,000 handles of one process, and given back", function()
+    local output = support.run(([[
+      local hierlock, uv = require "hierlock", require "luv"
+      local function descriptors()
+        local n, scan = 0, assert(uv.fs_scandir("/proc/self/fd"))
+        while uv.fs_scandir_next(scan) do n = n + 1 end
+        return n
+      end
+      local before, handles = descriptors(), {}
+      local manager = assert(hierlock.open("file:%s"))
+      for i = 1, 10000 do
+        handles[i] = assert(manager:acquire({ "u" .. i %% 100, "a" .. i %% 1000, i }, { mode = "shared" }))
+      end
+      assert(manager:stats().held == 10000, "counted wrong")
+      local used = descriptors() - before
+      assert(used < 4200, used)
+      for i = 1, 10000 do assert(handles[i]:is_held()) end
+      manager:close()
+      handles, manager = nil, nil
+      collectgarbage()
+      collectgarbage()
+      assert(descriptors() - before < 5, descriptors() - before)
+      print("fine")
+    ]]):format(fresh()), "ulimit -n 4300;")
+    assert.equal("fine\n", output)
+  end)
+
+  it("that run out are an error of the store, and nothing stays held for it", function()
+    local output = support.run(([[
+      local hierlock = require "hierlock"
+      local manager = assert(hierlock.open("file:%s"))
+      local handles, err = {}, nil
+      repeat
+        local id, handle = #handles + 1, nil
+        handle, err = manager:acquire({ "u" .. id, "a", "r" }, { mode = "shared", timeout = 0 })
+        handles[id] = handle
+      until not handle
+      assert(#handles > 20, "too few")
+      assert(err.code == "store" and not err.retryable, tostring(err))
+      assert(err.message:find("RLIMIT_NOFILE", 1, true), tostring(err))
+      assert(manager:stats().held == #handles, "counted wrong")
+      local failed = #handles + 1
+      for _, handle in ipairs(handles) do assert(handle:release()) end
+      assert(manager:acquire({ "u" .. failed }, { timeout = 0 }))
+      print("fine")
+    ]]):format(fresh()), "ulimit -n 256;")
+    assert.equal("fine\n", output)
+  end)
+end)
+
+describe("between processes", function()
+  local manager, peer
+  before_each(function() manager = assert(open()) end)
+  after_each(close_all)
+
+  local function waits(p, target)
+    p:acquire("waiter", "acquire", target)
+    support.wait_until(function() return embedded.waiting(target) >= 1 end, "the waiter")
+  end
+
+  it("a lock is handed over at once", function()
+    peer = support.process(embedded)
+    local delays = {}
+    for i = 1, 40 do
+      local handle = assert(manager:acquire { "h" })
+      peer:start([[ local h = assert(manager:acquire { "h" }) local now = support.now() h:release() return now ]])
+      support.wait_until(function() return embedded.waiting { "h" } == 1 end)
+      local released = support.now()
+      handle:release()
+      delays[i] = peer:result() - released
+    end
+    table.sort(delays)
+    assert.is_true(delays[20] < 0.005, ("the median is %.1f ms"):format(delays[20] * 1000))
+  end)
+
+  it("a waiter goes on when the holder is killed", function()
+    peer = support.process(embedded)
+    local holder = support.process(embedded)
+    assert.is_true(holder:acquire("h", "acquire", { "k" }):result())
+    peer:start([[ local h = assert(manager:acquire { "k" }) return support.now() ]])
+    support.wait_until(function() return embedded.waiting { "k" } == 1 end)
+    local killed = support.now()
+    holder:signal("sigkill")
+    assert.is_true(peer:result() - killed < 0.5)
+  end)
+
+  it("a waiter goes on when the one before it in the queue is killed", function()
+    peer = support.process(embedded)
+    local handle = assert(manager:acquire { "k" })
+    waits(peer, { "k" })
+    local second = support.process(embedded)
+    second:acquire("waiter", "acquire", { "k" })
+    support.wait_until(function() return embedded.waiting { "k" } == 2 end)
+    peer:signal("sigkill")
+    handle:release()
+    assert.is_true(second:result())
+  end)
+
+  it("a waiter that gives up lets those behind it pass", function()
+    peer = support.process(embedded, { timeout = 0.3 })
+    local handle = assert(manager:acquire({ "k", "a", "r" }, { mode = "shared" }))
+    waits(peer, { "k" })
+    local before = support.now()
+    assert(manager:acquire({ "k", "a", "r" }, { mode = "shared" }))
+    assert.is_true(support.now() - before < 5)
+    assert.is_nil((peer:result()))
+    handle:release()
+  end)
+
+  it("a stopped waiter keeps its place: who comes for its row waits until it goes on or ends, and no longer than asked", function()
+    peer = support.process(embedded)
+    local handle = assert(manager:acquire { "s" })
+    waits(peer, { "s" })
+    peer:signal("sigstop")
+    handle:release()
+    local before = support.now()
+    local _, err = manager:acquire({ "s" }, { timeout = 0.1 })
+    assert.equal("timeout", err.code)
+    assert.is_true(support.now() - before < 5)
+    assert(manager:acquire({ "another" }, { timeout = 0 })):release()
+    peer:signal("sigcont")
+    assert.is_true(peer:result())
+    assert.is_true(peer:release("waiter"))
+    assert(manager:acquire { "s" }):release()
+  end)
+
+  it("a stopped waiter that is killed is out of the way", function()
+    peer = support.process(embedded)
+    local handle = assert(manager:acquire { "s" })
+    waits(peer, { "s" })
+    peer:signal("sigstop")
+    handle:release()
+    peer:signal("sigkill")
+    local before = support.now()
+    assert(manager:acquire { "s" })
+    assert.is_true(support.now() - before < 0.5)
+  end)
+
+  -- Three processes that lock without pause, until the file is there; each for
+  -- another time, so that they do not fall into step.
+  local function stream(mode)
+    local stop = fresh()
+    local peers = {}
+    for i = 1, 3 do
+      peers[i] = support.process(embedded):start([[
+        local mode, stop, i = ...
+        local n = 0
+        repeat
+          local handle = assert(manager:acquire({ "f", "a", "r" }, { mode = mode }))
+          n = n + 1
+          support.sleep((3 * i + 2) / 1000)
+          handle:release()
+          local file = io.open(stop)
+        until file
+        return n
+      ]], mode, stop, i)
+    end
+    support.wait_until(function() return #manager:holders { "f" } >= 2 end)
+    return function()
+      sh("touch %s", stop)
+      for i = 1, 3 do assert.is_true(peers[i]:result() > 0) end
+    end
+  end
+  for mode, others in pairs { exclusive = "shared", shared = "exclusive" } do
+    it("a request for an " .. mode .. " lock gets in behind a stream of " .. others .. " ones", function()
+      local stop = stream(others)
+      local slowest = 0
+      for _ = 1, 10 do
+        local before = support.now()
+        assert(manager:acquire({ "f", "a", "r" }, { mode = mode })):release()
+        slowest = math.max(slowest, support.now() - before)
+      end
+      stop()
+      assert.is_true(slowest < 1, slowest)
+    end)
+  end
+end)

@@ -1,0 +1,224 @@
+-- Every ordered pair of requests on a whole tree: two users, two accounts in each,
+-- two resources in each; exclusive, and for the resources shared, too. What must
+-- wait is worked out twice: from the rule alone, for ids that share no bucket; and
+-- from the rows of the plans, for ids that do.
+
+local hierlock = require "hierlock"
+local support = require "spec.support"
+
+local unpack = table.unpack or unpack
+
+local PLAN = { buckets = support.stores[1].options.buckets }
+
+-- ------------------------------------------------------------------ trees
+
+-- The nodes of the tree, each at a position such as "1", "12", "121". ids gives
+-- ids to positions; others are named after them.
+local function tree(ids)
+  local nodes = {}
+  local function add(parent, position)
+    for i = 1, 2 do
+      local at = position .. i
+      local node = { unpack(parent) }
+      node[#node + 1] = ids[at] or "n" .. at
+      nodes[#nodes + 1] = node
+      nodes[at] = node
+      if #node < 3 then add(node, at) end
+    end
+  end
+  add({}, "")
+  return nodes
+end
+
+local function row_of(node)
+  local rows = hierlock.plan({ node }, PLAN):rows()
+  return rows[#rows].level .. "." .. rows[#rows].bucket
+end
+
+-- How many nodes have a row that another one has, too.
+local function collisions(nodes)
+  local seen, n = {}, 0
+  for _, node in ipairs(nodes) do
+    local row = row_of(node)
+    if seen[row] then n = n + 1 end
+    seen[row] = true
+  end
+  return n
+end
+
+-- The first tree, of those that differ in the id at one position, with so many
+-- collisions that satisfies(nodes).
+local function search(position, satisfies)
+  for i = 1, 1000000 do
+    local nodes = tree { [position] = "n" .. position .. "-" .. i }
+    if satisfies(nodes) then return nodes end
+  end
+  error("there is no such tree")
+end
+
+local function without_collision()
+  return search("1", function(nodes) return collisions(nodes) == 0 end)
+end
+
+-- The nodes at two positions, and no others, share a row.
+local function with_collision(one, other)
+  local wanted = row_of(tree({})[one])
+  return search(other, function(nodes)
+    return row_of(nodes[other]) == wanted and collisions(nodes) == 1
+  end)
+end
+
+-- Each node exclusively, and each resource shared as well.
+local function requests_of(nodes)
+  local requests = {}
+  for _, node in ipairs(nodes) do
+    requests[#requests + 1] = { target = node, mode = "exclusive" }
+    if #node == 3 then requests[#requests + 1] = { target = node, mode = "shared" } end
+  end
+  return requests
+end
+
+-- ---------------------------------------------------------------- oracles
+
+-- The rule: two requests conflict when one's node is the other's, or an ancestor
+-- of it; but two shared ones for one resource do not.
+local function conflict_by_rule(a, b)
+  for level = 1, math.min(#a.target, #b.target) do
+    if a.target[level] ~= b.target[level] then return false end
+  end
+  return #a.target ~= #b.target or a.mode == "exclusive" or b.mode == "exclusive"
+end
+
+-- What buckets make of it: two requests conflict when they have a row in common
+-- that either wants exclusively.
+local function conflict_by_rows(a, b)
+  local modes = {}
+  for _, row in ipairs(hierlock.plan({ a.target }, { mode = a.mode, buckets = PLAN.buckets }):rows()) do
+    modes[row.level .. "." .. row.bucket] = row.mode
+  end
+  for _, row in ipairs(hierlock.plan({ b.target }, { mode = b.mode, buckets = PLAN.buckets }):rows()) do
+    local mode = modes[row.level .. "." .. row.bucket]
+    if mode and (mode == "exclusive" or row.mode == "exclusive") then return true end
+  end
+  return false
+end
+
+-- ------------------------------------------------------------------ tries
+
+local TRY_ALL = [[
+  local refused = {}
+  for i, request in ipairs(...) do
+    local handle, err = manager:acquire(request.target, { mode = request.mode, timeout = 0 })
+    if handle then
+      assert(handle:release { confirm = true })
+    else
+      assert(err.code == "timeout", err.message)
+    end
+    refused[i] = not handle
+  end
+  return refused
+]]
+
+local function name(request) return request.mode .. " " .. table.concat(request.target, "/") end
+
+local function said(refused) return refused and "refused" or "granted" end
+
+-- Holds one request after the other, while the peer tries all of them. Returns how
+-- many were tried and refused, and in words those that went otherwise than
+-- conflict(held, asked) says.
+local function compare(manager, peer, requests, conflict)
+  local tried, refused_count, wrong = 0, 0, {}
+  for _, held in ipairs(requests) do
+    local handle = assert(manager:acquire(held.target, { mode = held.mode }))
+    local refused = peer:call(TRY_ALL, requests)
+    assert(handle:release { confirm = true })
+    for i, asked in ipairs(requests) do
+      tried = tried + 1
+      if refused[i] then refused_count = refused_count + 1 end
+      if refused[i] ~= conflict(held, asked) then
+        wrong[#wrong + 1] = ("%s was %s while %s was held"):format(name(asked), said(refused[i]), name(held))
+      end
+    end
+  end
+  return tried, refused_count, wrong
+end
+
+-- Every `step`-th of the pairs that conflict.
+local function sample(requests, conflict, step)
+  local chosen, n = {}, 0
+  for _, held in ipairs(requests) do
+    for _, asked in ipairs(requests) do
+      if conflict(held, asked) then
+        if n % step == 0 then chosen[#chosen + 1] = { held, asked } end
+        n = n + 1
+      end
+    end
+  end
+  return chosen
+end
+
+local APART = requests_of(without_collision())
+
+local COLLISIONS = {
+  { who = "two users", requests = requests_of(with_collision("1", "2")) },
+  { who = "two accounts of one user", requests = requests_of(with_collision("11", "12")) },
+  { who = "two accounts of different users", requests = requests_of(with_collision("11", "21")) },
+  { who = "two resources of one account", requests = requests_of(with_collision("111", "112")) },
+  { who = "two resources of different users", requests = requests_of(with_collision("111", "221")) },
+}
+
+describe("the matrix of all pairs", function()
+  support.each_store(function(store)
+    local manager, peer
+
+    before_each(function()
+      manager = support.open(store)
+      peer = support.process(store)
+    end)
+
+    after_each(function()
+      support.close_peers()
+      manager:close()
+    end)
+
+    it("is as the rule says, where no two nodes share a bucket", function()
+      local tried, refused, wrong = compare(manager, peer, APART, conflict_by_rule)
+      assert.same({}, wrong)
+      -- Counted by hand: with itself, what is above and what is below, a user is in
+      -- conflict with 7 nodes, an account with 4, a resource with 3; a shared resource
+      -- with 3 exclusive nodes, asked for before or after it.
+      assert.equal(22 * 22, tried)
+      assert.equal(2 * 7 + 4 * 4 + 8 * 3 + 2 * 8 * 3, refused)
+    end)
+
+    for _, collision in ipairs(COLLISIONS) do
+      it(("has extra waiting where %s share a bucket, and nowhere else"):format(collision.who), function()
+        local _, refused, wrong = compare(manager, peer, collision.requests, conflict_by_rows)
+        assert.same({}, wrong)
+        assert.is_true(refused > #sample(collision.requests, conflict_by_rule, 1))
+      end)
+    end
+
+    it("holds for those who wait, too: they do, and are granted after the release", function()
+      for _, requests in ipairs { APART, COLLISIONS[1].requests } do
+        for _, pair in ipairs(sample(requests, conflict_by_rows, 17)) do
+          local held, asked = pair[1], pair[2]
+          local handle = assert(manager:acquire(held.target, { mode = held.mode }))
+          peer:acquire("second", "acquire", asked.target, { mode = asked.mode })
+          support.wait_for_waiters(store, asked.target)
+          assert(handle:release { confirm = true })
+          assert.is_true(peer:result())
+          assert.is_true(peer:release("second"))
+        end
+      end
+    end)
+  end)
+
+  it("never lets buckets miss a conflict that the rule sees", function()
+    for _, collision in ipairs(COLLISIONS) do
+      for _, pair in ipairs(sample(collision.requests, conflict_by_rule, 1)) do
+        assert.is_true(conflict_by_rows(pair[1], pair[2]), name(pair[1]) .. ", " .. name(pair[2]))
+      end
+    end
+  end)
+end)

@@ -1,0 +1,518 @@
+-- What every store must do for a lock from its request to its end: all or nothing,
+-- release by every route and once only, exact timeouts, fencing tokens, what a handle
+-- and an observer can see, the counters, and what a fork does and does not do.
+
+local uv = require "luv"
+local hierlock = require "hierlock"
+local support = require "spec.support"
+
+local R1 = { "u1", "a1", "r1" }
+
+-- A release of whatever kind must reach a waiter so soon.
+local PROMPT = 1.5
+
+-- In a peer: tries once. True, or the code.
+local TRY = [[
+  local target, options = ...
+  options = options or {}
+  options.timeout = 0
+  local handle, err = manager:acquire(target, options)
+  if not handle then return err.code end
+  assert(handle:release { confirm = true })
+  return true
+]]
+
+local function hexadecimal(token) return #token == 16 and not token:find("[^0-9a-f]") end
+
+-- -------------------------------------------------- routes of a release
+
+-- Each gives box.handle back, which manager acquired.
+local ROUTES = {
+  { "release", function(box) assert.is_true(box.handle:release()) end },
+  { "release with confirm=true", function(box) assert.is_true(box.handle:release { confirm = true }) end },
+  { "the garbage collector", function(box)
+    box.handle = nil
+    collectgarbage()
+    collectgarbage()
+  end },
+  { "manager:close", function(_, manager) manager:close() end },
+}
+if _VERSION >= "Lua 5.4" then
+  table.insert(ROUTES, { "the end of a <close> scope", load [[
+    local box = ...
+    do local handle <close> = box.handle end
+  ]] })
+end
+
+-- Each ends a process that holds a lock and releases nothing.
+local ENDS = {
+  { "os.exit", function(peer) peer:start("os.exit(0)"):join() end },
+  { "_exit", function(peer) peer:start("require('hierlock_spec.fork').exit(0)"):join() end },
+  { "kill -9", function(peer) peer:signal("sigkill") end },
+}
+
+-- ------------------------------------------------------------------ fork
+
+-- In a peer: acquires, forks, and lets the child do this. Returns the child's pid.
+local function fork_and(body)
+  return [[
+    local fork = require "hierlock_spec.fork"
+    handles.lock = assert(manager:acquire(...))
+    local pid = fork.fork()
+    if pid == 0 then
+      local ok, err = pcall(function() ]] .. body .. [[ end)
+      if not ok then io.stderr:write("in the child: ", tostring(err), "\n") end
+      fork.exit(ok and 0 or 1)
+    end
+    return pid
+  ]]
+end
+
+-- In the same peer: the child's exit status, and whether the parent still holds.
+local WAIT = [[
+  local status = require("hierlock_spec.fork").wait(...)
+  return status, handles.lock:is_held(), (handles.lock:check())
+]]
+
+local CHILDREN = {
+  { "ends by os.exit", "os.exit(0)" },
+  { "ends by os.exit and closes its Lua state", "os.exit(0, true)" },
+  { "ends by _exit", "fork.exit(0)" },
+  { "collects its copy of the handle", "handles.lock = nil collectgarbage() collectgarbage()" },
+  { "closes its copy of the manager", "manager:close() handles.lock = nil collectgarbage()" },
+  { "releases its copy of the handle, which is dead", [[
+    local lock = handles.lock
+    assert(lock:is_held() == false and lock:remaining() == 0)
+    for _, method in ipairs { "release", "check" } do
+      local ok, err = lock[method](lock)
+      assert(ok == nil and err.code == "released", method)
+    end
+    local ok, err = lock:extend { "u1", "a1", "r2" }
+    assert(ok == nil and err.code == "released", "extend")
+  ]] },
+  { "uses the manager, which works afresh", [[
+    local lock = assert(manager:acquire({ "u1", "a1", "r2" }, { timeout = 5 }))
+    assert(lock:check())
+    local none, err = manager:acquire({ "u1", "a1", "r1" }, { timeout = 0 })
+    assert(none == nil and err.code == "timeout", "it got what its parent holds")
+    assert(lock:release { confirm = true })
+    assert(manager:stats().acquired == 1)
+  ]] },
+}
+
+-- --------------------------------------------------------------- the specs
+
+describe("a store", function()
+  support.each_store(function(store)
+    local manager, opened, held, orphan
+
+    local function open(options)
+      opened[#opened + 1] = support.open(store, options)
+      return opened[#opened]
+    end
+
+    -- Holds a lock here until the end of the spec; the collector must not have it.
+    local function hold(target, options)
+      held[#held + 1] = assert(manager:acquire(target, options))
+      return held[#held]
+    end
+
+    before_each(function()
+      opened, held, orphan = {}, {}, nil
+      manager = open { application = "the holder" }
+    end)
+
+    after_each(function()
+      if orphan then uv.kill(orphan, "sigkill") end
+      support.close_peers()
+      for _, one in ipairs(opened) do one:close() end
+    end)
+
+    -- Another process that waits for the target, and is seen to.
+    local function waiter(target, options)
+      local peer = support.process(store)
+      peer:acquire("lock", "acquire", target, options)
+      support.wait_for_waiters(store, target)
+      return peer
+    end
+
+    -- Its waiting ends with a grant, soon.
+    local function granted_promptly(peer)
+      local start = support.now()
+      assert.is_true(peer:result())
+      assert.is_true(support.now() - start < PROMPT, "it took " .. support.now() - start .. " s")
+      assert.is_true(peer:call("return handles.lock:check()"))
+    end
+
+    -- ---------------------------------------------------- all or nothing
+
+    for _, timeout in ipairs { 0, 0.1 } do
+      it(("holds nothing of an acquisition that fails (timeout=%s)"):format(timeout), function()
+        local targets = {
+          { "u1" }, { "u2", "a1" }, { "u2", "a2", "r1", mode = "shared" }, { "u2", "a2", "r2" },
+        }
+        -- Blocked at its very last row, after all others have been taken.
+        local rows = hierlock.plan(targets, { buckets = store.options.buckets }):rows()
+        local last = 0
+        for i = 1, 1000 do
+          last = { "u3", "a1", "r" .. i }
+          local bucket = hierlock.plan({ last }, { buckets = store.options.buckets }):rows()[3].bucket
+          if bucket > rows[#rows].bucket then break end
+        end
+        targets[#targets + 1] = last
+        local blocker = hold(last)
+        local second = open()
+        -- To look who is in the way, as err.holders tells, would clean up the session
+        -- that failed; so this is about a failure in a second with too many looks.
+        support.wait_until(function()
+          local handle, err
+          repeat
+            handle, err = second:acquire_all(targets, { timeout = 0 })
+          until handle or not err.holders
+          handle, err = second:acquire_all(targets, { timeout = timeout })
+          assert.is_nil(handle)
+          assert.equal("timeout", err.code)
+          assert.is_true(err.retryable)
+          return not err.holders
+        end, "a failure without a look")
+        assert.equal(0, second:stats().held)
+
+        local other = support.process(store)
+        assert.is_true(other:call(TRY, { "u1" }))
+        assert.is_true(other:call(TRY, { "u2" }))
+        assert.equal("timeout", other:call(TRY, { "u3" }))
+        assert.is_true(blocker:check())
+        assert.is_true(blocker:release { confirm = true })
+        assert.is_true(other:call(TRY, { "u3" }))
+        assert(second:acquire_all(targets, { timeout = 0 }))
+      end)
+    end
+
+    -- ----------------------------------------------------------- release
+
+    for _, route in ipairs(ROUTES) do
+      it(("gives a lock back by %s, and once only"):format(route[1]), function()
+        local box = { handle = assert(manager:acquire(R1)) }
+        local peer = waiter(R1)
+        route[2](box, manager)
+        granted_promptly(peer)
+        if route[1] ~= "manager:close" then
+          assert.equal(0, manager:stats().held)
+          assert.equal(1, manager:stats().released)
+        end
+        -- Nothing of this takes away what the other one has now.
+        if box.handle then
+          assert.is_false(box.handle:is_held())
+          assert.is_true(box.handle:release())
+          assert.is_true(box.handle:release { confirm = true })
+          box.handle = nil
+        end
+        collectgarbage()
+        collectgarbage()
+        manager:close()
+        manager:close()
+        assert.is_true(peer:call("return handles.lock:check()"))
+        local third, err = open():acquire(R1, { timeout = 0 })
+        assert.is_nil(third)
+        assert.equal("timeout", err.code)
+      end)
+    end
+
+    for _, ending in ipairs(ENDS) do
+      it(("gives a lock back when the process of its holder ends by %s"):format(ending[1]), function()
+        local holder = support.process(store)
+        assert.is_true(holder:acquire("lock", "acquire", R1):result())
+        local peer = waiter(R1)
+        ending[2](holder)
+        granted_promptly(peer)
+      end)
+    end
+
+    it("is not held up by a waiter that was killed for longer than that would have waited", function()
+      local patience = 1
+      hold(R1)
+      -- Waits for the account, and keeps newcomers from it meanwhile.
+      local start = support.now()
+      local killed = waiter({ "u1", "a1" }, { timeout = patience })
+      local behind = support.process(store)
+      behind:acquire("lock", "acquire", { "u1", "a1", "r2" })
+      support.wait_for_waiters(store, { "u1", "a1" }, 2)
+      killed:signal("sigkill")
+      local at = support.now()
+      granted_promptly(behind)
+      if store.server then
+        assert.is_true(support.now() - start < patience + 0.5)
+        support.wait_until(function() return store.waiting(R1) == 0 end, "the end of the dead waiter")
+      else
+        assert.is_true(support.now() - at < 0.5)
+      end
+    end)
+
+    -- ---------------------------------------------------------- timeouts
+
+    -- How much later than asked for an acquisition of R1, held here, gives up; never
+    -- sooner.
+    local function lateness(second, seconds)
+      local start = support.now()
+      local handle, err = second:acquire(R1, { timeout = seconds })
+      local elapsed = support.now() - start
+      assert.is_nil(handle)
+      assert.equal("timeout", err.code)
+      assert.is_true(elapsed >= seconds, ("%.6f s is too early"):format(elapsed))
+      return elapsed - seconds
+    end
+
+    -- One of three tries must be in time: the machine may be busy.
+    local function gives_up(seconds, late)
+      hold(R1)
+      local second, by = open()
+      assert(second:acquire { "u2" }):release { confirm = true }
+      for _ = 1, 3 do
+        by = lateness(second, seconds)
+        if by <= late then return end
+      end
+      error(("%.6f s is too late"):format(by))
+    end
+
+    for _, seconds in ipairs { 0.05, 0.3, 1.2 } do
+      it(("gives up after %s s, never sooner, and at most 10 ms later"):format(seconds),
+        function() gives_up(seconds, 0.01) end)
+    end
+
+    it("gives up at once with timeout=0", function() gives_up(0, 0.02) end)
+
+    it("gives up as exactly at a manager's first acquisition, when it still has to connect", function()
+      hold(R1)
+      local late = {}
+      for _ = 1, 9 do
+        local second = open()
+        local by = lateness(second, 0.1)
+        if by > 0.01 then late[#late + 1] = ("%.1f ms"):format(by * 1000) end
+        second:close()
+      end
+      assert.is_true(#late <= 2, "too late in 9 tries: " .. table.concat(late, ", "))
+    end)
+
+    -- ------------------------------------------------------------ tokens
+
+    it("gives tokens that grow in the order of the grants, whoever holds", function()
+      local other_manager = open()
+      local peers = { support.process(store), support.process(store), support.thread(store) }
+      local last = ("0"):rep(16)
+      local function later(token)
+        assert.is_true(hexadecimal(token), token)
+        assert.is_true(last < token, token .. " came after " .. last)
+        last = token
+      end
+      for _ = 1, 3 do
+        for _, one in ipairs { manager, other_manager } do
+          local handle = assert(one:acquire(R1))
+          later(handle.token)
+          handle:release()
+        end
+        for _, peer in ipairs(peers) do
+          local granted, token = peer:acquire("lock", "acquire", R1):result()
+          assert.is_true(granted)
+          later(token)
+          peer:release("lock")
+        end
+      end
+    end)
+
+    it("gives one who waited a greater token than one who held meanwhile", function()
+      local holder = hold(R1)
+      local peer = waiter(R1)
+      local another = hold { "u2" }
+      holder:release()
+      local _, token = peer:result()
+      assert.is_true(token > holder.token)
+      assert.is_true(token > another.token)
+    end)
+
+    -- ------------------------------------------------------------ handles
+
+    it("says how long a grant was waited for", function()
+      local start = support.now()
+      local handle = assert(manager:acquire(R1))
+      assert.is_true(handle.waited >= 0 and handle.waited < 1)
+      local peer = waiter(R1)
+      local seen = support.now()
+      assert.is_true(peer:stays_blocked())
+      local at_least = support.now() - seen
+      handle:release()
+      local _, _, waited = peer:result()
+      assert.is_true(waited >= at_least - 0.001, waited .. " < " .. at_least)
+      assert.is_true(waited <= support.now() - start)
+    end)
+
+    it("shows a handle that is held, and then released", function()
+      local handle = assert(manager:acquire(R1))
+      assert.is_true(handle:is_held())
+      assert.is_true(handle:check())
+      if store.server then
+        local left = handle:remaining()
+        assert.is_true(left > 25 and left <= 30, left)
+      else
+        assert.equal(math.huge, handle:remaining())
+      end
+      assert.is_true(handle:extend({ "u1", "a1", "r2" }))
+      assert.equal(2, #handle.targets)
+      local other = support.process(store)
+      assert.equal("timeout", other:call(TRY, { "u1", "a1", "r2" }))
+
+      assert.is_true(handle:release { confirm = true })
+      assert.is_true(other:call(TRY, { "u1" }))
+      assert.is_false(handle:is_held())
+      assert.equal(0, handle:remaining())
+      for _, method in ipairs { "check", "extend" } do
+        local ok, err = handle[method](handle, { "u1", "a1", "r2" })
+        assert.is_nil(ok)
+        assert.equal("released", err.code)
+        assert.is_false(err.retryable)
+      end
+      assert.is_true(handle:release())
+    end)
+
+    it("keeps what a handle had when its extension times out", function()
+      local handle = assert(manager:acquire(R1))
+      local other = support.process(store)
+      assert.is_true(other:acquire("lock", "acquire", { "u1", "a1", "r2" }):result())
+      local ok, err = handle:extend({ "u1", "a1", "r2" }, { timeout = 0.05 })
+      assert.is_nil(ok)
+      assert.equal("timeout", err.code)
+      assert.is_true(handle:check())
+      assert.equal(1, #handle.targets)
+      assert.equal("timeout", other:call(TRY, R1))
+    end)
+
+    -- ---------------------------------------------------------- observers
+
+    it("tells who holds and who waits, and nothing of others", function()
+      local handle = hold(R1, { label = "nightly report" })
+      local peer = support.process(store, { application = "the waiter" })
+      peer:acquire("lock", "acquire", R1, { label = "for %s & <b>", mode = "shared" })
+      local observer = open()
+      local function look(target)
+        -- As in store.waiting: it shows an old picture to those who look more often.
+        if store.dialect == "mariadb" then support.sleep(0.11) end
+        return assert(observer:holders(target))
+      end
+      local found = support.wait_until(function()
+        local list = look(R1)
+        if #list ~= 2 then return end
+        table.sort(list, function(a, b) return not a.waiting and b.waiting end)
+        return list[2].waiting and list
+      end, "a holder and a waiter")
+      for _, one in ipairs(found) do
+        assert.is_true(math.abs(one.since - os.time()) < 10)
+        one.since = nil
+      end
+      local host = uv.os_gethostname()
+      assert.same({
+        { application = "the holder", host = host, pid = uv.os_getpid(), label = "nightly report",
+          path = "u1/a1/r1", mode = "exclusive", waiting = false },
+        { application = "the waiter", host = host, pid = peer.pid, label = "for %s & <b>",
+          path = "u1/a1/r1", mode = "shared", waiting = true },
+      }, found)
+
+      assert.same({}, look { "u1", "a1", "r2" })
+      assert.same({}, look { "u2" })
+      assert.equal(2, #look { "u1" })
+      handle:release { confirm = true }
+      assert.is_true(peer:result())
+      peer:release("lock")
+      support.wait_until(function() return #look(R1) == 0 end, "an empty list")
+    end)
+
+    it("tells with a timeout who was in the way", function()
+      hold({ "u1", "a1" }, { label = "migration" })
+      local second = open()
+      local err = support.wait_until(function()
+        local _, failure = second:acquire(R1, { timeout = 0.12 })
+        return failure.holders and #failure.holders > 0 and failure
+      end, "holders in the error")
+      assert.equal("timeout", err.code)
+      assert.equal(1, #err.holders)
+      assert.equal("migration", err.holders[1].label)
+      assert.equal("the holder", err.holders[1].application)
+      assert.equal("u1/a1", err.holders[1].path)
+      assert.is_false(err.holders[1].waiting)
+      assert.same({ user = "u1", account = "a1", resource = "r1" }, err.target)
+    end)
+
+    it("counts what happens", function()
+      local second = open()
+      local a, b = assert(second:acquire { "u1" }), assert(second:acquire { "u2" })
+      assert.equal(2, second:stats().held)
+      a:release()
+      hold(R1)
+      assert.is_nil((second:acquire(R1, { timeout = 0.05 })))
+      local stats = second:stats()
+      assert.equal(2, stats.acquired)
+      assert.equal(1, stats.released)
+      assert.equal(1, stats.held)
+      assert.equal(1, stats.timeouts)
+      assert.is_true(stats.wait_seconds >= 0.05 and stats.wait_seconds < 2)
+      for _, none in ipairs { "waiting", "deadlocks", "cancelled", "busy", "lost", "errors", "reconnects" } do
+        assert.equal(0, stats[none], none)
+      end
+      assert.is_true(store.server and stats.connections >= 1 or stats.connections == 0)
+      b:release()
+      assert.equal(0, second:stats().held)
+
+      local peer = waiter(R1)
+      assert.is_true(peer:stays_blocked())
+      manager:close()
+      granted_promptly(peer)
+      stats = peer:call("return manager:stats()")
+      assert.equal(1, stats.acquired)
+      assert.equal(1, stats.waited)
+      assert.equal(1, stats.held)
+      assert.equal(0, stats.waiting)
+    end)
+
+    if store.server then
+      it("is busy at once when this thread's own locks fill the pool", function()
+        local small = open { pool_size = 1 }
+        local handle = assert(small:acquire(R1))
+        local start = support.now()
+        local second, err = small:acquire({ "u2" }, { timeout = 10 })
+        assert.is_true(support.now() - start < PROMPT)
+        assert.is_nil(second)
+        assert.equal("busy", err.code)
+        assert.is_true(err.retryable)
+        assert.equal(1, small:stats().busy)
+        handle:release()
+        assert(small:acquire { "u2" })
+      end)
+    end
+
+    -- --------------------------------------------------------------- fork
+
+    for _, child in ipairs(CHILDREN) do
+      it(("leaves a lock with its holder when a forked child %s"):format(child[1]), function()
+        local peer = support.process(store)
+        orphan = peer:call(fork_and(child[2]), R1)
+        local status, is_held, checked = peer:call(WAIT, orphan)
+        orphan = nil
+        assert.equal(0, status)
+        assert.is_true(is_held)
+        assert.is_true(checked)
+        local none, err = manager:acquire(R1, { timeout = 0 })
+        assert.is_nil(none)
+        assert.equal("timeout", err.code)
+        assert.is_true(peer:release("lock"))
+        assert(manager:acquire({ "u1" }, { timeout = 0 }))
+      end)
+    end
+
+    it("gives a lock back when its holder is killed, though a forked child lives on", function()
+      local holder = support.process(store)
+      orphan = holder:call(fork_and("support.sleep(support.DEADLINE)"), R1)
+      local peer = waiter(R1)
+      holder:signal("sigkill")
+      granted_promptly(peer)
+      assert.equal(0, uv.kill(orphan, 0))
+    end)
+  end)
+end)
