@@ -190,7 +190,7 @@ lint:
 # AddressSanitizer must be loaded before everything else, and a Lua that is not
 # built with it leaks at its end by design.
 ASAN_CFLAGS := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
-ASAN_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libubsan.so)" \
+ASAN_ENV = LD_PRELOAD="$(shell $(CC) -print-file-name=libasan.so) $(shell $(CC) -print-file-name=libubsan.so)" \
            ASAN_OPTIONS=detect_leaks=0 HIERLOCK_SANITIZED=1
 asan:
 	@spec/support/deps.sh build $(LUA)

@@ -281,6 +281,18 @@ describe("a store", function()
 
     it("gives up at once with timeout=0", function() gives_up(0, 0.02) end)
 
+    it("gets at a try what the same manager has just given back, without waiting for the store's word", function()
+      local manager = open()
+      for round = 1, 50 do
+        local handles = {}
+        for i = 1, 4 do handles[i] = assert(manager:acquire { "u1", "a1", "r" .. i }) end
+        for i = 1, 4 do handles[i]:release() end
+        local handle, err = manager:acquire({ "u1", "a1" }, { timeout = 0 })
+        assert.is_truthy(handle, ("round %d: %s"):format(round, tostring(err)))
+        handle:release { confirm = true }
+      end
+    end)
+
     it("gives up as exactly at a manager's first acquisition, when it still has to connect", function()
       hold(R1)
       local late = {}

@@ -128,6 +128,16 @@ static hl__slot *idle_find(hl_manager *manager, hl__slot **pending,
   return NULL;
 }
 
+/* A try must not be refused by a lock that this process has given back: it waits
+   for the answers to the releases that are on their way, which all were sent
+   before: a round trip, together. */
+#define RELEASES_MS 100
+static void releases_await(hl_manager *manager) {
+  int64_t deadline = hl__now_ms() + RELEASES_MS;
+  for (hl__slot *slot = manager->newest; slot; slot = slot->older)
+    (void)manager->ops->settle(slot->session, deadline, NULL);
+}
+
 /* Whether everything in use is held by this very thread, so that waiting for
    it would be waiting for ourselves. */
 static bool all_ours(hl_manager *manager) {
@@ -192,6 +202,7 @@ int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline,
       status = hl__keeper_start(manager, error);
       if (status) break;
     }
+    if (try_once && how == HL__TAKE_ANY) releases_await(manager);
     if (how != HL__TAKE_FRESH) slot = idle_find(manager, &pending, &dead);
     if (slot) break;
     /* A look rather waits for an answer than for a connection. */

@@ -120,7 +120,8 @@ for.
 @function manager:holders
 @tparam table target
 @treturn[1] {table,...} `application`, `host`, `pid`, `label`, `path`, `mode`,
-  `since` (Unix time, seconds), `waiting`; each where it is known
+  `since` (Unix time, seconds), `waiting`; each where it is known. A snapshot: MariaDB
+  shows an older one to those who look more often than every 100 ms
 @return[2] nil
 @return[2] err `connection`, `store` (no privilege to look)
 */

@@ -132,7 +132,8 @@ local function server_store(name, dsn, root_dsn, control)
   --- stop, start, restart, kill; a server that is started gets the options, too,
   -- words without spaces.
   function store.command(verb, options)
-    local ok = os.execute(("HIERLOCK_SERVER_OPTIONS='%s' %s %s >/dev/null 2>&1"):format(
+    -- A sanitizer is preloaded for us, and not for the server.
+    local ok = os.execute(("unset LD_PRELOAD; HIERLOCK_SERVER_OPTIONS='%s' %s %s >/dev/null 2>&1"):format(
       options or "", control, verb))
     assert(ok == true or ok == 0, "the server did not " .. verb)
     store.connection, store.root_connection = nil, nil
