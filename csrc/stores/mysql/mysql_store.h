@@ -4,6 +4,7 @@
  * Connector/C.
  *
  *     mysql.c      the store's operations: the life of a session
+ *     wire.c       sending, answers, errors
  *     connect.c    from a DSN to a logged-in connection; TLS, option files
  *     server.c     does this server exclude? and is the table the right one?
  *     statement.c  the one statement that locks the rows of a request
@@ -128,19 +129,28 @@ void hl__mysql_tag(hl__mysql_session *session, const hl_request *request);
 int hl__mysql_holders(hl__mysql_session *session, const hl_row *rows, size_t n,
                       hl_holder_fn fn, void *context, hl_error *error);
 
-/* ---- mysql.c */
+/* ---- wire.c */
 
 /* What a client library's error means for a caller, with errno and SQLSTATE.
    `doing` is what was tried ("connect", "lock rows"). */
 int hl__mysql_error(hl__mysql_session *session, MYSQL_STMT *statement,
                     const char *doing, hl_error *error);
+/* HL_ECONNECTION: the connection has ended, and nobody said why. */
+int hl__mysql_gone(hl_error *error);
+/* Waits until the socket can be read: an answer has come, or the connection has
+   ended. timeout in ms, HL_FOREVER without end. */
+bool hl__mysql_readable(const hl__mysql_session *session, int64_t timeout);
+/* Sends without waiting; the answer is outstanding. */
+int hl__mysql_send(hl__mysql_session *session, const char *sql, size_t size,
+                   hl_error *error);
+int hl__mysql_rollback_send(hl__mysql_session *session, hl_error *error);
+/* Reads the outstanding answer: as hl_store_ops.settle. */
+int hl__mysql_settle(hl__mysql_session *session, int64_t deadline,
+                     hl_error *error);
 /* Sends a query and waits for its result: *result may be NULL (no rows).
    Nothing is outstanding. HL_OK or what hl__mysql_error says. */
 int hl__mysql_query(hl__mysql_session *session, const char *sql, size_t size,
                     MYSQL_RES **result, hl_error *error);
-int hl__mysql_settle(hl__mysql_session *session, int64_t deadline,
-                     hl_error *error);
-int hl__mysql_rollback_send(hl__mysql_session *session, hl_error *error);
 
 /* Writing on a connection that its peer has closed must not end the process:
    both libraries avoid SIGPIPE on a plain socket, OpenSSL does not. Around
