@@ -282,12 +282,12 @@ describe("a store", function()
     it("gives up at once with timeout=0", function() gives_up(0, 0.02) end)
 
     it("gets at a try what the same manager has just given back, without waiting for the store's word", function()
-      local manager = open()
+      local one = open()
       for round = 1, 50 do
         local handles = {}
-        for i = 1, 4 do handles[i] = assert(manager:acquire { "u1", "a1", "r" .. i }) end
+        for i = 1, 4 do handles[i] = assert(one:acquire { "u1", "a1", "r" .. i }) end
         for i = 1, 4 do handles[i]:release() end
-        local handle, err = manager:acquire({ "u1", "a1" }, { timeout = 0 })
+        local handle, err = one:acquire({ "u1", "a1" }, { timeout = 0 })
         assert.is_truthy(handle, ("round %d: %s"):format(round, tostring(err)))
         handle:release { confirm = true }
       end
