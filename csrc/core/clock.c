@@ -1,6 +1,6 @@
 /*
- * clock.c - the two clocks: monotonic milliseconds for everything that is
- * measured, Unix time for what people are shown.
+ * clock.c - the clocks: monotonic milliseconds for everything that is measured,
+ * boot time for leases, Unix time for what people are shown.
  */
 #include "internal.h"
 
@@ -13,6 +13,8 @@ static int64_t clock_ms(clockid_t clock) {
 }
 
 int64_t hl__now_ms(void) { return clock_ms(CLOCK_MONOTONIC); }
+
+int64_t hl__lease_ms(void) { return clock_ms(CLOCK_BOOTTIME); }
 
 int64_t hl__unix_ms(void) { return clock_ms(CLOCK_REALTIME); }
 

@@ -219,7 +219,8 @@ int hl_manager_open(const hl_config *config, hl_manager **manager,
 /* Releases every lock of the manager, ends its threads and connections, and
    drops the caller's reference. Waits of other threads end with
    HL_CANCELLED. Locks that still exist afterwards hold nothing and are freed
-   by hl_lock_free as usual. Does no I/O that can block. */
+   by hl_lock_free as usual. Does no I/O that can block. No other call on the
+   manager may begin afterwards, or while this one runs. */
 void hl_manager_close(hl_manager *manager);
 
 hl_layout *hl_manager_layout(const hl_manager *manager);
@@ -334,7 +335,7 @@ hl_mode hl_lock_mode(const hl_lock *lock);
 unsigned hl_lock_level(const hl_lock *lock); /* the deepest of its targets */
 int64_t hl_lock_waited(const hl_lock *lock); /* ms until it was granted */
 /* The fencing token; of two exclusive holders of one node the later one's is
-   greater. */
+   greater. hl_lock_extend gives a new one. */
 uint64_t hl_lock_token(const hl_lock *lock);
 /* What it locks, or locked. Lives as long as the lock. */
 const hl_plan *hl_lock_plan(const hl_lock *lock);

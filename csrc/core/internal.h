@@ -27,6 +27,9 @@ int hl__error_memory(hl_error *error);
 
 /* Milliseconds of CLOCK_MONOTONIC, and of Unix time. */
 int64_t hl__now_ms(void);
+/* Milliseconds of CLOCK_BOOTTIME, which goes on while the machine sleeps, as the
+   server's lease does: for nothing but leases. Not comparable with hl__now_ms. */
+int64_t hl__lease_ms(void);
 int64_t hl__unix_ms(void);
 /* Milliseconds left until deadline, never negative; HL_FOREVER stays. */
 int64_t hl__left_ms(int64_t deadline);

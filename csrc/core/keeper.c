@@ -30,19 +30,19 @@
 
 /* Sends a sign of life when it is time: thrice in a hold_timeout, so that two
    may be late. The session is ours: see manager.h. */
-static int renew_if_due(hl_manager *manager, hl__slot *slot, int64_t now) {
-  int64_t latest = slot->asked > slot->answered ? slot->asked : slot->answered;
-  if (slot->asked || now - latest < manager->config.hold_timeout / 3)
+static int renew_if_due(hl_manager *manager, hl__slot *slot) {
+  if (slot->asked || hl__lease_ms() - slot->answered <
+                         manager->config.hold_timeout / 3)
     return HL_OK;
   return manager->ops->renew(slot->session, &slot->asked, NULL);
 }
 
-static void held_turn(hl_manager *manager, hl__slot *slot, int64_t now) {
+static void held_turn(hl_manager *manager, hl__slot *slot) {
   /* Its owner is at it: then it needs no keeper. */
   if (pthread_mutex_trylock(&slot->mutex) != 0) return;
   if (slot->session) {
     int status = hl__slot_look(manager, slot, NULL);
-    if (status == HL_OK) status = renew_if_due(manager, slot, now);
+    if (status == HL_OK) status = renew_if_due(manager, slot);
     if (status) hl__slot_end(manager, slot, true);
   }
   (void)pthread_mutex_unlock(&slot->mutex);
@@ -55,7 +55,7 @@ static bool idle_turn(hl_manager *manager, hl__slot *slot, int64_t now) {
     if (slot->asked) slot->answered = slot->asked;
     slot->asked = 0;
     status = manager->ops->look(slot->session, NULL);
-    if (status == HL_OK) status = renew_if_due(manager, slot, now);
+    if (status == HL_OK) status = renew_if_due(manager, slot);
   }
   return (status == HL_OK || status == HL_TIMEOUT) &&
          now - slot->idle_since < IDLE_MS;
@@ -82,7 +82,7 @@ static int64_t turn(hl_manager *manager, hl__slot **dead) {
     next = slot->next;
     switch (slot->state) {
     case HL__HELD:
-      held_turn(manager, slot, now);
+      held_turn(manager, slot);
       break;
     case HL__IDLE:
       if (!idle_turn(manager, slot, now)) {
@@ -92,7 +92,14 @@ static int64_t turn(hl_manager *manager, hl__slot **dead) {
       }
       break;
     case HL__RELEASING:
-      if (!releasing_turn(manager, slot)) wait = TURN_SOON_MS;
+      if (releasing_turn(manager, slot)) break;
+      wait = TURN_SOON_MS;
+      /* The end of its connection releases it, too. */
+      if (now - slot->idle_since > manager->config.hold_timeout) {
+        hl__pool_unlink(manager, slot);
+        slot->next = *dead;
+        *dead = slot;
+      }
       break;
     case HL__BUSY:
       if (slot->due != HL_FOREVER && now > slot->due + OVERRUN_MS &&

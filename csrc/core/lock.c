@@ -65,14 +65,23 @@ static void count(hl_manager *manager, int status, int64_t waited) {
   }
 }
 
-/* The deadline of the store's next piece of waiting, watched by the keeper. */
-static int64_t piece(hl_manager *manager, hl__slot *slot, int64_t deadline) {
-  int64_t end = hl__now_ms() + WAIT_PIECE_MS;
+/* Sets the deadline of the store's next piece of waiting. The keeper watches it,
+   from now on: time that went into connecting is not the server's. False: the
+   manager has been closed; whoever closes it from now on finds the session. */
+static bool piece(hl_manager *manager, hl__slot *slot, int64_t deadline,
+                  hl_request *request) {
+  int64_t now = hl__now_ms(), end = now + WAIT_PIECE_MS;
   if (deadline < end) end = deadline;
+  request->deadline = end;
   (void)pthread_mutex_lock(&manager->mutex);
-  slot->due = end;
+  bool open = !manager->closed;
+  slot->due = end > now ? end : now;
   (void)pthread_mutex_unlock(&manager->mutex);
-  return end;
+  return open;
+}
+
+static int closed_error(hl_error *error) {
+  return hl__error(error, HL_CANCELLED, "the manager was closed");
 }
 
 /* Takes a session and locks the request's rows in it. On HL_OK *slot is BUSY
@@ -87,7 +96,11 @@ static int acquire(hl_manager *manager, hl_request *request, int64_t deadline,
     if (status) return status;
     bool fresh = (*slot)->fresh;
 
-    request->deadline = piece(manager, *slot, deadline);
+    if (!piece(manager, *slot, deadline, request)) {
+      hl__pool_discard(manager, *slot);
+      *slot = NULL;
+      return closed_error(error);
+    }
     status = manager->ops->lock((*slot)->session, request, grant, error);
     if (status == HL_OK) return HL_OK;
 
@@ -95,8 +108,7 @@ static int acquire(hl_manager *manager, hl_request *request, int64_t deadline,
       bool closed = manager->closed, overrun = (*slot)->overrun;
       hl__pool_discard(manager, *slot);
       *slot = NULL;
-      if (closed)
-        return hl__error(error, HL_CANCELLED, "the manager was closed");
+      if (closed) return closed_error(error);
       if (overrun)
         return hl__error(error, HL_ECONNECTION,
                          "the server did not answer in time");
@@ -146,7 +158,7 @@ static int hold(hl_manager *manager, hl__slot *slot, const hl_grant *grant,
   (void)pthread_mutex_unlock(&manager->mutex);
   if (!closed) return HL_OK;
   hl__pool_discard(manager, slot);
-  return hl__error(error, HL_CANCELLED, "the manager was closed");
+  return closed_error(error);
 }
 
 static hl_lock *lock_new(hl_manager *manager, hl_plan *plan) {
@@ -174,7 +186,8 @@ static void request_fill(hl_request *request, hl_plan *plan,
       .label_size = options->label_size,
       .mode = hl_plan_mode(plan),
   };
-  (void)hl_plan_rows(plan, &request->n);
+  request->shown = hl_plan_rows(plan, &request->shown_n);
+  request->n = request->shown_n;
 }
 
 int hl_acquire(hl_manager *manager, hl_plan *plan, const hl_options *options,
@@ -230,6 +243,13 @@ out:
 
 /* ------------------------------------------------------------- holding */
 
+/* Milliseconds for which the store keeps what the slot holds. */
+static int64_t lease_left(const hl_manager *manager, const hl__slot *slot) {
+  int64_t left =
+      slot->answered + manager->config.hold_timeout - hl__lease_ms();
+  return left > 0 ? left : 0;
+}
+
 int hl__slot_look(hl_manager *manager, hl__slot *slot, hl_error *error) {
   const hl_store_ops *ops = manager->ops;
   if (slot->asked) {
@@ -242,8 +262,7 @@ int hl__slot_look(hl_manager *manager, hl__slot *slot, hl_error *error) {
     }
   }
   int status = ops->look(slot->session, error);
-  if (status == HL_OK && ops->connects &&
-      hl__now_ms() >= slot->answered + manager->config.hold_timeout)
+  if (status == HL_OK && ops->connects && lease_left(manager, slot) == 0)
     status = hl__error(error, HL_ECONNECTION,
                        "the server has not answered for hold_timeout, and may "
                        "have given the lock away");
@@ -342,18 +361,18 @@ int64_t hl_lock_remaining(hl_lock *lock) {
   hl_manager *manager = lock->manager;
   int64_t left = HL_FOREVER;
   if (manager->ops->connects)
-    left = hl__left_ms(lock->slot->answered + manager->config.hold_timeout);
+    left = lease_left(manager, lock->slot);
   (void)pthread_mutex_unlock(&lock->slot->mutex);
   return left;
 }
 
 /* Reads the answer to the last sign of life, waiting for it, so that the
-   session can be used. After `answered` + hold_timeout the lock would be lost
-   anyhow. slot->mutex is held. */
+   session can be used; but no longer than the lease lasts, for then the lock is
+   lost anyhow. slot->mutex is held. */
 static int settle_asked(hl_manager *manager, hl__slot *slot, hl_error *error) {
   if (!slot->asked) return HL_OK;
   int status = manager->ops->settle(
-      slot->session, slot->answered + manager->config.hold_timeout, error);
+      slot->session, hl__now_ms() + lease_left(manager, slot), error);
   if (status == HL_OK) slot->answered = slot->asked;
   slot->asked = 0;
   return status;
@@ -388,7 +407,7 @@ static int extend(hl_lock *lock, hl_request *request, int64_t deadline,
   hl_manager *manager = lock->manager;
   hl__slot *slot = lock->slot;
   hl_grant grant = {0};
-  hl_error reason;
+  hl_error reason = {0};
 
   int status = settle_asked(manager, slot, &reason);
   (void)pthread_mutex_unlock(&slot->mutex);
@@ -401,7 +420,7 @@ static int extend(hl_lock *lock, hl_request *request, int64_t deadline,
   (void)pthread_mutex_unlock(&manager->mutex);
   if (held) {
     do {
-      request->deadline = piece(manager, slot, deadline);
+      if (!piece(manager, slot, deadline, request)) break;
       status = manager->ops->lock(slot->session, request, &grant, &reason);
     } while (status == HL_TIMEOUT && !request->try_once &&
              hl__left_ms(deadline) > 0);
@@ -409,23 +428,31 @@ static int extend(hl_lock *lock, hl_request *request, int64_t deadline,
 
   (void)pthread_mutex_lock(&manager->mutex);
   manager->stats.waiting--;
+  bool closed = manager->closed, overrun = slot->overrun;
   if (held) slot->state = HL__HELD;
-  if (status == HL_OK) slot->answered = grant.sent_ms;
+  if (held && grant.sent_ms) slot->answered = grant.sent_ms;
   if (status == HL_TIMEOUT) manager->stats.timeouts++;
-  if (status == HL_DEADLOCK) {
+  if (status == HL_DEADLOCK) manager->stats.deadlocks++;
+  if (held && closed) {
+    hl__slot_end(manager, slot, false);
+  } else if (held && status == HL_DEADLOCK) {
     /* The store has already given everything back. */
-    manager->stats.deadlocks++;
     manager->stats.held--;
     hl__pool_idle(manager, slot);
     lock->slot = NULL;
   }
-  bool closed = manager->closed;
-  if (closed && lock->slot) hl__slot_end(manager, slot, false);
   (void)pthread_mutex_unlock(&manager->mutex);
 
-  if (closed) return lock_enter(lock, error);
-  if (status == HL_ECONNECTION || slot->overrun)
-    return lock_lose(lock, &reason, error);
+  /* Ended by the keeper before we could begin, or closed meanwhile. */
+  if (!held || closed) return lock_enter(lock, error);
+  if (overrun && status != HL_DEADLOCK) {
+    (void)hl__error(&reason, HL_ECONNECTION,
+                    "the server did not answer in time");
+    status = HL_ECONNECTION;
+  }
+  if (status == HL_ECONNECTION) return lock_lose(lock, &reason, error);
+  /* It grew: who holds a row of it now is later than whoever held one before. */
+  if (status == HL_OK) lock->token = grant.token;
   if (status && error) *error = reason;
   return status;
 }
@@ -513,12 +540,13 @@ int hl_lock_release(hl_lock *lock, bool confirm, hl_error *error) {
   if (slot->state == HL__HELD) {
     manager->stats.held--;
     manager->stats.released++;
-    slot->answered = hl__now_ms();
+    slot->answered = hl__lease_ms();
     if (status == HL_OK) {
       slot->asked = 0;
       hl__pool_idle(manager, slot);
     } else {
       slot->state = HL__RELEASING;
+      slot->idle_since = hl__now_ms();
       (void)pthread_cond_signal(&manager->wakeup);
     }
     slot = NULL;

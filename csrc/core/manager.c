@@ -74,8 +74,8 @@ int hl__manager_enter(hl_manager *manager, hl_error *error) {
     status = hl__error(error, HL_EMISUSE, "the manager is closed");
   else if (!manager->store)
     status = manager->ops->open(&manager->config, &manager->store, error);
-  (void)pthread_mutex_unlock(&manager->mutex);
   if (status == HL_OK) atomic_fetch_add(&manager->references, 1u);
+  (void)pthread_mutex_unlock(&manager->mutex);
   return status;
 }
 

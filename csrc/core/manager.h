@@ -60,9 +60,9 @@ struct hl__slot {
   int64_t due;               /* BUSY: overrun after this, watched; 1 */
   bool overrun;              /* the keeper has interrupted it; 1 */
   bool fresh;                /* it has just been made; owner */
-  int64_t idle_since;        /* IDLE; 1 */
+  int64_t idle_since;        /* IDLE, RELEASING; 1 */
   /* When the last command that was answered was sent, and when a sign of life
-     was sent that is not answered yet (0: none). HELD: 2; IDLE: 1 */
+     was sent that is not answered yet (0: none); hl__lease_ms. HELD: 2; IDLE: 1 */
   int64_t answered, asked;
 };
 

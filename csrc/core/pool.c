@@ -173,7 +173,7 @@ static hl__slot *slot_new(hl_manager *manager) {
 static int slot_open(hl_manager *manager, hl__slot *slot, int64_t deadline,
                      hl_error *error) {
   int64_t least = hl__now_ms() + CONNECT_AT_LEAST_MS;
-  int64_t sent = hl__now_ms();
+  int64_t sent = hl__lease_ms();
   hl_session *session = NULL;
   int status = manager->ops->session_open(
       manager->store, deadline > least ? deadline : least, &session, error);

@@ -57,8 +57,10 @@ typedef struct hl_request {
   int64_t deadline;  /* hl__now_ms(); HL_FOREVER; ignored when try_once */
   bool try_once;     /* do not wait for any row */
   bool extend;       /* the session holds rows already, and keeps them when
-                        this fails, except with HL_DEADLOCK and where the
-                        connection ended */
+                        this fails, except with HL_DEADLOCK and
+                        HL_ECONNECTION (it ended, or holds nothing any more) */
+  const hl_row *shown; /* for observers: the rows, and those already held */
+  size_t shown_n;
   const char *path;  /* for observers; one line, escaped, at most 255 bytes */
   const char *label; /* for observers; any bytes */
   size_t label_size;
@@ -67,7 +69,9 @@ typedef struct hl_request {
 
 typedef struct hl_grant {
   uint64_t token;  /* fencing token, comparable over all processes */
-  int64_t sent_ms; /* when the last command that was answered was sent */
+  /* When the last command that was answered was sent (hl__lease_ms). A failed
+     extend, too, sets it, where the session still stands; 0 otherwise. */
+  int64_t sent_ms;
 } hl_grant;
 
 struct hl_store {
@@ -117,11 +121,13 @@ typedef struct hl_store_ops {
      HL_ECONNECTION: the session has ended. */
   int (*unlock)(hl_session *session, hl_error *error);
   /* Sends a sign of life, so that the store goes on keeping the session.
-     HL_OK: its answer is outstanding; *sent_ms is when it was sent. */
+     HL_OK: its answer is outstanding; *sent_ms is when it was sent
+     (hl__lease_ms). */
   int (*renew)(hl_session *session, int64_t *sent_ms, hl_error *error);
   /* Reads the outstanding answer, waiting until deadline (0: not at all).
      HL_OK: nothing is outstanding (any more). HL_TIMEOUT: it has not come.
-     HL_ECONNECTION: the session has ended. */
+     HL_ECONNECTION: the session has ended, or does not hold any more what it
+     should. */
   int (*settle)(hl_session *session, int64_t deadline, hl_error *error);
   /* Whether the session stands, without a round trip: HL_OK or
      HL_ECONNECTION. While an answer is outstanding it may say HL_OK of a

@@ -105,9 +105,18 @@ static void push_list(lua_State *L, const holders *self) {
   }
 }
 
-void hll_holders_attach(lua_State *L, hl_manager *manager, hl_plan *plan) {
+/* Whether the manager is open still: each allocation may run a finalizer of the
+   program's, which may have closed it. */
+static bool is_open(const hll_manager *manager) {
+  return manager->manager != NULL;
+}
+
+void hll_holders_attach(lua_State *L, const hll_manager *manager,
+                        hl_plan *plan) {
   holders *self = holders_push(L);
-  if (hl_manager_blockers(manager, plan, holders_add, self, NULL) == HL_OK) {
+  if (is_open(manager) && hl_manager_blockers(manager->manager, plan,
+                                              holders_add, self,
+                                              NULL) == HL_OK) {
     push_list(L, self);
     lua_setfield(L, -3, "holders");
   }
@@ -133,6 +142,7 @@ int hll_holders(lua_State *L) {
   hl_plan *plan =
       hll_plan_borrow(L, shared, hl_manager_layout(self->manager));
   hll_target_add(L, 2, plan, HL_EXCLUSIVE);
+  if (!is_open(self)) hll_misuse(L, "the manager is closed");
   if (hl_manager_holders(self->manager, plan, holders_add, found, &error))
     return hll_failure(L, &error, 2);
   if (found->incomplete) return luaL_error(L, "not enough memory");
@@ -193,6 +203,7 @@ static int acquire(lua_State *L, hll_manager *self, int shared, hl_plan *plan,
     lua_rawset(L, -3);
   }
   lua_pop(L, 1);
+  if (!is_open(self)) hll_misuse(L, "the manager is closed");
   int status =
       hl_acquire(self->manager, plan, options, &handle->lock, &error);
   if (status == HL_OK) {
@@ -201,7 +212,7 @@ static int acquire(lua_State *L, hll_manager *self, int shared, hl_plan *plan,
   }
   int values = hll_failure(L, &error, push_concerned(L, plan, &error));
   if (status == HL_TIMEOUT || status == HL_DEADLOCK)
-    hll_holders_attach(L, self->manager, plan);
+    hll_holders_attach(L, self, plan);
   hll_plan_return(L, shared, borrowed);
   return values;
 }

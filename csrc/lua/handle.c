@@ -141,8 +141,7 @@ static int handle_extend(lua_State *L) {
     lua_rawgeti(L, shared, 1);
     hll_manager *manager = hll_testudata(L, -1, HLL_MANAGER);
     lua_pop(L, 1);
-    if (manager && manager->manager)
-      hll_holders_attach(L, manager->manager, plan);
+    if (manager) hll_holders_attach(L, manager, plan);
   }
   return values;
 }

@@ -111,7 +111,8 @@ void hll_manager_register(lua_State *L);
 /* The methods that acquire, for the manager's class. */
 extern const luaL_Reg hll_acquire_methods[];
 /* Adds err.holders, where they can be seen, to the err on the top. */
-void hll_holders_attach(lua_State *L, hl_manager *manager, hl_plan *plan);
+void hll_holders_attach(lua_State *L, const hll_manager *manager,
+                        hl_plan *plan);
 /* manager:holders(target) */
 int hll_holders(lua_State *L);
 void hll_holders_register(lua_State *L);

@@ -21,6 +21,7 @@ hll_manager *hll_manager_check(lua_State *L) {
   hll_getuservalue(L, 1);
   hll_losses_tell(L, lua_gettop(L));
   lua_pop(L, 1);
+  if (!self->manager) hll_misuse(L, "the manager is closed"); /* by on_lost */
   return self;
 }
 
@@ -37,7 +38,6 @@ void hll_losses_tell(lua_State *L, int shared) {
   if (!self || !self->manager) return;
   uint64_t losses = hl_manager_losses(self->manager);
   if (losses == self->losses) return;
-  self->losses = losses;
   lua_getfield(L, shared, "handles");
   if (!lua_istable(L, -1)) {
     lua_pop(L, 1);
@@ -56,16 +56,24 @@ void hll_losses_tell(lua_State *L, int shared) {
   }
   for (int i = 1; i <= n; i++) {
     lua_rawgeti(L, lost, i);
+    lua_pushvalue(L, -1);
+    lua_rawget(L, handles);
+    bool told = lua_isnil(L, -1); /* by a call of the callback's own */
+    lua_pop(L, 1);
+    if (told) {
+      lua_pop(L, 1);
+      continue;
+    }
+    lua_pushvalue(L, -1);
     lua_pushnil(L);
-    lua_rawset(L, handles); /* it is told once */
-  }
-  for (int i = 1; i <= n; i++) {
+    lua_rawset(L, handles); /* it is told once, even if the callback raises */
     lua_getfield(L, shared, "on_lost");
-    lua_rawgeti(L, lost, i);
+    lua_insert(L, -2);
     (void)hll_fail(L, HL_ELOST, "the lock was lost while it was held");
     lua_remove(L, -2); /* the nil of nil, err */
     lua_call(L, 2, 0);
   }
+  self->losses = losses; /* not sooner: were one to raise, the rest is told next */
   lua_settop(L, handles - 1);
 }
 

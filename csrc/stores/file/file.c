@@ -297,7 +297,7 @@ static int rows_take(hl__file_session *session, const hl_request *request,
   grant->token =
       (atomic_fetch_add(&session->space->control->tokens, 1u) + 1)
       << TOKEN_LOW_BITS;
-  grant->sent_ms = hl__now_ms();
+  grant->sent_ms = hl__lease_ms();
   return HL_OK;
 }
 
@@ -327,7 +327,7 @@ static int session_look(hl_session *base, hl_error *error) {
 
 static int session_renew(hl_session *base, int64_t *sent_ms,
                          hl_error *error) {
-  *sent_ms = hl__now_ms();
+  *sent_ms = hl__lease_ms();
   return session_look(base, error);
 }
 

@@ -4,6 +4,7 @@
  */
 #include "mysql_store.h"
 
+#include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdlib.h>
@@ -228,6 +229,9 @@ int hl__mysql_connect(hl__mysql_store *store, int64_t deadline,
     goto out;
   }
   session->fd = socket_of(session->mysql);
+  /* A program that is started by this one would keep the connection, and so the
+     locks, of a process that has died: no atfork handler runs for it. */
+  (void)fcntl(session->fd, F_SETFD, FD_CLOEXEC);
   status = hl__fork_watch(session->fd);
   if (status) {
     (void)hl__error_memory(error);

@@ -65,11 +65,11 @@ void hl__mysql_tag(hl__mysql_session *session, const hl_request *request) {
                    request->label_size);
   *at++ = SEPARATOR[0];
   const char *end = session->tag + HL__TAG_MAX - ROW_MAX;
-  for (size_t i = 0; i < request->n && at < end; i++) {
-    at = put_number(at, request->rows[i].level);
+  for (size_t i = 0; i < request->shown_n && at < end; i++) {
+    at = put_number(at, request->shown[i].level);
     *at++ = '.';
-    at = put_number(at, request->rows[i].bucket);
-    *at++ = mode_letter(request->rows[i].mode);
+    at = put_number(at, request->shown[i].bucket);
+    *at++ = mode_letter(request->shown[i].mode);
     *at++ = ',';
   }
   session->tag_size = (unsigned long)(at - session->tag);

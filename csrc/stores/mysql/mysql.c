@@ -14,6 +14,7 @@
 /* Whoever looks for holders has just waited in vain, and waits no longer for a
    server that hangs. */
 #define LOOK_SETTLE_MS 250
+#define LOOK_MS 1000
 
 static hl__mysql_session *session_of(hl_session *session) {
   return (hl__mysql_session *)session;
@@ -24,7 +25,13 @@ static void library_init(void) { (void)mysql_library_init(0, NULL, NULL); }
 static int connect_verified(hl__mysql_store *store, int64_t deadline,
                             hl__mysql_session **session, hl_error *error) {
   int status = hl__mysql_connect(store, deadline, session, error);
-  if (status == HL_OK) status = hl__mysql_verify(*session, error);
+  if (status == HL_OK) {
+    (*session)->patience = deadline;
+    status = hl__mysql_verify(*session, error);
+    if (status == HL_TIMEOUT) /* of a table's metadata lock, say */
+      status = hl__error(error, HL_ECONNECTION,
+                         "the server did not answer in time");
+  }
   if (status) {
     hl__mysql_disconnect(*session);
     *session = NULL;
@@ -101,6 +108,7 @@ static void kill_remote(hl__mysql_session *session) {
   int n = snprintf(sql, sizeof sql, "KILL %lu",
                    mysql_thread_id(session->mysql));
   MYSQL_RES *none;
+  other->patience = hl__now_ms() + 1000;
   (void)hl__mysql_query(other, sql, (size_t)n, &none, NULL);
   hl__mysql_disconnect(other);
 }
@@ -134,7 +142,7 @@ static int unlock(hl_session *base, hl_error *error) {
 
 static int renew(hl_session *base, int64_t *sent_ms, hl_error *error) {
   hl__mysql_session *session = session_of(base);
-  *sent_ms = hl__now_ms();
+  *sent_ms = hl__lease_ms();
   return hl__mysql_send(session, "DO 0", 4, error);
 }
 
@@ -161,6 +169,7 @@ static int holders(hl_session *base, const hl_row *rows, size_t n,
   hl__mysql_session *session = session_of(base);
   int status = hl__mysql_settle(session, hl__now_ms() + LOOK_SETTLE_MS, error);
   if (status) return status;
+  session->patience = hl__now_ms() + LOOK_MS;
   status = hl__mysql_holders(session, rows, n, fn, context, error);
   if (status != HL_ECONNECTION) {
     /* Looking, too, began a transaction. */

@@ -79,6 +79,12 @@ struct hl__mysql_session {
      client libraries do not notice when another command is sent before: they
      take the old answer for the new one's. */
   bool outstanding;
+  /* A transaction of ours is open: what the server says of it is believed, not
+     what we remember (settle). */
+  bool holds;
+  bool tells_transaction; /* the outstanding answer shall say so */
+  int64_t patience; /* hl__mysql_query waits until then; hl__now_ms */
+  bool unprepared;  /* the server has refused to prepare: no more tries */
   atomic_bool interrupted;
   int64_t wait; /* the session's time limits on the server; ms */
   uint64_t clock;
@@ -88,6 +94,8 @@ struct hl__mysql_session {
   int32_t buckets[HL__SHAPE_ROWS_MAX];
   char tag[HL__TAG_MAX];
   unsigned long tag_size;
+  char held_tag[HL__TAG_MAX]; /* of what is held: what a failed extend restores */
+  unsigned long held_tag_size;
   unsigned long long token, read_only;
   /* The part of the tag that is the same for all requests. */
   char tag_process[256];
@@ -147,8 +155,9 @@ int hl__mysql_rollback_send(hl__mysql_session *session, hl_error *error);
 /* Reads the outstanding answer: as hl_store_ops.settle. */
 int hl__mysql_settle(hl__mysql_session *session, int64_t deadline,
                      hl_error *error);
-/* Sends a query and waits for its result: *result may be NULL (no rows).
-   Nothing is outstanding. HL_OK or what hl__mysql_error says. */
+/* Sends a query and waits for its result until session->patience: *result may be
+   NULL (no rows). Nothing is outstanding. HL_OK or what hl__mysql_error says;
+   HL_ECONNECTION when the server does not answer. */
 int hl__mysql_query(hl__mysql_session *session, const char *sql, size_t size,
                     MYSQL_RES **result, hl_error *error);
 

@@ -185,9 +185,9 @@ static int session_set(hl__mysql_session *session, hl_error *error) {
   int status =
       hl__mysql_query(session, isolation, sizeof isolation - 1, &result, error);
   if (status) return status;
-  session->wait = config->timeout < 1                   ? 1
-                  : config->timeout > HL__MYSQL_WAIT_MAX ? HL__MYSQL_WAIT_MAX
-                                                         : config->timeout;
+  /* As statement.c will want it for a wait of the usual length. */
+  session->wait = 1 + (config->timeout > HL__MYSQL_WAIT_MAX ? HL__MYSQL_WAIT_MAX
+                                                            : config->timeout);
   (void)hl__mysql_limits(session, session->wait, limits, sizeof limits);
   int64_t lease = (config->hold_timeout + 999) / 1000;
   int n = snprintf(sql, sizeof sql,

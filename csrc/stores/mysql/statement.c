@@ -64,6 +64,7 @@ static bool text_new(text *t, size_t rows, size_t tag_size) {
   return t->data != NULL;
 }
 
+/* As a literal. */
 static void put_hex(text *t, const char *data, size_t n) {
   static const char digits[] = "0123456789abcdef";
   put(t, "0x");
@@ -153,7 +154,7 @@ static int shape_find(hl__mysql_session *session, const hl_row *rows, size_t n,
   uint8_t key[HL__SHAPE_ROWS_MAX + 1];
   hl__shape *shape = NULL, *oldest = &session->shapes[0];
   *statement = NULL;
-  if (n > HL__SHAPE_ROWS_MAX) return HL_OK;
+  if (n > HL__SHAPE_ROWS_MAX || session->unprepared) return HL_OK;
   size_t size = shape_key(rows, n, nowait, key);
   for (size_t i = 0; i < HL__SHAPES_MAX && !shape; i++) {
     hl__shape *candidate = &session->shapes[i];
@@ -181,11 +182,14 @@ static int shape_find(hl__mysql_session *session, const hl_row *rows, size_t n,
     }
     if (mysql_stmt_prepare(shape->statement, t.data, (unsigned long)t.used) ||
         shape_bind(session, shape->statement, n)) {
+      /* The server may have as many statements as it wants: as text, then. */
       int status =
           hl__mysql_error(session, shape->statement, "prepare", error);
       free(t.data);
       shape_clear(shape);
-      return status;
+      if (status != HL_ESTORE) return status;
+      session->unprepared = true;
+      return HL_OK;
     }
     free(t.data);
   }
@@ -273,10 +277,10 @@ static int execute(hl__mysql_session *session, const hl_request *request,
                    hl_error *error) {
   MYSQL_STMT *statement = NULL;
   bool nowait = request->try_once;
-  int64_t left = nowait ? 0 : hl__left_ms(request->deadline);
+  /* Never early: our milliseconds are cut. */
+  int64_t left = nowait ? 0 : hl__left_ms(request->deadline) + 1;
   bool same = nowait ||
               (session->wait >= left && session->wait - left <= WAIT_SLACK_MS);
-  if (!nowait && left < 1) left = 1;
   int status = HL_OK;
   hl__sigpipe guard = hl__sigpipe_begin(session);
   if (same)
@@ -302,6 +306,7 @@ static int missing(hl__mysql_session *session, const hl_row *rows, size_t n,
   if (!error ||
       hl__mysql_settle(session, hl__now_ms() + 1000, NULL) != HL_OK)
     return HL_ENOT_PROVISIONED;
+  session->patience = hl__now_ms() + 1000;
   for (size_t i = 0; i < n; i++) {
     char sql[256];
     MYSQL_RES *result;
@@ -331,13 +336,45 @@ static int missing(hl__mysql_session *session, const hl_row *rows, size_t n,
 static int lease_begin(hl__mysql_session *session, int64_t *sent,
                        hl_error *error) {
   int64_t hold_timeout = session->store->config->hold_timeout;
-  int64_t now = hl__now_ms();
-  if (now - *sent < hold_timeout / 4) return HL_OK;
-  *sent = now;
+  if (hl__lease_ms() - *sent < hold_timeout / 4) return HL_OK;
   int status = session->base.store->ops->renew(&session->base, sent, error);
   if (status == HL_OK)
-    status = hl__mysql_settle(session, now + hold_timeout, error);
+    status = hl__mysql_settle(session, hl__now_ms() + hold_timeout, error);
   return status == HL_TIMEOUT ? HL_ECONNECTION : status;
+}
+
+/* After an extend that failed: tells observers again what is held, and asks at
+   once whether it still is. */
+static int extend_undo(hl__mysql_session *session, hl_grant *grant,
+                       hl_error *error) {
+  text t;
+  if (!text_new(&t, 0, session->held_tag_size)) return hl__error_memory(error);
+  put(&t, "SET @hierlock=");
+  put_hex(&t, session->held_tag, session->held_tag_size);
+  int64_t sent = hl__lease_ms();
+  int status = hl__mysql_send(session, t.data, t.used, error);
+  free(t.data);
+  if (status == HL_OK)
+    status = hl__mysql_settle(
+        session, hl__now_ms() + session->store->config->hold_timeout, error);
+  if (status == HL_OK) grant->sent_ms = sent;
+  return status == HL_TIMEOUT ? HL_ECONNECTION : status;
+}
+
+/* After a request that failed. Most errors leave the first rows locked. */
+static int undo(hl__mysql_session *session, const hl_request *request,
+                int status, hl_grant *grant, hl_error *error) {
+  if (status == HL_DEADLOCK) session->holds = false;
+  if (status == HL_ECONNECTION || status == HL_DEADLOCK) return status;
+  if (request->extend) {
+    hl_error reason;
+    if (extend_undo(session, grant, &reason) != HL_ECONNECTION) return status;
+    if (error) *error = reason;
+    return HL_ECONNECTION;
+  }
+  if (hl__mysql_rollback_send(session, NULL) != HL_OK)
+    return hl__error(error, HL_ECONNECTION, "the connection has ended");
+  return status;
 }
 
 int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request,
@@ -351,7 +388,7 @@ int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request,
     size_t n = request->n - done, count = 0;
     if (n > STATEMENT_ROWS_MAX) n = STATEMENT_ROWS_MAX;
     const hl_row *rows = request->rows + done;
-    sent = hl__now_ms();
+    sent = hl__lease_ms();
     status = execute(session, request, rows, n, &count, error);
     if (status == HL_OK && count != n) {
       status = HL_ENOT_PROVISIONED;
@@ -364,21 +401,23 @@ int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request,
                          "protect nothing; connect to the primary");
     done += n;
   }
-  if (status == HL_OK) status = lease_begin(session, &sent, error);
   if (status == HL_OK) {
+    session->holds = true;
+    status = lease_begin(session, &sent, error);
+  }
+  if (status == HL_OK) {
+    memcpy(session->held_tag, session->tag, session->tag_size);
+    session->held_tag_size = session->tag_size;
     /* The top byte is the server's id; the lowest is left for hand-overs inside
        a process. */
     grant->token = (uint64_t)session->token << 8;
     grant->sent_ms = sent;
     return HL_OK;
   }
-  /* After all errors but these the transaction still holds the first rows. */
-  if (status != HL_ECONNECTION && status != HL_DEADLOCK && !request->extend &&
-      hl__mysql_rollback_send(session, NULL) != HL_OK)
-    return hl__error(error, HL_ECONNECTION, "the connection has ended");
-  if (missed && !request->extend)
+  status = undo(session, request, status, grant, error);
+  if (missed && status == HL_ENOT_PROVISIONED && !request->extend)
     status = missing(session, missed, missed_count, error);
-  else if (missed)
+  else if (missed && status == HL_ENOT_PROVISIONED)
     status = hl__error(error, HL_ENOT_PROVISIONED,
                        "a bucket row is missing in table %s; run `hierlock "
                        "provision`",

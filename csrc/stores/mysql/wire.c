@@ -155,10 +155,12 @@ int hl__mysql_send(hl__mysql_session *session, const char *sql, size_t size,
   hl__sigpipe_end(guard);
   if (failed) return hl__mysql_error(session, NULL, "send to the server", error);
   session->outstanding = true;
+  session->tells_transaction = session->holds;
   return HL_OK;
 }
 
 int hl__mysql_rollback_send(hl__mysql_session *session, hl_error *error) {
+  session->holds = false;
   return hl__mysql_send(session, "ROLLBACK", 8, error);
 }
 
@@ -171,6 +173,12 @@ int hl__mysql_settle(hl__mysql_session *session, int64_t deadline,
   bool failed = mysql_read_query_result(session->mysql) != 0;
   hl__sigpipe_end(guard);
   session->outstanding = false;
+  /* Some errors end the whole transaction (MariaDB with
+     innodb_rollback_on_timeout, a full lock table), and others may. */
+  if (!failed && session->tells_transaction &&
+      !(session->mysql->server_status & SERVER_STATUS_IN_TRANS))
+    return hl__error(error, HL_ECONNECTION,
+                     "the server has rolled the transaction back");
   if (!failed) return HL_OK;
   /* Neither ROLLBACK nor a sign of life fails on a connection that stands. */
   (void)hl__mysql_error(session, NULL, "read the server's answer", error);
@@ -180,9 +188,15 @@ int hl__mysql_settle(hl__mysql_session *session, int64_t deadline,
 
 int hl__mysql_query(hl__mysql_session *session, const char *sql, size_t size,
                     MYSQL_RES **result, hl_error *error) {
+  *result = NULL;
+  int status = hl__mysql_send(session, sql, size, error);
+  if (status) return status;
+  if (!hl__mysql_readable(session, hl__left_ms(session->patience)))
+    return hl__error(error, HL_ECONNECTION,
+                     "the server did not answer in time");
+  session->outstanding = false;
   hl__sigpipe guard = hl__sigpipe_begin(session);
-  bool failed =
-      mysql_real_query(session->mysql, sql, (unsigned long)size) != 0;
+  bool failed = mysql_read_query_result(session->mysql) != 0;
   *result = failed ? NULL : mysql_store_result(session->mysql);
   hl__sigpipe_end(guard);
   if (failed || (!*result && mysql_field_count(session->mysql)))

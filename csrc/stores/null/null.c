@@ -57,7 +57,7 @@ static int null_lock(hl_session *session, const hl_request *request,
                      hl_grant *grant, hl_error *error) {
   (void)session, (void)request, (void)error;
   grant->token = token_next();
-  grant->sent_ms = hl__now_ms();
+  grant->sent_ms = hl__lease_ms();
   return HL_OK;
 }
 
@@ -69,7 +69,7 @@ static int null_unlock(hl_session *session, hl_error *error) {
 static int null_renew(hl_session *session, int64_t *sent_ms,
                       hl_error *error) {
   (void)session, (void)error;
-  *sent_ms = hl__now_ms();
+  *sent_ms = hl__lease_ms();
   return HL_OK;
 }
 
