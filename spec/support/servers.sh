@@ -80,7 +80,9 @@ SQL
       --tmpdir=/srv --init-file=/srv/setup.sql --innodb-redo-log-capacity=48M &&
       rm "$2/data/auto.cnf"             # the server's UUID
   else
-    mariadb-install-db --no-defaults --user="$(id -un)" --datadir="$2/data" --tmpdir="$2" \
+    # --force: without /etc/hosts, say, it would not look further.
+    mariadb-install-db --no-defaults --force --skip-name-resolve --user="$(id -un)" \
+      --datadir="$2/data" --tmpdir="$2" \
       --skip-test-db --extra-file="$2/setup.sql" --innodb-log-file-size=48M
   fi
 }
