@@ -265,5 +265,6 @@ void hl__mysql_disconnect(hl__mysql_session *session) {
   for (size_t i = 0; i < HL__SHAPES_MAX; i++)
     if (session->shapes[i].statement)
       (void)mysql_stmt_close(session->shapes[i].statement);
+  free(session->tag);
   free(session);
 }

@@ -22,7 +22,8 @@
 #define SEPARATOR "\x1f"
 #define FIELDS 9
 #define LABEL_MAX 128
-#define ROW_MAX 32 /* "15.2147483647x," and some */
+#define ROW_MAX 16 /* "15.2147483647x," */
+#define NUMBERS_MAX 64 /* time, pid, mode and separators */
 #define QUERY_MAX 16384
 /* As many rows are asked for; whoever asks for more gets those of the first. */
 #define ASKED_MAX 200
@@ -45,18 +46,26 @@ static char *put_number(char *at, uint64_t number) {
 
 static char mode_letter(unsigned mode) { return mode == HL_SHARED ? 's' : 'x'; }
 
+size_t hl__mysql_tag_room(const hl__mysql_session *session,
+                          const hl_request *request) {
+  const hl_store_config *config = session->store->config;
+  size_t room = NUMBERS_MAX + strlen(config->application) +
+                strlen(config->host) + strlen(request->path) + LABEL_MAX;
+  if (request->shown_n > (HL__TAG_MAX - room) / ROW_MAX) return HL__TAG_MAX;
+  return room + request->shown_n * ROW_MAX;
+}
+
 void hl__mysql_tag(hl__mysql_session *session, const hl_request *request) {
-  if (session->tag_process_size == 0) {
-    const hl_store_config *config = session->store->config;
-    session->tag_process_size = (size_t)snprintf(
-        session->tag_process, sizeof session->tag_process,
-        SEPARATOR "%s" SEPARATOR "%s" SEPARATOR "%lld" SEPARATOR,
-        config->application, config->host, (long long)config->pid);
-  }
+  const hl_store_config *config = session->store->config;
   char *at = put_text(session->tag, "2" SEPARATOR);
   at = put_number(at, (uint64_t)hl__unix_ms());
-  memcpy(at, session->tag_process, session->tag_process_size);
-  at += session->tag_process_size;
+  *at++ = SEPARATOR[0];
+  at = put_text(at, config->application);
+  *at++ = SEPARATOR[0];
+  at = put_text(at, config->host);
+  *at++ = SEPARATOR[0];
+  at = put_number(at, (uint64_t)config->pid);
+  *at++ = SEPARATOR[0];
   *at++ = mode_letter(request->mode);
   *at++ = SEPARATOR[0];
   at = put_text(at, request->path);
@@ -64,8 +73,8 @@ void hl__mysql_tag(hl__mysql_session *session, const hl_request *request) {
   at += hl__escape(at, LABEL_MAX, request->label ? request->label : "",
                    request->label_size);
   *at++ = SEPARATOR[0];
-  const char *end = session->tag + HL__TAG_MAX - ROW_MAX;
-  for (size_t i = 0; i < request->shown_n && at < end; i++) {
+  const char *end = session->tag + session->tag_capacity - ROW_MAX;
+  for (size_t i = 0; i < request->shown_n && at <= end; i++) {
     at = put_number(at, request->shown[i].level);
     *at++ = '.';
     at = put_number(at, request->shown[i].bucket);

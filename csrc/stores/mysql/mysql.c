@@ -95,7 +95,10 @@ static void session_close(hl_session *session) {
 
 /* The descriptor is closed already, and its number may be in use again: the
    library's part stays allocated. */
-static void session_forget(hl_session *session) { free(session); }
+static void session_forget(hl_session *session) {
+  free(session_of(session)->tag);
+  free(session);
+}
 
 /* A client that goes away does not end its wait: the server looks at the socket
    only afterwards, and the dead waiter keeps what it has got. So the thread that

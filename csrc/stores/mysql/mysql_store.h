@@ -56,7 +56,7 @@ typedef struct hl__mysql_store {
 /* A statement that is prepared once for each shape of a request (levels and
    modes of its rows), and then only told other buckets. */
 #define HL__SHAPES_MAX 8
-#define HL__SHAPE_ROWS_MAX 32
+#define HL__SHAPE_ROWS_MAX 16
 
 typedef struct hl__shape {
   uint8_t key[HL__SHAPE_ROWS_MAX + 1]; /* see statement.c */
@@ -66,7 +66,7 @@ typedef struct hl__shape {
 } hl__shape;
 
 /* The value of @hierlock: at most so many bytes. */
-#define HL__TAG_MAX 4096
+#define HL__TAG_MAX 4096u
 
 struct hl__mysql_session {
   hl_session base;
@@ -92,14 +92,10 @@ struct hl__mysql_session {
   /* What the prepared statements are told and what they return, bound once:
      whoever binds again before each execution sends the types again, too. */
   int32_t buckets[HL__SHAPE_ROWS_MAX];
-  char tag[HL__TAG_MAX];
+  char *tag; /* of the last request; malloc'ed, as most are far from HL__TAG_MAX */
+  size_t tag_capacity;
   unsigned long tag_size;
-  char held_tag[HL__TAG_MAX]; /* of what is held: what a failed extend restores */
-  unsigned long held_tag_size;
   unsigned long long token, read_only;
-  /* The part of the tag that is the same for all requests. */
-  char tag_process[256];
-  size_t tag_process_size;
 };
 
 /* ---- connect.c */
@@ -131,8 +127,11 @@ int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request,
 
 /* ---- holders.c */
 
-/* Puts the value of @hierlock for a request, as holders.c reads it, into the
-   session's tag: no NUL, not empty. */
+/* As many bytes as the value of @hierlock for a request may have. */
+size_t hl__mysql_tag_room(const hl__mysql_session *session,
+                          const hl_request *request);
+/* Puts that value, as holders.c reads it, into the session's tag, which has the
+   room: no NUL, not empty. */
 void hl__mysql_tag(hl__mysql_session *session, const hl_request *request);
 int hl__mysql_holders(hl__mysql_session *session, const hl_row *rows, size_t n,
                       hl_holder_fn fn, void *context, hl_error *error);

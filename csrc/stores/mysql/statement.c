@@ -136,7 +136,7 @@ static int shape_bind(hl__mysql_session *session, MYSQL_STMT *statement,
   }
   parameters[1].buffer_type = MYSQL_TYPE_BLOB;
   parameters[1].buffer = session->tag;
-  parameters[1].buffer_length = sizeof session->tag;
+  parameters[1].buffer_length = (unsigned long)session->tag_capacity;
   parameters[1].length = &session->tag_size;
   for (int i = 0; i < 2; i++) {
     results[i].buffer_type = MYSQL_TYPE_LONGLONG;
@@ -343,17 +343,39 @@ static int lease_begin(hl__mysql_session *session, int64_t *sent,
   return status == HL_TIMEOUT ? HL_ECONNECTION : status;
 }
 
+/* Room for the request's tag. Prepared statements know the old place: they are
+   made again. */
+static bool tag_reserve(hl__mysql_session *session, size_t room) {
+  if (room <= session->tag_capacity) return true;
+  char *tag = malloc(room);
+  if (!tag) return false;
+  hl__sigpipe guard = hl__sigpipe_begin(session);
+  for (size_t i = 0; i < HL__SHAPES_MAX; i++)
+    shape_clear(&session->shapes[i]);
+  hl__sigpipe_end(guard);
+  free(session->tag);
+  session->tag = tag;
+  session->tag_capacity = room;
+  return true;
+}
+
+/* What gives observers the tag of what is held again, once an extend has failed;
+   data is NULL when out of memory. */
+static text held_statement(const hl__mysql_session *session) {
+  text t;
+  if (text_new(&t, 0, session->tag_size)) {
+    put(&t, "SET @hierlock=");
+    put_hex(&t, session->tag, session->tag_size);
+  }
+  return t;
+}
+
 /* After an extend that failed: tells observers again what is held, and asks at
    once whether it still is. */
-static int extend_undo(hl__mysql_session *session, hl_grant *grant,
-                       hl_error *error) {
-  text t;
-  if (!text_new(&t, 0, session->held_tag_size)) return hl__error_memory(error);
-  put(&t, "SET @hierlock=");
-  put_hex(&t, session->held_tag, session->held_tag_size);
+static int extend_undo(hl__mysql_session *session, const text *held,
+                       hl_grant *grant, hl_error *error) {
   int64_t sent = hl__lease_ms();
-  int status = hl__mysql_send(session, t.data, t.used, error);
-  free(t.data);
+  int status = hl__mysql_send(session, held->data, held->used, error);
   if (status == HL_OK)
     status = hl__mysql_settle(
         session, hl__now_ms() + session->store->config->hold_timeout, error);
@@ -363,12 +385,14 @@ static int extend_undo(hl__mysql_session *session, hl_grant *grant,
 
 /* After a request that failed. Most errors leave the first rows locked. */
 static int undo(hl__mysql_session *session, const hl_request *request,
-                int status, hl_grant *grant, hl_error *error) {
+                const text *held, int status, hl_grant *grant,
+                hl_error *error) {
   if (status == HL_DEADLOCK) session->holds = false;
   if (status == HL_ECONNECTION || status == HL_DEADLOCK) return status;
   if (request->extend) {
     hl_error reason;
-    if (extend_undo(session, grant, &reason) != HL_ECONNECTION) return status;
+    if (extend_undo(session, held, grant, &reason) != HL_ECONNECTION)
+      return status;
     if (error) *error = reason;
     return HL_ECONNECTION;
   }
@@ -383,6 +407,15 @@ int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request,
   size_t missed_count = 0;
   int64_t sent = 0;
   int status = HL_OK;
+  text held = {NULL, 0, 0};
+  if (request->extend) {
+    held = held_statement(session);
+    if (!held.data) return hl__error_memory(error);
+  }
+  if (!tag_reserve(session, hl__mysql_tag_room(session, request))) {
+    free(held.data);
+    return hl__error_memory(error);
+  }
   hl__mysql_tag(session, request);
   for (size_t done = 0; done < request->n && status == HL_OK;) {
     size_t n = request->n - done, count = 0;
@@ -406,15 +439,15 @@ int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request,
     status = lease_begin(session, &sent, error);
   }
   if (status == HL_OK) {
-    memcpy(session->held_tag, session->tag, session->tag_size);
-    session->held_tag_size = session->tag_size;
+    free(held.data);
     /* The top byte is the server's id; the lowest is left for hand-overs inside
        a process. */
     grant->token = (uint64_t)session->token << 8;
     grant->sent_ms = sent;
     return HL_OK;
   }
-  status = undo(session, request, status, grant, error);
+  status = undo(session, request, &held, status, grant, error);
+  free(held.data);
   if (missed && status == HL_ENOT_PROVISIONED && !request->extend)
     status = missing(session, missed, missed_count, error);
   else if (missed && status == HL_ENOT_PROVISIONED)
