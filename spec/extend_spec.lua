@@ -148,7 +148,7 @@ end)
 describe("on_lost", function()
   support.each_server(function(store)
     local function kill(manager, n)
-      local root = store.root() or pending("no administrator here")
+      local root = store.root()
       local handles = {}
       for i = 1, n do handles[i] = assert(manager:acquire { "lost", "a", "r" .. i }) end
       for _, row in ipairs(root:query("SELECT ID FROM information_schema.PROCESSLIST WHERE USER='testuser' AND DB='mgl_test'")) do
@@ -164,6 +164,7 @@ describe("on_lost", function()
     end
 
     it("may close the manager: then the call that told it says so", function()
+      if not store.root() then pending("no administrator here") end
       local manager
       manager = support.open(store, { on_lost = function() manager:close() end })
       local ok, err = pcall(kill, manager, 1)
@@ -174,6 +175,7 @@ describe("on_lost", function()
     end)
 
     it("is called for each, also when it raises for one", function()
+      if not store.root() then pending("no administrator here") end
       local told, manager = 0
       manager = support.open(store, { on_lost = function()
         told = told + 1

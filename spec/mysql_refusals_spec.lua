@@ -46,6 +46,7 @@ support.each_server(function(store)
   end
 
   local function root_dsn()
+    if not store.root_dsn then pending("no administrator here") end
     return store.root_dsn .. store.bare_dsn:match("/([^/?]*)$") .. "?table=" .. store.table
   end
 

@@ -53,6 +53,9 @@ local function dsn_parts(dsn)
     user, password, host, port, database = dsn:match("^([^:@]*):?(.-)@tcp%(([^:)]*):?(%d*)%)/([^?]*)")
   end
   assert(user, "the specs need a DSN with user, password, host and port")
+  if dsn:find("^%a+://") then
+    password = password:gsub("%%(%x%x)", function(hex) return string.char(tonumber(hex, 16)) end)
+  end
   return database, user, password, host, tonumber(port) or 3306
 end
 
@@ -185,7 +188,13 @@ end
 -- reason in `missing`.
 support.stores = { embedded_store() }
 if os.getenv("MYSQL_DSN") then
-  support.stores[2] = server_store("mysql", os.getenv("MYSQL_DSN"))
+  -- As a URL, whatever its form: some specs change its parts.
+  local function encoded(text)
+    return (text:gsub("[^%w_.~-]", function(c) return ("%%%02X"):format(c:byte()) end))
+  end
+  local database, user, password, host, port = dsn_parts(os.getenv("MYSQL_DSN"))
+  support.stores[2] = server_store("mysql", ("mysql://%s:%s@%s:%d/%s"):format(
+    encoded(user), encoded(password), host, port, encoded(database)))
 else
   for _, name in ipairs { "mysql", "mariadb" } do
     local prefix = "HIERLOCK_" .. name:upper()
