@@ -135,6 +135,9 @@ static bool rows_conflict(const hl_row *rows, size_t n, const char *named) {
 
 /* ------------------------------------------------------------- MariaDB */
 
+/* INNODB_TRX may be 100 ms old, while the variables are not: so a transaction
+   counts only if it had locked or awaited a row then, and not one that has only
+   looked, as we do here, and whose session locks by now. */
 static int holders_mariadb(hl__mysql_session *session, const hl_row *rows,
                            size_t n, hl_holder_fn fn, void *context,
                            hl_error *error) {
@@ -145,7 +148,8 @@ static int holders_mariadb(hl__mysql_session *session, const hl_row *rows,
       "x.trx_mysql_thread_id "
       "JOIN performance_schema.user_variables_by_thread u ON "
       "u.THREAD_ID=t.THREAD_ID AND u.VARIABLE_NAME='hierlock' "
-      "WHERE t.PROCESSLIST_ID<>CONNECTION_ID()";
+      "WHERE t.PROCESSLIST_ID<>CONNECTION_ID() AND "
+      "(x.trx_rows_locked>0 OR x.trx_state='LOCK WAIT')";
   MYSQL_RES *result;
   MYSQL_ROW row;
   int status = hl__mysql_query(session, sql, sizeof sql - 1, &result, error);
