@@ -71,10 +71,10 @@ describe("a handle that was extended", function()
       assert.equal("timeout", select(2, blocker:acquire(A, { timeout = 0 })).code)
     end)
 
+    -- MySQL's NOWAIT and its time limit never do that.
+    if store.name ~= "mariadb" then return end
+
     it("is lost when the server ends the whole transaction for a timeout", function()
-      if store.dialect ~= "mariadb" or not store.control then
-        return -- MySQL's NOWAIT and time limit never do
-      end
       finally(function()
         managers = {}
         store.command("restart")

@@ -178,16 +178,19 @@ static hl_lock *lock_new(hl_manager *manager, hl_plan *plan) {
 static void request_fill(hl_request *request, hl_plan *plan,
                          const hl_options *options, int64_t timeout,
                          char path[256]) {
+  size_t n;
+  const hl_row *rows = hl_plan_rows(plan, &n);
   *request = (hl_request){
-      .rows = hl_plan_rows(plan, &request->n),
+      .rows = rows,
+      .n = n,
+      .shown = rows,
+      .shown_n = n,
       .try_once = timeout == 0,
       .path = hl_plan_describe(plan, path, 256),
       .label = options->label,
       .label_size = options->label_size,
       .mode = hl_plan_mode(plan),
   };
-  request->shown = hl_plan_rows(plan, &request->shown_n);
-  request->n = request->shown_n;
 }
 
 int hl_acquire(hl_manager *manager, hl_plan *plan, const hl_options *options,
