@@ -54,6 +54,8 @@ CORE := $(wildcard csrc/core/*.c) $(wildcard csrc/stores/file/*.c) \
         $(wildcard csrc/stores/null/*.c)
 BINDING := $(wildcard csrc/lua/*.c)
 MYSQL := $(wildcard csrc/stores/mysql/*.c)
+# Of the MySQL store, what is for Lua only.
+MYSQL_BINDING := csrc/stores/mysql/module.c csrc/stores/mysql/connection.c
 # Small and without state that must be one: a store that is a module of its own
 # has a copy of them.
 SHARED := csrc/core/error.c csrc/core/clock.c csrc/core/fork.c csrc/core/layout.c csrc/core/dsn.c
@@ -78,8 +80,7 @@ endif
 
 $(BUILD)/obj/lua/%.o: HL_CFLAGS += $(LUA_CFLAGS)
 $(BUILD)/obj/stores/mysql/%.o: HL_CFLAGS += $(MYSQL_CFLAGS)
-# The module's opener needs lua.h as well.
-$(BUILD)/obj/stores/mysql/module.o: HL_CFLAGS += $(LUA_CFLAGS) -Icsrc/lua
+$(call objects,$(MYSQL_BINDING)): HL_CFLAGS += $(LUA_CFLAGS) -Icsrc/lua
 
 $(BUILD)/obj/%.o: csrc/%.c
 	@mkdir -p $(@D)
@@ -90,11 +91,11 @@ $(CORE_SO): $(call objects,$(CORE) $(BINDING))
 	@mkdir -p $(@D)
 	$(CC) $(HL_LDFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $^ -lm
 
-$(MYSQL_SO): $(call objects,$(MYSQL) $(SHARED))
+$(MYSQL_SO): $(call objects,$(MYSQL) $(SHARED) csrc/lua/error.c)
 	@mkdir -p $(@D)
 	$(CC) $(HL_LDFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(MYSQL_LIBS) -lm
 
-$(LIBRARY): $(call objects,$(CORE) $(filter-out csrc/stores/mysql/module.c,$(MYSQL)))
+$(LIBRARY): $(call objects,$(CORE) $(filter-out $(MYSQL_BINDING),$(MYSQL)))
 	@mkdir -p $(@D)
 	rm -f $@
 	$(AR) rcs $@ $^

@@ -5,6 +5,8 @@
  */
 #include "hll.h"
 
+#include "dsn.h"
+
 #define DEFAULT_MANAGER "hierlock.default_manager"
 
 /* Leaves the default manager, opened at first use, on the stack; or nil, err and
@@ -43,10 +45,39 @@ static int is_manager(lua_State *L) {
   return 1;
 }
 
+/* What a DSN says, for Lua code of ours: dsn([text]) is a table with store, user,
+   host, port, socket, database, path, and of the password only that there is
+   one; nil, err. */
+static int dsn(lua_State *L) {
+  hl_error error;
+  hl_dsn found = {0};
+  int status =
+      hl_dsn_parse(hl_dsn_default(luaL_optstring(L, 1, NULL)), &found, &error);
+  if (status == HL_OK) {
+    const struct {
+      const char *name, *value;
+    } parts[] = {{"store", found.store},   {"user", found.user},
+                 {"host", found.host},     {"socket", found.socket},
+                 {"database", found.database}, {"path", found.path}};
+    lua_createtable(L, 0, 8);
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+      lua_pushstring(L, parts[i].value); /* nil for NULL */
+      lua_setfield(L, -2, parts[i].name);
+    }
+    lua_pushinteger(L, (lua_Integer)found.port);
+    lua_setfield(L, -2, "port");
+    lua_pushboolean(L, found.password != NULL);
+    lua_setfield(L, -2, "password");
+  }
+  hl_dsn_dispose(&found);
+  return status ? hll_failure(L, &error, 0) : 1;
+}
+
 static const luaL_Reg functions[] = {
     {"open", hll_manager_open}, {"plan", hll_plan_new},
     {"is_error", hll_is_error}, {"default", default_manager},
     {"misuse", misuse},         {"is_manager", is_manager},
+    {"dsn", dsn},
     {NULL, NULL},
 };
 

@@ -1,9 +1,10 @@
 /*
  * module.c - the Lua module hierlock.store.mysql: a userdata with the address of
- * the store's operations, for the core to find.
+ * the store's operations, for the core to find; indexed, it offers a connection
+ * for administration.
  */
 #include "hll.h"
-#include "store.h"
+#include "mysql_store.h"
 
 __attribute__((visibility("default"))) int
 luaopen_hierlock_store_mysql(lua_State *L);
@@ -14,6 +15,8 @@ int luaopen_hierlock_store_mysql(lua_State *L) {
       hll_newuserdata(L, sizeof(const hl_store_ops *)); // NOLINT
   *ops = &hl_store_mysql;
   (void)luaL_newmetatable(L, HLL_STORE);
+  hll_connection_register(L);
+  lua_setfield(L, -2, "__index");
   lua_setmetatable(L, -2);
   return 1;
 }

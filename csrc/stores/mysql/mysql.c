@@ -22,6 +22,11 @@ static hl__mysql_session *session_of(hl_session *session) {
 
 static void library_init(void) { (void)mysql_library_init(0, NULL, NULL); }
 
+void hl__mysql_library_init(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  (void)pthread_once(&once, library_init);
+}
+
 static int connect_verified(hl__mysql_store *store, int64_t deadline,
                             hl__mysql_session **session, hl_error *error) {
   int status = hl__mysql_connect(store, deadline, session, error);
@@ -53,8 +58,7 @@ static void store_close(hl_store *base) {
 
 static int store_open(const hl_store_config *config, hl_store **result,
                       hl_error *error) {
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
-  (void)pthread_once(&once, library_init);
+  hl__mysql_library_init();
   hl__mysql_store *store = calloc(1, sizeof *store);
   if (!store) return hl__error_memory(error);
   store->base.ops = &hl_store_mysql;

@@ -9,6 +9,7 @@
  *     server.c     does this server exclude? and is the table the right one?
  *     statement.c  the one statement that locks the rows of a request
  *     holders.c    who holds or awaits a row
+ *     connection.c a connection for administration, for the command `hierlock`
  *     module.c     the Lua module that hands the store to the core
  *
  * The session of a server:  connect, look (server.c), SET; then many times
@@ -98,6 +99,11 @@ struct hl__mysql_session {
   unsigned long long token, read_only;
 };
 
+/* ---- mysql.c */
+
+/* Once, before anything else of the client library. */
+void hl__mysql_library_init(void);
+
 /* ---- connect.c */
 
 /* Reads the DSN's parameters into the store. HL_OK or HL_EDSN. */
@@ -110,8 +116,11 @@ void hl__mysql_disconnect(hl__mysql_session *session);
 
 /* ---- server.c */
 
-/* Looks whether locks on this server exclude, and whether the table is the one
-   that the layout needs; then sets the session up. */
+/* Looks whether locks on this server exclude. HL_OK, HL_EUNSAFE_SERVER or what
+   hl__mysql_query says. */
+int hl__mysql_verify_server(hl__mysql_session *session, hl_error *error);
+/* The same, and whether the table is the one that the layout needs; sets the
+   session up. */
 int hl__mysql_verify(hl__mysql_session *session, hl_error *error);
 
 /* ---- statement.c */
@@ -135,6 +144,12 @@ size_t hl__mysql_tag_room(const hl__mysql_session *session,
 void hl__mysql_tag(hl__mysql_session *session, const hl_request *request);
 int hl__mysql_holders(hl__mysql_session *session, const hl_row *rows, size_t n,
                       hl_holder_fn fn, void *context, hl_error *error);
+
+/* ---- connection.c */
+
+struct lua_State;
+/* Pushes a table with the function connect. */
+void hll_connection_register(struct lua_State *L);
 
 /* ---- wire.c */
 

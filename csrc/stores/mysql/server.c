@@ -230,17 +230,22 @@ static int session_begin(hl__mysql_session *session, hl_error *error) {
   return hl__mysql_query(session, "ROLLBACK", 8, &result, error);
 }
 
-int hl__mysql_verify(hl__mysql_session *session, hl_error *error) {
+int hl__mysql_verify_server(hl__mysql_session *session, hl_error *error) {
   server found;
-  /* By its greeting, as an old one would not understand what is asked next; and
-     by what it says itself, as a proxy may have greeted us. */
-  int status =
-      version_refuse(session, mysql_get_server_info(session->mysql), error);
-  if (status == HL_OK) status = session_set(session, error);
-  if (status == HL_OK) status = server_ask(session, &found, error);
+  int status = server_ask(session, &found, error);
   if (status == HL_OK) status = version_refuse(session, found.version, error);
   if (status == HL_OK) status = server_refuse(&found, error);
   if (status == HL_OK) status = proxy_refuse(session, error);
+  return status;
+}
+
+int hl__mysql_verify(hl__mysql_session *session, hl_error *error) {
+  /* By its greeting, as an old one would not understand what is asked next; and
+     later by what it says itself, as a proxy may have greeted us. */
+  int status =
+      version_refuse(session, mysql_get_server_info(session->mysql), error);
+  if (status == HL_OK) status = session_set(session, error);
+  if (status == HL_OK) status = hl__mysql_verify_server(session, error);
   if (status == HL_OK) status = table_check(session, error);
   if (status == HL_OK) status = layout_check(session, error);
   if (status == HL_OK) status = tokens_wait(session, error);

@@ -79,7 +79,8 @@ int hl__mysql_error(hl__mysql_session *session, MYSQL_STMT *statement,
                                    : mysql_sqlstate(session->mysql);
   (void)snprintf(state, sizeof state, "%s", sqlstate);
   const char *hint = "";
-  if (number == ER_TABLEACCESS_DENIED_ERROR)
+  /* Without a layout it takes no locks: connection.c. */
+  if (number == ER_TABLEACCESS_DENIED_ERROR && session->store->config->layout)
     hint = " (MySQL wants SELECT and one of UPDATE, DELETE, LOCK TABLES)";
   else if (status == HL_ENOT_PROVISIONED)
     hint = "; run `hierlock provision`";
