@@ -90,19 +90,15 @@ end
 --- Makes and fills a table, by the files of sql/, under a name of its own.
 -- levels: a list of names, by default the usual three.
 function support.provision(connection, table_name, buckets, levels)
-  local script = read_file("sql/schema.sql") .. read_file("sql/provision.sql")
-  script = script:gsub("%-%-[^\n]*", ""):gsub("hier_lock_buckets", table_name)
-  if levels then
-    local numbers = {}
-    for i = 1, #levels do numbers[i] = "SELECT " .. i - 1 .. (i == 1 and " AS level" or "") end
-    script = script:gsub("SELECT 0 AS level UNION ALL SELECT 1 UNION ALL SELECT 2",
-                         (table.concat(numbers, " UNION ALL ")))
-    script = script:gsub("user,account,resource", table.concat(levels, ","))
+  local script = (read_file("sql/schema.sql") .. read_file("sql/provision.sql"))
+    :gsub("%-%-[^\n]*", ""):gsub("hier_lock_buckets", table_name)
+  local statements, procedure = script:match("^(.*)DELIMITER //(.*)//%s*DELIMITER ;%s*$")
+  for statement in statements:gmatch("[^;]+") do
+    if statement:find("%S") then connection:query(statement) end
   end
-  connection:query("SET @buckets = " .. buckets)
-  for statement in script:gmatch("[^;]+") do
-    if statement:find("%S") then connection:query((statement:gsub("%%", "%%%%"))) end
-  end
+  connection:query(procedure)
+  connection:query("CALL hier_lock_provision(%d, '%s', 50000)", buckets,
+                   table.concat(levels or { "user", "account", "resource" }, ","))
 end
 
 -- ---------------------------------------------------------------- stores
