@@ -58,7 +58,7 @@ case $kind in
     want lua-luv
     ;;
   test)
-    want lua-busted lua-luv lua-cqueues lua-sql-mysql libcmocka-dev procps
+    want lua-busted lua-luv lua-cqueues lua-sql-mysql lua-argparse libcmocka-dev procps
     ;;
   servers)
     exec spec/support/servers.sh install

@@ -1,0 +1,78 @@
+#!/usr/bin/env lua
+--- The command `hierlock`: parses the command line, calls the subcommand, and
+-- says by the exit status how it went (see hierlock(1)).
+--
+-- A subcommand is a module hierlock.command.NAME, listed below, with
+--   summary            one line for --help
+--   description        a paragraph for its own --help
+--   options(parser)    adds its arguments and options to an argparse parser
+--   run(arguments)     does it; returns an exit status, or nil, err
+-- and it lets errors pass: an interruption is one.
+
+local SUBCOMMANDS = { "provision", "verify" }
+
+-- The numbers are those of <sysexits.h>, so that 1 stays free for "no".
+local USAGE, UNAVAILABLE, SOFTWARE, NO_PERMISSION, CONFIGURATION, INTERRUPTED = 64, 69, 70, 77, 78, 130
+local STATUS = {
+  dsn = USAGE,
+  connection = UNAVAILABLE,
+  timeout = UNAVAILABLE,
+  deadlock = UNAVAILABLE,
+  mismatch = CONFIGURATION,
+  unsafe_server = CONFIGURATION,
+  not_provisioned = CONFIGURATION,
+}
+
+local function leave(status, message)
+  if message then io.stderr:write("hierlock: ", message, "\n") end
+  os.exit(status, true)
+end
+
+local function need(module, package)
+  local ok, loaded = pcall(require, module)
+  if ok then return loaded end
+  leave(SOFTWARE, ("the command needs the Lua module %s: luarocks install %s, or apt-get install lua-%s\n%s")
+    :format(module, package, package, loaded))
+end
+
+-- A signal is told to Lua by a hook, which compiled code would not heed.
+if jit then jit.off() end
+
+local argparse = need("argparse", "argparse")
+need("luv", "luv")
+local hierlock = require "hierlock"
+
+local parser = argparse("hierlock", "Hierarchical locks on MySQL and MariaDB: looks after their table.")
+  :epilog "hierlock COMMAND --help tells more; so does hierlock(1)."
+  :command_target "command"
+parser:flag("-v --version", "Show the version and exit."):action(function()
+  print(hierlock._VERSION)
+  os.exit(0, true)
+end)
+function parser:error(message)
+  io.stderr:write(self:get_usage(), "\n")
+  leave(USAGE, message)
+end
+
+local subcommands = {}
+for _, name in ipairs(SUBCOMMANDS) do
+  local subcommand = require("hierlock.command." .. name)
+  local subparser = parser:command(name, subcommand.description):summary(subcommand.summary)
+  function subparser:error(message) return parser.error(self, message) end
+  subcommand.options(subparser)
+  subcommands[name] = subcommand
+end
+
+local function traceback(raised)
+  if tostring(raised):find("interrupted!$") then return INTERRUPTED end
+  return debug.traceback(tostring(raised), 2)
+end
+
+local arguments = parser:parse()
+local ok, status, err = xpcall(function() return subcommands[arguments.command].run(arguments) end, traceback)
+if not ok then leave(status == INTERRUPTED and status or SOFTWARE, status ~= INTERRUPTED and status or nil) end
+if not status then
+  local refused = err.code == "connection" and not err.retryable
+  leave(refused and NO_PERMISSION or STATUS[err.code] or SOFTWARE, err.message)
+end
+leave(status)

@@ -1,0 +1,238 @@
+--- hierlock provision: makes the table of buckets and fills it. In chunks, each a
+-- transaction of its own, in the order of the primary key; what is there stays as
+-- it is. So it can be interrupted at any moment, and run again at any time, also
+-- while other programs lock.
+
+local uv = require "luv"
+local progress = require "hierlock.command.progress"
+local server = require "hierlock.command.server"
+local space = require "hierlock.command.space"
+
+local provision = {
+  summary = "Make the table of buckets and fill it.",
+  description = "Makes the table of buckets (hier_lock_buckets, or the table that the DSN names) and fills it, in chunks. " ..
+    "What is there already stays; an interrupted run is continued by the same command.",
+}
+
+local CHUNK = 50000   -- rows; about a tenth of a second
+local PATIENCE = 60   -- seconds without progress after which a lost server is given up
+
+function provision.options(parser)
+  server.options(parser)
+  parser:option("--chunk", "Rows of one transaction, at most 1000000."):convert(tonumber):default(tostring(CHUNK))
+    :argname "ROWS"
+  parser:option("--rate", "Rows per second at most, to spare a busy server."):convert(tonumber):argname "ROWS"
+  parser:flag("-n --dry-run", "Print the SQL that is still to be run, and change nothing.")
+end
+
+local number = progress.number
+local function now() return uv.hrtime() / 1e9 end
+local function names(levels) return table.concat(levels, ",") end
+
+local function mismatch(message, ...)
+  return nil, { code = "mismatch", message = message:format(...), retryable = false }
+end
+
+-- ------------------------------------------------------- what it should be
+
+-- Settles job.buckets and job.levels: as asked, as recorded, or the defaults. Two
+-- that disagree would lock different rows; so nothing is decided twice.
+local function settle(job, found)
+  local wanted, recorded = job.wanted, found.buckets ~= nil
+  local buckets = found.buckets or space.DEFAULT_BUCKETS
+  local levels = found.levels or space.DEFAULT_LEVELS
+  if not recorded and found.empty then
+    buckets, levels = wanted.buckets or buckets, wanted.levels or levels
+  end
+  if found.engine and found.engine ~= "InnoDB" then
+    return nil, { code = "unsafe_server", message =
+      ("the table %s is of engine %s, which locks no rows; it must be InnoDB"):format(job.table, found.engine) }
+  end
+  if (wanted.buckets or buckets) ~= buckets or names(wanted.levels or levels) ~= names(levels) then
+    return mismatch("the table %s in %s has %s buckets for each of the levels %s%s, and was asked to have %s for %s. " ..
+      "Programs that disagree would not exclude each other. To change it, stop all of them, drop the table%s",
+      job.table, wanted.where, number(buckets), names(levels),
+      recorded and "" or " (the defaults: it has rows, and hier_lock_meta does not say otherwise)",
+      number(wanted.buckets or buckets), names(wanted.levels or levels),
+      recorded and " and its row in hier_lock_meta" or "")
+  end
+  if job.buckets and (job.buckets ~= buckets or names(job.levels) ~= names(levels)) then
+    return mismatch("the table %s was replaced meanwhile: it now has %s buckets for each of the levels %s",
+      job.table, number(buckets), names(levels))
+  end
+  job.buckets, job.levels = buckets, levels
+  return true
+end
+
+-- --------------------------------------------------------------- the chunks
+
+local function execute(job, statement)
+  if job.dry_run then
+    io.stdout:write(statement, ";\n\n")
+    return true
+  end
+  return job.space:query(statement)
+end
+
+-- One chunk, from where the job stands. Every run counts what is there, as rows may
+-- be missing anywhere; counting costs a twentieth of inserting.
+local function fill_chunk(job)
+  local first = job.bucket
+  local last = math.min(first + job.chunk, job.buckets) - 1
+  local there, err = 0
+  if not job.dry_run or job.exists then
+    there, err = job.space:count(job.level, first, last)
+    if not there then return nil, err end
+  end
+  local missing = last - first + 1 - there
+  if missing > 0 then
+    local ok
+    ok, err = execute(job, job.space:fill(job.level, first, last, there > 0))
+    if not ok then return nil, err end
+  end
+  job.done, job.inserted = job.done + last - first + 1, job.inserted + missing
+  job.bucket = last + 1
+  if job.bucket == job.buckets then job.level, job.bucket = job.level + 1, 0 end
+  return missing
+end
+
+-- With --rate: sleeps off what has been inserted too early.
+local function throttle(job, started, before)
+  local early = started + (job.inserted - before) / job.rate - now()
+  if early > 0 then uv.sleep(math.ceil(early * 1000)) end
+end
+
+local function fill(job)
+  local started, before = now(), job.inserted
+  while job.level < #job.levels do
+    local what = job.levels[job.level + 1]
+    local missing, err = fill_chunk(job)
+    if not missing then return nil, err end
+    job.progressed = now()
+    job.bar:update(job.done, what)
+    if job.rate and missing > 0 and not job.dry_run then throttle(job, started, before) end
+  end
+  return true
+end
+
+-- ------------------------------------------------------------- one connection
+
+local function wait_for_others(job)
+  local got, other = job.space:lock(0)
+  if got == false then
+    job.bar:say(("another `hierlock provision` is at work on %s (connection %s); waiting for it")
+      :format(job.table, other or "?"))
+  end
+  while got == false do got, other = job.space:lock(1) end
+  return got, other
+end
+
+local function prepare(job)
+  local ok, err
+  if not job.dry_run then
+    ok, err = wait_for_others(job)
+    if not ok then return nil, err end
+  end
+  local found
+  found, err = job.space:look()
+  if not found then return nil, err end
+  ok, err = settle(job, found)
+  if not ok then return nil, err end
+  job.exists = found.engine ~= nil
+  if not found.engine or not found.buckets then
+    for _, statement in ipairs(job.space:schema()) do
+      ok, err = execute(job, statement)
+      if not ok then return nil, err end
+    end
+    -- Before the first row, so that nobody takes a part of it for something else.
+    if not found.buckets then return execute(job, job.space:record(job.buckets, job.levels)) end
+  end
+  return true
+end
+
+-- Everything that one connection can do for the job.
+local function attempt(job)
+  local connection, ok, err
+  connection, err = server.connect(job.wanted, "provision")
+  if not connection then return nil, err end
+  job.space = space.new(connection)
+  job.table = job.space.table
+  ok, err = prepare(job)
+  if ok then
+    if not job.bar.total then
+      job.bar.total = job.buckets * #job.levels
+      if not job.dry_run then
+        job.bar:say(("%s in %s: %s buckets for each of the levels %s"):format(
+          job.table, job.wanted.where, number(job.buckets), names(job.levels)))
+      end
+    end
+    ok, err = fill(job)
+  end
+  connection:close()
+  return ok, err
+end
+
+-- A lost connection, a restarted server: tries again until nothing has moved for
+-- PATIENCE. A first connection that fails is told at once.
+local function persist(job)
+  local pause = 0.1
+  while true do
+    local progressed = job.progressed
+    local ok, err = attempt(job)
+    if ok then return true end
+    if job.progressed ~= progressed then pause = 0.1 end
+    if not err.retryable or not job.progressed or now() - job.progressed > PATIENCE then
+      if job.progressed then
+        err.message = err.message .. "; run the same command again: it goes on where it stopped"
+      end
+      return nil, err
+    end
+    job.bar:say(err.message .. "; trying again")
+    uv.sleep(math.floor(pause * 1000))
+    pause = math.min(pause * 2, 5)
+  end
+end
+
+-- ------------------------------------------------------------------- run
+
+local function whole(n, most) return n and n >= 1 and n <= most and n == math.floor(n) end
+
+function provision.run(arguments)
+  local wanted, err = server.parse(arguments)
+  if not wanted then return nil, err end
+  if not whole(arguments.chunk, space.CHUNK_MAX) then
+    return nil, { code = "dsn", message = "--chunk must be a whole number from 1 to 1000000" }
+  end
+  if arguments.rate and (arguments.rate <= 0 or arguments.rate ~= arguments.rate) then
+    return nil, { code = "dsn", message = "--rate must be a number of rows per second, more than 0" }
+  end
+  if wanted.store ~= "mysql" then
+    io.stdout:write(wanted.store, ": needs no provisioning\n")
+    return 0
+  end
+  local job = {
+    wanted = wanted, dry_run = arguments.dry_run, rate = arguments.rate,
+    -- Not more than a quarter of a second's worth at once.
+    chunk = arguments.rate and math.max(1, math.min(arguments.chunk, math.floor(arguments.rate / 4))) or arguments.chunk,
+    level = 0, bucket = 0, done = 0, inserted = 0,
+    bar = progress.new(nil, arguments.quiet or arguments.dry_run),
+  }
+  local started = now()
+  local ran, ok
+  ran, ok, err = pcall(persist, job)
+  job.bar:finish(job.bar.total and job.done, "")
+  if not ran then
+    if job.progressed then
+      io.stderr:write("interrupted; run the same command again: it goes on where it stopped\n")
+    end
+    error(ok, 0)
+  end
+  if not ok then return nil, err end
+  if not job.dry_run then
+    io.stdout:write(("%s is complete: %s rows, %s of them new, in %.1f s\n"):format(
+      job.table, number(job.done), number(job.inserted), now() - started))
+  end
+  return 0
+end
+
+return provision

@@ -1,0 +1,127 @@
+--- hierlock verify: counts the rows of each level, and names what is missing. It
+-- changes nothing and locks nothing.
+
+local progress = require "hierlock.command.progress"
+local server = require "hierlock.command.server"
+local space = require "hierlock.command.space"
+
+local verify = {
+  summary = "Count the buckets of each level, and name what is missing.",
+  description = "Counts the buckets of each level, and names what is missing. Changes nothing and locks nothing. " ..
+    "Its exit status is 1 when the table is not as it should be.",
+}
+
+local CHUNK = 1000000  -- rows counted at once
+local NAMED = 10       -- ranges of missing buckets that are named, for each level
+
+local INCOMPLETE = 1
+
+function verify.options(parser) server.options(parser) end
+
+local number = progress.number
+
+-- Counts a level: how many are missing, and the first ranges of them; nil, err.
+local function count_level(found, level, bar)
+  local missing, holes = 0, {}
+  for first = 0, found.buckets - 1, CHUNK do
+    local last = math.min(first + CHUNK, found.buckets) - 1
+    local there, err = found.space:count(level, first, last)
+    if not there then return nil, err end
+    if there <= last - first then
+      missing = missing + last - first + 1 - there
+      if #holes < NAMED then
+        local more
+        more, err = found.space:holes(level, first, last, NAMED - #holes)
+        if not more then return nil, err end
+        for _, range in ipairs(more) do
+          local previous = holes[#holes]
+          if previous and previous[2] + 1 == range[1] then previous[2] = range[2] else holes[#holes + 1] = range end
+        end
+      end
+    end
+    bar:update(level * found.buckets + last + 1, found.levels[level + 1])
+  end
+  return missing, holes
+end
+
+local function describe(missing, holes)
+  if missing == 0 then return "complete" end
+  local ranges = {}
+  for i, range in ipairs(holes) do
+    missing = missing - (range[2] - range[1] + 1)
+    ranges[i] = range[1] == range[2] and tostring(range[1]) or range[1] .. "-" .. range[2]
+  end
+  if missing > 0 then ranges[#ranges + 1] = "…" end
+  return "missing: " .. table.concat(ranges, ", ")
+end
+
+-- Prints what it finds; whether all is well; nil, err.
+local function report(found, bar)
+  local well = true
+  print(("%s in %s: %s buckets for each of the levels %s%s"):format(found.space.table, found.where,
+    number(found.buckets), table.concat(found.levels, ","),
+    found.recorded and "" or " (the defaults: hier_lock_meta does not say)"))
+  for level, name in ipairs(found.levels) do
+    local missing, holes = count_level(found, level - 1, bar)
+    if not missing then return nil, holes end
+    bar:clear()
+    print(("  level %d  %-12s %14s rows  %s"):format(level - 1, name, number(found.buckets - missing),
+      describe(missing, holes)))
+    well = well and missing == 0
+  end
+  local surplus, err = found.space:surplus(found.buckets, #found.levels)
+  if not surplus then return nil, err end
+  if surplus > 0 then
+    print(("  %s rows more, beyond these levels and buckets: was the table made for others?"):format(number(surplus)))
+  end
+  if not well then print "Programs that need a missing row are refused. To mend it: hierlock provision" end
+  return well and surplus == 0
+end
+
+local function look(connection, wanted)
+  local found, err = space.new(connection):look()
+  if not found then return nil, err end
+  found.space, found.where, found.recorded = space.new(connection), wanted.where, found.buckets ~= nil
+  if not found.engine then
+    print(("there is no table %s in %s; to make it: hierlock provision"):format(found.space.table, wanted.where))
+    return false
+  end
+  if found.engine ~= "InnoDB" then
+    return nil, { code = "unsafe_server", message = ("the table %s is of engine %s, which locks no rows")
+      :format(found.space.table, found.engine) }
+  end
+  found.buckets = found.buckets or space.DEFAULT_BUCKETS
+  found.levels = found.levels or space.DEFAULT_LEVELS
+  local levels = table.concat(found.levels, ",")
+  if (wanted.buckets or found.buckets) ~= found.buckets or
+     table.concat(wanted.levels or found.levels, ",") ~= levels then
+    print(("%s in %s is for %s buckets of each of the levels %s, and not for what was asked"):format(
+      found.space.table, wanted.where, number(found.buckets), levels))
+    return false
+  end
+  return found
+end
+
+function verify.run(arguments)
+  local wanted, err = server.parse(arguments)
+  if not wanted then return nil, err end
+  if wanted.store ~= "mysql" then
+    print(wanted.store .. ": needs no provisioning")
+    return 0
+  end
+  local connection
+  connection, err = server.connect(wanted, "verify")
+  if not connection then return nil, err end
+  local found, well
+  found, err = look(connection, wanted)
+  if found then
+    well, err = report(found, progress.new(found.buckets * #found.levels, arguments.quiet))
+  else
+    well = found
+  end
+  connection:close()
+  if well == nil then return nil, err end
+  return well and 0 or INCOMPLETE
+end
+
+return verify

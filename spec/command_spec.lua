@@ -1,0 +1,435 @@
+--- The command `hierlock`: provision makes the table that programs need, whatever
+-- interrupts it and whoever locks meanwhile, and never one that they would
+-- disagree about; verify finds what is missing. As a user runs it: a process of
+-- its own, on a terminal where it matters.
+
+local uv = require "luv"
+local hierlock = require "hierlock"
+local support = require "spec.support"
+
+local TABLE = "hierlock_spec_command"
+local PROGRAM = "lua/hierlock/command/main.lua"
+local INTERPRETER = os.getenv("HIERLOCK_LUA") or "lua"
+
+local function environment(dsn)
+  local list = {}
+  for name, value in pairs(uv.os_environ()) do
+    if name ~= "HIERLOCK_DSN" then list[#list + 1] = name .. "=" .. value end
+  end
+  if dsn then list[#list + 1] = "HIERLOCK_DSN=" .. dsn end
+  return list
+end
+
+local running
+
+-- Starts it; self.out and self.err grow as they are read.
+local function start(dsn, ...)
+  local self = { out = "", err = "" }
+  local out, err = uv.new_pipe(false), uv.new_pipe(false)
+  self.handle, self.pid = assert(uv.spawn(INTERPRETER, {
+    args = { PROGRAM, ... }, env = environment(dsn), stdio = { nil, out, err },
+  }, function(status, signal) self.status, self.signal = status, signal end))
+  out:read_start(function(_, data) self.out = self.out .. (data or "") if not data then out:close() end end)
+  err:read_start(function(_, data) self.err = self.err .. (data or "") if not data then err:close() end end)
+  function self.until_true(condition, what)
+    return support.wait_until(function() uv.run("nowait") return condition() end, what)
+  end
+  function self.join()
+    self.until_true(function() return self.status and out:is_closing() and err:is_closing() end,
+                    "the end of the command; it said: " .. self.out .. self.err)
+    if not self.handle:is_closing() then self.handle:close() end
+    uv.run("nowait")
+    return self
+  end
+  running[#running + 1] = self
+  return self
+end
+
+local function run(...) return start(...).join() end
+
+before_each(function() running = {} end)
+after_each(function()
+  for _, command in ipairs(running) do
+    if not command.status then uv.kill(command.pid, "sigkill") end
+    command.join()
+  end
+end)
+
+local function assert_status(expected, command)
+  assert.equal(expected, command.status, command.out .. command.err)
+  return command
+end
+
+-- On a terminal of its own, by script(1), with a line typed for each prompt.
+local function on_terminal(typed, dsn, arguments)
+  local pipe = assert(io.popen(("printf '%%s\\n' '%s' | HIERLOCK_DSN='%s' TERM=xterm script -qec '%s %s %s' /dev/null 2>&1; echo \"=$?\"")
+    :format(typed, dsn or "file:", INTERPRETER, PROGRAM, arguments)))
+  local text = pipe:read("*a")
+  pipe:close()
+  return text
+end
+
+describe("the command line", function()
+  it("explains itself", function()
+    local help = assert_status(0, run(nil, "--help"))
+    assert.matches("provision", help.out)
+    assert.matches("verify", help.out)
+    for _, name in ipairs { "provision", "verify" } do
+      assert.matches("$HIERLOCK_DSN", assert_status(0, run(nil, name, "--help")).out, 1, true)
+    end
+    assert.equal(hierlock._VERSION .. "\n", assert_status(0, run(nil, "--version")).out)
+  end)
+
+  it("is all in the manual page, and nothing else is", function()
+    local page = io.open("docs/hierlock.1"):read("*a")
+    for _, name in ipairs { "provision", "verify" } do
+      local section = assert(page:match("\n%.Ss hierlock " .. name .. "\n(.-)\n%.S[sh]"), "no section on " .. name)
+      local documented = {}
+      for option in section:gmatch("%.It Fl [^\n]*Fl %-([%w-]+)") do documented[option] = true end
+      for option in section:gmatch("%.It Fl %-([%w-]+)") do documented[option] = true end
+      local help = run(nil, name, "--help").out:match("Options:(.*)")
+      for option in help:gmatch("%-%-([%w-]+)") do
+        assert.is_true(documented[option], name .. " --" .. option .. " is not in the manual page")
+        documented[option] = nil
+      end
+      assert.is_nil(next(documented), "the manual page knows an option that the command does not")
+    end
+  end)
+
+  it("says what is wrong with it, and exits with 64", function()
+    for _, arguments in ipairs {
+      {}, { "provide" }, { "provision", "--bukets", "5" }, { "provision", "--buckets", "0" },
+      { "provision", "--buckets", "2.5" }, { "provision", "--buckets", "x" }, { "provision", "--levels", "a,,b" },
+      { "provision", "--levels", "" }, { "provision", "--chunk", "0" }, { "provision", "--chunk", "1000001" },
+      { "provision", "--rate", "0" }, { "provision", "--rate", "-1" }, { "verify", "postgres://x/y" },
+      { "verify", "file:", "more" },
+    } do
+      local command = assert_status(64, run("mysql://u@127.0.0.1:1/d", (table.unpack or unpack)(arguments)))
+      assert.matches("\nhierlock: %C+\n", "\n" .. command.err)
+      assert.equal("", command.out)
+    end
+  end)
+
+  it("may contain no password, which `ps` would show", function()
+    for _, dsn in ipairs { "mysql://u:sEcReT@127.0.0.1:1/d", "u:sEcReT@tcp(127.0.0.1:1)/d" } do
+      local command = assert_status(64, run(nil, "provision", dsn))
+      assert.matches("--ask-password", command.err, 1, true)
+      assert.is_nil((command.out .. command.err):find("sEcReT", 1, true))
+    end
+  end)
+
+  it("is fine for a store that needs nothing", function()
+    assert_status(0, run("file:", "provision"))
+    assert_status(0, run(nil, "verify", "null:"))
+  end)
+
+  it("says when there is no server, and exits with 69", function()
+    local command = assert_status(69, run(nil, "provision", "mysql://u@127.0.0.1:1/d"))
+    assert.matches("127.0.0.1", command.err, 1, true)
+  end)
+end)
+
+support.each_server(function(store)
+  local dsn = store.bare_dsn and store.bare_dsn .. "?table=" .. TABLE
+
+  local function sql(query, ...) return store.sql():query(query, ...) end
+  local function count()
+    local rows = store.sql():try("SELECT COUNT(*) FROM " .. TABLE)
+    if not rows then return 0 end
+    local n = tonumber(rows:fetch({}, "n")[1])
+    rows:close()
+    return n
+  end
+  local function clean()
+    sql("DROP TABLE IF EXISTS " .. TABLE)
+    sql("DELETE FROM hier_lock_meta WHERE table_name='%s'", TABLE)
+  end
+  before_each(clean)
+  after_each(function()
+    support.close_peers()
+    clean()
+  end)
+
+  local function provision(...) return run(dsn, "provision", ...) end
+  local function verify(...) return run(dsn, "verify", ...) end
+
+  -- Programs can lock with these buckets and levels.
+  local function assert_usable(buckets, levels)
+    local manager = assert(hierlock.open(dsn, { buckets = buckets, levels = levels }))
+    for i = 1, 20 do assert(manager:acquire { "u" .. i, "a" .. i, "r" .. i }):release() end
+    manager:close()
+  end
+
+  describe("provision", function()
+    it("makes the tables of sql/schema.sql, filled to the last bucket, and says so", function()
+      local command = assert_status(0, provision("--buckets", "2345", "--chunk", "1000"))
+      assert.matches("7,035 rows, 7,035 of them new", command.out, 1, true)
+      local made = sql("SHOW CREATE TABLE " .. TABLE)[1][2]
+      assert.same({ { "0", "2345", "0", "2344" }, { "1", "2345", "0", "2344" }, { "2", "2345", "0", "2344" } },
+        sql("SELECT level, COUNT(*), MIN(bucket), MAX(bucket) FROM %s GROUP BY level ORDER BY level", TABLE))
+      assert.same({ { "2345", "user,account,resource" } },
+        sql("SELECT buckets, levels FROM hier_lock_meta WHERE table_name='%s'", TABLE))
+      assert_usable(2345)
+      clean()
+      support.provision(store.sql(), TABLE, 10)
+      assert.equal(sql("SHOW CREATE TABLE " .. TABLE)[1][2], made)
+    end)
+
+    it("has nothing to do the second time, also without being told the size again", function()
+      provision("--buckets", "500")
+      local command = assert_status(0, provision())
+      assert.matches("1,500 rows, 0 of them new", command.out, 1, true)
+    end)
+
+    it("takes any levels, whatever their names, and any chunk", function()
+      for _, levels in ipairs { "a", "a,b'c\\d\"e", "größe,l2,l3,l4,l5" } do
+        clean()
+        local list = {}
+        for name in levels:gmatch("[^,]+") do list[#list + 1] = name end
+        assert_status(0, provision("--buckets", "77", "--levels", levels, "--chunk", "10"))
+        assert_status(0, verify("--levels", levels, "--buckets", "77"))
+        assert.equal(77 * #list, count())
+        hierlock.open(dsn, { buckets = 77, levels = list }):close()
+      end
+    end)
+
+    it("fills what is missing anywhere, without waiting for rows that are locked", function()
+      provision("--buckets", "3000")
+      sql("DELETE FROM %s WHERE bucket %% 7 = 3 OR (level = 1 AND bucket > 2000)", TABLE)
+      local handles = {}
+      local manager = assert(hierlock.open(dsn, { buckets = 3000 }))
+      local held = 0
+      for i = 1, 300 do
+        local handle = manager:acquire({ "u" .. i }, { timeout = 0 })
+        if handle then
+          -- Kept, and as many as there are connections.
+          held = held + 1
+          handles[held] = handle
+          if held == 30 then break end
+        end
+      end
+      assert.equal(30, held)
+      assert_status(0, provision("--chunk", "250"))
+      for _, handle in ipairs(handles) do assert.is_true(handle:release { confirm = true }) end
+      manager:close()
+      assert_status(0, verify())
+      assert.equal(9000, count())
+    end)
+
+    it("lets other programs lock meanwhile", function()
+      provision("--buckets", "200000", "--levels", "user") -- the first level is there
+      sql("UPDATE hier_lock_meta SET levels='user,account' WHERE table_name='%s'", TABLE)
+      local command = start(dsn, "provision", "--rate", "100000")
+      command.until_true(function() return count() > 200000 end, "the first rows")
+      local manager = assert(hierlock.open(dsn, { buckets = 200000, levels = { "user", "account" } }))
+      for i = 1, 200 do assert(manager:acquire({ "u" .. i }, { timeout = 0 })):release() end
+      assert.is_nil(command.status)
+      manager:close()
+      assert_status(0, command.join())
+    end)
+
+    it("goes on after Ctrl-C", function()
+      local command = start(dsn, "provision", "--buckets", "10000", "--rate", "20000")
+      command.until_true(function() return count() > 0 end, "the first rows")
+      uv.kill(command.pid, "sigint")
+      assert_status(130, command.join())
+      assert.matches("run the same command again", command.err, 1, true)
+      local before = count()
+      assert.is_true(before < 30000)
+      assert_status(1, verify())
+      local again = assert_status(0, provision("--buckets", "10000"))
+      assert.matches(("30,000 rows, %s of them new"):format(
+        ("%d"):format(30000 - before):gsub("(%d)(%d%d%d)$", "%1,%2")), again.out)
+      assert_status(0, verify())
+    end)
+
+    it("goes on after kill -9", function()
+      local command = start(dsn, "provision", "--buckets", "10000", "--rate", "20000")
+      command.until_true(function() return count() > 0 end, "the first rows")
+      uv.kill(command.pid, "sigkill")
+      command.join()
+      assert.equal(9, command.signal)
+      assert_status(0, provision())
+      assert_status(0, verify())
+    end)
+
+    it("goes on by itself when its connection is killed", function()
+      local command = start(dsn, "provision", "--buckets", "10000", "--rate", "20000")
+      command.until_true(function() return count() > 0 end, "the first rows")
+      local ids = sql("SELECT ID FROM information_schema.PROCESSLIST WHERE COMMAND='Sleep' AND ID IN " ..
+        "(SELECT PROCESSLIST_ID FROM performance_schema.session_account_connect_attrs " ..
+        "WHERE ATTR_VALUE='hierlock provision')")
+      assert.equal(1, #ids)
+      sql("KILL " .. ids[1][1])
+      assert_status(0, command.join())
+      assert.matches("trying again", command.err, 1, true)
+      assert_status(0, verify())
+    end)
+
+    it("goes on by itself when the server is restarted", function()
+      if not store.control then pending("the server is not ours to restart") end
+      local command = start(dsn, "provision", "--buckets", "10000", "--rate", "20000")
+      command.until_true(function() return count() > 0 end, "the first rows")
+      store.command("restart")
+      assert_status(0, command.join())
+      assert.matches("trying again", command.err, 1, true)
+      assert_status(0, verify())
+    end)
+
+    it("spares the server as --rate says", function()
+      local started = support.now()
+      assert_status(0, provision("--buckets", "1000", "--rate", "3000"))
+      assert.is_true(support.now() - started > 0.9)
+    end)
+
+    it("refuses other buckets or levels than recorded", function()
+      provision("--buckets", "100")
+      for _, arguments in ipairs { { "--buckets", "101" }, { "--levels", "user,account" } } do
+        local command = assert_status(78, provision((table.unpack or unpack)(arguments)))
+        assert.matches("100 buckets", command.err, 1, true)
+      end
+      assert.equal(300, count())
+    end)
+
+    it("takes a table that others made for one of the defaults", function()
+      provision("--buckets", "100")
+      sql("DELETE FROM hier_lock_meta WHERE table_name='%s'", TABLE)
+      local command = assert_status(78, provision("--buckets", "100"))
+      assert.matches("10,000,000", command.err, 1, true)
+      assert.equal(300, count())
+    end)
+
+    it("waits for another one that is at work, and refuses when that had another size in mind", function()
+      local first = start(dsn, "provision", "--buckets", "3000", "--rate", "6000")
+      first.until_true(function() return count() > 0 end, "the first rows")
+      local second = start(dsn, "provision", "--buckets", "3000")
+      local third = start(dsn, "provision", "--buckets", "4000")
+      second.until_true(function() return second.err:find("is at work", 1, true) end, "word of the other one")
+      assert.is_nil(first.status)
+      assert_status(0, first.join())
+      assert_status(0, second.join())
+      assert.matches("9,000 rows, 0 of them new", second.out, 1, true)
+      assert_status(78, third.join())
+      assert.equal(9000, count())
+    end)
+
+    it("refuses a table whose rows are not locked, and a server that is read-only", function()
+      sql("CREATE TABLE %s (level TINYINT, bucket INT, PRIMARY KEY (level, bucket)) ENGINE=MyISAM", TABLE)
+      assert.matches("MyISAM", assert_status(78, provision()).err, 1, true)
+      clean()
+      local root = store.root()
+      if not root then return end
+      root:query("SET GLOBAL read_only=1")
+      local command = provision("--buckets", "10")
+      root:query("SET GLOBAL read_only=0")
+      assert_status(78, command)
+    end)
+
+    it("--dry-run changes nothing, and prints SQL that does it", function()
+      local printed = assert_status(0, provision("--dry-run", "--buckets", "1234", "--chunk", "1000")).out
+      assert.equal(0, count())
+      for statement in printed:gmatch("[^;]+") do
+        if statement:find("%S") then store.sql():query((statement:gsub("%%", "%%%%"))) end
+      end
+      assert_status(0, verify("--buckets", "1234"))
+      assert.equal("", assert_status(0, provision("--dry-run")).out)
+      sql("DELETE FROM %s WHERE level=1 AND bucket=17", TABLE)
+      printed = provision("-n").out
+      assert.matches("INSERT INTO", printed)
+      sql((printed:gsub(";%s*$", "")))
+      assert_status(0, verify())
+    end)
+
+    it("shows a bar on a terminal, and lines elsewhere", function()
+      local screen = on_terminal("", dsn, "provision --buckets 20000 --rate 60000")
+      assert.matches("\r%l+ %[#*%.+%] [%d,]+ of 60,000 rows, %d+ %%, [%d,]+/s, 0:0%d left", screen)
+      assert.matches("=0\n$", screen)
+      clean()
+      local command = provision("--buckets", "20000")
+      assert.matches("\n60,000 of 60,000 rows, 100 %%[^\n]*\n$", command.err)
+      assert.is_nil(command.err:find("[\r\27]"))
+      clean()
+      assert.equal("", provision("--buckets", "20", "--quiet").err)
+    end)
+
+    it("asks for the password on the terminal, and never shows it", function()
+      local password = dsn:match("//[^:]+:([^@]+)@")
+      local screen = on_terminal(password, nil, ("provision --ask-password --buckets 10 \"%s\"")
+        :format((dsn:gsub(":[^:@]+@", "@"))))
+      assert.matches("Password: ", screen, 1, true)
+      assert.matches("=0\n$", screen)
+      -- script(1) itself echoes what was typed before the command turned that off.
+      assert.is_nil(screen:gsub("^[^:]*Password: ", ""):find(password, 1, true))
+      assert.equal(30, count())
+    end)
+
+    it("exits with 77 when the server refuses the user", function()
+      assert_status(77, run((dsn:gsub(":[^:@]+@", ":wrong@")), "provision"))
+    end)
+  end)
+
+  describe("sql/provision.sql", function()
+    it("makes what `hierlock verify` finds complete, and mends it when it is called again", function()
+      support.provision(store.sql(), TABLE, 2345)
+      assert_status(0, verify("--buckets", "2345"))
+      sql("DELETE FROM %s WHERE bucket %% 7 = 3 OR level = 1", TABLE)
+      assert_status(1, verify())
+      support.provision(store.sql(), TABLE, 2345)
+      assert_status(0, verify())
+    end)
+
+    it("refuses other buckets or levels, and records nothing then", function()
+      support.provision(store.sql(), TABLE, 100)
+      assert.has_error(function() support.provision(store.sql(), TABLE, 101) end)
+      assert.has_error(function() support.provision(store.sql(), TABLE, 100, { "user" }) end)
+      sql("DELETE FROM hier_lock_meta WHERE table_name='%s'", TABLE)
+      assert.has_error(function() support.provision(store.sql(), TABLE, 100) end)
+      assert.same({}, sql("SELECT * FROM hier_lock_meta WHERE table_name='%s'", TABLE))
+      assert.equal(300, count())
+    end)
+  end)
+
+  describe("verify", function()
+    it("finds nothing wrong with a complete table", function()
+      provision("--buckets", "400")
+      local command = assert_status(0, verify())
+      for level, name in ipairs { "user", "account", "resource" } do
+        assert.matches(("level %d  %s +400 rows  complete"):format(level - 1, name), command.out)
+      end
+    end)
+
+    it("names what is missing, by level and bucket", function()
+      provision("--buckets", "4000")
+      sql("DELETE FROM %s WHERE (level = 1 AND bucket IN (0, 17, 18, 19, 3999)) OR (level = 2 AND bucket %% 3 = 1)", TABLE)
+      local command = assert_status(1, verify())
+      assert.matches("user +4,000 rows  complete", command.out)
+      assert.matches("account +3,995 rows  missing: 0, 17%-19, 3999\n", command.out)
+      assert.matches("resource +2,667 rows  missing: 1, 4, 7, 10, 13, 16, 19, 22, 25, 28, …\n", command.out)
+      assert.matches("hierlock provision", command.out, 1, true)
+    end)
+
+    it("names an empty level, and rows beyond the space", function()
+      provision("--buckets", "400")
+      sql("DELETE FROM %s WHERE level = 2", TABLE)
+      sql("INSERT INTO %s VALUES (3, 5), (0, 400)", TABLE)
+      local command = assert_status(1, verify())
+      assert.matches("resource +0 rows  missing: 0%-399\n", command.out)
+      assert.matches("2 rows more", command.out, 1, true)
+    end)
+
+    it("says when there is no table, or one for something else", function()
+      assert.matches("no table", assert_status(1, verify()).out, 1, true)
+      provision("--buckets", "400")
+      assert.matches("400 buckets", assert_status(1, verify("--buckets", "500")).out, 1, true)
+    end)
+
+    it("locks nothing, and does not wait for locks", function()
+      provision("--buckets", "400")
+      local manager = assert(hierlock.open(dsn, { buckets = 400 }))
+      local handle = assert(manager:acquire { "u1" })
+      assert_status(0, verify())
+      assert.is_true(handle:release { confirm = true })
+      manager:close()
+    end)
+  end)
+end)
