@@ -115,6 +115,7 @@ $(BUILD)/hierlock_spec/%.so: spec/support/%.c
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -D_GNU_SOURCE -fPIC -shared $(WARNINGS) $(LUA_CFLAGS) $(CFLAGS) -o $@ $<
 
+$(BUILD)/test_threads: HL_CFLAGS += $(MYSQL_CFLAGS)
 $(BUILD)/test_%: spec/core/test_%.c $(LIBRARY)
 	@mkdir -p $(@D)
 	$(CC) $(HL_CFLAGS) -Icsrc/stores/file $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $< $(LIBRARY) -lcmocka $(MYSQL_LIBS) -lm

@@ -20,9 +20,24 @@ static int *watched;
 static size_t watched_count, watched_capacity;
 static atomic_uint generation;
 
-static void before_fork(void) { (void)pthread_mutex_lock(&mutex); }
+/* Shared by those who forbid births, exclusive while a child is born; before the
+   mutex. fork() goes first, or it would starve behind many who connect. */
+#ifdef PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP
+#define BIRTHS_INIT PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP
+#else
+#define BIRTHS_INIT PTHREAD_RWLOCK_INITIALIZER
+#endif
+static pthread_rwlock_t births = BIRTHS_INIT;
 
-static void after_fork_in_parent(void) { (void)pthread_mutex_unlock(&mutex); }
+static void before_fork(void) {
+  (void)pthread_rwlock_wrlock(&births);
+  (void)pthread_mutex_lock(&mutex);
+}
+
+static void after_fork_in_parent(void) {
+  (void)pthread_mutex_unlock(&mutex);
+  (void)pthread_rwlock_unlock(&births);
+}
 
 /* Only what is safe in the child of a process with threads: close, stores. */
 static void after_fork_in_child(void) {
@@ -30,6 +45,8 @@ static void after_fork_in_child(void) {
   watched_count = 0;
   atomic_fetch_add(&generation, 1u);
   (void)pthread_mutex_unlock(&mutex);
+  /* It was locked by a thread of another number, as whom we cannot unlock it. */
+  births = (pthread_rwlock_t)BIRTHS_INIT;
 }
 
 static void install(void) {
@@ -64,6 +81,13 @@ void hl__fork_unwatch(int fd) {
     }
   (void)pthread_mutex_unlock(&mutex);
 }
+
+void hl__fork_forbid(void) {
+  (void)pthread_once(&once, install);
+  (void)pthread_rwlock_rdlock(&births);
+}
+
+void hl__fork_allow(void) { (void)pthread_rwlock_unlock(&births); }
 
 unsigned hl__fork_generation(void) {
   (void)pthread_once(&once, install);

@@ -27,7 +27,8 @@
  *                        a round trip; everybody else only tries it, or is the
  *                        same thread.
  *   3. what a store has  (see there)
- *   4. fork.c's mutex
+ *   4. fork.c's births   fork() itself takes it, and nothing of 1 to 3
+ *   5. fork.c's mutex
  *
  * The session of a BUSY slot belongs to its thread and needs no mutex.
  */
