@@ -104,8 +104,10 @@ static int acquire(hl_manager *manager, hl_request *request, int64_t deadline,
     status = manager->ops->lock((*slot)->session, request, grant, error);
     if (status == HL_OK) return HL_OK;
 
-    if (status == HL_ECONNECTION || (*slot)->overrun) {
-      bool closed = manager->closed, overrun = (*slot)->overrun;
+    (void)pthread_mutex_lock(&manager->mutex);
+    bool closed = manager->closed, overrun = (*slot)->overrun;
+    (void)pthread_mutex_unlock(&manager->mutex);
+    if (status == HL_ECONNECTION || overrun) {
       hl__pool_discard(manager, *slot);
       *slot = NULL;
       if (closed) return closed_error(error);
@@ -437,7 +439,9 @@ static int extend(hl_lock *lock, hl_request *request, int64_t deadline,
   if (status == HL_TIMEOUT) manager->stats.timeouts++;
   if (status == HL_DEADLOCK) manager->stats.deadlocks++;
   if (held && closed) {
+    (void)pthread_mutex_lock(&slot->mutex);
     hl__slot_end(manager, slot, false);
+    (void)pthread_mutex_unlock(&slot->mutex);
   } else if (held && status == HL_DEADLOCK) {
     /* The store has already given everything back. */
     manager->stats.held--;
