@@ -197,7 +197,8 @@ static int socket_watch(hl__mysql_session *session, int fd) {
 #if defined(HL_CONNECTOR_C) && MARIADB_PACKAGE_VERSION_ID >= 30110
 static _Thread_local hl__mysql_session *connecting;
 
-static int wait_io(my_socket fd, my_bool is_read, int timeout) {
+static int wait_io(my_socket fd, my_bool is_read, int timeout)
+    HL__REQUIRES_SHARED(hl__births) {
   struct pollfd p = {.fd = fd, .events = is_read ? POLLIN : POLLOUT};
   int n;
   if (socket_watch(connecting, fd)) return -1;
