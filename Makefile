@@ -116,6 +116,7 @@ $(BUILD)/hierlock_spec/%.so: spec/support/%.c
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -D_GNU_SOURCE -fPIC -shared $(WARNINGS) $(LUA_CFLAGS) $(CFLAGS) -o $@ $<
 
+$(BUILD)/test_threads: HL_CFLAGS += $(MYSQL_CFLAGS)
 $(BUILD)/test_%: spec/core/test_%.c $(LIBRARY)
 	@mkdir -p $(@D)
 	$(CC) $(HL_CFLAGS) -Icsrc/stores/file $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $< $(LIBRARY) -lcmocka $(MYSQL_LIBS) -lm
@@ -184,7 +185,7 @@ lint:
 	luacheck --no-color -q lua spec bench examples
 	cppcheck -q --std=c11 --enable=warning,performance,portability --inline-suppr \
 	  --suppress=missingIncludeSystem --error-exitcode=1 -D_GNU_SOURCE -Icsrc/core -Icsrc/lua csrc
-	$(MAKE) --no-print-directory -s all VARIANT=lint CC=clang CFLAGS='-O1 -Werror'
+	$(MAKE) --no-print-directory -s all VARIANT=lint CC=clang CFLAGS='-O1 -Werror -Wthread-safety -Wthread-safety-beta'
 	$(MAKE) --no-print-directory -s all VARIANT=lint-gcc CC=gcc CFLAGS='-O2 -Werror'
 	clang-tidy --quiet --warnings-as-errors='*' $(CORE) $(BINDING) $(MYSQL) -- \
 	  $(HL_CFLAGS) $(LUA_CFLAGS) $(MYSQL_CFLAGS) -Icsrc/lua 2>&1 | grep -v 'warnings generated'; test $${PIPESTATUS[0]} -eq 0

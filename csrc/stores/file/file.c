@@ -26,8 +26,10 @@ typedef struct file_store {
   const hl_store_config *config;
   char *path; /* absolute: the program may change its directory; constant */
   pthread_mutex_t mutex;
-  hl__file_space *space; /* a reference; mutex */
+  hl__file_space *space HL__GUARDED_BY(hl__file_store_mutex); /* a reference */
 } file_store;
+
+HL__MUTEX_FUNCTIONS(store, file_store, mutex, hl__file_store_mutex)
 
 static _Atomic uint64_t session_counter;
 
@@ -45,8 +47,9 @@ const char *hl__file_session_application(const hl__file_session *session) {
 
 /* ----------------------------------------------------------------- store */
 
-static int store_open(const hl_store_config *config, hl_store **result,
-                      hl_error *error) {
+/* Unchecked, as store_close: nobody else has the store. */
+HL__UNCHECKED static int store_open(const hl_store_config *config,
+                                    hl_store **result, hl_error *error) {
   const hl_dsn *dsn = config->dsn;
   *result = NULL;
   if (dsn->param_count > 0)
@@ -73,7 +76,7 @@ static int store_open(const hl_store_config *config, hl_store **result,
   return HL_OK;
 }
 
-static void store_close(hl_store *base) {
+HL__UNCHECKED static void store_close(hl_store *base) {
   file_store *store = (file_store *)(void *)base;
   hl__file_space_unref(store->space);
   (void)pthread_mutex_destroy(&store->mutex);
@@ -94,7 +97,7 @@ static void store_forget(hl_store *base) {
 static int store_space(file_store *store, hl__file_space **space,
                        hl_error *error) {
   int status = HL_OK;
-  (void)pthread_mutex_lock(&store->mutex);
+  store_lock(store);
   if (hl__file_space_gone(store->space)) {
     hl__file_space *fresh;
     status = hl__file_space_open(store->path, store->config, &fresh, error);
@@ -107,7 +110,7 @@ static int store_space(file_store *store, hl__file_space **space,
     hl__file_space_ref(store->space);
     *space = store->space;
   }
-  (void)pthread_mutex_unlock(&store->mutex);
+  store_unlock(store);
   return status;
 }
 
