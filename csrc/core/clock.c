@@ -24,6 +24,17 @@ int64_t hl__left_ms(int64_t deadline) {
   return left > 0 ? left : 0;
 }
 
+void hl__cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex,
+                   int64_t deadline) {
+  if (deadline == HL_FOREVER) {
+    (void)pthread_cond_wait(condition, mutex);
+    return;
+  }
+  struct timespec t = {.tv_sec = deadline / 1000,
+                       .tv_nsec = deadline % 1000 * 1000000};
+  (void)pthread_cond_timedwait(condition, mutex, &t);
+}
+
 int64_t hl__deadline(int64_t now, int64_t ms) {
   return ms >= HL_FOREVER - now ? HL_FOREVER : now + ms;
 }

@@ -342,6 +342,44 @@ uint64_t hl_lock_token(const hl_lock *lock);
 /* What it locks, or locked. Lives as long as the lock. */
 const hl_plan *hl_lock_plan(const hl_lock *lock);
 
+/* ------------------------------------------------------------ pending */
+
+/* An acquisition that has been started and is not waited for: for programs with
+   an event loop. It is used by one thread at a time, and has threads of the
+   library's own do the waiting; while it waits behind another request of the same
+   manager, none. */
+typedef struct hl_pending hl_pending;
+
+/* As hl_acquire, but returns at once. HL_OK: *pending will be done, whatever the
+   outcome; hl_pending_wait tells it. HL_EMISUSE, HL_ENOMEM: there is none. */
+int hl_start(hl_manager *manager, hl_plan *plan, const hl_options *options,
+             hl_pending **pending, hl_error *error);
+
+bool hl_pending_done(hl_pending *pending);
+
+/* A descriptor that becomes readable when it is done, and stays so: to be
+   polled, not read, and not closed by the caller. It lives as long as the pending.
+   Made at the first call. HL_ESTORE: no descriptor can be had. */
+int hl_pending_fd(hl_pending *pending, hl_error *error);
+
+/* Waits for timeout ms (0: not at all; HL_FOREVER) until it is done, and gives what
+   hl_acquire would have returned; once. HL_TIMEOUT with hl_pending_done false:
+   it is not done yet, and goes on. HL_EMISUSE: it has given its result already. */
+int hl_pending_wait(hl_pending *pending, int64_t timeout, hl_lock **lock,
+                    hl_error *error);
+
+/* Ends the wait, in the store too, and does not wait for that. It is done: its
+   result is HL_CANCELLED, also when the lock had been granted and not yet been
+   taken by hl_pending_wait; then it is released. */
+void hl_pending_cancel(hl_pending *pending);
+
+/* What it is to lock; NULL once hl_pending_wait has returned the lock. Lives as long
+   as the pending. */
+const hl_plan *hl_pending_plan(const hl_pending *pending);
+
+/* Cancels if need be and frees; never blocks. NULL is fine. */
+void hl_pending_free(hl_pending *pending);
+
 #ifdef __cplusplus
 }
 #endif

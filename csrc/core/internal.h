@@ -50,6 +50,10 @@ void hl__fork_allow(void) HL__RELEASES_SHARED(hl__births);
    belongs to a parent. One atomic read. */
 unsigned hl__fork_generation(void);
 
+/* Waits for the condition, of CLOCK_MONOTONIC, until the deadline at most. */
+void hl__cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex,
+                   int64_t deadline);
+
 /* Escapes bytes for people: control bytes, DEL and invalid UTF-8 as \xNN; "..."
    where the text was cut. Always NUL-terminated; returns the length written. */
 size_t hl__escape(char *out, size_t size, const char *data, size_t n);

@@ -1,5 +1,6 @@
 /*
- * keeper.c - one thread for each manager whose store has connections. It
+ * keeper.c - one thread for each manager whose store has connections, or who has
+ * pendings in line. It
  *
  *   - renews what is held and what lies idle, well before the store would give
  *     it up;
@@ -7,17 +8,17 @@
  *   - finishes releases that could not be sent at once;
  *   - interrupts a call that overran its deadline, because its server hangs or
  *     the network is cut;
- *   - closes what nobody has used for long.
+ *   - closes what nobody has used for long;
+ *   - ends pendings whose time is up while they stand in line.
  *
  * It never waits for an answer: it sends, and reads at a later turn. So one dead
  * connection does not keep it from the others. Its thread blocks all signals.
  */
 #include "internal.h"
-#include "manager.h"
+#include "line.h"
 
 #include <errno.h>
 #include <signal.h>
-#include <time.h>
 
 /* The longest time between two looks at everything. */
 #define TURN_MS 1000
@@ -80,6 +81,7 @@ static bool releasing_turn(hl_manager *manager, hl__slot *slot)
 static int64_t turn(hl_manager *manager, hl__slot **dead)
     HL__REQUIRES(hl__manager_mutex) {
   int64_t now = hl__now_ms();
+  if (!manager->ops->connects || !manager->slots) return HL_FOREVER;
   int64_t wait = manager->config.hold_timeout / 6;
   if (wait > TURN_MS) wait = TURN_MS;
   for (hl__slot *slot = manager->slots, *next; slot; slot = next) {
@@ -117,21 +119,21 @@ static void *keeper_main(void *argument) {
   hl__manager_lock(manager);
   while (!manager->keeper_stops) {
     hl__slot *dead = NULL;
-    int64_t next = hl__now_ms() + turn(manager, &dead);
+    int64_t now = hl__now_ms();
+    int64_t next = hl__deadline(now, turn(manager, &dead));
+    int64_t expires = hl__line_expire(manager, now);
+    manager->keeper_next = expires < next ? expires : next;
     if (dead) {
       hl__manager_unlock(manager);
       hl__pool_free(manager, dead);
       hl__manager_lock(manager);
       continue;
     }
-    struct timespec t = {.tv_sec = next / 1000,
-                         .tv_nsec = next % 1000 * 1000000};
-    if (!manager->slots) /* nothing to keep: sleep until there is */
-      (void)pthread_cond_wait(&manager->wakeup, &manager->mutex);
-    else
-      (void)pthread_cond_timedwait(&manager->wakeup, &manager->mutex, &t);
+    /* With nothing to keep: until there is something. */
+    hl__cond_wait(&manager->wakeup, &manager->mutex, manager->keeper_next);
   }
   hl__manager_unlock(manager);
+  if (manager->ops->thread_end) manager->ops->thread_end();
   return NULL;
 }
 
@@ -150,6 +152,10 @@ int hl__keeper_start(hl_manager *manager, hl_error *error) {
     return hl__error_errno(error, HL_ESTORE, "cannot start a thread");
   manager->keeper_runs = true;
   return HL_OK;
+}
+
+void hl__keeper_hurry(hl_manager *manager, int64_t when) {
+  if (when < manager->keeper_next) (void)pthread_cond_signal(&manager->wakeup);
 }
 
 void hl__keeper_stop(hl_manager *manager) {

@@ -9,7 +9,7 @@
  *   5. release  sent, not waited for; the slot goes back to the pool
  */
 #include "internal.h"
-#include "manager.h"
+#include "pending.h"
 #include "plan.h"
 
 #include <stdlib.h>
@@ -38,8 +38,8 @@ struct hl_lock {
 
 /* ----------------------------------------------------------- acquiring */
 
-static int options_check(const hl_options *options, hl_manager *manager,
-                         hl_plan *plan, hl_error *error) {
+int hl__options_check(const hl_options *options, hl_manager *manager,
+                      hl_plan *plan, hl_error *error) {
   if (hl_plan_target_count(plan) == 0)
     return hl__error(error, HL_EMISUSE, "there is no target to lock");
   if (hl_plan_layout(plan) != manager->layout)
@@ -49,8 +49,9 @@ static int options_check(const hl_options *options, hl_manager *manager,
   return HL_OK;
 }
 
-static void count(hl_manager *manager, int status, int64_t waited) {
+void hl__acquire_count(hl_manager *manager, int status, int64_t waited) {
   hl_stats *stats = &manager->stats;
+  stats->waiting--;
   stats->wait_ms += (uint64_t)waited;
   switch (status) {
   case HL_OK:
@@ -67,27 +68,36 @@ static void count(hl_manager *manager, int status, int64_t waited) {
 
 /* Sets the deadline of the store's next piece of waiting. The keeper watches it,
    from now on: time that went into connecting is not the server's. False: the
-   manager has been closed; whoever closes it from now on finds the session. */
+   manager has been closed, or the pending given up; whoever does that from now
+   on finds the session. */
 static bool piece(hl_manager *manager, hl__slot *slot, int64_t deadline,
-                  hl_request *request) {
+                  hl_pending *pending, hl_request *request) {
   int64_t now = hl__now_ms(), end = now + WAIT_PIECE_MS;
   if (deadline < end) end = deadline;
   request->deadline = end;
   hl__manager_lock(manager);
-  bool open = !manager->closed;
+  bool wanted = !manager->closed;
+  if (pending && !hl__pending_slot(pending, slot)) wanted = false;
   slot->due = end > now ? end : now;
   hl__manager_unlock(manager);
-  return open;
+  return wanted;
 }
 
 static int closed_error(hl_error *error) {
   return hl__error(error, HL_CANCELLED, "the manager was closed");
 }
 
+/* Whether nobody wants what is being acquired any more. */
+static bool unwanted(const hl_manager *manager, const hl_pending *pending)
+    HL__REQUIRES(hl__manager_mutex) {
+  return manager->closed || (pending && pending->given_up);
+}
+
 /* Takes a session and locks the request's rows in it. On HL_OK *slot is BUSY
    and holds them; otherwise nothing is held. */
 static int acquire(hl_manager *manager, hl_request *request, int64_t deadline,
-                   hl__slot **slot, hl_grant *grant, hl_error *error) {
+                   hl_pending *pending, hl__slot **slot, hl_grant *grant,
+                   hl_error *error) {
   bool repaired = false;
   for (;;) {
     int status =
@@ -96,7 +106,7 @@ static int acquire(hl_manager *manager, hl_request *request, int64_t deadline,
     if (status) return status;
     bool fresh = (*slot)->fresh;
 
-    if (!piece(manager, *slot, deadline, request)) {
+    if (!piece(manager, *slot, deadline, pending, request)) {
       hl__pool_discard(manager, *slot);
       *slot = NULL;
       return closed_error(error);
@@ -105,12 +115,13 @@ static int acquire(hl_manager *manager, hl_request *request, int64_t deadline,
     if (status == HL_OK) return HL_OK;
 
     hl__manager_lock(manager);
-    bool closed = manager->closed, overrun = (*slot)->overrun;
+    bool ended = unwanted(manager, pending), overrun = (*slot)->overrun;
+    if (pending) pending->slot = NULL; /* nobody interrupts it any more */
     hl__manager_unlock(manager);
-    if (status == HL_ECONNECTION || overrun) {
+    if (status == HL_ECONNECTION || overrun || ended) {
       hl__pool_discard(manager, *slot);
       *slot = NULL;
-      if (closed) return closed_error(error);
+      if (ended) return closed_error(error);
       if (overrun)
         return hl__error(error, HL_ECONNECTION,
                          "the server did not answer in time");
@@ -131,39 +142,50 @@ static int acquire(hl_manager *manager, hl_request *request, int64_t deadline,
   }
 }
 
+int hl__timeout_error(hl_error *error, const hl_plan *plan, int64_t timeout) {
+  char path[256];
+  (void)hl_plan_describe(plan, path, sizeof path);
+  if (timeout == 0)
+    return hl__error(error, HL_TIMEOUT, "%s is locked by others; tried once",
+                     path);
+  return hl__error(error, HL_TIMEOUT, "%s was not granted within %.3f s", path,
+                   (double)timeout / 1000);
+}
+
 /* Says what was not granted, and how long it was waited for, instead of what
    the store's statement said; its errno and SQLSTATE stay. */
-static void timeout_say(hl_error *error, const char *path, int64_t timeout) {
+static void timeout_say(hl_error *error, const hl_plan *plan, int64_t timeout) {
   if (!error) return;
   hl_error before = *error;
-  if (timeout == 0)
-    (void)hl__error(error, HL_TIMEOUT, "%s is locked by others; tried once",
-                    path);
-  else
-    (void)hl__error(error, HL_TIMEOUT, "%s was not granted within %.3f s",
-                    path, (double)timeout / 1000);
+  (void)hl__timeout_error(error, plan, timeout);
   error->server_errno = before.server_errno;
   memcpy(error->sqlstate, before.sqlstate, sizeof error->sqlstate);
 }
 
-/* The slot becomes HELD, unless the manager was closed meanwhile. */
-static int hold(hl_manager *manager, hl__slot *slot, const hl_grant *grant,
-                hl_error *error) {
+/* The slot becomes HELD, unless nobody wants it any more. */
+static int hold(hl_manager *manager, hl__slot *slot, hl_pending *pending,
+                const hl_grant *grant, hl_error *error) {
   hl__manager_lock(manager);
-  bool closed = manager->closed;
-  if (!closed) {
+  bool ended = unwanted(manager, pending);
+  if (!ended) {
     slot->state = HL__HELD;
+    if (pending) {
+      slot->owner = pending->owner;
+      pending->slot = NULL;
+    }
     slot->answered = grant->sent_ms;
     slot->asked = 0;
     manager->stats.held++;
   }
   hl__manager_unlock(manager);
-  if (!closed) return HL_OK;
+  if (!ended) return HL_OK;
   hl__pool_discard(manager, slot);
   return closed_error(error);
 }
 
-static hl_lock *lock_new(hl_manager *manager, hl_plan *plan) {
+hl_plan *hl__lock_plan(hl_lock *lock) { return lock->plan; }
+
+hl_lock *hl__lock_new(hl_manager *manager, hl_plan *plan) {
   hl_lock *lock = calloc(1, sizeof *lock);
   if (!lock) return NULL;
   lock->plan = hl_plan_copy(plan);
@@ -195,48 +217,72 @@ static void request_fill(hl_request *request, hl_plan *plan,
   };
 }
 
-int hl_acquire(hl_manager *manager, hl_plan *plan, const hl_options *options,
-               hl_lock **result, hl_error *error) {
-  static const hl_options defaults = HL_OPTIONS_INIT;
+int hl__lock_acquire(hl_lock *lock, const hl_options *options, int64_t start,
+                     int64_t timeout, hl_pending *pending, hl_error *error) {
+  hl_manager *manager = lock->manager;
   hl_request request;
   hl_grant grant = {0};
   hl__slot *slot = NULL;
-  hl_lock *lock = NULL;
   char path[256];
+  request_fill(&request, lock->plan, options, timeout, path);
+  int status = acquire(manager, &request, hl__deadline(start, timeout), pending,
+                       &slot, &grant, error);
+  if (status == HL_OK) status = hold(manager, slot, pending, &grant, error);
+  lock->waited = hl__now_ms() - start;
+  if (status == HL_TIMEOUT) timeout_say(error, lock->plan, timeout);
+  if (status == HL_OK) {
+    lock->slot = slot;
+    lock->token = grant.token;
+  }
+  return status;
+}
+
+/* The calling thread's place in line; one that tries once has none. */
+static int line_up(hl_manager *manager, hl__waiter *waiter, hl_plan *plan,
+                   int64_t timeout, hl_error *error)
+    HL__REQUIRES(hl__manager_mutex) {
+  manager->stats.waiting++;
+  if (timeout == 0) return HL_OK;
+  hl__line_join(manager, waiter);
+  int status = hl__line_wait(manager, waiter);
+  if (status == HL_TIMEOUT) return hl__timeout_error(error, plan, timeout);
+  if (status == HL_CANCELLED) return closed_error(error);
+  return status;
+}
+
+int hl_acquire(hl_manager *manager, hl_plan *plan, const hl_options *options,
+               hl_lock **result, hl_error *error) {
+  static const hl_options defaults = HL_OPTIONS_INIT;
+  hl_lock *lock = NULL;
   *result = NULL;
   if (!options) options = &defaults;
 
   int status = hl__manager_enter(manager, error);
   if (status) return status;
-  status = options_check(options, manager, plan, error);
+  status = hl__options_check(options, manager, plan, error);
   if (status) goto out;
-  lock = lock_new(manager, plan);
+  lock = hl__lock_new(manager, plan);
   if (!lock) {
     status = hl__error_memory(error);
     goto out;
   }
-
   int64_t start = hl__now_ms();
   int64_t timeout =
       options->timeout < 0 ? manager->config.timeout : options->timeout;
-  request_fill(&request, lock->plan, options, timeout, path);
+  hl__waiter waiter = {.plan = lock->plan,
+                       .deadline = hl__deadline(start, timeout)};
 
   hl__manager_lock(manager);
-  manager->stats.waiting++;
+  status = line_up(manager, &waiter, plan, timeout, error);
   hl__manager_unlock(manager);
-  status = acquire(manager, &request, hl__deadline(start, timeout), &slot,
-                   &grant, error);
-  if (status == HL_OK) status = hold(manager, slot, &grant, error);
-  lock->waited = hl__now_ms() - start;
+  if (status == HL_OK)
+    status = hl__lock_acquire(lock, options, start, timeout, NULL, error);
   hl__manager_lock(manager);
-  manager->stats.waiting--;
-  count(manager, status, lock->waited);
+  if (timeout != 0) hl__line_leave(manager, &waiter);
+  hl__acquire_count(manager, status, hl__now_ms() - start);
   hl__manager_unlock(manager);
 
-  if (status == HL_TIMEOUT) timeout_say(error, path, timeout);
   if (status == HL_OK) {
-    lock->slot = slot;
-    lock->token = grant.token;
     *result = lock;
     lock = NULL;
   }
@@ -428,7 +474,7 @@ static int extend(hl_lock *lock, hl_request *request, int64_t deadline,
   hl__manager_unlock(manager);
   if (held) {
     do {
-      if (!piece(manager, slot, deadline, request)) break;
+      if (!piece(manager, slot, deadline, NULL, request)) break;
       status = manager->ops->lock(slot->session, request, &grant, &reason);
     } while (status == HL_TIMEOUT && !request->try_once &&
              hl__left_ms(deadline) > 0);
@@ -478,7 +524,7 @@ int hl_lock_extend(hl_lock *lock, hl_plan *plan, const hl_options *options,
   size_t n;
   if (!options) options = &defaults;
 
-  int status = options_check(options, manager, plan, error);
+  int status = hl__options_check(options, manager, plan, error);
   if (status) return status;
   status = lock_enter(lock, error);
   if (status) return status;
@@ -503,7 +549,7 @@ int hl_lock_extend(hl_lock *lock, hl_plan *plan, const hl_options *options,
   else
     status = extend(lock, &request, hl__deadline(hl__now_ms(), timeout), error);
   if (status == HL_TIMEOUT)
-    timeout_say(error, hl_plan_describe(plan, path, sizeof path), timeout);
+    timeout_say(error, plan, timeout);
   if (status == HL_OK) {
     hl_plan *before = lock->plan;
     lock->plan = whole;

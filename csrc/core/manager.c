@@ -3,7 +3,7 @@
  * back. Also what a manager does in a forked child, and what it tells about
  * itself and about others.
  */
-#include "manager.h"
+#include "line.h"
 
 #include "internal.h"
 
@@ -37,10 +37,16 @@ HL__UNCHECKED static void fields_init(hl_manager *manager) {
   (void)pthread_mutex_init(&manager->mutex, NULL);
   (void)pthread_cond_init(&manager->freed, &monotonic);
   (void)pthread_cond_init(&manager->wakeup, &monotonic);
+  (void)pthread_cond_init(&manager->work, &monotonic);
+  (void)pthread_cond_init(&manager->done, &monotonic);
   (void)pthread_condattr_destroy(&monotonic);
   manager->store = NULL;
   manager->slots = manager->newest = manager->oldest = NULL;
-  manager->slot_count = 0;
+  manager->slot_count = manager->idle_count = 0;
+  manager->first = manager->last = NULL;
+  manager->ready = manager->reserved = 0;
+  manager->first_task = manager->last_task = NULL;
+  manager->task_count = manager->idle_workers = 0;
   manager->keeper_runs = manager->keeper_stops = false;
   memset(&manager->stats, 0, sizeof manager->stats);
   manager->config.pid = getpid();
@@ -91,6 +97,8 @@ void hl__manager_leave(hl_manager *manager) {
   }
   (void)pthread_cond_destroy(&manager->freed);
   (void)pthread_cond_destroy(&manager->wakeup);
+  (void)pthread_cond_destroy(&manager->work);
+  (void)pthread_cond_destroy(&manager->done);
   (void)pthread_mutex_destroy(&manager->mutex);
   hl_layout_unref(manager->layout);
   hl_dsn_dispose(&manager->dsn);
@@ -222,6 +230,8 @@ void hl_manager_close(hl_manager *manager) {
     }
   }
   (void)pthread_cond_broadcast(&manager->freed);
+  (void)pthread_cond_broadcast(&manager->work);
+  hl__line_close(manager);
   hl__manager_unlock(manager);
 
   hl__pool_free(manager, idle);

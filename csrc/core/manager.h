@@ -1,6 +1,7 @@
 /*
  * manager.h - the inside of a manager: its sessions, its pool, its keeper and
- * its locks. For manager.c, pool.c, keeper.c and lock.c.
+ * its locks. For manager.c, pool.c, keeper.c and lock.c; those who wait are in
+ * line.h and pending.h.
  *
  * The life of a slot (a session, and what the core knows of it):
  *
@@ -48,6 +49,7 @@ typedef enum hl__slot_state {
 } hl__slot_state;
 
 typedef struct hl__slot hl__slot;
+typedef struct hl__waiter hl__waiter; /* line.h */
 
 struct hl__slot {
   pthread_mutex_t mutex;
@@ -101,15 +103,33 @@ struct hl_manager {
   pthread_mutex_t mutex;
   pthread_cond_t freed;  /* a slot became idle or went away */
   pthread_cond_t wakeup; /* for the keeper */
+  pthread_cond_t work;   /* for the workers */
+  pthread_cond_t done;   /* a pending is done */
   bool closed HL__GUARDED_BY(hl__manager_mutex);
   hl__slot *slots HL__GUARDED_BY(hl__manager_mutex);
   unsigned slot_count HL__GUARDED_BY(hl__manager_mutex);
   /* The idle ones. */
   hl__slot *newest HL__GUARDED_BY(hl__manager_mutex);
   hl__slot *oldest HL__GUARDED_BY(hl__manager_mutex);
+  unsigned idle_count HL__GUARDED_BY(hl__manager_mutex);
+
+  /* The line: who waits, in order of arrival; how many of them are READY. */
+  hl__waiter *first HL__GUARDED_BY(hl__manager_mutex);
+  hl__waiter *last HL__GUARDED_BY(hl__manager_mutex);
+  unsigned ready HL__GUARDED_BY(hl__manager_mutex);
+  /* Slots that pendings on their way to the store will take. */
+  unsigned reserved HL__GUARDED_BY(hl__manager_mutex);
+
+  /* Pendings that no worker has taken yet. */
+  hl_pending *first_task HL__GUARDED_BY(hl__manager_mutex);
+  hl_pending *last_task HL__GUARDED_BY(hl__manager_mutex);
+  unsigned task_count HL__GUARDED_BY(hl__manager_mutex);
+  unsigned idle_workers HL__GUARDED_BY(hl__manager_mutex);
 
   bool keeper_runs HL__GUARDED_BY(hl__manager_mutex);
   bool keeper_stops HL__GUARDED_BY(hl__manager_mutex);
+  /* When it will look next; hl__now_ms. */
+  int64_t keeper_next HL__GUARDED_BY(hl__manager_mutex);
   pthread_t keeper; /* while keeper_runs, and then whoever stops it */
 
   hl_stats stats HL__GUARDED_BY(hl__manager_mutex);
@@ -145,6 +165,11 @@ void hl__pool_discard(hl_manager *manager, hl__slot *slot);
 void hl__pool_bury(hl_manager *manager, hl__slot *slot, hl__slot **dead)
     HL__REQUIRES(hl__manager_mutex);
 void hl__pool_free(hl_manager *manager, hl__slot *dead);
+/* Whether a request that comes now finds a slot, beside those for which one is
+   reserved. */
+bool hl__pool_has_room(const hl_manager *manager)
+    HL__REQUIRES(hl__manager_mutex);
+int hl__pool_busy_error(const hl_manager *manager, hl_error *error);
 void hl__pool_unlink(hl_manager *manager, hl__slot *slot)
     HL__REQUIRES(hl__manager_mutex);
 void hl__pool_idle(hl_manager *manager, hl__slot *slot)
@@ -155,10 +180,30 @@ void hl__pool_idle(hl_manager *manager, hl__slot *slot)
 /* Starts the keeper unless it runs. */
 int hl__keeper_start(hl_manager *manager, hl_error *error)
     HL__REQUIRES(hl__manager_mutex);
+/* It looks again at that time at the latest. */
+void hl__keeper_hurry(hl_manager *manager, int64_t when)
+    HL__REQUIRES(hl__manager_mutex);
 /* Ends it and waits for its end; no mutex is held. */
 void hl__keeper_stop(hl_manager *manager);
 
 /* --- lock.c */
+
+int hl__options_check(const hl_options *options, hl_manager *manager,
+                      hl_plan *plan, hl_error *error);
+/* An empty lock, with a reference to the manager and a copy of the plan. NULL:
+   out of memory. */
+hl_lock *hl__lock_new(hl_manager *manager, hl_plan *plan);
+hl_plan *hl__lock_plan(hl_lock *lock);
+/* Takes what an empty lock's plan says, blocking, for timeout ms from start on.
+   pending: for which it is done; NULL: for the calling thread. As hl_acquire,
+   but counts nothing. */
+int hl__lock_acquire(hl_lock *lock, const hl_options *options, int64_t start,
+                     int64_t timeout, hl_pending *pending, hl_error *error);
+/* A request has ended: counts it in the statistics. */
+void hl__acquire_count(hl_manager *manager, int status, int64_t waited)
+    HL__REQUIRES(hl__manager_mutex);
+/* HL_TIMEOUT: it was not granted in time. */
+int hl__timeout_error(hl_error *error, const hl_plan *plan, int64_t timeout);
 
 /* Whether the session of a HELD slot stands, as far as can be told without
    waiting: reads an answer that has come, looks at the connection and at the

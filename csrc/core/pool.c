@@ -4,11 +4,10 @@
  * answer has come, so that it need not wait for it.
  */
 #include "internal.h"
-#include "manager.h"
+#include "line.h"
 
 #include <errno.h>
 #include <stdlib.h>
-#include <time.h>
 
 /* A program that acquires and releases in turn never waits for an answer when
    it has two sessions. With more, it would only keep connections busy. */
@@ -48,6 +47,7 @@ static void idle_remove(hl_manager *manager, hl__slot *slot)
   else
     manager->oldest = slot->newer;
   slot->newer = slot->older = NULL;
+  manager->idle_count--;
 }
 
 void hl__pool_idle(hl_manager *manager, hl__slot *slot) {
@@ -60,13 +60,29 @@ void hl__pool_idle(hl_manager *manager, hl__slot *slot) {
   else
     manager->oldest = slot;
   manager->newest = slot;
+  manager->idle_count++;
   (void)pthread_cond_signal(&manager->freed);
+  hl__line_advance(manager);
 }
 
 void hl__pool_unlink(hl_manager *manager, hl__slot *slot) {
   if (slot->state == HL__IDLE) idle_remove(manager, slot);
   all_remove(manager, slot);
   (void)pthread_cond_signal(&manager->freed);
+  hl__line_advance(manager);
+}
+
+bool hl__pool_has_room(const hl_manager *manager) {
+  return !manager->ops->connects ||
+         manager->slot_count - manager->idle_count + manager->reserved <
+             manager->pool_size;
+}
+
+int hl__pool_busy_error(const hl_manager *manager, hl_error *error) {
+  return hl__error(error, HL_BUSY,
+                   "all %u connections of the pool are in use; wait longer, or "
+                   "raise pool_size",
+                   manager->pool_size);
 }
 
 void hl__pool_bury(hl_manager *manager, hl__slot *slot, hl__slot **dead) {
@@ -166,17 +182,6 @@ static bool all_ours(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   return true;
 }
 
-static void freed_wait(hl_manager *manager, int64_t deadline)
-    HL__REQUIRES(hl__manager_mutex) {
-  if (deadline == HL_FOREVER) {
-    (void)pthread_cond_wait(&manager->freed, &manager->mutex);
-    return;
-  }
-  struct timespec t = {.tv_sec = deadline / 1000,
-                       .tv_nsec = deadline % 1000 * 1000000};
-  (void)pthread_cond_timedwait(&manager->freed, &manager->mutex, &t);
-}
-
 static hl__slot *slot_new(hl_manager *manager)
     HL__REQUIRES(hl__manager_mutex) {
   hl__slot *slot = calloc(1, sizeof *slot);
@@ -239,16 +244,14 @@ int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline,
     if (slot) break;
     bool ours = all_ours(manager);
     if (ours || try_once || hl__left_ms(deadline) == 0) {
-      status = hl__error(
-          error, HL_BUSY,
-          ours ? "all %u connections of the pool hold locks of this thread; "
-                 "release some, or raise pool_size"
-               : "all %u connections of the pool are in use; wait longer, or "
-                 "raise pool_size",
-          manager->pool_size);
+      status = !ours ? hl__pool_busy_error(manager, error)
+                     : hl__error(error, HL_BUSY,
+                                 "all %u connections of the pool hold locks of "
+                                 "this thread; release some, or raise pool_size",
+                                 manager->pool_size);
       break;
     }
-    freed_wait(manager, deadline);
+    hl__cond_wait(&manager->freed, &manager->mutex, deadline);
   }
   hl_session *stale = NULL;
   if (slot && !made) {

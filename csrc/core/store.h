@@ -35,7 +35,7 @@
 
 /* Raised whenever anything in this file changes its meaning. A store built
    for another number is refused. */
-#define HL_STORE_ABI 1u
+#define HL_STORE_ABI 2u
 
 typedef struct hl_store hl_store;
 typedef struct hl_session hl_session;
@@ -136,6 +136,10 @@ typedef struct hl_store_ops {
   /* From any thread: a blocking call on the session ends soon. The session
      may end with it. */
   void (*interrupt)(hl_session *session);
+
+  /* The last call of a thread of the core's, for what a client library keeps for
+     each; NULL: nothing. */
+  void (*thread_end)(void);
 
   /* Calls fn for every lock, held or awaited, that conflicts with any of the
      rows. On an idle session. HL_TIMEOUT: the store does not answer now. */

@@ -184,6 +184,23 @@ static int push_concerned(lua_State *L, const hl_plan *plan,
   return lua_gettop(L);
 }
 
+int hll_acquire_failure(lua_State *L, const hl_error *error,
+                        const hl_plan *plan) {
+  return hll_failure(L, error, plan ? push_concerned(L, plan, error) : 0);
+}
+
+/* Starts what the plan says; the handle that it will fill in is on the top. */
+static int start(lua_State *L, const hll_manager *self, int shared,
+                 int borrowed, hl_plan *plan, const hl_options *options) {
+  hl_error error;
+  hll_pending *pending = hll_pending_push(L, shared, lua_gettop(L));
+  if (!is_open(self)) hll_misuse(L, "the manager is closed");
+  int status = hl_start(self->manager, plan, options, &pending->pending, &error);
+  if (status) return hll_acquire_failure(L, &error, plan);
+  hll_plan_return(L, shared, borrowed);
+  return 1;
+}
+
 /* A lock costs about a KiB outside of Lua. */
 #define HLL_ACCOUNT_EACH 16
 
@@ -203,6 +220,8 @@ static int acquire(lua_State *L, hll_manager *self, int shared, hl_plan *plan,
     lua_rawset(L, -3);
   }
   lua_pop(L, 1);
+  if (lua_toboolean(L, lua_upvalueindex(HLL_STARTS)))
+    return start(L, self, shared, borrowed, plan, options);
   if (!is_open(self)) hll_misuse(L, "the manager is closed");
   int status =
       hl_acquire(self->manager, plan, options, &handle->lock, &error);
@@ -210,7 +229,7 @@ static int acquire(lua_State *L, hll_manager *self, int shared, hl_plan *plan,
     hll_plan_return(L, shared, borrowed);
     return 1;
   }
-  int values = hll_failure(L, &error, push_concerned(L, plan, &error));
+  int values = hll_acquire_failure(L, &error, plan);
   if (status == HL_TIMEOUT || status == HL_DEADLOCK)
     hll_holders_attach(L, self, plan);
   hll_plan_return(L, shared, borrowed);

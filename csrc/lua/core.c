@@ -89,6 +89,7 @@ int luaopen_hierlock_core(lua_State *L) {
   hll_plan_register(L);
   hll_holders_register(L);
   hll_handle_register(L);
+  hll_pending_register(L);
   hll_manager_register(L);
 
   lua_newtable(L);
@@ -104,6 +105,14 @@ int luaopen_hierlock_core(lua_State *L) {
     lua_pushcclosure(L, default_method, 1);
     lua_setfield(L, -2, f->name);
   }
+  lua_newtable(L);
+  for (const luaL_Reg *f = hll_acquire_methods; f->name; f++) {
+    lua_pushnil(L);
+    lua_pushboolean(L, 1);
+    lua_pushcclosure(L, f->func, HLL_STARTS);
+    lua_setfield(L, -2, f->name);
+  }
+  lua_setfield(L, -2, "start");
   lua_pushcfunction(L, hll_holders);
   lua_pushcclosure(L, default_method, 1);
   lua_setfield(L, -2, "holders");

@@ -21,6 +21,7 @@
 #define HLL_ERROR "hierlock.error"
 #define HLL_HOLDERS "hierlock.holders"
 #define HLL_STORE "hierlock.store"
+#define HLL_PENDING "hierlock.pending"
 
 /* ---- error.c */
 
@@ -110,6 +111,11 @@ void hll_manager_register(lua_State *L);
 
 /* The methods that acquire, for the manager's class. */
 extern const luaL_Reg hll_acquire_methods[];
+/* Where the upvalue with this index is true, they start, and return a pending. */
+#define HLL_STARTS 2
+/* Pushes nil, err, with err.target, and returns 2. */
+int hll_acquire_failure(lua_State *L, const hl_error *error,
+                        const hl_plan *plan);
 /* Adds err.holders, where they can be seen, to the err on the top. */
 void hll_holders_attach(lua_State *L, const hll_manager *manager,
                         hl_plan *plan);
@@ -124,6 +130,16 @@ typedef struct hll_acquire_options {
 } hll_acquire_options;
 void hll_acquire_options_read(lua_State *L, int index,
                               hll_acquire_options *options);
+
+/* ---- pending.c */
+
+typedef struct hll_pending {
+  hl_pending *pending; /* NULL before it is started, and after collection */
+} hll_pending;
+
+/* Pushes an empty pending that will fill in the handle at index. */
+hll_pending *hll_pending_push(lua_State *L, int shared, int handle);
+void hll_pending_register(lua_State *L);
 
 /* ---- handle.c */
 

@@ -79,6 +79,8 @@ end
 -- @raise what fn raised, with its traceback when it is a string
 core.manager_methods.with = with_arguments
 
+core.manager_methods.start = core.start.acquire
+
 function hierlock.with(...)
   local manager, err = core.default()
   if not manager then return nil, err end

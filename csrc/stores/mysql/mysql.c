@@ -203,5 +203,6 @@ const hl_store_ops hl_store_mysql = {
     .renew = renew,
     .look = look,
     .interrupt = interrupt,
+    .thread_end = mysql_thread_end,
     .holders = holders,
 };

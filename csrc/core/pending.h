@@ -1,0 +1,68 @@
+/*
+ * pending.h - the inside of an hl_pending: a call that waits without blocking
+ * its caller. For pending.c, line.c, lock.c and worker.c.
+ *
+ * Its life:
+ *
+ *      start -> IN LINE ------------> AT STORE -----------------> DONE -> wait
+ *                  |   room in the       |    its worker has come
+ *                  |   pool: a worker    |    back
+ *                  '---------------------'------------------------^
+ *                    timeout, cancel, close: at once
+ *
+ *   IN LINE    costs no thread and no connection; the keeper ends it when its
+ *              time is up
+ *   AT STORE   a worker makes the blocking call. When it is given up meanwhile,
+ *              it is DONE at once for its owner; the worker, interrupted, throws
+ *              away what it gets, and keeps the place in line until then
+ *   DONE       its descriptor is readable, and hl_pending_wait returns
+ */
+#ifndef HIERLOCK_PENDING_H
+#define HIERLOCK_PENDING_H
+
+#include "line.h"
+#include "manager.h"
+
+struct hl_pending {
+  atomic_uint references; /* its owner's, its worker's */
+  unsigned generation;    /* of the process that started it */
+  hl_manager *manager;    /* a reference */
+  pthread_t owner;        /* the thread that started it */
+  /* To be filled in: its worker's until it is done, or, when it is given up,
+     until the end; then its owner's. NULL once it has been taken. */
+  hl_lock *lock;
+  hl_options options;
+  int64_t start, timeout;
+  bool in_line;       /* it has a place there: it waits at all */
+  hl__waiter waiter;
+  hl_pending *next_task HL__GUARDED_BY(hl__manager_mutex);
+  /* Its worker's, BUSY: to be interrupted. NULL before and afterwards. */
+  hl__slot *slot HL__GUARDED_BY(hl__manager_mutex);
+  bool reserved HL__GUARDED_BY(hl__manager_mutex); /* room in the pool */
+  bool done HL__GUARDED_BY(hl__manager_mutex);
+  bool given_up HL__GUARDED_BY(hl__manager_mutex); /* while at the store */
+  bool taken HL__GUARDED_BY(hl__manager_mutex); /* hl_pending_wait returned it */
+  int fd HL__GUARDED_BY(hl__manager_mutex); /* eventfd; -1 until asked for */
+  int status HL__GUARDED_BY(hl__manager_mutex);
+  hl_error error HL__GUARDED_BY(hl__manager_mutex);
+  char label[];
+};
+
+/* Gives it to a worker. */
+void hl__pending_send(hl_pending *pending) HL__REQUIRES(hl__manager_mutex);
+/* In line: its time is up; the manager is closed. */
+void hl__pending_expire(hl_pending *pending) HL__REQUIRES(hl__manager_mutex);
+void hl__pending_close(hl_pending *pending) HL__REQUIRES(hl__manager_mutex);
+/* Its worker has got a slot: false when it has been given up. */
+bool hl__pending_slot(hl_pending *pending, hl__slot *slot)
+    HL__REQUIRES(hl__manager_mutex);
+/* What its worker does. */
+void hl__pending_run(hl_pending *pending);
+
+/* --- worker.c */
+
+/* Has a worker run it. HL_OK or HL_ESTORE: no thread could be started. */
+int hl__worker_give(hl_manager *manager, hl_pending *pending, hl_error *error)
+    HL__REQUIRES(hl__manager_mutex);
+
+#endif

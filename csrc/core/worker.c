@@ -1,0 +1,88 @@
+/*
+ * worker.c - threads that make blocking calls for those who must not block. One is
+ * started when none is idle, reused, and ended when it has been idle for
+ * IDLE_MS. They block all signals. How many there are at once is decided by the
+ * line: as many as the pool has room for.
+ */
+#include "internal.h"
+#include "pending.h"
+
+#include <errno.h>
+#include <signal.h>
+
+/* An idle worker ends after this. */
+#define IDLE_MS 10000
+/* A client library of a database, with TLS, needs less than half of this. */
+#define STACK_BYTES (512 * 1024)
+
+static hl_pending *task_take(hl_manager *manager)
+    HL__REQUIRES(hl__manager_mutex) {
+  hl_pending *pending = manager->first_task;
+  if (!pending) return NULL;
+  manager->first_task = pending->next_task;
+  if (!manager->first_task) manager->last_task = NULL;
+  manager->task_count--;
+  return pending;
+}
+
+static void *worker_main(void *argument) {
+  hl_manager *manager = argument;
+  hl__manager_lock(manager);
+  for (;;) {
+    hl_pending *pending = task_take(manager);
+    if (pending) {
+      hl__manager_unlock(manager);
+      hl__pending_run(pending);
+      hl__manager_lock(manager);
+      continue;
+    }
+    if (manager->closed) break;
+    int64_t end = hl__now_ms() + IDLE_MS;
+    manager->idle_workers++;
+    while (!manager->first_task && !manager->closed && hl__left_ms(end) > 0)
+      hl__cond_wait(&manager->work, &manager->mutex, end);
+    manager->idle_workers--;
+    if (!manager->first_task) break;
+  }
+  hl__manager_unlock(manager);
+  if (manager->ops->thread_end) manager->ops->thread_end();
+  hl__manager_leave(manager);
+  return NULL;
+}
+
+static int worker_start(hl_manager *manager, hl_error *error)
+    HL__REQUIRES(hl__manager_mutex) {
+  sigset_t all, before;
+  pthread_t thread;
+  pthread_attr_t detached;
+  (void)pthread_attr_init(&detached);
+  (void)pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+  (void)pthread_attr_setstacksize(&detached, STACK_BYTES);
+  (void)sigfillset(&all);
+  (void)pthread_sigmask(SIG_SETMASK, &all, &before);
+  atomic_fetch_add(&manager->references, 1u);
+  int failure = pthread_create(&thread, &detached, worker_main, manager);
+  (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+  (void)pthread_attr_destroy(&detached);
+  if (!failure) return HL_OK;
+  atomic_fetch_sub(&manager->references, 1u); /* not the last: the caller's */
+  errno = failure;
+  return hl__error_errno(error, HL_ESTORE, "cannot start a thread");
+}
+
+int hl__worker_give(hl_manager *manager, hl_pending *pending, hl_error *error) {
+  if (manager->idle_workers > manager->task_count) {
+    (void)pthread_cond_signal(&manager->work);
+  } else {
+    int status = worker_start(manager, error);
+    if (status) return status;
+  }
+  pending->next_task = NULL;
+  if (manager->last_task)
+    manager->last_task->next_task = pending;
+  else
+    manager->first_task = pending;
+  manager->last_task = pending;
+  manager->task_count++;
+  return HL_OK;
+}

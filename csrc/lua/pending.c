@@ -1,0 +1,180 @@
+/*
+ * pending.c - class hierlock.pending: an acquisition that was started and is not
+ * waited for. A pending's uservalue is a table:
+ *     [1] the table that the manager's handles share
+ *     [2] the handle that it will fill in: made first, so that taking the lock
+ *         allocates nothing
+ */
+#include "hll.h"
+
+static hll_pending *pending_check(lua_State *L) {
+  hll_pending *self = hll_testudata(L, 1, HLL_PENDING);
+  if (!self)
+    hll_misuse(L, "self must be a pending, not %s", luaL_typename(L, 1));
+  return self;
+}
+
+/* ------------------------------------------------------------- methods */
+
+/***
+Whether it is done: granted, failed or cancelled. Then `wait` returns at once.
+@function pending:done
+@treturn boolean
+*/
+static int pending_done(lua_State *L) {
+  hll_pending *self = pending_check(L);
+  lua_pushboolean(L, !self->pending || hl_pending_done(self->pending));
+  return 1;
+}
+
+/***
+A descriptor that becomes readable when it is done, and stays so. To be polled; not
+to be read or closed. It lives as long as the pending.
+@function pending:fd
+@treturn[1] integer
+@return[2] nil
+@return[2] err `store`: the process has no descriptor left
+*/
+static int pending_fd(lua_State *L) {
+  hll_pending *self = pending_check(L);
+  hl_error error;
+  if (!self->pending)
+    return hll_fail(L, HL_ERELEASED, "the pending was closed");
+  int fd = hl_pending_fd(self->pending, &error);
+  if (fd < 0) return hll_failure(L, &error, 0);
+  lua_pushinteger(L, fd);
+  return 1;
+}
+
+/***
+Waits, blocking, until it is done, and returns what `acquire` would have returned;
+once.
+@function pending:wait
+@tparam[opt] number seconds at most; by default as long as it takes. When they
+  have passed, `timeout`: it goes on, and can be waited for again
+@treturn[1] handle
+@return[2] nil
+@return[2] err as from `acquire`; `cancelled`
+@raise when it has given its result already
+*/
+static int pending_wait(lua_State *L) {
+  hll_pending *self = pending_check(L);
+  hl_error error;
+  hl_lock *lock;
+  int64_t timeout = lua_isnoneornil(L, 2) ? HL_FOREVER
+                                          : hll_milliseconds(L, 2, "seconds");
+  lua_settop(L, 1);
+  if (!self->pending)
+    return hll_fail(L, HL_CANCELLED, "the pending was closed");
+  hll_getuservalue(L, 1);
+  lua_rawgeti(L, 2, 2);
+  hll_handle *handle = hll_handle_test(L, 3);
+  int status = hl_pending_wait(self->pending, timeout, &lock, &error);
+  if (status == HL_OK) {
+    handle->lock = lock;
+    lua_pushnil(L); /* nothing is allocated for a nil */
+    lua_rawseti(L, 2, 2);
+    return 1;
+  }
+  if (!hl_pending_done(self->pending)) return hll_failure(L, &error, 0);
+  return hll_acquire_failure(L, &error, hl_pending_plan(self->pending));
+}
+
+/***
+Ends the wait, in the store too. A lock that has been granted and not yet been
+taken by `wait` is released. `wait` returns `cancelled`. Does not block.
+@function pending:cancel
+@treturn boolean true
+*/
+static int pending_cancel(lua_State *L) {
+  hll_pending *self = pending_check(L);
+  if (self->pending) hl_pending_cancel(self->pending);
+  lua_pushboolean(L, 1);
+  return 1;
+}
+
+/***
+What `cqueues.poll` asks an object: the descriptor that it is to poll.
+@function pending:pollfd
+@treturn integer
+*/
+
+/***
+What `cqueues.poll` asks an object: for which events.
+@function pending:events
+@treturn string `"r"`
+*/
+static int pending_events(lua_State *L) {
+  (void)pending_check(L);
+  lua_pushliteral(L, "r");
+  return 1;
+}
+
+/***
+What `cqueues.poll` asks an object: how long to poll; nil: as long as it takes.
+@function pending:timeout
+@treturn nil
+*/
+static int pending_timeout(lua_State *L) {
+  (void)pending_check(L);
+  lua_pushnil(L);
+  return 1;
+}
+
+/* --------------------------------------------------------- metamethods */
+
+static int pending_gc(lua_State *L) {
+  hll_pending *self = hll_testudata(L, 1, HLL_PENDING);
+  if (self && self->pending) {
+    hl_pending *pending = self->pending;
+    self->pending = NULL;
+    hl_pending_free(pending);
+  }
+  return 0;
+}
+
+static int pending_tostring(lua_State *L) {
+  hll_pending *self = pending_check(L);
+  bool done = !self->pending || hl_pending_done(self->pending);
+  lua_pushfstring(L, "hierlock.pending (%s)", done ? "done" : "waiting");
+  return 1;
+}
+
+static const luaL_Reg methods[] = {
+    {"done", pending_done},     {"fd", pending_fd},
+    {"wait", pending_wait},     {"cancel", pending_cancel},
+    {"pollfd", pending_fd},     {"events", pending_events},
+    {"timeout", pending_timeout}, {NULL, NULL},
+};
+
+static const luaL_Reg metamethods[] = {
+    {"__gc", pending_gc},
+    {"__close", pending_gc},
+    {"__tostring", pending_tostring},
+    {NULL, NULL},
+};
+
+hll_pending *hll_pending_push(lua_State *L, int shared, int handle) {
+  hll_pending *self = hll_newuserdata(L, sizeof *self);
+  self->pending = NULL;
+  lua_createtable(L, 2, 0);
+  lua_pushvalue(L, shared);
+  lua_rawseti(L, -2, 1);
+  lua_pushvalue(L, handle);
+  lua_rawseti(L, -2, 2);
+  hll_setuservalue(L, -2);
+  luaL_getmetatable(L, HLL_PENDING);
+  lua_setmetatable(L, -2);
+  return self;
+}
+
+void hll_pending_register(lua_State *L) {
+  (void)luaL_newmetatable(L, HLL_PENDING);
+  hll_setfuncs(L, metamethods);
+  lua_pushliteral(L, HLL_PENDING);
+  lua_setfield(L, -2, "__name");
+  lua_newtable(L);
+  hll_setfuncs(L, methods);
+  lua_setfield(L, -2, "__index");
+  lua_pop(L, 1);
+}
