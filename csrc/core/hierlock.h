@@ -355,6 +355,20 @@ typedef struct hl_pending hl_pending;
 int hl_start(hl_manager *manager, hl_plan *plan, const hl_options *options,
              hl_pending **pending, hl_error *error);
 
+/* The same for calls on a lock: hl_lock_extend, hl_lock_check and hl_lock_release
+   with confirm. Until its result has been taken by hl_pending_wait (which
+   returns no lock then), or it has been cancelled and has ended, the lock is in
+   use: another call on it is HL_EMISUSE, except hl_lock_release and
+   hl_lock_free, which give the call up. A call that is given up may cost the lock.
+   HL_OK with *pending NULL: it is done already, and well. Any other status: as
+   that call. */
+int hl_lock_start_extend(hl_lock *lock, hl_plan *plan,
+                         const hl_options *options, hl_pending **pending,
+                         hl_error *error);
+int hl_lock_start_check(hl_lock *lock, hl_pending **pending, hl_error *error);
+int hl_lock_start_release(hl_lock *lock, hl_pending **pending,
+                          hl_error *error);
+
 bool hl_pending_done(hl_pending *pending);
 
 /* A descriptor that becomes readable when it is done, and stays so: to be
@@ -376,6 +390,10 @@ void hl_pending_cancel(hl_pending *pending);
 /* What it is to lock; NULL once hl_pending_wait has returned the lock. Lives as long
    as the pending. */
 const hl_plan *hl_pending_plan(const hl_pending *pending);
+
+/* Calls fn for those who were in the way, when it is done with HL_TIMEOUT or
+   HL_DEADLOCK and could look, as hl_manager_blockers does. */
+void hl_pending_holders(hl_pending *pending, hl_holder_fn fn, void *context);
 
 /* Cancels if need be and frees; never blocks. NULL is fine. */
 void hl_pending_free(hl_pending *pending);

@@ -8,6 +8,8 @@
  *   4. hold     the slot becomes HELD, and the keeper looks after it
  *   5. release  sent, not waited for; the slot goes back to the pool
  */
+#include "lock.h"
+
 #include "internal.h"
 #include "pending.h"
 #include "plan.h"
@@ -24,17 +26,6 @@
 /* For the answer to a confirmed release, where the store's own limit is not
    shorter. */
 #define CONFIRM_MS 10000
-
-struct hl_lock {
-  hl_manager *manager; /* a reference */
-  unsigned generation; /* of the process that acquired it */
-  hl__slot *slot;      /* NULL once released; HELD or ENDED otherwise */
-  bool lost;           /* it was found lost */
-  bool released;       /* hl_lock_release has been called */
-  hl_plan *plan;
-  uint64_t token;
-  int64_t waited;
-};
 
 /* ----------------------------------------------------------- acquiring */
 
@@ -66,11 +57,7 @@ void hl__acquire_count(hl_manager *manager, int status, int64_t waited) {
   }
 }
 
-/* Sets the deadline of the store's next piece of waiting. The keeper watches it,
-   from now on: time that went into connecting is not the server's. False: the
-   manager has been closed, or the pending given up; whoever does that from now
-   on finds the session. */
-static bool piece(hl_manager *manager, hl__slot *slot, int64_t deadline,
+bool hl__piece(hl_manager *manager, hl__slot *slot, int64_t deadline,
                   hl_pending *pending, hl_request *request) {
   int64_t now = hl__now_ms(), end = now + WAIT_PIECE_MS;
   if (deadline < end) end = deadline;
@@ -106,7 +93,7 @@ static int acquire(hl_manager *manager, hl_request *request, int64_t deadline,
     if (status) return status;
     bool fresh = (*slot)->fresh;
 
-    if (!piece(manager, *slot, deadline, pending, request)) {
+    if (!hl__piece(manager, *slot, deadline, pending, request)) {
       hl__pool_discard(manager, *slot);
       *slot = NULL;
       return closed_error(error);
@@ -152,9 +139,7 @@ int hl__timeout_error(hl_error *error, const hl_plan *plan, int64_t timeout) {
                    (double)timeout / 1000);
 }
 
-/* Says what was not granted, and how long it was waited for, instead of what
-   the store's statement said; its errno and SQLSTATE stay. */
-static void timeout_say(hl_error *error, const hl_plan *plan, int64_t timeout) {
+void hl__timeout_say(hl_error *error, const hl_plan *plan, int64_t timeout) {
   if (!error) return;
   hl_error before = *error;
   (void)hl__timeout_error(error, plan, timeout);
@@ -199,7 +184,7 @@ hl_lock *hl__lock_new(hl_manager *manager, hl_plan *plan) {
   return lock;
 }
 
-static void request_fill(hl_request *request, hl_plan *plan,
+void hl__request_fill(hl_request *request, hl_plan *plan,
                          const hl_options *options, int64_t timeout,
                          char path[256]) {
   size_t n;
@@ -224,12 +209,12 @@ int hl__lock_acquire(hl_lock *lock, const hl_options *options, int64_t start,
   hl_grant grant = {0};
   hl__slot *slot = NULL;
   char path[256];
-  request_fill(&request, lock->plan, options, timeout, path);
+  hl__request_fill(&request, lock->plan, options, timeout, path);
   int status = acquire(manager, &request, hl__deadline(start, timeout), pending,
                        &slot, &grant, error);
   if (status == HL_OK) status = hold(manager, slot, pending, &grant, error);
   lock->waited = hl__now_ms() - start;
-  if (status == HL_TIMEOUT) timeout_say(error, lock->plan, timeout);
+  if (status == HL_TIMEOUT) hl__timeout_say(error, lock->plan, timeout);
   if (status == HL_OK) {
     lock->slot = slot;
     lock->token = grant.token;
@@ -351,9 +336,7 @@ static int foreign_error(hl_error *error) {
                    "the lock belongs to the parent of this process");
 }
 
-/* Ends the lock's slot, which failed under its owner's hands. Its mutex is not
-   held: see manager.h for the order. */
-static int lock_lose(hl_lock *lock, const hl_error *reason, hl_error *error) {
+int hl__lock_lose(hl_lock *lock, const hl_error *reason, hl_error *error) {
   hl_manager *manager = lock->manager;
   hl__manager_lock(manager);
   hl__slot_lock(lock->slot);
@@ -365,12 +348,9 @@ static int lock_lose(hl_lock *lock, const hl_error *reason, hl_error *error) {
   return hl__error(error, HL_ELOST, "the lock was lost: %s", reason->message);
 }
 
-/* Looks, and ends what is found lost. HL_OK: the lock is held as far as can be
-   told, and its slot's mutex is held, too; HL_ELOST or HL_ERELEASED: it is not,
-   and the lock has no slot any more. Unchecked: clang cannot follow a function
-   that returns sometimes with a mutex. */
-static int lock_enter(hl_lock *lock, hl_error *error)
-    HL__ACQUIRES_IF_0(hl__slot_mutex) HL__UNCHECKED {
+/* Unchecked: clang cannot follow a function that returns sometimes with a
+   mutex. */
+HL__UNCHECKED int hl__lock_enter(hl_lock *lock, hl_error *error) {
   hl_manager *manager = lock->manager;
   if (is_foreign(lock)) return foreign_error(error);
   if (lock->lost)
@@ -383,7 +363,7 @@ static int lock_enter(hl_lock *lock, hl_error *error)
   if (lock->slot->session) {
     if (hl__slot_look(manager, lock->slot, &reason) == HL_OK) return HL_OK;
     hl__slot_unlock(lock->slot);
-    return lock_lose(lock, &reason, error);
+    return hl__lock_lose(lock, &reason, error);
   }
   /* The keeper, or hl_manager_close, has ended it. */
   hl__slot_unlock(lock->slot);
@@ -397,20 +377,28 @@ static int lock_enter(hl_lock *lock, hl_error *error)
                          "the lock was released when its manager was closed");
 }
 
+int hl__lock_in_use_error(hl_error *error) {
+  return hl__error(error, HL_EMISUSE,
+                   "the lock is in use by a call that has not returned yet");
+}
+
 bool hl_lock_is_held(hl_lock *lock) {
-  if (lock_enter(lock, NULL)) return false;
+  if (hl__lock_in_use(lock)) return !lock->released;
+  if (hl__lock_enter(lock, NULL)) return false;
   hl__slot_unlock(lock->slot);
   return true;
 }
 
 hl_lock_state hl_lock_look(hl_lock *lock) {
   if (is_foreign(lock)) return HL_FOREIGN;
+  if (hl__lock_in_use(lock)) return lock->released ? HL_RELEASED : HL_HELD;
   if (hl_lock_is_held(lock)) return HL_HELD;
   return lock->lost ? HL_LOST : HL_RELEASED;
 }
 
 int64_t hl_lock_remaining(hl_lock *lock) {
-  if (lock_enter(lock, NULL)) return 0;
+  if (hl__lock_in_use(lock)) return hl__lock_use_remaining(lock);
+  if (hl__lock_enter(lock, NULL)) return 0;
   hl_manager *manager = lock->manager;
   int64_t left = HL_FOREVER;
   if (manager->ops->connects)
@@ -419,11 +407,7 @@ int64_t hl_lock_remaining(hl_lock *lock) {
   return left;
 }
 
-/* Reads the answer to the last sign of life, waiting for it, so that the
-   session can be used; but no longer than the lease lasts, for then the lock is
-   lost anyhow. */
-static int settle_asked(hl_manager *manager, hl__slot *slot, hl_error *error)
-    HL__REQUIRES(hl__slot_mutex) {
+int hl__slot_settle(hl_manager *manager, hl__slot *slot, hl_error *error) {
   if (!slot->asked) return HL_OK;
   int status = manager->ops->settle(
       slot->session, hl__now_ms() + lease_left(manager, slot), error);
@@ -432,133 +416,28 @@ static int settle_asked(hl_manager *manager, hl__slot *slot, hl_error *error)
   return status;
 }
 
-int hl_lock_check(hl_lock *lock, hl_error *error) {
-  int status = lock_enter(lock, error);
+int hl__lock_check(hl_lock *lock, hl_error *error) {
+  int status = hl__lock_enter(lock, error);
   if (status) return status;
   hl_manager *manager = lock->manager;
   const hl_store_ops *ops = manager->ops;
   hl__slot *slot = lock->slot;
   hl_error reason;
   int64_t sent = 0;
-  status = settle_asked(manager, slot, &reason);
+  status = hl__slot_settle(manager, slot, &reason);
   if (status == HL_OK) status = ops->renew(slot->session, &sent, &reason);
   if (status == HL_OK) {
     slot->asked = sent;
-    status = settle_asked(manager, slot, &reason);
+    status = hl__slot_settle(manager, slot, &reason);
   }
   if (status == HL_OK) status = ops->look(slot->session, &reason);
   hl__slot_unlock(slot);
-  return status == HL_OK ? HL_OK : lock_lose(lock, &reason, error);
+  return status == HL_OK ? HL_OK : hl__lock_lose(lock, &reason, error);
 }
 
-/* ----------------------------------------------------------- extending */
-
-/* Locks more rows in a slot that already holds some. While it does, the slot is
-   BUSY: the keeper need not renew it (a waiting statement is a sign of life to
-   the server), and interrupts it when it hangs. */
-static int extend(hl_lock *lock, hl_request *request, int64_t deadline,
-                  hl_error *error) HL__RELEASES(hl__slot_mutex) {
-  hl_manager *manager = lock->manager;
-  hl__slot *slot = lock->slot;
-  hl_grant grant = {0};
-  hl_error reason = {0};
-
-  int status = settle_asked(manager, slot, &reason);
-  hl__slot_unlock(slot);
-  if (status) return lock_lose(lock, &reason, error);
-
-  hl__manager_lock(manager);
-  bool held = slot->state == HL__HELD;
-  if (held) slot->state = HL__BUSY;
-  manager->stats.waiting++;
-  hl__manager_unlock(manager);
-  if (held) {
-    do {
-      if (!piece(manager, slot, deadline, NULL, request)) break;
-      status = manager->ops->lock(slot->session, request, &grant, &reason);
-    } while (status == HL_TIMEOUT && !request->try_once &&
-             hl__left_ms(deadline) > 0);
-  }
-
-  hl__manager_lock(manager);
-  manager->stats.waiting--;
-  bool closed = manager->closed, overrun = slot->overrun;
-  if (held) slot->state = HL__HELD;
-  if (held && grant.sent_ms) slot->answered = grant.sent_ms;
-  if (status == HL_TIMEOUT) manager->stats.timeouts++;
-  if (status == HL_DEADLOCK) manager->stats.deadlocks++;
-  if (held && closed) {
-    hl__slot_lock(slot);
-    hl__slot_end(manager, slot, false);
-    hl__slot_unlock(slot);
-  } else if (held && status == HL_DEADLOCK) {
-    /* The store has already given everything back. */
-    manager->stats.held--;
-    hl__pool_idle(manager, slot);
-    lock->slot = NULL;
-  }
-  hl__manager_unlock(manager);
-
-  /* Ended by the keeper before we could begin, or closed meanwhile. */
-  if (!held || closed) return lock_enter(lock, error);
-  if (overrun && status != HL_DEADLOCK) {
-    (void)hl__error(&reason, HL_ECONNECTION,
-                    "the server did not answer in time");
-    status = HL_ECONNECTION;
-  }
-  if (status == HL_ECONNECTION) return lock_lose(lock, &reason, error);
-  /* It grew: who holds a row of it now is later than whoever held one before. */
-  if (status == HL_OK) lock->token = grant.token;
-  if (status && error) *error = reason;
-  return status;
-}
-
-int hl_lock_extend(hl_lock *lock, hl_plan *plan, const hl_options *options,
-                   hl_error *error) {
-  static const hl_options defaults = HL_OPTIONS_INIT;
-  hl_manager *manager = lock->manager;
-  hl_request request;
-  char path[256];
-  hl_plan *whole = NULL;
-  hl_row *missing = NULL;
-  size_t n;
-  if (!options) options = &defaults;
-
-  int status = hl__options_check(options, manager, plan, error);
-  if (status) return status;
-  status = lock_enter(lock, error);
-  if (status) return status;
-
-  /* Everything that can run out of memory, before anything is taken. */
-  (void)hl_plan_rows(plan, &n);
-  missing = malloc(n * sizeof *missing);
-  whole = hl_plan_copy(lock->plan);
-  if (!whole || !missing || !hl__plan_append(whole, plan)) {
-    hl__slot_unlock(lock->slot);
-    status = hl__error_memory(error);
-    goto out;
-  }
-  int64_t timeout =
-      options->timeout < 0 ? manager->config.timeout : options->timeout;
-  request_fill(&request, whole, options, timeout, path);
-  request.rows = missing;
-  request.n = hl__plan_missing(plan, lock->plan, missing);
-  request.extend = true;
-  if (request.n == 0)
-    hl__slot_unlock(lock->slot);
-  else
-    status = extend(lock, &request, hl__deadline(hl__now_ms(), timeout), error);
-  if (status == HL_TIMEOUT)
-    timeout_say(error, plan, timeout);
-  if (status == HL_OK) {
-    hl_plan *before = lock->plan;
-    lock->plan = whole;
-    whole = before;
-  }
-out:
-  free(missing);
-  hl_plan_free(whole);
-  return status;
+int hl_lock_check(hl_lock *lock, hl_error *error) {
+  if (hl__lock_in_use(lock)) return hl__lock_in_use_error(error);
+  return hl__lock_check(lock, error);
 }
 
 /* ----------------------------------------------------------- releasing */
@@ -569,19 +448,16 @@ static int unlock(hl_manager *manager, hl__slot *slot, bool confirm,
                   hl_error *error) HL__REQUIRES(hl__slot_mutex) {
   const hl_store_ops *ops = manager->ops;
   if (!confirm) return ops->unlock(slot->session, error);
-  int status = settle_asked(manager, slot, error);
+  int status = hl__slot_settle(manager, slot, error);
   if (status == HL_OK) status = ops->unlock(slot->session, error);
   if (status == HL_OK)
     status = ops->settle(slot->session, hl__now_ms() + CONFIRM_MS, error);
   return status;
 }
 
-int hl_lock_release(hl_lock *lock, bool confirm, hl_error *error) {
+int hl__lock_release(hl_lock *lock, bool confirm, hl_error *error) {
   hl_manager *manager = lock->manager;
-  if (is_foreign(lock)) return foreign_error(error);
-  if (lock->released) return HL_OK;
-  lock->released = true;
-  int status = lock_enter(lock, error);
+  int status = hl__lock_enter(lock, error);
   if (status == HL_ERELEASED) return HL_OK;
   if (status) return status;
 
@@ -590,7 +466,7 @@ int hl_lock_release(hl_lock *lock, bool confirm, hl_error *error) {
   status = unlock(manager, slot, confirm, &reason);
   hl__slot_unlock(slot);
   if (status != HL_OK && status != HL_BUSY)
-    return lock_lose(lock, &reason, error);
+    return hl__lock_lose(lock, &reason, error);
 
   hl__manager_lock(manager);
   lock->slot = NULL;
@@ -616,8 +492,23 @@ int hl_lock_release(hl_lock *lock, bool confirm, hl_error *error) {
   return HL_OK;
 }
 
+int hl_lock_release(hl_lock *lock, bool confirm, hl_error *error) {
+  if (is_foreign(lock)) return foreign_error(error);
+  if (lock->released) return HL_OK;
+  lock->released = true;
+  if (hl__lock_in_use(lock)) {
+    hl__lock_use_end(lock, false);
+    return HL_OK;
+  }
+  return hl__lock_release(lock, confirm, error);
+}
+
 void hl_lock_free(hl_lock *lock) {
   if (!lock) return;
+  if (hl__lock_in_use(lock) && !is_foreign(lock)) {
+    hl__lock_use_end(lock, true);
+    return;
+  }
   /* A slot of the parent's is the parent's: see hl__manager_enter. */
   if (lock->slot && !is_foreign(lock))
     (void)hl_lock_release(lock, false, NULL);

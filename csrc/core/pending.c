@@ -16,7 +16,10 @@
 
 static void unref(hl_pending *pending) {
   if (atomic_fetch_sub(&pending->references, 1u) != 1) return;
-  hl_lock_free(pending->lock);
+  if (pending->work == HL__ACQUIRE) hl_lock_free(pending->lock);
+  hl__extension_dispose(&pending->extension);
+  hl_plan_free(pending->plan);
+  free(pending->holders);
   hl__manager_leave(pending->manager);
   free(pending);
 }
@@ -29,7 +32,8 @@ static void finish(hl_pending *pending, int status)
   hl_manager *manager = pending->manager;
   pending->done = true;
   pending->status = status;
-  hl__acquire_count(manager, status, hl__now_ms() - pending->start);
+  if (pending->work == HL__ACQUIRE)
+    hl__acquire_count(manager, status, hl__now_ms() - pending->start);
   if (pending->fd >= 0) {
     static const uint64_t one = 1;
     ssize_t ignored = write(pending->fd, &one, sizeof one); /* never blocks */
@@ -71,7 +75,8 @@ static void give_up(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
     return;
   }
   pending->given_up = true;
-  if (pending->slot && pending->slot->session)
+  /* Not a round trip that ends soon by itself: the lock may be worth it. */
+  if (pending->work <= HL__EXTEND && pending->slot && pending->slot->session)
     pending->manager->ops->interrupt(pending->slot->session);
   finish(pending, pending->error.status);
 }
@@ -89,8 +94,8 @@ void hl__pending_send(hl_pending *pending) {
   atomic_fetch_add(&pending->references, 1u);
   int status = hl__worker_give(manager, pending, &pending->error);
   if (status == HL_OK) {
-    pending->reserved = true;
-    manager->reserved++;
+    pending->reserved = pending->work == HL__ACQUIRE;
+    if (pending->reserved) manager->reserved++;
     return;
   }
   atomic_fetch_sub(&pending->references, 1u); /* not the last: its owner's */
@@ -111,22 +116,65 @@ bool hl__pending_slot(hl_pending *pending, hl__slot *slot) {
   return !pending->given_up;
 }
 
-/* The lock is the worker's until it is done: unchecked. */
-HL__UNCHECKED void hl__pending_run(hl_pending *pending) {
+static int work(hl_pending *pending, hl_error *error) {
+  switch (pending->work) {
+  case HL__ACQUIRE:
+    return hl__lock_acquire(pending->lock, &pending->options, pending->start,
+                            pending->timeout, pending, error);
+  case HL__EXTEND:
+    return hl__extension_run(&pending->extension, pending->lock, pending,
+                             error);
+  case HL__CHECK:
+    return hl__lock_check(pending->lock, error);
+  case HL__RELEASE:
+    return hl__lock_release(pending->lock, true, error);
+  }
+  return HL_OK;
+}
+
+static void holders_add(void *context, const hl_holder *holder) {
+  hl_pending *pending = context;
+  hl_holder *grown = realloc(pending->holders,
+                             (pending->holder_count + 1) * sizeof *grown);
+  if (!grown) return;
+  grown[pending->holder_count++] = *holder;
+  pending->holders = grown;
+}
+
+/* The use of the lock ends: for its worker, or, when that has done its work, for
+   its owner. What its owner has asked for meanwhile is done. */
+static void use_end(hl_pending *pending, bool commit) {
+  hl_lock *lock = pending->lock;
+  hl__manager_lock(pending->manager);
+  bool release = pending->release_then, free_it = pending->free_then;
+  pending->lock = NULL;
+  if (commit) hl__extension_commit(&pending->extension, lock);
+  atomic_store_explicit(&lock->use, NULL, memory_order_release);
+  hl__manager_unlock(pending->manager);
+  if (release) (void)hl__lock_release(lock, false, NULL);
+  if (free_it) hl_lock_free(lock);
+}
+
+void hl__pending_run(hl_pending *pending) {
   hl_manager *manager = pending->manager;
   hl_error error;
   hl__manager_lock(manager);
   bool given_up = pending->given_up;
   hl__manager_unlock(manager);
-  int status = given_up ? HL_CANCELLED
-                        : hl__lock_acquire(pending->lock, &pending->options,
-                                           pending->start, pending->timeout,
-                                           pending, &error);
+  int status = given_up ? HL_CANCELLED : work(pending, &error);
+
   hl__manager_lock(manager);
   unreserve(pending);
   pending->slot = NULL;
   if (pending->in_line) hl__line_leave(manager, &pending->waiter);
   pending->in_line = false;
+  given_up = pending->given_up;
+  hl__manager_unlock(manager);
+  if (!given_up && (status == HL_TIMEOUT || status == HL_DEADLOCK))
+    (void)hl_manager_blockers(manager, pending->waiter.plan, holders_add,
+                              pending, NULL);
+
+  hl__manager_lock(manager);
   given_up = pending->given_up;
   if (!given_up) {
     if (status) pending->error = error;
@@ -134,7 +182,10 @@ HL__UNCHECKED void hl__pending_run(hl_pending *pending) {
   }
   hl__manager_unlock(manager);
   /* What it got after all goes back. */
-  if (given_up) (void)hl_lock_release(pending->lock, false, NULL);
+  if (given_up && pending->work == HL__ACQUIRE)
+    (void)hl_lock_release(pending->lock, false, NULL);
+  else if (given_up)
+    use_end(pending, false);
   unref(pending);
 }
 
@@ -158,31 +209,19 @@ static bool run_at_once(hl_pending *pending) {
   return true;
 }
 
-/* ----------------------------------------------------------- the calls */
+/* ------------------------------------------------------------ starting */
 
-int hl_start(hl_manager *manager, hl_plan *plan, const hl_options *options,
-             hl_pending **result, hl_error *error) {
-  static const hl_options defaults = HL_OPTIONS_INIT;
-  hl_pending *pending = NULL;
-  *result = NULL;
-  if (!options) options = &defaults;
-  int status = hl__manager_enter(manager, error);
-  if (status) return status;
-  status = hl__options_check(options, manager, plan, error);
-  if (status) goto out;
-  pending = calloc(1, sizeof *pending + options->label_size);
-  hl_lock *lock = pending ? hl__lock_new(manager, plan) : NULL;
-  if (!lock) {
-    free(pending);
-    status = hl__error_memory(error);
-    goto out;
-  }
+/* With a reference to the manager, and a copy of the options. NULL: out of memory. */
+static hl_pending *pending_new(hl_manager *manager, hl__work what,
+                               const hl_options *options) {
+  hl_pending *pending = calloc(1, sizeof *pending + options->label_size);
+  if (!pending) return NULL;
   atomic_init(&pending->references, 1u);
   atomic_fetch_add(&manager->references, 1u);
   pending->manager = manager;
+  pending->work = what;
   pending->generation = hl__fork_generation();
   pending->owner = pthread_self();
-  pending->lock = lock;
   pending->options = *options;
   if (options->label_size)
     memcpy(pending->label, options->label, options->label_size);
@@ -190,10 +229,54 @@ int hl_start(hl_manager *manager, hl_plan *plan, const hl_options *options,
   pending->start = hl__now_ms();
   pending->timeout =
       options->timeout < 0 ? manager->config.timeout : options->timeout;
-  pending->waiter.plan = hl__lock_plan(lock);
-  pending->waiter.deadline = hl__deadline(pending->start, pending->timeout);
   pending->waiter.pending = pending;
   pending->fd = -1;
+  return pending;
+}
+
+/* To a worker, or into the line; or it ends at once. */
+static void acquire_begin(hl_pending *pending)
+    HL__REQUIRES(hl__manager_mutex) {
+  hl_manager *manager = pending->manager;
+  if (manager->closed) {
+    finish(pending, closed_error(&pending->error));
+    return;
+  }
+  if (pending->timeout == 0) {
+    hl__pending_send(pending);
+    return;
+  }
+  pending->in_line = true;
+  hl__line_join(manager, &pending->waiter);
+  hl__line_advance(manager);
+  if (pending->done || pending->waiter.place == HL__AT_STORE) return;
+  /* The keeper ends it in time. */
+  int status = hl__keeper_start(manager, &pending->error);
+  if (status)
+    finish_in_line(pending, status);
+  else
+    hl__keeper_hurry(manager, pending->waiter.deadline);
+}
+
+static const hl_options defaults = HL_OPTIONS_INIT;
+
+int hl_start(hl_manager *manager, hl_plan *plan, const hl_options *options,
+             hl_pending **result, hl_error *error) {
+  *result = NULL;
+  if (!options) options = &defaults;
+  int status = hl__manager_enter(manager, error);
+  if (status) return status;
+  status = hl__options_check(options, manager, plan, error);
+  if (status) goto out;
+  hl_pending *pending = pending_new(manager, HL__ACQUIRE, options);
+  if (pending) pending->lock = hl__lock_new(manager, plan);
+  if (!pending || !pending->lock) {
+    if (pending) unref(pending);
+    status = hl__error_memory(error);
+    goto out;
+  }
+  pending->waiter.plan = hl__lock_plan(pending->lock);
+  pending->waiter.deadline = hl__deadline(pending->start, pending->timeout);
   *result = pending;
 
   hl__manager_lock(manager);
@@ -201,27 +284,110 @@ int hl_start(hl_manager *manager, hl_plan *plan, const hl_options *options,
   hl__manager_unlock(manager);
   if (run_at_once(pending)) goto out;
   hl__manager_lock(manager);
-  if (manager->closed) {
-    finish(pending, closed_error(&pending->error));
-  } else if (pending->timeout == 0) {
-    hl__pending_send(pending);
-  } else {
-    pending->in_line = true;
-    hl__line_join(manager, &pending->waiter);
-    hl__line_advance(manager);
-    if (!pending->done && pending->waiter.place != HL__AT_STORE) {
-      /* The keeper ends it in time. */
-      status = hl__keeper_start(manager, &pending->error);
-      if (status) finish_in_line(pending, status);
-      else hl__keeper_hurry(manager, pending->waiter.deadline);
-      status = HL_OK;
-    }
-  }
+  acquire_begin(pending);
   hl__manager_unlock(manager);
 out:
   hl__manager_leave(manager);
   return status;
 }
+
+/* A call on a lock that is held; `plan` for HL__EXTEND. */
+HL__UNCHECKED /* nobody else has the pending yet */
+static int use(hl_lock *lock, hl__work what, hl_plan *plan,
+               const hl_options *options, hl_pending **result,
+               hl_error *error) {
+  hl_manager *manager = lock->manager;
+  hl_pending *pending = pending_new(manager, what, options);
+  if (!pending) return hl__error_memory(error);
+  if (plan) {
+    pending->plan = hl_plan_copy(plan);
+    int status = pending->plan
+                     ? hl__extension_init(&pending->extension, lock,
+                                          pending->plan, &pending->options,
+                                          error)
+                     : hl__error_memory(error);
+    if (status) {
+      unref(pending);
+      return status;
+    }
+    pending->waiter.plan = pending->plan;
+  }
+  int64_t left = hl_lock_remaining(lock);
+  pending->lease_end = hl__deadline(hl__lease_ms(), left);
+  pending->lock = lock;
+  if (what == HL__RELEASE) /* also when nobody can confirm it */
+    lock->released = pending->release_then = true;
+  atomic_store_explicit(&lock->use, pending, memory_order_release);
+  hl__manager_lock(manager);
+  hl__pending_send(pending);
+  hl__manager_unlock(manager);
+  *result = pending;
+  return HL_OK;
+}
+
+int hl_lock_start_extend(hl_lock *lock, hl_plan *plan,
+                         const hl_options *options, hl_pending **result,
+                         hl_error *error) {
+  *result = NULL;
+  if (!options) options = &defaults;
+  if (hl__lock_in_use(lock)) return hl__lock_in_use_error(error);
+  int status = hl__options_check(options, lock->manager, plan, error);
+  if (status) return status;
+  /* Where there is nothing to wait for, it says at once what is the matter. */
+  if (!hl_lock_is_held(lock)) return hl_lock_extend(lock, plan, options, error);
+  return use(lock, HL__EXTEND, plan, options, result, error);
+}
+
+int hl_lock_start_check(hl_lock *lock, hl_pending **result, hl_error *error) {
+  *result = NULL;
+  if (hl__lock_in_use(lock)) return hl__lock_in_use_error(error);
+  if (!hl_lock_is_held(lock)) return hl_lock_check(lock, error);
+  return use(lock, HL__CHECK, NULL, &defaults, result, error);
+}
+
+int hl_lock_start_release(hl_lock *lock, hl_pending **result,
+                          hl_error *error) {
+  *result = NULL;
+  if (hl__lock_in_use(lock) || !hl_lock_is_held(lock))
+    return hl_lock_release(lock, true, error);
+  return use(lock, HL__RELEASE, NULL, &defaults, result, error);
+}
+
+void hl__lock_use_end(hl_lock *lock, bool free_it) {
+  hl_manager *manager = lock->manager;
+  hl__manager_lock(manager);
+  hl_pending *pending = atomic_load(&lock->use);
+  bool ended = !pending || (pending->done && !pending->given_up);
+  if (pending) {
+    pending->release_then = true;
+    pending->free_then = pending->free_then || free_it;
+    if (!pending->done) {
+      (void)hl__error(&pending->error, HL_ERELEASED,
+                      "the lock was released meanwhile");
+      give_up(pending);
+    }
+  }
+  hl__manager_unlock(manager);
+  if (pending && ended) {
+    use_end(pending, false);
+  } else if (!pending) { /* its worker has just ended it */
+    (void)hl__lock_release(lock, false, NULL);
+    if (free_it) hl_lock_free(lock);
+  }
+}
+
+int64_t hl__lock_use_remaining(hl_lock *lock) {
+  hl_manager *manager = lock->manager;
+  hl__manager_lock(manager);
+  const hl_pending *pending = atomic_load(&lock->use);
+  int64_t end = pending ? pending->lease_end : 0;
+  hl__manager_unlock(manager);
+  if (end == HL_FOREVER) return HL_FOREVER;
+  int64_t left = end - hl__lease_ms();
+  return left > 0 ? left : 0;
+}
+
+/* --------------------------------------------------------- its owner's */
 
 static bool is_foreign(const hl_pending *pending) {
   return pending->generation != hl__fork_generation();
@@ -257,6 +423,7 @@ int hl_pending_wait(hl_pending *pending, int64_t timeout, hl_lock **lock,
   hl_manager *manager = pending->manager;
   int64_t deadline = timeout > 0 ? hl__deadline(hl__now_ms(), timeout) : 0;
   int status = HL_OK;
+  bool ended = false;
   hl__manager_lock(manager);
   while (!pending->done && deadline && hl__left_ms(deadline) > 0)
     hl__cond_wait(&manager->done, &manager->mutex, deadline);
@@ -268,32 +435,43 @@ int hl_pending_wait(hl_pending *pending, int64_t timeout, hl_lock **lock,
   } else {
     pending->taken = true;
     status = pending->status;
-    if (status == HL_OK) {
+    if (status && error) *error = pending->error;
+    if (status == HL_OK && pending->work == HL__ACQUIRE) {
       *lock = pending->lock;
       pending->lock = NULL;
       pending->waiter.plan = NULL;
-    } else if (error) {
-      *error = pending->error;
     }
+    ended = pending->work != HL__ACQUIRE && !pending->given_up && pending->lock;
   }
   hl__manager_unlock(manager);
+  if (ended) use_end(pending, status == HL_OK && pending->work == HL__EXTEND);
   return status;
 }
 
 void hl_pending_cancel(hl_pending *pending) {
   if (is_foreign(pending)) return;
   hl_manager *manager = pending->manager;
-  bool granted = false;
+  bool granted = false, ended = false, extended = false;
   hl__manager_lock(manager);
-  if (pending->done) {
+  if (pending->done && pending->work == HL__ACQUIRE) {
     granted = !pending->taken && pending->status == HL_OK;
     if (granted) pending->status = cancelled_error(&pending->error);
+  } else if (pending->done) {
+    ended = !pending->given_up && pending->lock;
+    extended = pending->work == HL__EXTEND && pending->status == HL_OK;
   } else {
     (void)cancelled_error(&pending->error);
     give_up(pending);
   }
   hl__manager_unlock(manager);
   if (granted) (void)hl_lock_release(pending->lock, false, NULL);
+  if (ended) use_end(pending, extended);
+}
+
+void hl_pending_holders(hl_pending *pending, hl_holder_fn fn, void *context) {
+  if (is_foreign(pending) || !hl_pending_done(pending)) return;
+  for (size_t i = 0; i < pending->holder_count; i++)
+    fn(context, &pending->holders[i]);
 }
 
 const hl_plan *hl_pending_plan(const hl_pending *pending) {

@@ -20,17 +20,31 @@
 #ifndef HIERLOCK_PENDING_H
 #define HIERLOCK_PENDING_H
 
+#include "extend.h"
 #include "line.h"
-#include "manager.h"
+
+typedef enum hl__work {
+  HL__ACQUIRE,
+  HL__EXTEND, /* the other three: of a lock, which is in use until the end */
+  HL__CHECK,
+  HL__RELEASE
+} hl__work;
 
 struct hl_pending {
   atomic_uint references; /* its owner's, its worker's */
   unsigned generation;    /* of the process that started it */
   hl_manager *manager;    /* a reference */
+  hl__work work;
   pthread_t owner;        /* the thread that started it */
-  /* To be filled in: its worker's until it is done, or, when it is given up,
-     until the end; then its owner's. NULL once it has been taken. */
+  /* HL__ACQUIRE: to be filled in. Its worker's until it is done, or, when it is
+     given up, until the end; then its owner's. NULL once it has been taken.
+     Otherwise the lock that is in use; NULL once it is not. */
   hl_lock *lock;
+  hl__extension extension; /* HL__EXTEND */
+  hl_plan *plan;           /* HL__EXTEND: a copy of what was asked for */
+  int64_t lease_end;       /* of the lock in use, at least; hl__lease_ms */
+  hl_holder *holders;      /* who was in the way; its owner's once it is done */
+  size_t holder_count;
   hl_options options;
   int64_t start, timeout;
   bool in_line;       /* it has a place there: it waits at all */
@@ -42,6 +56,9 @@ struct hl_pending {
   bool done HL__GUARDED_BY(hl__manager_mutex);
   bool given_up HL__GUARDED_BY(hl__manager_mutex); /* while at the store */
   bool taken HL__GUARDED_BY(hl__manager_mutex); /* hl_pending_wait returned it */
+  /* At the end of its use, what its owner wants done with the lock. */
+  bool release_then HL__GUARDED_BY(hl__manager_mutex);
+  bool free_then HL__GUARDED_BY(hl__manager_mutex);
   int fd HL__GUARDED_BY(hl__manager_mutex); /* eventfd; -1 until asked for */
   int status HL__GUARDED_BY(hl__manager_mutex);
   hl_error error HL__GUARDED_BY(hl__manager_mutex);

@@ -123,6 +123,16 @@ void hll_holders_attach(lua_State *L, const hll_manager *manager,
   lua_pop(L, 1);
 }
 
+void hll_holders_push(lua_State *L, hl_pending *pending) {
+  holders *self = holders_push(L);
+  hl_pending_holders(pending, holders_add, self);
+  if (self->n > 0) {
+    push_list(L, self);
+    lua_setfield(L, -3, "holders");
+  }
+  lua_pop(L, 1);
+}
+
 /***
 Who holds, or awaits, what an exclusive lock on the target would have to wait
 for.

@@ -1,7 +1,6 @@
 /*
- * core.c - the module hierlock.core: functions without a class, and the
- * methods of a manager as functions on a default manager. What is better said in
- * Lua is in lua/hierlock/init.lua.
+ * core.c - the module hierlock.core: functions without a class. What is better
+ * said in Lua is in lua/hierlock/init.lua.
  */
 #include "hll.h"
 
@@ -9,31 +8,21 @@
 
 #define DEFAULT_MANAGER "hierlock.default_manager"
 
-/* Leaves the default manager, opened at first use, on the stack; or nil, err and
-   returns false. */
-static int push_default(lua_State *L) {
+/* default(open): the default manager, opened by that function at first use, or nil,
+   err. */
+static int default_manager(lua_State *L) {
+  lua_settop(L, 1);
   lua_getfield(L, LUA_REGISTRYINDEX, DEFAULT_MANAGER);
   hll_manager *manager = hll_testudata(L, -1, HLL_MANAGER);
   if (manager && manager->manager) return 1;
-  lua_pop(L, 1);
-  lua_pushcfunction(L, hll_manager_open);
+  lua_settop(L, 1);
   lua_call(L, 0, 2);
-  if (lua_isnil(L, -2)) return 0;
+  if (lua_isnil(L, -2)) return 2;
   lua_pop(L, 1);
   lua_pushvalue(L, -1);
   lua_setfield(L, LUA_REGISTRYINDEX, DEFAULT_MANAGER);
   return 1;
 }
-
-/* hierlock.acquire(...) is default:acquire(...); upvalue 1 is the method. It
-   runs in this very frame, so that misuse is reported where the caller is. */
-static int default_method(lua_State *L) {
-  if (!push_default(L)) return 2;
-  lua_insert(L, 1);
-  return lua_tocfunction(L, lua_upvalueindex(1))(L);
-}
-
-static int default_manager(lua_State *L) { return push_default(L) ? 1 : 2; }
 
 /* Raises misuse for Lua code of ours: misuse(message). */
 static int misuse(lua_State *L) {
@@ -42,6 +31,32 @@ static int misuse(lua_State *L) {
 
 static int is_manager(lua_State *L) {
   lua_pushboolean(L, hll_testudata(L, 1, HLL_MANAGER) != NULL);
+  return 1;
+}
+
+/* How the running coroutine waits for a call on a manager or a handle:
+   loop(object) is the manager's option, a function, or true where it has none;
+   nil where it is to block, as in the main thread. */
+static int loop(lua_State *L) {
+#if LUA_VERSION_NUM >= 503
+  if (!lua_isyieldable(L)) return 0;
+#endif
+  if (lua_pushthread(L)) return 0;
+  if (!hll_testudata(L, 1, HLL_MANAGER) && !hll_handle_test(L, 1)) return 0;
+  hll_getuservalue(L, 1);
+  lua_getfield(L, -1, "loop");
+  return lua_isnil(L, -1) ? 0 : 1;
+}
+
+static int set_loop(lua_State *L) {
+  hll_getuservalue(L, 1);
+  lua_pushvalue(L, 2);
+  lua_setfield(L, -2, "loop");
+  return 0;
+}
+
+static int is_pending(lua_State *L) {
+  lua_pushboolean(L, hll_pending_test(L, 1) != NULL);
   return 1;
 }
 
@@ -78,8 +93,21 @@ static const luaL_Reg functions[] = {
     {"is_error", hll_is_error}, {"default", default_manager},
     {"misuse", misuse},         {"is_manager", is_manager},
     {"dsn", dsn},
+    {"loop", loop},
+    {"set_loop", set_loop},
+    {"is_pending", is_pending},
     {NULL, NULL},
 };
+
+/* Adds to the table on the top the functions as they start their call. */
+static void push_starting(lua_State *L, const luaL_Reg *calls) {
+  for (; calls->name; calls++) {
+    lua_pushnil(L);
+    lua_pushboolean(L, 1);
+    lua_pushcclosure(L, calls->func, HLL_STARTS);
+    lua_setfield(L, -2, calls->name);
+  }
+}
 
 __attribute__((visibility("default"))) int
 luaopen_hierlock_core(lua_State *L);
@@ -100,21 +128,13 @@ int luaopen_hierlock_core(lua_State *L) {
   lua_getfield(L, -1, "__index");
   lua_setfield(L, -3, "manager_methods");
   lua_pop(L, 1);
-  for (const luaL_Reg *f = hll_acquire_methods; f->name; f++) {
-    lua_pushcfunction(L, f->func);
-    lua_pushcclosure(L, default_method, 1);
-    lua_setfield(L, -2, f->name);
-  }
   lua_newtable(L);
-  for (const luaL_Reg *f = hll_acquire_methods; f->name; f++) {
-    lua_pushnil(L);
-    lua_pushboolean(L, 1);
-    lua_pushcclosure(L, f->func, HLL_STARTS);
-    lua_setfield(L, -2, f->name);
-  }
+  push_starting(L, hll_acquire_methods);
+  push_starting(L, hll_handle_calls);
   lua_setfield(L, -2, "start");
-  lua_pushcfunction(L, hll_holders);
-  lua_pushcclosure(L, default_method, 1);
-  lua_setfield(L, -2, "holders");
+  luaL_getmetatable(L, HLL_HANDLE);
+  lua_getfield(L, -1, "methods");
+  lua_setfield(L, -3, "handle_methods");
+  lua_pop(L, 1);
   return 1;
 }

@@ -15,8 +15,13 @@
 /* Whether the running function at this level is one of the library's own Lua
    files: they are named hierlock/... by whoever loaded them. */
 static int is_ours(const lua_Debug *ar) {
-  return ar->source[0] == '@' && (strstr(ar->source, "/hierlock/init.lua") ||
-                                  strstr(ar->source, "@hierlock/init.lua"));
+  static const char *const files[] = {"/hierlock/init.lua",
+                                      "@hierlock/init.lua",
+                                      "/hierlock/waiting.lua",
+                                      "@hierlock/waiting.lua", NULL};
+  for (const char *const *file = files; *file; file++)
+    if (ar->source[0] == '@' && strstr(ar->source, *file)) return 1;
+  return 0;
 }
 
 static void push_position(lua_State *L) {

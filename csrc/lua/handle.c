@@ -29,6 +29,24 @@ static int push_true(lua_State *L) {
   return 1;
 }
 
+/* Whether the method is to start its call instead of waiting for it. */
+static bool starts(lua_State *L) {
+  return lua_toboolean(L, lua_upvalueindex(HLL_STARTS)) != 0;
+}
+
+/* An empty pending of the handle at 1, to be started. */
+static hll_pending *push_pending(lua_State *L) {
+  hll_getuservalue(L, 1);
+  return hll_pending_push(L, lua_gettop(L), 1);
+}
+
+/* The pending on the top, or true where there was nothing to wait for. */
+static int started(lua_State *L, const hll_pending *pending, int status,
+                   const hl_error *error) {
+  if (status) return hll_failure(L, error, 0);
+  return pending->pending ? 1 : push_true(L);
+}
+
 static int result(lua_State *L, int status, const hl_error *error) {
   return status ? hll_failure(L, error, 0) : push_true(L);
 }
@@ -65,6 +83,11 @@ static int handle_release(lua_State *L) {
   hl_error error;
   hll_options(L, 2, release_option, &confirm);
   if (!self->lock) return push_true(L);
+  if (confirm && starts(L)) {
+    hll_pending *pending = push_pending(L);
+    int begun = hl_lock_start_release(self->lock, &pending->pending, &error);
+    return started(L, pending, begun, &error);
+  }
   int status = hl_lock_release(self->lock, confirm, &error);
   losses_tell(L);
   return result(L, status, &error);
@@ -94,6 +117,11 @@ static int handle_check_held(lua_State *L) {
   hl_error error;
   if (!self->lock) return collected(L);
   losses_tell(L);
+  if (starts(L)) {
+    hll_pending *pending = push_pending(L);
+    int begun = hl_lock_start_check(self->lock, &pending->pending, &error);
+    return started(L, pending, begun, &error);
+  }
   return result(L, hl_lock_check(self->lock, &error), &error);
 }
 
@@ -134,6 +162,14 @@ static int handle_extend(lua_State *L) {
   hl_plan *plan =
       hll_plan_borrow(L, shared, hl_plan_layout(hl_lock_plan(self->lock)));
   hll_target_add(L, 2, plan, options.mode);
+  if (starts(L)) {
+    int borrowed = lua_gettop(L);
+    hll_pending *pending = hll_pending_push(L, shared, 1);
+    int begun = hl_lock_start_extend(self->lock, plan, &options.core,
+                                     &pending->pending, &error);
+    hll_plan_return(L, shared, borrowed);
+    return started(L, pending, begun, &error);
+  }
   int status = hl_lock_extend(self->lock, plan, &options.core, &error);
   if (status == HL_OK) return push_true(L);
   int values = hll_failure(L, &error, 2);
@@ -230,9 +266,15 @@ static int handle_close(lua_State *L) {
 }
 
 static const luaL_Reg methods[] = {
-    {"release", handle_release},     {"is_held", handle_is_held},
-    {"check", handle_check_held},    {"remaining", handle_remaining},
-    {"extend", handle_extend},       {NULL, NULL},
+    {"is_held", handle_is_held}, {"remaining", handle_remaining},
+    {NULL, NULL},
+};
+
+const luaL_Reg hll_handle_calls[] = {
+    {"release", handle_release},
+    {"check", handle_check_held},
+    {"extend", handle_extend},
+    {NULL, NULL},
 };
 
 static const luaL_Reg metamethods[] = {
@@ -259,6 +301,9 @@ void hll_handle_register(lua_State *L) {
   lua_setfield(L, -2, "__name");
   lua_newtable(L);
   hll_setfuncs(L, methods);
+  hll_setfuncs(L, hll_handle_calls);
+  lua_pushvalue(L, -1);
+  lua_setfield(L, -3, "methods"); /* for Lua code of ours */
   lua_pushcclosure(L, handle_index, 1);
   lua_setfield(L, -2, "__index");
   lua_pop(L, 1);

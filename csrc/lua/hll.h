@@ -111,7 +111,8 @@ void hll_manager_register(lua_State *L);
 
 /* The methods that acquire, for the manager's class. */
 extern const luaL_Reg hll_acquire_methods[];
-/* Where the upvalue with this index is true, they start, and return a pending. */
+/* Where the upvalue with this index is true, a method that waits starts its call
+   instead, and returns a pending. */
 #define HLL_STARTS 2
 /* Pushes nil, err, with err.target, and returns 2. */
 int hll_acquire_failure(lua_State *L, const hl_error *error,
@@ -119,6 +120,8 @@ int hll_acquire_failure(lua_State *L, const hl_error *error,
 /* Adds err.holders, where they can be seen, to the err on the top. */
 void hll_holders_attach(lua_State *L, const hll_manager *manager,
                         hl_plan *plan);
+/* The same with those that the pending has found. */
+void hll_holders_push(lua_State *L, hl_pending *pending);
 /* manager:holders(target) */
 int hll_holders(lua_State *L);
 void hll_holders_register(lua_State *L);
@@ -137,8 +140,9 @@ typedef struct hll_pending {
   hl_pending *pending; /* NULL before it is started, and after collection */
 } hll_pending;
 
-/* Pushes an empty pending that will fill in the handle at index. */
+/* Pushes an empty pending that will fill in the handle at index, or uses it. */
 hll_pending *hll_pending_push(lua_State *L, int shared, int handle);
+hll_pending *hll_pending_test(lua_State *L, int index);
 void hll_pending_register(lua_State *L);
 
 /* ---- handle.c */
@@ -147,6 +151,8 @@ typedef struct hll_handle {
   hl_lock *lock; /* NULL before it is granted, and after collection */
 } hll_handle;
 
+/* The methods that wait for the store. */
+extern const luaL_Reg hll_handle_calls[];
 /* Pushes an empty handle that shares the table at index. */
 hll_handle *hll_handle_push(lua_State *L, int shared);
 hll_handle *hll_handle_test(lua_State *L, int index);

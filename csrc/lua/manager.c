@@ -109,10 +109,7 @@ static int open_option(lua_State *L, const char *name, void *context) {
                  luaL_typename(L, -1));
     options->on_lost = true;
   } else if (strcmp(name, "loop") == 0) {
-    const char *loop = hll_word(L, -1);
-    if (!loop || (strcmp(loop, "block") != 0 && strcmp(loop, "auto") != 0))
-      hll_misuse(L, "loop must be \"block\" or \"auto\": this version knows no "
-                    "event loop yet");
+    /* lua/hierlock/init.lua has found it good. */
   } else {
     return hll_layout_option(L, name, &options->layout);
   }

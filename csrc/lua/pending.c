@@ -70,6 +70,10 @@ static int pending_wait(lua_State *L) {
   lua_rawgeti(L, 2, 2);
   hll_handle *handle = hll_handle_test(L, 3);
   int status = hl_pending_wait(self->pending, timeout, &lock, &error);
+  if (status == HL_OK && !lock) { /* a call on a handle */
+    lua_pushboolean(L, 1);
+    return 1;
+  }
   if (status == HL_OK) {
     handle->lock = lock;
     lua_pushnil(L); /* nothing is allocated for a nil */
@@ -77,7 +81,10 @@ static int pending_wait(lua_State *L) {
     return 1;
   }
   if (!hl_pending_done(self->pending)) return hll_failure(L, &error, 0);
-  return hll_acquire_failure(L, &error, hl_pending_plan(self->pending));
+  int values =
+      hll_acquire_failure(L, &error, hl_pending_plan(self->pending));
+  hll_holders_push(L, self->pending);
+  return values;
 }
 
 /***
@@ -153,6 +160,10 @@ static const luaL_Reg metamethods[] = {
     {"__tostring", pending_tostring},
     {NULL, NULL},
 };
+
+hll_pending *hll_pending_test(lua_State *L, int index) {
+  return hll_testudata(L, index, HLL_PENDING);
+}
 
 hll_pending *hll_pending_push(lua_State *L, int shared, int handle) {
   hll_pending *self = hll_newuserdata(L, sizeof *self);

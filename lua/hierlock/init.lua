@@ -14,20 +14,35 @@
 -- @module hierlock
 
 local core = require "hierlock.core"
+local waiting = require "hierlock.waiting"
 
 local hierlock = {
   _VERSION = "hierlock " .. core.version,
-  open = core.open,
   plan = core.plan,
   is_error = core.is_error,
-  acquire = core.acquire,
-  acquire_user = core.acquire_user,
-  acquire_account = core.acquire_account,
-  acquire_resource = core.acquire_resource,
-  acquire_resources = core.acquire_resources,
-  acquire_all = core.acquire_all,
-  holders = core.holders,
 }
+
+function hierlock.open(dsn, options)
+  local loop = waiting.loop(type(options) == "table" and options.loop or nil)
+  local manager, err = core.open(dsn, options)
+  if not manager then return nil, err end
+  core.set_loop(manager, loop)
+  return manager
+end
+
+-- The methods that wait yield in a coroutine under a known loop. Those that
+-- acquire are functions of the module, too, on a default manager.
+for name, start in pairs(core.start) do
+  local methods = core.handle_methods[name] and core.handle_methods or core.manager_methods
+  methods[name] = waiting.wrap(methods[name], start)
+  if methods == core.manager_methods then
+    hierlock[name] = function(...)
+      local manager, err = core.default(hierlock.open)
+      if not manager then return nil, err end
+      return manager[name](manager, ...)
+    end
+  end
+end
 
 -- What fn raised, with the traceback of where it did; errors that are no strings
 -- are passed on as they are.
@@ -81,8 +96,14 @@ core.manager_methods.with = with_arguments
 
 core.manager_methods.start = core.start.acquire
 
+function hierlock.holders(...)
+  local manager, err = core.default(hierlock.open)
+  if not manager then return nil, err end
+  return manager:holders(...)
+end
+
 function hierlock.with(...)
-  local manager, err = core.default()
+  local manager, err = core.default(hierlock.open)
   if not manager then return nil, err end
   return with_arguments(manager, ...)
 end

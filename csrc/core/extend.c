@@ -1,0 +1,136 @@
+/*
+ * extend.c - more locks in the transaction of one that is held. It may break the
+ * common order, so it, and only it, can deadlock.
+ */
+#include "extend.h"
+
+#include "internal.h"
+#include "pending.h"
+#include "plan.h"
+
+#include <stdlib.h>
+
+int hl__extension_init(hl__extension *self, hl_lock *lock, hl_plan *plan,
+                       const hl_options *options, hl_error *error) {
+  hl_manager *manager = lock->manager;
+  size_t n;
+  *self = (hl__extension){.plan = plan};
+  int status = hl__options_check(options, manager, plan, error);
+  if (status) return status;
+  (void)hl_plan_rows(plan, &n);
+  self->missing = malloc(n * sizeof *self->missing);
+  self->whole = hl_plan_copy(lock->plan);
+  if (!self->whole || !self->missing || !hl__plan_append(self->whole, plan))
+    return hl__error_memory(error);
+  self->timeout =
+      options->timeout < 0 ? manager->config.timeout : options->timeout;
+  hl__request_fill(&self->request, self->whole, options, self->timeout,
+                   self->path);
+  self->request.rows = self->missing;
+  self->request.n = hl__plan_missing(plan, lock->plan, self->missing);
+  self->request.extend = true;
+  self->token = lock->token;
+  return HL_OK;
+}
+
+void hl__extension_dispose(hl__extension *self) {
+  free(self->missing);
+  hl_plan_free(self->whole);
+}
+
+/* Locks more rows in a slot that already holds some. While it does, the slot is
+   BUSY: the keeper need not renew it (a waiting statement is a sign of life to
+   the server), and interrupts it when it hangs. */
+static int extend(hl_lock *lock, hl_request *request, int64_t deadline,
+                  hl_pending *pending, uint64_t *token, hl_error *error)
+    HL__RELEASES(hl__slot_mutex) {
+  hl_manager *manager = lock->manager;
+  hl__slot *slot = lock->slot;
+  hl_grant grant = {0};
+  hl_error reason = {0};
+
+  int status = hl__slot_settle(manager, slot, &reason);
+  hl__slot_unlock(slot);
+  if (status) return hl__lock_lose(lock, &reason, error);
+
+  hl__manager_lock(manager);
+  bool held = slot->state == HL__HELD;
+  if (held) slot->state = HL__BUSY;
+  manager->stats.waiting++;
+  hl__manager_unlock(manager);
+  if (held) {
+    do {
+      if (!hl__piece(manager, slot, deadline, pending, request)) break;
+      status = manager->ops->lock(slot->session, request, &grant, &reason);
+    } while (status == HL_TIMEOUT && !request->try_once &&
+             hl__left_ms(deadline) > 0);
+  }
+
+  hl__manager_lock(manager);
+  manager->stats.waiting--;
+  if (pending) pending->slot = NULL; /* nobody interrupts it any more */
+  bool closed = manager->closed, overrun = slot->overrun;
+  if (held) slot->state = HL__HELD;
+  if (held && grant.sent_ms) slot->answered = grant.sent_ms;
+  if (status == HL_TIMEOUT) manager->stats.timeouts++;
+  if (status == HL_DEADLOCK) manager->stats.deadlocks++;
+  if (held && closed) {
+    hl__slot_lock(slot);
+    hl__slot_end(manager, slot, false);
+    hl__slot_unlock(slot);
+  } else if (held && status == HL_DEADLOCK) {
+    /* The store has already given everything back. */
+    manager->stats.held--;
+    hl__pool_idle(manager, slot);
+    lock->slot = NULL;
+  }
+  hl__manager_unlock(manager);
+
+  /* Ended by the keeper before we could begin, or closed meanwhile. */
+  if (!held || closed) return hl__lock_enter(lock, error);
+  if (overrun && status != HL_DEADLOCK) {
+    (void)hl__error(&reason, HL_ECONNECTION,
+                    "the server did not answer in time");
+    status = HL_ECONNECTION;
+  }
+  if (status == HL_ECONNECTION) return hl__lock_lose(lock, &reason, error);
+  /* It grew: who holds a row of it now is later than whoever held one before. */
+  if (status == HL_OK) *token = grant.token;
+  if (status && error) *error = reason;
+  return status;
+}
+
+int hl__extension_run(hl__extension *self, hl_lock *lock, hl_pending *pending,
+                      hl_error *error) {
+  int64_t deadline = hl__deadline(hl__now_ms(), self->timeout);
+  int status = hl__lock_enter(lock, error);
+  if (status) return status;
+  if (self->request.n == 0)
+    hl__slot_unlock(lock->slot);
+  else
+    status = extend(lock, &self->request, deadline, pending, &self->token,
+                    error);
+  if (status == HL_TIMEOUT) hl__timeout_say(error, self->plan, self->timeout);
+  return status;
+}
+
+void hl__extension_commit(hl__extension *self, hl_lock *lock) {
+  hl_plan *before = lock->plan;
+  lock->plan = self->whole;
+  self->whole = before;
+  lock->token = self->token;
+}
+
+int hl_lock_extend(hl_lock *lock, hl_plan *plan, const hl_options *options,
+                   hl_error *error) {
+  static const hl_options defaults = HL_OPTIONS_INIT;
+  hl__extension extension;
+  if (hl__lock_in_use(lock)) return hl__lock_in_use_error(error);
+  int status = hl__extension_init(&extension, lock, plan,
+                                  options ? options : &defaults, error);
+  if (status == HL_OK)
+    status = hl__extension_run(&extension, lock, NULL, error);
+  if (status == HL_OK) hl__extension_commit(&extension, lock);
+  hl__extension_dispose(&extension);
+  return status;
+}

@@ -1,0 +1,78 @@
+--- How a coroutine waits: calls that would block their thread start, yield by the
+-- manager's loop until they are done, and then return as if they had blocked.
+-- In the main thread, or without a loop, they block. Wraps the methods of
+-- hierlock.core; internal.
+--
+-- A loop is a function `loop(pending)` that returns once `pending:done()`. It may yield
+-- as its event loop wants; `pending:fd()` becomes readable. The modules
+-- hierlock.loop.NAME are such functions. What a loop raises ends the wait, and
+-- nothing stays locked.
+
+local core = require "hierlock.core"
+
+local waiting = {}
+
+local NAMES = { cqueues = true, luv = true, copas = true, ngx = true }
+
+-- In Lua 5.1, pcall cannot be yielded across; there, what the loop raises passes, and the
+-- collector cancels.
+local yields_across_pcall = _VERSION ~= "Lua 5.1" or rawget(_G, "jit") ~= nil
+
+-- Without an option: ngx and cqueues say by themselves whether they run this
+-- coroutine.
+local function notice()
+  local ngx = rawget(_G, "ngx")
+  if ngx and ngx.get_phase then return require "hierlock.loop.ngx" end
+  local cqueues = package.loaded.cqueues
+  if type(cqueues) == "table" and cqueues.running then
+    local controller, resumed = cqueues.running()
+    if controller and resumed then return require "hierlock.loop.cqueues" end
+  end
+end
+
+--- The value of the option `loop` as core.loop gives it back; raises.
+function waiting.loop(option)
+  if option == nil or option == "auto" then return true end
+  if option == "block" then return nil end
+  if type(option) == "function" then return option end
+  if type(option) ~= "string" or not NAMES[option] then
+    core.misuse('loop must be "auto", "block", "cqueues", "luv", "copas", "ngx" or a function' ..
+                (type(option) == "string" and (", not %q"):format(option) or ", not a " .. type(option)))
+  end
+  local ok, loop = pcall(require, "hierlock.loop." .. option)
+  if not ok then core.misuse(("loop %q cannot be had: %s"):format(option, tostring(loop):match("^[^\n]*"))) end
+  return loop
+end
+
+local function wait(loop, pending)
+  if yields_across_pcall then
+    local ok, raised = pcall(loop, pending)
+    if not ok then
+      pending:cancel()
+      if core.is_error(raised) then return nil, raised end
+      error(raised, 0)
+    end
+  else
+    loop(pending)
+  end
+  if not pending:done() then
+    pending:cancel()
+    core.misuse "the function given as loop returned before pending:done()"
+  end
+  return pending:wait(0)
+end
+
+--- The method, yielding where it can. `blocking` and `start` are its two forms.
+function waiting.wrap(blocking, start)
+  return function(self, ...)
+    local loop = core.loop(self)
+    if loop == true then loop = notice() end
+    if not loop then return blocking(self, ...) end
+    local pending, err = start(self, ...)
+    if not core.is_pending(pending) then return pending, err end
+    if pending:done() then return pending:wait(0) end
+    return wait(loop, pending)
+  end
+end
+
+return waiting
