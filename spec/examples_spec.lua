@@ -97,28 +97,29 @@ local function start(commands, dsn)
       return ""
     end)
   end)
+  function self.has_ended()
+    uv.run("nowait")
+    return exited and not open
+  end
   --- Waits until a line matches; returns when it came.
   function self.wait_for(pattern)
     return support.wait_until(function()
-      uv.run("nowait")
+      local ended = self.has_ended()
       for i, line in ipairs(self.lines) do
         if line:find(pattern) then return self.at[i] end
       end
-      if exited and not open then error("it ended without " .. pattern .. ":\n" .. self.output, 0) end
+      if ended then error("it ended without " .. pattern .. ":\n" .. self.output, 0) end
     end, pattern .. " in:\n" .. self.output)
   end
   --- Waits for the end; returns the output and the exit status.
   function self.finish()
-    local ended, why = pcall(support.wait_until, function()
-      uv.run("nowait")
-      return exited and not open
-    end, "the end of " .. commands)
+    local ended, why = pcall(support.wait_until, self.has_ended, "the end of " .. commands)
     if not ended then error(why .. "\n" .. self.output, 2) end
     return self.output, self.status
   end
   function self.close()
-    if not exited or open then uv.kill(-pid, "sigkill") end
-    if not exited then support.wait_until(function() uv.run("nowait") return exited end, "the end") end
+    if not self.has_ended() then uv.kill(-pid, "sigkill") end
+    support.wait_until(self.has_ended, "the end of " .. commands)
     pipe:close()
     process:close()
     uv.run("nowait")
@@ -145,6 +146,14 @@ local function write_file(name, text)
   assert(file:write(text))
   assert(file:close())
 end
+
+-- From now on the work of the examples, `sleep`, is not done before go_on.
+local function hold_work()
+  write_file(scratch .. "/bin/sleep", '#!/bin/sh\nPATH=${PATH#*:}\nuntil test -e "$TMPDIR/../go"; do sleep 0.01; done\n')
+  shell("chmod +x " .. quoted(scratch .. "/bin/sleep"))
+end
+
+local function go_on() write_file(scratch .. "/go", "") end
 
 -- ------------------------------------------------------------------ tests
 
@@ -247,13 +256,16 @@ describe("the examples", function()
 
     describe("nightly", function()
       it("lets the screen in beside the batch, and tells it after a second who is in the way", function()
+        hold_work()
         local process = start(printed("nightly.lua", "Run it:"), dsn)
         local locked, refused = process.wait_for("works on a1"), process.wait_for("a1 is in use")
-        local output = process.finish()
-        local waited = refused - locked
-        assert(waited > 0.9 and waited < 1.9, "the screen waited for " .. waited .. " s")
+        process.wait_for("screen: has a2, after 0%.0 s")
+        go_on()
+        local output, status = process.finish()
+        assert.equal(0, status)
+        local waited = refused - locked -- and a process was started
+        assert(waited > 0.9 and waited < 2, "the screen waited for " .. waited .. " s")
         assert.matches("screen: in use by batch %(interest%), process %d+ on %S+, since %d%d:%d%d:%d%d", output)
-        assert.matches("screen: has a2, after 0%.0 s", output)
         assert.matches("batch: works on a2\nbatch: works on a3\n$", output)
       end)
 
@@ -270,25 +282,19 @@ describe("the examples", function()
 
     describe("queue", function()
       it("has each job done once, though a worker is killed in the middle of one", function()
+        hold_work()
         local process = start(printed("queue.lua", "Run it:"), dsn)
-        local victim, job
+        -- Each is in the middle of a job, and stays there.
+        local workers
         support.wait_until(function()
-          uv.run("nowait")
-          local _, holders = look { "queue" }
-          if not holders[1] then return end
-          local pid = holders[1].pid
-          -- While it stands still: does it have a job, and is that undone?
-          uv.kill(pid, "sigstop")
-          _, holders = look { "queue" }
-          for _, holder in ipairs(holders) do
-            if holder.pid == pid then victim, job = holder, holder.path:match("^queue/mail/(%d+)$") end
-          end
-          for _, line in ipairs(file_lines(temporary())) do
-            if line:match("^%d+") == job then victim = nil end
-          end
-          uv.kill(pid, victim and "sigkill" or "sigcont")
-          return victim
-        end, "a worker in the middle of a job")
+          workers = select(2, look { "queue" })
+          return #workers == 3
+        end, "three workers that have a job")
+        local victim = workers[1]
+        local job = victim.path:match("^queue/mail/(%d+)$")
+        assert.equal(0, #file_lines(temporary()))
+        uv.kill(victim.pid, "sigkill")
+        go_on()
         local _, status = process.finish()
         assert.equal(0, status)
 
@@ -344,6 +350,29 @@ describe("the examples", function()
         assert.matches("A: gave up: timeout", output)
         assert(seconds > 0.9 and seconds < 4, "it gave up after " .. seconds .. " s")
       end)
+
+      if store.server then
+        it("tries again when the lock was lost, and still does each request once", function()
+          hold_work()
+          write_file(scratch .. "/seats", "")
+          local process = start("lua examples/retry.lua seats A 10", dsn)
+          support.wait_until(function()
+            local _, holding = look { "theatre", "tonight" }
+            return holding[1]
+          end, "a holder")
+          local running_now = store.sql():query("SELECT trx_mysql_thread_id FROM information_schema.INNODB_TRX")
+          assert.equal(1, #running_now)
+          store.sql():query("KILL " .. running_now[1][1])
+          support.wait_until(function() return not select(2, look { "theatre", "tonight" })[1] end, "its end")
+          go_on()
+          local output, status = process.finish()
+          assert.equal(0, status)
+          assert.matches("^A: lost: [^\n]*; again in [^\n]*\nA: sold 20\n$", output)
+          local expected = {}
+          for seat = 1, 20 do expected[seat] = "A" .. seat end
+          assert.same(expected, file_lines(scratch .. "/seats"))
+        end)
+      end
 
       it("does not try again what cannot succeed", function()
         local hopeless, code = "file:/dev/null/locks", "store"
