@@ -14,12 +14,12 @@
  *     cc -Wall -Icsrc/core -o build/locked examples/locked.c build/lua5.4/libhierlock.a -lm -pthread
  *     build/locked u1/a1 2.5 echo 'nobody else is in u1/a1 now'
  *
- * Installed:
+ * Installed (for MySQL: cc -DWITH_MYSQL, pkg-config --static):
  *
  *     cc -Wall -o locked examples/locked.c $(pkg-config --cflags --libs hierlock)
  *
- * With MySQL, too (mysql://... in $HIERLOCK_DSN), with the client library that
- * `make` found:
+ * With MySQL, too ($HIERLOCK_DSN begins with mysql:), from a checkout, with the
+ * client library that `make` found:
  *
  *     cc -Wall -DWITH_MYSQL -Icsrc/core -o build/locked examples/locked.c \
  *       build/lua5.4/libhierlock.a $(mariadb_config --libs) -lm -pthread
@@ -90,7 +90,8 @@ int main(int argc, char **argv) {
   double seconds = argc > 2 ? strtod(argv[2], &end) : 0;
 
   if (argc < 4 || *end || !(seconds >= 0 && seconds < 1e9)) {
-    fprintf(stderr, "usage: locked USER[/ACCOUNT[/RESOURCE]] SECONDS COMMAND [ARGUMENT ...]\n");
+    fprintf(stderr, "usage: locked USER[/ACCOUNT[/RESOURCE]] SECONDS "
+                    "COMMAND [ARGUMENT ...]\n");
     return EX_USAGE;
   }
   config.stores = stores;
@@ -101,8 +102,8 @@ int main(int argc, char **argv) {
 
   if (hl_manager_open(&config, &manager, &error)) goto out;
   plan = hl_plan_new(hl_manager_layout(manager));
-  if (!plan) goto out;
-  if (plan_add(plan, argv[1], &error)) goto out;
+  if (!plan) error.status = HL_ENOMEM;
+  if (!plan || plan_add(plan, argv[1], &error)) goto out;
   if (hl_acquire(manager, plan, &options, &lock, &error)) {
     if (error.status == HL_TIMEOUT) {
       result = EX_TEMPFAIL;
@@ -115,7 +116,8 @@ int main(int argc, char **argv) {
 
 out:
   if (error.status)
-    fprintf(stderr, "locked: %s: %s\n", hl_status_name(error.status), error.message);
+    fprintf(stderr, "locked: %s: %s\n", hl_status_name(error.status),
+            error.message);
   hl_lock_free(lock);
   hl_plan_free(plan);
   if (manager) hl_manager_close(manager);

@@ -30,7 +30,8 @@ local function batch(accounts)
   for _, timeout in ipairs { 0.1, 60 } do
     local put_off = {}
     for _, account in ipairs(accounts) do
-      local ok, err = manager:with({ "u1", account.id }, { timeout = timeout, label = "interest" }, function()
+      local options = { timeout = timeout, label = "interest" }
+      local ok, err = manager:with({ "u1", account.id }, options, function()
         print("batch: works on " .. account.id)
         os.execute("sleep " .. account.seconds)
         return true
@@ -49,7 +50,8 @@ local function batch(accounts)
 end
 
 local function screen(account)
-  local ok, err = manager:with({ "u1", account }, { timeout = 1, label = "statement" }, function(handle)
+  local options = { timeout = 1, label = "statement" }
+  local ok, err = manager:with({ "u1", account }, options, function(handle)
     print(("screen: has %s, after %.1f s"):format(account, handle.waited))
     return true
   end)
@@ -58,8 +60,9 @@ local function screen(account)
   print("screen: " .. account .. " is in use. Please try again later.")
   for _, holder in ipairs(err.holders or {}) do
     if not holder.waiting then
-      print(("screen: in use by %s (%s), process %d on %s, since %s"):format(holder.application,
-        holder.label, holder.pid, holder.host, os.date("%H:%M:%S", math.floor(holder.since))))
+      print(("screen: in use by %s (%s), process %d on %s, since %s"):format(
+        holder.application, holder.label, holder.pid, holder.host,
+        os.date("%H:%M:%S", math.floor(holder.since))))
     end
   end
   return false

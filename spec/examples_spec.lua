@@ -49,7 +49,7 @@ local BUILD = assert((os.getenv("LUA_CPATH") or ""):match("^(.-)/%?%.so"), "run 
 local scratch, running
 
 -- The client library's, in the order in which the Makefile looks for it.
-local FIND_CONFIG = "${MYSQL_CONFIG:-$(command -v mysql_config || command -v mariadb_config)}"
+local FIND_CONFIG = "$(command -v ${MYSQL_CONFIG:-mysql_config} || command -v mariadb_config)"
 
 local function make_scratch()
   local pipe = assert(io.popen("mktemp -d " .. quoted(BUILD .. "/examples-XXXXXX")))
@@ -61,7 +61,7 @@ local function make_scratch()
     ln -s "$root/examples" "$root/csrc" "$root/lua" .
     ln -s "$build" build/lua5.4
     ln -s "$(command -v "$HIERLOCK_LUA")" bin/lua
-    config=%s; test -z "$config" || ln -s "$config" bin/mariadb_config
+    config=%s || true; test -z "$config" || ln -s "$config" bin/mariadb_config
     # As the library was built (a sanitizer's flags); a preloaded one is not for cc.
     printf '#!/bin/sh\nunset LD_PRELOAD\nexec %%s -Werror %%s "$@"\n' "$(command -v ${CC:-cc})" "$CFLAGS" >bin/cc
     chmod +x bin/cc
@@ -149,8 +149,22 @@ end
 
 -- From now on the work of the examples, `sleep`, is not done before go_on.
 local function hold_work()
-  write_file(scratch .. "/bin/sleep", '#!/bin/sh\nPATH=${PATH#*:}\nuntil test -e "$TMPDIR/../go"; do sleep 0.01; done\n')
+  write_file(scratch .. "/bin/sleep", [[#!/bin/sh
+PATH=${PATH#*:} # without this one
+cd "$TMPDIR/.." && touch "busy.$$"
+until test -e go; do sleep 0.01; done
+]])
   shell("chmod +x " .. quoted(scratch .. "/bin/sleep"))
+end
+
+-- Waits until so many have begun to work.
+local function wait_for_work(n)
+  support.wait_until(function()
+    local pipe = assert(io.popen("cd " .. quoted(scratch) .. " && echo busy.*"))
+    local names = pipe:read("*a")
+    pipe:close()
+    return count(names, "busy%.%d") == n
+  end, n .. " at work")
 end
 
 local function go_on() write_file(scratch .. "/go", "") end
@@ -167,6 +181,19 @@ describe("the examples", function()
       end
     end
     pipe:close()
+  end)
+
+  it("find the library as the index says", function()
+    running = {}
+    make_scratch()
+    local index = table.concat(file_lines("examples/README.md"), "\n")
+    local export = assert(index:match("\n    (export [^\n]*)"))
+    local process = start("unset LUA_PATH LUA_CPATH\n" .. export .. "\nlua -e 'print(require(\"hierlock\")._VERSION)'", "null:")
+    local output, status = process.finish()
+    process.close()
+    shell("rm -rf " .. quoted(scratch))
+    assert.equal(hierlock._VERSION .. "\n", output)
+    assert.equal(0, status)
   end)
 
   support.each_store(function(store)
@@ -281,33 +308,32 @@ describe("the examples", function()
     end)
 
     describe("queue", function()
-      it("has each job done once, though a worker is killed in the middle of one", function()
-        hold_work()
-        local process = start(printed("queue.lua", "Run it:"), dsn)
-        -- Each is in the middle of a job, and stays there.
-        local workers
-        support.wait_until(function()
-          workers = select(2, look { "queue" })
-          return #workers == 3
-        end, "three workers that have a job")
-        local victim = workers[1]
-        local job = victim.path:match("^queue/mail/(%d+)$")
-        assert.equal(0, #file_lines(temporary()))
-        uv.kill(victim.pid, "sigkill")
-        go_on()
-        local _, status = process.finish()
-        assert.equal(0, status)
+      -- With one job, the other two wait for the end of the one who does it.
+      for _, jobs in ipairs { 12, 1 } do
+        it(("has each of %d jobs done once, though a worker is killed in the middle of one"):format(jobs), function()
+          hold_work()
+          local process = start(printed("queue.lua", "Run it:"):gsub(" 12 ", " " .. jobs .. " "), dsn)
+          wait_for_work(3)
+          local _, holding = look { "queue" }
+          assert.equal(math.min(jobs, 3), #holding)
+          local victim = holding[1]
+          local job = assert(victim.path:match("^queue/mail/(%d+)$"))
+          assert.same({}, file_lines(temporary()))
+          uv.kill(victim.pid, "sigkill")
+          go_on()
+          local output, status = process.finish()
+          assert.equal(0, status, output)
 
-        local by = {}
-        for _, line in ipairs(file_lines(temporary())) do
-          local number, name = line:match("^(%d+) (%a)$")
-          assert.is_nil(by[number], "job " .. number .. " was done twice")
-          by[number] = "worker " .. name
-        end
-        for number = 1, 12 do assert.is_string(by[tostring(number)], "job " .. number .. " was not done") end
-        assert.is_string(job)
-        assert.not_equal(victim.application, by[job])
-      end)
+          local by, n = {}, 0
+          for _, line in ipairs(file_lines(temporary())) do
+            local number, name = line:match("^(%d+) (%a)$")
+            assert.is_nil(by[number], "job " .. number .. " was done twice")
+            by[number], n = "worker " .. name, n + 1
+          end
+          assert.equal(jobs, n)
+          assert.not_equal(victim.application, by[job])
+        end)
+      end
     end)
 
     describe("retry", function()
@@ -356,10 +382,7 @@ describe("the examples", function()
           hold_work()
           write_file(scratch .. "/seats", "")
           local process = start("lua examples/retry.lua seats A 10", dsn)
-          support.wait_until(function()
-            local _, holding = look { "theatre", "tonight" }
-            return holding[1]
-          end, "a holder")
+          wait_for_work(1)
           local running_now = store.sql():query("SELECT trx_mysql_thread_id FROM information_schema.INNODB_TRX")
           assert.equal(1, #running_now)
           store.sql():query("KILL " .. running_now[1][1])
