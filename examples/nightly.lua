@@ -60,9 +60,10 @@ local function screen(account)
   print("screen: " .. account .. " is in use. Please try again later.")
   for _, holder in ipairs(err.holders or {}) do
     if not holder.waiting then
-      print(("screen: in use by %s (%s), process %d on %s, since %s"):format(
-        holder.application, holder.label, holder.pid, holder.host,
-        os.date("%H:%M:%S", math.floor(holder.since))))
+      -- Who does not use hierlock says less of himself.
+      print(("screen: in use by %s (%s), process %s on %s, since %s"):format(
+        holder.application, holder.label or "?", holder.pid or "?", holder.host,
+        holder.since and os.date("%H:%M:%S", math.floor(holder.since)) or "?"))
     end
   end
   return false
