@@ -24,7 +24,10 @@ local hierlock = require "hierlock"
 local seats_file, name, patience = arg[1], arg[2], tonumber(arg[3])
 local SEATS = 20
 -- Before 5.4, Lua gives every process the same random numbers unless it is seeded.
-math.randomseed(os.time() + tonumber(tostring({}):match("(%x+)$"), 16) % 1000003)
+local urandom = assert(io.open("/dev/urandom", "rb"))
+local a, b, c = urandom:read(3):byte(1, 3)
+math.randomseed(a * 65536 + b * 256 + c)
+urandom:close()
 
 local function sleep(seconds) os.execute(("sleep %.3f"):format(seconds)) end
 
