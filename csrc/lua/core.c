@@ -3,6 +3,7 @@
  * methods of a manager as functions on a default manager. What is better said in
  * Lua is in lua/hierlock/init.lua.
  */
+/*** @module hierlock */
 #include "hll.h"
 
 #include "dsn.h"
@@ -25,6 +26,82 @@ static int push_default(lua_State *L) {
   return 1;
 }
 
+/***
+As `manager:acquire`, on the default manager: one for each Lua state, opened at first
+use as `hierlock.open()` does, and again once it was closed. So it may also
+fail with what `hierlock.open` says.
+@function hierlock.acquire
+@tparam table target
+@tparam[opt] table options as for `manager:acquire`
+@treturn[1] handle
+@return[2] nil
+@return[2] err as from `manager:acquire` and `hierlock.open`
+*/
+
+/***
+As `manager:acquire_user`, on the default manager.
+@function hierlock.acquire_user
+@tparam string|integer user
+@tparam[opt] table options as for `manager:acquire`
+@treturn[1] handle
+@return[2] nil
+@return[2] err as from `hierlock.acquire`
+*/
+
+/***
+As `manager:acquire_account`, on the default manager.
+@function hierlock.acquire_account
+@tparam string|integer user
+@tparam string|integer account
+@tparam[opt] table options as for `manager:acquire`
+@treturn[1] handle
+@return[2] nil
+@return[2] err as from `hierlock.acquire`
+*/
+
+/***
+As `manager:acquire_resource`, on the default manager.
+@function hierlock.acquire_resource
+@tparam string|integer user
+@tparam string|integer account
+@tparam string|integer resource
+@tparam[opt] table options as for `manager:acquire`
+@treturn[1] handle
+@return[2] nil
+@return[2] err as from `hierlock.acquire`
+*/
+
+/***
+As `manager:acquire_resources`, on the default manager.
+@function hierlock.acquire_resources
+@tparam string|integer user
+@tparam string|integer account
+@tparam {string|integer,...} resources
+@tparam[opt] table options as for `manager:acquire`
+@treturn[1] handle
+@return[2] nil
+@return[2] err as from `hierlock.acquire`
+*/
+
+/***
+As `manager:acquire_all`, on the default manager.
+@function hierlock.acquire_all
+@tparam {table,...} targets
+@tparam[opt] table options as for `manager:acquire`
+@treturn[1] handle
+@return[2] nil
+@return[2] err as from `hierlock.acquire`
+*/
+
+/***
+As `manager:holders`, on the default manager.
+@function hierlock.holders
+@tparam table target
+@treturn[1] {table,...} as from `manager:holders`
+@return[2] nil
+@return[2] err as from `manager:holders` and `hierlock.open`
+*/
+
 /* hierlock.acquire(...) is default:acquire(...); upvalue 1 is the method. It
    runs in this very frame, so that misuse is reported where the caller is. */
 static int default_method(lua_State *L) {
@@ -33,13 +110,35 @@ static int default_method(lua_State *L) {
   return lua_tocfunction(L, lua_upvalueindex(1))(L);
 }
 
+/***
+The default manager, opened at first use; for hierlock's own Lua code.
+@function core.default
+@local
+@treturn[1] manager
+@return[2] nil
+@return[2] err as from `hierlock.open`
+*/
 static int default_manager(lua_State *L) { return push_default(L) ? 1 : 2; }
 
-/* Raises misuse for Lua code of ours: misuse(message). */
+/***
+Raises misuse, at the position of the caller outside of hierlock; for hierlock's own
+Lua code.
+@function core.misuse
+@local
+@string message
+@raise the message, always
+*/
 static int misuse(lua_State *L) {
   return hll_misuse(L, "%s", luaL_checkstring(L, 1));
 }
 
+/***
+Whether a value is a manager, open or closed; for hierlock's own Lua code.
+@function core.is_manager
+@local
+@param value anything
+@treturn boolean
+*/
 static int is_manager(lua_State *L) {
   lua_pushboolean(L, hll_testudata(L, 1, HLL_MANAGER) != NULL);
   return 1;

@@ -2,16 +2,28 @@
 -- or anything in it; but others may work on other accounts.
 --
 -- Conventions. Misuse (a wrong type, an unknown option, an empty id, a closed
--- manager) raises, at the caller's position. Everything that can happen to a
--- correct program is returned as `nil, err`; `err` is a table with `code`,
--- `message`, `retryable`, and where they apply `errno`, `sqlstate`, `target`,
--- `holders`. Times are seconds; fractions count to the millisecond.
+-- manager) raises, at the caller's position; so does want of memory. Everything that
+-- can happen to a correct program is returned as `nil, err`, see `err`. Times are
+-- seconds; fractions count to the millisecond. Where it says that it blocks, the thread
+-- waits, with all coroutines of its Lua state.
 --
--- A manager and its handles belong to the Lua state that made them. After a
--- fork, a child's copy of a manager starts afresh, and its copies of handles are
--- dead.
+-- Threads. Managers, handles and plans belong to the Lua state that made them, and
+-- are used by one thread at a time, as the state itself is. A manager of a store with
+-- connections has one thread of its own, from its first acquisition on; it calls no
+-- Lua and handles no signals.
+--
+-- Forks. In a child, the copy of a manager starts afresh at its first use (and may
+-- then fail with what `hierlock.open` says), and copies of handles are dead; the
+-- parent's locks stay the parent's.
 --
 -- @module hierlock
+-- @usage
+-- local hierlock = require "hierlock"
+-- local manager = assert(hierlock.open("mysql://app:secret@db.example.com/shop"))
+-- local handle, err = manager:acquire({ user = "u1", account = "a1" }, { timeout = 5 })
+-- if not handle then return nil, err end
+-- -- Nobody else is in this account or anything in it.
+-- handle:release()
 
 local core = require "hierlock.core"
 
@@ -67,18 +79,33 @@ local function with_arguments(manager, target, options, fn, ...)
   return with(manager, target, options, fn, ...)
 end
 
---- Runs fn while the target is locked, and releases it, whatever happens.
+--- @type manager
+
+--- Runs fn while the target is locked, and releases it, whatever happens. Blocks as
+-- `manager:acquire` does; the release is not waited for.
 -- @function manager:with
--- @tparam table target
--- @tparam[opt] table options as for `acquire`
+-- @tparam table target as for `manager:acquire`
+-- @tparam[opt] table options as for `manager:acquire`
 -- @tparam function fn called as `fn(handle, ...)`
 -- @param ... passed to fn
 -- @return[1] what fn returned
 -- @return[2] nil
--- @return[2] err as from `acquire`; `lost` when the lock was lost while fn ran
+-- @return[2] err as from `manager:acquire`; `lost` when the lock was lost while fn ran
 -- @raise what fn raised, with its traceback when it is a string
 core.manager_methods.with = with_arguments
 
+--- @section end
+
+--- As `manager:with`, on the default manager.
+-- @function hierlock.with
+-- @tparam table target
+-- @tparam[opt] table options as for `manager:acquire`
+-- @tparam function fn called as `fn(handle, ...)`
+-- @param ... passed to fn
+-- @return[1] what fn returned
+-- @return[2] nil
+-- @return[2] err as from `manager:with` and `hierlock.open`
+-- @raise what fn raised, with its traceback when it is a string
 function hierlock.with(...)
   local manager, err = core.default()
   if not manager then return nil, err end
