@@ -205,6 +205,14 @@ asan:
 	  $(MAKE) --no-print-directory suite LUAS=$(LUA) VARIANT=asan CFLAGS='$(ASAN_CFLAGS)' \
 	    SANITIZER_ENV='$(ASAN_ENV)'
 
+# The reference of the Lua interface. LDoc says on its output whatever it merges.
+.PHONY: docs
+docs:
+	@spec/support/deps.sh docs
+	@mkdir -p build
+	@ldoc --fatalwarnings . >build/ldoc.log || { cat build/ldoc.log; exit 1; }
+	@echo build/docs/index.html
+
 clean:
 	rm -rf build
 
@@ -215,4 +223,5 @@ help:
 	@echo 'make bench      how fast it is, as ratios measured in one run'
 	@echo 'make lint       luacheck, cppcheck, clang-tidy, -Werror'
 	@echo 'make asan       the specs under AddressSanitizer and UBSan'
+	@echo 'make docs       the reference of the Lua interface, into build/docs'
 	@echo 'make clean      remove build/'

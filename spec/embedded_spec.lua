@@ -51,6 +51,28 @@ describe("the directory", function()
     assert.equal(uv.getuid(), stat.uid)
   end)
 
+  it("may be used for the first time by many at once", function()
+    local peers = {}
+    for i = 1, 4 do peers[i] = support.process(nil) end
+    for _ = 1, 60 do
+      local directory = fresh()
+      for _, peer in ipairs(peers) do
+        peer:start([[
+          local manager = assert(hierlock.open(...))
+          for i = 1, 30 do
+            local handle, err = manager:acquire({ "u" .. i })
+            if not handle then return tostring(err) end
+            handle:release()
+          end
+          manager:close()
+          return true
+        ]], "file:" .. directory)
+      end
+      for _, peer in ipairs(peers) do assert.is_true(peer:result()) end
+      sh("rm -r %s", directory)
+    end
+  end)
+
   it("is one and the same by every name", function()
     local directory = fresh()
     local manager = assert(open(directory))

@@ -191,6 +191,18 @@ support.each_server(function(store)
       assert.equal("open", (seen_through()))
     end)
 
+    it("is not asked in the very words that ProxySQL answers by itself", function()
+      local asked
+      between = proxy.open(store)
+      support.process(nil):call("assert(hierlock.open(...)):close()", between.dsn, { buckets = store.options.buckets })
+      for _, command in ipairs(between.commands) do
+        local text = command.text or ""
+        assert.is_nil(text:upper():match("^%s*SELECT%s+CONNECTION_ID%(%)%s*$"))
+        asked = asked or text:find("CONNECTION_ID()", 1, true)
+      end
+      assert.is_truthy(asked)
+    end)
+
     it("is refused when it is another connection than the greeting said", function()
       local code, message = seen_through(as_another_connection)
       assert.equal("unsafe_server", code)

@@ -3,6 +3,12 @@
  * Here a call passes from Lua into the core: targets become a plan, the plan a
  * lock, the lock a handle. (From there on, read csrc/core/lock.c.)
  */
+/***
+@module hierlock
+*/
+/***
+@type manager
+*/
 #include "hll.h"
 
 #include <stdlib.h>
@@ -135,14 +141,18 @@ void hll_holders_push(lua_State *L, hl_pending *pending) {
 
 /***
 Who holds, or awaits, what an exclusive lock on the target would have to wait
-for.
+for. Costs the server more than a lock does: to be asked by people, not in a loop.
+Blocks for about a second at most. A snapshot; MariaDB shows an old one to those
+who look more often than every 100 ms, and only programs that use hierlock.
 @function manager:holders
-@tparam table target
-@treturn[1] {table,...} `application`, `host`, `pid`, `label`, `path`, `mode`,
-  `since` (Unix time, seconds), `waiting`; each where it is known. A snapshot: MariaDB
-  shows an older one to those who look more often than every 100 ms
+@tparam table target as for `manager:acquire`
+@treturn[1] {table,...} for each its `application`, `host`, `path`, `mode`
+  (`"exclusive"`, `"shared"`), `waiting` (boolean) and, where they are known, `pid`,
+  `label`, `since` (Unix time of the request, seconds). Empty when nobody is in the
+  way
 @return[2] nil
-@return[2] err `connection`, `store` (no privilege to look)
+@return[2] err `timeout` (the store does not answer now), `busy`, `connection`,
+  `unsafe_server`, `store` (no privilege to look)
 */
 int hll_holders(lua_State *L) {
   hl_error error;
@@ -272,57 +282,62 @@ static int acquire_ids(lua_State *L, const char *const *names, unsigned n) {
 static const char *const default_levels[] = {"user", "account", "resource"};
 
 /***
-Acquires a user: everything below it is kept out.
+Acquires a user: everything below it is kept out. For managers whose first level
+is `user`; the others raise.
 @function manager:acquire_user
 @tparam string|integer user
-@tparam[opt] table options `timeout` (s), `mode`, `label`
+@tparam[opt] table options as for `manager:acquire`
 @treturn[1] handle
 @return[2] nil
-@return[2] err
+@return[2] err as from `manager:acquire`
 */
 static int acquire_user(lua_State *L) {
   return acquire_ids(L, default_levels, 1);
 }
 
 /***
-Acquires an account.
+Acquires an account. For managers whose levels begin with `user`, `account`; the
+others raise.
 @function manager:acquire_account
 @tparam string|integer user
 @tparam string|integer account
-@tparam[opt] table options
+@tparam[opt] table options as for `manager:acquire`
 @treturn[1] handle
 @return[2] nil
-@return[2] err
+@return[2] err as from `manager:acquire`
 */
 static int acquire_account(lua_State *L) {
   return acquire_ids(L, default_levels, 2);
 }
 
 /***
-Acquires a resource.
+Acquires a resource. For managers whose levels begin with `user`, `account`,
+`resource`; the others raise.
 @function manager:acquire_resource
 @tparam string|integer user
 @tparam string|integer account
 @tparam string|integer resource
-@tparam[opt] table options
+@tparam[opt] table options as for `manager:acquire`
 @treturn[1] handle
 @return[2] nil
-@return[2] err
+@return[2] err as from `manager:acquire`
 */
 static int acquire_resource(lua_State *L) {
   return acquire_ids(L, default_levels, 3);
 }
 
 /***
-Acquires several resources of one account, in any order, free of deadlock.
+Acquires several resources of one account, in any order, free of deadlock: all of
+them, or none. For managers whose levels are `user`, `account`, `resource`.
 @function manager:acquire_resources
 @tparam string|integer user
 @tparam string|integer account
-@tparam {string|integer,...} resources
-@tparam[opt] table options
+@tparam {string|integer,...} resources at least one; one that stands twice counts
+  once
+@tparam[opt] table options as for `manager:acquire`
 @treturn[1] handle
 @return[2] nil
-@return[2] err
+@return[2] err as from `manager:acquire`
 */
 static int acquire_resources(lua_State *L) {
   static const char *const keys[] = {"user", "account", "resources"};
@@ -349,15 +364,29 @@ static int acquire_resources(lua_State *L) {
 }
 
 /***
-Acquires a target.
+Acquires a target: a shared lock on each ancestor, and the node itself. Blocks
+until it is granted, for `timeout` at most (and a second more, where it has to
+connect first). When it fails, nothing is held.
 @function manager:acquire
-@tparam table target `{user=, account=, resource=}`, `{user=, account=,
-  resources={...}}` or `{"u1", "a1", "r1"}`
-@tparam[opt] table options `timeout` (s), `mode`, `label`
+@tparam table target `{user="u1", account="a1", resource="r1"}`, of which the deepest
+  key decides the level; `{user="u1", account="a1", resources={"r1", "r2"}}`; or
+  positions, `{"u1", "a1", "r1"}`; each perhaps with a `mode`. With other levels, their
+  names. An id is a string of 1 to 1,024 bytes, any bytes, or an integer, which is
+  the same as its decimal digits
+@tparam[opt] table options an unknown name raises
+@number[opt] options.timeout seconds, to the millisecond, never early; 0 tries once;
+  `math.huge` waits for ever; by default the manager's
+@string[opt="exclusive"] options.mode `"exclusive"` or `"shared"`, for a target that
+  has none of its own. On an inner level a shared lock is taken exclusively, and
+  `handle.mode` says so
+@string[opt] options.label shown to observers; any bytes, of which some
+  120 are shown
 @treturn[1] handle
 @return[2] nil
-@return[2] err `timeout`, `busy`, `connection`, `not_provisioned`,
-  `unsafe_server`, `cancelled`, `store`
+@return[2] err `timeout`, `busy`, `connection`, `cancelled` (another thread closed the
+  manager, or an administrator ended the wait), `not_provisioned`, `unsafe_server`,
+  `mismatch`, `store`; `deadlock` only where another program locks rows of the table in
+  another order
 */
 static int acquire_target(lua_State *L) {
   hll_acquire_options options;
@@ -372,13 +401,13 @@ static int acquire_target(lua_State *L) {
 
 /***
 Acquires any mixture of targets, each perhaps with a `mode` of its own, in the
-common order: free of deadlock.
+common order, free of deadlock: all of them, or none.
 @function manager:acquire_all
-@tparam {target,...} targets
-@tparam[opt] table options
+@tparam {table,...} targets at least one, each as for `manager:acquire`
+@tparam[opt] table options as for `manager:acquire`
 @treturn[1] handle
 @return[2] nil
-@return[2] err
+@return[2] err as from `manager:acquire`
 */
 static int acquire_all(lua_State *L) {
   hll_acquire_options options;

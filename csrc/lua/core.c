@@ -2,14 +2,22 @@
  * core.c - the module hierlock.core: functions without a class. What is better
  * said in Lua is in lua/hierlock/init.lua.
  */
+/*** @module hierlock */
 #include "hll.h"
 
 #include "dsn.h"
 
 #define DEFAULT_MANAGER "hierlock.default_manager"
 
-/* default(open): the default manager, opened by that function at first use, or nil,
-   err. */
+/***
+The default manager; for hierlock's own Lua code.
+@function core.default
+@local
+@tparam function open opens it at first use
+@treturn[1] manager
+@return[2] nil
+@return[2] err as from `hierlock.open`
+*/
 static int default_manager(lua_State *L) {
   lua_settop(L, 1);
   lua_getfield(L, LUA_REGISTRYINDEX, DEFAULT_MANAGER);
@@ -24,19 +32,39 @@ static int default_manager(lua_State *L) {
   return 1;
 }
 
-/* Raises misuse for Lua code of ours: misuse(message). */
+/***
+Raises misuse, at the position of the caller outside of hierlock; for hierlock's own
+Lua code.
+@function core.misuse
+@local
+@string message
+@raise the message, always
+*/
 static int misuse(lua_State *L) {
   return hll_misuse(L, "%s", luaL_checkstring(L, 1));
 }
 
+/***
+Whether a value is a manager, open or closed; for hierlock's own Lua code.
+@function core.is_manager
+@local
+@param value anything
+@treturn boolean
+*/
 static int is_manager(lua_State *L) {
   lua_pushboolean(L, hll_testudata(L, 1, HLL_MANAGER) != NULL);
   return 1;
 }
 
-/* How the running coroutine waits for a call on a manager or a handle:
-   loop(object) is the manager's option, a function, or true where it has none;
-   nil where it is to block, as in the main thread. */
+/***
+How the running coroutine waits for a call on a manager or a handle; for hierlock's
+own Lua code.
+@function core.loop
+@local
+@param object
+@return the manager's option `loop`, a function, or true where it has none; nil where
+  the call is to block, as in the main thread
+*/
 static int loop(lua_State *L) {
 #if LUA_VERSION_NUM >= 503
   if (!lua_isyieldable(L)) return 0;
@@ -48,6 +76,13 @@ static int loop(lua_State *L) {
   return lua_isnil(L, -1) ? 0 : 1;
 }
 
+/***
+Sets what `core.loop` returns; for hierlock's own Lua code.
+@function core.set_loop
+@local
+@param manager
+@param loop
+*/
 static int set_loop(lua_State *L) {
   hll_getuservalue(L, 1);
   lua_pushvalue(L, 2);
@@ -55,14 +90,28 @@ static int set_loop(lua_State *L) {
   return 0;
 }
 
+/***
+For hierlock's own Lua code.
+@function core.is_pending
+@local
+@param value
+@treturn boolean
+*/
 static int is_pending(lua_State *L) {
   lua_pushboolean(L, hll_pending_test(L, 1) != NULL);
   return 1;
 }
 
-/* What a DSN says, for Lua code of ours: dsn([text]) is a table with store, user,
-   host, port, socket, database, path, and of the password only that there is
-   one; nil, err. */
+/***
+What a DSN says; for hierlock's own Lua code.
+@function core.dsn
+@local
+@string[opt] text
+@treturn[1] table `store`, `user`, `host`, `port`, `socket`, `database`, `path`, and of
+  the password only that there is one
+@return[2] nil
+@return[2] err `dsn`
+*/
 static int dsn(lua_State *L) {
   hl_error error;
   hl_dsn found = {0};

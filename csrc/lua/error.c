@@ -3,6 +3,7 @@
  * raises, and everything that can happen to a correct program, which is
  * `nil, err`. An err is a plain table with a metatable.
  */
+/*** @module hierlock */
 #include "hll.h"
 
 #include "internal.h"
@@ -83,6 +84,12 @@ int hll_fail(lua_State *L, int status, const char *message) {
   return hll_failure(L, &error, 0);
 }
 
+/***
+Tells hierlock's errors from other tables, and from everything else.
+@function hierlock.is_error
+@param value anything
+@treturn boolean
+*/
 int hll_is_error(lua_State *L) {
   int is = 0;
   if (lua_istable(L, 1) && lua_getmetatable(L, 1)) {
@@ -94,6 +101,44 @@ int hll_is_error(lua_State *L) {
 }
 
 /* --------------------------------------------------------- metamethods */
+
+/***
+What comes behind `nil` when something went wrong that can happen to a correct
+program. A plain table, of which the program may keep, change or raise what it likes;
+`tostring(err)` is `code: message`, and `..` works with strings, numbers and
+other errors.
+
+Codes, and whether the same call may succeed later:
+<table>
+<tr><td>`timeout`</td><td>yes</td><td>not granted in time</td></tr>
+<tr><td>`deadlock`</td><td>yes</td><td>chosen as the victim; everything is given
+  back</td></tr>
+<tr><td>`cancelled`</td><td>yes</td><td>somebody ended the wait</td></tr>
+<tr><td>`busy`</td><td>yes</td><td>all `pool_size` connections are in use: at once when they
+  hold locks of this very thread, else at the end of the timeout</td></tr>
+<tr><td>`connection`</td><td>yes, unless the server refused user or
+  password</td><td>the store cannot be reached or logged in to</td></tr>
+<tr><td>`lost`</td><td>yes</td><td>the lock was lost while it was held</td></tr>
+<tr><td>`released`</td><td>no</td><td>the handle holds nothing any more</td></tr>
+<tr><td>`not_provisioned`</td><td>no</td><td>the table, or a row of it, is missing</td></tr>
+<tr><td>`mismatch`</td><td>no</td><td>the table or directory has other buckets or
+  levels</td></tr>
+<tr><td>`unsafe_server`</td><td>no</td><td>a server or file system on which locks would not
+  exclude</td></tr>
+<tr><td>`dsn`</td><td>no</td><td>the DSN cannot be understood</td></tr>
+<tr><td>`store`</td><td>no</td><td>anything else that the store reported</td></tr>
+</table>
+
+@table err
+@tfield string code one of those above
+@tfield string message one line for people; may change from version to version
+@tfield boolean retryable whether the same call may succeed later
+@tfield[opt] integer errno the server's own number, where one spoke (1205, 1213 ...)
+@tfield[opt] string sqlstate the server's own, likewise
+@tfield[opt] table target the node concerned, where it is one
+@tfield[opt] {table,...} holders of `timeout` and `deadlock`: who was in the way, as from
+  `manager:holders`, where that can be seen; looked for ten times a second at most
+*/
 
 static void push_text(lua_State *L, int index) {
   if (lua_istable(L, index)) {

@@ -2,6 +2,9 @@
  * handle.c - class hierlock.handle: a lock that is held, until it is released
  * by `release`, by `<close>`, by the collector, by the manager or by the store.
  */
+/***
+@module hierlock
+*/
 #include "hll.h"
 
 #include <math.h>
@@ -68,10 +71,50 @@ static int release_option(lua_State *L, const char *name, void *context) {
 }
 
 /***
-Gives the lock back. The second call returns true and does nothing.
+A lock that is held. Released once, by whatever comes first: `handle:release`, the
+end of the scope of `local handle <close>` (Lua 5.4), the collector, the manager's end,
+the end of the process or of the connection. In a forked child a copy is dead:
+its methods say `released`, and its collection leaves the parent's lock alone.
+`tostring(handle)` shows mode, targets and state. The fields stay as they are when it
+is released.
+@type handle
+*/
+
+/***
+`"exclusive"`, or `"shared"` when all targets were taken so.
+@field mode
+*/
+
+/***
+The fencing token: 16 hexadecimal digits. Of two exclusive holders of one node, the
+later one's is greater (`<` on strings). `handle:extend` gives a new one.
+@field token
+*/
+
+/***
+The number of the deepest target's level, 0 at the root.
+@field level
+*/
+
+/***
+Seconds from the call until it was granted.
+@field waited
+*/
+
+/***
+A list of what it locks, or locked, each target as a table keyed by level; a new
+table at each look.
+@field targets
+*/
+
+/***
+Gives the lock back. The second call returns true and does nothing. Without
+`confirm` it does not block.
 @function handle:release
-@tparam[opt] table options `confirm=true` waits for the store's word; without it
-  the release is sent and its answer not waited for
+@tparam[opt] table options an unknown name raises
+@bool[opt=false] options.confirm wait for the store's answer, 10 s at most: the locks
+  are free when the call returns. Without it the release is sent and its answer not
+  waited for
 @treturn[1] boolean true
 @return[2] nil
 @return[2] err `lost`: it had been lost while it was held; `released`: it belongs
@@ -94,7 +137,9 @@ static int handle_release(lua_State *L) {
 }
 
 /***
-Whether the lock is held, as far as can be told without a round trip.
+Whether the lock is held, as far as can be told without a round trip: looks at the
+connection and at the clock. Does not block. It may be lost a moment later: what must
+not happen then, only the token can prevent.
 @function handle:is_held
 @treturn boolean
 */
@@ -106,7 +151,8 @@ static int handle_is_held(lua_State *L) {
 }
 
 /***
-Asks the store whether the lock is held: one round trip.
+Asks the store whether the lock is held: one round trip. Blocks for what is left of
+`hold_timeout` at most; then the lock is lost anyhow.
 @function handle:check
 @treturn[1] boolean true
 @return[2] nil
@@ -128,7 +174,8 @@ static int handle_check_held(lua_State *L) {
 /***
 Seconds for which the store will keep the lock without hearing from us;
 `math.huge` where it keeps it as long as the process lives, 0 when it is not
-held.
+held. Does not block. While the process lives, its background thread sees to it that
+this does not end.
 @function handle:remaining
 @treturn number seconds
 */
@@ -142,14 +189,19 @@ static int handle_remaining(lua_State *L) {
 }
 
 /***
-More locks in the same transaction. May break the common order, so it, and only
-it, can deadlock; then the handle holds nothing any more.
+More locks in the same transaction, released together with the rest. May break the
+common order, so it, and only it, can deadlock. Blocks like `manager:acquire`. After
+`deadlock` or `lost` the handle holds nothing any more; after any other failure it
+holds what it held before (a server may keep some of the rows asked for until it is
+released).
 @function handle:extend
-@tparam table target
-@tparam[opt] table options `timeout`, `mode`, `label`
+@tparam table target as for `manager:acquire`
+@tparam[opt] table options as for `manager:acquire`
 @treturn[1] boolean true
 @return[2] nil
-@return[2] err `timeout`, `deadlock`, `lost`, `released`, `not_provisioned` ...
+@return[2] err `timeout` (also: a deadlock on the embedded store, which looks for
+  none), `deadlock`, `lost`, `released`, `cancelled`, `not_provisioned`,
+  `unsafe_server`, `store`
 */
 static int handle_extend(lua_State *L) {
   hll_acquire_options options;

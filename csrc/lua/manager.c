@@ -2,6 +2,7 @@
  * manager.c - class hierlock.manager: opening, closing, and what a manager tells
  * about itself. Acquiring is in acquire.c.
  */
+/*** @module hierlock */
 #include "hll.h"
 
 #include "store.h"
@@ -139,12 +140,29 @@ static const hl_store_ops *load_store(lua_State *L, const char *name) {
 }
 
 /***
-Opens a manager.
+Opens a manager: connects, and looks whether locks on this store exclude.
+Blocks for at most the DSN's `connect_timeout` (10 s).
 @function hierlock.open
-@string[opt] dsn `mysql://...`, `user:password@tcp(...)/...`, `file:...` or
-  `null:`; absent, `$HIERLOCK_DSN`; absent too, `file:`
-@tparam[opt] table options `timeout`, `hold_timeout`, `levels`, `buckets`,
-  `pool_size`, `application`, `on_lost`, `loop`
+@string[opt] dsn `mysql://user:password@host:port/database?parameters`,
+  `user:password@tcp(host:port)/database?parameters`, `file:`, `file:/directory`
+  or `null:`; absent, `$HIERLOCK_DSN`; absent too, `file:`
+@tparam[opt] table options an unknown name raises
+@number[opt=50] options.timeout seconds that an acquisition waits; 0 tries once;
+  `math.huge` waits for ever
+@number[opt=30] options.hold_timeout seconds, 1 to a year: after as long without
+  a word from us the server frees our locks. A store without connections takes
+  no notice of it
+@tparam[opt] {string,...} options.levels 1 to 16 names from root to leaf, instead
+  of `user`, `account`, `resource`
+@int[opt=10000000] options.buckets for each level, 1 to 2147483647; as provisioned
+@int[opt=64] options.pool_size connections at most, 1 to 100000: one for each held
+  or waiting lock. A store without connections takes no notice of it
+@string[opt] options.application shown to observers; by default the program's name
+@tparam[opt] function options.on_lost called as `on_lost(handle, err)`, once for
+  each lost lock, at the next call on the manager or one of its handles; never from
+  another thread. What it raises comes out of that call
+@string[opt="auto"] options.loop `"auto"` or `"block"`: both block the thread, as
+  this version knows no event loop
 @treturn[1] manager
 @return[2] nil
 @return[2] err `dsn`, `connection`, `unsafe_server`, `mismatch`,
@@ -214,7 +232,16 @@ static int manager_close(lua_State *L) {
 }
 
 /***
-Releases everything that the manager's handles hold, and ends it. Idempotent.
+Opened by `hierlock.open`. Also closed by the end of the scope of
+`local manager <close>` (Lua 5.4) and by the collector; its handles keep it from
+being collected. `tostring(manager)` says whether it is open.
+@type manager
+*/
+
+/***
+Releases everything that the manager's handles hold, and ends its connections and
+its thread. Does not wait for the server. Idempotent; any other method raises
+afterwards, and the handles' methods find their locks released.
 @function manager:close
 @treturn boolean true
 */
@@ -228,11 +255,15 @@ static int manager_close_method(lua_State *L) {
 }
 
 /***
-Counters since the manager was opened, and what is held and awaited now.
+Counters since the manager was opened (in a forked child: since its first use
+there), and what is so now. Does not block, and asks no store.
 @function manager:stats
-@treturn table `acquired`, `waited`, `released`, `timeouts`, `deadlocks`,
-  `cancelled`, `busy`, `lost`, `errors`, `reconnects`, `wait_seconds`, `held`,
-  `waiting`, `connections`
+@treturn table whole numbers, and `wait_seconds`. So far: `acquired` (grants),
+  `waited` (of those, 2 ms or longer), `released`, `timeouts`, `deadlocks`,
+  `cancelled`, `busy`, `lost`, `errors` (other failures of acquisitions),
+  `reconnects` (stale connections repaired unseen), `wait_seconds` (in all
+  acquisitions, granted or not). Now: `held`, `waiting`, `connections` (0 on a
+  store without them)
 */
 static int manager_stats(lua_State *L) {
   hl_stats s;

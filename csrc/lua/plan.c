@@ -2,6 +2,7 @@
  * plan.c - class hierlock.plan: the rows that targets need, and the SQL that
  * locks them in a transaction of the caller's own.
  */
+/*** @module hierlock */
 #include "hll.h"
 
 #include <inttypes.h>
@@ -23,9 +24,16 @@ static hll_plan *plan_check(lua_State *L) {
 /* ------------------------------------------------------------- methods */
 
 /***
-Rows in locking order, each once: `{{level=0, bucket=3142546, mode="shared"}, ...}`.
+Made by `hierlock.plan`. Touches no store, and never blocks.
+`tostring(plan)` shows its targets.
+@type plan
+*/
+
+/***
+The rows in locking order, each once, in the strongest mode that any target needs.
 @function plan:rows
-@treturn {table,...} rows
+@treturn {table,...} of each its `level` (0 at the root), `bucket` and `mode`:
+  `{{level=0, bucket=3142546, mode="shared"}, ...}`
 */
 static int plan_rows(lua_State *L) {
   size_t n;
@@ -52,12 +60,14 @@ static bool is_identifier(const char *s) {
 }
 
 /***
-The one statement that locks the rows, for a transaction of the caller's own.
-Count the rows that it returns, and ask `verify`: a missing row locks nothing.
+The one statement that locks the rows, for a transaction of the caller's own in READ
+COMMITTED. Count the rows that it returns, and ask `plan:verify`: a missing row locks
+nothing. After an error other than 1213 the first rows may be locked: roll back. That
+the server excludes (no replica, no cluster), nobody has looked at.
 @function plan:sql
 @string dialect `"mysql"` or `"mariadb"`
-@string[opt="hier_lock_buckets"] table
-@treturn string a SELECT
+@string[opt="hier_lock_buckets"] table a plain name
+@treturn string a SELECT with one row for each row of the plan
 */
 static int plan_sql(lua_State *L) {
   hll_plan *self = plan_check(L);
@@ -82,7 +92,8 @@ static int plan_sql(lua_State *L) {
 }
 
 /***
-Whether nothing was missing: the statement returned as many rows as the plan has.
+Whether nothing was missing: whether the statement returned as many rows as the plan
+has.
 @function plan:verify
 @int n number of rows that came back
 @treturn[1] boolean true
@@ -188,10 +199,18 @@ static int plan_option(lua_State *L, const char *name, void *context) {
 }
 
 /***
-Makes a plan, without any store.
+@section end
+*/
+
+/***
+Makes a plan: the rows that targets need, without any store. For programs that lock
+them in a transaction of their own.
 @function hierlock.plan
-@tparam {target,...} targets
-@tparam[opt] table options `mode`, `levels`, `buckets`
+@tparam {table,...} targets at least one, each as for `manager:acquire`
+@tparam[opt] table options an unknown name raises
+@string[opt="exclusive"] options.mode for targets without their own
+@tparam[opt] {string,...} options.levels as for `hierlock.open`
+@int[opt=10000000] options.buckets as for `hierlock.open`
 @treturn plan
 */
 int hll_plan_new(lua_State *L) {

@@ -2,16 +2,28 @@
 -- or anything in it; but others may work on other accounts.
 --
 -- Conventions. Misuse (a wrong type, an unknown option, an empty id, a closed
--- manager) raises, at the caller's position. Everything that can happen to a
--- correct program is returned as `nil, err`; `err` is a table with `code`,
--- `message`, `retryable`, and where they apply `errno`, `sqlstate`, `target`,
--- `holders`. Times are seconds; fractions count to the millisecond.
+-- manager) raises, at the caller's position; so does want of memory. Everything that
+-- can happen to a correct program is returned as `nil, err`, see `err`. Times are
+-- seconds; fractions count to the millisecond. Where it says that it blocks, the thread
+-- waits, with all coroutines of its Lua state.
 --
--- A manager and its handles belong to the Lua state that made them. After a
--- fork, a child's copy of a manager starts afresh, and its copies of handles are
--- dead.
+-- Threads. Managers, handles and plans belong to the Lua state that made them, and
+-- are used by one thread at a time, as the state itself is. A manager of a store with
+-- connections has one thread of its own, from its first acquisition on; it calls no
+-- Lua and handles no signals.
+--
+-- Forks. In a child, the copy of a manager starts afresh at its first use (and may
+-- then fail with what `hierlock.open` says), and copies of handles are dead; the
+-- parent's locks stay the parent's.
 --
 -- @module hierlock
+-- @usage
+-- local hierlock = require "hierlock"
+-- local manager = assert(hierlock.open("mysql://app:secret@db.example.com/shop"))
+-- local handle, err = manager:acquire({ user = "u1", account = "a1" }, { timeout = 5 })
+-- if not handle then return nil, err end
+-- -- Nobody else is in this account or anything in it.
+-- handle:release()
 
 local core = require "hierlock.core"
 local waiting = require "hierlock.waiting"
@@ -82,26 +94,109 @@ local function with_arguments(manager, target, options, fn, ...)
   return with(manager, target, options, fn, ...)
 end
 
---- Runs fn while the target is locked, and releases it, whatever happens.
+--- @type manager
+
+--- Runs fn while the target is locked, and releases it, whatever happens. Blocks as
+-- `manager:acquire` does; the release is not waited for.
 -- @function manager:with
--- @tparam table target
--- @tparam[opt] table options as for `acquire`
+-- @tparam table target as for `manager:acquire`
+-- @tparam[opt] table options as for `manager:acquire`
 -- @tparam function fn called as `fn(handle, ...)`
 -- @param ... passed to fn
 -- @return[1] what fn returned
 -- @return[2] nil
--- @return[2] err as from `acquire`; `lost` when the lock was lost while fn ran
+-- @return[2] err as from `manager:acquire`; `lost` when the lock was lost while fn ran
 -- @raise what fn raised, with its traceback when it is a string
 core.manager_methods.with = with_arguments
 
+--- Starts what `acquire` does, and does not wait for it.
+-- @function manager:start
+-- @tparam table target
+-- @tparam[opt] table options as for `manager:acquire`
+-- @treturn[1] pending
+-- @return[2] nil
+-- @return[2] err
 core.manager_methods.start = core.start.acquire
 
+--- @section end
+
+--- As `manager:acquire`, on the default manager: one for each Lua state, opened at first
+-- use as `hierlock.open()` does, and again once it was closed. So it may also
+-- fail with what `hierlock.open` says.
+-- @function hierlock.acquire
+-- @tparam table target
+-- @tparam[opt] table options as for `manager:acquire`
+-- @treturn[1] handle
+-- @return[2] nil
+-- @return[2] err as from `manager:acquire` and `hierlock.open`
+
+--- As `manager:acquire_user`, on the default manager.
+-- @function hierlock.acquire_user
+-- @tparam string|integer user
+-- @tparam[opt] table options as for `manager:acquire`
+-- @treturn[1] handle
+-- @return[2] nil
+-- @return[2] err as from `hierlock.acquire`
+
+--- As `manager:acquire_account`, on the default manager.
+-- @function hierlock.acquire_account
+-- @tparam string|integer user
+-- @tparam string|integer account
+-- @tparam[opt] table options as for `manager:acquire`
+-- @treturn[1] handle
+-- @return[2] nil
+-- @return[2] err as from `hierlock.acquire`
+
+--- As `manager:acquire_resource`, on the default manager.
+-- @function hierlock.acquire_resource
+-- @tparam string|integer user
+-- @tparam string|integer account
+-- @tparam string|integer resource
+-- @tparam[opt] table options as for `manager:acquire`
+-- @treturn[1] handle
+-- @return[2] nil
+-- @return[2] err as from `hierlock.acquire`
+
+--- As `manager:acquire_resources`, on the default manager.
+-- @function hierlock.acquire_resources
+-- @tparam string|integer user
+-- @tparam string|integer account
+-- @tparam {string|integer,...} resources
+-- @tparam[opt] table options as for `manager:acquire`
+-- @treturn[1] handle
+-- @return[2] nil
+-- @return[2] err as from `hierlock.acquire`
+
+--- As `manager:acquire_all`, on the default manager.
+-- @function hierlock.acquire_all
+-- @tparam {table,...} targets
+-- @tparam[opt] table options as for `manager:acquire`
+-- @treturn[1] handle
+-- @return[2] nil
+-- @return[2] err as from `hierlock.acquire`
+
+--- As `manager:holders`, on the default manager.
+-- @function hierlock.holders
+-- @tparam table target
+-- @treturn[1] {table,...} as from `manager:holders`
+-- @return[2] nil
+-- @return[2] err as from `manager:holders` and `hierlock.open`
 function hierlock.holders(...)
   local manager, err = core.default(hierlock.open)
   if not manager then return nil, err end
   return manager:holders(...)
 end
 
+--- As `manager:with`, on the default manager.
+-- @function hierlock.with
+-- @tparam table target
+-- @tparam[opt] table options as for `manager:acquire`
+-- @tparam function fn called as `fn(handle, ...)`
+-- @param ... passed to fn
+-- @return[1] what fn returned
+-- @return[2] nil
+-- @return[2] err as from `manager:with` and `hierlock.open`
+-- @raise what fn raised, with its traceback when it is a string
 function hierlock.with(...)
   local manager, err = core.default(hierlock.open)
   if not manager then return nil, err end

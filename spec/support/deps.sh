@@ -7,6 +7,7 @@
 #   deps.sh test             to run the specs
 #   deps.sh servers          throw-away servers for specs and bench
 #   deps.sh lint             the linters
+#   deps.sh docs             to make the reference
 #
 # Says what it installs, and asks for root only then. On another system it says what is missing
 # and leaves the rest to you. It must install nothing that is there already.
@@ -36,7 +37,7 @@ want_lua() {
   esac
 }
 
-kind=${1:?build, demo, test, servers or lint}
+kind=${1:?build, demo, test, servers, lint or docs}
 shift
 (($#)) || set -- lua5.4
 
@@ -58,13 +59,16 @@ case $kind in
     want lua-luv
     ;;
   test)
-    want lua-busted lua-luv lua-cqueues lua-sql-mysql lua-argparse libcmocka-dev procps
+    want lua-busted lua-luv lua-cqueues lua-sql-mysql lua-argparse libcmocka-dev procps lua-ldoc
     ;;
   servers)
     exec spec/support/servers.sh install
     ;;
   lint)
     want lua-check cppcheck clang clang-tidy
+    ;;
+  docs)
+    want lua-ldoc
     ;;
 esac
 

@@ -347,9 +347,11 @@ static int rows_open(hl__file_space *space, uint32_t index) {
   char name[HL__FILE_NAME_MAX];
   (void)snprintf(name, sizeof name, "rows-%04u", index);
 
+  /* Before the file is looked for: it may be made, and known, meanwhile. */
+  bool made = atomic_load(known) != 0;
   int fd = hl__file_open(&space->directory, name, &st);
   if (fd < 0 && errno == ENOENT) {
-    if (atomic_load(known) != 0) {
+    if (made) {
       errno = ESTALE;
       return -1;
     }

@@ -93,10 +93,12 @@ static int server_refuse(const server *found, hl_error *error) {
 }
 
 /* A proxy may send a locking SELECT to a replica, or two statements of one
-   transaction to two servers. */
+   transaction to two servers. ProxySQL answers the text SELECT CONNECTION_ID(),
+   and no other, by itself, with the number of its greeting (handler of COM_QUERY in
+   its MySQL_Session.cpp); so it is asked in other words. */
 static int proxy_refuse(hl__mysql_session *session, hl_error *error) {
   MYSQL_RES *result;
-  static const char sql[] = "SELECT CONNECTION_ID()";
+  static const char sql[] = "SELECT 0+CONNECTION_ID()";
   int status = hl__mysql_query(session, sql, sizeof sql - 1, &result, error);
   if (status) return status;
   MYSQL_ROW row = mysql_fetch_row(result);
