@@ -59,7 +59,7 @@ describe("the reference", function()
     return select(2, debug.getupvalue(index, 1))
   end
 
-  local classes = { "manager", "handle", "plan" }
+  local classes = { "manager", "handle", "plan", "pending" }
 
   local function missing(names)
     local list = {}
@@ -97,7 +97,8 @@ describe("the reference", function()
   it("has nothing that does not exist", function()
     local functions = bound()
     local manager = assert(hierlock.open("null:"))
-    local objects = { manager = manager, handle = assert(manager:acquire { "u1" }), plan = hierlock.plan { { "u1" } } }
+    local objects = { manager = manager, handle = assert(manager:acquire { "u1" }), plan = hierlock.plan { { "u1" } },
+                      pending = assert(manager:start { "u1" }) }
     for name, item in pairs(items) do
       local class, member = name:match("^(%l+)[:.](.+)$")
       if item.kind == "field" then

@@ -36,7 +36,7 @@ before_each(function()
 end)
 after_each(function()
   manager:close()
-  local default = require("hierlock.core").default()
+  local default = require("hierlock.core").default(hierlock.open)
   if default then default:close() end
   uv.os_unsetenv("HIERLOCK_DSN")
 end)

@@ -82,12 +82,14 @@ Sets what `core.loop` returns; for hierlock's own Lua code.
 @local
 @param manager
 @param loop
+@return manager
 */
 static int set_loop(lua_State *L) {
   hll_getuservalue(L, 1);
   lua_pushvalue(L, 2);
   lua_setfield(L, -2, "loop");
-  return 0;
+  lua_settop(L, 1);
+  return 1;
 }
 
 /***

@@ -5,6 +5,7 @@
  *     [2] the handle that it will fill in: made first, so that taking the lock
  *         allocates nothing
  */
+/*** @module hierlock */
 #include "hll.h"
 
 static hll_pending *pending_check(lua_State *L) {
@@ -15,6 +16,13 @@ static hll_pending *pending_check(lua_State *L) {
 }
 
 /* ------------------------------------------------------------- methods */
+
+/***
+An acquisition that `manager:start` has started. It goes on by itself, in threads of
+the library's own; none while it waits behind another request of the same manager. When
+it is collected or closed (`local pending <close>`, Lua 5.4) it is cancelled.
+@type pending
+*/
 
 /***
 Whether it is done: granted, failed or cancelled. Then `wait` returns at once.

@@ -35,11 +35,11 @@ local hierlock = {
 }
 
 function hierlock.open(dsn, options)
-  local loop = waiting.loop(type(options) == "table" and options.loop or nil)
+  local loop = true
+  if type(options) == "table" then loop = waiting.loop(options.loop) end
   local manager, err = core.open(dsn, options)
   if not manager then return nil, err end
-  core.set_loop(manager, loop)
-  return manager
+  return core.set_loop(manager, loop)
 end
 
 -- The methods that wait yield in a coroutine under a known loop. Those that
@@ -113,7 +113,8 @@ core.manager_methods.with = with_arguments
 -- @function manager:start
 -- @tparam table target
 -- @tparam[opt] table options as for `manager:acquire`
--- @treturn[1] pending
+-- @treturn[1] pending to be asked, waited for, polled or cancelled; when it is collected
+--   it is cancelled, and a lock that it had got is released
 -- @return[2] nil
 -- @return[2] err
 core.manager_methods.start = core.start.acquire
