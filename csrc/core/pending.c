@@ -17,7 +17,8 @@
 static void unref(hl_pending *pending) {
   if (atomic_fetch_sub(&pending->references, 1u) != 1) return;
   if (pending->work == HL__ACQUIRE) hl_lock_free(pending->lock);
-  hl__extension_dispose(&pending->extension);
+  if (pending->extension) hl__extension_dispose(pending->extension);
+  free(pending->extension);
   hl_plan_free(pending->plan);
   free(pending->holders);
   hl__manager_leave(pending->manager);
@@ -122,7 +123,7 @@ static int work(hl_pending *pending, hl_error *error) {
     return hl__lock_acquire(pending->lock, &pending->options, pending->start,
                             pending->timeout, pending, error);
   case HL__EXTEND:
-    return hl__extension_run(&pending->extension, pending->lock, pending,
+    return hl__extension_run(pending->extension, pending->lock, pending,
                              error);
   case HL__CHECK:
     return hl__lock_check(pending->lock, error);
@@ -148,7 +149,7 @@ static void use_end(hl_pending *pending, bool commit) {
   hl__manager_lock(pending->manager);
   bool release = pending->release_then, free_it = pending->free_then;
   pending->lock = NULL;
-  if (commit) hl__extension_commit(&pending->extension, lock);
+  if (commit) hl__extension_commit(pending->extension, lock);
   atomic_store_explicit(&lock->use, NULL, memory_order_release);
   hl__manager_unlock(pending->manager);
   if (release) (void)hl__lock_release(lock, false, NULL);
@@ -301,8 +302,9 @@ static int use(hl_lock *lock, hl__work what, hl_plan *plan,
   if (!pending) return hl__error_memory(error);
   if (plan) {
     pending->plan = hl_plan_copy(plan);
-    int status = pending->plan
-                     ? hl__extension_init(&pending->extension, lock,
+    pending->extension = calloc(1, sizeof *pending->extension);
+    int status = pending->plan && pending->extension
+                     ? hl__extension_init(pending->extension, lock,
                                           pending->plan, &pending->options,
                                           error)
                      : hl__error_memory(error);

@@ -40,7 +40,7 @@ struct hl_pending {
      given up, until the end; then its owner's. NULL once it has been taken.
      Otherwise the lock that is in use; NULL once it is not. */
   hl_lock *lock;
-  hl__extension extension; /* HL__EXTEND */
+  hl__extension *extension; /* HL__EXTEND; NULL otherwise */
   hl_plan *plan;           /* HL__EXTEND: a copy of what was asked for */
   int64_t lease_end;       /* of the lock in use, at least; hl__lease_ms */
   hl_holder *holders;      /* who was in the way; its owner's once it is done */

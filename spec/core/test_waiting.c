@@ -1,0 +1,485 @@
+/*
+ * test_waiting.c - who of one process waits where: the line, pendings in every
+ * state, and a crowd of threads and pendings that come, go and give up at random,
+ * under a checker that sees two holders at once. On the embedded store, as that
+ * needs no server.
+ */
+#include "hierlock.h"
+#include "internal.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include <poll.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define DEADLINE 20000
+
+static char directory[64];
+
+static hl_manager *open_manager(void) {
+  hl_config config = HL_CONFIG_INIT;
+  hl_manager *manager;
+  hl_error error;
+  char dsn[80];
+  (void)snprintf(dsn, sizeof dsn, "file:%s", directory);
+  config.dsn = dsn;
+  assert_int_equal(hl_manager_open(&config, &manager, &error), HL_OK);
+  return manager;
+}
+
+static hl_plan *plan_of(hl_manager *manager, const char *path, hl_mode mode) {
+  hl_plan *plan = hl_plan_new(hl_manager_layout(manager));
+  char text[256];
+  (void)snprintf(text, sizeof text, "%s", path);
+  for (char *target = strtok(text, " "); target; target = strtok(NULL, " ")) {
+    hl_id ids[3];
+    unsigned n = 0;
+    for (char *id = target; id && n < 3; n++) {
+      char *slash = strchr(id, '/');
+      ids[n] = (hl_id){id, slash ? (size_t)(slash - id) : strlen(id)};
+      id = slash ? slash + 1 : NULL;
+    }
+    assert_int_equal(hl_plan_add(plan, ids, n, mode, false, NULL), HL_OK);
+  }
+  return plan;
+}
+
+static hl_lock *acquire(hl_manager *manager, const char *path, hl_mode mode) {
+  hl_plan *plan = plan_of(manager, path, mode);
+  hl_lock *lock = NULL;
+  hl_error error;
+  assert_int_equal(hl_acquire(manager, plan, NULL, &lock, &error), HL_OK);
+  hl_plan_free(plan);
+  return lock;
+}
+
+static hl_pending *start(hl_manager *manager, const char *path, hl_mode mode,
+                         int64_t timeout) {
+  hl_plan *plan = plan_of(manager, path, mode);
+  hl_options options = HL_OPTIONS_INIT;
+  hl_pending *pending = NULL;
+  options.timeout = timeout;
+  assert_int_equal(hl_start(manager, plan, &options, &pending, NULL), HL_OK);
+  hl_plan_free(plan);
+  return pending;
+}
+
+static hl_lock *granted(hl_pending *pending) {
+  hl_lock *lock;
+  hl_error error;
+  assert_int_equal(hl_pending_wait(pending, DEADLINE, &lock, &error), HL_OK);
+  hl_pending_free(pending);
+  return lock;
+}
+
+static void failed(hl_pending *pending, int expected) {
+  hl_lock *lock;
+  hl_error error;
+  assert_int_equal(hl_pending_wait(pending, DEADLINE, &lock, &error), expected);
+  assert_true(hl_pending_done(pending));
+  assert_null(lock);
+  hl_pending_free(pending);
+}
+
+/* Nobody holds it, or not for long. */
+static void assert_free(hl_manager *manager, const char *path) {
+  hl_plan *plan = plan_of(manager, path, HL_EXCLUSIVE);
+  hl_options options = HL_OPTIONS_INIT;
+  hl_lock *lock = NULL;
+  options.timeout = DEADLINE;
+  assert_int_equal(hl_acquire(manager, plan, &options, &lock, NULL), HL_OK);
+  hl_plan_free(plan);
+  hl_lock_free(lock);
+}
+
+/* ------------------------------------------------------------- the line */
+
+static void test_first_come_first_served(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager();
+  hl_lock *lock = acquire(manager, "u1/a1/r1", HL_EXCLUSIVE);
+  hl_pending *waiting[20];
+  for (int i = 0; i < 20; i++)
+    waiting[i] = start(manager, i % 3 ? "u1/a1/r1" : "u1/a1", HL_EXCLUSIVE, -1);
+  for (int i = 0; i < 20; i++) {
+    for (int j = i; j < 20; j++) assert_false(hl_pending_done(waiting[j]));
+    hl_lock_free(lock);
+    lock = granted(waiting[i]);
+  }
+  hl_lock_free(lock);
+  hl_manager_close(manager);
+}
+
+static void test_a_crowd_shares(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager();
+  hl_lock *lock = acquire(manager, "u1/a1/r1", HL_EXCLUSIVE), *shared[30];
+  hl_pending *readers[30];
+  for (int i = 0; i < 30; i++)
+    readers[i] = start(manager, "u1/a1/r1", HL_SHARED, -1);
+  hl_pending *writer = start(manager, "u1/a1/r1", HL_EXCLUSIVE, -1);
+  hl_pending *late = start(manager, "u1/a1/r1", HL_SHARED, -1);
+  hl_lock_free(lock);
+  for (int i = 0; i < 30; i++) shared[i] = granted(readers[i]);
+  assert_false(hl_pending_done(writer));
+  assert_false(hl_pending_done(late));
+  for (int i = 0; i < 30; i++) hl_lock_free(shared[i]);
+  lock = granted(writer);
+  assert_false(hl_pending_done(late));
+  hl_lock_free(lock);
+  hl_lock_free(granted(late));
+  hl_manager_close(manager);
+}
+
+/* Whoever waits for something else does not hold up those who could have theirs
+   now, though it will want the same later. */
+static void test_no_false_wait(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager();
+  /* Rows go in the order of their buckets: both orders are tried. */
+  static const char *const pairs[][2] = {{"u1", "u2"}, {"u2", "u1"}};
+  for (int i = 0; i < 2; i++) {
+    hl_lock *lock = acquire(manager, pairs[i][0], HL_EXCLUSIVE);
+    hl_pending *both = start(manager, "u1 u2", HL_EXCLUSIVE, -1);
+    hl_pending *other = start(manager, pairs[i][1], HL_EXCLUSIVE, 300);
+    hl_lock *got = NULL;
+    int status = hl_pending_wait(other, DEADLINE, &got, NULL);
+    /* u1's bucket is the lower one: who wants both holds nothing while it waits
+       for u1, and u1 while it waits for u2. */
+    assert_int_equal(status, i == 0 ? HL_OK : HL_TIMEOUT);
+    hl_lock_free(got);
+    hl_pending_free(other);
+    hl_lock_free(lock);
+    hl_lock_free(granted(both));
+  }
+  hl_manager_close(manager);
+}
+
+static void test_timeouts_in_line(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager();
+  hl_lock *lock = acquire(manager, "u1", HL_EXCLUSIVE);
+  hl_pending *head = start(manager, "u1", HL_EXCLUSIVE, -1), *waiting[10];
+  int64_t begun = hl__now_ms();
+  for (int i = 0; i < 10; i++)
+    waiting[i] = start(manager, "u1/a1", HL_EXCLUSIVE, 200 - 10 * i);
+  for (int i = 9; i >= 0; i--) {
+    failed(waiting[i], HL_TIMEOUT);
+    int64_t took = hl__now_ms() - begun;
+    assert_true(took >= 200 - 10 * i);
+    assert_true(took < 200 - 10 * i + 100);
+  }
+  failed(start(manager, "u1", HL_EXCLUSIVE, 0), HL_TIMEOUT);
+  hl_lock_free(lock);
+  hl_lock_free(granted(head));
+  hl_manager_close(manager);
+}
+
+static void *acquire_in_thread(void *argument) {
+  hl_manager *manager = argument;
+  return acquire(manager, "u1/a1", HL_EXCLUSIVE);
+}
+
+static void test_threads_stand_in_line_too(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager();
+  hl_lock *lock = acquire(manager, "u1/a1", HL_EXCLUSIVE);
+  hl_pending *first = start(manager, "u1/a1", HL_EXCLUSIVE, -1);
+  pthread_t thread;
+  hl_stats stats = {0};
+  assert_int_equal(
+      pthread_create(&thread, NULL, acquire_in_thread, manager), 0);
+  while (stats.waiting < 2) hl_manager_stats(manager, &stats);
+  hl_pending *last = start(manager, "u1/a1", HL_EXCLUSIVE, -1);
+  hl_lock_free(lock);
+  lock = granted(first);
+  assert_false(hl_pending_done(last));
+  hl_lock_free(lock);
+  void *result;
+  assert_int_equal(pthread_join(thread, &result), 0);
+  assert_false(hl_pending_done(last));
+  hl_lock_free(result);
+  hl_lock_free(granted(last));
+  hl_manager_close(manager);
+}
+
+/* ------------------------------------------------------------- pendings */
+
+static void test_descriptor(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager();
+  hl_lock *lock = acquire(manager, "u1", HL_EXCLUSIVE);
+  for (int early = 0; early < 2; early++) {
+    hl_pending *pending = start(manager, "u1", HL_EXCLUSIVE, -1);
+    struct pollfd p = {.fd = -1, .events = POLLIN};
+    if (early) {
+      p.fd = hl_pending_fd(pending, NULL);
+      assert_int_equal(poll(&p, 1, 20), 0);
+    }
+    hl_lock_free(lock);
+    if (!early) {
+      while (!hl_pending_done(pending)) (void)usleep(100);
+      p.fd = hl_pending_fd(pending, NULL);
+    }
+    assert_int_equal(poll(&p, 1, DEADLINE), 1);
+    assert_true(hl_pending_done(pending));
+    assert_int_equal(poll(&p, 1, 0), 1);
+    lock = granted(pending);
+  }
+  hl_lock_free(lock);
+  hl_manager_close(manager);
+}
+
+static void test_given_up_in_every_state(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager();
+  hl_lock *lock = acquire(manager, "u1", HL_EXCLUSIVE);
+  for (int drop = 0; drop < 2; drop++) {
+    hl_pending *at_store = start(manager, "u1", HL_EXCLUSIVE, -1);
+    hl_pending *in_line = start(manager, "u1", HL_EXCLUSIVE, -1);
+    hl_pending *last = start(manager, "u1", HL_EXCLUSIVE, -1);
+    if (drop) {
+      hl_pending_free(in_line);
+      hl_pending_free(at_store);
+    } else {
+      hl_pending_cancel(in_line);
+      hl_pending_cancel(at_store);
+      failed(in_line, HL_CANCELLED);
+      failed(at_store, HL_CANCELLED);
+    }
+    hl_lock_free(lock);
+    lock = granted(last);
+  }
+  hl_lock_free(lock);
+
+  /* Granted, and not taken. */
+  hl_pending *pending = start(manager, "u2", HL_EXCLUSIVE, -1);
+  while (!hl_pending_done(pending)) (void)usleep(100);
+  hl_pending_cancel(pending);
+  assert_free(manager, "u2");
+  failed(pending, HL_CANCELLED);
+  pending = start(manager, "u2", HL_EXCLUSIVE, -1);
+  while (!hl_pending_done(pending)) (void)usleep(100);
+  hl_pending_free(pending);
+  assert_free(manager, "u2");
+
+  /* Taken: a cancellation comes too late. */
+  pending = start(manager, "u2", HL_EXCLUSIVE, -1);
+  assert_int_equal(hl_pending_wait(pending, DEADLINE, &lock, NULL), HL_OK);
+  hl_pending_cancel(pending);
+  assert_true(hl_lock_is_held(lock));
+  hl_lock *again;
+  assert_int_equal(hl_pending_wait(pending, 0, &again, NULL), HL_EMISUSE);
+  hl_pending_free(pending);
+  hl_lock_free(lock);
+  hl_manager_close(manager);
+}
+
+static void test_closed_manager(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager();
+  hl_lock *lock = acquire(manager, "u1", HL_EXCLUSIVE);
+  hl_pending *at_store = start(manager, "u1", HL_EXCLUSIVE, -1);
+  hl_pending *in_line = start(manager, "u1", HL_EXCLUSIVE, -1);
+  hl_pending *done = start(manager, "u2", HL_EXCLUSIVE, -1);
+  while (!hl_pending_done(done)) (void)usleep(100);
+  hl_manager_close(manager);
+  failed(at_store, HL_CANCELLED);
+  failed(in_line, HL_CANCELLED);
+  hl_lock *dead = granted(done);
+  assert_false(hl_lock_is_held(dead));
+  hl_lock_free(dead);
+  hl_lock_free(lock);
+  manager = open_manager();
+  assert_free(manager, "u1");
+  assert_free(manager, "u2");
+  hl_manager_close(manager);
+}
+
+/* ---------------------------------------------------- calls on a lock */
+
+static void test_calls_on_a_lock(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager(), *other = open_manager();
+  hl_lock *lock = acquire(manager, "u1/a1", HL_EXCLUSIVE), *none;
+  hl_lock *held = acquire(other, "u1/a2", HL_EXCLUSIVE);
+  uint64_t token = hl_lock_token(lock);
+  hl_plan *plan = plan_of(manager, "u1/a2", HL_EXCLUSIVE);
+  hl_pending *pending;
+  hl_error error;
+  assert_int_equal(
+      hl_lock_start_extend(lock, plan, NULL, &pending, &error), HL_OK);
+  assert_false(hl_pending_done(pending));
+  assert_true(hl_lock_is_held(lock));
+  assert_int_equal(hl_lock_check(lock, &error), HL_EMISUSE);
+  assert_int_equal(hl_lock_extend(lock, plan, NULL, &error), HL_EMISUSE);
+  hl_lock_free(held);
+  assert_int_equal(hl_pending_wait(pending, DEADLINE, &none, &error), HL_OK);
+  assert_null(none);
+  hl_pending_free(pending);
+  assert_int_equal(hl_plan_target_count(hl_lock_plan(lock)), 2);
+  assert_true(hl_lock_token(lock) > token);
+
+  assert_int_equal(hl_lock_start_check(lock, &pending, &error), HL_OK);
+  assert_int_equal(hl_pending_wait(pending, DEADLINE, &none, &error), HL_OK);
+  hl_pending_free(pending);
+
+  assert_int_equal(hl_lock_start_release(lock, &pending, &error), HL_OK);
+  assert_false(hl_lock_is_held(lock));
+  assert_int_equal(hl_pending_wait(pending, DEADLINE, &none, &error), HL_OK);
+  hl_pending_free(pending);
+  assert_free(other, "u1");
+  assert_int_equal(hl_lock_start_release(lock, &pending, &error), HL_OK);
+  assert_null(pending);
+  assert_int_equal(hl_lock_start_check(lock, &pending, &error), HL_ERELEASED);
+  hl_lock_free(lock);
+  hl_plan_free(plan);
+  hl_manager_close(other);
+  hl_manager_close(manager);
+}
+
+/* Released, freed or dropped while a call on it waits: it goes back. */
+static void test_use_given_up(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager(), *other = open_manager();
+  hl_lock *held = acquire(other, "u1/a2", HL_EXCLUSIVE);
+  hl_plan *plan = plan_of(manager, "u1/a2", HL_EXCLUSIVE);
+  for (int how = 0; how < 4; how++) {
+    hl_lock *lock = acquire(manager, "u1/a1", HL_EXCLUSIVE);
+    hl_pending *pending;
+    assert_int_equal(
+        hl_lock_start_extend(lock, plan, NULL, &pending, NULL), HL_OK);
+    switch (how) {
+    case 0:
+      assert_int_equal(hl_lock_release(lock, false, NULL), HL_OK);
+      failed(pending, HL_ERELEASED);
+      hl_lock_free(lock);
+      break;
+    case 1:
+      hl_lock_free(lock);
+      hl_pending_free(pending);
+      break;
+    case 2:
+      hl_pending_free(pending);
+      hl_lock_free(lock);
+      break;
+    case 3:
+      assert_int_equal(hl_lock_start_release(lock, &(hl_pending *){NULL}, NULL),
+                       HL_OK);
+      hl_pending_free(pending);
+      hl_lock_free(lock);
+      break;
+    }
+    assert_free(other, "u1/a1");
+  }
+  hl_lock_free(held);
+  hl_plan_free(plan);
+  hl_manager_close(other);
+  hl_manager_close(manager);
+}
+
+/* -------------------------------------------------------------- a crowd */
+
+#define THREADS 4
+#define ROUNDS 400
+#define NODES 3
+
+static atomic_int holders[NODES]; /* exclusive: 1000; shared: 1 */
+static atomic_int overlaps, grants;
+
+static void hold(hl_lock *lock, int node, bool shared, unsigned *seed) {
+  int before = atomic_fetch_add(&holders[node], shared ? 1 : 1000);
+  if (before >= 1000 || (!shared && before > 0)) atomic_fetch_add(&overlaps, 1);
+  atomic_fetch_add(&grants, 1);
+  if (rand_r(seed) % 4 == 0) (void)usleep((unsigned)rand_r(seed) % 300);
+  atomic_fetch_sub(&holders[node], shared ? 1 : 1000);
+  hl_lock_free(lock);
+}
+
+typedef struct worker {
+  hl_manager *manager;
+  unsigned seed;
+} worker;
+
+static void *crowd(void *argument) {
+  worker *self = argument;
+  static const char *const paths[NODES] = {"u1/a1/r1", "u1/a1/r2", "u1/a2/r1"};
+  for (int i = 0; i < ROUNDS; i++) {
+    hl_pending *pending[8];
+    int node[8];
+    bool shared[8];
+    int n = 1 + rand_r(&self->seed) % 8;
+    for (int j = 0; j < n; j++) {
+      node[j] = rand_r(&self->seed) % NODES;
+      shared[j] = rand_r(&self->seed) % 3 == 0;
+      pending[j] = start(self->manager, paths[node[j]],
+                         shared[j] ? HL_SHARED : HL_EXCLUSIVE,
+                         rand_r(&self->seed) % 20);
+    }
+    for (int j = 0; j < n; j++) {
+      hl_lock *lock = NULL;
+      int what = rand_r(&self->seed) % 10;
+      if (what < 2) hl_pending_cancel(pending[j]);
+      if (what > 3 && hl_pending_wait(pending[j], DEADLINE, &lock, NULL) == 0)
+        hold(lock, node[j], shared[j], &self->seed);
+      hl_pending_free(pending[j]);
+    }
+  }
+  return NULL;
+}
+
+static void test_crowd(void **state) {
+  (void)state;
+  hl_manager *managers[2] = {open_manager(), open_manager()};
+  pthread_t threads[THREADS];
+  worker workers[THREADS];
+  for (int i = 0; i < THREADS; i++) {
+    workers[i] = (worker){managers[i % 2], (unsigned)i};
+    assert_int_equal(pthread_create(&threads[i], NULL, crowd, &workers[i]), 0);
+  }
+  for (int i = 0; i < THREADS; i++)
+    assert_int_equal(pthread_join(threads[i], NULL), 0);
+  assert_int_equal(atomic_load(&overlaps), 0);
+  assert_true(atomic_load(&grants) > ROUNDS);
+  /* Nothing was left locked, nothing waits. */
+  assert_free(managers[0], "u1 u2");
+  for (int i = 0; i < 2; i++) {
+    hl_stats stats;
+    do {
+      hl_manager_stats(managers[i], &stats);
+    } while (stats.held > 0);
+    assert_int_equal(stats.waiting, 0);
+    hl_manager_close(managers[i]);
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(test_first_come_first_served),
+      cmocka_unit_test(test_a_crowd_shares),
+      cmocka_unit_test(test_no_false_wait),
+      cmocka_unit_test(test_timeouts_in_line),
+      cmocka_unit_test(test_threads_stand_in_line_too),
+      cmocka_unit_test(test_descriptor),
+      cmocka_unit_test(test_given_up_in_every_state),
+      cmocka_unit_test(test_closed_manager),
+      cmocka_unit_test(test_calls_on_a_lock),
+      cmocka_unit_test(test_use_given_up),
+      cmocka_unit_test(test_crowd),
+  };
+  (void)snprintf(directory, sizeof directory, "/dev/shm/hierlock-test-%d",
+                 (int)getpid());
+  int failures = cmocka_run_group_tests_name("waiting", tests, NULL, NULL);
+  char command[96];
+  (void)snprintf(command, sizeof command, "rm -rf %s", directory);
+  return system(command) != 0 || failures > 0;
+}
