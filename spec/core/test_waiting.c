@@ -40,7 +40,8 @@ static hl_plan *plan_of(hl_manager *manager, const char *path, hl_mode mode) {
   hl_plan *plan = hl_plan_new(hl_manager_layout(manager));
   char text[256];
   (void)snprintf(text, sizeof text, "%s", path);
-  for (char *target = strtok(text, " "); target; target = strtok(NULL, " ")) {
+  char *rest = text;
+  for (char *target; (target = strtok_r(rest, " ", &rest));) {
     hl_id ids[3];
     unsigned n = 0;
     for (char *id = target; id && n < 3; n++) {
