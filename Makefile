@@ -151,8 +151,9 @@ $(BUILD)/bench/%: bench/%.c bench/client.c bench/client.h
 # BENCH_SVG: where the picture of the peers goes.
 bench: all $(addprefix $(BUILD)/bench/,$(BENCH_CLIENTS))
 	@spec/support/deps.sh servers
-	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
-	$(SPEC_ENV) BENCH_CLIENTS="$(CURDIR)/$(BUILD)/bench" BENCH_SVG="$(BENCH_SVG)" \
+	@directory=$$(mktemp -d) && files=$$(mktemp -d /dev/shm/hierlock-bench-XXXXXX) && \
+	trap 'rm -rf "$$directory" "$$files"' EXIT && \
+	$(SPEC_ENV) BENCH_CLIENTS="$(CURDIR)/$(BUILD)/bench" BENCH_FILES="$$files" BENCH_SVG="$(BENCH_SVG)" \
 	  spec/support/servers.sh run "$$directory" -- \
 	  bench/servers.sh $(LUA_BINARY) bench/run.lua $(BENCH)
 

@@ -9,15 +9,16 @@ local chart = require "bench.chart"
 local SVG = assert(os.getenv("BENCH_SVG"), "run it by `make bench`")
 local ROUND_MS, WAIT_MS, HANDOVERS = 20, 5, 3 -- of a round; at least; in a round
 
--- With two CPUs, the server and whoever releases have the first, and whoever takes
--- has the second: as on two machines, each can sleep while the other works.
+-- With two CPUs, a server has the first and its clients the second, as if on
+-- machines of their own. Without a server, whoever releases has the first.
 local two_cpus = #uv.cpu_info() > 1
 
 local function open(peer)
+  local function client(cpu)
+    return contest.client(peer.name, peer.command, peer.args, two_cpus and cpu)
+  end
   if two_cpus and peer.pid then os.execute("taskset -a -p -c 0 " .. peer.pid .. " >/dev/null") end
-  peer.taker = contest.client(peer.name, peer.command, peer.args, two_cpus and "1")
-  peer.giver = contest.client(peer.name, peer.command, peer.args, two_cpus and "0")
-  peer.handovers = {}
+  peer.taker, peer.giver, peer.handovers = client("1"), client(peer.pid and "1" or "0"), {}
 end
 
 local function measure(peers)
@@ -65,8 +66,25 @@ local function circumstances()
       rawget(_G, "jit") and jit.version or _VERSION), -- luacheck: ignore 113
     ("Medians (quartiles) of %d rounds that alternate; a hand-over %d times. Unix sockets. %s"):format(
       contest.rounds, contest.rounds * HANDOVERS,
-      two_cpus and "Server and releaser on one CPU, the other on a second." or "One CPU for all."),
+      two_cpus and "A server has one CPU, its clients another." or "One CPU for all."),
   }
+end
+
+-- Those that were not run, and how to have them: nothing is installed unasked.
+local function print_missing(all)
+  local packages, listed = {}, {}
+  for _, peer in ipairs(all) do
+    for package in (peer.missing or ""):gsub("^needs ", ""):gmatch("[%w-]+") do
+      if peer.missing:find("^needs ") and not listed[package] then
+        packages[#packages + 1] = package
+        listed[package] = true
+      end
+    end
+  end
+  if #packages > 0 then
+    print("\nTo run them all, on Debian or Ubuntu (RUNLEVEL=1: no service is started):\n" ..
+          "  RUNLEVEL=1 apt-get install --no-install-recommends " .. table.concat(packages, " "))
+  end
 end
 
 local function print_table(all, lines)
@@ -94,15 +112,14 @@ end
 
 return function()
   math.randomseed(1)
-  local directory = assert(uv.fs_mkdtemp("/dev/shm/hierlock-bench-XXXXXX"))
-  local all, present = require "bench.peers"(directory), {}
+  local all, present = require "bench.peers", {}
   for _, peer in ipairs(all) do
     if not peer.missing then present[#present + 1] = peer end
   end
   measure(present)
-  os.execute("rm -rf " .. directory)
   local lines = circumstances()
   print_table(all, lines)
+  print_missing(all)
   local file = assert(io.open(SVG, "w"))
   file:write(chart(all, lines, time))
   file:close()

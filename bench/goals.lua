@@ -1,12 +1,12 @@
 -- How fast and how small hierlock promises to be: each store against what bounds
 -- it, on its own. How it compares with what others offer is peers.lua's.
 
-local uv = require "luv"
 local contest = require "bench.contest"
 local servers = require "bench.mysql"
 
 local BARE = assert(os.getenv("BENCH_CLIENTS"), "run it by `make bench`") .. "/bare"
 local LUA = os.getenv("HIERLOCK_LUA") or "lua5.4"
+local FILES = os.getenv("BENCH_FILES")
 
 local median = contest.median
 local goals = {}
@@ -93,8 +93,7 @@ local function memory(manager)
 end
 
 function goals.embedded()
-  local directory = assert(uv.fs_mkdtemp("/dev/shm/hierlock-bench-XXXXXX"))
-  local dsn = "file:" .. directory
+  local dsn = "file:" .. FILES .. "/embedded"
   local function client(name, ...) return contest.client(name, LUA, { "bench/loop.lua", ... }) end
   print("\nembedded, from Lua, random ids")
   local alone = client("acquire + release, nothing else held", dsn)
@@ -116,7 +115,6 @@ function goals.embedded()
   local manager = assert(require "hierlock".open(dsn))
   memory(manager)
   manager:close()
-  os.execute("rm -rf " .. directory .. " " .. directory .. "2")
 end
 
 return goals

@@ -16,6 +16,7 @@ local uv = require "luv"
 local servers = require "bench.mysql"
 
 local CLIENTS = os.getenv("BENCH_CLIENTS")
+local FILES = os.getenv("BENCH_FILES")
 local LUA = os.getenv("HIERLOCK_LUA") or "lua5.4"
 
 -- What a lock of it is, and when it ends by itself.
@@ -69,16 +70,16 @@ end
 
 -- ------------------------------------------------------------- no server
 
-local function without_server(directory)
+local function without_server()
   local on = "no server"
   add { on = on, name = "hierlock, embedded", client = "Lua", takes = "3 rows", command = LUA,
-        args = function() return { "bench/loop.lua", "file:" .. directory .. "/hierlock" } end }
+        args = function() return { "bench/loop.lua", "file:" .. FILES .. "/hierlock" } end }
   add { on = on, name = "flock(2)", client = "C", takes = "1 file", command = CLIENTS .. "/flock",
-        args = function() return { directory } end }
+        args = function() return { FILES } end }
   add { on = on, name = "flock(1)", client = "C", takes = "1 file", command = CLIENTS .. "/flock",
         missing = output("command -v flock") == "" and "needs util-linux",
-        args = function() return { directory, "command" } end }
-  add_symfony("FlockStore", { on = on, args = function() return { "bench/symfony.php", "flock", directory } end },
+        args = function() return { FILES, "command" } end }
+  add_symfony("FlockStore", { on = on, args = function() return { "bench/symfony.php", "flock", FILES } end },
               "standard", "php-cli")
 end
 
@@ -113,14 +114,14 @@ end
 local function on_postgresql()
   local directory, pid, on = started "PostgreSQL"
   add { on = on, pid = pid, name = "advisory lock", client = "C", takes = "1 number",
-        missing = not directory and "needs postgresql" or lacks_client("postgresql", "libpq-dev"),
+        missing = not directory and "needs postgresql libpq-dev" or lacks_client("postgresql", "libpq-dev"),
         command = CLIENTS .. "/postgresql",
         args = function() return { "host=" .. directory .. " user=bench dbname=postgres" } end }
 end
 
 local function on_redis()
   local socket, pid, on = started "redis"
-  local none = not socket and "needs redis-server"
+  local none = not socket and "needs redis-server libhiredis-dev"
   add { on = on, pid = pid, name = "SET NX", client = "C", takes = "1 name", polls = 100,
         missing = none or lacks_client("redis", "libhiredis-dev"),
         command = CLIENTS .. "/redis", args = function() return { socket } end }
@@ -128,12 +129,9 @@ local function on_redis()
               args = function() return { "bench/symfony.php", "redis", socket } end }, "redis", "php-redis")
 end
 
--- All peers, with files in this directory.
-return function(directory)
-  without_server(directory)
-  on_mysql("mysql", "MySQL")
-  on_mysql("mariadb", "MariaDB")
-  on_postgresql()
-  on_redis()
-  return peers
-end
+without_server()
+on_mysql("mysql", "MySQL")
+on_mysql("mariadb", "MariaDB")
+on_postgresql()
+on_redis()
+return peers
