@@ -150,6 +150,7 @@ $(BUILD)/bench/%: bench/%.c bench/client.c bench/client.h
 # BENCH="embedded mysql mariadb peers": which; BENCH_ROUNDS: how many rounds;
 # BENCH_SVG: where the picture of the peers goes.
 bench: all $(addprefix $(BUILD)/bench/,$(BENCH_CLIENTS))
+	@spec/support/deps.sh demo
 	@spec/support/deps.sh servers
 	@directory=$$(mktemp -d) && files=$$(mktemp -d /dev/shm/hierlock-bench-XXXXXX) && \
 	trap 'rm -rf "$$directory" "$$files"' EXIT && \
@@ -222,7 +223,7 @@ help:
 	@echo 'make            build for $$LUA (now: $(LUA)) into $(BUILD)'
 	@echo 'make demo       the seven scenarios on the embedded store, live'
 	@echo 'make test       all specs, on throw-away servers; LUAS="lua5.4 lua5.1 luajit"'
-	@echo 'make bench      how fast it is, as ratios measured in one run'
+	@echo 'make bench      how fast it is, and beside what others lock with, measured in one run'
 	@echo 'make lint       luacheck, cppcheck, clang-tidy, -Werror'
 	@echo 'make asan       the specs under AddressSanitizer and UBSan'
 	@echo 'make clean      remove build/'
