@@ -20,7 +20,7 @@ local FILES = os.getenv("BENCH_FILES")
 local LUA = os.getenv("HIERLOCK_LUA") or "lua5.4"
 
 -- What a lock of it is, and when it ends by itself.
-local LEASE = " s after it was taken, though its holder may still be at work"
+local LEASE = " s after it was taken or renewed, though its holder may still be at work"
 local MEANS = {
   ["hierlock, embedded"] = "a path: ancestors shared, the node exclusive or shared; ends with the process",
   ["hierlock"] = "a path, as above; ends with the connection, or 30 s after the holder's machine vanished",
