@@ -62,7 +62,7 @@ local function circumstances()
   if file then file:close() end
   local cpus = uv.cpu_info()
   return {
-    ("%s: %d × %s, %s, Linux %s. %s."):format(os.date("!%Y-%m-%d"), #cpus, cpus[1].model, system, uv.os_uname().release,
+    ("%s: %d × %s, %s, Linux %s. %s."):format(os.date("!%Y-%m-%d"), #cpus, cpus[1].model, system, uv.os_uname().release:match("^[%d.]+"),
       rawget(_G, "jit") and jit.version or _VERSION), -- luacheck: ignore 113
     ("Medians (quartiles) of %d rounds that alternate; a hand-over %d times. Unix sockets. %s"):format(
       contest.rounds, contest.rounds * HANDOVERS,
