@@ -135,17 +135,30 @@ spec: all $(SPEC_SO)
 
 # -------------------------------------------------------------------- bench
 
-$(BUILD)/bare: bench/bare.c
+# A client for each peer whose library is there; the others are named as not run.
+BENCH_SVG ?= $(BUILD)/performance.svg
+BENCH_CLIENTS := flock $(if $(strip $(MYSQL_LIBS)),bare) \
+                 $(if $(shell $(PKG_CONFIG) --exists libpq && echo yes),postgresql) \
+                 $(if $(shell $(PKG_CONFIG) --exists hiredis && echo yes),redis)
+$(BUILD)/bench/bare: BENCH_LIBRARIES = $(MYSQL_CFLAGS) $(MYSQL_LIBS)
+$(BUILD)/bench/postgresql: BENCH_LIBRARIES = $(shell $(PKG_CONFIG) --cflags --libs libpq)
+$(BUILD)/bench/redis: BENCH_LIBRARIES = $(shell $(PKG_CONFIG) --cflags --libs hiredis)
+
+$(BUILD)/bench/%: bench/%.c bench/client.c bench/client.h
 	@mkdir -p $(@D)
-	$(CC) -std=c11 -D_GNU_SOURCE $(CFLAGS) $(MYSQL_CFLAGS) -o $@ $< $(MYSQL_LIBS)
+	$(CC) -std=c11 -D_GNU_SOURCE -Wall -Wextra $(CFLAGS) -o $@ bench/client.c $< $(BENCH_LIBRARIES)
 
 .PHONY: bench
-# BENCH="embedded mysql mariadb": which; BENCH_ROUNDS: how many rounds.
-bench: all $(BUILD)/bare
+# BENCH="embedded mysql mariadb peers": which; BENCH_ROUNDS: how many rounds;
+# BENCH_SVG: where the picture of the peers goes.
+bench: all $(addprefix $(BUILD)/bench/,$(BENCH_CLIENTS))
+	@spec/support/deps.sh demo
 	@spec/support/deps.sh servers
-	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
-	$(SPEC_ENV) BENCH_BARE="$(CURDIR)/$(BUILD)/bare" spec/support/servers.sh run "$$directory" -- \
-	  $(LUA_BINARY) bench/run.lua $(BENCH)
+	@directory=$$(mktemp -d) && files=$$(mktemp -d /dev/shm/hierlock-bench-XXXXXX) && \
+	trap 'rm -rf "$$directory" "$$files"' EXIT && \
+	$(SPEC_ENV) BENCH_CLIENTS="$(CURDIR)/$(BUILD)/bench" BENCH_FILES="$$files" BENCH_SVG="$(BENCH_SVG)" \
+	  spec/support/servers.sh run "$$directory" -- \
+	  bench/servers.sh $(LUA_BINARY) bench/run.lua $(BENCH)
 
 # --------------------------------------------------------- demo, test, lint
 
@@ -220,7 +233,7 @@ help:
 	@echo 'make            build for $$LUA (now: $(LUA)) into $(BUILD)'
 	@echo 'make demo       the seven scenarios on the embedded store, live'
 	@echo 'make test       all specs, on throw-away servers; LUAS="lua5.4 lua5.1 luajit"'
-	@echo 'make bench      how fast it is, as ratios measured in one run'
+	@echo 'make bench      how fast it is, and beside what others lock with, measured in one run'
 	@echo 'make lint       luacheck, cppcheck, clang-tidy, -Werror'
 	@echo 'make asan       the specs under AddressSanitizer and UBSan'
 	@echo 'make docs       the reference of the Lua interface, into build/docs'

@@ -1,13 +1,9 @@
 /*
- * bare.c - what the server and the wire cost, without any library of ours. One
- * thread takes and releases three row locks (shared, shared, exclusive) again
- * and again.
+ * bare.c - what the server and the wire cost, without any library of ours. It
+ * takes and releases three row locks (shared, shared, exclusive), or GET_LOCK's.
  *
  *   bare mode=union host=127.0.0.1 port=3306 user=app password=pw db=test
  *        table=hier_lock_buckets buckets=10000 [socket=/path] [tls=1]
- *
- * It reads numbers from standard input; for each it runs as many cycles and
- * prints the microseconds of one, on a line.
  *
  * mode=union    one prepared UNION ALL; ROLLBACK is sent, its answer read at the session's next use;
  *               two sessions in turn (mode=union1: one session)
@@ -17,12 +13,13 @@
  *
  * The table must hold (level 0..2) x (bucket 0..buckets-1).
  */
+#include "client.h"
+
 #include <mysql.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { LEVELS = 3, SESSIONS = 2 };
 
@@ -41,23 +38,17 @@ struct session {
     bool answer_pending;           /* ROLLBACK is sent, its answer not yet read */
 };
 
-static void die(const char *what, const char *why)
-{
-    fprintf(stderr, "bare: %s: %s\n", what, why);
-    exit(1);
-}
-
 static void query(struct session *s, const char *sql)
 {
     if (mysql_query(s->conn, sql))
-        die(sql, mysql_error(s->conn));
+        client_die(sql, mysql_error(s->conn));
 }
 
 static void connect_session(struct session *s)
 {
     s->conn = mysql_init(NULL);
     if (!s->conn)
-        die("mysql_init", "no memory");
+        client_die("mysql_init", "no memory");
 #ifdef MARIADB_PACKAGE_VERSION
     my_bool tls = opt.tls != 0;
     mysql_options(s->conn, MYSQL_OPT_SSL_ENFORCE, &tls);
@@ -69,9 +60,9 @@ static void connect_session(struct session *s)
 #endif
     if (!mysql_real_connect(s->conn, opt.socket ? "localhost" : opt.host, opt.user, opt.password, opt.db,
                             (unsigned int)opt.port, opt.socket, 0))
-        die("connect", mysql_error(s->conn));
+        client_die("connect", mysql_error(s->conn));
     if (opt.tls && !mysql_get_ssl_cipher(s->conn))   /* Connector/C 3.3 falls back to plain text */
-        die("connect", "the server offers no TLS");
+        client_die("connect", "the server offers no TLS");
     query(s, "SET autocommit=0");
     query(s, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED");
 }
@@ -85,9 +76,9 @@ static MYSQL_STMT *prepare(struct session *s, const char *sql, MYSQL_BIND *param
 {
     MYSQL_STMT *stmt = mysql_stmt_init(s->conn);
     if (!stmt)
-        die("mysql_stmt_init", mysql_error(s->conn));
+        client_die("mysql_stmt_init", mysql_error(s->conn));
     if (mysql_stmt_prepare(stmt, sql, (unsigned long)strlen(sql)) || mysql_stmt_bind_param(stmt, parameters))
-        die(sql, mysql_stmt_error(stmt));
+        client_die(sql, mysql_stmt_error(stmt));
     return stmt;
 }
 
@@ -110,19 +101,19 @@ static void lock_clauses(struct session *s, const char *clause[LEVELS])
 static int execute(MYSQL_STMT *stmt)
 {
     if (mysql_stmt_execute(stmt) || mysql_stmt_store_result(stmt))
-        die("execute", mysql_stmt_error(stmt));
+        client_die("execute", mysql_stmt_error(stmt));
     int rows = (int)mysql_stmt_num_rows(stmt);
     mysql_stmt_free_result(stmt);
     return rows;
 }
 
-static unsigned long long seed = 88172645463325252ull;
-
-static void choose_buckets(struct session *s)
+/* A name's buckets: scattered, and the same in every process. */
+static void choose_buckets(struct session *s, unsigned name)
 {
+    unsigned long long x = name + 1;
     for (int i = 0; i < LEVELS; i++) {
-        seed ^= seed << 13, seed ^= seed >> 7, seed ^= seed << 17;
-        s->bucket[i] = (int)(seed % (unsigned)opt.buckets);
+        x *= 6364136223846793005ull;
+        s->bucket[i] = (int)((x >> 33) % (unsigned)opt.buckets);
     }
 }
 
@@ -146,18 +137,21 @@ static void union_prepare(struct session *s)
 static void read_rollback_answer(struct session *s)
 {
     if (s->answer_pending && mysql_read_query_result(s->conn))
-        die("ROLLBACK", mysql_error(s->conn));
+        client_die("ROLLBACK", mysql_error(s->conn));
     s->answer_pending = false;
 }
 
-static void union_cycle(struct session *s)
+static void union_take(struct session *s)
 {
     read_rollback_answer(s);
-    choose_buckets(s);
     if (execute(s->stmt[0]) != LEVELS)
-        die("union", "a row is missing");
+        client_die("union", "a row is missing");
+}
+
+static void union_give(struct session *s)
+{
     if (mysql_send_query(s->conn, "ROLLBACK", 8))
-        die("ROLLBACK", mysql_error(s->conn));
+        client_die("ROLLBACK", mysql_error(s->conn));
     s->answer_pending = true;
 }
 
@@ -175,12 +169,17 @@ static void getlock_prepare(struct session *s)
     s->stmt[1] = prepare(s, "SELECT RELEASE_LOCK(?)", &bind);
 }
 
-static void getlock_cycle(struct session *s)
+static void getlock_take(struct session *s)
 {
-    choose_buckets(s);
     s->name_length = (unsigned long)snprintf(s->name, sizeof s->name, "hier.2.%d", s->bucket[2]);
-    if (execute(s->stmt[0]) != 1 || execute(s->stmt[1]) != 1)
-        die("getlock", "no answer");
+    if (execute(s->stmt[0]) != 1)
+        client_die("GET_LOCK", "no answer");
+}
+
+static void getlock_give(struct session *s)
+{
+    if (execute(s->stmt[1]) != 1)
+        client_die("RELEASE_LOCK", "no answer");
 }
 
 /* mode=design */
@@ -199,14 +198,17 @@ static void design_prepare(struct session *s)
     }
 }
 
-static void design_cycle(struct session *s)
+static void design_take(struct session *s)
 {
-    choose_buckets(s);
     query(s, "SET SESSION innodb_lock_wait_timeout=5");
     query(s, "START TRANSACTION");
     for (int i = 0; i < LEVELS; i++)
         if (execute(s->stmt[i]) != 1)
-            die("design", "a row is missing");
+            client_die("design", "a row is missing");
+}
+
+static void design_give(struct session *s)
+{
     query(s, "ROLLBACK");
 }
 
@@ -214,13 +216,18 @@ static const struct mode {
     const char *name;
     int sessions;
     void (*prepare)(struct session *);
-    void (*cycle)(struct session *);
+    void (*take)(struct session *);
+    void (*give)(struct session *);
 } modes[] = {
-    { "union", 2, union_prepare, union_cycle },
-    { "union1", 1, union_prepare, union_cycle },
-    { "getlock", 1, getlock_prepare, getlock_cycle },
-    { "design", 1, design_prepare, design_cycle },
+    { "union", 2, union_prepare, union_take, union_give },
+    { "union1", 1, union_prepare, union_take, union_give },
+    { "getlock", 1, getlock_prepare, getlock_take, getlock_give },
+    { "design", 1, design_prepare, design_take, design_give },
 };
+
+static const struct mode *mode;
+static struct session session[SESSIONS];
+static int turn;                   /* whose session it is */
 
 static void parse(const char *arg)
 {
@@ -241,44 +248,32 @@ static void parse(const char *arg)
             *known[i].number = atoi(arg + n + 1);
         return;
     }
-    die("unknown argument", arg);
+    client_die("unknown argument", arg);
 }
 
-static double seconds(void)
+void client_open(int argc, char **argv)
 {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec / 1e9;
-}
-
-int main(int argc, char **argv)
-{
-    struct session session[SESSIONS] = { 0 };
-    const struct mode *mode = NULL;
-
-    for (int i = 1; i < argc; i++)
+    for (int i = 0; i < argc; i++)
         parse(argv[i]);
     for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
         if (!strcmp(modes[i].name, opt.mode))
             mode = &modes[i];
     if (!mode || opt.buckets < 1)
-        die("arguments", "mode is union, union1, getlock or design; buckets at least 1");
-
+        client_die("arguments", "mode is union, union1, getlock or design; buckets at least 1");
     for (int i = 0; i < mode->sessions; i++) {
         connect_session(&session[i]);
         mode->prepare(&session[i]);
     }
-    int cycles;
-    while (scanf("%d", &cycles) == 1 && cycles > 0) {
-        double start = seconds();
-        for (int i = 0; i < cycles; i++)
-            mode->cycle(&session[i % mode->sessions]);
-        printf("%.2f\n", (seconds() - start) * 1e6 / cycles);
-        fflush(stdout);
-    }
-    for (int i = 0; i < mode->sessions; i++) {
-        read_rollback_answer(&session[i]);
-        mysql_close(session[i].conn);
-    }
-    return 0;
+}
+
+void client_take(unsigned name)
+{
+    turn = (turn + 1) % mode->sessions;
+    choose_buckets(&session[turn], name);
+    mode->take(&session[turn]);
+}
+
+void client_give(void)
+{
+    mode->give(&session[turn]);
 }

@@ -1,6 +1,5 @@
--- What bare.c does, through hierlock: reads numbers from standard input; for
--- each it runs as many cycles of acquire + release of a resource, and prints the
--- microseconds of one.
+-- hierlock as a client of the bench: speaks with contest.lua as client.c does. A
+-- lock is that of a resource: three rows.
 --
 --   loop.lua DSN [buckets [held]]       held: so many other locks are held
 local uv = require "luv"
@@ -28,17 +27,29 @@ while #paths < 2000 do
   end
 end
 
-math.randomseed(1)
-for line in io.lines() do
-  local n = tonumber(line)
-  if not n or n < 1 then break end
+local function cycles(n)
   local start = uv.hrtime()
   for _ = 1, n do
     local path = paths[math.random(2000)]
     local handle = assert(manager:acquire_resource(path[1], path[2], path[3]))
     handle:release()
   end
-  io.write(("%.2f\n"):format((uv.hrtime() - start) / 1e3 / n))
+  return (uv.hrtime() - start) / 1e3 / n
+end
+
+math.randomseed(1)
+local handed_over
+for line in io.lines() do
+  local began = uv.hrtime()
+  if line == "take" then
+    handed_over = assert(manager:acquire_resource("u", "a", "handover"))
+    io.write(("%.0f %.0f\n"):format(began, uv.hrtime()))
+  elseif line == "give" then
+    handed_over:release()
+    io.write(("%.0f\n"):format(began))
+  else
+    io.write(("%.2f\n"):format(cycles(assert(tonumber(line)))))
+  end
   io.flush()
 end
 manager:close()

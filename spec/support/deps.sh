@@ -3,7 +3,7 @@
 # Gets what hierlock needs on a Debian or Ubuntu machine and is not there yet:
 #
 #   deps.sh build [LUA…]     to build and to run it (LUA: lua5.4, lua5.1, luajit …)
-#   deps.sh demo             to watch the demonstration
+#   deps.sh demo             to watch the demonstration, to run the bench
 #   deps.sh test             to run the specs
 #   deps.sh servers          throw-away servers for specs and bench
 #   deps.sh lint             the linters

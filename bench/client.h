@@ -1,0 +1,17 @@
+/*
+ * client.h - what a client of the bench in C has to say: how it opens its lock,
+ * takes it and gives it back. client.c does the rest: the loop, the clock and the
+ * conversation with contest.lua. A failure ends the program, with a message.
+ */
+#ifndef BENCH_CLIENT_H
+#define BENCH_CLIENT_H
+
+/* With the program's own arguments, without its name. */
+void client_open(int argc, char **argv);
+/* Waits until it has the lock. It never takes a second one. */
+void client_take(unsigned name);
+void client_give(void);
+
+_Noreturn void client_die(const char *what, const char *why);
+
+#endif

@@ -1,0 +1,120 @@
+-- How fast and how small hierlock promises to be: each store against what bounds
+-- it, on its own. How it compares with what others offer is peers.lua's.
+
+local contest = require "bench.contest"
+local servers = require "bench.mysql"
+
+local BARE = assert(os.getenv("BENCH_CLIENTS"), "run it by `make bench`") .. "/bare"
+local LUA = os.getenv("HIERLOCK_LUA") or "lua5.4"
+local FILES = os.getenv("BENCH_FILES")
+
+local median = contest.median
+local goals = {}
+
+local function show(clients, reference)
+  local base = median(reference.results)
+  for _, c in ipairs(clients) do
+    local _, middle, _, least, most = contest.quartiles(c.results)
+    print(("  %-44s %8.1f us  (%.1f to %.1f)  x%.2f"):format(c.name, middle, least, most, middle / base))
+  end
+end
+
+-- what: a ratio that is promised, at most (or at least) limit
+local function verdict(what, value, limit, at_least)
+  local ok = at_least and value >= limit or not at_least and value <= limit
+  print(("  %-58s %6.2f  (%s %.2f: %s)"):format(what, value, at_least and "at least" or "at most", limit,
+                                                 ok and "met" or "MISSED"))
+end
+
+local function alternate(clients, cycles)
+  contest.alternate(clients, cycles)
+  for _, c in ipairs(clients) do c.close() end
+end
+
+-- --------------------------------------------------------------- servers
+
+local function on_server(name)
+  local server = servers[name]
+  if not server then return print(name .. ": no server; left out") end
+
+  local function compare(over, placement, client_cpu, server_cpu)
+    os.execute(("taskset -a -p -c %s %s >/dev/null"):format(server_cpu, server.pid))
+    local function bare(mode, label)
+      return contest.client(label, BARE, server.bare(mode, over), client_cpu)
+    end
+    local ours = contest.client("hierlock, from Lua", LUA, server.hierlock(over), client_cpu)
+    local union = bare("union", "bare C: prepared UNION ALL, two sessions")
+    local getlock = bare("getlock", "bare C: GET_LOCK + RELEASE_LOCK (one name)")
+    local design = bare("design", "bare C: SET, START, three SELECTs, ROLLBACK")
+    local all = { ours, union, getlock, design }
+    alternate(all, 300)
+    print(("\n%s over %s, client and server %s"):format(name, over, placement))
+    show(all, union)
+    local time = median(ours.results)
+    verdict("hierlock / bare C", time / median(union.results), 1.15)
+    verdict("hierlock / GET_LOCK", time / median(getlock.results), 0.8)
+    verdict("design's sequence / hierlock", median(design.results) / time, 6, true)
+  end
+  for _, over in ipairs { "tcp", "socket" } do
+    compare(over, "on two CPUs", "1", "0")
+    compare(over, "on one CPU", "0", "0")
+  end
+end
+
+function goals.mysql() on_server("mysql") end
+function goals.mariadb() on_server("mariadb") end
+
+-- -------------------------------------------------------------- embedded
+
+local function rss_kib()
+  local file = assert(io.open("/proc/self/statm"))
+  local pages = tonumber(file:read("*a"):match("^%d+ (%d+)"))
+  file:close()
+  return pages * 4
+end
+
+local function memory(manager)
+  collectgarbage()
+  local handles, before = {}, rss_kib()
+  for i = 1, 10000 do
+    handles[#handles + 1] = manager:acquire_resource("m" .. i, "a", "r", { timeout = 0 })
+  end
+  verdict("KiB for a held handle, of 10,000", (rss_kib() - before) / #handles, 2)
+  for _, handle in ipairs(handles) do handle:release() end
+  handles = nil -- luacheck: ignore
+  local function cycles(n)
+    for i = 1, n do manager:acquire_resource("m" .. i % 100, "a", "r"):release() end
+    collectgarbage()
+    collectgarbage()
+    return rss_kib()
+  end
+  local first = cycles(100000)
+  verdict("KiB more after 1,000,000 cycles", cycles(1000000) - first, 256)
+end
+
+function goals.embedded()
+  local dsn = "file:" .. FILES .. "/embedded"
+  local function client(name, ...) return contest.client(name, LUA, { "bench/loop.lua", ... }) end
+  print("\nembedded, from Lua, random ids")
+  local alone = client("acquire + release, nothing else held", dsn)
+  local crowded = client("the same, its process holds 10,000 others", dsn .. "2", "10000000", "10000")
+  alternate({ alone, crowded }, 20000)
+  show({ alone, crowded }, alone)
+  verdict("acquire + release, us", median(alone.results), 6)
+  verdict("with 10,000 held / alone", median(crowded.results) / median(alone.results), 1.5)
+
+  local holder, waiter = client("holder", dsn), client("waiter", dsn)
+  local times = {}
+  for i = 1, 500 do times[i] = contest.handover(holder, waiter, 1) end
+  holder.close()
+  waiter.close()
+  local _, middle, _, least, most = contest.quartiles(times)
+  print(("  %-44s %8.1f us  (%.1f to %.1f)"):format("hand-over to a waiter in another process", middle, least, most))
+  verdict("hand-over, us, median", middle, 100)
+
+  local manager = assert(require "hierlock".open(dsn))
+  memory(manager)
+  manager:close()
+end
+
+return goals

@@ -1,0 +1,66 @@
+<?php
+/*
+ * symfony.php - Symfony Lock as its documentation uses it: a lock of its factory,
+ * acquire(true), release(), all else by default (so a lease of 300 s, and where a
+ * store can't wait, another try every 90 to 110 ms). Speaks with contest.lua as
+ * client.c does.
+ *
+ *   symfony.php flock DIRECTORY | redis SOCKET | pdo DSN USER PASSWORD
+ */
+require 'Symfony/Component/Lock/autoload.php';
+
+use Symfony\Component\Lock\LockFactory;
+use Symfony\Component\Lock\Store\FlockStore;
+use Symfony\Component\Lock\Store\PdoStore;
+use Symfony\Component\Lock\Store\RedisStore;
+
+const NAMES = 2000;
+
+function store(array $arguments)
+{
+    switch ($arguments[1]) {
+        case 'flock':
+            return new FlockStore($arguments[2]);
+        case 'redis':
+            $redis = new Redis();
+            $redis->connect($arguments[2]);
+            return new RedisStore($redis);
+        case 'pdo':
+            return new PdoStore(new PDO($arguments[2], $arguments[3], $arguments[4]));
+    }
+}
+
+$factory = new LockFactory(store($argv));
+$held = null;
+$used = 0;
+
+function cycle(LockFactory $factory, int $name)
+{
+    $lock = $factory->createLock('lock' . $name);
+    $lock->acquire(true);
+    $lock->release();
+}
+
+while (($line = fgets(STDIN)) !== false) {
+    $line = trim($line);
+    if ($line === 'take') {
+        $began = hrtime(true);
+        $held = $factory->createLock('lock' . NAMES);
+        $held->acquire(true);
+        echo $began, ' ', hrtime(true), "\n";
+    } elseif ($line === 'give') {
+        $began = hrtime(true);
+        $held->release();
+        echo $began, "\n";
+    } else {
+        $n = (int) $line;
+        while ($used < NAMES) {
+            cycle($factory, $used++);
+        }
+        $start = hrtime(true);
+        for ($i = 0; $i < $n; $i++) {
+            cycle($factory, mt_rand(0, NAMES - 1));
+        }
+        printf("%.2f\n", (hrtime(true) - $start) / 1e3 / $n);
+    }
+}
