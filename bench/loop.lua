@@ -1,11 +1,14 @@
 -- hierlock as a client of the bench: speaks with contest.lua as client.c does. A
 -- lock is that of a resource: three rows.
 --
---   loop.lua DSN [buckets [held]]       held: so many other locks are held
+--   loop.lua DSN [buckets [held [start]]]
+--
+--   held: so many other locks are held. start: acquisitions are started and waited for.
 local uv = require "luv"
 local hierlock = require "hierlock"
 
 local dsn, buckets, held = arg[1], tonumber(arg[2]), tonumber(arg[3] or 0)
+local started = arg[4] == "start"
 local manager = assert(hierlock.open(dsn, { buckets = buckets }))
 local others = {}
 local tried = 0
@@ -31,7 +34,7 @@ local function cycles(n)
   local start = uv.hrtime()
   for _ = 1, n do
     local path = paths[math.random(2000)]
-    local handle = assert(manager:acquire_resource(path[1], path[2], path[3]))
+    local handle = started and assert(manager:start(path)):wait() or manager:acquire(path)
     handle:release()
   end
   return (uv.hrtime() - start) / 1e3 / n

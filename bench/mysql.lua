@@ -16,7 +16,8 @@ local function open(kind)
   if not dsn then return nil end
   local user, password, host, port, database = dsn:match("^%a+://(.-):(.-)@(.-):(%d+)/(.*)$")
   local socket = os.getenv(environment .. "_SOCKET")
-  local version = shell(("(echo 'SET @buckets = %s;'; cat sql/schema.sql sql/provision.sql; echo 'SELECT VERSION();') | " ..
+  local version = shell(("(cat sql/schema.sql sql/provision.sql; echo \"CALL hier_lock_provision(%s, 'user,account,resource', 50000);" ..
+                         " SELECT VERSION();\") | " ..
                          "$(command -v mariadb || command -v mysql) -N -h%s -P%s -u%s -p%s %s | tail -n 1")
                         :format(BUCKETS, host, port, user, password, database))
   local self = { pid = os.getenv(environment .. "_PID"), version = assert(version:match("^[%d.]+")) }
