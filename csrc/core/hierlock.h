@@ -329,6 +329,7 @@ typedef enum hl_lock_state {
   HL_HELD,
   HL_RELEASED,
   HL_LOST,
+  HL_IN_USE, /* by a call that was started, and whose result is not taken */
   HL_FOREIGN /* it belongs to the parent of this process */
 } hl_lock_state;
 

@@ -391,7 +391,7 @@ bool hl_lock_is_held(hl_lock *lock) {
 
 hl_lock_state hl_lock_look(hl_lock *lock) {
   if (is_foreign(lock)) return HL_FOREIGN;
-  if (hl__lock_in_use(lock)) return lock->released ? HL_RELEASED : HL_HELD;
+  if (hl__lock_in_use(lock)) return lock->released ? HL_RELEASED : HL_IN_USE;
   if (hl_lock_is_held(lock)) return HL_HELD;
   return lock->lost ? HL_LOST : HL_RELEASED;
 }
@@ -505,7 +505,7 @@ int hl_lock_release(hl_lock *lock, bool confirm, hl_error *error) {
 
 void hl_lock_free(hl_lock *lock) {
   if (!lock) return;
-  if (hl__lock_in_use(lock) && !is_foreign(lock)) {
+  if (hl__lock_in_use(lock)) {
     hl__lock_use_end(lock, true);
     return;
   }

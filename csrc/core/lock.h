@@ -4,6 +4,7 @@
 #ifndef HIERLOCK_LOCK_H
 #define HIERLOCK_LOCK_H
 
+#include "internal.h"
 #include "manager.h"
 
 struct hl_lock {
@@ -22,8 +23,10 @@ struct hl_lock {
 
 /* --- pending.c */
 
+/* Never in a forked child: there it is of no use any more. */
 static inline bool hl__lock_in_use(hl_lock *lock) {
-  return atomic_load_explicit(&lock->use, memory_order_acquire) != NULL;
+  return atomic_load_explicit(&lock->use, memory_order_acquire) != NULL &&
+         lock->generation == hl__fork_generation();
 }
 /* Releases the lock, and frees it, as soon as the call in use of it has ended; which
    is given up. */

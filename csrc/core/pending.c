@@ -177,6 +177,8 @@ void hl__pending_run(hl_pending *pending) {
 
   hl__manager_lock(manager);
   given_up = pending->given_up;
+  if (given_up && pending->work == HL__ACQUIRE && status == HL_OK)
+    manager->stats.acquired++; /* it is counted as released, too */
   if (!given_up) {
     if (status) pending->error = error;
     finish(pending, status);

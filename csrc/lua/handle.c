@@ -285,6 +285,7 @@ static int handle_tostring(lua_State *L) {
       [HL_HELD] = "held",
       [HL_RELEASED] = "released",
       [HL_LOST] = "lost",
+      [HL_IN_USE] = "in use",
       [HL_FOREIGN] = "of another process",
   };
   char text[512];

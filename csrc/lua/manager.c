@@ -48,9 +48,13 @@ void hll_losses_tell(lua_State *L, int shared) {
   int handles = lua_gettop(L);
   lua_newtable(L);
   int lost = handles + 1, n = 0;
+  bool in_use = false; /* of one that is, nothing can be told yet */
   for (lua_pushnil(L); lua_next(L, handles); lua_pop(L, 1)) {
     hll_handle *handle = hll_handle_test(L, -2);
-    if (handle && handle->lock && hl_lock_look(handle->lock) == HL_LOST) {
+    hl_lock_state state =
+        handle && handle->lock ? hl_lock_look(handle->lock) : HL_RELEASED;
+    if (state == HL_IN_USE) in_use = true;
+    if (state == HL_LOST) {
       lua_pushvalue(L, -2);
       lua_rawseti(L, lost, ++n);
     }
@@ -74,7 +78,8 @@ void hll_losses_tell(lua_State *L, int shared) {
     lua_remove(L, -2); /* the nil of nil, err */
     lua_call(L, 2, 0);
   }
-  self->losses = losses; /* not sooner: were one to raise, the rest is told next */
+  /* Not sooner: were one to raise, the rest is told next. */
+  if (!in_use) self->losses = losses;
   lua_settop(L, handles - 1);
 }
 
