@@ -232,8 +232,8 @@ describe("a store", function()
       local patience = 1
       hold(R1)
       -- Waits for the account, and keeps newcomers from it meanwhile.
-      local start = support.now()
       local killed = waiter({ "u1", "a1" }, { timeout = patience })
+      local start = support.now()
       local behind = support.process(store)
       behind:acquire("lock", "acquire", { "u1", "a1", "r2" })
       support.wait_for_waiters(store, { "u1", "a1" }, 2)

@@ -200,7 +200,10 @@ static void plan_of_ten_thousand_targets(void **state) {
                  rows[i - 1].bucket < rows[i].bucket));
   const hl_row *same = hl_plan_rows(copy, &copied);
   assert_int_equal(copied, n);
-  assert_memory_equal(same, rows, n * sizeof *rows);
+  for (size_t i = 0; i < n; i++)
+    assert_true(same[i].level == rows[i].level &&
+                same[i].bucket == rows[i].bucket &&
+                same[i].mode == rows[i].mode);
   for (int i = 0; i < N; i += 777) {
     hl_id ids[HL_LEVELS_MAX];
     (void)hl_plan_target(copy, (size_t)i, ids);
