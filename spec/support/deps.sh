@@ -7,6 +7,7 @@
 #   deps.sh test             to run the specs
 #   deps.sh servers          throw-away servers for specs and bench
 #   deps.sh lint             the linters
+#   deps.sh valgrind         valgrind
 #
 # Says what it installs, and asks for root only then. On another system it says what is missing
 # and leaves the rest to you. It must install nothing that is there already.
@@ -36,7 +37,7 @@ want_lua() {
   esac
 }
 
-kind=${1:?build, demo, test, servers or lint}
+kind=${1:?build, demo, test, servers, lint or valgrind}
 shift
 (($#)) || set -- lua5.4
 
@@ -62,6 +63,9 @@ case $kind in
     ;;
   servers)
     exec spec/support/servers.sh install
+    ;;
+  valgrind)
+    want valgrind
     ;;
   lint)
     want lua-check cppcheck clang clang-tidy

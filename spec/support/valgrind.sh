@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+#
+# Runs a program under valgrind's memcheck. Fails when the program does, when it makes an error or
+# leaks something, or when a child that it forked makes an error. What such a child leaks does not
+# count: it has its parent's memory, and ends by _exit. Programs that it starts run without valgrind.
+
+set -uo pipefail
+directory=$(mktemp -d)
+trap 'rm -rf "$directory"' EXIT
+
+valgrind -q --fair-sched=yes --leak-check=full --show-leak-kinds=definite \
+  --errors-for-leak-kinds=definite --num-callers=30 --log-file="$directory/%p" "$@" &
+program=$!
+wait "$program"
+status=$?
+
+errors=$(grep -lE '== (Invalid|Mismatched|Conditional|Use of|Syscall|Source and|Argument|Process)' "$directory"/*)
+[[ -s $directory/$program ]] && errors+=" $directory/$program"
+for log in $(sort -u <<<"${errors// /$'\n'}"); do
+  cat "$log"
+  ((status)) || status=99
+done
+exit "$status"
