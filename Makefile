@@ -210,7 +210,7 @@ asan:
 # are also those of the processes that specs start. Its shadow does not fit where
 # addresses are very random: hence setarch -R.
 TSAN_CFLAGS := -O1 -g -fsanitize=thread
-TSAN_SPECS := stores extend manager mysql mysql_connect mysql_pool mysql_trouble scenarios with
+TSAN_SPECS := stores fork extend manager mysql mysql_connect mysql_pool mysql_trouble scenarios with
 tsan:
 	@spec/support/deps.sh build $(LUA)
 	@spec/support/deps.sh test
