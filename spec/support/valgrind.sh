@@ -14,10 +14,12 @@ program=$!
 wait "$program"
 status=$?
 
-errors=$(grep -lE '== (Invalid|Mismatched|Conditional|Use of|Syscall|Source and|Argument|Process)' "$directory"/*)
-[[ -s $directory/$program ]] && errors+=" $directory/$program"
-for log in $(sort -u <<<"${errors// /$'\n'}"); do
-  cat "$log"
+mapfile -t reports < <(
+  grep -lE '== (Invalid|Mismatched|Conditional|Use of|Syscall|Source and|Argument|Process)' "$directory"/*
+  [[ -s $directory/$program ]] && echo "$directory/$program"
+)
+if ((${#reports[@]})); then
+  sort -u <<<"$(printf '%s\n' "${reports[@]}")" | xargs cat
   ((status)) || status=99
-done
+fi
 exit "$status"
