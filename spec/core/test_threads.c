@@ -268,7 +268,7 @@ static void *wait_until_closed(void *argument) {
 }
 
 static void closing_meets_other_threads(void **state) {
-  static char names[THREADS / 2][8];
+  static char names[THREADS / 2][16];
   (void)state;
   for (size_t store = 0; store < store_count; store++)
     for (int round = 0; round < 5; round++) {
@@ -299,7 +299,7 @@ static void closing_meets_other_threads(void **state) {
 
 /* ----------------------------------------------------------------- fork */
 
-enum { CHILDREN = 25, CONNECTING = 3 };
+enum { CHILDREN = 15, CONNECTING = 3 };
 
 /* Connects, and goes away again. */
 static void *connect_and_close(void *argument) {
