@@ -28,7 +28,9 @@
  *   says so without a round trip; a fencing token (hl_lock_token) protects a
  *   resource that can compare numbers.
  * - After fork(), the child's copies of managers and locks are not the
- *   parent's: a copied lock is dead, a copied manager starts afresh.
+ *   parent's: a copied lock is dead, a copied manager starts afresh. While
+ *   another thread is logging in to a server, fork() waits for it: for
+ *   milliseconds, or for connect_timeout where the server hangs.
  * - A manager may be used by any number of threads. A lock is used by one
  *   thread at a time.
  *

@@ -8,6 +8,7 @@
 #define HIERLOCK_INTERNAL_H
 
 #include "hierlock.h"
+#include "mutex.h"
 
 #if defined(__GNUC__)
 #define HL__PRINTF(f, a) __attribute__((format(printf, f, a)))
@@ -41,6 +42,10 @@ int64_t hl__deadline(int64_t now, int64_t ms);
    before the descriptor is closed. Any thread. */
 int hl__fork_watch(int fd); /* HL_OK or HL_ENOMEM */
 void hl__fork_unwatch(int fd);
+/* Between the two, fork() waits: for what must not be under way when a child is
+   born. Not nested. Any number of threads. */
+void hl__fork_forbid(void) HL__ACQUIRES_SHARED(hl__births);
+void hl__fork_allow(void) HL__RELEASES_SHARED(hl__births);
 /* Grows by one in each forked child: what was made under another number
    belongs to a parent. One atomic read. */
 unsigned hl__fork_generation(void);

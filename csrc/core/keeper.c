@@ -37,19 +37,21 @@ static int renew_if_due(hl_manager *manager, hl__slot *slot) {
   return manager->ops->renew(slot->session, &slot->asked, NULL);
 }
 
-static void held_turn(hl_manager *manager, hl__slot *slot) {
+static void held_turn(hl_manager *manager, hl__slot *slot)
+    HL__REQUIRES(hl__manager_mutex) {
   /* Its owner is at it: then it needs no keeper. */
-  if (pthread_mutex_trylock(&slot->mutex) != 0) return;
+  if (hl__slot_trylock(slot) != 0) return;
   if (slot->session) {
     int status = hl__slot_look(manager, slot, NULL);
     if (status == HL_OK) status = renew_if_due(manager, slot);
     if (status) hl__slot_end(manager, slot, true);
   }
-  (void)pthread_mutex_unlock(&slot->mutex);
+  hl__slot_unlock(slot);
 }
 
 /* False: its session has ended, or has been idle for too long. */
-static bool idle_turn(hl_manager *manager, hl__slot *slot, int64_t now) {
+static bool idle_turn(hl_manager *manager, hl__slot *slot, int64_t now)
+    HL__REQUIRES(hl__manager_mutex) {
   int status = manager->ops->settle(slot->session, 0, NULL);
   if (status == HL_OK) {
     if (slot->asked) slot->answered = slot->asked;
@@ -62,7 +64,8 @@ static bool idle_turn(hl_manager *manager, hl__slot *slot, int64_t now) {
 }
 
 /* True: it is released or ended; false: the answer has still not come. */
-static bool releasing_turn(hl_manager *manager, hl__slot *slot) {
+static bool releasing_turn(hl_manager *manager, hl__slot *slot)
+    HL__REQUIRES(hl__manager_mutex) {
   int status = manager->ops->settle(slot->session, 0, NULL);
   if (status == HL_OK) status = manager->ops->unlock(slot->session, NULL);
   if (status == HL_TIMEOUT || status == HL_BUSY) return false;
@@ -72,9 +75,10 @@ static bool releasing_turn(hl_manager *manager, hl__slot *slot) {
   return true;
 }
 
-/* One look at everything; manager->mutex is held. Unlinks the slots that are to
-   be closed into *dead. Returns how long the next turn may wait; ms. */
-static int64_t turn(hl_manager *manager, hl__slot **dead) {
+/* One look at everything. Buries the slots that are to be closed. Returns how
+   long the next turn may wait; ms. */
+static int64_t turn(hl_manager *manager, hl__slot **dead)
+    HL__REQUIRES(hl__manager_mutex) {
   int64_t now = hl__now_ms();
   int64_t wait = manager->config.hold_timeout / 6;
   if (wait > TURN_MS) wait = TURN_MS;
@@ -85,21 +89,14 @@ static int64_t turn(hl_manager *manager, hl__slot **dead) {
       held_turn(manager, slot);
       break;
     case HL__IDLE:
-      if (!idle_turn(manager, slot, now)) {
-        hl__pool_unlink(manager, slot);
-        slot->next = *dead;
-        *dead = slot;
-      }
+      if (!idle_turn(manager, slot, now)) hl__pool_bury(manager, slot, dead);
       break;
     case HL__RELEASING:
       if (releasing_turn(manager, slot)) break;
       wait = TURN_SOON_MS;
       /* The end of its connection releases it, too. */
-      if (now - slot->idle_since > manager->config.hold_timeout) {
-        hl__pool_unlink(manager, slot);
-        slot->next = *dead;
-        *dead = slot;
-      }
+      if (now - slot->idle_since > manager->config.hold_timeout)
+        hl__pool_bury(manager, slot, dead);
       break;
     case HL__BUSY:
       if (slot->due != HL_FOREVER && now > slot->due + OVERRUN_MS &&
@@ -117,18 +114,14 @@ static int64_t turn(hl_manager *manager, hl__slot **dead) {
 
 static void *keeper_main(void *argument) {
   hl_manager *manager = argument;
-  (void)pthread_mutex_lock(&manager->mutex);
+  hl__manager_lock(manager);
   while (!manager->keeper_stops) {
     hl__slot *dead = NULL;
     int64_t next = hl__now_ms() + turn(manager, &dead);
     if (dead) {
-      (void)pthread_mutex_unlock(&manager->mutex);
-      while (dead) {
-        hl__slot *rest = dead->next;
-        hl__slot_free(manager, dead);
-        dead = rest;
-      }
-      (void)pthread_mutex_lock(&manager->mutex);
+      hl__manager_unlock(manager);
+      hl__pool_free(manager, dead);
+      hl__manager_lock(manager);
       continue;
     }
     struct timespec t = {.tv_sec = next / 1000,
@@ -138,7 +131,7 @@ static void *keeper_main(void *argument) {
     else
       (void)pthread_cond_timedwait(&manager->wakeup, &manager->mutex, &t);
   }
-  (void)pthread_mutex_unlock(&manager->mutex);
+  hl__manager_unlock(manager);
   return NULL;
 }
 
@@ -160,11 +153,11 @@ int hl__keeper_start(hl_manager *manager, hl_error *error) {
 }
 
 void hl__keeper_stop(hl_manager *manager) {
-  (void)pthread_mutex_lock(&manager->mutex);
+  hl__manager_lock(manager);
   bool runs = manager->keeper_runs;
   manager->keeper_stops = true;
   manager->keeper_runs = false;
   (void)pthread_cond_signal(&manager->wakeup);
-  (void)pthread_mutex_unlock(&manager->mutex);
+  hl__manager_unlock(manager);
   if (runs) (void)pthread_join(manager->keeper, NULL);
 }

@@ -73,10 +73,10 @@ static bool piece(hl_manager *manager, hl__slot *slot, int64_t deadline,
   int64_t now = hl__now_ms(), end = now + WAIT_PIECE_MS;
   if (deadline < end) end = deadline;
   request->deadline = end;
-  (void)pthread_mutex_lock(&manager->mutex);
+  hl__manager_lock(manager);
   bool open = !manager->closed;
   slot->due = end > now ? end : now;
-  (void)pthread_mutex_unlock(&manager->mutex);
+  hl__manager_unlock(manager);
   return open;
 }
 
@@ -104,8 +104,10 @@ static int acquire(hl_manager *manager, hl_request *request, int64_t deadline,
     status = manager->ops->lock((*slot)->session, request, grant, error);
     if (status == HL_OK) return HL_OK;
 
-    if (status == HL_ECONNECTION || (*slot)->overrun) {
-      bool closed = manager->closed, overrun = (*slot)->overrun;
+    hl__manager_lock(manager);
+    bool closed = manager->closed, overrun = (*slot)->overrun;
+    hl__manager_unlock(manager);
+    if (status == HL_ECONNECTION || overrun) {
       hl__pool_discard(manager, *slot);
       *slot = NULL;
       if (closed) return closed_error(error);
@@ -115,9 +117,9 @@ static int acquire(hl_manager *manager, hl_request *request, int64_t deadline,
       /* A pooled connection may have gone stale; nothing was held yet. */
       if (fresh || repaired) return status;
       repaired = true;
-      (void)pthread_mutex_lock(&manager->mutex);
+      hl__manager_lock(manager);
       manager->stats.reconnects++;
-      (void)pthread_mutex_unlock(&manager->mutex);
+      hl__manager_unlock(manager);
       continue;
     }
     hl__pool_put(manager, *slot);
@@ -147,7 +149,7 @@ static void timeout_say(hl_error *error, const char *path, int64_t timeout) {
 /* The slot becomes HELD, unless the manager was closed meanwhile. */
 static int hold(hl_manager *manager, hl__slot *slot, const hl_grant *grant,
                 hl_error *error) {
-  (void)pthread_mutex_lock(&manager->mutex);
+  hl__manager_lock(manager);
   bool closed = manager->closed;
   if (!closed) {
     slot->state = HL__HELD;
@@ -155,7 +157,7 @@ static int hold(hl_manager *manager, hl__slot *slot, const hl_grant *grant,
     slot->asked = 0;
     manager->stats.held++;
   }
-  (void)pthread_mutex_unlock(&manager->mutex);
+  hl__manager_unlock(manager);
   if (!closed) return HL_OK;
   hl__pool_discard(manager, slot);
   return closed_error(error);
@@ -219,17 +221,17 @@ int hl_acquire(hl_manager *manager, hl_plan *plan, const hl_options *options,
       options->timeout < 0 ? manager->config.timeout : options->timeout;
   request_fill(&request, lock->plan, options, timeout, path);
 
-  (void)pthread_mutex_lock(&manager->mutex);
+  hl__manager_lock(manager);
   manager->stats.waiting++;
-  (void)pthread_mutex_unlock(&manager->mutex);
+  hl__manager_unlock(manager);
   status = acquire(manager, &request, hl__deadline(start, timeout), &slot,
                    &grant, error);
   if (status == HL_OK) status = hold(manager, slot, &grant, error);
   lock->waited = hl__now_ms() - start;
-  (void)pthread_mutex_lock(&manager->mutex);
+  hl__manager_lock(manager);
   manager->stats.waiting--;
   count(manager, status, lock->waited);
-  (void)pthread_mutex_unlock(&manager->mutex);
+  hl__manager_unlock(manager);
 
   if (status == HL_TIMEOUT) timeout_say(error, path, timeout);
   if (status == HL_OK) {
@@ -307,11 +309,11 @@ static int foreign_error(hl_error *error) {
    held: see manager.h for the order. */
 static int lock_lose(hl_lock *lock, const hl_error *reason, hl_error *error) {
   hl_manager *manager = lock->manager;
-  (void)pthread_mutex_lock(&manager->mutex);
-  (void)pthread_mutex_lock(&lock->slot->mutex);
+  hl__manager_lock(manager);
+  hl__slot_lock(lock->slot);
   hl__slot_end(manager, lock->slot, true);
-  (void)pthread_mutex_unlock(&lock->slot->mutex);
-  (void)pthread_mutex_unlock(&manager->mutex);
+  hl__slot_unlock(lock->slot);
+  hl__manager_unlock(manager);
   slot_drop(lock);
   lock->lost = true;
   return hl__error(error, HL_ELOST, "the lock was lost: %s", reason->message);
@@ -319,8 +321,10 @@ static int lock_lose(hl_lock *lock, const hl_error *reason, hl_error *error) {
 
 /* Looks, and ends what is found lost. HL_OK: the lock is held as far as can be
    told, and its slot's mutex is held, too; HL_ELOST or HL_ERELEASED: it is not,
-   and the lock has no slot any more. */
-static int lock_enter(hl_lock *lock, hl_error *error) {
+   and the lock has no slot any more. Unchecked: clang cannot follow a function
+   that returns sometimes with a mutex. */
+static int lock_enter(hl_lock *lock, hl_error *error)
+    HL__ACQUIRES_IF_0(hl__slot_mutex) HL__UNCHECKED {
   hl_manager *manager = lock->manager;
   if (is_foreign(lock)) return foreign_error(error);
   if (lock->lost)
@@ -329,18 +333,18 @@ static int lock_enter(hl_lock *lock, hl_error *error) {
     return hl__error(error, HL_ERELEASED, "the lock has been released");
 
   hl_error reason;
-  (void)pthread_mutex_lock(&lock->slot->mutex);
+  hl__slot_lock(lock->slot);
   if (lock->slot->session) {
     if (hl__slot_look(manager, lock->slot, &reason) == HL_OK) return HL_OK;
-    (void)pthread_mutex_unlock(&lock->slot->mutex);
+    hl__slot_unlock(lock->slot);
     return lock_lose(lock, &reason, error);
   }
   /* The keeper, or hl_manager_close, has ended it. */
-  (void)pthread_mutex_unlock(&lock->slot->mutex);
+  hl__slot_unlock(lock->slot);
   slot_drop(lock);
-  (void)pthread_mutex_lock(&manager->mutex);
+  hl__manager_lock(manager);
   lock->lost = !manager->closed;
-  (void)pthread_mutex_unlock(&manager->mutex);
+  hl__manager_unlock(manager);
   return lock->lost
              ? hl__error(error, HL_ELOST, "the lock was lost while it was held")
              : hl__error(error, HL_ERELEASED,
@@ -349,7 +353,7 @@ static int lock_enter(hl_lock *lock, hl_error *error) {
 
 bool hl_lock_is_held(hl_lock *lock) {
   if (lock_enter(lock, NULL)) return false;
-  (void)pthread_mutex_unlock(&lock->slot->mutex);
+  hl__slot_unlock(lock->slot);
   return true;
 }
 
@@ -365,14 +369,15 @@ int64_t hl_lock_remaining(hl_lock *lock) {
   int64_t left = HL_FOREVER;
   if (manager->ops->connects)
     left = lease_left(manager, lock->slot);
-  (void)pthread_mutex_unlock(&lock->slot->mutex);
+  hl__slot_unlock(lock->slot);
   return left;
 }
 
 /* Reads the answer to the last sign of life, waiting for it, so that the
    session can be used; but no longer than the lease lasts, for then the lock is
-   lost anyhow. slot->mutex is held. */
-static int settle_asked(hl_manager *manager, hl__slot *slot, hl_error *error) {
+   lost anyhow. */
+static int settle_asked(hl_manager *manager, hl__slot *slot, hl_error *error)
+    HL__REQUIRES(hl__slot_mutex) {
   if (!slot->asked) return HL_OK;
   int status = manager->ops->settle(
       slot->session, hl__now_ms() + lease_left(manager, slot), error);
@@ -396,7 +401,7 @@ int hl_lock_check(hl_lock *lock, hl_error *error) {
     status = settle_asked(manager, slot, &reason);
   }
   if (status == HL_OK) status = ops->look(slot->session, &reason);
-  (void)pthread_mutex_unlock(&slot->mutex);
+  hl__slot_unlock(slot);
   return status == HL_OK ? HL_OK : lock_lose(lock, &reason, error);
 }
 
@@ -406,21 +411,21 @@ int hl_lock_check(hl_lock *lock, hl_error *error) {
    BUSY: the keeper need not renew it (a waiting statement is a sign of life to
    the server), and interrupts it when it hangs. */
 static int extend(hl_lock *lock, hl_request *request, int64_t deadline,
-                  hl_error *error) {
+                  hl_error *error) HL__RELEASES(hl__slot_mutex) {
   hl_manager *manager = lock->manager;
   hl__slot *slot = lock->slot;
   hl_grant grant = {0};
   hl_error reason = {0};
 
   int status = settle_asked(manager, slot, &reason);
-  (void)pthread_mutex_unlock(&slot->mutex);
+  hl__slot_unlock(slot);
   if (status) return lock_lose(lock, &reason, error);
 
-  (void)pthread_mutex_lock(&manager->mutex);
+  hl__manager_lock(manager);
   bool held = slot->state == HL__HELD;
   if (held) slot->state = HL__BUSY;
   manager->stats.waiting++;
-  (void)pthread_mutex_unlock(&manager->mutex);
+  hl__manager_unlock(manager);
   if (held) {
     do {
       if (!piece(manager, slot, deadline, request)) break;
@@ -429,7 +434,7 @@ static int extend(hl_lock *lock, hl_request *request, int64_t deadline,
              hl__left_ms(deadline) > 0);
   }
 
-  (void)pthread_mutex_lock(&manager->mutex);
+  hl__manager_lock(manager);
   manager->stats.waiting--;
   bool closed = manager->closed, overrun = slot->overrun;
   if (held) slot->state = HL__HELD;
@@ -437,14 +442,16 @@ static int extend(hl_lock *lock, hl_request *request, int64_t deadline,
   if (status == HL_TIMEOUT) manager->stats.timeouts++;
   if (status == HL_DEADLOCK) manager->stats.deadlocks++;
   if (held && closed) {
+    hl__slot_lock(slot);
     hl__slot_end(manager, slot, false);
+    hl__slot_unlock(slot);
   } else if (held && status == HL_DEADLOCK) {
     /* The store has already given everything back. */
     manager->stats.held--;
     hl__pool_idle(manager, slot);
     lock->slot = NULL;
   }
-  (void)pthread_mutex_unlock(&manager->mutex);
+  hl__manager_unlock(manager);
 
   /* Ended by the keeper before we could begin, or closed meanwhile. */
   if (!held || closed) return lock_enter(lock, error);
@@ -472,7 +479,8 @@ int hl_lock_extend(hl_lock *lock, hl_plan *plan, const hl_options *options,
   if (!options) options = &defaults;
 
   int status = options_check(options, manager, plan, error);
-  if (status == HL_OK) status = lock_enter(lock, error);
+  if (status) return status;
+  status = lock_enter(lock, error);
   if (status) return status;
 
   /* Everything that can run out of memory, before anything is taken. */
@@ -480,7 +488,7 @@ int hl_lock_extend(hl_lock *lock, hl_plan *plan, const hl_options *options,
   missing = malloc(n * sizeof *missing);
   whole = hl_plan_copy(lock->plan);
   if (!whole || !missing || !hl__plan_append(whole, plan)) {
-    (void)pthread_mutex_unlock(&lock->slot->mutex);
+    hl__slot_unlock(lock->slot);
     status = hl__error_memory(error);
     goto out;
   }
@@ -491,7 +499,7 @@ int hl_lock_extend(hl_lock *lock, hl_plan *plan, const hl_options *options,
   request.n = hl__plan_missing(plan, lock->plan, missing);
   request.extend = true;
   if (request.n == 0)
-    (void)pthread_mutex_unlock(&lock->slot->mutex);
+    hl__slot_unlock(lock->slot);
   else
     status = extend(lock, &request, hl__deadline(hl__now_ms(), timeout), error);
   if (status == HL_TIMEOUT)
@@ -510,9 +518,9 @@ out:
 /* ----------------------------------------------------------- releasing */
 
 /* Sends the release; when confirming, waits for its answer. HL_BUSY: it cannot
-   be sent before an earlier answer has come. slot->mutex is held. */
+   be sent before an earlier answer has come. */
 static int unlock(hl_manager *manager, hl__slot *slot, bool confirm,
-                  hl_error *error) {
+                  hl_error *error) HL__REQUIRES(hl__slot_mutex) {
   const hl_store_ops *ops = manager->ops;
   if (!confirm) return ops->unlock(slot->session, error);
   int status = settle_asked(manager, slot, error);
@@ -534,11 +542,11 @@ int hl_lock_release(hl_lock *lock, bool confirm, hl_error *error) {
   hl__slot *slot = lock->slot;
   hl_error reason;
   status = unlock(manager, slot, confirm, &reason);
-  (void)pthread_mutex_unlock(&slot->mutex);
+  hl__slot_unlock(slot);
   if (status != HL_OK && status != HL_BUSY)
     return lock_lose(lock, &reason, error);
 
-  (void)pthread_mutex_lock(&manager->mutex);
+  hl__manager_lock(manager);
   lock->slot = NULL;
   if (slot->state == HL__HELD) {
     manager->stats.held--;
@@ -554,7 +562,7 @@ int hl_lock_release(hl_lock *lock, bool confirm, hl_error *error) {
     }
     slot = NULL;
   }
-  (void)pthread_mutex_unlock(&manager->mutex);
+  hl__manager_unlock(manager);
   if (slot) { /* hl_manager_close came between */
     lock->slot = slot;
     slot_drop(lock);

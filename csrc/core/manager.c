@@ -28,8 +28,9 @@ static const hl_store_ops *find_store(const hl_store_ops *const *stores,
   return NULL;
 }
 
-/* Everything that belongs to one process generation: no store, no slots. */
-static void fields_init(hl_manager *manager) {
+/* Everything that belongs to one process generation: no store, no slots.
+   Unchecked, as fields_renew: nobody else can have the mutex. */
+HL__UNCHECKED static void fields_init(hl_manager *manager) {
   pthread_condattr_t monotonic;
   (void)pthread_condattr_init(&monotonic);
   (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
@@ -48,7 +49,7 @@ static void fields_init(hl_manager *manager) {
 /* In a forked child: mutexes may be in any state, the keeper does not exist, and
    sessions, slots and store are the parent's. They are forgotten, not freed by
    their usual ways. Two threads of the child must not do it at once. */
-static void fields_renew(hl_manager *manager) {
+HL__UNCHECKED static void fields_renew(hl_manager *manager) {
   static pthread_mutex_t renewing = PTHREAD_MUTEX_INITIALIZER;
   (void)pthread_mutex_lock(&renewing);
   unsigned generation = hl__fork_generation();
@@ -69,13 +70,13 @@ int hl__manager_enter(hl_manager *manager, hl_error *error) {
   int status = HL_OK;
   if (atomic_load(&manager->generation) != hl__fork_generation())
     fields_renew(manager);
-  (void)pthread_mutex_lock(&manager->mutex);
+  hl__manager_lock(manager);
   if (manager->closed)
     status = hl__error(error, HL_EMISUSE, "the manager is closed");
   else if (!manager->store)
     status = manager->ops->open(&manager->config, &manager->store, error);
   if (status == HL_OK) atomic_fetch_add(&manager->references, 1u);
-  (void)pthread_mutex_unlock(&manager->mutex);
+  hl__manager_unlock(manager);
   return status;
 }
 
@@ -108,8 +109,9 @@ static int config_check(const hl_config *config, hl_error *error) {
   return HL_OK;
 }
 
-/* A forked child opens the store again, perhaps in another working directory:
-   there a relative path would name another space, which excludes nobody. */
+/* A store may be opened again (in a forked child, or when its directory was
+   removed), in another working directory perhaps: there a relative path would
+   name another space, which excludes nobody. */
 static int make_absolute(hl_manager *manager, hl_error *error) {
   const char *path = manager->dsn.path;
   if (!path || *path == '/') return HL_OK;
@@ -193,26 +195,24 @@ void hl_manager_close(hl_manager *manager) {
   if (atomic_load(&manager->generation) != hl__fork_generation())
     fields_renew(manager);
 
-  (void)pthread_mutex_lock(&manager->mutex);
+  hl__manager_lock(manager);
   manager->closed = true;
   for (hl__slot *slot = manager->slots, *next; slot; slot = next) {
     next = slot->next;
     switch (slot->state) {
     case HL__HELD:
-      if (pthread_mutex_trylock(&slot->mutex) != 0) {
+      if (hl__slot_trylock(slot) != 0) {
         /* Another thread waits in hl_lock_check, for a round trip at most. */
         manager->ops->interrupt(slot->session);
-        (void)pthread_mutex_lock(&slot->mutex);
+        hl__slot_lock(slot);
       }
       (void)manager->ops->unlock(slot->session, NULL);
       hl__slot_end(manager, slot, false);
-      (void)pthread_mutex_unlock(&slot->mutex);
+      hl__slot_unlock(slot);
       break;
     case HL__IDLE:
     case HL__RELEASING:
-      hl__pool_unlink(manager, slot);
-      slot->next = idle;
-      idle = slot;
+      hl__pool_bury(manager, slot, &idle);
       break;
     case HL__BUSY:
       /* Its thread finds the manager closed, and drops the slot. */
@@ -223,13 +223,9 @@ void hl_manager_close(hl_manager *manager) {
     }
   }
   (void)pthread_cond_broadcast(&manager->freed);
-  (void)pthread_mutex_unlock(&manager->mutex);
+  hl__manager_unlock(manager);
 
-  while (idle) {
-    hl__slot *next = idle->next;
-    hl__slot_free(manager, idle);
-    idle = next;
-  }
+  hl__pool_free(manager, idle);
   hl__keeper_stop(manager);
   hl__manager_leave(manager);
 }
@@ -241,10 +237,10 @@ hl_layout *hl_manager_layout(const hl_manager *manager) {
 void hl_manager_stats(hl_manager *manager, hl_stats *stats) {
   if (atomic_load(&manager->generation) != hl__fork_generation())
     fields_renew(manager);
-  (void)pthread_mutex_lock(&manager->mutex);
+  hl__manager_lock(manager);
   *stats = manager->stats;
   stats->connections = manager->ops->connects ? manager->slot_count : 0;
-  (void)pthread_mutex_unlock(&manager->mutex);
+  hl__manager_unlock(manager);
 }
 
 uint64_t hl_manager_losses(const hl_manager *manager) {
@@ -263,9 +259,9 @@ int hl_manager_holders(hl_manager *manager, hl_plan *plan, hl_holder_fn fn,
     status = hl__pool_take(manager, again ? HL__TAKE_EXTRA : HL__TAKE_FRESH,
                            deadline, true, &slot, error);
     if (status) break;
-    (void)pthread_mutex_lock(&manager->mutex);
+    hl__manager_lock(manager);
     slot->due = deadline;
-    (void)pthread_mutex_unlock(&manager->mutex);
+    hl__manager_unlock(manager);
     bool fresh = slot->fresh;
     status =
         manager->ops->holders(slot->session, rows, n, fn, context, error);
@@ -283,14 +279,14 @@ int hl_manager_holders(hl_manager *manager, hl_plan *plan, hl_holder_fn fn,
 int hl_manager_blockers(hl_manager *manager, hl_plan *plan, hl_holder_fn fn,
                         void *context, hl_error *error) {
   int64_t now = hl__now_ms();
-  (void)pthread_mutex_lock(&manager->mutex);
+  hl__manager_lock(manager);
   if (now - manager->looks_since >= 1000) {
     manager->looks_since = now;
     manager->looks = 0;
   }
   bool look = manager->looks < LOOKS_EACH_SECOND;
   if (look) manager->looks++;
-  (void)pthread_mutex_unlock(&manager->mutex);
+  hl__manager_unlock(manager);
   if (!look)
     return hl__error(error, HL_BUSY, "more than %d looks in a second",
                      LOOKS_EACH_SECOND);

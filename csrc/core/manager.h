@@ -19,15 +19,13 @@
  *   IDLE       in the pool
  *   ENDED      was held; its session is closed; its hl_lock has not looked yet
  *
- * Locks of the library, in the order in which they may be taken:
+ * Mutexes, of which mutex.h has the order:
  *
- *   1. manager->mutex    lists, states, counters, and the sessions of IDLE and
- *                        RELEASING slots. Never held while something blocks.
- *   2. slot->mutex       the session of a HELD slot. hl_lock_check holds it for
- *                        a round trip; everybody else only tries it, or is the
- *                        same thread.
- *   3. what a store has  (see there)
- *   4. fork.c's mutex
+ *   manager->mutex    lists, states, counters, and the sessions of IDLE and
+ *                     RELEASING slots. Never held while something blocks.
+ *   slot->mutex       the session of a HELD slot. hl_lock_check holds it for a
+ *                     round trip; everybody else only tries it, or is the same
+ *                     thread.
  *
  * The session of a BUSY slot belongs to its thread and needs no mutex.
  */
@@ -35,6 +33,7 @@
 #define HIERLOCK_MANAGER_H
 
 #include "hierlock.h"
+#include "mutex.h"
 #include "store.h"
 
 #include <pthread.h>
@@ -51,20 +50,37 @@ typedef enum hl__slot_state {
 typedef struct hl__slot hl__slot;
 
 struct hl__slot {
-  hl__slot *next, *previous; /* all slots of the manager; 1 */
-  hl__slot *older, *newer;   /* the idle ones; 1 */
-  hl__slot_state state;      /* 1 */
-  hl_session *session;       /* NULL while it is made, and when ENDED */
-  pthread_mutex_t mutex;     /* 2 */
-  pthread_t owner;           /* the thread that took it; 1 */
-  int64_t due;               /* BUSY: overrun after this, watched; 1 */
-  bool overrun;              /* the keeper has interrupted it; 1 */
-  bool fresh;                /* it has just been made; owner */
-  int64_t idle_since;        /* IDLE, RELEASING; 1 */
+  pthread_mutex_t mutex;
+  /* See above who may use it: NULL while it is made, and when ENDED. */
+  hl_session *session;
   /* When the last command that was answered was sent, and when a sign of life
-     was sent that is not answered yet (0: none); hl__lease_ms. HELD: 2; IDLE: 1 */
+     was sent that is not answered yet (0: none); hl__lease_ms. As the session. */
   int64_t answered, asked;
+  bool fresh; /* it has just been made; its thread */
+
+  hl__slot_state state HL__GUARDED_BY(hl__manager_mutex);
+  /* All slots of the manager; the idle ones. */
+  hl__slot *next HL__GUARDED_BY(hl__manager_mutex);
+  hl__slot *previous HL__GUARDED_BY(hl__manager_mutex);
+  hl__slot *older HL__GUARDED_BY(hl__manager_mutex);
+  hl__slot *newer HL__GUARDED_BY(hl__manager_mutex);
+  /* The thread that took it. */
+  pthread_t owner HL__GUARDED_BY(hl__manager_mutex);
+  /* BUSY: overrun after this, watched. */
+  int64_t due HL__GUARDED_BY(hl__manager_mutex);
+  /* The keeper has interrupted it. */
+  bool overrun HL__GUARDED_BY(hl__manager_mutex);
+  /* IDLE, RELEASING: since when. */
+  int64_t idle_since HL__GUARDED_BY(hl__manager_mutex);
 };
+
+HL__MUTEX_FUNCTIONS(hl__slot, hl__slot, mutex, hl__slot_mutex)
+
+/* 0: it is held now. */
+static inline int hl__slot_trylock(hl__slot *slot)
+    HL__ACQUIRES_IF_0(hl__slot_mutex) HL__UNCHECKED {
+  return pthread_mutex_trylock(&slot->mutex);
+}
 
 struct hl_manager {
   atomic_uint references; /* the opener, each lock, each call under way */
@@ -79,24 +95,30 @@ struct hl_manager {
   unsigned pool_size;
   char application[64];
   char host[64];
+  hl_store *store; /* set before the first call is let in */
+  atomic_uint_fast64_t losses;
 
   pthread_mutex_t mutex;
   pthread_cond_t freed;  /* a slot became idle or went away */
   pthread_cond_t wakeup; /* for the keeper */
-  hl_store *store;
-  hl__slot *slots;
-  unsigned slot_count;
-  hl__slot *newest, *oldest; /* idle */
-  bool closed;
+  bool closed HL__GUARDED_BY(hl__manager_mutex);
+  hl__slot *slots HL__GUARDED_BY(hl__manager_mutex);
+  unsigned slot_count HL__GUARDED_BY(hl__manager_mutex);
+  /* The idle ones. */
+  hl__slot *newest HL__GUARDED_BY(hl__manager_mutex);
+  hl__slot *oldest HL__GUARDED_BY(hl__manager_mutex);
 
-  bool keeper_runs, keeper_stops;
-  pthread_t keeper;
+  bool keeper_runs HL__GUARDED_BY(hl__manager_mutex);
+  bool keeper_stops HL__GUARDED_BY(hl__manager_mutex);
+  pthread_t keeper; /* while keeper_runs, and then whoever stops it */
 
-  hl_stats stats;
-  atomic_uint_fast64_t losses;
-  int64_t looks_since; /* of the current second, see hl_manager_blockers */
-  unsigned looks;
+  hl_stats stats HL__GUARDED_BY(hl__manager_mutex);
+  /* Of the current second, see hl_manager_blockers. */
+  int64_t looks_since HL__GUARDED_BY(hl__manager_mutex);
+  unsigned looks HL__GUARDED_BY(hl__manager_mutex);
 };
+
+HL__MUTEX_FUNCTIONS(hl__manager, hl_manager, mutex, hl__manager_mutex)
 
 /* --- manager.c */
 
@@ -118,16 +140,21 @@ int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline,
 /* A BUSY slot whose session holds nothing goes back, or is closed. */
 void hl__pool_put(hl_manager *manager, hl__slot *slot);
 void hl__pool_discard(hl_manager *manager, hl__slot *slot);
-/* Frees a slot that is in no list. Closes its session. No mutex is held. */
-void hl__slot_free(hl_manager *manager, hl__slot *slot);
-/* manager->mutex is held. */
-void hl__pool_unlink(hl_manager *manager, hl__slot *slot);
-void hl__pool_idle(hl_manager *manager, hl__slot *slot);
+/* Unlinks a slot and adds it to a list, by `next`, of those that are to be freed
+   as soon as no mutex is held; which closes their sessions. */
+void hl__pool_bury(hl_manager *manager, hl__slot *slot, hl__slot **dead)
+    HL__REQUIRES(hl__manager_mutex);
+void hl__pool_free(hl_manager *manager, hl__slot *dead);
+void hl__pool_unlink(hl_manager *manager, hl__slot *slot)
+    HL__REQUIRES(hl__manager_mutex);
+void hl__pool_idle(hl_manager *manager, hl__slot *slot)
+    HL__REQUIRES(hl__manager_mutex);
 
 /* --- keeper.c */
 
-/* Starts the keeper unless it runs; manager->mutex is held. */
-int hl__keeper_start(hl_manager *manager, hl_error *error);
+/* Starts the keeper unless it runs. */
+int hl__keeper_start(hl_manager *manager, hl_error *error)
+    HL__REQUIRES(hl__manager_mutex);
 /* Ends it and waits for its end; no mutex is held. */
 void hl__keeper_stop(hl_manager *manager);
 
@@ -135,10 +162,11 @@ void hl__keeper_stop(hl_manager *manager);
 
 /* Whether the session of a HELD slot stands, as far as can be told without
    waiting: reads an answer that has come, looks at the connection and at the
-   clock. slot->mutex is held. */
-int hl__slot_look(hl_manager *manager, hl__slot *slot, hl_error *error);
-/* A HELD slot has been lost, or its manager is closed: ends its session.
-   manager->mutex and slot->mutex are held. */
-void hl__slot_end(hl_manager *manager, hl__slot *slot, bool lost);
+   clock. */
+int hl__slot_look(hl_manager *manager, hl__slot *slot, hl_error *error)
+    HL__REQUIRES(hl__slot_mutex);
+/* A HELD slot has been lost, or its manager is closed: ends its session. */
+void hl__slot_end(hl_manager *manager, hl__slot *slot, bool lost)
+    HL__REQUIRES(hl__manager_mutex, hl__slot_mutex);
 
 #endif

@@ -18,7 +18,8 @@
    try (timeout 0) can still connect. */
 #define CONNECT_AT_LEAST_MS 1000
 
-static void all_insert(hl_manager *manager, hl__slot *slot) {
+static void all_insert(hl_manager *manager, hl__slot *slot)
+    HL__REQUIRES(hl__manager_mutex) {
   slot->next = manager->slots;
   slot->previous = NULL;
   if (manager->slots) manager->slots->previous = slot;
@@ -26,7 +27,8 @@ static void all_insert(hl_manager *manager, hl__slot *slot) {
   manager->slot_count++;
 }
 
-static void all_remove(hl_manager *manager, hl__slot *slot) {
+static void all_remove(hl_manager *manager, hl__slot *slot)
+    HL__REQUIRES(hl__manager_mutex) {
   if (slot->previous)
     slot->previous->next = slot->next;
   else
@@ -35,7 +37,8 @@ static void all_remove(hl_manager *manager, hl__slot *slot) {
   manager->slot_count--;
 }
 
-static void idle_remove(hl_manager *manager, hl__slot *slot) {
+static void idle_remove(hl_manager *manager, hl__slot *slot)
+    HL__REQUIRES(hl__manager_mutex) {
   if (slot->newer)
     slot->newer->older = slot->older;
   else
@@ -66,34 +69,50 @@ void hl__pool_unlink(hl_manager *manager, hl__slot *slot) {
   (void)pthread_cond_signal(&manager->freed);
 }
 
-void hl__slot_free(hl_manager *manager, hl__slot *slot) {
+void hl__pool_bury(hl_manager *manager, hl__slot *slot, hl__slot **dead) {
+  hl__pool_unlink(manager, slot);
+  slot->next = *dead;
+  *dead = slot;
+}
+
+/* Of a slot in no list of the manager's. */
+static void slot_free(hl_manager *manager, hl__slot *slot) {
   if (slot->session) manager->ops->session_close(slot->session);
   (void)pthread_mutex_destroy(&slot->mutex);
   free(slot);
 }
 
+/* Unchecked: nobody else has the list. */
+HL__UNCHECKED void hl__pool_free(hl_manager *manager, hl__slot *dead) {
+  while (dead) {
+    hl__slot *next = dead->next;
+    slot_free(manager, dead);
+    dead = next;
+  }
+}
+
 void hl__pool_put(hl_manager *manager, hl__slot *slot) {
-  (void)pthread_mutex_lock(&manager->mutex);
+  hl__manager_lock(manager);
   bool keep = !manager->closed && !slot->overrun;
   if (keep)
     hl__pool_idle(manager, slot);
   else
     hl__pool_unlink(manager, slot);
-  (void)pthread_mutex_unlock(&manager->mutex);
-  if (!keep) hl__slot_free(manager, slot);
+  hl__manager_unlock(manager);
+  if (!keep) slot_free(manager, slot);
 }
 
 void hl__pool_discard(hl_manager *manager, hl__slot *slot) {
-  (void)pthread_mutex_lock(&manager->mutex);
+  hl__manager_lock(manager);
   hl__pool_unlink(manager, slot);
-  (void)pthread_mutex_unlock(&manager->mutex);
-  hl__slot_free(manager, slot);
+  hl__manager_unlock(manager);
+  slot_free(manager, slot);
 }
 
 /* Whether the slot can be used at once. One that is still waiting for an answer
    becomes *pending; one that has ended is moved to *dead. */
 static bool idle_try(hl_manager *manager, hl__slot *slot, hl__slot **pending,
-                     hl__slot **dead) {
+                     hl__slot **dead) HL__REQUIRES(hl__manager_mutex) {
   int status = manager->ops->settle(slot->session, 0, NULL);
   if (status == HL_OK && manager->ops->connects)
     status = manager->ops->look(slot->session, NULL);
@@ -101,9 +120,7 @@ static bool idle_try(hl_manager *manager, hl__slot *slot, hl__slot **pending,
   if (status == HL_TIMEOUT) {
     *pending = slot;
   } else {
-    hl__pool_unlink(manager, slot);
-    slot->next = *dead;
-    *dead = slot;
+    hl__pool_bury(manager, slot, dead);
   }
   return false;
 }
@@ -113,7 +130,7 @@ static bool idle_try(hl_manager *manager, hl__slot *slot, hl__slot **pending,
    one: it has only just been released. NULL with *pending: all are still waiting
    for an answer. */
 static hl__slot *idle_find(hl_manager *manager, hl__slot **pending,
-                           hl__slot **dead) {
+                           hl__slot **dead) HL__REQUIRES(hl__manager_mutex) {
   hl__slot *newest = manager->newest;
   *pending = NULL;
   if (!newest) return NULL;
@@ -132,7 +149,8 @@ static hl__slot *idle_find(hl_manager *manager, hl__slot **pending,
    for the answers to the releases that are on their way, which all were sent
    before: a round trip, together. */
 #define RELEASES_MS 100
-static void releases_await(hl_manager *manager) {
+static void releases_await(hl_manager *manager)
+    HL__REQUIRES(hl__manager_mutex) {
   int64_t deadline = hl__now_ms() + RELEASES_MS;
   for (hl__slot *slot = manager->newest; slot; slot = slot->older)
     (void)manager->ops->settle(slot->session, deadline, NULL);
@@ -140,7 +158,7 @@ static void releases_await(hl_manager *manager) {
 
 /* Whether everything in use is held by this very thread, so that waiting for
    it would be waiting for ourselves. */
-static bool all_ours(hl_manager *manager) {
+static bool all_ours(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   for (hl__slot *slot = manager->slots; slot; slot = slot->next)
     if (slot->state != HL__HELD ||
         !pthread_equal(slot->owner, pthread_self()))
@@ -148,7 +166,8 @@ static bool all_ours(hl_manager *manager) {
   return true;
 }
 
-static void freed_wait(hl_manager *manager, int64_t deadline) {
+static void freed_wait(hl_manager *manager, int64_t deadline)
+    HL__REQUIRES(hl__manager_mutex) {
   if (deadline == HL_FOREVER) {
     (void)pthread_cond_wait(&manager->freed, &manager->mutex);
     return;
@@ -158,7 +177,8 @@ static void freed_wait(hl_manager *manager, int64_t deadline) {
   (void)pthread_cond_timedwait(&manager->freed, &manager->mutex, &t);
 }
 
-static hl__slot *slot_new(hl_manager *manager) {
+static hl__slot *slot_new(hl_manager *manager)
+    HL__REQUIRES(hl__manager_mutex) {
   hl__slot *slot = calloc(1, sizeof *slot);
   if (!slot) return NULL;
   (void)pthread_mutex_init(&slot->mutex, NULL);
@@ -177,10 +197,10 @@ static int slot_open(hl_manager *manager, hl__slot *slot, int64_t deadline,
   hl_session *session = NULL;
   int status = manager->ops->session_open(
       manager->store, deadline > least ? deadline : least, &session, error);
-  (void)pthread_mutex_lock(&manager->mutex);
+  hl__manager_lock(manager);
   slot->session = session;
   slot->answered = sent;
-  (void)pthread_mutex_unlock(&manager->mutex);
+  hl__manager_unlock(manager);
   return status;
 }
 
@@ -192,7 +212,7 @@ int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline,
   unsigned limit = !manager->ops->connects ? UINT32_MAX
                    : manager->pool_size + (how == HL__TAKE_EXTRA);
 
-  (void)pthread_mutex_lock(&manager->mutex);
+  hl__manager_lock(manager);
   for (;;) {
     if (manager->closed) {
       status = hl__error(error, HL_CANCELLED, "the manager was closed");
@@ -244,13 +264,9 @@ int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline,
       made = true;
     }
   }
-  (void)pthread_mutex_unlock(&manager->mutex);
+  hl__manager_unlock(manager);
 
-  while (dead) {
-    hl__slot *next = dead->next;
-    hl__slot_free(manager, dead);
-    dead = next;
-  }
+  hl__pool_free(manager, dead);
   if (stale) manager->ops->session_close(stale);
   if (slot && made) {
     status = slot_open(manager, slot, deadline, error);

@@ -22,7 +22,7 @@ _Static_assert(sizeof(hl__board_header) <= HL__BOARD_CHUNK, "comes first");
 
 /* A record, as this process sees it. */
 struct hl__file_slot {
-  struct hl__file_slot *next; /* free ones; the board's mutex */
+  struct hl__file_slot *next HL__GUARDED_BY(hl__file_board_mutex); /* free */
   hl__board_record *record;
 };
 
@@ -36,15 +36,20 @@ struct hl__file_board {
   const hl__file_directory *directory;
   char host[64];
   pthread_mutex_t mutex;
-  int fd; /* -1 until the first record is needed */
+  /* -1 until the first record is needed */
+  int fd HL__GUARDED_BY(hl__file_board_mutex);
   char name[HL__FILE_NAME_MAX];
-  off_t size;
-  board_chunk *chunks;
-  struct hl__file_slot *free;
+  off_t size HL__GUARDED_BY(hl__file_board_mutex);
+  board_chunk *chunks HL__GUARDED_BY(hl__file_board_mutex);
+  struct hl__file_slot *free HL__GUARDED_BY(hl__file_board_mutex);
 };
+
+HL__MUTEX_FUNCTIONS(board, hl__file_board, mutex, hl__file_board_mutex)
 
 /* ----------------------------------------------------------------- file */
 
+/* Unchecked, as hl__file_board_free: nobody else has the board. */
+HL__UNCHECKED
 hl__file_board *hl__file_board_new(const hl__file_directory *directory,
                                    const char *host) {
   hl__file_board *board = calloc(1, sizeof *board);
@@ -56,7 +61,7 @@ hl__file_board *hl__file_board_new(const hl__file_directory *directory,
   return board;
 }
 
-void hl__file_board_free(hl__file_board *board) {
+HL__UNCHECKED void hl__file_board_free(hl__file_board *board) {
   if (board->fd >= 0)
     (void)unlinkat(board->directory->fd, board->name, 0);
   hl__file_close(board->fd);
@@ -70,7 +75,8 @@ void hl__file_board_free(hl__file_board *board) {
 }
 
 /* Made under another name, locked, then named. */
-static bool board_create(hl__file_board *board) {
+static bool board_create(hl__file_board *board)
+    HL__REQUIRES(hl__file_board_mutex) {
   hl__board_header header = {.version = HL__BOARD_VERSION,
                              .record_size = sizeof(hl__board_record),
                              .pid = getpid()};
@@ -97,7 +103,8 @@ static bool board_create(hl__file_board *board) {
 
 /* One more chunk of free records. Its space is taken first: a full file system
    would otherwise show as a signal at the first touch. */
-static bool board_grow(hl__file_board *board) {
+static bool board_grow(hl__file_board *board)
+    HL__REQUIRES(hl__file_board_mutex) {
   if (board->fd < 0 && !board_create(board)) return false;
   board_chunk *chunk = malloc(sizeof *chunk);
   if (!chunk) return false;
@@ -124,13 +131,13 @@ static bool board_grow(hl__file_board *board) {
 /* -------------------------------------------------------------- records */
 
 static struct hl__file_slot *slot_take(hl__file_board *board) {
-  (void)pthread_mutex_lock(&board->mutex);
+  board_lock(board);
   struct hl__file_slot *slot = NULL;
   if (board->free || board_grow(board)) {
     slot = board->free;
     board->free = slot->next;
   }
-  (void)pthread_mutex_unlock(&board->mutex);
+  board_unlock(board);
   return slot;
 }
 
@@ -162,13 +169,13 @@ static bool slots_reserve(hl__file_session *session, size_t count) {
 static void slots_return(hl__file_session *session, size_t keep) {
   hl__file_board *board = session->space->board;
   if (session->slot_count <= keep) return;
-  (void)pthread_mutex_lock(&board->mutex);
+  board_lock(board);
   while (session->slot_count > keep) {
     struct hl__file_slot *slot = session->slots[--session->slot_count];
     slot->next = board->free;
     board->free = slot;
   }
-  (void)pthread_mutex_unlock(&board->mutex);
+  board_unlock(board);
 }
 
 static void text_copy(char *out, size_t size, const char *text) {

@@ -40,11 +40,13 @@
  *   5. the board's mutex  its free records (board.c)
  *
  * Nothing blocks while one of them is held; F_OFD_SETLK returns at once.
+ * See mutex.h for how that is written down for clang.
  */
 #ifndef HIERLOCK_FILE_H
 #define HIERLOCK_FILE_H
 
 #include "internal.h"
+#include "mutex.h"
 #include "store.h"
 
 #include <pthread.h>
@@ -60,6 +62,13 @@
 #define HL__FILE_STRIPES 4096u
 /* Lists of entries in each stripe. */
 #define HL__FILE_HEADS 16u
+
+HL__MUTEX_CLASS(hl__file_store_mutex) HL__AFTER(hl__slot_mutex);
+HL__MUTEX_CLASS(hl__file_registry) HL__AFTER(hl__file_store_mutex);
+HL__MUTEX_CLASS(hl__file_stripe_mutex) HL__AFTER(hl__file_registry);
+HL__MUTEX_CLASS(hl__file_guard) HL__AFTER(hl__file_stripe_mutex);
+HL__MUTEX_CLASS(hl__file_board_mutex) HL__AFTER(hl__file_guard)
+    HL__BEFORE(hl__births);
 
 /* ---------------------------------------------------------- directory.c */
 
@@ -133,27 +142,37 @@ typedef struct hl__file_entry {
   struct hl__file_entry *next; /* in its head's list, or the free list */
   uint32_t bucket;
   uint8_t level;
-  bool exclusive;   /* one session holds it so */
-  uint32_t shared;  /* how many hold it so */
-  struct hl__file_waiter *first, *last; /* the queue */
+  /* One session holds it so; how many hold it so. */
+  bool exclusive HL__GUARDED_BY(hl__file_stripe_mutex);
+  uint32_t shared HL__GUARDED_BY(hl__file_stripe_mutex);
+  /* The queue. */
+  struct hl__file_waiter *first HL__GUARDED_BY(hl__file_stripe_mutex);
+  struct hl__file_waiter *last HL__GUARDED_BY(hl__file_stripe_mutex);
 } hl__file_entry;
 
-/* A stripe as this process uses it. All fields: its mutex. */
+/* A stripe as this process uses it. Entries and waiters are guarded as it is. */
 typedef struct hl__file_stripe {
   _Alignas(64) pthread_mutex_t mutex;
-  int fd;           /* -1 while closed; open while entries > 0 */
-  uint32_t entries; /* in use */
-  uint32_t tickets; /* places in queues that this process has */
-  bool recent;      /* used since the hand went by (space.c) */
-  hl__file_entry *free;
-  hl__file_entry *heads[HL__FILE_HEADS];
+  /* -1 while closed; open while entries > 0 */
+  int fd HL__GUARDED_BY(hl__file_stripe_mutex);
+  /* in use */
+  uint32_t entries HL__GUARDED_BY(hl__file_stripe_mutex);
+  /* places in queues that this process has */
+  uint32_t tickets HL__GUARDED_BY(hl__file_stripe_mutex);
+  /* used since the hand went by (space.c) */
+  bool recent HL__GUARDED_BY(hl__file_stripe_mutex);
+  hl__file_entry *free HL__GUARDED_BY(hl__file_stripe_mutex);
+  hl__file_entry *heads[HL__FILE_HEADS] HL__GUARDED_BY(hl__file_stripe_mutex);
 } hl__file_stripe;
+
+HL__MUTEX_FUNCTIONS(hl__file_stripe, hl__file_stripe, mutex,
+                    hl__file_stripe_mutex)
 
 struct hl__file_board;
 
 /* One directory as one process uses it; shared by its stores and sessions. */
 typedef struct hl__file_space {
-  struct hl__file_space *next;   /* registry */
+  struct hl__file_space *next HL__GUARDED_BY(hl__file_registry);
   atomic_uint references;        /* stores and sessions */
   unsigned generation;           /* of the process; constant */
   hl__file_directory directory;  /* constant */
@@ -179,10 +198,11 @@ void hl__file_space_unref(hl__file_space *space); /* NULL is fine */
 bool hl__file_space_gone(hl__file_space *space);
 /* HL_ECONNECTION, saying so. */
 int hl__file_space_gone_error(const hl__file_space *space, hl_error *error);
-/* Opens a stripe's file; its mutex is held. HL_OK, HL_ECONNECTION (removed),
-   HL_ESTORE, HL_ENOMEM. */
+/* Opens a stripe's file. HL_OK, HL_ECONNECTION (removed), HL_ESTORE,
+   HL_ENOMEM. */
 int hl__file_stripe_open(hl__file_space *space, uint32_t index,
-                         hl_error *error);
+                         hl_error *error)
+    HL__REQUIRES(hl__file_stripe_mutex);
 
 /* -------------------------------------------------------------- file.c */
 
@@ -194,15 +214,18 @@ typedef struct hl__file_holding {
   bool converted; /* shared -> exclusive by the call under way */
 } hl__file_holding;
 
-/* A session's place in the queue of one row; it waits for one at a time.
-   All but wakes: the stripe's mutex. */
+/* A session's place in the queue of one row; it waits for one at a time. */
 typedef struct hl__file_waiter {
-  struct hl__file_waiter *next, *previous;
-  hl_mode mode;
-  bool conversion; /* it holds the row shared and wants it exclusively */
-  bool granted;    /* by another session's thread; it has left the queue */
-  bool ticketed;   /* it has the place `ticket` in the kernel's queue */
-  uint32_t ticket;
+  struct hl__file_waiter *next HL__GUARDED_BY(hl__file_stripe_mutex);
+  struct hl__file_waiter *previous HL__GUARDED_BY(hl__file_stripe_mutex);
+  hl_mode mode HL__GUARDED_BY(hl__file_stripe_mutex);
+  /* It holds the row shared and wants it exclusively. */
+  bool conversion HL__GUARDED_BY(hl__file_stripe_mutex);
+  /* By another session's thread; it has left the queue. */
+  bool granted HL__GUARDED_BY(hl__file_stripe_mutex);
+  /* It has the place `ticket` in the kernel's queue. */
+  bool ticketed HL__GUARDED_BY(hl__file_stripe_mutex);
+  uint32_t ticket HL__GUARDED_BY(hl__file_stripe_mutex);
   _Atomic uint32_t wakes; /* private futex */
 } hl__file_waiter;
 
@@ -220,8 +243,11 @@ typedef struct hl__file_session {
   hl__file_waiter waiter;
   atomic_bool interrupted; /* until the call under way ends */
   pthread_mutex_t guard;
-  hl__file_signal *asleep; /* which stripe's event it may sleep on; guard */
+  /* Which stripe's event it may sleep on. */
+  hl__file_signal *asleep HL__GUARDED_BY(hl__file_guard);
 } hl__file_session;
+
+HL__MUTEX_FUNCTIONS(hl__file_guard, hl__file_session, guard, hl__file_guard)
 
 /* The name of the session's program, for observers. */
 const char *hl__file_session_application(const hl__file_session *session);
@@ -252,24 +278,27 @@ void hl__file_row_downgrade(hl__file_space *space,
 bool hl__file_table_empty(hl__file_space *space);
 void hl__file_table_free(hl__file_space *space);
 
-/* For queue.c; the stripe's mutex is held. */
+/* For queue.c. */
 
 /* Enters a session as a holder, taking or upgrading the kernel's lock if the
    process has not got it. HL_OK, HL_TIMEOUT (a holder, here or elsewhere, is in
    the way), HL_ESTORE. */
 int hl__file_entry_grant(hl__file_stripe *stripe, hl__file_entry *entry,
-                         hl_mode mode, bool conversion, hl_error *error);
+                         hl_mode mode, bool conversion, hl_error *error)
+    HL__REQUIRES(hl__file_stripe_mutex);
 
 /* -------------------------------------------------------------- queue.c */
 
-/* Waits in the entry's queue. The stripe's mutex is held, and given up while
-   asleep. HL_OK, HL_TIMEOUT, HL_CANCELLED, HL_ESTORE. */
+/* Waits in the entry's queue, giving up the stripe's mutex while asleep. HL_OK,
+   HL_TIMEOUT, HL_CANCELLED, HL_ESTORE. */
 int hl__file_queue_wait(hl__file_session *session, uint32_t hash,
                         hl__file_entry *entry, hl_mode mode, bool conversion,
-                        int64_t deadline, hl_error *error);
-/* Whether another process awaits the row; the stripe's mutex is held. */
+                        int64_t deadline, hl_error *error)
+    HL__REQUIRES(hl__file_stripe_mutex);
+/* Whether another process awaits the row. */
 bool hl__file_queue_elsewhere(hl__file_space *space, uint32_t index,
-                              const hl__file_entry *entry);
+                              const hl__file_entry *entry)
+    HL__REQUIRES(hl__file_stripe_mutex);
 /* Lets those look again who wait for a row of this hash, in whatever process.
    To be called after something has been given back; no mutex need be held. */
 void hl__file_queue_wake(hl__file_space *space, uint32_t hash);

@@ -112,16 +112,16 @@ static void waiter_wake(hl__file_waiter *waiter) {
 void hl__file_queue_interrupt(hl__file_session *session) {
   atomic_store(&session->interrupted, true);
   waiter_wake(&session->waiter);
-  (void)pthread_mutex_lock(&session->guard);
+  hl__file_guard_lock(session);
   if (session->asleep) signal_all(session->asleep, FUTEX_BITSET_MATCH_ANY);
-  (void)pthread_mutex_unlock(&session->guard);
+  hl__file_guard_unlock(session);
 }
 
 /* From now on hl__file_queue_interrupt finds the session's stripe. */
 static void asleep_set(hl__file_session *session, hl__file_signal *signal) {
-  (void)pthread_mutex_lock(&session->guard);
+  hl__file_guard_lock(session);
   session->asleep = signal;
-  (void)pthread_mutex_unlock(&session->guard);
+  hl__file_guard_unlock(session);
 }
 
 /* --------------------------------------------------------------- tickets */
@@ -138,7 +138,7 @@ static bool range_taken(int fd, struct flock range, off_t *where) {
 
 static int ticket_take(hl__file_stripe *stripe, hl__file_signal *signal,
                        const hl__file_entry *entry, hl__file_waiter *waiter,
-                       hl_error *error) {
+                       hl_error *error) HL__REQUIRES(hl__file_stripe_mutex) {
   if (waiter->ticketed) return HL_OK;
   for (;;) {
     waiter->ticket = atomic_fetch_add(&signal->tickets, 1u) % HL__FILE_TICKETS;
@@ -157,8 +157,8 @@ static int ticket_take(hl__file_stripe *stripe, hl__file_signal *signal,
 
 /* Counted down while the byte is still locked: see stale_heal. */
 static void ticket_drop(hl__file_stripe *stripe, hl__file_signal *signal,
-                        const hl__file_entry *entry,
-                        hl__file_waiter *waiter) {
+                        const hl__file_entry *entry, hl__file_waiter *waiter)
+    HL__REQUIRES(hl__file_stripe_mutex) {
   if (!waiter->ticketed) return;
   struct flock range = hl__file_queue_range(entry, waiter->ticket, 1);
   range.l_type = F_UNLCK;
@@ -171,7 +171,8 @@ static void ticket_drop(hl__file_stripe *stripe, hl__file_signal *signal,
 /* Whether another process has an older ticket. Tickets run in a circle; those
    in the half of it before ours are older. */
 static bool ticket_older(const hl__file_stripe *stripe,
-                         const hl__file_entry *entry, uint32_t ticket) {
+                         const hl__file_entry *entry, uint32_t ticket)
+    HL__REQUIRES(hl__file_stripe_mutex) {
   const uint32_t half = HL__FILE_TICKETS / 2;
   off_t where;
   if (ticket >= half)
@@ -217,7 +218,8 @@ bool hl__file_queue_elsewhere(hl__file_space *space, uint32_t index,
 
 /* ----------------------------------------------------------------- queue */
 
-static void queue_enter(hl__file_entry *entry, hl__file_waiter *waiter) {
+static void queue_enter(hl__file_entry *entry, hl__file_waiter *waiter)
+    HL__REQUIRES(hl__file_stripe_mutex) {
   hl__file_waiter *before = NULL; /* NULL: at the end */
   if (waiter->conversion) {
     before = entry->first;
@@ -229,7 +231,8 @@ static void queue_enter(hl__file_entry *entry, hl__file_waiter *waiter) {
   *(before ? &before->previous : &entry->last) = waiter;
 }
 
-static void queue_leave(hl__file_entry *entry, hl__file_waiter *waiter) {
+static void queue_leave(hl__file_entry *entry, hl__file_waiter *waiter)
+    HL__REQUIRES(hl__file_stripe_mutex) {
   *(waiter->previous ? &waiter->previous->next : &entry->first) =
       waiter->next;
   *(waiter->next ? &waiter->next->previous : &entry->last) =
@@ -238,7 +241,8 @@ static void queue_leave(hl__file_entry *entry, hl__file_waiter *waiter) {
 
 /* The first of the queue tries. HL_TIMEOUT: not yet. */
 static int first_try(hl__file_stripe *stripe, hl__file_entry *entry,
-                     const hl__file_waiter *waiter, hl_error *error) {
+                     const hl__file_waiter *waiter, hl_error *error)
+    HL__REQUIRES(hl__file_stripe_mutex) {
   if (!waiter->conversion && ticket_older(stripe, entry, waiter->ticket))
     return HL_TIMEOUT;
   return hl__file_entry_grant(stripe, entry, waiter->mode, waiter->conversion,
@@ -249,7 +253,8 @@ static int first_try(hl__file_stripe *stripe, hl__file_entry *entry,
    the process has the kernel's lock now. They came before it was granted, so
    whoever waits elsewhere waits for no more than these. */
 static void followers_grant(hl__file_stripe *stripe, hl__file_signal *signal,
-                            hl__file_entry *entry) {
+                            hl__file_entry *entry)
+    HL__REQUIRES(hl__file_stripe_mutex) {
   hl__file_waiter *waiter;
   while ((waiter = entry->first) && waiter->mode == HL_SHARED) {
     queue_leave(entry, waiter);
@@ -295,14 +300,14 @@ int hl__file_queue_wait(hl__file_session *session, uint32_t hash,
     int64_t now = hl__now_ms();
     if (now > deadline) break;
     int64_t end = hl__deadline(deadline, 1);
-    (void)pthread_mutex_unlock(&stripe->mutex);
+    hl__file_stripe_unlock(stripe);
     if (first)
       futex_wait(&signal->events, seen,
                  end < now + LOOK_AGAIN_MS ? end : now + LOOK_AGAIN_MS, true,
                  wake_bits(hash));
     else
       futex_wait(&waiter->wakes, seen, end, false, FUTEX_BITSET_MATCH_ANY);
-    (void)pthread_mutex_lock(&stripe->mutex);
+    hl__file_stripe_lock(stripe);
   }
 
   asleep_set(session, NULL);

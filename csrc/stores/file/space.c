@@ -42,14 +42,15 @@ _Static_assert(ATOMIC_LLONG_LOCK_FREE == 2, "shared atomics must be lock-free");
 
 /* All spaces of the process. Those of another generation are a parent's: they
    stay in the list untouched, so that their memory is not a leak. */
-static hl__file_space *spaces;
+static hl__file_space *spaces HL__GUARDED_BY(hl__file_registry);
 
 /* Guards the list. Not a pthread mutex, because a child may be born while a
    thread of its parent's holds it: the holder's generation + 1, 0 when free,
    so that a child recognises a holder who does not exist in it. */
 static atomic_uint registry_holder;
 
-static void registry_lock(void) {
+static void registry_lock(void)
+    HL__ACQUIRES(hl__file_registry) HL__UNCHECKED {
   unsigned self = hl__fork_generation() + 1;
   for (;;) {
     unsigned holder = atomic_load(&registry_holder);
@@ -62,7 +63,10 @@ static void registry_lock(void) {
   }
 }
 
-static void registry_unlock(void) { atomic_store(&registry_holder, 0u); }
+static void registry_unlock(void)
+    HL__RELEASES(hl__file_registry) HL__UNCHECKED {
+  atomic_store(&registry_holder, 0u);
+}
 
 /* ------------------------------------------------------------- control */
 
@@ -173,7 +177,8 @@ static int control_open(hl__file_space *space, const hl_layout *layout,
 
 /* --------------------------------------------------------------- spaces */
 
-static void space_free(hl__file_space *space) {
+/* Unchecked, as space_new: nobody else has the space. */
+HL__UNCHECKED static void space_free(hl__file_space *space) {
   for (uint32_t i = 0; i < HL__FILE_STRIPES; i++) {
     hl__file_close(space->stripes[i].fd);
     (void)pthread_mutex_destroy(&space->stripes[i].mutex);
@@ -188,9 +193,9 @@ static void space_free(hl__file_space *space) {
 }
 
 /* Takes over the directory, whatever becomes of it. */
-static int space_new(hl__file_directory *directory,
-                     const hl_store_config *config, hl__file_space **result,
-                     hl_error *error) {
+HL__UNCHECKED static int space_new(hl__file_directory *directory,
+                                   const hl_store_config *config,
+                                   hl__file_space **result, hl_error *error) {
   int status;
   hl__file_space *space = aligned_alloc(_Alignof(hl__file_space),
                                         sizeof *space);
@@ -221,8 +226,9 @@ static int space_new(hl__file_directory *directory,
 }
 
 /* The process' own space of the directory, with a reference for the caller.
-   The registry is held. One without references is about to be freed. */
-static hl__file_space *space_find(const hl__file_directory *directory) {
+   One without references is about to be freed. */
+static hl__file_space *space_find(const hl__file_directory *directory)
+    HL__REQUIRES(hl__file_registry) {
   for (hl__file_space *space = spaces; space; space = space->next) {
     if (space->generation != hl__fork_generation() ||
         space->directory.device != directory->device ||
@@ -301,8 +307,9 @@ int hl__file_space_gone_error(const hl__file_space *space, hl_error *error) {
 /* --------------------------------------------------------- descriptors */
 
 /* Closes one stripe that nothing is held in, and that has not been used since
-   the hand last passed it. The caller holds the mutex of stripe `self`. */
-static bool hand_turn(hl__file_space *space, uint32_t self) {
+   the hand last passed it. The caller holds the mutex of stripe `self`; hence
+   unchecked: it takes another one of that class. */
+HL__UNCHECKED static bool hand_turn(hl__file_space *space, uint32_t self) {
   for (uint32_t n = 0; n < 2 * HL__FILE_STRIPES; n++) {
     uint32_t i = atomic_fetch_add(&space->hand, 1u) % HL__FILE_STRIPES;
     hl__file_stripe *stripe = &space->stripes[i];
@@ -317,7 +324,7 @@ static bool hand_turn(hl__file_space *space, uint32_t self) {
       stripe->fd = -1;
       (void)atomic_fetch_sub(&space->open_stripes, 1u);
     }
-    (void)pthread_mutex_unlock(&stripe->mutex);
+    hl__file_stripe_unlock(stripe);
     if (closed) return true;
   }
   return false;

@@ -33,13 +33,15 @@ static hl__file_entry **head_of(hl__file_stripe *stripe, uint32_t hash) {
 
 /* ------------------------------------------------------------- entries */
 
-static bool entry_idle(const hl__file_entry *entry) {
+static bool entry_idle(const hl__file_entry *entry)
+    HL__REQUIRES(hl__file_stripe_mutex) {
   return !entry->exclusive && entry->shared == 0 && !entry->first;
 }
 
 /* The row's entry, a new one if need be; NULL when out of memory. */
 static hl__file_entry *entry_find(hl__file_stripe *stripe, uint32_t hash,
-                                  const hl_row *row) {
+                                  const hl_row *row)
+    HL__REQUIRES(hl__file_stripe_mutex) {
   hl__file_entry **head = head_of(stripe, hash);
   hl__file_entry *entry = *head;
   while (entry &&
@@ -61,7 +63,8 @@ static hl__file_entry *entry_find(hl__file_stripe *stripe, uint32_t hash,
 
 /* Puts an entry that nobody needs any more on the free list. */
 static void entry_drop(hl__file_stripe *stripe, uint32_t hash,
-                       hl__file_entry *entry) {
+                       hl__file_entry *entry)
+    HL__REQUIRES(hl__file_stripe_mutex) {
   if (!entry_idle(entry)) return;
   hl__file_entry **link = head_of(stripe, hash);
   while (*link != entry) link = &(*link)->next;
@@ -99,14 +102,15 @@ int hl__file_entry_grant(hl__file_stripe *stripe, hl__file_entry *entry,
 
 /* -------------------------------------------------------------- taking */
 
-/* Finds the row's stripe and entry. On HL_OK the stripe's mutex is held. */
+/* Finds the row's stripe and entry. On HL_OK the stripe's mutex is held.
+   Unchecked: clang cannot follow a function that returns sometimes with it. */
 static int row_enter(hl__file_session *session, const hl_row *row,
-                     uint32_t hash, hl__file_entry **entry,
-                     hl_error *error) {
+                     uint32_t hash, hl__file_entry **entry, hl_error *error)
+    HL__ACQUIRES_IF_0(hl__file_stripe_mutex) HL__UNCHECKED {
   uint32_t index = hl__file_stripe_of(hash);
   hl__file_stripe *stripe = &session->space->stripes[index];
   int status = HL_OK;
-  (void)pthread_mutex_lock(&stripe->mutex);
+  hl__file_stripe_lock(stripe);
   stripe->recent = true;
   if (stripe->fd < 0)
     status = hl__file_stripe_open(session->space, index, error);
@@ -114,18 +118,19 @@ static int row_enter(hl__file_session *session, const hl_row *row,
     *entry = entry_find(stripe, hash, row);
     if (!*entry) status = hl__error_memory(error);
   }
-  if (status) (void)pthread_mutex_unlock(&stripe->mutex);
+  if (status) hl__file_stripe_unlock(stripe);
   return status;
 }
 
 static void row_leave(hl__file_session *session, uint32_t hash, int status,
-                      hl__file_entry **entry) {
+                      hl__file_entry **entry)
+    HL__RELEASES(hl__file_stripe_mutex) {
   hl__file_stripe *stripe = &session->space->stripes[hl__file_stripe_of(hash)];
   if (status) {
     entry_drop(stripe, hash, *entry);
     *entry = NULL;
   }
-  (void)pthread_mutex_unlock(&stripe->mutex);
+  hl__file_stripe_unlock(stripe);
 }
 
 int hl__file_row_try(hl__file_session *session, const hl_row *row,
@@ -168,7 +173,7 @@ void hl__file_row_release(hl__file_space *space,
                           const hl__file_holding *holding) {
   hl__file_stripe *stripe = &space->stripes[hl__file_stripe_of(holding->hash)];
   hl__file_entry *entry = holding->entry;
-  (void)pthread_mutex_lock(&stripe->mutex);
+  hl__file_stripe_lock(stripe);
   if (entry->exclusive)
     entry->exclusive = false;
   else
@@ -181,7 +186,7 @@ void hl__file_row_release(hl__file_space *space,
     (void)fcntl(stripe->fd, F_OFD_SETLK, &range);
   }
   entry_drop(stripe, holding->hash, entry);
-  (void)pthread_mutex_unlock(&stripe->mutex);
+  hl__file_stripe_unlock(stripe);
   hl__file_queue_wake(space, holding->hash);
 }
 
@@ -189,13 +194,13 @@ void hl__file_row_downgrade(hl__file_space *space,
                             const hl__file_holding *holding) {
   hl__file_stripe *stripe = &space->stripes[hl__file_stripe_of(holding->hash)];
   struct flock range = hl__file_row_range(holding->entry);
-  (void)pthread_mutex_lock(&stripe->mutex);
+  hl__file_stripe_lock(stripe);
   /* Were it to fail, the row would only be kept better than need be. */
   range.l_type = F_RDLCK;
   (void)fcntl(stripe->fd, F_OFD_SETLK, &range);
   holding->entry->exclusive = false;
   holding->entry->shared = 1;
-  (void)pthread_mutex_unlock(&stripe->mutex);
+  hl__file_stripe_unlock(stripe);
   hl__file_queue_wake(space, holding->hash);
 }
 
@@ -203,15 +208,16 @@ void hl__file_row_downgrade(hl__file_space *space,
 
 bool hl__file_table_empty(hl__file_space *space) {
   for (uint32_t i = 0; i < HL__FILE_STRIPES; i++) {
-    (void)pthread_mutex_lock(&space->stripes[i].mutex);
+    hl__file_stripe_lock(&space->stripes[i]);
     uint32_t entries = space->stripes[i].entries;
-    (void)pthread_mutex_unlock(&space->stripes[i].mutex);
+    hl__file_stripe_unlock(&space->stripes[i]);
     if (entries > 0) return false;
   }
   return true;
 }
 
-void hl__file_table_free(hl__file_space *space) {
+/* Unchecked: nobody else has the space any more. */
+HL__UNCHECKED void hl__file_table_free(hl__file_space *space) {
   for (uint32_t i = 0; i < HL__FILE_STRIPES; i++) {
     hl__file_entry *entry = space->stripes[i].free;
     while (entry) {

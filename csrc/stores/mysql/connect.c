@@ -4,9 +4,11 @@
  */
 #include "mysql_store.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -176,6 +178,50 @@ static int socket_of(MYSQL *mysql) {
 #endif
 }
 
+/* The session's socket is closed in each child that is born from now on. While
+   connecting it may still be replaced: a host can have several addresses. */
+static int socket_watch(hl__mysql_session *session, int fd) {
+  if (session->fd == fd) return HL_OK;
+  if (session->fd >= 0) hl__fork_unwatch(session->fd);
+  int status = hl__fork_watch(fd);
+  session->fd = status == HL_OK ? fd : -1;
+  return status;
+}
+
+/* No child is born while a thread is inside of mysql_real_connect. It would get a
+   socket that nobody closes in it; and mutexes of the whole process, locked for
+   ever: Connector/C holds one while it sets TLS up, OpenSSL has its own. But
+   fork() shall not have to wait for a server that hangs, so births are allowed
+   while the library waits for the network; where it does not tell us (during a
+   TLS handshake, and all the time with Oracle's), for connect_timeout at most. */
+#if defined(HL_CONNECTOR_C) && MARIADB_PACKAGE_VERSION_ID >= 30110
+static _Thread_local hl__mysql_session *connecting;
+
+static int wait_io(my_socket fd, my_bool is_read, int timeout)
+    HL__REQUIRES_SHARED(hl__births) {
+  struct pollfd p = {.fd = fd, .events = is_read ? POLLIN : POLLOUT};
+  int n;
+  if (socket_watch(connecting, fd)) return -1;
+  hl__fork_allow();
+  do
+    n = poll(&p, 1, timeout > 0 ? timeout : -1);
+  while (n < 0 && errno == EINTR);
+  if (n == 0) errno = ETIMEDOUT;
+  hl__fork_forbid();
+  return n;
+}
+
+static void wait_io_set(hl__mysql_session *session, bool on) {
+  int (*callback)(my_socket, my_bool, int) = on ? wait_io : NULL;
+  connecting = on ? session : NULL;
+  (void)mysql_optionsv(session->mysql, MARIADB_OPT_IO_WAIT, callback);
+}
+#else
+static void wait_io_set(hl__mysql_session *session, bool on) {
+  (void)session, (void)on;
+}
+#endif
+
 static void options_set(hl__mysql_store *store, MYSQL *mysql,
                         int64_t deadline) {
   int64_t left = hl__left_ms(deadline);
@@ -202,6 +248,35 @@ static void options_set(hl__mysql_store *store, MYSQL *mysql,
   }
 }
 
+/* Connects the session, whose options are set. */
+static int log_in(hl__mysql_session *session, hl_error *error) {
+  const hl__mysql_store *store = session->store;
+  const hl_dsn *dsn = store->config->dsn;
+  int status = HL_OK;
+  const char *host = dsn->socket ? NULL : dsn->host;
+  if (!host && !dsn->socket && !store->my_cnf_group) host = "127.0.0.1";
+
+  hl__fork_forbid();
+  wait_io_set(session, true);
+  if (!mysql_real_connect(session->mysql, host, dsn->user, dsn->password,
+                          dsn->database, dsn->socket ? 0 : dsn->port,
+                          dsn->socket, CLIENT_MULTI_STATEMENTS)) {
+    status = hl__mysql_error(session, NULL, "connect", error);
+    /* The library has closed it: its number may be another file's. */
+    if (session->fd >= 0) hl__fork_unwatch(session->fd);
+    session->fd = -1;
+  } else if (socket_watch(session, socket_of(session->mysql))) {
+    status = hl__error_memory(error);
+  } else {
+    /* A program that is started by this one would keep the connection, and so
+       the locks, of a process that has died: no atfork handler runs for it. */
+    (void)fcntl(session->fd, F_SETFD, FD_CLOEXEC);
+  }
+  wait_io_set(session, false);
+  hl__fork_allow();
+  return status;
+}
+
 int hl__mysql_connect(hl__mysql_store *store, int64_t deadline,
                       hl__mysql_session **result, hl_error *error) {
   const hl_dsn *dsn = store->config->dsn;
@@ -220,24 +295,8 @@ int hl__mysql_connect(hl__mysql_store *store, int64_t deadline,
   }
   options_set(store, session->mysql, deadline);
 
-  const char *host = dsn->socket ? NULL : dsn->host;
-  if (!host && !dsn->socket && !store->my_cnf_group) host = "127.0.0.1";
-  if (!mysql_real_connect(session->mysql, host, dsn->user, dsn->password,
-                          dsn->database, dsn->socket ? 0 : dsn->port,
-                          dsn->socket, CLIENT_MULTI_STATEMENTS)) {
-    status = hl__mysql_error(session, NULL, "connect", error);
-    goto out;
-  }
-  session->fd = socket_of(session->mysql);
-  /* A program that is started by this one would keep the connection, and so the
-     locks, of a process that has died: no atfork handler runs for it. */
-  (void)fcntl(session->fd, F_SETFD, FD_CLOEXEC);
-  status = hl__fork_watch(session->fd);
-  if (status) {
-    (void)hl__error_memory(error);
-    session->fd = -1;
-    goto out;
-  }
+  status = log_in(session, error);
+  if (status) goto out;
   session->dialect = strstr(mysql_get_server_info(session->mysql), "MariaDB")
                          ? HL_MARIADB
                          : HL_MYSQL;

@@ -50,14 +50,15 @@ static void store_forget(hl_store *base) {
   free(store);
 }
 
-static void store_close(hl_store *base) {
+/* Unchecked, as store_open: nobody else has the store. */
+HL__UNCHECKED static void store_close(hl_store *base) {
   hl__mysql_store *store = (hl__mysql_store *)base;
   hl__mysql_disconnect(store->spare);
   store_forget(base);
 }
 
-static int store_open(const hl_store_config *config, hl_store **result,
-                      hl_error *error) {
+HL__UNCHECKED static int store_open(const hl_store_config *config,
+                                    hl_store **result, hl_error *error) {
   hl__mysql_library_init();
   hl__mysql_store *store = calloc(1, sizeof *store);
   if (!store) return hl__error_memory(error);
@@ -79,10 +80,10 @@ static int store_open(const hl_store_config *config, hl_store **result,
 static int session_open(hl_store *base, int64_t deadline, hl_session **result,
                         hl_error *error) {
   hl__mysql_store *store = (hl__mysql_store *)base;
-  (void)pthread_mutex_lock(&store->mutex);
+  hl__mysql_store_lock(store);
   hl__mysql_session *session = store->spare;
   store->spare = NULL;
-  (void)pthread_mutex_unlock(&store->mutex);
+  hl__mysql_store_unlock(store);
   if (session && hl__mysql_readable(session, 0)) { /* it has ended meanwhile */
     hl__mysql_disconnect(session);
     session = NULL;

@@ -43,6 +43,9 @@ typedef enum hl__tls {
 
 typedef struct hl__mysql_session hl__mysql_session;
 
+HL__MUTEX_CLASS(hl__mysql_store_mutex) HL__AFTER(hl__slot_mutex)
+    HL__BEFORE(hl__births);
+
 typedef struct hl__mysql_store {
   hl_store base;
   const hl_store_config *config;
@@ -51,8 +54,12 @@ typedef struct hl__mysql_store {
   int64_t connect_timeout; /* ms */
   char table[HL__MYSQL_NAME_MAX + 1];
   pthread_mutex_t mutex;
-  hl__mysql_session *spare; /* connected by open, for the first session; mutex */
+  /* Connected by open, for the first session. */
+  hl__mysql_session *spare HL__GUARDED_BY(hl__mysql_store_mutex);
 } hl__mysql_store;
+
+HL__MUTEX_FUNCTIONS(hl__mysql_store, hl__mysql_store, mutex,
+                    hl__mysql_store_mutex)
 
 /* A statement that is prepared once for each shape of a request (levels and
    modes of its rows), and then only told other buckets. */

@@ -1,0 +1,75 @@
+/*
+ * mutex.h - what guards what, and in which order, in words that clang checks
+ * (-Wthread-safety, -Wthread-safety-beta: `make lint`). To other compilers the
+ * annotations are nothing.
+ *
+ * In C, clang cannot name the mutex that is a field beside the guarded one. So
+ * annotations name classes of mutexes, as the order does: HL__GUARDED_BY(
+ * hl__manager_mutex) is a field that is touched with the mutex of a manager held;
+ * that it is the right manager is for readers to see. The order:
+ *
+ *     1. hl__manager_mutex   manager.h
+ *     2. hl__slot_mutex      manager.h
+ *     3. what a store has    mysql_store.h, file.h
+ *     4. hl__births          internal.h; fork() itself takes it, and nothing of
+ *                            1 to 3
+ *     5. hl__fork_mutex      fork.c
+ *
+ * A thread that holds one may take those below it.
+ */
+#ifndef HIERLOCK_MUTEX_H
+#define HIERLOCK_MUTEX_H
+
+#include <pthread.h>
+
+#if defined(__clang__)
+#define HL__ANNOTATE(what) __attribute__((what))
+#else
+#define HL__ANNOTATE(what)
+#endif
+
+/* Never defined: nothing but annotations names it. */
+typedef struct HL__ANNOTATE(capability("mutex")) hl__mutex_class {
+  char nothing;
+} hl__mutex_class;
+#define HL__MUTEX_CLASS(class) extern hl__mutex_class class
+#define HL__AFTER(...) HL__ANNOTATE(acquired_after(__VA_ARGS__))
+#define HL__BEFORE(...) HL__ANNOTATE(acquired_before(__VA_ARGS__))
+
+HL__MUTEX_CLASS(hl__manager_mutex);
+HL__MUTEX_CLASS(hl__slot_mutex) HL__AFTER(hl__manager_mutex);
+HL__MUTEX_CLASS(hl__births) HL__AFTER(hl__slot_mutex);
+HL__MUTEX_CLASS(hl__fork_mutex) HL__AFTER(hl__births);
+
+/* Of fields and variables. */
+#define HL__GUARDED_BY(class) HL__ANNOTATE(guarded_by(class))
+
+/* Of functions: the caller holds it; they return with it or without it; they
+   return 0 with it, and else without. */
+#define HL__REQUIRES(...) HL__ANNOTATE(requires_capability(__VA_ARGS__))
+#define HL__REQUIRES_SHARED(...) \
+  HL__ANNOTATE(requires_shared_capability(__VA_ARGS__))
+#define HL__ACQUIRES(...) HL__ANNOTATE(acquire_capability(__VA_ARGS__))
+#define HL__ACQUIRES_SHARED(...) \
+  HL__ANNOTATE(acquire_shared_capability(__VA_ARGS__))
+#define HL__RELEASES(...) HL__ANNOTATE(release_capability(__VA_ARGS__))
+#define HL__RELEASES_SHARED(...) \
+  HL__ANNOTATE(release_shared_capability(__VA_ARGS__))
+#define HL__ACQUIRES_IF_0(...) \
+  HL__ANNOTATE(try_acquire_capability(0, __VA_ARGS__))
+/* Of functions that nobody else can be in the way of, or that clang cannot
+   follow; each with a reason. */
+#define HL__UNCHECKED HL__ANNOTATE(no_thread_safety_analysis)
+
+/* Defines name_lock and name_unlock, of the mutex that is a field of the type. */
+#define HL__MUTEX_FUNCTIONS(name, type, field, class)                  \
+  static inline void name##_lock(type *it)                             \
+      HL__ACQUIRES(class) HL__UNCHECKED {                              \
+    (void)pthread_mutex_lock(&it->field);                              \
+  }                                                                    \
+  static inline void name##_unlock(type *it)                           \
+      HL__RELEASES(class) HL__UNCHECKED {                              \
+    (void)pthread_mutex_unlock(&it->field);                            \
+  }
+
+#endif
