@@ -162,7 +162,7 @@ bench: all $(addprefix $(BUILD)/bench/,$(BENCH_CLIENTS))
 
 # --------------------------------------------------------- demo, test, lint
 
-.PHONY: demo test suite lint asan
+.PHONY: demo test suite lint asan tsan valgrind collector
 demo:
 	@HIERLOCK_WITHOUT_MYSQL=1 spec/support/deps.sh build $(LUA)
 	@spec/support/deps.sh demo
@@ -226,6 +226,58 @@ docs:
 	@ldoc --fatalwarnings . >build/ldoc.log || { cat build/ldoc.log; exit 1; }
 	@echo build/docs/index.html
 
+# ThreadSanitizer, on what our threads do: the keeper, several Lua states, and in
+# C many threads on one manager. Left out are specs without any (plan, dsn ...), and
+# memory_spec, as the sanitizer's own memory is more than what it looks at. Reports
+# are also those of the processes that specs start. Its shadow does not fit where
+# addresses are very random: hence setarch -R.
+TSAN_CFLAGS := -O1 -g -fsanitize=thread
+TSAN_SPECS := stores fork extend manager mysql mysql_connect mysql_pool mysql_trouble scenarios with
+tsan:
+	@spec/support/deps.sh build $(LUA)
+	@spec/support/deps.sh test
+	@spec/support/deps.sh servers
+	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && mkdir "$$directory/reports" && \
+	export TSAN_LUA=$(LUA) TSAN_LIBRARY="$(shell $(CC) -print-file-name=libtsan.so)" && \
+	export TSAN_OPTIONS="die_after_fork=0 second_deadlock_stack=1 log_path=$$directory/reports/report \
+	  suppressions=$(CURDIR)/spec/support/tsan.supp" && \
+	HIERLOCK_REQUIRE="mysql mariadb" spec/support/servers.sh run "$$directory" -- \
+	  $(MAKE) --no-print-directory suite LUAS=$(LUA) VARIANT=tsan CFLAGS='$(TSAN_CFLAGS)' \
+	    WRAPPER='setarch -R' LUA_BINARY="$(CURDIR)/spec/support/tsan-lua" \
+	    SPECS='$(TSAN_SPECS:%=spec/%_spec.lua)'; \
+	status=$$?; if cat "$$directory"/reports/* 2>/dev/null; then exit 1; fi; exit $$status
+
+# Valgrind's memcheck, which knows what is not initialised: the core, and those specs
+# that come to every file of the binding and of the stores. Left out is what depends
+# on time, of which it needs twenty times as much: stores, extend, scenarios,
+# mysql_trouble ..., and of the core test_threads; and LuaJIT, whose code it does not see
+# through.
+VALGRIND_SPECS := dsn plan error misuse with manager embedded mysql mysql_connect
+valgrind:
+	@spec/support/deps.sh build $(LUA)
+	@spec/support/deps.sh test
+	@spec/support/deps.sh valgrind
+	@spec/support/deps.sh servers
+	@$(MAKE) --no-print-directory test-core WRAPPER=spec/support/valgrind.sh \
+	  CORE_TESTS='$(filter-out %/test_threads,$(CORE_TESTS))'
+	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
+	HIERLOCK_REQUIRE="mysql mariadb" spec/support/servers.sh run "$$directory" -- \
+	  $(MAKE) --no-print-directory spec WRAPPER=spec/support/valgrind.sh \
+	    SPECS='$(VALGRIND_SPECS:%=spec/%_spec.lua)'
+
+# A whole collection wherever Lua may collect, inside of the binding too, and
+# AddressSanitizer to see what is used afterwards. Specs that do much in Lua itself
+# would need hours; these come to every function of the binding.
+COLLECTOR_SPECS := error with manager embedded extend mysql mysql_pool
+collector:
+	@spec/support/deps.sh build $(LUA)
+	@spec/support/deps.sh test
+	@spec/support/deps.sh servers
+	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
+	HIERLOCK_REQUIRE="mysql mariadb" spec/support/servers.sh run "$$directory" -- \
+	  $(MAKE) --no-print-directory spec VARIANT=asan CFLAGS='$(ASAN_CFLAGS)' SANITIZER_ENV='$(ASAN_ENV)' \
+	    BUSTED_FLAGS=--helper=spec/support/collector.lua SPECS='$(COLLECTOR_SPECS:%=spec/%_spec.lua)'
+
 clean:
 	rm -rf build
 
@@ -237,4 +289,7 @@ help:
 	@echo 'make lint       luacheck, cppcheck, clang-tidy, -Werror'
 	@echo 'make asan       the specs under AddressSanitizer and UBSan'
 	@echo 'make docs       the reference of the Lua interface, into build/docs'
+	@echo 'make tsan       the specs with threads under ThreadSanitizer'
+	@echo 'make valgrind   the core and the binding under memcheck'
+	@echo 'make collector  the binding under a collector that always runs'
 	@echo 'make clean      remove build/'

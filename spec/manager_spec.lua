@@ -99,7 +99,7 @@ describe("a manager", function()
       assert.matches("^a.+label$", seen[1].label)
       assert.is_nil(seen[1].label:find("\n"))
       handle:release()
-      assert(open():acquire { "m1" })
+      support.keep(assert(open():acquire { "m1" }))
       assert.is_true(#assert(open():holders { "m1" })[1].application > 0)
     end)
 
@@ -120,7 +120,8 @@ describe("a manager", function()
 
   describe("when closed", function()
     local function held_by(manager)
-      return assert(manager:acquire { "m1", "a", "r1" }), assert(manager:acquire({ "m1", "a", "r2" }, { mode = "shared" }))
+      return support.keep(assert(manager:acquire { "m1", "a", "r1" })),
+        support.keep(assert(manager:acquire({ "m1", "a", "r2" }, { mode = "shared" })))
     end
 
     it("releases everything, once and for all", function()
@@ -218,7 +219,7 @@ describe("a manager", function()
     it("what it has done, in stats", function()
       local manager, other = open(), open()
       local handle = assert(manager:acquire { "m1" })
-      assert(manager:acquire { "m2" })
+      support.keep(assert(manager:acquire { "m2" }))
       assert.equal("timeout", select(2, manager:acquire({ "m1" }, { timeout = 0.02 })).code)
       assert.equal("timeout", select(2, handle:extend({ "m2" }, { timeout = 0 })).code)
       handle:release()
@@ -256,7 +257,7 @@ describe("a manager", function()
       finally(support.close_peers)
       local manager = open { application = "here" }
       local handle = assert(manager:acquire({ "m1", "a", "r" }, { mode = "shared", label = "l" }))
-      assert(manager:acquire { "m2" })
+      support.keep(assert(manager:acquire { "m2" }))
       peer:acquire("h", "acquire", { "m1", "a" }, { label = "waits" })
       support.wait_until(function() return embedded.waiting({ "m1" }) == 1 end)
       local seen = {}

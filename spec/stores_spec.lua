@@ -1,6 +1,6 @@
 -- What every store must do for a lock from its request to its end: all or nothing,
 -- release by every route and once only, exact timeouts, fencing tokens, what a handle
--- and an observer can see, the counters, and what a fork does and does not do.
+-- and an observer can see, and the counters.
 
 local uv = require "luv"
 local hierlock = require "hierlock"
@@ -51,79 +51,28 @@ local ENDS = {
   { "kill -9", function(peer) peer:signal("sigkill") end },
 }
 
--- ------------------------------------------------------------------ fork
-
--- In a peer: acquires, forks, and lets the child do this. Returns the child's pid.
-local function fork_and(body)
-  return [[
-    local fork = require "hierlock_spec.fork"
-    handles.lock = assert(manager:acquire(...))
-    local pid = fork.fork()
-    if pid == 0 then
-      local ok, err = pcall(function() ]] .. body .. [[ end)
-      if not ok then io.stderr:write("in the child: ", tostring(err), "\n") end
-      fork.exit(ok and 0 or 1)
-    end
-    return pid
-  ]]
-end
-
--- In the same peer: the child's exit status, and whether the parent still holds.
-local WAIT = [[
-  local status = require("hierlock_spec.fork").wait(...)
-  return status, handles.lock:is_held(), (handles.lock:check())
-]]
-
-local CHILDREN = {
-  { "ends by os.exit", "os.exit(0)" },
-  { "ends by os.exit and closes its Lua state", "os.exit(0, true)" },
-  { "ends by _exit", "fork.exit(0)" },
-  { "collects its copy of the handle", "handles.lock = nil collectgarbage() collectgarbage()" },
-  { "closes its copy of the manager", "manager:close() handles.lock = nil collectgarbage()" },
-  { "releases its copy of the handle, which is dead", [[
-    local lock = handles.lock
-    assert(lock:is_held() == false and lock:remaining() == 0)
-    for _, method in ipairs { "release", "check" } do
-      local ok, err = lock[method](lock)
-      assert(ok == nil and err.code == "released", method)
-    end
-    local ok, err = lock:extend { "u1", "a1", "r2" }
-    assert(ok == nil and err.code == "released", "extend")
-  ]] },
-  { "uses the manager, which works afresh", [[
-    local lock = assert(manager:acquire({ "u1", "a1", "r2" }, { timeout = 5 }))
-    assert(lock:check())
-    local none, err = manager:acquire({ "u1", "a1", "r1" }, { timeout = 0 })
-    assert(none == nil and err.code == "timeout", "it got what its parent holds")
-    assert(lock:release { confirm = true })
-    assert(manager:stats().acquired == 1)
-  ]] },
-}
-
 -- --------------------------------------------------------------- the specs
 
 describe("a store", function()
   support.each_store(function(store)
-    local manager, opened, held, orphan
+    local manager, opened
 
     local function open(options)
       opened[#opened + 1] = support.open(store, options)
       return opened[#opened]
     end
 
-    -- Holds a lock here until the end of the spec; the collector must not have it.
+    -- Holds a lock here until the end of the spec.
     local function hold(target, options)
-      held[#held + 1] = assert(manager:acquire(target, options))
-      return held[#held]
+      return support.keep(assert(manager:acquire(target, options)))
     end
 
     before_each(function()
-      opened, held, orphan = {}, {}, nil
+      opened = {}
       manager = open { application = "the holder" }
     end)
 
     after_each(function()
-      if orphan then uv.kill(orphan, "sigkill") end
       support.close_peers()
       for _, one in ipairs(opened) do one:close() end
     end)
@@ -232,8 +181,8 @@ describe("a store", function()
       local patience = 1
       hold(R1)
       -- Waits for the account, and keeps newcomers from it meanwhile.
-      local start = support.now()
       local killed = waiter({ "u1", "a1" }, { timeout = patience })
+      local start = support.now()
       local behind = support.process(store)
       behind:acquire("lock", "acquire", { "u1", "a1", "r2" })
       support.wait_for_waiters(store, { "u1", "a1" }, 2)
@@ -498,33 +447,5 @@ describe("a store", function()
         assert(small:acquire { "u2" })
       end)
     end
-
-    -- --------------------------------------------------------------- fork
-
-    for _, child in ipairs(CHILDREN) do
-      it(("leaves a lock with its holder when a forked child %s"):format(child[1]), function()
-        local peer = support.process(store)
-        orphan = peer:call(fork_and(child[2]), R1)
-        local status, is_held, checked = peer:call(WAIT, orphan)
-        orphan = nil
-        assert.equal(0, status)
-        assert.is_true(is_held)
-        assert.is_true(checked)
-        local none, err = manager:acquire(R1, { timeout = 0 })
-        assert.is_nil(none)
-        assert.equal("timeout", err.code)
-        assert.is_true(peer:release("lock"))
-        assert(manager:acquire({ "u1" }, { timeout = 0 }))
-      end)
-    end
-
-    it("gives a lock back when its holder is killed, though a forked child lives on", function()
-      local holder = support.process(store)
-      orphan = holder:call(fork_and("support.sleep(support.DEADLINE)"), R1)
-      local peer = waiter(R1)
-      holder:signal("sigkill")
-      granted_promptly(peer)
-      assert.equal(0, uv.kill(orphan, 0))
-    end)
   end)
 end)

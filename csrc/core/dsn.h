@@ -24,7 +24,7 @@ typedef struct hl_dsn {
   unsigned port; /* 0 where the DSN does not say */
   const char *socket;
   const char *database;
-  const char *path; /* of file: */
+  const char *path; /* of file:; the manager makes it absolute */
   hl_dsn_param params[HL_DSN_PARAMS_MAX];
   unsigned param_count;
   char *text; /* the copy; malloc'ed */

@@ -98,11 +98,3 @@ uint32_t hl_layout_bucket(const hl_layout *layout, const hl_id *ids,
   }
   return hash % layout->buckets;
 }
-
-bool hl__layout_same(const hl_layout *a, const hl_layout *b) {
-  if (a == b) return true;
-  if (a->levels != b->levels || a->buckets != b->buckets) return false;
-  for (unsigned i = 0; i < a->levels; i++)
-    if (strcmp(a->names[i], b->names[i]) != 0) return false;
-  return true;
-}

@@ -117,8 +117,9 @@ static int config_check(const hl_config *config, hl_error *error) {
   return HL_OK;
 }
 
-/* A forked child opens the store again, perhaps in another working directory:
-   there a relative path would name another space, which excludes nobody. */
+/* A store may be opened again (in a forked child, or when its directory was
+   removed), in another working directory perhaps: there a relative path would
+   name another space, which excludes nobody. */
 static int make_absolute(hl_manager *manager, hl_error *error) {
   const char *path = manager->dsn.path;
   if (!path || *path == '/') return HL_OK;

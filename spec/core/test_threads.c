@@ -210,8 +210,8 @@ static void *observe(void *argument) {
   while (!atomic_load(&shared.stop)) {
     int status =
         hl_manager_holders(shared.manager, plan, nobody, NULL, &error);
-    if (status && status != HL_TIMEOUT && status != HL_BUSY)
-      failed("holders", &error);
+    /* A look gives up soon where the server is busy. */
+    if (status < 0 && status != HL_ECONNECTION) failed("holders", &error);
     (void)hl_manager_losses(shared.manager);
     (void)usleep(20000);
   }
@@ -268,7 +268,7 @@ static void *wait_until_closed(void *argument) {
 }
 
 static void closing_meets_other_threads(void **state) {
-  static char names[THREADS / 2][8];
+  static char names[THREADS / 2][16];
   (void)state;
   for (size_t store = 0; store < store_count; store++)
     for (int round = 0; round < 5; round++) {
@@ -299,7 +299,7 @@ static void closing_meets_other_threads(void **state) {
 
 /* ----------------------------------------------------------------- fork */
 
-enum { CHILDREN = 25, CONNECTING = 3 };
+enum { CHILDREN = 15, CONNECTING = 3 };
 
 /* Connects, and goes away again. */
 static void *connect_and_close(void *argument) {
@@ -341,6 +341,9 @@ static int child_ends(pid_t pid) {
 
 static void a_child_born_while_others_connect_acquires(void **state) {
   (void)state;
+#ifdef __SANITIZE_THREAD__
+  skip(); /* ThreadSanitizer does not know threads that such a child starts */
+#endif
   for (size_t store = 0; store < store_count; store++) {
     pthread_t threads[CONNECTING];
     memset(&shared, 0, sizeof shared);

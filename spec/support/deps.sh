@@ -8,6 +8,7 @@
 #   deps.sh servers          throw-away servers for specs and bench
 #   deps.sh lint             the linters
 #   deps.sh docs             to make the reference
+#   deps.sh valgrind         valgrind
 #
 # Says what it installs, and asks for root only then. On another system it says what is missing
 # and leaves the rest to you. It must install nothing that is there already.
@@ -37,7 +38,7 @@ want_lua() {
   esac
 }
 
-kind=${1:?build, demo, test, servers, lint or docs}
+kind=${1:?build, demo, test, servers, lint, docs or valgrind}
 shift
 (($#)) || set -- lua5.4
 
@@ -63,6 +64,9 @@ case $kind in
     ;;
   servers)
     exec spec/support/servers.sh install
+    ;;
+  valgrind)
+    want valgrind
     ;;
   lint)
     want lua-check cppcheck clang clang-tidy

@@ -361,6 +361,14 @@ end
 
 local live = {}
 
+local kept = {}
+--- A handle that the spec does not look at again: until close_peers the collector
+-- leaves it alone, which would release it.
+function support.keep(handle)
+  kept[#kept + 1] = handle
+  return handle
+end
+
 -- Reads one line of what has come into self.buffer.
 local function take_line(self)
   local line, rest = self.buffer:match("^([^\n]*)\n(.*)$")
@@ -513,8 +521,9 @@ function support.run(chunk, before)
   return output, tonumber(status)
 end
 
---- Ends the peers that a spec has left; for after_each.
+--- Ends the peers, and forgets the handles, that a spec has left; for after_each.
 function support.close_peers()
+  kept = {}
   for peer in pairs(live) do peer:close() end
 end
 

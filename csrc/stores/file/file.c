@@ -24,7 +24,6 @@
 typedef struct file_store {
   hl_store base;
   const hl_store_config *config;
-  char *path; /* absolute: the program may change its directory; constant */
   pthread_mutex_t mutex;
   hl__file_space *space HL__GUARDED_BY(hl__file_store_mutex); /* a reference */
 } file_store;
@@ -60,14 +59,7 @@ HL__UNCHECKED static int store_open(const hl_store_config *config,
   store->base.ops = &hl_store_file;
   store->config = config;
   int status = hl__file_space_open(dsn->path, config, &store->space, error);
-  if (status == HL_OK) {
-    /* Of the default directory the path is not kept: its checks are others. */
-    bool named = dsn->path && *dsn->path;
-    store->path = named ? strdup(store->space->directory.path) : NULL;
-    if (named && !store->path) status = hl__error_memory(error);
-  }
   if (status) {
-    hl__file_space_unref(store->space);
     free(store);
     return status;
   }
@@ -80,17 +72,12 @@ HL__UNCHECKED static void store_close(hl_store *base) {
   file_store *store = (file_store *)(void *)base;
   hl__file_space_unref(store->space);
   (void)pthread_mutex_destroy(&store->mutex);
-  free(store->path);
   free(store);
 }
 
 /* The space is the parent's, and stays in the registry as it is: its mutexes
    may be held by threads that do not exist here, its descriptors are closed. */
-static void store_forget(hl_store *base) {
-  file_store *store = (file_store *)(void *)base;
-  free(store->path);
-  free(store);
-}
+static void store_forget(hl_store *base) { free(base); }
 
 /* The space that the store uses now, with a reference; opened again when its
    files have been removed. */
@@ -100,7 +87,8 @@ static int store_space(file_store *store, hl__file_space **space,
   store_lock(store);
   if (hl__file_space_gone(store->space)) {
     hl__file_space *fresh;
-    status = hl__file_space_open(store->path, store->config, &fresh, error);
+    status = hl__file_space_open(store->config->dsn->path, store->config,
+                                 &fresh, error);
     if (status == HL_OK) {
       hl__file_space_unref(store->space);
       store->space = fresh;

@@ -58,7 +58,7 @@ HL__UNCHECKED static void store_close(hl_store *base) {
 }
 
 HL__UNCHECKED static int store_open(const hl_store_config *config,
-                                     hl_store **result, hl_error *error) {
+                                    hl_store **result, hl_error *error) {
   hl__mysql_library_init();
   hl__mysql_store *store = calloc(1, sizeof *store);
   if (!store) return hl__error_memory(error);

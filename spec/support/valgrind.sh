@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+#
+# Runs a program under valgrind's memcheck. Fails when the program does, when it makes an error or
+# leaks something, or when a child that it forked makes an error. What such a child leaks does not
+# count: it has its parent's memory, and ends by _exit. Programs that it starts run without valgrind.
+
+set -uo pipefail
+directory=$(mktemp -d)
+trap 'rm -rf "$directory"' EXIT
+
+valgrind -q --fair-sched=yes --leak-check=full --show-leak-kinds=definite \
+  --errors-for-leak-kinds=definite --num-callers=30 --log-file="$directory/%p" "$@" &
+program=$!
+wait "$program"
+status=$?
+
+mapfile -t reports < <(
+  grep -lE '== (Invalid|Mismatched|Conditional|Use of|Syscall|Source and|Argument|Process)' "$directory"/*
+  [[ -s $directory/$program ]] && echo "$directory/$program"
+)
+if ((${#reports[@]})); then
+  sort -u <<<"$(printf '%s\n' "${reports[@]}")" | xargs cat
+  ((status)) || status=99
+fi
+exit "$status"
