@@ -27,7 +27,7 @@ PATH=$PATH:/usr/sbin:/sbin
 self=$(realpath "${BASH_SOURCE[0]}")
 cache=$(realpath -m "${HIERLOCK_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hierlock}")
 root=$cache/mysql-sid
-sid=$(dirname "$self")/sid.sh
+sid=$(dirname "$self")/sid.sh grants=$(dirname "$self")/grants.sql
 guard='' child='' up=''
 as=() enter=(unshare --mount)
 ((EUID == 0)) || as=(sudo) enter=(unshare --user --map-root-user --mount)
@@ -46,15 +46,13 @@ locked() (mkdir -p "$cache"; exec 9>"$cache/lock"; flock 9; "$@")
 # --- What is cached: made under the lock and under another name, so never there by halves --------
 
 initialise() {                          # KIND HOME: makes HOME/data
-  cat >"$2/setup.sql" <<'SQL'
+  cat - "$grants" >"$2/setup.sql" <<'SQL'
 FLUSH PRIVILEGES;
 ALTER USER root@localhost IDENTIFIED BY 'rootpassword';
 CREATE USER root@'127.0.0.1' IDENTIFIED BY 'rootpassword';
 GRANT ALL ON *.* TO root@'127.0.0.1' WITH GRANT OPTION;
 CREATE DATABASE mgl_test;
 CREATE USER testuser@'%' IDENTIFIED BY 'testpassword';
-GRANT PROCESS ON *.* TO testuser@'%';
-GRANT SELECT ON performance_schema.* TO testuser@'%';
 GRANT ALL ON mgl_test.* TO testuser@'%';
 SQL
   if [[ $1 == mysql ]]; then
@@ -72,7 +70,7 @@ SQL
 fresh_data() {                          # KIND: a copy of initialised data
   local version=(mariadbd --no-defaults --version) made
   [[ $1 != mysql ]] || version=(in_root "$dir" mysqld --no-defaults --version)
-  made=$({ "${version[@]}"; cat "$self"; } | sha256sum)
+  made=$({ "${version[@]}"; cat "$self" "$grants"; } | sha256sum)
   made=$cache/$1-data-${made:0:16}
   if [[ ! -e $made ]]; then
     say "initialising data for $1 (once)"
