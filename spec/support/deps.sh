@@ -6,6 +6,7 @@
 #   deps.sh demo             to watch the demonstration, to run the bench
 #   deps.sh test             to run the specs
 #   deps.sh servers          throw-away servers for specs and bench
+#   deps.sh packaging        to install it in every way, for every Lua
 #   deps.sh lint             the linters
 #   deps.sh docs             to make the reference
 #   deps.sh valgrind         valgrind
@@ -67,6 +68,9 @@ case $kind in
     ;;
   valgrind)
     want valgrind
+    ;;
+  packaging)
+    want luarocks musl-tools lua-yaml lua-argparse mariadb-client-core
     ;;
   lint)
     want lua-check cppcheck clang clang-tidy
