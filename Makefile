@@ -244,7 +244,7 @@ bench: all $(addprefix $(BUILD)/bench/,$(BENCH_CLIENTS))
 
 # --------------------------------------------------------- demo, test, lint
 
-.PHONY: demo test suite lint asan tsan valgrind collector test-packaging
+.PHONY: demo test suite lint asan tsan valgrind collector test-packaging test-libmysqlclient
 demo:
 	@HIERLOCK_WITHOUT_MYSQL=1 spec/support/deps.sh build $(LUA)
 	@spec/support/deps.sh demo
@@ -284,6 +284,27 @@ test-packaging:
 	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
 	HIERLOCK_REQUIRE="mysql mariadb" spec/support/servers.sh run "$$directory" -- \
 	  $(MAKE) --no-print-directory spec SPECS=spec/packaging_spec.lua
+
+# All specs again, on Oracle's libmysqlclient and Lua as Debian unstable has them. The servers, too, are started
+# in that root: MariaDB is the newer one.
+test-libmysqlclient:
+	@spec/support/deps.sh libmysqlclient
+	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
+	HIERLOCK_REQUIRE="mysql mariadb" spec/support/sid.sh run libmysqlclient \
+	  spec/support/servers.sh run "$$directory" -- \
+	  $(MAKE) --no-print-directory suite-libmysqlclient LUA=lua5.4 LUAS=lua5.4 VARIANT=libmysqlclient
+
+# Inside. Nothing else is to be tested by mistake.
+LIBMYSQLCLIENT_PLUGIN := $(BUILD)/plugin/mysql_native_password.so
+.PHONY: suite-libmysqlclient
+suite-libmysqlclient: all $(LIBMYSQLCLIENT_PLUGIN)
+	@echo "libmysqlclient $$(mysql_config --version), $$($(LUA) -v)"
+	@ldd $(MYSQL_SO) | grep -q libmysqlclient
+	@LIBMYSQL_PLUGIN_DIR="$(CURDIR)/$(BUILD)/plugin" $(MAKE) --no-print-directory suite
+
+$(BUILD)/plugin/%.so: spec/support/libmysqlclient/%.c
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -fPIC -shared $(WARNINGS) -Wno-pedantic $(MYSQL_CFLAGS) $(CFLAGS) -o $@ $< -lcrypto
 
 lint:
 	@spec/support/deps.sh lint
@@ -386,4 +407,5 @@ help:
 	@echo 'make valgrind   the core and the binding under memcheck'
 	@echo 'make collector  the binding under a collector that always runs'
 	@echo 'make test-packaging        installing in every way, for every Lua'
+	@echo 'make test-libmysqlclient   all specs on Oracle'"'"'s client library'
 	@echo 'make clean      remove build/'

@@ -63,6 +63,7 @@ inside() {                              # COMMAND…
   done
   # shellcheck disable=SC2016  # expanded by the inner shells
   HIERLOCK_CACHE=$cache exec "${enter[@]}" bash -euc 'root=$1; shift
+    mount --bind "$root" "$root"        # a mount point, so that unshare works inside
     until [[ $1 == -- ]]; do
       [[ ! -d $1 ]] || mkdir -p "$root$1"
       mount --rbind "$1" "$root$1"
