@@ -6,7 +6,7 @@
 #
 # ------------------------------------------------------------------- knobs
 
-# The Lua to build for and to run with: lua5.1 lua5.2 lua5.3 lua5.4 luajit.
+# The Lua to build for and to run with: lua5.1 lua5.2 lua5.3 lua5.4 luajit, or a path.
 LUA ?= lua5.4
 # The Luas of `make test`.
 LUAS ?= $(LUA)
@@ -16,20 +16,39 @@ CFLAGS ?= -O2 -g
 CPPFLAGS ?=
 LDFLAGS ?=
 PKG_CONFIG ?= pkg-config
-LUA_CFLAGS ?= $(shell $(PKG_CONFIG) --cflags $(LUA) 2>/dev/null)
-# libmysqlclient or MariaDB Connector/C; empty when there is none.
-MYSQL_CONFIG ?= $(firstword $(shell command -v mysql_config mariadb_config 2>/dev/null))
-ifneq ($(MYSQL_CONFIG),)
-MYSQL_CFLAGS ?= $(shell $(MYSQL_CONFIG) --include)
-MYSQL_LIBS ?= $(shell $(MYSQL_CONFIG) --libs)
-else
-MYSQL_CFLAGS ?= $(shell $(PKG_CONFIG) --cflags libmariadb 2>/dev/null || $(PKG_CONFIG) --cflags mysqlclient 2>/dev/null)
-MYSQL_LIBS ?= $(shell $(PKG_CONFIG) --libs libmariadb 2>/dev/null || $(PKG_CONFIG) --libs mysqlclient 2>/dev/null)
+# Where lua.h is, if pkg-config does not know.
+LUA_INCDIR ?=
+LUA_CFLAGS ?= $(if $(LUA_INCDIR),-I$(LUA_INCDIR),$(shell $(PKG_CONFIG) --cflags $(notdir $(LUA)) 2>/dev/null))
+LIBFLAG ?= -shared
+
+# libmysqlclient or MariaDB Connector/C, as csrc/stores/mysql/client.sh finds it; both empty when there is
+# none. MYSQL_LIBS= builds without the MySQL store. MYSQL_CONFIG: another mysql_config; MYSQL_INCDIR,
+# MYSQL_LIBDIR: where mysql.h and the library are.
+client = $(shell MYSQL_CONFIG='$(MYSQL_CONFIG)' MYSQL_INCDIR='$(MYSQL_INCDIR)' MYSQL_LIBDIR='$(MYSQL_LIBDIR)' \
+           PKG_CONFIG='$(PKG_CONFIG)' SYSROOT='$(SYSROOT)' csrc/stores/mysql/client.sh $(1)) \
+         $(if $(filter-out 0,$(.SHELLSTATUS)),$(error The client library that was asked for is not there))
+ifeq ($(origin MYSQL_LIBS),undefined)
+MYSQL_LIBS := $(call client,libs)
 endif
+ifeq ($(origin MYSQL_CFLAGS),undefined)
+MYSQL_CFLAGS := $(call client,cflags)
+endif
+
+# Where it is installed; DESTDIR stands before all of these. LuaJIT counts as 5.1.
+PREFIX ?= /usr/local
+DESTDIR ?=
+LUA_VERSION ?= $(or $(patsubst lua%,%,$(filter lua5.%,$(notdir $(LUA)))),$(shell $(LUA) -e 'io.write(_VERSION:sub(5))'))
+INST_LUADIR ?= $(PREFIX)/share/lua/$(LUA_VERSION)
+INST_LIBDIR ?= $(PREFIX)/lib/lua/$(LUA_VERSION)
+INST_BINDIR ?= $(PREFIX)/bin
+INST_INCDIR ?= $(PREFIX)/include
+INST_CLIBDIR ?= $(PREFIX)/lib
+INST_MANDIR ?= $(PREFIX)/share/man
+INST_DATADIR ?= $(PREFIX)/share/hierlock
 
 # Where it is built; another one for each Lua and for each VARIANT (asan ...).
 VARIANT ?=
-BUILD ?= build/$(LUA)$(addprefix -,$(VARIANT))
+BUILD ?= build/$(notdir $(LUA))$(addprefix -,$(VARIANT))
 
 # What the specs run under, e.g. valgrind.
 WRAPPER ?=
@@ -48,7 +67,7 @@ WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wstrict-prototypes \
             -Wmissing-prototypes -Wpointer-arith -Wundef
 HL_CFLAGS := -std=c11 -D_GNU_SOURCE -fPIC -fvisibility=hidden -pthread \
              $(WARNINGS) -Icsrc/core
-HL_LDFLAGS := -shared -pthread -Wl,-z,nodelete
+HL_LDFLAGS = $(LIBFLAG) -pthread -Wl,-z,nodelete
 
 CORE := $(wildcard csrc/core/*.c) $(wildcard csrc/stores/file/*.c) \
         $(wildcard csrc/stores/null/*.c)
@@ -65,9 +84,10 @@ objects = $(patsubst csrc/%.c,$(BUILD)/obj/%.o,$(1))
 CORE_SO := $(BUILD)/hierlock/core.so
 MYSQL_SO := $(BUILD)/hierlock/store/mysql.so
 LIBRARY := $(BUILD)/libhierlock.a
+PKG_CONFIG_FILE := $(BUILD)/hierlock.pc
 
 .PHONY: all clean help
-all: $(CORE_SO) $(LIBRARY)
+all: $(CORE_SO) $(LIBRARY) $(PKG_CONFIG_FILE)
 ifneq ($(strip $(MYSQL_LIBS)),)
 all: $(MYSQL_SO)
 else
@@ -75,7 +95,7 @@ all: without-mysql
 .PHONY: without-mysql
 without-mysql:
 	@echo 'hierlock: no libmysqlclient and no MariaDB Connector/C found: the MySQL store is not built.'
-	@echo 'hierlock: Debian: apt-get install libmariadb-dev libmariadb-dev-compat; or set MYSQL_CFLAGS, MYSQL_LIBS.'
+	@echo 'hierlock: Debian: apt-get install libmariadb-dev libmariadb-dev-compat; or set MYSQL_INCDIR, MYSQL_LIBDIR.'
 endif
 
 $(BUILD)/obj/lua/%.o: HL_CFLAGS += $(LUA_CFLAGS)
@@ -95,16 +115,78 @@ $(MYSQL_SO): $(call objects,$(MYSQL) $(SHARED) csrc/lua/error.c)
 	@mkdir -p $(@D)
 	$(CC) $(HL_LDFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(MYSQL_LIBS) -lm
 
-$(LIBRARY): $(call objects,$(CORE) $(filter-out $(MYSQL_BINDING),$(MYSQL)))
+$(LIBRARY): $(call objects,$(CORE) $(if $(strip $(MYSQL_LIBS)),$(filter-out $(MYSQL_BINDING),$(MYSQL))))
 	@mkdir -p $(@D)
 	rm -f $@
 	$(AR) rcs $@ $^
 
+# Where it will be is filled in when it is installed.
+$(PKG_CONFIG_FILE): csrc/hierlock.pc.in csrc/core/hierlock.h $(LIBRARY)
+	@mkdir -p $(@D)
+	sed -e 's|@VERSION@|$(VERSION)|; s|@CLIENT@|$(strip $(MYSQL_LIBS))|' $< >$@
+
 -include $(shell find build -name '*.d' 2>/dev/null)
+
+# ------------------------------------------------------------------ install
+
+# The version is said in one place.
+VERSION = $(shell sed -n 's/^\#define HL_VERSION "\(.*\)"/\1/p' csrc/core/hierlock.h)
+
+# MODE:SOURCE:TARGET; what install puts there is what uninstall removes.
+INSTALL_LUA = $(foreach file,$(sort $(shell find lua -name '*.lua')),644:$(file):$(INST_LUADIR)/$(file:lua/%=%)) \
+              755:$(CORE_SO):$(INST_LIBDIR)/hierlock/core.so \
+              755:$(MYSQL_SO):$(INST_LIBDIR)/hierlock/store/mysql.so
+INSTALL_REST = 644:$(LIBRARY):$(INST_CLIBDIR)/libhierlock.a \
+               644:csrc/core/hierlock.h:$(INST_INCDIR)/hierlock.h \
+               $(foreach file,$(wildcard sql/*.sql),644:$(file):$(INST_DATADIR)/$(file)) \
+               $(foreach file,$(wildcard docs/*.1),644:$(file):$(INST_MANDIR)/man1/$(notdir $(file)))
+# Written when they are installed, as they say where.
+INSTALL_WRITTEN = $(INST_CLIBDIR)/pkgconfig/hierlock.pc $(INST_BINDIR)/hierlock
+# Ours alone: removed once they are empty, a directory after those in it.
+OWN_DIRECTORIES = $(INST_LUADIR)/hierlock/command $(INST_LUADIR)/hierlock $(INST_LIBDIR)/hierlock/store \
+                  $(INST_LIBDIR)/hierlock $(INST_DATADIR)/sql $(INST_DATADIR)
+
+# The command finds the modules wherever PREFIX is.
+define COMMAND
+#!$(or $(shell command -v $(LUA) 2>/dev/null),/usr/bin/env $(LUA))
+package.path = "$(INST_LUADIR)/?.lua;$(INST_LUADIR)/?/init.lua;" .. package.path
+package.cpath = "$(INST_LIBDIR)/?.so;" .. package.cpath
+require "hierlock.command.main"
+endef
+
+# Without the MySQL store where it was not built.
+copy = for file in $(1); do \
+         IFS=: read -r mode from to <<<"$$file"; \
+         [[ $$from != $(MYSQL_SO) || -e $$from ]] || continue; \
+         install -D -m "$$mode" "$$from" "$(DESTDIR)$$to" || exit 1; \
+       done
+
+.PHONY: install install-lua uninstall built
+install: export COMMAND := $(COMMAND)
+install: install-lua
+	@$(call copy,$(INSTALL_REST))
+	@sed -e 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(INST_CLIBDIR)|; s|@INCLUDEDIR@|$(INST_INCDIR)|' $(PKG_CONFIG_FILE) | \
+	  install -D -m 644 /dev/stdin "$(DESTDIR)$(INST_CLIBDIR)/pkgconfig/hierlock.pc"
+	@echo "$$COMMAND" | install -D -m 755 /dev/stdin "$(DESTDIR)$(INST_BINDIR)/hierlock"
+
+# The modules only, as LuaRocks wants it.
+install-lua: built
+	@$(call copy,$(INSTALL_LUA))
+
+# What is installed was built before, perhaps by another user: nothing is written to build/.
+built:
+	@for file in $(CORE_SO) $(LIBRARY) $(PKG_CONFIG_FILE); do \
+	  [[ -e $$file ]] || { echo "hierlock: there is no $$file: run make first, with the same LUA" >&2; exit 1; }; \
+	done
+
+uninstall:
+	@for file in $(INSTALL_LUA) $(INSTALL_REST) $(INSTALL_WRITTEN); do rm -f "$(DESTDIR)$${file##*:}"; done
+	@for directory in $(OWN_DIRECTORIES); do rmdir "$(DESTDIR)$$directory" 2>/dev/null || true; done
 
 # -------------------------------------------------------------------- specs
 
-SPECS ?= spec
+# Packaging is the same on every Lua, and takes its time: make test-packaging.
+SPECS ?= $(filter-out spec/packaging_spec.lua,$(wildcard spec/*_spec.lua))
 SPEC_SO := $(patsubst spec/support/%.c,$(BUILD)/hierlock_spec/%.so,$(wildcard spec/support/*.c))
 CORE_TESTS := $(patsubst spec/core/%.c,$(BUILD)/%,$(wildcard spec/core/test_*.c))
 # busted runs on the Lua that it is started with; LuaJIT counts as 5.1.
@@ -162,7 +244,7 @@ bench: all $(addprefix $(BUILD)/bench/,$(BENCH_CLIENTS))
 
 # --------------------------------------------------------- demo, test, lint
 
-.PHONY: demo test suite lint asan tsan valgrind collector
+.PHONY: demo test suite lint asan tsan valgrind collector test-packaging test-libmysqlclient
 demo:
 	@HIERLOCK_WITHOUT_MYSQL=1 spec/support/deps.sh build $(LUA)
 	@spec/support/deps.sh demo
@@ -192,6 +274,37 @@ suite:
 	  echo "--- specs on $$lua"; \
 	  $(MAKE) --no-print-directory spec LUA=$$lua || exit 1; \
 	done
+
+# make install, LuaRocks for every Lua, pkg-config, client libraries everywhere, docker-compose.yml.
+test-packaging:
+	@spec/support/deps.sh build lua5.1 lua5.2 lua5.3 lua5.4 luajit
+	@spec/support/deps.sh test
+	@spec/support/deps.sh servers
+	@spec/support/deps.sh packaging
+	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
+	HIERLOCK_REQUIRE="mysql mariadb" spec/support/servers.sh run "$$directory" -- \
+	  $(MAKE) --no-print-directory spec SPECS=spec/packaging_spec.lua
+
+# All specs again, on Oracle's libmysqlclient and Lua as Debian unstable has them. The servers, too, are started
+# in that root: MariaDB is the newer one.
+test-libmysqlclient:
+	@spec/support/deps.sh libmysqlclient
+	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
+	HIERLOCK_REQUIRE="mysql mariadb" spec/support/sid.sh run libmysqlclient \
+	  spec/support/servers.sh run "$$directory" -- \
+	  $(MAKE) --no-print-directory suite-libmysqlclient LUA=lua5.4 LUAS=lua5.4 VARIANT=libmysqlclient
+
+# Inside. Nothing else is to be tested by mistake.
+LIBMYSQLCLIENT_PLUGIN := $(BUILD)/plugin/mysql_native_password.so
+.PHONY: suite-libmysqlclient
+suite-libmysqlclient: all $(LIBMYSQLCLIENT_PLUGIN)
+	@echo "libmysqlclient $$(mysql_config --version), $$($(LUA) -v)"
+	@ldd $(MYSQL_SO) | grep -q libmysqlclient
+	@LIBMYSQL_PLUGIN_DIR="$(CURDIR)/$(BUILD)/plugin" $(MAKE) --no-print-directory suite
+
+$(BUILD)/plugin/%.so: spec/support/libmysqlclient/%.c
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -fPIC -shared $(WARNINGS) -Wno-pedantic $(MYSQL_CFLAGS) $(CFLAGS) -o $@ $< -lcrypto
 
 lint:
 	@spec/support/deps.sh lint
@@ -285,6 +398,7 @@ help:
 	@echo 'make            build for $$LUA (now: $(LUA)) into $(BUILD)'
 	@echo 'make demo       the seven scenarios on the embedded store, live'
 	@echo 'make test       all specs, on throw-away servers; LUAS="lua5.4 lua5.1 luajit"'
+	@echo 'make install    what was built, to PREFIX=$(PREFIX); make uninstall'
 	@echo 'make bench      how fast it is, and beside what others lock with, measured in one run'
 	@echo 'make lint       luacheck, cppcheck, clang-tidy, -Werror'
 	@echo 'make asan       the specs under AddressSanitizer and UBSan'
@@ -292,4 +406,6 @@ help:
 	@echo 'make tsan       the specs with threads under ThreadSanitizer'
 	@echo 'make valgrind   the core and the binding under memcheck'
 	@echo 'make collector  the binding under a collector that always runs'
+	@echo 'make test-packaging        installing in every way, for every Lua'
+	@echo 'make test-libmysqlclient   all specs on Oracle'"'"'s client library'
 	@echo 'make clean      remove build/'

@@ -114,7 +114,7 @@ support.each_server(function(store)
 
     it("may wait for rows that nobody asked for: a long IN list", function()
       local asked = {}
-      for i = 1, store.dialect == "mariadb" and 60 or 150 do asked[i] = i end
+      for i = 1, 150 do asked[i] = i end -- MariaDB 10.11 scans from 60 on, 11.8 from 100 on
       assert(a:query("SELECT bucket FROM %s WHERE level=0 AND bucket=299 FOR UPDATE", LIST))
       local rows = b:query("SELECT bucket FROM %s WHERE level=0 AND bucket IN (%s) FOR UPDATE NOWAIT",
                            LIST, table.concat(asked, ","))

@@ -27,6 +27,9 @@ local function without_tls(data, first)
   return data:sub(1, position - 1) .. string.char(flags) .. data:sub(position + 1)
 end
 
+-- Whether the client library can log in without its plugins.
+local logged_in = {}
+
 support.each_server(function(store)
   local environment = "HIERLOCK_" .. store.name:upper()
   local user, password, host, port, database =
@@ -161,6 +164,20 @@ support.each_server(function(store)
       assert.is_false(err.retryable)
       assert.equal(1045, err.errno)
       assert.equal("28000", err.sqlstate)
+    end)
+
+    -- Connector/C without its plugins cannot log in to MySQL, libmysqlclient 9
+    -- not to MariaDB.
+    it("that the client library does not know are one, too", function()
+      local output = support.run(([[
+        local manager, err = require("hierlock").open(%q, {buckets = %d})
+        print(manager and "opened" or err.code, err and err.retryable, err and err.errno, err and err.message)
+      ]]):format(url(), store.options.buckets), "MARIADB_PLUGIN_DIR=/nowhere LIBMYSQL_PLUGIN_DIR=/nowhere")
+      local unknown = output:find("^connection\tfalse\tnil\t.*plugin.*hierlock was built with cannot log in")
+        or output:find("^connection\tfalse\t1045\t.*Plugin") -- as Connector/C has it
+      assert.is_truthy(unknown or output:find("^opened"), output)
+      logged_in[store.name] = not unknown
+      assert.is_falsy(logged_in.mysql and logged_in.mariadb)
     end)
 
     it("do not show in any text", function()

@@ -73,9 +73,15 @@ int hl__error_errno(hl_error *error, int status, const char *format, ...) {
     error_fill(error, status, format, arguments);
     va_end(arguments);
     size_t used = strlen(error->message);
-    char text[128];
+    char text[128] = "";
+#ifdef __GLIBC__ /* may leave text alone */
+    const char *reason = strerror_r(saved, text, sizeof text);
+#else /* as POSIX has it */
+    const char *reason = text;
+    (void)strerror_r(saved, text, sizeof text);
+#endif
     (void)snprintf(error->message + used, sizeof error->message - used,
-                   ": %s", strerror_r(saved, text, sizeof text));
+                   ": %s", reason);
   }
   return status;
 }

@@ -188,6 +188,11 @@ char *hl_plan_sql(hl_plan *plan, hl_dialect dialect, const char *table);
 
 struct hl_store_ops; /* store.h: for those who bring a store of their own */
 
+/* MySQL and MariaDB. Whoever names it links the client library as well
+   (pkg-config --static --libs hierlock). Not there where hierlock was built
+   without one. */
+extern const struct hl_store_ops hl_store_mysql;
+
 typedef struct hl_config {
   const char *dsn;         /* NULL: $HIERLOCK_DSN, else "file:" */
   int64_t timeout;         /* of an acquisition; ms; HL_FOREVER */
@@ -195,8 +200,8 @@ typedef struct hl_config {
   hl_layout *layout;       /* NULL: the default levels and buckets */
   unsigned pool_size;      /* connections at most */
   const char *application; /* NULL: the program's name */
-  /* Stores beyond file: and null:, e.g. &hl_store_mysql; NULL-terminated,
-     may be NULL. */
+  /* Stores beyond file: and null:, e.g. { &hl_store_mysql, NULL }; may be
+     NULL. */
   const struct hl_store_ops *const *stores;
 } hl_config;
 

@@ -159,6 +159,5 @@ static inline bool hl__modes_conflict(hl_mode a, hl_mode b) {
 
 extern const hl_store_ops hl_store_null;
 extern const hl_store_ops hl_store_file;
-extern const hl_store_ops hl_store_mysql;
 
 #endif

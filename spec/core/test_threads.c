@@ -412,14 +412,15 @@ static void a_child_gets_no_connection_in_the_making(void **state) {
   int peer = accept(server, NULL, NULL);
   assert_true(peer >= 0);
   (void)usleep(100000); /* in which nothing happens */
+  assert_int_equal(count_sockets(port), 1);
   int64_t start = hl__now_ms();
   pid_t pid = fork();
   assert_true(pid >= 0);
   if (pid == 0) _exit(count_sockets(port));
   int64_t taken = hl__now_ms() - start;
-  assert_int_equal(count_sockets(port), 1);
   assert_int_equal(child_ends(pid), 0);
 #ifdef MARIADB_PACKAGE_VERSION
+  assert_int_equal(count_sockets(port), 1);
   assert_true(taken < 1000); /* Oracle's library keeps fork() waiting */
 #endif
   (void)pthread_join(thread, NULL);

@@ -6,6 +6,8 @@
 #   deps.sh demo             to watch the demonstration, to run the bench
 #   deps.sh test             to run the specs
 #   deps.sh servers          throw-away servers for specs and bench
+#   deps.sh libmysqlclient   a private root with Oracle's client library, to run the specs in
+#   deps.sh packaging        to install it in every way, for every Lua
 #   deps.sh lint             the linters
 #   deps.sh docs             to make the reference
 #   deps.sh valgrind         valgrind
@@ -49,6 +51,8 @@ if ! have dpkg-query; then
   exit 0
 fi
 
+specs=(lua-busted lua-luv lua-cqueues lua-sql-mysql lua-argparse libcmocka-dev procps lua-ldoc)
+
 case $kind in
   build)
     want gcc libc6-dev make pkg-config
@@ -60,13 +64,22 @@ case $kind in
     want lua-luv
     ;;
   test)
-    want lua-busted lua-luv lua-cqueues lua-sql-mysql lua-argparse libcmocka-dev procps lua-ldoc
+    want "${specs[@]}"
     ;;
   servers)
     exec spec/support/servers.sh install
     ;;
   valgrind)
     want valgrind
+    ;;
+  libmysqlclient)
+    spec/support/servers.sh install
+    # Servers are started inside, too.
+    exec spec/support/sid.sh make libmysqlclient libmysqlclient-dev gcc libc6-dev make pkg-config \
+      lua5.4 liblua5.4-dev "${specs[@]}" mariadb-server-core mariadb-client-core galera-4 openssl mount bsdutils
+    ;;
+  packaging)
+    want luarocks musl-tools lua-yaml lua-argparse mariadb-client-core
     ;;
   lint)
     want lua-check cppcheck clang clang-tidy

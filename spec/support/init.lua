@@ -189,8 +189,12 @@ if os.getenv("MYSQL_DSN") then
     return (text:gsub("[^%w_.~-]", function(c) return ("%%%02X"):format(c:byte()) end))
   end
   local database, user, password, host, port = dsn_parts(os.getenv("MYSQL_DSN"))
-  support.stores[2] = server_store("mysql", ("mysql://%s:%s@%s:%d/%s"):format(
-    encoded(user), encoded(password), host, port, encoded(database)))
+  -- Specs for one of the two servers go by the name.
+  local connection = support.sql_connection(os.getenv("MYSQL_DSN"))
+  local name = connection:query("SELECT VERSION()")[1][1]:find("MariaDB") and "mariadb" or "mysql"
+  connection:close()
+  support.stores[2] = server_store(name, ("%s://%s:%s@%s:%d/%s"):format(
+    name, encoded(user), encoded(password), host, port, encoded(database)))
 else
   for _, name in ipairs { "mysql", "mariadb" } do
     local prefix = "HIERLOCK_" .. name:upper()

@@ -23,7 +23,8 @@ local function note_commands(buffer, found)
     if sequence == 0 then
       local number = buffer:byte(5)
       local name = COMMANDS[number] or tostring(number)
-      found(name, name == "query" and buffer:sub(6, 4 + size) or nil)
+      -- libmysqlclient says first that the query has no attributes, in one set.
+      found(name, name == "query" and buffer:sub(6, 4 + size):gsub("^%z\1", "") or nil)
     end
     buffer = buffer:sub(5 + size)
   end

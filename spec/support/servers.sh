@@ -19,7 +19,7 @@
 #
 # HIERLOCK_SERVER_OPTIONS: more options for a server that is started, without spaces inside them.
 #
-# MySQL is in Debian unstable only, so it runs chrooted in a small private sid, made by mmdebstrap.
+# MySQL is in Debian unstable only, so it runs chrooted in a small private sid, made by sid.sh.
 # DIR is bind-mounted on that root's /srv in a mount namespace of the server's own, gone with it.
 
 set -euo pipefail
@@ -27,10 +27,10 @@ PATH=$PATH:/usr/sbin:/sbin
 self=$(realpath "${BASH_SOURCE[0]}")
 cache=$(realpath -m "${HIERLOCK_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hierlock}")
 root=$cache/mysql-sid
-keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+sid=$(dirname "$self")/sid.sh grants=$(dirname "$self")/grants.sql
 guard='' child='' up=''
-mode=root as=() enter=(unshare --mount)
-((EUID == 0)) || mode=unshare as=(sudo) enter=(unshare --user --map-root-user --mount)
+as=() enter=(unshare --mount)
+((EUID == 0)) || as=(sudo) enter=(unshare --user --map-root-user --mount)
 # shellcheck disable=SC2016  # expanded by the inner shell
 enter+=(sh -ec 'mount --rbind "$1" "$2/srv"; shift; exec chroot "$@"' sh)
 
@@ -40,39 +40,19 @@ failed() { tail -n 30 "$dir/$1/log" >&2; die "$1 does not come up; its log is $d
 need() { command -v "$1" >/dev/null || die "$1 is missing; get it by: $self install"; }
 usage() { sed -n 's/^#   servers\.sh/usage: servers.sh/p' "$self" >&2; exit 2; }
 in_root() { "${enter[@]}" "$1" "$root" "${@:2}"; }
+get_root() { "$sid" make mysql mysql-server-core mysql-client-core; }
 locked() (mkdir -p "$cache"; exec 9>"$cache/lock"; flock 9; "$@")
 
 # --- What is cached: made under the lock and under another name, so never there by halves --------
 
-build_root() {
-  local mirror
-  [[ ! -e $root ]] || return 0
-  need mmdebstrap
-  [[ -e $keyring ]] || die "$keyring is missing; get it by: $self install"
-  mirror=$(apt-get indextargets --format "\$(REPO_URI)" 'Created-By: Packages' 'Label: Debian' |
-    sed -n 1p)
-  [[ $mirror ]] || die "apt knows no Debian mirror (an apt-get update may help)"
-  say "fetching MySQL from $mirror into $root (once)"
-  rm -rf "$root.new"
-  mkdir "$root.new"
-  mmdebstrap --mode="$mode" --variant=apt --aptopt='Acquire::Check-Valid-Until "false"' \
-    --include=mysql-server-core,mysql-client-core sid - \
-    "deb [signed-by=$keyring check-valid-until=no] $mirror sid main" |
-    tar -x -C "$root.new" --exclude='./dev/*' ||
-    die "that failed (without root it needs user namespaces, uidmap, an entry in /etc/subuid)"
-  mv -T "$root.new" "$root"
-}
-
 initialise() {                          # KIND HOME: makes HOME/data
-  cat >"$2/setup.sql" <<'SQL'
+  cat - "$grants" >"$2/setup.sql" <<'SQL'
 FLUSH PRIVILEGES;
 ALTER USER root@localhost IDENTIFIED BY 'rootpassword';
 CREATE USER root@'127.0.0.1' IDENTIFIED BY 'rootpassword';
 GRANT ALL ON *.* TO root@'127.0.0.1' WITH GRANT OPTION;
 CREATE DATABASE mgl_test;
 CREATE USER testuser@'%' IDENTIFIED BY 'testpassword';
-GRANT PROCESS ON *.* TO testuser@'%';
-GRANT SELECT ON performance_schema.* TO testuser@'%';
 GRANT ALL ON mgl_test.* TO testuser@'%';
 SQL
   if [[ $1 == mysql ]]; then
@@ -90,7 +70,7 @@ SQL
 fresh_data() {                          # KIND: a copy of initialised data
   local version=(mariadbd --no-defaults --version) made
   [[ $1 != mysql ]] || version=(in_root "$dir" mysqld --no-defaults --version)
-  made=$({ "${version[@]}"; cat "$self"; } | sha256sum)
+  made=$({ "${version[@]}"; cat "$self" "$grants"; } | sha256sum)
   made=$cache/$1-data-${made:0:16}
   if [[ ! -e $made ]]; then
     say "initialising data for $1 (once)"
@@ -252,7 +232,7 @@ begin() {                               # KIND…: from then on an exit of the s
       (: <>"/dev/tcp/127.0.0.1/$port") 2>/dev/null || break
     done
     echo "$port" >"$dir/$kind/port"
-    [[ $kind != mysql ]] || locked build_root
+    [[ $kind != mysql ]] || get_root
     locked fresh_data "$kind"
   done
   alive mysql || alive mariadb || certificates 2>"$dir/openssl.log"
@@ -277,16 +257,14 @@ install() {
   local missing=()
   command -v mariadbd >/dev/null || missing+=(mariadb-server-core mariadb-client-core)
   ls /usr/lib/galera/libgalera_smm.so >/dev/null 2>&1 || missing+=(galera-4)
-  command -v mmdebstrap >/dev/null || missing+=(mmdebstrap)
   command -v openssl >/dev/null || missing+=(openssl)
-  [[ -e $keyring ]] || missing+=(debian-archive-keyring)
-  ((EUID == 0)) || command -v newuidmap >/dev/null || missing+=(uidmap)
   if ((${#missing[@]})); then
     say "installing packages: ${as[*]} apt-get install ${missing[*]}"
     "${as[@]}" apt-get update >&2
     "${as[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install --yes "${missing[@]}" >&2
   fi
-  locked build_root
+  "$sid" install
+  get_root
 }
 
 [[ $* != install ]] || { install; exit; }

@@ -84,6 +84,9 @@ int hl__mysql_error(hl__mysql_session *session, MYSQL_STMT *statement,
     hint = " (MySQL wants SELECT and one of UPDATE, DELETE, LOCK TABLES)";
   else if (status == HL_ENOT_PROVISIONED)
     hint = "; run `hierlock provision`";
+  else if (number == CR_AUTH_PLUGIN_CANNOT_LOAD)
+    hint = " (the client library that hierlock was built with cannot log in "
+           "in this user's way)";
   (void)hl__error(error, status, "cannot %s: %s%s", doing,
                   statement ? mysql_stmt_error(statement)
                             : mysql_error(session->mysql),
@@ -97,7 +100,8 @@ int hl__mysql_error(hl__mysql_session *session, MYSQL_STMT *statement,
     memcpy(error->sqlstate, state, sizeof state);
   }
   /* Wrong credentials stay wrong. */
-  if (number == ER_ACCESS_DENIED_ERROR || number == ER_DBACCESS_DENIED_ERROR)
+  if (number == ER_ACCESS_DENIED_ERROR || number == ER_DBACCESS_DENIED_ERROR ||
+      number == CR_AUTH_PLUGIN_CANNOT_LOAD)
     error->retryable = false;
   return status;
 }

@@ -222,7 +222,7 @@ function provision.run(arguments)
   ran, ok, err = pcall(persist, job)
   job.bar:finish(job.bar.total and job.done, "")
   if not ran then
-    if job.progressed then
+    if job.bar.total and not job.dry_run then
       io.stderr:write("interrupted; run the same command again: it goes on where it stopped\n")
     end
     error(ok, 0)

@@ -1,0 +1,55 @@
+-- From a checkout, with any Lua that LuaRocks runs for:
+--
+--     luarocks make rockspec/hierlock-0.1.0-1.rockspec
+--     luarocks --lua-version=5.1 make rockspec/hierlock-0.1.0-1.rockspec \
+--       LUA=/usr/bin/luajit LUA_INCDIR=/usr/include/luajit-2.1
+--
+-- The client library of the MySQL store is found by itself (csrc/stores/mysql/client.sh), or where
+-- MYSQL_INCDIR=... MYSQL_LIBDIR=... say. Without one, everything but that store is built: the
+-- build says so.
+rockspec_format = "3.0"
+package = "hierlock"
+version = "0.1.0-1"
+source = {
+  url = "git+file://.",
+}
+description = {
+  summary = "Hierarchical locks on MySQL, MariaDB or one machine",
+  detailed = [[
+While I change this account, nobody touches the account or anything in it; but others may work on
+other accounts. Locks are rows of a table of the MySQL or MariaDB that runs already, or, with
+nothing to set up, belong to the processes and threads of one machine.]],
+  license = "MIT",
+  labels = { "locking", "mysql", "mariadb" },
+}
+supported_platforms = { "linux" }
+dependencies = {
+  "lua >= 5.1, < 5.5",
+  -- Of the command `hierlock` only.
+  "argparse",
+  "luv",
+}
+build = {
+  type = "make",
+  build_variables = {
+    CC = "$(CC)",
+    CFLAGS = "$(CFLAGS)",
+    LIBFLAG = "$(LIBFLAG)",
+    LUA = "$(LUA)",
+    LUA_INCDIR = "$(LUA_INCDIR)",
+    MYSQL_INCDIR = "$(MYSQL_INCDIR)",
+    MYSQL_LIBDIR = "$(MYSQL_LIBDIR)",
+    VARIANT = "luarocks",
+  },
+  install_target = "install-lua",
+  install_variables = {
+    LUA = "$(LUA)",
+    INST_LUADIR = "$(LUADIR)",
+    INST_LIBDIR = "$(LIBDIR)",
+    VARIANT = "luarocks",
+  },
+  install = {
+    bin = { hierlock = "lua/hierlock/command/main.lua" },
+  },
+  copy_directories = { "docs", "sql" },
+}
