@@ -46,7 +46,7 @@ function waiting.loop(option)
 end
 
 local function wait(loop, pending)
-  local ok, raised, err = true, nil, nil
+  local ok, raised, err = true
   if yields_across_pcall then
     ok, raised, err = pcall(loop, pending)
   else
