@@ -202,6 +202,9 @@ static bool run_at_once(hl_pending *pending) {
   int status = hl__lock_acquire(pending->lock, &pending->options,
                                 pending->start, 0, NULL, &error);
   if (status == HL_TIMEOUT && pending->timeout > 0) return false;
+  if (status == HL_TIMEOUT)
+    (void)hl_manager_blockers(manager, pending->waiter.plan, holders_add,
+                              pending, NULL);
   hl__manager_lock(manager);
   if (status) pending->error = error;
   finish(pending, status);

@@ -59,7 +59,7 @@ case $kind in
     want lua-luv
     ;;
   test)
-    want lua-busted lua-luv lua-cqueues lua-sql-mysql lua-argparse libcmocka-dev procps lua-ldoc
+    want lua-busted lua-luv lua-cqueues lua-copas lua-socket lua-sql-mysql lua-argparse libcmocka-dev procps lua-ldoc
     ;;
   servers)
     exec spec/support/servers.sh install
