@@ -92,10 +92,11 @@ function loops.copas()
   local copas, socket = require_copas(), require "socket"
   local self, failed = { name = "copas", option = "copas" }, nil
   function self.spawn(fn, ...)
-    copas.addthread(function(...)
+    local arguments, n = { ... }, select("#", ...) -- version 1 puts a nil before them
+    copas.addthread(function()
       copas.setErrorHandler(function(raised, thread) failed = failed or { thread, false, raised } end)
-      fn(...)
-    end, ...)
+      fn((table.unpack or unpack)(arguments, 1, n))
+    end)
     self.check()
   end
   self.check = function()
