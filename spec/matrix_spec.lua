@@ -169,49 +169,52 @@ local COLLISIONS = {
 
 describe("the matrix of all pairs", function()
   support.each_store(function(store)
-    local manager, peer
+    local manager
 
-    before_each(function()
-      manager = support.open(store)
-      peer = support.process(store)
-    end)
+    before_each(function() manager = support.open(store) end)
 
     after_each(function()
       support.close_peers()
       manager:close()
     end)
 
-    it("is as the rule says, where no two nodes share a bucket", function()
-      local tried, refused, wrong = compare(manager, peer, APART, conflict_by_rule)
-      assert.same({}, wrong)
-      -- Counted by hand: with itself, what is above and what is below, a user is in
-      -- conflict with 7 nodes, an account with 4, a resource with 3; a shared resource
-      -- with 3 exclusive nodes, asked for before or after it.
-      assert.equal(22 * 22, tried)
-      assert.equal(2 * 7 + 4 * 4 + 8 * 3 + 2 * 8 * 3, refused)
-    end)
+    for _, kind in ipairs(support.peer_kinds) do
+      it(("is as the rule says, where no two nodes share a bucket (the other one is a %s)"):format(kind[1]), function()
+        local tried, refused, wrong = compare(manager, kind[2](store), APART, conflict_by_rule)
+        assert.same({}, wrong)
+        -- Counted by hand: with itself, what is above and what is below, a user is in
+        -- conflict with 7 nodes, an account with 4, a resource with 3; a shared resource
+        -- with 3 exclusive nodes, asked for before or after it.
+        assert.equal(22 * 22, tried)
+        assert.equal(2 * 7 + 4 * 4 + 8 * 3 + 2 * 8 * 3, refused)
+      end)
+    end
 
     for _, collision in ipairs(COLLISIONS) do
       it(("has extra waiting where %s share a bucket, and nowhere else"):format(collision.who), function()
-        local _, refused, wrong = compare(manager, peer, collision.requests, conflict_by_rows)
+        local _, refused, wrong = compare(manager, support.process(store), collision.requests, conflict_by_rows)
         assert.same({}, wrong)
         assert.is_true(refused > #sample(collision.requests, conflict_by_rule, 1))
       end)
     end
 
-    it("holds for those who wait, too: they do, and are granted after the release", function()
-      for _, requests in ipairs { APART, COLLISIONS[1].requests } do
-        for _, pair in ipairs(sample(requests, conflict_by_rows, 17)) do
-          local held, asked = pair[1], pair[2]
-          local handle = assert(manager:acquire(held.target, { mode = held.mode }))
-          peer:acquire("second", "acquire", asked.target, { mode = asked.mode })
-          support.wait_for_waiters(store, asked.target)
-          assert(handle:release { confirm = true })
-          assert.is_true(peer:result())
-          assert.is_true(peer:release("second"))
+    for _, kind in ipairs(support.peer_kinds) do
+      it(("holds for those who wait, too: they do, and are granted after the release (each a %s)"):format(kind[1]),
+        function()
+        local peer = kind[2](store)
+        for _, requests in ipairs { APART, COLLISIONS[1].requests } do
+          for _, pair in ipairs(sample(requests, conflict_by_rows, 17)) do
+            local held, asked = pair[1], pair[2]
+            local handle = assert(manager:acquire(held.target, { mode = held.mode }))
+            peer:acquire("second", "acquire", asked.target, { mode = asked.mode })
+            support.wait_for_waiters(store, asked.target)
+            assert(handle:release { confirm = true })
+            assert.is_true(peer:result())
+            assert.is_true(peer:release("second"))
+          end
         end
-      end
-    end)
+      end)
+    end
   end)
 
   it("never lets buckets miss a conflict that the rule sees", function()

@@ -1,13 +1,14 @@
 -- The seven scenarios of docs/scenarios.md, on every store. What the second one of
 -- each pair does, it does in another process, in another thread, and in another
--- coroutine of the same thread. Whether somebody waits is seen by looking.
+-- coroutine of the same thread, one that tries again and one that waits under each
+-- loop. Whether somebody waits is seen by looking.
 
 local hierlock = require "hierlock"
 local support = require "spec.support"
 
 -- ------------------------------------------------------- the second of two
 
--- Another process or thread: asks, and waits.
+-- Another process, thread or coroutine of a loop: asks, and waits.
 local function blocking(start)
   return function(store)
     local peer = start(store)
@@ -26,7 +27,7 @@ local function blocking(start)
   end
 end
 
--- A coroutine of this thread, which must not block it: tries, yields, tries again.
+-- A coroutine of this thread without a loop: tries, yields, tries again.
 local function trying(_, manager)
   local self, asking, handle = {}, nil, nil
   function self.ask(_, target)
@@ -56,11 +57,10 @@ local function trying(_, manager)
   return self
 end
 
-local SECONDS = {
-  { "another process", blocking(support.process) },
-  { "another thread", blocking(support.thread) },
-  { "another coroutine", trying },
-}
+local SECONDS = { { "another coroutine", trying } }
+for _, kind in ipairs(support.peer_kinds) do
+  SECONDS[#SECONDS + 1] = { "another " .. kind[1], blocking(kind[2]) }
+end
 
 -- -------------------------------------------------------- scenarios 1 to 5
 
@@ -215,8 +215,8 @@ describe("scenario", function()
       end
     end
 
-    for _, second in ipairs { { "processes", support.process }, { "threads", support.thread } } do
-      it(("6. two that each extend to the other's resource deadlock: one gives way, the other one goes on (%s)")
+    for _, second in ipairs(support.peer_kinds) do
+      it(("6. two that each extend to the other's resource deadlock: one gives way, the other one goes on (each a %s)")
         :format(second[1]), function()
         local a, b = second[2](store, { timeout = 10 }), second[2](store, { timeout = 10 })
         if store.server then
@@ -265,8 +265,8 @@ describe("scenario", function()
       end
     end)
 
-    for _, second in ipairs { { "processes", support.process }, { "threads", support.thread } } do
-      it(("7. resources in any order: many rounds in opposite orders come to their end (%s)"):format(second[1]),
+    for _, second in ipairs(support.peer_kinds) do
+      it(("7. resources in any order: many rounds in opposite orders come to their end (each a %s)"):format(second[1]),
         function()
         local a, b = second[2](store), second[2](store)
         for _, opposite in ipairs(OPPOSITES) do

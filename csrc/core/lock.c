@@ -255,7 +255,8 @@ int hl_acquire(hl_manager *manager, hl_plan *plan, const hl_options *options,
   int64_t timeout =
       options->timeout < 0 ? manager->config.timeout : options->timeout;
   hl__waiter waiter = {.plan = lock->plan,
-                       .deadline = hl__deadline(start, timeout)};
+                       /* Never early: our milliseconds are cut. */
+                       .deadline = hl__deadline(start + 1, timeout)};
 
   hl__manager_lock(manager);
   status = line_up(manager, &waiter, plan, timeout, error);

@@ -205,6 +205,9 @@ static bool run_at_once(hl_pending *pending) {
   int status = hl__lock_acquire(pending->lock, &pending->options,
                                 pending->start, 0, NULL, &error);
   if (status == HL_TIMEOUT && pending->timeout > 0) return false;
+  if (status == HL_TIMEOUT)
+    (void)hl_manager_blockers(manager, pending->waiter.plan, holders_add,
+                              pending, NULL);
   hl__manager_lock(manager);
   if (status) pending->error = error;
   finish(pending, status);
@@ -279,7 +282,8 @@ int hl_start(hl_manager *manager, hl_plan *plan, const hl_options *options,
     goto out;
   }
   pending->waiter.plan = hl__lock_plan(pending->lock);
-  pending->waiter.deadline = hl__deadline(pending->start, pending->timeout);
+  /* Never early: our milliseconds are cut. */
+  pending->waiter.deadline = hl__deadline(pending->start + 1, pending->timeout);
   *result = pending;
 
   hl__manager_lock(manager);
@@ -425,7 +429,7 @@ int hl_pending_wait(hl_pending *pending, int64_t timeout, hl_lock **lock,
     return hl__error(error, HL_ERELEASED,
                      "the pending belongs to the parent of this process");
   hl_manager *manager = pending->manager;
-  int64_t deadline = timeout > 0 ? hl__deadline(hl__now_ms(), timeout) : 0;
+  int64_t deadline = timeout > 0 ? hl__deadline(hl__now_ms() + 1, timeout) : 0;
   int status = HL_OK;
   bool ended = false;
   hl__manager_lock(manager);

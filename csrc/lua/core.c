@@ -56,6 +56,26 @@ static int is_manager(lua_State *L) {
   return 1;
 }
 
+/* Whether the running coroutine may yield here. Lua 5.1 does not say: there, no C
+   function may be in between, such as pcall, that of core.loop apart. What is called
+   by a metamethod, or in 5.2 by a C function such as table.sort, is not recognised:
+   there the loop's yield raises. */
+static bool is_yieldable(lua_State *L) {
+#if LUA_VERSION_NUM >= 503 || defined(LUA_LJDIR)
+  return lua_isyieldable(L);
+#elif LUA_VERSION_NUM == 501
+  lua_Debug ar;
+  for (int level = 1; lua_getstack(L, level, &ar); level++) {
+    (void)lua_getinfo(L, "S", &ar);
+    if (*ar.what == 'C') return false;
+  }
+  return true;
+#else
+  (void)L;
+  return true;
+#endif
+}
+
 /***
 How the running coroutine waits for a call on a manager or a handle; for hierlock's
 own Lua code.
@@ -63,13 +83,10 @@ own Lua code.
 @local
 @param object
 @return the manager's option `loop`, a function, or true where it has none; nil where
-  the call is to block, as in the main thread
+  the call is to block, as in the main thread, and where the coroutine cannot yield
 */
 static int loop(lua_State *L) {
-#if LUA_VERSION_NUM >= 503
-  if (!lua_isyieldable(L)) return 0;
-#endif
-  if (lua_pushthread(L)) return 0;
+  if (lua_pushthread(L) || !is_yieldable(L)) return 0;
   if (!hll_testudata(L, 1, HLL_MANAGER) && !hll_handle_test(L, 1)) return 0;
   hll_getuservalue(L, 1);
   lua_getfield(L, -1, "loop");

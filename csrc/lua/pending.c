@@ -4,6 +4,7 @@
  *     [1] the table that the manager's handles share
  *     [2] the handle that it will fill in: made first, so that taking the lock
  *         allocates nothing
+ *     [3] cqueues.cancel, once cqueues has polled it
  */
 /*** @module hierlock */
 #include "hll.h"
@@ -113,6 +114,23 @@ What `cqueues.poll` asks an object: the descriptor that it is to poll.
 @function pending:pollfd
 @treturn integer
 */
+static int pending_pollfd(lua_State *L) {
+  int values = pending_fd(L);
+  if (values != 1) return values;
+  hll_getuservalue(L, 1);
+  lua_rawgeti(L, -1, 3);
+  if (lua_isnil(L, -1)) {
+    lua_getfield(L, LUA_REGISTRYINDEX, "_LOADED");
+    lua_getfield(L, -1, "cqueues");
+    if (lua_istable(L, -1)) {
+      lua_getfield(L, -1, "cancel");
+      lua_rawseti(L, -5, 3);
+    }
+    lua_pop(L, 2);
+  }
+  lua_pop(L, 2);
+  return 1;
+}
 
 /***
 What `cqueues.poll` asks an object: for which events.
@@ -138,9 +156,26 @@ static int pending_timeout(lua_State *L) {
 
 /* --------------------------------------------------------- metamethods */
 
+/* A controller keeps in mind for which descriptors it has asked the kernel. It must
+   forget one before that is closed: it would take the next file of the same
+   number for it, and wait for ever. Allocates nothing. */
+static void cqueues_forget(lua_State *L, hl_pending *pending) {
+  hl_error error;
+  hll_getuservalue(L, 1);
+  lua_rawgeti(L, -1, 3);
+  if (!lua_isnil(L, -1)) {
+    lua_pushinteger(L, hl_pending_fd(pending, &error));
+    if (lua_pcall(L, 1, 0, 0)) lua_pop(L, 1);
+  } else {
+    lua_pop(L, 1);
+  }
+  lua_pop(L, 1);
+}
+
 static int pending_gc(lua_State *L) {
   hll_pending *self = hll_testudata(L, 1, HLL_PENDING);
   if (self && self->pending) {
+    cqueues_forget(L, self->pending);
     hl_pending *pending = self->pending;
     self->pending = NULL;
     hl_pending_free(pending);
@@ -158,7 +193,7 @@ static int pending_tostring(lua_State *L) {
 static const luaL_Reg methods[] = {
     {"done", pending_done},     {"fd", pending_fd},
     {"wait", pending_wait},     {"cancel", pending_cancel},
-    {"pollfd", pending_fd},     {"events", pending_events},
+    {"pollfd", pending_pollfd}, {"events", pending_events},
     {"timeout", pending_timeout}, {NULL, NULL},
 };
 

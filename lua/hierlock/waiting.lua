@@ -5,8 +5,8 @@
 --
 -- A loop is a function `loop(pending)` that returns once `pending:done()`. It may yield
 -- as its event loop wants; `pending:fd()` becomes readable. The modules
--- hierlock.loop.NAME are such functions. What a loop raises ends the wait, and
--- nothing stays locked.
+-- hierlock.loop.NAME are such functions. What a loop raises ends the wait, and so
+-- does `nil, err` with an err of hierlock's; then nothing stays locked.
 
 local core = require "hierlock.core"
 
@@ -14,12 +14,13 @@ local waiting = {}
 
 local NAMES = { cqueues = true, luv = true, copas = true, ngx = true }
 
--- In Lua 5.1, pcall cannot be yielded across; there, what the loop raises passes, and the
+-- In Lua 5.1, pcall cannot be yielded across: there, what the loop raises passes, and the
 -- collector cancels.
 local yields_across_pcall = _VERSION ~= "Lua 5.1" or rawget(_G, "jit") ~= nil
 
 -- Without an option: ngx and cqueues say by themselves whether they run this
--- coroutine.
+-- coroutine. One that the program has made in a coroutine of cqueues' blocks: what it
+-- yields goes to the program, which may not know what to do with it.
 local function notice()
   local ngx = rawget(_G, "ngx")
   if ngx and ngx.get_phase then return require "hierlock.loop.ngx" end
@@ -45,17 +46,20 @@ function waiting.loop(option)
 end
 
 local function wait(loop, pending)
+  local ok, raised, err = true
   if yields_across_pcall then
-    local ok, raised = pcall(loop, pending)
-    if not ok then
-      pending:cancel()
-      if core.is_error(raised) then return nil, raised end
-      error(raised, 0)
-    end
+    ok, raised, err = pcall(loop, pending)
   else
-    loop(pending)
+    raised, err = loop(pending)
   end
-  if not pending:done() then
+  if not ok then
+    pending:cancel()
+    if core.is_error(raised) then return nil, raised end
+    error(raised, 0)
+  elseif raised == nil and core.is_error(err) then
+    pending:cancel()
+    return nil, err
+  elseif not pending:done() then
     pending:cancel()
     core.misuse "the function given as loop returned before pending:done()"
   end

@@ -293,25 +293,31 @@ local function decode_all(line)
   return unpack(values, 1, values.n)
 end
 
---- What a peer does, in its own process or thread: reads requests, each a chunk
--- and its arguments, and writes what it returned. The chunk sees `manager`,
--- `hierlock`, `support` and a table `handles` to keep things in.
-function support.serve(read_line, write_line, dsn, options)
-  local environment = setmetatable({
+-- What a peer's chunks see: `manager`, `hierlock`, `support` and a table `handles` to
+-- keep things in.
+local function environment_for(dsn, options)
+  return setmetatable({
     hierlock = hierlock,
     support = support,
     manager = dsn and assert(hierlock.open(dsn, options)),
     handles = {},
   }, { __index = _G })
+end
+
+local function load_chunk(text, environment)
+  if not setfenv then return load(text, "=peer", "t", environment) end -- luacheck: ignore
+  local chunk, err = loadstring(text, "=peer") -- luacheck: ignore
+  if chunk then setfenv(chunk, environment) end -- luacheck: ignore
+  return chunk, err
+end
+
+--- What a peer does, in its own process or thread: reads requests, each a chunk
+-- and its arguments, and writes what it returned.
+function support.serve(read_line, write_line, dsn, options)
+  local environment = environment_for(dsn, options)
   for line in read_line do
     local request = (loadstring or load)("return " .. line)()
-    local chunk, err
-    if setfenv then -- luacheck: ignore
-      chunk, err = loadstring(request[1], "=peer") -- luacheck: ignore
-      if chunk then setfenv(chunk, environment) end -- luacheck: ignore
-    else
-      chunk, err = load(request[1], "=peer", "t", environment)
-    end
+    local chunk, err = load_chunk(request[1], environment)
     if chunk then
       write_line(encode_all(pcall(chunk, unpack(request, 2, request.n))))
     else
@@ -511,6 +517,49 @@ function support.thread(store, options)
   live[self] = true
   assert(self:call("return true"))
   return self
+end
+
+--- A peer in this thread, with a manager of its own: each of its chunks runs in a
+-- coroutine of the loop (a name of spec/support/loops.lua), and yields where it waits.
+function support.coroutine(store, options, name)
+  local self = setmetatable({}, peer_methods)
+  local loop = require("spec.support.loops")[name]()
+  local all = { loop = loop.option }
+  for k, v in pairs(store.options) do all[k] = v end
+  for k, v in pairs(options or {}) do all[k] = v end
+  local environment = environment_for(store.dsn, all)
+  self.step = loop.step
+  function self:start(text, ...)
+    local chunk = assert(load_chunk(text, environment))
+    -- Copied, as they are for the other peers.
+    loop.spawn(function(...) self.line = encode_all(true, chunk(...)) end, decode_all(encode_all(...)))
+    return self
+  end
+  function self:read(seconds)
+    local deadline = support.now() + seconds
+    while not self.line and support.now() < deadline do
+      for peer in pairs(live) do -- it may be waiting for another one of them
+        if peer.step then peer.step(0.001) end
+      end
+    end
+    local line = self.line
+    self.line = nil
+    return line
+  end
+  function self:close()
+    live[self] = nil
+    environment.manager:close()
+    loop.close()
+  end
+  live[self] = true
+  return self
+end
+
+--- The kinds of peers: what they are called, and how to make one on a store.
+support.peer_kinds = { { "process", support.process }, { "thread", support.thread } }
+for _, name in ipairs(require("spec.support.loops").names) do
+  support.peer_kinds[#support.peer_kinds + 1] =
+    { "coroutine of " .. name, function(store, options) return support.coroutine(store, options, name) end }
 end
 
 --- Runs a chunk in a Lua process of its own; returns what it printed, on both
