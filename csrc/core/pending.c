@@ -143,16 +143,21 @@ static void holders_add(void *context, const hl_holder *holder) {
 }
 
 /* The use of the lock ends: for its worker, or, when that has done its work, for
-   its owner. What its owner has asked for meanwhile is done. */
+   its owner. What its owner has asked for meanwhile is done before: as soon as
+   nobody uses the lock it is its owner's again, who may free it. */
 static void use_end(hl_pending *pending, bool commit) {
   hl_lock *lock = pending->lock;
   hl__manager_lock(pending->manager);
-  bool release = pending->release_then, free_it = pending->free_then;
-  pending->lock = NULL;
   if (commit) hl__extension_commit(pending->extension, lock);
+  if (pending->release_then) {
+    hl__manager_unlock(pending->manager);
+    (void)hl__lock_release(lock, false, NULL);
+    hl__manager_lock(pending->manager);
+  }
+  bool free_it = pending->free_then;
+  pending->lock = NULL;
   atomic_store_explicit(&lock->use, NULL, memory_order_release);
   hl__manager_unlock(pending->manager);
-  if (release) (void)hl__lock_release(lock, false, NULL);
   if (free_it) hl_lock_free(lock);
 }
 
