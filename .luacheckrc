@@ -4,3 +4,4 @@ max_line_length = 160
 ignore = { "431/self", "432/self", "212/self" }
 files["spec"].std = "+busted"
 exclude_files = { "build" }
+files["lua/hierlock/loop/ngx.lua"].std = "+ngx_lua"

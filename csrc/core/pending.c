@@ -40,6 +40,7 @@ static void finish(hl_pending *pending, int status)
     ssize_t ignored = write(pending->fd, &one, sizeof one); /* never blocks */
     (void)ignored;
   }
+  if (pending->notify) pending->notify(pending->notify_context);
   (void)pthread_cond_broadcast(&manager->done);
 }
 
@@ -425,6 +426,18 @@ int hl_pending_fd(hl_pending *pending, hl_error *error) {
   hl__manager_unlock(pending->manager);
   return fd >= 0 ? fd
                  : hl__error_errno(error, HL_ESTORE, "cannot make a descriptor");
+}
+
+void hl_pending_notify(hl_pending *pending, hl_notify_fn fn, void *context) {
+  if (is_foreign(pending)) return;
+  hl__manager_lock(pending->manager);
+  if (pending->done) {
+    fn(context);
+  } else {
+    pending->notify = fn;
+    pending->notify_context = context;
+  }
+  hl__manager_unlock(pending->manager);
 }
 
 int hl_pending_wait(hl_pending *pending, int64_t timeout, hl_lock **lock,

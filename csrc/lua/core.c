@@ -83,14 +83,17 @@ own Lua code.
 @local
 @param object
 @return the manager's option `loop`, a function, or true where it has none; nil where
-  the call is to block, as in the main thread, and where the coroutine cannot yield
+  the call is to block
+@treturn boolean whether the running thread can yield here: not the main one
 */
 static int loop(lua_State *L) {
-  if (lua_pushthread(L) || !is_yieldable(L)) return 0;
   if (!hll_testudata(L, 1, HLL_MANAGER) && !hll_handle_test(L, 1)) return 0;
   hll_getuservalue(L, 1);
   lua_getfield(L, -1, "loop");
-  return lua_isnil(L, -1) ? 0 : 1;
+  bool yields = !lua_pushthread(L);
+  lua_pop(L, 1);
+  lua_pushboolean(L, yields && is_yieldable(L));
+  return 2;
 }
 
 /***
@@ -190,6 +193,8 @@ int luaopen_hierlock_core(lua_State *L) {
 
   lua_newtable(L);
   hll_setfuncs(L, functions);
+  hll_request_register(L);
+  hll_bell_register(L);
   lua_pushliteral(L, HL_VERSION);
   lua_setfield(L, -2, "version");
   luaL_getmetatable(L, HLL_MANAGER);

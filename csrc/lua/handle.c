@@ -307,6 +307,7 @@ static int handle_gc(lua_State *L) {
   if (self && self->lock) {
     hl_lock *lock = self->lock;
     self->lock = NULL;
+    hll_untie(&self->tied);
     hl_lock_free(lock);
   }
   return 0;
@@ -340,6 +341,7 @@ static const luaL_Reg metamethods[] = {
 hll_handle *hll_handle_push(lua_State *L, int shared) {
   hll_handle *self = hll_newuserdata(L, sizeof *self);
   self->lock = NULL;
+  self->tied = (hll_tied){0};
   lua_pushvalue(L, shared);
   hll_setuservalue(L, -2);
   luaL_getmetatable(L, HLL_HANDLE);

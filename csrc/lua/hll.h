@@ -134,10 +134,32 @@ typedef struct hll_acquire_options {
 void hll_acquire_options_read(lua_State *L, int index,
                               hll_acquire_options *options);
 
+/* ---- request.c */
+
+/* What ends with a request of the program's host (nginx): a member of a handle or a
+   pending. All zero: it is tied to none. */
+typedef struct hll_tied hll_tied;
+struct hll_tied {
+  hll_tied *next, **at;
+  void (*end)(hll_tied *tied);
+};
+
+/* end must not call Lua. */
+void hll_tie(hll_tied *tied, hll_tied **list, void (*end)(hll_tied *tied));
+void hll_untie(hll_tied *tied); /* does nothing when it is not tied */
+/* Adds functions to the table on the top. */
+void hll_request_register(lua_State *L);
+
+/* ---- bell.c */
+
+/* Adds functions to the table on the top. */
+void hll_bell_register(lua_State *L);
+
 /* ---- pending.c */
 
 typedef struct hll_pending {
   hl_pending *pending; /* NULL before it is started, and after collection */
+  hll_tied tied;
 } hll_pending;
 
 /* Pushes an empty pending that will fill in the handle at index, or uses it. */
@@ -149,6 +171,7 @@ void hll_pending_register(lua_State *L);
 
 typedef struct hll_handle {
   hl_lock *lock; /* NULL before it is granted, and after collection */
+  hll_tied tied;
 } hll_handle;
 
 /* The methods that wait for the store. */

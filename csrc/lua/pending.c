@@ -85,6 +85,7 @@ static int pending_wait(lua_State *L) {
   }
   if (status == HL_OK) {
     handle->lock = lock;
+    hll_untie(&self->tied);
     lua_pushnil(L); /* nothing is allocated for a nil */
     lua_rawseti(L, 2, 2);
     return 1;
@@ -178,6 +179,7 @@ static int pending_gc(lua_State *L) {
     cqueues_forget(L, self->pending);
     hl_pending *pending = self->pending;
     self->pending = NULL;
+    hll_untie(&self->tied);
     hl_pending_free(pending);
   }
   return 0;
@@ -211,6 +213,7 @@ hll_pending *hll_pending_test(lua_State *L, int index) {
 hll_pending *hll_pending_push(lua_State *L, int shared, int handle) {
   hll_pending *self = hll_newuserdata(L, sizeof *self);
   self->pending = NULL;
+  self->tied = (hll_tied){0};
   lua_createtable(L, 2, 0);
   lua_pushvalue(L, shared);
   lua_rawseti(L, -2, 1);

@@ -5,7 +5,8 @@
 --
 -- A loop is a function `loop(pending)` that returns once `pending:done()`. It may yield
 -- as its event loop wants; `pending:fd()` becomes readable. The modules
--- hierlock.loop.NAME are such functions. What a loop raises ends the wait, and so
+-- hierlock.loop.NAME are such functions; or a table, whose `call` does it all,
+-- where there is more to it than to yield. What a loop raises ends the wait, and so
 -- does `nil, err` with an err of hierlock's; then nothing stays locked.
 
 local core = require "hierlock.core"
@@ -21,9 +22,10 @@ local yields_across_pcall = _VERSION ~= "Lua 5.1" or rawget(_G, "jit") ~= nil
 -- Without an option: ngx and cqueues say by themselves whether they run this
 -- coroutine. One that the program has made in a coroutine of cqueues' blocks: what it
 -- yields goes to the program, which may not know what to do with it.
-local function notice()
+local function notice(yields)
   local ngx = rawget(_G, "ngx")
   if ngx and ngx.get_phase then return require "hierlock.loop.ngx" end
+  if not yields then return nil end
   local cqueues = package.loaded.cqueues
   if type(cqueues) == "table" and cqueues.running then
     local controller, resumed = cqueues.running()
@@ -69,9 +71,10 @@ end
 --- The method, yielding where it can. `blocking` and `start` are its two forms.
 function waiting.wrap(blocking, start)
   return function(self, ...)
-    local loop = core.loop(self)
-    if loop == true then loop = notice() end
-    if not loop then return blocking(self, ...) end
+    local loop, yields = core.loop(self)
+    if loop == true then loop = notice(yields) end
+    if type(loop) == "table" then return loop.call(blocking, start, self, ...) end
+    if not loop or not yields then return blocking(self, ...) end
     local pending, err = start(self, ...)
     if not core.is_pending(pending) then return pending, err end
     if pending:done() then return pending:wait(0) end

@@ -1,0 +1,142 @@
+--- The loop of nginx (ngx_lua, OpenResty): requests and timers wait without keeping their
+-- worker from others, and what they hold ends with them.
+--
+-- Waiting. A coroutine waits for a semaphore of its own. While anybody waits, one timer
+-- of the worker reads a socket on which the library's threads ring when a pending is
+-- done (csrc/lua/bell.c), and posts the semaphore. So waiting costs no connection of
+-- the worker but that one, and no polling. When nobody waits there is no timer, and
+-- nothing that would keep a worker from quitting.
+--
+-- The end. nginx drops the coroutines of a request that is aborted without a word to
+-- them. So pendings and handles are tied to the request (csrc/lua/request.c), and
+-- cancelled or released by a clean-up handler in C, which nginx calls whenever and
+-- however the request ends; a timer has a request of its own.
+
+local base = require "resty.core.base"
+local semaphore = require "ngx.semaphore"
+local ffi = require "ffi"
+local core = require "hierlock.core"
+
+local get_phase, tcp, timer_at = ngx.get_phase, ngx.socket.tcp, ngx.timer.at
+
+local loop = {}
+
+-- ----------------------------------------------------------------- phases
+
+local YIELDS = { server_rewrite = true, rewrite = true, access = true, content = true, timer = true }
+-- Before there are requests, and after: nobody else waits for this worker.
+local BLOCKS = { init = true, init_worker = true, exit_worker = true }
+
+-- ---------------------------------------------------------------- requests
+
+-- Under a name and with types of our own: others may have declared it as well.
+ffi.cdef [[ void *hierlock_cleanup_add(void *request, size_t size) __asm__("ngx_http_cleanup_add"); ]]
+local cleanup_t = ffi.typeof "struct { void *handler, *data, *next; } *"
+local uintptr_t = ffi.typeof "uintptr_t"
+
+-- To the running request, to end with it; returns its arguments.
+local function tie(object, ...)
+  local request = base.get_request()
+  local id = tonumber(ffi.cast(uintptr_t, request))
+  if not core.tie(object, id) then
+    local cleanup = ffi.cast(cleanup_t, ffi.C.hierlock_cleanup_add(request, 0))
+    if cleanup == nil then error("not enough memory", 0) end
+    cleanup.handler, cleanup.data = core.request(id)
+    core.tie(object, id)
+  end
+  return object, ...
+end
+
+-- ----------------------------------------------------------------- waiting
+
+-- Who waits: a pending and its semaphore, by number.
+local waiting = {}
+local last = 0
+-- The timer that listens, while there is one: a mark of its own.
+local listening
+-- After as long a waiter looks by itself, lest it hang should the timer not come to be:
+-- nginx has limits for timers and connections. Seconds.
+local PATIENCE = 1
+
+-- Wakes those who are done. One that nobody waits for any more was waited for by a
+-- light thread that has been killed.
+local function wake(number)
+  local waiter = waiting[number]
+  if not waiter or not waiter.pending:done() then return end
+  waiting[number] = nil
+  if waiter.semaphore:count() < 0 then
+    waiter.semaphore:post()
+  else
+    waiter.pending:cancel()
+  end
+end
+
+local function wake_all()
+  local numbers = {}
+  for number in pairs(waiting) do numbers[#numbers + 1] = number end
+  for _, number in ipairs(numbers) do wake(number) end
+end
+
+local function read(socket)
+  wake_all() -- those who were done before
+  while next(waiting) do
+    local digits, err = socket:receive(8)
+    if digits then wake(tonumber(digits, 16)) elseif err ~= "timeout" then return nil, err end
+    if core.bell_missed() then wake_all() end
+  end
+  return true
+end
+
+local function listen_now(_, mark)
+  local socket = tcp()
+  local address, err = core.bell_address()
+  local ok = address
+  if ok then ok, err = socket:connect(address) end
+  if ok then ok, err = core.bell_answer() end
+  if ok then ok, err = read(socket) end
+  if listening == mark then
+    listening = nil
+    core.bell_end()
+  end
+  if not ok then ngx.log(ngx.ERR, "hierlock: waiting requests are late, as nobody wakes them: ", err) end
+  socket:close()
+end
+
+local function listen()
+  if listening then return end
+  local mark = {}
+  if timer_at(0, listen_now, mark) then listening = mark end
+end
+
+local function wait(pending)
+  last = last % 0xffffffff + 1
+  local number = last
+  local waiter = { pending = pending, semaphore = assert(semaphore.new()) }
+  waiting[number] = waiter
+  core.bell_ring(pending, number)
+  repeat
+    listen()
+    local woken = waiter.semaphore:wait(PATIENCE)
+    if not woken and pending:done() then listening = nil end -- it should have
+  until pending:done()
+  waiting[number] = nil
+end
+
+-- ------------------------------------------------------------------- calls
+
+--- Makes a call that may wait, as the phase allows; see hierlock.waiting.
+function loop.call(blocking, start, self, ...)
+  local phase = get_phase()
+  if BLOCKS[phase] then return blocking(self, ...) end
+  local pending, err = start(self, ...)
+  if not core.is_pending(pending) then return pending, err end
+  if not YIELDS[phase] or ngx.config.subsystem ~= "http" then
+    pending:cancel()
+    core.misuse(("nothing can be waited for in nginx's phase %s; a handle can be released there"):format(phase))
+  end
+  tie(pending)
+  if not pending:done() then wait(pending) end
+  return tie(pending:wait(0))
+end
+
+return loop

@@ -1,0 +1,580 @@
+-- hierlock in nginx: a real one with two workers, of the machine's own (Debian's
+-- libnginx-mod-http-lua, or OpenResty: HIERLOCK_NGINX names it), and real clients. What
+-- is to be run there, in which phase, comes with the request.
+--
+-- nginx's Lua is LuaJIT, and it loads the very module that is tested; so these
+-- specs are for LuaJIT.
+if not rawget(_G, "jit") then return end
+
+local uv = require "luv"
+local support = require "spec.support"
+
+local MODULES = "/usr/lib/nginx/modules/"
+
+local function find_nginx()
+  for _, name in ipairs { os.getenv("HIERLOCK_NGINX") or "", "/usr/sbin/nginx", "/usr/local/openresty/nginx/sbin/nginx" } do
+    local file = name ~= "" and io.open(name, "rb")
+    if file then
+      file:close()
+      local lua = io.open(MODULES .. "ngx_http_lua_module.so", "rb")
+      if lua then lua:close() end
+      if lua or name:find("openresty") then return name, lua ~= nil end
+    end
+  end
+end
+
+local NGINX, as_module = find_nginx()
+
+-- Waits as support.wait_until, while sockets and processes go on.
+local function wait_until(condition, what)
+  return support.wait_until(function()
+    uv.run("nowait")
+    return condition()
+  end, what)
+end
+
+-- ------------------------------------------------------------------- nginx
+
+-- The collector does not run: whatever is released, is released by something else.
+local CONFIG = [[
+%s
+daemon off; master_process on; worker_processes 2; pid nginx.pid; error_log error.log info;
+%s
+events { worker_connections 2048; }
+http {
+  access_log off;
+  client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi; uwsgi_temp_path uwsgi; scgi_temp_path scgi;
+  lua_package_path "%s";
+  lua_package_cpath "%s";
+  lua_shared_dict shared 1m;
+  lua_check_client_abort on;
+  lua_max_running_timers 8;
+  init_by_lua_block {
+    collectgarbage("stop")
+    hierlock = require "hierlock"
+    dsn, options = %q, { buckets = %d, timeout = %d }
+    manager = assert(hierlock.open(dsn, options))
+    masters = manager:acquire({ "master" }, { timeout = 0 })
+    kept = {}
+    function run()
+      local chunk = ngx.var.arg_chunk or ngx.ctx.chunk
+      return assert(loadstring(ngx.unescape_uri(chunk)))()
+    end
+    function answer() ngx.print(tostring((run()))) ngx.exit(200) end
+    -- As answer, for phases without one: it is asked for afterwards.
+    function remember() ngx.shared.shared:set("remembered", tostring(select(2, pcall(run)))) end
+    -- What must not be done by two at once.
+    function critical()
+      local shared = ngx.shared.shared
+      if shared:incr("inside", 1, 0) ~= 1 then shared:incr("overlaps", 1, 0) end
+      ngx.sleep(0)
+      shared:incr("inside", -1)
+      shared:incr("worker " .. ngx.worker.pid(), 1, 0)
+    end
+  }
+  init_worker_by_lua_block {
+    local handle = assert(manager:acquire { "worker", ngx.worker.pid() })
+    assert(handle:release { confirm = true })
+  }
+  server {
+    listen unix:%s/nginx.sock;
+    location = /content { content_by_lua_block { answer() } }
+    location = /access { access_by_lua_block { answer() } }
+    location = /rewrite { rewrite_by_lua_block { answer() } }
+    location = /set { set_by_lua_block $x { remember() } return 200; }
+    location = /header_filter { header_filter_by_lua_block { remember() } return 200; }
+    location = /body_filter { body_filter_by_lua_block { remember() } return 200; }
+    location = /log { content_by_lua_block { ngx.ctx.handle = manager:acquire { "log" } ngx.print("logged") }
+                      log_by_lua_block { remember() } }
+    location = /exec { content_by_lua_block { manager:acquire { "exec" } ngx.exec("/after") } }
+    location = /after { content_by_lua_block { ngx.print("after") } }
+  }
+}
+]]
+
+local nginx_methods = {}
+nginx_methods.__index = nginx_methods
+
+local function start(store)
+  local directory = assert(uv.fs_mkdtemp("/tmp/hierlock-nginx-XXXXXX"))
+  local self = setmetatable({ directory = directory }, nginx_methods)
+  local file = assert(io.open(directory .. "/nginx.conf", "w"))
+  file:write(CONFIG:format(
+    as_module and ("load_module %sndk_http_module.so; load_module %sngx_http_lua_module.so;"):format(MODULES, MODULES) or "",
+    uv.getuid() == 0 and "user root;" or "", package.path, package.cpath, store.dsn, store.options.buckets, store.options.timeout, directory))
+  file:close()
+  local output = assert(uv.fs_open(directory .. "/output", "w", 384))
+  self.process, self.pid = assert(uv.spawn(NGINX, {
+    args = { "-p", directory, "-c", "nginx.conf" },
+    stdio = { nil, output, output },
+  }, function(code, signal) self.exit = { code = code, signal = signal } end))
+  uv.fs_close(output)
+  wait_until(function()
+    return self.exit or self:try("/content", "return 1")
+  end, "nginx")
+  if self.exit then
+    local said = self:output()
+    self:stop()
+    error("nginx does not start: " .. said)
+  end
+  return self
+end
+
+function nginx_methods:read(name)
+  local file = assert(io.open(self.directory .. "/" .. name, "rb"))
+  local text = file:read("*a")
+  file:close()
+  return text
+end
+
+function nginx_methods:output() return self:read("output") .. self:read("error.log") end
+
+function nginx_methods:signal(name) assert(uv.kill(self.pid, name)) end
+
+function nginx_methods:wait_for_exit()
+  return wait_until(function() return self.exit end, "nginx to end")
+end
+
+function nginx_methods:stop()
+  if not self.exit then
+    self:signal("sigterm")
+    self:wait_for_exit()
+  end
+  os.execute("rm -rf '" .. self.directory .. "'")
+end
+
+--- The workers' pids: the master's children.
+function nginx_methods:workers()
+  local workers, n = {}, 0
+  for pid in io.popen("pgrep -P " .. self.pid):lines() do
+    workers[tonumber(pid)] = true
+    n = n + 1
+  end
+  return workers, n
+end
+
+local function encoded(text)
+  return (text:gsub("[^%w]", function(c) return ("%%%02X"):format(c:byte()) end))
+end
+
+--- Sends a request and does not wait: when its answer has come, it has `status` and `body`.
+function nginx_methods:start(location, chunk)
+  local pipe = uv.new_pipe(false)
+  local request = { text = {} }
+  local function close()
+    if not pipe:is_closing() then pipe:close() end
+    request.closed = true
+  end
+  request.close = close
+  pipe:connect(self.directory .. "/nginx.sock", function(err)
+    if err then request.failed = err return close() end
+    pipe:write(("GET %s?chunk=%s HTTP/1.0\r\nHost: localhost\r\n\r\n"):format(location, encoded(chunk or "")))
+    pipe:read_start(function(_, data)
+      if data then request.text[#request.text + 1] = data return end
+      local text = table.concat(request.text)
+      request.status = tonumber(text:match("^HTTP/1.1 (%d+)"))
+      request.body = text:match("\r\n\r\n(.*)$")
+      close()
+    end)
+  end)
+  return request
+end
+
+function nginx_methods:try(location, chunk)
+  local request = self:start(location, chunk)
+  wait_until(function() return request.closed end, "an answer")
+  return request.status and request
+end
+
+--- Sends a request, and returns its answer.
+function nginx_methods:get(location, chunk)
+  local request = assert(self:try(location, chunk), "no answer")
+  assert(request.status == 200, self:output())
+  return request.body
+end
+
+function nginx_methods:content(chunk) return self:get("/content", chunk) end
+
+-- ------------------------------------------------------------------- specs
+
+describe("nginx", function()
+  if not NGINX then
+    local missing = "nginx with Lua cannot be had here (Debian: nginx, libnginx-mod-http-lua; or HIERLOCK_NGINX)"
+    local required = " " .. (os.getenv("HIERLOCK_REQUIRE") or "") .. " "
+    if required:find(" nginx ", 1, true) then
+      it("is there", function() error(missing) end)
+    else
+      pending(missing)
+    end
+    return
+  end
+
+  support.each_store(function(store)
+    local nginx, mine
+
+    before_each(function()
+      mine = support.open(store)
+      if not nginx or nginx.exit then nginx = start(store) end
+    end)
+    after_each(function() mine:close() end)
+    teardown(function()
+      if nginx then nginx:stop() end
+    end)
+
+    -- Nobody holds it, and not because the collector came.
+    local function assert_free(...)
+      assert(assert(mine:acquire({ ... })):release { confirm = true })
+    end
+    local function assert_held(...)
+      local handle, err = mine:acquire({ ... }, { timeout = 0 })
+      assert.is_nil(handle)
+      assert.equal("timeout", err.code)
+    end
+    local function wait_held(id)
+      wait_until(function()
+        local handle = mine:acquire({ id }, { timeout = 0 })
+        if handle then handle:release { confirm = true } end
+        return not handle
+      end, id .. " to be held")
+    end
+    local function wait_done(request)
+      wait_until(function() return request.closed end, "an answer")
+      return request
+    end
+    -- Requests of nginx that wait for it, as the store sees them.
+    local function wait_waiters(id, n) wait_until(function() return store.waiting { id } >= n end, "a waiter") end
+    local function wait_no_waiters(id)
+      wait_until(function() return store.waiting { id } == 0 end, "the waiter to be gone")
+    end
+
+    it("never lets two requests in at once, in whichever worker they are", function()
+      nginx:content [[ ngx.shared.shared:flush_all() ]]
+      local done, failed = 0, 0
+      local function client(n)
+        if n == 0 then
+          done = done + 1
+          return
+        end
+        local request = nginx:start("/content", [[
+          local handle = assert(manager:acquire { "u", "a" })
+          critical()
+          handle:release()
+        ]])
+        local check = uv.new_prepare()
+        check:start(function()
+          if not request.closed then return end
+          check:close()
+          if request.status ~= 200 then failed = failed + 1 end
+          client(n - 1)
+        end)
+      end
+      for _ = 1, 40 do client(15) end
+      wait_until(function() return done == 40 end, "all clients")
+      assert.equal(0, failed)
+      assert.equal("nil", nginx:content [[ return ngx.shared.shared:get("overlaps") ]])
+      local sum, workers = 0, 0
+      for pid in pairs((nginx:workers())) do
+        local n = tonumber(nginx:content(("return ngx.shared.shared:get('worker %d')"):format(pid))) or 0
+        if n > 0 then workers = workers + 1 end
+        sum = sum + n
+      end
+      assert.equal(600, sum)
+      assert.equal(2, workers)
+    end)
+
+    for _, phase in ipairs { "rewrite", "access", "content" } do
+      it("lets a worker serve others while a request waits in " .. phase, function()
+        local handle = assert(mine:acquire { "u" })
+        local request = nginx:start("/" .. phase, [[
+          local handle = assert(manager:acquire { "u" })
+          return handle.waited > 0 and handle:is_held()
+        ]])
+        wait_waiters("u", 1)
+        local served = {}
+        wait_until(function()
+          served[nginx:content [[ return ngx.worker.pid() ]]] = true
+          local n = 0
+          for _ in pairs(served) do n = n + 1 end
+          return n == 2
+        end, "both workers")
+        assert.is_falsy(request.closed)
+        handle:release()
+        assert.equal("true", wait_done(request).body)
+        assert_free("u")
+      end)
+
+      it("releases at the end of the request what " .. phase .. " acquired, whoever keeps the handle", function()
+        local body = nginx:get("/" .. phase, [[
+          kept[1] = assert(manager:acquire { "u" })
+          return tostring(kept[1]:is_held()) .. " " .. ngx.worker.pid()
+        ]])
+        assert_free("u")
+        local pid = body:match("^true (%d+)$")
+        wait_until(function()
+          local state = nginx:content([[ return ngx.worker.pid() == ]] .. pid .. [[ and tostring(kept[1]) ]])
+          if state == "false" then return end
+          assert.matches("released", state)
+          return true
+        end, "the same worker")
+      end)
+    end
+
+    it("waits in a timer, and releases at its end", function()
+      local handle = assert(mine:acquire { "u" })
+      nginx:content [[
+        ngx.timer.at(0, function()
+          kept[2] = assert(manager:acquire { "u" })
+          ngx.shared.shared:set("timer", kept[2]:is_held() and "held")
+        end)
+      ]]
+      wait_waiters("u", 1)
+      handle:release()
+      wait_until(function() return nginx:content [[ return ngx.shared.shared:get("timer") ]] == "held" end, "the timer")
+      assert_free("u")
+    end)
+
+    it("releases when a request ends by ngx.exit, by an error, or goes elsewhere", function()
+      nginx:content [[ manager:acquire { "u" } ngx.exit(200) ]]
+      assert_free("u")
+      assert.equal(500, nginx:try("/content", [[ manager:acquire { "u" } error("meant to be") ]]).status)
+      assert_free("u")
+      assert.equal("after", nginx:get("/exec"))
+      assert_free("exec")
+    end)
+
+    it("releases when `with` is left by ngx.exit, and passes results and errors", function()
+      nginx:content [[ manager:with({ "u" }, function() ngx.sleep(0) ngx.exit(200) end) ]]
+      assert_free("u")
+      assert.equal("7", nginx:content [[ return (manager:with({ "u" }, function() ngx.sleep(0) return 7 end)) ]])
+      assert.equal("true", nginx:content [[
+        local ok, raised = pcall(manager.with, manager, { "u" }, function() ngx.sleep(0) error("oops") end)
+        return not ok and raised:find("oops") ~= nil
+      ]])
+    end)
+
+    it("releases at once when a client hangs up while its request holds", function()
+      local request = nginx:start("/content", [[ kept[3] = assert(manager:acquire { "u" }) ngx.sleep(3600) ]])
+      wait_held("u")
+      request.close()
+      wait_until(function()
+        local handle = mine:acquire({ "u" }, { timeout = 0 })
+        return handle and handle:release { confirm = true }
+      end, "the release")
+    end)
+
+    it("stops waiting at once when a client hangs up while its request waits", function()
+      local handle = assert(mine:acquire { "u" })
+      local requests = {}
+      nginx:content [[ ngx.shared.shared:set("begun", 0) ]]
+      for i = 1, 6 do
+        requests[i] = nginx:start("/content", [[
+          ngx.shared.shared:incr("begun", 1)
+          manager:acquire({ "u" }, { timeout = math.huge })
+        ]])
+      end
+      -- Who hangs up before its request has begun is not noticed by nginx.
+      wait_until(function() return nginx:content [[ return ngx.shared.shared:get("begun") ]] == "6" end, "the requests")
+      wait_waiters("u", 1)
+      for i = 1, 6 do requests[i].close() end
+      wait_no_waiters("u")
+      handle:release { confirm = true }
+      assert_free("u")
+      -- In line, too: of neither worker does anybody wait any more.
+      local seen = {}
+      wait_until(function()
+        local pid, n = nginx:content([[ return ngx.worker.pid() .. " " .. manager:stats().waiting ]]):match("(%d+) (%d+)")
+        if n == "0" then seen[pid] = true end
+        local count = 0
+        for _ in pairs(seen) do count = count + 1 end
+        return count == 2
+      end, "nobody to wait")
+    end)
+
+    it("does not let a light thread that was killed have the lock", function()
+      local handle = assert(mine:acquire { "u" })
+      local request = nginx:start("/content", [[
+        local thread = ngx.thread.spawn(function() manager:acquire({ "u" }, { timeout = math.huge }) end)
+        ngx.sleep(0.05)
+        ngx.thread.kill(thread)
+        ngx.shared.shared:set("killed", true)
+        ngx.sleep(3600)
+      ]])
+      wait_until(function() return nginx:content [[ return ngx.shared.shared:get("killed") ]] == "true" end, "the kill")
+      handle:release { confirm = true }
+      assert_free("u")
+      request.close()
+    end)
+
+    it("gives the errors of acquire", function()
+      local handle = assert(mine:acquire { "u" })
+      assert.equal("timeout", nginx:content [[ return (select(2, manager:acquire({ "u" }, { timeout = 0.05 }))).code ]])
+      assert.equal("timeout", nginx:content [[ return (select(2, manager:acquire({ "u" }, { timeout = 0 }))).code ]])
+      handle:release()
+    end)
+
+    it("extends, checks and confirms without keeping its worker", function()
+      local handle = assert(mine:acquire { "v" })
+      local request = nginx:start("/content", [[
+        local handle = assert(manager:acquire { "u" })
+        assert(handle:extend { "v" })
+        assert(handle:check())
+        assert(handle:release { confirm = true })
+        return tostring(handle)
+      ]])
+      wait_waiters("v", 1)
+      for _ = 1, 8 do assert.equal("1", nginx:content [[ return 1 ]]) end
+      handle:release()
+      assert.matches("released", wait_done(request).body)
+      assert_free("v")
+    end)
+
+    for _, phase in ipairs { "set", "header_filter", "body_filter", "log" } do
+      it("refuses to acquire in phase " .. phase, function()
+        nginx:content [[ ngx.shared.shared:delete("remembered") ]]
+        nginx:get("/" .. phase, [[ return manager:acquire { "u" } ]])
+        wait_until(function() return nginx:content [[ return ngx.shared.shared:get("remembered") ]] ~= "nil" end, "phase " .. phase)
+        assert.matches("^[^\n]*nothing can be waited for in nginx's phase " .. phase, nginx:content [[
+          return ngx.shared.shared:get("remembered")
+        ]])
+        assert_free("u")
+      end)
+    end
+
+    it("has released already in phase log, where releasing does nothing", function()
+      assert.equal("logged", nginx:get("/log", [[
+        local handle = ngx.ctx.handle
+        return tostring(handle:is_held()) .. tostring(handle:release()) .. tostring(handle)
+      ]]))
+      wait_until(function()
+        return nginx:content([[ return ngx.shared.shared:get("remembered") ]]):find("^falsetrue.*released")
+      end, "phase log")
+      assert_free("log")
+    end)
+
+    it("shares nothing of a manager that was used before the fork", function()
+      assert_held("master")
+      for _ = 1, 8 do
+        assert.equal("false released", nginx:content [[
+          local err = select(2, masters:check())
+          masters:release()
+          return tostring(masters:is_held()) .. " " .. err.code
+        ]])
+        assert.equal("timeout", nginx:content [[ return (select(2, manager:acquire({ "master" }, { timeout = 0 }))).code ]])
+      end
+      assert_held("master")
+    end)
+
+    it("wakes a thousand that are done at once, more than the bell can say", function()
+      local handle = assert(mine:acquire { "u" })
+      local request = nginx:start("/content", [[
+        local other = assert(hierlock.open(dsn, options))
+        local threads, cancelled = {}, 0
+        for i = 1, 1000 do
+          threads[i] = ngx.thread.spawn(function()
+            local _, err = other:acquire({ "u" }, { timeout = math.huge })
+            if err.code == "cancelled" then cancelled = cancelled + 1 end
+          end)
+        end
+        ngx.sleep(0.2)
+        ngx.update_time()
+        local before = ngx.now()
+        other:close()
+        for i = 1, 1000 do ngx.thread.wait(threads[i]) end
+        ngx.update_time()
+        return cancelled .. " " .. (ngx.now() - before)
+      ]])
+      local cancelled, seconds = wait_done(request).body:match("^(%d+) (.*)$")
+      assert.equal("1000", cancelled)
+      assert.is_true(tonumber(seconds) < 0.5, seconds)
+      handle:release()
+    end)
+
+    it("wakes waiters even where nginx has no timer left for it", function()
+      local handle = assert(mine:acquire { "u" })
+      nginx:content [[
+        ngx.shared.shared:set("timers", 0)
+        for i = 1, 8 do
+          ngx.timer.at(0, function()
+            local handle = assert(manager:acquire { "u" })
+            handle:release()
+            ngx.shared.shared:incr("timers", 1)
+          end)
+        end
+      ]]
+      wait_waiters("u", 1)
+      handle:release()
+      wait_until(function() return nginx:content [[ return ngx.shared.shared:get("timers") ]] == "8" end, "the timers")
+    end)
+
+    it("lets requests that hold and wait end when it is told to reload, and its workers quit", function()
+      local before = nginx:workers()
+      local handle = assert(mine:acquire { "u" })
+      local waits = nginx:start("/content", [[ return assert(manager:acquire { "u" }):is_held() ]])
+      wait_waiters("u", 1)
+      local holds = nginx:start("/content", [[
+        local handle = assert(manager:acquire { "v" })
+        while not ngx.shared.shared:get("go on") do ngx.sleep(0.01) end
+        return handle:is_held()
+      ]])
+      wait_held("v")
+      nginx:signal("sighup")
+      wait_until(function() return not before[tonumber(nginx:content [[ return ngx.worker.pid() ]])] end, "a new worker")
+      assert_held("v")
+      nginx:content [[ ngx.shared.shared:set("go on", true) ]]
+      handle:release()
+      assert.equal("true", wait_done(waits).body)
+      assert.equal("true", wait_done(holds).body)
+      wait_until(function()
+        for pid in pairs((nginx:workers())) do if before[pid] then return false end end
+        return true
+      end, "the old workers to quit")
+      assert_free("u")
+      assert_free("v")
+    end)
+
+    it("lets requests that hold and wait end when it is told to quit", function()
+      local handle = assert(mine:acquire { "u" })
+      local waits = nginx:start("/content", [[ return assert(manager:acquire { "u" }):is_held() ]])
+      wait_waiters("u", 1)
+      nginx:signal("sigquit")
+      wait_until(function() return nginx:read("error.log"):find("gracefully shutting down", 1, true) end)
+      handle:release()
+      assert.equal("true", wait_done(waits).body)
+      assert.same({ code = 0, signal = 0 }, nginx:wait_for_exit())
+      assert_free("u")
+      for line in nginx:read("error.log"):gmatch "[^\n]*%[alert%][^\n]*" do
+        assert.matches("lua_max_running_timers", line) -- that was meant to be
+      end
+      os.execute("rm -rf '" .. nginx.directory .. "'")
+    end)
+
+    it("leaves nothing locked when it is told to stop, or killed", function()
+      for _, signal in ipairs { "sigterm", "worker" } do
+        if nginx.exit then nginx = start(store) end
+        local handle = assert(mine:acquire { "v" })
+        local holds = nginx:start("/content", [[
+          manager:acquire { "u" }
+          ngx.shared.shared:set("holder", ngx.worker.pid())
+          ngx.sleep(3600) ]])
+        local waits = nginx:start("/content", [[ manager:acquire { "v" } ngx.sleep(3600) ]])
+        wait_held("u")
+        wait_waiters("v", 1)
+        if signal == "worker" then
+          local holder = tonumber(nginx:content [[ return ngx.shared.shared:get("holder") ]])
+          assert(uv.kill(holder, "sigkill"))
+        else
+          nginx:signal(signal)
+          nginx:wait_for_exit()
+        end
+        assert_free("u")
+        if signal == "worker" then waits.close() end
+        handle:release { confirm = true }
+        assert_free("v")
+        holds.close()
+        waits.close()
+        if nginx.exit then os.execute("rm -rf '" .. nginx.directory .. "'") end
+      end
+    end)
+  end)
+
+end)
