@@ -106,7 +106,7 @@ end
 
 local CODES = {
   [1205] = "timeout", [3024] = "timeout", [1969] = "timeout", [3572] = "timeout",
-  [1213] = "deadlock", [1317] = "cancelled", [1146] = "not_provisioned", [1290] = "unsafe_server",
+  [1213] = "deadlock", [1305] = "lost", [1317] = "cancelled", [1146] = "not_provisioned", [1290] = "unsafe_server",
 }
 -- Too many connections, shutdown, network, KILL, wait_timeout.
 for _, errno in ipairs { 1040, 1203, 1053, 1077, 1158, 1159, 1160, 1161, 1927, 4031 } do
@@ -122,7 +122,7 @@ local HINTS = {
 local function fail(message, errno, sqlstate, target)
   local code = errno and (CODES[errno] or "store") or "connection"
   local advice = "; roll back"
-  if code == "deadlock" then
+  if code == "deadlock" or code == "lost" then
     advice = "; the server has rolled the transaction back"
   elseif code == "connection" then
     advice = "; the transaction is gone with the connection"
@@ -142,23 +142,24 @@ local function limited(self, sql, ms)
     math.floor(ms / 1000), ms % 1000, net, net, sql)
 end
 
--- Locks; tries once where ms is 0. Rows, or nil, message, errno, sqlstate, and whether a wait was
--- begun anew. On MySQL the session's innodb_lock_wait_timeout may end the wait before its time:
--- what was locked stays locked, and the same again waits on.
+-- Locks; tries once where ms is 0. On MySQL the session's innodb_lock_wait_timeout may end the
+-- wait before its time: what was locked stays locked, and the same again waits on; unless
+-- the server has rolled back everything (innodb_rollback_on_timeout), savepoint included.
 local function lock(self, sql, ms)
   if ms == 0 then
     local nowait = sql:gsub("(FOR %u+)%)", "%1 NOWAIT)"):gsub("(LOCK IN SHARE MODE)%)", "%1 NOWAIT)")
     return self.query(limited(self, nowait, TRY), TRY)
   end
   local deadline = core.now() + ms / 1000
-  local left, again = ms, false
+  local left = ms
   while true do
     local rows, message, errno, sqlstate = self.query(limited(self, sql, left), left)
     left = math.ceil((deadline - core.now()) * 1000 - 1e-3)
     if rows or errno ~= 1205 or left <= 0 or self.dialect ~= "mysql" then
-      return rows, message, errno, sqlstate, again
+      return rows, message, errno, sqlstate
     end
-    again = true
+    rows, message, errno, sqlstate = self.query("ROLLBACK TO SAVEPOINT hierlock")
+    if not rows then return nil, message, errno, sqlstate end
   end
 end
 
@@ -333,7 +334,7 @@ local function take(self, targets, options)
   if ok then ok, err = savepoint(self) end
   if not ok then return nil, err end
 
-  local rows, message, errno, sqlstate, again = lock(self, plan:sql(self.dialect, self.table), ms)
+  local rows, message, errno, sqlstate = lock(self, plan:sql(self.dialect, self.table), ms)
   if not rows then
     if CODES[errno] == "timeout" then
       local what = tostring(plan):match("%((.*)%)$")
@@ -348,10 +349,8 @@ local function take(self, targets, options)
     return nil, err
   end
   ok, err = release_savepoint(self)
-  if ok or err then return ok, err end
-  -- A server with innodb_rollback_on_timeout has rolled back while we waited on.
-  if again then return core.failure("lost", "the server has rolled the transaction back", nil, nil, target) end
-  return core.misuse(NO_TRANSACTION)
+  if not ok and not err then core.misuse(NO_TRANSACTION) end
+  return ok, err
 end
 
 --- Locks a target until the transaction ends, as `manager:acquire` does, all or nothing; blocks
