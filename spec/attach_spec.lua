@@ -313,10 +313,6 @@ support.each_server(function(store)
         local peer = other_attached()
         peer:query("SET innodb_lock_wait_timeout=1")
         peer:acquire(R1)
-        local function waiting()
-          local rows = store.sql():query("SELECT trx_started FROM information_schema.INNODB_TRX WHERE trx_state='LOCK WAIT'")
-          return rows[1] and rows[1][1]
-        end
         local ok, code = peer:result()
         assert.is_nil(ok)
         assert.equal("lost", code)
