@@ -414,6 +414,50 @@ support.each_server(function(store)
     end
   end)
 
+  it("looks at the server once, however often a program attaches", function()
+    local asked
+    local counting = { execute = function(_, query)
+      asked = asked + 1
+      return connection:execute(query)
+    end }
+    for _ = 1, 2 do
+      asked = 0
+      begin()
+      local again = attach.luasql(counting, options())
+      assert.is_true(again:acquire(R1))
+      run "COMMIT"
+    end
+    assert.equal(6, asked) -- is there a transaction, which server is it, and what locks
+    begin()
+    local same = attach.luasql(counting, options())
+    assert.is_true(same:acquire(R1))
+    asked = 0
+    assert.is_true(same:acquire(R2))
+    assert.equal(3, asked)
+  end)
+
+  describe("with the privileges of docs/operations.md, and no more", function()
+    it("locks", function()
+      local root = store.root() or pending("no administrator here")
+      local database = store.bare_dsn:match("/([^/?]*)$")
+      restore[1] = function() root:query("DROP USER hierlock_least@'%'") end
+      root:query("CREATE USER hierlock_least@'%' IDENTIFIED BY 'secret'")
+      root:query("GRANT SELECT ON %s.hier_lock_meta TO hierlock_least@'%%'", database)
+      root:query("GRANT %s ON %s.%s TO hierlock_least@'%%'", store.dialect == "mysql" and "SELECT, UPDATE" or "SELECT",
+                 database, TABLE)
+      local peer = support.process(nil)
+      -- A Lua state of its own, which has verified nothing yet.
+      assert.is_true(peer:call([[
+        local socket_or_host, port, database, options = ...
+        handles.environment = require("luasql.mysql").mysql()
+        handles.connection = assert(handles.environment:connect(database, "hierlock_least", "secret", socket_or_host, port))
+        handles.connection:execute("START TRANSACTION")
+        return assert(require("hierlock.attach").luasql(handles.connection, options):acquire { "u1", "a1", "r1" })
+      ]], "127.0.0.1", tonumber(store.bare_dsn:match(":(%d+)/")), database, options()))
+      assert_locked(R1)
+    end)
+  end)
+
   describe("without a transaction", function()
     local function assert_raises(...)
       local ok, message = pcall(...)
@@ -458,15 +502,14 @@ support.each_server(function(store)
         local err = assert_fails("mismatch", attach.luasql(connection, options(wrong)):acquire { "u1" })
         assert.matches("has 1000 buckets for each of the levels user,account,resource; this program wants ", err.message)
       end
-      -- A table of which nothing is recorded is one for the defaults.
       run "ROLLBACK"
-      store.sql():query("UPDATE hier_lock_meta SET table_name='x%s' WHERE table_name='%s'", TABLE, TABLE)
-      restore[1] = function()
-        store.sql():query("UPDATE hier_lock_meta SET table_name='%s' WHERE table_name='x%s'", TABLE, TABLE)
-      end
+      -- A table of which nothing is recorded is one for the defaults.
+      run("CREATE TABLE %s_bare LIKE %s", TABLE, TABLE)
+      restore[1] = function() store.sql():query("DROP TABLE %s_bare", TABLE) end
       begin()
-      local err = assert_fails("mismatch", locks:acquire { "u1" })
+      local err = assert_fails("mismatch", attach.luasql(connection, options { table = TABLE .. "_bare" }):acquire { "u1" })
       assert.matches("has 10000000 buckets .*hier_lock_meta does not say", err.message)
+      run "ROLLBACK"
     end)
 
     it("a table that is none", function()
@@ -514,6 +557,7 @@ support.each_server(function(store)
       }
       for _, case in ipairs(cases) do
         local changed = { execute = function(_, query)
+          if query:find("AS identity", 1, true) then return connection:execute("SELECT 'another one' AS identity") end
           if not query:find("^SHOW GLOBAL VARIABLES") then return connection:execute(query) end
           local selected = {}
           for name, said in pairs(case[1]) do selected[#selected + 1] = ("SELECT '%s', '%s'"):format(name, said) end

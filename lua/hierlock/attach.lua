@@ -21,7 +21,8 @@
 -- Nothing of the session's settings is changed. Three statements for each request:
 -- SAVEPOINT, the one that locks, RELEASE SAVEPOINT. The savepoint, `hierlock`, shows that a
 -- transaction is open: outside of one there is none to release. The first request of
--- an object also looks whether the server excludes and the table fits.
+-- an object also looks whether the server excludes and the table fits; what was found right
+-- counts for a minute, for other objects of the Lua state, too.
 --
 -- Observers see such a holder as a program that does not use hierlock: on MySQL by its
 -- rows, on MariaDB not at all. (What the session says of itself would outlive the
@@ -260,15 +261,39 @@ local function savepoint(self)
   return fail(message, errno, sqlstate)
 end
 
+-- What was found right, for a while: key -> { dialect, until }. So that a program which attaches anew
+-- for each request, as in nginx, looks once, and asks then only which server it is.
+local verified = {}
+local VERIFIED_FOR = 60 -- seconds
+
+-- A server that has become read-only is another one.
+local IDENTITY = "SELECT CONCAT_WS(' ',VERSION(),@@hostname,@@port,@@server_id,@@datadir,@@global.read_only,DATABASE())" ..
+                 " AS identity"
+
+local function check_all(self, wait)
+  local rows, message, errno, sqlstate = self.query(IDENTITY)
+  if not rows then return fail(message, errno, sqlstate) end
+  local key = table.concat({ field(rows[1], 1, "identity"), self.table, self.buckets, table.concat(self.levels, ",") }, " ")
+  local found = verified[key]
+  if found and core.now() < found.until_ then
+    self.dialect = found.dialect
+    return true
+  end
+  local ok, err = check_server(self)
+  if ok then ok, err = check_table(self) end
+  if ok then ok, err = check_layout(self, wait) end
+  if not ok then return nil, err end
+  verified[key] = { dialect = self.dialect, until_ = core.now() + VERIFIED_FOR }
+  return true
+end
+
 local function check(self, wait)
   local ok, err = savepoint(self)
   if ok then
     ok, err = release_savepoint(self)
     if not ok and not err then core.misuse(NO_TRANSACTION) end
   end
-  if ok then ok, err = check_server(self) end
-  if ok then ok, err = check_table(self) end
-  if ok then ok, err = check_layout(self, wait) end
+  if ok then ok, err = check_all(self, wait) end
   if not ok then return nil, err end
   self.checked = true
   return true
