@@ -248,6 +248,11 @@ support.each_server(function(store)
       -- And the driver has its own limit again.
       assert.matches("^timeout, .*timeout$", run(request:format "{ socket_timeout = 0.1 }"))
       handle:release()
+      assert.equal("true", run [[
+        local db, locks = connect { socket_timeout = 0.1 }
+        local ok, err = locks:acquire({ "u1" }, { timeout = math.huge })
+        db:close()
+        return ok or err]])
     end)
 
     it("refuses to lock outside of a transaction, and a missing table", function()

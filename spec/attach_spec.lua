@@ -262,6 +262,7 @@ support.each_server(function(store)
         assert.equal(store.dialect == "mysql" and "HY000" or "70100", err.sqlstate)
         assert.same({ user = "u1", account = "a1", resource = "r1" }, err.target)
         assert.matches("^u1/a1/r1 was not granted within 0.%d+ s; roll back$", err.message)
+        assert.is_nil(value "SELECT @hierlock_errno")
       end
     end)
 

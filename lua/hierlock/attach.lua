@@ -10,19 +10,19 @@
 -- Take locks first. In REPEATABLE READ, the servers' default, the first plain SELECT of a
 -- transaction fixes what all later ones see; one before `acquire` would show, under
 -- the lock, what was there before it. (Locking reads and UPDATE always see the
--- present.) Acquiring does not fix it: every SELECT here is a locking read.
+-- present.) Acquiring does not fix it.
 --
--- After an error, ROLLBACK. The servers keep the rows that a failed request had locked already,
--- and give back single rows to nobody.
+-- After an error, ROLLBACK. The servers keep the rows that a failed request had locked
+-- already; single rows cannot be given back.
 --
 -- Two requests in one transaction may deadlock with another program's; name all
 -- targets in one (`attached:acquire_all`), and nothing can.
 --
 -- Nothing of the session's settings is changed. Three statements for each request:
--- SAVEPOINT, the one that locks, RELEASE SAVEPOINT. The savepoint, `hierlock`, shows that a
--- transaction is open: outside of one there is none to release. The first request of
--- an object also looks whether the server excludes and the table fits; what was found right
--- counts for a minute, for other objects of the Lua state, too.
+-- SAVEPOINT, the one that locks, RELEASE SAVEPOINT. The savepoint, `hierlock`, shows
+-- that a transaction is open: outside of one there is none to release. The first request
+-- of an object also looks whether the server excludes and the table fits; what was found
+-- right counts for a minute, for other objects of the Lua state, too.
 --
 -- Observers see such a holder as a program that does not use hierlock: on MySQL by its
 -- rows, on MariaDB not at all. (What the session says of itself would outlive the
@@ -60,15 +60,16 @@ local NET = 2
 -- nil, message, errno, sqlstate, without errno when the connection is of no use any more.
 -- wait: ms for which the server may be silent.
 
--- LuaSQL has messages only. The server is asked for the rest; who does not answer
--- is gone.
+-- LuaSQL has messages only. The server is asked for the rest; who does not answer is
+-- gone. Cleared at once: where there is nothing to tell, the variables stay as they are.
 local function luasql_diagnose(connection, message)
   if connection:execute("GET CURRENT DIAGNOSTICS CONDITION 1 @hierlock_errno=MYSQL_ERRNO," ..
                         "@hierlock_sqlstate=RETURNED_SQLSTATE") then
     local cursor = connection:execute("SELECT @hierlock_errno,@hierlock_sqlstate")
     local row = cursor and cursor:fetch({}, "n")
     if cursor then cursor:close() end
-    if row then return nil, message, tonumber(row[1]), row[2] end
+    connection:execute("SET @hierlock_errno=NULL,@hierlock_sqlstate=NULL")
+    if row and row[1] then return nil, message, tonumber(row[1]), row[2] end
   end
   return nil, message
 end
@@ -77,7 +78,8 @@ local function luasql_query(connection)
   return function(sql)
     local cursor, message = connection:execute(sql)
     if not cursor then
-      return luasql_diagnose(connection, tostring(message):gsub("^LuaSQL: error executing query%. MySQL: ", ""))
+      message = tostring(message):gsub("^LuaSQL: error executing query%. MySQL: ", "")
+      return luasql_diagnose(connection, message)
     end
     local rows = {}
     if type(cursor) == "number" then return rows end
@@ -90,11 +92,12 @@ end
 -- The driver gives up by its own limit, and the connection with it: so the limit
 -- is longer while the server may be silent, if we know what to set it to afterwards.
 local SOCKET_SLACK = 5000
+local SOCKET_LONGEST = 2147483647 -- ngx takes no more
 
 local function resty_query(db, socket_timeout)
   return function(sql, wait)
     if wait and socket_timeout then
-      db:set_timeout(math.max(wait + SOCKET_SLACK, socket_timeout * 1000))
+      db:set_timeout(math.min(math.max(wait + SOCKET_SLACK, socket_timeout * 1000), SOCKET_LONGEST))
     end
     local rows, message, errno, sqlstate = db:query(sql)
     if wait and socket_timeout then db:set_timeout(socket_timeout * 1000) end
@@ -107,7 +110,8 @@ end
 
 local CODES = {
   [1205] = "timeout", [3024] = "timeout", [1969] = "timeout", [3572] = "timeout",
-  [1213] = "deadlock", [1305] = "lost", [1317] = "cancelled", [1146] = "not_provisioned", [1290] = "unsafe_server",
+  [1213] = "deadlock", [1305] = "lost", [1317] = "cancelled",
+  [1146] = "not_provisioned", [1290] = "unsafe_server",
 }
 -- Too many connections, shutdown, network, KILL, wait_timeout.
 for _, errno in ipairs { 1040, 1203, 1053, 1077, 1158, 1159, 1160, 1161, 1927, 4031 } do
@@ -139,8 +143,8 @@ local function limited(self, sql, ms)
     return (sql:gsub("SELECT", ("SELECT /*+ MAX_EXECUTION_TIME(%d) */"):format(ms), 1))
   end
   local net = math.ceil(ms / 1000) + NET
-  return ("SET STATEMENT max_statement_time=%d.%03d,innodb_lock_wait_timeout=%d,lock_wait_timeout=%d FOR %s"):format(
-    math.floor(ms / 1000), ms % 1000, net, net, sql)
+  return ("SET STATEMENT max_statement_time=%d.%03d,innodb_lock_wait_timeout=%d,lock_wait_timeout=%d FOR ")
+    :format(math.floor(ms / 1000), ms % 1000, net, net) .. sql
 end
 
 -- Locks; tries once where ms is 0. On MySQL the session's innodb_lock_wait_timeout may end the
@@ -187,15 +191,16 @@ local function refuse_server(variables)
     return "the server is read-only, a replica perhaps: locks there protect nothing; connect to the primary"
   elseif on "wsrep_on" then
     return "the server is a node of a Galera cluster: its row locks do not hold on the other nodes"
-  elseif (variables.group_replication_group_name or "") ~= "" and not on "group_replication_single_primary_mode" then
+  elseif (variables.group_replication_group_name or "") ~= ""
+      and not on "group_replication_single_primary_mode" then
     return "the server belongs to a group with several primaries: its row locks do not hold on the others"
   end
 end
 
 local function check_server(self)
   local rows, message, errno, sqlstate = self.query(
-    "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version','read_only','super_read_only','innodb_read_only'," ..
-    "'wsrep_on','group_replication_group_name','group_replication_single_primary_mode')")
+    "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version','read_only','super_read_only'," ..
+    "'innodb_read_only','wsrep_on','group_replication_group_name','group_replication_single_primary_mode')")
   if not rows then return fail(message, errno, sqlstate) end
   local variables = {}
   for _, row in ipairs(rows) do
@@ -211,16 +216,18 @@ end
 -- look there fixes the transaction's view on MySQL. (MariaDB leaves the engine out in
 -- some SQL modes.)
 local function check_table(self)
-  local rows, message, errno, sqlstate = self.query(
-    (self.dialect == "mariadb" and "SET STATEMENT sql_mode='' FOR " or "") .. "SHOW CREATE TABLE " .. self.table)
+  local sql = "SHOW CREATE TABLE " .. self.table
+  if self.dialect == "mariadb" then sql = "SET STATEMENT sql_mode='' FOR " .. sql end
+  local rows, message, errno, sqlstate = self.query(sql)
   if not rows then return fail(message, errno, sqlstate) end
   local text = rows[1] and field(rows[1], 2, "Create Table")
   local engine = type(text) == "string" and text:match("^CREATE TABLE .*\n%) ENGINE=(%w+)")
   if not engine then
-    return core.failure("not_provisioned", ("%s is no table of rows to lock; run `hierlock provision`"):format(self.table))
+    return core.failure("not_provisioned",
+      ("%s is no table of rows to lock; run `hierlock provision`"):format(self.table))
   elseif engine ~= "InnoDB" then
-    return core.failure("unsafe_server", ("the table %s is of engine %s, which locks no rows; it must be InnoDB"):format(
-      self.table, engine))
+    return core.failure("unsafe_server",
+      ("the table %s is of engine %s, which locks no rows; it must be InnoDB"):format(self.table, engine))
   end
   return true
 end
@@ -261,21 +268,23 @@ local function savepoint(self)
   return fail(message, errno, sqlstate)
 end
 
--- What was found right, for a while: key -> { dialect, until }. So that a program which attaches anew
--- for each request, as in nginx, looks once, and asks then only which server it is.
+-- What was found right, for a while: key -> { dialect, expires }. So that a program which
+-- attaches anew for each request, as in nginx, looks once, and then only asks which server
+-- it is.
 local verified = {}
 local VERIFIED_FOR = 60 -- seconds
 
 -- A server that has become read-only is another one.
-local IDENTITY = "SELECT CONCAT_WS(' ',VERSION(),@@hostname,@@port,@@server_id,@@datadir,@@global.read_only,DATABASE())" ..
-                 " AS identity"
+local IDENTITY = "SELECT CONCAT_WS(' ',VERSION(),@@hostname,@@port,@@server_id,@@datadir," ..
+                 "@@global.read_only,DATABASE()) AS identity"
 
 local function check_all(self, wait)
   local rows, message, errno, sqlstate = self.query(IDENTITY)
   if not rows then return fail(message, errno, sqlstate) end
-  local key = table.concat({ field(rows[1], 1, "identity"), self.table, self.buckets, table.concat(self.levels, ",") }, " ")
+  local key = table.concat({ field(rows[1], 1, "identity"), self.table, self.buckets,
+                             table.concat(self.levels, ",") }, " ")
   local found = verified[key]
-  if found and core.now() < found.until_ then
+  if found and core.now() < found.expires then
     self.dialect = found.dialect
     return true
   end
@@ -283,7 +292,7 @@ local function check_all(self, wait)
   if ok then ok, err = check_table(self) end
   if ok then ok, err = check_layout(self, wait) end
   if not ok then return nil, err end
-  verified[key] = { dialect = self.dialect, until_ = core.now() + VERIFIED_FOR }
+  verified[key] = { dialect = self.dialect, expires = core.now() + VERIFIED_FOR }
   return true
 end
 
