@@ -2,6 +2,7 @@
 -- nothing else has; links lead somewhere; code compiles; the SQL for administrators
 -- runs, and the user that it makes can lock; the table of odds is what its formula says.
 
+local attach = require "hierlock.attach"
 local hierlock = require "hierlock"
 local support = require "spec.support"
 
@@ -48,18 +49,22 @@ describe("the reference", function()
     for name, value in pairs(core) do
       if type(value) == "function" and not found[name] then found["core." .. name] = value end
     end
+    for name, value in pairs(attach) do found[name] = value end
     return found
   end
 
   -- A class has its methods in __index, which is a table, or a C function's upvalue
   -- (and Lua 5.1 does not show those).
+  local attached = attach.luasql { execute = function() end }
+
   local function methods(class)
+    if class == "attached" then return getmetatable(attached).__index end
     local index = debug.getregistry()["hierlock." .. class].__index
     if type(index) == "table" then return index end
     return select(2, debug.getupvalue(index, 1))
   end
 
-  local classes = { "manager", "handle", "plan", "pending" }
+  local classes = { "manager", "handle", "plan", "pending", "attached" }
 
   local function missing(names)
     local list = {}
@@ -97,7 +102,7 @@ describe("the reference", function()
   it("has nothing that does not exist", function()
     local functions = bound()
     local manager = assert(hierlock.open("null:"))
-    local objects = { manager = manager, handle = assert(manager:acquire { "u1" }), plan = hierlock.plan { { "u1" } },
+    local objects = { manager = manager, attached = attached, handle = assert(manager:acquire { "u1" }), plan = hierlock.plan { { "u1" } },
                       pending = assert(manager:start { "u1" }) }
     for name, item in pairs(items) do
       local class, member = name:match("^(%l+)[:.](.+)$")

@@ -281,6 +281,37 @@ describe("the examples", function()
       end)
     end)
 
+    if store.server then
+      describe("attached", function()
+        before_each(function() store.sql():query("DROP TABLE IF EXISTS example_account") end)
+        after_each(function() store.sql():query("DROP TABLE IF EXISTS example_account") end)
+
+        local lines = printed("attached.lua", "Run it:")
+
+        it("loses no money, in transactions of its own", function()
+          local output, status = run(lines)
+          assert.equal(0, status, output)
+          assert.equal(4, count(output, "100 of 100 transfers done"), output)
+          local sum, accounts = 0, 0
+          for balance in output:gmatch("u%d/a%d\t(%-?%d+)\n") do
+            assert.is_true(tonumber(balance) >= 0)
+            sum, accounts = sum + balance, accounts + 1
+          end
+          assert.same({ 3, 300 }, { accounts, sum })
+        end)
+
+        it("waits for those who hold an account by a handle", function()
+          assert.equal("", (run(lines:match("^[^\n]*"))))
+          local gate = assert(manager:acquire { "u1", "a2" })
+          local process = start("lua examples/attached.lua transfer 1", dsn)
+          support.wait_for_waiters(store)
+          assert.equal("", process.output)
+          gate:release()
+          assert.equal("1 of 1 transfers done\n", (process.finish()))
+        end)
+      end)
+    end
+
     describe("nightly", function()
       it("lets the screen in beside the batch, and tells it after a second who is in the way", function()
         hold_work()

@@ -43,6 +43,12 @@ const char *hl_status_name(int status) {
   return "store";
 }
 
+int hl__status_named(const char *name) {
+  for (size_t i = 0; i < sizeof statuses / sizeof *statuses; i++)
+    if (strcmp(statuses[i].name, name) == 0) return statuses[i].status;
+  return HL_ESTORE;
+}
+
 static void error_fill(hl_error *error, int status, const char *format,
                        va_list arguments) {
   memset(error, 0, sizeof *error);

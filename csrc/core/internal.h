@@ -25,6 +25,8 @@ int hl__error(hl_error *error, int status, const char *format, ...)
 int hl__error_errno(hl_error *error, int status, const char *format, ...)
     HL__PRINTF(3, 4);
 int hl__error_memory(hl_error *error);
+/* The status of that name in the contract; HL_ESTORE when there is none. */
+int hl__status_named(const char *name);
 
 /* Milliseconds of CLOCK_MONOTONIC, and of Unix time. */
 int64_t hl__now_ms(void);

@@ -6,6 +6,9 @@
 #include "hll.h"
 
 #include "dsn.h"
+#include "internal.h"
+
+#include <stdio.h>
 
 #define DEFAULT_MANAGER "hierlock.default_manager"
 
@@ -42,6 +45,40 @@ Lua code.
 */
 static int misuse(lua_State *L) {
   return hll_misuse(L, "%s", luaL_checkstring(L, 1));
+}
+
+/***
+Fails as a store would; for hierlock's own Lua code.
+@function core.failure
+@local
+@string code
+@string message made one line
+@int[opt] errno the server's own
+@string[opt] sqlstate likewise
+@tparam[opt] table target the node concerned
+@return nil
+@return err
+*/
+static int failure(lua_State *L) {
+  hl_error error;
+  lua_settop(L, 5);
+  (void)hl__error(&error, hl__status_named(luaL_checkstring(L, 1)), "%s",
+                  luaL_checkstring(L, 2));
+  error.server_errno = (unsigned)luaL_optinteger(L, 3, 0);
+  (void)snprintf(error.sqlstate, sizeof error.sqlstate, "%s",
+                 luaL_optstring(L, 4, ""));
+  return hll_failure(L, &error, lua_isnil(L, 5) ? 0 : 5);
+}
+
+/***
+Seconds of a clock that only goes on; for hierlock's own Lua code.
+@function core.now
+@local
+@treturn number
+*/
+static int now(lua_State *L) {
+  lua_pushnumber(L, (lua_Number)hl__now_ms() / 1000);
+  return 1;
 }
 
 /***
@@ -164,6 +201,8 @@ static const luaL_Reg functions[] = {
     {"is_error", hll_is_error}, {"default", default_manager},
     {"misuse", misuse},         {"is_manager", is_manager},
     {"dsn", dsn},
+    {"failure", failure},
+    {"now", now},
     {"loop", loop},
     {"set_loop", set_loop},
     {"is_pending", is_pending},

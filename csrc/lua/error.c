@@ -19,7 +19,9 @@ static int is_ours(const lua_Debug *ar) {
   static const char *const files[] = {"/hierlock/init.lua",
                                       "@hierlock/init.lua",
                                       "/hierlock/waiting.lua",
-                                      "@hierlock/waiting.lua", NULL};
+                                      "@hierlock/waiting.lua",
+                                      "/hierlock/attach.lua",
+                                      "@hierlock/attach.lua", NULL};
   for (const char *const *file = files; *file; file++)
     if (ar->source[0] == '@' && strstr(ar->source, *file)) return 1;
   return 0;

@@ -1,0 +1,553 @@
+--- Locks inside the program's own transaction, on the connection of its own driver:
+-- they live and die together with what the transaction writes. That is the strongest
+-- guarantee there is: a program whose lock is lost (KILL, a cut network, a crash) has lost
+-- its writes, too. So there is no handle to release, no lease to renew and no fencing
+-- token to compare. COMMIT or ROLLBACK, the program's own, ends the locks.
+--
+-- The locks are those of `hierlock.open` on the same table, and exclude them. For
+-- MySQL 8.0+ and MariaDB 10.6+; which of them it is, the server says.
+--
+-- Take locks first. In REPEATABLE READ, the servers' default, the first plain SELECT of a
+-- transaction fixes what all later ones see; one before `acquire` would show, under
+-- the lock, what was there before it. (Locking reads and UPDATE always see the
+-- present.) Acquiring does not fix it.
+--
+-- After an error, ROLLBACK. The servers keep the rows that a failed request had locked
+-- already; single rows cannot be given back.
+--
+-- Two requests in one transaction may deadlock with another program's; name all
+-- targets in one (`attached:acquire_all`), and nothing can.
+--
+-- Nothing of the session's settings is changed. Three statements for each request:
+-- SAVEPOINT, the one that locks, RELEASE SAVEPOINT. The savepoint, `hierlock`, shows
+-- that a transaction is open: outside of one there is none to release. The first request
+-- of an object also looks whether the server excludes and the table fits; what was found
+-- right counts for a minute, for other objects of the Lua state, too.
+--
+-- Observers see such a holder as a program that does not use hierlock: on MySQL by its
+-- rows, on MariaDB not at all. (What the session says of itself would outlive the
+-- transaction.)
+--
+-- @module hierlock.attach
+-- @usage
+-- local attach = require "hierlock.attach"
+-- local locks = attach.luasql(connection)
+-- connection:execute("START TRANSACTION")
+-- local ok, err = locks:acquire({ "u1", "a1" }, { timeout = 5 })
+-- if not ok then connection:execute("ROLLBACK") return nil, err end
+-- connection:execute("UPDATE account SET balance = balance - 10 WHERE id = 'a1'")
+-- connection:execute("COMMIT")
+
+local core = require "hierlock.core"
+
+local attach = {}
+
+local DEFAULT_LEVELS = { "user", "account", "resource" }
+local DEFAULT_BUCKETS = 10000000
+local DEFAULT_TABLE = "hier_lock_buckets"
+local DEFAULT_TIMEOUT = 50
+
+-- "For ever", in ms: the most that MySQL's hint can say, 49 days.
+local LONGEST = 4294967295
+-- NOWAIT does not cover the wait for a metadata lock.
+local TRY = 500
+-- MariaDB's whole-second limits, a second net behind the exact one.
+local NET = 2
+
+-- ------------------------------------------------------------- drivers
+
+-- A driver is a function query(sql, wait) that returns the rows, or whatever is true; or
+-- nil, message, errno, sqlstate, without errno when the connection is of no use any more.
+-- wait: ms for which the server may be silent.
+
+-- LuaSQL has messages only. The server is asked for the rest; who does not answer is
+-- gone. Cleared at once: where there is nothing to tell, the variables stay as they are.
+local function luasql_diagnose(connection, message)
+  if connection:execute("GET CURRENT DIAGNOSTICS CONDITION 1 @hierlock_errno=MYSQL_ERRNO," ..
+                        "@hierlock_sqlstate=RETURNED_SQLSTATE") then
+    local cursor = connection:execute("SELECT @hierlock_errno,@hierlock_sqlstate")
+    local row = cursor and cursor:fetch({}, "n")
+    if cursor then cursor:close() end
+    connection:execute("SET @hierlock_errno=NULL,@hierlock_sqlstate=NULL")
+    if row and row[1] then return nil, message, tonumber(row[1]), row[2] end
+  end
+  return nil, message
+end
+
+local function luasql_query(connection)
+  return function(sql)
+    local cursor, message = connection:execute(sql)
+    if not cursor then
+      message = tostring(message):gsub("^LuaSQL: error executing query%. MySQL: ", "")
+      return luasql_diagnose(connection, message)
+    end
+    local rows = {}
+    if type(cursor) == "number" then return rows end
+    for row in function() return cursor:fetch({}, "n") end do rows[#rows + 1] = row end
+    cursor:close()
+    return rows
+  end
+end
+
+-- The driver gives up by its own limit, and the connection with it: so the limit
+-- is longer while the server may be silent, if we know what to set it to afterwards.
+local SOCKET_SLACK = 5000
+local SOCKET_LONGEST = 2147483647 -- ngx takes no more
+
+local function resty_query(db, socket_timeout)
+  return function(sql, wait)
+    if wait and socket_timeout then
+      db:set_timeout(math.min(math.max(wait + SOCKET_SLACK, socket_timeout * 1000), SOCKET_LONGEST))
+    end
+    local rows, message, errno, sqlstate = db:query(sql)
+    if wait and socket_timeout then db:set_timeout(socket_timeout * 1000) end
+    if rows then return rows end
+    return nil, message, errno, sqlstate
+  end
+end
+
+-- -------------------------------------------------------------- errors
+
+local CODES = {
+  [1205] = "timeout", [3024] = "timeout", [1969] = "timeout", [3572] = "timeout",
+  [1213] = "deadlock", [1305] = "lost", [1317] = "cancelled",
+  [1146] = "not_provisioned", [1290] = "unsafe_server",
+}
+-- Too many connections, shutdown, network, KILL, wait_timeout.
+for _, errno in ipairs { 1040, 1203, 1053, 1077, 1158, 1159, 1160, 1161, 1927, 4031 } do
+  CODES[errno] = "connection"
+end
+
+local HINTS = {
+  [1142] = " (MySQL wants SELECT and one of UPDATE, DELETE, LOCK TABLES)",
+  [1146] = "; run `hierlock provision`",
+}
+
+-- What the driver said, as an err.
+local function fail(message, errno, sqlstate, target)
+  local code = errno and (CODES[errno] or "store") or "connection"
+  local advice = "; roll back"
+  if code == "deadlock" or code == "lost" then
+    advice = "; the server has rolled the transaction back"
+  elseif code == "connection" then
+    advice = "; the transaction is gone with the connection"
+  end
+  return core.failure(code, tostring(message) .. (HINTS[errno] or "") .. advice, errno, sqlstate, target)
+end
+
+-- ------------------------------------------------------- what is sent
+
+-- A SELECT with a limit to its wait, in ms.
+local function limited(self, sql, ms)
+  if self.dialect == "mysql" then
+    return (sql:gsub("SELECT", ("SELECT /*+ MAX_EXECUTION_TIME(%d) */"):format(ms), 1))
+  end
+  local net = math.ceil(ms / 1000) + NET
+  return ("SET STATEMENT max_statement_time=%d.%03d,innodb_lock_wait_timeout=%d,lock_wait_timeout=%d FOR ")
+    :format(math.floor(ms / 1000), ms % 1000, net, net) .. sql
+end
+
+-- Locks; tries once where ms is 0. On MySQL the session's innodb_lock_wait_timeout may end the
+-- wait before its time: what was locked stays locked, and the same again waits on; unless
+-- the server has rolled back everything (innodb_rollback_on_timeout), savepoint included.
+local function lock(self, sql, ms)
+  if ms == 0 then
+    local nowait = sql:gsub("(FOR %u+)%)", "%1 NOWAIT)"):gsub("(LOCK IN SHARE MODE)%)", "%1 NOWAIT)")
+    return self.query(limited(self, nowait, TRY), TRY)
+  end
+  local deadline = core.now() + ms / 1000
+  local left = ms
+  while true do
+    local rows, message, errno, sqlstate = self.query(limited(self, sql, left), left)
+    left = math.ceil((deadline - core.now()) * 1000 - 1e-3)
+    if rows or errno ~= 1205 or left <= 0 or self.dialect ~= "mysql" then
+      return rows, message, errno, sqlstate
+    end
+    rows, message, errno, sqlstate = self.query("ROLLBACK TO SAVEPOINT hierlock")
+    if not rows then return nil, message, errno, sqlstate end
+  end
+end
+
+-- -------------------------------------------------- looking at the server
+
+-- Rows come as lists, or as tables by name.
+local function field(row, position, name)
+  local value = row[position]
+  if value == nil then value = row[name] end
+  return value
+end
+
+local function refuse_server(variables)
+  local function on(name) return variables[name] and variables[name] ~= "OFF" and variables[name] ~= "0" end
+  local version = variables.version or ""
+  local major, minor = version:match("^5%.5%.5%-(%d+)%.(%d+)")
+  if not major then major, minor = version:match("^(%d+)%.(%d+)") end
+  major, minor = tonumber(major) or 0, tonumber(minor) or 0
+  if version:find("TiDB", 1, true) then
+    return ("TiDB (%s) takes no shared row locks"):format(version)
+  elseif version:find("MariaDB", 1, true) and (major < 10 or major == 10 and minor < 6) or major < 8 then
+    return ("the server is too old (%s): MySQL 8.0 or MariaDB 10.6 and later are supported"):format(version)
+  elseif on "read_only" or on "super_read_only" or on "innodb_read_only" then
+    return "the server is read-only, a replica perhaps: locks there protect nothing; connect to the primary"
+  elseif on "wsrep_on" then
+    return "the server is a node of a Galera cluster: its row locks do not hold on the other nodes"
+  elseif (variables.group_replication_group_name or "") ~= ""
+      and not on "group_replication_single_primary_mode" then
+    return "the server belongs to a group with several primaries: its row locks do not hold on the others"
+  end
+end
+
+local function check_server(self)
+  local rows, message, errno, sqlstate = self.query(
+    "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version','read_only','super_read_only'," ..
+    "'innodb_read_only','wsrep_on','group_replication_group_name','group_replication_single_primary_mode')")
+  if not rows then return fail(message, errno, sqlstate) end
+  local variables = {}
+  for _, row in ipairs(rows) do
+    variables[field(row, 1, "Variable_name")] = field(row, 2, "Value")
+  end
+  local reason = refuse_server(variables)
+  if reason then return core.failure("unsafe_server", reason) end
+  self.dialect = variables.version:find("MariaDB", 1, true) and "mariadb" or "mysql"
+  return true
+end
+
+-- Rows of any engine but InnoDB are not locked at all. Not by information_schema: to
+-- look there fixes the transaction's view on MySQL. (MariaDB leaves the engine out in
+-- some SQL modes.)
+local function check_table(self)
+  local sql = "SHOW CREATE TABLE " .. self.table
+  if self.dialect == "mariadb" then sql = "SET STATEMENT sql_mode='' FOR " .. sql end
+  local rows, message, errno, sqlstate = self.query(sql)
+  if not rows then return fail(message, errno, sqlstate) end
+  local text = rows[1] and field(rows[1], 2, "Create Table")
+  local engine = type(text) == "string" and text:match("^CREATE TABLE .*\n%) ENGINE=(%w+)")
+  if not engine then
+    return core.failure("not_provisioned",
+      ("%s is no table of rows to lock; run `hierlock provision`"):format(self.table))
+  elseif engine ~= "InnoDB" then
+    return core.failure("unsafe_server",
+      ("the table %s is of engine %s, which locks no rows; it must be InnoDB"):format(self.table, engine))
+  end
+  return true
+end
+
+-- Compares with what the table was provisioned for; without a record, with the
+-- defaults. A locking read, so as not to fix the transaction's view.
+local function check_layout(self, wait)
+  local sql = ("SELECT buckets,levels FROM hier_lock_meta WHERE table_name='%s' %s"):format(
+    self.table, self.dialect == "mariadb" and "LOCK IN SHARE MODE" or "FOR SHARE")
+  local rows, message, errno, sqlstate = self.query(limited(self, sql, wait), wait)
+  if not rows and errno ~= 1146 then return fail(message, errno, sqlstate) end
+  local row = rows and rows[1]
+  local buckets = row and tonumber(field(row, 1, "buckets")) or DEFAULT_BUCKETS
+  local levels = row and field(row, 2, "levels") or table.concat(DEFAULT_LEVELS, ",")
+  local wanted = table.concat(self.levels, ",")
+  if buckets ~= self.buckets or levels ~= wanted then
+    return core.failure("mismatch",
+      ("the table %s has %d buckets for each of the levels %s%s; this program wants %d for %s"):format(
+        self.table, buckets, levels, row and "" or " (the defaults: hier_lock_meta does not say)",
+        self.buckets, wanted))
+  end
+  return true
+end
+
+local NO_TRANSACTION = "no transaction is open, and a lock ends with its transaction: START TRANSACTION first"
+
+-- Whether the savepoint that was set is still there; nil, err, or nil alone.
+local function release_savepoint(self)
+  local rows, message, errno, sqlstate = self.query("RELEASE SAVEPOINT hierlock")
+  if rows then return true end
+  if errno == 1305 then return nil end
+  return fail(message, errno, sqlstate)
+end
+
+local function savepoint(self)
+  local rows, message, errno, sqlstate = self.query("SAVEPOINT hierlock")
+  if rows then return true end
+  return fail(message, errno, sqlstate)
+end
+
+-- What was found right, for a while: key -> { dialect, expires }. So that a program which
+-- attaches anew for each request, as in nginx, looks once, and then only asks which server
+-- it is.
+local verified = {}
+local VERIFIED_FOR = 60 -- seconds
+
+-- A server that has become read-only is another one.
+local IDENTITY = "SELECT CONCAT_WS(' ',VERSION(),@@hostname,@@port,@@server_id,@@datadir," ..
+                 "@@global.read_only,DATABASE()) AS identity"
+
+local function check_all(self, wait)
+  local rows, message, errno, sqlstate = self.query(IDENTITY)
+  if not rows then return fail(message, errno, sqlstate) end
+  local key = table.concat({ field(rows[1], 1, "identity"), self.table, self.buckets,
+                             table.concat(self.levels, ",") }, " ")
+  local found = verified[key]
+  if found and core.now() < found.expires then
+    self.dialect = found.dialect
+    return true
+  end
+  local ok, err = check_server(self)
+  if ok then ok, err = check_table(self) end
+  if ok then ok, err = check_layout(self, wait) end
+  if not ok then return nil, err end
+  verified[key] = { dialect = self.dialect, expires = core.now() + VERIFIED_FOR }
+  return true
+end
+
+local function check(self, wait)
+  local ok, err = savepoint(self)
+  if ok then
+    ok, err = release_savepoint(self)
+    if not ok and not err then core.misuse(NO_TRANSACTION) end
+  end
+  if ok then ok, err = check_all(self, wait) end
+  if not ok then return nil, err end
+  self.checked = true
+  return true
+end
+
+-- -------------------------------------------------------------- options
+
+local function milliseconds(value)
+  if type(value) ~= "number" then
+    core.misuse("timeout must be a number of seconds, not " .. type(value))
+  elseif value < 0 or value ~= value then
+    core.misuse("timeout must not be negative or NaN")
+  end
+  return math.min(math.ceil(value * 1000 - 1e-6), LONGEST)
+end
+
+local function each_option(options, known)
+  if options == nil then return {} end
+  if type(options) ~= "table" then core.misuse("options must be a table, not " .. type(options)) end
+  for name in pairs(options) do
+    if type(name) ~= "string" then core.misuse("options has a key that is no string") end
+    if not known[name] then core.misuse(("unknown option '%s'"):format(name)) end
+  end
+  return options
+end
+
+-- ------------------------------------------------------------- acquiring
+
+--- Made by `attach.luasql` and `attach.resty_mysql`. Belongs to its connection: one request at a
+-- time. Keeps no state of a transaction.
+-- @type attached
+local attached = {}
+local class = { __index = attached, __name = "hierlock.attached" }
+
+local ACQUIRE_OPTIONS = { timeout = true, mode = true }
+
+-- The node that an error is about, where it is one.
+local function node(self, targets)
+  local target = targets[1]
+  if targets[2] or target[self.levels[#self.levels] .. "s"] then return nil end
+  local named = { mode = target.mode }
+  for i, level in ipairs(self.levels) do
+    local id = target[i] or target[level]
+    named[level] = type(id) == "number" and ("%d"):format(id) or id
+  end
+  return named
+end
+
+local function attached_check(self)
+  if getmetatable(self) ~= class then
+    core.misuse("self must be an attached object, not " .. type(self) .. "; call it with a colon")
+  end
+end
+
+local function take(self, targets, options)
+  options = each_option(options, ACQUIRE_OPTIONS)
+  local ms = options.timeout == nil and self.timeout or milliseconds(options.timeout)
+  local plan = core.plan(targets, { mode = options.mode, levels = self.levels, buckets = self.buckets })
+  local target = node(self, targets)
+
+  local ok, err = true, nil
+  if not self.checked then ok, err = check(self, ms == 0 and TRY or ms) end
+  if ok then ok, err = savepoint(self) end
+  if not ok then return nil, err end
+
+  local rows, message, errno, sqlstate = lock(self, plan:sql(self.dialect, self.table), ms)
+  if not rows then
+    if CODES[errno] == "timeout" then
+      local what = tostring(plan):match("%((.*)%)$")
+      message = ms == 0 and what .. " is locked by others; tried once"
+        or ("%s was not granted within %.3f s"):format(what, ms / 1000)
+    end
+    return fail(message, errno, sqlstate, target)
+  end
+  ok, err = plan:verify(#rows)
+  if not ok then
+    err.target = target
+    return nil, err
+  end
+  ok, err = release_savepoint(self)
+  if not ok and not err then core.misuse(NO_TRANSACTION) end
+  return ok, err
+end
+
+--- Locks a target until the transaction ends, as `manager:acquire` does, all or nothing; blocks
+-- as the driver does. Raises when no transaction is open (autocommit).
+--
+-- On MySQL a wait for longer than the session's `innodb_lock_wait_timeout` (50 s, unless set)
+-- begins anew each time that passes, at the end of the queue.
+-- @function attached:acquire
+-- @tparam table target as for `manager:acquire`
+-- @tparam[opt] table options an unknown name raises
+-- @number[opt] options.timeout seconds; `0` tries once; by default the object's. The longest
+--   is 49 days
+-- @string[opt="exclusive"] options.mode as for `manager:acquire`
+-- @treturn[1] boolean true: it is locked
+-- @return[2] nil
+-- @return[2] err `timeout`, `deadlock`, `cancelled`, `not_provisioned`, `mismatch`,
+--   `unsafe_server`, `connection`, `lost` (the server has rolled the transaction back) or `store`.
+--   Whatever it is: ROLLBACK; then try anew what is `retryable`, from the first statement on.
+--   `errno` and `sqlstate` are the server's
+function attached.acquire(self, target, options)
+  attached_check(self)
+  if type(target) ~= "table" then core.misuse("target must be a table, not " .. type(target)) end
+  return take(self, { target }, options)
+end
+
+--- Locks several targets, on whichever levels and in whatever modes, free of deadlock.
+-- @function attached:acquire_all
+-- @tparam {table,...} targets as for `manager:acquire_all`
+-- @tparam[opt] table options as for `attached:acquire`
+-- @treturn[1] boolean true
+-- @return[2] nil
+-- @return[2] err as from `attached:acquire`
+function attached.acquire_all(self, targets, options)
+  attached_check(self)
+  return take(self, targets, options)
+end
+
+-- The sisters name the default levels. An id for each key.
+local function take_ids(self, options, keys, ...)
+  attached_check(self)
+  local target = {}
+  for i, key in ipairs(keys) do
+    if self.levels[i] ~= DEFAULT_LEVELS[i] then
+      core.misuse(("there is no level '%s' at its place; use acquire"):format(DEFAULT_LEVELS[i]))
+    end
+    target[key] = select(i, ...)
+    if target[key] == nil then core.misuse(key .. " is missing") end
+  end
+  return take(self, { target }, options)
+end
+
+local USER, ACCOUNT, RESOURCE = { "user" }, { "user", "account" }, DEFAULT_LEVELS
+local RESOURCES = { "user", "account", "resources" }
+
+--- Locks a user: everything below it is kept out.
+-- @function attached:acquire_user
+-- @tparam string|integer user
+-- @tparam[opt] table options as for `attached:acquire`
+-- @treturn[1] boolean true
+-- @return[2] nil
+-- @return[2] err as from `attached:acquire`
+function attached.acquire_user(self, user, options)
+  return take_ids(self, options, USER, user)
+end
+
+--- Locks an account.
+-- @function attached:acquire_account
+-- @tparam string|integer user
+-- @tparam string|integer account
+-- @tparam[opt] table options as for `attached:acquire`
+-- @treturn[1] boolean true
+-- @return[2] nil
+-- @return[2] err as from `attached:acquire`
+function attached.acquire_account(self, user, account, options)
+  return take_ids(self, options, ACCOUNT, user, account)
+end
+
+--- Locks a resource.
+-- @function attached:acquire_resource
+-- @tparam string|integer user
+-- @tparam string|integer account
+-- @tparam string|integer resource
+-- @tparam[opt] table options as for `attached:acquire`
+-- @treturn[1] boolean true
+-- @return[2] nil
+-- @return[2] err as from `attached:acquire`
+function attached.acquire_resource(self, user, account, resource, options)
+  return take_ids(self, options, RESOURCE, user, account, resource)
+end
+
+--- Locks several resources of one account, in any order, free of deadlock.
+-- @function attached:acquire_resources
+-- @tparam string|integer user
+-- @tparam string|integer account
+-- @tparam {string|integer,...} resources
+-- @tparam[opt] table options as for `attached:acquire`
+-- @treturn[1] boolean true
+-- @return[2] nil
+-- @return[2] err as from `attached:acquire`
+function attached.acquire_resources(self, user, account, resources, options)
+  return take_ids(self, options, RESOURCES, user, account, resources)
+end
+
+--- @section end
+
+-- ------------------------------------------------------------- attaching
+
+local OPTIONS = { levels = true, buckets = true, table = true, timeout = true }
+local RESTY_OPTIONS = { levels = true, buckets = true, table = true, timeout = true, socket_timeout = true }
+
+local function new(query, options)
+  local self = {
+    query = query,
+    table = options.table or DEFAULT_TABLE,
+    buckets = options.buckets or DEFAULT_BUCKETS,
+    levels = {},
+    timeout = milliseconds(options.timeout == nil and DEFAULT_TIMEOUT or options.timeout),
+  }
+  -- Raises for a wrong one of these.
+  core.plan({ { "any" } }, { levels = options.levels, buckets = options.buckets }):sql("mysql", options.table)
+  for i, name in ipairs(options.levels or DEFAULT_LEVELS) do self.levels[i] = name end
+  return setmetatable(self, class)
+end
+
+--- Attaches to a connection of LuaSQL's driver for MySQL and MariaDB. Asks the server nothing yet.
+-- @function attach.luasql
+-- @param connection of `luasql.mysql`
+-- @tparam[opt] table options an unknown name raises
+-- @tparam[opt] {string,...} options.levels as for `hierlock.open`
+-- @int[opt=10000000] options.buckets as for `hierlock.open`
+-- @string[opt="hier_lock_buckets"] options.table a plain name, in the connection's database
+-- @number[opt=50] options.timeout seconds, of requests that say nothing else
+-- @treturn attached
+function attach.luasql(connection, options)
+  local ok, execute = pcall(function() return connection.execute end)
+  if not ok or type(execute) ~= "function" then
+    core.misuse("connection must be LuaSQL's, not " .. type(connection))
+  end
+  return new(luasql_query(connection), each_option(options, OPTIONS))
+end
+
+--- Attaches to a connection of lua-resty-mysql, in nginx. Waiting for a lock yields, as every
+-- query of the driver does. Asks the server nothing yet.
+--
+-- The driver ends every wait after what `db:set_timeout` was given (60 s in nginx, unless set), and the
+-- connection with it; the error is `connection`. So let that be longer than `timeout`, or name it
+-- here.
+-- @function attach.resty_mysql
+-- @tparam table db connected
+-- @tparam[opt] table options as for `attach.luasql`, and:
+-- @number[opt] options.socket_timeout seconds (!): what the program has given `db:set_timeout`. The
+--   limit is then longer during a wait, and this again afterwards
+-- @treturn attached
+function attach.resty_mysql(db, options)
+  if type(db) ~= "table" or type(db.query) ~= "function" then
+    core.misuse("db must be an object of lua-resty-mysql, not " .. type(db))
+  end
+  options = each_option(options, RESTY_OPTIONS)
+  local limit = options.socket_timeout
+  if limit ~= nil and not (type(limit) == "number" and limit > 0) then
+    core.misuse("socket_timeout must be a positive number of seconds")
+  end
+  return new(resty_query(db, limit), options)
+end
+
+return attach

@@ -1,0 +1,270 @@
+--- Locks inside the program's own transaction with lua-resty-mysql, in a real nginx with
+-- one worker: what waits lets others run. What is to be run there comes with the request.
+--
+-- Debian has no package of lua-resty-mysql; where it is not on the package path (luarocks install
+-- lua-resty-mysql, or OpenResty's lualib), this is pending, and says so.
+
+local uv = require "luv"
+local attach = require "hierlock.attach"
+local hierlock = require "hierlock"
+local support = require "spec.support"
+
+local TABLE = "hierlock_spec_attach"
+local DATA = "hierlock_spec_attach_data"
+local BUCKETS = 1000
+local R1 = { "u1", "a1", "r1" }
+local MODULES = "/usr/lib/nginx/modules/"
+local NGINX = os.getenv("HIERLOCK_NGINX") or "/usr/sbin/nginx"
+
+local function exists(name)
+  local file = io.open(name, "rb")
+  return file and file:close() and true
+end
+
+local function missing()
+  if not rawget(_G, "jit") then return "nginx's Lua is LuaJIT: make spec LUA=luajit" end
+  if not exists(NGINX) then return "there is no nginx (HIERLOCK_NGINX)" end
+  for _, name in ipairs { "resty.mysql", "resty.sha256" } do
+    if not package.searchpath(name, package.path) then return "lua-resty-mysql is not on the package path: " .. name end
+  end
+end
+
+-- nginx's own path of modules: the same.
+local CONFIG = [[
+%s
+daemon off; master_process off; pid nginx.pid; error_log error.log info;
+events { worker_connections 256; }
+http {
+  access_log off;
+  client_body_temp_path body; proxy_temp_path proxy; fastcgi_temp_path fastcgi; uwsgi_temp_path uwsgi; scgi_temp_path scgi;
+  lua_package_path "%s"; lua_package_cpath "%s";
+  init_by_lua_block {
+    attach, hierlock = require "hierlock.attach", require "hierlock"
+    options = { table = "%s", buckets = %d, timeout = 15 }
+    -- A new connection, in a transaction, and what is attached to it.
+    function connect(more)
+      local db = assert(require("resty.mysql"):new())
+      db:set_timeout(20000)
+      assert(db:connect { host = "%s", port = %d, database = "%s", user = "%s", password = "%s" })
+      assert(db:query "START TRANSACTION")
+      local all = {}
+      for k, v in pairs(options) do all[k] = v end
+      for k, v in pairs(more or {}) do all[k] = v end
+      return db, attach.resty_mysql(db, all)
+    end
+  }
+  server {
+    listen unix:%s/socket;
+    location / {
+      content_by_lua_block {
+        ngx.req.read_body()
+        local ok, result = pcall(assert(loadstring(ngx.req.get_body_data(), "=request")))
+        ngx.print((ok and "" or "raised: ") .. tostring(result))
+      }
+    }
+  }
+}
+]]
+
+support.each_server(function(store)
+  local reason = missing()
+  if reason then
+    pending("lua-resty-mysql in nginx: " .. reason)
+    return
+  end
+
+  local directory, process, exited, managers
+
+  local function wait_until(condition, what)
+    return support.wait_until(function()
+      uv.run("nowait")
+      return condition()
+    end, what)
+  end
+
+  local function read_log()
+    local file = io.open(directory .. "/error.log")
+    local text = file and file:read("*a") or ""
+    if file then file:close() end
+    return text
+  end
+
+  -- Sends a chunk to be run; answer() waits for what it returned, as a string.
+  local function send(chunk)
+    local self = { text = "" }
+    local pipe = uv.new_pipe(false)
+    pipe:connect(directory .. "/socket", function(err)
+      if err then
+        self.failed = err
+        return
+      end
+      pipe:write(("POST / HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s"):format(#chunk, chunk))
+      pipe:read_start(function(_, data)
+        if data then self.text = self.text .. data else self.done = true end
+      end)
+    end)
+    function self.is_done()
+      uv.run("nowait")
+      return self.done or self.failed
+    end
+    function self.answer()
+      wait_until(self.is_done, "nginx's answer\n" .. read_log())
+      pipe:close()
+      uv.run "nowait"
+      if self.failed then return nil, self.failed end
+      return (self.text:match("^HTTP/1.1 200.-\r\n\r\n(.*)$") or self.text .. read_log())
+    end
+    return self
+  end
+
+  local function run(chunk) return send(chunk).answer() end
+
+  setup(function()
+    local sql = store.sql()
+    sql:query("DROP TABLE IF EXISTS %s, %s", TABLE, DATA)
+    support.provision(sql, TABLE, BUCKETS)
+    sql:query("CREATE TABLE %s (id INT PRIMARY KEY, value INT) ENGINE=InnoDB", DATA)
+    sql:query("INSERT INTO %s VALUES (1, 0)", DATA)
+
+    directory, exited = assert(uv.fs_mkdtemp("/tmp/hierlock-nginx-XXXXXX")), false
+    local user, password, host, port, database = store.bare_dsn:match("^%a+://(.-):(.-)@(.-):(%d+)/([^?]*)")
+    local modules = exists(MODULES .. "ngx_http_lua_module.so") and
+      ("load_module %sndk_http_module.so; load_module %sngx_http_lua_module.so;"):format(MODULES, MODULES) or ""
+    local file = assert(io.open(directory .. "/nginx.conf", "w"))
+    file:write(CONFIG:format(modules, package.path, package.cpath, TABLE, BUCKETS, host, port, database, user, password,
+                             directory))
+    file:close()
+    process = assert(uv.spawn(NGINX, { args = { "-p", directory, "-c", "nginx.conf" }, stdio = { nil, nil, 2 } },
+                              function() exited = true end))
+    wait_until(function() return exited or exists(directory .. "/nginx.pid") and run "return 1" == "1" end, "nginx")
+    assert(not exited, read_log())
+  end)
+
+  teardown(function()
+    if not exited then process:kill("sigterm") end
+    wait_until(function() return exited end, "nginx's end")
+    process:close()
+    uv.run "nowait" -- luv crashes at the end of a state that has open handles
+    os.execute("rm -rf '" .. directory .. "'")
+    store.sql():query("DROP TABLE %s, %s", TABLE, DATA)
+    store.sql():query("DELETE FROM hier_lock_meta WHERE table_name='%s'", TABLE)
+  end)
+
+  before_each(function() managers = {} end)
+  after_each(function()
+    for _, manager in ipairs(managers) do manager:close() end
+  end)
+
+  local function open()
+    local manager = assert(hierlock.open(store.bare_dsn .. "?table=" .. TABLE, { buckets = BUCKETS, timeout = 15 }))
+    managers[#managers + 1] = manager
+    return manager
+  end
+
+  describe("lua-resty-mysql in nginx", function()
+    it("keeps other programs out until COMMIT, and waits for them while others run", function()
+      local handle = assert(open():acquire(R1))
+      local waiting = send [[
+        local db, locks = connect()
+        local ok, err = locks:acquire { "u1", "a1" }
+        if not ok then return err end
+        held = db
+        return "locked"
+      ]]
+      wait_until(function()
+        waiting.is_done()
+        return store.waiting() == 1
+      end, "the wait")
+      assert.equal("2", run "return 1 + 1") -- by the only worker
+      assert.is_nil(waiting.is_done())
+      handle:release()
+      assert.equal("locked", waiting.answer())
+      -- A connection dies with its request; so does the lock.
+      assert(open():acquire(R1, { timeout = 5 }))
+    end)
+
+    it("loses no update, with a program that uses LuaSQL", function()
+      store.sql():query("UPDATE %s SET value=0", DATA)
+      local requests = {}
+      for i = 1, 20 do
+        requests[i] = send(([[
+          local db, locks = connect()
+          for _ = 1, 5 do
+            assert(locks:acquire { "u1", "a1" })
+            local value = assert(db:query "SELECT value FROM %s")[1].value
+            ngx.sleep(0.001)
+            assert(db:query("UPDATE %s SET value=" .. value + 1))
+            assert(db:query "COMMIT")
+            assert(db:query "START TRANSACTION")
+          end
+          return db:close() and "done"
+        ]]):format(DATA, DATA))
+      end
+      local raw = { execute = function(_, query) return store.sql():try(query) end }
+      local locks = attach.luasql(raw, { table = TABLE, buckets = BUCKETS })
+      for _ = 1, 20 do
+        uv.run("nowait")
+        store.sql():query("START TRANSACTION")
+        assert(locks:acquire { "u1" })
+        local value = store.sql():query("SELECT value FROM %s", DATA)[1][1]
+        store.sql():query("UPDATE %s SET value=%d", DATA, value + 1)
+        store.sql():query("COMMIT")
+      end
+      for _, request in ipairs(requests) do assert.equal("done", request.answer()) end
+      assert.equal("120", store.sql():query("SELECT value FROM %s", DATA)[1][1])
+    end)
+
+    it("ends a wait at its timeout, and says what the server said", function()
+      local handle = assert(open():acquire(R1))
+      local answer = run [[
+        local db, locks = connect()
+        db:set_compact_arrays(true)
+        ngx.update_time()
+        local before = ngx.now()
+        local ok, err = locks:acquire({ "u1" }, { timeout = 0.3 })
+        ngx.update_time()
+        local waited = ngx.now() - before
+        local _, try = locks:acquire({ "u1" }, { timeout = 0 })
+        db:close()
+        return table.concat({ tostring(ok), tostring(hierlock.is_error(err)), err.code, err.errno, err.sqlstate, err.target.user,
+                              tostring(waited >= 0.3 and waited < 0.55), try.code, try.errno }, " ")
+      ]]
+      assert.equal(store.dialect == "mysql" and "nil true timeout 3024 HY000 u1 true timeout 3572"
+        or "nil true timeout 1969 70100 u1 true timeout 1205", answer)
+      handle:release()
+    end)
+
+    it("waits longer than the driver would, if it knows its limit", function()
+      local handle = assert(open():acquire(R1))
+      local request = [[
+        local db, locks = connect(%s)
+        db:set_timeout(100)
+        local _, err = locks:acquire({ "u1" }, { timeout = 0.5 })
+        local again, sleep_err = db:query "SELECT SLEEP(0.5)"
+        db:close()
+        return err.code .. ", " .. tostring(again and "no limit" or sleep_err)
+      ]]
+      assert.matches("^connection, ", run(request:format ""))
+      -- And the driver has its own limit again.
+      assert.matches("^timeout, .*timeout$", run(request:format "{ socket_timeout = 0.1 }"))
+      handle:release()
+      assert.equal("true", run [[
+        local db, locks = connect { socket_timeout = 0.1 }
+        local ok, err = locks:acquire({ "u1" }, { timeout = math.huge })
+        db:close()
+        return ok or err]])
+    end)
+
+    it("refuses to lock outside of a transaction, and a missing table", function()
+      assert.matches("^raised: request:3: hierlock: no transaction is open", run [[
+        local db, locks = connect()
+        db:query "COMMIT"
+        local ok = locks:acquire { "u1" }
+        return ok]])
+      assert.matches("^not_provisioned 1146 42S02", run [[
+        local db, locks = connect { table = "nonesuch" }
+        local _, err = locks:acquire { "u1" }
+        return err.code .. " " .. err.errno .. " " .. err.sqlstate]])
+    end)
+  end)
+end)
