@@ -13,6 +13,7 @@
  * is dropped, and `missed` says so: then whoever reads the line looks at all
  * pendings himself. There is something to read then, so he will.
  */
+/*** @module hierlock */
 #include "hll.h"
 
 #include <errno.h>
@@ -136,6 +137,7 @@ static int answer(lua_State *L) {
 Ends the line.
 @function core.bell_end
 @local
+@return nothing
 */
 static int end(lua_State *L) {
   (void)L;
@@ -177,6 +179,7 @@ it does not: whoever begins to listen looks at all pendings first.
 @local
 @param pending
 @int number 1 to 2^32 - 1
+@return nothing
 */
 static int ring_when_done(lua_State *L) {
   hll_pending *pending = hll_pending_test(L, 1);

@@ -8,6 +8,7 @@
  *
  * All this is of one thread: the host's, which runs Lua, too.
  */
+/*** @module hierlock */
 #include "hll.h"
 
 #include <stddef.h>
