@@ -242,6 +242,19 @@ bench: all $(addprefix $(BUILD)/bench/,$(BENCH_CLIENTS))
 	  spec/support/servers.sh run "$$directory" -- \
 	  bench/servers.sh $(LUA_BINARY) bench/run.lua $(BENCH)
 
+$(BUILD)/clients: bench/clients.c $(LIBRARY)
+	@mkdir -p $(@D)
+	$(CC) $(HL_CFLAGS) $(CFLAGS) $(MYSQL_CFLAGS) -o $@ $< $(LIBRARY) $(MYSQL_LIBS) -lm
+
+.PHONY: bench-nginx
+# With LUA=luajit; needs Debian's nginx, libnginx-mod-http-lua and wrk.
+bench-nginx: all $(BUILD)/clients
+	@spec/support/deps.sh servers
+	@directory=$$(mktemp -d) && store=$$(mktemp -d /dev/shm/hierlock-bench-XXXXXX) && \
+	trap 'rm -rf "$$directory" "$$store"' EXIT && export HIERLOCK_SPEC_DIRECTORY="$$store" && \
+	$(SPEC_ENV) BENCH_CLIENTS="$(CURDIR)/$(BUILD)/clients" spec/support/servers.sh run "$$directory" -- \
+	  $(LUA_BINARY) bench/nginx.lua
+
 # --------------------------------------------------------- demo, test, lint
 
 .PHONY: demo test suite lint asan tsan valgrind collector test-packaging test-libmysqlclient

@@ -4,6 +4,7 @@
  * itself and about others.
  */
 #include "line.h"
+#include "pending.h"
 
 #include "internal.h"
 
@@ -46,7 +47,7 @@ HL__UNCHECKED static void fields_init(hl_manager *manager) {
   manager->first = manager->last = NULL;
   manager->ready = manager->reserved = 0;
   manager->first_task = manager->last_task = NULL;
-  manager->task_count = manager->idle_workers = 0;
+  manager->task_count = manager->idle_workers = manager->workers = 0;
   manager->keeper_runs = manager->keeper_stops = false;
   memset(&manager->stats, 0, sizeof manager->stats);
   manager->config.pid = getpid();
@@ -232,6 +233,7 @@ void hl_manager_close(hl_manager *manager) {
   }
   (void)pthread_cond_broadcast(&manager->freed);
   (void)pthread_cond_broadcast(&manager->work);
+  hl__workers_leave(manager);
   hl__line_close(manager);
   hl__manager_unlock(manager);
 

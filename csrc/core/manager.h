@@ -125,6 +125,7 @@ struct hl_manager {
   hl_pending *last_task HL__GUARDED_BY(hl__manager_mutex);
   unsigned task_count HL__GUARDED_BY(hl__manager_mutex);
   unsigned idle_workers HL__GUARDED_BY(hl__manager_mutex);
+  unsigned workers HL__GUARDED_BY(hl__manager_mutex); /* not yet on their way out */
 
   bool keeper_runs HL__GUARDED_BY(hl__manager_mutex);
   bool keeper_stops HL__GUARDED_BY(hl__manager_mutex);

@@ -83,5 +83,7 @@ void hl__pending_run(hl_pending *pending);
 /* Has a worker run it. HL_OK or HL_ESTORE: no thread could be started. */
 int hl__worker_give(hl_manager *manager, hl_pending *pending, hl_error *error)
     HL__REQUIRES(hl__manager_mutex);
+/* The manager has just been closed: exit() waits for its workers. */
+void hl__workers_leave(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
 
 #endif

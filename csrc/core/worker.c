@@ -3,17 +3,55 @@
  * started when none is idle, reused, and ended when it has been idle for
  * IDLE_MS. They block all signals. How many there are at once is decided by the
  * line: as many as the pool has room for.
+ *
+ * exit() takes apart what a client library stands on (OpenSSL, say) while threads
+ * are in it still. Those of a closed manager have been interrupted, and are about to
+ * tell the server to end their waits: for them it waits, see before_exit. Those of a
+ * manager that nobody closed sit in their waits, and will hardly wake in that moment.
  */
 #include "internal.h"
 #include "pending.h"
 
 #include <errno.h>
 #include <signal.h>
+#include <stdlib.h>
+#include <time.h>
 
 /* An idle worker ends after this. */
 #define IDLE_MS 10000
 /* A client library of a database, with TLS, needs less than half of this. */
 #define STACK_BYTES (512 * 1024)
+
+/* exit() waits for those on their way out for so long; a server that hangs keeps
+   them no longer than that. */
+#define EXIT_MS 2500
+
+/* Threads on their way out; of the process with this generation. */
+static atomic_uint leaving, leaving_generation;
+
+static void before_exit(void) {
+  static const struct timespec moment = {0, 1000000};
+  if (atomic_load(&leaving_generation) != hl__fork_generation()) return;
+  for (int64_t end = hl__now_ms() + EXIT_MS;
+       atomic_load(&leaving) > 0 && hl__left_ms(end) > 0;)
+    (void)nanosleep(&moment, NULL);
+}
+
+/* After the client library has been initialised, so that it runs before what that
+   has registered. */
+static void watch_exit(void) { (void)atexit(before_exit); }
+
+static void leave_begin(unsigned n) {
+  if (atomic_exchange(&leaving_generation, hl__fork_generation()) !=
+      hl__fork_generation())
+    atomic_store(&leaving, 0u); /* they are the parent's */
+  atomic_fetch_add(&leaving, n);
+}
+
+void hl__workers_leave(hl_manager *manager) {
+  leave_begin(manager->workers);
+  manager->workers = 0;
+}
 
 static hl_pending *task_take(hl_manager *manager)
     HL__REQUIRES(hl__manager_mutex) {
@@ -44,14 +82,21 @@ static void *worker_main(void *argument) {
     manager->idle_workers--;
     if (!manager->first_task) break;
   }
+  if (!manager->closed) { /* else hl__workers_leave has counted it */
+    manager->workers--;
+    leave_begin(1);
+  }
   hl__manager_unlock(manager);
   if (manager->ops->thread_end) manager->ops->thread_end();
   hl__manager_leave(manager);
+  atomic_fetch_sub(&leaving, 1u);
   return NULL;
 }
 
 static int worker_start(hl_manager *manager, hl_error *error)
     HL__REQUIRES(hl__manager_mutex) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  (void)pthread_once(&once, watch_exit);
   sigset_t all, before;
   pthread_t thread;
   pthread_attr_t detached;
@@ -64,7 +109,10 @@ static int worker_start(hl_manager *manager, hl_error *error)
   int failure = pthread_create(&thread, &detached, worker_main, manager);
   (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
   (void)pthread_attr_destroy(&detached);
-  if (!failure) return HL_OK;
+  if (!failure) {
+    manager->workers++;
+    return HL_OK;
+  }
   atomic_fetch_sub(&manager->references, 1u); /* not the last: the caller's */
   errno = failure;
   return hl__error_errno(error, HL_ESTORE, "cannot start a thread");

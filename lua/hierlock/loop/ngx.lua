@@ -52,7 +52,7 @@ end
 -- Who waits: a pending and its semaphore, by number.
 local waiting = {}
 local last = 0
--- The timer that listens, while there is one: a mark of its own.
+-- The timer that listens, or is about to: a table of its own, with `runs` once it does.
 local listening
 -- After as long a waiter looks by itself, lest it hang should the timer not come to be:
 -- nginx has limits for timers and connections. Seconds.
@@ -88,6 +88,7 @@ local function read(socket)
 end
 
 local function listen_now(_, mark)
+  mark.runs = true
   local socket = tcp()
   local address, err = core.bell_address()
   local ok = address
@@ -117,7 +118,7 @@ local function wait(pending)
   repeat
     listen()
     local woken = waiter.semaphore:wait(PATIENCE)
-    if not woken and pending:done() then listening = nil end -- it should have
+    if not woken and listening and not listening.runs then listening = nil end -- nginx dropped it
   until pending:done()
   waiting[number] = nil
 end
