@@ -223,9 +223,11 @@ static bool run_at_once(hl_pending *pending) {
 
 /* ------------------------------------------------------------ starting */
 
-/* With a reference to the manager, and a copy of the options. NULL: out of memory. */
-static hl_pending *pending_new(hl_manager *manager, hl__work what,
-                               const hl_options *options) {
+/* With a reference to the manager, and a copy of the options. NULL: out of memory.
+   Unchecked: nobody else has it yet. */
+HL__UNCHECKED static hl_pending *pending_new(hl_manager *manager,
+                                             hl__work what,
+                                             const hl_options *options) {
   hl_pending *pending = calloc(1, sizeof *pending + options->label_size);
   if (!pending) return NULL;
   atomic_init(&pending->references, 1u);

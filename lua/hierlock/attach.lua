@@ -512,13 +512,19 @@ end
 --- Attaches to a connection of LuaSQL's driver for MySQL and MariaDB. Asks the server nothing yet.
 -- @function attach.luasql
 -- @param connection of `luasql.mysql`
+-- @string[opt] dialect `"mysql"` or `"mariadb"`; need not be said, as the server is asked
 -- @tparam[opt] table options an unknown name raises
 -- @tparam[opt] {string,...} options.levels as for `hierlock.open`
 -- @int[opt=10000000] options.buckets as for `hierlock.open`
 -- @string[opt="hier_lock_buckets"] options.table a plain name, in the connection's database
 -- @number[opt=50] options.timeout seconds, of requests that say nothing else
 -- @treturn attached
-function attach.luasql(connection, options)
+function attach.luasql(connection, dialect, options)
+  if type(dialect) ~= "string" then
+    options = dialect
+  elseif dialect ~= "mysql" and dialect ~= "mariadb" then
+    core.misuse('dialect must be "mysql" or "mariadb"')
+  end
   local ok, execute = pcall(function() return connection.execute end)
   if not ok or type(execute) ~= "function" then
     core.misuse("connection must be LuaSQL's, not " .. type(connection))
