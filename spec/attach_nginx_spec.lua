@@ -21,8 +21,10 @@ local function exists(name)
   return file and file:close() and true
 end
 
+-- nginx's Lua is LuaJIT, and so must be ours: elsewhere there is nothing to run.
+if not rawget(_G, "jit") then return end
+
 local function missing()
-  if not rawget(_G, "jit") then return "nginx's Lua is LuaJIT: make spec LUA=luajit" end
   if not exists(NGINX) then return "there is no nginx (HIERLOCK_NGINX)" end
   for _, name in ipairs { "resty.mysql", "resty.sha256" } do
     if not package.searchpath(name, package.path) then return "lua-resty-mysql is not on the package path: " .. name end
