@@ -9,7 +9,8 @@ local support = require "spec.support"
 local TABLE = "hierlock_spec_examples"
 -- All that the examples lock. A table for the default number of buckets, which is
 -- what programs open that say nothing else, needs only these of its rows.
-local TARGETS = { { "u1", "a1", "r1" }, { "u1", "a2" }, { "u1", "a3" }, { "u2", "a1" }, { "theatre", "tonight" } }
+local TARGETS = { { "u1", "a1", "r1" }, { "u1", "a2" }, { "u1", "a3" }, { "u2", "a1" }, { "theatre", "tonight" },
+                  { "airline", "LH1" }, { "airline", "LH2" } }
 for job = 1, 12 do TARGETS[#TARGETS + 1] = { "queue", "mail", job } end
 
 -- ----------------------------------------------------------- command lines
@@ -451,6 +452,40 @@ describe("the examples", function()
         local output, status = run("lua examples/retry.lua seats A 10", hopeless)
         assert.matches("^A: gave up: " .. code, output)
         assert.equal(1, status)
+      end)
+    end)
+
+    describe("cqueues_server", function()
+      it("serves both flights at once, and each seat once", function()
+        local probe = uv.new_tcp()
+        assert(probe:bind("127.0.0.1", 0))
+        local port = probe:getsockname().port
+        probe:close()
+        uv.run "nowait"
+        local output, status = run("export PORT=" .. port .. "\n" .. printed("cqueues_server.lua", "Run it:"))
+        assert.equal(0, status)
+        local seats, longest = {}, 0
+        for flight, seat, seconds in output:gmatch("(LH%d): seat (%d), after ([%d.]+) s") do
+          assert.is_nil(seats[flight .. seat], output)
+          seats[flight .. seat] = true
+          longest = math.max(longest, tonumber(seconds))
+        end
+        for _, flight in ipairs { "LH1", "LH2" } do
+          for seat = 1, 4 do assert.is_true(seats[flight .. seat], output) end
+        end
+        assert.matches("server: 8 bookings, %d of them waited", output)
+        assert.is_true(longest < 0.8, "one after the other would be 0.8 s:\n" .. output)
+      end)
+    end)
+
+    describe("luv_watch", function()
+      it("goes on while it waits, and gives up in time", function()
+        local output, status = run(printed("luv_watch.lua", "Run it:"))
+        assert.equal(0, status)
+        assert.matches("A: works\n", output)
+        assert.matches("B: gave up: cancelled\n", output)
+        assert.matches("C: waits for 0.4 s\n.*C: got it after %d[%d.]* s\nC: works\nC: done\n", output)
+        assert(manager:acquire({ "u1" }, { timeout = 1 })):release()
       end)
     end)
 

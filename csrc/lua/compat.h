@@ -8,13 +8,24 @@
 
 #include <lauxlib.h>
 #include <lua.h>
+#include <stddef.h>
+
+/* In front of each userdata: where it is. luv hands a userdata to another thread's
+   Lua state as a copy of its bytes, with the metatable of the same name there: a second
+   owner of what has one. Such a copy is known by its address, and is none of ours. */
+typedef union hll_header {
+  const void *self;
+  max_align_t align;
+} hll_header;
 
 static inline void *hll_newuserdata(lua_State *L, size_t size) {
 #if LUA_VERSION_NUM >= 504
-  return lua_newuserdatauv(L, size, 1);
+  hll_header *header = lua_newuserdatauv(L, sizeof *header + size, 1);
 #else
-  return lua_newuserdata(L, size);
+  hll_header *header = lua_newuserdata(L, sizeof *header + size);
 #endif
+  header->self = header;
+  return header + 1;
 }
 
 static inline void hll_getuservalue(lua_State *L, int index) {
@@ -58,13 +69,26 @@ static inline void hll_setfuncs(lua_State *L, const luaL_Reg *functions) {
   }
 }
 
-static inline void *hll_testudata(lua_State *L, int index, const char *name) {
-  void *data = lua_touserdata(L, index);
-  if (!data || !lua_getmetatable(L, index)) return NULL;
+static inline hll_header *hll_header_test(lua_State *L, int index,
+                                          const char *name) {
+  hll_header *header = lua_touserdata(L, index);
+  if (!header || !lua_getmetatable(L, index)) return NULL;
   luaL_getmetatable(L, name);
   int same = lua_rawequal(L, -1, -2);
   lua_pop(L, 2);
-  return same ? data : NULL;
+  return same ? header : NULL;
+}
+
+static inline void *hll_testudata(lua_State *L, int index, const char *name) {
+  hll_header *header = hll_header_test(L, index, name);
+  return header && header->self == header ? header + 1 : NULL;
+}
+
+/* What to call the value in an error, where a userdata of that name was wanted. */
+static inline const char *hll_typename(lua_State *L, int index,
+                                       const char *name) {
+  return hll_header_test(L, index, name) ? "one of another Lua state"
+                                         : luaL_typename(L, index);
 }
 
 /* Whether the value is a number without a fraction that an id can be made of.

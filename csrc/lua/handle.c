@@ -19,7 +19,8 @@ hll_handle *hll_handle_test(lua_State *L, int index) {
    followed by others that still see it. */
 static hll_handle *handle_check(lua_State *L) {
   hll_handle *self = hll_handle_test(L, 1);
-  if (!self) hll_misuse(L, "self must be a handle, not %s", luaL_typename(L, 1));
+  if (!self) hll_misuse(L, "self must be a handle, not %s",
+                        hll_typename(L, 1, HLL_HANDLE));
   return self;
 }
 

@@ -17,7 +17,7 @@ hll_manager *hll_manager_check(lua_State *L) {
   hll_manager *self = manager_test(L, 1);
   if (!self)
     hll_misuse(L, "self must be a manager, not %s; call it with a colon",
-               luaL_typename(L, 1));
+               hll_typename(L, 1, HLL_MANAGER));
   if (!self->manager) hll_misuse(L, "the manager is closed");
   hll_getuservalue(L, 1);
   hll_losses_tell(L, lua_gettop(L));
@@ -253,7 +253,7 @@ afterwards, and the handles' methods find their locks released.
 static int manager_close_method(lua_State *L) {
   if (!manager_test(L, 1))
     hll_misuse(L, "self must be a manager, not %s; call it with a colon",
-               luaL_typename(L, 1));
+               hll_typename(L, 1, HLL_MANAGER));
   (void)manager_close(L);
   lua_pushboolean(L, 1);
   return 1;

@@ -12,7 +12,8 @@
 static hll_pending *pending_check(lua_State *L) {
   hll_pending *self = hll_testudata(L, 1, HLL_PENDING);
   if (!self)
-    hll_misuse(L, "self must be a pending, not %s", luaL_typename(L, 1));
+    hll_misuse(L, "self must be a pending, not %s",
+               hll_typename(L, 1, HLL_PENDING));
   return self;
 }
 

@@ -62,10 +62,14 @@ function loops.luv()
     failed = nil
     if what then checked(what[1], what[2], what[3]) end
   end
+  local tick = uv.new_timer()
   function self.step(seconds)
-    uv.run "nowait"
+    -- Again and again: it may go off before libuv waits.
+    local ms = math.max(1, math.ceil((seconds or STEP) * 1000))
+    tick:start(ms, ms, function() end)
+    uv.run "once"
+    tick:stop()
     self.check()
-    if seconds ~= 0 then uv.sleep(1) end
   end
   function self.close()
     uv.walk(function(handle)
