@@ -65,6 +65,7 @@ bool hl__piece(hl_manager *manager, hl__slot *slot, int64_t deadline,
   hl__manager_lock(manager);
   bool wanted = !manager->closed;
   if (pending && !hl__pending_slot(pending, slot)) wanted = false;
+  if (pending && !wanted) pending->slot = NULL; /* it is about to go */
   slot->due = end > now ? end : now;
   hl__manager_unlock(manager);
   return wanted;
@@ -152,12 +153,10 @@ static int hold(hl_manager *manager, hl__slot *slot, hl_pending *pending,
                 const hl_grant *grant, hl_error *error) {
   hl__manager_lock(manager);
   bool ended = unwanted(manager, pending);
+  if (pending) pending->slot = NULL; /* nobody interrupts it any more */
   if (!ended) {
     slot->state = HL__HELD;
-    if (pending) {
-      slot->owner = pending->owner;
-      pending->slot = NULL;
-    }
+    if (pending) slot->owner = pending->owner;
     slot->answered = grant->sent_ms;
     slot->asked = 0;
     manager->stats.held++;

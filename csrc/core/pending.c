@@ -133,13 +133,19 @@ static int work(hl_pending *pending, hl_error *error) {
   return HL_OK;
 }
 
-static void holders_add(void *context, const hl_holder *holder) {
-  hl_pending *pending = context;
-  hl_holder *grown = realloc(pending->holders,
-                             (pending->holder_count + 1) * sizeof *grown);
+/* Found by its worker, which may have been given up meanwhile: then its owner must
+   not see them grow. */
+typedef struct blockers {
+  hl_holder *list;
+  size_t n;
+} blockers;
+
+static void blockers_add(void *context, const hl_holder *holder) {
+  blockers *self = context;
+  hl_holder *grown = realloc(self->list, (self->n + 1) * sizeof *grown);
   if (!grown) return;
-  grown[pending->holder_count++] = *holder;
-  pending->holders = grown;
+  grown[self->n++] = *holder;
+  self->list = grown;
 }
 
 /* The use of the lock ends: for its worker, or, when that has done its work, for
@@ -164,6 +170,7 @@ static void use_end(hl_pending *pending, bool commit) {
 void hl__pending_run(hl_pending *pending) {
   hl_manager *manager = pending->manager;
   hl_error error;
+  blockers found = {NULL, 0};
   hl__manager_lock(manager);
   bool given_up = pending->given_up;
   hl__manager_unlock(manager);
@@ -177,8 +184,8 @@ void hl__pending_run(hl_pending *pending) {
   given_up = pending->given_up;
   hl__manager_unlock(manager);
   if (!given_up && (status == HL_TIMEOUT || status == HL_DEADLOCK))
-    (void)hl_manager_blockers(manager, pending->waiter.plan, holders_add,
-                              pending, NULL);
+    (void)hl_manager_blockers(manager, pending->waiter.plan, blockers_add,
+                              &found, NULL);
 
   hl__manager_lock(manager);
   given_up = pending->given_up;
@@ -186,9 +193,12 @@ void hl__pending_run(hl_pending *pending) {
     manager->stats.acquired++; /* it is counted as released, too */
   if (!given_up) {
     if (status) pending->error = error;
+    pending->holders = found.list;
+    pending->holder_count = found.n;
     finish(pending, status);
   }
   hl__manager_unlock(manager);
+  if (given_up) free(found.list);
   /* What it got after all goes back. */
   if (given_up && pending->work == HL__ACQUIRE)
     (void)hl_lock_release(pending->lock, false, NULL);
