@@ -262,7 +262,7 @@ int hl_acquire(hl_manager *manager, hl_plan *plan, const hl_options *options,
   if (status == HL_OK)
     status = hl__lock_acquire(lock, options, start, timeout, NULL, error);
   hl__manager_lock(manager);
-  if (timeout != 0) hl__line_leave(manager, &waiter);
+  if (timeout != 0) hl__line_leave(manager, &waiter, status == HL_OK);
   hl__acquire_count(manager, status, hl__now_ms() - start);
   hl__manager_unlock(manager);
 
@@ -396,7 +396,8 @@ hl_lock_state hl_lock_look(hl_lock *lock) {
 }
 
 int64_t hl_lock_remaining(hl_lock *lock) {
-  if (hl__lock_in_use(lock)) return hl__lock_use_remaining(lock);
+  if (hl__lock_in_use(lock))
+    return lock->released ? 0 : hl__lock_use_remaining(lock);
   if (hl__lock_enter(lock, NULL)) return 0;
   hl_manager *manager = lock->manager;
   int64_t left = HL_FOREVER;

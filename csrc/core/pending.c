@@ -46,7 +46,7 @@ static void finish(hl_pending *pending, int status)
 /* Of one in line, which no worker has: its place and its lock go with it. */
 static void finish_in_line(hl_pending *pending, int status)
     HL__REQUIRES(hl__manager_mutex) {
-  hl__line_leave(pending->manager, &pending->waiter);
+  hl__line_leave(pending->manager, &pending->waiter, false);
   pending->in_line = false;
   finish(pending, status);
 }
@@ -179,7 +179,7 @@ void hl__pending_run(hl_pending *pending) {
   hl__manager_lock(manager);
   unreserve(pending);
   pending->slot = NULL;
-  if (pending->in_line) hl__line_leave(manager, &pending->waiter);
+  if (pending->in_line) hl__line_leave(manager, &pending->waiter, status == HL_OK);
   pending->in_line = false;
   given_up = pending->given_up;
   hl__manager_unlock(manager);
