@@ -29,7 +29,7 @@ static bool follows(hl_plan *plan, const hl__waiter *earlier)
     if (hl__modes_conflict((hl_mode)rows[i].mode, (hl_mode)others[j].mode))
       return true;
   }
-  return earlier->place == HL__AT_STORE;
+  return earlier->place != HL__BEHIND;
 }
 
 /* The nearest of those before `from` (it included) whom a request follows. When
@@ -69,7 +69,23 @@ void hl__line_join(hl_manager *manager, hl__waiter *waiter) {
   if (!waiter->behind) let_go(manager, waiter);
 }
 
-void hl__line_leave(hl_manager *manager, hl__waiter *waiter) {
+/* Whether they would be granted together. */
+static bool share(const hl__waiter *a, const hl__waiter *b) {
+  size_t n, m, i = 0, j = 0;
+  const hl_row *rows = hl_plan_rows(a->plan, &n);
+  const hl_row *others = hl_plan_rows(b->plan, &m);
+  while (i < n && j < m) {
+    int order = row_compare(&rows[i], &others[j]);
+    if (order == 0 && hl__modes_conflict((hl_mode)rows[i].mode,
+                                         (hl_mode)others[j].mode))
+      return false;
+    if (order <= 0) i++;
+    if (order >= 0) j++;
+  }
+  return true;
+}
+
+void hl__line_leave(hl_manager *manager, hl__waiter *waiter, bool granted) {
   hl__waiter *after = waiter->next;
   if (waiter->place == HL__READY) manager->ready--;
   if (after)
@@ -81,11 +97,15 @@ void hl__line_leave(hl_manager *manager, hl__waiter *waiter) {
   else
     manager->first = after;
 
-  /* Whom they follow now is settled for all of them before any is on its way: of
-     a crowd that shares, all go together. */
-  for (hl__waiter *other = after; other; other = other->next)
-    if (other->place == HL__BEHIND && other->behind == waiter)
-      other->behind = find_behind(other->plan, other->previous);
+  /* In order, so that of a crowd that will share, and now has nobody before it, the
+     first goes alone. When he is granted, all the others go: whom they follow is
+     settled for all of them before any is on its way. */
+  for (hl__waiter *other = after; other; other = other->next) {
+    if (other->place != HL__BEHIND || other->behind != waiter) continue;
+    other->behind = find_behind(other->plan, other->previous);
+    if (!other->behind && !(granted && share(waiter, other)))
+      let_go(manager, other);
+  }
   for (hl__waiter *other = after; other; other = other->next)
     if (other->place == HL__BEHIND && !other->behind) let_go(manager, other);
   hl__line_advance(manager);

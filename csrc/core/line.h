@@ -18,9 +18,10 @@
  *     R before P is granted or gives up. Where P needs, before that, a row that R
  *     does not, P may wait for something that does not concern R: then R
  *     goes to the store by itself.
- *   - P is at the store, nothing conflicts, and P's rows, all shared, are all R's.
- *     Then whatever keeps P keeps R. So of a crowd that will share, one goes first,
- *     and the others follow at once when it is granted.
+ *   - P stands behind nobody, nothing conflicts, and P's rows, all shared, are all
+ *     R's. Then whatever keeps P keeps R. So of a crowd that will share, one goes
+ *     first, and the others follow at once when it is granted; when it gives up, the
+ *     next goes alone.
  *
  * R holds nothing while it stands in line, so no circle of waiting goes through
  * it. What may hold something already (hl_lock_extend), and what does not wait
@@ -52,8 +53,8 @@ struct hl__waiter {
 /* Puts it at the end of the line. */
 void hl__line_join(hl_manager *manager, hl__waiter *waiter)
     HL__REQUIRES(hl__manager_mutex);
-/* Takes it out; those behind it go on. */
-void hl__line_leave(hl_manager *manager, hl__waiter *waiter)
+/* Takes it out, granted or not; those behind it go on. */
+void hl__line_leave(hl_manager *manager, hl__waiter *waiter, bool granted)
     HL__REQUIRES(hl__manager_mutex);
 /* Waits in line until it may go to the store: HL_OK; HL_TIMEOUT, or HL_CANCELLED
    when the manager is closed. It stands in line still. */

@@ -65,6 +65,7 @@ bool hl__piece(hl_manager *manager, hl__slot *slot, int64_t deadline,
   hl__manager_lock(manager);
   bool wanted = !manager->closed;
   if (pending && !hl__pending_slot(pending, slot)) wanted = false;
+  if (pending && !wanted) pending->slot = NULL; /* it is about to go */
   slot->due = end > now ? end : now;
   hl__manager_unlock(manager);
   return wanted;
@@ -152,12 +153,10 @@ static int hold(hl_manager *manager, hl__slot *slot, hl_pending *pending,
                 const hl_grant *grant, hl_error *error) {
   hl__manager_lock(manager);
   bool ended = unwanted(manager, pending);
+  if (pending) pending->slot = NULL; /* nobody interrupts it any more */
   if (!ended) {
     slot->state = HL__HELD;
-    if (pending) {
-      slot->owner = pending->owner;
-      pending->slot = NULL;
-    }
+    if (pending) slot->owner = pending->owner;
     slot->answered = grant->sent_ms;
     slot->asked = 0;
     manager->stats.held++;
@@ -264,7 +263,7 @@ int hl_acquire(hl_manager *manager, hl_plan *plan, const hl_options *options,
   if (status == HL_OK)
     status = hl__lock_acquire(lock, options, start, timeout, NULL, error);
   hl__manager_lock(manager);
-  if (timeout != 0) hl__line_leave(manager, &waiter);
+  if (timeout != 0) hl__line_leave(manager, &waiter, status == HL_OK);
   hl__acquire_count(manager, status, hl__now_ms() - start);
   hl__manager_unlock(manager);
 
@@ -398,7 +397,8 @@ hl_lock_state hl_lock_look(hl_lock *lock) {
 }
 
 int64_t hl_lock_remaining(hl_lock *lock) {
-  if (hl__lock_in_use(lock)) return hl__lock_use_remaining(lock);
+  if (hl__lock_in_use(lock))
+    return lock->released ? 0 : hl__lock_use_remaining(lock);
   if (hl__lock_enter(lock, NULL)) return 0;
   hl_manager *manager = lock->manager;
   int64_t left = HL_FOREVER;

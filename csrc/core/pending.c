@@ -47,7 +47,7 @@ static void finish(hl_pending *pending, int status)
 /* Of one in line, which no worker has: its place and its lock go with it. */
 static void finish_in_line(hl_pending *pending, int status)
     HL__REQUIRES(hl__manager_mutex) {
-  hl__line_leave(pending->manager, &pending->waiter);
+  hl__line_leave(pending->manager, &pending->waiter, false);
   pending->in_line = false;
   finish(pending, status);
 }
@@ -134,13 +134,19 @@ static int work(hl_pending *pending, hl_error *error) {
   return HL_OK;
 }
 
-static void holders_add(void *context, const hl_holder *holder) {
-  hl_pending *pending = context;
-  hl_holder *grown = realloc(pending->holders,
-                             (pending->holder_count + 1) * sizeof *grown);
+/* Found by its worker, which may have been given up meanwhile: then its owner must
+   not see them grow. */
+typedef struct blockers {
+  hl_holder *list;
+  size_t n;
+} blockers;
+
+static void blockers_add(void *context, const hl_holder *holder) {
+  blockers *self = context;
+  hl_holder *grown = realloc(self->list, (self->n + 1) * sizeof *grown);
   if (!grown) return;
-  grown[pending->holder_count++] = *holder;
-  pending->holders = grown;
+  grown[self->n++] = *holder;
+  self->list = grown;
 }
 
 /* The use of the lock ends: for its worker, or, when that has done its work, for
@@ -165,6 +171,7 @@ static void use_end(hl_pending *pending, bool commit) {
 void hl__pending_run(hl_pending *pending) {
   hl_manager *manager = pending->manager;
   hl_error error;
+  blockers found = {NULL, 0};
   hl__manager_lock(manager);
   bool given_up = pending->given_up;
   hl__manager_unlock(manager);
@@ -173,13 +180,13 @@ void hl__pending_run(hl_pending *pending) {
   hl__manager_lock(manager);
   unreserve(pending);
   pending->slot = NULL;
-  if (pending->in_line) hl__line_leave(manager, &pending->waiter);
+  if (pending->in_line) hl__line_leave(manager, &pending->waiter, status == HL_OK);
   pending->in_line = false;
   given_up = pending->given_up;
   hl__manager_unlock(manager);
   if (!given_up && (status == HL_TIMEOUT || status == HL_DEADLOCK))
-    (void)hl_manager_blockers(manager, pending->waiter.plan, holders_add,
-                              pending, NULL);
+    (void)hl_manager_blockers(manager, pending->waiter.plan, blockers_add,
+                              &found, NULL);
 
   hl__manager_lock(manager);
   given_up = pending->given_up;
@@ -187,9 +194,12 @@ void hl__pending_run(hl_pending *pending) {
     manager->stats.acquired++; /* it is counted as released, too */
   if (!given_up) {
     if (status) pending->error = error;
+    pending->holders = found.list;
+    pending->holder_count = found.n;
     finish(pending, status);
   }
   hl__manager_unlock(manager);
+  if (given_up) free(found.list);
   /* What it got after all goes back. */
   if (given_up && pending->work == HL__ACQUIRE)
     (void)hl_lock_release(pending->lock, false, NULL);

@@ -15,6 +15,7 @@
 
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -138,6 +139,44 @@ static void test_a_crowd_shares(void **state) {
   assert_false(hl_pending_done(late));
   hl_lock_free(lock);
   hl_lock_free(granted(late));
+  hl_manager_close(manager);
+}
+
+static void count_waiting(void *context, const hl_holder *holder) {
+  if (holder->waiting) ++*(int *)context;
+}
+
+/* How many requests wait at the store. */
+static int at_store(hl_manager *manager, const char *path) {
+  int n = 0;
+  hl_plan *plan = plan_of(manager, path, HL_EXCLUSIVE);
+  assert_int_equal(hl_manager_holders(manager, plan, count_waiting, &n, NULL),
+                   HL_OK);
+  hl_plan_free(plan);
+  return n;
+}
+
+/* Behind whoever holds it now, the first of a crowd waits for all. */
+static void test_a_crowd_behind_a_writer(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager(), *observer = open_manager();
+  hl_lock *lock = acquire(manager, "u1/a1/r1", HL_EXCLUSIVE), *shared[20];
+  hl_pending *writer = start(manager, "u1/a1/r1", HL_EXCLUSIVE, -1);
+  hl_pending *readers[20];
+  for (int i = 0; i < 20; i++)
+    readers[i] = start(manager, "u1/a1/r1", HL_SHARED, -1);
+  hl_lock_free(lock);
+  lock = granted(writer);
+  (void)usleep(50000); /* for those who should not */
+  assert_int_equal(at_store(observer, "u1/a1/r1"), 1);
+  /* It gives up: the next waits alone. */
+  hl_pending_free(readers[0]);
+  (void)usleep(50000);
+  assert_int_equal(at_store(observer, "u1/a1/r1"), 1);
+  hl_lock_free(lock);
+  for (int i = 1; i < 20; i++) shared[i] = granted(readers[i]);
+  for (int i = 1; i < 20; i++) hl_lock_free(shared[i]);
+  hl_manager_close(observer);
   hl_manager_close(manager);
 }
 
@@ -388,6 +427,59 @@ static void test_use_given_up(void **state) {
   hl_manager_close(manager);
 }
 
+/* Its owner may look at it, and free it, at each moment of the release that its
+   worker makes. What goes wrong then, AddressSanitizer sees. */
+static void test_released_by_the_worker(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager();
+  for (int i = 0; i < 600; i++) {
+    hl_lock *lock = acquire(manager, "u1/a1", HL_EXCLUSIVE);
+    hl_pending *pending;
+    assert_int_equal(hl_lock_start_check(lock, &pending, NULL), HL_OK);
+    assert_int_equal(hl_lock_release(lock, false, NULL), HL_OK);
+    for (int j = 0; j < i % 40; j++) (void)sched_yield();
+    assert_false(hl_lock_is_held(lock));
+    assert_int_equal(hl_lock_remaining(lock), 0);
+    hl_lock_free(lock);
+    hl_pending_free(pending);
+    assert_free(manager, "u1/a1");
+  }
+  hl_manager_close(manager);
+}
+
+/* The worker looks who was in the way while its owner gives up, and reads what it
+   has found: nothing. What goes wrong then, ThreadSanitizer sees. */
+static void test_given_up_while_it_looks(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager(), *other = open_manager();
+  hl_lock *held[40];
+  for (int i = 0; i < 40; i++) {
+    char path[16];
+    (void)snprintf(path, sizeof path, "u1/a%d", i);
+    held[i] = acquire(other, path, HL_EXCLUSIVE);
+  }
+  for (int i = 0; i < 8; i++) {
+    hl_pending *pending = start(manager, "u1", HL_EXCLUSIVE, 20);
+    hl_stats stats;
+    int found = 0;
+    int64_t end = hl__now_ms() + 20;
+    while (hl__now_ms() < end) (void)usleep(10);
+    (void)usleep((useconds_t)i * 50);
+    hl_pending_cancel(pending);
+    bool late = hl_pending_wait(pending, 0, &(hl_lock *){NULL}, NULL) ==
+                HL_TIMEOUT;
+    for (int j = 0; j < 200; j++)
+      hl_pending_holders(pending, count_waiting, &found);
+    assert_true(late || found == 0);
+    hl_pending_free(pending);
+    hl_manager_stats(manager, &stats);
+    assert_int_equal(stats.waiting, 0);
+  }
+  for (int i = 0; i < 40; i++) hl_lock_free(held[i]);
+  hl_manager_close(other);
+  hl_manager_close(manager);
+}
+
 /* -------------------------------------------------------------- a crowd */
 
 #define THREADS 4
@@ -467,6 +559,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(test_first_come_first_served),
       cmocka_unit_test(test_a_crowd_shares),
+      cmocka_unit_test(test_a_crowd_behind_a_writer),
       cmocka_unit_test(test_no_false_wait),
       cmocka_unit_test(test_timeouts_in_line),
       cmocka_unit_test(test_threads_stand_in_line_too),
@@ -475,6 +568,8 @@ int main(void) {
       cmocka_unit_test(test_closed_manager),
       cmocka_unit_test(test_calls_on_a_lock),
       cmocka_unit_test(test_use_given_up),
+      cmocka_unit_test(test_released_by_the_worker),
+      cmocka_unit_test(test_given_up_while_it_looks),
       cmocka_unit_test(test_crowd),
   };
   (void)snprintf(directory, sizeof directory, "/dev/shm/hierlock-test-%d",
