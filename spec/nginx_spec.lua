@@ -556,7 +556,11 @@ describe("nginx", function()
           manager:acquire { "u" }
           ngx.shared.shared:set("holder", ngx.worker.pid())
           ngx.sleep(3600) ]])
-        local waits = nginx:start("/content", [[ manager:acquire { "v" } ngx.sleep(3600) ]])
+        local waits = nginx:start("/content", [[
+          for i = 1, 20 do ngx.thread.spawn(function() assert(manager:acquire { "v", i }) end) end
+          manager:acquire { "v" }
+          ngx.sleep(3600)
+        ]])
         wait_held("u")
         wait_waiters("v", 1)
         if signal == "worker" then
@@ -565,6 +569,7 @@ describe("nginx", function()
         else
           nginx:signal(signal)
           nginx:wait_for_exit()
+          assert.is_nil(nginx:read("error.log"):match("[^\n]*exited on signal[^\n]*"))
         end
         assert_free("u")
         if signal == "worker" then waits.close() end
