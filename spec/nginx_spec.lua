@@ -491,7 +491,7 @@ describe("nginx", function()
 
     it("wakes waiters even where nginx has no timer left for it", function()
       local handle = assert(mine:acquire { "u" })
-      nginx:content [[
+      local pid = nginx:content [[
         ngx.shared.shared:set("timers", 0)
         for i = 1, 8 do
           ngx.timer.at(0, function()
@@ -500,10 +500,29 @@ describe("nginx", function()
             ngx.shared.shared:incr("timers", 1)
           end)
         end
+        return ngx.worker.pid()
       ]]
       wait_waiters("u", 1)
       handle:release()
       wait_until(function() return nginx:content [[ return ngx.shared.shared:get("timers") ]] == "8" end, "the timers")
+
+      -- As soon as it has, they are woken at once again.
+      local woken = 0
+      while woken < 3 do
+        handle = assert(mine:acquire { "u" })
+        local request = nginx:start("/content", ([[
+          if ngx.worker.pid() ~= %s then return "another" end
+          return manager:acquire({ "u" }).waited
+        ]]):format(pid))
+        wait_until(function() return request.closed or store.waiting { "u" } > 0 end, "a waiter")
+        support.sleep(support.STAYS_BLOCKED)
+        handle:release { confirm = true }
+        local released = support.now()
+        if wait_done(request).body ~= "another" then
+          woken = woken + 1
+          assert.is_true(support.now() - released < 0.5)
+        end
+      end
     end)
 
     it("lets requests that hold and wait end when it is told to reload, and its workers quit", function()
@@ -551,18 +570,21 @@ describe("nginx", function()
     it("leaves nothing locked when it is told to stop, or killed", function()
       for _, signal in ipairs { "sigterm", "worker" } do
         if nginx.exit then nginx = start(store) end
-        local handle = assert(mine:acquire { "v" })
+        local all = { { "v" } }
+        for i = 1, 30 do all[i + 1] = { "v" .. i } end
+        local handle = assert(mine:acquire_all(all))
         local holds = nginx:start("/content", [[
           manager:acquire { "u" }
           ngx.shared.shared:set("holder", ngx.worker.pid())
           ngx.sleep(3600) ]])
         local waits = nginx:start("/content", [[
-          for i = 1, 20 do ngx.thread.spawn(function() assert(manager:acquire { "v", i }) end) end
+          for i = 1, 30 do ngx.thread.spawn(function() assert(manager:acquire { "v" .. i }) end) end
           manager:acquire { "v" }
           ngx.sleep(3600)
         ]])
         wait_held("u")
         wait_waiters("v", 1)
+        wait_waiters("v30", 1)
         if signal == "worker" then
           local holder = tonumber(nginx:content [[ return ngx.shared.shared:get("holder") ]])
           assert(uv.kill(holder, "sigkill"))
