@@ -39,7 +39,7 @@ static void finish(hl_pending *pending, int status)
     ssize_t ignored = write(pending->fd, &one, sizeof one); /* never blocks */
     (void)ignored;
   }
-  if (pending->notify) pending->notify(pending->notify_context);
+  if (pending->notify) pending->notify(pending->notify_tag);
   (void)pthread_cond_broadcast(&manager->done);
 }
 
@@ -212,9 +212,11 @@ static bool run_at_once(hl_pending *pending) {
 
 /* ------------------------------------------------------------ starting */
 
-/* With a reference to the manager, and a copy of the options. NULL: out of memory. */
-static hl_pending *pending_new(hl_manager *manager, hl__work what,
-                               const hl_options *options) {
+/* With a reference to the manager, and a copy of the options. NULL: out of memory.
+   Unchecked: nobody else has it yet. */
+HL__UNCHECKED static hl_pending *pending_new(hl_manager *manager,
+                                             hl__work what,
+                                             const hl_options *options) {
   hl_pending *pending = calloc(1, sizeof *pending + options->label_size);
   if (!pending) return NULL;
   atomic_init(&pending->references, 1u);
@@ -415,14 +417,14 @@ int hl_pending_fd(hl_pending *pending, hl_error *error) {
                  : hl__error_errno(error, HL_ESTORE, "cannot make a descriptor");
 }
 
-void hl_pending_notify(hl_pending *pending, hl_notify_fn fn, void *context) {
+void hl_pending_notify(hl_pending *pending, hl_notify_fn fn, uint64_t tag) {
   if (is_foreign(pending)) return;
   hl__manager_lock(pending->manager);
   if (pending->done) {
-    fn(context);
+    fn(tag);
   } else {
     pending->notify = fn;
-    pending->notify_context = context;
+    pending->notify_tag = tag;
   }
   hl__manager_unlock(pending->manager);
 }
