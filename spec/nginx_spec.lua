@@ -168,7 +168,8 @@ function nginx_methods:start(location, chunk)
   request.close = close
   pipe:connect(self.directory .. "/nginx.sock", function(err)
     if err then request.failed = err return close() end
-    pipe:write(("GET %s?chunk=%s HTTP/1.0\r\nHost: localhost\r\n\r\n"):format(location, encoded(chunk or "")))
+    pipe:write(("GET %s%schunk=%s HTTP/1.0\r\nHost: localhost\r\n\r\n"):format(
+      location, location:find("?", 1, true) and "&" or "?", encoded(chunk or "")))
     pipe:read_start(function(_, data)
       if data then request.text[#request.text + 1] = data return end
       local text = table.concat(request.text)
@@ -604,4 +605,31 @@ describe("nginx", function()
     end)
   end)
 
+  -- As printed there, but for the port, and a store that its workers, who are nobody, may make.
+  it("runs the example, examples/nginx.conf", function()
+    local directory = assert(uv.fs_mkdtemp("/dev/shm/hierlock-spec-XXXXXX"))
+    uv.fs_chmod(directory, tonumber("777", 8))
+    local example = setmetatable({ directory = directory }, nginx_methods)
+    local file = assert(io.open("examples/nginx.conf", "rb"))
+    local text = file:read("*a"):gsub("127%.0%.0%.1:8080", "unix:" .. directory .. "/nginx.sock")
+      :gsub("/tmp/hierlock%-nginx", directory .. "/hierlock-nginx")
+    file:close()
+    if not as_module then text = text:gsub("load_module[^\n]*", "") end
+    file = assert(io.open(directory .. "/nginx.conf", "w"))
+    file:write(text)
+    file:close()
+    local output = assert(uv.fs_open(directory .. "/output", "w", 384))
+    example.process, example.pid = assert(uv.spawn(NGINX, {
+      args = { "-p", uv.cwd(), "-e", "stderr", "-c", directory .. "/nginx.conf" },
+      env = { "HIERLOCK_DSN=file:" .. directory .. "/store" },
+      stdio = { nil, nil, output },
+    }, function(code, signal) example.exit = { code = code, signal = signal } end))
+    uv.fs_close(output)
+    local page = wait_until(function() return example.exit or example:try("/") end, "nginx")
+    assert.equal("no lock needed\n", page.body, example:read("output"))
+    local answer = example:try("/withdraw?user=u1&account=a1")
+    assert.matches("^after 0[%d.]* s, with token %x+\n$", answer.body, example:read("output"))
+    assert.equal(400, example:try("/withdraw").status)
+    example:stop()
+  end)
 end)
