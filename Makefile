@@ -271,14 +271,14 @@ demo:
 # MYSQL_DSN=user:password@tcp(host:port)/database: on a server of yours instead.
 test:
 	@spec/support/deps.sh build $(LUAS)
-	@spec/support/deps.sh test
+	@spec/support/deps.sh test $(LUAS)
 	@for lua in $(LUAS); do $(MAKE) --no-print-directory LUA=$$lua all || exit 1; done
 ifdef MYSQL_DSN
 	@$(MAKE) --no-print-directory suite
 else
 	@spec/support/deps.sh servers
 	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
-	HIERLOCK_REQUIRE="mysql mariadb" spec/support/servers.sh run "$$directory" -- \
+	HIERLOCK_REQUIRE="mysql mariadb nginx" spec/support/servers.sh run "$$directory" -- \
 	  $(MAKE) --no-print-directory suite
 endif
 

@@ -10,6 +10,7 @@ local CLIENTS, ACCOUNTS, OTHERS = 200, 10, 10
 local SECONDS = tonumber(os.getenv("BENCH_SECONDS") or 5)
 local ROUNDS = tonumber(os.getenv("BENCH_ROUNDS") or 3)
 local PORT = 18080
+local PACED = "-s bench/pace.lua" -- a hundred pages a second for each connection
 
 local CONFIG = [[
 load_module /usr/lib/nginx/modules/ndk_http_module.so;
@@ -46,20 +47,21 @@ local function lines_of(command)
   return text
 end
 
--- Blocking clients: sections a second.
+local function wrk(connections, seconds, path, script)
+  return ("wrk --latency -t 1 -c %d -d %ds %s http://127.0.0.1:%d/%s"):format(connections, seconds, script or "", PORT, path)
+end
+
+-- Blocking clients, while others ask for the page, too: sections a second.
 local function clients(store)
   local command = ("HIERLOCK_DSN='%s' %s %d %d %d %d"):format(store.dsn, os.getenv("BENCH_CLIENTS"),
     CLIENTS / 2, ACCOUNTS, SECONDS, store.options.buckets)
   local sum, n = 0, 0
-  for rate in lines_of(("%s & %s; wait"):format(command, command)):gmatch("%d+") do
+  for rate in lines_of(("%s >/dev/null & %s & %s; wait"):format(
+    wrk(OTHERS, SECONDS + 1, "page", PACED), command, command)):gmatch("%d+") do
     sum, n = sum + rate, n + 1
   end
   assert(n == 2, "clients failed")
   return sum
-end
-
-local function wrk(connections, seconds, path, script)
-  return ("wrk --latency -t 1 -c %d -d %ds %s http://127.0.0.1:%d/%s"):format(connections, seconds, script or "", PORT, path)
 end
 
 local function milliseconds(text, percent)
@@ -76,7 +78,7 @@ end
 -- Requests: sections a second, failures, p99 of the page.
 local function requests()
   local both = lines_of(("(%s | sed 's/^/page:/') & %s; wait"):format(
-    "sleep 1; " .. wrk(OTHERS, SECONDS, "page", "-s bench/pace.lua"), wrk(CLIENTS, SECONDS + 2, "lock")))
+    "sleep 1; " .. wrk(OTHERS, SECONDS, "page", PACED), wrk(CLIENTS, SECONDS + 2, "lock")))
   local page, lock = {}, {}
   for line in both:gmatch("[^\n]+") do
     local text = line:match("^page:(.*)$")

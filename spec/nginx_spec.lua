@@ -168,7 +168,8 @@ function nginx_methods:start(location, chunk)
   request.close = close
   pipe:connect(self.directory .. "/nginx.sock", function(err)
     if err then request.failed = err return close() end
-    pipe:write(("GET %s?chunk=%s HTTP/1.0\r\nHost: localhost\r\n\r\n"):format(location, encoded(chunk or "")))
+    pipe:write(("GET %s%schunk=%s HTTP/1.0\r\nHost: localhost\r\n\r\n"):format(
+      location, location:find("?", 1, true) and "&" or "?", encoded(chunk or "")))
     pipe:read_start(function(_, data)
       if data then request.text[#request.text + 1] = data return end
       local text = table.concat(request.text)
@@ -491,7 +492,7 @@ describe("nginx", function()
 
     it("wakes waiters even where nginx has no timer left for it", function()
       local handle = assert(mine:acquire { "u" })
-      nginx:content [[
+      local pid = nginx:content [[
         ngx.shared.shared:set("timers", 0)
         for i = 1, 8 do
           ngx.timer.at(0, function()
@@ -500,10 +501,29 @@ describe("nginx", function()
             ngx.shared.shared:incr("timers", 1)
           end)
         end
+        return ngx.worker.pid()
       ]]
       wait_waiters("u", 1)
       handle:release()
       wait_until(function() return nginx:content [[ return ngx.shared.shared:get("timers") ]] == "8" end, "the timers")
+
+      -- As soon as it has, they are woken at once again.
+      local woken = 0
+      while woken < 3 do
+        handle = assert(mine:acquire { "u" })
+        local request = nginx:start("/content", ([[
+          if ngx.worker.pid() ~= %s then return "another" end
+          return manager:acquire({ "u" }).waited
+        ]]):format(pid))
+        wait_until(function() return request.closed or store.waiting { "u" } > 0 end, "a waiter")
+        support.sleep(support.STAYS_BLOCKED)
+        handle:release { confirm = true }
+        local released = support.now()
+        if wait_done(request).body ~= "another" then
+          woken = woken + 1
+          assert.is_true(support.now() - released < 0.5)
+        end
+      end
     end)
 
     it("lets requests that hold and wait end when it is told to reload, and its workers quit", function()
@@ -551,20 +571,28 @@ describe("nginx", function()
     it("leaves nothing locked when it is told to stop, or killed", function()
       for _, signal in ipairs { "sigterm", "worker" } do
         if nginx.exit then nginx = start(store) end
-        local handle = assert(mine:acquire { "v" })
+        local all = { { "v" } }
+        for i = 1, 30 do all[i + 1] = { "v" .. i } end
+        local handle = assert(mine:acquire_all(all))
         local holds = nginx:start("/content", [[
           manager:acquire { "u" }
           ngx.shared.shared:set("holder", ngx.worker.pid())
           ngx.sleep(3600) ]])
-        local waits = nginx:start("/content", [[ manager:acquire { "v" } ngx.sleep(3600) ]])
+        local waits = nginx:start("/content", [[
+          for i = 1, 30 do ngx.thread.spawn(function() assert(manager:acquire { "v" .. i }) end) end
+          manager:acquire { "v" }
+          ngx.sleep(3600)
+        ]])
         wait_held("u")
         wait_waiters("v", 1)
+        wait_waiters("v30", 1)
         if signal == "worker" then
           local holder = tonumber(nginx:content [[ return ngx.shared.shared:get("holder") ]])
           assert(uv.kill(holder, "sigkill"))
         else
           nginx:signal(signal)
           nginx:wait_for_exit()
+          assert.is_nil(nginx:read("error.log"):match("[^\n]*exited on signal[^\n]*"))
         end
         assert_free("u")
         if signal == "worker" then waits.close() end
@@ -577,4 +605,31 @@ describe("nginx", function()
     end)
   end)
 
+  -- As printed there, but for the port, and a store that its workers, who are nobody, may make.
+  it("runs the example, examples/nginx.conf", function()
+    local directory = assert(uv.fs_mkdtemp("/dev/shm/hierlock-spec-XXXXXX"))
+    uv.fs_chmod(directory, tonumber("777", 8))
+    local example = setmetatable({ directory = directory }, nginx_methods)
+    local file = assert(io.open("examples/nginx.conf", "rb"))
+    local text = file:read("*a"):gsub("127%.0%.0%.1:8080", "unix:" .. directory .. "/nginx.sock")
+      :gsub("/tmp/hierlock%-nginx", directory .. "/hierlock-nginx")
+    file:close()
+    if not as_module then text = text:gsub("load_module[^\n]*", "") end
+    file = assert(io.open(directory .. "/nginx.conf", "w"))
+    file:write(text)
+    file:close()
+    local output = assert(uv.fs_open(directory .. "/output", "w", 384))
+    example.process, example.pid = assert(uv.spawn(NGINX, {
+      args = { "-p", uv.cwd(), "-e", "stderr", "-c", directory .. "/nginx.conf" },
+      env = { "HIERLOCK_DSN=file:" .. directory .. "/store" },
+      stdio = { nil, nil, output },
+    }, function(code, signal) example.exit = { code = code, signal = signal } end))
+    uv.fs_close(output)
+    local page = wait_until(function() return example.exit or example:try("/") end, "nginx")
+    assert.equal("no lock needed\n", page.body, example:read("output"))
+    local answer = example:try("/withdraw?user=u1&account=a1")
+    assert.matches("^after 0[%d.]* s, with token %x+\n$", answer.body, example:read("output"))
+    assert.equal(400, example:try("/withdraw").status)
+    example:stop()
+  end)
 end)

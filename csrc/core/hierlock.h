@@ -382,11 +382,11 @@ bool hl_pending_done(hl_pending *pending);
    Made at the first call. HL_ESTORE: no descriptor can be had. */
 int hl_pending_fd(hl_pending *pending, hl_error *error);
 
-/* Calls fn(context) once, when it is done: in the thread that ends it, or here, when
-   that was before. fn must not block and must not call this library. It may come
-   until the pending is freed, not later. */
-typedef void (*hl_notify_fn)(void *context);
-void hl_pending_notify(hl_pending *pending, hl_notify_fn fn, void *context);
+/* Calls fn(tag) once, when it is done: in the thread that ends it, or here, when
+   that was before. fn must not block and must not call this library. The tag is a
+   number, as what it stands for in the caller may be gone by then. */
+typedef void (*hl_notify_fn)(uint64_t tag);
+void hl_pending_notify(hl_pending *pending, hl_notify_fn fn, uint64_t tag);
 
 /* Waits for timeout ms (0: not at all; HL_FOREVER) until it is done, and gives what
    hl_acquire would have returned; once. HL_TIMEOUT with hl_pending_done false:

@@ -40,7 +40,7 @@ static void finish(hl_pending *pending, int status)
     ssize_t ignored = write(pending->fd, &one, sizeof one); /* never blocks */
     (void)ignored;
   }
-  if (pending->notify) pending->notify(pending->notify_context);
+  if (pending->notify) pending->notify(pending->notify_tag);
   (void)pthread_cond_broadcast(&manager->done);
 }
 
@@ -440,14 +440,14 @@ int hl_pending_fd(hl_pending *pending, hl_error *error) {
                  : hl__error_errno(error, HL_ESTORE, "cannot make a descriptor");
 }
 
-void hl_pending_notify(hl_pending *pending, hl_notify_fn fn, void *context) {
+void hl_pending_notify(hl_pending *pending, hl_notify_fn fn, uint64_t tag) {
   if (is_foreign(pending)) return;
   hl__manager_lock(pending->manager);
   if (pending->done) {
-    fn(context);
+    fn(tag);
   } else {
     pending->notify = fn;
-    pending->notify_context = context;
+    pending->notify_tag = tag;
   }
   hl__manager_unlock(pending->manager);
 }

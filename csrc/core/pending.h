@@ -61,7 +61,7 @@ struct hl_pending {
   bool free_then HL__GUARDED_BY(hl__manager_mutex);
   int fd HL__GUARDED_BY(hl__manager_mutex); /* eventfd; -1 until asked for */
   hl_notify_fn notify HL__GUARDED_BY(hl__manager_mutex); /* NULL: nobody asked */
-  void *notify_context HL__GUARDED_BY(hl__manager_mutex);
+  uint64_t notify_tag HL__GUARDED_BY(hl__manager_mutex);
   int status HL__GUARDED_BY(hl__manager_mutex);
   hl_error error HL__GUARDED_BY(hl__manager_mutex);
   char label[];

@@ -20,7 +20,7 @@
 /* An idle worker ends after this. */
 #define IDLE_MS 10000
 /* A client library of a database, with TLS, needs less than half of this. */
-#define STACK_BYTES (512 * 1024)
+#define STACK_BYTES ((size_t)512 * 1024)
 
 /* exit() waits for those on their way out for so long; a server that hangs keeps
    them no longer than that. */

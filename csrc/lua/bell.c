@@ -162,10 +162,9 @@ static int missed(lua_State *L) {
 }
 
 /* By whichever thread ends the pending. */
-static void ring(void *context) {
+static void ring(uint64_t number) {
   char digits[9];
-  (void)snprintf(digits, sizeof digits, "%08x",
-                 (unsigned)(uintptr_t)context);
+  (void)snprintf(digits, sizeof digits, "%08x", (unsigned)number);
   pthread_mutex_lock(&bell.mutex);
   if (bell.line >= 0 && send(bell.line, digits, 8, MSG_NOSIGNAL) != 8)
     bell.missed = true;
@@ -185,8 +184,7 @@ static int ring_when_done(lua_State *L) {
   hll_pending *pending = hll_pending_test(L, 1);
   lua_Number number = luaL_checknumber(L, 2);
   if (pending && pending->pending)
-    hl_pending_notify(pending->pending, ring,
-                      (void *)(uintptr_t)(uint32_t)number);
+    hl_pending_notify(pending->pending, ring, (uint64_t)number);
   return 0;
 }
 

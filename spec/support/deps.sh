@@ -4,7 +4,7 @@
 #
 #   deps.sh build [LUA…]     to build and to run it (LUA: lua5.4, lua5.1, luajit …)
 #   deps.sh demo             to watch the demonstration, to run the bench
-#   deps.sh test             to run the specs
+#   deps.sh test [LUA…]      to run the specs
 #   deps.sh servers          throw-away servers for specs and bench
 #   deps.sh libmysqlclient   a private root with Oracle's client library, to run the specs in
 #   deps.sh packaging        to install it in every way, for every Lua
@@ -30,10 +30,10 @@ want() {
 }
 
 # The interpreter and the headers of a Lua. nginx's LuaJIT and Debian's exclude each other: either
-# will do.
+# will do, but with Debian's there can be no nginx to test.
 want_lua() {
   case $1 in
-    luajit) if ! installed libluajit2-5.1-dev; then want luajit libluajit-5.1-dev; fi ;;
+    luajit) if ! installed libluajit-5.1-dev; then want luajit2 libluajit2-5.1-dev; fi ;;
     lua5.1) want lua5.1 liblua5.1-0-dev ;;
     lua5.*) want "$1" "lib$1-dev" ;;
     *) say "unknown Lua: $1"; exit 2 ;;
@@ -65,6 +65,9 @@ case $kind in
     ;;
   test)
     want "${specs[@]}"
+    for lua; do
+      if [[ $lua == luajit ]] && ! installed libluajit-5.1-2; then want nginx libnginx-mod-http-lua lua-resty-core; fi
+    done
     ;;
   servers)
     exec spec/support/servers.sh install

@@ -17,7 +17,7 @@ local semaphore = require "ngx.semaphore"
 local ffi = require "ffi"
 local core = require "hierlock.core"
 
-local get_phase, tcp, timer_at = ngx.get_phase, ngx.socket.tcp, ngx.timer.at
+local get_phase, now, tcp, timer_at = ngx.get_phase, ngx.now, ngx.socket.tcp, ngx.timer.at
 
 local loop = {}
 
@@ -52,10 +52,13 @@ end
 -- Who waits: a pending and its semaphore, by number.
 local waiting = {}
 local last = 0
--- The timer that listens, or is about to: a table of its own, with `runs` once it does.
+-- The timer that listens, or is to do so since `since`: a table of its own, with `runs`
+-- once it does.
 local listening
--- After as long a waiter looks by itself, lest it hang should the timer not come to be:
--- nginx has limits for timers and connections. Seconds.
+-- When it has not begun after as long, nginx has dropped it, for it has limits for timers.
+local BEGINS = 0.1
+-- After as long a waiter looks by itself, lest it hang while there can be no timer, or
+-- no connection for it. Seconds.
 local PATIENCE = 1
 
 -- Wakes those who are done. One that nobody waits for any more was waited for by a
@@ -88,6 +91,7 @@ local function read(socket)
 end
 
 local function listen_now(_, mark)
+  if listening ~= mark then return end
   mark.runs = true
   local socket = tcp()
   local address, err = core.bell_address()
@@ -95,18 +99,17 @@ local function listen_now(_, mark)
   if ok then ok, err = socket:connect(address) end
   if ok then ok, err = core.bell_answer() end
   if ok then ok, err = read(socket) end
-  if listening == mark then
-    listening = nil
-    core.bell_end()
-  end
-  if not ok then ngx.log(ngx.ERR, "hierlock: waiting requests are late, as nobody wakes them: ", err) end
   socket:close()
+  if listening ~= mark then return end
+  listening = nil
+  core.bell_end()
+  if not ok then ngx.log(ngx.ERR, "hierlock: waiting requests are late, as nobody wakes them: ", err) end
 end
 
 local function listen()
-  if listening then return end
-  local mark = {}
-  if timer_at(0, listen_now, mark) then listening = mark end
+  if listening and (listening.runs or now() - listening.since < BEGINS) then return end
+  listening = { since = now() }
+  if not timer_at(0, listen_now, listening) then listening = nil end
 end
 
 local function wait(pending)
@@ -117,8 +120,7 @@ local function wait(pending)
   core.bell_ring(pending, number)
   repeat
     listen()
-    local woken = waiter.semaphore:wait(PATIENCE)
-    if not woken and listening and not listening.runs then listening = nil end -- nginx dropped it
+    waiter.semaphore:wait(PATIENCE)
   until pending:done()
   waiting[number] = nil
 end
