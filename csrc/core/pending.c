@@ -221,9 +221,12 @@ static bool run_at_once(hl_pending *pending) {
   int status = hl__lock_acquire(pending->lock, &pending->options,
                                 pending->start, 0, NULL, &error);
   if (status == HL_TIMEOUT && pending->timeout > 0) return false;
+  blockers found = {NULL, 0};
   if (status == HL_TIMEOUT)
-    (void)hl_manager_blockers(manager, pending->waiter.plan, holders_add,
-                              pending, NULL);
+    (void)hl_manager_blockers(manager, pending->waiter.plan, blockers_add,
+                              &found, NULL);
+  pending->holders = found.list;
+  pending->holder_count = found.n;
   hl__manager_lock(manager);
   if (status) pending->error = error;
   finish(pending, status);
