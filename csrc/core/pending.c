@@ -395,11 +395,28 @@ void hl__lock_use_end(hl_lock *lock, bool free_it) {
   }
 }
 
+/* Its worker has come back, and found the lock lost. */
+static bool found_lost(const hl_lock *lock, const hl_pending *pending)
+    HL__REQUIRES(hl__manager_mutex) {
+  return pending && pending->done && !pending->given_up && !lock->slot;
+}
+
+bool hl__lock_use_is_held(hl_lock *lock) {
+  hl_manager *manager = lock->manager;
+  if (lock->released) return false;
+  hl__manager_lock(manager);
+  bool held = !found_lost(lock, atomic_load(&lock->use));
+  hl__manager_unlock(manager);
+  return held;
+}
+
 int64_t hl__lock_use_remaining(hl_lock *lock) {
   hl_manager *manager = lock->manager;
+  if (lock->released) return 0;
   hl__manager_lock(manager);
   const hl_pending *pending = atomic_load(&lock->use);
   int64_t end = pending ? pending->lease_end : 0;
+  if (found_lost(lock, pending)) end = 0;
   hl__manager_unlock(manager);
   if (end == HL_FOREVER) return HL_FOREVER;
   int64_t left = end - hl__lease_ms();

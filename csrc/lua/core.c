@@ -7,6 +7,8 @@
 
 #include "dsn.h"
 
+#include <string.h>
+
 #define DEFAULT_MANAGER "hierlock.default_manager"
 
 /***
@@ -68,6 +70,11 @@ own Lua code.
 static int loop(lua_State *L) {
 #if LUA_VERSION_NUM >= 503
   if (!lua_isyieldable(L)) return 0;
+#elif LUA_VERSION_NUM == 501 && !defined(LUAJIT_VERSION)
+  /* No yield passes a function in C there: not pcall, not manager:with. */
+  lua_Debug ar;
+  for (int level = 1; lua_getstack(L, level, &ar); level++)
+    if (lua_getinfo(L, "S", &ar) && strcmp(ar.what, "C") == 0) return 0;
 #endif
   if (lua_pushthread(L)) return 0;
   if (!hll_testudata(L, 1, HLL_MANAGER) && !hll_handle_test(L, 1)) return 0;
