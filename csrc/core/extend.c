@@ -56,6 +56,7 @@ static int extend(hl_lock *lock, hl_request *request, int64_t deadline,
   hl__manager_lock(manager);
   bool held = slot->state == HL__HELD;
   if (held) slot->state = HL__BUSY;
+  slot->due = HL_FOREVER; /* what is there is of the last wait */
   manager->stats.waiting++;
   hl__manager_unlock(manager);
   if (held) {

@@ -383,7 +383,7 @@ int hl__lock_in_use_error(hl_error *error) {
 }
 
 bool hl_lock_is_held(hl_lock *lock) {
-  if (hl__lock_in_use(lock)) return !lock->released;
+  if (hl__lock_in_use(lock)) return hl__lock_use_is_held(lock);
   if (hl__lock_enter(lock, NULL)) return false;
   hl__slot_unlock(lock->slot);
   return true;
@@ -397,8 +397,7 @@ hl_lock_state hl_lock_look(hl_lock *lock) {
 }
 
 int64_t hl_lock_remaining(hl_lock *lock) {
-  if (hl__lock_in_use(lock))
-    return lock->released ? 0 : hl__lock_use_remaining(lock);
+  if (hl__lock_in_use(lock)) return hl__lock_use_remaining(lock);
   if (hl__lock_enter(lock, NULL)) return 0;
   hl_manager *manager = lock->manager;
   int64_t left = HL_FOREVER;

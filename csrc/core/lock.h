@@ -31,7 +31,8 @@ static inline bool hl__lock_in_use(hl_lock *lock) {
 /* Releases the lock, and frees it, as soon as the call in use of it has ended; which
    is given up. */
 void hl__lock_use_end(hl_lock *lock, bool free_it);
-/* What hl_lock_remaining may say meanwhile. */
+/* What hl_lock_is_held and hl_lock_remaining may say meanwhile. */
+bool hl__lock_use_is_held(hl_lock *lock);
 int64_t hl__lock_use_remaining(hl_lock *lock);
 
 /* --- lock.c */

@@ -77,6 +77,7 @@ static void give_up(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
     return;
   }
   pending->given_up = true;
+  hl__leave_begin(1); /* until its worker has told the store */
   /* Not a round trip that ends soon by itself: the lock may be worth it. */
   if (pending->work <= HL__EXTEND && pending->slot && pending->slot->session)
     pending->manager->ops->interrupt(pending->slot->session);
@@ -205,6 +206,7 @@ void hl__pending_run(hl_pending *pending) {
     (void)hl_lock_release(pending->lock, false, NULL);
   else if (given_up)
     use_end(pending, false);
+  if (given_up) hl__leave_end();
   unref(pending);
 }
 
@@ -405,11 +407,28 @@ void hl__lock_use_end(hl_lock *lock, bool free_it) {
   }
 }
 
+/* Its worker has come back, and found the lock lost. */
+static bool found_lost(const hl_lock *lock, const hl_pending *pending)
+    HL__REQUIRES(hl__manager_mutex) {
+  return pending && pending->done && !pending->given_up && !lock->slot;
+}
+
+bool hl__lock_use_is_held(hl_lock *lock) {
+  hl_manager *manager = lock->manager;
+  if (lock->released) return false;
+  hl__manager_lock(manager);
+  bool held = !found_lost(lock, atomic_load(&lock->use));
+  hl__manager_unlock(manager);
+  return held;
+}
+
 int64_t hl__lock_use_remaining(hl_lock *lock) {
   hl_manager *manager = lock->manager;
+  if (lock->released) return 0;
   hl__manager_lock(manager);
   const hl_pending *pending = atomic_load(&lock->use);
   int64_t end = pending ? pending->lease_end : 0;
+  if (found_lost(lock, pending)) end = 0;
   hl__manager_unlock(manager);
   if (end == HL_FOREVER) return HL_FOREVER;
   int64_t left = end - hl__lease_ms();

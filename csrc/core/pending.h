@@ -83,6 +83,9 @@ void hl__pending_run(hl_pending *pending);
 /* Has a worker run it. HL_OK or HL_ESTORE: no thread could be started. */
 int hl__worker_give(hl_manager *manager, hl_pending *pending, hl_error *error)
     HL__REQUIRES(hl__manager_mutex);
+/* exit() waits for n more threads, for a while; for one less. */
+void hl__leave_begin(unsigned n);
+void hl__leave_end(void);
 /* The manager has just been closed: exit() waits for its workers. */
 void hl__workers_leave(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
 

@@ -6,8 +6,10 @@
  *
  * exit() takes apart what a client library stands on (OpenSSL, say) while threads
  * are in it still. Those of a closed manager have been interrupted, and are about to
- * tell the server to end their waits: for them it waits, see before_exit. Those of a
- * manager that nobody closed sit in their waits, and will hardly wake in that moment.
+ * tell the server to end their waits, and so are those whose pending was given up, as
+ * the collector does at the end of a Lua state: for them it waits, see before_exit.
+ * Those that nobody interrupted sit in their waits, and will hardly wake in that
+ * moment; the server keeps what they have got until their time is up.
  */
 #include "internal.h"
 #include "pending.h"
@@ -41,15 +43,17 @@ static void before_exit(void) {
    has registered. */
 static void watch_exit(void) { (void)atexit(before_exit); }
 
-static void leave_begin(unsigned n) {
+void hl__leave_begin(unsigned n) {
   if (atomic_exchange(&leaving_generation, hl__fork_generation()) !=
       hl__fork_generation())
     atomic_store(&leaving, 0u); /* they are the parent's */
   atomic_fetch_add(&leaving, n);
 }
 
+void hl__leave_end(void) { atomic_fetch_sub(&leaving, 1u); }
+
 void hl__workers_leave(hl_manager *manager) {
-  leave_begin(manager->workers);
+  hl__leave_begin(manager->workers);
   manager->workers = 0;
 }
 
@@ -84,12 +88,12 @@ static void *worker_main(void *argument) {
   }
   if (!manager->closed) { /* else hl__workers_leave has counted it */
     manager->workers--;
-    leave_begin(1);
+    hl__leave_begin(1);
   }
   hl__manager_unlock(manager);
   if (manager->ops->thread_end) manager->ops->thread_end();
   hl__manager_leave(manager);
-  atomic_fetch_sub(&leaving, 1u);
+  hl__leave_end();
   return NULL;
 }
 
