@@ -139,7 +139,7 @@ describe("a pending", function()
     it("is waited for in pieces", function()
       hold(R1)
       local pending = assert(manager:start(R1))
-      for _, seconds in ipairs { 0, 0.02 } do
+      for _, seconds in ipairs { 0, 0.003, 0.004, 0.005, 0.006, 0.007, 0.008, 0.009, 0.01 } do
         local began = support.now()
         local handle, err = pending:wait(seconds)
         assert.is_nil(handle)
