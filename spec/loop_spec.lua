@@ -322,19 +322,17 @@ describe("a coroutine", function()
           for _ = 1, 5 do loop.step() end
         end)
 
-        if coroutine.close then
+        if coroutine.close and loop_name == "luv" then -- the others know their threads
           it("that is closed while it waits keeps nothing", function()
             hold(R1)
             local thread = coroutine.create(function() manager:acquire(R1) end)
-            if loop_name == "luv" then
-              assert(coroutine.resume(thread))
-              support.wait_for_waiters(store, R1)
-              coroutine.close(thread)
-              let_go()
-              run_until(function() return manager:stats().waiting == 0 end)
-              for _ = 1, 5 do loop.step() end
-              assert_free(U1)
-            end
+            assert(coroutine.resume(thread))
+            support.wait_for_waiters(store, R1)
+            coroutine.close(thread)
+            let_go()
+            run_until(function() return manager:stats().waiting == 0 end)
+            for _ = 1, 5 do loop.step() end
+            assert_free(U1)
           end)
         end
 

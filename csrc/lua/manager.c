@@ -166,8 +166,12 @@ Blocks for at most the DSN's `connect_timeout` (10 s).
 @tparam[opt] function options.on_lost called as `on_lost(handle, err)`, once for
   each lost lock, at the next call on the manager or one of its handles; never from
   another thread. What it raises comes out of that call
-@string[opt="auto"] options.loop `"auto"` or `"block"`: both block the thread, as
-  this version knows no event loop
+@tparam[opt="auto"] string|function options.loop how a coroutine waits: by the loop
+  `"cqueues"`, `"luv"`, `"copas"` or `"ngx"`; `"auto"` notices ngx and cqueues by itself,
+  and otherwise blocks; `"block"`. Or a function `loop(pending)` that yields as a loop of
+  the program's own wants, and returns once `pending:done()`:
+  `while not pending:done() do my_loop.wait_readable(pending:fd()) end`. What it raises
+  ends the wait. Where a coroutine cannot yield, the call blocks
 @treturn[1] manager
 @return[2] nil
 @return[2] err `dsn`, `connection`, `unsafe_server`, `mismatch`,
