@@ -59,6 +59,7 @@ void hl__acquire_count(hl_manager *manager, int status, int64_t waited) {
 
 bool hl__piece(hl_manager *manager, hl__slot *slot, int64_t deadline,
                   hl_pending *pending, hl_request *request) {
+  hl__exit_check(0);
   int64_t now = hl__now_ms(), end = now + WAIT_PIECE_MS;
   if (deadline < end) end = deadline;
   request->deadline = end;

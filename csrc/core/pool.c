@@ -4,7 +4,7 @@
  * answer has come, so that it need not wait for it.
  */
 #include "internal.h"
-#include "line.h"
+#include "pending.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -200,8 +200,11 @@ static int slot_open(hl_manager *manager, hl__slot *slot, int64_t deadline,
   int64_t least = hl__now_ms() + CONNECT_AT_LEAST_MS;
   int64_t sent = hl__lease_ms();
   hl_session *session = NULL;
+  hl__leave_begin(1);
+  hl__exit_check(1);
   int status = manager->ops->session_open(
       manager->store, deadline > least ? deadline : least, &session, error);
+  hl__leave_end();
   hl__manager_lock(manager);
   slot->session = session;
   slot->answered = sent;

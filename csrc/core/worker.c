@@ -7,7 +7,8 @@
  * exit() takes apart what a client library stands on (OpenSSL, say) while threads
  * are in it still. Those of a closed manager have been interrupted, and are about to
  * tell the server to end their waits, and so are those whose pending was given up, as
- * the collector does at the end of a Lua state: for them it waits, see before_exit.
+ * the collector does at the end of a Lua state, and those that are connecting: for
+ * them it waits, see before_exit.
  * Those that nobody interrupted sit in their waits, and will hardly wake in that
  * moment; the server keeps what they have got until their time is up.
  */
@@ -18,6 +19,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 /* An idle worker ends after this. */
 #define IDLE_MS 10000
@@ -30,9 +32,11 @@
 
 /* Threads on their way out; of the process with this generation. */
 static atomic_uint leaving, leaving_generation;
+static atomic_bool exiting;
 
 static void before_exit(void) {
   static const struct timespec moment = {0, 1000000};
+  atomic_store(&exiting, true);
   if (atomic_load(&leaving_generation) != hl__fork_generation()) return;
   for (int64_t end = hl__now_ms() + EXIT_MS;
        atomic_load(&leaving) > 0 && hl__left_ms(end) > 0;)
@@ -48,6 +52,12 @@ void hl__leave_begin(unsigned n) {
       hl__fork_generation())
     atomic_store(&leaving, 0u); /* they are the parent's */
   atomic_fetch_add(&leaving, n);
+}
+
+void hl__exit_check(unsigned n) {
+  if (!atomic_load(&exiting)) return;
+  atomic_fetch_sub(&leaving, n);
+  for (;;) (void)pause(); /* for what little is left of the process */
 }
 
 void hl__leave_end(void) { atomic_fetch_sub(&leaving, 1u); }
