@@ -50,5 +50,60 @@ support.each_store(function(store)
       assert.equal("lost", err.code)
       blocker:release()
     end)
+
+    -- A program that begins to wait and ends; `how` is its last line.
+    local function begin_and_end(how)
+      return support.run(([[
+        local hierlock = require "hierlock"
+        local manager = assert(hierlock.open(%q, { buckets = %d, timeout = 30 }))
+        local pending = {}
+        for i = 1, 4 do pending[i] = assert(manager:start { "trouble", "c1" }) end
+        for i = 5, 8 do pending[i] = assert(manager:start { "trouble", "d" .. i }) end
+        %s]]):format(store.dsn, store.options.buckets, how))
+    end
+
+    for title, how in pairs {
+      ["ends"] = "", ["cancels, and ends"] = "for i = 1, 8 do pending[i]:cancel() end",
+      ["closes the manager, and ends"] = "manager:close()",
+    } do
+      it("leaves no waiter at the server when the program " .. title, function()
+        local blocker = assert(other:acquire { "trouble", "c1" })
+        local output, status = begin_and_end("require('luv').sleep(300) " .. how)
+        assert.equal(0, status, output)
+        support.wait_until(function() return store.waiting() == 0 end, "the end of the wait")
+        assert.is_true(blocker:release { confirm = true })
+      end)
+    end
+
+    -- exit() takes the client library's TLS apart.
+    for title, how in pairs { ["ends"] = "", ["calls os.exit"] = "os.exit(0)" } do
+      it("does not crash when it " .. title .. " while others connect", function()
+        for _ = 1, 8 do
+          local output, status = begin_and_end(how)
+          assert.equal(0, status, output)
+        end
+      end)
+    end
+
+    it("tells a hundred waiters that the server went away, and serves again once it is back", function()
+      if not store.control then pending("the server is not ours to end") end
+      local blocker = assert(other:acquire { "trouble", "e1" })
+      local waiters = {}
+      for i = 1, 100 do
+        waiters[i] = assert(manager:start({ "trouble", "e1", "r" .. i % 5 }, { timeout = 15 }))
+      end
+      support.wait_until(function() return store.waiting() > 0 end, "a waiter")
+      local began = support.now()
+      store.command "kill"
+      for _, waiter in ipairs(waiters) do
+        local handle, err = waiter:wait(15)
+        assert.is_nil(handle)
+        assert.truthy(({ connection = true, lost = true })[err.code], tostring(err))
+      end
+      assert.is_true(support.now() - began < 15)
+      store.command "start"
+      assert(manager:acquire({ "trouble", "e1" }, { timeout = 10 })):release { confirm = true }
+      assert.is_false(blocker:is_held())
+    end)
   end
 end)

@@ -8,14 +8,13 @@
 
 #include <lauxlib.h>
 #include <lua.h>
-#include <stddef.h>
 
 /* In front of each userdata: where it is. luv hands a userdata to another thread's
    Lua state as a copy of its bytes, with the metatable of the same name there: a second
    owner of what has one. Such a copy is known by its address, and is none of ours. */
 typedef union hll_header {
   const void *self;
-  max_align_t align;
+  double align; /* Lua aligns no better */
 } hll_header;
 
 static inline void *hll_newuserdata(lua_State *L, size_t size) {

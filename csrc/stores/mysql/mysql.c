@@ -168,7 +168,9 @@ static int look(hl_session *base, hl_error *error) {
 
 static void interrupt(hl_session *base) {
   hl__mysql_session *session = session_of(base);
-  atomic_store(&session->interrupted, true);
+  /* Once: the library closes the socket when it notices, and the number may be
+     that of the connection on which its wait is being killed. */
+  if (atomic_exchange(&session->interrupted, true)) return;
   (void)shutdown(session->fd, SHUT_RDWR);
 }
 
