@@ -187,9 +187,9 @@ uninstall:
 
 # Packaging is the same on every Lua, and takes its time: make test-packaging.
 # LuaSocket's select knows no descriptors above 1,023, and specs of the embedded store open thousands: those that
-# need it come first.
-FIRST_SPECS := $(wildcard $(foreach name,loop scenarios matrix,spec/$(name)_spec.lua))
-SPECS ?= $(FIRST_SPECS) $(filter-out spec/packaging_spec.lua $(FIRST_SPECS),$(wildcard spec/*_spec.lua))
+# need it have a process of their own.
+ALONE := $(wildcard $(foreach name,loop scenarios matrix,spec/$(name)_spec.lua))
+SPECS ?= $(ALONE) $(filter-out spec/packaging_spec.lua $(ALONE),$(wildcard spec/*_spec.lua))
 SPEC_SO := $(patsubst spec/support/%.c,$(BUILD)/hierlock_spec/%.so,$(wildcard spec/support/*.c))
 CORE_TESTS := $(patsubst spec/core/%.c,$(BUILD)/%,$(wildcard spec/core/test_*.c))
 # busted runs on the Lua that it is started with; LuaJIT counts as 5.1.
@@ -206,6 +206,8 @@ $(BUILD)/test_%: spec/core/test_%.c $(LIBRARY)
 	@mkdir -p $(@D)
 	$(CC) $(HL_CFLAGS) -Icsrc/stores/file $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $< $(LIBRARY) -lcmocka $(MYSQL_LIBS) -lm
 
+BUSTED = $(SPEC_ENV) $(WRAPPER) $(LUA_BINARY) /usr/bin/busted --no-auto-insulate $(BUSTED_FLAGS)
+
 .PHONY: test-core spec
 # The core without Lua.
 test-core: $(CORE_TESTS)
@@ -216,7 +218,8 @@ test-core: $(CORE_TESTS)
 spec: all $(SPEC_SO)
 	@directory=$$(mktemp -d /dev/shm/hierlock-spec-XXXXXX) && trap 'rm -rf "$$directory"' EXIT && \
 	export HIERLOCK_SPEC_DIRECTORY="$$directory" && \
-	$(SPEC_ENV) $(WRAPPER) $(LUA_BINARY) /usr/bin/busted --no-auto-insulate $(BUSTED_FLAGS) $(SPECS)
+	status=0; $(foreach specs,$(filter $(ALONE),$(SPECS)),$(BUSTED) $(specs) || status=1;) \
+	$(if $(filter-out $(ALONE),$(SPECS)),$(BUSTED) $(filter-out $(ALONE),$(SPECS)) || status=1;) exit $$status
 
 # -------------------------------------------------------------------- bench
 

@@ -196,6 +196,15 @@ static int dsn(lua_State *L) {
   return status ? hll_failure(L, &error, 0) : 1;
 }
 
+/***
+Closes a pending that nobody else has, and with it its descriptor, without waiting for the
+collector; for hierlock's own Lua code.
+@function core.close
+@local
+@param pending
+@return nothing
+*/
+
 static const luaL_Reg functions[] = {
     {"open", hll_manager_open}, {"plan", hll_plan_new},
     {"is_error", hll_is_error}, {"default", default_manager},
@@ -206,6 +215,7 @@ static const luaL_Reg functions[] = {
     {"loop", loop},
     {"set_loop", set_loop},
     {"is_pending", is_pending},
+    {"close", hll_pending_close},
     {NULL, NULL},
 };
 

@@ -165,6 +165,8 @@ typedef struct hll_pending {
 /* Pushes an empty pending that will fill in the handle at index, or uses it. */
 hll_pending *hll_pending_push(lua_State *L, int shared, int handle);
 hll_pending *hll_pending_test(lua_State *L, int index);
+/* __close, __gc */
+int hll_pending_close(lua_State *L);
 void hll_pending_register(lua_State *L);
 
 /* ---- handle.c */

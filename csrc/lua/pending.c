@@ -174,7 +174,7 @@ static void cqueues_forget(lua_State *L, hl_pending *pending) {
   lua_pop(L, 1);
 }
 
-static int pending_gc(lua_State *L) {
+int hll_pending_close(lua_State *L) {
   hll_pending *self = hll_testudata(L, 1, HLL_PENDING);
   if (self && self->pending) {
     cqueues_forget(L, self->pending);
@@ -201,8 +201,8 @@ static const luaL_Reg methods[] = {
 };
 
 static const luaL_Reg metamethods[] = {
-    {"__gc", pending_gc},
-    {"__close", pending_gc},
+    {"__gc", hll_pending_close},
+    {"__close", hll_pending_close},
     {"__tostring", pending_tostring},
     {NULL, NULL},
 };

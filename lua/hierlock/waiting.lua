@@ -47,6 +47,13 @@ function waiting.loop(option)
   return loop
 end
 
+-- What it gives; its descriptor goes at once.
+local function take(pending)
+  local result, err = pending:wait(0)
+  core.close(pending)
+  return result, err
+end
+
 local function wait(loop, pending)
   local ok, raised, err = true
   if yields_across_pcall then
@@ -65,7 +72,7 @@ local function wait(loop, pending)
     pending:cancel()
     core.misuse "the function given as loop returned before pending:done()"
   end
-  return pending:wait(0)
+  return take(pending)
 end
 
 --- The method, yielding where it can. `blocking` and `start` are its two forms.
@@ -77,7 +84,7 @@ function waiting.wrap(blocking, start)
     if not loop or not yields then return blocking(self, ...) end
     local pending, err = start(self, ...)
     if not core.is_pending(pending) then return pending, err end
-    if pending:done() then return pending:wait(0) end
+    if pending:done() then return take(pending) end
     return wait(loop, pending)
   end
 end

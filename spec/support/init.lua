@@ -233,8 +233,14 @@ local function each(stores, fn)
   end
 end
 
---- Calls fn(store) within a `describe` for every store.
-function support.each_store(fn) each(support.stores, fn) end
+--- Calls fn(store) within a `describe` for every store; the embedded one last, as it keeps
+-- many descriptors open, and LuaSocket's select takes none above 1,023.
+function support.each_store(fn)
+  local stores = {}
+  for i = 2, #support.stores do stores[i - 1] = support.stores[i] end
+  stores[#stores + 1] = support.stores[1]
+  each(stores, fn)
+end
 
 --- The same for the servers only.
 function support.each_server(fn)
@@ -578,6 +584,10 @@ end
 function support.close_peers()
   kept = {}
   for peer in pairs(live) do peer:close() end
+  -- The embedded store's descriptors go with its last manager.
+  local embedded = support.stores[1]
+  if embedded.observer then embedded.observer:close() end
+  embedded.observer = nil
 end
 
 return support
