@@ -16,6 +16,7 @@ local function collect() for _ = 1, 3 do collectgarbage() end end
 local function line_of(fn) return ("loop_spec.lua:%d: "):format(debug.getinfo(fn, "S").linedefined) end
 
 describe("a coroutine", function()
+  if loops.missing then pending(loops.missing) end
   support.each_store(function(store)
     local other, opened, held
 

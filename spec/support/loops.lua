@@ -87,9 +87,9 @@ end
 local function require_copas()
   local path = package.path
   package.path = path .. ";/usr/share/lua/5.1/?.lua"
-  local copas = require "copas"
+  local ok, copas = pcall(require, "copas")
   package.path = path
-  return copas
+  return ok and copas or error(copas, 0)
 end
 
 function loops.copas()
@@ -172,7 +172,13 @@ loops["a function"] = function()
   return self
 end
 
---- The names, in order.
+--- The names, in order. copas may be there without what it needs itself, as in a Debian
+-- that does not have its binaryheap: then `missing` says why, and loop_spec tells.
 loops.names = { "cqueues", "luv", "copas", "a function" }
+local loaded, why = pcall(require_copas)
+if not loaded then
+  table.remove(loops.names, 3)
+  loops.missing = "copas cannot be loaded here: " .. tostring(why):match("^[^\n]*")
+end
 
 return loops
