@@ -11,7 +11,7 @@ local TARGET = { user = "u1", account = "a1", resource = "r1" }
 -- From kill -9 of a client to its end as the server sees it, and the like.
 local SOON = 5
 -- How long a call may take beyond its timeout when the server hangs.
-local HANGS = 3
+local HANGS = 5
 
 support.each_server(function(store)
   local opened, between, stopped
