@@ -53,6 +53,20 @@ support.each_server(function(store)
     return #ids
   end
 
+  -- Returns when it has stopped: a busy machine may let it go on for a while.
+  local function stop(pid)
+    uv.kill(pid, "sigstop")
+    support.wait_until(function()
+      local tasks = io.popen(("cat /proc/%d/task/*/stat"):format(pid))
+      local text = tasks:read("*a")
+      tasks:close()
+      for line in text:gmatch("[^\n]+") do
+        if not line:match("^.*%) [TtXZ]") then return false end
+      end
+      return true
+    end, "a stopped server")
+  end
+
   local function server_pid()
     local pipe = io.popen(store.control .. " pid")
     local pid = tonumber(pipe:read("*a"))
@@ -205,7 +219,7 @@ support.each_server(function(store)
         peer:call(case.before)
         local pid = server_pid()
         stopped = pid
-        uv.kill(pid, "sigstop")
+        stop(pid)
         local took, code = peer:call((case.first or "") .. [[
           local begun = support.now()
           local handle, err = manager:acquire({"u1", "a1", "r1"}, {timeout = 0.5})
