@@ -33,6 +33,7 @@ describe("Lua states in one process", function()
         for _, thread in ipairs(threads) do thread:join() end
         print(io.open(file):read("*a"))
         os.remove(file)
+        os.exit(0) -- closing a state that has had threads, luv 1.51 crashes by itself
       ]]):format(store.dsn, support.encode(store.options)))
       assert.equal("100\n", output)
       assert.equal(0, status)
