@@ -382,8 +382,8 @@ tsan:
 # Valgrind's memcheck, which knows what is not initialised: the core, and those specs
 # that come to every file of the binding and of the stores. Left out is what depends
 # on time, of which it needs twenty times as much: stores, extend, scenarios,
-# mysql_trouble ..., and of the core test_threads; and LuaJIT, whose code it does not see
-# through.
+# mysql_trouble ..., one of mysql, and of the core test_threads; and LuaJIT, whose code it
+# does not see through.
 VALGRIND_SPECS := dsn plan error misuse with manager embedded mysql mysql_connect
 valgrind:
 	@spec/support/deps.sh build $(LUA)
@@ -395,6 +395,7 @@ valgrind:
 	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
 	HIERLOCK_REQUIRE="mysql mariadb" spec/support/servers.sh run "$$directory" -- \
 	  $(MAKE) --no-print-directory spec WRAPPER=spec/support/valgrind.sh \
+	    BUSTED_FLAGS="--filter-out='timeouts that change from call to call'" \
 	    SPECS='$(VALGRIND_SPECS:%=spec/%_spec.lua)'
 
 # A whole collection wherever Lua may collect, inside of the binding too, and
