@@ -10,24 +10,29 @@
 
 #include <stdlib.h>
 
-int hl__extension_init(hl__extension *self, hl_lock *lock, hl_plan *plan,
-                       const hl_options *options, hl_error *error) {
+int hl__extension_init(hl__extension *self, hl_lock *lock,
+                       const hl_plan *plan, const hl_options *options,
+                       hl_error *error) {
   hl_manager *manager = lock->manager;
   size_t n;
-  *self = (hl__extension){.plan = plan};
+  *self = (hl__extension){0};
   int status = hl__options_check(options, manager, plan, error);
   if (status) return status;
-  (void)hl_plan_rows(plan, &n);
-  self->missing = malloc(n * sizeof *self->missing);
-  self->whole = hl_plan_copy(lock->plan);
-  if (!self->whole || !self->missing || !hl__plan_append(self->whole, plan))
+  hl_plan *asked = hl_plan_copy(plan), *whole = hl_plan_copy(lock->plan);
+  self->plan = asked;
+  self->whole = whole;
+  if (!asked || !whole || !hl__plan_append(whole, asked))
     return hl__error_memory(error);
+  hl__plan_order(whole);
+  (void)hl__plan_rows(asked, &n);
+  self->missing = malloc(n * sizeof *self->missing);
+  if (!self->missing) return hl__error_memory(error);
   self->timeout =
       options->timeout < 0 ? manager->config.timeout : options->timeout;
   hl__request_fill(&self->request, self->whole, options, self->timeout,
                    self->path);
   self->request.rows = self->missing;
-  self->request.n = hl__plan_missing(plan, lock->plan, self->missing);
+  self->request.n = hl__plan_missing(asked, lock->plan, self->missing);
   self->request.extend = true;
   self->token = lock->token;
   return HL_OK;
@@ -36,6 +41,7 @@ int hl__extension_init(hl__extension *self, hl_lock *lock, hl_plan *plan,
 void hl__extension_dispose(hl__extension *self) {
   free(self->missing);
   hl_plan_free(self->whole);
+  hl_plan_free(self->plan);
 }
 
 /* Locks more rows in a slot that already holds some. While it does, the slot is
@@ -116,14 +122,14 @@ int hl__extension_run(hl__extension *self, hl_lock *lock, hl_pending *pending,
 }
 
 void hl__extension_commit(hl__extension *self, hl_lock *lock) {
-  hl_plan *before = lock->plan;
+  const hl_plan *before = lock->plan;
   lock->plan = self->whole;
   self->whole = before;
   lock->token = self->token;
 }
 
-int hl_lock_extend(hl_lock *lock, hl_plan *plan, const hl_options *options,
-                   hl_error *error) {
+int hl_lock_extend(hl_lock *lock, const hl_plan *plan,
+                   const hl_options *options, hl_error *error) {
   static const hl_options defaults = HL_OPTIONS_INIT;
   hl__extension extension;
   if (hl__lock_in_use(lock)) return hl__lock_in_use_error(error);

@@ -9,8 +9,8 @@
 #include "lock.h"
 
 typedef struct hl__extension {
-  hl_plan *plan;    /* what was asked for */
-  hl_plan *whole;   /* the lock's plan as it will be */
+  const hl_plan *plan;  /* a copy of what was asked for */
+  const hl_plan *whole; /* the lock's plan as it will be */
   hl_row *missing;
   hl_request request;
   int64_t timeout;
@@ -18,10 +18,11 @@ typedef struct hl__extension {
   char path[256];
 } hl__extension;
 
-/* plan and options->label live as long as the extension. To be disposed of after
+/* options->label lives as long as the extension. To be disposed of after
    any outcome. HL_OK, HL_EMISUSE, HL_ENOMEM. */
-int hl__extension_init(hl__extension *extension, hl_lock *lock, hl_plan *plan,
-                       const hl_options *options, hl_error *error);
+int hl__extension_init(hl__extension *extension, hl_lock *lock,
+                       const hl_plan *plan, const hl_options *options,
+                       hl_error *error);
 /* Blocks. pending: for which it is done; NULL: for the calling thread. */
 int hl__extension_run(hl__extension *extension, hl_lock *lock,
                       hl_pending *pending, hl_error *error);

@@ -149,8 +149,9 @@ typedef struct hl_target {
 
 /* An empty plan, or NULL when out of memory. Takes a reference to layout. */
 hl_plan *hl_plan_new(hl_layout *layout);
+/* Its rows are in locking order already. NULL when out of memory. */
 hl_plan *hl_plan_copy(const hl_plan *plan);
-void hl_plan_free(hl_plan *plan); /* NULL is fine */
+void hl_plan_free(const hl_plan *plan); /* NULL is fine */
 void hl_plan_clear(hl_plan *plan); /* makes it empty again */
 hl_layout *hl_plan_layout(const hl_plan *plan);
 
@@ -274,14 +275,14 @@ typedef void (*hl_holder_fn)(void *context, const hl_holder *holder);
    have to wait for. The list is a snapshot. HL_TIMEOUT: the store does not answer
    now. Fails with HL_ECONNECTION, HL_ESTORE (e.g. no privilege to look),
    HL_ENOMEM. */
-int hl_manager_holders(hl_manager *manager, hl_plan *plan, hl_holder_fn fn,
-                       void *context, hl_error *error);
+int hl_manager_holders(hl_manager *manager, const hl_plan *plan,
+                       hl_holder_fn fn, void *context, hl_error *error);
 
 /* The same, after a failed acquisition; but looks at most ten times a second
    for each manager, and else returns HL_BUSY: looking costs the server more
    than a try does, and programs try in loops. */
-int hl_manager_blockers(hl_manager *manager, hl_plan *plan, hl_holder_fn fn,
-                        void *context, hl_error *error);
+int hl_manager_blockers(hl_manager *manager, const hl_plan *plan,
+                        hl_holder_fn fn, void *context, hl_error *error);
 
 /* --------------------------------------------------------------- lock */
 
@@ -301,16 +302,16 @@ typedef struct hl_options {
    HL_BUSY; HL_ECONNECTION, HL_ENOT_PROVISIONED, HL_EUNSAFE_SERVER,
    HL_ESTORE, HL_EMISUSE (an empty plan, another layout), HL_ENOMEM; then
    *lock is NULL and nothing is held. */
-int hl_acquire(hl_manager *manager, hl_plan *plan, const hl_options *options,
-               hl_lock **lock, hl_error *error);
+int hl_acquire(hl_manager *manager, const hl_plan *plan,
+               const hl_options *options, hl_lock **lock, hl_error *error);
 
 /* More locks in the same transaction. May break the common order, so it, and
    only it, can deadlock: then HL_DEADLOCK, and the lock holds nothing any
    more. After any other failure it holds what it held before; a store that
    cannot give back single rows (MySQL) may keep some of the rows asked for
    until the lock is released. */
-int hl_lock_extend(hl_lock *lock, hl_plan *plan, const hl_options *options,
-                   hl_error *error);
+int hl_lock_extend(hl_lock *lock, const hl_plan *plan,
+                   const hl_options *options, hl_error *error);
 
 /* Gives everything back; once. A second call returns HL_OK and does nothing.
    Without confirm it does not wait for the store's answer and never blocks.
@@ -358,8 +359,8 @@ typedef struct hl_pending hl_pending;
 
 /* As hl_acquire, but returns at once. HL_OK: *pending will be done, whatever the
    outcome; hl_pending_wait tells it. HL_EMISUSE, HL_ENOMEM: there is none. */
-int hl_start(hl_manager *manager, hl_plan *plan, const hl_options *options,
-             hl_pending **pending, hl_error *error);
+int hl_start(hl_manager *manager, const hl_plan *plan,
+             const hl_options *options, hl_pending **pending, hl_error *error);
 
 /* The same for calls on a lock: hl_lock_extend, hl_lock_check and hl_lock_release
    with confirm. Until its result has been taken by hl_pending_wait (which
@@ -368,7 +369,7 @@ int hl_start(hl_manager *manager, hl_plan *plan, const hl_options *options,
    hl_lock_free, which give the call up. A call that is given up may cost the lock.
    HL_OK with *pending NULL: it is done already, and well. Any other status: as
    that call. */
-int hl_lock_start_extend(hl_lock *lock, hl_plan *plan,
+int hl_lock_start_extend(hl_lock *lock, const hl_plan *plan,
                          const hl_options *options, hl_pending **pending,
                          hl_error *error);
 int hl_lock_start_check(hl_lock *lock, hl_pending **pending, hl_error *error);

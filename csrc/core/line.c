@@ -6,6 +6,7 @@
 
 #include "internal.h"
 #include "pending.h"
+#include "plan.h"
 
 #include <time.h>
 
@@ -18,11 +19,11 @@ static int row_compare(const hl_row *a, const hl_row *b) {
 }
 
 /* Whether a request for plan stands behind the earlier waiter. */
-static bool follows(hl_plan *plan, const hl__waiter *earlier)
+static bool follows(const hl_plan *plan, const hl__waiter *earlier)
     HL__REQUIRES(hl__manager_mutex) {
   size_t n, earlier_n, i = 0;
-  const hl_row *rows = hl_plan_rows(plan, &n);
-  const hl_row *others = hl_plan_rows(earlier->plan, &earlier_n);
+  const hl_row *rows = hl__plan_rows(plan, &n);
+  const hl_row *others = hl__plan_rows(earlier->plan, &earlier_n);
   for (size_t j = 0; j < earlier_n; j++) {
     while (i < n && row_compare(&rows[i], &others[j]) < 0) i++;
     if (i == n || row_compare(&rows[i], &others[j]) != 0) return false;
@@ -34,7 +35,7 @@ static bool follows(hl_plan *plan, const hl__waiter *earlier)
 
 /* The nearest of those before `from` (it included) whom a request follows. When
    that one goes, the next nearest is looked for: so it follows them all. */
-static hl__waiter *find_behind(hl_plan *plan, hl__waiter *from)
+static hl__waiter *find_behind(const hl_plan *plan, hl__waiter *from)
     HL__REQUIRES(hl__manager_mutex) {
   while (from && !follows(plan, from)) from = from->previous;
   return from;
@@ -72,8 +73,8 @@ void hl__line_join(hl_manager *manager, hl__waiter *waiter) {
 /* Whether they would be granted together. */
 static bool share(const hl__waiter *a, const hl__waiter *b) {
   size_t n, m, i = 0, j = 0;
-  const hl_row *rows = hl_plan_rows(a->plan, &n);
-  const hl_row *others = hl_plan_rows(b->plan, &m);
+  const hl_row *rows = hl__plan_rows(a->plan, &n);
+  const hl_row *others = hl__plan_rows(b->plan, &m);
   while (i < n && j < m) {
     int order = row_compare(&rows[i], &others[j]);
     if (order == 0 && hl__modes_conflict((hl_mode)rows[i].mode,
@@ -177,6 +178,6 @@ void hl__line_close(hl_manager *manager) {
   }
 }
 
-bool hl__line_would_follow(hl_manager *manager, hl_plan *plan) {
+bool hl__line_would_follow(hl_manager *manager, const hl_plan *plan) {
   return find_behind(plan, manager->last) != NULL;
 }

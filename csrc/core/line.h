@@ -39,7 +39,7 @@ typedef enum hl__place {
 } hl__place;
 
 struct hl__waiter {
-  hl_plan *plan; /* does not change meanwhile */
+  const hl_plan *plan;
   int64_t deadline;
   hl_pending *pending; /* NULL: a thread waits in hl__line_wait */
   hl__waiter *next HL__GUARDED_BY(hl__manager_mutex);
@@ -70,7 +70,7 @@ int64_t hl__line_expire(hl_manager *manager, int64_t now)
 /* The manager is closed: all who stand in line end. */
 void hl__line_close(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
 /* Whether a request of the plan, were it to come now, would stand behind one. */
-bool hl__line_would_follow(hl_manager *manager, hl_plan *plan)
+bool hl__line_would_follow(hl_manager *manager, const hl_plan *plan)
     HL__REQUIRES(hl__manager_mutex);
 
 #endif

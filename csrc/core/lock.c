@@ -30,7 +30,7 @@
 /* ----------------------------------------------------------- acquiring */
 
 int hl__options_check(const hl_options *options, hl_manager *manager,
-                      hl_plan *plan, hl_error *error) {
+                      const hl_plan *plan, hl_error *error) {
   if (hl_plan_target_count(plan) == 0)
     return hl__error(error, HL_EMISUSE, "there is no target to lock");
   if (hl_plan_layout(plan) != manager->layout)
@@ -168,9 +168,9 @@ static int hold(hl_manager *manager, hl__slot *slot, hl_pending *pending,
   return closed_error(error);
 }
 
-hl_plan *hl__lock_plan(hl_lock *lock) { return lock->plan; }
+const hl_plan *hl__lock_plan(const hl_lock *lock) { return lock->plan; }
 
-hl_lock *hl__lock_new(hl_manager *manager, hl_plan *plan) {
+hl_lock *hl__lock_new(hl_manager *manager, const hl_plan *plan) {
   hl_lock *lock = calloc(1, sizeof *lock);
   if (!lock) return NULL;
   lock->plan = hl_plan_copy(plan);
@@ -184,11 +184,11 @@ hl_lock *hl__lock_new(hl_manager *manager, hl_plan *plan) {
   return lock;
 }
 
-void hl__request_fill(hl_request *request, hl_plan *plan,
-                         const hl_options *options, int64_t timeout,
-                         char path[256]) {
+void hl__request_fill(hl_request *request, const hl_plan *plan,
+                      const hl_options *options, int64_t timeout,
+                      char path[256]) {
   size_t n;
-  const hl_row *rows = hl_plan_rows(plan, &n);
+  const hl_row *rows = hl__plan_rows(plan, &n);
   *request = (hl_request){
       .rows = rows,
       .n = n,
@@ -223,8 +223,8 @@ int hl__lock_acquire(hl_lock *lock, const hl_options *options, int64_t start,
 }
 
 /* The calling thread's place in line; one that tries once has none. */
-static int line_up(hl_manager *manager, hl__waiter *waiter, hl_plan *plan,
-                   int64_t timeout, hl_error *error)
+static int line_up(hl_manager *manager, hl__waiter *waiter,
+                   const hl_plan *plan, int64_t timeout, hl_error *error)
     HL__REQUIRES(hl__manager_mutex) {
   manager->stats.waiting++;
   if (timeout == 0) return HL_OK;
@@ -235,8 +235,8 @@ static int line_up(hl_manager *manager, hl__waiter *waiter, hl_plan *plan,
   return status;
 }
 
-int hl_acquire(hl_manager *manager, hl_plan *plan, const hl_options *options,
-               hl_lock **result, hl_error *error) {
+int hl_acquire(hl_manager *manager, const hl_plan *plan,
+               const hl_options *options, hl_lock **result, hl_error *error) {
   static const hl_options defaults = HL_OPTIONS_INIT;
   hl_lock *lock = NULL;
   *result = NULL;

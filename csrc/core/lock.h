@@ -13,7 +13,7 @@ struct hl_lock {
   hl__slot *slot;      /* NULL once released; HELD or ENDED otherwise */
   bool lost;           /* it was found lost */
   bool released;       /* hl_lock_release has been called */
-  hl_plan *plan;
+  const hl_plan *plan;
   uint64_t token;
   int64_t waited;
   /* A call on the lock that was started (hl_lock_start_...): until its result has
@@ -49,7 +49,7 @@ int hl__lock_release(hl_lock *lock, bool confirm, hl_error *error);
    on finds the session. */
 bool hl__piece(hl_manager *manager, hl__slot *slot, int64_t deadline,
                hl_pending *pending, hl_request *request);
-void hl__request_fill(hl_request *request, hl_plan *plan,
+void hl__request_fill(hl_request *request, const hl_plan *plan,
                       const hl_options *options, int64_t timeout,
                       char path[256]);
 /* Says what was not granted, and how long it was waited for, instead of what

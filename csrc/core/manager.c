@@ -5,6 +5,7 @@
  */
 #include "line.h"
 #include "pending.h"
+#include "plan.h"
 
 #include "internal.h"
 
@@ -259,13 +260,18 @@ uint64_t hl_manager_losses(const hl_manager *manager) {
   return atomic_load(&manager->losses);
 }
 
-int hl_manager_holders(hl_manager *manager, hl_plan *plan, hl_holder_fn fn,
-                       void *context, hl_error *error) {
+int hl_manager_holders(hl_manager *manager, const hl_plan *plan,
+                       hl_holder_fn fn, void *context, hl_error *error) {
   hl__slot *slot;
   size_t n;
-  const hl_row *rows = hl_plan_rows(plan, &n);
   int status = hl__manager_enter(manager, error);
   if (status) return status;
+  hl_plan *copy = hl_plan_copy(plan);
+  if (!copy) {
+    status = hl__error_memory(error);
+    goto out;
+  }
+  const hl_row *rows = hl__plan_rows(copy, &n);
   for (bool again = true;; again = false) {
     int64_t deadline = hl__now_ms() + LOOK_MS;
     status = hl__pool_take(manager, again ? HL__TAKE_EXTRA : HL__TAKE_FRESH,
@@ -284,12 +290,14 @@ int hl_manager_holders(hl_manager *manager, hl_plan *plan, hl_holder_fn fn,
     hl__pool_discard(manager, slot);
     if (fresh || !again) break; /* else it had only gone stale in the pool */
   }
+out:
+  hl_plan_free(copy);
   hl__manager_leave(manager);
   return status;
 }
 
-int hl_manager_blockers(hl_manager *manager, hl_plan *plan, hl_holder_fn fn,
-                        void *context, hl_error *error) {
+int hl_manager_blockers(hl_manager *manager, const hl_plan *plan,
+                        hl_holder_fn fn, void *context, hl_error *error) {
   int64_t now = hl__now_ms();
   hl__manager_lock(manager);
   if (now - manager->looks_since >= 1000) {

@@ -190,11 +190,11 @@ void hl__keeper_stop(hl_manager *manager);
 /* --- lock.c */
 
 int hl__options_check(const hl_options *options, hl_manager *manager,
-                      hl_plan *plan, hl_error *error);
+                      const hl_plan *plan, hl_error *error);
 /* An empty lock, with a reference to the manager and a copy of the plan. NULL:
    out of memory. */
-hl_lock *hl__lock_new(hl_manager *manager, hl_plan *plan);
-hl_plan *hl__lock_plan(hl_lock *lock);
+hl_lock *hl__lock_new(hl_manager *manager, const hl_plan *plan);
+const hl_plan *hl__lock_plan(const hl_lock *lock);
 /* Takes what an empty lock's plan says, blocking, for timeout ms from start on.
    pending: for which it is done; NULL: for the calling thread. As hl_acquire,
    but counts nothing. */

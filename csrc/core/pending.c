@@ -19,7 +19,6 @@ static void unref(hl_pending *pending) {
   if (pending->work == HL__ACQUIRE) hl_lock_free(pending->lock);
   if (pending->extension) hl__extension_dispose(pending->extension);
   free(pending->extension);
-  hl_plan_free(pending->plan);
   free(pending->holders);
   hl__manager_leave(pending->manager);
   free(pending);
@@ -289,8 +288,8 @@ static void acquire_begin(hl_pending *pending)
 
 static const hl_options defaults = HL_OPTIONS_INIT;
 
-int hl_start(hl_manager *manager, hl_plan *plan, const hl_options *options,
-             hl_pending **result, hl_error *error) {
+int hl_start(hl_manager *manager, const hl_plan *plan,
+             const hl_options *options, hl_pending **result, hl_error *error) {
   *result = NULL;
   if (!options) options = &defaults;
   int status = hl__manager_enter(manager, error);
@@ -323,25 +322,23 @@ out:
 
 /* A call on a lock that is held; `plan` for HL__EXTEND. */
 HL__UNCHECKED /* nobody else has the pending yet */
-static int use(hl_lock *lock, hl__work what, hl_plan *plan,
+static int use(hl_lock *lock, hl__work what, const hl_plan *plan,
                const hl_options *options, hl_pending **result,
                hl_error *error) {
   hl_manager *manager = lock->manager;
   hl_pending *pending = pending_new(manager, what, options);
   if (!pending) return hl__error_memory(error);
   if (plan) {
-    pending->plan = hl_plan_copy(plan);
     pending->extension = calloc(1, sizeof *pending->extension);
-    int status = pending->plan && pending->extension
-                     ? hl__extension_init(pending->extension, lock,
-                                          pending->plan, &pending->options,
-                                          error)
+    int status = pending->extension
+                     ? hl__extension_init(pending->extension, lock, plan,
+                                          &pending->options, error)
                      : hl__error_memory(error);
     if (status) {
       unref(pending);
       return status;
     }
-    pending->waiter.plan = pending->plan;
+    pending->waiter.plan = pending->extension->plan;
   }
   int64_t left = hl_lock_remaining(lock);
   pending->lease_end = hl__deadline(hl__lease_ms(), left);
@@ -356,7 +353,7 @@ static int use(hl_lock *lock, hl__work what, hl_plan *plan,
   return HL_OK;
 }
 
-int hl_lock_start_extend(hl_lock *lock, hl_plan *plan,
+int hl_lock_start_extend(hl_lock *lock, const hl_plan *plan,
                          const hl_options *options, hl_pending **result,
                          hl_error *error) {
   *result = NULL;

@@ -41,7 +41,6 @@ struct hl_pending {
      Otherwise the lock that is in use; NULL once it is not. */
   hl_lock *lock;
   hl__extension *extension; /* HL__EXTEND; NULL otherwise */
-  hl_plan *plan;           /* HL__EXTEND: a copy of what was asked for */
   int64_t lease_end;       /* of the lock in use, at least; hl__lease_ms */
   hl_holder *holders;      /* who was in the way; its owner's once it is done */
   size_t holder_count;

@@ -26,6 +26,7 @@
 #include "internal.h"
 #include "layout.h"
 
+#include <assert.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -94,13 +95,13 @@ void hl_plan_clear(hl_plan *plan) {
   plan->ordered = true;
 }
 
-void hl_plan_free(hl_plan *plan) {
+void hl_plan_free(const hl_plan *plan) {
   if (!plan) return;
   if (plan->rows != plan->rows_inside) free(plan->rows);
   if (plan->targets != plan->targets_inside) free(plan->targets);
   if (plan->bytes != plan->bytes_inside) free(plan->bytes);
   hl_layout_unref(plan->layout);
-  free(plan);
+  free((void *)plan);
 }
 
 bool hl__plan_append(hl_plan *plan, const hl_plan *other) {
@@ -129,6 +130,7 @@ hl_plan *hl_plan_copy(const hl_plan *plan) {
     hl_plan_free(copy);
     return NULL;
   }
+  if (copy) hl__plan_order(copy);
   return copy;
 }
 
@@ -211,25 +213,34 @@ static int row_compare(const void *left, const void *right) {
   return (int)b->mode - (int)a->mode;
 }
 
-const hl_row *hl_plan_rows(hl_plan *plan, size_t *n) {
-  if (!plan->ordered) {
-    qsort(plan->rows, plan->row_count, sizeof *plan->rows, row_compare);
-    size_t kept = 0;
-    for (size_t i = 0; i < plan->row_count; i++)
-      if (kept == 0 || plan->rows[i].level != plan->rows[kept - 1].level ||
-          plan->rows[i].bucket != plan->rows[kept - 1].bucket)
-        plan->rows[kept++] = plan->rows[i];
-    plan->row_count = kept;
-    plan->ordered = true;
-  }
+void hl__plan_order(hl_plan *plan) {
+  if (plan->ordered) return;
+  qsort(plan->rows, plan->row_count, sizeof *plan->rows, row_compare);
+  size_t kept = 0;
+  for (size_t i = 0; i < plan->row_count; i++)
+    if (kept == 0 || plan->rows[i].level != plan->rows[kept - 1].level ||
+        plan->rows[i].bucket != plan->rows[kept - 1].bucket)
+      plan->rows[kept++] = plan->rows[i];
+  plan->row_count = kept;
+  plan->ordered = true;
+}
+
+const hl_row *hl__plan_rows(const hl_plan *plan, size_t *n) {
+  assert(plan->ordered);
   *n = plan->row_count;
   return plan->rows;
 }
 
-size_t hl__plan_missing(hl_plan *plan, hl_plan *held, hl_row *missing) {
+const hl_row *hl_plan_rows(hl_plan *plan, size_t *n) {
+  hl__plan_order(plan);
+  return hl__plan_rows(plan, n);
+}
+
+size_t hl__plan_missing(const hl_plan *plan, const hl_plan *held,
+                        hl_row *missing) {
   size_t n, held_count, count = 0, j = 0;
-  const hl_row *rows = hl_plan_rows(plan, &n);
-  const hl_row *have = hl_plan_rows(held, &held_count);
+  const hl_row *rows = hl__plan_rows(plan, &n);
+  const hl_row *have = hl__plan_rows(held, &held_count);
   for (size_t i = 0; i < n; i++) {
     while (j < held_count &&
            (have[j].level < rows[i].level ||

@@ -1,6 +1,10 @@
 /*
  * plan.h - the inside of a plan, for plan.c, and what the core asks of it
  * beyond hierlock.h. A plan for a target or two makes one allocation.
+ *
+ * Whoever makes a plan may change it. Once several threads see it (the plan of a
+ * lock, of a waiter) it is const everywhere: its rows were put in order when it
+ * was copied, and nobody can do that again.
  */
 #ifndef HIERLOCK_PLAN_H
 #define HIERLOCK_PLAN_H
@@ -35,9 +39,16 @@ struct hl_plan {
 /* Adds all of other's targets and rows; false, and no change, when out of
    memory. Same layout. */
 bool hl__plan_append(hl_plan *plan, const hl_plan *other);
+/* Puts the rows in locking order, each once. */
+void hl__plan_order(hl_plan *plan);
+/* The rows of a plan that is in order: copies are. Changes nothing, so threads
+   may share the plan. */
+const hl_row *hl__plan_rows(const hl_plan *plan, size_t *n);
 /* Writes the rows of plan that held does not cover, in locking order, and
-   returns their number. missing has room for all rows of plan. */
-size_t hl__plan_missing(hl_plan *plan, hl_plan *held, hl_row *missing);
+   returns their number. missing has room for all rows of plan. Both are in
+   order. */
+size_t hl__plan_missing(const hl_plan *plan, const hl_plan *held,
+                        hl_row *missing);
 /* The level of the deepest target. */
 unsigned hl__plan_level(const hl_plan *plan);
 

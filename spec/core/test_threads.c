@@ -7,6 +7,7 @@
 #include "dsn.h"
 #include "hierlock.h"
 #include "internal.h"
+#include "plan.h"
 #include "store.h"
 
 #include <mysql.h>
@@ -245,6 +246,77 @@ static void threads_share_a_manager(void **state) {
   }
 }
 
+/* --------------------------------------------------------- many targets */
+
+/* Calls with so many targets that putting them in order takes a while, begun at one
+   moment: whoever stands in line reads the plans of those before him. */
+enum { RESOURCES = 400, ASKED = 200, SORTERS = 4, SORTINGS = 200 };
+
+static struct {
+  hl_manager *manager;
+  pthread_barrier_t together;
+  atomic_int failures, wrong;
+} crowd;
+
+/* Whether the lock took the rows that the plan says, each once, in order. */
+static bool took(const hl_lock *lock, hl_plan *plan) {
+  size_t n, m;
+  const hl_row *rows = hl__plan_rows(hl_lock_plan(lock), &n);
+  const hl_row *said = hl_plan_rows(plan, &m);
+  bool same = n == m;
+  for (size_t i = 0; same && i < n; i++)
+    same = rows[i].level == said[i].level && rows[i].bucket == said[i].bucket &&
+           rows[i].mode == said[i].mode;
+  return same;
+}
+
+static void *acquire_many(void *argument) {
+  unsigned seed = (unsigned)(intptr_t)argument;
+  for (int round = 0; round < SORTINGS; round++) {
+    hl_error error;
+    hl_lock *lock;
+    hl_plan *plan = hl_plan_new(hl_manager_layout(crowd.manager));
+    for (int i = 0, next = rand_r(&seed) % RESOURCES; i < ASKED; i++) {
+      char name[16];
+      /* Not in order, and each once: 7 and RESOURCES have no common divisor. */
+      next = (next + 7) % RESOURCES;
+      (void)snprintf(name, sizeof name, "r%d", next);
+      hl_id ids[3] = {{"m", 1}, {"a", 1}, {name, strlen(name)}};
+      (void)hl_plan_add(plan, ids, 3, HL_EXCLUSIVE, false, NULL);
+    }
+    (void)pthread_barrier_wait(&crowd.together);
+    if (hl_acquire(crowd.manager, plan, NULL, &lock, &error) == HL_OK) {
+      if (!took(lock, plan)) (void)atomic_fetch_add(&crowd.wrong, 1);
+      hl_lock_free(lock);
+    } else {
+      (void)fprintf(stderr, "many targets: %s\n", error.message);
+      (void)atomic_fetch_add(&crowd.failures, 1);
+    }
+    hl_plan_free(plan);
+  }
+  return NULL;
+}
+
+static void each_call_takes_the_rows_of_its_plan(void **state) {
+  pthread_t threads[SORTERS];
+  char dsn[96];
+  hl_config config = HL_CONFIG_INIT;
+  (void)state;
+  memset(&crowd, 0, sizeof crowd);
+  (void)snprintf(dsn, sizeof dsn, "file:%s/many", directory);
+  config.dsn = dsn;
+  assert_int_equal(hl_manager_open(&config, &crowd.manager, NULL), HL_OK);
+  assert_int_equal(pthread_barrier_init(&crowd.together, NULL, SORTERS), 0);
+  for (intptr_t i = 0; i < SORTERS; i++)
+    assert_int_equal(
+        pthread_create(&threads[i], NULL, acquire_many, (void *)i), 0);
+  for (int i = 0; i < SORTERS; i++) (void)pthread_join(threads[i], NULL);
+  (void)pthread_barrier_destroy(&crowd.together);
+  assert_int_equal(atomic_load(&crowd.failures), 0);
+  assert_int_equal(atomic_load(&crowd.wrong), 0);
+  hl_manager_close(crowd.manager);
+}
+
 /* -------------------------------------------------------------- closing */
 
 /* Holds one node and looks at it until it is lost to the closing. */
@@ -432,6 +504,7 @@ static void a_child_gets_no_connection_in_the_making(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(threads_share_a_manager),
+      cmocka_unit_test(each_call_takes_the_rows_of_its_plan),
       cmocka_unit_test(closing_meets_other_threads),
       cmocka_unit_test(a_child_born_while_others_connect_acquires),
       cmocka_unit_test(a_child_gets_no_connection_in_the_making),
