@@ -421,6 +421,21 @@ support.each_server(function(store)
     end
   end)
 
+  it("looks at the table again after ten seconds", function()
+    begin()
+    assert.is_true(locks:acquire(R1))
+    run "COMMIT"
+    local again = attach.luasql(connection, options())
+    store.sql():query("ALTER TABLE %s ENGINE=MyISAM", TABLE)
+    restore[1] = function() store.sql():query("ALTER TABLE %s ENGINE=InnoDB", TABLE) end
+    support.sleep(10.1)
+    for _, object in ipairs { locks, again } do
+      begin()
+      assert.matches("MyISAM", assert_fails("unsafe_server", object:acquire(R1)).message)
+      run "ROLLBACK"
+    end
+  end)
+
   it("looks at the server once, however often a program attaches", function()
     local asked
     local counting = { execute = function(_, query)

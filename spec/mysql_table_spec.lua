@@ -120,6 +120,57 @@ support.each_server(function(store)
       end
     end)
 
+    local function alter(engine) store.sql():query("ALTER TABLE %s ENGINE=%s", TABLE, engine) end
+
+    -- All ways to ask: as text, prepared, shared, waiting or not.
+    local function ask(manager, fn)
+      for _, options in ipairs { {}, { mode = "shared" }, { timeout = 0 }, { timeout = 0.5 },
+                                 { timeout = 0, mode = "shared" } } do
+        fn(manager:acquire(TARGET, options))
+        fn(manager:acquire(TARGET, options))
+      end
+    end
+
+    local function assert_granted(handle, err)
+      assert.is_nil(err)
+      handle:release { confirm = true }
+    end
+
+    it("grants nothing any more when it becomes one without transactions; again, once it is " ..
+       "mended", function()
+      local warm, cold = assert(open()), assert(open())
+      for _ = 1, 3 do ask(warm, assert_granted) end
+      for _, engine in ipairs { "MyISAM", "MEMORY" } do
+        alter(engine)
+        for _, manager in ipairs { warm, cold } do
+          ask(manager, function(handle, err)
+            assert_refused("unsafe_server", handle, err)
+            assert.truthy(err.message:lower():find(engine:lower(), 1, true), err.message)
+          end)
+        end
+        alter("InnoDB")
+        for _, manager in ipairs { warm, cold } do ask(manager, assert_granted) end
+      end
+    end)
+
+    if store.name == "mariadb" then
+      it("grants nothing any more ten seconds after it became one of Aria, which claims " ..
+         "transactions; again, once it is mended", function()
+        local warm, cold = assert(open()), assert(open())
+        for _ = 1, 3 do ask(warm, assert_granted) end
+        alter("Aria")
+        support.sleep(10.1) -- what is promised
+        for _, manager in ipairs { warm, cold } do
+          ask(manager, function(handle, err)
+            assert_refused("unsafe_server", handle, err)
+            assert.truthy(err.message:lower():find("aria", 1, true), err.message)
+          end)
+        end
+        alter("InnoDB")
+        for _, manager in ipairs { warm, cold } do ask(manager, assert_granted) end
+      end)
+    end
+
     it("must be a table, not a view", function()
       store.sql():query("CREATE VIEW %s_view AS SELECT * FROM %s", TABLE, TABLE)
       assert_refused("not_provisioned", open(nil, own_dsn(TABLE .. "_view")))

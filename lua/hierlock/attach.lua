@@ -22,7 +22,7 @@
 -- SAVEPOINT, the one that locks, RELEASE SAVEPOINT. The savepoint, `hierlock`, shows
 -- that a transaction is open: outside of one there is none to release. The first request
 -- of an object also looks whether the server excludes and the table fits; what was found
--- right counts for a minute, for other objects of the Lua state, too.
+-- right counts for ten seconds, for other objects of the Lua state, too.
 --
 -- Observers see such a holder as a program that does not use hierlock: on MySQL by its
 -- rows, on MariaDB not at all. (What the session says of itself would outlive the
@@ -272,7 +272,7 @@ end
 -- attaches anew for each request, as in nginx, looks once, and then only asks which server
 -- it is.
 local verified = {}
-local VERIFIED_FOR = 60 -- seconds
+local VERIFIED_FOR = 10 -- seconds
 
 -- A server that has become read-only is another one.
 local IDENTITY = "SELECT CONCAT_WS(' ',VERSION(),@@hostname,@@port,@@server_id,@@datadir," ..
@@ -285,14 +285,15 @@ local function check_all(self, wait)
                              table.concat(self.levels, ",") }, " ")
   local found = verified[key]
   if found and core.now() < found.expires then
-    self.dialect = found.dialect
+    self.dialect, self.checked_until = found.dialect, found.expires
     return true
   end
   local ok, err = check_server(self)
   if ok then ok, err = check_table(self) end
   if ok then ok, err = check_layout(self, wait) end
   if not ok then return nil, err end
-  verified[key] = { dialect = self.dialect, expires = core.now() + VERIFIED_FOR }
+  self.checked_until = core.now() + VERIFIED_FOR
+  verified[key] = { dialect = self.dialect, expires = self.checked_until }
   return true
 end
 
@@ -303,9 +304,7 @@ local function check(self, wait)
     if not ok and not err then core.misuse(NO_TRANSACTION) end
   end
   if ok then ok, err = check_all(self, wait) end
-  if not ok then return nil, err end
-  self.checked = true
-  return true
+  return ok, err
 end
 
 -- -------------------------------------------------------------- options
@@ -364,7 +363,7 @@ local function take(self, targets, options)
   local target = node(self, targets)
 
   local ok, err = true, nil
-  if not self.checked then ok, err = check(self, ms == 0 and TRY or ms) end
+  if core.now() >= self.checked_until then ok, err = check(self, ms == 0 and TRY or ms) end
   if ok then ok, err = savepoint(self) end
   if not ok then return nil, err end
 
@@ -501,6 +500,7 @@ local function new(query, options)
     table = options.table or DEFAULT_TABLE,
     buckets = options.buckets or DEFAULT_BUCKETS,
     levels = {},
+    checked_until = -math.huge, -- core.now()
     timeout = milliseconds(options.timeout == nil and DEFAULT_TIMEOUT or options.timeout),
   }
   -- Raises for a wrong one of these.

@@ -135,14 +135,16 @@ static bool rows_conflict(const hl_row *rows, size_t n, const char *named) {
 
 /* ------------------------------------------------------------- MariaDB */
 
-/* INNODB_TRX may be 100 ms old, while the variables are not: so a transaction
-   counts only if it had locked or awaited a row then, and not one that has only
-   looked, as we do here, and whose session locks by now. */
+/* INNODB_TRX may be 100 ms old, while the variables and the sessions' commands are
+   not. So a transaction counts only if it had locked or awaited a row then, and
+   not one that has only looked, as we do here, and whose session locks by now. A
+   session that executes something now waits for its rows, whatever it did then. */
 static int holders_mariadb(hl__mysql_session *session, const hl_row *rows,
                            size_t n, hl_holder_fn fn, void *context,
                            hl_error *error) {
   static const char sql[] =
-      "SELECT u.VARIABLE_VALUE,x.trx_state='LOCK WAIT' "
+      "SELECT u.VARIABLE_VALUE,"
+      "x.trx_state='LOCK WAIT' OR t.PROCESSLIST_COMMAND<>'Sleep' "
       "FROM information_schema.INNODB_TRX x "
       "JOIN performance_schema.threads t ON t.PROCESSLIST_ID="
       "x.trx_mysql_thread_id "
