@@ -353,6 +353,34 @@ support.each_server(function(store)
     end)
   end)
 
+  it("does not claim a lock for longer than its lease when the network is cut while an extension waits", function()
+    local other = { "u1", "a1", "r2" }
+    local blocker = assert(open():acquire(other))
+    between = proxy.open(store)
+    local peer = support.process(store, { hold_timeout = 2 }, between.dsn)
+    assert.is_true(peer:acquire("h", "acquire", TARGET):result())
+    peer:start([[
+      local uv, core = require "luv", require "hierlock.core"
+      local h = handles.h
+      pending = core.start.extend(h, ..., { timeout = 30 })
+      local ends, claims = uv.hrtime() + 10e9, 0
+      repeat
+        uv.sleep(10)
+        -- In this order: it may end between the two.
+        local left, held = h:remaining(), h:is_held()
+        if left == 0 and held then claims = claims + 1 end
+      until left == 0 or uv.hrtime() > ends
+      return claims, h:is_held(), h:remaining()
+    ]], other)
+    support.wait_until(function()
+      uv.run("nowait") -- the proxy
+      return is_waiting()
+    end, "the waiter")
+    between.cut()
+    assert.same({ 0, false, 0 }, { peer:result() })
+    blocker:release()
+  end)
+
   describe("an extension that closes a circle", function()
     it("is a deadlock for one of the two, whose handle then holds nothing", function()
       local manager = open()

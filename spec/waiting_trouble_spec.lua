@@ -30,7 +30,57 @@ support.each_store(function(store)
     assert.same({ true, true }, results)
   end)
 
+  it("does not claim a lock whose session was interrupted when a call on it was cancelled", function()
+    local blocker = assert(other:acquire({ "trouble", "f1" }))
+    local handle = assert(manager:acquire({ "trouble", "f2" }))
+    local pending = core.start.extend(handle, { "trouble", "f1" }, { timeout = support.DEADLINE })
+    if store.server then
+      support.wait_until(function() return store.waiting() > 0 end, "a waiter")
+    end
+    assert.is_true(handle:is_held())
+    pending:cancel()
+    -- The embedded store ends the wait, and keeps what is held.
+    assert.equal(not store.server, handle:is_held())
+    assert.equal(not store.server, handle:remaining() > 0)
+    blocker:release()
+    handle:release()
+    assert(other:acquire({ "trouble", "f2" }, { timeout = support.DEADLINE })):release()
+  end)
+
   if store.server then
+    it("goes on holding while an extension waits for longer than hold_timeout", function()
+      local patient = support.open(store, { hold_timeout = 1 })
+      local blocker = assert(other:acquire({ "trouble", "g1" }))
+      local handle = assert(patient:acquire({ "trouble", "g2" }))
+      local pending = core.start.extend(handle, { "trouble", "g1" }, { timeout = 2.5 })
+      while not pending:done() do
+        assert.is_true(handle:is_held())
+        assert.is_true(handle:remaining() > 0)
+        support.sleep(0.02)
+      end
+      local ok, err = pending:wait(0)
+      assert.is_nil(ok)
+      assert.equal("timeout", err.code)
+      assert.is_true(handle:check())
+      blocker:release()
+      patient:close()
+    end)
+
+    it("keeps looking at a lock whose extension has ended and was not waited for", function()
+      local patient = support.open(store, { hold_timeout = 1 })
+      local handle = assert(patient:acquire({ "trouble", "h1" }))
+      local pending = core.start.extend(handle, { "trouble", "h2" }, { timeout = 2 })
+      support.wait_until(function() return pending:done() end, "the extension")
+      local ends = support.now() + 1.5
+      while support.now() < ends do
+        assert.is_true(handle:is_held())
+        assert.is_true(handle:remaining() > 0)
+        support.sleep(0.05)
+      end
+      assert.is_true(pending:wait(0))
+      patient:close()
+    end)
+
     it("does not say of a lock that was lost while a call used it that it is held", function()
       local blocker = assert(other:acquire({ "trouble", "b1" }))
       local handle = assert(manager:acquire({ "trouble", "b2" }))

@@ -44,9 +44,30 @@ void hl__extension_dispose(hl__extension *self) {
   hl_plan_free(self->plan);
 }
 
+/* A wait ends, and begins again, so often that its answers show in time that the
+   store still keeps what is held: ms. Whoever looks at the lock meanwhile then
+   sees it lost only when no answer came. */
+static int64_t piece_ms(const hl_manager *manager) {
+  return manager->ops->connects ? manager->config.hold_timeout / 2 : HL_FOREVER;
+}
+
+/* The store has answered what was sent then (0: it has not): whoever looks at the
+   lock sees at once what it is worth. */
+static void answered(hl_manager *manager, hl__slot *slot, hl_pending *pending,
+                     int status, int64_t sent_ms) {
+  bool lost = status == HL_DEADLOCK || status == HL_ECONNECTION;
+  if (sent_ms) slot->answered = sent_ms;
+  if (!pending || !manager->ops->connects || (!lost && !sent_ms)) return;
+  hl__manager_lock(manager);
+  if (lost)
+    pending->lease_end = 0;
+  else if (pending->lease_end) /* not interrupted */
+    pending->lease_end = sent_ms + manager->config.hold_timeout;
+  hl__manager_unlock(manager);
+}
+
 /* Locks more rows in a slot that already holds some. While it does, the slot is
-   BUSY: the keeper need not renew it (a waiting statement is a sign of life to
-   the server), and interrupts it when it hangs. */
+   BUSY: the keeper does not renew it, and interrupts it when it hangs. */
 static int extend(hl_lock *lock, hl_request *request, int64_t deadline,
                   hl_pending *pending, uint64_t *token, hl_error *error)
     HL__RELEASES(hl__slot_mutex) {
@@ -67,8 +88,12 @@ static int extend(hl_lock *lock, hl_request *request, int64_t deadline,
   hl__manager_unlock(manager);
   if (held) {
     do {
-      if (!hl__piece(manager, slot, deadline, pending, request)) break;
+      if (!hl__piece(manager, slot, deadline, piece_ms(manager), pending,
+                     request))
+        break;
+      grant.sent_ms = 0;
       status = manager->ops->lock(slot->session, request, &grant, &reason);
+      answered(manager, slot, pending, status, grant.sent_ms);
     } while (status == HL_TIMEOUT && !request->try_once &&
              hl__left_ms(deadline) > 0);
   }
@@ -77,8 +102,8 @@ static int extend(hl_lock *lock, hl_request *request, int64_t deadline,
   manager->stats.waiting--;
   if (pending) pending->slot = NULL; /* nobody interrupts it any more */
   bool closed = manager->closed, overrun = slot->overrun;
+  if (overrun && pending) pending->lease_end = 0;
   if (held) slot->state = HL__HELD;
-  if (held && grant.sent_ms) slot->answered = grant.sent_ms;
   if (status == HL_TIMEOUT) manager->stats.timeouts++;
   if (status == HL_DEADLOCK) manager->stats.deadlocks++;
   if (held && closed) {

@@ -58,9 +58,10 @@ void hl__acquire_count(hl_manager *manager, int status, int64_t waited) {
 }
 
 bool hl__piece(hl_manager *manager, hl__slot *slot, int64_t deadline,
-                  hl_pending *pending, hl_request *request) {
+               int64_t longest, hl_pending *pending, hl_request *request) {
   hl__exit_check(0);
-  int64_t now = hl__now_ms(), end = now + WAIT_PIECE_MS;
+  int64_t now = hl__now_ms();
+  int64_t end = now + (longest < WAIT_PIECE_MS ? longest : WAIT_PIECE_MS);
   if (deadline < end) end = deadline;
   request->deadline = end;
   hl__manager_lock(manager);
@@ -95,7 +96,7 @@ static int acquire(hl_manager *manager, hl_request *request, int64_t deadline,
     if (status) return status;
     bool fresh = (*slot)->fresh;
 
-    if (!hl__piece(manager, *slot, deadline, pending, request)) {
+    if (!hl__piece(manager, *slot, deadline, HL_FOREVER, pending, request)) {
       hl__pool_discard(manager, *slot);
       *slot = NULL;
       return closed_error(error);
@@ -384,7 +385,8 @@ int hl__lock_in_use_error(hl_error *error) {
 }
 
 bool hl_lock_is_held(hl_lock *lock) {
-  if (hl__lock_in_use(lock)) return hl__lock_use_is_held(lock);
+  int64_t left;
+  if (hl__lock_use_left(lock, &left)) return left > 0;
   if (hl__lock_enter(lock, NULL)) return false;
   hl__slot_unlock(lock->slot);
   return true;
@@ -398,10 +400,11 @@ hl_lock_state hl_lock_look(hl_lock *lock) {
 }
 
 int64_t hl_lock_remaining(hl_lock *lock) {
-  if (hl__lock_in_use(lock)) return hl__lock_use_remaining(lock);
+  int64_t left;
+  if (hl__lock_use_left(lock, &left)) return left;
   if (hl__lock_enter(lock, NULL)) return 0;
   hl_manager *manager = lock->manager;
-  int64_t left = HL_FOREVER;
+  left = HL_FOREVER;
   if (manager->ops->connects)
     left = lease_left(manager, lock->slot);
   hl__slot_unlock(lock->slot);

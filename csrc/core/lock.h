@@ -31,9 +31,10 @@ static inline bool hl__lock_in_use(hl_lock *lock) {
 /* Releases the lock, and frees it, as soon as the call in use of it has ended; which
    is given up. */
 void hl__lock_use_end(hl_lock *lock, bool free_it);
-/* What hl_lock_is_held and hl_lock_remaining may say meanwhile. */
-bool hl__lock_use_is_held(hl_lock *lock);
-int64_t hl__lock_use_remaining(hl_lock *lock);
+/* While a call on the lock is under way: true, and *left are the ms for which the
+   store is sure to keep the lock, 0 from the moment at which its session was
+   interrupted. False: no call is, and the lock can be asked itself. */
+bool hl__lock_use_left(hl_lock *lock, int64_t *left);
 
 /* --- lock.c */
 
@@ -43,12 +44,13 @@ int hl__lock_in_use_error(hl_error *error);
 int hl__lock_check(hl_lock *lock, hl_error *error);
 int hl__lock_release(hl_lock *lock, bool confirm, hl_error *error);
 
-/* Sets the deadline of the store's next piece of waiting. The keeper watches it,
+/* Sets the deadline of the store's next piece of waiting, which takes `longest` ms,
+   or what the core allows at most. The keeper watches it,
    from now on: time that went into connecting is not the server's. False: the
    manager has been closed, or the pending given up; whoever does that from now
    on finds the session. */
 bool hl__piece(hl_manager *manager, hl__slot *slot, int64_t deadline,
-               hl_pending *pending, hl_request *request);
+               int64_t longest, hl_pending *pending, hl_request *request);
 void hl__request_fill(hl_request *request, const hl_plan *plan,
                       const hl_options *options, int64_t timeout,
                       char path[256]);

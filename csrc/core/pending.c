@@ -78,8 +78,11 @@ static void give_up(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
   pending->given_up = true;
   hl__leave_begin(1); /* until its worker has told the store */
   /* Not a round trip that ends soon by itself: the lock may be worth it. */
-  if (pending->work <= HL__EXTEND && pending->slot && pending->slot->session)
-    pending->manager->ops->interrupt(pending->slot->session);
+  if (pending->work <= HL__EXTEND && pending->slot && pending->slot->session) {
+    const hl_store_ops *ops = pending->manager->ops;
+    ops->interrupt(pending->slot->session);
+    if (ops->connects) pending->lease_end = 0;
+  }
   finish(pending, pending->error.status);
 }
 
@@ -340,8 +343,7 @@ static int use(hl_lock *lock, hl__work what, const hl_plan *plan,
     }
     pending->waiter.plan = pending->extension->plan;
   }
-  int64_t left = hl_lock_remaining(lock);
-  pending->lease_end = hl__deadline(hl__lease_ms(), left);
+  pending->lease_end = hl__deadline(hl__lease_ms(), hl_lock_remaining(lock));
   pending->lock = lock;
   if (what == HL__RELEASE) /* also when nobody can confirm it */
     lock->released = pending->release_then = true;
@@ -404,32 +406,20 @@ void hl__lock_use_end(hl_lock *lock, bool free_it) {
   }
 }
 
-/* Its worker has come back, and found the lock lost. */
-static bool found_lost(const hl_lock *lock, const hl_pending *pending)
-    HL__REQUIRES(hl__manager_mutex) {
-  return pending && pending->done && !pending->given_up && !lock->slot;
-}
-
-bool hl__lock_use_is_held(hl_lock *lock) {
+bool hl__lock_use_left(hl_lock *lock, int64_t *left) {
   hl_manager *manager = lock->manager;
-  if (lock->released) return false;
-  hl__manager_lock(manager);
-  bool held = !found_lost(lock, atomic_load(&lock->use));
-  hl__manager_unlock(manager);
-  return held;
-}
-
-int64_t hl__lock_use_remaining(hl_lock *lock) {
-  hl_manager *manager = lock->manager;
-  if (lock->released) return 0;
+  if (!hl__lock_in_use(lock)) return false;
   hl__manager_lock(manager);
   const hl_pending *pending = atomic_load(&lock->use);
-  int64_t end = pending ? pending->lease_end : 0;
-  if (found_lost(lock, pending)) end = 0;
+  bool under_way = pending && (!pending->done || pending->given_up);
+  int64_t end = under_way ? pending->lease_end : 0;
+  if (lock->released || manager->closed ||
+      (under_way && pending->slot && pending->slot->overrun))
+    end = 0;
   hl__manager_unlock(manager);
-  if (end == HL_FOREVER) return HL_FOREVER;
-  int64_t left = end - hl__lease_ms();
-  return left > 0 ? left : 0;
+  *left = end == HL_FOREVER ? HL_FOREVER : end - hl__lease_ms();
+  if (*left < 0) *left = 0;
+  return under_way;
 }
 
 /* --------------------------------------------------------- its owner's */

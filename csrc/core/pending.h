@@ -41,7 +41,9 @@ struct hl_pending {
      Otherwise the lock that is in use; NULL once it is not. */
   hl_lock *lock;
   hl__extension *extension; /* HL__EXTEND; NULL otherwise */
-  int64_t lease_end;       /* of the lock in use, at least; hl__lease_ms */
+  /* Of the lock in use: the store keeps it until then at least. hl__lease_ms;
+     HL_FOREVER. 0: its session was interrupted, and may have ended. */
+  int64_t lease_end HL__GUARDED_BY(hl__manager_mutex);
   hl_holder *holders;      /* who was in the way; its owner's once it is done */
   size_t holder_count;
   hl_options options;
