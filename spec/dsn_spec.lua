@@ -114,7 +114,16 @@ describe("a DSN that is refused", function()
   refused("wants to verify without a CA", "mysql://u:p@127.0.0.1:1/db?tls=verify-identity", "tls_ca")
   refused("has a bad connect_timeout", "mysql://u:p@127.0.0.1:1/db?connect_timeout=soon", "connect_timeout")
   refused("has an infinite connect_timeout", "mysql://u:p@127.0.0.1:1/db?connect_timeout=inf", "connect_timeout")
-  refused("has an unencoded '?' in its password", "mysql://u:a?b@127.0.0.1:1/db", "'%?'")
+  for _, password in ipairs { "a?b", "a/b", "p@ss:w/rd", "p:12/w", "12/w", "/", "?", "a/b?c", "a?b/c", "[x/y" } do
+    refused("has the unencoded password " .. password, "mysql://u:" .. password .. "@127.0.0.1:1/db",
+      "password write '@' as '%%40', ':' as '%%3A', '/' as '%%2F', '%?' as '%%3F', '#' as '%%23' and '%%' as '%%25'")
+  end
+  refused("has a plain '@' in its database", "mysql://u:p@127.0.0.1:1/a@b", "database or parameter write '@' as '%%40'")
+  refused("has a plain '@' in a parameter", "mysql://u:p@127.0.0.1:1/db?tls_ca=a@b", "database or parameter write '@' as '%%40'")
+  refused("has a password without '@' and a host", "mysql://u:secret/db", "port.*password end with '@'")
+  refused("has IPv6 without brackets", "mysql://u:p@::1/db", "port.*IPv6 address stands in %[ %]")
+  refused("has a plain '/' in a parameter of Go's form", "u:p@tcp(127.0.0.1:1)/db?tls_ca=/etc/ca.pem",
+    "in a parameter write '/' as '%%2F'")
   refused("has an unknown address in Go's form", "u:p@udp(127.0.0.1:1)/db", "address")
   refused("has '(' without ')' in Go's form", "u:p@tcp(127.0.0.1:1/db", "tcp%(host")
   refused("has a relative socket in Go's form", "u:p@unix(sock)/db", "unix")

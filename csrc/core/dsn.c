@@ -62,7 +62,9 @@ static int parse_port(const char *text, unsigned *port, hl_error *error) {
     number = strtoul(text, NULL, 10);
   if (number < 1 || number > 65535)
     return hl__error(error, HL_EDSN,
-                     "the port in the DSN must be a number from 1 to 65535");
+                     "the port in the DSN must be a number from 1 to 65535; "
+                     "a user and password end with '@', an IPv6 address "
+                     "stands in [ ]");
   *port = (unsigned)number;
   return HL_OK;
 }
@@ -121,13 +123,17 @@ static int parse_params(char *text, bool encoded, hl_dsn *dsn,
 
 /* Behind "mysql://": [user[:password]@][host[:port]][/database][?params] */
 static int parse_url(char *text, hl_dsn *dsn, hl_error *error) {
+  /* The first '/' or '?' ends the address. An '@' behind it most likely belongs
+     to the address, and what stands before it is half a password: nothing of it
+     may be quoted, nor may it be taken for a host or a port. */
+  if (strchr(text + strcspn(text, "/?"), '@'))
+    return hl__error(error, HL_EDSN,
+                     "the DSN has an '@' behind a '/' or '?'. In a user or "
+                     "password write '@' as '%%40', ':' as '%%3A', '/' as "
+                     "'%%2F', '?' as '%%3F', '#' as '%%23' and '%%' as '%%25'. "
+                     "In a database or parameter write '@' as '%%40'");
   char *params = strchr(text, '?');
   if (params) *params++ = '\0';
-  /* What follows may be half a password: nothing of it may be quoted. */
-  if (params && strchr(params, '@'))
-    return hl__error(error, HL_EDSN,
-                     "the DSN has an '@' behind a '?'; in a user or password "
-                     "write '?' as '%%3F', in a parameter '@' as '%%40'");
   char *database = strchr(text, '/');
   if (database) *database++ = '\0';
   char *at = strrchr(text, '@');
@@ -193,7 +199,7 @@ static int parse_go(char *text, hl_dsn *dsn, hl_error *error) {
   } else if (*address && strcmp(address, "tcp") != 0) {
     return hl__error(error, HL_EDSN,
                      "the address in the DSN must be tcp(host:port) or "
-                     "unix(/path/to.sock)");
+                     "unix(/path/to.sock); in a parameter write '/' as '%%2F'");
   }
   return parse_params(params, false, dsn, error);
 }
