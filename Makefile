@@ -37,7 +37,7 @@ endif
 # Where it is installed; DESTDIR stands before all of these. LuaJIT counts as 5.1.
 PREFIX ?= /usr/local
 DESTDIR ?=
-LUA_VERSION ?= $(or $(patsubst lua%,%,$(filter lua5.%,$(notdir $(LUA)))),$(shell $(LUA) -e 'io.write(_VERSION:sub(5))'))
+LUA_VERSION ?= $(or $(patsubst lua%,%,$(filter lua5.%,$(notdir $(LUA)))),$(if $(filter luajit%,$(notdir $(LUA))),5.1),$(shell $(LUA) -e 'io.write(_VERSION:sub(5))' 2>/dev/null))
 INST_LUADIR ?= $(PREFIX)/share/lua/$(LUA_VERSION)
 INST_LIBDIR ?= $(PREFIX)/lib/lua/$(LUA_VERSION)
 INST_BINDIR ?= $(PREFIX)/bin
@@ -87,7 +87,7 @@ LIBRARY := $(BUILD)/libhierlock.a
 PKG_CONFIG_FILE := $(BUILD)/hierlock.pc
 
 .PHONY: all clean help
-all: $(CORE_SO) $(LIBRARY) $(PKG_CONFIG_FILE)
+all: $(BUILD)/headers $(CORE_SO) $(LIBRARY) $(PKG_CONFIG_FILE)
 ifneq ($(strip $(MYSQL_LIBS)),)
 all: $(MYSQL_SO)
 else
@@ -98,6 +98,26 @@ without-mysql:
 	@echo 'hierlock: Debian: apt-get install libmariadb-dev libmariadb-dev-compat; or set MYSQL_INCDIR, MYSQL_LIBDIR.'
 endif
 
+# Before anything is compiled for Lua: says in one line what is missing.
+LUA_PACKAGE = $(if $(filter luajit%,$(notdir $(LUA))),libluajit-5.1-dev (beside nginx: libluajit2-5.1-dev),$\
+              lib$(patsubst lua5.1,lua5.1-0,lua$(LUA_VERSION))-dev)
+LUA_HEADERS = $(if $(filter luajit%,$(notdir $(LUA))),luajit,$(subst .,0,$(LUA_VERSION)))
+$(BUILD)/headers:
+	@fail() { echo "hierlock: $$*" >&2; exit 1; }; \
+	command -v $(firstword $(CC)) >/dev/null || \
+	  fail 'there is no C compiler $(CC): set CC, or, on Debian: apt-get install gcc libc6-dev'; \
+	[[ -n '$(LUA_VERSION)' ]] || fail 'LUA=$(LUA) does not run: set LUA, as in LUA=lua5.4'; \
+	found=$$(echo -e '#include <lauxlib.h>\nhl=LUA_VERSION_NUM LUA_LJDIR' | \
+	  $(CC) $(LUA_CFLAGS) $(CPPFLAGS) $(CFLAGS) -E -P -x c - 2>/dev/null | sed -n 's/^hl=.*".*/luajit/p; s/^hl=\([0-9]*\).*/\1/p'); \
+	case "$$found" in \
+	  '$(LUA_HEADERS)') ;; \
+	  luajit) [[ '$(LUA_VERSION)' == 5.1 ]] || fail 'the headers are those of LuaJIT, not of LUA=$(LUA): set LUA_INCDIR' ;; \
+	  '') fail 'there is no lauxlib.h for LUA=$(LUA): set LUA_INCDIR, or, on Debian: apt-get install libc6-dev pkg-config $(LUA_PACKAGE)' ;; \
+	  *) fail "the headers are those of Lua $${found/0/.}, not of LUA=$(LUA) ($(LUA_HEADERS:50%=5.%)): set LUA or LUA_INCDIR" ;; \
+	esac
+	@mkdir -p $(@D) && : >$@
+
+$(call objects,$(BINDING) $(MYSQL_BINDING)): | $(BUILD)/headers
 $(BUILD)/obj/lua/%.o: HL_CFLAGS += $(LUA_CFLAGS)
 $(BUILD)/obj/stores/mysql/%.o: HL_CFLAGS += $(MYSQL_CFLAGS)
 $(call objects,$(MYSQL_BINDING)): HL_CFLAGS += $(LUA_CFLAGS) -Icsrc/lua
@@ -226,8 +246,8 @@ spec: all $(SPEC_SO)
 # A client for each peer whose library is there; the others are named as not run.
 BENCH_SVG ?= $(BUILD)/performance.svg
 BENCH_CLIENTS := flock $(if $(strip $(MYSQL_LIBS)),bare) \
-                 $(if $(shell $(PKG_CONFIG) --exists libpq && echo yes),postgresql) \
-                 $(if $(shell $(PKG_CONFIG) --exists hiredis && echo yes),redis)
+                 $(if $(shell $(PKG_CONFIG) --exists libpq 2>/dev/null && echo yes),postgresql) \
+                 $(if $(shell $(PKG_CONFIG) --exists hiredis 2>/dev/null && echo yes),redis)
 $(BUILD)/bench/bare: BENCH_LIBRARIES = $(MYSQL_CFLAGS) $(MYSQL_LIBS)
 $(BUILD)/bench/postgresql: BENCH_LIBRARIES = $(shell $(PKG_CONFIG) --cflags --libs libpq)
 $(BUILD)/bench/redis: BENCH_LIBRARIES = $(shell $(PKG_CONFIG) --cflags --libs hiredis)

@@ -181,6 +181,67 @@ describe("make install", function()
   end)
 end)
 
+describe("make", function()
+  -- What it says, in one line, before it compiles anything.
+  local function says(words, ...)
+    local root = must("mktemp -d -p %s", directory):match("[^\n]+")
+    local output, status = sh("cd %s && MAKEFLAGS= make BUILD=%s/build %s", source, root, words)
+    assert.are_not.equal(0, status)
+    assert.is_truthy(output:find("^hierlock: [^\n]+\nmake: [^\n]+\n$"), output)
+    for _, text in ipairs { ... } do assert.is_truthy(output:find(text, 1, true), output) end
+    assert.are.same({}, files(root))
+  end
+
+  it("names the package whose headers of Lua are missing", function()
+    local packages = { ["lua5.1"] = "liblua5.1-0-dev", luajit = "libluajit2-5.1-dev" }
+    for _, lua in ipairs(LUAS) do
+      says("PKG_CONFIG=false LUA=" .. lua.name, "no lauxlib.h for LUA=" .. lua.name, "apt-get install",
+           packages[lua.name] or "lib" .. lua.name .. "-dev", "LUA_INCDIR")
+    end
+  end)
+
+  it("refuses the headers of another Lua", function()
+    says("LUA=lua5.1 LUA_INCDIR=/usr/include/lua5.4", "headers are those of Lua 5.4, not of LUA=lua5.1")
+    says("LUA=luajit LUA_INCDIR=/usr/include/lua5.1", "headers are those of Lua 5.1, not of LUA=luajit")
+    says("LUA=lua5.3 LUA_INCDIR=/usr/include/luajit-2.1", "headers are those of LuaJIT, not of LUA=lua5.3")
+  end)
+
+  it("says that there is no such Lua, or no compiler", function()
+    says("LUA=nolua", "LUA=nolua does not run")
+    says("LUA=lua5.4 CC=nocc", "no C compiler nocc", "apt-get install gcc libc6-dev")
+  end)
+end)
+
+describe("the modules of one Lua", function()
+  it("are refused by every other one, in a line that names both", function()
+    local names = { luajit = "LuaJIT" }
+    for _, lua in ipairs(LUAS) do make("for-" .. lua.name, "LUA=" .. lua.name) end
+    for _, built in ipairs(LUAS) do
+      for _, runs in ipairs(LUAS) do
+        for _, entry in ipairs { "hierlock", "hierlock.attach" } do
+          local output, status = run_lua(runs.name, source .. "/lua", directory .. "/for-" .. built.name,
+                                         ("require %q"):format(entry))
+          if built == runs then
+            assert.are.equal(0, status, output)
+          else
+            assert.are_not.equal(0, status)
+            local line = ("hierlock is built for %s, but this program runs on %s: run it on %s, or build hierlock by `make LUA=%s`"):format(
+              names[built.name] or "Lua " .. built.version, names[runs.name] or "Lua " .. runs.version,
+              names[built.name] or "Lua " .. built.version, runs.name)
+            assert.are.equal(runs.name .. ": " .. line, output:match("^[^\n]*"))
+          end
+        end
+      end
+    end
+  end)
+
+  it("are not to be found by a Lua that has none, as Lua says it", function()
+    local output, status = run_lua("lua5.4", source .. "/lua", directory .. "/nowhere", 'require "hierlock"')
+    assert.are_not.equal(0, status)
+    assert.is_truthy(output:find("module 'hierlock.core' not found:", 1, true), output)
+  end)
+end)
+
 describe("what make installs", function()
   local prefix
 

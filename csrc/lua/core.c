@@ -229,6 +229,15 @@ static void push_starting(lua_State *L, const luaL_Reg *calls) {
   }
 }
 
+/* Which Lua this is built for. init.lua also finds it in the file, by its
+   beginning, where another Lua could not load that. */
+#define BUILT_FOR "hierlock.core is built for "
+#ifdef LUA_LJDIR
+#define HLL_LUA "LuaJIT"
+#else
+#define HLL_LUA LUA_VERSION
+#endif
+
 __attribute__((visibility("default"))) int
 luaopen_hierlock_core(lua_State *L);
 
@@ -246,6 +255,8 @@ int luaopen_hierlock_core(lua_State *L) {
   hll_bell_register(L);
   lua_pushliteral(L, HL_VERSION);
   lua_setfield(L, -2, "version");
+  lua_pushliteral(L, BUILT_FOR HLL_LUA);
+  lua_setfield(L, -2, "built");
   luaL_getmetatable(L, HLL_MANAGER);
   lua_getfield(L, -1, "__index");
   lua_setfield(L, -3, "manager_methods");

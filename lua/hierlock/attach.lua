@@ -38,6 +38,7 @@
 -- connection:execute("UPDATE account SET balance = balance - 10 WHERE id = 'a1'")
 -- connection:execute("COMMIT")
 
+require "hierlock" -- says so where core is built for another Lua
 local core = require "hierlock.core"
 
 local attach = {}

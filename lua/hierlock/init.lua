@@ -25,7 +25,33 @@
 -- -- Nobody else is in this account or anything in it.
 -- handle:release()
 
-local core = require "hierlock.core"
+-- core is compiled for one Lua. Another one cannot load it, and says which symbol it lacks;
+-- or it can (LuaJIT that for Lua 5.1), and then calls would block that should yield.
+local function load_core()
+  local loaded, core = pcall(require, "hierlock.core")
+  local built
+  if loaded then
+    built = core.built
+  else
+    local name = tostring(core):match("from file '([^'\n]*)'")
+    local file = name and io.open(name, "rb")
+    if file then
+      built = file:read("*a"):match("hierlock%.core is built for [%w. ]+")
+      file:close()
+    end
+  end
+  built = built and built:match("for (.*)")
+  local runs = rawget(_G, "jit") and "LuaJIT" or _VERSION
+  if built and built ~= runs then
+    error(("hierlock is built for %s, but this program runs on %s: run it on %s, or build hierlock by `make LUA=%s`"):format(
+      built, runs, built, runs:lower():gsub(" ", "")), 0)
+  elseif not loaded then
+    error(core, 0)
+  end
+  return core
+end
+
+local core = load_core()
 local waiting = require "hierlock.waiting"
 
 local hierlock = {
