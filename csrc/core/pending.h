@@ -87,8 +87,8 @@ int hl__worker_give(hl_manager *manager, hl_pending *pending, hl_error *error)
 /* exit() waits for n more threads, for a while; for one less. */
 void hl__leave_begin(unsigned n);
 void hl__leave_end(void);
-/* Does not return once exit() has been called, which then waits for n threads less:
-   nothing new is begun then. */
+/* Does not return once another thread has called exit(), which then waits for n
+   threads less: nothing new is begun then. */
 void hl__exit_check(unsigned n);
 /* The manager has just been closed: exit() waits for its workers. */
 void hl__workers_leave(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);

@@ -33,9 +33,12 @@
 /* Threads on their way out; of the process with this generation. */
 static atomic_uint leaving, leaving_generation;
 static atomic_bool exiting;
+/* Who called exit(), and runs its handlers; set before `exiting`. */
+static pthread_t exiter;
 
 static void before_exit(void) {
   static const struct timespec moment = {0, 1000000};
+  exiter = pthread_self();
   atomic_store(&exiting, true);
   if (atomic_load(&leaving_generation) != hl__fork_generation()) return;
   for (int64_t end = hl__now_ms() + EXIT_MS;
@@ -55,7 +58,8 @@ void hl__leave_begin(unsigned n) {
 }
 
 void hl__exit_check(unsigned n) {
-  if (!atomic_load(&exiting)) return;
+  /* Handlers of the program's own may go on; they keep nobody waiting but exit(). */
+  if (!atomic_load(&exiting) || pthread_equal(exiter, pthread_self())) return;
   atomic_fetch_sub(&leaving, n);
   for (;;) (void)pause(); /* for what little is left of the process */
 }

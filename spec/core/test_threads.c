@@ -501,6 +501,41 @@ static void a_child_gets_no_connection_in_the_making(void **state) {
   assert_int_equal(atomic_load(&shared.failures), 0);
 }
 
+/* ----------------------------------------------------------------- exit */
+
+static hl_manager *until_exit;
+
+static void acquire_at_exit(void) {
+  hl_lock *lock;
+  if (take(until_exit, "exit", NULL, &lock, NULL)) _exit(1);
+  hl_lock_free(lock);
+  _exit(0);
+}
+
+/* A handler of the program's own, which runs after ours, may still acquire. */
+static void a_handler_of_exit_acquires(void **state) {
+  (void)state;
+  for (size_t store = 0; store < store_count; store++) {
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+      hl_pending *pending;
+      hl_lock *lock, *blocker;
+      (void)atexit(acquire_at_exit);
+      until_exit = open_store(store, 4);
+      if (!until_exit || take(until_exit, "busy", NULL, &blocker, NULL))
+        _exit(2);
+      /* Needs a worker, whose start has exit() watched. */
+      hl_plan *plan = hl_plan_copy(hl_lock_plan(blocker));
+      if (hl_start(until_exit, plan, NULL, &pending, NULL)) _exit(3);
+      hl_lock_free(blocker);
+      if (hl_pending_wait(pending, DEADLINE_MS, &lock, NULL)) _exit(4);
+      exit(5);
+    }
+    assert_int_equal(child_ends(pid), 0);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(threads_share_a_manager),
@@ -508,6 +543,7 @@ int main(void) {
       cmocka_unit_test(closing_meets_other_threads),
       cmocka_unit_test(a_child_born_while_others_connect_acquires),
       cmocka_unit_test(a_child_gets_no_connection_in_the_making),
+      cmocka_unit_test(a_handler_of_exit_acquires),
   };
   return cmocka_run_group_tests(tests, find_stores, forget_stores);
 }
