@@ -165,6 +165,35 @@ support.each_server(function(store)
     end)
   end)
 
+  describe("a KILL QUERY", function()
+    it("that hits a sign of life, a check or a release costs nothing", function()
+      local manager = open { hold_timeout = 1 }
+      local handle = assert(manager:acquire(TARGET, { label = "to be interrupted" }))
+      local id = connections("to be interrupted")[1]
+      local checker = support.process(store)
+      local code = checker:call([[
+        local id, dsn = ...
+        handles.sql = support.sql_connection(dsn)
+        handles.command = "KILL QUERY " .. id
+      ]], id, store.bare_dsn)
+      assert.is_nil(code)
+      checker:start [[
+        local begun, n = support.now(), 0
+        repeat handles.sql:try(handles.command) n = n + 1 until support.now() - begun > 3
+        return n
+      ]]
+      local begun = support.now()
+      repeat
+        assert.is_true(handle:is_held())
+        if support.now() - begun > 1.5 then assert(handle:check()) end
+      until support.now() - begun > 2.5
+      assert(handle:release { confirm = true })
+      assert.is_true(checker:result() > 10)
+      assert.is_true(manager:stats().lost == 0)
+      acquire_by_another():release("h")
+    end)
+  end)
+
   describe("a server that goes down", function()
     for _, verb in ipairs { "stop", "kill" } do
       it("loses what was held, ends waits, and serves again once it is back: " .. verb, function()
@@ -236,6 +265,77 @@ support.each_server(function(store)
       end)
     end
   end)
+
+  for _, tls in ipairs { "off", "required" } do
+    describe("a part of an answer and then silence, tls=" .. tls .. ",", function()
+      -- In the peer: for so many seconds looks at its handles all the time; returns for
+      -- how long each was said to be held, and how long the longest look took.
+      local watch = [[
+        local seconds = ...
+        local begun, held, longest = support.now(), {}, 0
+        while support.now() - begun < seconds do
+          for name, handle in pairs(handles) do
+            local before = support.now()
+            if handle:is_held() and handle:remaining() > 0 then held[name] = support.now() - begun end
+            longest = math.max(longest, support.now() - before)
+          end
+          support.sleep(0.01)
+        end
+        return held, longest
+      ]]
+
+      it("costs that lock, and nobody else anything", function()
+        between = proxy.open(store, nil, tls)
+        local holder = support.process(store, { hold_timeout = 1 }, between.dsn)
+        for i, name in ipairs { "first", "second", "well" } do
+          assert.is_true(holder:acquire(name, "acquire", { "u1", "a1", "r" .. i }):result())
+        end
+        between.hold(1, 1)
+        between.hold(2, 6)
+        local held, longest = holder:start(watch, 3):result()
+        for _, name in ipairs { "first", "second" } do
+          assert.is_true(held[name] > 0.2 and held[name] < 1.1, held[name] .. " s")
+        end
+        assert.is_true(held.well > 2.5, held.well .. " s")
+        assert.is_true(longest < 0.5, longest .. " s")
+        assert.is_true(holder:acquire("other", "acquire", { "u3" }, { timeout = SOON }):result())
+        assert.is_true(holder:call("return handles.well:check()"))
+        local took = holder:call [[
+          local begun = support.now()
+          manager:close()
+          return support.now() - begun
+        ]]
+        assert.is_true(took < 1, took .. " s")
+        acquire_by_another():release("h")
+      end)
+
+      it("does not keep a check beyond the lease", function()
+        between = proxy.open(store, nil, tls)
+        local holder = support.process(store, { hold_timeout = 1 }, between.dsn)
+        assert.is_true(holder:acquire("h", "acquire", TARGET):result())
+        between.hold(1, 2)
+        local took, code = holder:call [[
+          local begun = support.now()
+          local ok, err = handles.h:check()
+          return support.now() - begun, ok or err.code
+        ]]
+        assert.is_true(took < 1 + SOON, took .. " s")
+        assert.equal("lost", code)
+      end)
+
+      it("is no silence when all of it comes at last, byte by byte", function()
+        between = proxy.open(store, nil, tls)
+        local holder = support.process(store, { hold_timeout = 2 }, between.dsn)
+        assert.is_true(holder:acquire("h", "acquire", TARGET):result())
+        between.drip(1, 2)
+        local held, longest = holder:start(watch, 4):result()
+        assert.is_true(held.h > 3.5, held.h .. " s")
+        assert.is_true(longest < 0.5, longest .. " s")
+        assert.is_true(holder:call("return handles.h:check()"))
+        assert.is_true(holder:release("h"))
+      end)
+    end)
+  end
 
   describe("a holder", function()
     it("that is stopped loses its lock after hold_timeout, and knows when it goes on", function()

@@ -33,50 +33,65 @@ end
 
 --- Opens a proxy before the server of a store.
 -- rewrite(data, first): what the client is told instead of the server's data;
--- first: it is the greeting.
--- Returns a table: `dsn`, for clients, without TLS; `commands`, a list of
--- {name, text, connection}; `hold(n)`, which keeps the answers of the n-th
--- connection back until `let(n)`; `cut()`: from then on nothing goes through, in
--- either direction, and no connection ends; `close()`.
-function proxy.open(store, rewrite)
+-- first: it is the greeting. tls: the DSN's parameter, "off" unless said; with
+-- another no commands are seen.
+-- Returns a table: `dsn`, for clients; `commands`, a list of {name, text, connection};
+-- `hold(n [, bytes])`, which keeps the answers of the n-th connection back until
+-- `let(n)`, all but the first so many bytes; `drip(n, ms)`: from then on its answers
+-- come in single bytes, each so much later than the one before; `freeze()`: nothing
+-- more goes through the connections that there are, in either direction, and none
+-- ends; `cut()`: likewise, and new ones get no answer either; `refuse(n)`: only so many
+-- more connections are let through, and others are ended at once; `close()`.
+function proxy.open(store, rewrite, tls)
   local self = { commands = {}, connections = {} }
   local server = uv.new_tcp()
   local port = tonumber(store.dsn:match(":(%d+)[/)]"))
   assert(server:bind("127.0.0.1", 0))
-  self.dsn = store.dsn:gsub(":" .. port, ":" .. server:getsockname().port, 1) .. "&tls=off"
+  self.dsn = store.dsn:gsub(":" .. port, ":" .. server:getsockname().port, 1) .. "&tls=" .. (tls or "off")
 
   local function accept()
     local n = #self.connections + 1
-    local connection = { client = uv.new_tcp(), upstream = uv.new_tcp(), kept = {} }
+    local connection = { client = uv.new_tcp(), upstream = uv.new_tcp(), kept = {}, passes = 0 }
     local client, upstream = connection.client, connection.upstream
     local function finish()
-      for _, socket in ipairs { client, upstream } do
-        if not socket:is_closing() then socket:close() end
+      for _, handle in pairs { client, upstream, connection.timer } do
+        if not handle:is_closing() then handle:close() end
       end
+    end
+    local function tell(data)
+      if data ~= "" and not client:is_closing() then client:write(data) end
     end
     local buffer, first = "", true
     self.connections[n] = connection
     assert(server:accept(client))
-    connection.finish = finish
+    connection.finish, connection.tell = finish, tell
+    if self.allowed then
+      if self.allowed == 0 then return finish() end
+      self.allowed = self.allowed - 1
+    end
     upstream:connect("127.0.0.1", port, function(err)
       if err then return finish() end
       client:read_start(function(_, data)
-        if self.is_cut then return end
+        if self.is_cut or connection.frozen then return end
         if not data then return finish() end
-        buffer = note_commands(buffer .. data, function(name, text)
+        buffer = tls and "" or note_commands(buffer .. data, function(name, text)
           self.commands[#self.commands + 1] = { name = name, text = text, connection = n }
         end)
         if not upstream:is_closing() then upstream:write(data) end
       end)
       upstream:read_start(function(_, data)
-        if self.is_cut then return end
+        if self.is_cut or connection.frozen or (connection.held and not data) then return end
         if not data then return finish() end
         if rewrite then data = rewrite(data, first) end
         first = false
         if connection.held then
-          connection.kept[#connection.kept + 1] = data
-        elseif not client:is_closing() then
-          client:write(data)
+          tell(data:sub(1, connection.passes))
+          connection.kept[#connection.kept + 1] = data:sub(connection.passes + 1)
+          connection.passes = math.max(0, connection.passes - #data)
+        elseif connection.timer then
+          for i = 1, #data do connection.kept[#connection.kept + 1] = data:sub(i, i) end
+        else
+          tell(data)
         end
       end)
     end)
@@ -84,12 +99,26 @@ function proxy.open(store, rewrite)
   assert(server:listen(16, accept))
 
   function self.cut() self.is_cut = true end
-  function self.hold(n) self.connections[n].held = true end
+  function self.freeze()
+    for _, connection in ipairs(self.connections) do connection.frozen = true end
+  end
+  function self.refuse(n) self.allowed = n end
+  function self.hold(n, bytes)
+    local connection = self.connections[n]
+    connection.held, connection.passes = true, bytes or 0
+  end
   function self.let(n)
     local connection = self.connections[n]
     connection.held = false
-    connection.client:write(table.concat(connection.kept))
+    connection.tell(table.concat(connection.kept))
     connection.kept = {}
+  end
+  function self.drip(n, ms)
+    local connection = self.connections[n]
+    connection.timer = uv.new_timer()
+    connection.timer:start(ms, ms, function()
+      if #connection.kept > 0 then connection.tell(table.remove(connection.kept, 1)) end
+    end)
   end
   --- The commands since the last call, as "name" or, of queries, the text.
   function self.take()

@@ -297,6 +297,7 @@ int hl__mysql_connect(hl__mysql_store *store, int64_t deadline,
 
   status = log_in(session, error);
   if (status) goto out;
+  session->tls = mysql_get_ssl_cipher(session->mysql) != NULL;
   session->dialect = strstr(mysql_get_server_info(session->mysql), "MariaDB")
                          ? HL_MARIADB
                          : HL_MYSQL;

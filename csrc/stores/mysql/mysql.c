@@ -84,7 +84,7 @@ static int session_open(hl_store *base, int64_t deadline, hl_session **result,
   hl__mysql_session *session = store->spare;
   store->spare = NULL;
   hl__mysql_store_unlock(store);
-  if (session && hl__mysql_readable(session, 0)) { /* it has ended meanwhile */
+  if (session && hl__mysql_readable(session)) { /* it has ended meanwhile */
     hl__mysql_disconnect(session);
     session = NULL;
   }
@@ -162,7 +162,7 @@ static int settle(hl_session *session, int64_t deadline, hl_error *error) {
    it readable while no answer is awaited. */
 static int look(hl_session *base, hl_error *error) {
   hl__mysql_session *session = session_of(base);
-  if (session->outstanding || !hl__mysql_readable(session, 0)) return HL_OK;
+  if (session->outstanding || !hl__mysql_readable(session)) return HL_OK;
   return hl__mysql_gone(error);
 }
 

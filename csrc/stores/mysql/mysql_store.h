@@ -166,9 +166,13 @@ int hl__mysql_error(hl__mysql_session *session, MYSQL_STMT *statement,
                     const char *doing, hl_error *error);
 /* HL_ECONNECTION: the connection has ended, and nobody said why. */
 int hl__mysql_gone(hl_error *error);
-/* Waits until the socket can be read: an answer has come, or the connection has
-   ended. timeout in ms, HL_FOREVER without end. */
-bool hl__mysql_readable(const hl__mysql_session *session, int64_t timeout);
+/* Whether the socket can be read: something has come, or the connection has
+   ended. */
+bool hl__mysql_readable(const hl__mysql_session *session);
+/* Waits until the deadline (hl__now_ms; 0: not at all) for the first packet of an
+   answer, or the end of the connection. True: the client library reads it
+   without waiting. */
+bool hl__mysql_answer_await(const hl__mysql_session *session, int64_t deadline);
 /* Sends without waiting; the answer is outstanding. */
 int hl__mysql_send(hl__mysql_session *session, const char *sql, size_t size,
                    hl_error *error);

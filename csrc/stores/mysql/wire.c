@@ -10,6 +10,8 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <time.h>
 
 /* -------------------------------------------------------------- errors */
@@ -134,14 +136,65 @@ void hl__sigpipe_end(hl__sigpipe guard) {
 
 /* ------------------------------------------- sending and reading answers */
 
-bool hl__mysql_readable(const hl__mysql_session *session, int64_t timeout) {
+bool hl__mysql_readable(const hl__mysql_session *session) {
   struct pollfd p = {.fd = session->fd, .events = POLLIN};
-  int64_t end = hl__deadline(hl__now_ms(), timeout);
+  int n;
+  do
+    n = poll(&p, 1, 0);
+  while (n < 0 && errno == EINTR);
+  return n > 0;
+}
+
+/* While only a part of an answer has come, the socket is readable all the time:
+   it is looked at again after so long. */
+#define PART_MS 2
+
+/* How many bytes the unit that begins with these has: a packet of the protocol, or a
+   record of TLS. 0: its header is not complete. */
+static size_t unit_size(const hl__mysql_session *session,
+                        const unsigned char *head, size_t n) {
+  if (session->tls)
+    return n < 5 ? 0 : 5 + ((size_t)head[3] << 8 | head[4]);
+  size_t header = session->mysql->net.compress ? 7 : 4;
+  return n < header
+             ? 0
+             : header + ((size_t)head[2] << 16 | (size_t)head[1] << 8 | head[0]);
+}
+
+/* Whether the library can read an answer's first packet and need not wait. Both
+   libraries read until they have a whole packet, and wait for the rest of it for
+   as long as the connection lasts; so they are only let at a packet that is in the
+   socket's buffer as a whole. What they have read they have used up: nothing of
+   the next answer is in a buffer of theirs.
+   Under TLS the packet cannot be seen, but a record can, and the library
+   decrypts whole records. Servers write a packet that is as small as the answers
+   to ROLLBACK and to signs of life as one record, and nobody on the way can take
+   a record apart. (The other end of the TLS could. It is trusted: it could as well
+   grant everything to everybody.)
+   ended: nothing more will come. */
+static bool answer_complete(const hl__mysql_session *session, bool ended) {
+  unsigned char head[7];
+  int waiting = 0;
+  ssize_t n = recv(session->fd, head, sizeof head, MSG_PEEK | MSG_DONTWAIT);
+  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return false;
+  if (n <= 0 || ended) return true; /* reading fails at once */
+  size_t size = unit_size(session, head, (size_t)n);
+  return size > 0 && ioctl(session->fd, FIONREAD, &waiting) == 0 &&
+         (size_t)waiting >= size;
+}
+
+bool hl__mysql_answer_await(const hl__mysql_session *session,
+                            int64_t deadline) {
+  struct pollfd p = {.fd = session->fd, .events = POLLIN | POLLRDHUP};
   for (;;) {
-    int64_t left = timeout ? hl__left_ms(end) : 0;
+    int64_t left = deadline ? hl__left_ms(deadline) : 0;
     int n = poll(&p, 1, left > INT32_MAX ? -1 : (int)left);
-    if (n > 0) return true;
-    if (n == 0 || errno != EINTR) return false;
+    if (n < 0 && errno == EINTR) continue;
+    if (n <= 0) return false;
+    if (answer_complete(session, p.revents & ~POLLIN)) return true;
+    if (left == 0) return false;
+    struct timespec part = {.tv_nsec = PART_MS * 1000000};
+    (void)nanosleep(&part, NULL);
   }
 }
 
@@ -169,26 +222,45 @@ int hl__mysql_rollback_send(hl__mysql_session *session, hl_error *error) {
   return hl__mysql_send(session, "ROLLBACK", 8, error);
 }
 
-int hl__mysql_settle(hl__mysql_session *session, int64_t deadline,
-                     hl_error *error) {
-  if (!session->outstanding) return HL_OK;
-  if (!hl__mysql_readable(session, deadline ? hl__left_ms(deadline) : 0))
-    return hl__error(error, HL_TIMEOUT, "the server has not answered yet");
+/* Reads the answer, which has come. */
+static bool answer_read(hl__mysql_session *session) {
   hl__sigpipe guard = hl__sigpipe_begin(session);
   bool failed = mysql_read_query_result(session->mysql) != 0;
   hl__sigpipe_end(guard);
   session->outstanding = false;
+  return !failed;
+}
+
+int hl__mysql_settle(hl__mysql_session *session, int64_t deadline,
+                     hl_error *error) {
+  if (!session->outstanding) return HL_OK;
+  bool read = true;
+  while (session->outstanding) {
+    if (!hl__mysql_answer_await(session, deadline))
+      return hl__error(error, HL_TIMEOUT, "the server has not answered yet");
+    read = answer_read(session);
+    if (read || mysql_errno(session->mysql) != ER_QUERY_INTERRUPTED) continue;
+    /* Somebody's KILL QUERY, which ends a statement and not the transaction. So it
+       is said again: a sign of life, or what gives everything back. */
+    int status = session->holds
+                     ? hl__mysql_send(session, "DO 0", 4, error)
+                     : hl__mysql_rollback_send(session, error);
+    if (status) return status;
+    read = true;
+  }
+  if (!read) {
+    /* Neither ROLLBACK nor a sign of life fails on a connection that stands. */
+    (void)hl__mysql_error(session, NULL, "read the server's answer", error);
+    if (error) error->status = HL_ECONNECTION;
+    return HL_ECONNECTION;
+  }
   /* Some errors end the whole transaction (MariaDB with
      innodb_rollback_on_timeout, a full lock table), and others may. */
-  if (!failed && session->tells_transaction &&
+  if (session->tells_transaction &&
       !(session->mysql->server_status & SERVER_STATUS_IN_TRANS))
     return hl__error(error, HL_ECONNECTION,
                      "the server has rolled the transaction back");
-  if (!failed) return HL_OK;
-  /* Neither ROLLBACK nor a sign of life fails on a connection that stands. */
-  (void)hl__mysql_error(session, NULL, "read the server's answer", error);
-  if (error) error->status = HL_ECONNECTION;
-  return HL_ECONNECTION;
+  return HL_OK;
 }
 
 int hl__mysql_query(hl__mysql_session *session, const char *sql, size_t size,
@@ -196,7 +268,7 @@ int hl__mysql_query(hl__mysql_session *session, const char *sql, size_t size,
   *result = NULL;
   int status = hl__mysql_send(session, sql, size, error);
   if (status) return status;
-  if (!hl__mysql_readable(session, hl__left_ms(session->patience)))
+  if (!hl__mysql_answer_await(session, session->patience))
     return hl__error(error, HL_ECONNECTION,
                      "the server did not answer in time");
   session->outstanding = false;
