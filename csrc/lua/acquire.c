@@ -40,15 +40,8 @@ void hll_acquire_options_read(lua_State *L, int index,
 
 /* ------------------------------------------------------------- holders */
 
-/* Filled in by the core, which must not be left by an error of Lua's. */
-typedef struct holders {
-  hl_holder *list;
-  size_t n, capacity;
-  bool incomplete; /* out of memory */
-} holders;
-
-static void holders_add(void *context, const hl_holder *holder) {
-  holders *self = context;
+void hll_holders_add(void *context, const hl_holder *holder) {
+  hll_holders *self = context;
   if (self->n == self->capacity) {
     size_t capacity = self->capacity ? 2 * self->capacity : 8;
     hl_holder *list = realloc(self->list, capacity * sizeof *list);
@@ -63,7 +56,7 @@ static void holders_add(void *context, const hl_holder *holder) {
 }
 
 static int holders_gc(lua_State *L) {
-  holders *self = hll_testudata(L, 1, HLL_HOLDERS);
+  hll_holders *self = hll_testudata(L, 1, HLL_HOLDERS);
   if (self) {
     free(self->list);
     self->list = NULL;
@@ -72,15 +65,15 @@ static int holders_gc(lua_State *L) {
   return 0;
 }
 
-static holders *holders_push(lua_State *L) {
-  holders *self = hll_newuserdata(L, sizeof *self);
+hll_holders *hll_holders_push(lua_State *L) {
+  hll_holders *self = hll_newuserdata(L, sizeof *self);
   memset(self, 0, sizeof *self);
   luaL_getmetatable(L, HLL_HOLDERS);
   lua_setmetatable(L, -2);
   return self;
 }
 
-static void push_list(lua_State *L, const holders *self) {
+static void push_list(lua_State *L, const hll_holders *self) {
   lua_createtable(L, (int)self->n, 0);
   for (size_t i = 0; i < self->n; i++) {
     const hl_holder *holder = &self->list[i];
@@ -111,32 +104,10 @@ static void push_list(lua_State *L, const holders *self) {
   }
 }
 
-/* Whether the manager is open still: each allocation may run a finalizer of the
-   program's, which may have closed it. */
-static bool is_open(const hll_manager *manager) {
-  return manager->manager != NULL;
-}
-
-void hll_holders_attach(lua_State *L, const hll_manager *manager,
-                        hl_plan *plan) {
-  holders *self = holders_push(L);
-  if (is_open(manager) && hl_manager_blockers(manager->manager, plan,
-                                              holders_add, self,
-                                              NULL) == HL_OK) {
-    push_list(L, self);
-    lua_setfield(L, -3, "holders");
-  }
-  lua_pop(L, 1);
-}
-
-void hll_holders_push(lua_State *L, hl_pending *pending) {
-  holders *self = holders_push(L);
-  hl_pending_holders(pending, holders_add, self);
-  if (self->n > 0) {
-    push_list(L, self);
-    lua_setfield(L, -3, "holders");
-  }
-  lua_pop(L, 1);
+/* After allocations, one of which may have closed it. */
+static hl_manager *open_manager(lua_State *L, const hll_manager *self) {
+  if (!self->manager) hll_misuse(L, "the manager is closed");
+  return self->manager;
 }
 
 /***
@@ -154,17 +125,18 @@ who look more often than every 100 ms, and only programs that use hierlock.
 @return[2] err `timeout` (the store does not answer now), `busy`, `connection`,
   `unsafe_server`, `store` (no privilege to look)
 */
-int hll_holders(lua_State *L) {
+int hll_manager_holders(lua_State *L) {
   hl_error error;
   hll_manager *self = hll_manager_check(L);
   int shared = hll_manager_shared(L, 2);
-  holders *found = holders_push(L);
-  hl_plan *plan =
-      hll_plan_borrow(L, shared, hl_manager_layout(self->manager));
+  hll_holders *found = hll_holders_push(L);
+  hll_plan *borrowed = hll_plan_borrow(L, shared);
+  hl_manager *manager = open_manager(L, self);
+  hl_plan *plan = hll_plan_begin(L, borrowed, hl_manager_layout(manager));
   hll_target_add(L, 2, plan, HL_EXCLUSIVE);
-  if (!is_open(self)) hll_misuse(L, "the manager is closed");
-  if (hl_manager_holders(self->manager, plan, holders_add, found, &error))
-    return hll_failure(L, &error, 2);
+  int status = hl_manager_holders(manager, plan, hll_holders_add, found, &error);
+  hll_plan_return(L, shared, shared + 2);
+  if (status) return hll_failure(L, &error, 2);
   if (found->incomplete) return luaL_error(L, "not enough memory");
   push_list(L, found);
   return 1;
@@ -204,35 +176,50 @@ static int push_concerned(lua_State *L, const hl_plan *plan,
   return lua_gettop(L);
 }
 
-int hll_acquire_failure(lua_State *L, const hl_error *error,
-                        const hl_plan *plan) {
-  return hll_failure(L, error, plan ? push_concerned(L, plan, error) : 0);
+int hll_acquire_failure(lua_State *L, hl_error *error, const hl_plan *plan,
+                        const hll_holders *found) {
+  (void)hll_failure(L, error, plan ? push_concerned(L, plan, error) : 0);
+  if (found->n > 0) {
+    push_list(L, found);
+    lua_setfield(L, -2, "holders");
+  }
+  return 2;
 }
 
-/* Starts what the plan says; the handle that it will fill in is on the top. */
-static int start(lua_State *L, const hll_manager *self, int shared,
-                 int borrowed, hl_plan *plan, const hl_options *options) {
-  hl_error error;
-  hll_pending *pending = hll_pending_push(L, shared, lua_gettop(L));
-  if (!is_open(self)) hll_misuse(L, "the manager is closed");
-  int status = hl_start(self->manager, plan, options, &pending->pending, &error);
-  if (status) return hll_acquire_failure(L, &error, plan);
-  hll_plan_return(L, shared, borrowed);
-  return 1;
+int hll_acquire_refused(lua_State *L, hl_error *error, const hl_plan *plan,
+                        const hll_manager *manager) {
+  hll_holders *found = hll_holders_push(L);
+  if ((error->status == HL_TIMEOUT || error->status == HL_DEADLOCK) &&
+      manager->manager)
+    (void)hl_manager_blockers(manager->manager, plan, hll_holders_add, found,
+                              NULL);
+  return hll_acquire_failure(L, error, plan, found);
 }
 
 /* A lock costs about a KiB outside of Lua. */
 #define HLL_ACCOUNT_EACH 16
 
-/* Takes what the plan on the top says; the manager is at 1, its shared table at
-   `shared`. */
-static int acquire(lua_State *L, hll_manager *self, int shared, hl_plan *plan,
-                   const hl_options *options) {
-  hl_error error;
-  int borrowed = lua_gettop(L);
-  if (++self->acquired % HLL_ACCOUNT_EACH == 0)
+/* One call that acquires. What it has made of Lua lies on the stack, behind its n
+   arguments: the shared table, at n + 1, the plan, the handle and, when it starts,
+   the pending. */
+typedef struct call {
+  hll_manager *self;
+  hl_manager *manager;
+  int n;
+  hll_handle *handle;
+  hll_pending *pending; /* NULL: it blocks */
+  hll_acquire_options options;
+  hl_plan *plan; /* to be filled in between call_begin and call_end */
+} call;
+
+/* The manager is at 1, the options are at n. */
+static void call_begin(lua_State *L, call *c, int n) {
+  *c = (call){.self = hll_manager_check(L), .n = n};
+  int shared = hll_manager_shared(L, n);
+  if (++c->self->acquired % HLL_ACCOUNT_EACH == 0)
     hll_gc_account(L, HLL_ACCOUNT_EACH);
-  hll_handle *handle = hll_handle_push(L, shared);
+  hll_plan *borrowed = hll_plan_borrow(L, shared);
+  c->handle = hll_handle_push(L, shared);
   lua_getfield(L, shared, "handles");
   if (lua_istable(L, -1)) { /* somebody wants to hear of its loss */
     lua_pushvalue(L, -2);
@@ -241,19 +228,30 @@ static int acquire(lua_State *L, hll_manager *self, int shared, hl_plan *plan,
   }
   lua_pop(L, 1);
   if (lua_toboolean(L, lua_upvalueindex(HLL_STARTS)))
-    return start(L, self, shared, borrowed, plan, options);
-  if (!is_open(self)) hll_misuse(L, "the manager is closed");
-  int status =
-      hl_acquire(self->manager, plan, options, &handle->lock, &error);
-  if (status == HL_OK) {
-    hll_plan_return(L, shared, borrowed);
-    return 1;
+    c->pending = hll_pending_push(L, shared, lua_gettop(L));
+
+  c->manager = open_manager(L, c->self);
+  hll_acquire_options_read(L, n, &c->options);
+  c->plan = hll_plan_begin(L, borrowed, hl_manager_layout(c->manager));
+}
+
+static int call_end(lua_State *L, call *c) {
+  hl_error error;
+  int shared = c->n + 1, status;
+  if (c->pending)
+    status = hl_start(c->manager, c->plan, &c->options.core,
+                      &c->pending->pending, &error);
+  else
+    status = hl_acquire(c->manager, c->plan, &c->options.core,
+                        &c->handle->lock, &error);
+  if (status) {
+    int values = hll_acquire_refused(L, &error, c->plan, c->self);
+    hll_plan_return(L, shared, shared + 1);
+    return values;
   }
-  int values = hll_acquire_failure(L, &error, plan);
-  if (status == HL_TIMEOUT || status == HL_DEADLOCK)
-    hll_holders_attach(L, self, plan);
-  hll_plan_return(L, shared, borrowed);
-  return values;
+  hll_plan_return(L, shared, shared + 1);
+  lua_settop(L, shared + (c->pending ? 3 : 2));
+  return 1;
 }
 
 /* n ids from stack index 2 on, of the levels `names`; behind them the options. */
@@ -261,11 +259,9 @@ static int acquire_ids(lua_State *L, const char *const *names, unsigned n) {
   hl_id ids[3];
   char rooms[3][24];
   hl_error error;
-  hll_acquire_options options;
-  hll_manager *self = hll_manager_check(L);
-  hl_layout *layout = hl_manager_layout(self->manager);
-  int shared = hll_manager_shared(L, (int)n + 2);
-  hll_acquire_options_read(L, (int)n + 2, &options);
+  call c;
+  call_begin(L, &c, (int)n + 2);
+  hl_layout *layout = hl_manager_layout(c.manager);
   for (unsigned i = 0; i < n; i++) {
     const char *name = hl_layout_name(layout, i);
     if (!name || strcmp(name, names[i]) != 0)
@@ -273,10 +269,9 @@ static int acquire_ids(lua_State *L, const char *const *names, unsigned n) {
                  names[i]);
     ids[i] = hll_id(L, (int)i + 2, name, rooms[i]);
   }
-  hl_plan *plan = hll_plan_borrow(L, shared, layout);
-  if (hl_plan_add(plan, ids, n, options.mode, false, &error))
+  if (hl_plan_add(c.plan, ids, n, c.options.mode, false, &error))
     return hll_failure(L, &error, 0);
-  return acquire(L, self, shared, plan, &options.core);
+  return call_end(L, &c);
 }
 
 static const char *const default_levels[] = {"user", "account", "resource"};
@@ -341,26 +336,26 @@ them, or none. For managers whose levels are `user`, `account`, `resource`.
 */
 static int acquire_resources(lua_State *L) {
   static const char *const keys[] = {"user", "account", "resources"};
-  hll_acquire_options options;
-  hll_manager *self = hll_manager_check(L);
-  hl_layout *layout = hl_manager_layout(self->manager);
-  int shared = hll_manager_shared(L, 5);
-  hll_acquire_options_read(L, 5, &options);
-  for (unsigned i = 0; i < 3; i++) {
-    const char *name = hl_layout_name(layout, i);
-    if (!name || strcmp(name, default_levels[i]) != 0)
-      hll_misuse(L, "the manager has no level '%s' at its place; use acquire",
-                 default_levels[i]);
-    if (lua_isnil(L, (int)i + 2)) hll_misuse(L, "%s is missing", keys[i]);
-  }
+  call c;
+  (void)hll_manager_check(L);
+  lua_settop(L, 5);
+  for (int i = 0; i < 3; i++)
+    if (lua_isnil(L, i + 2)) hll_misuse(L, "%s is missing", keys[i]);
   lua_createtable(L, 0, 3);
   for (int i = 0; i < 3; i++) {
     lua_pushvalue(L, i + 2);
     lua_setfield(L, -2, keys[i]);
   }
-  hl_plan *plan = hll_plan_borrow(L, shared, layout);
-  hll_target_add(L, -2, plan, options.mode);
-  return acquire(L, self, shared, plan, &options.core);
+  lua_replace(L, 2);
+  call_begin(L, &c, 5);
+  for (unsigned i = 0; i < 3; i++) {
+    const char *name = hl_layout_name(hl_manager_layout(c.manager), i);
+    if (!name || strcmp(name, default_levels[i]) != 0)
+      hll_misuse(L, "the manager has no level '%s' at its place; use acquire",
+                 default_levels[i]);
+  }
+  hll_target_add(L, 2, c.plan, c.options.mode);
+  return call_end(L, &c);
 }
 
 /***
@@ -389,14 +384,10 @@ connect first). When it fails, nothing is held.
   another order
 */
 static int acquire_target(lua_State *L) {
-  hll_acquire_options options;
-  hll_manager *self = hll_manager_check(L);
-  int shared = hll_manager_shared(L, 3);
-  hll_acquire_options_read(L, 3, &options);
-  hl_plan *plan =
-      hll_plan_borrow(L, shared, hl_manager_layout(self->manager));
-  hll_target_add(L, 2, plan, options.mode);
-  return acquire(L, self, shared, plan, &options.core);
+  call c;
+  call_begin(L, &c, 3);
+  hll_target_add(L, 2, c.plan, c.options.mode);
+  return call_end(L, &c);
 }
 
 /***
@@ -410,14 +401,10 @@ common order, free of deadlock: all of them, or none.
 @return[2] err as from `manager:acquire`
 */
 static int acquire_all(lua_State *L) {
-  hll_acquire_options options;
-  hll_manager *self = hll_manager_check(L);
-  int shared = hll_manager_shared(L, 3);
-  hll_acquire_options_read(L, 3, &options);
-  hl_plan *plan =
-      hll_plan_borrow(L, shared, hl_manager_layout(self->manager));
-  hll_targets_add(L, 2, plan, options.mode);
-  return acquire(L, self, shared, plan, &options.core);
+  call c;
+  call_begin(L, &c, 3);
+  hll_targets_add(L, 2, c.plan, c.options.mode);
+  return call_end(L, &c);
 }
 
 const luaL_Reg hll_acquire_methods[] = {

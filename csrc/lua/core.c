@@ -161,6 +161,26 @@ static int is_pending(lua_State *L) {
   return 1;
 }
 
+/* (address of an hl_dsn): the table that core.dsn returns. */
+static int push_dsn(lua_State *L) {
+  const hl_dsn *found = lua_touserdata(L, 1);
+  const struct {
+    const char *name, *value;
+  } parts[] = {{"store", found->store},   {"user", found->user},
+               {"host", found->host},     {"socket", found->socket},
+               {"database", found->database}, {"path", found->path}};
+  lua_createtable(L, 0, 8);
+  for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+    lua_pushstring(L, parts[i].value); /* nil for NULL */
+    lua_setfield(L, -2, parts[i].name);
+  }
+  lua_pushinteger(L, (lua_Integer)found->port);
+  lua_setfield(L, -2, "port");
+  lua_pushboolean(L, found->password != NULL);
+  lua_setfield(L, -2, "password");
+  return 1;
+}
+
 /***
 What a DSN says; for hierlock's own Lua code.
 @function core.dsn
@@ -174,26 +194,16 @@ What a DSN says; for hierlock's own Lua code.
 static int dsn(lua_State *L) {
   hl_error error;
   hl_dsn found = {0};
-  int status =
-      hl_dsn_parse(hl_dsn_default(luaL_optstring(L, 1, NULL)), &found, &error);
-  if (status == HL_OK) {
-    const struct {
-      const char *name, *value;
-    } parts[] = {{"store", found.store},   {"user", found.user},
-                 {"host", found.host},     {"socket", found.socket},
-                 {"database", found.database}, {"path", found.path}};
-    lua_createtable(L, 0, 8);
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
-      lua_pushstring(L, parts[i].value); /* nil for NULL */
-      lua_setfield(L, -2, parts[i].name);
-    }
-    lua_pushinteger(L, (lua_Integer)found.port);
-    lua_setfield(L, -2, "port");
-    lua_pushboolean(L, found.password != NULL);
-    lua_setfield(L, -2, "password");
-  }
+  lua_settop(L, 1);
+  const char *text = luaL_optstring(L, 1, NULL);
+  lua_pushcfunction(L, push_dsn);
+  lua_pushlightuserdata(L, &found);
+  int status = hl_dsn_parse(hl_dsn_default(text), &found, &error);
+  /* Protected, as what was parsed has to be freed. */
+  int raised = status ? 0 : lua_pcall(L, 1, 1, 0);
   hl_dsn_dispose(&found);
-  return status ? hll_failure(L, &error, 0) : 1;
+  if (status) return hll_failure(L, &error, 0);
+  return raised ? lua_error(L) : 1;
 }
 
 /***

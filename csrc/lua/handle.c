@@ -38,17 +38,18 @@ static bool starts(lua_State *L) {
   return lua_toboolean(L, lua_upvalueindex(HLL_STARTS)) != 0;
 }
 
-/* An empty pending of the handle at 1, to be started. */
+/* An empty pending of the handle at 1, to be started; NULL when the method waits. */
 static hll_pending *push_pending(lua_State *L) {
+  if (!starts(L)) return NULL;
   hll_getuservalue(L, 1);
   return hll_pending_push(L, lua_gettop(L), 1);
 }
 
-/* The pending on the top, or true where there was nothing to wait for. */
-static int started(lua_State *L, const hll_pending *pending, int status,
-                   const hl_error *error) {
+/* The pending at index, or true where there was nothing to wait for. */
+static int started(lua_State *L, int index, int status, const hl_error *error) {
   if (status) return hll_failure(L, error, 0);
-  return pending->pending ? 1 : push_true(L);
+  lua_pushvalue(L, index);
+  return hll_pending_test(L, -1)->pending ? 1 : push_true(L);
 }
 
 static int result(lua_State *L, int status, const hl_error *error) {
@@ -126,11 +127,11 @@ static int handle_release(lua_State *L) {
   bool confirm = false;
   hl_error error;
   hll_options(L, 2, release_option, &confirm);
+  hll_pending *pending = confirm ? push_pending(L) : NULL;
   if (!self->lock) return push_true(L);
-  if (confirm && starts(L)) {
-    hll_pending *pending = push_pending(L);
+  if (pending) {
     int begun = hl_lock_start_release(self->lock, &pending->pending, &error);
-    return started(L, pending, begun, &error);
+    return started(L, lua_gettop(L), begun, &error);
   }
   int status = hl_lock_release(self->lock, confirm, &error);
   losses_tell(L);
@@ -162,12 +163,12 @@ Asks the store whether the lock is held: one round trip. Blocks for what is left
 static int handle_check_held(lua_State *L) {
   hll_handle *self = handle_check(L);
   hl_error error;
-  if (!self->lock) return collected(L);
   losses_tell(L);
-  if (starts(L)) {
-    hll_pending *pending = push_pending(L);
+  hll_pending *pending = push_pending(L);
+  if (!self->lock) return collected(L);
+  if (pending) {
     int begun = hl_lock_start_check(self->lock, &pending->pending, &error);
-    return started(L, pending, begun, &error);
+    return started(L, lua_gettop(L), begun, &error);
   }
   return result(L, hl_lock_check(self->lock, &error), &error);
 }
@@ -208,36 +209,42 @@ static int handle_extend(lua_State *L) {
   hll_acquire_options options;
   hl_error error;
   hll_handle *self = handle_check(L);
-  int shared = hll_manager_shared(L, 3);
+  int shared = hll_manager_shared(L, 3), status;
+  hll_losses_tell(L, shared);
+  hll_plan *borrowed = hll_plan_borrow(L, shared);
+  hll_pending *pending = starts(L) ? hll_pending_push(L, shared, 1) : NULL;
   hll_acquire_options_read(L, 3, &options);
   if (!self->lock) return collected(L);
-  hll_losses_tell(L, shared);
-  hl_plan *plan =
-      hll_plan_borrow(L, shared, hl_plan_layout(hl_lock_plan(self->lock)));
+  hl_plan *plan = hll_plan_begin(L, borrowed,
+                                 hl_plan_layout(hl_lock_plan(self->lock)));
   hll_target_add(L, 2, plan, options.mode);
-  if (starts(L)) {
-    int borrowed = lua_gettop(L);
-    hll_pending *pending = hll_pending_push(L, shared, 1);
-    int begun = hl_lock_start_extend(self->lock, plan, &options.core,
-                                     &pending->pending, &error);
-    hll_plan_return(L, shared, borrowed);
-    return started(L, pending, begun, &error);
+  if (pending) {
+    status = hl_lock_start_extend(self->lock, plan, &options.core,
+                                  &pending->pending, &error);
+    hll_plan_return(L, shared, shared + 1);
+    return started(L, shared + 2, status, &error);
   }
-  int status = hl_lock_extend(self->lock, plan, &options.core, &error);
-  if (status == HL_OK) return push_true(L);
-  int values = hll_failure(L, &error, 2);
-  if (status == HL_TIMEOUT || status == HL_DEADLOCK) {
+  status = hl_lock_extend(self->lock, plan, &options.core, &error);
+  int values = 1;
+  if (status == HL_OK) {
+    (void)push_true(L);
+  } else {
     lua_rawgeti(L, shared, 1);
-    hll_manager *manager = hll_testudata(L, -1, HLL_MANAGER);
-    lua_pop(L, 1);
-    if (manager) hll_holders_attach(L, manager, plan);
+    values = hll_acquire_refused(L, &error, plan,
+                                 hll_testudata(L, -1, HLL_MANAGER));
   }
+  hll_plan_return(L, shared, shared + 1);
   return values;
 }
 
 /* --------------------------------------------------------- metamethods */
 
-static int push_targets(lua_State *L, const hl_plan *plan) {
+/* Of a copy: while they are pushed, an extend may end, or the handle be finalized. */
+static int push_targets(lua_State *L, const hll_handle *self) {
+  hll_plan *copy = hll_plan_push(L);
+  if (self->lock) copy->plan = hl_plan_copy(hl_lock_plan(self->lock));
+  const hl_plan *plan = copy->plan;
+  if (!plan) return luaL_error(L, "not enough memory");
   size_t n = hl_plan_target_count(plan);
   lua_createtable(L, (int)n, 0);
   for (size_t i = 0; i < n; i++) {
@@ -274,7 +281,7 @@ static int handle_index(lua_State *L) {
   } else if (strcmp(field, "waited") == 0) {
     lua_pushnumber(L, (lua_Number)hl_lock_waited(lock) / 1000);
   } else if (strcmp(field, "targets") == 0) {
-    return push_targets(L, hl_lock_plan(lock));
+    return push_targets(L, self);
   } else {
     return 1;
   }

@@ -5,9 +5,14 @@
  *
  * Misuse raises (hll_misuse); everything else is `nil, err` (hll_failure).
  *
- * Nothing is held while Lua may raise for want of memory: a handle is made
- * first, empty, with its metatable; then the core is called; then the handle is
- * filled in, which allocates nothing.
+ * Allocate first, then check, then take a reference. Whatever Lua allocates may
+ * raise for want of memory, and may run finalizers of the program's, which may call
+ * us: close the manager, finalize the handle, empty the tables that were passed. So
+ * a function first makes all that it will need of Lua (an empty handle, a plan, a
+ * pending). Then it looks whether what it works on is still there, and reads
+ * options and targets. Then it calls the core and fills in what it has made. From the
+ * look on it allocates nothing in Lua, until it needs the pointers no more.
+ * The same holds for whatever calls Lua: on_lost, a program's loop.
  */
 #ifndef HIERLOCK_LUA_HLL_H
 #define HIERLOCK_LUA_HLL_H
@@ -49,21 +54,23 @@ int64_t hll_milliseconds(lua_State *L, int index, const char *what);
 typedef int (*hll_option_fn)(lua_State *L, const char *name, void *context);
 void hll_options(lua_State *L, int index, hll_option_fn each, void *context);
 hl_mode hll_mode(lua_State *L, int index);
-/* A layout from fields levels and buckets; see hll_layout_option. */
+/* A layout from fields levels and buckets; see hll_layout_option. The names live
+   as long as nothing allocates: see above. */
 typedef struct hll_layout_options {
   const char *names[HL_LEVELS_MAX];
   unsigned levels; /* 0: the default */
   uint32_t buckets;
 } hll_layout_options;
 /* Takes the value on the top for options levels and buckets; returns false when
-   name is neither. The names point into Lua strings of the caller's table. */
+   name is neither. */
 int hll_layout_option(lua_State *L, const char *name,
                       hll_layout_options *options);
 hl_layout *hll_layout_new(lua_State *L, const hll_layout_options *options);
 
 /* ---- target.c */
 
-/* Adds the target at index to the plan. mode: for a target without its own. */
+/* Adds the target at index to the plan. mode: for a target without its own.
+   Allocates nothing in Lua, unless it raises. */
 void hll_target_add(lua_State *L, int index, hl_plan *plan, hl_mode mode);
 void hll_targets_add(lua_State *L, int index, hl_plan *plan, hl_mode mode);
 /* An id at a stack index, for the level; the bytes live as long as the value,
@@ -74,10 +81,18 @@ void hll_target_push(lua_State *L, const hl_plan *plan, size_t i);
 
 /* ---- plan.c */
 
-/* Pushes an empty plan for one call. A manager keeps one in its shared table, for
-   calls come often; while it is in use, and when a call raised, there is none,
-   and another is made. */
-hl_plan *hll_plan_borrow(lua_State *L, int shared, hl_layout *layout);
+typedef struct hll_plan {
+  hl_plan *plan; /* NULL before it is made, and after collection */
+  char *sql;     /* on its way to Lua; NULL otherwise */
+} hll_plan;
+
+/* Pushes one without a plan. */
+hll_plan *hll_plan_push(lua_State *L);
+/* Pushes one for a single call; hll_plan_begin makes it an empty plan, and allocates
+   nothing in Lua. A manager keeps one in its shared table, for calls come often; while
+   it is in use, and when a call raised, there is none, and another is made. */
+hll_plan *hll_plan_borrow(lua_State *L, int shared);
+hl_plan *hll_plan_begin(lua_State *L, hll_plan *self, hl_layout *layout);
 /* Gives back the plan at stack index `plan`. Does not raise once a plan has been
    borrowed: its place in the table is there. */
 void hll_plan_return(lua_State *L, int shared, int plan);
@@ -114,19 +129,30 @@ extern const luaL_Reg hll_acquire_methods[];
 /* Where the upvalue with this index is true, a method that waits starts its call
    instead, and returns a pending. */
 #define HLL_STARTS 2
-/* Pushes nil, err, with err.target, and returns 2. */
-int hll_acquire_failure(lua_State *L, const hl_error *error,
-                        const hl_plan *plan);
-/* Adds err.holders, where they can be seen, to the err on the top. */
-void hll_holders_attach(lua_State *L, const hll_manager *manager,
-                        hl_plan *plan);
-/* The same with those that the pending has found. */
-void hll_holders_push(lua_State *L, hl_pending *pending);
+/* Those who are in the way; a userdata without methods, which frees them. Filled in
+   by the core, which must not be left by an error of Lua's. */
+typedef struct hll_holders {
+  hl_holder *list;
+  size_t n, capacity;
+  bool incomplete; /* out of memory */
+} hll_holders;
+
+hll_holders *hll_holders_push(lua_State *L);
+/* An hl_holder_fn; context: hll_holders. */
+void hll_holders_add(void *context, const hl_holder *holder);
+/* Pushes nil, err of a request that was not granted, and returns 2: with err.target,
+   where there is one in the plan, and err.holders, whose first one the message
+   names. The plan is the caller's alone. */
+int hll_acquire_failure(lua_State *L, hl_error *error, const hl_plan *plan,
+                        const hll_holders *found);
+/* The same for one that the manager has just refused: looks for the holders itself. */
+int hll_acquire_refused(lua_State *L, hl_error *error, const hl_plan *plan,
+                        const hll_manager *manager);
 /* manager:holders(target) */
-int hll_holders(lua_State *L);
+int hll_manager_holders(lua_State *L);
 void hll_holders_register(lua_State *L);
-/* Options of an acquisition: timeout, mode, label. Those point into the table
-   at index. */
+/* Options of an acquisition: timeout, mode, label. The label lives as long as
+   nothing allocates: see above. */
 typedef struct hll_acquire_options {
   hl_options core;
   hl_mode mode;

@@ -187,7 +187,7 @@ int hll_manager_open(lua_State *L) {
   options.config.dsn = hll_word(L, 1);
   if (!lua_isnil(L, 1) && !options.config.dsn)
     return hll_fail(L, HL_EDSN, "the DSN has a NUL byte");
-  hll_options(L, 2, open_option, &options);
+  hll_options(L, 2, open_option, &options); /* so that what is wrong raises */
 
   hll_manager *self = hll_newuserdata(L, sizeof *self);
   int manager = lua_gettop(L);
@@ -211,15 +211,18 @@ int hll_manager_open(lua_State *L) {
   luaL_getmetatable(L, HLL_MANAGER);
   lua_setmetatable(L, manager);
 
-  options.config.dsn = hl_dsn_default(options.config.dsn);
-  /* Everything that may raise comes before what must not be lost. */
-  const char *store = hl_dsn_store(options.config.dsn, &error);
+  const char *dsn = hl_dsn_default(options.config.dsn);
+  const char *store = hl_dsn_store(dsn, &error);
   if (!store) return hll_failure(L, &error, 0);
   if (strcmp(store, "mysql") == 0) {
     stores[0] = load_store(L, store);
     if (!stores[0]) return hll_fail(L, HL_ESTORE, lua_tostring(L, -1));
-    options.config.stores = stores;
   }
+  /* Once more, as nothing allocates from here on: they point into the table. */
+  options = (open_options){.config = HL_CONFIG_INIT};
+  hll_options(L, 2, open_option, &options);
+  options.config.dsn = dsn;
+  options.config.stores = stores;
   options.config.layout = hll_layout_new(L, &options.layout);
   int status = hl_manager_open(&options.config, &self->manager, &error);
   hl_layout_unref(options.config.layout);
@@ -312,7 +315,7 @@ static int manager_tostring(lua_State *L) {
 static const luaL_Reg methods[] = {
     {"close", manager_close_method},
     {"stats", manager_stats},
-    {"holders", hll_holders},
+    {"holders", hll_manager_holders},
     {NULL, NULL},
 };
 

@@ -92,10 +92,14 @@ static int pending_wait(lua_State *L) {
     return 1;
   }
   if (!hl_pending_done(self->pending)) return hll_failure(L, &error, 0);
-  int values =
-      hll_acquire_failure(L, &error, hl_pending_plan(self->pending));
-  hll_holders_push(L, self->pending);
-  return values;
+  hll_plan *plan = hll_plan_push(L);
+  hll_holders *found = hll_holders_push(L);
+  if (self->pending) {
+    const hl_plan *theirs = hl_pending_plan(self->pending);
+    plan->plan = theirs ? hl_plan_copy(theirs) : NULL;
+    hl_pending_holders(self->pending, hll_holders_add, found);
+  }
+  return hll_acquire_failure(L, &error, plan->plan, found);
 }
 
 /***

@@ -10,11 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct hll_plan {
-  hl_plan *plan; /* NULL before it is made, and after collection */
-  char *sql;     /* on its way to Lua; NULL otherwise */
-} hll_plan;
-
 static hll_plan *plan_check(lua_State *L) {
   hll_plan *self = hll_testudata(L, 1, HLL_PLAN);
   if (!self || !self->plan) hll_misuse(L, "self must be a plan");
@@ -37,15 +32,16 @@ The rows in locking order, each once, in the strongest mode that any target need
 */
 static int plan_rows(lua_State *L) {
   size_t n;
-  const hl_row *rows = hl_plan_rows(plan_check(L)->plan, &n);
+  (void)hl_plan_rows(plan_check(L)->plan, &n);
   lua_createtable(L, (int)n, 0);
   for (size_t i = 0; i < n; i++) {
     lua_createtable(L, 0, 3);
-    lua_pushinteger(L, rows[i].level);
+    const hl_row row = hl_plan_rows(plan_check(L)->plan, &n)[i];
+    lua_pushinteger(L, row.level);
     lua_setfield(L, -2, "level");
-    lua_pushinteger(L, (lua_Integer)rows[i].bucket);
+    lua_pushinteger(L, (lua_Integer)row.bucket);
     lua_setfield(L, -2, "bucket");
-    lua_pushstring(L, rows[i].mode == HL_SHARED ? "shared" : "exclusive");
+    lua_pushstring(L, row.mode == HL_SHARED ? "shared" : "exclusive");
     lua_setfield(L, -2, "mode");
     lua_rawseti(L, -2, (int)i + 1);
   }
@@ -70,7 +66,7 @@ the server excludes (no replica, no cluster), nobody has looked at.
 @treturn string a SELECT with one row for each row of the plan
 */
 static int plan_sql(lua_State *L) {
-  hll_plan *self = plan_check(L);
+  (void)plan_check(L);
   const char *name = hll_word(L, 2);
   hl_dialect dialect = HL_MYSQL;
   if (name && strcmp(name, "mariadb") == 0)
@@ -83,11 +79,12 @@ static int plan_sql(lua_State *L) {
     if (!table || !is_identifier(table))
       hll_misuse(L, "table must be the plain name of a table");
   }
-  self->sql = hl_plan_sql(self->plan, dialect, table);
-  if (!self->sql) return luaL_error(L, "not enough memory");
-  lua_pushstring(L, self->sql);
-  free(self->sql);
-  self->sql = NULL;
+  hll_plan *text = hll_plan_push(L); /* which frees it, should Lua raise */
+  text->sql = hl_plan_sql(plan_check(L)->plan, dialect, table);
+  if (!text->sql) return luaL_error(L, "not enough memory");
+  lua_pushstring(L, text->sql);
+  free(text->sql);
+  text->sql = NULL;
   return 1;
 }
 
@@ -154,7 +151,7 @@ static const luaL_Reg metamethods[] = {
     {NULL, NULL},
 };
 
-static hll_plan *push_empty(lua_State *L) {
+hll_plan *hll_plan_push(lua_State *L) {
   hll_plan *self = hll_newuserdata(L, sizeof *self);
   self->plan = NULL;
   self->sql = NULL;
@@ -163,18 +160,23 @@ static hll_plan *push_empty(lua_State *L) {
   return self;
 }
 
-hl_plan *hll_plan_borrow(lua_State *L, int shared, hl_layout *layout) {
+hll_plan *hll_plan_borrow(lua_State *L, int shared) {
   lua_rawgeti(L, shared, 2);
   hll_plan *self = hll_testudata(L, -1, HLL_PLAN);
-  if (self) {
+  if (self && self->plan) { /* else it has been finalized */
     lua_pushnil(L);
     lua_rawseti(L, shared, 2);
-    hl_plan_clear(self->plan);
-    return self->plan;
+    return self;
   }
   lua_pop(L, 1);
-  self = push_empty(L);
-  self->plan = hl_plan_new(layout);
+  return hll_plan_push(L);
+}
+
+hl_plan *hll_plan_begin(lua_State *L, hll_plan *self, hl_layout *layout) {
+  if (self->plan)
+    hl_plan_clear(self->plan);
+  else
+    self->plan = hl_plan_new(layout);
   if (!self->plan) (void)luaL_error(L, "not enough memory");
   return self->plan;
 }
@@ -216,8 +218,8 @@ them in a transaction of their own.
 int hll_plan_new(lua_State *L) {
   plan_options options = {.mode = HL_EXCLUSIVE};
   lua_settop(L, 2);
+  hll_plan *self = hll_plan_push(L);
   hll_options(L, 2, plan_option, &options);
-  hll_plan *self = push_empty(L);
   hl_layout *layout = hll_layout_new(L, &options.layout);
   self->plan = hl_plan_new(layout);
   hl_layout_unref(layout);

@@ -52,7 +52,7 @@ typedef struct reading {
   unsigned given; /* bit i: level i */
   unsigned positions;
   unsigned named;
-  int list; /* stack index of the deepest level's list, 0: none */
+  int list; /* stack index of the deepest level's list; nil: none */
   hl_mode mode;
   bool mode_given;
 } reading;
@@ -99,7 +99,8 @@ static void read_field(lua_State *L, reading *r) {
     if (!lua_istable(L, -1))
       hll_misuse(L, "%s must be a list, not %s", name, luaL_typename(L, -1));
     if (hll_rawlen(L, -1) == 0) hll_misuse(L, "%s must not be empty", name);
-    r->list = 1;
+    lua_pushvalue(L, -1);
+    lua_replace(L, r->list);
     r->named++;
   } else {
     hll_misuse(L, "unknown key '%s' in target", name);
@@ -136,6 +137,8 @@ void hll_target_add(lua_State *L, int index, hl_plan *plan, hl_mode mode) {
     hll_misuse(L, "target must be a table, not %s", luaL_typename(L, index));
   reading r = {.plan = plan, .layout = hl_plan_layout(plan), .mode = mode};
   luaL_checkstack(L, 8, "target");
+  lua_pushnil(L);
+  r.list = lua_gettop(L);
 
   for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) read_field(L, &r);
 
@@ -144,19 +147,18 @@ void hll_target_add(lua_State *L, int index, hl_plan *plan, hl_mode mode) {
   unsigned levels = hl_layout_levels(r.layout);
   unsigned n = 0;
   while (n < levels && (r.given >> n & 1u)) n++;
-  if (r.list) {
+  if (!lua_isnil(L, r.list)) {
     if (r.ids[levels - 1].size > 0)
       hll_misuse(L, "target has both %s and %ss",
                  hl_layout_name(r.layout, levels - 1),
                  hl_layout_name(r.layout, levels - 1));
     if (n < levels - 1)
       hll_misuse(L, "%s is missing in target", hl_layout_name(r.layout, n));
-    lua_pushfstring(L, "%ss", hl_layout_name(r.layout, levels - 1));
-    lua_rawget(L, index);
-    add_list(L, lua_gettop(L), &r);
+    add_list(L, r.list, &r);
     lua_pop(L, 1);
     return;
   }
+  lua_pop(L, 1);
   if (n < levels && r.given >> n)
     hll_misuse(L, "%s is missing in target", hl_layout_name(r.layout, n));
   if (n == 0)
