@@ -8,6 +8,7 @@ if not rawget(_G, "jit") then return end
 
 local uv = require "luv"
 local support = require "spec.support"
+local proxy = require "spec.support.proxy"
 
 local MODULES = "/usr/lib/nginx/modules/"
 
@@ -605,31 +606,79 @@ describe("nginx", function()
     end)
   end)
 
-  -- As printed there, but for the port, and a store that its workers, who are nobody, may make.
-  it("runs the example, examples/nginx.conf", function()
-    local directory = assert(uv.fs_mkdtemp("/dev/shm/hierlock-spec-XXXXXX"))
-    uv.fs_chmod(directory, tonumber("777", 8))
-    local example = setmetatable({ directory = directory }, nginx_methods)
-    local file = assert(io.open("examples/nginx.conf", "rb"))
-    local text = file:read("*a"):gsub("127%.0%.0%.1:8080", "unix:" .. directory .. "/nginx.sock")
-      :gsub("/tmp/hierlock%-nginx", directory .. "/hierlock-nginx")
-    file:close()
-    if not as_module then text = text:gsub("load_module[^\n]*", "") end
-    file = assert(io.open(directory .. "/nginx.conf", "w"))
-    file:write(text)
-    file:close()
-    local output = assert(uv.fs_open(directory .. "/output", "w", 384))
-    example.process, example.pid = assert(uv.spawn(NGINX, {
-      args = { "-p", uv.cwd(), "-e", "stderr", "-c", directory .. "/nginx.conf" },
-      env = { "HIERLOCK_DSN=file:" .. directory .. "/store" },
-      stdio = { nil, nil, output },
-    }, function(code, signal) example.exit = { code = code, signal = signal } end))
-    uv.fs_close(output)
-    local page = wait_until(function() return example.exit or example:try("/") end, "nginx")
-    assert.equal("no lock needed\n", page.body, example:read("output"))
-    local answer = example:try("/withdraw?user=u1&account=a1")
-    assert.matches("^after 0[%d.]* s, with token %x+\n$", answer.body, example:read("output"))
-    assert.equal(400, example:try("/withdraw").status)
-    example:stop()
+  describe("running the example, examples/nginx.conf,", function()
+    local example
+
+    -- As printed there, but for the port.
+    local function run(dsn)
+      local directory = assert(uv.fs_mkdtemp("/dev/shm/hierlock-spec-XXXXXX"))
+      uv.fs_chmod(directory, tonumber("777", 8)) -- its workers, who are nobody, may make a store
+      example = setmetatable({ directory = directory }, nginx_methods)
+      local file = assert(io.open("examples/nginx.conf", "rb"))
+      local text = file:read("*a"):gsub("127%.0%.0%.1:8080", "unix:" .. directory .. "/nginx.sock")
+        :gsub("/tmp/hierlock%-nginx", directory .. "/hierlock-nginx")
+      file:close()
+      if not as_module then text = text:gsub("load_module[^\n]*", "") end
+      file = assert(io.open(directory .. "/nginx.conf", "w"))
+      file:write(text)
+      file:close()
+      local output = assert(uv.fs_open(directory .. "/output", "w", 384))
+      example.process, example.pid = assert(uv.spawn(NGINX, {
+        args = { "-p", uv.cwd(), "-e", "stderr", "-c", directory .. "/nginx.conf" },
+        env = { "HIERLOCK_DSN=" .. dsn:format(directory) },
+        stdio = { nil, nil, output },
+      }, function(code, signal) example.exit = { code = code, signal = signal } end))
+      uv.fs_close(output)
+      local page = wait_until(function() return example.exit or example:try("/") end, "nginx")
+      assert.equal("no lock needed\n", page.body, example:read("output"))
+    end
+
+    after_each(function() example:stop() end)
+
+    local function withdraws()
+      local answer = example:try("/withdraw?user=u1&account=a1")
+      return answer.status == 200 and answer.body:find("^after 0[%d.]* s, with token %x+\n$")
+    end
+
+    it("serves", function()
+      run "file:%s/store"
+      assert.is_truthy(withdraws(), example:read("output"))
+      assert.equal(400, example:try("/withdraw").status)
+    end)
+
+    it("says what is wrong with a store that cannot be opened, and tries again", function()
+      run "file:%s/later/store"
+      assert.equal(500, example:try("/withdraw?user=u1&account=a1").status)
+      assert.matches("store: [^\n]*later/store", example:read("output"))
+      assert(uv.fs_mkdir(example.directory .. "/later", 511))
+      uv.fs_chmod(example.directory .. "/later", tonumber("777", 8))
+      wait_until(withdraws, "the store")
+    end)
+
+    support.each_server(function(store)
+      it("starts without the server, asks to be tried again later, and finds it when it is there", function()
+        local sql, name = store.sql(), "hierlock_spec_nginx"
+        sql:query("DROP TABLE IF EXISTS " .. name)
+        sql:query("CREATE TABLE " .. name ..
+                  " (level TINYINT NOT NULL, bucket INT NOT NULL, PRIMARY KEY (level, bucket)) ENGINE=InnoDB")
+        for _, row in ipairs(require("hierlock").plan({ { "u1", "a1" } }):rows()) do
+          sql:query(("INSERT INTO %s VALUES (%d, %d)"):format(name, row.level, row.bucket))
+        end
+        local probe = uv.new_tcp()
+        assert(probe:bind("127.0.0.1", 0))
+        local port = probe:getsockname().port
+        probe:close()
+        uv.run "nowait"
+
+        run(store.bare_dsn:gsub(":%d+/", ":" .. port .. "/") .. "?tls=off&table=" .. name)
+        for _ = 1, 3 do assert.equal(503, example:try("/withdraw?user=u1&account=a1").status) end
+        assert.matches("connection: cannot connect", example:read("output"))
+        assert.is_nil(example:read("output"):find("unknown error", 1, true))
+        local server = proxy.open(store, nil, nil, port)
+        wait_until(withdraws, "the server")
+        server.close()
+        sql:query("DROP TABLE " .. name)
+      end)
+    end)
   end)
 end)

@@ -34,7 +34,7 @@ end
 --- Opens a proxy before the server of a store.
 -- rewrite(data, first): what the client is told instead of the server's data;
 -- first: it is the greeting. tls: the DSN's parameter, "off" unless said; with
--- another no commands are seen.
+-- another no commands are seen. own_port: the proxy's; any that is free unless said.
 -- Returns a table: `dsn`, for clients; `commands`, a list of {name, text, connection};
 -- `hold(n [, bytes])`, which keeps the answers of the n-th connection back until
 -- `let(n)`, all but the first so many bytes; `drip(n, ms)`: from then on its answers
@@ -42,11 +42,11 @@ end
 -- more goes through the connections that there are, in either direction, and none
 -- ends; `cut()`: likewise, and new ones get no answer either; `refuse(n)`: only so many
 -- more connections are let through, and others are ended at once; `close()`.
-function proxy.open(store, rewrite, tls)
+function proxy.open(store, rewrite, tls, own_port)
   local self = { commands = {}, connections = {} }
   local server = uv.new_tcp()
   local port = tonumber(store.dsn:match(":(%d+)[/)]"))
-  assert(server:bind("127.0.0.1", 0))
+  assert(server:bind("127.0.0.1", own_port or 0))
   self.dsn = store.dsn:gsub(":" .. port, ":" .. server:getsockname().port, 1) .. "&tls=" .. (tls or "off")
 
   local function accept()
