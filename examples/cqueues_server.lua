@@ -37,7 +37,8 @@ local function book(manager, flight)
 end
 
 local function serve(count)
-  local manager = assert(hierlock.open(nil, { application = "booking" }))
+  local manager, err = hierlock.open(nil, { application = "booking" })
+  if not manager then error(tostring(err), 0) end
   local controller = cqueues.new()
   controller:wrap(function()
     local listener = assert(socket.listen(HOST, PORT))

@@ -14,7 +14,8 @@ local hierlock = require "hierlock"
 
 -- A process of a scenario: reads what to do, says what came of it.
 if arg[1] == "worker" then
-  local manager = assert(hierlock.open(arg[2], { application = arg[3] }))
+  local manager, failure = hierlock.open(arg[2], { application = arg[3] })
+  if not manager then error(tostring(failure), 0) end
   local handle
   io.stdout:setvbuf("line")
   for line in io.lines() do
@@ -226,7 +227,8 @@ local function main()
   local directory = assert(uv.fs_mkdtemp("/dev/shm/hierlock-demo-XXXXXX"))
   local dsn = "file:" .. directory
   print("Three processes, A, B and C, on the embedded store in " .. directory .. ".")
-  local observer = assert(hierlock.open(dsn))
+  local observer, failure = hierlock.open(dsn)
+  if not observer then error(tostring(failure), 0) end
   local workers = {}
   for name in pairs(columns) do workers[name] = worker(name, dsn) end
   local ok, err = pcall(function()

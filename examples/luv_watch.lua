@@ -19,7 +19,8 @@ local hierlock = require "hierlock"
 io.stdout:setvbuf "line"
 local REPORT = { "u1", "a1", "r1" }
 local name, what = arg[1], arg[2]
-local manager = assert(hierlock.open(nil, { application = "watch " .. name, loop = "luv" }))
+local manager, failure = hierlock.open(nil, { application = "watch " .. name, loop = "luv" })
+if not manager then error(tostring(failure), 0) end
 
 local function say(...) print(name .. ": " .. string.format(...)) end
 
@@ -58,20 +59,23 @@ end
 local programs = {}
 
 programs["hold"] = function()
-  work(assert(manager:acquire(REPORT)))
+  local handle, err = manager:acquire(REPORT)
+  if not handle then return say("failed: %s", tostring(err)) end
+  work(handle)
 end
 
 programs["wait"] = function()
   local stop = watch()
   local handle, err = manager:acquire(REPORT, { timeout = 10 })
   stop()
-  if not handle then return say("failed: %s", err) end
+  if not handle then return say("failed: %s", tostring(err)) end
   say("got it after %.1f s", handle.waited)
   work(handle)
 end
 
 programs["give-up"] = function()
-  local pending = assert(manager:start(REPORT))
+  local pending, refused = manager:start(REPORT)
+  if not pending then return say("failed: %s", tostring(refused)) end
   after(500, function() pending:cancel() end)
   local poll = uv.new_poll(assert(pending:fd()))
   poll:start("r", function()

@@ -23,7 +23,8 @@ local hierlock = require "hierlock"
 
 io.stdout:setvbuf("line")
 local role = arg[1]
-local manager = assert(hierlock.open(nil, { application = role }))
+local manager, failure = hierlock.open(nil, { application = role })
+if not manager then error(tostring(failure), 0) end
 
 local function batch(accounts)
   local failed = false

@@ -20,7 +20,8 @@
 local hierlock = require "hierlock"
 
 local done_file, name, count = arg[1], arg[2], tonumber(arg[3])
-local manager = assert(hierlock.open(nil, { application = "worker " .. name }))
+local manager, failure = hierlock.open(nil, { application = "worker " .. name })
+if not manager then error(tostring(failure), 0) end
 
 local function done_jobs()
   local done = {}

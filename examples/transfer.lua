@@ -21,7 +21,8 @@
 local hierlock = require "hierlock"
 
 local bank, count = arg[1], tonumber(arg[2])
-local manager = assert(hierlock.open(nil, { application = "transfer" }))
+local manager, failure = hierlock.open(nil, { application = "transfer" })
+if not manager then error(tostring(failure), 0) end
 
 local function file_of(account) return bank .. "/" .. account[1] .. "-" .. account[2] end
 

@@ -197,6 +197,20 @@ describe("the examples", function()
     assert.equal(0, status)
   end)
 
+  it("say in words why the store cannot be opened", function()
+    running = {}
+    make_scratch()
+    for _, command in ipairs { "transfer.lua . 1", "nightly.lua screen a1", "queue.lua done A 1", "luv_watch.lua A hold",
+                               "cqueues_server.lua 1", "demo.lua worker file:/dev/null/locks A", "retry.lua seats A 1" } do
+      local process = start("touch done seats; lua examples/" .. command, "file:/dev/null/locks")
+      local output, status = process.finish()
+      assert.matches("store: [^\n]*/dev/null/locks", output)
+      assert.equal(1, status)
+    end
+    for _, process in ipairs(running) do process.close() end
+    shell("rm -rf " .. quoted(scratch))
+  end)
+
   support.each_store(function(store)
     local dsn, manager
 
@@ -438,6 +452,8 @@ describe("the examples", function()
           go_on()
           local output, status = process.finish()
           assert.equal(0, status)
+          -- On a busy machine it may meet its own last lock, which the server still has.
+          output = output:gsub("A: timeout: [^\n]*; again in [^\n]*\n", "")
           assert.matches("^A: lost: [^\n]*; again in [^\n]*\nA: sold 20\n$", output)
           local expected = {}
           for seat = 1, 20 do expected[seat] = "A" .. seat end
@@ -462,19 +478,22 @@ describe("the examples", function()
         local port = probe:getsockname().port
         probe:close()
         uv.run "nowait"
-        local output, status = run("export PORT=" .. port .. "\n" .. printed("cqueues_server.lua", "Run it:"))
-        assert.equal(0, status)
-        local seats, longest = {}, 0
-        for flight, seat, seconds in output:gmatch("(LH%d): seat (%d), after ([%d.]+) s") do
-          assert.is_nil(seats[flight .. seat], output)
-          seats[flight .. seat] = true
-          longest = math.max(longest, tonumber(seconds))
-        end
-        for _, flight in ipairs { "LH1", "LH2" } do
-          for seat = 1, 4 do assert.is_true(seats[flight .. seat], output) end
-        end
-        assert.matches("server: 8 bookings, %d of them waited", output)
-        assert.is_true(longest < 0.8, "one after the other would be 0.8 s:\n" .. output)
+        -- One after the other would be 0.8 s at best; a busy machine may need several tries to be faster.
+        support.wait_until(function()
+          local output, status = run("export PORT=" .. port .. "\n" .. printed("cqueues_server.lua", "Run it:"))
+          assert.equal(0, status)
+          local seats, longest = {}, 0
+          for flight, seat, seconds in output:gmatch("(LH%d): seat (%d), after ([%d.]+) s") do
+            assert.is_nil(seats[flight .. seat], output)
+            seats[flight .. seat] = true
+            longest = math.max(longest, tonumber(seconds))
+          end
+          for _, flight in ipairs { "LH1", "LH2" } do
+            for seat = 1, 4 do assert.is_true(seats[flight .. seat], output) end
+          end
+          assert.matches("server: 8 bookings, %d of them waited", output)
+          return longest < 0.8
+        end, "a run in less than 0.8 s")
       end)
     end)
 
