@@ -241,6 +241,34 @@ spec: all $(SPEC_SO)
 	status=0; $(foreach specs,$(filter $(ALONE),$(SPECS)),$(BUSTED) $(specs) || status=1;) \
 	$(if $(filter-out $(ALONE),$(SPECS)),$(BUSTED) $(filter-out $(ALONE),$(SPECS)) || status=1;) exit $$status
 
+# --------------------------------------------------------------------- soak
+
+# SECONDS of random use under faults on each STORE, with a checker of its own: see
+# spec/soak/soak.h. The SEED repeats the choices, not the interleaving. SOAK: more options.
+STORE ?= file mysql mariadb
+SECONDS ?= 30
+SEED ?= $(shell od -An -N3 -tu4 /dev/urandom)
+SOAK ?=
+SOAK_SOURCES := $(wildcard spec/soak/*.c)
+$(BUILD)/soak: $(SOAK_SOURCES) spec/soak/soak.h $(LIBRARY)
+	@mkdir -p $(@D)
+	$(CC) $(HL_CFLAGS) $(MYSQL_CFLAGS) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $(SOAK_SOURCES) $(LIBRARY) $(MYSQL_LIBS) -lm
+
+.PHONY: soak suite-soak
+soak: $(BUILD)/soak
+ifeq ($(strip $(STORE)),file)
+	@$(MAKE) --no-print-directory suite-soak
+else
+	@spec/support/deps.sh servers
+	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
+	spec/support/servers.sh run "$$directory" $(filter mysql mariadb,$(STORE)) -- \
+	  $(MAKE) --no-print-directory suite-soak SEED=$(strip $(SEED))
+endif
+
+# With the servers that the environment names.
+suite-soak: $(BUILD)/soak
+	@spec/soak/run.sh $(BUILD)/soak $(strip $(SEED)) "$(STORE)" --seconds=$(SECONDS) $(SOAK)
+
 # -------------------------------------------------------------------- bench
 
 # A client for each peer whose library is there; the others are named as not run.
@@ -448,4 +476,5 @@ help:
 	@echo 'make collector  the binding under a collector that always runs'
 	@echo 'make test-packaging        installing in every way, for every Lua'
 	@echo 'make test-libmysqlclient   all specs on Oracle'"'"'s client library'
+	@echo 'make soak       random use under faults, and a checker; SECONDS=30 SEED= STORE="file mysql mariadb"'
 	@echo 'make clean      remove build/'

@@ -1,0 +1,418 @@
+/*
+ * history.c - reads what the workers wrote and decides whether it fits the rule:
+ *
+ *   1. Two handles that hold a node at once both hold it shared: see soak.h for
+ *      what counts as holding.
+ *   2. Of two exclusive holders of a node the later one's token is greater.
+ *   3. A time-out comes neither early nor later than LATE.
+ *   4. No call outlives its time-out by HANG.
+ *   5. Nobody is told `timeout` when nobody else held or wanted his nodes in all
+ *      that time (of FREE_WAIT or longer).
+ *   6. Without faults no lock is lost.
+ *
+ * Nothing is looked at before it is final. A record that ended at t can only meet
+ * those that were granted before t, and whoever is granted later than the beginning of
+ * this sweep can't: so it can be forgotten once no call or lock that is under way
+ * began before t.
+ */
+#include "soak.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define LATE (5 * S)
+#define HANG (30 * S)
+#define FREE_WAIT (1 * S)
+/* How long after an end a lock may still be in others' way: its release is on its way;
+   after a failure or a death the server may need as long as a wait or a lease. */
+#define TRAIL (500 * MS)
+#define TRAIL_AFTER_FAILURE (12 * S)
+
+enum { SHOWN = 30 };
+
+unsigned violations;
+int64_t longest_wait, latest_timeout, longest_overlap;
+uint64_t grants_checked;
+
+static bool faults_expected, kills_expected;
+static int64_t began;
+
+static record **kept;
+static size_t kept_count, kept_capacity;
+/* Of each node: the greatest token of those forgotten. */
+static uint64_t last_token[NODES];
+static int64_t last_token_at[NODES];
+
+void history_expect(bool faults, bool kills) {
+  faults_expected = faults;
+  kills_expected = kills;
+  began = now_ns();
+}
+
+double seconds_at(int64_t when) { return (double)(when - began) / 1e9; }
+
+void say(const char *format, ...) {
+  va_list arguments;
+  (void)printf("%9.3f  ", seconds_at(now_ns()));
+  va_start(arguments, format);
+  (void)vprintf(format, arguments);
+  va_end(arguments);
+  (void)printf("\n");
+  (void)fflush(stdout);
+}
+
+void violation(const char *format, ...) {
+  va_list arguments;
+  violations++;
+  if (violations > SHOWN) return;
+  (void)printf("%9.3f  VIOLATION %u: ", seconds_at(now_ns()), violations);
+  va_start(arguments, format);
+  (void)vprintf(format, arguments);
+  va_end(arguments);
+  (void)printf("\n");
+  if (violations == SHOWN) (void)printf("(further ones are only counted)\n");
+  (void)fflush(stdout);
+}
+
+static const char *const kinds[] = {"acquire", "start", "extend", "start_extend"};
+static const char *const endings[] = {
+    "released", "freed", "closed its manager", "was told of the loss",
+    "was not granted", "cancelled", "died"};
+
+static void show(const char *name, const record *r) {
+  if (violations > SHOWN) return;
+  int shared_nodes = 0, exclusive_nodes = 0;
+  for (int i = 0; i < NODES; i++) {
+    shared_nodes += r->modes[i] == HL_SHARED;
+    exclusive_nodes += r->modes[i] == HL_EXCLUSIVE;
+  }
+  (void)printf("             %s: worker %d (pid %d) thread %d manager %d handle %llu: %s of %d targets "
+               "(%d nodes exclusive, %d shared), time-out %lld ms%s\n",
+               name, r->worker, (int)r->pid, r->thread, r->manager,
+               (unsigned long long)r->handle, kinds[r->kind], r->targets,
+               exclusive_nodes, shared_nodes, (long long)r->timeout,
+               r->proxied ? ", through the proxy" : "");
+  (void)printf("                called %.6f", seconds_at(r->called));
+  if (r->granted) (void)printf(", granted %.6f, token %016llx", seconds_at(r->granted), (unsigned long long)r->token);
+  if (r->held) (void)printf(", held for sure until %.6f", seconds_at(r->held));
+  if (r->granted && r->promised == INT64_MAX) (void)printf(", promised for ever");
+  else if (r->granted && r->promised) (void)printf(", promised until %.6f", seconds_at(r->promised));
+  if (r->ended)
+    (void)printf(", %s %.6f to %.6f", endings[r->how], seconds_at(r->ending),
+                 seconds_at(r->ended));
+  if (r->status) (void)printf(", status %s", hl_status_name(r->status));
+  (void)printf("\n");
+  (void)fflush(stdout);
+}
+
+/* ------------------------------------------------------------ single records */
+
+static void check_times(const record *r) {
+  int64_t stopped = atomic_load(&shared->worker[r->worker].stopped) - r->stopped;
+  int64_t took = r->ended - r->called, timeout = r->timeout * MS;
+  if (r->granted) took = r->granted - r->called;
+  if (r->how == END_DIED && !r->granted) return;
+  if (took > longest_wait) longest_wait = took;
+  if (r->status == HL_TIMEOUT) {
+    if (took < timeout) {
+      violation("a time-out came early, by %.3f ms", (double)(timeout - took) / 1e6);
+      show("it", r);
+    }
+    if (took - timeout - stopped > latest_timeout)
+      latest_timeout = took - timeout - stopped;
+  }
+  if (took > timeout + stopped + LATE) {
+    violation("a call took %.3f s, and its time-out is %.3f s", (double)took / 1e9,
+              (double)timeout / 1e9);
+    show("it", r);
+  }
+  if (r->how == END_LOST && !faults_expected) {
+    violation("a lock was lost, and nothing was done to it");
+    show("it", r);
+  }
+}
+
+static void check_under_way(const record *r, int64_t now) {
+  static int64_t told[WORKERS][THREADS];
+  int64_t stopped = atomic_load(&shared->worker[r->worker].stopped) - r->stopped;
+  if (now - r->called < r->timeout * MS + stopped + HANG ||
+      told[r->worker][r->thread] == r->called)
+    return;
+  told[r->worker][r->thread] = r->called;
+  violation("a call hangs, for %.1f s now", (double)(now - r->called) / 1e9);
+  show("it", r);
+}
+
+/* ------------------------------------------------------------------- reading */
+
+static void keep(record *r) {
+  if (kept_count == kept_capacity) {
+    kept_capacity = kept_capacity ? 2 * kept_capacity : 1024;
+    kept = realloc(kept, kept_capacity * sizeof *kept);
+    if (!kept) abort();
+  }
+  record *copy = malloc(sizeof *copy);
+  if (!copy) abort();
+  memcpy(copy, r, sizeof *copy);
+  kept[kept_count++] = copy;
+  check_times(copy);
+  if (copy->granted) grants_checked++;
+}
+
+void history_died(int worker, int64_t now) {
+  for (int t = 0; t < shared->threads; t++)
+    for (int i = 0; i < RECORDS; i++) {
+      record *r = &shared->worker[worker].records[t][i];
+      int state = atomic_load(&r->state);
+      if (state != CALLED && state != HELD) continue;
+      r->how = END_DIED;
+      r->ending = r->ended = now;
+      atomic_store(&r->state, ENDED);
+    }
+}
+
+/* Of a granted one, what is compared. A holding that was never confirmed is none. */
+static int64_t held_until(const record *r) {
+  int64_t until = atomic_load(&r->held);
+  /* Nothing but a loss that was done to it ends the promise, or its own end. */
+  if (r->granted && until && !kills_expected && r->how == END_LOST) {
+    int64_t promised = r->promised < r->ended ? r->promised : r->ended;
+    if (promised > until) until = promised;
+  }
+  return until;
+}
+
+/* ----------------------------------------------------- rules about two of them */
+
+typedef struct entry {
+  record *record;
+  int64_t until;
+} entry;
+
+static int by_grant(const void *left, const void *right) {
+  const record *a = ((const entry *)left)->record, *b = ((const entry *)right)->record;
+  return a->granted < b->granted ? -1 : a->granted > b->granted;
+}
+
+/* A pair is told once: its later record remembers the earlier one's handle. */
+static bool told_already(const record *a, const record *b) {
+  static struct { uint64_t a, b; } told[256];
+  static unsigned next;
+  for (int i = 0; i < 256; i++)
+    if (told[i].a == a->handle && told[i].b == b->handle) return true;
+  told[next % 256].a = a->handle;
+  told[next++ % 256].b = b->handle;
+  return false;
+}
+
+static void two_holders(int node, const entry *a, const entry *b) {
+  char name[32];
+  int64_t until = a->until < b->until ? a->until : b->until;
+  if (told_already(a->record, b->record)) return;
+  if (until - b->record->granted > longest_overlap)
+    longest_overlap = until - b->record->granted;
+  violation("two holders of %s at once, for %.3f ms: %s and %s", node_show(node, name),
+            (double)(until - b->record->granted) / 1e6,
+            a->record->modes[node] == HL_SHARED ? "shared" : "exclusive",
+            b->record->modes[node] == HL_SHARED ? "shared" : "exclusive");
+  show("A", a->record);
+  show("B", b->record);
+}
+
+/* The two entries that hold longest, of different handles. */
+typedef struct longest {
+  const entry *first, *second;
+} longest;
+
+static void longest_add(longest *self, const entry *e) {
+  if (!self->first || e->until > self->first->until) {
+    if (self->first && self->first->record->handle != e->record->handle)
+      self->second = self->first;
+    self->first = e;
+  } else if (e->record->handle != self->first->record->handle &&
+             (!self->second || e->until > self->second->until)) {
+    self->second = e;
+  }
+}
+
+/* Whoever held longest before e was granted must have ended. */
+static void check_overlap(int node, const longest *before, const entry *e) {
+  const entry *a = before->first;
+  if (a && a->record->handle == e->record->handle) a = before->second;
+  if (a && a->until > e->record->granted) two_holders(node, a, e);
+}
+
+static void check_node(int node, entry *entries, size_t n) {
+  char name[32];
+  longest all = {NULL, NULL}, exclusive = {NULL, NULL};
+  const record *before = NULL;
+  qsort(entries, n, sizeof *entries, by_grant);
+  for (size_t i = 0; i < n; i++) {
+    const entry *e = &entries[i];
+    const record *r = e->record;
+    if (r->modes[node] == HL_SHARED) {
+      check_overlap(node, &exclusive, e);
+      longest_add(&all, e);
+      continue;
+    }
+    check_overlap(node, &all, e);
+    longest_add(&all, e);
+    longest_add(&exclusive, e);
+    if (before && before->handle != r->handle && before->token >= r->token &&
+        !told_already(before, r)) {
+      violation("tokens of %s do not grow", node_show(node, name));
+      show("A", before);
+      show("B", r);
+    }
+    if (last_token_at[node] < r->granted && last_token[node] > r->token &&
+        !told_already(r, r)) {
+      violation("tokens of %s do not grow: one of %.6f was %016llx",
+                node_show(node, name), seconds_at(last_token_at[node]),
+                (unsigned long long)last_token[node]);
+      show("B", r);
+    }
+    before = r;
+  }
+}
+
+static void check_nodes(void) {
+  static entry *entries;
+  static size_t capacity;
+  size_t first[NODES + 1] = {0}, at[NODES];
+  for (size_t i = 0; i < kept_count; i++)
+    if (kept[i]->granted && kept[i]->held)
+      for (int node = 0; node < NODES; node++) first[node + 1] += kept[i]->modes[node] != 0;
+  for (int node = 0; node < NODES; node++) first[node + 1] += first[node];
+  if (first[NODES] > capacity) {
+    capacity = 2 * first[NODES];
+    free(entries);
+    entries = malloc(capacity * sizeof *entries);
+    if (!entries) abort();
+  }
+  memcpy(at, first, sizeof at);
+  for (size_t i = 0; i < kept_count; i++)
+    if (kept[i]->granted && kept[i]->held) {
+      int64_t until = held_until(kept[i]);
+      for (int node = 0; node < NODES; node++)
+        if (kept[i]->modes[node]) entries[at[node]++] = (entry){kept[i], until};
+    }
+  for (int node = 0; node < NODES; node++)
+    check_node(node, entries + first[node], first[node + 1] - first[node]);
+}
+
+/* Nodes in one bucket are in each other's way. */
+static int bucket_mates[NODES];
+
+static void find_bucket_mates(void) {
+  hl_layout *layout;
+  uint32_t buckets[NODES];
+  node_name name;
+  (void)hl_layout_new(NULL, 0, BUCKETS, &layout, NULL);
+  for (int i = 0; i < NODES; i++) {
+    node_ids(i, &name);
+    buckets[i] = hl_layout_bucket(layout, name.ids, name.n) * 4 + name.n;
+    bucket_mates[i] = i;
+    for (int j = 0; j < i; j++)
+      if (buckets[j] == buckets[i]) bucket_mates[i] = bucket_mates[j];
+  }
+  hl_layout_unref(layout);
+}
+
+static bool in_the_way(const record *a, const record *b) {
+  unsigned char modes[NODES] = {0};
+  for (int i = 0; i < NODES; i++)
+    if (a->modes[i] > modes[bucket_mates[i]]) modes[bucket_mates[i]] = a->modes[i];
+  for (int i = 0; i < NODES; i++)
+    if (b->modes[i] && modes[bucket_mates[i]] &&
+        (b->modes[i] == HL_EXCLUSIVE || modes[bucket_mates[i]] == HL_EXCLUSIVE))
+      return true;
+  return false;
+}
+
+/* When it is not in anybody's way any more, at the latest. */
+static int64_t gone_at(const record *r) {
+  switch (r->how) {
+  case END_RELEASED:
+  case END_FREED:
+  case END_CLOSED:
+    return r->ended + (r->proxied ? TRAIL_AFTER_FAILURE : TRAIL);
+  case END_NO_GRANT:
+    return r->ended + (r->status == HL_TIMEOUT && !r->proxied ? TRAIL : TRAIL_AFTER_FAILURE);
+  case END_CANCELLED:
+  case END_LOST:
+  case END_DIED:
+    break;
+  }
+  return r->ended + TRAIL_AFTER_FAILURE;
+}
+
+static void check_free_timeout(const record *r, int64_t now) {
+  if (r->status != HL_TIMEOUT || r->kind == CALL_EXTEND || r->kind == CALL_START_EXTEND ||
+      r->timeout * MS < FREE_WAIT)
+    return;
+  if (atomic_load(&shared->worker[r->worker].stopped) != r->stopped) return;
+  for (size_t i = 0; i < kept_count; i++)
+    if (kept[i] != r && kept[i]->called < r->ended && gone_at(kept[i]) > r->called &&
+        in_the_way(kept[i], r))
+      return;
+  /* What is under way, a stopped holder above all, is in the way, too. */
+  for (int w = 0; w < shared->workers; w++)
+    for (int t = 0; t < shared->threads; t++)
+      for (int i = 0; i < RECORDS; i++) {
+        record *other = &shared->worker[w].records[t][i];
+        if (atomic_load(&other->state) != FREE && other->called < r->ended &&
+            in_the_way(other, r))
+          return;
+      }
+  violation("`timeout` after %.3f s, and nobody held or wanted any of it",
+            (double)(r->ended - r->called) / 1e9);
+  show("it", r);
+  (void)now;
+}
+
+/* ------------------------------------------------------------------- sweeping */
+
+static int64_t matters_until(const record *r) {
+  int64_t held = held_until(r), gone = gone_at(r);
+  return held > gone ? held : gone;
+}
+
+void history_sweep(int64_t now) {
+  if (!bucket_mates[NODES - 1]) find_bucket_mates();
+  int64_t horizon = now;
+  size_t before = kept_count;
+  for (int w = 0; w < shared->workers; w++)
+    for (int t = 0; t < shared->threads; t++)
+      for (int i = 0; i < RECORDS; i++) {
+        record *r = &shared->worker[w].records[t][i];
+        int state = atomic_load_explicit(&r->state, memory_order_acquire);
+        if (state == CALLED || state == HELD) {
+          if (r->called < horizon) horizon = r->called;
+          if (state == CALLED) check_under_way(r, now);
+        } else if (state == ENDED) {
+          keep(r);
+          atomic_store_explicit(&r->state, FREE, memory_order_release);
+        }
+      }
+  check_nodes();
+  for (size_t i = before; i < kept_count; i++) check_free_timeout(kept[i], now);
+
+  size_t left = 0;
+  for (size_t i = 0; i < kept_count; i++) {
+    record *r = kept[i];
+    if (matters_until(r) >= horizon) {
+      kept[left++] = r;
+      continue;
+    }
+    if (r->granted && r->held)
+      for (int node = 0; node < NODES; node++)
+        if (r->modes[node] == HL_EXCLUSIVE && r->token > last_token[node]) {
+          last_token[node] = r->token;
+          last_token_at[node] = r->granted;
+        }
+    free(r);
+  }
+  kept_count = left;
+}

@@ -1,0 +1,429 @@
+/*
+ * main.c - a soak run: starts the workers, disturbs them, has the history checked,
+ * and says every few seconds how it goes.
+ *
+ *   soak DSN [--admin=DSN] [--seconds=30] [--seed=N] [--workers=3] [--threads=7] [--mood=mixed|large|narrow]
+ *        [--faults=kill,stop,fork,cut,sever,query,extend | none | all]
+ *
+ *   kill    kill -9 of a worker, which is started again
+ *   stop    SIGSTOP of a worker for up to twice the hold_timeout
+ *   fork    children of workers, with threads and locks
+ *   cut     every second worker goes through a proxy that is slow, goes silent, resets
+ *   sever   KILL of a random connection by an administrator
+ *   query   KILL QUERY of a random statement
+ *   extend  calls of hl_lock_extend (not a fault; the only calls that may deadlock)
+ *
+ * Every REST_EVERY all workers let go, and a process of its own must get everything.
+ * Exit: 0 no violation, 1 violations, 2 it could not run.
+ */
+#include "soak.h"
+
+#include "dsn.h"
+
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define SWEEP_EVERY S
+#define PROGRESS_EVERY (5 * S)
+#define REST_EVERY (20 * S)
+#define MOOD_EVERY (4 * S)
+
+shared_area *shared;
+
+static struct {
+  bool kill, stop, fork, cut, sever, query, extend;
+} faults;
+
+static const char *program;
+static char area_name[64];
+static const char *admin;
+static int64_t seconds = 30;
+static bool only_mood;
+static dice main_dice;
+static pid_t proxy_pid;
+static uint64_t rounds; /* processes started so far */
+static int64_t stopped_since[WORKERS];
+static uint64_t kills, stops, severed, interrupted, rests;
+static int64_t longest_rest;
+
+static void die(const char *what) {
+  (void)fprintf(stderr, "soak: %s: %s\n", what, strerror(errno));
+  exit(2);
+}
+
+/* ----------------------------------------------------------------- processes */
+
+/* This program again, in a role; main itself never uses the library. */
+static pid_t start(const char *role, long a, uint64_t b) {
+  char first[32], second[32];
+  (void)snprintf(first, sizeof first, "%ld", a);
+  (void)snprintf(second, sizeof second, "%llu", (unsigned long long)b);
+  pid_t pid = fork();
+  if (pid < 0) die("fork");
+  if (pid == 0) {
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    (void)execl("/proc/self/exe", program, role, area_name, first, second, (char *)NULL);
+    _exit(2);
+  }
+  return pid;
+}
+
+static void worker_start(int i) {
+  atomic_store(&shared->worker[i].threads_at_rest, 0);
+  atomic_store(&shared->worker[i].pid, start("worker", i, ++rounds));
+}
+
+static void stacks(pid_t pid) {
+  char command[128];
+  (void)snprintf(command, sizeof command,
+                 "gdb -p %d -batch -ex 'thread apply all bt 12' 2>/dev/null | grep -v '^\\[New\\|^$' | head -300", (int)pid);
+  (void)fflush(stdout);
+  if (system(command)) {}
+}
+
+static void worker_ended(int i, int status, bool expected) {
+  if (!expected)
+    violation("worker %d (pid %d) ended with status 0x%x", i,
+              (int)shared->worker[i].pid, (unsigned)status);
+  history_died(i, now_ns());
+  if (stopped_since[i]) stopped_since[i] = 0;
+}
+
+static void worker_continue(int i) {
+  if (!stopped_since[i]) return;
+  (void)atomic_fetch_add(&shared->worker[i].stopped, now_ns() - stopped_since[i] + 20 * MS);
+  stopped_since[i] = 0;
+  (void)kill(shared->worker[i].pid, SIGCONT);
+}
+
+/* Children that nobody waited for come to us: see PR_SET_CHILD_SUBREAPER. */
+static void reap(void) {
+  int status;
+  for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
+    for (int i = 0; i < shared->workers; i++)
+      if (pid == shared->worker[i].pid) {
+        worker_ended(i, status, false);
+        if (!atomic_load(&shared->stop)) worker_start(i);
+      }
+}
+
+/* -------------------------------------------------------------------- faults */
+
+/* Each once in so many milliseconds, on average. */
+static bool due(bool wanted, int64_t *at, int mean_ms) {
+  int64_t now = now_ns();
+  if (!wanted) return false;
+  bool is = *at && now > *at;
+  if (!*at || is) *at = now + roll_below(&main_dice, 2 * mean_ms) * MS;
+  return is;
+}
+
+static void disturb(void) {
+  static int64_t kill_at, stop_at, sever_at, query_at;
+  static int64_t continue_at[WORKERS];
+  int i = roll_below(&main_dice, shared->workers);
+  if (due(faults.kill, &kill_at, 3000)) {
+    pid_t pid = shared->worker[i].pid;
+    (void)kill(pid, SIGKILL);
+    (void)waitpid(pid, NULL, 0);
+    kills++;
+    worker_ended(i, 0, true);
+    worker_start(i);
+  }
+  i = roll_below(&main_dice, shared->workers);
+  if (due(faults.stop, &stop_at, 2000) && !stopped_since[i]) {
+    int64_t most = roll_percent(&main_dice, 50) ? 200 : 2 * shared->hold_timeout;
+    stopped_since[i] = now_ns();
+    (void)kill(shared->worker[i].pid, SIGSTOP);
+    continue_at[i] = now_ns() + roll_below(&main_dice, (int)most) * MS;
+    stops++;
+  }
+  for (i = 0; i < shared->workers; i++)
+    if (stopped_since[i] && now_ns() > continue_at[i]) worker_continue(i);
+  if (due(faults.sever, &sever_at, 1000) && server_kill(&main_dice, false)) severed++;
+  if (due(faults.query, &query_at, 500) && server_kill(&main_dice, true)) interrupted++;
+}
+
+/* ------------------------------------------------------------------ progress */
+
+static uint64_t counted(int what) {
+  uint64_t n = 0;
+  for (int i = 0; i < WORKERS; i++) n += atomic_load(&shared->worker[i].counts[what]);
+  return n;
+}
+
+static void progress(void) {
+  static uint64_t before;
+  static int64_t before_at;
+  uint64_t granted = counted(COUNT_GRANTS);
+  int64_t now = now_ns();
+  say("%llu calls, %llu granted (%.0f/s), %llu waited, %llu timed out, %llu cancelled, %llu extends, %llu lost, "
+      "longest wait %.2f s; %llu kills, %llu stops, %llu severed, %llu cuts; violations: %u",
+      (unsigned long long)counted(COUNT_CALLS), (unsigned long long)granted,
+      before_at ? (double)(granted - before) / ((double)(now - before_at) / 1e9) : 0.0,
+      (unsigned long long)counted(COUNT_WAITS), (unsigned long long)counted(COUNT_TIMEOUTS),
+      (unsigned long long)counted(COUNT_CANCELS), (unsigned long long)counted(COUNT_EXTENDS),
+      (unsigned long long)counted(COUNT_LOST), (double)longest_wait / 1e9, (unsigned long long)kills,
+      (unsigned long long)stops, (unsigned long long)severed,
+      (unsigned long long)(atomic_load(&shared->cuts) + atomic_load(&shared->resets)), violations);
+  before = granted;
+  before_at = now;
+}
+
+static void hear_complaints(void) {
+  static unsigned heard;
+  for (; heard < atomic_load(&shared->complaints) && heard < 64; heard++)
+    violation("%s", shared->complaint[heard]);
+}
+
+static void summary(void) {
+  static const char *const names[COUNTS] = {
+      "acquisitions", "grants", "waits of 2 ms or more", "time-outs", "cancels", "extends",
+      "deadlocks", "busy", "losses told", "failed connections", "looks at is_held", "forks", "managers opened"};
+  (void)printf("\n%s: %.0f s, seed %llu\n", shared->server ? "server" : "embedded store",
+               seconds_at(now_ns()), (unsigned long long)shared->seed);
+  for (int i = 0; i < COUNTS; i++)
+    (void)printf("  %-24s %llu\n", names[i], (unsigned long long)counted(i));
+  (void)printf("  %-24s %llu\n  %-24s %llu\n  %-24s %llu\n  %-24s %llu\n  %-24s %llu, %llu, %llu\n", "kill -9",
+               (unsigned long long)kills, "SIGSTOP", (unsigned long long)stops, "KILL", (unsigned long long)severed,
+               "KILL QUERY", (unsigned long long)interrupted, "cuts, resets, delays",
+               (unsigned long long)atomic_load(&shared->cuts), (unsigned long long)atomic_load(&shared->resets),
+               (unsigned long long)atomic_load(&shared->delays));
+  (void)printf("  %-24s %.3f s\n  %-24s %.3f s\n  %-24s %llu, longest %.3f s\n", "longest wait", (double)longest_wait / 1e9,
+               "latest time-out, by", (double)latest_timeout / 1e9, "rests", (unsigned long long)rests, (double)longest_rest / 1e9);
+  if (longest_overlap) (void)printf("  %-24s %.3f ms\n", "longest overlap", (double)longest_overlap / 1e6);
+  (void)printf("  %-24s %u\n", "violations", violations);
+}
+
+/* ----------------------------------------------------------------- the phases */
+
+static void turn(bool disturbed) {
+  static int64_t sweep_at, progress_at, mood_at;
+  int64_t now = now_ns();
+  reap();
+  if (disturbed) disturb();
+  hear_complaints();
+  if (now > sweep_at) {
+    history_sweep(now);
+    sweep_at = now + SWEEP_EVERY;
+  }
+  if (!only_mood && now > mood_at) {
+    atomic_store(&shared->mood, (atomic_load(&shared->mood) + 1) % MOODS);
+    mood_at = now + MOOD_EVERY;
+  }
+  if (now > progress_at) {
+    progress();
+    progress_at = now + PROGRESS_EVERY;
+  }
+  (void)usleep(5000);
+}
+
+/* All let go; then somebody else must get everything, within the time that a dead
+   waiter or a cut connection may need. */
+static void rest(void) {
+  int64_t began = now_ns();
+  atomic_store(&shared->pause, true);
+  for (int i = 0; i < shared->workers; i++) {
+    worker_continue(i);
+    while (atomic_load(&shared->worker[i].threads_at_rest) < shared->threads) {
+      turn(false);
+      if (now_ns() - began > 60 * S) {
+        violation("worker %d (pid %d) does not come to rest: %d of %d threads", i, (int)shared->worker[i].pid,
+                  atomic_load(&shared->worker[i].threads_at_rest), shared->threads);
+        stacks(shared->worker[i].pid);
+        atomic_store(&shared->pause, false);
+        return;
+      }
+    }
+  }
+  int64_t resting = now_ns();
+  pid_t pid = start("probe", 0, 0);
+  int status = 0;
+  while (waitpid(pid, &status, WNOHANG) == 0) turn(false);
+  hear_complaints();
+  if (status && shared->server) server_show();
+  if (now_ns() - resting > longest_rest) longest_rest = now_ns() - resting;
+  rests++;
+  atomic_store(&shared->pause, false);
+}
+
+static void wait_for_none(const char *what, int (*count)(void)) {
+  int64_t end = now_ns() + 20 * S;
+  int left = 0;
+  while (now_ns() < end && (left = count()) > 0) (void)usleep(50000);
+  if (left > 0) {
+    violation("at the end there are %d %s left", left, what);
+    server_show();
+  }
+}
+
+static void finish(void) {
+  int64_t end = now_ns() + 40 * S;
+  atomic_store(&shared->proxy_harmless, true);
+  for (int i = 0; i < shared->workers; i++) worker_continue(i);
+  atomic_store(&shared->stop, true);
+  for (int i = 0; i < shared->workers; i++) {
+    int status = 0;
+    pid_t pid = shared->worker[i].pid;
+    while (waitpid(pid, &status, WNOHANG) == 0 && now_ns() < end) (void)usleep(5000);
+    if (kill(pid, 0) == 0) {
+      violation("worker %d (pid %d) does not end", i, (int)pid);
+      stacks(pid);
+      (void)kill(pid, SIGKILL);
+      (void)waitpid(pid, NULL, 0);
+    } else if (status) {
+      violation("worker %d (pid %d) ended with status 0x%x", i, (int)pid, (unsigned)status);
+    }
+    history_died(i, now_ns());
+    atomic_store(&shared->worker[i].pid, 0);
+  }
+  hear_complaints();
+  history_sweep(now_ns());
+  if (proxy_pid) {
+    (void)kill(proxy_pid, SIGKILL);
+    (void)waitpid(proxy_pid, NULL, 0);
+  }
+  if (shared->server) {
+    wait_for_none("transactions", server_transactions);
+    wait_for_none("connections", server_connections);
+  }
+}
+
+/* ------------------------------------------------------------------- starting */
+
+static void area_make(void) {
+  (void)snprintf(area_name, sizeof area_name, "/hierlock-soak-%d", (int)getpid());
+  int fd = shm_open(area_name, O_RDWR | O_CREAT | O_EXCL, 0600);
+  if (fd < 0 || ftruncate(fd, sizeof *shared)) die(area_name);
+  shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (shared == MAP_FAILED) die("mmap");
+  (void)close(fd);
+}
+
+static void area_forget(void) { (void)shm_unlink(area_name); }
+
+static void area_attach(const char *name) {
+  int fd = shm_open(name, O_RDWR, 0);
+  if (fd < 0) die(name);
+  shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (shared == MAP_FAILED) die("mmap");
+  (void)close(fd);
+}
+
+static void proxy_start(void) {
+  hl_dsn dsn;
+  struct sockaddr_in address = {.sin_family = AF_INET};
+  socklen_t size = sizeof address;
+  if (hl_dsn_parse(shared->dsn, &dsn, NULL)) exit(2);
+  address.sin_addr.s_addr = htonl(0x7f000001);
+  int fd = socket(AF_INET, SOCK_STREAM, 0);
+  if (bind(fd, (struct sockaddr *)&address, size) || listen(fd, 128) ||
+      getsockname(fd, (struct sockaddr *)&address, &size))
+    die("listen");
+  (void)snprintf(shared->proxied_dsn, sizeof shared->proxied_dsn,
+                 "mysql://%s:%s@127.0.0.1:%u/%s?tls=off&table=hierlock_soak", dsn.user, dsn.password,
+                 ntohs(address.sin_port), dsn.database);
+  proxy_pid = start("proxy", fd, (uint64_t)dsn.port);
+  (void)close(fd);
+  hl_dsn_dispose(&dsn);
+}
+
+static bool named(const char *list, const char *name) {
+  return strcmp(list, "all") == 0 || strstr(list, name) != NULL;
+}
+
+static int usage(void) {
+  (void)fprintf(stderr, "usage: soak DSN [--admin=DSN] [--seconds=N] [--seed=N] [--workers=N] [--threads=N] [--mood=mixed|large|narrow]\n"
+                        "            [--faults=kill,stop,fork,cut,sever,query,extend|none|all]\n");
+  return 2;
+}
+
+static int role_main(char **argv) {
+  uint64_t number = strtoull(argv[4], NULL, 10);
+  int which = atoi(argv[3]);
+  area_attach(argv[2]);
+  if (strcmp(argv[1], "worker") == 0) return worker_main(which, number);
+  if (strcmp(argv[1], "proxy") == 0) return proxy_main(which, (int)number, shared->seed);
+  return probe_main();
+}
+
+int main(int argc, char **argv) {
+  const char *list = "all";
+  program = argv[0];
+  if (argc == 5 && argv[2][0] == '/') return role_main(argv);
+  if (argc < 2) return usage();
+  area_make();
+  (void)atexit(area_forget);
+  (void)prctl(PR_SET_CHILD_SUBREAPER, 1);
+  shared->workers = 3;
+  shared->threads = 7;
+  shared->seed = (uint64_t)now_ns() % 1000000;
+  shared->hold_timeout = 3000;
+  for (int i = 2; i < argc; i++) {
+    char *value = strchr(argv[i], '=');
+    if (!value) return usage();
+    value++;
+    if (strncmp(argv[i], "--admin=", 8) == 0) admin = value;
+    else if (strncmp(argv[i], "--seconds=", 10) == 0) seconds = atoll(value);
+    else if (strncmp(argv[i], "--seed=", 7) == 0) shared->seed = strtoull(value, NULL, 10);
+    else if (strncmp(argv[i], "--workers=", 10) == 0) shared->workers = atoi(value);
+    else if (strncmp(argv[i], "--threads=", 10) == 0) shared->threads = atoi(value);
+    else if (strncmp(argv[i], "--faults=", 9) == 0) list = value;
+    else if (strncmp(argv[i], "--mood=", 7) == 0) {
+      only_mood = true;
+      atomic_store(&shared->mood, *value == 'm' ? MIXED : *value == 'l' ? LARGE : NARROW);
+    }
+    else return usage();
+  }
+  if (shared->workers < 1 || shared->workers > WORKERS || shared->threads < 2 || shared->threads > THREADS) return usage();
+  main_dice = dice_of(shared->seed, 0);
+  shared->server = strncmp(argv[1], "file:", 5) != 0;
+  if (shared->server && !admin) return usage();
+  (void)snprintf(shared->dsn, sizeof shared->dsn, "%s%s%s", argv[1], shared->server ? strchr(argv[1], '?') ? "&" : "?" : "",
+                 shared->server ? "tls=off&table=hierlock_soak" : "");
+  faults.kill = named(list, "kill");
+  faults.stop = named(list, "stop");
+  faults.fork = named(list, "fork");
+  faults.extend = named(list, "extend");
+  faults.cut = named(list, "cut") && shared->server;
+  faults.sever = named(list, "sever") && shared->server;
+  faults.query = named(list, "query") && shared->server;
+  shared->forks = faults.fork;
+  shared->extends = faults.extend;
+  if (shared->server) {
+    if (server_open(admin)) return 2;
+    server_provision();
+  }
+  if (faults.cut) proxy_start();
+  history_expect(faults.kill || faults.stop || faults.cut || faults.sever || faults.query,
+                 faults.sever || faults.query || faults.cut);
+  (void)printf("soak: %.*s, seed %llu, %lld s, %d workers of %d threads, faults: %s\n", shared->server ? 5 : 500, shared->dsn,
+               (unsigned long long)shared->seed, (long long)seconds, shared->workers, shared->threads, list);
+  for (int i = 0; i < shared->workers; i++) worker_start(i);
+
+  int64_t end = now_ns() + seconds * S, rest_at = now_ns() + REST_EVERY;
+  if (seconds < 45) rest_at = now_ns() + seconds * S / 2;
+  while (now_ns() < end) {
+    turn(true);
+    if (now_ns() > rest_at) {
+      rest();
+      rest_at = now_ns() + REST_EVERY;
+    }
+  }
+  rest();
+  finish();
+  progress();
+  summary();
+  return violations > 0;
+}

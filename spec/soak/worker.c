@@ -1,0 +1,650 @@
+/*
+ * worker.c - a worker process: threads that acquire random targets, look again and
+ * again whether they hold, and end it in all the ways there are. Threads 0, 1, ...
+ * share two managers. There are three kinds:
+ *
+ *   blocking   one lock at a time, with hl_acquire and hl_lock_extend
+ *   waiting    several at a time, with hl_start and its sisters, as a program with an
+ *              event loop
+ *   closing    with a manager of its own, which it closes whatever is under way
+ *
+ * Everything that a thread does stands in its records, before and after.
+ */
+#include "soak.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { LANES = 8, LANE_RECORDS = 4, MANAGERS = 2 };
+
+/* ---------------------------------------------------------------- the tree */
+
+int node_parent(int node) {
+  if (node >= FIRST_RESOURCE)
+    return FIRST_ACCOUNT + (node - FIRST_RESOURCE) / RESOURCES;
+  if (node >= FIRST_ACCOUNT) return (node - FIRST_ACCOUNT) / ACCOUNTS;
+  return -1;
+}
+
+void node_ids(int node, node_name *name) {
+  int path[3], n = 0;
+  for (int at = node; at >= 0; at = node_parent(at)) path[n++] = at;
+  name->n = (unsigned)n;
+  for (int i = 0; i < n; i++) {
+    (void)snprintf(name->text[i], sizeof name->text[i], "%c%d", "uar"[i],
+                   path[n - 1 - i]);
+    name->ids[i] = (hl_id){name->text[i], strlen(name->text[i])};
+  }
+}
+
+const char *node_show(int node, char out[32]) {
+  node_name name;
+  node_ids(node, &name);
+  (void)snprintf(out, 32, "%s%s%s%s%s", name.text[0], name.n > 1 ? "/" : "",
+                 name.n > 1 ? name.text[1] : "", name.n > 2 ? "/" : "",
+                 name.n > 2 ? name.text[2] : "");
+  return out;
+}
+
+void complain(const char *format, ...) {
+  va_list arguments;
+  unsigned i = atomic_fetch_add(&shared->complaints, 1u);
+  if (i >= 64) return;
+  va_start(arguments, format);
+  (void)vsnprintf(shared->complaint[i], MESSAGE, format, arguments);
+  va_end(arguments);
+}
+
+/* ----------------------------------------------------------------- a thread */
+
+typedef enum lane_state { LANE_FREE, LANE_STARTED, LANE_HELD, LANE_EXTENDING } lane_state;
+
+/* One lock and its extensions; records[0] is the acquisition. */
+typedef struct lane {
+  lane_state state;
+  hl_lock *lock;
+  hl_pending *pending;
+  record *records[LANE_RECORDS];
+  int n;
+  int64_t until;     /* hold so long */
+  int64_t cancel_at; /* of the pending; 0: not */
+} lane;
+
+typedef enum thread_kind { BLOCKING, WAITING, CLOSING } thread_kind;
+
+typedef struct thread {
+  pthread_t id;
+  int number;
+  thread_kind kind;
+  int manager_number;
+  hl_manager *manager;
+  dice dice;
+  record *records;
+  int next_record;
+  hl_plan *plan;
+  lane lanes[LANES];
+  int lane_count;
+} thread;
+
+static int me;
+static worker_area *area;
+static hl_manager *managers[MANAGERS];
+
+static void count(int what) { (void)atomic_fetch_add(&area->counts[what], 1u); }
+
+static bool proxied(void) { return shared->proxied_dsn[0] && me % 2 == 1; }
+
+static hl_manager *manager_open(void) {
+  static const struct hl_store_ops *const stores[] = {&hl_store_mysql, NULL};
+  hl_config config = HL_CONFIG_INIT;
+  hl_manager *manager = NULL;
+  hl_error error;
+  (void)hl_layout_new(NULL, 0, BUCKETS, &config.layout, NULL);
+  config.dsn = proxied() ? shared->proxied_dsn : shared->dsn;
+  config.hold_timeout = shared->hold_timeout;
+  config.stores = stores;
+  config.application = "soak";
+  int status = hl_manager_open(&config, &manager, &error);
+  hl_layout_unref(config.layout);
+  if (status && status != HL_ECONNECTION)
+    complain("worker %d cannot open %s: %s", me, shared->server ? "the server" : shared->dsn,
+             error.message);
+  if (status == HL_OK) count(COUNT_OPENS);
+  return manager;
+}
+
+/* A free record, filled in; the caller publishes it as CALLED. NULL: main has not
+   read enough of them yet. */
+static record *record_new(thread *self, call_kind kind, uint64_t handle,
+                          int64_t timeout) {
+  for (int i = 0; i < RECORDS; i++) {
+    record *r = &self->records[self->next_record++ % RECORDS];
+    if (atomic_load_explicit(&r->state, memory_order_acquire) != FREE) continue;
+    r->handle = handle;
+    r->worker = me;
+    r->thread = self->number;
+    r->manager = self->manager_number;
+    r->pid = getpid();
+    r->kind = kind;
+    r->how = END_DIED;
+    r->proxied = proxied();
+    r->timeout = timeout;
+    r->granted = r->promised = r->ending = r->ended = 0;
+    atomic_store(&r->held, 0);
+    r->status = 0;
+    r->token = 0;
+    r->targets = 0;
+    memset(r->modes, 0, sizeof r->modes);
+    return r;
+  }
+  return NULL;
+}
+
+static void record_call(record *r) {
+  r->stopped = atomic_load(&area->stopped);
+  r->called = now_ns();
+  atomic_store_explicit(&r->state, CALLED, memory_order_release);
+}
+
+static void record_grant(record *r, hl_lock *lock) {
+  r->granted = now_ns();
+  r->token = hl_lock_token(lock);
+  atomic_store_explicit(&r->state, HELD, memory_order_release);
+  count(COUNT_GRANTS);
+  if (r->granted - r->called > 2 * MS) count(COUNT_WAITS);
+}
+
+static void record_end(record *r, end_kind how, int64_t ending) {
+  r->how = how;
+  r->ending = ending;
+  r->ended = now_ns();
+  atomic_store_explicit(&r->state, ENDED, memory_order_release);
+}
+
+static void target_add(thread *self, record *r, int node, hl_mode mode) {
+  node_name name;
+  node_ids(node, &name);
+  if (hl_plan_add(self->plan, name.ids, name.n, mode, true, NULL)) abort();
+  r->targets++;
+  if (node < FIRST_RESOURCE) mode = HL_EXCLUSIVE;
+  if (r->modes[node] < mode) r->modes[node] = (unsigned char)mode;
+  for (int at = node_parent(node); at >= 0; at = node_parent(at))
+    if (!r->modes[at]) r->modes[at] = HL_SHARED;
+}
+
+/* Chooses targets, in random order, some of them twice. Of MIXED ones most are in one
+   account. LARGE ones share, and meet a few small exclusive ones. NARROW ones are few
+   resources of one user. */
+static void targets_choose(thread *self, record *r, bool few) {
+  dice *d = &self->dice;
+  int now = atomic_load(&shared->mood), kind = roll_below(d, 100);
+  int n = kind < 50 ? 1 + roll_below(d, 3) : kind < 97 ? 2 + roll_below(d, 19) : 200;
+  int shared_percent = roll_percent(d, 50) ? 80 : 30;
+  int inner_percent = 8, elsewhere_percent = n > 20 ? 3 : 10;
+  int account = roll_below(d, USERS * ACCOUNTS);
+  if (now == LARGE) {
+    n = kind < 88 ? 60 + roll_below(d, 141) : 1 + roll_below(d, 3);
+    shared_percent = kind < 88 ? 100 : 0;
+    inner_percent = 0;
+    elsewhere_percent = 50;
+  }
+  if (now == NARROW) account = roll_below(d, ACCOUNTS);
+  if (few || now == NARROW) n = 1 + roll_below(d, 3);
+  hl_plan_clear(self->plan);
+  for (int i = 0; i < n; i++) {
+    hl_mode mode = roll_percent(d, shared_percent) ? HL_SHARED : HL_EXCLUSIVE;
+    int level = roll_below(d, 100 + 3 * n);
+    if (now != NARROW && roll_percent(d, elsewhere_percent)) account = roll_below(d, USERS * ACCOUNTS);
+    int resource = roll_below(d, now == NARROW ? 6 : RESOURCES);
+    int node = FIRST_RESOURCE + account * RESOURCES + resource;
+    if (level < inner_percent / 4) node = roll_below(d, now == NARROW ? 1 : USERS);
+    else if (level < inner_percent) node = FIRST_ACCOUNT + account;
+    target_add(self, r, node, mode);
+  }
+}
+
+static int64_t timeout_choose(dice *d) {
+  int kind = roll_below(d, 100);
+  return kind < 10   ? 0
+         : kind < 30 ? 1 + roll_below(d, 50)
+         : kind < 60 ? 50 + roll_below(d, 450)
+                     : 500 + roll_below(d, 4500);
+}
+
+static int64_t hold_choose(dice *d) {
+  int kind = roll_below(d, 1000);
+  if (atomic_load(&shared->mood) == LARGE) return roll_below(d, 400) * INT64_C(1000);
+  int64_t us = kind < 800   ? roll_below(d, 500)
+               : kind < 980 ? roll_below(d, 5000)
+               : kind < 999 ? roll_below(d, 100000)
+               : roll_percent(d, 50) ? roll_below(d, 300000) : roll_below(d, 6000000);
+  return us * 1000;
+}
+
+/* What a call came to; the record of a failed one ends here. */
+static void call_returned(record *r, int status, hl_lock *lock,
+                          const hl_error *error, bool cancelled) {
+  r->status = status;
+  if (status == HL_OK) {
+    record_grant(r, lock);
+    return;
+  }
+  switch (status) {
+  case HL_TIMEOUT: count(COUNT_TIMEOUTS); break;
+  case HL_CANCELLED: count(COUNT_CANCELS); break;
+  case HL_DEADLOCK: count(COUNT_DEADLOCKS); break;
+  case HL_BUSY: count(COUNT_BUSY); break;
+  case HL_ELOST: count(COUNT_LOST); break;
+  case HL_ECONNECTION: count(COUNT_FAILED); break;
+  case HL_ERELEASED: break;
+  default:
+    complain("worker %d thread %d: a call failed with %s: %s", r->worker,
+             r->thread, hl_status_name(status), error->message);
+  }
+  if (status == HL_CANCELLED && !cancelled)
+    complain("worker %d thread %d: `cancelled`, and nobody did: %s", r->worker,
+             r->thread, error->message);
+  record_end(r, cancelled ? END_CANCELLED : END_NO_GRANT, now_ns());
+}
+
+/* ------------------------------------------------------------------- a lane */
+
+/* Asks whether it holds. False: it does not any more, and its records end. */
+static bool lane_sample(lane *self) {
+  int64_t before = now_ns();
+  bool held = hl_lock_is_held(self->lock);
+  count(COUNT_SAMPLES);
+  for (int i = 0; i < self->n; i++) {
+    record *r = self->records[i];
+    if (r && atomic_load(&r->state) == HELD && held)
+      atomic_store_explicit(&r->held, before, memory_order_release);
+  }
+  return held;
+}
+
+/* Another belief: what remaining() says. Only before a time at which the lease
+   ends without us, so it is asked for now and then, and first. */
+static void lane_promise(lane *self) {
+  int64_t before = now_ns(), left = hl_lock_remaining(self->lock);
+  for (int i = 0; i < self->n; i++) {
+    record *r = self->records[i];
+    if (r && atomic_load(&r->state) == HELD)
+      r->promised = left == HL_FOREVER ? INT64_MAX : before + left * MS;
+  }
+}
+
+static void lane_end(lane *self, end_kind how, int64_t ending) {
+  for (int i = 0; i < self->n; i++) {
+    record *r = self->records[i];
+    if (r && (atomic_load(&r->state) == HELD || atomic_load(&r->state) == CALLED))
+      record_end(r, how, ending);
+    self->records[i] = NULL;
+  }
+  self->n = 0;
+  self->state = LANE_FREE;
+}
+
+static void lane_drop(thread *self, lane *l) {
+  dice *d = &self->dice;
+  int64_t ending = now_ns();
+  ending = now_ns();
+  int how = roll_below(d, 10);
+  if (l->state == LANE_STARTED) {
+    hl_pending_cancel(l->pending);
+    count(COUNT_CANCELS);
+    hl_pending_free(l->pending);
+    lane_end(l, END_CANCELLED, ending);
+    return;
+  }
+  if (l->state == LANE_EXTENDING && how < 5) {
+    hl_pending_free(l->pending);
+    l->pending = NULL;
+  }
+  hl_error error;
+  int status = HL_OK;
+  if (how < 8) status = hl_lock_release(l->lock, how == 0, &error);
+  hl_lock_free(l->lock);
+  if (l->pending) hl_pending_free(l->pending);
+  l->pending = NULL;
+  l->lock = NULL;
+  if (status == HL_ELOST) count(COUNT_LOST);
+  lane_end(l, status ? END_LOST : how < 8 ? END_RELEASED : END_FREED, ending);
+}
+
+static void lane_lost(lane *l) {
+  int64_t ending = now_ns();
+  if (l->pending) hl_pending_free(l->pending);
+  l->pending = NULL;
+  hl_lock_free(l->lock);
+  l->lock = NULL;
+  count(COUNT_LOST);
+  lane_end(l, END_LOST, ending);
+}
+
+static void lane_held(thread *self, lane *l) {
+  l->state = LANE_HELD;
+  l->until = now_ns() + hold_choose(&self->dice);
+  (void)lane_sample(l);
+}
+
+/* Begins an acquisition: blocking, or as a pending. */
+static void lane_begin(thread *self, lane *l, bool block) {
+  int64_t timeout = timeout_choose(&self->dice);
+  uint64_t handle = atomic_fetch_add(&area->handles, 1u) * WORKERS + (uint64_t)me;
+  record *r = record_new(self, block ? CALL_ACQUIRE : CALL_START, handle, timeout);
+  if (!r) return;
+  targets_choose(self, r, false);
+  hl_options options = HL_OPTIONS_INIT;
+  hl_error error;
+  options.timeout = timeout;
+  l->records[0] = r;
+  l->n = 1;
+  count(COUNT_CALLS);
+  record_call(r);
+  if (block) {
+    int status = hl_acquire(self->manager, self->plan, &options, &l->lock, &error);
+    call_returned(r, status, l->lock, &error, false);
+    if (status == HL_OK) lane_held(self, l);
+    else l->n = 0;
+    return;
+  }
+  int status = hl_start(self->manager, self->plan, &options, &l->pending, &error);
+  if (status) {
+    call_returned(r, status, NULL, &error, false);
+    l->n = 0;
+    return;
+  }
+  l->state = LANE_STARTED;
+  l->cancel_at = roll_percent(&self->dice, 5)
+                     ? now_ns() + roll_below(&self->dice, 200000) * INT64_C(1000)
+                     : 0;
+}
+
+/* Asks for more. A short time-out, as it may be a deadlock, which the embedded store
+   does not look for. */
+static void lane_extend(thread *self, lane *l, bool block) {
+  /* A call that was cancelled may still be under way. */
+  if (l->n == LANE_RECORDS || hl_lock_look(l->lock) != HL_HELD) return;
+  int64_t timeout = roll_percent(&self->dice, 20) ? 0 : roll_below(&self->dice, 400);
+  record *r = record_new(self, block ? CALL_EXTEND : CALL_START_EXTEND,
+                         l->records[0]->handle, timeout);
+  if (!r) return;
+  targets_choose(self, r, true);
+  hl_options options = HL_OPTIONS_INIT;
+  hl_error error;
+  options.timeout = timeout;
+  count(COUNT_EXTENDS);
+  l->records[l->n++] = r;
+  record_call(r);
+  int status;
+  if (block) {
+    status = hl_lock_extend(l->lock, self->plan, &options, &error);
+  } else {
+    status = hl_lock_start_extend(l->lock, self->plan, &options, &l->pending, &error);
+    if (status == HL_OK && l->pending) {
+      l->state = LANE_EXTENDING;
+      l->cancel_at = roll_percent(&self->dice, 30)
+                         ? now_ns() + roll_below(&self->dice, 100000) * INT64_C(1000)
+                         : 0;
+      return;
+    }
+  }
+  call_returned(r, status, l->lock, &error, false);
+  if (!lane_sample(l)) lane_lost(l);
+}
+
+/* Takes a pending's result when it is there, or cancels it when it is time. */
+static void lane_turn(thread *self, lane *l) {
+  hl_error error;
+  hl_lock *lock = NULL;
+  bool extending = l->state == LANE_EXTENDING;
+  record *r = l->records[l->n - 1];
+  if (l->cancel_at && now_ns() > l->cancel_at) {
+    /* A result may have come, and goes with it: an extension that was granted
+       stays granted, but nobody was told. */
+    int64_t ending = now_ns();
+    hl_pending_cancel(l->pending);
+    count(COUNT_CANCELS);
+    hl_pending_free(l->pending);
+    l->pending = NULL;
+    r->status = HL_CANCELLED;
+    if (extending) {
+      record_end(r, END_CANCELLED, ending);
+      l->records[--l->n] = NULL;
+      l->state = LANE_HELD;
+      if (!lane_sample(l)) lane_lost(l);
+    } else {
+      lane_end(l, END_CANCELLED, ending);
+    }
+    return;
+  }
+  if (!hl_pending_done(l->pending)) return;
+  int status = hl_pending_wait(l->pending, 0, &lock, &error);
+  hl_pending_free(l->pending);
+  l->pending = NULL;
+  if (!extending) l->lock = lock;
+  call_returned(r, status, l->lock, &error, false);
+  if (extending) {
+    l->state = LANE_HELD;
+    if (status) l->records[--l->n] = NULL;
+    if (!lane_sample(l)) lane_lost(l);
+  } else if (status == HL_OK) {
+    lane_held(self, l);
+  } else {
+    l->n = 0;
+    l->state = LANE_FREE;
+  }
+}
+
+/* ---------------------------------------------------------- other activities */
+
+static void nobody(void *context, const hl_holder *holder) {
+  (void)context, (void)holder;
+}
+
+/* A child's copies are dead, and their end leaves the parent's lock alone. The rest
+   of what the child does is of no interest: some live on for a while, with whatever
+   descriptors they have got. */
+static void fork_sometimes(thread *self) {
+  if (!shared->forks || roll_below(&self->dice, 800)) return;
+  int sleep_ms = roll_percent(&self->dice, 30) ? 3000 : roll_below(&self->dice, 50);
+  count(COUNT_FORKS);
+  pid_t pid = fork();
+  if (pid == 0) {
+    for (int i = 0; i < self->lane_count; i++) {
+      lane *l = &self->lanes[i];
+      if (!l->lock) continue;
+      if (hl_lock_is_held(l->lock))
+        complain("worker %d: a forked child is told that it holds", me);
+      if (i % 2) (void)hl_lock_release(l->lock, false, NULL);
+      hl_lock_free(l->lock);
+    }
+    (void)usleep((unsigned)sleep_ms * 1000);
+    _exit(0);
+  }
+}
+
+static void observe_sometimes(thread *self) {
+  if (roll_below(&self->dice, 300)) return;
+  hl_stats stats;
+  hl_manager_stats(self->manager, &stats);
+  hl_id id = {"u1", 2};
+  hl_plan_clear(self->plan);
+  (void)hl_plan_add(self->plan, &id, 1, HL_EXCLUSIVE, false, NULL);
+  (void)hl_manager_holders(self->manager, self->plan, nobody, NULL, NULL);
+}
+
+/* Held locks and started calls end with the manager. */
+static void close_and_open(thread *self) {
+  int64_t ending = now_ns();
+  hl_manager *closing = self->manager;
+  self->manager = NULL;
+  hl_manager_close(closing);
+  for (int i = 0; i < self->lane_count; i++) {
+    lane *l = &self->lanes[i];
+    if (l->state == LANE_FREE) continue;
+    if (l->lock && hl_lock_is_held(l->lock))
+      complain("worker %d: is_held after hl_manager_close", me);
+    if (l->pending) hl_pending_free(l->pending);
+    hl_lock_free(l->lock);
+    l->lock = NULL;
+    l->pending = NULL;
+    lane_end(l, END_CLOSED, ending);
+  }
+}
+
+/* ------------------------------------------------------------------- threads */
+
+static void thread_rest(thread *self) {
+  for (int i = 0; i < self->lane_count; i++)
+    if (self->lanes[i].state != LANE_FREE) lane_drop(self, &self->lanes[i]);
+  (void)atomic_fetch_add(&area->threads_at_rest, 1);
+  while (atomic_load(&shared->pause) && !atomic_load(&shared->stop))
+    (void)usleep(2000);
+  (void)atomic_fetch_sub(&area->threads_at_rest, 1);
+}
+
+static void *thread_main(void *argument) {
+  thread *self = argument;
+  while (!self->manager && !atomic_load(&shared->stop)) {
+    if (self->kind == CLOSING) self->manager = manager_open();
+    if (!self->manager) (void)usleep(100000);
+  }
+  if (!self->manager) return NULL;
+  self->plan = hl_plan_new(hl_manager_layout(self->manager));
+  int64_t close_at = now_ns() + roll_below(&self->dice, 2000) * MS;
+  while (!atomic_load(&shared->stop)) {
+    if (atomic_load(&shared->pause)) thread_rest(self);
+    bool some_free = false, idle = true;
+    for (int i = 0; i < self->lane_count; i++) {
+      lane *l = &self->lanes[i];
+      if (l->state == LANE_FREE) {
+        some_free = true;
+        continue;
+      }
+      if (l->state == LANE_STARTED || l->state == LANE_EXTENDING) {
+        lane_turn(self, l);
+        if (l->state == LANE_HELD || l->state == LANE_FREE) idle = false;
+      }
+      if (l->state == LANE_HELD || l->state == LANE_EXTENDING) {
+        if (roll_percent(&self->dice, 5)) lane_promise(l);
+        if (!lane_sample(l)) {
+          if (l->state == LANE_HELD || roll_percent(&self->dice, 5)) lane_lost(l);
+        } else if (now_ns() > l->until) {
+          lane_drop(self, l);
+          idle = false;
+        } else if (l->state == LANE_HELD && shared->extends &&
+                   roll_below(&self->dice, 100) < 4) {
+          lane_extend(self, l, self->kind == BLOCKING && self->lane_count == 1);
+        }
+      }
+    }
+    if (some_free && (self->kind == BLOCKING || roll_percent(&self->dice, 60))) {
+      /* One, or all that are free: then several threads are at it at once. */
+      bool all = roll_percent(&self->dice, atomic_load(&shared->mood) == LARGE ? 60 : 5);
+      for (int i = 0; i < self->lane_count; i++)
+        if (self->lanes[i].state == LANE_FREE) {
+          lane_begin(self, &self->lanes[i], self->kind == BLOCKING);
+          idle = false;
+          if (!all) break;
+        }
+    }
+    fork_sometimes(self);
+    if (self->kind == CLOSING && now_ns() > close_at) {
+      close_and_open(self);
+      while (!self->manager && !atomic_load(&shared->stop) ) {
+        if (atomic_load(&shared->pause)) thread_rest(self);
+        self->manager = manager_open();
+        if (!self->manager) (void)usleep(50000);
+      }
+      if (!self->manager) break;
+      hl_plan_free(self->plan);
+      self->plan = hl_plan_new(hl_manager_layout(self->manager));
+      close_at = now_ns() + roll_below(&self->dice, 2000) * MS;
+    }
+    observe_sometimes(self);
+    if (idle) (void)usleep(300);
+  }
+  for (int i = 0; i < self->lane_count; i++)
+    if (self->lanes[i].state != LANE_FREE) lane_drop(self, &self->lanes[i]);
+  if (self->kind == CLOSING && self->manager) hl_manager_close(self->manager);
+  hl_plan_free(self->plan);
+  return NULL;
+}
+
+int worker_main(int worker, uint64_t round) {
+  static thread threads[THREADS];
+  me = worker;
+  area = &shared->worker[worker];
+  signal(SIGCHLD, SIG_IGN); /* forked children are nobody's concern */
+  for (int i = 0; i < MANAGERS; i++)
+    while (!managers[i] && !atomic_load(&shared->stop)) {
+      managers[i] = manager_open();
+      if (!managers[i]) (void)usleep(100000);
+    }
+  if (!managers[MANAGERS - 1]) return 0;
+  for (int i = 0; i < shared->threads; i++) {
+    thread *self = &threads[i];
+    self->number = i;
+    self->kind = i == shared->threads - 1 ? CLOSING : i % 2 ? WAITING : BLOCKING;
+    self->manager_number = self->kind == CLOSING ? MANAGERS : (i / 2) % MANAGERS;
+    self->manager = self->kind == CLOSING ? NULL : managers[self->manager_number];
+    self->lane_count = self->kind == BLOCKING ? 1 : LANES;
+    self->dice = dice_of(shared->seed, (round * WORKERS + (uint64_t)worker) * THREADS + (uint64_t)i);
+    self->records = area->records[i];
+    if (pthread_create(&self->id, NULL, thread_main, self)) return 1;
+  }
+  for (int i = 0; i < shared->threads; i++) (void)pthread_join(threads[i].id, NULL);
+  for (int i = 0; i < MANAGERS; i++) hl_manager_close(managers[i]);
+  return 0;
+}
+
+/* --------------------------------------------------------------- the probe */
+
+static void show_holder(void *context, const hl_holder *holder) {
+  char *at = context;
+  size_t used = strlen(at);
+  (void)snprintf(at + used, MESSAGE - used, "; %s by pid %lld %s",
+                 holder->waiting ? "awaited" : "held", (long long)holder->pid,
+                 holder->path);
+}
+
+int probe_main(void) {
+  int failures = 0;
+  me = 0;
+  area = &shared->worker[WORKERS - 1];
+  hl_manager *manager = manager_open();
+  for (int tries = 0; !manager && tries < 50; tries++) {
+    (void)usleep(100000);
+    manager = manager_open();
+  }
+  if (!manager) return 1;
+  for (int user = 0; user < USERS; user++) {
+    node_name name;
+    hl_error error;
+    hl_lock *lock;
+    hl_options options = HL_OPTIONS_INIT;
+    options.timeout = shared->server ? 15000 : 5000;
+    hl_plan *plan = hl_plan_new(hl_manager_layout(manager));
+    node_ids(user, &name);
+    (void)hl_plan_add(plan, name.ids, name.n, HL_EXCLUSIVE, true, NULL);
+    int status = hl_acquire(manager, plan, &options, &lock, &error);
+    if (status) {
+      char who[MESSAGE] = "";
+      (void)hl_manager_holders(manager, plan, show_holder, who, NULL);
+      complain("while all rest, u%d is not to be had: %s%s", user, error.message, who);
+      failures++;
+    } else {
+      hl_lock_free(lock);
+    }
+    hl_plan_free(plan);
+  }
+  hl_manager_close(manager);
+  return failures > 0;
+}
