@@ -3,22 +3,22 @@
  * its locks. For manager.c, pool.c, keeper.c and lock.c; those who wait are in
  * line.h and pending.h.
  *
- * The life of a slot (a session, and what the core knows of it):
+ * The life of a slot (a session, and what the core knows of it); docs/life.svg
+ * draws it:
  *
- *                .------------------------------------------.
- *                v                                          | keeper
- *     (new) -> BUSY -> HELD -> release -> IDLE <- RELEASING-'
- *                ^       |         |        |        ^
- *                |       |         '--------+--------' an answer was still
- *                |       v                  |          to come
- *                |     ENDED (lost, closed) |
- *                '--------------------------'
- *
- *   BUSY       one thread owns it: it connects, locks, or looks for holders
- *   HELD       belongs to an hl_lock; the keeper renews it
- *   RELEASING  given back, but the release is not yet sent
- *   IDLE       in the pool
- *   ENDED      was held; its session is closed; its hl_lock has not looked yet
+ *   BUSY       one thread owns it: it connects, locks, or looks for holders.
+ *              HELD when granted, IDLE when not; freed when its session ended
+ *   HELD       belongs to an hl_lock; the keeper renews it. BUSY while an extend
+ *              runs. Released: IDLE, the release is sent, its answer may still be
+ *              to come; RELEASING where it cannot be sent, as a sign of life is
+ *              not answered yet. Lost, or the manager closed: ENDED
+ *   RELEASING  released, but the release is not sent. IDLE once the keeper has
+ *              read that answer and sent the release; freed when no answer came
+ *              for hold_timeout: the end of the connection releases, too
+ *   IDLE       in the pool. BUSY when it is taken; freed when its session ended,
+ *              or nobody took it for long
+ *   ENDED      was held; its session is closed; its hl_lock has not looked yet,
+ *              and frees it then
  *
  * Mutexes, of which mutex.h has the order:
  *
