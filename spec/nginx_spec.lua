@@ -89,6 +89,9 @@ http {
                       log_by_lua_block { remember() } }
     location = /exec { content_by_lua_block { manager:acquire { "exec" } ngx.exec("/after") } }
     location = /after { content_by_lua_block { ngx.print("after") } }
+    location = /proxied { access_by_lua_block { run() } proxy_pass http://unix:%s/nginx.sock:/content?chunk=$arg_proxied; }
+    location = /redirected { access_by_lua_block { run() } content_by_lua_block { ngx.exec("/content", { chunk = ngx.unescape_uri(ngx.var.arg_content) }) } }
+    location = /captured { content_by_lua_block { answer() } }
   }
 }
 ]]
@@ -102,7 +105,7 @@ local function start(store)
   local file = assert(io.open(directory .. "/nginx.conf", "w"))
   file:write(CONFIG:format(
     as_module and ("load_module %sndk_http_module.so; load_module %sngx_http_lua_module.so;"):format(MODULES, MODULES) or "",
-    uv.getuid() == 0 and "user root;" or "", package.path, package.cpath, store.dsn, store.options.buckets, store.options.timeout, directory))
+    uv.getuid() == 0 and "user root;" or "", package.path, package.cpath, store.dsn, store.options.buckets, store.options.timeout, directory, directory))
   file:close()
   local output = assert(uv.fs_open(directory .. "/output", "w", 384))
   self.process, self.pid = assert(uv.spawn(NGINX, {
@@ -333,6 +336,102 @@ describe("nginx", function()
       handle:release()
       wait_until(function() return nginx:content [[ return ngx.shared.shared:get("timer") ]] == "held" end, "the timer")
       assert_free("u")
+    end)
+
+    -- Collects in every worker, whatever they are doing besides.
+    local function collect_everywhere()
+      local collected, n = {}, 0
+      wait_until(function()
+        local pid = nginx:content [[ collectgarbage() collectgarbage() collectgarbage("stop") return ngx.worker.pid() ]]
+        if not collected[pid] then n = n + 1 end
+        collected[pid] = true
+        return n == 2
+      end, "both workers")
+    end
+
+    it("keeps what access acquired until the proxied answer has been sent, whatever the collector thinks", function()
+      nginx:content [[ ngx.shared.shared:delete("go on") ]]
+      local request = nginx:start("/proxied?proxied=" .. encoded [[
+        while not ngx.shared.shared:get("go on") do ngx.sleep(0.005) end
+        return "answered"
+      ]], [[ assert(manager:acquire { "u" }) assert(manager:acquire { "v", "a" }) ]])
+      wait_held("u")
+      wait_held("v")
+      collect_everywhere()
+      assert_held("u")
+      assert_held("v", "a")
+      assert.is_falsy(request.closed)
+      nginx:content [[ ngx.shared.shared:set("go on", true) ]]
+      assert.equal("answered", wait_done(request).body)
+      -- Without a collection.
+      assert_free("u")
+      assert_free("v", "a")
+    end)
+
+    it("never lets two requests in at once under a lock of access, with garbage made beside it", function()
+      nginx:content [[ ngx.shared.shared:flush_all() ]]
+      local requests = {}
+      for i = 1, 60 do
+        requests[i] = nginx:start("/proxied?proxied=" .. encoded [[
+          critical()
+          collectgarbage()
+          collectgarbage("stop")
+          return "answered"
+        ]], [[ assert(manager:acquire { "u", "a" }) ]])
+      end
+      for i = 1, 60 do assert.equal("answered", wait_done(requests[i]).body) end
+      assert.equal("nil", nginx:content [[ return ngx.shared.shared:get("overlaps") ]])
+      assert_free("u")
+    end)
+
+    it("keeps it through an internal redirect, in a light thread, in a timer; a subrequest's to the end of its main request", function()
+      local check = [[
+        collectgarbage() collectgarbage() collectgarbage("stop")
+        local other = assert(hierlock.open(dsn, options))
+        local nobody = other:acquire({ "u" }, { timeout = 0 })
+        other:close()
+        return nobody == nil
+      ]]
+      assert.equal("true", nginx:get("/redirected?content=" .. encoded(check), [[ assert(manager:acquire { "u" }) ]]))
+      assert_free("u")
+      assert.equal("true", nginx:content([[
+        ngx.thread.wait(ngx.thread.spawn(function() assert(manager:acquire { "u" }) end)) ]] .. check))
+      assert_free("u")
+      assert.equal("true", nginx:content([[
+        local done
+        assert(ngx.timer.at(0, function()
+          assert(manager:acquire { "u" })
+          done = (function() ]] .. check .. [[ end)()
+        end))
+        repeat ngx.sleep(0.005) until done ~= nil
+        return done ]]))
+      assert_free("u")
+      assert.equal("true", nginx:content([[
+        local answer = ngx.location.capture("/captured", { args = { chunk = 'manager:acquire { "u" }' } })
+        assert(answer.status == 200, answer.body)
+      ]] .. check))
+      assert_free("u")
+    end)
+
+    it("does not keep what was released, however long the request", function()
+      assert.equal("true", nginx:content [[
+        local seen = setmetatable({}, { __mode = "k" })
+        local lasts = assert(manager:acquire { "v" })
+        for i = 1, 500 do
+          local handle = assert(manager:acquire { "u" })
+          seen[handle] = true
+          handle:release()
+          if i % 100 == 0 then ngx.sleep(0) end
+        end
+        seen[lasts], lasts = true, nil
+        collectgarbage() collectgarbage() collectgarbage("stop")
+        local left = 0
+        for _ in pairs(seen) do left = left + 1 end
+        assert(left > 0 and left < 50, left .. " are left")
+        return manager:stats().held >= 1
+      ]])
+      assert_free("u")
+      assert_free("v")
     end)
 
     it("releases when a request ends by ngx.exit, by an error, or goes elsewhere", function()

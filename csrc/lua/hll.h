@@ -162,8 +162,8 @@ void hll_acquire_options_read(lua_State *L, int index,
 
 /* ---- request.c */
 
-/* What ends with a request of the program's host (nginx): a member of a handle or a
-   pending. All zero: it is tied to none. */
+/* What lives as long as a request of the program's host (nginx): a member of a handle or
+   a pending. All zero: it is tied to none. */
 typedef struct hll_tied hll_tied;
 struct hll_tied {
   hll_tied *next, **at;

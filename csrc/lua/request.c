@@ -1,10 +1,16 @@
 /*
- * request.c - handles and pendings that end with a request of the program's host.
- * A host such as nginx drops the coroutine of a request that is aborted without a
- * word to it; the collector would come too late for what it had locked. So
- * what a request acquires is tied to it: at its end, however it ends, the host calls
- * a C function of ours (see lua/hierlock/loop/ngx.lua), which releases and cancels
- * what is still there. That function calls no Lua, and nothing that blocks.
+ * request.c - handles and pendings that live as long as a request of the program's host,
+ * such as nginx. Neither the collector nor the host does that by itself:
+ *
+ *   too soon   A handle is a local variable of one phase, and the next phase works on
+ *              under its lock. So a handle is anchored: a table of Lua's keeps it from the
+ *              collector until it is released, or the request ends.
+ *   too late   The host drops the coroutine of a request that is aborted without a word
+ *              to it, and the collector would come too late for what it had locked. So
+ *              handles and pendings are tied to the request, too: at its end, however it
+ *              ends, the host calls a C function of ours (see lua/hierlock/loop/ngx.lua),
+ *              which releases and cancels what is still there. That function calls no
+ *              Lua, and nothing that blocks; the anchors go with the next call of ours.
  *
  * All this is of one thread: the host's, which runs Lua, too.
  */
@@ -21,11 +27,22 @@ struct request {
   uintptr_t id; /* its address in the host */
   request *next;
   hll_tied *first;
+  double number;     /* never used again, as an address may be */
+  unsigned anchored; /* handles, and as many as may be before a look for released ones */
+  unsigned limit;
 };
 
 /* Those that live and have acquired anything; by id. */
 #define CHAINS 256
 static request *requests[CHAINS];
+/* Those that have ended, and whose anchors are still there. */
+static request *ended;
+
+/* Anchors that are never looked at. */
+#define LIMIT_LEAST 16
+
+/* In the registry: number of a request -> its handles, as keys. */
+#define ANCHORS "hierlock.anchors"
 
 static request **chain(uintptr_t id) {
   return &requests[(id >> 6 ^ id >> 14) % CHAINS];
@@ -57,6 +74,59 @@ static void pending_end(hll_tied *tied) {
   if (self->pending) hl_pending_cancel(self->pending);
 }
 
+/* ------------------------------------------------------------- anchors */
+
+/* Drops those of the requests that have ended; the table of anchors is on the top.
+   Allocates nothing. */
+static void sweep(lua_State *L) {
+  while (ended) {
+    request *self = ended;
+    ended = self->next;
+    lua_pushnumber(L, (lua_Number)self->number);
+    lua_pushnil(L);
+    lua_rawset(L, -3);
+    free(self);
+  }
+}
+
+/* Drops those that have been released; the request's handles are on the top. One that
+   was lost stays, as on_lost may not have been told of it. */
+static void prune(lua_State *L, request *self) {
+  self->anchored = 0;
+  for (lua_pushnil(L); lua_next(L, -2); lua_pop(L, 1)) {
+    const hll_handle *handle = hll_handle_test(L, -2);
+    if (handle && handle->lock && hl_lock_look(handle->lock) != HL_RELEASED) {
+      self->anchored++;
+      continue;
+    }
+    lua_pushvalue(L, -2);
+    lua_pushnil(L);
+    lua_rawset(L, -5);
+  }
+  self->limit = 2 * self->anchored;
+  if (self->limit < LIMIT_LEAST) self->limit = LIMIT_LEAST;
+}
+
+/* The handle at index; the table of anchors is on the top. */
+static void anchor(lua_State *L, int index, request *self) {
+  lua_pushnumber(L, (lua_Number)self->number);
+  lua_rawget(L, -2);
+  if (lua_isnil(L, -1)) {
+    lua_pop(L, 1);
+    lua_newtable(L);
+    lua_pushnumber(L, (lua_Number)self->number);
+    lua_pushvalue(L, -2);
+    lua_rawset(L, -4);
+  }
+  if (++self->anchored > self->limit) prune(L, self);
+  lua_pushvalue(L, index);
+  lua_pushboolean(L, 1);
+  lua_rawset(L, -3);
+  lua_pop(L, 1);
+}
+
+/* ------------------------------------------------------------ requests */
+
 /* The host calls it when the request has ended. */
 static void request_end(void *data) {
   request *self = data;
@@ -69,7 +139,8 @@ static void request_end(void *data) {
     hll_untie(tied);
     end(tied);
   }
-  free(self);
+  self->next = ended;
+  ended = self;
 }
 
 static uintptr_t id_check(lua_State *L, int index) {
@@ -77,7 +148,8 @@ static uintptr_t id_check(lua_State *L, int index) {
 }
 
 /***
-Ties a handle or a pending to a request; for hierlock's own Lua code.
+Ties a handle or a pending to a request, and anchors a handle; for hierlock's own Lua
+code.
 @function core.tie
 @local
 @param object a handle or a pending; anything else is left alone
@@ -86,12 +158,18 @@ Ties a handle or a pending to a request; for hierlock's own Lua code.
 */
 static int tie(lua_State *L) {
   uintptr_t id = id_check(L, 2);
+  lua_settop(L, 2);
+  lua_getfield(L, LUA_REGISTRYINDEX, ANCHORS);
+  sweep(L);
   request *self = *chain(id);
   while (self && self->id != id) self = self->next;
   if (self) {
     hll_handle *handle = hll_handle_test(L, 1);
     hll_pending *pending = hll_pending_test(L, 1);
-    if (handle) hll_tie(&handle->tied, &self->first, handle_end);
+    if (handle) {
+      anchor(L, 1, self);
+      hll_tie(&handle->tied, &self->first, handle_end);
+    }
     if (pending) hll_tie(&pending->tied, &self->first, pending_end);
   }
   lua_pushboolean(L, self != NULL);
@@ -108,17 +186,18 @@ hierlock's own Lua code.
 @return the address of the data
 */
 static int request_new(lua_State *L) {
+  static double last;
   uintptr_t id = id_check(L, 1);
   request *self = malloc(sizeof *self);
   if (!self) return luaL_error(L, "not enough memory");
-  request **at = chain(id);
-  *self = (request){id, *at, NULL};
-  *at = self;
   void (*end)(void *) = request_end;
   void *address;
   memcpy(&address, &end, sizeof address); /* as POSIX allows */
   lua_pushlightuserdata(L, address);
   lua_pushlightuserdata(L, self);
+  request **at = chain(id);
+  *self = (request){.id = id, .next = *at, .number = ++last, .limit = LIMIT_LEAST};
+  *at = self;
   return 2;
 }
 
@@ -126,4 +205,6 @@ void hll_request_register(lua_State *L) {
   static const luaL_Reg functions[] = {
       {"tie", tie}, {"request", request_new}, {NULL, NULL}};
   hll_setfuncs(L, functions);
+  lua_newtable(L);
+  lua_setfield(L, LUA_REGISTRYINDEX, ANCHORS);
 }

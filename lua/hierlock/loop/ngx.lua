@@ -7,10 +7,13 @@
 -- the worker but that one, and no polling. When nobody waits there is no timer, and
 -- nothing that would keep a worker from quitting.
 --
--- The end. nginx drops the coroutines of a request that is aborted without a word to
--- them. So pendings and handles are tied to the request (csrc/lua/request.c), and
--- cancelled or released by a clean-up handler in C, which nginx calls whenever and
--- however the request ends; a timer has a request of its own.
+-- The end. A handle lives as long as its request, whatever becomes of the variable: the
+-- local of one phase is garbage in the next. And nginx drops the coroutines of a request
+-- that is aborted without a word to them. So pendings and handles are tied to the
+-- request (csrc/lua/request.c), and cancelled or released by a clean-up handler in C, which
+-- nginx calls whenever and however the request ends. It stays through an internal
+-- redirect, which replaces ngx.ctx. A timer has a request of its own; a subrequest's
+-- handler is its main request's.
 
 local base = require "resty.core.base"
 local semaphore = require "ngx.semaphore"
