@@ -160,6 +160,46 @@ describe("with", function()
     assert.is_true(is_free())
   end)
 
+  if coroutine.close then
+    it("gives the lock back at once when its coroutine is closed from outside", function()
+      local thread = coroutine.create(function()
+        manager:with({ "w1" }, function() coroutine.yield() end)
+      end)
+      assert(coroutine.resume(thread))
+      assert.is_false(is_free())
+      assert(coroutine.close(thread))
+      assert.is_true(is_free())
+      -- The same where the function cleans up for itself.
+      local closed
+      thread = coroutine.create(function()
+        manager:with({ "w1" }, function(handle)
+          local first = setmetatable({}, { __close = function() closed = handle:is_held() end })
+          for _ in next, { 1 }, nil, first do coroutine.yield() end
+        end)
+      end)
+      assert(coroutine.resume(thread))
+      assert(coroutine.close(thread))
+      assert.is_true(closed) -- first
+      assert.is_true(is_free())
+    end)
+
+    it("waits no longer when its coroutine is closed while it waits", function()
+      local yielding = assert(hierlock.open(support.stores[1].dsn, {
+        buckets = support.stores[1].options.buckets, timeout = 15,
+        loop = function(pending) while not pending:done() do coroutine.yield() end end,
+      }))
+      local holder = assert(observer:acquire { "w1" })
+      local thread = coroutine.create(function() return yielding:with({ "w1" }, print) end)
+      assert(coroutine.resume(thread))
+      assert.equal(1, yielding:stats().waiting)
+      assert(coroutine.close(thread))
+      assert.equal(0, yielding:stats().waiting)
+      holder:release { confirm = true }
+      assert.is_true(is_free())
+      yielding:close()
+    end)
+  end
+
   -- Lua 5.1 cannot yield across pcall.
   if _VERSION ~= "Lua 5.1" or rawget(_G, "jit") then
     it("lets the function yield, and holds the lock meanwhile", function()

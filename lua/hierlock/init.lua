@@ -102,9 +102,12 @@ local function with(manager, target, options, fn, ...)
   local handle, err = manager:acquire(target, options)
   if not handle then return nil, err end
   local arguments, n = {...}, select("#", ...)
-  return finish(handle, xpcall(function()
-    return fn(handle, (table.unpack or unpack)(arguments, 1, n))
-  end, traceback))
+  -- Whoever closes the coroutine while fn yields ends the loop, which closes the handle.
+  for _ in waiting.once, nil, nil, handle do -- luacheck: ignore 512
+    return finish(handle, xpcall(function()
+      return fn(handle, (table.unpack or unpack)(arguments, 1, n))
+    end, traceback))
+  end
 end
 
 local function with_arguments(manager, target, options, fn, ...)
@@ -122,8 +125,9 @@ end
 
 --- @type manager
 
---- Runs fn while the target is locked, and releases it, whatever happens. Blocks as
--- `manager:acquire` does; the release is not waited for.
+--- Runs fn while the target is locked, and releases it, whatever happens; in Lua 5.4 also
+-- when the coroutine is closed while fn yields. Blocks as `manager:acquire` does; the
+-- release is not waited for.
 -- @function manager:with
 -- @tparam table target as for `manager:acquire`
 -- @tparam[opt] table options as for `manager:acquire`

@@ -47,6 +47,16 @@ function waiting.loop(option)
   return loop
 end
 
+--- An iterator of one turn. `for _ in once, nil, nil, value do … end` closes the value when
+-- the loop is left, however it is left, in Lua 5.4; in the older ones, which have nothing to
+-- close, it does not. As `local value <close>`, which they cannot read.
+function waiting.once(_, done)
+  if not done then return true end
+end
+
+-- Cancels when it is closed. Not the pending itself: a loop may be polling its descriptor.
+local guard_class = { __close = function(guard) guard.pending:cancel() end }
+
 -- What it gives; its descriptor goes at once.
 local function take(pending)
   local result, err = pending:wait(0)
@@ -54,7 +64,7 @@ local function take(pending)
   return result, err
 end
 
-local function wait(loop, pending)
+local function wait_unguarded(loop, pending)
   local ok, raised, err = true
   if yields_across_pcall then
     ok, raised, err = pcall(loop, pending)
@@ -73,6 +83,13 @@ local function wait(loop, pending)
     core.misuse "the function given as loop returned before pending:done()"
   end
   return take(pending)
+end
+
+local function wait(loop, pending)
+  -- Nobody takes what a coroutine has waited for that was closed meanwhile.
+  for _ in waiting.once, nil, nil, setmetatable({ pending = pending }, guard_class) do -- luacheck: ignore 512
+    return wait_unguarded(loop, pending)
+  end
 end
 
 --- The method, yielding where it can. `blocking` and `start` are its two forms.
