@@ -91,7 +91,7 @@ describe("the reference", function()
   end
 
   it("knows all classes", function()
-    local internal = { error = true, connection = true, holders = true, store = true, default_manager = true }
+    local internal = { error = true, connection = true, holders = true, store = true, default_manager = true, anchors = true }
     for _, class in ipairs(classes) do internal[class] = true end
     for key in pairs(debug.getregistry()) do
       local class = type(key) == "string" and key:match("^hierlock%.(.*)")
