@@ -1,7 +1,9 @@
 -- What goes wrong while a call waits without blocking.
+local proxy = require "spec.support.proxy"
 local support = require "spec.support"
 local core = require "hierlock.core"
 local cqueues = require "cqueues"
+local uv = require "luv"
 
 support.each_store(function(store)
   local manager, other
@@ -124,6 +126,70 @@ support.each_store(function(store)
         assert.is_true(blocker:release { confirm = true })
       end)
     end
+
+    -- Twenty requests of a process that wait at the server, each on a connection of its
+    -- own, while the server has one more to give. `how` ends them.
+    for title, how in pairs {
+      ["closes the manager"] = "manager:close()",
+      ["cancels"] = "for i = 1, 20 do handles.pending[i]:cancel() end",
+      ["closes the manager, and ends"] = "manager:close() os.exit(0)",
+    } do
+      it("leaves no waiter at a server without free connections when it " .. title, function()
+        local root = store.root() or pending("no administrator here")
+        local before = root:query("SELECT @@GLOBAL.max_connections")[1][1]
+        finally(function() root:query("SET GLOBAL max_connections=" .. before) end)
+        local resources = {}
+        for i = 1, 20 do resources[i] = "r" .. i end
+        local blocker = assert(other:acquire_resources("trouble", "f1", resources))
+        local peer = support.process(store, { pool_size = 40 })
+        peer:call([[
+          handles.pending = {}
+          for i, resource in ipairs(...) do
+            handles.pending[i] = assert(manager:start({ "trouble", "f1", resource }, { timeout = 60 }))
+          end
+        ]], resources)
+        support.wait_for_waiters(store, nil, 20)
+        local connected = root:query("SHOW GLOBAL STATUS LIKE 'Threads_connected'")[1][2]
+        root:query("SET GLOBAL max_connections=" .. connected + 1)
+        peer:start(how)
+        support.wait_until(function() return store.waiting() == 0 end, "the end of the waits")
+        assert.is_true(blocker:release { confirm = true })
+        assert(manager:acquire({ "trouble" }, { timeout = 2 })):release { confirm = true }
+      end)
+    end
+
+    it("ends no connection of another program's that has the number of its own", function()
+      if not store.control then pending("the server is not ours to restart") end
+      local dsn = store.bare_dsn
+      -- Numbers that a server which has just been started does not come to by itself.
+      for _ = 1, 100 do support.sql_connection(dsn):close() end
+      support.keep(assert(other:acquire { "trouble", "g1" }))
+      local between = proxy.open(store)
+      finally(function() between.close() end)
+      local peer = support.process(store, nil, between.dsn)
+      peer:call [[ handles.pending = assert(manager:start({ "trouble", "g1" }, { timeout = 60 })) ]]
+      support.wait_until(function()
+        uv.run("nowait") -- the proxy
+        return store.waiting() > 0
+      end, "a waiter")
+      local number = tonumber(store.sql():query([[
+        SELECT id FROM information_schema.processlist
+        WHERE info LIKE '%%UNION ALL (SELECT%%' AND id <> CONNECTION_ID()]])[1][1])
+      between.freeze()
+      store.command "restart"
+      local innocent, id
+      repeat
+        if innocent then innocent:close() end
+        innocent = support.sql_connection(dsn)
+        id = tonumber(innocent:query("SELECT CONNECTION_ID()")[1][1])
+      until id >= number
+      assert.equal(number, id)
+      peer:start "handles.pending:cancel() manager:close()"
+      peer:result()
+      peer:close() -- it ends when it has told the server, or has given it up
+      assert.equal(number, tonumber(innocent:query("SELECT CONNECTION_ID()")[1][1]))
+      innocent:close()
+    end)
 
     -- exit() takes the client library's TLS apart.
     for title, how in pairs { ["ends"] = "", ["calls os.exit"] = "os.exit(0)" } do

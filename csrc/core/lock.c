@@ -211,6 +211,7 @@ int hl__lock_acquire(hl_lock *lock, const hl_options *options, int64_t start,
   hl__slot *slot = NULL;
   char path[256];
   hl__request_fill(&request, lock->plan, options, timeout, path);
+  request.cancellable = pending != NULL;
   int status = acquire(manager, &request, hl__deadline(start, timeout), pending,
                        &slot, &grant, error);
   if (status == HL_OK) status = hold(manager, slot, pending, &grant, error);

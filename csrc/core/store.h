@@ -35,7 +35,7 @@
 
 /* Raised whenever anything in this file changes its meaning. A store built
    for another number is refused. */
-#define HL_STORE_ABI 2u
+#define HL_STORE_ABI 3u
 
 typedef struct hl_store hl_store;
 typedef struct hl_session hl_session;
@@ -56,6 +56,8 @@ typedef struct hl_request {
   size_t n;
   int64_t deadline;  /* hl__now_ms(); HL_FOREVER; ignored when try_once */
   bool try_once;     /* do not wait for any row */
+  bool cancellable;  /* interrupt may come: the wait must then end at the store,
+                        too */
   bool extend;       /* the session holds rows already, and keeps them when
                         this fails, except with HL_DEADLOCK and
                         HL_ECONNECTION (it ended, or holds nothing any more) */

@@ -5,9 +5,12 @@
  */
 #include "mysql_store.h"
 
+#include <mysqld_error.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 
 /* ---------------------------------------------------------- operations */
 
@@ -33,6 +36,7 @@ static int connect_verified(hl__mysql_store *store, int64_t deadline,
   if (status == HL_OK) {
     (*session)->patience = deadline;
     status = hl__mysql_verify(*session, error);
+    if (status == HL_OK) status = hl__mysql_identify(*session, error);
     if (status == HL_TIMEOUT) /* of a table's metadata lock, say */
       status = hl__error(error, HL_ECONNECTION,
                          "the server did not answer in time");
@@ -44,17 +48,32 @@ static int connect_verified(hl__mysql_store *store, int64_t deadline,
   return status;
 }
 
-static void store_forget(hl_store *base) {
-  hl__mysql_store *store = (hl__mysql_store *)base;
+/* The descriptor is closed already, and its number may be in use again: the
+   library's part stays allocated. */
+static void session_forget(hl_session *session) {
+  free(session_of(session)->tag);
+  free(session);
+}
+
+static void store_free(hl__mysql_store *store) {
+  (void)pthread_cond_destroy(&store->killed);
   (void)pthread_mutex_destroy(&store->mutex);
   free(store);
 }
 
-/* Unchecked, as store_open: nobody else has the store. */
+/* Unchecked, as store_close and store_open: nobody else has the store. A thread of
+   the parent's may have been at the killer, or at the mutex: neither is touched. */
+HL__UNCHECKED static void store_forget(hl_store *base) {
+  hl__mysql_store *store = (hl__mysql_store *)base;
+  if (store->spare) session_forget(&store->spare->base);
+  free(store);
+}
+
 HL__UNCHECKED static void store_close(hl_store *base) {
   hl__mysql_store *store = (hl__mysql_store *)base;
   hl__mysql_disconnect(store->spare);
-  store_forget(base);
+  hl__mysql_disconnect(store->killer);
+  store_free(store);
 }
 
 HL__UNCHECKED static int store_open(const hl_store_config *config,
@@ -65,6 +84,11 @@ HL__UNCHECKED static int store_open(const hl_store_config *config,
   store->base.ops = &hl_store_mysql;
   store->config = config;
   (void)pthread_mutex_init(&store->mutex, NULL);
+  pthread_condattr_t monotonic;
+  (void)pthread_condattr_init(&monotonic);
+  (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+  (void)pthread_cond_init(&store->killed, &monotonic);
+  (void)pthread_condattr_destroy(&monotonic);
   int status = hl__mysql_params(store, error);
   if (status == HL_OK)
     status = connect_verified(store, hl__now_ms() + store->connect_timeout,
@@ -98,32 +122,124 @@ static void session_close(hl_session *session) {
   hl__mysql_disconnect(session_of(session));
 }
 
-/* The descriptor is closed already, and its number may be in use again: the
-   library's part stays allocated. */
-static void session_forget(hl_session *session) {
-  free(session_of(session)->tag);
-  free(session);
+/* ------------------------------------------------------- ending a wait
+
+   A client that goes away does not end its wait: the server looks at the socket
+   only afterwards, and the dead waiter keeps the rows that it has got. So the
+   thread that was interrupted has the server told, on another connection.
+
+   That one, the killer, must be there before it is needed: when a manager is
+   closed whose waits have taken all connections that the server had left, no new
+   one can be had. So it is connected with the first wait that can be cancelled,
+   and kept. One thread at a time uses it; no mutex is held meanwhile. */
+
+/* The killer is waited for, connected and used for so long in all: exit() does not
+   wait for much more (worker.c). Each of its answers comes within a part of that. */
+#define KILL_MS 2000
+#define KILL_STEP_MS 1000
+/* The server had no connection left: those that are being killed give some back. */
+#define KILL_AGAIN_NS 20000000L
+
+static bool killer_take(hl__mysql_store *store, int64_t deadline) {
+  hl__mysql_store_lock(store);
+  while (store->killing && hl__left_ms(deadline) > 0)
+    hl__cond_wait(&store->killed, &store->mutex, deadline);
+  bool taken = !store->killing;
+  if (taken) store->killing = true;
+  hl__mysql_store_unlock(store);
+  return taken;
 }
 
-/* A client that goes away does not end its wait: the server looks at the socket
-   only afterwards, and the dead waiter keeps what it has got. So the thread that
-   was interrupted tells the server on another connection. */
-static void kill_remote(hl__mysql_session *session) {
-  hl__mysql_session *other;
-  char sql[64];
-  if (hl__mysql_connect(session->store, hl__now_ms() + 1000, &other, NULL))
-    return;
-  int n = snprintf(sql, sizeof sql, "KILL %lu",
-                   mysql_thread_id(session->mysql));
-  MYSQL_RES *none;
-  other->patience = hl__now_ms() + 1000;
-  (void)hl__mysql_query(other, sql, (size_t)n, &none, NULL);
-  hl__mysql_disconnect(other);
+static void killer_give(hl__mysql_store *store) {
+  hl__mysql_store_lock(store);
+  store->killing = false;
+  (void)pthread_cond_signal(&store->killed);
+  hl__mysql_store_unlock(store);
 }
+
+static void killer_drop(hl__mysql_store *store) {
+  hl__mysql_disconnect(store->killer);
+  store->killer = NULL;
+}
+
+/* By the thread that has taken it. */
+static int killer_connect(hl__mysql_store *store, hl_error *error) {
+  int64_t deadline = hl__now_ms() + KILL_STEP_MS;
+  int status = hl__mysql_connect(store, deadline, &store->killer, error);
+  if (status) return status;
+  store->killer->patience = deadline;
+  status = hl__mysql_identify(store->killer, error);
+  if (status) killer_drop(store);
+  return status;
+}
+
+/* A wait begins that may be cancelled. Not to have a killer is no failure of
+   that wait; the next one tries again, but not all the time. */
+static void killer_prepare(hl__mysql_store *store) {
+  hl__mysql_store_lock(store);
+  bool wanted = !store->killing && hl__now_ms() >= store->killer_after &&
+                (!store->killer || hl__mysql_readable(store->killer));
+  if (wanted) store->killing = true;
+  hl__mysql_store_unlock(store);
+  if (!wanted) return;
+  killer_drop(store);
+  int status = killer_connect(store, NULL);
+  hl__mysql_store_lock(store);
+  if (status) store->killer_after = hl__now_ms() + KILL_STEP_MS;
+  hl__mysql_store_unlock(store);
+  killer_give(store);
+}
+
+/* KILL of the session, if the killer is connected to the very server that gave it
+   its number; else the number may be an innocent's. A server that is started again
+   ends the killer's connection, so between looking and killing it stays the same
+   one. (Numbers of 32 bits come again after four thousand million connections in
+   one life of a server. That is not looked at.) False: the killer is of no use, as
+   it is connected to another server, or to none any more. */
+static bool killer_kill(hl__mysql_store *store,
+                        const hl__mysql_session *session) {
+  hl__mysql_session *killer = store->killer;
+  if (strcmp(killer->server, session->server) != 0) return false;
+  char sql[64];
+  int n = snprintf(sql, sizeof sql, "KILL %lu", session->id);
+  MYSQL_RES *none;
+  killer->patience = hl__now_ms() + KILL_STEP_MS;
+  /* There may be no such connection any more: so much the better. */
+  return hl__mysql_query(killer, sql, (size_t)n, &none, NULL) !=
+         HL_ECONNECTION;
+}
+
+static void kill_remote(const hl__mysql_session *session) {
+  static const struct timespec again = {.tv_nsec = KILL_AGAIN_NS};
+  hl__mysql_store *store = session->store;
+  int64_t deadline = hl__now_ms() + KILL_MS;
+  if (!*session->server || !killer_take(store, deadline)) return;
+  if (store->killer && killer_kill(store, session)) goto out;
+  killer_drop(store);
+  while (hl__left_ms(deadline) >= KILL_STEP_MS) {
+    hl_error error;
+    if (killer_connect(store, &error) == HL_OK) {
+      (void)killer_kill(store, session);
+      break;
+    }
+    if (error.server_errno != ER_CON_COUNT_ERROR &&
+        error.server_errno != ER_TOO_MANY_USER_CONNECTIONS &&
+        error.server_errno != ER_USER_LIMIT_REACHED)
+      break;
+    (void)nanosleep(&again, NULL);
+  }
+out:
+  killer_give(store);
+}
+
+/* ------------------------------------------------------- a session */
 
 static int lock(hl_session *base, const hl_request *request, hl_grant *grant,
                 hl_error *error) {
   hl__mysql_session *session = session_of(base);
+  /* Not while rows are held: their lease runs. */
+  if (request->cancellable && !request->try_once && !request->extend)
+    killer_prepare(session->store);
   int status = hl__mysql_settle(session, request->deadline, error);
   /* The answer to the last release is so late that there is no time left, and
      the connection cannot be used before it. */

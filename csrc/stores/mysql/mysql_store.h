@@ -56,6 +56,13 @@ typedef struct hl__mysql_store {
   pthread_mutex_t mutex;
   /* Connected by open, for the first session. */
   hl__mysql_session *spare HL__GUARDED_BY(hl__mysql_store_mutex);
+  /* The connection on which waits are ended: of the thread that has set killing,
+     or, when none has, of whoever holds the mutex. NULL: there is none. */
+  hl__mysql_session *killer;
+  bool killing HL__GUARDED_BY(hl__mysql_store_mutex);
+  pthread_cond_t killed; /* killing has become false */
+  /* No killer is connected in advance before then; hl__now_ms. */
+  int64_t killer_after HL__GUARDED_BY(hl__mysql_store_mutex);
 } hl__mysql_store;
 
 HL__MUTEX_FUNCTIONS(hl__mysql_store, hl__mysql_store, mutex,
@@ -73,6 +80,9 @@ typedef struct hl__shape {
   MYSQL_STMT *statement; /* NULL: seen once, and not prepared yet */
 } hl__shape;
 
+/* The name of a server's life: see hl__mysql_identify. */
+#define HL__SERVER_MAX 256
+
 /* The value of @hierlock: at most so many bytes. */
 #define HL__TAG_MAX 4096u
 
@@ -83,6 +93,8 @@ struct hl__mysql_session {
   int fd;
   hl_dialect dialect;
   bool tls;
+  unsigned long id;            /* the connection's number at the server */
+  char server[HL__SERVER_MAX]; /* which has given it; "": not asked yet */
   /* A ROLLBACK or a sign of life was sent, and its answer not yet read. The
      client libraries do not notice when another command is sent before: they
      take the old answer for the new one's. */
@@ -122,6 +134,10 @@ int hl__mysql_connect(hl__mysql_store *store, int64_t deadline,
 void hl__mysql_disconnect(hl__mysql_session *session);
 
 /* ---- server.c */
+
+/* Asks which server it is, and which life of that server. HL_OK or what
+   hl__mysql_query says. */
+int hl__mysql_identify(hl__mysql_session *session, hl_error *error);
 
 /* Looks whether locks on this server exclude. HL_OK, HL_EUNSAFE_SERVER or what
    hl__mysql_query says. */

@@ -20,6 +20,35 @@ typedef struct server {
   bool group, group_single_primary;
 } server;
 
+/* A connection's number means something only to the server that gave it, and only
+   until that ends: then it counts from one again. So it is remembered with the
+   server's name and the second at which it was started. Both servers count Uptime
+   by the clock that NOW() shows, so the difference stays the same even when the
+   clock is set. No session is used within the second of the server's start (see
+   tokens_wait), so no two lives begin in the same second. */
+int hl__mysql_identify(hl__mysql_session *session, hl_error *error) {
+  static const char mysql[] =
+      "SELECT CONCAT_WS(' ',UNIX_TIMESTAMP()-CAST(VARIABLE_VALUE AS SIGNED),"
+      "@@server_uuid,@@hostname,@@port) "
+      "FROM performance_schema.global_status WHERE VARIABLE_NAME='Uptime'";
+  static const char mariadb[] =
+      "SELECT CONCAT_WS(' ',UNIX_TIMESTAMP()-CAST(VARIABLE_VALUE AS SIGNED),"
+      "@@server_id,@@hostname,@@port) "
+      "FROM information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME='UPTIME'";
+  bool is_mariadb = session->dialect == HL_MARIADB;
+  MYSQL_RES *result;
+  int status = hl__mysql_query(session, is_mariadb ? mariadb : mysql,
+                               is_mariadb ? sizeof mariadb - 1 : sizeof mysql - 1,
+                               &result, error);
+  if (status) return status;
+  MYSQL_ROW row = result ? mysql_fetch_row(result) : NULL;
+  session->id = mysql_thread_id(session->mysql);
+  (void)snprintf(session->server, sizeof session->server, "%s",
+                 row && row[0] ? row[0] : "");
+  mysql_free_result(result);
+  return HL_OK;
+}
+
 static bool is_on(const char *value) {
   return strcmp(value, "ON") == 0 || strcmp(value, "1") == 0;
 }

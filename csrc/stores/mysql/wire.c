@@ -147,7 +147,7 @@ bool hl__mysql_readable(const hl__mysql_session *session) {
 
 /* While only a part of an answer has come, the socket is readable all the time:
    it is looked at again after so long. */
-#define PART_MS 2
+#define PART_NS 2000000L
 
 /* How many bytes the unit that begins with these has: a packet of the protocol, or a
    record of TLS. 0: its header is not complete. */
@@ -193,7 +193,7 @@ bool hl__mysql_answer_await(const hl__mysql_session *session,
     if (n <= 0) return false;
     if (answer_complete(session, p.revents & ~POLLIN)) return true;
     if (left == 0) return false;
-    struct timespec part = {.tv_nsec = PART_MS * 1000000};
+    const struct timespec part = {.tv_nsec = PART_NS};
     (void)nanosleep(&part, NULL);
   }
 }
