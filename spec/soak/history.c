@@ -102,7 +102,7 @@ static void show(const char *name, const record *r) {
   if (r->ended)
     (void)printf(", %s %.6f to %.6f", endings[r->how], seconds_at(r->ending),
                  seconds_at(r->ended));
-  if (r->status) (void)printf(", status %s", hl_status_name(r->status));
+  if (r->status) (void)printf(", status %s: %s", hl_status_name(r->status), r->why);
   (void)printf("\n");
   (void)fflush(stdout);
 }

@@ -133,7 +133,7 @@ static void disturb(void) {
   static int64_t kill_at, stop_at, sever_at, query_at;
   static int64_t continue_at[WORKERS];
   int i = roll_below(&main_dice, shared->workers);
-  if (due(faults.kill, &kill_at, 3000)) {
+  if (due(faults.kill, &kill_at, shared->server ? 8000 : 3000)) {
     pid_t pid = shared->worker[i].pid;
     (void)kill(pid, SIGKILL);
     (void)waitpid(pid, NULL, 0);
@@ -142,7 +142,7 @@ static void disturb(void) {
     worker_start(i);
   }
   i = roll_below(&main_dice, shared->workers);
-  if (due(faults.stop, &stop_at, 2000) && !stopped_since[i]) {
+  if (due(faults.stop, &stop_at, shared->server ? 6000 : 2000) && !stopped_since[i]) {
     int64_t most = roll_percent(&main_dice, 50) ? 200 : 2 * shared->hold_timeout;
     stopped_since[i] = now_ns();
     (void)kill(shared->worker[i].pid, SIGSTOP);
@@ -151,8 +151,8 @@ static void disturb(void) {
   }
   for (i = 0; i < shared->workers; i++)
     if (stopped_since[i] && now_ns() > continue_at[i]) worker_continue(i);
-  if (due(faults.sever, &sever_at, 1000) && server_kill(&main_dice, false)) severed++;
-  if (due(faults.query, &query_at, 500) && server_kill(&main_dice, true)) interrupted++;
+  if (due(faults.sever, &sever_at, 2000) && server_kill(&main_dice, false)) severed++;
+  if (due(faults.query, &query_at, 1000) && server_kill(&main_dice, true)) interrupted++;
 }
 
 /* ------------------------------------------------------------------ progress */
@@ -259,9 +259,10 @@ static void rest(void) {
 }
 
 static void wait_for_none(const char *what, int (*count)(void)) {
-  int64_t end = now_ns() + 20 * S;
+  int64_t end = now_ns() + 10 * S;
   int left = 0;
-  while (now_ns() < end && (left = count()) > 0) (void)usleep(50000);
+  /* Who asks more often than each 0.1 s is shown the same old transactions. */
+  while (now_ns() < end && (left = count()) > 0) (void)usleep(250000);
   if (left > 0) {
     violation("at the end there are %d %s left", left, what);
     server_show();
@@ -401,6 +402,7 @@ int main(int argc, char **argv) {
   faults.query = named(list, "query") && shared->server;
   shared->forks = faults.fork;
   shared->extends = faults.extend;
+  shared->queries = faults.query;
   if (shared->server) {
     if (server_open(admin)) return 2;
     server_provision();

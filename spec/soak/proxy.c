@@ -72,9 +72,9 @@ static void *direction_main(void *argument) {
     ssize_t n = recv(self->from, data, sizeof data, 0);
     if (n <= 0) break;
     if (atomic_load(&both->cut)) continue;
-    int kind = roll_below(&self->dice, 2000);
+    int kind = roll_below(&self->dice, 5000);
     bool in_pieces = false;
-    if (atomic_load(&shared->proxy_harmless)) kind = 1999;
+    if (atomic_load(&shared->proxy_harmless)) kind = 4999;
     if (kind < 4) {
       atomic_store(&both->cut, true);
       (void)atomic_fetch_add(&shared->cuts, 1u);

@@ -100,6 +100,7 @@ typedef struct record {
   int64_t ended;        /* and returned */
   int64_t stopped;      /* of `stopped` of its worker when it was called */
   int status;           /* of the call */
+  char why[120];        /* its message */
   uint64_t token;
   int targets;
   /* By node, 0 or hl_mode: what is to be locked, ancestors included. */
@@ -142,7 +143,7 @@ typedef struct shared_area {
   uint64_t seed;
   int workers, threads;
   bool server; /* not the embedded store */
-  bool extends, forks;
+  bool extends, forks, queries;
   int64_t hold_timeout; /* ms */
 
   _Atomic bool pause, stop;

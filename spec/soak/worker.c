@@ -138,6 +138,7 @@ static record *record_new(thread *self, call_kind kind, uint64_t handle,
     r->granted = r->promised = r->ending = r->ended = 0;
     atomic_store(&r->held, 0);
     r->status = 0;
+    r->why[0] = '\0';
     r->token = 0;
     r->targets = 0;
     memset(r->modes, 0, sizeof r->modes);
@@ -235,6 +236,7 @@ static void call_returned(record *r, int status, hl_lock *lock,
     record_grant(r, lock);
     return;
   }
+  (void)snprintf(r->why, sizeof r->why, "%s", error->message);
   switch (status) {
   case HL_TIMEOUT: count(COUNT_TIMEOUTS); break;
   case HL_CANCELLED: count(COUNT_CANCELS); break;
@@ -247,7 +249,8 @@ static void call_returned(record *r, int status, hl_lock *lock,
     complain("worker %d thread %d: a call failed with %s: %s", r->worker,
              r->thread, hl_status_name(status), error->message);
   }
-  if (status == HL_CANCELLED && !cancelled)
+  /* A statement that an administrator kills is `cancelled`, too. */
+  if (status == HL_CANCELLED && !cancelled && !(shared->queries && error->server_errno == 1317))
     complain("worker %d thread %d: `cancelled`, and nobody did: %s", r->worker,
              r->thread, error->message);
   record_end(r, cancelled ? END_CANCELLED : END_NO_GRANT, now_ns());
