@@ -180,7 +180,7 @@ static void target_add(thread *self, record *r, int node, hl_mode mode) {
 }
 
 /* Chooses targets, in random order, some of them twice. Of MIXED ones most are in one
-   account. LARGE ones share, and meet a few small exclusive ones. NARROW ones are few
+   account. LARGE ones share, and meet a few small exclusive ones, and thieves. NARROW ones are few
    resources of one user. */
 static void targets_choose(thread *self, record *r, bool few) {
   dice *d = &self->dice;
@@ -190,7 +190,7 @@ static void targets_choose(thread *self, record *r, bool few) {
   int inner_percent = 8, elsewhere_percent = n > 20 ? 3 : 10;
   int account = roll_below(d, USERS * ACCOUNTS);
   if (now == LARGE) {
-    n = kind < 88 ? 60 + roll_below(d, 141) : 1 + roll_below(d, 3);
+    n = kind < 88 ? 60 + roll_below(d, shared->server ? 20 : 141) : 1 + roll_below(d, 3);
     shared_percent = kind < 88 ? 100 : 0;
     inner_percent = 0;
     elsewhere_percent = 50;
@@ -210,6 +210,29 @@ static void targets_choose(thread *self, record *r, bool few) {
   }
 }
 
+/* A thief: a resource that somebody else holds just now, exclusive. When a large
+   request has got all but one of its rows, only who asks for that one sees it. False:
+   there is none. */
+static bool target_steal(thread *self, record *r) {
+  dice *d = &self->dice;
+  for (int tries = 0; tries < 200; tries++) {
+    const record *other = &shared->worker[roll_below(d, shared->workers)]
+                               .records[roll_below(d, shared->threads)][0];
+    int i = roll_below(d, RECORDS), node = FIRST_RESOURCE;
+    for (int j = 0; j < RECORDS && atomic_load(&other[i].state) != HELD; j++)
+      i = (i + 1) % RECORDS;
+    if (atomic_load(&other[i].state) != HELD) continue;
+    node += roll_below(d, NODES - FIRST_RESOURCE);
+    for (int j = FIRST_RESOURCE; j < NODES && !other[i].modes[node]; j++)
+      node = node + 1 < NODES ? node + 1 : FIRST_RESOURCE;
+    if (!other[i].modes[node]) continue;
+    hl_plan_clear(self->plan);
+    target_add(self, r, node, HL_EXCLUSIVE);
+    return true;
+  }
+  return false;
+}
+
 static int64_t timeout_choose(dice *d) {
   int kind = roll_below(d, 100);
   return kind < 10   ? 0
@@ -220,7 +243,8 @@ static int64_t timeout_choose(dice *d) {
 
 static int64_t hold_choose(dice *d) {
   int kind = roll_below(d, 1000);
-  if (atomic_load(&shared->mood) == LARGE) return roll_below(d, 400) * INT64_C(1000);
+  if (atomic_load(&shared->mood) == LARGE)
+    return roll_below(d, kind < 700 ? 400 : 20000) * INT64_C(1000);
   int64_t us = kind < 800   ? roll_below(d, 500)
                : kind < 980 ? roll_below(d, 5000)
                : kind < 999 ? roll_below(d, 100000)
@@ -236,7 +260,7 @@ static void call_returned(record *r, int status, hl_lock *lock,
     record_grant(r, lock);
     return;
   }
-  (void)snprintf(r->why, sizeof r->why, "%s", error->message);
+  (void)snprintf(r->why, sizeof r->why, "%.119s", error->message);
   switch (status) {
   case HL_TIMEOUT: count(COUNT_TIMEOUTS); break;
   case HL_CANCELLED: count(COUNT_CANCELS); break;
@@ -342,7 +366,11 @@ static void lane_begin(thread *self, lane *l, bool block) {
   uint64_t handle = atomic_fetch_add(&area->handles, 1u) * WORKERS + (uint64_t)me;
   record *r = record_new(self, block ? CALL_ACQUIRE : CALL_START, handle, timeout);
   if (!r) return;
-  targets_choose(self, r, false);
+  bool steal = atomic_load(&shared->mood) == LARGE && roll_percent(&self->dice, block ? 20 : 60);
+  if (steal && target_steal(self, r))
+    r->timeout = timeout = 0;
+  else
+    targets_choose(self, r, false);
   hl_options options = HL_OPTIONS_INIT;
   hl_error error;
   options.timeout = timeout;
