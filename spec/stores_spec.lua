@@ -254,6 +254,39 @@ describe("a store", function()
       assert.is_true(#late <= 2, "too late in 9 tries: " .. table.concat(late, ", "))
     end)
 
+    -- ---------------------------------------------------- who is in the way
+
+    it("names in the message who holds, however it was asked for", function()
+      local peer = support.process(store, { application = "billing" })
+      peer:acquire("lock", "acquire", { "u1", "a1" }, { label = "nightly" })
+      assert.is_true(peer:result())
+      -- The same of each: what was wanted, and then who is in the way.
+      local function assert_said(wanted, handle, err)
+        assert.is_nil(handle)
+        assert.equal("timeout", err.code)
+        assert.equal(1, #err.holders)
+        local by = ('u1/a1 is held by billing (pid %d on %s, "nightly") for '):format(peer.pid, err.holders[1].host)
+        local at = err.message:find(": " .. by, 1, true)
+        assert.is_truthy(at, err.message)
+        assert.matches(wanted, err.message:sub(1, at - 1))
+        assert.matches("^[%d.]+ s$", err.message:sub(at + 2 + #by))
+      end
+      local in_time, once = "^u1/a1/r1 was not granted within 0%.200 s$", "^u1/a1/r1 is locked; tried once$"
+      assert_said(in_time, manager:acquire(R1, { timeout = 0.2 }))
+      assert_said(once, manager:acquire(R1, { timeout = 0 }))
+      assert_said(in_time, manager:start(R1, { timeout = 0.2 }):wait())
+      assert_said(once, manager:start(R1, { timeout = 0 }):wait())
+      local handle = hold { "u2" }
+      assert_said(in_time, handle:extend(R1, { timeout = 0.2 }))
+    end)
+
+    it("says so when this very process is in the way", function()
+      hold { "u1", "a1" }
+      local _, err = open():acquire(R1, { timeout = 0.2 })
+      assert.matches(("u1/a1/r1 was not granted within 0.200 s: u1/a1 is held by this process (pid %d on ")
+        :format(uv.os_getpid()), err.message, 1, true)
+    end)
+
     -- ------------------------------------------------------------ tokens
 
     it("gives tokens that grow in the order of the grants, whoever holds", function()

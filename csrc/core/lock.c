@@ -136,7 +136,7 @@ int hl__timeout_error(hl_error *error, const hl_plan *plan, int64_t timeout) {
   char path[256];
   (void)hl_plan_describe(plan, path, sizeof path);
   if (timeout == 0)
-    return hl__error(error, HL_TIMEOUT, "%s is locked by others; tried once",
+    return hl__error(error, HL_TIMEOUT, "%s is locked; tried once",
                      path);
   return hl__error(error, HL_TIMEOUT, "%s was not granted within %.3f s", path,
                    (double)timeout / 1000);

@@ -11,8 +11,12 @@
 */
 #include "hll.h"
 
+#include "internal.h"
+
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* ------------------------------------------------------------- options */
 
@@ -176,8 +180,43 @@ static int push_concerned(lua_State *L, const hl_plan *plan,
   return lua_gettop(L);
 }
 
+/* Processes that share host name and number, as in containers, are taken for one. */
+static bool is_this_process(const hl_holder *holder) {
+  char host[sizeof holder->host] = "";
+  (void)gethostname(host, sizeof host - 1);
+  return holder->pid == (int64_t)getpid() && strcmp(holder->host, host) == 0;
+}
+
+/* Adds to the message who is in the way: the first of those who hold, else of those
+   who wait. `u1/a1 is held by billing (pid 4711 on db3, "nightly") for 12 s`. */
+static void say_holder(hl_error *error, const hll_holders *found) {
+  const hl_holder *holder = found->list;
+  for (size_t i = 0; i < found->n && holder->waiting; i++)
+    if (!found->list[i].waiting) holder = &found->list[i];
+  char label[sizeof holder->label + 8] = "", since[32] = "", pid[32] = "";
+  if (holder->pid)
+    (void)snprintf(pid, sizeof pid, "pid %lld on ", (long long)holder->pid);
+  if (holder->label[0])
+    (void)snprintf(label, sizeof label, ", \"%s\"", holder->label);
+  int64_t ms = hl__unix_ms() - holder->since_ms;
+  if (holder->since_ms && ms >= 0)
+    (void)snprintf(since, sizeof since, " for %.*f s", ms < 10000 ? 1 : 0,
+                   (double)ms / 1000);
+  char text[sizeof error->message], *message = error->message;
+  (void)snprintf(text, sizeof text, "%s %s by %s (%s%s%s)%s",
+                 holder->path[0] ? holder->path : "it",
+                 holder->waiting ? "is waited for" : "is held",
+                 is_this_process(holder) ? "this process" : holder->application,
+                 pid, holder->host, label, since);
+  size_t used = strlen(message);
+  (void)snprintf(message + used, sizeof error->message - used, ": %s", text);
+  for (; *message; message++) /* a label has any bytes */
+    if ((unsigned char)*message < ' ') *message = ' ';
+}
+
 int hll_acquire_failure(lua_State *L, hl_error *error, const hl_plan *plan,
                         const hll_holders *found) {
+  if (found->n > 0) say_holder(error, found);
   (void)hll_failure(L, error, plan ? push_concerned(L, plan, error) : 0);
   if (found->n > 0) {
     push_list(L, found);

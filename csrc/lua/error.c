@@ -133,7 +133,9 @@ Codes, and whether the same call may succeed later:
 
 @table err
 @tfield string code one of those above
-@tfield string message one line for people; may change from version to version
+@tfield string message one line for people; may change from version to version. That of
+  `timeout` and `deadlock` names who is in the way, where that can be seen; "held by this
+  process" is a lock of one's own: locks are not re-entrant
 @tfield boolean retryable whether the same call may succeed later
 @tfield[opt] integer errno the server's own number, where one spoke (1205, 1213 ...)
 @tfield[opt] string sqlstate the server's own, likewise

@@ -372,7 +372,7 @@ local function take(self, targets, options)
   if not rows then
     if CODES[errno] == "timeout" then
       local what = tostring(plan):match("%((.*)%)$")
-      message = ms == 0 and what .. " is locked by others; tried once"
+      message = ms == 0 and what .. " is locked; tried once"
         or ("%s was not granted within %.3f s"):format(what, ms / 1000)
     end
     return fail(message, errno, sqlstate, target)
