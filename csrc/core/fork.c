@@ -4,21 +4,32 @@
  * and bytes that the child wrote on it would reach the parent's server. So the
  * child closes every watched descriptor before fork() returns to it, and all
  * that was made before then is recognised by its generation.
+ *
+ * A host may close all descriptors that it does not know and open its own under
+ * their numbers. So a number is closed only while it is the file that it was
+ * when it was watched.
  */
 #include "internal.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 /* Taken by fork() itself, so that no child is born while a descriptor is half
    entered. */
+struct file {
+  bool watched;
+  dev_t device;
+  ino_t inode;
+};
 struct table {
   pthread_mutex_t mutex;
-  int *fds HL__GUARDED_BY(hl__fork_mutex);
-  size_t count HL__GUARDED_BY(hl__fork_mutex);
+  struct file *files HL__GUARDED_BY(hl__fork_mutex); /* by descriptor */
   size_t capacity HL__GUARDED_BY(hl__fork_mutex);
 };
 HL__MUTEX_FUNCTIONS(table, struct table, mutex, hl__fork_mutex)
@@ -34,6 +45,15 @@ static atomic_uint generation;
 #endif
 static pthread_rwlock_t births = BIRTHS_INIT;
 
+/* Whether the descriptor is watched, and still the same file. */
+static bool is_ours(int fd) HL__REQUIRES(hl__fork_mutex) {
+  struct stat st;
+  if (fd < 0 || (size_t)fd >= watched.capacity) return false;
+  const struct file *file = &watched.files[fd];
+  return file->watched && fstat(fd, &st) == 0 &&
+         st.st_dev == file->device && st.st_ino == file->inode;
+}
+
 static void before_fork(void) HL__ACQUIRES(hl__fork_mutex) {
   (void)pthread_rwlock_wrlock(&births);
   table_lock(&watched);
@@ -44,10 +64,15 @@ static void after_fork_in_parent(void) HL__RELEASES(hl__fork_mutex) {
   (void)pthread_rwlock_unlock(&births);
 }
 
-/* Only what is safe in the child of a process with threads: close, stores. */
+/* Only what is safe in the child of a process with threads: fstat, close,
+   stores. */
 static void after_fork_in_child(void) HL__RELEASES(hl__fork_mutex) {
-  for (size_t i = 0; i < watched.count; i++) (void)close(watched.fds[i]);
-  watched.count = 0;
+  int saved = errno;
+  for (size_t fd = 0; fd < watched.capacity; fd++) {
+    if (is_ours((int)fd)) (void)close((int)fd);
+    watched.files[fd].watched = false;
+  }
+  errno = saved;
   atomic_fetch_add(&generation, 1u);
   table_unlock(&watched);
   /* It was locked by a thread of another number, as whom we cannot unlock it. */
@@ -59,32 +84,47 @@ static void install(void) {
 }
 
 int hl__fork_watch(int fd) {
-  int status = HL_OK;
+  int status = HL_ENOMEM;
+  struct stat st;
   (void)pthread_once(&once, install);
+  if (fd < 0 || fstat(fd, &st) != 0) return status;
   table_lock(&watched);
-  if (watched.count == watched.capacity) {
-    size_t capacity = watched.capacity ? 2 * watched.capacity : 64;
-    int *grown = realloc(watched.fds, capacity * sizeof *grown);
+  if ((size_t)fd >= watched.capacity) {
+    size_t capacity = watched.capacity ? watched.capacity : 64;
+    while (capacity <= (size_t)fd) capacity *= 2;
+    struct file *grown = realloc(watched.files, capacity * sizeof *grown);
     if (grown) {
-      watched.fds = grown;
+      memset(grown + watched.capacity, 0,
+             (capacity - watched.capacity) * sizeof *grown);
+      watched.files = grown;
       watched.capacity = capacity;
-    } else {
-      status = HL_ENOMEM;
     }
   }
-  if (status == HL_OK) watched.fds[watched.count++] = fd;
+  if ((size_t)fd < watched.capacity) {
+    watched.files[fd] = (struct file){true, st.st_dev, st.st_ino};
+    status = HL_OK;
+  }
   table_unlock(&watched);
   return status;
 }
 
 void hl__fork_unwatch(int fd) {
   table_lock(&watched);
-  for (size_t i = watched.count; i-- > 0;)
-    if (watched.fds[i] == fd) {
-      watched.fds[i] = watched.fds[--watched.count];
-      break;
-    }
+  if (fd >= 0 && (size_t)fd < watched.capacity)
+    watched.files[fd].watched = false;
   table_unlock(&watched);
+}
+
+void hl__fork_close(int fd) {
+  int saved = errno;
+  hl__fork_forbid();
+  table_lock(&watched);
+  bool ours = is_ours(fd);
+  if (ours) watched.files[fd].watched = false;
+  table_unlock(&watched);
+  if (ours) (void)close(fd);
+  hl__fork_allow();
+  errno = saved;
 }
 
 HL__UNCHECKED void hl__fork_forbid(void) {

@@ -40,10 +40,15 @@ int64_t hl__left_ms(int64_t deadline);
 int64_t hl__deadline(int64_t now, int64_t ms);
 
 /* Descriptors that a forked child must close at once: a socket or a lock file
-   kept open by a child would keep the locks of a parent that died. unwatch
-   before the descriptor is closed. Any thread. */
-int hl__fork_watch(int fd); /* HL_OK or HL_ENOMEM */
+   kept open by a child would keep the locks of a parent that died. Between
+   opening and watching births must be forbidden (below), or a child may keep
+   it. unwatch before the descriptor is closed. Any thread. */
+int hl__fork_watch(int fd); /* HL_OK, or HL_ENOMEM (also: it is not open) */
 void hl__fork_unwatch(int fd);
+/* Closes a watched descriptor; nothing, if it is another file by now, because a
+   stranger has closed it and its number was given to somebody else. Not while
+   births are forbidden by the same thread. Leaves errno alone. */
+void hl__fork_close(int fd);
 /* Between the two, fork() waits: for what must not be under way when a child is
    born. Not nested. Any number of threads. */
 void hl__fork_forbid(void) HL__ACQUIRES_SHARED(hl__births);
