@@ -77,6 +77,8 @@ static int extend(hl_lock *lock, hl_request *request, int64_t deadline,
   hl_error reason = {0};
 
   int status = hl__slot_settle(manager, slot, &reason);
+  /* An earlier extend may have been cancelled when it had just ended. */
+  if (status == HL_OK) status = manager->ops->settle(slot->session, 0, &reason);
   hl__slot_unlock(slot);
   if (status) return hl__lock_lose(lock, &reason, error);
 

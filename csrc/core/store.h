@@ -126,7 +126,8 @@ typedef struct hl_store_ops {
      HL_OK: its answer is outstanding; *sent_ms is when it was sent
      (hl__lease_ms). */
   int (*renew)(hl_session *session, int64_t *sent_ms, hl_error *error);
-  /* Reads the outstanding answer, waiting until deadline (0: not at all).
+  /* Reads the outstanding answer, waiting until deadline (0: not at all), and
+     forgets an interruption that came after the call for which it was meant.
      HL_OK: nothing is outstanding (any more). HL_TIMEOUT: it has not come.
      HL_ECONNECTION: the session has ended, or does not hold any more what it
      should. */
@@ -135,8 +136,8 @@ typedef struct hl_store_ops {
      HL_ECONNECTION. While an answer is outstanding it may say HL_OK of a
      session that has just ended. */
   int (*look)(hl_session *session, hl_error *error);
-  /* From any thread: a blocking call on the session ends soon. The session
-     may end with it. */
+  /* From any thread: a blocking call on the session, or the next one, ends soon.
+     The session may end with it. */
   void (*interrupt)(hl_session *session);
 
   /* The last call of a thread of the core's, for what a client library keeps for

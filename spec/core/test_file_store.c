@@ -11,6 +11,7 @@
 #include "../../csrc/stores/file/file.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <sched.h>
 #include <setjmp.h>
@@ -148,24 +149,47 @@ static int count_files(const char *path, const char *prefix) {
   return n;
 }
 
-static void remove_directory(void) {
-  DIR *names = opendir(directory);
+static void remove_path(const char *path) {
+  DIR *names = opendir(path);
   if (!names) return;
   for (struct dirent *file; (file = readdir(names));)
     (void)unlinkat(dirfd(names), file->d_name, 0);
   (void)closedir(names);
-  (void)rmdir(directory);
+  (void)rmdir(path);
+}
+
+static void remove_directory(void) { remove_path(directory); }
+
+/* A name in the directory, or beside it ("-x"); valid until the next call. */
+static const char *path_of(const char *name) {
+  static char path[2][400];
+  static int turn;
+  turn = !turn;
+  (void)snprintf(path[turn], sizeof path[turn], "%s%s%s", directory,
+                 *name == '-' ? "" : "/", name);
+  return path[turn];
+}
+
+static const char *rows_of(uint32_t bucket) {
+  char name[32];
+  (void)snprintf(name, sizeof name, "rows-%04u",
+                 hl__file_stripe_of(hl__file_hash(2, bucket)));
+  return path_of(name);
 }
 
 static int set_up(void **state) {
   (void)state;
   memset(shared, 0, sizeof *shared);
+  (void)alarm(120); /* a test that hangs ends */
   return 0;
 }
 
 static int tear_down(void **state) {
   (void)state;
+  (void)alarm(0);
   remove_directory();
+  remove_path(path_of("-x"));
+  (void)unlink(path_of("-link"));
   return 0;
 }
 
@@ -218,6 +242,25 @@ static void waiting_start(waiting *w, hl_session *session, hl_mode mode,
 static int waiting_end(waiting *w) {
   assert_int_equal(pthread_join(w->thread, NULL), 0);
   return atomic_load(&w->status);
+}
+
+/* What observers see. */
+typedef struct seen {
+  int held, waiting;
+  hl_holder last;
+} seen;
+
+static void see(void *context, const hl_holder *holder) {
+  seen *s = context;
+  *(holder->waiting ? &s->waiting : &s->held) += 1;
+  s->last = *holder;
+}
+
+static seen look_for(hl_session *session, uint32_t bucket, hl_mode mode) {
+  seen s = {0};
+  hl_row r = row(2, bucket, mode);
+  assert_int_equal(ops->holders(session, &r, 1, see, &s, NULL), HL_OK);
+  return s;
 }
 
 /* ------------------------------------------------- who excludes whom */
@@ -356,6 +399,20 @@ static void an_interrupted_wait_ends(void **state) {
   give(s[0]);
   assert_int_equal(take1(s[1], 1, HL_EXCLUSIVE, 30), HL_OK);
   for (int i = 0; i < 3; i++) ops->session_close(s[i]);
+  ops->close(store);
+}
+
+static void a_late_interruption_hits_nobody(void **state) {
+  (void)state;
+  hl_store *store = store_new();
+  hl_session *a = session_new(store), *b = session_new(store);
+  assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 0), HL_OK);
+  assert_int_equal(take1(b, 2, HL_EXCLUSIVE, 0), HL_OK);
+  ops->interrupt(b); /* as that call returned */
+  assert_int_equal(ops->settle(b, 0, NULL), HL_OK);
+  assert_int_equal(extend1(b, 1, HL_EXCLUSIVE, 30), HL_TIMEOUT);
+  ops->session_close(a);
+  ops->session_close(b);
   ops->close(store);
 }
 
@@ -649,6 +706,27 @@ static void a_failed_extend_is_undone(void **state) {
   ops->close(store);
 }
 
+/* What an earlier extend has got is not given up by one that fails. */
+static void a_failed_extend_undoes_no_earlier_one(void **state) {
+  (void)state;
+  hl_store *store = store_new();
+  hl_session *a = session_new(store), *b = session_new(store),
+             *c = session_new(store);
+  assert_int_equal(take1(a, 1, HL_SHARED, 0), HL_OK);
+  assert_int_equal(take1(b, 6, HL_SHARED, 0), HL_OK);
+  assert_int_equal(extend1(a, 1, HL_EXCLUSIVE, 0), HL_OK);
+  for (int timeout = 0; timeout < 40; timeout += 30) {
+    assert_int_equal(extend1(a, 6, HL_EXCLUSIVE, timeout), HL_TIMEOUT);
+    assert_int_equal(take1(c, 1, HL_SHARED, 0), HL_TIMEOUT);
+  }
+  give(a);
+  assert_int_equal(take1(c, 1, HL_EXCLUSIVE, 0), HL_OK);
+  ops->session_close(a);
+  ops->session_close(b);
+  ops->session_close(c);
+  ops->close(store);
+}
+
 /* ------------------------------------------------- tokens and directory */
 
 static void take_a_token(intptr_t unused) {
@@ -771,6 +849,414 @@ static void files_have_the_directorys_rights(void **state) {
   assert_int_equal(st.st_mode & 0777, 0660);
 }
 
+static void files_are_for_writers_alone(void **state) {
+  (void)state;
+  static const struct {
+    mode_t directory, file, board;
+  } cases[] = {{0700, 0600, 0400}, {0755, 0600, 0400}, {0750, 0600, 0400},
+               {0770, 0660, 0440}, {0775, 0660, 0440}, {01777, 0666, 0444}};
+  struct stat st;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    assert_int_equal(mkdir(directory, 0700), 0);
+    assert_int_equal(chmod(directory, cases[i].directory), 0);
+    hl_store *store = store_new();
+    hl_session *a = session_new(store);
+    assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 0), HL_OK);
+    assert_int_equal(stat(path_of("control"), &st), 0);
+    assert_int_equal(st.st_mode & 0777, cases[i].file);
+    assert_int_equal(stat(rows_of(1), &st), 0);
+    assert_int_equal(st.st_mode & 0777, cases[i].file);
+    DIR *names = opendir(directory);
+    for (struct dirent *file; (file = readdir(names));)
+      if (strncmp(file->d_name, "who-", 4) == 0) {
+        assert_int_equal(stat(path_of(file->d_name), &st), 0);
+        assert_int_equal(st.st_mode & 0777, cases[i].board);
+      }
+    (void)closedir(names);
+    ops->session_close(a);
+    ops->close(store);
+
+    /* As an earlier version made them. */
+    assert_int_equal(chmod(path_of("control"), 0644), 0);
+    assert_int_equal(chmod(rows_of(1), 0644), 0);
+    store = store_new();
+    a = session_new(store);
+    assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 0), HL_OK);
+    assert_int_equal(stat(path_of("control"), &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0644 & cases[i].file);
+    assert_int_equal(stat(rows_of(1), &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0644 & cases[i].file);
+    ops->session_close(a);
+    ops->close(store);
+    remove_directory();
+  }
+}
+
+static void what_root_makes_is_the_directorys_owners(void **state) {
+  (void)state;
+  enum { OWNER = 54321, GROUP = 54322 };
+  if (geteuid() != 0) skip();
+  assert_int_equal(mkdir(directory, 0700), 0);
+  assert_int_equal(chown(directory, OWNER, GROUP), 0);
+  hl_store *store = store_new();
+  hl_session *a = session_new(store);
+  assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 0), HL_OK);
+  int n = 0;
+  DIR *names = opendir(directory);
+  for (struct dirent *file; (file = readdir(names));) {
+    struct stat st;
+    assert_int_equal(stat(path_of(file->d_name), &st), 0);
+    if (!S_ISREG(st.st_mode)) continue;
+    assert_int_equal(st.st_uid, OWNER);
+    assert_int_equal(st.st_gid, GROUP);
+    n++;
+  }
+  (void)closedir(names);
+  assert_int_equal(n, 3);
+  ops->session_close(a);
+  ops->close(store);
+}
+
+/* ----------------------------------------- renamed, replaced, truncated */
+
+/* Who opens the path afterwards is kept out by nobody who came before, and none
+   of these believes that he does. */
+static void what_the_path_does_not_show_is_lost(int how) {
+  hl_store *store = store_new(), *fresh;
+  hl_session *a = session_new(store), *b = session_new(store),
+             *c = session_new(store), *d;
+  assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 0), HL_OK);
+  assert_int_equal(take1(c, 2, HL_EXCLUSIVE, 0), HL_OK);
+  switch (how) {
+  case 0: assert_int_equal(rename(directory, path_of("-x")), 0); break;
+  case 1:
+    assert_int_equal(rename(path_of("control"), path_of("other")), 0);
+    break;
+  case 2: /* as a kill between link and unlink left it */
+    assert_int_equal(link(path_of("control"), path_of("tmp-1-2")), 0);
+    assert_int_equal(unlink(path_of("control")), 0);
+    break;
+  default:;
+  }
+  assert_int_equal(ops->look(a, NULL), HL_ECONNECTION);
+  assert_int_equal(take1(b, 3, HL_SHARED, 0), HL_ECONNECTION);
+  fresh = store_new();
+  d = session_new(fresh);
+  if (how == 0) assert_int_equal(take1(d, 1, HL_EXCLUSIVE, 0), HL_OK);
+  assert_int_equal(ops->look(c, NULL), HL_ECONNECTION);
+  give(a);
+  give(c);
+  if (how == 0) {
+    assert_int_equal(take1(a, 1, HL_SHARED, 0), HL_TIMEOUT);
+    assert_int_equal(take1(b, 1, HL_SHARED, 0), HL_TIMEOUT);
+    assert_int_equal(ops->look(d, NULL), HL_OK);
+    give(d);
+  }
+  assert_int_equal(take1(b, 1, HL_EXCLUSIVE, 0), HL_OK);
+  assert_int_equal(take1(d, 1, HL_EXCLUSIVE, 0), HL_TIMEOUT);
+  ops->session_close(a);
+  ops->session_close(b);
+  ops->session_close(c);
+  ops->session_close(d);
+  ops->close(store);
+  ops->close(fresh);
+}
+
+static void a_renamed_directory_is_noticed(void **state) {
+  (void)state;
+  what_the_path_does_not_show_is_lost(0);
+}
+
+static void a_replaced_control_file_is_noticed(void **state) {
+  (void)state;
+  what_the_path_does_not_show_is_lost(1);
+  what_the_path_does_not_show_is_lost(2);
+}
+
+/* Of two names for one directory only one leads elsewhere. */
+static void a_changed_link_is_noticed(void **state) {
+  (void)state;
+  char link_path[400];
+  (void)snprintf(link_path, sizeof link_path, "%s", path_of("-link"));
+  hl_dsn by_link = {.store = "file", .path = link_path};
+  hl_store_config c = config;
+  hl_store *store = store_new(), *linked;
+  assert_int_equal(symlink(directory, link_path), 0);
+  c.dsn = &by_link;
+  assert_int_equal(ops->open(&c, &linked, NULL), HL_OK);
+  hl_session *a = session_new(store), *b = session_new(linked), *d;
+  assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 0), HL_OK);
+  assert_int_equal(take1(b, 1, HL_EXCLUSIVE, 0), HL_TIMEOUT);
+  assert_int_equal(take1(b, 2, HL_EXCLUSIVE, 0), HL_OK);
+  assert_int_equal(mkdir(path_of("-x"), 0700), 0);
+  assert_int_equal(unlink(link_path), 0);
+  assert_int_equal(symlink(path_of("-x"), link_path), 0);
+  assert_int_equal(ops->look(b, NULL), HL_ECONNECTION);
+  assert_int_equal(ops->look(a, NULL), HL_OK);
+  d = session_new(linked);
+  assert_int_equal(take1(d, 2, HL_EXCLUSIVE, 0), HL_OK);
+  give(a);
+  assert_int_equal(take1(a, 3, HL_EXCLUSIVE, 0), HL_OK);
+  ops->session_close(a);
+  ops->session_close(b);
+  ops->session_close(d);
+  ops->close(store);
+  ops->close(linked);
+}
+
+/* Who waits in it goes on where everybody is now. */
+static void a_waiter_leaves_a_renamed_directory(void **state) {
+  (void)state;
+  pid_t pid = spawn(hold_until_stop, HL_EXCLUSIVE);
+  WAIT_UNTIL(atomic_load(&shared->step));
+  hl_store *store = store_new();
+  hl_session *a = session_new(store);
+  waiting w;
+  waiting_start(&w, a, HL_EXCLUSIVE, HL_FOREVER, false);
+  assert_int_equal(rename(directory, path_of("-x")), 0);
+  assert_int_equal(waiting_end(&w), HL_OK);
+  assert_int_equal(ops->look(a, NULL), HL_OK);
+  assert_int_equal(access(path_of("control"), F_OK), 0);
+  atomic_store(&shared->stop, 1);
+  reap(pid);
+  ops->session_close(a);
+  ops->close(store);
+}
+
+static void *interrupt_later(void *session) {
+  sleep_ms(STAYS_MS);
+  ops->interrupt(session);
+  return NULL;
+}
+
+/* In a process of its own, which a SIGBUS would end. */
+static void go_on_with_a_cut_file(intptr_t unused) {
+  (void)unused;
+  hl_store *store = store_new();
+  hl_session *a = session_new(store), *b = session_new(store),
+             *c = session_new(store), *d = session_new(store);
+  waiting w, v;
+  pthread_t thread;
+  hl_row r = row(2, 1, HL_EXCLUSIVE);
+  seen s = {0};
+  if (take1(a, 1, HL_EXCLUSIVE, 0) != HL_OK) _exit(1);
+  if (take1(b, 2, HL_SHARED, 0) != HL_OK) _exit(1);
+  waiting_start(&w, c, HL_EXCLUSIVE, HL_FOREVER, false);
+  waiting_start(&v, d, HL_EXCLUSIVE, HL_FOREVER, false);
+  if (pthread_create(&thread, NULL, interrupt_later, d)) _exit(1);
+  if (truncate(path_of("control"), 0) != 0) _exit(2);
+  if (extend1(b, 2, HL_EXCLUSIVE, 0) != HL_ECONNECTION) _exit(3);
+  if (ops->look(a, NULL) != HL_ECONNECTION) _exit(4);
+  int status = waiting_end(&w);
+  if (status != HL_ECONNECTION && status != HL_ESTORE) _exit(5);
+  (void)waiting_end(&v);
+  (void)pthread_join(thread, NULL);
+  (void)ops->unlock(a, NULL);
+  (void)ops->unlock(b, NULL);
+  if (ops->holders(a, &r, 1, see, &s, NULL) == HL_OK) _exit(6);
+  if (take1(a, 1, HL_EXCLUSIVE, 30) == HL_OK) _exit(7);
+  ops->session_close(a);
+  ops->session_close(b);
+  ops->session_close(c);
+  ops->session_close(d);
+  ops->close(store);
+}
+
+static void a_truncated_control_file_kills_nobody(void **state) {
+  (void)state;
+  hl_error error;
+  hl_store *store;
+  reap(spawn(go_on_with_a_cut_file, 0));
+  assert_int_equal(ops->open(&config, &store, &error), HL_ESTORE);
+  assert_non_null(strstr(error.message, "truncated"));
+}
+
+static void a_copied_directory_is_refused(void **state) {
+  (void)state;
+  char command[600];
+  hl_store *store = store_new();
+  hl_session *a = session_new(store);
+  hl_error error;
+  assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 0), HL_OK);
+  (void)snprintf(command, sizeof command, "cp -r %s %s", directory,
+                 path_of("-x"));
+  assert_int_equal(system(command), 0); // NOLINT: a path of our own
+  hl_dsn where = {.store = "file", .path = path_of("-x")};
+  hl_store_config c = config;
+  hl_store *other;
+  c.dsn = &where;
+  assert_int_equal(ops->open(&c, &other, &error), HL_ESTORE);
+  assert_non_null(strstr(error.message, "copy"));
+  ops->session_close(a);
+  ops->close(store);
+}
+
+/* ------------------------------------------------- hostile, and careless */
+
+/* Whoever can read a file can lock all of it, shared. */
+static void who_locks_everything_stops_nobody_for_ever(void **state) {
+  (void)state;
+  hl_store *store = store_new();
+  hl_session *a = session_new(store), *b = session_new(store);
+  struct flock all = {.l_type = F_RDLCK, .l_whence = SEEK_SET};
+  waiting w;
+  assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 0), HL_OK);
+  give(a);
+  int fd = open(rows_of(1), O_RDONLY | O_CLOEXEC);
+  assert_true(fd >= 0);
+  assert_int_equal(fcntl(fd, F_OFD_SETLK, &all), 0);
+  assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 30), HL_TIMEOUT);
+  waiting_start(&w, a, HL_EXCLUSIVE, HL_FOREVER, false);
+  assert_int_equal(take1(b, 1, HL_EXCLUSIVE, 30), HL_TIMEOUT);
+  ops->interrupt(a);
+  assert_int_equal(waiting_end(&w), HL_CANCELLED);
+  waiting_start(&w, a, HL_EXCLUSIVE, HL_FOREVER, false);
+  (void)close(fd);
+  assert_int_equal(waiting_end(&w), HL_OK);
+  ops->session_close(a);
+  ops->session_close(b);
+  ops->close(store);
+}
+
+static void a_blown_up_board_keeps_nobody(void **state) {
+  (void)state;
+  hl_store *store = store_new();
+  hl_session *a = session_new(store), *b = session_new(store);
+  hl__board_header header = {.version = HL__BOARD_VERSION,
+                             .record_size = sizeof(hl__board_record)};
+  struct flock life = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
+  memcpy(header.magic, HL__BOARD_MAGIC, sizeof header.magic);
+  assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 0), HL_OK);
+  int fd = open(path_of("who-0-0"), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  assert_int_equal(fcntl(fd, F_OFD_SETLK, &life), 0);
+  assert_int_equal(write(fd, &header, sizeof header), sizeof header);
+  assert_int_equal(ftruncate(fd, (off_t)1 << 40), 0);
+  assert_int_equal(mkfifo(path_of("who-0-1"), 0600), 0);
+  int64_t start = hl__now_ms();
+  seen s = look_for(b, 1, HL_EXCLUSIVE);
+  assert_in_range(hl__now_ms() - start, 0, PATIENCE_MS / 2);
+  assert_in_range(s.held, 0, 1); /* which is read first is not said */
+  (void)close(fd);
+  assert_int_equal(look_for(b, 1, HL_EXCLUSIVE).held, 1);
+  ops->session_close(a);
+  ops->session_close(b);
+  ops->close(store);
+}
+
+static void hold_and_be_killed(intptr_t unused) {
+  (void)unused;
+  hold_until_stop(HL_EXCLUSIVE);
+}
+
+static void what_the_killed_left_is_swept(void **state) {
+  (void)state;
+  static const struct timespec old[] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
+  pid_t pid = spawn(hold_and_be_killed, 0);
+  WAIT_UNTIL(atomic_load(&shared->step));
+  murder(pid);
+  memset(shared, 0, sizeof *shared);
+  pid = spawn(hold_until_stop, HL_EXCLUSIVE);
+  WAIT_UNTIL(atomic_load(&shared->step));
+  assert_int_equal(count_files(directory, "who-"), 1); /* his own */
+  for (int i = 0; i < 2; i++) {
+    int fd = open(path_of(i ? "tmp-1-old" : "tmp-1-young"),
+                  O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    assert_true(fd >= 0);
+    if (i) assert_int_equal(futimens(fd, old), 0);
+    (void)close(fd);
+  }
+  ops->close(store_new());
+  assert_int_equal(count_files(directory, "who-"), 1);
+  assert_int_equal(count_files(directory, "tmp-1-old"), 0);
+  assert_int_equal(count_files(directory, "tmp-"), 1);
+  atomic_store(&shared->stop, 1);
+  reap(pid);
+}
+
+/* How many descriptors of the process lead into the directory. */
+static int descriptors_into(void) {
+  DIR *names = opendir("/proc/self/fd");
+  int n = 0;
+  if (!names) _exit(9);
+  for (struct dirent *file; (file = readdir(names));) {
+    char target[200];
+    ssize_t length = readlinkat(dirfd(names), file->d_name, target,
+                                sizeof target - 1);
+    target[length > 0 ? length : 0] = '\0';
+    n += strncmp(target, directory, strlen(directory)) == 0;
+  }
+  (void)closedir(names);
+  return n;
+}
+
+static void *stripes_come_and_go(void *unused) {
+  (void)unused;
+  while (!atomic_load(&shared->stop)) {
+    hl_store *store = store_new();
+    hl_session *session = session_new(store);
+    for (uint32_t i = 0; i < 200; i++) {
+      if (take1(session, i, HL_EXCLUSIVE, 0) != HL_OK) abort();
+      (void)ops->unlock(session, NULL);
+    }
+    ops->session_close(session);
+    ops->close(store);
+  }
+  return NULL;
+}
+
+static void a_child_keeps_no_descriptor(void **state) {
+  (void)state;
+  pthread_t thread;
+  int kept = 0;
+  assert_int_equal(pthread_create(&thread, NULL, stripes_come_and_go, NULL), 0);
+  for (int i = 0; i < 1500; i++) {
+    int status;
+    pid_t pid = fork();
+    if (pid == 0) _exit(descriptors_into() > 0);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_true(WIFEXITED(status));
+    kept += WEXITSTATUS(status);
+  }
+  atomic_store(&shared->stop, 1);
+  assert_int_equal(pthread_join(thread, NULL), 0);
+  assert_int_equal(kept, 0);
+}
+
+/* As a program that becomes a daemon does. */
+static void close_all_and_open_others(intptr_t unused) {
+  (void)unused;
+  enum { LAST = 40 };
+  struct stat st;
+  hl_store *store = store_new();
+  hl_session *a = session_new(store), *b = session_new(store), *c;
+  if (take1(a, 1, HL_EXCLUSIVE, 0) != HL_OK) _exit(1);
+  for (int fd = 3; fd < LAST; fd++) (void)close(fd);
+  for (int fd = 3; fd < LAST; fd++)
+    if (open("/dev/zero", O_RDONLY | O_CLOEXEC) != fd) _exit(2);
+  if (ops->look(a, NULL) != HL_ECONNECTION) _exit(3);
+  c = session_new(store); /* opened anew */
+  if (take1(c, 1, HL_EXCLUSIVE, PATIENCE_MS) != HL_OK) _exit(4);
+  (void)ops->unlock(a, NULL);
+  ops->session_close(a);
+  ops->session_close(b);
+  pid_t pid = fork();
+  if (pid != 0) {
+    int status;
+    if (waitpid(pid, &status, 0) != pid || status != 0) _exit(5);
+  }
+  for (int fd = 3; fd < LAST; fd++)
+    if (fstat(fd, &st) != 0 || !S_ISCHR(st.st_mode)) _exit(6);
+  if (pid == 0) _exit(descriptors_into() > 0);
+  if (ops->look(c, NULL) != HL_OK) _exit(7);
+  ops->session_close(c);
+  ops->close(store);
+}
+
+static void descriptors_of_the_host_are_left_alone(void **state) {
+  (void)state;
+  reap(spawn(close_all_and_open_others, 0));
+}
+
 /* ------------------------------------------------------- many, and few */
 
 static void ten_thousand_are_held(void **state) {
@@ -822,24 +1308,6 @@ static void ten_thousand_are_held(void **state) {
 }
 
 /* ------------------------------------------------------------- holders */
-
-typedef struct seen {
-  int held, waiting;
-  hl_holder last;
-} seen;
-
-static void see(void *context, const hl_holder *holder) {
-  seen *s = context;
-  *(holder->waiting ? &s->waiting : &s->held) += 1;
-  s->last = *holder;
-}
-
-static seen look_for(hl_session *session, uint32_t bucket, hl_mode mode) {
-  seen s = {0};
-  hl_row r = row(2, bucket, mode);
-  assert_int_equal(ops->holders(session, &r, 1, see, &s, NULL), HL_OK);
-  return s;
-}
 
 static void holders_are_shown(void **state) {
   (void)state;
@@ -970,7 +1438,8 @@ static void random_plans_exclude(void **state) {
   assert_int_equal(tickets(), 0);
 }
 
-int main(void) {
+/* test_file_store [PATTERN]: which tests. */
+int main(int argc, char **argv) {
 #define SPEC(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
   const struct CMUnitTest specs[] = {
       SPEC(sessions_and_stores_exclude),
@@ -979,6 +1448,7 @@ int main(void) {
       SPEC(a_call_is_all_or_nothing),
       SPEC(timeouts_are_exact),
       SPEC(an_interrupted_wait_ends),
+      SPEC(a_late_interruption_hits_nobody),
       SPEC(one_process_is_served_in_order),
       SPEC(processes_are_served_in_order),
       SPEC(a_writer_passes_a_stream_of_readers),
@@ -990,17 +1460,32 @@ int main(void) {
       SPEC(a_conversion_passes_those_who_wait),
       SPEC(a_conversion_waits_for_other_processes),
       SPEC(a_failed_extend_is_undone),
+      SPEC(a_failed_extend_undoes_no_earlier_one),
       SPEC(tokens_grow),
       SPEC(a_removed_directory_is_noticed),
       SPEC(a_missing_stripe_is_refused),
       SPEC(what_is_wrong_is_refused),
       SPEC(files_have_the_directorys_rights),
+      SPEC(files_are_for_writers_alone),
+      SPEC(what_root_makes_is_the_directorys_owners),
+      SPEC(a_renamed_directory_is_noticed),
+      SPEC(a_replaced_control_file_is_noticed),
+      SPEC(a_changed_link_is_noticed),
+      SPEC(a_waiter_leaves_a_renamed_directory),
+      SPEC(a_truncated_control_file_kills_nobody),
+      SPEC(a_copied_directory_is_refused),
+      SPEC(who_locks_everything_stops_nobody_for_ever),
+      SPEC(a_blown_up_board_keeps_nobody),
+      SPEC(what_the_killed_left_is_swept),
+      SPEC(a_child_keeps_no_descriptor),
+      SPEC(descriptors_of_the_host_are_left_alone),
       SPEC(ten_thousand_are_held),
       SPEC(holders_are_shown),
       SPEC(random_plans_exclude),
   };
   (void)snprintf(directory, sizeof directory, "/dev/shm/hierlock-test-%ld",
                  (long)getpid());
+  if (argc > 1) cmocka_set_test_filter(argv[1]);
   if (hl_layout_new(NULL, 0, 0, &layout, NULL) != HL_OK) return 1;
   dsn = (hl_dsn){.store = "file", .path = directory};
   config = (hl_store_config){.dsn = &dsn, .layout = layout,

@@ -61,10 +61,11 @@ hl__file_board *hl__file_board_new(const hl__file_directory *directory,
   return board;
 }
 
-HL__UNCHECKED void hl__file_board_free(hl__file_board *board) {
-  if (board->fd >= 0)
+HL__UNCHECKED void hl__file_board_free(hl__file_board *board, bool ours) {
+  if (board->fd >= 0 && ours) {
     (void)unlinkat(board->directory->fd, board->name, 0);
-  hl__file_close(board->fd);
+    hl__file_close(board->fd);
+  }
   for (board_chunk *chunk = board->chunks, *next; chunk; chunk = next) {
     next = chunk->next;
     (void)munmap(chunk->records, HL__BOARD_CHUNK);
@@ -74,7 +75,9 @@ HL__UNCHECKED void hl__file_board_free(hl__file_board *board) {
   free(board);
 }
 
-/* Made under another name, locked, then named. */
+/* Made under another name, locked, then named. It may only be read, by our own
+   user, too: a write to it, or `: >` by mistake, could only do harm. We have our
+   descriptor. */
 static bool board_create(hl__file_board *board)
     HL__REQUIRES(hl__file_board_mutex) {
   hl__board_header header = {.version = HL__BOARD_VERSION,
@@ -84,10 +87,11 @@ static bool board_create(hl__file_board *board)
   char temporary[HL__FILE_NAME_MAX];
   memcpy(header.magic, HL__BOARD_MAGIC, sizeof header.magic);
   memcpy(header.host, board->host, sizeof header.host);
-  int fd = hl__file_temporary(board->directory, temporary);
+  int fd = hl__file_temporary(board->directory,
+                              board->directory->file_mode & 0444, temporary);
   if (fd < 0) return false;
-  (void)snprintf(board->name, sizeof board->name, HL__BOARD_PREFIX "%s",
-                 temporary + strlen("tmp-"));
+  (void)snprintf(board->name, sizeof board->name, HL__FILE_BOARD "%s",
+                 temporary + strlen(HL__FILE_TEMPORARY));
   if (fcntl(fd, F_OFD_SETLK, &life) != 0 ||
       pwrite(fd, &header, sizeof header, 0) != (ssize_t)sizeof header ||
       renameat(board->directory->fd, temporary, board->directory->fd,

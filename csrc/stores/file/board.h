@@ -9,7 +9,6 @@
 
 #define HL__BOARD_MAGIC "hlwho\n\r"
 #define HL__BOARD_VERSION 1u
-#define HL__BOARD_PREFIX "who-"
 
 /* A file is a header, then chunks, each a whole number of pages on any machine
    (64 KiB), in which records lie one after another. */
@@ -49,7 +48,8 @@ typedef struct hl__file_board hl__file_board;
 /* A board without a file yet; NULL when out of memory. */
 hl__file_board *hl__file_board_new(const hl__file_directory *directory,
                                    const char *host);
-void hl__file_board_free(hl__file_board *board); /* removes its file */
+/* Removes its file; not where the numbers of the descriptors may be others'. */
+void hl__file_board_free(hl__file_board *board, bool ours);
 
 /* Announces that the session awaits, or now holds, the request's rows, in its
    records from number `first` on. since_ms: Unix time of the request. Where

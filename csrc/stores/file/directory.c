@@ -13,8 +13,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <linux/fs.h>
 #include <sys/random.h>
+#include <sys/syscall.h>
 #include <sys/vfs.h>
+#include <time.h>
 #include <unistd.h>
 
 /* The same for every process of the user: $XDG_RUNTIME_DIR is absent under
@@ -161,6 +164,7 @@ int hl__file_directory_open(const char *path, hl__file_directory *directory,
                             hl_error *error) {
   struct stat st;
   *directory = (hl__file_directory){.fd = -1};
+  hl__fork_forbid();
   int status = path && *path ? named_open(path, directory, error)
                              : default_open(directory, error);
   if (status == HL_OK) status = kind_check(directory, error);
@@ -169,17 +173,33 @@ int hl__file_directory_open(const char *path, hl__file_directory *directory,
                              directory->path);
   if (status == HL_OK && hl__fork_watch(directory->fd) != HL_OK)
     status = hl__error_memory(error);
-  if (status) {
-    if (directory->fd >= 0) (void)close(directory->fd);
+  if (status && directory->fd >= 0) {
+    (void)close(directory->fd);
     directory->fd = -1;
+  }
+  hl__fork_allow();
+  if (status) {
     hl__file_directory_close(directory);
     return status;
   }
   directory->device = st.st_dev;
   directory->inode = st.st_ino;
+  directory->owner = st.st_uid;
   directory->group = st.st_gid;
-  directory->file_mode = (st.st_mode & 0666) | 0600;
+  /* For whoever may write in the directory. Nobody else may even read: with a
+     descriptor for reading he could lock every byte, shared, for ever. */
+  mode_t writers = st.st_mode & 0222;
+  directory->file_mode = 0600 | writers | writers << 1;
   return HL_OK;
+}
+
+char *hl__file_control_name(const char *path) {
+  char *name;
+  int n = path && *path
+              ? asprintf(&name, "%s/" HL__FILE_CONTROL, path)
+              : asprintf(&name, DEFAULT_DIRECTORY "/" HL__FILE_CONTROL,
+                         (unsigned long)geteuid());
+  return n < 0 ? NULL : name;
 }
 
 void hl__file_directory_close(hl__file_directory *directory) {
@@ -191,90 +211,192 @@ void hl__file_directory_close(hl__file_directory *directory) {
 
 /* ---------------------------------------------------------- files in it */
 
-/* The descriptor, watched; or closed, and -1. */
+/* While births are forbidden: the descriptor, watched; or closed, and -1. */
 static int watched(int fd) {
-  if (hl__fork_watch(fd) == HL_OK) return fd;
+  if (fd < 0 || hl__fork_watch(fd) == HL_OK) return fd;
   (void)close(fd);
   errno = ENOMEM;
   return -1;
 }
 
 void hl__file_close(int fd) {
-  int saved = errno;
-  if (fd < 0) return;
-  hl__fork_unwatch(fd);
-  (void)close(fd);
-  errno = saved;
+  if (fd >= 0) hl__fork_close(fd);
 }
 
-int hl__file_temporary(const hl__file_directory *directory,
+/* Gives a new file to those who share the directory. What root makes in a user's
+   directory is the user's, as it would otherwise keep him out of it. */
+static int file_share(const hl__file_directory *directory, int fd,
+                      mode_t mode) {
+  if (geteuid() == 0 && directory->owner != 0)
+    (void)fchown(fd, directory->owner, (gid_t)-1);
+  if (fchown(fd, (uid_t)-1, directory->group) != 0)
+    /* It has a group of ours, who are nobody special in the directory. */
+    mode = (mode & ~(mode_t)0070) | (mode & 0007) << 3;
+  return fchmod(fd, mode);
+}
+
+int hl__file_temporary(const hl__file_directory *directory, mode_t mode,
                        char name[HL__FILE_NAME_MAX]) {
+  struct flock life = hl__file_life(F_WRLCK);
   int fd;
+  hl__fork_forbid();
   do {
     uint64_t random = 0;
     if (getrandom(&random, sizeof random, GRND_NONBLOCK) < 0) {
       static _Atomic uint64_t count;
       random = (uint64_t)hl__unix_ms() << 20 | atomic_fetch_add(&count, 1u);
     }
-    (void)snprintf(name, HL__FILE_NAME_MAX, "tmp-%ld-%016llx", (long)getpid(),
-                   (unsigned long long)random);
+    (void)snprintf(name, HL__FILE_NAME_MAX, HL__FILE_TEMPORARY "%ld-%016llx",
+                   (long)getpid(), (unsigned long long)random);
     fd = openat(directory->fd, name,
                 O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
   } while (fd < 0 && errno == EEXIST);
+  fd = watched(fd);
+  hl__fork_allow();
   if (fd < 0) return -1;
-  /* Those who share the directory share its files. The group cannot always be
-     given, and need not be where the directory is set-group-id. */
-  if (fchown(fd, (uid_t)-1, directory->group) != 0) errno = 0;
-  if (fchmod(fd, directory->file_mode) != 0 || (fd = watched(fd)) < 0) {
-    int saved = errno;
-    if (fd >= 0) (void)close(fd);
-    (void)unlinkat(directory->fd, name, 0);
-    errno = saved;
-    return -1;
-  }
-  return fd;
+  if (fcntl(fd, F_OFD_SETLK, &life) == 0 &&
+      file_share(directory, fd, mode) == 0)
+    return fd;
+  int saved = errno;
+  (void)unlinkat(directory->fd, name, 0);
+  hl__file_close(fd);
+  errno = saved;
+  return -1;
+}
+
+/* An earlier version let everybody read whom the directory let read. Not by
+   root in a user's directory, who may have put another name of any file there. */
+static void mode_mend(const hl__file_directory *directory, int fd,
+                      const struct stat *st) {
+  mode_t extra = st->st_mode & 0777 & ~directory->file_mode;
+  if (extra && st->st_uid == geteuid() && directory->owner == st->st_uid &&
+      st->st_nlink == 1)
+    (void)fchmod(fd, st->st_mode & 07777 & ~extra);
 }
 
 /* Never with O_CREAT: where fs.protected_regular is set, that would fail on
    somebody else's file in a directory such as /tmp. */
-int hl__file_open(const hl__file_directory *directory, const char *name,
-                  struct stat *st) {
+static int file_open(const hl__file_directory *directory, const char *name,
+                     int how, struct stat *st) {
+  hl__fork_forbid();
   int fd = openat(directory->fd, name,
-                  O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return -1;
-  if (fstat(fd, st) != 0 || !S_ISREG(st->st_mode)) {
+                  how | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+  if (fd >= 0 && (fstat(fd, st) != 0 || !S_ISREG(st->st_mode))) {
     (void)close(fd);
+    fd = -1;
     errno = EINVAL;
-    return -1;
   }
-  return watched(fd);
+  fd = watched(fd);
+  hl__fork_allow();
+  return fd;
 }
 
-static int write_all(int fd, const char *data, size_t size) {
+int hl__file_open(const hl__file_directory *directory, const char *name,
+                  struct stat *st) {
+  int fd = file_open(directory, name, O_RDWR, st);
+  if (fd >= 0) mode_mend(directory, fd, st);
+  return fd;
+}
+
+int hl__file_open_to_read(const hl__file_directory *directory,
+                          const char *name) {
+  struct stat st;
+  return file_open(directory, name, O_RDONLY, &st);
+}
+
+int hl__file_write(int fd, const void *data, size_t size) {
+  const char *from = data;
   while (size > 0) {
-    ssize_t n = write(fd, data, size);
+    ssize_t n = write(fd, from, size);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) return -1;
-    data += n;
+    from += n;
     size -= (size_t)n;
   }
   return 0;
 }
 
-int hl__file_make(const hl__file_directory *directory, const char *name,
-                  const void *data, size_t size) {
+int hl__file_name(const hl__file_directory *directory, const char *temporary,
+                  const char *name) {
+  int at = directory->fd;
+  long result = syscall(SYS_renameat2, at, temporary, at, name,
+                        RENAME_NOREPLACE);
+  if (result != 0 && (errno == EINVAL || errno == ENOSYS))
+    /* A file system that cannot. The second name is removed below. */
+    result = linkat(at, temporary, at, name, 0) == 0
+                 ? unlinkat(at, temporary, 0)
+                 : -1;
+  return (int)result;
+}
+
+int hl__file_make(const hl__file_directory *directory, const char *name) {
   char temporary[HL__FILE_NAME_MAX];
-  int fd = hl__file_temporary(directory, temporary);
+  int result = 0;
+  int fd = hl__file_temporary(directory, directory->file_mode, temporary);
   if (fd < 0) return -1;
-  int result = write_all(fd, data, size);
-  /* link, unlike rename, leaves alone what is there already. */
-  if (result == 0 &&
-      linkat(directory->fd, temporary, directory->fd, name, 0) != 0 &&
-      errno != EEXIST)
-    result = -1;
-  int saved = errno;
-  (void)unlinkat(directory->fd, temporary, 0);
+  if (hl__file_name(directory, temporary, name) != 0) {
+    result = errno == EEXIST ? 0 : -1;
+    int saved = errno;
+    (void)unlinkat(directory->fd, temporary, 0);
+    errno = saved;
+  }
   hl__file_close(fd);
-  errno = saved;
   return result;
+}
+
+/* ------------------------------------------------------------- sweeping */
+
+/* A file is not locked for a moment after it was made. */
+#define YOUNG_S 60
+
+/* How many names a sweep looks at; in a directory that somebody has filled, it
+   shall not take long. */
+#define SWEEP_MAX 20000u
+
+bool hl__file_is_dead(int fd) {
+  struct flock range = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 2};
+  return fcntl(fd, F_OFD_GETLK, &range) == 0 && range.l_type == F_UNLCK;
+}
+
+static bool begins(const char *name, const char *prefix) {
+  return strncmp(name, prefix, strlen(prefix)) == 0;
+}
+
+static void file_sweep(const hl__file_directory *directory,
+                       const char *name) {
+  struct stat st;
+  int fd = hl__file_open_to_read(directory, name);
+  if (fd < 0) return;
+  if (hl__file_is_dead(fd) && fstat(fd, &st) == 0 &&
+      (begins(name, HL__FILE_BOARD) || time(NULL) - st.st_mtime > YOUNG_S))
+    (void)unlinkat(directory->fd, name, 0);
+  hl__file_close(fd);
+}
+
+DIR *hl__file_list(const hl__file_directory *directory) {
+  hl__fork_forbid();
+  int fd = watched(openat(directory->fd, ".",
+                          O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  hl__fork_allow();
+  DIR *names = fd >= 0 ? fdopendir(fd) : NULL;
+  if (!names) hl__file_close(fd);
+  return names;
+}
+
+void hl__file_list_end(DIR *names) {
+  hl__fork_forbid();
+  hl__fork_unwatch(dirfd(names));
+  (void)closedir(names);
+  hl__fork_allow();
+}
+
+void hl__file_sweep(const hl__file_directory *directory) {
+  struct dirent *file;
+  DIR *names = hl__file_list(directory);
+  if (!names) return;
+  for (unsigned n = 0; n < SWEEP_MAX && (file = readdir(names)); n++)
+    if (begins(file->d_name, HL__FILE_BOARD) ||
+        begins(file->d_name, HL__FILE_TEMPORARY))
+      file_sweep(directory, file->d_name);
+  hl__file_list_end(names);
 }

@@ -26,6 +26,8 @@ typedef struct file_store {
   const hl_store_config *config;
   pthread_mutex_t mutex;
   hl__file_space *space HL__GUARDED_BY(hl__file_store_mutex); /* a reference */
+  /* The name that must lead to it; malloc'ed. */
+  char *control HL__GUARDED_BY(hl__file_store_mutex);
 } file_store;
 
 HL__MUTEX_FUNCTIONS(store, file_store, mutex, hl__file_store_mutex)
@@ -46,6 +48,17 @@ const char *hl__file_session_application(const hl__file_session *session) {
 
 /* ----------------------------------------------------------------- store */
 
+/* The space that the DSN's path leads to, and the name by which it is checked. */
+static int space_open(const hl_store_config *config, hl__file_space **space,
+                      char **control, hl_error *error) {
+  const char *path = config->dsn->path;
+  *control = hl__file_control_name(path);
+  if (!*control) return hl__error_memory(error);
+  int status = hl__file_space_open(path, config, space, error);
+  if (status) free(*control);
+  return status;
+}
+
 /* Unchecked, as store_close: nobody else has the store. */
 HL__UNCHECKED static int store_open(const hl_store_config *config,
                                     hl_store **result, hl_error *error) {
@@ -58,7 +71,7 @@ HL__UNCHECKED static int store_open(const hl_store_config *config,
   if (!store) return hl__error_memory(error);
   store->base.ops = &hl_store_file;
   store->config = config;
-  int status = hl__file_space_open(dsn->path, config, &store->space, error);
+  int status = space_open(config, &store->space, &store->control, error);
   if (status) {
     free(store);
     return status;
@@ -72,27 +85,39 @@ HL__UNCHECKED static void store_close(hl_store *base) {
   file_store *store = (file_store *)(void *)base;
   hl__file_space_unref(store->space);
   (void)pthread_mutex_destroy(&store->mutex);
+  free(store->control);
   free(store);
 }
 
 /* The space is the parent's, and stays in the registry as it is: its mutexes
-   may be held by threads that do not exist here, its descriptors are closed. */
-static void store_forget(hl_store *base) { free(base); }
+   may be held by threads that do not exist here, its descriptors are closed.
+   Unchecked: nobody else has the store. */
+HL__UNCHECKED static void store_forget(hl_store *base) {
+  free(((file_store *)(void *)base)->control);
+  free(base);
+}
 
-/* The space that the store uses now, with a reference; opened again when its
-   files have been removed. */
+/* The space that the store uses now, with a reference, and a copy of its name;
+   opened again when its files are not there any more. */
 static int store_space(file_store *store, hl__file_space **space,
-                       hl_error *error) {
+                       char **control, hl_error *error) {
   int status = HL_OK;
   store_lock(store);
-  if (hl__file_space_gone(store->space)) {
+  if (hl__file_space_gone(store->space) ||
+      !hl__file_space_shown(store->space, store->control)) {
     hl__file_space *fresh;
-    status = hl__file_space_open(store->config->dsn->path, store->config,
-                                 &fresh, error);
+    char *name;
+    status = space_open(store->config, &fresh, &name, error);
     if (status == HL_OK) {
       hl__file_space_unref(store->space);
+      free(store->control);
       store->space = fresh;
+      store->control = name;
     }
+  }
+  if (status == HL_OK) {
+    *control = strdup(store->control);
+    if (!*control) status = hl__error_memory(error);
   }
   if (status == HL_OK) {
     hl__file_space_ref(store->space);
@@ -116,7 +141,7 @@ static int session_open(hl_store *base, int64_t deadline, hl_session **result,
   session->holdings = malloc(session->capacity * sizeof *session->holdings);
   int status = session->holdings
                    ? store_space((file_store *)(void *)base, &session->space,
-                                 error)
+                                 &session->control, error)
                    : hl__error_memory(error);
   if (status) {
     free(session->holdings);
@@ -128,34 +153,57 @@ static int session_open(hl_store *base, int64_t deadline, hl_session **result,
   return HL_OK;
 }
 
-/* Before a call on a session that holds nothing: a space whose files were
-   removed is left for the store's new one. Not while other sessions hold rows in
-   it: they shall notice first that these are lost, before this process shares
-   with itself. HL_ECONNECTION; a session that is opened now has the new space. */
+int hl__file_session_look(hl__file_session *session, hl_error *error) {
+  if (!hl__file_space_gone(session->space) &&
+      hl__file_space_shown(session->space, session->control))
+    return HL_OK;
+  session->stale = true;
+  return hl__file_space_gone_error(session->space, error);
+}
+
+/* Before a call on a session that holds nothing: a space that its path does not
+   lead to any more is left for the store's new one. Not while other sessions hold
+   rows in it: they shall notice first that these are lost, before this process
+   shares with itself. HL_ECONNECTION; a session that is opened now has the new
+   space. */
 static int session_refresh(hl__file_session *session, hl_error *error) {
   hl__file_space *space;
-  if (!atomic_load(&session->space->gone)) return HL_OK;
+  char *control;
+  if (!session->stale && !atomic_load(&session->space->gone)) return HL_OK;
   if (!hl__file_table_empty(session->space))
     return hl__file_space_gone_error(session->space, error);
-  int status = store_space(store_of(session), &space, error);
+  int status = store_space(store_of(session), &space, &control, error);
   if (status) return status;
   hl__file_board_leave(session);
   hl__file_space_unref(session->space);
+  free(session->control);
   session->space = space;
+  session->control = control;
+  session->stale = false;
   return HL_OK;
 }
 
 /* Gives back all holdings but the first `keep`, the last taken first, and makes
-   the remaining ones what they were before the call. */
+   the remaining ones what they were before the call. Tells those who wait when
+   all is done, so that the mapping is looked at and touched at once. */
 static void session_release(hl__file_session *session, size_t keep) {
+  hl__file_space *space = session->space;
+  const size_t before = session->held;
+  bool changed = before > keep;
   while (session->held > keep)
-    hl__file_row_release(session->space,
-                         &session->holdings[--session->held]);
+    hl__file_row_release(space, &session->holdings[--session->held]);
   for (size_t i = 0; i < keep; i++) {
     hl__file_holding *holding = &session->holdings[i];
     if (!holding->converted) continue;
-    hl__file_row_downgrade(session->space, holding);
+    hl__file_row_downgrade(space, holding);
     holding->row.mode = HL_SHARED;
+    changed = true;
+  }
+  bool wake = changed && !hl__file_space_gone(space);
+  for (size_t i = 0; i < before; i++) {
+    hl__file_holding *holding = &session->holdings[i];
+    if (wake && (i >= keep || holding->converted))
+      hl__file_queue_wake(space, holding->hash);
     holding->converted = false;
   }
 }
@@ -172,6 +220,7 @@ static void session_forget(hl_session *base) {
   hl__file_session *session = session_of(base);
   free(session->holdings);
   free(session->slots);
+  free(session->control);
   free(session);
 }
 
@@ -212,13 +261,15 @@ static int holding_compare(const void *a, const void *b) {
 /* Takes one row and enters it as a holding, for which there is room. `held`: of
    the row itself, where the session has it already, else NULL. */
 static int row_take(hl__file_session *session, const hl_request *request,
-                    const hl_row *row, hl__file_holding *held, size_t slots,
-                    int64_t since_ms, hl_error *error) {
+                    const hl_row *row, hl__file_holding *held, bool *crowded,
+                    size_t slots, int64_t since_ms, hl_error *error) {
   if (held && held->row.mode >= row->mode) return HL_OK;
   bool conversion = held != NULL;
   hl__file_entry *entry = conversion ? held->entry : NULL;
-  int status = hl__file_row_try(session, row, conversion, &entry, error);
+  int status =
+      hl__file_row_try(session, row, conversion, *crowded, &entry, error);
   if (status == HL_TIMEOUT && !request->try_once) {
+    *crowded = true; /* by now others may wait for the rest */
     if (session->slots_used == slots)
       hl__file_board_show(session, slots, request, since_ms,
                           HL__BOARD_WAITING);
@@ -251,6 +302,16 @@ static void row_blame(int status, const hl_row *row, hl_error *error) {
   }
 }
 
+/* Whether anybody waits near any of the rows. All words are read at once, right
+   after the space was looked at: see hl__file_space.control. */
+static bool rows_crowded(hl__file_space *space, const hl_request *request) {
+  bool crowded = false;
+  for (size_t i = 0; i < request->n; i++)
+    crowded |= hl__file_queue_crowded(
+        space, hl__file_hash(request->rows[i].level, request->rows[i].bucket));
+  return crowded;
+}
+
 /* All rows of the request, or none. HL_ECONNECTION: the directory was removed;
    nothing that this call took is held. */
 static int rows_take(hl__file_session *session, const hl_request *request,
@@ -259,6 +320,9 @@ static int rows_take(hl__file_session *session, const hl_request *request,
   int64_t since_ms = hl__unix_ms();
   int status = HL_OK;
   if (!holdings_reserve(session, request->n)) return hl__error_memory(error);
+  if (hl__file_space_gone(session->space))
+    return hl__file_space_gone_error(session->space, error);
+  bool crowded = rows_crowded(session->space, request);
 
   for (size_t i = 0; i < request->n && status == HL_OK; i++) {
     const hl__file_holding key = {.row = request->rows[i]};
@@ -266,28 +330,32 @@ static int rows_take(hl__file_session *session, const hl_request *request,
         before > 0 ? bsearch(&key, session->holdings, before,
                              sizeof key, holding_compare)
                    : NULL;
-    status = row_take(session, request, &request->rows[i], held, slots,
-                      since_ms, error);
+    status = row_take(session, request, &request->rows[i], held, &crowded,
+                      slots, since_ms, error);
     if (status) row_blame(status, &request->rows[i], error);
   }
-  /* Looked at last: were the files removed later, hl_store_ops.look tells. */
-  if (status == HL_OK && hl__file_space_gone(session->space))
+  /* Looked at last: whoever opens the path from now on comes to these files, or
+     hl_store_ops.look tells. The descriptors were looked at first. */
+  if (status == HL_OK &&
+      !hl__file_space_shown(session->space, session->control)) {
+    session->stale = true;
     status = hl__file_space_gone_error(session->space, error);
+  }
   if (status) {
     session_release(session, before);
     hl__file_board_clear(session, slots);
     return status;
   }
 
+  /* After the grant: so the later of two exclusive holders has the greater. */
+  grant->token =
+      (atomic_fetch_add(&session->space->control->tokens, 1u) + 1)
+      << TOKEN_LOW_BITS;
   for (size_t i = 0; i < before; i++) session->holdings[i].converted = false;
   if (before > 0)
     qsort(session->holdings, session->held, sizeof *session->holdings,
           holding_compare);
   hl__file_board_show(session, slots, request, since_ms, HL__BOARD_HELD);
-  /* After the grant: so the later of two exclusive holders has the greater. */
-  grant->token =
-      (atomic_fetch_add(&session->space->control->tokens, 1u) + 1)
-      << TOKEN_LOW_BITS;
   grant->sent_ms = hl__lease_ms();
   return HL_OK;
 }
@@ -303,7 +371,7 @@ static int session_lock(hl_session *base, const hl_request *request,
     status = rows_take(session, request, grant, error);
   } while (status == HL_ECONNECTION && !request->extend &&
            ++tries < REOPEN_MAX);
-  /* An interruption is meant for the call during which it comes. */
+  /* One that comes later is forgotten by settle. */
   atomic_store(&session->interrupted, false);
   return status;
 }
@@ -311,9 +379,7 @@ static int session_lock(hl_session *base, const hl_request *request,
 /* ------------------------------------------------------------ the rest */
 
 static int session_look(hl_session *base, hl_error *error) {
-  hl__file_session *session = session_of(base);
-  if (!hl__file_space_gone(session->space)) return HL_OK;
-  return hl__file_space_gone_error(session->space, error);
+  return hl__file_session_look(session_of(base), error);
 }
 
 static int session_renew(hl_session *base, int64_t *sent_ms,
@@ -322,9 +388,12 @@ static int session_renew(hl_session *base, int64_t *sent_ms,
   return session_look(base, error);
 }
 
+/* Nothing is outstanding but an interruption that came when the call for which it
+   was meant had ended. */
 static int session_settle(hl_session *base, int64_t deadline,
                           hl_error *error) {
-  (void)base, (void)deadline, (void)error;
+  (void)deadline, (void)error;
+  atomic_store(&session_of(base)->interrupted, false);
   return HL_OK;
 }
 
@@ -335,8 +404,10 @@ static void session_interrupt(hl_session *base) {
 static int session_holders(hl_session *base, const hl_row *rows, size_t n,
                            hl_holder_fn fn, void *context, hl_error *error) {
   hl__file_session *session = session_of(base);
-  int status = session_refresh(session, error);
-  if (status) return status;
+  if (hl__file_session_look(session, NULL) != HL_OK) {
+    int status = session_refresh(session, error);
+    if (status) return status;
+  }
   return hl__file_board_read(&session->space->directory, rows, n, fn, context,
                              error);
 }

@@ -49,8 +49,11 @@
 #include "mutex.h"
 #include "store.h"
 
+#include <dirent.h>
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 
@@ -72,11 +75,18 @@ HL__MUTEX_CLASS(hl__file_board_mutex) HL__AFTER(hl__file_guard)
 
 /* ---------------------------------------------------------- directory.c */
 
+/* What the names of files are, or begin with. */
+#define HL__FILE_CONTROL "control"
+#define HL__FILE_BOARD "who-"
+#define HL__FILE_TEMPORARY "tmp-"
+#define HL__FILE_NAME_MAX 64
+
 typedef struct hl__file_directory {
   int fd; /* -1 when closed */
-  char *path; /* absolute; malloc'ed */
+  char *path; /* absolute, without links; malloc'ed */
   dev_t device;
   ino_t inode;
+  uid_t owner;
   gid_t group;
   mode_t file_mode; /* of the files in it */
 } hl__file_directory;
@@ -87,23 +97,45 @@ int hl__file_directory_open(const char *path, hl__file_directory *directory,
                             hl_error *error);
 /* Safe on a zeroed structure whose fd is -1. */
 void hl__file_directory_close(hl__file_directory *directory);
+/* The name by which whoever opens this path now finds the control file; malloc'ed,
+   NULL when out of memory. */
+char *hl__file_control_name(const char *path);
 
-#define HL__FILE_NAME_MAX 64
-
-/* A new, empty file under a name of its own ("tmp-..."), with the rights that
-   the directory's files have. A descriptor that is watched, or -1 with errno. */
-int hl__file_temporary(const hl__file_directory *directory,
+/* A new, empty file under a name of its own ("tmp-..."), with these rights,
+   which shows to be in somebody's hands (hl__file_life) until it is closed. A
+   descriptor that is watched, or -1 with errno. */
+int hl__file_temporary(const hl__file_directory *directory, mode_t mode,
                        char name[HL__FILE_NAME_MAX]);
+/* Gives a temporary file its name, unless something has it: EEXIST. 0, or -1
+   with errno. */
+int hl__file_name(const hl__file_directory *directory, const char *temporary,
+                  const char *name);
 /* Opens a file for reading and writing; it must be a regular one. A descriptor
    that is watched, or -1 with errno. */
 int hl__file_open(const hl__file_directory *directory, const char *name,
                   struct stat *st);
-/* Makes a file with this content unless there is one of that name already; the
-   content is all there when the name is. 0, or -1 with errno. */
-int hl__file_make(const hl__file_directory *directory, const char *name,
-                  const void *data, size_t size);
-/* Closes a watched descriptor; -1 is fine. Leaves errno alone. */
+int hl__file_open_to_read(const hl__file_directory *directory,
+                          const char *name);
+/* Makes an empty file unless there is one of that name already. 0, or -1 with
+   errno. */
+int hl__file_make(const hl__file_directory *directory, const char *name);
+int hl__file_write(int fd, const void *data, size_t size); /* all of it */
+/* Closes a watched descriptor, if it is still ours; -1 is fine. Leaves errno
+   alone. */
 void hl__file_close(int fd);
+
+/* Whoever has a temporary file locks this byte of it, which is no row's. */
+static inline struct flock hl__file_life(short type) {
+  return (struct flock){
+      .l_type = type, .l_whence = SEEK_SET, .l_start = 1, .l_len = 1};
+}
+/* Whether no process has a who-... or tmp-... file in its hands. */
+bool hl__file_is_dead(int fd);
+/* Removes the who-... and tmp-... files of processes that were killed. */
+void hl__file_sweep(const hl__file_directory *directory);
+/* The names in it; NULL with errno. */
+DIR *hl__file_list(const hl__file_directory *directory);
+void hl__file_list_end(DIR *names);
 
 /* -------------------------------------------------------------- space.c */
 
@@ -129,6 +161,9 @@ typedef struct hl__file_control {
   uint32_t stripes;
   hl__file_layout layout;
   _Alignas(64) _Atomic uint64_t tokens; /* the last one's counter, 56 bits */
+  /* Of this file itself; 0: unknown, an earlier version made it. In a copy it is
+     another file's. */
+  uint64_t inode;
   hl__file_signal signals[HL__FILE_STRIPES];
 } hl__file_control;
 
@@ -170,6 +205,16 @@ HL__MUTEX_FUNCTIONS(hl__file_stripe, hl__file_stripe, mutex,
 
 struct hl__file_board;
 
+/* Why a space cannot be used any more. */
+enum hl__file_gone {
+  HL__FILE_HERE,
+  HL__FILE_CLOSED,  /* a stranger has closed its descriptors: their numbers may
+                       be of other files, and are left alone */
+  HL__FILE_CUT,     /* the control file was truncated: a touch of the mapping
+                       would be a SIGBUS */
+  HL__FILE_REMOVED, /* the control file has no name any more */
+};
+
 /* One directory as one process uses it; shared by its stores and sessions. */
 typedef struct hl__file_space {
   struct hl__file_space *next HL__GUARDED_BY(hl__file_registry);
@@ -179,9 +224,11 @@ typedef struct hl__file_space {
   int control_fd;                /* constant */
   ino_t control_inode;           /* constant */
   dev_t control_device;          /* constant */
-  hl__file_control *control;     /* the mapping; constant */
+  /* The mapping; constant. Touched soon after hl__file_space_gone has denied:
+     that is how little time is left for somebody to cut the file. */
+  hl__file_control *control;
   struct hl__file_board *board;  /* constant */
-  atomic_bool gone;              /* its files were removed; never unset */
+  atomic_int gone;               /* enum hl__file_gone; never HERE again */
   atomic_uint open_stripes;
   atomic_uint hand;              /* which idle stripe to close next */
   hl__file_stripe stripes[HL__FILE_STRIPES];
@@ -193,10 +240,14 @@ int hl__file_space_open(const char *path, const hl_store_config *config,
                         hl__file_space **space, hl_error *error);
 void hl__file_space_ref(hl__file_space *space);
 void hl__file_space_unref(hl__file_space *space); /* NULL is fine */
-/* Whether its files have been removed (or its descriptors closed by a
-   stranger), so that its locks keep nobody out any more. One fstat. */
+/* Whether it cannot be used any more, as its locks keep nobody out or its mapping
+   must not be touched. One fstat. */
 bool hl__file_space_gone(hl__file_space *space);
-/* HL_ECONNECTION, saying so. */
+/* Whether `control` (hl__file_control_name) still leads to the space. Whoever
+   opens that path now would otherwise come to another space, and not be kept out
+   by this one. One stat. */
+bool hl__file_space_shown(const hl__file_space *space, const char *control);
+/* HL_ECONNECTION, saying why. */
 int hl__file_space_gone_error(const hl__file_space *space, hl_error *error);
 /* Opens a stripe's file. HL_OK, HL_ECONNECTION (removed), HL_ESTORE,
    HL_ENOMEM. */
@@ -235,13 +286,15 @@ typedef struct hl__file_session {
   hl_session base;
   uint64_t id; /* for observers */
   hl__file_space *space; /* a reference */
+  char *control; /* the name that must lead to the space; malloc'ed */
+  bool stale;    /* it does not, or the space is gone */
   hl__file_holding *holdings; /* the first `held`, in locking order */
   size_t held, capacity;
   struct hl__file_slot **slots; /* its records on the board */
   size_t slot_count, slot_capacity;
   size_t slots_used;  /* the first ones tell of something */
   hl__file_waiter waiter;
-  atomic_bool interrupted; /* until the call under way ends */
+  atomic_bool interrupted; /* until the call under way ends, or settle */
   pthread_mutex_t guard;
   /* Which stripe's event it may sleep on. */
   hl__file_signal *asleep HL__GUARDED_BY(hl__file_guard);
@@ -251,6 +304,9 @@ HL__MUTEX_FUNCTIONS(hl__file_guard, hl__file_session, guard, hl__file_guard)
 
 /* The name of the session's program, for observers. */
 const char *hl__file_session_application(const hl__file_session *session);
+/* Whether its locks keep out whoever opens its path now. HL_OK, HL_ECONNECTION.
+   An fstat and a stat. */
+int hl__file_session_look(hl__file_session *session, hl_error *error);
 
 /* -------------------------------------------------------------- table.c */
 
@@ -261,15 +317,17 @@ static inline uint32_t hl__file_stripe_of(uint32_t hash) {
 
 /* Takes a row at once, or not: HL_OK with *entry set, HL_TIMEOUT (somebody
    holds or awaits it), HL_ECONNECTION, HL_ESTORE, HL_ENOMEM. With `conversion`
-   the session holds it shared, and *entry is given. */
+   the session holds it shared, and *entry is given. With `crowded` it looks
+   whether another process awaits the row. */
 int hl__file_row_try(hl__file_session *session, const hl_row *row,
-                     bool conversion, hl__file_entry **entry,
+                     bool conversion, bool crowded, hl__file_entry **entry,
                      hl_error *error);
 /* The same, but waits until the deadline; also HL_CANCELLED. */
 int hl__file_row_wait(hl__file_session *session, const hl_row *row,
                       bool conversion, int64_t deadline,
                       hl__file_entry **entry, hl_error *error);
-/* Gives a row back, or back to shared. Cannot fail. */
+/* Gives a row back, or back to shared. Cannot fail. Those who wait for it are not
+   told: hl__file_queue_wake. */
 void hl__file_row_release(hl__file_space *space,
                           const hl__file_holding *holding);
 void hl__file_row_downgrade(hl__file_space *space,
@@ -290,17 +348,20 @@ int hl__file_entry_grant(hl__file_stripe *stripe, hl__file_entry *entry,
 /* -------------------------------------------------------------- queue.c */
 
 /* Waits in the entry's queue, giving up the stripe's mutex while asleep. HL_OK,
-   HL_TIMEOUT, HL_CANCELLED, HL_ESTORE. */
+   HL_TIMEOUT, HL_CANCELLED, HL_ECONNECTION, HL_ESTORE. */
 int hl__file_queue_wait(hl__file_session *session, uint32_t hash,
                         hl__file_entry *entry, hl_mode mode, bool conversion,
                         int64_t deadline, hl_error *error)
     HL__REQUIRES(hl__file_stripe_mutex);
+/* Whether anybody at all awaits any row of the stripe. */
+bool hl__file_queue_crowded(hl__file_space *space, uint32_t hash);
 /* Whether another process awaits the row. */
 bool hl__file_queue_elsewhere(hl__file_space *space, uint32_t index,
                               const hl__file_entry *entry)
     HL__REQUIRES(hl__file_stripe_mutex);
 /* Lets those look again who wait for a row of this hash, in whatever process.
-   To be called after something has been given back; no mutex need be held. */
+   To be called after something has been given back and the space was found not
+   to be gone; no mutex need be held. */
 void hl__file_queue_wake(hl__file_space *space, uint32_t hash);
 /* From any thread: ends the session's wait. */
 void hl__file_queue_interrupt(hl__file_session *session);

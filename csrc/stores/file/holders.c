@@ -5,12 +5,15 @@
  */
 #include "board.h"
 
-#include <dirent.h>
-#include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+
+/* What one look reads at most, of all boards, and tells at most. Room for 100,000
+   sessions; a file that somebody has blown up keeps nobody for long. */
+#define READ_MAX (128u << 20)
+#define BOARDS_MAX 20000u
+#define FINDINGS_MAX 10000u
 
 /* How often a record that changes under our eyes is read again. A session that
    is so busy does not hold anything for long. */
@@ -25,6 +28,8 @@ typedef struct finding {
 typedef struct findings {
   finding *all;
   size_t count, capacity;
+  size_t may_read; /* bytes, of this board and the next ones */
+  size_t may_find;
 } findings;
 
 static int row_compare(const void *a, const void *b) {
@@ -80,6 +85,7 @@ static bool findings_add(findings *found, const hl__board_header *header,
     found->capacity = capacity;
   }
   finding *f = &found->all[found->count++];
+  found->may_find--;
   hl_holder *holder = &f->holder;
   f->session = record->session;
   text_take(holder->application, sizeof holder->application,
@@ -120,9 +126,12 @@ static int board_scan(int fd, const hl__board_header *header,
       aligned_alloc(_Alignof(hl__board_record), HL__BOARD_CHUNK);
   if (!chunk) return HL_ENOMEM;
   off_t offset = HL__BOARD_CHUNK;
-  while (status == HL_OK &&
+  while (status == HL_OK && found->may_read >= HL__BOARD_CHUNK &&
+         found->may_find > 0 &&
          pread(fd, chunk, HL__BOARD_CHUNK, offset) == HL__BOARD_CHUNK) {
-    for (uint32_t i = 0; i < HL__BOARD_CHUNK_RECORDS; i++) {
+    found->may_read -= HL__BOARD_CHUNK;
+    for (uint32_t i = 0;
+         i < HL__BOARD_CHUNK_RECORDS && found->may_find > 0; i++) {
       if (!record_conflicts(&chunk[i], rows, n) ||
           !record_settle(fd, offset + (off_t)(i * sizeof *chunk), &chunk[i]) ||
           !record_conflicts(&chunk[i], rows, n))
@@ -142,14 +151,11 @@ static int board_scan(int fd, const hl__board_header *header,
 static int board_read(const hl__file_directory *directory, const char *name,
                       const hl_row *rows, size_t n, findings *found) {
   hl__board_header header;
-  struct flock life = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
   int status = HL_OK;
-  int fd = openat(directory->fd, name,
-                  O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+  int fd = hl__file_open_to_read(directory, name);
   if (fd < 0) return HL_OK;
   found->count = 0;
-  if (fcntl(fd, F_OFD_GETLK, &life) != 0) goto out;
-  if (life.l_type == F_UNLCK) {
+  if (hl__file_is_dead(fd)) {
     (void)unlinkat(directory->fd, name, 0);
     goto out;
   }
@@ -159,34 +165,32 @@ static int board_read(const hl__file_directory *directory, const char *name,
       header.record_size == sizeof(hl__board_record))
     status = board_scan(fd, &header, rows, n, found);
 out:
-  (void)close(fd);
+  hl__file_close(fd);
   return status;
 }
 
 int hl__file_board_read(const hl__file_directory *directory,
                         const hl_row *rows, size_t n, hl_holder_fn fn,
                         void *context, hl_error *error) {
-  findings found = {NULL, 0, 0};
+  findings found = {.may_read = READ_MAX, .may_find = FINDINGS_MAX};
   int status = HL_OK;
   struct dirent *file;
-  int fd = openat(directory->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  DIR *names = fd >= 0 ? fdopendir(fd) : NULL;
-  if (!names) {
-    status = hl__error_errno(error, HL_ESTORE, "cannot read %s",
-                             directory->path);
-    if (fd >= 0) (void)close(fd);
-    return status;
-  }
-  while (status == HL_OK && (file = readdir(names))) {
-    if (strncmp(file->d_name, HL__BOARD_PREFIX, strlen(HL__BOARD_PREFIX)) != 0)
+  DIR *names = hl__file_list(directory);
+  if (!names)
+    return hl__error_errno(error, HL_ESTORE, "cannot read %s",
+                           directory->path);
+  unsigned boards = 0;
+  while (status == HL_OK && boards < BOARDS_MAX && (file = readdir(names))) {
+    if (strncmp(file->d_name, HL__FILE_BOARD, strlen(HL__FILE_BOARD)) != 0)
       continue;
+    boards++;
     status = board_read(directory, file->d_name, rows, n, &found);
     if (status == HL_OK)
       findings_tell(&found, fn, context);
     else
       status = hl__error_memory(error);
   }
-  (void)closedir(names);
+  hl__file_list_end(names);
   free(found.all);
   return status;
 }

@@ -49,7 +49,8 @@
  * nothing either.
  *
  * A process that is killed gives back without R2 to R4. Therefore a first one
- * looks again by itself every LOOK_AGAIN_MS; nobody else polls.
+ * looks again by itself every LOOK_AGAIN_MS; nobody else polls. So does one that
+ * could draw no ticket, which nobody who gives back knows of: it waits in no order.
  */
 #include "file.h"
 #include "offset.h"
@@ -63,6 +64,11 @@
 
 /* How soon it is noticed that a holder was killed. */
 #define LOOK_AGAIN_MS 50
+
+/* How many tickets a waiter draws before it goes without. That one is another's
+   happens after 2^26 tickets; that all are, only where somebody who uses the files
+   for other things has locked whole regions. */
+#define TICKET_TRIES 4
 
 /* `waiters`: how many below, and above a version that every change raises, so
    that a stale count can be told from a changed one (see stale_heal). */
@@ -113,7 +119,9 @@ void hl__file_queue_interrupt(hl__file_session *session) {
   atomic_store(&session->interrupted, true);
   waiter_wake(&session->waiter);
   hl__file_guard_lock(session);
-  if (session->asleep) signal_all(session->asleep, FUTEX_BITSET_MATCH_ANY);
+  /* While it is asleep it keeps its space. */
+  if (session->asleep && !hl__file_space_gone(session->space))
+    signal_all(session->asleep, FUTEX_BITSET_MATCH_ANY);
   hl__file_guard_unlock(session);
 }
 
@@ -136,34 +144,39 @@ static bool range_taken(int fd, struct flock range, off_t *where) {
   return true;
 }
 
+/* HL_TIMEOUT: none can be had now. */
 static int ticket_take(hl__file_stripe *stripe, hl__file_signal *signal,
                        const hl__file_entry *entry, hl__file_waiter *waiter,
                        hl_error *error) HL__REQUIRES(hl__file_stripe_mutex) {
   if (waiter->ticketed) return HL_OK;
-  for (;;) {
+  for (int i = 0; i < TICKET_TRIES; i++) {
     waiter->ticket = atomic_fetch_add(&signal->tickets, 1u) % HL__FILE_TICKETS;
     struct flock range = hl__file_queue_range(entry, waiter->ticket, 1);
-    if (fcntl(stripe->fd, F_OFD_SETLK, &range) == 0) break;
-    /* Another's: so it has been waiting for 2^26 tickets. The next one. */
+    if (fcntl(stripe->fd, F_OFD_SETLK, &range) == 0) {
+      (void)atomic_fetch_add(&signal->waiters, WAITERS_VERSION + 1);
+      waiter->ticketed = true;
+      stripe->tickets++;
+      return HL_OK;
+    }
     if (errno != EAGAIN && errno != EACCES)
       return hl__error_errno(error, HL_ESTORE,
                              "the kernel refuses a lock on a file");
   }
-  (void)atomic_fetch_add(&signal->waiters, WAITERS_VERSION + 1);
-  waiter->ticketed = true;
-  stripe->tickets++;
-  return HL_OK;
+  return HL_TIMEOUT;
 }
 
 /* Counted down while the byte is still locked: see stale_heal. */
-static void ticket_drop(hl__file_stripe *stripe, hl__file_signal *signal,
-                        const hl__file_entry *entry, hl__file_waiter *waiter)
+static void ticket_drop(hl__file_space *space, hl__file_stripe *stripe,
+                        hl__file_signal *signal, const hl__file_entry *entry,
+                        hl__file_waiter *waiter)
     HL__REQUIRES(hl__file_stripe_mutex) {
   if (!waiter->ticketed) return;
   struct flock range = hl__file_queue_range(entry, waiter->ticket, 1);
   range.l_type = F_UNLCK;
-  (void)atomic_fetch_add(&signal->waiters, WAITERS_VERSION - 1);
-  (void)fcntl(stripe->fd, F_OFD_SETLK, &range);
+  if (!hl__file_space_gone(space))
+    (void)atomic_fetch_add(&signal->waiters, WAITERS_VERSION - 1);
+  if (atomic_load(&space->gone) != HL__FILE_CLOSED)
+    (void)fcntl(stripe->fd, F_OFD_SETLK, &range);
   waiter->ticketed = false;
   stripe->tickets--;
 }
@@ -193,6 +206,12 @@ static bool ticket_older(const hl__file_stripe *stripe,
 static void stale_heal(hl__file_signal *signal, uint64_t seen) {
   uint64_t healed = (seen & ~WAITERS_COUNT) + WAITERS_VERSION;
   (void)atomic_compare_exchange_strong(&signal->waiters, &seen, healed);
+}
+
+bool hl__file_queue_crowded(hl__file_space *space, uint32_t hash) {
+  const hl__file_signal *signal =
+      &space->control->signals[hl__file_stripe_of(hash)];
+  return (atomic_load(&signal->waiters) & WAITERS_COUNT) != 0;
 }
 
 bool hl__file_queue_elsewhere(hl__file_space *space, uint32_t index,
@@ -252,13 +271,13 @@ static int first_try(hl__file_stripe *stripe, hl__file_entry *entry,
 /* A shared request has been granted: so are those who stand right behind it, as
    the process has the kernel's lock now. They came before it was granted, so
    whoever waits elsewhere waits for no more than these. */
-static void followers_grant(hl__file_stripe *stripe, hl__file_signal *signal,
-                            hl__file_entry *entry)
+static void followers_grant(hl__file_space *space, hl__file_stripe *stripe,
+                            hl__file_signal *signal, hl__file_entry *entry)
     HL__REQUIRES(hl__file_stripe_mutex) {
   hl__file_waiter *waiter;
   while ((waiter = entry->first) && waiter->mode == HL_SHARED) {
     queue_leave(entry, waiter);
-    ticket_drop(stripe, signal, entry, waiter);
+    ticket_drop(space, stripe, signal, entry, waiter);
     entry->shared++;
     waiter->granted = true;
     waiter_wake(waiter);
@@ -268,9 +287,10 @@ static void followers_grant(hl__file_stripe *stripe, hl__file_signal *signal,
 int hl__file_queue_wait(hl__file_session *session, uint32_t hash,
                         hl__file_entry *entry, hl_mode mode, bool conversion,
                         int64_t deadline, hl_error *error) {
+  hl__file_space *space = session->space;
   uint32_t index = hl__file_stripe_of(hash);
-  hl__file_stripe *stripe = &session->space->stripes[index];
-  hl__file_signal *signal = &session->space->control->signals[index];
+  hl__file_stripe *stripe = &space->stripes[index];
+  hl__file_signal *signal = &space->control->signals[index];
   hl__file_waiter *waiter = &session->waiter;
   int status = HL_OK;
   waiter->mode = mode;
@@ -283,10 +303,13 @@ int hl__file_queue_wait(hl__file_session *session, uint32_t hash,
     bool first = entry->first == waiter;
     uint32_t seen;
     if (first) {
-      status = ticket_take(stripe, signal, entry, waiter, error);
+      /* Before the mapping is touched; and whoever waits in a directory that was
+         renamed would wait for nobody. */
+      status = hl__file_session_look(session, error);
       if (status) break;
+      status = ticket_take(stripe, signal, entry, waiter, error);
       seen = atomic_load(&signal->events);
-      status = first_try(stripe, entry, waiter, error);
+      if (status == HL_OK) status = first_try(stripe, entry, waiter, error);
       if (status != HL_TIMEOUT) break;
     } else {
       seen = atomic_load(&waiter->wakes);
@@ -313,13 +336,13 @@ int hl__file_queue_wait(hl__file_session *session, uint32_t hash,
   asleep_set(session, NULL);
   if (waiter->granted) return HL_OK;
   queue_leave(entry, waiter);
-  ticket_drop(stripe, signal, entry, waiter);
+  ticket_drop(space, stripe, signal, entry, waiter);
   if (status == HL_OK && mode == HL_SHARED)
-    followers_grant(stripe, signal, entry);
+    followers_grant(space, stripe, signal, entry);
   if (entry->first) waiter_wake(entry->first);
   /* Those who waited only for us. Behind an exclusive holder nobody can be
      granted anything before it gives the row back. */
-  if (status != HL_OK || mode == HL_SHARED)
-    hl__file_queue_wake(session->space, hash);
+  if ((status != HL_OK || mode == HL_SHARED) && !hl__file_space_gone(space))
+    hl__file_queue_wake(space, hash);
   return status;
 }

@@ -20,7 +20,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define CONTROL "control"
+#define CONTROL HL__FILE_CONTROL
 #define CONTROL_MAGIC "hlctl\n\r"
 /* Of everything that processes share: files, offsets, hash, words. */
 #define CONTROL_VERSION 1u
@@ -30,6 +30,11 @@
    a reboot has emptied the directory, or a power failure has undone the last
    writes to it; unless more than 2^24 were given in each second. */
 #define TOKEN_SECOND_BITS 24
+
+#define COPIED                                                              \
+  "the lock directory %s is a copy of another one, or was restored from a " \
+  "backup; remove it while no program uses it: nothing in it is worth "     \
+  "keeping"
 
 /* Stripes with nothing held stay open, up to this part of RLIMIT_NOFILE. */
 #define IDLE_SHARE 4
@@ -112,6 +117,10 @@ static int layout_check(const hl__file_space *space, const hl_layout *layout,
 
 static int control_make(hl__file_space *space, const hl_layout *layout,
                         hl_error *error) {
+  const hl__file_directory *directory = &space->directory;
+  char temporary[HL__FILE_NAME_MAX];
+  struct stat st;
+  bool made = false;
   /* Written out, not left sparse: a full file system shows here, as an error,
      and not later as a signal at the first touch of the mapping. */
   hl__file_control *fresh = calloc(1, sizeof *fresh);
@@ -120,9 +129,18 @@ static int control_make(hl__file_space *space, const hl_layout *layout,
   fresh->version = CONTROL_VERSION;
   fresh->stripes = HL__FILE_STRIPES;
   fresh->layout = layout_of(layout);
-  int result = hl__file_make(&space->directory, CONTROL, fresh, sizeof *fresh);
+  int fd = hl__file_temporary(directory, directory->file_mode, temporary);
+  if (fd >= 0 && fstat(fd, &st) == 0) {
+    fresh->inode = st.st_ino;
+    made = hl__file_write(fd, fresh, sizeof *fresh) == 0 &&
+           hl__file_name(directory, temporary, CONTROL) == 0;
+    int saved = errno;
+    if (!made) (void)unlinkat(directory->fd, temporary, 0);
+    errno = saved;
+  }
+  hl__file_close(fd);
   free(fresh);
-  if (result != 0)
+  if (!made && errno != EEXIST)
     return hl__error_errno(error, HL_ESTORE, "cannot make %s/" CONTROL,
                            space->directory.path);
   return HL_OK;
@@ -150,16 +168,20 @@ static int control_open(hl__file_space *space, const hl_layout *layout,
                            space->directory.path);
   space->control_device = st.st_dev;
   space->control_inode = st.st_ino;
-  if (st.st_size >= (off_t)sizeof *space->control) {
-    void *mapping = mmap(NULL, sizeof *space->control, PROT_READ | PROT_WRITE,
-                         MAP_SHARED, space->control_fd, 0);
-    if (mapping == MAP_FAILED)
-      return hl__error_errno(error, HL_ESTORE, "cannot map %s/" CONTROL,
-                             space->directory.path);
-    space->control = mapping;
-  }
-  if (!space->control ||
-      memcmp(space->control->magic, CONTROL_MAGIC, 8) != 0)
+  if (st.st_size < (off_t)sizeof *space->control)
+    return hl__error(error, HL_ESTORE,
+                     "%s/" CONTROL " has %lld bytes instead of %zu: it was "
+                     "truncated, or is not hierlock's; remove the directory "
+                     "while no program uses it, or name one that is used for "
+                     "nothing else", space->directory.path,
+                     (long long)st.st_size, sizeof *space->control);
+  void *mapping = mmap(NULL, sizeof *space->control, PROT_READ | PROT_WRITE,
+                       MAP_SHARED, space->control_fd, 0);
+  if (mapping == MAP_FAILED)
+    return hl__error_errno(error, HL_ESTORE, "cannot map %s/" CONTROL,
+                           space->directory.path);
+  space->control = mapping;
+  if (memcmp(space->control->magic, CONTROL_MAGIC, 8) != 0)
     return hl__error(error, HL_ESTORE,
                      "%s/" CONTROL " is not hierlock's; name a directory that "
                      "is used for nothing else", space->directory.path);
@@ -171,6 +193,8 @@ static int control_open(hl__file_space *space, const hl_layout *layout,
                      "the directory while no program uses it",
                      space->directory.path, space->control->version,
                      CONTROL_VERSION);
+  if (space->control->inode && space->control->inode != (uint64_t)st.st_ino)
+    return hl__error(error, HL_ESTORE, COPIED, space->directory.path);
   tokens_raise(space->control);
   return HL_OK;
 }
@@ -179,15 +203,19 @@ static int control_open(hl__file_space *space, const hl_layout *layout,
 
 /* Unchecked, as space_new: nobody else has the space. */
 HL__UNCHECKED static void space_free(hl__file_space *space) {
+  /* Looked at now, as another space of ours may get the numbers later. */
+  bool ours = space->control_fd < 0 || !hl__file_space_gone(space) ||
+              atomic_load(&space->gone) != HL__FILE_CLOSED;
   for (uint32_t i = 0; i < HL__FILE_STRIPES; i++) {
-    hl__file_close(space->stripes[i].fd);
+    if (ours) hl__file_close(space->stripes[i].fd);
     (void)pthread_mutex_destroy(&space->stripes[i].mutex);
   }
   hl__file_table_free(space);
-  if (space->board) hl__file_board_free(space->board);
+  if (space->board) hl__file_board_free(space->board, ours);
   if (space->control)
     (void)munmap(space->control, sizeof *space->control);
-  hl__file_close(space->control_fd);
+  if (ours) hl__file_close(space->control_fd);
+  if (!ours) space->directory.fd = -1;
   hl__file_directory_close(&space->directory);
   free(space);
 }
@@ -214,6 +242,7 @@ HL__UNCHECKED static int space_new(hl__file_directory *directory,
   }
   status = control_open(space, config->layout, error);
   if (status == HL_OK) {
+    hl__file_sweep(&space->directory);
     space->board = hl__file_board_new(&space->directory, config->host);
     if (!space->board) status = hl__error_memory(error);
   }
@@ -225,15 +254,24 @@ HL__UNCHECKED static int space_new(hl__file_directory *directory,
   return HL_OK;
 }
 
+static bool is_control(const hl__file_space *space, const struct stat *st) {
+  return st->st_ino == space->control_inode &&
+         st->st_dev == space->control_device;
+}
+
 /* The process' own space of the directory, with a reference for the caller.
-   One without references is about to be freed. */
+   One without references is about to be freed. One whose control file was taken
+   away from the directory would not keep out whoever opens it now. */
 static hl__file_space *space_find(const hl__file_directory *directory)
     HL__REQUIRES(hl__file_registry) {
+  struct stat st;
+  if (fstatat(directory->fd, CONTROL, &st, AT_SYMLINK_NOFOLLOW) != 0)
+    st = (struct stat){.st_ino = 0};
   for (hl__file_space *space = spaces; space; space = space->next) {
     if (space->generation != hl__fork_generation() ||
         space->directory.device != directory->device ||
         space->directory.inode != directory->inode ||
-        hl__file_space_gone(space))
+        hl__file_space_gone(space) || !is_control(space, &st))
       continue;
     unsigned references = atomic_load(&space->references);
     while (references > 0)
@@ -289,19 +327,42 @@ void hl__file_space_unref(hl__file_space *space) {
 
 bool hl__file_space_gone(hl__file_space *space) {
   struct stat st;
+  int gone = HL__FILE_HERE;
   if (atomic_load(&space->gone)) return true;
-  if (fstat(space->control_fd, &st) == 0 && st.st_nlink > 0 &&
-      st.st_ino == space->control_inode && st.st_dev == space->control_device)
-    return false;
-  atomic_store(&space->gone, true);
-  return true;
+  if (fstat(space->control_fd, &st) != 0 || !is_control(space, &st))
+    gone = HL__FILE_CLOSED;
+  else if (st.st_size < (off_t)sizeof *space->control)
+    gone = HL__FILE_CUT;
+  else if (st.st_nlink == 0)
+    gone = HL__FILE_REMOVED;
+  if (gone) atomic_store(&space->gone, gone);
+  return gone != HL__FILE_HERE;
+}
+
+bool hl__file_space_shown(const hl__file_space *space, const char *control) {
+  struct stat st;
+  return stat(control, &st) == 0 && is_control(space, &st) &&
+         st.st_size >= (off_t)sizeof *space->control;
 }
 
 int hl__file_space_gone_error(const hl__file_space *space, hl_error *error) {
-  return hl__error(error, HL_ECONNECTION,
-                   "the lock directory %s was removed, or its descriptors were "
-                   "closed, while it was in use; others are not kept out any "
-                   "more", space->directory.path);
+  const char *path = space->directory.path;
+  switch (atomic_load(&space->gone)) {
+  case HL__FILE_CLOSED:
+    return hl__error(error, HL_ECONNECTION,
+                     "the descriptors of the lock directory %s were closed, "
+                     "though not by hierlock; others are not kept out any "
+                     "more", path);
+  case HL__FILE_CUT:
+    return hl__error(error, HL_ECONNECTION,
+                     "%s/" CONTROL " was truncated while it was in use; remove "
+                     "the directory while no program uses it", path);
+  default:
+    return hl__error(error, HL_ECONNECTION,
+                     "the lock directory %s was removed, renamed or replaced "
+                     "while it was in use; others are not kept out any more",
+                     path);
+  }
 }
 
 /* --------------------------------------------------------- descriptors */
@@ -355,7 +416,7 @@ static int rows_open(hl__file_space *space, uint32_t index) {
       errno = ESTALE;
       return -1;
     }
-    if (hl__file_make(&space->directory, name, "", 0) != 0) return -1;
+    if (hl__file_make(&space->directory, name) != 0) return -1;
     fd = hl__file_open(&space->directory, name, &st);
   }
   if (fd < 0) return -1;
@@ -395,8 +456,10 @@ int hl__file_stripe_open(hl__file_space *space, uint32_t index,
                            HL__FILE_STRIPES + 8);
   case ESTALE:
     return hl__error(error, HL_ESTORE,
-                     "%s/rows-%04u was removed while the directory was in use; "
-                     "remove the whole directory while no program uses it",
+                     "%s/rows-%04u is missing or another file than it was: it "
+                     "was removed while the directory was in use, or the "
+                     "directory was copied or restored from a backup; remove "
+                     "the whole directory while no program uses it",
                      space->directory.path, index);
   default:
     errno = reason;

@@ -134,7 +134,7 @@ static void row_leave(hl__file_session *session, uint32_t hash, int status,
 }
 
 int hl__file_row_try(hl__file_session *session, const hl_row *row,
-                     bool conversion, hl__file_entry **entry,
+                     bool conversion, bool crowded, hl__file_entry **entry,
                      hl_error *error) {
   uint32_t hash = hl__file_hash(row->level, row->bucket);
   uint32_t index = hl__file_stripe_of(hash);
@@ -145,8 +145,9 @@ int hl__file_row_try(hl__file_session *session, const hl_row *row,
   bool queue = conversion
                    ? (*entry)->first && (*entry)->first->conversion
                    : (*entry)->first ||
-                         hl__file_queue_elsewhere(session->space, index,
-                                                  *entry);
+                         (crowded &&
+                          hl__file_queue_elsewhere(session->space, index,
+                                                   *entry));
   status = queue ? HL_TIMEOUT
                  : hl__file_entry_grant(&session->space->stripes[index],
                                         *entry, (hl_mode)row->mode,
@@ -178,7 +179,9 @@ void hl__file_row_release(hl__file_space *space,
     entry->exclusive = false;
   else
     entry->shared--;
-  if (entry->shared == 0) {
+  /* Numbers that a stranger has closed may be of other files. */
+  bool ours = atomic_load(&space->gone) != HL__FILE_CLOSED;
+  if (entry->shared == 0 && ours) {
     /* Cannot fail: the range is one whole lock of ours, which neighbours do not
        touch, so the kernel need not split anything. */
     struct flock range = hl__file_row_range(entry);
@@ -187,7 +190,6 @@ void hl__file_row_release(hl__file_space *space,
   }
   entry_drop(stripe, holding->hash, entry);
   hl__file_stripe_unlock(stripe);
-  hl__file_queue_wake(space, holding->hash);
 }
 
 void hl__file_row_downgrade(hl__file_space *space,
@@ -197,11 +199,11 @@ void hl__file_row_downgrade(hl__file_space *space,
   hl__file_stripe_lock(stripe);
   /* Were it to fail, the row would only be kept better than need be. */
   range.l_type = F_RDLCK;
-  (void)fcntl(stripe->fd, F_OFD_SETLK, &range);
+  if (atomic_load(&space->gone) != HL__FILE_CLOSED)
+    (void)fcntl(stripe->fd, F_OFD_SETLK, &range);
   holding->entry->exclusive = false;
   holding->entry->shared = 1;
   hl__file_stripe_unlock(stripe);
-  hl__file_queue_wake(space, holding->hash);
 }
 
 /* --------------------------------------------------------------- the whole */
