@@ -105,8 +105,8 @@ static int store_space(file_store *store, hl__file_space **space,
   store_lock(store);
   if (hl__file_space_gone(store->space) ||
       !hl__file_space_shown(store->space, store->control)) {
-    hl__file_space *fresh;
-    char *name;
+    hl__file_space *fresh = NULL;
+    char *name = NULL;
     status = space_open(store->config, &fresh, &name, error);
     if (status == HL_OK) {
       hl__file_space_unref(store->space);
