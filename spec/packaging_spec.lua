@@ -263,6 +263,12 @@ describe("what make installs", function()
     assert.are.equal(64, status)
   end)
 
+  it("has the command, which says in one line what it needs", function()
+    local output, status = sh([[cd / && LUA_INIT="package.path, package.cpath = '', ''" %s/bin/hierlock --version]], prefix)
+    assert.are.equal(70, status)
+    assert.is_truthy(output:find("^hierlock: the command needs the Lua module argparse: [^\n]*apt%-get install lua%-argparse[^\n]*\n$"), output)
+  end)
+
   local PROGRAM = [[
     #include <hierlock.h>
     #include <stdio.h>
@@ -485,7 +491,12 @@ describe("a client library", function()
     ]]):format(root))
     assert.are.equal(0, status, ran)
     assert.is_truthy(ran:find("nil\tstore\tthe mysql store is not built or cannot be loaded (it needs " ..
-                              "libmysqlclient or MariaDB Connector/C)", 1, true), ran)
+                              "libmysqlclient or MariaDB Connector/C): module 'hierlock.store.mysql' not found\n", 1, true), ran)
+    -- One that cannot be loaded: what the loader says.
+    write_file(root .. "/prefix/lib/lua/5.4/hierlock/store/mysql.so", "")
+    ran = run_lua("lua5.4", root .. "/prefix/share/lua/5.4", root .. "/prefix/lib/lua/5.4",
+                  [[print(require("hierlock").open("mysql://app:secret@127.0.0.1/shop"))]])
+    assert.is_truthy(ran:find("MariaDB Connector/C%): [^\n]*/mysql.so: file too short\n"), ran)
   end)
 end)
 

@@ -134,9 +134,17 @@ static const hl_store_ops *load_store(lua_State *L, const char *name) {
     lua_pushliteral(L, "it is no store");
   }
   if (!lua_isstring(L, -1)) lua_pushliteral(L, "unknown reason");
-  /* Of the list of places that were searched, the first line will do. */
+  /* One line of it: not the list of places that were searched; but where a file
+     was found and could not be loaded, what the loader says of it. */
   const char *reason = lua_tostring(L, -1);
-  lua_pushlstring(L, reason, strcspn(reason, "\n"));
+  size_t size = strcspn(reason, "\n");
+  if (strncmp(reason, "error loading", 13) == 0 && reason[size]) {
+    reason += size + 1 + strspn(reason + size + 1, "\t");
+    size = strcspn(reason, "\n");
+  } else if (size && reason[size - 1] == ':') {
+    size--;
+  }
+  lua_pushlstring(L, reason, size);
   lua_pushfstring(L,
                   "the %s store is not built or cannot be loaded (it needs "
                   "libmysqlclient or MariaDB Connector/C): %s",

@@ -31,7 +31,9 @@ end
 local function need(module, package)
   local ok, loaded = pcall(require, module)
   if ok then return loaded end
-  leave(SOFTWARE, ("the command needs the Lua module %s: luarocks install %s, or apt-get install lua-%s\n%s")
+  -- Not where it was looked for, which is a long list.
+  if loaded:find("^module '" .. module .. "' not found:") then loaded = "it is not installed for " .. _VERSION end
+  leave(SOFTWARE, ("the command needs the Lua module %s: luarocks install %s, or apt-get install lua-%s (%s)")
     :format(module, package, package, loaded))
 end
 

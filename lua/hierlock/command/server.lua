@@ -26,9 +26,9 @@ end
 local function ask_password()
   local terminal = io.open("/dev/tty", "r+")
   if not terminal then return failure("dsn", "--ask-password needs a terminal") end
+  os.execute("stty -echo </dev/tty") -- before anybody can type
   terminal:write("Password: ")
   terminal:flush()
-  os.execute("stty -echo </dev/tty")
   local ok, password = pcall(terminal.read, terminal, "*l")
   os.execute("stty echo </dev/tty")
   terminal:write("\n")
