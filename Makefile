@@ -311,7 +311,7 @@ bench-nginx: all $(BUILD)/clients
 
 # --------------------------------------------------------- demo, test, lint
 
-.PHONY: demo test suite lint asan tsan valgrind collector test-packaging test-libmysqlclient
+.PHONY: demo test suite lint asan tsan valgrind collector test-bare test-packaging test-libmysqlclient
 demo:
 	@HIERLOCK_WITHOUT_MYSQL=1 spec/support/deps.sh build $(LUA)
 	@spec/support/deps.sh demo
@@ -352,12 +352,18 @@ test-packaging:
 	HIERLOCK_REQUIRE="mysql mariadb" spec/support/servers.sh run "$$directory" -- \
 	  $(MAKE) --no-print-directory spec SPECS=spec/packaging_spec.lua
 
+# README.md's two commands on a fresh Debian 12, with nothing but make: what they need they must get. It
+# takes what is committed.
+test-bare:
+	@spec/support/deps.sh bare
+	@spec/support/root.sh alone bare bookworm sh -ec 'make demo; make test'
+
 # All specs again, on Oracle's libmysqlclient and Lua as Debian unstable has them. The servers, too, are started
 # in that root: MariaDB is the newer one.
 test-libmysqlclient:
 	@spec/support/deps.sh libmysqlclient
 	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
-	HIERLOCK_REQUIRE="mysql mariadb" spec/support/sid.sh run libmysqlclient \
+	HIERLOCK_REQUIRE="mysql mariadb" spec/support/root.sh run libmysqlclient sid \
 	  spec/support/servers.sh run "$$directory" -- \
 	  $(MAKE) --no-print-directory suite-libmysqlclient LUA=lua5.4 LUAS=lua5.4 VARIANT=libmysqlclient
 
@@ -401,9 +407,9 @@ asan:
 # The reference of the Lua interface. LDoc says on its output whatever it merges.
 .PHONY: docs
 docs:
-	@spec/support/deps.sh docs
+	@spec/support/deps.sh docs $(LUA)
 	@mkdir -p build
-	@ldoc --fatalwarnings . >build/ldoc.log || { cat build/ldoc.log; exit 1; }
+	@$(LUA_BINARY) /usr/bin/ldoc --fatalwarnings . >build/ldoc.log || { cat build/ldoc.log; exit 1; }
 	@echo build/docs/index.html
 
 # ThreadSanitizer, on what our threads do: the keeper, several Lua states, and in
@@ -474,6 +480,7 @@ help:
 	@echo 'make tsan       the specs with threads under ThreadSanitizer'
 	@echo 'make valgrind   the core and the binding under memcheck'
 	@echo 'make collector  the binding under a collector that always runs'
+	@echo 'make test-bare             the demo and the specs on a fresh Debian 12'
 	@echo 'make test-packaging        installing in every way, for every Lua'
 	@echo 'make test-libmysqlclient   all specs on Oracle'"'"'s client library'
 	@echo 'make soak       random use under faults, and a checker; SECONDS=30 SEED= STORE="file mysql mariadb"'
