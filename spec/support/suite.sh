@@ -13,7 +13,7 @@
 set -euo pipefail
 self=$(realpath "${BASH_SOURCE[0]}")
 cd "$(dirname "$self")/../.."
-export LANES=${LANES:-$(($(nproc) * 2))} SEED=${SEED:-$((RANDOM % 10000))} LIMIT=${LIMIT:-300}
+export LANES=${LANES:-$(($(nproc) * 2))} SEED=${SEED:-$((RANDOM % 10000))} LIMIT=${LIMIT:-600}
 make=("${MAKE:-make}" --no-print-directory -s)
 
 # --- One lane: takes files from the queue until there are none ---------------------------------
