@@ -136,7 +136,8 @@ static int extend(hl_lock *lock, hl_request *request, int64_t deadline,
 
 int hl__extension_run(hl__extension *self, hl_lock *lock, hl_pending *pending,
                       hl_error *error) {
-  int64_t deadline = hl__deadline(hl__now_ms(), self->timeout);
+  /* Never early: our milliseconds are cut. */
+  int64_t deadline = hl__deadline(hl__now_ms() + 1, self->timeout);
   self->request.cancellable = pending != NULL;
   int status = hl__lock_enter(lock, error);
   if (status) return status;

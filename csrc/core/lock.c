@@ -212,8 +212,9 @@ int hl__lock_acquire(hl_lock *lock, const hl_options *options, int64_t start,
   char path[256];
   hl__request_fill(&request, lock->plan, options, timeout, path);
   request.cancellable = pending != NULL;
-  int status = acquire(manager, &request, hl__deadline(start, timeout), pending,
-                       &slot, &grant, error);
+  /* Never early: our milliseconds are cut. */
+  int status = acquire(manager, &request, hl__deadline(start + 1, timeout),
+                       pending, &slot, &grant, error);
   if (status == HL_OK) status = hold(manager, slot, pending, &grant, error);
   lock->waited = hl__now_ms() - start;
   if (status == HL_TIMEOUT) hl__timeout_say(error, lock->plan, timeout);

@@ -191,8 +191,7 @@ static void summary(void) {
   static const char *const names[COUNTS] = {
       "acquisitions", "grants", "waits of 2 ms or more", "time-outs", "cancels", "extends",
       "deadlocks", "busy", "losses told", "failed connections", "looks at is_held", "forks", "managers opened"};
-  (void)printf("\n%s: %.0f s, seed %llu\n", shared->server ? "server" : "embedded store",
-               seconds_at(now_ns()), (unsigned long long)shared->seed);
+  (void)printf("summary of %.0f s, seed %llu\n", seconds_at(now_ns()), (unsigned long long)shared->seed);
   for (int i = 0; i < COUNTS; i++)
     (void)printf("  %-24s %llu\n", names[i], (unsigned long long)counted(i));
   (void)printf("  %-24s %llu\n  %-24s %llu\n  %-24s %llu\n  %-24s %llu\n  %-24s %llu, %llu, %llu\n", "kill -9",

@@ -112,7 +112,7 @@ static hl_manager *manager_open(void) {
   config.application = "soak";
   int status = hl_manager_open(&config, &manager, &error);
   hl_layout_unref(config.layout);
-  if (status && status != HL_ECONNECTION)
+  if (status && status != HL_ECONNECTION && !(shared->queries && error.server_errno == 1317))
     complain("worker %d cannot open %s: %s", me, shared->server ? "the server" : shared->dsn,
              error.message);
   if (status == HL_OK) count(COUNT_OPENS);
@@ -626,7 +626,7 @@ int worker_main(int worker, uint64_t round) {
     self->kind = i == shared->threads - 1 ? CLOSING : i % 2 ? WAITING : BLOCKING;
     self->manager_number = self->kind == CLOSING ? MANAGERS : (i / 2) % MANAGERS;
     self->manager = self->kind == CLOSING ? NULL : managers[self->manager_number];
-    self->lane_count = self->kind == BLOCKING ? 1 : LANES;
+    self->lane_count = self->kind == BLOCKING ? 1 : shared->server ? LANES / 2 : LANES;
     self->dice = dice_of(shared->seed, (round * WORKERS + (uint64_t)worker) * THREADS + (uint64_t)i);
     self->records = area->records[i];
     if (pthread_create(&self->id, NULL, thread_main, self)) return 1;
