@@ -337,6 +337,74 @@ support.each_server(function(store)
     end)
   end
 
+  describe("idle connections that are half open", function()
+    -- In a peer: three connections; `free` is what is done with the last lock of each.
+    local function frozen(hold_timeout, free)
+      between = proxy.open(store)
+      local peer = support.process(store, { hold_timeout = hold_timeout }, between.dsn)
+      for i = 1, 3 do
+        assert.is_true(peer:acquire("h" .. i, "acquire", { "idle", "a" .. i }):result())
+      end
+      assert.equal(3, #between.connections)
+      return peer, function() return peer:call(free) end
+    end
+    -- In the peer: acquires and releases until it has worked five times in turn;
+    -- returns how often each outcome was, and the first message.
+    local work = [[
+      local timeout = ...
+      local count, message, finish = { ok = 0 }, nil, support.now() + 15
+      repeat
+        local handle, err = manager:acquire({ "u1", "a1", "r1" }, { timeout = timeout })
+        if handle then assert(handle:release { confirm = true }) end
+        count[handle and "ok" or err.code] = (count[handle and "ok" or err.code] or 0) + 1
+        message = message or err and err.message
+      until count.ok == 5 or support.now() > finish
+      return count, message
+    ]]
+    local release = "for i = 1, 3 do assert(handles['h' .. i]:release()) end"
+
+    for _, timeout in ipairs { 0, 0.5, 3 } do
+      it("with a release on its way fail no acquisition: timeout " .. timeout, function()
+        local peer, free = frozen(30, release)
+        for n = 1, 3 do between.hold(n) end
+        free()
+        local count, message = peer:start(work, timeout):result()
+        assert.same({ ok = 5 }, count, message)
+      end)
+
+      it("that nobody has heard from fail one acquisition at most: timeout " .. timeout, function()
+        local peer, free = frozen(30, release:gsub("release%(%)", "release { confirm = true }"))
+        free()
+        between.freeze()
+        local count, message = peer:start(work, timeout):result()
+        assert.equal(5, count.ok, message)
+        assert.is_true((count.connection or 0) <= 1, message)
+        assert.is_nil(count.timeout, message)
+      end)
+    end
+
+    it("are closed when a sign of life is not answered", function()
+      local peer, free = frozen(1.5, release:gsub("release%(%)", "release { confirm = true }"))
+      free()
+      between.freeze()
+      support.wait_until(function()
+        return peer:call("return manager:stats().connections") == 0
+      end, "the connections' end")
+      assert.same({ ok = 5 }, (peer:start(work, 0):result()))
+    end)
+
+    it("do not keep a look for holders", function()
+      local peer, free = frozen(30, release)
+      for n = 1, 3 do between.hold(n) end
+      free()
+      local holders, message = peer:call [[
+        local holders, err = manager:holders { "u1" }
+        return holders and #holders, tostring(err)
+      ]]
+      assert.equal(0, holders, message)
+    end)
+  end)
+
   describe("a holder", function()
     it("that is stopped loses its lock after hold_timeout, and knows when it goes on", function()
       local holder = support.process(store, { hold_timeout = 1 })

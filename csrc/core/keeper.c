@@ -53,10 +53,8 @@ static void held_turn(hl_manager *manager, hl__slot *slot)
 /* False: its session has ended, or has been idle for too long. */
 static bool idle_turn(hl_manager *manager, hl__slot *slot, int64_t now)
     HL__REQUIRES(hl__manager_mutex) {
-  int status = manager->ops->settle(slot->session, 0, NULL);
+  int status = hl__pool_settle(manager, slot);
   if (status == HL_OK) {
-    if (slot->asked) slot->answered = slot->asked;
-    slot->asked = 0;
     status = manager->ops->look(slot->session, NULL);
     if (status == HL_OK) status = renew_if_due(manager, slot);
   }
@@ -64,15 +62,25 @@ static bool idle_turn(hl_manager *manager, hl__slot *slot, int64_t now)
          now - slot->idle_since < IDLE_MS;
 }
 
-/* True: it is released or ended; false: the answer has still not come. */
-static bool releasing_turn(hl_manager *manager, hl__slot *slot)
-    HL__REQUIRES(hl__manager_mutex) {
-  int status = manager->ops->settle(slot->session, 0, NULL);
+/* One call has waited in vain for its server. The idle sessions may be as dead: each
+   gives a sign of life at once, and is given up when that is not answered. */
+static void idle_suspect(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
+  for (hl__slot *slot = manager->newest; slot; slot = slot->older)
+    if (hl__pool_settle(manager, slot) == HL_OK)
+      (void)manager->ops->renew(slot->session, &slot->asked, NULL);
+}
+
+/* True: it is released, or has ended, or is given up: the end of its connection
+   releases it, too. False: the answer has still not come. */
+static bool releasing_turn(hl_manager *manager, hl__slot *slot,
+                           hl__slot **dead) HL__REQUIRES(hl__manager_mutex) {
+  int status = hl__pool_settle(manager, slot);
   if (status == HL_OK) status = manager->ops->unlock(slot->session, NULL);
   if (status == HL_TIMEOUT || status == HL_BUSY) return false;
-  /* An ended session gave everything back; the pool will find it so. */
-  slot->asked = 0;
-  hl__pool_idle(manager, slot);
+  if (status == HL_OK)
+    hl__pool_idle(manager, slot);
+  else
+    hl__pool_bury(manager, slot, dead);
   return true;
 }
 
@@ -94,17 +102,14 @@ static int64_t turn(hl_manager *manager, hl__slot **dead)
       if (!idle_turn(manager, slot, now)) hl__pool_bury(manager, slot, dead);
       break;
     case HL__RELEASING:
-      if (releasing_turn(manager, slot)) break;
-      wait = TURN_SOON_MS;
-      /* The end of its connection releases it, too. */
-      if (now - slot->idle_since > manager->config.hold_timeout)
-        hl__pool_bury(manager, slot, dead);
+      if (!releasing_turn(manager, slot, dead)) wait = TURN_SOON_MS;
       break;
     case HL__BUSY:
       if (slot->due != HL_FOREVER && now > slot->due + OVERRUN_MS &&
-          slot->session) {
+          slot->session && !slot->overrun) {
         slot->overrun = true;
         manager->ops->interrupt(slot->session);
+        idle_suspect(manager);
       }
       break;
     case HL__ENDED:

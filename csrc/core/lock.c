@@ -95,6 +95,8 @@ static int acquire(hl_manager *manager, hl_request *request, int64_t deadline,
                       deadline, request->try_once, slot, error);
     if (status) return status;
     bool fresh = (*slot)->fresh;
+    /* Connecting took all the time that there was: the store is asked, once. */
+    if (hl__left_ms(deadline) == 0) request->try_once = true;
 
     if (!hl__piece(manager, *slot, deadline, HL_FOREVER, pending, request)) {
       hl__pool_discard(manager, *slot);

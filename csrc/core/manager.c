@@ -44,7 +44,7 @@ HL__UNCHECKED static void fields_init(hl_manager *manager) {
   (void)pthread_condattr_destroy(&monotonic);
   manager->store = NULL;
   manager->slots = manager->newest = manager->oldest = NULL;
-  manager->slot_count = manager->idle_count = 0;
+  manager->slot_count = manager->idle_count = manager->settling = 0;
   manager->first = manager->last = NULL;
   manager->ready = manager->reserved = 0;
   manager->first_task = manager->last_task = NULL;

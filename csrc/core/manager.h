@@ -112,6 +112,8 @@ struct hl_manager {
   hl__slot *newest HL__GUARDED_BY(hl__manager_mutex);
   hl__slot *oldest HL__GUARDED_BY(hl__manager_mutex);
   unsigned idle_count HL__GUARDED_BY(hl__manager_mutex);
+  /* BUSY, but idle again at once: see releases_await. */
+  unsigned settling HL__GUARDED_BY(hl__manager_mutex);
 
   /* The line: who waits, in order of arrival; how many of them are READY. */
   hl__waiter *first HL__GUARDED_BY(hl__manager_mutex);
@@ -151,6 +153,11 @@ void hl__manager_leave(hl_manager *manager);
 
 /* --- pool.c */
 
+/* The answer to a release or to a sign of life takes a round trip. An idle session
+   that waits for one for so long is given up: its connection may be half open, and
+   a new one can be had. */
+#define HL__ANSWER_MS 1000
+
 typedef enum hl__take { HL__TAKE_ANY, HL__TAKE_FRESH, HL__TAKE_EXTRA } hl__take;
 
 /* A BUSY slot with an open session, for this thread. `how`: any; one that is
@@ -161,6 +168,11 @@ int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline,
 /* A BUSY slot whose session holds nothing goes back, or is closed. */
 void hl__pool_put(hl_manager *manager, hl__slot *slot);
 void hl__pool_discard(hl_manager *manager, hl__slot *slot);
+/* Reads the answer for which an IDLE or RELEASING slot waits, if it has come. HL_OK:
+   there is none to wait for; HL_TIMEOUT: it may still come; HL_ECONNECTION: the
+   session has ended, or the answer is overdue. */
+int hl__pool_settle(hl_manager *manager, hl__slot *slot)
+    HL__REQUIRES(hl__manager_mutex);
 /* Unlinks a slot and adds it to a list, by `next`, of those that are to be freed
    as soon as no mutex is held; which closes their sessions. */
 void hl__pool_bury(hl_manager *manager, hl__slot *slot, hl__slot **dead)

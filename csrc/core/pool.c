@@ -36,6 +36,18 @@ static void all_remove(hl_manager *manager, hl__slot *slot)
   manager->slot_count--;
 }
 
+static void idle_insert(hl_manager *manager, hl__slot *slot)
+    HL__REQUIRES(hl__manager_mutex) {
+  slot->newer = NULL;
+  slot->older = manager->newest;
+  if (manager->newest)
+    manager->newest->newer = slot;
+  else
+    manager->oldest = slot;
+  manager->newest = slot;
+  manager->idle_count++;
+}
+
 static void idle_remove(hl_manager *manager, hl__slot *slot)
     HL__REQUIRES(hl__manager_mutex) {
   if (slot->newer)
@@ -53,14 +65,8 @@ static void idle_remove(hl_manager *manager, hl__slot *slot)
 void hl__pool_idle(hl_manager *manager, hl__slot *slot) {
   slot->state = HL__IDLE;
   slot->idle_since = hl__now_ms();
-  slot->newer = NULL;
-  slot->older = manager->newest;
-  if (manager->newest)
-    manager->newest->newer = slot;
-  else
-    manager->oldest = slot;
-  manager->newest = slot;
-  manager->idle_count++;
+  slot->asked = 0;
+  idle_insert(manager, slot);
   (void)pthread_cond_signal(&manager->freed);
   hl__line_advance(manager);
 }
@@ -125,11 +131,24 @@ void hl__pool_discard(hl_manager *manager, hl__slot *slot) {
   slot_free(manager, slot);
 }
 
+int hl__pool_settle(hl_manager *manager, hl__slot *slot) {
+  int status = manager->ops->settle(slot->session, 0, NULL);
+  if (status == HL_OK) {
+    if (slot->asked) slot->answered = slot->asked;
+    slot->asked = 0;
+  } else if (status == HL_TIMEOUT) {
+    int64_t age = slot->asked ? hl__lease_ms() - slot->asked
+                              : hl__now_ms() - slot->idle_since;
+    if (age > HL__ANSWER_MS) status = HL_ECONNECTION;
+  }
+  return status;
+}
+
 /* Whether the slot can be used at once. One that is still waiting for an answer
    becomes *pending; one that has ended is moved to *dead. */
 static bool idle_try(hl_manager *manager, hl__slot *slot, hl__slot **pending,
                      hl__slot **dead) HL__REQUIRES(hl__manager_mutex) {
-  int status = manager->ops->settle(slot->session, 0, NULL);
+  int status = hl__pool_settle(manager, slot);
   if (status == HL_OK && manager->ops->connects)
     status = manager->ops->look(slot->session, NULL);
   if (status == HL_OK) return true;
@@ -162,14 +181,42 @@ static hl__slot *idle_find(hl_manager *manager, hl__slot **pending,
 }
 
 /* A try must not be refused by a lock that this process has given back: it waits
-   for the answers to the releases that are on their way, which all were sent
-   before: a round trip, together. */
+   for the answers to the releases that have just been sent: a round trip, in all.
+   It waits without the mutex; so meanwhile each slot is BUSY, and its own. */
 #define RELEASES_MS 100
-static void releases_await(hl_manager *manager)
+
+static hl__slot *releases_next(hl_manager *manager)
     HL__REQUIRES(hl__manager_mutex) {
-  int64_t deadline = hl__now_ms() + RELEASES_MS;
+  int64_t since = hl__now_ms() - RELEASES_MS;
   for (hl__slot *slot = manager->newest; slot; slot = slot->older)
-    (void)manager->ops->settle(slot->session, deadline, NULL);
+    if (slot->idle_since > since &&
+        hl__pool_settle(manager, slot) == HL_TIMEOUT)
+      return slot;
+  return NULL;
+}
+
+static void releases_await(hl_manager *manager, hl__slot **dead)
+    HL__REQUIRES(hl__manager_mutex) {
+  for (hl__slot *slot; (slot = releases_next(manager));) {
+    int64_t end = slot->idle_since + RELEASES_MS;
+    idle_remove(manager, slot);
+    slot->state = HL__BUSY;
+    slot->owner = pthread_self();
+    slot->due = HL_FOREVER;
+    manager->settling++;
+    hl__manager_unlock(manager);
+    int status = manager->ops->settle(slot->session, end, NULL);
+    hl__manager_lock(manager);
+    manager->settling--;
+    if (manager->closed || (status != HL_OK && status != HL_TIMEOUT)) {
+      hl__pool_bury(manager, slot, dead);
+    } else {
+      slot->state = HL__IDLE; /* for as long as before */
+      idle_insert(manager, slot);
+      hl__line_advance(manager);
+    }
+    (void)pthread_cond_broadcast(&manager->freed);
+  }
 }
 
 /* Whether everything in use is held by this very thread, so that waiting for
@@ -230,7 +277,7 @@ int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline,
       status = hl__keeper_start(manager, error);
       if (status) break;
     }
-    if (try_once && how == HL__TAKE_ANY) releases_await(manager);
+    if (try_once && how == HL__TAKE_ANY) releases_await(manager, &dead);
     if (how != HL__TAKE_FRESH) slot = idle_find(manager, &pending, &dead);
     if (slot) break;
     /* A look rather waits for an answer than for a connection. */
@@ -246,7 +293,8 @@ int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline,
     slot = pending ? pending : manager->oldest;
     if (slot) break;
     bool ours = all_ours(manager);
-    if (ours || try_once || hl__left_ms(deadline) == 0) {
+    bool settling = manager->settling > 0;
+    if (ours || (!settling && (try_once || hl__left_ms(deadline) == 0))) {
       status = !ours ? hl__pool_busy_error(manager, error)
                      : hl__error(error, HL_BUSY,
                                  "all %u connections of the pool hold locks of "
@@ -254,7 +302,8 @@ int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline,
                                  manager->pool_size);
       break;
     }
-    hl__cond_wait(&manager->freed, &manager->mutex, deadline);
+    hl__cond_wait(&manager->freed, &manager->mutex,
+                  settling ? hl__now_ms() + RELEASES_MS : deadline);
   }
   hl_session *stale = NULL;
   if (slot && !made) {

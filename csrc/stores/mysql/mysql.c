@@ -14,6 +14,9 @@
 
 /* ---------------------------------------------------------- operations */
 
+/* For the answer to the last release, before the rows of the next request can be
+   asked for. */
+#define SETTLE_MS 1000
 /* Whoever looks for holders has just waited in vain, and waits no longer for a
    server that hangs. */
 #define LOOK_SETTLE_MS 250
@@ -240,12 +243,15 @@ static int lock(hl_session *base, const hl_request *request, hl_grant *grant,
   /* Not while rows are held: their lease runs. */
   if (request->cancellable && !request->try_once && !request->extend)
     killer_prepare(session->store);
-  int status = hl__mysql_settle(session, request->deadline, error);
-  /* The answer to the last release is so late that there is no time left, and
-     the connection cannot be used before it. */
-  if (status == HL_TIMEOUT && !request->try_once) return status;
+  /* The answer to the last release must be read first. Without it nothing was asked
+     for: that is no timeout, and on another connection it may go on. */
+  int64_t patience = hl__now_ms() + SETTLE_MS;
+  if (!request->try_once && request->deadline < patience)
+    patience = request->deadline;
+  int status = hl__mysql_settle(session, patience, error);
   if (status == HL_TIMEOUT)
-    status = hl__mysql_settle(session, hl__now_ms() + 1000, error);
+    status = hl__error(error, HL_ECONNECTION,
+                       "the server has not answered the last release");
   if (status == HL_OK)
     status = hl__mysql_lock_rows(session, request, grant, error);
   /* After the deadline the server has ended the wait, or hangs. */
@@ -294,7 +300,7 @@ static int holders(hl_session *base, const hl_row *rows, size_t n,
                    hl_holder_fn fn, void *context, hl_error *error) {
   hl__mysql_session *session = session_of(base);
   int status = hl__mysql_settle(session, hl__now_ms() + LOOK_SETTLE_MS, error);
-  if (status) return status;
+  if (status) return status == HL_TIMEOUT ? hl__mysql_gone(error) : status;
   session->patience = hl__now_ms() + LOOK_MS;
   status = hl__mysql_holders(session, rows, n, fn, context, error);
   if (status != HL_ECONNECTION) {
