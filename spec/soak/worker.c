@@ -1,7 +1,7 @@
 /*
  * worker.c - a worker process: threads that acquire random targets, look again and
- * again whether they hold, and end it in all the ways there are. Threads 0, 1, ...
- * share two managers. There are three kinds:
+ * again whether they hold, and end it in all the ways there are. They share a few
+ * managers. There are three kinds:
  *
  *   blocking   one lock at a time, with hl_acquire and hl_lock_extend
  *   waiting    several at a time, with hl_start and its sisters, as a program with an
@@ -21,7 +21,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { LANES = 8, LANE_RECORDS = 4, MANAGERS = 2 };
+enum { LANES = 8, LANE_RECORDS = 4, MANAGERS = 3 };
 
 /* ---------------------------------------------------------------- the tree */
 
@@ -366,7 +366,7 @@ static void lane_begin(thread *self, lane *l, bool block) {
   uint64_t handle = atomic_fetch_add(&area->handles, 1u) * WORKERS + (uint64_t)me;
   record *r = record_new(self, block ? CALL_ACQUIRE : CALL_START, handle, timeout);
   if (!r) return;
-  bool steal = atomic_load(&shared->mood) == LARGE && roll_percent(&self->dice, block ? 20 : 60);
+  bool steal = atomic_load(&shared->mood) == LARGE && roll_percent(&self->dice, block ? 20 : shared->server ? 10 : 60);
   if (steal && target_steal(self, r))
     r->timeout = timeout = 0;
   else
@@ -541,6 +541,28 @@ static void thread_rest(thread *self) {
   (void)atomic_fetch_sub(&area->threads_at_rest, 1);
 }
 
+static int free_lanes(const thread *self) {
+  int n = 0;
+  for (int i = 0; i < self->lane_count; i++) n += self->lanes[i].state == LANE_FREE;
+  return n;
+}
+
+/* Of LARGE ones, all at once or none: it matters that nobody is before them. */
+static bool begins(thread *self) {
+  int n = free_lanes(self);
+  if (self->kind != BLOCKING && atomic_load(&shared->mood) == LARGE) return n == self->lane_count;
+  return n > 0 && (self->kind == BLOCKING || roll_percent(&self->dice, 60));
+}
+
+static void begin_some(thread *self) {
+  bool all = atomic_load(&shared->mood) == LARGE || roll_percent(&self->dice, 5);
+  for (int i = 0; i < self->lane_count; i++)
+    if (self->lanes[i].state == LANE_FREE) {
+      lane_begin(self, &self->lanes[i], self->kind == BLOCKING);
+      if (!all) return;
+    }
+}
+
 static void *thread_main(void *argument) {
   thread *self = argument;
   while (!self->manager && !atomic_load(&shared->stop)) {
@@ -552,13 +574,10 @@ static void *thread_main(void *argument) {
   int64_t close_at = now_ns() + roll_below(&self->dice, 2000) * MS;
   while (!atomic_load(&shared->stop)) {
     if (atomic_load(&shared->pause)) thread_rest(self);
-    bool some_free = false, idle = true;
+    bool idle = true;
     for (int i = 0; i < self->lane_count; i++) {
       lane *l = &self->lanes[i];
-      if (l->state == LANE_FREE) {
-        some_free = true;
-        continue;
-      }
+      if (l->state == LANE_FREE) continue;
       if (l->state == LANE_STARTED || l->state == LANE_EXTENDING) {
         lane_turn(self, l);
         if (l->state == LANE_HELD || l->state == LANE_FREE) idle = false;
@@ -576,15 +595,9 @@ static void *thread_main(void *argument) {
         }
       }
     }
-    if (some_free && (self->kind == BLOCKING || roll_percent(&self->dice, 60))) {
-      /* One, or all that are free: then several threads are at it at once. */
-      bool all = roll_percent(&self->dice, atomic_load(&shared->mood) == LARGE ? 60 : 5);
-      for (int i = 0; i < self->lane_count; i++)
-        if (self->lanes[i].state == LANE_FREE) {
-          lane_begin(self, &self->lanes[i], self->kind == BLOCKING);
-          idle = false;
-          if (!all) break;
-        }
+    if (begins(self)) {
+      begin_some(self);
+      idle = false;
     }
     fork_sometimes(self);
     if (self->kind == CLOSING && now_ns() > close_at) {
@@ -624,7 +637,9 @@ int worker_main(int worker, uint64_t round) {
     thread *self = &threads[i];
     self->number = i;
     self->kind = i == shared->threads - 1 ? CLOSING : i % 2 ? WAITING : BLOCKING;
-    self->manager_number = self->kind == CLOSING ? MANAGERS : (i / 2) % MANAGERS;
+    self->manager_number = self->kind == CLOSING    ? MANAGERS
+                           : self->kind == BLOCKING ? (i / 2) % 2
+                                                    : (i / 2 + 1) % MANAGERS;
     self->manager = self->kind == CLOSING ? NULL : managers[self->manager_number];
     self->lane_count = self->kind == BLOCKING ? 1 : shared->server ? LANES / 2 : LANES;
     self->dice = dice_of(shared->seed, (round * WORKERS + (uint64_t)worker) * THREADS + (uint64_t)i);
