@@ -229,8 +229,9 @@ support.each_server(function(store)
     end)
   end)
 
+  local ca = os.getenv(environment .. "_CA")
+
   describe("TLS", function()
-    local ca = os.getenv(environment .. "_CA")
 
     local function another_ca()
       local name = directory()
@@ -308,6 +309,102 @@ support.each_server(function(store)
       end
       assert.same(expected, seen)
     end)
+
+    -- A new user, as servers remember the passwords that they have seen.
+    it("is not given up with the password: preferred never sends it in clear text, and what " ..
+       "requires TLS says nothing at all to a server without", function()
+      if not ca then pending("no certificate here") end
+      between = proxy.open(store, without_tls, "preferred")
+      local peer = support.process(nil)
+      for _, parameters in ipairs { "tls=preferred", "tls=preferred&tls_ca=" .. ca, "tls=required",
+                                    "tls=verify-ca&tls_ca=" .. ca, "tls=verify-identity&tls_ca=" .. ca } do
+        local account = make_user()
+        account.port = between.dsn:match(":(%d+)/")
+        between.sent = ""
+        local opened_it, message = peer:call([[
+          local manager, err = hierlock.open(...)
+          if not manager then return false, err.code .. ": " .. err.message end
+          assert(manager:acquire {"u1", "a1", "r1"}):release {confirm = true}
+          manager:close()
+          return true
+        ]], url(parameters, account), options())
+        assert.is_nil(between.sent:find(PASSWORD, 1, true), parameters)
+        if parameters:find("preferred") then
+          assert.is_true(opened_it, message)
+          assert.is_truthy(between.sent:find(USER, 1, true))
+        else
+          assert.is_false(opened_it)
+          assert.matches("^connection: ", message)
+          assert.equal("", between.sent, parameters)
+        end
+        store.root():query("DROP USER " .. USER .. "@'%'")
+      end
+    end)
+  end)
+
+  describe("the process", function()
+    it("keeps what it does with SIGPIPE, and outlives a connection that ended, also over TLS", function()
+      local account = make_user()
+      local output, status = support.run(([[
+        local hierlock = require "hierlock"
+        local function ignored()
+          local mask = io.open("/proc/self/status"):read("*a"):match("SigIgn:%%s*(%%x+)")
+          return math.floor(tonumber(mask:sub(-4), 16) / 4096) %% 2
+        end
+        local before = ignored()
+        local manager = assert(hierlock.open(%q, {buckets = %d}))
+        local handles = {}
+        for i = 1, 4 do handles[i] = assert(manager:acquire {"u" .. i}) end
+        for i = 1, 2 do assert(handles[i]:release {confirm = true}) end
+        print(before, ignored())
+        local other = require("hierlock.store.mysql").connect(%q, "spec")
+        for _, row in ipairs(other:query("SELECT ID FROM information_schema.PROCESSLIST WHERE " ..
+                                         "USER='%s' AND ID<>CONNECTION_ID()")) do
+          other:query("KILL " .. row[1])
+        end
+        for i = 3, 4 do handles[i]:release() end
+        for i = 1, 4 do handles[i] = assert(manager:acquire {"u" .. i}) end
+        manager:close()
+        print "alive"
+      ]]):format(url("tls=preferred", account), store.options.buckets, url("tls=preferred", account), USER),
+        "env --default-signal=PIPE")
+      assert.equal(0, status, output)
+      assert.equal("0\t0\nalive\n", output)
+    end)
+
+    it("does not hand a connection that is being made to the programs that it starts", function()
+      between = proxy.open(store)
+      local peer = support.process(nil)
+      local before = peer:call([[
+        local dsn, options = ...
+        function sockets()
+          local list = io.popen("ls -l /proc/self/fd")
+          local _, n = list:read("*a"):gsub("socket:", "")
+          list:close()
+          return n
+        end
+        manager = assert(hierlock.open(dsn, options))
+        handles.h = assert(manager:acquire {"u1"})
+        return sockets()
+      ]], between.dsn, options())
+      between.freeze()
+      between.drip(nil, 1000000)
+      assert.equal(before, peer:call([[
+        handles.p = assert(manager:start({"u2"}, {timeout = 9}))
+        local deadline = support.now() + 5
+        local function all() -- ours, those of programs not among them
+          local n = 0
+          for name in io.popen("ls -l /proc/$PPID/fd 2>/dev/null"):lines() do
+            if name:find("socket:") then n = n + 1 end
+          end
+          return n
+        end
+        local first = all()
+        while all() == first and support.now() < deadline do support.sleep(0.01) end
+        return sockets()
+      ]]))
+      peer:call("handles.p:cancel() return true")
+    end)
   end)
 
   describe("a server that cannot be reached", function()
@@ -316,6 +413,23 @@ support.each_server(function(store)
       assert.is_nil(manager)
       assert.equal("connection", err.code)
       assert.is_true(err.retryable)
+    end)
+
+    it("is given up after connect_timeout when it speaks too slowly, whatever it is about to say",
+       function()
+      for _, tls in ipairs { "off", ca and "required" or "preferred" } do
+        between = proxy.open(store, nil, tls)
+        between.drip(nil, 100)
+        local code, took = support.process(nil):call([[
+          local begun = support.now()
+          local manager, err = hierlock.open(...)
+          return manager and "open" or err.code, support.now() - begun
+        ]], between.dsn .. "&connect_timeout=1", options())
+        assert.equal("connection", code)
+        assert.is_true(took < 4, took .. " s")
+        between.close()
+        between = nil
+      end
     end)
 
     it("is given up after connect_timeout when it does not say a word", function()

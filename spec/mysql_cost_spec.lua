@@ -56,6 +56,45 @@ support.each_server(function(store)
       end, "prepared statements")
     end
 
+    it("are at most three to log in, with the looks at server and table, and one for the first lock",
+       function()
+      behind_proxy() -- the server remembers the password by now
+      between.turns = 0
+      peer:call([[
+        handles.manager = assert(hierlock.open(...))
+        return true
+      ]], between.dsn, { buckets = store.options.buckets })
+      assert.is_true(between.turns <= 3, between.turns .. " to log in")
+      between.turns = 0
+      peer:call([[
+        handles.h = assert(handles.manager:acquire {"u1", "a1", "r1"})
+        return true
+      ]])
+      assert.equal(1, between.turns)
+    end)
+
+    it("do not keep a wait from being short: a new connection over a slow line is made, and used", function()
+      behind_proxy()
+      peer:acquire("h", "acquire", { "u1" }):result() -- its connection was made by `open`
+      between.delay(120)
+      for i, timeout in ipairs { 0.2, 0.05, 0 } do
+        assert.is_true(peer:acquire("h" .. i, "acquire", { "v" .. i }, { timeout = timeout }):result())
+      end
+      between.delay(0)
+    end)
+
+    it("may take long: what connecting has taken before, it may take again", function()
+      behind_proxy()
+      between.delay(400)
+      assert.is_true(peer:call([[
+        handles.manager = assert(hierlock.open(...))
+        handles.h = assert(handles.manager:acquire {"u1"})
+        handles.i = assert(handles.manager:acquire({"u2"}, {timeout = 0.2}))
+        return true
+      ]], between.dsn, { buckets = store.options.buckets }))
+      between.delay(0)
+    end)
+
     it("are one to acquire, and none to wait for on release", function()
       behind_proxy()
       warm_up()
@@ -111,6 +150,21 @@ support.each_server(function(store)
         assert.equal("ROLLBACK", commands[2])
       end
     end)
+
+    if store.name == "mariadb" then
+      it("are not more for a try, which brings a limit of its own after a very short wait", function()
+        behind_proxy { pool_size = 1 }
+        warm_up()
+        lock_and_unlock(1, { timeout = 0 })
+        lock_and_unlock(1, { timeout = 0.05 })
+        between.take()
+        lock_and_unlock(1, { timeout = 0 })
+        local commands = between.take()
+        assert.equal(2, #commands)
+        local limit = tonumber(commands[1]:match("max_statement_time=([%d.]+)"))
+        assert.is_true(limit and limit >= 0.5, commands[1])
+      end)
+    end
 
     it("are none to look whether a lock stands, and one to be sure", function()
       behind_proxy()

@@ -38,12 +38,15 @@ end
 -- Returns a table: `dsn`, for clients; `commands`, a list of {name, text, connection};
 -- `hold(n [, bytes])`, which keeps the answers of the n-th connection back until
 -- `let(n)`, all but the first so many bytes; `drip(n, ms)`: from then on its answers
--- come in single bytes, each so much later than the one before; `freeze()`: nothing
+-- come in single bytes, each so much later than the one before, or those of all later
+-- connections, without n; `freeze()`: nothing
 -- more goes through the connections that there are, in either direction, and none
 -- ends; `cut()`: likewise, and new ones get no answer either; `refuse(n)`: only so many
--- more connections are let through, and others are ended at once; `close()`.
+-- more connections are let through, and others are ended at once; `delay(ms)`: each
+-- answer comes so much later; `turns`: how often a client has said something after an
+-- answer, or at first; `sent`: all that clients have said; `close()`.
 function proxy.open(store, rewrite, tls, own_port)
-  local self = { commands = {}, connections = {} }
+  local self = { commands = {}, connections = {}, turns = 0, sent = "" }
   local server = uv.new_tcp()
   local port = tonumber(store.dsn:match(":(%d+)[/)]"))
   assert(server:bind("127.0.0.1", own_port or 0))
@@ -65,6 +68,7 @@ function proxy.open(store, rewrite, tls, own_port)
     self.connections[n] = connection
     assert(server:accept(client))
     connection.finish, connection.tell = finish, tell
+    if self.drips then self.drip(n, self.drips) end
     if self.allowed then
       if self.allowed == 0 then return finish() end
       self.allowed = self.allowed - 1
@@ -74,6 +78,9 @@ function proxy.open(store, rewrite, tls, own_port)
       client:read_start(function(_, data)
         if self.is_cut or connection.frozen then return end
         if not data then return finish() end
+        if connection.answered then self.turns = self.turns + 1 end
+        connection.answered = false
+        self.sent = self.sent .. data
         buffer = tls and "" or note_commands(buffer .. data, function(name, text)
           self.commands[#self.commands + 1] = { name = name, text = text, connection = n }
         end)
@@ -83,13 +90,19 @@ function proxy.open(store, rewrite, tls, own_port)
         if self.is_cut or connection.frozen or (connection.held and not data) then return end
         if not data then return finish() end
         if rewrite then data = rewrite(data, first) end
-        first = false
+        first, connection.answered = false, true
         if connection.held then
           tell(data:sub(1, connection.passes))
           connection.kept[#connection.kept + 1] = data:sub(connection.passes + 1)
           connection.passes = math.max(0, connection.passes - #data)
         elseif connection.timer then
           for i = 1, #data do connection.kept[#connection.kept + 1] = data:sub(i, i) end
+        elseif self.late then
+          local timer = uv.new_timer()
+          timer:start(self.late, 0, function()
+            timer:close()
+            tell(data)
+          end)
         else
           tell(data)
         end
@@ -103,6 +116,7 @@ function proxy.open(store, rewrite, tls, own_port)
     for _, connection in ipairs(self.connections) do connection.frozen = true end
   end
   function self.refuse(n) self.allowed = n end
+  function self.delay(ms) self.late = ms end
   function self.hold(n, bytes)
     local connection = self.connections[n]
     connection.held, connection.passes = true, bytes or 0
@@ -114,6 +128,10 @@ function proxy.open(store, rewrite, tls, own_port)
     connection.kept = {}
   end
   function self.drip(n, ms)
+    if not n then
+      self.drips = ms
+      return
+    end
     local connection = self.connections[n]
     connection.timer = uv.new_timer()
     connection.timer:start(ms, ms, function()

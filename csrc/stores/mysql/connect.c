@@ -117,15 +117,30 @@ int hl__mysql_params(hl__mysql_store *store, hl_error *error) {
 /* ----------------------------------------------------------------- TLS */
 
 #ifdef HL_CONNECTOR_C
-/* Connector/C encrypts only when it is told to, checks the chain when there is
-   a CA, and silently goes on in plain text on a server without TLS unless the
-   certificate is to be verified; hence tls_check. */
+/* Connector/C encrypts only when it is told to, and checks the chain when there is
+   a CA. On a server without TLS it silently goes on in plain text, unless the
+   certificate is to be verified, and as it was told to encrypt it believes that
+   it does: for caching_sha2_password it then sends the password itself. Hence
+   greeting_check and tls_check. */
 static void tls_options(const hl__mysql_store *store, MYSQL *mysql) {
   my_bool yes = 1;
   if (store->tls == HL__TLS_OFF) return;
   (void)mysql_optionsv(mysql, MYSQL_OPT_SSL_ENFORCE, &yes);
   if (store->tls == HL__TLS_VERIFY_IDENTITY)
     (void)mysql_optionsv(mysql, MYSQL_OPT_SSL_VERIFY_SERVER_CERT, &yes);
+}
+
+/* The server offers no TLS, and none is required. */
+static void tls_give_up(MYSQL *mysql) {
+  static const enum mysql_option files[] = {
+      MYSQL_OPT_SSL_KEY,    MYSQL_OPT_SSL_CERT, MYSQL_OPT_SSL_CA,
+      MYSQL_OPT_SSL_CAPATH, MYSQL_OPT_SSL_CIPHER};
+  my_bool no = 0;
+  /* Each of these would switch it on again. */
+  for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+    (void)mysql_optionsv(mysql, files[i], NULL);
+  (void)mysql_optionsv(mysql, MYSQL_OPT_SSL_VERIFY_SERVER_CERT, &no);
+  (void)mysql_optionsv(mysql, MYSQL_OPT_SSL_ENFORCE, &no);
 }
 #else
 static void tls_options(const hl__mysql_store *store, MYSQL *mysql) {
@@ -144,11 +159,14 @@ static void tls_options(const hl__mysql_store *store, MYSQL *mysql) {
 }
 #endif
 
-static int tls_check(hl__mysql_session *session, hl_error *error) {
-  session->tls = mysql_get_ssl_cipher(session->mysql) != NULL;
-  if (session->tls || session->store->tls <= HL__TLS_PREFERRED) return HL_OK;
+static int tls_error(hl_error *error) {
   return hl__error(error, HL_ECONNECTION,
                    "the server offers no TLS, which the DSN requires");
+}
+
+static int tls_check(const hl__mysql_session *session, hl_error *error) {
+  if (session->tls || session->store->tls <= HL__TLS_PREFERRED) return HL_OK;
+  return tls_error(error);
 }
 
 /* ---------------------------------------------------------- connecting */
@@ -192,32 +210,139 @@ static int socket_watch(hl__mysql_session *session, int fd) {
    socket that nobody closes in it; and mutexes of the whole process, locked for
    ever: Connector/C holds one while it sets TLS up, OpenSSL has its own. But
    fork() shall not have to wait for a server that hangs, so births are allowed
-   while the library waits for the network; where it does not tell us (during a
-   TLS handshake, and all the time with Oracle's), for connect_timeout at most. */
-#if defined(HL_CONNECTOR_C) && MARIADB_PACKAGE_VERSION_ID >= 30110
-static _Thread_local hl__mysql_session *connecting;
+   while the library waits for the network; with Oracle's, which does not tell us
+   when, fork() waits for connect_timeout at most.
 
-static int wait_io(my_socket fd, my_bool is_read, int timeout)
+   A program that is started (posix_spawn, system) is no birth of which we hear: it
+   keeps what is not close-on-exec. Neither library makes its socket so. We do it
+   the first time that Connector/C waits, which is for the connection itself, a few
+   microseconds after it has made the socket; with Oracle's only after logging
+   in. */
+#if defined(HL_CONNECTOR_C) && MARIADB_PACKAGE_VERSION_ID >= 30110
+/* While a TLS handshake waits in a read, we are not asked. It ends after this, and
+   then we are; ms. */
+#define BLOCKED_MS 20
+
+static _Thread_local hl__mysql_session *waiting;
+
+/* 1: ready, or broken: reading will tell. 0: not before `end`. */
+static int wait_until(int fd, short events, int64_t end) {
+  struct pollfd p = {.fd = fd, .events = events};
+  for (;;) {
+    int64_t left = hl__left_ms(end);
+    int n = poll(&p, 1, left > INT32_MAX ? -1 : (int)left);
+    if (n > 0) return 1;
+    if (n == 0) errno = ETIMEDOUT;
+    if (n == 0 || errno != EINTR) return n;
+  }
+}
+
+/* For as long as we bound its waits, nothing may block elsewhere. */
+static void blocking_set(int fd, bool on) {
+  struct timeval limit = {.tv_usec = on ? 0 : BLOCKED_MS * 1000};
+  int flags = fcntl(fd, F_GETFL);
+  (void)fcntl(fd, F_SETFL, on ? flags & ~O_NONBLOCK : flags | O_NONBLOCK);
+  /* The library makes the socket blocking again when it is connected. */
+  (void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
+  (void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
+}
+
+typedef enum greeting { INCOMPLETE, OTHER, WITH_TLS, WITHOUT_TLS } greeting;
+
+/* What a server says first: size (3 bytes), number, protocol, version with its NUL,
+   connection (4), challenge (8), filler, flags (2). */
+static greeting greeting_read(const unsigned char *data, size_t size) {
+  if (size < 5) return INCOMPLETE;
+  if (data[4] != 10) return OTHER; /* an error, say */
+  const unsigned char *end = memchr(data + 5, 0, size - 5);
+  size_t flags = end ? (size_t)(end - data) + 1 + 4 + 8 + 1 : 0;
+  size_t said = 4 + (data[0] | (size_t)data[1] << 8 | (size_t)data[2] << 16);
+  if ((!end || flags + 2 > size) && said > size) return INCOMPLETE;
+  if (!end || flags + 2 > said) return OTHER;
+  return data[flags + 1] & (CLIENT_SSL >> 8) ? WITH_TLS : WITHOUT_TLS;
+}
+
+/* Waits for the greeting, and looks whether it offers TLS, before the library reads
+   and answers it. 1: go on. */
+static int greeting_check(hl__mysql_session *session, int fd) {
+  unsigned char data[512];
+  greeting found = INCOMPLETE;
+  int domain = AF_UNSPEC;
+  socklen_t size = sizeof domain;
+  if (session->store->tls == HL__TLS_OFF || session->greeted) return 1;
+  struct sockaddr_storage peer;
+  socklen_t peer_size = sizeof peer;
+  (void)getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size);
+  if (domain == AF_UNIX) return 1;
+  /* Reading would take the error away from the library. */
+  if (getpeername(fd, (struct sockaddr *)&peer, &peer_size) != 0) return 1;
+  while (found == INCOMPLETE) {
+    int n = wait_until(fd, POLLIN, session->patience);
+    if (n < 1) return n;
+    ssize_t read = recv(fd, data, sizeof data, MSG_PEEK | MSG_DONTWAIT);
+    if (read <= 0) return 1; /* it has ended: the library will see */
+    found = (size_t)read == sizeof data ? OTHER : INCOMPLETE;
+    greeting said = greeting_read(data, (size_t)read);
+    if (said != INCOMPLETE) found = said;
+    if (found != INCOMPLETE) break;
+    const struct timespec part = {.tv_nsec = 2000000};
+    (void)nanosleep(&part, NULL);
+    if (hl__left_ms(session->patience) == 0) return 0;
+  }
+  session->greeted = true;
+  if (found != WITHOUT_TLS) return 1;
+  if (session->store->tls == HL__TLS_PREFERRED) {
+    tls_give_up(session->mysql);
+    return 1;
+  }
+  session->untrusted = true;
+  return -1;
+}
+
+/* The library's own limits are left out: they are for each wait, and for TLS
+   it takes seconds for milliseconds. */
+static int wait_io(my_socket fd, my_bool is_read, int timeout) {
+  hl__mysql_session *session = waiting;
+  (void)timeout;
+  blocking_set(fd, false);
+  return wait_until(fd, is_read ? POLLIN : POLLOUT, session->patience);
+}
+
+static int wait_connecting(my_socket fd, my_bool is_read, int timeout)
     HL__REQUIRES_SHARED(hl__births) {
-  struct pollfd p = {.fd = fd, .events = is_read ? POLLIN : POLLOUT};
-  int n;
-  if (socket_watch(connecting, fd)) return -1;
+  /* One address that does not answer may be followed by another, whose socket gets
+     the same number: so each time. */
+  (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
+  if (socket_watch(waiting, fd)) return -1;
   hl__fork_allow();
-  do
-    n = poll(&p, 1, timeout > 0 ? timeout : -1);
-  while (n < 0 && errno == EINTR);
-  if (n == 0) errno = ETIMEDOUT;
+  int n = wait_io(fd, is_read, timeout);
+  if (n > 0) n = greeting_check(waiting, fd);
   hl__fork_forbid();
   return n;
 }
 
-static void wait_io_set(hl__mysql_session *session, bool on) {
-  int (*callback)(my_socket, my_bool, int) = on ? wait_io : NULL;
-  connecting = on ? session : NULL;
+static void wait_set(hl__mysql_session *session,
+                     int (*callback)(my_socket, my_bool, int)) {
+  waiting = callback ? session : NULL;
   (void)mysql_optionsv(session->mysql, MARIADB_OPT_IO_WAIT, callback);
+}
+
+static void wait_io_set(hl__mysql_session *session, bool on) {
+  session->greeted = session->untrusted = false;
+  wait_set(session, on ? wait_connecting : NULL);
+  if (!on && session->fd >= 0) blocking_set(session->fd, true);
+}
+
+void hl__mysql_waits_bound(hl__mysql_session *session, bool on) {
+  wait_set(session, on ? wait_io : NULL);
+  blocking_set(session->fd, !on);
 }
 #else
 static void wait_io_set(hl__mysql_session *session, bool on) {
+  (void)session, (void)on;
+}
+
+void hl__mysql_waits_bound(hl__mysql_session *session, bool on) {
   (void)session, (void)on;
 }
 #endif
@@ -225,7 +350,6 @@ static void wait_io_set(hl__mysql_session *session, bool on) {
 static void options_set(hl__mysql_store *store, MYSQL *mysql,
                         int64_t deadline) {
   int64_t left = hl__left_ms(deadline);
-  if (left > store->connect_timeout) left = store->connect_timeout;
   unsigned seconds = (unsigned)((left + 999) / 1000);
   if (seconds < 1) seconds = 1;
   (void)mysql_options(mysql, MYSQL_OPT_CONNECT_TIMEOUT, &seconds);
@@ -256,12 +380,15 @@ static int log_in(hl__mysql_session *session, hl_error *error) {
   const char *host = dsn->socket ? NULL : dsn->host;
   if (!host && !dsn->socket && !store->my_cnf_group) host = "127.0.0.1";
 
+  session->tls = true; /* perhaps: see hl__sigpipe_begin */
+  hl__sigpipe guard = hl__sigpipe_begin(session);
   hl__fork_forbid();
   wait_io_set(session, true);
   if (!mysql_real_connect(session->mysql, host, dsn->user, dsn->password,
                           dsn->database, dsn->socket ? 0 : dsn->port,
                           dsn->socket, CLIENT_MULTI_STATEMENTS)) {
     status = hl__mysql_error(session, NULL, "connect", error);
+    if (session->untrusted) status = tls_error(error);
     /* The library has closed it: its number may be another file's. */
     if (session->fd >= 0) hl__fork_unwatch(session->fd);
     session->fd = -1;
@@ -274,6 +401,7 @@ static int log_in(hl__mysql_session *session, hl_error *error) {
   }
   wait_io_set(session, false);
   hl__fork_allow();
+  hl__sigpipe_end(guard);
   return status;
 }
 
@@ -287,13 +415,15 @@ int hl__mysql_connect(hl__mysql_store *store, int64_t deadline,
   session->base.store = &store->base;
   session->store = store;
   session->fd = -1;
+  session->patience = hl__now_ms() + store->connect_timeout;
+  if (session->patience > deadline) session->patience = deadline;
   atomic_init(&session->interrupted, false);
   session->mysql = mysql_init(NULL);
   if (!session->mysql) {
     status = hl__error_memory(error);
     goto out;
   }
-  options_set(store, session->mysql, deadline);
+  options_set(store, session->mysql, session->patience);
 
   status = log_in(session, error);
   if (status) goto out;

@@ -26,18 +26,28 @@ static hl__mysql_session *session_of(hl_session *session) {
   return (hl__mysql_session *)session;
 }
 
-static void library_init(void) { (void)mysql_library_init(0, NULL, NULL); }
+/* The library sets SIGPIPE to be ignored: the host may have other wishes. */
+static void library_init(void) {
+  struct sigaction before;
+  bool known = sigaction(SIGPIPE, NULL, &before) == 0;
+  (void)mysql_library_init(0, NULL, NULL);
+  if (known) (void)sigaction(SIGPIPE, &before, NULL);
+}
 
 void hl__mysql_library_init(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   (void)pthread_once(&once, library_init);
 }
 
+/* A connection that could be made is not given up for a short wait, or no wait over
+   a slow line would ever get one: it may take thrice as long as the last one. */
 static int connect_verified(hl__mysql_store *store, int64_t deadline,
                             hl__mysql_session **session, hl_error *error) {
+  int64_t begun = hl__now_ms();
+  int64_t usual = hl__deadline(begun, 3 * atomic_load(&store->connecting));
+  if (deadline < usual) deadline = usual;
   int status = hl__mysql_connect(store, deadline, session, error);
   if (status == HL_OK) {
-    (*session)->patience = deadline;
     status = hl__mysql_verify(*session, error);
     if (status == HL_OK) status = hl__mysql_identify(*session, error);
     if (status == HL_TIMEOUT) /* of a table's metadata lock, say */
@@ -47,6 +57,8 @@ static int connect_verified(hl__mysql_store *store, int64_t deadline,
   if (status) {
     hl__mysql_disconnect(*session);
     *session = NULL;
+  } else {
+    atomic_store(&store->connecting, hl__now_ms() - begun);
   }
   return status;
 }

@@ -12,9 +12,12 @@
  *     connection.c a connection for administration, for the command `hierlock`
  *     module.c     the Lua module that hands the store to the core
  *
- * The session of a server:  connect, look (server.c), SET; then many times
- * { lock statement, ROLLBACK }. With autocommit off and READ COMMITTED, the lock
- * statement begins a transaction by itself, and no gap is ever locked.
+ * The session of a server:  connect, SET and look (server.c); then many times
+ * { lock statement, ROLLBACK }. With autocommit off, which is sent with the first
+ * lock statement, this begins a transaction by itself. In READ COMMITTED no gap is
+ * ever locked. A server that logs statements (binlog_format=STATEMENT) locks no row
+ * exclusively in READ COMMITTED; there it is REPEATABLE READ, which locks the same
+ * rows, and a gap only where a row is missing, until the ROLLBACK that follows.
  */
 #ifndef HIERLOCK_MYSQL_STORE_H
 #define HIERLOCK_MYSQL_STORE_H
@@ -52,6 +55,7 @@ typedef struct hl__mysql_store {
   hl__tls tls;
   const char *tls_ca, *tls_cert, *tls_key, *my_cnf_group; /* NULL: none */
   int64_t connect_timeout; /* ms */
+  atomic_int_fast64_t connecting; /* how long it took the last time; ms */
   char table[HL__MYSQL_NAME_MAX + 1];
   pthread_mutex_t mutex;
   /* Connected by open, for the first session. */
@@ -95,6 +99,9 @@ struct hl__mysql_session {
   bool tls;
   unsigned long id;            /* the connection's number at the server */
   char server[HL__SERVER_MAX]; /* which has given it; "": not asked yet */
+  /* While it connects: the server has said whether it offers TLS; it does not, and
+     must. */
+  bool greeted, untrusted;
   /* A ROLLBACK or a sign of life was sent, and its answer not yet read. The
      client libraries do not notice when another command is sent before: they
      take the old answer for the new one's. */
@@ -106,6 +113,10 @@ struct hl__mysql_session {
   int64_t patience; /* hl__mysql_query waits until then; hl__now_ms */
   bool unprepared;  /* the server has refused to prepare: no more tries */
   atomic_bool interrupted;
+  bool begun;      /* autocommit is off: a lock statement begins a transaction */
+  bool repeatable; /* in REPEATABLE READ instead of READ COMMITTED: see below */
+  bool in_transaction; /* after a lock statement: as the server says */
+  int64_t looked; /* the table was of InnoDB then; hl__lease_ms */
   int64_t wait; /* the session's time limits on the server; ms */
   uint64_t clock;
   hl__shape shapes[HL__SHAPES_MAX];
@@ -127,9 +138,13 @@ void hl__mysql_library_init(void);
 
 /* Reads the DSN's parameters into the store. HL_OK or HL_EDSN. */
 int hl__mysql_params(hl__mysql_store *store, hl_error *error);
-/* Connects and logs in; nothing else. */
+/* Connects and logs in; nothing else. Until the deadline, or for connect_timeout if
+   that is shorter; session->patience is left at this moment. */
 int hl__mysql_connect(hl__mysql_store *store, int64_t deadline,
                       hl__mysql_session **session, hl_error *error);
+/* On: until it is off again, the client library reads on this connection until
+   session->patience at the latest. By this thread. */
+void hl__mysql_waits_bound(hl__mysql_session *session, bool on);
 /* Closes politely, without waiting; frees. */
 void hl__mysql_disconnect(hl__mysql_session *session);
 
@@ -145,6 +160,18 @@ int hl__mysql_verify_server(hl__mysql_session *session, hl_error *error);
 /* The same, and whether the table is the one that the layout needs; sets the
    session up. */
 int hl__mysql_verify(hl__mysql_session *session, hl_error *error);
+
+/* The statement that asks for the table's engine; its length, less than
+   HL__MYSQL_TABLE_SQL. */
+#define HL__MYSQL_TABLE_SQL 384
+int hl__mysql_table_sql(const hl__mysql_session *session, char *out,
+                        size_t size);
+/* What its result says of the table: HL_OK, HL_EUNSAFE_SERVER (an engine that locks
+   no rows), HL_ENOT_PROVISIONED, HL_EDSN. Notes when the session has looked. */
+int hl__mysql_table_refuse(hl__mysql_session *session, MYSQL_RES *result,
+                           hl_error *error);
+/* Both, in a trip of its own. */
+int hl__mysql_table_check(hl__mysql_session *session, hl_error *error);
 
 /* ---- statement.c */
 

@@ -18,6 +18,7 @@ typedef struct server {
   bool read_only, super_read_only, innodb_read_only;
   bool galera;
   bool group, group_single_primary;
+  bool log_bin, statement_log;
 } server;
 
 /* A connection's number means something only to the server that gave it, and only
@@ -53,18 +54,15 @@ static bool is_on(const char *value) {
   return strcmp(value, "ON") == 0 || strcmp(value, "1") == 0;
 }
 
-static int server_ask(hl__mysql_session *session, server *found,
-                      hl_error *error) {
-  static const char sql[] =
-      "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version','read_only',"
-      "'super_read_only','innodb_read_only','wsrep_on',"
-      "'group_replication_group_name','group_replication_single_primary_mode')";
-  MYSQL_RES *result;
+static const char variables_sql[] =
+    "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version','read_only',"
+    "'super_read_only','innodb_read_only','wsrep_on','log_bin','binlog_format',"
+    "'group_replication_group_name','group_replication_single_primary_mode')";
+
+static void variables_read(MYSQL_RES *result, server *found) {
   MYSQL_ROW row;
   memset(found, 0, sizeof *found);
-  int status = hl__mysql_query(session, sql, sizeof sql - 1, &result, error);
-  if (status) return status;
-  while (result && (row = mysql_fetch_row(result))) {
+  while ((row = mysql_fetch_row(result))) {
     const char *name = row[0], *value = row[1] ? row[1] : "";
     if (strcmp(name, "version") == 0)
       (void)snprintf(found->version, sizeof found->version, "%s", value);
@@ -77,13 +75,15 @@ static int server_ask(hl__mysql_session *session, server *found,
       found->innodb_read_only = is_on(value);
     else if (strcmp(name, "wsrep_on") == 0)
       found->galera = is_on(value);
+    else if (strcmp(name, "log_bin") == 0)
+      found->log_bin = is_on(value);
+    else if (strcmp(name, "binlog_format") == 0)
+      found->statement_log = strcmp(value, "STATEMENT") == 0;
     else if (strcmp(name, "group_replication_group_name") == 0)
       found->group = *value;
     else if (strcmp(name, "group_replication_single_primary_mode") == 0)
       found->group_single_primary = is_on(value);
   }
-  mysql_free_result(result);
-  return HL_OK;
 }
 
 static int version_refuse(const hl__mysql_session *session,
@@ -125,64 +125,80 @@ static int server_refuse(const server *found, hl_error *error) {
    transaction to two servers. ProxySQL answers the text SELECT CONNECTION_ID(),
    and no other, by itself, with the number of its greeting (handler of COM_QUERY in
    its MySQL_Session.cpp); so it is asked in other words. */
-static int proxy_refuse(hl__mysql_session *session, hl_error *error) {
-  MYSQL_RES *result;
-  static const char sql[] = "SELECT 0+CONNECTION_ID()";
-  int status = hl__mysql_query(session, sql, sizeof sql - 1, &result, error);
-  if (status) return status;
+static const char connection_sql[] = "SELECT 0+CONNECTION_ID()";
+
+static int proxy_refuse(const hl__mysql_session *session, MYSQL_RES *result,
+                        hl_error *error) {
   MYSQL_ROW row = mysql_fetch_row(result);
-  bool same = row && row[0] &&
-              strtoul(row[0], NULL, 10) == mysql_thread_id(session->mysql);
-  mysql_free_result(result);
-  if (same) return HL_OK;
+  if (row && row[0] &&
+      strtoul(row[0], NULL, 10) == mysql_thread_id(session->mysql))
+    return HL_OK;
   return hl__error(error, HL_EUNSAFE_SERVER,
                    "a proxy stands before the server, and may send locks "
                    "elsewhere: connect to the server itself");
 }
 
+/* It has a limit of its own: the session's may be that of a very short wait. */
+int hl__mysql_table_sql(const hl__mysql_session *session, char *out,
+                        size_t size) {
+  bool mariadb = session->dialect == HL_MARIADB;
+  return snprintf(out, size,
+                  "%sSELECT%s DATABASE(),(SELECT ENGINE FROM "
+                  "information_schema.TABLES WHERE TABLE_SCHEMA=DATABASE() "
+                  "AND TABLE_NAME='%s' AND TABLE_TYPE='BASE TABLE')",
+                  mariadb ? "SET STATEMENT max_statement_time=1 FOR " : "",
+                  mariadb ? "" : " /*+ MAX_EXECUTION_TIME(1000) */",
+                  session->store->table);
+}
+
 /* Rows of any engine but InnoDB are not locked at all. */
-static int table_check(hl__mysql_session *session, hl_error *error) {
+int hl__mysql_table_refuse(hl__mysql_session *session, MYSQL_RES *result,
+                           hl_error *error) {
   const char *table = session->store->table;
-  char sql[256];
-  MYSQL_RES *result;
-  int n = snprintf(sql, sizeof sql,
-                   "SELECT DATABASE(),(SELECT ENGINE FROM "
-                   "information_schema.TABLES WHERE TABLE_SCHEMA=DATABASE() "
-                   "AND TABLE_NAME='%s' AND TABLE_TYPE='BASE TABLE')",
-                   table);
-  int status = hl__mysql_query(session, sql, (size_t)n, &result, error);
-  if (status) return status;
   MYSQL_ROW row = mysql_fetch_row(result);
   if (!row || !row[0])
-    status = hl__error(error, HL_EDSN, "the DSN names no database");
-  else if (!row[1])
-    status = hl__error(error, HL_ENOT_PROVISIONED,
-                       "there is no table %s in database %.64s (or no "
-                       "privilege to see it); run `hierlock provision`",
-                       table, row[0]);
-  else if (strcmp(row[1], "InnoDB") != 0)
-    status = hl__error(error, HL_EUNSAFE_SERVER,
-                       "the table %s is of engine %.32s, which locks no rows; "
-                       "it must be InnoDB",
-                       table, row[1]);
+    return hl__error(error, HL_EDSN, "the DSN names no database");
+  if (!row[1])
+    return hl__error(error, HL_ENOT_PROVISIONED,
+                     "there is no table %s in database %.64s (or no "
+                     "privilege to see it); run `hierlock provision`",
+                     table, row[0]);
+  if (strcmp(row[1], "InnoDB") != 0)
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "the table %s is of engine %.32s, which locks no rows; "
+                     "it must be InnoDB",
+                     table, row[1]);
+  session->looked = hl__lease_ms();
+  return HL_OK;
+}
+
+int hl__mysql_table_check(hl__mysql_session *session, hl_error *error) {
+  char sql[HL__MYSQL_TABLE_SQL];
+  MYSQL_RES *result;
+  int n = hl__mysql_table_sql(session, sql, sizeof sql);
+  int status = hl__mysql_query(session, sql, (size_t)n, &result, error);
+  if (status) return status;
+  status = hl__mysql_table_refuse(session, result, error);
   mysql_free_result(result);
   return status;
 }
 
+/* Last of all, as there may be no such table. */
+static int layout_sql(const hl__mysql_session *session, char *out,
+                      size_t size) {
+  return snprintf(out, size,
+                  "SELECT buckets,levels FROM hier_lock_meta WHERE "
+                  "table_name='%s'",
+                  session->store->table);
+}
+
 /* Compares with what the table was provisioned for; without a record, with the
-   defaults, so that tables made by others keep working. */
-static int layout_check(hl__mysql_session *session, hl_error *error) {
+   defaults, so that tables made by others keep working. result: NULL where there
+   is no hier_lock_meta. */
+static int layout_refuse(const hl__mysql_session *session, MYSQL_RES *result,
+                         hl_error *error) {
   const hl_layout *layout = session->store->config->layout;
-  char sql[256];
   char levels[HL_LEVELS_MAX * (HL_LEVEL_NAME_MAX + 1)] = "";
-  MYSQL_RES *result = NULL;
-  int n = snprintf(sql, sizeof sql,
-                   "SELECT buckets,levels FROM hier_lock_meta WHERE "
-                   "table_name='%s'",
-                   session->store->table);
-  int status = hl__mysql_query(session, sql, (size_t)n, &result, error);
-  if (status == HL_ENOT_PROVISIONED) status = HL_OK; /* no such table */
-  if (status) return status;
   MYSQL_ROW row = result ? mysql_fetch_row(result) : NULL;
   bool recorded = row && row[0] && row[1];
   unsigned long buckets =
@@ -192,94 +208,156 @@ static int layout_check(hl__mysql_session *session, hl_error *error) {
     if (i) strcat(levels, ",");
     strcat(levels, hl_layout_name(layout, i));
   }
-  if (buckets != hl_layout_buckets(layout) ||
-      strcmp(recorded_levels, levels) != 0)
-    status = hl__error(
-        error, HL_EMISMATCH,
-        "the table %s has %lu buckets for each of the levels %.80s%s; this "
-        "program wants %u for %.80s",
-        session->store->table, buckets, recorded_levels,
-        recorded ? "" : " (the defaults: hier_lock_meta does not say)",
-        hl_layout_buckets(layout), levels);
-  if (result) mysql_free_result(result);
-  return status;
-}
-
-/* All that the server's administrator may have changed and that we rely on.
-   After `wait_timeout` of silence the server frees our locks: the lease. */
-static int session_set(hl__mysql_session *session, hl_error *error) {
-  const hl_store_config *config = session->store->config;
-  char sql[768], limits[160];
-  MYSQL_RES *result;
-  static const char isolation[] =
-      "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE";
-  int status =
-      hl__mysql_query(session, isolation, sizeof isolation - 1, &result, error);
-  if (status) return status;
-  /* As statement.c will want it for a wait of the usual length. */
-  session->wait = 1 + (config->timeout > HL__MYSQL_WAIT_MAX ? HL__MYSQL_WAIT_MAX
-                                                            : config->timeout);
-  (void)hl__mysql_limits(session, session->wait, limits, sizeof limits);
-  int64_t lease = (config->hold_timeout + 999) / 1000;
-  int n = snprintf(sql, sizeof sql,
-                   "SET SESSION autocommit=0,completion_type=0,"
-                   "sql_select_limit=18446744073709551615,"
-                   "sql_big_selects=1,wait_timeout=%lld,"
-                   "%s%s",
-                   (long long)lease, limits,
-                   session->dialect == HL_MARIADB
-                       ? ",idle_transaction_timeout=0,"
-                         "idle_readonly_transaction_timeout=0,"
-                         "idle_write_transaction_timeout=0"
-                       : "");
-  return hl__mysql_query(session, sql, (size_t)n, &result, error);
+  if (buckets == hl_layout_buckets(layout) &&
+      strcmp(recorded_levels, levels) == 0)
+    return HL_OK;
+  return hl__error(
+      error, HL_EMISMATCH,
+      "the table %s has %lu buckets for each of the levels %.80s%s; this "
+      "program wants %u for %.80s",
+      session->store->table, buckets, recorded_levels,
+      recorded ? "" : " (the defaults: hier_lock_meta does not say)",
+      hl_layout_buckets(layout), levels);
 }
 
 /* Tokens begin with the second of the server's start. One that was killed and
    started again within a second would give the same ones again; so no session is
    used before the second after the start. */
-static int tokens_wait(hl__mysql_session *session, hl_error *error) {
-  static const char uptime[] = "SHOW GLOBAL STATUS LIKE 'Uptime'";
-  MYSQL_RES *result;
-  for (;;) {
-    int status =
-        hl__mysql_query(session, uptime, sizeof uptime - 1, &result, error);
-    if (status) return status;
-    MYSQL_ROW row = result ? mysql_fetch_row(result) : NULL;
-    bool young = row && row[1] && strcmp(row[1], "0") == 0;
-    mysql_free_result(result);
-    if (!young) return HL_OK;
-    const struct timespec moment = {.tv_nsec = 50000000};
-    (void)nanosleep(&moment, NULL);
-  }
+static const char uptime_sql[] = "SHOW GLOBAL STATUS LIKE 'Uptime'";
+
+static bool is_young(MYSQL_RES *result) {
+  MYSQL_ROW row = mysql_fetch_row(result);
+  return row && row[1] && strcmp(row[1], "0") == 0;
 }
 
-/* Looking began a transaction, and the server's defaults may have begun one
-   before: neither may be the first lock's. */
-static int session_begin(hl__mysql_session *session, hl_error *error) {
-  MYSQL_RES *result;
-  return hl__mysql_query(session, "ROLLBACK", 8, &result, error);
+static int tokens_wait(hl__mysql_session *session, hl_error *error) {
+  bool young = true;
+  while (young) {
+    const struct timespec moment = {.tv_nsec = 50000000};
+    MYSQL_RES *result;
+    (void)nanosleep(&moment, NULL);
+    int status = hl__mysql_query(session, uptime_sql, sizeof uptime_sql - 1,
+                                 &result, error);
+    if (status) return status;
+    young = result && is_young(result);
+    mysql_free_result(result);
+  }
+  return HL_OK;
+}
+
+/* The assignments of all that the server's administrator may have changed and that
+   we rely on; but for those that statement.c sends with the first lock. After
+   `wait_timeout` of silence the server frees our locks: the lease. */
+static void session_sql(hl__mysql_session *session, char *out, size_t size) {
+  const hl_store_config *config = session->store->config;
+  char limits[160];
+  /* As statement.c will want it for a wait of the usual length. */
+  session->wait = 1 + (config->timeout > HL__MYSQL_WAIT_MAX ? HL__MYSQL_WAIT_MAX
+                                                            : config->timeout);
+  (void)hl__mysql_limits(session, session->wait, limits, sizeof limits);
+  int64_t lease = (config->hold_timeout + 999) / 1000;
+  (void)snprintf(out, size,
+                 "SET SESSION autocommit=1,completion_type=0,"
+                 "sql_select_limit=18446744073709551615,"
+                 "sql_big_selects=1,wait_timeout=%lld,"
+                 "%s%s",
+                 (long long)lease, limits,
+                 session->dialect == HL_MARIADB
+                     ? ",idle_transaction_timeout=0,"
+                       "idle_readonly_transaction_timeout=0,"
+                       "idle_write_transaction_timeout=0"
+                     : "");
+}
+
+/* The result of the next statement of several; NULL: it has none. */
+static int next_result(hl__mysql_session *session, MYSQL_RES **result,
+                       hl_error *error) {
+  *result = NULL;
+  hl__sigpipe guard = hl__sigpipe_begin(session);
+  bool failed = mysql_next_result(session->mysql) != 0;
+  if (!failed) *result = mysql_store_result(session->mysql);
+  hl__sigpipe_end(guard);
+  if (failed || (!*result && mysql_field_count(session->mysql)))
+    return hl__mysql_error(session, NULL, "query the server", error);
+  return HL_OK;
+}
+
+/* By its greeting, as an old server would not understand what is asked next; and
+   later by what it says itself, as a proxy may have greeted us. */
+static int greeting_refuse(const hl__mysql_session *session, hl_error *error) {
+  return version_refuse(session, mysql_get_server_info(session->mysql), error);
+}
+
+static int variables_refuse(hl__mysql_session *session, MYSQL_RES *result,
+                            hl_error *error) {
+  server found;
+  variables_read(result, &found);
+  session->repeatable = found.log_bin && found.statement_log;
+  int status = version_refuse(session, found.version, error);
+  return status ? status : server_refuse(&found, error);
 }
 
 int hl__mysql_verify_server(hl__mysql_session *session, hl_error *error) {
-  server found;
-  int status = server_ask(session, &found, error);
-  if (status == HL_OK) status = version_refuse(session, found.version, error);
-  if (status == HL_OK) status = server_refuse(&found, error);
-  if (status == HL_OK) status = proxy_refuse(session, error);
+  MYSQL_RES *result = NULL;
+  int status = greeting_refuse(session, error);
+  if (status) return status;
+  status = hl__mysql_query(session, variables_sql, sizeof variables_sql - 1,
+                           &result, error);
+  if (status == HL_OK) status = variables_refuse(session, result, error);
+  mysql_free_result(result);
+  if (status) return status;
+  status = hl__mysql_query(session, connection_sql, sizeof connection_sql - 1,
+                           &result, error);
+  if (status == HL_OK) status = proxy_refuse(session, result, error);
+  mysql_free_result(result);
   return status;
 }
 
+/* One round trip, as connecting over a slow line takes long enough. Autocommit is
+   on till the first lock, so that looking leaves no transaction. */
 int hl__mysql_verify(hl__mysql_session *session, hl_error *error) {
-  /* By its greeting, as an old one would not understand what is asked next; and
-     later by what it says itself, as a proxy may have greeted us. */
-  int status =
-      version_refuse(session, mysql_get_server_info(session->mysql), error);
-  if (status == HL_OK) status = session_set(session, error);
-  if (status == HL_OK) status = hl__mysql_verify_server(session, error);
-  if (status == HL_OK) status = table_check(session, error);
-  if (status == HL_OK) status = layout_check(session, error);
-  if (status == HL_OK) status = tokens_wait(session, error);
-  if (status == HL_OK) status = session_begin(session, error);
+  enum { SET, VARIABLES, CONNECTION, UPTIME, TABLE, LAYOUT, QUESTIONS };
+  char set[512], table[HL__MYSQL_TABLE_SQL], layout[192];
+  char sql[sizeof set + sizeof variables_sql + sizeof connection_sql +
+           sizeof uptime_sql + sizeof table + sizeof layout + QUESTIONS];
+  MYSQL_RES *result = NULL;
+  bool young = false;
+  int status = greeting_refuse(session, error);
+  if (status) return status;
+  session_sql(session, set, sizeof set);
+  (void)hl__mysql_table_sql(session, table, sizeof table);
+  (void)layout_sql(session, layout, sizeof layout);
+  int n = snprintf(sql, sizeof sql, "%s;%s;%s;%s;%s;%s", set, variables_sql,
+                   connection_sql, uptime_sql, table, layout);
+  hl__mysql_waits_bound(session, true);
+  status = hl__mysql_query(session, sql, (size_t)n, &result, error);
+  for (int i = VARIABLES; i < QUESTIONS && status == HL_OK; i++) {
+    mysql_free_result(result);
+    status = next_result(session, &result, error);
+    if (status == HL_ENOT_PROVISIONED && i == LAYOUT) status = HL_OK;
+    if (status) break;
+    switch (i) {
+    case VARIABLES:
+      status = variables_refuse(session, result, error);
+      break;
+    case CONNECTION:
+      status = proxy_refuse(session, result, error);
+      break;
+    case UPTIME:
+      young = is_young(result);
+      break;
+    case TABLE:
+      status = hl__mysql_table_refuse(session, result, error);
+      break;
+    case LAYOUT:
+      status = layout_refuse(session, result, error);
+      break;
+    default:
+      break;
+    }
+  }
+  mysql_free_result(result);
+  if (status == HL_OK && young) status = tokens_wait(session, error);
+  hl__mysql_waits_bound(session, false);
   return status;
 }

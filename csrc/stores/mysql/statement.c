@@ -21,6 +21,11 @@
  *   read-only while we are connected to it.
  * - A row that is missing is no error to the server, and locks nothing. So the
  *   rows that come back are counted.
+ * - An ALTER TABLE may give the table to an engine that locks no rows. It waits
+ *   for those who hold, so the engine cannot change while a lock is held. With an
+ *   engine without transactions the server says that none is open: looked at on
+ *   each grant. MariaDB's Aria says that one is; so every LOOK_AGAIN_MS the session
+ *   asks for the engine, behind the lock statement and in the same trip.
  */
 #include "mysql_store.h"
 
@@ -28,6 +33,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <stdio.h>
 #include <string.h>
 
 /* Rows of one statement; more are locked by several, in the same order. */
@@ -38,6 +44,8 @@
 #define WAIT_SLACK_MS 4
 /* The whole-second limits, a second net behind the exact one. */
 #define NET_SECONDS 2
+/* For so long a session believes that the table is still of InnoDB. */
+#define LOOK_AGAIN_MS 10000
 
 /* --------------------------------------------------------------- text */
 
@@ -59,7 +67,7 @@ static void put(text *t, const char *format, ...) {
 
 static bool text_new(text *t, size_t rows, size_t tag_size) {
   t->used = 0;
-  t->capacity = 512 + rows * (200 + HL__MYSQL_NAME_MAX) + 2 * tag_size;
+  t->capacity = 1024 + rows * (200 + HL__MYSQL_NAME_MAX) + 2 * tag_size;
   t->data = malloc(t->capacity);
   return t->data != NULL;
 }
@@ -197,6 +205,12 @@ static int shape_find(hl__mysql_session *session, const hl_row *rows, size_t n,
   return HL_OK;
 }
 
+/* After a lock statement. */
+static void transaction_note(hl__mysql_session *session) {
+  session->in_transaction =
+      session->mysql->server_status & SERVER_STATUS_IN_TRANS;
+}
+
 static int execute_prepared(hl__mysql_session *session, MYSQL_STMT *statement,
                             const hl_row *rows, size_t n, size_t *count,
                             hl_error *error) {
@@ -207,6 +221,7 @@ static int execute_prepared(hl__mysql_session *session, MYSQL_STMT *statement,
     return hl__mysql_error(session, statement, "lock rows", error);
   int fetched;
   while ((fetched = mysql_stmt_fetch(statement)) == 0) (*count)++;
+  transaction_note(session);
   int status = HL_OK;
   if (fetched != MYSQL_NO_DATA)
     status = hl__mysql_error(session, statement, "lock rows", error);
@@ -230,12 +245,13 @@ int hl__mysql_limits(const hl__mysql_session *session, int64_t wait, char *out,
                   exact, seconds, seconds);
 }
 
-/* The result behind that of `SET ...;`, or the only one. */
-static int text_result(hl__mysql_session *session, bool second, size_t *count,
+/* The result behind those of so many SETs. */
+static int text_result(hl__mysql_session *session, unsigned sets, size_t *count,
                        hl_error *error) {
   MYSQL *mysql = session->mysql;
-  if (second && mysql_next_result(mysql) != 0)
-    return hl__mysql_error(session, NULL, "lock rows", error);
+  for (; sets > 0; sets--)
+    if (mysql_next_result(mysql) != 0)
+      return hl__mysql_error(session, NULL, "lock rows", error);
   MYSQL_RES *result = mysql_store_result(mysql);
   if (!result) return hl__mysql_error(session, NULL, "lock rows", error);
   MYSQL_ROW row;
@@ -246,27 +262,58 @@ static int text_result(hl__mysql_session *session, bool second, size_t *count,
     session->read_only = row[1] && row[1][0] == '1';
   }
   mysql_free_result(result);
+  transaction_note(session);
   return HL_OK;
 }
 
-/* wait: the session's new limits, in the same trip; 0: as they are. */
-static int execute_text(hl__mysql_session *session, int64_t wait,
+/* The result behind that of the lock statement: the table's engine. */
+static int engine_result(hl__mysql_session *session, hl_error *error) {
+  if (mysql_next_result(session->mysql) != 0)
+    return hl__mysql_error(session, NULL, "look at the table", error);
+  MYSQL_RES *result = mysql_store_result(session->mysql);
+  if (!result)
+    return hl__mysql_error(session, NULL, "look at the table", error);
+  int status = hl__mysql_table_refuse(session, result, error);
+  mysql_free_result(result);
+  return status;
+}
+
+/* wait: the session's new limits, in the same trip; 0: as they are. look: asks
+   for the table's engine, too. */
+static int execute_text(hl__mysql_session *session, int64_t wait, bool look,
                         const hl_row *rows, size_t n, bool nowait,
                         size_t *count, hl_error *error) {
   text t;
   if (!text_new(&t, n, session->tag_size)) return hl__error_memory(error);
+  unsigned sets = 0;
+  if (!session->begun) {
+    put(&t,
+        "SET SESSION TRANSACTION ISOLATION LEVEL %s, READ WRITE;"
+        "SET SESSION autocommit=0;",
+        session->repeatable ? "REPEATABLE READ" : "READ COMMITTED");
+    sets += 2;
+  }
   if (wait) {
     char limits[160];
     (void)hl__mysql_limits(session, wait, limits, sizeof limits);
     put(&t, "SET SESSION %s;", limits);
+    sets++;
   }
   put_select(&t, session, rows, n, nowait, false);
+  if (look) {
+    char sql[HL__MYSQL_TABLE_SQL];
+    (void)hl__mysql_table_sql(session, sql, sizeof sql);
+    put(&t, ";%s", sql);
+  }
   int failed =
       mysql_real_query(session->mysql, t.data, (unsigned long)t.used);
   free(t.data);
   if (failed) return hl__mysql_error(session, NULL, "lock rows", error);
   if (wait) session->wait = wait;
-  return text_result(session, wait != 0, count, error);
+  int status = text_result(session, sets, count, error);
+  if (status == HL_OK) session->begun = true;
+  if (status == HL_OK && look) status = engine_result(session, error);
+  return status;
 }
 
 /* ------------------------------------------------------------- locking */
@@ -276,20 +323,26 @@ static int execute(hl__mysql_session *session, const hl_request *request,
                    const hl_row *rows, size_t n, size_t *count,
                    hl_error *error) {
   MYSQL_STMT *statement = NULL;
-  bool nowait = request->try_once;
+  /* Connecting may have taken all the time there was: then it still tries. */
+  bool nowait = request->try_once || hl__left_ms(request->deadline) == 0;
   /* Never early: our milliseconds are cut. */
-  int64_t left = nowait ? 0 : hl__left_ms(request->deadline) + 1;
-  bool same = nowait ||
-              (session->wait >= left && session->wait - left <= WAIT_SLACK_MS);
+  int64_t left = nowait ? TRY_MS : hl__left_ms(request->deadline) + 1;
+  /* A try on MySQL has a limit of its own, and MariaDB's NOWAIT only must not be
+     ended by what is left of a very short wait. */
+  bool same = session->wait >= left &&
+              (nowait || session->wait - left <= WAIT_SLACK_MS);
+  if (nowait && session->dialect == HL_MYSQL) same = true;
+  bool text_only = !session->begun || !same;
+  bool look = hl__lease_ms() - session->looked >= LOOK_AGAIN_MS;
   int status = HL_OK;
   hl__sigpipe guard = hl__sigpipe_begin(session);
-  if (same)
+  if (!text_only && !look)
     status = shape_find(session, rows, n, nowait, &statement, error);
   if (status == HL_OK && statement)
     status = execute_prepared(session, statement, rows, n, count, error);
   else if (status == HL_OK)
-    status = execute_text(session, same ? 0 : left, rows, n, nowait, count,
-                          error);
+    status = execute_text(session, same ? 0 : left, look, rows, n, nowait,
+                          count, error);
   hl__sigpipe_end(guard);
   return status;
 }
@@ -328,6 +381,23 @@ static int missing(hl__mysql_session *session, const hl_row *rows, size_t n,
   }
   (void)hl__mysql_rollback_send(session, NULL);
   return HL_ENOT_PROVISIONED;
+}
+
+/* The server granted, but says that no transaction is open: nothing is locked.
+   Says which engine the table is of, where it can be seen. */
+static int no_transaction(hl__mysql_session *session, hl_error *error) {
+  int status = HL_OK;
+  if (error &&
+      hl__mysql_settle(session, hl__now_ms() + 1000, NULL) == HL_OK) {
+    session->patience = hl__now_ms() + 1000;
+    status = hl__mysql_table_check(session, error);
+    (void)hl__mysql_rollback_send(session, NULL);
+  }
+  if (status == HL_EUNSAFE_SERVER) return status;
+  return hl__error(error, HL_EUNSAFE_SERVER,
+                   "the table %s is of an engine that locks no rows; it must "
+                   "be InnoDB",
+                   session->store->table);
 }
 
 /* The server's lease began when it answered, which we know only to lie after the
@@ -425,6 +495,7 @@ int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request,
   size_t missed_count = 0;
   int64_t sent = 0;
   int status = HL_OK;
+  bool untransacted = false;
   text held = {NULL, 0, 0};
   if (request->extend) {
     held = held_statement(session);
@@ -441,6 +512,13 @@ int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request,
     const hl_row *rows = request->rows + done;
     sent = hl__lease_ms();
     status = execute(session, request, rows, n, &count, error);
+    if (status == HL_OK && !session->in_transaction) {
+      untransacted = !request->extend;
+      status = untransacted
+                   ? HL_EUNSAFE_SERVER
+                   : hl__error(error, HL_ECONNECTION,
+                               "the server has rolled the transaction back");
+    }
     if (status == HL_OK && count != n) {
       status = HL_ENOT_PROVISIONED;
       missed = rows;
@@ -466,6 +544,8 @@ int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request,
   }
   status = undo(session, request, &held, status, grant, error);
   free(held.data);
+  if (untransacted && status == HL_EUNSAFE_SERVER)
+    return no_transaction(session, error);
   if (missed && status == HL_ENOT_PROVISIONED && !request->extend)
     status = missing(session, missed, missed_count, error);
   else if (missed && status == HL_ENOT_PROVISIONED)

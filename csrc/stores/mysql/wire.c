@@ -239,7 +239,9 @@ int hl__mysql_settle(hl__mysql_session *session, int64_t deadline,
     if (!hl__mysql_answer_await(session, deadline))
       return hl__error(error, HL_TIMEOUT, "the server has not answered yet");
     read = answer_read(session);
-    if (read || mysql_errno(session->mysql) != ER_QUERY_INTERRUPTED) continue;
+    unsigned number = read ? 0 : mysql_errno(session->mysql);
+    if (number != ER_QUERY_INTERRUPTED && number != NUMBER_STATEMENT_TIMEOUT)
+      continue;
     /* Somebody's KILL QUERY, which ends a statement and not the transaction. So it
        is said again: a sign of life, or what gives everything back. */
     int status = session->holds
