@@ -216,6 +216,18 @@ support.each_server(function(store)
       assert.equal(9000, count())
     end)
 
+    it("does not depend on limits of the server's that end statements early", function()
+      local root = store.root() or pending("no administrator here")
+      local limits = store.dialect == "mysql" and { cte_max_recursion_depth = 100, max_execution_time = 1 }
+        or { max_recursive_iterations = 100, max_statement_time = 0.01 }
+      finally(function()
+        for name in pairs(limits) do root:query("SET GLOBAL %s=DEFAULT", name) end
+      end)
+      for name, value in pairs(limits) do root:query("SET GLOBAL %s=%s", name, tostring(value)) end
+      assert_status(0, provision("--buckets", "100000"))
+      assert_status(0, verify())
+    end)
+
     it("lets other programs lock meanwhile", function()
       provision("--buckets", "200000", "--levels", "user") -- the first level is there
       sql("UPDATE hier_lock_meta SET levels='user,account' WHERE table_name='%s'", TABLE)
@@ -376,6 +388,13 @@ support.each_server(function(store)
       assert_status(1, verify())
       support.provision(store.sql(), TABLE, 2345)
       assert_status(0, verify())
+    end)
+
+    it("says so when the server leaves rows out", function()
+      local setting = store.dialect == "mysql" and "cte_max_recursion_depth" or "max_recursive_iterations"
+      sql("SET SESSION %s=5, sql_mode=''", setting)
+      finally(function() sql("SET SESSION %s=DEFAULT, sql_mode=DEFAULT", setting) end)
+      assert.has_error(function() support.provision(store.sql(), TABLE, 2345) end)
     end)
 
     it("refuses other buckets or levels, and records nothing then", function()

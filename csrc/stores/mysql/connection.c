@@ -78,6 +78,13 @@ static int connection_query(lua_State *L) {
   return 1;
 }
 
+/* Whether the server logs statements, so that the session is in REPEATABLE READ. */
+static int connection_logs_statements(lua_State *L) {
+  connection *self = connection_check(L);
+  lua_pushboolean(L, self->session && self->session->repeatable);
+  return 1;
+}
+
 /* The name of the table that the DSN says. */
 static int connection_table(lua_State *L) {
   lua_pushstring(L, connection_check(L)->store.table);
@@ -95,6 +102,7 @@ static int connection_close(lua_State *L) {
 static const luaL_Reg methods[] = {
     {"query", connection_query},
     {"table", connection_table},
+    {"logs_statements", connection_logs_statements},
     {"close", connection_close},
     {NULL, NULL},
 };
@@ -102,12 +110,19 @@ static const luaL_Reg methods[] = {
 /* ------------------------------------------------------------- connect */
 
 /* A server's administrator may have set other defaults. In READ COMMITTED an
-   INSERT ... SELECT locks no row that it reads. */
+   INSERT ... SELECT locks no row that it reads; but where statements are logged,
+   there is no INSERT in READ COMMITTED. MariaDB ends a recursion that is too deep
+   without an error. */
 static int set_up(hl__mysql_session *session, hl_error *error) {
-  static const char *const statements[] = {
-      "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE",
+  const char *statements[] = {
+      session->repeatable
+          ? "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ WRITE"
+          : "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE",
       "SET SESSION autocommit=1,completion_type=0,"
-      "sql_select_limit=18446744073709551615,sql_big_selects=1"};
+      "sql_select_limit=18446744073709551615,sql_big_selects=1",
+      session->dialect == HL_MARIADB
+          ? "SET SESSION max_statement_time=0,max_recursive_iterations=1000"
+          : "SET SESSION max_execution_time=0,cte_max_recursion_depth=1000"};
   for (size_t i = 0; i < sizeof statements / sizeof *statements; i++) {
     MYSQL_RES *none;
     int status = hl__mysql_query(session, statements[i], strlen(statements[i]),

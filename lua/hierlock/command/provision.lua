@@ -74,6 +74,33 @@ local function execute(job, statement)
   return job.space:query(statement)
 end
 
+-- What the server says it has inserted is counted: some settings end a statement early
+-- without an error.
+local function insert(job, level, first, last, there)
+  local inserted, statements, err = 0
+  if there > 0 and job.space.connection:logs_statements() then
+    statements, err = job.space:fill_by_name(level, first, last)
+    if not statements then return nil, err end
+  else
+    statements = { job.space:fill(level, first, last, there > 0) }
+  end
+  for _, statement in ipairs(statements) do
+    local n
+    n, err = execute(job, statement)
+    if not n then return nil, err end
+    inserted = inserted + (n == true and 0 or n)
+  end
+  if job.dry_run or there + inserted == last - first + 1 then return true end
+  there, err = job.space:count(level, first, last) -- somebody else may have helped
+  if not there then return nil, err end
+  if there <= last - first then
+    return nil, { code = "store", retryable = false, message =
+      ("the server reported no error, and left out %s of the buckets %d to %d of level %d"):format(
+        number(last - first + 1 - there), first, last, level) }
+  end
+  return true
+end
+
 -- One chunk, from where the job stands. Every run counts what is there, as rows may
 -- be missing anywhere; counting costs a twentieth of inserting.
 local function fill_chunk(job)
@@ -87,7 +114,7 @@ local function fill_chunk(job)
   local missing = last - first + 1 - there
   if missing > 0 then
     local ok
-    ok, err = execute(job, job.space:fill(job.level, first, last, there > 0))
+    ok, err = insert(job, job.level, first, last, there)
     if not ok then return nil, err end
   end
   job.done, job.inserted = job.done + last - first + 1, job.inserted + missing

@@ -129,6 +129,28 @@ function space:fill(level, first, last, some)
       :format(self.table, level, bucket) or "")
 end
 
+--- The same for a server that logs statements, where the above would wait for
+-- rows that are locked: the missing rows by name, in statements of PIECE rows; nil, err.
+local PIECE = 10000
+function space:fill_by_name(level, first, last)
+  local holes, err = self:holes(level, first, last, last - first + 1)
+  if not holes then return nil, err end
+  local statements, rows = {}, {}
+  local function flush()
+    if not rows[1] then return end
+    statements[#statements + 1] = ("INSERT INTO %s (level, bucket)\nVALUES %s"):format(self.table, table.concat(rows, ", "))
+    rows = {}
+  end
+  for _, range in ipairs(holes) do
+    for bucket = range[1], range[2] do
+      rows[#rows + 1] = ("(%d, %d)"):format(level, bucket)
+      if #rows == PIECE then flush() end
+    end
+  end
+  flush()
+  return statements
+end
+
 -- ---------------------------------------------------------- one at a time
 
 -- Names of GET_LOCK are the whole server's, and of 64 bytes at most.
