@@ -54,6 +54,9 @@ BUILD ?= build/$(notdir $(LUA))$(addprefix -,$(VARIANT))
 WRAPPER ?=
 # What busted is told, e.g. BUSTED_FLAGS='--filter=token'.
 BUSTED_FLAGS ?=
+# The same, by spec/support/suite.sh. For that, too: LANES, how many files run side by side; SEED, from which
+# their order follows; LIMIT, the seconds that each may take.
+REPORT ?=
 
 # ------------------------------------------------------------------- rules
 
@@ -226,16 +229,21 @@ $(BUILD)/test_%: spec/core/test_%.c $(LIBRARY)
 	@mkdir -p $(@D)
 	$(CC) $(HL_CFLAGS) -Icsrc/stores/file $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $< $(LIBRARY) -lcmocka $(MYSQL_LIBS) -lm
 
-BUSTED = $(SPEC_ENV) $(WRAPPER) $(LUA_BINARY) /usr/bin/busted --no-auto-insulate $(BUSTED_FLAGS)
+BUSTED = $(SPEC_ENV) $(WRAPPER) $(LUA_BINARY) /usr/bin/busted --no-auto-insulate $(REPORT) $(BUSTED_FLAGS)
 
-.PHONY: test-core spec
-# The core without Lua.
+.PHONY: test-core spec spec-built
+# The core without Lua. cmocka says what it runs, so the last line of one that hangs tells where.
 test-core: $(CORE_TESTS)
-	@for test in $(CORE_TESTS); do $(SANITIZER_ENV) $(WRAPPER) $$test || exit 1; done
+	@printf '%s\n' $(CORE_TESTS) | $(SANITIZER_ENV) xargs -P 2 -I TEST sh -c '$(WRAPPER) \
+	  timeout --kill-after=5 $(or $(LIMIT),300) TEST >TEST.log 2>&1; status=$$?; cat TEST.log; \
+	  [ $$status != 124 ] || echo "TEST hung, in the last test above"; [ $$status = 0 ]'
+
+spec-built: all $(SPEC_SO)
+	@:
 
 # The specs, with the servers that the environment names (see
 # spec/support/servers.sh), or with none: then those for servers are pending.
-spec: all $(SPEC_SO)
+spec: spec-built
 	@directory=$$(mktemp -d /dev/shm/hierlock-spec-XXXXXX) && trap 'rm -rf "$$directory"' EXIT && \
 	export HIERLOCK_SPEC_DIRECTORY="$$directory" && \
 	status=0; $(foreach specs,$(filter $(ALONE),$(SPECS)),$(BUSTED) $(specs) || status=1;) \
@@ -311,7 +319,7 @@ bench-nginx: all $(BUILD)/clients
 
 # --------------------------------------------------------- demo, test, lint
 
-.PHONY: demo test suite lint asan tsan valgrind collector test-packaging test-libmysqlclient
+.PHONY: demo test suite lint asan tsan valgrind collector test-bare test-packaging test-libmysqlclient
 demo:
 	@HIERLOCK_WITHOUT_MYSQL=1 spec/support/deps.sh build $(LUA)
 	@spec/support/deps.sh demo
@@ -323,24 +331,18 @@ demo:
 test:
 	@spec/support/deps.sh build $(LUAS)
 	@spec/support/deps.sh test $(LUAS)
-	@for lua in $(LUAS); do $(MAKE) --no-print-directory LUA=$$lua all || exit 1; done
 ifdef MYSQL_DSN
 	@$(MAKE) --no-print-directory suite
 else
 	@spec/support/deps.sh servers
-	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
-	HIERLOCK_REQUIRE="mysql mariadb nginx" spec/support/servers.sh run "$$directory" -- \
-	  $(MAKE) --no-print-directory suite
+	@HIERLOCK_REQUIRE="mysql mariadb nginx" $(MAKE) --no-print-directory suite
 endif
 
-# The core's own tests, and the specs on each Lua; with the servers that the
-# environment names.
-suite:
-	@$(MAKE) --no-print-directory test-core
-	@for lua in $(LUAS); do \
-	  echo "--- specs on $$lua"; \
-	  $(MAKE) --no-print-directory spec LUA=$$lua || exit 1; \
-	done
+# The core's own tests, and the specs on each Lua, side by side.
+suite: $(CORE_TESTS)
+	@for lua in $(LUAS); do $(MAKE) --no-print-directory LUA=$$lua spec-built || exit 1; done
+	@spec/support/suite.sh $(addprefix core:,$(CORE_TESTS)) \
+	  $(foreach lua,$(LUAS),$(addprefix $(lua):,$(SPECS)))
 
 # make install, LuaRocks for every Lua, pkg-config, client libraries everywhere, docker-compose.yml.
 test-packaging:
@@ -348,17 +350,19 @@ test-packaging:
 	@spec/support/deps.sh test
 	@spec/support/deps.sh servers
 	@spec/support/deps.sh packaging
-	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
-	HIERLOCK_REQUIRE="mysql mariadb" spec/support/servers.sh run "$$directory" -- \
-	  $(MAKE) --no-print-directory spec SPECS=spec/packaging_spec.lua
+	@HIERLOCK_REQUIRE="mysql mariadb" $(MAKE) --no-print-directory suite SPECS=spec/packaging_spec.lua CORE_TESTS= LIMIT=1200
+
+# README.md's two commands on a fresh Debian 12, with nothing but make: what they need they must get. It
+# takes what is committed.
+test-bare:
+	@spec/support/deps.sh bare
+	@spec/support/root.sh alone bare bookworm sh -ec 'make demo; make test'
 
 # All specs again, on Oracle's libmysqlclient and Lua as Debian unstable has them. The servers, too, are started
 # in that root: MariaDB is the newer one.
 test-libmysqlclient:
 	@spec/support/deps.sh libmysqlclient
-	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
-	HIERLOCK_REQUIRE="mysql mariadb" spec/support/sid.sh run libmysqlclient \
-	  spec/support/servers.sh run "$$directory" -- \
+	@HIERLOCK_REQUIRE="mysql mariadb" spec/support/root.sh run libmysqlclient sid \
 	  $(MAKE) --no-print-directory suite-libmysqlclient LUA=lua5.4 LUAS=lua5.4 VARIANT=libmysqlclient
 
 # Inside. Nothing else is to be tested by mistake.
@@ -393,17 +397,16 @@ asan:
 	@spec/support/deps.sh build $(LUA)
 	@spec/support/deps.sh test
 	@spec/support/deps.sh servers
-	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
-	HIERLOCK_REQUIRE="mysql mariadb" spec/support/servers.sh run "$$directory" -- \
+	@HIERLOCK_REQUIRE="mysql mariadb" \
 	  $(MAKE) --no-print-directory suite LUAS=$(LUA) VARIANT=asan CFLAGS='$(ASAN_CFLAGS)' \
 	    SANITIZER_ENV='$(ASAN_ENV)'
 
 # The reference of the Lua interface. LDoc says on its output whatever it merges.
 .PHONY: docs
 docs:
-	@spec/support/deps.sh docs
+	@spec/support/deps.sh docs $(LUA)
 	@mkdir -p build
-	@ldoc --fatalwarnings . >build/ldoc.log || { cat build/ldoc.log; exit 1; }
+	@$(LUA_BINARY) /usr/bin/ldoc --fatalwarnings . >build/ldoc.log || { cat build/ldoc.log; exit 1; }
 	@echo build/docs/index.html
 
 # ThreadSanitizer, on what our threads do: the keeper, several Lua states, and in
@@ -421,7 +424,7 @@ tsan:
 	export TSAN_LUA=$(LUA) TSAN_LIBRARY="$(shell $(CC) -print-file-name=libtsan.so)" && \
 	export TSAN_OPTIONS="die_after_fork=0 second_deadlock_stack=1 log_path=$$directory/reports/report \
 	  suppressions=$(CURDIR)/spec/support/tsan.supp" && \
-	HIERLOCK_REQUIRE="mysql mariadb" spec/support/servers.sh run "$$directory" -- \
+	HIERLOCK_REQUIRE="mysql mariadb" \
 	  $(MAKE) --no-print-directory suite LUAS=$(LUA) VARIANT=tsan CFLAGS='$(TSAN_CFLAGS)' \
 	    WRAPPER='setarch -R' LUA_BINARY="$(CURDIR)/spec/support/tsan-lua" \
 	    SPECS='$(TSAN_SPECS:%=spec/%_spec.lua)'; \
@@ -438,13 +441,11 @@ valgrind:
 	@spec/support/deps.sh test
 	@spec/support/deps.sh valgrind
 	@spec/support/deps.sh servers
-	@$(MAKE) --no-print-directory test-core WRAPPER=spec/support/valgrind.sh \
-	  CORE_TESTS='$(filter-out %/test_threads,$(CORE_TESTS))'
-	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
-	HIERLOCK_REQUIRE="mysql mariadb" spec/support/servers.sh run "$$directory" -- \
-	  $(MAKE) --no-print-directory spec WRAPPER=spec/support/valgrind.sh \
+	@HIERLOCK_REQUIRE="mysql mariadb" \
+	  $(MAKE) --no-print-directory suite LUAS=$(LUA) WRAPPER=spec/support/valgrind.sh \
 	    BUSTED_FLAGS="--filter-out='timeouts that change from call to call'" \
-	    SPECS='$(VALGRIND_SPECS:%=spec/%_spec.lua)'
+	    SPECS='$(VALGRIND_SPECS:%=spec/%_spec.lua)' LIMIT=900 \
+	    CORE_TESTS='$(filter-out %/test_threads,$(CORE_TESTS))'
 
 # A whole collection wherever Lua may collect, inside of the binding too, and
 # AddressSanitizer to see what is used afterwards. Specs that do much in Lua itself
@@ -454,9 +455,8 @@ collector:
 	@spec/support/deps.sh build $(LUA)
 	@spec/support/deps.sh test
 	@spec/support/deps.sh servers
-	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
-	HIERLOCK_REQUIRE="mysql mariadb" spec/support/servers.sh run "$$directory" -- \
-	  $(MAKE) --no-print-directory spec VARIANT=asan CFLAGS='$(ASAN_CFLAGS)' SANITIZER_ENV='$(ASAN_ENV)' \
+	@HIERLOCK_REQUIRE="mysql mariadb" \
+	  $(MAKE) --no-print-directory suite LUAS=$(LUA) CORE_TESTS= LIMIT=900 VARIANT=asan CFLAGS='$(ASAN_CFLAGS)' SANITIZER_ENV='$(ASAN_ENV)' \
 	    BUSTED_FLAGS=--helper=spec/support/collector.lua SPECS='$(COLLECTOR_SPECS:%=spec/%_spec.lua)'
 
 clean:
@@ -474,6 +474,7 @@ help:
 	@echo 'make tsan       the specs with threads under ThreadSanitizer'
 	@echo 'make valgrind   the core and the binding under memcheck'
 	@echo 'make collector  the binding under a collector that always runs'
+	@echo 'make test-bare             the demo and the specs on a fresh Debian 12'
 	@echo 'make test-packaging        installing in every way, for every Lua'
 	@echo 'make test-libmysqlclient   all specs on Oracle'"'"'s client library'
 	@echo 'make soak       random use under faults, and a checker; SECONDS=30 SEED= STORE="file mysql mariadb"'

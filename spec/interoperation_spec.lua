@@ -208,7 +208,7 @@ support.each_server(function(store)
 
   describe("a foreign holder", function()
     it("is shown to those who ask, and to those who waited in vain, if the server tells", function()
-      -- MariaDB does not tell who holds what nobody waits for.
+      -- MariaDB tells of those only who tell of themselves.
       local expected = store.dialect == "mysql" and { { foreign.pid, false } } or {}
       local function shown(holders)
         local list = {}
@@ -218,11 +218,13 @@ support.each_server(function(store)
       local manager = open()
       assert.equal(3, foreign_lock(R1):result())
       assert.same(expected, shown(assert(manager:holders(R1))))
-      local handle, err = manager:acquire(R1, { timeout = 0.1 })
-      assert.is_nil(handle)
-      -- Its picture may be of the moment in which we waited: then it tells.
-      local seen = shown(err.holders)
-      assert.same(store.dialect == "mariadb" and #seen == 1 and { { foreign.pid, false } } or expected, seen)
+      -- Above all it does not name the one who waited in vain.
+      for _ = 1, 6 do
+        local handle, err = manager:acquire(R1, { timeout = 0.15 })
+        assert.is_nil(handle)
+        -- There are none where the server was too slow to say.
+        if err.holders then assert.same(expected, shown(err.holders)) end
+      end
       foreign:query("COMMIT")
       assert.same({}, manager:holders(R1))
     end)

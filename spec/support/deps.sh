@@ -6,10 +6,11 @@
 #   deps.sh demo             to watch the demonstration, to run the bench
 #   deps.sh test [LUA…]      to run the specs
 #   deps.sh servers          throw-away servers for specs and bench
+#   deps.sh bare             a private root of a bare Debian 12, to see what a fresh machine lacks
 #   deps.sh libmysqlclient   a private root with Oracle's client library, to run the specs in
 #   deps.sh packaging        to install it in every way, for every Lua
 #   deps.sh lint             the linters
-#   deps.sh docs             to make the reference
+#   deps.sh docs [LUA…]      to make the reference
 #   deps.sh valgrind         valgrind
 #
 # Says what it installs, and asks for root only then. On another system it says what is missing
@@ -75,10 +76,15 @@ case $kind in
   valgrind)
     want valgrind
     ;;
+  bare)
+    # make, to begin with: as README.md says.
+    spec/support/root.sh install
+    exec spec/support/root.sh make bare bookworm make
+    ;;
   libmysqlclient)
     spec/support/servers.sh install
     # Servers are started inside, too.
-    exec spec/support/sid.sh make libmysqlclient libmysqlclient-dev gcc libc6-dev make pkg-config \
+    exec spec/support/root.sh make libmysqlclient sid libmysqlclient-dev gcc libc6-dev make pkg-config \
       lua5.4 liblua5.4-dev "${specs[@]}" mariadb-server-core mariadb-client-core galera-4 openssl mount bsdutils
     ;;
   packaging)
@@ -88,6 +94,7 @@ case $kind in
     want lua-check cppcheck clang clang-tidy
     ;;
   docs)
+    for lua; do want_lua "$lua"; done
     want lua-ldoc
     ;;
 esac

@@ -1,6 +1,5 @@
 --- Run by LDoc (`ldoc --filter spec.support.ldoc.dump`): prints what it has read from
--- the comments, one line for each item: type, name, and all of its text. LDoc has
--- an interpreter of its own, which need not be that of the specs.
+-- the comments, one line for each item: type, name, and all of its text.
 
 local function texts(item)
   local list = { item.summary or "", item.description or "" }

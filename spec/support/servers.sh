@@ -19,7 +19,7 @@
 #
 # HIERLOCK_SERVER_OPTIONS: more options for a server that is started, without spaces inside them.
 #
-# MySQL is in Debian unstable only, so it runs chrooted in a small private sid, made by sid.sh.
+# MySQL is in Debian unstable only, so it runs chrooted in a small private root of that, made by root.sh.
 # DIR is bind-mounted on that root's /srv in a mount namespace of the server's own, gone with it.
 
 set -euo pipefail
@@ -27,7 +27,7 @@ PATH=$PATH:/usr/sbin:/sbin
 self=$(realpath "${BASH_SOURCE[0]}")
 cache=$(realpath -m "${HIERLOCK_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hierlock}")
 root=$cache/mysql-sid
-sid=$(dirname "$self")/sid.sh grants=$(dirname "$self")/grants.sql
+roots=$(dirname "$self")/root.sh grants=$(dirname "$self")/grants.sql
 guard='' child='' up=''
 as=() enter=(unshare --mount)
 ((EUID == 0)) || as=(sudo) enter=(unshare --user --map-root-user --mount)
@@ -40,7 +40,7 @@ failed() { tail -n 30 "$dir/$1/log" >&2; die "$1 does not come up; its log is $d
 need() { command -v "$1" >/dev/null || die "$1 is missing; get it by: $self install"; }
 usage() { sed -n 's/^#   servers\.sh/usage: servers.sh/p' "$self" >&2; exit 2; }
 in_root() { "${enter[@]}" "$1" "$root" "${@:2}"; }
-get_root() { "$sid" make mysql mysql-server-core mysql-client-core; }
+get_root() { "$roots" make mysql sid mysql-server-core mysql-client-core; }
 locked() (mkdir -p "$cache"; exec 9>"$cache/lock"; flock 9; "$@")
 
 # --- What is cached: made under the lock and under another name, so never there by halves --------
@@ -263,7 +263,7 @@ install() {
     "${as[@]}" apt-get update >&2
     "${as[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install --yes "${missing[@]}" >&2
   fi
-  "$sid" install
+  "$roots" install
   get_root
 }
 

@@ -1,0 +1,176 @@
+#!/usr/bin/env bash
+#
+# Runs spec files and C tests side by side, in LANES lanes (by default two for each core), and says at the end
+# what failed, what was pending and what was slow. Each lane has a MySQL and a MariaDB server of its own, and runs
+# one file at a time: so a file may stop its servers, set global variables and count everybody's connections.
+# With MYSQL_DSN there is one lane, on that server.
+#
+#   suite.sh LUA:FILE…       FILE: a spec, run with that Lua, or a C test, as `make` runs them
+#
+# The order of files, and of the specs within one, is random: it follows from SEED, which is printed. LIMIT: the
+# seconds after which a file that still runs is ended and counts as failed.
+
+set -euo pipefail
+self=$(realpath "${BASH_SOURCE[0]}")
+cd "$(dirname "$self")/../.."
+export LANES=${LANES:-$(($(nproc) * 2))} SEED=${SEED:-$((RANDOM % 10000))} LIMIT=${LIMIT:-600}
+make=("${MAKE:-make}" --no-print-directory -s)
+
+# --- One lane: takes files from the queue until there are none ---------------------------------
+
+take() {                                # sets $item; false: there is none left
+  exec 9>"$work/lock"
+  flock 9
+  item=$(head -n 1 "$work/queue")
+  sed -i 1d "$work/queue"
+  exec 9>&-
+  [[ $item ]]
+}
+
+stood() {                               # what the file's processes do now; with gdb, where
+  local pid
+  echo "Still running after $LIMIT s:"
+  ps -e -o pgid,pid,ppid,stat,wchan:24,args | awk -v group="$child" 'NR == 1 || $1 == group'
+  command -v gdb >/dev/null || return 0
+  for pid in $(ps -e -o pgid=,pid=,comm= | awk -v group="$child" '$1 == group && $3 ~ /^(lua|test_)/ { print $2 }'); do
+    timeout 20 gdb -p "$pid" -batch -ex 'thread apply all backtrace 25' 2>&1 | grep -E '^(Thread|#)' || true
+  done
+}
+
+run_item() {                            # sets $status; the output is in $log
+  local clock first command=("${make[@]}" test-core "CORE_TESTS=${item#*:}")
+  [[ $item != *.lua ]] || command=("${make[@]}" spec "LUA=${item%%:*}" "SPECS=${item#*:}"
+    "REPORT=--output=gtest --shuffle-tests --seed=$SEED")
+  set -m                                # a process group of its own, to be ended as a whole
+  "${command[@]}" </dev/null >"$log" 2>&1 &
+  child=$!
+  set +m
+  sleep "$LIMIT" &
+  clock=$!
+  status=0
+  wait -n -p first "$child" "$clock" || status=$?
+  if [[ $first == "$clock" ]]; then
+    status=124
+    stood >>"$log" 2>&1
+    kill -s TERM -- "-$child" || true
+    sleep 1
+    kill -s KILL -- "-$child" || true
+    wait "$child" || true
+  else
+    kill "$clock"
+    grep -q '^\[  PASSED  \]' "$log" || { echo "It ended without a report." >>"$log"; status=$((status ? status : 1)); }
+  fi
+  child=''
+} 2>/dev/null
+
+lane() {
+  local log status start
+  child=''
+  trap '[[ ! $child ]] || kill -s KILL -- "-$child"' EXIT
+  trap 'exit 130' INT; trap 'exit 143' TERM; trap 'exit 129' HUP
+  while take; do
+    log=$work/${item//[:\/]/_}.log
+    start=${EPOCHREALTIME/./}
+    run_item
+    printf '%d %d %s\n' "$status" $(((${EPOCHREALTIME/./} - start) / 100000)) "$item" >"$log.result"
+    [[ ! -e $work/ended ]] || return 0
+    # shellcheck disable=SC2012  # the names are ours
+    awk -v n="$(ls "$work"/*.result | wc -l)" -v all="$(<"$work/count")" '
+      /^\[  PASSED  \] [0-9]+ test/ { passed = $4 }
+      FILENAME ~ /result$/ { printf "%4d/%d  %-6s %5.1f s  %4d passed  %s\n", n, all, $1 ? "FAILED" : "ok", $2 / 10, passed, $3 }
+    ' "$log" "$log.result"
+  done
+}
+
+# --- The report ---------------------------------------------------------------------------------
+
+report() {
+  local files=() result
+  for result in "$work"/*.result; do files+=("$result" "${result%.result}"); done
+  echo
+  awk -v seed="$SEED" -v began="$began" -v now="$(date +%s)" '
+    function finish() {
+      if (file == "") return
+      if (code && !bad) { bad = 1; failures++ }             # it crashed, hung, or was ended
+      if (code) {
+        printf "=== FAILED: %s (%.1f s)%s\n", file, time / 10, code == 124 ? ", which hung in: " (running ? running : "nothing that is known") : ""
+        printf "%s", (summary && code != 124) ? shown outcome : tail()
+        print ""
+      }
+      file = ""
+    }
+    function tail(  i, text) {
+      text = (n > 60) ? "...\n" : ""
+      for (i = (n > 60) ? n - 59 : 1; i <= n; i++) text = text lines[i] "\n"
+      return text
+    }
+    FILENAME ~ /result$/ {
+      finish()
+      file = $3; code = $1; time = $2; bad = 0; summary = 0; running = ""; shown = ""; outcome = ""; inside = ""; n = 0; section = ""
+      times[++files] = sprintf("%8.1f s  %s", time / 10, file)
+      next
+    }
+    /^make(\[[0-9]+\])?: / { next }
+    { lines[++n] = line = $0 }
+    line ~ /^\[ RUN      \] / { running = substr(line, 14); inside = ""; next }
+    line ~ /^\[( SKIPPED |       OK) *\] / && !summary { running = ""; next }
+    line ~ /^\[  (FAILED|ERROR) +\] [^-]/ && !summary {
+      shown = shown "--- " running "\n" inside
+      running = ""; next
+    }
+    line ~ /^\[  PASSED  \] [0-9]+ test/ { passed += $4; summary = 1; section = ""; next }
+    summary && line ~ /^\[ SKIPPED  \] [0-9]+ tests?, listed below/ { pending += $4; section = "pending"; next }
+    summary && line ~ /^\[  FAILED  \] [0-9]+ test/ { failures += $4; bad = 1; section = "failed"; next }
+    summary && line ~ /^\[  ERROR   \] [0-9]+ errors?, listed below/ { errors += $4; bad = 1; section = "failed"; next }
+    section == "pending" && line ~ /^\[ SKIPPED/ { waiting = waiting "Pending: " substr(line, 14) "\n" }
+    section == "failed" && line ~ /^\[/ { outcome = outcome line "\n" }
+    !summary && running != "" { inside = inside line "\n" }
+    !summary && running == "" && line !~ /^(\[|Note: |$)/ { shown = shown line "\n" }
+    END {
+      finish()
+      if (waiting != "") print waiting
+      print "The slowest:"
+      for (i = 1; i <= files; i++) print times[i] | "sort -rn | head -n 8"
+      close("sort -rn | head -n 8")
+      printf "\n%d successes / %d failures / %d errors / %d pending : %d files, %d s, SEED=%d\n", passed, failures, errors, pending, files, now - began, seed
+      exit failures + errors > 0 || passed == 0
+    }' "${files[@]}"
+}
+
+# --- All lanes ----------------------------------------------------------------------------------
+
+if [[ ${1:-} == --lane ]]; then work=$2; lane; exit; fi
+(($#)) || { sed -n 's/^#   suite\.sh/usage: suite.sh/p' "$self" >&2; exit 2; }
+
+work=$(mktemp -d "${TMPDIR:-/tmp}/hierlock-XXXXXX")
+began=$(date +%s) lanes=() status=0
+finish() {
+  status=$?
+  trap '' INT TERM HUP
+  : >"$work/ended"
+  ((!${#lanes[@]})) || kill -s TERM "${lanes[@]}" 2>/dev/null || true
+  wait
+  rm -rf "$work"
+  exit "$status"
+}
+trap finish EXIT
+trap 'exit 130' INT; trap 'exit 143' TERM; trap 'exit 129' HUP
+
+printf '%s\n' "$@" | awk -v seed="$SEED" 'BEGIN { srand(seed) } { print rand() "\t" $0 }' | sort -n | cut -f 2- >"$work/queue"
+echo $# >"$work/count"
+[[ ! ${MYSQL_DSN:-} ]] || LANES=1
+((LANES <= $#)) || LANES=$#
+echo "$# files in $LANES lanes, SEED=$SEED"
+for ((i = 1; i <= LANES; i++)); do
+  lane=("$self" --lane "$work")
+  [[ ${MYSQL_DSN:-} ]] || lane=(spec/support/servers.sh run "$work/$i" -- "${lane[@]}")
+  "${lane[@]}" 2>"$work/lane$i" &
+  lanes+=($!)
+done
+for i in "${!lanes[@]}"; do
+  wait "${lanes[i]}" || { status=1; cat "$work/lane$((i + 1))" >&2; }
+done
+lanes=()
+[[ ! -s $work/queue ]] || { status=1; echo "Not run:"; cat "$work/queue"; }
+report || status=1
+exit "$status"
