@@ -51,5 +51,6 @@ build = {
   install = {
     bin = { hierlock = "lua/hierlock/command/main.lua" },
   },
-  copy_directories = { "docs", "sql" },
+  -- What the pages in docs/ link to, spec/packaging_spec.lua sees to that.
+  copy_directories = { "docs", "sql", "examples", "csrc" },
 }

@@ -353,6 +353,16 @@ describe("luarocks make", function()
       local built = must("cat %s/build/%s-luarocks/obj/lua/core.d", source, lua.name)
       assert.is_truthy(built:find(lua.includes .. "/lua.h", 1, true), built)
 
+      -- Its pages link to nothing that it does not have.
+      local rock = ("%s/lib/luarocks/rocks-%s/hierlock"):format(tree, lua.version)
+      rock = rock .. "/" .. must("ls %s", rock):match("%S+")
+      for _, page in ipairs(lines(must("cd %s && find . -name '*.md'", rock))) do
+        local folder = rock .. "/" .. page:match("^(.*/)")
+        for target in read_file(rock .. "/" .. page):gsub("```.-```", ""):gmatch("%]%(([^)%s#]+)") do
+          assert.is_true(target:find("^%a+:") ~= nil or exists(folder .. target), page .. ": " .. target)
+        end
+      end
+
       assert.are.equal(must("%s/prefix/bin/hierlock --version", directory), must("cd / && %s/bin/hierlock --version", tree))
       assert.is_truthy(read_file(tree .. "/bin/hierlock"):find("/usr/bin/" .. lua.name, 1, true))
     end)
