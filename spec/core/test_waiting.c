@@ -6,6 +6,7 @@
  */
 #include "hierlock.h"
 #include "internal.h"
+#include "store.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -427,6 +428,50 @@ static void test_use_given_up(void **state) {
   hl_manager_close(manager);
 }
 
+/* The embedded store, interrupted when the call that was meant has just ended: as
+   when an extend is cancelled that moment. */
+static hl_store_ops late_store;
+static bool interrupt_late;
+
+static int late_lock(hl_session *session, const hl_request *request,
+                     hl_grant *grant, hl_error *error) {
+  int status = hl_store_file.lock(session, request, grant, error);
+  if (interrupt_late) hl_store_file.interrupt(session);
+  return status;
+}
+
+/* The next extend of the same lock waits as if nothing had been. */
+static void test_cancelled_too_late(void **state) {
+  (void)state;
+  const hl_store_ops *const stores[] = {&late_store, NULL};
+  hl_config config = HL_CONFIG_INIT;
+  hl_options options = HL_OPTIONS_INIT;
+  hl_manager *manager, *other = open_manager();
+  hl_error error;
+  char dsn[80];
+  late_store = hl_store_file;
+  late_store.lock = late_lock;
+  (void)snprintf(dsn, sizeof dsn, "file:%s", directory);
+  config.dsn = dsn;
+  config.stores = stores;
+  assert_int_equal(hl_manager_open(&config, &manager, &error), HL_OK);
+  hl_lock *held = acquire(other, "u1/a3", HL_EXCLUSIVE);
+  hl_lock *lock = acquire(manager, "u1/a1", HL_EXCLUSIVE);
+  hl_plan *first = plan_of(manager, "u1/a2", HL_EXCLUSIVE),
+          *second = plan_of(manager, "u1/a3", HL_EXCLUSIVE);
+  interrupt_late = true;
+  assert_int_equal(hl_lock_extend(lock, first, NULL, &error), HL_OK);
+  interrupt_late = false;
+  options.timeout = 50;
+  assert_int_equal(hl_lock_extend(lock, second, &options, &error), HL_TIMEOUT);
+  hl_lock_free(lock);
+  hl_lock_free(held);
+  hl_plan_free(first);
+  hl_plan_free(second);
+  hl_manager_close(manager);
+  hl_manager_close(other);
+}
+
 /* Its owner may look at it, and free it, at each moment of the release that its
    worker makes. What goes wrong then, AddressSanitizer sees. */
 static void test_released_by_the_worker(void **state) {
@@ -568,6 +613,7 @@ int main(void) {
       cmocka_unit_test(test_closed_manager),
       cmocka_unit_test(test_calls_on_a_lock),
       cmocka_unit_test(test_use_given_up),
+      cmocka_unit_test(test_cancelled_too_late),
       cmocka_unit_test(test_released_by_the_worker),
       cmocka_unit_test(test_given_up_while_it_looks),
       cmocka_unit_test(test_crowd),
