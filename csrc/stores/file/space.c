@@ -140,9 +140,11 @@ static int control_make(hl__file_space *space, const hl_layout *layout,
   }
   hl__file_close(fd);
   free(fresh);
+  /* ENOENT: the directory was removed as we opened it. */
   if (!made && errno != EEXIST)
-    return hl__error_errno(error, HL_ESTORE, "cannot make %s/" CONTROL,
-                           space->directory.path);
+    return hl__error_errno(error,
+                           errno == ENOENT ? HL_ECONNECTION : HL_ESTORE,
+                           "cannot make %s/" CONTROL, space->directory.path);
   return HL_OK;
 }
 
