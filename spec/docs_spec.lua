@@ -77,6 +77,21 @@ describe("the reference", function()
     return list
   end
 
+  it("begins with what it is about, and names acquire before what comes after it", function()
+    local name = os.tmpname()
+    os.remove(name)
+    local output, status = run("unset LUA_CPATH LD_PRELOAD; LUA_PATH='./?.lua;;' " .. os.getenv("HIERLOCK_LUA") ..
+                               " /usr/bin/ldoc --fatalwarnings --dir " .. name .. " .")
+    local page = status == 0 and read_file(name .. "/modules/hierlock.html")
+    os.execute("rm -rf " .. name)
+    assert(page, output)
+    local place = 0
+    for _, text in ipairs { "while I change this account", 'href="#acquire"', 'href="#with"', 'href="#manager:acquire"',
+                            'href="#manager:close"', 'href="#manager:with"', 'href="#handle:release"' } do
+      place = assert(page:find(text, place + 1, true), text)
+    end
+  end)
+
   it("has every function of the module", function() assert.same({}, missing(bound())) end)
 
   for _, class in ipairs(classes) do
