@@ -301,13 +301,15 @@ typedef struct hl_options {
    Returns HL_OK with *lock set; HL_TIMEOUT, HL_DEADLOCK, HL_CANCELLED,
    HL_BUSY; HL_ECONNECTION, HL_ENOT_PROVISIONED, HL_EUNSAFE_SERVER,
    HL_ESTORE, HL_EMISUSE (an empty plan, another layout), HL_ENOMEM; then
-   *lock is NULL and nothing is held. */
+   *lock is NULL and nothing is held. A call of this function closes no circle of
+   waiters, but it can stand in one that another's hl_lock_extend has closed, and
+   the store may pick it as the victim: HL_DEADLOCK. Try again. */
 int hl_acquire(hl_manager *manager, const hl_plan *plan,
                const hl_options *options, hl_lock **lock, hl_error *error);
 
 /* More locks in the same transaction. May break the common order, so it, and
-   only it, can deadlock: then HL_DEADLOCK, and the lock holds nothing any
-   more. After any other failure it holds what it held before; a store that
+   only it, can close a circle of waiters. When the store picks this call as the
+   victim: HL_DEADLOCK, and the lock holds nothing any more. After any other failure it holds what it held before; a store that
    cannot give back single rows (MySQL) may keep some of the rows asked for
    until the lock is released. */
 int hl_lock_extend(hl_lock *lock, const hl_plan *plan,
