@@ -339,8 +339,9 @@ else
 endif
 
 # The core's own tests, and the specs on each Lua, side by side.
-suite: $(CORE_TESTS)
-	@for lua in $(LUAS); do $(MAKE) --no-print-directory LUA=$$lua spec-built || exit 1; done
+suite:
+	@$(MAKE) --no-print-directory -s -j $$(nproc) spec-built $(CORE_TESTS)
+	@for lua in $(LUAS); do $(MAKE) --no-print-directory -s -j $$(nproc) LUA=$$lua spec-built || exit 1; done
 	@spec/support/suite.sh $(addprefix core:,$(CORE_TESTS)) \
 	  $(foreach lua,$(LUAS),$(addprefix $(lua):,$(SPECS)))
 
@@ -382,10 +383,12 @@ lint:
 	luacheck --no-color -q lua spec bench examples
 	cppcheck -q --std=c11 --enable=warning,performance,portability --inline-suppr \
 	  --suppress=missingIncludeSystem --error-exitcode=1 -D_GNU_SOURCE -Icsrc/core -Icsrc/lua csrc
-	$(MAKE) --no-print-directory -s all VARIANT=lint CC=clang CFLAGS='-O1 -Werror -Wthread-safety -Wthread-safety-beta'
-	$(MAKE) --no-print-directory -s all VARIANT=lint-gcc CC=gcc CFLAGS='-O2 -Werror'
-	clang-tidy --quiet --warnings-as-errors='*' $(CORE) $(BINDING) $(MYSQL) -- \
-	  $(HL_CFLAGS) $(LUA_CFLAGS) $(MYSQL_CFLAGS) -Icsrc/lua 2>&1 | grep -v 'warnings generated'; test $${PIPESTATUS[0]} -eq 0
+	$(MAKE) --no-print-directory -s -j $$(nproc) all VARIANT=lint CC=clang CFLAGS='-O1 -Werror -Wthread-safety -Wthread-safety-beta'
+	$(MAKE) --no-print-directory -s -j $$(nproc) all VARIANT=lint-gcc CC=gcc CFLAGS='-O2 -Werror'
+	@echo clang-tidy
+	@printf '%s\n' $(CORE) $(BINDING) $(MYSQL) | xargs -P $$(nproc) -n 4 bash -o pipefail -c ' \
+	  clang-tidy --quiet --warnings-as-errors="*" "$$@" -- \
+	    $(HL_CFLAGS) $(LUA_CFLAGS) $(MYSQL_CFLAGS) -Icsrc/lua 2>&1 | { grep -v "warnings generated" || true; }' bash
 
 # AddressSanitizer must be loaded before everything else, and a Lua that is not
 # built with it leaks at its end by design. A small quarantine, as specs look at how
@@ -415,7 +418,8 @@ docs:
 # are also those of the processes that specs start. Its shadow does not fit where
 # addresses are very random: hence setarch -R.
 TSAN_CFLAGS := -O1 -g -fsanitize=thread
-TSAN_SPECS := stores fork extend manager mysql mysql_connect mysql_pool mysql_trouble scenarios with
+TSAN_SPECS := stores fork extend manager pending crowd loop mysql mysql_connect mysql_pool mysql_trouble waiting_trouble \
+              scenarios with
 tsan:
 	@spec/support/deps.sh build $(LUA)
 	@spec/support/deps.sh test
@@ -465,7 +469,8 @@ clean:
 help:
 	@echo 'make            build for $$LUA (now: $(LUA)) into $(BUILD)'
 	@echo 'make demo       the seven scenarios on the embedded store, live'
-	@echo 'make test       all specs, on throw-away servers; LUAS="lua5.4 lua5.1 luajit"'
+	@echo 'make test       all specs, on throw-away servers; LUAS="lua5.4 lua5.1 luajit" LANES= SEED= LIMIT='
+	@echo 'make spec       SPECS="spec/…": in one process, on the servers that the environment names'
 	@echo 'make install    what was built, to PREFIX=$(PREFIX); make uninstall'
 	@echo 'make bench      how fast it is, and beside what others lock with, measured in one run'
 	@echo 'make lint       luacheck, cppcheck, clang-tidy, -Werror'
