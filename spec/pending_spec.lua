@@ -299,6 +299,54 @@ describe("a pending", function()
           assert(assert(small:start { "u2" }):wait())
         end)
 
+        -- Each is still connecting when the next one comes: its place in the pool counts once.
+        it("a lock, when the pool has room, while the others connect", function()
+          local small = support.open(store, { pool_size = 4 })
+          finally(function() small:close() end)
+          hold(A1)
+          local waiting = {}
+          for i = 1, 3 do
+            waiting[i] = assert(small:start { "u1", "a1", "r" .. i })
+            uv.sleep(6)
+          end
+          local handle, err = assert(small:start({ "u2" }, { timeout = 10 })):wait()
+          assert(handle, tostring(err)):release { confirm = true }
+          let_go()
+          for i = 1, 3 do assert(waiting[i]:wait(support.DEADLINE)):release() end
+          assert.equal(0, small:stats().busy)
+        end)
+
+        -- At once, not when the keeper looks next: that is within a second, so it is tried several times.
+        it("a lock, as soon as another one is lost and leaves room in the pool", function()
+          local root = store.root()
+          if not root then return pending("no administrator here") end
+          local small = support.open(store, { pool_size = 1 })
+          finally(function() small:close() end)
+          local function delay()
+            local lost = assert(small:acquire { "u3" })
+            local waits = assert(small:start({ "u2" }, { timeout = support.DEADLINE }))
+            assert.is_false(waits:done())
+            for _, row in ipairs(root:query "SELECT trx_mysql_thread_id FROM information_schema.INNODB_TRX") do
+              pcall(root.query, root, "KILL " .. row[1]) -- it may have ended by itself
+            end
+            support.wait_until(function() return not lost:is_held() end, "the loss")
+            local began = support.now()
+            support.wait_until(function() return small:stats().connections == 1 end, "a new connection")
+            local took = support.now() - began
+            local handle, err = waits:wait(support.DEADLINE)
+            assert(handle, tostring(err)):release { confirm = true }
+            return took
+          end
+          for _ = 1, 3 do
+            local slow = 0
+            for _ = 1, 5 do
+              if delay() > 0.5 then slow = slow + 1 end
+            end
+            if slow == 0 then return end
+          end
+          error("it waited for the keeper")
+        end)
+
         it("connection, where nobody answers", function()
           local dsn = store.dsn:gsub("@.-/", "@127.0.0.1:1/", 1)
           local manager_of_nobody = require("hierlock").open(dsn, store.options)

@@ -124,10 +124,10 @@ static void *keeper_main(void *argument) {
   hl__manager_lock(manager);
   while (!manager->keeper_stops) {
     hl__slot *dead = NULL;
+    manager->keeper_next = HL_FOREVER; /* sooner when it is hurried meanwhile */
+    hl__keeper_hurry(manager, hl__line_keep(manager));
     int64_t now = hl__now_ms();
-    int64_t next = hl__deadline(now, turn(manager, &dead));
-    int64_t expires = hl__line_expire(manager, now);
-    manager->keeper_next = expires < next ? expires : next;
+    hl__keeper_hurry(manager, hl__deadline(now, turn(manager, &dead)));
     if (dead) {
       hl__manager_unlock(manager);
       hl__pool_free(manager, dead);
@@ -145,7 +145,7 @@ static void *keeper_main(void *argument) {
 int hl__keeper_start(hl_manager *manager, hl_error *error) {
   sigset_t all, before;
   if (manager->keeper_runs) {
-    if (!manager->slots) (void)pthread_cond_signal(&manager->wakeup);
+    if (!manager->slots) hl__keeper_hurry(manager, 0);
     return HL_OK;
   }
   (void)sigfillset(&all);
@@ -154,13 +154,15 @@ int hl__keeper_start(hl_manager *manager, hl_error *error) {
   (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
   errno = failure;
   if (failure)
-    return hl__error_errno(error, HL_ESTORE, "cannot start a thread");
+    return hl__error_errno(error, HL_BUSY, "cannot start a thread");
   manager->keeper_runs = true;
   return HL_OK;
 }
 
 void hl__keeper_hurry(hl_manager *manager, int64_t when) {
-  if (when < manager->keeper_next) (void)pthread_cond_signal(&manager->wakeup);
+  if (when >= manager->keeper_next) return;
+  manager->keeper_next = when;
+  (void)pthread_cond_signal(&manager->wakeup);
 }
 
 void hl__keeper_stop(hl_manager *manager) {

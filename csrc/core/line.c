@@ -8,9 +8,142 @@
 #include "pending.h"
 #include "plan.h"
 
+#include <stdlib.h>
 #include <time.h>
 
-/* ------------------------------------------------------------- the rule */
+/* Of those who are to look anew whom they follow, so many do at once when somebody
+   leaves, and in a piece of the keeper's. */
+#define SETTLE_SOME 16
+#define SETTLE_PIECE 256
+/* So many end in one piece of the keeper's, who then gives way for so long: a
+   mutex that is taken again at once is not given to whoever waits for it. */
+#define EXPIRE_PIECE 128
+#define GIVE_WAY_NS 50000
+/* Parked ones that are tried in one round, at most. */
+#define ASK_MAX 64
+/* When no thread could be started: how soon that is tried again. */
+#define THREADS_AGAIN_MS 20
+/* A request that is no member of a class, and came before its last members, goes
+   back so far to find whom it follows; else it follows the first. */
+#define BACK_MAX 64
+
+/* ---------------------------------------------------------------- lists */
+
+static void list_init(hl__list *list) { list->next = list->previous = list; }
+
+static bool list_empty(const hl__list *list) { return list->next == list; }
+
+/* Before `at`: at the end, where that is the list. */
+static void list_add(hl__list *at, hl__list *node) {
+  node->previous = at->previous;
+  node->next = at;
+  node->previous->next = node;
+  at->previous = node;
+}
+
+static void list_remove(hl__list *node) {
+  node->previous->next = node->next;
+  node->next->previous = node->previous;
+  list_init(node);
+}
+
+/* All of them, to the end. */
+static void list_move(hl__list *to, hl__list *from) {
+  if (list_empty(from)) return;
+  from->next->previous = to->previous;
+  to->previous->next = from->next;
+  from->previous->next = to;
+  to->previous = from->previous;
+  list_init(from);
+}
+
+/* Unchecked: no field is read. */
+HL__UNCHECKED static hl__waiter *waiter_of(hl__list *node) {
+  return (hl__waiter *)(void *)((char *)node - offsetof(hl__waiter, node));
+}
+
+void hl__line_init(hl__line *line) {
+  *line = (hl__line){.first = NULL};
+  list_init(&line->loose);
+  list_init(&line->together);
+  list_init(&line->ready);
+  list_init(&line->parked);
+  line->next_asked = &line->parked;
+}
+
+/* ------------------------------------------------------------- deadlines */
+
+/* A pairing heap. Both are roots. */
+static hl__waiter *heap_meld(hl__waiter *a, hl__waiter *b)
+    HL__REQUIRES(hl__manager_mutex) {
+  if (b->deadline < a->deadline) {
+    hl__waiter *other = a;
+    a = b;
+    b = other;
+  }
+  b->back = a;
+  b->sibling = a->child;
+  if (a->child) a->child->back = b;
+  a->child = b;
+  return a;
+}
+
+/* One root of all these siblings: in pairs, and then the pairs. */
+static hl__waiter *heap_gather(hl__waiter *first)
+    HL__REQUIRES(hl__manager_mutex) {
+  hl__waiter *pairs = NULL, *root = NULL;
+  while (first) {
+    hl__waiter *a = first, *b = a->sibling;
+    first = b ? b->sibling : NULL;
+    a->sibling = a->back = NULL;
+    if (b) {
+      b->sibling = b->back = NULL;
+      a = heap_meld(a, b);
+    }
+    a->sibling = pairs;
+    pairs = a;
+  }
+  while (pairs) {
+    hl__waiter *a = pairs;
+    pairs = a->sibling;
+    a->sibling = NULL;
+    root = root ? heap_meld(root, a) : a;
+  }
+  return root;
+}
+
+static void heap_add(hl__line *line, hl__waiter *waiter)
+    HL__REQUIRES(hl__manager_mutex) {
+  if (waiter->timed || !waiter->pending || waiter->deadline == HL_FOREVER)
+    return;
+  waiter->timed = true;
+  waiter->child = waiter->sibling = waiter->back = NULL;
+  line->soonest = line->soonest ? heap_meld(line->soonest, waiter) : waiter;
+}
+
+static void heap_remove(hl__line *line, hl__waiter *waiter)
+    HL__REQUIRES(hl__manager_mutex) {
+  if (!waiter->timed) return;
+  waiter->timed = false;
+  hl__waiter *below = heap_gather(waiter->child);
+  if (waiter == line->soonest) {
+    line->soonest = below;
+    return;
+  }
+  if (waiter->back->child == waiter)
+    waiter->back->child = waiter->sibling;
+  else
+    waiter->back->sibling = waiter->sibling;
+  if (waiter->sibling) waiter->sibling->back = waiter->back;
+  if (below) line->soonest = heap_meld(line->soonest, below);
+}
+
+/* -------------------------------------------------------------- classes */
+
+/* The kinds of classes under a row: of those that take it shared, of those that take
+   it exclusively, and of those that stand behind nobody and share all that they
+   take, of which it is the last. */
+enum { SHARED = HL_SHARED, EXCLUSIVE = HL_EXCLUSIVE, WHOLE };
 
 static int row_compare(const hl_row *a, const hl_row *b) {
   if (a->level != b->level) return a->level < b->level ? -1 : 1;
@@ -18,97 +151,321 @@ static int row_compare(const hl_row *a, const hl_row *b) {
   return 0;
 }
 
-/* Whether a request for plan stands behind the earlier waiter. */
-static bool follows(const hl_plan *plan, const hl__waiter *earlier)
-    HL__REQUIRES(hl__manager_mutex) {
-  size_t n, earlier_n, i = 0;
-  const hl_row *rows = hl__plan_rows(plan, &n);
-  const hl_row *others = hl__plan_rows(earlier->plan, &earlier_n);
-  for (size_t j = 0; j < earlier_n; j++) {
-    while (i < n && row_compare(&rows[i], &others[j]) < 0) i++;
-    if (i == n || row_compare(&rows[i], &others[j]) != 0) return false;
-    if (hl__modes_conflict((hl_mode)rows[i].mode, (hl_mode)others[j].mode))
-      return true;
-  }
-  return earlier->place != HL__BEHIND;
+static const hl_row *rows_of(const hl__waiter *waiter, size_t *n) {
+  return hl__plan_rows(waiter->plan, n);
 }
 
-/* The nearest of those before `from` (it included) whom a request follows. When
-   that one goes, the next nearest is looked for: so it follows them all. */
-static hl__waiter *find_behind(const hl_plan *plan, hl__waiter *from)
+static const hl_row *last_row(const hl__member *member) {
+  size_t n;
+  return &rows_of(member->waiter, &n)[member->rows - 1];
+}
+
+static hl__member **head_of(hl__line *line, const hl_row *row) {
+  uint32_t hash = (row->bucket ^ (uint32_t)row->level << 28) * 2654435769u;
+  return &line->heads[hash >> 20];
+}
+_Static_assert(HL__LINE_HEADS == 1u << 12, "12 bits of the hash");
+
+static bool same_class(const hl__member *a, const hl__member *b) {
+  size_t n;
+  if (a->kind != b->kind || a->rows != b->rows) return false;
+  const hl_row *rows = rows_of(a->waiter, &n), *others = rows_of(b->waiter, &n);
+  for (size_t i = a->rows; i-- > 0;)
+    if (row_compare(&rows[i], &others[i]) != 0) return false;
+  return true;
+}
+
+static void chain_add(hl__member **link, hl__member *head) {
+  head->head = true;
+  head->link = link;
+  head->chain = *link;
+  if (*link) (*link)->link = &head->chain;
+  *link = head;
+}
+
+static void chain_remove(hl__member *head) {
+  head->head = false;
+  *head->link = head->chain;
+  if (head->chain) head->chain->link = head->link;
+}
+
+/* Enters it at the end of its class. Where a row has too many classes, not at all:
+   then nobody will find it there. */
+static void member_enter(hl__line *line, hl__member *member) {
+  const hl_row *row = last_row(member);
+  hl__member **link = head_of(line, row), *head = *link;
+  unsigned seen = 0;
+  for (; head && !same_class(head, member); head = head->chain)
+    if (row_compare(last_row(head), row) == 0 && ++seen == HL__LINE_CLASSES)
+      return;
+  if (head) {
+    member->next = head;
+    member->previous = head->previous;
+    head->previous->next = member;
+    head->previous = member;
+  } else {
+    member->next = member->previous = member;
+    chain_add(link, member);
+  }
+}
+
+static void member_remove(hl__member *member) {
+  hl__member *next = member->next;
+  if (member->head) {
+    hl__member **link = member->link;
+    chain_remove(member);
+    if (next != member) chain_add(link, next);
+  }
+  next->previous = member->previous;
+  member->previous->next = next;
+  member->next = member->previous = NULL;
+}
+
+/* Whether the request has all rows of the class, of which its i-th is the last; for
+   a WHOLE, all of them shared. */
+static bool has_rows(const hl_row *rows, size_t i, const hl__member *head) {
+  size_t n;
+  const hl_row *wanted = rows_of(head->waiter, &n);
+  for (size_t j = head->rows; j-- > 0; i--) {
+    /* In order, so each is at or below the place of the one before. */
+    size_t low = j, high = i + 1;
+    while (low < high) {
+      size_t middle = low + (high - low) / 2;
+      if (row_compare(&rows[middle], &wanted[j]) < 0)
+        low = middle + 1;
+      else
+        high = middle;
+    }
+    if (low > i || row_compare(&rows[low], &wanted[j]) != 0) return false;
+    if (head->kind == WHOLE &&
+        hl__modes_conflict((hl_mode)rows[low].mode, HL_SHARED))
+      return false;
+    i = low;
+  }
+  return true;
+}
+
+/* Of a class that the request follows, by its row i, the last that came before
+   it; NULL: none did. */
+static hl__member *last_before(hl__member *head, uint64_t arrival,
+                               const hl__waiter *waiter, size_t i)
     HL__REQUIRES(hl__manager_mutex) {
-  while (from && !follows(plan, from)) from = from->previous;
-  return from;
+  hl__member *member = head->previous;
+  if (member->waiter->arrival < arrival) return member;
+  if (head->waiter->arrival >= arrival) return NULL;
+  if (waiter && head->rows == i + 1 && i < waiter->member_count &&
+      waiter->members[i].next && same_class(&waiter->members[i], head))
+    return waiter->members[i].previous;
+  for (int back = 0; back < BACK_MAX; back++) {
+    member = member->previous;
+    if (member->waiter->arrival < arrival) return member;
+  }
+  return head;
+}
+
+/* Whom a request follows that came then; of several, the nearest. NULL: nobody.
+   `waiter`: itself, NULL when it has no place yet. `conflicts`: only those that
+   conflict with it. */
+static hl__member *find(hl__line *line, const hl_plan *plan, uint64_t arrival,
+                        const hl__waiter *waiter, bool conflicts)
+    HL__REQUIRES(hl__manager_mutex) {
+  size_t n;
+  const hl_row *rows = hl__plan_rows(plan, &n);
+  hl__member *nearest = NULL;
+  for (size_t i = 0; i < n; i++) {
+    unsigned seen = 0;
+    hl__member *head = *head_of(line, &rows[i]);
+    for (; head && seen < HL__LINE_CLASSES; head = head->chain) {
+      if (row_compare(last_row(head), &rows[i]) != 0) continue;
+      seen++;
+      if (head->kind == WHOLE
+              ? conflicts
+              : !hl__modes_conflict((hl_mode)rows[i].mode, (hl_mode)head->kind))
+        continue;
+      if (!has_rows(rows, i, head)) continue;
+      hl__member *member = head->kind == WHOLE
+                               ? head
+                               : last_before(head, arrival, waiter, i);
+      if (member && (!nearest ||
+                     member->waiter->arrival > nearest->waiter->arrival))
+        nearest = member;
+    }
+  }
+  return nearest;
+}
+
+/* Enters a newcomer in its classes, but for that of its whole. Without memory for
+   all of them, in the first ones. */
+static void classes_enter(hl__line *line, hl__waiter *waiter)
+    HL__REQUIRES(hl__manager_mutex) {
+  size_t n, count = 0;
+  const hl_row *rows = rows_of(waiter, &n);
+  while (count < n && count < HL__LINE_DEPTH &&
+         (count == 0 || rows[count - 1].mode == HL_SHARED))
+    count++;
+  waiter->shares = true;
+  for (size_t i = 0; i < n && waiter->shares; i++)
+    waiter->shares = rows[i].mode == HL_SHARED;
+  size_t all = count + waiter->shares;
+  waiter->members = waiter->inside;
+  if (all > HL__MEMBERS_INSIDE)
+    waiter->members = malloc(all * sizeof *waiter->members);
+  if (!waiter->members) {
+    waiter->members = waiter->inside;
+    all = count = HL__MEMBERS_INSIDE;
+    waiter->shares = false;
+  }
+  waiter->member_count = (unsigned)all;
+  for (size_t i = 0; i < all; i++) {
+    hl__member *member = &waiter->members[i];
+    *member = (hl__member){.waiter = waiter,
+                           .rows = i < count ? i + 1 : n,
+                           .kind = i < count ? rows[i].mode : WHOLE};
+    list_init(&member->followers);
+    if (i < count) member_enter(line, member);
+  }
+}
+
+void hl__line_forget(hl__waiter *waiter) HL__UNCHECKED {
+  if (waiter->members != waiter->inside) free(waiter->members);
+  waiter->members = NULL;
 }
 
 /* ----------------------------------------------------------- the line */
 
 /* Nobody is before it any more. A thread goes by itself; a pending is sent when
    there is room. */
-static void let_go(hl_manager *manager, hl__waiter *waiter)
+static void let_go(hl__line *line, hl__waiter *waiter)
     HL__REQUIRES(hl__manager_mutex) {
+  if (waiter->shares)
+    member_enter(line, &waiter->members[waiter->member_count - 1]);
   if (waiter->pending) {
     waiter->place = HL__READY;
-    manager->ready++;
+    list_add(&line->ready, &waiter->node);
   } else {
     waiter->place = HL__AT_STORE;
     if (waiter->turn) (void)pthread_cond_signal(waiter->turn);
   }
 }
 
-void hl__line_join(hl_manager *manager, hl__waiter *waiter) {
-  waiter->place = HL__BEHIND;
-  waiter->behind = find_behind(waiter->plan, manager->last);
-  waiter->turn = NULL;
-  waiter->next = NULL;
-  waiter->previous = manager->last;
-  if (manager->last)
-    manager->last->next = waiter;
-  else
-    manager->first = waiter;
-  manager->last = waiter;
-  if (!waiter->behind) let_go(manager, waiter);
+/* Behind the member, or on its way. */
+static void stand(hl__line *line, hl__waiter *waiter, hl__member *behind)
+    HL__REQUIRES(hl__manager_mutex) {
+  if (behind) {
+    waiter->place = HL__BEHIND;
+    list_add(&behind->followers, &waiter->node);
+  } else {
+    let_go(line, waiter);
+  }
 }
 
-/* Whether they would be granted together. */
-static bool share(const hl__waiter *a, const hl__waiter *b) {
-  size_t n, m, i = 0, j = 0;
-  const hl_row *rows = hl__plan_rows(a->plan, &n);
-  const hl_row *others = hl__plan_rows(b->plan, &m);
-  while (i < n && j < m) {
-    int order = row_compare(&rows[i], &others[j]);
-    if (order == 0 && hl__modes_conflict((hl_mode)rows[i].mode,
-                                         (hl_mode)others[j].mode))
-      return false;
-    if (order <= 0) i++;
-    if (order >= 0) j++;
+/* So many of the loose ones look whom they follow now. */
+static void settle(hl__line *line, unsigned most)
+    HL__REQUIRES(hl__manager_mutex) {
+  for (; most > 0; most--) {
+    bool together = !list_empty(&line->together);
+    hl__list *list = together ? &line->together : &line->loose;
+    if (list_empty(list)) return;
+    hl__waiter *waiter = waiter_of(list->next);
+    list_remove(&waiter->node);
+    stand(line, waiter,
+          find(line, waiter->plan, waiter->arrival, waiter, together));
   }
-  return true;
+}
+
+static bool has_loose(const hl__line *line) {
+  return !list_empty(&line->together) || !list_empty(&line->loose);
+}
+
+void hl__line_join(hl_manager *manager, hl__waiter *waiter) {
+  hl__line *line = &manager->line;
+  waiter->turn = NULL;
+  waiter->timed = waiter->in_parked = false;
+  waiter->arrival = ++line->arrivals;
+  list_init(&waiter->node);
+  hl__member *behind =
+      find(line, waiter->plan, waiter->arrival, NULL, false);
+  classes_enter(line, waiter);
+  waiter->next = NULL;
+  waiter->previous = line->last;
+  if (line->last)
+    line->last->next = waiter;
+  else
+    line->first = waiter;
+  line->last = waiter;
+  heap_add(line, waiter);
+  stand(line, waiter, behind);
+}
+
+/* The last of those that shared a whole and stood behind nobody leaves without a
+   grant: one of its followers stands for them from now on, if it may. */
+static void succeed(hl__line *line, hl__member *gone)
+    HL__REQUIRES(hl__manager_mutex) {
+  for (int i = 0; i < SETTLE_SOME && !list_empty(&gone->followers); i++) {
+    hl__waiter *waiter = waiter_of(gone->followers.next);
+    list_remove(&waiter->node);
+    stand(line, waiter,
+          find(line, waiter->plan, waiter->arrival, waiter, false));
+    if (waiter->place == HL__BEHIND) continue;
+    hl__member *whole = &waiter->members[waiter->member_count - 1];
+    if (waiter->shares && whole->next && same_class(whole, gone))
+      list_move(&whole->followers, &gone->followers);
+    break;
+  }
+  list_move(&line->loose, &gone->followers);
+}
+
+/* Those behind it stand behind the one before it in the class, whom they follow as
+   well; or look anew. */
+static void member_leave(hl__line *line, hl__member *member, bool granted)
+    HL__REQUIRES(hl__manager_mutex) {
+  hl__member *before = member->previous;
+  bool head = member->head;
+  member_remove(member);
+  if (member->kind != WHOLE)
+    list_move(head ? &line->loose : &before->followers, &member->followers);
+  else if (granted)
+    list_move(&line->together, &member->followers);
+  else if (before != member)
+    list_move(&before->followers, &member->followers);
+  else
+    succeed(line, member);
+}
+
+static void parked_remove(hl__line *line, hl__waiter *waiter)
+    HL__REQUIRES(hl__manager_mutex) {
+  if (line->next_asked == &waiter->node) line->next_asked = waiter->node.next;
+  waiter->in_parked = false;
+  line->parked_count--;
+  list_remove(&waiter->node);
 }
 
 void hl__line_leave(hl_manager *manager, hl__waiter *waiter, bool granted) {
-  hl__waiter *after = waiter->next;
-  if (waiter->place == HL__READY) manager->ready--;
-  if (after)
-    after->previous = waiter->previous;
+  hl__line *line = &manager->line;
+  if (waiter->next)
+    waiter->next->previous = waiter->previous;
   else
-    manager->last = waiter->previous;
+    line->last = waiter->previous;
   if (waiter->previous)
-    waiter->previous->next = after;
+    waiter->previous->next = waiter->next;
   else
-    manager->first = after;
-
-  /* In order, so that of a crowd that will share, and now has nobody before it, the
-     first goes alone. When he is granted, all the others go: whom they follow is
-     settled for all of them before any is on its way. */
-  for (hl__waiter *other = after; other; other = other->next) {
-    if (other->place != HL__BEHIND || other->behind != waiter) continue;
-    other->behind = find_behind(other->plan, other->previous);
-    if (!other->behind && !(granted && share(waiter, other)))
-      let_go(manager, other);
+    line->first = waiter->next;
+  heap_remove(line, waiter);
+  if (waiter->place == HL__TRIED) line->trying--;
+  if (waiter->place == HL__AT_STORE && waiter->pending &&
+      !manager->ops->connects) {
+    line->waiting--;
+    line->short_of_threads = false; /* its worker is free */
   }
-  for (hl__waiter *other = after; other; other = other->next)
-    if (other->place == HL__BEHIND && !other->behind) let_go(manager, other);
+  if (waiter->in_parked)
+    parked_remove(line, waiter);
+  else
+    list_remove(&waiter->node);
+  for (unsigned i = 0; i < waiter->member_count; i++)
+    if (waiter->members[i].next)
+      member_leave(line, &waiter->members[i], granted);
+  waiter->member_count = 0;
+  hl__line_forget(waiter);
   hl__line_advance(manager);
 }
 
@@ -135,40 +492,144 @@ int hl__line_wait(hl_manager *manager, hl__waiter *waiter) {
   return status;
 }
 
-void hl__line_advance(hl_manager *manager) {
-  hl__waiter *waiter = manager->first;
-  while (waiter && manager->ready && !manager->closed &&
-         hl__pool_has_room(manager)) {
-    if (waiter->place != HL__READY) {
-      waiter = waiter->next;
-      continue;
-    }
-    waiter->place = HL__AT_STORE;
-    manager->ready--;
-    hl__pending_send(waiter->pending);
-    waiter = manager->first; /* where no thread can be had, the line changes */
-  }
+/* -------------------------------------------------------- to the store */
+
+/* Whose turn it is, NULL: nobody's. */
+static hl__waiter *next_to_go(hl_manager *manager)
+    HL__REQUIRES(hl__manager_mutex) {
+  hl__line *line = &manager->line;
+  hl__waiter *ready =
+      list_empty(&line->ready) ? NULL : waiter_of(line->ready.next);
+  if (manager->ops->connects)
+    return hl__pool_has_room(manager) ? ready : NULL;
+  if (line->trying > 0) return NULL;
+  if (ready || line->parked_count == 0) return ready;
+  /* Nobody is being tried, so all of these are PARKED. */
+  if (line->waiting < manager->pool_size && !line->short_of_threads)
+    return waiter_of(line->parked.next);
+  if (line->asks == 0) return NULL;
+  line->asks--;
+  if (line->next_asked == &line->parked)
+    line->next_asked = line->parked.next;
+  hl__waiter *asked = waiter_of(line->next_asked);
+  line->next_asked = line->next_asked->next;
+  return asked;
 }
 
-int64_t hl__line_expire(hl_manager *manager, int64_t now) {
-  int64_t next = HL_FOREVER;
-  hl__waiter *waiter = manager->first;
-  while (waiter) {
-    if (!waiter->pending || waiter->place == HL__AT_STORE) {
-      waiter = waiter->next;
-    } else if (waiter->deadline <= now) {
-      hl__pending_expire(waiter->pending);
-      waiter = manager->first; /* the line has changed */
-    } else {
-      if (waiter->deadline < next) next = waiter->deadline;
-      waiter = waiter->next;
-    }
+/* False: there is no thread for it now. */
+static bool send(hl_manager *manager, hl__waiter *waiter)
+    HL__REQUIRES(hl__manager_mutex) {
+  hl__line *line = &manager->line;
+  hl__place before = waiter->place;
+  waiter->place = manager->ops->connects ? HL__AT_STORE : HL__TRIED;
+  if (!hl__pending_send(waiter->pending)) {
+    waiter->place = before;
+    line->short_of_threads = true;
+    hl__keeper_hurry(manager, hl__now_ms() + THREADS_AGAIN_MS);
+    return false;
   }
+  if (before == HL__READY) list_remove(&waiter->node);
+  if (waiter->place == HL__TRIED)
+    line->trying++;
+  else
+    heap_remove(line, waiter);
+  return true;
+}
+
+static void advance(hl_manager *manager, unsigned most)
+    HL__REQUIRES(hl__manager_mutex) {
+  hl__line *line = &manager->line;
+  if (manager->closed) return;
+  settle(line, most);
+  if (has_loose(line)) hl__keeper_hurry(manager, 0);
+  hl__waiter *waiter;
+  while ((waiter = next_to_go(manager)) && send(manager, waiter)) continue;
+}
+
+void hl__line_advance(hl_manager *manager) {
+  /* Without a keeper all who wait are threads. */
+  advance(manager, manager->keeper_runs ? SETTLE_SOME : UINT32_MAX);
+}
+
+bool hl__line_refused(hl_manager *manager, hl__waiter *waiter) {
+  hl__line *line = &manager->line;
+  line->trying--;
+  bool place = line->waiting < manager->pool_size;
+  /* One worker is left to try the others. */
+  if (place && hl__worker_spare(manager)) {
+    if (waiter->in_parked) parked_remove(line, waiter);
+    heap_remove(line, waiter);
+    waiter->place = HL__AT_STORE;
+    line->waiting++;
+  } else {
+    if (place) line->short_of_threads = true;
+    manager->coming_workers++; /* the one that tried it */
+    waiter->place = HL__PARKED;
+    if (!waiter->in_parked) {
+      waiter->in_parked = true;
+      line->parked_count++;
+      list_add(&line->parked, &waiter->node);
+    }
+    heap_add(line, waiter);
+    int64_t soon = hl__now_ms() + HL__LINE_ROUND_MS;
+    if (waiter->deadline < soon) soon = waiter->deadline;
+    hl__keeper_hurry(manager, soon);
+  }
+  hl__line_advance(manager);
+  return waiter->place == HL__AT_STORE;
+}
+
+/* ---------------------------------------------------------- the keeper's */
+
+/* True: there are more. */
+static bool expire(hl_manager *manager, int64_t now)
+    HL__REQUIRES(hl__manager_mutex) {
+  hl__line *line = &manager->line;
+  for (int i = 0; i < EXPIRE_PIECE; i++) {
+    hl__waiter *waiter = line->soonest;
+    if (!waiter || waiter->deadline > now) return false;
+    heap_remove(line, waiter);
+    /* Whoever tries it looks at its time himself. */
+    if (waiter->place < HL__TRIED) hl__pending_expire(waiter->pending);
+  }
+  return true;
+}
+
+/* One piece. Returns when it wants to be called next; 0: at once. */
+static int64_t keep(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
+  hl__line *line = &manager->line;
+  int64_t now = hl__now_ms(), next = HL_FOREVER;
+  bool more = expire(manager, now);
+  if (now >= line->next_round) {
+    unsigned asks = line->parked_count * HL__LINE_ROUND_MS / HL__LINE_ASK_MS;
+    line->asks = asks < ASK_MAX ? asks + 1 : ASK_MAX;
+    line->next_round = now + HL__LINE_ROUND_MS;
+    line->short_of_threads = false;
+  }
+  advance(manager, SETTLE_PIECE);
+  if (more || has_loose(line)) return 0;
+  if (line->soonest) next = line->soonest->deadline;
+  if (line->parked_count > 0 && line->next_round < next)
+    next = line->next_round;
+  if (line->short_of_threads && now + THREADS_AGAIN_MS < next)
+    next = now + THREADS_AGAIN_MS;
   return next;
 }
 
+/* Unchecked: clang cannot see that the keeper holds just this mutex. */
+HL__UNCHECKED int64_t hl__line_keep(hl_manager *manager) {
+  static const struct timespec way = {0, GIVE_WAY_NS};
+  for (;;) {
+    int64_t next = keep(manager);
+    if (next > 0 || manager->closed) return next;
+    hl__manager_unlock(manager);
+    (void)nanosleep(&way, NULL);
+    hl__manager_lock(manager);
+  }
+}
+
 void hl__line_close(hl_manager *manager) {
-  hl__waiter *waiter = manager->first, *next;
+  hl__waiter *waiter = manager->line.first, *next;
   for (; waiter; waiter = next) {
     next = waiter->next; /* nobody goes to the store of a closed manager */
     if (waiter->pending)
@@ -179,5 +640,5 @@ void hl__line_close(hl_manager *manager) {
 }
 
 bool hl__line_would_follow(hl_manager *manager, const hl_plan *plan) {
-  return find_behind(plan, manager->last) != NULL;
+  return find(&manager->line, plan, UINT64_MAX, NULL, false) != NULL;
 }

@@ -92,7 +92,7 @@ static int acquire(hl_manager *manager, hl_request *request, int64_t deadline,
   for (;;) {
     int status =
         hl__pool_take(manager, repaired ? HL__TAKE_FRESH : HL__TAKE_ANY,
-                      deadline, request->try_once, slot, error);
+                      deadline, request->try_once, pending, slot, error);
     if (status) return status;
     bool fresh = (*slot)->fresh;
     /* Connecting took all the time that there was: the store is asked, once. */
@@ -109,6 +109,9 @@ static int acquire(hl_manager *manager, hl_request *request, int64_t deadline,
     hl__manager_lock(manager);
     bool ended = unwanted(manager, pending), overrun = (*slot)->overrun;
     if (pending) pending->slot = NULL; /* nobody interrupts it any more */
+    /* Should it try again, nobody else takes its room meanwhile. */
+    if (pending && !ended && manager->ops->connects)
+      hl__pending_reserve(pending);
     hl__manager_unlock(manager);
     if (status == HL_ECONNECTION || overrun || ended) {
       hl__pool_discard(manager, *slot);

@@ -45,10 +45,11 @@ HL__UNCHECKED static void fields_init(hl_manager *manager) {
   manager->store = NULL;
   manager->slots = manager->newest = manager->oldest = NULL;
   manager->slot_count = manager->idle_count = manager->settling = 0;
-  manager->first = manager->last = NULL;
-  manager->ready = manager->reserved = 0;
+  hl__line_init(&manager->line);
+  manager->reserved = 0;
   manager->first_task = manager->last_task = NULL;
   manager->task_count = manager->idle_workers = manager->workers = 0;
+  manager->coming_workers = 0;
   manager->keeper_runs = manager->keeper_stops = false;
   memset(&manager->stats, 0, sizeof manager->stats);
   manager->config.pid = getpid();
@@ -275,7 +276,7 @@ int hl_manager_holders(hl_manager *manager, const hl_plan *plan,
   for (bool again = true;; again = false) {
     int64_t deadline = hl__now_ms() + LOOK_MS;
     status = hl__pool_take(manager, again ? HL__TAKE_EXTRA : HL__TAKE_FRESH,
-                           deadline, true, &slot, error);
+                           deadline, true, NULL, &slot, error);
     if (status) break;
     hl__manager_lock(manager);
     slot->due = deadline;

@@ -78,6 +78,36 @@ struct hl__slot {
 
 HL__MUTEX_FUNCTIONS(hl__slot, hl__slot, mutex, hl__slot_mutex)
 
+/* A node of a circular list, or the list itself: then it stands between the last
+   and the first. By itself: empty, or in no list. */
+typedef struct hl__list {
+  struct hl__list *next, *previous;
+} hl__list;
+
+typedef struct hl__member hl__member; /* line.h */
+
+#define HL__LINE_HEADS 4096u
+
+/* The requests of a manager that wait; see line.h. */
+typedef struct hl__line {
+  hl__waiter *first, *last; /* all, in order of arrival */
+  uint64_t arrivals;
+  hl__member *heads[HL__LINE_HEADS]; /* by row: whom a newcomer may follow */
+  /* BEHIND somebody who has just left: whom they follow now is still to be looked
+     for. `together`: he was granted what they share with him. */
+  hl__list loose, together;
+  hl__list ready;         /* READY, in order */
+  hl__list parked;        /* PARKED, or being TRIED again; in order of arrival there */
+  hl__list *next_asked;   /* the next of them whose turn it is, or the list itself */
+  unsigned parked_count;
+  unsigned asks;          /* so many of them may be tried now */
+  int64_t next_round;     /* when more of them may be */
+  unsigned trying;        /* TRIED */
+  unsigned waiting;       /* pendings AT_STORE, of a store that connects to nothing */
+  bool short_of_threads;  /* none could be started a moment ago */
+  hl__waiter *soonest;    /* a heap of the pendings in line, by deadline */
+} hl__line;
+
 /* 0: it is held now. */
 static inline int hl__slot_trylock(hl__slot *slot)
     HL__ACQUIRES_IF_0(hl__slot_mutex) HL__UNCHECKED {
@@ -115,11 +145,9 @@ struct hl_manager {
   /* BUSY, but idle again at once: see releases_await. */
   unsigned settling HL__GUARDED_BY(hl__manager_mutex);
 
-  /* The line: who waits, in order of arrival; how many of them are READY. */
-  hl__waiter *first HL__GUARDED_BY(hl__manager_mutex);
-  hl__waiter *last HL__GUARDED_BY(hl__manager_mutex);
-  unsigned ready HL__GUARDED_BY(hl__manager_mutex);
-  /* Slots that pendings on their way to the store will take. */
+  hl__line line HL__GUARDED_BY(hl__manager_mutex);
+  /* Slots that pendings on their way to the store will take: each counts from when
+     it is sent until it has its slot, which counts from then on. */
   unsigned reserved HL__GUARDED_BY(hl__manager_mutex);
 
   /* Pendings that no worker has taken yet. */
@@ -127,6 +155,8 @@ struct hl_manager {
   hl_pending *last_task HL__GUARDED_BY(hl__manager_mutex);
   unsigned task_count HL__GUARDED_BY(hl__manager_mutex);
   unsigned idle_workers HL__GUARDED_BY(hl__manager_mutex);
+  /* Workers that look for a task in a moment: just started, or about to be idle. */
+  unsigned coming_workers HL__GUARDED_BY(hl__manager_mutex);
   unsigned workers HL__GUARDED_BY(hl__manager_mutex); /* not yet on their way out */
 
   bool keeper_runs HL__GUARDED_BY(hl__manager_mutex);
@@ -161,10 +191,12 @@ void hl__manager_leave(hl_manager *manager);
 typedef enum hl__take { HL__TAKE_ANY, HL__TAKE_FRESH, HL__TAKE_EXTRA } hl__take;
 
 /* A BUSY slot with an open session, for this thread. `how`: any; one that is
-   connected afresh; or one even when the pool is full, for a look.
+   connected afresh; or one even when the pool is full, for a look. `for_pending`:
+   whose reservation it uses up; or NULL.
    HL_OK; HL_BUSY, HL_CANCELLED; what session_open says. */
 int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline,
-                  bool try_once, hl__slot **slot, hl_error *error);
+                  bool try_once, hl_pending *for_pending, hl__slot **slot,
+                  hl_error *error);
 /* A BUSY slot whose session holds nothing goes back, or is closed. */
 void hl__pool_put(hl_manager *manager, hl__slot *slot);
 void hl__pool_discard(hl_manager *manager, hl__slot *slot);

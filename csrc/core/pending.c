@@ -16,6 +16,7 @@
 
 static void unref(hl_pending *pending) {
   if (atomic_fetch_sub(&pending->references, 1u) != 1) return;
+  hl__line_forget(&pending->waiter);
   if (pending->work == HL__ACQUIRE) hl_lock_free(pending->lock);
   if (pending->extension) hl__extension_dispose(pending->extension);
   free(pending->extension);
@@ -59,20 +60,40 @@ static int cancelled_error(hl_error *error) {
   return hl__error(error, HL_CANCELLED, "the wait was cancelled");
 }
 
+static int threads_error(hl_error *error) {
+  return hl__error(error, HL_BUSY,
+                   "no thread can be started: see ulimit -u, and the limits of "
+                   "the container");
+}
+
 void hl__pending_expire(hl_pending *pending) {
-  bool behind = pending->waiter.place == HL__BEHIND;
-  if (behind)
+  hl_manager *manager = pending->manager;
+  bool ready = pending->waiter.place == HL__READY;
+  if (ready && !hl__pool_has_room(manager))
+    (void)hl__pool_busy_error(manager, &pending->error);
+  else if (ready && manager->line.short_of_threads)
+    (void)threads_error(&pending->error);
+  else
     (void)hl__timeout_error(&pending->error, pending->waiter.plan,
                             pending->timeout);
-  else
-    (void)hl__pool_busy_error(pending->manager, &pending->error);
   finish_in_line(pending, pending->error.status);
 }
 
 /* Ends it, wherever it is, for its owner; the store is told. */
 static void give_up(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
-  if (pending->in_line && pending->waiter.place != HL__AT_STORE) {
+  if (pending->in_line && pending->waiter.place < HL__TRIED) {
     finish_in_line(pending, pending->error.status);
+    return;
+  }
+  if (hl__worker_take_back(pending->manager, pending)) {
+    hl__pending_unreserve(pending);
+    atomic_fetch_sub(&pending->references, 1u); /* not the last: its owner's */
+    if (pending->in_line) {
+      finish_in_line(pending, pending->error.status);
+    } else {
+      finish(pending, pending->error.status);
+      hl__line_advance(pending->manager);
+    }
     return;
   }
   pending->given_up = true;
@@ -94,36 +115,56 @@ void hl__pending_close(hl_pending *pending) {
 
 /* ------------------------------------------------------------- its work */
 
-void hl__pending_send(hl_pending *pending) {
-  hl_manager *manager = pending->manager;
+bool hl__pending_send(hl_pending *pending) {
   atomic_fetch_add(&pending->references, 1u);
-  int status = hl__worker_give(manager, pending, &pending->error);
-  if (status == HL_OK) {
-    pending->reserved = pending->work == HL__ACQUIRE;
-    if (pending->reserved) manager->reserved++;
-    return;
+  if (hl__worker_give(pending->manager, pending)) {
+    if (pending->work == HL__ACQUIRE) hl__pending_reserve(pending);
+    return true;
   }
   atomic_fetch_sub(&pending->references, 1u); /* not the last: its owner's */
-  if (pending->in_line)
-    finish_in_line(pending, status);
-  else
-    finish(pending, status);
+  return false;
 }
 
-static void unreserve(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
+void hl__pending_reserve(hl_pending *pending) {
+  if (!pending->reserved) pending->manager->reserved++;
+  pending->reserved = true;
+}
+
+void hl__pending_unreserve(hl_pending *pending) {
   if (pending->reserved) pending->manager->reserved--;
   pending->reserved = false;
 }
 
 bool hl__pending_slot(hl_pending *pending, hl__slot *slot) {
-  unreserve(pending);
   pending->slot = slot;
   return !pending->given_up;
+}
+
+/* Where a try blocks nobody, it is tried before it takes a place among those that
+   wait. HL_PARKED_AGAIN: it has none; it stands in line again, or is done. */
+#define HL_PARKED_AGAIN 1000
+static int try_and_wait(hl_pending *pending, hl_error *error) {
+  hl_manager *manager = pending->manager;
+  int status = hl__lock_acquire(pending->lock, &pending->options,
+                                pending->start, 0, pending, error);
+  if (status != HL_TIMEOUT) return status;
+  hl__manager_lock(manager);
+  bool wanted = !pending->given_up && !manager->closed;
+  bool late = hl__left_ms(pending->waiter.deadline) == 0;
+  bool waits = wanted && !late && hl__line_refused(manager, &pending->waiter);
+  hl__manager_unlock(manager);
+  if (!wanted) return HL_CANCELLED;
+  if (late)
+    return hl__timeout_error(error, pending->waiter.plan, pending->timeout);
+  if (!waits) return HL_PARKED_AGAIN;
+  return hl__lock_acquire(pending->lock, &pending->options, pending->start,
+                          pending->timeout, pending, error);
 }
 
 static int work(hl_pending *pending, hl_error *error) {
   switch (pending->work) {
   case HL__ACQUIRE:
+    if (!pending->manager->ops->connects) return try_and_wait(pending, error);
     return hl__lock_acquire(pending->lock, &pending->options, pending->start,
                             pending->timeout, pending, error);
   case HL__EXTEND:
@@ -179,19 +220,29 @@ void hl__pending_run(hl_pending *pending) {
   bool given_up = pending->given_up;
   hl__manager_unlock(manager);
   int status = given_up ? HL_CANCELLED : work(pending, &error);
+  if (status == HL_PARKED_AGAIN) {
+    unref(pending);
+    return;
+  }
 
   hl__manager_lock(manager);
-  unreserve(pending);
-  pending->slot = NULL;
-  if (pending->in_line) hl__line_leave(manager, &pending->waiter, status == HL_OK);
-  pending->in_line = false;
   given_up = pending->given_up;
+  bool look = !given_up && (status == HL_TIMEOUT || status == HL_DEADLOCK);
+  hl__pending_unreserve(pending);
+  pending->slot = NULL;
+  if (!look) manager->coming_workers++;
+  if (pending->in_line)
+    hl__line_leave(manager, &pending->waiter, status == HL_OK);
+  else
+    hl__line_advance(manager);
+  pending->in_line = false;
   hl__manager_unlock(manager);
-  if (!given_up && (status == HL_TIMEOUT || status == HL_DEADLOCK))
+  if (look)
     (void)hl_manager_blockers(manager, pending->waiter.plan, blockers_add,
                               &found, NULL);
 
   hl__manager_lock(manager);
+  if (look) manager->coming_workers++;
   given_up = pending->given_up;
   if (given_up && pending->work == HL__ACQUIRE && status == HL_OK)
     manager->stats.acquired++; /* it is counted as released, too */
@@ -274,18 +325,22 @@ static void acquire_begin(hl_pending *pending)
     return;
   }
   if (pending->timeout == 0) {
-    hl__pending_send(pending);
+    if (!hl__pending_send(pending))
+      finish(pending, threads_error(&pending->error));
+    return;
+  }
+  /* Which ends it in time. */
+  int status = manager->keeper_runs
+                   ? HL_OK
+                   : hl__keeper_start(manager, &pending->error);
+  if (status) {
+    finish(pending, status);
     return;
   }
   pending->in_line = true;
   hl__line_join(manager, &pending->waiter);
   hl__line_advance(manager);
-  if (pending->done || pending->waiter.place == HL__AT_STORE) return;
-  /* The keeper ends it in time. */
-  int status = hl__keeper_start(manager, &pending->error);
-  if (status)
-    finish_in_line(pending, status);
-  else
+  if (pending->waiter.place < HL__TRIED)
     hl__keeper_hurry(manager, pending->waiter.deadline);
 }
 
@@ -349,7 +404,8 @@ static int use(hl_lock *lock, hl__work what, const hl_plan *plan,
     lock->released = pending->release_then = true;
   atomic_store_explicit(&lock->use, pending, memory_order_release);
   hl__manager_lock(manager);
-  hl__pending_send(pending);
+  if (!hl__pending_send(pending))
+    finish(pending, threads_error(&pending->error));
   hl__manager_unlock(manager);
   *result = pending;
   return HL_OK;
@@ -395,6 +451,7 @@ void hl__lock_use_end(hl_lock *lock, bool free_it) {
       (void)hl__error(&pending->error, HL_ERELEASED,
                       "the lock was released meanwhile");
       give_up(pending);
+      ended = !pending->given_up;
     }
   }
   hl__manager_unlock(manager);
@@ -509,6 +566,7 @@ void hl_pending_cancel(hl_pending *pending) {
   } else {
     (void)cancelled_error(&pending->error);
     give_up(pending);
+    ended = pending->work != HL__ACQUIRE && !pending->given_up;
   }
   hl__manager_unlock(manager);
   if (granted) (void)hl_lock_release(pending->lock, false, NULL);

@@ -4,14 +4,16 @@
  *
  * Its life:
  *
+ *                      room: a worker
  *      start -> IN LINE ------------> AT STORE -----------------> DONE -> wait
- *                  |   room in the       |    its worker has come
- *                  |   pool: a worker    |    back
- *                  '---------------------'------------------------^
+ *                  |  ^                  | |  its worker has come
+ *                  |  '------------------' |  back
+ *                  |    refused: PARKED    |
+ *                  '-----------------------'----------------------^
  *                    timeout, cancel, close: at once
  *
  *   IN LINE    costs no thread and no connection; the keeper ends it when its
- *              time is up
+ *              time is up; line.h has its places
  *   AT STORE   a worker makes the blocking call. When it is given up meanwhile,
  *              it is DONE at once for its owner; the worker, interrupted, throws
  *              away what it gets, and keeps the place in line until then
@@ -50,7 +52,10 @@ struct hl_pending {
   int64_t start, timeout;
   bool in_line;       /* it has a place there: it waits at all */
   hl__waiter waiter;
+  /* While it waits for a worker to take it. */
+  bool queued HL__GUARDED_BY(hl__manager_mutex);
   hl_pending *next_task HL__GUARDED_BY(hl__manager_mutex);
+  hl_pending *previous_task HL__GUARDED_BY(hl__manager_mutex);
   /* Its worker's, BUSY: to be interrupted. NULL before and afterwards. */
   hl__slot *slot HL__GUARDED_BY(hl__manager_mutex);
   bool reserved HL__GUARDED_BY(hl__manager_mutex); /* room in the pool */
@@ -68,21 +73,30 @@ struct hl_pending {
   char label[];
 };
 
-/* Gives it to a worker. */
-void hl__pending_send(hl_pending *pending) HL__REQUIRES(hl__manager_mutex);
+/* Gives it to a worker. False: no thread can be had now; nothing is changed. */
+bool hl__pending_send(hl_pending *pending) HL__REQUIRES(hl__manager_mutex);
+/* Room in the pool is kept for it, until it has its slot, or its end. */
+void hl__pending_reserve(hl_pending *pending) HL__REQUIRES(hl__manager_mutex);
+void hl__pending_unreserve(hl_pending *pending)
+    HL__REQUIRES(hl__manager_mutex);
 /* In line: its time is up; the manager is closed. */
 void hl__pending_expire(hl_pending *pending) HL__REQUIRES(hl__manager_mutex);
 void hl__pending_close(hl_pending *pending) HL__REQUIRES(hl__manager_mutex);
 /* Its worker has got a slot: false when it has been given up. */
 bool hl__pending_slot(hl_pending *pending, hl__slot *slot)
     HL__REQUIRES(hl__manager_mutex);
-/* What its worker does. */
+/* What its worker does. When it returns, the worker is counted as coming. */
 void hl__pending_run(hl_pending *pending);
 
 /* --- worker.c */
 
-/* Has a worker run it. HL_OK or HL_ESTORE: no thread could be started. */
-int hl__worker_give(hl_manager *manager, hl_pending *pending, hl_error *error)
+/* Has a worker run it. False: there is none, and no thread can be started. */
+bool hl__worker_give(hl_manager *manager, hl_pending *pending)
+    HL__REQUIRES(hl__manager_mutex);
+/* Whether there is a worker for one task more; starts one if need be. */
+bool hl__worker_spare(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
+/* A task that no worker has taken yet is not to be done. False: one has. */
+bool hl__worker_take_back(hl_manager *manager, hl_pending *pending)
     HL__REQUIRES(hl__manager_mutex);
 /* exit() waits for n more threads, for a while; for one less. */
 void hl__leave_begin(unsigned n);

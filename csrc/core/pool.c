@@ -260,7 +260,8 @@ static int slot_open(hl_manager *manager, hl__slot *slot, int64_t deadline,
 }
 
 int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline,
-                  bool try_once, hl__slot **taken, hl_error *error) {
+                  bool try_once, hl_pending *for_pending, hl__slot **taken,
+                  hl_error *error) {
   hl__slot *slot = NULL, *dead = NULL, *pending = NULL;
   int status = HL_OK;
   bool made = false;
@@ -277,7 +278,8 @@ int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline,
       status = hl__keeper_start(manager, error);
       if (status) break;
     }
-    if (try_once && how == HL__TAKE_ANY) releases_await(manager, &dead);
+    if (try_once && how == HL__TAKE_ANY && manager->ops->connects)
+      releases_await(manager, &dead);
     if (how != HL__TAKE_FRESH) slot = idle_find(manager, &pending, &dead);
     if (slot) break;
     /* A look rather waits for an answer than for a connection. */
@@ -305,6 +307,7 @@ int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline,
     hl__cond_wait(&manager->freed, &manager->mutex,
                   settling ? hl__now_ms() + RELEASES_MS : deadline);
   }
+  if (slot && for_pending) hl__pending_unreserve(for_pending);
   hl_session *stale = NULL;
   if (slot && !made) {
     idle_remove(manager, slot);

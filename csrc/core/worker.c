@@ -2,7 +2,9 @@
  * worker.c - threads that make blocking calls for those who must not block. One is
  * started when none is idle, reused, and ended when it has been idle for
  * IDLE_MS. They block all signals. How many there are at once is decided by the
- * line: as many as the pool has room for.
+ * line: as many as the pool has room for, or as wait at the embedded store, and one
+ * more; and by the calls on locks that are held. When no thread can be started, the
+ * line waits until one can.
  *
  * exit() takes apart what a client library stands on (OpenSSL, say) while threads
  * are in it still. Those of a closed manager have been interrupted, and are about to
@@ -15,7 +17,6 @@
 #include "internal.h"
 #include "pending.h"
 
-#include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <time.h>
@@ -71,34 +72,65 @@ void hl__workers_leave(hl_manager *manager) {
   manager->workers = 0;
 }
 
-static hl_pending *task_take(hl_manager *manager)
+static void task_add(hl_manager *manager, hl_pending *pending)
     HL__REQUIRES(hl__manager_mutex) {
-  hl_pending *pending = manager->first_task;
-  if (!pending) return NULL;
-  manager->first_task = pending->next_task;
-  if (!manager->first_task) manager->last_task = NULL;
+  pending->queued = true;
+  pending->next_task = NULL;
+  pending->previous_task = manager->last_task;
+  if (manager->last_task)
+    manager->last_task->next_task = pending;
+  else
+    manager->first_task = pending;
+  manager->last_task = pending;
+  manager->task_count++;
+}
+
+static void task_remove(hl_manager *manager, hl_pending *pending)
+    HL__REQUIRES(hl__manager_mutex) {
+  pending->queued = false;
+  if (pending->previous_task)
+    pending->previous_task->next_task = pending->next_task;
+  else
+    manager->first_task = pending->next_task;
+  if (pending->next_task)
+    pending->next_task->previous_task = pending->previous_task;
+  else
+    manager->last_task = pending->previous_task;
   manager->task_count--;
-  return pending;
+}
+
+/* Whether an idle worker is to stay, though it has nothing to do: of those that wait
+   at the embedded store none can try what comes new, and a thread may not be to be
+   had then. */
+static bool is_spare(const hl_manager *manager)
+    HL__REQUIRES(hl__manager_mutex) {
+  return manager->line.waiting > 0 && !manager->closed &&
+         manager->idle_workers + manager->coming_workers == 0;
 }
 
 static void *worker_main(void *argument) {
   hl_manager *manager = argument;
   hl__manager_lock(manager);
   for (;;) {
-    hl_pending *pending = task_take(manager);
+    manager->coming_workers--;
+    hl_pending *pending = manager->first_task;
     if (pending) {
+      task_remove(manager, pending);
       hl__manager_unlock(manager);
       hl__pending_run(pending);
       hl__manager_lock(manager);
       continue;
     }
     if (manager->closed) break;
-    int64_t end = hl__now_ms() + IDLE_MS;
-    manager->idle_workers++;
-    while (!manager->first_task && !manager->closed && hl__left_ms(end) > 0)
-      hl__cond_wait(&manager->work, &manager->mutex, end);
-    manager->idle_workers--;
+    do {
+      int64_t end = hl__now_ms() + IDLE_MS;
+      manager->idle_workers++;
+      while (!manager->first_task && !manager->closed && hl__left_ms(end) > 0)
+        hl__cond_wait(&manager->work, &manager->mutex, end);
+      manager->idle_workers--;
+    } while (!manager->first_task && is_spare(manager));
     if (!manager->first_task) break;
+    manager->coming_workers++;
   }
   if (!manager->closed) { /* else hl__workers_leave has counted it */
     manager->workers--;
@@ -111,7 +143,8 @@ static void *worker_main(void *argument) {
   return NULL;
 }
 
-static int worker_start(hl_manager *manager, hl_error *error)
+/* False: the system has no thread for us now. */
+static bool worker_start(hl_manager *manager)
     HL__REQUIRES(hl__manager_mutex) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   (void)pthread_once(&once, watch_exit);
@@ -127,28 +160,31 @@ static int worker_start(hl_manager *manager, hl_error *error)
   int failure = pthread_create(&thread, &detached, worker_main, manager);
   (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
   (void)pthread_attr_destroy(&detached);
-  if (!failure) {
-    manager->workers++;
-    return HL_OK;
+  if (failure) {
+    atomic_fetch_sub(&manager->references, 1u); /* not the last: the caller's */
+    return false;
   }
-  atomic_fetch_sub(&manager->references, 1u); /* not the last: the caller's */
-  errno = failure;
-  return hl__error_errno(error, HL_ESTORE, "cannot start a thread");
+  manager->workers++;
+  manager->coming_workers++;
+  return true;
 }
 
-int hl__worker_give(hl_manager *manager, hl_pending *pending, hl_error *error) {
-  if (manager->idle_workers > manager->task_count) {
+bool hl__worker_spare(hl_manager *manager) {
+  return manager->idle_workers + manager->coming_workers >
+             manager->task_count ||
+         worker_start(manager);
+}
+
+bool hl__worker_give(hl_manager *manager, hl_pending *pending) {
+  if (!hl__worker_spare(manager)) return false;
+  if (manager->coming_workers <= manager->task_count)
     (void)pthread_cond_signal(&manager->work);
-  } else {
-    int status = worker_start(manager, error);
-    if (status) return status;
-  }
-  pending->next_task = NULL;
-  if (manager->last_task)
-    manager->last_task->next_task = pending;
-  else
-    manager->first_task = pending;
-  manager->last_task = pending;
-  manager->task_count++;
-  return HL_OK;
+  task_add(manager, pending);
+  return true;
+}
+
+bool hl__worker_take_back(hl_manager *manager, hl_pending *pending) {
+  if (!pending->queued) return false;
+  task_remove(manager, pending);
+  return true;
 }
