@@ -88,6 +88,29 @@ describe("a fork", function()
       end)
     end
 
+    it("leaves a wait with the parent, whom the child's own cancelled wait does not concern", function()
+      local blocker = assert(manager:acquire(R1))
+      local peer = support.process(store)
+      local status = peer:call([[
+        local fork = require "hierlock_spec.fork"
+        handles.pending = assert(manager:start(..., { timeout = 60 }))
+        support.sleep(0.3)
+        local pid = fork.fork()
+        if pid > 0 then return (fork.wait(pid)) end
+        local pending = assert(manager:start(..., { timeout = 60 }))
+        local ok = not pending:wait(0.3)
+        pending:cancel()
+        manager:close()
+        os.exit(ok and 0 or 1)
+      ]], R1)
+      assert.equal(0, status)
+      support.wait_for_waiters(store, R1)
+      peer:call "handles.pending:cancel()"
+      support.wait_until(function() return store.waiting(R1) == 0 end, "the end of the wait")
+      assert.is_true(blocker:release { confirm = true })
+      assert(manager:acquire({ "u1" }, { timeout = 2 })):release()
+    end)
+
     it("gives a lock back when its holder is killed, though a forked child lives on", function()
       local holder = support.process(store)
       orphan = holder:call(fork_and("support.sleep(support.DEADLINE)"), R1)

@@ -1,0 +1,162 @@
+--- When a connection stands and its server's answers do not come, or only a part of one: behind
+-- a proxy that takes what is sent and passes nothing on. One such connection costs its own
+-- lock, and nobody else anything; an idle one costs nothing.
+
+local proxy = require "spec.support.proxy"
+local support = require "spec.support"
+
+local TARGET = { user = "u1", account = "a1", resource = "r1" }
+
+-- For what happens within a round trip or two, on a busy machine.
+local SOON = 5
+
+support.each_server(function(store)
+  local between
+
+  after_each(function()
+    support.close_peers()
+    if between then between.close() end
+    between = nil
+  end)
+
+  for _, tls in ipairs { "off", "required" } do
+    describe("a part of an answer and then silence, tls=" .. tls .. ",", function()
+      -- In the peer: for so many seconds looks at its handles all the time; returns for
+      -- how long each was said to be held, and how long the longest look took.
+      local watch = [[
+        local seconds = ...
+        local begun, held, longest = support.now(), {}, 0
+        while support.now() - begun < seconds do
+          for name, handle in pairs(handles) do
+            local before = support.now()
+            if handle:is_held() and handle:remaining() > 0 then held[name] = support.now() - begun end
+            longest = math.max(longest, support.now() - before)
+          end
+          support.sleep(0.01)
+        end
+        return held, longest
+      ]]
+
+      it("costs that lock, and nobody else anything", function()
+        between = proxy.open(store, nil, tls)
+        local holder = support.process(store, { hold_timeout = 1 }, between.dsn)
+        for i, name in ipairs { "first", "second", "well" } do
+          assert.is_true(holder:acquire(name, "acquire", { "u1", "a1", "r" .. i }):result())
+        end
+        between.hold(1, 1)
+        between.hold(2, 6)
+        local held, longest = holder:start(watch, 3):result()
+        for _, name in ipairs { "first", "second" } do
+          assert.is_true(held[name] > 0.2 and held[name] < 1.1, held[name] .. " s")
+        end
+        assert.is_true(held.well > 2.5, held.well .. " s")
+        assert.is_true(longest < 0.5, longest .. " s")
+        assert.is_true(holder:acquire("other", "acquire", { "u3" }, { timeout = SOON }):result())
+        assert.is_true(holder:call("return handles.well:check()"))
+        local took = holder:call [[
+          local begun = support.now()
+          manager:close()
+          return support.now() - begun
+        ]]
+        assert.is_true(took < 1, took .. " s")
+        local other = support.process(store)
+        assert.is_true(other:acquire("h", "acquire", { "u1" }, { timeout = SOON }):result())
+        assert.is_true(other:release("h"))
+      end)
+
+      it("does not keep a check beyond the lease", function()
+        between = proxy.open(store, nil, tls)
+        local holder = support.process(store, { hold_timeout = 1 }, between.dsn)
+        assert.is_true(holder:acquire("h", "acquire", TARGET):result())
+        between.hold(1, 2)
+        local took, code = holder:call [[
+          local begun = support.now()
+          local ok, err = handles.h:check()
+          return support.now() - begun, ok or err.code
+        ]]
+        assert.is_true(took < 1 + SOON, took .. " s")
+        assert.equal("lost", code)
+      end)
+
+      it("is no silence when all of it comes at last, byte by byte", function()
+        between = proxy.open(store, nil, tls)
+        local holder = support.process(store, { hold_timeout = 2 }, between.dsn)
+        assert.is_true(holder:acquire("h", "acquire", TARGET):result())
+        between.drip(1, 2)
+        local held, longest = holder:start(watch, 4):result()
+        assert.is_true(held.h > 3.5, held.h .. " s")
+        assert.is_true(longest < 0.5, longest .. " s")
+        assert.is_true(holder:call("return handles.h:check()"))
+        assert.is_true(holder:release("h"))
+      end)
+    end)
+  end
+
+  describe("idle connections that are half open", function()
+    -- In a peer: three connections; `free` is what is done with the last lock of each.
+    local function frozen(hold_timeout, free)
+      between = proxy.open(store)
+      local peer = support.process(store, { hold_timeout = hold_timeout }, between.dsn)
+      for i = 1, 3 do
+        assert.is_true(peer:acquire("h" .. i, "acquire", { "idle", "a" .. i }):result())
+      end
+      assert.equal(3, #between.connections)
+      return peer, function() return peer:call(free) end
+    end
+    -- In the peer: acquires and releases until it has worked five times in turn;
+    -- returns how often each outcome was, and the first message.
+    local work = [[
+      local timeout = ...
+      local count, message, finish = { ok = 0 }, nil, support.now() + 15
+      repeat
+        local handle, err = manager:acquire({ "u1", "a1", "r1" }, { timeout = timeout })
+        if handle then assert(handle:release { confirm = true }) end
+        count[handle and "ok" or err.code] = (count[handle and "ok" or err.code] or 0) + 1
+        message = message or err and err.message
+      until count.ok == 5 or support.now() > finish
+      return count, message
+    ]]
+    local release = "for i = 1, 3 do assert(handles['h' .. i]:release()) end"
+
+    for _, timeout in ipairs { 0, 0.5, 1.5 } do
+      it("with a release on its way fail no acquisition: timeout " .. timeout, function()
+        local peer, free = frozen(30, release)
+        for n = 1, 3 do between.hold(n) end
+        free()
+        local count, message = peer:start(work, timeout):result()
+        assert.same({ ok = 5 }, count, message)
+      end)
+
+      it("that nobody has heard from fail one acquisition at most: timeout " .. timeout, function()
+        local peer, free = frozen(30, release:gsub("release%(%)", "release { confirm = true }"))
+        free()
+        between.freeze()
+        local count, message = peer:start(work, timeout):result()
+        assert.equal(5, count.ok, message)
+        assert.is_true((count.connection or 0) <= 1, message)
+        assert.is_nil(count.timeout, message)
+      end)
+    end
+
+    it("are closed when a sign of life is not answered", function()
+      local peer, free = frozen(1.5, release:gsub("release%(%)", "release { confirm = true }"))
+      free()
+      between.freeze()
+      support.wait_until(function()
+        return peer:call("return manager:stats().connections") == 0
+      end, "the connections' end")
+      assert.same({ ok = 5 }, (peer:start(work, 0):result()))
+    end)
+
+    it("do not keep a look for holders", function()
+      local peer, free = frozen(30, release)
+      for n = 1, 3 do between.hold(n) end
+      free()
+      local holders, message = peer:call [[
+        local holders, err = manager:holders { "u1" }
+        return holders and #holders, tostring(err)
+      ]]
+      assert.equal(0, holders, message)
+    end)
+  end)
+end)
