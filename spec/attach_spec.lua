@@ -525,12 +525,21 @@ support.each_server(function(store)
         assert.matches("has 1000 buckets for each of the levels user,account,resource; this program wants ", err.message)
       end
       run "ROLLBACK"
+      -- What is left open is as recorded, also for the next that looks.
+      begin()
+      for _ = 1, 2 do
+        local open_one = attach.luasql(connection, { table = TABLE })
+        assert(open_one:acquire_resource("u1", "a1", "r1"))
+        assert_locked { "u1", "a1", "r1" }
+      end
+      run "ROLLBACK"
       -- A table of which nothing is recorded is one for the defaults.
       run("CREATE TABLE %s_bare LIKE %s", TABLE, TABLE)
       restore[1] = function() store.sql():query("DROP TABLE %s_bare", TABLE) end
       begin()
       local err = assert_fails("mismatch", attach.luasql(connection, options { table = TABLE .. "_bare" }):acquire { "u1" })
-      assert.matches("has 10000000 buckets .*hier_lock_meta does not say", err.message)
+      assert.matches("as hier_lock_meta does not say%) has 10000000 buckets ", err.message)
+      assert.matches("leave out `buckets` and `levels`.* or name another table", err.message)
       run "ROLLBACK"
     end)
 

@@ -139,11 +139,28 @@ describe("the directory", function()
       local manager, err = open(directory, options)
       assert.is_nil(manager)
       assert.equal("mismatch", err.code)
-      assert.matches("10000 buckets and levels user,account,resource, not", err.message)
+      assert.matches("10000 buckets for each of the levels user,account,resource; this program wants ", err.message)
+      assert.matches("leave out `buckets` and `levels`.* or give this program a directory of its own", err.message)
       assert.matches(title:match("%S+$"), err.message, 1, true)
       assert(open(directory, { buckets = 10000 }))
     end)
   end
+
+  it("decides the buckets and levels that the program leaves open", function()
+    local directory = fresh()
+    local maker = assert(open(directory, { buckets = 1000, levels = { "tenant", "folder" } }))
+    local handle = assert(maker:acquire { "t1", "f1" })
+    for _, options in ipairs { {}, { buckets = 1000 }, { levels = { "tenant", "folder" } } } do
+      local manager = assert(open(directory, options))
+      assert.equal("timeout", select(2, manager:acquire({ tenant = "t1" }, { timeout = 0 })).code)
+      assert(manager:acquire { tenant = "t1", folder = "f2" }):release()
+      assert.is_false(pcall(manager.acquire, manager, { user = "u1" }))
+    end
+    handle:release()
+    -- Where nothing is recorded, the defaults.
+    assert.equal(2, assert(assert(open(fresh(), {})):acquire { user = "u", account = "a", resource = "r" }).level)
+    assert.equal(2, assert(assert(hierlock.open("null:")):acquire { user = "u", account = "a", resource = "r" }).level)
+  end)
 
   -- The default one depends on nothing but the user, so there are users for it.
   local uid = ("%d"):format(1000000 + uv.os_getpid())

@@ -220,7 +220,7 @@ support.each_server(function(store)
       ["other names"] = { buckets = BUCKETS, levels = { "user", "account", "thing" } },
       ["the levels in another order"] = { buckets = BUCKETS,
                                           levels = { "account", "user", "resource" } },
-      ["the defaults"] = {},
+      ["the defaults, said in so many words"] = { buckets = 10000000, levels = { "user", "account", "resource" } },
     }
     for title, options in pairs(wrong) do
       it("refuses a program that counts on " .. title, function()
@@ -232,10 +232,46 @@ support.each_server(function(store)
       assert(open { buckets = BUCKETS, levels = { "user", "account", "resource" } })
     end)
 
+    it("decides what the program leaves open", function()
+      local bucket = hierlock.plan({ { "u1" } }, { buckets = BUCKETS }):rows()[1].bucket
+      for _, options in ipairs { {}, { buckets = BUCKETS }, { levels = { "user", "account", "resource" } } } do
+        local manager = assert(open(options))
+        local handle = assert(manager:acquire_user "u1")
+        -- It is that very row.
+        local root = store.sql()
+        root:query("BEGIN")
+        local free = root:try(("SELECT 1 FROM %s WHERE level=0 AND bucket=%d FOR UPDATE NOWAIT"):format(TABLE, bucket))
+        root:query("ROLLBACK")
+        assert.is_falsy(free)
+        handle:release { confirm = true }
+        manager:close()
+      end
+      store.sql():query("UPDATE hier_lock_meta SET levels='tenant,folder,thing' WHERE table_name='%s'", TABLE)
+      finally(function()
+        store.sql():query("UPDATE hier_lock_meta SET levels='user,account,resource' WHERE table_name='%s'", TABLE)
+      end)
+      local manager = assert(open {})
+      assert.equal(2, assert(manager:acquire { tenant = "t", folder = "f", thing = "x" }).level)
+      assert.is_false(pcall(manager.acquire, manager, { user = "u1" }))
+      manager:close()
+    end)
+
+    it("is compared at each connection, also where the first has decided", function()
+      local manager = assert(open { pool_size = 4 })
+      local first = assert(manager:acquire_user "u1")
+      store.sql():query("UPDATE hier_lock_meta SET buckets=%d WHERE table_name='%s'", BUCKETS + 1, TABLE)
+      finally(function()
+        store.sql():query("UPDATE hier_lock_meta SET buckets=%d WHERE table_name='%s'", BUCKETS, TABLE)
+      end)
+      assert_refused("mismatch", manager:acquire_user "u2")
+      assert.is_true(first:is_held())
+      manager:close()
+    end)
+
     it("that does not know the table stands for the defaults", function()
       store.sql():query("DELETE FROM hier_lock_meta WHERE table_name='%s'", TABLE)
       assert(open {})
-      assert_refused("mismatch", open())
+      assert_refused("mismatch", open { buckets = BUCKETS })
       assert_refused("mismatch", open { levels = { "tenant", "folder" } })
     end)
 

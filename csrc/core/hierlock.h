@@ -105,7 +105,8 @@ typedef struct hl_layout hl_layout;
 /* names: 1 to HL_LEVELS_MAX distinct, non-empty names of at most
    HL_LEVEL_NAME_MAX bytes, without ',' or ':' or control bytes; NULL stands
    for user, account, resource. buckets: 1 to 2^31 - 1; 0 stands for
-   HL_BUCKETS_DEFAULT. The names are copied.
+   HL_BUCKETS_DEFAULT. The names are copied. What was NULL or 0, a manager that is
+   opened with the layout takes from its space instead: hl_config.
    Fails with HL_EMISUSE, HL_ENOMEM. */
 int hl_layout_new(const char *const *names, unsigned levels, uint32_t buckets,
                   hl_layout **layout, hl_error *error);
@@ -198,7 +199,8 @@ typedef struct hl_config {
   const char *dsn;         /* NULL: $HIERLOCK_DSN, else "file:" */
   int64_t timeout;         /* of an acquisition; ms; HL_FOREVER */
   int64_t hold_timeout;    /* ms, at least 1000 */
-  hl_layout *layout;       /* NULL: the default levels and buckets */
+  hl_layout *layout;       /* what it leaves to the default, the space decides;
+                              NULL: all of it. See hl_manager_layout */
   unsigned pool_size;      /* connections at most */
   const char *application; /* NULL: the program's name */
   /* Stores beyond file: and null:, e.g. { &hl_store_mysql, NULL }; may be
@@ -231,6 +233,8 @@ int hl_manager_open(const hl_config *config, hl_manager **manager,
    manager may begin afterwards, or while this one runs. */
 void hl_manager_close(hl_manager *manager);
 
+/* Its own, of which plans for it are made: as its space records, else as in
+   hl_config, else the default. Lives as long as the manager. */
 hl_layout *hl_manager_layout(const hl_manager *manager);
 
 typedef struct hl_stats {

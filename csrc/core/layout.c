@@ -43,6 +43,7 @@ static int name_check(const char *const *names, unsigned level,
 int hl_layout_new(const char *const *names, unsigned levels, uint32_t buckets,
                   hl_layout **layout, hl_error *error) {
   static const char *const default_names[] = {"user", "account", "resource"};
+  bool levels_open = !names, buckets_open = buckets == 0;
   *layout = NULL;
   if (!names) {
     names = default_names;
@@ -64,12 +65,58 @@ int hl_layout_new(const char *const *names, unsigned levels, uint32_t buckets,
   atomic_init(&made->references, 1u);
   made->levels = levels;
   made->buckets = buckets;
+  made->levels_open = levels_open;
+  made->buckets_open = buckets_open;
   for (unsigned i = 0; i < levels; i++) {
     strcpy(made->names[i], names[i]);
     made->seeds[i] = fnv1a(FNV_OFFSET_BASIS, names[i], strlen(names[i]));
   }
   *layout = made;
   return HL_OK;
+}
+
+const char *hl__layout_names(const hl_layout *layout,
+                             char out[HL__LAYOUT_NAMES_MAX]) {
+  out[0] = '\0';
+  for (unsigned i = 0; i < layout->levels; i++) {
+    if (i) strcat(out, ",");
+    strcat(out, layout->names[i]);
+  }
+  return out;
+}
+
+/* The layout of those names, of which nobody knows yet whether they are any. */
+static int layout_parse(const char *names, uint32_t buckets, hl_layout **layout,
+                        hl_error *error) {
+  char copy[HL__LAYOUT_NAMES_MAX] = "", *rest = copy, *name;
+  const char *list[HL_LEVELS_MAX];
+  unsigned n = 0;
+  if (strlen(names) < sizeof copy) strcpy(copy, names);
+  while (n < HL_LEVELS_MAX && (name = strsep(&rest, ","))) list[n++] = name;
+  return hl_layout_new(list, rest ? 0 : n, buckets, layout, error);
+}
+
+int hl__layout_agree(hl_layout *wanted, const char *names, uint32_t buckets,
+                     const char *space, const char *other, hl_layout **agreed,
+                     hl_error *error) {
+  char ours[HL__LAYOUT_NAMES_MAX];
+  (void)hl__layout_names(wanted, ours);
+  *agreed = NULL;
+  if ((wanted->levels_open || strcmp(ours, names) == 0) &&
+      (wanted->buckets_open || wanted->buckets == buckets)) {
+    if (!wanted->levels_open && !wanted->buckets_open) {
+      *agreed = hl_layout_ref(wanted);
+      return HL_OK;
+    }
+    int status = layout_parse(names, buckets, agreed, error);
+    if (status != HL_EMISUSE) return status;
+  }
+  return hl__error(
+      error, HL_EMISMATCH,
+      "%.130s has %u buckets for each of the levels %.90s; this program wants %u "
+      "for %.90s: leave out `buckets` and `levels`, and it takes what is there; "
+      "or %s",
+      space, buckets, names, wanted->buckets, ours, other);
 }
 
 hl_layout *hl_layout_ref(hl_layout *layout) {

@@ -1,5 +1,6 @@
 /*
- * layout.h - the inside of a layout, for layout.c and plan.c.
+ * layout.h - the inside of a layout, for layout.c and plan.c; and what a store asks of it
+ * when it is opened.
  */
 #ifndef HIERLOCK_LAYOUT_H
 #define HIERLOCK_LAYOUT_H
@@ -12,8 +13,23 @@ struct hl_layout {
   atomic_uint references;
   unsigned levels;
   uint32_t buckets;
+  bool levels_open, buckets_open; /* defaults: a space may record others */
   uint32_t seeds[HL_LEVELS_MAX]; /* the hash of the level's name */
   char names[HL_LEVELS_MAX][HL_LEVEL_NAME_MAX + 1];
 };
+
+/* "user,account,resource" */
+#define HL__LAYOUT_NAMES_MAX (HL_LEVELS_MAX * (HL_LEVEL_NAME_MAX + 1))
+const char *hl__layout_names(const hl_layout *layout,
+                             char out[HL__LAYOUT_NAMES_MAX]);
+
+/* What a space and a program agree on: what the space records, as far as the program
+   wants nothing else. names: as from hl__layout_names. *agreed: a reference to a layout
+   that leaves nothing open; it is `wanted` when that leaves nothing open. HL_ENOMEM;
+   HL_EMISMATCH, the message begins with `space` ("the table x") and ends with `other`,
+   how the program gets a space of its own. */
+int hl__layout_agree(hl_layout *wanted, const char *names, uint32_t buckets,
+                     const char *space, const char *other, hl_layout **agreed,
+                     hl_error *error);
 
 #endif

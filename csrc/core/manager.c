@@ -194,6 +194,11 @@ int hl_manager_open(const hl_config *config, hl_manager **result,
     };
     status = manager->ops->open(&manager->config, &manager->store, error);
   }
+  if (status == HL_OK) {
+    hl_layout_unref(manager->layout);
+    manager->layout = hl_layout_ref(manager->store->layout);
+    manager->config.layout = manager->layout;
+  }
   if (status == HL_OK)
     *result = manager;
   else

@@ -35,7 +35,7 @@
 
 /* Raised whenever anything in this file changes its meaning. A store built
    for another number is refused. */
-#define HL_STORE_ABI 3u
+#define HL_STORE_ABI 4u
 
 typedef struct hl_store hl_store;
 typedef struct hl_session hl_session;
@@ -43,6 +43,8 @@ typedef struct hl_session hl_session;
 /* What the core tells a store when it opens it. Outlives the store. */
 typedef struct hl_store_config {
   const hl_dsn *dsn;
+  /* What the program wants; from the first open on, what it and the space have
+     agreed on (hl__layout_agree). */
   hl_layout *layout;
   int64_t timeout;         /* the usual one of an acquisition; ms */
   int64_t hold_timeout;    /* ms */
@@ -78,6 +80,7 @@ typedef struct hl_grant {
 
 struct hl_store {
   const struct hl_store_ops *ops;
+  hl_layout *layout; /* a reference: what open has agreed on; until the store ends */
 };
 
 /* A store's own structures begin with these. */

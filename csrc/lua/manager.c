@@ -165,9 +165,11 @@ Blocks for at most the DSN's `connect_timeout` (10 s).
 @number[opt=30] options.hold_timeout seconds, 1 to a year: after as long without
   a word from us the server frees our locks. A store without connections takes
   no notice of it
-@tparam[opt] {string,...} options.levels 1 to 16 names from root to leaf, instead
-  of `user`, `account`, `resource`
-@int[opt=10000000] options.buckets for each level, 1 to 2147483647; as provisioned
+@tparam[opt] {string,...} options.levels 1 to 16 names from root to leaf; by default
+  those that the table or directory records, else `user`, `account`, `resource`. Others
+  than it records are a `mismatch`
+@int[opt] options.buckets for each level, 1 to 2147483647; by default likewise, else
+  10000000
 @int[opt=64] options.pool_size connections at most, 1 to 100000: one for each held
   or waiting lock. A store without connections takes no notice of it
 @string[opt] options.application shown to observers; by default the program's name

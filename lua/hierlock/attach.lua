@@ -44,6 +44,7 @@ local core = require "hierlock.core"
 local attach = {}
 
 local DEFAULT_LEVELS = { "user", "account", "resource" }
+local DEFAULT_NAMES = table.concat(DEFAULT_LEVELS, ",")
 local DEFAULT_BUCKETS = 10000000
 local DEFAULT_TABLE = "hier_lock_buckets"
 local DEFAULT_TIMEOUT = 50
@@ -233,8 +234,15 @@ local function check_table(self)
   return true
 end
 
--- Compares with what the table was provisioned for; without a record, with the
--- defaults. A locking read, so as not to fix the transaction's view.
+-- From now on the program wants just that: what it holds must not be counted otherwise.
+local function settle(self, buckets, levels)
+  self.wanted_buckets, self.wanted_levels = buckets, levels
+  self.buckets, self.levels = buckets, {}
+  for name in levels:gmatch("[^,]+") do self.levels[#self.levels + 1] = name end
+end
+
+-- Takes what the table was provisioned for, and compares it with what the program wants;
+-- without a record, the defaults. A locking read, so as not to fix the transaction's view.
 local function check_layout(self, wait)
   local sql = ("SELECT buckets,levels FROM hier_lock_meta WHERE table_name='%s' %s"):format(
     self.table, self.dialect == "mariadb" and "LOCK IN SHARE MODE" or "FOR SHARE")
@@ -242,14 +250,15 @@ local function check_layout(self, wait)
   if not rows and errno ~= 1146 then return fail(message, errno, sqlstate) end
   local row = rows and rows[1]
   local buckets = row and tonumber(field(row, 1, "buckets")) or DEFAULT_BUCKETS
-  local levels = row and field(row, 2, "levels") or table.concat(DEFAULT_LEVELS, ",")
-  local wanted = table.concat(self.levels, ",")
-  if buckets ~= self.buckets or levels ~= wanted then
+  local levels = row and field(row, 2, "levels") or DEFAULT_NAMES
+  if (self.wanted_buckets or buckets) ~= buckets or (self.wanted_levels or levels) ~= levels then
     return core.failure("mismatch",
-      ("the table %s has %d buckets for each of the levels %s%s; this program wants %d for %s"):format(
-        self.table, buckets, levels, row and "" or " (the defaults: hier_lock_meta does not say)",
-        self.buckets, wanted))
+      ("the table %s%s has %d buckets for each of the levels %s; this program wants %d for %s: leave out `buckets` and " ..
+       "`levels`, and it takes what is there; or name another table, made by `hierlock provision`"):format(
+        self.table, row and "" or " (as hier_lock_meta does not say)", buckets, levels,
+        self.wanted_buckets or buckets, self.wanted_levels or levels))
   end
+  settle(self, buckets, levels)
   return true
 end
 
@@ -269,7 +278,7 @@ local function savepoint(self)
   return fail(message, errno, sqlstate)
 end
 
--- What was found right, for a while: key -> { dialect, expires }. So that a program which
+-- What was found right, for a while: key -> { dialect, buckets, levels, expires }. So that a program which
 -- attaches anew for each request, as in nginx, looks once, and then only asks which server
 -- it is.
 local verified = {}
@@ -282,11 +291,12 @@ local IDENTITY = "SELECT CONCAT_WS(' ',VERSION(),@@hostname,@@port,@@server_id,@
 local function check_all(self, wait)
   local rows, message, errno, sqlstate = self.query(IDENTITY)
   if not rows then return fail(message, errno, sqlstate) end
-  local key = table.concat({ field(rows[1], 1, "identity"), self.table, self.buckets,
-                             table.concat(self.levels, ",") }, " ")
+  local key = table.concat({ field(rows[1], 1, "identity"), self.table, self.wanted_buckets or "any",
+                             self.wanted_levels or "any" }, " ")
   local found = verified[key]
   if found and core.now() < found.expires then
     self.dialect, self.checked_until = found.dialect, found.expires
+    settle(self, found.buckets, found.levels)
     return true
   end
   local ok, err = check_server(self)
@@ -294,7 +304,8 @@ local function check_all(self, wait)
   if ok then ok, err = check_layout(self, wait) end
   if not ok then return nil, err end
   self.checked_until = core.now() + VERIFIED_FOR
-  verified[key] = { dialect = self.dialect, expires = self.checked_until }
+  verified[key] = { dialect = self.dialect, buckets = self.wanted_buckets, levels = self.wanted_levels,
+                    expires = self.checked_until }
   return true
 end
 
@@ -357,15 +368,27 @@ local function attached_check(self)
   end
 end
 
-local function take(self, targets, options)
+-- keys: those of a sister, which names the default levels; levels: none are known yet.
+local function check_keys(keys, levels)
+  for i in ipairs(levels and keys or {}) do
+    if levels[i] ~= DEFAULT_LEVELS[i] then
+      core.misuse(("there is no level '%s' at its place; use acquire"):format(DEFAULT_LEVELS[i]))
+    end
+  end
+end
+
+local function take(self, targets, options, keys)
   options = each_option(options, ACQUIRE_OPTIONS)
   local ms = options.timeout == nil and self.timeout or milliseconds(options.timeout)
-  local plan = core.plan(targets, { mode = options.mode, levels = self.levels, buckets = self.buckets })
-  local target = node(self, targets)
-
+  check_keys(keys, self.levels)
   local ok, err = true, nil
   if core.now() >= self.checked_until then ok, err = check(self, ms == 0 and TRY or ms) end
-  if ok then ok, err = savepoint(self) end
+  if not ok then return nil, err end
+
+  check_keys(keys, self.levels)
+  local plan = core.plan(targets, { mode = options.mode, levels = self.levels, buckets = self.buckets })
+  local target = node(self, targets)
+  ok, err = savepoint(self)
   if not ok then return nil, err end
 
   local rows, message, errno, sqlstate = lock(self, plan:sql(self.dialect, self.table), ms)
@@ -427,13 +450,10 @@ local function take_ids(self, options, keys, ...)
   attached_check(self)
   local target = {}
   for i, key in ipairs(keys) do
-    if self.levels[i] ~= DEFAULT_LEVELS[i] then
-      core.misuse(("there is no level '%s' at its place; use acquire"):format(DEFAULT_LEVELS[i]))
-    end
     target[key] = select(i, ...)
     if target[key] == nil then core.misuse(key .. " is missing") end
   end
-  return take(self, { target }, options)
+  return take(self, { target }, options, keys)
 end
 
 local USER, ACCOUNT, RESOURCE = { "user" }, { "user", "account" }, DEFAULT_LEVELS
@@ -499,14 +519,16 @@ local function new(query, options)
   local self = {
     query = query,
     table = options.table or DEFAULT_TABLE,
-    buckets = options.buckets or DEFAULT_BUCKETS,
-    levels = {},
+    wanted_buckets = options.buckets,
     checked_until = -math.huge, -- core.now()
     timeout = milliseconds(options.timeout == nil and DEFAULT_TIMEOUT or options.timeout),
   }
   -- Raises for a wrong one of these.
   core.plan({ { "any" } }, { levels = options.levels, buckets = options.buckets }):sql("mysql", options.table)
-  for i, name in ipairs(options.levels or DEFAULT_LEVELS) do self.levels[i] = name end
+  if options.levels then
+    self.wanted_levels, self.levels = table.concat(options.levels, ","), {}
+    for i, name in ipairs(options.levels) do self.levels[i] = name end
+  end
   return setmetatable(self, class)
 end
 
@@ -515,8 +537,8 @@ end
 -- @param connection of `luasql.mysql`
 -- @string[opt] dialect `"mysql"` or `"mariadb"`; need not be said, as the server is asked
 -- @tparam[opt] table options an unknown name raises
--- @tparam[opt] {string,...} options.levels as for `hierlock.open`
--- @int[opt=10000000] options.buckets as for `hierlock.open`
+-- @tparam[opt] {string,...} options.levels as for `hierlock.open`: by default those of the table
+-- @int[opt] options.buckets likewise
 -- @string[opt="hier_lock_buckets"] options.table a plain name, in the connection's database
 -- @number[opt=50] options.timeout seconds, of requests that say nothing else
 -- @treturn attached

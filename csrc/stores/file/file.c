@@ -48,13 +48,15 @@ const char *hl__file_session_application(const hl__file_session *session) {
 
 /* ----------------------------------------------------------------- store */
 
-/* The space that the DSN's path leads to, and the name by which it is checked. */
-static int space_open(const hl_store_config *config, hl__file_space **space,
-                      char **control, hl_error *error) {
+/* The space that the DSN's path leads to, the name by which it is checked, and the layout
+   that it agrees on. */
+static int space_open(const hl_store_config *config, hl_layout **layout,
+                      hl__file_space **space, char **control,
+                      hl_error *error) {
   const char *path = config->dsn->path;
   *control = hl__file_control_name(path);
   if (!*control) return hl__error_memory(error);
-  int status = hl__file_space_open(path, config, space, error);
+  int status = hl__file_space_open(path, config, layout, space, error);
   if (status) free(*control);
   return status;
 }
@@ -71,7 +73,8 @@ HL__UNCHECKED static int store_open(const hl_store_config *config,
   if (!store) return hl__error_memory(error);
   store->base.ops = &hl_store_file;
   store->config = config;
-  int status = space_open(config, &store->space, &store->control, error);
+  int status = space_open(config, &store->base.layout, &store->space,
+                          &store->control, error);
   if (status) {
     free(store);
     return status;
@@ -86,6 +89,7 @@ HL__UNCHECKED static void store_close(hl_store *base) {
   hl__file_space_unref(store->space);
   (void)pthread_mutex_destroy(&store->mutex);
   free(store->control);
+  hl_layout_unref(base->layout);
   free(store);
 }
 
@@ -94,6 +98,7 @@ HL__UNCHECKED static void store_close(hl_store *base) {
    Unchecked: nobody else has the store. */
 HL__UNCHECKED static void store_forget(hl_store *base) {
   free(((file_store *)(void *)base)->control);
+  hl_layout_unref(base->layout);
   free(base);
 }
 
@@ -106,9 +111,11 @@ static int store_space(file_store *store, hl__file_space **space,
   if (hl__file_space_gone(store->space) ||
       !hl__file_space_shown(store->space, store->control)) {
     hl__file_space *fresh = NULL;
+    hl_layout *layout = NULL;
     char *name = NULL;
-    status = space_open(store->config, &fresh, &name, error);
+    status = space_open(store->config, &layout, &fresh, &name, error);
     if (status == HL_OK) {
+      hl_layout_unref(layout); /* the one it was: nothing was left open */
       hl__file_space_unref(store->space);
       free(store->control);
       store->space = fresh;

@@ -236,8 +236,10 @@ typedef struct hl__file_space {
 
 /* The space of a directory, made or shared, with a reference for the caller.
    HL_OK, HL_EMISMATCH, HL_EUNSAFE_SERVER, HL_ESTORE, HL_ENOMEM. */
+/* *layout: a reference to what it and config->layout have agreed on. */
 int hl__file_space_open(const char *path, const hl_store_config *config,
-                        hl__file_space **space, hl_error *error);
+                        hl_layout **layout, hl__file_space **space,
+                        hl_error *error);
 void hl__file_space_ref(hl__file_space *space);
 void hl__file_space_unref(hl__file_space *space); /* NULL is fine */
 /* Whether it cannot be used any more, as its locks keep nobody out or its mapping

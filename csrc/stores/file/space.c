@@ -9,6 +9,7 @@
  */
 #include "board.h"
 #include "file.h"
+#include "layout.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -84,35 +85,30 @@ static hl__file_layout layout_of(const hl_layout *layout) {
   return result;
 }
 
-/* "user,account,resource", cut to size. */
-static void layout_names(char *out, size_t size,
+/* "user,account,resource" */
+static void layout_names(char out[HL__LAYOUT_NAMES_MAX],
                          const hl__file_layout *layout) {
   size_t used = 0;
   out[0] = '\0';
-  for (uint32_t i = 0; i < layout->levels && i < HL_LEVELS_MAX && used < size;
-       i++)
-    used += (size_t)snprintf(out + used, size - used, "%s%.*s", i ? "," : "",
-                             HL_LEVEL_NAME_MAX, layout->names[i]);
+  for (uint32_t i = 0; i < layout->levels && i < HL_LEVELS_MAX; i++)
+    used += (size_t)snprintf(out + used, HL__LAYOUT_NAMES_MAX - used, "%s%.*s",
+                             i ? "," : "", HL_LEVEL_NAME_MAX, layout->names[i]);
 }
 
 /* The layout decides which bytes stand for a node: programs of different ones
    would not exclude each other. */
-static int layout_check(const hl__file_space *space, const hl_layout *layout,
-                        hl_error *error) {
+static int layout_agree(const hl__file_space *space, hl_layout *wanted,
+                        hl_layout **agreed, hl_error *error) {
   const hl__file_layout *theirs = &space->control->layout;
-  const hl__file_layout ours = layout_of(layout);
-  char a[100], b[100];
-  if (ours.buckets == theirs->buckets && ours.levels == theirs->levels &&
-      memcmp(ours.names, theirs->names, sizeof ours.names) == 0)
-    return HL_OK;
-  layout_names(a, sizeof a, theirs);
-  layout_names(b, sizeof b, &ours);
-  return hl__error(error, HL_EMISMATCH,
-                   "the lock directory %.120s was made for %u buckets and "
-                   "levels %s, not for %u and %s; give this program a "
-                   "directory of its own (file:/path), or remove that one "
-                   "while no program uses it",
-                   space->directory.path, theirs->buckets, a, ours.buckets, b);
+  char names[HL__LAYOUT_NAMES_MAX], text[200];
+  layout_names(names, theirs);
+  (void)snprintf(text, sizeof text, "the lock directory %.120s",
+                 space->directory.path);
+  return hl__layout_agree(wanted, names, theirs->buckets, text,
+                          "give this program a directory of its own "
+                          "(file:/path), or remove that one while no program "
+                          "uses it",
+                          agreed, error);
 }
 
 static int control_make(hl__file_space *space, const hl_layout *layout,
@@ -285,7 +281,8 @@ static hl__file_space *space_find(const hl__file_directory *directory)
 }
 
 int hl__file_space_open(const char *path, const hl_store_config *config,
-                        hl__file_space **result, hl_error *error) {
+                        hl_layout **layout, hl__file_space **result,
+                        hl_error *error) {
   hl__file_directory directory;
   *result = NULL;
   int status = hl__file_directory_open(path, &directory, error);
@@ -304,7 +301,7 @@ int hl__file_space_open(const char *path, const hl_store_config *config,
   }
   registry_unlock();
 
-  if (status == HL_OK) status = layout_check(space, config->layout, error);
+  if (status == HL_OK) status = layout_agree(space, config->layout, layout, error);
   if (status) {
     hl__file_space_unref(space);
     return status;

@@ -73,6 +73,7 @@ static void session_forget(hl_session *session) {
 static void store_free(hl__mysql_store *store) {
   (void)pthread_cond_destroy(&store->killed);
   (void)pthread_mutex_destroy(&store->mutex);
+  hl_layout_unref(store->base.layout);
   free(store);
 }
 
@@ -81,6 +82,7 @@ static void store_free(hl__mysql_store *store) {
 HL__UNCHECKED static void store_forget(hl_store *base) {
   hl__mysql_store *store = (hl__mysql_store *)base;
   if (store->spare) session_forget(&store->spare->base);
+  hl_layout_unref(base->layout);
   free(store);
 }
 

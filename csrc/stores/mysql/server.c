@@ -6,6 +6,8 @@
  */
 #include "mysql_store.h"
 
+#include "layout.h"
+
 #include <mysqld_error.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -194,30 +196,29 @@ static int layout_sql(const hl__mysql_session *session, char *out,
 
 /* Compares with what the table was provisioned for; without a record, with the
    defaults, so that tables made by others keep working. result: NULL where there
-   is no hier_lock_meta. */
+   is no hier_lock_meta. The first session settles what the program has left open;
+   nobody else has the store then. */
 static int layout_refuse(const hl__mysql_session *session, MYSQL_RES *result,
                          hl_error *error) {
-  const hl_layout *layout = session->store->config->layout;
-  char levels[HL_LEVELS_MAX * (HL_LEVEL_NAME_MAX + 1)] = "";
+  hl__mysql_store *store = session->store;
+  char space[200];
+  hl_layout *agreed;
   MYSQL_ROW row = result ? mysql_fetch_row(result) : NULL;
   bool recorded = row && row[0] && row[1];
-  unsigned long buckets =
-      recorded ? strtoul(row[0], NULL, 10) : HL_BUCKETS_DEFAULT;
-  const char *recorded_levels = recorded ? row[1] : "user,account,resource";
-  for (unsigned i = 0; i < hl_layout_levels(layout); i++) {
-    if (i) strcat(levels, ",");
-    strcat(levels, hl_layout_name(layout, i));
-  }
-  if (buckets == hl_layout_buckets(layout) &&
-      strcmp(recorded_levels, levels) == 0)
-    return HL_OK;
-  return hl__error(
-      error, HL_EMISMATCH,
-      "the table %s has %lu buckets for each of the levels %.80s%s; this "
-      "program wants %u for %.80s",
-      session->store->table, buckets, recorded_levels,
-      recorded ? "" : " (the defaults: hier_lock_meta does not say)",
-      hl_layout_buckets(layout), levels);
+  (void)snprintf(space, sizeof space, "the table %s%s", store->table,
+                 recorded ? "" : " (as hier_lock_meta does not say)");
+  int status = hl__layout_agree(
+      store->base.layout ? store->base.layout : store->config->layout,
+      recorded ? row[1] : "user,account,resource",
+      recorded ? (uint32_t)strtoul(row[0], NULL, 10) : HL_BUCKETS_DEFAULT,
+      space, "name another table (?table=), made by `hierlock provision`",
+      &agreed, error);
+  if (status) return status;
+  if (store->base.layout)
+    hl_layout_unref(agreed);
+  else
+    store->base.layout = agreed;
+  return HL_OK;
 }
 
 /* Tokens begin with the second of the server's start. One that was killed and

@@ -37,10 +37,14 @@ static int null_open(const hl_store_config *config, hl_store **store,
   *store = calloc(1, sizeof **store);
   if (!*store) return hl__error_memory(error);
   (*store)->ops = &hl_store_null;
+  (*store)->layout = hl_layout_ref(config->layout);
   return HL_OK;
 }
 
-static void null_close(hl_store *store) { free(store); }
+static void null_close(hl_store *store) {
+  hl_layout_unref(store->layout);
+  free(store);
+}
 
 static int null_session_open(hl_store *store, int64_t deadline,
                              hl_session **session, hl_error *error) {
