@@ -61,7 +61,8 @@ enum hl_status {
   HL_TIMEOUT = 1,   /* not granted in time */
   HL_DEADLOCK = 2,  /* chosen as the victim; the transaction is gone */
   HL_CANCELLED = 3, /* somebody cancelled the wait, or closed the manager */
-  HL_BUSY = 4,      /* all connections of the pool are in use */
+  HL_BUSY = 4,      /* all connections of the pool are in use, or no thread can
+                       be started */
 
   HL_ECONNECTION = -1,      /* the store cannot be reached or logged in to */
   HL_ELOST = -2,            /* the lock was lost while it was held */

@@ -117,7 +117,8 @@ Codes, and whether the same call may succeed later:
   back</td></tr>
 <tr><td>`cancelled`</td><td>yes</td><td>somebody ended the wait</td></tr>
 <tr><td>`busy`</td><td>yes</td><td>all `pool_size` connections are in use: at once when they
-  hold locks of this very thread, else at the end of the timeout</td></tr>
+  hold locks of this very thread, else at the end of the timeout; or no thread
+  can be started</td></tr>
 <tr><td>`connection`</td><td>yes, unless the server refused user or
   password</td><td>the store cannot be reached or logged in to</td></tr>
 <tr><td>`lost`</td><td>yes</td><td>the lock was lost while it was held</td></tr>
