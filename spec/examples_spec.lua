@@ -368,6 +368,19 @@ describe("the examples", function()
       end)
     end)
 
+    if store.server then
+      it("run on a table that was provisioned with fewer buckets", function()
+        local process = start([[
+          touch done seats; mkdir bank
+          lua examples/queue.lua done A 1 && lua examples/nightly.lua screen a1 && lua examples/transfer.lua bank 1 &&
+          lua examples/retry.lua seats A 1 && lua examples/attached.lua open && lua examples/attached.lua transfer 1
+          status=$?; lua examples/attached.lua close; exit $status]], store.dsn)
+        local output, status = process.finish()
+        assert.equal(0, status, output)
+        assert.matches("1 of 1 transfers done\n.*1 of 1 transfers done\n", output)
+      end)
+    end
+
     describe("queue", function()
       -- With one job, the other two wait for the end of the one who does it.
       for _, jobs in ipairs { 12, 1 } do
