@@ -336,6 +336,8 @@ int hl__mysql_verify(hl__mysql_session *session, hl_error *error) {
     mysql_free_result(result);
     status = next_result(session, &result, error);
     if (status == HL_ENOT_PROVISIONED && i == LAYOUT) status = HL_OK;
+    if (status == HL_OK && !result && i != LAYOUT)
+      status = hl__error(error, HL_ESTORE, "the server gives no result");
     if (status) break;
     switch (i) {
     case VARIABLES:

@@ -242,7 +242,8 @@ int hl__mysql_settle(hl__mysql_session *session, int64_t deadline,
     unsigned number = read ? 0 : mysql_errno(session->mysql);
     if (number != ER_QUERY_INTERRUPTED && number != NUMBER_STATEMENT_TIMEOUT)
       continue;
-    /* Somebody's KILL QUERY, which ends a statement and not the transaction. So it
+    /* Somebody's KILL QUERY, or on MariaDB the limit that a very short wait has left;
+       they end a statement and not the transaction. So it
        is said again: a sign of life, or what gives everything back. */
     int status = session->holds
                      ? hl__mysql_send(session, "DO 0", 4, error)
