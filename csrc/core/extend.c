@@ -158,12 +158,13 @@ void hl__extension_commit(hl__extension *self, hl_lock *lock) {
 }
 
 int hl_lock_extend(hl_lock *lock, const hl_plan *plan,
-                   const hl_options *options, hl_error *error) {
-  static const hl_options defaults = HL_OPTIONS_INIT;
+                   const hl_options *given, hl_error *error) {
+  hl_options options;
   hl__extension extension;
   if (hl__lock_in_use(lock)) return hl__lock_in_use_error(error);
-  int status = hl__extension_init(&extension, lock, plan,
-                                  options ? options : &defaults, error);
+  int status = hl__options_take(given, &options, error);
+  if (status) return status;
+  status = hl__extension_init(&extension, lock, plan, &options, error);
   if (status == HL_OK)
     status = hl__extension_run(&extension, lock, NULL, error);
   if (status == HL_OK) hl__extension_commit(&extension, lock);

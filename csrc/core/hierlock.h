@@ -196,7 +196,12 @@ struct hl_store_ops; /* store.h: for those who bring a store of their own */
    without one. */
 extern const struct hl_store_ops hl_store_mysql;
 
+/* hl_config and hl_options begin with their size as the program was compiled with it, and
+   later versions only add fields at the end: a program that knows fewer gets their
+   defaults. Fields that this library does not know must be zero, else HL_EMISUSE. So
+   begin with HL_CONFIG_INIT and HL_OPTIONS_INIT. */
 typedef struct hl_config {
+  size_t size;             /* sizeof(hl_config) */
   const char *dsn;         /* NULL: $HIERLOCK_DSN, else "file:" */
   int64_t timeout;         /* of an acquisition; ms; HL_FOREVER */
   int64_t hold_timeout;    /* ms, at least 1000 */
@@ -209,7 +214,8 @@ typedef struct hl_config {
   const struct hl_store_ops *const *stores;
 } hl_config;
 
-#define HL_CONFIG_INIT { NULL, 50000, 30000, NULL, 64, NULL, NULL }
+#define HL_CONFIG_INIT \
+  { sizeof(hl_config), NULL, 50000, 30000, NULL, 64, NULL, NULL }
 
 typedef struct hl_manager hl_manager;
 
@@ -294,12 +300,13 @@ int hl_manager_blockers(hl_manager *manager, const hl_plan *plan,
 typedef struct hl_lock hl_lock;
 
 typedef struct hl_options {
+  size_t size;       /* sizeof(hl_options); see hl_config */
   int64_t timeout;   /* ms; 0 tries once; HL_FOREVER; < 0: the manager's */
   const char *label; /* free text shown to observers; NULL: none */
   size_t label_size;
 } hl_options;
 
-#define HL_OPTIONS_INIT { -1, NULL, 0 }
+#define HL_OPTIONS_INIT { sizeof(hl_options), -1, NULL, 0 }
 
 /* Locks what plan says, or nothing. Waits as long as options allow. The plan
    is copied. options may be NULL.

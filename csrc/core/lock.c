@@ -29,6 +29,13 @@
 
 /* ----------------------------------------------------------- acquiring */
 
+int hl__options_take(const hl_options *given, hl_options *own,
+                     hl_error *error) {
+  *own = (hl_options)HL_OPTIONS_INIT;
+  if (!given) return HL_OK;
+  return hl__struct_take(own, sizeof *own, given, "hl_options", error);
+}
+
 int hl__options_check(const hl_options *options, hl_manager *manager,
                       const hl_plan *plan, hl_error *error) {
   if (hl_plan_target_count(plan) == 0)
@@ -244,13 +251,14 @@ static int line_up(hl_manager *manager, hl__waiter *waiter,
 }
 
 int hl_acquire(hl_manager *manager, const hl_plan *plan,
-               const hl_options *options, hl_lock **result, hl_error *error) {
-  static const hl_options defaults = HL_OPTIONS_INIT;
+               const hl_options *given, hl_lock **result, hl_error *error) {
+  hl_options own;
+  const hl_options *options = &own;
   hl_lock *lock = NULL;
   *result = NULL;
-  if (!options) options = &defaults;
 
-  int status = hl__manager_enter(manager, error);
+  int status = hl__options_take(given, &own, error);
+  if (status == HL_OK) status = hl__manager_enter(manager, error);
   if (status) return status;
   status = hl__options_check(options, manager, plan, error);
   if (status) goto out;

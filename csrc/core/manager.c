@@ -109,6 +109,24 @@ void hl__manager_leave(hl_manager *manager) {
   free(manager);
 }
 
+int hl__struct_take(void *own, size_t size, const void *given, const char *name,
+                    hl_error *error) {
+  size_t given_size;
+  memcpy(&given_size, given, sizeof given_size);
+  /* All that there was in the first version. */
+  if (given_size < size)
+    return hl__error(error, HL_EMISUSE, "%s was not begun with its _INIT", name);
+  for (size_t i = size; i < given_size; i++)
+    if (((const char *)given)[i])
+      return hl__error(error, HL_EMISUSE,
+                       "%s has fields that this version of hierlock does not "
+                       "know",
+                       name);
+  memcpy(own, given, size);
+  memcpy(own, &size, sizeof size);
+  return HL_OK;
+}
+
 static int config_check(const hl_config *config, hl_error *error) {
   if (config->timeout < 0)
     return hl__error(error, HL_EMISUSE, "timeout must not be negative");
@@ -149,10 +167,13 @@ static void name_process(hl_manager *manager, const char *application) {
   manager->host[sizeof manager->host - 1] = '\0';
 }
 
-int hl_manager_open(const hl_config *config, hl_manager **result,
+int hl_manager_open(const hl_config *given, hl_manager **result,
                     hl_error *error) {
+  hl_config own = HL_CONFIG_INIT;
+  const hl_config *config = &own;
   *result = NULL;
-  int status = config_check(config, error);
+  int status = hl__struct_take(&own, sizeof own, given, "hl_config", error);
+  if (status == HL_OK) status = config_check(config, error);
   if (status) return status;
 
   hl_manager *manager = calloc(1, sizeof *manager);

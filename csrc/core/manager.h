@@ -175,6 +175,11 @@ HL__MUTEX_FUNCTIONS(hl__manager, hl_manager, mutex, hl__manager_mutex)
 
 /* --- manager.c */
 
+/* Copies what a caller has given into a structure of the same kind, which holds the
+   defaults. Both begin with their size. `name` is for the message. HL_EMISUSE. */
+int hl__struct_take(void *own, size_t size, const void *given, const char *name,
+                    hl_error *error);
+
 /* To be called first by whatever uses a manager: in a forked child it leaves
    the parent's store and sessions alone and makes the manager a fresh one.
    Takes a reference; hl__manager_leave gives it back. */
@@ -233,6 +238,8 @@ void hl__keeper_stop(hl_manager *manager);
 
 /* --- lock.c */
 
+/* What the caller has given, NULL included, as this library knows it. HL_EMISUSE. */
+int hl__options_take(const hl_options *given, hl_options *own, hl_error *error);
 int hl__options_check(const hl_options *options, hl_manager *manager,
                       const hl_plan *plan, hl_error *error);
 /* An empty lock, with a reference to the manager and a copy of the plan. NULL:

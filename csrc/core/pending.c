@@ -347,10 +347,12 @@ static void acquire_begin(hl_pending *pending)
 static const hl_options defaults = HL_OPTIONS_INIT;
 
 int hl_start(hl_manager *manager, const hl_plan *plan,
-             const hl_options *options, hl_pending **result, hl_error *error) {
+             const hl_options *given, hl_pending **result, hl_error *error) {
+  hl_options own;
+  const hl_options *options = &own;
   *result = NULL;
-  if (!options) options = &defaults;
-  int status = hl__manager_enter(manager, error);
+  int status = hl__options_take(given, &own, error);
+  if (status == HL_OK) status = hl__manager_enter(manager, error);
   if (status) return status;
   status = hl__options_check(options, manager, plan, error);
   if (status) goto out;
@@ -412,12 +414,15 @@ static int use(hl_lock *lock, hl__work what, const hl_plan *plan,
 }
 
 int hl_lock_start_extend(hl_lock *lock, const hl_plan *plan,
-                         const hl_options *options, hl_pending **result,
+                         const hl_options *given, hl_pending **result,
                          hl_error *error) {
+  hl_options own;
+  const hl_options *options = &own;
   *result = NULL;
-  if (!options) options = &defaults;
   if (hl__lock_in_use(lock)) return hl__lock_in_use_error(error);
-  int status = hl__options_check(options, lock->manager, plan, error);
+  int status = hl__options_take(given, &own, error);
+  if (status == HL_OK)
+    status = hl__options_check(options, lock->manager, plan, error);
   if (status) return status;
   /* Where there is nothing to wait for, it says at once what is the matter. */
   if (!hl_lock_is_held(lock)) return hl_lock_extend(lock, plan, options, error);

@@ -576,7 +576,8 @@ static void misuse_of_acquire_is_named(void **state) {
   hl_manager *manager = open_dsn("null:"), *other = open_dsn("null:");
   hl_plan *empty = hl_plan_new(hl_manager_layout(manager));
   hl_plan *foreign = plan_for(other, "u", NULL, NULL, HL_EXCLUSIVE);
-  hl_options options = {.timeout = 0, .label = NULL, .label_size = 3};
+  hl_options options = HL_OPTIONS_INIT;
+  options.label_size = 3;
   hl_error error;
   hl_lock *lock;
   assert_int_equal(hl_acquire(manager, empty, NULL, &lock, &error), HL_EMISUSE);
@@ -589,6 +590,56 @@ static void misuse_of_acquire_is_named(void **state) {
   assert_non_null(strstr(error.message, "label"));
   hl_plan_free(empty), hl_plan_free(foreign);
   hl_manager_close(manager), hl_manager_close(other);
+}
+
+/* As a program passes them that was compiled with another version. */
+static void structures_of_other_sizes(void **state) {
+  (void)state;
+  struct {
+    hl_config config;
+    int64_t later;
+  } longer = {HL_CONFIG_INIT, 0};
+  struct {
+    hl_options options;
+    int64_t later;
+  } longer_options = {HL_OPTIONS_INIT, 0};
+  hl_manager *manager;
+  hl_lock *lock;
+  hl_pending *pending;
+  hl_error error;
+  longer.config.dsn = "null:";
+  longer.config.size = sizeof longer;
+  longer_options.options.size = sizeof longer_options;
+  longer.later = 1;
+  assert_int_equal(hl_manager_open(&longer.config, &manager, &error),
+                   HL_EMISUSE);
+  assert_non_null(strstr(error.message, "does not know"));
+  longer.later = 0;
+  assert_int_equal(hl_manager_open(&longer.config, &manager, &error), HL_OK);
+  hl_plan *plan = plan_for(manager, "u", NULL, NULL, HL_EXCLUSIVE);
+  const hl_options *options = &longer_options.options;
+  assert_int_equal(hl_acquire(manager, plan, options, &lock, &error), HL_OK);
+  assert_int_equal(hl_lock_extend(lock, plan, options, &error), HL_OK);
+  for (int i = 0; i < 2; i++) {
+    if (i == 0) longer_options.later = 1;
+    if (i == 1) longer_options.options.size = 0;
+    hl_lock *other;
+    assert_int_equal(hl_acquire(manager, plan, options, &other, &error),
+                     HL_EMISUSE);
+    assert_int_equal(hl_lock_extend(lock, plan, options, &error), HL_EMISUSE);
+    assert_int_equal(hl_start(manager, plan, options, &pending, &error),
+                     HL_EMISUSE);
+    assert_int_equal(
+        hl_lock_start_extend(lock, plan, options, &pending, &error),
+        HL_EMISUSE);
+  }
+  longer.config.size = 0;
+  hl_manager *none;
+  assert_int_equal(hl_manager_open(&longer.config, &none, &error), HL_EMISUSE);
+  assert_non_null(strstr(error.message, "_INIT"));
+  hl_lock_free(lock);
+  hl_plan_free(plan);
+  hl_manager_close(manager);
 }
 
 static void bad_configurations_are_refused(void **state) {
@@ -759,6 +810,7 @@ int main(void) {
       cmocka_unit_test(a_forked_child_closes_what_is_watched),
       cmocka_unit_test(a_lock_goes_through_its_life),
       cmocka_unit_test(misuse_of_acquire_is_named),
+      cmocka_unit_test(structures_of_other_sizes),
       cmocka_unit_test(bad_configurations_are_refused),
       cmocka_unit_test(a_closed_manager_leaves_locks_that_hold_nothing),
       cmocka_unit_test(a_forked_child_has_no_lock_of_its_parents),
