@@ -234,8 +234,8 @@ BUSTED = $(SPEC_ENV) $(WRAPPER) $(LUA_BINARY) /usr/bin/busted --no-auto-insulate
 .PHONY: test-core spec spec-built
 # The core without Lua. cmocka says what it runs, so the last line of one that hangs tells where.
 test-core: $(CORE_TESTS)
-	@printf '%s\n' $(CORE_TESTS) | $(SANITIZER_ENV) xargs -P 2 -I TEST sh -c '$(WRAPPER) \
-	  timeout --kill-after=5 $(or $(LIMIT),300) TEST >TEST.log 2>&1; status=$$?; cat TEST.log; \
+	@printf '%s\n' $(CORE_TESTS) | xargs -P 2 -I TEST sh -c ' \
+	  timeout --kill-after=5 $(or $(LIMIT),300) env $(SANITIZER_ENV) $(WRAPPER) TEST >TEST.log 2>&1; status=$$?; cat TEST.log; \
 	  [ $$status != 124 ] || echo "TEST hung, in the last test above"; [ $$status = 0 ]'
 
 spec-built: all $(SPEC_SO)
@@ -401,7 +401,7 @@ asan:
 	@spec/support/deps.sh test
 	@spec/support/deps.sh servers
 	@HIERLOCK_REQUIRE="mysql mariadb" \
-	  $(MAKE) --no-print-directory suite LUAS=$(LUA) VARIANT=asan CFLAGS='$(ASAN_CFLAGS)' \
+	  $(MAKE) --no-print-directory suite LUAS=$(LUA) LIMIT=900 VARIANT=asan CFLAGS='$(ASAN_CFLAGS)' \
 	    SANITIZER_ENV='$(ASAN_ENV)'
 
 # The reference of the Lua interface. LDoc says on its output whatever it merges.
@@ -429,7 +429,7 @@ tsan:
 	export TSAN_OPTIONS="die_after_fork=0 second_deadlock_stack=1 log_path=$$directory/reports/report \
 	  suppressions=$(CURDIR)/spec/support/tsan.supp" && \
 	HIERLOCK_REQUIRE="mysql mariadb" \
-	  $(MAKE) --no-print-directory suite LUAS=$(LUA) VARIANT=tsan CFLAGS='$(TSAN_CFLAGS)' \
+	  $(MAKE) --no-print-directory suite LUAS=$(LUA) LIMIT=900 VARIANT=tsan CFLAGS='$(TSAN_CFLAGS)' \
 	    WRAPPER='setarch -R' LUA_BINARY="$(CURDIR)/spec/support/tsan-lua" \
 	    SPECS='$(TSAN_SPECS:%=spec/%_spec.lua)'; \
 	status=$$?; if cat "$$directory"/reports/* 2>/dev/null; then exit 1; fi; exit $$status

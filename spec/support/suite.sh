@@ -38,7 +38,7 @@ stood() {                               # what the file's processes do now; with
 }
 
 run_item() {                            # sets $status; the output is in $log
-  local clock first command=("${make[@]}" test-core "CORE_TESTS=${item#*:}")
+  local clock first command=("${make[@]}" test-core "CORE_TESTS=${item#*:}" LIMIT=0)
   [[ $item != *.lua ]] || command=("${make[@]}" spec "LUA=${item%%:*}" "SPECS=${item#*:}"
     "REPORT=--output=gtest --shuffle-tests --seed=$SEED")
   set -m                                # a process group of its own, to be ended as a whole
