@@ -49,7 +49,6 @@ static int connect_verified(hl__mysql_store *store, int64_t deadline,
   int status = hl__mysql_connect(store, deadline, session, error);
   if (status == HL_OK) {
     status = hl__mysql_verify(*session, error);
-    if (status == HL_OK) status = hl__mysql_identify(*session, error);
     if (status == HL_TIMEOUT) /* of a table's metadata lock, say */
       status = hl__error(error, HL_ECONNECTION,
                          "the server did not answer in time");

@@ -150,8 +150,8 @@ void hl__mysql_disconnect(hl__mysql_session *session);
 
 /* ---- server.c */
 
-/* Asks which server it is, and which life of that server. HL_OK or what
-   hl__mysql_query says. */
+/* Asks which server it is, and which life of that server; hl__mysql_verify does so,
+   too. HL_OK or what hl__mysql_query says. */
 int hl__mysql_identify(hl__mysql_session *session, hl_error *error);
 
 /* Looks whether locks on this server exclude. HL_OK, HL_EUNSAFE_SERVER or what

@@ -23,35 +23,6 @@ typedef struct server {
   bool log_bin, statement_log;
 } server;
 
-/* A connection's number means something only to the server that gave it, and only
-   until that ends: then it counts from one again. So it is remembered with the
-   server's name and the second at which it was started. Both servers count Uptime
-   by the clock that NOW() shows, so the difference stays the same even when the
-   clock is set. No session is used within the second of the server's start (see
-   tokens_wait), so no two lives begin in the same second. */
-int hl__mysql_identify(hl__mysql_session *session, hl_error *error) {
-  static const char mysql[] =
-      "SELECT CONCAT_WS(' ',UNIX_TIMESTAMP()-CAST(VARIABLE_VALUE AS SIGNED),"
-      "@@server_uuid,@@hostname,@@port) "
-      "FROM performance_schema.global_status WHERE VARIABLE_NAME='Uptime'";
-  static const char mariadb[] =
-      "SELECT CONCAT_WS(' ',UNIX_TIMESTAMP()-CAST(VARIABLE_VALUE AS SIGNED),"
-      "@@server_id,@@hostname,@@port) "
-      "FROM information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME='UPTIME'";
-  bool is_mariadb = session->dialect == HL_MARIADB;
-  MYSQL_RES *result;
-  int status = hl__mysql_query(session, is_mariadb ? mariadb : mysql,
-                               is_mariadb ? sizeof mariadb - 1 : sizeof mysql - 1,
-                               &result, error);
-  if (status) return status;
-  MYSQL_ROW row = result ? mysql_fetch_row(result) : NULL;
-  session->id = mysql_thread_id(session->mysql);
-  (void)snprintf(session->server, sizeof session->server, "%s",
-                 row && row[0] ? row[0] : "");
-  mysql_free_result(result);
-  return HL_OK;
-}
-
 static bool is_on(const char *value) {
   return strcmp(value, "ON") == 0 || strcmp(value, "1") == 0;
 }
@@ -221,29 +192,60 @@ static int layout_refuse(const hl__mysql_session *session, MYSQL_RES *result,
   return HL_OK;
 }
 
-/* Tokens begin with the second of the server's start. One that was killed and
-   started again within a second would give the same ones again; so no session is
-   used before the second after the start. */
-static const char uptime_sql[] = "SHOW GLOBAL STATUS LIKE 'Uptime'";
+/* A connection's number means something only to the server that gave it, and only
+   until that ends: then it counts from one again. So it is remembered with the
+   server's name and the second at which it was started. Both servers count Uptime
+   by the clock that NOW() shows, so the difference stays the same even when the
+   clock is set. */
+#define IDENTITY_SQL_MAX 256
+static const char *identity_sql(const hl__mysql_session *session) {
+  if (session->dialect == HL_MARIADB)
+    return "SELECT CONCAT_WS(' ',UNIX_TIMESTAMP()-CAST(VARIABLE_VALUE AS "
+           "SIGNED),@@server_id,@@hostname,@@port),VARIABLE_VALUE "
+           "FROM information_schema.GLOBAL_STATUS WHERE VARIABLE_NAME='UPTIME'";
+  return "SELECT CONCAT_WS(' ',UNIX_TIMESTAMP()-CAST(VARIABLE_VALUE AS "
+         "SIGNED),@@server_uuid,@@hostname,@@port),VARIABLE_VALUE "
+         "FROM performance_schema.global_status WHERE VARIABLE_NAME='Uptime'";
+}
 
-static bool is_young(MYSQL_RES *result) {
-  MYSQL_ROW row = mysql_fetch_row(result);
+/* Returns whether this is the second of the server's start. Tokens begin with that
+   second. A server that was killed and started again within a second would give the
+   same ones again, and have the same identity; so no session is used before the
+   second after the start. */
+static bool identity_read(hl__mysql_session *session, MYSQL_RES *result) {
+  MYSQL_ROW row = result ? mysql_fetch_row(result) : NULL;
+  session->id = mysql_thread_id(session->mysql);
+  (void)snprintf(session->server, sizeof session->server, "%s",
+                 row && row[0] ? row[0] : "");
   return row && row[1] && strcmp(row[1], "0") == 0;
 }
 
-static int tokens_wait(hl__mysql_session *session, hl_error *error) {
-  bool young = true;
-  while (young) {
-    const struct timespec moment = {.tv_nsec = 50000000};
-    MYSQL_RES *result;
-    (void)nanosleep(&moment, NULL);
-    int status = hl__mysql_query(session, uptime_sql, sizeof uptime_sql - 1,
-                                 &result, error);
-    if (status) return status;
-    young = result && is_young(result);
-    mysql_free_result(result);
-  }
+static int identify(hl__mysql_session *session, bool *young, hl_error *error) {
+  const char *sql = identity_sql(session);
+  MYSQL_RES *result;
+  int status = hl__mysql_query(session, sql, strlen(sql), &result, error);
+  if (status) return status;
+  *young = identity_read(session, result);
+  mysql_free_result(result);
   return HL_OK;
+}
+
+int hl__mysql_identify(hl__mysql_session *session, hl_error *error) {
+  bool young;
+  hl__mysql_waits_bound(session, true);
+  int status = identify(session, &young, error);
+  hl__mysql_waits_bound(session, false);
+  return status;
+}
+
+static int tokens_wait(hl__mysql_session *session, hl_error *error) {
+  static const struct timespec moment = {.tv_nsec = 50000000};
+  int status = HL_OK;
+  for (bool young = true; young && status == HL_OK;) {
+    (void)nanosleep(&moment, NULL);
+    status = identify(session, &young, error);
+  }
+  return status;
 }
 
 /* The assignments of all that the server's administrator may have changed and that
@@ -317,10 +319,10 @@ int hl__mysql_verify_server(hl__mysql_session *session, hl_error *error) {
 /* One round trip, as connecting over a slow line takes long enough. Autocommit is
    on till the first lock, so that looking leaves no transaction. */
 int hl__mysql_verify(hl__mysql_session *session, hl_error *error) {
-  enum { SET, VARIABLES, CONNECTION, UPTIME, TABLE, LAYOUT, QUESTIONS };
+  enum { SET, VARIABLES, CONNECTION, IDENTITY, TABLE, LAYOUT, QUESTIONS };
   char set[512], table[HL__MYSQL_TABLE_SQL], layout[192];
   char sql[sizeof set + sizeof variables_sql + sizeof connection_sql +
-           sizeof uptime_sql + sizeof table + sizeof layout + QUESTIONS];
+           IDENTITY_SQL_MAX + sizeof table + sizeof layout + QUESTIONS];
   MYSQL_RES *result = NULL;
   bool young = false;
   int status = greeting_refuse(session, error);
@@ -329,7 +331,7 @@ int hl__mysql_verify(hl__mysql_session *session, hl_error *error) {
   (void)hl__mysql_table_sql(session, table, sizeof table);
   (void)layout_sql(session, layout, sizeof layout);
   int n = snprintf(sql, sizeof sql, "%s;%s;%s;%s;%s;%s", set, variables_sql,
-                   connection_sql, uptime_sql, table, layout);
+                   connection_sql, identity_sql(session), table, layout);
   hl__mysql_waits_bound(session, true);
   status = hl__mysql_query(session, sql, (size_t)n, &result, error);
   for (int i = VARIABLES; i < QUESTIONS && status == HL_OK; i++) {
@@ -346,8 +348,8 @@ int hl__mysql_verify(hl__mysql_session *session, hl_error *error) {
     case CONNECTION:
       status = proxy_refuse(session, result, error);
       break;
-    case UPTIME:
-      young = is_young(result);
+    case IDENTITY:
+      young = identity_read(session, result);
       break;
     case TABLE:
       status = hl__mysql_table_refuse(session, result, error);
