@@ -202,7 +202,7 @@ static void say_holder(hl_error *error, const hll_holders *found) {
   if (holder->since_ms && ms >= 0)
     (void)snprintf(since, sizeof since, " for %.*f s", ms < 10000 ? 1 : 0,
                    (double)ms / 1000);
-  char text[sizeof error->message], *message = error->message;
+  char text[2 * sizeof error->message], *message = error->message;
   (void)snprintf(text, sizeof text, "%s %s by %s (%s%s%s)%s",
                  holder->path[0] ? holder->path : "it",
                  holder->waiting ? "is waited for" : "is held",
