@@ -130,7 +130,7 @@ static bool due(bool wanted, int64_t *at, int mean_ms) {
 }
 
 static void disturb(void) {
-  static int64_t kill_at, stop_at, sever_at, query_at;
+  static int64_t kill_at, stop_at, sever_at, query_at, cut_at;
   static int64_t continue_at[WORKERS];
   int i = roll_below(&main_dice, shared->workers);
   if (due(faults.kill, &kill_at, shared->server ? 8000 : 3000)) {
@@ -151,6 +151,7 @@ static void disturb(void) {
   }
   for (i = 0; i < shared->workers; i++)
     if (stopped_since[i] && now_ns() > continue_at[i]) worker_continue(i);
+  if (due(faults.cut, &cut_at, 6000)) atomic_store(&shared->partition, now_ns());
   if (due(faults.sever, &sever_at, 2000) && server_kill(&main_dice, false)) severed++;
   if (due(faults.query, &query_at, 1000) && server_kill(&main_dice, true)) interrupted++;
 }

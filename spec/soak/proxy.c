@@ -7,6 +7,8 @@
  *               and whatever is sent is taken
  *   is reset    both ends are closed
  *
+ * Now and then all that there are are cut at once: then some hold for long.
+ *
  * It connects from 127.0.0.2, so that an administrator can tell its connections.
  */
 #include "soak.h"
@@ -26,6 +28,7 @@ typedef struct connection {
   _Atomic bool cut;
   _Atomic int references;
   uint64_t seed;
+  int64_t began;
 } connection;
 
 typedef struct direction {
@@ -75,7 +78,7 @@ static void *direction_main(void *argument) {
     int kind = roll_below(&self->dice, 5000);
     bool in_pieces = false;
     if (atomic_load(&shared->proxy_harmless)) kind = 4999;
-    if (kind < 4) {
+    if (kind < 4 || both->began < atomic_load(&shared->partition)) {
       atomic_store(&both->cut, true);
       (void)atomic_fetch_add(&shared->cuts, 1u);
       /* Half of these with the first bytes of an answer. */
@@ -137,6 +140,7 @@ int proxy_main(int listener, int port, uint64_t seed) {
     if (!both) abort();
     both->client = client;
     both->seed = seed + n;
+    both->began = now_ns();
     pthread_t id;
     if (pthread_create(&id, NULL, accept_main, both)) abort();
     (void)pthread_detach(id);

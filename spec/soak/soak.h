@@ -154,6 +154,7 @@ typedef struct shared_area {
   /* What the proxy did. */
   _Atomic uint64_t cuts, resets, delays;
   _Atomic bool proxy_harmless;
+  _Atomic int64_t partition; /* connections from before are cut */
 
   worker_area worker[WORKERS];
 } shared_area;

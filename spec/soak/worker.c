@@ -243,6 +243,8 @@ static int64_t timeout_choose(dice *d) {
 
 static int64_t hold_choose(dice *d) {
   int kind = roll_below(d, 1000);
+  /* So long that a lease ends, where the network may be cut meanwhile. */
+  if (proxied() && kind < 50) return roll_below(d, 3 * (int)shared->hold_timeout) * MS;
   if (atomic_load(&shared->mood) == LARGE)
     return roll_below(d, kind < 700 ? 400 : 20000) * INT64_C(1000);
   int64_t us = kind < 800   ? roll_below(d, 500)
@@ -366,11 +368,12 @@ static void lane_begin(thread *self, lane *l, bool block) {
   uint64_t handle = atomic_fetch_add(&area->handles, 1u) * WORKERS + (uint64_t)me;
   record *r = record_new(self, block ? CALL_ACQUIRE : CALL_START, handle, timeout);
   if (!r) return;
-  bool steal = atomic_load(&shared->mood) == LARGE && roll_percent(&self->dice, block ? 20 : shared->server ? 10 : 60);
-  if (steal && target_steal(self, r))
-    r->timeout = timeout = 0;
-  else
+  bool large = atomic_load(&shared->mood) == LARGE;
+  int steal_percent = !large || (shared->server && !block) ? 10 : block ? 20 : 60;
+  if (!roll_percent(&self->dice, steal_percent) || !target_steal(self, r))
     targets_choose(self, r, false);
+  else if (large)
+    r->timeout = timeout = 0;
   hl_options options = HL_OPTIONS_INIT;
   hl_error error;
   options.timeout = timeout;
@@ -402,7 +405,9 @@ static void lane_begin(thread *self, lane *l, bool block) {
 static void lane_extend(thread *self, lane *l, bool block) {
   /* A call that was cancelled may still be under way. */
   if (l->n == LANE_RECORDS || hl_lock_look(l->lock) != HL_HELD) return;
-  int64_t timeout = roll_percent(&self->dice, 20) ? 0 : roll_below(&self->dice, 400);
+  int64_t timeout = roll_percent(&self->dice, 20)   ? 0
+                    : roll_percent(&self->dice, 20) ? roll_below(&self->dice, 2 * (int)shared->hold_timeout)
+                                                    : roll_below(&self->dice, 400);
   record *r = record_new(self, block ? CALL_EXTEND : CALL_START_EXTEND,
                          l->records[0]->handle, timeout);
   if (!r) return;
