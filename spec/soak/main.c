@@ -87,7 +87,7 @@ static void worker_start(int i) {
 static void stacks(pid_t pid) {
   char command[128];
   (void)snprintf(command, sizeof command,
-                 "gdb -p %d -batch -ex 'thread apply all bt 12' 2>/dev/null | grep -v '^\\[New\\|^$' | head -300", (int)pid);
+                 "gdb -p %d -batch -ex 'thread apply all bt 30' 2>/dev/null | grep -v '^\\[New\\|^$' | head -600", (int)pid);
   (void)fflush(stdout);
   if (system(command)) {}
 }
