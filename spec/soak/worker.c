@@ -88,6 +88,7 @@ typedef struct thread {
   record *records;
   int next_record;
   hl_plan *plan;
+  bool follows; /* others of a burst, after a large one */
   lane lanes[LANES];
   int lane_count;
 } thread;
@@ -190,7 +191,8 @@ static void targets_choose(thread *self, record *r, bool few) {
   int inner_percent = 8, elsewhere_percent = n > 20 ? 3 : 10;
   int account = roll_below(d, USERS * ACCOUNTS);
   if (now == LARGE) {
-    n = kind < 88 ? 60 + roll_below(d, shared->server ? 20 : 141) : 1 + roll_below(d, 3);
+    bool small = kind >= 88 || (self->follows && shared->server);
+    n = small ? 1 + roll_below(d, 3) : 60 + roll_below(d, 141);
     shared_percent = kind < 88 ? 100 : 0;
     inner_percent = 0;
     elsewhere_percent = 50;
@@ -564,8 +566,14 @@ static void begin_some(thread *self) {
   for (int i = 0; i < self->lane_count; i++)
     if (self->lanes[i].state == LANE_FREE) {
       lane_begin(self, &self->lanes[i], self->kind == BLOCKING);
-      if (!all) return;
+      if (!all) break;
+      /* The first is on its way, in a thread of the library's: the others come in
+         any moment of that. */
+      self->follows = true;
+      int64_t end = now_ns() + roll_below(&self->dice, 100000);
+      while (now_ns() < end) {}
     }
+  self->follows = false;
 }
 
 static void *thread_main(void *argument) {
