@@ -19,7 +19,7 @@ struct hl_layout {
 };
 
 /* "user,account,resource" */
-#define HL__LAYOUT_NAMES_MAX (HL_LEVELS_MAX * (HL_LEVEL_NAME_MAX + 1))
+#define HL__LAYOUT_NAMES_MAX ((size_t)HL_LEVELS_MAX * (HL_LEVEL_NAME_MAX + 1))
 const char *hl__layout_names(const hl_layout *layout,
                              char out[HL__LAYOUT_NAMES_MAX]);
 
