@@ -212,6 +212,7 @@ int hl_manager_open(const hl_config *given, hl_manager **result,
         .application = manager->application,
         .host = manager->host,
         .pid = getpid(),
+        .exit_stay = hl__exit_stay,
     };
     status = manager->ops->open(&manager->config, &manager->store, error);
   }

@@ -104,6 +104,8 @@ void hl__leave_end(void);
 /* Does not return once another thread has called exit(), which then waits for n
    threads less: nothing new is begun then. */
 void hl__exit_check(unsigned n);
+/* hl_store_config.exit_stay */
+void hl__exit_stay(void);
 /* The manager has just been closed: exit() waits for its workers. */
 void hl__workers_leave(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
 

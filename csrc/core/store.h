@@ -35,7 +35,7 @@
 
 /* Raised whenever anything in this file changes its meaning. A store built
    for another number is refused. */
-#define HL_STORE_ABI 4u
+#define HL_STORE_ABI 5u
 
 typedef struct hl_store hl_store;
 typedef struct hl_session hl_session;
@@ -51,6 +51,11 @@ typedef struct hl_store_config {
   const char *application; /* shown to observers */
   const char *host;        /* likewise */
   int64_t pid;
+  /* To be called without a mutex when a wait has ended in which a connection is made or
+     used for a query, before the client library goes on. It does not return once another thread runs exit(), and that has waited
+     for us as long as it may: from then on the library is being taken apart. NULL:
+     nobody waits. */
+  void (*exit_stay)(void);
 } hl_store_config;
 
 typedef struct hl_request {

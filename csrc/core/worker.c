@@ -34,8 +34,13 @@
 /* Threads on their way out; of the process with this generation. */
 static atomic_uint leaving, leaving_generation;
 static atomic_bool exiting;
+/* exit() waits no longer. */
+static atomic_bool abandoned;
 /* Who called exit(), and runs its handlers; set before `exiting`. */
 static pthread_t exiter;
+/* Then it gives those who compute in the client library so long to come to their
+   next wait, in which they stay. */
+#define EXIT_LAST_MS 50
 
 static void before_exit(void) {
   static const struct timespec moment = {0, 1000000};
@@ -45,6 +50,10 @@ static void before_exit(void) {
   for (int64_t end = hl__now_ms() + EXIT_MS;
        atomic_load(&leaving) > 0 && hl__left_ms(end) > 0;)
     (void)nanosleep(&moment, NULL);
+  if (atomic_load(&leaving) == 0) return;
+  atomic_store(&abandoned, true);
+  static const struct timespec last = {0, EXIT_LAST_MS * 1000000};
+  (void)nanosleep(&last, NULL);
 }
 
 /* After the client library has been initialised, so that it runs before what that
@@ -63,6 +72,11 @@ void hl__exit_check(unsigned n) {
   if (!atomic_load(&exiting) || pthread_equal(exiter, pthread_self())) return;
   atomic_fetch_sub(&leaving, n);
   for (;;) (void)pause(); /* for what little is left of the process */
+}
+
+void hl__exit_stay(void) {
+  if (!atomic_load(&abandoned) || pthread_equal(exiter, pthread_self())) return;
+  for (;;) (void)pause();
 }
 
 void hl__leave_end(void) { atomic_fetch_sub(&leaving, 1u); }

@@ -305,7 +305,9 @@ static int wait_io(my_socket fd, my_bool is_read, int timeout) {
   hl__mysql_session *session = waiting;
   (void)timeout;
   blocking_set(fd, false);
-  return wait_until(fd, is_read ? POLLIN : POLLOUT, session->patience);
+  int n = wait_until(fd, is_read ? POLLIN : POLLOUT, session->patience);
+  hl__mysql_exit_stay(session);
+  return n;
 }
 
 static int wait_connecting(my_socket fd, my_bool is_read, int timeout)

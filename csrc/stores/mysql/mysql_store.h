@@ -216,6 +216,8 @@ bool hl__mysql_readable(const hl__mysql_session *session);
    answer, or the end of the connection. True: the client library reads it
    without waiting. */
 bool hl__mysql_answer_await(const hl__mysql_session *session, int64_t deadline);
+/* Between a wait and the client library: hl_store_config.exit_stay. */
+void hl__mysql_exit_stay(const hl__mysql_session *session);
 /* Sends without waiting; the answer is outstanding. */
 int hl__mysql_send(hl__mysql_session *session, const char *sql, size_t size,
                    hl_error *error);

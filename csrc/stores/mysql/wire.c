@@ -183,6 +183,10 @@ static bool answer_complete(const hl__mysql_session *session, bool ended) {
          (size_t)waiting >= size;
 }
 
+void hl__mysql_exit_stay(const hl__mysql_session *session) {
+  if (session->store->config->exit_stay) session->store->config->exit_stay();
+}
+
 bool hl__mysql_answer_await(const hl__mysql_session *session,
                             int64_t deadline) {
   struct pollfd p = {.fd = session->fd, .events = POLLIN | POLLRDHUP};
@@ -274,6 +278,7 @@ int hl__mysql_query(hl__mysql_session *session, const char *sql, size_t size,
   if (!hl__mysql_answer_await(session, session->patience))
     return hl__error(error, HL_ECONNECTION,
                      "the server did not answer in time");
+  hl__mysql_exit_stay(session);
   session->outstanding = false;
   hl__sigpipe guard = hl__sigpipe_begin(session);
   bool failed = mysql_read_query_result(session->mysql) != 0;
