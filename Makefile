@@ -448,7 +448,7 @@ valgrind:
 	@HIERLOCK_REQUIRE="mysql mariadb" \
 	  $(MAKE) --no-print-directory suite LUAS=$(LUA) WRAPPER=spec/support/valgrind.sh \
 	    BUSTED_FLAGS="--filter-out='timeouts that change from call to call'" \
-	    SPECS='$(VALGRIND_SPECS:%=spec/%_spec.lua)' LIMIT=900 \
+	    SPECS='$(VALGRIND_SPECS:%=spec/%_spec.lua)' LIMIT=1800 \
 	    CORE_TESTS='$(filter-out %/test_threads,$(CORE_TESTS))'
 
 # A whole collection wherever Lua may collect, inside of the binding too, and

@@ -7,6 +7,9 @@
 #
 #   suite.sh LUA:FILE…       FILE: a spec, run with that Lua, or a C test, as `make` runs them
 #
+# Files that measure how exact time-outs are, or how soon something is sent, run at the end and one by one, for
+# beside others they would measure the machine.
+#
 # The order of files, and of the specs within one, is random: it follows from SEED, which is printed. LIMIT: the
 # seconds after which a file that still runs is ended and counts as failed.
 
@@ -15,14 +18,15 @@ self=$(realpath "${BASH_SOURCE[0]}")
 cd "$(dirname "$self")/../.."
 export LANES=${LANES:-$(($(nproc) * 2))} SEED=${SEED:-$((RANDOM % 10000))} LIMIT=${LIMIT:-600}
 make=("${MAKE:-make}" --no-print-directory -s)
+alone='/(stores|mysql_cost|with)_spec\.lua$'
 
 # --- One lane: takes files from the queue until there are none ---------------------------------
 
-take() {                                # sets $item; false: there is none left
+take() {                                # QUEUE: sets $item; false: there is none left
   exec 9>"$work/lock"
   flock 9
-  item=$(head -n 1 "$work/queue")
-  sed -i 1d "$work/queue"
+  item=$(head -n 1 "$work/$1")
+  sed -i 1d "$work/$1"
   exec 9>&-
   [[ $item ]]
 }
@@ -42,10 +46,10 @@ run_item() {                            # sets $status; the output is in $log
   [[ $item != *.lua ]] || command=("${make[@]}" spec "LUA=${item%%:*}" "SPECS=${item#*:}"
     "REPORT=--output=gtest --shuffle-tests --seed=$SEED")
   set -m                                # a process group of its own, to be ended as a whole
-  "${command[@]}" </dev/null >"$log" 2>&1 &
+  "${command[@]}" </dev/null >"$log" 2>&1 8>&- &
   child=$!
   set +m
-  sleep "$LIMIT" &
+  sleep "$LIMIT" 8>&- &
   clock=$!
   status=0
   wait -n -p first "$child" "$clock" || status=$?
@@ -68,7 +72,9 @@ lane() {
   child=''
   trap '[[ ! $child ]] || kill -s KILL -- "-$child"' EXIT
   trap 'exit 130' INT; trap 'exit 143' TERM; trap 'exit 129' HUP
-  while take; do
+  # Whoever runs one beside others shares this lock; whoever runs one alone has it to himself.
+  exec 8>>"$work/running"
+  while { flock --shared 8; take queue; } || { flock 8; take alone; }; do
     log=$work/${item//[:\/]/_}.log
     start=${EPOCHREALTIME/./}
     run_item
@@ -156,7 +162,9 @@ finish() {
 trap finish EXIT
 trap 'exit 130' INT; trap 'exit 143' TERM; trap 'exit 129' HUP
 
-printf '%s\n' "$@" | awk -v seed="$SEED" 'BEGIN { srand(seed) } { print rand() "\t" $0 }' | sort -n | cut -f 2- >"$work/queue"
+printf '%s\n' "$@" | awk -v seed="$SEED" 'BEGIN { srand(seed) } { print rand() "\t" $0 }' | sort -n | cut -f 2- >"$work/all"
+grep -Ev "$alone" "$work/all" >"$work/queue" || true
+grep -E "$alone" "$work/all" >"$work/alone" || true
 echo $# >"$work/count"
 [[ ! ${MYSQL_DSN:-} ]] || LANES=1
 ((LANES <= $#)) || LANES=$#
@@ -171,6 +179,7 @@ for i in "${!lanes[@]}"; do
   wait "${lanes[i]}" || { status=1; cat "$work/lane$((i + 1))" >&2; }
 done
 lanes=()
+cat "$work/alone" >>"$work/queue"
 [[ ! -s $work/queue ]] || { status=1; echo "Not run:"; cat "$work/queue"; }
 report || status=1
 exit "$status"
