@@ -56,6 +56,19 @@ support.each_server(function(store)
       end, "prepared statements")
     end
 
+    -- A session tells the server its time limits again when less time is left than they
+    -- say, by a few milliseconds: a busy machine may take that long between two steps. So
+    -- what is done is done again, until nothing of that is seen. Returns the commands.
+    local function undisturbed(fn)
+      local commands
+      for _ = 1, 40 do
+        commands = fn()
+        local text = table.concat(commands, " ")
+        if not text:find("max_execution_time=", 1, true) and not text:find("max_statement_time=", 1, true) then break end
+      end
+      return commands
+    end
+
     it("are at most three to log in, with the looks at server and table, and one for the first lock",
        function()
       behind_proxy() -- the server remembers the password by now
@@ -98,9 +111,12 @@ support.each_server(function(store)
     it("are one to acquire, and none to wait for on release", function()
       behind_proxy()
       warm_up()
-      lock_and_unlock(10)
-      local commands, expected = between.take(), {}
-      for i = 1, 10 do expected[2 * i - 1], expected[2 * i] = "execute", "ROLLBACK" end
+      local commands = undisturbed(function()
+        lock_and_unlock(5)
+        return between.take()
+      end)
+      local expected = {}
+      for i = 1, 5 do expected[2 * i - 1], expected[2 * i] = "execute", "ROLLBACK" end
       assert.same(expected, commands)
     end)
 
@@ -126,18 +142,28 @@ support.each_server(function(store)
     end)
 
     it("are one for a shape that comes once, as text; later it is prepared, once", function()
-      behind_proxy { pool_size = 1 }
-      lock_and_unlock(1, { mode = "shared" })
-      between.take()
-      local seen = {}
-      for i = 1, 4 do
-        lock_and_unlock(1)
-        local commands = between.take()
-        seen[i] = commands[1]:find("SELECT", 1, true) and "text" or
-                  table.concat(commands, " ", 1, #commands - 1)
-        assert.equal("ROLLBACK", commands[#commands])
-      end
-      assert.same({ "text", "prepare execute", "execute", "execute" }, seen)
+      local shapes, seen
+      undisturbed(function()
+        if between then
+          peer:close()
+          between.close()
+        end
+        behind_proxy { pool_size = 1 }
+        lock_and_unlock(1, { mode = "shared" })
+        between.take()
+        local all = {}
+        shapes = {}
+        for i = 1, 4 do
+          lock_and_unlock(1)
+          local commands = between.take()
+          assert.equal("ROLLBACK", commands[#commands])
+          shapes[i] = commands[1]:find("SELECT", 1, true) and "text" or table.concat(commands, " ", 1, #commands - 1)
+          for _, command in ipairs(commands) do all[#all + 1] = command end
+        end
+        seen = all
+        return all
+      end)
+      assert.same({ "text", "prepare execute", "execute", "execute" }, shapes, table.concat(seen, "\n"))
     end)
 
     it("do not grow when each call has another timeout", function()

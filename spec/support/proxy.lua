@@ -140,6 +140,8 @@ function proxy.open(store, rewrite, tls, own_port)
   end
   --- The commands since the last call, as "name" or, of queries, the text.
   function self.take()
+    -- What has been sent before the peer said that it is done may not have been read yet.
+    for _ = 1, 3 do uv.run("nowait") end
     local list = {}
     for i, command in ipairs(self.commands) do list[i] = command.text or command.name end
     self.commands = {}
