@@ -40,7 +40,7 @@ static atomic_bool abandoned;
 static pthread_t exiter;
 /* Then it gives those who compute in the client library so long to come to their
    next wait, in which they stay. */
-#define EXIT_LAST_MS 50
+#define EXIT_LAST_NS 50000000L
 
 static void before_exit(void) {
   static const struct timespec moment = {0, 1000000};
@@ -52,7 +52,7 @@ static void before_exit(void) {
     (void)nanosleep(&moment, NULL);
   if (atomic_load(&leaving) == 0) return;
   atomic_store(&abandoned, true);
-  static const struct timespec last = {0, EXIT_LAST_MS * 1000000};
+  static const struct timespec last = {0, EXIT_LAST_NS};
   (void)nanosleep(&last, NULL);
 }
 
