@@ -30,6 +30,41 @@ function support.wait_until(condition, what)
   error("gave up waiting for " .. (what or "a condition"), 2)
 end
 
+-- How many tries, and for how long, a wait has to end in time, see ends_in_time.
+local TRIES, PATIENCE = 40, 30
+
+--- Fails unless a try ends so many seconds after its time, at most: the machine may be
+-- busy, so the best try counts, and what the best of the mere sleeps beside them was late
+-- is taken off. Fails at once when a single try ends early: that has no excuse.
+-- wait(seconds): waits in vain, checks how that ended, and returns how long it took.
+-- store: where the time runs, on a server or here.
+function support.ends_in_time(store, seconds, late, wait)
+  local control = support.process(nil)
+  control:call("handles.sql = ... and support.sql_connection(...)", store.bare_dsn)
+  local patience = support.now() + PATIENCE
+  local best, machine, tries = math.huge, math.huge, 0
+  repeat
+    control:start([[
+      local seconds = ...
+      local start = support.now()
+      if handles.sql then
+        handles.sql:query("SELECT SLEEP(%.6f)", seconds)
+      else
+        support.sleep(seconds)
+      end
+      return support.now() - start - seconds
+    ]], seconds)
+    local elapsed = wait(seconds)
+    assert(elapsed >= seconds, ("%.6f s is too early"):format(elapsed))
+    best = math.min(best, elapsed - seconds)
+    machine = math.min(machine, math.max(control:result(), 0))
+    tries = tries + 1
+    if best <= late + machine then return control:close() end
+  until tries == TRIES or support.now() > patience
+  error(("%.6f s is too late, the best of %d tries; the machine itself was %.6f s late"):format(
+    best, tries, machine), 2)
+end
+
 -- --------------------------------------------------------------- servers
 
 local BUCKETS = 10000
