@@ -39,8 +39,14 @@ void hl__mysql_library_init(void) {
   (void)pthread_once(&once, library_init);
 }
 
+/* An attempt that was given up counts as one that took so long, at most. */
+#define GIVEN_UP_MS 1300
+
 /* A connection that could be made is not given up for a short wait, or no wait over
-   a slow line would ever get one: it may take thrice as long as the last one. */
+   a slow line would ever get one: it may take thrice as long as the last one. One
+   that was given up counts, too, or short waits would never get one from a server
+   that has become slow; but not all of it, for a server that hangs keeps each call
+   for as long. */
 static int connect_verified(hl__mysql_store *store, int64_t deadline,
                             hl__mysql_session **session, hl_error *error) {
   int64_t begun = hl__now_ms();
@@ -53,11 +59,16 @@ static int connect_verified(hl__mysql_store *store, int64_t deadline,
       status = hl__error(error, HL_ECONNECTION,
                          "the server did not answer in time");
   }
+  int64_t took = hl__now_ms() - begun;
   if (status) {
+    bool given_up = hl__left_ms(deadline) == 0;
+    if (took > GIVEN_UP_MS) took = GIVEN_UP_MS;
+    if (given_up && took > atomic_load(&store->connecting))
+      atomic_store(&store->connecting, took);
     hl__mysql_disconnect(*session);
     *session = NULL;
   } else {
-    atomic_store(&store->connecting, hl__now_ms() - begun);
+    atomic_store(&store->connecting, took);
   }
   return status;
 }
