@@ -28,7 +28,7 @@ if not manager then error(tostring(failure), 0) end
 
 local function batch(accounts)
   local failed = false
-  for _, timeout in ipairs { 0.1, 60 } do
+  for _, timeout in ipairs { 0.5, 60 } do
     local put_off = {}
     for _, account in ipairs(accounts) do
       local options = { timeout = timeout, label = "interest" }

@@ -332,12 +332,13 @@ describe("the examples", function()
         hold_work()
         local process = start(printed("nightly.lua", "Run it:"), dsn)
         local locked, refused = process.wait_for("works on a1"), process.wait_for("a1 is in use")
-        process.wait_for("screen: has a2, after 0%.0 s")
+        -- What a screen takes that waits for nobody: the machine may be busy.
+        local start_up = process.wait_for("screen: has a2, after 0%.%d s") - refused
         go_on()
         local output, status = process.finish()
         assert.equal(0, status)
         local waited = refused - locked -- and a process was started
-        assert(waited > 0.9 and waited < 2, "the screen waited for " .. waited .. " s")
+        assert(waited > 0.9 and waited < 2 + 2 * start_up, "the screen waited for " .. waited .. " s")
         assert.matches("screen: in use by batch %(interest%), process %d+ on %S+, since %d%d:%d%d:%d%d", output)
         assert.matches("batch: works on a2\nbatch: works on a3\n$", output)
       end)
@@ -358,13 +359,21 @@ describe("the examples", function()
       end
 
       it("puts off an account that somebody works on", function()
-        local handle = assert(manager:acquire { "u1", "a2" })
-        local process = start("lua examples/nightly.lua batch a2 0 a3 0", dsn)
-        process.wait_for("works on a3")
-        handle:release()
-        local output, status = process.finish()
+        local output, status
+        for _ = 1, 4 do
+          local handle = assert(manager:acquire { "u1", "a2" })
+          local process = start("lua examples/nightly.lua batch a2 0 a3 0", dsn)
+          local patience = support.now() + 6
+          support.wait_until(function()
+            return process.has_ended() or process.output ~= "" or support.now() > patience
+          end)
+          handle:release()
+          output, status = process.finish()
+          assert.equal(0, status)
+          -- On a busy machine it gets a3 too late, or begins when a2 is free.
+          if output ~= "batch: works on a2\nbatch: works on a3\n" then break end
+        end
         assert.equal("batch: works on a3\nbatch: works on a2\n", output)
-        assert.equal(0, status)
       end)
     end)
 
@@ -491,22 +500,28 @@ describe("the examples", function()
         local port = probe:getsockname().port
         probe:close()
         uv.run "nowait"
-        -- One after the other would be 0.8 s at best; a busy machine may need several tries to be faster.
+        local lines = "export PORT=" .. port .. "\n" .. printed("cqueues_server.lua", "Run it:")
+        local function longest_of(output)
+          local longest = 0
+          for seconds in output:gmatch("seat %d, after ([%d.]+) s") do longest = math.max(longest, tonumber(seconds)) end
+          return longest
+        end
+        -- One after the other they take twice as long: 0.8 s, and more on a busy machine.
         support.wait_until(function()
-          local output, status = run("export PORT=" .. port .. "\n" .. printed("cqueues_server.lua", "Run it:"))
+          local output, status = run(lines)
           assert.equal(0, status)
-          local seats, longest = {}, 0
-          for flight, seat, seconds in output:gmatch("(LH%d): seat (%d), after ([%d.]+) s") do
+          local seats = {}
+          for flight, seat in output:gmatch("(LH%d): seat (%d)") do
             assert.is_nil(seats[flight .. seat], output)
             seats[flight .. seat] = true
-            longest = math.max(longest, tonumber(seconds))
           end
           for _, flight in ipairs { "LH1", "LH2" } do
             for seat = 1, 4 do assert.is_true(seats[flight .. seat], output) end
           end
           assert.matches("server: 8 bookings, %d of them waited", output)
-          return longest < 0.8
-        end, "a run in less than 0.8 s")
+          local longest = longest_of(output)
+          return longest < 0.8 or longest < 0.75 * longest_of(run((lines:gsub("LH2", "LH1"))))
+        end, "a run in less time than one flight takes")
       end)
     end)
 
