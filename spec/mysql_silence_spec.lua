@@ -29,7 +29,7 @@ support.each_server(function(store)
         while support.now() - begun < seconds do
           for name, handle in pairs(handles) do
             local before = support.now()
-            if handle:is_held() and handle:remaining() > 0 then held[name] = support.now() - begun end
+            if handle:is_held() and handle:remaining() > 0 then held[name] = before - begun end
             longest = math.max(longest, support.now() - before)
           end
           support.sleep(0.01)
@@ -45,12 +45,12 @@ support.each_server(function(store)
         end
         between.hold(1, 1)
         between.hold(2, 6)
-        local held, longest = holder:start(watch, 3):result()
+        local held, longest = holder:start(watch, 2):result()
         for _, name in ipairs { "first", "second" } do
           assert.is_true(held[name] > 0.2 and held[name] < 1.1, held[name] .. " s")
         end
-        assert.is_true(held.well > 2.5, held.well .. " s")
-        assert.is_true(longest < 0.5, longest .. " s")
+        assert.is_true(held.well > 1.6, held.well .. " s")
+        assert.is_true(longest < 0.9, longest .. " s")
         assert.is_true(holder:acquire("other", "acquire", { "u3" }, { timeout = SOON }):result())
         assert.is_true(holder:call("return handles.well:check()"))
         local took = holder:call [[
@@ -58,7 +58,7 @@ support.each_server(function(store)
           manager:close()
           return support.now() - begun
         ]]
-        assert.is_true(took < 1, took .. " s")
+        assert.is_true(took < 3, took .. " s")
         local other = support.process(store)
         assert.is_true(other:acquire("h", "acquire", { "u1" }, { timeout = SOON }):result())
         assert.is_true(other:release("h"))
@@ -83,9 +83,9 @@ support.each_server(function(store)
         local holder = support.process(store, { hold_timeout = 2 }, between.dsn)
         assert.is_true(holder:acquire("h", "acquire", TARGET):result())
         between.drip(1, 2)
-        local held, longest = holder:start(watch, 4):result()
-        assert.is_true(held.h > 3.5, held.h .. " s")
-        assert.is_true(longest < 0.5, longest .. " s")
+        local held, longest = holder:start(watch, 3):result()
+        assert.is_true(held.h > 2.6, held.h .. " s")
+        assert.is_true(longest < 0.9, longest .. " s")
         assert.is_true(holder:call("return handles.h:check()"))
         assert.is_true(holder:release("h"))
       end)

@@ -21,11 +21,12 @@ function support.sleep(seconds) uv.sleep(math.floor(seconds * 1000 + 0.5)) end
 --- Waits until condition() is true, and returns what it returned; fails after
 -- DEADLINE.
 function support.wait_until(condition, what)
-  local deadline = support.now() + support.DEADLINE
+  local deadline, pause = support.now() + support.DEADLINE, 0.002
   repeat
     local result = condition()
     if result then return result end
-    support.sleep(0.002)
+    support.sleep(pause)
+    pause = math.min(pause * 1.2, 0.01) -- looking costs a server something
   until support.now() > deadline
   error("gave up waiting for " .. (what or "a condition"), 2)
 end
