@@ -128,10 +128,18 @@ support.each_server(function(store)
       end)
 
       it("that nobody has heard from fail one acquisition at most: timeout " .. timeout, function()
-        local peer, free = frozen(30, release:gsub("release%(%)", "release { confirm = true }"))
-        free()
-        between.freeze()
-        local count, message = peer:start(work, timeout):result()
+        local count, message
+        for _ = 1, 2 do -- on a busy machine a new connection may take too long, too
+          if between then
+            support.close_peers()
+            between.close()
+          end
+          local peer, free = frozen(30, release:gsub("release%(%)", "release { confirm = true }"))
+          free()
+          between.freeze()
+          count, message = peer:start(work, timeout):result()
+          if (count.connection or 0) <= 1 then break end
+        end
         assert.equal(5, count.ok, message)
         assert.is_true((count.connection or 0) <= 1, message)
         assert.is_nil(count.timeout, message)
