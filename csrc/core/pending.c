@@ -475,8 +475,10 @@ bool hl__lock_use_left(hl_lock *lock, int64_t *left) {
   const hl_pending *pending = atomic_load(&lock->use);
   bool under_way = pending && (!pending->done || pending->given_up);
   int64_t end = under_way ? pending->lease_end : 0;
+  const hl__slot *slot = under_way ? pending->slot : NULL;
   if (lock->released || manager->closed ||
-      (under_way && pending->slot && pending->slot->overrun))
+      (slot && (slot->overrun ||
+                (manager->ops->ended && manager->ops->ended(slot->session)))))
     end = 0;
   hl__manager_unlock(manager);
   *left = end == HL_FOREVER ? HL_FOREVER : end - hl__lease_ms();

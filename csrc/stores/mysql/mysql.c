@@ -6,6 +6,7 @@
 #include "mysql_store.h"
 
 #include <mysqld_error.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -312,6 +313,15 @@ static int look(hl_session *base, hl_error *error) {
   return hl__mysql_gone(error);
 }
 
+/* The server has closed it, or we have: shown even while another thread waits for an
+   answer, and without reading. The library may have closed the descriptor meanwhile:
+   then this looks at nothing, or at a stranger's, and the thread that waits is about
+   to say the same. */
+static bool ended(hl_session *base) {
+  struct pollfd p = {.fd = session_of(base)->fd, .events = POLLRDHUP};
+  return poll(&p, 1, 0) > 0;
+}
+
 static void interrupt(hl_session *base) {
   hl__mysql_session *session = session_of(base);
   /* Once: the library closes the socket when it notices, and the number may be
@@ -350,6 +360,7 @@ const hl_store_ops hl_store_mysql = {
     .settle = settle,
     .renew = renew,
     .look = look,
+    .ended = ended,
     .interrupt = interrupt,
     .thread_end = mysql_thread_end,
     .holders = holders,

@@ -339,7 +339,8 @@ int hl__mysql_verify(hl__mysql_session *session, hl_error *error) {
     status = next_result(session, &result, error);
     if (status == HL_ENOT_PROVISIONED && i == LAYOUT) status = HL_OK;
     if (status == HL_OK && !result && i != LAYOUT)
-      status = hl__error(error, HL_ESTORE, "the server gives no result");
+      status = hl__error(error, HL_ECONNECTION,
+                         "the server's answer broke off while connecting");
     if (status) break;
     switch (i) {
     case VARIABLES:
