@@ -165,14 +165,25 @@ describe("the directory", function()
   -- The default one depends on nothing but the user, so there are users for it.
   local uid = ("%d"):format(1000000 + uv.os_getpid())
   local default = "/dev/shm/hierlock-" .. uid
+  -- The modules, where that user may read them: this directory may be in root's home.
+  local library = default .. "-library"
+  local function where(name, path) -- package.searchpath, which Lua 5.1 has not
+    for template in path:gmatch("[^;]+") do
+      local file = template:gsub("%?", (name:gsub("%.", "/")))
+      if uv.fs_stat(file) then return file end
+    end
+  end
   local function as_user(before)
-    sh("rm -rf %s; %s", default, before)
-    finally(function() sh("rm -rf %s", default) end)
+    sh("rm -rf %s %s; %s", default, library, before)
+    sh("mkdir %s; cp -r %s %s/hierlock; cp %s %s/hierlock; chmod -R a+rX %s", library,
+      where("hierlock", package.path):match("^(.*)/"), library, where("hierlock.core", package.cpath), library, library)
+    finally(function() sh("rm -rf %s %s", default, library) end)
     return support.run([[
       local manager, err = require("hierlock").open("file:")
       if manager then assert(manager:acquire { "u" }) end
       print(err or "open")
-    ]], ("umask 0; unset HIERLOCK_DSN; setpriv --reuid=%s --regid=%s --clear-groups env -u HOME"):format(uid, uid))
+    ]], ("umask 0; unset HIERLOCK_DSN; setpriv --reuid=%s --regid=%s --clear-groups env -u HOME " ..
+         "LUA_PATH='%s/?.lua;%s/?/init.lua' LUA_CPATH='%s/?.so'"):format(uid, uid, library, library, library))
   end
   if root then
     it("by default is that of the user in /dev/shm, for him alone, whatever the umask", function()
