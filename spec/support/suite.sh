@@ -45,6 +45,8 @@ run_item() {                            # sets $status; the output is in $log
   local clock first command=("${make[@]}" test-core "CORE_TESTS=${item#*:}" LIMIT=0)
   [[ $item != *.lua ]] || command=("${make[@]}" spec "LUA=${item%%:*}" "SPECS=${item#*:}"
     "REPORT=--output=gtest --shuffle-tests --seed=$SEED")
+  # Its specs follow what is installed and uninstalled.
+  [[ $item != *packaging_spec.lua ]] || command[-1]="REPORT=--output=gtest"
   set -m                                # a process group of its own, to be ended as a whole
   "${command[@]}" </dev/null >"$log" 2>&1 8>&- &
   child=$!
