@@ -16,6 +16,7 @@
  */
 #include "internal.h"
 #include "line.h"
+#include "pending.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -121,6 +122,8 @@ static int64_t turn(hl_manager *manager, hl__slot **dead)
 
 static void *keeper_main(void *argument) {
   hl_manager *manager = argument;
+  bool connects = manager->ops->connects;
+  if (connects) hl__library_enter();
   hl__manager_lock(manager);
   while (!manager->keeper_stops) {
     hl__slot *dead = NULL;
@@ -135,10 +138,11 @@ static void *keeper_main(void *argument) {
       continue;
     }
     /* With nothing to keep: until there is something. */
-    hl__cond_wait(&manager->wakeup, &manager->mutex, manager->keeper_next);
+    hl__wait_unlocked(&manager->wakeup, manager, manager->keeper_next);
   }
   hl__manager_unlock(manager);
   if (manager->ops->thread_end) manager->ops->thread_end();
+  if (connects) hl__library_leave();
   return NULL;
 }
 
@@ -148,6 +152,7 @@ int hl__keeper_start(hl_manager *manager, hl_error *error) {
     if (!manager->slots) hl__keeper_hurry(manager, 0);
     return HL_OK;
   }
+  hl__exit_watch();
   (void)sigfillset(&all);
   (void)pthread_sigmask(SIG_SETMASK, &all, &before);
   int failure = pthread_create(&manager->keeper, NULL, keeper_main, manager);

@@ -212,7 +212,8 @@ int hl_manager_open(const hl_config *given, hl_manager **result,
         .application = manager->application,
         .host = manager->host,
         .pid = getpid(),
-        .exit_stay = hl__exit_stay,
+        .wait_begin = hl__wait_begin,
+        .wait_end = hl__wait_end,
     };
     status = manager->ops->open(&manager->config, &manager->store, error);
   }
@@ -240,6 +241,8 @@ void hl_manager_close(hl_manager *manager) {
     switch (slot->state) {
     case HL__HELD:
       if (hl__slot_trylock(slot) != 0) {
+        /* Its thread has it for ever. */
+        if (hl__library_closed()) break;
         /* Another thread waits in hl_lock_check, for a round trip at most. */
         manager->ops->interrupt(slot->session);
         hl__slot_lock(slot);
@@ -267,6 +270,9 @@ void hl_manager_close(hl_manager *manager) {
   hl__manager_unlock(manager);
 
   hl__pool_free(manager, idle);
+  /* By a handler of exit(): the keeper may stay for ever, and look at the manager
+     until the process ends. */
+  if (manager->ops->connects && hl__library_closed()) return;
   hl__keeper_stop(manager);
   hl__manager_leave(manager);
 }

@@ -324,7 +324,9 @@ static void acquire_begin(hl_pending *pending)
     finish(pending, closed_error(&pending->error));
     return;
   }
-  if (pending->timeout == 0) {
+  /* Nor would anybody end it in time. */
+  if (pending->timeout == 0 ||
+      (manager->ops->connects && hl__library_closed())) {
     if (!hl__pending_send(pending))
       finish(pending, threads_error(&pending->error));
     return;

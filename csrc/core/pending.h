@@ -104,8 +104,21 @@ void hl__leave_end(void);
 /* Does not return once another thread has called exit(), which then waits for n
    threads less: nothing new is begun then. */
 void hl__exit_check(unsigned n);
-/* hl_store_config.exit_stay */
-void hl__exit_stay(void);
+/* exit() is to run our handler: from when there is a thread of ours. */
+void hl__exit_watch(void);
+/* A thread of ours is in the client library from enter to leave. Neither enter nor
+   wait_end returns once exit() has closed it (hl__library_closed), except in the
+   thread that runs exit(): so they are called without a mutex. Between wait_begin
+   and wait_end (see hl_store_config) nobody counts as inside. */
+void hl__library_enter(void);
+void hl__library_leave(void);
+bool hl__library_closed(void);
+void hl__wait_begin(void);
+void hl__wait_end(void);
+/* hl__cond_wait on the manager's mutex; in the client library the mutex is given
+   back before it goes on, and taken again. */
+void hl__wait_unlocked(pthread_cond_t *condition, hl_manager *manager,
+                       int64_t deadline) HL__REQUIRES(hl__manager_mutex);
 /* The manager has just been closed: exit() waits for its workers. */
 void hl__workers_leave(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
 

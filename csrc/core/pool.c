@@ -304,8 +304,8 @@ int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline,
                                  manager->pool_size);
       break;
     }
-    hl__cond_wait(&manager->freed, &manager->mutex,
-                  settling ? hl__now_ms() + RELEASES_MS : deadline);
+    hl__wait_unlocked(&manager->freed, manager,
+                      settling ? hl__now_ms() + RELEASES_MS : deadline);
   }
   if (slot && for_pending) hl__pending_unreserve(for_pending);
   hl_session *stale = NULL;

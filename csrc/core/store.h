@@ -51,11 +51,12 @@ typedef struct hl_store_config {
   const char *application; /* shown to observers */
   const char *host;        /* likewise */
   int64_t pid;
-  /* To be called without a mutex when a wait has ended in which a connection is made or
-     used for a query, before the client library goes on. It does not return once another thread runs exit(), and that has waited
-     for us as long as it may: from then on the library is being taken apart. NULL:
-     nobody waits. */
-  void (*exit_stay)(void);
+  /* Around each wait for the server that may take long. wait_end does not return
+     once another thread runs exit(), as the client library is being taken apart
+     then: to be called without a mutex, and before the library goes on. NULL: nobody
+     waits. */
+  void (*wait_begin)(void);
+  void (*wait_end)(void);
 } hl_store_config;
 
 typedef struct hl_request {

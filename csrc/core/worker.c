@@ -11,8 +11,9 @@
  * tell the server to end their waits, and so are those whose pending was given up, as
  * the collector does at the end of a Lua state, and those that are connecting: for
  * them it waits, see before_exit.
- * Those that nobody interrupted sit in their waits, and will hardly wake in that
- * moment; the server keeps what they have got until their time is up.
+ * Then it closes the client library to all threads but its own: see the library
+ * below. The server keeps what those have got who sit in their waits until their
+ * time is up.
  */
 #include "internal.h"
 #include "pending.h"
@@ -34,31 +35,92 @@
 /* Threads on their way out; of the process with this generation. */
 static atomic_uint leaving, leaving_generation;
 static atomic_bool exiting;
-/* exit() waits no longer. */
-static atomic_bool abandoned;
 /* Who called exit(), and runs its handlers; set before `exiting`. */
 static pthread_t exiter;
-/* Then it gives those who compute in the client library so long to come to their
-   next wait, in which they stay. */
-#define EXIT_LAST_NS 50000000L
+
+/* The library: no thread but the one that runs exit() goes into the client library
+   once it is closed. Workers and keepers count as inside except while they wait,
+   for the server or for each other. Whoever finds it closed stays where it is, for
+   what is left of the process: never with a mutex that the thread that runs exit()
+   may want. */
+static atomic_bool library_closed;
+static atomic_uint inside, inside_generation;
+static _Thread_local bool is_inside;
+/* exit() waits so long for those inside. They do not wait but compute: each that logs
+   in reads all certificates of the system, one after the other. Only a name server
+   can take them longer. */
+#define EXIT_INSIDE_MS 5000
+
+static bool is_exiter(void) {
+  return atomic_load(&exiting) && pthread_equal(exiter, pthread_self());
+}
+
+static void stay(void) {
+  if (is_inside) atomic_fetch_sub(&inside, 1u);
+  for (;;) (void)pause();
+}
+
+static void wait_for_none(const atomic_uint *count, const atomic_uint *generation,
+                          int64_t ms) {
+  static const struct timespec moment = {0, 1000000};
+  if (atomic_load(generation) != hl__fork_generation()) return; /* the parent's */
+  for (int64_t end = hl__now_ms() + ms;
+       atomic_load(count) > 0 && hl__left_ms(end) > 0;)
+    (void)nanosleep(&moment, NULL);
+}
 
 static void before_exit(void) {
-  static const struct timespec moment = {0, 1000000};
   exiter = pthread_self();
   atomic_store(&exiting, true);
-  if (atomic_load(&leaving_generation) != hl__fork_generation()) return;
-  for (int64_t end = hl__now_ms() + EXIT_MS;
-       atomic_load(&leaving) > 0 && hl__left_ms(end) > 0;)
-    (void)nanosleep(&moment, NULL);
-  if (atomic_load(&leaving) == 0) return;
-  atomic_store(&abandoned, true);
-  static const struct timespec last = {0, EXIT_LAST_NS};
-  (void)nanosleep(&last, NULL);
+  wait_for_none(&leaving, &leaving_generation, EXIT_MS);
+  atomic_store(&library_closed, true);
+  wait_for_none(&inside, &inside_generation, EXIT_INSIDE_MS);
 }
 
 /* After the client library has been initialised, so that it runs before what that
    has registered. */
 static void watch_exit(void) { (void)atexit(before_exit); }
+
+void hl__exit_watch(void) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  (void)pthread_once(&once, watch_exit);
+}
+
+bool hl__library_closed(void) { return atomic_load(&library_closed); }
+
+void hl__library_enter(void) {
+  if (atomic_exchange(&inside_generation, hl__fork_generation()) !=
+      hl__fork_generation())
+    atomic_store(&inside, 0u); /* they are the parent's */
+  is_inside = true;
+  atomic_fetch_add(&inside, 1u); /* before looking: exit() closes, and counts */
+  if (atomic_load(&library_closed) && !is_exiter()) stay();
+}
+
+void hl__library_leave(void) {
+  is_inside = false;
+  atomic_fetch_sub(&inside, 1u);
+}
+
+void hl__wait_begin(void) {
+  if (is_inside) atomic_fetch_sub(&inside, 1u);
+}
+
+void hl__wait_end(void) {
+  if (is_inside) atomic_fetch_add(&inside, 1u);
+  if (atomic_load(&library_closed) && !is_exiter()) stay();
+}
+
+void hl__wait_unlocked(pthread_cond_t *condition, hl_manager *manager,
+                       int64_t deadline) {
+  hl__wait_begin();
+  hl__cond_wait(condition, &manager->mutex, deadline);
+  if (is_inside) {
+    hl__manager_unlock(manager);
+    hl__wait_end();
+    hl__manager_lock(manager);
+  }
+}
 
 void hl__leave_begin(unsigned n) {
   if (atomic_exchange(&leaving_generation, hl__fork_generation()) !=
@@ -69,14 +131,9 @@ void hl__leave_begin(unsigned n) {
 
 void hl__exit_check(unsigned n) {
   /* Handlers of the program's own may go on; they keep nobody waiting but exit(). */
-  if (!atomic_load(&exiting) || pthread_equal(exiter, pthread_self())) return;
+  if (!atomic_load(&exiting) || is_exiter()) return;
   atomic_fetch_sub(&leaving, n);
-  for (;;) (void)pause(); /* for what little is left of the process */
-}
-
-void hl__exit_stay(void) {
-  if (!atomic_load(&abandoned) || pthread_equal(exiter, pthread_self())) return;
-  for (;;) (void)pause();
+  stay();
 }
 
 void hl__leave_end(void) { atomic_fetch_sub(&leaving, 1u); }
@@ -124,6 +181,7 @@ static bool is_spare(const hl_manager *manager)
 
 static void *worker_main(void *argument) {
   hl_manager *manager = argument;
+  bool connects = manager->ops->connects;
   hl__manager_lock(manager);
   for (;;) {
     manager->coming_workers--;
@@ -131,7 +189,9 @@ static void *worker_main(void *argument) {
     if (pending) {
       task_remove(manager, pending);
       hl__manager_unlock(manager);
+      if (connects) hl__library_enter();
       hl__pending_run(pending);
+      if (connects) hl__library_leave();
       hl__manager_lock(manager);
       continue;
     }
@@ -151,8 +211,10 @@ static void *worker_main(void *argument) {
     hl__leave_begin(1);
   }
   hl__manager_unlock(manager);
+  if (connects) hl__library_enter();
   if (manager->ops->thread_end) manager->ops->thread_end();
   hl__manager_leave(manager);
+  if (connects) hl__library_leave();
   hl__leave_end();
   return NULL;
 }
@@ -160,9 +222,8 @@ static void *worker_main(void *argument) {
 /* False: the system has no thread for us now. */
 static bool worker_start(hl_manager *manager)
     HL__REQUIRES(hl__manager_mutex) {
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
-  (void)pthread_once(&once, watch_exit);
   sigset_t all, before;
+  hl__exit_watch();
   pthread_t thread;
   pthread_attr_t detached;
   (void)pthread_attr_init(&detached);
@@ -184,6 +245,8 @@ static bool worker_start(hl_manager *manager)
 }
 
 bool hl__worker_spare(hl_manager *manager) {
+  /* Workers would only stay. */
+  if (manager->ops->connects && hl__library_closed()) return false;
   return manager->idle_workers + manager->coming_workers >
              manager->task_count ||
          worker_start(manager);

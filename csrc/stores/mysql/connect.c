@@ -226,23 +226,28 @@ static int socket_watch(hl__mysql_session *session, int fd) {
 static _Thread_local hl__mysql_session *waiting;
 
 /* 1: ready, or broken: reading will tell. 0: not before `end`. */
-static int wait_until(int fd, short events, int64_t end) {
+static int wait_until(const hl__mysql_session *session, int fd, short events,
+                      int64_t end) {
   struct pollfd p = {.fd = fd, .events = events};
   for (;;) {
     int64_t left = hl__left_ms(end);
+    hl__mysql_wait_begin(session->store);
     int n = poll(&p, 1, left > INT32_MAX ? -1 : (int)left);
+    int failure = errno;
+    hl__mysql_wait_end(session->store);
+    errno = failure;
     if (n > 0) return 1;
     if (n == 0) errno = ETIMEDOUT;
     if (n == 0 || errno != EINTR) return n;
   }
 }
 
-/* For as long as we bound its waits, nothing may block elsewhere. */
-static void blocking_set(int fd, bool on) {
-  struct timeval limit = {.tv_usec = on ? 0 : BLOCKED_MS * 1000};
-  int flags = fcntl(fd, F_GETFL);
-  (void)fcntl(fd, F_SETFL, on ? flags & ~O_NONBLOCK : flags | O_NONBLOCK);
-  /* The library makes the socket blocking again when it is connected. */
+/* Nothing may block elsewhere, or TLS would wait inside of OpenSSL: the socket does
+   not block, and while we bound its waits it has limits, too, as the library
+   makes it blocking again when it is connected. */
+static void limits_set(int fd, bool on) {
+  struct timeval limit = {.tv_usec = on ? BLOCKED_MS * 1000 : 0};
+  (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
   (void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
   (void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
 }
@@ -277,7 +282,7 @@ static int greeting_check(hl__mysql_session *session, int fd) {
   /* Reading would take the error away from the library. */
   if (getpeername(fd, (struct sockaddr *)&peer, &peer_size) != 0) return 1;
   while (found == INCOMPLETE) {
-    int n = wait_until(fd, POLLIN, session->patience);
+    int n = wait_until(session, fd, POLLIN, session->patience);
     if (n < 1) return n;
     ssize_t read = recv(fd, data, sizeof data, MSG_PEEK | MSG_DONTWAIT);
     if (read <= 0) return 1; /* it has ended: the library will see */
@@ -304,9 +309,21 @@ static int greeting_check(hl__mysql_session *session, int fd) {
 static int wait_io(my_socket fd, my_bool is_read, int timeout) {
   hl__mysql_session *session = waiting;
   (void)timeout;
-  blocking_set(fd, false);
-  int n = wait_until(fd, is_read ? POLLIN : POLLOUT, session->patience);
-  hl__mysql_exit_stay(session);
+  limits_set(fd, true);
+  return wait_until(session, fd, is_read ? POLLIN : POLLOUT,
+                    session->patience);
+}
+
+/* Of a session without bounds: until the server ends its wait, or the keeper the
+   connection. A write never waits in fact, and there may be a mutex then. */
+static int wait_plain(my_socket fd, my_bool is_read, int timeout) {
+  struct pollfd p = {.fd = fd, .events = is_read ? POLLIN : POLLOUT};
+  int n;
+  (void)timeout;
+  if (is_read && waiting) return wait_until(waiting, fd, POLLIN, HL_FOREVER);
+  do
+    n = poll(&p, 1, -1);
+  while (n < 0 && errno == EINTR);
   return n;
 }
 
@@ -325,21 +342,38 @@ static int wait_connecting(my_socket fd, my_bool is_read, int timeout)
 
 static void wait_set(hl__mysql_session *session,
                      int (*callback)(my_socket, my_bool, int)) {
-  waiting = callback ? session : NULL;
+  waiting = callback != wait_plain ? session : NULL;
   (void)mysql_optionsv(session->mysql, MARIADB_OPT_IO_WAIT, callback);
 }
 
 static void wait_io_set(hl__mysql_session *session, bool on) {
   session->greeted = session->untrusted = false;
-  wait_set(session, on ? wait_connecting : NULL);
-  if (!on && session->fd >= 0) blocking_set(session->fd, true);
+  wait_set(session, on ? wait_connecting : wait_plain);
+  if (!on && session->fd >= 0) limits_set(session->fd, false);
 }
 
 void hl__mysql_waits_bound(hl__mysql_session *session, bool on) {
-  wait_set(session, on ? wait_io : NULL);
-  blocking_set(session->fd, !on);
+  wait_set(session, on ? wait_io : wait_plain);
+  limits_set(session->fd, on);
+}
+
+void hl__mysql_statement_begin(hl__mysql_session *session) { waiting = session; }
+
+void hl__mysql_statement_end(hl__mysql_session *session) {
+  (void)session;
+  waiting = NULL;
 }
 #else
+/* We are not asked when it waits: at least exit() does not wait for it, and the
+   thread does nothing more afterwards. */
+void hl__mysql_statement_begin(hl__mysql_session *session) {
+  hl__mysql_wait_begin(session->store);
+}
+
+void hl__mysql_statement_end(hl__mysql_session *session) {
+  hl__mysql_wait_end(session->store);
+}
+
 static void wait_io_set(hl__mysql_session *session, bool on) {
   (void)session, (void)on;
 }

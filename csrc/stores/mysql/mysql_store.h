@@ -145,6 +145,10 @@ int hl__mysql_connect(hl__mysql_store *store, int64_t deadline,
 /* On: until it is off again, the client library reads on this connection until
    session->patience at the latest. By this thread. */
 void hl__mysql_waits_bound(hl__mysql_session *session, bool on);
+/* Around a statement for which the server may wait for long, without a mutex: see
+   hl_store_config.wait_begin. */
+void hl__mysql_statement_begin(hl__mysql_session *session);
+void hl__mysql_statement_end(hl__mysql_session *session);
 /* Closes politely, without waiting; frees. */
 void hl__mysql_disconnect(hl__mysql_session *session);
 
@@ -216,8 +220,9 @@ bool hl__mysql_readable(const hl__mysql_session *session);
    answer, or the end of the connection. True: the client library reads it
    without waiting. */
 bool hl__mysql_answer_await(const hl__mysql_session *session, int64_t deadline);
-/* Between a wait and the client library: hl_store_config.exit_stay. */
-void hl__mysql_exit_stay(const hl__mysql_session *session);
+/* hl_store_config.wait_begin, wait_end. */
+void hl__mysql_wait_begin(const hl__mysql_store *store);
+void hl__mysql_wait_end(const hl__mysql_store *store);
 /* Sends without waiting; the answer is outstanding. */
 int hl__mysql_send(hl__mysql_session *session, const char *sql, size_t size,
                    hl_error *error);

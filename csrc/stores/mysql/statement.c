@@ -336,6 +336,7 @@ static int execute(hl__mysql_session *session, const hl_request *request,
   bool look = hl__lease_ms() - session->looked >= LOOK_AGAIN_MS;
   int status = HL_OK;
   hl__sigpipe guard = hl__sigpipe_begin(session);
+  hl__mysql_statement_begin(session);
   if (!text_only && !look)
     status = shape_find(session, rows, n, nowait, &statement, error);
   if (status == HL_OK && statement)
@@ -343,6 +344,7 @@ static int execute(hl__mysql_session *session, const hl_request *request,
   else if (status == HL_OK)
     status = execute_text(session, same ? 0 : left, look, rows, n, nowait,
                           count, error);
+  hl__mysql_statement_end(session);
   hl__sigpipe_end(guard);
   return status;
 }

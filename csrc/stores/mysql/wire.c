@@ -183,8 +183,12 @@ static bool answer_complete(const hl__mysql_session *session, bool ended) {
          (size_t)waiting >= size;
 }
 
-void hl__mysql_exit_stay(const hl__mysql_session *session) {
-  if (session->store->config->exit_stay) session->store->config->exit_stay();
+void hl__mysql_wait_begin(const hl__mysql_store *store) {
+  if (store->config->wait_begin) store->config->wait_begin();
+}
+
+void hl__mysql_wait_end(const hl__mysql_store *store) {
+  if (store->config->wait_end) store->config->wait_end();
 }
 
 bool hl__mysql_answer_await(const hl__mysql_session *session,
@@ -192,8 +196,12 @@ bool hl__mysql_answer_await(const hl__mysql_session *session,
   struct pollfd p = {.fd = session->fd, .events = POLLIN | POLLRDHUP};
   for (;;) {
     int64_t left = deadline ? hl__left_ms(deadline) : 0;
+    /* Without a wait it may be called with a mutex. */
+    if (left) hl__mysql_wait_begin(session->store);
     int n = poll(&p, 1, left > INT32_MAX ? -1 : (int)left);
-    if (n < 0 && errno == EINTR) continue;
+    int failure = errno;
+    if (left) hl__mysql_wait_end(session->store);
+    if (n < 0 && failure == EINTR) continue;
     if (n <= 0) return false;
     if (answer_complete(session, p.revents & ~POLLIN)) return true;
     if (left == 0) return false;
@@ -278,7 +286,6 @@ int hl__mysql_query(hl__mysql_session *session, const char *sql, size_t size,
   if (!hl__mysql_answer_await(session, session->patience))
     return hl__error(error, HL_ECONNECTION,
                      "the server did not answer in time");
-  hl__mysql_exit_stay(session);
   session->outstanding = false;
   hl__sigpipe guard = hl__sigpipe_begin(session);
   bool failed = mysql_read_query_result(session->mysql) != 0;
