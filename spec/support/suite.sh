@@ -69,6 +69,17 @@ run_item() {                            # sets $status; the output is in $log
   child=''
 } 2>/dev/null
 
+# A machine that is too busy for a spec does not show what the spec is about. So what failed beside others is run
+# once more, alone, and the report says so; but not what crashed or hung, what a sanitizer complained of, or what saw
+# two holders.
+again() {
+  ((status != 124)) && [[ ! -e $log.first ]] || return 1
+  ! grep -qE 'Sanitizer|runtime error|ERROR SUMMARY: [1-9]|Segmentation|Aborted|Alarm clock|without a report|overlap' "$log" || return 1
+  mv "$log" "$log.first"
+  { flock 9; echo "$item" >>"$work/alone"; } 9>"$work/lock"
+  echo "        again alone, later  $item"
+}
+
 lane() {
   local log status start
   child=''
@@ -80,6 +91,7 @@ lane() {
     log=$work/${item//[:\/]/_}.log
     start=${EPOCHREALTIME/./}
     run_item
+    if ((status)) && again; then continue; fi
     printf '%d %d %s\n' "$status" $(((${EPOCHREALTIME/./} - start) / 100000)) "$item" >"$log.result"
     [[ ! -e $work/ended ]] || return 0
     # shellcheck disable=SC2012  # the names are ours
@@ -93,7 +105,12 @@ lane() {
 # --- The report ---------------------------------------------------------------------------------
 
 report() {
-  local files=() result
+  local files=() result first
+  for first in "$work"/*.first; do
+    [[ -e $first ]] || continue
+    printf '\n=== Failed beside others, run again alone: %s\n' "$(basename "$first" .log.first)"
+    grep -A4 -E '^(Random seed|Expected)|_spec.lua:[0-9]+: |^\[  (FAILED|ERROR) ' "$first" | grep -vE '^(--|Random seed)' | head -n 40 || true
+  done
   for result in "$work"/*.result; do files+=("$result" "${result%.result}"); done
   echo
   awk -v seed="$SEED" -v began="$began" -v now="$(date +%s)" '
