@@ -27,15 +27,6 @@ local function without_tls(data, first)
   return data:sub(1, position - 1) .. string.char(flags) .. data:sub(position + 1)
 end
 
--- Oracle's library does not tell when it waits; so what is done then is not done there.
-local function needs_connector_c()
-  local output = support.run [[
-    require "hierlock.store.mysql"
-    io.write(io.open("/proc/self/maps"):read("*a"):match("lib(mysqlclient)") or "")
-  ]]
-  if output ~= "" then pending("libmysqlclient does not tell when it waits") end
-end
-
 -- Whether the client library can log in without its plugins.
 local logged_in = {}
 
@@ -382,7 +373,7 @@ support.each_server(function(store)
     end)
 
     it("does not hand a connection that is being made to the programs that it starts", function()
-      needs_connector_c()
+      support.needs_connector_c()
       between = proxy.open(store)
       local peer = support.process(nil)
       local before = peer:call([[
@@ -427,7 +418,7 @@ support.each_server(function(store)
 
     it("is given up after connect_timeout when it speaks too slowly, whatever it is about to say",
        function()
-      needs_connector_c()
+      support.needs_connector_c()
       for _, tls in ipairs { "off", ca and "required" or "preferred" } do
         between = proxy.open(store, nil, tls)
         between.drip(nil, 100)
