@@ -117,7 +117,6 @@ describe("a server's connection", function()
     end)
 
     it("is waited for no longer than a second beyond the timeout, also when a table is locked", function()
-      support.needs_connector_c()
       local first = support.open(store, { timeout = 10 })
       local kept = assert(first:acquire(A)) -- so that the next one has to connect
       local sql = support.sql_connection(store.bare_dsn)

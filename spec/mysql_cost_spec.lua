@@ -71,13 +71,15 @@ support.each_server(function(store)
 
     it("are at most three to log in, with the looks at server and table, and one for the first lock",
        function()
+      -- Else each question is a trip of its own: it must be given up in time.
+      local turns = support.does_not_tell_waits() and 8 or 3
       behind_proxy() -- the server remembers the password by now
       between.turns = 0
       peer:call([[
         handles.manager = assert(hierlock.open(...))
         return true
       ]], between.dsn, { buckets = store.options.buckets })
-      assert.is_true(between.turns <= 3, between.turns .. " to log in")
+      assert.is_true(between.turns <= turns, between.turns .. " to log in")
       between.turns = 0
       peer:call([[
         handles.h = assert(handles.manager:acquire {"u1", "a1", "r1"})

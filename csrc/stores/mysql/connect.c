@@ -218,7 +218,7 @@ static int socket_watch(hl__mysql_session *session, int fd) {
    the first time that Connector/C waits, which is for the connection itself, a few
    microseconds after it has made the socket; with Oracle's only after logging
    in. */
-#if defined(HL_CONNECTOR_C) && MARIADB_PACKAGE_VERSION_ID >= 30110
+#ifdef HL__BOUNDS_WAITS
 /* While a TLS handshake waits in a read, we are not asked. It ends after this, and
    then we are; ms. */
 #define BLOCKED_MS 20

@@ -32,6 +32,10 @@
 
 #if defined(MARIADB_BASE_VERSION) || defined(MARIADB_PACKAGE_VERSION)
 #define HL_CONNECTOR_C 1
+/* It asks us when it has to wait (MARIADB_OPT_IO_WAIT), so that we say until when. */
+#if MARIADB_PACKAGE_VERSION_ID >= 30110
+#define HL__BOUNDS_WAITS 1
+#endif
 #endif
 
 #define HL__MYSQL_NAME_MAX 64 /* of a table; the servers' own limit */

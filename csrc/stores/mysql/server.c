@@ -197,7 +197,6 @@ static int layout_refuse(const hl__mysql_session *session, MYSQL_RES *result,
    server's name and the second at which it was started. Both servers count Uptime
    by the clock that NOW() shows, so the difference stays the same even when the
    clock is set. */
-#define IDENTITY_SQL_MAX 256
 static const char *identity_sql(const hl__mysql_session *session) {
   if (session->dialect == HL_MARIADB)
     return "SELECT CONCAT_WS(' ',UNIX_TIMESTAMP()-CAST(VARIABLE_VALUE AS "
@@ -272,19 +271,6 @@ static void session_sql(hl__mysql_session *session, char *out, size_t size) {
                      : "");
 }
 
-/* The result of the next statement of several; NULL: it has none. */
-static int next_result(hl__mysql_session *session, MYSQL_RES **result,
-                       hl_error *error) {
-  *result = NULL;
-  hl__sigpipe guard = hl__sigpipe_begin(session);
-  bool failed = mysql_next_result(session->mysql) != 0;
-  if (!failed) *result = mysql_store_result(session->mysql);
-  hl__sigpipe_end(guard);
-  if (failed || (!*result && mysql_field_count(session->mysql)))
-    return hl__mysql_error(session, NULL, "query the server", error);
-  return HL_OK;
-}
-
 /* By its greeting, as an old server would not understand what is asked next; and
    later by what it says itself, as a proxy may have greeted us. */
 static int greeting_refuse(const hl__mysql_session *session, hl_error *error) {
@@ -316,53 +302,76 @@ int hl__mysql_verify_server(hl__mysql_session *session, hl_error *error) {
   return status;
 }
 
-/* One round trip, as connecting over a slow line takes long enough. Autocommit is
-   on till the first lock, so that looking leaves no transaction. */
+enum { SET, VARIABLES, CONNECTION, IDENTITY, TABLE, LAYOUT, QUESTIONS };
+
+/* Asks the i-th question; result: NULL where it has none. All are sent at once, as
+   connecting over a slow line takes long enough. But a library that does not tell
+   us when it waits would wait for the second answer without bounds: there, each
+   question is a trip of its own. */
+static int ask(hl__mysql_session *session, const char *const *questions, int i,
+               MYSQL_RES **result, hl_error *error) {
+#ifdef HL__BOUNDS_WAITS
+  if (i > 0) {
+    *result = NULL;
+    hl__sigpipe guard = hl__sigpipe_begin(session);
+    bool failed = mysql_next_result(session->mysql) != 0;
+    if (!failed) *result = mysql_store_result(session->mysql);
+    hl__sigpipe_end(guard);
+    if (failed || (!*result && mysql_field_count(session->mysql)))
+      return hl__mysql_error(session, NULL, "query the server", error);
+    return HL_OK;
+  }
+  char sql[4096];
+  int n = snprintf(sql, sizeof sql, "%s;%s;%s;%s;%s;%s", questions[SET],
+                   questions[VARIABLES], questions[CONNECTION],
+                   questions[IDENTITY], questions[TABLE], questions[LAYOUT]);
+  return hl__mysql_query(session, sql, (size_t)n, result, error);
+#else
+  return hl__mysql_query(session, questions[i], strlen(questions[i]), result,
+                         error);
+#endif
+}
+
+/* Autocommit is on till the first lock, so that looking leaves no transaction. */
 int hl__mysql_verify(hl__mysql_session *session, hl_error *error) {
-  enum { SET, VARIABLES, CONNECTION, IDENTITY, TABLE, LAYOUT, QUESTIONS };
   char set[512], table[HL__MYSQL_TABLE_SQL], layout[192];
-  char sql[sizeof set + sizeof variables_sql + sizeof connection_sql +
-           IDENTITY_SQL_MAX + sizeof table + sizeof layout + QUESTIONS];
-  MYSQL_RES *result = NULL;
+  const char *questions[QUESTIONS] = {
+      set, variables_sql, connection_sql, identity_sql(session), table, layout};
   bool young = false;
   int status = greeting_refuse(session, error);
   if (status) return status;
   session_sql(session, set, sizeof set);
   (void)hl__mysql_table_sql(session, table, sizeof table);
   (void)layout_sql(session, layout, sizeof layout);
-  int n = snprintf(sql, sizeof sql, "%s;%s;%s;%s;%s;%s", set, variables_sql,
-                   connection_sql, identity_sql(session), table, layout);
   hl__mysql_waits_bound(session, true);
-  status = hl__mysql_query(session, sql, (size_t)n, &result, error);
-  for (int i = VARIABLES; i < QUESTIONS && status == HL_OK; i++) {
-    mysql_free_result(result);
-    status = next_result(session, &result, error);
+  for (int i = SET; i < QUESTIONS && status == HL_OK; i++) {
+    MYSQL_RES *result = NULL;
+    status = ask(session, questions, i, &result, error);
     if (status == HL_ENOT_PROVISIONED && i == LAYOUT) status = HL_OK;
-    if (status == HL_OK && !result && i != LAYOUT)
+    if (status == HL_OK && !result && i != SET && i != LAYOUT)
       status = hl__error(error, HL_ECONNECTION,
                          "the server's answer broke off while connecting");
-    if (status) break;
-    switch (i) {
-    case VARIABLES:
-      status = variables_refuse(session, result, error);
-      break;
-    case CONNECTION:
-      status = proxy_refuse(session, result, error);
-      break;
-    case IDENTITY:
-      young = identity_read(session, result);
-      break;
-    case TABLE:
-      status = hl__mysql_table_refuse(session, result, error);
-      break;
-    case LAYOUT:
-      status = layout_refuse(session, result, error);
-      break;
-    default:
-      break;
-    }
+    if (status == HL_OK) switch (i) {
+      case VARIABLES:
+        status = variables_refuse(session, result, error);
+        break;
+      case CONNECTION:
+        status = proxy_refuse(session, result, error);
+        break;
+      case IDENTITY:
+        young = identity_read(session, result);
+        break;
+      case TABLE:
+        status = hl__mysql_table_refuse(session, result, error);
+        break;
+      case LAYOUT:
+        status = layout_refuse(session, result, error);
+        break;
+      default:
+        break;
+      }
+    mysql_free_result(result);
   }
-  mysql_free_result(result);
   if (status == HL_OK && young) status = tokens_wait(session, error);
   hl__mysql_waits_bound(session, false);
   return status;
