@@ -8,6 +8,7 @@ set -uo pipefail
 directory=$(mktemp -d)
 trap 'rm -rf "$directory"' EXIT
 
+export HIERLOCK_SLOWER=50
 valgrind -q --fair-sched=yes --leak-check=full --show-leak-kinds=definite \
   --errors-for-leak-kinds=definite --num-callers=30 --log-file="$directory/%p" "$@" &
 program=$!
