@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 #
-# Runs spec files and C tests side by side, in LANES lanes (by default two for each core), and says at the end
+# Runs spec files and C tests side by side, in LANES lanes (by default three for each core), and says at the end
 # what failed, what was pending and what was slow. Each lane has a MySQL and a MariaDB server of its own, and runs
 # one file at a time: so a file may stop its servers, set global variables and count everybody's connections.
 # With MYSQL_DSN there is one lane, on that server.
@@ -16,7 +16,7 @@
 set -euo pipefail
 self=$(realpath "${BASH_SOURCE[0]}")
 cd "$(dirname "$self")/../.."
-export LANES=${LANES:-$(($(nproc) * 2))} SEED=${SEED:-$((RANDOM % 10000))} LIMIT=${LIMIT:-600}
+export LANES=${LANES:-$(($(nproc) * 3))} SEED=${SEED:-$((RANDOM % 10000))} LIMIT=${LIMIT:-600}
 make=("${MAKE:-make}" --no-print-directory -s)
 alone='/(stores|mysql_cost|with)_spec\.lua$'
 
