@@ -112,6 +112,27 @@ describe("when Lua runs out of memory", function()
     for n = 1, requests do one_place(SETUP, BODY, CHECK, n, failures) end
   end)
 
+  -- What a call has of its own, beside Lua's memory, is large here, so that a leak of it shows.
+  for name, body in pairs {
+    ["what a DSN says"] = [[ require("hierlock.core").dsn("mysql://u:" .. ("p"):rep(4000) .. "@h/d") ]],
+    ["an extend"] = [[
+      local handle = assert(manager:acquire({ "o1" }, try))
+      assert(handle:extend({ user = ("u"):rep(250) }, try))
+      pcall(handle.extend, handle, { user = ("u"):rep(250), account = {} })
+    ]],
+  } do
+    it("at any place of " .. name .. ", nothing is leaked", function()
+      local function passes()
+        local before = alloc.heap()
+        for _ = 1, 20 do every_place(SETUP, body, CHECK) end
+        return alloc.heap() - before
+      end
+      passes() -- malloc keeps some for next time
+      local more = passes()
+      assert.is_true(more < 100000, more .. " bytes more")
+    end)
+  end
+
   it("while the module is loaded, it can be loaded later", function()
     local paths = ("package.path, package.cpath = %q, %q"):format(package.path, package.cpath)
     every_place(paths, [[ require "hierlock" ]],
