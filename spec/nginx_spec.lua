@@ -217,9 +217,16 @@ describe("nginx", function()
   support.each_store(function(store)
     local nginx, mine
 
+    -- One that was not reloaded yet, and whose log tells of no other spec.
+    local function begin_anew()
+      nginx:stop()
+      nginx = start(store)
+    end
     before_each(function()
       mine = support.open(store)
-      if not nginx or nginx.exit then nginx = start(store) end
+      if nginx and nginx.exit then begin_anew() end
+      nginx = nginx or start(store)
+      nginx:content [[ ngx.shared.shared:flush_all() ]]
     end)
     after_each(function() mine:close() end)
     teardown(function()
@@ -253,7 +260,6 @@ describe("nginx", function()
     end
 
     it("never lets two requests in at once, in whichever worker they are", function()
-      nginx:content [[ ngx.shared.shared:flush_all() ]]
       local done, failed = 0, 0
       local function client(n)
         if n == 0 then
@@ -350,7 +356,6 @@ describe("nginx", function()
     end
 
     it("keeps what access acquired until the proxied answer has been sent, whatever the collector thinks", function()
-      nginx:content [[ ngx.shared.shared:delete("go on") ]]
       local request = nginx:start("/proxied?proxied=" .. encoded [[
         while not ngx.shared.shared:get("go on") do ngx.sleep(0.005) end
         return "answered"
@@ -369,7 +374,6 @@ describe("nginx", function()
     end)
 
     it("never lets two requests in at once under a lock of access, with garbage made beside it", function()
-      nginx:content [[ ngx.shared.shared:flush_all() ]]
       local requests = {}
       for i = 1, 60 do
         requests[i] = nginx:start("/proxied?proxied=" .. encoded [[
@@ -553,6 +557,7 @@ describe("nginx", function()
     end)
 
     it("shares nothing of a manager that was used before the fork", function()
+      begin_anew()
       assert_held("master")
       for _ = 1, 8 do
         assert.equal("false released", nginx:content [[
@@ -653,6 +658,7 @@ describe("nginx", function()
     end)
 
     it("lets requests that hold and wait end when it is told to quit", function()
+      begin_anew()
       local handle = assert(mine:acquire { "u" })
       local waits = nginx:start("/content", [[ return assert(manager:acquire { "u" }):is_held() ]])
       wait_waiters("u", 1)
@@ -665,12 +671,11 @@ describe("nginx", function()
       for line in nginx:read("error.log"):gmatch "[^\n]*%[alert%][^\n]*" do
         assert.matches("lua_max_running_timers", line) -- that was meant to be
       end
-      os.execute("rm -rf '" .. nginx.directory .. "'")
     end)
 
     it("leaves nothing locked when it is told to stop, or killed", function()
       for _, signal in ipairs { "sigterm", "worker" } do
-        if nginx.exit then nginx = start(store) end
+        begin_anew()
         local all = { { "v" } }
         for i = 1, 30 do all[i + 1] = { "v" .. i } end
         local handle = assert(mine:acquire_all(all))
@@ -700,7 +705,6 @@ describe("nginx", function()
         assert_free("v")
         holds.close()
         waits.close()
-        if nginx.exit then os.execute("rm -rf '" .. nginx.directory .. "'") end
       end
     end)
   end)
