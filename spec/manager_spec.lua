@@ -82,6 +82,7 @@ describe("a manager", function()
     end)
 
     it("is refused on a space with other buckets or levels", function()
+      open() -- the first one decides of them
       for option, value in pairs { buckets = 123, levels = { "user", "account" } } do
         local options = { buckets = embedded.options.buckets }
         options[option] = value
