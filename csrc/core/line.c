@@ -503,10 +503,12 @@ static hl__waiter *next_to_go(hl_manager *manager)
   if (manager->ops->connects)
     return hl__pool_has_room(manager) ? ready : NULL;
   if (line->trying > 0) return NULL;
-  if (ready || line->parked_count == 0) return ready;
-  /* Nobody is being tried, so all of these are PARKED. */
-  if (line->waiting < manager->pool_size && !line->short_of_threads)
+  /* Nobody is being tried, so all of these are PARKED. The first of them goes before
+     newcomers where there is a place, or they would take each that becomes free. */
+  if (line->parked_count > 0 && line->waiting < manager->pool_size &&
+      !line->short_of_threads)
     return waiter_of(line->parked.next);
+  if (ready || line->parked_count == 0) return ready;
   if (line->asks == 0) return NULL;
   line->asks--;
   if (line->next_asked == &line->parked)
@@ -554,7 +556,8 @@ void hl__line_advance(hl_manager *manager) {
 bool hl__line_refused(hl_manager *manager, hl__waiter *waiter) {
   hl__line *line = &manager->line;
   line->trying--;
-  bool place = line->waiting < manager->pool_size;
+  bool place = line->waiting < manager->pool_size &&
+               (list_empty(&line->parked) || line->parked.next == &waiter->node);
   /* One worker is left to try the others. */
   if (place && hl__worker_spare(manager)) {
     if (waiter->in_parked) parked_remove(line, waiter);
@@ -599,6 +602,7 @@ static bool expire(hl_manager *manager, int64_t now)
 static int64_t keep(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   hl__line *line = &manager->line;
   int64_t now = hl__now_ms(), next = HL_FOREVER;
+  if (manager->closed) return HL_FOREVER;
   bool more = expire(manager, now);
   if (now >= line->next_round) {
     unsigned asks = line->parked_count * HL__LINE_ROUND_MS / HL__LINE_ASK_MS;
@@ -621,7 +625,7 @@ HL__UNCHECKED int64_t hl__line_keep(hl_manager *manager) {
   static const struct timespec way = {0, GIVE_WAY_NS};
   for (;;) {
     int64_t next = keep(manager);
-    if (next > 0 || manager->closed) return next;
+    if (next > 0) return next;
     hl__manager_unlock(manager);
     (void)nanosleep(&way, NULL);
     hl__manager_lock(manager);

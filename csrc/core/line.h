@@ -38,10 +38,11 @@
  *
  * Who goes to the store. A pending that follows nobody is READY. On a store with
  * connections it goes there when the pool has room, first come, first served. On
- * one without, a wait costs a thread, and a try costs next to nothing. So a worker
- * tries it, one after the other; when it is refused it waits in the store's queue, while
- * fewer than pool_size pendings do. Beyond that, or when no thread can be had, it is
- * PARKED. Promised: the one parked first gets the first place that becomes free; and
+ * one without, a wait costs a thread, and a try costs next to nothing. So one worker
+ * tries those that are READY, one after the other. One that is refused waits in the
+ * store's queue, while fewer than pool_size pendings do. Beyond that, or when no thread
+ * can be had, it is PARKED. Promised: the one parked first gets the first place that
+ * becomes free, before all that came later; and
  * each parked one is tried again, every HL__LINE_ASK_MS, or, of more than can be
  * tried in that time, in turn, 64 each HL__LINE_ROUND_MS. So none that could be
  * granted is forgotten, whatever those with a place wait for. (Its

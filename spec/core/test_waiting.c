@@ -31,16 +31,19 @@
 
 static char directory[64];
 
-static hl_manager *open_manager(void) {
+static hl_manager *open_small(unsigned pool_size) {
   hl_config config = HL_CONFIG_INIT;
   hl_manager *manager;
   hl_error error;
   char dsn[80];
   (void)snprintf(dsn, sizeof dsn, "file:%s", directory);
   config.dsn = dsn;
+  if (pool_size) config.pool_size = pool_size;
   assert_int_equal(hl_manager_open(&config, &manager, &error), HL_OK);
   return manager;
 }
+
+static hl_manager *open_manager(void) { return open_small(0); }
 
 static hl_plan *plan_of(hl_manager *manager, const char *path, hl_mode mode) {
   hl_plan *plan = hl_plan_new(hl_manager_layout(manager));
@@ -692,6 +695,50 @@ static void limit_threads(rlim_t more) {
   assert_int_equal(pthread_join(thread, NULL), 0);
 }
 
+/* A manager with one place at the store, and a line whose next one always wants it:
+   who is parked gets it all the same. Else he is granted only when nobody of another
+   manager has come meanwhile: never, where they always come. */
+static void test_parked_in_turn(void **state) {
+  (void)state;
+  enum { LINE = 12 };
+  hl_manager *manager = open_small(1), *other = open_manager();
+  hl_lock *held = acquire(other, "u1", HL_EXCLUSIVE);
+  hl_lock *wanted = acquire(other, "u2", HL_EXCLUSIVE);
+  hl_pending *line[LINE], *parked, *next, *after;
+  for (int i = 0; i < LINE; i++) line[i] = start(manager, "u1", HL_EXCLUSIVE, -1);
+  (void)usleep(30000);
+  parked = start(manager, "u2", HL_EXCLUSIVE, -1);
+  (void)usleep(30000);
+  next = start(other, "u2", HL_EXCLUSIVE, -1);
+  int places = 0;
+  while (!hl_pending_done(parked) && places < LINE - 1) {
+    (void)usleep(30000);
+    hl_lock_free(held);
+    held = granted(line[places++]); /* its place is free now */
+    (void)usleep(30000);
+    after = start(other, "u2", HL_EXCLUSIVE, -1);
+    (void)usleep(30000);
+    hl_lock_free(wanted);
+    wanted = NULL;
+    for (int i = 0; i < 100 && !hl_pending_done(parked) && !hl_pending_done(next); i++)
+      (void)usleep(10000);
+    if (hl_pending_done(next)) {
+      wanted = granted(next);
+      next = after;
+    } else {
+      hl_pending_free(after);
+    }
+  }
+  assert_true(hl_pending_done(parked));
+  hl_lock_free(granted(parked));
+  hl_pending_free(next);
+  if (wanted) hl_lock_free(wanted);
+  hl_lock_free(held);
+  while (places < LINE) hl_lock_free(granted(line[places++]));
+  hl_manager_close(manager);
+  hl_manager_close(other);
+}
+
 /* Runs one test in a process of its own, as limits last. */
 static void in_process(const char *name) {
   /* Its name is read first: under valgrind the link is right, and what it leads to
@@ -1044,6 +1091,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_given_up_while_it_looks),
       cmocka_unit_test(test_crowd),
       cmocka_unit_test(test_threads_are_bounded),
+      cmocka_unit_test(test_parked_in_turn),
       cmocka_unit_test(test_few_threads),
       cmocka_unit_test(test_a_crowd_without_a_thread),
       cmocka_unit_test(test_without_any_thread),
