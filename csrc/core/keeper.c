@@ -152,7 +152,7 @@ int hl__keeper_start(hl_manager *manager, hl_error *error) {
     if (!manager->slots) hl__keeper_hurry(manager, 0);
     return HL_OK;
   }
-  hl__exit_watch();
+  hl__exit_watch(manager);
   (void)sigfillset(&all);
   (void)pthread_sigmask(SIG_SETMASK, &all, &before);
   int failure = pthread_create(&manager->keeper, NULL, keeper_main, manager);

@@ -66,7 +66,6 @@ void hl__acquire_count(hl_manager *manager, int status, int64_t waited) {
 
 bool hl__piece(hl_manager *manager, hl__slot *slot, int64_t deadline,
                int64_t longest, hl_pending *pending, hl_request *request) {
-  hl__exit_check(0);
   int64_t now = hl__now_ms();
   int64_t end = now + (longest < WAIT_PIECE_MS ? longest : WAIT_PIECE_MS);
   if (deadline < end) end = deadline;
@@ -77,6 +76,8 @@ bool hl__piece(hl_manager *manager, hl__slot *slot, int64_t deadline,
   if (pending && !wanted) pending->slot = NULL; /* it is about to go */
   slot->due = end > now ? end : now;
   hl__manager_unlock(manager);
+  /* Not one that was given up: exit() waits for it, until it is gone. */
+  if (wanted) hl__exit_check(0);
   return wanted;
 }
 

@@ -104,8 +104,8 @@ void hl__leave_end(void);
 /* Does not return once another thread has called exit(), which then waits for n
    threads less: nothing new is begun then. */
 void hl__exit_check(unsigned n);
-/* exit() is to run our handler: from when there is a thread of ours. */
-void hl__exit_watch(void);
+/* exit() is to run our handler; to be called before a thread of the manager starts. */
+void hl__exit_watch(const hl_manager *manager);
 /* A thread of ours is in the client library from enter to leave. Neither enter nor
    wait_end returns once exit() has closed it (hl__library_closed), except in the
    thread that runs exit(): so they are called without a mutex. Between wait_begin

@@ -7,13 +7,13 @@
  * line waits until one can.
  *
  * exit() takes apart what a client library stands on (OpenSSL, say) while threads
- * are in it still. Those of a closed manager have been interrupted, and are about to
- * tell the server to end their waits, and so are those whose pending was given up, as
- * the collector does at the end of a Lua state, and those that are connecting: for
- * them it waits, see before_exit.
- * Then it closes the client library to all threads but its own: see the library
- * below. The server keeps what those have got who sit in their waits until their
- * time is up.
+ * are in it still. So our handler, before_exit, runs before that. First it waits for
+ * those that are on their way out: threads that are connecting, and threads that tell
+ * the server to end a wait, because their manager was closed or their pending was
+ * given up (as the collector does at the end of a Lua state). Then it closes the client
+ * library to all threads but its own: see the library below. Threads that wait for a
+ * lock stay in their waits; the server keeps what those have got until their time is
+ * up.
  */
 #include "internal.h"
 #include "pending.h"
@@ -32,8 +32,8 @@
    them no longer than that. */
 #define EXIT_MS 2500
 
-/* Threads on their way out; of the process with this generation. */
-static atomic_uint leaving, leaving_generation;
+/* Threads on their way out. */
+static atomic_uint leaving;
 static atomic_bool exiting;
 /* Who called exit(), and runs its handlers; set before `exiting`. */
 static pthread_t exiter;
@@ -44,7 +44,7 @@ static pthread_t exiter;
    what is left of the process: never with a mutex that the thread that runs exit()
    may want. */
 static atomic_bool library_closed;
-static atomic_uint inside, inside_generation;
+static atomic_uint inside;
 static _Thread_local bool is_inside;
 /* exit() waits so long for those inside. They do not wait but compute: each that logs
    in reads all certificates of the system, one after the other. Only a name server
@@ -60,10 +60,8 @@ static void stay(void) {
   for (;;) (void)pause();
 }
 
-static void wait_for_none(const atomic_uint *count, const atomic_uint *generation,
-                          int64_t ms) {
+static void wait_for_none(const atomic_uint *count, int64_t ms) {
   static const struct timespec moment = {0, 1000000};
-  if (atomic_load(generation) != hl__fork_generation()) return; /* the parent's */
   for (int64_t end = hl__now_ms() + ms;
        atomic_load(count) > 0 && hl__left_ms(end) > 0;)
     (void)nanosleep(&moment, NULL);
@@ -72,26 +70,32 @@ static void wait_for_none(const atomic_uint *count, const atomic_uint *generatio
 static void before_exit(void) {
   exiter = pthread_self();
   atomic_store(&exiting, true);
-  wait_for_none(&leaving, &leaving_generation, EXIT_MS);
+  wait_for_none(&leaving, EXIT_MS);
   atomic_store(&library_closed, true);
-  wait_for_none(&inside, &inside_generation, EXIT_INSIDE_MS);
+  wait_for_none(&inside, EXIT_INSIDE_MS);
 }
 
-/* After the client library has been initialised, so that it runs before what that
-   has registered. */
+/* A child has none of its parent's threads. */
+static void in_child(void) {
+  atomic_store(&leaving, 0u);
+  atomic_store(&inside, 0u);
+}
+
+static void watch_forks(void) { (void)pthread_atfork(NULL, NULL, in_child); }
 static void watch_exit(void) { (void)atexit(before_exit); }
 
-void hl__exit_watch(void) {
-  static pthread_once_t once = PTHREAD_ONCE_INIT;
-  (void)pthread_once(&once, watch_exit);
+/* exit() concerns managers that connect. When the first thread of one is about to begin,
+   its client library has been initialised: so our handler runs before what that has
+   registered. */
+void hl__exit_watch(const hl_manager *manager) {
+  static pthread_once_t forks = PTHREAD_ONCE_INIT, exits = PTHREAD_ONCE_INIT;
+  (void)pthread_once(&forks, watch_forks);
+  if (manager->ops->connects) (void)pthread_once(&exits, watch_exit);
 }
 
 bool hl__library_closed(void) { return atomic_load(&library_closed); }
 
 void hl__library_enter(void) {
-  if (atomic_exchange(&inside_generation, hl__fork_generation()) !=
-      hl__fork_generation())
-    atomic_store(&inside, 0u); /* they are the parent's */
   is_inside = true;
   atomic_fetch_add(&inside, 1u); /* before looking: exit() closes, and counts */
   if (atomic_load(&library_closed) && !is_exiter()) stay();
@@ -123,9 +127,6 @@ void hl__wait_unlocked(pthread_cond_t *condition, hl_manager *manager,
 }
 
 void hl__leave_begin(unsigned n) {
-  if (atomic_exchange(&leaving_generation, hl__fork_generation()) !=
-      hl__fork_generation())
-    atomic_store(&leaving, 0u); /* they are the parent's */
   atomic_fetch_add(&leaving, n);
 }
 
@@ -223,7 +224,7 @@ static void *worker_main(void *argument) {
 static bool worker_start(hl_manager *manager)
     HL__REQUIRES(hl__manager_mutex) {
   sigset_t all, before;
-  hl__exit_watch();
+  hl__exit_watch(manager);
   pthread_t thread;
   pthread_attr_t detached;
   (void)pthread_attr_init(&detached);
