@@ -20,17 +20,18 @@
 #include <unistd.h>
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-/* Taken by fork() itself, so that no child is born while a descriptor is half
-   entered. */
 struct file {
-  bool watched;
+  uint64_t ticket; /* 0: not watched */
   dev_t device;
   ino_t inode;
 };
 struct table {
+  /* Taken by fork() itself, so that no child is born while a descriptor is half
+     entered. */
   pthread_mutex_t mutex;
   struct file *files HL__GUARDED_BY(hl__fork_mutex); /* by descriptor */
   size_t capacity HL__GUARDED_BY(hl__fork_mutex);
+  uint64_t tickets HL__GUARDED_BY(hl__fork_mutex); /* given so far */
 };
 HL__MUTEX_FUNCTIONS(table, struct table, mutex, hl__fork_mutex)
 static struct table watched = {.mutex = PTHREAD_MUTEX_INITIALIZER};
@@ -50,7 +51,7 @@ static bool is_ours(int fd) HL__REQUIRES(hl__fork_mutex) {
   struct stat st;
   if (fd < 0 || (size_t)fd >= watched.capacity) return false;
   const struct file *file = &watched.files[fd];
-  return file->watched && fstat(fd, &st) == 0 &&
+  return file->ticket && fstat(fd, &st) == 0 &&
          st.st_dev == file->device && st.st_ino == file->inode;
 }
 
@@ -70,7 +71,7 @@ static void after_fork_in_child(void) HL__RELEASES(hl__fork_mutex) {
   int saved = errno;
   for (size_t fd = 0; fd < watched.capacity; fd++) {
     if (is_ours((int)fd)) (void)close((int)fd);
-    watched.files[fd].watched = false;
+    watched.files[fd].ticket = 0;
   }
   errno = saved;
   atomic_fetch_add(&generation, 1u);
@@ -83,11 +84,11 @@ static void install(void) {
   (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
-int hl__fork_watch(int fd) {
-  int status = HL_ENOMEM;
+uint64_t hl__fork_watch(int fd) {
+  uint64_t ticket = 0;
   struct stat st;
   (void)pthread_once(&once, install);
-  if (fd < 0 || fstat(fd, &st) != 0) return status;
+  if (fd < 0 || fstat(fd, &st) != 0) return 0;
   table_lock(&watched);
   if ((size_t)fd >= watched.capacity) {
     size_t capacity = watched.capacity ? watched.capacity : 64;
@@ -101,18 +102,26 @@ int hl__fork_watch(int fd) {
     }
   }
   if ((size_t)fd < watched.capacity) {
-    watched.files[fd] = (struct file){true, st.st_dev, st.st_ino};
-    status = HL_OK;
+    ticket = ++watched.tickets;
+    watched.files[fd] = (struct file){ticket, st.st_dev, st.st_ino};
   }
   table_unlock(&watched);
-  return status;
+  return ticket;
 }
 
-void hl__fork_unwatch(int fd) {
+void hl__fork_unwatch(int fd, uint64_t ticket) {
   table_lock(&watched);
-  if (fd >= 0 && (size_t)fd < watched.capacity)
-    watched.files[fd].watched = false;
+  if (fd >= 0 && (size_t)fd < watched.capacity &&
+      (!ticket || watched.files[fd].ticket == ticket))
+    watched.files[fd].ticket = 0;
   table_unlock(&watched);
+}
+
+bool hl__fork_watches(int fd, uint64_t ticket) {
+  table_lock(&watched);
+  bool ours = is_ours(fd) && watched.files[fd].ticket == ticket;
+  table_unlock(&watched);
+  return ours;
 }
 
 void hl__fork_close(int fd) {
@@ -120,7 +129,7 @@ void hl__fork_close(int fd) {
   hl__fork_forbid();
   table_lock(&watched);
   bool ours = is_ours(fd);
-  if (ours) watched.files[fd].watched = false;
+  if (ours) watched.files[fd].ticket = 0;
   table_unlock(&watched);
   if (ours) (void)close(fd);
   hl__fork_allow();

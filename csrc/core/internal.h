@@ -42,9 +42,15 @@ int64_t hl__deadline(int64_t now, int64_t ms);
 /* Descriptors that a forked child must close at once: a socket or a lock file
    kept open by a child would keep the locks of a parent that died. Between
    opening and watching births must be forbidden (below), or a child may keep
-   it. unwatch before the descriptor is closed. Any thread. */
-int hl__fork_watch(int fd); /* HL_OK, or HL_ENOMEM (also: it is not open) */
-void hl__fork_unwatch(int fd);
+   it. unwatch before the descriptor is closed. Any thread.
+   watch returns a ticket, never the same; 0: there is no memory, or no such
+   descriptor. A library may close its socket without telling us, and the number be
+   watched for somebody else by then: so whoever cannot know shows his ticket, and
+   another's is left alone. Ticket 0: whoever watches it. */
+uint64_t hl__fork_watch(int fd);
+void hl__fork_unwatch(int fd, uint64_t ticket);
+/* Whether the number is still what was watched under this ticket. */
+bool hl__fork_watches(int fd, uint64_t ticket);
 /* Closes a watched descriptor; nothing, if it is another file by now, because a
    stranger has closed it and its number was given to somebody else. Not while
    births are forbidden by the same thread. Leaves errno alone. */

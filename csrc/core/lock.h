@@ -33,7 +33,8 @@ static inline bool hl__lock_in_use(hl_lock *lock) {
 void hl__lock_use_end(hl_lock *lock, bool free_it);
 /* While a call on the lock is under way: true, and *left are the ms for which the
    store is sure to keep the lock, 0 from the moment at which its session was
-   interrupted or its connection ended. False: no call is, and the lock can be asked itself. */
+   interrupted, or, in an extend, its connection ended. False: no call is, and the
+   lock can be asked itself. */
 bool hl__lock_use_left(hl_lock *lock, int64_t *left);
 
 /* --- lock.c */

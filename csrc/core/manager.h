@@ -23,7 +23,8 @@
  * Mutexes, of which mutex.h has the order:
  *
  *   manager->mutex    lists, states, counters, and the sessions of IDLE and
- *                     RELEASING slots. Never held while something blocks.
+ *                     RELEASING slots. Never held while something blocks; but a
+ *                     forked child connects under it, the first time.
  *   slot->mutex       the session of a HELD slot. hl_lock_check holds it for a
  *                     round trip; everybody else only tries it, or is the same
  *                     thread.

@@ -24,7 +24,7 @@
  * time; interrupt and ended alone come from any thread while another is in lock,
  * check or settle. Functions of a store may be called by several threads at once.
  *
- * Forks: a store watches its descriptors with hl__fork_watch (fork.h), so
+ * Forks: a store watches its descriptors with hl__fork_watch (internal.h), so
  * that a child closes its copies at once; the core then calls only forget.
  */
 #ifndef HIERLOCK_STORE_H

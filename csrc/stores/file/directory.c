@@ -171,7 +171,7 @@ int hl__file_directory_open(const char *path, hl__file_directory *directory,
   if (status == HL_OK && fstat(directory->fd, &st) != 0)
     status = hl__error_errno(error, HL_ESTORE, "cannot look at %s",
                              directory->path);
-  if (status == HL_OK && hl__fork_watch(directory->fd) != HL_OK)
+  if (status == HL_OK && !hl__fork_watch(directory->fd))
     status = hl__error_memory(error);
   if (status && directory->fd >= 0) {
     (void)close(directory->fd);
@@ -213,7 +213,7 @@ void hl__file_directory_close(hl__file_directory *directory) {
 
 /* While births are forbidden: the descriptor, watched; or closed, and -1. */
 static int watched(int fd) {
-  if (fd < 0 || hl__fork_watch(fd) == HL_OK) return fd;
+  if (fd < 0 || hl__fork_watch(fd)) return fd;
   (void)close(fd);
   errno = ENOMEM;
   return -1;
@@ -385,7 +385,7 @@ DIR *hl__file_list(const hl__file_directory *directory) {
 
 void hl__file_list_end(DIR *names) {
   hl__fork_forbid();
-  hl__fork_unwatch(dirfd(names));
+  hl__fork_unwatch(dirfd(names), 0);
   (void)closedir(names);
   hl__fork_allow();
 }

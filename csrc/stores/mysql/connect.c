@@ -200,10 +200,10 @@ static int socket_of(MYSQL *mysql) {
    connecting it may still be replaced: a host can have several addresses. */
 static int socket_watch(hl__mysql_session *session, int fd) {
   if (session->fd == fd) return HL_OK;
-  if (session->fd >= 0) hl__fork_unwatch(session->fd);
-  int status = hl__fork_watch(fd);
-  session->fd = status == HL_OK ? fd : -1;
-  return status;
+  if (session->fd >= 0) hl__fork_unwatch(session->fd, session->ticket);
+  session->ticket = hl__fork_watch(fd);
+  session->fd = session->ticket ? fd : -1;
+  return session->ticket ? HL_OK : HL_ENOMEM;
 }
 
 /* No child is born while a thread is inside of mysql_real_connect. It would get a
@@ -426,7 +426,7 @@ static int log_in(hl__mysql_session *session, hl_error *error) {
     status = hl__mysql_error(session, NULL, "connect", error);
     if (session->untrusted) status = tls_error(error);
     /* The library has closed it: its number may be another file's. */
-    if (session->fd >= 0) hl__fork_unwatch(session->fd);
+    if (session->fd >= 0) hl__fork_unwatch(session->fd, session->ticket);
     session->fd = -1;
   } else if (socket_watch(session, socket_of(session->mysql))) {
     status = hl__error_memory(error);
@@ -481,7 +481,7 @@ out:
 
 void hl__mysql_disconnect(hl__mysql_session *session) {
   if (!session) return;
-  if (session->fd >= 0) hl__fork_unwatch(session->fd);
+  if (session->fd >= 0) hl__fork_unwatch(session->fd, session->ticket);
   if (session->mysql) {
     hl__sigpipe guard = hl__sigpipe_begin(session);
     mysql_close(session->mysql);

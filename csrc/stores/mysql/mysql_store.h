@@ -99,6 +99,7 @@ struct hl__mysql_session {
   hl__mysql_store *store;
   MYSQL *mysql;
   int fd;
+  uint64_t ticket; /* of fd: see hl__fork_watch */
   hl_dialect dialect;
   bool tls;
   unsigned long id;            /* the connection's number at the server */
