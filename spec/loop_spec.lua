@@ -572,7 +572,7 @@ describe("the option loop", function()
 
   it("raises when the loop's module cannot be had", function()
     local output = support.run([[
-      package.preload.luv = function() error("there is no luv", 0) end
+      package.loaded.luv, package.preload.luv = nil, function() error("there is no luv", 0) end
       local hierlock = require "hierlock"
       print(pcall(function() hierlock.open("null:", { loop = "luv" }) end))
     ]])

@@ -158,6 +158,42 @@ support.each_store(function(store)
       end)
     end
 
+    -- One tells the server for all, one after the other: each takes a trip. And connecting for that takes
+    -- as long as on such a line it does.
+    for title, line in pairs { ["long"] = { delay = 80, waits = 30 }, ["very long"] = { delay = 400, waits = 3 } } do
+      it("leaves no waiter at the server when it cancels over a " .. title .. " line", function()
+        local resources = {}
+        for i = 1, line.waits do resources[i] = "r" .. i end
+        local blocker = assert(other:acquire_resources("trouble", "l1", resources))
+        local between = proxy.open(store)
+        finally(function() between.close() end)
+        local peer = support.process(store, { pool_size = 100 }, between.dsn)
+        between.delay(line.delay)
+        peer:start([[
+          handles.pending = {}
+          for i, resource in ipairs(...) do
+            handles.pending[i] = assert(manager:start({ "trouble", "l1", resource }, { timeout = 60 }))
+          end
+        ]], resources)
+        peer:result()
+        local function are_waiting(n)
+          support.wait_until(function()
+            local over, timer = false, uv.new_timer()
+            timer:start(200, 0, function() over = true end)
+            repeat uv.run "once" until over -- the proxy, for longer than the look takes
+            timer:close()
+            return store.waiting() == n
+          end, n .. " waiters")
+        end
+        are_waiting(line.waits)
+        peer:start("for _, pending in ipairs(handles.pending) do pending:cancel() end")
+        peer:result()
+        are_waiting(0)
+        between.delay(0)
+        assert.is_true(blocker:release { confirm = true })
+      end)
+    end
+
     it("ends no connection of another program's that has the number of its own", function()
       if not store.control then pending("the server is not ours to restart") end
       local dsn = store.bare_dsn
@@ -200,6 +236,15 @@ support.each_store(function(store)
         end
       end)
     end
+
+    it("does not take long to end after it has closed a manager that connects", function()
+      for _ = 1, 4 do
+        local start = support.now()
+        local output, status = begin_and_end("manager:close()")
+        assert.equal(0, status, output)
+        assert.is_true(support.now() - start < 2.2)
+      end
+    end)
 
     it("tells a hundred waiters that the server went away, and serves again once it is back", function()
       if not store.control then pending("the server is not ours to end") end

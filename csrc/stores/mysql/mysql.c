@@ -161,8 +161,10 @@ static void session_close(hl_session *session) {
    one can be had. So it is connected with the first wait that can be cancelled,
    and kept. One thread at a time uses it; no mutex is held meanwhile. */
 
-/* The killer is waited for, connected and used for so long in all: exit() does not
-   wait for much more (worker.c). Each of its answers comes within a part of that. */
+/* Who has taken the killer has so long to connect and to use it; whoever waits for it
+   does so until the server ends the wait itself. exit() waits for all of them, but not
+   for much longer than that (worker.c). Connecting, and each answer, gets a step: a
+   part of that, or where connecting takes long, thrice what it took last. */
 #define KILL_MS 2000
 #define KILL_STEP_MS 1000
 /* The server had no connection left: those that are being killed give some back. */
@@ -187,6 +189,11 @@ static void killer_give(hl__mysql_store *store) {
   hl__mysql_store_unlock(store);
 }
 
+static int64_t killer_step(hl__mysql_store *store) {
+  int64_t usual = 3 * atomic_load(&store->connecting);
+  return usual > KILL_STEP_MS ? usual : KILL_STEP_MS;
+}
+
 static void killer_drop(hl__mysql_store *store) {
   hl__mysql_disconnect(store->killer);
   store->killer = NULL;
@@ -194,7 +201,7 @@ static void killer_drop(hl__mysql_store *store) {
 
 /* By the thread that has taken it. */
 static int killer_connect(hl__mysql_store *store, hl_error *error) {
-  int64_t deadline = hl__now_ms() + KILL_STEP_MS;
+  int64_t deadline = hl__now_ms() + killer_step(store);
   int status = hl__mysql_connect(store, deadline, &store->killer, error);
   if (status) return status;
   store->killer->patience = deadline;
@@ -203,9 +210,11 @@ static int killer_connect(hl__mysql_store *store, hl_error *error) {
   return status;
 }
 
-/* A wait begins that may be cancelled. Not to have a killer is no failure of
-   that wait; the next one tries again, but not all the time. */
-static void killer_prepare(hl__mysql_store *store) {
+/* A wait begins that may be cancelled, and lasts so long. Not to have a killer is no
+   failure of that wait; the next one tries again, but not all the time. One that
+   lasts no longer than connecting needs none: its server ends it as soon. */
+static void killer_prepare(hl__mysql_store *store, int64_t ms) {
+  if (ms <= killer_step(store)) return;
   hl__mysql_store_lock(store);
   bool wanted = !store->killing && hl__now_ms() >= store->killer_after &&
                 (!store->killer || hl__mysql_readable(store->killer));
@@ -233,20 +242,22 @@ static bool killer_kill(hl__mysql_store *store,
   char sql[64];
   int n = snprintf(sql, sizeof sql, "KILL %lu", session->id);
   MYSQL_RES *none;
-  killer->patience = hl__now_ms() + KILL_STEP_MS;
+  killer->patience = hl__now_ms() + killer_step(store);
   /* There may be no such connection any more: so much the better. */
   return hl__mysql_query(killer, sql, (size_t)n, &none, NULL) !=
          HL_ECONNECTION;
 }
 
-static void kill_remote(const hl__mysql_session *session) {
+/* The server ends the wait itself at `end`. */
+static void kill_remote(const hl__mysql_session *session, int64_t end) {
   static const struct timespec again = {.tv_nsec = KILL_AGAIN_NS};
   hl__mysql_store *store = session->store;
-  int64_t deadline = hl__now_ms() + KILL_MS;
-  if (!*session->server || !killer_take(store, deadline)) return;
+  if (!*session->server || !killer_take(store, end)) return;
+  int64_t step = killer_step(store);
+  int64_t deadline = hl__now_ms() + (KILL_MS > 2 * step ? KILL_MS : 2 * step);
   if (store->killer && killer_kill(store, session)) goto out;
   killer_drop(store);
-  while (hl__left_ms(deadline) >= KILL_STEP_MS) {
+  while (hl__left_ms(deadline) >= step) {
     hl_error error;
     if (killer_connect(store, &error) == HL_OK) {
       (void)killer_kill(store, session);
@@ -269,7 +280,7 @@ static int lock(hl_session *base, const hl_request *request, hl_grant *grant,
   hl__mysql_session *session = session_of(base);
   /* Not while rows are held: their lease runs. */
   if (request->cancellable && !request->try_once && !request->extend)
-    killer_prepare(session->store);
+    killer_prepare(session->store, hl__left_ms(request->deadline));
   /* The answer to the last release must be read first. Without it nothing was asked
      for: that is no timeout, and on another connection it may go on. */
   int64_t patience = hl__now_ms() + SETTLE_MS;
@@ -284,7 +295,7 @@ static int lock(hl_session *base, const hl_request *request, hl_grant *grant,
   /* After the deadline the server has ended the wait, or hangs. */
   if (status == HL_ECONNECTION && atomic_load(&session->interrupted) &&
       hl__left_ms(request->deadline) > 0)
-    kill_remote(session);
+    kill_remote(session, request->deadline);
   return status;
 }
 
@@ -329,7 +340,8 @@ static void interrupt(hl_session *base) {
   /* Once: the library closes the socket when it notices, and the number may be
      that of the connection on which its wait is being killed. */
   if (atomic_exchange(&session->interrupted, true)) return;
-  (void)shutdown(session->fd, SHUT_RDWR);
+  if (hl__fork_watches(session->fd, session->ticket))
+    (void)shutdown(session->fd, SHUT_RDWR);
 }
 
 static int holders(hl_session *base, const hl_row *rows, size_t n,

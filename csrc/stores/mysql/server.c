@@ -304,32 +304,38 @@ int hl__mysql_verify_server(hl__mysql_session *session, hl_error *error) {
 
 enum { SET, VARIABLES, CONNECTION, IDENTITY, TABLE, LAYOUT, QUESTIONS };
 
-/* Asks the i-th question; result: NULL where it has none. All are sent at once, as
-   connecting over a slow line takes long enough. But a library that does not tell
-   us when it waits would wait for the second answer without bounds: there, each
-   question is a trip of its own. */
+/* Those that are asked in one trip, as connecting over a slow line takes long enough.
+   A library that does not tell us when it waits does so without bounds for all answers
+   but the first; so the last one has a trip of its own there: whoever has locked
+   hier_lock_meta keeps its answer back. */
+#ifdef HL__BOUNDS_WAITS
+enum { TOGETHER = QUESTIONS };
+#else
+enum { TOGETHER = LAYOUT };
+#endif
+
+/* Asks the i-th question; result: NULL where it has none. */
 static int ask(hl__mysql_session *session, const char *const *questions, int i,
                MYSQL_RES **result, hl_error *error) {
-#ifdef HL__BOUNDS_WAITS
-  if (i > 0) {
-    *result = NULL;
-    hl__sigpipe guard = hl__sigpipe_begin(session);
-    bool failed = mysql_next_result(session->mysql) != 0;
-    if (!failed) *result = mysql_store_result(session->mysql);
-    hl__sigpipe_end(guard);
-    if (failed || (!*result && mysql_field_count(session->mysql)))
-      return hl__mysql_error(session, NULL, "query the server", error);
-    return HL_OK;
+  char together[4096];
+  const char *sql = questions[i];
+  if (i == 0) {
+    size_t n = 0;
+    for (int k = 0; k < TOGETHER; k++)
+      n += (size_t)snprintf(together + n, sizeof together - n, "%s%s",
+                            k ? ";" : "", questions[k]);
+    sql = together;
   }
-  char sql[4096];
-  int n = snprintf(sql, sizeof sql, "%s;%s;%s;%s;%s;%s", questions[SET],
-                   questions[VARIABLES], questions[CONNECTION],
-                   questions[IDENTITY], questions[TABLE], questions[LAYOUT]);
-  return hl__mysql_query(session, sql, (size_t)n, result, error);
-#else
-  return hl__mysql_query(session, questions[i], strlen(questions[i]), result,
-                         error);
-#endif
+  if (i == 0 || i >= TOGETHER)
+    return hl__mysql_query(session, sql, strlen(sql), result, error);
+  *result = NULL;
+  hl__sigpipe guard = hl__sigpipe_begin(session);
+  bool failed = mysql_next_result(session->mysql) != 0;
+  if (!failed) *result = mysql_store_result(session->mysql);
+  hl__sigpipe_end(guard);
+  if (failed || (!*result && mysql_field_count(session->mysql)))
+    return hl__mysql_error(session, NULL, "query the server", error);
+  return HL_OK;
 }
 
 /* Autocommit is on till the first lock, so that looking leaves no transaction. */
