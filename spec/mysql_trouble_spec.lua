@@ -5,6 +5,7 @@
 local uv = require "luv"
 local proxy = require "spec.support.proxy"
 local support = require "spec.support"
+local threads = require "hierlock_spec.threads"
 
 local TARGET = { user = "u1", account = "a1", resource = "r1" }
 
@@ -408,6 +409,31 @@ support.each_server(function(store)
     between.cut()
     assert.same({ 0, false, 0 }, { peer:result() })
     blocker:release()
+  end)
+
+  it("does not claim a lock that an extension has cost, though its thread has not read so", function()
+    local manager = open()
+    local peer = support.process(store)
+    assert.is_true(peer:acquire("h", "acquire", TARGET):result())
+    local mine = assert(manager:acquire { "u1", "a1", "r2" })
+    -- The server ends the one of the two that has less.
+    local others = {}
+    for i = 1, 30 do others[i] = "r" .. i end
+    assert(mine:extend { user = "u2", account = "a1", resources = others })
+    peer:start([[
+      pending = require("hierlock.core").start.extend(handles.h, ..., { timeout = 30 })
+      return pending ~= nil
+    ]], { "u1", "a1", "r2" })
+    assert.is_true(peer:result())
+    support.wait_until(is_waiting, "the waiter")
+    assert.is_true(peer:call "return handles.h:is_held() and handles.h:remaining() > 0")
+    assert.is_true(threads.stop(peer.pid) > 0)
+    assert(mine:extend(TARGET, { timeout = 10 }))
+    local held, left = peer:call "return handles.h:is_held(), handles.h:remaining()"
+    threads.go(peer.pid)
+    assert.same({ false, 0 }, { held, left })
+    assert.equal("deadlock", peer:call "return select(2, pending:wait()).code")
+    mine:release()
   end)
 
   describe("an extension that closes a circle", function()

@@ -338,8 +338,16 @@ void hl__slot_end(hl_manager *manager, hl__slot *slot, bool lost) {
   }
 }
 
-/* The lock's slot has ended: nothing but the lock points to it any more. */
+/* The lock's slot has ended: nothing but the lock points to it any more, and the call
+   that uses the lock. */
 static void slot_drop(hl_lock *lock) {
+  hl__manager_lock(lock->manager);
+  hl_pending *use = atomic_load(&lock->use);
+  if (use) {
+    use->slot = NULL;
+    use->lease_end = 0;
+  }
+  hl__manager_unlock(lock->manager);
   (void)pthread_mutex_destroy(&lock->slot->mutex);
   free(lock->slot);
   lock->slot = NULL;

@@ -32,9 +32,10 @@ static inline bool hl__lock_in_use(hl_lock *lock) {
    is given up. */
 void hl__lock_use_end(hl_lock *lock, bool free_it);
 /* While a call on the lock is under way: true, and *left are the ms for which the
-   store is sure to keep the lock, 0 from the moment at which its session was
-   interrupted, or, in an extend, its connection ended. False: no call is, and the
-   lock can be asked itself. */
+   store is sure to keep the lock. 0 from the moment at which its session was
+   interrupted, or at which something came from the server that may be its loss; what
+   is read within a few ms is waited for. False: no call is, and the lock can be
+   asked itself. */
 bool hl__lock_use_left(hl_lock *lock, int64_t *left);
 
 /* --- lock.c */

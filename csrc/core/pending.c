@@ -171,6 +171,9 @@ static int work(hl_pending *pending, hl_error *error) {
     return hl__extension_run(pending->extension, pending->lock, pending,
                              error);
   case HL__CHECK:
+    hl__manager_lock(pending->manager);
+    pending->slot = pending->lock->slot; /* so that its owner can look at it */
+    hl__manager_unlock(pending->manager);
     return hl__lock_check(pending->lock, error);
   case HL__RELEASE:
     return hl__lock_release(pending->lock, true, error);
@@ -470,22 +473,33 @@ void hl__lock_use_end(hl_lock *lock, bool free_it) {
   }
 }
 
+/* What has come from the server is read at once, where the worker gets a processor. */
+#define READING_MS 10
+
 bool hl__lock_use_left(hl_lock *lock, int64_t *left) {
+  static const struct timespec moment = {.tv_nsec = 100000};
   hl_manager *manager = lock->manager;
   if (!hl__lock_in_use(lock)) return false;
-  hl__manager_lock(manager);
-  const hl_pending *pending = atomic_load(&lock->use);
-  bool under_way = pending && (!pending->done || pending->given_up);
-  int64_t end = under_way ? pending->lease_end : 0;
-  const hl__slot *slot = under_way ? pending->slot : NULL;
-  if (lock->released || manager->closed ||
-      (slot && (slot->overrun ||
-                (manager->ops->ended && manager->ops->ended(slot->session)))))
-    end = 0;
-  hl__manager_unlock(manager);
-  *left = end == HL_FOREVER ? HL_FOREVER : end - hl__lease_ms();
-  if (*left < 0) *left = 0;
-  return under_way;
+  int64_t patience = hl__now_ms() + READING_MS;
+  for (;;) {
+    hl__manager_lock(manager);
+    const hl_pending *pending = atomic_load(&lock->use);
+    bool under_way = pending && (!pending->done || pending->given_up);
+    int64_t end = under_way ? pending->lease_end : 0;
+    const hl__slot *slot = under_way ? pending->slot : NULL;
+    if (lock->released || manager->closed || (slot && slot->overrun)) end = 0;
+    bool told = end && slot && slot->session && manager->ops->told &&
+                manager->ops->told(slot->session);
+    hl__manager_unlock(manager);
+    if (told && hl__left_ms(patience) > 0) {
+      (void)nanosleep(&moment, NULL);
+      continue;
+    }
+    if (told) end = 0; /* it may be that the lock is lost */
+    *left = end == HL_FOREVER ? HL_FOREVER : end - hl__lease_ms();
+    if (*left < 0) *left = 0;
+    return under_way;
+  }
 }
 
 /* --------------------------------------------------------- its owner's */

@@ -21,7 +21,7 @@
  * by themselves (lock waits for it; unlock must not, see there).
  *
  * Threads: the core calls the functions of one session from one thread at a
- * time; interrupt and ended alone come from any thread while another is in lock,
+ * time; interrupt and told alone come from any thread while another is in lock,
  * check or settle. Functions of a store may be called by several threads at once.
  *
  * Forks: a store watches its descriptors with hl__fork_watch (internal.h), so
@@ -35,7 +35,7 @@
 
 /* Raised whenever anything in this file changes its meaning. A store built
    for another number is refused. */
-#define HL_STORE_ABI 6u
+#define HL_STORE_ABI 7u
 
 typedef struct hl_store hl_store;
 typedef struct hl_session hl_session;
@@ -145,10 +145,11 @@ typedef struct hl_store_ops {
      HL_ECONNECTION. While an answer is outstanding it may say HL_OK of a
      session that has just ended. */
   int (*look)(hl_session *session, hl_error *error);
-  /* From any thread, also while another is in lock: whether the session shows that
-     its connection has ended. May say no of one that has. NULL where there are no
-     connections. */
-  bool (*ended)(hl_session *session);
+  /* From any thread, also while another is in lock, check or settle: whether something
+     has come from the server that the other one has not told yet. It may be that its
+     connection has ended, or that the store has given everything back. NULL where
+     there are no connections. */
+  bool (*told)(hl_session *session);
   /* From any thread: a blocking call on the session, or the next one, ends soon.
      The session may end with it. */
   void (*interrupt)(hl_session *session);

@@ -226,14 +226,16 @@ static int socket_watch(hl__mysql_session *session, int fd) {
 static _Thread_local hl__mysql_session *waiting;
 
 /* 1: ready, or broken: reading will tell. 0: not before `end`. */
-static int wait_until(const hl__mysql_session *session, int fd, short events,
+static int wait_until(hl__mysql_session *session, int fd, short events,
                       int64_t end) {
   struct pollfd p = {.fd = fd, .events = events};
   for (;;) {
     int64_t left = hl__left_ms(end);
     hl__mysql_wait_begin(session->store);
+    atomic_store(&session->in_hand, false);
     int n = poll(&p, 1, left > INT32_MAX ? -1 : (int)left);
     int failure = errno;
+    atomic_store(&session->in_hand, true);
     hl__mysql_wait_end(session->store);
     errno = failure;
     if (n > 0) return 1;
@@ -454,6 +456,7 @@ int hl__mysql_connect(hl__mysql_store *store, int64_t deadline,
   session->patience = hl__now_ms() + store->connect_timeout;
   if (session->patience > deadline) session->patience = deadline;
   atomic_init(&session->interrupted, false);
+  atomic_init(&session->in_hand, false);
   session->mysql = mysql_init(NULL);
   if (!session->mysql) {
     status = hl__error_memory(error);

@@ -326,13 +326,12 @@ static int look(hl_session *base, hl_error *error) {
   return hl__mysql_gone(error);
 }
 
-/* The server has closed it, or we have: shown even while another thread waits for an
-   answer, and without reading. The library may have closed the descriptor meanwhile:
-   then this looks at nothing, or at a stranger's, and the thread that waits is about
-   to say the same. */
-static bool ended(hl_session *base) {
-  struct pollfd p = {.fd = session_of(base)->fd, .events = POLLRDHUP};
-  return poll(&p, 1, 0) > 0;
+/* The socket has something to read, or its end, or the thread that waits for that has
+   it in hand. The library may have closed the descriptor meanwhile: then this looks
+   at nothing, or at a stranger's, but that thread has its end in hand. */
+static bool told(hl_session *base) {
+  const hl__mysql_session *session = session_of(base);
+  return atomic_load(&session->in_hand) || hl__mysql_readable(session);
 }
 
 static void interrupt(hl_session *base) {
@@ -374,7 +373,7 @@ const hl_store_ops hl_store_mysql = {
     .settle = settle,
     .renew = renew,
     .look = look,
-    .ended = ended,
+    .told = told,
     .interrupt = interrupt,
     .thread_end = mysql_thread_end,
     .holders = holders,

@@ -100,6 +100,9 @@ struct hl__mysql_session {
   MYSQL *mysql;
   int fd;
   uint64_t ticket; /* of fd: see hl__fork_watch */
+  /* What has come from the server is being read, and may be a loss. Not known of a
+     library that does not tell when it waits. */
+  atomic_bool in_hand;
   hl_dialect dialect;
   bool tls;
   unsigned long id;            /* the connection's number at the server */

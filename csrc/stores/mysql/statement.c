@@ -513,6 +513,8 @@ int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request,
     const hl_row *rows = request->rows + done;
     sent = hl__lease_ms();
     status = execute(session, request, rows, n, &count, error);
+    if (status != HL_DEADLOCK && status != HL_ECONNECTION)
+      atomic_store(&session->in_hand, false); /* what was held before, is */
     if (status == HL_OK && !session->in_transaction) {
       untransacted = !request->extend;
       status = untransacted
