@@ -71,6 +71,7 @@ typedef struct lane {
   hl_lock *lock;
   hl_pending *pending;
   record *records[LANE_RECORDS];
+  int64_t meanwhile; /* it was last told that it holds while an extend waited; or 0 */
   int n;
   int64_t until;     /* hold so long */
   int64_t cancel_at; /* of the pending; 0: not */
@@ -286,20 +287,26 @@ static void call_returned(record *r, int status, hl_lock *lock,
 
 /* ------------------------------------------------------------------- a lane */
 
-/* Asks whether it holds. False: it does not any more, and its records end. */
-/* While an extend waits, the server may end a deadlock at its cost. Behind the proxy that
-   is told later than the other one's grant, and nobody can know: so what is believed
-   there meanwhile does not count. */
+static void believe(lane *self, int64_t when) {
+  for (int i = 0; i < self->n; i++) {
+    record *r = self->records[i];
+    if (r && atomic_load(&r->state) == HELD)
+      atomic_store_explicit(&r->held, when, memory_order_release);
+  }
+}
+
+/* Asks whether it holds. False: it does not any more, and its records end. While an
+   extend waits, the server may end a deadlock at its cost, and grants the other one
+   before it says so. So what is believed meanwhile counts when it is known that this is
+   not what happened. */
 static bool lane_sample(lane *self) {
   int64_t before = now_ns();
   bool held = hl_lock_is_held(self->lock);
   count(COUNT_SAMPLES);
-  if (proxied() && self->state == LANE_EXTENDING) return held;
-  for (int i = 0; i < self->n; i++) {
-    record *r = self->records[i];
-    if (r && atomic_load(&r->state) == HELD && held)
-      atomic_store_explicit(&r->held, before, memory_order_release);
-  }
+  if (held && self->state == LANE_EXTENDING)
+    self->meanwhile = before;
+  else if (held)
+    believe(self, before);
   return held;
 }
 
@@ -431,6 +438,7 @@ static void lane_extend(thread *self, lane *l, bool block) {
     status = hl_lock_start_extend(l->lock, self->plan, &options, &l->pending, &error);
     if (status == HL_OK && l->pending) {
       l->state = LANE_EXTENDING;
+      l->meanwhile = 0;
       l->cancel_at = roll_percent(&self->dice, 30)
                          ? now_ns() + roll_below(&self->dice, 100000) * INT64_C(1000)
                          : 0;
@@ -475,6 +483,7 @@ static void lane_turn(thread *self, lane *l) {
   if (extending) {
     l->state = LANE_HELD;
     if (status) l->records[--l->n] = NULL;
+    if (l->meanwhile && status != HL_DEADLOCK) believe(l, l->meanwhile);
     if (!lane_sample(l)) lane_lost(l);
   } else if (status == HL_OK) {
     lane_held(self, l);
