@@ -465,21 +465,40 @@ static void count_open(void *context) {
 static void a_forked_child_closes_what_is_watched(void **state) {
   (void)state;
   int fds[3];
+  uint64_t tickets[3];
   unsigned generation = hl__fork_generation();
   for (int i = 0; i < 3; i++) {
     fds[i] = open("/dev/null", O_RDONLY);
     assert_true(fds[i] >= 0);
-    assert_int_equal(hl__fork_watch(fds[i]), HL_OK);
+    tickets[i] = hl__fork_watch(fds[i]);
+    assert_true(tickets[i] != 0);
   }
-  hl__fork_unwatch(fds[1]);
-  hl__fork_unwatch(12345); /* never watched */
+  hl__fork_unwatch(fds[1], tickets[1]);
+  hl__fork_unwatch(12345, 0); /* never watched */
   assert_int_equal(in_child(count_open, fds), 10 + (int)generation + 1);
   assert_int_equal(hl__fork_generation(), generation);
   for (int i = 0; i < 3; i++) {
     assert_true(fcntl(fds[i], F_GETFD) >= 0);
-    hl__fork_unwatch(fds[i]);
+    hl__fork_unwatch(fds[i], 0);
     (void)close(fds[i]);
   }
+}
+
+/* A library has closed it, and the number is somebody else's by now. */
+static void a_descriptor_is_unwatched_by_its_own_ticket(void **state) {
+  (void)state;
+  int fds[3];
+  for (int i = 0; i < 3; i++) fds[i] = open("/dev/null", O_RDONLY);
+  uint64_t first = hl__fork_watch(fds[0]), second = hl__fork_watch(fds[0]);
+  assert_true(first != 0 && second != 0 && first != second);
+  assert_false(hl__fork_watches(fds[0], first));
+  assert_true(hl__fork_watches(fds[0], second));
+  hl__fork_unwatch(fds[0], first);
+  assert_int_equal(in_child(count_open, fds), 20 + (int)hl__fork_generation() + 1);
+  hl__fork_unwatch(fds[0], second);
+  assert_false(hl__fork_watches(fds[0], second));
+  assert_int_equal(in_child(count_open, fds), 30 + (int)hl__fork_generation() + 1);
+  for (int i = 0; i < 3; i++) (void)close(fds[i]);
 }
 
 /* ------------------------------------------------------------- manager */
@@ -808,6 +827,7 @@ int main(void) {
       cmocka_unit_test(escaping_keeps_utf8_and_nothing_else_odd),
       cmocka_unit_test(escaping_is_cut_between_characters),
       cmocka_unit_test(a_forked_child_closes_what_is_watched),
+      cmocka_unit_test(a_descriptor_is_unwatched_by_its_own_ticket),
       cmocka_unit_test(a_lock_goes_through_its_life),
       cmocka_unit_test(misuse_of_acquire_is_named),
       cmocka_unit_test(structures_of_other_sizes),
