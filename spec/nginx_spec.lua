@@ -87,6 +87,8 @@ http {
     location = /body_filter { body_filter_by_lua_block { remember() } return 200; }
     location = /log { content_by_lua_block { ngx.ctx.handle = manager:acquire { "log" } ngx.print("logged") }
                       log_by_lua_block { remember() } }
+    location = /filtered { content_by_lua_block { ngx.ctx.handle = manager:acquire { "filtered" } ngx.print("filtered") }
+                           header_filter_by_lua_block { remember() } }
     location = /exec { content_by_lua_block { manager:acquire { "exec" } ngx.exec("/after") } }
     location = /after { content_by_lua_block { ngx.print("after") } }
     location = /proxied { access_by_lua_block { run() } proxy_pass http://unix:%s/nginx.sock:/content?chunk=$arg_proxied; }
@@ -531,6 +533,27 @@ describe("nginx", function()
       handle:release()
       assert.matches("released", wait_done(request).body)
       assert_free("v")
+    end)
+
+    it("refuses to extend in a phase that cannot wait, and does not lose the lock", function()
+      nginx:get("/filtered", [[
+        local handle = ngx.ctx.handle
+        local said
+        for i = 1, 5 do said = tostring(select(2, pcall(handle.extend, handle, { "v" .. i }))) end
+        said = said .. "\n" .. tostring(select(2, pcall(handle.check, handle)))
+        local ends = os.clock() + 0.05
+        while os.clock() < ends do if not handle:is_held() then return "lost" end end
+        return said
+      ]])
+      local said = nginx:content [[ return ngx.shared.shared:get("remembered") ]]
+      assert.matches("^[^\n]*nothing can be waited for in nginx's phase header_filter[^\n]*\n[^\n]*nothing can be waited for", said)
+      assert_free("filtered")
+    end)
+
+    it("says where a call was wrong, and not where we found that out", function()
+      local said = nginx:content [[ return select(2, pcall(function() manager:acquire {} end)) ]]
+      assert.matches("hierlock: target is empty", said, 1, true)
+      assert.not_matches("hierlock/", said, 1, true)
     end)
 
     for _, phase in ipairs { "set", "header_filter", "body_filter", "log" } do

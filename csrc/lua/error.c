@@ -20,6 +20,8 @@ static int is_ours(const lua_Debug *ar) {
                                       "@hierlock/init.lua",
                                       "/hierlock/waiting.lua",
                                       "@hierlock/waiting.lua",
+                                      "/hierlock/loop/",
+                                      "@hierlock/loop/",
                                       "/hierlock/attach.lua",
                                       "@hierlock/attach.lua", NULL};
   for (const char *const *file = files; *file; file++)

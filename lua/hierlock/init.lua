@@ -72,7 +72,7 @@ end
 -- acquire are functions of the module, too, on a default manager.
 for name, start in pairs(core.start) do
   local methods = core.handle_methods[name] and core.handle_methods or core.manager_methods
-  methods[name] = waiting.wrap(methods[name], start)
+  methods[name] = waiting.wrap(name, methods[name], start)
   if methods == core.manager_methods then
     hierlock[name] = function(...)
       local manager, err = core.default(hierlock.open)

@@ -92,12 +92,12 @@ local function wait(loop, pending)
   end
 end
 
---- The method, yielding where it can. `blocking` and `start` are its two forms.
-function waiting.wrap(blocking, start)
+--- The method of that name, yielding where it can. `blocking` and `start` are its two forms.
+function waiting.wrap(name, blocking, start)
   return function(self, ...)
     local loop, yields = core.loop(self)
     if loop == true then loop = notice(yields) end
-    if type(loop) == "table" then return loop.call(blocking, start, self, ...) end
+    if type(loop) == "table" then return loop.call(name, blocking, start, self, ...) end
     if not loop or not yields then return blocking(self, ...) end
     local pending, err = start(self, ...)
     if not core.is_pending(pending) then return pending, err end

@@ -131,13 +131,18 @@ end
 -- ------------------------------------------------------------------- calls
 
 --- Makes a call that may wait, as the phase allows; see hierlock.waiting.
-function loop.call(blocking, start, self, ...)
+function loop.call(name, blocking, start, self, ...)
   local phase = get_phase()
   if BLOCKS[phase] then return blocking(self, ...) end
-  local pending, err = start(self, ...)
-  if not core.is_pending(pending) then return pending, err end
-  if not YIELDS[phase] or ngx.config.subsystem ~= "http" then
-    pending:cancel()
+  -- Before it is started: whoever gives an `extend` up may lose the lock. Only a release need not wait.
+  local yields = YIELDS[phase] and ngx.config.subsystem == "http"
+  local pending, err
+  if yields or name == "release" then
+    pending, err = start(self, ...)
+    if not core.is_pending(pending) then return pending, err end
+  end
+  if not yields then
+    if pending then pending:cancel() end
     core.misuse(("nothing can be waited for in nginx's phase %s; a handle can be released there"):format(phase))
   end
   tie(pending)
