@@ -102,7 +102,7 @@ int hl__layout_agree(hl_layout *wanted, const char *names, uint32_t buckets,
   char ours[HL__LAYOUT_NAMES_MAX];
   (void)hl__layout_names(wanted, ours);
   *agreed = NULL;
-  if ((wanted->levels_open || strcmp(ours, names) == 0) &&
+  if (buckets > 0 && (wanted->levels_open || strcmp(ours, names) == 0) &&
       (wanted->buckets_open || wanted->buckets == buckets)) {
     if (!wanted->levels_open && !wanted->buckets_open) {
       *agreed = hl_layout_ref(wanted);

@@ -82,10 +82,16 @@ static void sweep(lua_State *L) {
   while (ended) {
     request *self = ended;
     ended = self->next;
-    lua_pushnumber(L, (lua_Number)self->number);
+    double number = self->number;
+    free(self);
+    lua_pushnumber(L, (lua_Number)number);
+    lua_rawget(L, -2);
+    bool anchored = !lua_isnil(L, -1); /* else a key would be made, of memory */
+    lua_pop(L, 1);
+    if (!anchored) continue;
+    lua_pushnumber(L, (lua_Number)number);
     lua_pushnil(L);
     lua_rawset(L, -3);
-    free(self);
   }
 }
 

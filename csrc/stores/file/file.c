@@ -117,9 +117,10 @@ static int store_space(file_store *store, hl__file_space **space,
     if (status == HL_OK) {
       hl_layout_unref(layout); /* the one it was: nothing was left open */
       hl__file_space_unref(store->space);
-      free(store->control);
+      char *before = store->control; /* as in session_refresh */
       store->space = fresh;
       store->control = name;
+      free(before);
     }
   }
   if (status == HL_OK) {
@@ -183,9 +184,10 @@ static int session_refresh(hl__file_session *session, hl_error *error) {
   if (status) return status;
   hl__file_board_leave(session);
   hl__file_space_unref(session->space);
-  free(session->control);
+  char *before = session->control; /* a child that is born meanwhile frees what it finds */
   session->space = space;
   session->control = control;
+  free(before);
   session->stale = false;
   return HL_OK;
 }

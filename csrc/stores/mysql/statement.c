@@ -244,13 +244,15 @@ int hl__mysql_limits(const hl__mysql_session *session, int64_t wait, char *out,
                   exact, seconds, seconds);
 }
 
-/* The result behind those of so many SETs. */
-static int text_result(hl__mysql_session *session, unsigned sets, size_t *count,
-                       hl_error *error) {
+/* The result behind those of so many SETs, which have succeeded then: the session has
+   the limits for such a wait. */
+static int text_result(hl__mysql_session *session, unsigned sets, int64_t wait,
+                       size_t *count, hl_error *error) {
   MYSQL *mysql = session->mysql;
   for (; sets > 0; sets--)
     if (mysql_next_result(mysql) != 0)
       return hl__mysql_error(session, NULL, "lock rows", error);
+  if (wait) session->wait = wait;
   MYSQL_RES *result = mysql_store_result(mysql);
   if (!result) return hl__mysql_error(session, NULL, "lock rows", error);
   MYSQL_ROW row;
@@ -265,13 +267,16 @@ static int text_result(hl__mysql_session *session, unsigned sets, size_t *count,
   return HL_OK;
 }
 
-/* The result behind that of the lock statement: the table's engine. */
+/* The result behind that of the lock statement: the table's engine. The look has a limit
+   of its own; when it could not be taken in time, the next request looks. */
 static int engine_result(hl__mysql_session *session, hl_error *error) {
-  if (mysql_next_result(session->mysql) != 0)
-    return hl__mysql_error(session, NULL, "look at the table", error);
-  MYSQL_RES *result = mysql_store_result(session->mysql);
-  if (!result)
-    return hl__mysql_error(session, NULL, "look at the table", error);
+  MYSQL_RES *result = mysql_next_result(session->mysql) == 0
+                          ? mysql_store_result(session->mysql)
+                          : NULL;
+  if (!result) {
+    int status = hl__mysql_error(session, NULL, "look at the table", error);
+    return status == HL_TIMEOUT ? HL_OK : status;
+  }
   int status = hl__mysql_table_refuse(session, result, error);
   mysql_free_result(result);
   return status;
@@ -297,6 +302,7 @@ static int execute_text(hl__mysql_session *session, int64_t wait, bool look,
     (void)hl__mysql_limits(session, wait, limits, sizeof limits);
     put(&t, "SET SESSION %s;", limits);
     sets++;
+    session->wait = 0; /* not known, until it has succeeded */
   }
   put_select(&t, session, rows, n, nowait, false);
   if (look) {
@@ -308,8 +314,7 @@ static int execute_text(hl__mysql_session *session, int64_t wait, bool look,
       mysql_real_query(session->mysql, t.data, (unsigned long)t.used);
   free(t.data);
   if (failed) return hl__mysql_error(session, NULL, "lock rows", error);
-  if (wait) session->wait = wait;
-  int status = text_result(session, sets, count, error);
+  int status = text_result(session, sets, wait, count, error);
   if (status == HL_OK) session->begun = true;
   if (status == HL_OK && look) status = engine_result(session, error);
   return status;
@@ -411,7 +416,10 @@ static int lease_begin(hl__mysql_session *session, int64_t *sent,
   int status = session->base.store->ops->renew(&session->base, sent, error);
   if (status == HL_OK)
     status = hl__mysql_settle(session, hl__now_ms() + hold_timeout, error);
-  return status == HL_TIMEOUT ? HL_ECONNECTION : status;
+  return status == HL_TIMEOUT
+             ? hl__error(error, HL_ECONNECTION,
+                         "the server did not answer in time")
+             : status;
 }
 
 /* Room for the request's tag. Prepared statements know the old place: they are
@@ -424,19 +432,21 @@ static bool tag_reserve(hl__mysql_session *session, size_t room) {
   for (size_t i = 0; i < HL__SHAPES_MAX; i++)
     shape_clear(&session->shapes[i]);
   hl__sigpipe_end(guard);
-  free(session->tag);
+  char *before = session->tag; /* a child that is born meanwhile frees what it finds */
   session->tag = tag;
   session->tag_capacity = room;
+  free(before);
   return true;
 }
 
-/* What gives observers the tag of what is held again, once an extend has failed;
-   data is NULL when out of memory. */
+/* What gives observers the tag of what is held again, once an extend has failed: the
+   statement, and behind it the tag; data is NULL when out of memory. */
 static text held_statement(const hl__mysql_session *session) {
   text t;
-  if (text_new(&t, 0, session->tag_size)) {
+  if (text_new(&t, 0, session->tag_size + session->tag_size / 2 + 1)) {
     put(&t, "SET @hierlock=");
     put_hex(&t, session->tag, session->tag_size);
+    memcpy(t.data + t.used, session->tag, session->tag_size);
   }
   return t;
 }
@@ -444,7 +454,10 @@ static text held_statement(const hl__mysql_session *session) {
 /* After an extend that failed: tells observers again what is held, and asks at
    once whether it still is. */
 static int extend_undo(hl__mysql_session *session, const text *held,
-                       hl_grant *grant, hl_error *error) {
+                       unsigned long held_size, hl_grant *grant,
+                       hl_error *error) {
+  memcpy(session->tag, held->data + held->used, held_size);
+  session->tag_size = held_size;
   int64_t sent = hl__lease_ms();
   int status = hl__mysql_send(session, held->data, held->used, error);
   if (status == HL_OK)
@@ -471,13 +484,13 @@ static int rollback_retracting(hl__mysql_session *session) {
 
 /* After a request that failed. Most errors leave the first rows locked. */
 static int undo(hl__mysql_session *session, const hl_request *request,
-                const text *held, int status, hl_grant *grant,
-                hl_error *error) {
+                const text *held, unsigned long held_size, int status,
+                hl_grant *grant, hl_error *error) {
   if (status == HL_DEADLOCK) session->holds = false;
   if (status == HL_ECONNECTION || status == HL_DEADLOCK) return status;
   if (request->extend) {
     hl_error reason;
-    if (extend_undo(session, held, grant, &reason) != HL_ECONNECTION)
+    if (extend_undo(session, held, held_size, grant, &reason) != HL_ECONNECTION)
       return status;
     if (error) *error = reason;
     return HL_ECONNECTION;
@@ -498,6 +511,7 @@ int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request,
   int status = HL_OK;
   bool untransacted = false;
   text held = {NULL, 0, 0};
+  unsigned long held_size = session->tag_size;
   if (request->extend) {
     held = held_statement(session);
     if (!held.data) return hl__error_memory(error);
@@ -545,7 +559,7 @@ int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request,
     grant->sent_ms = sent;
     return HL_OK;
   }
-  status = undo(session, request, &held, status, grant, error);
+  status = undo(session, request, &held, held_size, status, grant, error);
   free(held.data);
   if (untransacted && status == HL_EUNSAFE_SERVER)
     return no_transaction(session, error);
