@@ -473,8 +473,9 @@ void hl__lock_use_end(hl_lock *lock, bool free_it) {
   }
 }
 
-/* What has come from the server is read at once, where the worker gets a processor. */
-#define READING_MS 10
+/* What has come from the server is read at once, when its worker gets a processor. On a
+   machine so full that it does not get one for so long, nothing is sure. */
+#define READING_MS 100
 
 bool hl__lock_use_left(hl_lock *lock, int64_t *left) {
   static const struct timespec moment = {.tv_nsec = 100000};

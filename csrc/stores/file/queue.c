@@ -50,7 +50,8 @@
  *
  * A process that is killed gives back without R2 to R4. Therefore a first one
  * looks again by itself every LOOK_AGAIN_MS; nobody else polls. So does one that
- * could draw no ticket, which nobody who gives back knows of: it waits in no order.
+ * could draw no ticket, which nobody who gives back knows of; it tries for a ticket
+ * again, and for the row when it has one.
  */
 #include "file.h"
 #include "offset.h"
