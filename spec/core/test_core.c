@@ -810,7 +810,7 @@ static void closing_ends_the_waits_of_other_threads(void **state) {
   hl_manager_close(other);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(layout_hashes_as_in_the_contract),
       cmocka_unit_test(layout_refuses_bad_names_and_numbers),
@@ -837,5 +837,6 @@ int main(void) {
       cmocka_unit_test(threads_exclude_each_other),
       cmocka_unit_test(closing_ends_the_waits_of_other_threads),
   };
+  if (argc > 1) cmocka_set_test_filter(argv[1]);
   return cmocka_run_group_tests(tests, make_directory, remove_directory);
 }

@@ -539,7 +539,7 @@ static void a_handler_of_exit_acquires(void **state) {
   }
 }
 
-int main(void) {
+int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(threads_share_a_manager),
       cmocka_unit_test(each_call_takes_the_rows_of_its_plan),
@@ -548,5 +548,6 @@ int main(void) {
       cmocka_unit_test(a_child_gets_no_connection_in_the_making),
       cmocka_unit_test(a_handler_of_exit_acquires),
   };
+  if (argc > 1) cmocka_set_test_filter(argv[1]);
   return cmocka_run_group_tests(tests, find_stores, forget_stores);
 }

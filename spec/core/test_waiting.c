@@ -1100,10 +1100,14 @@ int main(int argc, char **argv) {
   (void)snprintf(directory, sizeof directory, "/dev/shm/hierlock-test-%d",
                  (int)getpid());
   int failures = 0;
+  bool by_itself = false;
   for (size_t i = 0; argc > 1 && i < sizeof alone / sizeof *alone; i++)
-    if (strcmp(argv[1], alone[i].name) == 0)
+    if (strcmp(argv[1], alone[i].name) == 0) {
+      by_itself = true;
       failures += _cmocka_run_group_tests(alone[i].name, &alone[i], 1, NULL, NULL);
-  if (argc <= 1)
+    }
+  if (argc > 1 && !by_itself) cmocka_set_test_filter(argv[1]);
+  if (!by_itself)
     failures = cmocka_run_group_tests_name("waiting", tests, NULL, NULL);
   struct rlimit limit;
   (void)getrlimit(RLIMIT_NPROC, &limit);
