@@ -348,6 +348,30 @@ describe("between processes", function()
     assert.is_true(delays[20] < 0.005, ("the median is %.1f ms"):format(delays[20] * 1000))
   end)
 
+  it("a row that two of one process share is kept by the second when the first gives it back", function()
+    peer = support.process(embedded)
+    local first, second = assert(manager:acquire { "s", "a", "r1" }), assert(manager:acquire { "s", "a", "r2" })
+    assert.is_true(first:release())
+    assert.same({ nil, "timeout" }, { (peer:acquire("h", "acquire", { "s", "a" }, { timeout = 0 }):result()),
+                                      (select(2, peer:acquire("h", "acquire", { "s" }, { timeout = 0 }):result())) })
+    assert.is_true(second:release())
+    assert.is_true(peer:acquire("h", "acquire", { "s" }, { timeout = 0 }):result())
+  end)
+
+  it("a shared request does not pass an exclusive one that waits, whoever shares the row", function()
+    local sharer, target = support.process(embedded), { "s", "a", "r3" }
+    peer = support.process(embedded)
+    assert.is_true(sharer:acquire("h", "acquire", target, { mode = "shared" }):result())
+    waits(peer, target)
+    support.wait_until(function() -- it shows a moment before it stands in the queue
+      local passed = manager:acquire(target, { mode = "shared", timeout = 0 })
+      return not passed or not passed:release()
+    end, "a refusal")
+    sharer:release("h")
+    assert.is_true(peer:result())
+    peer:release("waiter")
+  end)
+
   it("a waiter goes on when the holder is killed", function()
     peer = support.process(embedded)
     local holder = support.process(embedded)

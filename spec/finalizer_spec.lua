@@ -68,9 +68,8 @@ local HARNESS = [[
   -- A manager, a handle, an account that another manager holds, and a pending.
   local function prepare()
     local s = { manager = open { application = "mine" }, other = open { application = "others" } }
-    -- What was collected a moment ago is given back by its thread.
-    s.handle = assert(s.manager:acquire({ "u1", "a1", "r1" }, { timeout = 10 }))
-    s.blocker = assert(s.other:acquire({ "u2", "a2" }, { timeout = 10 }))
+    s.handle = assert(s.manager:acquire { "u1", "a1", "r1" })
+    s.blocker = assert(s.other:acquire { "u2", "a2" })
     s.options = { timeout = 0, label = ("label "):rep(10) .. tostring(s), mode = "exclusive" }
     s.target = { user = "u3" .. tostring(s), account = "a3" .. tostring(s), resources = { "r" .. tostring(s), "r2" } }
     s.refused = { user = "u2", account = "a2", resource = "r2" }

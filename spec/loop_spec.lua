@@ -287,6 +287,7 @@ describe("a coroutine", function()
           assert.is_nil(extended)
           assert.equal("released", err.code)
           assert.is_false(handle:is_held())
+          assert_free(R1) -- although nobody has let go what the extension waited for
           let_go()
           assert_free(U1)
         end)

@@ -193,6 +193,21 @@ support.each_server(function(store)
       assert.is_true(manager:stats().lost == 0)
       acquire_by_another():release("h")
     end)
+
+    it("that hits a wait ends it: cancelled, and not at its timeout", function()
+      local handle = assert(open():acquire(TARGET))
+      local waiter = support.process(store)
+      for round = 1, 3 do -- as text, and prepared
+        waiter:acquire("w", "acquire", TARGET, { timeout = 30, label = "to be ended" })
+        support.wait_until(is_waiting, "the waiter")
+        for _, id in ipairs(connections("to be ended")) do store.sql():query("KILL QUERY " .. id) end
+        local granted, code, message = waiter:result()
+        assert.is_nil(granted)
+        assert.equal("cancelled", code, round .. ": " .. tostring(message))
+      end
+      assert(handle:release { confirm = true })
+      acquire_by_another():release("h")
+    end)
   end)
 
   describe("a server that goes down", function()
@@ -300,6 +315,25 @@ support.each_server(function(store)
       local ok, code = holder:call("local ok, err = handles.h:release() return ok, err and err.code")
       assert.same({ nil, "lost" }, { ok, code })
       assert.is_true(peer:release("h"))
+    end)
+
+    -- The server's time began when it answered, or sooner: nobody knows how long that was on its way.
+    it("behind a slow line counts from when it asked", function()
+      between = proxy.open(store)
+      local holder = support.process(store, { hold_timeout = 30 }, between.dsn)
+      assert.is_true(holder:acquire("h", "acquire", { "u3" }):result()) -- so that it has connected
+      between.delay(400)
+      local code = "return handles.h:remaining()"
+      for _ = 1, 3 do -- as text, and prepared
+        assert.is_true(holder:release("h"))
+        assert.is_true(holder:acquire("h", "acquire", TARGET):result())
+        local remaining = holder:call(code)
+        assert.is_true(remaining > 20 and remaining <= 29.6, remaining .. " s")
+      end
+      local remaining = holder:call("assert(handles.h:check()) " .. code)
+      assert.is_true(remaining > 20 and remaining <= 29.6, remaining .. " s")
+      between.delay(0)
+      assert.is_true(holder:release("h"))
     end)
 
     it("that lives keeps its lock for longer than hold_timeout, idle or busy", function()
