@@ -280,6 +280,19 @@ endif
 suite-soak: $(BUILD)/soak
 	@spec/soak/run.sh $(BUILD)/soak $(strip $(SEED)) "$(STORE)" --seconds=$(SECONDS) $(SOAK)
 
+# ------------------------------------------------------------------ planted
+
+# Bugs, planted one at a time, and the checks that find them: BUG="keeper-stopped …", all unless said;
+# PLANTED=--list, --table, --help; LIMIT.
+BUG ?=
+PLANTED ?=
+.PHONY: planted
+planted:
+	@spec/support/deps.sh build $(LUA) luajit
+	@spec/support/deps.sh test $(LUA) luajit
+	@spec/support/deps.sh servers
+	@LUA=$(LUA) spec/planted/run.sh $(PLANTED) $(BUG)
+
 # -------------------------------------------------------------------- bench
 
 # A client for each peer whose library is there; the others are named as not run.
@@ -490,4 +503,5 @@ help:
 	@echo 'make test-packaging        installing in every way, for every Lua'
 	@echo 'make test-libmysqlclient   all specs on Oracle'"'"'s client library'
 	@echo 'make soak       random use under faults, and a checker; SECONDS=30 SEED= STORE="file mysql mariadb"'
+	@echo 'make planted    bugs, planted one at a time, and which check finds each; BUG="keeper-stopped …"'
 	@echo 'make clean      remove build/'

@@ -264,6 +264,21 @@ describe("the pages", function()
     end
   end)
 
+  it("name in docs/reliability.md each bug that `make planted` plants, and each can still be planted", function()
+    local page, names = read_file("docs/reliability.md"), {}
+    for name in lines((run("ls spec/planted"))) do
+      name = name:match("^(.*)%.patch$")
+      if name then
+        names[name] = true
+        assert.is_truthy(page:find("| `" .. name .. "` |", 1, true), name)
+        local output, status = run("patch -p1 -F0 --dry-run < spec/planted/" .. name .. ".patch")
+        assert(status == 0, name .. ": " .. output)
+      end
+    end
+    for name in page:gmatch("\n| `([%w-]+)` |") do assert.is_true(names[name], name) end
+    assert.is_truthy(next(names))
+  end)
+
   it("have a heading for each error code in docs/operations.md", function()
     local found = anchors("docs/operations.md")
     for code in read_file("csrc/core/error.c"):gmatch("{HL_%u+[%u_]*, %l+, \"([%l_]+)\"}") do

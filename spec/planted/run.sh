@@ -1,0 +1,243 @@
+#!/usr/bin/env bash
+#
+# Plants bugs, one at a time, and says which check finds each. A bug is a patch in this directory; its first lines
+# say which promise it breaks, and after "Check:" what is quickest to find it:
+#
+#   core:TEST NAME            of spec/core/TEST.c, the tests whose names match NAME
+#   [LUA] spec/FILE PATTERN   of a spec file, the specs whose titles match that pattern of Lua's
+#
+# All happens in copies of this tree, what is not committed included, which share its objects; so a bug costs the
+# building of one file or two, and its check. First the checks run without any patch, and must pass; those that use
+# servers run so once more at the end, for a bug may have left something behind. A check finds a bug when it fails,
+# crashes, or still runs after LIMIT seconds (60) and says where it stands. Bugs that only the core's own tests are
+# for go beside those that need servers.
+#
+#   run.sh [--list | --table] [BUG…]     all of them unless said. --list: what they break, and runs nothing;
+#                                        --table: the result as rows of docs/reliability.md, too
+#
+# A BUG is the name of a patch, without .patch. The last line is `N found, N not found`; anything but 0 not found, and
+# a patch that does not apply, is a failure. With servers in the environment (spec/support/servers.sh) those are used.
+
+set -euo pipefail
+self=$(realpath "${BASH_SOURCE[0]}")
+bugs=$(dirname "$self")
+cd "$bugs/../.."
+LIMIT=${LIMIT:-60} lua=${LUA:-lua5.4}
+make=("${MAKE:-make}" --no-print-directory -s)
+# Memory that has been freed is filled, so that its use shows.
+export MALLOC_PERTURB_=165 MAKEFLAGS='' SSL_CERT_FILE=/dev/null SSL_CERT_DIR=/nonexistent
+
+say() { printf '%s\n' "$*"; }
+die() { say "planted: $*" >&2; exit 1; }
+usage() { sed -n '3,/^$/s/^# \{0,1\}//p' "$self"; }
+promise() { sed '/^Check: /,$d' "$bugs/$1.patch"; }
+checks() { sed -n 's/^Check: //p' "$bugs/$1.patch"; }
+clock() { echo "${EPOCHREALTIME/[.,]/}"; }
+seconds() { awk -v us="$(($(clock) - $1))" 'BEGIN { printf "%.1f", us / 1e6 }'; }
+
+# --- One check ---------------------------------------------------------------------------------
+
+split() {                               # CHECK: sets $with, $file and $filter
+  with=$lua file=${1%% *} filter=${1#* }
+  [[ $1 == core:* || $1 == spec/* ]] || { with=$file file=${filter%% *} filter=${filter#* }; }
+}
+
+build() {                               # CHECK, in the tree where we are
+  local target with file filter
+  split "$1"
+  target=spec-built
+  [[ $file != core:* ]] || target=build/$with/${file#core:}
+  "${make[@]}" -j "$(nproc)" "LUA=$with" "$target"
+}
+
+check() {                               # CHECK: what it says goes to $log
+  local with file filter status=0 command
+  split "$1"
+  command=("build/$with/${file#core:}" "$filter")
+  [[ $file == core:* ]] || command=(env HIERLOCK_REQUIRE='mysql mariadb nginx' "${make[@]}" spec
+    "LUA=$with" "SPECS=$file" REPORT=--output=gtest "BUSTED_FLAGS=--filter='$filter'")
+  # In a process group of its own, which is ended as a whole; in the background, so that a signal to us acts at once.
+  timeout --kill-after=5 "$LIMIT" "${command[@]}" </dev/null >"$log" 2>&1 &
+  child=$!
+  wait "$child" || status=$?
+  child=''
+  return "$status"
+}
+
+stood() {                               # where a check that was ended stood, or failed
+  awk '/^\[ RUN      \] / { at = substr($0, 14) } /^\[       OK \] / { at = "" } END { print at }' "$log"
+}
+
+ran() {                                 # whether there was anything to run
+  grep -qE '^\[=+\] (.*Running [1-9][0-9]* test|[1-9][0-9]* tests? from )' "$log"
+}
+
+clean() {                               # WORD CHECK…: each must pass; WORD: for the line
+  local one status start word=$1
+  cd "$work/clean"
+  for one in "${@:2}"; do
+    status=0
+    start=$(clock)
+    check "$one" || status=$?
+    if ((status)) || ! ran; then
+      tail -n 40 "$log" >&2
+      die "without a bug this check does not pass: $one"
+    fi
+    printf '%-10s %6s s  %-28s %s\n' "$word" "$(seconds "$start")" '' "$one"
+  done
+}
+
+# --- One bug -----------------------------------------------------------------------------------
+
+# A check that was ended may have left a server stopped, or down.
+servers_up() {
+  local kind control
+  for kind in MYSQL MARIADB; do
+    control=HIERLOCK_${kind}_CONTROL
+    [[ ${!control:-} ]] || continue
+    # shellcheck disable=SC2086  # a command with arguments
+    { kill -s CONT "$(${!control} pid)" || ${!control} start; } >/dev/null 2>&1 || true
+  done
+}
+
+plant() {                               # BUG: sets $by and $took; false: nothing has found it
+  local one status start tree=$work/$lane
+  by='' took=''
+  rm -rf "$tree"
+  cp -a --reflink=auto "$work/clean" "$tree"
+  cd "$tree"
+  if ! patch -s -p1 -F0 --dry-run <"$bugs/$1.patch" >"$log" 2>&1; then
+    cat "$log" >&2
+    die "the patch $1 does not apply any more"
+  fi
+  patch -s -p1 -F0 <"$bugs/$1.patch"
+  while read -r one; do
+    build "$one" >"$log" 2>&1 || { cat "$log" >&2; die "with the patch $1 it does not build"; }
+    status=0
+    start=$(clock)
+    check "$one" || status=$?
+    took=$(seconds "$start")
+    [[ ! -v HIERLOCK_MARIADB_CONTROL || $one == core:* ]] || servers_up
+    # What hangs must say where.
+    ((status == 0)) || [[ $status == 124 && ! $(stood) ]] || { by=$one; break; }
+  done < <(checks "$1")
+  [[ $by ]]
+}
+
+# --- All of them -------------------------------------------------------------------------------
+
+copy() {                                # this tree, with the objects that it has, to $work/clean
+  local kept
+  mkdir "$work/clean"
+  git ls-files -z --cached --others --exclude-standard | xargs -0 cp -a --parents --target-directory="$work/clean"
+  for kept in build/"$lua" build/luajit; do
+    [[ ! -d $kept/obj ]] || { mkdir -p "$work/clean/build" && cp -a "$kept" "$work/clean/build"; }
+  done
+}
+
+all_checks() { for bug; do checks "$bug"; done | sort -u; }
+
+# Those of BUG… that need servers (yes), or none (no).
+serving() {
+  local bug
+  for bug in "${@:2}"; do
+    if checks "$bug" | grep -qv '^core:'; then echo "yes $bug"; else echo "no $bug"; fi
+  done | sed -n "s/^$1 //p"
+}
+
+lane() {                                # NAME BUG…
+  local bug distinct
+  lane=$1 log=$work/$1.log child=''
+  trap '[[ ! $child ]] || kill "$child" || true' EXIT
+  trap 'exit 143' TERM
+  shift
+  mapfile -t distinct < <(all_checks "$@")
+  clean passes "${distinct[@]}"
+  for bug; do
+    if plant "$bug"; then
+      printf 'found      %6s s  %-28s %s\n' "$took" "$bug" "$by"
+      row "$bug" "$by" "$took"
+    else
+      printf 'NOT FOUND  %6s s  %-28s %s\n' "$took" "$bug" "$(checks "$bug" | paste -s -d ';')"
+      row "$bug" 'NOT FOUND' "$took"
+    fi
+  done
+  [[ $lane != served ]] || clean passes "${distinct[@]}"
+}
+
+all() {                                 # BUG…
+  local bug one number status=0 found missed began alone served distinct
+  began=$(date +%s)
+  log=$work/log
+  mapfile -t alone < <(serving no "$@")
+  mapfile -t served < <(serving yes "$@")
+  mapfile -t distinct < <(all_checks "$@")
+  copy
+  cd "$work/clean"
+  for one in "${distinct[@]}"; do
+    build "$one" >"$log" 2>&1 || { cat "$log" >&2; die "it does not build"; }
+  done
+  echo "$# bugs; first their ${#distinct[@]} checks without any"
+  : >"$work/rows"
+  ((!${#alone[@]})) || { lane alone "${alone[@]}" & lanes+=($!); }
+  ((!${#served[@]})) || { lane served "${served[@]}" & lanes+=($!); }
+  for number in "${!lanes[@]}"; do
+    wait "${lanes[number]}" || status=1
+    unset "lanes[number]"
+    # One that has failed fails all.
+    ((!status || !${#lanes[@]})) || { kill "${lanes[@]}"; wait; break; }
+  done
+  [[ ! $table ]] || { echo; sort "$work/rows"; }
+  found=$(grep -vc 'NOT FOUND' "$work/rows" || true)
+  missed=$(($# - found))
+  printf '\n%d found, %d not found : %d s\n' "$found" "$missed" "$(($(date +%s) - began))"
+  ((status == 0 && missed == 0))
+}
+
+row() {                                 # BUG CHECK SECONDS
+  local text
+  text=$(promise "$1" | paste -s -d ' ')
+  # shellcheck disable=SC2016  # Markdown
+  printf '| `%s` | %s | `%s` | %s |\n' "$1" "${text% }" "$2" "$3" >>"$work/rows"
+}
+
+table='' list=''
+while [[ ${1:-} == -* ]]; do
+  case $1 in
+    --help) usage; exit ;;
+    --list) list=1 ;;
+    --table) table=1 ;;
+    *) usage >&2; exit 2 ;;
+  esac
+  shift
+done
+if ((!$#)); then
+  for bug in "$bugs"/*.patch; do set -- "$@" "$(basename "$bug" .patch)"; done
+fi
+for bug; do
+  [[ -e $bugs/$bug.patch ]] || die "there is no bug $bug; see --list"
+  [[ $(checks "$bug") ]] || die "no check is named in $bug.patch"
+done
+if [[ $list ]]; then
+  for bug; do printf '%s\n' "$bug"; { promise "$bug"; checks "$bug"; } | sed 's/^./    &/'; done
+  exit
+fi
+
+# Servers only where a check needs them, and once for all.
+if [[ ! ${HIERLOCK_MARIADB_DSN:-} && $(serving yes "$@") ]]; then
+  directory=$(mktemp -d "${TMPDIR:-/tmp}/hierlock-XXXXXX")
+  trap 'rm -rf "$directory"' EXIT
+  spec/support/servers.sh run "$directory" -- "$self" ${table:+--table} "$@"
+  exit
+fi
+
+work=$(mktemp -d "${TMPDIR:-/tmp}/hierlock-XXXXXX") lanes=()
+finish() {
+  trap '' INT TERM HUP
+  ((!${#lanes[@]})) || kill "${lanes[@]}" 2>/dev/null || true
+  wait
+  cd / && rm -rf "$work"
+}
+trap finish EXIT
+trap 'exit 130' INT; trap 'exit 143' TERM; trap 'exit 129' HUP
+all "$@"
