@@ -52,7 +52,7 @@ if ! have dpkg-query; then
   exit 0
 fi
 
-specs=(lua-busted lua-luv lua-cqueues lua-copas lua-socket lua-sql-mysql lua-argparse libcmocka-dev procps lua-ldoc)
+specs=(lua-busted lua-luv lua-cqueues lua-copas lua-socket lua-sql-mysql lua-argparse libcmocka-dev procps lua-ldoc patch)
 
 case $kind in
   build)
