@@ -5,3 +5,4 @@ ignore = { "431/self", "432/self", "212/self" }
 files["spec"].std = "+busted"
 exclude_files = { "build" }
 files["lua/hierlock/loop/ngx.lua"].std = "+ngx_lua"
+files["examples/checkout"].std = "+ngx_lua"

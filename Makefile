@@ -34,6 +34,20 @@ ifeq ($(origin MYSQL_CFLAGS),undefined)
 MYSQL_CFLAGS := $(call client,cflags)
 endif
 
+# libpq, as csrc/stores/postgresql/client.sh finds it; both empty when there is none. POSTGRESQL_LIBS= builds
+# without the PostgreSQL store. PG_CONFIG: another pg_config; POSTGRESQL_INCDIR, POSTGRESQL_LIBDIR: where libpq-fe.h
+# and the library are.
+libpq = $(shell PG_CONFIG='$(PG_CONFIG)' POSTGRESQL_INCDIR='$(POSTGRESQL_INCDIR)' \
+          POSTGRESQL_LIBDIR='$(POSTGRESQL_LIBDIR)' PKG_CONFIG='$(PKG_CONFIG)' SYSROOT='$(SYSROOT)' \
+          csrc/stores/postgresql/client.sh $(1)) \
+        $(if $(filter-out 0,$(.SHELLSTATUS)),$(error The client library that was asked for is not there))
+ifeq ($(origin POSTGRESQL_LIBS),undefined)
+POSTGRESQL_LIBS := $(call libpq,libs)
+endif
+ifeq ($(origin POSTGRESQL_CFLAGS),undefined)
+POSTGRESQL_CFLAGS := $(call libpq,cflags)
+endif
+
 # Where it is installed; DESTDIR stands before all of these. LuaJIT counts as 5.1.
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -73,19 +87,23 @@ HL_CFLAGS := -std=c11 -D_GNU_SOURCE -fPIC -fvisibility=hidden -pthread \
 HL_LDFLAGS = $(LIBFLAG) -pthread -Wl,-z,nodelete
 
 CORE := $(wildcard csrc/core/*.c) $(wildcard csrc/stores/file/*.c) \
-        $(wildcard csrc/stores/null/*.c)
+        $(wildcard csrc/stores/null/*.c) $(wildcard csrc/stores/sql/*.c)
 BINDING := $(wildcard csrc/lua/*.c)
 MYSQL := $(wildcard csrc/stores/mysql/*.c)
-# Of the MySQL store, what is for Lua only.
-MYSQL_BINDING := csrc/stores/mysql/module.c csrc/stores/mysql/connection.c
+# What makes a Lua module of it.
+MYSQL_BINDING := $(wildcard csrc/lua/mysql/*.c)
+POSTGRESQL := $(wildcard csrc/stores/postgresql/*.c)
+POSTGRESQL_BINDING := $(wildcard csrc/lua/postgresql/*.c)
 # Small and without state that must be one: a store that is a module of its own
 # has a copy of them.
-SHARED := csrc/core/error.c csrc/core/clock.c csrc/core/fork.c csrc/core/layout.c csrc/core/dsn.c
+SHARED := csrc/core/error.c csrc/core/clock.c csrc/core/fork.c csrc/core/layout.c csrc/core/dsn.c \
+          csrc/stores/sql/judge.c
 
 objects = $(patsubst csrc/%.c,$(BUILD)/obj/%.o,$(1))
 
 CORE_SO := $(BUILD)/hierlock/core.so
 MYSQL_SO := $(BUILD)/hierlock/store/mysql.so
+POSTGRESQL_SO := $(BUILD)/hierlock/store/postgresql.so
 LIBRARY := $(BUILD)/libhierlock.a
 PKG_CONFIG_FILE := $(BUILD)/hierlock.pc
 
@@ -99,6 +117,16 @@ all: without-mysql
 without-mysql:
 	@echo 'hierlock: no libmysqlclient and no MariaDB Connector/C found: the MySQL store is not built.'
 	@echo 'hierlock: Debian: apt-get install libmariadb-dev libmariadb-dev-compat; or set MYSQL_INCDIR, MYSQL_LIBDIR.'
+endif
+
+ifneq ($(strip $(POSTGRESQL_LIBS)),)
+all: $(POSTGRESQL_SO)
+else
+all: without-postgresql
+.PHONY: without-postgresql
+without-postgresql:
+	@echo 'hierlock: no libpq found: the PostgreSQL store is not built.'
+	@echo 'hierlock: Debian: apt-get install libpq-dev; or set POSTGRESQL_INCDIR, POSTGRESQL_LIBDIR.'
 endif
 
 # Before anything is compiled for Lua: says in one line what is missing.
@@ -120,10 +148,12 @@ $(BUILD)/headers:
 	esac
 	@mkdir -p $(@D) && : >$@
 
-$(call objects,$(BINDING) $(MYSQL_BINDING)): | $(BUILD)/headers
+$(call objects,$(BINDING) $(MYSQL_BINDING) $(POSTGRESQL_BINDING)): | $(BUILD)/headers
 $(BUILD)/obj/lua/%.o: HL_CFLAGS += $(LUA_CFLAGS)
 $(BUILD)/obj/stores/mysql/%.o: HL_CFLAGS += $(MYSQL_CFLAGS)
-$(call objects,$(MYSQL_BINDING)): HL_CFLAGS += $(LUA_CFLAGS) -Icsrc/lua
+$(BUILD)/obj/stores/postgresql/%.o: HL_CFLAGS += $(POSTGRESQL_CFLAGS)
+$(call objects,$(POSTGRESQL_BINDING)): HL_CFLAGS += $(POSTGRESQL_CFLAGS) -Icsrc/lua -Icsrc/stores/postgresql
+$(call objects,$(MYSQL_BINDING)): HL_CFLAGS += $(MYSQL_CFLAGS) -Icsrc/lua -Icsrc/stores/mysql
 
 $(BUILD)/obj/%.o: csrc/%.c
 	@mkdir -p $(@D)
@@ -134,11 +164,17 @@ $(CORE_SO): $(call objects,$(CORE) $(BINDING))
 	@mkdir -p $(@D)
 	$(CC) $(HL_LDFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $^ -lm
 
-$(MYSQL_SO): $(call objects,$(MYSQL) $(SHARED) csrc/lua/error.c)
+$(MYSQL_SO): $(call objects,$(MYSQL) $(MYSQL_BINDING) $(SHARED) csrc/lua/error.c)
 	@mkdir -p $(@D)
 	$(CC) $(HL_LDFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(MYSQL_LIBS) -lm
 
-$(LIBRARY): $(call objects,$(CORE) $(if $(strip $(MYSQL_LIBS)),$(filter-out $(MYSQL_BINDING),$(MYSQL))))
+$(POSTGRESQL_SO): $(call objects,$(POSTGRESQL) $(POSTGRESQL_BINDING) $(SHARED) csrc/lua/error.c)
+	@mkdir -p $(@D)
+	$(CC) $(HL_LDFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(POSTGRESQL_LIBS) -lm
+
+# What else a program needs that links all of it.
+CLIENT_LIBS = $(strip $(MYSQL_LIBS) $(POSTGRESQL_LIBS))
+$(LIBRARY): $(call objects,$(CORE) $(if $(strip $(MYSQL_LIBS)),$(MYSQL)) $(if $(strip $(POSTGRESQL_LIBS)),$(POSTGRESQL)))
 	@mkdir -p $(@D)
 	rm -f $@
 	$(AR) rcs $@ $^
@@ -146,7 +182,7 @@ $(LIBRARY): $(call objects,$(CORE) $(if $(strip $(MYSQL_LIBS)),$(filter-out $(MY
 # Where it will be is filled in when it is installed.
 $(PKG_CONFIG_FILE): csrc/hierlock.pc.in csrc/core/hierlock.h $(LIBRARY)
 	@mkdir -p $(@D)
-	sed -e 's|@VERSION@|$(VERSION)|; s|@CLIENT@|$(strip $(MYSQL_LIBS))|' $< >$@
+	sed -e 's|@VERSION@|$(VERSION)|; s|@CLIENT@|$(CLIENT_LIBS)|' $< >$@
 
 -include $(shell find build -name '*.d' 2>/dev/null)
 
@@ -158,7 +194,8 @@ VERSION = $(shell sed -n 's/^\#define HL_VERSION "\(.*\)"/\1/p' csrc/core/hierlo
 # MODE:SOURCE:TARGET; what install puts there is what uninstall removes.
 INSTALL_LUA = $(foreach file,$(sort $(shell find lua -name '*.lua')),644:$(file):$(INST_LUADIR)/$(file:lua/%=%)) \
               755:$(CORE_SO):$(INST_LIBDIR)/hierlock/core.so \
-              755:$(MYSQL_SO):$(INST_LIBDIR)/hierlock/store/mysql.so
+              755:$(MYSQL_SO):$(INST_LIBDIR)/hierlock/store/mysql.so \
+              755:$(POSTGRESQL_SO):$(INST_LIBDIR)/hierlock/store/postgresql.so
 INSTALL_REST = 644:$(LIBRARY):$(INST_CLIBDIR)/libhierlock.a \
                644:csrc/core/hierlock.h:$(INST_INCDIR)/hierlock.h \
                $(foreach file,$(wildcard sql/*.sql),644:$(file):$(INST_DATADIR)/$(file)) \
@@ -166,7 +203,7 @@ INSTALL_REST = 644:$(LIBRARY):$(INST_CLIBDIR)/libhierlock.a \
 # Written when they are installed, as they say where.
 INSTALL_WRITTEN = $(INST_CLIBDIR)/pkgconfig/hierlock.pc $(INST_BINDIR)/hierlock
 # Ours alone: removed once they are empty, a directory after those in it.
-OWN_DIRECTORIES = $(INST_LUADIR)/hierlock/command $(INST_LUADIR)/hierlock/loop $(INST_LUADIR)/hierlock $(INST_LIBDIR)/hierlock/store \
+OWN_DIRECTORIES = $(INST_LUADIR)/hierlock/attach $(INST_LUADIR)/hierlock/command $(INST_LUADIR)/hierlock/loop $(INST_LUADIR)/hierlock $(INST_LIBDIR)/hierlock/store \
                   $(INST_LIBDIR)/hierlock $(INST_DATADIR)/sql $(INST_DATADIR)
 
 # The command finds the modules wherever PREFIX is.
@@ -177,10 +214,10 @@ package.cpath = "$(INST_LIBDIR)/?.so;" .. package.cpath
 require "hierlock.command.main"
 endef
 
-# Without the MySQL store where it was not built.
+# Without the stores that were not built.
 copy = for file in $(1); do \
          IFS=: read -r mode from to <<<"$$file"; \
-         [[ $$from != $(MYSQL_SO) || -e $$from ]] || continue; \
+         [[ $$from != $(BUILD)/hierlock/store/* || -e $$from ]] || continue; \
          install -D -m "$$mode" "$$from" "$(DESTDIR)$$to" || exit 1; \
        done
 
@@ -214,7 +251,9 @@ uninstall:
 ALONE := $(wildcard $(foreach name,loop scenarios matrix,spec/$(name)_spec.lua))
 SPECS ?= $(ALONE) $(filter-out spec/packaging_spec.lua $(ALONE),$(wildcard spec/*_spec.lua))
 SPEC_SO := $(patsubst spec/support/%.c,$(BUILD)/hierlock_spec/%.so,$(wildcard spec/support/*.c))
-CORE_TESTS := $(patsubst spec/core/%.c,$(BUILD)/%,$(wildcard spec/core/test_*.c))
+# ThreadSanitizer bears no allocator beside its own.
+CORE_TESTS := $(patsubst spec/core/%.c,$(BUILD)/%,$(filter-out $(if $(filter tsan,$(VARIANT)),%/test_memory.c),\
+                $(wildcard spec/core/test_*.c)))
 # busted runs on the Lua that it is started with; LuaJIT counts as 5.1.
 LUA_BINARY ?= $(LUA)
 # Connector/C reads the system's file of authorities for each log-in with TLS, whether it is to verify or not: 40 ms
@@ -227,12 +266,14 @@ $(BUILD)/hierlock_spec/%.so: spec/support/%.c
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -D_GNU_SOURCE -fPIC -shared $(WARNINGS) $(LUA_CFLAGS) $(CFLAGS) -o $@ $<
 
-$(BUILD)/test_threads: HL_CFLAGS += $(MYSQL_CFLAGS)
-$(BUILD)/test_%: spec/core/test_%.c $(LIBRARY)
+$(BUILD)/test_threads $(BUILD)/test_memory: HL_CFLAGS += $(MYSQL_CFLAGS)
+# So that it can stop a thread behind its giving back a mutex, also one in the library.
+$(BUILD)/test_file_store: TEST_LDFLAGS = -Wl,--wrap=pthread_mutex_unlock
+$(BUILD)/test_%: spec/core/test_%.c $(wildcard spec/core/*.h) $(LIBRARY)
 	@mkdir -p $(@D)
-	$(CC) $(HL_CFLAGS) -Icsrc/stores/file $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $< $(LIBRARY) -lcmocka $(MYSQL_LIBS) -lm
+	$(CC) $(HL_CFLAGS) -Icsrc/stores/file $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) $(TEST_LDFLAGS) -o $@ $< $(LIBRARY) -lcmocka $(CLIENT_LIBS) -lm
 
-BUSTED = $(WITHOUT_CAS) $(SPEC_ENV) $(WRAPPER) $(LUA_BINARY) /usr/bin/busted --no-auto-insulate $(REPORT) $(BUSTED_FLAGS)
+BUSTED = $(WITHOUT_CAS) $(SPEC_ENV) $(WRAPPER) $(LUA_BINARY) /usr/bin/busted --no-auto-insulate --helper=spec/support/leftovers.lua $(REPORT) $(BUSTED_FLAGS)
 
 .PHONY: test-core spec spec-built
 # The core without Lua. cmocka says what it runs, so the last line of one that hangs tells where.
@@ -252,33 +293,112 @@ spec: spec-built
 	status=0; $(foreach specs,$(filter $(ALONE),$(SPECS)),$(BUSTED) $(specs) || status=1;) \
 	$(if $(filter-out $(ALONE),$(SPECS)),$(BUSTED) $(filter-out $(ALONE),$(SPECS)) || status=1;) exit $$status
 
+# Leases of many processes at random, on the embedded store or in the space with leases that STRESS_DSN names, and a
+# checker of its own: see its beginning. SEED repeats the choices, not the interleaving.
+.PHONY: stress-leases
+stress-leases: $(BUILD)/stress_leases
+	$(BUILD)/stress_leases $(SECONDS) $(if $(STRESS_DSN),$(or $(strip $(SEED)),1) 8 '$(STRESS_DSN)',$(strip $(SEED)))
+
+$(BUILD)/stress_leases: spec/leases/stress.c $(LIBRARY)
+	@mkdir -p $(@D)
+	$(CC) $(HL_CFLAGS) $(if $(strip $(MYSQL_LIBS)),-DSTRESS_MYSQL) $(if $(strip $(POSTGRESQL_LIBS)),-DSTRESS_POSTGRESQL) \
+	  $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $< $(LIBRARY) $(CLIENT_LIBS) -lm
+
 # --------------------------------------------------------------------- soak
 
 # SECONDS of random use under faults on each STORE, with a checker of its own: see
-# spec/soak/soak.h. The SEED repeats the choices, not the interleaving. SOAK: more options.
-STORE ?= file mysql mariadb
+# spec/soak/soak.h. The SEED repeats the choices, not the interleaving. SOAK: more options, as --leases=yes; else the SEED
+# says which store has none. What happened is drawn in build/soak-STORE.html.
+STORE ?= file mysql mariadb postgresql
 SECONDS ?= 30
 SEED ?= $(shell od -An -N3 -tu4 /dev/urandom)
+SERVERS := mysql mariadb postgresql
+# A target, with the servers of STORE, if there are any.
+define WITH_SERVERS
+	@[ -z "$(filter $(SERVERS),$(STORE))" ] || spec/support/deps.sh servers
+	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
+	$(if $(filter $(SERVERS),$(STORE)),spec/support/servers.sh run "$$directory" $(filter $(SERVERS),$(STORE)) --) \
+	  $(MAKE) --no-print-directory $(1) SEED=$(strip $(SEED))
+endef
 SOAK ?=
-SOAK_SOURCES := $(wildcard spec/soak/*.c)
-$(BUILD)/soak: $(SOAK_SOURCES) spec/soak/soak.h $(LIBRARY)
+# What both ask of servers as their administrators.
+SERVER_SOURCES := $(wildcard spec/servers/*.c)
+SERVER_CFLAGS = -Ispec/servers $(MYSQL_CFLAGS) $(POSTGRESQL_CFLAGS)
+SOAK_SOURCES := $(filter-out %/clock.c,$(wildcard spec/soak/*.c)) $(SERVER_SOURCES)
+$(BUILD)/soak-clock.so: spec/soak/clock.c
 	@mkdir -p $(@D)
-	$(CC) $(HL_CFLAGS) $(MYSQL_CFLAGS) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $(SOAK_SOURCES) $(LIBRARY) $(MYSQL_LIBS) -lm
+	$(CC) $(HL_CFLAGS) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -fvisibility=default -shared -o $@ $<
+
+$(BUILD)/soak: $(SOAK_SOURCES) $(wildcard spec/soak/*.h) spec/servers/servers.h $(LIBRARY) $(BUILD)/soak-clock.so
+	@mkdir -p $(@D)
+	$(CC) $(HL_CFLAGS) $(SERVER_CFLAGS) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $(SOAK_SOURCES) $(LIBRARY) $(CLIENT_LIBS) -lm
+
+# With Lua 5.4 one of the workers is a program in it.
+SOAK_LUA := $(if $(filter 5.4,$(LUA_VERSION)),spec/soak/lua/worker.lua)
+$(BUILD)/hierlock_spec/soak.so: spec/soak/lua/records.c spec/soak/area.c spec/soak/soak.h csrc/core/hierlock.h
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -D_GNU_SOURCE -fPIC -shared $(WARNINGS) -Icsrc/core -Ispec/soak $(LUA_CFLAGS) $(CFLAGS) -o $@ $(filter %.c,$^) -lm
 
 .PHONY: soak suite-soak
-soak: $(BUILD)/soak
-ifeq ($(strip $(STORE)),file)
-	@$(MAKE) --no-print-directory suite-soak
-else
-	@spec/support/deps.sh servers
-	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
-	spec/support/servers.sh run "$$directory" $(filter mysql mariadb,$(STORE)) -- \
-	  $(MAKE) --no-print-directory suite-soak SEED=$(strip $(SEED))
-endif
+soak: all
+	@spec/support/deps.sh test
+	$(call WITH_SERVERS,suite-soak)
 
 # With the servers that the environment names.
-suite-soak: $(BUILD)/soak
-	@spec/soak/run.sh $(BUILD)/soak $(strip $(SEED)) "$(STORE)" --seconds=$(SECONDS) $(SOAK)
+suite-soak: all $(BUILD)/soak $(if $(SOAK_LUA),$(BUILD)/hierlock_spec/soak.so)
+	@echo 'to repeat what is chosen here: make soak SEED=$(strip $(SEED)) STORE="$(STORE)" SECONDS=$(SECONDS) SOAK="$(SOAK)"'
+	@mkdir -p build
+	@$(SPEC_ENV) spec/support/on_stores.sh $(BUILD)/soak $(strip $(SEED)) "$(STORE)" --report=build/soak-{store}.html \
+	  --control={control} --seconds=$(SECONDS) $(addprefix --lua=,$(SOAK_LUA)) $(SOAK)
+
+# ------------------------------------------------------------------- faults
+
+# A fault at every system call of a client, on each STORE: see spec/faults/faults.h. SECONDS=30 of them, chosen by the
+# SEED; SECONDS=0: all, which takes many minutes. FAULTS: more options, as --only=kill:acquire.3:exit:0.
+FAULTS ?=
+FAULTS_SOURCES := $(wildcard spec/faults/*.c) $(SERVER_SOURCES)
+$(BUILD)/faults: $(FAULTS_SOURCES) spec/faults/faults.h spec/servers/servers.h $(LIBRARY)
+	@mkdir -p $(@D)
+	$(CC) $(HL_CFLAGS) $(SERVER_CFLAGS) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $(FAULTS_SOURCES) $(LIBRARY) $(CLIENT_LIBS) -lm
+
+.PHONY: faults suite-faults
+faults: $(BUILD)/faults
+	$(call WITH_SERVERS,suite-faults)
+
+# With the servers that the environment names.
+suite-faults: $(BUILD)/faults
+	@$(WITHOUT_CAS) spec/support/on_stores.sh $(BUILD)/faults $(strip $(SEED)) "$(STORE)" --seconds=$(SECONDS) $(FAULTS)
+
+# --------------------------------------------------------------------- fuzz
+
+# libFuzzer, which comes with clang: SECONDS (60) for each TARGET, with what spec/fuzz/corpus has to begin with. What
+# it finds goes on in build/. FUZZ: more of its options. INPUT=file: only that. See spec/fuzz/fuzz.h.
+FUZZERS := $(patsubst spec/fuzz/%.c,%,$(wildcard spec/fuzz/*.c))
+TARGET ?= $(FUZZERS)
+FUZZ ?=
+INPUT ?=
+FUZZ_CFLAGS := -O1 -g -fsanitize=fuzzer-no-link,address,undefined -fno-sanitize-recover=undefined \
+               -fno-omit-frame-pointer
+.PHONY: fuzz suite-fuzz
+fuzz:
+	@spec/support/deps.sh build $(LUA)
+	@spec/support/deps.sh fuzz
+	@$(MAKE) --no-print-directory -s suite-fuzz VARIANT=fuzz CC=clang CFLAGS='$(FUZZ_CFLAGS)' \
+	  SECONDS=$(if $(filter file,$(origin SECONDS)),60,$(SECONDS))
+
+suite-fuzz: $(TARGET:%=$(BUILD)/fuzz_%)
+	@FUZZ='$(FUZZ)' INPUT='$(INPUT)' $(WITHOUT_CAS) spec/fuzz/run.sh $(BUILD) $(SECONDS) $(TARGET)
+
+# Those that come by Lua have one inside, with the binding.
+FUZZ_LUA := $(BUILD)/fuzz_values $(BUILD)/fuzz_command
+$(FUZZ_LUA): HL_CFLAGS += $(LUA_CFLAGS)
+$(FUZZ_LUA): FUZZ_LIBS = $(call objects,$(BINDING)) $(shell $(PKG_CONFIG) --libs $(notdir $(LUA)))
+$(FUZZ_LUA): $(call objects,$(BINDING)) spec/fuzz/state.h
+
+$(BUILD)/fuzz_%: spec/fuzz/%.c spec/fuzz/fuzz.h $(LIBRARY)
+	@mkdir -p $(@D)
+	$(CC) $(HL_CFLAGS) -Icsrc/stores/file -Icsrc/stores/mysql $(MYSQL_CFLAGS) $(CPPFLAGS) $(CFLAGS) -fsanitize=fuzzer \
+	  $(LDFLAGS) -o $@ $< $(FUZZ_LIBS) $(LIBRARY) $(CLIENT_LIBS) -lm
 
 # ------------------------------------------------------------------ planted
 
@@ -297,6 +417,7 @@ planted:
 
 # A client for each peer whose library is there; the others are named as not run.
 BENCH_SVG ?= $(BUILD)/performance.svg
+BENCH_LOAD_SVG ?= $(BUILD)/load.svg
 BENCH_CLIENTS := flock $(if $(strip $(MYSQL_LIBS)),bare) \
                  $(if $(shell $(PKG_CONFIG) --exists libpq 2>/dev/null && echo yes),postgresql) \
                  $(if $(shell $(PKG_CONFIG) --exists hiredis 2>/dev/null && echo yes),redis)
@@ -308,21 +429,27 @@ $(BUILD)/bench/%: bench/%.c bench/client.c bench/client.h
 	@mkdir -p $(@D)
 	$(CC) -std=c11 -D_GNU_SOURCE -Wall -Wextra $(CFLAGS) -o $@ bench/client.c $< $(BENCH_LIBRARIES)
 
+$(BUILD)/bench/line: bench/line.c
+	@mkdir -p $(@D)
+	$(CC) -std=c11 -D_GNU_SOURCE -Wall -Wextra $(CFLAGS) -o $@ $<
+
 .PHONY: bench
-# BENCH="embedded mysql mariadb peers": which; BENCH_ROUNDS: how many rounds;
-# BENCH_SVG: where the picture of the peers goes.
-bench: all $(addprefix $(BUILD)/bench/,$(BENCH_CLIENTS))
+# BENCH="embedded mysql mariadb postgresql line waiting peers load": which; BENCH_ROUNDS: how many rounds;
+# BENCH_SVG, BENCH_LOAD_SVG: where the pictures go.
+bench: all $(addprefix $(BUILD)/bench/,line $(BENCH_CLIENTS))
 	@spec/support/deps.sh demo
 	@spec/support/deps.sh servers
-	@directory=$$(mktemp -d) && files=$$(mktemp -d /dev/shm/hierlock-bench-XXXXXX) && \
+	@ulimit -n 65536 2>/dev/null || true; \
+	directory=$$(mktemp -d) && files=$$(mktemp -d /dev/shm/hierlock-bench-XXXXXX) && \
 	trap 'rm -rf "$$directory" "$$files"' EXIT && \
 	$(SPEC_ENV) BENCH_CLIENTS="$(CURDIR)/$(BUILD)/bench" BENCH_FILES="$$files" BENCH_SVG="$(BENCH_SVG)" \
+	  BENCH_LOAD_SVG="$(BENCH_LOAD_SVG)" \
 	  spec/support/servers.sh run "$$directory" -- \
 	  bench/servers.sh $(LUA_BINARY) bench/run.lua $(BENCH)
 
 $(BUILD)/clients: bench/clients.c $(LIBRARY)
 	@mkdir -p $(@D)
-	$(CC) $(HL_CFLAGS) $(CFLAGS) $(MYSQL_CFLAGS) -o $@ $< $(LIBRARY) $(MYSQL_LIBS) -lm
+	$(CC) $(HL_CFLAGS) $(CFLAGS) $(MYSQL_CFLAGS) -o $@ $< $(LIBRARY) $(CLIENT_LIBS) -lm
 
 .PHONY: bench-nginx
 # With LUA=luajit; needs Debian's nginx, libnginx-mod-http-lua and wrk.
@@ -333,11 +460,25 @@ bench-nginx: all $(BUILD)/clients
 	$(SPEC_ENV) BENCH_CLIENTS="$(CURDIR)/$(BUILD)/clients" spec/support/servers.sh run "$$directory" -- \
 	  $(LUA_BINARY) bench/nginx.lua
 
+# -------------------------------------------------------------- screenshots
+
+# The pictures of docs/checkout.md, of the example in a browser.
+.PHONY: screenshots suite-screenshots
+screenshots:
+	@spec/support/deps.sh build luajit
+	@spec/support/deps.sh test luajit
+	@spec/support/deps.sh browser
+	@$(MAKE) --no-print-directory -s suite-screenshots LUA=luajit
+
+suite-screenshots: all
+	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
+	HIERLOCK_SPEC_DIRECTORY="$$directory" $(SPEC_ENV) $(LUA_BINARY) spec/support/screenshots.lua
+
 # --------------------------------------------------------- demo, test, lint
 
 .PHONY: demo test suite lint asan tsan valgrind collector test-bare test-packaging test-libmysqlclient
 demo:
-	@HIERLOCK_WITHOUT_MYSQL=1 spec/support/deps.sh build $(LUA)
+	@HIERLOCK_WITHOUT_CLIENTS=1 spec/support/deps.sh build $(LUA)
 	@spec/support/deps.sh demo
 	@$(MAKE) --no-print-directory -s build/demo/hierlock/core.so BUILD=build/demo
 	@LUA_PATH="$(CURDIR)/lua/?.lua;$(CURDIR)/lua/?/init.lua;;" LUA_CPATH="$(CURDIR)/build/demo/?.so;;" \
@@ -351,7 +492,7 @@ ifdef MYSQL_DSN
 	@$(MAKE) --no-print-directory suite
 else
 	@spec/support/deps.sh servers
-	@HIERLOCK_REQUIRE="mysql mariadb nginx" $(MAKE) --no-print-directory suite
+	@HIERLOCK_REQUIRE="mysql mariadb postgresql nginx" $(MAKE) --no-print-directory suite
 endif
 
 # The core's own tests, and the specs on each Lua, side by side.
@@ -367,7 +508,7 @@ test-packaging:
 	@spec/support/deps.sh test
 	@spec/support/deps.sh servers
 	@spec/support/deps.sh packaging
-	@HIERLOCK_REQUIRE="mysql mariadb" $(MAKE) --no-print-directory suite SPECS=spec/packaging_spec.lua CORE_TESTS= LIMIT=1200
+	@HIERLOCK_REQUIRE="mysql mariadb postgresql" $(MAKE) --no-print-directory suite SPECS=spec/packaging_spec.lua CORE_TESTS= LIMIT=1200
 
 # README.md's two commands on a fresh Debian 12, with nothing but make: what they need they must get. It
 # takes what is committed.
@@ -379,7 +520,7 @@ test-bare:
 # in that root: MariaDB is the newer one.
 test-libmysqlclient:
 	@spec/support/deps.sh libmysqlclient
-	@HIERLOCK_REQUIRE="mysql mariadb" spec/support/root.sh run libmysqlclient sid \
+	@HIERLOCK_REQUIRE="mysql mariadb postgresql" spec/support/root.sh run libmysqlclient sid \
 	  $(MAKE) --no-print-directory suite-libmysqlclient LUA=lua5.4 LUAS=lua5.4 VARIANT=libmysqlclient
 
 # Inside. Nothing else is to be tested by mistake.
@@ -402,9 +543,16 @@ lint:
 	$(MAKE) --no-print-directory -s -j $$(nproc) all VARIANT=lint CC=clang CFLAGS='-O1 -Werror -Wthread-safety -Wthread-safety-beta'
 	$(MAKE) --no-print-directory -s -j $$(nproc) all VARIANT=lint-gcc CC=gcc CFLAGS='-O2 -Werror'
 	@echo clang-tidy
-	@printf '%s\n' $(CORE) $(BINDING) $(MYSQL) | xargs -P $$(nproc) -n 4 bash -o pipefail -c ' \
+	@printf '%s\n' $(CORE) $(BINDING) $(MYSQL) $(MYSQL_BINDING) $(POSTGRESQL) $(POSTGRESQL_BINDING) | xargs -P $$(nproc) -n 4 bash -o pipefail -c ' \
 	  clang-tidy --quiet --warnings-as-errors="*" "$$@" -- \
-	    $(HL_CFLAGS) $(LUA_CFLAGS) $(MYSQL_CFLAGS) -Icsrc/lua 2>&1 | { grep -v "warnings generated" || true; }' bash
+	    $(HL_CFLAGS) $(LUA_CFLAGS) $(MYSQL_CFLAGS) $(POSTGRESQL_CFLAGS) -Icsrc/lua -Icsrc/stores/mysql -Icsrc/stores/postgresql 2>&1 | { grep -v "warnings generated" || true; }' bash
+
+# What the locks promise, proved on models of the code by spin; and that each model fails when a bug is planted
+# in it. MODEL=queue: that one; LANES: how many runs at a time, each of at most 1.8 GB.
+.PHONY: model
+model:
+	@spec/support/deps.sh model
+	@spec/model/run.sh
 
 # AddressSanitizer must be loaded before everything else, and a Lua that is not
 # built with it leaks at its end by design. A small quarantine, as specs look at how
@@ -416,7 +564,7 @@ asan:
 	@spec/support/deps.sh build $(LUA)
 	@spec/support/deps.sh test
 	@spec/support/deps.sh servers
-	@HIERLOCK_REQUIRE="mysql mariadb" \
+	@HIERLOCK_REQUIRE="mysql mariadb postgresql" \
 	  $(MAKE) --no-print-directory suite LUAS=$(LUA) LIMIT=900 VARIANT=asan CFLAGS='$(ASAN_CFLAGS)' \
 	    SANITIZER_ENV='$(ASAN_ENV)'
 
@@ -438,7 +586,7 @@ docs:
 TSAN_OWN := ThreadSanitizer failed to allocate
 TSAN_CFLAGS := -O1 -g -fsanitize=thread
 TSAN_SPECS := stores fork extend manager pending crowd loop mysql mysql_connect mysql_pool mysql_trouble waiting_trouble \
-              scenarios with
+              postgresql scenarios with
 tsan:
 	@spec/support/deps.sh build $(LUA)
 	@spec/support/deps.sh test
@@ -447,7 +595,7 @@ tsan:
 	export TSAN_LUA=$(LUA) TSAN_LIBRARY="$(shell $(CC) -print-file-name=libtsan.so)" && \
 	export TSAN_OPTIONS="die_after_fork=0 second_deadlock_stack=1 log_path=$$directory/reports/report \
 	  suppressions=$(CURDIR)/spec/support/tsan.supp" && \
-	HIERLOCK_REQUIRE="mysql mariadb" TOOL_ENDS=1 \
+	HIERLOCK_REQUIRE="mysql mariadb postgresql" TOOL_ENDS=1 \
 	  $(MAKE) --no-print-directory suite LUAS=$(LUA) LIMIT=900 VARIANT=tsan CFLAGS='$(TSAN_CFLAGS)' \
 	    WRAPPER='setarch -R' LUA_BINARY="$(CURDIR)/spec/support/tsan-lua" \
 	    BUSTED_FLAGS="--filter-out='costs at most two connections, and 4 KiB' --filter-out='own cancelled wait does not concern'" \
@@ -457,29 +605,29 @@ tsan:
 # Valgrind's memcheck, which knows what is not initialised: the core, and those specs
 # that come to every file of the binding and of the stores. Left out is what depends
 # on time, of which it needs twenty times as much: stores, extend, scenarios,
-# mysql_trouble ..., one of mysql, and of the core test_threads; and LuaJIT, whose code it
-# does not see through.
-VALGRIND_SPECS := dsn plan error misuse with manager embedded mysql mysql_connect
+# mysql_trouble ..., one of mysql, and of the core test_threads; test_memory, as it
+# brings an allocator; test_leases, as it traces processes; and LuaJIT, whose code it does not see through.
+VALGRIND_SPECS := dsn plan error misuse with manager embedded mysql mysql_connect postgresql
 valgrind:
 	@spec/support/deps.sh build $(LUA)
 	@spec/support/deps.sh test
 	@spec/support/deps.sh valgrind
 	@spec/support/deps.sh servers
-	@HIERLOCK_REQUIRE="mysql mariadb" \
+	@HIERLOCK_REQUIRE="mysql mariadb postgresql" \
 	  $(MAKE) --no-print-directory suite LUAS=$(LUA) WRAPPER=spec/support/valgrind.sh \
 	    BUSTED_FLAGS="--filter-out='timeouts that change from call to call'" \
 	    SPECS='$(VALGRIND_SPECS:%=spec/%_spec.lua)' LIMIT=1800 \
-	    CORE_TESTS='$(filter-out %/test_threads,$(CORE_TESTS))'
+	    CORE_TESTS='$(filter-out %/test_threads %/test_memory %/test_leases,$(CORE_TESTS))'
 
 # A whole collection wherever Lua may collect, inside of the binding too, and
 # AddressSanitizer to see what is used afterwards. Specs that do much in Lua itself
 # would need hours; these come to every function of the binding.
-COLLECTOR_SPECS := error with manager embedded extend mysql mysql_pool
+COLLECTOR_SPECS := error with manager embedded extend mysql mysql_pool postgresql
 collector:
 	@spec/support/deps.sh build $(LUA)
 	@spec/support/deps.sh test
 	@spec/support/deps.sh servers
-	@HIERLOCK_REQUIRE="mysql mariadb" \
+	@HIERLOCK_REQUIRE="mysql mariadb postgresql" \
 	  $(MAKE) --no-print-directory suite LUAS=$(LUA) CORE_TESTS= LIMIT=900 VARIANT=asan CFLAGS='$(ASAN_CFLAGS)' SANITIZER_ENV='$(ASAN_ENV)' \
 	    BUSTED_FLAGS=--helper=spec/support/collector.lua SPECS='$(COLLECTOR_SPECS:%=spec/%_spec.lua)'
 
@@ -494,14 +642,19 @@ help:
 	@echo 'make install    what was built, to PREFIX=$(PREFIX); make uninstall'
 	@echo 'make bench      how fast it is, and beside what others lock with, measured in one run'
 	@echo 'make lint       luacheck, cppcheck, clang-tidy, -Werror'
+	@echo 'make model      the models of spec/model under spin; MODEL=acquire, lease, queue, line, records or ledger: that one'
 	@echo 'make asan       the specs under AddressSanitizer and UBSan'
 	@echo 'make docs       the reference of the Lua interface, into build/docs'
+	@echo 'make screenshots   the pictures of docs/checkout.md'
 	@echo 'make tsan       the specs with threads under ThreadSanitizer'
 	@echo 'make valgrind   the core and the binding under memcheck'
 	@echo 'make collector  the binding under a collector that always runs'
 	@echo 'make test-bare             the demo and the specs on a fresh Debian 12'
 	@echo 'make test-packaging        installing in every way, for every Lua'
 	@echo 'make test-libmysqlclient   all specs on Oracle'"'"'s client library'
-	@echo 'make soak       random use under faults, and a checker; SECONDS=30 SEED= STORE="file mysql mariadb"'
+	@echo 'make soak       random use under faults, and a checker; SECONDS=30 SEED= STORE="file mysql mariadb postgresql"'
+	@echo 'make stress-leases   leases of many processes at random, and a checker; SECONDS=30 SEED= STRESS_DSN='
+	@echo 'make faults     kill, stop, failure at every system call of a client; SECONDS=30 (0: all of them) SEED= STORE='
+	@echo 'make fuzz       bytes at random, as libFuzzer learns what they reach; TARGET="dsn …" SECONDS=60 FUZZ= INPUT='
 	@echo 'make planted    bugs, planted one at a time, and which check finds each; BUG="keeper-stopped …"'
 	@echo 'make clean      remove build/'

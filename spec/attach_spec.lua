@@ -26,7 +26,7 @@ local function drop_tables(store)
 end
 
 support.each_server(function(store)
-  local environment, connections, managers, restore, held
+  local connections, managers, restore, held
   local connection, locks -- of this program
 
   setup(function() make_tables(store) end)
@@ -35,7 +35,7 @@ support.each_server(function(store)
   -- What LuaSQL wants of the store's DSN.
   local function connect()
     local user, password, host, port, database = store.bare_dsn:match("^%a+://(.-):(.-)@(.-):(%d+)/([^?]*)")
-    local new = assert(environment:connect(database, user, password, host, tonumber(port)))
+    local new = assert(support.luasql():connect(database, user, password, host, tonumber(port)))
     connections[#connections + 1] = new
     return new
   end
@@ -47,7 +47,7 @@ support.each_server(function(store)
   end
 
   before_each(function()
-    environment, connections, managers, restore = require("luasql.mysql").mysql(), {}, {}, {}
+    connections, managers, restore = {}, {}, {}
     connection = connect()
     locks = attach.luasql(connection, options())
   end)
@@ -56,7 +56,6 @@ support.each_server(function(store)
     for _, manager in ipairs(managers) do manager:close() end
     held = nil
     for _, each in ipairs(connections) do each:close() end
-    environment:close()
     for _, fn in ipairs(restore) do fn() end
   end)
 
@@ -175,6 +174,15 @@ support.each_server(function(store)
       local handle = assert(open():acquire(R1, { mode = "shared", timeout = 5 }))
       assert_locked(R1)
       handle:release()
+    end)
+
+    it("is granted again to the transaction that holds it", function()
+      begin()
+      assert.is_true(locks:acquire { "u1", "a1" })
+      for _, target in ipairs { { "u1", "a1" }, R1, { "u1" } } do
+        assert.is_true(locks:acquire(target, { timeout = 0 }))
+      end
+      assert_locked { "u1", "a2" }
     end)
 
     it("is taken under each name, on several targets and in several modes", function()

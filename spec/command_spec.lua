@@ -6,59 +6,14 @@
 local uv = require "luv"
 local hierlock = require "hierlock"
 local support = require "spec.support"
+local program = require "spec.support.command"
 
 local TABLE = "hierlock_spec_command"
 local PROGRAM = "lua/hierlock/command/main.lua"
-local INTERPRETER = os.getenv("HIERLOCK_LUA") or "lua"
+local INTERPRETER = program.interpreter
+local start, run, assert_status = program.start, program.run, program.assert_status
 
-local function environment(dsn)
-  local list = {}
-  for name, value in pairs(uv.os_environ()) do
-    if name ~= "HIERLOCK_DSN" then list[#list + 1] = name .. "=" .. value end
-  end
-  if dsn then list[#list + 1] = "HIERLOCK_DSN=" .. dsn end
-  return list
-end
-
-local running
-
--- Starts it; self.out and self.err grow as they are read.
-local function start(dsn, ...)
-  local self = { out = "", err = "" }
-  local out, err = uv.new_pipe(false), uv.new_pipe(false)
-  self.handle, self.pid = assert(uv.spawn(INTERPRETER, {
-    args = { PROGRAM, ... }, env = environment(dsn), stdio = { nil, out, err },
-  }, function(status, signal) self.status, self.signal = status, signal end))
-  out:read_start(function(_, data) self.out = self.out .. (data or "") if not data then out:close() end end)
-  err:read_start(function(_, data) self.err = self.err .. (data or "") if not data then err:close() end end)
-  function self.until_true(condition, what)
-    return support.wait_until(function() uv.run("nowait") return condition() end, what)
-  end
-  function self.join()
-    self.until_true(function() return self.status and out:is_closing() and err:is_closing() end,
-                    "the end of the command; it said: " .. self.out .. self.err)
-    if not self.handle:is_closing() then self.handle:close() end
-    uv.run("nowait")
-    return self
-  end
-  running[#running + 1] = self
-  return self
-end
-
-local function run(...) return start(...).join() end
-
-before_each(function() running = {} end)
-after_each(function()
-  for _, command in ipairs(running) do
-    if not command.status then uv.kill(command.pid, "sigkill") end
-    command.join()
-  end
-end)
-
-local function assert_status(expected, command)
-  assert.equal(expected, command.status, command.out .. command.err)
-  return command
-end
+after_each(program.close)
 
 -- On a terminal of its own, by script(1), with a line typed for each prompt.
 local function on_terminal(typed, dsn, arguments)
@@ -74,7 +29,7 @@ describe("the command line", function()
     local help = assert_status(0, run(nil, "--help"))
     assert.matches("provision", help.out)
     assert.matches("verify", help.out)
-    for _, name in ipairs { "provision", "verify" } do
+    for _, name in ipairs { "provision", "verify", "leases", "revoke" } do
       assert.matches("$HIERLOCK_DSN", assert_status(0, run(nil, name, "--help")).out, 1, true)
     end
     assert.equal(hierlock._VERSION .. "\n", assert_status(0, run(nil, "--version")).out)
@@ -82,7 +37,7 @@ describe("the command line", function()
 
   it("is all in the manual page, and nothing else is", function()
     local page = io.open("docs/hierlock.1"):read("*a")
-    for _, name in ipairs { "provision", "verify" } do
+    for _, name in ipairs { "provision", "verify", "leases", "revoke" } do
       local section = assert(page:match("\n%.Ss hierlock " .. name .. "\n(.-)\n%.S[sh]"), "no section on " .. name)
       local documented = {}
       for option in section:gmatch("%.It Fl [^\n]*Fl %-([%w-]+)") do documented[option] = true end
@@ -101,7 +56,7 @@ describe("the command line", function()
       {}, { "provide" }, { "provision", "--bukets", "5" }, { "provision", "--buckets", "0" },
       { "provision", "--buckets", "2.5" }, { "provision", "--buckets", "x" }, { "provision", "--levels", "a,,b" },
       { "provision", "--levels", "" }, { "provision", "--chunk", "0" }, { "provision", "--chunk", "1000001" },
-      { "provision", "--rate", "0" }, { "provision", "--rate", "-1" }, { "verify", "postgres://x/y" },
+      { "provision", "--rate", "0" }, { "provision", "--rate", "-1" }, { "verify", "pg://x/y" },
       { "verify", "file:", "more" },
     } do
       local command = assert_status(64, run("mysql://u@127.0.0.1:1/d", (table.unpack or unpack)(arguments)))
@@ -111,7 +66,8 @@ describe("the command line", function()
   end)
 
   it("may contain no password, which `ps` would show", function()
-    for _, dsn in ipairs { "mysql://u:sEcReT@127.0.0.1:1/d", "u:sEcReT@tcp(127.0.0.1:1)/d" } do
+    for _, dsn in ipairs { "mysql://u:sEcReT@127.0.0.1:1/d", "u:sEcReT@tcp(127.0.0.1:1)/d",
+                           "postgresql://u:sEcReT@127.0.0.1:1/d", "host=127.0.0.1 port=1 password=sEcReT" } do
       local command = assert_status(64, run(nil, "provision", dsn))
       assert.matches("--ask-password", command.err, 1, true)
       assert.is_nil((command.out .. command.err):find("sEcReT", 1, true))
@@ -284,7 +240,9 @@ support.each_server(function(store)
       if not store.control then pending("the server is not ours to restart") end
       local command = start(dsn, "provision", "--buckets", "10000", "--rate", "20000")
       command.until_true(function() return count() > 0 end, "the first rows")
+      uv.kill(command.pid, "sigstop") -- or it may have ended before the server has
       store.command("restart")
+      uv.kill(command.pid, "sigcont")
       assert_status(0, command.join())
       assert.matches("trying again", command.err, 1, true)
       assert_status(0, verify())
@@ -415,6 +373,146 @@ support.each_server(function(store)
     end)
   end)
 
+  describe("provision --leases", function()
+    local STEM = TABLE
+    local function drop()
+      for _, name in ipairs { "_nodes", "_leases", "_leased", "_gate" } do sql("DROP TABLE IF EXISTS %s%s", STEM, name) end
+    end
+    before_each(drop)
+    after_each(drop)
+
+    local R1 = { "u1", "a1", "r1" }
+    local function lease(manager) return manager:acquire(R1, { ttl = 60, timeout = 0 }) end
+
+    local function assert_complete()
+      local command = assert_status(0, verify())
+      for _, name in ipairs { "_leases +InnoDB", "_leased +InnoDB", "_gate +complete" } do
+        assert.matches(STEM .. name, command.out)
+      end
+      local manager = assert(hierlock.open(dsn))
+      local held = assert(lease(manager))
+      assert.is_nil((manager:acquire({ "u1" }, { timeout = 0 })))
+      assert(held:release { confirm = true })
+      manager:close()
+    end
+
+    it("makes a new space that has leases", function()
+      provision("--leases", "--buckets", "500")
+      assert_complete()
+      assert.equal("1500", sql("SELECT COUNT(*) FROM %s_nodes", STEM)[1][1])
+      assert.equal("65536", sql("SELECT COUNT(*) FROM %s_gate", STEM)[1][1])
+    end)
+
+    it("gives leases to a space that has none, and may be called again", function()
+      provision("--buckets", "500")
+      local manager = assert(hierlock.open(dsn))
+      assert.equal("unsupported", select(2, lease(manager)).code)
+      manager:close()
+      for _ = 1, 2 do
+        provision("--leases")
+        assert_complete()
+        provision()
+        assert_complete()
+      end
+    end)
+
+    it("goes on where it was interrupted", function()
+      provision("--buckets", "500")
+      local statements = {}
+      for statement in (assert_status(0, run(dsn, "provision", "--leases", "-n")).out):gmatch("(.-);\n\n") do
+        statements[#statements + 1] = statement
+      end
+      assert.truthy(statements[#statements]:find("^RENAME"))
+      for n = 1, #statements - 1 do
+        sql(statements[n])
+        -- Nobody excludes others than those who are there.
+        local manager, err = hierlock.open(dsn)
+        if manager then
+          assert.is_nil((lease(manager)))
+          manager:close()
+        else
+          assert.equal("not_provisioned", err.code)
+        end
+      end
+      provision()
+      assert_complete()
+    end)
+
+    it("waits for those who hold locks; who has connected before excludes nobody afterwards, and hears it", function()
+      provision("--buckets", "500")
+      local manager = assert(hierlock.open(dsn))
+      for _ = 1, 3 do assert(assert(manager:acquire(R1)):release { confirm = true }) end
+      local handle = assert(manager:acquire(R1))
+      local command = start(dsn, "provision", "--leases")
+      support.wait_until(function()
+        return tonumber(sql("SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE STATE LIKE '%%metadata lock%%'")[1][1]) > 0
+      end)
+      assert.is_true(handle:check())
+      assert(handle:release { confirm = true })
+      assert_status(0, command.join())
+      for _ = 1, 3 do
+        local ok, err = manager:acquire(R1, { timeout = 1 })
+        assert.is_nil(ok)
+        assert.is_true(err.code == "not_provisioned" or err.code == "mismatch", err.message)
+      end
+      manager:close()
+      assert_complete()
+    end)
+
+    it("keeps out programs that know of no leases, whatever they try", function()
+      provision("--leases", "--buckets", "500")
+      local levels = sql("SELECT levels FROM hier_lock_meta WHERE table_name='%s'", TABLE)[1][1]
+      local names = {}
+      for name in levels:gmatch "[^,]+" do names[#names + 1] = name end
+      -- What they do with the record: no such levels can be.
+      assert.is_false((pcall(hierlock.plan, { { "x" } }, { levels = names })))
+      assert.is_nil(store.sql():try("SELECT 1 FROM " .. TABLE))
+    end)
+
+    it("gives no two spaces the same tables", function()
+      local other = TABLE .. "_buckets"
+      local others = dsn:gsub(TABLE, other)
+      assert.not_equal(dsn, others)
+      finally(function()
+        sql("DROP TABLE IF EXISTS %s", other)
+        sql("DELETE FROM hier_lock_meta WHERE table_name='%s'", other)
+      end)
+      assert_status(0, run(others, "provision", "--buckets", "300"))
+      provision("--leases", "--buckets", "500")
+      local command = run(others, "provision", "--leases")
+      assert.matches(STEM .. "_nodes already", command.err, 1, true)
+      assert.equal("user,account,resource", sql("SELECT levels FROM hier_lock_meta WHERE table_name='%s'", other)[1][1])
+      assert_status(0, run(others, "verify"))
+      assert_complete()
+      -- Nor one without leases the table of one that has some.
+      command = run((dsn:gsub(TABLE, STEM .. "_nodes")), "provision")
+      assert.matches(STEM .. "_nodes already", command.err, 1, true)
+    end)
+
+    it("is checked: what is missing is named, and mended", function()
+      provision("--leases", "--buckets", "500")
+      sql("DELETE FROM %s_gate WHERE g > 65000", STEM)
+      assert.matches("_gate +missing: 535 rows", assert_status(1, verify()).out)
+      sql("DROP TABLE %s_leased", STEM)
+      assert.matches("_leased +missing", assert_status(1, verify()).out)
+      provision()
+      sql("ALTER TABLE %s_leased ENGINE=MyISAM", STEM)
+      assert.matches("MyISAM, which locks no rows", assert_status(1, verify()).out, 1, true)
+    end)
+
+    it("is what sql/leases.sql does", function()
+      support.provision(store.sql(), TABLE, 500)
+      local file = assert(io.open "sql/leases.sql")
+      local text = file:read("*a"):gsub("%-%-[^\n]*", ""):gsub("hier_lock_buckets", TABLE)
+      file:close()
+      for _, name in ipairs { "nodes", "leases", "leased", "gate" } do text = text:gsub("hier_lock_" .. name, STEM .. "_" .. name) end
+      for statement in text:gmatch "[^;]+" do
+        if statement:find "%S" then store.sql():query((statement:gsub("%%", "%%%%"))) end
+      end
+      assert_complete()
+    end)
+  end)
+
   describe("verify", function()
     it("finds nothing wrong with a complete table", function()
       provision("--buckets", "400")
@@ -447,6 +545,15 @@ support.each_server(function(store)
       assert.matches("no table", assert_status(1, verify()).out, 1, true)
       provision("--buckets", "400")
       assert.matches("400 buckets", assert_status(1, verify("--buckets", "500")).out, 1, true)
+    end)
+
+    it("refuses recorded levels that cannot be, and writes nothing of them to a terminal", function()
+      provision("--buckets", "10")
+      sql("UPDATE hier_lock_meta SET levels = CONCAT('user,', CHAR(27), ']0;mine', CHAR(7)) WHERE table_name = '%s'", TABLE)
+      local command = verify()
+      assert_status(78, command)
+      assert.matches("levels of the table " .. TABLE .. " that cannot be: level name 2 must not contain", command.err, 1, true)
+      assert.is_nil((command.out .. command.err):find("[\27\7]"))
     end)
 
     it("locks nothing, and does not wait for locks", function()

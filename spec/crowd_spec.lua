@@ -22,7 +22,7 @@ support.each_store(function(store)
   before_each(function()
     managers = {}
     -- Each wait that is given up costs a connection: without TLS, or the crowd would mostly log in.
-    local params = store.server and "tls=off" or nil
+    local params = store.table and "tls=off" or store.server and "sslmode=disable" or nil
     for i = 1, 2 do managers[i] = support.open(store, { pool_size = 8, loop = has_cqueues and "cqueues" or nil }, params) end
   end)
   after_each(function()
@@ -115,10 +115,9 @@ support.each_store(function(store)
       loop:wrap(function()
         while not is_over() do
           cqueues.sleep(0.2)
-          local rows = store.sql():query(
-            "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND user = SUBSTRING_INDEX(USER(), '@', 1)")
-          local victim = rows[math.random(math.max(#rows, 1))]
-          if victim then pcall(store.sql().query, store.sql(), "KILL " .. victim[1]) end
+          local sessions = store.sessions()
+          local victim = sessions[math.random(math.max(#sessions, 1))]
+          if victim then store.kill(victim) end
         end
       end)
     end

@@ -107,7 +107,7 @@ describe("the reference", function()
   end
 
   it("knows all classes", function()
-    local internal = { error = true, connection = true, holders = true, store = true, default_manager = true, anchors = true }
+    local internal = { error = true, connection = true, ["connection.postgresql"] = true, holders = true, store = true, default_manager = true, anchors = true }
     for _, class in ipairs(classes) do internal[class] = true end
     for key in pairs(debug.getregistry()) do
       local class = type(key) == "string" and key:match("^hierlock%.(.*)")
@@ -160,11 +160,14 @@ describe("the reference", function()
     for code in read_file("csrc/core/error.c"):gmatch("{HL_%u+[%u_]*, %l+, \"([%l_]+)\"}") do
       if code ~= "ok" and code ~= "misuse" and code ~= "memory" then names("err", code, true) end
     end
-    for _, field in ipairs { "code", "message", "retryable", "errno", "sqlstate", "target", "holders" } do
+    for _, field in ipairs { "code", "message", "retryable", "errno", "sqlstate", "target", "holders", "revoked_by",
+                             "reason" } do
       names("err", field)
     end
-    for _, field in ipairs { "application", "host", "pid", "label", "path", "mode", "since", "waiting" } do
+    for _, field in ipairs { "application", "host", "pid", "label", "path", "mode", "since", "waiting", "kind", "owner",
+                             "id", "remaining" } do
       names("manager:holders", field, true)
+      if field ~= "waiting" then names("manager:leases", field, true) end
     end
   end)
 end)
@@ -252,6 +255,19 @@ describe("the pages", function()
     end)
   end
 
+  it("have Lua code that runs: docs/faq.md", function()
+    local directory = os.tmpname()
+    os.remove(directory)
+    finally(function() os.execute("rm -rf " .. directory) end)
+    for _, block in ipairs((select(2, parts("docs/faq.md")))) do
+      local chunk = assert((loadstring or load)("local manager = ...\n" .. block.text, "=docs/faq.md")) -- luacheck: ignore
+      local manager = assert(hierlock.open("file:" .. directory, { timeout = 5 }))
+      local ok, message = pcall(chunk, manager)
+      manager:close()
+      assert(ok, ("line %d: %s"):format(block.line, tostring(message)))
+    end
+  end)
+
   it("are all linked from another one", function()
     local linked = {}
     for _, page in ipairs(pages) do
@@ -277,6 +293,15 @@ describe("the pages", function()
     end
     for name in page:gmatch("\n| `([%w-]+)` |") do assert.is_true(names[name], name) end
     assert.is_truthy(next(names))
+  end)
+
+  it("name in docs/security.md, for each claim, specs and tests that are there", function()
+    local n = 0
+    for file, title in read_file("docs/security.md"):gmatch("`(spec/[%w_/]+%.%l+): ([^`\n]+)`") do
+      n = n + 1
+      assert.is_truthy(read_file(file):find(title, 1, true), file .. ": " .. title)
+    end
+    assert.is_true(n > 30)
   end)
 
   it("have a heading for each error code in docs/operations.md", function()

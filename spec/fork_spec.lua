@@ -36,6 +36,10 @@ local CHILDREN = {
   { "ends by _exit", "fork.exit(0)" },
   { "collects its copy of the handle", "handles.lock = nil collectgarbage() collectgarbage()" },
   { "closes its copy of the manager", "manager:close() handles.lock = nil collectgarbage()" },
+  { "looks at the counters, which begin anew", [[
+    local stats = manager:stats()
+    assert(stats.held == 0 and stats.acquired == 0 and stats.connections == 0, "its parent's")
+  ]] },
   { "releases its copy of the handle, which is dead", [[
     local lock = handles.lock
     assert(lock:is_held() == false and lock:remaining() == 0)
@@ -110,6 +114,44 @@ describe("a fork", function()
       support.wait_until(function() return store.waiting(R1) == 0 end, "the end of the wait")
       assert.is_true(blocker:release { confirm = true })
       assert(manager:acquire({ "u1" }, { timeout = 2 })):release()
+    end)
+
+    it("leaves a pending with the parent, whatever the child does with its copy", function()
+      local blocker = assert(manager:acquire(R1))
+      local peer = support.process(store)
+      local status, readable = peer:call([[
+        local fork, uv = require "hierlock_spec.fork", require "luv"
+        local target = ...
+        handles.pending = assert(manager:start(target, { timeout = 60 }))
+        local fd = handles.pending:fd()
+        local pid = fork.fork()
+        if pid == 0 then
+          local pending = handles.pending
+          local ok = pcall(function()
+            assert(pending:done())
+            local none, err = pending:wait(0)
+            assert(none == nil and err.code == "released", err)
+            pending:cancel()
+            handles.pending, pending = nil, nil
+            collectgarbage()
+            collectgarbage()
+          end)
+          os.exit(ok and 0 or 1, true)
+        end
+        local ended = fork.wait(pid)
+        local poll, readable = uv.new_poll(fd), false
+        poll:start("r", function() readable = true end)
+        uv.run("nowait")
+        poll:close()
+        uv.run("nowait")
+        return ended, readable or handles.pending:done()
+      ]], R1)
+      assert.equal(0, status)
+      assert.is_false(readable)
+      assert.is_true(blocker:release { confirm = true })
+      assert.is_true(peer:call "handles.lock = handles.pending:wait(20) return handles.lock ~= nil and handles.lock:is_held()")
+      local none = manager:acquire(R1, { timeout = 0 })
+      assert.is_nil(none)
     end)
 
     it("gives a lock back when its holder is killed, though a forked child lives on", function()

@@ -10,7 +10,6 @@ local loops = require "spec.support.loops"
 local U1, A1, R1, R2, R3 = { "u1" }, { "u1", "a1" }, { "u1", "a1", "r1" }, { "u1", "a1", "r2" }, { "u1", "a1", "r3" }
 local SOON = { timeout = 2 }
 
-local function collect() for _ = 1, 3 do collectgarbage() end end
 
 -- A place in the program that calls fn, and its line as an error shows it.
 local function line_of(fn) return ("loop_spec.lua:%d: "):format(debug.getinfo(fn, "S").linedefined) end
@@ -327,10 +326,14 @@ describe("a coroutine", function()
         if coroutine.close and loop_name == "luv" then -- the others know their threads
           it("that is closed while it waits keeps nothing", function()
             hold(R1)
-            local thread = coroutine.create(function() manager:acquire(R1) end)
+            local thread = coroutine.create(function() manager:acquire(R1, { timeout = 60 }) end)
             assert(coroutine.resume(thread))
             support.wait_for_waiters(store, R1)
+            collectgarbage("stop") -- it would cancel, too, but later
             coroutine.close(thread)
+            local gone = pcall(support.wait_until, function() return store.waiting(R1) == 0 end)
+            collectgarbage("restart")
+            assert.is_true(gone)
             let_go()
             run_until(function() return manager:stats().waiting == 0 end)
             for _ = 1, 5 do loop.step() end
@@ -360,8 +363,8 @@ describe("a coroutine", function()
             assert.is_nil(begin())
             loop.close()
             loop = { close = function() end }
-            collect()
-            collect()
+            support.collect()
+            support.collect()
             let_go()
             assert_free(U1)
             assert.equal(0, manager:stats().waiting)
@@ -478,7 +481,7 @@ describe("a coroutine", function()
           assert.is_false(ok)
           assert.matches(case[3], tostring(handle))
         end
-        collect()
+        support.collect()
         let_go()
         assert_free(U1)
         assert.equal(0, manager:stats().waiting)

@@ -166,13 +166,13 @@ describe("a manager", function()
         manager:acquire { "m1" }
         manager:acquire { "m2" }
       end
-      for _ = 1, 3 do collectgarbage() end
+      support.collect()
       assert.is_true(is_free { "m1" } and is_free { "m2" })
     end)
 
     it("is not collected while one of its handles lives", function()
       local handle = assert(support.open(embedded):acquire { "m1" })
-      for _ = 1, 3 do collectgarbage() end
+      support.collect()
       assert.is_true(handle:is_held())
       assert.is_false(is_free { "m1" })
       handle:release()
@@ -181,7 +181,7 @@ describe("a manager", function()
     it("gives a handle's lock back with the handle", function()
       local manager = open()
       assert(manager:acquire { "m1" })
-      for _ = 1, 3 do collectgarbage() end
+      support.collect()
       assert.is_true(is_free { "m1" })
       assert.equal(0, manager:stats().held)
     end)
@@ -212,7 +212,7 @@ describe("a manager", function()
       local manager = open()
       manager:close()
       manager = nil -- luacheck: ignore
-      for _ = 1, 3 do collectgarbage() end
+      support.collect()
     end)
   end)
 

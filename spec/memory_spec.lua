@@ -64,6 +64,30 @@ local CHECK = [[
   assert(manager:acquire_all(all, try)):release()
 ]]
 
+-- The same of leases: they are not released by forgetting them.
+local LEASES = [[
+  text = nil
+  local handle = assert(manager:acquire({ "o1" }, { ttl = 600, timeout = 0, owner = "me" }))
+  assert(handle:refresh(300))
+  text = assert(handle:export())
+  handle = assert(manager:import(text))
+  text = nil
+  local session = assert(manager:acquire({ "o2" }, try))
+  assert(session:to_lease { ttl = 600 })
+  assert(#assert(manager:leases { owner = "me" }) == 1)
+  assert(manager:revoke({ target = { "o2" } }, { by = "admin", reason = "memory" }) == 1)
+  local nothing, err = session:check()
+  assert(nothing == nil and err.revoked_by == "admin")
+  assert(handle:release())
+]]
+
+local LEASES_CHECK = [[
+  local handle = text and manager:import(text)
+  if handle then handle:release() end
+]] .. CHECK .. [[
+  assert(#assert(manager:leases()) == 0, "a lease stays")
+]]
+
 -- A stack that could not grow is told as one that is too deep: lua_checkstack does not say why.
 local function is_about_memory(message)
   return message:find("not enough memory", 1, true) or message:find("error in error handling", 1, true)
@@ -103,6 +127,13 @@ describe("when Lua runs out of memory", function()
     local observer = support.open(embedded)
     assert(observer:acquire_all({ { "o1" }, { "o2" }, { "o3" }, { "o4" }, { "o5" } }, { timeout = 0 }))
     observer:close()
+  end)
+
+  it("at any place of calls on leases, none stays", function()
+    assert.is_true(every_place(SETUP, LEASES, LEASES_CHECK) > 20)
+    local failures = _VERSION == "Lua 5.1" and 1 or 2
+    local _, requests = alloc.run(SETUP, LEASES, LEASES_CHECK, directory, 0, 0)
+    for n = 1, requests do one_place(SETUP, LEASES, LEASES_CHECK, n, failures) end
   end)
 
   it("at one place only, nothing stays held either", function()

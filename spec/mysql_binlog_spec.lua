@@ -125,4 +125,13 @@ support.each_server(function(store)
     for _, handle in ipairs(held) do assert.is_true(handle:release { confirm = true }) end
     assert_does("verify")
   end)
+
+  it("takes no locks in a space with leases, which could not be recorded there", function()
+    local leased = support.leased(store)
+    leased.prepare()
+    local manager, err = hierlock.open(leased.dsn, leased.options)
+    assert.is_nil(manager)
+    assert.equal("unsafe_server", err.code)
+    assert.truthy(err.message:find("binlog_format", 1, true), err.message)
+  end)
 end)

@@ -27,11 +27,6 @@ local function without_tls(data, first)
   return data:sub(1, position - 1) .. string.char(flags) .. data:sub(position + 1)
 end
 
-local function it_where_waits_are_told(name, fn)
-  local reason = support.does_not_tell_waits()
-  if reason then pending(name .. ": " .. reason) else it(name, fn) end
-end
-
 -- Whether the client library can log in without its plugins.
 local logged_in = {}
 
@@ -377,7 +372,7 @@ support.each_server(function(store)
       assert.equal("0\t0\nalive\n", output)
     end)
 
-    it_where_waits_are_told("does not hand a connection that is being made to the programs that it starts", function()
+    support.it_where_waits_are_told("does not hand a connection that is being made to the programs that it starts", function()
       between = proxy.open(store)
       local peer = support.process(nil)
       local before = peer:call([[
@@ -420,7 +415,7 @@ support.each_server(function(store)
       assert.is_true(err.retryable)
     end)
 
-    it_where_waits_are_told("is given up after connect_timeout when it speaks too slowly, whatever it is about to say",
+    support.it_where_waits_are_told("is given up after connect_timeout when it speaks too slowly, whatever it is about to say",
        function()
       for _, tls in ipairs { "off", ca and "required" or "preferred" } do
         between = proxy.open(store, nil, tls)

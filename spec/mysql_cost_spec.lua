@@ -88,6 +88,15 @@ support.each_server(function(store)
       assert.equal(1, between.turns)
     end)
 
+    it("have a second at least to look at the server, however short a manager waits", function()
+      between = proxy.open(store)
+      peer = support.process(store, { timeout = 0 }, between.dsn)
+      local texts = table.concat(between.take(), "\n")
+      local ms = tonumber(texts:match("max_execution_time=([%d.]+)")) or
+        tonumber(texts:match("SET SESSION.-max_statement_time=([%d.]+)")) * 1000
+      assert.is_true(ms >= 1000, texts)
+    end)
+
     it("do not keep a wait from being short: a new connection over a slow line is made, and used", function()
       behind_proxy()
       peer:acquire("h", "acquire", { "u1" }):result() -- its connection was made by `open`

@@ -43,9 +43,18 @@ support.each_server(function(store)
       assert.is_true(connections("pool spec") <= 5)
     end)
 
-    it("says at once that it is busy when its own thread holds all locks", function()
+    it("gives back the place of a call that was cancelled before it began", function()
       local manager = open { pool_size = 2 }
-      local first, second = assert(manager:acquire { "u1" }), assert(manager:acquire { "u2" })
+      for i = 1, 40 do manager:start({ "u" .. i }):cancel() end
+      for _ = 1, 2 do
+        local handle = assert(assert(manager:start({ "u1" }, { timeout = 10 })):wait(10))
+        assert(handle:release { confirm = true })
+      end
+    end)
+
+    it("says at once that it is busy when its own thread holds all locks, however it got them", function()
+      local manager = open { pool_size = 2 }
+      local first, second = assert(manager:acquire { "u1" }), assert(assert(manager:start { "u2" }):wait(10))
       local begun = support.now()
       local none, err = manager:acquire({ "u3" }, { timeout = 10 })
       assert.is_nil(none)
@@ -97,8 +106,7 @@ support.each_server(function(store)
           assert.is_false(handle:is_held())
         end
         manager, handle = nil, nil -- luacheck: ignore
-        collectgarbage()
-        collectgarbage()
+        support.collect()
         support.wait_until(function() return connections(name) == 0 end, "the connections' end")
         assert(open():acquire({ "u1" }, { timeout = 2 })):release()
       end

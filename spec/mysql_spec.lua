@@ -83,6 +83,29 @@ support.each_server(function(store)
 
   local function is_waiting() return store.waiting() == 1 end
 
+  -- A session prepares a statement for each shape of a request that it sees again; the mode belongs to the shape.
+  it("a session that has locked a node in one mode, locks it in the other one next", function()
+    local manager, other = open { pool_size = 1 }, open()
+    local modes = { "shared", "exclusive" }
+    for one = 1, 2 do
+      for try_once = 0, 1 do
+        local node = { "mode" .. one, "a" .. try_once, "r" }
+        local options = { timeout = try_once == 0 and 30 or 0 }
+        for _ = 1, 4 do
+          options.mode = modes[one]
+          assert(manager:acquire(node, options)):release()
+        end
+        options.mode = modes[3 - one]
+        local handle = assert(manager:acquire(node, options))
+        local shared, err = other:acquire(node, { mode = "shared", timeout = 0 })
+        assert.equal(one == 2, shared ~= nil, tostring(err))
+        assert.is_nil((other:acquire(node, { timeout = 0 })))
+        if shared then shared:release() end
+        handle:release { confirm = true }
+      end
+    end
+  end)
+
   describe("the order in which rows are locked", function()
     local mixtures = {
       { "two resources", { { "u1", "a1", "r1" }, { "u1", "a1", "r2" } } },
@@ -233,6 +256,31 @@ support.each_server(function(store)
         assert.equal(seen, holders[1].label or "")
         assert.is_true(handle:release { confirm = true })
       end
+    end)
+
+    -- Whoever can log in can set @hierlock. Nothing of it reaches a terminal as it is, and
+    -- whatever the rows look like, they end.
+    it("of another's making is shown as text", function()
+      local manager, stranger = open(), support.sql_connection(store.bare_dsn)
+      local row = plan_rows(store, { { "u1" } })[1]
+      for rows, shown_rows in pairs { [("15.1x,0.%dx,"):format(row.bucket)] = true, ["0.1x"] = false, ["0.1x,0"] = false } do
+        stranger:query("SET @hierlock = CONCAT_WS(CHAR(31), '2', '0', CONCAT(CHAR(27), '[31mred'), 'a\127', '1', 'x', " ..
+          "_utf8mb4 X'C29B', CONCAT('l', CHAR(10)), '%s')", rows)
+        stranger:query "BEGIN"
+        stranger:query(select_row(store, row, "FOR UPDATE"))
+        if store.dialect == "mariadb" then support.sleep(0.11) end
+        local holders = assert(manager:holders { "u1" })
+        if shown_rows or store.dialect == "mysql" then -- which says itself who holds which row
+          assert.equal(1, #holders)
+          local holder = holders[1]
+          assert.same({ "\\x1b[31mred", "a\\x7f", "\\xc2\\x9b", "l\\x0a" },
+            { holder.application, holder.host, holder.path, holder.label })
+        else
+          assert.equal(0, #holders)
+        end
+        stranger:query "ROLLBACK"
+      end
+      stranger:close()
     end)
   end)
 

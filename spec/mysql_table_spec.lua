@@ -2,11 +2,34 @@
 -- passes: missing rows, a missing table, another engine, other buckets and levels.
 
 local hierlock = require "hierlock"
+local proxy = require "spec.support.proxy"
 local support = require "spec.support"
 
 local TABLE = "hierlock_spec_own"
 local BUCKETS = 100
 local TARGET = { user = "u1", account = "a1", resource = "r1" }
+
+-- What a server says, without the row of its first answer from a table.
+local function without_the_first_row(name)
+  local done = false
+  return function(data)
+    if done or not data:find(name, 1, true) then return data end
+    local kept, inside, at = {}, false, 1
+    while at <= #data do
+      local a, b, c, sequence = data:byte(at, at + 3)
+      local size = a + b * 256 + c * 65536
+      local body = data:sub(at + 4, at + 3 + size)
+      inside = inside or body:find(name, 1, true) -- it names the table in each column
+      if inside and not done and not body:find(name, 1, true) and body:byte() ~= 0xFE then
+        done = true
+      else
+        kept[#kept + 1] = data:sub(at, at + 2) .. string.char(sequence - (done and 1 or 0)) .. body
+      end
+      at = at + 4 + size
+    end
+    return table.concat(kept)
+  end, function() return done end
+end
 
 support.each_server(function(store)
   local opened
@@ -212,6 +235,24 @@ support.each_server(function(store)
     end)
   end)
 
+  describe("a missing row of hundreds", function()
+    for title, range in pairs { first = "bucket < 50", last = "bucket >= 950" } do
+      it("is found, be it among the " .. title, function()
+        local buckets, resources = 1000, {}
+        store.sql():query("DROP TABLE %s", TABLE)
+        store.sql():query("DELETE FROM hier_lock_meta WHERE table_name='%s'", TABLE)
+        support.provision(store.sql(), TABLE, buckets)
+        for i = 1, 600 do resources[i] = "r" .. i end
+        local manager = assert(open { buckets = buckets })
+        assert(manager:acquire_resources("u1", "a1", resources)):release { confirm = true }
+        store.sql():query("DELETE FROM %s WHERE level=2 AND %s", TABLE, range)
+        local handle, err = manager:acquire_resources("u1", "a1", resources)
+        assert.is_nil(handle)
+        assert.equal("not_provisioned", err.code)
+      end)
+    end
+  end)
+
   describe("the record of what the table is for", function()
     local wrong = {
       ["other buckets"] = { buckets = BUCKETS + 1 },
@@ -273,6 +314,22 @@ support.each_server(function(store)
       assert(open {})
       assert_refused("mismatch", open { buckets = BUCKETS })
       assert_refused("mismatch", open { levels = { "tenant", "folder" } })
+    end)
+
+    it("that is not seen at first, as by a KILL QUERY, does not stand for the defaults", function()
+      local rewrite, is_cut = without_the_first_row "hier_lock_meta"
+      local between = proxy.open(store, rewrite)
+      finally(function() between.close() end)
+      local peer = support.process(nil)
+      local dsn = between.dsn:gsub("table=[%w_]+", "table=" .. TABLE)
+      local code, message = peer:call([[
+        local manager, err = hierlock.open(...)
+        if not manager then return err.code, err.message end
+        assert(manager:acquire_user("u1")):release { confirm = true }
+        manager:close()
+      ]], dsn, { buckets = BUCKETS })
+      assert.is_nil(code, message)
+      assert.is_true(is_cut())
     end)
 
     it("that is not there at all stands for the defaults, too", function()

@@ -32,8 +32,6 @@ local function descriptors()
   return n
 end
 
-local function collect() for _ = 1, 3 do collectgarbage() end end
-
 local function wait_until_done(pending)
   support.wait_until(function() return pending:done() end, "a pending")
 end
@@ -204,7 +202,7 @@ describe("a pending", function()
       assert.is_true(pending:cancel())
       assert.is_true(handle:is_held(), "what was taken is not the pending's any more")
       pending = nil -- luacheck: ignore
-      collect()
+      support.collect()
       assert.is_true(handle:check())
     end)
 
@@ -318,8 +316,7 @@ describe("a pending", function()
 
         -- At once, not when the keeper looks next: that is within a second, so it is tried several times.
         it("a lock, as soon as another one is lost and leaves room in the pool", function()
-          local root = store.root()
-          if not root then return pending("no administrator here") end
+          if not store.root() then return pending("no administrator here") end
           local small = support.open(store, { pool_size = 1 })
           finally(function() small:close() end)
           local function delay()
@@ -328,11 +325,7 @@ describe("a pending", function()
             assert.is_false(waits:done())
             support.wait_until(function()
               if not lost:is_held() then return true end
-              -- The servers' picture may show others, and is made anew only when nobody has looked for 0.1 s.
-              support.sleep(0.11)
-              for _, row in ipairs(root:query "SELECT trx_mysql_thread_id FROM information_schema.INNODB_TRX") do
-                pcall(root.query, root, "KILL " .. row[1]) -- it may have ended by itself
-              end
+              for _, id in ipairs(store.transactions()) do store.kill(id) end
             end, "the loss")
             local began = support.now()
             support.wait_until(function() return small:stats().connections == 1 end, "a new connection")
@@ -357,15 +350,12 @@ describe("a pending", function()
           assert.is_nil(manager_of_nobody, "opening asks already")
           local proxy = support.open(store)
           finally(function() proxy:close() end)
-          local root = store.root()
-          if not root then return pending("no administrator here") end
+          if not store.root() then return pending("no administrator here") end
           hold(R1)
           local waiting = assert(proxy:start(R1))
           support.wait_for_waiters(store, R1)
-          local id = root:query(store.dialect == "mariadb"
-            and "SELECT trx_mysql_thread_id FROM information_schema.INNODB_TRX WHERE trx_state='LOCK WAIT'"
-            or "SELECT trx_mysql_thread_id FROM information_schema.INNODB_TRX WHERE trx_state='LOCK WAIT'")[1][1]
-          root:query("KILL " .. id)
+          local id = support.wait_until(function() return store.transactions(true)[1] end, "the waiter's transaction")
+          store.kill(id)
           local _, err = waiting:wait()
           assert.equal("connection", err.code)
           assert.is_true(err.retryable)
@@ -373,7 +363,8 @@ describe("a pending", function()
           assert(assert(proxy:start(R1)):wait())
         end)
 
-        it("not_provisioned, with the node whose row is missing", function()
+        local it_with_a_table = store.table and it or function() end
+        it_with_a_table("not_provisioned, with the node whose row is missing", function()
           local row = require("hierlock").plan({ A1 }, { buckets = store.options.buckets }):rows()[2]
           local where = (" FROM %s WHERE level=%d AND bucket=%d"):format(store.table, row.level, row.bucket)
           store.sql():query("DELETE" .. where)
@@ -424,20 +415,22 @@ describe("a pending", function()
       it(("that is %s: the collector ends it, and nothing stays locked"):format(name), function()
         -- In a function of its own: the stack must not keep them.
         local function drop()
-          collect()
-          local before = descriptors()
+          support.collect()
+          local before, connections = descriptors(), manager:stats().connections
           local pending, first = make()
           pending:fd()
           if first then first:fd() end
           assert.is_true(descriptors() > before)
-          return before
+          return before, connections
         end
-        local before = drop()
+        local before, connections = drop()
         if held then let_go() end
-        collect()
+        support.collect()
         assert_free(U1)
         assert.equal(0, manager:stats().held)
-        assert.equal(before, descriptors())
+        -- A connection to PostgreSQL has one, too. The first was there before it is counted.
+        local of_connections = store.name == "postgresql" and manager:stats().connections - math.max(connections, 1) or 0
+        assert.equal(before, descriptors() - of_connections)
       end)
 
       it(("that is %s: the manager's end ends it, and nothing stays locked"):format(name), function()
@@ -528,7 +521,7 @@ describe("a pending", function()
       assert(assert(manager:start(R2)):wait()):release { confirm = true } -- what is needed once
       local pendings = { assert(manager:start(R1)) }
       support.wait_for_waiters(store, R1)
-      collect()
+      support.collect()
       local function resident()
         local file = assert(io.open("/proc/self/statm"))
         local pages = file:read("*l"):match("^%d+ (%d+)")

@@ -242,6 +242,21 @@ describe("a store", function()
       assert.is_true(granted >= 25, granted .. " of 50")
     end)
 
+    it("tries once though the same rows were waited for before, by the same connection", function()
+      local one, other = open { pool_size = 1 }, open()
+      for _ = 1, 4 do assert(one:acquire(R1, { timeout = 5 })):release { confirm = true } end
+      assert(other:acquire(R1))
+      local shortest = math.huge
+      for _ = 1, 3 do -- a busy machine may take its time
+        local start = support.now()
+        local handle, err = one:acquire(R1, { timeout = 0 })
+        shortest = math.min(shortest, support.now() - start)
+        assert.is_nil(handle)
+        assert.equal("timeout", err.code)
+      end
+      assert.is_true(shortest < 0.5, shortest .. " s")
+    end)
+
     it("gives up as exactly at a manager's first acquisition, when it still has to connect", function()
       hold(R1)
       support.ends_in_time(store, 0.1, 0.01, function(seconds)
@@ -331,6 +346,25 @@ describe("a store", function()
       assert.is_true(token > another.token)
     end)
 
+    it("gives one who waited for the last of hundreds a greater token, too", function()
+      local resources, highest, last = {}, -1, nil
+      for i = 1, 600 do
+        resources[i] = "r" .. i
+        local rows = hierlock.plan({ { "u1", "a1", resources[i] } }, { buckets = store.options.buckets }):rows()
+        if rows[3].bucket > highest then highest, last = rows[3].bucket, resources[i] end
+      end
+      local holder = hold { "u1", "a1", last }
+      local peer = support.process(store)
+      peer:start([[
+        local handle = assert(manager:acquire_resources("u1", "a1", ...))
+        return handle.token
+      ]], resources)
+      support.wait_until(function() return store.waiting { "u1", "a1", last } > 0 end, "the waiter")
+      assert(holder:extend { "u2" })
+      holder:release()
+      assert.is_true(peer:result() > holder.token)
+    end)
+
     -- ------------------------------------------------------------ handles
 
     it("says how long a grant was waited for", function()
@@ -412,9 +446,9 @@ describe("a store", function()
       local host = uv.os_gethostname()
       assert.same({
         { application = "the holder", host = host, pid = uv.os_getpid(), label = "nightly report",
-          path = "u1/a1/r1", mode = "exclusive", waiting = false },
+          path = "u1/a1/r1", mode = "exclusive", waiting = false, kind = "session" },
         { application = "the waiter", host = host, pid = peer.pid, label = "for %s & <b>",
-          path = "u1/a1/r1", mode = "shared", waiting = true },
+          path = "u1/a1/r1", mode = "shared", waiting = true, kind = "session" },
       }, found)
 
       assert.same({}, look { "u1", "a1", "r2" })

@@ -2,7 +2,7 @@
  * clock.c - the clocks: monotonic milliseconds for everything that is measured,
  * boot time for leases, Unix time for what people are shown.
  */
-#include "internal.h"
+#include "clock.h"
 
 #include <time.h>
 

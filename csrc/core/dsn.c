@@ -1,20 +1,18 @@
 /*
- * dsn.c - takes data source names apart: URLs, and the form of Go's MySQL
- * driver. Messages name the part that is wrong and never quote the whole, for
- * it may contain a password.
+ * dsn.c - which store a data source name asks for, and the parts that DSNs of
+ * several stores have in common: URLs. Messages name the part that is wrong and
+ * never quote the whole, for it may contain a password.
  */
 #include "dsn.h"
 
-#include "internal.h"
+#include "error.h"
 
 #include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
-/* Splits *text at the first character of `set`: ends the part there, moves
-   *text behind it, and returns the part; NULL when none of `set` is found. */
-static char *cut(char **text, const char *set) {
+char *hl__dsn_cut(char **text, const char *set) {
   char *end = *text + strcspn(*text, set);
   if (!*end) return NULL;
   char *part = *text;
@@ -30,7 +28,7 @@ static int hex_value(char c) {
   return -1;
 }
 
-static int decode(char *part, const char *what, hl_error *error) {
+int hl__dsn_decode(char *part, const char *what, hl_error *error) {
   char *out = part;
   if (!part) return HL_OK;
   for (char *in = part; *in; in++) {
@@ -55,7 +53,7 @@ static int decode(char *part, const char *what, hl_error *error) {
   return HL_OK;
 }
 
-static int parse_port(const char *text, unsigned *port, hl_error *error) {
+int hl__dsn_port(const char *text, unsigned *port, hl_error *error) {
   unsigned long number = 0;
   size_t digits = strspn(text, "0123456789");
   if (digits >= 1 && digits <= 5 && !text[digits])
@@ -69,8 +67,7 @@ static int parse_port(const char *text, unsigned *port, hl_error *error) {
   return HL_OK;
 }
 
-/* host, host:port, [ipv6] or [ipv6]:port */
-static int parse_host(char *text, hl_dsn *dsn, hl_error *error) {
+int hl__dsn_host(char *text, hl_dsn *dsn, hl_error *error) {
   char *port = NULL;
   if (*text == '[') {
     char *end = strchr(text, ']');
@@ -85,16 +82,27 @@ static int parse_host(char *text, hl_dsn *dsn, hl_error *error) {
     if (port) *port++ = '\0';
   }
   if (*text) dsn->host = text;
-  int status = decode(text, "host", error);
-  if (status == HL_OK && port) status = parse_port(port, &dsn->port, error);
+  int status = hl__dsn_decode(text, "host", error);
+  if (status == HL_OK && port) status = hl__dsn_port(port, &dsn->port, error);
   return status;
 }
 
-static int parse_params(char *text, bool encoded, hl_dsn *dsn,
-                        hl_error *error) {
+int hl__dsn_param_add(hl_dsn *dsn, const char *name, const char *value,
+                      hl_error *error) {
+  if (hl_dsn_param_get(dsn, name))
+    return hl__error(error, HL_EDSN,
+                     "the parameter '%.40s' stands twice in the DSN", name);
+  if (dsn->param_count == HL_DSN_PARAMS_MAX)
+    return hl__error(error, HL_EDSN, "the DSN has more than %d parameters",
+                     HL_DSN_PARAMS_MAX);
+  dsn->params[dsn->param_count++] = (hl_dsn_param){name, value};
+  return HL_OK;
+}
+
+int hl__dsn_params(char *text, bool encoded, hl_dsn *dsn, hl_error *error) {
   while (text && *text) {
     char *rest = text;
-    char *name = cut(&rest, "&");
+    char *name = hl__dsn_cut(&rest, "&");
     if (!name) {
       name = text;
       rest = NULL;
@@ -102,27 +110,22 @@ static int parse_params(char *text, bool encoded, hl_dsn *dsn,
     text = rest;
     if (!*name) continue;
     char *value = name;
-    name = cut(&value, "=");
+    name = hl__dsn_cut(&value, "=");
     if (!name)
       return hl__error(error, HL_EDSN, "a parameter in the DSN has no '='");
+    int status = HL_OK;
     if (encoded || strchr(value, '%')) {
-      int status = decode(name, "name of a parameter", error);
-      if (status == HL_OK) status = decode(value, "value of a parameter", error);
-      if (status) return status;
+      status = hl__dsn_decode(name, "name of a parameter", error);
+      if (status == HL_OK)
+        status = hl__dsn_decode(value, "value of a parameter", error);
     }
-    if (hl_dsn_param_get(dsn, name))
-      return hl__error(error, HL_EDSN,
-                       "the parameter '%.40s' stands twice in the DSN", name);
-    if (dsn->param_count == HL_DSN_PARAMS_MAX)
-      return hl__error(error, HL_EDSN, "the DSN has more than %d parameters",
-                       HL_DSN_PARAMS_MAX);
-    dsn->params[dsn->param_count++] = (hl_dsn_param){name, value};
+    if (status == HL_OK) status = hl__dsn_param_add(dsn, name, value, error);
+    if (status) return status;
   }
   return HL_OK;
 }
 
-/* Behind "mysql://": [user[:password]@][host[:port]][/database][?params] */
-static int parse_url(char *text, hl_dsn *dsn, hl_error *error) {
+int hl__dsn_url(char *text, hl_dsn_fn host, hl_dsn *dsn, hl_error *error) {
   /* The first '/' or '?' ends the address. An '@' behind it most likely belongs
      to the address, and what stands before it is half a password: nothing of it
      may be quoted, nor may it be taken for a host or a port. */
@@ -143,83 +146,25 @@ static int parse_url(char *text, hl_dsn *dsn, hl_error *error) {
     if (password) *password++ = '\0';
     if (*text) dsn->user = text;
     dsn->password = password;
-    int status = decode(text, "user", error);
-    if (status == HL_OK) status = decode(password, "password", error);
+    int status = hl__dsn_decode(text, "user", error);
+    if (status == HL_OK) status = hl__dsn_decode(password, "password", error);
     if (status) return status;
     text = at + 1;
   }
-  int status = parse_host(text, dsn, error);
+  int status = host(text, dsn, error);
   if (status) return status;
   if (database && strchr(database, '/'))
     return hl__error(error, HL_EDSN,
                      "the database in the DSN has a '/'; write it as '%%2F'");
   if (database && *database) dsn->database = database;
-  status = decode(database, "database", error);
+  status = hl__dsn_decode(database, "database", error);
   if (status) return status;
-  status = parse_params(params, true, dsn, error);
-  dsn->socket = hl_dsn_param_get(dsn, "socket");
-  return status;
+  return hl__dsn_params(params, true, dsn, error);
 }
 
-/* [user[:password]@][tcp[(host:port)]|unix(/path)]/database[?params], taken apart
-   as github.com/go-sql-driver/mysql does: the database begins at the last '/',
-   the address at the last '@' before that, so that a password may have either. */
-static int parse_go(char *text, hl_dsn *dsn, hl_error *error) {
-  char *slash = strrchr(text, '/');
-  if (!slash)
-    return hl__error(error, HL_EDSN,
-                     "the DSN has no '/' before its database, as in "
-                     "user:password@tcp(host:3306)/database");
-  char *database = slash + 1;
-  *slash = '\0';
-  char *params = strchr(database, '?');
-  if (params) *params++ = '\0';
-  if (*database) dsn->database = database;
-  int status = decode(database, "database", error);
-  if (status) return status;
-
-  char *address = text;
-  char *at = strrchr(text, '@');
-  if (at) {
-    *at = '\0';
-    address = at + 1;
-    char *password = strchr(text, ':');
-    if (password) *password++ = '\0';
-    if (*text) dsn->user = text;
-    dsn->password = password;
-  }
-  size_t size = strlen(address);
-  if (strncmp(address, "unix(/", 6) == 0 && address[size - 1] == ')') {
-    address[size - 1] = '\0';
-    dsn->socket = address + 5;
-  } else if (strncmp(address, "tcp(", 4) == 0 && address[size - 1] == ')') {
-    address[size - 1] = '\0';
-    status = parse_host(address + 4, dsn, error);
-    if (status) return status;
-  } else if (*address && strcmp(address, "tcp") != 0) {
-    return hl__error(error, HL_EDSN,
-                     "the address in the DSN must be tcp(host:port) or "
-                     "unix(/path/to.sock); in a parameter write '/' as '%%2F'");
-  }
-  return parse_params(params, false, dsn, error);
-}
-
-static const struct {
-  const char *prefix;
-  const char *store;
-  int (*parse)(char *text, hl_dsn *dsn, hl_error *error);
-} schemes[] = {
-    {"mysql://", "mysql", parse_url},
-    {"mariadb://", "mysql", parse_url},
-    {"file:", "file", NULL},
-    {"null:", "null", NULL},
-};
-
-static int parse_path(char *text, hl_dsn *dsn, hl_error *error) {
+int hl__dsn_path(char *text, hl_dsn *dsn, hl_error *error) {
   char *params = strchr(text, '?');
   if (params) *params++ = '\0';
-  if (strcmp(dsn->store, "null") == 0 && *text)
-    return hl__error(error, HL_EDSN, "nothing may follow 'null:' in a DSN");
   if (strncmp(text, "//", 2) == 0) {
     text += 2;
     if (*text && *text != '/')
@@ -228,8 +173,8 @@ static int parse_path(char *text, hl_dsn *dsn, hl_error *error) {
                        "file:/absolute or file:relative, without a host");
   }
   if (*text) dsn->path = text;
-  int status = decode(text, "directory", error);
-  if (status == HL_OK) status = parse_params(params, true, dsn, error);
+  int status = hl__dsn_decode(text, "directory", error);
+  if (status == HL_OK) status = hl__dsn_params(params, true, dsn, error);
   if (status == HL_OK && dsn->param_count)
     status = hl__error(error, HL_EDSN,
                        "unknown parameter '%.40s' in the DSN: %s: takes none",
@@ -237,21 +182,55 @@ static int parse_path(char *text, hl_dsn *dsn, hl_error *error) {
   return status;
 }
 
-int hl_dsn_parse(const char *text, hl_dsn *dsn, hl_error *error) {
-  memset(dsn, 0, sizeof *dsn);
-  if (!*text) return hl__error(error, HL_EDSN, "the DSN is empty");
-  dsn->size = strlen(text);
-  dsn->text = strdup(text);
-  if (!dsn->text) return hl__error_memory(error);
+/* ---------------------------------------------------- schemes and stores */
 
+/* The only place that knows all of them: a store may be a module that is not
+   loaded yet. */
+static const struct {
+  const char *prefix;
+  const char *store;
+} schemes[] = {
+    {"mysql://", "mysql"},
+    {"mariadb://", "mysql"},
+    {"postgresql://", "postgresql"},
+    {"postgres://", "postgresql"},
+    {"file:", "file"},
+    {"null:", "null"},
+};
+
+/* Whether it begins as a list of libpq's, key=value: with one of those by which a server,
+   a database or a log-in is named. */
+static bool is_libpq_list(const char *text) {
+  static const char *const keys[] = {
+      "host",     "hostaddr", "port",    "dbname",          "user",
+      "password", "passfile", "service", "connect_timeout", "sslmode",
+      "application_name", "target_session_attrs", NULL};
+  static const char spaces[] = " \t\n\r\f\v";
+  text += strspn(text, spaces);
+  size_t n = strcspn(text, " \t\n\r\f\v=");
+  if (text[n + strspn(text + n, spaces)] != '=') return false;
+  for (const char *const *key = keys; *key; key++)
+    if (strlen(*key) == n && strncmp(text, *key, n) == 0) return true;
+  return false;
+}
+
+/* The store of a DSN; *rest: what stands behind its scheme, or all of it. */
+static int store_find(const char *text, const char **store, const char **rest,
+                      hl_error *error) {
+  if (!*text) return hl__error(error, HL_EDSN, "the DSN is empty");
   for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
     size_t n = strlen(schemes[i].prefix);
     if (strncasecmp(text, schemes[i].prefix, n) != 0) continue;
-    dsn->store = schemes[i].store;
-    return schemes[i].parse ? schemes[i].parse(dsn->text + n, dsn, error)
-                            : parse_path(dsn->text + n, dsn, error);
+    *store = schemes[i].store;
+    *rest = text + n;
+    return HL_OK;
   }
 
+  *rest = text;
+  if (is_libpq_list(text)) {
+    *store = "postgresql";
+    return HL_OK;
+  }
   /* A word before "://" is a scheme; else it is taken for the Go form. */
   size_t word = 0;
   while (isalnum((unsigned char)text[word]) || text[word] == '+' ||
@@ -259,15 +238,34 @@ int hl_dsn_parse(const char *text, hl_dsn *dsn, hl_error *error) {
     word++;
   if (word && strncmp(text + word, "://", 3) == 0)
     return hl__error(error, HL_EDSN,
-                     "unknown scheme '%.*s' in the DSN: mysql, mariadb, file "
-                     "and null are known",
+                     "unknown scheme '%.*s' in the DSN: mysql, mariadb, "
+                     "postgresql, postgres, file and null are known",
                      (int)(word < 40 ? word : 40), text);
   if (!strchr(text, '/'))
     return hl__error(error, HL_EDSN,
                      "the DSN has no scheme: write mysql://..., file:... or "
                      "user:password@tcp(host:3306)/database");
-  dsn->store = "mysql";
-  return parse_go(dsn->text, dsn, error);
+  *store = "mysql";
+  return HL_OK;
+}
+
+const char *hl_dsn_store(const char *dsn, hl_error *error) {
+  const char *store, *rest;
+  return store_find(dsn, &store, &rest, error) == HL_OK ? store : NULL;
+}
+
+int hl_dsn_parse(const char *text, hl_dsn_fn parse, hl_dsn *dsn,
+                 hl_error *error) {
+  const char *rest = text;
+  memset(dsn, 0, sizeof *dsn);
+  int status = store_find(text, &dsn->store, &rest, error);
+  if (status) return status;
+  size_t size = strlen(text);
+  dsn->text = calloc(2, size + 1);
+  if (!dsn->text) return hl__error_memory(error);
+  dsn->size = 2 * (size + 1);
+  memcpy(dsn->text, text, size);
+  return parse(dsn->text + (rest - text), dsn, error);
 }
 
 void hl_dsn_dispose(hl_dsn *dsn) {
@@ -288,12 +286,4 @@ const char *hl_dsn_param_get(const hl_dsn *dsn, const char *name) {
 const char *hl_dsn_default(const char *dsn) {
   if (!dsn) dsn = getenv("HIERLOCK_DSN");
   return dsn ? dsn : "file:";
-}
-
-const char *hl_dsn_store(const char *dsn, hl_error *error) {
-  hl_dsn parsed;
-  const char *store =
-      hl_dsn_parse(dsn, &parsed, error) == HL_OK ? parsed.store : NULL;
-  hl_dsn_dispose(&parsed);
-  return store;
 }

@@ -2,7 +2,7 @@
  * error.c - statuses, their names and texts. The only place that knows which
  * status has which name in the contract and which may be tried again.
  */
-#include "internal.h"
+#include "error.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -29,6 +29,7 @@ static const struct {
     {HL_ESTORE, false, "store"},
     {HL_EMISUSE, false, "misuse"},
     {HL_ENOMEM, false, "memory"},
+    {HL_EUNSUPPORTED, false, "unsupported"},
 };
 
 static bool status_retryable(int status) {
@@ -49,16 +50,26 @@ int hl__status_named(const char *name) {
   return HL_ESTORE;
 }
 
+/* One of U+0080 to U+009F: terminals obey some of them as they obey Escape. */
+static bool is_c1(const char *text) {
+  return (unsigned char)text[0] == 0xC2 &&
+         ((unsigned char)text[1] & 0xE0) == 0x80;
+}
+
 static void error_fill(hl_error *error, int status, const char *format,
                        va_list arguments) {
   memset(error, 0, sizeof *error);
   error->status = status;
   error->retryable = status_retryable(status);
   error->level = -1;
-  /* One line: whatever a server or a path contained. */
+  /* One line, and nothing that a terminal obeys: whatever a server or a path
+     contained. */
   (void)vsnprintf(error->message, sizeof error->message, format, arguments);
   for (char *c = error->message; *c; c++)
-    if ((unsigned char)*c < ' ') *c = ' ';
+    if (is_c1(c))
+      *c = c[1] = ' ';
+    else if ((unsigned char)*c < ' ' || *c == 0x7F)
+      *c = ' ';
 }
 
 int hl__error(hl_error *error, int status, const char *format, ...) {
@@ -92,35 +103,75 @@ int hl__error_errno(hl_error *error, int status, const char *format, ...) {
   return status;
 }
 
+/* Up to size - 1 bytes, cut between two characters. */
+static void text_cut(char *out, size_t size, const char *text) {
+  size_t n = text ? strlen(text) : 0;
+  if (n >= size)
+    for (n = size - 1; n > 0 && ((unsigned char)text[n] & 0xC0) == 0x80;) n--;
+  if (n > 0) memcpy(out, text, n);
+  out[n] = '\0';
+}
+
+int hl__error_revoked(hl_error *error, const char *by, const char *reason) {
+  bool named = by && *by, reasoned = reason && *reason;
+  (void)hl__error(error, HL_ELOST, "the lease was revoked%s%.63s%s%.127s",
+                  named ? " by " : "", named ? by : "", reasoned ? ": " : "",
+                  reasoned ? reason : "");
+  if (error) {
+    text_cut(error->revoked_by, sizeof error->revoked_by, by);
+    text_cut(error->reason, sizeof error->reason, reason);
+  }
+  return HL_ELOST;
+}
+
 int hl__error_memory(hl_error *error) {
   return hl__error(error, HL_ENOMEM, "not enough memory");
 }
 
+/* Whether what stands at s, a valid sequence, turns the direction of writing, so that a
+   text is not what it seems, or ends a line: U+061C, U+200E, U+200F, U+2028 to U+202E,
+   U+2066 to U+2069. */
+static bool turns(const unsigned char *s) {
+  if (s[0] == 0xD8) return s[1] == 0x9C;
+  if (s[0] != 0xE2) return false;
+  if (s[1] == 0x81) return s[2] >= 0xA6 && s[2] <= 0xA9;
+  return s[1] == 0x80 && (s[2] == 0x8E || s[2] == 0x8F ||
+                          (s[2] >= 0xA8 && s[2] <= 0xAE));
+}
+
 /* The length of the valid UTF-8 sequence at s (RFC 3629, section 4), 0 when
-   there is none. */
+   there is none, or one that is not shown as it is. */
 static size_t utf8_length(const unsigned char *s, size_t n) {
   unsigned char lead = s[0];
   size_t length = lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3
                   : lead < 0xF5 ? 4 : 0;
   if (length == 0 || length > n) return 0;
-  if ((lead == 0xE0 && s[1] < 0xA0) || (lead == 0xED && s[1] > 0x9F) ||
-      (lead == 0xF0 && s[1] < 0x90) || (lead == 0xF4 && s[1] > 0x8F))
+  if ((lead == 0xC2 && s[1] < 0xA0) || (lead == 0xE0 && s[1] < 0xA0) ||
+      (lead == 0xED && s[1] > 0x9F) || (lead == 0xF0 && s[1] < 0x90) ||
+      (lead == 0xF4 && s[1] > 0x8F))
     return 0;
   for (size_t i = 1; i < length; i++)
     if ((s[i] & 0xC0) != 0x80) return 0;
-  return length;
+  return turns(s) ? 0 : length;
 }
 
-size_t hl__escape(char *out, size_t size, const char *data, size_t n) {
-  static const char hex[] = "0123456789abcdef";
+/* What stands before the two digits of a byte that is not shown as it is. */
+typedef enum escape_style { BACKSLASH, PERCENT } escape_style;
+
+static size_t escape(char *out, size_t size, const char *data, size_t n,
+                     escape_style style) {
+  const char *hex = style == PERCENT ? "0123456789ABCDEF" : "0123456789abcdef";
   const unsigned char *s = (const unsigned char *)data;
+  const char *before = style == PERCENT ? "%" : "\\x";
+  size_t digits = strlen(before);
   size_t used = 0;
   size_t cut = 0; /* where "..." still fits */
   size_t i = 0;
   if (size == 0) return 0;
   while (i < n) {
     size_t length = s[i] >= ' ' && s[i] < 0x7F ? 1 : utf8_length(s + i, n - i);
-    size_t need = length ? length : 4;
+    if (style == PERCENT && (s[i] == '/' || s[i] == '%')) length = 0;
+    size_t need = length ? length : digits + 2;
     if (used + need >= size) {
       if (size > 3) {
         memcpy(out + cut, "...", 3);
@@ -131,10 +182,9 @@ size_t hl__escape(char *out, size_t size, const char *data, size_t n) {
     if (length) {
       memcpy(out + used, s + i, length);
     } else {
-      out[used] = '\\';
-      out[used + 1] = 'x';
-      out[used + 2] = hex[s[i] >> 4];
-      out[used + 3] = hex[s[i] & 15];
+      memcpy(out + used, before, digits);
+      out[used + digits] = hex[s[i] >> 4];
+      out[used + digits + 1] = hex[s[i] & 15];
     }
     used += need;
     if (used + 3 < size) cut = used;
@@ -142,4 +192,12 @@ size_t hl__escape(char *out, size_t size, const char *data, size_t n) {
   }
   out[used] = '\0';
   return used;
+}
+
+size_t hl__escape(char *out, size_t size, const char *data, size_t n) {
+  return escape(out, size, data, n, BACKSLASH);
+}
+
+size_t hl__escape_id(char *out, size_t size, const char *data, size_t n) {
+  return escape(out, size, data, n, PERCENT);
 }

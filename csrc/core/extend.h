@@ -1,7 +1,6 @@
 /*
- * extend.h - more locks in the transaction of one that is held, in three steps:
- * what can run out of memory first, then what blocks, then what the lock's user
- * sees. For extend.c and pending.c.
+ * extend.h - what an extend asks for, made before it blocks, so that it cannot run out
+ * of memory afterwards; and what the lock becomes by it.
  */
 #ifndef HIERLOCK_EXTEND_H
 #define HIERLOCK_EXTEND_H
@@ -11,22 +10,15 @@
 typedef struct hl__extension {
   const hl_plan *plan;  /* a copy of what was asked for */
   const hl_plan *whole; /* the lock's plan as it will be */
-  hl_row *missing;
-  hl_request request;
-  int64_t timeout;
-  uint64_t token;
-  char path[256];
+  hl_row *missing;      /* what the lock does not hold yet, in order */
+  size_t missing_count;
+  uint64_t token; /* the lock's as it will be */
 } hl__extension;
 
-/* options->label lives as long as the extension. To be disposed of after
-   any outcome. HL_OK, HL_EMISUSE, HL_ENOMEM. */
+/* To be disposed of after any outcome. HL_OK, HL_ENOMEM. */
 int hl__extension_init(hl__extension *extension, hl_lock *lock,
-                       const hl_plan *plan, const hl_options *options,
-                       hl_error *error);
-/* Blocks. pending: for which it is done; NULL: for the calling thread. */
-int hl__extension_run(hl__extension *extension, hl_lock *lock,
-                      hl_pending *pending, hl_error *error);
-/* After it succeeded, by the lock's user. */
+                       const hl_plan *plan, hl_error *error);
+/* After it was granted, by whoever uses the lock. */
 void hl__extension_commit(hl__extension *extension, hl_lock *lock);
 void hl__extension_dispose(hl__extension *extension);
 

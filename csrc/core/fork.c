@@ -9,7 +9,7 @@
  * their numbers. So a number is closed only while it is the file that it was
  * when it was watched.
  */
-#include "internal.h"
+#include "fork.h"
 
 #include <errno.h>
 #include <pthread.h>

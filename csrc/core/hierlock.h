@@ -4,7 +4,8 @@
  * To lock a node of a tree (user -> account -> resource, or other levels) a
  * caller takes a shared lock on each ancestor and an exclusive lock on the
  * node. The nodes are mapped to a fixed number of buckets for each level, and
- * the buckets are locked in a store: row locks of MySQL/MariaDB, byte-range
+ * the buckets are locked in a store: row locks of MySQL/MariaDB, advisory locks of
+ * PostgreSQL (which has no buckets), byte-range
  * locks of the kernel, or nothing at all (for tests of the calling program).
  *
  * A program uses it in this order:
@@ -73,7 +74,9 @@ enum hl_status {
   HL_EDSN = -7,             /* the DSN cannot be understood */
   HL_ESTORE = -8,           /* anything else that the store reported */
   HL_EMISUSE = -9,          /* a bug of the caller's: the message names it */
-  HL_ENOMEM = -10           /* out of memory */
+  HL_ENOMEM = -10,          /* out of memory */
+  HL_EUNSUPPORTED = -11     /* the store cannot do that; the message names one that
+                               can */
 };
 
 typedef struct hl_error {
@@ -84,6 +87,9 @@ typedef struct hl_error {
   int level;              /* the row concerned, -1 where none is */
   uint32_t bucket;        /* valid where level >= 0 */
   char message[512];      /* one line for people, NUL-terminated */
+  /* HL_ELOST of a lease that somebody has revoked: who, and why; else "". */
+  char revoked_by[64];
+  char reason[128];
 } hl_error;
 
 /* The contract's name of a status ("timeout", "not_provisioned" ...);
@@ -98,6 +104,11 @@ const char *hl_status_name(int status);
 #define HL_BUCKETS_DEFAULT 10000000u
 
 typedef enum hl_mode { HL_SHARED = 1, HL_EXCLUSIVE = 2 } hl_mode;
+
+/* "shared", "exclusive"; static storage. */
+const char *hl_mode_name(hl_mode mode);
+/* The mode of that name; false, and *mode as it was, when there is none. */
+bool hl_mode_named(const char *name, hl_mode *mode);
 
 /* The shape of a tree: names of its levels from root to leaf, and the number
    of buckets of each level. Immutable, reference-counted, free of threads. */
@@ -114,6 +125,7 @@ int hl_layout_new(const char *const *names, unsigned levels, uint32_t buckets,
 hl_layout *hl_layout_ref(hl_layout *layout);
 void hl_layout_unref(hl_layout *layout);
 unsigned hl_layout_levels(const hl_layout *layout);
+/* 0: it has none, see hl_layout_bucket. */
 uint32_t hl_layout_buckets(const hl_layout *layout);
 /* The name of a level, NULL past the deepest. Lives as long as the layout. */
 const char *hl_layout_name(const hl_layout *layout, unsigned level);
@@ -125,14 +137,17 @@ typedef struct hl_id {
 
 /* The bucket of the node ids[0]/.../ids[n-1], which is on level n - 1:
    FNV-1a (32 bits; Fowler, Noll, Vo, draft-eastlake-fnv) of
-   level_name ":" id ":" id ..., modulo the number of buckets. */
-uint32_t hl_layout_bucket(const hl_layout *layout, const hl_id *ids,
+   level_name ":" id ":" id ..., modulo the number of buckets.
+   A store whose rows are mere numbers has no buckets, and nobody waits there for a
+   stranger. On the layouts that hl_manager_layout gives of it this is the 60 bits
+   of FNV-1a (64 bits) of the same text, xor-folded: (h >> 60) ^ (h & (2^60 - 1)). */
+uint64_t hl_layout_bucket(const hl_layout *layout, const hl_id *ids,
                           unsigned n);
 
 /* --------------------------------------------------------------- plan */
 
 typedef struct hl_row {
-  uint32_t bucket;
+  uint64_t bucket;
   uint8_t level;
   uint8_t mode; /* hl_mode */
 } hl_row;
@@ -174,16 +189,26 @@ hl_target hl_plan_target(const hl_plan *plan, size_t i,
 const hl_row *hl_plan_rows(hl_plan *plan, size_t *n);
 /* HL_EXCLUSIVE when any target is exclusive. */
 hl_mode hl_plan_mode(const hl_plan *plan);
-/* The targets as one line for people ("u1/a1/r1, u1/a1/r2"), odd bytes
-   escaped as \xNN, cut to size with "...". Returns out. */
+/* The targets as one line for people ("u1/a1/r1, u1/a1/r2"), odd bytes, '/' and '%'
+   of an id escaped as %NN, cut to size with "...". Returns out. */
 char *hl_plan_describe(const hl_plan *plan, char *out, size_t size);
 
-typedef enum hl_dialect { HL_MYSQL = 1, HL_MARIADB = 2 } hl_dialect;
+typedef enum hl_dialect {
+  HL_MYSQL = 1,
+  HL_MARIADB = 2,
+  HL_POSTGRESQL = 3
+} hl_dialect;
 
 /* The one statement that locks the plan's rows in the caller's own
    transaction, as a malloc'ed string that the caller frees; NULL when out of
-   memory. table is an identifier ([A-Za-z0-9_$]+), as checked by the caller. */
+   memory. table is an identifier ([A-Za-z0-9_$]+), as checked by the caller; of no
+   matter for HL_POSTGRESQL. It returns as many rows as the plan has. */
 char *hl_plan_sql(hl_plan *plan, hl_dialect dialect, const char *table);
+/* The same for a space with leases, of MySQL or MariaDB: table is the name that the DSN
+   gives. It locks and reads the roots' gates, too, last of all, and returns *gates rows more;
+   fewer where there may be leases below one of them, which it cannot look at. */
+char *hl_plan_sql_leased(hl_plan *plan, hl_dialect dialect, const char *table,
+                         size_t *gates);
 
 /* ------------------------------------------------------------ manager */
 
@@ -195,6 +220,8 @@ struct hl_store_ops; /* store.h: for those who bring a store of their own */
    (pkg-config --static --libs hierlock). Not there where hierlock was built
    without one. */
 extern const struct hl_store_ops hl_store_mysql;
+/* PostgreSQL; likewise, with libpq. */
+extern const struct hl_store_ops hl_store_postgresql;
 
 /* hl_config and hl_options begin with their size as the program was compiled with it, and
    later versions only add fields at the end: a program that knows fewer gets their
@@ -223,8 +250,9 @@ typedef struct hl_manager hl_manager;
    variable is an empty DSN, which is refused: the program was meant to be told. */
 const char *hl_dsn_default(const char *dsn);
 
-/* The store that a DSN asks for: "mysql", "file" or "null". Static storage.
-   NULL, with HL_EDSN in *error, when it cannot be understood. */
+/* The store that a DSN asks for, by its form: "mysql", "postgresql",
+   "file" or "null". Static
+   storage. NULL, with HL_EDSN in *error, when it asks for none that is known. */
 const char *hl_dsn_store(const char *dsn, hl_error *error);
 
 /* Opens the store and looks whether it will exclude. Everything in config is
@@ -265,9 +293,15 @@ typedef struct hl_stats {
 
 void hl_manager_stats(hl_manager *manager, hl_stats *stats);
 
-/* How many locks this manager has found lost so far; grows by one for each.
-   One atomic read: for those who want to look at their locks only then. */
-uint64_t hl_manager_losses(const hl_manager *manager);
+/* How many locks this manager has found lost so far, or leases over; grows by one for each.
+   Two atomic reads: for those who want to look at their locks only then. */
+uint64_t hl_manager_losses(hl_manager *manager);
+
+/* How a lock is held: as long as its connection or process lives, or until a time. */
+typedef enum hl_kind { HL_SESSION = 0, HL_LEASE = 1 } hl_kind;
+
+#define HL_OWNER_MAX 127 /* bytes of the name of a lease's owner */
+#define HL_LEASE_ID_SIZE 33 /* 32 hexadecimal digits and a NUL */
 
 typedef struct hl_holder {
   char application[64];
@@ -278,6 +312,11 @@ typedef struct hl_holder {
   int64_t since_ms; /* of the request; Unix time; 0 where unknown */
   hl_mode mode;     /* of its target */
   bool waiting;
+  hl_kind kind;
+  /* Of a lease; "" and 0 otherwise. */
+  char owner[HL_OWNER_MAX + 1];
+  char id[HL_LEASE_ID_SIZE];
+  int64_t remaining_ms;
 } hl_holder;
 
 typedef void (*hl_holder_fn)(void *context, const hl_holder *holder);
@@ -295,18 +334,55 @@ int hl_manager_holders(hl_manager *manager, const hl_plan *plan,
 int hl_manager_blockers(hl_manager *manager, const hl_plan *plan,
                         hl_holder_fn fn, void *context, hl_error *error);
 
+/* Which leases. All that is given must hold. */
+typedef struct hl_filter {
+  size_t size;         /* sizeof(hl_filter); see hl_config */
+  const char *owner;   /* of this owner; NULL: of any */
+  const char *id;      /* this one, as in hl_holder.id; NULL: any */
+  const hl_plan *plan; /* those for which an acquisition of the plan would have to
+                          wait; NULL: any */
+} hl_filter;
+
+#define HL_FILTER_INIT { sizeof(hl_filter), NULL, NULL, NULL }
+
+/* Calls fn for each lease of the space whose time is not up. filter: NULL stands for all.
+   fn must not call this library. HL_EUNSUPPORTED, HL_ECONNECTION, HL_ESTORE, HL_EMISUSE,
+   HL_ENOMEM. */
+int hl_manager_leases(hl_manager *manager, const hl_filter *filter,
+                      hl_holder_fn fn, void *context, hl_error *error);
+/* Ends leases, whoever holds them: what they lock is free at once. The next call of each
+   holder's is HL_ELOST with `by` and `reason` (NULL: none; at most 63 and 127 bytes of
+   them) in its hl_error. A filter that gives nothing is HL_EMISUSE. *count: how many. Fails
+   as hl_manager_leases. */
+int hl_manager_revoke(hl_manager *manager, const hl_filter *filter,
+                      const char *by, const char *reason, uint64_t *count,
+                      hl_error *error);
+
 /* --------------------------------------------------------------- lock */
 
 typedef struct hl_lock hl_lock;
 
+/* A lease is a record in the store. It ends at a time of the store's clock, survives its
+   process, and can be renewed, listed, handed over and revoked. A session lock and a
+   lease on the same nodes exclude each other. */
 typedef struct hl_options {
   size_t size;       /* sizeof(hl_options); see hl_config */
   int64_t timeout;   /* ms; 0 tries once; HL_FOREVER; < 0: the manager's */
   const char *label; /* free text shown to observers; NULL: none */
   size_t label_size;
+  /* ms from the grant until the lease ends, unless it is refreshed: 1 to HL_TTL_MAX. 0: a
+     session lock; the fields below are of no matter then. */
+  int64_t ttl;
+  const char *owner; /* who holds it: 1 to HL_OWNER_MAX bytes; NULL: the application */
+  bool auto_refresh; /* a thread of the manager's refreshes it thrice in its ttl */
+  /* Released by hl_lock_free, hl_lock_close and hl_manager_close, too; not only by
+     hl_lock_release. */
+  bool auto_release;
 } hl_options;
 
-#define HL_OPTIONS_INIT { sizeof(hl_options), -1, NULL, 0 }
+#define HL_TTL_MAX INT64_C(315360000000) /* ten years */
+
+#define HL_OPTIONS_INIT { sizeof(hl_options), -1, NULL, 0, 0, NULL, false, true }
 
 /* Locks what plan says, or nothing. Waits as long as options allow. The plan
    is copied. options may be NULL.
@@ -333,8 +409,38 @@ int hl_lock_extend(hl_lock *lock, const hl_plan *plan,
    HL_ERELEASED, and nothing happens to the parent's lock. */
 int hl_lock_release(hl_lock *lock, bool confirm, hl_error *error);
 
-/* Releases if need be and frees; never blocks. NULL is fine. */
+/* The end of its scope: as hl_lock_release without confirm, but a lease without
+   auto_release goes on. */
+int hl_lock_close(hl_lock *lock, hl_error *error);
+
+/* As hl_lock_close, and frees; never blocks. NULL is fine. */
 void hl_lock_free(hl_lock *lock);
+
+/* A lease ends ttl ms from now (0: its own ttl), sooner or later than before. HL_OK: it was
+   unbroken, though its time may have been up for a while. HL_ELOST: somebody has taken what
+   it locked, or has revoked it, or has imported it; or the answer came when the new
+   time was up already. HL_ERELEASED; HL_EUNSUPPORTED: a session lock; HL_ECONNECTION,
+   HL_ESTORE, HL_TIMEOUT: it was not refreshed, and ends when it would have ended. */
+int hl_lock_refresh(hl_lock *lock, int64_t ttl, hl_error *error);
+/* A session lock becomes a lease, with no moment in between in which it is free. Uses ttl,
+   owner, auto_refresh, auto_release and label of options. HL_OK; HL_ELOST, HL_ERELEASED;
+   after any other failure it is what it was. */
+int hl_lock_to_lease(hl_lock *lock, const hl_options *options,
+                     hl_error *error);
+/* A printable text, malloc'ed, to be freed by the caller, with which hl_import takes the
+   lease over, in any process. The lease goes on; the lock is as if released. Who has the text
+   has the lease. HL_EUNSUPPORTED: a session lock. HL_ELOST, HL_ERELEASED, HL_ENOMEM. */
+int hl_lock_export(hl_lock *lock, char **text, hl_error *error);
+/* In two steps, for who has to keep the text safe before the lock is as if released: the
+   text alone; then hl_lock_export with text NULL. */
+int hl_lock_text(hl_lock *lock, char **text, hl_error *error);
+/* Takes a lease over, with one refresh: for options' ttl (0: its own) from now. options may
+   be NULL; of the others only auto_refresh and auto_release are used. Of two imports of one
+   text the later wins, and the earlier lock is lost. Returns HL_OK with *lock set; HL_ELOST: the
+   lease is not there any more; HL_EMISMATCH: the text is damaged, or of another layout; as
+   hl_acquire. */
+int hl_import(hl_manager *manager, const char *text, size_t size,
+              const hl_options *options, hl_lock **lock, hl_error *error);
 
 /* Whether the lock is held as far as can be told without a round trip. */
 bool hl_lock_is_held(hl_lock *lock);
@@ -350,10 +456,15 @@ typedef enum hl_lock_state {
   HL_RELEASED,
   HL_LOST,
   HL_IN_USE, /* by a call that was started, and whose result is not taken */
-  HL_FOREIGN /* it belongs to the parent of this process */
+  HL_FOREIGN, /* it belongs to the parent of this process */
+  HL_OVER /* a lease whose time is up: whether somebody has had its nodes since, only
+             hl_lock_refresh can tell */
 } hl_lock_state;
 
 hl_lock_state hl_lock_look(hl_lock *lock);
+/* Fills in *error with why it is lost, HL_ELOST. */
+void hl_lock_loss(hl_lock *lock, hl_error *error);
+hl_kind hl_lock_kind(const hl_lock *lock);
 hl_mode hl_lock_mode(const hl_lock *lock);
 unsigned hl_lock_level(const hl_lock *lock); /* the deepest of its targets */
 int64_t hl_lock_waited(const hl_lock *lock); /* ms until it was granted */
@@ -389,6 +500,15 @@ int hl_lock_start_extend(hl_lock *lock, const hl_plan *plan,
 int hl_lock_start_check(hl_lock *lock, hl_pending **pending, hl_error *error);
 int hl_lock_start_release(hl_lock *lock, hl_pending **pending,
                           hl_error *error);
+int hl_lock_start_refresh(hl_lock *lock, int64_t ttl, hl_pending **pending,
+                          hl_error *error);
+int hl_lock_start_to_lease(hl_lock *lock, const hl_options *options,
+                           hl_pending **pending, hl_error *error);
+
+/* As hl_start, for hl_import. Given up, it leaves the lease to whoever has the text. */
+int hl_start_import(hl_manager *manager, const char *text, size_t size,
+                    const hl_options *options, hl_pending **pending,
+                    hl_error *error);
 
 bool hl_pending_done(hl_pending *pending);
 

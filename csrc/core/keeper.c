@@ -1,6 +1,5 @@
 /*
- * keeper.c - one thread for each manager whose store has connections, or who has
- * pendings in line. It
+ * keeper.c - the thread of keeper.h. It
  *
  *   - renews what is held and what lies idle, well before the store would give
  *     it up;
@@ -9,14 +8,20 @@
  *   - interrupts a call that overran its deadline, because its server hangs or
  *     the network is cut;
  *   - closes what nobody has used for long;
+ *   - has leases refreshed by workers;
  *   - ends pendings whose time is up while they stand in line.
  *
  * It never waits for an answer: it sends, and reads at a later turn. So one dead
- * connection does not keep it from the others. Its thread blocks all signals.
+ * connection does not keep it from the others. Its thread blocks all signals. When it
+ * renews, and what it may believe: spec/model/lease.pml.
  */
-#include "internal.h"
-#include "line.h"
-#include "pending.h"
+#include "hold.h"
+#include "lease.h"
+#include "manager.h"
+
+#include "clock.h"
+#include "error.h"
+#include "exit.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -31,90 +36,91 @@
 #define IDLE_MS 300000
 
 /* Sends a sign of life when it is time: thrice in a hold_timeout, so that two
-   may be late. The session is ours: see manager.h. */
-static int renew_if_due(hl_manager *manager, hl__slot *slot) {
-  if (slot->asked || hl__lease_ms() - slot->answered <
-                         manager->config.hold_timeout / 3)
+   may be late. The session is ours: see pool.h. */
+static int renew_if_due(hl_manager *manager, hl__connection *connection) {
+  if (connection->asked ||
+      hl__lease_ms() - connection->answered < manager->config.hold_timeout / 3)
     return HL_OK;
-  return manager->ops->renew(slot->session, &slot->asked, NULL);
+  return manager->ops->renew(connection->session, &connection->asked, NULL);
 }
 
-static void held_turn(hl_manager *manager, hl__slot *slot)
+static void held_turn(hl_manager *manager, hl__connection *connection)
     HL__REQUIRES(hl__manager_mutex) {
   /* Its owner is at it: then it needs no keeper. */
-  if (hl__slot_trylock(slot) != 0) return;
-  if (slot->session) {
-    int status = hl__slot_look(manager, slot, NULL);
-    if (status == HL_OK) status = renew_if_due(manager, slot);
-    if (status) hl__slot_end(manager, slot, true);
+  if (hl__connection_mutex_trylock(connection) != 0) return;
+  if (connection->session) {
+    int status = hl__hold_look(manager, connection, NULL);
+    if (status == HL_OK) status = renew_if_due(manager, connection);
+    if (status) hl__hold_end(manager, connection, true);
   }
-  hl__slot_unlock(slot);
+  hl__connection_mutex_unlock(connection);
 }
 
 /* False: its session has ended, or has been idle for too long. */
-static bool idle_turn(hl_manager *manager, hl__slot *slot, int64_t now)
-    HL__REQUIRES(hl__manager_mutex) {
-  int status = hl__pool_settle(manager, slot);
+static bool idle_turn(hl_manager *manager, hl__connection *connection,
+                      int64_t now) HL__REQUIRES(hl__manager_mutex) {
+  int status = hl__pool_settle(manager, connection);
   if (status == HL_OK) {
-    status = manager->ops->look(slot->session, NULL);
-    if (status == HL_OK) status = renew_if_due(manager, slot);
+    status = manager->ops->look(connection->session, NULL);
+    if (status == HL_OK) status = renew_if_due(manager, connection);
   }
   return (status == HL_OK || status == HL_TIMEOUT) &&
-         now - slot->idle_since < IDLE_MS;
+         now - connection->idle_since < IDLE_MS;
 }
 
 /* One call has waited in vain for its server. The idle sessions may be as dead: each
    gives a sign of life at once, and is given up when that is not answered. */
 static void idle_suspect(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
-  for (hl__slot *slot = manager->newest; slot; slot = slot->older)
-    if (hl__pool_settle(manager, slot) == HL_OK)
-      (void)manager->ops->renew(slot->session, &slot->asked, NULL);
+  for (hl__connection *connection = manager->pool.newest; connection;
+       connection = connection->older)
+    if (hl__pool_settle(manager, connection) == HL_OK)
+      (void)manager->ops->renew(connection->session, &connection->asked, NULL);
 }
 
 /* True: it is released, or has ended, or is given up: the end of its connection
    releases it, too. False: the answer has still not come. */
-static bool releasing_turn(hl_manager *manager, hl__slot *slot,
-                           hl__slot **dead) HL__REQUIRES(hl__manager_mutex) {
-  int status = hl__pool_settle(manager, slot);
-  if (status == HL_OK) status = manager->ops->unlock(slot->session, NULL);
+static bool releasing_turn(hl_manager *manager, hl__connection *connection,
+                           hl__connection **dead)
+    HL__REQUIRES(hl__manager_mutex) {
+  int status = hl__pool_settle(manager, connection);
+  if (status == HL_OK) status = manager->ops->give_back(connection->session, NULL);
   if (status == HL_TIMEOUT || status == HL_BUSY) return false;
   if (status == HL_OK)
-    hl__pool_idle(manager, slot);
+    hl__pool_idle(manager, connection);
   else
-    hl__pool_bury(manager, slot, dead);
+    hl__pool_bury(manager, connection, dead);
   return true;
 }
 
-/* One look at everything. Buries the slots that are to be closed. Returns how
+/* One look at everything. Buries the connections that are to be closed. Returns how
    long the next turn may wait; ms. */
-static int64_t turn(hl_manager *manager, hl__slot **dead)
+static int64_t turn(hl_manager *manager, hl__connection **dead)
     HL__REQUIRES(hl__manager_mutex) {
   int64_t now = hl__now_ms();
-  if (!manager->ops->connects || !manager->slots) return HL_FOREVER;
+  if (!manager->ops->traits.expires || !manager->pool.all) return HL_FOREVER;
   int64_t wait = manager->config.hold_timeout / 6;
   if (wait > TURN_MS) wait = TURN_MS;
-  for (hl__slot *slot = manager->slots, *next; slot; slot = next) {
-    next = slot->next;
-    switch (slot->state) {
-    case HL__HELD:
-      held_turn(manager, slot);
-      break;
+  for (hl__connection *connection = manager->pool.all, *next; connection;
+       connection = next) {
+    next = connection->next;
+    switch (connection->state) {
+    case HL__HELD: held_turn(manager, connection); break;
     case HL__IDLE:
-      if (!idle_turn(manager, slot, now)) hl__pool_bury(manager, slot, dead);
+      if (!idle_turn(manager, connection, now))
+        hl__pool_bury(manager, connection, dead);
       break;
     case HL__RELEASING:
-      if (!releasing_turn(manager, slot, dead)) wait = TURN_SOON_MS;
+      if (!releasing_turn(manager, connection, dead)) wait = TURN_SOON_MS;
       break;
     case HL__BUSY:
-      if (slot->due != HL_FOREVER && now > slot->due + OVERRUN_MS &&
-          slot->session && !slot->overrun) {
-        slot->overrun = true;
-        manager->ops->interrupt(slot->session);
+      if (connection->due != HL_FOREVER && now > connection->due + OVERRUN_MS &&
+          connection->session && !connection->overrun) {
+        connection->overrun = true;
+        manager->ops->interrupt(connection->session);
         idle_suspect(manager);
       }
       break;
-    case HL__ENDED:
-      break;
+    case HL__ENDED: break;
     }
   }
   return wait;
@@ -122,60 +128,53 @@ static int64_t turn(hl_manager *manager, hl__slot **dead)
 
 static void *keeper_main(void *argument) {
   hl_manager *manager = argument;
-  bool connects = manager->ops->connects;
-  if (connects) hl__library_enter();
-  hl__manager_lock(manager);
-  while (!manager->keeper_stops) {
-    hl__slot *dead = NULL;
-    manager->keeper_next = HL_FOREVER; /* sooner when it is hurried meanwhile */
-    hl__keeper_hurry(manager, hl__line_keep(manager));
+  bool uses_library = manager->ops->traits.blocks;
+  if (uses_library) hl__library_enter();
+  hl__manager_mutex_lock(manager);
+  while (!manager->keeper.stops) {
+    hl__connection *dead = NULL;
+    manager->keeper.next = HL_FOREVER; /* sooner when it is hurried meanwhile */
+    hl__manager_hurry(manager, hl__line_keep(manager));
+    hl__manager_hurry(manager, hl__leases_keep(manager));
     int64_t now = hl__now_ms();
-    hl__keeper_hurry(manager, hl__deadline(now, turn(manager, &dead)));
+    hl__manager_hurry(manager, hl__deadline(now, turn(manager, &dead)));
     if (dead) {
-      hl__manager_unlock(manager);
+      hl__manager_mutex_unlock(manager);
       hl__pool_free(manager, dead);
-      hl__manager_lock(manager);
+      hl__manager_mutex_lock(manager);
       continue;
     }
     /* With nothing to keep: until there is something. */
-    hl__wait_unlocked(&manager->wakeup, manager, manager->keeper_next);
+    hl__manager_wait(&manager->keeper.wakeup, manager, manager->keeper.next);
   }
-  hl__manager_unlock(manager);
+  hl__manager_mutex_unlock(manager);
   if (manager->ops->thread_end) manager->ops->thread_end();
-  if (connects) hl__library_leave();
+  if (uses_library) hl__library_leave();
   return NULL;
 }
 
 int hl__keeper_start(hl_manager *manager, hl_error *error) {
   sigset_t all, before;
-  if (manager->keeper_runs) {
-    if (!manager->slots) hl__keeper_hurry(manager, 0);
-    return HL_OK;
-  }
-  hl__exit_watch(manager);
+  if (manager->keeper.runs || manager->closed) return HL_OK;
+  hl__exit_watch(manager->ops->traits.blocks);
   (void)sigfillset(&all);
   (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-  int failure = pthread_create(&manager->keeper, NULL, keeper_main, manager);
+  int failure =
+      pthread_create(&manager->keeper.thread, NULL, keeper_main, manager);
   (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
   errno = failure;
-  if (failure)
-    return hl__error_errno(error, HL_BUSY, "cannot start a thread");
-  manager->keeper_runs = true;
+  if (failure) return hl__error_errno(error, HL_BUSY, "cannot start a thread");
+  manager->keeper.runs = true;
   return HL_OK;
 }
 
-void hl__keeper_hurry(hl_manager *manager, int64_t when) {
-  if (when >= manager->keeper_next) return;
-  manager->keeper_next = when;
-  (void)pthread_cond_signal(&manager->wakeup);
-}
-
 void hl__keeper_stop(hl_manager *manager) {
-  hl__manager_lock(manager);
-  bool runs = manager->keeper_runs;
-  manager->keeper_stops = true;
-  manager->keeper_runs = false;
-  (void)pthread_cond_signal(&manager->wakeup);
-  hl__manager_unlock(manager);
-  if (runs) (void)pthread_join(manager->keeper, NULL);
+  hl__manager_mutex_lock(manager);
+  bool runs = manager->keeper.runs;
+  pthread_t thread = manager->keeper.thread;
+  manager->keeper.stops = true;
+  manager->keeper.runs = false;
+  (void)pthread_cond_signal(&manager->keeper.wakeup);
+  hl__manager_mutex_unlock(manager);
+  if (runs) (void)pthread_join(thread, NULL);
 }

@@ -5,7 +5,7 @@
  */
 #include "layout.h"
 
-#include "internal.h"
+#include "error.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -16,6 +16,15 @@
 static uint32_t fnv1a(uint32_t hash, const char *data, size_t n) {
   for (size_t i = 0; i < n; i++)
     hash = (hash ^ (unsigned char)data[i]) * FNV_PRIME;
+  return hash;
+}
+
+#define WIDE_OFFSET_BASIS UINT64_C(14695981039346656037)
+#define WIDE_PRIME UINT64_C(1099511628211)
+
+static uint64_t wide_fnv1a(uint64_t hash, const char *data, size_t n) {
+  for (size_t i = 0; i < n; i++)
+    hash = (hash ^ (unsigned char)data[i]) * WIDE_PRIME;
   return hash;
 }
 
@@ -70,6 +79,8 @@ int hl_layout_new(const char *const *names, unsigned levels, uint32_t buckets,
   for (unsigned i = 0; i < levels; i++) {
     strcpy(made->names[i], names[i]);
     made->seeds[i] = fnv1a(FNV_OFFSET_BASIS, names[i], strlen(names[i]));
+    made->wide_seeds[i] =
+        wide_fnv1a(WIDE_OFFSET_BASIS, names[i], strlen(names[i]));
   }
   *layout = made;
   return HL_OK;
@@ -119,6 +130,17 @@ int hl__layout_agree(hl_layout *wanted, const char *names, uint32_t buckets,
       space, buckets, names, wanted->buckets, ours, other);
 }
 
+int hl__layout_unbucketed(const hl_layout *wanted, hl_layout **layout,
+                          hl_error *error) {
+  *layout = malloc(sizeof **layout);
+  if (!*layout) return hl__error_memory(error);
+  memcpy(*layout, wanted, sizeof **layout);
+  atomic_init(&(*layout)->references, 1u);
+  (*layout)->buckets = 0;
+  (*layout)->levels_open = (*layout)->buckets_open = false;
+  return HL_OK;
+}
+
 hl_layout *hl_layout_ref(hl_layout *layout) {
   atomic_fetch_add(&layout->references, 1u);
   return layout;
@@ -136,8 +158,20 @@ const char *hl_layout_name(const hl_layout *layout, unsigned level) {
   return level < layout->levels ? layout->names[level] : NULL;
 }
 
-uint32_t hl_layout_bucket(const hl_layout *layout, const hl_id *ids,
+static uint64_t wide_bucket(const hl_layout *layout, const hl_id *ids,
+                            unsigned n) {
+  const uint64_t mask = (UINT64_C(1) << HL__HASH_BITS) - 1;
+  uint64_t hash = layout->wide_seeds[n - 1];
+  for (unsigned i = 0; i < n; i++) {
+    hash = wide_fnv1a(hash, ":", 1);
+    hash = wide_fnv1a(hash, ids[i].data, ids[i].size);
+  }
+  return hash >> HL__HASH_BITS ^ (hash & mask);
+}
+
+uint64_t hl_layout_bucket(const hl_layout *layout, const hl_id *ids,
                           unsigned n) {
+  if (layout->buckets == 0) return wide_bucket(layout, ids, n);
   uint32_t hash = layout->seeds[n - 1];
   for (unsigned i = 0; i < n; i++) {
     hash = fnv1a(hash, ":", 1);

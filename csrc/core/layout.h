@@ -12,9 +12,10 @@
 struct hl_layout {
   atomic_uint references;
   unsigned levels;
-  uint32_t buckets;
+  uint32_t buckets; /* 0: as many as there are hashes, see hl_layout_bucket */
   bool levels_open, buckets_open; /* defaults: a space may record others */
   uint32_t seeds[HL_LEVELS_MAX]; /* the hash of the level's name */
+  uint64_t wide_seeds[HL_LEVELS_MAX];
   char names[HL_LEVELS_MAX][HL_LEVEL_NAME_MAX + 1];
 };
 
@@ -31,5 +32,14 @@ const char *hl__layout_names(const hl_layout *layout,
 int hl__layout_agree(hl_layout *wanted, const char *names, uint32_t buckets,
                      const char *space, const char *other, hl_layout **agreed,
                      hl_error *error);
+
+/* The bits of a bucket where there are no buckets: beside them there is room for a
+   level in 64. */
+#define HL__HASH_BITS 60
+
+/* A layout of the levels of `wanted` that has no buckets and leaves nothing open. The
+   number of buckets that a program wants is of no matter then. HL_ENOMEM. */
+int hl__layout_unbucketed(const hl_layout *wanted, hl_layout **layout,
+                          hl_error *error);
 
 #endif

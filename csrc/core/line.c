@@ -2,78 +2,39 @@
  * line.c - who of this process may wait at the store, and who waits here; see
  * line.h for the rule. Knows no thread and no session.
  */
-#include "line.h"
+#include "manager.h"
 
-#include "internal.h"
-#include "pending.h"
+#include "clock.h"
+#include "mode.h"
 #include "plan.h"
 
 #include <stdlib.h>
 #include <time.h>
 
-/* Of those who are to look anew whom they follow, so many do at once when somebody
-   leaves, and in a piece of the keeper's. */
+/* When a waiter leaves, those behind it have to find out whom they follow now. So many do
+   it at once; the keeper does the rest, so many in a piece. */
 #define SETTLE_SOME 16
 #define SETTLE_PIECE 256
-/* So many end in one piece of the keeper's, who then gives way for so long: a
-   mutex that is taken again at once is not given to whoever waits for it. */
+/* The keeper ends so many whose time is up in one piece, and then sleeps for so long: a
+   thread that takes a mutex again at once leaves none to those who wait for it. */
 #define EXPIRE_PIECE 128
 #define GIVE_WAY_NS 50000
-/* Parked ones that are tried in one round, at most. */
+/* How many parked ones are tried in one round, at most. */
 #define ASK_MAX 64
-/* When no thread could be started: how soon that is tried again. */
+/* How soon to try again to start a thread, when none could be started. */
 #define THREADS_AGAIN_MS 20
-/* A request that is no member of a class, and came before its last members, goes
-   back so far to find whom it follows; else it follows the first. */
+/* A request that is not a member of a class looks for the last member that came before it.
+   It looks at so many, from the last on; then it takes the first. */
 #define BACK_MAX 64
 
-/* ---------------------------------------------------------------- lists */
-
-static void list_init(hl__list *list) { list->next = list->previous = list; }
-
-static bool list_empty(const hl__list *list) { return list->next == list; }
-
-/* Before `at`: at the end, where that is the list. */
-static void list_add(hl__list *at, hl__list *node) {
-  node->previous = at->previous;
-  node->next = at;
-  node->previous->next = node;
-  at->previous = node;
-}
-
-static void list_remove(hl__list *node) {
-  node->previous->next = node->next;
-  node->next->previous = node->previous;
-  list_init(node);
-}
-
-/* All of them, to the end. */
-static void list_move(hl__list *to, hl__list *from) {
-  if (list_empty(from)) return;
-  from->next->previous = to->previous;
-  to->previous->next = from->next;
-  from->previous->next = to;
-  to->previous = from->previous;
-  list_init(from);
-}
-
-/* Unchecked: no field is read. */
-HL__UNCHECKED static hl__waiter *waiter_of(hl__list *node) {
-  return (hl__waiter *)(void *)((char *)node - offsetof(hl__waiter, node));
-}
-
-void hl__line_init(hl__line *line) {
-  *line = (hl__line){.first = NULL};
-  list_init(&line->loose);
-  list_init(&line->together);
-  list_init(&line->ready);
-  list_init(&line->parked);
-  line->next_asked = &line->parked;
+HL__UNCHECKED /* no field is read */
+static hl__waiter *waiter_of(hl__list *node) {
+  return HL__LIST_ENTRY(node, hl__waiter, node);
 }
 
 /* ------------------------------------------------------------- deadlines */
 
-/* A pairing heap. Both are roots. */
+/* A pairing heap (Fredman, Sedgewick, Sleator, Tarjan, 1986). Both are roots. */
 static hl__waiter *heap_meld(hl__waiter *a, hl__waiter *b)
     HL__REQUIRES(hl__manager_mutex) {
   if (b->deadline < a->deadline) {
@@ -88,7 +49,7 @@ static hl__waiter *heap_meld(hl__waiter *a, hl__waiter *b)
   return a;
 }
 
-/* One root of all these siblings: in pairs, and then the pairs. */
+/* Melds all these siblings into one: first in pairs, then the pairs. */
 static hl__waiter *heap_gather(hl__waiter *first)
     HL__REQUIRES(hl__manager_mutex) {
   hl__waiter *pairs = NULL, *root = NULL;
@@ -114,7 +75,7 @@ static hl__waiter *heap_gather(hl__waiter *first)
 
 static void heap_add(hl__line *line, hl__waiter *waiter)
     HL__REQUIRES(hl__manager_mutex) {
-  if (waiter->timed || !waiter->pending || waiter->deadline == HL_FOREVER)
+  if (waiter->timed || !waiter->ops || waiter->deadline == HL_FOREVER)
     return;
   waiter->timed = true;
   waiter->child = waiter->sibling = waiter->back = NULL;
@@ -140,15 +101,20 @@ static void heap_remove(hl__line *line, hl__waiter *waiter)
 
 /* -------------------------------------------------------------- classes */
 
-/* The kinds of classes under a row: of those that take it shared, of those that take
-   it exclusively, and of those that stand behind nobody and share all that they
-   take, of which it is the last. */
-enum { SHARED = HL_SHARED, EXCLUSIVE = HL_EXCLUSIVE, WHOLE };
+/* The kind of a class under a row is the mode in which its members take that row; or
+   WHOLE: its members stand behind nobody, take all their rows shared, and this row is the
+   last. */
+enum { WHOLE = 0 }; /* and each hl_mode */
 
 static int row_compare(const hl_row *a, const hl_row *b) {
   if (a->level != b->level) return a->level < b->level ? -1 : 1;
   if (a->bucket != b->bucket) return a->bucket < b->bucket ? -1 : 1;
   return 0;
+}
+
+/* Whether two requests that take the row so can be granted together. */
+static bool is_shareable(const hl_row *row) {
+  return !hl__modes_conflict((hl_mode)row->mode, (hl_mode)row->mode);
 }
 
 static const hl_row *rows_of(const hl__waiter *waiter, size_t *n) {
@@ -161,7 +127,8 @@ static const hl_row *last_row(const hl__member *member) {
 }
 
 static hl__member **head_of(hl__line *line, const hl_row *row) {
-  uint32_t hash = (row->bucket ^ (uint32_t)row->level << 28) * 2654435769u;
+  uint32_t bucket = (uint32_t)(row->bucket ^ row->bucket >> 32);
+  uint32_t hash = (bucket ^ (uint32_t)row->level << 28) * 2654435769u;
   return &line->heads[hash >> 20];
 }
 _Static_assert(HL__LINE_HEADS == 1u << 12, "12 bits of the hash");
@@ -189,8 +156,8 @@ static void chain_remove(hl__member *head) {
   if (head->chain) head->chain->link = head->link;
 }
 
-/* Enters it at the end of its class. Where a row has too many classes, not at all:
-   then nobody will find it there. */
+/* Enters it at the end of its class. Under a row with too many classes it is not entered:
+   then nobody finds it there. */
 static void member_enter(hl__line *line, hl__member *member) {
   const hl_row *row = last_row(member);
   hl__member **link = head_of(line, row), *head = *link;
@@ -221,8 +188,8 @@ static void member_remove(hl__member *member) {
   member->next = member->previous = NULL;
 }
 
-/* Whether the request has all rows of the class, of which its i-th is the last; for
-   a WHOLE, all of them shared. */
+/* Whether the request needs all rows of the class, whose last row is its row i; of
+   a WHOLE, whether it needs all of them shared. */
 static bool has_rows(const hl_row *rows, size_t i, const hl__member *head) {
   size_t n;
   const hl_row *wanted = rows_of(head->waiter, &n);
@@ -238,15 +205,15 @@ static bool has_rows(const hl_row *rows, size_t i, const hl__member *head) {
     }
     if (low > i || row_compare(&rows[low], &wanted[j]) != 0) return false;
     if (head->kind == WHOLE &&
-        hl__modes_conflict((hl_mode)rows[low].mode, HL_SHARED))
+        !is_shareable(&rows[low]))
       return false;
     i = low;
   }
   return true;
 }
 
-/* Of a class that the request follows, by its row i, the last that came before
-   it; NULL: none did. */
+/* The last member that came before the request, of a class that it follows by its row i.
+   NULL: all came later. */
 static hl__member *last_before(hl__member *head, uint64_t arrival,
                                const hl__waiter *waiter, size_t i)
     HL__REQUIRES(hl__manager_mutex) {
@@ -263,9 +230,9 @@ static hl__member *last_before(hl__member *head, uint64_t arrival,
   return head;
 }
 
-/* Whom a request follows that came then; of several, the nearest. NULL: nobody.
-   `waiter`: itself, NULL when it has no place yet. `conflicts`: only those that
-   conflict with it. */
+/* Whom a request of that arrival follows: of several, the one that came last. NULL: nobody.
+   `waiter`: the request, NULL when it has no place yet. `conflicts`: look only at those
+   that conflict with it. */
 static hl__member *find(hl__line *line, const hl_plan *plan, uint64_t arrival,
                         const hl__waiter *waiter, bool conflicts)
     HL__REQUIRES(hl__manager_mutex) {
@@ -294,18 +261,18 @@ static hl__member *find(hl__line *line, const hl_plan *plan, uint64_t arrival,
   return nearest;
 }
 
-/* Enters a newcomer in its classes, but for that of its whole. Without memory for
-   all of them, in the first ones. */
+/* Enters a newcomer in its classes, except WHOLE. Without memory for all of them, it enters
+   the first ones. */
 static void classes_enter(hl__line *line, hl__waiter *waiter)
     HL__REQUIRES(hl__manager_mutex) {
   size_t n, count = 0;
   const hl_row *rows = rows_of(waiter, &n);
   while (count < n && count < HL__LINE_DEPTH &&
-         (count == 0 || rows[count - 1].mode == HL_SHARED))
+         (count == 0 || is_shareable(&rows[count - 1])))
     count++;
   waiter->shares = true;
   for (size_t i = 0; i < n && waiter->shares; i++)
-    waiter->shares = rows[i].mode == HL_SHARED;
+    waiter->shares = is_shareable(&rows[i]);
   size_t all = count + waiter->shares;
   waiter->members = waiter->inside;
   if (all > HL__MEMBERS_INSIDE)
@@ -321,7 +288,7 @@ static void classes_enter(hl__line *line, hl__waiter *waiter)
     *member = (hl__member){.waiter = waiter,
                            .rows = i < count ? i + 1 : n,
                            .kind = i < count ? rows[i].mode : WHOLE};
-    list_init(&member->followers);
+    hl__list_init(&member->followers);
     if (i < count) member_enter(line, member);
   }
 }
@@ -333,48 +300,48 @@ void hl__line_forget(hl__waiter *waiter) HL__UNCHECKED {
 
 /* ----------------------------------------------------------- the line */
 
-/* Nobody is before it any more. A thread goes by itself; a pending is sent when
+/* It follows nobody any more. A thread goes to the store itself; a pending is sent when
    there is room. */
 static void let_go(hl__line *line, hl__waiter *waiter)
     HL__REQUIRES(hl__manager_mutex) {
   if (waiter->shares)
     member_enter(line, &waiter->members[waiter->member_count - 1]);
-  if (waiter->pending) {
+  if (waiter->ops) {
     waiter->place = HL__READY;
-    list_add(&line->ready, &waiter->node);
+    hl__list_add(&line->ready, &waiter->node);
   } else {
     waiter->place = HL__AT_STORE;
     if (waiter->turn) (void)pthread_cond_signal(waiter->turn);
   }
 }
 
-/* Behind the member, or on its way. */
+/* Puts it behind the member; NULL: lets it go. */
 static void stand(hl__line *line, hl__waiter *waiter, hl__member *behind)
     HL__REQUIRES(hl__manager_mutex) {
   if (behind) {
     waiter->place = HL__BEHIND;
-    list_add(&behind->followers, &waiter->node);
+    hl__list_add(&behind->followers, &waiter->node);
   } else {
     let_go(line, waiter);
   }
 }
 
-/* So many of the loose ones look whom they follow now. */
+/* Finds out whom so many of the loose ones follow now. */
 static void settle(hl__line *line, unsigned most)
     HL__REQUIRES(hl__manager_mutex) {
   for (; most > 0; most--) {
-    bool together = !list_empty(&line->together);
+    bool together = !hl__list_empty(&line->together);
     hl__list *list = together ? &line->together : &line->loose;
-    if (list_empty(list)) return;
+    if (hl__list_empty(list)) return;
     hl__waiter *waiter = waiter_of(list->next);
-    list_remove(&waiter->node);
+    hl__list_remove(&waiter->node);
     stand(line, waiter,
           find(line, waiter->plan, waiter->arrival, waiter, together));
   }
 }
 
 static bool has_loose(const hl__line *line) {
-  return !list_empty(&line->together) || !list_empty(&line->loose);
+  return !hl__list_empty(&line->together) || !hl__list_empty(&line->loose);
 }
 
 void hl__line_join(hl_manager *manager, hl__waiter *waiter) {
@@ -382,7 +349,7 @@ void hl__line_join(hl_manager *manager, hl__waiter *waiter) {
   waiter->turn = NULL;
   waiter->timed = waiter->in_parked = false;
   waiter->arrival = ++line->arrivals;
-  list_init(&waiter->node);
+  hl__list_init(&waiter->node);
   hl__member *behind =
       find(line, waiter->plan, waiter->arrival, NULL, false);
   classes_enter(line, waiter);
@@ -397,37 +364,37 @@ void hl__line_join(hl_manager *manager, hl__waiter *waiter) {
   stand(line, waiter, behind);
 }
 
-/* The last of those that shared a whole and stood behind nobody leaves without a
-   grant: one of its followers stands for them from now on, if it may. */
+/* The last member of a WHOLE leaves without a grant: one of its followers takes its place,
+   if it follows nobody else. */
 static void succeed(hl__line *line, hl__member *gone)
     HL__REQUIRES(hl__manager_mutex) {
-  for (int i = 0; i < SETTLE_SOME && !list_empty(&gone->followers); i++) {
+  for (int i = 0; i < SETTLE_SOME && !hl__list_empty(&gone->followers); i++) {
     hl__waiter *waiter = waiter_of(gone->followers.next);
-    list_remove(&waiter->node);
+    hl__list_remove(&waiter->node);
     stand(line, waiter,
           find(line, waiter->plan, waiter->arrival, waiter, false));
     if (waiter->place == HL__BEHIND) continue;
     hl__member *whole = &waiter->members[waiter->member_count - 1];
     if (waiter->shares && whole->next && same_class(whole, gone))
-      list_move(&whole->followers, &gone->followers);
+      hl__list_move(&whole->followers, &gone->followers);
     break;
   }
-  list_move(&line->loose, &gone->followers);
+  hl__list_move(&line->loose, &gone->followers);
 }
 
-/* Those behind it stand behind the one before it in the class, whom they follow as
-   well; or look anew. */
+/* Those behind it follow the member before it as well, so they stand behind that one now.
+   Without one they have to find out whom they follow. */
 static void member_leave(hl__line *line, hl__member *member, bool granted)
     HL__REQUIRES(hl__manager_mutex) {
   hl__member *before = member->previous;
   bool head = member->head;
   member_remove(member);
   if (member->kind != WHOLE)
-    list_move(head ? &line->loose : &before->followers, &member->followers);
+    hl__list_move(head ? &line->loose : &before->followers, &member->followers);
   else if (granted)
-    list_move(&line->together, &member->followers);
+    hl__list_move(&line->together, &member->followers);
   else if (before != member)
-    list_move(&before->followers, &member->followers);
+    hl__list_move(&before->followers, &member->followers);
   else
     succeed(line, member);
 }
@@ -437,7 +404,7 @@ static void parked_remove(hl__line *line, hl__waiter *waiter)
   if (line->next_asked == &waiter->node) line->next_asked = waiter->node.next;
   waiter->in_parked = false;
   line->parked_count--;
-  list_remove(&waiter->node);
+  hl__list_remove(&waiter->node);
 }
 
 void hl__line_leave(hl_manager *manager, hl__waiter *waiter, bool granted) {
@@ -452,15 +419,15 @@ void hl__line_leave(hl_manager *manager, hl__waiter *waiter, bool granted) {
     line->first = waiter->next;
   heap_remove(line, waiter);
   if (waiter->place == HL__TRIED) line->trying--;
-  if (waiter->place == HL__AT_STORE && waiter->pending &&
-      !manager->ops->connects) {
+  if (waiter->place == HL__AT_STORE && waiter->ops &&
+      !manager->ops->traits.scarce) {
     line->waiting--;
     line->short_of_threads = false; /* its worker is free */
   }
   if (waiter->in_parked)
     parked_remove(line, waiter);
   else
-    list_remove(&waiter->node);
+    hl__list_remove(&waiter->node);
   for (unsigned i = 0; i < waiter->member_count; i++)
     if (waiter->members[i].next)
       member_leave(line, &waiter->members[i], granted);
@@ -494,13 +461,13 @@ int hl__line_wait(hl_manager *manager, hl__waiter *waiter) {
 
 /* -------------------------------------------------------- to the store */
 
-/* Whose turn it is, NULL: nobody's. */
+/* Who goes next; NULL: nobody may. Model: line.pml, advance. */
 static hl__waiter *next_to_go(hl_manager *manager)
     HL__REQUIRES(hl__manager_mutex) {
   hl__line *line = &manager->line;
   hl__waiter *ready =
-      list_empty(&line->ready) ? NULL : waiter_of(line->ready.next);
-  if (manager->ops->connects)
+      hl__list_empty(&line->ready) ? NULL : waiter_of(line->ready.next);
+  if (manager->ops->traits.scarce)
     return hl__pool_has_room(manager) ? ready : NULL;
   if (line->trying > 0) return NULL;
   /* Nobody is being tried, so all of these are PARKED. The first of them goes before
@@ -523,14 +490,14 @@ static bool send(hl_manager *manager, hl__waiter *waiter)
     HL__REQUIRES(hl__manager_mutex) {
   hl__line *line = &manager->line;
   hl__place before = waiter->place;
-  waiter->place = manager->ops->connects ? HL__AT_STORE : HL__TRIED;
-  if (!hl__pending_send(waiter->pending)) {
+  waiter->place = manager->ops->traits.scarce ? HL__AT_STORE : HL__TRIED;
+  if (!waiter->ops->send(waiter)) {
     waiter->place = before;
     line->short_of_threads = true;
-    hl__keeper_hurry(manager, hl__now_ms() + THREADS_AGAIN_MS);
+    hl__manager_hurry(manager, hl__now_ms() + THREADS_AGAIN_MS);
     return false;
   }
-  if (before == HL__READY) list_remove(&waiter->node);
+  if (before == HL__READY) hl__list_remove(&waiter->node);
   if (waiter->place == HL__TRIED)
     line->trying++;
   else
@@ -543,21 +510,21 @@ static void advance(hl_manager *manager, unsigned most)
   hl__line *line = &manager->line;
   if (manager->closed) return;
   settle(line, most);
-  if (has_loose(line)) hl__keeper_hurry(manager, 0);
+  if (has_loose(line)) hl__manager_hurry(manager, 0);
   hl__waiter *waiter;
   while ((waiter = next_to_go(manager)) && send(manager, waiter)) continue;
 }
 
 void hl__line_advance(hl_manager *manager) {
   /* Without a keeper all who wait are threads. */
-  advance(manager, manager->keeper_runs ? SETTLE_SOME : UINT32_MAX);
+  advance(manager, manager->keeper.runs ? SETTLE_SOME : UINT32_MAX);
 }
 
 bool hl__line_refused(hl_manager *manager, hl__waiter *waiter) {
   hl__line *line = &manager->line;
   line->trying--;
   bool place = line->waiting < manager->pool_size &&
-               (list_empty(&line->parked) || line->parked.next == &waiter->node);
+               (hl__list_empty(&line->parked) || line->parked.next == &waiter->node);
   /* One worker is left to try the others. */
   if (place && hl__worker_spare(manager)) {
     if (waiter->in_parked) parked_remove(line, waiter);
@@ -566,17 +533,17 @@ bool hl__line_refused(hl_manager *manager, hl__waiter *waiter) {
     line->waiting++;
   } else {
     if (place) line->short_of_threads = true;
-    manager->coming_workers++; /* the one that tried it */
+    hl__worker_comes(manager); /* the one that tried it */
     waiter->place = HL__PARKED;
     if (!waiter->in_parked) {
       waiter->in_parked = true;
       line->parked_count++;
-      list_add(&line->parked, &waiter->node);
+      hl__list_add(&line->parked, &waiter->node);
     }
     heap_add(line, waiter);
     int64_t soon = hl__now_ms() + HL__LINE_ROUND_MS;
     if (waiter->deadline < soon) soon = waiter->deadline;
-    hl__keeper_hurry(manager, soon);
+    hl__manager_hurry(manager, soon);
   }
   hl__line_advance(manager);
   return waiter->place == HL__AT_STORE;
@@ -593,7 +560,7 @@ static bool expire(hl_manager *manager, int64_t now)
     if (!waiter || waiter->deadline > now) return false;
     heap_remove(line, waiter);
     /* Whoever tries it looks at its time himself. */
-    if (waiter->place < HL__TRIED) hl__pending_expire(waiter->pending);
+    if (waiter->place < HL__TRIED) waiter->ops->expire(waiter);
   }
   return true;
 }
@@ -626,9 +593,9 @@ HL__UNCHECKED int64_t hl__line_keep(hl_manager *manager) {
   for (;;) {
     int64_t next = keep(manager);
     if (next > 0) return next;
-    hl__manager_unlock(manager);
+    hl__manager_mutex_unlock(manager);
     (void)nanosleep(&way, NULL);
-    hl__manager_lock(manager);
+    hl__manager_mutex_lock(manager);
   }
 }
 
@@ -636,8 +603,8 @@ void hl__line_close(hl_manager *manager) {
   hl__waiter *waiter = manager->line.first, *next;
   for (; waiter; waiter = next) {
     next = waiter->next; /* nobody goes to the store of a closed manager */
-    if (waiter->pending)
-      hl__pending_close(waiter->pending);
+    if (waiter->ops)
+      waiter->ops->close(waiter);
     else if (waiter->turn)
       (void)pthread_cond_signal(waiter->turn);
   }

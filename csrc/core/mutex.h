@@ -8,12 +8,12 @@
  * hl__manager_mutex) is a field that is touched with the mutex of a manager held;
  * that it is the right manager is for readers to see. The order:
  *
- *     1. hl__manager_mutex   manager.h
- *     2. hl__slot_mutex      manager.h
- *     3. what a store has    mysql_store.h, file.h
- *     4. hl__births          internal.h; fork() itself takes it, and nothing of
- *                            1 to 3
- *     5. hl__fork_mutex      fork.c
+ *     1. hl__manager_mutex      manager.h
+ *     2. hl__connection_mutex   pool.h
+ *     3. what a store has       mysql_store.h, file.h
+ *     4. hl__births             fork.h; fork() itself takes it, and nothing of
+ *                               1 to 3
+ *     5. hl__fork_mutex         fork.c
  *
  * A thread that holds one may take those below it.
  */
@@ -37,8 +37,8 @@ typedef struct HL__ANNOTATE(capability("mutex")) hl__mutex_class {
 #define HL__BEFORE(...) HL__ANNOTATE(acquired_before(__VA_ARGS__))
 
 HL__MUTEX_CLASS(hl__manager_mutex);
-HL__MUTEX_CLASS(hl__slot_mutex) HL__AFTER(hl__manager_mutex);
-HL__MUTEX_CLASS(hl__births) HL__AFTER(hl__slot_mutex);
+HL__MUTEX_CLASS(hl__connection_mutex) HL__AFTER(hl__manager_mutex);
+HL__MUTEX_CLASS(hl__births) HL__AFTER(hl__connection_mutex);
 HL__MUTEX_CLASS(hl__fork_mutex) HL__AFTER(hl__births);
 
 /* Of fields and variables. */

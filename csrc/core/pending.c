@@ -1,12 +1,29 @@
 /*
- * pending.c - calls that wait without blocking their caller: started here, done
+ * pending.c - calls that wait without blocking their program: started here, made
  * by a worker, and taken, cancelled or dropped at any moment in between. No order
- * of these leaks a lock: see the life in pending.h.
+ * of these leaks a lock. The life of a pending:
+ *
+ *                      room: a worker
+ *      start -> IN LINE ------------> AT STORE -----------------> DONE -> wait
+ *                  |  ^                  | |  its worker has come
+ *                  |  '------------------' |  back
+ *                  |    refused: PARKED    |
+ *                  '-----------------------'----------------------^
+ *                    timeout, cancel, close: at once
+ *
+ *   IN LINE    costs no thread and no connection; the keeper ends it when its
+ *              time is up; line.h has its places
+ *   AT STORE   a worker makes the blocking call. When it is given up meanwhile,
+ *              it is DONE at once for its owner; the worker, interrupted, throws
+ *              away what it gets, and keeps the place in line until then
+ *   DONE       its descriptor is readable, and hl_pending_wait returns
  */
-#include "pending.h"
+#include "call.h"
 
-#include "internal.h"
-#include "plan.h"
+#include "clock.h"
+#include "error.h"
+#include "exit.h"
+#include "fork.h"
 
 #include <stdint.h>
 #include <stdlib.h>
@@ -14,27 +31,65 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+struct hl_pending {
+  atomic_uint references; /* its owner's, its worker's */
+  unsigned generation;    /* of the process that started it */
+  /* call.lock: of HL__ACQUIRE, to be filled in. Its worker's until it is done, or, when
+     it is given up, until the end; then its owner's. NULL once it has been taken.
+     Otherwise the lock that is occupied; NULL once it is not. */
+  hl__call call;
+  hl__task task;
+  hl__occupant occupant;
+  hl_holder *holders; /* who was in the way; its owner's once it is done */
+  size_t holder_count;
+  bool done HL__GUARDED_BY(hl__manager_mutex);
+  bool
+      taken HL__GUARDED_BY(hl__manager_mutex); /* hl_pending_wait returned it */
+  /* At the end of the occupation, what its owner wants done with the lock. */
+  bool release_then HL__GUARDED_BY(hl__manager_mutex);
+  bool free_then HL__GUARDED_BY(hl__manager_mutex);
+  int fd HL__GUARDED_BY(hl__manager_mutex); /* eventfd; -1 until asked for */
+  hl_notify_fn
+      notify HL__GUARDED_BY(hl__manager_mutex); /* NULL: nobody asked */
+  uint64_t notify_tag HL__GUARDED_BY(hl__manager_mutex);
+  int status HL__GUARDED_BY(hl__manager_mutex);
+  hl_error error HL__GUARDED_BY(hl__manager_mutex);
+  char label[];
+};
+
 static void unref(hl_pending *pending) {
   if (atomic_fetch_sub(&pending->references, 1u) != 1) return;
-  hl__line_forget(&pending->waiter);
-  if (pending->work == HL__ACQUIRE) hl_lock_free(pending->lock);
-  if (pending->extension) hl__extension_dispose(pending->extension);
-  free(pending->extension);
+  hl__line_forget(&pending->call.waiter);
+  if (pending->call.kind == HL__ACQUIRE)
+    hl_lock_free(pending->call.lock);
+  else
+    hl__lease_unref(pending->call.lease);
+  if (pending->call.extension) hl__extension_dispose(pending->call.extension);
+  free(pending->call.extension);
   free(pending->holders);
-  hl__manager_leave(pending->manager);
+  hl__manager_leave(pending->call.manager);
   free(pending);
 }
 
-/* ------------------------------------------------------------ its end */
+/* ---------------------------------------------------------------- its end */
+
+/* The owner of the lock may ask the lock itself again. */
+static void lock_idle(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
+  if (pending->call.kind != HL__ACQUIRE) pending->call.lock->hold.busy = false;
+}
 
 /* From now on its owner sees that it is done. */
 static void finish(hl_pending *pending, int status)
     HL__REQUIRES(hl__manager_mutex) {
-  hl_manager *manager = pending->manager;
+  hl__call *call = &pending->call;
+  hl_manager *manager = call->manager;
   pending->done = true;
   pending->status = status;
-  if (pending->work == HL__ACQUIRE)
-    hl__acquire_count(manager, status, hl__now_ms() - pending->start);
+  if (call->kind == HL__ACQUIRE)
+    hl__manager_event(manager, HL__CALL_ENDS, status,
+                      hl__now_ms() - call->start);
+  else if (!call->given_up)
+    lock_idle(pending);
   if (pending->fd >= 0) {
     static const uint64_t one = 1;
     ssize_t ignored = write(pending->fd, &one, sizeof one); /* never blocks */
@@ -47,13 +102,9 @@ static void finish(hl_pending *pending, int status)
 /* Of one in line, which no worker has: its place and its lock go with it. */
 static void finish_in_line(hl_pending *pending, int status)
     HL__REQUIRES(hl__manager_mutex) {
-  hl__line_leave(pending->manager, &pending->waiter, false);
-  pending->in_line = false;
+  hl__line_leave(pending->call.manager, &pending->call.waiter, false);
+  pending->call.in_line = false;
   finish(pending, status);
-}
-
-static int closed_error(hl_error *error) {
-  return hl__error(error, HL_CANCELLED, "the manager was closed");
 }
 
 static int cancelled_error(hl_error *error) {
@@ -66,117 +117,179 @@ static int threads_error(hl_error *error) {
                    "the container");
 }
 
-void hl__pending_expire(hl_pending *pending) {
-  hl_manager *manager = pending->manager;
-  bool ready = pending->waiter.place == HL__READY;
-  if (ready && !hl__pool_has_room(manager))
-    (void)hl__pool_busy_error(manager, &pending->error);
-  else if (ready && manager->line.short_of_threads)
-    (void)threads_error(&pending->error);
-  else
-    (void)hl__timeout_error(&pending->error, pending->waiter.plan,
-                            pending->timeout);
-  finish_in_line(pending, pending->error.status);
-}
-
-/* Ends it, wherever it is, for its owner; the store is told. */
+/* Ends it, wherever it is, for its owner; the store is told. Model: line.pml,
+   give_up. */
 static void give_up(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
-  if (pending->in_line && pending->waiter.place < HL__TRIED) {
-    finish_in_line(pending, pending->error.status);
+  hl__call *call = &pending->call;
+  hl_manager *manager = call->manager;
+  int status = pending->error.status;
+  if (call->in_line && call->waiter.place < HL__TRIED) {
+    finish_in_line(pending, status);
     return;
   }
-  if (hl__worker_take_back(pending->manager, pending)) {
-    hl__pending_unreserve(pending);
+  if (hl__worker_take_back(manager, &pending->task)) {
+    hl__pool_unreserve(manager, &call->reserved);
     atomic_fetch_sub(&pending->references, 1u); /* not the last: its owner's */
-    if (pending->in_line) {
-      finish_in_line(pending, pending->error.status);
+    if (call->in_line) {
+      finish_in_line(pending, status);
     } else {
-      finish(pending, pending->error.status);
-      hl__line_advance(pending->manager);
+      finish(pending, status);
+      hl__line_advance(manager);
     }
     return;
   }
-  pending->given_up = true;
-  hl__leave_begin(1); /* until its worker has told the store */
-  /* Not a round trip that ends soon by itself: the lock may be worth it. */
-  if (pending->work <= HL__EXTEND && pending->slot && pending->slot->session) {
-    const hl_store_ops *ops = pending->manager->ops;
-    ops->interrupt(pending->slot->session);
-    if (ops->connects) pending->lease_end = 0;
-  }
-  finish(pending, pending->error.status);
+  call->given_up = true;
+  if (call->kind != HL__ACQUIRE) call->lock->hold.busy = true;
+  hl__exit_await(1); /* until its worker has told the store */
+  (void)pthread_cond_broadcast(&manager->pool.freed); /* or waits for a connection */
+  hl__call_interrupt(call);
+  finish(pending, status);
 }
 
-void hl__pending_close(hl_pending *pending) {
-  if (pending->done) return;
-  (void)closed_error(&pending->error);
-  give_up(pending);
+/* -------------------------------------------------------------- in line */
+
+static hl_pending *pending_of_waiter(hl__waiter *waiter) {
+  return HL__LIST_ENTRY(waiter, hl_pending, call.waiter);
 }
 
-/* ------------------------------------------------------------- its work */
-
-bool hl__pending_send(hl_pending *pending) {
+/* To a worker. False: no thread can be had now; nothing is changed. */
+static bool send(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
+  hl__call *call = &pending->call;
   atomic_fetch_add(&pending->references, 1u);
-  if (hl__worker_give(pending->manager, pending)) {
-    if (pending->work == HL__ACQUIRE) hl__pending_reserve(pending);
+  if (hl__worker_give(call->manager, &pending->task)) {
+    call->by_worker = true;
+    if (call->kind == HL__ACQUIRE)
+      hl__pool_reserve(call->manager, &call->reserved);
     return true;
   }
   atomic_fetch_sub(&pending->references, 1u); /* not the last: its owner's */
   return false;
 }
 
-void hl__pending_reserve(hl_pending *pending) {
-  if (!pending->reserved) pending->manager->reserved++;
-  pending->reserved = true;
+static bool waiter_send(hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex) {
+  return send(pending_of_waiter(waiter));
 }
 
-void hl__pending_unreserve(hl_pending *pending) {
-  if (pending->reserved) pending->manager->reserved--;
-  pending->reserved = false;
+static void waiter_expire(hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex) {
+  hl_pending *pending = pending_of_waiter(waiter);
+  const hl_manager *manager = pending->call.manager;
+  bool ready = waiter->place == HL__READY;
+  if (ready && !hl__pool_has_room(manager))
+    (void)hl__pool_busy_error(manager, &pending->error);
+  else if (ready && manager->line.short_of_threads)
+    (void)threads_error(&pending->error);
+  else
+    (void)hl__timeout_error(&pending->error, waiter->plan,
+                            pending->call.timeout);
+  finish_in_line(pending, pending->error.status);
 }
 
-bool hl__pending_slot(hl_pending *pending, hl__slot *slot) {
-  pending->slot = slot;
-  return !pending->given_up;
+static void waiter_close(hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex) {
+  hl_pending *pending = pending_of_waiter(waiter);
+  if (pending->done) return;
+  (void)hl__manager_closed_error(&pending->error);
+  give_up(pending);
+}
+
+static const hl__waiter_ops waiter_ops = {
+    .send = waiter_send, .expire = waiter_expire, .close = waiter_close};
+
+/* --------------------------------------------------------- its occupation */
+
+/* The occupation of the lock ends: for its worker, or, when that has done its work,
+   for its owner. What its owner has asked for meanwhile is done before: as soon as
+   nobody occupies the lock it is its owner's again, who may free it. */
+static void occupation_end(hl_pending *pending, bool commit) {
+  hl_manager *manager = pending->call.manager;
+  hl_lock *lock = pending->call.lock;
+  hl__manager_mutex_lock(manager);
+  /* A lease that it has become it is, whoever wanted it. */
+  if (commit || pending->call.kind == HL__TO_LEASE)
+    hl__call_commit(&pending->call);
+  if (pending->release_then) {
+    hl__manager_mutex_unlock(manager);
+    (void)hl__lock_release(lock, false, NULL);
+    hl__manager_mutex_lock(manager);
+  }
+  bool free_it = pending->free_then;
+  lock->hold.busy = false;
+  pending->call.lock = NULL;
+  atomic_store_explicit(&lock->occupant, NULL, memory_order_release);
+  hl__manager_mutex_unlock(manager);
+  if (free_it) hl_lock_free(lock);
+}
+
+static hl_pending *pending_of_occupant(hl__occupant *occupant) {
+  return HL__LIST_ENTRY(occupant, hl_pending, occupant);
+}
+
+static bool occupant_abandon(hl__occupant *occupant, bool free_it)
+    HL__REQUIRES(hl__manager_mutex) {
+  hl_pending *pending = pending_of_occupant(occupant);
+  if (!free_it || hl__lock_releases(pending->call.lock))
+    pending->release_then = true;
+  pending->free_then = pending->free_then || free_it;
+  pending->call.lock->hold.kept_until = 0;
+  if (!pending->done) {
+    (void)hl__error(&pending->error, HL_ERELEASED,
+                    "the lock was released meanwhile");
+    give_up(pending);
+  }
+  return !pending->call.given_up;
+}
+
+static void occupant_end(hl__occupant *occupant) {
+  occupation_end(pending_of_occupant(occupant), false);
+}
+
+/* ------------------------------------------------------------- its worker */
+
+/* It was granted, and nobody wants it. An import leaves the lease to whoever has its
+   text. */
+static void give_away(hl_pending *pending) {
+  hl__call *call = &pending->call;
+  if (call->adopts)
+    (void)hl__lease_leave(call->lease, NULL);
+  else
+    (void)hl_lock_release(call->lock, false, NULL);
 }
 
 /* Where a try blocks nobody, it is tried before it takes a place among those that
    wait. HL_PARKED_AGAIN: it has none; it stands in line again, or is done. */
 #define HL_PARKED_AGAIN 1000
 static int try_and_wait(hl_pending *pending, hl_error *error) {
-  hl_manager *manager = pending->manager;
-  int status = hl__lock_acquire(pending->lock, &pending->options,
-                                pending->start, 0, pending, error);
+  hl__call *call = &pending->call;
+  hl_manager *manager = call->manager;
+  int status = hl__call_acquire(call, 0, error);
   if (status != HL_TIMEOUT) return status;
-  hl__manager_lock(manager);
-  bool wanted = !pending->given_up && !manager->closed;
-  bool late = hl__left_ms(pending->waiter.deadline) == 0;
-  bool waits = wanted && !late && hl__line_refused(manager, &pending->waiter);
-  hl__manager_unlock(manager);
+  hl__manager_mutex_lock(manager);
+  bool wanted = !call->given_up && !manager->closed;
+  bool late = hl__left_ms(call->deadline) == 0;
+  bool waits = wanted && !late && hl__line_refused(manager, &call->waiter);
+  hl__manager_mutex_unlock(manager);
   if (!wanted) return HL_CANCELLED;
-  if (late)
-    return hl__timeout_error(error, pending->waiter.plan, pending->timeout);
+  if (late) return hl__timeout_error(error, call->waiter.plan, call->timeout);
   if (!waits) return HL_PARKED_AGAIN;
-  return hl__lock_acquire(pending->lock, &pending->options, pending->start,
-                          pending->timeout, pending, error);
+  return hl__call_acquire(call, call->timeout, error);
 }
 
 static int work(hl_pending *pending, hl_error *error) {
-  switch (pending->work) {
+  hl__call *call = &pending->call;
+  hl__hold *hold = &call->lock->hold;
+  switch (call->kind) {
   case HL__ACQUIRE:
-    if (!pending->manager->ops->connects) return try_and_wait(pending, error);
-    return hl__lock_acquire(pending->lock, &pending->options, pending->start,
-                            pending->timeout, pending, error);
-  case HL__EXTEND:
-    return hl__extension_run(pending->extension, pending->lock, pending,
-                             error);
+    if (!call->manager->ops->traits.scarce) return try_and_wait(pending, error);
+    return hl__call_acquire(call, call->timeout, error);
+  case HL__EXTEND: return hl__call_extend(call, error);
   case HL__CHECK:
-    hl__manager_lock(pending->manager);
-    pending->slot = pending->lock->slot; /* so that its owner can look at it */
-    hl__manager_unlock(pending->manager);
-    return hl__lock_check(pending->lock, error);
-  case HL__RELEASE:
-    return hl__lock_release(pending->lock, true, error);
+    hl__manager_mutex_lock(call->manager);
+    hold->watched = hold->connection; /* so that its owner can look at it */
+    hl__manager_mutex_unlock(call->manager);
+    return hl__lock_check(call->lock, error);
+  case HL__RELEASE: return hl__lock_release(call->lock, true, error);
+  case HL__REFRESH:
+    return hl__lease_refresh(call->lock->lease, call->options.ttl, error);
+  case HL__TO_LEASE: return hl__call_to_lease(call, error);
   }
   return HL_OK;
 }
@@ -196,224 +309,248 @@ static void blockers_add(void *context, const hl_holder *holder) {
   self->list = grown;
 }
 
-/* The use of the lock ends: for its worker, or, when that has done its work, for
-   its owner. What its owner has asked for meanwhile is done before: as soon as
-   nobody uses the lock it is its owner's again, who may free it. */
-static void use_end(hl_pending *pending, bool commit) {
-  hl_lock *lock = pending->lock;
-  hl__manager_lock(pending->manager);
-  if (commit) hl__extension_commit(pending->extension, lock);
-  if (pending->release_then) {
-    hl__manager_unlock(pending->manager);
-    (void)hl__lock_release(lock, false, NULL);
-    hl__manager_lock(pending->manager);
-  }
-  bool free_it = pending->free_then;
-  pending->lock = NULL;
-  atomic_store_explicit(&lock->use, NULL, memory_order_release);
-  hl__manager_unlock(pending->manager);
-  if (free_it) hl_lock_free(lock);
-}
-
-void hl__pending_run(hl_pending *pending) {
-  hl_manager *manager = pending->manager;
+static void run(hl__task *task) {
+  hl_pending *pending = HL__LIST_ENTRY(task, hl_pending, task);
+  hl__call *call = &pending->call;
+  hl_manager *manager = call->manager;
   hl_error error;
   blockers found = {NULL, 0};
-  hl__manager_lock(manager);
-  bool given_up = pending->given_up;
-  hl__manager_unlock(manager);
+  hl__manager_mutex_lock(manager);
+  bool given_up = call->given_up;
+  hl__manager_mutex_unlock(manager);
   int status = given_up ? HL_CANCELLED : work(pending, &error);
   if (status == HL_PARKED_AGAIN) {
     unref(pending);
     return;
   }
 
-  hl__manager_lock(manager);
-  given_up = pending->given_up;
-  bool look = !given_up && (status == HL_TIMEOUT || status == HL_DEADLOCK);
-  hl__pending_unreserve(pending);
-  pending->slot = NULL;
-  if (!look) manager->coming_workers++;
-  if (pending->in_line)
-    hl__line_leave(manager, &pending->waiter, status == HL_OK);
+  hl__manager_mutex_lock(manager);
+  given_up = call->given_up;
+  /* Nobody was in the way of a refresh that the store had no time for. */
+  bool look = !given_up && call->waiter.plan &&
+              (status == HL_TIMEOUT || status == HL_DEADLOCK);
+  hl__pool_unreserve(manager, &call->reserved);
+  if (!given_up) lock_idle(pending);
+  if (!look) hl__worker_comes(manager);
+  if (call->in_line)
+    hl__line_leave(manager, &call->waiter, status == HL_OK);
   else
     hl__line_advance(manager);
-  pending->in_line = false;
-  hl__manager_unlock(manager);
+  call->in_line = false;
+  hl__manager_mutex_unlock(manager);
   if (look)
-    (void)hl_manager_blockers(manager, pending->waiter.plan, blockers_add,
-                              &found, NULL);
+    (void)hl_manager_blockers(manager, call->waiter.plan, blockers_add, &found,
+                              NULL);
 
-  hl__manager_lock(manager);
-  if (look) manager->coming_workers++;
-  given_up = pending->given_up;
-  if (given_up && pending->work == HL__ACQUIRE && status == HL_OK)
-    manager->stats.acquired++; /* it is counted as released, too */
+  hl__manager_mutex_lock(manager);
+  if (look) hl__worker_comes(manager);
+  given_up = call->given_up;
+  if (given_up && call->kind == HL__ACQUIRE && status == HL_OK)
+    hl__manager_event(manager, HL__HOLD_GIVEN_UP, 0, 0);
   if (!given_up) {
     if (status) pending->error = error;
     pending->holders = found.list;
     pending->holder_count = found.n;
     finish(pending, status);
   }
-  hl__manager_unlock(manager);
+  hl__manager_mutex_unlock(manager);
   if (given_up) free(found.list);
   /* What it got after all goes back. */
-  if (given_up && pending->work == HL__ACQUIRE)
-    (void)hl_lock_release(pending->lock, false, NULL);
+  if (given_up && call->kind == HL__ACQUIRE)
+    give_away(pending);
   else if (given_up)
-    use_end(pending, false);
-  if (given_up) hl__leave_end();
+    occupation_end(pending, false);
+  if (given_up) hl__exit_await_end();
   unref(pending);
 }
 
 /* Without a thread, where the store needs none to grant at once or to refuse:
-   one that connects to nothing does not block a try. False: it has to wait. */
+   a try there does not block. False: it has to wait. */
 static bool run_at_once(hl_pending *pending) {
-  hl_manager *manager = pending->manager;
-  if (manager->ops->connects) return false;
-  hl__manager_lock(manager);
-  bool follows = hl__line_would_follow(manager, hl__lock_plan(pending->lock));
-  hl__manager_unlock(manager);
-  if (follows && pending->timeout > 0) return false;
+  hl__call *call = &pending->call;
+  hl_manager *manager = call->manager;
+  if (manager->ops->traits.blocks) return false;
+  hl__manager_mutex_lock(manager);
+  bool follows = hl__line_would_follow(manager, call->lock->plan);
+  hl__manager_mutex_unlock(manager);
+  if (follows && call->timeout > 0) return false;
   hl_error error;
-  int status = hl__lock_acquire(pending->lock, &pending->options,
-                                pending->start, 0, NULL, &error);
-  if (status == HL_TIMEOUT && pending->timeout > 0) return false;
+  int status = hl__call_acquire(call, 0, &error);
+  if (status == HL_TIMEOUT && call->timeout > 0) return false;
   blockers found = {NULL, 0};
   if (status == HL_TIMEOUT)
-    (void)hl_manager_blockers(manager, pending->waiter.plan, blockers_add,
-                              &found, NULL);
+    (void)hl_manager_blockers(manager, call->waiter.plan, blockers_add, &found,
+                              NULL);
   pending->holders = found.list;
   pending->holder_count = found.n;
-  hl__manager_lock(manager);
+  hl__manager_mutex_lock(manager);
   if (status) pending->error = error;
   finish(pending, status);
-  hl__manager_unlock(manager);
+  hl__manager_mutex_unlock(manager);
   return true;
 }
 
-/* ------------------------------------------------------------ starting */
+/* ---------------------------------------------------------------- starting */
 
 /* With a reference to the manager, and a copy of the options. NULL: out of memory.
    Unchecked: nobody else has it yet. */
 HL__UNCHECKED static hl_pending *pending_new(hl_manager *manager,
-                                             hl__work what,
-                                             const hl_options *options) {
-  hl_pending *pending = calloc(1, sizeof *pending + options->label_size);
+                                             hl__call_kind kind, hl_lock *lock,
+                                             const hl_options *given) {
+  hl_pending *pending = calloc(1, sizeof *pending + given->label_size);
   if (!pending) return NULL;
   atomic_init(&pending->references, 1u);
   atomic_fetch_add(&manager->references, 1u);
-  pending->manager = manager;
-  pending->work = what;
   pending->generation = hl__fork_generation();
-  pending->owner = pthread_self();
-  pending->options = *options;
-  if (options->label_size)
-    memcpy(pending->label, options->label, options->label_size);
-  pending->options.label = pending->label;
-  pending->start = hl__now_ms();
-  pending->timeout =
-      options->timeout < 0 ? manager->config.timeout : options->timeout;
-  pending->waiter.pending = pending;
+  hl_options own = *given;
+  if (own.label_size) memcpy(pending->label, given->label, own.label_size);
+  own.label = pending->label;
+  hl__call_init(&pending->call, manager, kind, lock, &own);
+  /* That of a lock that is held is not the pending's, and may end before it. */
+  if (kind != HL__ACQUIRE) pending->call.waiter.plan = NULL;
+  pending->call.waiter.ops = &waiter_ops;
+  pending->task.run = run;
+  pending->occupant = (hl__occupant){occupant_abandon, occupant_end};
   pending->fd = -1;
   return pending;
 }
 
 /* To a worker, or into the line; or it ends at once. */
-static void acquire_begin(hl_pending *pending)
-    HL__REQUIRES(hl__manager_mutex) {
-  hl_manager *manager = pending->manager;
+static void acquire_begin(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
+  hl__call *call = &pending->call;
+  hl_manager *manager = call->manager;
   if (manager->closed) {
-    finish(pending, closed_error(&pending->error));
+    finish(pending, hl__manager_closed_error(&pending->error));
     return;
   }
   /* Nor would anybody end it in time. */
-  if (pending->timeout == 0 ||
-      (manager->ops->connects && hl__library_closed())) {
-    if (!hl__pending_send(pending))
-      finish(pending, threads_error(&pending->error));
+  if (call->timeout == 0 ||
+      (manager->ops->traits.blocks && hl__library_closed())) {
+    if (!send(pending)) finish(pending, threads_error(&pending->error));
     return;
   }
   /* Which ends it in time. */
-  int status = manager->keeper_runs
-                   ? HL_OK
-                   : hl__keeper_start(manager, &pending->error);
+  int status = hl__keeper_start(manager, &pending->error);
   if (status) {
     finish(pending, status);
     return;
   }
-  pending->in_line = true;
-  hl__line_join(manager, &pending->waiter);
+  call->in_line = true;
+  hl__line_join(manager, &call->waiter);
   hl__line_advance(manager);
-  if (pending->waiter.place < HL__TRIED)
-    hl__keeper_hurry(manager, pending->waiter.deadline);
+  if (call->waiter.place < HL__TRIED)
+    hl__manager_hurry(manager, call->deadline);
 }
 
 static const hl_options defaults = HL_OPTIONS_INIT;
 
-int hl_start(hl_manager *manager, const hl_plan *plan,
-             const hl_options *given, hl_pending **result, hl_error *error) {
-  hl_options own;
-  const hl_options *options = &own;
-  *result = NULL;
-  int status = hl__options_take(given, &own, error);
-  if (status == HL_OK) status = hl__manager_enter(manager, error);
-  if (status) return status;
-  status = hl__options_check(options, manager, plan, error);
-  if (status) goto out;
-  hl_pending *pending = pending_new(manager, HL__ACQUIRE, options);
-  if (pending) pending->lock = hl__lock_new(manager, plan);
-  if (!pending || !pending->lock) {
-    if (pending) unref(pending);
-    status = hl__error_memory(error);
-    goto out;
+/* `status`, with `lock`: what making it has come to. */
+static int begin(hl_manager *manager, const hl_options *options, int status,
+                 hl_lock *lock, bool adopts, hl_pending **result,
+                 hl_error *error) {
+  hl_pending *pending =
+      lock ? pending_new(manager, HL__ACQUIRE, lock, options) : NULL;
+  if (!pending) {
+    hl_lock_free(lock);
+    if (status == HL_OK) status = hl__error_memory(error);
+    hl__manager_mutex_lock(manager);
+    hl__manager_event(manager, HL__CALL_ENDS, status, 0);
+    hl__manager_mutex_unlock(manager);
+    hl__manager_leave(manager);
+    return status;
   }
-  pending->waiter.plan = hl__lock_plan(pending->lock);
-  /* Never early: our milliseconds are cut. */
-  pending->waiter.deadline = hl__deadline(pending->start + 1, pending->timeout);
+  pending->call.adopts = adopts;
   *result = pending;
-
-  hl__manager_lock(manager);
-  manager->stats.waiting++;
-  hl__manager_unlock(manager);
-  if (run_at_once(pending)) goto out;
-  hl__manager_lock(manager);
-  acquire_begin(pending);
-  hl__manager_unlock(manager);
-out:
+  if (!run_at_once(pending)) {
+    hl__manager_mutex_lock(manager);
+    acquire_begin(pending);
+    hl__manager_mutex_unlock(manager);
+  }
   hl__manager_leave(manager);
+  return HL_OK;
+}
+
+static int enter(hl_manager *manager, hl_error *error) {
+  hl__manager_renew(manager);
+  hl__manager_mutex_lock(manager);
+  int status = hl__manager_enter(manager, error);
+  if (status == HL_OK) hl__manager_event(manager, HL__CALL_BEGINS, 0, 0);
+  hl__manager_mutex_unlock(manager);
   return status;
 }
 
-/* A call on a lock that is held; `plan` for HL__EXTEND. */
+int hl_start(hl_manager *manager, const hl_plan *plan, const hl_options *given,
+             hl_pending **result, hl_error *error) {
+  hl_options options;
+  hl_lock *lock;
+  *result = NULL;
+  int status = hl__options_take(given, &options, error);
+  if (status == HL_OK)
+    status = hl__options_check(&options, manager, plan, error);
+  if (status == HL_OK) status = enter(manager, error);
+  if (status) return status;
+  lock = hl__lock_new(manager, plan);
+  if (options.ttl) status = hl__lock_lease(&lock, &options, error);
+  return begin(manager, &options, status, lock, false, result, error);
+}
+
+int hl_start_import(hl_manager *manager, const char *text, size_t size,
+                    const hl_options *given, hl_pending **result,
+                    hl_error *error) {
+  hl_options options;
+  hl_lock *lock;
+  *result = NULL;
+  int status = enter(manager, error);
+  if (status) return status;
+  status = hl__import_begin(manager, text, size, given, &options, &lock, error);
+  return begin(manager, &options, status, lock, true, result, error);
+}
+
+/* Starts a call on a lock that is held, and occupies the lock; `plan` for
+   HL__EXTEND. */
 HL__UNCHECKED /* nobody else has the pending yet */
-static int use(hl_lock *lock, hl__work what, const hl_plan *plan,
-               const hl_options *options, hl_pending **result,
-               hl_error *error) {
-  hl_manager *manager = lock->manager;
-  hl_pending *pending = pending_new(manager, what, options);
+    static int
+    occupy(hl_lock *lock, hl__call_kind kind, const hl_plan *plan,
+           const hl_options *options, hl_pending **result, hl_error *error) {
+  hl__hold *hold = &lock->hold;
+  hl_manager *manager = hold->manager;
+  hl_pending *pending = pending_new(manager, kind, lock, options);
   if (!pending) return hl__error_memory(error);
   if (plan) {
-    pending->extension = calloc(1, sizeof *pending->extension);
-    int status = pending->extension
-                     ? hl__extension_init(pending->extension, lock, plan,
-                                          &pending->options, error)
-                     : hl__error_memory(error);
+    hl__extension *extension = calloc(1, sizeof *extension);
+    int status = extension ? hl__extension_init(extension, lock, plan, error)
+                           : hl__error_memory(error);
+    pending->call.extension = extension;
     if (status) {
       unref(pending);
       return status;
     }
-    pending->waiter.plan = pending->extension->plan;
+    pending->call.waiter.plan = extension->plan;
   }
-  pending->lease_end = hl__deadline(hl__lease_ms(), hl_lock_remaining(lock));
-  pending->lock = lock;
-  if (what == HL__RELEASE) /* also when nobody can confirm it */
+  if (kind == HL__TO_LEASE) {
+    int status = hl__call_to_lease_new(&pending->call, error);
+    if (status) {
+      unref(pending);
+      return status;
+    }
+  }
+  int64_t kept_until = hl__deadline(hl__lease_ms(), hl_lock_remaining(lock));
+  if (kind == HL__RELEASE) { /* also when nobody can confirm it */
     lock->released = pending->release_then = true;
-  atomic_store_explicit(&lock->use, pending, memory_order_release);
-  hl__manager_lock(manager);
-  if (!hl__pending_send(pending))
-    finish(pending, threads_error(&pending->error));
-  hl__manager_unlock(manager);
+    kept_until = 0;
+  }
+  /* It may be one before anybody here hears of it, and end. */
+  if (kind == HL__TO_LEASE &&
+      kept_until > hl__deadline(hl__lease_ms(), options->ttl))
+    kept_until = hl__deadline(hl__lease_ms(), options->ttl);
+  hl__manager_mutex_lock(manager);
+  hold->busy = true;
+  hold->kept_until = kept_until;
+  hold->watched = manager->ops->traits.expires ? NULL : hold->connection;
+  atomic_store_explicit(&lock->occupant, &pending->occupant,
+                        memory_order_release);
+  if (!send(pending)) finish(pending, threads_error(&pending->error));
+  hl__manager_mutex_unlock(manager);
   *result = pending;
   return HL_OK;
 }
@@ -421,86 +558,56 @@ static int use(hl_lock *lock, hl__work what, const hl_plan *plan,
 int hl_lock_start_extend(hl_lock *lock, const hl_plan *plan,
                          const hl_options *given, hl_pending **result,
                          hl_error *error) {
-  hl_options own;
-  const hl_options *options = &own;
+  hl_options options;
   *result = NULL;
-  if (hl__lock_in_use(lock)) return hl__lock_in_use_error(error);
-  int status = hl__options_take(given, &own, error);
+  if (hl__lock_is_occupied(lock)) return hl__lock_occupied_error(error);
+  int status = hl__options_take(given, &options, error);
   if (status == HL_OK)
-    status = hl__options_check(options, lock->manager, plan, error);
+    status = hl__options_check(&options, lock->hold.manager, plan, error);
   if (status) return status;
   /* Where there is nothing to wait for, it says at once what is the matter. */
-  if (!hl_lock_is_held(lock)) return hl_lock_extend(lock, plan, options, error);
-  return use(lock, HL__EXTEND, plan, options, result, error);
+  if (lock->lease || !hl_lock_is_held(lock))
+    return hl_lock_extend(lock, plan, &options, error);
+  return occupy(lock, HL__EXTEND, plan, &options, result, error);
 }
 
 int hl_lock_start_check(hl_lock *lock, hl_pending **result, hl_error *error) {
   *result = NULL;
-  if (hl__lock_in_use(lock)) return hl__lock_in_use_error(error);
+  if (hl__lock_is_occupied(lock)) return hl__lock_occupied_error(error);
   if (!hl_lock_is_held(lock)) return hl_lock_check(lock, error);
-  return use(lock, HL__CHECK, NULL, &defaults, result, error);
+  return occupy(lock, HL__CHECK, NULL, &defaults, result, error);
 }
 
-int hl_lock_start_release(hl_lock *lock, hl_pending **result,
+int hl_lock_start_refresh(hl_lock *lock, int64_t ttl, hl_pending **result,
                           hl_error *error) {
+  hl_options options = HL_OPTIONS_INIT;
+  options.ttl = ttl;
   *result = NULL;
-  if (hl__lock_in_use(lock) || !hl_lock_is_held(lock))
+  hl_lock_state state = hl_lock_look(lock);
+  if (!lock->lease || ttl < 0 || ttl > HL_TTL_MAX ||
+      (state != HL_HELD && state != HL_OVER))
+    return hl_lock_refresh(lock, ttl, error);
+  return occupy(lock, HL__REFRESH, NULL, &options, result, error);
+}
+
+int hl_lock_start_to_lease(hl_lock *lock, const hl_options *given,
+                           hl_pending **result, hl_error *error) {
+  hl_options options;
+  *result = NULL;
+  if (lock->lease || !given || hl__lock_is_occupied(lock) ||
+      !hl_lock_is_held(lock))
+    return hl_lock_to_lease(lock, given, error);
+  int status = hl__options_take(given, &options, error);
+  if (status == HL_OK) status = hl__lease_options_check(&options, error);
+  if (status) return status;
+  return occupy(lock, HL__TO_LEASE, NULL, &options, result, error);
+}
+
+int hl_lock_start_release(hl_lock *lock, hl_pending **result, hl_error *error) {
+  *result = NULL;
+  if (hl__lock_is_occupied(lock) || !hl_lock_is_held(lock))
     return hl_lock_release(lock, true, error);
-  return use(lock, HL__RELEASE, NULL, &defaults, result, error);
-}
-
-void hl__lock_use_end(hl_lock *lock, bool free_it) {
-  hl_manager *manager = lock->manager;
-  hl__manager_lock(manager);
-  hl_pending *pending = atomic_load(&lock->use);
-  bool ended = !pending || (pending->done && !pending->given_up);
-  if (pending) {
-    pending->release_then = true;
-    pending->free_then = pending->free_then || free_it;
-    if (!pending->done) {
-      (void)hl__error(&pending->error, HL_ERELEASED,
-                      "the lock was released meanwhile");
-      give_up(pending);
-      ended = !pending->given_up;
-    }
-  }
-  hl__manager_unlock(manager);
-  if (pending && ended) {
-    use_end(pending, false);
-  } else if (!pending) { /* its worker has just ended it */
-    (void)hl__lock_release(lock, false, NULL);
-    if (free_it) hl_lock_free(lock);
-  }
-}
-
-/* What has come from the server is read at once, when its worker gets a processor. On a
-   machine so full that it does not get one for so long, nothing is sure. */
-#define READING_MS 100
-
-bool hl__lock_use_left(hl_lock *lock, int64_t *left) {
-  static const struct timespec moment = {.tv_nsec = 100000};
-  hl_manager *manager = lock->manager;
-  if (!hl__lock_in_use(lock)) return false;
-  int64_t patience = hl__now_ms() + READING_MS;
-  for (;;) {
-    hl__manager_lock(manager);
-    const hl_pending *pending = atomic_load(&lock->use);
-    bool under_way = pending && (!pending->done || pending->given_up);
-    int64_t end = under_way ? pending->lease_end : 0;
-    const hl__slot *slot = under_way ? pending->slot : NULL;
-    if (lock->released || manager->closed || (slot && slot->overrun)) end = 0;
-    bool told = end && slot && slot->session && manager->ops->told &&
-                manager->ops->told(slot->session);
-    hl__manager_unlock(manager);
-    if (told && hl__left_ms(patience) > 0) {
-      (void)nanosleep(&moment, NULL);
-      continue;
-    }
-    if (told) end = 0; /* it may be that the lock is lost */
-    *left = end == HL_FOREVER ? HL_FOREVER : end - hl__lease_ms();
-    if (*left < 0) *left = 0;
-    return under_way;
-  }
+  return occupy(lock, HL__RELEASE, NULL, &defaults, result, error);
 }
 
 /* --------------------------------------------------------- its owner's */
@@ -511,9 +618,9 @@ static bool is_foreign(const hl_pending *pending) {
 
 bool hl_pending_done(hl_pending *pending) {
   if (is_foreign(pending)) return true;
-  hl__manager_lock(pending->manager);
+  hl__manager_mutex_lock(pending->call.manager);
   bool done = pending->done;
-  hl__manager_unlock(pending->manager);
+  hl__manager_mutex_unlock(pending->call.manager);
   return done;
 }
 
@@ -521,25 +628,26 @@ int hl_pending_fd(hl_pending *pending, hl_error *error) {
   if (is_foreign(pending))
     return hl__error(error, HL_ERELEASED,
                      "the pending belongs to the parent of this process");
-  hl__manager_lock(pending->manager);
+  hl__manager_mutex_lock(pending->call.manager);
   if (pending->fd < 0)
     pending->fd = eventfd(pending->done, EFD_CLOEXEC | EFD_NONBLOCK);
   int fd = pending->fd;
-  hl__manager_unlock(pending->manager);
-  return fd >= 0 ? fd
-                 : hl__error_errno(error, HL_ESTORE, "cannot make a descriptor");
+  hl__manager_mutex_unlock(pending->call.manager);
+  return fd >= 0
+             ? fd
+             : hl__error_errno(error, HL_ESTORE, "cannot make a descriptor");
 }
 
 void hl_pending_notify(hl_pending *pending, hl_notify_fn fn, uint64_t tag) {
   if (is_foreign(pending)) return;
-  hl__manager_lock(pending->manager);
+  hl__manager_mutex_lock(pending->call.manager);
   if (pending->done) {
     fn(tag);
   } else {
     pending->notify = fn;
     pending->notify_tag = tag;
   }
-  hl__manager_unlock(pending->manager);
+  hl__manager_mutex_unlock(pending->call.manager);
 }
 
 int hl_pending_wait(hl_pending *pending, int64_t timeout, hl_lock **lock,
@@ -548,11 +656,11 @@ int hl_pending_wait(hl_pending *pending, int64_t timeout, hl_lock **lock,
   if (is_foreign(pending))
     return hl__error(error, HL_ERELEASED,
                      "the pending belongs to the parent of this process");
-  hl_manager *manager = pending->manager;
+  hl_manager *manager = pending->call.manager;
   int64_t deadline = timeout > 0 ? hl__deadline(hl__now_ms() + 1, timeout) : 0;
   int status = HL_OK;
   bool ended = false;
-  hl__manager_lock(manager);
+  hl__manager_mutex_lock(manager);
   while (!pending->done && deadline && hl__left_ms(deadline) > 0)
     hl__cond_wait(&manager->done, &manager->mutex, deadline);
   if (!pending->done) {
@@ -564,37 +672,40 @@ int hl_pending_wait(hl_pending *pending, int64_t timeout, hl_lock **lock,
     pending->taken = true;
     status = pending->status;
     if (status && error) *error = pending->error;
-    if (status == HL_OK && pending->work == HL__ACQUIRE) {
-      *lock = pending->lock;
-      pending->lock = NULL;
-      pending->waiter.plan = NULL;
+    if (status == HL_OK && pending->call.kind == HL__ACQUIRE) {
+      *lock = pending->call.lock;
+      pending->call.lock = NULL;
+      pending->call.waiter.plan = NULL;
     }
-    ended = pending->work != HL__ACQUIRE && !pending->given_up && pending->lock;
+    ended = pending->call.kind != HL__ACQUIRE && !pending->call.given_up &&
+            pending->call.lock;
   }
-  hl__manager_unlock(manager);
-  if (ended) use_end(pending, status == HL_OK && pending->work == HL__EXTEND);
+  hl__manager_mutex_unlock(manager);
+  if (ended)
+    occupation_end(pending,
+                   status == HL_OK && pending->call.kind == HL__EXTEND);
   return status;
 }
 
 void hl_pending_cancel(hl_pending *pending) {
   if (is_foreign(pending)) return;
-  hl_manager *manager = pending->manager;
+  hl_manager *manager = pending->call.manager;
   bool granted = false, ended = false, extended = false;
-  hl__manager_lock(manager);
-  if (pending->done && pending->work == HL__ACQUIRE) {
+  hl__manager_mutex_lock(manager);
+  if (pending->done && pending->call.kind == HL__ACQUIRE) {
     granted = !pending->taken && pending->status == HL_OK;
     if (granted) pending->status = cancelled_error(&pending->error);
   } else if (pending->done) {
-    ended = !pending->given_up && pending->lock;
-    extended = pending->work == HL__EXTEND && pending->status == HL_OK;
+    ended = !pending->call.given_up && pending->call.lock;
+    extended = pending->call.kind == HL__EXTEND && pending->status == HL_OK;
   } else {
     (void)cancelled_error(&pending->error);
     give_up(pending);
-    ended = pending->work != HL__ACQUIRE && !pending->given_up;
+    ended = pending->call.kind != HL__ACQUIRE && !pending->call.given_up;
   }
-  hl__manager_unlock(manager);
-  if (granted) (void)hl_lock_release(pending->lock, false, NULL);
-  if (ended) use_end(pending, extended);
+  hl__manager_mutex_unlock(manager);
+  if (granted) give_away(pending);
+  if (ended) occupation_end(pending, extended);
 }
 
 void hl_pending_holders(hl_pending *pending, hl_holder_fn fn, void *context) {
@@ -604,7 +715,7 @@ void hl_pending_holders(hl_pending *pending, hl_holder_fn fn, void *context) {
 }
 
 const hl_plan *hl_pending_plan(const hl_pending *pending) {
-  return pending->waiter.plan;
+  return pending->call.waiter.plan;
 }
 
 /* What is its owner's is freed by its owner: unchecked. */

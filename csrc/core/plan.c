@@ -23,12 +23,11 @@
  */
 #include "plan.h"
 
-#include "internal.h"
+#include "error.h"
 #include "layout.h"
+#include "mode.h"
 
 #include <assert.h>
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -165,7 +164,7 @@ int hl_plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode,
     return hl__error_memory(error);
 
   unsigned level = n - 1;
-  if (level + 1 < plan->layout->levels) mode = HL_EXCLUSIVE;
+  mode = hl__mode_of_node(mode, n == plan->layout->levels);
   plan->targets[plan->target_count++] = (hl__plan_target){
       .ids = plan->byte_count,
       .level = (uint8_t)level,
@@ -184,7 +183,7 @@ int hl_plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode,
     plan->rows[plan->row_count++] = (hl_row){
         .bucket = hl_layout_bucket(plan->layout, ids, i + 1),
         .level = (uint8_t)i,
-        .mode = (uint8_t)(i == level ? mode : HL_SHARED),
+        .mode = (uint8_t)(i == level ? mode : hl__mode_of_ancestor(mode)),
     };
   return HL_OK;
 }
@@ -204,23 +203,26 @@ hl_target hl_plan_target(const hl_plan *plan, size_t i,
   return (hl_target){target->level, (hl_mode)target->mode, target->mode_given};
 }
 
-/* By (level, bucket), and the strongest mode first, so that of equal rows the
-   first one is to be kept. */
+/* By (level, bucket). */
 static int row_compare(const void *left, const void *right) {
   const hl_row *a = left, *b = right;
   if (a->level != b->level) return a->level < b->level ? -1 : 1;
   if (a->bucket != b->bucket) return a->bucket < b->bucket ? -1 : 1;
-  return (int)b->mode - (int)a->mode;
+  return 0;
 }
 
 void hl__plan_order(hl_plan *plan) {
   if (plan->ordered) return;
   qsort(plan->rows, plan->row_count, sizeof *plan->rows, row_compare);
   size_t kept = 0;
-  for (size_t i = 0; i < plan->row_count; i++)
-    if (kept == 0 || plan->rows[i].level != plan->rows[kept - 1].level ||
-        plan->rows[i].bucket != plan->rows[kept - 1].bucket)
-      plan->rows[kept++] = plan->rows[i];
+  for (size_t i = 0; i < plan->row_count; i++) {
+    hl_row *row = &plan->rows[i], *last = kept ? &plan->rows[kept - 1] : NULL;
+    if (last && row_compare(last, row) == 0)
+      last->mode = (uint8_t)hl__mode_supremum((hl_mode)last->mode,
+                                              (hl_mode)row->mode);
+    else
+      plan->rows[kept++] = *row;
+  }
   plan->row_count = kept;
   plan->ordered = true;
 }
@@ -249,16 +251,18 @@ size_t hl__plan_missing(const hl_plan *plan, const hl_plan *held,
       j++;
     bool covered = j < held_count && have[j].level == rows[i].level &&
                    have[j].bucket == rows[i].bucket &&
-                   have[j].mode >= rows[i].mode;
+                   hl__mode_covers((hl_mode)have[j].mode,
+                                   (hl_mode)rows[i].mode);
     if (!covered) missing[count++] = rows[i];
   }
   return count;
 }
 
 hl_mode hl_plan_mode(const hl_plan *plan) {
+  hl_mode mode = HL_SHARED;
   for (size_t i = 0; i < plan->target_count; i++)
-    if (plan->targets[i].mode == HL_EXCLUSIVE) return HL_EXCLUSIVE;
-  return HL_SHARED;
+    mode = hl__mode_supremum(mode, (hl_mode)plan->targets[i].mode);
+  return mode;
 }
 
 unsigned hl__plan_level(const hl_plan *plan) {
@@ -282,30 +286,9 @@ char *hl_plan_describe(const hl_plan *plan, char *out, size_t size) {
       }
       memcpy(out + used, between, strlen(between));
       used += strlen(between);
-      used += hl__escape(out + used, size - used, ids[level].data,
-                         ids[level].size);
+      used += hl__escape_id(out + used, size - used, ids[level].data,
+                            ids[level].size);
     }
   }
   return out;
-}
-
-char *hl_plan_sql(hl_plan *plan, hl_dialect dialect, const char *table) {
-  static const char format[] =
-      "%s(SELECT level,bucket FROM %s WHERE level=%u AND bucket=%" PRIu32
-      " %s)";
-  const char *shared =
-      dialect == HL_MARIADB ? "LOCK IN SHARE MODE" : "FOR SHARE";
-  size_t n;
-  const hl_row *rows = hl_plan_rows(plan, &n);
-  /* Room for the text, the longest numbers, and " UNION ALL ". */
-  size_t each = sizeof format + strlen(table) + 64;
-  char *sql = n < SIZE_MAX / each ? malloc(n * each + 1) : NULL;
-  if (!sql) return NULL;
-  size_t used = 0;
-  sql[0] = '\0';
-  for (size_t i = 0; i < n; i++)
-    used += (size_t)snprintf(sql + used, each, format, i ? " UNION ALL " : "",
-                             table, (unsigned)rows[i].level, rows[i].bucket,
-                             rows[i].mode == HL_SHARED ? shared : "FOR UPDATE");
-  return sql;
 }

@@ -1,10 +1,13 @@
 /*
- * pool.c - the sessions of a manager, reused. A session whose release is still
- * on its way lies in the pool, too: the next acquisition takes one whose
- * answer has come, so that it need not wait for it.
+ * pool.c - see pool.h. A connection whose release is still on its way lies in the pool,
+ * too: the next acquisition takes one whose answer has come, so that it need not wait
+ * for it.
  */
-#include "internal.h"
-#include "pending.h"
+#include "manager.h"
+
+#include "clock.h"
+#include "error.h"
+#include "exit.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -17,71 +20,80 @@
    try (timeout 0) can still connect. */
 #define CONNECT_AT_LEAST_MS 1000
 
-static void all_insert(hl_manager *manager, hl__slot *slot)
+/* The answer to a release or to a sign of life takes a round trip. An idle connection
+   that waits for one for so long is given up: it may be half open, and a new one can be
+   had. */
+#define ANSWER_MS 1000
+
+static void all_insert(hl_manager *manager, hl__connection *connection)
     HL__REQUIRES(hl__manager_mutex) {
-  slot->next = manager->slots;
-  slot->previous = NULL;
-  if (manager->slots) manager->slots->previous = slot;
-  manager->slots = slot;
-  manager->slot_count++;
+  /* The keeper sleeps while there is nothing to keep. */
+  if (!manager->pool.all && manager->ops->traits.expires)
+    hl__manager_hurry(manager, 0);
+  connection->next = manager->pool.all;
+  connection->previous = NULL;
+  if (manager->pool.all) manager->pool.all->previous = connection;
+  manager->pool.all = connection;
+  manager->pool.count++;
 }
 
-static void all_remove(hl_manager *manager, hl__slot *slot)
+static void all_remove(hl_manager *manager, hl__connection *connection)
     HL__REQUIRES(hl__manager_mutex) {
-  if (slot->previous)
-    slot->previous->next = slot->next;
+  if (connection->previous)
+    connection->previous->next = connection->next;
   else
-    manager->slots = slot->next;
-  if (slot->next) slot->next->previous = slot->previous;
-  manager->slot_count--;
+    manager->pool.all = connection->next;
+  if (connection->next) connection->next->previous = connection->previous;
+  manager->pool.count--;
 }
 
-static void idle_insert(hl_manager *manager, hl__slot *slot)
+static void idle_insert(hl_manager *manager, hl__connection *connection)
     HL__REQUIRES(hl__manager_mutex) {
-  slot->newer = NULL;
-  slot->older = manager->newest;
-  if (manager->newest)
-    manager->newest->newer = slot;
+  connection->newer = NULL;
+  connection->older = manager->pool.newest;
+  if (manager->pool.newest)
+    manager->pool.newest->newer = connection;
   else
-    manager->oldest = slot;
-  manager->newest = slot;
-  manager->idle_count++;
+    manager->pool.oldest = connection;
+  manager->pool.newest = connection;
+  manager->pool.idle_count++;
 }
 
-static void idle_remove(hl_manager *manager, hl__slot *slot)
+static void idle_remove(hl_manager *manager, hl__connection *connection)
     HL__REQUIRES(hl__manager_mutex) {
-  if (slot->newer)
-    slot->newer->older = slot->older;
+  if (connection->newer)
+    connection->newer->older = connection->older;
   else
-    manager->newest = slot->older;
-  if (slot->older)
-    slot->older->newer = slot->newer;
+    manager->pool.newest = connection->older;
+  if (connection->older)
+    connection->older->newer = connection->newer;
   else
-    manager->oldest = slot->newer;
-  slot->newer = slot->older = NULL;
-  manager->idle_count--;
+    manager->pool.oldest = connection->newer;
+  connection->newer = connection->older = NULL;
+  manager->pool.idle_count--;
 }
 
-void hl__pool_idle(hl_manager *manager, hl__slot *slot) {
-  slot->state = HL__IDLE;
-  slot->idle_since = hl__now_ms();
-  slot->asked = 0;
-  idle_insert(manager, slot);
-  (void)pthread_cond_signal(&manager->freed);
-  hl__line_advance(manager);
+void hl__pool_idle(hl_manager *manager, hl__connection *connection) {
+  connection->state = HL__IDLE;
+  connection->idle_since = hl__now_ms();
+  connection->asked = 0;
+  idle_insert(manager, connection);
+  (void)pthread_cond_signal(&manager->pool.freed);
+  manager->pool.room(manager);
 }
 
-void hl__pool_unlink(hl_manager *manager, hl__slot *slot) {
-  if (slot->state == HL__IDLE) idle_remove(manager, slot);
-  all_remove(manager, slot);
-  (void)pthread_cond_signal(&manager->freed);
-  hl__line_advance(manager);
+void hl__pool_unlink(hl_manager *manager, hl__connection *connection) {
+  if (connection->state == HL__IDLE) idle_remove(manager, connection);
+  all_remove(manager, connection);
+  (void)pthread_cond_signal(&manager->pool.freed);
+  manager->pool.room(manager);
 }
 
 bool hl__pool_has_room(const hl_manager *manager) {
-  return !manager->ops->connects ||
-         manager->slot_count - manager->idle_count + manager->reserved <
-             manager->pool_size;
+  return !manager->ops->traits.scarce || manager->pool.count -
+                                                 manager->pool.idle_count +
+                                                 manager->pool.reserved <
+                                             manager->pool_size;
 }
 
 int hl__pool_busy_error(const hl_manager *manager, hl_error *error) {
@@ -91,248 +103,325 @@ int hl__pool_busy_error(const hl_manager *manager, hl_error *error) {
                    manager->pool_size);
 }
 
-void hl__pool_bury(hl_manager *manager, hl__slot *slot, hl__slot **dead) {
-  hl__pool_unlink(manager, slot);
-  slot->next = *dead;
-  *dead = slot;
+void hl__pool_bury(hl_manager *manager, hl__connection *connection,
+                   hl__connection **dead) {
+  hl__pool_unlink(manager, connection);
+  connection->next = *dead;
+  *dead = connection;
 }
 
-/* Of a slot in no list of the manager's. */
-static void slot_free(hl_manager *manager, hl__slot *slot) {
-  if (slot->session) manager->ops->session_close(slot->session);
-  (void)pthread_mutex_destroy(&slot->mutex);
-  free(slot);
+/* Of a connection in no list of the manager's. */
+static void connection_free(hl_manager *manager, hl__connection *connection) {
+  if (connection->session) manager->ops->session_close(connection->session);
+  (void)pthread_mutex_destroy(&connection->mutex);
+  free(connection);
 }
 
 /* Unchecked: nobody else has the list. */
-HL__UNCHECKED void hl__pool_free(hl_manager *manager, hl__slot *dead) {
+HL__UNCHECKED void hl__pool_free(hl_manager *manager, hl__connection *dead) {
   while (dead) {
-    hl__slot *next = dead->next;
-    slot_free(manager, dead);
+    hl__connection *next = dead->next;
+    connection_free(manager, dead);
     dead = next;
   }
 }
 
-void hl__pool_put(hl_manager *manager, hl__slot *slot) {
-  hl__manager_lock(manager);
-  bool keep = !manager->closed && !slot->overrun;
-  if (keep)
-    hl__pool_idle(manager, slot);
+void hl__pool_reserve(hl_manager *manager, bool *reservation) {
+  if (!*reservation) manager->pool.reserved++;
+  *reservation = true;
+}
+
+void hl__pool_unreserve(hl_manager *manager, bool *reservation) {
+  if (*reservation) manager->pool.reserved--;
+  *reservation = false;
+}
+
+void hl__pool_discard(hl_manager *manager, hl__connection *connection) {
+  hl__pool_unlink(manager, connection);
+  hl__manager_mutex_unlock(manager);
+  connection_free(manager, connection);
+  hl__manager_mutex_lock(manager);
+}
+
+void hl__pool_put(hl_manager *manager, hl__connection *connection) {
+  if (manager->closed || connection->overrun)
+    hl__pool_discard(manager, connection);
   else
-    hl__pool_unlink(manager, slot);
-  hl__manager_unlock(manager);
-  if (!keep) slot_free(manager, slot);
+    hl__pool_idle(manager, connection);
 }
 
-void hl__pool_discard(hl_manager *manager, hl__slot *slot) {
-  hl__manager_lock(manager);
-  hl__pool_unlink(manager, slot);
-  hl__manager_unlock(manager);
-  slot_free(manager, slot);
-}
-
-int hl__pool_settle(hl_manager *manager, hl__slot *slot) {
-  int status = manager->ops->settle(slot->session, 0, NULL);
+int hl__pool_settle(hl_manager *manager, hl__connection *connection) {
+  int status = manager->ops->settle(connection->session, 0, NULL);
   if (status == HL_OK) {
-    if (slot->asked) slot->answered = slot->asked;
-    slot->asked = 0;
+    if (connection->asked) connection->answered = connection->asked;
+    connection->asked = 0;
   } else if (status == HL_TIMEOUT) {
-    int64_t age = slot->asked ? hl__lease_ms() - slot->asked
-                              : hl__now_ms() - slot->idle_since;
-    if (age > HL__ANSWER_MS) status = HL_ECONNECTION;
+    int64_t age = connection->asked ? hl__lease_ms() - connection->asked
+                                    : hl__now_ms() - connection->idle_since;
+    if (age > ANSWER_MS) status = HL_ECONNECTION;
   }
   return status;
 }
 
-/* Whether the slot can be used at once. One that is still waiting for an answer
+/* Whether the connection can be used at once. One that is still waiting for an answer
    becomes *pending; one that has ended is moved to *dead. */
-static bool idle_try(hl_manager *manager, hl__slot *slot, hl__slot **pending,
-                     hl__slot **dead) HL__REQUIRES(hl__manager_mutex) {
-  int status = hl__pool_settle(manager, slot);
-  if (status == HL_OK && manager->ops->connects)
-    status = manager->ops->look(slot->session, NULL);
+static bool idle_try(hl_manager *manager, hl__connection *connection,
+                     hl__connection **pending, hl__connection **dead)
+    HL__REQUIRES(hl__manager_mutex) {
+  int status = hl__pool_settle(manager, connection);
+  if (status == HL_OK && manager->ops->traits.scarce)
+    status = manager->ops->look(connection->session, NULL);
   if (status == HL_OK) return true;
   if (status == HL_TIMEOUT) {
-    *pending = slot;
+    *pending = connection;
   } else {
-    hl__pool_bury(manager, slot, dead);
+    hl__pool_bury(manager, connection, dead);
   }
   return false;
 }
 
-/* An idle slot whose answer has come, one of the newest: its statements are
+/* An idle connection whose answer has come, one of the newest: its statements are
    prepared and its memory is warm. The newest of all is tried after the next
    one: it has only just been released. NULL with *pending: all are still waiting
    for an answer. */
-static hl__slot *idle_find(hl_manager *manager, hl__slot **pending,
-                           hl__slot **dead) HL__REQUIRES(hl__manager_mutex) {
-  hl__slot *newest = manager->newest;
+static hl__connection *idle_find(hl_manager *manager, hl__connection **pending,
+                                 hl__connection **dead)
+    HL__REQUIRES(hl__manager_mutex) {
+  hl__connection *newest = manager->pool.newest;
   *pending = NULL;
   if (!newest) return NULL;
-  hl__slot *slot = newest->older;
-  hl__slot *rest = slot ? slot->older : NULL;
-  if (slot && idle_try(manager, slot, pending, dead)) return slot;
+  hl__connection *connection = newest->older;
+  hl__connection *rest = connection ? connection->older : NULL;
+  if (connection && idle_try(manager, connection, pending, dead))
+    return connection;
   if (idle_try(manager, newest, pending, dead)) return newest;
-  for (slot = rest; slot; slot = rest) {
-    rest = slot->older;
-    if (idle_try(manager, slot, pending, dead)) return slot;
+  for (connection = rest; connection; connection = rest) {
+    rest = connection->older;
+    if (idle_try(manager, connection, pending, dead)) return connection;
   }
   return NULL;
 }
 
 /* A try must not be refused by a lock that this process has given back: it waits
    for the answers to the releases that have just been sent: a round trip, in all.
-   It waits without the mutex; so meanwhile each slot is BUSY, and its own. */
+   It waits without the mutex; so meanwhile each connection is BUSY, and its own. */
 #define RELEASES_MS 100
 
-static hl__slot *releases_next(hl_manager *manager)
+static hl__connection *releases_next(hl_manager *manager)
     HL__REQUIRES(hl__manager_mutex) {
   int64_t since = hl__now_ms() - RELEASES_MS;
-  for (hl__slot *slot = manager->newest; slot; slot = slot->older)
-    if (slot->idle_since > since &&
-        hl__pool_settle(manager, slot) == HL_TIMEOUT)
-      return slot;
+  for (hl__connection *connection = manager->pool.newest; connection;
+       connection = connection->older)
+    if (connection->idle_since > since &&
+        hl__pool_settle(manager, connection) == HL_TIMEOUT)
+      return connection;
   return NULL;
 }
 
-static void releases_await(hl_manager *manager, hl__slot **dead)
+static void releases_await(hl_manager *manager, hl__connection **dead)
     HL__REQUIRES(hl__manager_mutex) {
-  for (hl__slot *slot; (slot = releases_next(manager));) {
-    int64_t end = slot->idle_since + RELEASES_MS;
-    idle_remove(manager, slot);
-    slot->state = HL__BUSY;
-    slot->owner = pthread_self();
-    slot->due = HL_FOREVER;
-    manager->settling++;
-    hl__manager_unlock(manager);
-    int status = manager->ops->settle(slot->session, end, NULL);
-    hl__manager_lock(manager);
-    manager->settling--;
+  for (hl__connection *connection; (connection = releases_next(manager));) {
+    int64_t end = connection->idle_since + RELEASES_MS;
+    idle_remove(manager, connection);
+    connection->state = HL__BUSY;
+    connection->owner = pthread_self();
+    connection->due = HL_FOREVER;
+    manager->pool.settling++;
+    hl__manager_mutex_unlock(manager);
+    int status = manager->ops->settle(connection->session, end, NULL);
+    hl__manager_mutex_lock(manager);
+    manager->pool.settling--;
     if (manager->closed || (status != HL_OK && status != HL_TIMEOUT)) {
-      hl__pool_bury(manager, slot, dead);
+      hl__pool_bury(manager, connection, dead);
     } else {
-      slot->state = HL__IDLE; /* for as long as before */
-      idle_insert(manager, slot);
-      hl__line_advance(manager);
+      connection->state = HL__IDLE; /* for as long as before */
+      idle_insert(manager, connection);
+      manager->pool.room(manager);
     }
-    (void)pthread_cond_broadcast(&manager->freed);
+    (void)pthread_cond_broadcast(&manager->pool.freed);
   }
 }
 
 /* Whether everything in use is held by this very thread, so that waiting for
    it would be waiting for ourselves. */
 static bool all_ours(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
-  for (hl__slot *slot = manager->slots; slot; slot = slot->next)
-    if (slot->state != HL__HELD ||
-        !pthread_equal(slot->owner, pthread_self()))
+  for (hl__connection *connection = manager->pool.all; connection;
+       connection = connection->next)
+    if (connection->state != HL__HELD ||
+        !pthread_equal(connection->owner, pthread_self()))
       return false;
   return true;
 }
 
-static hl__slot *slot_new(hl_manager *manager)
+static hl__connection *connection_new(hl_manager *manager)
     HL__REQUIRES(hl__manager_mutex) {
-  hl__slot *slot = calloc(1, sizeof *slot);
-  if (!slot) return NULL;
-  (void)pthread_mutex_init(&slot->mutex, NULL);
-  slot->state = HL__BUSY;
-  slot->owner = pthread_self();
-  slot->due = HL_FOREVER; /* the store bounds its own connecting */
-  slot->fresh = true;
-  all_insert(manager, slot);
-  return slot;
+  hl__connection *connection = calloc(1, sizeof *connection);
+  if (!connection) return NULL;
+  (void)pthread_mutex_init(&connection->mutex, NULL);
+  connection->state = HL__BUSY;
+  connection->owner = pthread_self();
+  connection->due = HL_FOREVER; /* the store bounds its own connecting */
+  connection->fresh = true;
+  all_insert(manager, connection);
+  return connection;
 }
 
-static int slot_open(hl_manager *manager, hl__slot *slot, int64_t deadline,
-                     hl_error *error) {
+/* The connection is BUSY, and in the list of all, so that it counts. */
+static int connection_open(hl_manager *manager, hl__connection *connection,
+                           int64_t deadline, hl_error *error)
+    HL__REQUIRES(hl__manager_mutex) {
+  hl_session *session = NULL;
+  hl__manager_mutex_unlock(manager);
   int64_t least = hl__now_ms() + CONNECT_AT_LEAST_MS;
   int64_t sent = hl__lease_ms();
-  hl_session *session = NULL;
-  hl__leave_begin(1);
+  hl__exit_await(1);
   hl__exit_check(1);
   int status = manager->ops->session_open(
       manager->store, deadline > least ? deadline : least, &session, error);
-  hl__leave_end();
-  hl__manager_lock(manager);
-  slot->session = session;
-  slot->answered = sent;
-  hl__manager_unlock(manager);
+  hl__exit_await_end();
+  hl__manager_mutex_lock(manager);
+  connection->session = session;
+  connection->answered = sent;
   return status;
 }
 
-int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline,
-                  bool try_once, hl_pending *for_pending, hl__slot **taken,
-                  hl_error *error) {
-  hl__slot *slot = NULL, *dead = NULL, *pending = NULL;
-  int status = HL_OK;
-  bool made = false;
-  unsigned limit = !manager->ops->connects ? UINT32_MAX
-                   : manager->pool_size + (how == HL__TAKE_EXTRA);
+/* The connection, which is IDLE, is this thread's. */
+static void connection_take(hl_manager *manager, hl__connection *connection)
+    HL__REQUIRES(hl__manager_mutex) {
+  idle_remove(manager, connection);
+  connection->state = HL__BUSY;
+  connection->owner = pthread_self();
+  connection->due = HL_FOREVER;
+  connection->fresh = false;
+}
 
-  hl__manager_lock(manager);
+/* Finds a connection, or the right to make one: *made; it has no session then. HL_BUSY
+   when there is none in time. */
+static int find(hl_manager *manager, hl__take how, int64_t deadline,
+                bool try_once, const bool *given_up, hl__connection **found,
+                bool *made, hl__connection **dead, hl_error *error)
+    HL__REQUIRES(hl__manager_mutex) {
+  bool scarce = manager->ops->traits.scarce;
+  unsigned limit =
+      scarce ? manager->pool_size + (how == HL__TAKE_EXTRA) : UINT32_MAX;
+  hl__connection *pending = NULL;
+  *made = false;
   for (;;) {
-    if (manager->closed) {
-      status = hl__error(error, HL_CANCELLED, "the manager was closed");
-      break;
-    }
-    if (manager->ops->connects) {
-      status = hl__keeper_start(manager, error);
-      if (status) break;
-    }
-    if (try_once && how == HL__TAKE_ANY && manager->ops->connects)
-      releases_await(manager, &dead);
-    if (how != HL__TAKE_FRESH) slot = idle_find(manager, &pending, &dead);
-    if (slot) break;
+    if (manager->closed || (given_up && *given_up))
+      return hl__manager_closed_error(error);
+    if (try_once && how == HL__TAKE_ANY && scarce)
+      releases_await(manager, dead);
+    if (how != HL__TAKE_FRESH &&
+        (*found = idle_find(manager, &pending, dead)) != NULL)
+      return HL_OK;
     /* A look rather waits for an answer than for a connection. */
-    if (manager->slot_count < limit &&
+    if (manager->pool.count < limit &&
         (!pending ||
-         (manager->slot_count < POOL_PAIR && how != HL__TAKE_EXTRA))) {
-      slot = slot_new(manager);
-      made = slot != NULL;
-      if (!made) status = hl__error_memory(error);
-      break;
+         (manager->pool.count < POOL_PAIR && how != HL__TAKE_EXTRA))) {
+      *found = connection_new(manager);
+      *made = *found != NULL;
+      return *found ? HL_OK : hl__error_memory(error);
     }
     /* Nothing is free at once, but an answer must come soon. */
-    slot = pending ? pending : manager->oldest;
-    if (slot) break;
+    *found = pending ? pending : manager->pool.oldest;
+    if (*found) return HL_OK;
     bool ours = all_ours(manager);
-    bool settling = manager->settling > 0;
-    if (ours || (!settling && (try_once || hl__left_ms(deadline) == 0))) {
-      status = !ours ? hl__pool_busy_error(manager, error)
-                     : hl__error(error, HL_BUSY,
-                                 "all %u connections of the pool hold locks of "
-                                 "this thread; release some, or raise pool_size",
-                                 manager->pool_size);
-      break;
-    }
-    hl__wait_unlocked(&manager->freed, manager,
-                      settling ? hl__now_ms() + RELEASES_MS : deadline);
+    bool settling = manager->pool.settling > 0;
+    if (ours)
+      return hl__error(error, HL_BUSY,
+                       "all %u connections of the pool hold locks of this "
+                       "thread; release some, or raise pool_size",
+                       manager->pool_size);
+    if (!settling && (try_once || hl__left_ms(deadline) == 0))
+      return hl__pool_busy_error(manager, error);
+    hl__manager_wait(&manager->pool.freed, manager,
+                     settling ? hl__now_ms() + RELEASES_MS : deadline);
   }
-  if (slot && for_pending) hl__pending_unreserve(for_pending);
-  hl_session *stale = NULL;
-  if (slot && !made) {
-    idle_remove(manager, slot);
-    slot->state = HL__BUSY;
-    slot->owner = pthread_self();
-    slot->due = HL_FOREVER;
-    slot->fresh = how == HL__TAKE_FRESH;
-    if (slot->fresh) {
-      /* The pool is full of sessions that may be as stale as the last one. */
-      stale = slot->session;
-      slot->session = NULL;
-      made = true;
-    }
-  }
-  hl__manager_unlock(manager);
+}
 
-  hl__pool_free(manager, dead);
-  if (stale) manager->ops->session_close(stale);
-  if (slot && made) {
-    status = slot_open(manager, slot, deadline, error);
-    if (status) {
-      hl__pool_discard(manager, slot);
-      slot = NULL;
+int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline,
+                  bool try_once, bool *reservation, const bool *given_up,
+                  hl__connection **taken, hl_error *error) {
+  hl__connection *connection = NULL, *dead = NULL;
+  hl_session *stale = NULL;
+  bool made;
+  *taken = NULL;
+  int status = find(manager, how, deadline, try_once, given_up, &connection,
+                    &made, &dead, error);
+  if (status == HL_OK && reservation) hl__pool_unreserve(manager, reservation);
+  if (status == HL_OK && !made) {
+    connection_take(manager, connection);
+    if (how == HL__TAKE_FRESH) {
+      /* The pool is full of sessions that may be as stale as the last one. */
+      stale = connection->session;
+      connection->session = NULL;
+      connection->fresh = made = true;
     }
   }
-  *taken = slot;
+  if (dead || stale) {
+    hl__manager_mutex_unlock(manager);
+    hl__pool_free(manager, dead);
+    if (stale) manager->ops->session_close(stale);
+    hl__manager_mutex_lock(manager);
+  }
+  if (status == HL_OK && made) {
+    status = connection_open(manager, connection, deadline, error);
+    if (status) {
+      hl__pool_discard(manager, connection);
+      return status;
+    }
+  }
+  if (status == HL_OK) *taken = connection;
+  return status;
+}
+
+static int run_once(hl_manager *manager, hl__take how,
+                    int (*run)(hl_session *, void *, hl_error *),
+                    void *context, int64_t deadline, bool *fresh,
+                    hl_error *error) HL__REQUIRES(hl__manager_mutex) {
+  hl__connection *connection;
+  int status =
+      hl__pool_take(manager, how, deadline, true, NULL, NULL, &connection, error);
+  *fresh = true;
+  if (status) return status;
+  *fresh = connection->fresh;
+  connection->due = deadline;
+  hl__manager_mutex_unlock(manager);
+  status = run(connection->session, context, error);
+  hl__manager_mutex_lock(manager);
+  if (status == HL_ECONNECTION)
+    hl__pool_discard(manager, connection);
+  else
+    hl__pool_put(manager, connection);
+  return status;
+}
+
+int hl__pool_run(hl_manager *manager,
+                 int (*run)(hl_session *, void *, hl_error *), void *context,
+                 int64_t deadline, hl_error *error) {
+  bool fresh;
+  int status = run_once(manager, HL__TAKE_EXTRA, run, context, deadline, &fresh,
+                        error);
+  if (status == HL_ECONNECTION && !fresh)
+    status = run_once(manager, HL__TAKE_FRESH, run, context, deadline, &fresh,
+                      error);
+  return status;
+}
+
+int hl__pool_run_alone(hl_manager *manager,
+                       int (*run)(hl_session *, void *, hl_error *),
+                       void *context, int64_t deadline) {
+  hl_session *session;
+  hl__manager_mutex_unlock(manager);
+  hl__exit_await(1);
+  hl__exit_check(1);
+  int status =
+      manager->ops->session_open(manager->store, deadline, &session, NULL);
+  if (status == HL_OK) {
+    status = run(session, context, NULL);
+    manager->ops->session_close(session);
+  }
+  hl__exit_await_end();
+  hl__manager_mutex_lock(manager);
   return status;
 }

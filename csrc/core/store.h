@@ -8,23 +8,26 @@
  *
  * The life of a session:
  *
- *                     lock: HL_OK
- *      open -> idle ----------------> held --- lock (extend) ---.
+ *                     take: HL_OK
+ *      open -> idle ----------------> held --- take (extend) ---.
  *               ^ |                    | ^                      |
- *               | '-- lock: any other  | '----------------------'
+ *               | '-- take: any other  | '----------------------'
  *               |     (nothing held)   |
- *               '------- unlock -------'
+ *               '------ give_back -----'
  *
- * unlock and renew send and do not wait; the answer is outstanding until
- * settle has read it. While one is outstanding only settle, look, lock,
- * unlock, interrupt, close and forget may be called; lock and unlock settle
- * by themselves (lock waits for it; unlock must not, see there).
+ * A take for a lease leaves the session idle: what was granted is a record then, which no
+ * session holds. See hl_lease_ops.
+ *
+ * give_back and renew send and do not wait; the answer is outstanding until
+ * settle has read it. While one is outstanding only settle, look, take,
+ * give_back, interrupt, close and forget may be called; take and give_back settle
+ * by themselves (take waits for it; give_back must not, see there).
  *
  * Threads: the core calls the functions of one session from one thread at a
- * time; interrupt and told alone come from any thread while another is in lock,
+ * time; interrupt and told alone come from any thread while another is in take,
  * check or settle. Functions of a store may be called by several threads at once.
  *
- * Forks: a store watches its descriptors with hl__fork_watch (internal.h), so
+ * Forks: a store watches its descriptors with hl__fork_watch (fork.h), so
  * that a child closes its copies at once; the core then calls only forget.
  */
 #ifndef HIERLOCK_STORE_H
@@ -35,7 +38,7 @@
 
 /* Raised whenever anything in this file changes its meaning. A store built
    for another number is refused. */
-#define HL_STORE_ABI 7u
+#define HL_STORE_ABI 13u
 
 typedef struct hl_store hl_store;
 typedef struct hl_session hl_session;
@@ -59,6 +62,27 @@ typedef struct hl_store_config {
   void (*wait_end)(void);
 } hl_store_config;
 
+/* A lease, as the store is told of it. The record that the store keeps of it is there as
+   long as the lease is unbroken: presence decides, and time only permits deletion. Whoever
+   meets a record that is in the way and whose time is up deletes it if it is still up, in one
+   step; he never ignores it. */
+typedef struct hl_lease_terms {
+  uint8_t id[16];     /* random: its name */
+  uint8_t secret[16]; /* random: who knows it may take the lease over */
+  uint8_t holder[16]; /* random: which handle has it now */
+  /* The id under which an earlier try of this grant, which was not answered, may come to
+     record one that nobody wants: it may be deleted at any time. Zeroes: there was none. */
+  uint8_t former[16];
+  int64_t ttl;        /* ms */
+  /* From 1 on: that of a refresh, each time that one is sent. A store that may carry one out
+     late, behind one that was sent later, keeps the last (an import sets it to 0), and does
+     none that is not greater: it would set an end that is not believed any more. */
+  uint64_t turn;
+  uint64_t place;     /* where the store has the record: what a grant has said; of no
+                         matter to anybody else */
+  const char *owner;  /* 1 to HL_OWNER_MAX bytes */
+} hl_lease_terms;
+
 typedef struct hl_request {
   const hl_row *rows; /* in locking order, each once */
   size_t n;
@@ -75,18 +99,77 @@ typedef struct hl_request {
   const char *label; /* for observers; any bytes */
   size_t label_size;
   hl_mode mode;      /* for observers: of the targets */
+  /* NULL: a session lock. Else the rows are taken in the same way, in the same queue and
+     order; then a record is written, and the session holds nothing any more. */
+  const hl_lease_terms *lease;
 } hl_request;
 
 typedef struct hl_grant {
   uint64_t token;  /* fencing token, comparable over all processes */
   /* When the last command that was answered was sent (hl__lease_ms). A failed
-     extend, too, sets it, where the session still stands; 0 otherwise. */
+     extend, too, sets it, where the session still stands; so does, with
+     HL_ECONNECTION, the grant of a lease whose record may be there: the core then has
+     it dropped, on another session, before it does anything else. 0 otherwise. */
   int64_t sent_ms;
+  uint64_t place; /* of a lease: for hl_lease_terms.place */
 } hl_grant;
+
+/* Which leases: hl_filter, as the store is told. */
+typedef struct hl_lease_filter {
+  const char *owner;  /* NULL: any */
+  const uint8_t *id;  /* 16 bytes; NULL: any */
+  const hl_row *rows; /* in locking order; those that conflict with any of them */
+  size_t n;           /* 0: any */
+} hl_lease_filter;
+
+/* What an opened store does with leases. Each is called on a session that holds nothing,
+   unless it says otherwise, and blocks until the deadline at most (hl__now_ms), when it
+   returns HL_TIMEOUT. HL_ECONNECTION: the session has ended, and the core does it once more
+   on another one. HL_ELOST: there is no record of that id and holder any more; where it was
+   revoked, *error says by whom (hl__error_revoked). Only terms->id, holder, place
+   count, and what is named. */
+typedef struct hl_lease_ops {
+  /* The lease ends ttl from now. terms->turn counts. Never makes a record. *sent_ms: when the command was sent
+     (hl__lease_ms), not when it was answered. */
+  int (*refresh)(hl_session *session, const hl_lease_terms *terms, int64_t ttl,
+                 int64_t deadline, int64_t *sent_ms, hl_error *error);
+  /* Whether the record is there, and how long it lasts: 0 when its time is up. */
+  int (*look)(hl_session *session, const hl_lease_terms *terms,
+              int64_t deadline, int64_t *left_ms, hl_error *error);
+  /* Deletes the record, and wakes those who wait. HL_OK only when it was there. Without
+     confirm the answer may be left outstanding, as give_back's is; it never blocks then, on
+     a session on which nothing is outstanding. */
+  int (*drop)(hl_session *session, const hl_lease_terms *terms, bool confirm,
+              int64_t deadline, hl_error *error);
+  /* The same of a record whose making was sent and not answered. HL_OK: it is not there, and
+     never will be, even if the server reads late what was sent. NULL: drop has to do, as the
+     store has ended that session at the server. */
+  int (*recall)(hl_session *session, const hl_lease_terms *terms,
+                int64_t deadline, hl_error *error);
+  /* A new holder: whoever knows id and secret. The record ends ttl from now; its rows must be
+     those of the request (HL_EMISMATCH). Waits for nobody. Of the request only lease, rows,
+     deadline count. */
+  int (*adopt)(hl_session *session, const hl_request *request, hl_grant *grant,
+               hl_error *error);
+  /* On a session that holds the request's rows: writes the record, then gives the rows back,
+     as give_back does. grant->token is the session's, and becomes the lease's. After any failure but HL_ECONNECTION it holds them still. */
+  int (*convert)(hl_session *session, const hl_request *request,
+                 hl_grant *grant, hl_error *error);
+  /* Calls fn for each whose time is not up. */
+  int (*list)(hl_session *session, const hl_lease_filter *filter,
+              hl_holder_fn fn, void *context, int64_t deadline,
+              hl_error *error);
+  /* Ends them, keeps in mind by whom and why until the holder asks, for an hour beyond
+     their time at least, and wakes those who wait. Expired ones do not count. */
+  int (*revoke)(hl_session *session, const hl_lease_filter *filter,
+                const char *by, const char *reason, int64_t deadline,
+                uint64_t *count, hl_error *error);
+} hl_lease_ops;
 
 struct hl_store {
   const struct hl_store_ops *ops;
   hl_layout *layout; /* a reference: what open has agreed on; until the store ends */
+  const hl_lease_ops *leases; /* NULL: it has none */
 };
 
 /* A store's own structures begin with these. */
@@ -94,12 +177,25 @@ struct hl_session {
   hl_store *store;
 };
 
+/* What a store says of itself. One whose connections are scarce blocks. */
+typedef struct hl_store_traits {
+  /* A session is a connection to somebody: pool_size counts, and one that lay in
+     the pool may have ended. */
+  bool scarce;
+  /* The store gives up what it has heard nothing of for hold_timeout: the keeper
+     renews it, and nobody believes in it any longer. */
+  bool expires;
+  /* Every call may block, a try, too; and is made by a client library, which exit()
+     takes apart. */
+  bool blocks;
+} hl_store_traits;
+
 typedef struct hl_store_ops {
   uint32_t abi;       /* HL_STORE_ABI */
   const char *scheme; /* as in hl_dsn.store */
-  /* A session is a connection that can be lost: pool_size counts, and the
-     keeper renews it. Otherwise sessions are free and need no keeper. */
-  bool connects;
+  hl_store_traits traits;
+  /* Takes the DSNs apart that ask for this store. */
+  hl_dsn_fn parse;
 
   /* Makes the store; looks whether it excludes (replicas, clusters, other
      buckets or levels ...) and refuses with HL_EUNSAFE_SERVER, HL_EMISMATCH,
@@ -123,14 +219,14 @@ typedef struct hl_store_ops {
      HL_TIMEOUT, HL_DEADLOCK, HL_CANCELLED (interrupted); HL_ECONNECTION (the
      session has ended), HL_ENOT_PROVISIONED (error->level, bucket are set),
      HL_EUNSAFE_SERVER, HL_ESTORE, HL_ENOMEM. */
-  int (*lock)(hl_session *session, const hl_request *request,
+  int (*take)(hl_session *session, const hl_request *request,
               hl_grant *grant, hl_error *error);
   /* Gives everything back without waiting; the caller has just looked whether
      the session stands. HL_OK: the answer, if the store
      answers at all, is outstanding. HL_BUSY: an earlier answer has to be
      settled first, and it has not come: call again after settle.
      HL_ECONNECTION: the session has ended. */
-  int (*unlock)(hl_session *session, hl_error *error);
+  int (*give_back)(hl_session *session, hl_error *error);
   /* Sends a sign of life, so that the store goes on keeping the session.
      HL_OK: its answer is outstanding; *sent_ms is when it was sent
      (hl__lease_ms). */
@@ -145,10 +241,10 @@ typedef struct hl_store_ops {
      HL_ECONNECTION. While an answer is outstanding it may say HL_OK of a
      session that has just ended. */
   int (*look)(hl_session *session, hl_error *error);
-  /* From any thread, also while another is in lock, check or settle: whether something
+  /* From any thread, also while another is in take, renew or settle: whether something
      has come from the server that the other one has not told yet. It may be that its
-     connection has ended, or that the store has given everything back. NULL where
-     there are no connections. */
+     connection has ended, or that the store has given everything back. Where there
+     are no connections: whether what the session holds is lost. NULL: it never is. */
   bool (*told)(hl_session *session);
   /* From any thread: a blocking call on the session, or the next one, ends soon.
      The session may end with it. */
@@ -163,16 +259,6 @@ typedef struct hl_store_ops {
   int (*holders)(hl_session *session, const hl_row *rows, size_t n,
                  hl_holder_fn fn, void *context, hl_error *error);
 } hl_store_ops;
-
-/* Two requests for one row can be granted together only when both are shared.
- *
- *                  held shared   held exclusive
- *     shared       yes           no
- *     exclusive    no            no
- */
-static inline bool hl__modes_conflict(hl_mode a, hl_mode b) {
-  return a == HL_EXCLUSIVE || b == HL_EXCLUSIVE;
-}
 
 extern const hl_store_ops hl_store_null;
 extern const hl_store_ops hl_store_file;

@@ -11,7 +11,7 @@
 */
 #include "hll.h"
 
-#include "internal.h"
+#include "clock.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,7 +31,7 @@ static int acquire_option(lua_State *L, const char *name, void *context) {
       hll_misuse(L, "label must be a string, not %s", luaL_typename(L, -1));
     options->core.label = lua_tolstring(L, -1, &options->core.label_size);
   } else {
-    return 0;
+    return hll_lease_option(L, name, &options->core);
   }
   return 1;
 }
@@ -77,11 +77,22 @@ hll_holders *hll_holders_push(lua_State *L) {
   return self;
 }
 
-static void push_list(lua_State *L, const hll_holders *self) {
+static void set_string(lua_State *L, const char *name, const char *value) {
+  if (!value[0]) return;
+  lua_pushstring(L, value);
+  lua_setfield(L, -2, name);
+}
+
+static void set_seconds(lua_State *L, const char *name, int64_t ms) {
+  lua_pushnumber(L, (lua_Number)ms / 1000);
+  lua_setfield(L, -2, name);
+}
+
+void hll_holders_list(lua_State *L, const hll_holders *self) {
   lua_createtable(L, (int)self->n, 0);
   for (size_t i = 0; i < self->n; i++) {
     const hl_holder *holder = &self->list[i];
-    lua_createtable(L, 0, 8);
+    lua_createtable(L, 0, 9);
     lua_pushstring(L, holder->application);
     lua_setfield(L, -2, "application");
     lua_pushstring(L, holder->host);
@@ -90,26 +101,24 @@ static void push_list(lua_State *L, const hll_holders *self) {
       lua_pushinteger(L, (lua_Integer)holder->pid);
       lua_setfield(L, -2, "pid");
     }
-    if (holder->label[0]) {
-      lua_pushstring(L, holder->label);
-      lua_setfield(L, -2, "label");
-    }
+    set_string(L, "label", holder->label);
     lua_pushstring(L, holder->path);
     lua_setfield(L, -2, "path");
-    lua_pushstring(L, holder->mode == HL_SHARED ? "shared" : "exclusive");
-    lua_setfield(L, -2, "mode");
-    if (holder->since_ms) {
-      lua_pushnumber(L, (lua_Number)holder->since_ms / 1000);
-      lua_setfield(L, -2, "since");
-    }
+    set_string(L, "mode", hl_mode_name(holder->mode));
+    if (holder->since_ms) set_seconds(L, "since", holder->since_ms);
     lua_pushboolean(L, holder->waiting);
     lua_setfield(L, -2, "waiting");
+    set_string(L, "kind", holder->kind == HL_LEASE ? "lease" : "session");
+    if (holder->kind == HL_LEASE) {
+      set_string(L, "owner", holder->owner);
+      set_string(L, "id", holder->id);
+      set_seconds(L, "remaining", holder->remaining_ms);
+    }
     lua_rawseti(L, -2, (int)i + 1);
   }
 }
 
-/* After allocations, one of which may have closed it. */
-static hl_manager *open_manager(lua_State *L, const hll_manager *self) {
+hl_manager *hll_manager_still_open(lua_State *L, const hll_manager *self) {
   if (!self->manager) hll_misuse(L, "the manager is closed");
   return self->manager;
 }
@@ -123,8 +132,8 @@ who look more often than every 100 ms, and only programs that use hierlock.
 @tparam table target as for `manager:acquire`
 @treturn[1] {table,...} for each its `application`, `host`, `path`, `mode`
   (`"exclusive"`, `"shared"`), `waiting` (boolean) and, where they are known, `pid`,
-  `label`, `since` (Unix time of the request, seconds). Empty when nobody is in the
-  way
+  `label`, `since` (Unix time of the request, seconds); `kind` (`"session"`, `"lease"`), and of
+  a lease its `owner`, `id` and `remaining` (seconds). Empty when nobody is in the way
 @return[2] nil
 @return[2] err `timeout` (the store does not answer now), `busy`, `connection`,
   `unsafe_server`, `store` (no privilege to look)
@@ -135,14 +144,14 @@ int hll_manager_holders(lua_State *L) {
   int shared = hll_manager_shared(L, 2);
   hll_holders *found = hll_holders_push(L);
   hll_plan *borrowed = hll_plan_borrow(L, shared);
-  hl_manager *manager = open_manager(L, self);
+  hl_manager *manager = hll_manager_still_open(L, self);
   hl_plan *plan = hll_plan_begin(L, borrowed, hl_manager_layout(manager));
   hll_target_add(L, 2, plan, HL_EXCLUSIVE);
   int status = hl_manager_holders(manager, plan, hll_holders_add, found, &error);
   hll_plan_return(L, shared, shared + 2);
   if (status) return hll_failure(L, &error, 2);
   if (found->incomplete) return luaL_error(L, "not enough memory");
-  push_list(L, found);
+  hll_holders_list(L, found);
   return 1;
 }
 
@@ -194,6 +203,7 @@ static void say_holder(hl_error *error, const hll_holders *found) {
   for (size_t i = 0; i < found->n && holder->waiting; i++)
     if (!found->list[i].waiting) holder = &found->list[i];
   char label[sizeof holder->label + 8] = "", since[32] = "", pid[32] = "";
+  char lease[sizeof holder->owner + 32] = "", remaining[48] = "";
   if (holder->pid)
     (void)snprintf(pid, sizeof pid, "pid %lld on ", (long long)holder->pid);
   if (holder->label[0])
@@ -202,12 +212,18 @@ static void say_holder(hl_error *error, const hll_holders *found) {
   if (holder->since_ms && ms >= 0)
     (void)snprintf(since, sizeof since, " for %.*f s", ms < 10000 ? 1 : 0,
                    (double)ms / 1000);
+  if (holder->kind == HL_LEASE) {
+    (void)snprintf(lease, sizeof lease, "%s by a lease of ", holder->owner);
+    (void)snprintf(remaining, sizeof remaining, ", and for %.*f s more",
+                   holder->remaining_ms < 10000 ? 1 : 0,
+                   (double)holder->remaining_ms / 1000);
+  }
   char text[2 * sizeof error->message], *message = error->message;
-  (void)snprintf(text, sizeof text, "%s %s by %s (%s%s%s)%s",
+  (void)snprintf(text, sizeof text, "%s %s by %s%s (%s%s%s)%s%s",
                  holder->path[0] ? holder->path : "it",
-                 holder->waiting ? "is waited for" : "is held",
+                 holder->waiting ? "is waited for" : "is held", lease,
                  is_this_process(holder) ? "this process" : holder->application,
-                 pid, holder->host, label, since);
+                 pid, holder->host, label, since, remaining);
   size_t used = strlen(message);
   (void)snprintf(message + used, sizeof error->message - used, ": %s", text);
   for (; *message; message++) /* a label has any bytes */
@@ -219,7 +235,7 @@ int hll_acquire_failure(lua_State *L, hl_error *error, const hl_plan *plan,
   if (found->n > 0) say_holder(error, found);
   (void)hll_failure(L, error, plan ? push_concerned(L, plan, error) : 0);
   if (found->n > 0) {
-    push_list(L, found);
+    hll_holders_list(L, found);
     lua_setfield(L, -2, "holders");
   }
   return 2;
@@ -238,6 +254,39 @@ int hll_acquire_refused(lua_State *L, hl_error *error, const hl_plan *plan,
 /* A lock costs about a KiB outside of Lua. */
 #define HLL_ACCOUNT_EACH 16
 
+void hll_manager_account(lua_State *L, hll_manager *self) {
+  if (++self->acquired % HLL_ACCOUNT_EACH == 0)
+    hll_gc_account(L, HLL_ACCOUNT_EACH);
+}
+
+hll_handle *hll_handle_watch(lua_State *L, int shared) {
+  hll_handle *self = hll_handle_push(L, shared);
+  lua_getfield(L, shared, "handles");
+  if (lua_istable(L, -1)) { /* somebody wants to hear of its loss */
+    lua_pushvalue(L, -2);
+    lua_pushboolean(L, 1);
+    lua_rawset(L, -3);
+  }
+  lua_pop(L, 1);
+  return self;
+}
+
+void hll_handle_rewatch(lua_State *L, int index) {
+  hll_getuservalue(L, index);
+  lua_getfield(L, -1, "handles");
+  if (lua_istable(L, -1)) {
+    lua_pushvalue(L, index);
+    lua_rawget(L, -2);
+    if (lua_isboolean(L, -1)) { /* it is there: nothing is allocated */
+      lua_pushvalue(L, index);
+      lua_pushboolean(L, 1);
+      lua_rawset(L, -4);
+    }
+    lua_pop(L, 1);
+  }
+  lua_pop(L, 2);
+}
+
 /* One call that acquires. What it has made of Lua lies on the stack, behind its n
    arguments: the shared table, at n + 1, the plan, the handle and, when it starts,
    the pending. */
@@ -255,21 +304,13 @@ typedef struct call {
 static void call_begin(lua_State *L, call *c, int n) {
   *c = (call){.self = hll_manager_check(L), .n = n};
   int shared = hll_manager_shared(L, n);
-  if (++c->self->acquired % HLL_ACCOUNT_EACH == 0)
-    hll_gc_account(L, HLL_ACCOUNT_EACH);
+  hll_manager_account(L, c->self);
   hll_plan *borrowed = hll_plan_borrow(L, shared);
-  c->handle = hll_handle_push(L, shared);
-  lua_getfield(L, shared, "handles");
-  if (lua_istable(L, -1)) { /* somebody wants to hear of its loss */
-    lua_pushvalue(L, -2);
-    lua_pushboolean(L, 1);
-    lua_rawset(L, -3);
-  }
-  lua_pop(L, 1);
+  c->handle = hll_handle_watch(L, shared);
   if (lua_toboolean(L, lua_upvalueindex(HLL_STARTS)))
     c->pending = hll_pending_push(L, shared, lua_gettop(L));
 
-  c->manager = open_manager(L, c->self);
+  c->manager = hll_manager_still_open(L, c->self);
   hll_acquire_options_read(L, n, &c->options);
   c->plan = hll_plan_begin(L, borrowed, hl_manager_layout(c->manager));
 }
@@ -415,11 +456,20 @@ connect first). When it fails, nothing is held.
   `handle.mode` says so
 @string[opt] options.label shown to observers; any bytes, of which some
   120 are shown
+@number[opt] options.ttl makes it a lease: seconds, 0.001 to ten years, after the grant at which
+  it ends unless it is refreshed. Without it, a session lock
+@bool[opt=false] options.auto_refresh of a lease: a thread of the manager's refreshes it
+  thrice in its time
+@bool[opt=true] options.auto_release of a lease: false: neither the collector nor
+  the end of a scope, of the manager or of the process releases it
+@string[opt] options.owner of a lease: who holds it, 1 to 127 bytes without NUL; by
+  default the application
 @treturn[1] handle
 @return[2] nil
 @return[2] err `timeout`, `busy`, `connection`, `cancelled` (another thread closed the
   manager, or an administrator ended the wait), `not_provisioned`, `unsafe_server`,
-  `mismatch`, `store`; `deadlock` only where another program locks rows of the table in
+  `mismatch`, `store`; of a lease `lost`, when its time was up before the store had answered, and
+  `unsupported`, where the store has no leases; `deadlock` only where another program locks rows of the table in
   another order
 */
 static int acquire_target(lua_State *L) {
@@ -453,5 +503,6 @@ const luaL_Reg hll_acquire_methods[] = {
     {"acquire_resource", acquire_resource},
     {"acquire_resources", acquire_resources},
     {"acquire_all", acquire_all},
+    {"import", hll_manager_import},
     {NULL, NULL},
 };

@@ -1,17 +1,16 @@
 /*
- * bell.c - how the library's threads wake an event loop that polls nothing but
- * sockets which it has connected itself, as nginx does for Lua code. The process
- * listens on a Unix socket of its own; the loop connects to it, and has one end of
- * a line on which we ring: eight hexadecimal digits for each pending that is
- * done, the number that it was given.
+ * bell.c - wakes an event loop from the library's threads. nginx lets Lua code poll only
+ * sockets that this code has connected. So the process listens on a Unix socket, the loop
+ * connects to it, and a thread that ends a pending writes the pending's number to the
+ * other end: eight hexadecimal digits.
  *
- * The socket has no name in the file system that could be left behind or be found by
- * another: it is removed as soon as it is bound, and reached through
- * /proc/self/fd.
+ * The listening socket leaves no name in the file system, where it could stay behind or be
+ * found by a stranger: the name is removed as soon as it is bound. The loop reaches the
+ * socket through /proc/self/fd.
  *
- * Ringing never blocks. When the line is full, because the loop is busy, the number
- * is dropped, and `missed` says so: then whoever reads the line looks at all
- * pendings himself. There is something to read then, so he will.
+ * Writing never blocks. When the socket is full because the loop is busy, the number is
+ * dropped and `missed` is set: the reader then looks at all pendings. He will, since
+ * a full socket has something to read.
  */
 /*** @module hierlock */
 #include "hll.h"
@@ -28,13 +27,13 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-/* One for each process. The mutex comes after all of mutex.h. */
+/* One for each process. Its mutex is taken after all those of mutex.h. */
 static struct {
   pthread_mutex_t mutex;
-  pid_t process; /* whose it is: a forked child makes its own */
+  pid_t process; /* that made it: a forked child makes its own */
   int listener;
-  int place; /* O_PATH: where it is reached */
-  int line;  /* our end; -1: nobody listens */
+  int place;  /* O_PATH: /proc/self/fd leads through it to the listener */
+  int writer; /* our end of the loop's connection; -1: the loop has none */
   bool missed;
 } bell = {PTHREAD_MUTEX_INITIALIZER, 0, -1, -1, -1, false};
 
@@ -49,7 +48,7 @@ static void discard(int *fd) {
   *fd = -1;
 }
 
-/* Binds it in a directory of its own, opens the place, and removes both names. */
+/* Binds the socket in a new directory, opens the place, and removes both names. */
 static bool bind_and_unlink(int fd, int *place) {
   static const char *const parents[] = {"/dev/shm", "/tmp", "/var/tmp"};
   struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -86,7 +85,7 @@ static int address(lua_State *L) {
     pthread_mutex_lock(&bell.mutex);
     discard(&bell.listener);
     discard(&bell.place);
-    discard(&bell.line);
+    discard(&bell.writer);
     bell.process = 0;
     pthread_mutex_unlock(&bell.mutex);
     bell.listener =
@@ -105,7 +104,7 @@ static int address(lua_State *L) {
 }
 
 /***
-Takes our end of the line: the loop has just connected. An earlier line ends.
+Accepts the loop's connection. An earlier one is closed.
 @function core.bell_answer
 @local
 @treturn[1] boolean true
@@ -120,12 +119,12 @@ static int answer(lua_State *L) {
     socklen_t size = sizeof peer;
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 ||
         peer.pid != getpid()) {
-      (void)close(fd); /* a stranger's, through our /proc */
+      (void)close(fd); /* a stranger has come through our /proc */
       continue;
     }
     pthread_mutex_lock(&bell.mutex);
-    discard(&bell.line);
-    bell.line = fd;
+    discard(&bell.writer);
+    bell.writer = fd;
     bell.missed = false;
     pthread_mutex_unlock(&bell.mutex);
     lua_pushboolean(L, 1);
@@ -134,7 +133,7 @@ static int answer(lua_State *L) {
 }
 
 /***
-Ends the line.
+Closes the loop's connection.
 @function core.bell_end
 @local
 @return nothing
@@ -142,7 +141,7 @@ Ends the line.
 static int end(lua_State *L) {
   (void)L;
   pthread_mutex_lock(&bell.mutex);
-  discard(&bell.line);
+  discard(&bell.writer);
   pthread_mutex_unlock(&bell.mutex);
   return 0;
 }
@@ -161,19 +160,19 @@ static int missed(lua_State *L) {
   return 1;
 }
 
-/* By whichever thread ends the pending. */
+/* Called by the thread that ends the pending. */
 static void ring(uint64_t number) {
   char digits[9];
   (void)snprintf(digits, sizeof digits, "%08x", (unsigned)number);
   pthread_mutex_lock(&bell.mutex);
-  if (bell.line >= 0 && send(bell.line, digits, 8, MSG_NOSIGNAL) != 8)
+  if (bell.writer >= 0 && send(bell.writer, digits, 8, MSG_NOSIGNAL) != 8)
     bell.missed = true;
   pthread_mutex_unlock(&bell.mutex);
 }
 
 /***
-Has the bell rung with a number when the pending is done. While nobody listens
-it does not: whoever begins to listen looks at all pendings first.
+Writes the number to the loop when the pending is done. While the loop is not connected
+nothing is written: once connected, it looks at all pendings first.
 @function core.bell_ring
 @local
 @param pending

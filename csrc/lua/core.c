@@ -5,8 +5,11 @@
 /*** @module hierlock */
 #include "hll.h"
 
+#include "../stores/sql/judge.h"
+#include "clock.h"
 #include "dsn.h"
-#include "internal.h"
+#include "error.h"
+#include "store.h"
 
 #include <stdio.h>
 
@@ -189,21 +192,95 @@ What a DSN says; for hierlock's own Lua code.
 @treturn[1] table `store`, `user`, `host`, `port`, `socket`, `database`, `path`, and of
   the password only that there is one
 @return[2] nil
-@return[2] err `dsn`
+@return[2] err `dsn`; `store` where its store cannot be loaded
 */
 static int dsn(lua_State *L) {
   hl_error error;
   hl_dsn found = {0};
   lua_settop(L, 1);
-  const char *text = luaL_optstring(L, 1, NULL);
+  const char *text = hl_dsn_default(luaL_optstring(L, 1, NULL));
+  const char *name = hl_dsn_store(text, &error);
+  if (!name) return hll_failure(L, &error, 0);
+  const hl_store_ops *store = hll_store_load(L, name);
+  if (!store) return hll_fail(L, HL_ESTORE, lua_tostring(L, -1));
   lua_pushcfunction(L, push_dsn);
   lua_pushlightuserdata(L, &found);
-  int status = hl_dsn_parse(hl_dsn_default(text), &found, &error);
+  int status = hl_dsn_parse(text, store->parse, &found, &error);
   /* Protected, as what was parsed has to be freed. */
   int raised = status ? 0 : lua_pcall(L, 1, 1, 0);
   hl_dsn_dispose(&found);
   if (status) return hll_failure(L, &error, 0);
   return raised ? lua_error(L) : 1;
+}
+
+/* Notes what the table at 1 says, by the names of the server's variables. */
+static hl__mysql_server server_read(lua_State *L) {
+  hl__mysql_server server = {0};
+  luaL_checktype(L, 1, LUA_TTABLE);
+  for (lua_pushnil(L); lua_next(L, 1); lua_pop(L, 1))
+    if (lua_type(L, -2) == LUA_TSTRING && lua_isstring(L, -1))
+      hl__mysql_server_note(&server, lua_tostring(L, -2), lua_tostring(L, -1));
+  return server;
+}
+
+/***
+Whether the locks of a MySQL or MariaDB exclude; for hierlock's own Lua code.
+@function core.judge_mysql
+@local
+@tparam table variables name = value, those that `core.mysql_variables` asks for
+@treturn[1] string the dialect: `mysql`, `mariadb`
+@return[2] nil
+@return[2] err `unsafe_server`
+*/
+static int judge_mysql(lua_State *L) {
+  hl_error error;
+  hl__mysql_server server = server_read(L);
+  if (hl__mysql_server_judge(&server, &error)) return hll_failure(L, &error, 0);
+  lua_pushstring(L, server.mariadb ? "mariadb" : "mysql");
+  return 1;
+}
+
+/***
+What an error number of MySQL's or MariaDB's means; for hierlock's own Lua code.
+@function core.judge_mysql_error
+@local
+@int errno
+@treturn string the code
+@treturn string what could be done about it, to be put behind the server's message
+*/
+static int judge_mysql_error(lua_State *L) {
+  const char *hint;
+  int status = hl__mysql_error_judge((unsigned)luaL_checkinteger(L, 1), &hint);
+  lua_pushstring(L, hl_status_name(status));
+  lua_pushstring(L, hint);
+  return 2;
+}
+
+/***
+Whether the locks of a PostgreSQL exclude; for hierlock's own Lua code.
+@function core.judge_postgresql
+@local
+@tparam table server `version` (what `version()` says), `number` (server_version_num),
+  `standby`, `multiple` (what the expression `core.postgresql_multiple` says)
+@treturn[1] boolean true
+@return[2] nil
+@return[2] err `unsafe_server`
+*/
+static int judge_postgresql(lua_State *L) {
+  hl_error error;
+  luaL_checktype(L, 1, LUA_TTABLE);
+  lua_settop(L, 1);
+  lua_getfield(L, 1, "version");
+  lua_getfield(L, 1, "number");
+  lua_getfield(L, 1, "standby");
+  lua_getfield(L, 1, "multiple");
+  const hl__pg_server server = {.version = luaL_optstring(L, 2, ""),
+                                .number = (int)luaL_optinteger(L, 3, 0),
+                                .standby = lua_toboolean(L, 4),
+                                .multiple = lua_toboolean(L, 5)};
+  if (hl__pg_server_judge(&server, &error)) return hll_failure(L, &error, 0);
+  lua_pushboolean(L, 1);
+  return 1;
 }
 
 /***
@@ -221,6 +298,9 @@ static const luaL_Reg functions[] = {
     {"misuse", misuse},         {"is_manager", is_manager},
     {"dsn", dsn},
     {"failure", failure},
+    {"judge_mysql", judge_mysql},
+    {"judge_mysql_error", judge_mysql_error},
+    {"judge_postgresql", judge_postgresql},
     {"now", now},
     {"loop", loop},
     {"set_loop", set_loop},
@@ -265,6 +345,12 @@ int luaopen_hierlock_core(lua_State *L) {
   hll_bell_register(L);
   lua_pushliteral(L, HL_VERSION);
   lua_setfield(L, -2, "version");
+  lua_pushliteral(L, "SHOW GLOBAL VARIABLES WHERE " HL__MYSQL_VARIABLES);
+  lua_setfield(L, -2, "mysql_variables");
+  lua_pushliteral(L, HL__PG_MULTIPLE);
+  lua_setfield(L, -2, "postgresql_multiple");
+  lua_pushliteral(L, HL__PG_GATE_VALUE("-1"));
+  lua_setfield(L, -2, "postgresql_gate");
   lua_pushliteral(L, BUILT_FOR HLL_LUA);
   lua_setfield(L, -2, "built");
   luaL_getmetatable(L, HLL_MANAGER);

@@ -6,7 +6,7 @@
 /*** @module hierlock */
 #include "hll.h"
 
-#include "internal.h"
+#include "error.h"
 
 #include <stdarg.h>
 #include <string.h>
@@ -23,7 +23,9 @@ static int is_ours(const lua_Debug *ar) {
                                       "/hierlock/loop/",
                                       "@hierlock/loop/",
                                       "/hierlock/attach.lua",
-                                      "@hierlock/attach.lua", NULL};
+                                      "@hierlock/attach.lua",
+                                      "/hierlock/attach/",
+                                      "@hierlock/attach/", NULL};
   for (const char *const *file = files; *file; file++)
     if (ar->source[0] == '@' && strstr(ar->source, *file)) return 1;
   return 0;
@@ -72,6 +74,14 @@ int hll_failure(lua_State *L, const hl_error *error, int target) {
   if (error->sqlstate[0]) {
     lua_pushstring(L, error->sqlstate);
     lua_setfield(L, -2, "sqlstate");
+  }
+  if (error->revoked_by[0]) {
+    lua_pushstring(L, error->revoked_by);
+    lua_setfield(L, -2, "revoked_by");
+  }
+  if (error->reason[0]) {
+    lua_pushstring(L, error->reason);
+    lua_setfield(L, -2, "reason");
   }
   if (target) {
     lua_pushvalue(L, target);
@@ -123,14 +133,17 @@ Codes, and whether the same call may succeed later:
   can be started</td></tr>
 <tr><td>`connection`</td><td>yes, unless the server refused user or
   password</td><td>the store cannot be reached or logged in to</td></tr>
-<tr><td>`lost`</td><td>yes</td><td>the lock was lost while it was held</td></tr>
+<tr><td>`lost`</td><td>yes</td><td>the lock was lost while it was held; of a lease: its time was up,
+  somebody has taken over or revoked it</td></tr>
 <tr><td>`released`</td><td>no</td><td>the handle holds nothing any more</td></tr>
 <tr><td>`not_provisioned`</td><td>no</td><td>the table, or a row of it, is missing</td></tr>
 <tr><td>`mismatch`</td><td>no</td><td>the table or directory has other buckets or
-  levels</td></tr>
+  levels; or an exported lease is of another tree, or its text is damaged</td></tr>
 <tr><td>`unsafe_server`</td><td>no</td><td>a server or file system on which locks would not
   exclude</td></tr>
 <tr><td>`dsn`</td><td>no</td><td>the DSN cannot be understood</td></tr>
+<tr><td>`unsupported`</td><td>no</td><td>the store, or this kind of lock, cannot do
+  that</td></tr>
 <tr><td>`store`</td><td>no</td><td>anything else that the store reported</td></tr>
 </table>
 
@@ -145,6 +158,8 @@ Codes, and whether the same call may succeed later:
 @tfield[opt] table target the node concerned, where it is one
 @tfield[opt] {table,...} holders of `timeout` and `deadlock`: who was in the way, as from
   `manager:holders`, where that can be seen; looked for ten times a second at most
+@tfield[opt] string revoked_by of `lost`: who has revoked the lease
+@tfield[opt] string reason likewise: why
 */
 
 static void push_text(lua_State *L, int index) {

@@ -15,16 +15,14 @@ hll_handle *hll_handle_test(lua_State *L, int index) {
   return hll_testudata(L, index, HLL_HANDLE);
 }
 
-/* The handle at 1. One that was collected has no lock: its finalizer may be
-   followed by others that still see it. */
-static hll_handle *handle_check(lua_State *L) {
+hll_handle *hll_handle_check(lua_State *L) {
   hll_handle *self = hll_handle_test(L, 1);
   if (!self) hll_misuse(L, "self must be a handle, not %s",
                         hll_typename(L, 1, HLL_HANDLE));
   return self;
 }
 
-static int collected(lua_State *L) {
+int hll_handle_collected(lua_State *L) {
   return hll_fail(L, HL_ERELEASED, "the lock has been released");
 }
 
@@ -38,25 +36,24 @@ static bool starts(lua_State *L) {
   return lua_toboolean(L, lua_upvalueindex(HLL_STARTS)) != 0;
 }
 
-/* An empty pending of the handle at 1, to be started; NULL when the method waits. */
-static hll_pending *push_pending(lua_State *L) {
+hll_pending *hll_handle_pending(lua_State *L) {
   if (!starts(L)) return NULL;
   hll_getuservalue(L, 1);
   return hll_pending_push(L, lua_gettop(L), 1);
 }
 
-/* The pending at index, or true where there was nothing to wait for. */
-static int started(lua_State *L, int index, int status, const hl_error *error) {
+int hll_handle_started(lua_State *L, int index, int status,
+                       const hl_error *error) {
   if (status) return hll_failure(L, error, 0);
   lua_pushvalue(L, index);
   return hll_pending_test(L, -1)->pending ? 1 : push_true(L);
 }
 
-static int result(lua_State *L, int status, const hl_error *error) {
+int hll_handle_result(lua_State *L, int status, const hl_error *error) {
   return status ? hll_failure(L, error, 0) : push_true(L);
 }
 
-static void losses_tell(lua_State *L) {
+void hll_handle_losses(lua_State *L) {
   hll_getuservalue(L, 1);
   hll_losses_tell(L, lua_gettop(L));
   lua_pop(L, 1);
@@ -75,7 +72,9 @@ static int release_option(lua_State *L, const char *name, void *context) {
 /***
 A lock that is held. Released once, by whatever comes first: `handle:release`, the
 end of the scope of `local handle <close>` (Lua 5.4), the collector, the manager's end,
-the end of the process or of the connection. In a forked child a copy is dead:
+the end of the process or of the connection. A lease does not end with its process or a
+connection, but when its time is up; with `auto_release=false` neither scope nor collector nor
+manager ends it. In a forked child a copy is dead:
 its methods say `released`, and its collection leaves the parent's lock alone.
 `tostring(handle)` shows mode, targets and state. The fields stay as they are when it
 is released.
@@ -104,6 +103,12 @@ Seconds from the call until it was granted.
 */
 
 /***
+`"session"`, or `"lease"` when it was acquired with a `ttl`, imported, or made one by
+`handle:to_lease`.
+@field kind
+*/
+
+/***
 A list of what it locks, or locked, each target as a table keyed by level; a new
 table at each look.
 @field targets
@@ -123,19 +128,19 @@ Gives the lock back. The second call returns true and does nothing. Without
   to the parent of this process
 */
 static int handle_release(lua_State *L) {
-  hll_handle *self = handle_check(L);
+  hll_handle *self = hll_handle_check(L);
   bool confirm = false;
   hl_error error;
   hll_options(L, 2, release_option, &confirm);
-  hll_pending *pending = confirm ? push_pending(L) : NULL;
+  hll_pending *pending = confirm ? hll_handle_pending(L) : NULL;
   if (!self->lock) return push_true(L);
   if (pending) {
     int begun = hl_lock_start_release(self->lock, &pending->pending, &error);
-    return started(L, lua_gettop(L), begun, &error);
+    return hll_handle_started(L, lua_gettop(L), begun, &error);
   }
   int status = hl_lock_release(self->lock, confirm, &error);
-  losses_tell(L);
-  return result(L, status, &error);
+  hll_handle_losses(L);
+  return hll_handle_result(L, status, &error);
 }
 
 /***
@@ -146,8 +151,8 @@ not happen then, only the token can prevent.
 @treturn boolean
 */
 static int handle_is_held(lua_State *L) {
-  hll_handle *self = handle_check(L);
-  losses_tell(L);
+  hll_handle *self = hll_handle_check(L);
+  hll_handle_losses(L);
   lua_pushboolean(L, self->lock && hl_lock_is_held(self->lock));
   return 1;
 }
@@ -161,29 +166,30 @@ Asks the store whether the lock is held: one round trip. Blocks for what is left
 @return[2] err `lost`, `released`
 */
 static int handle_check_held(lua_State *L) {
-  hll_handle *self = handle_check(L);
+  hll_handle *self = hll_handle_check(L);
   hl_error error;
-  losses_tell(L);
-  hll_pending *pending = push_pending(L);
-  if (!self->lock) return collected(L);
+  hll_handle_losses(L);
+  hll_pending *pending = hll_handle_pending(L);
+  if (!self->lock) return hll_handle_collected(L);
   if (pending) {
     int begun = hl_lock_start_check(self->lock, &pending->pending, &error);
-    return started(L, lua_gettop(L), begun, &error);
+    return hll_handle_started(L, lua_gettop(L), begun, &error);
   }
-  return result(L, hl_lock_check(self->lock, &error), &error);
+  return hll_handle_result(L, hl_lock_check(self->lock, &error), &error);
 }
 
 /***
 Seconds for which the store will keep the lock without hearing from us;
 `math.huge` where it keeps it as long as the process lives, 0 when it is not
 held. Does not block. While the process lives, its background thread sees to it that
-this does not end.
+this does not end; for a lease, only with `auto_refresh`. Of a lease it counts from the
+time at which the last refresh was sent.
 @function handle:remaining
 @treturn number seconds
 */
 static int handle_remaining(lua_State *L) {
-  hll_handle *self = handle_check(L);
-  losses_tell(L);
+  hll_handle *self = hll_handle_check(L);
+  hll_handle_losses(L);
   int64_t left = self->lock ? hl_lock_remaining(self->lock) : 0;
   lua_pushnumber(L, left == HL_FOREVER ? (lua_Number)HUGE_VAL
                                        : (lua_Number)left / 1000);
@@ -203,18 +209,19 @@ released).
 @return[2] nil
 @return[2] err `timeout` (also: a deadlock on the embedded store, which looks for
   none), `deadlock`, `lost`, `released`, `cancelled`, `not_provisioned`,
-  `unsafe_server`, `store`
+  `unsafe_server`, `store`; `unsupported`: it is a lease
 */
 static int handle_extend(lua_State *L) {
   hll_acquire_options options;
   hl_error error;
-  hll_handle *self = handle_check(L);
+  hll_handle *self = hll_handle_check(L);
   int shared = hll_manager_shared(L, 3), status;
   hll_losses_tell(L, shared);
   hll_plan *borrowed = hll_plan_borrow(L, shared);
   hll_pending *pending = starts(L) ? hll_pending_push(L, shared, 1) : NULL;
   hll_acquire_options_read(L, 3, &options);
-  if (!self->lock) return collected(L);
+  if (options.core.ttl) hll_misuse(L, "extend takes no ttl");
+  if (!self->lock) return hll_handle_collected(L);
   hl_plan *plan = hll_plan_begin(L, borrowed,
                                  hl_plan_layout(hl_lock_plan(self->lock)));
   hll_target_add(L, 2, plan, options.mode);
@@ -222,7 +229,7 @@ static int handle_extend(lua_State *L) {
     status = hl_lock_start_extend(self->lock, plan, &options.core,
                                   &pending->pending, &error);
     hll_plan_return(L, shared, shared + 1);
-    return started(L, shared + 2, status, &error);
+    return hll_handle_started(L, shared + 2, status, &error);
   }
   status = hl_lock_extend(self->lock, plan, &options.core, &error);
   int values = 1;
@@ -255,10 +262,10 @@ static int push_targets(lua_State *L, const hll_handle *self) {
 }
 
 static const char *mode_name(const hl_lock *lock) {
-  return hl_lock_mode(lock) == HL_SHARED ? "shared" : "exclusive";
+  return hl_mode_name(hl_lock_mode(lock));
 }
 
-/* Methods (upvalue 1), and the fields mode, token, level, waited, targets. */
+/* Methods (upvalue 1), and the fields mode, token, level, waited, kind, targets. */
 static int handle_index(lua_State *L) {
   hll_handle *self = hll_handle_test(L, 1);
   lua_settop(L, 2);
@@ -280,6 +287,8 @@ static int handle_index(lua_State *L) {
     lua_pushinteger(L, (lua_Integer)hl_lock_level(lock));
   } else if (strcmp(field, "waited") == 0) {
     lua_pushnumber(L, (lua_Number)hl_lock_waited(lock) / 1000);
+  } else if (strcmp(field, "kind") == 0) {
+    lua_pushstring(L, hl_lock_kind(lock) == HL_LEASE ? "lease" : "session");
   } else if (strcmp(field, "targets") == 0) {
     return push_targets(L, self);
   } else {
@@ -295,9 +304,10 @@ static int handle_tostring(lua_State *L) {
       [HL_LOST] = "lost",
       [HL_IN_USE] = "in use",
       [HL_FOREIGN] = "of another process",
+      [HL_OVER] = "over",
   };
   char text[512];
-  hll_handle *self = handle_check(L);
+  hll_handle *self = hll_handle_check(L);
   if (!self->lock) {
     lua_pushliteral(L, "hierlock.handle (released)");
     return 1;
@@ -323,12 +333,14 @@ static int handle_gc(lua_State *L) {
 
 static int handle_close(lua_State *L) {
   hll_handle *self = hll_handle_test(L, 1);
-  if (self && self->lock) (void)hl_lock_release(self->lock, false, NULL);
+  if (self && self->lock) (void)hl_lock_close(self->lock, NULL);
   return 0;
 }
 
 static const luaL_Reg methods[] = {
-    {"is_held", handle_is_held}, {"remaining", handle_remaining},
+    {"is_held", handle_is_held},
+    {"remaining", handle_remaining},
+    {"export", hll_handle_export},
     {NULL, NULL},
 };
 
@@ -336,6 +348,8 @@ const luaL_Reg hll_handle_calls[] = {
     {"release", handle_release},
     {"check", handle_check_held},
     {"extend", handle_extend},
+    {"refresh", hll_handle_refresh},
+    {"to_lease", hll_handle_to_lease},
     {NULL, NULL},
 };
 

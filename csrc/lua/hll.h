@@ -84,6 +84,7 @@ void hll_target_push(lua_State *L, const hl_plan *plan, size_t i);
 typedef struct hll_plan {
   hl_plan *plan; /* NULL before it is made, and after collection */
   char *sql;     /* on its way to Lua; NULL otherwise */
+  size_t gates;  /* rows of its last statement beyond those of the plan */
 } hll_plan;
 
 /* Pushes one without a plan. */
@@ -112,6 +113,9 @@ typedef struct hll_manager {
   unsigned acquired;   /* calls so far, for hll_gc_account */
 } hll_manager;
 
+/* The store of that name (hl_dsn_store), its module loaded; pushes what it needs. NULL:
+   it is not there, and the message is on the top. */
+const struct hl_store_ops *hll_store_load(lua_State *L, const char *name);
 int hll_manager_open(lua_State *L);
 /* The manager at stack index 1; raises when it is closed. Tells on_lost. */
 hll_manager *hll_manager_check(lua_State *L);
@@ -140,6 +144,8 @@ typedef struct hll_holders {
 hll_holders *hll_holders_push(lua_State *L);
 /* An hl_holder_fn; context: hll_holders. */
 void hll_holders_add(void *context, const hl_holder *holder);
+/* Pushes the list of them as tables. */
+void hll_holders_list(lua_State *L, const hll_holders *self);
 /* Pushes nil, err of a request that was not granted, and returns 2: with err.target,
    where there is one in the plan, and err.holders, whose first one the message
    names. The plan is the caller's alone. */
@@ -151,7 +157,7 @@ int hll_acquire_refused(lua_State *L, hl_error *error, const hl_plan *plan,
 /* manager:holders(target) */
 int hll_manager_holders(lua_State *L);
 void hll_holders_register(lua_State *L);
-/* Options of an acquisition: timeout, mode, label. The label lives as long as
+/* Options of an acquisition: timeout, mode, label, and those of a lease. The label lives as long as
    nothing allocates: see above. */
 typedef struct hll_acquire_options {
   hl_options core;
@@ -159,6 +165,23 @@ typedef struct hll_acquire_options {
 } hll_acquire_options;
 void hll_acquire_options_read(lua_State *L, int index,
                               hll_acquire_options *options);
+
+/* For what acquires, in acquire.c and lease.c. Counts a call; the manager, which an allocation
+   may have closed: raises then; an empty handle, of whose loss on_lost will hear. */
+void hll_manager_account(lua_State *L, hll_manager *self);
+hl_manager *hll_manager_still_open(lua_State *L, const hll_manager *self);
+
+/* ---- lease.c */
+
+/* Takes the value on the top for ttl, owner, auto_refresh or auto_release; returns false
+   when name is none of them. The owner lives as long as nothing allocates. */
+int hll_lease_option(lua_State *L, const char *name, hl_options *options);
+int hll_manager_import(lua_State *L);
+int hll_manager_leases(lua_State *L);
+int hll_manager_revoke(lua_State *L);
+int hll_handle_refresh(lua_State *L);
+int hll_handle_to_lease(lua_State *L);
+int hll_handle_export(lua_State *L);
 
 /* ---- request.c */
 
@@ -206,7 +229,24 @@ typedef struct hll_handle {
 extern const luaL_Reg hll_handle_calls[];
 /* Pushes an empty handle that shares the table at index. */
 hll_handle *hll_handle_push(lua_State *L, int shared);
+hll_handle *hll_handle_watch(lua_State *L, int shared);
 hll_handle *hll_handle_test(lua_State *L, int index);
+/* For its methods. The handle at 1; one that was collected has no lock: its finalizer may be
+   followed by others that still see it. */
+hll_handle *hll_handle_check(lua_State *L);
+/* What such a one answers: nil, err. */
+int hll_handle_collected(lua_State *L);
+/* An empty pending of the handle at 1, to be started; NULL when the method waits. */
+hll_pending *hll_handle_pending(lua_State *L);
+/* Pushes the pending at index, or true where there was nothing to wait for; or nil, err. */
+int hll_handle_started(lua_State *L, int index, int status,
+                       const hl_error *error);
+/* Pushes true, or nil, err. */
+int hll_handle_result(lua_State *L, int status, const hl_error *error);
+/* Tells on_lost. */
+void hll_handle_losses(lua_State *L);
+/* The handle at that index is held, perhaps again: on_lost hears of its next loss. */
+void hll_handle_rewatch(lua_State *L, int index);
 void hll_handle_register(lua_State *L);
 
 #endif

@@ -5,6 +5,7 @@
 /*** @module hierlock */
 #include "hll.h"
 
+#include "error.h"
 #include "store.h"
 
 #include <string.h>
@@ -50,11 +51,12 @@ void hll_losses_tell(lua_State *L, int shared) {
   int lost = handles + 1, n = 0;
   bool in_use = false; /* of one that is, nothing can be told yet */
   for (lua_pushnil(L); lua_next(L, handles); lua_pop(L, 1)) {
+    if (!lua_toboolean(L, -1)) continue; /* it was told */
     hll_handle *handle = hll_handle_test(L, -2);
     hl_lock_state state =
         handle && handle->lock ? hl_lock_look(handle->lock) : HL_RELEASED;
     if (state == HL_IN_USE) in_use = true;
-    if (state == HL_LOST) {
+    if (state == HL_LOST || state == HL_OVER) {
       lua_pushvalue(L, -2);
       lua_rawseti(L, lost, ++n);
     }
@@ -63,18 +65,22 @@ void hll_losses_tell(lua_State *L, int shared) {
     lua_rawgeti(L, lost, i);
     lua_pushvalue(L, -1);
     lua_rawget(L, handles);
-    bool told = lua_isnil(L, -1); /* by a call of the callback's own */
+    bool told = !lua_toboolean(L, -1); /* by a call of the callback's own */
     lua_pop(L, 1);
     if (told) {
       lua_pop(L, 1);
       continue;
     }
     lua_pushvalue(L, -1);
-    lua_pushnil(L);
+    lua_pushboolean(L, 0);
     lua_rawset(L, handles); /* it is told once, even if the callback raises */
     lua_getfield(L, shared, "on_lost");
     lua_insert(L, -2);
-    (void)hll_fail(L, HL_ELOST, "the lock was lost while it was held");
+    hl_error why;
+    hll_handle *handle = hll_handle_test(L, -1);
+    (void)hl__error(&why, HL_ELOST, "the lock was lost while it was held");
+    if (handle->lock) hl_lock_loss(handle->lock, &why);
+    (void)hll_failure(L, &why, 0);
     lua_remove(L, -2); /* the nil of nil, err */
     lua_call(L, 2, 0);
   }
@@ -122,10 +128,19 @@ static int open_option(lua_State *L, const char *name, void *context) {
   return 1;
 }
 
-/* A store that is a module of its own is loaded at first use, by `require`: its
-   userdata holds the address of its hl_store_ops. Returns NULL with a message
-   on the stack. */
-static const hl_store_ops *load_store(lua_State *L, const char *name) {
+/* What a store that is a module of its own is made of. */
+static const char *store_needs(const char *name) {
+  if (strcmp(name, "mysql") == 0)
+    return "libmysqlclient or MariaDB Connector/C";
+  if (strcmp(name, "postgresql") == 0) return "libpq";
+  return "its client library";
+}
+
+/* Such a store is loaded at first use, by `require`: its userdata holds the address
+   of its hl_store_ops. */
+const hl_store_ops *hll_store_load(lua_State *L, const char *name) {
+  if (strcmp(name, "file") == 0) return &hl_store_file;
+  if (strcmp(name, "null") == 0) return &hl_store_null;
   lua_getglobal(L, "require");
   lua_pushfstring(L, "hierlock.store.%s", name);
   if (lua_pcall(L, 1, 1, 0) == 0) {
@@ -147,8 +162,8 @@ static const hl_store_ops *load_store(lua_State *L, const char *name) {
   lua_pushlstring(L, reason, size);
   lua_pushfstring(L,
                   "the %s store is not built or cannot be loaded (it needs "
-                  "libmysqlclient or MariaDB Connector/C): %s",
-                  name, lua_tostring(L, -1));
+                  "%s): %s",
+                  name, store_needs(name), lua_tostring(L, -1));
   return NULL;
 }
 
@@ -157,8 +172,9 @@ Opens a manager: connects, and looks whether locks on this store exclude.
 Blocks for at most the DSN's `connect_timeout` (10 s).
 @function hierlock.open
 @string[opt] dsn `mysql://user:password@host:port/database?parameters`,
-  `user:password@tcp(host:port)/database?parameters`, `file:`, `file:/directory`
-  or `null:`; absent, `$HIERLOCK_DSN`; absent too, `file:`
+  `user:password@tcp(host:port)/database?parameters`,
+  `postgresql://user:password@host:port/database?parameters`, `host=... dbname=...` (libpq's), `file:`,
+  `file:/directory` or `null:`; absent, `$HIERLOCK_DSN`; absent too, `file:`
 @tparam[opt] table options an unknown name raises
 @number[opt=50] options.timeout seconds that an acquisition waits; 0 tries once;
   `math.huge` waits for ever
@@ -169,13 +185,14 @@ Blocks for at most the DSN's `connect_timeout` (10 s).
   those that the table or directory records, else `user`, `account`, `resource`. Others
   than it records are a `mismatch`
 @int[opt] options.buckets for each level, 1 to 2147483647; by default likewise, else
-  10000000
+  10000000. PostgreSQL has none, and takes no notice of it
 @int[opt=64] options.pool_size connections at most, 1 to 100000: one for each held
   or waiting lock. A store without connections takes no notice of it
 @string[opt] options.application shown to observers; by default the program's name
 @tparam[opt] function options.on_lost called as `on_lost(handle, err)`, once for
   each lost lock, at the next call on the manager or one of its handles; never from
-  another thread. What it raises comes out of that call
+  another thread. What it raises comes out of that call. Of a lease it is also called
+  when its time is up
 @tparam[opt="auto"] string|function options.loop how a coroutine waits: by the loop
   `"cqueues"`, `"luv"`, `"copas"` or `"ngx"`; `"auto"` notices ngx and cqueues by itself,
   and otherwise blocks; `"block"`. Or a function `loop(pending)` that yields as a loop of
@@ -224,10 +241,8 @@ int hll_manager_open(lua_State *L) {
   const char *dsn = hl_dsn_default(options.config.dsn);
   const char *store = hl_dsn_store(dsn, &error);
   if (!store) return hll_failure(L, &error, 0);
-  if (strcmp(store, "mysql") == 0) {
-    stores[0] = load_store(L, store);
-    if (!stores[0]) return hll_fail(L, HL_ESTORE, lua_tostring(L, -1));
-  }
+  stores[0] = hll_store_load(L, store);
+  if (!stores[0]) return hll_fail(L, HL_ESTORE, lua_tostring(L, -1));
   /* Once more, as nothing allocates from here on: they point into the table. */
   options = (open_options){.config = HL_CONFIG_INIT};
   hll_options(L, 2, open_option, &options);
@@ -326,6 +341,8 @@ static const luaL_Reg methods[] = {
     {"close", manager_close_method},
     {"stats", manager_stats},
     {"holders", hll_manager_holders},
+    {"leases", hll_manager_leases},
+    {"revoke", hll_manager_revoke},
     {NULL, NULL},
 };
 

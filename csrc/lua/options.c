@@ -45,8 +45,8 @@ void hll_options(lua_State *L, int index, hll_option_fn each, void *context) {
 
 hl_mode hll_mode(lua_State *L, int index) {
   const char *mode = hll_word(L, index);
-  if (mode && strcmp(mode, "exclusive") == 0) return HL_EXCLUSIVE;
-  if (mode && strcmp(mode, "shared") == 0) return HL_SHARED;
+  hl_mode found;
+  if (mode && hl_mode_named(mode, &found)) return found;
   hll_misuse(L, "mode must be \"exclusive\" or \"shared\"");
 }
 

@@ -81,6 +81,7 @@ static int pending_wait(lua_State *L) {
   hll_handle *handle = hll_handle_test(L, 3);
   int status = hl_pending_wait(self->pending, timeout, &lock, &error);
   if (status == HL_OK && !lock) { /* a call on a handle */
+    if (handle) hll_handle_rewatch(L, 3);
     lua_pushboolean(L, 1);
     return 1;
   }

@@ -41,7 +41,7 @@ static int plan_rows(lua_State *L) {
     lua_setfield(L, -2, "level");
     lua_pushinteger(L, (lua_Integer)row.bucket);
     lua_setfield(L, -2, "bucket");
-    lua_pushstring(L, row.mode == HL_SHARED ? "shared" : "exclusive");
+    lua_pushstring(L, hl_mode_name((hl_mode)row.mode));
     lua_setfield(L, -2, "mode");
     lua_rawseti(L, -2, (int)i + 1);
   }
@@ -61,9 +61,13 @@ COMMITTED. Count the rows that it returns, and ask `plan:verify`: a missing row 
 nothing. After an error other than 1213 the first rows may be locked: roll back. That
 the server excludes (no replica, no cluster), nobody has looked at.
 @function plan:sql
-@string dialect `"mysql"` or `"mariadb"`
+@string dialect `"mysql"`, `"mariadb"` or `"postgresql"`. PostgreSQL has no table and
+  no buckets: there the statement takes advisory locks, whose keys the targets alone
+  decide, and nothing can be missing
 @string[opt="hier_lock_buckets"] table a plain name
-@treturn string a SELECT with one row for each row of the plan
+@bool[opt=false] leases the space has leases (MySQL, MariaDB). The statement then locks the roots' gates, too, and
+  `plan:verify` fails where there may be leases below one of them: it cannot look at them
+@treturn string a SELECT with one row for each row of the plan, and with `leases` for each gate
 */
 static int plan_sql(lua_State *L) {
   (void)plan_check(L);
@@ -71,16 +75,27 @@ static int plan_sql(lua_State *L) {
   hl_dialect dialect = HL_MYSQL;
   if (name && strcmp(name, "mariadb") == 0)
     dialect = HL_MARIADB;
+  else if (name && strcmp(name, "postgresql") == 0)
+    dialect = HL_POSTGRESQL;
   else if (!name || strcmp(name, "mysql") != 0)
-    hll_misuse(L, "dialect must be \"mysql\" or \"mariadb\"");
+    hll_misuse(L,
+               "dialect must be \"mysql\", \"mariadb\" or \"postgresql\"");
   const char *table = "hier_lock_buckets";
   if (!lua_isnoneornil(L, 3)) {
     table = hll_word(L, 3);
     if (!table || !is_identifier(table))
       hll_misuse(L, "table must be the plain name of a table");
   }
+  bool leased = lua_toboolean(L, 4);
+  if (!lua_isnoneornil(L, 4) && !lua_isboolean(L, 4))
+    hll_misuse(L, "leases must be a boolean, not %s", luaL_typename(L, 4));
+  if (leased && dialect == HL_POSTGRESQL)
+    hll_misuse(L, "leases are looked at on MySQL and MariaDB only");
   hll_plan *text = hll_plan_push(L); /* which frees it, should Lua raise */
-  text->sql = hl_plan_sql(plan_check(L)->plan, dialect, table);
+  hll_plan *self = plan_check(L);
+  self->gates = 0;
+  text->sql = leased ? hl_plan_sql_leased(self->plan, dialect, table, &self->gates)
+                     : hl_plan_sql(self->plan, dialect, table);
   if (!text->sql) return luaL_error(L, "not enough memory");
   lua_pushstring(L, text->sql);
   free(text->sql);
@@ -101,17 +116,22 @@ static int plan_verify(lua_State *L) {
   hll_plan *self = plan_check(L);
   size_t rows;
   (void)hl_plan_rows(self->plan, &rows);
+  rows += self->gates;
   if (lua_type(L, 2) != LUA_TNUMBER)
     hll_misuse(L, "n must be the number of rows, not %s", luaL_typename(L, 2));
   if (lua_tonumber(L, 2) == (lua_Number)rows) {
     lua_pushboolean(L, 1);
     return 1;
   }
-  char message[256];
+  char message[300];
   (void)snprintf(message, sizeof message,
                  "%.0f of %zu bucket rows came back; a missing row locks "
-                 "nothing: roll back, and run `hierlock provision`",
-                 (double)lua_tonumber(L, 2), rows);
+                 "nothing: roll back, and %s",
+                 (double)lua_tonumber(L, 2), rows,
+                 self->gates > 0 ? "look for leases, or run `hierlock provision`"
+                                 : "run `hierlock provision`; on PostgreSQL: "
+                                   "there may be leases, at which the statement "
+                                   "of a plan cannot look");
   return hll_fail(L, HL_ENOT_PROVISIONED, message);
 }
 
@@ -155,6 +175,7 @@ hll_plan *hll_plan_push(lua_State *L) {
   hll_plan *self = hll_newuserdata(L, sizeof *self);
   self->plan = NULL;
   self->sql = NULL;
+  self->gates = 0;
   luaL_getmetatable(L, HLL_PLAN);
   lua_setmetatable(L, -2);
   return self;

@@ -65,7 +65,7 @@ void hll_untie(hll_tied *tied) {
 static void handle_end(hll_tied *tied) {
   hll_handle *self =
       (hll_handle *)(void *)((char *)tied - offsetof(hll_handle, tied));
-  if (self->lock) (void)hl_lock_release(self->lock, false, NULL);
+  if (self->lock) (void)hl_lock_close(self->lock, NULL);
 }
 
 static void pending_end(hll_tied *tied) {

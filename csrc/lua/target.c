@@ -194,7 +194,7 @@ void hll_target_push(lua_State *L, const hl_plan *plan, size_t i) {
     lua_setfield(L, -2, hl_layout_name(layout, level));
   }
   if (target.mode_given) {
-    lua_pushstring(L, target.mode == HL_SHARED ? "shared" : "exclusive");
+    lua_pushstring(L, hl_mode_name(target.mode));
     lua_setfield(L, -2, "mode");
   }
 }

@@ -24,6 +24,18 @@
 -- of an object also looks whether the server excludes and the table fits; what was found
 -- right counts for ten seconds, for other objects of the Lua state, too.
 --
+-- PostgreSQL is the same with advisory locks, of which there is no table: option `table` is of no
+-- matter there, nor is `buckets`; levels are what the program says, or the default ones. After an
+-- error the transaction is what it was before the request. Its drivers give no `errno` and no
+-- `sqlstate`; and where the server speaks another language than English (`lc_messages`), a
+-- `deadlock` is `store`.
+--
+-- In a space with leases a lease that is in the way is, on MySQL and MariaDB, `timeout` at once, whatever the
+-- time-out: to wait for it would keep its holder from giving it back. Roll back, and try again. (MariaDB 11.6+
+-- says `deadlock` where the transaction's view is older than the lease.) Until the transaction ends, nobody records new
+-- leases below the same root; nor, unless it is READ COMMITTED, anywhere in the space. On
+-- PostgreSQL it is waited for; in a transaction that is not READ COMMITTED it cannot be seen: `store`.
+--
 -- Observers see such a holder as a program that does not use hierlock: on MySQL by its
 -- rows, on MariaDB not at all. (What the session says of itself would outlive the
 -- transaction.)
@@ -40,6 +52,9 @@
 
 require "hierlock" -- says so where core is built for another Lua
 local core = require "hierlock.core"
+local driver = require "hierlock.attach.driver"
+local leases = require "hierlock.attach.leases"
+local postgresql = require "hierlock.attach.postgresql"
 
 local attach = {}
 
@@ -56,85 +71,28 @@ local TRY = 500
 -- MariaDB's whole-second limits, a second net behind the exact one.
 local NET = 2
 
--- ------------------------------------------------------------- drivers
-
--- A driver is a function query(sql, wait) that returns the rows, or whatever is true; or
--- nil, message, errno, sqlstate, without errno when the connection is of no use any more.
--- wait: ms for which the server may be silent.
-
--- LuaSQL has messages only. The server is asked for the rest; who does not answer is
--- gone. Cleared at once: where there is nothing to tell, the variables stay as they are.
-local function luasql_diagnose(connection, message)
-  if connection:execute("GET CURRENT DIAGNOSTICS CONDITION 1 @hierlock_errno=MYSQL_ERRNO," ..
-                        "@hierlock_sqlstate=RETURNED_SQLSTATE") then
-    local cursor = connection:execute("SELECT @hierlock_errno,@hierlock_sqlstate")
-    local row = cursor and cursor:fetch({}, "n")
-    if cursor then cursor:close() end
-    connection:execute("SET @hierlock_errno=NULL,@hierlock_sqlstate=NULL")
-    if row and row[1] then return nil, message, tonumber(row[1]), row[2] end
-  end
-  return nil, message
-end
-
-local function luasql_query(connection)
-  return function(sql)
-    local cursor, message = connection:execute(sql)
-    if not cursor then
-      message = tostring(message):gsub("^LuaSQL: error executing query%. MySQL: ", "")
-      return luasql_diagnose(connection, message)
-    end
-    local rows = {}
-    if type(cursor) == "number" then return rows end
-    for row in function() return cursor:fetch({}, "n") end do rows[#rows + 1] = row end
-    cursor:close()
-    return rows
-  end
-end
-
--- The driver gives up by its own limit, and the connection with it: so the limit
--- is longer while the server may be silent, if we know what to set it to afterwards.
-local SOCKET_SLACK = 5000
-local SOCKET_LONGEST = 2147483647 -- ngx takes no more
-
-local function resty_query(db, socket_timeout)
-  return function(sql, wait)
-    if wait and socket_timeout then
-      db:set_timeout(math.min(math.max(wait + SOCKET_SLACK, socket_timeout * 1000), SOCKET_LONGEST))
-    end
-    local rows, message, errno, sqlstate = db:query(sql)
-    if wait and socket_timeout then db:set_timeout(socket_timeout * 1000) end
-    if rows then return rows end
-    return nil, message, errno, sqlstate
-  end
-end
-
 -- -------------------------------------------------------------- errors
 
-local CODES = {
-  [1205] = "timeout", [3024] = "timeout", [1969] = "timeout", [3572] = "timeout",
-  [1213] = "deadlock", [1305] = "lost", [1317] = "cancelled",
-  [1146] = "not_provisioned", [1290] = "unsafe_server",
-}
--- Too many connections, shutdown, network, KILL, wait_timeout.
-for _, errno in ipairs { 1040, 1203, 1053, 1077, 1158, 1159, 1160, 1161, 1927, 4031 } do
-  CODES[errno] = "connection"
-end
-
-local HINTS = {
-  [1142] = " (MySQL wants SELECT and one of UPDATE, DELETE, LOCK TABLES)",
-  [1146] = "; run `hierlock provision`",
-}
+-- ER_SP_DOES_NOT_EXIST: the transaction in which it was set has ended.
+local NO_SAVEPOINT = 1305
+-- ER_CHECKREAD: MariaDB with innodb_snapshot_isolation, the default from 11.6 on; the transaction's view is older than a
+-- lease. It must begin again, as after a deadlock.
+local RECORD_CHANGED = 1020
 
 -- What the driver said, as an err.
 local function fail(message, errno, sqlstate, target)
-  local code = errno and (CODES[errno] or "store") or "connection"
+  local code, hint = "connection", ""
+  if errno then code, hint = core.judge_mysql_error(errno) end
+  if errno == NO_SAVEPOINT then code = "lost" end
   local advice = "; roll back"
-  if code == "deadlock" or code == "lost" then
+  if errno == RECORD_CHANGED then
+    code = "deadlock"
+  elseif code == "deadlock" or code == "lost" then
     advice = "; the server has rolled the transaction back"
   elseif code == "connection" then
     advice = "; the transaction is gone with the connection"
   end
-  return core.failure(code, tostring(message) .. (HINTS[errno] or "") .. advice, errno, sqlstate, target)
+  return core.failure(code, tostring(message) .. hint .. advice, errno, sqlstate, target)
 end
 
 -- ------------------------------------------------------- what is sent
@@ -179,38 +137,16 @@ local function field(row, position, name)
   return value
 end
 
-local function refuse_server(variables)
-  local function on(name) return variables[name] and variables[name] ~= "OFF" and variables[name] ~= "0" end
-  local version = variables.version or ""
-  local major, minor = version:match("^5%.5%.5%-(%d+)%.(%d+)")
-  if not major then major, minor = version:match("^(%d+)%.(%d+)") end
-  major, minor = tonumber(major) or 0, tonumber(minor) or 0
-  if version:find("TiDB", 1, true) then
-    return ("TiDB (%s) takes no shared row locks"):format(version)
-  elseif version:find("MariaDB", 1, true) and (major < 10 or major == 10 and minor < 6) or major < 8 then
-    return ("the server is too old (%s): MySQL 8.0 or MariaDB 10.6 and later are supported"):format(version)
-  elseif on "read_only" or on "super_read_only" or on "innodb_read_only" then
-    return "the server is read-only, a replica perhaps: locks there protect nothing; connect to the primary"
-  elseif on "wsrep_on" then
-    return "the server is a node of a Galera cluster: its row locks do not hold on the other nodes"
-  elseif (variables.group_replication_group_name or "") ~= ""
-      and not on "group_replication_single_primary_mode" then
-    return "the server belongs to a group with several primaries: its row locks do not hold on the others"
-  end
-end
-
 local function check_server(self)
-  local rows, message, errno, sqlstate = self.query(
-    "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version','read_only','super_read_only'," ..
-    "'innodb_read_only','wsrep_on','group_replication_group_name','group_replication_single_primary_mode')")
+  local rows, message, errno, sqlstate = self.query(core.mysql_variables)
   if not rows then return fail(message, errno, sqlstate) end
   local variables = {}
   for _, row in ipairs(rows) do
     variables[field(row, 1, "Variable_name")] = field(row, 2, "Value")
   end
-  local reason = refuse_server(variables)
-  if reason then return core.failure("unsafe_server", reason) end
-  self.dialect = variables.version:find("MariaDB", 1, true) and "mariadb" or "mysql"
+  local dialect, err = core.judge_mysql(variables)
+  if not dialect then return nil, err end
+  self.dialect = dialect
   return true
 end
 
@@ -218,7 +154,7 @@ end
 -- look there fixes the transaction's view on MySQL. (MariaDB leaves the engine out in
 -- some SQL modes.)
 local function check_table(self)
-  local sql = "SHOW CREATE TABLE " .. self.table
+  local sql = "SHOW CREATE TABLE " .. self.rows
   if self.dialect == "mariadb" then sql = "SET STATEMENT sql_mode='' FOR " .. sql end
   local rows, message, errno, sqlstate = self.query(sql)
   if not rows then return fail(message, errno, sqlstate) end
@@ -226,16 +162,17 @@ local function check_table(self)
   local engine = type(text) == "string" and text:match("^CREATE TABLE .*\n%) ENGINE=(%w+)")
   if not engine then
     return core.failure("not_provisioned",
-      ("%s is no table of rows to lock; run `hierlock provision`"):format(self.table))
+      ("%s is no table of rows to lock; run `hierlock provision`"):format(self.rows))
   elseif engine ~= "InnoDB" then
     return core.failure("unsafe_server",
-      ("the table %s is of engine %s, which locks no rows; it must be InnoDB"):format(self.table, engine))
+      ("the table %s is of engine %s, which locks no rows; it must be InnoDB"):format(self.rows, engine))
   end
   return true
 end
 
 -- From now on the program wants just that: what it holds must not be counted otherwise.
-local function settle(self, buckets, levels)
+local function settle(self, buckets, levels, leased)
+  self.leased = leased
   self.wanted_buckets, self.wanted_levels = buckets, levels
   self.buckets, self.levels = buckets, {}
   for name in levels:gmatch("[^,]+") do self.levels[#self.levels + 1] = name end
@@ -250,7 +187,8 @@ local function check_layout(self, wait)
   if not rows and errno ~= 1146 then return fail(message, errno, sqlstate) end
   local row = rows and rows[1]
   local buckets = row and tonumber(field(row, 1, "buckets")) or DEFAULT_BUCKETS
-  local levels = row and field(row, 2, "levels") or DEFAULT_NAMES
+  local levels, leased = leases.read(row and field(row, 2, "levels") or DEFAULT_NAMES)
+  self.rows = leases.rows(self.table, leased)
   if (self.wanted_buckets or buckets) ~= buckets or (self.wanted_levels or levels) ~= levels then
     return core.failure("mismatch",
       ("the table %s%s has %d buckets for each of the levels %s; this program wants %d for %s: leave out `buckets` and " ..
@@ -258,7 +196,7 @@ local function check_layout(self, wait)
         self.table, row and "" or " (as hier_lock_meta does not say)", buckets, levels,
         self.wanted_buckets or buckets, self.wanted_levels or levels))
   end
-  settle(self, buckets, levels)
+  settle(self, buckets, levels, leased)
   return true
 end
 
@@ -268,7 +206,7 @@ local NO_TRANSACTION = "no transaction is open, and a lock ends with its transac
 local function release_savepoint(self)
   local rows, message, errno, sqlstate = self.query("RELEASE SAVEPOINT hierlock")
   if rows then return true end
-  if errno == 1305 then return nil end
+  if errno == NO_SAVEPOINT then return nil end
   return fail(message, errno, sqlstate)
 end
 
@@ -296,15 +234,19 @@ local function check_all(self, wait)
   local found = verified[key]
   if found and core.now() < found.expires then
     self.dialect, self.checked_until = found.dialect, found.expires
-    settle(self, found.buckets, found.levels)
+    settle(self, found.buckets, found.levels, found.leased)
+    self.rows = leases.rows(self.table, found.leased)
     return true
   end
   local ok, err = check_server(self)
-  if ok then ok, err = check_table(self) end
-  if ok then ok, err = check_layout(self, wait) end
+  if not ok then return nil, err end
+  local fits, unfit = check_layout(self, wait)
+  if not fits and unfit.code ~= "mismatch" then return nil, unfit end
+  ok, err = check_table(self) -- what it was made for, does not matter where there is none
+  if ok then ok, err = fits, unfit end
   if not ok then return nil, err end
   self.checked_until = core.now() + VERIFIED_FOR
-  verified[key] = { dialect = self.dialect, buckets = self.wanted_buckets, levels = self.wanted_levels,
+  verified[key] = { dialect = self.dialect, buckets = self.wanted_buckets, levels = self.wanted_levels, leased = self.leased,
                     expires = self.checked_until }
   return true
 end
@@ -342,7 +284,7 @@ end
 
 -- ------------------------------------------------------------- acquiring
 
---- Made by `attach.luasql` and `attach.resty_mysql`. Belongs to its connection: one request at a
+--- Made by `attach.luasql`, `attach.resty_mysql` and `attach.pgmoon`. Belongs to its connection: one request at a
 -- time. Keeps no state of a transaction.
 -- @type attached
 local attached = {}
@@ -381,6 +323,10 @@ local function take(self, targets, options, keys)
   options = each_option(options, ACQUIRE_OPTIONS)
   local ms = options.timeout == nil and self.timeout or milliseconds(options.timeout)
   check_keys(keys, self.levels)
+  if self.run then -- PostgreSQL's driver
+    local plan = core.plan(targets, { mode = options.mode, levels = self.levels })
+    return postgresql.take(self.run, plan, ms, tostring(plan):match("%((.*)%)$"), node(self, targets))
+  end
   local ok, err = true, nil
   if core.now() >= self.checked_until then ok, err = check(self, ms == 0 and TRY or ms) end
   if not ok then return nil, err end
@@ -391,19 +337,30 @@ local function take(self, targets, options, keys)
   ok, err = savepoint(self)
   if not ok then return nil, err end
 
-  local rows, message, errno, sqlstate = lock(self, plan:sql(self.dialect, self.table), ms)
+  local sql, gates = plan:sql(self.dialect, self.rows), 0
+  if self.leased then
+    local more
+    more, gates = leases.sql(self, plan)
+    sql = sql .. more
+  end
+  local rows, message, errno, sqlstate = lock(self, sql, ms)
   if not rows then
-    if CODES[errno] == "timeout" then
+    if errno and core.judge_mysql_error(errno) == "timeout" then
       local what = tostring(plan):match("%((.*)%)$")
       message = ms == 0 and what .. " is locked; tried once"
         or ("%s was not granted within %.3f s"):format(what, ms / 1000)
     end
     return fail(message, errno, sqlstate, target)
   end
-  ok, err = plan:verify(#rows)
+  ok, err = plan:verify(#rows - gates)
   if not ok then
     err.target = target
     return nil, err
+  end
+  if gates > 0 and leases.possible(rows, field) then
+    ok, message, errno, sqlstate = leases.pass(self, plan, self.query, field)
+    if ok == nil then return fail(message, errno, sqlstate, target) end
+    if not ok then return core.failure("timeout", "a lease is in the way; roll back", nil, nil, target) end
   end
   ok, err = release_savepoint(self)
   if not ok and not err then core.misuse(NO_TRANSACTION) end
@@ -513,7 +470,7 @@ end
 -- ------------------------------------------------------------- attaching
 
 local OPTIONS = { levels = true, buckets = true, table = true, timeout = true }
-local RESTY_OPTIONS = { levels = true, buckets = true, table = true, timeout = true, socket_timeout = true }
+local SOCKET_OPTIONS = { levels = true, buckets = true, table = true, timeout = true, socket_timeout = true }
 
 local function new(query, options)
   local self = {
@@ -532,10 +489,20 @@ local function new(query, options)
   return setmetatable(self, class)
 end
 
---- Attaches to a connection of LuaSQL's driver for MySQL and MariaDB. Asks the server nothing yet.
+local function socket_timeout(options)
+  local limit = options.socket_timeout
+  if limit ~= nil and not (type(limit) == "number" and limit > 0) then
+    core.misuse("socket_timeout must be a positive number of seconds")
+  end
+  return limit
+end
+
+--- Attaches to a connection of LuaSQL's drivers for MySQL and MariaDB, or for PostgreSQL. Asks the
+-- server nothing yet.
 -- @function attach.luasql
--- @param connection of `luasql.mysql`
--- @string[opt] dialect `"mysql"` or `"mariadb"`; need not be said, as the server is asked
+-- @param connection of `luasql.mysql` or `luasql.postgres`
+-- @string[opt] dialect `"mysql"`, `"mariadb"` or `"postgresql"`; need not be said, as the server, or
+--   the connection, is asked
 -- @tparam[opt] table options an unknown name raises
 -- @tparam[opt] {string,...} options.levels as for `hierlock.open`: by default those of the table
 -- @int[opt] options.buckets likewise
@@ -545,14 +512,18 @@ end
 function attach.luasql(connection, dialect, options)
   if type(dialect) ~= "string" then
     options = dialect
-  elseif dialect ~= "mysql" and dialect ~= "mariadb" then
-    core.misuse('dialect must be "mysql" or "mariadb"')
+  elseif dialect ~= "mysql" and dialect ~= "mariadb" and dialect ~= "postgresql" then
+    core.misuse('dialect must be "mysql", "mariadb" or "postgresql"')
   end
   local ok, execute = pcall(function() return connection.execute end)
   if not ok or type(execute) ~= "function" then
     core.misuse("connection must be LuaSQL's, not " .. type(connection))
   end
-  return new(luasql_query(connection), each_option(options, OPTIONS))
+  local self = new(driver.luasql_mysql(connection), each_option(options, OPTIONS))
+  if dialect == "postgresql" or tostring(connection):find("^PostgreSQL") then
+    self.run, self.levels = driver.luasql_postgresql(connection), self.levels or DEFAULT_LEVELS
+  end
+  return self
 end
 
 --- Attaches to a connection of lua-resty-mysql, in nginx. Waiting for a lock yields, as every
@@ -571,12 +542,30 @@ function attach.resty_mysql(db, options)
   if type(db) ~= "table" or type(db.query) ~= "function" then
     core.misuse("db must be an object of lua-resty-mysql, not " .. type(db))
   end
-  options = each_option(options, RESTY_OPTIONS)
-  local limit = options.socket_timeout
-  if limit ~= nil and not (type(limit) == "number" and limit > 0) then
-    core.misuse("socket_timeout must be a positive number of seconds")
+  options = each_option(options, SOCKET_OPTIONS)
+  return new(driver.resty_mysql(db, socket_timeout(options)), options)
+end
+
+--- Attaches to a connection of pgmoon to PostgreSQL, in nginx (waiting for a lock yields there, as every
+-- query of the driver does) or elsewhere. Asks the server nothing yet.
+--
+-- In nginx the driver ends every wait after what `db:settimeout` was given (60 s, unless set), and the
+-- connection with it; the error is `connection`. So let that be longer than `timeout`, or name it
+-- here.
+-- @function attach.pgmoon
+-- @tparam table db connected
+-- @tparam[opt] table options as for `attach.luasql`, and:
+-- @number[opt] options.socket_timeout seconds (!): what the program has given `db:settimeout`. The
+--   limit is then longer during a wait, and this again afterwards
+-- @treturn attached
+function attach.pgmoon(db, options)
+  if type(db) ~= "table" or type(db.query) ~= "function" or type(db.settimeout) ~= "function" then
+    core.misuse("db must be an object of pgmoon, not " .. type(db))
   end
-  return new(resty_query(db, limit), options)
+  options = each_option(options, SOCKET_OPTIONS)
+  local self = new(nil, options)
+  self.run, self.levels = driver.pgmoon(db, socket_timeout(options)), self.levels or DEFAULT_LEVELS
+  return self
 end
 
 return attach

@@ -206,6 +206,14 @@ core.manager_methods.start = core.start.acquire
 -- @return[2] nil
 -- @return[2] err as from `hierlock.acquire`
 
+--- As `manager:import`, on the default manager.
+-- @function hierlock.import
+-- @string text
+-- @tparam[opt] table options as for `manager:import`
+-- @treturn[1] handle
+-- @return[2] nil
+-- @return[2] err as from `manager:import` and `hierlock.open`
+
 --- As `manager:holders`, on the default manager.
 -- @function hierlock.holders
 -- @tparam table target

@@ -5,8 +5,11 @@
  */
 #include "dsn.h"
 #include "hierlock.h"
-#include "internal.h"
+#include "error.h"
+#include "fork.h"
+#include "layout.h"
 #include "plan.h"
+#include "store.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -21,6 +24,8 @@
 #include <unistd.h>
 
 #include <cmocka.h>
+
+#include "leftovers.h"
 
 static hl_id id(const char *text) { return (hl_id){text, strlen(text)}; }
 
@@ -58,6 +63,26 @@ static void layout_hashes_as_in_the_contract(void **state) {
   assert_int_equal(hl_layout_buckets(layout), HL_BUCKETS_DEFAULT);
   assert_string_equal(hl_layout_name(layout, 2), "resource");
   assert_null(hl_layout_name(layout, 3));
+  hl_layout_unref(layout);
+}
+
+/* The numbers are those of another implementation. */
+static void layout_without_buckets_has_the_hash_itself(void **state) {
+  (void)state;
+  static const uint64_t buckets[] = {810262712412770932u,
+                                     301773293904552679u,
+                                     804619361403833793u,
+                                     804622659938718424u};
+  hl_layout *wanted = layout_of(NULL, 0, 7), *layout;
+  hl_id ids[3] = {id("u1"), id("a1"), id("r1")};
+  assert_int_equal(hl__layout_unbucketed(wanted, &layout, NULL), HL_OK);
+  hl_layout_unref(wanted);
+  assert_int_equal(hl_layout_buckets(layout), 0);
+  assert_int_equal(hl_layout_levels(layout), 3);
+  for (unsigned n = 1; n <= 3; n++)
+    assert_true(hl_layout_bucket(layout, ids, n) == buckets[n - 1]);
+  ids[2] = id("r2");
+  assert_true(hl_layout_bucket(layout, ids, 3) == buckets[3]);
   hl_layout_unref(layout);
 }
 
@@ -215,11 +240,11 @@ static void plan_describes_itself_in_any_room(void **state) {
   hl_plan *plan = hl_plan_new(layout);
   char text[200];
   assert_string_equal(hl_plan_describe(plan, text, sizeof text), "");
-  hl_id ids[2] = {id("u\n"), {"a\0\xff\xc3\xa4", 5}};
+  hl_id ids[2] = {id("u\n"), {"a\0\xff\xc3\xa4/%", 7}};
   assert_int_equal(hl_plan_add(plan, ids, 2, HL_SHARED, false, NULL), HL_OK);
   add(plan, "u2", NULL, NULL, HL_SHARED);
   assert_string_equal(hl_plan_describe(plan, text, sizeof text),
-                      "u\\x0a/a\\x00\\xff\xc3\xa4, u2");
+                      "u%0A/a%00%FF\xc3\xa4%2F%25, u2");
   for (size_t size = 0; size < 40; size++) {
     memset(text, '#', sizeof text);
     (void)hl_plan_describe(plan, text, size);
@@ -240,6 +265,18 @@ static void same(const char *a, const char *b) {
     assert_non_null(a);
     assert_string_equal(a, b);
   }
+}
+
+/* By the store that it asks for. */
+static int dsn_parse(const char *text, hl_dsn *dsn, hl_error *error) {
+  static const hl_store_ops *const stores[] = {&hl_store_mysql, &hl_store_file,
+                                               &hl_store_null};
+  const char *store = hl_dsn_store(text, error);
+  memset(dsn, 0, sizeof *dsn);
+  for (size_t i = 0; store && i < sizeof stores / sizeof *stores; i++)
+    if (strcmp(stores[i]->scheme, store) == 0)
+      return hl_dsn_parse(text, stores[i]->parse, dsn, error);
+  return HL_EDSN;
 }
 
 static void dsn_is_taken_apart(void **state) {
@@ -284,7 +321,7 @@ static void dsn_is_taken_apart(void **state) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     hl_dsn dsn;
     hl_error error = {0};
-    if (hl_dsn_parse(cases[i].dsn, &dsn, &error) != HL_OK)
+    if (dsn_parse(cases[i].dsn, &dsn, &error) != HL_OK)
       fail_msg("%s: %s", cases[i].dsn, error.message);
     same(dsn.store, cases[i].store);
     same(dsn.user, cases[i].user);
@@ -308,11 +345,11 @@ static void dsn_has_a_limited_number_of_parameters(void **state) {
   hl_dsn dsn;
   for (int i = 0; i < HL_DSN_PARAMS_MAX; i++)
     (void)sprintf(text + strlen(text), "p%d=%d&", i, i);
-  assert_int_equal(hl_dsn_parse(text, &dsn, NULL), HL_OK);
+  assert_int_equal(dsn_parse(text, &dsn, NULL), HL_OK);
   assert_int_equal(dsn.param_count, HL_DSN_PARAMS_MAX);
   hl_dsn_dispose(&dsn);
   strcat(text, "last=1");
-  assert_int_equal(hl_dsn_parse(text, &dsn, NULL), HL_EDSN);
+  assert_int_equal(dsn_parse(text, &dsn, NULL), HL_EDSN);
   hl_dsn_dispose(&dsn);
 }
 
@@ -332,7 +369,7 @@ static void dsn_of_random_pieces_is_taken_apart_or_refused(void **state) {
     }
     hl_dsn dsn;
     hl_error error = {0};
-    int status = hl_dsn_parse(text, &dsn, &error);
+    int status = dsn_parse(text, &dsn, &error);
     if (status != HL_OK) {
       assert_int_equal(status, HL_EDSN);
       assert_true(error.message[0]);
@@ -351,6 +388,10 @@ static void errors_are_one_line_and_never_too_long(void **state) {
   large[sizeof large - 1] = '\0';
   assert_int_equal(hl__error(&error, HL_ESTORE, "a\nb\t%s", large), HL_ESTORE);
   assert_memory_equal(error.message, "a b x", 5);
+  /* Nor does a terminal obey them: DEL, U+009B, which is CSI; but U+00A0 is shown. */
+  (void)hl__error(&error, HL_ESTORE, "%s", "a\x7f\xc2\x9b" "b\xc2\xa0\x1b");
+  assert_string_equal(error.message, "a   b\xc2\xa0 ");
+  (void)hl__error(&error, HL_ESTORE, "a\nb\t%s", large);
   assert_int_equal(strlen(error.message), sizeof error.message - 1);
   assert_int_equal(error.level, -1);
   assert_false(error.retryable);
@@ -402,8 +443,15 @@ static void escaping_keeps_utf8_and_nothing_else_odd(void **state) {
       {"abc", 3, "abc"},
       {"a\0b", 3, "a\\x00b"},
       {"\x7f\x1b", 2, "\\x7f\\x1b"},
+      {"\xc2\x9b\xc2\xa0", 4, "\\xc2\\x9b\xc2\xa0"}, /* a terminal's CSI */
       {"\xc3\xa4\xe2\x82\xac\xf0\x9f\x94\x92", 9,
        "\xc3\xa4\xe2\x82\xac\xf0\x9f\x94\x92"},
+      /* What turns the direction of writing (U+202E, U+2066, U+061C), or ends a line
+         (U+2028); their neighbours U+200D and U+2030 do not. */
+      {"\xe2\x80\xae\xe2\x81\xa6", 6, "\\xe2\\x80\\xae\\xe2\\x81\\xa6"},
+      {"\xd8\x9c\xe2\x80\xa8", 5, "\\xd8\\x9c\\xe2\\x80\\xa8"},
+      {"\xe2\x80\x8d\xe2\x80\xb0\xd8\x9b", 8,
+       "\xe2\x80\x8d\xe2\x80\xb0\xd8\x9b"},
       {"\xc3", 1, "\\xc3"},          /* cut */
       {"\xc0\xaf", 2, "\\xc0\\xaf"}, /* too long */
       {"\xe0\x80\xaf", 3, "\\xe0\\x80\\xaf"},
@@ -467,6 +515,9 @@ static void a_forked_child_closes_what_is_watched(void **state) {
   int fds[3];
   uint64_t tickets[3];
   unsigned generation = hl__fork_generation();
+  /* Any number: a program may have closed its standard input. */
+  int input = fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 100);
+  (void)close(STDIN_FILENO);
   for (int i = 0; i < 3; i++) {
     fds[i] = open("/dev/null", O_RDONLY);
     assert_true(fds[i] >= 0);
@@ -482,6 +533,9 @@ static void a_forked_child_closes_what_is_watched(void **state) {
     hl__fork_unwatch(fds[i], 0);
     (void)close(fds[i]);
   }
+  if (input < 0) return;
+  (void)dup2(input, STDIN_FILENO);
+  (void)close(input);
 }
 
 /* A library has closed it, and the number is somebody else's by now. */
@@ -813,6 +867,7 @@ static void closing_ends_the_waits_of_other_threads(void **state) {
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(layout_hashes_as_in_the_contract),
+      cmocka_unit_test(layout_without_buckets_has_the_hash_itself),
       cmocka_unit_test(layout_refuses_bad_names_and_numbers),
       cmocka_unit_test(plan_orders_and_keeps_the_strongest),
       cmocka_unit_test(plan_refuses_bad_ids_and_stays_as_it_was),
@@ -836,6 +891,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(a_forked_child_has_no_lock_of_its_parents),
       cmocka_unit_test(threads_exclude_each_other),
       cmocka_unit_test(closing_ends_the_waits_of_other_threads),
+      cmocka_unit_test(nothing_is_left),
   };
   if (argc > 1) cmocka_set_test_filter(argv[1]);
   return cmocka_run_group_tests(tests, make_directory, remove_directory);

@@ -9,6 +9,7 @@
  */
 #include "../../csrc/stores/file/board.h"
 #include "../../csrc/stores/file/file.h"
+#include "../../csrc/stores/file/offset.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -28,12 +29,17 @@
 
 #include <cmocka.h>
 
+#include "leftovers.h"
+
 /* For how long something must stay as it is before it is believed to stay. */
 #define STAYS_MS 60
 /* After that much a condition that should come true has failed to. */
 #define PATIENCE_MS 20000
 /* Late by more than the promised 10 ms, only because a test machine is busy. */
 #define SLACK_MS 60
+
+/* How often a row goes from one thread to another, to meet each moment of that. */
+enum { HANDOVERS = 5000 };
 
 static const hl_store_ops *const ops = &hl_store_file;
 static hl_layout *layout;
@@ -80,7 +86,7 @@ static int take(hl_session *session, const hl_row *rows, size_t n,
                         .path = "u1/a1", .label = "a\nlabel",
                         .label_size = 7, .mode = HL_EXCLUSIVE};
   hl_grant grant;
-  int status = ops->lock(session, &request, &grant, error);
+  int status = ops->take(session, &request, &grant, error);
   if (status == HL_OK) atomic_store(&shared->token, grant.token);
   return status;
 }
@@ -98,7 +104,7 @@ static int extend1(hl_session *session, uint32_t bucket, hl_mode mode,
 }
 
 static void give(hl_session *session) {
-  assert_int_equal(ops->unlock(session, NULL), HL_OK);
+  assert_int_equal(ops->give_back(session, NULL), HL_OK);
 }
 
 static void sleep_ms(int64_t ms) {
@@ -200,7 +206,7 @@ static void hold_until_stop(intptr_t mode) {
   if (take1(session, 1, (hl_mode)mode, HL_FOREVER) != HL_OK) _exit(1);
   atomic_store(&shared->step, 1);
   WAIT_UNTIL(atomic_load(&shared->stop));
-  (void)ops->unlock(session, NULL);
+  (void)ops->give_back(session, NULL);
 }
 
 typedef struct waiting {
@@ -457,7 +463,7 @@ static void stream(intptr_t mode) {
     if (take1(session, 1, (hl_mode)mode, PATIENCE_MS) != HL_OK) _exit(1);
     (void)atomic_fetch_add(&shared->grants[0], 1);
     sleep_ms(2);
-    (void)ops->unlock(session, NULL);
+    (void)ops->give_back(session, NULL);
   }
 }
 
@@ -493,29 +499,45 @@ static void wait_for_it(intptr_t number) {
   if (take1(session, 1, HL_EXCLUSIVE, HL_FOREVER) != HL_OK) _exit(1);
   (void)atomic_fetch_add(&shared->grants[number], 1);
   WAIT_UNTIL(atomic_load(&shared->stop) >= number);
-  (void)ops->unlock(session, NULL);
+  (void)ops->give_back(session, NULL);
+}
+
+/* The control file, mapped; what stands in it of the stripe of bucket 1: signal_of. */
+static hl__file_control *control_map(void) {
+  char path[128];
+  (void)snprintf(path, sizeof path, "%s/control", directory);
+  int fd = open(path, O_RDWR | O_CLOEXEC);
+  hl__file_control *control = mmap(NULL, sizeof *control, PROT_READ | PROT_WRITE,
+                                   MAP_SHARED, fd, 0);
+  assert_ptr_not_equal(control, MAP_FAILED);
+  (void)close(fd);
+  return control;
+}
+
+static hl__file_signal *signal_of(hl__file_control *control) {
+  return &control->signals[hl__file_stripe_of(hl__file_hash(2, 1))];
 }
 
 /* The tickets in the stripe of bucket 1. */
 static int tickets(void) {
-  char path[128];
-  (void)snprintf(path, sizeof path, "%s/control", directory);
-  int fd = open(path, O_RDONLY | O_CLOEXEC);
-  hl__file_control *control =
-      mmap(NULL, sizeof *control, PROT_READ, MAP_SHARED, fd, 0);
-  assert_ptr_not_equal(control, MAP_FAILED);
-  uint32_t n = (uint32_t)atomic_load(
-      &control->signals[hl__file_stripe_of(hl__file_hash(2, 1))].waiters);
+  hl__file_control *control = control_map();
+  uint32_t n = (uint32_t)atomic_load(&signal_of(control)->waiters);
   (void)munmap(control, sizeof *control);
-  (void)close(fd);
   return (int)n;
 }
 
-static void processes_are_served_in_order(void **state) {
-  (void)state;
+/* So that the next one is that. */
+static void tickets_turn(uint32_t next) {
+  hl__file_control *control = control_map();
+  atomic_store(&signal_of(control)->tickets, next);
+  (void)munmap(control, sizeof *control);
+}
+
+/* One round of it: chance may put them in order by itself. */
+static void serve_in_order(hl_session *session) {
   pid_t pids[4];
-  hl_store *store = store_new();
-  hl_session *session = session_new(store);
+  atomic_store(&shared->stop, 0);
+  for (int i = 0; i < 4; i++) atomic_store(&shared->grants[i], 0);
   assert_int_equal(take1(session, 1, HL_EXCLUSIVE, 0), HL_OK);
   for (int i = 1; i < 4; i++) {
     pids[i] = spawn(wait_for_it, i);
@@ -531,6 +553,157 @@ static void processes_are_served_in_order(void **state) {
   }
   for (int i = 1; i < 4; i++) reap(pids[i]);
   assert_int_equal(take1(session, 1, HL_EXCLUSIVE, 0), HL_OK);
+  give(session);
+}
+
+static void processes_are_served_in_order(void **state) {
+  (void)state;
+  hl_store *store = store_new();
+  hl_session *session = session_new(store);
+  for (int round = 0; round < 5; round++) serve_in_order(session);
+  ops->session_close(session);
+  ops->close(store);
+}
+
+/* Makes a thread stop between its look and its sleep in a queue: behind the giving
+   back of the stripe's mutex there, once. See the Makefile: --wrap. */
+static _Thread_local hl__file_session *stops;
+static atomic_int stopped, go_on;
+
+int __real_pthread_mutex_unlock(pthread_mutex_t *mutex);
+int __wrap_pthread_mutex_unlock(pthread_mutex_t *mutex);
+int __wrap_pthread_mutex_unlock(pthread_mutex_t *mutex) {
+  int status = __real_pthread_mutex_unlock(mutex);
+  hl__file_session *s = stops;
+  if (s && s->asleep &&
+      mutex == &s->space->stripes[s->asleep - s->space->control->signals].mutex) {
+    stops = NULL;
+    atomic_store(&stopped, 1);
+    WAIT_UNTIL(atomic_load(&go_on));
+  }
+  return status;
+}
+
+static void *stopping_run(void *argument) {
+  waiting *w = argument;
+  stops = (hl__file_session *)(void *)w->session;
+  return waiting_run(w);
+}
+
+/* Of one process: who is woken between his look and his sleep does not sleep. Nobody
+   would wake him again. */
+static void no_wake_up_is_lost(void **state) {
+  (void)state;
+  static const struct {
+    hl_mode mode; /* of both who wait */
+    int first;    /* how the wait of the first ends, and with it that moment */
+    int second;   /* HL_CANCELLED: he is woken by an interruption instead */
+  } cases[] = {
+      {HL_EXCLUSIVE, HL_OK, HL_OK},      /* he is the first now */
+      {HL_SHARED, HL_OK, HL_OK},         /* he is granted it, too */
+      {HL_EXCLUSIVE, HL_CANCELLED, HL_OK},
+      {HL_EXCLUSIVE, HL_OK, HL_CANCELLED},
+  };
+  hl_store *store = store_new();
+  hl_session *s[3];
+  for (int i = 0; i < 3; i++) s[i] = session_new(store);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    waiting first, second = {.session = s[2], .row = row(2, 1, cases[i].mode),
+                             .timeout = HL_FOREVER};
+    atomic_init(&second.status, 99);
+    atomic_store(&stopped, 0);
+    atomic_store(&go_on, 0);
+    assert_int_equal(take1(s[0], 1, HL_EXCLUSIVE, 0), HL_OK);
+    waiting_start(&first, s[1], cases[i].mode, HL_FOREVER, false);
+    assert_int_equal(pthread_create(&second.thread, NULL, stopping_run, &second),
+                     0);
+    WAIT_UNTIL(atomic_load(&stopped));
+    if (cases[i].second == HL_CANCELLED)
+      ops->interrupt(s[2]);
+    else if (cases[i].first == HL_CANCELLED)
+      ops->interrupt(s[1]);
+    else
+      give(s[0]);
+    if (cases[i].second == HL_OK)
+      assert_int_equal(waiting_end(&first), cases[i].first);
+    atomic_store(&go_on, 1);
+    if (cases[i].second == HL_CANCELLED) {
+      WAIT_UNTIL(atomic_load(&second.status) != 99);
+      give(s[0]);
+      assert_int_equal(waiting_end(&first), HL_OK);
+    } else {
+      give(s[0]);
+      if (cases[i].mode == HL_EXCLUSIVE) give(s[1]);
+      WAIT_UNTIL(atomic_load(&second.status) != 99);
+    }
+    assert_int_equal(waiting_end(&second), cases[i].second);
+    give(s[1]);
+    give(s[2]);
+  }
+  for (int i = 0; i < 3; i++) ops->session_close(s[i]);
+  ops->close(store);
+}
+
+static void *take_and_give(void *store) {
+  hl_session *session = session_new(store);
+  for (int i = 0; i < HANDOVERS; i++) {
+    if (take1(session, 1, HL_EXCLUSIVE, HL_FOREVER) != HL_OK)
+      (void)atomic_fetch_add(&shared->wrong, 1);
+    else
+      give(session);
+    (void)atomic_fetch_add(&shared->grants[0], 1);
+    (void)sched_yield();
+  }
+  ops->session_close(session);
+  return NULL;
+}
+
+/* The same at moments that nobody has thought of: none of many sleeps on. */
+static void many_hand_over(void **state) {
+  (void)state;
+  enum { N = 6 };
+  pthread_t threads[N];
+  hl_store *store = store_new();
+  for (int i = 0; i < N; i++)
+    assert_int_equal(pthread_create(&threads[i], NULL, take_and_give, store), 0);
+  for (int last = -1, n = 0; n < N * HANDOVERS; last = n) {
+    WAIT_UNTIL((n = atomic_load(&shared->grants[0])) > last);
+    sleep_ms(1);
+  }
+  for (int i = 0; i < N; i++) (void)pthread_join(threads[i], NULL);
+  assert_int_equal(atomic_load(&shared->wrong), 0);
+  ops->close(store);
+}
+
+/* Tickets run in a circle: wherever two lie in it, one of them is the first. */
+static void tickets_run_in_a_circle(void **state) {
+  (void)state;
+  const uint32_t half = HL__FILE_TICKETS / 2;
+  const uint32_t two[][2] = {{HL__FILE_TICKETS - 1, 0}, {0, half},
+                                    {half - 1, HL__FILE_TICKETS - 1},
+                                    {1, half}, {half, half + 1}};
+  hl_store *store = store_new();
+  hl_session *session = session_new(store);
+  for (size_t i = 0; i < sizeof two / sizeof *two; i++) {
+    pid_t pids[2];
+    atomic_store(&shared->stop, 0);
+    assert_int_equal(take1(session, 1, HL_EXCLUSIVE, 0), HL_OK);
+    for (int k = 0; k < 2; k++) {
+      atomic_store(&shared->grants[k + 1], 0);
+      tickets_turn(two[i][k]);
+      pids[k] = spawn(wait_for_it, k + 1);
+      WAIT_UNTIL(tickets() == k + 1);
+    }
+    give(session);
+    WAIT_UNTIL(atomic_load(&shared->grants[1]) ||
+               atomic_load(&shared->grants[2]));
+    if ((two[i][1] - two[i][0]) % HL__FILE_TICKETS != half)
+      assert_int_equal(atomic_load(&shared->grants[2]), 0);
+    atomic_store(&shared->stop, 2);
+    for (int k = 0; k < 2; k++) reap(pids[k]);
+    assert_int_equal(atomic_load(&shared->grants[1]) +
+                         atomic_load(&shared->grants[2]), 2);
+  }
   ops->session_close(session);
   ops->close(store);
 }
@@ -731,19 +904,20 @@ static void a_failed_extend_undoes_no_earlier_one(void **state) {
 
 static void take_a_token(intptr_t unused) {
   (void)unused;
-  if (take1(session_new(store_new()), 1, HL_EXCLUSIVE, 0) != HL_OK) _exit(1);
+  hl_session *session = session_new(store_new());
+  if (take1(session, 1, HL_EXCLUSIVE, 0) != HL_OK) _exit(1);
+  /* Opening raises them to the time; the next one has only the counter. */
+  uint64_t first = atomic_load(&shared->token);
+  if (ops->give_back(session, NULL) != HL_OK) _exit(2);
+  if (take1(session, 1, HL_EXCLUSIVE, 0) != HL_OK) _exit(3);
+  if (atomic_load(&shared->token) <= first) _exit(4);
 }
 
 static void tokens_grow(void **state) {
   (void)state;
   uint64_t last = 0;
-  for (int i = 0; i < 6; i++) {
-    if (i == 4) {
-      remove_directory();
-      /* Seeded by the second. */
-      int64_t second = hl__unix_ms() / 1000;
-      WAIT_UNTIL(hl__unix_ms() / 1000 > second);
-    }
+  for (int i = 0; i < 20; i++) {
+    if (i >= 4) remove_directory(); /* seeded by the time */
     reap(spawn(take_a_token, 0));
     assert_true(atomic_load(&shared->token) > last);
     last = atomic_load(&shared->token);
@@ -1051,8 +1225,8 @@ static void go_on_with_a_cut_file(intptr_t unused) {
   if (status != HL_ECONNECTION && status != HL_ESTORE) _exit(5);
   (void)waiting_end(&v);
   (void)pthread_join(thread, NULL);
-  (void)ops->unlock(a, NULL);
-  (void)ops->unlock(b, NULL);
+  (void)ops->give_back(a, NULL);
+  (void)ops->give_back(b, NULL);
   if (ops->holders(a, &r, 1, see, &s, NULL) == HL_OK) _exit(6);
   if (take1(a, 1, HL_EXCLUSIVE, 30) == HL_OK) _exit(7);
   ops->session_close(a);
@@ -1143,6 +1317,107 @@ static void a_blown_up_board_keeps_nobody(void **state) {
   ops->close(store);
 }
 
+/* Whoever may write in the directory can make any name first: a link to a file of
+   the victim's, a second name of it, a FIFO at which an open would hang. */
+static void planted_names_are_not_followed(void **state) {
+  (void)state;
+  enum { LINK, SECOND_NAME, FIFO, DIRECTORY, KINDS };
+  static const char *const names[] = {"control", NULL, "who-0-0", "tmp-0-0"};
+  static const struct timespec old[] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
+  static const char text[] = "precious";
+  char victim[128], content[sizeof text] = "";
+  (void)snprintf(victim, sizeof victim, "%s", path_of("-x"));
+  for (int kind = 0; kind < KINDS; kind++)
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+      const char *path = names[i] ? path_of(names[i]) : rows_of(1);
+      char planted[128];
+      struct stat before, after;
+      hl_store *store = NULL;
+      hl_error error;
+      (void)snprintf(planted, sizeof planted, "%s", path);
+      assert_int_equal(mkdir(directory, 0700), 0);
+      assert_int_equal(chmod(directory, 01777), 0);
+      int fd = open(victim, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0640);
+      assert_true(fd >= 0);
+      assert_int_equal(write(fd, text, sizeof text), sizeof text);
+      assert_int_equal(futimens(fd, old), 0);
+      assert_int_equal(fstat(fd, &before), 0);
+      if (kind == LINK) assert_int_equal(symlink(victim, planted), 0);
+      if (kind == SECOND_NAME) assert_int_equal(link(victim, planted), 0);
+      if (kind == FIFO) assert_int_equal(mkfifo(planted, 0666), 0);
+      if (kind == DIRECTORY) assert_int_equal(mkdir(planted, 0777), 0);
+
+      int status = ops->open(&config, &store, &error);
+      if (i == 0) assert_int_equal(status, HL_ESTORE);
+      if (i != 0) assert_int_equal(status, HL_OK);
+      if (status == HL_OK) {
+        hl_session *a = session_new(store);
+        status = take1(a, 1, HL_EXCLUSIVE, 0);
+        if (i == 1 && kind != SECOND_NAME)
+          assert_int_equal(status, HL_ESTORE);
+        else
+          assert_int_equal(status, HL_OK);
+        (void)look_for(a, 1, HL_EXCLUSIVE);
+        ops->session_close(a);
+        ops->close(store);
+      }
+      assert_int_equal(fstat(fd, &after), 0);
+      assert_int_equal(after.st_mode, before.st_mode);
+      assert_int_equal(after.st_uid, before.st_uid);
+      assert_int_equal(after.st_size, before.st_size);
+      assert_int_equal(after.st_mtim.tv_sec, before.st_mtim.tv_sec);
+      assert_true(after.st_nlink >= 1);
+      assert_int_equal(pread(fd, content, sizeof content, 0), sizeof content);
+      assert_string_equal(content, text);
+      (void)close(fd);
+      assert_int_equal(unlink(victim), 0);
+      (void)rmdir(planted);
+      remove_directory();
+    }
+}
+
+static void see_text(void *context, const hl_holder *holder) {
+  (void)snprintf(context, 600, "%s|%s|%s|%s", holder->application,
+                 holder->host, holder->label, holder->path);
+}
+
+/* Others of the directory can say of themselves what they like. */
+static void what_a_board_says_is_escaped_and_cut(void **state) {
+  (void)state;
+  static _Alignas(hl__board_record) char chunk[HL__BOARD_CHUNK];
+  char text[600] = "";
+  hl__board_header header = {.version = HL__BOARD_VERSION,
+                             .record_size = sizeof(hl__board_record)};
+  struct flock life = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
+  hl_row r = row(2, 1, HL_EXCLUSIVE);
+  hl_store *store = store_new();
+  hl_session *a = session_new(store);
+  memcpy(header.magic, HL__BOARD_MAGIC, sizeof header.magic);
+  memset(header.host, '\x1b', sizeof header.host);
+  hl__board_record *record = (void *)chunk;
+  memset(record->application, 'x', sizeof record->application);
+  memcpy(record->label, "a\n\x1b]0;b\a\x7f\xff", 10);
+  memset(record->path, '\r', sizeof record->path);
+  record->state = HL__BOARD_HELD;
+  record->mode = HL_EXCLUSIVE;
+  record->row_count = UINT16_MAX;
+  record->rows[0].level = r.level; /* not what lies between its fields */
+  record->rows[0].bucket = (uint32_t)r.bucket;
+  record->rows[0].mode = r.mode;
+  int fd = open(path_of("who-0-0"), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+  assert_int_equal(fcntl(fd, F_OFD_SETLK, &life), 0);
+  assert_int_equal(pwrite(fd, &header, sizeof header, 0), sizeof header);
+  assert_int_equal(pwrite(fd, chunk, sizeof chunk, HL__BOARD_CHUNK),
+                   sizeof chunk);
+  assert_int_equal(ops->holders(a, &r, 1, see_text, text, NULL), HL_OK);
+  assert_non_null(strstr(text, "a\\x0a\\x1b]0;b\\x07\\x7f\\xff"));
+  assert_non_null(strstr(text, "xxx|"));
+  for (const char *c = text; *c; c++) assert_in_range(*c, ' ', 0x7E);
+  (void)close(fd);
+  ops->session_close(a);
+  ops->close(store);
+}
+
 static void hold_and_be_killed(intptr_t unused) {
   (void)unused;
   hold_until_stop(HL_EXCLUSIVE);
@@ -1173,6 +1448,41 @@ static void what_the_killed_left_is_swept(void **state) {
   reap(pid);
 }
 
+/* As one whose clock is ahead: every new file looks old to it. */
+static void sweep_what_is_new(intptr_t unused) {
+  (void)unused;
+  atomic_store(&shared->holders[0], 1);
+  while (!atomic_load(&shared->stop)) {
+    DIR *names = opendir(directory);
+    if (!names) _exit(1);
+    for (struct dirent *file; (file = readdir(names));)
+      if (strncmp(file->d_name, "tmp-", 4) == 0 &&
+          unlinkat(dirfd(names), file->d_name, 0) == 0)
+        (void)atomic_fetch_add(&shared->step, 1);
+    (void)closedir(names);
+  }
+}
+
+static void a_clock_that_is_ahead_costs_nothing(void **state) {
+  (void)state;
+  hl_store *store = store_new();
+  hl_session *session = session_new(store);
+  assert_int_equal(take1(session, 0, HL_EXCLUSIVE, 0), HL_OK); /* its board */
+  give(session);
+  pid_t pid = spawn(sweep_what_is_new, 0);
+  WAIT_UNTIL(atomic_load(&shared->holders[0]));
+  for (uint32_t bucket = 1; bucket < 20000 && atomic_load(&shared->step) < 5;
+       bucket++) {
+    assert_int_equal(take1(session, bucket, HL_EXCLUSIVE, 0), HL_OK);
+    give(session);
+  }
+  assert_true(atomic_load(&shared->step) > 0);
+  atomic_store(&shared->stop, 1);
+  reap(pid);
+  ops->session_close(session);
+  ops->close(store);
+}
+
 /* How many descriptors of the process lead into the directory. In a child of a process
    with threads, so without malloc: a sanitizer's may be locked for ever there. */
 static int descriptors_into(void) {
@@ -1195,7 +1505,7 @@ static void *stripes_come_and_go(void *unused) {
     hl_session *session = session_new(store);
     for (uint32_t i = 0; i < 200; i++) {
       if (take1(session, i, HL_EXCLUSIVE, 0) != HL_OK) abort();
-      (void)ops->unlock(session, NULL);
+      (void)ops->give_back(session, NULL);
     }
     ops->session_close(session);
     ops->close(store);
@@ -1236,7 +1546,7 @@ static void close_all_and_open_others(intptr_t unused) {
   if (ops->look(a, NULL) != HL_ECONNECTION) _exit(3);
   c = session_new(store); /* opened anew */
   if (take1(c, 1, HL_EXCLUSIVE, PATIENCE_MS) != HL_OK) _exit(4);
-  (void)ops->unlock(a, NULL);
+  (void)ops->give_back(a, NULL);
   ops->session_close(a);
   ops->session_close(b);
   pid_t pid = fork();
@@ -1364,7 +1674,7 @@ static void holders_are_shown(void **state) {
 
 /* Marks a row as held; two who must not hold it together are seen. */
 static void mark(const hl_row *r, int sign) {
-  uint32_t i = r->level * 4u + r->bucket;
+  uint32_t i = r->level * 4u + (uint32_t)r->bucket;
   if (r->mode == HL_EXCLUSIVE) {
     int writers = atomic_fetch_add(&shared->writers[i], sign);
     if (sign > 0 && (writers != 0 || atomic_load(&shared->holders[i]) != 0))
@@ -1410,7 +1720,7 @@ static void *stress_thread(void *argument) {
     }
     for (size_t k = 0; k < n; k++) mark(&rows[k], -1);
     (void)atomic_fetch_add(&shared->grants[0], 1);
-    (void)ops->unlock(session, NULL);
+    (void)ops->give_back(session, NULL);
   }
   ops->session_close(session);
   return NULL;
@@ -1451,6 +1761,9 @@ int main(int argc, char **argv) {
       SPEC(a_late_interruption_hits_nobody),
       SPEC(one_process_is_served_in_order),
       SPEC(processes_are_served_in_order),
+      SPEC(no_wake_up_is_lost),
+      SPEC(many_hand_over),
+      SPEC(tickets_run_in_a_circle),
       SPEC(a_writer_passes_a_stream_of_readers),
       SPEC(a_reader_passes_a_stream_of_writers),
       SPEC(a_killed_holder_lets_go),
@@ -1476,12 +1789,16 @@ int main(int argc, char **argv) {
       SPEC(a_copied_directory_is_refused),
       SPEC(who_locks_everything_stops_nobody_for_ever),
       SPEC(a_blown_up_board_keeps_nobody),
+      SPEC(planted_names_are_not_followed),
+      SPEC(what_a_board_says_is_escaped_and_cut),
       SPEC(what_the_killed_left_is_swept),
+      SPEC(a_clock_that_is_ahead_costs_nothing),
       SPEC(a_child_keeps_no_descriptor),
       SPEC(descriptors_of_the_host_are_left_alone),
       SPEC(ten_thousand_are_held),
       SPEC(holders_are_shown),
       SPEC(random_plans_exclude),
+      cmocka_unit_test(nothing_is_left),
   };
   (void)snprintf(directory, sizeof directory, "/dev/shm/hierlock-test-%ld",
                  (long)getpid());

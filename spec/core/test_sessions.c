@@ -5,7 +5,10 @@
  * to, so each moment can be met exactly, and no server is needed.
  */
 #include "hierlock.h"
-#include "internal.h"
+#include "clock.h"
+#include "error.h"
+#include "lock.h"
+#include "manager.h"
 #include "store.h"
 
 #include <setjmp.h>
@@ -14,6 +17,10 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include "leftovers.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +38,9 @@ static struct {
   atomic_bool blocked; /* a lock is not granted: its wait ends in time */
   atomic_bool hangs;   /* nor does its wait end in time */
   atomic_int early;    /* ms after which a wait ends, though its time is not up */
-  atomic_int opened, closed, locks, unlocks, renewals, looks, interrupts;
+  atomic_bool asks;    /* who holds is not said as long as this */
+  atomic_int opened, closed, locks, unlocks, renewals, looks, interrupts, asked;
+  atomic_int behind; /* renewals that were sent behind a release */
 } store;
 
 /* A hanging call gives up at last, so that the test comes to its end. */
@@ -39,7 +48,7 @@ static struct {
 
 typedef struct session {
   hl_session base;
-  bool outstanding;
+  bool outstanding, released; /* what has not been answered is a release */
   atomic_bool interrupted;
 } session;
 
@@ -73,7 +82,7 @@ static void fake_session_close(hl_session *self) {
   free(self);
 }
 
-static int fake_lock(hl_session *base, const hl_request *request,
+static int fake_take(hl_session *base, const hl_request *request,
                      hl_grant *grant, hl_error *error) {
   session *self = (session *)(void *)base;
   int64_t begun = hl__now_ms(), sent = hl__lease_ms();
@@ -84,8 +93,10 @@ static int fake_lock(hl_session *base, const hl_request *request,
       return hl__error(error, HL_ECONNECTION, "the connection has ended");
     if (!store.hangs &&
         (request->try_once || now > request->deadline ||
-         (store.early && now - begun >= store.early)))
+         (store.early && now - begun >= store.early))) {
+      grant->sent_ms = now; /* it has answered that */
       return hl__error(error, HL_TIMEOUT, "not granted in time");
+    }
     (void)usleep(500);
   }
   grant->token = (uint64_t)store.locks << 8;
@@ -93,11 +104,11 @@ static int fake_lock(hl_session *base, const hl_request *request,
   return HL_OK;
 }
 
-static int fake_unlock(hl_session *base, hl_error *error) {
+static int fake_give_back(hl_session *base, hl_error *error) {
   session *self = (session *)(void *)base;
   if (self->outstanding && store.silent)
     return hl__error(error, HL_BUSY, "an earlier answer has not come");
-  self->outstanding = true;
+  self->outstanding = self->released = true;
   atomic_fetch_add(&store.unlocks, 1);
   return HL_OK;
 }
@@ -106,6 +117,7 @@ static int fake_renew(hl_session *base, int64_t *sent_ms, hl_error *error) {
   session *self = (session *)(void *)base;
   (void)error;
   *sent_ms = hl__lease_ms() - store.sign_age;
+  if (self->released) atomic_fetch_add(&store.behind, 1);
   self->outstanding = true;
   atomic_fetch_add(&store.renewals, 1);
   return HL_OK;
@@ -118,7 +130,7 @@ static int fake_settle(hl_session *base, int64_t deadline, hl_error *error) {
       return hl__error(error, HL_TIMEOUT, "no answer yet");
     (void)usleep(500);
   }
-  self->outstanding = false;
+  self->outstanding = self->released = false;
   return HL_OK;
 }
 
@@ -143,21 +155,28 @@ static void fake_interrupt(hl_session *self) {
 static int fake_holders(hl_session *self, const hl_row *rows, size_t n,
                         hl_holder_fn fn, void *context, hl_error *error) {
   (void)self, (void)rows, (void)n, (void)fn, (void)context, (void)error;
+  atomic_fetch_add(&store.asked, 1);
+  while (store.asks) (void)usleep(500);
   return HL_OK;
+}
+
+static int fake_parse(char *text, hl_dsn *dsn, hl_error *error) {
+  return hl__dsn_url(text, hl__dsn_host, dsn, error);
 }
 
 static const hl_store_ops fake = {
     .abi = HL_STORE_ABI,
     .scheme = "mysql",
-    .connects = true,
+    .traits = {.scarce = true, .expires = true, .blocks = true},
+    .parse = fake_parse,
     .open = fake_open,
     .close = fake_close,
     .forget = fake_close,
     .session_open = fake_session_open,
     .session_close = fake_session_close,
     .session_forget = fake_session_close,
-    .lock = fake_lock,
-    .unlock = fake_unlock,
+    .take = fake_take,
+    .give_back = fake_give_back,
     .renew = fake_renew,
     .settle = fake_settle,
     .look = fake_look,
@@ -297,7 +316,188 @@ static void what_came_during_a_call_may_be_its_loss(void **state) {
   hl_manager_close(manager);
 }
 
+/* The extend has ended, and is not done: it asks who was in the way. */
+static void a_lock_is_looked_at_while_holders_are_asked_for(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager(60000, 0);
+  hl_lock *lock = acquire(manager, "u1"), *none;
+  hl_plan *plan = plan_of(manager, "u2");
+  hl_options options = HL_OPTIONS_INIT;
+  hl_pending *pending;
+  options.timeout = 1;
+  store.blocked = store.asks = true;
+  assert_int_equal(hl_lock_start_extend(lock, plan, &options, &pending, NULL),
+                   HL_OK);
+  (void)await(&store.asked, 1);
+  assert_true(hl_lock_is_held(lock));
+  assert_true(hl_lock_remaining(lock) > 0);
+  store.ended = true;
+  assert_false(hl_lock_is_held(lock));
+  assert_int_equal(hl_lock_remaining(lock), 0);
+  store.asks = false;
+  assert_int_equal(hl_pending_wait(pending, SOON_MS, &none, NULL), HL_TIMEOUT);
+  assert_false(hl_lock_is_held(lock));
+  hl_pending_free(pending);
+  hl_plan_free(plan);
+  hl_lock_free(lock);
+  hl_manager_close(manager);
+}
+
+/* It was sent when the extend began, and its answer came before that of the extend. */
+static void a_sign_of_life_before_an_extend_is_not_awaited_after_it(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager(60000, 0);
+  hl_lock *lock = acquire(manager, "u1"), *none;
+  hl_plan *plan = plan_of(manager, "u2");
+  hl_pending *pending;
+  store.blocked = true;
+  assert_int_equal(hl_lock_start_extend(lock, plan, NULL, &pending, NULL),
+                   HL_OK);
+  (void)await(&store.locks, 2);
+  hl__manager_mutex_lock(manager);
+  lock->hold.connection->asked = hl__lease_ms() - 60000;
+  hl__manager_mutex_unlock(manager);
+  store.blocked = false;
+  assert_int_equal(hl_pending_wait(pending, SOON_MS, &none, NULL), HL_OK);
+  assert_true(hl_lock_is_held(lock));
+  hl_pending_free(pending);
+  hl_plan_free(plan);
+  hl_lock_free(lock);
+  hl_manager_close(manager);
+}
+
+/* Each answer to it, a refusal, too, says that the lock is kept. */
+static void an_extend_in_vain_keeps_the_lock(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager(1000, 0);
+  hl_lock *lock = acquire(manager, "u1"), *none;
+  hl_plan *plan = plan_of(manager, "u2");
+  hl_options options = HL_OPTIONS_INIT;
+  hl_pending *pending;
+  options.timeout = 1500;
+  store.blocked = true;
+  assert_int_equal(hl_lock_start_extend(lock, plan, &options, &pending, NULL),
+                   HL_OK);
+  assert_int_equal(hl_pending_wait(pending, SOON_MS, &none, NULL), HL_TIMEOUT);
+  assert_true(hl_lock_is_held(lock));
+  hl_pending_free(pending);
+  hl_plan_free(plan);
+  hl_lock_free(lock);
+  hl_manager_close(manager);
+}
+
+static unsigned reserved(hl_manager *manager) {
+  hl__manager_mutex_lock(manager);
+  unsigned n = manager->pool.reserved;
+  hl__manager_mutex_unlock(manager);
+  return n;
+}
+
+/* A thread may take the connection that was kept for a pending. When the pending is then
+   given up, its worker waits no longer. */
+static void a_call_that_is_given_up_waits_for_no_connection(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager(60000, 1);
+  hl_plan *plan = plan_of(manager, "u2"), *other = plan_of(manager, "u3");
+  hl_options forever = HL_OPTIONS_INIT, once = HL_OPTIONS_INIT;
+  int met = 0; /* its worker waits, most likely */
+  forever.timeout = HL_FOREVER;
+  once.timeout = 0;
+  for (int round = 0; round < 1000 && met < 5; round++) {
+    hl_pending *pending;
+    hl_lock *lock = NULL;
+    assert_int_equal(hl_start(manager, plan, &forever, &pending, NULL), HL_OK);
+    (void)hl_acquire(manager, other, &once, &lock, NULL);
+    if (lock) (void)usleep(20000);
+    if (lock && !hl_pending_done(pending)) met++;
+    hl_pending_free(pending);
+    int64_t end = hl__now_ms() + SOON_MS;
+    while (reserved(manager) > 0 && hl__left_ms(end) > 0) (void)usleep(500);
+    assert_int_equal(reserved(manager), 0);
+    hl_lock_free(lock);
+  }
+  assert_int_equal(met, 5);
+  hl_plan_free(plan);
+  hl_plan_free(other);
+  hl_manager_close(manager);
+}
+
+/* ---------------------------------------------------------------- mutexes */
+
+/* How often this thread takes a mutex of the core's; counted in ours, which the
+   linker prefers. */
+static _Thread_local int mutexes_taken;
+
+int pthread_mutex_lock(pthread_mutex_t *mutex) {
+  static _Atomic(int (*)(pthread_mutex_t *)) real;
+  if (!atomic_load(&real)) {
+    int (*found)(pthread_mutex_t *);
+    *(void **)&found = dlsym(RTLD_NEXT, "pthread_mutex_lock");
+    atomic_store(&real, found);
+  }
+  mutexes_taken++;
+  return atomic_load(&real)(mutex);
+}
+
+/* Each is a cache line that all threads want. */
+static void an_acquisition_takes_the_mutex_at_most_thrice(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager(60000, 0);
+  hl_lock_free(acquire(manager, "u1"));
+  hl_lock_free(acquire(manager, "u1"));
+  int before = mutexes_taken;
+  hl_lock *lock = acquire(manager, "u1");
+  assert_in_range(mutexes_taken - before, 1, 3);
+  hl_lock_free(lock);
+  hl_manager_close(manager);
+}
+
 /* -------------------------------------------------------------- releasing */
+
+/* Whoever asked to be told does not want to know any more. */
+static void a_release_that_is_given_up_releases(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager(60000, 0);
+  for (int round = 0; round < 50; round++) {
+    int unlocks = store.unlocks;
+    hl_lock *lock = acquire(manager, "u1");
+    hl_pending *pending;
+    assert_int_equal(hl_lock_start_release(lock, &pending, NULL), HL_OK);
+    hl_pending_cancel(pending);
+    hl_pending_free(pending);
+    (void)await(&store.unlocks, unlocks + 1);
+    hl_lock_free(lock);
+  }
+  hl_manager_close(manager);
+}
+
+static void *release_main(void *argument) {
+  (void)hl_lock_release(argument, false, NULL);
+  return NULL;
+}
+
+/* Its answer would be taken for that of the session's next statement. */
+static void no_sign_of_life_is_sent_behind_a_release(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager(60000, 0);
+  for (int round = 0; round < 200 && store.behind == 0; round++) {
+    int unlocks = store.unlocks;
+    hl_lock *lock = acquire(manager, "u1");
+    pthread_t releaser;
+    hl__manager_mutex_lock(manager);
+    lock->hold.connection->answered -= 30000; /* the keeper has something to do, */
+    (void)pthread_cond_broadcast(&manager->keeper.wakeup);
+    (void)usleep(500); /* and comes first */
+    assert_int_equal(pthread_create(&releaser, NULL, release_main, lock), 0);
+    (void)await(&store.unlocks, unlocks + 1);
+    (void)usleep(200);
+    hl__manager_mutex_unlock(manager);
+    (void)pthread_join(releaser, NULL);
+    hl_lock_free(lock);
+  }
+  assert_int_equal(store.behind, 0);
+  hl_manager_close(manager);
+}
 
 static void a_lock_is_released_once(void **state) {
   (void)state;
@@ -425,6 +625,32 @@ static void a_lost_lock_leaves_room(void **state) {
   hl_manager_close(manager);
 }
 
+static void *acquire_main(void *manager) {
+  hl_lock *lock = NULL;
+  if (try_acquire(manager, "u2", SOON_MS, &lock) != HL_OK) return NULL;
+  hl_lock_free(lock);
+  return manager;
+}
+
+static void a_lost_lock_leaves_room_for_a_thread(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager(60000, 1);
+  hl_lock *lock = acquire(manager, "u1");
+  pthread_t waiter;
+  void *granted;
+  assert_int_equal(pthread_create(&waiter, NULL, acquire_main, manager), 0);
+  await_keeper();
+  store.ended = true;
+  assert_false(hl_lock_is_held(lock));
+  store.ended = false;
+  int64_t begun = hl__now_ms();
+  assert_int_equal(pthread_join(waiter, &granted), 0);
+  assert_non_null(granted);
+  assert_true(hl__now_ms() - begun < SOON_MS / 2); /* and not when its time was up */
+  hl_lock_free(lock);
+  hl_manager_close(manager);
+}
+
 /* ------------------------------------------------------------------- idle */
 
 /* A connection that does not answer is no connection. */
@@ -448,13 +674,22 @@ int main(int argc, char **argv) {
       cmocka_unit_test(a_lock_is_lost_when_its_time_is_up),
       cmocka_unit_test(the_keeper_renews_what_is_held),
       cmocka_unit_test(what_came_during_a_call_may_be_its_loss),
+      cmocka_unit_test(a_lock_is_looked_at_while_holders_are_asked_for),
+      cmocka_unit_test(a_sign_of_life_before_an_extend_is_not_awaited_after_it),
+      cmocka_unit_test(no_sign_of_life_is_sent_behind_a_release),
+      cmocka_unit_test(an_extend_in_vain_keeps_the_lock),
+      cmocka_unit_test(a_call_that_is_given_up_waits_for_no_connection),
+      cmocka_unit_test(an_acquisition_takes_the_mutex_at_most_thrice),
+      cmocka_unit_test(a_release_that_is_given_up_releases),
       cmocka_unit_test(a_lock_is_released_once),
       cmocka_unit_test(a_deferred_release_goes_with_the_answer),
       cmocka_unit_test(a_release_ends_the_extend_that_waits),
       cmocka_unit_test(a_wait_that_ends_early_goes_on),
       cmocka_unit_test(a_call_that_hangs_is_ended),
       cmocka_unit_test(a_lost_lock_leaves_room),
+      cmocka_unit_test(a_lost_lock_leaves_room_for_a_thread),
       cmocka_unit_test(an_idle_session_without_an_answer_is_closed),
+      cmocka_unit_test(nothing_is_left),
   };
   if (argc > 1) cmocka_set_test_filter(argv[1]);
   return cmocka_run_group_tests(tests, NULL, NULL);

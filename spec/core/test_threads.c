@@ -6,11 +6,11 @@
  */
 #include "dsn.h"
 #include "hierlock.h"
-#include "internal.h"
+#include "clock.h"
 #include "plan.h"
+#include "provision.h"
 #include "store.h"
 
-#include <mysql.h>
 #include <netinet/in.h>
 #include <pthread.h>
 #include <setjmp.h>
@@ -20,63 +20,25 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
 
+#include "leftovers.h"
+
 /* -------------------------------------------------------------- stores */
 
 #define TABLE "hierlock_spec_threads"
 
-enum { BUCKETS = 64, STORES_MAX = 3, DEADLINE_MS = 60000 };
+enum { BUCKETS = 64, STORES_MAX = 4, DEADLINE_MS = 60000 };
 
 static struct {
   char dsn[512];
 } stores[STORES_MAX];
 static size_t store_count;
-
-static void query(MYSQL *mysql, const char *sql) {
-  if (mysql_query(mysql, sql)) {
-    (void)fprintf(stderr, "%s: %s\n", sql, mysql_error(mysql));
-    exit(1);
-  }
-}
-
-/* A table of our own, as small as it may be. */
-static void provision(const char *text) {
-  hl_dsn dsn;
-  char values[64], sql[256];
-  if (hl_dsn_parse(text, &dsn, NULL) != HL_OK) exit(1);
-  MYSQL *mysql = mysql_init(NULL);
-  if (!mysql_real_connect(mysql, dsn.host, dsn.user, dsn.password, dsn.database,
-                          dsn.port, NULL, 0)) {
-    (void)fprintf(stderr, "%s\n", mysql_error(mysql));
-    exit(1);
-  }
-  query(mysql, "CREATE TABLE IF NOT EXISTS " TABLE
-               " (level TINYINT NOT NULL, bucket INT NOT NULL,"
-               " PRIMARY KEY (level, bucket)) ENGINE=InnoDB");
-  query(mysql, "CREATE TABLE IF NOT EXISTS hier_lock_meta"
-               " (table_name VARCHAR(64) NOT NULL PRIMARY KEY,"
-               " buckets INT UNSIGNED NOT NULL,"
-               " levels VARCHAR(1100) NOT NULL) ENGINE=InnoDB");
-  query(mysql, "BEGIN");
-  for (int i = 0; i < 3 * BUCKETS; i++) {
-    (void)snprintf(values, sizeof values, "(%d, %d)", i % 3, i / 3);
-    (void)snprintf(sql, sizeof sql, "INSERT IGNORE INTO " TABLE " VALUES %s",
-                   values);
-    query(mysql, sql);
-  }
-  (void)snprintf(sql, sizeof sql,
-                 "REPLACE INTO hier_lock_meta VALUES ('" TABLE
-                 "', %d, 'user,account,resource')", BUCKETS);
-  query(mysql, sql);
-  query(mysql, "COMMIT");
-  mysql_close(mysql);
-  hl_dsn_dispose(&dsn);
-}
 
 static char directory[64] = "/dev/shm/hierlock-test-XXXXXX";
 
@@ -90,10 +52,14 @@ static int find_stores(void **state) {
   for (int i = 0; i < 2; i++) {
     const char *dsn = getenv(servers[i]);
     if (!dsn) continue;
-    provision(dsn);
+    provision(dsn, TABLE, BUCKETS);
     (void)snprintf(stores[store_count++].dsn, sizeof stores->dsn,
                    "%s%ctable=" TABLE, dsn, strchr(dsn, '?') ? '&' : '?');
   }
+  const char *postgresql = getenv("HIERLOCK_POSTGRESQL_DSN");
+  if (postgresql)
+    (void)snprintf(stores[store_count++].dsn, sizeof stores->dsn, "%s",
+                   postgresql);
   return 0;
 }
 
@@ -106,7 +72,8 @@ static int forget_stores(void **state) {
 
 static hl_manager *open_dsn(const char *dsn, unsigned pool_size,
                             hl_error *error) {
-  static const hl_store_ops *const ops[] = {&hl_store_mysql, NULL};
+  static const hl_store_ops *const ops[] = {&hl_store_mysql,
+                                            &hl_store_postgresql, NULL};
   hl_config config = HL_CONFIG_INIT;
   hl_manager *manager = NULL;
   if (hl_layout_new(NULL, 0, BUCKETS, &config.layout, error)) return NULL;
@@ -339,6 +306,7 @@ static void *wait_until_closed(void *argument) {
   return NULL;
 }
 
+/* Of those who wait for a node, one is at the store, and the other stands behind him. */
 static void closing_meets_other_threads(void **state) {
   static char names[THREADS / 2][16];
   (void)state;
@@ -357,7 +325,7 @@ static void closing_meets_other_threads(void **state) {
         assert_int_equal(pthread_create(&threads[2 * i], NULL,
                                         check_until_closed, lock), 0);
         assert_int_equal(pthread_create(&threads[2 * i + 1], NULL,
-                                        wait_until_closed, names[i]), 0);
+                                        wait_until_closed, names[i / 2]), 0);
       }
       do {
         hl_manager_stats(shared.manager, &stats);
@@ -367,6 +335,68 @@ static void closing_meets_other_threads(void **state) {
       for (int i = 0; i < THREADS; i++) (void)pthread_join(threads[i], NULL);
       assert_int_equal(atomic_load(&shared.failures), 0);
     }
+}
+
+static void hold_for_ever(int done) {
+  char name[16];
+  (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+  hl_lock *lock;
+  hl_manager *manager = open_store(0, THREADS);
+  for (int i = 0; manager && i < THREADS; i++) {
+    (void)snprintf(name, sizeof name, "m%d", i);
+    if (take(manager, name, NULL, &lock, NULL)) _exit(1);
+  }
+  if (!manager || write(done, "", 1) != 1) _exit(1);
+  for (;;) (void)pause();
+}
+
+static void *wait_for_the_new_one(void *argument) {
+  hl_error error;
+  hl_lock *lock;
+  if (take(shared.manager, argument, NULL, &lock, &error))
+    failed("a wait in a renamed directory", &error);
+  else
+    hl_lock_free(lock);
+  return NULL;
+}
+
+static void who_waits_in_a_renamed_directory_goes_on_in_a_new_one(void **state) {
+  static char names[THREADS][16];
+  pthread_t threads[THREADS];
+  hl_stats stats;
+  char away[sizeof directory + 8], byte;
+  int done[2];
+  (void)state;
+#ifdef __SANITIZE_THREAD__
+  skip(); /* ThreadSanitizer does not know threads that such a child starts */
+#endif
+  memset(&shared, 0, sizeof shared);
+  assert_int_equal(pipe(done), 0);
+  pid_t pid = fork();
+  assert_true(pid >= 0);
+  if (pid == 0) hold_for_ever(done[1]);
+  assert_int_equal(read(done[0], &byte, 1), 1);
+  shared.manager = open_store(0, THREADS);
+  assert_non_null(shared.manager);
+  for (int i = 0; i < THREADS; i++) {
+    (void)snprintf(names[i], sizeof names[i], "m%d", i);
+    assert_int_equal(pthread_create(&threads[i], NULL, wait_for_the_new_one, names[i]), 0);
+  }
+  do {
+    hl_manager_stats(shared.manager, &stats);
+    (void)usleep(1000);
+  } while (stats.waiting < THREADS);
+  (void)snprintf(away, sizeof away, "%s.away", directory);
+  assert_int_equal(rename(directory, away), 0);
+  for (int i = 0; i < THREADS; i++) (void)pthread_join(threads[i], NULL);
+  assert_int_equal(atomic_load(&shared.failures), 0);
+  hl_manager_close(shared.manager);
+  (void)kill(pid, SIGKILL);
+  (void)waitpid(pid, NULL, 0);
+  (void)close(done[0]), (void)close(done[1]);
+  char command[sizeof away + 8];
+  (void)snprintf(command, sizeof command, "rm -rf %s", away);
+  assert_int_equal(system(command), 0);
 }
 
 /* ----------------------------------------------------------------- fork */
@@ -544,9 +574,11 @@ int main(int argc, char **argv) {
       cmocka_unit_test(threads_share_a_manager),
       cmocka_unit_test(each_call_takes_the_rows_of_its_plan),
       cmocka_unit_test(closing_meets_other_threads),
+      cmocka_unit_test(who_waits_in_a_renamed_directory_goes_on_in_a_new_one),
       cmocka_unit_test(a_child_born_while_others_connect_acquires),
       cmocka_unit_test(a_child_gets_no_connection_in_the_making),
       cmocka_unit_test(a_handler_of_exit_acquires),
+      cmocka_unit_test(nothing_is_left),
   };
   if (argc > 1) cmocka_set_test_filter(argv[1]);
   return cmocka_run_group_tests(tests, find_stores, forget_stores);

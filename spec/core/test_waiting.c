@@ -5,7 +5,7 @@
  * needs no server.
  */
 #include "hierlock.h"
-#include "internal.h"
+#include "clock.h"
 #include "store.h"
 
 #include <setjmp.h>
@@ -13,6 +13,8 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <cmocka.h>
+
+#include "leftovers.h"
 
 #include <limits.h>
 #include <poll.h>
@@ -379,6 +381,8 @@ static void test_calls_on_a_lock(void **state) {
 
   assert_int_equal(hl_lock_start_check(lock, &pending, &error), HL_OK);
   assert_int_equal(hl_pending_wait(pending, DEADLINE, &none, &error), HL_OK);
+  /* The lock's plan may end before it. */
+  assert_null(hl_pending_plan(pending));
   hl_pending_free(pending);
 
   assert_int_equal(hl_lock_start_release(lock, &pending, &error), HL_OK);
@@ -393,6 +397,34 @@ static void test_calls_on_a_lock(void **state) {
   hl_plan_free(plan);
   hl_manager_close(other);
   hl_manager_close(manager);
+}
+
+/* Also while a call on it waits, or has not even begun to. */
+static void test_lost_while_it_waits(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager(), *other = open_manager();
+  hl_lock *lock = acquire(manager, "u1/a1", HL_EXCLUSIVE), *none;
+  hl_lock *held = acquire(other, "u1/a2", HL_EXCLUSIVE);
+  hl_plan *plan = plan_of(manager, "u1/a2", HL_EXCLUSIVE);
+  hl_pending *pending;
+  hl_error error;
+  char control[80], away[80];
+  (void)snprintf(control, sizeof control, "%s/control", directory);
+  (void)snprintf(away, sizeof away, "%s/control.away", directory);
+  assert_int_equal(
+      hl_lock_start_extend(lock, plan, NULL, &pending, &error), HL_OK);
+  assert_true(hl_lock_is_held(lock));
+  assert_int_equal(rename(control, away), 0);
+  assert_false(hl_lock_is_held(lock));
+  assert_false(hl_lock_is_held(held));
+  assert_int_equal(hl_pending_wait(pending, DEADLINE, &none, &error), HL_ELOST);
+  hl_pending_free(pending);
+  hl_lock_free(lock);
+  hl_lock_free(held);
+  hl_plan_free(plan);
+  hl_manager_close(other);
+  hl_manager_close(manager);
+  assert_int_equal(unlink(away), 0);
 }
 
 /* Released, freed or dropped while a call on it waits: it goes back. */
@@ -444,7 +476,7 @@ static bool interrupt_late;
 
 static int late_lock(hl_session *session, const hl_request *request,
                      hl_grant *grant, hl_error *error) {
-  int status = hl_store_file.lock(session, request, grant, error);
+  int status = hl_store_file.take(session, request, grant, error);
   if (interrupt_late) hl_store_file.interrupt(session);
   return status;
 }
@@ -459,7 +491,7 @@ static void test_cancelled_too_late(void **state) {
   hl_error error;
   char dsn[80];
   late_store = hl_store_file;
-  late_store.lock = late_lock;
+  late_store.take = late_lock;
   (void)snprintf(dsn, sizeof dsn, "file:%s", directory);
   config.dsn = dsn;
   config.stores = stores;
@@ -739,6 +771,30 @@ static void test_parked_in_turn(void **state) {
   hl_manager_close(other);
 }
 
+/* The only place is taken by one who waits for ever: the one that is parked gets its row
+   when that is given back, though nobody else's departure lets the line advance. */
+static void test_parked_alone(void **state) {
+  (void)state;
+  hl_manager *manager = open_small(1), *other = open_manager();
+  hl_lock *for_ever = acquire(other, "u1", HL_EXCLUSIVE);
+  hl_lock *wanted = acquire(other, "u2", HL_EXCLUSIVE);
+  hl_pending *waiter = start(manager, "u1", HL_EXCLUSIVE, -1);
+  (void)usleep(30000);
+  hl_pending *parked = start(manager, "u2", HL_EXCLUSIVE, -1);
+  (void)usleep(300000);
+  assert_false(hl_pending_done(parked));
+  hl_lock_free(wanted);
+  for (int i = 0; i < 2000 && !hl_pending_done(parked); i++)
+    (void)usleep(10000);
+  assert_true(hl_pending_done(parked));
+  hl_lock_free(granted(parked));
+  assert_false(hl_pending_done(waiter));
+  hl_lock_free(for_ever);
+  hl_lock_free(granted(waiter));
+  hl_manager_close(manager);
+  hl_manager_close(other);
+}
+
 /* Runs one test in a process of its own, as limits last. */
 static void in_process(const char *name) {
   /* Its name is read first: under valgrind the link is right, and what it leads to
@@ -851,40 +907,64 @@ static void test_without_any_thread(void **state) {
 #define FEW 5000
 #define MANY 20000
 #endif
-/* No call may keep the others waiting for longer, while MANY wait. The processor may be
-   taken away in the middle of one: hence several TRIES. HIERLOCK_SLOWER: so many times
-   slower is what runs the program, valgrind for instance. */
+/* No call may keep the others waiting for longer, while MANY wait. Counted is what this
+   process worked meanwhile, in any thread, as the machine may give the processor to
+   others in the middle of a call; but no more than the time that passed. In some of
+   the TRIES another thread may have worked then that nobody waited for.
+   HIERLOCK_SLOWER: so many times slower is what runs the program, valgrind for
+   instance. */
 #define STALL_MS 20
 #define TRIES 8
+/* Nor may any call sleep for long. */
+#define SLEEP_MS 1000
 /* Four times as many may take so many times as long. */
 #define LINEAR 10
 
-static double now_ms(void) {
+static double clock_ms(clockid_t id) {
   struct timespec t;
-  (void)clock_gettime(CLOCK_MONOTONIC, &t);
+  (void)clock_gettime(id, &t);
   return (double)t.tv_sec * 1e3 + (double)t.tv_nsec / 1e6;
 }
 
+static double now_ms(void) { return clock_ms(CLOCK_MONOTONIC); }
+
+typedef struct moment {
+  double passed, worked; /* ms */
+} moment;
+
+static moment moment_now(void) {
+  return (moment){now_ms(), clock_ms(CLOCK_PROCESS_CPUTIME_ID)};
+}
+
+static double work_since(moment began) {
+  moment now = moment_now();
+  double passed = now.passed - began.passed, worked = now.worked - began.worked;
+  return worked < passed ? worked : passed;
+}
+
 typedef struct measured {
-  double total, stall; /* ms */
+  double total, stall; /* ms, see STALL_MS */
+  double slept;        /* ms; passed in the longest call, see SLEEP_MS */
 } measured;
 
-#define TIMED(m, call)                          \
-  do {                                          \
-    double began_ = now_ms();                   \
-    call;                                       \
-    double took_ = now_ms() - began_;           \
-    if (took_ > (m)->stall) (m)->stall = took_; \
+#define TIMED(m, call)                                             \
+  do {                                                             \
+    moment began_ = moment_now();                                  \
+    call;                                                          \
+    double took_ = work_since(began_);                             \
+    if (took_ > (m)->stall) (m)->stall = took_;                    \
+    took_ = now_ms() - began_.passed;                              \
+    if (took_ > (m)->slept) (m)->slept = took_;                    \
   } while (0)
 
 /* Looks at the manager all the time until so many wait. */
 static void until_waiting(hl_manager *manager, unsigned n, measured *m) {
-  static const struct timespec moment = {0, 20000};
+  static const struct timespec between = {0, 20000};
   hl_stats stats;
   double end = now_ms() + 60000;
   do {
     TIMED(m, hl_manager_stats(manager, &stats));
-    (void)nanosleep(&moment, NULL);
+    (void)nanosleep(&between, NULL);
     assert_true(now_ms() < end);
   } while (stats.waiting > n);
 }
@@ -914,11 +994,11 @@ static void crowd_free(crowd_of *self) {
 /* All for one node, exclusively. */
 static measured crowd_starts(crowd_of *self, hl_mode mode, int64_t timeout) {
   measured m = {0};
-  double began = now_ms();
+  moment began = moment_now();
   for (int i = 0; i < self->n; i++)
     TIMED(&m, self->pending[i] =
                   start(self->manager, "u1/a1/r1", mode, timeout));
-  m.total = now_ms() - began;
+  m.total = work_since(began);
   return m;
 }
 
@@ -942,9 +1022,9 @@ static measured many_cancel(int n) {
     crowd.pending[i] = crowd.pending[j];
     crowd.pending[j] = pending;
   }
-  double began = now_ms();
+  moment began = moment_now();
   for (int i = 0; i < n; i++) TIMED(&m, hl_pending_cancel(crowd.pending[i]));
-  m.total = now_ms() - began;
+  m.total = work_since(began);
   crowd_free(&crowd);
   return m;
 }
@@ -955,9 +1035,9 @@ static measured many_cancel_shared(int n) {
   measured m = {0};
   crowd_start(&crowd, n, "u1/a1");
   (void)crowd_starts(&crowd, HL_SHARED, -1);
-  double began = now_ms();
+  moment began = moment_now();
   for (int i = 0; i < n; i++) TIMED(&m, hl_pending_cancel(crowd.pending[i]));
-  m.total = now_ms() - began;
+  m.total = work_since(began);
   crowd_free(&crowd);
   return m;
 }
@@ -967,11 +1047,11 @@ static measured many_grant(int n) {
   measured m = {0};
   crowd_start(&crowd, n, "u1/a1");
   (void)crowd_starts(&crowd, HL_SHARED, DEADLINE * 5);
-  double began = now_ms();
+  moment began = moment_now();
   TIMED(&m, hl_lock_free(crowd.held));
   crowd.held = NULL;
   until_waiting(crowd.manager, 0, &m);
-  m.total = now_ms() - began;
+  m.total = work_since(began);
   for (int i = 0; i < n; i++) {
     hl_lock *lock = NULL;
     assert_int_equal(hl_pending_wait(crowd.pending[i], 0, &lock, NULL), HL_OK);
@@ -991,9 +1071,9 @@ static measured many_expire(int n) {
         start(crowd.manager, "u1/a1/r1", HL_EXCLUSIVE,
               end > hl__now_ms() ? end - hl__now_ms() : 1);
   while (hl__now_ms() <= end) (void)usleep(200);
-  double began = now_ms();
+  moment began = moment_now();
   until_waiting(crowd.manager, 0, &m);
-  m.total = now_ms() - began;
+  m.total = work_since(began);
   for (int i = 0; i < n; i++) {
     failed(crowd.pending[i], HL_TIMEOUT);
     crowd.pending[i] = NULL;
@@ -1014,12 +1094,12 @@ static measured many_go(int n) {
     /* Shared, as two of them may be in one bucket. */
     crowd.pending[i] = start(crowd.manager, path, HL_SHARED, DEADLINE * 5);
   }
-  double began = now_ms();
+  moment began = moment_now();
   TIMED(&m, hl_pending_free(first));
   hl_lock_free(crowd.held);
   crowd.held = NULL;
   until_waiting(crowd.manager, 0, &m);
-  m.total = now_ms() - began;
+  m.total = work_since(began);
   crowd_free(&crowd);
   return m;
 }
@@ -1050,7 +1130,7 @@ static void test_many(void **state) {
              {"expire", many_expire},
              {"close", many_close}};
   const char *slower = getenv("HIERLOCK_SLOWER");
-  double limit = STALL_MS * (slower ? strtod(slower, NULL) : 1);
+  double factor = slower ? strtod(slower, NULL) : 1, limit = STALL_MS * factor;
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
     measured few, many;
     int tries = 0;
@@ -1058,11 +1138,14 @@ static void test_many(void **state) {
       few = all[i].run(FEW);
       many = all[i].run(MANY);
     } while (++tries < TRIES &&
-             (many.stall >= limit || many.total >= LINEAR * few.total + 200));
-    print_message("%-14s %d: %7.1f ms, stall %5.2f; %d: %7.1f ms, stall %5.2f\n",
+             (many.stall >= limit || many.slept >= SLEEP_MS * factor ||
+              many.total >= LINEAR * few.total + 200));
+    print_message("%-14s %d: %7.1f ms, stall %5.2f; %d: %7.1f ms, stall %5.2f, "
+                  "%5.1f with what others did\n",
                   all[i].what, FEW, few.total, few.stall, MANY, many.total,
-                  many.stall);
+                  many.stall, many.slept);
     assert_true(many.stall < limit);
+    assert_true(many.slept < SLEEP_MS * factor);
     /* Of a few milliseconds, the machine's mood decides. */
     assert_true(many.total < LINEAR * few.total + 200);
   }
@@ -1085,6 +1168,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_given_up_in_every_state),
       cmocka_unit_test(test_closed_manager),
       cmocka_unit_test(test_calls_on_a_lock),
+      cmocka_unit_test(test_lost_while_it_waits),
       cmocka_unit_test(test_use_given_up),
       cmocka_unit_test(test_cancelled_too_late),
       cmocka_unit_test(test_released_by_the_worker),
@@ -1092,10 +1176,12 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_crowd),
       cmocka_unit_test(test_threads_are_bounded),
       cmocka_unit_test(test_parked_in_turn),
+      cmocka_unit_test(test_parked_alone),
       cmocka_unit_test(test_few_threads),
       cmocka_unit_test(test_a_crowd_without_a_thread),
       cmocka_unit_test(test_without_any_thread),
       cmocka_unit_test(test_many),
+      cmocka_unit_test(nothing_is_left),
   };
   (void)snprintf(directory, sizeof directory, "/dev/shm/hierlock-test-%d",
                  (int)getpid());

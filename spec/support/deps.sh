@@ -9,9 +9,12 @@
 #   deps.sh bare             a private root of a bare Debian 12, to see what a fresh machine lacks
 #   deps.sh libmysqlclient   a private root with Oracle's client library, to run the specs in
 #   deps.sh packaging        to install it in every way, for every Lua
+#   deps.sh browser          a browser, for the example of check-out
 #   deps.sh lint             the linters
 #   deps.sh docs [LUA…]      to make the reference
+#   deps.sh fuzz             clang's libFuzzer and sanitizers, and what the command needs
 #   deps.sh valgrind         valgrind
+#   deps.sh model            spin, and what it needs
 #
 # Says what it installs, and asks for root only then. On another system it says what is missing
 # and leaves the rest to you. It must install nothing that is there already.
@@ -41,7 +44,7 @@ want_lua() {
   esac
 }
 
-kind=${1:?build, demo, test, servers, lint, docs or valgrind}
+kind=${1:?build, demo, test, servers, lint, docs, model or valgrind}
 shift
 (($#)) || set -- lua5.4
 
@@ -52,14 +55,17 @@ if ! have dpkg-query; then
   exit 0
 fi
 
-specs=(lua-busted lua-luv lua-cqueues lua-copas lua-socket lua-sql-mysql lua-argparse libcmocka-dev procps lua-ldoc patch)
+specs=(lua-busted lua-luv lua-cqueues lua-copas lua-socket lua-sql-mysql lua-sql-postgres lua-argparse lua-dkjson libcmocka-dev procps lua-ldoc patch)
 
 case $kind in
   build)
     want gcc libc6-dev make pkg-config
     for lua; do want_lua "$lua"; done
     # Either client library will do. The demonstration needs none.
-    if [[ -z ${HIERLOCK_WITHOUT_MYSQL:-} ]] && ! have mysql_config && ! have mariadb_config; then want libmariadb-dev; fi
+    if [[ -z ${HIERLOCK_WITHOUT_CLIENTS:-} ]]; then
+      if ! have mysql_config && ! have mariadb_config; then want libmariadb-dev; fi
+      want libpq-dev
+    fi
     ;;
   demo)
     want lua-luv
@@ -67,7 +73,9 @@ case $kind in
   test)
     want "${specs[@]}"
     for lua; do
-      if [[ $lua == luajit ]] && ! installed libluajit-5.1-2; then want nginx libnginx-mod-http-lua lua-resty-core; fi
+      if [[ $lua == luajit ]] && ! installed libluajit-5.1-2; then
+        want nginx libnginx-mod-http-lua lua-resty-core lua-sql-sqlite3
+      fi
     done
     ;;
   servers)
@@ -83,15 +91,25 @@ case $kind in
     ;;
   libmysqlclient)
     spec/support/servers.sh install
-    # Servers are started inside, too.
+    # Servers are started inside, too; PostgreSQL and libpq are the newest there.
     exec spec/support/root.sh make libmysqlclient sid libmysqlclient-dev gcc libc6-dev make pkg-config \
-      lua5.4 liblua5.4-dev "${specs[@]}" mariadb-server-core mariadb-client-core galera-4 openssl mount bsdutils
+      lua5.4 liblua5.4-dev "${specs[@]}" mariadb-server-core mariadb-client-core galera-4 openssl mount bsdutils \
+      libpq-dev postgresql
     ;;
   packaging)
     want luarocks musl-tools lua-yaml lua-argparse mariadb-client-core
     ;;
+  browser)
+    want chromium fonts-dejavu-core
+    ;;
   lint)
     want lua-check cppcheck clang clang-tidy
+    ;;
+  model)
+    want spin gcc libc6-dev
+    ;;
+  fuzz)
+    want clang libclang-rt-dev lua-argparse lua-dkjson # clang only recommends its own libraries
     ;;
   docs)
     for lua; do want_lua "$lua"; done

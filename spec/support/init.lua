@@ -18,10 +18,18 @@ support.DEADLINE = 20
 function support.now() return uv.hrtime() / 1e9 end
 function support.sleep(seconds) uv.sleep(math.floor(seconds * 1000 + 0.5)) end
 
+--- Collects all that the program cannot reach any more. What LuaJIT has compiled goes first: a loop that was
+-- compiled for one function keeps that, and what it has for upvalues.
+function support.collect()
+  local jit = rawget(_G, "jit")
+  if jit then jit.flush() end
+  for _ = 1, 3 do collectgarbage() end
+end
+
 --- Waits until condition() is true, and returns what it returned; fails after
--- DEADLINE.
-function support.wait_until(condition, what)
-  local deadline, pause = support.now() + support.DEADLINE, 0.002
+-- so many seconds, or DEADLINE.
+function support.wait_until(condition, what, patience)
+  local deadline, pause = support.now() + (patience or support.DEADLINE), 0.002
   repeat
     local result = condition()
     if result then return result end
@@ -49,7 +57,7 @@ function support.ends_in_time(store, seconds, late, wait)
       local seconds = ...
       local start = support.now()
       if handles.sql then
-        handles.sql:query("SELECT SLEEP(%.6f)", seconds)
+        handles.sql:query(handles.sql.postgresql and "SELECT pg_sleep(%.6f)" or "SELECT SLEEP(%.6f)", seconds)
       else
         support.sleep(seconds)
       end
@@ -95,13 +103,35 @@ local function dsn_parts(dsn)
   return database, user, password, host, tonumber(port) or 3306
 end
 
+--- The first column of rows.
+function support.column(rows)
+  local values = {}
+  for i, row in ipairs(rows) do values[i] = row[1] end
+  return values
+end
+
+local luasql, luasql_postgresql
+
+--- LuaSQL's environment: one for the process, never closed. Its close() ends the client
+-- library (mysql_library_end), while threads of ours may be in it.
+function support.luasql()
+  luasql = luasql or require("luasql.mysql").mysql()
+  return luasql
+end
+
+--- The same of its driver for PostgreSQL.
+function support.luasql_postgresql()
+  luasql_postgresql = luasql_postgresql or require("luasql.postgres").postgres()
+  return luasql_postgresql
+end
+
 --- A connection of LuaSQL's, for looking and for administration:
 -- sql(query, ...) returns a list of rows, each a list; the arguments are put in
 -- by string.format.
 function support.sql_connection(dsn)
-  local environment = require("luasql.mysql").mysql()
+  local self = { postgresql = dsn:find("^postgres") ~= nil }
+  local environment = self.postgresql and support.luasql_postgresql() or support.luasql()
   local connection = assert(environment:connect(dsn_parts(dsn)))
-  local self = {}
   function self.query(_, query, ...)
     if select("#", ...) > 0 then query = query:format(...) end
     local cursor = assert(connection:execute(query))
@@ -116,10 +146,7 @@ function support.sql_connection(dsn)
     return rows
   end
   function self.try(_, query) return connection:execute(query) end
-  function self.close(_)
-    connection:close()
-    environment:close()
-  end
+  function self.close(_) connection:close() end
   return self
 end
 
@@ -137,19 +164,49 @@ function support.provision(connection, table_name, buckets, levels)
                    table.concat(levels or { "user", "account", "resource" }, ","))
 end
 
+--- The same with leases, by the statements of `hierlock provision --leases`.
+function support.provision_leases(connection, table_name, buckets, levels)
+  local wanted = {
+    table = function() return table_name end,
+    query = function(_, statement) return connection:query(statement) end,
+  }
+  local space = require("hierlock.command.space").new(wanted)
+  local found = space:look()
+  if not found.leased then
+    connection:query(space:schema()[2])
+    space:lease()
+    for _, statement in ipairs(space:lease_schema()) do connection:query(statement) end
+    connection:query(space:schema()[1])
+    connection:query(space:fill_gate())
+    connection:query(space:record(buckets, levels or { "user", "account", "resource" }))
+  end
+  for level = 0, #(levels or { 1, 2, 3 }) - 1 do
+    for first = 0, buckets - 1, 50000 do
+      local last = math.min(first + 50000, buckets) - 1
+      if space:count(level, first, last) <= last - first then connection:query(space:fill(level, first, last, true)) end
+    end
+  end
+  return space
+end
+
+--- Makes the tables of leases on PostgreSQL, as `hierlock provision --leases` does, for all.
+function support.lease_tables(root)
+  root:query((require("hierlock.command.lease_tables").postgresql("PUBLIC")))
+end
+
 -- ---------------------------------------------------------------- stores
 
 local function with_param(dsn, param) return dsn .. (dsn:find("?", 1, true) and "&" or "?") .. param end
 
+-- What the servers have in common; `command` ends a session, `queries` list them.
 local function server_store(name, dsn, root_dsn, control)
   local store = {
     name = name,
     server = true,
-    table = TABLE,
     bare_dsn = dsn,
     root_dsn = root_dsn,
     control = control,
-    dsn = with_param(dsn, "table=" .. TABLE),
+    dsn = dsn,
     options = { buckets = BUCKETS, timeout = TIMEOUT },
   }
   --- For looking, and for a table of the spec's own; as the tests' user.
@@ -164,6 +221,11 @@ local function server_store(name, dsn, root_dsn, control)
     end
     return store.root_connection
   end
+  function store.close_connections()
+    if store.connection then store.connection:close() end
+    if store.root_connection then store.root_connection:close() end
+    store.connection, store.root_connection = nil, nil
+  end
   --- stop, start, restart, kill; a server that is started gets the options, too,
   -- words without spaces.
   function store.command(verb, options)
@@ -171,7 +233,41 @@ local function server_store(name, dsn, root_dsn, control)
     local ok = os.execute(("unset LD_PRELOAD; HIERLOCK_SERVER_OPTIONS='%s' %s %s >/dev/null 2>&1"):format(
       options or "", control, verb))
     assert(ok == true or ok == 0, "the server did not " .. verb)
-    store.connection, store.root_connection = nil, nil
+    store.close_connections()
+  end
+  return store
+end
+
+-- MySQL or MariaDB.
+local function mysql_store(...)
+  local store = server_store(...)
+  store.table = TABLE
+  store.dsn = with_param(store.bare_dsn, "table=" .. TABLE)
+  --- Numbers of sessions: of the tests' user, but our own; `busy`: only those that execute something.
+  function store.sessions(busy)
+    return support.column(store.sql():query(
+      "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND user = SUBSTRING_INDEX(USER(), '@', 1)" ..
+      (busy and " AND command NOT IN ('Sleep', 'Daemon')" or "")))
+  end
+  --- The same of those with an open transaction, as an administrator; `waiting`: only those that wait for a row.
+  function store.transactions(waiting)
+    -- Both servers show an old picture to those who look more often.
+    support.sleep(waiting and 0.15 or 0.11)
+    return support.column(store.root():query(
+      "SELECT trx_mysql_thread_id FROM information_schema.INNODB_TRX" .. (waiting and " WHERE trx_state='LOCK WAIT'" or "")))
+  end
+  --- Ends a session; it may have ended by itself.
+  function store.kill(id)
+    local sql = store.root() or store.sql()
+    pcall(sql.query, sql, "KILL " .. id)
+  end
+  --- Lets the server take one connection more than it has. Returns what takes that back.
+  function store.limit_connections()
+    local root = store.root()
+    local before = root:query("SELECT @@GLOBAL.max_connections")[1][1]
+    local connected = root:query("SHOW GLOBAL STATUS LIKE 'Threads_connected'")[1][2]
+    root:query("SET GLOBAL max_connections=" .. connected + 1)
+    return function() root:query("SET GLOBAL max_connections=" .. before) end
   end
   --- How many requests wait for a row now. MariaDB shows an old picture to those
   -- who look more often than every 100 ms.
@@ -187,6 +283,68 @@ local function server_store(name, dsn, root_dsn, control)
     local version = store.sql():query("SELECT VERSION()")[1][1]
     store.dialect = version:find("MariaDB") and "mariadb" or "mysql"
     support.provision(store.sql(), TABLE, BUCKETS)
+  end
+  return store
+end
+
+--- The same server with a space that has leases; `store` itself where that needs nothing of its own.
+function support.leased(store)
+  if not store.table then return store end
+  if store.with_leases then return store.with_leases end
+  local leased = setmetatable({}, { __index = store })
+  store.with_leases = leased
+  leased.table, leased.stem = TABLE .. "_leasing_buckets", TABLE .. "_leasing"
+  leased.dsn = with_param(store.bare_dsn, "table=" .. leased.table)
+  function leased.prepare()
+    if leased.provisioned then return end
+    leased.provisioned = true
+    store.prepare()
+    support.provision_leases(store.sql(), leased.table, BUCKETS)
+  end
+  --- Those who look at a lease wait for no row.
+  function leased.waiting(target)
+    if store.dialect == "mariadb" then support.sleep(0.11) end
+    local n, observer = 0, support.open(leased)
+    for _, holder in ipairs(assert(observer:holders(target))) do
+      if holder.waiting then n = n + 1 end
+    end
+    observer:close()
+    return n
+  end
+  return leased
+end
+
+local function postgresql_store(...)
+  local store = server_store(...)
+  store.dialect = "postgresql"
+  store.unbucketed = true -- each node has a row of its own
+  -- Like those of mysql_store.
+  local SESSIONS = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+  function store.sessions(busy)
+    return support.column(store.sql():query(SESSIONS .. " AND usename = current_user" .. (busy and " AND state = 'active'" or "")))
+  end
+  function store.transactions(waiting)
+    return support.column(store.root():query(SESSIONS .. " AND usename = 'testuser'" ..
+      (waiting and " AND wait_event_type = 'Lock'" or " AND xact_start IS NOT NULL")))
+  end
+  function store.kill(id) (store.root() or store.sql()):query("SELECT pg_terminate_backend(%s)", id) end
+  -- `more`: so many, instead of one.
+  function store.limit_connections(more)
+    local root = store.root()
+    root:query("ALTER ROLE testuser CONNECTION LIMIT %d",
+               root:query("SELECT COUNT(*) FROM pg_stat_activity WHERE usename = 'testuser'")[1][1] + (more or 1))
+    return function() root:query "ALTER ROLE testuser CONNECTION LIMIT -1" end
+  end
+  function store.waiting()
+    -- Those that have their locks and wait for a lease say so.
+    return tonumber(store.sql():query("SELECT (SELECT COUNT(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted) + " ..
+      "(SELECT COUNT(*) FROM pg_stat_activity WHERE query ~ '^/[*]hierlock1[|][0-9]+[|][0-9]+[|][sx]w[|]' AND NOT EXISTS " ..
+      "(SELECT FROM pg_locks l WHERE l.pid = pg_stat_activity.pid AND NOT l.granted))")[1][1])
+  end
+  function store.prepare()
+    if store.prepared then return end
+    store.prepared = true
+    if store.root() then support.lease_tables(store.root()) end
   end
   return store
 end
@@ -216,7 +374,14 @@ local function missing_store(name)
            "no server was started (see spec/support/servers.sh) and MYSQL_DSN is not set" }
 end
 
---- Every store, embedded, mysql and mariadb; those that cannot be had have a
+-- A server of those that spec/support/servers.sh has started.
+local function started_store(name, make)
+  local prefix = "HIERLOCK_" .. name:upper()
+  local dsn = os.getenv(prefix .. "_DSN")
+  return dsn and make(name, dsn, os.getenv(prefix .. "_ROOT_DSN"), os.getenv(prefix .. "_CONTROL")) or missing_store(name)
+end
+
+--- Every store, embedded, mysql, mariadb and postgresql; those that cannot be had have a
 -- reason in `missing`.
 support.stores = { embedded_store() }
 if os.getenv("MYSQL_DSN") then
@@ -229,16 +394,15 @@ if os.getenv("MYSQL_DSN") then
   local connection = support.sql_connection(os.getenv("MYSQL_DSN"))
   local name = connection:query("SELECT VERSION()")[1][1]:find("MariaDB") and "mariadb" or "mysql"
   connection:close()
-  support.stores[2] = server_store(name, ("%s://%s:%s@%s:%d/%s"):format(
+  support.stores[2] = mysql_store(name, ("%s://%s:%s@%s:%d/%s"):format(
     name, encoded(user), encoded(password), host, port, encoded(database)))
 else
   for _, name in ipairs { "mysql", "mariadb" } do
-    local prefix = "HIERLOCK_" .. name:upper()
-    local dsn = os.getenv(prefix .. "_DSN")
-    support.stores[#support.stores + 1] = dsn
-      and server_store(name, dsn, os.getenv(prefix .. "_ROOT_DSN"), os.getenv(prefix .. "_CONTROL"))
-      or missing_store(name)
+    support.stores[#support.stores + 1] = started_store(name, mysql_store)
   end
+end
+if not os.getenv("MYSQL_DSN") or os.getenv("HIERLOCK_POSTGRESQL_DSN") then
+  support.stores[#support.stores + 1] = started_store("postgresql", postgresql_store)
 end
 
 -- busted gives describe, it ... to spec files only, as their environment.
@@ -278,14 +442,22 @@ function support.each_store(fn)
   each(stores, fn)
 end
 
---- The same for the servers only.
-function support.each_server(fn)
+local function servers_of(wanted)
   local servers = {}
   for _, store in ipairs(support.stores) do
-    if store.server or store.missing then servers[#servers + 1] = store end
+    if (store.server or store.missing) and wanted(store.name) then servers[#servers + 1] = store end
   end
-  each(servers, fn)
+  return servers
 end
+
+--- The same for the servers of MySQL's kind only.
+function support.each_server(fn) each(servers_of(function(name) return name ~= "postgresql" end), fn) end
+
+--- For PostgreSQL only.
+function support.on_postgresql(fn) each(servers_of(function(name) return name == "postgresql" end), fn) end
+
+--- For all servers.
+function support.each_connection(fn) each(servers_of(function() return true end), fn) end
 
 --- Waits until n requests (1 unless said) wait for rows of the target.
 function support.wait_for_waiters(store, target, n)
@@ -499,7 +671,7 @@ function support.foreign(store)
   function self:query(...) return self:send(...):result() end
   self.id = self:call([[
     handles.sql = support.sql_connection(...)
-    return tonumber(handles.sql:query("SELECT CONNECTION_ID()")[1][1])
+    return tonumber(handles.sql:query(handles.sql.postgresql and "SELECT pg_backend_pid()" or "SELECT CONNECTION_ID()")[1][1])
   ]], store.bare_dsn)
   return self
 end
@@ -508,7 +680,7 @@ end
 function support.try_query(connection, query)
   local cursor, message = connection:try(query)
   if not cursor then
-    local shown = connection:try("SHOW ERRORS")
+    local shown = not connection.postgresql and connection:try("SHOW ERRORS")
     local row = shown and shown:fetch({}, "n")
     if shown then shown:close() end
     return nil, row and tonumber(row[2]), message
@@ -624,6 +796,12 @@ function support.does_not_tell_waits()
     io.write(io.open("/proc/self/maps"):read("*a"):match("libmysqlclient") or "")
   ]]
   return tells ~= "" and "libmysqlclient does not tell when it waits" or nil
+end
+
+--- `it` of what needs a client library that tells when it waits; elsewhere it is pending, and says why.
+function support.it_where_waits_are_told(name, fn)
+  local busted, reason = environment_of(fn), support.does_not_tell_waits()
+  if reason then busted.pending(name .. ": " .. reason) else busted.it(name, fn) end
 end
 
 --- Ends the peers, and forgets the handles, that a spec has left; for after_each.

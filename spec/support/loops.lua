@@ -131,7 +131,7 @@ function loops.copas()
     copas.step(seconds or STEP)
     self.check()
   end
-  function self.close() end -- it has one set of threads for the whole state
+  function self.close() always:close() end -- its threads stay: there is one set of them for the whole state
   return self
 end
 

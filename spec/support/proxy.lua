@@ -31,13 +31,35 @@ local function note_commands(buffer, found)
   return buffer
 end
 
+-- The same of PostgreSQL's protocol: what a client says first has no type.
+local MESSAGES = { Q = "query", X = "quit", p = "password" }
+
+local function note_messages(buffer, found)
+  while #buffer >= 8 do
+    local untyped = buffer:byte(1) == 0
+    local a, b, c, d = buffer:byte(untyped and 1 or 2, untyped and 4 or 5)
+    local size = ((a * 256 + b) * 256 + c) * 256 + d + (untyped and 0 or 1)
+    if #buffer < size then break end
+    if untyped then
+      local code = buffer:sub(5, 8)
+      found(code == "\4\210\22\46" and "cancel" or code == "\0\3\0\0" and "log in" or "negotiate")
+    else
+      local name = MESSAGES[buffer:sub(1, 1)] or buffer:sub(1, 1)
+      found(name, name == "query" and buffer:sub(6, size - 1) or nil)
+    end
+    buffer = buffer:sub(size + 1)
+  end
+  return buffer
+end
+
 --- Opens a proxy before the server of a store.
 -- rewrite(data, first): what the client is told instead of the server's data;
--- first: it is the greeting. tls: the DSN's parameter, "off" unless said; with
--- another no commands are seen. own_port: the proxy's; any that is free unless said.
+-- first: it is the greeting. tls: the DSN's parameter (tls, sslmode), "off" unless said;
+-- with another no commands are seen. own_port: the proxy's; any that is free unless said.
 -- Returns a table: `dsn`, for clients; `commands`, a list of {name, text, connection};
 -- `hold(n [, bytes])`, which keeps the answers of the n-th connection back until
--- `let(n)`, all but the first so many bytes; `drip(n, ms)`: from then on its answers
+-- `let(n)`, all but the first so many bytes; `detain(n)`, which keeps back what the client of the
+-- n-th connection says until `deliver(n)`, though that has ended meanwhile; `drip(n, ms)`: from then on its answers
 -- come in single bytes, each so much later than the one before, or those of all later
 -- connections, without n; `freeze()`: nothing
 -- more goes through the connections that there are, in either direction, and none
@@ -50,7 +72,9 @@ function proxy.open(store, rewrite, tls, own_port)
   local server = uv.new_tcp()
   local port = tonumber(store.dsn:match(":(%d+)[/)]"))
   assert(server:bind("127.0.0.1", own_port or 0))
-  self.dsn = store.dsn:gsub(":" .. port, ":" .. server:getsockname().port, 1) .. "&tls=" .. (tls or "off")
+  self.dsn = store.dsn:gsub(":" .. port, ":" .. server:getsockname().port, 1) ..
+    (store.table and "&tls=" .. (tls or "off") or "?sslmode=" .. (tls or "disable"))
+  local note = store.table and note_commands or note_messages
 
   local function accept()
     local n = #self.connections + 1
@@ -77,11 +101,15 @@ function proxy.open(store, rewrite, tls, own_port)
       if err then return finish() end
       client:read_start(function(_, data)
         if self.is_cut or connection.frozen then return end
+        if connection.detained then
+          connection.detained[#connection.detained + 1] = data
+          return
+        end
         if not data then return finish() end
         if connection.answered then self.turns = self.turns + 1 end
         connection.answered = false
         self.sent = self.sent .. data
-        buffer = tls and "" or note_commands(buffer .. data, function(name, text)
+        buffer = tls and "" or note(buffer .. data, function(name, text)
           self.commands[#self.commands + 1] = { name = name, text = text, connection = n }
         end)
         if not upstream:is_closing() then upstream:write(data) end
@@ -126,6 +154,17 @@ function proxy.open(store, rewrite, tls, own_port)
     connection.held = false
     connection.tell(table.concat(connection.kept))
     connection.kept = {}
+  end
+  function self.detain(n) self.connections[n].detained = {} end
+  --- Returns when the server has begun to answer.
+  function self.deliver(n)
+    local connection = self.connections[n]
+    local said = table.concat(connection.detained)
+    connection.detained = nil
+    if said == "" then return end
+    connection.answered = false
+    connection.upstream:write(said)
+    while not connection.answered do uv.run "once" end
   end
   function self.drip(n, ms)
     if not n then

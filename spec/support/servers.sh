@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 #
-# Throw-away MySQL and MariaDB servers for the test suite, on loopback ports that are free at the
+# Throw-away MySQL, MariaDB and PostgreSQL servers for the test suite, on loopback ports that are free at the
 # time.  Everything of a server (data, log, socket, certificates) lives below DIR; what is slow to
 # make (MySQL's files, initialised data directories) is kept in HIERLOCK_CACHE, by default
 # ~/.cache/hierlock.  This script must never touch a server that it did not start, listen on
@@ -8,19 +8,23 @@
 # "install".  The servers trade durability for speed and have well-known passwords: they are for
 # tests and for nothing else.
 #
-#   servers.sh start DIR [mysql] [mariadb]         start them (default: both) and write DIR/env
-#   servers.sh stop DIR [mysql] [mariadb]          stop them and discard their data; the logs stay
-#   servers.sh run DIR [mysql] [mariadb] -- COMMAND…    start, run COMMAND with DIR/env, always stop
-#   servers.sh restart DIR mysql|mariadb           stop and start one: same port, same data
-#   servers.sh kill DIR mysql|mariadb              SIGKILL, as a crash
-#   servers.sh start-again DIR mysql|mariadb       start a stopped or killed one: same port and data
-#   servers.sh control DIR mysql|mariadb stop|start|restart|kill|pid      as one command
+#   servers.sh start DIR [KIND…]                   start them (default: all that there are) and write DIR/env
+#   servers.sh stop DIR [KIND…]                    stop them and discard their data; the logs stay
+#   servers.sh run DIR [KIND…] -- COMMAND…         start, run COMMAND with DIR/env, always stop
+#   servers.sh restart DIR KIND                    stop and start one: same port, same data
+#   servers.sh kill DIR KIND                       SIGKILL, as a crash
+#   servers.sh start-again DIR KIND                start a stopped or killed one: same port and data
+#   servers.sh control DIR KIND stop|start|restart|kill|pid      as one command
 #   servers.sh install                             get what is missing: packages, MySQL's files
 #
+# KIND: mysql, mariadb, postgresql. PostgreSQL is left out by default where it is not installed.
 # HIERLOCK_SERVER_OPTIONS: more options for a server that is started, without spaces inside them.
 #
 # MySQL is in Debian unstable only, so it runs chrooted in a small private root of that, made by root.sh.
 # DIR is bind-mounted on that root's /srv in a mount namespace of the server's own, gone with it.
+#
+# PostgreSQL does not run as root. Called by root, it runs as the user postgres, who may also read what is root's:
+# DIR is below directories that are closed to others.
 
 set -euo pipefail
 PATH=$PATH:/usr/sbin:/sbin
@@ -28,7 +32,13 @@ self=$(realpath "${BASH_SOURCE[0]}")
 cache=$(realpath -m "${HIERLOCK_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hierlock}")
 root=$cache/mysql-sid
 roots=$(dirname "$self")/root.sh grants=$(dirname "$self")/grants.sql
-guard='' child='' up=''
+guard='' child='' up='' fresh=''
+pg_bin=$({ find /usr/lib/postgresql/*/bin -name postgres 2>/dev/null || true; } | sort -V | tail -n 1)
+pg_bin=${pg_bin%/*} pg_as=()
+if ((EUID == 0)); then
+  pg_as=(setpriv --reuid=postgres --regid=postgres --clear-groups --inh-caps=+dac_read_search
+    --ambient-caps=+dac_read_search)
+fi
 as=() enter=(unshare --mount)
 ((EUID == 0)) || as=(sudo) enter=(unshare --user --map-root-user --mount)
 # shellcheck disable=SC2016  # expanded by the inner shell
@@ -55,7 +65,19 @@ CREATE DATABASE mgl_test;
 CREATE USER testuser@'%' IDENTIFIED BY 'testpassword';
 GRANT ALL ON mgl_test.* TO testuser@'%';
 SQL
-  if [[ $1 == mysql ]]; then
+  if [[ $1 == postgresql ]]; then
+    mkdir -m 700 "$2/data"
+    ((EUID)) || chown postgres: "$2/data"
+    echo rootpassword >"$2/password"
+    "${pg_as[@]}" "$pg_bin/initdb" --pgdata="$2/data" --username=root --pwfile="$2/password" --auth=scram-sha-256 \
+      --encoding=UTF8 --locale=C.UTF-8 --wal-segsize=1 --no-sync
+    # Proxies of tests connect from other addresses of this machine.
+    sed -i 's|127.0.0.1/32|127.0.0.0/8 |' "$2/data/pg_hba.conf"
+    "${pg_as[@]}" "$pg_bin/postgres" --single -D "$2/data" -F postgres <<'SQL'
+CREATE ROLE testuser LOGIN PASSWORD 'testpassword'
+CREATE DATABASE mgl_test
+SQL
+  elif [[ $1 == mysql ]]; then
     in_root "$2" mysqld --no-defaults --user=root --initialize-insecure --datadir=/srv/data \
       --tmpdir=/srv --init-file=/srv/setup.sql --innodb-redo-log-capacity=48M &&
       rm "$2/data/auto.cnf"             # the server's UUID
@@ -70,6 +92,7 @@ SQL
 fresh_data() {                          # KIND: a copy of initialised data
   local version=(mariadbd --no-defaults --version) made
   [[ $1 != mysql ]] || version=(in_root "$dir" mysqld --no-defaults --version)
+  [[ $1 != postgresql ]] || version=("$pg_bin/postgres" --version)
   made=$({ "${version[@]}"; cat "$self" "$grants"; } | sha256sum)
   made=$cache/$1-data-${made:0:16}
   if [[ ! -e $made ]]; then
@@ -96,8 +119,27 @@ alive() {                               # KIND; sets $pid
   [[ $when && $(began "$pid") == "$when" ]]
 }
 
+launch_postgresql() {
+  local home=$dir/postgresql server
+  # A connection for each lock that is held or waited for, and room for the locks of a large request.
+  server=("${pg_as[@]}" "$pg_bin/postgres" -D "$home/data" --listen-addresses=127.0.0.1 --port="$(<"$home/port")"
+    --unix-socket-directories="$home/tmp" --ssl=on --ssl-cert-file="$dir/tls/cert.pem"
+    --ssl-key-file="$dir/tls/key.pem" --max-connections=500 --shared-buffers=16MB --max-wal-size=64MB --fsync=off
+    --full-page-writes=off --autovacuum=off --log-min-messages=log)
+  # shellcheck disable=SC2206  # several words
+  server+=(${HIERLOCK_SERVER_OPTIONS:-})
+  ((EUID)) || chown postgres: "$home/tmp"
+  # One that was killed, and that nobody has reaped yet, would count as a server that runs.
+  rm -f "$home/data/postmaster.pid" "$home/tmp/.s."*
+  # Not in a directory that it may not read.
+  (cd / && exec setsid "${server[@]}" </dev/null >>"$home/log" 2>&1) &
+  echo "$! $(began $!)" >"$home/pid"
+  disown
+}
+
 launch() {                              # KIND
   local base=$dir server
+  [[ $1 != postgresql ]] || { launch_postgresql; return; }
   server=(mariadbd --no-defaults --user="$(id -un)" --secure-file-priv="$dir/mariadb/tmp"
     --innodb-log-file-size=48M)
   if [[ $1 == mysql ]]; then
@@ -123,8 +165,17 @@ answers() {                             # KIND: waits until it does; asks as roo
                                         # MySQL has not cached the password of the tests' user
   local deadline=$((SECONDS + 60)) version client=(mariadb --no-defaults --socket="$dir/$1/sock")
   [[ $1 != mysql ]] || client=(in_root "$dir" mysql --no-defaults --socket=/srv/mysql/sock)
-  until version=$(MYSQL_PWD=rootpassword "${client[@]}" --user=root --skip-column-names --batch \
-    --execute='SELECT VERSION()' mgl_test 2>/dev/null) && alive "$1"; do
+  client+=(--user=root --skip-column-names --batch --execute='SELECT VERSION()' mgl_test)
+  [[ $1 != postgresql ]] || client=("$pg_bin/psql" -XAtqw -h 127.0.0.1 -p "$(<"$dir/$1/port")" -U root
+    -c 'SHOW server_version' mgl_test)
+  until version=$(MYSQL_PWD=rootpassword PGPASSWORD=rootpassword "${client[@]}" 2>/dev/null) && alive "$1"; do
+    if [[ $fresh ]] && ! alive "$1" && grep -q 'Address already in use' "$dir/$1/log"; then
+      : >"$dir/$1/log"                  # another run's server has got the port meanwhile
+      choose_port "$1"
+      launch "$1"
+      answers "$1"
+      return
+    fi
     if ! alive "$1" || ((SECONDS > deadline)); then failed "$1"; fi
     sleep 0.05
   done
@@ -132,8 +183,23 @@ answers() {                             # KIND: waits until it does; asks as roo
 }
 
 end() {                                 # SIGNAL KIND…: returns when they have ended
-  local kind deadline=$((SECONDS + 20))
-  for kind in "${@:2}"; do ! alive "$kind" || kill -s "$1" "$pid" || true; done
+  local kind deadline=$((SECONDS + 20)) signal others=() ended=()
+  for kind in "${@:2}"; do
+    alive "$kind" || continue
+    signal=$1 others=()
+    # PostgreSQL waits at a SIGTERM until its clients have gone; and its processes must not outlive it, for the next
+    # one would know nothing of what they hold. Stopped, it bears no more of them.
+    if [[ $kind == postgresql && $1 == TERM ]]; then signal=INT; fi
+    if [[ $kind == postgresql && $1 == KILL ]]; then
+      kill -s STOP "$pid" || true
+      mapfile -t others < <(pgrep -P "$pid")
+      ended+=("${others[@]}")
+    fi
+    kill -s "$signal" "$pid" "${others[@]}" || true
+  done
+  for pid in "${ended[@]}"; do
+    while [[ $(began "$pid") ]] && ((SECONDS <= deadline)); do sleep 0.01; done
+  done
   for kind in "${@:2}"; do
     while alive "$kind"; do
       ((SECONDS <= deadline)) || kill -s KILL "$pid" || true
@@ -171,14 +237,16 @@ certificates() (
 )
 
 write_env() {
-  local kind at control pair value
-  for kind in mysql mariadb; do
+  local kind at control pair value database socket
+  for kind in mysql mariadb postgresql; do
     [[ -d $dir/$kind/data ]] || continue
     alive "$kind" || pid=''
     at=127.0.0.1:$(<"$dir/$kind/port")
     printf -v control '%q control %q %s' "$self" "$dir" "$kind"
+    database='' socket=$dir/$kind/sock
+    [[ $kind != postgresql ]] || database=mgl_test socket=$dir/$kind/tmp
     for pair in "DSN=$kind://testuser:testpassword@$at/mgl_test" \
-      "ROOT_DSN=$kind://root:rootpassword@$at/" "SOCKET=$dir/$kind/sock" "CA=$dir/tls/ca.pem" \
+      "ROOT_DSN=$kind://root:rootpassword@$at/$database" "SOCKET=$socket" "CA=$dir/tls/ca.pem" \
       "PID=$pid" "CONTROL=$control"; do
       value=${pair#*=}
       echo "export HIERLOCK_${kind^^}_${pair%%=*}=${value@Q}"
@@ -191,7 +259,7 @@ discard() {                             # KIND…
   local kind
   end TERM "$@"
   for kind; do rm -rf "$dir/$kind/"{data,tmp,sock*}; done
-  if alive mysql || alive mariadb; then write_env; else rm -rf "$dir/tls" "$dir/env"; fi
+  if alive mysql || alive mariadb || alive postgresql; then write_env; else rm -rf "$dir/tls" "$dir/env"; fi
 }
 
 finish() {                              # on exit: nothing goes on
@@ -208,11 +276,20 @@ finish() {                              # on exit: nothing goes on
   exit "$status"
 } 2>/dev/null
 
+choose_port() {                         # KIND
+  local port
+  while port=$(shuf -n 1 -i 20000-31999); do
+    (: <>"/dev/tcp/127.0.0.1/$port") 2>/dev/null || break
+  done
+  echo "$port" >"$dir/$1/port"
+}
+
 begin() {                               # KIND…: from then on an exit of the script stops them
-  local kind port
+  local kind fresh=1                     # it may have any port
   need openssl
   for kind; do
-    [[ $kind == mysql ]] || need mariadbd
+    [[ $kind != mariadb ]] || need mariadbd
+    [[ $kind != postgresql || $pg_bin ]] || die "PostgreSQL is missing; get it by: $self install"
     ! alive "$kind" || die "$kind runs in $dir already"
     [[ ! -e $dir/$kind || -e $dir/$kind/port ]] || die "$dir/$kind is not of this script's making"
   done
@@ -228,14 +305,11 @@ begin() {                               # KIND…: from then on an exit of the s
     rm -rf "$dir/$kind/data"
     mkdir -p "$dir/$kind/tmp"
     : >"$dir/$kind/log"
-    while port=$(shuf -n 1 -i 20000-31999); do
-      (: <>"/dev/tcp/127.0.0.1/$port") 2>/dev/null || break
-    done
-    echo "$port" >"$dir/$kind/port"
+    choose_port "$kind"
     [[ $kind != mysql ]] || get_root
     locked fresh_data "$kind"
   done
-  alive mysql || alive mariadb || certificates 2>"$dir/openssl.log"
+  alive mysql || alive mariadb || alive postgresql || certificates 2>"$dir/openssl.log"
   for kind; do launch "$kind"; done
   for kind; do answers "$kind"; done
   write_env
@@ -258,10 +332,14 @@ install() {
   command -v mariadbd >/dev/null || missing+=(mariadb-server-core mariadb-client-core)
   ls /usr/lib/galera/libgalera_smm.so >/dev/null 2>&1 || missing+=(galera-4)
   command -v openssl >/dev/null || missing+=(openssl)
+  [[ $pg_bin ]] || missing+=(postgresql)
   if ((${#missing[@]})); then
     say "installing packages: ${as[*]} apt-get install ${missing[*]}"
     "${as[@]}" apt-get update >&2
-    "${as[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install --yes "${missing[@]}" >&2
+    # No server is to be made and started by an installation.
+    [[ $pg_bin ]] || "${as[@]}" sh -ec 'mkdir -p /etc/postgresql-common
+      echo "create_main_cluster = false" >/etc/postgresql-common/createcluster.conf' >&2
+    "${as[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install --yes -o Dpkg::Options::=--force-confold "${missing[@]}" >&2
   fi
   "$roots" install
   get_root
@@ -272,10 +350,15 @@ install() {
 verb=$1
 dir=$(realpath -m "$2")
 shift 2
-((${#dir} <= 80)) || die "$dir is too long a name: its sockets would be out of reach"
+((${#dir} <= 76)) || die "$dir is too long a name: its sockets would be out of reach"
 kinds=()
-while [[ ${1:-} == mysql || ${1:-} == mariadb ]]; do kinds+=("$1"); shift; done
-case "$verb ${#kinds[@]}" in "start 0" | "run 0" | "stop 0") kinds=(mysql mariadb) ;; esac
+while [[ ${1:-} == mysql || ${1:-} == mariadb || ${1:-} == postgresql ]]; do kinds+=("$1"); shift; done
+case "$verb ${#kinds[@]}" in
+  "stop 0") kinds=(mysql mariadb postgresql) ;;
+  "start 0" | "run 0")
+    kinds=(mysql mariadb)
+    [[ ! $pg_bin ]] || kinds+=(postgresql) ;;
+esac
 case "$verb ${#kinds[@]} ${1:+more}" in
   "stop "*" ") discard "${kinds[@]}" ;;
   "restart 1 " | "kill 1 " | "start-again 1 ") control "${kinds[0]}" "${verb%-again}" ;;

@@ -64,6 +64,8 @@ run_item() {                            # sets $status; the output is in $log
     wait "$child" || true
   else
     kill "$clock"
+    # One that a tool has ended leaves its peers behind, and with them the connections that they have inherited.
+    kill -s KILL -- "-$child" || true
     grep -q '^\[  PASSED  \]' "$log" || { echo "It ended without a report." >>"$log"; status=$((status ? status : 1)); }
   fi
   child=''

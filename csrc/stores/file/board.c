@@ -203,7 +203,10 @@ static void record_write(hl__board_record *record,
   record->since_ms = since_ms;
   record->mode = (uint8_t)request->mode;
   record->row_count = (uint16_t)n;
-  memcpy(record->rows, rows, n * sizeof *rows);
+  for (size_t i = 0; i < n; i++)
+    record->rows[i] = (hl__board_row){.bucket = (uint32_t)rows[i].bucket,
+                                      .level = rows[i].level,
+                                      .mode = rows[i].mode};
   text_copy(record->application, sizeof record->application,
             hl__file_session_application(session));
   text_copy(record->path, sizeof record->path, request->path);

@@ -25,6 +25,13 @@ typedef struct hl__board_header {
 
 enum hl__board_state { HL__BOARD_FREE, HL__BOARD_WAITING, HL__BOARD_HELD };
 
+/* An hl_row, as it stands in the file. */
+typedef struct hl__board_row {
+  uint32_t bucket;
+  uint8_t level;
+  uint8_t mode; /* hl_mode */
+} hl__board_row;
+
 /* What a session has asked for in one call; several where it needs more rows.
    Written by the session's thread alone. */
 typedef struct hl__board_record {
@@ -37,7 +44,7 @@ typedef struct hl__board_record {
   char application[64];
   char label[128];
   char path[256];
-  hl_row rows[HL__BOARD_ROWS];
+  hl__board_row rows[HL__BOARD_ROWS];
 } hl__board_record;
 
 #define HL__BOARD_CHUNK_RECORDS \

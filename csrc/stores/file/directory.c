@@ -329,19 +329,22 @@ int hl__file_name(const hl__file_directory *directory, const char *temporary,
   return (int)result;
 }
 
+/* Somebody whose clock is ahead takes a temporary file for an old one, and sweeps it
+   away before it has its name. */
+#define SWEPT_TRIES 8
+
 int hl__file_make(const hl__file_directory *directory, const char *name) {
   char temporary[HL__FILE_NAME_MAX];
-  int result = 0;
-  int fd = hl__file_temporary(directory, directory->file_mode, temporary);
-  if (fd < 0) return -1;
-  if (hl__file_name(directory, temporary, name) != 0) {
-    result = errno == EEXIST ? 0 : -1;
-    int saved = errno;
-    (void)unlinkat(directory->fd, temporary, 0);
+  for (int i = 1;; i++) {
+    int fd = hl__file_temporary(directory, directory->file_mode, temporary);
+    if (fd < 0) return -1;
+    int saved = hl__file_name(directory, temporary, name) == 0 ? 0 : errno;
+    if (saved) (void)unlinkat(directory->fd, temporary, 0);
+    hl__file_close(fd);
     errno = saved;
+    if (saved == 0 || saved == EEXIST) return 0;
+    if (saved != ENOENT || i == SWEPT_TRIES) return -1;
   }
-  hl__file_close(fd);
-  return result;
 }
 
 /* ------------------------------------------------------------- sweeping */

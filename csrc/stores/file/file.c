@@ -4,10 +4,14 @@
  * all or nothing, and given back. Where locks live is in space.c, how a row is
  * taken in table.c, how it is waited for in queue.c; see file.h.
  *
+ * A lease is taken as a session's rows are; then it is written down, and the rows are given
+ * back (leases.c). So each row, once it is locked, is looked at for leases, too.
+ *
  * Nothing is ever outstanding: whatever is done is done when the call returns.
  */
 #include "board.h"
 #include "file.h"
+#include "mode.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -46,6 +50,11 @@ const char *hl__file_session_application(const hl__file_session *session) {
   return store_of(session)->config->application;
 }
 
+const hl_store_config *hl__file_session_config(
+    const hl__file_session *session) {
+  return store_of(session)->config;
+}
+
 /* ----------------------------------------------------------------- store */
 
 /* The space that the DSN's path leads to, the name by which it is checked, and the layout
@@ -72,6 +81,7 @@ HL__UNCHECKED static int store_open(const hl_store_config *config,
   file_store *store = calloc(1, sizeof *store);
   if (!store) return hl__error_memory(error);
   store->base.ops = &hl_store_file;
+  store->base.leases = &hl__file_leases;
   store->config = config;
   int status = space_open(config, &store->base.layout, &store->space,
                           &store->control, error);
@@ -217,11 +227,14 @@ static void session_release(hl__file_session *session, size_t keep) {
   }
 }
 
-static int session_unlock(hl_session *base, hl_error *error) {
-  hl__file_session *session = session_of(base);
-  (void)error;
+void hl__file_session_clear(hl__file_session *session) {
   session_release(session, 0);
   hl__file_board_clear(session, 0);
+}
+
+static int session_give_back(hl_session *base, hl_error *error) {
+  (void)error;
+  hl__file_session_clear(session_of(base));
   return HL_OK;
 }
 
@@ -235,7 +248,7 @@ static void session_forget(hl_session *base) {
 
 static void session_close(hl_session *base) {
   hl__file_session *session = session_of(base);
-  (void)session_unlock(base, NULL);
+  (void)session_give_back(base, NULL);
   hl__file_board_leave(session);
   hl__file_space_unref(session->space);
   (void)pthread_mutex_destroy(&session->guard);
@@ -270,33 +283,38 @@ static int holding_compare(const void *a, const void *b) {
 /* Takes one row and enters it as a holding, for which there is room. `held`: of
    the row itself, where the session has it already, else NULL. */
 static int row_take(hl__file_session *session, const hl_request *request,
-                    const hl_row *row, hl__file_holding *held, bool *crowded,
-                    size_t slots, int64_t since_ms, hl_error *error) {
-  if (held && held->row.mode >= row->mode) return HL_OK;
+                    const hl_row *row, uint32_t hash, hl__file_holding *held,
+                    bool *crowded, size_t slots, int64_t since_ms,
+                    hl_error *error) {
+  if (held && hl__mode_covers((hl_mode)held->row.mode, (hl_mode)row->mode))
+    return HL_OK;
   bool conversion = held != NULL;
   hl__file_entry *entry = conversion ? held->entry : NULL;
-  int status =
-      hl__file_row_try(session, row, conversion, *crowded, &entry, error);
+  int status = hl__file_row_try(session, row, hash, conversion, *crowded,
+                                &entry, error);
   if (status == HL_TIMEOUT && !request->try_once) {
     *crowded = true; /* by now others may wait for the rest */
     if (session->slots_used == slots)
       hl__file_board_show(session, slots, request, since_ms,
                           HL__BOARD_WAITING);
     entry = conversion ? held->entry : NULL;
-    status = hl__file_row_wait(session, row, conversion, request->deadline,
-                               &entry, error);
+    status = hl__file_row_wait(session, row, hash, conversion,
+                               request->deadline, &entry, error);
   }
   if (status) return status;
   if (conversion) {
     held->row.mode = HL_EXCLUSIVE;
     held->converted = true;
   } else {
-    session->holdings[session->held++] = (hl__file_holding){
-        .entry = entry,
-        .hash = hl__file_hash(row->level, row->bucket),
-        .row = *row};
+    session->holdings[session->held++] =
+        (hl__file_holding){.entry = entry, .hash = hash, .row = *row};
   }
-  return HL_OK;
+  /* It is locked: no lease can come on it any more that is in its way. */
+  if (!hl__file_leased(session->space, hash, (hl_mode)row->mode)) return HL_OK;
+  if (!request->try_once && session->slots_used == slots)
+    hl__file_board_show(session, slots, request, since_ms, HL__BOARD_WAITING);
+  return hl__file_lease_await(session, row, hash, request->try_once,
+                              request->deadline, error);
 }
 
 /* Says which row a call came to its end at. */
@@ -307,17 +325,21 @@ static void row_blame(int status, const hl_row *row, hl_error *error) {
     (void)hl__error(error, status, "the wait was cancelled");
   if (error && (status == HL_TIMEOUT || status == HL_CANCELLED)) {
     error->level = row->level;
-    error->bucket = row->bucket;
+    error->bucket = (uint32_t)row->bucket;
   }
 }
 
 /* Whether anybody waits near any of the rows. All words are read at once, right
-   after the space was looked at: see hl__file_space.control. */
-static bool rows_crowded(hl__file_space *space, const hl_request *request) {
+   after the space was looked at: see hl__file_space.control. The hashes of the rows stay in
+   the room for their holdings, which are never ahead of them. */
+static bool rows_crowded(hl__file_session *session, const hl_request *request) {
+  hl__file_holding *room = session->holdings + session->held;
   bool crowded = false;
-  for (size_t i = 0; i < request->n; i++)
-    crowded |= hl__file_queue_crowded(
-        space, hl__file_hash(request->rows[i].level, request->rows[i].bucket));
+  for (size_t i = 0; i < request->n; i++) {
+    room[i].hash =
+        hl__file_hash(request->rows[i].level, request->rows[i].bucket);
+    crowded |= hl__file_queue_crowded(session->space, room[i].hash);
+  }
   return crowded;
 }
 
@@ -331,7 +353,7 @@ static int rows_take(hl__file_session *session, const hl_request *request,
   if (!holdings_reserve(session, request->n)) return hl__error_memory(error);
   if (hl__file_space_gone(session->space))
     return hl__file_space_gone_error(session->space, error);
-  bool crowded = rows_crowded(session->space, request);
+  bool crowded = rows_crowded(session, request);
 
   for (size_t i = 0; i < request->n && status == HL_OK; i++) {
     const hl__file_holding key = {.row = request->rows[i]};
@@ -339,8 +361,9 @@ static int rows_take(hl__file_session *session, const hl_request *request,
         before > 0 ? bsearch(&key, session->holdings, before,
                              sizeof key, holding_compare)
                    : NULL;
-    status = row_take(session, request, &request->rows[i], held, &crowded,
-                      slots, since_ms, error);
+    status = row_take(session, request, &request->rows[i],
+                      session->holdings[before + i].hash, held, &crowded, slots,
+                      since_ms, error);
     if (status) row_blame(status, &request->rows[i], error);
   }
   /* Looked at last: whoever opens the path from now on comes to these files, or
@@ -360,6 +383,11 @@ static int rows_take(hl__file_session *session, const hl_request *request,
   grant->token =
       (atomic_fetch_add(&session->space->control->tokens, 1u) + 1)
       << TOKEN_LOW_BITS;
+  if (request->lease) {
+    status = hl__file_lease_write(session, request, grant, error);
+    hl__file_session_clear(session);
+    return status;
+  }
   for (size_t i = 0; i < before; i++) session->holdings[i].converted = false;
   if (before > 0)
     qsort(session->holdings, session->held, sizeof *session->holdings,
@@ -369,7 +397,7 @@ static int rows_take(hl__file_session *session, const hl_request *request,
   return HL_OK;
 }
 
-static int session_lock(hl_session *base, const hl_request *request,
+static int session_take(hl_session *base, const hl_request *request,
                         hl_grant *grant, hl_error *error) {
   hl__file_session *session = session_of(base);
   int status;
@@ -406,6 +434,14 @@ static int session_settle(hl_session *base, int64_t deadline,
   return HL_OK;
 }
 
+/* While another thread waits for more rows. The session holds some, so it stays in the
+   space in which it is. */
+static bool session_told(hl_session *base) {
+  const hl__file_session *session = session_of(base);
+  return hl__file_space_gone(session->space) ||
+         !hl__file_space_shown(session->space, session->control);
+}
+
 static void session_interrupt(hl_session *base) {
   hl__file_queue_interrupt(session_of(base));
 }
@@ -417,6 +453,8 @@ static int session_holders(hl_session *base, const hl_row *rows, size_t n,
     int status = session_refresh(session, error);
     if (status) return status;
   }
+  int status = hl__file_lease_holders(session, rows, n, fn, context, error);
+  if (status) return status;
   return hl__file_board_read(&session->space->directory, rows, n, fn, context,
                              error);
 }
@@ -424,18 +462,19 @@ static int session_holders(hl_session *base, const hl_row *rows, size_t n,
 const hl_store_ops hl_store_file = {
     .abi = HL_STORE_ABI,
     .scheme = "file",
-    .connects = false,
+    .parse = hl__dsn_path,
     .open = store_open,
     .close = store_close,
     .forget = store_forget,
     .session_open = session_open,
     .session_close = session_close,
     .session_forget = session_forget,
-    .lock = session_lock,
-    .unlock = session_unlock,
+    .take = session_take,
+    .give_back = session_give_back,
     .renew = session_renew,
     .settle = session_settle,
     .look = session_look,
+    .told = session_told,
     .interrupt = session_interrupt,
     .holders = session_holders,
 };

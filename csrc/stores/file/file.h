@@ -11,6 +11,9 @@
  *   offset.h     which bytes of a stripe file stand for what
  *   board.c      telling others who holds what (board.h)
  *   holders.c    reading what others tell
+ *   ledger.c     the file of the leases' records (ledger.h)
+ *   record.c     the records in it
+ *   leases.c     leases: looking for those in the way, and the operations on one
  *   file.c       sessions, and the hl_store_ops
  *
  * The kernel is the lock manager. A row is a byte of one of HL__FILE_STRIPES
@@ -26,18 +29,20 @@
  *               each stripe the words by which waiters are woken
  *   rows-NNNN   the stripes; never any data; two regions of offsets, see
  *               queue.c
+ *   leases      the records of leases, mapped by those who use them
  *   who-...     one for each process: who holds what, for observers
  *   tmp-...     about to become one of the above
  *
  * Locks of this room, in the order in which they may be taken (they come after
- * those of the core, manager.h):
+ * those of the core, mutex.h):
  *
  *   1. a store's mutex    which space the store uses
  *   2. the registry       which spaces the process has (space.c)
  *   3. a stripe's mutex   its descriptor, entries and queues. Whoever holds
  *                         one may only *try* another one
  *   4. a session's guard  where the session sleeps (queue.c)
- *   5. the board's mutex  its free records (board.c)
+ *   5. the ledger's       its mapping, and who in this process has it (ledger.c)
+ *   6. the board's mutex  its free records (board.c)
  *
  * Nothing blocks while one of them is held; F_OFD_SETLK returns at once.
  * See mutex.h for how that is written down for clang.
@@ -45,7 +50,9 @@
 #ifndef HIERLOCK_FILE_H
 #define HIERLOCK_FILE_H
 
-#include "internal.h"
+#include "clock.h"
+#include "error.h"
+#include "fork.h"
 #include "mutex.h"
 #include "store.h"
 
@@ -66,11 +73,12 @@
 /* Lists of entries in each stripe. */
 #define HL__FILE_HEADS 16u
 
-HL__MUTEX_CLASS(hl__file_store_mutex) HL__AFTER(hl__slot_mutex);
+HL__MUTEX_CLASS(hl__file_store_mutex) HL__AFTER(hl__connection_mutex);
 HL__MUTEX_CLASS(hl__file_registry) HL__AFTER(hl__file_store_mutex);
 HL__MUTEX_CLASS(hl__file_stripe_mutex) HL__AFTER(hl__file_registry);
 HL__MUTEX_CLASS(hl__file_guard) HL__AFTER(hl__file_stripe_mutex);
-HL__MUTEX_CLASS(hl__file_board_mutex) HL__AFTER(hl__file_guard)
+HL__MUTEX_CLASS(hl__file_ledger_mutex) HL__AFTER(hl__file_guard);
+HL__MUTEX_CLASS(hl__file_board_mutex) HL__AFTER(hl__file_ledger_mutex)
     HL__BEFORE(hl__births);
 
 /* ---------------------------------------------------------- directory.c */
@@ -145,6 +153,10 @@ typedef struct hl__file_signal {
   _Atomic uint32_t tickets;             /* the next place in a queue */
   _Atomic uint64_t waiters;             /* see queue.c */
   _Atomic uint64_t inode; /* of rows-NNNN; 0 before it is first made */
+  /* Rows of leases: those that share below, the exclusive ones above 32 bits. See
+     ledger.h. */
+  _Atomic uint64_t leases;
+  _Atomic uint32_t lease_waiters; /* who wait for one to end, at least; see queue.c */
 } hl__file_signal;
 
 /* Which tree the locks are of; names are padded with zeros. */
@@ -164,6 +176,8 @@ typedef struct hl__file_control {
   /* Of this file itself; 0: unknown, an earlier version made it. In a copy it is
      another file's. */
   uint64_t inode;
+  _Atomic uint64_t ledger; /* the inode of `leases`; 0 before it is first made */
+  _Atomic uint32_t ledger_made; /* it has its header */
   hl__file_signal signals[HL__FILE_STRIPES];
 } hl__file_control;
 
@@ -204,6 +218,7 @@ HL__MUTEX_FUNCTIONS(hl__file_stripe, hl__file_stripe, mutex,
                     hl__file_stripe_mutex)
 
 struct hl__file_board;
+struct hl__ledger;
 
 /* Why a space cannot be used any more. */
 enum hl__file_gone {
@@ -228,6 +243,7 @@ typedef struct hl__file_space {
      that is how little time is left for somebody to cut the file. */
   hl__file_control *control;
   struct hl__file_board *board;  /* constant */
+  struct hl__ledger *ledger;     /* constant */
   atomic_int gone;               /* enum hl__file_gone; never HERE again */
   atomic_uint open_stripes;
   atomic_uint hand;              /* which idle stripe to close next */
@@ -309,10 +325,14 @@ const char *hl__file_session_application(const hl__file_session *session);
 /* Whether its locks keep out whoever opens its path now. HL_OK, HL_ECONNECTION.
    An fstat and a stat. */
 int hl__file_session_look(hl__file_session *session, hl_error *error);
+/* What the session belongs to: host and process, for observers. */
+const hl_store_config *hl__file_session_config(const hl__file_session *session);
+/* Gives back all that it holds, and wakes those who wait. */
+void hl__file_session_clear(hl__file_session *session);
 
 /* -------------------------------------------------------------- table.c */
 
-uint32_t hl__file_hash(uint32_t level, uint32_t bucket);
+uint32_t hl__file_hash(uint32_t level, uint64_t bucket);
 static inline uint32_t hl__file_stripe_of(uint32_t hash) {
   return hash % HL__FILE_STRIPES;
 }
@@ -322,11 +342,11 @@ static inline uint32_t hl__file_stripe_of(uint32_t hash) {
    the session holds it shared, and *entry is given. With `crowded` it looks
    whether another process awaits the row. */
 int hl__file_row_try(hl__file_session *session, const hl_row *row,
-                     bool conversion, bool crowded, hl__file_entry **entry,
-                     hl_error *error);
+                     uint32_t hash, bool conversion, bool crowded,
+                     hl__file_entry **entry, hl_error *error);
 /* The same, but waits until the deadline; also HL_CANCELLED. */
 int hl__file_row_wait(hl__file_session *session, const hl_row *row,
-                      bool conversion, int64_t deadline,
+                      uint32_t hash, bool conversion, int64_t deadline,
                       hl__file_entry **entry, hl_error *error);
 /* Gives a row back, or back to shared. Cannot fail. Those who wait for it are not
    told: hl__file_queue_wake. */
@@ -367,5 +387,44 @@ bool hl__file_queue_elsewhere(hl__file_space *space, uint32_t index,
 void hl__file_queue_wake(hl__file_space *space, uint32_t hash);
 /* From any thread: ends the session's wait. */
 void hl__file_queue_interrupt(hl__file_session *session);
+
+/* Those who wait for a lease to end, on a row that they have locked: they sleep on the
+   stripe's word, too, and are counted by a word of their own. A sleep ends when the bell was
+   rung after `seen` was returned, at `until` (hl__now_ms), after LOOK_AGAIN_MS, or when the
+   session is interrupted. */
+void hl__file_bell_enter(hl__file_session *session, uint32_t hash);
+uint32_t hl__file_bell_seen(const hl__file_session *session, uint32_t hash);
+void hl__file_bell_sleep(const hl__file_session *session, uint32_t hash,
+                         uint32_t seen, int64_t until);
+void hl__file_bell_leave(hl__file_session *session, uint32_t hash);
+/* A lease on such a row has ended. */
+void hl__file_bell_ring(hl__file_space *space, uint32_t hash);
+
+/* -------------------------------------------------------------- leases.c */
+
+extern const hl_lease_ops hl__file_leases;
+
+/* Whether a lease may be in the way of a row that the session has locked. Whoever took the
+   first lease of the directory had made the ledger before he recorded it. */
+static inline bool hl__file_leased(const hl__file_space *space, uint32_t hash,
+                                   hl_mode mode) {
+  if (atomic_load(&space->control->ledger) == 0) return false;
+  uint64_t rows =
+      atomic_load(&space->control->signals[hl__file_stripe_of(hash)].leases);
+  return (mode == HL_SHARED ? rows >> 32 : rows) != 0;
+}
+
+/* Waits until no lease is in the way of a row that the session has locked; deletes those
+   whose time is up. HL_OK, HL_TIMEOUT, HL_CANCELLED, HL_ECONNECTION, HL_ESTORE. */
+int hl__file_lease_await(hl__file_session *session, const hl_row *row,
+                         uint32_t hash, bool try_once, int64_t deadline,
+                         hl_error *error);
+/* Records the lease of a request whose rows the session has locked. */
+int hl__file_lease_write(hl__file_session *session, const hl_request *request,
+                         hl_grant *grant, hl_error *error);
+/* Calls fn for those that conflict with the rows. */
+int hl__file_lease_holders(hl__file_session *session, const hl_row *rows,
+                           size_t n, hl_holder_fn fn, void *context,
+                           hl_error *error);
 
 #endif

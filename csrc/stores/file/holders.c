@@ -5,6 +5,8 @@
  */
 #include "board.h"
 
+#include "mode.h"
+
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -33,7 +35,8 @@ typedef struct findings {
 } findings;
 
 static int row_compare(const void *a, const void *b) {
-  const hl_row *x = a, *y = b;
+  const hl__board_row *x = a;
+  const hl_row *y = b;
   if (x->level != y->level) return x->level < y->level ? -1 : 1;
   return x->bucket < y->bucket ? -1 : x->bucket > y->bucket;
 }
@@ -46,9 +49,10 @@ static bool record_conflicts(const hl__board_record *record,
   for (size_t i = 0; i < record->row_count && i < HL__BOARD_ROWS; i++) {
     const hl_row *row =
         bsearch(&record->rows[i], rows, n, sizeof *rows, row_compare);
-    if (row && hl__modes_conflict((hl_mode)row->mode,
-                                  (hl_mode)record->rows[i].mode))
-      return true;
+    /* Another process writes it: any byte. */
+    hl_mode theirs =
+        record->rows[i].mode == HL_SHARED ? HL_SHARED : HL_EXCLUSIVE;
+    if (row && hl__modes_conflict((hl_mode)row->mode, theirs)) return true;
   }
   return false;
 }
@@ -87,6 +91,7 @@ static bool findings_add(findings *found, const hl__board_header *header,
   finding *f = &found->all[found->count++];
   found->may_find--;
   hl_holder *holder = &f->holder;
+  memset(holder, 0, sizeof *holder); /* it is no lease */
   f->session = record->session;
   text_take(holder->application, sizeof holder->application,
             record->application);

@@ -48,6 +48,11 @@
  * drew its ticket, it sees in W4; so a waiter that becomes first late misses
  * nothing either.
  *
+ * Whoever has locked a row on which a lease stands waits for its end in the same way; see
+ * the end of this file.
+ *
+ * spec/model/queue.pml goes through all orders of these steps.
+ *
  * A process that is killed gives back without R2 to R4. Therefore a first one
  * looks again by itself every LOOK_AGAIN_MS; nobody else polls. So does one that
  * could draw no ticket, which nobody who gives back knows of; it tries for a ticket
@@ -126,6 +131,14 @@ void hl__file_queue_interrupt(hl__file_session *session) {
   hl__file_guard_unlock(session);
 }
 
+/* A process that is killed may have counted itself: the word is too high then, and a lease
+   that ends costs a call of the kernel more. */
+void hl__file_bell_ring(hl__file_space *space, uint32_t hash) {
+  hl__file_signal *signal = &space->control->signals[hl__file_stripe_of(hash)];
+  if (atomic_load(&signal->lease_waiters) != 0)
+    signal_all(signal, wake_bits(hash));
+}
+
 /* From now on hl__file_queue_interrupt finds the session's stripe. */
 static void asleep_set(hl__file_session *session, hl__file_signal *signal) {
   hl__file_guard_lock(session);
@@ -145,7 +158,7 @@ static bool range_taken(int fd, struct flock range, off_t *where) {
   return true;
 }
 
-/* HL_TIMEOUT: none can be had now. */
+/* HL_TIMEOUT: none can be had now. Model: queue.pml, ticket_take. */
 static int ticket_take(hl__file_stripe *stripe, hl__file_signal *signal,
                        const hl__file_entry *entry, hl__file_waiter *waiter,
                        hl_error *error) HL__REQUIRES(hl__file_stripe_mutex) {
@@ -166,7 +179,8 @@ static int ticket_take(hl__file_stripe *stripe, hl__file_signal *signal,
   return HL_TIMEOUT;
 }
 
-/* Counted down while the byte is still locked: see stale_heal. */
+/* Counted down while the byte is still locked: see stale_heal. Model: queue.pml,
+   ticket_drop. */
 static void ticket_drop(hl__file_space *space, hl__file_stripe *stripe,
                         hl__file_signal *signal, const hl__file_entry *entry,
                         hl__file_waiter *waiter)
@@ -183,7 +197,8 @@ static void ticket_drop(hl__file_space *space, hl__file_stripe *stripe,
 }
 
 /* Whether another process has an older ticket. Tickets run in a circle; those
-   in the half of it before ours are older. */
+   in the half of it before ours are older. The far end of that half belongs to
+   neither: of two tickets that lie opposite, each would be older than the other. */
 static bool ticket_older(const hl__file_stripe *stripe,
                          const hl__file_entry *entry, uint32_t ticket)
     HL__REQUIRES(hl__file_stripe_mutex) {
@@ -191,12 +206,13 @@ static bool ticket_older(const hl__file_stripe *stripe,
   off_t where;
   if (ticket >= half)
     return range_taken(stripe->fd,
-                       hl__file_queue_range(entry, ticket - half, half),
+                       hl__file_queue_range(entry, ticket - half + 1, half - 1),
                        &where);
   return range_taken(stripe->fd, hl__file_queue_range(entry, 0, ticket),
                      &where) ||
          range_taken(stripe->fd,
-                     hl__file_queue_range(entry, ticket + half, half - ticket),
+                     hl__file_queue_range(entry, ticket + half + 1,
+                                          half - 1 - ticket),
                      &where);
 }
 
@@ -346,4 +362,37 @@ int hl__file_queue_wait(hl__file_session *session, uint32_t hash,
   if ((status != HL_OK || mode == HL_SHARED) && !hl__file_space_gone(space))
     hl__file_queue_wake(space, hash);
   return status;
+}
+
+/* ------------------------------------------------------ waiting for a lease */
+
+/* The proof above holds here, too: to enter is W2, hl__file_bell_seen is W3, to look at the
+   ledger W4; R1 is to remove the record from the ledger, which one at a time has. */
+
+static hl__file_signal *signal_of(const hl__file_session *session,
+                                  uint32_t hash) {
+  return &session->space->control->signals[hl__file_stripe_of(hash)];
+}
+
+void hl__file_bell_enter(hl__file_session *session, uint32_t hash) {
+  hl__file_signal *signal = signal_of(session, hash);
+  (void)atomic_fetch_add(&signal->lease_waiters, 1u);
+  asleep_set(session, signal);
+}
+
+uint32_t hl__file_bell_seen(const hl__file_session *session, uint32_t hash) {
+  return atomic_load(&signal_of(session, hash)->events);
+}
+
+void hl__file_bell_sleep(const hl__file_session *session, uint32_t hash,
+                         uint32_t seen, int64_t until) {
+  int64_t again = hl__now_ms() + LOOK_AGAIN_MS;
+  futex_wait(&signal_of(session, hash)->events, seen,
+             until < again ? until : again, true, wake_bits(hash));
+}
+
+void hl__file_bell_leave(hl__file_session *session, uint32_t hash) {
+  asleep_set(session, NULL);
+  if (!hl__file_space_gone(session->space))
+    (void)atomic_fetch_sub(&signal_of(session, hash)->lease_waiters, 1u);
 }

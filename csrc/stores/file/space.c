@@ -10,6 +10,7 @@
 #include "board.h"
 #include "file.h"
 #include "layout.h"
+#include "ledger.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -24,12 +25,13 @@
 #define CONTROL HL__FILE_CONTROL
 #define CONTROL_MAGIC "hlctl\n\r"
 /* Of everything that processes share: files, offsets, hash, words. */
-#define CONTROL_VERSION 1u
+#define CONTROL_VERSION 2u
 
 /* Whenever a process opens the directory, tokens go on from Unix seconds * 2^24
-   at least (56 bits in all, enough until the year 2106). So they grow even when
-   a reboot has emptied the directory, or a power failure has undone the last
-   writes to it; unless more than 2^24 were given in each second. */
+   at least (56 bits in all, enough until the year 2106), fractions included. So they
+   grow even when somebody has removed the directory a moment ago, a reboot has
+   emptied it, or a power failure has undone the last writes to it; unless more than
+   2^24 were given in each second. */
 #define TOKEN_SECOND_BITS 24
 
 #define COPIED                                                              \
@@ -145,7 +147,11 @@ static int control_make(hl__file_space *space, const hl_layout *layout,
 }
 
 static void tokens_raise(hl__file_control *control) {
-  uint64_t least = (uint64_t)(hl__unix_ms() / 1000) << TOKEN_SECOND_BITS;
+  struct timespec now;
+  (void)clock_gettime(CLOCK_REALTIME, &now);
+  uint64_t least =
+      ((uint64_t)now.tv_sec << TOKEN_SECOND_BITS) +
+      ((uint64_t)now.tv_nsec << TOKEN_SECOND_BITS) / 1000000000u;
   uint64_t last = atomic_load(&control->tokens);
   while (last < least &&
          !atomic_compare_exchange_weak(&control->tokens, &last, least)) {
@@ -210,6 +216,7 @@ HL__UNCHECKED static void space_free(hl__file_space *space) {
   }
   hl__file_table_free(space);
   if (space->board) hl__file_board_free(space->board, ours);
+  if (space->ledger) hl__ledger_free(space->ledger, ours);
   if (space->control)
     (void)munmap(space->control, sizeof *space->control);
   if (ours) hl__file_close(space->control_fd);
@@ -242,7 +249,9 @@ HL__UNCHECKED static int space_new(hl__file_directory *directory,
   if (status == HL_OK) {
     hl__file_sweep(&space->directory);
     space->board = hl__file_board_new(&space->directory, config->host);
-    if (!space->board) status = hl__error_memory(error);
+    space->ledger = hl__ledger_new(space);
+    if (!space->board || !space->ledger) status = hl__error_memory(error);
+    if (status == HL_OK) hl__ledger_begin(space->ledger);
   }
   if (status) {
     space_free(space);

@@ -17,8 +17,8 @@
 /* Mixes (Appleby's finaliser of MurmurHash3), because neighbouring buckets must
    not share a stripe. Part of the format: all processes must find a row in the
    same stripe. */
-uint32_t hl__file_hash(uint32_t level, uint32_t bucket) {
-  uint32_t h = bucket + level * 0x9E3779B9u;
+uint32_t hl__file_hash(uint32_t level, uint64_t bucket) {
+  uint32_t h = (uint32_t)bucket + level * 0x9E3779B9u;
   h ^= h >> 16;
   h *= 0x85EBCA6Bu;
   h ^= h >> 13;
@@ -55,7 +55,7 @@ static hl__file_entry *entry_find(hl__file_stripe *stripe, uint32_t hash,
   else if (!(entry = malloc(sizeof *entry)))
     return NULL;
   *entry = (hl__file_entry){
-      .next = *head, .bucket = row->bucket, .level = row->level};
+      .next = *head, .bucket = (uint32_t)row->bucket, .level = row->level};
   *head = entry;
   stripe->entries++;
   return entry;
@@ -134,9 +134,8 @@ static void row_leave(hl__file_session *session, uint32_t hash, int status,
 }
 
 int hl__file_row_try(hl__file_session *session, const hl_row *row,
-                     bool conversion, bool crowded, hl__file_entry **entry,
-                     hl_error *error) {
-  uint32_t hash = hl__file_hash(row->level, row->bucket);
+                     uint32_t hash, bool conversion, bool crowded,
+                     hl__file_entry **entry, hl_error *error) {
   uint32_t index = hl__file_stripe_of(hash);
   int status = row_enter(session, row, hash, entry, error);
   if (status) return status;
@@ -157,9 +156,8 @@ int hl__file_row_try(hl__file_session *session, const hl_row *row,
 }
 
 int hl__file_row_wait(hl__file_session *session, const hl_row *row,
-                      bool conversion, int64_t deadline,
+                      uint32_t hash, bool conversion, int64_t deadline,
                       hl__file_entry **entry, hl_error *error) {
-  uint32_t hash = hl__file_hash(row->level, row->bucket);
   int status = row_enter(session, row, hash, entry, error);
   if (status) return status;
   status = hl__file_queue_wait(session, hash, *entry, (hl_mode)row->mode,
@@ -170,6 +168,7 @@ int hl__file_row_wait(hl__file_session *session, const hl_row *row,
 
 /* -------------------------------------------------------------- giving back */
 
+/* Model: queue.pml, give_back. */
 void hl__file_row_release(hl__file_space *space,
                           const hl__file_holding *holding) {
   hl__file_stripe *stripe = &space->stripes[hl__file_stripe_of(holding->hash)];

@@ -4,6 +4,7 @@
  */
 #include "mysql_store.h"
 
+#include <errmsg.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -54,7 +55,7 @@ static int param_table(hl__mysql_store *store, const char *value,
                      "the parameter table in the DSN must be a plain name of "
                      "1 to %d letters, digits, _ or $",
                      HL__MYSQL_NAME_MAX);
-  memcpy(store->table, value, n + 1);
+  memcpy(store->space, value, n + 1);
   return HL_OK;
 }
 
@@ -67,6 +68,7 @@ static int param_connect_timeout(hl__mysql_store *store, const char *value,
                      "the parameter connect_timeout in the DSN must be a "
                      "number of seconds");
   store->connect_timeout = (int64_t)(seconds * 1000 + 0.999);
+  if (store->connect_timeout < 1) store->connect_timeout = 1;
   return HL_OK;
 }
 
@@ -78,7 +80,7 @@ int hl__mysql_params(hl__mysql_store *store, hl_error *error) {
   const hl_dsn *dsn = store->config->dsn;
   store->tls = HL__TLS_PREFERRED;
   store->connect_timeout = CONNECT_TIMEOUT_MS;
-  strcpy(store->table, "hier_lock_buckets");
+  strcpy(store->space, "hier_lock_buckets");
   for (unsigned i = 0; i < dsn->param_count; i++) {
     const char *name = dsn->params[i].name, *value = dsn->params[i].value;
     int status = HL_OK;
@@ -254,19 +256,47 @@ static void limits_set(int fd, bool on) {
   (void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit);
 }
 
-typedef enum greeting { INCOMPLETE, OTHER, WITH_TLS, WITHOUT_TLS } greeting;
+typedef enum greeting {
+  INCOMPLETE,
+  WITH_TLS,
+  WITHOUT_TLS,
+  AN_ERROR,
+  NONSENSE
+} greeting;
 
 /* What a server says first: size (3 bytes), number, protocol, version with its NUL,
-   connection (4), challenge (8), filler, flags (2). */
+   connection (4), challenge (8), filler, flags (2). Or an error: 0xFF, its number (2);
+   with 0xFFFF it would be a report of progress, at which Connector/C crashes here. */
 static greeting greeting_read(const unsigned char *data, size_t size) {
   if (size < 5) return INCOMPLETE;
-  if (data[4] != 10) return OTHER; /* an error, say */
+  size_t said = 4 + (data[0] | (size_t)data[1] << 8 | (size_t)data[2] << 16);
+  if (data[4] == 0xFF && said >= 7) {
+    if (size < 7) return INCOMPLETE;
+    return (data[5] & data[6]) == 0xFF ? NONSENSE : AN_ERROR;
+  }
+  if (data[4] != 10) return NONSENSE;
   const unsigned char *end = memchr(data + 5, 0, size - 5);
   size_t flags = end ? (size_t)(end - data) + 1 + 4 + 8 + 1 : 0;
-  size_t said = 4 + (data[0] | (size_t)data[1] << 8 | (size_t)data[2] << 16);
   if ((!end || flags + 2 > size) && said > size) return INCOMPLETE;
-  if (!end || flags + 2 > said) return OTHER;
+  if (!end || flags + 2 > said) return NONSENSE;
   return data[flags + 1] & (CLIENT_SSL >> 8) ? WITH_TLS : WITHOUT_TLS;
+}
+
+/* A server may ask for the password as it is (mysql_clear_password, dialog), and the
+   library gives it, on a plain line, too. Not to whom we come by the network without
+   TLS. Who names other plugins in an option file (restricted-auth) means it. */
+static void clear_text_refuse(MYSQL *mysql) {
+#ifdef CR_PLUGIN_NOT_ALLOWED
+  const char *named = NULL;
+  if (mysql_get_optionv(mysql, MARIADB_OPT_RESTRICTED_AUTH, &named) != 0 ||
+      !named)
+    (void)mysql_optionsv(mysql, MARIADB_OPT_RESTRICTED_AUTH,
+                         "mysql_native_password,caching_sha2_password,"
+                         "sha256_password,client_ed25519,parsec,"
+                         "auth_gssapi_client");
+#else
+  (void)mysql;
+#endif
 }
 
 /* Waits for the greeting, and looks whether it offers TLS, before the library reads
@@ -276,7 +306,7 @@ static int greeting_check(hl__mysql_session *session, int fd) {
   greeting found = INCOMPLETE;
   int domain = AF_UNSPEC;
   socklen_t size = sizeof domain;
-  if (session->store->tls == HL__TLS_OFF || session->greeted) return 1;
+  if (session->greeted) return 1;
   struct sockaddr_storage peer;
   socklen_t peer_size = sizeof peer;
   (void)getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size);
@@ -287,23 +317,27 @@ static int greeting_check(hl__mysql_session *session, int fd) {
     int n = wait_until(session, fd, POLLIN, session->patience);
     if (n < 1) return n;
     ssize_t read = recv(fd, data, sizeof data, MSG_PEEK | MSG_DONTWAIT);
+    if (read < 0 && (errno == EAGAIN || errno == EINTR)) continue;
     if (read <= 0) return 1; /* it has ended: the library will see */
-    found = (size_t)read == sizeof data ? OTHER : INCOMPLETE;
-    greeting said = greeting_read(data, (size_t)read);
-    if (said != INCOMPLETE) found = said;
+    found = greeting_read(data, (size_t)read);
+    if (found == INCOMPLETE && (size_t)read == sizeof data) found = NONSENSE;
+    if (found == NONSENSE)
+      (void)hl__escape(session->stranger, sizeof session->stranger,
+                       (const char *)data, (size_t)(read < 16 ? read : 16));
     if (found != INCOMPLETE) break;
     const struct timespec part = {.tv_nsec = 2000000};
     (void)nanosleep(&part, NULL);
     if (hl__left_ms(session->patience) == 0) return 0;
   }
   session->greeted = true;
-  if (found != WITHOUT_TLS) return 1;
-  if (session->store->tls == HL__TLS_PREFERRED) {
+  session->untrusted =
+      found == WITHOUT_TLS && session->store->tls > HL__TLS_PREFERRED;
+  if (found == NONSENSE || session->untrusted) return -1;
+  if (session->store->tls == HL__TLS_OFF || found == WITHOUT_TLS)
+    clear_text_refuse(session->mysql);
+  if (session->store->tls == HL__TLS_PREFERRED && found == WITHOUT_TLS)
     tls_give_up(session->mysql);
-    return 1;
-  }
-  session->untrusted = true;
-  return -1;
+  return 1;
 }
 
 /* The library's own limits are left out: they are for each wait, and for TLS
@@ -350,6 +384,7 @@ static void wait_set(hl__mysql_session *session,
 
 static void wait_io_set(hl__mysql_session *session, bool on) {
   session->greeted = session->untrusted = false;
+  *session->stranger = '\0';
   wait_set(session, on ? wait_connecting : wait_plain);
   if (!on && session->fd >= 0) limits_set(session->fd, false);
 }
@@ -392,6 +427,9 @@ static void options_set(hl__mysql_store *store, MYSQL *mysql,
   if (seconds < 1) seconds = 1;
   (void)mysql_options(mysql, MYSQL_OPT_CONNECT_TIMEOUT, &seconds);
   (void)mysql_options(mysql, MYSQL_SET_CHARSET_NAME, "utf8mb4");
+  /* A server could otherwise ask for any file that the program may read. */
+  const unsigned no = 0;
+  (void)mysql_options(mysql, MYSQL_OPT_LOCAL_INFILE, &no);
   (void)mysql_options4(mysql, MYSQL_OPT_CONNECT_ATTR_ADD, "program_name",
                        store->config->application);
   if (store->my_cnf_group)
@@ -427,6 +465,11 @@ static int log_in(hl__mysql_session *session, hl_error *error) {
                           dsn->socket, CLIENT_MULTI_STATEMENTS)) {
     status = hl__mysql_error(session, NULL, "connect", error);
     if (session->untrusted) status = tls_error(error);
+    if (*session->stranger)
+      status = hl__error(error, HL_ECONNECTION,
+                         "what answers there does not greet as MySQL or "
+                         "MariaDB does: it begins with \"%s\"",
+                         session->stranger);
     /* The library has closed it: its number may be another file's. */
     if (session->fd >= 0) hl__fork_unwatch(session->fd, session->ticket);
     session->fd = -1;
@@ -439,7 +482,7 @@ static int log_in(hl__mysql_session *session, hl_error *error) {
   }
   wait_io_set(session, false);
   hl__fork_allow();
-  hl__sigpipe_end(guard);
+  hl__sigpipe_end(guard, true); /* perhaps: one of several attempts */
   return status;
 }
 
@@ -488,7 +531,7 @@ void hl__mysql_disconnect(hl__mysql_session *session) {
   if (session->mysql) {
     hl__sigpipe guard = hl__sigpipe_begin(session);
     mysql_close(session->mysql);
-    hl__sigpipe_end(guard);
+    hl__sigpipe_end(guard, true); /* perhaps: nobody says */
   }
   /* Without their connection, statements are only memory. */
   for (size_t i = 0; i < HL__SHAPES_MAX; i++)

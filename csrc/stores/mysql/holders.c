@@ -5,7 +5,8 @@
  *     2 SEP since SEP application SEP host SEP pid SEP mode SEP path SEP label
  *     SEP rows
  *
- * with SEP the byte 0x1F, and rows such as "0.3142546s,2.185732x". On MySQL,
+ * with SEP the byte 0x1F, and rows such as "0.3142546s,2.185732x,"; a "w" behind them
+ * says that a lease is waited for, and that the rows are only locked meanwhile. On MySQL,
  * data_locks says which sessions hold which rows, programs of others included,
  * and @hierlock who they are. MariaDB lists only contended locks; there we go by
  * the transactions that are open, and by what they say of themselves.
@@ -13,6 +14,8 @@
  * Looking costs the server milliseconds: only on demand, and filtered.
  */
 #include "mysql_store.h"
+
+#include "mode.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -84,6 +87,23 @@ void hl__mysql_tag(hl__mysql_session *session, const hl_request *request) {
   session->tag_size = (unsigned long)(at - session->tag);
 }
 
+void hl__mysql_put_waiting(hl__text *t, const hl__mysql_session *session,
+                           bool waiting) {
+  hl__text_put(t, "SET @hierlock=");
+  hl__text_hex(t, session->tag, session->tag_size);
+  if (waiting) hl__text_put(t, "77");
+}
+
+static bool tag_waits(const char *rows) {
+  size_t n = strlen(rows);
+  return n > 0 && rows[n - 1] == 'w';
+}
+
+/* Whoever has a connection can say anything of himself. */
+static void text_take(char *out, size_t size, const char *text) {
+  (void)hl__escape(out, size, text, strlen(text));
+}
+
 /* What a session says of itself; the fields point into its text, which is cut
    up. False: it is not of our making. */
 static bool tag_read(char *text, hl_holder *holder, char **rows) {
@@ -97,13 +117,12 @@ static bool tag_read(char *text, hl_holder *holder, char **rows) {
   if (strcmp(fields[0], "2") != 0) return false;
   memset(holder, 0, sizeof *holder);
   holder->since_ms = strtoll(fields[1], NULL, 10);
-  (void)snprintf(holder->application, sizeof holder->application, "%s",
-                 fields[2]);
-  (void)snprintf(holder->host, sizeof holder->host, "%s", fields[3]);
+  text_take(holder->application, sizeof holder->application, fields[2]);
+  text_take(holder->host, sizeof holder->host, fields[3]);
   holder->pid = strtoll(fields[4], NULL, 10);
   holder->mode = fields[5][0] == 's' ? HL_SHARED : HL_EXCLUSIVE;
-  (void)snprintf(holder->path, sizeof holder->path, "%s", fields[6]);
-  (void)snprintf(holder->label, sizeof holder->label, "%s", fields[7]);
+  text_take(holder->path, sizeof holder->path, fields[6]);
+  text_take(holder->label, sizeof holder->label, fields[7]);
   *rows = fields[8];
   return true;
 }
@@ -122,13 +141,15 @@ static bool rows_conflict(const hl_row *rows, size_t n, const char *named) {
   unsigned level;
   uint32_t bucket;
   char mode;
-  int used;
+  int used = 0; /* stays so when there is no comma */
   while (sscanf(named, "%u.%" SCNu32 "%c,%n", &level, &bucket, &mode,
-                &used) == 3) {
+                &used) == 3 &&
+         used > 0) {
     if (conflicts(rows, n, level, bucket,
                   mode == 's' ? HL_SHARED : HL_EXCLUSIVE))
       return true;
     named += used;
+    used = 0;
   }
   return false;
 }
@@ -156,13 +177,13 @@ static int holders_mariadb(hl__mysql_session *session, const hl_row *rows,
   MYSQL_ROW row;
   int status = hl__mysql_query(session, sql, sizeof sql - 1, &result, error);
   if (status) return status;
-  while (result && (row = mysql_fetch_row(result))) {
+  while ((row = hl__mysql_row(result, 2))) {
     hl_holder holder;
     char *named;
     if (!row[0] || !tag_read(row[0], &holder, &named) ||
         !rows_conflict(rows, n, named))
       continue;
-    holder.waiting = row[1] && row[1][0] == '1';
+    holder.waiting = (row[1] && row[1][0] == '1') || tag_waits(named);
     fn(context, &holder);
   }
   mysql_free_result(result);
@@ -192,7 +213,7 @@ static size_t mysql_sql(const hl__mysql_session *session, const hl_row *rows,
       session->store->table);
   size_t size = (size_t)used;
   for (size_t i = 0; i < n; i++)
-    size += (size_t)snprintf(sql + size, QUERY_MAX - size, "%s'%u, %" PRIu32 "'",
+    size += (size_t)snprintf(sql + size, QUERY_MAX - size, "%s'%u, %" PRIu64 "'",
                              i ? "," : "", (unsigned)rows[i].level,
                              rows[i].bucket);
   /* Of one session, the row that it waits for, if any, comes first. */
@@ -202,14 +223,15 @@ static size_t mysql_sql(const hl__mysql_session *session, const hl_row *rows,
 }
 
 /* A session that does not say who it is: another program's. */
-static void stranger_read(MYSQL_ROW row, hl_mode mode, hl_holder *holder) {
+static void stranger_read(MYSQL_ROW row, unsigned level, uint32_t bucket,
+                          hl_mode mode, hl_holder *holder) {
   memset(holder, 0, sizeof *holder);
-  (void)snprintf(holder->application, sizeof holder->application, "%s",
-                 row[6] ? row[6] : "unknown");
-  (void)snprintf(holder->host, sizeof holder->host, "%s",
-                 row[4] ? row[4] : "");
+  text_take(holder->application, sizeof holder->application,
+            row[6] ? row[6] : "unknown");
+  text_take(holder->host, sizeof holder->host, row[4] ? row[4] : "");
   holder->pid = row[7] ? strtoll(row[7], NULL, 10) : 0;
-  (void)snprintf(holder->path, sizeof holder->path, "bucket (%s)", row[0]);
+  (void)snprintf(holder->path, sizeof holder->path, "bucket (%u, %" PRIu32 ")",
+                 level, bucket);
   holder->mode = mode;
 }
 
@@ -224,7 +246,7 @@ static int holders_mysql(hl__mysql_session *session, const hl_row *rows,
   int status = hl__mysql_query(session, sql, size, &result, error);
   if (status) return status;
   char previous[32] = "";
-  while (result && (row = mysql_fetch_row(result))) {
+  while ((row = hl__mysql_row(result, 8))) {
     unsigned level;
     uint32_t bucket;
     hl_mode mode = row[1] && row[1][0] == 'S' ? HL_SHARED : HL_EXCLUSIVE;
@@ -235,9 +257,12 @@ static int holders_mysql(hl__mysql_session *session, const hl_row *rows,
     (void)snprintf(previous, sizeof previous, "%s", id);
     hl_holder holder;
     char *named;
+    bool waits = row[2] && strcmp(row[2], "WAITING") == 0;
     if (!row[5] || !tag_read(row[5], &holder, &named))
-      stranger_read(row, mode, &holder);
-    holder.waiting = row[2] && strcmp(row[2], "WAITING") == 0;
+      stranger_read(row, level, bucket, mode, &holder);
+    else
+      waits = waits || tag_waits(named);
+    holder.waiting = waits;
     fn(context, &holder);
   }
   mysql_free_result(result);
@@ -246,7 +271,10 @@ static int holders_mysql(hl__mysql_session *session, const hl_row *rows,
 
 int hl__mysql_holders(hl__mysql_session *session, const hl_row *rows, size_t n,
                       hl_holder_fn fn, void *context, hl_error *error) {
-  return session->dialect == HL_MARIADB
-             ? holders_mariadb(session, rows, n, fn, context, error)
-             : holders_mysql(session, rows, n, fn, context, error);
+  int status = session->dialect == HL_MARIADB
+                   ? holders_mariadb(session, rows, n, fn, context, error)
+                   : holders_mysql(session, rows, n, fn, context, error);
+  if (status || !session->store->leased) return status;
+  const hl_lease_filter filter = {.rows = rows, .n = n};
+  return hl__mysql_leases_list(session, &filter, fn, context, error);
 }

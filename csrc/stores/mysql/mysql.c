@@ -48,8 +48,8 @@ void hl__mysql_library_init(void) {
    that was given up counts, too, or short waits would never get one from a server
    that has become slow; but not all of it, for a server that hangs keeps each call
    for as long. */
-static int connect_verified(hl__mysql_store *store, int64_t deadline,
-                            hl__mysql_session **session, hl_error *error) {
+int hl__mysql_connect_verified(hl__mysql_store *store, int64_t deadline,
+                               hl__mysql_session **session, hl_error *error) {
   int64_t begun = hl__now_ms();
   int64_t usual = hl__deadline(begun, 3 * atomic_load(&store->connecting));
   if (deadline < usual) deadline = usual;
@@ -93,6 +93,7 @@ static void store_free(hl__mysql_store *store) {
 HL__UNCHECKED static void store_forget(hl_store *base) {
   hl__mysql_store *store = (hl__mysql_store *)base;
   if (store->spare) session_forget(&store->spare->base);
+  if (store->aside) session_forget(&store->aside->base);
   hl_layout_unref(base->layout);
   free(store);
 }
@@ -100,6 +101,7 @@ HL__UNCHECKED static void store_forget(hl_store *base) {
 HL__UNCHECKED static void store_close(hl_store *base) {
   hl__mysql_store *store = (hl__mysql_store *)base;
   hl__mysql_disconnect(store->spare);
+  hl__mysql_disconnect(store->aside);
   hl__mysql_disconnect(store->killer);
   store_free(store);
 }
@@ -119,12 +121,13 @@ HL__UNCHECKED static int store_open(const hl_store_config *config,
   (void)pthread_condattr_destroy(&monotonic);
   int status = hl__mysql_params(store, error);
   if (status == HL_OK)
-    status = connect_verified(store, hl__now_ms() + store->connect_timeout,
-                              &store->spare, error);
+    status = hl__mysql_connect_verified(
+        store, hl__now_ms() + store->connect_timeout, &store->spare, error);
   if (status) {
     store_close(&store->base);
     return status;
   }
+  if (store->leased) store->base.leases = &hl__mysql_leases;
   *result = &store->base;
   return HL_OK;
 }
@@ -141,7 +144,8 @@ static int session_open(hl_store *base, int64_t deadline, hl_session **result,
     session = NULL;
   }
   int status = HL_OK;
-  if (!session) status = connect_verified(store, deadline, &session, error);
+  if (!session)
+    status = hl__mysql_connect_verified(store, deadline, &session, error);
   *result = session ? &session->base : NULL;
   return status;
 }
@@ -161,10 +165,10 @@ static void session_close(hl_session *session) {
    one can be had. So it is connected with the first wait that can be cancelled,
    and kept. One thread at a time uses it; no mutex is held meanwhile. */
 
-/* Who has taken the killer has so long to connect and to use it; whoever waits for it
-   does so until the server ends the wait itself. exit() waits for all of them, but not
-   for much longer than that (worker.c). Connecting, and each answer, gets a step: a
-   part of that, or where connecting takes long, thrice what it took last. */
+/* Each answer of the killer gets a step, and so does connecting: a second, or where
+   connecting takes long, thrice what it took last. A new one is tried for KILL_MS, or two
+   steps. Whoever waits for his turn does so until the server ends the wait itself.
+   exit() waits for all of them, but not for much longer than KILL_MS (worker.c). */
 #define KILL_MS 2000
 #define KILL_STEP_MS 1000
 /* The server had no connection left: those that are being killed give some back. */
@@ -248,15 +252,16 @@ static bool killer_kill(hl__mysql_store *store,
          HL_ECONNECTION;
 }
 
-/* The server ends the wait itself at `end`. */
-static void kill_remote(const hl__mysql_session *session, int64_t end) {
+/* The server ends the wait itself at `end`. Model: acquire.pml, kill_remote. */
+void hl__mysql_kill(const hl__mysql_session *session, int64_t end) {
   static const struct timespec again = {.tv_nsec = KILL_AGAIN_NS};
   hl__mysql_store *store = session->store;
   if (!*session->server || !killer_take(store, end)) return;
-  int64_t step = killer_step(store);
-  int64_t deadline = hl__now_ms() + (KILL_MS > 2 * step ? KILL_MS : 2 * step);
   if (store->killer && killer_kill(store, session)) goto out;
   killer_drop(store);
+  /* A killer that hangs has cost a step already. */
+  int64_t step = killer_step(store);
+  int64_t deadline = hl__now_ms() + (KILL_MS > 2 * step ? KILL_MS : 2 * step);
   while (hl__left_ms(deadline) >= step) {
     hl_error error;
     if (killer_connect(store, &error) == HL_OK) {
@@ -275,7 +280,7 @@ out:
 
 /* ------------------------------------------------------- a session */
 
-static int lock(hl_session *base, const hl_request *request, hl_grant *grant,
+static int take(hl_session *base, const hl_request *request, hl_grant *grant,
                 hl_error *error) {
   hl__mysql_session *session = session_of(base);
   /* Not while rows are held: their lease runs. */
@@ -291,15 +296,17 @@ static int lock(hl_session *base, const hl_request *request, hl_grant *grant,
     status = hl__error(error, HL_ECONNECTION,
                        "the server has not answered the last release");
   if (status == HL_OK)
-    status = hl__mysql_lock_rows(session, request, grant, error);
+    status = request->lease
+                 ? hl__mysql_lease_take(session, request, grant, error)
+                 : hl__mysql_lock_rows(session, request, grant, error);
   /* After the deadline the server has ended the wait, or hangs. */
   if (status == HL_ECONNECTION && atomic_load(&session->interrupted) &&
       hl__left_ms(request->deadline) > 0)
-    kill_remote(session, request->deadline);
+    hl__mysql_kill(session, request->deadline);
   return status;
 }
 
-static int unlock(hl_session *base, hl_error *error) {
+static int give_back(hl_session *base, hl_error *error) {
   hl__mysql_session *session = session_of(base);
   int status = hl__mysql_settle(session, 0, error);
   if (status == HL_TIMEOUT)
@@ -358,23 +365,31 @@ static int holders(hl_session *base, const hl_row *rows, size_t n,
   return status;
 }
 
+/* What OpenSSL keeps for a thread would be freed when that has ended, and by then exit()
+   may be taking the library apart. */
+static void thread_end(void) {
+  mysql_thread_end();
+  if (OPENSSL_thread_stop) OPENSSL_thread_stop();
+}
+
 const hl_store_ops hl_store_mysql = {
     .abi = HL_STORE_ABI,
     .scheme = "mysql",
-    .connects = true,
+    .traits = {.scarce = true, .expires = true, .blocks = true},
+    .parse = hl__mysql_dsn,
     .open = store_open,
     .close = store_close,
     .forget = store_forget,
     .session_open = session_open,
     .session_close = session_close,
     .session_forget = session_forget,
-    .lock = lock,
-    .unlock = unlock,
+    .take = take,
+    .give_back = give_back,
     .settle = settle,
     .renew = renew,
     .look = look,
     .told = told,
     .interrupt = interrupt,
-    .thread_end = mysql_thread_end,
+    .thread_end = thread_end,
     .holders = holders,
 };

@@ -4,13 +4,19 @@
  * Connector/C.
  *
  *     mysql.c      the store's operations: the life of a session
+ *     dsn.c        a DSN, taken apart
  *     wire.c       sending, answers, errors
  *     connect.c    from a DSN to a logged-in connection; TLS, option files
  *     server.c     does this server exclude? and is the table the right one?
  *     statement.c  the one statement that locks the rows of a request
+ *     rows.c       all rows of a request, or none
  *     holders.c    who holds or awaits a row
- *     connection.c a connection for administration, for the command `hierlock`
- *     module.c     the Lua module that hands the store to the core
+ *     leases.c     leases, in a space that has them: the operations on their records
+ *     record.c     recording one
+ *     gate.c       whether there are leases in the way of what was locked
+ *     text.c       SQL, put together
+ *
+ * csrc/lua/mysql makes a Lua module of it.
  *
  * The session of a server:  connect, SET and look (server.c); then many times
  * { lock statement, ROLLBACK }. With autocommit off, which is sent with the first
@@ -22,7 +28,9 @@
 #ifndef HIERLOCK_MYSQL_STORE_H
 #define HIERLOCK_MYSQL_STORE_H
 
-#include "internal.h"
+#include "clock.h"
+#include "error.h"
+#include "fork.h"
 #include "store.h"
 
 #include <mysql.h>
@@ -38,6 +46,10 @@
 #endif
 #endif
 
+/* OpenSSL's, where the client library is linked with that; else NULL. */
+extern void ERR_clear_error(void) __attribute__((weak));
+extern void OPENSSL_thread_stop(void) __attribute__((weak));
+
 #define HL__MYSQL_NAME_MAX 64 /* of a table; the servers' own limit */
 
 typedef enum hl__tls {
@@ -50,7 +62,7 @@ typedef enum hl__tls {
 
 typedef struct hl__mysql_session hl__mysql_session;
 
-HL__MUTEX_CLASS(hl__mysql_store_mutex) HL__AFTER(hl__slot_mutex)
+HL__MUTEX_CLASS(hl__mysql_store_mutex) HL__AFTER(hl__connection_mutex)
     HL__BEFORE(hl__births);
 
 typedef struct hl__mysql_store {
@@ -60,10 +72,20 @@ typedef struct hl__mysql_store {
   const char *tls_ca, *tls_cert, *tls_key, *my_cnf_group; /* NULL: none */
   int64_t connect_timeout; /* ms */
   atomic_int_fast64_t connecting; /* how long it took the last time; ms */
+  char space[HL__MYSQL_NAME_MAX + 1]; /* the table's name, as the DSN says */
+  /* The table of the buckets: of that name, or in a space with leases of another one,
+     which older programs do not find. Constant from the first session on, as are the
+     others. */
   char table[HL__MYSQL_NAME_MAX + 1];
+  bool leased;                        /* the space has leases */
+  char leases[HL__MYSQL_NAME_MAX + 1]; /* one row for each lease */
+  char rows[HL__MYSQL_NAME_MAX + 1];   /* what they lock */
+  char gate[HL__MYSQL_NAME_MAX + 1];   /* where there may be any */
   pthread_mutex_t mutex;
   /* Connected by open, for the first session. */
   hl__mysql_session *spare HL__GUARDED_BY(hl__mysql_store_mutex);
+  /* On which leases are deleted whose time is up, while another one keeps its place. */
+  hl__mysql_session *aside HL__GUARDED_BY(hl__mysql_store_mutex);
   /* The connection on which waits are ended: of the thread that has set killing,
      or, when none has, of whoever holds the mutex. NULL: there is none. */
   hl__mysql_session *killer;
@@ -108,12 +130,15 @@ struct hl__mysql_session {
   unsigned long id;            /* the connection's number at the server */
   char server[HL__SERVER_MAX]; /* which has given it; "": not asked yet */
   /* While it connects: the server has said whether it offers TLS; it does not, and
-     must. */
+     must; it has said something else, which begins so (escaped). */
   bool greeted, untrusted;
+  char stranger[64];
   /* A ROLLBACK or a sign of life was sent, and its answer not yet read. The
      client libraries do not notice when another command is sent before: they
      take the old answer for the new one's. */
   bool outstanding;
+  unsigned answers; /* so many are outstanding then; of statements that return no rows */
+  uint64_t number;  /* see hl__mysql_commands */
   /* A transaction of ours is open: what the server says of it is believed, not
      what we remember (settle). */
   bool holds;
@@ -126,21 +151,48 @@ struct hl__mysql_session {
   bool in_transaction; /* after a lock statement: as the server says */
   int64_t looked; /* the table was of InnoDB then; hl__lease_ms */
   int64_t wait; /* the session's time limits on the server; ms */
-  uint64_t clock;
+  uint64_t clock, dice;
   hl__shape shapes[HL__SHAPES_MAX];
   /* What the prepared statements are told and what they return, bound once:
      whoever binds again before each execution sends the types again, too. */
-  int32_t buckets[HL__SHAPE_ROWS_MAX];
+  int32_t buckets[HL__SHAPE_ROWS_MAX + 1]; /* and the gate */
   char *tag; /* of the last request; malloc'ed, as most are far from HL__TAG_MAX */
   size_t tag_capacity;
   unsigned long tag_size;
-  unsigned long long token, read_only;
+  unsigned long long fetched[3], token, read_only;
+  /* Of the last lock statement: it has read the gate, and there may be leases. */
+  bool gate_seen, gate;
 };
+
+/* ---- text.c */
+
+typedef struct hl__text {
+  char *data; /* malloc'ed */
+  size_t used, capacity;
+} hl__text;
+
+/* False: out of memory. */
+bool hl__text_new(hl__text *text, size_t capacity);
+/* Whoever puts has reserved enough. */
+void hl__text_put(hl__text *text, const char *format, ...) HL__PRINTF(2, 3);
+/* As a literal. */
+void hl__text_hex(hl__text *text, const void *data, size_t n);
 
 /* ---- mysql.c */
 
+/* As connect and verify, in the time that there is; a session that is not the pool's. */
+int hl__mysql_connect_verified(hl__mysql_store *store, int64_t deadline,
+                               hl__mysql_session **session, hl_error *error);
+/* The server ends whatever the session does there, by `end`. */
+void hl__mysql_kill(const hl__mysql_session *session, int64_t end);
+
 /* Once, before anything else of the client library. */
 void hl__mysql_library_init(void);
+
+/* ---- dsn.c */
+
+/* As hl_store_ops.parse. */
+int hl__mysql_dsn(char *text, hl_dsn *dsn, hl_error *error);
 
 /* ---- connect.c */
 
@@ -193,10 +245,71 @@ int hl__mysql_table_check(hl__mysql_session *session, hl_error *error);
    length. */
 int hl__mysql_limits(const hl__mysql_session *session, int64_t wait, char *out,
                      size_t size);
+
+/* ---- rows.c */
+
+/* As hl_store_ops.take, for a session lock. */
 int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request,
                         hl_grant *grant, hl_error *error);
 
+/* Statements that record a lease, behind the one that locks its rows and in the same trip. */
+typedef struct hl__tail {
+  hl__text text;
+  unsigned statements;
+  bool begun, recorded, committed; /* what the server has answered */
+} hl__tail;
+/* Whether that can be done for the request: its roots have one gate, and so on. */
+bool hl__mysql_records_at_once(const hl__mysql_session *session,
+                               const hl_request *request);
+/* Tries to lock the rows, without waiting, with the tail. Afterwards nothing is locked. HL_OK:
+   see the tail. grant: token, and when it was sent, once it was. */
+int hl__mysql_lock_and_record(hl__mysql_session *session,
+                              const hl_request *request, hl__tail *tail,
+                              hl_grant *grant, hl_error *error);
+
+/* ---- gate.c */
+
+/* So many rows has the gate. Those who lock a node read, last of all, the row of its root; 1
+   says that there may be leases there. */
+#define HL__MYSQL_GATES 65536u
+/* Of the roots of all that the request is to hold; -1: there is not one gate for all, or
+   there are no leases in this space. */
+int64_t hl__mysql_gate(const hl__mysql_session *session,
+                       const hl_request *request);
+uint32_t hl__mysql_gate_of(const hl__mysql_store *store, uint64_t bucket);
+/* The session holds the rows, of the request or some of those. Returns when no lease is in
+   the way of them. Deletes those whose time is up. HL_TIMEOUT. HL_BUSY, where `leave` is
+   given: the one in the way is on rows[*leave], which the request only shares; whoever
+   waited there would not be alone in looking. *sent: when the last command that was answered
+   was sent. */
+int hl__mysql_leases_await(hl__mysql_session *session,
+                           const hl_request *request, const hl_row *rows,
+                           size_t n, size_t *leave, int64_t *sent,
+                           hl_error *error);
+/* Sleeps for so long, or down to half of it, by chance. */
+void hl__mysql_pause(hl__mysql_session *session, int64_t us);
+/* " (r.level=0 AND r.bucket=1 AND r.x=1 OR ...)": the rows of leases that conflict. Room:
+   HL__MYSQL_CONFLICT_ROOM for each. */
+#define HL__MYSQL_CONFLICT_ROOM 64
+void hl__mysql_put_conflicts(hl__text *t, const hl_row *rows, size_t n);
+
+/* ---- leases.c, record.c */
+
+extern const hl_lease_ops hl__mysql_leases;
+/* As hl_store_ops.take, for a lease. */
+int hl__mysql_lease_take(hl__mysql_session *session, const hl_request *request,
+                         hl_grant *grant, hl_error *error);
+/* Those that are in the way of the rows; the session is idle. */
+int hl__mysql_leases_list(hl__mysql_session *session,
+                          const hl_lease_filter *filter, hl_holder_fn fn,
+                          void *context, hl_error *error);
+
 /* ---- holders.c */
+
+/* From now on, or no longer, what the session holds is said to wait: it stands behind a
+   lease. Part of the next statement: HL__TAG_MAX * 2 + 32 bytes of room. */
+void hl__mysql_put_waiting(hl__text *t, const hl__mysql_session *session,
+                           bool waiting);
 
 /* As many bytes as the value of @hierlock for a request may have. */
 size_t hl__mysql_tag_room(const hl__mysql_session *session,
@@ -206,12 +319,6 @@ size_t hl__mysql_tag_room(const hl__mysql_session *session,
 void hl__mysql_tag(hl__mysql_session *session, const hl_request *request);
 int hl__mysql_holders(hl__mysql_session *session, const hl_row *rows, size_t n,
                       hl_holder_fn fn, void *context, hl_error *error);
-
-/* ---- connection.c */
-
-struct lua_State;
-/* Pushes a table with the function connect. */
-void hll_connection_register(struct lua_State *L);
 
 /* ---- wire.c */
 
@@ -244,14 +351,28 @@ int hl__mysql_settle(hl__mysql_session *session, int64_t deadline,
 int hl__mysql_query(hl__mysql_session *session, const char *sql, size_t size,
                     MYSQL_RES **result, hl_error *error);
 
+/* The same of several statements that return no rows: affected has how many rows each has
+   changed, session->number what LAST_INSERT_ID(…) of one of them was. When one fails, the
+   ones behind it are not executed. */
+int hl__mysql_commands(hl__mysql_session *session, const char *sql, size_t size,
+                       unsigned n, uint64_t *affected, hl_error *error);
+/* Sends so many of them; the answers are outstanding. */
+int hl__mysql_commands_send(hl__mysql_session *session, const char *sql,
+                            size_t size, unsigned n, hl_error *error);
+
+/* The next row of a result; NULL when there is none, or none of so many columns: what
+   has answered is no server then. */
+MYSQL_ROW hl__mysql_row(MYSQL_RES *result, unsigned columns);
+
 /* Writing on a connection that its peer has closed must not end the process:
    both libraries avoid SIGPIPE on a plain socket, OpenSSL does not. Around
-   calls that may write on a TLS connection. */
+   calls that may write on a TLS connection. `failed`: one of them may have failed, so a
+   SIGPIPE may be there to be taken away. Two system calls where none has. */
 typedef struct hl__sigpipe {
-  bool guarded, was_pending;
+  bool guarded, was_blocked, was_pending;
   sigset_t before;
 } hl__sigpipe;
 hl__sigpipe hl__sigpipe_begin(const hl__mysql_session *session);
-void hl__sigpipe_end(hl__sigpipe guard);
+void hl__sigpipe_end(hl__sigpipe guard, bool failed);
 
 #endif

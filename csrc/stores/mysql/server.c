@@ -6,93 +6,16 @@
  */
 #include "mysql_store.h"
 
+#include "../sql/judge.h"
 #include "layout.h"
 
-#include <mysqld_error.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-/* What is asked of SHOW GLOBAL VARIABLES: not every server has all. */
-typedef struct server {
-  char version[64];
-  bool read_only, super_read_only, innodb_read_only;
-  bool galera;
-  bool group, group_single_primary;
-  bool log_bin, statement_log;
-} server;
-
-static bool is_on(const char *value) {
-  return strcmp(value, "ON") == 0 || strcmp(value, "1") == 0;
-}
-
 static const char variables_sql[] =
-    "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version','read_only',"
-    "'super_read_only','innodb_read_only','wsrep_on','log_bin','binlog_format',"
-    "'group_replication_group_name','group_replication_single_primary_mode')";
-
-static void variables_read(MYSQL_RES *result, server *found) {
-  MYSQL_ROW row;
-  memset(found, 0, sizeof *found);
-  while ((row = mysql_fetch_row(result))) {
-    const char *name = row[0], *value = row[1] ? row[1] : "";
-    if (strcmp(name, "version") == 0)
-      (void)snprintf(found->version, sizeof found->version, "%s", value);
-    else if (strcmp(name, "read_only") == 0)
-      /* MariaDB 11 and later also know NO_LOCK and NO_LOCK_NO_ADMIN. */
-      found->read_only = strcmp(value, "OFF") != 0 && strcmp(value, "0") != 0;
-    else if (strcmp(name, "super_read_only") == 0)
-      found->super_read_only = is_on(value);
-    else if (strcmp(name, "innodb_read_only") == 0)
-      found->innodb_read_only = is_on(value);
-    else if (strcmp(name, "wsrep_on") == 0)
-      found->galera = is_on(value);
-    else if (strcmp(name, "log_bin") == 0)
-      found->log_bin = is_on(value);
-    else if (strcmp(name, "binlog_format") == 0)
-      found->statement_log = strcmp(value, "STATEMENT") == 0;
-    else if (strcmp(name, "group_replication_group_name") == 0)
-      found->group = *value;
-    else if (strcmp(name, "group_replication_single_primary_mode") == 0)
-      found->group_single_primary = is_on(value);
-  }
-}
-
-static int version_refuse(const hl__mysql_session *session,
-                          const char *version, hl_error *error) {
-  int major = 0, minor = 0;
-  if (strstr(version, "TiDB"))
-    return hl__error(error, HL_EUNSAFE_SERVER,
-                     "TiDB (%.60s) takes no shared row locks", version);
-  /* MariaDB puts this before its version, for clients of old. */
-  const char *number =
-      strncmp(version, "5.5.5-", 6) == 0 ? version + 6 : version;
-  (void)sscanf(number, "%d.%d", &major, &minor);
-  bool mariadb = session->dialect == HL_MARIADB;
-  if (mariadb ? major < 10 || (major == 10 && minor < 6) : major < 8)
-    return hl__error(error, HL_EUNSAFE_SERVER,
-                     "the server is too old (%.60s): MySQL 8.0 or MariaDB 10.6 "
-                     "and later are supported",
-                     number);
-  return HL_OK;
-}
-
-static int server_refuse(const server *found, hl_error *error) {
-  if (found->read_only || found->super_read_only || found->innodb_read_only)
-    return hl__error(error, HL_EUNSAFE_SERVER,
-                     "the server is read-only, a replica perhaps: locks there "
-                     "protect nothing; connect to the primary");
-  if (found->galera)
-    return hl__error(error, HL_EUNSAFE_SERVER,
-                     "the server is a node of a Galera cluster: its row locks "
-                     "do not hold on the other nodes");
-  if (found->group && !found->group_single_primary)
-    return hl__error(error, HL_EUNSAFE_SERVER,
-                     "the server belongs to a group with several primaries: "
-                     "its row locks do not hold on the others");
-  return HL_OK;
-}
+    "SHOW GLOBAL VARIABLES WHERE " HL__MYSQL_VARIABLES;
 
 /* A proxy may send a locking SELECT to a replica, or two statements of one
    transaction to two servers. ProxySQL answers the text SELECT CONNECTION_ID(),
@@ -102,7 +25,7 @@ static const char connection_sql[] = "SELECT 0+CONNECTION_ID()";
 
 static int proxy_refuse(const hl__mysql_session *session, MYSQL_RES *result,
                         hl_error *error) {
-  MYSQL_ROW row = mysql_fetch_row(result);
+  MYSQL_ROW row = hl__mysql_row(result, 1);
   if (row && row[0] &&
       strtoul(row[0], NULL, 10) == mysql_thread_id(session->mysql))
     return HL_OK;
@@ -128,9 +51,13 @@ int hl__mysql_table_sql(const hl__mysql_session *session, char *out,
 int hl__mysql_table_refuse(hl__mysql_session *session, MYSQL_RES *result,
                            hl_error *error) {
   const char *table = session->store->table;
-  MYSQL_ROW row = mysql_fetch_row(result);
+  MYSQL_ROW row = hl__mysql_row(result, 2);
   if (!row || !row[0])
     return hl__error(error, HL_EDSN, "the DSN names no database");
+  /* MariaDB: when the time is up, a table is shown as none, with a warning. */
+  if (!row[1] && mysql_warning_count(session->mysql) > 0)
+    return hl__error(error, HL_TIMEOUT,
+                     "the server could not look at the table %s in time", table);
   if (!row[1])
     return hl__error(error, HL_ENOT_PROVISIONED,
                      "there is no table %s in database %.64s (or no "
@@ -156,31 +83,85 @@ int hl__mysql_table_check(hl__mysql_session *session, hl_error *error) {
   return status;
 }
 
+/* A KILL QUERY that hits the look at the table ends it, on MariaDB, as if there were
+   none, without an error or a warning. So the look that sees none is repeated. */
+static int absence_confirm(hl__mysql_session *session, hl_error *error) {
+  int status = HL_ENOT_PROVISIONED;
+  for (int looks = 0; status == HL_ENOT_PROVISIONED && looks < 2; looks++)
+    status = hl__mysql_table_check(session, error);
+  return status;
+}
+
 /* Last of all, as there may be no such table. */
 static int layout_sql(const hl__mysql_session *session, char *out,
                       size_t size) {
   return snprintf(out, size,
                   "SELECT buckets,levels FROM hier_lock_meta WHERE "
                   "table_name='%s'",
-                  session->store->table);
+                  session->store->space);
+}
+
+/* In the record of a space with leases this stands before the levels, so that programs
+   which know of no leases refuse it: no name of a level has a colon. */
+static const char leased_mark[] = "leases:";
+
+/* The names of what such a space has, made of its own: see sql/leases.sql. */
+static int leased_names(hl__mysql_store *store, hl_error *error) {
+  static const char suffix[] = "_buckets";
+  size_t n = strlen(store->space), m = sizeof suffix - 1;
+  if (n > m && strcmp(store->space + n - m, suffix) == 0) n -= m;
+  if (n + 7 > HL__MYSQL_NAME_MAX)
+    return hl__error(error, HL_EDSN, "the name %s is too long for leases",
+                     store->space);
+  const struct {
+    char *name;
+    const char *suffix;
+  } names[] = {{store->table, "_nodes"},
+               {store->leases, "_leases"},
+               {store->rows, "_leased"},
+               {store->gate, "_gate"}};
+  for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+    (void)snprintf(names[i].name, HL__MYSQL_NAME_MAX + 1, "%.*s%s", (int)n,
+                   store->space, names[i].suffix);
+  return HL_OK;
+}
+
+/* The first session settles whether the space has leases. It may get them later: then this
+   program's table is gone, and none that connects is told other things than the first. */
+static int leased_agree(const hl__mysql_session *session, bool leased,
+                        hl_error *error) {
+  hl__mysql_store *store = session->store;
+  if (store->base.layout && store->leased != leased)
+    return hl__error(error, HL_EMISMATCH,
+                     "the space %s was provisioned anew, with leases or without: "
+                     "open it again",
+                     store->space);
+  if (!leased || store->leased) return HL_OK;
+  int status = leased_names(store, error);
+  if (status == HL_OK) store->leased = true;
+  return status;
 }
 
 /* Compares with what the table was provisioned for; without a record, with the
-   defaults, so that tables made by others keep working. result: NULL where there
-   is no hier_lock_meta. The first session settles what the program has left open;
-   nobody else has the store then. */
-static int layout_refuse(const hl__mysql_session *session, MYSQL_RES *result,
+   defaults, so that tables made by others keep working. row: NULL where there
+   is none, or no hier_lock_meta. The first session settles what the program has left
+   open; nobody else has the store then. */
+static int layout_refuse(const hl__mysql_session *session, MYSQL_ROW row,
                          hl_error *error) {
   hl__mysql_store *store = session->store;
   char space[200];
   hl_layout *agreed;
-  MYSQL_ROW row = result ? mysql_fetch_row(result) : NULL;
   bool recorded = row && row[0] && row[1];
-  (void)snprintf(space, sizeof space, "the table %s%s", store->table,
+  const char *levels = recorded ? row[1] : "user,account,resource";
+  size_t mark = sizeof leased_mark - 1;
+  bool leased = strncmp(levels, leased_mark, mark) == 0;
+  if (leased) levels += mark;
+  int status = leased_agree(session, leased, error);
+  if (status) return status;
+  (void)snprintf(space, sizeof space, "the table %s%s", store->space,
                  recorded ? "" : " (as hier_lock_meta does not say)");
-  int status = hl__layout_agree(
-      store->base.layout ? store->base.layout : store->config->layout,
-      recorded ? row[1] : "user,account,resource",
+  status = hl__layout_agree(
+      store->base.layout ? store->base.layout : store->config->layout, levels,
       recorded ? (uint32_t)strtoul(row[0], NULL, 10) : HL_BUCKETS_DEFAULT,
       space, "name another table (?table=), made by `hierlock provision`",
       &agreed, error);
@@ -190,6 +171,18 @@ static int layout_refuse(const hl__mysql_session *session, MYSQL_RES *result,
   else
     store->base.layout = agreed;
   return HL_OK;
+}
+
+/* Who takes the defaults while there is a record locks other rows than everybody else.
+   So the answer that shows none is not believed either: a KILL QUERY may have cut it. */
+static int layout_confirm(hl__mysql_session *session, const char *sql,
+                          hl_error *error) {
+  MYSQL_RES *result;
+  int status = hl__mysql_query(session, sql, strlen(sql), &result, error);
+  if (status == HL_OK || status == HL_ENOT_PROVISIONED)
+    status = layout_refuse(session, hl__mysql_row(result, 2), error);
+  mysql_free_result(result);
+  return status;
 }
 
 /* A connection's number means something only to the server that gave it, and only
@@ -212,7 +205,7 @@ static const char *identity_sql(const hl__mysql_session *session) {
    same ones again, and have the same identity; so no session is used before the
    second after the start. */
 static bool identity_read(hl__mysql_session *session, MYSQL_RES *result) {
-  MYSQL_ROW row = result ? mysql_fetch_row(result) : NULL;
+  MYSQL_ROW row = hl__mysql_row(result, 2);
   session->id = mysql_thread_id(session->mysql);
   (void)snprintf(session->server, sizeof session->server, "%s",
                  row && row[0] ? row[0] : "");
@@ -247,6 +240,9 @@ static int tokens_wait(hl__mysql_session *session, hl_error *error) {
   return status;
 }
 
+/* For the questions that follow in the same trip, though a program waits for no lock. */
+#define LOOK_MIN_MS 1000
+
 /* The assignments of all that the server's administrator may have changed and that
    we rely on; but for those that statement.c sends with the first lock. After
    `wait_timeout` of silence the server frees our locks: the lease. */
@@ -256,6 +252,7 @@ static void session_sql(hl__mysql_session *session, char *out, size_t size) {
   /* As statement.c will want it for a wait of the usual length. */
   session->wait = 1 + (config->timeout > HL__MYSQL_WAIT_MAX ? HL__MYSQL_WAIT_MAX
                                                             : config->timeout);
+  if (session->wait < LOOK_MIN_MS) session->wait = LOOK_MIN_MS;
   (void)hl__mysql_limits(session, session->wait, limits, sizeof limits);
   int64_t lease = (config->hold_timeout + 999) / 1000;
   (void)snprintf(out, size,
@@ -274,16 +271,17 @@ static void session_sql(hl__mysql_session *session, char *out, size_t size) {
 /* By its greeting, as an old server would not understand what is asked next; and
    later by what it says itself, as a proxy may have greeted us. */
 static int greeting_refuse(const hl__mysql_session *session, hl_error *error) {
-  return version_refuse(session, mysql_get_server_info(session->mysql), error);
+  return hl__mysql_version_judge(mysql_get_server_info(session->mysql), error);
 }
 
 static int variables_refuse(hl__mysql_session *session, MYSQL_RES *result,
                             hl_error *error) {
-  server found;
-  variables_read(result, &found);
-  session->repeatable = found.log_bin && found.statement_log;
-  int status = version_refuse(session, found.version, error);
-  return status ? status : server_refuse(&found, error);
+  hl__mysql_server server = {0};
+  MYSQL_ROW row;
+  while ((row = hl__mysql_row(result, 2)))
+    hl__mysql_server_note(&server, row[0] ? row[0] : "", row[1] ? row[1] : "");
+  session->repeatable = server.log_bin && server.statement_log;
+  return hl__mysql_server_judge(&server, error);
 }
 
 int hl__mysql_verify_server(hl__mysql_session *session, hl_error *error) {
@@ -314,7 +312,7 @@ enum { TOGETHER = QUESTIONS };
 enum { TOGETHER = LAYOUT };
 #endif
 
-/* Asks the i-th question; result: NULL where it has none. */
+/* Asks the i-th question; result: NULL where it has none, or no answer came. */
 static int ask(hl__mysql_session *session, const char *const *questions, int i,
                MYSQL_RES **result, hl_error *error) {
   char together[4096];
@@ -330,12 +328,62 @@ static int ask(hl__mysql_session *session, const char *const *questions, int i,
     return hl__mysql_query(session, sql, strlen(sql), result, error);
   *result = NULL;
   hl__sigpipe guard = hl__sigpipe_begin(session);
-  bool failed = mysql_next_result(session->mysql) != 0;
-  if (!failed) *result = mysql_store_result(session->mysql);
-  hl__sigpipe_end(guard);
-  if (failed || (!*result && mysql_field_count(session->mysql)))
+  int next = mysql_next_result(session->mysql); /* -1: there is none */
+  if (next == 0) *result = mysql_store_result(session->mysql);
+  hl__sigpipe_end(guard, !*result);
+  if (next > 0 || (next == 0 && !*result && mysql_field_count(session->mysql)))
     return hl__mysql_error(session, NULL, "query the server", error);
   return HL_OK;
+}
+
+/* What is still to be asked when all answers are there. */
+typedef struct asked_later {
+  bool young;      /* see identity_read */
+  bool absent;     /* no table was seen */
+  bool unrecorded; /* no record of its layout was seen */
+} asked_later;
+
+/* What the answer to the i-th question says of the server. */
+static int judge(hl__mysql_session *session, int i, MYSQL_RES *result,
+                 asked_later *later, hl_error *error) {
+  int status;
+  MYSQL_ROW row;
+  switch (i) {
+  case VARIABLES:
+    return variables_refuse(session, result, error);
+  case CONNECTION:
+    return proxy_refuse(session, result, error);
+  case IDENTITY:
+    later->young = identity_read(session, result);
+    return HL_OK;
+  case TABLE:
+    status = hl__mysql_table_refuse(session, result, error);
+    later->absent = status == HL_ENOT_PROVISIONED;
+    return later->absent ? HL_OK : status;
+  case LAYOUT:
+    row = hl__mysql_row(result, 2);
+    later->unrecorded = !row;
+    return row ? layout_refuse(session, row, error) : HL_OK;
+  default:
+    return HL_OK;
+  }
+}
+
+/* Records are written in READ COMMITTED, which locks no gaps; also before the first lock. A
+   server that logs statements writes nothing in it. */
+static int leased_begin(hl__mysql_session *session, bool first,
+                        hl_error *error) {
+  static const char sql[] =
+      "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE";
+  uint64_t none;
+  if (session->repeatable)
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "the server logs statements (binlog_format=STATEMENT), "
+                     "which leases cannot be recorded with; set it to ROW");
+  int status = first ? absence_confirm(session, error) : HL_OK;
+  return status ? status
+                : hl__mysql_commands(session, sql, sizeof sql - 1, 1, &none,
+                                     error);
 }
 
 /* Autocommit is on till the first lock, so that looking leaves no transaction. */
@@ -343,42 +391,38 @@ int hl__mysql_verify(hl__mysql_session *session, hl_error *error) {
   char set[512], table[HL__MYSQL_TABLE_SQL], layout[192];
   const char *questions[QUESTIONS] = {
       set, variables_sql, connection_sql, identity_sql(session), table, layout};
-  bool young = false;
+  asked_later later = {.young = false};
+  bool first = !session->store->base.layout;
   int status = greeting_refuse(session, error);
   if (status) return status;
   session_sql(session, set, sizeof set);
+  /* Where it is not known yet whether there are leases: see leased_agree. */
+  if (first)
+    memcpy(session->store->table, session->store->space, sizeof session->store->table);
   (void)hl__mysql_table_sql(session, table, sizeof table);
   (void)layout_sql(session, layout, sizeof layout);
   hl__mysql_waits_bound(session, true);
   for (int i = SET; i < QUESTIONS && status == HL_OK; i++) {
     MYSQL_RES *result = NULL;
     status = ask(session, questions, i, &result, error);
-    if (status == HL_ENOT_PROVISIONED && i == LAYOUT) status = HL_OK;
-    if (status == HL_OK && !result && i != SET && i != LAYOUT)
+    if (status == HL_OK && !result && i != SET)
       status = hl__error(error, HL_ECONNECTION,
                          "the server's answer broke off while connecting");
-    if (status == HL_OK) switch (i) {
-      case VARIABLES:
-        status = variables_refuse(session, result, error);
-        break;
-      case CONNECTION:
-        status = proxy_refuse(session, result, error);
-        break;
-      case IDENTITY:
-        young = identity_read(session, result);
-        break;
-      case TABLE:
-        status = hl__mysql_table_refuse(session, result, error);
-        break;
-      case LAYOUT:
-        status = layout_refuse(session, result, error);
-        break;
-      default:
-        break;
-      }
+    if (status == HL_ENOT_PROVISIONED && i == LAYOUT) status = HL_OK;
+    if (status == HL_OK) status = judge(session, i, result, &later, error);
     mysql_free_result(result);
   }
-  if (status == HL_OK && young) status = tokens_wait(session, error);
+  if (status == HL_OK && later.unrecorded)
+    status = layout_confirm(session, layout, error);
+  if (status == HL_OK && session->store->leased) {
+    status = leased_begin(session, first, error);
+    later.absent = false;
+  }
+  if (later.absent && (status == HL_OK || status == HL_EMISMATCH)) {
+    int absent = absence_confirm(session, error);
+    if (absent) status = absent; /* what it was made for, does not matter then */
+  }
+  if (status == HL_OK && later.young) status = tokens_wait(session, error);
   hl__mysql_waits_bound(session, false);
   return status;
 }

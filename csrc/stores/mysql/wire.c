@@ -4,11 +4,14 @@
  */
 #include "mysql_store.h"
 
+#include "../sql/judge.h"
+
 #include <errmsg.h>
 #include <errno.h>
 #include <mysqld_error.h>
 #include <poll.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -16,16 +19,8 @@
 
 /* -------------------------------------------------------------- errors */
 
-/* Numbers that one of the two headers does not name. */
-enum {
-  NUMBER_NORMAL_SHUTDOWN = 1077,   /* until MySQL 5.7, MariaDB */
-  NUMBER_STATEMENT_TIMEOUT = 1969, /* MariaDB: max_statement_time */
-  NUMBER_QUERY_TIMEOUT = 3024,     /* MySQL: max_execution_time */
-  NUMBER_NOWAIT = 3572,            /* MySQL: NOWAIT */
-  NUMBER_CONNECTION_KILLED = 1927, /* MariaDB */
-  NUMBER_IDLE_CLOSED = 4031,       /* MySQL: wait_timeout */
-  NUMBER_READ_ONLY = 1290,         /* ER_OPTION_PREVENTS_STATEMENT */
-};
+/* MariaDB's max_statement_time; its header alone has a name for it. */
+#define STATEMENT_TIMEOUT 1969u
 
 /* The client library's own numbers: no server has spoken. */
 static bool is_client_error(unsigned number) {
@@ -35,57 +30,24 @@ static bool is_client_error(unsigned number) {
   return number >= CR_MIN_ERROR && number <= CR_MAX_ERROR;
 }
 
-static int status_of(unsigned number) {
-  if (is_client_error(number)) return HL_ECONNECTION;
-  switch (number) {
-  case ER_LOCK_WAIT_TIMEOUT:
-  case NUMBER_QUERY_TIMEOUT:
-  case NUMBER_STATEMENT_TIMEOUT:
-  case NUMBER_NOWAIT:
-    return HL_TIMEOUT;
-  case ER_QUERY_INTERRUPTED:
-    return HL_CANCELLED;
-  case ER_LOCK_DEADLOCK:
-    return HL_DEADLOCK;
-  case ER_NO_SUCH_TABLE:
-    return HL_ENOT_PROVISIONED;
-  case NUMBER_READ_ONLY:
-    return HL_EUNSAFE_SERVER;
-  case ER_ACCESS_DENIED_ERROR:
-  case ER_DBACCESS_DENIED_ERROR:
-  case ER_CON_COUNT_ERROR:
-  case ER_TOO_MANY_USER_CONNECTIONS:
-  case ER_HOST_IS_BLOCKED:
-  case ER_HOST_NOT_PRIVILEGED:
-  case ER_SERVER_SHUTDOWN:
-  case NUMBER_NORMAL_SHUTDOWN:
-  case ER_NET_READ_ERROR:
-  case ER_NET_READ_INTERRUPTED:
-  case ER_NET_ERROR_ON_WRITE:
-  case NUMBER_CONNECTION_KILLED:
-  case NUMBER_IDLE_CLOSED:
-    return HL_ECONNECTION;
-  default:
-    return HL_ESTORE;
-  }
-}
-
 int hl__mysql_error(hl__mysql_session *session, MYSQL_STMT *statement,
                     const char *doing, hl_error *error) {
+  /* An error behind the first row of a prepared statement is the connection's, with
+     Connector/C. */
+  if (statement && mysql_stmt_errno(statement) == 0) statement = NULL;
   unsigned number =
       statement ? mysql_stmt_errno(statement) : mysql_errno(session->mysql);
-  int status = status_of(number);
+  const char *hint = "";
+  int status = is_client_error(number) ? HL_ECONNECTION
+                                       : hl__mysql_error_judge(number, &hint);
   if (!error) return status;
   char state[6] = "";
   const char *sqlstate = statement ? mysql_stmt_sqlstate(statement)
                                    : mysql_sqlstate(session->mysql);
   (void)snprintf(state, sizeof state, "%s", sqlstate);
-  const char *hint = "";
   /* Without a layout it takes no locks: connection.c. */
-  if (number == ER_TABLEACCESS_DENIED_ERROR && session->store->config->layout)
-    hint = " (MySQL wants SELECT and one of UPDATE, DELETE, LOCK TABLES)";
-  else if (status == HL_ENOT_PROVISIONED)
-    hint = "; run `hierlock provision`";
+  if (number == ER_TABLEACCESS_DENIED_ERROR && !session->store->config->layout)
+    hint = "";
   else if (number == CR_AUTH_PLUGIN_CANNOT_LOAD)
     hint = " (the client library that hierlock was built with cannot log in "
            "in this user's way)";
@@ -93,6 +55,15 @@ int hl__mysql_error(hl__mysql_session *session, MYSQL_STMT *statement,
                   statement ? mysql_stmt_error(statement)
                             : mysql_error(session->mysql),
                   hint);
+#ifdef CR_PLUGIN_NOT_ALLOWED
+  /* Connector/C takes the plugin's name for this message from a buffer that has been
+     used again since, for what was sent to log in. */
+  if (number == CR_PLUGIN_NOT_ALLOWED)
+    (void)hl__error(error, status,
+                    "cannot %s: the server asks for the password in a way that "
+                    "is not allowed, as in clear text without TLS",
+                    doing);
+#endif
   if (status == HL_EUNSAFE_SERVER)
     (void)hl__error(error, status,
                     "the server is read-only: locks there protect nothing; "
@@ -105,33 +76,43 @@ int hl__mysql_error(hl__mysql_session *session, MYSQL_STMT *statement,
   if (number == ER_ACCESS_DENIED_ERROR || number == ER_DBACCESS_DENIED_ERROR ||
       number == CR_AUTH_PLUGIN_CANNOT_LOAD)
     error->retryable = false;
+#ifdef CR_PLUGIN_NOT_ALLOWED
+  if (number == CR_PLUGIN_NOT_ALLOWED) error->retryable = false;
+#endif
   return status;
 }
 
 hl__sigpipe hl__sigpipe_begin(const hl__mysql_session *session) {
   hl__sigpipe guard = {.guarded = session->tls};
-  if (guard.guarded) {
-    sigset_t pipe, pending;
+  if (!guard.guarded) return guard;
+  /* The end of one connection may leave an error in the thread, which OpenSSL would
+     take for one of the next connection that has to wait. */
+  if (ERR_clear_error) ERR_clear_error();
+  sigset_t pipe, pending;
+  (void)sigemptyset(&pipe);
+  (void)sigaddset(&pipe, SIGPIPE);
+  (void)pthread_sigmask(SIG_BLOCK, &pipe, &guard.before);
+  guard.was_blocked = sigismember(&guard.before, SIGPIPE);
+  if (guard.was_blocked) { /* else it cannot be pending here */
     (void)sigpending(&pending);
     guard.was_pending = sigismember(&pending, SIGPIPE);
-    (void)sigemptyset(&pipe);
-    (void)sigaddset(&pipe, SIGPIPE);
-    (void)pthread_sigmask(SIG_BLOCK, &pipe, &guard.before);
   }
   return guard;
 }
 
-void hl__sigpipe_end(hl__sigpipe guard) {
+void hl__sigpipe_end(hl__sigpipe guard, bool failed) {
   if (!guard.guarded) return;
   sigset_t pipe, pending;
-  (void)sigpending(&pending);
-  if (sigismember(&pending, SIGPIPE) && !guard.was_pending) {
+  if (failed && !guard.was_pending) {
     static const struct timespec at_once = {0, 0};
+    (void)sigpending(&pending);
     (void)sigemptyset(&pipe);
     (void)sigaddset(&pipe, SIGPIPE);
-    (void)sigtimedwait(&pipe, NULL, &at_once);
+    if (sigismember(&pending, SIGPIPE))
+      (void)sigtimedwait(&pipe, NULL, &at_once);
   }
-  (void)pthread_sigmask(SIG_SETMASK, &guard.before, NULL);
+  if (!guard.was_blocked)
+    (void)pthread_sigmask(SIG_SETMASK, &guard.before, NULL);
 }
 
 /* ------------------------------------------- sending and reading answers */
@@ -172,15 +153,26 @@ static size_t unit_size(const hl__mysql_session *session,
    a record apart. (The other end of the TLS could. It is trusted: it could as well
    grant everything to everybody.)
    ended: nothing more will come. */
+#define PEEKED 1024
 static bool answer_complete(const hl__mysql_session *session, bool ended) {
-  unsigned char head[7];
+  unsigned char head[PEEKED];
   int waiting = 0;
-  ssize_t n = recv(session->fd, head, sizeof head, MSG_PEEK | MSG_DONTWAIT);
+  size_t peeked = session->answers > 1 ? sizeof head : 7;
+  ssize_t n = recv(session->fd, head, peeked, MSG_PEEK | MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return false;
   if (n <= 0 || ended) return true; /* reading fails at once */
-  size_t size = unit_size(session, head, (size_t)n);
-  return size > 0 && ioctl(session->fd, FIONREAD, &waiting) == 0 &&
-         (size_t)waiting >= size;
+  bool plain = !session->tls && !session->mysql->net.compress;
+  size_t at = 0;
+  for (unsigned left = session->answers;; left--) {
+    size_t size =
+        at < (size_t)n ? unit_size(session, head + at, (size_t)n - at) : 0;
+    if (size == 0) return false;
+    /* Behind an error nothing comes. */
+    bool failed = plain && at + 4 < (size_t)n && head[at + 4] == 0xff;
+    at += size;
+    if (left <= 1 || failed) break;
+  }
+  return ioctl(session->fd, FIONREAD, &waiting) == 0 && (size_t)waiting >= at;
 }
 
 void hl__mysql_wait_begin(const hl__mysql_store *store) {
@@ -222,9 +214,10 @@ int hl__mysql_send(hl__mysql_session *session, const char *sql, size_t size,
   hl__sigpipe guard = hl__sigpipe_begin(session);
   bool failed =
       mysql_send_query(session->mysql, sql, (unsigned long)size) != 0;
-  hl__sigpipe_end(guard);
+  hl__sigpipe_end(guard, failed);
   if (failed) return hl__mysql_error(session, NULL, "send to the server", error);
   session->outstanding = true;
+  session->answers = 1;
   session->tells_transaction = session->holds;
   return HL_OK;
 }
@@ -238,7 +231,9 @@ int hl__mysql_rollback_send(hl__mysql_session *session, hl_error *error) {
 static bool answer_read(hl__mysql_session *session) {
   hl__sigpipe guard = hl__sigpipe_begin(session);
   bool failed = mysql_read_query_result(session->mysql) != 0;
-  hl__sigpipe_end(guard);
+  while (!failed && mysql_more_results(session->mysql))
+    failed = mysql_next_result(session->mysql) > 0;
+  hl__sigpipe_end(guard, failed);
   session->outstanding = false;
   return !failed;
 }
@@ -252,8 +247,7 @@ int hl__mysql_settle(hl__mysql_session *session, int64_t deadline,
       return hl__error(error, HL_TIMEOUT, "the server has not answered yet");
     read = answer_read(session);
     unsigned number = read ? 0 : mysql_errno(session->mysql);
-    if (number != ER_QUERY_INTERRUPTED && number != NUMBER_STATEMENT_TIMEOUT)
-      continue;
+    if (number != ER_QUERY_INTERRUPTED && number != STATEMENT_TIMEOUT) continue;
     /* Somebody's KILL QUERY, or on MariaDB the limit that a very short wait has left;
        they end a statement and not the transaction. So it
        is said again: a sign of life, or what gives everything back. */
@@ -290,8 +284,74 @@ int hl__mysql_query(hl__mysql_session *session, const char *sql, size_t size,
   hl__sigpipe guard = hl__sigpipe_begin(session);
   bool failed = mysql_read_query_result(session->mysql) != 0;
   *result = failed ? NULL : mysql_store_result(session->mysql);
-  hl__sigpipe_end(guard);
+  hl__sigpipe_end(guard, failed || !*result);
   if (failed || (!*result && mysql_field_count(session->mysql)))
     return hl__mysql_error(session, NULL, "query the server", error);
   return HL_OK;
+}
+
+/* On MariaDB the limit that a short wait has left would end any statement. */
+#define COMMAND_MS 10000
+static int commands_send(hl__mysql_session *session, const char *sql,
+                         size_t size, unsigned *n, hl_error *error) {
+  if (session->dialect != HL_MARIADB || session->wait >= COMMAND_MS)
+    return hl__mysql_send(session, sql, size, error);
+  hl__text t;
+  char limits[160];
+  if (!hl__text_new(&t, sizeof limits + 32 + size)) return hl__error_memory(error);
+  (void)hl__mysql_limits(session, COMMAND_MS, limits, sizeof limits);
+  hl__text_put(&t, "SET SESSION %s;", limits);
+  memcpy(t.data + t.used, sql, size);
+  (*n)++;
+  session->wait = 0; /* not known, until it has succeeded */
+  int status = hl__mysql_send(session, t.data, t.used + size, error);
+  free(t.data);
+  return status;
+}
+
+int hl__mysql_commands_send(hl__mysql_session *session, const char *sql,
+                            size_t size, unsigned n, hl_error *error) {
+  int status = commands_send(session, sql, size, &n, error);
+  if (status == HL_OK) session->answers = n;
+  return status;
+}
+
+int hl__mysql_commands(hl__mysql_session *session, const char *sql, size_t size,
+                       unsigned n, uint64_t *affected, hl_error *error) {
+  MYSQL *mysql = session->mysql;
+  /* Where an error cannot be told from an answer, the first one is waited for. */
+  bool plain = !session->tls && !mysql->net.compress;
+  unsigned sent = n;
+  session->number = 0;
+  int status = commands_send(session, sql, size, &sent, error);
+  if (status) return status;
+  if (plain) session->answers = sent;
+  if (!hl__mysql_answer_await(session, session->patience))
+    return hl__error(error, HL_ECONNECTION,
+                     "the server did not answer in time");
+  session->outstanding = false;
+  hl__sigpipe guard = hl__sigpipe_begin(session);
+  bool failed = mysql_read_query_result(mysql) != 0;
+  if (!failed && sent > n) {
+    session->wait = COMMAND_MS;
+    failed = mysql_next_result(mysql) != 0;
+  }
+  for (unsigned i = 0; !failed; i++) {
+    affected[i] = mysql_affected_rows(mysql);
+    uint64_t number = mysql_insert_id(mysql);
+    if (number) session->number = number;
+    if (i + 1 == n) break;
+    failed = mysql_next_result(mysql) != 0;
+  }
+  hl__sigpipe_end(guard, failed);
+  if (failed && mysql_errno(mysql) == 0) /* a KILL QUERY between two of them */
+    return hl__error(error, HL_CANCELLED,
+                     "an administrator has ended the request");
+  return failed ? hl__mysql_error(session, NULL, "query the server", error)
+                : HL_OK;
+}
+
+MYSQL_ROW hl__mysql_row(MYSQL_RES *result, unsigned columns) {
+  return result && mysql_num_fields(result) >= columns ? mysql_fetch_row(result)
+                                                       : NULL;
 }

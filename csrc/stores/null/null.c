@@ -3,7 +3,8 @@
  * that use hierlock: they run without a server and without waiting. It must
  * not be mistaken for a lock: nobody is kept out of anything.
  */
-#include "internal.h"
+#include "clock.h"
+#include "error.h"
 #include "store.h"
 
 #include <stdatomic.h>
@@ -25,15 +26,14 @@ static uint64_t token_next(void) {
   return (atomic_fetch_add(&token_counter, 1u) + 1) << TOKEN_LOW_BITS;
 }
 
+static int null_parse(char *text, hl_dsn *dsn, hl_error *error) {
+  if (*text && *text != '?')
+    return hl__error(error, HL_EDSN, "nothing may follow 'null:' in a DSN");
+  return hl__dsn_path(text, dsn, error);
+}
+
 static int null_open(const hl_store_config *config, hl_store **store,
                      hl_error *error) {
-  const hl_dsn *dsn = config->dsn;
-  *store = NULL;
-  if (dsn->param_count > 0)
-    return hl__error(error, HL_EDSN, "null: knows no parameter %s",
-                     dsn->params[0].name);
-  if (dsn->path && *dsn->path)
-    return hl__error(error, HL_EDSN, "null: takes nothing after the colon");
   *store = calloc(1, sizeof **store);
   if (!*store) return hl__error_memory(error);
   (*store)->ops = &hl_store_null;
@@ -57,7 +57,7 @@ static int null_session_open(hl_store *store, int64_t deadline,
 
 static void null_session_close(hl_session *session) { free(session); }
 
-static int null_lock(hl_session *session, const hl_request *request,
+static int null_take(hl_session *session, const hl_request *request,
                      hl_grant *grant, hl_error *error) {
   (void)session, (void)request, (void)error;
   grant->token = token_next();
@@ -65,7 +65,7 @@ static int null_lock(hl_session *session, const hl_request *request,
   return HL_OK;
 }
 
-static int null_unlock(hl_session *session, hl_error *error) {
+static int null_give_back(hl_session *session, hl_error *error) {
   (void)session, (void)error;
   return HL_OK;
 }
@@ -99,15 +99,15 @@ static int null_holders(hl_session *session, const hl_row *rows, size_t n,
 const hl_store_ops hl_store_null = {
     .abi = HL_STORE_ABI,
     .scheme = "null",
-    .connects = false,
+    .parse = null_parse,
     .open = null_open,
     .close = null_close,
     .forget = null_close,
     .session_open = null_session_open,
     .session_close = null_session_close,
     .session_forget = null_session_close,
-    .lock = null_lock,
-    .unlock = null_unlock,
+    .take = null_take,
+    .give_back = null_give_back,
     .renew = null_renew,
     .settle = null_settle,
     .look = null_look,

@@ -9,18 +9,20 @@
 --   run(arguments)     does it; returns an exit status, or nil, err
 -- and it lets errors pass: an interruption is one.
 
-local SUBCOMMANDS = { "provision", "verify" }
+local SUBCOMMANDS = { "provision", "verify", "leases", "revoke" }
 
 -- The numbers are those of <sysexits.h>, so that 1 stays free for "no".
-local USAGE, UNAVAILABLE, SOFTWARE, NO_PERMISSION, CONFIGURATION, INTERRUPTED = 64, 69, 70, 77, 78, 130
+local USAGE, UNAVAILABLE, SOFTWARE, OUTPUT, NO_PERMISSION, CONFIGURATION, INTERRUPTED = 64, 69, 70, 74, 77, 78, 130
 local STATUS = {
   dsn = USAGE,
   connection = UNAVAILABLE,
   timeout = UNAVAILABLE,
   deadlock = UNAVAILABLE,
+  output = OUTPUT,
   mismatch = CONFIGURATION,
   unsafe_server = CONFIGURATION,
   not_provisioned = CONFIGURATION,
+  unsupported = CONFIGURATION,
 }
 
 local function leave(status, message)
@@ -44,7 +46,7 @@ local argparse = need("argparse", "argparse")
 need("luv", "luv")
 local hierlock = require "hierlock"
 
-local parser = argparse("hierlock", "Hierarchical locks on MySQL and MariaDB: looks after their table.")
+local parser = argparse("hierlock", "Hierarchical locks: looks after their table on MySQL and MariaDB, lists leases and ends them.")
   :epilog "hierlock COMMAND --help tells more; so does hierlock(1)."
   :command_target "command"
 parser:flag("-v --version", "Show the version and exit."):action(function()

@@ -4,9 +4,12 @@
 -- while other programs lock.
 
 local uv = require "luv"
+local leases = require "hierlock.command.lease_tables"
 local progress = require "hierlock.command.progress"
 local server = require "hierlock.command.server"
 local space = require "hierlock.command.space"
+
+local unpack = table.unpack or unpack -- luacheck: ignore
 
 local provision = {
   summary = "Make the table of buckets and fill it.",
@@ -22,6 +25,8 @@ function provision.options(parser)
   parser:option("--chunk", "Rows of one transaction, at most 1000000."):convert(tonumber):default(tostring(CHUNK))
     :argname "ROWS"
   parser:option("--rate", "Rows per second at most, to spare a busy server."):convert(tonumber):argname "ROWS"
+  parser:flag("--leases", "Make it a space with leases, too; see hierlock(1). Older programs are refused from then on.")
+  parser:option("--grant-to", "Who may use leases on PostgreSQL: a role, or PUBLIC."):argname "ROLE"
   parser:flag("-n --dry-run", "Print the SQL that is still to be run, and change nothing.")
 end
 
@@ -31,6 +36,14 @@ local function names(levels) return table.concat(levels, ",") end
 
 local function mismatch(message, ...)
   return nil, { code = "mismatch", message = message:format(...), retryable = false }
+end
+
+local function execute(job, statement)
+  if job.dry_run then
+    io.stdout:write(statement, ";\n\n")
+    return true
+  end
+  return job.space.connection:query(statement)
 end
 
 -- ------------------------------------------------------- what it should be
@@ -64,15 +77,56 @@ local function settle(job, found)
   return true
 end
 
+-- Whether its tables are its own; nil, err.
+local function alone(job, leased)
+  local rival, name, err = job.space:rival(leased)
+  if err then return nil, err end
+  if not rival then return true end
+  return mismatch("the space %s has the table %s already: give this one another name (?table=)", rival, name)
+end
+
+-- Executes them one after the other; nil, err.
+local function execute_all(job, statements)
+  for _, statement in ipairs(statements) do
+    local ok, err = execute(job, statement)
+    if not ok then return nil, err end
+  end
+  return true
+end
+
+-- What leases need, in this order: their tables and the gate; the record, from which on
+-- programs that know of no leases do not connect; the new name of the buckets, from which on
+-- nobody locks by the old one. In between nobody records a lease, for who would does not
+-- find the buckets.
+local function lease(job, found)
+  local self = job.space
+  if #self.stem > 57 then
+    return nil, { code = "dsn", message = ("the name %s is too long for leases"):format(self.name) }
+  end
+  local moves = found.unmoved or found.engine and not found.leased
+  local tables = self:schema()
+  self:lease()
+  local ok, err = execute_all(job, { tables[2], unpack(self:lease_schema()) })
+  if not ok then return nil, err end
+  local there = 0
+  if not job.dry_run then
+    there, err = self:rows(self.stem .. "_gate")
+    if not there then return nil, err end
+  end
+  if there < space.GATES then ok, err = execute(job, self:fill_gate()) end
+  if ok and not found.leased then ok, err = execute(job, self:record(job.buckets, job.levels)) end
+  if not ok then return nil, err end
+  if not moves then return execute(job, self:schema()[1]) end
+  if not job.dry_run then
+    job.bar:say(("renaming %s to %s, as soon as nobody holds a lock"):format(self.name, self.table))
+  else -- it is not there yet by that name, to be counted
+    job.level = #job.levels
+  end
+  return execute(job, self:move())
+end
+
 -- --------------------------------------------------------------- the chunks
 
-local function execute(job, statement)
-  if job.dry_run then
-    io.stdout:write(statement, ";\n\n")
-    return true
-  end
-  return job.space:query(statement)
-end
 
 -- What the server says it has inserted is counted: some settings end a statement early
 -- without an error.
@@ -166,15 +220,15 @@ local function prepare(job)
   ok, err = settle(job, found)
   if not ok then return nil, err end
   job.exists = found.engine ~= nil
+  ok, err = alone(job, job.leases or found.leased)
+  if not ok then return nil, err end
+  if job.leases or found.leased then return lease(job, found) end
   if not found.engine or not found.buckets then
-    for _, statement in ipairs(job.space:schema()) do
-      ok, err = execute(job, statement)
-      if not ok then return nil, err end
-    end
+    ok, err = execute_all(job, job.space:schema())
     -- Before the first row, so that nobody takes a part of it for something else.
-    if not found.buckets then return execute(job, job.space:record(job.buckets, job.levels)) end
+    if ok and not found.buckets then ok, err = execute(job, job.space:record(job.buckets, job.levels)) end
   end
-  return true
+  return ok, err
 end
 
 -- Everything that one connection can do for the job.
@@ -183,8 +237,9 @@ local function attempt(job)
   connection, err = server.connect(job.wanted, "provision")
   if not connection then return nil, err end
   job.space = space.new(connection)
-  job.table = job.space.table
+  job.table = job.space.name
   ok, err = prepare(job)
+  job.table = job.space.table
   if ok then
     if not job.bar.total then
       job.bar.total = job.buckets * #job.levels
@@ -233,12 +288,13 @@ function provision.run(arguments)
   if arguments.rate and (arguments.rate <= 0 or arguments.rate ~= arguments.rate) then
     return nil, { code = "dsn", message = "--rate must be a number of rows per second, more than 0" }
   end
+  if wanted.store == "postgresql" and arguments.leases then return leases.provision(wanted, arguments) end
   if wanted.store ~= "mysql" then
     io.stdout:write(wanted.store, ": needs no provisioning\n")
     return 0
   end
   local job = {
-    wanted = wanted, dry_run = arguments.dry_run, rate = arguments.rate,
+    wanted = wanted, dry_run = arguments.dry_run, leases = arguments.leases, rate = arguments.rate,
     -- Not more than a quarter of a second's worth at once.
     chunk = arguments.rate and math.max(1, math.min(arguments.chunk, math.floor(arguments.rate / 4))) or arguments.chunk,
     level = 0, bucket = 0, done = 0, inserted = 0,

@@ -4,6 +4,7 @@
 
 local core = require "hierlock.core"
 local hierlock = require "hierlock"
+local uv = require "luv"
 
 local server = {}
 
@@ -57,13 +58,22 @@ function server.parse(arguments)
   end
   local ok, misuse = pcall(hierlock.plan, { { "x" } }, { buckets = wanted.buckets, levels = wanted.levels })
   if not ok then return failure("dsn", "--buckets, --levels: " .. misuse:gsub("^.*hierlock: ", "")) end
-  if arguments.ask_password and said.store == "mysql" then
+  if arguments.ask_password and (said.store == "mysql" or said.store == "postgresql") then
     wanted.password, err = ask_password()
     if not wanted.password then return nil, err end
+    -- By the environment of this process, which libpq reads.
+    if said.store == "postgresql" then uv.os_setenv("PGPASSWORD", wanted.password) end
   end
   wanted.where = ("%s on %s"):format(said.database or "the default database", said.socket or
     said.host and said.host .. (said.port ~= 0 and ":" .. said.port or "") or "the default server")
   return wanted
+end
+
+--- The DSN for hierlock.open, with the password that was asked for. It stays in this process.
+function server.with_password(wanted)
+  -- libpq has got it already.
+  if wanted.password and wanted.store == "mysql" then uv.os_setenv("MYSQL_PWD", wanted.password) end
+  return wanted.dsn
 end
 
 --- A connection | nil, err. What it is for is shown to those who look at the

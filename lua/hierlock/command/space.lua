@@ -2,6 +2,8 @@
 -- and the statements that make it so. sql/ says the same for people to run by
 -- hand. Decides nothing, prints nothing.
 
+local hierlock = require "hierlock"
+
 local space = {}
 space.__index = space
 
@@ -10,8 +12,30 @@ space.DEFAULT_LEVELS = { "user", "account", "resource" }
 --- A chunk has at most so many rows: 1,000 numbers crossed with themselves.
 space.CHUNK_MAX = 1000000
 
+--- Rows of the gate.
+space.GATES = 65536
+
+-- What stands before the levels in the record of a space with leases: programs that know of no
+-- leases refuse it.
+local LEASED = "leases:"
+
+--- self.name is the space, as the DSN names it; self.table the table of its buckets, which
+-- has that name unless there are leases.
 function space.new(connection)
-  return setmetatable({ connection = connection, table = connection:table() }, space)
+  local name = connection:table()
+  local stem = name:gsub("_buckets$", "")
+  return setmetatable({ connection = connection, name = name, table = name, stem = stem }, space)
+end
+
+--- From now on it is one with leases. Older programs do not find its buckets.
+function space:lease()
+  self.leased = true
+  self.table = self.stem .. "_nodes"
+end
+
+--- The tables of leases: a list of {name, rows that it must have}.
+function space:lease_tables()
+  return { { self.stem .. "_leases" }, { self.stem .. "_leased" }, { self.stem .. "_gate", space.GATES } }
 end
 
 --- A list of rows, or how many were changed; nil, err. query(format, ...)
@@ -32,31 +56,76 @@ end
 
 -- -------------------------------------------------------------- what is there
 
---- Looks at the two tables: {engine, buckets, levels, empty}. engine is nil
--- where there is no table; buckets and levels are nil where nothing is recorded.
+--- The engine of a table, false where there is none; nil, err.
+function space:engine(name)
+  return first_value(self:query(
+    "SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = '%s'", name))
+end
+
+--- Looks at the two tables: {engine, buckets, levels, empty, leased, unmoved}. engine is nil
+-- where there is no table; buckets and levels are nil where nothing is recorded; unmoved:
+-- there are to be leases, and the buckets still have the name of a space without.
 -- nil, err.
 function space:look()
   local found = {}
-  local engine, err = first_value(self:query(
-    "SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = '%s'", self.table))
-  if engine == nil then return nil, err end
-  found.engine = engine or nil
-  local recorded
-  recorded, err = self:query("SELECT buckets, levels FROM hier_lock_meta WHERE table_name = '%s'", self.table)
+  local recorded, err = self:query("SELECT buckets, levels FROM hier_lock_meta WHERE table_name = '%s'", self.name)
   if recorded and recorded[1] then
+    local levels = recorded[1][2]
     found.buckets, found.levels = tonumber(recorded[1][1]), {}
-    for name in recorded[1][2]:gmatch("[^,]+") do found.levels[#found.levels + 1] = name end
+    if levels:sub(1, #LEASED) == LEASED then
+      found.leased, levels = true, levels:sub(#LEASED + 1)
+      self:lease()
+    end
+    for name in levels:gmatch("[^,]+") do found.levels[#found.levels + 1] = name end
+    local ok, why = pcall(hierlock.plan, { { "x" } }, { levels = found.levels })
+    if not ok then
+      return nil, { code = "mismatch", retryable = false, message = ("hier_lock_meta records levels of the table %s " ..
+        "that cannot be: %s"):format(self.name, (why:gsub("^.*hierlock: ", ""))) }
+    end
   elseif not recorded and err.code ~= "not_provisioned" then
     return nil, err
   end
+  local engine
+  engine, err = self:engine(self.table)
+  if engine == nil then return nil, err end
+  local at = self.table
+  if found.leased and not engine then
+    at = self.name
+    engine, err = self:engine(at)
+    if engine == nil then return nil, err end
+    found.unmoved = engine and true
+  end
+  found.engine = engine or nil
   found.empty = true
   if engine then
     local row
-    row, err = first_value(self:query("SELECT level FROM %s LIMIT 1", self.table))
+    row, err = first_value(self:query("SELECT level FROM %s LIMIT 1", at))
     if row == nil then return nil, err end
     found.empty = not row
   end
   return found
+end
+
+-- The tables of a space.
+local function tables(name, leased)
+  if not leased then return { name } end
+  local stem, list = name:gsub("_buckets$", ""), {}
+  for i, suffix in ipairs { "_nodes", "_leases", "_leased", "_gate" } do list[i] = stem .. suffix end
+  return list
+end
+
+--- Another space that has a table of this one's, which is to have leases or not: its name and the
+-- table's; nil; nil, nil, err. Each would take the other's rows and leases for its own.
+function space:rival(leased)
+  local others, err = self:query("SELECT table_name, levels FROM hier_lock_meta WHERE table_name <> '%s'", self.name)
+  if not others then return nil, nil, err.code ~= "not_provisioned" and err or nil end
+  for _, other in ipairs(others) do
+    local theirs = "," .. table.concat(tables(other[1], other[2]:sub(1, #LEASED) == LEASED), ",") .. ","
+    for _, name in ipairs(tables(self.name, leased)) do
+      if theirs:find("," .. name .. ",", 1, true) then return other[1], name end
+    end
+  end
+  return nil
 end
 
 --- How many of the buckets first .. last of a level are there. Locks nothing.
@@ -107,9 +176,68 @@ end
 
 --- The statement that records what the table is for.
 function space:record(buckets, levels)
-  return ("INSERT INTO hier_lock_meta (table_name, buckets, levels)\nVALUES ('%s', %d, %s)"):format(
-    self.table, buckets, literal(table.concat(levels, ",")))
+  return ("REPLACE INTO hier_lock_meta (table_name, buckets, levels)\nVALUES ('%s', %d, %s)"):format(
+    self.name, buckets, literal((self.leased and LEASED or "") .. table.concat(levels, ",")))
 end
+
+--- The statements that make the tables of leases, where they are missing.
+function space:lease_schema()
+  return {
+    ("CREATE TABLE IF NOT EXISTS %s_leases (\n" ..
+     "  id          BINARY(16) NOT NULL PRIMARY KEY,\n" ..
+     "  secret      BINARY(16) NOT NULL,\n" ..
+     "  holder      BINARY(16) NOT NULL,\n" ..
+     "  till        DATETIME(6) NOT NULL,\n" ..
+     "  turn        BIGINT UNSIGNED NOT NULL,\n" ..
+     "  since       DATETIME(6) NOT NULL,\n" ..
+     "  token       BIGINT UNSIGNED NOT NULL,\n" ..
+     "  mode        TINYINT NOT NULL,\n" ..
+     "  owner       VARBINARY(127) NOT NULL,\n" ..
+     "  label       VARBINARY(255) NOT NULL,\n" ..
+     "  path        VARBINARY(255) NOT NULL,\n" ..
+     "  application VARBINARY(255) NOT NULL,\n" ..
+     "  host        VARBINARY(255) NOT NULL,\n" ..
+     "  pid         BIGINT NOT NULL,\n" ..
+     "  revoked     TINYINT NOT NULL,\n" ..
+     "  revoked_by  VARBINARY(63) NULL,\n" ..
+     "  reason      VARBINARY(127) NULL,\n" ..
+     "  KEY (owner),\n" ..
+     "  KEY (till)\n" ..
+     ") ENGINE=InnoDB"):format(self.stem),
+    ("CREATE TABLE IF NOT EXISTS %s_leased (\n" ..
+     "  level  TINYINT NOT NULL,\n" ..
+     "  bucket INT NOT NULL,\n" ..
+     "  x      TINYINT NOT NULL,\n" ..
+     "  id     BINARY(16) NOT NULL,\n" ..
+     "  PRIMARY KEY (level, bucket, x, id),\n" ..
+     "  KEY (id)\n" ..
+     ") ENGINE=InnoDB"):format(self.stem),
+    ("CREATE TABLE IF NOT EXISTS %s_gate (\n" ..
+     "  g SMALLINT UNSIGNED NOT NULL PRIMARY KEY,\n" ..
+     "  n TINYINT NOT NULL\n" ..
+     ") ENGINE=InnoDB"):format(self.stem),
+  }
+end
+
+--- The statement that fills the gate: what is missing.
+function space:fill_gate()
+  return ("INSERT INTO %s_gate (g, n)\n" ..
+    "WITH RECURSIVE digit (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM digit WHERE n < 255)\n" ..
+    "SELECT high.n * 256 + low.n AS g, 0\n" ..
+    "FROM digit AS high, digit AS low\n" ..
+    "WHERE NOT EXISTS (SELECT 1 FROM %s_gate AS there WHERE there.g = high.n * 256 + low.n)\n" ..
+    "ORDER BY g"):format(self.stem, self.stem)
+end
+
+--- How many rows a table has; nil, err.
+function space:rows(name)
+  local n, err = first_value(self:query("SELECT COUNT(*) FROM %s", name))
+  return tonumber(n), err
+end
+
+--- The statement by which the buckets leave the name that older programs know. It waits for those
+-- who hold locks.
+function space:move() return ("RENAME TABLE %s TO %s"):format(self.name, self.table) end
 
 --- The statement that makes the buckets first .. last of a level, CHUNK_MAX at
 -- most. In the order of the primary key, as pages that are filled in order are
@@ -155,7 +283,7 @@ end
 
 -- Names of GET_LOCK are the whole server's, and of 64 bytes at most.
 local function lock_name(self)
-  return ("CONCAT('hierlock', SHA2(CONCAT(DATABASE(), '.%s'), 224))"):format(self.table)
+  return ("CONCAT('hierlock', SHA2(CONCAT(DATABASE(), '.%s'), 224))"):format(self.name)
 end
 
 --- Waits so many seconds until nobody else provisions this table: true, or false

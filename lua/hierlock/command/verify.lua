@@ -1,6 +1,8 @@
 --- hierlock verify: counts the rows of each level, and names what is missing. It
 -- changes nothing and locks nothing.
 
+local hierlock = require "hierlock"
+local leases = require "hierlock.command.lease_tables"
 local progress = require "hierlock.command.progress"
 local server = require "hierlock.command.server"
 local space = require "hierlock.command.space"
@@ -55,6 +57,27 @@ local function describe(missing, holes)
   return "missing: " .. table.concat(ranges, ", ")
 end
 
+-- The tables of leases: whether they are there, lock rows, and the gate is complete; nil, err.
+local function report_leases(found)
+  local well = true
+  for _, each in ipairs(found.space:lease_tables()) do
+    local name, wanted = each[1], each[2]
+    local engine, err = found.space:engine(name)
+    local said, n = engine
+    if engine == nil then return nil, err end
+    if engine == "InnoDB" and wanted then
+      n, err = found.space:rows(name)
+      if not n then return nil, err end
+      said = n == wanted and "complete" or ("missing: %s rows"):format(number(wanted - n))
+      well = well and n == wanted
+    elseif engine ~= "InnoDB" then
+      said, well = engine and ("of engine %s, which locks no rows"):format(engine) or "missing", false
+    end
+    print(("  leases   %-28s %s"):format(name, said))
+  end
+  return well
+end
+
 -- Prints what it finds; whether all is well; nil, err.
 local function report(found, bar)
   local well = true
@@ -74,14 +97,21 @@ local function report(found, bar)
   if surplus > 0 then
     print(("  %s rows more, beyond these levels and buckets: was the table made for others?"):format(number(surplus)))
   end
+  if found.leased then
+    local provided
+    provided, err = report_leases(found)
+    if provided == nil then return nil, err end
+    well = well and provided
+  end
   if not well then print "Programs that need a missing row are refused. To mend it: hierlock provision" end
   return well and surplus == 0
 end
 
 local function look(connection, wanted)
-  local found, err = space.new(connection):look()
+  local self = space.new(connection)
+  local found, err = self:look()
   if not found then return nil, err end
-  found.space, found.where, found.recorded = space.new(connection), wanted.where, found.buckets ~= nil
+  found.space, found.where, found.recorded = self, wanted.where, found.buckets ~= nil
   if not found.engine then
     print(("there is no table %s in %s; to make it: hierlock provision"):format(found.space.table, wanted.where))
     return false
@@ -105,7 +135,17 @@ end
 function verify.run(arguments)
   local wanted, err = server.parse(arguments)
   if not wanted then return nil, err end
-  if wanted.store ~= "mysql" then
+  if wanted.store == "postgresql" then
+    local manager
+    manager, err = hierlock.open(wanted.dsn, { levels = wanted.levels, application = "hierlock verify" })
+    if not manager then return nil, err end
+    manager:close()
+    print(("postgresql: locks in %s exclude; it needs no provisioning"):format(wanted.where))
+    local well
+    well, err = leases.verify(wanted)
+    if well == nil then return nil, err end
+    return well and 0 or INCOMPLETE
+  elseif wanted.store ~= "mysql" then
     print(wanted.store .. ": needs no provisioning")
     return 0
   end

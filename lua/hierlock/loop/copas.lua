@@ -24,10 +24,12 @@ return function(pending)
     close = function() end,
     settimeout = function() return 1 end,
     receive = function()
-      if pending:done() then return "done" end
+      if not pending or pending:done() then return "done" end
       return nil, "timeout"
     end,
   }
   -- A time-out of copas's own ends only one turn: how long, the pending knows.
   while not pending:done() do copas.receive(waiter) end
+  -- Copas remembers the last socket, and would keep the pending, and its manager.
+  pending = nil
 end

@@ -3,6 +3,7 @@
  * the store's operations, for the core to find; indexed, it offers a connection
  * for administration.
  */
+#include "connection.h"
 #include "hll.h"
 #include "mysql_store.h"
 

@@ -5,6 +5,8 @@
  * would not exclude), and then says any SQL. It takes no locks, and no pool knows
  * of it. Internal: programs have drivers of their own.
  */
+#include "connection.h"
+
 #include "hll.h"
 #include "mysql_store.h"
 
@@ -87,7 +89,7 @@ static int connection_logs_statements(lua_State *L) {
 
 /* The name of the table that the DSN says. */
 static int connection_table(lua_State *L) {
-  lua_pushstring(L, connection_check(L)->store.table);
+  lua_pushstring(L, connection_check(L)->store.space);
   return 1;
 }
 
@@ -144,7 +146,7 @@ static int connect_new(lua_State *L) {
   luaL_getmetatable(L, HLL_CONNECTION);
   lua_setmetatable(L, -2);
 
-  int status = hl_dsn_parse(text, &self->dsn, &error);
+  int status = hl_dsn_parse(text, hl__mysql_dsn, &self->dsn, &error);
   if (status) return hll_failure(L, &error, 0);
   if (password) self->dsn.password = password;
   self->config = (hl_store_config){.dsn = &self->dsn,

@@ -1,0 +1,518 @@
+/*
+ * call.c - see call.h. What a request passes through:
+ *
+ *   1. line         behind those of this process for whom it would wait at the store
+ *   2. connection   from the pool, or a new one
+ *   3. store        takes the rows, in order, in one go, or nothing
+ *   4. hold         the connection becomes HELD, and the keeper looks after it
+ *
+ * A thread that need not wait takes the manager's mutex twice: for 1 and 2, and for 4.
+ */
+#include "call.h"
+
+#include "clock.h"
+#include "error.h"
+#include "exit.h"
+#include "plan.h"
+
+#include <stddef.h>
+#include <string.h>
+
+/* A wait is cut into pieces of this length, so that each has an end on the
+   server's side even when the caller wants to wait for ever: a server does not
+   notice that a waiting client has died, and the dead waiter keeps the rows that
+   it has already got. */
+#define WAIT_PIECE_MS 3600000
+
+/* -------------------------------------------------------------- what for */
+
+int hl__options_take(const hl_options *given, hl_options *own,
+                     hl_error *error) {
+  if (given && given->size == sizeof *own) {
+    *own = *given;
+    return HL_OK;
+  }
+  *own = (hl_options)HL_OPTIONS_INIT;
+  if (!given) return HL_OK;
+  return hl__struct_take(own, sizeof *own, offsetof(hl_options, ttl), given,
+                         "hl_options", error);
+}
+
+int hl__lease_options_check(const hl_options *options, hl_error *error) {
+  if (options->ttl < 1 || options->ttl > HL_TTL_MAX)
+    return hl__error(error, HL_EMISUSE,
+                     "ttl must be 0.001 to 315360000 seconds");
+  size_t owner = options->owner ? strlen(options->owner) : 1;
+  if (owner < 1 || owner > HL_OWNER_MAX)
+    return hl__error(error, HL_EMISUSE, "owner must have 1 to %d bytes",
+                     HL_OWNER_MAX);
+  return HL_OK;
+}
+
+int hl__options_check(const hl_options *options, const hl_manager *manager,
+                      const hl_plan *plan, hl_error *error) {
+  if (hl_plan_target_count(plan) == 0)
+    return hl__error(error, HL_EMISUSE, "there is no target to lock");
+  if (hl_plan_layout(plan) != manager->layout)
+    return hl__error(error, HL_EMISUSE, "the plan is of another layout");
+  if (options->label_size > 0 && !options->label)
+    return hl__error(error, HL_EMISUSE, "label is missing");
+  return options->ttl ? hl__lease_options_check(options, error) : HL_OK;
+}
+
+/* Unchecked: nobody else has it yet. */
+HL__UNCHECKED void hl__call_init(hl__call *call, hl_manager *manager,
+                                 hl__call_kind kind, hl_lock *lock,
+                                 const hl_options *given) {
+  int64_t start = hl__now_ms();
+  int64_t timeout =
+      given->timeout < 0 ? manager->config.timeout : given->timeout;
+  /* Never early: our milliseconds are cut. */
+  int64_t deadline = hl__deadline(start + 1, timeout);
+  call->manager = manager;
+  call->kind = kind;
+  call->lock = lock;
+  call->extension = NULL;
+  call->lease = kind == HL__ACQUIRE ? lock->lease : NULL;
+  call->adopts = call->became = false;
+  call->options = *given;
+  call->start = start;
+  call->timeout = timeout;
+  call->deadline = deadline;
+  call->owner = pthread_self();
+  call->by_worker = call->in_line = false;
+  call->waiter.plan = lock->plan;
+  call->waiter.deadline = deadline;
+  call->waiter.ops = NULL;
+  call->waiter.members = NULL;
+  call->connection = NULL;
+  call->reserved = call->given_up = false;
+}
+
+/* What the store and its observers are told. `plan`: all that is held then. */
+static void request_fill(hl_request *request, const hl__call *call,
+                         const hl_plan *plan, int64_t timeout, char path[256]) {
+  size_t n;
+  const hl_row *rows = hl__plan_rows(plan, &n);
+  *request = (hl_request){
+      .rows = rows,
+      .n = n,
+      .shown = rows,
+      .shown_n = n,
+      .try_once = timeout == 0,
+      .cancellable = call->by_worker,
+      .path = hl_plan_describe(plan, path, 256),
+      .label = call->options.label,
+      .label_size = call->options.label_size,
+      .mode = hl_plan_mode(plan),
+  };
+  if (call->lease) request->lease = &call->lease->terms;
+}
+
+int hl__timeout_error(hl_error *error, const hl_plan *plan, int64_t timeout) {
+  char path[256];
+  (void)hl_plan_describe(plan, path, sizeof path);
+  if (timeout == 0)
+    return hl__error(error, HL_TIMEOUT, "%s is locked; tried once", path);
+  return hl__error(error, HL_TIMEOUT, "%s was not granted within %.3f s", path,
+                   (double)timeout / 1000);
+}
+
+/* Says what was not granted, and how long it was waited for, instead of what
+   the store's statement said; its errno and SQLSTATE stay. */
+static void timeout_say(hl_error *error, const hl_plan *plan, int64_t timeout) {
+  if (!error) return;
+  hl_error before = *error;
+  (void)hl__timeout_error(error, plan, timeout);
+  error->server_errno = before.server_errno;
+  memcpy(error->sqlstate, before.sqlstate, sizeof error->sqlstate);
+}
+
+/* ------------------------------------------------------ in the store's hands */
+
+static bool is_unwanted(const hl__call *call) HL__REQUIRES(hl__manager_mutex) {
+  return call->manager->closed || call->given_up;
+}
+
+/* Sets the deadline of the store's next piece of waiting, which takes `longest` ms,
+   or what the core allows at most. The keeper watches it, from now on: time that went
+   into connecting is not the server's. False: nobody wants it any more. Whoever comes
+   to that view from now on finds the connection, and interrupts it. */
+static bool piece_begin(hl__call *call, hl__connection *connection,
+                        int64_t deadline, int64_t longest, hl_request *request)
+    HL__REQUIRES(hl__manager_mutex) {
+  if (is_unwanted(call)) return false;
+  int64_t now = hl__now_ms();
+  int64_t end = now + (longest < WAIT_PIECE_MS ? longest : WAIT_PIECE_MS);
+  if (deadline < end) end = deadline;
+  request->deadline = end;
+  connection->due = end > now ? end : now;
+  call->connection = connection;
+  return true;
+}
+
+static int piece_run(hl__call *call, hl_request *request, hl_grant *grant,
+                     hl_error *error) HL__REQUIRES(hl__manager_mutex) {
+  hl_manager *manager = call->manager;
+  hl_session *session = call->connection->session;
+  hl__manager_mutex_unlock(manager);
+  hl__exit_check(0);
+  int status = manager->ops->take(session, request, grant, error);
+  hl__manager_mutex_lock(manager);
+  return status;
+}
+
+/* The same of an import. */
+static int piece_adopt(hl__call *call, hl_request *request, hl_grant *grant,
+                       hl_error *error) HL__REQUIRES(hl__manager_mutex) {
+  hl_manager *manager = call->manager;
+  hl_session *session = call->connection->session;
+  hl__manager_mutex_unlock(manager);
+  hl__exit_check(0);
+  int status = manager->store->leases->adopt(session, request, grant, error);
+  hl__manager_mutex_lock(manager);
+  return status;
+}
+
+void hl__call_interrupt(hl__call *call) {
+  const hl_store_ops *ops = call->manager->ops;
+  /* Not a round trip that ends soon by itself: the lock may be worth it. */
+  if (call->kind > HL__EXTEND || !call->connection ||
+      !call->connection->session)
+    return;
+  ops->interrupt(call->connection->session);
+  if (ops->traits.expires) call->lock->hold.kept_until = 0;
+}
+
+/* ------------------------------------------------------------- acquiring */
+
+/* The connection has got a lease, and holds nothing any more. */
+static int lease_granted(hl__call *call, hl__connection *connection,
+                         const hl_grant *grant, hl_error *error)
+    HL__REQUIRES(hl__manager_mutex) {
+  hl__pool_put(call->manager, connection);
+  call->lock->hold.token = grant->token;
+  if (hl__lease_begin(call->lease, grant)) return HL_OK;
+  /* Closed while the connection was put back: nobody gets a handle. Whose text was
+     imported has it still. */
+  bool closed = call->manager->closed;
+  if (!closed || !call->adopts) hl__lease_undo(call->lease);
+  return closed ? hl__manager_closed_error(error) : hl__lease_late_error(error);
+}
+
+/* A lease that nobody wants any more goes; an imported one is whose text it was. */
+static void lease_unwanted(hl__call *call, hl__connection *connection)
+    HL__REQUIRES(hl__manager_mutex) {
+  hl_manager *manager = call->manager;
+  if (call->adopts) return;
+  hl__manager_mutex_unlock(manager);
+  (void)manager->store->leases->drop(connection->session, &call->lease->terms,
+                                     false, hl__now_ms() + 1000, NULL);
+  hl__manager_mutex_lock(manager);
+}
+
+/* On HL_OK the lock holds what the request says; otherwise nothing is held. Model:
+   acquire.pml, line.pml, hold. */
+static int acquire(hl__call *call, hl_request *request, int64_t deadline,
+                   hl_error *error) HL__REQUIRES(hl__manager_mutex) {
+  hl_manager *manager = call->manager;
+  bool scarce = manager->ops->traits.scarce;
+  bool kept = manager->ops->traits.expires;
+  if (call->lease) {
+    if (!manager->store->leases) return hl__lease_unsupported(manager, error);
+    kept = kept || call->lease->refreshes;
+  }
+  /* What this process has released, and not given back yet, must not refuse one that tries
+     once: then it tries once more. */
+  uint64_t put = manager->drops_put;
+  bool dropping = manager->ops->traits.blocks && manager->drops_gone < put;
+  for (bool repaired = false;;) {
+    hl_grant grant = {0};
+    hl__connection *connection;
+    int status = HL_OK;
+    if (kept) status = hl__keeper_start(manager, error);
+    if (status == HL_OK)
+      status = hl__pool_take(manager, repaired ? HL__TAKE_FRESH : HL__TAKE_ANY,
+                             deadline, request->try_once, &call->reserved,
+                             &call->given_up, &connection, error);
+    if (status) return status;
+    bool fresh = connection->fresh;
+    /* Connecting took all the time that there was: the store is asked, once. */
+    if (hl__left_ms(deadline) == 0) request->try_once = true;
+
+    bool wanted = piece_begin(call, connection, deadline, HL_FOREVER, request);
+    if (wanted)
+      status = call->adopts ? piece_adopt(call, request, &grant, error)
+                            : piece_run(call, request, &grant, error);
+    call->connection = NULL; /* nobody interrupts it any more */
+    wanted = wanted && !is_unwanted(call);
+    bool overrun = connection->overrun; /* the keeper has ended its session */
+    if (call->lease && status == HL_OK) {
+      if (wanted && !overrun)
+        return lease_granted(call, connection, &grant, error);
+      if (grant.sent_ms) lease_unwanted(call, connection);
+    }
+    if (wanted && status == HL_OK && !overrun) {
+      hl__hold_begin(&call->lock->hold, connection, &grant, call->owner);
+      return HL_OK;
+    }
+    /* Should it try again, nobody else takes its room meanwhile. */
+    if (wanted && call->by_worker && scarce)
+      hl__pool_reserve(manager, &call->reserved);
+    if (!wanted || overrun || status == HL_ECONNECTION) {
+      hl__pool_discard(manager, connection);
+      /* The record may be there: whoever tries again would be kept out by it. */
+      if (call->lease && !call->adopts && status == HL_ECONNECTION &&
+          grant.sent_ms && hl__lease_recall(call->lease) != HL_OK)
+        repaired = true;
+      if (!wanted) return hl__manager_closed_error(error);
+      if (overrun)
+        return hl__error(error, HL_ECONNECTION,
+                         "the server did not answer in time");
+      /* A pooled connection may have gone stale, or what all waited in may be gone;
+         nothing was held yet. */
+      if (repaired || (fresh && scarce)) return status;
+      repaired = true;
+      if (call->lease &&
+          (status = hl__lease_rename(call->lease, call->adopts, error)) != HL_OK)
+        return status;
+      hl__manager_event(manager, HL__CONNECTION_REPAIRED, 0, 0);
+      continue;
+    }
+    hl__pool_put(manager, connection);
+    if (status == HL_TIMEOUT && !request->try_once && hl__left_ms(deadline) > 0)
+      continue; /* only a piece has ended */
+    if (status != HL_TIMEOUT || !request->try_once || !dropping) return status;
+    hl__leases_drops_await(manager, put);
+    dropping = false;
+  }
+}
+
+int hl__call_acquire(hl__call *call, int64_t timeout, hl_error *error) {
+  hl_request request;
+  char path[256];
+  const hl_plan *plan = call->lock->plan;
+  request_fill(&request, call, plan, timeout, path);
+  hl__manager_mutex_lock(call->manager);
+  int status =
+      acquire(call, &request, hl__deadline(call->start + 1, timeout), error);
+  hl__manager_mutex_unlock(call->manager);
+  call->lock->waited = hl__now_ms() - call->start;
+  if (status == HL_TIMEOUT) timeout_say(error, plan, timeout);
+  return status;
+}
+
+/* The calling thread's place in line; one that tries once has none. */
+static int line_up(hl__call *call, hl_error *error)
+    HL__REQUIRES(hl__manager_mutex) {
+  if (call->timeout == 0) return HL_OK;
+  call->in_line = true;
+  hl__line_join(call->manager, &call->waiter);
+  int status = hl__line_wait(call->manager, &call->waiter);
+  if (status == HL_TIMEOUT)
+    return hl__timeout_error(error, call->waiter.plan, call->timeout);
+  if (status == HL_CANCELLED) return hl__manager_closed_error(error);
+  return status;
+}
+
+int hl__call_make(hl__call *call, hl_error *error) {
+  hl_manager *manager = call->manager;
+  hl_request request;
+  char path[256];
+  request_fill(&request, call, call->lock->plan, call->timeout, path);
+  hl__manager_renew(manager);
+  hl__manager_mutex_lock(manager);
+  int status = hl__manager_enter(manager, error);
+  bool entered = status == HL_OK;
+  if (entered) {
+    hl__manager_event(manager, HL__CALL_BEGINS, 0, 0);
+    status = line_up(call, error);
+    if (status == HL_OK)
+      status = acquire(call, &request, call->deadline, error);
+    if (call->in_line) hl__line_leave(manager, &call->waiter, status == HL_OK);
+    call->lock->waited = hl__now_ms() - call->start;
+    hl__manager_event(manager, HL__CALL_ENDS, status, call->lock->waited);
+  }
+  hl__manager_mutex_unlock(manager);
+  if (status == HL_TIMEOUT) timeout_say(error, call->lock->plan, call->timeout);
+  if (entered) hl__manager_leave(manager);
+  return status;
+}
+
+/* ------------------------------------------------------------- extending */
+
+/* A wait ends, and begins again, so often that its answers show in time that the
+   store still keeps what is held: ms. Whoever looks at the lock meanwhile then
+   sees it lost only when no answer came. */
+static int64_t extend_piece_ms(const hl_manager *manager) {
+  return manager->ops->traits.expires ? manager->config.hold_timeout / 2
+                                      : HL_FOREVER;
+}
+
+/* The store has answered what was sent then (0: it has not): whoever looks at the
+   lock sees at once what it is worth. */
+static void answered(hl__call *call, hl__connection *connection, int status,
+                     int64_t sent_ms) HL__REQUIRES(hl__manager_mutex) {
+  hl_manager *manager = call->manager;
+  hl__hold *hold = &call->lock->hold;
+  bool lost = status == HL_DEADLOCK || status == HL_ECONNECTION;
+  if (sent_ms) {
+    connection->answered = sent_ms;
+    connection->asked = 0; /* the answer to that came before */
+  }
+  if (!manager->ops->traits.expires) return;
+  if (lost)
+    hold->kept_until = 0;
+  else if (sent_ms && hold->kept_until) /* not interrupted */
+    hold->kept_until = sent_ms + manager->config.hold_timeout;
+}
+
+/* The store's part. The connection is BUSY meanwhile: the keeper does not renew it, and
+   interrupts it when it hangs. */
+static int extend_pieces(hl__call *call, hl__connection *connection,
+                         hl_request *request, hl_grant *grant, hl_error *reason)
+    HL__REQUIRES(hl__manager_mutex) {
+  hl_manager *manager = call->manager;
+  hl__hold *hold = &call->lock->hold;
+  int64_t longest = extend_piece_ms(manager);
+  int status = HL_OK;
+  connection->state = HL__BUSY;
+  do {
+    if (!piece_begin(call, connection, call->deadline, longest, request)) break;
+    hold->watched = connection;
+    grant->sent_ms = 0;
+    status = piece_run(call, request, grant, reason);
+    answered(call, connection, status, grant->sent_ms);
+  } while (status == HL_TIMEOUT && !request->try_once &&
+           hl__left_ms(call->deadline) > 0);
+  call->connection = NULL; /* nobody interrupts it any more */
+  if (manager->ops->traits.expires) hold->watched = NULL;
+  connection->state = HL__HELD;
+  return status;
+}
+
+static int extend(hl__call *call, hl_request *request, hl_error *error)
+    HL__RELEASES(hl__connection_mutex) {
+  hl_manager *manager = call->manager;
+  hl__hold *hold = &call->lock->hold;
+  hl__connection *connection = hold->connection;
+  hl_grant grant = {0};
+  hl_error reason = {0};
+
+  int status = hl__hold_settle(manager, connection, &reason);
+  /* An earlier extend may have been cancelled when it had just ended. */
+  if (status == HL_OK)
+    status = manager->ops->settle(connection->session, 0, &reason);
+  hl__connection_mutex_unlock(connection);
+  if (status) return hl__hold_lose(hold, &reason, error);
+
+  hl__manager_mutex_lock(manager);
+  bool held = connection->state == HL__HELD;
+  hl__manager_event(manager, HL__CALL_BEGINS, 0, 0);
+  if (held) status = extend_pieces(call, connection, request, &grant, &reason);
+  hl__manager_event(manager, HL__EXTEND_ENDS, status, 0);
+  bool closed = manager->closed, overrun = held && connection->overrun;
+  if (overrun) hold->kept_until = 0;
+  if (held && closed) {
+    hl__connection_mutex_lock(connection);
+    hl__hold_end(manager, connection, false);
+    hl__connection_mutex_unlock(connection);
+  } else if (held && status == HL_DEADLOCK) {
+    /* The store has already given everything back. */
+    hold->connection = hold->watched = NULL;
+    hold->kept_until = 0;
+    hl__manager_event(manager, HL__HOLD_ENDS, 0, 0);
+    hl__pool_put(manager, connection);
+  }
+  hl__manager_mutex_unlock(manager);
+
+  /* Ended by the keeper before we could begin, or closed meanwhile. */
+  if (!held || closed) return hl__hold_use(hold, error);
+  if (overrun && status != HL_DEADLOCK) {
+    (void)hl__error(&reason, HL_ECONNECTION,
+                    "the server did not answer in time");
+    status = HL_ECONNECTION;
+  }
+  if (status == HL_ECONNECTION) return hl__hold_lose(hold, &reason, error);
+  /* It grew: who holds a row of it now is later than whoever held one before. */
+  if (status == HL_OK) call->extension->token = grant.token;
+  if (status && error) *error = reason;
+  return status;
+}
+
+int hl__call_extend(hl__call *call, hl_error *error) {
+  hl__extension *extension = call->extension;
+  hl__hold *hold = &call->lock->hold;
+  hl_request request;
+  char path[256];
+  request_fill(&request, call, extension->whole, call->timeout, path);
+  request.rows = extension->missing;
+  request.n = extension->missing_count;
+  request.extend = true;
+  int status = hl__hold_use(hold, error);
+  if (status) return status;
+  if (request.n == 0)
+    hl__connection_mutex_unlock(hold->connection);
+  else
+    status = extend(call, &request, error);
+  if (status == HL_TIMEOUT) timeout_say(error, extension->plan, call->timeout);
+  return status;
+}
+
+/* ------------------------------------------------------- becoming a lease */
+
+int hl__call_to_lease_new(hl__call *call, hl_error *error) {
+  hl_manager *manager = call->manager;
+  if (call->lock->lease)
+    return hl__error(error, HL_EUNSUPPORTED,
+                     "it is a lease already: refresh says when it ends");
+  if (!manager->store || !manager->store->leases)
+    return hl__lease_unsupported(manager, error);
+  return hl__lease_new(manager, &call->options, &call->lease, error);
+}
+
+int hl__call_to_lease(hl__call *call, hl_error *error) {
+  hl_manager *manager = call->manager;
+  hl__hold *hold = &call->lock->hold;
+  hl_request request;
+  hl_grant grant = {.token = hold->token};
+  char path[256];
+  request_fill(&request, call, call->lock->plan, call->timeout, path);
+  request.deadline = call->deadline;
+  int status = HL_OK;
+  if (call->lease->refreshes) {
+    hl__manager_mutex_lock(manager);
+    status = hl__keeper_start(manager, error);
+    hl__manager_mutex_unlock(manager);
+  }
+  if (status == HL_OK) status = hl__hold_convert(hold, &request, &grant, error);
+  if (status == HL_ELOST && grant.sent_ms) { /* the record may be there */
+    hl__manager_mutex_lock(manager);
+    (void)hl__lease_recall(call->lease);
+    hl__manager_mutex_unlock(manager);
+  }
+  if (status) {
+    hl__lease_unref(call->lease);
+    call->lease = NULL;
+    return status;
+  }
+  call->became = true;
+  hl__manager_mutex_lock(manager);
+  if (!hl__lease_begin(call->lease, &grant)) {
+    bool closed = manager->closed;
+    hl__lease_undo(call->lease); /* nobody has a handle of it */
+    status = closed ? hl__error(error, HL_ERELEASED, "the lock was released when "
+                                                     "its manager was closed")
+                    : hl__lease_late_error(error);
+  }
+  hl__manager_mutex_unlock(manager);
+  return status;
+}
+
+void hl__call_commit(hl__call *call) {
+  if (call->extension) hl__extension_commit(call->extension, call->lock);
+  /* One that was given up before its worker came to it is a session still. */
+  if (call->kind != HL__TO_LEASE || !call->became) return;
+  call->lock->lease = call->lease;
+  call->lease = NULL;
+}

@@ -1,0 +1,80 @@
+/*
+ * call.h - one request of a program on its way to the store: its place in line, its
+ * connection, what it takes, and how it comes out. A thread that blocks has one on its
+ * stack; a pending has one that a worker makes. So whoever is to interrupt a request,
+ * for whatever reason, finds its connection here and nowhere else.
+ */
+#ifndef HIERLOCK_CALL_H
+#define HIERLOCK_CALL_H
+
+#include "extend.h"
+#include "lock.h"
+#include "manager.h"
+
+typedef enum hl__call_kind {
+  HL__ACQUIRE,
+  HL__EXTEND, /* this and the others: of a lock that is held */
+  HL__CHECK,
+  HL__RELEASE,
+  HL__REFRESH,
+  HL__TO_LEASE
+} hl__call_kind;
+
+typedef struct hl__call {
+  hl_manager *manager;
+  hl__call_kind kind;
+  hl_lock *lock;            /* HL__ACQUIRE: the new one, which holds nothing yet */
+  hl__extension *extension; /* HL__EXTEND; NULL otherwise */
+  /* HL__ACQUIRE: its lock's, or NULL. HL__TO_LEASE: what the lock becomes; the call's own
+     until hl__call_commit. */
+  hl__lease *lease;
+  bool became; /* HL__TO_LEASE: the session is given back, and the lock is that lease */
+  bool adopts; /* HL__ACQUIRE: an import */
+  hl_options options;
+  int64_t start, timeout; /* ms; hl__now_ms */
+  int64_t deadline;       /* of both */
+  pthread_t owner;        /* the thread whose lock it will be */
+  /* A worker makes it, and others may give it up meanwhile: the store must then be
+     told. */
+  bool by_worker;
+  bool in_line; /* it has a place there: it waits at all */
+  hl__waiter waiter;
+  /* In the store's hands now: to be interrupted. */
+  hl__connection *connection HL__GUARDED_BY(hl__manager_mutex);
+  bool reserved HL__GUARDED_BY(hl__manager_mutex); /* room in the pool */
+  bool given_up HL__GUARDED_BY(hl__manager_mutex); /* nobody wants its result */
+} hl__call;
+
+/* For a new lock, or for one that is held. `given`: what the program said, as
+   hl__options_take has it. */
+void hl__call_init(hl__call *call, hl_manager *manager, hl__call_kind kind,
+                   hl_lock *lock, const hl_options *given);
+
+/* The whole of an acquisition, for a thread that blocks: as hl_acquire. */
+int hl__call_make(hl__call *call, hl_error *error);
+/* Its part from the connection on, for so long from its start; for one that has its
+   place in line. Counts nothing. */
+int hl__call_acquire(hl__call *call, int64_t timeout, hl_error *error);
+/* Makes the call of HL__EXTEND; blocks. Its owner commits the extension, if it was
+   granted. */
+int hl__call_extend(hl__call *call, hl_error *error);
+/* Makes what the lock of HL__TO_LEASE becomes. HL_OK; HL_EUNSUPPORTED: the lock is one
+   already, or the store has none; HL_ENOMEM, HL_ESTORE. */
+int hl__call_to_lease_new(hl__call *call, hl_error *error);
+/* Makes the call of HL__TO_LEASE; blocks. */
+int hl__call_to_lease(hl__call *call, hl_error *error);
+/* What HL__EXTEND or HL__TO_LEASE has got, the lock has. By whoever uses the lock. */
+void hl__call_commit(hl__call *call);
+/* Ends a call that is in the store's hands, soon. */
+void hl__call_interrupt(hl__call *call) HL__REQUIRES(hl__manager_mutex);
+
+/* What the caller has given, NULL included, as this library knows it. HL_EMISUSE. */
+int hl__options_take(const hl_options *given, hl_options *own, hl_error *error);
+int hl__options_check(const hl_options *options, const hl_manager *manager,
+                      const hl_plan *plan, hl_error *error);
+/* The options of a lease. HL_EMISUSE. */
+int hl__lease_options_check(const hl_options *options, hl_error *error);
+/* HL_TIMEOUT: it was not granted in time. */
+int hl__timeout_error(hl_error *error, const hl_plan *plan, int64_t timeout);
+
+#endif

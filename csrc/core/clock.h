@@ -1,0 +1,27 @@
+/*
+ * clock.h - time, and waiting for a condition until some time. Free of the rest of the
+ * core: a store that is a module of its own has its own copy.
+ */
+#ifndef HIERLOCK_CLOCK_H
+#define HIERLOCK_CLOCK_H
+
+#include "hierlock.h"
+
+#include <pthread.h>
+
+/* Milliseconds of CLOCK_MONOTONIC, and of Unix time. */
+int64_t hl__now_ms(void);
+/* Milliseconds of CLOCK_BOOTTIME, which goes on while the machine sleeps, as the
+   server's lease does: for nothing but leases. Not comparable with hl__now_ms. */
+int64_t hl__lease_ms(void);
+int64_t hl__unix_ms(void);
+/* Milliseconds left until deadline, never negative; HL_FOREVER stays. */
+int64_t hl__left_ms(int64_t deadline);
+/* now + ms, without overflow; HL_FOREVER stays. */
+int64_t hl__deadline(int64_t now, int64_t ms);
+
+/* Waits for the condition, of CLOCK_MONOTONIC, until the deadline at most. */
+void hl__cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex,
+                   int64_t deadline);
+
+#endif

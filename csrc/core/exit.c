@@ -1,0 +1,104 @@
+/*
+ * exit.c - see exit.h. Its state belongs to the process, not to a manager.
+ */
+#include "exit.h"
+
+#include "clock.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+/* exit() waits so long for those on their way out. A server that hangs keeps the
+   program no longer than that. */
+#define AWAIT_MS 2500
+/* It waits so long for those inside the client library. They do not wait but compute:
+   each that logs in reads all certificates of the system, one after the other. Only a
+   name server can take them longer. */
+#define INSIDE_MS 5000
+
+static atomic_uint awaited; /* threads on their way out */
+static atomic_bool exiting;
+/* Who called exit(), and runs its handlers; set before `exiting`. */
+static pthread_t exiter;
+
+static atomic_bool library_closed;
+static atomic_uint inside;
+static _Thread_local bool is_inside;
+
+static bool is_exiter(void) {
+  return atomic_load(&exiting) && pthread_equal(exiter, pthread_self());
+}
+
+/* For what is left of the process. */
+static void stay(void) {
+  if (is_inside) atomic_fetch_sub(&inside, 1u);
+  for (;;) (void)pause();
+}
+
+static void wait_for_none(const atomic_uint *count, int64_t ms) {
+  static const struct timespec moment = {0, 1000000};
+  for (int64_t end = hl__now_ms() + ms;
+       atomic_load(count) > 0 && hl__left_ms(end) > 0;)
+    (void)nanosleep(&moment, NULL);
+}
+
+static void before_exit(void) {
+  exiter = pthread_self();
+  atomic_store(&exiting, true);
+  wait_for_none(&awaited, AWAIT_MS);
+  atomic_store(&library_closed, true);
+  wait_for_none(&inside, INSIDE_MS);
+}
+
+/* A child has none of its parent's threads. */
+static void in_child(void) {
+  atomic_store(&awaited, 0u);
+  atomic_store(&inside, 0u);
+}
+
+static void watch_forks(void) { (void)pthread_atfork(NULL, NULL, in_child); }
+static void watch_exit(void) { (void)atexit(before_exit); }
+
+void hl__exit_watch(bool uses_library) {
+  static pthread_once_t forks = PTHREAD_ONCE_INIT, exits = PTHREAD_ONCE_INIT;
+  (void)pthread_once(&forks, watch_forks);
+  if (uses_library) (void)pthread_once(&exits, watch_exit);
+}
+
+void hl__exit_await(unsigned n) { atomic_fetch_add(&awaited, n); }
+
+void hl__exit_await_end(void) { atomic_fetch_sub(&awaited, 1u); }
+
+void hl__exit_check(unsigned n) {
+  /* Handlers of the program's own may go on; they keep nobody waiting but exit(). */
+  if (!atomic_load(&exiting) || is_exiter()) return;
+  atomic_fetch_sub(&awaited, n);
+  stay();
+}
+
+bool hl__library_closed(void) { return atomic_load(&library_closed); }
+
+bool hl__library_is_inside(void) { return is_inside; }
+
+void hl__library_enter(void) {
+  is_inside = true;
+  atomic_fetch_add(&inside, 1u); /* before looking: exit() closes, and counts */
+  if (atomic_load(&library_closed) && !is_exiter()) stay();
+}
+
+void hl__library_leave(void) {
+  is_inside = false;
+  atomic_fetch_sub(&inside, 1u);
+}
+
+void hl__library_wait_begin(void) {
+  if (is_inside) atomic_fetch_sub(&inside, 1u);
+}
+
+void hl__library_wait_end(void) {
+  if (is_inside) atomic_fetch_add(&inside, 1u);
+  if (atomic_load(&library_closed) && !is_exiter()) stay();
+}

@@ -1,0 +1,40 @@
+/*
+ * exit.h - what our threads do when the program calls exit().
+ *
+ * exit() takes apart what a client library stands on (OpenSSL, say) while threads of
+ * ours may be in it. So a handler of our own runs first. It waits for those on their
+ * way out: threads that connect, and threads that tell the server to end a wait. Then
+ * it closes the client library to all threads but its own, and waits for those inside
+ * to come out. Threads that wait for a lock stay in their waits; the server keeps what
+ * those have got until their time is up.
+ */
+#ifndef HIERLOCK_EXIT_H
+#define HIERLOCK_EXIT_H
+
+#include <stdbool.h>
+
+/* Has exit() run our handler. To be called before a thread of ours starts.
+   `uses_library`: it will be in a client library, which is initialised by now; so
+   our handler runs before those that the library has registered. */
+void hl__exit_watch(bool uses_library);
+
+/* Begin and end of being on the way out, for n threads. exit() waits for them, for
+   2.5 s at most. */
+void hl__exit_await(unsigned n);
+void hl__exit_await_end(void);
+/* Does not return once another thread has called exit(), which then waits for
+   n threads less: nothing new is begun. Without a mutex. */
+void hl__exit_check(unsigned n);
+
+/* A thread of ours is in the client library between the two. enter does not return
+   once exit() has closed it, except in the thread that runs exit(). Without a mutex. */
+void hl__library_enter(void);
+void hl__library_leave(void);
+/* A thread that is inside waits, for the server or for another thread, between the
+   two: exit() need not wait for it. wait_end, as enter, may not return. */
+void hl__library_wait_begin(void);
+void hl__library_wait_end(void);
+bool hl__library_is_inside(void);
+bool hl__library_closed(void);
+
+#endif

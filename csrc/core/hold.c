@@ -1,0 +1,275 @@
+/*
+ * hold.c - see hold.h.
+ */
+#include "hold.h"
+
+#include "clock.h"
+#include "error.h"
+
+#include <stdlib.h>
+
+/* For the answer to a confirmed release, where the store's own limit is not
+   shorter. */
+#define CONFIRM_MS 10000
+/* What has come from the server is read at once, when its worker gets a processor. On a
+   machine so full that it does not get one for so long, nothing is sure. */
+#define READING_MS 100
+
+/* ------------------------------------------------------- its connection */
+
+int64_t hl__hold_lease_left(const hl_manager *manager,
+                            const hl__connection *connection) {
+  int64_t left =
+      connection->answered + manager->config.hold_timeout - hl__lease_ms();
+  return left > 0 ? left : 0;
+}
+
+int hl__hold_settle(hl_manager *manager, hl__connection *connection,
+                    hl_error *error) {
+  if (!connection->asked) return HL_OK;
+  int64_t end = hl__now_ms() + hl__hold_lease_left(manager, connection);
+  int status = manager->ops->settle(connection->session, end, error);
+  if (status == HL_OK) connection->answered = connection->asked;
+  connection->asked = 0;
+  return status;
+}
+
+int hl__hold_look(hl_manager *manager, hl__connection *connection,
+                  hl_error *error) {
+  const hl_store_ops *ops = manager->ops;
+  if (connection->asked) {
+    int status = ops->settle(connection->session, 0, error);
+    if (status == HL_OK) {
+      connection->answered = connection->asked;
+      connection->asked = 0;
+    } else if (status != HL_TIMEOUT) {
+      return status;
+    }
+  }
+  int status = ops->look(connection->session, error);
+  if (status == HL_OK && ops->traits.expires &&
+      hl__hold_lease_left(manager, connection) == 0)
+    status = hl__error(error, HL_ECONNECTION,
+                       "the server has not answered for hold_timeout, and may "
+                       "have given the lock away");
+  return status;
+}
+
+void hl__hold_end(hl_manager *manager, hl__connection *connection, bool lost) {
+  if (connection->state != HL__HELD) return;
+  manager->ops->session_close(connection->session);
+  connection->session = NULL;
+  hl__pool_unlink(manager, connection);
+  connection->state = HL__ENDED;
+  hl__manager_event(manager, lost ? HL__HOLD_LOST : HL__HOLD_RELEASED, 0, 0);
+  if (lost) atomic_fetch_add(&manager->losses, 1u);
+}
+
+/* ----------------------------------------------------------- beginning */
+
+void hl__hold_begin(hl__hold *hold, hl__connection *connection,
+                    const hl_grant *grant, pthread_t owner) {
+  connection->state = HL__HELD;
+  connection->owner = owner;
+  connection->answered = grant->sent_ms;
+  connection->asked = 0;
+  hold->connection = connection;
+  hold->token = grant->token;
+  hl__manager_event(hold->manager, HL__HOLD_BEGINS, 0, 0);
+}
+
+/* ---------------------------------------------------------------- using */
+
+/* The connection has ended: nothing but the hold points to it any more. */
+static void connection_drop(hl__hold *hold) {
+  hl__manager_mutex_lock(hold->manager);
+  hold->watched = NULL;
+  hold->kept_until = 0;
+  hl__manager_mutex_unlock(hold->manager);
+  (void)pthread_mutex_destroy(&hold->connection->mutex);
+  free(hold->connection);
+  hold->connection = NULL;
+}
+
+int hl__hold_lose(hl__hold *hold, const hl_error *reason, hl_error *error) {
+  hl_manager *manager = hold->manager;
+  hl__manager_mutex_lock(manager);
+  hl__connection_mutex_lock(hold->connection);
+  hl__hold_end(manager, hold->connection, true);
+  hl__connection_mutex_unlock(hold->connection);
+  hl__manager_mutex_unlock(manager);
+  connection_drop(hold);
+  hold->lost = true;
+  return hl__error(error, HL_ELOST, "the lock was lost: %s", reason->message);
+}
+
+static int lost_error(hl_error *error) {
+  return hl__error(error, HL_ELOST, "the lock was lost while it was held");
+}
+
+/* Unchecked: clang cannot follow a function that returns sometimes with a
+   mutex. */
+HL__UNCHECKED int hl__hold_use(hl__hold *hold, hl_error *error) {
+  hl_manager *manager = hold->manager;
+  hl__connection *connection = hold->connection;
+  if (hold->lost) return lost_error(error);
+  if (!connection)
+    return hl__error(error, HL_ERELEASED, "the lock has been released");
+
+  hl_error reason;
+  hl__connection_mutex_lock(connection);
+  if (connection->session) {
+    if (hl__hold_look(manager, connection, &reason) == HL_OK) return HL_OK;
+    hl__connection_mutex_unlock(connection);
+    return hl__hold_lose(hold, &reason, error);
+  }
+  /* The keeper, or hl_manager_close, has ended it. */
+  hl__connection_mutex_unlock(connection);
+  connection_drop(hold);
+  hl__manager_mutex_lock(manager);
+  hold->lost = !manager->closed;
+  hl__manager_mutex_unlock(manager);
+  return hold->lost ? lost_error(error)
+                    : hl__error(error, HL_ERELEASED,
+                                "the lock was released when its manager was "
+                                "closed");
+}
+
+int64_t hl__hold_left(hl__hold *hold) {
+  if (hl__hold_use(hold, NULL)) return 0;
+  int64_t left = hold->manager->ops->traits.expires
+                     ? hl__hold_lease_left(hold->manager, hold->connection)
+                     : HL_FOREVER;
+  hl__connection_mutex_unlock(hold->connection);
+  return left;
+}
+
+int64_t hl__hold_left_busy(hl__hold *hold) {
+  static const struct timespec moment = {.tv_nsec = 100000};
+  hl_manager *manager = hold->manager;
+  const hl_store_ops *ops = manager->ops;
+  int64_t patience = hl__now_ms() + READING_MS;
+  for (;;) {
+    hl__manager_mutex_lock(manager);
+    bool busy = hold->busy;
+    int64_t end = hold->kept_until;
+    const hl__connection *watched = hold->watched;
+    bool overrun = busy && watched && watched->overrun;
+    if (manager->closed || overrun) end = 0;
+    bool told = busy && end && watched && watched->session && ops->told &&
+                ops->told(watched->session);
+    hl__manager_mutex_unlock(manager);
+    if (!busy) return hl__hold_left(hold);
+    if (told && ops->traits.expires && hl__left_ms(patience) > 0) {
+      (void)nanosleep(&moment, NULL);
+      continue;
+    }
+    if (told) end = 0; /* it may be that the lock is lost */
+    int64_t left = end == HL_FOREVER ? HL_FOREVER : end - hl__lease_ms();
+    return left > 0 ? left : 0;
+  }
+}
+
+int hl__hold_check(hl__hold *hold, hl_error *error) {
+  int status = hl__hold_use(hold, error);
+  if (status) return status;
+  hl_manager *manager = hold->manager;
+  const hl_store_ops *ops = manager->ops;
+  hl__connection *connection = hold->connection;
+  hl_error reason;
+  int64_t sent = 0;
+  status = hl__hold_settle(manager, connection, &reason);
+  if (status == HL_OK) status = ops->renew(connection->session, &sent, &reason);
+  if (status == HL_OK) {
+    connection->asked = sent;
+    status = hl__hold_settle(manager, connection, &reason);
+  }
+  if (status == HL_OK) status = ops->look(connection->session, &reason);
+  hl__connection_mutex_unlock(connection);
+  return status == HL_OK ? HL_OK : hl__hold_lose(hold, &reason, error);
+}
+
+/* ----------------------------------------------------------- giving back */
+
+/* Sends the release; when confirming, waits for its answer. HL_BUSY: it cannot
+   be sent before an earlier answer has come. */
+static int send_release(hl_manager *manager, hl__connection *connection,
+                        bool confirm, hl_error *error)
+    HL__REQUIRES(hl__connection_mutex) {
+  const hl_store_ops *ops = manager->ops;
+  if (!confirm) return ops->give_back(connection->session, error);
+  int status = hl__hold_settle(manager, connection, error);
+  if (status == HL_OK) status = ops->give_back(connection->session, error);
+  if (status == HL_OK)
+    status = ops->settle(connection->session, hl__now_ms() + CONFIRM_MS, error);
+  return status;
+}
+
+int hl__hold_release(hl__hold *hold, bool confirm, hl_error *error) {
+  hl_manager *manager = hold->manager;
+  int status = hl__hold_use(hold, error);
+  if (status == HL_ERELEASED) return HL_OK;
+  if (status) return status;
+
+  hl__connection *connection = hold->connection;
+  hl_error reason;
+  status = send_release(manager, connection, confirm, &reason);
+  /* The keeper, which may come before us, sends nothing behind it. */
+  if (status == HL_OK) connection->answered = hl__lease_ms();
+  hl__connection_mutex_unlock(connection);
+  if (status != HL_OK && status != HL_BUSY)
+    return hl__hold_lose(hold, &reason, error);
+
+  hl__manager_mutex_lock(manager);
+  bool held = connection->state == HL__HELD;
+  hold->watched = NULL;
+  if (held) {
+    hold->connection = NULL;
+    hl__manager_event(manager, HL__HOLD_RELEASED, 0, 0);
+    if (status == HL_OK) {
+      hl__pool_idle(manager, connection);
+    } else {
+      connection->answered = hl__lease_ms();
+      connection->state = HL__RELEASING;
+      connection->idle_since = hl__now_ms();
+      (void)pthread_cond_signal(&manager->keeper.wakeup);
+    }
+  }
+  hl__manager_mutex_unlock(manager);
+  if (!held) connection_drop(hold); /* hl_manager_close came between */
+  return HL_OK;
+}
+
+int hl__hold_convert(hl__hold *hold, const hl_request *request,
+                     hl_grant *grant, hl_error *error) {
+  hl_manager *manager = hold->manager;
+  int status = hl__hold_use(hold, error);
+  if (status) return status;
+  hl__connection *connection = hold->connection;
+  hl_error reason;
+  status = hl__hold_settle(manager, connection, &reason);
+  if (status) {
+    hl__connection_mutex_unlock(connection);
+    return hl__hold_lose(hold, &reason, error);
+  }
+  status = manager->store->leases->convert(connection->session, request, grant,
+                                           &reason);
+  if (status == HL_OK) connection->answered = hl__lease_ms();
+  hl__connection_mutex_unlock(connection);
+  if (status == HL_ECONNECTION) return hl__hold_lose(hold, &reason, error);
+  if (status) {
+    if (error) *error = reason;
+    return status;
+  }
+  hl__manager_mutex_lock(manager);
+  bool held = connection->state == HL__HELD;
+  hold->watched = NULL;
+  if (held) {
+    hold->connection = NULL;
+    hl__manager_event(manager, HL__HOLD_ENDS, 0, 0);
+    hl__pool_idle(manager, connection);
+  }
+  hl__manager_mutex_unlock(manager);
+  if (!held) connection_drop(hold); /* hl_manager_close came between */
+  return HL_OK;
+}

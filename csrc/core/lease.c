@@ -1,0 +1,580 @@
+/*
+ * lease.c - see lease.h.
+ */
+#include "lease.h"
+
+#include "clock.h"
+#include "error.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+/* An operation on a record takes a round trip. Longer, and its server hangs. */
+#define ANSWER_MS 10000
+/* A drop that nobody waits for. */
+#define DROP_MS 1000
+/* A release that must not block, before a worker makes it. */
+#define RELEASE_MS 20
+/* One that the store could not be asked for is tried again after so long. */
+#define DROP_AGAIN_MS 500
+/* A refresh that failed is tried again after this part of the ttl, but not sooner than
+   that many ms. */
+#define AGAIN_PART 12
+#define AGAIN_MS 20
+/* Workers that refresh what is due, in each manager. */
+#define REFRESHERS_MAX 8u
+/* While there are leases to refresh, the keeper looks so often: after the machine slept,
+   its own clock has stood still. */
+#define TURN_MS 1000
+
+/* --------------------------------------------------------------- making */
+
+static bool random_fill(void *data, size_t size) {
+  char *at = data;
+  while (size > 0) {
+    ssize_t n = getrandom(at, size, 0);
+    if (n < 0 && errno != EINTR) return false;
+    if (n < 0) continue;
+    at += n;
+    size -= (size_t)n;
+  }
+  return true;
+}
+
+static int names_draw(hl_lease_terms *terms, bool adopts, hl_error *error) {
+  uint8_t random[48];
+  if (!random_fill(random, sizeof random))
+    return hl__error_errno(error, HL_ESTORE, "there are no random numbers");
+  memcpy(terms->holder, random + 32, 16);
+  if (adopts) return HL_OK;
+  memcpy(terms->id, random, 16);
+  memcpy(terms->secret, random + 16, 16);
+  return HL_OK;
+}
+
+int hl__lease_rename(hl__lease *lease, bool adopts, hl_error *error) {
+  uint8_t before[16];
+  memcpy(before, lease->terms.id, sizeof before);
+  int status = names_draw(&lease->terms, adopts, error);
+  if (status == HL_OK && !adopts)
+    memcpy(lease->terms.former, before, sizeof before);
+  return status;
+}
+
+/* Unchecked: nobody else has it yet. */
+HL__UNCHECKED int hl__lease_new(hl_manager *manager, const hl_options *options,
+                                hl__lease **result, hl_error *error) {
+  hl_lease_terms terms = {.ttl = options->ttl, .turn = 1};
+  *result = NULL;
+  int status = names_draw(&terms, false, error);
+  if (status) return status;
+  hl__lease *lease = calloc(1, sizeof *lease);
+  if (!lease) return hl__error_memory(error);
+  atomic_init(&lease->references, 1u);
+  lease->manager = manager;
+  lease->refreshes = options->auto_refresh;
+  lease->releases = options->auto_release;
+  hl__list_init(&lease->node);
+  lease->terms = terms;
+  atomic_init(&lease->turn, terms.turn);
+  const char *owner =
+      options->owner ? options->owner : manager->config.application;
+  memcpy(lease->owner, owner, strlen(owner) + 1); /* it was checked */
+  lease->terms.owner = lease->owner;
+  *result = lease;
+  return HL_OK;
+}
+
+void hl__lease_unref(hl__lease *lease) {
+  if (!lease || atomic_fetch_sub(&lease->references, 1u) != 1) return;
+#ifndef __clang_analyzer__ /* it does not count: each would be the last for it */
+  free(lease);
+#endif
+}
+
+void hl__lease_forget(hl__lease *lease) { free(lease); }
+
+/* ----------------------------------------------------- on a connection */
+
+typedef enum operation_kind { REFRESH, LOOK, DROP, RECALL } operation_kind;
+
+typedef struct operation {
+  operation_kind kind;
+  hl__lease *lease;
+  hl_lease_terms terms;
+  bool confirm;
+  int64_t patience; /* ms; 0: what is usual */
+  int64_t ttl, deadline;
+  int64_t sent_ms, left_ms; /* what the store says */
+} operation;
+
+static int operation_run(hl_session *session, void *context, hl_error *error) {
+  operation *self = context;
+  const hl_lease_ops *ops = self->lease->manager->store->leases;
+  switch (self->kind) {
+  case REFRESH:
+    self->terms.turn = atomic_fetch_add(&self->lease->turn, 1u) + 1;
+    return ops->refresh(session, &self->terms, self->ttl, self->deadline,
+                        &self->sent_ms, error);
+  case LOOK:
+    return ops->look(session, &self->terms, self->deadline, &self->left_ms,
+                     error);
+  case DROP:
+    return ops->drop(session, &self->terms, self->confirm, self->deadline,
+                     error);
+  case RECALL:
+    return ops->recall(session, &self->terms, self->deadline, error);
+  }
+  return HL_OK;
+}
+
+static void operation_begin(hl__lease *lease, operation *self) {
+  self->lease = lease;
+  self->terms = lease->terms;
+  if (!self->patience) self->patience = self->confirm ? ANSWER_MS : DROP_MS;
+  self->deadline = hl__now_ms() + self->patience;
+}
+
+/* The mutex is given back meanwhile. */
+static int operate(hl__lease *lease, operation *self, hl_error *error)
+    HL__REQUIRES(hl__manager_mutex) {
+  operation_begin(lease, self);
+  return hl__pool_run(lease->manager, operation_run, self, self->deadline,
+                      error);
+}
+
+/* The same of a manager that is closed, and has no pool any more. */
+static int operate_alone(hl__lease *lease, operation *self)
+    HL__REQUIRES(hl__manager_mutex) {
+  operation_begin(lease, self);
+  return hl__pool_run_alone(lease->manager, operation_run, self, self->deadline);
+}
+
+/* --------------------------------------------------------------- belief */
+
+/* Has the keeper look when it is due, or before. */
+static void hurry(const hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
+  int64_t wait = lease->due - hl__lease_ms();
+  if (!lease->refreshes) return;
+  if (wait > TURN_MS) wait = TURN_MS;
+  hl__manager_hurry(lease->manager, hl__now_ms() + (wait > 0 ? wait : 0));
+}
+
+static void end_watch(const hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
+  if (lease->end < atomic_load(&lease->manager->leases_end))
+    atomic_store(&lease->manager->leases_end, lease->end);
+}
+
+/* A refresh that was sent then was answered. */
+static void believe(hl__lease *lease, int64_t sent_ms, int64_t ttl)
+    HL__REQUIRES(hl__manager_mutex) {
+  lease->end = hl__deadline(sent_ms, ttl);
+  lease->due = sent_ms + (ttl < lease->terms.ttl ? ttl : lease->terms.ttl) / 3;
+  /* One that was set to end late need not be refreshed soon. */
+  if (ttl > lease->terms.ttl) lease->due = lease->end - lease->terms.ttl * 2 / 3;
+  lease->told = false;
+  end_watch(lease);
+  hurry(lease);
+}
+
+/* One is sent now. A shorter time counts at once: the store may have read it, and nobody
+   knows before it has answered. */
+static void doubt(hl__lease *lease, int64_t ttl) HL__REQUIRES(hl__manager_mutex) {
+  int64_t end = hl__deadline(hl__lease_ms(), ttl);
+  if (end >= lease->end) return;
+  lease->end = end;
+  end_watch(lease);
+}
+
+static int64_t left(const hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
+  int64_t ms = lease->state == HL__LEASE_HELD ? lease->end - hl__lease_ms() : 0;
+  return ms > 0 ? ms : 0;
+}
+
+/* HELD no more; `happened` is counted. */
+static void end(hl__lease *lease, hl__lease_state state,
+                hl__event_kind happened) HL__REQUIRES(hl__manager_mutex) {
+  lease->state = state;
+  hl__list_remove(&lease->node);
+  hl__manager_event(lease->manager, happened, 0, 0);
+}
+
+static int lose(hl__lease *lease, const hl_error *why)
+    HL__REQUIRES(hl__manager_mutex) {
+  end(lease, HL__LEASE_LOST, HL__HOLD_LOST);
+  lease->loss = *why;
+  atomic_fetch_add(&lease->manager->losses, 1u);
+  return HL_ELOST;
+}
+
+/* What one that is not HELD answers. */
+static int not_held(const hl__lease *lease, hl_error *error)
+    HL__REQUIRES(hl__manager_mutex) {
+  if (lease->state != HL__LEASE_LOST)
+    return hl__error(error, HL_ERELEASED, "the lock has been released");
+  if (error) *error = lease->loss;
+  return HL_ELOST;
+}
+
+static int over_error(hl_error *error) {
+  return hl__error(error, HL_ELOST,
+                   "the time of the lease is up; whether somebody has had its "
+                   "nodes since, a refresh can tell");
+}
+
+int hl__lease_late_error(hl_error *error) {
+  return hl__error(error, HL_ELOST,
+                   "the time of the lease was up when the store had answered; "
+                   "it was given back");
+}
+
+int hl__lease_unsupported(const hl_manager *manager, hl_error *error) {
+  return hl__error(error, HL_EUNSUPPORTED,
+                   "the store '%s' has no leases here; the embedded store "
+                   "('file:') and PostgreSQL have them, and MySQL and MariaDB "
+                   "after `hierlock provision --leases`",
+                   manager->ops->scheme);
+}
+
+bool hl__lease_begin(hl__lease *lease, const hl_grant *grant) {
+  hl_manager *manager = lease->manager;
+  lease->terms.place = grant->place;
+  believe(lease, grant->sent_ms, lease->terms.ttl);
+  if (manager->closed || lease->end <= hl__lease_ms()) return false;
+  lease->state = HL__LEASE_HELD;
+  hl__list_add(&manager->leases, &lease->node);
+  hl__manager_event(manager, HL__HOLD_BEGINS, 0, 0);
+  return true;
+}
+
+static int take_back(hl__lease *lease, operation *self)
+    HL__REQUIRES(hl__manager_mutex) {
+  return lease->manager->closed ? operate_alone(lease, self)
+                                : operate(lease, self, NULL);
+}
+
+void hl__lease_undo(hl__lease *lease) {
+  operation drop = {.kind = DROP};
+  (void)take_back(lease, &drop);
+}
+
+int hl__lease_recall(hl__lease *lease) {
+  const hl_lease_ops *ops = lease->manager->store->leases;
+  operation recall = {.kind = ops->recall ? RECALL : DROP, .confirm = true};
+  int status = take_back(lease, &recall);
+  return status == HL_ELOST ? HL_OK : status;
+}
+
+int64_t hl__lease_left(hl__lease *lease) {
+  hl__manager_mutex_lock(lease->manager);
+  int64_t ms = left(lease);
+  hl__manager_mutex_unlock(lease->manager);
+  return ms;
+}
+
+hl_lock_state hl__lease_look(hl__lease *lease) {
+  hl_lock_state state = HL_RELEASED;
+  hl__manager_mutex_lock(lease->manager);
+  if (lease->state == HL__LEASE_HELD)
+    state = left(lease) > 0 ? HL_HELD : HL_OVER;
+  else if (lease->state == HL__LEASE_LOST)
+    state = HL_LOST;
+  hl__manager_mutex_unlock(lease->manager);
+  return state;
+}
+
+void hl__lease_loss(hl__lease *lease, hl_error *error) {
+  hl__manager_mutex_lock(lease->manager);
+  if (lease->state == HL__LEASE_LOST)
+    *error = lease->loss;
+  else
+    (void)over_error(error);
+  hl__manager_mutex_unlock(lease->manager);
+}
+
+/* ------------------------------------------------------------ refreshing */
+
+/* Until no other refresh is under way: of two that overlap nobody could say which one
+   the store has read last. */
+static void await_turn(hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
+  hl_manager *manager = lease->manager;
+  while (lease->busy && lease->state == HL__LEASE_HELD)
+    hl__manager_wait(&manager->done, manager, HL_FOREVER);
+}
+
+/* The store's part. Model: records.pml, held. What the store says is believed; what it
+   does not answer makes nothing better. */
+static int refresh(hl__lease *lease, int64_t ttl, hl_error *error)
+    HL__REQUIRES(hl__manager_mutex) {
+  operation self = {.kind = REFRESH, .ttl = ttl, .confirm = true};
+  hl_error reason = {0};
+  lease->busy = true;
+  doubt(lease, ttl);
+  int status = operate(lease, &self, &reason);
+  lease->busy = false;
+  (void)pthread_cond_broadcast(&lease->manager->done);
+  /* Released meanwhile, or the manager was closed. */
+  if (lease->state != HL__LEASE_HELD) return not_held(lease, error);
+  if (status == HL_OK) believe(lease, self.sent_ms, ttl);
+  if (status == HL_ELOST) (void)lose(lease, &reason);
+  if (status && error) *error = reason;
+  return status;
+}
+
+int hl__lease_refresh(hl__lease *lease, int64_t ttl, hl_error *error) {
+  hl_manager *manager = lease->manager;
+  hl__manager_mutex_lock(manager);
+  await_turn(lease);
+  int status = lease->state == HL__LEASE_HELD
+                   ? refresh(lease, ttl ? ttl : lease->terms.ttl, error)
+                   : not_held(lease, error);
+  if (status == HL_OK && left(lease) == 0) {
+    hl_error late;
+    status = hl__lease_late_error(&late);
+    (void)lose(lease, &late);
+    hl__lease_undo(lease);
+    if (error) *error = late;
+  }
+  hl__manager_mutex_unlock(manager);
+  return status;
+}
+
+int hl__lease_check(hl__lease *lease, hl_error *error) {
+  hl_manager *manager = lease->manager;
+  operation self = {.kind = LOOK, .confirm = true};
+  hl_error reason = {0};
+  hl__manager_mutex_lock(manager);
+  int status;
+  if (lease->state != HL__LEASE_HELD) {
+    status = not_held(lease, error);
+  } else {
+    status = operate(lease, &self, &reason);
+    if (lease->state != HL__LEASE_HELD) {
+      status = not_held(lease, error);
+    } else if (status == HL_OK) {
+      if (self.left_ms == 0 || left(lease) == 0) status = over_error(error);
+    } else {
+      if (status == HL_ELOST) (void)lose(lease, &reason);
+      if (error) *error = reason;
+    }
+  }
+  hl__manager_mutex_unlock(manager);
+  return status;
+}
+
+/* The keeper's choice; busy already. */
+static void refresh_due(hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
+  int status = HL_OK;
+  if (lease->state == HL__LEASE_HELD)
+    status = refresh(lease, lease->terms.ttl, NULL);
+  lease->busy = false;
+  (void)pthread_cond_broadcast(&lease->manager->done);
+  if (status) {
+    int64_t again = lease->terms.ttl / AGAIN_PART;
+    lease->due = hl__lease_ms() + (again > AGAIN_MS ? again : AGAIN_MS);
+  }
+}
+
+static bool is_due(const hl__lease *lease, int64_t now)
+    HL__REQUIRES(hl__manager_mutex) {
+  return lease->refreshes && !lease->busy && lease->due <= now;
+}
+
+/* Another one whose time has come, looked for behind that one; NULL: none. */
+static hl__lease *next_due(hl_manager *manager, hl__lease *behind)
+    HL__REQUIRES(hl__manager_mutex) {
+  int64_t now = hl__lease_ms();
+  const hl__list *begin =
+      behind->state == HL__LEASE_HELD ? &behind->node : &manager->leases;
+  for (hl__list *node = begin->next; node != begin; node = node->next) {
+    if (node == &manager->leases) continue;
+    hl__lease *lease = HL__LIST_ENTRY(node, hl__lease, node);
+    if (is_due(lease, now)) return lease;
+  }
+  return NULL;
+}
+
+/* A worker's, for the keeper: that one, then all others that are due. */
+static void refresh_task(hl__task *task) {
+  hl__lease *lease = HL__LIST_ENTRY(task, hl__lease, refresh), *next;
+  hl_manager *manager = lease->manager;
+  hl__manager_mutex_lock(manager);
+  for (;;) {
+    refresh_due(lease);
+    next = next_due(manager, lease);
+    if (!next) break;
+    next->busy = true;
+    atomic_fetch_add(&next->references, 1u);
+    hl__lease_unref(lease);
+    lease = next;
+  }
+  manager->refreshers--;
+  hl__manager_hurry(manager, hl__now_ms()); /* says when the next is due */
+  hl__worker_comes(manager);
+  hl__manager_mutex_unlock(manager);
+  hl__lease_unref(lease);
+  hl__manager_leave(manager);
+}
+
+/* False: there is no thread for it now. */
+static bool task_give(hl__lease *lease, hl__task *task,
+                      void (*run)(hl__task *task))
+    HL__REQUIRES(hl__manager_mutex) {
+  hl_manager *manager = lease->manager;
+  task->run = run;
+  atomic_fetch_add(&lease->references, 1u);
+  atomic_fetch_add(&manager->references, 1u);
+  if (hl__worker_give(manager, task)) return true;
+  atomic_fetch_sub(&manager->references, 1u); /* not the last: the caller's */
+  atomic_fetch_sub(&lease->references, 1u);
+  return false;
+}
+
+int64_t hl__leases_keep(hl_manager *manager) {
+  int64_t now = hl__lease_ms(), wait = HL_FOREVER;
+  if (manager->closed) return HL_FOREVER;
+  for (hl__list *node = manager->leases.next; node != &manager->leases;
+       node = node->next) {
+    hl__lease *lease = HL__LIST_ENTRY(node, hl__lease, node);
+    if (!lease->refreshes || lease->busy) continue;
+    if (is_due(lease, now)) {
+      /* Those who are at it find it. */
+      if (manager->refreshers == REFRESHERS_MAX) continue;
+      lease->busy = task_give(lease, &lease->refresh, refresh_task);
+      manager->refreshers += lease->busy;
+      if (lease->busy) continue;
+      lease->due = now + AGAIN_MS;
+    }
+    if (lease->due - now < wait) wait = lease->due - now;
+    if (wait > TURN_MS) wait = TURN_MS;
+  }
+  return hl__deadline(hl__now_ms(), wait);
+}
+
+void hl__leases_look(hl_manager *manager) {
+  hl__manager_renew(manager);
+  hl__manager_mutex_lock(manager);
+  int64_t now = hl__lease_ms(), next = HL_FOREVER;
+  for (hl__list *node = manager->leases.next; node != &manager->leases;
+       node = node->next) {
+    hl__lease *lease = HL__LIST_ENTRY(node, hl__lease, node);
+    if (lease->told) continue;
+    if (lease->end <= now) {
+      lease->told = true;
+      atomic_fetch_add(&manager->losses, 1u);
+    } else if (lease->end < next) {
+      next = lease->end;
+    }
+  }
+  atomic_store(&manager->leases_end, next);
+  hl__manager_mutex_unlock(manager);
+}
+
+/* ---------------------------------------------------------- giving back */
+
+/* A worker's: gives back what could not be given back at once, one after the other, as long
+   as the store keeps it: also when its server was down. One that the store refuses keeps
+   nobody behind it. Of a manager that is closed as long as the store answers. */
+static void drop_task(hl__task *task) {
+  hl__lease *first = HL__LIST_ENTRY(task, hl__lease, drop);
+  hl_manager *manager = first->manager;
+  bool stuck = false;
+  hl__manager_mutex_lock(manager);
+  while (!hl__list_empty(&manager->drops)) {
+    hl__lease *lease = HL__LIST_ENTRY(manager->drops.next, hl__lease, node);
+    operation drop = {.kind = DROP, .confirm = true};
+    int status = HL_OK;
+    if (!manager->closed)
+      status = operate(lease, &drop, NULL);
+    else if (!stuck)
+      status = operate_alone(lease, &drop);
+    stuck = status == HL_TIMEOUT;
+    if (status != HL_OK && status != HL_ELOST && !manager->closed &&
+        hl__lease_ms() < lease->end) {
+      hl__list_remove(&lease->node);
+      hl__list_add(&manager->drops, &lease->node);
+      if (!stuck)
+        hl__manager_wait(&manager->done, manager, hl__now_ms() + DROP_AGAIN_MS);
+      continue;
+    }
+    hl__list_remove(&lease->node);
+    hl__lease_unref(lease);
+    manager->drops_gone++;
+    (void)pthread_cond_broadcast(&manager->done);
+  }
+  manager->drops_begun = false;
+  hl__worker_comes(manager);
+  hl__manager_mutex_unlock(manager);
+  hl__lease_unref(first);
+  hl__manager_leave(manager);
+}
+
+/* False: there is no thread for it now, and its time ends it. */
+static bool drop_later(hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
+  hl_manager *manager = lease->manager;
+  if (!manager->drops_begun && !task_give(lease, &lease->drop, drop_task))
+    return false;
+  manager->drops_begun = true;
+  atomic_fetch_add(&lease->references, 1u);
+  hl__list_add(&manager->drops, &lease->node);
+  manager->drops_put++;
+  return true;
+}
+
+void hl__leases_drops_await(hl_manager *manager, uint64_t put) {
+  int64_t deadline = hl__now_ms() + DROP_MS;
+  while (manager->drops_gone < put && !manager->closed && hl__left_ms(deadline) > 0)
+    hl__manager_wait(&manager->done, manager, deadline);
+}
+
+int hl__lease_release(hl__lease *lease, bool confirm, hl_error *error) {
+  hl_manager *manager = lease->manager;
+  operation drop = {.kind = DROP, .confirm = confirm};
+  int status = HL_OK;
+  if (!confirm) drop.patience = RELEASE_MS;
+  hl__manager_mutex_lock(manager);
+  if (lease->state == HL__LEASE_HELD) {
+    end(lease, HL__LEASE_ENDED, HL__HOLD_RELEASED);
+    bool later =
+        !confirm && (manager->ops->traits.blocks || manager->drops_begun);
+    if (!later) {
+      status = operate(lease, &drop, error);
+      later = status != HL_OK && status != HL_ELOST;
+    }
+    if (later && drop_later(lease) && !confirm) status = HL_OK;
+  } else if (lease->state == HL__LEASE_LOST) {
+    status = not_held(lease, error);
+  }
+  hl__manager_mutex_unlock(manager);
+  return status;
+}
+
+int hl__lease_leave(hl__lease *lease, hl_error *error) {
+  hl__manager_mutex_lock(lease->manager);
+  int status = HL_OK;
+  if (lease->state == HL__LEASE_HELD)
+    end(lease, HL__LEASE_ENDED, HL__HOLD_ENDS);
+  else
+    status = not_held(lease, error);
+  hl__manager_mutex_unlock(lease->manager);
+  return status;
+}
+
+void hl__leases_close(hl_manager *manager) {
+  bool blocks = manager->ops->traits.blocks, stuck = false;
+  while (!hl__list_empty(&manager->leases)) {
+    hl__lease *lease =
+        HL__LIST_ENTRY(manager->leases.next, hl__lease, node);
+    end(lease, HL__LEASE_ENDED,
+        lease->releases ? HL__HOLD_RELEASED : HL__HOLD_ENDS);
+    /* Where that would mean to connect, its time ends it. */
+    if (!lease->releases || (blocks && !manager->pool.newest)) continue;
+    operation drop = {.kind = DROP};
+    atomic_fetch_add(&lease->references, 1u); /* its owner may free it meanwhile */
+    stuck = stuck || operate(lease, &drop, NULL) == HL_TIMEOUT;
+    if (stuck) (void)drop_later(lease);
+    hl__lease_unref(lease);
+  }
+}

@@ -1,0 +1,20 @@
+/*
+ * mode.c - the names of modes.
+ */
+#include "mode.h"
+
+#include <string.h>
+
+static const char *const names[] = {[HL_SHARED] = "shared",
+                                    [HL_EXCLUSIVE] = "exclusive"};
+
+const char *hl_mode_name(hl_mode mode) { return names[mode]; }
+
+bool hl_mode_named(const char *name, hl_mode *mode) {
+  for (size_t i = HL_SHARED; i < sizeof names / sizeof *names; i++) {
+    if (strcmp(names[i], name) != 0) continue;
+    *mode = (hl_mode)i;
+    return true;
+  }
+  return false;
+}

@@ -1,0 +1,178 @@
+/*
+ * open.c - opening and closing a manager: from a DSN to a store that excludes, and
+ * back.
+ */
+#include "hold.h"
+#include "lease.h"
+#include "manager.h"
+
+#include "error.h"
+#include "exit.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const hl_store_ops *const built_in[] = {&hl_store_file, &hl_store_null,
+                                               NULL};
+
+static const hl_store_ops *find_store(const hl_store_ops *const *stores,
+                                      const char *scheme) {
+  for (; stores && *stores; stores++)
+    if (strcmp((*stores)->scheme, scheme) == 0) return *stores;
+  return NULL;
+}
+
+static int config_check(const hl_config *config, hl_error *error) {
+  if (config->timeout < 0)
+    return hl__error(error, HL_EMISUSE, "timeout must not be negative");
+  if (config->hold_timeout < 1000 || config->hold_timeout > 31536000000)
+    return hl__error(error, HL_EMISUSE,
+                     "hold_timeout must be 1 to 31536000 seconds");
+  if (config->pool_size < 1 || config->pool_size > 100000)
+    return hl__error(error, HL_EMISUSE, "pool_size must be 1 to 100000");
+  return HL_OK;
+}
+
+/* A store may be opened again (in a forked child, or when its directory was
+   removed), in another working directory perhaps: there a relative path would
+   name another space, which excludes nobody. */
+static int make_absolute(hl_manager *manager, hl_error *error) {
+  const char *path = manager->dsn.path;
+  if (!path || *path == '/') return HL_OK;
+  char *here = getcwd(NULL, 0);
+  if (!here)
+    return hl__error_errno(error, HL_ESTORE, "the working directory is gone");
+  int n = asprintf(&manager->path, "%s/%s", here, path);
+  free(here);
+  if (n < 0) {
+    manager->path = NULL;
+    return hl__error_memory(error);
+  }
+  manager->dsn.path = manager->path;
+  return HL_OK;
+}
+
+/* What observers are shown of this process. */
+static void name_process(hl_manager *manager, const char *application) {
+  if (!application) application = program_invocation_short_name;
+  (void)hl__escape(manager->application, sizeof manager->application,
+                   application, strlen(application));
+  if (gethostname(manager->host, sizeof manager->host) != 0)
+    strcpy(manager->host, "localhost");
+  manager->host[sizeof manager->host - 1] = '\0';
+}
+
+/* The store that a DSN asks for. HL_EDSN, HL_ESTORE. */
+static int find_ops(const hl_store_ops *const *stores, const char *dsn,
+                    const hl_store_ops **ops, hl_error *error) {
+  const char *name = hl_dsn_store(dsn, error);
+  if (!name) return HL_EDSN;
+  *ops = find_store(stores, name);
+  if (!*ops) *ops = find_store(built_in, name);
+  if (!*ops)
+    return hl__error(error, HL_ESTORE, "the store '%s' is not available", name);
+  if ((*ops)->abi != HL_STORE_ABI)
+    return hl__error(error, HL_ESTORE,
+                     "the store '%s' was built for interface %u, this is "
+                     "%u: build both from one version",
+                     name, (*ops)->abi, HL_STORE_ABI);
+  return HL_OK;
+}
+
+int hl_manager_open(const hl_config *given, hl_manager **result,
+                    hl_error *error) {
+  hl_config own = HL_CONFIG_INIT;
+  const hl_config *config = &own;
+  *result = NULL;
+  int status = hl__struct_take(&own, sizeof own, sizeof own, given, "hl_config", error);
+  if (status == HL_OK) status = config_check(config, error);
+  if (status) return status;
+
+  hl_manager *manager = hl__manager_new(hl__line_advance);
+  if (!manager) return hl__error_memory(error);
+  name_process(manager, config->application);
+  manager->pool_size = config->pool_size;
+  if (config->layout)
+    manager->layout = hl_layout_ref(config->layout);
+  else
+    status = hl_layout_new(NULL, 0, 0, &manager->layout, error);
+
+  const char *dsn = hl_dsn_default(config->dsn);
+  if (status == HL_OK)
+    status = find_ops(config->stores, dsn, &manager->ops, error);
+  if (status == HL_OK)
+    status = hl_dsn_parse(dsn, manager->ops->parse, &manager->dsn, error);
+  if (status == HL_OK) status = make_absolute(manager, error);
+  if (status == HL_OK) {
+    manager->config = (hl_store_config){
+        .dsn = &manager->dsn,
+        .layout = manager->layout,
+        .timeout = config->timeout,
+        .hold_timeout = config->hold_timeout,
+        .application = manager->application,
+        .host = manager->host,
+        .pid = getpid(),
+        .wait_begin = hl__library_wait_begin,
+        .wait_end = hl__library_wait_end,
+    };
+    status = manager->ops->open(&manager->config, &manager->store, error);
+  }
+  if (status == HL_OK) {
+    hl_layout_unref(manager->layout);
+    manager->layout = hl_layout_ref(manager->store->layout);
+    manager->config.layout = manager->layout;
+  }
+  if (status == HL_OK)
+    *result = manager;
+  else
+    hl__manager_leave(manager);
+  return status;
+}
+
+void hl_manager_close(hl_manager *manager) {
+  hl__connection *idle = NULL;
+  hl__manager_renew(manager);
+
+  hl__manager_mutex_lock(manager);
+  hl__leases_close(manager);
+  manager->closed = true;
+  for (hl__connection *connection = manager->pool.all, *next; connection;
+       connection = next) {
+    next = connection->next;
+    switch (connection->state) {
+    case HL__HELD:
+      if (hl__connection_mutex_trylock(connection) != 0) {
+        /* Its thread has it for ever. */
+        if (hl__library_closed()) break;
+        /* Another thread waits in hl_lock_check, for a round trip at most. */
+        manager->ops->interrupt(connection->session);
+        hl__connection_mutex_lock(connection);
+      }
+      (void)manager->ops->give_back(connection->session, NULL);
+      hl__hold_end(manager, connection, false);
+      hl__connection_mutex_unlock(connection);
+      break;
+    case HL__IDLE:
+    case HL__RELEASING: hl__pool_bury(manager, connection, &idle); break;
+    case HL__BUSY:
+      /* Its thread finds the manager closed, and drops the connection. */
+      if (connection->session) manager->ops->interrupt(connection->session);
+      break;
+    case HL__ENDED: break;
+    }
+  }
+  (void)pthread_cond_broadcast(&manager->pool.freed);
+  hl__workers_end(manager);
+  hl__line_close(manager);
+  hl__manager_mutex_unlock(manager);
+
+  hl__pool_free(manager, idle);
+  /* By a handler of exit(): the keeper may stay for ever, and look at the manager
+     until the process ends. */
+  if (manager->ops->traits.blocks && hl__library_closed()) return;
+  hl__keeper_stop(manager);
+  hl__manager_leave(manager);
+}

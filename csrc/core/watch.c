@@ -1,0 +1,184 @@
+/*
+ * watch.c - what a manager tells about itself, and about those who hold or await
+ * what it wants.
+ */
+#include "lease.h"
+
+#include "clock.h"
+#include "error.h"
+#include "plan.h"
+
+#include <string.h>
+
+/* Looking costs the server more than a try does, and programs try in loops. */
+#define LOOKS_EACH_SECOND 10
+/* For a look at the holders, where the server does not end it sooner. */
+#define LOOK_MS 1000
+
+hl_layout *hl_manager_layout(const hl_manager *manager) {
+  return manager->layout;
+}
+
+void hl_manager_stats(hl_manager *manager, hl_stats *stats) {
+  hl__manager_renew(manager);
+  hl__manager_mutex_lock(manager);
+  *stats = manager->stats;
+  stats->connections = manager->ops->traits.scarce ? manager->pool.count : 0;
+  hl__manager_mutex_unlock(manager);
+}
+
+uint64_t hl_manager_losses(hl_manager *manager) {
+  int64_t end = atomic_load(&manager->leases_end);
+  if (end != HL_FOREVER && end <= hl__lease_ms()) hl__leases_look(manager);
+  return atomic_load(&manager->losses);
+}
+
+typedef struct looking {
+  const hl_manager *manager;
+  const hl_row *rows;
+  size_t n;
+  hl_holder_fn fn;
+  void *context;
+} looking;
+
+static int look(hl_session *session, void *context, hl_error *error) {
+  const looking *self = context;
+  return self->manager->ops->holders(session, self->rows, self->n, self->fn,
+                                     self->context, error);
+}
+
+int hl_manager_holders(hl_manager *manager, const hl_plan *plan,
+                       hl_holder_fn fn, void *context, hl_error *error) {
+  looking self = {.manager = manager, .fn = fn, .context = context};
+  hl_plan *copy = hl_plan_copy(plan);
+  if (!copy) return hl__error_memory(error);
+  self.rows = hl__plan_rows(copy, &self.n);
+  hl__manager_renew(manager);
+  hl__manager_mutex_lock(manager);
+  int status = hl__manager_enter(manager, error);
+  bool entered = status == HL_OK;
+  if (entered && manager->ops->traits.expires)
+    status = hl__keeper_start(manager, error);
+  if (status == HL_OK)
+    status = hl__pool_run(manager, look, &self, hl__now_ms() + LOOK_MS, error);
+  hl__manager_mutex_unlock(manager);
+  hl_plan_free(copy);
+  if (entered) hl__manager_leave(manager);
+  return status;
+}
+
+int hl_manager_blockers(hl_manager *manager, const hl_plan *plan,
+                        hl_holder_fn fn, void *context, hl_error *error) {
+  int64_t now = hl__now_ms();
+  hl__manager_renew(manager);
+  hl__manager_mutex_lock(manager);
+  if (now - manager->looks_since >= 1000) {
+    manager->looks_since = now;
+    manager->looks = 0;
+  }
+  bool look = manager->looks < LOOKS_EACH_SECOND;
+  if (look) manager->looks++;
+  hl__manager_mutex_unlock(manager);
+  if (!look)
+    return hl__error(error, HL_BUSY, "more than %d looks in a second",
+                     LOOKS_EACH_SECOND);
+  return hl_manager_holders(manager, plan, fn, context, error);
+}
+
+/* --------------------------------------------------------------- leases */
+
+/* For a person who waits. */
+#define LIST_MS 10000
+
+typedef struct request {
+  const hl_manager *manager;
+  hl_lease_filter filter;
+  int64_t deadline;
+  hl_holder_fn fn; /* NULL: to revoke */
+  void *context;
+  const char *by, *reason;
+  uint64_t count;
+} request;
+
+static int request_run(hl_session *session, void *context, hl_error *error) {
+  request *self = context;
+  const hl_lease_ops *ops = self->manager->store->leases;
+  if (self->fn)
+    return ops->list(session, &self->filter, self->fn, self->context,
+                     self->deadline, error);
+  return ops->revoke(session, &self->filter, self->by, self->reason,
+                     self->deadline, &self->count, error);
+}
+
+static int digit(char c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  if (c >= 'a' && c <= 'f') return c - 'a' + 10;
+  return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+}
+
+/* False: it is no id. */
+static bool id_read(const char *text, uint8_t id[16]) {
+  if (strlen(text) != HL_LEASE_ID_SIZE - 1) return false;
+  for (size_t i = 0; i < 16; i++) {
+    int high = digit(text[2 * i]), low = digit(text[2 * i + 1]);
+    if (high < 0 || low < 0) return false;
+    id[i] = (uint8_t)(high << 4 | low);
+  }
+  return true;
+}
+
+static int request_make(hl_manager *manager, const hl_filter *given,
+                        request *self, hl_error *error) {
+  hl_filter filter = HL_FILTER_INIT;
+  hl_plan *copy = NULL;
+  uint8_t id[16];
+  int status = HL_OK;
+  if (given)
+    status = hl__struct_take(&filter, sizeof filter, sizeof filter, given,
+                             "hl_filter", error);
+  if (status) return status;
+  if (!self->fn && !filter.owner && !filter.id && !filter.plan)
+    return hl__error(error, HL_EMISUSE, "which leases are to be revoked?");
+  if (filter.id && !id_read(filter.id, id))
+    return hl__error(error, HL_EMISUSE,
+                     "id must be 32 hexadecimal digits, as a list of leases "
+                     "shows it");
+  if (filter.plan && hl_plan_layout(filter.plan) != manager->layout)
+    return hl__error(error, HL_EMISUSE, "the plan is of another layout");
+  if (filter.plan && !(copy = hl_plan_copy(filter.plan)))
+    return hl__error_memory(error);
+  self->manager = manager;
+  self->filter = (hl_lease_filter){.owner = filter.owner,
+                                   .id = filter.id ? id : NULL};
+  if (copy) self->filter.rows = hl__plan_rows(copy, &self->filter.n);
+  self->deadline = hl__now_ms() + LIST_MS;
+  hl__manager_renew(manager);
+  hl__manager_mutex_lock(manager);
+  status = hl__manager_enter(manager, error);
+  bool entered = status == HL_OK;
+  if (entered && !manager->store->leases)
+    status = hl__lease_unsupported(manager, error);
+  if (status == HL_OK && manager->ops->traits.expires)
+    status = hl__keeper_start(manager, error);
+  if (status == HL_OK)
+    status = hl__pool_run(manager, request_run, self, self->deadline, error);
+  hl__manager_mutex_unlock(manager);
+  hl_plan_free(copy);
+  if (entered) hl__manager_leave(manager);
+  return status;
+}
+
+int hl_manager_leases(hl_manager *manager, const hl_filter *filter,
+                      hl_holder_fn fn, void *context, hl_error *error) {
+  request self = {.fn = fn, .context = context};
+  return request_make(manager, filter, &self, error);
+}
+
+int hl_manager_revoke(hl_manager *manager, const hl_filter *filter,
+                      const char *by, const char *reason, uint64_t *count,
+                      hl_error *error) {
+  request self = {.by = by ? by : "", .reason = reason ? reason : ""};
+  int status = request_make(manager, filter, &self, error);
+  *count = self.count;
+  return status;
+}

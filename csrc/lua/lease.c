@@ -1,0 +1,319 @@
+/*
+ * lease.c - what a manager and a handle do with leases: options, import and export,
+ * refreshing, listing, revoking.
+ */
+/*** @module hierlock */
+#include "hll.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ------------------------------------------------------------- options */
+
+static bool boolean(lua_State *L, const char *what) {
+  if (!lua_isboolean(L, -1))
+    hll_misuse(L, "%s must be a boolean, not %s", what, luaL_typename(L, -1));
+  return lua_toboolean(L, -1) != 0;
+}
+
+static int64_t ttl(lua_State *L, int index) {
+  int64_t ms = hll_milliseconds(L, index, "ttl");
+  if (ms < 1 || ms > HL_TTL_MAX)
+    hll_misuse(L, "ttl must be 0.001 to 315360000 seconds");
+  return ms;
+}
+
+static const char *word(lua_State *L, const char *what, size_t most) {
+  const char *found = hll_word(L, -1);
+  if (!found)
+    hll_misuse(L, "%s must be a string without NUL bytes, not %s", what,
+               luaL_typename(L, -1));
+  size_t size = strlen(found);
+  if (size < 1 || size > most)
+    hll_misuse(L, "%s must have 1 to %d bytes", what, (int)most);
+  return found;
+}
+
+int hll_lease_option(lua_State *L, const char *name, hl_options *options) {
+  if (strcmp(name, "ttl") == 0)
+    options->ttl = ttl(L, -1);
+  else if (strcmp(name, "owner") == 0)
+    options->owner = word(L, "owner", HL_OWNER_MAX);
+  else if (strcmp(name, "auto_refresh") == 0)
+    options->auto_refresh = boolean(L, name);
+  else if (strcmp(name, "auto_release") == 0)
+    options->auto_release = boolean(L, name);
+  else
+    return 0;
+  return 1;
+}
+
+static int import_option(lua_State *L, const char *name, void *context) {
+  return strcmp(name, "owner") != 0 && hll_lease_option(L, name, context);
+}
+
+static int to_lease_option(lua_State *L, const char *name, void *context) {
+  hl_options *options = context;
+  if (strcmp(name, "label") != 0) return hll_lease_option(L, name, options);
+  if (lua_type(L, -1) != LUA_TSTRING)
+    hll_misuse(L, "label must be a string, not %s", luaL_typename(L, -1));
+  options->label = lua_tolstring(L, -1, &options->label_size);
+  return 1;
+}
+
+/* -------------------------------------------------------------- handles */
+
+/***
+@type handle
+*/
+
+/***
+Lets a lease end so many seconds from now, sooner or later than before. Blocks for a
+round trip. Works also when its time was up already: then it says whether anybody has had its
+nodes meanwhile.
+@function handle:refresh
+@number[opt] ttl seconds; by default those that it was acquired with
+@treturn[1] boolean true: it was unbroken
+@return[2] nil
+@return[2] err `lost`: somebody has taken its nodes, imported or revoked it
+  (`err.revoked_by`, `err.reason`), or the new time was up before the store had answered;
+  `released`; `unsupported`: it is a session lock; `timeout`, `connection`, `store`: it was not
+  refreshed, and nobody knows
+*/
+int hll_handle_refresh(lua_State *L) {
+  hll_handle *self = hll_handle_check(L);
+  hl_error error;
+  int64_t ms = lua_isnoneornil(L, 2) ? 0 : ttl(L, 2);
+  hll_handle_losses(L);
+  hll_pending *pending = hll_handle_pending(L);
+  if (!self->lock) return hll_handle_collected(L);
+  if (pending) {
+    int begun = hl_lock_start_refresh(self->lock, ms, &pending->pending, &error);
+    return hll_handle_started(L, lua_gettop(L), begun, &error);
+  }
+  int status = hl_lock_refresh(self->lock, ms, &error);
+  if (status == HL_OK) hll_handle_rewatch(L, 1);
+  return hll_handle_result(L, status, &error);
+}
+
+/***
+Makes a lease of a session lock, with no moment in between in which others could have
+it. Its token stays. Blocks for a round trip.
+@function handle:to_lease
+@tparam table options an unknown name raises
+@number options.ttl seconds from now
+@string[opt] options.owner as for `manager:acquire`, as are the next two
+@bool[opt=false] options.auto_refresh
+@bool[opt=true] options.auto_release
+@string[opt] options.label shown to observers
+@treturn[1] boolean true
+@return[2] nil
+@return[2] err `unsupported`: it is one already, or the store has none; `lost`, `released`; after
+  anything else it is the session lock that it was
+*/
+int hll_handle_to_lease(lua_State *L) {
+  hll_handle *self = hll_handle_check(L);
+  hl_options options = HL_OPTIONS_INIT;
+  hl_error error;
+  lua_settop(L, 2);
+  hll_handle_losses(L);
+  hll_pending *pending = hll_handle_pending(L);
+  hll_options(L, 2, to_lease_option, &options);
+  if (!options.ttl) hll_misuse(L, "ttl is missing");
+  if (!self->lock) return hll_handle_collected(L);
+  if (pending) {
+    int begun = hl_lock_start_to_lease(self->lock, &options, &pending->pending,
+                                       &error);
+    return hll_handle_started(L, lua_gettop(L), begun, &error);
+  }
+  return hll_handle_result(L, hl_lock_to_lease(self->lock, &options, &error),
+                           &error);
+}
+
+/* (text in C, handle): pushes it as a string. */
+static int push_text(lua_State *L) {
+  lua_pushstring(L, lua_touserdata(L, 1));
+  return 1;
+}
+
+/***
+A text with which another process, or this one, takes the lease over: `manager:import`. It
+is printable. Who has it has the lock: keep it where only the program reads it, as in a
+session of the server's. The lease goes on, and ends when its time is up; the handle is `released`. Does not
+block.
+@function handle:export
+@treturn[1] string
+@return[2] nil
+@return[2] err `lost`, `released`; `unsupported`: it is a session lock
+*/
+int hll_handle_export(lua_State *L) {
+  hll_handle *self = hll_handle_check(L);
+  hl_error error;
+  char *text;
+  hll_handle_losses(L);
+  lua_settop(L, 1);
+  lua_pushcfunction(L, push_text);
+  if (!self->lock) return hll_handle_collected(L);
+  int status = hl_lock_text(self->lock, &text, &error);
+  if (status) return hll_failure(L, &error, 0);
+  lua_pushlightuserdata(L, text);
+  int raised = lua_pcall(L, 1, 1, 0); /* protected, as the text has to be freed */
+  free(text);
+  if (raised) return lua_error(L); /* it is held still */
+  if (!self->lock) return hll_handle_collected(L); /* by a finalizer meanwhile */
+  status = hl_lock_export(self->lock, NULL, &error);
+  return status ? hll_failure(L, &error, 0) : 1;
+}
+
+/* ------------------------------------------------------------- managers */
+
+/***
+@type manager
+*/
+
+/***
+Takes over a lease that `handle:export` has made a text of, and refreshes it. Of two imports
+of one text the later wins, and the handle of the earlier is `lost`. Blocks for a round
+trip.
+@function manager:import
+@string text what `handle:export` returned; anything else does no harm
+@tparam[opt] table options an unknown name raises
+@number[opt] options.ttl seconds from now; by default those that it was acquired with
+@bool[opt=false] options.auto_refresh as for `manager:acquire`
+@bool[opt=true] options.auto_release as for `manager:acquire`
+@treturn[1] handle
+@return[2] nil
+@return[2] err `lost`: it is not there any more; `mismatch`: the text is damaged, or of another
+  tree; as from `manager:acquire`
+*/
+int hll_manager_import(lua_State *L) {
+  hl_options options = HL_OPTIONS_INIT;
+  hl_error error;
+  hll_manager *self = hll_manager_check(L);
+  int shared = hll_manager_shared(L, 3), status;
+  hll_manager_account(L, self);
+  hll_handle *handle = hll_handle_watch(L, shared);
+  hll_pending *pending =
+      lua_toboolean(L, lua_upvalueindex(HLL_STARTS))
+          ? hll_pending_push(L, shared, lua_gettop(L)) : NULL;
+  hl_manager *manager = hll_manager_still_open(L, self);
+  if (lua_type(L, 2) != LUA_TSTRING)
+    hll_misuse(L, "text must be a string, not %s", luaL_typename(L, 2));
+  hll_options(L, 3, import_option, &options);
+  size_t size;
+  const char *text = lua_tolstring(L, 2, &size);
+  if (pending)
+    status = hl_start_import(manager, text, size, &options, &pending->pending,
+                             &error);
+  else
+    status = hl_import(manager, text, size, &options, &handle->lock, &error);
+  if (status) return hll_failure(L, &error, 0);
+  return 1;
+}
+
+/* Takes the value on the top, a target, into the plan. */
+typedef struct filter {
+  hl_filter core;
+  hl_plan *plan;
+} filter;
+
+static int filter_option(lua_State *L, const char *name, void *context) {
+  filter *self = context;
+  if (strcmp(name, "owner") == 0) {
+    self->core.owner = word(L, "owner", HL_OWNER_MAX);
+  } else if (strcmp(name, "id") == 0) {
+    self->core.id = word(L, "id", HL_LEASE_ID_SIZE - 1);
+  } else if (strcmp(name, "target") == 0) {
+    hll_target_add(L, lua_gettop(L), self->plan, HL_EXCLUSIVE);
+    self->core.plan = self->plan;
+  } else {
+    return 0;
+  }
+  return 1;
+}
+
+/* The filter is at 2; `borrowed` has been made. */
+static void filter_read(lua_State *L, hll_plan *borrowed, hl_manager *manager,
+                        filter *self) {
+  *self = (filter){HL_FILTER_INIT,
+                   hll_plan_begin(L, borrowed, hl_manager_layout(manager))};
+  hll_options(L, 2, filter_option, self);
+}
+
+/***
+The leases of the space whose time is not up. Costs the store more than a lock does.
+@function manager:leases
+@tparam[opt] table filter all that is given must hold
+@string[opt] filter.owner
+@string[opt] filter.id
+@tparam[opt] table filter.target as for `manager:acquire`: those that keep others from locking it
+  exclusively: of the node, of its ancestors, and of what is below it; and, once in ten million,
+  of a stranger in the same bucket
+@treturn[1] {table,...} for each its `id`, `owner`, `path`, `mode`, `since` (Unix time of the grant),
+  `remaining` (seconds), `application`, `host`, `pid`, `kind` and, where there is one, `label`
+@return[2] nil
+@return[2] err `unsupported`, `timeout`, `connection`, `store`
+*/
+int hll_manager_leases(lua_State *L) {
+  hl_error error;
+  filter wanted;
+  hll_manager *self = hll_manager_check(L);
+  int shared = hll_manager_shared(L, 2);
+  hll_holders *found = hll_holders_push(L);
+  hll_plan *borrowed = hll_plan_borrow(L, shared);
+  hl_manager *manager = hll_manager_still_open(L, self);
+  filter_read(L, borrowed, manager, &wanted);
+  int status = hl_manager_leases(manager, &wanted.core, hll_holders_add, found,
+                                 &error);
+  hll_plan_return(L, shared, shared + 2);
+  if (status) return hll_failure(L, &error, 0);
+  if (found->incomplete) return luaL_error(L, "not enough memory");
+  hll_holders_list(L, found);
+  return 1;
+}
+
+typedef struct revoke_options {
+  const char *by, *reason;
+} revoke_options;
+
+static int revoke_option(lua_State *L, const char *name, void *context) {
+  revoke_options *options = context;
+  if (strcmp(name, "by") == 0)
+    options->by = word(L, "by", 63);
+  else if (strcmp(name, "reason") == 0)
+    options->reason = word(L, "reason", 127);
+  else
+    return 0;
+  return 1;
+}
+
+/***
+Ends leases, whoever holds them; what they lock is free at once. The next call of each of
+their holders is `nil, err` with code `lost`, `err.revoked_by` and `err.reason`.
+@function manager:revoke
+@tparam table filter as for `manager:leases`; one of them must be given
+@tparam[opt] table options an unknown name raises
+@string[opt] options.by who does it, at most 63 bytes
+@string[opt] options.reason why, at most 127 bytes
+@treturn[1] integer how many
+@return[2] nil
+@return[2] err `unsupported`, `timeout`, `connection`, `store`
+*/
+int hll_manager_revoke(lua_State *L) {
+  hl_error error;
+  filter wanted;
+  revoke_options options = {NULL, NULL};
+  uint64_t count = 0;
+  hll_manager *self = hll_manager_check(L);
+  int shared = hll_manager_shared(L, 3);
+  hll_plan *borrowed = hll_plan_borrow(L, shared);
+  hl_manager *manager = hll_manager_still_open(L, self);
+  filter_read(L, borrowed, manager, &wanted);
+  hll_options(L, 3, revoke_option, &options);
+  int status = hl_manager_revoke(manager, &wanted.core, options.by,
+                                 options.reason, &count, &error);
+  hll_plan_return(L, shared, shared + 1);
+  if (status) return hll_failure(L, &error, 0);
+  lua_pushinteger(L, (lua_Integer)count);
+  return 1;
+}

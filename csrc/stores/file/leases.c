@@ -1,0 +1,481 @@
+/*
+ * leases.c - leases of the embedded store: looking for those that are in the way of a row,
+ * recording one, and the operations on a record (hl_lease_ops). How records are kept is
+ * ledger.c's; how rows are locked, table.c's.
+ *
+ * A lease is recorded while its rows are locked. Whoever locks one of them later looks at
+ * the records: so nobody passes a lease, and no lease comes where somebody is. The
+ * operations touch the record alone. Presence decides: a refresh finds the record or does
+ * not, and does not ask for the time; whoever is kept out by a record whose time is up
+ * deletes it. Both hold the ledger, so one of them is first.
+ */
+#include "board.h"
+#include "ledger.h"
+#include "mode.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* For the ledger, where nobody has set a time: it is kept for microseconds. */
+#define TAKE_MS 1000
+/* Copied in one piece, while a list is made. */
+#define LIST_PIECE 16u
+
+static hl__file_session *session_of(hl_session *session) {
+  return (hl__file_session *)(void *)session;
+}
+
+static int64_t at_least(int64_t deadline) {
+  int64_t least = hl__now_ms() + TAKE_MS;
+  return deadline > least ? deadline : least;
+}
+
+/* The ledger of a session whose space is there; HL_ERELEASED where there is none and none
+   is to be made. */
+static int ledger_take(hl__file_session *session, bool make, int64_t deadline,
+                       hl_error *error)
+    HL__ACQUIRES_IF_0(hl__file_ledger_mutex) HL__UNCHECKED {
+  int status = hl__file_session_look(session, error);
+  if (status) return status;
+  return hl__ledger_take(session->space->ledger, make, deadline, error);
+}
+
+static void text_copy(char *out, size_t size, const char *text) {
+  size_t length = text ? strnlen(text, size - 1) : 0;
+  if (length > 0) memcpy(out, text, length);
+  out[length] = '\0';
+}
+
+/* What others have written: cut to size, and nothing that a terminal obeys. */
+static void text_take(char *out, size_t size, const char *text, size_t room) {
+  (void)hl__escape(out, size, text, strnlen(text, room - 1));
+}
+
+static bool same(const uint8_t a[16], const uint8_t b[16]) {
+  return memcmp(a, b, 16) == 0;
+}
+
+/* ------------------------------------------------------ in the way of a row */
+
+/* One chain. HL_TIMEOUT: a lease is in the way; *nearest: until it ends. Deletes those before
+   it whose time is up. It does not look for more: there may be a hundred thousand, and each
+   that ends has it look again. Model: ledger.pml, get. */
+static int chain_look(hl__ledger *ledger, const hl_row *row, uint32_t stripe,
+                      hl_mode mode, int64_t *nearest)
+    HL__REQUIRES(hl__file_ledger_mutex) {
+  uint64_t steps = (uint64_t)ledger->records * HL__LEDGER_ROWS;
+  uint32_t at = hl__ledger_chain(ledger, stripe, mode);
+  while (at != HL__LEDGER_NONE) {
+    uint32_t number;
+    const hl__ledger_row *theirs = hl__ledger_row_at(ledger, at, &number);
+    if (!theirs || steps-- == 0) {
+      /* Not what we write: it is made anew, once. */
+      hl__ledger_mend(ledger);
+      at = hl__ledger_chain(ledger, stripe, mode);
+      steps = (uint64_t)ledger->records * HL__LEDGER_ROWS;
+      continue;
+    }
+    uint32_t next = hl__ledger_chain_next(ledger, at);
+    if (theirs->bucket == row->bucket && theirs->level == row->level) {
+      const hl__ledger_record *record = hl__ledger_record_at(ledger, number);
+      int64_t left = hl__ledger_left(ledger, record);
+      if (left == 0) {
+        hl__ledger_remove(ledger, number, HL__LEDGER_FREE);
+        at = hl__ledger_chain(ledger, stripe, mode); /* it may have had others */
+        continue;
+      }
+      *nearest = left;
+      return HL_TIMEOUT;
+    }
+    at = next;
+  }
+  return HL_OK;
+}
+
+static int row_look(hl__file_session *session, const hl_row *row,
+                    uint32_t hash, int64_t *nearest, hl_error *error) {
+  hl__ledger *ledger = session->space->ledger;
+  uint32_t stripe = hl__file_stripe_of(hash);
+  int status = ledger_take(session, false, hl__now_ms() + TAKE_MS, error);
+  if (status == HL_ERELEASED) return HL_OK;
+  if (status == HL_TIMEOUT) {
+    *nearest = 0; /* nobody knows: look again */
+    return status;
+  }
+  if (status) return status;
+  static const hl_mode modes[] = {HL_EXCLUSIVE, HL_SHARED};
+  for (int i = 0; i < 2 && status == HL_OK; i++)
+    if (hl__modes_conflict((hl_mode)row->mode, modes[i]))
+      status = chain_look(ledger, row, stripe, modes[i], nearest);
+  hl__ledger_give(ledger);
+  return status;
+}
+
+int hl__file_lease_await(hl__file_session *session, const hl_row *row,
+                         uint32_t hash, bool try_once, int64_t deadline,
+                         hl_error *error) {
+  int64_t nearest = HL_FOREVER;
+  int status = row_look(session, row, hash, &nearest, error);
+  if (status != HL_TIMEOUT || try_once) return status;
+  hl__file_bell_enter(session, hash);
+  for (;;) {
+    uint32_t seen = hl__file_bell_seen(session, hash);
+    nearest = HL_FOREVER;
+    status = row_look(session, row, hash, &nearest, error);
+    if (status != HL_TIMEOUT) break;
+    if (atomic_load(&session->interrupted)) {
+      status = HL_CANCELLED;
+      break;
+    }
+    /* Never early, as in hl__file_queue_wait. */
+    int64_t now = hl__now_ms();
+    if (now > deadline) break;
+    int64_t end = hl__deadline(deadline, 1);
+    int64_t over = hl__deadline(now, nearest);
+    hl__file_bell_sleep(session, hash, seen, over < end ? over : end);
+  }
+  hl__file_bell_leave(session, hash);
+  return status;
+}
+
+/* -------------------------------------------------------------- recording */
+
+static void whose(hl__file_session *session, hl__ledger_record *record) {
+  const hl_store_config *config = hl__file_session_config(session);
+  text_copy(record->application, sizeof record->application,
+            config->application);
+  text_copy(record->host, sizeof record->host, config->host);
+  record->pid = config->pid;
+}
+
+/* The rows are the session's; it keeps them. Model: ledger.pml, add. */
+static int record_write(hl__file_session *session, const hl_request *request,
+                        hl_grant *grant, hl_error *error) {
+  const hl_lease_terms *terms = request->lease;
+  hl__ledger *ledger = session->space->ledger;
+  hl__ledger_record model = {.mode = (uint8_t)request->mode,
+                             .since_unix = hl__unix_ms(),
+                             .token = grant->token};
+  memcpy(model.id, terms->id, sizeof model.id);
+  memcpy(model.secret, terms->secret, sizeof model.secret);
+  memcpy(model.holder, terms->holder, sizeof model.holder);
+  text_copy(model.owner, sizeof model.owner, terms->owner);
+  text_copy(model.path, sizeof model.path, request->path);
+  if (request->label_size > 0)
+    (void)hl__escape(model.label, sizeof model.label, request->label,
+                     request->label_size);
+  whose(session, &model);
+  uint32_t number;
+  int status = ledger_take(session, true, hl__now_ms() + TAKE_MS, error);
+  if (status) return status;
+  /* The time counts from here: whoever waits has not seen the record yet. */
+  int64_t now = hl__lease_ms();
+  hl__ledger_until(ledger, &model, now, terms->ttl);
+  status = hl__ledger_add(ledger, &model, request->rows, request->n, &number,
+                          error);
+  hl__ledger_give(ledger);
+  grant->sent_ms = now;
+  grant->place = number;
+  return status;
+}
+
+int hl__file_lease_write(hl__file_session *session, const hl_request *request,
+                         hl_grant *grant, hl_error *error) {
+  return record_write(session, request, grant, error);
+}
+
+static int lease_convert(hl_session *base, const hl_request *request,
+                         hl_grant *grant, hl_error *error) {
+  hl__file_session *session = session_of(base);
+  int status = record_write(session, request, grant, error);
+  if (status == HL_OK) hl__file_session_clear(session);
+  return status;
+}
+
+/* -------------------------------------------------------------- one record */
+
+/* The record of that id, LIVE or REVOKED; NULL when there is none. */
+static hl__ledger_record *find(hl__ledger *ledger, const hl_lease_terms *terms,
+                               uint32_t *number)
+    HL__REQUIRES(hl__file_ledger_mutex) {
+  uint32_t hint = terms->place < UINT32_MAX ? (uint32_t)terms->place : 0;
+  for (uint32_t i = 0; i <= ledger->records; i++) {
+    *number = i == 0 ? hint : i - 1; /* where it was first, then everywhere */
+    hl__ledger_record *record = hl__ledger_record_at(ledger, *number);
+    uint32_t state = record ? atomic_load(&record->state) : HL__LEDGER_FREE;
+    if ((state == HL__LEDGER_LIVE || state == HL__LEDGER_REVOKED) &&
+        same(record->id, terms->id))
+      return record;
+  }
+  return NULL;
+}
+
+static int revoked_error(const hl__ledger_record *record, hl_error *error) {
+  char by[sizeof record->by], reason[sizeof record->reason];
+  text_take(by, sizeof by, record->by, sizeof record->by);
+  text_take(reason, sizeof reason, record->reason, sizeof record->reason);
+  return hl__error_revoked(error, by, reason);
+}
+
+static int gone_error(hl_error *error) {
+  return hl__error(error, HL_ELOST,
+                   "the lease has ended, and somebody has taken what it locked, or "
+                   "given it back");
+}
+
+/* The record that this holder has. HL_ELOST: it has none. */
+static int record_of_holder(hl__ledger *ledger, const hl_lease_terms *terms,
+                            uint32_t *number, hl__ledger_record **record,
+                            hl_error *error)
+    HL__REQUIRES(hl__file_ledger_mutex) {
+  *record = find(ledger, terms, number);
+  if (!*record) return gone_error(error);
+  if (!same((*record)->holder, terms->holder))
+    return hl__error(error, HL_ELOST,
+                     "the lease was imported, and belongs to that handle now");
+  if (atomic_load(&(*record)->state) == HL__LEDGER_LIVE) return HL_OK;
+  int status = revoked_error(*record, error);
+  hl__ledger_forget(ledger, *number);
+  return status;
+}
+
+/* Where there is no ledger there is no lease. */
+static int take_for_record(hl__file_session *session, int64_t deadline,
+                           hl_error *error)
+    HL__ACQUIRES_IF_0(hl__file_ledger_mutex) HL__UNCHECKED {
+  int status = ledger_take(session, false, deadline, error);
+  return status == HL_ERELEASED ? gone_error(error) : status;
+}
+
+static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
+                         int64_t ttl, int64_t deadline, int64_t *sent_ms,
+                         hl_error *error) {
+  hl__file_session *session = session_of(base);
+  hl__ledger *ledger = session->space->ledger;
+  hl__ledger_record *record;
+  uint32_t number;
+  int status = take_for_record(session, at_least(deadline), error);
+  if (status) return status;
+  status = record_of_holder(ledger, terms, &number, &record, error);
+  if (status == HL_OK) {
+    *sent_ms = hl__lease_ms();
+    hl__ledger_until(ledger, record, *sent_ms, ttl);
+  }
+  hl__ledger_give(ledger);
+  return status;
+}
+
+static int lease_look(hl_session *base, const hl_lease_terms *terms,
+                      int64_t deadline, int64_t *left_ms, hl_error *error) {
+  hl__file_session *session = session_of(base);
+  hl__ledger *ledger = session->space->ledger;
+  hl__ledger_record *record;
+  uint32_t number;
+  int status = take_for_record(session, at_least(deadline), error);
+  if (status) return status;
+  status = record_of_holder(ledger, terms, &number, &record, error);
+  if (status == HL_OK) *left_ms = hl__ledger_left(ledger, record);
+  hl__ledger_give(ledger);
+  return status;
+}
+
+static int lease_drop(hl_session *base, const hl_lease_terms *terms,
+                      bool confirm, int64_t deadline, hl_error *error) {
+  hl__file_session *session = session_of(base);
+  hl__ledger *ledger = session->space->ledger;
+  hl__ledger_record *record;
+  uint32_t number;
+  int status = take_for_record(
+      session, confirm ? at_least(deadline) : deadline, error);
+  if (status) return status;
+  status = record_of_holder(ledger, terms, &number, &record, error);
+  if (status == HL_OK) hl__ledger_remove(ledger, number, HL__LEDGER_FREE);
+  hl__ledger_give(ledger);
+  return status;
+}
+
+static int row_compare(const void *a, const void *b) {
+  const hl__ledger_row *x = a;
+  const hl_row *y = b;
+  if (x->level != y->level) return x->level < y->level ? -1 : 1;
+  return x->bucket < y->bucket ? -1 : x->bucket > y->bucket;
+}
+
+/* Calls `each` for the rows of a lease, until that says false. */
+typedef bool (*row_fn)(void *context, const hl__ledger_row *row);
+static bool rows_visit(hl__ledger *ledger, uint32_t number, row_fn each,
+                       void *context) HL__REQUIRES(hl__file_ledger_mutex) {
+  for (uint32_t steps = ledger->records; steps > 0; steps--) {
+    const hl__ledger_record *record = hl__ledger_record_at(ledger, number);
+    if (!record) return true;
+    for (uint32_t i = 0; i < record->row_count && i < HL__LEDGER_ROWS; i++)
+      if (!each(context, &record->rows[i])) return false;
+    number = record->next;
+  }
+  return true;
+}
+
+/* Rows in locking order; and how many of them were met. */
+typedef struct wanted {
+  const hl_row *rows;
+  size_t n, met;
+} wanted;
+
+static bool row_is_wanted(void *context, const hl__ledger_row *row) {
+  wanted *self = context;
+  const hl_row *found =
+      bsearch(row, self->rows, self->n, sizeof *self->rows, row_compare);
+  if (found) self->met++;
+  return found && found->mode == row->mode;
+}
+
+static bool row_is_free(void *context, const hl__ledger_row *row) {
+  const wanted *self = context;
+  const hl_row *found =
+      bsearch(row, self->rows, self->n, sizeof *self->rows, row_compare);
+  return !found ||
+         !hl__modes_conflict((hl_mode)found->mode,
+                             row->mode == HL_SHARED ? HL_SHARED : HL_EXCLUSIVE);
+}
+
+static int adopt(hl__file_session *session, const hl_request *request,
+                 hl_grant *grant, hl_error *error)
+    HL__REQUIRES(hl__file_ledger_mutex) {
+  hl__ledger *ledger = session->space->ledger;
+  const hl_lease_terms *terms = request->lease;
+  uint32_t number;
+  wanted rows = {request->rows, request->n, 0};
+  hl__ledger_record *record = find(ledger, terms, &number);
+  if (!record || !same(record->secret, terms->secret)) return gone_error(error);
+  if (atomic_load(&record->state) != HL__LEDGER_LIVE)
+    return revoked_error(record, error);
+  if (!rows_visit(ledger, number, row_is_wanted, &rows) || rows.met != rows.n)
+    return hl__error(error, HL_EMISMATCH,
+                     "the lease locks something else than its text says");
+  /* Killed in the middle: the holder is nobody, and the text is as good as it was. */
+  memcpy(record->holder, terms->holder, sizeof record->holder);
+  whose(session, record);
+  grant->sent_ms = hl__lease_ms();
+  grant->token = record->token;
+  grant->place = number;
+  hl__ledger_until(ledger, record, grant->sent_ms, terms->ttl);
+  return HL_OK;
+}
+
+static int lease_adopt(hl_session *base, const hl_request *request,
+                       hl_grant *grant, hl_error *error) {
+  hl__file_session *session = session_of(base);
+  int status = take_for_record(session, at_least(request->deadline), error);
+  if (status) return status;
+  status = adopt(session, request, grant, error);
+  hl__ledger_give(session->space->ledger);
+  return status;
+}
+
+/* ------------------------------------------------------------ many records */
+
+static bool matches(hl__ledger *ledger, uint32_t number,
+                    const hl_lease_filter *filter)
+    HL__REQUIRES(hl__file_ledger_mutex) {
+  const hl__ledger_record *record = hl__ledger_record_at(ledger, number);
+  wanted rows = {filter->rows, filter->n, 0};
+  if (atomic_load(&record->state) != HL__LEDGER_LIVE) return false;
+  if (filter->id && !same(filter->id, record->id)) return false;
+  if (filter->owner &&
+      strncmp(filter->owner, record->owner, sizeof record->owner) != 0)
+    return false;
+  if (filter->n > 0 && rows_visit(ledger, number, row_is_free, &rows))
+    return false;
+  return hl__ledger_left(ledger, record) > 0;
+}
+
+static void holder_fill(const hl__ledger *ledger,
+                        const hl__ledger_record *record, hl_holder *holder) {
+  static const char hex[] = "0123456789abcdef";
+  *holder = (hl_holder){.pid = record->pid,
+                        .since_ms = record->since_unix,
+                        .mode = record->mode == HL_SHARED ? HL_SHARED
+                                                          : HL_EXCLUSIVE,
+                        .kind = HL_LEASE,
+                        .remaining_ms = hl__ledger_left(ledger, record)};
+  text_take(holder->application, sizeof holder->application,
+            record->application, sizeof record->application);
+  text_take(holder->host, sizeof holder->host, record->host,
+            sizeof record->host);
+  text_take(holder->label, sizeof holder->label, record->label,
+            sizeof record->label);
+  text_take(holder->path, sizeof holder->path, record->path,
+            sizeof record->path);
+  text_copy(holder->owner, sizeof holder->owner, record->owner);
+  for (size_t i = 0; i < 16; i++) {
+    holder->id[2 * i] = hex[record->id[i] >> 4];
+    holder->id[2 * i + 1] = hex[record->id[i] & 15];
+  }
+}
+
+/* In pieces: fn is called while nobody waits for the ledger. */
+static int list(hl__file_session *session, const hl_lease_filter *filter,
+                hl_holder_fn fn, void *context, int64_t deadline,
+                hl_error *error) {
+  hl__ledger *ledger = session->space->ledger;
+  hl_holder found[LIST_PIECE];
+  uint32_t at = 0;
+  for (bool more = true; more;) {
+    unsigned n = 0;
+    int status = ledger_take(session, false, at_least(deadline), error);
+    if (status == HL_ERELEASED) return HL_OK;
+    if (status) return status;
+    uint32_t end = at + 1024;
+    for (; at < ledger->records && at < end && n < LIST_PIECE; at++)
+      if (matches(ledger, at, filter))
+        holder_fill(ledger, hl__ledger_record_at(ledger, at), &found[n++]);
+    more = at < ledger->records;
+    hl__ledger_give(ledger);
+    for (unsigned i = 0; i < n; i++) fn(context, &found[i]);
+  }
+  return HL_OK;
+}
+
+static int lease_list(hl_session *base, const hl_lease_filter *filter,
+                      hl_holder_fn fn, void *context, int64_t deadline,
+                      hl_error *error) {
+  return list(session_of(base), filter, fn, context, deadline, error);
+}
+
+static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
+                        const char *by, const char *reason, int64_t deadline,
+                        uint64_t *count, hl_error *error) {
+  hl__file_session *session = session_of(base);
+  hl__ledger *ledger = session->space->ledger;
+  int status = ledger_take(session, false, at_least(deadline), error);
+  if (status == HL_ERELEASED) return HL_OK;
+  if (status) return status;
+  for (uint32_t i = 0; i < ledger->records; i++) {
+    if (!matches(ledger, i, filter)) continue;
+    hl__ledger_record *record = hl__ledger_record_at(ledger, i);
+    text_copy(record->by, sizeof record->by, by);
+    text_copy(record->reason, sizeof record->reason, reason);
+    hl__ledger_remove(ledger, i, HL__LEDGER_REVOKED);
+    (*count)++;
+  }
+  hl__ledger_give(ledger);
+  return HL_OK;
+}
+
+int hl__file_lease_holders(hl__file_session *session, const hl_row *rows,
+                           size_t n, hl_holder_fn fn, void *context,
+                           hl_error *error) {
+  const hl_lease_filter filter = {.rows = rows, .n = n};
+  if (atomic_load(&session->space->control->ledger) == 0) return HL_OK;
+  return list(session, &filter, fn, context, 0, error);
+}
+
+const hl_lease_ops hl__file_leases = {
+    .refresh = lease_refresh,
+    .look = lease_look,
+    .drop = lease_drop,
+    .adopt = lease_adopt,
+    .convert = lease_convert,
+    .list = lease_list,
+    .revoke = lease_revoke,
+};

@@ -1,0 +1,299 @@
+/*
+ * gate.c - whether a lease is in the way of rows that a session has just locked.
+ *
+ * In a space with leases each root has a row of the gate, shared with others: 1 says that
+ * there may be leases below it. Whoever records a lease holds the rows of its nodes, and
+ * has the gate say 1; whoever locks one of them later reads the gate after his wait, in the
+ * same statement and last of all, and with 1 looks at the records. So nobody passes a
+ * lease, and where there are none looking costs nothing.
+ *
+ * The first in the queue looks, again and again, and keeps his place; the others sleep. A
+ * record whose time is up is never ignored: it is deleted, if its time is still up, in a
+ * transaction of another connection, for this one keeps the rows.
+ */
+#include "mysql_store.h"
+
+#include "mode.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* Between two looks. */
+#define POLL_MIN_US 1000
+#define POLL_MAX_US 25000
+/* A look or a deletion takes a round trip. Longer, and its server hangs. */
+#define LOOK_MS 2000
+#define DELETE_MS 1000
+/* Rows of one look; more need several. */
+#define LOOK_ROWS 256u
+/* So many ids are deleted at once. */
+#define EXPIRED_MAX 16u
+/* Every so many times that the gate says 1 and no lease is in the way, somebody looks
+   whether it need say so. */
+#define SWEEP_PART 32u
+
+uint32_t hl__mysql_gate_of(const hl__mysql_store *store, uint64_t bucket) {
+  uint64_t buckets = hl_layout_buckets(store->base.layout);
+  return (uint32_t)(buckets <= HL__MYSQL_GATES
+                        ? bucket
+                        : bucket * HL__MYSQL_GATES / buckets);
+}
+
+int64_t hl__mysql_gate(const hl__mysql_session *session,
+                       const hl_request *request) {
+  const hl__mysql_store *store = session->store;
+  int64_t gate = -1;
+  if (!store->leased) return -1;
+  for (size_t i = 0; i < request->shown_n && request->shown[i].level == 0; i++) {
+    int64_t next = hl__mysql_gate_of(store, request->shown[i].bucket);
+    if (gate >= 0 && next != gate) return -1;
+    gate = next;
+  }
+  return gate;
+}
+
+void hl__mysql_put_conflicts(hl__text *t, const hl_row *rows, size_t n) {
+  for (size_t i = 0; i < n; i++)
+    hl__text_put(t, "%s(r.level=%u AND r.bucket=%u%s)", i ? " OR " : " (",
+                 (unsigned)rows[i].level, (unsigned)rows[i].bucket,
+                 rows[i].mode == HL_SHARED ? " AND r.x=1" : "");
+  hl__text_put(t, ")");
+}
+
+/* ------------------------------------------------------- the other connection */
+
+static int aside_take(hl__mysql_store *store, int64_t deadline,
+                      hl__mysql_session **session, hl_error *error) {
+  hl__mysql_store_lock(store);
+  *session = store->aside;
+  store->aside = NULL;
+  hl__mysql_store_unlock(store);
+  if (*session && hl__mysql_readable(*session)) { /* it has ended */
+    hl__mysql_disconnect(*session);
+    *session = NULL;
+  }
+  return *session ? HL_OK
+                  : hl__mysql_connect_verified(store, deadline, session, error);
+}
+
+static void aside_give(hl__mysql_store *store, hl__mysql_session *session,
+                       bool stands) {
+  if (stands) {
+    hl__mysql_store_lock(store);
+    hl__mysql_session *other = store->aside;
+    store->aside = session;
+    hl__mysql_store_unlock(store);
+    session = other;
+  }
+  hl__mysql_disconnect(session);
+}
+
+/* Autocommit is on there: each is a transaction. former: hexadecimal, of hl_lease_terms, or
+   "". *gone: whether anything was deleted. */
+static int expired_delete(hl__mysql_store *store, char (*ids)[33], unsigned n,
+                          const char *former, bool *gone, hl_error *error) {
+  hl__mysql_session *aside;
+  int64_t deadline = hl__now_ms() + DELETE_MS;
+  int status = aside_take(store, deadline, &aside, error);
+  if (status) return status;
+  for (unsigned i = 0; i < n && status == HL_OK; i++) {
+    char sql[512];
+    uint64_t deleted = 0;
+    int size = snprintf(sql, sizeof sql,
+                        "DELETE l,r FROM %s l LEFT JOIN %s r ON r.id=l.id WHERE "
+                        "l.id=0x%s%s",
+                        store->leases, store->rows, ids[i],
+                        strcmp(ids[i], former) == 0
+                            ? ""
+                            : " AND l.till<=UTC_TIMESTAMP(6)");
+    aside->patience = hl__now_ms() + DELETE_MS;
+    status = hl__mysql_commands(aside, sql, (size_t)size, 1, &deleted, error);
+    if (deleted > 0) *gone = true;
+  }
+  aside_give(store, aside, status != HL_ECONNECTION);
+  return status;
+}
+
+/* The gate says 1, and perhaps there are no leases any more. The first statement locks its
+   row, so that nobody records one while the second looks. */
+static void gate_shut(hl__mysql_store *store, uint32_t gate) {
+  hl__mysql_session *aside;
+  uint64_t buckets = hl_layout_buckets(store->base.layout), affected[4];
+  uint64_t first = gate, last = gate;
+  char sql[640];
+  if (buckets > HL__MYSQL_GATES) {
+    first = (gate * buckets + HL__MYSQL_GATES - 1) / HL__MYSQL_GATES;
+    last = ((gate + 1) * buckets + HL__MYSQL_GATES - 1) / HL__MYSQL_GATES - 1;
+  }
+  if (aside_take(store, hl__now_ms() + DELETE_MS, &aside, NULL)) return;
+  int size = snprintf(
+      sql, sizeof sql,
+      "BEGIN;UPDATE %s SET n=1 WHERE g=%u;UPDATE %s SET n=0 WHERE g=%u AND NOT "
+      "EXISTS (SELECT 1 FROM %s r WHERE r.level=0 AND r.bucket BETWEEN %llu AND "
+      "%llu);COMMIT",
+      store->gate, (unsigned)gate, store->gate, (unsigned)gate, store->rows,
+      (unsigned long long)first, (unsigned long long)last);
+  aside->patience = hl__now_ms() + DELETE_MS;
+  int status = hl__mysql_commands(aside, sql, (size_t)size, 4, affected, NULL);
+  aside_give(store, aside, status == HL_OK);
+}
+
+/* -------------------------------------------------------------- looking */
+
+typedef struct finding {
+  char former[33]; /* goes, whether it is over or not: see hl_lease_terms */
+  bool blocked;
+  size_t row;         /* the first row that a lease is in the way of */
+  int64_t nearest_us; /* until the first of them ends */
+  unsigned expired_n;
+  char expired[EXPIRED_MAX][33];
+} finding;
+
+static size_t row_find(const hl_row *rows, size_t n, const char *level,
+                       const char *bucket) {
+  size_t i = 0;
+  unsigned long l = strtoul(level, NULL, 10), b = strtoul(bucket, NULL, 10);
+  while (i + 1 < n && (rows[i].level != l || rows[i].bucket != b)) i++;
+  return i;
+}
+
+static void finding_add(finding *found, const hl_row *rows, size_t n,
+                        MYSQL_ROW row) {
+  if (!row[0] || !row[1] || !row[2] || !row[3]) return;
+  int64_t left = strtoll(row[3], NULL, 10);
+  found->blocked = true;
+  if (left <= 0 || strcmp(row[2], found->former) == 0) {
+    if (found->expired_n < EXPIRED_MAX && strlen(row[2]) == 32)
+      memcpy(found->expired[found->expired_n++], row[2], 33);
+    return;
+  }
+  size_t i = row_find(rows, n, row[0], row[1]);
+  if (left < found->nearest_us) found->nearest_us = left;
+  if (i < found->row) found->row = i;
+}
+
+/* It has a limit of its own: the session's may be that of a very short wait. */
+static int look(hl__mysql_session *session, const hl_lease_terms *terms,
+                const hl_row *rows, size_t n, finding *found,
+                hl_error *error) {
+  const hl__mysql_store *store = session->store;
+  bool mariadb = session->dialect == HL_MARIADB;
+  *found = (finding){.row = n, .nearest_us = INT64_MAX};
+  for (size_t i = 0; terms && i < sizeof terms->former; i++)
+    (void)snprintf(found->former + 2 * i, 3, "%02X", terms->former[i]);
+  int status = HL_OK;
+  for (size_t done = 0; done < n && status == HL_OK; done += LOOK_ROWS) {
+    size_t some = n - done < LOOK_ROWS ? n - done : LOOK_ROWS;
+    hl__text t;
+    MYSQL_RES *result;
+    MYSQL_ROW row;
+    if (!hl__text_new(&t, 512 + some * HL__MYSQL_CONFLICT_ROOM))
+      return hl__error_memory(error);
+    hl__text_put(&t,
+                 "%sSELECT%s r.level,r.bucket,HEX(r.id),"
+                 "TIMESTAMPDIFF(MICROSECOND,UTC_TIMESTAMP(6),l.till) FROM %s r "
+                 "STRAIGHT_JOIN %s l ON l.id=r.id WHERE",
+                 mariadb ? "SET STATEMENT max_statement_time=1 FOR " : "",
+                 mariadb ? "" : " /*+ MAX_EXECUTION_TIME(1000) */", store->rows,
+                 store->leases);
+    hl__mysql_put_conflicts(&t, rows + done, some);
+    hl__text_put(&t, " LIMIT 64");
+    session->patience = hl__now_ms() + LOOK_MS;
+    status = hl__mysql_query(session, t.data, t.used, &result, error);
+    free(t.data);
+    while (status == HL_OK && (row = hl__mysql_row(result, 4)))
+      finding_add(found, rows, n, row);
+    mysql_free_result(result);
+  }
+  if (status == HL_OK &&
+      !(session->mysql->server_status & SERVER_STATUS_IN_TRANS))
+    status = hl__error(error, HL_ECONNECTION,
+                       "the server has rolled the transaction back");
+  return status;
+}
+
+/* -------------------------------------------------------------- waiting */
+
+static uint64_t random_below(hl__mysql_session *session, uint64_t n) {
+  session->dice = session->dice * 6364136223846793005u + session->id * 2 + 1;
+  return (session->dice >> 33) % n;
+}
+
+void hl__mysql_pause(hl__mysql_session *session, int64_t us) {
+  us = us / 2 + (int64_t)random_below(session, (uint64_t)us / 2 + 1);
+  const struct timespec moment = {.tv_nsec = us * 1000};
+  hl__mysql_wait_begin(session->store);
+  (void)nanosleep(&moment, NULL);
+  hl__mysql_wait_end(session->store);
+}
+
+static int waiting_show(hl__mysql_session *session, bool waiting,
+                        hl_error *error) {
+  hl__text t;
+  uint64_t none;
+  if (!hl__text_new(&t, 64 + 2 * HL__TAG_MAX)) return hl__error_memory(error);
+  hl__mysql_put_waiting(&t, session, waiting);
+  session->patience = hl__now_ms() + LOOK_MS;
+  int status = hl__mysql_commands(session, t.data, t.used, 1, &none, error);
+  free(t.data);
+  return status;
+}
+
+static int blocked_error(const hl_row *row, hl_error *error) {
+  (void)hl__error(error, HL_TIMEOUT, "a lease is in the way");
+  if (error) {
+    error->level = row->level;
+    error->bucket = (uint32_t)row->bucket;
+  }
+  return HL_TIMEOUT;
+}
+
+int hl__mysql_leases_await(hl__mysql_session *session,
+                           const hl_request *request, const hl_row *rows,
+                           size_t n, size_t *leave, int64_t *sent,
+                           hl_error *error) {
+  int64_t pause = POLL_MIN_US;
+  bool shown = false;
+  for (unsigned turn = 0;; turn++) {
+    finding found;
+    int64_t asked = hl__lease_ms();
+    int status = look(session, request->lease, rows, n, &found, error);
+    if (status == HL_OK && !found.blocked && shown)
+      status = waiting_show(session, false, error);
+    if (status) return status;
+    *sent = asked;
+    if (!found.blocked) break;
+    bool gone = false;
+    if (found.expired_n > 0) {
+      status = expired_delete(session->store, found.expired, found.expired_n,
+                              found.former, &gone, error);
+      if (status == HL_ESTORE || status == HL_ENOMEM) return status;
+    }
+    if (gone) continue;
+    const hl_row *row = &rows[found.row < n ? found.row : 0];
+    if (request->try_once) {
+      /* Refreshed, or deleted, since it was seen to be over: that can be told. */
+      if (found.nearest_us == INT64_MAX && turn < 8) continue;
+      return blocked_error(row, error);
+    }
+    if (hl__left_ms(request->deadline) == 0) return blocked_error(row, error);
+    if (leave && found.row < n && row->mode == HL_SHARED) {
+      *leave = found.row;
+      return HL_BUSY;
+    }
+    if (!shown) status = waiting_show(session, true, error);
+    if (status) return status;
+    shown = true;
+    int64_t most = hl__left_ms(request->deadline) * 1000 + 500;
+    if (found.nearest_us < most) most = found.nearest_us + 100;
+    hl__mysql_pause(session, pause < most ? pause : most);
+    if (pause < POLL_MAX_US) pause *= 2;
+    if (pause > POLL_MAX_US) pause = POLL_MAX_US;
+  }
+  int64_t gate = hl__mysql_gate(session, request);
+  if (gate >= 0 && random_below(session, SWEEP_PART) == 0)
+    gate_shut(session->store, (uint32_t)gate);
+  return HL_OK;
+}

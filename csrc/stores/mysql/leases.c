@@ -1,0 +1,377 @@
+/*
+ * leases.c - leases in a space that has them: the operations on a record (hl_lease_ops). How
+ * one is recorded is record.c's; looking for those that are in the way, gate.c's.
+ *
+ * A lease has a row in `leases`, with its secret, its holder and its end, and rows in
+ * `rows`, for what it locks. They are written while the rows of the buckets are locked,
+ * and in the transaction that locks them; whoever locks one of those later sees them. The
+ * operations touch the records alone. Presence decides: a refresh finds the record or does
+ * not, and does not ask for the time; whoever is kept out by one whose time is up deletes it,
+ * if it is still up. Both lock the row in `leases`, so one of them is first.
+ *
+ * A revoked lease keeps its row in `leases`, for its holder, who asks why; and loses the
+ * others, so that it keeps nobody out.
+ */
+#include "record.h"
+
+#include "mode.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static hl__mysql_session *session_of(hl_session *session) {
+  return (hl__mysql_session *)session;
+}
+
+/* After a plain read, which has begun a transaction. */
+static int end(hl__mysql_session *session, int status, hl_error *error) {
+  if (status == HL_ECONNECTION) return status;
+  int sent = hl__mysql_rollback_send(session, NULL);
+  return sent && status == HL_OK ? hl__mysql_gone(error) : status;
+}
+
+static int lease_convert(hl_session *base, const hl_request *request,
+                         hl_grant *grant, hl_error *error) {
+  return hl__mysql_record(session_of(base), request, true, grant, error);
+}
+
+/* -------------------------------------------------------------- one record */
+
+/* What others have written: cut to size, and nothing that a terminal obeys. */
+static void text_take(char *out, size_t size, const char *text) {
+  (void)hl__escape(out, size, text ? text : "", text ? strlen(text) : 0);
+}
+
+static int gone_error(hl_error *error) {
+  return hl__error(error, HL_ELOST,
+                   "the lease has ended, and somebody has taken what it locked, or "
+                   "given it back");
+}
+
+static bool is_one(const char *value) { return value && value[0] == '1'; }
+
+/* Row: whether it is revoked, by whom, why. */
+static int revoked_error(MYSQL_ROW row, hl_error *error) {
+  char by[64], reason[128];
+  text_take(by, sizeof by, row[1]);
+  text_take(reason, sizeof reason, row[2]);
+  return hl__error_revoked(error, by, reason);
+}
+
+/* Row: revoked, by whom, why; whether it is the holder's, or, by_secret, whether the secret
+   is right; for how many us. */
+static int record_query(hl__mysql_session *session,
+                        const hl_lease_terms *terms, bool by_secret,
+                        MYSQL_RES **result, hl_error *error) {
+  hl__text t;
+  *result = NULL;
+  if (!hl__text_new(&t, 1024)) return hl__error_memory(error);
+  hl__text_put(&t, "SELECT l.revoked,l.revoked_by,l.reason,");
+  if (by_secret)
+    hl__mysql_put_secret(&t, "l.secret=", terms->secret);
+  else
+    hl__mysql_put_id(&t, "l.holder=", terms->holder);
+  hl__text_put(&t,
+               ",GREATEST(0,TIMESTAMPDIFF(MICROSECOND,UTC_TIMESTAMP(6),l.till)) "
+               "FROM %s l",
+               session->store->leases);
+  hl__mysql_put_id(&t, " WHERE l.id=", terms->id);
+  int status = hl__mysql_query(session, t.data, t.used, result, error);
+  free(t.data);
+  return status;
+}
+
+/* Whether the holder has it: HL_OK, and how long; HL_ELOST, and why not. */
+static int record_judge(hl__mysql_session *session,
+                        const hl_lease_terms *terms, int64_t *left_ms,
+                        hl_error *error) {
+  MYSQL_RES *result;
+  int status = record_query(session, terms, false, &result, error);
+  if (status == HL_OK) {
+    MYSQL_ROW row = hl__mysql_row(result, 5);
+    if (!row)
+      status = gone_error(error);
+    else if (!is_one(row[3]))
+      status = hl__error(error, HL_ELOST,
+                         "the lease was imported, and belongs to that handle now");
+    else if (is_one(row[0]))
+      status = revoked_error(row, error);
+    else
+      *left_ms = row[4] ? strtoll(row[4], NULL, 10) / 1000 : 0;
+  }
+  mysql_free_result(result);
+  return end(session, status, error);
+}
+
+static int lease_look(hl_session *base, const hl_lease_terms *terms,
+                      int64_t deadline, int64_t *left_ms, hl_error *error) {
+  hl__mysql_session *session = session_of(base);
+  int status = hl__mysql_begin(session, deadline, error);
+  return status ? status : record_judge(session, terms, left_ms, error);
+}
+
+/* It was changed by nobody: the record is not there, or not this holder's. */
+static int why(hl__mysql_session *session, const hl_lease_terms *terms,
+               hl_error *error) {
+  int64_t left;
+  int status = record_judge(session, terms, &left, error);
+  return status ? status : gone_error(error);
+}
+
+static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
+                         int64_t ttl, int64_t deadline, int64_t *sent_ms,
+                         hl_error *error) {
+  hl__mysql_session *session = session_of(base);
+  hl__text t;
+  uint64_t affected[2];
+  int status = hl__mysql_begin(session, deadline, error);
+  if (status) return status;
+  if (!hl__text_new(&t, 512)) return hl__error_memory(error);
+  hl__text_put(&t, "UPDATE %s SET till=" HL__END_AFTER ",turn=%llu",
+               session->store->leases, hl__mysql_us(ttl),
+               (unsigned long long)terms->turn);
+  hl__mysql_put_id(&t, " WHERE id=", terms->id);
+  hl__mysql_put_id(&t, " AND holder=", terms->holder);
+  hl__text_put(&t, " AND revoked=0 AND turn<%llu;COMMIT",
+               (unsigned long long)terms->turn);
+  *sent_ms = hl__lease_ms();
+  status = hl__mysql_changes(session, &t, 2, affected, error);
+  free(t.data);
+  if (status == HL_OK && affected[0] == 0)
+    status = why(session, terms, error);
+  return status;
+}
+
+static int lease_drop(hl_session *base, const hl_lease_terms *terms,
+                      bool confirm, int64_t deadline, hl_error *error) {
+  hl__mysql_session *session = session_of(base);
+  uint64_t deleted = 0;
+  int status = hl__mysql_begin(session, confirm ? deadline : 0, error);
+  if (status == HL_OK)
+    status = hl__mysql_record_delete(session, terms, confirm, &deleted, error);
+  if (status == HL_OK && confirm && deleted == 0)
+    status = why(session, terms, error);
+  return status;
+}
+
+/* A row of put_rows_fit. */
+#define ROW_ROOM 40
+
+/* A SELECT: 1 where the record locks just the request's rows. */
+static void put_rows_fit(hl__text *t, const hl__mysql_store *store,
+                         const hl_request *request) {
+  hl__text_put(t, "SELECT COUNT(*)=%zu AND SUM((r.level,r.bucket,r.x) IN (",
+               request->n);
+  for (size_t i = 0; i < request->n; i++)
+    hl__text_put(t, "%s(%u,%" PRIu64 ",%d)", i ? "," : "",
+                 (unsigned)request->rows[i].level, request->rows[i].bucket,
+                 request->rows[i].mode != HL_SHARED);
+  hl__text_put(t, "))=%zu FROM %s r", request->n, store->rows);
+  hl__mysql_put_id(t, " WHERE r.id=", request->lease->id);
+}
+
+/* Whether the record locks just those rows. */
+static int rows_compare(hl__mysql_session *session, const hl_request *request,
+                        hl_error *error) {
+  hl__text t;
+  MYSQL_RES *result;
+  MYSQL_ROW row;
+  if (!hl__text_new(&t, 512 + request->n * ROW_ROOM))
+    return hl__error_memory(error);
+  put_rows_fit(&t, session->store, request);
+  int status = hl__mysql_query(session, t.data, t.used, &result, error);
+  free(t.data);
+  if (status) return status;
+  row = hl__mysql_row(result, 1);
+  if (!row || !is_one(row[0]))
+    status = hl__error(error, HL_EMISMATCH,
+                       "the lease locks something else than its text says");
+  mysql_free_result(result);
+  return status;
+}
+
+/* It was not taken over: why. */
+static int why_not(hl__mysql_session *session, const hl_request *request,
+                   hl_error *error) {
+  MYSQL_RES *result;
+  int status = record_query(session, request->lease, true, &result, error);
+  if (status == HL_OK) {
+    MYSQL_ROW row = hl__mysql_row(result, 5);
+    if (!row || !is_one(row[3]))
+      status = gone_error(error);
+    else if (is_one(row[0]))
+      status = revoked_error(row, error);
+  }
+  mysql_free_result(result);
+  if (status == HL_OK) status = rows_compare(session, request, error);
+  status = end(session, status, error);
+  return status ? status : gone_error(error);
+}
+
+/* One trip, which changes nothing where the text does not fit the record. */
+static int lease_adopt(hl_session *base, const hl_request *request,
+                       hl_grant *grant, hl_error *error) {
+  hl__mysql_session *session = session_of(base);
+  const hl_lease_terms *terms = request->lease;
+  const hl_store_config *config = session->store->config;
+  hl__text t;
+  uint64_t affected[3];
+  /* It waits for nobody, and where no time was given it is asked, too. */
+  int64_t deadline = hl__now_ms() + HL__SETTLE_MS;
+  if (request->deadline > deadline) deadline = request->deadline;
+  int status = hl__mysql_begin(session, deadline, error);
+  if (status) return status;
+  if (!hl__text_new(&t, 2560 + request->n * ROW_ROOM))
+    return hl__error_memory(error);
+  hl__text_put(&t, "SET @hierlock_fits=(");
+  put_rows_fit(&t, session->store, request);
+  hl__text_put(&t, ");UPDATE %s SET token=LAST_INSERT_ID(token),till=" HL__END_AFTER
+                   ",turn=0",
+               session->store->leases, hl__mysql_us(terms->ttl));
+  hl__mysql_put_id(&t, ",holder=", terms->holder);
+  hl__text_put(&t, ",application=");
+  hl__mysql_put_string(&t, config->application, 255);
+  hl__text_put(&t, ",host=");
+  hl__mysql_put_string(&t, config->host, 255);
+  hl__text_put(&t, ",pid=%lld", (long long)config->pid);
+  hl__mysql_put_id(&t, " WHERE id=", terms->id);
+  hl__mysql_put_secret(&t, " AND secret=", terms->secret);
+  hl__text_put(&t, " AND revoked=0 AND @hierlock_fits;COMMIT");
+  grant->sent_ms = hl__lease_ms();
+  status = hl__mysql_changes(session, &t, 3, affected, error);
+  free(t.data);
+  if (status) return status;
+  grant->token = session->number;
+  if (affected[1]) return HL_OK;
+  status = hl__mysql_begin(session, hl__now_ms() + HL__SETTLE_MS, error);
+  return status ? status : why_not(session, request, error);
+}
+
+/* ------------------------------------------------------------ many records */
+
+/* columns FROM those that match, and whose time is not up. NULL data: out of memory. */
+static hl__text filter_sql(const hl__mysql_store *store,
+                           const hl_lease_filter *filter,
+                           const char *columns) {
+  hl__text t;
+  if (!hl__text_new(&t, 2048 + filter->n * HL__MYSQL_CONFLICT_ROOM)) return t;
+  hl__text_put(&t, "SELECT %s FROM ", columns);
+  if (filter->n > 0) {
+    hl__text_put(&t, "(SELECT DISTINCT r.id FROM %s r WHERE", store->rows);
+    hl__mysql_put_conflicts(&t, filter->rows, filter->n);
+    hl__text_put(&t, ") c STRAIGHT_JOIN ");
+  }
+  hl__text_put(&t, "%s l%s WHERE l.revoked=0 AND l.till>UTC_TIMESTAMP(6)",
+               store->leases, filter->n > 0 ? " ON l.id=c.id" : "");
+  if (filter->id) hl__mysql_put_id(&t, " AND l.id=", filter->id);
+  if (filter->owner) {
+    hl__text_put(&t, " AND l.owner=");
+    hl__mysql_put_string(&t, filter->owner, HL_OWNER_MAX);
+  }
+  return t;
+}
+
+static void holder_read(MYSQL_ROW row, hl_holder *holder) {
+  *holder = (hl_holder){.kind = HL_LEASE,
+                        .mode = is_one(row[4]) ? HL_SHARED : HL_EXCLUSIVE,
+                        .pid = row[7] ? strtoll(row[7], NULL, 10) : 0,
+                        .since_ms = row[8] ? strtoll(row[8], NULL, 10) : 0,
+                        .remaining_ms = row[9] ? strtoll(row[9], NULL, 10) : 0};
+  text_take(holder->id, sizeof holder->id, row[0]);
+  (void)snprintf(holder->owner, sizeof holder->owner, "%s", row[1] ? row[1] : "");
+  text_take(holder->label, sizeof holder->label, row[2]);
+  text_take(holder->path, sizeof holder->path, row[3]);
+  text_take(holder->application, sizeof holder->application, row[5]);
+  text_take(holder->host, sizeof holder->host, row[6]);
+}
+
+int hl__mysql_leases_list(hl__mysql_session *session,
+                          const hl_lease_filter *filter, hl_holder_fn fn,
+                          void *context, hl_error *error) {
+  static const char columns[] =
+      "LOWER(HEX(l.id)),l.owner,l.label,l.path,l.mode,l.application,l.host,l.pid,"
+      "TIMESTAMPDIFF(MICROSECOND,'1970-01-01',l.since) DIV 1000,"
+      "TIMESTAMPDIFF(MICROSECOND,UTC_TIMESTAMP(6),l.till) DIV 1000";
+  hl__text t = filter_sql(session->store, filter, columns);
+  MYSQL_RES *result;
+  MYSQL_ROW row;
+  if (!t.data) return hl__error_memory(error);
+  int status = hl__mysql_query(session, t.data, t.used, &result, error);
+  free(t.data);
+  while (status == HL_OK && (row = hl__mysql_row(result, 10))) {
+    hl_holder holder;
+    holder_read(row, &holder);
+    fn(context, &holder);
+  }
+  mysql_free_result(result);
+  return status;
+}
+
+static int lease_list(hl_session *base, const hl_lease_filter *filter,
+                      hl_holder_fn fn, void *context, int64_t deadline,
+                      hl_error *error) {
+  hl__mysql_session *session = session_of(base);
+  int status = hl__mysql_begin(session, deadline, error);
+  if (status) return status;
+  status = hl__mysql_leases_list(session, filter, fn, context, error);
+  return end(session, status, error);
+}
+
+/* One of those that were found, unless it has ended since. */
+static int revoke_one(hl__mysql_session *session, const char *id,
+                      const char *by, const char *reason, bool *done,
+                      hl_error *error) {
+  const hl__mysql_store *store = session->store;
+  hl__text t;
+  uint64_t affected[3] = {0, 0, 0};
+  if (!hl__text_new(&t, 1536)) return hl__error_memory(error);
+  hl__text_put(&t, "UPDATE %s SET revoked=1,revoked_by=", store->leases);
+  hl__mysql_put_string(&t, by, 63);
+  hl__text_put(&t, ",reason=");
+  hl__mysql_put_string(&t, reason, 127);
+  hl__text_put(&t,
+               " WHERE id=0x%.32s AND revoked=0 AND till>UTC_TIMESTAMP(6);"
+               "DELETE r FROM %s l JOIN %s r ON r.id=l.id WHERE l.id=0x%.32s AND "
+               "l.revoked=1;COMMIT",
+               id, store->leases, store->rows, id);
+  int status = hl__mysql_changes(session, &t, 3, affected, error);
+  free(t.data);
+  *done = status == HL_OK && affected[0] == 1;
+  return status;
+}
+
+static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
+                        const char *by, const char *reason, int64_t deadline,
+                        uint64_t *count, hl_error *error) {
+  hl__mysql_session *session = session_of(base);
+  int status = hl__mysql_begin(session, deadline, error);
+  if (status) return status;
+  hl__text t = filter_sql(session->store, filter, "HEX(l.id)");
+  MYSQL_RES *result;
+  MYSQL_ROW row;
+  if (!t.data) return hl__error_memory(error);
+  status = hl__mysql_query(session, t.data, t.used, &result, error);
+  free(t.data);
+  status = end(session, status, error);
+  while (status == HL_OK && (row = hl__mysql_row(result, 1))) {
+    bool done = false;
+    status = hl__mysql_begin(session, deadline, error);
+    if (status == HL_OK && row[0])
+      status = revoke_one(session, row[0], by, reason, &done, error);
+    if (done) (*count)++;
+  }
+  mysql_free_result(result);
+  return status;
+}
+
+const hl_lease_ops hl__mysql_leases = {
+    .refresh = lease_refresh,
+    .look = lease_look,
+    .drop = lease_drop,
+    .adopt = lease_adopt,
+    .convert = lease_convert,
+    .list = lease_list,
+    .revoke = lease_revoke,
+};

@@ -1,0 +1,338 @@
+/*
+ * record.c - recording a lease, in the transaction that locks its rows, and taking that back;
+ * and what those who work with records share.
+ *
+ * Times are the server's, UTC_TIMESTAMP(6): of the beginning of a statement that does not
+ * wait for those whom it keeps out. What locks and waits is another statement.
+ */
+#include "record.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The statements that record a lease wait for those who have the gate's row, or gaps where
+   the record goes: others who record, for a moment; and transactions of hierlock.attach, till
+   they end. So each waits a second at most (the server's least), and all are tried again. */
+#define RECORD_LIMIT "SET SESSION innodb_lock_wait_timeout=1;"
+#define RECORD_MS 10000
+/* A recording that the server has undone because of a deadlock is tried so often. */
+#define TRIES_MAX 4
+/* A lease that is revoked, or that has been over for so long, is forgotten by and by. */
+#define FORGET_HOURS 1
+#define FORGET_AT_ONCE 50
+#define FORGET_PART 256u
+
+/* ---------------------------------------------------------------- shared */
+
+int hl__mysql_begin(hl__mysql_session *session, int64_t deadline,
+                    hl_error *error) {
+  int status = hl__mysql_settle(session, deadline, error);
+  session->patience = deadline;
+  return status == HL_TIMEOUT
+             ? hl__error(error, HL_ECONNECTION,
+                         "the server has not answered the last release")
+             : status;
+}
+
+int hl__mysql_changes(hl__mysql_session *session, hl__text *t, unsigned n,
+                    uint64_t *affected, hl_error *error) {
+  int status =
+      hl__mysql_commands(session, t->data, t->used, n, affected, error);
+  if (status != HL_OK && status != HL_ECONNECTION)
+    (void)hl__mysql_rollback_send(session, NULL);
+  return status;
+}
+
+void hl__mysql_put_id(hl__text *t, const char *column, const uint8_t id[16]) {
+  hl__text_put(t, "%s", column);
+  hl__text_hex(t, id, 16);
+}
+
+void hl__mysql_put_secret(hl__text *t, const char *column,
+                          const uint8_t secret[16]) {
+  hl__text_put(t, "%sLEFT(UNHEX(SHA2(", column);
+  hl__text_hex(t, secret, 16);
+  hl__text_put(t, ",256)),16)");
+}
+
+void hl__mysql_put_string(hl__text *t, const char *text, size_t most) {
+  hl__text_hex(t, text ? text : "", text ? strnlen(text, most) : 0);
+}
+
+/* -------------------------------------------------------------- recording */
+
+#define RECORD_ROOM 4096
+#define ROW_ROOM 48
+
+static bool record_room(hl__text *t, const hl_request *request) {
+  return hl__text_new(t, RECORD_ROOM + request->n * (ROW_ROOM + 32 +
+                                                     HL__MYSQL_CONFLICT_ROOM));
+}
+
+static void put_lease_columns(hl__text *t, const hl__mysql_store *store) {
+  hl__text_put(t,
+               "INSERT INTO %s (id,secret,holder,till,turn,since,token,mode,owner,"
+               "label,path,application,host,pid,revoked) ",
+               store->leases);
+}
+
+/* token: SQL. */
+static void put_lease_values(hl__text *t, const hl__mysql_store *store,
+                             const hl_request *request, const char *token) {
+  const hl_lease_terms *terms = request->lease;
+  const hl_store_config *config = store->config;
+  char label[128];
+  label[0] = '\0';
+  if (request->label_size > 0)
+    (void)hl__escape(label, sizeof label, request->label, request->label_size);
+  hl__mysql_put_id(t, "", terms->id);
+  hl__mysql_put_secret(t, ",", terms->secret);
+  hl__mysql_put_id(t, ",", terms->holder);
+  hl__text_put(t, "," HL__END_AFTER ",0,UTC_TIMESTAMP(6),%s,%d,", hl__mysql_us(terms->ttl),
+               token, request->mode == HL_SHARED);
+  hl__mysql_put_string(t, terms->owner, HL_OWNER_MAX);
+  hl__text_put(t, ",");
+  hl__mysql_put_string(t, label, sizeof label);
+  hl__text_put(t, ",");
+  hl__mysql_put_string(t, request->path, 255);
+  hl__text_put(t, ",");
+  hl__mysql_put_string(t, config->application, 255);
+  hl__text_put(t, ",");
+  hl__mysql_put_string(t, config->host, 255);
+  hl__text_put(t, ",%lld,0", (long long)config->pid);
+}
+
+/* The roots' gates say 1 from now on, for those who come behind us. */
+static void put_gates(hl__text *t, const hl__mysql_store *store,
+                      const hl_request *request) {
+  int64_t before = -1;
+  hl__text_put(t, "UPDATE %s SET n=1 WHERE g IN (", store->gate);
+  for (size_t i = 0; i < request->n && request->rows[i].level == 0; i++) {
+    int64_t gate = hl__mysql_gate_of(store, request->rows[i].bucket);
+    if (gate != before) hl__text_put(t, "%s%u", i ? "," : "", (unsigned)gate);
+    before = gate;
+  }
+  hl__text_put(t, ")");
+}
+
+/* Three statements. The first one takes the gate's row for this transaction: nobody shuts it
+   before the commit, and two that record do not wait for each other in a circle, for
+   behind it they wait for nobody. */
+static void put_record(hl__text *t, const hl__mysql_store *store,
+                       const hl_request *request, uint64_t token) {
+  char number[24];
+  (void)snprintf(number, sizeof number, "%llu", (unsigned long long)token);
+  put_gates(t, store, request);
+  hl__text_put(t, ";");
+  put_lease_columns(t, store);
+  hl__text_put(t, "VALUES (");
+  put_lease_values(t, store, request, number);
+  hl__text_put(t, ");INSERT INTO %s (level,bucket,x,id) VALUES ", store->rows);
+  for (size_t i = 0; i < request->n; i++) {
+    hl__text_put(t, "%s(%u,%u,%d", i ? "," : "",
+                 (unsigned)request->rows[i].level,
+                 (unsigned)request->rows[i].bucket,
+                 request->rows[i].mode != HL_SHARED);
+    hl__mysql_put_id(t, ",", request->lease->id);
+    hl__text_put(t, ")");
+  }
+}
+
+/* The same behind a lock statement, in one trip with it: only where the gate says 1
+   already, and no lease is in the way. */
+static void put_record_at_once(hl__text *t, const hl__mysql_store *store,
+                               const hl_request *request, uint32_t gate) {
+  put_lease_columns(t, store);
+  hl__text_put(t, "SELECT ");
+  put_lease_values(t, store, request, "@hierlock_token<<8");
+  hl__text_put(t,
+               " FROM %s g WHERE g.g=%u AND g.n=1 AND NOT EXISTS (SELECT 1 FROM "
+               "%s r WHERE",
+               store->gate, (unsigned)gate, store->rows);
+  hl__mysql_put_conflicts(t, request->rows, request->n);
+  hl__text_put(t, ");INSERT INTO %s (level,bucket,x,id) SELECT r.a,r.b,r.c,l.id FROM (",
+               store->rows);
+  for (size_t i = 0; i < request->n; i++)
+    hl__text_put(t, i ? " UNION ALL SELECT %u,%u,%d" : "SELECT %u a,%u b,%d c",
+                 (unsigned)request->rows[i].level,
+                 (unsigned)request->rows[i].bucket,
+                 request->rows[i].mode != HL_SHARED);
+  hl__text_put(t, ") r JOIN %s l", store->leases);
+  hl__mysql_put_id(t, " ON l.id=", request->lease->id);
+  hl__text_put(t, ";COMMIT");
+}
+
+int hl__mysql_record_delete(hl__mysql_session *session,
+                         const hl_lease_terms *terms, bool confirm,
+                         uint64_t *deleted, hl_error *error) {
+  const hl__mysql_store *store = session->store;
+  hl__text t;
+  uint64_t affected[2] = {0, 0};
+  if (!hl__text_new(&t, 512)) return hl__error_memory(error);
+  hl__text_put(&t, "DELETE l,r FROM %s l LEFT JOIN %s r ON r.id=l.id",
+               store->leases, store->rows);
+  hl__mysql_put_id(&t, " WHERE l.id=", terms->id);
+  hl__mysql_put_id(&t, " AND l.holder=", terms->holder);
+  hl__text_put(&t, " AND l.revoked=0;COMMIT");
+  int status = confirm ? hl__mysql_changes(session, &t, 2, affected, error)
+                       : hl__mysql_commands_send(session, t.data, t.used, 2,
+                                                 error);
+  free(t.data);
+  *deleted = affected[0];
+  return status;
+}
+
+/* The record of one that was not granted, should it be there. The session holds nothing
+   afterwards. */
+static void recall(hl__mysql_session *session, const hl_lease_terms *terms) {
+  uint64_t deleted;
+  session->holds = false;
+  if (hl__mysql_rollback_send(session, NULL)) return;
+  if (hl__mysql_begin(session, hl__now_ms() + HL__SETTLE_MS, NULL) == HL_OK)
+    (void)hl__mysql_record_delete(session, terms, true, &deleted, NULL);
+}
+
+/* Once. The session's limits are unknown afterwards. */
+static int record_try(hl__mysql_session *session, const hl_request *request,
+                      bool kept, hl_grant *grant, hl_error *error) {
+  hl__text t;
+  uint64_t affected[6];
+  if (!record_room(&t, request)) return hl__error_memory(error);
+  hl__text_put(&t, RECORD_LIMIT "%s", kept ? "SAVEPOINT hierlock;" : "");
+  put_record(&t, session->store, request, grant->token);
+  hl__text_put(&t, ";COMMIT");
+  session->patience = hl__now_ms() + RECORD_MS;
+  grant->sent_ms = hl__lease_ms();
+  int status = hl__mysql_commands(session, t.data, t.used, kept ? 6 : 5,
+                                  affected, error);
+  session->wait = 0;
+  free(t.data);
+  return status;
+}
+
+/* To what the transaction was before it was tried. */
+static int record_undo(hl__mysql_session *session, int status, hl_error *error) {
+  static const char back[] = "ROLLBACK TO SAVEPOINT hierlock";
+  uint64_t none;
+  session->patience = hl__now_ms() + HL__SETTLE_MS;
+  if (status == HL_DEADLOCK ||
+      hl__mysql_commands(session, back, sizeof back - 1, 1, &none, NULL))
+    return hl__error(error, HL_ECONNECTION,
+                     "the server has rolled the transaction back");
+  return status;
+}
+
+int hl__mysql_record(hl__mysql_session *session, const hl_request *request,
+                  bool kept, hl_grant *grant, hl_error *error) {
+  for (;;) {
+    int status = record_try(session, request, kept, grant, error);
+    if (status == HL_OK) {
+      session->holds = false;
+      return HL_OK;
+    }
+    if (status == HL_ECONNECTION) {
+      hl__mysql_kill(session, hl__now_ms() + HL__SETTLE_MS);
+      return status;
+    }
+    if (status == HL_DEADLOCK) session->holds = false;
+    if (kept) status = record_undo(session, status, error);
+    if (status == HL_ECONNECTION) return status;
+    grant->sent_ms = 0;
+    if (!kept) recall(session, request->lease);
+    /* Without its rows it begins anew, as the caller does. */
+    if (!kept || status != HL_TIMEOUT || hl__left_ms(request->deadline) == 0)
+      return status;
+  }
+}
+
+/* In the trip that locks the rows. HL_OK: see tail->recorded. */
+static int take_at_once(hl__mysql_session *session, const hl_request *request,
+                        hl__tail *tail, hl_grant *grant, hl_error *error) {
+  if (!record_room(&tail->text, request)) return hl__error_memory(error);
+  put_record_at_once(&tail->text, session->store, request,
+                     (uint32_t)hl__mysql_gate(session, request));
+  tail->statements = 3;
+  int status =
+      hl__mysql_lock_and_record(session, request, tail, grant, error);
+  free(tail->text.data);
+  if (status == HL_ECONNECTION) {
+    hl__mysql_kill(session, hl__now_ms() + HL__SETTLE_MS);
+    return status; /* grant->sent_ms: it may be there */
+  }
+  if (status && tail->begun) {
+    /* A row was missing, or the server is read-only, and the lease locks nothing. Or
+       something went wrong with the COMMIT. */
+    uint64_t deleted;
+    if (hl__mysql_begin(session, hl__now_ms() + HL__SETTLE_MS, NULL) == HL_OK)
+      (void)hl__mysql_record_delete(session, request->lease, true, &deleted, NULL);
+  }
+  if (status || !tail->recorded) grant->sent_ms = 0;
+  return status;
+}
+
+static int take_in_steps(hl__mysql_session *session, const hl_request *request,
+                         hl_grant *grant, hl_error *error) {
+  for (int tries = 1;; tries++) {
+    int status = hl__mysql_begin(session, hl__now_ms() + HL__SETTLE_MS, error);
+    if (status == HL_OK)
+      status = hl__mysql_lock_rows(session, request, grant, error);
+    if (status) {
+      grant->sent_ms = 0;
+      return status;
+    }
+    status = hl__mysql_record(session, request, false, grant, error);
+    if (status != HL_DEADLOCK || tries == TRIES_MAX) return status;
+  }
+}
+
+/* Those that nobody will ask for: whose time has been up for long, and tombstones. */
+static void forget_some(hl__mysql_session *session) {
+  const hl__mysql_store *store = session->store;
+  MYSQL_RES *result = NULL;
+  MYSQL_ROW row;
+  char sql[512];
+  int n = snprintf(sql, sizeof sql,
+                   "SELECT HEX(id) FROM %s WHERE "
+                   "till<UTC_TIMESTAMP(6)-INTERVAL %d HOUR LIMIT %d",
+                   store->leases, FORGET_HOURS, FORGET_AT_ONCE);
+  if (hl__mysql_begin(session, hl__now_ms() + HL__SETTLE_MS, NULL)) return;
+  if (hl__mysql_query(session, sql, (size_t)n, &result, NULL)) return;
+  int status = HL_OK;
+  while (status == HL_OK && (row = hl__mysql_row(result, 1))) {
+    uint64_t affected[2];
+    n = snprintf(sql, sizeof sql,
+                 "DELETE l,r FROM %s l LEFT JOIN %s r ON r.id=l.id WHERE "
+                 "l.id=0x%.32s AND l.till<UTC_TIMESTAMP(6)-INTERVAL %d HOUR;COMMIT",
+                 store->leases, store->rows, row[0] ? row[0] : "0",
+                 FORGET_HOURS);
+    session->patience = hl__now_ms() + HL__SETTLE_MS;
+    status = hl__mysql_commands(session, sql, (size_t)n, 2, affected, NULL);
+  }
+  mysql_free_result(result);
+  if (status != HL_ECONNECTION) (void)hl__mysql_rollback_send(session, NULL);
+}
+
+int hl__mysql_lease_take(hl__mysql_session *session, const hl_request *request,
+                         hl_grant *grant, hl_error *error) {
+  hl__tail tail = {.recorded = false};
+  int status = HL_OK;
+  if (hl__mysql_records_at_once(session, request))
+    status = take_at_once(session, request, &tail, grant, error);
+  /* It does not wait for the gate either, which somebody may have for a moment. */
+  if (status && status != HL_TIMEOUT) return status;
+  if (!tail.recorded)
+    status = take_in_steps(session, request, grant, error);
+  if (status) return status;
+  session->clock++;
+  if (session->clock % FORGET_PART == 0) forget_some(session);
+  /* The answer took long, and its end counts from when it was sent. */
+  if (hl__lease_ms() - grant->sent_ms > request->lease->ttl / 4) {
+    int64_t sent;
+    if (hl__mysql_leases.refresh(&session->base, request->lease,
+                                 request->lease->ttl, hl__now_ms() + RECORD_MS,
+                                 &sent, NULL) == HL_OK)
+      grant->sent_ms = sent;
+  }
+  return HL_OK;
+}

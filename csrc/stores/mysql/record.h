@@ -1,0 +1,39 @@
+/*
+ * record.h - records of leases: writing and deleting one, and their SQL.
+ */
+#ifndef HIERLOCK_MYSQL_RECORD_H
+#define HIERLOCK_MYSQL_RECORD_H
+
+#include "mysql_store.h"
+
+/* For the answers to what was sent before. */
+#define HL__SETTLE_MS 1000
+/* So many microseconds from now, as SQL: a format. */
+#define HL__END_AFTER "TIMESTAMPADD(MICROSECOND,%lld,UTC_TIMESTAMP(6))"
+static inline long long hl__mysql_us(int64_t ms) {
+  return (long long)ms * 1000;
+}
+
+/* Nothing is outstanding, and the session waits until the deadline. */
+int hl__mysql_begin(hl__mysql_session *session, int64_t deadline,
+                    hl_error *error);
+/* As hl__mysql_commands; the last of them is COMMIT. When one fails, all are rolled back. */
+int hl__mysql_changes(hl__mysql_session *session, hl__text *t, unsigned n,
+                      uint64_t *affected, hl_error *error);
+/* " AND l.id=" and the id */
+void hl__mysql_put_id(hl__text *t, const char *column, const uint8_t id[16]);
+/* The same of a secret, of which a hash is kept: who may read the table has no lease by it. */
+void hl__mysql_put_secret(hl__text *t, const char *column,
+                          const uint8_t secret[16]);
+void hl__mysql_put_string(hl__text *t, const char *text, size_t most);
+
+/* The session holds the rows, and records. Commits. HL_ECONNECTION with grant->sent_ms: the
+   record may be there. After any other failure nothing is. `kept`: the rows still are. */
+int hl__mysql_record(hl__mysql_session *session, const hl_request *request,
+                     bool kept, hl_grant *grant, hl_error *error);
+/* The holder's. *deleted: more than 0 when it was there; with confirm. */
+int hl__mysql_record_delete(hl__mysql_session *session,
+                            const hl_lease_terms *terms, bool confirm,
+                            uint64_t *deleted, hl_error *error);
+
+#endif

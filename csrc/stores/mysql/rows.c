@@ -1,0 +1,333 @@
+/*
+ * rows.c - locking all rows of a request, or none: the statements that it takes, what their
+ * answers mean, what is undone when it fails, and waiting behind leases.
+ */
+#include "statement.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Names the first row that is missing. Best effort: the rows are no longer
+   locked. */
+static int missing(hl__mysql_session *session, const hl_row *rows, size_t n,
+                   hl_error *error) {
+  const char *table = session->store->table;
+  (void)hl__error(error, HL_ENOT_PROVISIONED,
+                  "a bucket row is missing in table %s; run `hierlock "
+                  "provision`",
+                  table);
+  if (!error ||
+      hl__mysql_settle(session, hl__now_ms() + 1000, NULL) != HL_OK)
+    return HL_ENOT_PROVISIONED;
+  session->patience = hl__now_ms() + 1000;
+  for (size_t i = 0; i < n; i++) {
+    char sql[256];
+    MYSQL_RES *result;
+    int size = snprintf(sql, sizeof sql,
+                        "SELECT 1 FROM %s WHERE level=%u AND bucket=%" PRIu64,
+                        table, (unsigned)rows[i].level, rows[i].bucket);
+    if (hl__mysql_query(session, sql, (size_t)size, &result, NULL) || !result)
+      break;
+    bool there = mysql_num_rows(result) > 0;
+    mysql_free_result(result);
+    if (there) continue;
+    (void)hl__error(error, HL_ENOT_PROVISIONED,
+                    "the row of level %u, bucket %" PRIu64
+                    " is missing in table %s; run `hierlock provision`",
+                    (unsigned)rows[i].level, rows[i].bucket, table);
+    error->level = rows[i].level;
+    error->bucket = (uint32_t)rows[i].bucket;
+    break;
+  }
+  (void)hl__mysql_rollback_send(session, NULL);
+  return HL_ENOT_PROVISIONED;
+}
+
+/* The server granted, but says that no transaction is open: nothing is locked.
+   Says which engine the table is of, where it can be seen. */
+static int no_transaction(hl__mysql_session *session, hl_error *error) {
+  int status = HL_OK;
+  if (error &&
+      hl__mysql_settle(session, hl__now_ms() + 1000, NULL) == HL_OK) {
+    session->patience = hl__now_ms() + 1000;
+    status = hl__mysql_table_check(session, error);
+    (void)hl__mysql_rollback_send(session, NULL);
+  }
+  if (status == HL_EUNSAFE_SERVER) return status;
+  return hl__error(error, HL_EUNSAFE_SERVER,
+                   "the table %s is of an engine that locks no rows; it must "
+                   "be InnoDB",
+                   session->store->table);
+}
+
+/* The server's lease began when it answered, which we know only to lie after the
+   request was sent. After a long wait that is too long ago to be of use: then a
+   sign of life tells a later time. Model: lease.pml, BEGINNING. */
+static int lease_begin(hl__mysql_session *session, int64_t *sent,
+                       hl_error *error) {
+  int64_t hold_timeout = session->store->config->hold_timeout;
+  if (hl__lease_ms() - *sent < hold_timeout / 4) return HL_OK;
+  int status = session->base.store->ops->renew(&session->base, sent, error);
+  if (status == HL_OK)
+    status = hl__mysql_settle(session, hl__now_ms() + hold_timeout, error);
+  return status == HL_TIMEOUT
+             ? hl__error(error, HL_ECONNECTION,
+                         "the server did not answer in time")
+             : status;
+}
+
+/* What gives observers the tag of what is held again, once an extend has failed: the
+   statement, and behind it the tag; data is NULL when out of memory. */
+static hl__text held_statement(const hl__mysql_session *session) {
+  hl__text t;
+  if (hl__text_new(&t, 64 + 3 * (size_t)session->tag_size)) {
+    hl__text_put(&t, "SET @hierlock=");
+    hl__text_hex(&t, session->tag, session->tag_size);
+    memcpy(t.data + t.used, session->tag, session->tag_size);
+  }
+  return t;
+}
+
+/* After an extend that failed: tells observers again what is held, and asks at
+   once whether it still is. */
+static int extend_undo(hl__mysql_session *session, const hl__text *held,
+                       unsigned long held_size, hl_grant *grant,
+                       hl_error *error) {
+  memcpy(session->tag, held->data + held->used, held_size);
+  session->tag_size = held_size;
+  int64_t sent = hl__lease_ms();
+  int status = hl__mysql_send(session, held->data, held->used, error);
+  if (status == HL_OK)
+    status = hl__mysql_settle(
+        session, hl__now_ms() + session->store->config->hold_timeout, error);
+  if (status == HL_OK) grant->sent_ms = sent;
+  return status == HL_TIMEOUT ? HL_ECONNECTION : status;
+}
+
+/* MariaDB shows open transactions as they were up to 100 ms ago. Takes the tag
+   back with the rows, or those who look now would be told that this session
+   holds what it has just waited for in vain. Waits for the answer, as the next
+   to look is most often the caller, on another connection. */
+#define RETRACT_MS 100
+static int rollback_retracting(hl__mysql_session *session) {
+  static const char sql[] =
+      "BEGIN NOT ATOMIC SET @hierlock=NULL; ROLLBACK; END";
+  session->holds = false;
+  int status = hl__mysql_send(session, sql, sizeof sql - 1, NULL);
+  if (status == HL_OK)
+    status = hl__mysql_settle(session, hl__now_ms() + RETRACT_MS, NULL);
+  return status == HL_TIMEOUT ? HL_OK : status;
+}
+
+/* After a request that failed. Most errors leave the first rows locked. Model:
+   acquire.pml, where the store said TIMEOUT. */
+static int undo(hl__mysql_session *session, const hl_request *request,
+                const hl__text *held, unsigned long held_size, int status,
+                hl_grant *grant, hl_error *error) {
+  if (status == HL_DEADLOCK) session->holds = false;
+  if (status == HL_ECONNECTION || status == HL_DEADLOCK) return status;
+  if (request->extend) {
+    hl_error reason;
+    if (extend_undo(session, held, held_size, grant, &reason) != HL_ECONNECTION)
+      return status;
+    if (error) *error = reason;
+    return HL_ECONNECTION;
+  }
+  int undone = session->dialect == HL_MARIADB
+                   ? rollback_retracting(session)
+                   : hl__mysql_rollback_send(session, NULL);
+  if (undone != HL_OK)
+    return hl__error(error, HL_ECONNECTION, "the connection has ended");
+  return status;
+}
+
+/* All rows of a request, in as many statements as they need; *missed: those of which not all
+   are there. */
+static int rows_lock(hl__mysql_session *session, const hl_request *request,
+                     hl__tail *tail, bool *untransacted, hl__part *missed,
+                     int64_t *sent, hl_error *error) {
+  int64_t gate = hl__mysql_gate(session, request);
+  int status = HL_OK;
+  missed->n = 0;
+  *untransacted = false;
+  for (size_t done = 0; done < request->n && status == HL_OK;) {
+    hl__part p = {.rows = request->rows + done,
+              .n = request->n - done,
+              .records = tail != NULL};
+    size_t count = 0;
+    if (p.n > HL__STATEMENT_ROWS_MAX) p.n = HL__STATEMENT_ROWS_MAX;
+    done += p.n;
+    /* Last of all: what is read sooner may be older than a lease. */
+    p.gated = gate >= 0 && done == request->n;
+    if (p.gated) p.gate = (uint32_t)gate;
+    *sent = hl__lease_ms();
+    status = hl__mysql_execute(session, request, &p, tail, &count, error);
+    if (status == HL_OK && !session->in_transaction) {
+      *untransacted = !request->extend;
+      status = *untransacted
+                   ? HL_EUNSAFE_SERVER
+                   : hl__error(error, HL_ECONNECTION,
+                               "the server has rolled the transaction back");
+    }
+    if (status != HL_DEADLOCK && status != HL_ECONNECTION)
+      atomic_store(&session->in_hand, false); /* what was held before, is */
+    if (status == HL_OK && count != p.n) {
+      status = HL_ENOT_PROVISIONED;
+      *missed = p;
+    }
+    if (status == HL_OK && session->read_only)
+      status = hl__error(error, HL_EUNSAFE_SERVER,
+                         "the server has become read-only: locks there "
+                         "protect nothing; connect to the primary");
+  }
+  if (gate < 0) session->gate = true; /* nobody has asked */
+  return status;
+}
+
+static int missed_error(hl__mysql_session *session, const hl__part *missed,
+                        bool extend, hl_error *error) {
+  if (!extend) return missing(session, missed->rows, missed->n, error);
+  return hl__error(error, HL_ENOT_PROVISIONED,
+                   "a bucket row is missing in table %s; run `hierlock "
+                   "provision`",
+                   session->store->table);
+}
+
+/* ------------------------------------------------- behind a lease
+
+   All who wait below an ancestor that is leased exclusively share its row, and would look
+   at the lease side by side. So one of them becomes the bell-wether: it gives its rows
+   back, takes that ancestor's row for itself, and looks until the lease is gone, while the
+   others sleep in the server's queue behind it. Then it starts over. */
+
+#define STARTS_OVER_US 10000
+
+static int rolled_back(hl__mysql_session *session, hl_error *error) {
+  int status = hl__mysql_rollback_send(session, error);
+  if (status == HL_OK)
+    status = hl__mysql_settle(session, hl__now_ms() + HL__TRY_MS, error);
+  return status == HL_TIMEOUT
+             ? hl__error(error, HL_ECONNECTION,
+                         "the server did not answer in time")
+             : status;
+}
+
+/* HL_OK: start over. n: the last of the rows is the ancestor's. */
+static int lead(hl__mysql_session *session, const hl_request *request, size_t n,
+                int64_t *sent, hl_error *error) {
+  hl_row *rows = malloc(n * sizeof *rows);
+  if (!rows) return hl__error_memory(error);
+  memcpy(rows, request->rows, n * sizeof *rows);
+  rows[n - 1].mode = HL_EXCLUSIVE;
+  hl_request own = *request;
+  own.rows = rows;
+  own.n = n;
+  own.try_once = true;
+  hl__part missed;
+  bool untransacted;
+  int status = rolled_back(session, error);
+  if (status == HL_OK)
+    status = rows_lock(session, &own, NULL, &untransacted, &missed, sent, error);
+  bool leads = status == HL_OK;
+  if (leads) {
+    session->holds = true;
+    status = hl__mysql_leases_await(session, request, request->rows, n, NULL,
+                                    sent, error);
+  } else if (status == HL_TIMEOUT) {
+    status = HL_OK; /* another one leads, or several have just tried */
+  } else if (status == HL_ENOT_PROVISIONED) {
+    status = hl__error(error, status,
+                       "a bucket row is missing in table %s; run `hierlock "
+                       "provision`",
+                       session->store->table);
+  }
+  free(rows);
+  if (status == HL_OK) status = rolled_back(session, error);
+  if (status == HL_OK && !leads) hl__mysql_pause(session, STARTS_OVER_US);
+  return status;
+}
+
+/* HL_OK: the rows are the session's, and no lease is in the way. */
+static int rows_take(hl__mysql_session *session, const hl_request *request,
+                     bool *untransacted, hl__part *missed, int64_t *sent,
+                     hl_error *error) {
+  bool leaves = !request->extend && !request->try_once;
+  for (;;) {
+    size_t ancestor = 0;
+    int status = rows_lock(session, request, NULL, untransacted, missed, sent,
+                           error);
+    if (status) return status;
+    session->holds = true;
+    if (!session->store->leased || !session->gate) return HL_OK;
+    status = hl__mysql_leases_await(session, request, request->rows, request->n,
+                                    leaves ? &ancestor : NULL, sent, error);
+    if (status != HL_BUSY) return status;
+    status = lead(session, request, ancestor + 1, sent, error);
+    if (status) return status;
+  }
+}
+
+int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request,
+                        hl_grant *grant, hl_error *error) {
+  hl__part missed;
+  int64_t sent = 0;
+  bool untransacted;
+  hl__text held = {NULL, 0, 0};
+  unsigned long held_size = session->tag_size;
+  if (request->extend) {
+    held = held_statement(session);
+    if (!held.data) return hl__error_memory(error);
+  }
+  if (!hl__mysql_tag_reserve(session, hl__mysql_tag_room(session, request))) {
+    free(held.data);
+    return hl__error_memory(error);
+  }
+  hl__mysql_tag(session, request);
+  int status =
+      rows_take(session, request, &untransacted, &missed, &sent, error);
+  if (status == HL_OK) status = lease_begin(session, &sent, error);
+  if (status == HL_OK) {
+    free(held.data);
+    /* The top byte is the server's id; the lowest is left for hand-overs inside
+       a process. */
+    grant->token = (uint64_t)session->token << 8;
+    grant->sent_ms = sent;
+    return HL_OK;
+  }
+  status = undo(session, request, &held, held_size, status, grant, error);
+  free(held.data);
+  if (untransacted && status == HL_EUNSAFE_SERVER)
+    return no_transaction(session, error);
+  if (missed.n > 0 && status == HL_ENOT_PROVISIONED)
+    status = missed_error(session, &missed, request->extend, error);
+  return status;
+}
+
+bool hl__mysql_records_at_once(const hl__mysql_session *session,
+                               const hl_request *request) {
+  return session->begun && request->n <= HL__STATEMENT_ROWS_MAX &&
+         hl__mysql_gate(session, request) >= 0 && !hl__mysql_look_is_due(session);
+}
+
+int hl__mysql_lock_and_record(hl__mysql_session *session,
+                              const hl_request *request, hl__tail *tail,
+                              hl_grant *grant, hl_error *error) {
+  hl__part missed;
+  bool untransacted;
+  static const hl__text nothing = {NULL, 0, 0};
+  if (!hl__mysql_tag_reserve(session, hl__mysql_tag_room(session, request)))
+    return hl__error_memory(error);
+  hl__mysql_tag(session, request);
+  int status = rows_lock(session, request, tail, &untransacted, &missed,
+                         &grant->sent_ms, error);
+  grant->token = (uint64_t)session->token << 8;
+  if (status == HL_OK) return HL_OK;
+  status = undo(session, request, &nothing, 0, status, grant, error);
+  if (untransacted && status == HL_EUNSAFE_SERVER)
+    return no_transaction(session, error);
+  if (missed.n > 0 && status == HL_ENOT_PROVISIONED)
+    status = missed_error(session, &missed, false, error);
+  return status;
+}

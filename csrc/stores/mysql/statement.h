@@ -1,0 +1,38 @@
+/*
+ * statement.h - the statement that locks rows, for those who lock all rows of a request.
+ */
+#ifndef HIERLOCK_MYSQL_STATEMENT_H
+#define HIERLOCK_MYSQL_STATEMENT_H
+
+#include "mysql_store.h"
+
+/* Rows of one statement; more are locked by several, in the same order. */
+#define HL__STATEMENT_ROWS_MAX 256
+/* NOWAIT does not cover the wait for a metadata lock on MySQL. */
+#define HL__TRY_MS 500
+
+/* What one statement does. */
+typedef struct hl__part {
+  const hl_row *rows;
+  size_t n;
+  bool nowait;
+  /* In a space with leases: it reads the row `gate` of the gate's table, last of all. */
+  bool gated;
+  uint32_t gate;
+  /* The statement is followed by those that record a lease: it keeps the gate shared, and
+     the token in @hierlock_token. */
+  bool records;
+} hl__part;
+
+/* Locks the rows of a part (at most HL__STATEMENT_ROWS_MAX) by one statement; tail: what
+   follows in the same trip, or NULL. *count: rows that came back; session->token, gate. */
+int hl__mysql_execute(hl__mysql_session *session, const hl_request *request,
+                      hl__part *p, hl__tail *tail, size_t *count,
+                      hl_error *error);
+/* Whether the next statement asks for the table's engine, too. */
+bool hl__mysql_look_is_due(const hl__mysql_session *session);
+/* Room for the request's tag. Prepared statements know the old place: they are
+   made again. False: out of memory. */
+bool hl__mysql_tag_reserve(hl__mysql_session *session, size_t room);
+
+#endif

@@ -1,0 +1,152 @@
+/*
+ * dsn.c - the DSNs of PostgreSQL: URLs and lists of key=value, both as libpq has
+ * them. What they do not say, libpq takes from its environment (PGHOST ...), service
+ * files and ~/.pgpass. Parameters are libpq's own, and handed to it.
+ */
+#include "postgresql_store.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CONNECT_TIMEOUT_MS 10000
+
+/* host[:port] or [ipv6][:port], or several with commas between: the first that
+   answers, and is what target_session_attrs wants. libpq wants a list of hosts, which
+   is made in place, and a list of ports, for which there is room behind the copy. */
+static int parse_hosts(char *text, hl_dsn *dsn, hl_error *error) {
+  if (!strchr(text, ',')) return hl__dsn_host(text, dsn, error);
+  char *hosts = text, *host = text;
+  char *ports = dsn->text + dsn->size / 2, *port = ports;
+  for (char *rest = text; rest;) {
+    hl_dsn one = {0};
+    char *piece = rest;
+    if (!hl__dsn_cut(&rest, ",")) rest = NULL;
+    int status = hl__dsn_host(piece, &one, error);
+    if (status) return status;
+    if (one.host) {
+      size_t size = strlen(one.host);
+      memmove(host, one.host, size);
+      host += size;
+    }
+    if (one.port) port += sprintf(port, "%u", one.port);
+    *host++ = *port++ = ',';
+  }
+  host[-1] = port[-1] = '\0';
+  dsn->host = hosts;
+  return hl__dsn_param_add(dsn, "port", ports, error);
+}
+
+/* One value of a list of key=value, at *text: with ' around it, or up to the next
+   space; \ takes the next character as it is. Moves *text behind it. NULL: a ' has
+   no end. */
+static char *parse_value(char **text) {
+  char *in = *text, *value = in, *out = in;
+  bool quoted = *in == '\'';
+  if (quoted) in++;
+  while (*in && (quoted ? *in != '\'' : !strchr(" \t\n\r\f\v", *in))) {
+    if (*in == '\\' && in[1]) in++;
+    *out++ = *in++;
+  }
+  if (quoted && !*in) return NULL;
+  if (*in) in++;
+  *out = '\0';
+  *text = in;
+  return value;
+}
+
+static int parse_list(char *text, hl_dsn *dsn, hl_error *error) {
+  static const char spaces[] = " \t\n\r\f\v";
+  for (;;) {
+    text += strspn(text, spaces);
+    if (!*text) return HL_OK;
+    char *name = text;
+    text += strspn(text, "abcdefghijklmnopqrstuvwxyz"
+                         "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_");
+    char *end = text;
+    text += strspn(text, spaces);
+    if (end == name || *text != '=')
+      return hl__error(error, HL_EDSN,
+                       "a part of the DSN is not of the form key=value; put "
+                       "values with spaces between ' '");
+    text++;
+    *end = '\0';
+    text += strspn(text, spaces);
+    char *value = parse_value(&text);
+    if (!value)
+      return hl__error(error, HL_EDSN,
+                       "the value of '%.40s' in the DSN has a ' without its "
+                       "end",
+                       name);
+    int status = hl__dsn_param_add(dsn, name, value, error);
+    if (status) return status;
+  }
+}
+
+/* libpq's own spelling, of a parameter of URLs (as JDBC has it). */
+static void param_translate(hl_dsn_param *param) {
+  if (strcmp(param->name, "ssl") == 0 && strcmp(param->value, "true") == 0)
+    *param = (hl_dsn_param){"sslmode", "require"};
+}
+
+int hl__pg_dsn(char *text, hl_dsn *dsn, hl_error *error) {
+  /* A list has no scheme, and is all there. */
+  int status = text == dsn->text ? parse_list(text, dsn, error)
+                                 : hl__dsn_url(text, parse_hosts, dsn, error);
+  if (status) return status;
+  for (unsigned i = 0; i < dsn->param_count; i++) {
+    hl_dsn_param *param = &dsn->params[i];
+    param_translate(param);
+    /* What a list, or a parameter of a URL, says: it is what libpq takes. */
+    if (strcmp(param->name, "user") == 0) dsn->user = param->value;
+    if (strcmp(param->name, "password") == 0) dsn->password = param->value;
+    if (strcmp(param->name, "host") == 0) dsn->host = param->value;
+    if (strcmp(param->name, "dbname") == 0) dsn->database = param->value;
+  }
+  return HL_OK;
+}
+
+/* ---------------------------------------------------------- parameters */
+
+static int parse_timeout(const char *value, const char *where, int64_t *ms,
+                         hl_error *error) {
+  char *end;
+  double seconds = strtod(value, &end);
+  if (end == value || *end || !(seconds > 0 && seconds <= 86400))
+    return hl__error(error, HL_EDSN, "%s must be a number of seconds", where);
+  *ms = (int64_t)(seconds * 1000 + 0.999);
+  if (*ms < 1) *ms = 1;
+  return HL_OK;
+}
+
+static bool is_known(const PQconninfoOption *known, const char *name) {
+  for (; known->keyword; known++)
+    if (strcmp(known->keyword, name) == 0) return true;
+  return false;
+}
+
+int hl__pg_params(hl__pg_store *store, hl_error *error) {
+  const hl_dsn *dsn = store->config->dsn;
+  int status = HL_OK;
+  PQconninfoOption *known = PQconninfoParse("", NULL);
+  if (!known) return hl__error_memory(error);
+  for (unsigned i = 0; i < dsn->param_count && status == HL_OK; i++)
+    if (!is_known(known, dsn->params[i].name))
+      status = hl__error(error, HL_EDSN,
+                         "unknown parameter '%.40s' in the DSN: libpq has none "
+                         "of that name",
+                         dsn->params[i].name);
+  PQconninfoFree(known);
+  if (status) return status;
+  store->connect_timeout = CONNECT_TIMEOUT_MS;
+  const char *said = hl_dsn_param_get(dsn, "connect_timeout");
+  if (said)
+    return parse_timeout(said, "the parameter connect_timeout in the DSN",
+                         &store->connect_timeout, error);
+  said = getenv("PGCONNECT_TIMEOUT");
+  /* libpq takes 0 for no limit; we know none. */
+  if (said && *said && strcmp(said, "0") != 0)
+    return parse_timeout(said, "PGCONNECT_TIMEOUT", &store->connect_timeout,
+                         error);
+  return HL_OK;
+}

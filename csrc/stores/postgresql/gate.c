@@ -1,0 +1,410 @@
+/*
+ * gate.c - are there leases? and waiting for those that are in the way.
+ *
+ * A lease is a record in tables (tables.c), written by whoever has its rows locked. Whoever
+ * locks one of them later must see it, at a price of next to nothing where there are none.
+ *
+ * - The gate is a sequence, public.hier_lock_gate: 2 when there may be leases, 1 when there is
+ *   none. A sequence has no versions: what one transaction has set, all others read at once.
+ *   So its value can be a column of the locking statement, behind the locks. (A table read
+ *   there would show what was committed before the wait.) It is set to 2 before a record is
+ *   committed; and whoever sets it to 1 has made sure that nobody is about to commit one: see
+ *   record.c and tables.c.
+ * - Where the gate does not exist, the look for it must not come from the server's cache, which
+ *   is brought up to date when a statement locks a relation: so it locks one, that does not
+ *   matter (pg_class), behind the rows. A gate that was made during the wait is so found.
+ * - Where it is open, records are looked at by a statement of its own, with a snapshot of its
+ *   own. One that has reason to think that it is open puts that in the same trip.
+ * - A role that may not look into the schema asks pg_class by a statement of its own, and is
+ *   refused where there is a gate.
+ *
+ * A request that finds a lease in its way keeps its rows, and looks again and again. What is
+ * over it deletes, if it is over still, in one statement and on a connection of its own, as its
+ * transaction is to end by ROLLBACK. Behind it the server's queue sleeps. Many can be the first
+ * in a queue below one lease: then one of them looks, and has a bell (an advisory lock of two
+ * numbers, of the session) for which the others wait. Whoever has a bell waits for no lock.
+ */
+#include "postgresql_store.h"
+
+#include "../sql/judge.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Between two looks, in ms; from the first to the last. */
+#define PAUSE_FIRST_MS 1
+#define PAUSE_LAST_MS 25
+/* For the answer to a look, and for a connection that deletes what is over. */
+#define ANSWER_MS 10000
+
+/* -------------------------------------------------------------- the gate */
+
+const char *hl__pg_gate_column(const hl__pg_session *session) {
+  if (session->blind) return "0";
+  /* A sequence that was restarted, or restored without its data, has no value. */
+  if (session->gated)
+    return "coalesce(pg_sequence_last_value(" HL__PG_GATE_NAME "),"
+           "CASE WHEN " HL__PG_GATE_NAME " IS NULL THEN -1 ELSE 2 END)";
+  return HL__PG_GATE_VALUE("-1");
+}
+
+static int blind_look(hl__pg_session *session, hl_error *error) {
+  PGresult *result;
+  session->patience = hl__now_ms() + ANSWER_MS;
+  int status = hl__pg_query(
+      session,
+      "SELECT count(*) FROM pg_catalog.pg_class WHERE relname='hier_lock_gate' "
+      "AND relnamespace=(SELECT n.oid FROM pg_catalog.pg_namespace n WHERE "
+      "n.nspname='public')",
+      1, &result, error);
+  const char *count = hl__pg_field(result, 0, 0);
+  if (status == HL_OK && (!count || *count != '0'))
+    status = hl__error(error, HL_ENOT_PROVISIONED,
+                       "there are leases in this database, and no privilege to "
+                       "see them: GRANT USAGE ON SCHEMA public");
+  PQclear(result);
+  return status;
+}
+
+/* ------------------------------------------------------------- the look */
+
+char *hl__pg_keys(const hl_row *rows, size_t n, bool exclusive) {
+  char *text = malloc(n * 21 + 3), *at = text;
+  if (!text) return NULL;
+  *at++ = '{';
+  for (size_t i = 0; i < n; i++) {
+    if (exclusive && rows[i].mode == HL_SHARED) continue;
+    if (at[-1] != '{') *at++ = ',';
+    at += snprintf(at, 21, "%" PRId64,
+                   hl__pg_key(rows[i].level, rows[i].bucket));
+  }
+  *at++ = '}';
+  *at = '\0';
+  return text;
+}
+
+/* alone: nobody else can be the first in a queue for what it locks. */
+enum { ID, LEFT, ALONE, COLUMNS };
+/* exclusive, keys, exclusive */
+#define LOOK                                                                   \
+  "SELECT l.id," HL__PG_LEFT ","                                               \
+  "bool_or(r.key=ANY('%s'::int8[])) FROM public.hier_lock_lease_rows r "       \
+  "JOIN public.hier_lock_leases l ON l.id=r.id "                               \
+  "WHERE r.key=ANY('%s'::int8[]) AND (r.exclusive OR "                         \
+  "r.key=ANY('%s'::int8[])) GROUP BY l.id,l.till ORDER BY l.till LIMIT 50"
+
+bool hl__pg_look_queue(hl__pg_session *session, const char *keys,
+                       const char *exclusive) {
+  hl__pg_part part = {
+      .number = HL__PG_LOOK,
+      .sql = "SELECT r.id FROM public.hier_lock_lease_rows r WHERE "
+             "r.key=ANY($1::int8[]) AND (r.exclusive OR r.key=ANY($2::int8[])) "
+             "LIMIT 1"};
+  hl__pg_value(&part, keys);
+  hl__pg_value(&part, exclusive);
+  return hl__pg_part_queue(session, &part);
+}
+
+/* What waits: its statement, which says so to observers. */
+typedef struct wait {
+  hl__pg_session *session;
+  const hl_request *request;
+  char tag[HL__PG_TAG_MAX];
+  const char *sql;
+  PGresult *found;
+  int64_t nearest; /* ms until the first of them ends */
+  int64_t sent;
+  uint32_t seed;
+} wait;
+
+/* The look, with a comment in front. NULL: out of memory. The caller frees it. */
+static char *look_text(const char *tag, const hl_request *request) {
+  char *keys = hl__pg_keys(request->rows, request->n, false);
+  char *exclusive = hl__pg_keys(request->rows, request->n, true);
+  char *sql = NULL;
+  if (keys && exclusive) {
+    size_t size = sizeof LOOK + HL__PG_TAG_MAX + strlen(keys) +
+                  2 * strlen(exclusive);
+    sql = malloc(size);
+    if (sql)
+      (void)snprintf(sql, size, "%s" LOOK, tag, exclusive, keys, exclusive);
+  }
+  free(keys);
+  free(exclusive);
+  return sql;
+}
+
+/* An error here ends the transaction; the caller undoes it. */
+static int ask(wait *self, const char *sql, int columns, hl_error *error) {
+  PQclear(self->found);
+  self->found = NULL;
+  self->sent = hl__lease_ms();
+  self->session->patience = hl__now_ms() + ANSWER_MS;
+  int status =
+      hl__pg_query(self->session, sql, columns, &self->found, error);
+  /* Nobody has asked for its end: what is held is not to be relied on. */
+  if (status == HL_CANCELLED) {
+    if (error) error->status = HL_ECONNECTION;
+    return HL_ECONNECTION;
+  }
+  if (status == HL_ESTORE && error) {
+    hl_error said = *error;
+    (void)hl__error(error, HL_ENOT_PROVISIONED,
+                    "there are leases, and they cannot be looked at: %.200s",
+                    said.message);
+    memcpy(error->sqlstate, said.sqlstate, sizeof error->sqlstate);
+  }
+  return status == HL_ESTORE ? HL_ENOT_PROVISIONED : status;
+}
+
+/* Which records are in the way: their number; the time until the first ends. */
+static int count(wait *self) {
+  int n = self->found ? PQntuples(self->found) : 0;
+  const char *left = hl__pg_field(self->found, 0, LEFT);
+  self->nearest = left ? strtoll(left, NULL, 10) : 0;
+  return n;
+}
+
+/* ------------------------------------------------------------ what is over */
+
+/* Those that are found, and over; and what an earlier try of the request has left, whose
+   answer never came. */
+static int over_delete(wait *self, hl_error *error) {
+  const hl_lease_terms *own = self->request->lease;
+  char ids[50 * 40 + 16] = "", mine[40] = "", sql[sizeof ids + 700];
+  size_t used = 0;
+  if (own) {
+    char *at = mine;
+    for (size_t i = 0; i < 16; i++) at += sprintf(at, "%02x", own->former[i]);
+  }
+  for (int i = 0; i < PQntuples(self->found) && i < 50; i++) {
+    const char *id = hl__pg_field(self->found, i, ID);
+    const char *left = hl__pg_field(self->found, i, LEFT);
+    if (!id || !left || strlen(id) != 36) continue;
+    char plain[40], *at = plain;
+    for (const char *c = id; *c; c++)
+      if (*c != '-') *at++ = *c;
+    *at = '\0';
+    if (strtoll(left, NULL, 10) > 0 && strcmp(plain, mine) != 0) continue;
+    used += (size_t)snprintf(ids + used, sizeof ids - used, "%s%s",
+                             used ? "," : "", plain);
+  }
+  if (!used) return HL_OK;
+  (void)snprintf(
+      sql, sizeof sql,
+      "WITH gone AS (DELETE FROM public.hier_lock_leases WHERE id IN (SELECT "
+      "l.id FROM public.hier_lock_leases l WHERE l.id=ANY('{%s}'::uuid[]) AND "
+      "(l.till<=clock_timestamp()%s%s%s) FOR UPDATE SKIP LOCKED) RETURNING id) "
+      "DELETE FROM public.hier_lock_lease_rows r USING gone WHERE r.id=gone.id",
+      ids, own ? " OR l.id='" : "", mine, own ? "'" : "");
+  int status = hl__pg_aside(self->session, sql, error);
+  /* The server did not come to it in its time, or takes no other connection now; ours stands. Then it is in
+     the way still. */
+  bool later = status == HL_CANCELLED || status == HL_TIMEOUT || status == HL_ECONNECTION;
+  return later ? HL_OK : status;
+}
+
+/* ----------------------------------------------------------------- pauses */
+
+/* Sleeps, unless it is interrupted, or the connection has something to say. */
+static int nap(wait *self, int64_t ms) {
+  hl__pg_session *session = self->session;
+  struct pollfd p[2] = {{.fd = session->fd, .events = POLLIN},
+                        {.fd = session->bell, .events = POLLIN}};
+  int64_t end = hl__now_ms() + ms;
+  for (;;) {
+    if (atomic_load(&session->interrupted)) return HL_CANCELLED;
+    int64_t left = hl__left_ms(end);
+    if (left == 0) return HL_OK;
+    hl__pg_wait_begin(session->store);
+    int n = poll(p, 2, (int)left);
+    int failure = errno;
+    hl__pg_wait_end(session->store);
+    if (n > 0 && p[0].revents) {
+      if (!hl__pg_stands(session)) return HL_ECONNECTION;
+    } else if (n < 0 && failure != EINTR) {
+      return HL_ECONNECTION;
+    }
+  }
+}
+
+static uint32_t chance(wait *self) {
+  self->seed = self->seed * 1664525u + 1013904223u;
+  return self->seed >> 16;
+}
+
+/* How long until the next look: longer each time; not beyond the first end, nor the
+   deadline. */
+static int64_t pause_ms(wait *self, int64_t *pause) {
+  int64_t ms = *pause + chance(self) % (uint32_t)(*pause + 1);
+  if (ms > PAUSE_LAST_MS) ms = PAUSE_LAST_MS - chance(self) % 5;
+  if (*pause < PAUSE_LAST_MS) *pause *= 2;
+  if (self->nearest > 0 && self->nearest < ms) ms = self->nearest;
+  int64_t left = hl__left_ms(self->request->deadline);
+  if (left < ms) ms = left;
+  return ms > 0 ? ms : 1;
+}
+
+/* --------------------------------------------------------------- the bell */
+
+static void bell_of(const char *id, char numbers[32]) {
+  char high[9] = "0", low[9] = "0";
+  if (strlen(id) == 36) {
+    memcpy(high, id, 8);
+    memcpy(low, id + 9, 4);
+    memcpy(low + 4, id + 14, 4);
+    high[8] = low[8] = '\0';
+  }
+  (void)snprintf(numbers, 32, "%" PRId32 ",%" PRId32,
+                 (int32_t)(uint32_t)strtoul(high, NULL, 16),
+                 (int32_t)(uint32_t)strtoul(low, NULL, 16));
+}
+
+/* Whether it is ours now. */
+static int bell_try(wait *self, const char *numbers, bool *ours,
+                    hl_error *error) {
+  char sql[HL__PG_TAG_MAX + 128];
+  (void)snprintf(sql, sizeof sql, "%sSELECT pg_try_advisory_lock(%s)",
+                 self->tag, numbers);
+  int status = ask(self, sql, 1, error);
+  const char *got = hl__pg_field(self->found, 0, 0);
+  *ours = got && *got == 't';
+  return status;
+}
+
+static int bell_leave(wait *self, const char *numbers, hl_error *error) {
+  char sql[HL__PG_TAG_MAX + 128];
+  (void)snprintf(sql, sizeof sql, "%sSELECT pg_advisory_unlock(%s)", self->tag,
+                 numbers);
+  return ask(self, sql, 1, error);
+}
+
+/* Until whoever has it leaves it: with the server's queue, as for a row. A wait that is ended
+   at the moment at which it is granted may leave the lock behind, so it is the transaction's:
+   it goes with the savepoint, or with all. */
+static int bell_await(wait *self, const char *numbers, hl_error *error) {
+  char sql[HL__PG_TAG_MAX + 256];
+  self->sent = hl__lease_ms();
+  (void)snprintf(sql, sizeof sql,
+                 "%sSAVEPOINT hierlock_bell;SET LOCAL lock_timeout=0;"
+                 "SET LOCAL statement_timeout=%" PRId64
+                 ";SELECT pg_advisory_xact_lock_shared(%s);"
+                 "ROLLBACK TO SAVEPOINT hierlock_bell;"
+                 "RELEASE SAVEPOINT hierlock_bell",
+                 self->tag, hl__left_ms(self->request->deadline) + 1, numbers);
+  return hl__pg_wait_run(self->session, self->request, sql, error);
+}
+
+/* ------------------------------------------------------------------ waiting */
+
+static int cancelled(wait *self, int status, hl_error *error) {
+  if (status == HL_CANCELLED)
+    return hl__error(error, status, "the wait was cancelled");
+  return hl__pg_gone(self->session, error);
+}
+
+/* Deletes what is over, and looks again, where that may be all. */
+static int over_take(wait *self, hl_error *error) {
+  bool left = self->nearest > 0;
+  if (left && !self->request->lease) return HL_OK;
+  int status = over_delete(self, error);
+  if (status || left) return status;
+  return ask(self, self->sql, COLUMNS, error);
+}
+
+/* One look later. A bell that it has is that of *id. */
+static int turn(wait *self, int64_t *pause, char id[40], hl_error *error) {
+  char numbers[32];
+  const char *first = hl__pg_field(self->found, 0, ID);
+  const char *alone = hl__pg_field(self->found, 0, ALONE);
+  if (!first || !alone)
+    return hl__error(error, HL_ECONNECTION,
+                     "the server answers what was not asked");
+  bool ours = *id != '\0';
+  if (!ours && *alone != 't') {
+    (void)snprintf(id, 40, "%s", first);
+    bell_of(id, numbers);
+    int status = bell_try(self, numbers, &ours, error);
+    if (!ours) *id = '\0';
+    if (status == HL_OK && !ours) status = bell_await(self, numbers, error);
+    if (status) return status;
+    if (!ours) return ask(self, self->sql, COLUMNS, error);
+  }
+  int status = nap(self, pause_ms(self, pause));
+  if (status) return cancelled(self, status, error);
+  status = ask(self, self->sql, COLUMNS, error);
+  if (status || !ours) return status;
+  for (int i = 0; i < PQntuples(self->found); i++) {
+    const char *other = hl__pg_field(self->found, i, ID);
+    if (other && strcmp(other, id) == 0) return HL_OK;
+  }
+  /* What it rang for is gone. */
+  PGresult *found = self->found;
+  self->found = NULL;
+  bell_of(id, numbers);
+  *id = '\0';
+  status = bell_leave(self, numbers, error);
+  PQclear(self->found);
+  self->found = found;
+  return status;
+}
+
+/* With self->found. */
+static int turns(wait *self, hl_error *error) {
+  int64_t pause = PAUSE_FIRST_MS;
+  char id[40] = "", numbers[32];
+  int status = HL_OK;
+  while (status == HL_OK && count(self) > 0) {
+    status = over_take(self, error);
+    if (status || count(self) == 0) break;
+    if (self->request->try_once || hl__left_ms(self->request->deadline) == 0)
+      status = hl__error(error, HL_TIMEOUT, "a lease is in the way");
+    else
+      status = turn(self, &pause, id, error);
+  }
+  if (!*id || status == HL_ECONNECTION) return status;
+  hl_error reason;
+  bell_of(id, numbers);
+  int left = bell_leave(self, numbers, &reason);
+  if (left == HL_OK) return status;
+  if (error) *error = reason;
+  return HL_ECONNECTION;
+}
+
+int hl__pg_leases_await(hl__pg_session *session, const hl_request *request,
+                        const char *tag, int64_t *sent, hl_error *error) {
+  if (session->blind) return blind_look(session, error);
+  if (session->gate != HL__PG_GATE_OPEN) return HL_OK;
+  wait self = {.session = session,
+               .request = request,
+               .found = session->second,
+               .seed = (uint32_t)session->backend * 2654435761u + (uint32_t)hl__now_ms()};
+  session->second = NULL;
+  session->holds = true;
+  int status = HL_OK;
+  /* What was in the same trip says only whether there is one. */
+  if (!self.found || PQnfields(self.found) != 1 ||
+      PQntuples(self.found) > 0) {
+    char *first = look_text(tag, request);
+    status = first ? ask(&self, first, COLUMNS, error) : hl__error_memory(error);
+    free(first);
+  }
+  if (status == HL_OK && PQntuples(self.found) > 0) {
+    memcpy(self.tag, tag, sizeof self.tag);
+    hl__pg_tag_waits(self.tag);
+    char *later = look_text(self.tag, request);
+    self.sql = later;
+    status = later ? turns(&self, error) : hl__error_memory(error);
+    free(later);
+    /* To observers it is no waiter any more. */
+    if (status == HL_OK) status = hl__pg_command(session, tag, "", sent, error);
+  } else if (self.sent) {
+    *sent = self.sent;
+  }
+  PQclear(self.found);
+  return status;
+}

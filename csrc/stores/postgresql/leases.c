@@ -1,0 +1,388 @@
+/*
+ * leases.c - the operations on records of leases (hl_lease_ops), but taking and converting,
+ * which are record.c's.
+ *
+ * Each is one statement, which commits itself, and finds its record by its id. Presence
+ * decides: a refresh finds the record or does not, and does not ask for the time; whoever
+ * deletes it because it is over asks for the time in the statement that deletes. The server
+ * lets one of them be first; the other then sees what that has left.
+ */
+#include "postgresql_store.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static hl__pg_session *session_of(hl_session *session) {
+  return (hl__pg_session *)(void *)session;
+}
+
+static int gone_error(hl_error *error) {
+  return hl__error(error, HL_ELOST,
+                   "the lease has ended, and somebody has taken what it locked, or "
+                   "given it back");
+}
+
+/* Ready for a statement. HL_ERELEASED: there are no tables. */
+static int begin(hl__pg_session *session, int64_t deadline, hl_error *error) {
+  (void)hl__pg_interruption_take(session); /* it was for an earlier call */
+  int status = hl__pg_settle(session, deadline, false, error);
+  if (status == HL_TIMEOUT)
+    return hl__error(error, HL_ECONNECTION,
+                     "the server has not answered what came before");
+  if (status == HL_OK) status = hl__pg_tables(session, false, error);
+  return status;
+}
+
+/* How many rows it has changed, or returned. */
+static int count(const hl__pg_session *session) {
+  PGresult *result = session->kept;
+  if (!result) return 0;
+  return PQresultStatus(result) == PGRES_TUPLES_OK
+             ? PQntuples(result)
+             : atoi(PQcmdTuples(result));
+}
+
+static int run(hl__pg_session *session, const hl__pg_part *part,
+               int64_t deadline, hl_error *error) {
+  return hl__pg_pipeline_run(session, part, 1, deadline, error);
+}
+
+/* -------------------------------------------------------------- one record */
+
+static void text_take(const PGresult *result, int row, int column, char *out,
+                      size_t size, bool raw) {
+  const char *field = hl__pg_field(result, row, column);
+  size_t n = 0;
+  unsigned char *data =
+      field ? PQunescapeBytea((const unsigned char *)field, &n) : NULL;
+  out[0] = '\0';
+  if (data && raw && n < size) {
+    memcpy(out, data, n);
+    out[n] = '\0';
+  } else if (data) {
+    (void)hl__escape(out, size, (const char *)data, n);
+  }
+  PQfreemem(data);
+}
+
+/* Why there is no record of that holder; secret: whoever knows that is one. */
+static int lost(hl__pg_session *session, const hl_lease_terms *terms,
+                bool secret, int64_t deadline, hl_error *error) {
+  hl__pg_part part = {
+      .number = -1,
+      .sql = "SELECT l.holder=$2::uuid,l.revoked IS NOT NULL,l.revoked_by,"
+             "l.reason,l.secret=sha256($3::bytea) FROM "
+             "public.hier_lock_leases l WHERE l.id=$1::uuid"};
+  hl__pg_bytes(&part, terms->id, 16);
+  hl__pg_bytes(&part, terms->holder, 16);
+  hl__pg_bytes(&part, terms->secret, 16);
+  int status = run(session, &part, deadline, error);
+  if (status) return status;
+  const PGresult *result = session->kept;
+  const char *ours = hl__pg_field(result, 0, 0);
+  const char *revoked = hl__pg_field(result, 0, 1);
+  const char *known = hl__pg_field(result, 0, 4);
+  if (!ours || !revoked || (secret && (!known || *known != 't')))
+    return gone_error(error);
+  if (*revoked == 't' && (secret || *ours == 't')) {
+    char by[128], reason[256];
+    text_take(result, 0, 2, by, sizeof by, false);
+    text_take(result, 0, 3, reason, sizeof reason, false);
+    return hl__error_revoked(error, by, reason);
+  }
+  if (secret)
+    return hl__error(error, HL_EMISMATCH,
+                     "the lease locks something else than its text says");
+  return hl__error(error, HL_ELOST,
+                   "the lease was imported, and belongs to that handle now");
+}
+
+static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
+                         int64_t ttl, int64_t deadline, int64_t *sent_ms,
+                         hl_error *error) {
+  hl__pg_session *session = session_of(base);
+  char number[24], turn[24];
+  int status = begin(session, deadline, error);
+  if (status) return status == HL_ERELEASED ? gone_error(error) : status;
+  hl__pg_part part = {
+      .number = HL__PG_REFRESH,
+      .sql = "UPDATE public.hier_lock_leases SET turn=$4::int8,"
+             "till=clock_timestamp()+$3::int8*interval '1 millisecond' WHERE "
+             "id=$1::uuid AND holder=$2::uuid AND revoked IS NULL AND "
+             "turn<$4::int8"};
+  hl__pg_bytes(&part, terms->id, 16);
+  hl__pg_bytes(&part, terms->holder, 16);
+  hl__pg_number(&part, number, ttl);
+  hl__pg_number(&part, turn, (int64_t)terms->turn);
+  *sent_ms = hl__lease_ms();
+  status = run(session, &part, deadline, error);
+  if (status) return status;
+  return count(session) == 1 ? HL_OK
+                             : lost(session, terms, false, deadline, error);
+}
+
+static int lease_look(hl_session *base, const hl_lease_terms *terms,
+                      int64_t deadline, int64_t *left_ms, hl_error *error) {
+  hl__pg_session *session = session_of(base);
+  int status = begin(session, deadline, error);
+  if (status) return status == HL_ERELEASED ? gone_error(error) : status;
+  hl__pg_part part = {
+      .number = -1,
+      .sql = "SELECT " HL__PG_LEFT " FROM public.hier_lock_leases l WHERE l.id=$1::uuid AND "
+             "l.holder=$2::uuid AND l.revoked IS NULL"};
+  hl__pg_bytes(&part, terms->id, 16);
+  hl__pg_bytes(&part, terms->holder, 16);
+  status = run(session, &part, deadline, error);
+  if (status) return status;
+  const char *left = hl__pg_field(session->kept, 0, 0);
+  if (!left) return lost(session, terms, false, deadline, error);
+  int64_t ms = strtoll(left, NULL, 10);
+  *left_ms = ms > 0 ? ms : 0;
+  return HL_OK;
+}
+
+#define DROP                                                                   \
+  "WITH gone AS (DELETE FROM public.hier_lock_leases WHERE id=$1::uuid AND "   \
+  "holder=$2::uuid AND revoked IS NULL RETURNING id) DELETE FROM "             \
+  "public.hier_lock_lease_rows r USING gone WHERE r.id=gone.id"
+
+static int lease_drop(hl_session *base, const hl_lease_terms *terms,
+                      bool confirm, int64_t deadline, hl_error *error) {
+  hl__pg_session *session = session_of(base);
+  hl__pg_part part = {.number = -1, .sql = DROP};
+  hl__pg_bytes(&part, terms->id, 16);
+  hl__pg_bytes(&part, terms->holder, 16);
+  if (confirm) {
+    int status = begin(session, deadline, error);
+    if (status) return status == HL_ERELEASED ? gone_error(error) : status;
+    part.number = HL__PG_DROP;
+    status = run(session, &part, deadline, error);
+    if (status) return status;
+    return count(session) > 0 ? HL_OK
+                              : lost(session, terms, false, deadline, error);
+  }
+  int status = hl__pg_settle(session, deadline, false, error);
+  if (status == HL_TIMEOUT)
+    return hl__error(error, HL_ECONNECTION,
+                     "the server has not answered what came before");
+  if (status) return status;
+  return hl__pg_pipeline(session, &part, 1, error);
+}
+
+/* What was sent on a connection that has ended here, the server may read still, or be at: so
+   it is not enough to delete what is there. A record of the same id, revoked, is left behind:
+   its INSERT waits for one that is under way, and a later one fails. It is swept as others
+   are. The second statement sees what the first has waited for. */
+#define RECALL                                                                 \
+  "INSERT INTO public.hier_lock_leases AS l (id,holder,secret,till,token,"     \
+  "shared,owner,path,label,application,host,pid,since,revoked) SELECT "        \
+  "$1::uuid,$2::uuid,'',t,0,false,'','','','','',0,t,t FROM "                  \
+  "clock_timestamp() t ON CONFLICT (id) DO UPDATE SET "                        \
+  "revoked=coalesce(l.revoked,excluded.revoked)"
+
+static int lease_recall(hl_session *base, const hl_lease_terms *terms,
+                        int64_t deadline, hl_error *error) {
+  hl__pg_session *session = session_of(base);
+  hl__pg_part parts[2] = {
+      {.number = -1, .sql = RECALL},
+      {.number = -1,
+       .sql = "DELETE FROM public.hier_lock_lease_rows WHERE id=$1::uuid"}};
+  hl__pg_bytes(&parts[0], terms->id, 16);
+  hl__pg_bytes(&parts[0], terms->holder, 16);
+  hl__pg_bytes(&parts[1], terms->id, 16);
+  int status = begin(session, deadline, error);
+  if (status) return status == HL_ERELEASED ? HL_OK : status;
+  return hl__pg_pipeline_run(session, parts, 2, deadline, error);
+}
+
+/* $5: keys, $6: those locked exclusively, $7: how many keys. */
+#define ADOPT                                                                  \
+  "UPDATE public.hier_lock_leases l SET holder=$2::uuid,turn=0,"               \
+  "till=clock_timestamp()+$4::int8*interval '1 millisecond',"                  \
+  "application=$8::bytea,host=$9::bytea,pid=$10::int8 WHERE l.id=$1::uuid "    \
+  "AND l.secret=sha256($3::bytea) AND l.revoked IS NULL AND "                  \
+  "(SELECT count(*)=$7::int8 AND bool_and(r.key=ANY($5::int8[]) AND "          \
+  "r.exclusive=(r.key=ANY($6::int8[]))) FROM public.hier_lock_lease_rows r "   \
+  "WHERE r.id=$1::uuid) RETURNING l.token"
+
+static int lease_adopt(hl_session *base, const hl_request *request,
+                       hl_grant *grant, hl_error *error) {
+  hl__pg_session *session = session_of(base);
+  const hl_lease_terms *terms = request->lease;
+  const hl_store_config *config = session->store->config;
+  char ttl[24], n[24], pid[24];
+  int64_t deadline = hl__now_ms() + 10000;
+  int status = begin(session, deadline, error);
+  if (status) return status == HL_ERELEASED ? gone_error(error) : status;
+  char *keys = hl__pg_keys(request->rows, request->n, false);
+  char *exclusive = hl__pg_keys(request->rows, request->n, true);
+  hl__pg_part part = {.number = HL__PG_ADOPT, .sql = ADOPT};
+  if (keys && exclusive) {
+    hl__pg_bytes(&part, terms->id, 16);
+    hl__pg_bytes(&part, terms->holder, 16);
+    hl__pg_bytes(&part, terms->secret, 16);
+    hl__pg_number(&part, ttl, terms->ttl);
+    hl__pg_value(&part, keys);
+    hl__pg_value(&part, exclusive);
+    hl__pg_number(&part, n, (int64_t)request->n);
+    hl__pg_bytes(&part, config->application, strlen(config->application));
+    hl__pg_bytes(&part, config->host, strlen(config->host));
+    hl__pg_number(&part, pid, config->pid);
+    grant->sent_ms = hl__lease_ms();
+    status = run(session, &part, deadline, error);
+  } else {
+    status = hl__error_memory(error);
+  }
+  free(keys);
+  free(exclusive);
+  if (status) return status;
+  const char *token = hl__pg_field(session->kept, 0, 0);
+  if (!token) return lost(session, terms, true, deadline, error);
+  grant->token = strtoull(token, NULL, 10) << 8;
+  return HL_OK;
+}
+
+/* ------------------------------------------------------------ many records */
+
+enum { ID, OWNER, PATH, LABEL, APPLICATION, HOST, PID, SHARED, SINCE, LEFT, COLUMNS };
+
+/* $1 owner, $2 id, $3 keys, $4 those wanted exclusively; NULL: any. */
+#define MATCHES                                                                \
+  "l.revoked IS NULL AND l.till>clock_timestamp() AND "                        \
+  "($1::bytea IS NULL OR l.owner=$1) AND ($2::uuid IS NULL OR l.id=$2) AND "   \
+  "($3::int8[] IS NULL OR EXISTS (SELECT FROM public.hier_lock_lease_rows r "  \
+  "WHERE r.id=l.id AND r.key=ANY($3) AND (r.exclusive OR "                     \
+  "r.key=ANY($4::int8[]))))"
+
+/* The caller frees *keys and *exclusive. */
+static int filter_fill(hl__pg_part *part, const hl_lease_filter *filter,
+                       char **keys, char **exclusive, hl_error *error) {
+  *keys = filter->n ? hl__pg_keys(filter->rows, filter->n, false) : NULL;
+  *exclusive = filter->n ? hl__pg_keys(filter->rows, filter->n, true) : NULL;
+  if (filter->n && (!*keys || !*exclusive)) return hl__error_memory(error);
+  if (filter->owner)
+    hl__pg_bytes(part, filter->owner, strlen(filter->owner));
+  else
+    hl__pg_value(part, NULL);
+  if (filter->id)
+    hl__pg_bytes(part, filter->id, 16);
+  else
+    hl__pg_value(part, NULL);
+  hl__pg_value(part, *keys);
+  hl__pg_value(part, *exclusive);
+  return HL_OK;
+}
+
+static void holder_read(const PGresult *result, int row, hl_holder *holder) {
+  const char *id = hl__pg_field(result, row, ID);
+  const char *pid = hl__pg_field(result, row, PID);
+  const char *shared = hl__pg_field(result, row, SHARED);
+  const char *since = hl__pg_field(result, row, SINCE);
+  const char *left = hl__pg_field(result, row, LEFT);
+  *holder = (hl_holder){.kind = HL_LEASE,
+                        .pid = pid ? strtoll(pid, NULL, 10) : 0,
+                        .since_ms = since ? strtoll(since, NULL, 10) : 0,
+                        .mode = shared && *shared == 't' ? HL_SHARED
+                                                         : HL_EXCLUSIVE,
+                        .remaining_ms = left ? strtoll(left, NULL, 10) : 0};
+  text_take(result, row, OWNER, holder->owner, sizeof holder->owner, true);
+  text_take(result, row, PATH, holder->path, sizeof holder->path, false);
+  text_take(result, row, LABEL, holder->label, sizeof holder->label, false);
+  text_take(result, row, APPLICATION, holder->application,
+            sizeof holder->application, false);
+  text_take(result, row, HOST, holder->host, sizeof holder->host, false);
+  char *at = holder->id;
+  for (; id && *id && at < holder->id + sizeof holder->id - 1; id++)
+    if (*id != '-') *at++ = *id;
+}
+
+static int list(hl__pg_session *session, const hl_lease_filter *filter,
+                hl_holder_fn fn, void *context, int64_t deadline,
+                hl_error *error) {
+  char *keys, *exclusive;
+  hl__pg_part part = {
+      .number = -1,
+      .sql = "SELECT l.id,l.owner,l.path,l.label,l.application,l.host,l.pid,"
+             "l.shared,(extract(epoch FROM l.since)*1000)::int8,"
+             HL__PG_LEFT " FROM public.hier_lock_leases l WHERE " MATCHES
+             " ORDER BY l.since,l.id"};
+  int status = filter_fill(&part, filter, &keys, &exclusive, error);
+  if (status == HL_OK) status = run(session, &part, deadline, error);
+  free(keys);
+  free(exclusive);
+  if (status) return status;
+  for (int i = 0; i < PQntuples(session->kept); i++) {
+    hl_holder holder;
+    holder_read(session->kept, i, &holder);
+    fn(context, &holder);
+  }
+  return HL_OK;
+}
+
+static int lease_list(hl_session *base, const hl_lease_filter *filter,
+                      hl_holder_fn fn, void *context, int64_t deadline,
+                      hl_error *error) {
+  hl__pg_session *session = session_of(base);
+  int status = begin(session, deadline, error);
+  if (status == HL_OK) status = hl__pg_sweep(session, error);
+  if (status) return status == HL_ERELEASED ? HL_OK : status;
+  return list(session, filter, fn, context, deadline, error);
+}
+
+int hl__pg_lease_holders(hl__pg_session *session, const hl_row *rows, size_t n,
+                         hl_holder_fn fn, void *context, hl_error *error) {
+  const hl_lease_filter filter = {.rows = rows, .n = n};
+  /* As they were when it last locked something: what kept it out was there. */
+  if (session->gate != HL__PG_GATE_OPEN && !session->gated && !session->ready)
+    return HL_OK;
+#ifdef LIBPQ_HAS_PIPELINING
+  int status = hl__pg_tables(session, false, error);
+  if (status) return status == HL_ERELEASED ? HL_OK : status;
+  return list(session, &filter, fn, context, session->patience, error);
+#else
+  (void)filter, (void)fn, (void)context, (void)error;
+  return HL_OK;
+#endif
+}
+
+/* In the order of their ids, so that two of them do not meet in a circle. */
+#define REVOKE                                                                 \
+  "WITH found AS (SELECT l.id FROM public.hier_lock_leases l WHERE " MATCHES   \
+  " ORDER BY l.id FOR UPDATE),ended AS (UPDATE public.hier_lock_leases l SET " \
+  "revoked=clock_timestamp(),revoked_by=$5::bytea,reason=$6::bytea FROM "      \
+  "found WHERE l.id=found.id RETURNING l.id),freed AS (DELETE FROM "           \
+  "public.hier_lock_lease_rows r USING ended WHERE r.id=ended.id) "            \
+  "SELECT count(*) FROM ended"
+
+static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
+                        const char *by, const char *reason, int64_t deadline,
+                        uint64_t *number, hl_error *error) {
+  hl__pg_session *session = session_of(base);
+  char *keys, *exclusive;
+  hl__pg_part part = {.number = -1, .sql = REVOKE};
+  int status = begin(session, deadline, error);
+  if (status) return status == HL_ERELEASED ? HL_OK : status;
+  status = filter_fill(&part, filter, &keys, &exclusive, error);
+  hl__pg_bytes(&part, by, strlen(by));
+  hl__pg_bytes(&part, reason, strlen(reason));
+  if (status == HL_OK) status = run(session, &part, deadline, error);
+  free(keys);
+  free(exclusive);
+  if (status) return status;
+  const char *text = hl__pg_field(session->kept, 0, 0);
+  *number += text ? strtoull(text, NULL, 10) : 0;
+  return HL_OK;
+}
+
+const hl_lease_ops hl__pg_leases = {
+    .refresh = lease_refresh,
+    .look = lease_look,
+    .drop = lease_drop,
+    .recall = lease_recall,
+    .adopt = lease_adopt,
+    .convert = hl__pg_lease_convert,
+    .list = lease_list,
+    .revoke = lease_revoke,
+};

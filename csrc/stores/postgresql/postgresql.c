@@ -1,0 +1,251 @@
+/*
+ * postgresql.c - the store's operations: the life of a session between the lock
+ * statement and ROLLBACK. What is sent to lock rows is in statement.c, how it is sent in
+ * wire.c.
+ */
+#include "postgresql_store.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* For the answer to the last release, before the rows of the next request can be
+   asked for. */
+#define SETTLE_MS 1000
+/* Whoever looks for holders has just waited in vain, and waits no longer for a
+   server that hangs. */
+#define LOOK_SETTLE_MS 250
+#define LOOK_MS 1000
+
+static hl__pg_session *session_of(hl_session *session) {
+  return (hl__pg_session *)session;
+}
+
+/* ------------------------------------------------------------ the store */
+
+/* OpenSSL takes itself apart in exit(), by what it registers when it begins. That must
+   be registered before the core's own handler, which has our threads leave it before:
+   see worker.c. */
+static void library_init(void) {
+  if (OPENSSL_init_ssl) (void)OPENSSL_init_ssl(0, NULL);
+}
+
+/* An attempt that was given up counts as one that took so long, at most. */
+#define GIVEN_UP_MS 1300
+
+/* What is no outcome of connecting, but of locking: somebody has ended a statement of ours,
+   or a server says of its refusal what it likes. */
+static int not_connected(int status, hl_error *error) {
+  if (status <= 0) return status;
+  if (error) error->status = HL_ECONNECTION;
+  return HL_ECONNECTION;
+}
+
+/* A connection that could be made is not given up for a short wait, or no wait over
+   a slow line would ever get one: it may take thrice as long as the last one. One
+   that was given up counts, too, or short waits would never get one from a server
+   that has become slow; but not all of it, for a server that hangs keeps each call
+   for as long. */
+static int connect_verified(hl__pg_store *store, int64_t deadline,
+                            hl__pg_session **session, hl_error *error) {
+  int64_t begun = hl__now_ms();
+  int64_t usual = hl__deadline(begun, 3 * atomic_load(&store->connecting));
+  if (deadline < usual) deadline = usual;
+  int status = hl__pg_connect(store, deadline, session, error);
+  if (status == HL_OK) status = hl__pg_verify(*session, error);
+  status = not_connected(status, error);
+  int64_t took = hl__now_ms() - begun;
+  if (status) {
+    bool given_up = hl__left_ms(deadline) == 0;
+    if (took > GIVEN_UP_MS) took = GIVEN_UP_MS;
+    if (given_up && took > atomic_load(&store->connecting))
+      atomic_store(&store->connecting, took);
+    hl__pg_disconnect(*session);
+    *session = NULL;
+  } else {
+    atomic_store(&store->connecting, took);
+  }
+  return status;
+}
+
+/* The descriptors are closed already, and their numbers may be in use again: libpq's
+   part stays allocated. */
+static void session_forget(hl_session *session) { free(session); }
+
+/* Unchecked, as store_close and store_open: nobody else has the store. The mutex may be
+   a thread's of the parent: it is not touched. */
+HL__UNCHECKED static void store_forget(hl_store *base) {
+  hl__pg_store *store = (hl__pg_store *)base;
+  if (store->spare) session_forget(&store->spare->base);
+  hl_layout_unref(base->layout);
+  free(store);
+}
+
+HL__UNCHECKED static void store_close(hl_store *base) {
+  hl__pg_store *store = (hl__pg_store *)base;
+  hl__pg_disconnect(store->spare);
+  (void)pthread_mutex_destroy(&store->mutex);
+  hl_layout_unref(base->layout);
+  free(store);
+}
+
+HL__UNCHECKED static int store_open(const hl_store_config *config,
+                                    hl_store **result, hl_error *error) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  (void)pthread_once(&once, library_init);
+  hl__pg_store *store = calloc(1, sizeof *store);
+  if (!store) return hl__error_memory(error);
+  store->base.ops = &hl_store_postgresql;
+  store->config = config;
+  (void)pthread_mutex_init(&store->mutex, NULL);
+  int status = hl__pg_params(store, error);
+  if (status == HL_OK)
+    status = connect_verified(store, hl__now_ms() + store->connect_timeout,
+                              &store->spare, error);
+  if (status) {
+    store_close(&store->base);
+    return status;
+  }
+#ifdef LIBPQ_HAS_PIPELINING
+  store->base.leases = &hl__pg_leases;
+#endif
+  *result = &store->base;
+  return HL_OK;
+}
+
+static int session_open(hl_store *base, int64_t deadline, hl_session **result,
+                        hl_error *error) {
+  hl__pg_store *store = (hl__pg_store *)base;
+  hl__pg_store_lock(store);
+  hl__pg_session *session = store->spare;
+  store->spare = NULL;
+  hl__pg_store_unlock(store);
+  if (session && !hl__pg_stands(session)) { /* it has ended meanwhile */
+    hl__pg_disconnect(session);
+    session = NULL;
+  }
+  int status = HL_OK;
+  if (!session) status = connect_verified(store, deadline, &session, error);
+  *result = session ? &session->base : NULL;
+  return status;
+}
+
+static void session_close(hl_session *session) {
+  hl__pg_disconnect(session_of(session));
+}
+
+/* ------------------------------------------------------------ a session */
+
+static int take(hl_session *base, const hl_request *request, hl_grant *grant,
+                hl_error *error) {
+  hl__pg_session *session = session_of(base);
+  /* The answer to the last release must be read first. Without it nothing was asked
+     for: that is no timeout, and on another connection it may go on. */
+  int64_t patience = hl__now_ms() + SETTLE_MS;
+  if (!request->try_once && request->deadline < patience)
+    patience = request->deadline;
+  int status = hl__pg_settle(session, patience, true, error);
+  if (status == HL_TIMEOUT)
+    status = hl__error(error, HL_ECONNECTION,
+                       "the server has not answered the last release");
+  /* Where there are leases: somebody has to. */
+  if (status == HL_OK && !request->extend &&
+      (request->lease || session->gate == HL__PG_GATE_OPEN))
+    status = hl__pg_sweep(session, error);
+  if (status == HL_OK)
+    status = request->lease
+                 ? hl__pg_lease_take(session, request, grant, error)
+                 : hl__pg_lock_rows(session, request, grant, error);
+  /* One that comes later is forgotten by settle. */
+  (void)hl__pg_interruption_take(session);
+  return status;
+}
+
+static int give_back(hl_session *base, hl_error *error) {
+  hl__pg_session *session = session_of(base);
+  int status = hl__pg_settle(session, 0, false, error);
+  if (status == HL_TIMEOUT)
+    return hl__error(error, HL_BUSY, "an earlier answer has not come yet");
+  if (status) return status;
+  return hl__pg_rollback_send(session, error);
+}
+
+/* Nothing but the comment for observers: the server has nothing to do, and cannot fail.
+   But it has heard from us, and says whether the transaction is still there. */
+static int renew(hl_session *base, int64_t *sent_ms, hl_error *error) {
+  hl__pg_session *session = session_of(base);
+  *sent_ms = hl__lease_ms();
+  return hl__pg_send(session, session->holds ? session->tag : "", error);
+}
+
+static int settle(hl_session *base, int64_t deadline, hl_error *error) {
+  hl__pg_session *session = session_of(base);
+  /* Where it does not wait, an interruption is late. */
+  if (deadline == 0) (void)hl__pg_interruption_take(session);
+  int status = hl__pg_settle(session, deadline, deadline != 0, error);
+  if (status == HL_CANCELLED)
+    status = hl__error(error, HL_ECONNECTION, "the wait was interrupted");
+  return status;
+}
+
+static int look(hl_session *base, hl_error *error) {
+  hl__pg_session *session = session_of(base);
+  if (session->outstanding || hl__pg_stands(session)) return HL_OK;
+  return hl__pg_gone(session, error);
+}
+
+/* The socket has something to read, or its end, or the thread that waits for that has
+   it in hand. libpq may have closed the descriptor meanwhile: then this looks at
+   nothing, or at a stranger's, but that thread has its end in hand. */
+static bool told(hl_session *base) {
+  const hl__pg_session *session = session_of(base);
+  return atomic_load(&session->in_hand) || hl__pg_readable(session);
+}
+
+/* Whoever waits hears it, and has the server end the wait: nothing here may block. */
+static void interrupt(hl_session *base) {
+  hl__pg_session *session = session_of(base);
+  const uint64_t one = 1;
+  if (atomic_exchange(&session->interrupted, true)) return;
+  while (write(session->bell, &one, sizeof one) < 0 && errno == EINTR) {
+  }
+}
+
+static int holders(hl_session *base, const hl_row *rows, size_t n,
+                   hl_holder_fn fn, void *context, hl_error *error) {
+  hl__pg_session *session = session_of(base);
+  int status =
+      hl__pg_settle(session, hl__now_ms() + LOOK_SETTLE_MS, false, error);
+  if (status) return status == HL_TIMEOUT ? hl__pg_gone(session, error) : status;
+  session->patience = hl__now_ms() + LOOK_MS;
+  return hl__pg_holders(session, rows, n, fn, context, error);
+}
+
+/* What OpenSSL keeps for a thread would be freed when that has ended, and by then exit()
+   may be taking the library apart. */
+static void thread_end(void) {
+  if (OPENSSL_thread_stop) OPENSSL_thread_stop();
+}
+
+const hl_store_ops hl_store_postgresql = {
+    .abi = HL_STORE_ABI,
+    .scheme = "postgresql",
+    .traits = {.scarce = true, .expires = true, .blocks = true},
+    .parse = hl__pg_dsn,
+    .open = store_open,
+    .close = store_close,
+    .forget = store_forget,
+    .session_open = session_open,
+    .session_close = session_close,
+    .session_forget = session_forget,
+    .take = take,
+    .give_back = give_back,
+    .settle = settle,
+    .renew = renew,
+    .look = look,
+    .told = told,
+    .interrupt = interrupt,
+    .thread_end = thread_end,
+    .holders = holders,
+};

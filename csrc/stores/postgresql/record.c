@@ -1,0 +1,270 @@
+/*
+ * record.c - the record of a lease, written by whoever has its rows locked, in the same
+ * transaction, whose COMMIT gives the rows back: so those who wait for them see it, and a
+ * client that dies leaves all of it or nothing.
+ *
+ * Where nobody is in the way, one trip does it all:
+ *
+ *     BEGIN
+ *     SELECT set_config('hierlock.refused', CASE WHEN NOT pg_try_advisory... END, true), ...
+ *     INSERT ... WHERE current_setting('hierlock.refused')='0' AND NOT EXISTS (a lease)
+ *     COMMIT
+ *
+ * - The INSERT is a statement of its own, so its snapshot is later than the locks.
+ * - Its time is clock_timestamp(): now() is that of BEGIN, before any wait.
+ * - It takes the gate's lock, shared, and keeps it to the COMMIT; then it opens the gate. Whoever
+ *   closes that has the lock exclusively, and begins to look for records when he has it: he
+ *   sees this one, or this one sees that it is closed.
+ *
+ * Otherwise the rows are locked as for a session, whose waits have an end; then the record is
+ * written, as when a session's lock becomes a lease.
+ *
+ * A COMMIT whose answer does not come may have been executed: grant->sent_ms tells the core.
+ */
+#include "postgresql_store.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ANSWER_MS 10000
+#define SHAPE_ROWS_MAX 5u /* 2^2 + 2^3 + ... shapes have numbers */
+#define ROW_BYTES 80u
+
+/* $1 id, $2 holder, $3 secret, $4 ttl, $5 keys, $6 exclusive keys, $7 owner, $8 path,
+   $9 label, $10 application, $11 host, $12 pid, $13 shared, $14 token or NULL, $15 its rows
+   are held. */
+#define TAKE                                                                   \
+  "WITH made AS (INSERT INTO public.hier_lock_leases (id,holder,secret,till,"  \
+  "token,shared,owner,path,label,application,host,pid,since) SELECT "          \
+  "$1::uuid,$2::uuid,sha256($3::bytea),"                                       \
+  "clock_timestamp()+$4::int8*interval '1 millisecond',"                       \
+  "coalesce($14::int8,%s),$13::bool,$7::bytea,$8::bytea,$9::bytea,"            \
+  "$10::bytea,$11::bytea,$12::int8,clock_timestamp() WHERE $15::bool OR ("     \
+  "current_setting('hierlock.refused',true)='0' AND NOT EXISTS (SELECT FROM "  \
+  "public.hier_lock_lease_rows r WHERE r.key=ANY($5::int8[]) AND "             \
+  "(r.exclusive OR r.key=ANY($6::int8[])))) RETURNING token),"                 \
+  "kept AS (INSERT INTO public.hier_lock_lease_rows (key,exclusive,id) "       \
+  "SELECT k,k=ANY($6::int8[]),$1::uuid FROM made,unnest($5::int8[]) k) "       \
+  "SELECT made.token,CASE WHEN pg_is_in_recovery() THEN 0 ELSE "               \
+  "pg_backend_pid() END,"                                                      \
+  "pg_advisory_xact_lock_shared(1751999844,1952409963)::text,"                 \
+  "CASE WHEN pg_sequence_last_value('public.hier_lock_gate'::regclass)=2 "     \
+  "THEN 2 ELSE setval('public.hier_lock_gate'::regclass,2) END FROM made"
+
+enum { TOKEN, SERVER, COLUMNS = 4 };
+
+/* What a part of TAKE points to. */
+typedef struct record {
+  hl__pg_part part;
+  char sql[sizeof TAKE + 160];
+  char ttl[24], pid[24], token[24], label[128];
+  char *keys, *exclusive;
+} record;
+
+static void record_dispose(record *self) {
+  free(self->keys);
+  free(self->exclusive);
+  self->keys = self->exclusive = NULL;
+}
+
+/* token: 0 where it is to be made. held: the rows are. */
+static int record_fill(record *self, const hl__pg_session *session,
+                       const hl_request *request, int64_t token, bool held,
+                       hl_error *error) {
+  const hl_store_config *config = session->store->config;
+  const hl_lease_terms *terms = request->lease;
+  hl__pg_part *part = &self->part;
+  char made[128];
+  memset(self, 0, sizeof *self);
+  self->keys = hl__pg_keys(request->rows, request->n, false);
+  self->exclusive = hl__pg_keys(request->rows, request->n, true);
+  if (!self->keys || !self->exclusive) {
+    record_dispose(self);
+    return hl__error_memory(error);
+  }
+  (void)hl__pg_token(session, made, sizeof made);
+  (void)snprintf(self->sql, sizeof self->sql, TAKE, made);
+  if (request->label_size)
+    (void)hl__escape(self->label, sizeof self->label, request->label,
+                     request->label_size);
+  part->number = HL__PG_TAKE;
+  part->sql = self->sql;
+  hl__pg_bytes(part, terms->id, 16);
+  hl__pg_bytes(part, terms->holder, 16);
+  hl__pg_bytes(part, terms->secret, 16);
+  hl__pg_number(part, self->ttl, terms->ttl);
+  hl__pg_value(part, self->keys);
+  hl__pg_value(part, self->exclusive);
+  hl__pg_bytes(part, terms->owner, strlen(terms->owner));
+  hl__pg_bytes(part, request->path, strlen(request->path));
+  hl__pg_bytes(part, self->label, strlen(self->label));
+  hl__pg_bytes(part, config->application, strlen(config->application));
+  hl__pg_bytes(part, config->host, strlen(config->host));
+  hl__pg_number(part, self->pid, config->pid);
+  hl__pg_value(part, request->mode == HL_SHARED ? "t" : "f");
+  if (token)
+    hl__pg_number(part, self->token, token);
+  else
+    hl__pg_value(part, NULL);
+  hl__pg_value(part, held ? "t" : "f");
+  return HL_OK;
+}
+
+/* The row that TAKE has returned. */
+static int record_read(const hl__pg_session *session, const PGresult *result,
+                       uint64_t *token, hl_error *error) {
+  const char *number = hl__pg_field(result, 0, TOKEN);
+  const char *server = hl__pg_field(result, 0, SERVER);
+  if (!number || !server)
+    return hl__error(error, HL_ECONNECTION,
+                     "the server answers what was not asked");
+  if (atoi(server) != session->backend)
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "a proxy has led the request to another server than that "
+                     "to which it has connected: connect to the server itself");
+  *token = strtoull(number, NULL, 10);
+  return HL_OK;
+}
+
+/* ----------------------------------------------------- where nobody is */
+
+/* The number of a sequence of modes: as the bits of its rows behind a 1. */
+static int shape_number(const hl_request *request) {
+  unsigned number = 1;
+  for (size_t i = 0; i < request->n; i++)
+    number = number << 1 | (request->rows[i].mode != HL_SHARED);
+  return number < 32u - HL__PG_SHAPES ? (int)(HL__PG_SHAPES + number) : -1;
+}
+
+/* With keys as parameters, or, where it has no number, in it. */
+static void shape_fill(hl__pg_part *part, const hl__pg_session *session,
+                       const hl_request *request, char *sql, size_t size,
+                       char keys[SHAPE_ROWS_MAX][24]) {
+  char columns[768];
+  size_t used = (size_t)snprintf(
+      sql, size, "SELECT set_config('hierlock.refused',CASE");
+  part->number = shape_number(request);
+  part->sql = sql;
+  for (size_t i = 0; i < request->n; i++) {
+    const hl_row *row = &request->rows[i];
+    hl__pg_number(part, keys[i], hl__pg_key(row->level, row->bucket));
+    used += (size_t)snprintf(
+        sql + used, size - used,
+        " WHEN NOT pg_try_advisory_xact_lock%s($%zu::int8) THEN '1'",
+        row->mode == HL_SHARED ? "_shared" : "", i + 1);
+  }
+  (void)hl__pg_columns(session, columns, sizeof columns);
+  (void)snprintf(sql + used, size - used, " ELSE '0' END,true),%s", columns);
+}
+
+/* HL_OK: granted. HL_TIMEOUT: somebody keeps the tables locked. HL_BUSY: the rows were not free;
+   HL_ERELEASED: a lease may be in the way, or it cannot be asked so. Nothing is held or
+   written then. */
+static int take_at_once(hl__pg_session *session, const hl_request *request,
+                        hl_grant *grant, hl_error *error) {
+  hl__pg_part parts[4] = {
+      {.number = -1, .sql = "BEGIN"}, {0}, {0}, {.number = -1, .sql = "COMMIT"}};
+  char sql[SHAPE_ROWS_MAX * ROW_BYTES + 1024], keys[SHAPE_ROWS_MAX][24];
+  record made;
+  uint64_t token = 0;
+  if (request->n > SHAPE_ROWS_MAX) return HL_ERELEASED;
+  int status = record_fill(&made, session, request, 0, false, error);
+  if (status) return status;
+  shape_fill(&parts[1], session, request, sql, sizeof sql, keys);
+  parts[2] = made.part;
+  grant->sent_ms = hl__lease_ms();
+  status = hl__pg_pipeline_run(session, parts, 4, hl__now_ms() + ANSWER_MS, error);
+  record_dispose(&made);
+  if (status == HL_ECONNECTION) return status; /* it may be there */
+  if (status) {
+    grant->sent_ms = 0;
+    if (hl__pg_rollback_send(session, NULL) != HL_OK)
+      return hl__error(error, HL_ECONNECTION, "the connection has ended");
+    return status;
+  }
+  status = hl__pg_grant_read(session, true, &token, error);
+  if (status == HL_TIMEOUT) status = HL_BUSY;
+  if (status == HL_OK && PQntuples(session->second) == 0) status = HL_ERELEASED;
+  if (status == HL_OK) status = record_read(session, session->second, &token, error);
+  grant->token = token << 8;
+  /* Here nothing was written, but where a stranger has answered. */
+  if (status == HL_BUSY || status == HL_ERELEASED) grant->sent_ms = 0;
+  return status;
+}
+
+/* -------------------------------------------------- where rows are held */
+
+/* token: of the session; 0: a new one. After any failure but HL_ECONNECTION the rows are
+   held still. */
+static int write_held(hl__pg_session *session, const hl_request *request,
+                      uint64_t token, hl_grant *grant, hl_error *error) {
+  hl__pg_part parts[4] = {{.number = -1, .sql = "SAVEPOINT hierlock_record"},
+                          {.number = -1, .sql = "SET LOCAL statement_timeout=5000"},
+                          {0},
+                          {.number = -1, .sql = "COMMIT"}};
+  record made;
+  uint64_t number = 0;
+  int status = record_fill(&made, session, request, (int64_t)token, true, error);
+  if (status) return status;
+  parts[2] = made.part;
+  grant->sent_ms = hl__lease_ms();
+  status = hl__pg_pipeline_run(session, parts, 4, hl__now_ms() + ANSWER_MS, error);
+  record_dispose(&made);
+  if (status == HL_ECONNECTION) return status; /* it may be there */
+  if (status == HL_OK) {
+    status = record_read(session, session->kept, &number, error);
+    if (status) return HL_ECONNECTION;
+    session->holds = session->savepoint = false;
+    grant->token = number << 8;
+    return HL_OK;
+  }
+  hl_error reason;
+  int64_t sent;
+  grant->sent_ms = 0;
+  if (hl__pg_command(session, session->tag,
+                     "ROLLBACK TO SAVEPOINT hierlock_record;"
+                     "RELEASE SAVEPOINT hierlock_record",
+                     &sent, &reason) == HL_OK)
+    return status;
+  if (error) *error = reason;
+  return HL_ECONNECTION;
+}
+
+int hl__pg_lease_take(hl__pg_session *session, const hl_request *request,
+                      hl_grant *grant, hl_error *error) {
+  hl_grant held = {0};
+  int status = hl__pg_tables(session, true, error);
+  if (status) return status;
+  status = take_at_once(session, request, grant, error);
+  if (status == HL_BUSY && request->try_once)
+    return hl__error(error, HL_TIMEOUT, "the lock is not free");
+  if (status != HL_BUSY && status != HL_ERELEASED) return status;
+  status = hl__pg_lock_rows(session, request, &held, error);
+  if (status) return status;
+  status = write_held(session, request, 0, grant, error);
+  if (status && status != HL_ECONNECTION &&
+      hl__pg_rollback_send(session, NULL) != HL_OK)
+    return hl__error(error, HL_ECONNECTION, "the connection has ended");
+  return status;
+}
+
+int hl__pg_lease_convert(hl_session *base, const hl_request *request,
+                         hl_grant *grant, hl_error *error) {
+  hl__pg_session *session = (hl__pg_session *)(void *)base;
+  uint64_t token = grant->token;
+  int status = hl__pg_settle(session, hl__now_ms() + ANSWER_MS, false, error);
+  if (status == HL_TIMEOUT)
+    status = hl__error(error, HL_ECONNECTION, "the server does not answer");
+  if (status == HL_OK) status = hl__pg_tables(session, true, error);
+  if (status && PQtransactionStatus(session->connection) != PQTRANS_INTRANS) {
+    /* An error of the server's has ended the transaction. */
+    if (error) error->status = HL_ECONNECTION;
+    return HL_ECONNECTION;
+  }
+  if (status == HL_OK)
+    status = write_held(session, request, token >> 8, grant, error);
+  if (status == HL_OK) grant->token = token;
+  return status;
+}

@@ -1,0 +1,185 @@
+/*
+ * server.c - does this server exclude? On a standby a lock succeeds, and the primary
+ * knows nothing of it; so it is refused here, on every new connection: after a
+ * fail-over the next one may lead to another server. And what a session wants of it.
+ */
+#include "postgresql_store.h"
+
+#include "../sql/judge.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* By its greeting, as another server would not understand what is asked next. */
+static int greeting_refuse(const hl__pg_session *session, hl_error *error) {
+  PGconn *connection = session->connection;
+  const char *version = PQparameterStatus(connection, "server_version");
+  if (PQparameterStatus(connection, "crdb_version"))
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "CockroachDB has no advisory locks");
+  const hl__pg_server server = {.version = version ? version : "",
+                                .number = PQserverVersion(connection)};
+  return hl__pg_server_judge(&server, error);
+}
+
+enum { VERSION, STANDBY, BACKEND, MULTIPLE, SEQUENCE, MAY_USE, LEVELS, GATE, COLUMNS };
+
+static const char server_sql[] =
+    "SELECT version(),pg_is_in_recovery(),pg_backend_pid(),"
+    HL__PG_MULTIPLE ",s.oid,has_sequence_privilege(s.oid,'USAGE'),"
+    "obj_description(s.oid,'pg_class'),"
+    "(SELECT CASE WHEN NOT pg_catalog.has_schema_privilege(n.oid,'USAGE') "
+    "THEN 'b' WHEN " HL__PG_GATE_NAME " IS NULL THEN "
+    "CASE WHEN " HL__PG_GATE_ROWS " IS NULL THEN 'a' ELSE 'm' END "
+    "WHEN pg_catalog.has_sequence_privilege(" HL__PG_GATE_NAME ",'SELECT') THEN 't' "
+    "ELSE 'u' END FROM pg_catalog.pg_namespace n WHERE n.nspname='public') "
+    "FROM (SELECT 1) one LEFT JOIN pg_catalog.pg_class s ON s.relkind='S' AND "
+    "s.relname='hier_lock_token' AND s.relnamespace="
+    "(SELECT n.oid FROM pg_catalog.pg_namespace n WHERE n.nspname='public')";
+
+static bool is_true(const char *value) { return value && *value == 't'; }
+
+static int server_refuse(hl__pg_session *session, const PGresult *result,
+                         hl_error *error) {
+  const char *version = hl__pg_field(result, 0, VERSION);
+  const char *backend = hl__pg_field(result, 0, BACKEND);
+  if (!version || !backend)
+    return hl__error(error, HL_ECONNECTION,
+                     "the server answers what was not asked");
+  const hl__pg_server server = {
+      .version = version,
+      .number = PQserverVersion(session->connection),
+      .standby = is_true(hl__pg_field(result, 0, STANDBY)),
+      .multiple = is_true(hl__pg_field(result, 0, MULTIPLE))};
+  int status = hl__pg_server_judge(&server, error);
+  if (status) return status;
+  /* A pooler gives a number of its own, and may lead each transaction to another
+     session, which has not our settings. */
+  if (atoi(backend) != session->backend)
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "a pooler or proxy stands before the server, and may give "
+                     "our session to others: connect to the server itself");
+  return HL_OK;
+}
+
+/* Tokens are made of a sequence where an administrator has made one. All programs must
+   make them of the same. */
+static int sequence_read(hl__pg_session *session, const PGresult *result,
+                         hl_error *error) {
+  const char *oid = hl__pg_field(result, 0, SEQUENCE);
+  session->sequence = oid ? (unsigned)strtoul(oid, NULL, 10) : 0;
+  if (!oid || is_true(hl__pg_field(result, 0, MAY_USE))) return HL_OK;
+  return hl__error(error, HL_ESTORE,
+                   "there is a sequence public.hier_lock_token, and no "
+                   "privilege to use it: GRANT USAGE ON SEQUENCE "
+                   "public.hier_lock_token");
+}
+
+/* What this role can see of leases: see gate.c. */
+static int gate_read(hl__pg_session *session, const PGresult *result,
+                     hl_error *error) {
+  const char *gate = hl__pg_field(result, 0, GATE);
+  session->blind = gate && *gate == 'b';
+  session->gated = gate && *gate == 't';
+  /* Whoever provisions is about to mend it. */
+  if (gate && *gate == 'm' && !session->store->provisions)
+    return hl__error(error, HL_ENOT_PROVISIONED,
+                     "the sequence public.hier_lock_gate is missing, but "
+                     "public.hier_lock_lease_rows is there: hierlock provision "
+                     "--leases mends it");
+  if (!gate || *gate != 'u') return HL_OK;
+  return hl__error(error, HL_ENOT_PROVISIONED,
+                   "there are leases in this database, and no privilege to see "
+                   "them: GRANT SELECT ON SEQUENCE public.hier_lock_gate, and "
+                   "SELECT, DELETE, UPDATE ON public.hier_lock_leases, "
+                   "public.hier_lock_lease_rows");
+}
+
+/* The keys of other levels are other keys, so a program with other levels would exclude
+   nobody. The comment of the sequence says which levels it is to be, where it begins with
+   this. The first session settles what the program has left open; nobody else has the
+   store then. */
+#define LEVELS_ARE "hierlock levels: "
+
+static int layout_agree(hl__pg_session *session, const char *comment,
+                        hl_error *error) {
+  hl__pg_store *store = session->store;
+  const hl_layout *wanted =
+      store->base.layout ? store->base.layout : store->config->layout;
+  hl_layout *agreed;
+  int status;
+  char ours[HL__LAYOUT_NAMES_MAX];
+  if (!comment || strncmp(comment, LEVELS_ARE, strlen(LEVELS_ARE)) != 0) {
+    if (store->base.layout) return HL_OK;
+    return hl__layout_unbucketed(wanted, &store->base.layout, error);
+  }
+  comment += strlen(LEVELS_ARE);
+  if (strcmp(hl__layout_names(wanted, ours), comment) == 0) {
+    if (store->base.layout) return HL_OK;
+    return hl__layout_unbucketed(wanted, &store->base.layout, error);
+  }
+  if (!store->base.layout && wanted->levels_open) {
+    status = hl__layout_agree(store->config->layout, comment, wanted->buckets,
+                              "the comment of public.hier_lock_token",
+                              "mend it", &agreed, error);
+    if (status) return status;
+    status = hl__layout_unbucketed(agreed, &store->base.layout, error);
+    hl_layout_unref(agreed);
+    return status;
+  }
+  return hl__error(error, HL_EMISMATCH,
+                   "this database has the levels %.130s, as the comment of "
+                   "public.hier_lock_token says; this program wants %.130s: "
+                   "leave out `levels`, and it takes what is there",
+                   comment, ours);
+}
+
+/* All that the server's administrator may have changed, or may change for the user, and
+   that we rely on. What is asked of the tables of leases is found by their indexes, however
+   few rows they had when it was planned; where row-level security would hide some of it, that
+   is to be an error (row_security). After `idle_in_transaction_session_timeout` of silence the server
+   ends a session that holds locks: the lease. */
+static void session_sql(const hl__pg_session *session, char *out,
+                        size_t size) {
+  int64_t lease = session->store->config->hold_timeout;
+  (void)snprintf(
+      out, size,
+      "SET statement_timeout=0;SET lock_timeout=%d;%sSET search_path=pg_catalog;"
+      "SET default_transaction_isolation='read committed';"
+      "SET default_transaction_read_only=off;"
+      "SET default_transaction_deferrable=off;"
+      "SET row_security=off;SET enable_seqscan=off;SET jit=off;SET plan_cache_mode=force_generic_plan;"
+      "SET idle_in_transaction_session_timeout=%lld;%s",
+      session->store->provisions ? 0 : HL__PG_TABLE_MS,
+      PQserverVersion(session->connection) >= 170000
+          ? "SET transaction_timeout=0;"
+          : "",
+      /* 24 days are the most that it knows. Longer than we believe is no harm. */
+      (long long)(lease <= INT32_MAX ? lease : 0), server_sql);
+}
+
+/* How often a server looks whether the client still is there while its session waits for
+   a lock: ms. Since PostgreSQL 14, and not everywhere. */
+#define LOOK_MS 1000
+
+int hl__pg_verify(hl__pg_session *session, hl_error *error) {
+  char sql[2400];
+  PGresult *result = NULL;
+  int status = greeting_refuse(session, error);
+  if (status) return status;
+  session_sql(session, sql, sizeof sql);
+  status = hl__pg_query(session, sql, COLUMNS, &result, error);
+  if (status == HL_OK) status = server_refuse(session, result, error);
+  if (status == HL_OK) status = sequence_read(session, result, error);
+  if (status == HL_OK) status = gate_read(session, result, error);
+  if (status == HL_OK)
+    status = layout_agree(session, hl__pg_field(result, 0, LEVELS), error);
+  PQclear(result);
+  if (status || PQserverVersion(session->connection) < 140000) return status;
+  (void)snprintf(sql, sizeof sql, "SET client_connection_check_interval=%d",
+                 LOOK_MS);
+  status = hl__pg_query(session, sql, 0, &result, error);
+  PQclear(result);
+  return status == HL_ECONNECTION ? status : HL_OK;
+}

@@ -1,0 +1,357 @@
+/*
+ * statement.c - how the rows of a request are locked. First all are tried at once, by a
+ * prepared statement (prepared.c): most are free. When one is not, a message waits:
+ *
+ *     BEGIN; SET LOCAL lock_timeout=0; SET LOCAL statement_timeout=...;
+ *     SELECT pg_advisory_xact_lock_shared(...), ..., pg_advisory_xact_lock(...),
+ *            set_config('lock_timeout',...), set_config('statement_timeout','0',true),
+ *            token, server, gate
+ *
+ * - A select list is evaluated from left to right, so the rows are taken in order, and
+ *   the token is made after the wait.
+ * - Each statement of a message has statement_timeout for itself (since PostgreSQL 13), as
+ *   it is when that begins: so it ends exactly the wait. It is taken back after the
+ *   last row, as nothing that follows may be ended by what a short wait has left.
+ * - A request that tries once asks for one row after the other by CASE, which stops at the
+ *   first that is not free. That is an answer and no error, so that it is not in the
+ *   server's log.
+ * - An error ends the transaction, and the server has given everything back when it tells.
+ *   More rows (extend) are therefore asked for behind a savepoint: to roll back to it
+ *   gives back what was taken since, and lifts the error. Should it succeed, the savepoint
+ *   stays until the next extend, which costs no trip.
+ * - A comment in front tells observers who waits or holds: see holders.c.
+ * - The server says in the same trip that it is the one to which we have connected, and no
+ *   standby: a proxy may lead a SELECT elsewhere.
+ */
+#include "postgresql_store.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Rows of one statement; more are locked by several, in the same order. A select list
+   has at most 1,664 columns. */
+#define STATEMENT_ROWS_MAX 500
+/* Bytes that a row takes in a statement, at most. */
+#define ROW_BYTES 96
+/* When a wait was interrupted: for the cancel request, and for the answer. */
+#define CANCEL_MS 1000
+/* For what is sent when rows are held already and the server only has to answer. */
+#define ANSWER_MS 10000
+
+/* --------------------------------------------------------------- text */
+
+typedef struct text {
+  char *data;
+  size_t used, capacity;
+} text;
+
+/* The caller has reserved enough: see text_new. */
+static void put(text *t, const char *format, ...) HL__PRINTF(2, 3);
+static void put(text *t, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  int n = vsnprintf(t->data + t->used, t->capacity - t->used, format,
+                    arguments);
+  va_end(arguments);
+  if (n > 0) t->used += (size_t)n;
+}
+
+static bool text_new(text *t, size_t rows) {
+  t->used = 0;
+  t->capacity = 2048 + HL__PG_TAG_MAX + rows * ROW_BYTES;
+  t->data = malloc(t->capacity);
+  return t->data != NULL;
+}
+
+/* A token of the clock has microseconds of Unix time. One of the sequence has the second
+   of the server's start above 24 bits, and is greater: numbers of a sequence come again
+   when a server has crashed before they were on its disk. */
+int hl__pg_token(const hl__pg_session *session, char *out, size_t size) {
+  if (session->sequence)
+    return snprintf(
+        out, size,
+        "(date_part('epoch',pg_postmaster_start_time())::int8<<24)+nextval('%u')",
+        session->sequence);
+  /* 51 bits: exact */
+  return snprintf(out, size,
+                  "(date_part('epoch',clock_timestamp())*1000000)::int8");
+}
+
+int hl__pg_columns(const hl__pg_session *session, char *out, size_t size) {
+  char token[128];
+  (void)hl__pg_token(session, token, sizeof token);
+  return snprintf(
+      out, size,
+      "%s,CASE WHEN pg_is_in_recovery() THEN 0 ELSE pg_backend_pid() END,%s",
+      token, hl__pg_gate_column(session));
+}
+
+/* The names of functions and columns are the same for rows that are waited for. */
+static void put_locks(text *t, const hl_row *rows, size_t n, bool try_once) {
+  if (try_once) put(t, "CASE");
+  for (size_t i = 0; i < n; i++) {
+    const char *mode = rows[i].mode == HL_SHARED ? "_shared" : "";
+    int64_t key = hl__pg_key(rows[i].level, rows[i].bucket);
+    if (try_once)
+      put(t, " WHEN NOT pg_try_advisory_xact_lock%s('%" PRId64 "') THEN 1",
+          mode, key);
+    else
+      put(t, "pg_advisory_xact_lock%s('%" PRId64 "'),", mode, key);
+  }
+  if (try_once) put(t, " ELSE 0 END,");
+}
+
+/* wait: ms, where it does not try once. first: of the statements of a request. */
+static void put_statement(text *t, const hl__pg_session *session,
+                          const hl_request *request, const char *tag,
+                          const hl_row *rows, size_t n, int64_t wait,
+                          bool first) {
+  put(t, "%s", tag);
+  if (first && request->extend && session->savepoint)
+    put(t, "RELEASE SAVEPOINT hierlock;");
+  if (first) put(t, "%s;", request->extend ? "SAVEPOINT hierlock" : "BEGIN");
+  if (!request->try_once)
+    put(t, "SET LOCAL lock_timeout=0;SET LOCAL statement_timeout=%" PRId64 ";",
+        wait);
+  put(t, "SELECT ");
+  put_locks(t, rows, n, request->try_once);
+  if (!request->try_once)
+    put(t, "set_config('lock_timeout','%d',true),"
+           "set_config('statement_timeout','0',true),",
+        HL__PG_TABLE_MS);
+  char columns[768];
+  (void)hl__pg_columns(session, columns, sizeof columns);
+  put(t, "%s", columns);
+}
+
+/* ------------------------------------------------------------- one trip */
+
+/* Waits for the answer. Interrupted, it has the server end the wait; the answer comes
+   all the same, and may be a grant. */
+static int answer_await(hl__pg_session *session, const hl_request *request,
+                        hl_error *error) {
+  int status = hl__pg_await(session, HL_FOREVER, true, error);
+  if (status != HL_CANCELLED) return status;
+  /* A try waits for nothing that could be ended; and after the deadline the server has
+     ended the wait itself, or hangs. */
+  if (request->try_once || hl__left_ms(request->deadline) == 0)
+    return hl__error(error, HL_ECONNECTION,
+                     "the server did not answer in time");
+  int64_t patience = hl__now_ms() + CANCEL_MS;
+  status = hl__pg_cancel(session, patience, error);
+  if (status == HL_OK)
+    status = hl__pg_await(session, patience + CANCEL_MS, false, error);
+  if (status == HL_TIMEOUT)
+    status = hl__error(error, HL_ECONNECTION,
+                       "the server did not end the wait in time");
+  return status;
+}
+
+/* The server ends a statement for its time-out and for somebody's request with the same
+   code. `end`: when it was to end it itself; hl__now_ms. */
+static int failure(hl__pg_session *session, int64_t end, hl_error *error) {
+  int status = hl__pg_error(session, session->kept, "lock rows", error);
+  const char *state = PQresultErrorField(session->kept, PG_DIAG_SQLSTATE);
+  const char *said = PQresultErrorMessage(session->kept);
+  /* The tables of leases were dropped, or closed to this role: a new session is told
+     which. Servers translate all but names. */
+  if (state && (strcmp(state, "XX000") == 0 ||
+                (strncmp(state, "42", 2) == 0 && strstr(said, "hier_lock_")))) {
+    if (error) error->status = HL_ECONNECTION;
+    return HL_ECONNECTION;
+  }
+  if (status != HL_CANCELLED || atomic_load(&session->interrupted) ||
+      hl__now_ms() < end)
+    return status;
+  if (error) error->status = HL_TIMEOUT;
+  return HL_TIMEOUT;
+}
+
+/* The row that a lock statement has returned. */
+int hl__pg_grant_read(hl__pg_session *session, bool try_once, uint64_t *token,
+                      hl_error *error) {
+  const PGresult *result = session->kept;
+  int last = (result ? PQnfields(result) : 0) - HL__PG_COLUMNS;
+  const char *refused = hl__pg_field(result, 0, last + HL__PG_REFUSED);
+  const char *number = hl__pg_field(result, 0, last + HL__PG_TOKEN);
+  const char *server = hl__pg_field(result, 0, last + HL__PG_SERVER);
+  const char *gate = hl__pg_field(result, 0, last + HL__PG_GATE);
+  if (!refused || !number || !server || !gate)
+    return hl__error(error, HL_ECONNECTION,
+                     "the server answers what was not asked");
+  if (try_once && *refused != '0')
+    return hl__error(error, HL_TIMEOUT, "the lock is not free");
+  if (atoi(server) != session->backend)
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "a proxy has led the request to another server than that "
+                     "to which it has connected: connect to the server itself");
+  session->gate = atoi(gate);
+  if (session->gate > HL__PG_GATE_OPEN)
+    return hl__error(error, HL_ECONNECTION,
+                     "the server answers what was not asked");
+  if (session->gate == HL__PG_GATE_UNKNOWN)
+    return hl__error(error, HL_ECONNECTION,
+                     "the tables of leases were replaced, or closed to this role");
+  *token = strtoull(number, NULL, 10);
+  return HL_OK;
+}
+
+int hl__pg_wait_run(hl__pg_session *session, const hl_request *request,
+                    const char *sql, hl_error *error) {
+  int64_t end = request->deadline;
+  int status = hl__pg_send(session, sql, error);
+  if (status == HL_OK) status = answer_await(session, request, error);
+  if (status == HL_OK && session->kept &&
+      PQresultStatus(session->kept) == PGRES_FATAL_ERROR)
+    status = failure(session, end, error);
+  return status;
+}
+
+/* Whether the server has granted what was sent, and the transaction is there. */
+static int answer_judge(hl__pg_session *session, const hl_request *request,
+                        int64_t end, bool tried, uint64_t *token,
+                        hl_error *error) {
+  int status = answer_await(session, request, error);
+  if (status) return status;
+  if (session->kept && PQresultStatus(session->kept) == PGRES_FATAL_ERROR)
+    return failure(session, end, error);
+  if (PQtransactionStatus(session->connection) != PQTRANS_INTRANS)
+    return hl__error(error, HL_ECONNECTION,
+                     "the server has rolled the transaction back");
+  return hl__pg_grant_read(session, tried, token, error);
+}
+
+/* Locks n rows (at most STATEMENT_ROWS_MAX) by one message. begin: no transaction is open
+   yet, or, in an extend, no savepoint. */
+static int execute(hl__pg_session *session, const hl_request *request,
+                   const char *tag, const hl_row *rows, size_t n, bool begin,
+                   uint64_t *token, hl_error *error) {
+  text t;
+  /* Never early: our milliseconds are cut. */
+  int64_t wait =
+      request->try_once ? 0 : hl__left_ms(request->deadline) + 1;
+  if (!text_new(&t, n)) return hl__error_memory(error);
+  put_statement(&t, session, request, tag, rows, n, wait, begin);
+  int64_t end = hl__now_ms() + wait;
+  int status = hl__pg_send(session, t.data, error);
+  free(t.data);
+  if (status) return status;
+  return answer_judge(session, request, end, request->try_once, token, error);
+}
+
+/* Takes all rows, if they are free: most are. *begun: a transaction is open. HL_TIMEOUT:
+   they are not; or this cannot be asked so. HL_BUSY: they are, but somebody keeps the tables of
+   leases locked; the transaction has failed. */
+static int execute_try(hl__pg_session *session, const hl_request *request,
+                       const char *tag, bool *begun, uint64_t *token,
+                       hl_error *error) {
+  int status;
+  *begun = false;
+  if (!hl__pg_send_try(session, request, tag, &status, error))
+    return HL_TIMEOUT;
+  if (status == HL_OK)
+    status = answer_judge(session, request, HL_FOREVER, true, token, error);
+  *begun = status == HL_OK || status == HL_TIMEOUT;
+  if (status == HL_TIMEOUT &&
+      PQtransactionStatus(session->connection) != PQTRANS_INTRANS)
+    status = HL_BUSY;
+  hl__pg_try_done(session, request, *begun && status != HL_BUSY);
+  return status;
+}
+
+/* ------------------------------------------------------------- locking */
+
+int hl__pg_command(hl__pg_session *session, const char *tag, const char *sql,
+                   int64_t *sent, hl_error *error) {
+  char both[HL__PG_TAG_MAX + 128];
+  *sent = hl__lease_ms();
+  (void)snprintf(both, sizeof both, "%s%s", tag, sql);
+  session->holds = true;
+  int status = hl__pg_send(session, both, error);
+  if (status == HL_OK)
+    status = hl__pg_settle(session, hl__now_ms() + ANSWER_MS, true, error);
+  if (status == HL_TIMEOUT || status == HL_CANCELLED)
+    status = hl__error(error, HL_ECONNECTION,
+                       "the server did not answer in time");
+  return status;
+}
+
+/* After an extend that failed: gives back what it took, and tells observers again what
+   is held. */
+static int extend_undo(hl__pg_session *session, int64_t *sent,
+                       hl_error *error) {
+  session->savepoint = false;
+  return hl__pg_command(
+      session, session->tag,
+      "ROLLBACK TO SAVEPOINT hierlock;RELEASE SAVEPOINT hierlock", sent, error);
+}
+
+/* After a request that failed. On HL_DEADLOCK nothing must be held any more. */
+static int undo(hl__pg_session *session, const hl_request *request,
+                int status, hl_grant *grant, hl_error *error) {
+  hl_error reason;
+  if (status == HL_ECONNECTION) return status;
+  if (request->extend && status != HL_DEADLOCK) {
+    (void)hl__pg_interruption_take(session);
+    if (extend_undo(session, &grant->sent_ms, &reason) == HL_OK) return status;
+    grant->sent_ms = 0;
+    if (error) *error = reason;
+    return HL_ECONNECTION;
+  }
+  if (hl__pg_rollback_send(session, NULL) != HL_OK)
+    return hl__error(error, HL_ECONNECTION, "the connection has ended");
+  return status;
+}
+
+/* The server's lease began when it answered, which we know only to lie after the
+   request was sent. After a long wait that is too long ago to be of use: then a
+   sign of life tells a later time. Model: lease.pml, BEGINNING. */
+static int lease_begin(hl__pg_session *session, int64_t *sent,
+                       hl_error *error) {
+  int64_t hold_timeout = session->store->config->hold_timeout;
+  if (hl__lease_ms() - *sent < hold_timeout / 4) return HL_OK;
+  return hl__pg_command(session, session->tag, "", sent, error);
+}
+
+int hl__pg_lock_rows(hl__pg_session *session, const hl_request *request,
+                     hl_grant *grant, hl_error *error) {
+  char tag[HL__PG_TAG_MAX];
+  uint64_t token = 0;
+  int64_t sent = 0;
+  int status = HL_OK;
+  hl__pg_tag(session, request, tag);
+  size_t done = 0;
+  bool begun;
+  sent = hl__lease_ms();
+  status = execute_try(session, request, tag, &begun, &token, error);
+  if (status == HL_OK) done = request->n;
+  if (status == HL_TIMEOUT && !(begun && request->try_once)) status = HL_OK;
+  if (status == HL_BUSY) status = HL_TIMEOUT;
+  while (done < request->n && status == HL_OK) {
+    size_t n = request->n - done;
+    if (n > STATEMENT_ROWS_MAX) n = STATEMENT_ROWS_MAX;
+    sent = hl__lease_ms();
+    status = execute(session, request, tag, request->rows + done, n,
+                     done == 0 && !begun, &token, error);
+    done += n;
+  }
+  if (status != HL_DEADLOCK && status != HL_ECONNECTION)
+    atomic_store(&session->in_hand, false); /* what was held before, is */
+  if (status == HL_ENOMEM && done <= STATEMENT_ROWS_MAX && !begun)
+    return status; /* nothing was sent */
+  if (status == HL_OK)
+    status = hl__pg_leases_await(session, request, tag, &sent, error);
+  if (status) return undo(session, request, status, grant, error);
+  session->holds = true;
+  session->savepoint = request->extend; /* the next one ends it */
+  memcpy(session->tag, tag, sizeof tag);
+  status = lease_begin(session, &sent, error);
+  if (status) return status;
+  /* The lowest byte is left for hand-overs inside a process. */
+  grant->token = token << 8;
+  grant->sent_ms = sent;
+  return HL_OK;
+}

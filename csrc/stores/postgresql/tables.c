@@ -1,0 +1,191 @@
+/*
+ * tables.c - the tables of leases, and who sweeps them:
+ *
+ *     public.hier_lock_leases      a record for each lease; one that was revoked stays for an hour
+ *                                  or longer, for its holder to hear of it
+ *     public.hier_lock_lease_rows  the rows that it locks; those of a revoked one are gone
+ *     public.hier_lock_gate        a sequence: 2 when there may be leases, else 1 (gate.c)
+ *
+ * Their text is that of `hierlock provision --leases` (lua/hierlock/command/lease_tables.lua), too. What
+ * programs write in them is bytes, of any encoding.
+ */
+#include "postgresql_store.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define ANSWER_MS 10000
+/* Each store sweeps when it begins, and then so often. */
+#define SWEEP_MS 60000
+
+/* In one transaction: nobody sees a part of it. */
+static const char tables_sql[] =
+    "BEGIN;SELECT pg_advisory_xact_lock(1751999844,1952409964);"
+    "CREATE TABLE IF NOT EXISTS public.hier_lock_leases ("
+    "id uuid PRIMARY KEY,holder uuid NOT NULL,secret bytea NOT NULL,"
+    "till timestamptz NOT NULL,token bigint NOT NULL,shared boolean NOT NULL,"
+    "owner bytea NOT NULL,path bytea NOT NULL,label bytea NOT NULL,"
+    "application bytea NOT NULL,host bytea NOT NULL,pid bigint NOT NULL,"
+    "since timestamptz NOT NULL,turn bigint NOT NULL DEFAULT 0,"
+    "revoked timestamptz,revoked_by bytea,reason bytea) WITH (fillfactor=50);"
+    "CREATE TABLE IF NOT EXISTS public.hier_lock_lease_rows ("
+    "key bigint NOT NULL,exclusive boolean NOT NULL,id uuid NOT NULL,"
+    "PRIMARY KEY (key,id));"
+    "CREATE INDEX IF NOT EXISTS hier_lock_lease_rows_id ON "
+    "public.hier_lock_lease_rows (id);"
+    "CREATE SEQUENCE IF NOT EXISTS public.hier_lock_gate MINVALUE 1 MAXVALUE 2;"
+    "SELECT pg_advisory_xact_lock(1751999844,1952409963);"
+    "SELECT setval('public.hier_lock_gate',CASE WHEN EXISTS(SELECT FROM "
+    "public.hier_lock_lease_rows) THEN 2 ELSE 1 END);"
+    "COMMIT";
+
+int hl__pg_aside(hl__pg_session *session, const char *sql, hl_error *error) {
+  hl__pg_session *other;
+  PGresult *result = NULL;
+  int status =
+      hl__pg_connect(session->store, hl__now_ms() + ANSWER_MS, &other, error);
+  if (status) return status;
+  other->patience = hl__now_ms() + ANSWER_MS;
+  status = hl__pg_verify(other, error);
+  if (status == HL_OK)
+    status = hl__pg_query(other, "SET statement_timeout=5000", 0, &result, error);
+  PQclear(result);
+  result = NULL;
+  if (status == HL_OK) status = hl__pg_query(other, sql, 0, &result, error);
+  PQclear(result);
+  hl__pg_disconnect(other);
+  return status;
+}
+
+/* ---------------------------------------------------------------- there? */
+
+enum { TABLES, PRIVILEGES, MAY_CREATE, READ_ONLY, COLUMNS };
+
+/* Nothing of it is an error where there is nothing. */
+#define USES(name, what)                                                       \
+  "coalesce(has_table_privilege(to_regclass('public." name "'),'" what "'),false)"
+static const char look_sql[] =
+    "SELECT (to_regclass('public.hier_lock_leases') IS NOT NULL)::int+"
+    "(to_regclass('public.hier_lock_lease_rows') IS NOT NULL)::int+"
+    "(to_regclass('public.hier_lock_gate') IS NOT NULL)::int,"
+    USES("hier_lock_leases", "SELECT") " AND "
+    USES("hier_lock_leases", "INSERT") " AND "
+    USES("hier_lock_leases", "UPDATE") " AND "
+    USES("hier_lock_leases", "DELETE") " AND "
+    USES("hier_lock_lease_rows", "SELECT") " AND "
+    USES("hier_lock_lease_rows", "INSERT") " AND "
+    USES("hier_lock_lease_rows", "DELETE") " AND "
+    "coalesce(has_sequence_privilege(to_regclass('public.hier_lock_gate'),"
+    "'SELECT') AND has_sequence_privilege("
+    "to_regclass('public.hier_lock_gate'),'UPDATE'),false),"
+    "coalesce((SELECT has_schema_privilege(n.oid,'CREATE') FROM "
+    "pg_catalog.pg_namespace n WHERE n.nspname='public'),false),"
+    "(SELECT s.reset_val FROM pg_catalog.pg_settings s WHERE "
+    "s.name='default_transaction_read_only')";
+
+static bool is_true(const char *value) { return value && *value == 't'; }
+
+static int look(hl__pg_session *session, int *tables, bool *may_use,
+                bool *may_create, hl_error *error) {
+  PGresult *result;
+  session->patience = hl__now_ms() + ANSWER_MS;
+  int status = hl__pg_query(session, look_sql, COLUMNS, &result, error);
+  if (status) return status;
+  const char *count = hl__pg_field(result, 0, TABLES);
+  const char *read_only = hl__pg_field(result, 0, READ_ONLY);
+  *tables = count ? *count - '0' : 0;
+  *may_use = is_true(hl__pg_field(result, 0, PRIVILEGES));
+  *may_create = is_true(hl__pg_field(result, 0, MAY_CREATE));
+  if (read_only && strcmp(read_only, "on") == 0)
+    status = hl__error(error, HL_EUNSAFE_SERVER,
+                       "default_transaction_read_only is on for this role or "
+                       "database: what is not to be written holds no leases");
+  PQclear(result);
+  return status;
+}
+
+int hl__pg_tables(hl__pg_session *session, bool make, hl_error *error) {
+  static const char hint[] = "hierlock provision --leases makes them";
+  int tables, status;
+  bool may_use, may_create;
+  if (session->ready) return HL_OK;
+  if (session->blind)
+    return make ? hl__error(error, HL_ENOT_PROVISIONED,
+                            "leases need USAGE on the schema public")
+                : HL_ERELEASED;
+  status = look(session, &tables, &may_use, &may_create, error);
+  if (status) return status;
+  if (tables == 0 && !make) return HL_ERELEASED;
+  if (tables < 3) {
+    if (!may_create)
+      return hl__error(error, HL_ENOT_PROVISIONED,
+                       "this database has no tables for leases, and the role "
+                       "may not make them: %s",
+                       hint);
+    status = hl__pg_aside(session, tables_sql, error);
+    if (status == HL_OK)
+      status = look(session, &tables, &may_use, &may_create, error);
+    if (status) return status;
+  }
+  if (tables < 3 || !may_use)
+    return hl__error(error, HL_ENOT_PROVISIONED,
+                     "leases need SELECT, INSERT, UPDATE, DELETE on "
+                     "public.hier_lock_leases and public.hier_lock_lease_rows, "
+                     "and SELECT, UPDATE on the sequence public.hier_lock_gate: "
+                     "%s --grant-to ROLE grants them",
+                     hint);
+  /* What writes is to end, whatever somebody else does with the tables. */
+  if (!session->holds) {
+    PGresult *result;
+    status = hl__pg_query(session, "SET statement_timeout=10000", 0, &result,
+                          error);
+    PQclear(result);
+  }
+  if (status == HL_OK) session->ready = !session->holds;
+  return status;
+}
+
+/* --------------------------------------------------------------- sweeping */
+
+/* An expired lease may be refreshed, as long as nobody wants what it locks: so it stays for
+   an hour, too. Nobody waits here, and nobody has to wait: whoever is about to commit a
+   record has the lock of the second line, shared. Each line but the first begins with a
+   snapshot of its own. */
+static const char sweep_sql[] =
+    "BEGIN;"
+    "WITH gone AS (DELETE FROM public.hier_lock_leases WHERE id IN (SELECT l.id "
+    "FROM public.hier_lock_leases l WHERE greatest(l.till,l.revoked)<"
+    "clock_timestamp()-interval '1 hour' FOR UPDATE SKIP LOCKED) RETURNING id) "
+    "DELETE FROM public.hier_lock_lease_rows r USING gone WHERE r.id=gone.id;"
+    "SELECT set_config('hierlock.gate',"
+    "pg_try_advisory_xact_lock(1751999844,1952409963)::text,true);"
+    "SELECT CASE WHEN current_setting('hierlock.gate')='true' AND NOT EXISTS("
+    "SELECT FROM public.hier_lock_lease_rows) "
+    "THEN setval('public.hier_lock_gate',1) END;"
+    "COMMIT";
+
+/* It is nobody's business but ours when it fails. */
+int hl__pg_sweep(hl__pg_session *session, hl_error *error) {
+  hl__pg_store *store = session->store;
+  int64_t now = hl__now_ms(), due = atomic_load(&store->sweep);
+  PGresult *result = NULL;
+  if (now < due) return HL_OK;
+  if (!atomic_compare_exchange_strong(&store->sweep, &due, now + SWEEP_MS))
+    return HL_OK;
+  hl_error reason = {0};
+  int status = hl__pg_tables(session, false, &reason);
+  if (status == HL_OK) {
+    session->patience = hl__now_ms() + ANSWER_MS;
+    status = hl__pg_query(session, sweep_sql, 0, &result, &reason);
+    PQclear(result);
+    if (status != HL_OK && status != HL_ECONNECTION) {
+      status = hl__pg_rollback_send(session, &reason);
+      if (status == HL_OK)
+        status = hl__pg_settle(session, now + ANSWER_MS, false, &reason);
+    }
+  }
+  if (status != HL_ECONNECTION && status != HL_TIMEOUT) return HL_OK;
+  if (error) *error = reason;
+  if (error) error->status = HL_ECONNECTION;
+  return HL_ECONNECTION;
+}

@@ -1,0 +1,404 @@
+/*
+ * wire.c - a session's connection: sending, waiting for an answer, reading it, and
+ * what errors mean. Knows no locks.
+ *
+ * The connection never blocks: libpq is only let at what has come, and we wait, with
+ * poll(), for the socket and for the session's bell.
+ */
+#include "postgresql_store.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* -------------------------------------------------------------- errors */
+
+static bool is_state(const char *state, const char *const *list) {
+  for (; *list; list++)
+    if (strncmp(state, *list, strlen(*list)) == 0) return true;
+  return false;
+}
+
+/* "28P01": it is one of the list when it begins with one of it. */
+static int status_of(const char *state) {
+  static const char *const connection[] = {
+      "08",    /* connection_exception */
+      "25P02", /* in_failed_sql_transaction: what was held, is not */
+      "25P03", /* idle_in_transaction_session_timeout */
+      "25P04", /* transaction_timeout */
+      "28",    /* refused credentials */
+      "53300", /* too_many_connections */
+      "57P",   /* shutdown, and idle_session_timeout */
+      NULL};
+  if (!*state) return HL_ECONNECTION; /* libpq's own: no server has spoken */
+  if (strcmp(state, "55P03") == 0) return HL_TIMEOUT; /* lock_not_available */
+  if (strcmp(state, "57014") == 0) return HL_CANCELLED; /* query_canceled */
+  if (strcmp(state, "40P01") == 0) return HL_DEADLOCK;
+  if (strcmp(state, "25006") == 0) return HL_EUNSAFE_SERVER; /* read-only */
+  return is_state(state, connection) ? HL_ECONNECTION : HL_ESTORE;
+}
+
+int hl__pg_error_state(const char *state, const char *message,
+                       const char *doing, hl_error *error) {
+  int status = status_of(state);
+  if (!error) return status;
+  const char *hint = "";
+  if (strcmp(state, "53200") == 0)
+    hint = " (all sessions of the server share one table of locks: raise "
+           "max_locks_per_transaction)";
+  /* libpq ends its messages with a line feed. */
+  int size = (int)strcspn(message, "\n");
+  (void)hl__error(error, status, "cannot %s: %.*s%s", doing, size, message,
+                  hint);
+  (void)snprintf(error->sqlstate, sizeof error->sqlstate, "%.5s", state);
+  /* Wrong credentials stay wrong. */
+  if (strncmp(state, "28", 2) == 0) error->retryable = false;
+  return status;
+}
+
+int hl__pg_error(const hl__pg_session *session, const PGresult *result,
+                 const char *doing, hl_error *error) {
+  const char *state = NULL, *message = NULL;
+  if (result) {
+    state = PQresultErrorField(result, PG_DIAG_SQLSTATE);
+    message = PQresultErrorField(result, PG_DIAG_MESSAGE_PRIMARY);
+    if (!message) message = PQresultErrorMessage(result);
+  }
+  if (!message || !*message) message = PQerrorMessage(session->connection);
+  int status =
+      hl__pg_error_state(state ? state : "", message, doing, error);
+  /* Whatever the server said, it has ended the connection. */
+  if (PQstatus(session->connection) == CONNECTION_BAD &&
+      status != HL_ECONNECTION) {
+    if (error) error->status = HL_ECONNECTION;
+    if (error) error->retryable = true;
+    status = HL_ECONNECTION;
+  }
+  return status;
+}
+
+int hl__pg_gone(const hl__pg_session *session, hl_error *error) {
+  if (session->ended) {
+    (void)hl__pg_error_state(session->ended_state, session->ended_message,
+                             "go on", error);
+    if (error) error->status = HL_ECONNECTION;
+    return HL_ECONNECTION;
+  }
+  return hl__error(error, HL_ECONNECTION,
+                   "the connection has ended: it was ended by an "
+                   "administrator, it did not hear from us for hold_timeout, "
+                   "or the server or the network went down");
+}
+
+/* A server says why it ends a connection while nothing was asked of it. */
+void hl__pg_notice(void *argument, const PGresult *result) {
+  hl__pg_session *session = argument;
+  const char *severity =
+      PQresultErrorField(result, PG_DIAG_SEVERITY_NONLOCALIZED);
+  const char *state = PQresultErrorField(result, PG_DIAG_SQLSTATE);
+  const char *message = PQresultErrorField(result, PG_DIAG_MESSAGE_PRIMARY);
+  if (!severity || (strcmp(severity, "FATAL") != 0 &&
+                    strcmp(severity, "PANIC") != 0))
+    return;
+  session->ended = true;
+  (void)snprintf(session->ended_state, sizeof session->ended_state, "%.5s",
+                 state ? state : "");
+  (void)snprintf(session->ended_message, sizeof session->ended_message, "%s",
+                 message ? message : "");
+}
+
+/* ------------------------------------------------------------- waiting */
+
+void hl__pg_wait_begin(const hl__pg_store *store) {
+  if (store->config->wait_begin) store->config->wait_begin();
+}
+
+void hl__pg_wait_end(const hl__pg_store *store) {
+  if (store->config->wait_end) store->config->wait_end();
+}
+
+bool hl__pg_readable(const hl__pg_session *session) {
+  struct pollfd p = {.fd = session->fd, .events = POLLIN};
+  int n;
+  do
+    n = poll(&p, 1, 0);
+  while (n < 0 && errno == EINTR);
+  return n > 0;
+}
+
+/* A server may say, whenever it likes, that a setting has changed. Only when it ends the
+   connection is that gone. */
+bool hl__pg_stands(hl__pg_session *session) {
+  PGconn *connection = session->connection;
+  if (session->ended || PQstatus(connection) != CONNECTION_OK) return false;
+  if (!hl__pg_readable(session)) return true;
+  bool read = PQconsumeInput(connection) != 0;
+  (void)PQisBusy(connection); /* takes apart what was read */
+  return read && !session->ended && PQstatus(connection) == CONNECTION_OK;
+}
+
+bool hl__pg_interruption_take(hl__pg_session *session) {
+  uint64_t rung;
+  if (!atomic_load(&session->interrupted)) return false;
+  atomic_store(&session->interrupted, false);
+  while (read(session->bell, &rung, sizeof rung) < 0 && errno == EINTR) {
+  }
+  return true;
+}
+
+/* Waits until something has come (HL_OK), the deadline, or an interruption. */
+static int wait_for_server(hl__pg_session *session, bool flushed,
+                           int64_t deadline, bool interruptible) {
+  struct pollfd p[2] = {
+      {.fd = session->fd,
+       .events = (short)(flushed ? POLLIN : POLLIN | POLLOUT)},
+      {.fd = session->bell, .events = POLLIN}};
+  for (;;) {
+    int64_t left = deadline ? hl__left_ms(deadline) : 0;
+    /* Without a wait it may be called with a mutex. */
+    if (left) hl__pg_wait_begin(session->store);
+    atomic_store(&session->in_hand, false);
+    int n = poll(p, interruptible ? 2 : 1, left > INT32_MAX ? -1 : (int)left);
+    int failure = errno;
+    if (n > 0 && p[0].revents) atomic_store(&session->in_hand, true);
+    if (left) hl__pg_wait_end(session->store);
+    if (n > 0) return p[0].revents ? HL_OK : HL_CANCELLED;
+    if (n < 0 && failure != EINTR) return HL_ECONNECTION;
+    if (n == 0 && (!deadline || hl__left_ms(deadline) == 0)) return HL_TIMEOUT;
+  }
+}
+
+/* So much more is read of an answer that is late, as the rest of it may have come. */
+#define LATE_READS 16
+
+/* Whether to read on. A server that never stops talking lets no poll() run out, nor one
+   for the bell be looked at. */
+static int lateness(const hl__pg_session *session, int64_t deadline,
+                    bool interruptible, unsigned *reads) {
+  bool rung = interruptible && atomic_load(&session->interrupted);
+  bool over = !deadline || hl__left_ms(deadline) == 0;
+  if ((!rung && !over) || ++*reads <= LATE_READS) return HL_OK;
+  return rung ? HL_CANCELLED : HL_TIMEOUT;
+}
+
+/* ------------------------------------------- sending and reading answers */
+
+/* libpq leaves errno at 0 when a send succeeds; when one fails, and it has dropped all, it
+   reads, and errno is what came of that. A send that was put off may leave it, too; then
+   something is left to flush, unless there is room again at this very moment. */
+void hl__pg_sending(void) { errno = 0; }
+
+bool hl__pg_sent(hl__pg_session *session) {
+  int refused = errno;
+  errno = 0;
+  int left = PQflush(session->connection);
+  /* All is gone, and it is not the kernel that has it. */
+  bool dropped = left == 0 && (refused || errno);
+  return left >= 0 && !dropped;
+}
+
+int hl__pg_send_error(const hl__pg_session *session, hl_error *error) {
+  if (session->ended) return hl__pg_gone(session, error);
+  const char *why = PQerrorMessage(session->connection);
+  (void)hl__pg_error_state(
+      "", *why ? why : "the system has not taken what was to be sent",
+      "send to the server", error);
+  return HL_ECONNECTION;
+}
+
+void hl__pg_results_clear(hl__pg_session *session) {
+  PQclear(session->kept);
+  PQclear(session->second);
+  session->kept = session->second = NULL;
+}
+
+int hl__pg_send(hl__pg_session *session, const char *sql, hl_error *error) {
+  hl__pg_results_clear(session);
+  session->releases = false;
+  hl__pg_sending();
+  if (!PQsendQuery(session->connection, sql) || !hl__pg_sent(session))
+    return hl__pg_send_error(session, error);
+  session->outstanding = true;
+  session->tells_transaction = session->holds;
+  return HL_OK;
+}
+
+int hl__pg_rollback_send(hl__pg_session *session, hl_error *error) {
+  session->holds = session->savepoint = false;
+  int status = hl__pg_send(session, "ROLLBACK", error);
+  session->releases = true;
+  return status;
+}
+
+/* The first error, else the last rows, else the last answer; of a pipeline the first rows, and
+   those behind. */
+static void keep(hl__pg_session *session, PGresult *result) {
+  PGresult *drop = result;
+  if (session->pipelined && PQresultStatus(result) == PGRES_TUPLES_OK &&
+      session->kept && PQresultStatus(session->kept) == PGRES_TUPLES_OK) {
+    PQclear(session->second);
+    session->second = result;
+    return;
+  }
+  bool failed = session->kept &&
+                PQresultStatus(session->kept) == PGRES_FATAL_ERROR;
+  ExecStatusType status = PQresultStatus(result);
+  bool rows = session->kept &&
+              PQresultStatus(session->kept) == PGRES_TUPLES_OK;
+  if (!failed && (status == PGRES_FATAL_ERROR || status == PGRES_TUPLES_OK ||
+                  !rows)) {
+    drop = session->kept;
+    session->kept = result;
+  }
+  PQclear(drop);
+}
+
+/* The results of a pipeline: after each statement NULL, at the end that of the sync. Those
+   behind one that has failed say so. */
+static bool is_ours(ExecStatusType status) {
+  return status == PGRES_TUPLES_OK || status == PGRES_COMMAND_OK ||
+         status == PGRES_EMPTY_QUERY || status == PGRES_FATAL_ERROR;
+}
+
+/* What has come. False: more is to come. *stranger: it is nothing that we have asked
+   for. */
+static bool answer_read(hl__pg_session *session, bool *stranger) {
+  PGconn *connection = session->connection;
+  unsigned ends = 0; /* one after the other */
+  while (!PQisBusy(connection)) {
+    PGresult *result = PQgetResult(connection);
+    if (!result && !session->pipelined) {
+      session->outstanding = false;
+      return true;
+    }
+    /* Of all that was asked, without the sync: more will never come. */
+    *stranger = !result && ++ends > 1;
+    if (*stranger) return true;
+    if (!result) continue;
+    ends = 0;
+    ExecStatusType status = PQresultStatus(result);
+#ifdef LIBPQ_HAS_PIPELINING
+    if (session->pipelined && (status == PGRES_PIPELINE_SYNC ||
+                               status == PGRES_PIPELINE_ABORTED)) {
+      PQclear(result);
+      if (status == PGRES_PIPELINE_ABORTED) continue;
+      session->outstanding = session->pipelined = false;
+      *stranger = !PQexitPipelineMode(connection);
+      return true;
+    }
+#endif
+    *stranger = !is_ours(status);
+    keep(session, result);
+    if (*stranger) return true;
+  }
+  return false;
+}
+
+/* The connection has ended: what the server said before, or libpq says of it. */
+static void last_words(hl__pg_session *session) {
+  PGresult *result;
+  for (int i = 0; i < 100 && (result = PQgetResult(session->connection)); i++)
+    keep(session, result);
+  session->outstanding = false;
+}
+
+int hl__pg_await(hl__pg_session *session, int64_t deadline, bool interruptible,
+                 hl_error *error) {
+  PGconn *connection = session->connection;
+  bool stranger = false;
+  unsigned late = 0;
+  while (session->outstanding) {
+    hl__pg_sending();
+    int flushed = PQflush(connection);
+    if (flushed == 0 && errno) flushed = -1; /* as in hl__pg_sent */
+    if (answer_read(session, &stranger)) break;
+    int status = flushed < 0 ? HL_ECONNECTION
+                             : wait_for_server(session, flushed == 0, deadline,
+                                               interruptible);
+    if (status == HL_OK)
+      status = lateness(session, deadline, interruptible, &late);
+    if (status == HL_TIMEOUT)
+      return hl__error(error, status, "the server has not answered yet");
+    if (status == HL_CANCELLED)
+      return hl__error(error, status, "the wait was cancelled");
+    /* What was read before it ended, says why. */
+    if (status == HL_ECONNECTION || !PQconsumeInput(connection)) {
+      if (PQstatus(connection) == CONNECTION_BAD) last_words(session);
+      break;
+    }
+  }
+  if (stranger)
+    return hl__error(error, HL_ECONNECTION,
+                     "the server answers what was not asked");
+  if (!session->outstanding && PQstatus(connection) != CONNECTION_BAD)
+    return HL_OK;
+  if (session->kept &&
+      PQresultStatus(session->kept) == PGRES_FATAL_ERROR) {
+    (void)hl__pg_error(session, session->kept, "read the server's answer",
+                       error);
+    return HL_ECONNECTION;
+  }
+  return hl__pg_gone(session, error);
+}
+
+/* The answer to a ROLLBACK or a sign of life, which has come. */
+static int answer_judge(hl__pg_session *session, hl_error *error) {
+  PGTransactionStatusType now = PQtransactionStatus(session->connection);
+  if (session->kept &&
+      PQresultStatus(session->kept) == PGRES_FATAL_ERROR) {
+    (void)hl__pg_error(session, session->kept, "read the server's answer",
+                       error);
+    if (error) error->status = HL_ECONNECTION;
+    return HL_ECONNECTION;
+  }
+  if (session->tells_transaction && now != PQTRANS_INTRANS)
+    return hl__error(error, HL_ECONNECTION,
+                     "the server has rolled the transaction back");
+  return HL_OK;
+}
+
+int hl__pg_settle(hl__pg_session *session, int64_t deadline,
+                  bool interruptible, hl_error *error) {
+  if (!session->outstanding) return HL_OK;
+  for (;;) {
+    int status = hl__pg_await(session, deadline, interruptible, error);
+    if (status) return status;
+    /* Somebody's cancel request has hit the ROLLBACK, which is said again. It has
+       given everything back, but the server waits for a ROLLBACK still. */
+    bool again = session->releases && session->kept &&
+                 PQresultStatus(session->kept) == PGRES_FATAL_ERROR &&
+                 PQtransactionStatus(session->connection) == PQTRANS_INERROR;
+    if (!again) return answer_judge(session, error);
+    status = hl__pg_rollback_send(session, error);
+    if (status) return status;
+  }
+}
+
+int hl__pg_query(hl__pg_session *session, const char *sql, int columns,
+                 PGresult **result, hl_error *error) {
+  *result = NULL;
+  int status = hl__pg_send(session, sql, error);
+  if (status == HL_OK)
+    status = hl__pg_await(session, session->patience, false, error);
+  if (status == HL_TIMEOUT)
+    status = hl__error(error, HL_ECONNECTION,
+                       "the server did not answer in time");
+  if (status) return status;
+  if (session->kept && PQresultStatus(session->kept) == PGRES_FATAL_ERROR)
+    return hl__pg_error(session, session->kept, "query the server", error);
+  if (columns > 0 && (!session->kept || PQnfields(session->kept) < columns))
+    return hl__error(error, HL_ECONNECTION,
+                     "the server answers what was not asked");
+  *result = session->kept;
+  session->kept = NULL;
+  return HL_OK;
+}
+
+const char *hl__pg_field(const PGresult *result, int row, int column) {
+  if (!result || row >= PQntuples(result) || column >= PQnfields(result) ||
+      PQgetisnull(result, row, column))
+    return NULL;
+  return PQgetvalue(result, row, column);
+}

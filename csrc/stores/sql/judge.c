@@ -1,0 +1,147 @@
+/*
+ * judge.c - see judge.h. Knows no client library: the numbers are those of the servers'
+ * manuals, as both have numbers that the header of the other does not name.
+ */
+#include "judge.h"
+
+#include "error.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* ------------------------------------------------------------ the server */
+
+static bool is_on(const char *value) {
+  return strcmp(value, "ON") == 0 || strcmp(value, "1") == 0;
+}
+
+void hl__mysql_server_note(hl__mysql_server *server, const char *name,
+                           const char *value) {
+  if (strcmp(name, "version") == 0) {
+    (void)snprintf(server->version, sizeof server->version, "%s", value);
+    server->mariadb = strstr(value, "MariaDB");
+  } else if (strcmp(name, "read_only") == 0) {
+    /* MariaDB 11 and later also know NO_LOCK and NO_LOCK_NO_ADMIN. */
+    server->read_only |= strcmp(value, "OFF") != 0 && strcmp(value, "0") != 0;
+  } else if (strcmp(name, "super_read_only") == 0 ||
+             strcmp(name, "innodb_read_only") == 0) {
+    server->read_only |= is_on(value);
+  } else if (strcmp(name, "wsrep_on") == 0) {
+    server->galera = is_on(value);
+  } else if (strcmp(name, "log_bin") == 0) {
+    server->log_bin = is_on(value);
+  } else if (strcmp(name, "binlog_format") == 0) {
+    server->statement_log = strcmp(value, "STATEMENT") == 0;
+  } else if (strcmp(name, "group_replication_group_name") == 0) {
+    server->group = *value;
+  } else if (strcmp(name, "group_replication_single_primary_mode") == 0) {
+    server->group_single_primary = is_on(value);
+  }
+}
+
+int hl__mysql_version_judge(const char *version, hl_error *error) {
+  int major = 0, minor = 0;
+  if (strstr(version, "TiDB"))
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "TiDB (%.60s) takes no shared row locks", version);
+  /* MariaDB puts this before its version, for clients of old. */
+  const char *number =
+      strncmp(version, "5.5.5-", 6) == 0 ? version + 6 : version;
+  (void)sscanf(number, "%d.%d", &major, &minor);
+  if (strstr(version, "MariaDB") ? major < 10 || (major == 10 && minor < 6)
+                                 : major < 8)
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "the server is too old (%.60s): MySQL 8.0 or MariaDB 10.6 "
+                     "and later are supported",
+                     number);
+  return HL_OK;
+}
+
+int hl__mysql_server_judge(const hl__mysql_server *server, hl_error *error) {
+  int status = hl__mysql_version_judge(server->version, error);
+  if (status) return status;
+  if (server->read_only)
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "the server is read-only, a replica perhaps: locks there "
+                     "protect nothing; connect to the primary");
+  if (server->galera)
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "the server is a node of a Galera cluster: its row locks "
+                     "do not hold on the other nodes");
+  if (server->group && !server->group_single_primary)
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "the server belongs to a group with several primaries: "
+                     "its row locks do not hold on the others");
+  return HL_OK;
+}
+
+/* ------------------------------------------------------------ its errors */
+
+static const struct {
+  unsigned number;
+  int status;
+  const char *hint;
+} mysql_errors[] = {
+    {1205, HL_TIMEOUT, ""}, /* lock wait timeout; MariaDB: NOWAIT */
+    {1969, HL_TIMEOUT, ""}, /* MariaDB: max_statement_time */
+    {3024, HL_TIMEOUT, ""}, /* MySQL: max_execution_time */
+    {3572, HL_TIMEOUT, ""}, /* MySQL: NOWAIT */
+    {1213, HL_DEADLOCK, ""},
+    {1317, HL_CANCELLED, ""}, /* KILL QUERY */
+    {1146, HL_ENOT_PROVISIONED, "; run `hierlock provision`"}, /* no table */
+    {1290, HL_EUNSAFE_SERVER, ""}, /* an option of the server: read_only */
+    {1142, HL_ESTORE, /* denied */
+     " (MySQL wants SELECT and one of UPDATE, DELETE, LOCK TABLES)"},
+    {1040, HL_ECONNECTION, ""}, /* too many connections */
+    {1044, HL_ECONNECTION, ""}, /* access denied, to a database */
+    {1045, HL_ECONNECTION, ""}, /* access denied */
+    {1053, HL_ECONNECTION, ""}, /* shutdown */
+    {1077, HL_ECONNECTION, ""}, /* normal shutdown: MariaDB */
+    {1129, HL_ECONNECTION, ""}, /* the host is blocked */
+    {1130, HL_ECONNECTION, ""}, /* the host may not connect */
+    {1158, HL_ECONNECTION, ""}, /* network: reading */
+    {1159, HL_ECONNECTION, ""}, /* reading took too long */
+    {1160, HL_ECONNECTION, ""}, /* writing */
+    {1161, HL_ECONNECTION, ""}, /* writing took too long */
+    {1203, HL_ECONNECTION, ""}, /* too many connections of the user's */
+    {1927, HL_ECONNECTION, ""}, /* MariaDB: killed */
+    {4031, HL_ECONNECTION, ""}, /* MySQL: wait_timeout */
+};
+
+int hl__mysql_error_judge(unsigned number, const char **hint) {
+  for (size_t i = 0; i < sizeof mysql_errors / sizeof *mysql_errors; i++)
+    if (mysql_errors[i].number == number) {
+      *hint = mysql_errors[i].hint;
+      return mysql_errors[i].status;
+    }
+  *hint = "";
+  return HL_ESTORE;
+}
+
+/* ------------------------------------------------------------ PostgreSQL */
+
+#define PG_NUMBER_MIN 130000
+
+int hl__pg_server_judge(const hl__pg_server *server, hl_error *error) {
+  const char *version = server->version;
+  if (strstr(version, "-YB-") || strstr(version, "CockroachDB") ||
+      strstr(version, "Redshift"))
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "the server is not PostgreSQL (%.60s): its advisory locks "
+                     "are other ones, or none",
+                     version);
+  if (server->number < PG_NUMBER_MIN)
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "the server is too old (%.60s): PostgreSQL 13 and later "
+                     "are supported",
+                     version);
+  if (server->standby)
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "the server is a standby: locks there protect nothing; "
+                     "connect to the primary (target_session_attrs=primary)");
+  if (server->multiple)
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "the server belongs to a group with several primaries "
+                     "(bdr, spock): its locks do not hold on the others");
+  return HL_OK;
+}

@@ -1,0 +1,129 @@
+/*
+ * sql.c - the statements of a plan, for programs that lock in a transaction of their own,
+ * on a connection of their own driver. What the stores send themselves is theirs.
+ */
+#include "hierlock.h"
+#include "layout.h"
+
+#include "judge.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The same targets where there are no buckets; NULL when out of memory. */
+static hl_plan *without_buckets(const hl_plan *plan) {
+  hl_layout *layout;
+  if (hl__layout_unbucketed(hl_plan_layout(plan), &layout, NULL) != HL_OK) return NULL;
+  hl_plan *made = hl_plan_new(layout);
+  hl_layout_unref(layout);
+  for (size_t i = 0; made && i < hl_plan_target_count(plan); i++) {
+    hl_id ids[HL_LEVELS_MAX];
+    hl_target target = hl_plan_target(plan, i, ids);
+    if (hl_plan_add(made, ids, target.level + 1, target.mode,
+                    target.mode_given, NULL) != HL_OK) {
+      hl_plan_free(made);
+      return NULL;
+    }
+  }
+  return made;
+}
+
+/* One SELECT for each row, as a select list has an end; and as many rows come back. They
+   are executed in their order, and one cannot be left out. The last one looks, behind its
+   lock, whether there may be leases (csrc/stores/postgresql/gate.c). Whether they are in the
+   way it cannot know: then its row does not come back. The schema is named, as somebody
+   else's function in the program's search_path may fit the literal better. */
+static char *postgresql_sql(const hl_plan *plan) {
+  static const char format[] =
+      "%sSELECT pg_catalog.pg_advisory_xact_lock%s('%" PRId64 "')";
+  static const char before[] = "SELECT l FROM (", behind[] =
+      " AS l," HL__PG_GATE_VALUE("2") " AS gate OFFSET 0) last WHERE gate "
+      "OPERATOR(pg_catalog.<) 2";
+  hl_plan *own = without_buckets(plan);
+  if (!own) return NULL;
+  size_t n, used = 0, each = sizeof format + 64;
+  const hl_row *rows = hl_plan_rows(own, &n);
+  each += sizeof before;
+  char *sql = n < SIZE_MAX / each - sizeof behind
+                  ? malloc(n * each + sizeof behind)
+                  : NULL;
+  if (sql) sql[0] = '\0';
+  for (size_t i = 0; sql && i < n; i++) {
+    if (i == n - 1)
+      used += (size_t)sprintf(sql + used, "%s%s", i ? " UNION ALL " : "", before);
+    used += (size_t)snprintf(
+        sql + used, each, format, i && i < n - 1 ? " UNION ALL " : "",
+        rows[i].mode == HL_SHARED ? "_shared" : "",
+        (int64_t)((uint64_t)rows[i].level << HL__HASH_BITS | rows[i].bucket));
+  }
+  if (sql && n > 0) (void)strcpy(sql + used, behind);
+  hl_plan_free(own);
+  return sql;
+}
+
+char *hl_plan_sql(hl_plan *plan, hl_dialect dialect, const char *table) {
+  static const char format[] =
+      "%s(SELECT level,bucket FROM %s WHERE level=%u AND bucket=%" PRIu64
+      " %s)";
+  const char *shared =
+      dialect == HL_MARIADB ? "LOCK IN SHARE MODE" : "FOR SHARE";
+  size_t n;
+  if (dialect == HL_POSTGRESQL) return postgresql_sql(plan);
+  const hl_row *rows = hl_plan_rows(plan, &n);
+  /* Room for the text, the longest numbers, and " UNION ALL ". */
+  size_t each = sizeof format + strlen(table) + 64;
+  char *sql = n < SIZE_MAX / each ? malloc(n * each + 1) : NULL;
+  if (!sql) return NULL;
+  size_t used = 0;
+  sql[0] = '\0';
+  for (size_t i = 0; i < n; i++)
+    used += (size_t)snprintf(sql + used, each, format, i ? " UNION ALL " : "",
+                             table, (unsigned)rows[i].level, rows[i].bucket,
+                             rows[i].mode == HL_SHARED ? shared : "FOR UPDATE");
+  return sql;
+}
+
+/* As in stores/mysql: gate.c, server.c. */
+#define GATES 65536u
+
+static uint64_t gate_of(uint64_t bucket, uint64_t buckets) {
+  return buckets <= GATES ? bucket : bucket * GATES / buckets;
+}
+
+char *hl_plan_sql_leased(hl_plan *plan, hl_dialect dialect, const char *table,
+                         size_t *gates) {
+  static const char suffix[] = "_buckets";
+  static const char format[] =
+      " UNION ALL (SELECT 0,g FROM %.*s_gate WHERE g=%" PRIu64 " AND n=0 %s)";
+  const size_t end = sizeof suffix - 1;
+  uint64_t buckets = hl_layout_buckets(hl_plan_layout(plan));
+  size_t n, stem = strlen(table);
+  if (stem > end && strcmp(table + stem - end, suffix) == 0) stem -= end;
+  *gates = 0;
+  const size_t room = stem + sizeof "_nodes";
+  char *nodes = malloc(room);
+  if (!nodes) return NULL;
+  (void)snprintf(nodes, room, "%.*s_nodes", (int)stem, table);
+  char *sql = hl_plan_sql(plan, dialect, nodes);
+  free(nodes);
+  if (!sql) return NULL;
+  const hl_row *rows = hl_plan_rows(plan, &n);
+  size_t roots = 0, used = strlen(sql), each = sizeof format + stem + 64;
+  while (roots < n && rows[roots].level == 0) roots++;
+  char *longer = realloc(sql, used + roots * each + 1);
+  if (!longer) {
+    free(sql);
+    return NULL;
+  }
+  for (size_t i = 0; i < roots; i++) {
+    uint64_t gate = gate_of(rows[i].bucket, buckets);
+    if (i > 0 && gate_of(rows[i - 1].bucket, buckets) == gate) continue;
+    used += (size_t)snprintf(longer + used, each, format, (int)stem, table, gate,
+                             dialect == HL_MARIADB ? "LOCK IN SHARE MODE"
+                                                   : "FOR SHARE");
+    (*gates)++;
+  }
+  return longer;
+}

@@ -1,0 +1,91 @@
+--- The drivers that hierlock.attach knows, each as a function query(sql, wait). It returns the rows, each a
+-- list or a table by name, or whatever is true; or nil, message, errno, sqlstate, of which a driver for
+-- PostgreSQL has the message only. For MySQL no errno means that the connection is of no use any
+-- more. wait: ms for which the server may be silent. Internal.
+
+local driver = {}
+
+-- In nginx a driver gives up by its own limit, and the connection with it: so the limit is longer
+-- while the server may be silent, if we know what to set it to afterwards.
+local SOCKET_SLACK = 5000
+local SOCKET_LONGEST = 2147483647 -- ngx takes no more
+
+-- query(sql) with a longer limit while it waits; set(ms) sets it. socket_timeout: seconds, what
+-- the program has set, or nil.
+local function patient(query, set, socket_timeout)
+  if not socket_timeout then return query end
+  return function(sql, wait)
+    if not wait then return query(sql) end
+    set(math.min(math.max(wait + SOCKET_SLACK, socket_timeout * 1000), SOCKET_LONGEST))
+    local rows, message, errno, sqlstate = query(sql)
+    set(socket_timeout * 1000)
+    return rows, message, errno, sqlstate
+  end
+end
+
+-- -------------------------------------------------------------- LuaSQL
+
+-- All rows, or nil, message.
+local function luasql_run(connection, sql)
+  local cursor, message = connection:execute(sql)
+  if not cursor then return nil, tostring(message) end
+  local rows = {}
+  if type(cursor) == "number" then return rows end
+  for row in function() return cursor:fetch({}, "n") end do rows[#rows + 1] = row end
+  cursor:close()
+  return rows
+end
+
+-- LuaSQL has messages only. The server is asked for the rest; who does not answer is
+-- gone. Cleared at once: where there is nothing to tell, the variables stay as they are.
+local function luasql_diagnose(connection, message)
+  if connection:execute("GET CURRENT DIAGNOSTICS CONDITION 1 @hierlock_errno=MYSQL_ERRNO," ..
+                        "@hierlock_sqlstate=RETURNED_SQLSTATE") then
+    local rows = luasql_run(connection, "SELECT @hierlock_errno,@hierlock_sqlstate")
+    local row = rows and rows[1]
+    connection:execute("SET @hierlock_errno=NULL,@hierlock_sqlstate=NULL")
+    if row and row[1] then return nil, message, tonumber(row[1]), row[2] end
+  end
+  return nil, message
+end
+
+function driver.luasql_mysql(connection)
+  return function(sql)
+    local rows, message = luasql_run(connection, sql)
+    if rows then return rows end
+    return luasql_diagnose(connection, (message:gsub("^LuaSQL: error executing query%. MySQL: ", "")))
+  end
+end
+
+-- Without the severity, and the line feed at the end.
+local function postgresql_message(message) return (message:gsub("^%u+:%s*", ""):gsub("%s+$", "")) end
+
+function driver.luasql_postgresql(connection)
+  return function(sql)
+    local rows, message = luasql_run(connection, sql)
+    if rows then return rows end
+    return nil, postgresql_message((message:gsub("^LuaSQL: [^.]*%. PostgreSQL: ", "")))
+  end
+end
+
+-- --------------------------------------------------------- of OpenResty
+
+function driver.resty_mysql(db, socket_timeout)
+  return patient(function(sql)
+    local rows, message, errno, sqlstate = db:query(sql)
+    if rows then return rows end
+    return nil, message, errno, sqlstate
+  end, function(ms) db:set_timeout(ms) end, socket_timeout)
+end
+
+function driver.pgmoon(db, socket_timeout)
+  return patient(function(sql)
+    local result, message = db:query(sql)
+    if not result then return nil, postgresql_message(tostring(message)) end
+    -- Of several statements it is a list of results, and `message` their number.
+    if type(message) == "number" and message > 1 then result = result[message] end
+    return result
+  end, function(ms) db:settimeout(ms) end, socket_timeout)
+end
+
+return driver

@@ -1,0 +1,164 @@
+--- What hierlock.attach does on a connection to PostgreSQL: advisory locks of the program's own
+-- transaction, with the keys of `hierlock.open`. Internal.
+--
+-- An error would end the transaction, so the locks are asked for behind a savepoint. After one
+-- that failed the transaction is what it was before.
+
+local core = require "hierlock.core"
+
+local postgresql = {}
+
+-- Longer than any other wait, in ms: what statement_timeout can say, 24 days.
+local LONGEST = 2147483647
+
+-- The drivers give messages only, and no SQLSTATE. They are in the server's language (lc_messages):
+-- what is not understood is a `store`. A time-out is known by the time that has passed.
+local CODES = {
+  ["deadlock detected"] = "deadlock",
+  ["canceling statement due to user request"] = "cancelled",
+  ["canceling statement due to lock timeout"] = "timeout",
+  ["canceling statement due to statement timeout"] = "timeout",
+  ["out of shared memory"] = "store",
+}
+local HINTS = {
+  ["out of shared memory"] = " (all sessions of the server share one table of locks: raise max_locks_per_transaction)",
+}
+
+local NO_TRANSACTION = "no transaction is open, and a lock ends with its transaction: BEGIN first"
+
+-- What the driver said, as an err; code: where it is known better.
+local function fail(message, target, code)
+  local hint = ""
+  for text, known in pairs(CODES) do
+    if message:find(text, 1, true) then
+      code, hint = code or known, HINTS[text] or ""
+    end
+  end
+  return core.failure(code or "store", message .. hint .. "; roll back", nil, nil, target)
+end
+
+-- Rows come as lists, or as tables by name.
+local function column(row, n)
+  local value = row[n]
+  if value == nil then value = row["c" .. n] end
+  return value
+end
+
+-- Drivers give it as it came, or as what it means.
+local function is_true(value) return value == true or value == "t" end
+
+-- The schema is named: the program's search_path may have functions of the same names, of somebody else.
+local LOOK = "SAVEPOINT hierlock;SELECT pg_catalog.current_setting('statement_timeout') AS c1," ..
+  "pg_catalog.current_setting('lock_timeout') AS c2,pg_catalog.pg_is_in_recovery() AS c3," ..
+  "pg_catalog.current_setting('server_version_num') AS c4,pg_catalog.version() AS c5," ..
+  core.postgresql_multiple .. " AS c6"
+local UNDO = "ROLLBACK TO SAVEPOINT hierlock;RELEASE SAVEPOINT hierlock"
+
+-- Begins the savepoint. Returns the session's limits, or nil, err.
+local function begin(run)
+  local rows, message = run(LOOK)
+  if not rows then
+    -- 25P01, and 25P02, which says so itself
+    if message:find("SAVEPOINT", 1, true) then core.misuse(NO_TRANSACTION) end
+    local stands = run("SELECT 1")
+    return fail(message, nil, not stands and not message:find("transaction", 1, true) and "connection" or nil)
+  end
+  local row = rows[1]
+  local safe, err = core.judge_postgresql {
+    version = column(row, 5), number = tonumber(column(row, 4)),
+    standby = is_true(column(row, 3)), multiple = is_true(column(row, 6)),
+  }
+  if safe then return { column(row, 1), column(row, 2) } end
+  run(UNDO)
+  return nil, err
+end
+
+-- Whether there may be leases, as csrc/stores/postgresql/gate.c looks; behind the locks, and in a
+-- statement of its own.
+local GATE = core.postgresql_gate .. " AS c2,pg_catalog.current_setting('transaction_isolation') AS c3"
+local HIDDEN = "pg_catalog.row_security_active('public.hier_lock_lease_rows'::pg_catalog.text) OR " ..
+  "pg_catalog.row_security_active('public.hier_lock_leases'::pg_catalog.text)"
+local LEASE = "SELECT 1 AS c1 FROM public.hier_lock_lease_rows r JOIN public.hier_lock_leases l ON l.id OPERATOR(pg_catalog.=) r.id " ..
+  "WHERE r.key OPERATOR(pg_catalog.=) ANY('{%s}'::pg_catalog.int8[]) " ..
+  "AND (r.exclusive OR r.key OPERATOR(pg_catalog.=) ANY('{%s}'::pg_catalog.int8[])) LIMIT 1"
+local PAUSE = 0.02 -- s between two looks
+
+-- The keys of a plan's statement, and those that it takes exclusively.
+local function keys_of(sql)
+  local all, exclusive = {}, {}
+  for mode, key in sql:gmatch "pg_advisory_xact_lock([_a-z]*)%('(-?%d+)'%)" do
+    all[#all + 1] = key
+    if mode == "" then exclusive[#exclusive + 1] = key end
+  end
+  return table.concat(all, ","), table.concat(exclusive, ",")
+end
+
+-- Waits until no lease is in the way, with the rows locked. True; false: one is; nil, message. What
+-- is over stays in the way until a manager has deleted it: here that would end, or not, with the
+-- caller's transaction.
+local function await_leases(run, sql, gate, isolation, deadline)
+  if gate == 0 or gate == 1 then return true end
+  if gate ~= 2 then return nil, "there are leases in this database, and no privilege to see them" end
+  if isolation ~= "read committed" then
+    return nil, "there are leases in this database: a transaction that does not read what was committed last " ..
+      "(" .. isolation .. ") cannot see them"
+  end
+  local look = LEASE:format(keys_of(sql))
+  local rows, message = run("SELECT " .. HIDDEN .. " AS c1")
+  if not rows then return nil, message end
+  if is_true(column(rows[1], 1)) then return nil, "row-level security may hide leases from this role" end
+  while true do
+    rows, message = run(look)
+    if not rows then return nil, message end
+    if #rows == 0 then return true end
+    if core.now() >= deadline then return false end
+    rows, message = run(("SELECT pg_catalog.pg_sleep(%.3f)"):format(math.min(PAUSE, math.max(deadline - core.now(), 0.001))))
+    if not rows then return nil, message end
+  end
+end
+
+-- One after the other, up to the first that is not free.
+local function try_sql(sql)
+  local list = {}
+  for call in sql:gmatch "pg_advisory_xact_lock[^)]*%)" do
+    list[#list + 1] = " WHEN NOT pg_catalog." .. call:gsub("^pg_", "pg_try_") .. " THEN 1"
+  end
+  return "SELECT CASE" .. table.concat(list) .. " ELSE 0 END AS c1," .. GATE
+end
+
+--- Locks the rows of a plan until the transaction ends. ms: of the wait; 0: tries once. describe: what is
+-- to be locked, for people. run: the driver's. Returns true, or nil, err.
+function postgresql.take(run, plan, ms, describe, target)
+  local before, err = begin(run)
+  if not before then return nil, err end
+  ms = math.min(ms, LONGEST)
+  local sql = plan:sql "postgresql"
+  local started = core.now()
+  local rows, message = run(ms == 0 and try_sql(sql) or
+    ("SET LOCAL statement_timeout=%d;SET LOCAL lock_timeout=0;%s;SELECT 0 AS c1,%s"):format(ms, sql, GATE), ms)
+  local row = rows and rows[1]
+  local free, leased = row and tonumber(column(row, 1)) == 0, false
+  if free then
+    free, message = await_leases(run, sql, tonumber(column(row, 2)), column(row, 3), started + ms / 1000)
+    leased = free == false
+    if free == nil then rows = nil end
+  end
+  if free then
+    rows, message = run(ms == 0 and "RELEASE SAVEPOINT hierlock" or
+      ("SET LOCAL statement_timeout='%s';SET LOCAL lock_timeout='%s';RELEASE SAVEPOINT hierlock"):format(
+        before[1], before[2]))
+    if rows then return true end
+    return fail(message, target, "lost")
+  end
+  local took = (core.now() - started) * 1000
+  if not run(UNDO) then return fail(message or "the transaction is gone", target, "connection") end
+  if ms == 0 and rows then
+    return core.failure("timeout", describe .. " is locked; tried once; roll back", nil, nil, target)
+  elseif ms > 0 and (took >= ms or leased) then
+    return core.failure("timeout", ("%s was not granted within %.3f s; roll back"):format(describe, ms / 1000),
+      nil, nil, target)
+  end
+  return fail(message, target)
+end
+
+return postgresql

@@ -1,0 +1,96 @@
+--- What `hierlock provision --leases` makes on PostgreSQL, as SQL: the tables of leases and their
+-- gate (csrc/stores/postgresql/tables.c makes the same). For others it is to be run by hand, too.
+
+local leases = {}
+
+local TABLES = [[
+BEGIN;
+-- One at a time, and no table by halves.
+SELECT pg_advisory_xact_lock(1751999844, 1952409964);
+-- A record for each lease. What programs write is bytes, of any encoding.
+CREATE TABLE IF NOT EXISTS public.hier_lock_leases (
+  id uuid PRIMARY KEY, holder uuid NOT NULL, secret bytea NOT NULL, till timestamptz NOT NULL, token bigint NOT NULL,
+  shared boolean NOT NULL, owner bytea NOT NULL, path bytea NOT NULL, label bytea NOT NULL, application bytea NOT NULL,
+  host bytea NOT NULL, pid bigint NOT NULL, since timestamptz NOT NULL, turn bigint NOT NULL DEFAULT 0,
+  revoked timestamptz, revoked_by bytea, reason bytea) WITH (fillfactor=50);
+-- The rows that they lock.
+CREATE TABLE IF NOT EXISTS public.hier_lock_lease_rows (
+  key bigint NOT NULL, exclusive boolean NOT NULL, id uuid NOT NULL, PRIMARY KEY (key, id));
+CREATE INDEX IF NOT EXISTS hier_lock_lease_rows_id ON public.hier_lock_lease_rows (id);
+-- 2: there may be leases; 1: there are none. Whoever is about to record one has this lock, shared.
+CREATE SEQUENCE IF NOT EXISTS public.hier_lock_gate MINVALUE 1 MAXVALUE 2;
+SELECT pg_advisory_xact_lock(1751999844, 1952409963);
+SELECT setval('public.hier_lock_gate', CASE WHEN EXISTS (SELECT FROM public.hier_lock_lease_rows) THEN 2 ELSE 1 END);
+%sCOMMIT]]
+
+local GRANTS = [[
+GRANT SELECT, INSERT, UPDATE, DELETE ON public.hier_lock_leases, public.hier_lock_lease_rows TO %s;
+GRANT SELECT, UPDATE ON SEQUENCE public.hier_lock_gate TO %s;
+]]
+
+--- The SQL; role: who may use leases, as SQL names it, or nil.
+function leases.postgresql(role)
+  return TABLES:format(role and GRANTS:format(role, role) or "")
+end
+
+local function connect(wanted, what)
+  local ok, store = pcall(require, "hierlock.store.postgresql")
+  if not ok then
+    return nil, { code = "store", message = "the PostgreSQL store is not built or cannot be loaded: " .. store }
+  end
+  return store.connect(wanted.dsn, "hierlock " .. what)
+end
+
+--- hierlock provision --leases, on PostgreSQL: an exit status; nil, err.
+function leases.provision(wanted, arguments)
+  local role = arguments.grant_to
+  if role and role ~= "PUBLIC" then role = '"' .. role:gsub('"', '""') .. '"' end
+  local sql = leases.postgresql(role)
+  if arguments.dry_run then
+    io.stdout:write(sql, ";\n")
+    return 0
+  end
+  local connection, err = connect(wanted, "provision")
+  if not connection then return nil, err end
+  local rows
+  rows, err = connection:query(sql)
+  connection:close()
+  if not rows then return nil, err end
+  io.stdout:write(("postgresql: %s has tables for leases%s\n"):format(wanted.where,
+    role and (", which %s may use"):format(arguments.grant_to) or ""))
+  return 0
+end
+
+local LOOK = [[
+SELECT to_regclass('public.' || name) IS NOT NULL, CASE WHEN to_regclass('public.' || name) IS NULL THEN NULL
+  WHEN name = 'hier_lock_gate' THEN has_sequence_privilege(to_regclass('public.' || name), 'SELECT')
+  ELSE has_table_privilege(to_regclass('public.' || name), 'SELECT') AND has_table_privilege(to_regclass('public.' || name), 'UPDATE')
+    AND has_table_privilege(to_regclass('public.' || name), 'DELETE') END, name
+FROM unnest(ARRAY['hier_lock_leases', 'hier_lock_lease_rows', 'hier_lock_gate']) name]]
+
+--- hierlock verify, on PostgreSQL: prints what there is; whether it is as it should be; nil, err.
+function leases.verify(wanted)
+  local connection, err = connect(wanted, "verify")
+  if not connection then return nil, err end
+  local rows
+  rows, err = connection:query(LOOK)
+  connection:close()
+  if not rows then return nil, err end
+  local there, usable = 0, 0
+  for _, row in ipairs(rows) do
+    if row[1] == "t" then there = there + 1 end
+    if row[2] == "t" then usable = usable + 1 end
+  end
+  if there == 0 then
+    print "postgresql: no tables for leases; to make them: hierlock provision --leases"
+  elseif there < #rows then
+    print "postgresql: some of the tables for leases are missing; to mend it: hierlock provision --leases"
+  elseif usable < there then
+    print "postgresql: there are leases, and this role may not see them; hierlock provision --leases --grant-to ROLE"
+  else
+    print "postgresql: it has tables for leases"
+  end
+  return there == 0 or usable == #rows
+end
+
+return leases

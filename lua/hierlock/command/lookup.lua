@@ -1,0 +1,88 @@
+--- From a command line to the leases that it names: what `hierlock leases` and `hierlock revoke`
+-- share. No password may stand on a command line: see server.lua.
+
+local hierlock = require "hierlock"
+local server = require "hierlock.command.server"
+
+local lookup = {}
+
+local OWNER_MAX = 127 -- bytes
+
+--- Adds what both have.
+function lookup.options(parser)
+  parser:argument("target", "A node, as u1/a1/r1; %2F stands for a slash in an id, %25 for a %."):args "?"
+  parser:option("--owner", "Only those of this owner."):argname "OWNER"
+  parser:option("--dsn", "The store, as mysql://user@host:port/database or file:/directory; without one, $HIERLOCK_DSN.")
+    :argname "DSN"
+  parser:option("--levels", "Names of the levels, from root to leaf. Default: as recorded, else user,account,resource.")
+    :argname "NAMES"
+  parser:flag("-p --ask-password", "Ask for the password on the terminal.")
+end
+
+--- What a wrong command line is answered with.
+function lookup.usage(message, ...)
+  if select("#", ...) > 0 then message = message:format(...) end
+  return nil, { code = "dsn", message = message, retryable = false }
+end
+
+--- "u1/a%2Fb" as its ids, {"u1", "a/b"}; nil, err.
+function lookup.target(argument)
+  local ids = {}
+  for part in (argument .. "/"):gmatch "([^/]*)/" do
+    if part == "" then
+      return lookup.usage("the target has an empty id; it must be like u1/a1/r1")
+    elseif part:gsub("%%%x%x", ""):find "%%" then
+      return lookup.usage("in the target, a %% must be followed by two hexadecimal digits; %%25 stands for the %% itself")
+    end
+    ids[#ids + 1] = part:gsub("%%(%x%x)", function(hex) return string.char(tonumber(hex, 16)) end)
+  end
+  return ids
+end
+
+--- The filter that the arguments say, for manager:leases; nil, err.
+function lookup.filter(arguments)
+  local filter, err = { owner = arguments.owner, id = arguments.id and arguments.id:lower() }
+  if arguments.target then
+    filter.target, err = lookup.target(arguments.target)
+    if not filter.target then return nil, err end
+  end
+  if filter.owner and (filter.owner == "" or #filter.owner > OWNER_MAX) then
+    return lookup.usage("--owner must have 1 to %d bytes", OWNER_MAX)
+  elseif filter.id and not filter.id:find("^" .. ("%x"):rep(32) .. "$") then
+    return lookup.usage "--id must have 32 hexadecimal digits, as `hierlock leases` shows them"
+  end
+  return filter
+end
+
+--- A manager on the store; nil, err. what: for those who look who is connected.
+function lookup.open(arguments, what)
+  local wanted, err = server.parse(arguments)
+  if not wanted then return nil, err end
+  return hierlock.open(server.with_password(wanted), { levels = wanted.levels, application = "hierlock " .. what, pool_size = 2 })
+end
+
+-- Parents before their children, those before the parents' next sisters.
+local function place(lease) return (lease.path:gsub("/", "\0")) end
+
+local function before(a, b)
+  if a.place ~= b.place then return a.place < b.place end
+  if a.since ~= b.since then return (a.since or 0) < (b.since or 0) end
+  return a.id < b.id
+end
+
+--- The leases that the filter lets through, sorted by target; nil, err.
+function lookup.find(manager, filter)
+  local ok, found, err = pcall(manager.leases, manager, filter)
+  if not ok then
+    -- The target is wrong in a way that only the store knows: it has other levels.
+    local misuse = tostring(found):match "hierlock: (.*)$"
+    if misuse then return lookup.usage("%s", misuse) end
+    error(found, 0)
+  end
+  if not found then return nil, err end
+  for _, lease in ipairs(found) do lease.place = place(lease) end
+  table.sort(found, before)
+  return found
+end
+
+return lookup

@@ -1,0 +1,489 @@
+/*
+ * test_memory.c - malloc fails at each of its calls, alone or with all that follow, in
+ * every thread, while a program opens a manager, locks in every
+ * way that there is, and closes it; on the embedded store, and on the servers that the
+ * environment names (see spec/support/servers.sh). Whatever a call returns then, the
+ * process goes on, and after the manager is closed nothing is held, no descriptor is open
+ * and nothing has leaked.
+ *
+ * The allocator is this program's own, in front of the real one. spec/memory_spec.lua is
+ * for that of Lua.
+ */
+#include "hierlock.h"
+#include "clock.h"
+#include "provision.h"
+
+#include <dlfcn.h>
+#include <errno.h>
+#include <limits.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "leftovers.h"
+
+/* ----------------------------------------------------------- the allocator */
+
+/* Only where this program's own code allocates: Connector/C (3.3) does not look whether it
+   has got memory for the server's version, say, and goes on with NULL. Nor does
+   AddressSanitizer bear it. */
+#if defined(__SANITIZE_ADDRESS__)
+static bool own_only = true;
+#else
+static bool own_only;
+#endif
+extern const char __executable_start, etext; /* the linker's */
+
+static bool all_that_follow;
+static atomic_long calls;   /* so far, of those that may fail */
+static atomic_long failing; /* the number of the one that does; 0: none */
+static atomic_long blocks;  /* that are in use */
+
+static bool fails(const void *caller) {
+  long n = atomic_load(&failing);
+  if (n == 0) return false;
+  if (own_only && ((const char *)caller < &__executable_start || (const char *)caller >= &etext))
+    return false;
+  long call = atomic_fetch_add(&calls, 1) + 1;
+  if (all_that_follow ? call < n : call != n) return false;
+  errno = ENOMEM;
+  return true;
+}
+
+/* dlsym allocates: from here, as long as the real ones are not known. */
+static _Alignas(16) char first[65536];
+static size_t first_used;
+
+static bool is_first(const void *block) {
+  return (const char *)block >= first && (const char *)block < first + sizeof first;
+}
+
+static void *first_take(size_t size) {
+  size_t at = first_used;
+  first_used += (size + 15) & ~(size_t)15;
+  if (first_used > sizeof first) abort();
+  return first + at;
+}
+
+static struct {
+  void *(*malloc)(size_t);
+  void *(*calloc)(size_t, size_t);
+  void *(*realloc)(void *, size_t);
+  void *(*aligned_alloc)(size_t, size_t);
+  int (*posix_memalign)(void **, size_t, size_t);
+  void (*free)(void *);
+  bool looking;
+} real;
+
+static bool real_found(void) {
+  if (real.free) return true;
+  if (real.looking) return false;
+  real.looking = true;
+  *(void **)&real.malloc = dlsym(RTLD_NEXT, "malloc");
+  *(void **)&real.calloc = dlsym(RTLD_NEXT, "calloc");
+  *(void **)&real.realloc = dlsym(RTLD_NEXT, "realloc");
+  *(void **)&real.aligned_alloc = dlsym(RTLD_NEXT, "aligned_alloc");
+  *(void **)&real.posix_memalign = dlsym(RTLD_NEXT, "posix_memalign");
+  *(void **)&real.free = dlsym(RTLD_NEXT, "free");
+  return true;
+}
+
+static void *counted(void *block) {
+  if (block) (void)atomic_fetch_add(&blocks, 1);
+  return block;
+}
+
+__attribute__((visibility("default"))) void *malloc(size_t size) {
+  if (!real_found()) return first_take(size);
+  return fails(__builtin_return_address(0)) ? NULL : counted(real.malloc(size));
+}
+
+__attribute__((visibility("default"))) void *calloc(size_t n, size_t size) {
+  if (!real_found()) return first_take(n * size); /* zero it is */
+  return fails(__builtin_return_address(0)) ? NULL : counted(real.calloc(n, size));
+}
+
+__attribute__((visibility("default"))) void *realloc(void *block, size_t size) {
+  if (!real_found()) abort();
+  if (!block || is_first(block)) {
+    void *moved = fails(__builtin_return_address(0)) ? NULL : counted(real.malloc(size));
+    if (moved && block) memcpy(moved, block, size);
+    return moved;
+  }
+  if (size == 0) (void)atomic_fetch_sub(&blocks, 1);
+  return size > 0 && fails(__builtin_return_address(0)) ? NULL : real.realloc(block, size);
+}
+
+__attribute__((visibility("default"))) void *aligned_alloc(size_t alignment,
+                                                           size_t size) {
+  if (!real_found()) abort();
+  return fails(__builtin_return_address(0))
+             ? NULL
+             : counted(real.aligned_alloc(alignment, size));
+}
+
+__attribute__((visibility("default"))) int posix_memalign(void **block,
+                                                          size_t alignment,
+                                                          size_t size) {
+  if (!real_found()) abort();
+  if (fails(__builtin_return_address(0))) return ENOMEM;
+  int status = real.posix_memalign(block, alignment, size);
+  if (status == 0) (void)counted(*block);
+  return status;
+}
+
+__attribute__((visibility("default"))) void free(void *block) {
+  if (!block || is_first(block)) return;
+  (void)atomic_fetch_sub(&blocks, 1);
+  real.free(block);
+}
+
+/* ---------------------------------------------------------------- a program */
+
+#define TABLE "hierlock_spec_memory"
+#define BUCKETS 64
+#define SOON_MS 20000 /* on a busy machine */
+
+static hl_manager *open_manager(const char *dsn) {
+  static const struct hl_store_ops *const stores[] = {&hl_store_mysql, &hl_store_postgresql, NULL};
+  hl_config config = HL_CONFIG_INIT;
+  hl_manager *manager = NULL;
+  hl_error error;
+  if (hl_layout_new(NULL, 0, BUCKETS, &config.layout, &error) != HL_OK) return NULL;
+  config.dsn = dsn;
+  config.stores = stores;
+  config.timeout = 0;
+  int status = hl_manager_open(&config, &manager, &error);
+  assert_true((status == HL_OK) == (manager != NULL));
+  if (status && !atomic_load(&failing)) (void)fprintf(stderr, "%s\n", error.message);
+  hl_layout_unref(config.layout);
+  return manager;
+}
+
+static hl_plan *plan_of(hl_manager *manager, const char *user, const char *account,
+                        unsigned resources, hl_mode mode) {
+  hl_plan *plan = hl_plan_new(hl_manager_layout(manager));
+  char id[600];
+  memset(id, 'r', sizeof id);
+  hl_id ids[3] = {{user, strlen(user)}, {account, strlen(account)}, {id, 1}};
+  if (!plan) return NULL;
+  for (unsigned i = 0; i < (resources ? resources : 1); i++) {
+    ids[2].size = 500 + i;
+    if (hl_plan_add(plan, ids, resources ? 3 : 2, mode, false, NULL) == HL_OK)
+      continue;
+    hl_plan_free(plan);
+    return NULL;
+  }
+  return plan;
+}
+
+static void holder_seen(void *context, const hl_holder *holder) {
+  (void)holder;
+  ++*(int *)context;
+}
+
+static void give_back(hl_lock *lock) {
+  if (lock) (void)hl_lock_release(lock, true, NULL);
+  hl_lock_free(lock);
+}
+
+static void use_lock(hl_lock *lock, const hl_plan *more) {
+  hl_error error;
+  hl_pending *pending = NULL;
+  hl_lock *none = NULL;
+  (void)hl_lock_is_held(lock);
+  (void)hl_lock_check(lock, &error);
+  (void)hl_lock_extend(lock, more, NULL, &error);
+  if (hl_lock_start_check(lock, &pending, &error) == HL_OK && pending)
+    (void)hl_pending_wait(pending, SOON_MS, &none, &error);
+  hl_pending_free(pending);
+  char text[300], *sql = hl_plan_sql((hl_plan *)(uintptr_t)hl_lock_plan(lock), HL_MYSQL, "t");
+  (void)hl_plan_describe(hl_lock_plan(lock), text, sizeof text);
+  free(sql);
+}
+
+static void start(hl_manager *manager, const hl_plan *plan, bool cancels) {
+  hl_pending *pending = NULL;
+  hl_lock *lock = NULL;
+  hl_error error;
+  hl_options options = HL_OPTIONS_INIT;
+  options.timeout = cancels ? SOON_MS : 0;
+  if (hl_start(manager, plan, &options, &pending, &error) != HL_OK) return;
+  (void)hl_pending_fd(pending, &error);
+  if (cancels) hl_pending_cancel(pending);
+  (void)hl_pending_wait(pending, SOON_MS, &lock, &error);
+  assert_true(hl_pending_done(pending));
+  hl_pending_free(pending);
+  give_back(lock);
+}
+
+/* Where the store has leases. One that could not be given back for want of memory ends by
+   itself. */
+static void leases(hl_manager *manager, const hl_plan *plan) {
+  int seen = 0;
+  uint64_t count;
+  char *text = NULL;
+  hl_error error;
+  hl_lock *lock = NULL;
+  hl_pending *pending = NULL;
+  hl_filter filter = HL_FILTER_INIT;
+  hl_options options = HL_OPTIONS_INIT;
+  options.timeout = 0;
+  options.ttl = 400;
+  options.auto_refresh = true;
+  int status = hl_acquire(manager, plan, &options, &lock, &error);
+  assert_true((status == HL_OK) == (lock != NULL));
+  if (!lock) return;
+  (void)hl_lock_refresh(lock, 400, &error);
+  (void)hl_lock_check(lock, &error);
+  if (hl_lock_start_refresh(lock, 400, &pending, &error) == HL_OK && pending) {
+    hl_lock *none;
+    (void)hl_pending_wait(pending, SOON_MS, &none, &error);
+  }
+  hl_pending_free(pending);
+  pending = NULL;
+  (void)hl_manager_leases(manager, NULL, holder_seen, &seen, &error);
+  if (hl_lock_export(lock, &text, &error) == HL_OK) {
+    hl_lock_free(lock);
+    lock = NULL;
+    if (hl_import(manager, text, strlen(text), NULL, &lock, &error) == HL_OK)
+      hl_lock_free(lock);
+    lock = NULL;
+    (void)hl_start_import(manager, text, strlen(text), NULL, &pending, &error);
+    if (pending) (void)hl_pending_wait(pending, SOON_MS, &lock, &error);
+    hl_pending_free(pending);
+    free(text);
+  }
+  filter.plan = plan;
+  (void)hl_manager_revoke(manager, &filter, "by", "reason", &count, &error);
+  give_back(lock);
+  lock = NULL;
+  if (hl_acquire(manager, plan, NULL, &lock, &error) == HL_OK)
+    (void)hl_lock_to_lease(lock, &options, &error);
+  give_back(lock);
+}
+
+/* Everything that hierlock.h has. What fails is left out, and the rest done. */
+static void program(const char *dsn) {
+  int seen = 0;
+  hl_error error;
+  hl_options options = HL_OPTIONS_INIT;
+  options.label = "label";
+  options.label_size = 5;
+  hl_manager *manager = open_manager(dsn);
+  if (!manager) return;
+  hl_plan *plan = plan_of(manager, "u1", "a1", 0, HL_EXCLUSIVE);
+  hl_plan *more = plan_of(manager, "u2", "a2", 9, HL_EXCLUSIVE);
+  hl_plan *read = plan_of(manager, "u2", "a2", 9, HL_SHARED);
+  if (!plan || !more || !read) goto out;
+  for (int i = 0; i < 2; i++) { /* the second is prepared */
+    hl_lock *lock = NULL, *other = NULL;
+    int status = hl_acquire(manager, plan, &options, &lock, &error);
+    assert_true((status == HL_OK) == (lock != NULL));
+    if (lock) {
+      assert_int_not_equal(hl_acquire(manager, plan, &options, &other, &error), HL_OK);
+      (void)hl_manager_holders(manager, plan, holder_seen, &seen, &error);
+      use_lock(lock, more);
+    }
+    give_back(lock);
+  }
+  start(manager, plan, false);
+  start(manager, more, false);
+  start(manager, plan, true);
+  start(manager, more, true);
+  leases(manager, plan);
+  hl_lock *reader = NULL;
+  options.timeout = SOON_MS;
+  (void)hl_acquire(manager, read, &options, &reader, &error);
+  give_back(reader);
+out:
+  hl_plan_free(read);
+  hl_plan_free(plan);
+  hl_plan_free(more);
+  hl_manager_close(manager);
+}
+
+/* ------------------------------------------------------------------- tests */
+
+static int descriptors(void) { return entries_of("/proc/self/fd"); }
+
+/* Threads of a closed manager end soon, and servers give back what a lost connection
+   held. */
+static bool soon(bool (*so)(void *), void *context) {
+  int64_t end = hl__now_ms() + SOON_MS;
+  while (!so(context)) {
+    if (hl__now_ms() > end) return false;
+    (void)usleep(1000);
+  }
+  return true;
+}
+
+static hl_error in_the_way; /* why it is not so */
+static bool nothing_held(void *observer) {
+  hl_lock *lock = NULL;
+  hl_plan *plan = plan_of(observer, "u1", "a1", 0, HL_EXCLUSIVE);
+  hl_plan *more = plan_of(observer, "u2", "a2", 9, HL_EXCLUSIVE);
+  bool free_ = hl_acquire(observer, plan, NULL, &lock, &in_the_way) == HL_OK;
+  give_back(lock);
+  lock = NULL;
+  free_ = free_ && hl_acquire(observer, more, NULL, &lock, &in_the_way) == HL_OK;
+  give_back(lock);
+  hl_plan_free(plan);
+  hl_plan_free(more);
+  return free_;
+}
+
+static int descriptors_idle;
+static bool descriptors_closed(void *none) {
+  (void)none;
+  return descriptors() <= descriptors_idle;
+}
+
+static long blocks_before;
+static bool blocks_freed(void *none) {
+  (void)none;
+  return atomic_load(&blocks) <= blocks_before;
+}
+
+/* The program, in which the n-th allocation fails, and all that follow if need be. How many
+   there were. */
+static long run(const char *dsn, long n, bool stays) {
+  atomic_store(&calls, 0);
+  all_that_follow = stays;
+  atomic_store(&failing, n);
+  program(dsn);
+  atomic_store(&failing, 0);
+  return atomic_load(&calls);
+}
+
+static void every_allocation(const char *dsn) {
+  hl_manager *observer = open_manager(dsn);
+  assert_non_null(observer);
+  for (int i = 0; i < 4; i++) { /* there is what libraries keep, and the observer */
+    (void)run(dsn, LONG_MAX, false);
+    if (!soon(nothing_held, observer))
+      fail_msg("something is held: %s", in_the_way.message);
+  }
+  descriptors_idle = descriptors();
+  blocks_before = atomic_load(&blocks);
+  long last = run(dsn, LONG_MAX, false);
+  assert_true(last > 50);
+  for (int stays = 0; stays < 2; stays++)
+    for (long n = 1; n <= last; n++) {
+      (void)run(dsn, n, stays);
+      if (!soon(nothing_held, observer))
+        fail_msg("allocation %ld of %ld: something is held: %s", n, last,
+                 in_the_way.message);
+      if (!soon(descriptors_closed, NULL))
+        fail_msg("allocation %ld of %ld: %d descriptors, and %d before", n, last,
+                 descriptors(), descriptors_idle);
+      if (soon(blocks_freed, NULL)) continue;
+      /* Libraries keep something now and then. What leaks does so again. */
+      blocks_before = atomic_load(&blocks);
+      (void)run(dsn, n, stays);
+      if (!soon(blocks_freed, NULL))
+        fail_msg("allocation %ld of %ld: %ld blocks, and %ld before", n, last,
+                 atomic_load(&blocks), blocks_before);
+    }
+  hl_manager_close(observer);
+}
+
+static void on_the_embedded_store(void **state) {
+  char dsn[] = "file:/dev/shm/hierlock-test-XXXXXX", command[80];
+  (void)state;
+  assert_non_null(mkdtemp(dsn + 5));
+  every_allocation(dsn);
+  (void)snprintf(command, sizeof command, "rm -rf %s", dsn + 5);
+  assert_int_equal(system(command), 0);
+}
+
+static void on_a_server(const char *variable) {
+  char dsn[512];
+  const char *server = getenv(variable);
+  if (!server) skip();
+  provision(server, TABLE, BUCKETS);
+  (void)snprintf(dsn, sizeof dsn, "%s%ctls=off&table=" TABLE, server,
+                 strchr(server, '?') ? '&' : '?');
+  own_only = true;
+  every_allocation(dsn);
+}
+
+static void on_mysql(void **state) {
+  (void)state;
+  on_a_server("HIERLOCK_MYSQL_DSN");
+}
+
+static void on_mariadb(void **state) {
+  (void)state;
+  on_a_server("HIERLOCK_MARIADB_DSN");
+}
+
+/* Without a table. */
+static void on_postgresql(void **state) {
+  char dsn[512];
+  const char *server = getenv("HIERLOCK_POSTGRESQL_DSN");
+  (void)state;
+  if (!server) skip();
+  (void)snprintf(dsn, sizeof dsn, "%s%csslmode=disable", server,
+                 strchr(server, '?') ? '&' : '?');
+  own_only = true;
+  every_allocation(dsn);
+}
+
+/* A request that is refused may have taken the first rows. Whatever allocation fails then,
+   they go back at once, though its connection lives on. */
+static void a_refused_request_on_postgresql(void **state) {
+  const char *dsn = getenv("HIERLOCK_POSTGRESQL_DSN");
+  (void)state;
+  if (!dsn) skip();
+  own_only = true;
+  all_that_follow = false;
+  hl_manager *holder = open_manager(dsn), *waiter = open_manager(dsn);
+  assert_true(holder && waiter);
+  hl_plan *plan = plan_of(holder, "u1", "a1", 0, HL_EXCLUSIVE);
+  hl_plan *same = plan_of(waiter, "u1", "a1", 0, HL_EXCLUSIVE);
+  hl_id id = {"u1", 2};
+  hl_plan *user = hl_plan_new(hl_manager_layout(holder));
+  assert_int_equal(hl_plan_add(user, &id, 1, HL_EXCLUSIVE, false, NULL), HL_OK);
+  hl_options options = HL_OPTIONS_INIT;
+  for (long n = 1, last = 1; n <= last; n++) {
+    hl_lock *lock = NULL, *none = NULL;
+    assert_int_equal(hl_acquire(holder, plan, NULL, &lock, NULL), HL_OK);
+    atomic_store(&calls, 0);
+    atomic_store(&failing, n == 1 ? LONG_MAX : n - 1);
+    options.timeout = 30;
+    assert_int_not_equal(hl_acquire(waiter, same, &options, &none, NULL), HL_OK);
+    atomic_store(&failing, 0);
+    if (n == 1) last = atomic_load(&calls) + 1;
+    give_back(lock);
+    lock = NULL;
+    options.timeout = SOON_MS;
+    if (hl_acquire(holder, user, &options, &lock, NULL) != HL_OK)
+      fail_msg("allocation %ld of %ld: something is held", n - 1, last - 1);
+    give_back(lock);
+  }
+  hl_plan_free(user);
+  hl_plan_free(same);
+  hl_plan_free(plan);
+  hl_manager_close(waiter);
+  hl_manager_close(holder);
+}
+
+int main(int argc, char **argv) {
+  const struct CMUnitTest tests[] = {
+      cmocka_unit_test(on_the_embedded_store),
+      cmocka_unit_test(on_mysql),
+      cmocka_unit_test(on_mariadb),
+      cmocka_unit_test(on_postgresql),
+      cmocka_unit_test(a_refused_request_on_postgresql),
+      cmocka_unit_test(nothing_is_left),
+  };
+  if (argc > 1) cmocka_set_test_filter(argv[1]);
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

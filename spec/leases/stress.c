@@ -1,0 +1,508 @@
+/*
+ * stress.c - leases and session locks of many processes at random, and a checker of its own.
+ *
+ *   stress SECONDS [SEED [PROCESSES [DSN]]]
+ *
+ * On the embedded store, or a server that the DSN names, which has leases.
+ *
+ * Processes acquire, refresh (often in the last moment, sometimes too late), sleep beyond
+ * their time, hand over, convert, revoke, forget, and are stopped and killed anywhere.
+ * Each notes in a shared mapping what it was told: from when to when it held what, with
+ * which token. An interval begins when the call that granted it, or a refresh, has
+ * returned, and lasts to the last moment at which the process *began* to ask whether it still
+ * held it, and was told yes. Where somebody revokes a lease, its holder cannot know: whoever
+ * does it cuts the holder's intervals, before he does it; so does whoever imports one.
+ *
+ * In the end the checker goes through all intervals. It knows of hierlock only the rule: a
+ * path is held exclusively, or, if wanted, shared, and all above it shared. Two intervals that
+ * conflict and overlap, of two holders, are two holders at once. And of two exclusive ones
+ * of a path the later has the greater token.
+ */
+#include "hierlock.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { USERS = 2, ACCOUNTS = 2, RESOURCES = 2, PROCESSES_MAX = 16,
+       NOTES = 120000, TEXTS = 4, TEXT_SIZE = 512, HOLDERS = 1 << 22 };
+
+/* What a process was told. Written by it alone. */
+typedef struct note {
+  int64_t from, to; /* ns */
+  uint64_t token;
+  uint64_t holder;  /* the same as long as one handle has it */
+  int8_t path[3];   /* -1: not so deep */
+  int8_t shared;
+} note;
+
+typedef struct text {
+  atomic_int busy;
+  char text[TEXT_SIZE]; /* "" : none */
+  uint64_t holder;
+  int8_t path[3], shared;
+} text;
+
+static struct shared {
+  atomic_int stop;
+  atomic_int used[PROCESSES_MAX];
+  _Atomic uint64_t grants[2], waits, refreshes, late, restored, lost, revoked,
+      imports, converted, kills, stops, holders, failures;
+  text texts[TEXTS];
+  _Atomic int64_t cuts[HOLDERS];   /* when somebody took it away, or 0 */
+  _Atomic uint64_t heirs[HOLDERS]; /* who has imported it next, or 0 */
+  note notes[PROCESSES_MAX][NOTES];
+} *shared;
+
+static char directory[64], dsn[512];
+static const struct hl_store_ops *const stores[] = {
+#ifdef STRESS_MYSQL
+    &hl_store_mysql,
+#endif
+#ifdef STRESS_POSTGRESQL
+    &hl_store_postgresql,
+#endif
+    NULL};
+static int self; /* which process */
+static uint64_t random_state;
+
+static uint64_t any(uint64_t below) {
+  random_state ^= random_state << 13;
+  random_state ^= random_state >> 7;
+  random_state ^= random_state << 17;
+  return random_state % below;
+}
+
+static int64_t now(void) {
+  struct timespec t;
+  (void)clock_gettime(CLOCK_MONOTONIC, &t);
+  return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static void sleep_us(uint64_t us) {
+  struct timespec t = {.tv_sec = (time_t)(us / 1000000),
+                       .tv_nsec = (long)(us % 1000000 * 1000)};
+  (void)nanosleep(&t, NULL);
+}
+
+static void add(_Atomic uint64_t *counter) { (void)atomic_fetch_add(counter, 1u); }
+
+/* The number of a new lock. */
+static uint64_t add_holder(void) { return atomic_fetch_add(&shared->holders, 1u) + 1; }
+
+/* ------------------------------------------------------------------ notes */
+
+static note *note_at(int process, int number) {
+  return &shared->notes[process][number];
+}
+
+/* A new one; NULL: there is no room, and the process ends. */
+static note *begin(const int8_t path[3], int8_t is_shared, uint64_t holder,
+                   uint64_t token) {
+  int number = atomic_load(&shared->used[self]);
+  if (number >= NOTES) return NULL;
+  note *it = note_at(self, number);
+  memcpy(it->path, path, 3);
+  it->shared = is_shared;
+  it->holder = holder;
+  it->token = token;
+  it->to = it->from = now();
+  atomic_store(&shared->used[self], number + 1);
+  return it;
+}
+
+/* Whoever has it, or has had it, cannot rely on it from that time on. Returns the last of
+   them. */
+static uint64_t cut(uint64_t holder, int64_t at) {
+  for (;;) {
+    int64_t none = 0;
+    if (holder >= HOLDERS) return holder;
+    (void)atomic_compare_exchange_strong(&shared->cuts[holder], &none, at);
+    uint64_t heir = atomic_load(&shared->heirs[holder]);
+    if (!heir) return holder;
+    holder = heir;
+  }
+}
+
+/* It is about to be imported by that one. */
+static void inherit(uint64_t holder, uint64_t heir) {
+  uint64_t nobody;
+  do {
+    nobody = 0;
+    holder = cut(holder, now());
+  } while (holder < HOLDERS && !atomic_compare_exchange_strong(
+                                   &shared->heirs[holder], &nobody, heir));
+}
+
+/* Whether it is held, as far as it is told. */
+static bool ask(hl_lock *lock, note *it) {
+  int64_t at = now();
+  bool held = hl_lock_is_held(lock);
+  if (held) it->to = at;
+  return held;
+}
+
+/* ------------------------------------------------------------------ a process */
+
+static void target(hl_plan *plan, int8_t path[3], int8_t *is_shared) {
+  static const int many[] = {USERS, ACCOUNTS, RESOURCES};
+  char names[3][8];
+  hl_id ids[3];
+  uint64_t dice = any(10);
+  int depth = dice < 1 ? 1 : dice < 3 ? 2 : 3;
+  for (int i = 0; i < 3; i++) {
+    path[i] = i < depth ? (int8_t)any((uint64_t)many[i]) : -1;
+    int n = snprintf(names[i], sizeof names[i], "%c%d", "uar"[i], path[i]);
+    ids[i] = (hl_id){names[i], (size_t)n};
+  }
+  *is_shared = depth == 3 && any(3) == 0;
+  if (hl_plan_add(plan, ids, (unsigned)depth, *is_shared ? HL_SHARED : HL_EXCLUSIVE,
+                  true, NULL))
+    abort();
+}
+
+/* By it others find its cut. */
+static void owner_name(char out[32], uint64_t holder) {
+  (void)snprintf(out, 32, "%llu", (unsigned long long)holder);
+}
+
+static void revoke_one(void *context, const hl_holder *holder) {
+  hl_holder *found = context;
+  if (found->id[0] == '\0' || any(3) == 0) *found = *holder;
+}
+
+static void revoke_any(hl_manager *manager) {
+  hl_holder found = {.id = ""};
+  uint64_t count = 0;
+  hl_filter filter = HL_FILTER_INIT;
+  if (hl_manager_leases(manager, NULL, revoke_one, &found, NULL) || !found.id[0])
+    return;
+  uint64_t owner = strtoull(found.owner, NULL, 10);
+  int64_t at = now();
+  (void)cut(owner, at);
+  filter.id = found.id;
+  if (hl_manager_revoke(manager, &filter, "stress", "at random", &count, NULL) == HL_OK &&
+      count)
+    add(&shared->revoked);
+  (void)cut(owner, at); /* somebody may have imported it meanwhile */
+}
+
+/* Puts a text where somebody may find it. */
+static void publish(const char *exported, const note *it) {
+  text *slot = &shared->texts[any(TEXTS)];
+  int free_one = 0;
+  if (strlen(exported) >= TEXT_SIZE ||
+      !atomic_compare_exchange_strong(&slot->busy, &free_one, self + 1))
+    return;
+  (void)strcpy(slot->text, exported);
+  slot->holder = it->holder;
+  memcpy(slot->path, it->path, 3);
+  slot->shared = it->shared;
+  atomic_store(&slot->busy, 0);
+}
+
+static void use(hl_manager *manager, hl_lock *lock, note *it, int64_t ttl);
+
+static void import(hl_manager *manager) {
+  text *slot = &shared->texts[any(TEXTS)];
+  int free_one = 0;
+  hl_options options = HL_OPTIONS_INIT;
+  hl_lock *lock = NULL;
+  if (!atomic_compare_exchange_strong(&slot->busy, &free_one, self + 1)) return;
+  uint64_t holder = add_holder();
+  if (slot->text[0]) {
+    inherit(slot->holder, holder);
+    options.ttl = (int64_t)(4 + any(60));
+    options.auto_release = any(2);
+    int status = hl_import(manager, slot->text, strlen(slot->text), &options,
+                           &lock, NULL);
+    if (status != HL_OK) {
+      slot->text[0] = '\0';
+      if (status != HL_ELOST) add(&shared->failures);
+    }
+  }
+  if (!lock) {
+    atomic_store(&slot->busy, 0);
+    return;
+  }
+  add(&shared->imports);
+  note *it = begin(slot->path, slot->shared, holder, hl_lock_token(lock));
+  slot->holder = holder;
+  atomic_store(&slot->busy, 0);
+  if (it) use(manager, lock, it, options.ttl);
+  hl_lock_free(lock);
+}
+
+static void use(hl_manager *manager, hl_lock *lock, note *it, int64_t ttl) {
+  bool lease = ttl > 0;
+  for (uint64_t turns = any(4); turns > 0; turns--) {
+    (void)ask(lock, it);
+    switch (any(16)) {
+    case 0: sleep_us(any(800)); break;
+    case 1: sleep_us(any((uint64_t)(lease ? ttl : 10) * 1300)); break; /* too long */
+    case 2: /* up to the last moment */
+      if (lease && hl_lock_remaining(lock) > 2)
+        sleep_us((uint64_t)(hl_lock_remaining(lock) - 1 - (int64_t)any(2)) * 1000 +
+                 any(2000));
+      break;
+    case 3:
+      if (!lease) {
+        hl_options options = HL_OPTIONS_INIT;
+        char owner[32];
+        owner_name(owner, it->holder);
+        options.ttl = ttl = (int64_t)(4 + any(60));
+        options.owner = owner;
+        int status = hl_lock_to_lease(lock, &options, NULL);
+        lease = status == HL_OK;
+        if (lease) add(&shared->converted);
+        else if (status != HL_ELOST) add(&shared->failures);
+        if (!lease) return;
+      }
+      break;
+    case 4:
+      if (any(200) == 0) (void)raise(SIGKILL);
+      if (any(3) == 0) revoke_any(manager);
+      break;
+    default: break;
+    }
+    bool held = ask(lock, it);
+    if (!lease && !held) return;
+    if (lease && any(2)) {
+      int status = hl_lock_refresh(lock, any(3) ? 0 : (int64_t)(4 + any(60)), NULL);
+      add(&shared->refreshes);
+      if (!held) add(&shared->late);
+      if (status == HL_ELOST) {
+        add(&shared->lost);
+        return;
+      }
+      if (status != HL_OK) {
+        add(&shared->failures);
+        return;
+      }
+      /* What was between is nobody's, where it was over. */
+      if (!held) {
+        add(&shared->restored);
+        it = begin(it->path, it->shared, it->holder, it->token);
+        if (!it) return;
+      }
+    } else if (!held) {
+      return;
+    }
+  }
+  (void)ask(lock, it);
+  if (lease && any(4) == 0) {
+    char *exported;
+    if (hl_lock_export(lock, &exported, NULL) == HL_OK) {
+      publish(exported, it);
+      free(exported);
+    }
+  } else if (any(10)) {
+    (void)hl_lock_release(lock, any(2), NULL);
+  } /* else its end does it, or nobody */
+}
+
+static void turn(hl_manager *manager) {
+  hl_options options = HL_OPTIONS_INIT;
+  hl_plan *plan = hl_plan_new(hl_manager_layout(manager));
+  hl_lock *lock;
+  int8_t path[3], is_shared;
+  char owner[32];
+  uint64_t holder = add_holder();
+  if (!plan) abort();
+  target(plan, path, &is_shared);
+  options.timeout = any(4) ? (int64_t)any(120) : 0;
+  bool lease = any(3) != 0;
+  if (lease) {
+    options.ttl = (int64_t)(4 + any(50));
+    options.auto_release = any(8) != 0;
+    options.auto_refresh = any(4) == 0;
+    owner_name(owner, holder);
+    options.owner = owner;
+  }
+  hl_error error;
+  int status = hl_acquire(manager, plan, &options, &lock, &error);
+  hl_plan_free(plan);
+  if (status == HL_OK) {
+    add(&shared->grants[lease]);
+    if (hl_lock_waited(lock) >= 2) add(&shared->waits);
+    note *it = begin(path, is_shared, holder, hl_lock_token(lock));
+    if (it) use(manager, lock, it, options.ttl);
+    hl_lock_free(lock);
+  } else if (status != HL_TIMEOUT && status != HL_ELOST) {
+    add(&shared->failures);
+    if (getenv("STRESS_SHOW")) fprintf(stderr, "%d: %s\n", status, error.message);
+  }
+}
+
+static void process(int which, uint64_t seed) {
+  hl_config config = HL_CONFIG_INIT;
+  hl_manager *manager;
+  self = which;
+  random_state = seed * 2654435761u + (uint64_t)getpid() * 40503u + 1;
+  config.dsn = dsn;
+  config.stores = stores;
+  if (hl_manager_open(&config, &manager, NULL)) _exit(3);
+  while (!atomic_load(&shared->stop) && atomic_load(&shared->used[self]) < NOTES &&
+         atomic_load(&shared->holders) < HOLDERS - PROCESSES_MAX)
+    if (any(12) == 0)
+      import(manager);
+    else
+      turn(manager);
+  hl_manager_close(manager);
+  _exit(0);
+}
+
+/* --------------------------------------------------------------- the checker */
+
+static int by_time(const void *a, const void *b) {
+  const note *x = *(note *const *)a, *y = *(note *const *)b;
+  return x->from < y->from ? -1 : x->from > y->from;
+}
+
+static int64_t until(const note *it) {
+  int64_t at = it->holder < HOLDERS ? atomic_load(&shared->cuts[it->holder]) : 0;
+  return at && at < it->to ? at : it->to;
+}
+
+/* By the rule alone: one path is above the other, or is the same. */
+static bool conflict(const note *a, const note *b) {
+  for (int i = 0; i < 3; i++) {
+    if (a->path[i] < 0 || b->path[i] < 0) return true; /* one above the other */
+    if (a->path[i] != b->path[i]) return false;
+  }
+  return !a->shared || !b->shared;
+}
+
+static void show(const char *what, const note *it) {
+  printf("%s u%d a%d r%d %s token %016llx holder %llu from %lld to %lld\n", what,
+         it->path[0], it->path[1], it->path[2], it->shared ? "shared" : "exclusive",
+         (unsigned long long)it->token, (unsigned long long)it->holder,
+         (long long)it->from, (long long)until(it));
+}
+
+static unsigned check(int processes) {
+  size_t n = 0;
+  unsigned wrong = 0, backwards = 0;
+  for (int i = 0; i < processes; i++) n += (size_t)atomic_load(&shared->used[i]);
+  note **all = malloc((n + 1) * sizeof *all), **active = malloc((n + 1) * sizeof *active);
+  if (!all || !active) abort();
+  n = 0;
+  for (int i = 0; i < processes; i++)
+    for (int j = 0; j < atomic_load(&shared->used[i]); j++) all[n++] = note_at(i, j);
+  qsort(all, n, sizeof *all, by_time);
+  size_t live = 0;
+  /* Of each path the last exclusive holder. */
+  note *last[USERS + 1][ACCOUNTS + 1][RESOURCES + 1] = {{{NULL}}};
+  for (size_t i = 0; i < n; i++) {
+    note *it = all[i];
+    size_t kept = 0;
+    for (size_t j = 0; j < live; j++) {
+      if (until(active[j]) <= it->from) continue;
+      active[kept++] = active[j];
+      if (active[kept - 1]->holder == it->holder || !conflict(active[kept - 1], it) ||
+          until(it) <= it->from)
+        continue;
+      if (wrong++ < 5) show("two at once:", active[kept - 1]), show("         and:", it);
+    }
+    live = kept;
+    active[live++] = it;
+    /* One that was taken away before it began says nothing of the order. */
+    if (it->shared || until(it) <= it->from) continue;
+    note **before = &last[it->path[0] + 1][it->path[1] + 1][it->path[2] + 1];
+    if (*before && (*before)->to < it->from && (*before)->token > it->token &&
+        backwards++ < 5)
+      show("token fell:", *before), show("       to:", it);
+    if (!*before || it->token > (*before)->token) *before = it;
+  }
+  printf("%zu intervals: %u times two at once, %u tokens that fell\n", n, wrong,
+         backwards);
+  free(all), free(active);
+  return wrong + backwards;
+}
+
+/* ---------------------------------------------------------------------- main */
+
+static pid_t start(int which, uint64_t seed) {
+  (void)fflush(stdout);
+  pid_t pid = fork();
+  if (pid == 0) process(which, seed);
+  return pid;
+}
+
+int main(int argc, char **argv) {
+  int seconds = argc > 1 ? atoi(argv[1]) : 30;
+  uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 0) : (uint64_t)time(NULL);
+  int processes = argc > 3 ? atoi(argv[3]) : 8;
+  char command[128];
+  if (processes < 1 || processes > PROCESSES_MAX) return 2;
+  (void)snprintf(directory, sizeof directory, "/dev/shm/hierlock-stress-%ld",
+                 (long)getpid());
+  if (argc > 4)
+    (void)snprintf(dsn, sizeof dsn, "%s", argv[4]);
+  else
+    (void)snprintf(dsn, sizeof dsn, "file:%s", directory);
+  shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE,
+                MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (shared == MAP_FAILED) return 2;
+  random_state = seed + 88172645463325252u;
+  printf("seed %llu, %d processes, %d s\n", (unsigned long long)seed, processes,
+         seconds);
+  pid_t pids[PROCESSES_MAX];
+  for (int i = 0; i < processes; i++) pids[i] = start(i, seed + (uint64_t)i);
+  int64_t end = now() + (int64_t)seconds * 1000000000;
+  unsigned died = 0;
+  while (now() < end) {
+    sleep_us(50000 + any(200000));
+    int victim = (int)any((uint64_t)processes);
+    if (any(3) == 0) {
+      (void)kill(pids[victim], SIGSTOP);
+      sleep_us(any(400000));
+      (void)kill(pids[victim], SIGCONT);
+      add(&shared->stops);
+    } else {
+      (void)kill(pids[victim], SIGKILL);
+      add(&shared->kills);
+    }
+    for (int i = 0; i < processes; i++) {
+      int status;
+      if (waitpid(pids[i], &status, WNOHANG) != pids[i]) continue;
+      if (WIFEXITED(status) && WEXITSTATUS(status) == 0) { /* it is full */
+        end = 0;
+      } else if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGKILL) {
+        died++;
+        printf("process %d ended with status %x\n", i, (unsigned)status);
+      }
+      for (int j = 0; j < TEXTS; j++) { /* what it had in its hands */
+        int its = i + 1;
+        (void)atomic_compare_exchange_strong(&shared->texts[j].busy, &its, 0);
+      }
+      pids[i] = start(i, seed + any(1000000));
+    }
+  }
+  atomic_store(&shared->stop, 1);
+  for (int i = 0; i < processes; i++) {
+    int status;
+    (void)waitpid(pids[i], &status, 0);
+  }
+  printf("%llu sessions, %llu leases (%llu of them waited), %llu refreshes (%llu late, %llu "
+         "of these in time enough, %llu lost), %llu converted, %llu imported, %llu revoked, "
+         "%llu killed, %llu stopped, %llu other failures\n",
+         (unsigned long long)shared->grants[0], (unsigned long long)shared->grants[1],
+         (unsigned long long)shared->waits, (unsigned long long)shared->refreshes,
+         (unsigned long long)shared->late, (unsigned long long)shared->restored,
+         (unsigned long long)shared->lost, (unsigned long long)shared->converted,
+         (unsigned long long)shared->imports, (unsigned long long)shared->revoked,
+         (unsigned long long)shared->kills, (unsigned long long)shared->stops,
+         (unsigned long long)shared->failures);
+  unsigned wrong = check(processes) + died + (unsigned)shared->failures;
+  (void)snprintf(command, sizeof command, "rm -rf %s", directory);
+  (void)!system(command);
+  return wrong ? 1 : 0;
+}

@@ -1,0 +1,575 @@
+-- Leases on MySQL and MariaDB, as far as they differ from those of other stores: the gate, the trips, the
+-- privileges, what older programs see, and what is left when a connection or a server goes down in
+-- the middle. What every store must do is in leases_spec.lua.
+
+local uv = require "luv"
+local attach = require "hierlock.attach"
+local hierlock = require "hierlock"
+local proxy = require "spec.support.proxy"
+local support = require "spec.support"
+
+local R1 = { "u1", "a1", "r1" }
+local LONG = 60
+
+local function assert_code(code, ok, err)
+  assert.is_nil(ok)
+  assert.equal(code, err.code, err.message)
+  return err
+end
+
+support.each_server(function(server)
+  local store = support.leased(server)
+  local stem, manager
+
+  local function sql(query, ...) return store.sql():query(query, ...) end
+  local function first(query, ...) return sql(query, ...)[1][1] end
+  local function leases() return tonumber(first("SELECT COUNT(*) FROM %s_leases", stem)) end
+  local function rows() return tonumber(first("SELECT COUNT(*) FROM %s_leased", stem)) end
+  local function gates() return tonumber(first("SELECT SUM(n) FROM %s_gate", stem)) end
+  local function clean()
+    sql("DELETE FROM %s_leases", stem)
+    sql("DELETE FROM %s_leased", stem)
+    sql("UPDATE %s_gate SET n=0", stem)
+  end
+
+  setup(function()
+    store.prepare()
+    stem = store.stem
+  end)
+  before_each(function()
+    clean()
+    manager = support.open(store)
+  end)
+  after_each(function()
+    support.close_peers()
+    manager:close()
+    clean()
+  end)
+
+  local function waiter(options)
+    local peer = support.process(store)
+    peer:acquire("lock", "acquire", R1, options)
+    support.wait_for_waiters(store, R1)
+    return peer
+  end
+
+  describe("the gate", function()
+    it("is seen by those who wait while the first lease comes", function()
+      for _, options in ipairs { {}, { ttl = LONG } } do
+        -- A statement is prepared when it is used again.
+        local peer = support.process(store)
+        peer:call([[
+          for _ = 1, 3 do assert(assert(manager:acquire(...)):release { confirm = true }) end
+        ]], R1)
+        clean()
+        local session = assert(manager:acquire(R1))
+        peer:acquire("lock", "acquire", R1, options)
+        support.wait_for_waiters(store, R1)
+        assert.equal(0, gates())
+        assert(session:to_lease { ttl = LONG })
+        assert.equal(1, gates())
+        assert.is_true(peer:stays_blocked())
+        assert(session:release { confirm = true })
+        assert.is_true(peer:result())
+        peer:release "lock"
+        peer:close()
+      end
+    end)
+
+    it("is seen by an extend, whose transaction is older than the lease", function()
+      local session = assert(manager:acquire { "u1", "a2" })
+      local peer = support.process(store)
+      assert.is_true(peer:call("handles.lock = assert(manager:acquire(..., { ttl = 60 })) return true", R1))
+      assert_code("timeout", session:extend(R1, { timeout = 0 }))
+      assert.is_true(session:check())
+      assert(session:release { confirm = true })
+    end)
+
+    it("is shut again, by and by, when there are no leases below its roots any more", function()
+      local lease = assert(manager:acquire(R1, { ttl = LONG }))
+      assert.equal(1, gates())
+      for _ = 1, 200 do assert(assert(manager:acquire { "u1", "a1", "r2" }):release()) end
+      assert.equal(1, gates())
+      assert(lease:release { confirm = true })
+      support.wait_until(function()
+        for _ = 1, 20 do assert(assert(manager:acquire(R1)):release()) end
+        return gates() == 0
+      end)
+      assert.is_true(assert(manager:acquire(R1, { ttl = LONG })):check())
+    end)
+
+    it("whose row is missing lets nobody in", function()
+      sql("DELETE FROM %s_gate", stem)
+      finally(function()
+        sql("INSERT INTO %s_gate WITH RECURSIVE d (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM d WHERE n < 255) " ..
+            "SELECT a.n * 256 + b.n, 0 FROM d a, d b", stem)
+      end)
+      for _ = 1, 3 do
+        assert_code("not_provisioned", manager:acquire(R1))
+        assert_code("not_provisioned", manager:acquire(R1, { ttl = LONG }))
+      end
+      assert.equal(0, leases())
+    end)
+  end)
+
+  describe("a session", function()
+    local between
+    before_each(function() between = proxy.open(store) end)
+    after_each(function() between:close() end)
+
+    local function statements(between_store, code, ...)
+      local peer = support.process(between_store)
+      peer:call([[
+        for _ = 1, 15 do assert(assert(manager:acquire(...)):release { confirm = true }) end
+      ]], R1)
+      between.take()
+      peer:call(code, ...)
+      return between.take()
+    end
+    local CYCLE = "assert(assert(manager:acquire(...)):release { confirm = true })"
+
+    it("takes one trip where there are no leases, and two where there may be some", function()
+      local behind = setmetatable({ dsn = between.dsn }, { __index = store })
+      assert.same({ "execute", "ROLLBACK" }, statements(behind, CYCLE, R1))
+      local lease = assert(manager:acquire({ "u1", "a9" }, { ttl = LONG }))
+      local list = statements(behind, CYCLE, R1)
+      assert.equal(3, #list, table.concat(list, "\n"))
+      assert.equal("execute", list[1])
+      assert.truthy(list[2]:find("_leased r ", 1, true))
+      assert.equal("ROLLBACK", list[3])
+      assert(lease:release { confirm = true })
+    end)
+
+    it("a lease is taken, refreshed, imported and given back in one trip each", function()
+      local behind = setmetatable({ dsn = between.dsn }, { __index = store })
+      local lease = assert(manager:acquire({ "u1", "a9" }, { ttl = LONG }))
+      local token = lease.token
+      local list = statements(behind, [[
+        local lease = assert(manager:acquire(..., { ttl = 60 }))
+        assert(lease:refresh())
+        assert(lease:release { confirm = true })
+      ]], R1)
+      assert.equal(3, #list, table.concat(list, "\n"))
+      list = statements(behind, "lease = assert(manager:import(...))", assert(lease:export()))
+      assert.equal(1, #list, table.concat(list, "\n"))
+      lease = assert(manager:import(assert(manager:acquire({ "u1", "a8" }, { ttl = LONG })):export()))
+      assert.is_true(lease.token > token)
+      assert(lease:release { confirm = true })
+    end)
+  end)
+
+  describe("in a space without leases, a session", function()
+    it("is asked for none", function()
+      local between = proxy.open(server)
+      finally(function() between:close() end)
+      local peer = support.process(setmetatable({ dsn = between.dsn }, { __index = server }))
+      peer:call("for _ = 1, 3 do assert(assert(manager:acquire(...)):release { confirm = true }) end", R1)
+      local text = table.concat(between.take(), "\n")
+      assert.is_nil(text:find("_gate", 1, true))
+      assert.is_nil(text:find("_leased", 1, true))
+    end)
+  end)
+
+  describe("those who wait below an ancestor that is leased exclusively", function()
+    it("have one of them look, and are all let in when it is released", function()
+      local lease = assert(manager:acquire({ "u1" }, { ttl = LONG }))
+      local peers = {}
+      for i = 1, 8 do
+        peers[i] = support.process(store)
+        peers[i]:acquire("lock", "acquire", { "u1", "a1", "r" .. i }, { timeout = 30, ttl = i % 2 == 0 and LONG or nil })
+      end
+      support.wait_for_waiters(store, { "u1" }, 8)
+      local function said() return tonumber(sql("SHOW GLOBAL STATUS LIKE 'Questions'")[1][2]) end
+      -- Alone, somebody looks every 12 to 25 ms; eight would do so 160 times and more in half a second.
+      support.wait_until(function()
+        local before = said()
+        support.sleep(0.5)
+        return said() - before < 120
+      end)
+      assert(lease:release { confirm = true })
+      for _, peer in ipairs(peers) do assert.is_true(peer:result()) end
+      for _, peer in ipairs(peers) do peer:release "lock" end
+    end)
+  end)
+
+  it("is kept with a hash of its secret, which those who may read the table do not learn", function()
+    local text = assert(assert(manager:acquire(R1, { ttl = LONG })):export())
+    local digits = text:sub(5):gsub("-", "+"):gsub("_", "/")
+    local whole = first("SELECT HEX(FROM_BASE64('%s'))", digits .. ("="):rep(-#digits % 4))
+    local id, kept = first("SELECT HEX(id) FROM %s_leases", stem), first("SELECT HEX(secret) FROM %s_leases", stem)
+    assert.truthy(whole:find(id, 1, true))
+    assert.equal(32, #kept)
+    assert.is_nil(whole:find(kept, 1, true))
+    assert(assert(manager:import(text)):release { confirm = true })
+  end)
+
+  describe("a record whose time is up", function()
+    it("and that is just being refreshed is not passed", function()
+      local lease = assert(manager:acquire(R1, { ttl = 0.3, auto_release = false }))
+      -- Somebody in the middle of a refresh: it will be unbroken.
+      local refreshing = support.foreign(store)
+      refreshing:query("SET autocommit=0")
+      support.sleep(0.35)
+      assert(refreshing:query(("UPDATE %s_leases SET till=TIMESTAMPADD(SECOND,60,UTC_TIMESTAMP(6)),turn=turn+1"):format(stem)))
+      local peer = support.process(store)
+      peer:acquire("lock", "acquire", R1, { timeout = 20 })
+      assert.is_true(peer:stays_blocked())
+      refreshing:query "COMMIT"
+      assert.is_true(peer:stays_blocked())
+      assert.is_true(lease:refresh())
+      assert(lease:release { confirm = true })
+      assert.is_true(peer:result())
+    end)
+
+    it("goes as a whole", function()
+      assert(manager:acquire_resources("u1", "a1", { "r1", "r2", "r3" }, { ttl = 0.1, auto_release = false }))
+      assert.same({ 1, 5 }, { leases(), rows() })
+      support.sleep(0.15)
+      assert(manager:acquire(R1, { timeout = 0 }))
+      assert.same({ 0, 0 }, { leases(), rows() })
+    end)
+  end)
+
+  describe("when the answer to a COMMIT never comes", function()
+    local between
+    before_each(function() between = proxy.open(store) end)
+    after_each(function() between:close() end)
+
+    -- Keeps the answers of all connections back that there are.
+    local function hold() for n = 1, #between.connections do between.hold(n) end end
+    local function finish() for _, connection in ipairs(between.connections) do connection.finish() end end
+
+    for _, warm in ipairs { false, true } do
+      it(("a lease is granted all the same, once (%s)"):format(warm and "in one trip" or "in steps"), function()
+        local peer = support.process(setmetatable({ dsn = between.dsn }, { __index = store }))
+        if warm then
+          for _ = 1, 3 do peer:call("assert(assert(manager:acquire(..., { ttl = 60 })):release { confirm = true })", R1) end
+        else
+          peer:call("assert(assert(manager:acquire(...)):release { confirm = true })", R1)
+        end
+        local before = #between.connections
+        local gatekeeper = support.foreign(store)
+        gatekeeper:query "SET autocommit=0"
+        if warm then
+          hold()
+        else
+          assert(gatekeeper:query(("UPDATE %s_gate SET n=1"):format(stem)))
+        end
+        peer:acquire("lock", "acquire", R1, { ttl = LONG, timeout = 20 })
+        if not warm then -- it has locked, and waits for the gate
+          support.wait_until(function()
+            uv.run "nowait"
+            for _, command in ipairs(between.commands) do
+              if command.text and command.text:find("UPDATE " .. stem .. "_gate", 1, true) then return true end
+            end
+          end)
+          hold()
+          gatekeeper:query "COMMIT"
+        end
+        support.wait_until(function()
+          uv.run "nowait"
+          return leases() == 1
+        end)
+        local id = first("SELECT HEX(id) FROM %s_leases", stem)
+        for n = 1, before do between.connections[n].finish() end
+        local granted, err = peer:result()
+        assert.is_true(granted, err and err.message)
+        assert.equal(1, leases())
+        assert.equal(3, rows())
+        -- What is still under way of the first try, or of its end, does not meet it.
+        assert.not_equal(id, first("SELECT HEX(id) FROM %s_leases", stem))
+        assert.is_true(peer:call "return handles.lock:check()")
+        peer:release "lock"
+        support.wait_until(function() return leases() == 0 end)
+        assert.equal(0, rows())
+        finish()
+      end)
+    end
+
+    it("to_lease fails with lost, and leaves no record behind", function()
+      local peer = support.process(setmetatable({ dsn = between.dsn }, { __index = store }))
+      assert.is_true(peer:call("handles.lock = assert(manager:acquire(...)) return true", R1))
+      local before = #between.connections
+      hold()
+      peer:start [[ local ok, err = handles.lock:to_lease { ttl = 60 } return ok, err and err.code ]]
+      support.wait_until(function()
+        uv.run "nowait"
+        return leases() == 1
+      end)
+      for n = 1, before do between.connections[n].finish() end
+      local ok, code = peer:result()
+      assert.is_nil(ok)
+      assert.equal("lost", code)
+      assert.same({ 0, 0 }, { leases(), rows() })
+    end)
+  end)
+
+  describe("a connection that is killed", function()
+    it("while a lease is waited for leaves no record, and the wait goes on or fails", function()
+      local lease = assert(manager:acquire(R1, { ttl = LONG }))
+      local peer = waiter { ttl = LONG, timeout = 10 }
+      for _, id in ipairs(store.sessions()) do store.kill(id) end
+      assert(lease:release { confirm = true })
+      local granted, err = peer:result()
+      if not granted then assert.equal("connection", type(err) == "table" and err.code or err) end
+      assert.equal(granted and 1 or 0, leases())
+    end)
+
+    it("does nothing to a lease", function()
+      local lease = assert(manager:acquire(R1, { ttl = LONG }))
+      for _, id in ipairs(store.sessions()) do store.kill(id) end
+      assert.is_true(lease:refresh())
+      for _, id in ipairs(store.sessions()) do store.kill(id) end
+      assert.is_true(lease:check())
+      for _, id in ipairs(store.sessions()) do store.kill(id) end
+      assert(lease:release { confirm = true })
+      assert.same({ 0, 0 }, { leases(), rows() })
+    end)
+  end)
+
+  describe("hierlock.attach", function()
+    local connection, locks
+    before_each(function()
+      local user, password, host, port, database = store.bare_dsn:match("^%a+://(.-):(.-)@(.-):(%d+)/([^?]*)")
+      connection = assert(support.luasql():connect(database, user, password, host, tonumber(port)))
+      locks = attach.luasql(connection, { table = store.table, timeout = 5 })
+    end)
+    after_each(function() connection:close() end)
+    local function run(query) return assert(connection:execute(query)) end
+
+    it("is kept out by leases, also in an older view, and keeps them out", function()
+      for _, earlier in ipairs { "START TRANSACTION", "START TRANSACTION WITH CONSISTENT SNAPSHOT" } do
+        run(earlier)
+        local lease = assert(manager:acquire(R1, { ttl = LONG }))
+        -- MariaDB 11.6+ lets nobody lock what is newer than his view.
+        local refuses = #store.sql():query "SHOW VARIABLES WHERE Variable_name='innodb_snapshot_isolation' AND Value='ON'" > 0
+        assert_code(refuses and earlier:find "SNAPSHOT" and "deadlock" or "timeout", locks:acquire(R1))
+        run "ROLLBACK"
+        run "START TRANSACTION"
+        assert.is_true(locks:acquire { "u1", "a1", "r2" })
+        assert_code("timeout", manager:acquire({ "u1", "a1", "r2" }, { ttl = LONG, timeout = 0 }))
+        run "ROLLBACK"
+        run "START TRANSACTION"
+        assert_code("timeout", locks:acquire_all { { "u2" }, { "u1", "a1" } })
+        run "ROLLBACK"
+        assert.is_true(lease:release { confirm = true })
+        run "START TRANSACTION"
+        assert.is_true(locks:acquire_all { { "u2" }, { "u1", "a1" } })
+        run "COMMIT"
+      end
+    end)
+
+    it("keeps others from recording leases below the same root, who are told in time, and lose nothing", function()
+      run "START TRANSACTION"
+      assert.is_true(locks:acquire(R1))
+      local other = { "u1", "a2" }
+      local start = support.now()
+      assert_code("timeout", manager:acquire(other, { ttl = LONG, timeout = 0.5 }))
+      assert.is_true(support.now() - start < 2.5)
+      local brief = support.open(store, { timeout = 0.5 })
+      local session = assert(brief:acquire(other))
+      start = support.now()
+      assert_code("timeout", session:to_lease { ttl = LONG })
+      assert.is_true(support.now() - start < 2.5)
+      assert.is_true(session:check())
+      run "COMMIT"
+      assert.is_true(session:to_lease { ttl = LONG })
+      assert.is_true(session:release { confirm = true })
+      brief:close()
+    end)
+
+    it("keeps nobody from refreshing and releasing what is not in its way", function()
+      local near, far = assert(manager:acquire({ "u1", "a2" }, { ttl = LONG })), assert(manager:acquire({ "u2" }, { ttl = LONG }))
+      run "START TRANSACTION"
+      assert.is_true(locks:acquire(R1))
+      for _, lease in ipairs { near, far } do
+        assert.is_true(lease:refresh())
+        assert.is_true(lease:release { confirm = true })
+      end
+      run "ROLLBACK"
+    end)
+
+    it("has its like in plan:sql, which is kept out where there may be leases", function()
+      local plan = hierlock.plan({ R1, { "u2" } }, { buckets = store.options.buckets })
+      local statement = plan:sql(store.dialect, store.table, true)
+      local function count()
+        run "START TRANSACTION"
+        local cursor, n = run(statement), 0
+        while cursor:fetch {} do n = n + 1 end
+        cursor:close()
+        return n
+      end
+      local n = count()
+      assert.equal(#plan:rows() + 2, n)
+      assert.is_true(plan:verify(n))
+      assert_code("timeout", manager:acquire(R1, { timeout = 0 }))
+      run "ROLLBACK"
+      local lease = assert(manager:acquire({ "u2", "a7" }, { ttl = LONG }))
+      n = count()
+      assert_code("not_provisioned", plan:verify(n))
+      run "ROLLBACK"
+      assert(lease:release { confirm = true })
+      assert.is_false((pcall(plan.sql, plan, store.dialect, store.table, 1)))
+    end)
+
+    it("takes the time from the server, whatever the program has set it to", function()
+      for _, set in ipairs { "UNIX_TIMESTAMP()+7200", "UNIX_TIMESTAMP()-7200", "UNIX_TIMESTAMP()+86400*180" } do
+        for _, zone in ipairs { "+00:00", "-11:00" } do
+          local lease = assert(manager:acquire(R1, { ttl = LONG }))
+          run("SET time_zone='" .. zone .. "',timestamp=" .. set)
+          run "START TRANSACTION"
+          assert_code("timeout", locks:acquire(R1))
+          run "ROLLBACK"
+          assert.is_true(lease:refresh(0.05))
+          support.sleep(0.1)
+          run "SET timestamp=DEFAULT"
+          run "START TRANSACTION"
+          assert.is_true(locks:acquire(R1))
+          run "COMMIT"
+          assert_code("lost", lease:refresh())
+        end
+      end
+    end)
+
+    it("takes what a lease held whose time is up, if it commits", function()
+      local lease = assert(manager:acquire(R1, { ttl = 0.1, auto_release = false }))
+      support.sleep(0.15)
+      run "START TRANSACTION"
+      assert.is_true(locks:acquire(R1))
+      run "ROLLBACK"
+      assert.is_true(lease:refresh())
+      assert.is_true(lease:refresh(0.1))
+      support.sleep(0.15)
+      run "START TRANSACTION"
+      assert.is_true(locks:acquire(R1))
+      run "COMMIT"
+      assert_code("lost", lease:refresh())
+      assert.same({ 0, 0 }, { leases(), rows() })
+    end)
+  end)
+
+  if server.control then
+    it("leases outlive a restart of the server, and a crash", function()
+      local session = assert(manager:acquire { "u2" })
+      local lease = assert(manager:acquire(R1, { ttl = 300 }))
+      local text = assert(assert(manager:acquire({ "u1", "a2" }, { ttl = 300 })):export())
+      for _, verb in ipairs { "restart", "kill" } do
+        store.command(verb)
+        if verb == "kill" then store.command "start" end
+        support.wait_until(function() return (lease:refresh()) end)
+        assert.is_true(lease:check())
+        local other = support.open(store)
+        assert_code("timeout", other:acquire(R1, { timeout = 0 }))
+        other:close()
+      end
+      assert.is_false(session:is_held())
+      assert.is_true(assert(manager:import(text)):release { confirm = true })
+      assert.is_true(lease:release { confirm = true })
+    end)
+
+    it("leases that are released while the server is down are given back when it is there again", function()
+      local list = {}
+      for i = 1, 3 do list[i] = assert(manager:acquire({ "u1", "a" .. i }, { ttl = 300 })) end
+      store.command "kill"
+      for _, lease in ipairs(list) do assert.is_true(lease:release()) end
+      support.sleep(1)
+      store.command "start"
+      support.wait_until(function() return leases() == 0 end)
+      assert.equal(0, rows())
+    end)
+  end
+
+  if server.root_dsn then
+    it("leases are there in spite of the administrator's defaults", function()
+      local root, restore = store.root(), {}
+      local function set(name, value)
+        local before = root:query("SELECT @@GLOBAL." .. name)[1][1]
+        restore[#restore + 1] = ("SET GLOBAL %s=%s"):format(name, tonumber(before) and before or "'" .. before .. "'")
+        root:query("SET GLOBAL %s=%s", name, value)
+      end
+      finally(function()
+        for _, query in ipairs(restore) do root:query(query) end
+      end)
+      local mariadb = server.dialect == "mariadb"
+      set("sql_mode", mariadb and "'ORACLE,NO_BACKSLASH_ESCAPES,EMPTY_STRING_IS_NULL'" or "'ANSI,NO_BACKSLASH_ESCAPES'")
+      set("autocommit", "0")
+      set("completion_type", "2")
+      set("innodb_lock_wait_timeout", "1")
+      set("sql_safe_updates", "1")
+      set("time_zone", "'-11:00'")
+      set(mariadb and "tx_isolation" or "transaction_isolation", "'SERIALIZABLE'")
+      set(mariadb and "tx_read_only" or "transaction_read_only", "1")
+      local one, other = support.open(store), support.open(store)
+      for _ = 1, 3 do
+        local lease = assert(one:acquire(R1, { ttl = LONG, owner = "\195\188\"'\\" }))
+        assert_code("timeout", other:acquire(R1, { timeout = 0 }))
+        assert_code("timeout", other:acquire(R1, { timeout = 0, ttl = LONG }))
+        assert.is_true(lease:refresh(2 * LONG))
+        local listed = other:leases { owner = "\195\188\"'\\" }
+        assert.equal(1, #listed)
+        assert.is_true(math.abs(listed[1].remaining - 2 * LONG) < 10)
+        lease = assert(other:import(assert(lease:export())))
+        assert.is_true(lease:release { confirm = true })
+      end
+      one:close()
+      other:close()
+    end)
+
+    describe("the least privileges", function()
+      local function user(grants)
+        local root, database = store.root(), first "SELECT DATABASE()"
+        root:query "DROP USER IF EXISTS leaser"
+        root:query "CREATE USER leaser IDENTIFIED BY 'leaserpassword'"
+        for name, privileges in pairs(grants) do
+          root:query("GRANT %s ON %s.%s TO leaser", privileges, database, name)
+        end
+        local dsn = store.dsn:gsub("//[^@]*@", "//leaser:leaserpassword@")
+        return hierlock.open(dsn, store.options)
+      end
+      after_each(function() store.root():query "DROP USER IF EXISTS leaser" end)
+
+      local function grants(more)
+        local list = {
+          hier_lock_meta = "SELECT",
+          [stem .. "_nodes"] = server.dialect == "mariadb" and "SELECT" or "SELECT,UPDATE",
+          [stem .. "_gate"] = "SELECT,UPDATE",
+          [stem .. "_leases"] = "SELECT,INSERT,UPDATE,DELETE",
+          [stem .. "_leased"] = "SELECT,INSERT,DELETE",
+        }
+        for name, privileges in pairs(more or {}) do list[name] = privileges end
+        return list
+      end
+
+      it("of those who take leases are few", function()
+        local one = assert(user(grants()))
+        local lease = assert(one:acquire(R1, { ttl = LONG }))
+        assert_code("timeout", manager:acquire(R1, { timeout = 0 }))
+        assert(lease:refresh())
+        local text = assert(lease:export())
+        lease = assert(one:import(text))
+        assert.equal(1, #one:leases())
+        assert.equal(1, one:revoke { target = R1 })
+        local session = assert(one:acquire(R1))
+        assert(session:to_lease { ttl = 0.1, auto_release = false })
+        support.sleep(0.15)
+        assert(assert(one:acquire(R1, { timeout = 0 })):release { confirm = true })
+        assert_code("lost", lease:check())
+        one:close()
+      end)
+
+      it("of those who only lock in sessions are fewer", function()
+        local one = assert(user(grants {
+          [stem .. "_gate"] = "SELECT", [stem .. "_leases"] = "SELECT,DELETE", [stem .. "_leased"] = "SELECT,DELETE",
+        }))
+        local lease = assert(manager:acquire(R1, { ttl = 0.2, auto_release = false }))
+        assert_code("timeout", one:acquire(R1, { timeout = 0 }))
+        support.sleep(0.25)
+        assert(assert(one:acquire(R1)):release { confirm = true })
+        assert_code("lost", lease:check())
+        assert_code("store", one:acquire(R1, { ttl = LONG }))
+        assert.equal(0, leases())
+        one:close()
+      end)
+    end)
+  end
+end)

@@ -1,0 +1,712 @@
+-- Leases on PostgreSQL: what they take for granted of the server; tables that are not there yet, or not
+-- any more, or closed to a role; what befalls connections and servers; what it costs. What all
+-- stores have in common is in leases_spec.lua.
+
+local hierlock = require "hierlock"
+local proxy = require "spec.support.proxy"
+local support = require "spec.support"
+
+local U1, A1, R1, R2 = { "u1" }, { "u1", "a1" }, { "u1", "a1", "r1" }, { "u1", "a1", "r2" }
+local LONG, SHORT = 60, 0.15
+
+local DROP = "DROP TABLE IF EXISTS public.hier_lock_leases, public.hier_lock_lease_rows; " ..
+  "DROP SEQUENCE IF EXISTS public.hier_lock_gate"
+local KEY = 4711 -- of no level
+
+local function assert_code(code, ok, err)
+  assert.is_nil(ok)
+  assert.equal(code, err.code, err.message)
+  return err
+end
+
+support.on_postgresql(function(store)
+  local managers, made
+
+  local function root(query, ...) return store.root():query(query, ...) end
+  local function provide() support.lease_tables(store.root()) end
+  local function open(options, dsn)
+    local all = {}
+    for k, v in pairs(store.options) do all[k] = v end
+    for k, v in pairs(options or {}) do all[k] = v end
+    local manager, err = hierlock.open(dsn or store.dsn, all)
+    managers[#managers + 1] = manager
+    return manager, err
+  end
+
+  before_each(function()
+    managers = {}
+    root(DROP)
+    provide()
+  end)
+  after_each(function()
+    support.close_peers()
+    for _, manager in ipairs(managers) do manager:close() end
+    root(DROP)
+    provide()
+    if made then root "DROP OWNED BY little; DROP ROLE little" end
+    made = false
+  end)
+
+  local function lease(manager, target, ttl, options)
+    local all = { ttl = ttl or LONG, timeout = 0 }
+    for k, v in pairs(options or {}) do all[k] = v end
+    return manager:acquire(target, all)
+  end
+
+  -- A role of its own, with what the statements grant; its DSN.
+  local function role(...)
+    root "CREATE ROLE little LOGIN PASSWORD 'little'"
+    made = true
+    for _, statement in ipairs { ... } do root((statement:gsub("%%", "%%%%"))) end
+    return (store.dsn:gsub("//[^@]*@", "//little:little@", 1))
+  end
+
+  -- ------------------------------------------------------------ assumptions
+
+  describe("what leases take for granted:", function()
+    local one, two
+    before_each(function()
+      one, two = support.foreign(store), support.foreign(store)
+      root "CREATE SEQUENCE public.hierlock_spec_s MINVALUE 1 MAXVALUE 2"
+      root "CREATE TABLE public.hierlock_spec_t (n int, till timestamptz)"
+      root "INSERT INTO public.hierlock_spec_t VALUES (1, clock_timestamp())"
+      root "GRANT ALL ON SEQUENCE public.hierlock_spec_s TO PUBLIC"
+      root "GRANT ALL ON public.hierlock_spec_t TO PUBLIC"
+    end)
+    after_each(function()
+      for _, each in ipairs { one, two } do pcall(each.query, each, "ROLLBACK") end
+      root "DROP SEQUENCE public.hierlock_spec_s"
+      root "DROP TABLE public.hierlock_spec_t"
+    end)
+
+    -- What `two` reads behind the wait for a lock, while `one` does something and gives it up.
+    local function behind(before, expression, meanwhile)
+      one:query "BEGIN"
+      one:query("SELECT pg_advisory_xact_lock(%d)", KEY)
+      for _, statement in ipairs(before) do two:query(statement) end
+      two:send("SELECT pg_advisory_xact_lock(%d), %s", KEY, expression)
+      support.wait_until(function() return store.waiting() == 1 end)
+      meanwhile()
+      one:query "COMMIT"
+      local rows, _, message = two:result()
+      return assert(rows, message)[1][2]
+    end
+
+    it("the value of a sequence is read behind the wait, and a table is as it was before", function()
+      root "SELECT setval('public.hierlock_spec_s', 1)"
+      local function meanwhile()
+        one:query "SELECT setval('public.hierlock_spec_s', 2)"
+        one:query "UPDATE public.hierlock_spec_t SET n = 2"
+      end
+      assert.equal("2", behind({ "BEGIN" }, "pg_sequence_last_value(to_regclass('public.hierlock_spec_s'))", meanwhile))
+      two:query "ROLLBACK"
+      root "UPDATE public.hierlock_spec_t SET n = 1"
+      assert.equal("1", behind({ "BEGIN" }, "(SELECT n FROM public.hierlock_spec_t)", meanwhile))
+      -- The next statement sees it.
+      assert.equal("2", two:query("SELECT n FROM public.hierlock_spec_t")[1][1])
+      two:query "ROLLBACK"
+    end)
+
+    it("a relation that was made during the wait is found behind the lock of another one", function()
+      local MISSING = "to_regclass('public.hierlock_spec_new')"
+      finally(function() root "DROP SEQUENCE public.hierlock_spec_new" end)
+      assert.truthy(behind({ "SELECT " .. MISSING, "BEGIN" },
+        "CASE WHEN pg_relation_is_updatable(1259,false) IS NULL THEN NULL ELSE " .. MISSING .. " END",
+        function() root "CREATE SEQUENCE public.hierlock_spec_new" end))
+    end)
+
+    it("what deletes if the time is up waits for a refresh that is under way, and deletes nothing", function()
+      one:query "BEGIN"
+      one:query "UPDATE public.hierlock_spec_t SET till = clock_timestamp() + interval '1 hour'"
+      assert.equal("1", two:query("SELECT count(*) FROM public.hierlock_spec_t WHERE till <= clock_timestamp()")[1][1])
+      assert.equal(0, two:query("DELETE FROM public.hierlock_spec_t WHERE n IN (SELECT n FROM public.hierlock_spec_t " ..
+        "WHERE till <= clock_timestamp() FOR UPDATE SKIP LOCKED)"))
+      two:send "DELETE FROM public.hierlock_spec_t WHERE till <= clock_timestamp()"
+      assert.is_true(two:stays_blocked())
+      one:query "COMMIT"
+      assert.equal(0, two:result())
+      assert.equal("1", two:query("SELECT count(*) FROM public.hierlock_spec_t")[1][1])
+    end)
+
+    it("a refresh waits for a deletion that is under way, and finds nothing", function()
+      one:query "BEGIN"
+      one:query "DELETE FROM public.hierlock_spec_t WHERE till <= clock_timestamp()"
+      two:send "UPDATE public.hierlock_spec_t SET till = clock_timestamp() + interval '1 hour'"
+      assert.is_true(two:stays_blocked())
+      one:query "COMMIT"
+      assert.equal(0, two:result())
+    end)
+
+    it("now() is the time of BEGIN", function()
+      two:query "BEGIN"
+      support.sleep(0.05)
+      assert.equal("t", two:query("SELECT clock_timestamp() - now() >= interval '40 ms'")[1][1])
+    end)
+  end)
+
+  -- ------------------------------------------------------------- the tables
+
+  it("sees a lease in tables that were made after it was opened, even while it waited", function()
+    root(DROP)
+    local holder = open()
+    local peer = support.process(store)
+    peer:call "manager:acquire({ 'u1' }):release { confirm = true }" -- it has seen that there are none
+    local session = assert(holder:acquire(R1))
+    peer:acquire("lock", "acquire", R1, { timeout = 10 })
+    support.wait_for_waiters(store, R1)
+    provide()
+    assert.is_true(session:to_lease { ttl = LONG })
+    assert.is_true(peer:stays_blocked())
+    assert.is_true(session:release { confirm = true })
+    assert.is_true((peer:result()))
+  end)
+
+  it("makes the tables at the first use of a lease, if it may", function()
+    root(DROP)
+    root "GRANT CREATE ON SCHEMA public TO testuser"
+    finally(function() root "REVOKE CREATE ON SCHEMA public FROM testuser" end)
+    local manager, other = open(), open()
+    assert.equal(0, #manager:leases())
+    assert.equal(0, manager:revoke { target = U1 })
+    assert.equal("0", root("SELECT count(*) FROM pg_class WHERE relname = 'hier_lock_gate'")[1][1])
+    local handle = assert(lease(manager, R1))
+    assert_code("timeout", other:acquire(R1, { timeout = 0 }))
+    local session = assert(other:acquire(R2))
+    assert.is_true(session:to_lease { ttl = LONG })
+    assert.equal(2, #manager:leases())
+    assert.is_true(handle:release { confirm = true })
+  end)
+
+  it("says what is missing where it may not make them; a session lock stays what it is", function()
+    root(DROP)
+    local manager = open()
+    local err = assert_code("not_provisioned", lease(manager, R1))
+    assert.truthy(err.message:find("hierlock provision --leases", 1, true))
+    local session = assert(manager:acquire(R1))
+    assert_code("not_provisioned", session:to_lease { ttl = 1 })
+    assert.is_true(session:check())
+    assert.is_true(session:release { confirm = true })
+    provide()
+    assert(lease(manager, R1)):release()
+  end)
+
+  it("says what is missing where there is no schema for them", function()
+    root(DROP)
+    root "ALTER SCHEMA public RENAME TO hierlock_spec_elsewhere"
+    finally(function() root "ALTER SCHEMA hierlock_spec_elsewhere RENAME TO public" end)
+    local manager = open()
+    assert_code("not_provisioned", lease(manager, R1))
+    local session = assert(manager:acquire(R1))
+    assert_code("not_provisioned", session:to_lease { ttl = 1 })
+    assert.is_true(session:check())
+    assert.is_true(session:release { confirm = true })
+    assert.equal(0, #manager:leases())
+  end)
+
+  it("is refused where this role may not see the leases", function()
+    local dsn = role()
+    root "REVOKE ALL ON SEQUENCE public.hier_lock_gate FROM PUBLIC"
+    local manager, err = open(nil, dsn)
+    assert.truthy(assert_code("not_provisioned", manager, err).message:find("GRANT", 1, true))
+    root "GRANT SELECT ON SEQUENCE public.hier_lock_gate TO little"
+    manager = assert(open(nil, dsn))
+    local session = assert(manager:acquire(R1))
+    assert.is_true(session:release { confirm = true })
+    -- From PostgreSQL 17 on a gate that may not be read has no value, which counts as open: then the records tell.
+    root "REVOKE SELECT ON SEQUENCE public.hier_lock_gate FROM little"
+    root "REVOKE ALL ON public.hier_lock_leases, public.hier_lock_lease_rows FROM PUBLIC"
+    assert_code("not_provisioned", manager:acquire(R1))
+  end)
+
+  it("is refused where this role may not look into the schema, once there are tables", function()
+    local dsn = role()
+    root "REVOKE USAGE ON SCHEMA public FROM PUBLIC"
+    finally(function() root "GRANT USAGE ON SCHEMA public TO PUBLIC" end)
+    root(DROP)
+    local manager = assert(open(nil, dsn))
+    assert(manager:acquire(R1)):release()
+    provide()
+    assert_code("not_provisioned", manager:acquire(R1))
+    assert_code("not_provisioned", lease(manager, R1))
+  end)
+
+  it("needs no more privileges than it says", function()
+    root "REVOKE ALL ON SEQUENCE public.hier_lock_gate FROM PUBLIC"
+    root "REVOKE ALL ON public.hier_lock_leases, public.hier_lock_lease_rows FROM PUBLIC"
+    root "GRANT ALL ON public.hier_lock_leases, public.hier_lock_lease_rows TO testuser"
+    root "GRANT ALL ON SEQUENCE public.hier_lock_gate TO testuser"
+    local dsn = role("GRANT SELECT ON SEQUENCE public.hier_lock_gate TO little",
+      "GRANT SELECT, UPDATE, DELETE ON public.hier_lock_leases, public.hier_lock_lease_rows TO little")
+    local owner, little = open(), assert(open(nil, dsn))
+    -- Whoever only takes session locks:
+    local over = assert(lease(owner, R1, SHORT))
+    assert_code("timeout", little:acquire(R1, { timeout = 0 }))
+    assert(little:acquire(R1)):release { confirm = true }
+    assert_code("lost", over:refresh())
+    assert_code("not_provisioned", lease(little, R1))
+    -- Whoever takes leases:
+    root "GRANT INSERT ON public.hier_lock_leases, public.hier_lock_lease_rows TO little"
+    root "GRANT UPDATE ON SEQUENCE public.hier_lock_gate TO little"
+    local handle = assert(lease(little, R1))
+    assert.is_true(handle:refresh())
+    assert.is_true(handle:check())
+    handle = assert(little:import((assert(handle:export()))))
+    assert.equal(1, #little:leases())
+    assert.equal(1, little:revoke { target = R1 })
+    assert_code("lost", handle:check())
+    assert.is_true(assert(lease(little, R1)):release { confirm = true })
+  end)
+
+  it("is refused where nothing is to be written", function()
+    local dsn = role "ALTER ROLE little SET default_transaction_read_only = on"
+    local manager = assert(open(nil, dsn))
+    assert_code("unsafe_server", lease(manager, R1))
+    assert.is_true(assert(manager:acquire(R1)):release { confirm = true })
+  end)
+
+  it("does not mind another default isolation", function()
+    local dsn = role("ALTER ROLE little SET default_transaction_isolation = 'serializable'",
+      "GRANT SELECT, INSERT, UPDATE, DELETE ON public.hier_lock_leases, public.hier_lock_lease_rows TO little",
+      "GRANT SELECT, UPDATE ON SEQUENCE public.hier_lock_gate TO little")
+    local one, two = assert(open(nil, dsn)), assert(open(nil, dsn))
+    local handle = assert(lease(one, R1, SHORT))
+    for _ = 1, 10 do assert.is_true(handle:refresh()) end
+    assert.is_true(assert(two:acquire(R1, { ttl = LONG })):release { confirm = true })
+    assert_code("lost", handle:refresh())
+  end)
+
+  it("fails, and shares nothing, when its tables are dropped or altered", function()
+    local manager, other = open(), open()
+    local handle = assert(lease(manager, R1))
+    local session = assert(other:acquire(R2))
+    assert.is_true(session:release { confirm = true })
+    root "ALTER TABLE public.hier_lock_leases RENAME COLUMN till TO until"
+    assert_code("not_provisioned", handle:refresh())
+    local ok, err = other:acquire(R1, { timeout = 0 })
+    assert.is_nil(ok)
+    assert.truthy(err.code == "not_provisioned" or err.code == "connection", err.code)
+    root(DROP)
+    ok, err = handle:check()
+    assert.is_nil(ok)
+    assert.truthy(err.code == "not_provisioned" or err.code == "lost", err.code)
+    provide()
+    assert(assert(other:acquire(R1, { timeout = 0 })):release { confirm = true })
+    assert.is_true(assert(lease(other, R1)):release { confirm = true })
+    assert_code("lost", handle:refresh())
+  end)
+
+  -- Where an administrator, or a trigger of his, turns it on for all tables.
+  it("refuses what row-level security would hide", function()
+    local dsn = role("GRANT SELECT, INSERT, UPDATE, DELETE ON public.hier_lock_leases, public.hier_lock_lease_rows TO little",
+      "GRANT SELECT, UPDATE ON SEQUENCE public.hier_lock_gate TO little")
+    local handle = assert(lease(open(), R1))
+    local user, password, host, port, database = store.bare_dsn:match("^%a+://(.-):(.-)@(.-):(%d+)/([^?]*)")
+    local connection = assert(support.luasql_postgresql():connect(database, user, password, host, tonumber(port)))
+    finally(function() connection:close() end)
+    for _, name in ipairs { "hier_lock_leases", "hier_lock_lease_rows" } do
+      root("ALTER TABLE public.%s ENABLE ROW LEVEL SECURITY", name)
+      local manager = assert(open(nil, dsn))
+      for _ = 1, 2 do assert_code("not_provisioned", manager:acquire(R1, { timeout = 0 })) end
+      assert_code("not_provisioned", lease(manager, R1))
+      assert_code("not_provisioned", manager:revoke { target = R1 })
+      assert(connection:execute "BEGIN")
+      assert_code("store", require("hierlock.attach").luasql(connection):acquire(R1, { timeout = 0 }))
+      assert(connection:execute "ROLLBACK")
+      root("ALTER TABLE public.%s DISABLE ROW LEVEL SECURITY", name)
+    end
+    assert.is_true(handle:refresh())
+  end)
+
+  it("refuses tables whose gate was dropped, until they are provisioned again", function()
+    local early = open()
+    assert(early:acquire(R2)):release { confirm = true }
+    local handle = assert(lease(open(), R1))
+    root "DROP SEQUENCE public.hier_lock_gate"
+    assert_code("not_provisioned", early:acquire(R1, { timeout = 0 }))
+    local manager, err = open()
+    assert_code("not_provisioned", manager, err)
+    local _, status = support.run('arg = { [0] = "hierlock", "provision", "--leases", "--grant-to", "PUBLIC" } ' ..
+      'require "hierlock.command.main"', "HIERLOCK_DSN='" .. store.root_dsn .. "'")
+    assert.equal(0, status)
+    assert_code("timeout", early:acquire(R1, { timeout = 0 }))
+    assert.is_true(handle:release { confirm = true })
+  end)
+
+  it("takes a gate without a value for an open one, as after a restore of the schema alone", function()
+    local early = open()
+    assert(early:acquire(R2)):release { confirm = true }
+    root "ALTER SEQUENCE public.hier_lock_gate RESTART"
+    assert(assert(early:acquire(R2)):release { confirm = true })
+    local handle = assert(lease(open(), R1))
+    root "ALTER SEQUENCE public.hier_lock_gate RESTART"
+    assert_code("timeout", early:acquire(R1, { timeout = 0 }))
+    assert_code("timeout", open():acquire(R1, { timeout = 0 }))
+    assert_code("timeout", lease(open(), R1))
+    assert.is_true(handle:release { confirm = true })
+  end)
+
+  -- ------------------------------------------------------------ the command
+
+  local function command(arguments, dsn)
+    return support.run([[
+      arg = { [0] = "hierlock", ]] .. arguments .. [[ }
+      require "hierlock.command.main"
+    ]], "HIERLOCK_DSN='" .. dsn .. "'")
+  end
+
+  it("is provisioned by the command, for a role", function()
+    local dsn = role()
+    root(DROP)
+    local output, status = command('"verify"', store.root_dsn)
+    assert.matches("no tables for leases", output)
+    assert.equal(0, status)
+    output, status = command('"provision", "--leases", "--dry-run"', store.root_dsn)
+    assert.matches("CREATE TABLE.*COMMIT;\n$", output)
+    assert.equal(0, status)
+    output, status = command('"provision", "--leases"', dsn)
+    assert.matches("permission denied", output)
+    assert.is_true(status ~= 0)
+    for _ = 1, 2 do
+      output, status = command('"provision", "--leases", "--grant-to", "little"', store.root_dsn)
+      assert.matches("has tables for leases, which little may use\n$", output)
+      assert.equal(0, status)
+    end
+    local manager = assert(open(nil, dsn))
+    local handle = assert(lease(manager, R1))
+    assert.equal(0, select(2, command('"provision", "--leases"', store.root_dsn))) -- closes no gate
+    assert_code("timeout", assert(open(nil, dsn)):acquire(R1, { timeout = 0 }))
+    assert.is_true(handle:release { confirm = true })
+    output, status = command('"verify"', dsn)
+    assert.matches("it has tables for leases\n$", output)
+    assert.equal(0, status)
+    root "DROP TABLE public.hier_lock_lease_rows"
+    output, status = command('"verify"', store.root_dsn)
+    assert.matches("some of the tables for leases are missing", output)
+    assert.equal(1, status)
+  end)
+
+  -- ------------------------------------------- in transactions of the program's
+
+  it("keeps out who has attached, and who locks by the statement of a plan", function()
+    local manager = open()
+    local plan = hierlock.plan { R1 }
+    local one = support.foreign(store)
+    local handle = assert(lease(manager, R1))
+    one:query "BEGIN"
+    assert.equal("not_provisioned", select(2, plan:verify(#one:query(plan:sql "postgresql"))).code)
+    one:query "ROLLBACK"
+    local user, password, host, port, database = store.bare_dsn:match("^%a+://(.-):(.-)@(.-):(%d+)/([^?]*)")
+    local connection = assert(support.luasql_postgresql():connect(database, user, password, host, tonumber(port)))
+    local locks = require("hierlock.attach").luasql(connection)
+    finally(function() connection:close() end)
+    for _, timeout in ipairs { 0, 0.1 } do
+      assert(connection:execute "BEGIN")
+      assert_code("timeout", locks:acquire(R1, { timeout = timeout }))
+      assert(connection:execute "ROLLBACK")
+    end
+    assert(connection:execute "BEGIN ISOLATION LEVEL REPEATABLE READ")
+    assert_code("store", locks:acquire(R1, { timeout = 0 }))
+    assert(connection:execute "ROLLBACK")
+    assert.is_true(handle:release { confirm = true })
+    assert(connection:execute "BEGIN")
+    assert(locks:acquire(R1, { timeout = 0 }))
+    assert_code("timeout", lease(manager, R1))
+    assert(connection:execute "ROLLBACK")
+  end)
+
+  -- ---------------------------------------------------------------- trouble
+
+  it("bears an end for ever, and one before all times, that somebody has written", function()
+    local manager, other = open(), open()
+    local handle = assert(lease(manager, R1))
+    root "UPDATE public.hier_lock_leases SET till = 'infinity'"
+    assert_code("timeout", other:acquire(R1, { timeout = 0 }))
+    assert.equal(1, #other:leases())
+    assert.is_true(handle:check())
+    root "UPDATE public.hier_lock_leases SET till = '-infinity'"
+    assert.equal(0, #other:leases())
+    assert_code("lost", handle:check())
+    assert.is_true(assert(other:acquire(R1, { timeout = 0 })):release { confirm = true })
+  end)
+
+  it("keeps nobody much longer than his time while somebody has its tables locked", function()
+    local manager, peer = open(), support.process(store)
+    local handle = assert(lease(manager, R1))
+    assert(assert(manager:acquire(R2)):release { confirm = true }) -- it looks in the same trip from now on
+    local other = support.sql_connection(store.root_dsn)
+    finally(function() other:close() end)
+    other:query "BEGIN"
+    other:query "LOCK TABLE public.hier_lock_leases, public.hier_lock_lease_rows"
+    for _, options in ipairs { { timeout = 0 }, { timeout = 0, ttl = LONG }, { timeout = 0.3 }, { timeout = 0.3, ttl = LONG } } do
+      local start = support.now()
+      assert_code("timeout", manager:acquire(R2, options))
+      assert.is_true(support.now() - start < 5)
+    end
+    assert_code("timeout", handle:refresh())
+    peer:acquire("lock", "acquire", R2, { timeout = 30, ttl = LONG })
+    support.sleep(1.5) -- longer than a try
+    assert.is_true(peer:stays_blocked())
+    other:query "ROLLBACK"
+    assert.is_true((peer:result()))
+    assert.is_true(handle:refresh())
+  end)
+
+  -- Whoever may make functions and operators in a schema of the path can offer other ones of the same names.
+  it("is seen, whatever the path of the program that has attached leads to", function()
+    root "CREATE SCHEMA evil"
+    local connection
+    finally(function()
+      if connection then connection:close() end
+      root "DROP SCHEMA evil CASCADE"
+    end)
+    for _, sql in ipairs {
+      "FUNCTION evil.to_regclass(text) RETURNS regclass LANGUAGE sql AS 'SELECT NULL::regclass'",
+      "FUNCTION evil.pg_sequence_last_value(regclass) RETURNS int8 LANGUAGE sql AS 'SELECT 1::int8'",
+      "FUNCTION evil.yes(int8,int4) RETURNS bool LANGUAGE sql AS 'SELECT true'",
+      "FUNCTION evil.no(int8,int8) RETURNS bool LANGUAGE sql AS 'SELECT false'",
+      "FUNCTION evil.no(uuid,uuid) RETURNS bool LANGUAGE sql AS 'SELECT false'",
+      "OPERATOR evil.< (FUNCTION=evil.yes,LEFTARG=int8,RIGHTARG=int4)",
+      "OPERATOR evil.= (FUNCTION=evil.no,LEFTARG=int8,RIGHTARG=int8)",
+      "OPERATOR evil.= (FUNCTION=evil.no,LEFTARG=uuid,RIGHTARG=uuid)",
+    } do root("CREATE %s", sql) end
+    root "GRANT USAGE ON SCHEMA evil TO PUBLIC"
+    local handle = assert(lease(open(), R1))
+    local one = support.foreign(store)
+    one:query "SET search_path=evil,pg_catalog"
+    one:query "BEGIN"
+    local plan = hierlock.plan { R1 }
+    assert.equal("not_provisioned", select(2, plan:verify(#one:query(plan:sql "postgresql"))).code)
+    one:query "ROLLBACK"
+    local user, password, host, port, database = store.bare_dsn:match("^%a+://(.-):(.-)@(.-):(%d+)/([^?]*)")
+    connection = assert(support.luasql_postgresql():connect(database, user, password, host, tonumber(port)))
+    assert(connection:execute "SET search_path=evil,pg_catalog")
+    for _, timeout in ipairs { 0, 0.1 } do
+      assert(connection:execute "BEGIN")
+      assert_code("timeout", require("hierlock.attach").luasql(connection):acquire(R1, { timeout = timeout }))
+      assert(connection:execute "ROLLBACK")
+    end
+    assert.is_true(handle:check())
+  end)
+
+  it("that was committed without an answer is dropped, and asked for again", function()
+    local between = proxy.open(store)
+    finally(function() between.close() end)
+    local peer = support.process(store, nil, between.dsn)
+    peer:call "manager:acquire({ 'u9' }, { ttl = 60 }):release { confirm = true }"
+    local n = #between.connections
+    for i = 1, n do between.hold(i) end
+    peer:start("local h = assert(manager:acquire(..., { ttl = 60 })) handles.h = h return h:check(), h:is_held()", R1)
+    local manager = open()
+    support.wait_until(function()
+      require("luv").run "nowait"
+      return #manager:leases() == 1
+    end, "the record")
+    local id = manager:leases()[1].id
+    for i = 1, n do between.connections[i].finish() end
+    local checked, held = peer:result()
+    assert.is_true(checked and held)
+    assert.equal(1, #manager:leases())
+    -- What is still under way of the first try, or of its end, does not meet it.
+    assert.not_equal(id, manager:leases()[1].id)
+    assert.is_true(peer:call "return handles.h:release { confirm = true }")
+    assert.equal(0, #manager:leases())
+  end)
+
+  -- The proxy keeps what the client says, and says it to the server when the client has given up.
+  it("whose COMMIT the server reads late, when nobody waits for it any more, never comes to be", function()
+    local between = proxy.open(store)
+    finally(function() between.close() end)
+    local peer = support.process(store, nil, between.dsn)
+    peer:call("manager:acquire({ 'u9' }, { ttl = 60 }):release { confirm = true } handles.h = assert(manager:acquire(...))", R1)
+    local n = #between.connections
+    for i = 1, n do between.detain(i) end
+    peer:start "local ok, err = handles.h:to_lease { ttl = 60 } return ok, err and err.code"
+    support.wait_until(function()
+      require("luv").run "nowait"
+      for i = 1, n do if #between.connections[i].detained > 0 then return true end end
+    end, "what converts")
+    for i = 1, n do between.connections[i].client:close() end
+    local ok, code = peer:result()
+    assert.is_nil(ok)
+    assert.equal("lost", code)
+    for i = 1, n do
+      between.deliver(i)
+      between.connections[i].finish()
+    end
+    local manager = open()
+    -- When the session's locks are free, the server has read it.
+    assert(assert(manager:acquire(R1, { timeout = 10 })):release { confirm = true })
+    assert.equal(0, #manager:leases())
+    assert.equal("0", root("SELECT count(*) FROM public.hier_lock_lease_rows")[1][1])
+  end)
+
+  it("that a session lock became without an answer is dropped: the lock is lost", function()
+    local between = proxy.open(store)
+    finally(function() between.close() end)
+    local peer = support.process(store, nil, between.dsn)
+    peer:call("manager:acquire({ 'u9' }, { ttl = 60 }):release { confirm = true } handles.h = assert(manager:acquire(...))", R1)
+    local n = #between.connections
+    for i = 1, n do between.hold(i) end
+    peer:start "local ok, err = handles.h:to_lease { ttl = 60 } return ok, err and err.code"
+    local manager = open()
+    support.wait_until(function()
+      require("luv").run "nowait"
+      return #manager:leases() == 1
+    end, "the record")
+    for i = 1, n do between.connections[i].finish() end
+    local ok, code = peer:result()
+    assert.is_nil(ok)
+    assert.equal("lost", code)
+    assert.equal(0, #manager:leases())
+    assert(assert(manager:acquire(R1, { timeout = 0 })):release { confirm = true })
+  end)
+
+  it("outlives the server's restart, and a crash", function()
+    local manager = open()
+    local handle = assert(lease(manager, R1))
+    for _, verb in ipairs { "restart", "kill" } do
+      store.command(verb)
+      if verb == "kill" then store.command "start" end
+      assert.is_true(handle:check())
+      assert.is_true(handle:refresh())
+      assert_code("timeout", open():acquire(R1, { timeout = 0 }))
+    end
+    assert.is_true(handle:release { confirm = true })
+  end)
+
+  it("that a session waits for is waited for no longer when that is ended, and nothing stays", function()
+    local manager, other = open(), open()
+    local handle = assert(lease(manager, R1))
+    local peer = support.process(store)
+    peer:start("local h, err = manager:acquire(..., { timeout = 5, ttl = 60 }) return h, err and err.code", R1)
+    support.wait_for_waiters(store, R1)
+    peer:signal "sigkill"
+    assert.is_true(handle:release { confirm = true })
+    assert(assert(other:acquire(R1)):release { confirm = true })
+    assert.equal(0, #manager:leases())
+  end)
+
+  it("that is over is waited for while there is no connection with which to delete it", function()
+    assert(lease(open(), R1, 1.5, { auto_release = false }))
+    local peer = support.process(store)
+    peer:acquire("lock", "acquire", R1, { timeout = 20 })
+    support.wait_for_waiters(store, R1)
+    root "ALTER ROLE testuser CONNECTION LIMIT 1"
+    finally(function() root "ALTER ROLE testuser CONNECTION LIMIT -1" end)
+    support.wait_until(function()
+      return root("SELECT count(*) FROM hier_lock_leases WHERE till > clock_timestamp()")[1][1] == "0"
+    end, "its end")
+    support.sleep(0.3)
+    assert.equal("1", root("SELECT count(*) FROM hier_lock_leases")[1][1])
+    root "ALTER ROLE testuser CONNECTION LIMIT -1"
+    assert.is_true((peer:result()))
+  end)
+
+  -- ------------------------------------------------------------------ costs
+
+  it("costs one trip where nobody is in the way; a session beside it, too", function()
+    local between = proxy.open(store)
+    finally(function() between.close() end)
+    local peer = support.process(store, nil, between.dsn)
+    peer:call "for _ = 1, 2 do manager:acquire({ 'u2', 'a', 'r' }, { ttl = 60 }):release { confirm = true } end"
+    between.take()
+    local turns = between.turns
+    peer:call "handles.one = assert(manager:acquire({ 'u2', 'a', 'r' }, { ttl = 60 }))"
+    between.take()
+    assert.equal(turns + 1, between.turns)
+    peer:call "assert(handles.one:refresh())"
+    between.take()
+    assert.equal(turns + 2, between.turns)
+    -- The gate is open: the look is in the trip, from the second time on.
+    peer:call "for _ = 1, 3 do manager:acquire({ 'u3', 'a', 'r' }):release { confirm = true } end"
+    between.take()
+    turns = between.turns
+    peer:call "handles.two = assert(manager:acquire { 'u3', 'a', 'r' })"
+    between.take()
+    assert.equal(turns + 1, between.turns)
+  end)
+
+  it("leaves the gate open as long as there are any, and no longer than the next sweep", function()
+    local function gate() return root("SELECT last_value FROM public.hier_lock_gate")[1][1] end
+    local handle = assert(lease(open(), R1))
+    assert.equal("2", gate())
+    open():leases()
+    assert.equal("2", gate())
+    assert.is_true(handle:release { confirm = true })
+    open():leases()
+    assert.equal("1", gate())
+    -- It opens again, for whoever is connected already, too.
+    local other = open()
+    assert(other:acquire(R1)):release { confirm = true }
+    support.keep(assert(lease(open(), R1)))
+    assert.equal("2", gate())
+    assert_code("timeout", other:acquire(R1, { timeout = 0 }))
+  end)
+
+  it("forgets what has ended long ago, and who revoked it", function()
+    local manager = open()
+    support.keep(assert(lease(manager, R1)))
+    support.keep(assert(lease(manager, R2)))
+    assert.equal(1, manager:revoke { target = R2 })
+    root "UPDATE public.hier_lock_leases SET till = till - interval '2 hours', revoked = revoked - interval '2 hours'"
+    open():leases()
+    assert.equal("0", root("SELECT count(*) FROM public.hier_lock_leases")[1][1])
+    assert.equal("0", root("SELECT count(*) FROM public.hier_lock_lease_rows")[1][1])
+  end)
+
+  it("is kept for all of its time from the grant, however long the transaction has waited before", function()
+    local manager, other = open(), open()
+    local session = assert(other:acquire(R1))
+    local peer = support.process(store)
+    peer:start("handles.h = assert(manager:acquire(..., { ttl = 3, timeout = 10 }))", R1)
+    support.wait_for_waiters(store, R1)
+    support.sleep(1.5)
+    assert.is_true(session:release { confirm = true })
+    peer:result()
+    local left = manager:leases()[1].remaining
+    assert.is_true(left > 1.8 and left <= 3, left)
+  end)
+
+  -- The server grants a lock, and ends the wait for it, in either order: here it is stopped between.
+  it("leaves no bell behind in a session whose wait ends when that is granted", function()
+    local handle = assert(lease(open(), U1))
+    local first, second = support.process(store), support.process(store)
+    first:acquire("lock", "acquire", { "u1", "a1", "n1" }, { timeout = 15 })
+    support.wait_for_waiters(store, U1)
+    second:acquire("lock", "acquire", { "u1", "a1", "n2" }, { timeout = 1 })
+    local backend = support.wait_until(function()
+      local rows = root "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND NOT granted"
+      return rows[1] and tonumber(rows[1][1])
+    end, "who waits for the bell")
+    local uv = require "luv"
+    local start = support.now()
+    uv.kill(backend, "sigstop")
+    finally(function() uv.kill(backend, "sigcont") end)
+    assert.is_true(handle:release { confirm = true })
+    assert.is_true((first:result()))
+    support.sleep(math.max(0, start + 1.02 - support.now())) -- the server's clock for the wait has run out
+    uv.kill(backend, "sigcont")
+    second:result()
+    assert.equal("0", root("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2")[1][1])
+    assert.equal("1", root("SELECT count(*) FROM pg_stat_activity WHERE pid = %d", backend)[1][1])
+  end)
+
+  it("above many waiters is looked at by one of them", function()
+    local handle = assert(lease(open(), U1))
+    local peers = {}
+    for i = 1, 5 do
+      peers[i] = support.process(store)
+      peers[i]:acquire("lock", "acquire", { "u1", "a1", "n" .. i }, { timeout = 15 })
+    end
+    support.wait_until(function()
+      return root("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND NOT granted")[1][1] == "4"
+    end, "four who wait for the fifth")
+    assert.equal("1", root("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND granted")[1][1])
+    assert.is_true(handle:release { confirm = true })
+    local start = support.now()
+    for _, peer in ipairs(peers) do assert.is_true((peer:result())) end
+    assert.is_true(support.now() - start < 1.5)
+    assert.equal("0", root("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2")[1][1])
+    assert.equal(5, #open():holders(A1))
+  end)
+end)

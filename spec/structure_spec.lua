@@ -1,0 +1,73 @@
+-- How the rooms of the house stand to each other: csrc/README.md draws it.
+
+-- Where make has put the objects of the modules that this Lua loads.
+local OBJECTS = package.cpath:match("([^;]*/build/[^;]*)/%?%.so") .. "/obj"
+
+local function lines(command, ...)
+  local pipe = assert(io.popen(command:format(...)))
+  local text = pipe:read "*a"
+  assert(pipe:close(), command:format(...))
+  return text:gmatch("[^\n]+")
+end
+
+-- A table: file -> set of the files whose functions or variables it uses.
+local function uses(folders)
+  local defined, graph, wanted = {}, {}, {}
+  local paths = {}
+  for path in lines("find %s -name '*.o'", OBJECTS .. "/" .. table.concat(folders, " " .. OBJECTS .. "/")) do
+    paths[#paths + 1] = path
+    graph[path:sub(#OBJECTS + 2, -3)] = {}
+  end
+  for line in lines("nm --print-file-name --extern-only %s", table.concat(paths, " ")) do
+    local path, kind, symbol = line:match("^(.-):.*(%a) (%S+)$")
+    local name = path:sub(#OBJECTS + 2, -3)
+    if kind == "U" then wanted[#wanted + 1] = { name, symbol } else defined[symbol] = name end
+  end
+  for _, each in ipairs(wanted) do
+    local other = defined[each[2]]
+    if other and other ~= each[1] then graph[each[1]][other] = true end
+  end
+  assert(next(graph), "no objects in " .. OBJECTS)
+  return graph
+end
+
+-- A circle as a list of names, or nil.
+local function circle(graph)
+  local state, path = {}, {}
+  local function visit(name)
+    path[#path + 1] = name
+    state[name] = "open"
+    for other in pairs(graph[name]) do
+      if state[other] == "open" then
+        path[#path + 1] = other
+        return path
+      elseif not state[other] then
+        local found = visit(other)
+        if found then return found end
+      end
+    end
+    state[name] = "done"
+    path[#path] = nil
+  end
+  for name in pairs(graph) do
+    local found = not state[name] and visit(name)
+    if found then return found end
+  end
+end
+
+describe("csrc", function()
+  it("has a core without circles", function()
+    local found = circle(uses { "core" })
+    assert.is_nil(found, found and table.concat(found, " -> "))
+  end)
+
+  it("has a core that uses nothing of the stores but the operations of those that are in it", function()
+    for name, others in pairs(uses { "core", "stores/file", "stores/null" }) do
+      for other in pairs(others) do
+        if name:find("^core/") and other:find("^stores/") then
+          assert.equal("core/open", name, other)
+        end
+      end
+    end
+  end)
+end)
