@@ -8,14 +8,16 @@
  *   4. No call outlives its time-out by HANG.
  *   5. Nobody is told `timeout` when nobody else held or wanted his nodes in all
  *      that time (of FREE_WAIT or longer).
- *   6. Without faults no lock is lost.
+ *   6. Without faults no session is lost.
+ *
+ * And what leasing.c asks of leases.
  *
  * Nothing is looked at before it is final. A record that ended at t can only meet
  * those that were granted before t, and whoever is granted later than the beginning of
  * this sweep can't: so it can be forgotten once no call or lock that is under way
  * began before t.
  */
-#include "soak.h"
+#include "leasing.h"
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -30,15 +32,33 @@
    after a failure or a death the server may need as long as a wait or a lease. */
 #define TRAIL (500 * MS)
 #define TRAIL_AFTER_FAILURE (12 * S)
+/* Somebody may import a lease, or be told of its end, for so long. */
+#define LEASES_REMEMBERED (10 * S)
 
 enum { SHOWN = 30 };
 
-/* Times are for a machine that has room; one on which many more threads want to run
-   than can is slower by so much. */
-static int64_t patience(int64_t time) {
-  double load;
-  double room = 2.0 * (double)sysconf(_SC_NPROCESSORS_ONLN);
-  return getloadavg(&load, 1) == 1 && load > room ? (int64_t)((double)time * load / room) : time;
+/* Times are for a machine that has room. One on which many more threads want to run
+   than can is slower by so much; and one that has just kept main itself from running
+   keeps others as well, each of the several that a call needs. */
+static int64_t lateness, lateness_at;
+
+void history_late(int64_t by, int64_t now) {
+  if (by <= lateness && now - lateness_at < 60 * S) return;
+  lateness = by;
+  lateness_at = now;
+}
+
+int64_t patience(int64_t time) {
+  static double load, room;
+  static int64_t looked_at; /* the kernel's figure changes every five seconds */
+  int64_t now = now_ns();
+  if (now - looked_at > S) {
+    room = 2.0 * (double)sysconf(_SC_NPROCESSORS_ONLN);
+    if (getloadavg(&load, 1) != 1) load = 0;
+    looked_at = now;
+  }
+  if (load > room) time = (int64_t)((double)time * load / room);
+  return time + 10 * lateness;
 }
 
 unsigned violations;
@@ -73,48 +93,77 @@ void say(const char *format, ...) {
 }
 
 void violation(const char *format, ...) {
+  char text[2 * MESSAGE];
   va_list arguments;
   violations++;
   if (violations > SHOWN) return;
-  (void)printf("%9.3f  VIOLATION %u: ", seconds_at(now_ns()), violations);
   va_start(arguments, format);
-  (void)vprintf(format, arguments);
+  (void)vsnprintf(text, sizeof text, format, arguments);
   va_end(arguments);
-  (void)printf("\n");
+  (void)printf("%9.3f  VIOLATION %u: %s\n", seconds_at(now_ns()), violations, text);
+  report_violation(text);
   if (violations == SHOWN) (void)printf("(further ones are only counted)\n");
   (void)fflush(stdout);
 }
 
-static const char *const kinds[] = {"acquire", "start", "extend", "start_extend"};
+static const char *const kinds[] = {"acquire", "start", "extend", "start_extend", "import", "revoke"};
 static const char *const endings[] = {
     "released", "freed", "closed its manager", "was told of the loss",
-    "was not granted", "cancelled", "died"};
+    "was not granted", "cancelled", "died", "exported it", "left it"};
+static const char *const filters[] = {"owner", "id", "target", ""};
 
-static void show(const char *name, const record *r) {
+const char *history_kind(const record *r) { return kinds[r->kind]; }
+const char *history_end(const record *r) { return endings[r->how]; }
+
+/* One that the last violation is about; the node: or -1. */
+static void show(const char *name, const record *r, int node) {
   if (violations > SHOWN) return;
   int shared_nodes = 0, exclusive_nodes = 0;
+  char *text = NULL;
+  size_t size;
+  FILE *to = open_memstream(&text, &size);
+  if (!to) abort();
   for (int i = 0; i < NODES; i++) {
     shared_nodes += r->modes[i] == HL_SHARED;
     exclusive_nodes += r->modes[i] == HL_EXCLUSIVE;
   }
-  (void)printf("             %s: worker %d (pid %d) thread %d manager %d handle %llu: %s of %d targets "
-               "(%d nodes exclusive, %d shared), time-out %lld ms%s\n",
-               name, r->worker, (int)r->pid, r->thread, r->manager,
-               (unsigned long long)r->handle, kinds[r->kind], r->targets,
-               exclusive_nodes, shared_nodes, (long long)r->timeout,
-               r->proxied ? ", through the proxy" : "");
-  (void)printf("                called %.6f", seconds_at(r->called));
-  if (r->granted) (void)printf(", granted %.6f, token %016llx", seconds_at(r->granted), (unsigned long long)r->token);
-  if (r->held) (void)printf(", held for sure until %.6f", seconds_at(r->held));
-  if (r->granted && r->promised == INT64_MAX) (void)printf(", promised for ever");
-  else if (r->granted && r->promised) (void)printf(", promised until %.6f", seconds_at(r->promised));
+  (void)fprintf(to, "%s: worker %d (pid %d) thread %d manager %d handle %llu: %s of %d targets "
+                "(%d nodes exclusive, %d shared), time-out %lld ms%s\n",
+                name, r->worker, (int)r->pid, r->thread, r->manager,
+                (unsigned long long)r->handle, kinds[r->kind], r->targets,
+                exclusive_nodes, shared_nodes, (long long)r->timeout,
+                r->proxied ? ", through the proxy" : "");
+  (void)fprintf(to, "                called %.6f", seconds_at(r->called));
+  if (r->since) (void)fprintf(to, ", a lease since %.6f", seconds_at(r->since));
+  if (r->granted) (void)fprintf(to, ", granted %.6f, token %016llx", seconds_at(r->granted), (unsigned long long)r->token);
+  if (r->held) (void)fprintf(to, ", held for sure until %.6f", seconds_at(r->held));
+  if (r->granted && r->promised == INT64_MAX) (void)fprintf(to, ", promised for ever");
+  else if (r->granted && r->promised) (void)fprintf(to, ", promised until %.6f", seconds_at(r->promised));
   if (r->ended)
-    (void)printf(", %s %.6f to %.6f", endings[r->how], seconds_at(r->ending),
-                 seconds_at(r->ended));
-  if (r->status) (void)printf(", status %s: %s", hl_status_name(r->status), r->why);
-  (void)printf("\n");
+    (void)fprintf(to, ", %s %.6f to %.6f", endings[r->how], seconds_at(r->ending),
+                  seconds_at(r->ended));
+  if (r->lease) {
+    (void)fprintf(to, "\n                lease of owner o%d, ttl at most %lld ms%s%s", r->owner, (long long)r->ttl_most,
+                  r->refreshes ? ", auto_refresh" : "", r->stays ? ", no auto_release" : "");
+    if (r->leased) (void)fprintf(to, ", converted %.6f", seconds_at(r->leased));
+    if (r->sure) (void)fprintf(to, ", unbroken at %.6f", seconds_at(r->sure));
+    if (r->yields) (void)fprintf(to, ", may have ended it itself from %.6f on", seconds_at(r->yields));
+    if (r->cut < INT64_MAX) (void)fprintf(to, ", taken away perhaps at %.6f", seconds_at(r->cut));
+    if (r->lost_at) (void)fprintf(to, ", told of the loss by a call of %.6f", seconds_at(r->lost_at));
+    if (r->revocation) (void)fprintf(to, ", by soak-%llu", (unsigned long long)r->revocation);
+  }
+  if (r->kind == CALL_REVOKE)
+    (void)fprintf(to, "\n                soak-%llu by %s (owner o%d): %llu leases", (unsigned long long)r->revocation, filters[r->filter], r->owner,
+                  (unsigned long long)r->revoked);
+  if (r->status) (void)fprintf(to, ", status %s: %s", hl_status_name(r->status), r->why);
+  (void)fclose(to);
+  (void)printf("             %s\n", text);
   (void)fflush(stdout);
+  report_about(name, r, node, text);
+  free(text);
 }
+
+void show_record(const char *name, const record *r) { show(name, r, -1); }
 
 /* ------------------------------------------------------------ single records */
 
@@ -123,11 +172,18 @@ static void check_times(const record *r) {
   int64_t took = r->ended - r->called, timeout = r->timeout * MS;
   if (r->granted) took = r->granted - r->called;
   if (r->how == END_DIED && !r->granted) return;
+  if (r->kind == CALL_IMPORT || r->kind == CALL_REVOKE) {
+    if (took > timeout + stopped + LATE && took > timeout + stopped + patience(LATE)) {
+      violation("a call took %.3f s", (double)took / 1e9);
+      show("it", r, -1);
+    }
+    return;
+  }
   if (took > longest_wait) longest_wait = took;
   if (r->status == HL_TIMEOUT) {
     if (took < timeout) {
       violation("a time-out came early, by %.3f ms", (double)(timeout - took) / 1e6);
-      show("it", r);
+      show("it", r, -1);
     }
     if (took - timeout - stopped > latest_timeout)
       latest_timeout = took - timeout - stopped;
@@ -135,11 +191,11 @@ static void check_times(const record *r) {
   if (took > timeout + stopped + LATE && took > timeout + stopped + patience(LATE)) {
     violation("a call took %.3f s, and its time-out is %.3f s", (double)took / 1e9,
               (double)timeout / 1e9);
-    show("it", r);
+    show("it", r, -1);
   }
-  if (r->how == END_LOST && !faults_expected) {
+  if (r->how == END_LOST && !faults_expected && !r->lease) {
     violation("a lock was lost, and nothing was done to it");
-    show("it", r);
+    show("it", r, -1);
   }
 }
 
@@ -152,7 +208,7 @@ static void check_under_way(const record *r, int64_t now) {
     return;
   told[r->worker][r->thread] = r->called;
   violation("a call hangs, for %.1f s now", (double)(now - r->called) / 1e9);
-  show("it", r);
+  show("it", r, -1);
 }
 
 /* ------------------------------------------------------------------- reading */
@@ -167,7 +223,9 @@ static void keep(record *r) {
   if (!copy) abort();
   memcpy(copy, r, sizeof *copy);
   kept[kept_count++] = copy;
+  report_record(copy);
   check_times(copy);
+  faults_check(copy);
   if (copy->granted) grants_checked++;
 }
 
@@ -185,6 +243,7 @@ void history_died(int worker, int64_t now) {
 
 /* Of a granted one, what is compared. A holding that was never confirmed is none. */
 static int64_t held_until(const record *r) {
+  if (r->lease) return lease_until(r);
   int64_t until = atomic_load(&r->held);
   /* Nothing but a loss that was done to it ends the promise, or its own end. */
   if (r->granted && until && !kills_expected && r->how == END_LOST) {
@@ -198,12 +257,12 @@ static int64_t held_until(const record *r) {
 
 typedef struct entry {
   record *record;
-  int64_t until;
+  int64_t from, until;
 } entry;
 
 static int by_grant(const void *left, const void *right) {
-  const record *a = ((const entry *)left)->record, *b = ((const entry *)right)->record;
-  return a->granted < b->granted ? -1 : a->granted > b->granted;
+  const entry *a = left, *b = right;
+  return a->from < b->from ? -1 : a->from > b->from;
 }
 
 /* A pair is told once: its later record remembers the earlier one's handle. */
@@ -221,14 +280,13 @@ static void two_holders(int node, const entry *a, const entry *b) {
   char name[32];
   int64_t until = a->until < b->until ? a->until : b->until;
   if (told_already(a->record, b->record)) return;
-  if (until - b->record->granted > longest_overlap)
-    longest_overlap = until - b->record->granted;
+  if (until - b->from > longest_overlap) longest_overlap = until - b->from;
   violation("two holders of %s at once, for %.3f ms: %s and %s", node_show(node, name),
-            (double)(until - b->record->granted) / 1e6,
+            (double)(until - b->from) / 1e6,
             a->record->modes[node] == HL_SHARED ? "shared" : "exclusive",
             b->record->modes[node] == HL_SHARED ? "shared" : "exclusive");
-  show("A", a->record);
-  show("B", b->record);
+  show("A", a->record, node);
+  show("B", b->record, node);
 }
 
 /* The two entries that hold longest, of different handles. */
@@ -251,7 +309,7 @@ static void longest_add(longest *self, const entry *e) {
 static void check_overlap(int node, const longest *before, const entry *e) {
   const entry *a = before->first;
   if (a && a->record->handle == e->record->handle) a = before->second;
-  if (a && a->until > e->record->granted) two_holders(node, a, e);
+  if (a && a->until > e->from) two_holders(node, a, e);
 }
 
 static void check_node(int node, entry *entries, size_t n) {
@@ -271,20 +329,26 @@ static void check_node(int node, entry *entries, size_t n) {
     longest_add(&all, e);
     longest_add(&exclusive, e);
     if (before && before->handle != r->handle && before->token >= r->token &&
-        !told_already(before, r)) {
+        !faults_new_tokens(before->granted, r->granted) && !told_already(before, r)) {
       violation("tokens of %s do not grow", node_show(node, name));
-      show("A", before);
-      show("B", r);
+      show("A", before, node);
+      show("B", r, node);
     }
     if (last_token_at[node] < r->granted && last_token[node] > r->token &&
-        !told_already(r, r)) {
+        !faults_new_tokens(last_token_at[node], r->granted) && !told_already(r, r)) {
       violation("tokens of %s do not grow: one of %.6f was %016llx",
                 node_show(node, name), seconds_at(last_token_at[node]),
                 (unsigned long long)last_token[node]);
-      show("B", r);
+      show("B", r, node);
     }
     before = r;
   }
+}
+
+/* It counts as a holder; not a lease that somebody took away before its grant was heard. */
+static bool holds(const record *r) {
+  if (r->lease) return r->granted && lease_until(r) > (r->since ? r->since : r->granted);
+  return r->granted && r->held;
 }
 
 static void check_nodes(void) {
@@ -292,7 +356,7 @@ static void check_nodes(void) {
   static size_t capacity;
   size_t first[NODES + 1] = {0}, at[NODES];
   for (size_t i = 0; i < kept_count; i++)
-    if (kept[i]->granted && kept[i]->held)
+    if (holds(kept[i]))
       for (int node = 0; node < NODES; node++) first[node + 1] += kept[i]->modes[node] != 0;
   for (int node = 0; node < NODES; node++) first[node + 1] += first[node];
   if (first[NODES] > capacity) {
@@ -303,10 +367,10 @@ static void check_nodes(void) {
   }
   memcpy(at, first, sizeof at);
   for (size_t i = 0; i < kept_count; i++)
-    if (kept[i]->granted && kept[i]->held) {
-      int64_t until = held_until(kept[i]);
+    if (holds(kept[i])) {
+      int64_t from = kept[i]->since ? kept[i]->since : kept[i]->granted, until = held_until(kept[i]);
       for (int node = 0; node < NODES; node++)
-        if (kept[i]->modes[node]) entries[at[node]++] = (entry){kept[i], until};
+        if (kept[i]->modes[node]) entries[at[node]++] = (entry){kept[i], from, until};
     }
   for (int node = 0; node < NODES; node++)
     check_node(node, entries + first[node], first[node + 1] - first[node]);
@@ -317,21 +381,22 @@ static int bucket_mates[NODES];
 
 static void find_bucket_mates(void) {
   hl_layout *layout;
-  uint32_t buckets[NODES];
+  uint64_t buckets[NODES];
   node_name name;
   (void)hl_layout_new(NULL, 0, BUCKETS, &layout, NULL);
   for (int i = 0; i < NODES; i++) {
     node_ids(i, &name);
     buckets[i] = hl_layout_bucket(layout, name.ids, name.n) * 4 + name.n;
     bucket_mates[i] = i;
-    for (int j = 0; j < i; j++)
+    for (int j = 0; j < i && (shared->buckets || !shared->server); j++)
       if (buckets[j] == buckets[i]) bucket_mates[i] = bucket_mates[j];
   }
   hl_layout_unref(layout);
 }
 
-static bool in_the_way(const record *a, const record *b) {
+bool history_in_the_way(const record *a, const record *b) {
   unsigned char modes[NODES] = {0};
+  if (!bucket_mates[NODES - 1]) find_bucket_mates();
   for (int i = 0; i < NODES; i++)
     if (a->modes[i] > modes[bucket_mates[i]]) modes[bucket_mates[i]] = a->modes[i];
   for (int i = 0; i < NODES; i++)
@@ -342,43 +407,65 @@ static bool in_the_way(const record *a, const record *b) {
 }
 
 /* When it is not in anybody's way any more, at the latest. */
-static int64_t gone_at(const record *r) {
+static int64_t session_gone_at(const record *r) {
   switch (r->how) {
   case END_RELEASED:
   case END_FREED:
   case END_CLOSED:
-    return r->ended + (r->proxied ? TRAIL_AFTER_FAILURE : TRAIL);
+    return r->ended + patience(r->proxied ? TRAIL_AFTER_FAILURE : TRAIL);
   case END_NO_GRANT:
-    return r->ended + (r->status == HL_TIMEOUT && !r->proxied ? TRAIL : TRAIL_AFTER_FAILURE);
+    return r->ended + patience(r->status == HL_TIMEOUT && !r->proxied ? TRAIL : TRAIL_AFTER_FAILURE);
   case END_CANCELLED:
   case END_LOST:
   case END_DIED:
+  case END_EXPORTED:
+  case END_LEFT:
     break;
   }
-  return r->ended + TRAIL_AFTER_FAILURE;
+  return r->ended + patience(TRAIL_AFTER_FAILURE);
 }
 
+/* A lease that nobody could give back is there until its time is up. */
+static int64_t gone_at(const record *r) {
+  int64_t gone = session_gone_at(r);
+  bool given_back = r->how == END_RELEASED || r->how == END_FREED || r->how == END_CLOSED ||
+                    (r->how == END_NO_GRANT && r->status == HL_TIMEOUT);
+  if (!r->ttl_most || (given_back && !shared->server)) return gone;
+  int64_t over = lease_end(r) + patience(TRAIL);
+  return over > gone ? over : gone;
+}
+
+record **history_kept(size_t *n) {
+  *n = kept_count;
+  return kept;
+}
+
+int64_t history_gone_at(const record *r) { return gone_at(r); }
+
+bool history_told(const record *a, const record *b) { return told_already(a, b); }
+
 static void check_free_timeout(const record *r, int64_t now) {
-  if (r->status != HL_TIMEOUT || r->kind == CALL_EXTEND || r->kind == CALL_START_EXTEND ||
+  if (r->status != HL_TIMEOUT || (r->kind != CALL_ACQUIRE && r->kind != CALL_START) ||
       r->timeout * MS < patience(FREE_WAIT))
     return;
   if (atomic_load(&shared->worker[r->worker].stopped) != r->stopped) return;
+  if (faults_excuse(r->called, r->ended)) return;
   for (size_t i = 0; i < kept_count; i++)
-    if (kept[i] != r && kept[i]->called < r->ended && gone_at(kept[i]) > r->called &&
-        in_the_way(kept[i], r))
+    if (kept[i] != r && kept[i]->kind != CALL_REVOKE && kept[i]->called < r->ended && gone_at(kept[i]) > r->called &&
+        history_in_the_way(kept[i], r))
       return;
   /* What is under way, a stopped holder above all, is in the way, too. */
   for (int w = 0; w < shared->workers; w++)
     for (int t = 0; t < shared->threads; t++)
       for (int i = 0; i < RECORDS; i++) {
         record *other = &shared->worker[w].records[t][i];
-        if (atomic_load(&other->state) != FREE && other->called < r->ended &&
-            in_the_way(other, r))
+        if (atomic_load(&other->state) != FREE && other->kind != CALL_REVOKE && other->called < r->ended &&
+            history_in_the_way(other, r))
           return;
       }
   violation("`timeout` after %.3f s, and nobody held or wanted any of it",
             (double)(r->ended - r->called) / 1e9);
-  show("it", r);
+  show("it", r, -1);
   (void)now;
 }
 
@@ -386,11 +473,11 @@ static void check_free_timeout(const record *r, int64_t now) {
 
 static int64_t matters_until(const record *r) {
   int64_t held = held_until(r), gone = gone_at(r);
+  if (lease_matters(r) || r->kind == CALL_REVOKE) gone += LEASES_REMEMBERED;
   return held > gone ? held : gone;
 }
 
 void history_sweep(int64_t now) {
-  if (!bucket_mates[NODES - 1]) find_bucket_mates();
   int64_t horizon = now;
   size_t before = kept_count;
   for (int w = 0; w < shared->workers; w++)
@@ -406,7 +493,9 @@ void history_sweep(int64_t now) {
           atomic_store_explicit(&r->state, FREE, memory_order_release);
         }
       }
+  if (shared->leases) leases_cut(before);
   check_nodes();
+  if (shared->leases) leases_check(before);
   for (size_t i = before; i < kept_count; i++) check_free_timeout(kept[i], now);
 
   size_t left = 0;
@@ -416,9 +505,10 @@ void history_sweep(int64_t now) {
       kept[left++] = r;
       continue;
     }
-    if (r->granted && r->held)
+    if (holds(r))
       for (int node = 0; node < NODES; node++)
-        if (r->modes[node] == HL_EXCLUSIVE && r->token > last_token[node]) {
+        if (r->modes[node] == HL_EXCLUSIVE &&
+            (r->token > last_token[node] || faults_new_tokens(last_token_at[node], r->granted))) {
           last_token[node] = r->token;
           last_token_at[node] = r->granted;
         }

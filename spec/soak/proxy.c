@@ -6,6 +6,9 @@
  *   is cut      nothing is passed on any more, in either direction; both ends stay open,
  *               and whatever is sent is taken
  *   is reset    both ends are closed
+ *   is halved   one of the two directions is closed
+ *
+ * Of each three connections one passes everything on in single bytes, all the time.
  *
  * Now and then all that there are are cut at once: then some hold for long.
  *
@@ -29,6 +32,10 @@ typedef struct connection {
   _Atomic int references;
   uint64_t seed;
   int64_t began;
+  bool bytes; /* one by one */
+  /* Closed after so many packets; 0: not. To the server only while it is logged in to:
+     later the holder of a lock would hear of the loss when others have it. */
+  int half_up, half_down;
 } connection;
 
 typedef struct direction {
@@ -36,6 +43,9 @@ typedef struct direction {
   int from, to;
   dice dice;
 } direction;
+
+/* Of what has come together; it would take too long. */
+#define BYTES_MOST 600
 
 static int server_port;
 
@@ -54,8 +64,9 @@ static int connect_server(void) {
 }
 
 static bool pass_on(direction *self, const char *data, ssize_t n, bool in_pieces) {
-  while (n > 0) {
+  for (int passed = 0; n > 0; passed++) {
     size_t piece = in_pieces ? 1 + (size_t)roll_below(&self->dice, 40) : (size_t)n;
+    if (self->both->bytes && passed < BYTES_MOST && !atomic_load(&shared->proxy_harmless)) piece = 1;
     if (piece > (size_t)n) piece = (size_t)n;
     ssize_t sent = send(self->to, data, piece, MSG_NOSIGNAL);
     if (sent <= 0) return false;
@@ -71,10 +82,18 @@ static void *direction_main(void *argument) {
   direction *self = argument;
   char data[16 * 1024];
   connection *both = self->both;
+  int half_after = self->from == both->client ? both->half_up : both->half_down, packets = 0;
+  bool halved = false;
   for (;;) {
     ssize_t n = recv(self->from, data, sizeof data, 0);
     if (n <= 0) break;
-    if (atomic_load(&both->cut)) continue;
+    if (halved || atomic_load(&both->cut)) continue;
+    if (++packets == half_after && !atomic_load(&shared->proxy_harmless)) {
+      (void)atomic_fetch_add(&shared->halves, 1u);
+      (void)shutdown(self->to, SHUT_WR);
+      halved = true;
+      continue;
+    }
     int kind = roll_below(&self->dice, 5000);
     bool in_pieces = false;
     if (atomic_load(&shared->proxy_harmless)) kind = 4999;
@@ -98,7 +117,7 @@ static void *direction_main(void *argument) {
   }
   /* The client first: it should know before the server frees anything. Not of a cut
      connection: nobody learns anything. */
-  if (!atomic_load(&both->cut) || self->from == both->client) {
+  if (!atomic_load(&both->cut) || self->from == both->client || both->began < atomic_load(&shared->crashed)) {
     (void)shutdown(both->client, SHUT_RDWR);
     if (!atomic_load(&both->cut)) (void)shutdown(both->server, SHUT_RDWR);
   }
@@ -109,6 +128,15 @@ static void *direction_main(void *argument) {
   }
   free(self);
   return NULL;
+}
+
+static void start(void *(*function)(void *), void *argument) {
+  pthread_attr_t detached;
+  pthread_t id;
+  (void)pthread_attr_init(&detached);
+  (void)pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
+  if (pthread_create(&id, &detached, function, argument)) abort();
+  (void)pthread_attr_destroy(&detached);
 }
 
 static void *accept_main(void *argument) {
@@ -124,9 +152,7 @@ static void *accept_main(void *argument) {
   if (!up || !down) abort();
   *up = (direction){both, both->client, both->server, dice_of(both->seed, 1)};
   *down = (direction){both, both->server, both->client, dice_of(both->seed, 2)};
-  pthread_t id;
-  if (pthread_create(&id, NULL, direction_main, down)) abort();
-  (void)pthread_detach(id);
+  start(direction_main, down);
   return direction_main(up);
 }
 
@@ -141,8 +167,11 @@ int proxy_main(int listener, int port, uint64_t seed) {
     both->client = client;
     both->seed = seed + n;
     both->began = now_ns();
-    pthread_t id;
-    if (pthread_create(&id, NULL, accept_main, both)) abort();
-    (void)pthread_detach(id);
+    dice d = dice_of(both->seed, 0);
+    int kind = roll_below(&d, 12);
+    both->bytes = kind % 3 == 0;
+    both->half_up = kind == 1 ? 1 + roll_below(&d, 3) : 0;
+    both->half_down = kind == 2 ? 2 + roll_below(&d, 300) : 0;
+    start(accept_main, both);
   }
 }

@@ -1,108 +1,152 @@
 /*
- * server.c - an administrator's connection to the server, in the main process.
+ * server.c - an administrator's connection to the server, in the main process. What differs between servers is in
+ * spec/servers.
  */
 #include "soak.h"
 
-#include "dsn.h"
+#include "provision.h"
 
-#include <mysql.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define TABLE "hierlock_soak"
+static const server_kind *kind;
+static sql *administrator;
+static hl_dsn admin_dsn, clients;
 
-static MYSQL *mysql;
-
-static void fail(const char *sql) {
-  (void)fprintf(stderr, "soak: %s: %s\n", sql, mysql_error(mysql));
+static void must(bool did, const char *what) {
+  if (did) return;
+  (void)fprintf(stderr, "soak: %s: %s\n", what, kind->error(administrator));
   exit(2);
 }
 
-static void query(const char *sql) {
-  if (mysql_query(mysql, sql)) fail(sql);
+static void query(const char *text) { must(sql_run(kind, administrator, &clients, text), text); }
+
+static void limits_set(void) { must(sql_all(kind, administrator, &clients, kind->limits.begin), "set limits"); }
+
+void server_restore(void) { must(sql_all(kind, administrator, &clients, kind->limits.end), "restore limits"); }
+
+static sql *connect_admin(void) { return kind->connect(&admin_dsn, clients.database, 10, false); }
+
+/* Their numbers are as low as those of the workers' were, before a crash: who is killed
+   for somebody of that time is one of them, or a worker. */
+enum { BYSTANDERS = 12 };
+static sql *bystanders[BYSTANDERS];
+
+static void bystanders_open(void) {
+  for (int i = 0; i < BYSTANDERS; i++) {
+    kind->close(bystanders[i]);
+    bystanders[i] = connect_admin();
+  }
 }
 
-int server_open(const char *text) {
-  hl_dsn dsn;
-  hl_error error;
-  if (hl_dsn_parse(text, &dsn, &error)) {
-    (void)fprintf(stderr, "soak: %s\n", error.message);
+int server_bystanders_lost(void) {
+  int lost = 0;
+  for (int i = 0; i < BYSTANDERS; i++) {
+    if (!bystanders[i] || !kind->ended(bystanders[i])) continue;
+    kind->close(bystanders[i]);
+    bystanders[i] = NULL;
+    lost++;
+  }
+  return lost;
+}
+
+void server_table(void) { sql_buckets = shared->leases ? SOAK_TABLE "_nodes" : SOAK_TABLE; }
+
+int server_open(void) {
+  kind = server_kind_of(shared->dsn);
+  server_table();
+  if (!server_dsn(kind, shared->dsn, &clients) || !server_dsn(kind, shared->admin_dsn, &admin_dsn)) return 2;
+  administrator = connect_admin();
+  if (!administrator) {
+    (void)fprintf(stderr, "soak: cannot connect as an administrator\n");
     return 2;
   }
-  mysql = mysql_init(NULL);
-  if (!mysql_real_connect(mysql, dsn.host, dsn.user, dsn.password, NULL, dsn.port, NULL, 0))
-    fail("connect");
-  query("SET SESSION wait_timeout = 100000");
-  hl_dsn_dispose(&dsn);
+  limits_set();
+  bystanders_open();
   return 0;
 }
 
-/* Into the database that the workers' DSN names. */
+bool server_open_again(void) {
+  sql *fresh = connect_admin();
+  if (!fresh) return false;
+  kind->close(administrator);
+  administrator = fresh;
+  limits_set();
+  bystanders_open();
+  return true;
+}
+
+static void rows_make(void) {
+  static char text[64 * 1024];
+  char sql_text[512];
+  (void)snprintf(sql_text, sizeof sql_text, "DROP TABLE IF EXISTS %s", kind->rows_table);
+  query(sql_text);
+  (void)snprintf(sql_text, sizeof sql_text,
+                 "CREATE TABLE %s (node INT NOT NULL PRIMARY KEY, fence %s NOT NULL DEFAULT 0,"
+                 " counter %s NOT NULL DEFAULT 0, elements %s NOT NULL DEFAULT 0)",
+                 kind->rows_table, kind->number, kind->number, kind->number);
+  query(sql_text);
+  int used = snprintf(text, sizeof text, "INSERT INTO %s (node) VALUES (0)", shared->rows_table);
+  for (int node = 1; node < NODES; node++) used += snprintf(text + used, sizeof text - (size_t)used, ",(%d)", node);
+  must(kind->run(administrator, text, NULL, NULL), "INSERT");
+}
+
+bool server_fill(const server_kind *store, sql *self, const hl_dsn *users) {
+  return store->provision(self, users->database, SOAK_TABLE, BUCKETS, shared->seed % 2, shared->leases, users->user);
+}
+
 void server_provision(void) {
-  static char sql[64 * 1024];
-  hl_dsn dsn;
-  if (hl_dsn_parse(shared->dsn, &dsn, NULL)) exit(2);
-  if (mysql_select_db(mysql, dsn.database)) fail(dsn.database);
-  hl_dsn_dispose(&dsn);
-  query("CREATE TABLE IF NOT EXISTS " TABLE
-        " (level TINYINT NOT NULL, bucket INT NOT NULL, PRIMARY KEY (level, bucket)) ENGINE=InnoDB");
-  query("CREATE TABLE IF NOT EXISTS hier_lock_meta (table_name VARCHAR(64) NOT NULL PRIMARY KEY,"
-        " buckets INT UNSIGNED NOT NULL, levels VARCHAR(1100) NOT NULL) ENGINE=InnoDB");
-  for (int level = 0; level < 3; level++)
-    for (int bucket = 0; bucket < BUCKETS;) {
-      int used = snprintf(sql, sizeof sql, "INSERT IGNORE INTO " TABLE " VALUES (%d,%d)", level, bucket++);
-      for (int i = 1; i < 1024 && bucket < BUCKETS; i++)
-        used += snprintf(sql + used, sizeof sql - (size_t)used, ",(%d,%d)", level, bucket++);
-      query(sql);
-    }
-  (void)snprintf(sql, sizeof sql, "REPLACE INTO hier_lock_meta VALUES ('" TABLE "', %d, 'user,account,resource')", BUCKETS);
-  query(sql);
+  const char *name = strstr(kind->rows_table, "{database}");
+  (void)snprintf(shared->rows_table, sizeof shared->rows_table, "%s%s", name ? clients.database : "",
+                 name ? name + strlen("{database}") : kind->rows_table);
+  shared->buckets = kind->buckets;
+  shared->tokens_repeat = shared->seed % 2; /* of a sequence, after the crash of a process */
+  rows_make();
+  must(sql_all(kind, administrator, &clients, kind->space_drop), "drop the space");
+  must(server_fill(kind, administrator, &clients), "provision");
 }
-
-static long long number(const char *sql) {
-  long long n = -1;
-  if (mysql_query(mysql, sql)) return -1;
-  MYSQL_RES *result = mysql_store_result(mysql);
-  MYSQL_ROW row = result ? mysql_fetch_row(result) : NULL;
-  if (row && row[0]) n = atoll(row[0]);
-  mysql_free_result(result);
-  return n;
-}
-
-/* The proxy connects from 127.0.0.2. Behind it a holder learns late that he was killed:
-   so these are left alone. */
-#define OURS "FROM information_schema.processlist WHERE db = DATABASE() AND id <> CONNECTION_ID()"
 
 bool server_kill(dice *d, bool only_query) {
-  char sql[256];
-  (void)snprintf(sql, sizeof sql, "SELECT id " OURS " AND host LIKE '127.0.0.1:%%' %s ORDER BY RAND(%u) LIMIT 1",
-                 only_query ? "AND command <> 'Sleep'" : "", (unsigned)roll_below(d, 1 << 30));
-  long long id = number(sql);
+  char text[100];
+  long long id = sql_number(kind, administrator, &clients, (unsigned)roll_below(d, 1 << 30),
+                            only_query ? kind->victim_busy : kind->victim);
   if (id < 0) return false;
-  (void)snprintf(sql, sizeof sql, "KILL %s %lld", only_query ? "QUERY" : "CONNECTION", id);
-  return mysql_query(mysql, sql) == 0;
+  (void)snprintf(text, sizeof text, only_query ? kind->interrupt : kind->kill, id);
+  return kind->run(administrator, text, NULL, NULL);
 }
 
-int server_transactions(void) {
-  return (int)number("SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_rows_locked > 0"
-                     " OR trx_lock_structs > 0");
+/* Seen first, then written: the connection has one result at a time. */
+static bool begins_anew[NODES];
+
+static void row_look(void *context, const char *const *fields) {
+  int node = atoi(fields[0]);
+  (void)context;
+  begins_anew[node] = !row_seen(node, strtoull(fields[1], NULL, 10), strtoull(fields[2], NULL, 10));
 }
 
-int server_connections(void) { return (int)number("SELECT COUNT(*) " OURS); }
+void server_rows(void) {
+  char text[256];
+  memset(begins_anew, 0, sizeof begins_anew);
+  (void)snprintf(text, sizeof text, "SELECT node, counter, elements FROM %s", shared->rows_table);
+  if (!kind->run(administrator, text, row_look, NULL)) return;
+  for (int node = 0; node < NODES; node++) {
+    if (!begins_anew[node]) continue;
+    (void)snprintf(text, sizeof text, "UPDATE %s SET fence = fence + 1, counter = 0, elements = 0 WHERE node = %d",
+                   shared->rows_table, node);
+    if (kind->run(administrator, text, NULL, NULL)) row_begun_again(node);
+  }
+}
 
-static void show(const char *what, const char *sql) {
-  if (mysql_query(mysql, sql)) return;
-  MYSQL_RES *result = mysql_store_result(mysql);
-  for (MYSQL_ROW row; result && (row = mysql_fetch_row(result));)
-    (void)printf("             %s %s\n", what, row[0]);
-  mysql_free_result(result);
+int server_transactions(void) { return (int)sql_number(kind, administrator, &clients, 0, kind->transactions); }
+
+int server_connections(void) { return (int)sql_number(kind, administrator, &clients, 0, kind->connections); }
+
+static void show_row(void *context, const char *const *fields) {
+  (void)context;
+  (void)printf("             %s\n", fields[0]);
 }
 
 void server_show(void) {
-  (void)printf("             (this is connection %lu)\n", mysql_thread_id(mysql));
-  show("transaction of connection",
-       "SELECT CONCAT_WS(' ', trx_mysql_thread_id, trx_state, 'since', trx_started, 'with', trx_rows_locked,"
-       " 'rows:', LEFT(trx_query, 100)) FROM information_schema.innodb_trx");
-  show("connection", "SELECT CONCAT_WS(' ', id, host, command, time, state, LEFT(info, 100)) FROM information_schema.processlist");
+  for (int i = 0; i < STATEMENTS && kind->show[i]; i++) (void)kind->run(administrator, kind->show[i], show_row, NULL);
 }

@@ -3,10 +3,20 @@
  * processes, which acquire and release at random, and disturbs them; both sides
  * meet in a shared mapping, so that what a worker wrote survives its kill -9.
  *
- *   main.c     starts workers, does the faults, prints progress and the summary
+ *   main.c     starts workers, does the small faults, prints progress and the summary
+ *   faults.c   the large faults, what is expected of each, what was measured
+ *   fault_*.c  the process that does one: see fault.h
+ *   clock.c    is preloaded into workers: a wall clock that jumps
  *   worker.c   a worker: threads that acquire, extend, cancel, release
+ *   lease.c    what its threads do with leases: see worker.h
+ *   lua/       a worker in Lua: coroutines that do the same, through the binding
+ *   area.c     what all of them use of the shared mapping
  *   history.c  decides whether what the workers wrote fits the rule
- *   server.c   an administrator's connection: provisions, kills, counts leftovers
+ *   leasing.c  the same, of leases
+ *   classic.c  a counter and a set, changed under the lock
+ *   report.c   draws what happened, for people
+ *   server.c   an administrator's connection: provisions, kills, counts leftovers; which
+ *              statements that takes, and which library, is a matter of spec/servers
  *   proxy.c    a TCP proxy that delays, cuts and resets
  *
  * The checker knows of hierlock only what docs promise: it computes from the
@@ -19,6 +29,22 @@
  * once, whatever was killed, stopped or cut. The death of a process needs no care: it
  * asks no more.
  *
+ * Leases beside sessions. A lease has one handle number as long as its record lives, through
+ * all who import it. What is known of it is more than what its holder believes:
+ *
+ *   held       as of a session
+ *   sure       a refresh, check or release that was called then said that the lease is unbroken:
+ *              nobody else had any of its nodes from its grant to that call, also while its
+ *              time was up, or nobody had it between an export and an import
+ *   promised   remaining() said that the store keeps it until then, whether or not its holder
+ *              lives. REMAINING_NS before: remaining() counts whole milliseconds
+ *
+ * The interval of a lease ends at the latest of these, and it begins at its grant, however often
+ * it was exported since. Two things end belief without the believer: somebody revokes the lease, or
+ * imports it. The holder is told at its next call. What is held and promised does not count from
+ * the call of such a one on (`cut`): that is counted apart. But `sure` counts: who is told after a
+ * revocation that his lease is unbroken is a violation.
+ *
  * All times are nanoseconds of CLOCK_MONOTONIC, which all processes share.
  */
 #ifndef SOAK_H
@@ -27,6 +53,7 @@
 #include "hierlock.h"
 
 #include <stdatomic.h>
+#include <stdio.h>
 #include <sys/types.h>
 #include <time.h>
 
@@ -41,6 +68,9 @@ enum {
   NODES = FIRST_RESOURCE + USERS * ACCOUNTS * RESOURCES,
   BUCKETS = 4096 /* so few that some nodes share one */
 };
+
+/* The servers' table of locks, where they have one. */
+#define SOAK_TABLE "hierlock_soak"
 
 /* A node's name, "u1/a2/r3"; its number of levels and ids. */
 typedef struct node_name {
@@ -66,7 +96,9 @@ typedef enum call_kind {
   CALL_ACQUIRE,
   CALL_START,
   CALL_EXTEND,
-  CALL_START_EXTEND
+  CALL_START_EXTEND,
+  CALL_IMPORT,
+  CALL_REVOKE /* not of a lock: what it revokes is in `filter` */
 } call_kind;
 
 typedef enum end_kind {
@@ -76,8 +108,14 @@ typedef enum end_kind {
   END_LOST,      /* is_held said no */
   END_NO_GRANT,  /* the call failed */
   END_CANCELLED, /* by us */
-  END_DIED       /* its process */
+  END_DIED,      /* its process */
+  /* Of leases: they go on until their time is up. */
+  END_EXPORTED,
+  END_LEFT /* without auto_release; or nobody knows whether the release came through */
 } end_kind;
+
+/* What a revocation names. */
+typedef enum revoke_filter { BY_OWNER, BY_ID, BY_TARGET, FILTERS } revoke_filter;
 
 typedef enum record_state { FREE, CALLED, HELD, ENDED } record_state;
 
@@ -102,7 +140,27 @@ typedef struct record {
   int status;           /* of the call */
   char why[120];        /* its message */
   uint64_t token;
+  uint64_t before; /* the token that an extend found; 0: none */
   int targets;
+
+  /* ---- of a lease, or of what became one */
+  bool lease;
+  bool refreshes, stays; /* auto_refresh; not auto_release */
+  int owner;             /* its number; of a CALL_REVOKE: whose */
+  int64_t since;         /* its grant, by whichever handle; 0: `granted` */
+  int64_t leased;        /* a lease since that call; 0: it was called as one */
+  int parts;             /* more than 1: so many records are of one lease, which was extended as a session */
+  int64_t ttl_most;      /* ms: the longest that it was ever asked for */
+  _Atomic int64_t sure;    /* see above; 0: never */
+  _Atomic int64_t yields;  /* from then on its holder itself may end it; 0: not yet */
+  _Atomic int64_t expires; /* in the store, at the latest; 0: a refresh may be under way */
+  int64_t asked_ttl;     /* ms: of the refresh or import that was told of the loss; 0: none was */
+  int64_t lost_at;       /* when the call that was told of it began */
+  uint64_t revocation;   /* that it was told of; its own number of a CALL_REVOKE; or 0 */
+  int64_t cut;           /* the checker's: see above; INT64_MAX: not */
+  /* ---- of a CALL_REVOKE; of one by id `handle` is the lease's */
+  revoke_filter filter;
+  uint64_t revoked;      /* how many */
   /* By node, 0 or hl_mode: what is to be locked, ancestors included. */
   unsigned char modes[NODES];
 } record;
@@ -121,11 +179,26 @@ enum {
   COUNT_SAMPLES,
   COUNT_FORKS,
   COUNT_OPENS,
+  COUNT_UPDATES, /* in memory */
+  COUNT_ROWS,    /* in the table */
+  COUNT_REFUSED, /* there, by a greater token */
+  COUNT_LEASES,
+  COUNT_CONVERTED, /* to_lease */
+  COUNT_REFRESHES,
+  COUNT_RESTORED,  /* of them, after its time was up */
+  COUNT_OVER,      /* the time was up, and is_held said so */
+  COUNT_EXPORTS,
+  COUNT_IMPORTS,
+  COUNT_REVOKES,   /* that found any */
+  COUNT_TOLD,      /* holders who were told by whom it was revoked */
+  COUNT_LEFT,      /* to their time */
   COUNTS
 };
 
 typedef struct worker_area {
   _Atomic pid_t pid;
+  _Atomic bool attached;       /* the process of that number has this area */
+  _Atomic int64_t granted_at;  /* its last grant */
   _Atomic int threads_at_rest; /* while `pause`, and they hold nothing */
   _Atomic int64_t stopped;     /* ns that it spent stopped; main's */
   _Atomic uint64_t handles;
@@ -133,17 +206,79 @@ typedef struct worker_area {
   record records[THREADS][RECORDS];
 } worker_area;
 
+/* A counter and a set of 64 elements of a node, and what all updates that are known make of
+   them: see classic.c. Of a row of the table, only the latter. */
+typedef struct cell {
+  volatile uint64_t counter, set; /* read and written under the lock, and not atomic */
+  _Atomic uint64_t updates, elements, unknown;
+} cell;
+
+/* Texts of exported leases, for whoever takes one. */
+enum { TEXTS = 24, TEXT_MOST = 12 * 1024, OWNERS = 60, TTL_MOST = 3000 };
+
+typedef struct text_slot {
+  _Atomic int busy; /* 1 + the worker who is at it; main frees a dead one's */
+  bool there;
+  char text[TEXT_MOST];
+  uint64_t handle, token;
+  int owner, targets;
+  int64_t since, promised, put; /* by the exporter; put: when */
+  int64_t ttl, ttl_most; /* ms: its own; the longest that it was ever asked for */
+  unsigned char modes[NODES];
+} text_slot;
+
 /* What workers want changes every few seconds: some faults need many large
    requests that do not wait, others many that meet at few nodes. */
 typedef enum mood { MIXED, LARGE, NARROW, MOODS } mood;
 
+/* ------------------------------------------------------------- the large faults */
+
+typedef enum large_fault {
+  CRASH,      /* kill -9 of the server, and a start */
+  STOPSERVER, /* SIGSTOP and SIGCONT of the server */
+  READONLY,   /* the server takes no writes for a while */
+  ALTER,      /* what an administrator does to the table of locks, rights, settings */
+  FULL,       /* no connection is left, or no room for a lock */
+  HOSTILE,    /* somebody does things to the lock directory and its files */
+  DISK,       /* the file system is full */
+  LIMITS,     /* a worker gets no more descriptors or memory */
+  FAULTS
+} large_fault;
+
+enum { WINDOWS = 64 };
+
+/* The time of one large fault; one at a time. Written by its process, but the last
+   two fields. Times are 0 as long as they have not come. */
+typedef struct fault_window {
+  int kind;                  /* large_fault */
+  int who;                   /* the worker that it is done to; -1: all */
+  _Atomic int64_t began;
+  _Atomic int64_t lost;      /* whoever held before that holds nothing any more; */
+  _Atomic int64_t before;    /* but only if it was granted before this, if this is not 0 */
+  _Atomic int64_t shut;      /* from then on nothing is granted, */
+  _Atomic int64_t opened;    /* until then */
+  _Atomic bool new_tokens;   /* those after `lost` do not follow those before */
+  _Atomic bool may_end;      /* a worker may die of it */
+  _Atomic unsigned may;      /* STATUS_BIT (spec/servers): what a call may come to by it */
+  _Atomic unsigned leases_may; /* and a call on a lease */
+  _Atomic int64_t ended;
+  char what[32];
+} fault_window;
+
 typedef struct shared_area {
   /* The run, set before the first worker starts. */
-  char dsn[512], proxied_dsn[512];
+  char dsn[512], proxied_dsn[512], admin_dsn[512], control[512];
+  char rows_table[160];
   uint64_t seed;
   int workers, threads;
   bool server; /* not the embedded store */
+  bool buckets;       /* nodes may share one */
+  bool tokens_repeat; /* some, when a process of the server crashes: docs/locking.md */
+  bool disk;   /* the embedded store has a file system of its own */
+  bool clock_jumps;
+  bool has_lua; /* the last worker is Lua's */
   bool extends, forks, queries;
+  bool leases; /* the space has them, and workers use them beside sessions */
   int64_t hold_timeout; /* ms */
 
   _Atomic bool pause, stop;
@@ -152,14 +287,22 @@ typedef struct shared_area {
   _Atomic unsigned complaints;
   char complaint[64][MESSAGE];
   /* What the proxy did. */
-  _Atomic uint64_t cuts, resets, delays;
+  _Atomic uint64_t cuts, resets, halves, delays;
   _Atomic bool proxy_harmless;
   _Atomic int64_t partition; /* connections from before are cut */
+  _Atomic int64_t crashed;   /* connections from before are dead, cut or not */
 
+  _Atomic unsigned window_count;
+  unsigned ways[FAULTS]; /* in which they were done so far; of the process that does one */
+  fault_window windows[WINDOWS]; /* the last ones, in turn */
+
+  cell cells[NODES], rows[NODES];
+  text_slot texts[TEXTS];
   worker_area worker[WORKERS];
 } shared_area;
 
 extern shared_area *shared;
+bool area_attach(const char *name);
 
 static inline int64_t now_ns(void) {
   struct timespec t;
@@ -199,12 +342,76 @@ static inline dice dice_of(uint64_t seed, uint64_t which) {
 
 void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* ------------------------------------------------------------------- area.c */
+
+/* All that a call has not written yet is as if it was never asked. The state is left. */
+void record_clear(record *r);
+/* Its time as a lease counts from now on. */
+void record_leases(record *r, int64_t ttl, int owner, bool refreshes, bool stays);
+/* Its holder itself may end it from now on, or from before. */
+void record_yields(record *r);
+/* By whom a lease was revoked, in the words of `by`; 0: by none of ours. */
+uint64_t revocation_of(const char *by);
+
+/* An update in memory: the read, the write, and, when it was held before and after, that it counts. */
+typedef struct cell_change {
+  int node;
+  uint64_t element, counter, set;
+} cell_change;
+void cell_read(int node, int element, cell_change *change);
+void cell_write(const cell_change *change);
+void cell_confirm(const cell_change *change);
+/* Whether it lasted, with an echo after its end, into the time between these two. */
+bool fault_meets(const fault_window *w, int64_t from, int64_t to, int64_t echo);
+/* Of the last large faults, which can still matter, the first one's number. */
+unsigned fault_first(void);
+/* In a worker: whether a call that began then may end so, because of one. */
+bool fault_allows(int status, int64_t called);
+/* The same of a call on a lease. */
+bool fault_allows_lease(int status, int64_t called);
+/* Whether an administrator has ended the statement. */
+bool killed_query(unsigned number, const char *message);
+
+/* ------------------------------------------------------------------ main.c */
+
+/* This program again, in a role. */
+pid_t process_start(const char *role, long a, uint64_t b);
+
+/* ---------------------------------------------------------------- faults.c */
+
+/* Adds one by its name; false: there is none such. */
+bool fault_add(const char *name, bool all);
+bool faults_any(void);
+/* In main, again and again: begins one when it is time. */
+void faults_turn(dice *dice, bool begin);
+/* Nothing is under way, and all workers have been served since. */
+bool faults_settled(void);
+/* An ended process of ours; whether it was the fault's. */
+bool faults_reap(pid_t pid, int status);
+/* Of a call that has ended: is what came of it as it should be? */
+void faults_check(const record *r);
+/* A call that lasted from .. to may have been kept waiting by one. */
+bool faults_excuse(int64_t from, int64_t to);
+/* When leases that were there between these two may have been lost with their files; INT64_MAX: never. */
+int64_t faults_cut(int64_t from, int64_t to);
+/* Whether there was one then, or shortly before. */
+bool faults_meet(int64_t from, int64_t to);
+/* Whether a holder may be told so, and nobody has taken anything. */
+bool faults_lose_leases(int64_t from, int64_t to);
+/* Between these two, tokens may have begun anew. */
+bool faults_new_tokens(int64_t from, int64_t to);
+/* Whether a worker may end so. */
+bool faults_may_end(int status);
+void faults_summary(FILE *to);
+/* Of a process of its own: does it. */
+int fault_main(int kind, uint64_t seed);
+
 /* ---------------------------------------------------------------- worker.c */
 
 /* Of a process of its own. */
 int worker_main(int worker, uint64_t round);
-/* Takes and releases every user in turn, each within a time; 0: it could. */
-int probe_main(void);
+/* Takes and releases every user in turn, each within so many ms; 0: it could. */
+int probe_main(int64_t timeout);
 
 /* --------------------------------------------------------------- history.c */
 
@@ -214,24 +421,72 @@ void history_sweep(int64_t now);
 void history_died(int worker, int64_t now);
 /* Whether its workers can lose their locks, or be slow, by what is done. */
 void history_expect(bool faults, bool kills);
+/* Main slept longer than it wanted to, by so much. */
+void history_late(int64_t by, int64_t now);
+/* What that time comes to on this machine, as busy as it is. */
+int64_t patience(int64_t time);
 
 extern unsigned violations;
 extern int64_t longest_wait, latest_timeout, longest_overlap;
 extern uint64_t grants_checked;
+/* Of leases: how many were believed after a revocation or an import, and for how long at most; how long after the end
+   of one a waiter was granted; how many ended by their time with a promise to somebody dead or gone. */
+extern uint64_t cut_believed, promises_checked, delays_checked, losses_checked;
+extern int64_t longest_cut, longest_delay;
 
 /* Prints "VIOLATION n: ..." and counts. */
 void violation(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* Whether one of them had to wait for the other. */
+bool history_in_the_way(const record *a, const record *b);
+const char *history_kind(const record *r);
+const char *history_end(const record *r);
 /* Seconds since the program began. */
 double seconds_at(int64_t when);
+void show_record(const char *name, const record *r);
 void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+/* --------------------------------------------------------------- classic.c */
+
+/* An update in the table. 1: done; 0: refused, by a greater token; -1: not known. */
+int row_update(int node, uint64_t token, int element, int pause_us);
+/* Ends what this thread has at the server. */
+void classic_close(void);
+/* While all rest: whether any was lost. */
+void classic_check(void);
+/* What stands in a row; whether all that was done to it is known. */
+bool row_seen(int node, uint64_t counter, uint64_t set);
+void row_begun_again(int node);
+
+/* ---------------------------------------------------------------- report.c */
+
+/* Something was done, to a worker or (-1) to all: marked on the axes. The name is a
+   literal. A moment when `to` is not after `from`. */
+void report_fault(const char *what, int worker, int64_t from, int64_t to);
+/* One that has ended. */
+void report_record(const record *r);
+/* A violation, and then up to two records that it is about, of a node (or -1). */
+void report_violation(const char *text);
+void report_about(const char *name, const record *r, int node, const char *text);
+/* Again and again. Writes the file, if there is a path and a new violation. */
+void report_turn(int64_t now, const char *path);
+/* The summary is a text; NULL while the run goes on. 0: it could. */
+int report_write(const char *path, const char *summary);
 
 /* ---------------------------------------------------------------- server.c */
 
-int server_open(const char *dsn);
+int server_open(void);
+/* After it was killed: false, not yet. */
+bool server_open_again(void);
+/* How many connections of others, which do nothing, have ended. */
+int server_bystanders_lost(void);
+void server_restore(void); /* its settings */
 void server_provision(void);
 /* Ends a random connection of the workers, or its statement; false: none. */
 bool server_kill(dice *dice, bool query);
 /* Transactions that hold rows of ours, connections of ours. */
+/* Shows classic.c what stands in its rows. Those that it is not sure of begin anew, with a fence that
+   keeps out whoever has written his token there. */
+void server_rows(void);
 int server_transactions(void);
 int server_connections(void);
 void server_show(void);

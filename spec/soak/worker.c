@@ -10,146 +10,74 @@
  *
  * Everything that a thread does stands in its records, before and after.
  */
-#include "soak.h"
+#include "worker.h"
 
-#include <pthread.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { LANES = 8, LANE_RECORDS = 4, MANAGERS = 3 };
-
-/* ---------------------------------------------------------------- the tree */
-
-int node_parent(int node) {
-  if (node >= FIRST_RESOURCE)
-    return FIRST_ACCOUNT + (node - FIRST_RESOURCE) / RESOURCES;
-  if (node >= FIRST_ACCOUNT) return (node - FIRST_ACCOUNT) / ACCOUNTS;
-  return -1;
-}
-
-void node_ids(int node, node_name *name) {
-  int path[3], n = 0;
-  for (int at = node; at >= 0; at = node_parent(at)) path[n++] = at;
-  name->n = (unsigned)n;
-  for (int i = 0; i < n; i++) {
-    (void)snprintf(name->text[i], sizeof name->text[i], "%c%d", "uar"[i],
-                   path[n - 1 - i]);
-    name->ids[i] = (hl_id){name->text[i], strlen(name->text[i])};
-  }
-}
-
-const char *node_show(int node, char out[32]) {
-  node_name name;
-  node_ids(node, &name);
-  (void)snprintf(out, 32, "%s%s%s%s%s", name.text[0], name.n > 1 ? "/" : "",
-                 name.n > 1 ? name.text[1] : "", name.n > 2 ? "/" : "",
-                 name.n > 2 ? name.text[2] : "");
-  return out;
-}
-
-void complain(const char *format, ...) {
-  va_list arguments;
-  unsigned i = atomic_fetch_add(&shared->complaints, 1u);
-  if (i >= 64) return;
-  va_start(arguments, format);
-  (void)vsnprintf(shared->complaint[i], MESSAGE, format, arguments);
-  va_end(arguments);
-}
-
-/* ----------------------------------------------------------------- a thread */
-
-typedef enum lane_state { LANE_FREE, LANE_STARTED, LANE_HELD, LANE_EXTENDING } lane_state;
-
-/* One lock and its extensions; records[0] is the acquisition. */
-typedef struct lane {
-  lane_state state;
-  hl_lock *lock;
-  hl_pending *pending;
-  record *records[LANE_RECORDS];
-  int64_t meanwhile; /* it was last told that it holds while an extend waited; or 0 */
-  int n;
-  int64_t until;     /* hold so long */
-  int64_t cancel_at; /* of the pending; 0: not */
-} lane;
-
-typedef enum thread_kind { BLOCKING, WAITING, CLOSING } thread_kind;
-
-typedef struct thread {
-  pthread_t id;
-  int number;
-  thread_kind kind;
-  int manager_number;
-  hl_manager *manager;
-  dice dice;
-  record *records;
-  int next_record;
-  hl_plan *plan;
-  bool follows; /* others of a burst, after a large one */
-  lane lanes[LANES];
-  int lane_count;
-} thread;
+enum { MANAGERS = 3 };
 
 static int me;
 static worker_area *area;
 static hl_manager *managers[MANAGERS];
 
-static void count(int what) { (void)atomic_fetch_add(&area->counts[what], 1u); }
+void count(int what) { (void)atomic_fetch_add(&area->counts[what], 1u); }
 
 static bool proxied(void) { return shared->proxied_dsn[0] && me % 2 == 1; }
 
 static hl_manager *manager_open(void) {
-  static const struct hl_store_ops *const stores[] = {&hl_store_mysql, NULL};
+  static const struct hl_store_ops *const stores[] = {&hl_store_mysql, &hl_store_postgresql, NULL};
   hl_config config = HL_CONFIG_INIT;
   hl_manager *manager = NULL;
   hl_error error;
-  (void)hl_layout_new(NULL, 0, BUCKETS, &config.layout, NULL);
+  if (hl_layout_new(NULL, 0, BUCKETS, &config.layout, NULL)) return NULL;
   config.dsn = proxied() ? shared->proxied_dsn : shared->dsn;
   config.hold_timeout = shared->hold_timeout;
   config.stores = stores;
   config.application = "soak";
+  int64_t called = now_ns();
   int status = hl_manager_open(&config, &manager, &error);
   hl_layout_unref(config.layout);
-  if (status && status != HL_ECONNECTION && !(shared->queries && error.server_errno == 1317))
+  if (status && status != HL_ECONNECTION && !killed_query(error.server_errno, error.message) &&
+      !fault_allows(status, called))
     complain("worker %d cannot open %s: %s", me, shared->server ? "the server" : shared->dsn,
              error.message);
   if (status == HL_OK) count(COUNT_OPENS);
   return manager;
 }
 
-/* A free record, filled in; the caller publishes it as CALLED. NULL: main has not
-   read enough of them yet. */
-static record *record_new(thread *self, call_kind kind, uint64_t handle,
-                          int64_t timeout) {
+/* Not for want of memory, which is a fault that ends. */
+static hl_plan *plan_new(hl_manager *manager) {
+  hl_plan *plan;
+  while (!(plan = hl_plan_new(hl_manager_layout(manager)))) (void)usleep(1000);
+  return plan;
+}
+
+record *record_new(thread *self, call_kind kind, uint64_t handle, int64_t timeout) {
   for (int i = 0; i < RECORDS; i++) {
     record *r = &self->records[self->next_record++ % RECORDS];
     if (atomic_load_explicit(&r->state, memory_order_acquire) != FREE) continue;
+    record_clear(r);
     r->handle = handle;
     r->worker = me;
     r->thread = self->number;
     r->manager = self->manager_number;
     r->pid = getpid();
     r->kind = kind;
-    r->how = END_DIED;
     r->proxied = proxied();
     r->timeout = timeout;
-    r->granted = r->promised = r->ending = r->ended = 0;
-    atomic_store(&r->held, 0);
-    r->status = 0;
-    r->why[0] = '\0';
-    r->token = 0;
-    r->targets = 0;
-    memset(r->modes, 0, sizeof r->modes);
     return r;
   }
   return NULL;
 }
 
-static void record_call(record *r) {
+uint64_t handle_new(void) { return atomic_fetch_add(&area->handles, 1u) * WORKERS + (uint64_t)me; }
+
+void record_call(record *r) {
   r->stopped = atomic_load(&area->stopped);
   r->called = now_ns();
   atomic_store_explicit(&r->state, CALLED, memory_order_release);
@@ -158,12 +86,14 @@ static void record_call(record *r) {
 static void record_grant(record *r, hl_lock *lock) {
   r->granted = now_ns();
   r->token = hl_lock_token(lock);
+  if (r->kind == CALL_IMPORT) r->promised = 0; /* until now its exporter's */
+  atomic_store(&area->granted_at, r->granted);
   atomic_store_explicit(&r->state, HELD, memory_order_release);
   count(COUNT_GRANTS);
   if (r->granted - r->called > 2 * MS) count(COUNT_WAITS);
 }
 
-static void record_end(record *r, end_kind how, int64_t ending) {
+void record_end(record *r, end_kind how, int64_t ending) {
   r->how = how;
   r->ending = ending;
   r->ended = now_ns();
@@ -173,7 +103,10 @@ static void record_end(record *r, end_kind how, int64_t ending) {
 static void target_add(thread *self, record *r, int node, hl_mode mode) {
   node_name name;
   node_ids(node, &name);
-  if (hl_plan_add(self->plan, name.ids, name.n, mode, true, NULL)) abort();
+  int status;
+  while ((status = hl_plan_add(self->plan, name.ids, name.n, mode, true, NULL)) == HL_ENOMEM)
+    (void)usleep(1000);
+  if (status) abort();
   r->targets++;
   if (node < FIRST_RESOURCE) mode = HL_EXCLUSIVE;
   if (r->modes[node] < mode) r->modes[node] = (unsigned char)mode;
@@ -184,16 +117,16 @@ static void target_add(thread *self, record *r, int node, hl_mode mode) {
 /* Chooses targets, in random order, some of them twice. Of MIXED ones most are in one
    account. LARGE ones share, and meet a few small exclusive ones, and thieves. NARROW ones are few
    resources of one user. */
-static void targets_choose(thread *self, record *r, bool few) {
+void targets_choose(thread *self, record *r, bool few) {
   dice *d = &self->dice;
   int now = atomic_load(&shared->mood), kind = roll_below(d, 100);
-  int n = kind < 50 ? 1 + roll_below(d, 3) : kind < 97 ? 2 + roll_below(d, 19) : 200;
+  int n = kind < 50 ? 1 + roll_below(d, 3) : kind < 96 ? 2 + roll_below(d, 19) : kind < 98 ? 1 + roll_below(d, 200) : 200;
   int shared_percent = roll_percent(d, 50) ? 80 : 30;
   int inner_percent = 8, elsewhere_percent = n > 20 ? 3 : 10;
   int account = roll_below(d, USERS * ACCOUNTS);
   if (now == LARGE) {
     bool small = kind >= 88 || (self->follows && shared->server);
-    n = small ? 1 + roll_below(d, 3) : 60 + roll_below(d, 141);
+    n = small ? 1 + roll_below(d, 3) : kind < 70 ? 60 + roll_below(d, 141) : 1 + roll_below(d, 200);
     shared_percent = kind < 88 ? 100 : 0;
     inner_percent = 0;
     elsewhere_percent = 50;
@@ -257,8 +190,7 @@ static int64_t hold_choose(dice *d) {
   return us * 1000;
 }
 
-/* What a call came to; the record of a failed one ends here. */
-static void call_returned(record *r, int status, hl_lock *lock,
+void call_returned(record *r, int status, hl_lock *lock,
                           const hl_error *error, bool cancelled) {
   r->status = status;
   if (status == HL_OK) {
@@ -275,13 +207,22 @@ static void call_returned(record *r, int status, hl_lock *lock,
   case HL_ECONNECTION: count(COUNT_FAILED); break;
   case HL_ERELEASED: break;
   default:
+    if (r->lease ? fault_allows_lease(status, r->called) : fault_allows(status, r->called)) {
+      count(COUNT_FAILED);
+      break;
+    }
     complain("worker %d thread %d: a call failed with %s: %s", r->worker,
              r->thread, hl_status_name(status), error->message);
   }
   /* A statement that an administrator kills is `cancelled`, too. */
-  if (status == HL_CANCELLED && !cancelled && !(shared->queries && error->server_errno == 1317))
+  if (status == HL_CANCELLED && !cancelled && !killed_query(error->server_errno, error->message))
     complain("worker %d thread %d: `cancelled`, and nobody did: %s", r->worker,
              r->thread, error->message);
+  if (status == HL_ELOST && r->kind == CALL_IMPORT) {
+    r->revocation = revocation_of(error->revoked_by);
+    r->lost_at = r->called;
+    if (r->revocation) count(COUNT_TOLD);
+  }
   record_end(r, cancelled ? END_CANCELLED : END_NO_GRANT, now_ns());
 }
 
@@ -299,7 +240,7 @@ static void believe(lane *self, int64_t when) {
    extend waits, the server may end a deadlock at its cost, and grants the other one
    before it says so. So what is believed meanwhile counts when it is known that this is
    not what happened. */
-static bool lane_sample(lane *self) {
+bool lane_sample(lane *self) {
   int64_t before = now_ns();
   bool held = hl_lock_is_held(self->lock);
   count(COUNT_SAMPLES);
@@ -312,8 +253,9 @@ static bool lane_sample(lane *self) {
 
 /* Another belief: what remaining() says. Only before a time at which the lease
    ends without us, so it is asked for now and then, and first. */
-static void lane_promise(lane *self) {
+void lane_promise(lane *self) {
   int64_t before = now_ns(), left = hl_lock_remaining(self->lock);
+  if (left <= 0) return;
   for (int i = 0; i < self->n; i++) {
     record *r = self->records[i];
     if (r && atomic_load(&r->state) == HELD)
@@ -321,7 +263,32 @@ static void lane_promise(lane *self) {
   }
 }
 
-static void lane_end(lane *self, end_kind how, int64_t ending) {
+/* Changes the counter and the set of a node that it holds exclusively: see classic.c. */
+void lane_update(thread *self, lane *l) {
+  dice *d = &self->dice;
+  const record *r = l->records[roll_below(d, l->n)];
+  int node = roll_below(d, NODES), tries = 0;
+  if (!r || atomic_load(&r->state) != HELD) return;
+  for (; tries < NODES && r->modes[node] != HL_EXCLUSIVE; tries++) node = (node + 1) % NODES;
+  if (tries == NODES || !lane_sample(l)) return;
+  int element = roll_below(d, 64), pause_us = roll_percent(d, 90) ? roll_below(d, 100) : roll_below(d, 3000);
+  if (shared->server && roll_percent(d, 40)) {
+    int done = row_update(node, hl_lock_token(l->lock), element, pause_us);
+    if (done >= 0) count(done ? COUNT_ROWS : COUNT_REFUSED);
+    if (done == 0 && lane_sample(l) && (!l->lease || lease_confirm(l)))
+      complain("worker %d thread %d: a greater token than %016llx has been there, and handle %llu still holds node %d", me,
+               self->number, (unsigned long long)hl_lock_token(l->lock), (unsigned long long)r->handle, node);
+    return;
+  }
+  cell_change change;
+  cell_read(node, element, &change);
+  (void)usleep((unsigned)pause_us);
+  cell_write(&change);
+  count(COUNT_UPDATES);
+  if (lane_sample(l) && (!l->lease || lease_confirm(l))) cell_confirm(&change);
+}
+
+void lane_end(lane *self, end_kind how, int64_t ending) {
   for (int i = 0; i < self->n; i++) {
     record *r = self->records[i];
     if (r && (atomic_load(&r->state) == HELD || atomic_load(&r->state) == CALLED))
@@ -329,6 +296,7 @@ static void lane_end(lane *self, end_kind how, int64_t ending) {
     self->records[i] = NULL;
   }
   self->n = 0;
+  self->lease = false;
   self->state = LANE_FREE;
 }
 
@@ -337,6 +305,10 @@ static void lane_drop(thread *self, lane *l) {
   int64_t ending = now_ns();
   ending = now_ns();
   int how = roll_below(d, 10);
+  if (l->lease && l->state != LANE_STARTED) {
+    lease_drop(self, l);
+    return;
+  }
   if (l->state == LANE_STARTED) {
     hl_pending_cancel(l->pending);
     count(COUNT_CANCELS);
@@ -350,6 +322,10 @@ static void lane_drop(thread *self, lane *l) {
   }
   hl_error error;
   int status = HL_OK;
+  if (l->state == LANE_ASKING) { /* it may be a lease by now */
+    lease_drop(self, l);
+    return;
+  }
   if (how < 8) status = hl_lock_release(l->lock, how == 0, &error);
   hl_lock_free(l->lock);
   if (l->pending) hl_pending_free(l->pending);
@@ -369,17 +345,17 @@ static void lane_lost(lane *l) {
   lane_end(l, END_LOST, ending);
 }
 
-static void lane_held(thread *self, lane *l) {
+void lane_held(thread *self, lane *l) {
   l->state = LANE_HELD;
   l->until = now_ns() + hold_choose(&self->dice);
+  if (l->lease) lease_held(self, l);
   (void)lane_sample(l);
 }
 
 /* Begins an acquisition: blocking, or as a pending. */
 static void lane_begin(thread *self, lane *l, bool block) {
   int64_t timeout = timeout_choose(&self->dice);
-  uint64_t handle = atomic_fetch_add(&area->handles, 1u) * WORKERS + (uint64_t)me;
-  record *r = record_new(self, block ? CALL_ACQUIRE : CALL_START, handle, timeout);
+  record *r = record_new(self, block ? CALL_ACQUIRE : CALL_START, handle_new(), timeout);
   if (!r) return;
   bool large = atomic_load(&shared->mood) == LARGE;
   int steal_percent = !large || (shared->server && !block) ? 10 : block ? 20 : 60;
@@ -389,7 +365,10 @@ static void lane_begin(thread *self, lane *l, bool block) {
     r->timeout = timeout = 0;
   hl_options options = HL_OPTIONS_INIT;
   hl_error error;
+  char label[24], owner[24];
   options.timeout = timeout;
+  l->lease = false;
+  if (shared->leases && roll_percent(&self->dice, 50)) lease_choose(self, l, r, &options, label, owner);
   l->records[0] = r;
   l->n = 1;
   count(COUNT_CALLS);
@@ -398,13 +377,14 @@ static void lane_begin(thread *self, lane *l, bool block) {
     int status = hl_acquire(self->manager, self->plan, &options, &l->lock, &error);
     call_returned(r, status, l->lock, &error, false);
     if (status == HL_OK) lane_held(self, l);
-    else l->n = 0;
+    else l->n = 0, l->lease = false;
     return;
   }
   int status = hl_start(self->manager, self->plan, &options, &l->pending, &error);
   if (status) {
     call_returned(r, status, NULL, &error, false);
     l->n = 0;
+    l->lease = false;
     return;
   }
   l->state = LANE_STARTED;
@@ -424,10 +404,11 @@ static void lane_extend(thread *self, lane *l, bool block) {
   record *r = record_new(self, block ? CALL_EXTEND : CALL_START_EXTEND,
                          l->records[0]->handle, timeout);
   if (!r) return;
-  targets_choose(self, r, true);
+  targets_choose(self, r, atomic_load(&shared->mood) != LARGE || roll_percent(&self->dice, 90));
   hl_options options = HL_OPTIONS_INIT;
   hl_error error;
   options.timeout = timeout;
+  r->before = hl_lock_token(l->lock);
   count(COUNT_EXTENDS);
   l->records[l->n++] = r;
   record_call(r);
@@ -489,6 +470,7 @@ static void lane_turn(thread *self, lane *l) {
     lane_held(self, l);
   } else {
     l->n = 0;
+    l->lease = false;
     l->state = LANE_FREE;
   }
 }
@@ -536,6 +518,8 @@ static void close_and_open(thread *self) {
   int64_t ending = now_ns();
   hl_manager *closing = self->manager;
   self->manager = NULL;
+  for (int i = 0; i < self->lane_count; i++)
+    if (self->lanes[i].lease) lease_closing(&self->lanes[i]);
   hl_manager_close(closing);
   for (int i = 0; i < self->lane_count; i++) {
     lane *l = &self->lanes[i];
@@ -546,7 +530,8 @@ static void close_and_open(thread *self) {
     hl_lock_free(l->lock);
     l->lock = NULL;
     l->pending = NULL;
-    lane_end(l, END_CLOSED, ending);
+    if (l->lease) lease_closed(l, ending);
+    else lane_end(l, END_CLOSED, ending);
   }
 }
 
@@ -578,7 +563,8 @@ static void begin_some(thread *self) {
   bool all = atomic_load(&shared->mood) == LARGE || roll_percent(&self->dice, 5);
   for (int i = 0; i < self->lane_count; i++)
     if (self->lanes[i].state == LANE_FREE) {
-      lane_begin(self, &self->lanes[i], self->kind == BLOCKING);
+      if (shared->leases && roll_percent(&self->dice, 12)) lease_import(self, &self->lanes[i]);
+      if (self->lanes[i].state == LANE_FREE) lane_begin(self, &self->lanes[i], self->kind == BLOCKING);
       if (!all) break;
       /* The first is on its way, in a thread of the library's: the others come in
          any moment of that. */
@@ -596,7 +582,7 @@ static void *thread_main(void *argument) {
     if (!self->manager) (void)usleep(100000);
   }
   if (!self->manager) return NULL;
-  self->plan = hl_plan_new(hl_manager_layout(self->manager));
+  self->plan = plan_new(self->manager);
   int64_t close_at = now_ns() + roll_below(&self->dice, 2000) * MS;
   while (!atomic_load(&shared->stop)) {
     if (atomic_load(&shared->pause)) thread_rest(self);
@@ -608,8 +594,16 @@ static void *thread_main(void *argument) {
         lane_turn(self, l);
         if (l->state == LANE_HELD || l->state == LANE_FREE) idle = false;
       }
-      if (l->state == LANE_HELD || l->state == LANE_EXTENDING) {
+      if (l->state == LANE_ASKING) {
+        lease_answer(self, l);
+        if (l->state == LANE_FREE) idle = false;
+      }
+      if (l->lease && (l->state == LANE_HELD || l->state == LANE_ASKING)) {
+        lease_turn(self, l);
+        if (l->state == LANE_FREE) idle = false;
+      } else if (l->state == LANE_HELD || l->state == LANE_EXTENDING || l->state == LANE_ASKING) {
         if (roll_percent(&self->dice, 5)) lane_promise(l);
+        if (l->state == LANE_HELD && roll_percent(&self->dice, 20)) lane_update(self, l);
         if (!lane_sample(l)) {
           if (l->state == LANE_HELD || roll_percent(&self->dice, 5)) lane_lost(l);
         } else if (now_ns() > l->until) {
@@ -618,6 +612,8 @@ static void *thread_main(void *argument) {
         } else if (l->state == LANE_HELD && shared->extends &&
                    roll_below(&self->dice, 100) < 4) {
           lane_extend(self, l, self->kind == BLOCKING && self->lane_count == 1);
+        } else if (l->state == LANE_HELD && shared->leases && roll_percent(&self->dice, 4)) {
+          lease_convert(self, l);
         }
       }
     }
@@ -626,6 +622,7 @@ static void *thread_main(void *argument) {
       idle = false;
     }
     fork_sometimes(self);
+    if (shared->leases) lease_revoke_sometimes(self);
     if (self->kind == CLOSING && now_ns() > close_at) {
       close_and_open(self);
       while (!self->manager && !atomic_load(&shared->stop) ) {
@@ -635,7 +632,7 @@ static void *thread_main(void *argument) {
       }
       if (!self->manager) break;
       hl_plan_free(self->plan);
-      self->plan = hl_plan_new(hl_manager_layout(self->manager));
+      self->plan = plan_new(self->manager);
       close_at = now_ns() + roll_below(&self->dice, 2000) * MS;
     }
     observe_sometimes(self);
@@ -645,6 +642,7 @@ static void *thread_main(void *argument) {
     if (self->lanes[i].state != LANE_FREE) lane_drop(self, &self->lanes[i]);
   if (self->kind == CLOSING && self->manager) hl_manager_close(self->manager);
   hl_plan_free(self->plan);
+  classic_close();
   return NULL;
 }
 
@@ -652,6 +650,7 @@ int worker_main(int worker, uint64_t round) {
   static thread threads[THREADS];
   me = worker;
   area = &shared->worker[worker];
+  atomic_store(&area->attached, true);
   signal(SIGCHLD, SIG_IGN); /* forked children are nobody's concern */
   for (int i = 0; i < MANAGERS; i++)
     while (!managers[i] && !atomic_load(&shared->stop)) {
@@ -670,7 +669,8 @@ int worker_main(int worker, uint64_t round) {
     self->lane_count = self->kind == BLOCKING ? 1 : shared->server ? LANES / 2 : LANES;
     self->dice = dice_of(shared->seed, (round * WORKERS + (uint64_t)worker) * THREADS + (uint64_t)i);
     self->records = area->records[i];
-    if (pthread_create(&self->id, NULL, thread_main, self)) return 1;
+    /* It may be memory that is short: see limits() in faults.c. */
+    while (pthread_create(&self->id, NULL, thread_main, self)) (void)usleep(10000);
   }
   for (int i = 0; i < shared->threads; i++) (void)pthread_join(threads[i].id, NULL);
   for (int i = 0; i < MANAGERS; i++) hl_manager_close(managers[i]);
@@ -682,12 +682,39 @@ int worker_main(int worker, uint64_t round) {
 static void show_holder(void *context, const hl_holder *holder) {
   char *at = context;
   size_t used = strlen(at);
-  (void)snprintf(at + used, MESSAGE - used, "; %s by pid %lld %s",
-                 holder->waiting ? "awaited" : "held", (long long)holder->pid,
-                 holder->path);
+  (void)snprintf(at + used, MESSAGE - used, "; %s by pid %lld %s", holder->waiting ? "awaited" : "held",
+                 (long long)holder->pid, holder->path);
+  used = strlen(at);
+  if (holder->kind == HL_LEASE)
+    (void)snprintf(at + used, MESSAGE - used, ", lease %s of %s for %lld ms", holder->label, holder->owner,
+                   (long long)holder->remaining_ms);
 }
 
-int probe_main(void) {
+/* While worker 0 rests its records are ours: so the checker sees when we were granted what a lease had been left
+   on. NULL: it has not read enough of them yet. */
+static record *probe_record(int user, int64_t timeout) {
+  for (int i = 0; i < RECORDS; i++) {
+    record *r = &shared->worker[0].records[0][i];
+    if (atomic_load_explicit(&r->state, memory_order_acquire) != FREE) continue;
+    record_clear(r);
+    r->handle = atomic_fetch_add(&shared->worker[0].handles, 1u) * WORKERS;
+    r->worker = r->thread = 0;
+    r->manager = MANAGERS;
+    r->pid = getpid();
+    r->kind = CALL_ACQUIRE;
+    r->proxied = false;
+    r->timeout = timeout;
+    r->targets = 1;
+    r->modes[user] = HL_EXCLUSIVE;
+    r->stopped = atomic_load(&shared->worker[0].stopped);
+    r->called = now_ns();
+    atomic_store_explicit(&r->state, CALLED, memory_order_release);
+    return r;
+  }
+  return NULL;
+}
+
+int probe_main(int64_t timeout) {
   int failures = 0;
   me = 0;
   area = &shared->worker[WORKERS - 1];
@@ -702,11 +729,23 @@ int probe_main(void) {
     hl_error error;
     hl_lock *lock;
     hl_options options = HL_OPTIONS_INIT;
-    options.timeout = shared->server ? 15000 : 5000;
+    options.timeout = timeout;
     hl_plan *plan = hl_plan_new(hl_manager_layout(manager));
     node_ids(user, &name);
     (void)hl_plan_add(plan, name.ids, name.n, HL_EXCLUSIVE, true, NULL);
+    record *r = probe_record(user, timeout);
     int status = hl_acquire(manager, plan, &options, &lock, &error);
+    /* A starved server ends a connection; then nothing is known of the user. */
+    for (int tries = 0; status == HL_ECONNECTION && tries < 3; tries++) status = hl_acquire(manager, plan, &options, &lock, &error);
+    if (r && status == HL_OK) {
+      r->granted = now_ns();
+      r->token = hl_lock_token(lock);
+      atomic_store(&r->held, r->granted);
+    }
+    if (r) {
+      r->status = status;
+      record_end(r, status ? END_NO_GRANT : END_FREED, now_ns());
+    }
     if (status) {
       char who[MESSAGE] = "";
       (void)hl_manager_holders(manager, plan, show_holder, who, NULL);

@@ -1,0 +1,285 @@
+/*
+ * lane.c - one lane: a client, a peer, and one fault after the other. Here is what is done
+ * at a point, and what must hold then.
+ */
+#include "faults.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* A client that has not ended by then hangs: each of its calls has a shorter limit. */
+#define RUN_LIMIT (60 * S)
+/* How long a client of the embedded store stands still. Its locks have no end. */
+#define STILL (120 * MS)
+/* For the peer to stand in line before the client is killed. */
+#define IN_LINE (2 * MS)
+
+static lane_area *area;
+static int lane, runs;
+static pid_t peer;
+
+void complain(lane_area *of, const char *format, ...) {
+  va_list arguments;
+  int i = atomic_fetch_add(&of->complaints, 1);
+  if (i >= COMPLAINTS) return;
+  va_start(arguments, format);
+  (void)vsnprintf(of->complaint[i], MESSAGE, format, arguments);
+  va_end(arguments);
+}
+
+static void give_order(order o) {
+  unsigned before = atomic_load(&area->order);
+  atomic_store(&area->order, before - before % ORDERS + ORDERS + o);
+}
+
+/* True: the peer had everything, at or after `since`, before the deadline. */
+static bool peer_had_all(int64_t since, int64_t deadline) {
+  while (atomic_load(&area->grabbed_at) < since) {
+    if (now_ns() > deadline) return false;
+    (void)usleep(200);
+  }
+  return true;
+}
+
+static void worst(mode m, int64_t took, const point *p) {
+  int64_t before = atomic_load(&shared->worst[m]);
+  while (took > before)
+    if (atomic_compare_exchange_weak(&shared->worst[m], &before, took)) {
+      (void)point_show(p, shared->worst_at[m]);
+      return;
+    }
+}
+
+/* ---------------------------------------------------------------- the faults */
+
+static int64_t killed_at; /* 0: not */
+
+static void do_kill(tracer *client, const point *p) {
+  int64_t began = now_ns();
+  area->dirty = true;
+  give_order(GRAB);
+  while (!atomic_load(&area->asks) && atomic_load(&area->grabbed_at) < began && now_ns() < began + S) (void)usleep(100);
+  (void)usleep(IN_LINE / 1000);
+  killed_at = now_ns();
+  (void)kill(client->pid, SIGKILL);
+  (void)trace_run(client, killed_at + SOON);
+  if (!peer_had_all(began, killed_at + SOON))
+    complain(area, "%.0f s after the client was killed the peer cannot get what it had", SOON / 1e9);
+  int64_t had = atomic_load(&area->grabbed_at);
+  worst(KILL, had > killed_at ? had - killed_at : 0, p);
+}
+
+static void do_stop(tracer *client, const point *p) {
+  int64_t began = now_ns(), limit = area->hold_timeout * MS;
+  atomic_store(&area->frozen, true);
+  give_order(GRAB);
+  if (shared->server) {
+    if (!peer_had_all(began, began + limit + SOON))
+      complain(area, "the client stands still for %.0f s longer than hold_timeout, and the peer gets nothing", SOON / 1e9);
+    worst(STOP, atomic_load(&area->grabbed_at) - began, p);
+    while (now_ns() < began + limit + STILL) (void)usleep(1000);
+  } else {
+    while (now_ns() < began + STILL) (void)usleep(1000);
+  }
+  atomic_store(&area->frozen, false);
+  atomic_store(&area->disturbed, true);
+  give_order(RACE);
+  trace_continue(client);
+}
+
+static void do_fail(tracer *client) {
+  atomic_store(&area->disturbed, true);
+  give_order(RACE);
+  trace_continue(client);
+}
+
+/* ------------------------------------------------------------------- judging */
+
+static void judge_pair(const holding *h, const holding *g) {
+  int64_t h_held = atomic_load(&h->held), g_held = atomic_load(&g->held);
+  if (!nodes_conflict(h->nodes, g->nodes)) return;
+  int64_t from = h->granted > g->granted ? h->granted : g->granted;
+  int64_t until = h_held < g_held ? h_held : g_held;
+  if (h_held && g_held && from < until)
+    complain(area, "two holders for %.3f ms: the client held %d, the peer %d", (double)(until - from) / 1e6, h->nodes, g->nodes);
+  /* Of a failed call a lock may be lost before its time. */
+  int64_t end = h->promised;
+  if (h->ending && h->ending < end) end = h->ending;
+  if (killed_at && killed_at < end) end = killed_at;
+  if (area->mode != FAIL && g->granted > h->granted && g->granted < end)
+    complain(area, "the peer was granted %d, %.3f ms before the client's lock could end, as remaining() said", g->nodes,
+             (double)(end - g->granted) / 1e6);
+  if (h_held && g_held && (h->granted < g->granted) != (h->token < g->token))
+    complain(area, "the token of the later holder is not greater: %016llx of the client, %016llx of the peer",
+             (unsigned long long)h->token, (unsigned long long)g->token);
+}
+
+static void judge(void) {
+  for (int i = 0; i < atomic_load(&area->handles); i++)
+    for (int j = 0; j < atomic_load(&area->grants); j++) judge_pair(&area->handle[i], &area->grant[j]);
+}
+
+static void judge_end(const tracer *client, trace_event event) {
+  char call[32];
+  int in = atomic_load(&area->stage);
+  if (event == TRACE_LATE)
+    complain(area, "the client hangs in stage %d, whose last call that was seen is %s", in, call_name(client->last[in], call));
+  else if (WIFSIGNALED(client->status) && !killed_at)
+    complain(area, "the client died of signal %d in stage %d", WTERMSIG(client->status), in);
+  else if (WIFEXITED(client->status) && WEXITSTATUS(client->status) != 0)
+    complain(area, "the client ended with status %d in stage %d", WEXITSTATUS(client->status), in);
+}
+
+/* Where a thread of one that hangs is: what the kernel says of it. */
+static void show_threads(pid_t pid) {
+  char name[64], text[200];
+  (void)snprintf(name, sizeof name, "/proc/%d/task", (int)pid);
+  DIR *directory = opendir(name);
+  struct dirent *entry;
+  while (directory && (entry = readdir(directory))) {
+    (void)snprintf(name, sizeof name, "/proc/%d/task/%.16s/syscall", (int)pid, entry->d_name);
+    FILE *file = entry->d_name[0] == '.' ? NULL : fopen(name, "r");
+    if (!file) continue;
+    if (fgets(text, sizeof text, file)) complain(area, "its thread %.16s is in system call %.100s", entry->d_name, text);
+    (void)fclose(file);
+  }
+  if (directory) (void)closedir(directory);
+}
+
+/* Of one that is not traced. */
+static void stacks(pid_t pid) {
+  char command[128];
+  (void)snprintf(command, sizeof command, "gdb -p %d -batch -ex 'thread apply all bt 30' 2>/dev/null | grep '^[T#]'", (int)pid);
+  if (system(command)) {}
+}
+
+static void report(const tracer *client, const point *p) {
+  char name[64], call[32];
+  int n = atomic_load(&area->complaints);
+  if (n == 0) return;
+  (void)atomic_fetch_add(&shared->violations, 1u);
+  for (int i = 0; i < n && i < COMPLAINTS; i++)
+    (void)printf("VIOLATION at %s (%s): %s\n", p ? point_show(p, name) : "nothing", call_name(client->call, call), area->complaint[i]);
+  (void)fflush(stdout);
+}
+
+/* --------------------------------------------------------------------- a run */
+
+static void files_remove(const char *path, const char *prefix) {
+  DIR *directory = opendir(path);
+  struct dirent *file;
+  while (directory && (file = readdir(directory)))
+    if (strncmp(file->d_name, prefix, strlen(prefix)) == 0) (void)unlinkat(dirfd(directory), file->d_name, 0);
+  if (directory) (void)closedir(directory);
+}
+
+static void directory_remove(const char *path) {
+  files_remove(path, "");
+  (void)rmdir(path);
+}
+
+static void prepare(const point *p, int variant) {
+  memset(area->dsn, 0, sizeof *area - offsetof(lane_area, dsn));
+  area->mode = p ? p->mode : MODES;
+  area->failure = p ? p->failure : 0;
+  area->hold_timeout = shared->server && area->mode == STOP ? SHORT_HOLD_TIMEOUT_MS : HOLD_TIMEOUT_MS;
+  if (shared->server) {
+    (void)snprintf(area->dsn, sizeof area->dsn, "%.400s" DATABASE "%s", shared->base, (int)shared->pid, lane,
+                   shared->options[variant]);
+    return;
+  }
+  area->fresh = variant != 0;
+  (void)snprintf(area->directory, sizeof area->directory, "%.200s-%d-%d", shared->base, lane, area->fresh ? ++runs : 0);
+  (void)snprintf(area->dsn, sizeof area->dsn, "file:%s", area->directory);
+}
+
+void lane_run(const point *p, int variant, census *found) {
+  tracer client;
+  int status;
+  prepare(p, variant);
+  killed_at = 0;
+  int64_t began = now_ns();
+  give_order(BUSY);
+  trace_start(&client, area, p, found);
+  trace_event event = trace_run(&client, began + RUN_LIMIT);
+  if (event == TRACE_POINT) {
+    switch (p->mode) {
+    case KILL: do_kill(&client, p); break;
+    case STOP: do_stop(&client, p); break;
+    default: do_fail(&client);
+    }
+    if (p->mode != KILL) event = trace_run(&client, began + RUN_LIMIT);
+    else event = TRACE_END;
+  }
+  judge_end(&client, event);
+  if (event == TRACE_LATE) {
+    show_threads(client.pid);
+    area->dirty = true;
+    killed_at = now_ns();
+    (void)kill(client.pid, SIGKILL);
+    (void)trace_run(&client, now_ns() + SOON);
+  }
+  int64_t ended = now_ns();
+  give_order(GRAB);
+  if (!peer_had_all(ended, ended + SOON)) complain(area, "the client has ended, and the peer cannot get what it had");
+  if (p && p->mode == FAIL && client.passed) worst(FAIL, atomic_load(&area->grabbed_at) - ended, p);
+  give_order(REST);
+  while (atomic_load(&area->obeyed) != atomic_load(&area->order)) {
+    if (now_ns() > ended + 3 * SOON) {
+      status = 0;
+      pid_t dead = waitpid(peer, &status, WNOHANG);
+      if (dead == 0) complain(area, "the peer hangs");
+      if (dead > 0) complain(area, "the peer ended with status 0x%x", (unsigned)status);
+      report(&client, p);
+      stacks(peer);
+      exit(1);
+    }
+    (void)usleep(200);
+  }
+  judge();
+  report(&client, p);
+  if (area->fresh) directory_remove(area->directory);
+  else if (area->dirty) files_remove(area->directory, "tmp-"); /* a sweep spares young ones */
+  if (p) (void)atomic_fetch_add(&shared->done[p->mode], 1u);
+  if (p && !client.passed) (void)atomic_fetch_add(&shared->missed, 1u);
+}
+
+/* ------------------------------------------------------------------- a lane */
+
+static void tick(int number) { (void)number; }
+
+void lane_open(int number, const char *admin) {
+  const struct itimerval often = {.it_interval.tv_usec = 50000, .it_value.tv_usec = 50000};
+  lane = number;
+  area = &shared->lane[lane];
+  memset(area, 0, sizeof *area);
+  (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+  (void)fflush(stdout);
+  peer = fork();
+  if (peer < 0) abort();
+  if (peer == 0) peer_main(area, lane, admin);
+  atomic_store(&area->peer, peer);
+  (void)sigaction(SIGALRM, &(const struct sigaction){.sa_handler = tick}, NULL);
+  (void)setitimer(ITIMER_REAL, &often, NULL);
+}
+
+void lane_close(void) {
+  char path[256];
+  give_order(QUIT);
+  while (waitpid(peer, NULL, 0) < 0 && errno == EINTR) {
+  }
+  if (shared->server) return;
+  (void)snprintf(path, sizeof path, "%.200s-%d-0", shared->base, lane);
+  directory_remove(path);
+}

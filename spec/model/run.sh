@@ -1,0 +1,161 @@
+#!/usr/bin/env bash
+#
+# Checks the models in this directory with spin, and shows that each of them can fail: every planted bug
+# must break the claim that stands beside it. Prints for each run how many states were looked at, and how
+# long that took. MODEL=queue: that model only; LANES: how many runs at a time.
+#
+#   run.sh check LINE    one line of the table below
+
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+self=$PWD/run.sh
+
+# A model with the options of a scenario; the claim that must hold there, or, after "fails", the one that
+# the planted bug must break. A name with a small letter first is a formula, checked with weak fairness.
+table() {
+  cat <<'RUNS'
+acquire  CLIENTS=3 CALLS=1                        | EXCLUSION TRUTH NO_CIRCLE NO_ORPHAN ALL_END
+acquire  CALLS=2 EXTENDS=1                        | EXCLUSION TRUTH NO_CIRCLE NO_ORPHAN ALL_END
+acquire  CALLS=1 CANCELS=1 TIMEOUTS=1 EXTENDS=1   | EXCLUSION TRUTH NO_CIRCLE NO_ORPHAN ALL_END
+acquire  CALLS=1 CANCELS=1 STAYS=1                | EXCLUSION TRUTH NO_CIRCLE NO_ORPHAN ALL_END
+acquire  CALLS=1 CANCELS=1 RESTARTS=1 FEW_PLANS   | EXCLUSION TRUTH NO_INNOCENT NO_ORPHAN ALL_END
+acquire  CALLS=2 KILLS=1 TIMEOUTS=1               | EXCLUSION TRUTH NO_CIRCLE NO_ORPHAN ALL_END
+acquire  CALLS=2 BUG_UNSETTLED                    | fails EXCLUSION TRUTH
+acquire  CALLS=2 BUG_ORDER                        | fails NO_CIRCLE
+acquire  CALLS=1 CANCELS=1 STAYS=1 BUG_NO_KILL    | fails NO_ORPHAN
+acquire  CALLS=1 CANCELS=1 RESTARTS=1 BUG_KILL_LIFE | fails NO_INNOCENT
+acquire  CALLS=1 TIMEOUTS=1 STAYS=1 BUG_NO_ROLLBACK | fails NO_ORPHAN
+acquire  CALLS=2 EXTENDS=1 BUG_VICTIM             | fails EXCLUSION TRUTH
+lease                                             | BELIEF_FIRST EXCLUSION
+lease    PROMPT                                   | RENEWED
+lease    LEASE=3 DEATH LTL                        | vanished
+lease    BUG_FROM_ANSWER                          | fails BELIEF_FIRST EXCLUSION
+lease    BUG_ASKED_TWICE                          | fails BELIEF_FIRST EXCLUSION
+lease    BUG_RELEASE_UNSETTLED                    | fails BELIEF_FIRST EXCLUSION
+lease    BUG_EXTEND_ANSWER                        | fails BELIEF_FIRST EXCLUSION
+lease    PROMPT BUG_RENEW_LATE                    | fails RENEWED
+lease    PROMPT BUG_EXTEND_SILENT                 | fails RENEWED
+queue    PAIR                                     | EXCLUSION IN_ORDER COUNT AWAKE
+queue    ROUNDS=1                                 | EXCLUSION IN_ORDER COUNT AWAKE
+queue    CONVERSION                               | EXCLUSION IN_ORDER COUNT AWAKE AS_STRONG
+queue    PAIR DEATHS                              | EXCLUSION IN_ORDER COUNT AWAKE
+queue    OPPOSITE                                 | EXCLUSION COUNT AWAKE
+queue    PAIR LTL                                 | granted0
+queue    CONVERSION LTL                           | granted1
+queue    PAIR DEATHS LTL                          | granted0
+queue    PAIR CANCELS=1 LTL                       | granted0
+queue    PAIR BUG_WAKE_FIRST                      | fails AWAKE
+queue    PAIR BUG_COUNT_LATE                      | fails AWAKE IN_ORDER
+queue    PAIR BUG_SEEN_LATE                       | fails AWAKE
+queue    PAIR BUG_PASS                            | fails IN_ORDER
+queue    OPPOSITE BUG_CIRCLE                      | fails AWAKE
+queue    ROUNDS=1 BUG_NEXT                        | fails AWAKE
+queue    CONVERSION BUG_NOT_UNDONE                | fails AS_STRONG
+queue    PAIR DEATHS BUG_DROP_ORDER               | fails COUNT
+queue    PAIR DEATHS BUG_NO_LOOK LTL              | fails granted0
+line                                              | ONCE NO_ORPHAN
+line     PENDINGS=2 TROUBLE CLOSE                 | ONCE NO_ORPHAN
+line     LTL                                      | not_forgotten
+line     THREADS=1 LTL                            | not_forgotten
+line     STUCK LTL                                | not_forgotten
+line     PENDINGS=2 TROUBLE BUG_FORGOTTEN         | fails NO_ORPHAN
+line     PENDINGS=2 TROUBLE BUG_TWICE             | fails ONCE
+line     LTL BUG_PARKED_UNSEEN                    | fails not_forgotten
+line     STUCK LTL BUG_FIRST_ONLY                 | fails not_forgotten
+records  CALLS=2                                  | EXCLUSION PRESENCE UNBROKEN GATE
+records  CLIENTS=3 CALLS=1 ROLES                  | EXCLUSION PRESENCE UNBROKEN GATE
+records  CALLS=2 ROLES TTL=3 REFRESHES=2          | EXCLUSION PRESENCE UNBROKEN GATE
+records  CALLS=1 ROLES CONVERTS LOSSES=1          | EXCLUSION PRESENCE UNBROKEN GATE NO_GHOST
+records  CALLS=2 ROLES EXPORTS                    | EXCLUSION PRESENCE UNBROKEN GATE
+records  CALLS=2 ROLES EXPORTS REFRESHES=0 LOSSES=1 | EXCLUSION PRESENCE UNBROKEN GATE NO_GHOST
+records  CALLS=2 ROLES REVOKES                    | EXCLUSION PRESENCE UNBROKEN GATE
+records  CALLS=1 DEATH LTL                        | served
+records  CALLS=1 ROLES LOSSES=1 REFRESHES=2 SHORTER | EXCLUSION PRESENCE UNBROKEN GATE NO_GHOST
+records  CALLS=1 ROLES LOSSES=2 KILL_FAILS TWICE | EXCLUSION PRESENCE UNBROKEN GATE
+records  CALLS=1 ROLES LOSSES=1 REFRESHES=2 SHORTER BUG_LATE_REFRESH | fails EXCLUSION
+records  CALLS=1 ROLES LOSSES=1 KILL_FAILS BUG_SAME_NAME | fails UNBROKEN
+records  CALLS=1 ROLES LOSSES=2 TWICE BUG_SAME_NAME | fails EXCLUSION
+records  CALLS=2 BUG_SKIPPED                      | fails PRESENCE
+records  CALLS=2 BUG_GATE_FIRST                   | fails PRESENCE
+records  CALLS=2 BUG_GATE_UNOPENED                | fails GATE
+records  CALLS=2 BUG_NO_SHARE                     | fails GATE
+records  CALLS=2 BUG_LOOK_FIRST                   | fails GATE
+records  CALLS=1 BUG_NO_LOOK                      | fails PRESENCE
+records  CALLS=1 BUG_DELETE_BLIND                 | fails EXCLUSION
+records  CALLS=1 BUG_DELETE_NO_WAIT               | fails PRESENCE
+records  CALLS=1 BUG_FROM_ANSWER                  | fails EXCLUSION
+records  CALLS=1 BUG_RECREATE                     | fails PRESENCE
+records  CALLS=1 REFRESHES=2 LOSSES=1 SHORTER BUG_NO_DOUBT | fails EXCLUSION
+records  CALLS=1 CONVERTS BUG_CONVERT_BELIEVED    | fails EXCLUSION
+records  CALLS=1 LOSSES=1 BUG_NO_KILL             | fails NO_GHOST
+records  CALLS=1 ROLES LOSSES=1 BUG_NO_RECALL     | fails NO_GHOST
+records  CALLS=2 ROLES EXPORTS BUG_IMPORT_SILENT  | fails EXCLUSION
+records  CALLS=2 ROLES EXPORTS REFRESHES=0 LOSSES=1 BUG_ONE_HOLDER | fails EXCLUSION
+records  CALLS=1 ROLES DEATH BUG_NOT_DELETED LTL  | fails served
+ledger                                            | EXCLUSION PRESENCE UNBROKEN COUNTED MENDED
+ledger   DEATHS                                   | EXCLUSION PRESENCE UNBROKEN COUNTED MENDED
+ledger   PROGRAMS=3 CALLS=1 DEATHS                | EXCLUSION PRESENCE UNBROKEN COUNTED MENDED
+ledger   BUG_SKIPPED                              | fails PRESENCE
+ledger   BUG_ROW_GIVEN                            | fails PRESENCE
+ledger   BUG_TIME_FIRST                           | fails EXCLUSION
+ledger   BUG_REFRESH_UNLOCKED                     | fails EXCLUSION
+ledger   DEATHS BUG_COUNT_LATE                    | fails COUNTED
+ledger   DEATHS BUG_UNCOUNTED_FIRST               | fails COUNTED
+ledger   DEATHS BUG_NOT_MENDED                    | fails MENDED
+RUNS
+}
+
+check() {
+  local options claims formula='' option flags=() expected=holds
+  read -r model options <<<"${1%%|*}"
+  claims=${1#*| }
+  [[ $claims != fails* ]] || { expected=fails; claims=${claims#fails }; }
+  [[ $claims == [A-Z]* ]] || formula=$claims
+  directory=$(mktemp -d)
+  trap 'rm -rf "$directory"' EXIT
+  for option in $options; do flags+=("-D$option"); done
+  [[ -z $formula ]] || flags+=(-DLTL)
+  cp "$model.pml" "$directory" && cd "$directory"
+  spin "${flags[@]}" -a "$model.pml" >spin.out 2>&1 || { cat spin.out; echo "FAILED  $1"; return 1; }
+  # Planted bugs are found soon: there the compiler would take the most time.
+  local limits=(-w -O1 -DMEMLIM=1800) found=nothing ok=FAILED
+  [[ $expected == holds ]] || limits+=(-O0)
+  if [[ $formula ]]; then
+    cc "${limits[@]}" -DNFAIR=3 -o pan pan.c && { ./pan -a -f -m4000000 -N "$formula" >out 2>&1 || true; }
+  else
+    cc "${limits[@]}" -DSAFETY -o pan pan.c && { ./pan -m4000000 >out 2>&1 || true; }
+  fi
+  if grep -q 'acceptance cycle' out; then found=$formula
+  elif grep -q 'invalid end state (' out; then found=AWAKE
+  elif grep -q 'assertion violated' out; then
+    found=$(sed -n 's/^pan:1: assertion violated.*CLAIM_\([A-Z_]*\).*/\1/p' out)
+  elif ! grep -q 'errors: 0' out || grep -qE 'max search depth too small|not completed|out of memory|reached -DMEMLIM' out; then
+    found=unfinished
+  fi
+  if [[ $expected == holds && $found == nothing ]]; then ok=ok
+  elif [[ $expected == fails && " $claims " == *" $found "* ]]; then ok=ok; fi
+  local states seconds
+  states=$(sed -n 's/^ *\([0-9]*\) states, stored.*/\1/p' out)
+  seconds=$(sed -n 's/.*elapsed time \([0-9.]*\) seconds.*/\1/p' out)
+  if [[ $expected == holds ]]; then
+    printf '%-6s %-8s %-56s %9s states %6s s  %s\n' "$ok" "$model" "$options" "$states" "$seconds" "$claims"
+  else
+    printf '%-6s %-8s %-56s %9s states %6s s  breaks %s\n' "$ok" "$model" "$options" "$states" "$seconds" "$found"
+  fi
+  [[ $ok == ok ]] || { echo "  expected: $1"; grep -E '^pan:|errors:' out | head -5; return 1; }
+}
+
+if [[ ${1:-} == check ]]; then
+  check "$2"
+  exit
+fi
+
+begun=$SECONDS
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+total=$(table | grep -c "^${MODEL:-}")
+table | grep "^${MODEL:-}" | tr '\n' '\0' |
+  xargs -0 -P "${LANES:-$(nproc)}" -I LINE "$self" check LINE | tee "$log" || true
+passed=$(grep -c '^ok ' "$log") || true
+echo "$passed successes / $((total - passed)) failures / 0 errors / 0 pending : $((SECONDS - begun)) seconds"
+((passed == total))

@@ -1,0 +1,16 @@
+/*
+ * provision.h - soak's space on a server, for main and for the process that does a large fault.
+ */
+#ifndef PROVISION_H
+#define PROVISION_H
+
+#include "soak.h"
+
+#include "servers.h"
+
+/* Which table statements mean: of each process, before the first one. */
+void server_table(void);
+/* Makes its tables and fills them; what is there stays. */
+bool server_fill(const server_kind *store, sql *self, const hl_dsn *users);
+
+#endif
