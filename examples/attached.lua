@@ -10,7 +10,7 @@
 -- parts; ids that are put into SQL as they are, as they are this file's own. A lock on
 -- whole accounts is more than two rows need: it also covers what else belongs to them.
 --
--- Run it: on MySQL or MariaDB ($HIERLOCK_DSN, as a URL), four processes, 100 transfers each; the
+-- Run it: on MySQL, MariaDB or PostgreSQL ($HIERLOCK_DSN, as a URL), four processes, 100 transfers each; the
 -- three balances sum to 300.
 --
 --     lua examples/attached.lua open
@@ -22,10 +22,12 @@ local attach = require "hierlock.attach"
 local command, count = arg[1], tonumber(arg[2])
 local dsn = os.getenv("HIERLOCK_DSN") or ""
 local user, password, host, port, database = dsn:match("^%a+://([^:]*):([^@]*)@([^:/]*):?(%d*)/([^?]*)")
-if not user then error("$HIERLOCK_DSN must be mysql://user:password@host:port/database") end
+if not user then error("$HIERLOCK_DSN must be mysql:// or postgresql://user:password@host:port/database") end
 
-local environment = require("luasql.mysql").mysql()
-local connection = assert(environment:connect(database, user, password, host, tonumber(port) or 3306))
+local driver, standard = "mysql", 3306
+if dsn:find "^postgres" then driver, standard = "postgres", 5432 end
+local environment = require("luasql." .. driver)[driver]()
+local connection = assert(environment:connect(database, user, password, host, tonumber(port) or standard))
 local locks = attach.luasql(connection, { table = dsn:match("[?&]table=([%w_]+)"), timeout = 10 })
 
 local function execute(statement, ...) return assert(connection:execute(statement:format(...))) end
@@ -62,7 +64,7 @@ end
 
 local accounts = { { "u1", "a1" }, { "u1", "a2" }, { "u2", "a1" } }
 if command == "open" then
-  execute "CREATE TABLE example_account (id VARCHAR(20) PRIMARY KEY, balance INT NOT NULL) ENGINE=InnoDB"
+  execute "CREATE TABLE example_account (id VARCHAR(20) PRIMARY KEY, balance INT NOT NULL)"
   for _, account in ipairs(accounts) do
     execute("INSERT INTO example_account VALUES ('%s', 100)", table.concat(account, "/"))
   end
@@ -79,5 +81,4 @@ elseif command == "close" then
   for _, account in ipairs(accounts) do print(table.concat(account, "/"), balance_of(account)) end
   execute "DROP TABLE example_account"
 end
-connection:close()
-environment:close()
+connection:close() -- but not the environment: see docs/waiting.md, "OS threads"

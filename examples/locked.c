@@ -24,6 +24,11 @@
  *     cc -Wall -DWITH_MYSQL -Icsrc/core -o build/locked examples/locked.c \
  *       build/lua5.4/libhierlock.a $(mariadb_config --libs) -lm -pthread
  *
+ * With PostgreSQL, too:
+ *
+ *     cc -Wall -DWITH_POSTGRESQL -Icsrc/core -o build/locked examples/locked.c \
+ *       build/lua5.4/libhierlock.a $(pkg-config --cflags --libs libpq) -lm -pthread
+ *
  * Its exit status is the command's; 75 when the lock was not granted in time, 70
  * when it was lost meanwhile, 69 for everything else (see sysexits.h).
  */
@@ -38,12 +43,15 @@
 
 extern char **environ;
 
+/* Those that need a client library are linked when they are named. */
+static const struct hl_store_ops *const stores[] = {
 #ifdef WITH_MYSQL
-extern const struct hl_store_ops hl_store_mysql;
-static const struct hl_store_ops *const stores[] = {&hl_store_mysql, NULL};
-#else
-static const struct hl_store_ops *const *const stores = NULL;
+    &hl_store_mysql,
 #endif
+#ifdef WITH_POSTGRESQL
+    &hl_store_postgresql,
+#endif
+    NULL};
 
 static void print_holder(void *context, const hl_holder *holder) {
   (void)context;
