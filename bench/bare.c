@@ -2,14 +2,17 @@
  * bare.c - what the server and the wire cost, without any library of ours. It
  * takes and releases three row locks (shared, shared, exclusive), or GET_LOCK's.
  *
- *   bare mode=union host=127.0.0.1 port=3306 user=app password=pw db=test
+ *   bare mode=rows host=127.0.0.1 port=3306 user=app password=pw db=test
  *        table=hier_lock_buckets buckets=10000 [socket=/path] [tls=1]
  *
- * mode=union    one prepared UNION ALL; ROLLBACK is sent, its answer read at the session's next use;
- *               two sessions in turn (mode=union1: one session)
+ * mode=rows     one prepared statement (MySQL: a join, MariaDB: a UNION ALL of look-ups); ROLLBACK is sent,
+ *               its answer read at the session's next use; two sessions in turn (mode=rows1: one session)
  * mode=getlock  GET_LOCK + RELEASE_LOCK, both prepared, both waited for
  * mode=design   SET innodb_lock_wait_timeout, START TRANSACTION, three prepared SELECTs, ROLLBACK,
  *               each waited for
+ * mode=lease    a lease of three rows, as the store takes it where there were leases before: the locks, an INSERT which
+ *               looks whether another one is in the way, COMMIT, in one packet; then a DELETE, waited for. In the space
+ *               with leases that `table` begins the names of
  *
  * The table must hold (level 0..2) x (bucket 0..buckets-1).
  */
@@ -26,7 +29,7 @@ enum { LEVELS = 3, SESSIONS = 2 };
 static struct {
     const char *mode, *host, *socket, *user, *password, *db, *table;
     int port, buckets, tls;
-} opt = { "union", "127.0.0.1", NULL, "app", "pw", "test",
+} opt = { "rows", "127.0.0.1", NULL, "app", "pw", "test",
   "hier_lock_buckets", 3306, 10000, 0 };
 
 struct session {
@@ -59,7 +62,7 @@ static void connect_session(struct session *s)
     mysql_options(s->conn, MYSQL_OPT_GET_SERVER_PUBLIC_KEY, &fetch_key);
 #endif
     if (!mysql_real_connect(s->conn, opt.socket ? "localhost" : opt.host, opt.user, opt.password, opt.db,
-                            (unsigned int)opt.port, opt.socket, 0))
+                            (unsigned int)opt.port, opt.socket, CLIENT_MULTI_STATEMENTS))
         client_die("connect", mysql_error(s->conn));
     if (opt.tls && !mysql_get_ssl_cipher(s->conn))   /* Connector/C 3.3 falls back to plain text */
         client_die("connect", "the server offers no TLS");
@@ -117,20 +120,26 @@ static void choose_buckets(struct session *s, unsigned name)
     }
 }
 
-/* mode=union */
+/* mode=rows */
 
-static void union_prepare(struct session *s)
+static void rows_prepare(struct session *s)
 {
     MYSQL_BIND bind[LEVELS];
     const char *lock[LEVELS];
     char sql[1024];
     bind_buckets(s, bind);
     lock_clauses(s, lock);
-    snprintf(sql, sizeof sql,
-             "(SELECT 1 FROM %s WHERE level=0 AND bucket=? %s) UNION ALL "
-             "(SELECT 1 FROM %s WHERE level=1 AND bucket=? %s) UNION ALL "
-             "(SELECT 1 FROM %s WHERE level=2 AND bucket=? %s)",
-             opt.table, lock[0], opt.table, lock[1], opt.table, lock[2]);
+    if (is_mariadb(s))
+        snprintf(sql, sizeof sql,
+                 "(SELECT 1 FROM %s WHERE level=0 AND bucket=? %s) UNION ALL "
+                 "(SELECT 1 FROM %s WHERE level=1 AND bucket=? %s) UNION ALL "
+                 "(SELECT 1 FROM %s WHERE level=2 AND bucket=? %s)",
+                 opt.table, lock[0], opt.table, lock[1], opt.table, lock[2]);
+    else
+        snprintf(sql, sizeof sql,
+                 "SELECT 1 FROM %s a STRAIGHT_JOIN %s b STRAIGHT_JOIN %s c WHERE a.level=0 AND a.bucket=? "
+                 "AND b.level=1 AND b.bucket=? AND c.level=2 AND c.bucket=? FOR SHARE OF a, b FOR UPDATE OF c",
+                 opt.table, opt.table, opt.table);
     s->stmt[0] = prepare(s, sql, bind);
 }
 
@@ -141,14 +150,14 @@ static void read_rollback_answer(struct session *s)
     s->answer_pending = false;
 }
 
-static void union_take(struct session *s)
+static void rows_take(struct session *s)
 {
     read_rollback_answer(s);
-    if (execute(s->stmt[0]) != LEVELS)
-        client_die("union", "a row is missing");
+    if (execute(s->stmt[0]) != (is_mariadb(s) ? LEVELS : 1))
+        client_die("rows", "a row is missing");
 }
 
-static void union_give(struct session *s)
+static void rows_give(struct session *s)
 {
     if (mysql_send_query(s->conn, "ROLLBACK", 8))
         client_die("ROLLBACK", mysql_error(s->conn));
@@ -212,6 +221,70 @@ static void design_give(struct session *s)
     query(s, "ROLLBACK");
 }
 
+/* mode=lease: what csrc/stores/mysql/record.c and leases.c send */
+
+/* Reads the answers of so many statements; the rows that the last one but one changed. */
+static unsigned long long send_all(struct session *s, const char *sql, int statements)
+{
+    unsigned long long changed = 0;
+    query(s, sql);
+    for (int i = 0; i < statements; i++) {
+        MYSQL_RES *result = mysql_store_result(s->conn);
+        mysql_free_result(result);
+        if (i == statements - 2)
+            changed = mysql_affected_rows(s->conn);
+        if (i + 1 < statements && mysql_next_result(s->conn))
+            client_die("lease", mysql_error(s->conn));
+    }
+    return changed;
+}
+
+static void lease_prepare(struct session *s)
+{
+    char sql[256];
+    snprintf(sql, sizeof sql, "UPDATE %s_gate SET n=1;COMMIT", opt.table);
+    send_all(s, sql, 2);
+}
+
+static char lease[33];             /* its id, hexadecimal */
+
+static void lease_take(struct session *s)
+{
+    static unsigned long long serial;
+    const char *clause = is_mariadb(s) ? "LOCK IN SHARE MODE NOWAIT" : "FOR SHARE NOWAIT";
+    const char *hint = is_mariadb(s) ? "" : "/*+ MAX_EXECUTION_TIME(500) */ ";
+    const int *b = s->bucket;
+    char sql[4096];
+    snprintf(lease, sizeof lease, "%016lx%016llx", mysql_thread_id(s->conn), ++serial);
+    snprintf(sql, sizeof sql,
+             "(SELECT %sCAST(0 AS UNSIGNED) t,0 r FROM %s_nodes WHERE level=0 AND bucket=%d AND (@hierlock:='what observers see, "
+             "some hundred bytes of it, as who it is that locks these rows, and which rows these are') IS NOT NULL %s) UNION ALL "
+             "(SELECT CAST(0 AS UNSIGNED) t,0 r FROM %s_nodes WHERE level=1 AND bucket=%d %s) UNION ALL "
+             "(SELECT @hierlock_token:=UUID_SHORT(),CONCAT(@@global.read_only) NOT IN ('0','OFF') FROM %s_nodes WHERE level=2 "
+             "AND bucket=%d FOR UPDATE NOWAIT) UNION ALL (SELECT n,2 FROM %s_gate WHERE g=%d %s);"
+             "INSERT INTO %s_leases (id,secret,holder,till,turn,since,token,mode,owner,label,path,application,host,pid,revoked) "
+             "SELECT 0x%s,0x%s,0x%s,TIMESTAMPADD(MICROSECOND,60000000,UTC_TIMESTAMP(6)),0,UTC_TIMESTAMP(6),@hierlock_token<<8,0,"
+             "0x6c7561352e34,'',0x75312f61312f7232,0x6c7561352e34,0x766d,17852,0 FROM %s_gate g WHERE g.g=%d AND g.n=1 AND NOT "
+             "EXISTS (SELECT 1 FROM %s_leased r WHERE ((r.level=0 AND r.bucket=%d AND r.x=1) OR (r.level=1 AND r.bucket=%d AND "
+             "r.x=1) OR (r.level=2 AND r.bucket=%d)));"
+             "INSERT INTO %s_leased (level,bucket,x,id) SELECT r.a,r.b,r.c,l.id FROM (SELECT 0 a,%d b,0 c UNION ALL SELECT 1,%d,0 "
+             "UNION ALL SELECT 2,%d,1) r JOIN %s_leases l ON l.id=0x%s;COMMIT",
+             hint, opt.table, b[0], clause, opt.table, b[1], clause, opt.table, b[2], opt.table, b[0], clause,
+             opt.table, lease, lease, lease, opt.table, b[0], opt.table, b[0], b[1], b[2], opt.table, b[0], b[1], b[2],
+             opt.table, lease);
+    if (send_all(s, sql, 4) != LEVELS)
+        client_die("lease", "it was not recorded");
+}
+
+static void lease_give(struct session *s)
+{
+    char sql[512];
+    snprintf(sql, sizeof sql, "DELETE l,r FROM %s_leases l LEFT JOIN %s_leased r ON r.id=l.id WHERE l.id=0x%s AND l.holder=0x%s "
+             "AND l.revoked=0;COMMIT", opt.table, opt.table, lease, lease);
+    if (send_all(s, sql, 2) != LEVELS + 1)
+        client_die("lease", "it was not there");
+}
+
 static const struct mode {
     const char *name;
     int sessions;
@@ -219,10 +292,11 @@ static const struct mode {
     void (*take)(struct session *);
     void (*give)(struct session *);
 } modes[] = {
-    { "union", 2, union_prepare, union_take, union_give },
-    { "union1", 1, union_prepare, union_take, union_give },
+    { "rows", 2, rows_prepare, rows_take, rows_give },
+    { "rows1", 1, rows_prepare, rows_take, rows_give },
     { "getlock", 1, getlock_prepare, getlock_take, getlock_give },
     { "design", 1, design_prepare, design_take, design_give },
+    { "lease", 1, lease_prepare, lease_take, lease_give },
 };
 
 static const struct mode *mode;
@@ -259,7 +333,7 @@ void client_open(int argc, char **argv)
         if (!strcmp(modes[i].name, opt.mode))
             mode = &modes[i];
     if (!mode || opt.buckets < 1)
-        client_die("arguments", "mode is union, union1, getlock or design; buckets at least 1");
+        client_die("arguments", "mode is rows, rows1, getlock, design or lease; buckets at least 1");
     for (int i = 0; i < mode->sessions; i++) {
         connect_session(&session[i]);
         mode->prepare(&session[i]);

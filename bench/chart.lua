@@ -1,33 +1,15 @@
 -- Draws what compare.lua measured, as an SVG: a line for each peer, a dot on a
--- logarithmic axis for each of the two medians, a stroke between the quartiles. It
--- has a ground of its own and follows the reader's preference of light or dark.
+-- logarithmic axis for each of the two medians, a stroke between the quartiles.
+
+local svg = require "bench.svg"
 
 local WIDTH, ROW, TOP, LEFT, GAP = 980, 22, 104, 296, 70
 local PANEL = (WIDTH - LEFT - 2 * GAP) / 2
 
-local STYLE = [[
-text { font: 13px system-ui, "DejaVu Sans", sans-serif; fill: #24292f }
-.title { font-size: 16px; font-weight: 600 } .on { font-weight: 600 } .small { font-size: 11px; fill: #57606a }
-.end { text-anchor: end } .middle { text-anchor: middle }
-.ground { fill: #ffffff } .grid { stroke: #d0d7de } .peer { fill: #57606a; stroke: #57606a } .ours { fill: #0969da; stroke: #0969da }
-.polls { fill: #ffffff }
-@media (prefers-color-scheme: dark) {
-  text { fill: #e6edf3 } .small { fill: #9198a1 } .ground { fill: #0d1117 } .grid { stroke: #30363d }
-  .peer { fill: #9198a1; stroke: #9198a1 } .ours { fill: #4493f8; stroke: #4493f8 }
-  .polls { fill: #0d1117 }
-}]]
-
-local function escape(text)
-  return (text:gsub("[&<>]", { ["&"] = "&amp;", ["<"] = "&lt;", [">"] = "&gt;" }))
-end
-
 -- all: the peers, with cycle and handover; lines: below the picture; time: says one
 return function(all, lines, time)
-  local out = {}
-  local function put(format, ...) out[#out + 1] = format:format(...) end
-  local function text(x, y, class, content)
-    put('<text x="%.0f" y="%.0f" class="%s">%s</text>', x, y, class, escape(content))
-  end
+  local out = svg.new()
+  local put, text = out.put, out.text
 
   -- The axis: whole decades, the same for both panels.
   local least, most = math.huge, 0
@@ -91,14 +73,6 @@ return function(all, lines, time)
   end
   for i, line in ipairs(lines) do text(16, bottom + 24 + 16 * i, "small", line) end
 
-  return ([[
-<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" role="img" aria-label="%s">
-<style>%s</style>
-<rect width="100%%" height="100%%" rx="6" class="ground"/>
-<text x="16" y="28" class="title">How long a lock takes</text>
-<text x="16" y="46" class="small">Dots: medians; strokes: quartiles; rings: the waiter polls. Logarithmic: each grid line is ten times the one before.</text>
-%s
-</svg>
-]]):format(WIDTH, height, WIDTH, height, "How long a lock takes; the table beside it says the same", STYLE,
-           table.concat(out, "\n"))
+  return out.document(WIDTH, height, "How long a lock takes", "Dots: medians; strokes: quartiles; rings: the waiter polls. " ..
+                      "Logarithmic: each grid line is ten times the one before.")
 end

@@ -22,6 +22,14 @@ function contest.median(values)
   return (select(2, contest.quartiles(values)))
 end
 
+-- How much memory this process has.
+function contest.rss_kib()
+  local file = assert(io.open("/proc/self/statm"))
+  local pages = tonumber(file:read("*a"):match("^%d+ (%d+)"))
+  file:close()
+  return pages * 4
+end
+
 -- A program that answers each line by one. cpu: where it is to run, or nil.
 function contest.client(name, command, args, cpu)
   local input, output, buffer = uv.new_pipe(false), uv.new_pipe(false), ""

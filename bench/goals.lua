@@ -33,25 +33,27 @@ end
 
 -- --------------------------------------------------------------- servers
 
+local function pin(server, cpu) os.execute(("taskset -a -p -c %s %s >/dev/null"):format(cpu, server.pid)) end
+
 local function on_server(name)
   local server = servers[name]
   if not server then return print(name .. ": no server; left out") end
 
   local function compare(over, placement, client_cpu, server_cpu)
-    os.execute(("taskset -a -p -c %s %s >/dev/null"):format(server_cpu, server.pid))
+    pin(server, server_cpu)
     local function bare(mode, label)
       return contest.client(label, BARE, server.bare(mode, over), client_cpu)
     end
     local ours = contest.client("hierlock, from Lua", LUA, server.hierlock(over), client_cpu)
-    local union = bare("union", "bare C: prepared UNION ALL, two sessions")
+    local rows = bare("rows", "bare C: one prepared statement, two sessions")
     local getlock = bare("getlock", "bare C: GET_LOCK + RELEASE_LOCK (one name)")
     local design = bare("design", "bare C: SET, START, three SELECTs, ROLLBACK")
-    local all = { ours, union, getlock, design }
+    local all = { ours, rows, getlock, design }
     alternate(all, 300)
     print(("\n%s over %s, client and server %s"):format(name, over, placement))
-    show(all, union)
+    show(all, rows)
     local time = median(ours.results)
-    verdict("hierlock / bare C", time / median(union.results), 1.15)
+    verdict("hierlock / bare C", time / median(rows.results), 1.15)
     verdict("hierlock / GET_LOCK", time / median(getlock.results), 0.8)
     verdict("design's sequence / hierlock", median(design.results) / time, 6, true)
   end
@@ -61,32 +63,127 @@ local function on_server(name)
   end
 end
 
-function goals.mysql() on_server("mysql") end
-function goals.mariadb() on_server("mariadb") end
+-- Leases beside the same packets from C; sessions of a space with leases beside those of one without.
+local function leases_on(name)
+  local server = servers[name]
+  if not server then return end
+  pin(server, "0")
+  server.lease()
+  local ours = contest.client("a lease by hierlock, from Lua", LUA, server.leased("tcp", "0", "lease"), "1")
+  local bare = contest.client("a lease by bare C: the same packets", BARE, server.leased_bare "tcp", "1")
+  alternate({ ours, bare }, 100)
+  print(("\nleases on %s over tcp, client and server on two CPUs"):format(name))
+  show({ ours, bare }, bare)
+  verdict("a lease by hierlock / bare C", median(ours.results) / median(bare.results), 1.25)
+  local without = contest.client("a session, in a space without leases", LUA, server.hierlock "tcp", "1")
+  local within = contest.client("a session, in a space with leases", LUA, server.leased("tcp"), "1")
+  local beside = contest.client("a session, beside 10,000 leases", LUA, server.crowded "tcp", "1")
+  local clients = { without, within, beside }
+  alternate(clients, 300)
+  print ""
+  show(clients, without)
+  verdict("in a space with leases / without", median(within.results) / median(without.results), 1.15)
+  verdict("beside 10,000 leases / without", median(beside.results) / median(without.results), 1.15)
+end
+
+function goals.mysql() on_server("mysql") leases_on("mysql") end
+function goals.mariadb() on_server("mariadb") leases_on("mariadb") end
+
+-- The server of bench/servers.sh, which is reached by a socket alone.
+function goals.postgresql()
+  local directory, pid = os.getenv "BENCH_POSTGRESQL", os.getenv "BENCH_POSTGRESQL_PID"
+  if not directory then return print "postgresql: no server; left out" end
+  local program, target = os.getenv("BENCH_CLIENTS") .. "/postgresql", "host=" .. directory .. " user=bench dbname=postgres"
+  local function compare(placement, client_cpu, server_cpu)
+    pin({ pid = pid }, server_cpu)
+    local url = "postgresql://bench@/postgres?host=" .. directory
+    local ours = contest.client("hierlock, from Lua", LUA, { "bench/loop.lua", url }, client_cpu)
+    local rows = contest.client("bare C: three numbers in one trip, two sessions", program, { "rows", target }, client_cpu)
+    local lock = contest.client("bare C: pg_advisory_lock + unlock (one number)", program, { "lock", target }, client_cpu)
+    alternate({ ours, rows, lock }, 300)
+    print(("\npostgresql over a socket, client and server %s"):format(placement))
+    show({ ours, rows, lock }, rows)
+    verdict("hierlock / bare C", median(ours.results) / median(rows.results), 1.2)
+  end
+  -- The gate is a database's, so those beside a lease have one of their own.
+  local function leases(placement, client_cpu, server_cpu)
+    pin({ pid = pid }, server_cpu)
+    local sql = require("hierlock.command.lease_tables").postgresql()
+    for _, database in ipairs { "postgres", "leased" } do
+      if database == "leased" then
+        os.execute(("createdb -h %s -U bench leased 2>/dev/null"):format(directory))
+      end
+      local connection = assert(require("hierlock.store.postgresql").connect(
+        ("postgresql://bench@/%s?host=%s"):format(database, directory), "bench"))
+      assert(connection:query(sql))
+      connection:close()
+    end
+    local url = "postgresql://bench@/%s?host=" .. directory
+    local ours = contest.client("a lease by hierlock, from Lua", LUA,
+      { "bench/loop.lua", url:format "postgres", "10000000", "0", "lease" }, client_cpu)
+    local bare = contest.client("a lease by bare C: the same packets", program, { "lease", target }, client_cpu)
+    alternate({ ours, bare }, 300)
+    print(("\nleases on postgresql over a socket, client and server %s"):format(placement))
+    show({ ours, bare }, bare)
+    verdict("a lease by hierlock / bare C", median(ours.results) / median(bare.results), 1.25)
+    -- What the leases above have opened, closes when a manager begins.
+    local closing = assert(require("hierlock").open(url:format "postgres"))
+    assert(closing:leases())
+    closing:close()
+    local without = contest.client("a session where there is no lease", LUA, { "bench/loop.lua", url:format "postgres" }, client_cpu)
+    local beside = contest.client("a session beside a lease", LUA,
+      { "bench/loop.lua", url:format "leased", "10000000", "0", "beside" }, client_cpu)
+    alternate({ without, beside }, 300)
+    print ""
+    show({ without, beside }, without)
+    verdict("beside a lease / without", median(beside.results) / median(without.results), 1.15)
+  end
+  compare("on two CPUs", "1", "0")
+  compare("on one CPU", "0", "0")
+  leases("on two CPUs", "1", "0")
+end
+
+-- Half a millisecond there and back: two machines in one building.
+local LINE_US = 250
+
+local function over_line(name)
+  local server = servers[name]
+  if not server then return print(name .. ": no server; left out") end
+  pin(server, "0")
+  local line = contest.client("line", os.getenv("BENCH_CLIENTS") .. "/line", { server.host, server.port, tostring(LINE_US) }, "0")
+  local port = line.answer()
+  local ours = contest.client("hierlock, from Lua", LUA, server.hierlock(port), "1")
+  local rows = contest.client("bare C: one prepared statement, two sessions", BARE, server.bare("rows", port), "1")
+  local getlock = contest.client("bare C: GET_LOCK + RELEASE_LOCK (one name)", BARE, server.bare("getlock", port), "1")
+  alternate({ ours, rows, getlock }, 100)
+  print(("\n%s over a line of %.1f ms there and back, client and server on two CPUs"):format(name, 2 * LINE_US / 1000))
+  show({ ours, rows, getlock }, getlock)
+  verdict("hierlock / bare C", median(ours.results) / median(rows.results), 1.15)
+  verdict("hierlock / GET_LOCK", median(ours.results) / median(getlock.results), 0.6)
+  line.close()
+end
+
+function goals.line()
+  over_line("mysql")
+  over_line("mariadb")
+end
 
 -- -------------------------------------------------------------- embedded
 
-local function rss_kib()
-  local file = assert(io.open("/proc/self/statm"))
-  local pages = tonumber(file:read("*a"):match("^%d+ (%d+)"))
-  file:close()
-  return pages * 4
-end
-
 local function memory(manager)
   collectgarbage()
-  local handles, before = {}, rss_kib()
+  local handles, before = {}, contest.rss_kib()
   for i = 1, 10000 do
     handles[#handles + 1] = manager:acquire_resource("m" .. i, "a", "r", { timeout = 0 })
   end
-  verdict("KiB for a held handle, of 10,000", (rss_kib() - before) / #handles, 2)
+  verdict("KiB for a held handle, of 10,000", (contest.rss_kib() - before) / #handles, 2)
   for _, handle in ipairs(handles) do handle:release() end
   handles = nil -- luacheck: ignore
   local function cycles(n)
     for i = 1, n do manager:acquire_resource("m" .. i % 100, "a", "r"):release() end
     collectgarbage()
     collectgarbage()
-    return rss_kib()
+    return contest.rss_kib()
   end
   local first = cycles(100000)
   verdict("KiB more after 1,000,000 cycles", cycles(1000000) - first, 256)
@@ -143,7 +240,7 @@ local function waiting(name, dsn)
     for _ = 1, 3 do assert(queue:step(0)) end
     collectgarbage()
     collectgarbage()
-    return rss_kib()
+    return contest.rss_kib()
   end
   local before = add(10)
   local after = add(900)

@@ -1,16 +1,19 @@
 -- hierlock as a client of the bench: speaks with contest.lua as client.c does. A
 -- lock is that of a resource: three rows.
 --
---   loop.lua DSN [buckets [held [start]]]
+--   loop.lua DSN [buckets [held [start|lease|beside]]]
 --
---   held: so many other locks are held. start: acquisitions are started and waited for.
+--   held: so many other locks are held. start: acquisitions are started and waited for. lease: they are leases, of fifty
+--   users, and their release is waited for. beside: somewhere else a lease is held.
 local uv = require "luv"
 local hierlock = require "hierlock"
 
 local dsn, buckets, held = arg[1], tonumber(arg[2]), tonumber(arg[3] or 0)
-local started = arg[4] == "start"
+local started, lease = arg[4] == "start", arg[4] == "lease" and { ttl = 60 } or nil
+local confirmed = lease and { confirm = true } or nil
 local manager = assert(hierlock.open(dsn, { buckets = buckets }))
 local others = {}
+local beside = arg[4] == "beside" and assert(manager:acquire({ "beside", "a", "r" }, { ttl = 3600 }))
 local tried = 0
 while #others < held do -- of 10,000 a few share a bucket with another
   tried = tried + 1
@@ -22,7 +25,7 @@ end
 local paths = {}
 while #paths < 2000 do
   tried = tried + 1
-  local path = { "user" .. tried, "account" .. tried, "resource" .. tried }
+  local path = { "user" .. (lease and tried % 50 or tried), "account" .. tried, "resource" .. tried }
   local handle = manager:acquire(path, { timeout = 0 })
   if handle then
     handle:release()
@@ -34,8 +37,8 @@ local function cycles(n)
   local start = uv.hrtime()
   for _ = 1, n do
     local path = paths[math.random(2000)]
-    local handle = started and assert(manager:start(path)):wait() or manager:acquire(path)
-    handle:release()
+    local handle = started and assert(manager:start(path)):wait() or manager:acquire(path, lease)
+    handle:release(confirmed)
   end
   return (uv.hrtime() - start) / 1e3 / n
 end
@@ -55,4 +58,5 @@ for line in io.lines() do
   end
   io.flush()
 end
+if beside then beside:release { confirm = true } end
 manager:close()

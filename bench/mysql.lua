@@ -21,19 +21,63 @@ local function open(kind)
                          "$(command -v mariadb || command -v mysql) -N -h%s -P%s -u%s -p%s %s | tail -n 1")
                         :format(BUCKETS, host, port, user, password, database))
   local self = { pid = os.getenv(environment .. "_PID"), version = assert(version:match("^[%d.]+")) }
-  -- over: "socket" or "tcp"
+  self.host, self.port = host, port
+  -- over: "socket" or "tcp"; or the port of a line to the server
   function self.bare(mode, over)
-    return { "mode=" .. mode, over == "socket" and "socket=" .. socket or "host=" .. host, "port=" .. port,
+    return { "mode=" .. mode, over == "socket" and "socket=" .. socket or "host=" .. host,
+             "port=" .. (tonumber(over) or port),
              "user=" .. user, "password=" .. password, "db=" .. database, "buckets=" .. BUCKETS }
   end
   function self.hierlock(over)
     local url = over == "socket"
       and ("mysql://%s:%s@/%s?socket=%s"):format(user, password, database, socket)
-      or ("mysql://%s:%s@%s:%s/%s?tls=off"):format(user, password, host, port, database)
+      or ("mysql://%s:%s@%s:%s/%s?tls=off"):format(user, password, host, tonumber(over) or port, database)
     return { "bench/loop.lua", url, BUCKETS }
   end
+  -- Spaces with leases, beside the other; BARE is for bare clients, whose gates nobody shuts, CROWDED for many leases.
+  local LEASED, BARE, CROWDED = "bench_leased", "bench_bare", "bench_crowded"
+  local buckets = { [LEASED] = BUCKETS, [BARE] = BUCKETS, [CROWDED] = "100000" }
+  -- 10,000 leases of a hundred users, for an hour.
+  local CROWD = [[
+INSERT INTO hier_leases (id, secret, holder, till, turn, since, token, mode, owner, label, path, application, host, pid, revoked)
+  SELECT UNHEX(MD5(bucket)), UNHEX(MD5(bucket)), UNHEX(MD5(bucket)), UTC_TIMESTAMP(6) + INTERVAL 1 HOUR, 0, UTC_TIMESTAMP(6), 1, 0,
+    "bench", "", "u/a/r", "bench", "host", 1, 0 FROM hier_nodes WHERE level = 2 AND bucket < 10000;
+INSERT INTO hier_leased (level, bucket, x, id)
+  SELECT level, IF(level = 0, n % 100, n), level = 2, UNHEX(MD5(n)) FROM
+    (SELECT bucket n FROM hier_nodes WHERE level = 0 AND bucket < 10000) leases,
+    (SELECT DISTINCT level FROM hier_nodes WHERE bucket = 0) levels;
+UPDATE hier_gate SET n = 1 WHERE g BETWEEN 0 AND 100]]
+  --- Makes them; from then on the three below can be used.
+  function self.lease()
+    for space, n in pairs(buckets) do
+      shell(("HIERLOCK_DSN='%s%s?table=%s_buckets' %s lua/hierlock/command/main.lua provision --quiet --leases --buckets %s"):format(
+        os.getenv(environment .. "_ROOT_DSN"), database, space, os.getenv("HIERLOCK_LUA") or "lua5.4", n))
+    end
+    self.root(("USE %s; "):format(database) .. CROWD:gsub("hier", CROWDED))
+    self.root(("GRANT SELECT, INSERT, UPDATE, DELETE ON %s.* TO %s"):format(database, user))
+  end
+  function self.leased_bare(over)
+    local arguments = self.bare("lease", over)
+    arguments[#arguments + 1] = "table=" .. BARE
+    return arguments
+  end
+  local function leased(space, over, ...)
+    local arguments = self.hierlock(over)
+    arguments[2] = ("%s%stable=%s_buckets"):format(arguments[2], arguments[2]:find("?", 1, true) and "&" or "?", space)
+    arguments[3] = buckets[space]
+    for _, argument in ipairs { ... } do arguments[#arguments + 1] = argument end
+    return arguments
+  end
+  -- What follows is loop.lua's: how many are held, and how.
+  function self.leased(over, ...) return leased(LEASED, over, ...) end
+  function self.crowded(over, ...) return leased(CROWDED, over, ...) end
   function self.symfony()
     return { "bench/symfony.php", "pdo", ("mysql:unix_socket=%s;dbname=%s"):format(socket, database), user, password }
+  end
+  --- A statement, as the administrator.
+  function self.root(sql)
+    local root, secret = os.getenv(environment .. "_ROOT_DSN"):match("^%a+://(.-):(.-)@")
+    shell(("$(command -v mariadb || command -v mysql) -h%s -P%s -u%s -p%s -e '%s'"):format(host, port, root, secret, sql))
   end
   return self
 end

@@ -116,7 +116,10 @@ local function on_postgresql()
   add { on = on, pid = pid, name = "advisory lock", client = "C", takes = "1 number",
         missing = not directory and "needs postgresql libpq-dev" or lacks_client("postgresql", "libpq-dev"),
         command = CLIENTS .. "/postgresql",
-        args = function() return { "host=" .. directory .. " user=bench dbname=postgres" } end }
+        args = function() return { "lock", "host=" .. directory .. " user=bench dbname=postgres" } end }
+  add { on = on, pid = pid, name = "hierlock", client = "Lua", takes = "3 numbers",
+        missing = not directory and "needs postgresql libpq-dev",
+        command = LUA, args = function() return { "bench/loop.lua", "postgresql://bench@/postgres?host=" .. directory } end }
 end
 
 local function on_redis()

@@ -1,0 +1,27 @@
+-- One of many clients that want the same account: speaks with contest.lua as client.c
+-- does.
+--
+--   load_client.lua DSN BUCKETS
+--
+-- A line "AT UNTIL", nanoseconds of the machine's clock: from AT to UNTIL it takes and
+-- releases the account again and again. It answers with how long it waited each time, in
+-- microseconds.
+local uv = require "luv"
+local hierlock = require "hierlock"
+
+local manager = assert(hierlock.open(arg[1], { buckets = tonumber(arg[2]), timeout = 60 }))
+manager:acquire({ "user", "of " .. uv.os_getpid() }):release() -- connected
+for line in io.lines() do
+  local at, until_ = line:match("(%d+) (%d+)")
+  local waits = {}
+  repeat uv.sleep(1) until uv.hrtime() >= tonumber(at)
+  while uv.hrtime() < tonumber(until_) do
+    local began = uv.hrtime()
+    local handle = assert(manager:acquire { "user", "account" })
+    waits[#waits + 1] = ("%.0f"):format((uv.hrtime() - began) / 1e3)
+    handle:release()
+  end
+  io.write(table.concat(waits, " "), "\n")
+  io.flush()
+end
+manager:close()
