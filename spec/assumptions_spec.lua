@@ -526,7 +526,7 @@ support.each_server(function(store)
       end
     end
 
-    -- What the statement returns, as "0 1 1"; while it waits for a row, 1 is committed.
+    -- What the statement returns, as "0 1 1", or the error's number; while it waits for a row, 1 is committed.
     local function read(statement)
       if type(statement) == "function" then statement = statement(b) end
       assert(a:query(exclusive(2)))
@@ -534,10 +534,10 @@ support.each_server(function(store)
       b:send(statement)
       wait_for(is_waiting)
       a:query "COMMIT"
-      local values = {}
-      for i, row_ in ipairs(assert(b:result())) do values[i] = table.concat(row_, ",") end
+      local values, rows, errno = {}, b:result()
+      for i, row_ in ipairs(rows or {}) do values[i] = table.concat(row_, ",") end
       b:query "ROLLBACK"
-      return table.concat(values, " ")
+      return rows and table.concat(values, " ") or errno
     end
 
     local one, two
@@ -568,13 +568,15 @@ support.each_server(function(store)
       end)
     end
 
-    it("misses it in REPEATABLE READ with an older snapshot, where a locking read sees it", function()
+    it("misses it in REPEATABLE READ with an older snapshot, where a locking read sees it or is refused", function()
       b:query "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ"
       assert(b:query(("SELECT n FROM %s"):format(GATE)))
       assert.equal("7 0", read(two .. " UNION ALL " .. gate))
       store.sql():query("UPDATE %s SET n=0", GATE)
       assert(b:query(("SELECT n FROM %s"):format(GATE)))
-      assert.equal("7 1", read(two .. " UNION ALL " .. gate:gsub("%)$", " " .. shared .. ")")))
+      -- MariaDB 11.6 and later let nobody lock what is newer than his snapshot.
+      local refuses = #store.sql():query "SHOW VARIABLES WHERE Variable_name='innodb_snapshot_isolation' AND Value='ON'" > 0
+      assert.equal(refuses and 1020 or "7 1", read(two .. " UNION ALL " .. gate:gsub("%)$", " " .. shared .. ")")))
     end)
 
     it("shows a time that is up, while a DELETE that looks at it waits for who changes it, and finds it changed", function()

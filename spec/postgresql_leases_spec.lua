@@ -228,6 +228,8 @@ support.on_postgresql(function(store)
     provide()
     assert_code("not_provisioned", manager:acquire(R1))
     assert_code("not_provisioned", lease(manager, R1))
+    root "GRANT USAGE ON SCHEMA public TO PUBLIC"
+    assert(manager:acquire(R1)):release { confirm = true }
   end)
 
   it("needs no more privileges than it says", function()
@@ -262,6 +264,16 @@ support.on_postgresql(function(store)
     local manager = assert(open(nil, dsn))
     assert_code("unsafe_server", lease(manager, R1))
     assert.is_true(assert(manager:acquire(R1)):release { confirm = true })
+  end)
+
+  it("is granted to a manager that was refused, once that has been mended", function()
+    local dsn = role("ALTER ROLE little SET default_transaction_read_only = on",
+      "GRANT SELECT, INSERT, UPDATE, DELETE ON public.hier_lock_leases, public.hier_lock_lease_rows TO little",
+      "GRANT SELECT, UPDATE ON SEQUENCE public.hier_lock_gate TO little")
+    local manager = assert(open(nil, dsn))
+    assert_code("unsafe_server", lease(manager, R1))
+    root "ALTER ROLE little RESET default_transaction_read_only"
+    assert.is_true(assert(lease(manager, R1)):release { confirm = true })
   end)
 
   it("does not mind another default isolation", function()

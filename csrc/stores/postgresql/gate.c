@@ -62,7 +62,8 @@ static int blind_look(hl__pg_session *session, hl_error *error) {
       "n.nspname='public')",
       1, &result, error);
   const char *count = hl__pg_field(result, 0, 0);
-  if (status == HL_OK && (!count || *count != '0'))
+  session->outdated = status == HL_OK && (!count || *count != '0');
+  if (session->outdated)
     status = hl__error(error, HL_ENOT_PROVISIONED,
                        "there are leases in this database, and no privilege to "
                        "see them: GRANT USAGE ON SCHEMA public");

@@ -186,6 +186,8 @@ static int settle(hl_session *base, int64_t deadline, hl_error *error) {
   int status = hl__pg_settle(session, deadline, deadline != 0, error);
   if (status == HL_CANCELLED)
     status = hl__error(error, HL_ECONNECTION, "the wait was interrupted");
+  if (status == HL_OK && session->outdated && !session->holds)
+    status = hl__error(error, HL_ECONNECTION, "the session is outdated");
   return status;
 }
 

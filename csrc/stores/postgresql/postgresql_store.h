@@ -124,6 +124,9 @@ struct hl__pg_session {
   /* The tables are there, and may be used; what of leases.c is prepared, by number, under
      names of this generation. */
   bool ready;
+  /* It was refused for what a session keeps from its beginning: the settings of its role,
+     and what that role could see then. A new one may be better off. */
+  bool outdated;
   unsigned prepared, generation;
   bool savepoint; /* that of the last extend is still there */
 };

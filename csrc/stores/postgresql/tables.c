@@ -96,7 +96,8 @@ static int look(hl__pg_session *session, int *tables, bool *may_use,
   *tables = count ? *count - '0' : 0;
   *may_use = is_true(hl__pg_field(result, 0, PRIVILEGES));
   *may_create = is_true(hl__pg_field(result, 0, MAY_CREATE));
-  if (read_only && strcmp(read_only, "on") == 0)
+  session->outdated = read_only && strcmp(read_only, "on") == 0;
+  if (session->outdated)
     status = hl__error(error, HL_EUNSAFE_SERVER,
                        "default_transaction_read_only is on for this role or "
                        "database: what is not to be written holds no leases");
@@ -109,6 +110,7 @@ int hl__pg_tables(hl__pg_session *session, bool make, hl_error *error) {
   int tables, status;
   bool may_use, may_create;
   if (session->ready) return HL_OK;
+  session->outdated = session->blind && make;
   if (session->blind)
     return make ? hl__error(error, HL_ENOT_PROVISIONED,
                             "leases need USAGE on the schema public")

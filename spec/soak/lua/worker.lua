@@ -407,9 +407,10 @@ local function lease_told(lock, err, at, ttl)
 end
 
 local function lease_failed(lock, what, err, at)
+  local closed = lock.closes.closed and (err.code == "released" or err.code == "cancelled")
   count("failed")
-  if err.code ~= "connection" and err.code ~= "timeout" and err.code ~= "busy" and not soak.allows(err.code, at, true)
-    and not soak.killed(err.errno, tostring(err)) and not (err.code == "released" and lock.closes.closed) then
+  if err.code ~= "connection" and err.code ~= "timeout" and err.code ~= "busy" and not closed
+    and not soak.allows(err.code, at, true) and not soak.killed(err.errno, tostring(err)) then
     soak.complain(what .. " of a lease failed with " .. err.code .. ": " .. tostring(err))
   end
 end
