@@ -29,7 +29,7 @@ describe("the command line", function()
     local help = assert_status(0, run(nil, "--help"))
     assert.matches("provision", help.out)
     assert.matches("verify", help.out)
-    for _, name in ipairs { "provision", "verify", "leases", "revoke" } do
+    for _, name in ipairs { "provision", "verify", "run", "leases", "revoke" } do
       assert.matches("$HIERLOCK_DSN", assert_status(0, run(nil, name, "--help")).out, 1, true)
     end
     assert.equal(hierlock._VERSION .. "\n", assert_status(0, run(nil, "--version")).out)
@@ -37,7 +37,7 @@ describe("the command line", function()
 
   it("is all in the manual page, and nothing else is", function()
     local page = io.open("docs/hierlock.1"):read("*a")
-    for _, name in ipairs { "provision", "verify", "leases", "revoke" } do
+    for _, name in ipairs { "provision", "verify", "run", "leases", "revoke" } do
       local section = assert(page:match("\n%.Ss hierlock " .. name .. "\n(.-)\n%.S[sh]"), "no section on " .. name)
       local documented = {}
       for option in section:gmatch("%.It Fl [^\n]*Fl %-([%w-]+)") do documented[option] = true end

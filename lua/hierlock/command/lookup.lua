@@ -1,4 +1,4 @@
---- From a command line to the leases that it names: what `hierlock leases` and `hierlock revoke`
+--- From a command line to the nodes and leases that it names: what `hierlock leases`, `revoke` and `run`
 -- share. No password may stand on a command line: see server.lua.
 
 local hierlock = require "hierlock"
@@ -8,15 +8,20 @@ local lookup = {}
 
 local OWNER_MAX = 127 -- bytes
 
---- Adds what both have.
-function lookup.options(parser)
-  parser:argument("target", "A node, as u1/a1/r1; %2F stands for a slash in an id, %25 for a %."):args "?"
-  parser:option("--owner", "Only those of this owner."):argname "OWNER"
+--- Adds what says which store.
+function lookup.store_options(parser)
   parser:option("--dsn", "The store, as mysql://user@host:port/database or file:/directory; without one, $HIERLOCK_DSN.")
     :argname "DSN"
   parser:option("--levels", "Names of the levels, from root to leaf. Default: as recorded, else user,account,resource.")
     :argname "NAMES"
   parser:flag("-p --ask-password", "Ask for the password on the terminal.")
+end
+
+--- Adds that, and what says which leases.
+function lookup.options(parser)
+  parser:argument("target", "A node, as u1/a1/r1; %2F stands for a slash in an id, %25 for a %."):args "?"
+  parser:option("--owner", "Only those of this owner."):argname "OWNER"
+  lookup.store_options(parser)
 end
 
 --- What a wrong command line is answered with.
@@ -54,11 +59,21 @@ function lookup.filter(arguments)
   return filter
 end
 
---- A manager on the store; nil, err. what: for those who look who is connected.
-function lookup.open(arguments, what)
+--- A manager on the store; nil, err. what: for those who look who is connected. options: more of them.
+function lookup.open(arguments, what, options)
   local wanted, err = server.parse(arguments)
   if not wanted then return nil, err end
-  return hierlock.open(server.with_password(wanted), { levels = wanted.levels, application = "hierlock " .. what, pool_size = 2 })
+  local all = { levels = wanted.levels, application = "hierlock " .. what, pool_size = 2 }
+  for name, value in pairs(options or {}) do all[name] = value end
+  return hierlock.open(server.with_password(wanted), all)
+end
+
+--- What was raised because the target is wrong in a way that only the store knows, which has other
+-- levels, as nil, err; anything else goes on.
+function lookup.misuse(raised)
+  local misuse = tostring(raised):match "hierlock: (.*)$"
+  if misuse then return lookup.usage("%s", misuse) end
+  error(raised, 0)
 end
 
 -- Parents before their children, those before the parents' next sisters.
@@ -73,12 +88,7 @@ end
 --- The leases that the filter lets through, sorted by target; nil, err.
 function lookup.find(manager, filter)
   local ok, found, err = pcall(manager.leases, manager, filter)
-  if not ok then
-    -- The target is wrong in a way that only the store knows: it has other levels.
-    local misuse = tostring(found):match "hierlock: (.*)$"
-    if misuse then return lookup.usage("%s", misuse) end
-    error(found, 0)
-  end
+  if not ok then return lookup.misuse(found) end
   if not found then return nil, err end
   for _, lease in ipairs(found) do lease.place = place(lease) end
   table.sort(found, before)

@@ -6,10 +6,11 @@
 --   summary            one line for --help
 --   description        a paragraph for its own --help
 --   options(parser)    adds its arguments and options to an argparse parser
+--   tail               the name of what stands behind "--", where that is a command line
 --   run(arguments)     does it; returns an exit status, or nil, err
 -- and it lets errors pass: an interruption is one.
 
-local SUBCOMMANDS = { "provision", "verify", "leases", "revoke" }
+local SUBCOMMANDS = { "provision", "verify", "run", "leases", "revoke" }
 
 -- The numbers are those of <sysexits.h>, so that 1 stays free for "no".
 local USAGE, UNAVAILABLE, SOFTWARE, OUTPUT, NO_PERMISSION, CONFIGURATION, INTERRUPTED = 64, 69, 70, 74, 77, 78, 130
@@ -46,7 +47,7 @@ local argparse = need("argparse", "argparse")
 need("luv", "luv")
 local hierlock = require "hierlock"
 
-local parser = argparse("hierlock", "Hierarchical locks: looks after their table on MySQL and MariaDB, lists leases and ends them.")
+local parser = argparse("hierlock", "Hierarchical locks: runs commands under them, looks after their table on MySQL and MariaDB, lists leases and ends them.")
   :epilog "hierlock COMMAND --help tells more; so does hierlock(1)."
   :command_target "command"
 parser:flag("-v --version", "Show the version and exit."):action(function()
@@ -72,8 +73,27 @@ local function traceback(raised)
   return debug.traceback(tostring(raised), 2)
 end
 
-local arguments = parser:parse()
-local ok, status, err = xpcall(function() return subcommands[arguments.command].run(arguments) end, traceback)
+-- Its command line, and the one behind "--", if it may have one.
+local function split()
+  local words, tail = {}, nil
+  local subcommand = subcommands[arg[1]]
+  for _, word in ipairs(arg) do
+    if tail then
+      tail[#tail + 1] = word
+    elseif word == "--" and subcommand and subcommand.tail then
+      tail = {}
+    else
+      words[#words + 1] = word
+    end
+  end
+  return words, tail or {}
+end
+
+local words, tail = split()
+local arguments = parser:parse(words)
+local named = subcommands[arguments.command]
+if named.tail then arguments[named.tail] = tail end
+local ok, status, err = xpcall(function() return named.run(arguments) end, traceback)
 if not ok then leave(status == INTERRUPTED and status or SOFTWARE, status ~= INTERRUPTED and status or nil) end
 if not status then
   local refused = err.code == "connection" and not err.retryable

@@ -1,0 +1,213 @@
+--- hierlock run: takes locks, runs a command while they are held, releases them. The command is told before anybody
+-- else can hold what it relies on, and its exit status is passed on.
+
+local uv = require "luv"
+local lookup = require "hierlock.command.lookup"
+
+local unpack = table.unpack or unpack -- luacheck: ignore
+
+local run = {
+  summary = "Run a command while locks are held.",
+  description = "Takes the locks on all targets, in one call that cannot deadlock, runs the command, releases them, and exits " ..
+    "as the command did. Signals are passed on to the command. If the locks are lost, the command is ended.",
+  -- Behind "--" there is another program's command line.
+  tail = "command",
+}
+
+-- Rarely used by commands; of <sysexits.h>: EX_TEMPFAIL, EX_PROTOCOL. And the shells' for a signal.
+local NOT_ACQUIRED, LOST, SIGNALLED = 75, 76, 128
+local GRACE, HOLD_TIMEOUT = 5, 30 -- s
+local LOOK_MS = 100 -- between two looks whether the locks are held
+-- What cannot be passed on is missing: the other stop signals stop us together with the command, or only us.
+local PASSED = { "sighup", "sigint", "sigquit", "sigterm", "sigusr1", "sigusr2", "sigalrm", "sigwinch", "sigcont" }
+-- The terminal sends these to the command, too.
+local OF_TERMINAL = { sigint = true, sigquit = true, sigwinch = true }
+-- So long before the end of the locks the command is gone: s.
+local MARGIN = 0.1
+
+-- What becomes the command. It tells the guard its number first, as this process can die at any moment.
+local BEGIN = [[echo "$$" >&3; exec 3>&-; exec "$@"]]
+-- The guard. It reads the command's number, and then a word that it has ended. Where that does not come before everybody
+-- has closed the pipe, this process has died, and the guard ends the command.
+local GUARD = [[
+read -r pid || exit
+read -r word && exit
+kill -TERM "$pid" || exit
+waited=0
+while kill -0 "$pid" && [ "$waited" -lt "$1" ]; do sleep 1; waited=$((waited + 1)); done
+kill -KILL "$pid"
+]]
+
+local function seconds(option, least)
+  return function(given)
+    local value = given == "inf" and option == "--timeout" and math.huge or tonumber(given)
+    if value and value >= least and (value < math.huge or given == "inf") then return value end
+    return nil, ("%s must be a number of seconds, %s or more"):format(option, least > 0 and tostring(least) or "0")
+  end
+end
+
+local function status(given)
+  local value = tonumber(given)
+  if value and value >= 0 and value <= 255 and value % 1 == 0 then return value end
+  return nil, "-E must be a number from 0 to 255"
+end
+
+function run.options(parser)
+  parser:argument("targets", "Nodes, as u1/a1/r1; %2F stands for a slash in an id, %25 for a %."):args "+":argname "TARGET"
+  parser:option("-t --timeout", "Seconds to wait for the locks; 0: not at all; inf: for ever. Default: 50.")
+    :argname "SECONDS":convert(seconds("--timeout", 0))
+  parser:option("--ttl", "Take a lease, which outlives this process by so many seconds; it is refreshed while the command runs.")
+    :argname "SECONDS":convert(seconds("--ttl", 0.001))
+  parser:flag("--shared", "Lock for readers: others may hold the same.")
+  parser:option("--label", "Shown to those who look who holds the locks. Default: the command's name."):argname "TEXT"
+  parser:option("--grace", "Seconds between SIGTERM and SIGKILL when the locks are lost. Default: 5, or a third of the lease's time.")
+    :argname "SECONDS":convert(seconds("--grace", 0))
+  parser:option("-E --conflict-exit-code", "Exit with this when the locks were not granted in time. Default: 75.")
+    :argname "CODE":convert(status)
+  lookup.store_options(parser)
+end
+
+-- Every byte that means something to a shell, or in a target, as %NN.
+local function encoded(id)
+  return (tostring(id):gsub("[^%w._~-]", function(c) return ("%%%02X"):format(c:byte()) end))
+end
+
+local function environment(handle, targets)
+  local list, names = {}, {}
+  for i, ids in ipairs(targets) do
+    local parts = {}
+    for k, id in ipairs(ids) do parts[k] = encoded(id) end
+    names[i] = table.concat(parts, "/")
+  end
+  local ours = { HIERLOCK_TOKEN = handle.token or "", HIERLOCK_TARGET = table.concat(names, " ") }
+  for name, value in pairs(uv.os_environ()) do
+    if not ours[name] then list[#list + 1] = name .. "=" .. value end
+  end
+  for name, value in pairs(ours) do list[#list + 1] = name .. "=" .. value end
+  return list
+end
+
+-- Hears signals from now on: signals.hear(name) is called with each that is to be passed on. None of them ends this
+-- process, nor does a pipe whose other end is closed.
+local function hear_signals()
+  local signals, handles = {}, { uv.new_signal() }
+  handles[1]:start("sigpipe", function() end)
+  for _, name in ipairs(PASSED) do
+    local handle = uv.new_signal()
+    handle:start(name, function() signals.hear(name) end)
+    handles[#handles + 1] = handle
+  end
+  function signals.close()
+    for _, handle in ipairs(handles) do handle:close() end
+    uv.run "nowait"
+  end
+  return signals
+end
+
+-- Takes the locks: the handle; nil, err; nil, nil, the name of the signal that came first.
+local function acquire(manager, targets, options, signals)
+  local handle, err, signal
+  local waits = false -- a loop that is told to stop before it runs keeps what was closed: luv then crashes
+  function signals.hear(name)
+    if name == "sigcont" or name == "sigwinch" then return end
+    signal = signal or name
+    uv.stop()
+  end
+  coroutine.wrap(function()
+    handle, err = manager:acquire_all(targets, options)
+    if waits then uv.stop() end
+  end)()
+  waits = true
+  while not handle and not err and not signal do uv.run() end
+  if not signal then return handle, err end
+  return nil, nil, signal
+end
+
+-- Starts a shell with a script, or raises.
+local function shell(script, words, options, on_exit)
+  options.args = { "-c", script, "hierlock", unpack(words) }
+  local process, err = uv.spawn("/bin/sh", options, on_exit)
+  return process or error("cannot run /bin/sh: " .. err, 0)
+end
+
+-- Runs the command while the locks are held: its exit status, and whether they were lost.
+local function hold(arguments, handle, targets, grace, signals)
+  local ended, told
+  local pipe = assert(uv.pipe())
+  -- No signal of a terminal reaches it.
+  local guard = shell(GUARD, { ("%d"):format(math.ceil(grace)) }, { stdio = { pipe.read }, detached = true }, function() end)
+  local child = shell(BEGIN, arguments.command, { stdio = { 0, 1, 2, pipe.write }, env = environment(handle, targets) },
+    function(code, signal)
+      ended = signal > 0 and SIGNALLED + signal or code
+      uv.stop()
+    end)
+  uv.fs_close(pipe.read)
+  local terminal = io.open("/dev/tty", "r")
+  if terminal then terminal:close() end
+  function signals.hear(name)
+    if not (terminal and OF_TERMINAL[name]) then child:kill(name) end
+  end
+  local timer = uv.new_timer()
+  timer:start(0, LOOK_MS, function()
+    local held, left = handle:is_held(), handle:remaining()
+    if not told and (not held or left < grace + MARGIN) then
+      told = uv.now()
+      io.stderr:write "hierlock: the locks are lost: ending the command\n"
+      child:kill "sigterm"
+      child:kill "sigcont" -- a stopped one hears nothing else
+    end
+    -- What is still held is held for so long only.
+    if told and (uv.now() - told >= grace * 1000 or (held and left < MARGIN)) then child:kill "sigkill" end
+  end)
+  while not ended do uv.run() end
+  timer:close()
+  child:close()
+  guard:close()
+  uv.fs_write(pipe.write, "ended\n")
+  uv.fs_close(pipe.write)
+  uv.run "nowait"
+  return ended, told ~= nil
+end
+
+-- With a manager: an exit status; nil, err.
+local function locked(manager, arguments, targets, grace, signals)
+  local ttl = arguments.ttl
+  local handle, err, signal = acquire(manager, targets, {
+    timeout = arguments.timeout, ttl = ttl, auto_refresh = ttl and true, mode = arguments.shared and "shared" or nil,
+    label = arguments.label or arguments.command[1]:match "[^/]+$",
+  }, signals)
+  if signal then return SIGNALLED + uv.constants[signal:upper()] end
+  if not handle then
+    if err.code ~= "timeout" then return nil, err end
+    io.stderr:write("hierlock: ", err.message, "\n")
+    return arguments.conflict_exit_code or NOT_ACQUIRED
+  end
+  local code, lost = hold(arguments, handle, targets, grace, signals)
+  local ok, why = handle:release { confirm = not lost } -- a store that is not heard of would not confirm it
+  if ok and not lost then return code end
+  if not ok then io.stderr:write("hierlock: ", why.message, "\n") end
+  return LOST
+end
+
+function run.run(arguments)
+  local targets, ttl, err = {}, arguments.ttl
+  if #arguments.command == 0 then return lookup.usage "the command is missing: hierlock run TARGET... -- COMMAND..." end
+  for i, argument in ipairs(arguments.targets) do
+    targets[i], err = lookup.target(argument)
+    if not targets[i] then return nil, err end
+  end
+  local grace = arguments.grace or ttl and math.min(GRACE, ttl / 3) or GRACE
+  -- A third of it goes by between two refreshes.
+  if ttl and grace > ttl / 2 then return lookup.usage "--grace must be at most half of --ttl" end
+  local manager
+  manager, err = lookup.open(arguments, "run", { loop = "luv", hold_timeout = math.max(HOLD_TIMEOUT, grace * 3) })
+  if not manager then return nil, err end
+  local signals = hear_signals()
+  local ok, result, failure = pcall(locked, manager, arguments, targets, grace, signals)
+  signals.close()
+  manager:close()
+  if not ok then return lookup.misuse(result) end
+  return result, failure
+end
+
+return run
