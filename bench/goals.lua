@@ -93,6 +93,7 @@ end
 
 function goals.mysql() on_server("mysql") leases_on("mysql") end
 function goals.mariadb() on_server("mariadb") leases_on("mariadb") end
+function goals.leases() leases_on("mysql") leases_on("mariadb") end
 
 -- The server of bench/servers.sh, which is reached by a socket alone.
 function goals.postgresql()
