@@ -434,7 +434,7 @@ $(BUILD)/bench/line: bench/line.c
 	$(CC) -std=c11 -D_GNU_SOURCE -Wall -Wextra $(CFLAGS) -o $@ $<
 
 .PHONY: bench
-# BENCH="embedded mysql mariadb postgresql line waiting peers load": which; BENCH_ROUNDS: how many rounds;
+# BENCH="embedded mysql mariadb postgresql leases line waiting peers load": which; BENCH_ROUNDS: how many rounds;
 # BENCH_SVG, BENCH_LOAD_SVG: where the pictures go.
 bench: all $(addprefix $(BUILD)/bench/,line $(BENCH_CLIENTS))
 	@spec/support/deps.sh demo

@@ -263,10 +263,10 @@ static void lease_take(struct session *s)
              "(SELECT @hierlock_token:=UUID_SHORT(),CONCAT(@@global.read_only) NOT IN ('0','OFF') FROM %s_nodes WHERE level=2 "
              "AND bucket=%d FOR UPDATE NOWAIT) UNION ALL (SELECT n,2 FROM %s_gate WHERE g=%d %s);"
              "INSERT INTO %s_leases (id,secret,holder,till,turn,since,token,mode,owner,label,path,application,host,pid,revoked) "
-             "SELECT 0x%s,0x%s,0x%s,TIMESTAMPADD(MICROSECOND,60000000,UTC_TIMESTAMP(6)),0,UTC_TIMESTAMP(6),@hierlock_token<<8,0,"
-             "0x6c7561352e34,'',0x75312f61312f7232,0x6c7561352e34,0x766d,17852,0 FROM %s_gate g WHERE g.g=%d AND g.n=1 AND NOT "
-             "EXISTS (SELECT 1 FROM %s_leased r WHERE ((r.level=0 AND r.bucket=%d AND r.x=1) OR (r.level=1 AND r.bucket=%d AND "
-             "r.x=1) OR (r.level=2 AND r.bucket=%d)));"
+             "SELECT 0x%s,LEFT(UNHEX(SHA2(0x%s,256)),16),0x%s,TIMESTAMPADD(MICROSECOND,60000000,UTC_TIMESTAMP(6)),0,UTC_TIMESTAMP(6),"
+             "@hierlock_token<<8,0,0x6c7561352e34,'',0x75312f61312f7232,0x6c7561352e34,0x766d,17852,0 FROM %s_gate g WHERE "
+             "g.g=%d AND g.n=1 AND NOT EXISTS (SELECT 1 FROM %s_leased r WHERE ((r.level=0 AND r.bucket=%d AND r.x=1) OR "
+             "(r.level=1 AND r.bucket=%d AND r.x=1) OR (r.level=2 AND r.bucket=%d)));"
              "INSERT INTO %s_leased (level,bucket,x,id) SELECT r.a,r.b,r.c,l.id FROM (SELECT 0 a,%d b,0 c UNION ALL SELECT 1,%d,0 "
              "UNION ALL SELECT 2,%d,1) r JOIN %s_leases l ON l.id=0x%s;COMMIT",
              hint, opt.table, b[0], clause, opt.table, b[1], clause, opt.table, b[2], opt.table, b[0], clause,

@@ -75,6 +75,11 @@ local function leases_on(name)
   print(("\nleases on %s over tcp, client and server on two CPUs"):format(name))
   show({ ours, bare }, bare)
   verdict("a lease by hierlock / bare C", median(ours.results) / median(bare.results), 1.25)
+  -- In so few buckets what these hold would be in the way of those above.
+  local refreshed = contest.client("refresh", LUA, server.leased("tcp", "0", "refresh"), "1")
+  local imported = contest.client("export and import", LUA, server.leased("tcp", "0", "import"), "1")
+  alternate({ refreshed, imported }, 100)
+  show({ refreshed, imported }, ours)
   local without = contest.client("a session, in a space without leases", LUA, server.hierlock "tcp", "1")
   local within = contest.client("a session, in a space with leases", LUA, server.leased("tcp"), "1")
   local beside = contest.client("a session, beside 10,000 leases", LUA, server.crowded "tcp", "1")
@@ -88,6 +93,7 @@ end
 
 function goals.mysql() on_server("mysql") leases_on("mysql") end
 function goals.mariadb() on_server("mariadb") leases_on("mariadb") end
+function goals.leases() leases_on("mysql") leases_on("mariadb") end
 
 -- The server of bench/servers.sh, which is reached by a socket alone.
 function goals.postgresql()
@@ -122,9 +128,14 @@ function goals.postgresql()
     local ours = contest.client("a lease by hierlock, from Lua", LUA,
       { "bench/loop.lua", url:format "postgres", "10000000", "0", "lease" }, client_cpu)
     local bare = contest.client("a lease by bare C: the same packets", program, { "lease", target }, client_cpu)
-    alternate({ ours, bare }, 300)
+    local leased = { ours, bare }
+    for label, how in pairs { refresh = "refresh", ["export and import"] = "import" } do
+      leased[#leased + 1] = contest.client(label, LUA,
+        { "bench/loop.lua", url:format "postgres", "10000000", "0", how }, client_cpu)
+    end
+    alternate(leased, 300)
     print(("\nleases on postgresql over a socket, client and server %s"):format(placement))
-    show({ ours, bare }, bare)
+    show(leased, bare)
     verdict("a lease by hierlock / bare C", median(ours.results) / median(bare.results), 1.25)
     -- What the leases above have opened, closes when a manager begins.
     local closing = assert(require("hierlock").open(url:format "postgres"))
@@ -195,8 +206,12 @@ function goals.embedded()
   print("\nembedded, from Lua, random ids")
   local alone = client("acquire + release, nothing else held", dsn)
   local crowded = client("the same, its process holds 10,000 others", dsn .. "2", "10000000", "10000")
-  alternate({ alone, crowded }, 20000)
-  show({ alone, crowded }, alone)
+  local leased = client("a lease, acquire + release", dsn .. "3", "10000000", "0", "lease")
+  local refreshed = client("refresh", dsn .. "3", "10000000", "0", "refresh")
+  local imported = client("export and import", dsn .. "3", "10000000", "0", "import")
+  local all = { alone, crowded, leased, refreshed, imported }
+  alternate(all, 20000)
+  show(all, alone)
   verdict("acquire + release, us", median(alone.results), 6)
   verdict("with 10,000 held / alone", median(crowded.results) / median(alone.results), 1.5)
 

@@ -1,19 +1,19 @@
 -- hierlock as a client of the bench: speaks with contest.lua as client.c does. A
 -- lock is that of a resource: three rows.
 --
---   loop.lua DSN [buckets [held [start|lease|beside]]]
+--   loop.lua DSN [buckets [held [start|lease|refresh|import|beside]]]
 --
 --   held: so many other locks are held. start: acquisitions are started and waited for. lease: they are leases, of fifty
---   users, and their release is waited for. beside: somewhere else a lease is held.
+--   users, and their release is waited for. refresh: one lease is refreshed; import: one is exported and imported. beside:
+--   somewhere else a lease is held.
 local uv = require "luv"
 local hierlock = require "hierlock"
 
 local dsn, buckets, held = arg[1], tonumber(arg[2]), tonumber(arg[3] or 0)
-local started, lease = arg[4] == "start", arg[4] == "lease" and { ttl = 60 } or nil
-local confirmed = lease and { confirm = true } or nil
+local how, lease, confirmed = arg[4], { ttl = 60 }, { confirm = true }
 local manager = assert(hierlock.open(dsn, { buckets = buckets }))
 local others = {}
-local beside = arg[4] == "beside" and assert(manager:acquire({ "beside", "a", "r" }, { ttl = 3600 }))
+local beside = how == "beside" and assert(manager:acquire({ "beside", "a", "r" }, { ttl = 3600 }))
 local tried = 0
 while #others < held do -- of 10,000 a few share a bucket with another
   tried = tried + 1
@@ -25,7 +25,7 @@ end
 local paths = {}
 while #paths < 2000 do
   tried = tried + 1
-  local path = { "user" .. (lease and tried % 50 or tried), "account" .. tried, "resource" .. tried }
+  local path = { "user" .. (how == "lease" and tried % 50 or tried), "account" .. tried, "resource" .. tried }
   local handle = manager:acquire(path, { timeout = 0 })
   if handle then
     handle:release()
@@ -33,13 +33,23 @@ while #paths < 2000 do
   end
 end
 
+local kept
+local cycle = ({
+  start = function(path) assert(manager:start(path)):wait():release() end,
+  lease = function(path) assert(manager:acquire(path, lease)):release(confirmed) end,
+  refresh = function()
+    kept = kept or assert(manager:acquire({ how, "a", "r" }, lease))
+    assert(kept:refresh())
+  end,
+  import = function()
+    kept = kept or assert(manager:acquire({ how, "a", "r" }, lease))
+    kept = assert(manager:import(assert(kept:export())))
+  end,
+})[how] or function(path) assert(manager:acquire(path)):release() end
+
 local function cycles(n)
   local start = uv.hrtime()
-  for _ = 1, n do
-    local path = paths[math.random(2000)]
-    local handle = started and assert(manager:start(path)):wait() or manager:acquire(path, lease)
-    handle:release(confirmed)
-  end
+  for _ = 1, n do cycle(paths[math.random(2000)]) end
   return (uv.hrtime() - start) / 1e3 / n
 end
 

@@ -40,10 +40,10 @@ local function open(kind)
   -- 10,000 leases of a hundred users, for an hour.
   local CROWD = [[
 INSERT INTO hier_leases (id, secret, holder, till, turn, since, token, mode, owner, label, path, application, host, pid, revoked)
-  SELECT UNHEX(MD5(bucket)), UNHEX(MD5(bucket)), UNHEX(MD5(bucket)), UTC_TIMESTAMP(6) + INTERVAL 1 HOUR, 0, UTC_TIMESTAMP(6), 1, 0,
+  SELECT UNHEX(LEFT(SHA2(bucket, 256), 32)), "", "", UTC_TIMESTAMP(6) + INTERVAL 1 HOUR, 0, UTC_TIMESTAMP(6), 1, 0,
     "bench", "", "u/a/r", "bench", "host", 1, 0 FROM hier_nodes WHERE level = 2 AND bucket < 10000;
 INSERT INTO hier_leased (level, bucket, x, id)
-  SELECT level, IF(level = 0, n % 100, n), level = 2, UNHEX(MD5(n)) FROM
+  SELECT level, IF(level = 0, n % 100, n), level = 2, UNHEX(LEFT(SHA2(n, 256), 32)) FROM
     (SELECT bucket n FROM hier_nodes WHERE level = 0 AND bucket < 10000) leases,
     (SELECT DISTINCT level FROM hier_nodes WHERE bucket = 0) levels;
 UPDATE hier_gate SET n = 1 WHERE g BETWEEN 0 AND 100]]
@@ -77,7 +77,9 @@ UPDATE hier_gate SET n = 1 WHERE g BETWEEN 0 AND 100]]
   --- A statement, as the administrator.
   function self.root(sql)
     local root, secret = os.getenv(environment .. "_ROOT_DSN"):match("^%a+://(.-):(.-)@")
-    shell(("$(command -v mariadb || command -v mysql) -h%s -P%s -u%s -p%s -e '%s'"):format(host, port, root, secret, sql))
+    local output = shell(("$(command -v mariadb || command -v mysql) -h%s -P%s -u%s -p%s -e '%s' && echo done")
+                         :format(host, port, root, secret, sql))
+    assert(output:find "done", "the administrator's statement failed")
   end
   return self
 end

@@ -2,6 +2,7 @@
 --
 --   make bench            everything
 --   bench/run.lua NAME…   embedded, mysql, mariadb, postgresql: its goals (goals.lua)
+--                         leases: of mysql and mariadb, only those of leases
 --                         waiting: what it costs not to block (goals.lua)
 --                         line: over a slow line, which is what users have (goals.lua)
 --                         peers: the table and the picture (compare.lua, peers.lua)
@@ -10,7 +11,7 @@
 local goals = require "bench.goals"
 
 local run = { embedded = goals.embedded, mysql = goals.mysql, mariadb = goals.mariadb, waiting = goals.waiting, line = goals.line,
-              postgresql = goals.postgresql,
+              postgresql = goals.postgresql, leases = goals.leases,
               peers = function() require "bench.compare"() end, load = function() require "bench.load"() end }
 local names = #arg > 0 and arg or
   { "embedded", "mysql", "mariadb", "postgresql", "line", "waiting", "peers", "load" }

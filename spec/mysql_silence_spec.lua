@@ -78,6 +78,28 @@ support.each_server(function(store)
         assert.equal("lost", code)
       end)
 
+      -- Whoever looks again after a while has slept for too long when the rest comes, as it does at once when a lease
+      -- is refreshed or given back.
+      it("is waited for asleep, and not looked at again and again", function()
+        between = proxy.open(store, nil, tls)
+        local holder = support.process(store, { hold_timeout = 1 }, between.dsn)
+        assert.is_true(holder:acquire("h", "acquire", TARGET):result())
+        between.hold(1, 2)
+        local woken, code = holder:call [[
+          local function switches()
+            for line in io.lines("/proc/self/status") do
+              local n = line:match("^voluntary_ctxt_switches:%s*(%d+)")
+              if n then return tonumber(n) end
+            end
+          end
+          local before = switches()
+          local ok, err = handles.h:check()
+          return switches() - before, ok or err.code
+        ]]
+        assert.equal("lost", code)
+        assert.is_true(woken < 50, woken .. " times")
+      end)
+
       it("is no silence when all of it comes at last, byte by byte", function()
         between = proxy.open(store, nil, tls)
         local holder = support.process(store, { hold_timeout = 2 }, between.dsn)

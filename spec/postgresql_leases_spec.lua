@@ -629,6 +629,9 @@ support.on_postgresql(function(store)
     peer:call "assert(handles.one:refresh())"
     between.take()
     assert.equal(turns + 2, between.turns)
+    peer:call "handles.one = assert(manager:import(assert(handles.one:export())))"
+    between.take()
+    assert.equal(turns + 3, between.turns)
     -- The gate is open: the look is in the trip, from the second time on.
     peer:call "for _ = 1, 3 do manager:acquire({ 'u3', 'a', 'r' }):release { confirm = true } end"
     between.take()

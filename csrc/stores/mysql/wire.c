@@ -13,9 +13,11 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <time.h>
+#include <unistd.h>
 
 /* -------------------------------------------------------------- errors */
 
@@ -126,8 +128,8 @@ bool hl__mysql_readable(const hl__mysql_session *session) {
   return n > 0;
 }
 
-/* While only a part of an answer has come, the socket is readable all the time:
-   it is looked at again after so long. */
+/* While only a part of an answer has come, the socket is readable all the time. Where
+   there is no descriptor to hear of the next part, it is looked at again after so long. */
 #define PART_NS 2000000L
 
 /* How many bytes the unit that begins with these has: a packet of the protocol, or a
@@ -183,23 +185,46 @@ void hl__mysql_wait_end(const hl__mysql_store *store) {
   if (store->config->wait_end) store->config->wait_end();
 }
 
+/* Tells of each part that comes, as it is triggered by edges; -1: there is no descriptor
+   for it. A forked child may keep it: it keeps no connection. */
+static int parts_open(int fd) {
+  struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | EPOLLET};
+  int parts = epoll_create1(EPOLL_CLOEXEC);
+  if (parts < 0 || epoll_ctl(parts, EPOLL_CTL_ADD, fd, &event) == 0)
+    return parts;
+  (void)close(parts);
+  return -1;
+}
+
+/* The answers to several statements come one by one, as to that which deletes a lease and
+   to its COMMIT. So waiting for the next part must not take longer than that takes. */
 bool hl__mysql_answer_await(const hl__mysql_session *session,
                             int64_t deadline) {
   struct pollfd p = {.fd = session->fd, .events = POLLIN | POLLRDHUP};
+  int parts = -1;
+  bool complete = false;
   for (;;) {
+    struct epoll_event event = {0};
     int64_t left = deadline ? hl__left_ms(deadline) : 0;
+    int ms = left > INT32_MAX ? -1 : (int)left;
     /* Without a wait it may be called with a mutex. */
     if (left) hl__mysql_wait_begin(session->store);
-    int n = poll(&p, 1, left > INT32_MAX ? -1 : (int)left);
+    int n = parts < 0 ? poll(&p, 1, ms) : epoll_wait(parts, &event, 1, ms);
     int failure = errno;
     if (left) hl__mysql_wait_end(session->store);
     if (n < 0 && failure == EINTR) continue;
-    if (n <= 0) return false;
-    if (answer_complete(session, p.revents & ~POLLIN)) return true;
-    if (left == 0) return false;
+    if (n <= 0) break;
+    bool ended = parts < 0 ? p.revents & ~POLLIN
+                           : (event.events & ~(uint32_t)EPOLLIN) != 0;
+    complete = answer_complete(session, ended);
+    if (complete || left == 0) break;
+    if (parts < 0) parts = parts_open(session->fd);
+    if (parts >= 0) continue;
     const struct timespec part = {.tv_nsec = PART_NS};
     (void)nanosleep(&part, NULL);
   }
+  if (parts >= 0) (void)close(parts);
+  return complete;
 }
 
 int hl__mysql_gone(hl_error *error) {
