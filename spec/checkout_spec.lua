@@ -142,6 +142,32 @@ describe("the example of check-out", function()
           assert.equal("Rolls", rows("SELECT note FROM customer WHERE id = 1")[1].note)
         end)
 
+        it("saves nothing from a window of before, when the same session has taken it again", function()
+          clerk1:post(BAKERY .. "/take")
+          local before = { token = clerk1.token, name = "Ada's Bakery", phone = "1", note = "typed in a window of before" }
+          clerk1:post(BAKERY .. "/back") -- in another window
+          clerk2:post(BAKERY .. "/take")
+          assert.equal(303, (clerk2:post(BAKERY .. "/save", { name = "Ada's Bakery", phone = "1", note = "of clerk2" })))
+          clerk1:post(BAKERY .. "/take")
+          local status, page = clerk1:post(BAKERY .. "/save", before)
+          assert.equal(409, status)
+          has(page, "typed in a window of before")
+          has(page, "You have opened it again since, in another window.")
+          assert.equal("of clerk2", rows("SELECT note FROM customer WHERE id = 1")[1].note)
+          local said
+          status, said = clerk1:post(BAKERY .. "/renew", before)
+          assert.same({ 409, "You have opened it again since, in another window." }, { status, said })
+          assert.equal(409, (clerk1:post(BAKERY .. "/back", before)))
+          -- The other window has it still.
+          status, page = clerk1:get(BAKERY)
+          assert.equal(200, status)
+          has(page, "of clerk2</textarea>")
+          assert.equal(200, (clerk1:post(BAKERY .. "/renew")))
+          -- One that was refused can be mended in its window.
+          assert.equal(422, (clerk1:post(BAKERY .. "/save", { name = " ", phone = "1", note = "x" })))
+          assert.equal(303, (clerk1:post(BAKERY .. "/save", TYPED)))
+        end)
+
         it("keeps it when what was typed cannot be saved", function()
           clerk1:post(BAKERY .. "/take")
           for _, customer in ipairs { { name = " ", phone = "1", note = "my work" }, { name = "x", phone = ("9"):rep(500), note = "my work" } } do

@@ -68,12 +68,22 @@ local function not_taken(request)
   return reply(409, pages.customer(request.session, customer, holder_of(customer.id), why, nil, request.typed))
 end
 
--- Keeps it for longer, if the session still has it: its token and its text. Else nil and what to answer.
+-- The form is of a window in which the person had taken the customer before. He has given it back since, somebody may have
+-- changed it, and then he has taken it again: that window does not show what it would write over.
+local function of_before(request)
+  local why = "You have opened it again since, in another window."
+  if request.action == "renew" then return word(409, why) end
+  return problem(409, request.session, request.customer.name, why, request.typed)
+end
+
+-- Keeps it for longer, if the session still has it, and the form, if it is one, is of this time: its token and its
+-- text. Else nil and what to answer.
 local function keep(request)
   local text = data.taken(request.session, request.customer.id)
   if not text then return nil, not_taken(request) end
   local token, err = locks.keep(text)
   if not token then return nil, lost(request, err) end
+  if request.post and request.post.token ~= token then return nil, of_before(request) end
   return token, text
 end
 
@@ -123,7 +133,7 @@ GET.look = function(request)
   local token, refused = keep(request)
   if not token then return refused end
   local good = not holder and "Your time was up, but nobody has had it since: it is yours again." or nil
-  return reply(200, pages.editor(session, customer, locks.ttl, nil, good))
+  return reply(200, pages.editor(session, customer, token, locks.ttl, nil, good))
 end
 
 POST.take = function(request)
@@ -160,7 +170,7 @@ POST.save = function(request)
   local token, text = keep(request)
   if not token then return text end -- what to answer
   customer.id = request.customer.id
-  if customer.wrong then return reply(422, pages.editor(session, customer, locks.ttl, customer.wrong)) end
+  if customer.wrong then return reply(422, pages.editor(session, customer, token, locks.ttl, customer.wrong)) end
   if not data.save(customer.id, customer, token) then
     locks.give_back(text) -- if it is there at all
     return lost(request, { code = "lost" })
@@ -173,8 +183,9 @@ end
 
 POST.back = function(request)
   local session, id = request.session, request.customer.id
-  local text = data.taken(session, id)
-  if text then
+  if data.taken(session, id) then
+    local token, text = keep(request)
+    if not token then return text end -- what to answer
     local ok, err = locks.give_back(text)
     if not ok then return lost(request, err) end
     data.forget(session, id)
