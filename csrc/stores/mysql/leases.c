@@ -210,7 +210,9 @@ static int why_not(hl__mysql_session *session, const hl_request *request,
   return status ? status : gone_error(error);
 }
 
-/* One trip, which changes nothing where the text does not fit the record. */
+/* One trip, which changes nothing where the text does not fit the record. The first statement is
+   a plain read: a SET would lock its rows before the record, and whoever deletes a record
+   locks that first. */
 static int lease_adopt(hl_session *base, const hl_request *request,
                        hl_grant *grant, hl_error *error) {
   hl__mysql_session *session = session_of(base);
@@ -225,9 +227,8 @@ static int lease_adopt(hl_session *base, const hl_request *request,
   if (status) return status;
   if (!hl__text_new(&t, 2560 + request->n * ROW_ROOM))
     return hl__error_memory(error);
-  hl__text_put(&t, "SET @hierlock_fits=(");
   put_rows_fit(&t, session->store, request);
-  hl__text_put(&t, ");UPDATE %s SET token=LAST_INSERT_ID(token),till=" HL__END_AFTER
+  hl__text_put(&t, " INTO @hierlock_fits;UPDATE %s SET token=LAST_INSERT_ID(token),till=" HL__END_AFTER
                    ",turn=0",
                session->store->leases, hl__mysql_us(terms->ttl));
   hl__mysql_put_id(&t, ",holder=", terms->holder);
