@@ -304,6 +304,25 @@ describe("the example of check-out", function()
           has(page, "my work")
         end)
 
+        it("leaves nothing to one who logs out while he takes it", function()
+          for i = 1, 15 do
+            local clerk = server:log_in "clerk1"
+            local first = clerk:send(i % 2 == 0 and "/logout" or BAKERY .. "/take")
+            local second = clerk:send(i % 2 == 0 and BAKERY .. "/take" or "/logout")
+            local statuses = { (first()), (second()) }
+            assert.equal("free", state(clerk2, BAKERY), table.concat(statuses, " "))
+          end
+        end)
+
+        it("takes two clicks at the same moment for one", function()
+          for _ = 1, 3 do -- each costs a look at the holders, of which a manager allows ten in a second
+            local first, second = clerk1:send(BAKERY .. "/take"), clerk1:send(BAKERY .. "/take")
+            assert.same({ 303, 303 }, { (first()), (second()) })
+            has(select(2, clerk1:get(BAKERY)), "<textarea")
+            assert.equal(303, (clerk1:post(BAKERY .. "/back")))
+          end
+        end)
+
         it("keeps out a program that locks the customer, and says so where it has it", function()
           local manager = assert(hierlock.open(server.dsn, { application = "nightly" }))
           finally(function() manager:close() end)

@@ -21,6 +21,8 @@ local function problem(status, session, title, text, typed, headers)
   return reply(status, pages.problem(session, title, text, typed), headers)
 end
 
+local function logged_out(request) return problem(401, nil, "You are logged out", "Log in again, please.", request.typed) end
+
 local function not_found(session) return problem(404, session, "Not found", "There is nothing here.") end
 
 -- An err of hierlock that is about the store, and not about the customer.
@@ -102,9 +104,12 @@ local function login(request)
 end
 
 POST["/logout"] = function(request)
-  local count, err = locks.give_back_all(request.session.login)
+  local who = request.session.login
+  -- First: what another request of his is just taking, no session gets any more, or it is there to be given back.
+  data.log_out(who)
+  request.session = nil
+  local count, err = locks.give_back_all(who)
   if not count then return failure(request, err) end
-  data.log_out(request.session.login)
   return redirect("/login", "checkout=; Path=/; Max-Age=0")
 end
 
@@ -136,6 +141,14 @@ GET.look = function(request)
   return reply(200, pages.editor(session, customer, token, locks.ttl, nil, good))
 end
 
+-- Of two clicks at one moment the first takes it, and is not done yet: whether it is soon.
+local function first_click(session, id)
+  for _ = 1, 20 do
+    if data.taken(session, id) then return true end
+    ngx.sleep(0.02)
+  end
+end
+
 POST.take = function(request)
   local session, id = request.session, request.customer.id
   local here = "/customer/" .. id
@@ -147,6 +160,7 @@ POST.take = function(request)
     local holder_of, trouble = locks.holders()
     if not holder_of then return failure(request, trouble) end
     local holder = holder_of(id) or err.holders and err.holders[1] -- a program's lock is in no list of leases
+    if (not holder or holder.owner == session.login) and first_click(session, id) then return redirect(here) end
     local why = holder and "Somebody else has it." or "It was in use. Try again."
     return reply(423, pages.customer(session, request.customer, holder, why))
   end
@@ -155,7 +169,10 @@ POST.take = function(request)
     locks.give_back(text)
     error("the tokens of the store are older than those of the data: was the store replaced?")
   end
-  data.take(session, id, text)
+  if not data.take(session, id, text) then
+    locks.give_back(text)
+    return logged_out(request)
+  end
   return redirect(here)
 end
 
@@ -242,7 +259,7 @@ local function answer(method)
   local session = cookie and data.session(cookie)
   if not session then
     if method == "GET" then return redirect "/login" end
-    return problem(401, nil, "You are logged out", "Log in again, please.", request.typed)
+    return logged_out(request)
   end
   request.session = session
   if method == "POST" and request.post.form ~= session.form then

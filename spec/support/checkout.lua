@@ -241,7 +241,7 @@ end
 
 --- Starts a post, and does not wait; returns what waits for the answer.
 function person_class:send(path)
-  return checkout.send(self.server, "POST", path, { form = self.form }, { Cookie = self.cookie })
+  return checkout.send(self.server, "POST", path, { form = self.form, token = self.token }, { Cookie = self.cookie })
 end
 
 return checkout
