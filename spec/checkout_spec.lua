@@ -142,6 +142,32 @@ describe("the example of check-out", function()
           assert.equal("Rolls", rows("SELECT note FROM customer WHERE id = 1")[1].note)
         end)
 
+        it("saves nothing from a window of before, when the same session has taken it again", function()
+          clerk1:post(BAKERY .. "/take")
+          local before = { token = clerk1.token, name = "Ada's Bakery", phone = "1", note = "typed in a window of before" }
+          clerk1:post(BAKERY .. "/back") -- in another window
+          clerk2:post(BAKERY .. "/take")
+          assert.equal(303, (clerk2:post(BAKERY .. "/save", { name = "Ada's Bakery", phone = "1", note = "of clerk2" })))
+          clerk1:post(BAKERY .. "/take")
+          local status, page = clerk1:post(BAKERY .. "/save", before)
+          assert.equal(409, status)
+          has(page, "typed in a window of before")
+          has(page, "You have opened it again since, in another window.")
+          assert.equal("of clerk2", rows("SELECT note FROM customer WHERE id = 1")[1].note)
+          local said
+          status, said = clerk1:post(BAKERY .. "/renew", before)
+          assert.same({ 409, "You have opened it again since, in another window." }, { status, said })
+          assert.equal(409, (clerk1:post(BAKERY .. "/back", before)))
+          -- The other window has it still.
+          status, page = clerk1:get(BAKERY)
+          assert.equal(200, status)
+          has(page, "of clerk2</textarea>")
+          assert.equal(200, (clerk1:post(BAKERY .. "/renew")))
+          -- One that was refused can be mended in its window.
+          assert.equal(422, (clerk1:post(BAKERY .. "/save", { name = " ", phone = "1", note = "x" })))
+          assert.equal(303, (clerk1:post(BAKERY .. "/save", TYPED)))
+        end)
+
         it("keeps it when what was typed cannot be saved", function()
           clerk1:post(BAKERY .. "/take")
           for _, customer in ipairs { { name = " ", phone = "1", note = "my work" }, { name = "x", phone = ("9"):rep(500), note = "my work" } } do
@@ -276,6 +302,25 @@ describe("the example of check-out", function()
           status, page = elsewhere:post(HOTEL .. "/save", { name = "x", phone = "1", note = "my work" })
           assert.equal(401, status)
           has(page, "my work")
+        end)
+
+        it("leaves nothing to one who logs out while he takes it", function()
+          for i = 1, 15 do
+            local clerk = server:log_in "clerk1"
+            local first = clerk:send(i % 2 == 0 and "/logout" or BAKERY .. "/take")
+            local second = clerk:send(i % 2 == 0 and BAKERY .. "/take" or "/logout")
+            local statuses = { (first()), (second()) }
+            assert.equal("free", state(clerk2, BAKERY), table.concat(statuses, " "))
+          end
+        end)
+
+        it("takes two clicks at the same moment for one", function()
+          for _ = 1, 3 do -- each costs a look at the holders, of which a manager allows ten in a second
+            local first, second = clerk1:send(BAKERY .. "/take"), clerk1:send(BAKERY .. "/take")
+            assert.same({ 303, 303 }, { (first()), (second()) })
+            has(select(2, clerk1:get(BAKERY)), "<textarea")
+            assert.equal(303, (clerk1:post(BAKERY .. "/back")))
+          end
         end)
 
         it("keeps out a program that locks the customer, and says so where it has it", function()

@@ -750,6 +750,24 @@ describe("a lease", function()
       end
     end)
 
+    it("that is over is revoked like others, as a refresh or an import would have it back", function()
+      for _, by in ipairs { "owner", "id", "target" } do
+        local handle = assert(lease(R1, SHORT, { owner = "alice" }))
+        local filter = { owner = { owner = "alice" }, id = { id = manager:leases({ owner = "alice" })[1].id }, target = { target = A1 } }
+        outlast(SHORT)
+        assert.equal(0, #manager:leases(filter[by]))
+        assert.equal(1, other:revoke(filter[by], { by = "admin", reason = "closing time" }))
+        local err = assert_code("lost", handle:refresh(LONG))
+        assert.same({ "admin", "closing time" }, { err.revoked_by, err.reason })
+        assert.equal(0, other:revoke(filter[by]))
+        assert_free(R1)
+      end
+      local text = assert(assert(lease(R1, SHORT)):export())
+      outlast(SHORT)
+      assert.equal(1, other:revoke({ target = R1 }, { by = "admin" }))
+      assert.equal("admin", assert_code("lost", manager:import(text)).revoked_by)
+    end)
+
     it("that is revoked lets in who waits for it, at once", function()
       local handle = assert(lease(A1))
       local peer = waiter(R1)

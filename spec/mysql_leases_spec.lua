@@ -204,7 +204,23 @@ support.each_server(function(server)
   end)
 
   describe("a record whose time is up", function()
-    it("and that is just being refreshed is not passed", function()
+    it("that is imported while it is being deleted is lost, and nobody is a deadlock's victim", function()
+    local text = assert(assert(manager:acquire(R1, { ttl = LONG })):export())
+    local peer, other = support.process(store), support.sql_connection(store.bare_dsn)
+    finally(function() other:close() end)
+    other:query "BEGIN"
+    other:query("SELECT id FROM %s_leases FOR UPDATE", stem)
+    -- On a connection that has locked something, statements do not commit themselves.
+    peer:call "assert(assert(manager:acquire { 'u2' }):release { confirm = true })"
+    peer:start("local handle, err = manager:import(...) return handle and true or err.code", text)
+    support.wait_until(function() return #store.transactions(true) > 0 end, "the import, which waits for the record")
+    other:query("DELETE l,r FROM %s_leases l LEFT JOIN %s_leased r ON r.id=l.id", stem, stem)
+    other:query "COMMIT"
+    assert.equal("lost", peer:result())
+    peer:close()
+  end)
+
+  it("and that is just being refreshed is not passed", function()
       local lease = assert(manager:acquire(R1, { ttl = 0.3, auto_release = false }))
       -- Somebody in the middle of a refresh: it will be unbroken.
       local refreshing = support.foreign(store)

@@ -350,7 +350,8 @@ typedef struct hl_filter {
    HL_ENOMEM. */
 int hl_manager_leases(hl_manager *manager, const hl_filter *filter,
                       hl_holder_fn fn, void *context, hl_error *error);
-/* Ends leases, whoever holds them: what they lock is free at once. The next call of each
+/* Ends leases, whoever holds them: what they lock is free at once. Also those whose time is
+   up: a refresh would have them back, as long as nobody has wanted what they lock. The next call of each
    holder's is HL_ELOST with `by` and `reason` (NULL: none; at most 63 and 127 bytes of
    them) in its hl_error. A filter that gives nothing is HL_EMISUSE. *count: how many. Fails
    as hl_manager_leases. */

@@ -160,7 +160,8 @@ typedef struct hl_lease_ops {
               hl_holder_fn fn, void *context, int64_t deadline,
               hl_error *error);
   /* Ends them, keeps in mind by whom and why until the holder asks, for an hour beyond
-     their time at least, and wakes those who wait. Expired ones do not count. */
+     their time at least, and wakes those who wait. Those whose time is up, too, and they
+     count: their holders could come back by a refresh. */
   int (*revoke)(hl_session *session, const hl_lease_filter *filter,
                 const char *by, const char *reason, int64_t deadline,
                 uint64_t *count, hl_error *error);

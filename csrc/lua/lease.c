@@ -288,7 +288,8 @@ static int revoke_option(lua_State *L, const char *name, void *context) {
 }
 
 /***
-Ends leases, whoever holds them; what they lock is free at once. The next call of each of
+Ends leases, whoever holds them; what they lock is free at once. Also those whose time is up,
+which a refresh would have back as long as nobody has wanted what they lock. The next call of each of
 their holders is `nil, err` with code `lost`, `err.revoked_by` and `err.reason`.
 @function manager:revoke
 @tparam table filter as for `manager:leases`; one of them must be given

@@ -21,6 +21,8 @@ local function problem(status, session, title, text, typed, headers)
   return reply(status, pages.problem(session, title, text, typed), headers)
 end
 
+local function logged_out(request) return problem(401, nil, "You are logged out", "Log in again, please.", request.typed) end
+
 local function not_found(session) return problem(404, session, "Not found", "There is nothing here.") end
 
 -- An err of hierlock that is about the store, and not about the customer.
@@ -68,12 +70,22 @@ local function not_taken(request)
   return reply(409, pages.customer(request.session, customer, holder_of(customer.id), why, nil, request.typed))
 end
 
--- Keeps it for longer, if the session still has it: its token and its text. Else nil and what to answer.
+-- The form is of a window in which the person had taken the customer before. He has given it back since, somebody may have
+-- changed it, and then he has taken it again: that window does not show what it would write over.
+local function of_before(request)
+  local why = "You have opened it again since, in another window."
+  if request.action == "renew" then return word(409, why) end
+  return problem(409, request.session, request.customer.name, why, request.typed)
+end
+
+-- Keeps it for longer, if the session still has it, and the form, if it is one, is of this time: its token and its
+-- text. Else nil and what to answer.
 local function keep(request)
   local text = data.taken(request.session, request.customer.id)
   if not text then return nil, not_taken(request) end
   local token, err = locks.keep(text)
   if not token then return nil, lost(request, err) end
+  if request.post and request.post.token ~= token then return nil, of_before(request) end
   return token, text
 end
 
@@ -92,9 +104,12 @@ local function login(request)
 end
 
 POST["/logout"] = function(request)
-  local count, err = locks.give_back_all(request.session.login)
+  local who = request.session.login
+  -- First: what another request of his is just taking, no session gets any more, or it is there to be given back.
+  data.log_out(who)
+  request.session = nil
+  local count, err = locks.give_back_all(who)
   if not count then return failure(request, err) end
-  data.log_out(request.session.login)
   return redirect("/login", "checkout=; Path=/; Max-Age=0")
 end
 
@@ -123,7 +138,15 @@ GET.look = function(request)
   local token, refused = keep(request)
   if not token then return refused end
   local good = not holder and "Your time was up, but nobody has had it since: it is yours again." or nil
-  return reply(200, pages.editor(session, customer, locks.ttl, nil, good))
+  return reply(200, pages.editor(session, customer, token, locks.ttl, nil, good))
+end
+
+-- Of two clicks at one moment the first takes it, and is not done yet: whether it is soon.
+local function first_click(session, id)
+  for _ = 1, 20 do
+    if data.taken(session, id) then return true end
+    ngx.sleep(0.02)
+  end
 end
 
 POST.take = function(request)
@@ -137,6 +160,7 @@ POST.take = function(request)
     local holder_of, trouble = locks.holders()
     if not holder_of then return failure(request, trouble) end
     local holder = holder_of(id) or err.holders and err.holders[1] -- a program's lock is in no list of leases
+    if (not holder or holder.owner == session.login) and first_click(session, id) then return redirect(here) end
     local why = holder and "Somebody else has it." or "It was in use. Try again."
     return reply(423, pages.customer(session, request.customer, holder, why))
   end
@@ -145,7 +169,10 @@ POST.take = function(request)
     locks.give_back(text)
     error("the tokens of the store are older than those of the data: was the store replaced?")
   end
-  data.take(session, id, text)
+  if not data.take(session, id, text) then
+    locks.give_back(text)
+    return logged_out(request)
+  end
   return redirect(here)
 end
 
@@ -160,7 +187,7 @@ POST.save = function(request)
   local token, text = keep(request)
   if not token then return text end -- what to answer
   customer.id = request.customer.id
-  if customer.wrong then return reply(422, pages.editor(session, customer, locks.ttl, customer.wrong)) end
+  if customer.wrong then return reply(422, pages.editor(session, customer, token, locks.ttl, customer.wrong)) end
   if not data.save(customer.id, customer, token) then
     locks.give_back(text) -- if it is there at all
     return lost(request, { code = "lost" })
@@ -173,8 +200,9 @@ end
 
 POST.back = function(request)
   local session, id = request.session, request.customer.id
-  local text = data.taken(session, id)
-  if text then
+  if data.taken(session, id) then
+    local token, text = keep(request)
+    if not token then return text end -- what to answer
     local ok, err = locks.give_back(text)
     if not ok then return lost(request, err) end
     data.forget(session, id)
@@ -231,7 +259,7 @@ local function answer(method)
   local session = cookie and data.session(cookie)
   if not session then
     if method == "GET" then return redirect "/login" end
-    return problem(401, nil, "You are logged out", "Log in again, please.", request.typed)
+    return logged_out(request)
   end
   request.session = session
   if method == "POST" and request.post.form ~= session.form then

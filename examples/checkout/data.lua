@@ -118,7 +118,11 @@ function data.taken(session, id)
   return row and row.text
 end
 
-function data.take(session, id, text) query("REPLACE INTO taken VALUES (?, ?, ?)", session.id, id, text) end
+--- False: the session has ended meanwhile.
+function data.take(session, id, text)
+  return query("REPLACE INTO taken SELECT id, ?, ? FROM session WHERE id = ?", id, text, session.id) == 1
+end
+
 function data.forget(session, id) query("DELETE FROM taken WHERE session = ? AND customer = ?", session.id, id) end
 
 return data

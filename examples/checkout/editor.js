@@ -23,7 +23,7 @@ async function renew(pause) {
   if (lost || Date.now() - asked < pause) return;
   asked = Date.now();
   try {
-    const body = new URLSearchParams({ form: form.elements.form.value });
+    const body = new URLSearchParams({ form: form.elements.form.value, token: form.elements.token.value });
     const answer = await fetch(form.dataset.renew, { method: "POST", body });
     if (answer.ok) {
       show(await answer.text(), "yours");

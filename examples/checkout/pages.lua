@@ -164,11 +164,11 @@ function pages.customer(session, customer, holder, bad, good, typed)
       heading = typed and html("<h2>As it is now</h2>", {}) or NOTHING, phone = customer.phone, note = customer.note, below = below }))
 end
 
---- One that the session has taken: until ttl seconds from now, or longer, as editor.js renews it.
-function pages.editor(session, customer, ttl, bad, good)
+--- One that the session has taken, with that token: until ttl seconds from now, or longer, as editor.js renews it.
+function pages.editor(session, customer, token, ttl, bad, good)
   return page(customer.name, session, html([[
 {bad}{good}<form class="card" method="post" action="{path}/save" data-renew="{path}/renew" data-ttl="{ttl}">
-<input type="hidden" name="form" value="{form}">
+<input type="hidden" name="form" value="{form}"><input type="hidden" name="token" value="{token}">
 <p><span class="state yours" id="state" role="status">yours until {till}</span></p>
 <label>Name <input name="name" required maxlength="100" value="{name}"></label>
 <label>Phone <input name="phone" maxlength="40" value="{phone}"></label>
@@ -178,7 +178,7 @@ function pages.editor(session, customer, ttl, bad, good)
 <button formaction="{path}/back" formnovalidate>Give back without saving</button></div>
 </form>
 <script src="/editor.js"></script>
-]], { bad = notice("bad", bad), good = notice("good", good), path = "/customer/" .. customer.id, ttl = ttl, form = session.form,
+]], { bad = notice("bad", bad), good = notice("good", good), path = "/customer/" .. customer.id, ttl = ttl, form = session.form, token = token,
       till = clock(ngx.time() + ttl), name = customer.name, phone = customer.phone, note = customer.note }))
 end
 

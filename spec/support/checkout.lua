@@ -223,21 +223,25 @@ local function ask(self, method, path, fields, headers)
   if cookie then self.cookie = cookie:match "^[^;]*" end
   self.form = page:match 'name="form" value="(%x+)"' or self.form
   self.lease = page:match 'name="lease" value="(%x+)"' or self.lease
+  self.token = page:match 'name="token" value="(%x+)"' or self.token
   return status, page, found
 end
 
 function person_class:get(path, headers) return ask(self, "GET", path, nil, headers) end
 
---- Sends a form, with what each of the pages' forms contains unless the fields say otherwise.
+--- Sends a form, with what each of the pages' forms contains unless the fields say otherwise. Who takes a customer sees
+-- the editor, as a browser goes where it is sent.
 function person_class:post(path, fields, headers)
-  local all = { form = self.form }
+  local all = { form = self.form, token = self.token }
   for name, value in pairs(fields or {}) do all[name] = value end
-  return ask(self, "POST", path, all, headers)
+  local status, page, found = ask(self, "POST", path, all, headers)
+  if status == 303 and path:find "/take$" then ask(self, "GET", found.location) end
+  return status, page, found
 end
 
 --- Starts a post, and does not wait; returns what waits for the answer.
 function person_class:send(path)
-  return checkout.send(self.server, "POST", path, { form = self.form }, { Cookie = self.cookie })
+  return checkout.send(self.server, "POST", path, { form = self.form, token = self.token }, { Cookie = self.cookie })
 end
 
 return checkout

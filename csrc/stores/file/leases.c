@@ -374,6 +374,7 @@ static int lease_adopt(hl_session *base, const hl_request *request,
 
 /* ------------------------------------------------------------ many records */
 
+/* Whether its time is up or not. */
 static bool matches(hl__ledger *ledger, uint32_t number,
                     const hl_lease_filter *filter)
     HL__REQUIRES(hl__file_ledger_mutex) {
@@ -386,7 +387,7 @@ static bool matches(hl__ledger *ledger, uint32_t number,
     return false;
   if (filter->n > 0 && rows_visit(ledger, number, row_is_free, &rows))
     return false;
-  return hl__ledger_left(ledger, record) > 0;
+  return true;
 }
 
 static void holder_fill(const hl__ledger *ledger,
@@ -426,9 +427,12 @@ static int list(hl__file_session *session, const hl_lease_filter *filter,
     if (status == HL_ERELEASED) return HL_OK;
     if (status) return status;
     uint32_t end = at + 1024;
-    for (; at < ledger->records && at < end && n < LIST_PIECE; at++)
-      if (matches(ledger, at, filter))
-        holder_fill(ledger, hl__ledger_record_at(ledger, at), &found[n++]);
+    for (; at < ledger->records && at < end && n < LIST_PIECE; at++) {
+      if (!matches(ledger, at, filter)) continue;
+      const hl__ledger_record *record = hl__ledger_record_at(ledger, at);
+      if (hl__ledger_left(ledger, record) > 0)
+        holder_fill(ledger, record, &found[n++]);
+    }
     more = at < ledger->records;
     hl__ledger_give(ledger);
     for (unsigned i = 0; i < n; i++) fn(context, &found[i]);
@@ -442,6 +446,7 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter,
   return list(session_of(base), filter, fn, context, deadline, error);
 }
 
+/* Those that are over, too: they may be refreshed, as long as the record is there. */
 static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
                         const char *by, const char *reason, int64_t deadline,
                         uint64_t *count, hl_error *error) {

@@ -210,7 +210,9 @@ static int why_not(hl__mysql_session *session, const hl_request *request,
   return status ? status : gone_error(error);
 }
 
-/* One trip, which changes nothing where the text does not fit the record. */
+/* One trip, which changes nothing where the text does not fit the record. The first statement is
+   a plain read: a SET would lock its rows before the record, and whoever deletes a record
+   locks that first. */
 static int lease_adopt(hl_session *base, const hl_request *request,
                        hl_grant *grant, hl_error *error) {
   hl__mysql_session *session = session_of(base);
@@ -225,9 +227,8 @@ static int lease_adopt(hl_session *base, const hl_request *request,
   if (status) return status;
   if (!hl__text_new(&t, 2560 + request->n * ROW_ROOM))
     return hl__error_memory(error);
-  hl__text_put(&t, "SET @hierlock_fits=(");
   put_rows_fit(&t, session->store, request);
-  hl__text_put(&t, ");UPDATE %s SET token=LAST_INSERT_ID(token),till=" HL__END_AFTER
+  hl__text_put(&t, " INTO @hierlock_fits;UPDATE %s SET token=LAST_INSERT_ID(token),till=" HL__END_AFTER
                    ",turn=0",
                session->store->leases, hl__mysql_us(terms->ttl));
   hl__mysql_put_id(&t, ",holder=", terms->holder);
@@ -251,10 +252,10 @@ static int lease_adopt(hl_session *base, const hl_request *request,
 
 /* ------------------------------------------------------------ many records */
 
-/* columns FROM those that match, and whose time is not up. NULL data: out of memory. */
+/* columns FROM those that match; over: also those whose time is up. NULL data: out of memory. */
 static hl__text filter_sql(const hl__mysql_store *store,
                            const hl_lease_filter *filter,
-                           const char *columns) {
+                           const char *columns, bool over) {
   hl__text t;
   if (!hl__text_new(&t, 2048 + filter->n * HL__MYSQL_CONFLICT_ROOM)) return t;
   hl__text_put(&t, "SELECT %s FROM ", columns);
@@ -263,8 +264,9 @@ static hl__text filter_sql(const hl__mysql_store *store,
     hl__mysql_put_conflicts(&t, filter->rows, filter->n);
     hl__text_put(&t, ") c STRAIGHT_JOIN ");
   }
-  hl__text_put(&t, "%s l%s WHERE l.revoked=0 AND l.till>UTC_TIMESTAMP(6)",
-               store->leases, filter->n > 0 ? " ON l.id=c.id" : "");
+  hl__text_put(&t, "%s l%s WHERE l.revoked=0%s", store->leases,
+               filter->n > 0 ? " ON l.id=c.id" : "",
+               over ? "" : " AND l.till>UTC_TIMESTAMP(6)");
   if (filter->id) hl__mysql_put_id(&t, " AND l.id=", filter->id);
   if (filter->owner) {
     hl__text_put(&t, " AND l.owner=");
@@ -294,7 +296,7 @@ int hl__mysql_leases_list(hl__mysql_session *session,
       "LOWER(HEX(l.id)),l.owner,l.label,l.path,l.mode,l.application,l.host,l.pid,"
       "TIMESTAMPDIFF(MICROSECOND,'1970-01-01',l.since) DIV 1000,"
       "TIMESTAMPDIFF(MICROSECOND,UTC_TIMESTAMP(6),l.till) DIV 1000";
-  hl__text t = filter_sql(session->store, filter, columns);
+  hl__text t = filter_sql(session->store, filter, columns, false);
   MYSQL_RES *result;
   MYSQL_ROW row;
   if (!t.data) return hl__error_memory(error);
@@ -319,7 +321,8 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter,
   return end(session, status, error);
 }
 
-/* One of those that were found, unless it has ended since. */
+/* One of those that were found, unless it was released or deleted since. Not only before its
+   time is up: it may be refreshed, as long as the record is there. */
 static int revoke_one(hl__mysql_session *session, const char *id,
                       const char *by, const char *reason, bool *done,
                       hl_error *error) {
@@ -332,7 +335,7 @@ static int revoke_one(hl__mysql_session *session, const char *id,
   hl__text_put(&t, ",reason=");
   hl__mysql_put_string(&t, reason, 127);
   hl__text_put(&t,
-               " WHERE id=0x%.32s AND revoked=0 AND till>UTC_TIMESTAMP(6);"
+               " WHERE id=0x%.32s AND revoked=0;"
                "DELETE r FROM %s l JOIN %s r ON r.id=l.id WHERE l.id=0x%.32s AND "
                "l.revoked=1;COMMIT",
                id, store->leases, store->rows, id);
@@ -348,7 +351,7 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
   hl__mysql_session *session = session_of(base);
   int status = hl__mysql_begin(session, deadline, error);
   if (status) return status;
-  hl__text t = filter_sql(session->store, filter, "HEX(l.id)");
+  hl__text t = filter_sql(session->store, filter, "HEX(l.id)", true);
   MYSQL_RES *result;
   MYSQL_ROW row;
   if (!t.data) return hl__error_memory(error);

@@ -250,7 +250,7 @@ enum { ID, OWNER, PATH, LABEL, APPLICATION, HOST, PID, SHARED, SINCE, LEFT, COLU
 
 /* $1 owner, $2 id, $3 keys, $4 those wanted exclusively; NULL: any. */
 #define MATCHES                                                                \
-  "l.revoked IS NULL AND l.till>clock_timestamp() AND "                        \
+  "l.revoked IS NULL AND "                                                     \
   "($1::bytea IS NULL OR l.owner=$1) AND ($2::uuid IS NULL OR l.id=$2) AND "   \
   "($3::int8[] IS NULL OR EXISTS (SELECT FROM public.hier_lock_lease_rows r "  \
   "WHERE r.id=l.id AND r.key=ANY($3) AND (r.exclusive OR "                     \
@@ -307,7 +307,7 @@ static int list(hl__pg_session *session, const hl_lease_filter *filter,
       .sql = "SELECT l.id,l.owner,l.path,l.label,l.application,l.host,l.pid,"
              "l.shared,(extract(epoch FROM l.since)*1000)::int8,"
              HL__PG_LEFT " FROM public.hier_lock_leases l WHERE " MATCHES
-             " ORDER BY l.since,l.id"};
+             " AND l.till>clock_timestamp() ORDER BY l.since,l.id"};
   int status = filter_fill(&part, filter, &keys, &exclusive, error);
   if (status == HL_OK) status = run(session, &part, deadline, error);
   free(keys);
@@ -347,7 +347,8 @@ int hl__pg_lease_holders(hl__pg_session *session, const hl_row *rows, size_t n,
 #endif
 }
 
-/* In the order of their ids, so that two of them do not meet in a circle. */
+/* In the order of their ids, so that two of them do not meet in a circle. Those that are over,
+   too: they may be refreshed, as long as the record is there. */
 #define REVOKE                                                                 \
   "WITH found AS (SELECT l.id FROM public.hier_lock_leases l WHERE " MATCHES   \
   " ORDER BY l.id FOR UPDATE),ended AS (UPDATE public.hier_lock_leases l SET " \
