@@ -49,8 +49,12 @@ int hl__lease_options_check(const hl_options *options, hl_error *error) {
   return HL_OK;
 }
 
-int hl__options_check(const hl_options *options, const hl_manager *manager,
+int hl__options_check(hl_options *options, const hl_manager *manager,
                       const hl_plan *plan, hl_error *error) {
+  if (!options->ttl && manager->ops->traits.leases_only) {
+    options->ttl = manager->config.hold_timeout;
+    options->auto_refresh = true;
+  }
   if (hl_plan_target_count(plan) == 0)
     return hl__error(error, HL_EMISUSE, "there is no target to lock");
   if (hl_plan_layout(plan) != manager->layout)

@@ -70,7 +70,8 @@ void hl__call_interrupt(hl__call *call) HL__REQUIRES(hl__manager_mutex);
 
 /* What the caller has given, NULL included, as this library knows it. HL_EMISUSE. */
 int hl__options_take(const hl_options *given, hl_options *own, hl_error *error);
-int hl__options_check(const hl_options *options, const hl_manager *manager,
+/* Where there are only leases, what was to be a session lock becomes one of hold_timeout. */
+int hl__options_check(hl_options *options, const hl_manager *manager,
                       const hl_plan *plan, hl_error *error);
 /* The options of a lease. HL_EMISUSE. */
 int hl__lease_options_check(const hl_options *options, hl_error *error);

@@ -372,7 +372,8 @@ typedef struct hl_options {
   const char *label; /* free text shown to observers; NULL: none */
   size_t label_size;
   /* ms from the grant until the lease ends, unless it is refreshed: 1 to HL_TTL_MAX. 0: a
-     session lock; the fields below are of no matter then. */
+     session lock, and the fields below are of no matter; but on a store that has only leases
+     one of the manager's hold_timeout, with auto_refresh. */
   int64_t ttl;
   const char *owner; /* who holds it: 1 to HL_OWNER_MAX bytes; NULL: the application */
   bool auto_refresh; /* a thread of the manager's refreshes it thrice in its ttl */

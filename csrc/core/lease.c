@@ -529,6 +529,30 @@ void hl__leases_drops_await(hl_manager *manager, uint64_t put) {
     hl__manager_wait(&manager->done, manager, deadline);
 }
 
+/* A release whose connection has ended may not have been read: a worker makes it once more.
+   When the manager is closed, it was sent before its connection was closed. */
+static void release_answered(hl__sent *sent, bool answered)
+    HL__REQUIRES(hl__manager_mutex) {
+  hl__lease *lease = HL__LIST_ENTRY(sent, hl__lease, sent);
+  if (!answered && !lease->manager->closed) (void)drop_later(lease);
+  hl__lease_unref(lease);
+}
+
+/* Sends the release on an idle connection. False: it has to be made in another way. */
+static bool release_send(hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
+  hl_manager *manager = lease->manager;
+  if (!manager->ops->traits.drop_sends || manager->drops_begun) return false;
+  hl__connection *connection = hl__pool_quiet(manager);
+  if (!connection ||
+      manager->store->leases->drop(connection->session, &lease->terms, false,
+                                   hl__now_ms(), NULL) != HL_OK)
+    return false;
+  lease->sent.end = release_answered;
+  atomic_fetch_add(&lease->references, 1u);
+  hl__pool_sent(connection, &lease->sent);
+  return true;
+}
+
 int hl__lease_release(hl__lease *lease, bool confirm, hl_error *error) {
   hl_manager *manager = lease->manager;
   operation drop = {.kind = DROP, .confirm = confirm};
@@ -537,9 +561,10 @@ int hl__lease_release(hl__lease *lease, bool confirm, hl_error *error) {
   hl__manager_mutex_lock(manager);
   if (lease->state == HL__LEASE_HELD) {
     end(lease, HL__LEASE_ENDED, HL__HOLD_RELEASED);
-    bool later =
-        !confirm && (manager->ops->traits.blocks || manager->drops_begun);
-    if (!later) {
+    bool sent = !confirm && release_send(lease);
+    bool later = !confirm && !sent &&
+                 (manager->ops->traits.blocks || manager->drops_begun);
+    if (!later && !sent) {
       status = operate(lease, &drop, error);
       later = status != HL_OK && status != HL_ELOST;
     }
@@ -569,8 +594,13 @@ void hl__leases_close(hl_manager *manager) {
         HL__LIST_ENTRY(manager->leases.next, hl__lease, node);
     end(lease, HL__LEASE_ENDED,
         lease->releases ? HL__HOLD_RELEASED : HL__HOLD_ENDS);
-    /* Where that would mean to connect, its time ends it. */
-    if (!lease->releases || (blocks && !manager->pool.newest)) continue;
+    if (!lease->releases) continue;
+    /* That would mean to connect: its time ends it, or a worker, where a lease is what others
+       have session locks for. */
+    if (blocks && !manager->pool.newest) {
+      if (manager->ops->traits.leases_only) (void)drop_later(lease);
+      continue;
+    }
     operation drop = {.kind = DROP};
     atomic_fetch_add(&lease->references, 1u); /* its owner may free it meanwhile */
     stuck = stuck || operate(lease, &drop, NULL) == HL_TIMEOUT;

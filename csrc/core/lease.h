@@ -40,6 +40,7 @@ typedef struct hl__lease {
   bool told HL__GUARDED_BY(hl__manager_mutex); /* that it is over was counted */
   hl_error loss HL__GUARDED_BY(hl__manager_mutex); /* LOST: why */
   hl__task refresh, drop;
+  hl__sent sent; /* a release that is not answered yet */
   char owner[HL_OWNER_MAX + 1];
 } hl__lease;
 

@@ -64,6 +64,7 @@ HL__UNCHECKED void hl__manager_renew(hl_manager *manager) {
       next = connection->next;
       if (connection->session)
         manager->ops->session_forget(connection->session);
+      if (connection->sent) connection->sent->end(connection->sent, true);
       free(connection);
     }
     if (manager->store) manager->ops->forget(manager->store);

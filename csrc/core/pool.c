@@ -73,6 +73,26 @@ static void idle_remove(hl_manager *manager, hl__connection *connection)
   manager->pool.idle_count--;
 }
 
+static void sent_end(hl__connection *connection, bool answered)
+    HL__REQUIRES(hl__manager_mutex) {
+  hl__sent *sent = connection->sent;
+  connection->sent = NULL;
+  if (sent) sent->end(sent, answered);
+}
+
+void hl__pool_sent(hl__connection *connection, hl__sent *sent) {
+  connection->sent = sent;
+  connection->idle_since = hl__now_ms(); /* a try awaits its answer */
+}
+
+hl__connection *hl__pool_quiet(hl_manager *manager) {
+  hl__connection *connection = manager->pool.newest;
+  while (connection && (hl__pool_settle(manager, connection) != HL_OK ||
+                        manager->ops->look(connection->session, NULL) != HL_OK))
+    connection = connection->older;
+  return connection;
+}
+
 void hl__pool_idle(hl_manager *manager, hl__connection *connection) {
   connection->state = HL__IDLE;
   connection->idle_since = hl__now_ms();
@@ -85,6 +105,7 @@ void hl__pool_idle(hl_manager *manager, hl__connection *connection) {
 void hl__pool_unlink(hl_manager *manager, hl__connection *connection) {
   if (connection->state == HL__IDLE) idle_remove(manager, connection);
   all_remove(manager, connection);
+  sent_end(connection, false);
   (void)pthread_cond_signal(&manager->pool.freed);
   manager->pool.room(manager);
 }
@@ -155,6 +176,7 @@ int hl__pool_settle(hl_manager *manager, hl__connection *connection) {
   if (status == HL_OK) {
     if (connection->asked) connection->answered = connection->asked;
     connection->asked = 0;
+    sent_end(connection, true);
   } else if (status == HL_TIMEOUT) {
     int64_t age = connection->asked ? hl__lease_ms() - connection->asked
                                     : hl__now_ms() - connection->idle_since;

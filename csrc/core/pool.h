@@ -37,6 +37,14 @@ typedef enum hl__connection_state {
 
 typedef struct hl__connection hl__connection;
 
+/* Something that was sent on an idle connection and is not answered yet. */
+typedef struct hl__sent hl__sent;
+struct hl__sent {
+  /* Called once, with the manager's mutex: whether it was answered. If not, the connection
+     has ended, or been given up, before. */
+  void (*end)(hl__sent *sent, bool answered);
+};
+
 struct hl__connection {
   pthread_mutex_t mutex;
   /* The store's part. NULL while it is made, and when ENDED. */
@@ -60,6 +68,7 @@ struct hl__connection {
   bool overrun HL__GUARDED_BY(hl__manager_mutex);
   /* IDLE, RELEASING: since when. */
   int64_t idle_since HL__GUARDED_BY(hl__manager_mutex);
+  hl__sent *sent HL__GUARDED_BY(hl__manager_mutex); /* or NULL */
 };
 
 HL__MUTEX_FUNCTIONS(hl__connection_mutex, hl__connection, mutex,
@@ -122,6 +131,13 @@ int hl__pool_busy_error(const hl_manager *manager, hl_error *error);
    HL_OK: there is none to wait for; HL_TIMEOUT: it may still come; HL_ECONNECTION:
    the session has ended, or the answer is overdue. */
 int hl__pool_settle(hl_manager *manager, hl__connection *connection)
+    HL__REQUIRES(hl__manager_mutex);
+/* An IDLE connection that stands, as far as is known, and waits for no answer; the newest;
+   or NULL. */
+hl__connection *hl__pool_quiet(hl_manager *manager)
+    HL__REQUIRES(hl__manager_mutex);
+/* Something was sent on it. */
+void hl__pool_sent(hl__connection *connection, hl__sent *sent)
     HL__REQUIRES(hl__manager_mutex);
 /* A connection that is in no list of the idle ones becomes IDLE. */
 void hl__pool_idle(hl_manager *manager, hl__connection *connection)

@@ -38,7 +38,7 @@
 
 /* Raised whenever anything in this file changes its meaning. A store built
    for another number is refused. */
-#define HL_STORE_ABI 13u
+#define HL_STORE_ABI 14u
 
 typedef struct hl_store hl_store;
 typedef struct hl_session hl_session;
@@ -189,6 +189,13 @@ typedef struct hl_store_traits {
   /* Every call may block, a try, too; and is made by a client library, which exit()
      takes apart. */
   bool blocks;
+  /* There are no session locks: what is acquired without a ttl is a lease of hold_timeout,
+     which the core refreshes. Each take is for a lease, none for an extend; a session never
+     holds anything, and convert is never called. */
+  bool leases_only;
+  /* hl_lease_ops.drop without confirm sends, and does not block, on a session on which
+     nothing is outstanding: the core has it do so at once, under a mutex. */
+  bool drop_sends;
 } hl_store_traits;
 
 typedef struct hl_store_ops {

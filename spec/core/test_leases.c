@@ -41,6 +41,7 @@ static struct {
   atomic_int unanswered;   /* so many grants are recorded, and not answered */
   hl_lease_terms asked[4]; /* of the grants */
   atomic_int takes;
+  atomic_int unsettled; /* the status of a settle */
   atomic_ullong turn; /* of the last refresh; of one lease, where it matters */
   atomic_bool turns_fell;
 } store;
@@ -91,7 +92,7 @@ static int fake_renew(hl_session *self, int64_t *sent_ms, hl_error *error) {
 
 static int fake_settle(hl_session *self, int64_t deadline, hl_error *error) {
   (void)self, (void)deadline, (void)error;
-  return HL_OK;
+  return store.unsettled;
 }
 
 static void fake_interrupt(hl_session *self) { (void)self; }
@@ -150,7 +151,7 @@ static int fake_parse(char *text, hl_dsn *dsn, hl_error *error) {
   return hl__dsn_url(text, hl__dsn_host, dsn, error);
 }
 
-static const hl_store_ops fake = {
+static hl_store_ops fake = {
     .abi = HL_STORE_ABI,
     .scheme = "mysql",
     .traits = {.scarce = true, .expires = true, .blocks = true},
@@ -182,7 +183,7 @@ static int fake_open(const hl_store_config *config, hl_store **result,
 
 #define SOON_MS 10000
 
-static hl_manager *open_manager(void) {
+static hl_manager *open_with(int64_t hold_timeout) {
   static const hl_store_ops *const known[] = {&fake, NULL};
   hl_config config = HL_CONFIG_INIT;
   hl_manager *manager;
@@ -193,8 +194,20 @@ static hl_manager *open_manager(void) {
   memset(&store, 0, sizeof store);
   config.dsn = "mysql://nobody@nowhere/nothing";
   config.stores = known;
+  config.hold_timeout = hold_timeout;
   assert_int_equal(hl_manager_open(&config, &manager, NULL), HL_OK);
   return manager;
+}
+
+static hl_manager *open_manager(void) {
+  fake.traits.leases_only = fake.traits.drop_sends = false;
+  return open_with(30000);
+}
+
+/* The script has only leases, and sends releases. */
+static hl_manager *open_only(int64_t hold_timeout) {
+  fake.traits.leases_only = fake.traits.drop_sends = true;
+  return open_with(hold_timeout);
 }
 
 static int acquire(hl_manager *manager, int64_t ttl, bool refreshes,
@@ -397,6 +410,83 @@ static void the_end_of_a_manager_releases_what_is_to_be_released(void **state) {
   hl_lock_free(one);
   hl_lock_free(two);
   assert_int_equal(store.drops, 1);
+}
+
+/* ---- stores that only have leases */
+
+static void without_a_ttl_it_is_a_lease_that_is_refreshed(void **state) {
+  (void)state;
+  hl_manager *manager = open_only(1000);
+  hl_lock *lock, *none;
+  hl_pending *pending;
+  hl_options options = HL_OPTIONS_INIT;
+  assert_int_equal(acquire(manager, 0, false, true, &lock), HL_OK);
+  assert_int_equal(hl_lock_kind(lock), HL_LEASE);
+  assert_int_equal(store.asked[0].ttl, 1000);
+  assert_in_range(hl_lock_remaining(lock), 1, 1000);
+  WAIT_UNTIL(store.refreshes >= 2);
+  assert_true(hl_lock_is_held(lock));
+  assert_int_equal(hl_lock_extend(lock, hl_lock_plan(lock), NULL, NULL),
+                   HL_EUNSUPPORTED);
+  options.ttl = 5000;
+  assert_int_equal(hl_lock_to_lease(lock, &options, NULL), HL_EUNSUPPORTED);
+  assert_int_equal(hl_lock_release(lock, true, NULL), HL_OK);
+  assert_int_equal(store.drops, 1);
+  assert_int_equal(
+      hl_start(manager, hl_lock_plan(lock), NULL, &pending, NULL), HL_OK);
+  hl_lock_free(lock);
+  assert_int_equal(hl_pending_wait(pending, SOON_MS, &lock, &(hl_error){0}), HL_OK);
+  assert_int_equal(hl_lock_kind(lock), HL_LEASE);
+  assert_int_equal(hl_pending_wait(pending, 0, &none, NULL), HL_EMISUSE);
+  hl_pending_free(pending);
+  hl_manager_close(manager);
+  assert_int_equal(store.drops, 2);
+  hl_lock_free(lock);
+}
+
+/* Also where no connection is idle: then a worker makes one. */
+static void closing_releases_without_a_connection(void **state) {
+  (void)state;
+  hl_manager *manager = open_only(30000);
+  hl_lock *lock, *other;
+  assert_int_equal(acquire(manager, 0, false, true, &lock), HL_OK);
+  store.unanswered = 2; /* both sessions of this one end */
+  assert_int_equal(acquire(manager, 0, false, true, &other), HL_ECONNECTION);
+  int opened = store.opened, drops = store.drops;
+  hl_manager_close(manager);
+  WAIT_UNTIL(store.drops == drops + 1);
+  assert_true(store.opened >= opened);
+  hl_lock_free(lock);
+}
+
+static void a_release_is_sent_at_once(void **state) {
+  (void)state;
+  hl_manager *manager = open_only(30000);
+  hl_lock *lock;
+  assert_int_equal(acquire(manager, 0, false, true, &lock), HL_OK);
+  assert_int_equal(hl_lock_release(lock, false, NULL), HL_OK);
+  assert_int_equal(store.drops, 1); /* by this thread */
+  hl_lock_free(lock);
+  assert_int_equal(acquire(manager, 0, false, true, &lock), HL_OK);
+  hl_lock_free(lock);
+  assert_int_equal(store.drops, 2);
+  assert_int_equal(store.opened, 1);
+  hl_manager_close(manager);
+  assert_int_equal(store.drops, 2);
+}
+
+static void a_release_whose_connection_ends_is_made_again(void **state) {
+  (void)state;
+  hl_manager *manager = open_only(1000);
+  hl_lock *lock;
+  assert_int_equal(acquire(manager, 0, false, true, &lock), HL_OK);
+  assert_int_equal(hl_lock_release(lock, false, NULL), HL_OK);
+  assert_int_equal(store.drops, 1);
+  store.unsettled = HL_ECONNECTION; /* the keeper finds it */
+  WAIT_UNTIL(store.drops == 2);
+  store.unsettled = HL_OK;
+  hl_lock_free(lock);
+  hl_manager_close(manager);
 }
 
 /* The store may have read it at once, and nobody knows before it has answered. */
@@ -1168,6 +1258,10 @@ int main(int argc, char **argv) {
       cmocka_unit_test(a_late_refresh_restores_it),
       cmocka_unit_test(the_store_says_who_revoked_it),
       cmocka_unit_test(a_refresh_that_hangs_keeps_nobody_waiting),
+      cmocka_unit_test(without_a_ttl_it_is_a_lease_that_is_refreshed),
+      cmocka_unit_test(closing_releases_without_a_connection),
+      cmocka_unit_test(a_release_is_sent_at_once),
+      cmocka_unit_test(a_release_whose_connection_ends_is_made_again),
       cmocka_unit_test(the_end_of_a_manager_releases_what_is_to_be_released),
       cmocka_unit_test(a_shorter_time_counts_before_it_is_answered),
       cmocka_unit_test(the_keeper_keeps_to_the_shorter_time),
