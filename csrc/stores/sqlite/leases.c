@@ -2,7 +2,7 @@
  * leases.c - the operations on records of leases (hl_lease_ops), but taking; and who holds or
  * awaits a row. Each is a write transaction, or reads alone.
  *
- * A record is found by its number (terms->place), and compared with id and holder. Presence
+ * A record is found by its number (terms->place), and id and holder are compared. Presence
  * decides: a refresh finds the record or does not, and does not ask for the time; whoever is
  * kept out by a record whose time is up deletes it. Both write, so one of them is first.
  */
@@ -74,7 +74,8 @@ static void rows_ring(const hl__sqlite_session *session, const uint8_t *packed,
 typedef struct operation {
   const hl_lease_terms *terms;
   int64_t ttl;
-  int64_t sent_ms, left_ms;
+  int64_t number; /* the record's */
+  int64_t sent_ms;
   const hl_request *request; /* adopt */
   /* Its rows, for those to be rung for; NULL: nobody. */
   uint8_t *packed;
@@ -84,19 +85,24 @@ typedef struct operation {
 /* The record of that id, at *statement, to be reset; SQLITE_ROW, or SQLITE_DONE: there is none. */
 static int find(hl__sqlite_session *session, const hl_lease_terms *terms,
                 sqlite3_stmt **statement) {
-  *statement = hl__sqlite_statement(session, HL__SQLITE_GET_LEASE);
+  /* Of one that was granted while it was cancelled nobody has the place. */
+  bool placed = terms->place != 0;
+  *statement = hl__sqlite_statement(
+      session, placed ? HL__SQLITE_GET_LEASE : HL__SQLITE_GET_LEASE_BY_ID);
   if (!*statement) return sqlite3_errcode(session->db);
-  (void)sqlite3_bind_int64(*statement, 1, (int64_t)terms->place);
+  if (placed)
+    (void)sqlite3_bind_int64(*statement, 1, (int64_t)terms->place);
+  else
+    (void)sqlite3_bind_blob(*statement, 1, terms->id, 16, SQLITE_TRANSIENT);
   int code = hl__sqlite_step(*statement);
   if (code == SQLITE_ROW && !is_bytes(*statement, ID, terms->id))
     code = SQLITE_DONE;
   return code;
 }
 
-/* The same, of this holder and not revoked; else *status and *error say why not, and SQLITE_DONE.
-   Where it was revoked, and *heard is given, that is set. */
+/* The same, of this holder and not revoked; else *status and *error say why not, and SQLITE_DONE. */
 static int find_held(hl__sqlite_session *session, const hl_lease_terms *terms,
-                     sqlite3_stmt **statement, int *status, bool *heard,
+                     sqlite3_stmt **statement, int *status,
                      hl_error *error) {
   int code = find(session, terms, statement);
   sqlite3_stmt *it = *statement;
@@ -107,13 +113,11 @@ static int find_held(hl__sqlite_session *session, const hl_lease_terms *terms,
     *status = gone_error(error);
   } else if (code == SQLITE_ROW) {
     code = SQLITE_DONE;
-    if (is_bytes(it, HOLDER, terms->holder)) {
+    if (is_bytes(it, HOLDER, terms->holder))
       *status = revoked_error(it, error);
-      if (heard) *heard = true;
-    } else {
+    else
       *status = hl__error(error, HL_ELOST,
                           "the lease was imported, and belongs to that handle now");
-    }
   }
   return code;
 }
@@ -135,7 +139,7 @@ static int end_set(hl__sqlite_session *session, operation *self) {
   hl__sqlite_until(session->store, self->sent_ms, self->ttl, &end);
   sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_SET_END);
   if (!it) return sqlite3_errcode(session->db);
-  (void)sqlite3_bind_int64(it, 1, (int64_t)self->terms->place);
+  (void)sqlite3_bind_int64(it, 1, self->number);
   hl__sqlite_bind_end(it, 2, &end);
   return hl__sqlite_run(session, HL__SQLITE_SET_END);
 }
@@ -145,9 +149,10 @@ static int refresh_in(hl__sqlite_session *session, void *context, int *status,
   operation *self = context;
   hl__sqlite_end_time before;
   sqlite3_stmt *it;
-  int code = find_held(session, self->terms, &it, status, NULL, error);
+  int code = find_held(session, self->terms, &it, status, error);
   if (code == SQLITE_ROW) {
     hl__sqlite_column_end(it, BOOT, &before);
+    self->number = sqlite3_column_int64(it, NUMBER);
     /* Those who wait for its end must hear that it is sooner. */
     code = SQLITE_OK;
     if (self->ttl < hl__sqlite_left(session->store, &before))
@@ -185,7 +190,7 @@ static int lease_look(hl_session *base, const hl_lease_terms *terms,
     hl__sqlite_leave();
     return hl__sqlite_moved_error(session, error);
   }
-  int code = find_held(session, terms, &it, &status, NULL, error);
+  int code = find_held(session, terms, &it, &status, error);
   if (code == SQLITE_ROW) {
     hl__sqlite_column_end(it, BOOT, &end);
     *left_ms = hl__sqlite_left(session->store, &end);
@@ -201,12 +206,15 @@ static int drop_in(hl__sqlite_session *session, void *context, int *status,
                    hl_error *error) {
   operation *self = context;
   sqlite3_stmt *it;
-  int code = find_held(session, self->terms, &it, status, NULL, error);
-  if (code == SQLITE_ROW) code = rows_keep(self, it);
+  int code = find_held(session, self->terms, &it, status, error);
+  if (code == SQLITE_ROW) {
+    self->number = sqlite3_column_int64(it, NUMBER);
+    code = rows_keep(self, it);
+  }
   (void)sqlite3_reset(it);
   if (code != SQLITE_OK) return code == SQLITE_DONE ? SQLITE_OK : code;
-  return hl__sqlite_record_delete(session, (int64_t)self->terms->place,
-                                  self->packed, self->size, true);
+  return hl__sqlite_record_delete(session, self->number, self->packed,
+                                  self->size, true);
 }
 
 static int lease_drop(hl_session *base, const hl_lease_terms *terms,
@@ -249,6 +257,7 @@ static int adopt_in(hl__sqlite_session *session, void *context, int *status,
   else if (code == SQLITE_ROW && !is_same_rows(it, self->request))
     *status = hl__error(error, HL_EMISMATCH,
                         "the lease locks something else than its text says");
+  if (code == SQLITE_ROW) self->number = sqlite3_column_int64(it, NUMBER);
   (void)sqlite3_reset(it);
   if (code != SQLITE_ROW && code != SQLITE_DONE) return code;
   if (*status) return SQLITE_OK;
@@ -256,7 +265,7 @@ static int adopt_in(hl__sqlite_session *session, void *context, int *status,
   hl__sqlite_until(session->store, self->sent_ms, terms->ttl, &end);
   it = hl__sqlite_statement(session, HL__SQLITE_SET_HOLDER);
   if (!it) return sqlite3_errcode(session->db);
-  (void)sqlite3_bind_int64(it, 1, (int64_t)terms->place);
+  (void)sqlite3_bind_int64(it, 1, self->number);
   hl__sqlite_bind_end(it, 2, &end);
   (void)sqlite3_bind_blob(it, 5, terms->holder, 16, SQLITE_STATIC);
   (void)sqlite3_bind_text(it, 6, config->application, -1, SQLITE_STATIC);
@@ -275,8 +284,8 @@ static int lease_adopt(hl_session *base, const hl_request *request,
                                 error);
   if (status) return status;
   grant->sent_ms = self.sent_ms;
-  grant->token = self.terms->place << 8;
-  grant->place = self.terms->place;
+  grant->token = (uint64_t)self.number << 8;
+  grant->place = (uint64_t)self.number;
   return HL_OK;
 }
 

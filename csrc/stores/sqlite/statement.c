@@ -30,6 +30,8 @@ static const char *const texts[HL__SQLITE_STATEMENTS] = {
         "INSERT INTO hierlock_rows(key,exclusive,number) VALUES(?1,?2,?3)",
     [HL__SQLITE_GET_LEASE] =
         "SELECT " RECORD " FROM hierlock_leases WHERE number=?1",
+    [HL__SQLITE_GET_LEASE_BY_ID] =
+        "SELECT " RECORD " FROM hierlock_leases WHERE id=?1",
     [HL__SQLITE_DELETE_LEASE] = "DELETE FROM hierlock_leases WHERE number=?1",
     [HL__SQLITE_DELETE_ROW] =
         "DELETE FROM hierlock_rows WHERE key=?1 AND exclusive=?2 AND number=?3",
