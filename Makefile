@@ -336,7 +336,7 @@ stress-leases: $(BUILD)/stress_leases
 $(BUILD)/stress_leases: spec/leases/stress.c $(LIBRARY)
 	@mkdir -p $(@D)
 	$(CC) $(HL_CFLAGS) $(if $(strip $(MYSQL_LIBS)),-DSTRESS_MYSQL) $(if $(strip $(POSTGRESQL_LIBS)),-DSTRESS_POSTGRESQL) \
-	  $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $< $(LIBRARY) $(CLIENT_LIBS) -lm
+	  $(if $(strip $(SQLITE_LIBS)),-DSTRESS_SQLITE) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $< $(LIBRARY) $(CLIENT_LIBS) -lm
 
 # --------------------------------------------------------------------- soak
 

@@ -74,12 +74,14 @@ static int ask_number(sqlite3 *db, const char *sql, long long *number) {
    *empty: there is nothing in it. */
 static int whose(hl__sqlite_session *session, bool *empty, int *status,
                  hl_error *error) {
-  long long application, version, tables;
-  int code = ask_number(session->db, "PRAGMA application_id", &application);
+  long long tables, application, version;
+  /* First: others may be making them, with what is asked then, at one stroke. */
+  int code =
+      ask_number(session->db, "SELECT count(*) FROM sqlite_master", &tables);
+  if (code == SQLITE_OK)
+    code = ask_number(session->db, "PRAGMA application_id", &application);
   if (code == SQLITE_OK)
     code = ask_number(session->db, "PRAGMA user_version", &version);
-  if (code == SQLITE_OK)
-    code = ask_number(session->db, "SELECT count(*) FROM sqlite_master", &tables);
   if (code != SQLITE_OK) return code;
   *empty = tables == 0;
   if (!*empty && application != APPLICATION_ID)

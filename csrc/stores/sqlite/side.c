@@ -60,7 +60,7 @@ static int side_descriptor(const char *path, mode_t mode) {
     int fd = open(path, how);
     if (fd >= 0 || errno != ENOENT) return fd;
     fd = open(path, how | O_CREAT | O_EXCL, 0600);
-    if (fd >= 0) (void)fchmod(fd, mode & 0666);
+    if (fd >= 0) (void)fchmod(fd, (mode & 0666) | 0600);
     if (fd >= 0 || errno != EEXIST) return fd;
   }
   return -1;
@@ -111,13 +111,13 @@ int hl__sqlite_side_open(hl__sqlite_session *session, hl_error *error) {
   return status;
 }
 
-void hl__sqlite_side_forget(hl__sqlite_session *session) {
-  if (session->side) (void)munmap(session->side, SIZE);
-  session->side = NULL;
+void hl__sqlite_side_unmap(hl__sqlite_side *side) {
+  if (side) (void)munmap(side, SIZE);
 }
 
 void hl__sqlite_side_close(hl__sqlite_session *session) {
-  hl__sqlite_side_forget(session);
+  hl__sqlite_side_unmap(session->side);
+  session->side = NULL;
   if (session->side_fd >= 0) hl__fork_close(session->side_fd);
   session->side_fd = -1;
 }

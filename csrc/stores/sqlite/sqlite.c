@@ -18,6 +18,7 @@ static void session_close(hl_session *base) {
   hl__sqlite_session *session = session_of(base);
   hl__sqlite_forks_remove(session);
   hl__sqlite_side_close(session);
+  hl__sqlite_side_unmap(session->retired);
   free(session->path);
   free(session);
 }
@@ -25,9 +26,21 @@ static void session_close(hl_session *base) {
 /* fork() has closed the connection before, and the descriptor. */
 static void session_forget(hl_session *base) {
   hl__sqlite_session *session = session_of(base);
-  hl__sqlite_side_forget(session);
+  hl__sqlite_side_unmap(session->side);
+  hl__sqlite_side_unmap(session->retired);
   free(session->path);
   free(session);
+}
+
+/* Opens what belongs to a session. */
+static int session_begin(hl__sqlite_session *session, hl_error *error) {
+  hl__sqlite_forks_add(session);
+  int status =
+      hl__sqlite_place(session, session->store->config->dsn->path, error);
+  if (status == HL_OK) status = hl__sqlite_enter(session, error);
+  if (status) return status;
+  hl__sqlite_leave();
+  return hl__sqlite_side_open(session, error);
 }
 
 static int session_open(hl_store *base, int64_t deadline, hl_session **result,
@@ -40,18 +53,28 @@ static int session_open(hl_store *base, int64_t deadline, hl_session **result,
   session->base.store = base;
   session->store = store;
   session->side_fd = -1;
-  hl__sqlite_forks_add(session);
-  int status = hl__sqlite_place(session, store->config->dsn->path, error);
-  if (status == HL_OK) status = hl__sqlite_side_open(session, error);
-  if (status == HL_OK) {
-    status = hl__sqlite_enter(session, error);
-    if (status == HL_OK) hl__sqlite_leave();
-  }
+  int status = session_begin(session, error);
   if (status)
     session_close(&session->base);
   else
     *result = &session->base;
   return status;
+}
+
+/* The file was taken away under a request that waits: it goes on in the new one, once. The old
+   words stay mapped, as somebody may be interrupting its sleep on one. HL_ECONNECTION: the session
+   is of no more use. */
+static int session_renew(hl__sqlite_session *session, hl_error *error) {
+  if (session->retired) return HL_ECONNECTION;
+  hl__sqlite_forks_remove(session);
+  session->retired = session->side;
+  session->side = NULL;
+  hl__sqlite_side_close(session);
+  free(session->path);
+  session->path = NULL;
+  int status = session_begin(session, error);
+  if (status && error) error->status = HL_ECONNECTION;
+  return status ? HL_ECONNECTION : HL_OK;
 }
 
 /* ----------------------------------------------------------------- the store */
@@ -94,6 +117,8 @@ static int take(hl_session *base, const hl_request *request, hl_grant *grant,
   hl__sqlite_session *session = session_of(base);
   hl__sqlite_sweep(session);
   int status = hl__sqlite_take(session, request, grant, error);
+  if (status == HL_ECONNECTION && session_renew(session, error) == HL_OK)
+    status = hl__sqlite_take(session, request, grant, error);
   atomic_store(&session->interrupted, false); /* one that comes later: settle */
   return status;
 }
@@ -118,7 +143,7 @@ static int settle(hl_session *base, int64_t deadline, hl_error *error) {
 /* Also whether waiters of this session would be seen by those who come now. */
 static int look(hl_session *base, hl_error *error) {
   const hl__sqlite_session *session = session_of(base);
-  if (!hl__sqlite_place_stands(session) || !hl__sqlite_side_stands(session))
+  if (!session->side || !hl__sqlite_place_stands(session) || !hl__sqlite_side_stands(session))
     return hl__sqlite_moved_error(session, error);
   return HL_OK;
 }

@@ -126,6 +126,7 @@ struct hl__sqlite_session {
   int side_fd;    /* of this session alone: byte locks belong to it */
   struct stat side_stat;
   hl__sqlite_side *side;
+  hl__sqlite_side *retired; /* that of a file which was taken away; or NULL */
   atomic_bool interrupted;
   bool full; /* there was no space for what was written last */
   /* On which it sleeps; NULL: it does not. Set by the session's thread. */
@@ -196,8 +197,8 @@ int hl__sqlite_error(hl__sqlite_session *session, int code, const char *doing, h
 /* Opens and maps it. The place has been found. */
 int hl__sqlite_side_open(hl__sqlite_session *session, hl_error *error);
 void hl__sqlite_side_close(hl__sqlite_session *session);
-/* In a forked child. */
-void hl__sqlite_side_forget(hl__sqlite_session *session);
+/* NULL is fine. */
+void hl__sqlite_side_unmap(hl__sqlite_side *side);
 /* Whether others who come now open the same one. */
 bool hl__sqlite_side_stands(const hl__sqlite_session *session);
 
