@@ -51,8 +51,8 @@ support.on_sqlite(function(store)
     return manager, err
   end
 
-  local function process(path, options)
-    return support.process(store, options, "sqlite:" .. path .. "?synchronous=normal")
+  local function process(path, options, params)
+    return support.process(store, options, "sqlite:" .. path .. (params or "?synchronous=normal"))
   end
 
   -- A program that knows nothing of hierlock: query(sql) runs it, on a connection of its own.
@@ -322,27 +322,29 @@ support.on_sqlite(function(store)
       assert.equal(1, #manager:leases())
     end)
 
-    it("of several processes ends in the order in which they came, whatever they want", function()
-      local path = fresh()
-      local manager = assert(open(path))
-      local wants = { { R1 }, { A1 }, { R1, { mode = "shared" } }, { U1 }, { R2 }, { A1 } }
-      local handle = assert(manager:acquire(U1, { ttl = 60 }))
-      local peers = {}
-      for i, want in ipairs(wants) do
-        peers[i] = process(path)
-        peers[i]:acquire("lock", "acquire", want[1], want[2])
-        wait_for_waiters(manager, U1, i)
-      end
-      assert(handle:release { confirm = true })
-      local tokens = {}
-      for i, peer in ipairs(peers) do
-        local ok, token = peer:result()
-        assert.is_true(ok)
-        tokens[i] = token
-        assert.is_true(peer:release "lock")
-      end
-      for i = 2, #tokens do assert.is_true(tokens[i] > tokens[i - 1], i) end
-    end)
+    for _, params in ipairs { "?synchronous=normal", "?synchronous=full" } do
+      it("of several processes ends in the order in which they came, whatever they want, with " .. params, function()
+        local path = fresh()
+        local manager = assert(open(path, nil, params))
+        local wants = { { R1 }, { A1 }, { R1, { mode = "shared" } }, { U1 }, { R2 }, { A1 } }
+        local handle = assert(manager:acquire(U1, { ttl = 60 }))
+        local peers = {}
+        for i, want in ipairs(wants) do
+          peers[i] = process(path, nil, params)
+          peers[i]:acquire("lock", "acquire", want[1], want[2])
+          wait_for_waiters(manager, U1, i)
+        end
+        assert(handle:release { confirm = true })
+        local tokens = {}
+        for i, peer in ipairs(peers) do
+          local ok, token = peer:result()
+          assert.is_true(ok)
+          tokens[i] = token
+          assert.is_true(peer:release "lock")
+        end
+        for i = 2, #tokens do assert.is_true(tokens[i] > tokens[i - 1], i) end
+      end)
+    end
 
     it("of one that is killed is over at once, and who waited behind it goes on", function()
       local path = fresh()

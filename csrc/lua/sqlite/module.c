@@ -1,6 +1,6 @@
 /*
- * module.c - the Lua module hierlock.store.sqlite: a userdata with the address of the store's
- * operations, for the core to find.
+ * module.c - the Lua module hierlock.store.sqlite: a userdata with the address
+ * of the store's operations, for the core to find.
  */
 #include "hll.h"
 #include "store.h"

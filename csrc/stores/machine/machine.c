@@ -16,19 +16,20 @@ static const struct {
   unsigned long magic; /* statfs(2) */
   const char *name;
 } remote_kinds[] = {
-    {0x6969, "NFS"},           {0x517B, "SMB"},
-    {0xFF534D42, "CIFS"},      {0xFE534D42, "SMB"},
-    {0x5346414F, "AFS"},       {0x6B414653, "AFS"},
-    {0x01021997, "9p"},        {0x00C36400, "Ceph"},
-    {0x0BD00BD0, "Lustre"},    {0x65735546, "FUSE"},
-    {0x73757245, "Coda"},      {0x564C, "NCP"},
-    {0x01161970, "GFS2"},      {0x7461636F, "OCFS2"},
-    {0x47504653, "GPFS"},      {0x786F4256, "a VirtualBox folder"},
-    {0x19830326, "BeeGFS"},    {0xAAD7AAEA, "PanFS"},
+    {0x6969, "NFS"},        {0x517B, "SMB"},
+    {0xFF534D42, "CIFS"},   {0xFE534D42, "SMB"},
+    {0x5346414F, "AFS"},    {0x6B414653, "AFS"},
+    {0x01021997, "9p"},     {0x00C36400, "Ceph"},
+    {0x0BD00BD0, "Lustre"}, {0x65735546, "FUSE"},
+    {0x73757245, "Coda"},   {0x564C, "NCP"},
+    {0x01161970, "GFS2"},   {0x7461636F, "OCFS2"},
+    {0x47504653, "GPFS"},   {0x786F4256, "a VirtualBox folder"},
+    {0x19830326, "BeeGFS"}, {0xAAD7AAEA, "PanFS"},
 };
 
 const char *hl__remote_kind(unsigned long magic) {
-  magic &= 0xFFFFFFFFul; /* signed on some machines, and 32 bits wide on others */
+  magic &=
+      0xFFFFFFFFul; /* signed on some machines, and 32 bits wide on others */
   for (size_t i = 0; i < sizeof remote_kinds / sizeof *remote_kinds; i++)
     if (magic == remote_kinds[i].magic) return remote_kinds[i].name;
   return NULL;

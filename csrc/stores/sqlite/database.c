@@ -1,5 +1,6 @@
 /*
- * database.c - a connection of SQLite's: opened, set up, closed; and the tables.
+ * database.c - a connection of SQLite's: opened, set up, closed; and the
+ * tables.
  */
 #include "sqlite_store.h"
 
@@ -8,7 +9,8 @@
 #include <string.h>
 #include <time.h>
 
-/* In the header of the file: whose it is ("hier"), and the version of the tables. */
+/* In the header of the file: whose it is ("hier"), and the version of the
+ * tables. */
 #define APPLICATION_ID 0x68696572
 #define VERSION 1
 
@@ -18,8 +20,9 @@
 /* Another process may be making the tables, or recover the log. */
 #define PAUSE_NS 1000000
 
-/* A number is never given twice: it names a lease, or is a ticket, and leases' numbers are
-   their tokens. Rows are found by key, so a WITHOUT ROWID table is its own index. */
+/* A number is never given twice: it names a lease, or is a ticket, and leases'
+   numbers are their tokens. Rows are found by key, so a WITHOUT ROWID table is
+   its own index. */
 static const char schema[] =
     "CREATE TABLE hierlock(levels TEXT NOT NULL,counter INTEGER NOT NULL);"
     "CREATE TABLE hierlock_leases(number INTEGER PRIMARY KEY,id BLOB NOT NULL,"
@@ -28,7 +31,8 @@ static const char schema[] =
     "NULL,owner TEXT NOT NULL,path TEXT NOT NULL,label TEXT NOT NULL,"
     "application TEXT NOT NULL,host TEXT NOT NULL,pid INTEGER NOT NULL,since "
     "INTEGER NOT NULL,revoked INTEGER NOT NULL,revoked_by TEXT,reason TEXT);"
-    "CREATE TABLE hierlock_rows(key INTEGER NOT NULL,exclusive INTEGER NOT NULL,"
+    "CREATE TABLE hierlock_rows(key INTEGER NOT NULL,exclusive INTEGER NOT "
+    "NULL,"
     "number INTEGER NOT NULL,PRIMARY KEY(key,exclusive,number)) WITHOUT ROWID;"
     "CREATE TABLE hierlock_waiters(ticket INTEGER PRIMARY KEY,rows BLOB NOT "
     "NULL,shared INTEGER NOT NULL,path TEXT NOT NULL,label TEXT NOT NULL,"
@@ -53,8 +57,7 @@ static int ask(sqlite3 *db, const char *sql, char *out, size_t size) {
     code = sqlite3_step(statement);
     const unsigned char *text =
         code == SQLITE_ROW ? sqlite3_column_text(statement, 0) : NULL;
-    if (text && size > 0)
-      (void)snprintf(out, size, "%s", (const char *)text);
+    if (text && size > 0) (void)snprintf(out, size, "%s", (const char *)text);
     if (code == SQLITE_ROW || code == SQLITE_DONE) code = SQLITE_OK;
   }
   int ended = sqlite3_finalize(statement);
@@ -70,12 +73,13 @@ static int ask_number(sqlite3 *db, const char *sql, long long *number) {
 
 /* ------------------------------------------------------------- the tables */
 
-/* SQLite's code; *status says more where the file is not for us. In a transaction, or not;
-   *empty: there is nothing in it. */
+/* SQLite's code; *status says more where the file is not for us. In a
+ *transaction, or not; empty: there is nothing in it. */
 static int whose(hl__sqlite_session *session, bool *empty, int *status,
                  hl_error *error) {
   long long tables, application, version;
-  /* First: others may be making them, with what is asked then, at one stroke. */
+  /* First: others may be making them, with what is asked then, at one stroke.
+   */
   int code =
       ask_number(session->db, "SELECT count(*) FROM sqlite_master", &tables);
   if (code == SQLITE_OK)
@@ -85,13 +89,17 @@ static int whose(hl__sqlite_session *session, bool *empty, int *status,
   if (code != SQLITE_OK) return code;
   *empty = tables == 0;
   if (!*empty && application != APPLICATION_ID)
-    *status = hl__error(error, HL_ESTORE,
-                        "%s is a database of something else; name a file of its "
-                        "own for hierlock", session->path);
+    *status =
+        hl__error(error, HL_ESTORE,
+                  "%s is a database of something else; name a file of its "
+                  "own for hierlock",
+                  session->path);
   else if (!*empty && version != VERSION)
-    *status = hl__error(error, HL_ESTORE,
-                        "%s was made by another version of hierlock (%lld, this "
-                        "is %d)", session->path, version, VERSION);
+    *status =
+        hl__error(error, HL_ESTORE,
+                  "%s was made by another version of hierlock (%lld, this "
+                  "is %d)",
+                  session->path, version, VERSION);
   return SQLITE_OK;
 }
 
@@ -108,9 +116,9 @@ static int tables_make(hl__sqlite_session *session, int *status,
   if (code == SQLITE_OK && empty) {
     code = sqlite3_exec(session->db, schema, NULL, NULL, NULL);
     if (code == SQLITE_OK)
-      code = sqlite3_prepare_v2(session->db,
-                                "INSERT INTO hierlock VALUES(?1,0)", -1,
-                                &statement, NULL);
+      code =
+          sqlite3_prepare_v2(session->db, "INSERT INTO hierlock VALUES(?1,0)",
+                             -1, &statement, NULL);
     if (code == SQLITE_OK) {
       (void)sqlite3_bind_text(statement, 1, names, -1, SQLITE_STATIC);
       (void)sqlite3_step(statement);
@@ -137,12 +145,15 @@ static int layout_agree(hl__sqlite_session *session, const char *names,
                ? HL_OK
                : hl__layout_unbucketed(wanted, &store->base.layout, error);
   if (store->base.layout || !wanted->levels_open)
-    return hl__error(error, HL_EMISMATCH,
-                     "%s has the levels %.130s; this program wants %.90s: leave "
-                     "out `levels`, and it takes what is there; or name another "
-                     "file", session->path, names, ours);
-  int status = hl__layout_agree(wanted, names, hl_layout_buckets(wanted),
-                                session->path, "name another file", &said, error);
+    return hl__error(
+        error, HL_EMISMATCH,
+        "%s has the levels %.130s; this program wants %.90s: leave "
+        "out `levels`, and it takes what is there; or name another "
+        "file",
+        session->path, names, ours);
+  int status =
+      hl__layout_agree(wanted, names, hl_layout_buckets(wanted), session->path,
+                       "name another file", &said, error);
   if (status == HL_OK)
     status = hl__layout_unbucketed(said, &store->base.layout, error);
   hl_layout_unref(said);
@@ -154,7 +165,7 @@ static int layout_agree(hl__sqlite_session *session, const char *names,
 /* What has to be set for each connection. SQLite's code. */
 static int set_up(hl__sqlite_session *session, int *status, hl_error *error) {
   sqlite3 *db = session->db;
-  char said[HL__LAYOUT_NAMES_MAX], pragma[64];
+  char said[HL__LAYOUT_NAMES_MAX];
   bool empty = false;
   /* Before anything is changed. */
   int code = whose(session, &empty, status, error);
@@ -164,12 +175,14 @@ static int set_up(hl__sqlite_session *session, int *status, hl_error *error) {
   if (strcmp(said, "wal") != 0) {
     *status = hl__error(error, HL_EUNSAFE_SERVER,
                         "SQLite cannot keep %s with a write-ahead log (it says "
-                        "'%.20s')", session->path, said);
+                        "'%.20s')",
+                        session->path, said);
     return SQLITE_OK;
   }
-  (void)snprintf(pragma, sizeof pragma, "PRAGMA synchronous=%s",
-                 session->store->synchronous);
-  code = ask(db, pragma, NULL, 0);
+  code = ask(db,
+             session->store->lasts ? "PRAGMA synchronous=FULL"
+                                   : "PRAGMA synchronous=NORMAL",
+             NULL, 0);
   if (code == SQLITE_OK)
     code = ask(db, "PRAGMA journal_size_limit=" LOG_MAX, NULL, 0);
   /* Files of others' making must not make us run their code. */
@@ -190,7 +203,8 @@ int hl__sqlite_open(hl__sqlite_session *session, int64_t deadline,
   if (code == SQLITE_OK && sqlite3_db_readonly(session->db, "main") == 1)
     code = SQLITE_READONLY;
   if (code == SQLITE_OK) {
-    /* The log would be taken apart by the last to close, which takes its time. */
+    /* The log would be taken apart by the last to close, which takes its time.
+     */
     (void)sqlite3_db_config(session->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1,
                             NULL);
     while ((code = set_up(session, &status, error)) == SQLITE_BUSY &&
@@ -216,4 +230,5 @@ void hl__sqlite_close(hl__sqlite_session *session) {
   }
   (void)sqlite3_close_v2(session->db);
   session->db = NULL;
+  session->relaxed = false;
 }

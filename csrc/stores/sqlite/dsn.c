@@ -29,7 +29,7 @@ int hl__sqlite_dsn(char *text, hl_dsn *dsn, hl_error *error) {
 
 int hl__sqlite_params(hl__sqlite_store *store, hl_error *error) {
   const hl_dsn *dsn = store->config->dsn;
-  store->synchronous = "FULL";
+  store->lasts = true;
   for (unsigned i = 0; i < dsn->param_count; i++) {
     if (strcmp(dsn->params[i].name, "synchronous") != 0)
       return hl__error(error, HL_EDSN,
@@ -37,10 +37,11 @@ int hl__sqlite_params(hl__sqlite_store *store, hl_error *error) {
                        "synchronous",
                        dsn->params[i].name);
     if (strcasecmp(dsn->params[i].value, "normal") == 0)
-      store->synchronous = "NORMAL";
+      store->lasts = false;
     else if (strcasecmp(dsn->params[i].value, "full") != 0)
-      return hl__error(error, HL_EDSN,
-                       "the parameter synchronous in the DSN is full or normal");
+      return hl__error(
+          error, HL_EDSN,
+          "the parameter synchronous in the DSN is full or normal");
   }
   return HL_OK;
 }

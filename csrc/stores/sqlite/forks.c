@@ -1,16 +1,17 @@
 /*
  * forks.c - see hl__sqlite_enter in sqlite_store.h.
  *
- * SQLite keeps for each file, and for the whole process, which locks the process has on it,
- * and believes that. A child inherits the belief, and not the locks: a database that it opened
- * anew would be found among the parent's, and be used without a lock. So there must be no
- * connection at the moment of a fork. Closing the last one of a database has SQLite
- * take its log apart; database.c forbids that.
+ * SQLite keeps for each file, and for the whole process, which locks the
+ * process has on it, and believes that. A child inherits the belief, and not
+ * the locks: a database that it opened anew would be found among the parent's,
+ * and be used without a lock. So there must be no connection at the moment of a
+ * fork. Closing the last one of a database has SQLite take its log apart;
+ * database.c forbids that.
  */
 #include "sqlite_store.h"
 
-/* Shared by those who are between enter and leave, exclusive while a child is born. fork()
-   goes first. */
+/* Shared by those who are between enter and leave, exclusive while a child is
+   born. fork() goes first. */
 #ifdef PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP
 #define FORKS_INIT PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP
 #else
@@ -18,15 +19,14 @@
 #endif
 static pthread_rwlock_t forks = FORKS_INIT;
 
-/* All sessions of the process, with or without a connection; by `next`. A thread that forks
-   has the lock exclusively, and needs no mutex. */
+/* All sessions of the process, with or without a connection; by `next`. A
+   thread that forks has the lock exclusively, and needs no mutex. */
 static pthread_mutex_t sessions_mutex = PTHREAD_MUTEX_INITIALIZER;
 static hl__sqlite_session *sessions;
 
 static void before_fork(void) {
   (void)pthread_rwlock_wrlock(&forks);
-  for (hl__sqlite_session *session = sessions; session;
-       session = session->next)
+  for (hl__sqlite_session *session = sessions; session; session = session->next)
     hl__sqlite_close(session);
 }
 

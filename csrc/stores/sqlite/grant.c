@@ -1,6 +1,6 @@
 /*
- * grant.c - grants a lease, or waits for it. sqlite_store.h has the rules, side.c why no
- * wake-up is lost.
+ * grant.c - grants a lease, or waits for it. sqlite_store.h has the rules,
+ * side.c why no wake-up is lost.
  *
  *     newcomer --- free ----------------------------------> granted
  *        |                                                    ^
@@ -11,9 +11,9 @@
  *                               ^         |
  *                               '---------'
  *
- * A look is made by reading alone, so those who wait do not keep each other, nor those who
- * grant and release, from writing. What it finds free is looked at once more in the write
- * transaction that grants.
+ * A look is made by reading alone, so those who wait do not keep each other,
+ * nor those who grant and release, from writing. What it finds free is looked
+ * at once more in the write transaction that grants.
  */
 #include "sqlite_store.h"
 
@@ -26,17 +26,16 @@
 #define TRY_MS 1000
 /* How soon it is noticed that an earlier waiter has died. */
 #define ALIVE_MS 50
-/* A sleeper looks so often by itself: whoever frees a row may be killed before he rings, or
-   change the database by other means. */
+/* A sleeper looks so often by itself: whoever frees a row may be killed before
+   he rings, or change the database by other means. */
 #define LOOK_MS 250
 
-/* ------------------------------------------------------------------- looking */
+/* ---------------------------------------------------------------- looking */
 
-/* In the way of one row: a lease. Those whose time is up are deleted, or, where nothing
-   may be written, end the look. */
-static int lease_at(hl__sqlite_session *session, const hl_row *row,
-                    bool writes, hl__sqlite_blocker *blocker, bool *found,
-                    bool *unsure) {
+/* In the way of one row: a lease. Those whose time is up are deleted, or, where
+   nothing may be written, end the look. */
+static int lease_at(hl__sqlite_session *session, const hl_row *row, bool writes,
+                    hl__sqlite_blocker *blocker, bool *found, bool *unsure) {
   for (;;) {
     hl__sqlite_end_time end;
     sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_BLOCKER);
@@ -54,9 +53,9 @@ static int lease_at(hl__sqlite_session *session, const hl_row *row,
       } else if (!writes) {
         *unsure = true;
       } else {
-        code = hl__sqlite_record_delete(session, number,
-                                        sqlite3_column_blob(it, 4),
-                                        (size_t)sqlite3_column_bytes(it, 4), true);
+        code = hl__sqlite_record_delete(
+            session, number, sqlite3_column_blob(it, 4),
+            (size_t)sqlite3_column_bytes(it, 4), true);
         (void)sqlite3_reset(it);
         if (code == SQLITE_OK) continue;
         return code;
@@ -67,8 +66,8 @@ static int lease_at(hl__sqlite_session *session, const hl_row *row,
   }
 }
 
-/* *found: what is in the way of the request; earlier waiters first, so that of many who wait for
-   one lease only the first looks when that is over. */
+/* *found: what is in the way of the request; earlier waiters first, so that of
+   many who wait for one lease only the first looks when that is over. */
 static int look(hl__sqlite_session *session, const hl_request *request,
                 int64_t ticket, bool waiters, bool writes,
                 hl__sqlite_blocker *blocker, bool *found, bool *unsure) {
@@ -77,24 +76,26 @@ static int look(hl__sqlite_session *session, const hl_request *request,
   if (waiters)
     code = hl__sqlite_earlier(session, request, ticket, writes, blocker, found,
                               unsure);
-  for (size_t i = 0;
-       i < request->n && code == SQLITE_OK && !*found && !*unsure; i++)
+  for (size_t i = 0; i < request->n && code == SQLITE_OK && !*found && !*unsure;
+       i++)
     code = lease_at(session, &request->rows[i], writes, blocker, found, unsure);
   return code;
 }
 
-/* ------------------------------------------------------------------ granting */
+/* --------------------------------------------------------------- granting */
 
 typedef struct attempt {
   const hl_request *request;
   hl_grant *grant;
   int64_t ticket; /* 0: none yet */
   bool locked;    /* its byte */
+  bool draws;     /* one is to be drawn, in a transaction that need not last */
   hl__sqlite_blocker blocker;
 } attempt;
 
-/* The next number; never one that was given before, also when what was written last was lost with
-   the power (synchronous=normal): unless the clock was set back, too. */
+/* The next number; never one that was given before, also when what was written
+   last was lost with the power (synchronous=normal): unless the clock was set
+   back, too. */
 static int number_next(hl__sqlite_session *session, int64_t last,
                        int64_t *number) {
   int64_t now = hl__unix_ms() * 1000;
@@ -105,7 +106,8 @@ static int number_next(hl__sqlite_session *session, int64_t last,
   return hl__sqlite_run(session, HL__SQLITE_COUNT);
 }
 
-/* The ticket is there no more: somebody took it for dead, or it was never committed. */
+/* The ticket is there no more: somebody took it for dead, or it was never
+ * committed. */
 static int ticket_look(hl__sqlite_session *session, attempt *self,
                        bool *there) {
   *there = false;
@@ -140,8 +142,10 @@ static int ticket_draw(hl__sqlite_session *session, attempt *self,
   return hl__sqlite_ticket_add(session, self->request, ticket);
 }
 
-/* In a write transaction. HL_TIMEOUT, with SQLITE_OK: something is in the way, and a ticket was
-   drawn where that is wanted; commit then, too. */
+/* In a write transaction, which is committed. Not granted: something is in the
+   way, and a ticket was drawn; or one is to be drawn: self->draws. A ticket
+   need not outlive its process: that it is there is no reason to wait for the
+   disk. */
 static int attempt_make(hl__sqlite_session *session, attempt *self,
                         bool *granted) {
   const hl_request *request = self->request;
@@ -162,9 +166,10 @@ static int attempt_make(hl__sqlite_session *session, attempt *self,
     code = look(session, request, there ? self->ticket : 0, waiters, true,
                 &self->blocker, &found, &unsure);
   if (code != SQLITE_OK) return code;
-  if (found)
-    return there || request->try_once ? SQLITE_OK
-                                      : ticket_draw(session, self, last);
+  bool draws = found && !there && !request->try_once;
+  self->draws = draws && session->store->lasts && !session->relax;
+  if (draws && !self->draws) return ticket_draw(session, self, last);
+  if (found || session->relax) return SQLITE_OK; /* a grant has to last */
   if (there) {
     uint8_t *packed = sqlite3_malloc64(request->n * HL__SQLITE_ROW_SIZE);
     if (!packed) return SQLITE_NOMEM;
@@ -186,9 +191,9 @@ static int attempt_make(hl__sqlite_session *session, attempt *self,
   return SQLITE_OK;
 }
 
-/* HL_OK: granted. HL_TIMEOUT: something is in the way. */
-static int attempt_run(hl__sqlite_session *session, attempt *self,
-                       int64_t deadline, hl_error *error) {
+/* HL_OK: granted. HL_TIMEOUT: something is, or was, in the way. */
+static int attempt_once(hl__sqlite_session *session, attempt *self,
+                        int64_t deadline, hl_error *error) {
   static const char doing[] = "record a lease";
   for (bool again = false;; again = true) {
     bool granted = false;
@@ -207,10 +212,23 @@ static int attempt_run(hl__sqlite_session *session, attempt *self,
   }
 }
 
-/* ------------------------------------------------------------------- waiting */
+/* The same; where something is in the way there is a ticket then, unless the
+   request tries once, or it went out of the way meanwhile. */
+static int attempt_run(hl__sqlite_session *session, attempt *self,
+                       int64_t deadline, hl_error *error) {
+  int status = attempt_once(session, self, deadline, error);
+  if (status != HL_TIMEOUT || !self->draws) return status;
+  self->draws = false;
+  session->relax = true;
+  status = attempt_once(session, self, deadline, error);
+  session->relax = false;
+  return status;
+}
 
-/* Whether nothing seems to be in the way any more; else what is. HL_OK: nothing;
-   HL_TIMEOUT: something. */
+/* ---------------------------------------------------------------- waiting */
+
+/* Whether nothing seems to be in the way any more; else what is. HL_OK:
+   nothing; HL_TIMEOUT: something. */
 static int look_again(hl__sqlite_session *session, attempt *self,
                       hl_error *error) {
   bool found = false, unsure = false, there = true;
@@ -234,8 +252,8 @@ static int look_again(hl__sqlite_session *session, attempt *self,
   return found ? HL_TIMEOUT : HL_OK;
 }
 
-/* Sleeps until there is a reason to look: the bell, the end of what is in the way, its death,
-   the deadline, an interruption, or LOOK_MS. */
+/* Sleeps until there is a reason to look: the bell, the end of what is in the
+   way, its death, the deadline, an interruption, or LOOK_MS. */
 static void sleep_on(hl__sqlite_session *session, const attempt *self,
                      hl__sqlite_bell *bell, uint32_t seen, int64_t deadline) {
   int64_t now = hl__now_ms();
@@ -293,7 +311,7 @@ int hl__sqlite_take(hl__sqlite_session *session, const hl_request *request,
   for (;;) {
     status = attempt_run(session, &self, deadline, error);
     if (status != HL_TIMEOUT || request->try_once) break;
-    if (!self.ticket) { /* it did not come to its turn, or could get none */
+    if (!self.ticket) { /* it did not come to its turn, or need not wait */
       if (hl__now_ms() > deadline) break;
       continue;
     }
@@ -302,7 +320,8 @@ int hl__sqlite_take(hl__sqlite_session *session, const hl_request *request,
   }
   bool waited = self.ticket != 0;
   ticket_give(session, &self);
-  /* Those who waited only for us. Where a lease was granted they wait for that. */
+  /* Those who waited only for us. Where a lease was granted they wait for that.
+   */
   for (size_t i = 0; waited && status != HL_OK && i < request->n; i++)
     hl__sqlite_ring(
         hl__sqlite_bell_of(session, hl__sqlite_key(&request->rows[i])));

@@ -1,10 +1,11 @@
 /*
- * leases.c - the operations on records of leases (hl_lease_ops), but taking; and who holds or
- * awaits a row. Each is a write transaction, or reads alone.
+ * leases.c - the operations on records of leases (hl_lease_ops), but taking;
+ * and who holds or awaits a row. Each is a write transaction, or reads alone.
  *
- * A record is found by its number (terms->place), and id and holder are compared. Presence
- * decides: a refresh finds the record or does not, and does not ask for the time; whoever is
- * kept out by a record whose time is up deletes it. Both write, so one of them is first.
+ * A record is found by its number (terms->place), and id and holder are
+ * compared. Presence decides: a refresh finds the record or does not, and does
+ * not ask for the time; whoever is kept out by a record whose time is up
+ * deletes it. Both write, so one of them is first.
  */
 #include "sqlite_store.h"
 
@@ -14,20 +15,38 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* For its turn, where nobody has set a time: a transaction takes as long as the disk. */
+/* For its turn, where nobody has set a time: a transaction takes as long as the
+ * disk. */
 #define TURN_MS 1000
-/* What is left of a revoked lease stays so long beyond the lease's time; and a record that
-   nobody has released, refreshed or wanted since. */
+/* What is left of a revoked lease stays so long beyond the lease's time; and a
+   record that nobody has released, refreshed or wanted since. */
 #define KEPT_MS 3600000
-/* Such records are looked for so often by each manager that uses leases, and at most so many are
-   deleted at a time. */
+/* Such records are looked for so often by each manager that uses leases, and at
+   most so many are deleted at a time. */
 #define SWEEP_MS 60000
 #define SWEEP_MAX 256
 
 /* Columns of a record, as statement.c names them. */
 enum {
-  NUMBER, ID, SECRET, HOLDER, BOOT, TILL, TILL_UNIX, ROWS, SHARED, OWNER, PATH,
-  LABEL, APPLICATION, HOST, PID, SINCE, REVOKED, REVOKED_BY, REASON
+  NUMBER,
+  ID,
+  SECRET,
+  HOLDER,
+  BOOT,
+  TILL,
+  TILL_UNIX,
+  ROWS,
+  SHARED,
+  OWNER,
+  PATH,
+  LABEL,
+  APPLICATION,
+  HOST,
+  PID,
+  SINCE,
+  REVOKED,
+  REVOKED_BY,
+  REASON
 };
 
 static hl__sqlite_session *session_of(hl_session *session) {
@@ -46,9 +65,10 @@ static bool is_bytes(sqlite3_stmt *it, int column, const uint8_t bytes[16]) {
 }
 
 static int gone_error(hl_error *error) {
-  return hl__error(error, HL_ELOST,
-                   "the lease has ended, and somebody has taken what it locked, or "
-                   "given it back");
+  return hl__error(
+      error, HL_ELOST,
+      "the lease has ended, and somebody has taken what it locked, or "
+      "given it back");
 }
 
 static int revoked_error(sqlite3_stmt *it, hl_error *error) {
@@ -68,7 +88,7 @@ static void rows_ring(const hl__sqlite_session *session, const uint8_t *packed,
   }
 }
 
-/* -------------------------------------------------------------- one record */
+/* ------------------------------------------------------------- one record */
 
 /* What is done with a record. */
 typedef struct operation {
@@ -82,7 +102,8 @@ typedef struct operation {
   size_t size;
 } operation;
 
-/* The record of that id, at *statement, to be reset; SQLITE_ROW, or SQLITE_DONE: there is none. */
+/* The record of that id, at *statement, to be reset; SQLITE_ROW, or
+ * SQLITE_DONE: there is none. */
 static int find(hl__sqlite_session *session, const hl_lease_terms *terms,
                 sqlite3_stmt **statement) {
   /* Of one that was granted while it was cancelled nobody has the place. */
@@ -100,10 +121,10 @@ static int find(hl__sqlite_session *session, const hl_lease_terms *terms,
   return code;
 }
 
-/* The same, of this holder and not revoked; else *status and *error say why not, and SQLITE_DONE. */
+/* The same, of this holder and not revoked; else *status and *error say why
+ * not, and SQLITE_DONE. */
 static int find_held(hl__sqlite_session *session, const hl_lease_terms *terms,
-                     sqlite3_stmt **statement, int *status,
-                     hl_error *error) {
+                     sqlite3_stmt **statement, int *status, hl_error *error) {
   int code = find(session, terms, statement);
   sqlite3_stmt *it = *statement;
   if (code == SQLITE_ROW && is_bytes(it, HOLDER, terms->holder) &&
@@ -116,8 +137,9 @@ static int find_held(hl__sqlite_session *session, const hl_lease_terms *terms,
     if (is_bytes(it, HOLDER, terms->holder))
       *status = revoked_error(it, error);
     else
-      *status = hl__error(error, HL_ELOST,
-                          "the lease was imported, and belongs to that handle now");
+      *status =
+          hl__error(error, HL_ELOST,
+                    "the lease was imported, and belongs to that handle now");
   }
   return code;
 }
@@ -228,7 +250,7 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms,
   return status;
 }
 
-/* ------------------------------------------------------------------ adopting */
+/* --------------------------------------------------------------- adopting */
 
 static bool is_same_rows(sqlite3_stmt *it, const hl_request *request) {
   size_t size = request->n * HL__SQLITE_ROW_SIZE;
@@ -279,9 +301,9 @@ static int adopt_in(hl__sqlite_session *session, void *context, int *status,
 static int lease_adopt(hl_session *base, const hl_request *request,
                        hl_grant *grant, hl_error *error) {
   operation self = {.terms = request->lease, .request = request};
-  int status = hl__sqlite_write(session_of(base), adopt_in, &self,
-                                "import a lease", at_least(request->deadline),
-                                error);
+  int status =
+      hl__sqlite_write(session_of(base), adopt_in, &self, "import a lease",
+                       at_least(request->deadline), error);
   if (status) return status;
   grant->sent_ms = self.sent_ms;
   grant->token = (uint64_t)self.number << 8;
@@ -289,10 +311,11 @@ static int lease_adopt(hl_session *base, const hl_request *request,
   return HL_OK;
 }
 
-/* ------------------------------------------------------------ many records */
+/* ----------------------------------------------------------- many records */
 
-/* Whether the i-th of these rows is the first of them with which a lease, or a ticket, of
-   those rows conflicts: so each is found once, however many it meets. */
+/* Whether the i-th of these rows is the first of them with which a lease, or a
+   ticket, of those rows conflicts: so each is found once, however many it
+   meets. */
 static bool is_first(const hl_row *rows, size_t i, const uint8_t *packed,
                      size_t size) {
   for (size_t j = 0; j <= i; j++) {
@@ -334,7 +357,8 @@ typedef int (*record_fn)(hl__sqlite_session *session, sqlite3_stmt *it,
 static int visit(hl__sqlite_session *session, const hl_lease_filter *filter,
                  record_fn fn, void *context) {
   int code = SQLITE_OK;
-  for (size_t i = 0; code == SQLITE_OK && i < (filter->n ? filter->n : 1); i++) {
+  for (size_t i = 0; code == SQLITE_OK && i < (filter->n ? filter->n : 1);
+       i++) {
     sqlite3_stmt *it = hl__sqlite_statement(
         session, filter->n ? HL__SQLITE_LIST_AT : HL__SQLITE_LIST);
     if (!it) return sqlite3_errcode(session->db);
@@ -377,7 +401,8 @@ static int list_one(hl__sqlite_session *session, sqlite3_stmt *it,
   (void)snprintf(holder.owner, sizeof holder.owner, "%s",
                  owner ? (const char *)owner : "");
   const uint8_t *id = sqlite3_column_blob(it, ID);
-  for (int i = 0; id && i < 16 && i < sqlite3_column_bytes(it, ID); i++) {
+  size_t id_size = (size_t)sqlite3_column_bytes(it, ID);
+  for (size_t i = 0; id && i < 16 && i < id_size; i++) {
     holder.id[2 * i] = hex[id[i] >> 4];
     holder.id[2 * i + 1] = hex[id[i] & 15];
   }
@@ -406,7 +431,7 @@ static int list(hl__sqlite_session *session, const hl_lease_filter *filter,
   return status;
 }
 
-/* -------------------------------------------------------------- sweeping */
+/* --------------------------------------------------------------- sweeping */
 
 typedef struct numbers {
   int64_t *list;
@@ -443,9 +468,9 @@ static int sweep_in(hl__sqlite_session *session, void *context, int *status,
     (void)sqlite3_bind_int64(it, 1, old->list[i]);
     code = hl__sqlite_step(it);
     if (code == SQLITE_ROW && is_old(session, it))
-      code = hl__sqlite_record_delete(session, old->list[i],
-                                      sqlite3_column_blob(it, ROWS),
-                                      (size_t)sqlite3_column_bytes(it, ROWS), true);
+      code = hl__sqlite_record_delete(
+          session, old->list[i], sqlite3_column_blob(it, ROWS),
+          (size_t)sqlite3_column_bytes(it, ROWS), true);
     else if (code == SQLITE_ROW || code == SQLITE_DONE)
       code = SQLITE_OK;
     (void)sqlite3_reset(it);
@@ -475,7 +500,7 @@ void hl__sqlite_sweep(hl__sqlite_session *session) {
   free(old.list);
 }
 
-/* ------------------------------------------------------------- many, ended */
+/* ------------------------------------------------------------ many, ended */
 
 typedef struct revocation {
   const hl_lease_filter *filter;
@@ -563,7 +588,17 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter,
 
 /* -------------------------------------------------------------- observers */
 
-enum { W_TICKET, W_ROWS, W_SHARED, W_PATH, W_LABEL, W_APPLICATION, W_HOST, W_PID, W_SINCE };
+enum {
+  W_TICKET,
+  W_ROWS,
+  W_SHARED,
+  W_PATH,
+  W_LABEL,
+  W_APPLICATION,
+  W_HOST,
+  W_PID,
+  W_SINCE
+};
 
 static void waiter_read(sqlite3_stmt *it, hl_holder *holder) {
   *holder = (hl_holder){.pid = sqlite3_column_int64(it, W_PID),
@@ -600,7 +635,8 @@ int hl__sqlite_holders(hl__sqlite_session *session, const hl_row *rows,
   while ((code = hl__sqlite_step(it)) == SQLITE_ROW) {
     hl_holder holder;
     if (!hl__sqlite_bytes_locked(session, HL__SQLITE_TICKETS,
-                                 (uint64_t)sqlite3_column_int64(it, W_TICKET), 1) ||
+                                 (uint64_t)sqlite3_column_int64(it, W_TICKET),
+                                 1) ||
         !waiter_conflicts(it, rows, n))
       continue;
     waiter_read(it, &holder);

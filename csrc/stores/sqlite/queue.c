@@ -1,10 +1,12 @@
 /*
- * queue.c - tickets: who waits for what, in which order, and who of them is alive.
+ * queue.c - tickets: who waits for what, in which order, and who of them is
+ * alive.
  *
- * A ticket is a number, lower than all that are drawn later; the session that has it keeps the
- * byte of that number locked. Where nobody has locked the byte, its process has died, or its
- * wait has ended: nobody writes only to say that he has given up. Such a ticket is in
- * nobody's way; whoever meets it in a write transaction deletes it.
+ * A ticket is a number, lower than all that are drawn later; the session that
+ * has it keeps the byte of that number locked. Where nobody has locked the
+ * byte, its process has died, or its wait has ended: nobody writes only to say
+ * that he has given up. Such a ticket is in nobody's way; whoever meets it in a
+ * write transaction deletes it.
  */
 #include "sqlite_store.h"
 
@@ -35,7 +37,8 @@ static int ticket_clear(hl__sqlite_session *session, int64_t ticket,
   }
   (void)sqlite3_reset(it);
   if (code != SQLITE_OK) return code;
-  /* The row that was met, also where it belongs to no ticket: not what we write. */
+  /* The row that was met, also where it belongs to no ticket: not what we
+   * write. */
   for (int byte = 0; byte < 8; byte++)
     none[byte] = (uint8_t)((uint64_t)key >> 8 * byte);
   none[8] = exclusive;
@@ -57,15 +60,14 @@ static int earlier_at(hl__sqlite_session *session, int64_t key, bool exclusive,
 }
 
 int hl__sqlite_earlier(hl__sqlite_session *session, const hl_request *request,
-                       int64_t ticket, bool writes,
-                       hl__sqlite_blocker *blocker, bool *found,
-                       bool *unsure) {
+                       int64_t ticket, bool writes, hl__sqlite_blocker *blocker,
+                       bool *found, bool *unsure) {
   *found = *unsure = false;
   for (size_t i = 0; i < request->n; i++) {
     const hl_row *row = &request->rows[i];
     int64_t key = hl__sqlite_key(row);
     for (int exclusive = 1; exclusive >= (row->mode == HL_SHARED);) {
-      int64_t other;
+      int64_t other = 0;
       int code = earlier_at(session, key, exclusive, ticket, &other);
       if (code != SQLITE_OK) return code;
       if (other == 0) {
@@ -90,15 +92,14 @@ int hl__sqlite_earlier(hl__sqlite_session *session, const hl_request *request,
 
 int hl__sqlite_tickets_sweep(hl__sqlite_session *session) {
   int64_t dead[SWEEP];
-  int n = 0, code;
+  int n = 0, code = SQLITE_OK;
   sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_LIST_WAITERS);
   if (!it) return sqlite3_errcode(session->db);
-  for (int i = 0; i < SWEEP && (code = hl__sqlite_step(it)) == SQLITE_ROW; i++) {
+  for (int i = 0; i < SWEEP && hl__sqlite_step(it) == SQLITE_ROW; i++) {
     int64_t ticket = sqlite3_column_int64(it, 0);
     if (!is_alive(session, ticket)) dead[n++] = ticket;
   }
   (void)sqlite3_reset(it);
-  code = SQLITE_OK;
   for (int i = 0; i < n && code == SQLITE_OK; i++)
     code = ticket_clear(session, dead[i], 0, false);
   return code;

@@ -11,7 +11,8 @@
 void hl__sqlite_rows_pack(const hl_row *rows, size_t n, uint8_t *out) {
   for (size_t i = 0; i < n; i++) {
     uint64_t key = (uint64_t)hl__sqlite_key(&rows[i]);
-    for (int byte = 0; byte < 8; byte++) *out++ = (uint8_t)(key >> 8 * byte);
+    for (int byte = 0; byte < 8; byte++)
+      *out++ = (uint8_t)(key >> 8 * byte);
     *out++ = rows[i].mode != HL_SHARED;
   }
 }
@@ -19,7 +20,8 @@ void hl__sqlite_rows_pack(const hl_row *rows, size_t n, uint8_t *out) {
 int64_t hl__sqlite_rows_at(const uint8_t *packed, size_t i, bool *exclusive) {
   const uint8_t *row = packed + i * HL__SQLITE_ROW_SIZE;
   uint64_t key = 0;
-  for (int byte = 8; byte-- > 0;) key = key << 8 | row[byte];
+  for (int byte = 8; byte-- > 0;)
+    key = key << 8 | row[byte];
   *exclusive = row[8] != 0;
   return (int64_t)key;
 }
@@ -66,8 +68,7 @@ void hl__sqlite_column_text(sqlite3_stmt *statement, int column, char *out,
   const unsigned char *text = sqlite3_column_text(statement, column);
   int n = sqlite3_column_bytes(statement, column);
   out[0] = '\0';
-  if (text && n > 0)
-    (void)hl__escape(out, size, (const char *)text, (size_t)n);
+  if (text && n > 0) (void)hl__escape(out, size, (const char *)text, (size_t)n);
 }
 
 /* -------------------------------------------------------------- recording */
@@ -87,9 +88,8 @@ static int rows_add(hl__sqlite_session *session, hl__sqlite_number statement,
   return code;
 }
 
-static int rows_delete(hl__sqlite_session *session,
-                       hl__sqlite_number statement, const uint8_t *packed,
-                       size_t size, int64_t number) {
+static int rows_delete(hl__sqlite_session *session, hl__sqlite_number statement,
+                       const uint8_t *packed, size_t size, int64_t number) {
   int code = SQLITE_OK;
   for (size_t i = 0; i < size / HL__SQLITE_ROW_SIZE && code == SQLITE_OK; i++) {
     bool exclusive;
@@ -157,8 +157,7 @@ int hl__sqlite_record_add(hl__sqlite_session *session,
 
 int hl__sqlite_record_delete(hl__sqlite_session *session, int64_t number,
                              const void *packed, size_t size, bool record) {
-  int code =
-      rows_delete(session, HL__SQLITE_DELETE_ROW, packed, size, number);
+  int code = rows_delete(session, HL__SQLITE_DELETE_ROW, packed, size, number);
   if (code != SQLITE_OK || !record) return code;
   sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_DELETE_LEASE);
   if (!it) return sqlite3_errcode(session->db);

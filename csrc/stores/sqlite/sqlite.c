@@ -1,9 +1,10 @@
 /*
- * sqlite.c - the store's operations: the life of a session. There are leases only: a session is
- * a connection of SQLite's, and holds nothing between two calls.
+ * sqlite.c - the store's operations: the life of a session. There are leases
+ * only: a session is a connection of SQLite's, and holds nothing between two
+ * calls.
  */
-#include "sqlite_store.h"
 #include "machine.h"
+#include "sqlite_store.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +13,7 @@ static hl__sqlite_session *session_of(hl_session *session) {
   return (hl__sqlite_session *)(void *)session;
 }
 
-/* --------------------------------------------------------------- a session */
+/* -------------------------------------------------------------- a session */
 
 static void session_close(hl_session *base) {
   hl__sqlite_session *session = session_of(base);
@@ -61,9 +62,9 @@ static int session_open(hl_store *base, int64_t deadline, hl_session **result,
   return status;
 }
 
-/* The file was taken away under a request that waits: it goes on in the new one, once. The old
-   words stay mapped, as somebody may be interrupting its sleep on one. HL_ECONNECTION: the session
-   is of no more use. */
+/* The file was taken away under a request that waits: it goes on in the new
+   one, once. The old words stay mapped, as somebody may be interrupting its
+   sleep on one. HL_ECONNECTION: the session is of no more use. */
 static int session_renew(hl__sqlite_session *session, hl_error *error) {
   if (session->retired) return HL_ECONNECTION;
   hl__sqlite_forks_remove(session);
@@ -77,7 +78,7 @@ static int session_renew(hl__sqlite_session *session, hl_error *error) {
   return status ? HL_ECONNECTION : HL_OK;
 }
 
-/* ----------------------------------------------------------------- the store */
+/* -------------------------------------------------------------- the store */
 
 static void store_close(hl_store *base) {
   hl__sqlite_store *store = (hl__sqlite_store *)(void *)base;
@@ -99,8 +100,7 @@ static int store_open(const hl_store_config *config, hl_store **result,
   store->config = config;
   hl__boot_id(store->boot);
   int status = hl__sqlite_params(store, error);
-  if (status == HL_OK)
-    status = session_open(&store->base, 0, &session, error);
+  if (status == HL_OK) status = session_open(&store->base, 0, &session, error);
   if (status) {
     store_close(&store->base);
     return status;
@@ -110,7 +110,7 @@ static int store_open(const hl_store_config *config, hl_store **result,
   return HL_OK;
 }
 
-/* ------------------------------------------------------------ between calls */
+/* ---------------------------------------------------------- between calls */
 
 static int take(hl_session *base, const hl_request *request, hl_grant *grant,
                 hl_error *error) {
@@ -143,7 +143,8 @@ static int settle(hl_session *base, int64_t deadline, hl_error *error) {
 /* Also whether waiters of this session would be seen by those who come now. */
 static int look(hl_session *base, hl_error *error) {
   const hl__sqlite_session *session = session_of(base);
-  if (!session->side || !hl__sqlite_place_stands(session) || !hl__sqlite_side_stands(session))
+  if (!session->side || !hl__sqlite_place_stands(session) ||
+      !hl__sqlite_side_stands(session))
     return hl__sqlite_moved_error(session, error);
   return HL_OK;
 }

@@ -1,6 +1,6 @@
 /*
- * statement.c - the statements, each prepared once for a connection; and what an error of
- * SQLite's means.
+ * statement.c - the statements, each prepared once for a connection; and what
+ * an error of SQLite's means.
  */
 #include "sqlite_store.h"
 
@@ -35,28 +35,30 @@ static const char *const texts[HL__SQLITE_STATEMENTS] = {
     [HL__SQLITE_DELETE_LEASE] = "DELETE FROM hierlock_leases WHERE number=?1",
     [HL__SQLITE_DELETE_ROW] =
         "DELETE FROM hierlock_rows WHERE key=?1 AND exclusive=?2 AND number=?3",
-    [HL__SQLITE_SET_END] =
-        "UPDATE hierlock_leases SET boot=?2,till=?3,till_unix=?4 WHERE number=?1",
+    [HL__SQLITE_SET_END] = "UPDATE hierlock_leases SET "
+                           "boot=?2,till=?3,till_unix=?4 WHERE number=?1",
     [HL__SQLITE_SET_HOLDER] =
         "UPDATE hierlock_leases SET boot=?2,till=?3,till_unix=?4,holder=?5,"
         "application=?6,host=?7,pid=?8 WHERE number=?1",
     [HL__SQLITE_SET_REVOKED] =
         "UPDATE hierlock_leases SET revoked=1,revoked_by=?2,reason=?3 WHERE "
         "number=?1",
-    [HL__SQLITE_LIST] = "SELECT " RECORD " FROM hierlock_leases ORDER BY number",
+    [HL__SQLITE_LIST] =
+        "SELECT " RECORD " FROM hierlock_leases ORDER BY number",
     [HL__SQLITE_LIST_AT] =
         "SELECT " RECORD " FROM hierlock_leases WHERE number IN (SELECT number "
         "FROM hierlock_rows WHERE key=?1 AND exclusive>=?2) ORDER BY number",
     [HL__SQLITE_ADD_WAITER] =
-        "INSERT INTO hierlock_waiters(ticket,rows,shared,path,label,application,"
+        "INSERT INTO "
+        "hierlock_waiters(ticket,rows,shared,path,label,application,"
         "host,pid,since) VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9)",
     [HL__SQLITE_ADD_WAIT] =
         "INSERT INTO hierlock_waits(key,exclusive,ticket) VALUES(?1,?2,?3)",
     [HL__SQLITE_GET_WAITER] =
         "SELECT rows FROM hierlock_waiters WHERE ticket=?1",
     [HL__SQLITE_DELETE_WAITER] = "DELETE FROM hierlock_waiters WHERE ticket=?1",
-    [HL__SQLITE_DELETE_WAIT] =
-        "DELETE FROM hierlock_waits WHERE key=?1 AND exclusive=?2 AND ticket=?3",
+    [HL__SQLITE_DELETE_WAIT] = "DELETE FROM hierlock_waits WHERE key=?1 AND "
+                               "exclusive=?2 AND ticket=?3",
     [HL__SQLITE_EARLIER] =
         "SELECT ticket FROM hierlock_waits WHERE key=?1 AND exclusive=?2 AND "
         "ticket<?3 ORDER BY ticket LIMIT 1",
@@ -89,13 +91,14 @@ int hl__sqlite_run(hl__sqlite_session *session, hl__sqlite_number number) {
   return code == SQLITE_DONE || code == SQLITE_ROW ? SQLITE_OK : code;
 }
 
-int hl__sqlite_error(hl__sqlite_session *session, int code,
-                     const char *doing, hl_error *error) {
-  const char *said = session->db ? sqlite3_errmsg(session->db)
-                                 : sqlite3_errstr(code);
-  int extended = session->db && (sqlite3_errcode(session->db) & 0xFF) == (code & 0xFF)
-                     ? sqlite3_extended_errcode(session->db)
-                     : code;
+int hl__sqlite_error(hl__sqlite_session *session, int code, const char *doing,
+                     hl_error *error) {
+  const char *said =
+      session->db ? sqlite3_errmsg(session->db) : sqlite3_errstr(code);
+  int extended =
+      session->db && (sqlite3_errcode(session->db) & 0xFF) == (code & 0xFF)
+          ? sqlite3_extended_errcode(session->db)
+          : code;
   int status = HL_ESTORE;
   const char *hint = "";
   session->full = (code & 0xFF) == SQLITE_FULL || (code & 0xFF) == SQLITE_IOERR;

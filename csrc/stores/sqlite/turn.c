@@ -1,27 +1,30 @@
 /*
- * turn.c - write transactions. SQLite has one at a time, and lets those who come meanwhile try
- * again; who of them is next is chance. So they stand in line: whoever finds others draws a
- * number, locks its byte, and tries when nobody who lives has a lower one. Whoever ends a
- * transaction rings.
+ * turn.c - write transactions. SQLite has one at a time, and lets those who
+ * come meanwhile try again; who of them is next is chance. So they stand in
+ * line: whoever finds others draws a number, locks its byte, and tries when
+ * nobody who lives has a lower one. Whoever ends a transaction rings.
  *
- * A transaction of ours takes microseconds, and as long as the disk takes for what is to
- * survive a power failure. A process that is stopped in the middle of one keeps the others waiting,
- * until their time is up.
+ * A transaction of ours takes microseconds, and as long as the disk takes for
+ * what is to survive a power failure. A process that is stopped in the middle
+ * of one keeps the others waiting, until their time is up.
  */
 #include "sqlite_store.h"
 
-/* The first in line tries again by itself so often: another program may have been writing, or a
-   process that was killed. Those behind it: the first may have been. */
+/* The first in line tries again by itself so often: another program may have
+   been writing, or a process that was killed. Those behind it: the first may
+   have been. */
 #define FIRST_MS 1
 #define OTHERS_MS 10
 
-/* turn_waiters: how many below, above a version that every change raises, so that a
-   count that is too high, as processes were killed, is told from one that changes. */
+/* turn_waiters: how many below, above a version that every change raises, so
+   that a count that is too high, as processes were killed, is told from one
+   that changes. */
 #define VERSION_ONE (UINT64_C(1) << 32)
 #define COUNT (VERSION_ONE - 1)
 
-/* Whether somebody stands in line. Each change of the count is made while a byte is locked; so
-   where none is locked nobody is at it, and whoever is counted was killed. */
+/* Whether somebody stands in line. Each change of the count is made while a
+   byte is locked; so where none is locked nobody is at it, and whoever is
+   counted was killed. */
 static bool crowded(const hl__sqlite_session *session) {
   hl__sqlite_side *side = session->side;
   uint64_t seen = atomic_load(&side->turn_waiters);
@@ -33,13 +36,27 @@ static bool crowded(const hl__sqlite_session *session) {
   return false;
 }
 
+/* As the session wants it; not in a transaction. */
+static int durability_set(hl__sqlite_session *session) {
+  if (!session->store->lasts || session->relax == session->relaxed)
+    return SQLITE_OK;
+  int code = sqlite3_exec(session->db,
+                          session->relax ? "PRAGMA synchronous=NORMAL"
+                                         : "PRAGMA synchronous=FULL",
+                          NULL, NULL, NULL);
+  if (code == SQLITE_OK) session->relaxed = session->relax;
+  return code;
+}
+
 /* HL_OK: begun, and entered. HL_TIMEOUT: somebody else writes. */
 static int try_begin(hl__sqlite_session *session, hl_error *error) {
   int status = hl__sqlite_enter(session, error);
   if (status) return status;
-  int code = hl__sqlite_run(session, HL__SQLITE_BEGIN);
+  int code = durability_set(session);
+  if (code == SQLITE_OK) code = hl__sqlite_run(session, HL__SQLITE_BEGIN);
   if (code == SQLITE_OK) {
-    /* Whoever has opened the new file does not see what would be written here. */
+    /* Whoever has opened the new file does not see what would be written here.
+     */
     if (hl__sqlite_place_stands(session)) return HL_OK;
     (void)hl__sqlite_run(session, HL__SQLITE_ROLLBACK);
     status = hl__sqlite_moved_error(session, error);
@@ -58,8 +75,7 @@ static int stand_in_line(hl__sqlite_session *session, uint64_t number,
   (void)atomic_fetch_add(&bell->sleepers, 1u);
   for (;;) {
     uint32_t seen = atomic_load(&bell->events);
-    bool first =
-        !hl__sqlite_bytes_locked(session, HL__SQLITE_TURNS, 0, number);
+    bool first = !hl__sqlite_bytes_locked(session, HL__SQLITE_TURNS, 0, number);
     status = first ? try_begin(session, error) : HL_TIMEOUT;
     if (status != HL_TIMEOUT) break;
     if (cancellable && atomic_load(&session->interrupted)) {
@@ -94,8 +110,8 @@ int hl__sqlite_begin(hl__sqlite_session *session, int64_t deadline,
     if (status) hl__sqlite_ring(&side->turn);
   }
   if (status == HL_TIMEOUT)
-    return hl__error(error, HL_TIMEOUT,
-                     "another program keeps %s locked", session->path);
+    return hl__error(error, HL_TIMEOUT, "another program keeps %s locked",
+                     session->path);
   return status;
 }
 
@@ -112,7 +128,8 @@ int hl__sqlite_end(hl__sqlite_session *session, int status, const char *doing,
   }
   if (status && !sqlite3_get_autocommit(session->db))
     (void)hl__sqlite_run(session, HL__SQLITE_ROLLBACK);
-  /* What is in the log is written to its place, so that the log can begin anew. */
+  /* What is in the log is written to its place, so that the log can begin anew.
+   */
   if (status && session->full)
     (void)sqlite3_wal_checkpoint_v2(session->db, NULL,
                                     SQLITE_CHECKPOINT_PASSIVE, NULL, NULL);
