@@ -452,11 +452,12 @@ planted:
 # A client for each peer whose library is there; the others are named as not run.
 BENCH_SVG ?= $(BUILD)/performance.svg
 BENCH_LOAD_SVG ?= $(BUILD)/load.svg
-BENCH_CLIENTS := flock $(if $(strip $(MYSQL_LIBS)),bare) \
+BENCH_CLIENTS := flock $(if $(strip $(MYSQL_LIBS)),bare) $(if $(strip $(SQLITE_LIBS)),sqlite) \
                  $(if $(shell $(PKG_CONFIG) --exists libpq 2>/dev/null && echo yes),postgresql) \
                  $(if $(shell $(PKG_CONFIG) --exists hiredis 2>/dev/null && echo yes),redis)
 $(BUILD)/bench/bare: BENCH_LIBRARIES = $(MYSQL_CFLAGS) $(MYSQL_LIBS)
 $(BUILD)/bench/postgresql: BENCH_LIBRARIES = $(shell $(PKG_CONFIG) --cflags --libs libpq)
+$(BUILD)/bench/sqlite: BENCH_LIBRARIES = $(SQLITE_CFLAGS) $(SQLITE_LIBS)
 $(BUILD)/bench/redis: BENCH_LIBRARIES = $(shell $(PKG_CONFIG) --cflags --libs hiredis)
 
 $(BUILD)/bench/%: bench/%.c bench/client.c bench/client.h
@@ -468,7 +469,7 @@ $(BUILD)/bench/line: bench/line.c
 	$(CC) -std=c11 -D_GNU_SOURCE -Wall -Wextra $(CFLAGS) -o $@ $<
 
 .PHONY: bench
-# BENCH="embedded mysql mariadb postgresql line waiting peers load": which; BENCH_ROUNDS: how many rounds;
+# BENCH="embedded sqlite mysql mariadb postgresql line waiting peers load": which; BENCH_ROUNDS: how many rounds;
 # BENCH_SVG, BENCH_LOAD_SVG: where the pictures go.
 bench: all $(addprefix $(BUILD)/bench/,line $(BENCH_CLIENTS))
 	@spec/support/deps.sh demo
@@ -476,7 +477,7 @@ bench: all $(addprefix $(BUILD)/bench/,line $(BENCH_CLIENTS))
 	@ulimit -n 65536 2>/dev/null || true; \
 	directory=$$(mktemp -d) && files=$$(mktemp -d /dev/shm/hierlock-bench-XXXXXX) && \
 	trap 'rm -rf "$$directory" "$$files"' EXIT && \
-	$(SPEC_ENV) BENCH_CLIENTS="$(CURDIR)/$(BUILD)/bench" BENCH_FILES="$$files" BENCH_SVG="$(BENCH_SVG)" \
+	$(SPEC_ENV) BENCH_CLIENTS="$(CURDIR)/$(BUILD)/bench" BENCH_FILES="$$files" BENCH_SQLITE="$$directory" BENCH_SVG="$(BENCH_SVG)" \
 	  BENCH_LOAD_SVG="$(BENCH_LOAD_SVG)" \
 	  spec/support/servers.sh run "$$directory" -- \
 	  bench/servers.sh $(LUA_BINARY) bench/run.lua $(BENCH)

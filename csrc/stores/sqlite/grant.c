@@ -315,6 +315,11 @@ int hl__sqlite_take(hl__sqlite_session *session, const hl_request *request,
       if (hl__now_ms() > deadline) break;
       continue;
     }
+    /* Others, who come now, would neither see that we live nor ring for us. */
+    if (!hl__sqlite_side_stands(session)) {
+      status = hl__sqlite_moved_error(session, error);
+      break;
+    }
     status = wait_for_it(session, &self, deadline, error);
     if (status != HL_OK) break;
   }

@@ -140,13 +140,10 @@ static int settle(hl_session *base, int64_t deadline, hl_error *error) {
   return HL_OK;
 }
 
-/* Also whether waiters of this session would be seen by those who come now. */
+/* Whether the file is still there is looked at in each transaction. */
 static int look(hl_session *base, hl_error *error) {
   const hl__sqlite_session *session = session_of(base);
-  if (!session->side || !hl__sqlite_place_stands(session) ||
-      !hl__sqlite_side_stands(session))
-    return hl__sqlite_moved_error(session, error);
-  return HL_OK;
+  return session->side ? HL_OK : hl__sqlite_moved_error(session, error);
 }
 
 static void interrupt(hl_session *base) {
