@@ -48,6 +48,18 @@ ifeq ($(origin POSTGRESQL_CFLAGS),undefined)
 POSTGRESQL_CFLAGS := $(call libpq,cflags)
 endif
 
+# libsqlite3, as csrc/stores/sqlite/client.sh finds it; both empty when there is none. SQLITE_LIBS= builds without the
+# SQLite store. SQLITE_INCDIR, SQLITE_LIBDIR: where sqlite3.h and the library are.
+libsqlite = $(shell SQLITE_INCDIR='$(SQLITE_INCDIR)' SQLITE_LIBDIR='$(SQLITE_LIBDIR)' PKG_CONFIG='$(PKG_CONFIG)' \
+              SYSROOT='$(SYSROOT)' csrc/stores/sqlite/client.sh $(1)) \
+            $(if $(filter-out 0,$(.SHELLSTATUS)),$(error The client library that was asked for is not there))
+ifeq ($(origin SQLITE_LIBS),undefined)
+SQLITE_LIBS := $(call libsqlite,libs)
+endif
+ifeq ($(origin SQLITE_CFLAGS),undefined)
+SQLITE_CFLAGS := $(call libsqlite,cflags)
+endif
+
 # Where it is installed; DESTDIR stands before all of these. LuaJIT counts as 5.1.
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -83,27 +95,31 @@ MAKEFLAGS += --no-builtin-rules
 WARNINGS := -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wstrict-prototypes \
             -Wmissing-prototypes -Wpointer-arith -Wundef
 HL_CFLAGS := -std=c11 -D_GNU_SOURCE -fPIC -fvisibility=hidden -pthread \
-             $(WARNINGS) -Icsrc/core
+             $(WARNINGS) -Icsrc/core -Icsrc/stores/machine
 HL_LDFLAGS = $(LIBFLAG) -pthread -Wl,-z,nodelete
 
 CORE := $(wildcard csrc/core/*.c) $(wildcard csrc/stores/file/*.c) \
-        $(wildcard csrc/stores/null/*.c) $(wildcard csrc/stores/sql/*.c)
+        $(wildcard csrc/stores/null/*.c) $(wildcard csrc/stores/sql/*.c) $(wildcard csrc/stores/machine/*.c)
 BINDING := $(wildcard csrc/lua/*.c)
 MYSQL := $(wildcard csrc/stores/mysql/*.c)
 # What makes a Lua module of it.
 MYSQL_BINDING := $(wildcard csrc/lua/mysql/*.c)
 POSTGRESQL := $(wildcard csrc/stores/postgresql/*.c)
 POSTGRESQL_BINDING := $(wildcard csrc/lua/postgresql/*.c)
+SQLITE := $(wildcard csrc/stores/sqlite/*.c)
+SQLITE_BINDING := $(wildcard csrc/lua/sqlite/*.c)
 # Small and without state that must be one: a store that is a module of its own
 # has a copy of them.
 SHARED := csrc/core/error.c csrc/core/clock.c csrc/core/fork.c csrc/core/layout.c csrc/core/dsn.c \
           csrc/stores/sql/judge.c
+SQLITE_SHARED := $(filter csrc/core/%,$(SHARED)) $(wildcard csrc/stores/machine/*.c)
 
 objects = $(patsubst csrc/%.c,$(BUILD)/obj/%.o,$(1))
 
 CORE_SO := $(BUILD)/hierlock/core.so
 MYSQL_SO := $(BUILD)/hierlock/store/mysql.so
 POSTGRESQL_SO := $(BUILD)/hierlock/store/postgresql.so
+SQLITE_SO := $(BUILD)/hierlock/store/sqlite.so
 LIBRARY := $(BUILD)/libhierlock.a
 PKG_CONFIG_FILE := $(BUILD)/hierlock.pc
 
@@ -129,6 +145,16 @@ without-postgresql:
 	@echo 'hierlock: Debian: apt-get install libpq-dev; or set POSTGRESQL_INCDIR, POSTGRESQL_LIBDIR.'
 endif
 
+ifneq ($(strip $(SQLITE_LIBS)),)
+all: $(SQLITE_SO)
+else
+all: without-sqlite
+.PHONY: without-sqlite
+without-sqlite:
+	@echo 'hierlock: no libsqlite3 found: the SQLite store is not built.'
+	@echo 'hierlock: Debian: apt-get install libsqlite3-dev; or set SQLITE_INCDIR, SQLITE_LIBDIR.'
+endif
+
 # Before anything is compiled for Lua: says in one line what is missing.
 LUA_PACKAGE = $(if $(filter luajit%,$(notdir $(LUA))),libluajit-5.1-dev (beside nginx: libluajit2-5.1-dev),$\
               lib$(patsubst lua5.1,lua5.1-0,lua$(LUA_VERSION))-dev)
@@ -148,10 +174,12 @@ $(BUILD)/headers:
 	esac
 	@mkdir -p $(@D) && : >$@
 
-$(call objects,$(BINDING) $(MYSQL_BINDING) $(POSTGRESQL_BINDING)): | $(BUILD)/headers
+$(call objects,$(BINDING) $(MYSQL_BINDING) $(POSTGRESQL_BINDING) $(SQLITE_BINDING)): | $(BUILD)/headers
 $(BUILD)/obj/lua/%.o: HL_CFLAGS += $(LUA_CFLAGS)
 $(BUILD)/obj/stores/mysql/%.o: HL_CFLAGS += $(MYSQL_CFLAGS)
 $(BUILD)/obj/stores/postgresql/%.o: HL_CFLAGS += $(POSTGRESQL_CFLAGS)
+$(BUILD)/obj/stores/sqlite/%.o: HL_CFLAGS += $(SQLITE_CFLAGS)
+$(call objects,$(SQLITE_BINDING)): HL_CFLAGS += -Icsrc/lua
 $(call objects,$(POSTGRESQL_BINDING)): HL_CFLAGS += $(POSTGRESQL_CFLAGS) -Icsrc/lua -Icsrc/stores/postgresql
 $(call objects,$(MYSQL_BINDING)): HL_CFLAGS += $(MYSQL_CFLAGS) -Icsrc/lua -Icsrc/stores/mysql
 
@@ -172,9 +200,14 @@ $(POSTGRESQL_SO): $(call objects,$(POSTGRESQL) $(POSTGRESQL_BINDING) $(SHARED) c
 	@mkdir -p $(@D)
 	$(CC) $(HL_LDFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(POSTGRESQL_LIBS) -lm
 
+$(SQLITE_SO): $(call objects,$(SQLITE) $(SQLITE_BINDING) $(SQLITE_SHARED) csrc/lua/error.c)
+	@mkdir -p $(@D)
+	$(CC) $(HL_LDFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(SQLITE_LIBS) -lm
+
 # What else a program needs that links all of it.
-CLIENT_LIBS = $(strip $(MYSQL_LIBS) $(POSTGRESQL_LIBS))
-$(LIBRARY): $(call objects,$(CORE) $(if $(strip $(MYSQL_LIBS)),$(MYSQL)) $(if $(strip $(POSTGRESQL_LIBS)),$(POSTGRESQL)))
+CLIENT_LIBS = $(strip $(MYSQL_LIBS) $(POSTGRESQL_LIBS) $(SQLITE_LIBS))
+$(LIBRARY): $(call objects,$(CORE) $(if $(strip $(MYSQL_LIBS)),$(MYSQL)) $(if $(strip $(POSTGRESQL_LIBS)),$(POSTGRESQL)) $\
+             $(if $(strip $(SQLITE_LIBS)),$(SQLITE)))
 	@mkdir -p $(@D)
 	rm -f $@
 	$(AR) rcs $@ $^
@@ -195,7 +228,8 @@ VERSION = $(shell sed -n 's/^\#define HL_VERSION "\(.*\)"/\1/p' csrc/core/hierlo
 INSTALL_LUA = $(foreach file,$(sort $(shell find lua -name '*.lua')),644:$(file):$(INST_LUADIR)/$(file:lua/%=%)) \
               755:$(CORE_SO):$(INST_LIBDIR)/hierlock/core.so \
               755:$(MYSQL_SO):$(INST_LIBDIR)/hierlock/store/mysql.so \
-              755:$(POSTGRESQL_SO):$(INST_LIBDIR)/hierlock/store/postgresql.so
+              755:$(POSTGRESQL_SO):$(INST_LIBDIR)/hierlock/store/postgresql.so \
+              755:$(SQLITE_SO):$(INST_LIBDIR)/hierlock/store/sqlite.so
 INSTALL_REST = 644:$(LIBRARY):$(INST_CLIBDIR)/libhierlock.a \
                644:csrc/core/hierlock.h:$(INST_INCDIR)/hierlock.h \
                $(foreach file,$(wildcard sql/*.sql),644:$(file):$(INST_DATADIR)/$(file)) \
@@ -302,7 +336,7 @@ stress-leases: $(BUILD)/stress_leases
 $(BUILD)/stress_leases: spec/leases/stress.c $(LIBRARY)
 	@mkdir -p $(@D)
 	$(CC) $(HL_CFLAGS) $(if $(strip $(MYSQL_LIBS)),-DSTRESS_MYSQL) $(if $(strip $(POSTGRESQL_LIBS)),-DSTRESS_POSTGRESQL) \
-	  $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $< $(LIBRARY) $(CLIENT_LIBS) -lm
+	  $(if $(strip $(SQLITE_LIBS)),-DSTRESS_SQLITE) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $< $(LIBRARY) $(CLIENT_LIBS) -lm
 
 # --------------------------------------------------------------------- soak
 
@@ -418,11 +452,12 @@ planted:
 # A client for each peer whose library is there; the others are named as not run.
 BENCH_SVG ?= $(BUILD)/performance.svg
 BENCH_LOAD_SVG ?= $(BUILD)/load.svg
-BENCH_CLIENTS := flock $(if $(strip $(MYSQL_LIBS)),bare) \
+BENCH_CLIENTS := flock $(if $(strip $(MYSQL_LIBS)),bare) $(if $(strip $(SQLITE_LIBS)),sqlite) \
                  $(if $(shell $(PKG_CONFIG) --exists libpq 2>/dev/null && echo yes),postgresql) \
                  $(if $(shell $(PKG_CONFIG) --exists hiredis 2>/dev/null && echo yes),redis)
 $(BUILD)/bench/bare: BENCH_LIBRARIES = $(MYSQL_CFLAGS) $(MYSQL_LIBS)
 $(BUILD)/bench/postgresql: BENCH_LIBRARIES = $(shell $(PKG_CONFIG) --cflags --libs libpq)
+$(BUILD)/bench/sqlite: BENCH_LIBRARIES = $(SQLITE_CFLAGS) $(SQLITE_LIBS)
 $(BUILD)/bench/redis: BENCH_LIBRARIES = $(shell $(PKG_CONFIG) --cflags --libs hiredis)
 
 $(BUILD)/bench/%: bench/%.c bench/client.c bench/client.h
@@ -434,7 +469,7 @@ $(BUILD)/bench/line: bench/line.c
 	$(CC) -std=c11 -D_GNU_SOURCE -Wall -Wextra $(CFLAGS) -o $@ $<
 
 .PHONY: bench
-# BENCH="embedded mysql mariadb postgresql leases line waiting peers load": which; BENCH_ROUNDS: how many rounds;
+# BENCH="embedded sqlite mysql mariadb postgresql leases line waiting peers load": which; BENCH_ROUNDS: how many rounds;
 # BENCH_SVG, BENCH_LOAD_SVG: where the pictures go.
 bench: all $(addprefix $(BUILD)/bench/,line $(BENCH_CLIENTS))
 	@spec/support/deps.sh demo
@@ -442,7 +477,7 @@ bench: all $(addprefix $(BUILD)/bench/,line $(BENCH_CLIENTS))
 	@ulimit -n 65536 2>/dev/null || true; \
 	directory=$$(mktemp -d) && files=$$(mktemp -d /dev/shm/hierlock-bench-XXXXXX) && \
 	trap 'rm -rf "$$directory" "$$files"' EXIT && \
-	$(SPEC_ENV) BENCH_CLIENTS="$(CURDIR)/$(BUILD)/bench" BENCH_FILES="$$files" BENCH_SVG="$(BENCH_SVG)" \
+	$(SPEC_ENV) BENCH_CLIENTS="$(CURDIR)/$(BUILD)/bench" BENCH_FILES="$$files" BENCH_SQLITE="$$directory" BENCH_SVG="$(BENCH_SVG)" \
 	  BENCH_LOAD_SVG="$(BENCH_LOAD_SVG)" \
 	  spec/support/servers.sh run "$$directory" -- \
 	  bench/servers.sh $(LUA_BINARY) bench/run.lua $(BENCH)
@@ -543,9 +578,10 @@ lint:
 	$(MAKE) --no-print-directory -s -j $$(nproc) all VARIANT=lint CC=clang CFLAGS='-O1 -Werror -Wthread-safety -Wthread-safety-beta'
 	$(MAKE) --no-print-directory -s -j $$(nproc) all VARIANT=lint-gcc CC=gcc CFLAGS='-O2 -Werror'
 	@echo clang-tidy
-	@printf '%s\n' $(CORE) $(BINDING) $(MYSQL) $(MYSQL_BINDING) $(POSTGRESQL) $(POSTGRESQL_BINDING) | xargs -P $$(nproc) -n 4 bash -o pipefail -c ' \
+	@printf '%s\n' $(CORE) $(BINDING) $(MYSQL) $(MYSQL_BINDING) $(POSTGRESQL) $(POSTGRESQL_BINDING) \
+	  $(SQLITE) $(SQLITE_BINDING) | xargs -P $$(nproc) -n 4 bash -o pipefail -c ' \
 	  clang-tidy --quiet --warnings-as-errors="*" "$$@" -- \
-	    $(HL_CFLAGS) $(LUA_CFLAGS) $(MYSQL_CFLAGS) $(POSTGRESQL_CFLAGS) -Icsrc/lua -Icsrc/stores/mysql -Icsrc/stores/postgresql 2>&1 | { grep -v "warnings generated" || true; }' bash
+	    $(HL_CFLAGS) $(LUA_CFLAGS) $(MYSQL_CFLAGS) $(POSTGRESQL_CFLAGS) $(SQLITE_CFLAGS) -Icsrc/lua -Icsrc/stores/mysql -Icsrc/stores/postgresql 2>&1 | { grep -v "warnings generated" || true; }' bash
 
 # What the locks promise, proved on models of the code by spin; and that each model fails when a bug is planted
 # in it. MODEL=queue: that one; LANES: how many runs at a time, each of at most 1.8 GB.

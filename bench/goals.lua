@@ -1,6 +1,7 @@
 -- How fast and how small hierlock promises to be: each store against what bounds
 -- it, on its own. How it compares with what others offer is peers.lua's.
 
+local uv = require "luv"
 local contest = require "bench.contest"
 local servers = require "bench.mysql"
 
@@ -227,6 +228,35 @@ function goals.embedded()
   local manager = assert(require "hierlock".open(dsn))
   memory(manager)
   manager:close()
+end
+
+-- ----------------------------------------------------------------- sqlite
+
+-- BENCH_SQLITE: a directory on a disk; its speed is what most of it is.
+function goals.sqlite()
+  local directory = os.getenv "BENCH_SQLITE" or FILES
+  for _, synchronous in ipairs { "full", "normal" } do
+    local file = ("%s/%s-%d"):format(directory, synchronous, uv.os_getpid())
+    local files = { ours = file .. ".db", bare = file .. "-bare.db" }
+    local dsn = ("sqlite:%s?synchronous=%s"):format(files.ours, synchronous)
+    for _, path in pairs(files) do assert(require("hierlock").open("sqlite:" .. path)):close() end
+    local ours = contest.client("a lease by hierlock, from Lua", LUA, { "bench/loop.lua", dsn, "10000000", "0", "lease" })
+    local bare = contest.client("a lease by bare C: the same statements", os.getenv("BENCH_CLIENTS") .. "/sqlite",
+                                { files.bare, synchronous })
+    alternate({ ours, bare }, 100)
+    print(("\nleases on sqlite, synchronous=%s"):format(synchronous))
+    show({ ours, bare }, bare)
+    verdict("a lease by hierlock / bare C", median(ours.results) / median(bare.results), 1.3)
+    local holder = contest.client("holder", LUA, { "bench/loop.lua", dsn, "10000000", "0", "lease" })
+    local waiter = contest.client("waiter", LUA, { "bench/loop.lua", dsn, "10000000", "0", "lease" })
+    local times = {}
+    for i = 1, 200 do times[i] = contest.handover(holder, waiter, 5) end
+    holder.close()
+    waiter.close()
+    local _, middle, _, least, most = contest.quartiles(times)
+    print(("  %-44s %8.1f us  (%.1f to %.1f)"):format("hand-over to a waiter in another process", middle, least, most))
+    os.execute(("rm -f %s*"):format(file))
+  end
 end
 
 -- --------------------------------------------------------------- waiting

@@ -69,8 +69,15 @@ static const struct hl_store_ops *const stores[] = {
 #ifdef STRESS_POSTGRESQL
     &hl_store_postgresql,
 #endif
+#ifdef STRESS_SQLITE
+    &hl_store_sqlite,
+#endif
     NULL};
 static int self; /* which process */
+
+/* What has no ttl there is a lease, too, of the store's choice: of that nobody here keeps account. */
+static bool leases_only(void) { return strncmp(dsn, "sqlite:", 7) == 0; }
+
 static uint64_t random_state;
 
 static uint64_t any(uint64_t below) {
@@ -318,7 +325,7 @@ static void turn(hl_manager *manager) {
   if (!plan) abort();
   target(plan, path, &is_shared);
   options.timeout = any(4) ? (int64_t)any(120) : 0;
-  bool lease = any(3) != 0;
+  bool lease = any(3) != 0 || leases_only();
   if (lease) {
     options.ttl = (int64_t)(4 + any(50));
     options.auto_release = any(8) != 0;

@@ -369,6 +369,32 @@ local function embedded_store()
   return store
 end
 
+-- In a database file of its own; where this Lua has the module.
+local function sqlite_store()
+  if not pcall(require, "hierlock.store.sqlite") then
+    return { name = "sqlite", missing = "the SQLite store is not built" }
+  end
+  local store = {
+    name = "sqlite",
+    leases_only = true,
+    unbucketed = true,
+    directory = assert(os.getenv("HIERLOCK_SPEC_DIRECTORY")) .. "/sqlite",
+    options = { timeout = TIMEOUT },
+  }
+  store.dsn = "sqlite:" .. store.directory .. "/leases.db?synchronous=normal"
+  function store.prepare() uv.fs_mkdir(store.directory, 448) end
+  --- Requests that wait for the target.
+  function store.waiting(target)
+    store.observer = store.observer or support.open(store)
+    local n = 0
+    for _, holder in ipairs(assert(store.observer:holders(target))) do
+      if holder.waiting then n = n + 1 end
+    end
+    return n
+  end
+  return store
+end
+
 local function missing_store(name)
   return { name = name, missing = name .. " cannot be had here: " ..
            "no server was started (see spec/support/servers.sh) and MYSQL_DSN is not set" }
@@ -405,6 +431,9 @@ if not os.getenv("MYSQL_DSN") or os.getenv("HIERLOCK_POSTGRESQL_DSN") then
   support.stores[#support.stores + 1] = started_store("postgresql", postgresql_store)
 end
 
+--- Those that only have leases.
+support.leases_only = { sqlite_store() }
+
 -- busted gives describe, it ... to spec files only, as their environment.
 local function environment_of(fn)
   if getfenv then return getfenv(fn) end -- luacheck: ignore
@@ -439,6 +468,21 @@ function support.each_store(fn)
   local stores = {}
   for i = 2, #support.stores do stores[i - 1] = support.stores[i] end
   stores[#stores + 1] = support.stores[1]
+  each(stores, fn)
+end
+
+--- The same for every store that has leases, or might have, those that have nothing else included.
+function support.each_leasing_store(fn)
+  each(support.leases_only, fn)
+  support.each_store(fn)
+end
+
+--- For SQLite only.
+function support.on_sqlite(fn)
+  local stores = {}
+  for _, store in ipairs(support.leases_only) do
+    if store.name == "sqlite" then stores[#stores + 1] = store end
+  end
   each(stores, fn)
 end
 
@@ -809,9 +853,10 @@ function support.close_peers()
   kept = {}
   for peer in pairs(live) do peer:close() end
   -- The embedded store's descriptors go with its last manager.
-  local embedded = support.stores[1]
-  if embedded.observer then embedded.observer:close() end
-  embedded.observer = nil
+  for _, store in ipairs { support.stores[1], support.leases_only[1] } do
+    if store.observer then store.observer:close() end
+    store.observer = nil
+  end
 end
 
 return support

@@ -7,6 +7,7 @@
  * replaced when there is something wrong with it.
  */
 #include "file.h"
+#include "machine.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -23,24 +24,6 @@
 /* The same for every process of the user: $XDG_RUNTIME_DIR is absent under
    cron, and /tmp may be private to a service. */
 #define DEFAULT_DIRECTORY "/dev/shm/hierlock-%lu"
-
-/* File systems of which another machine may have a part, on which either its
-   locks or its futexes would not reach us. FUSE does not say what is behind it
-   (sshfs keeps locks on this side), so it is refused as a whole. */
-static const struct {
-  unsigned long magic; /* statfs(2) */
-  const char *name;
-} remote_kinds[] = {
-    {0x6969, "NFS"},           {0x517B, "SMB"},
-    {0xFF534D42, "CIFS"},      {0xFE534D42, "SMB"},
-    {0x5346414F, "AFS"},       {0x6B414653, "AFS"},
-    {0x01021997, "9p"},        {0x00C36400, "Ceph"},
-    {0x0BD00BD0, "Lustre"},    {0x65735546, "FUSE"},
-    {0x73757245, "Coda"},      {0x564C, "NCP"},
-    {0x01161970, "GFS2"},      {0x7461636F, "OCFS2"},
-    {0x47504653, "GPFS"},      {0x786F4256, "a VirtualBox folder"},
-    {0x19830326, "BeeGFS"},    {0xAAD7AAEA, "PanFS"},
-};
 
 /* ------------------------------------------------------------ finding it */
 
@@ -149,14 +132,12 @@ static int kind_check(const hl__file_directory *directory, hl_error *error) {
     return hl__error_errno(error, HL_ESTORE,
                            "cannot look what file system %s is on",
                            directory->path);
-  /* f_type is signed on some machines and 32 bits wide on others. */
-  unsigned long magic = (unsigned long)fs.f_type & 0xFFFFFFFFul;
-  for (size_t i = 0; i < sizeof remote_kinds / sizeof *remote_kinds; i++)
-    if (magic == remote_kinds[i].magic)
-      return hl__error(error, HL_EUNSAFE_SERVER,
-                       "the lock directory %s is on %s, where other machines "
-                       "would not be kept out; name a local one",
-                       directory->path, remote_kinds[i].name);
+  const char *remote = hl__remote_kind((unsigned long)fs.f_type);
+  if (remote)
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "the lock directory %s is on %s, where other machines "
+                     "would not be kept out; name a local one",
+                     directory->path, remote);
   return HL_OK;
 }
 

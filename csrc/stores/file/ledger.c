@@ -2,6 +2,7 @@
  * ledger.c - the file: making, mapping and taking it. See ledger.h.
  */
 #include "ledger.h"
+#include "machine.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -15,25 +16,6 @@ _Static_assert(sizeof(hl__ledger_header) <= HL__LEDGER_CHUNK, "comes first");
 
 /* Between two tries to take it from another process. */
 #define PAUSE_NS 20000
-/* The id of this boot, as the kernel says it; zero where it says none. */
-static void boot_read(uint64_t boot[2]) {
-  char text[64] = "";
-  uint8_t id[16] = {0};
-  unsigned digits = 0;
-  hl__fork_forbid();
-  int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-  ssize_t n = fd >= 0 ? read(fd, text, sizeof text - 1) : 0;
-  if (fd >= 0) (void)close(fd);
-  hl__fork_allow();
-  for (ssize_t i = 0; i < n && digits < 32; i++) {
-    static const char hex[] = "0123456789abcdef";
-    const char *digit = text[i] ? strchr(hex, text[i]) : NULL;
-    if (!digit) continue;
-    id[digits / 2] = (uint8_t)(id[digits / 2] << 4 | (digit - hex));
-    digits++;
-  }
-  memcpy(boot, id, sizeof id);
-}
 
 /* Unchecked, as hl__ledger_free: nobody else has it. */
 HL__UNCHECKED hl__ledger *hl__ledger_new(hl__file_space *space) {
@@ -42,7 +24,7 @@ HL__UNCHECKED hl__ledger *hl__ledger_new(hl__file_space *space) {
   ledger->space = space;
   ledger->fd = -1;
   (void)pthread_mutex_init(&ledger->mutex, NULL);
-  boot_read(ledger->boot);
+  hl__boot_id(ledger->boot);
   return ledger;
 }
 

@@ -1,0 +1,55 @@
+/*
+ * machine.c - see machine.h.
+ */
+#include "machine.h"
+
+#include "fork.h"
+
+#include <fcntl.h>
+#include <string.h>
+#include <unistd.h>
+
+/* File systems of which another machine may have a part, on which either its
+   locks or its futexes would not reach us. FUSE does not say what is behind it
+   (sshfs keeps locks on this side), so it is refused as a whole. */
+static const struct {
+  unsigned long magic; /* statfs(2) */
+  const char *name;
+} remote_kinds[] = {
+    {0x6969, "NFS"},        {0x517B, "SMB"},
+    {0xFF534D42, "CIFS"},   {0xFE534D42, "SMB"},
+    {0x5346414F, "AFS"},    {0x6B414653, "AFS"},
+    {0x01021997, "9p"},     {0x00C36400, "Ceph"},
+    {0x0BD00BD0, "Lustre"}, {0x65735546, "FUSE"},
+    {0x73757245, "Coda"},   {0x564C, "NCP"},
+    {0x01161970, "GFS2"},   {0x7461636F, "OCFS2"},
+    {0x47504653, "GPFS"},   {0x786F4256, "a VirtualBox folder"},
+    {0x19830326, "BeeGFS"}, {0xAAD7AAEA, "PanFS"},
+};
+
+const char *hl__remote_kind(unsigned long magic) {
+  magic &=
+      0xFFFFFFFFul; /* signed on some machines, and 32 bits wide on others */
+  for (size_t i = 0; i < sizeof remote_kinds / sizeof *remote_kinds; i++)
+    if (magic == remote_kinds[i].magic) return remote_kinds[i].name;
+  return NULL;
+}
+
+void hl__boot_id(uint64_t boot[2]) {
+  char text[64] = "";
+  uint8_t id[16] = {0};
+  unsigned digits = 0;
+  hl__fork_forbid();
+  int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+  ssize_t n = fd >= 0 ? read(fd, text, sizeof text - 1) : 0;
+  if (fd >= 0) (void)close(fd);
+  hl__fork_allow();
+  for (ssize_t i = 0; i < n && digits < 32; i++) {
+    static const char hex[] = "0123456789abcdef";
+    const char *digit = text[i] ? strchr(hex, text[i]) : NULL;
+    if (!digit) continue;
+    id[digits / 2] = (uint8_t)(id[digits / 2] << 4 | (digit - hex));
+    digits++;
+  }
+  memcpy(boot, id, sizeof id);
+}

@@ -1,0 +1,20 @@
+/*
+ * machine.h - what the stores of one machine must know of it: which boot this
+ * is, and whether a file is on a file system of which another machine may have
+ * a part. A store that is a module of its own has its own copy.
+ */
+#ifndef HIERLOCK_MACHINE_H
+#define HIERLOCK_MACHINE_H
+
+#include <stdint.h>
+
+/* The id of this boot, as the kernel says it; zeroes where it says none. Any
+   thread; not while births are forbidden (fork.h). */
+void hl__boot_id(uint64_t boot[2]);
+
+/* What people call a file system that other machines may share, by its number
+   in statfs(2): "NFS" ...; NULL: it is a local one, as far as we know. Static.
+ */
+const char *hl__remote_kind(unsigned long magic);
+
+#endif

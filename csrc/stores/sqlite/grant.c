@@ -1,0 +1,338 @@
+/*
+ * grant.c - grants a lease, or waits for it. sqlite_store.h has the rules,
+ * side.c why no wake-up is lost.
+ *
+ *     newcomer --- free ----------------------------------> granted
+ *        |                                                    ^
+ *        '-- in its way: a lease, or an earlier waiter        |
+ *              |                                              |
+ *              v                                              |
+ *           draws a ticket -> sleeps -> looks --- free -------'
+ *                               ^         |
+ *                               '---------'
+ *
+ * A look is made by reading alone, so those who wait do not keep each other,
+ * nor those who grant and release, from writing. What it finds free is looked
+ * at once more in the write transaction that grants.
+ */
+#include "sqlite_store.h"
+
+#include "mode.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* How long one that tries once waits for its turn to write. */
+#define TRY_MS 1000
+/* How soon it is noticed that an earlier waiter has died. */
+#define ALIVE_MS 50
+/* A sleeper looks so often by itself: whoever frees a row may be killed before
+   he rings, or change the database by other means. */
+#define LOOK_MS 250
+
+/* ---------------------------------------------------------------- looking */
+
+/* In the way of one row: a lease. Those whose time is up are deleted, or, where
+   nothing may be written, end the look. */
+static int lease_at(hl__sqlite_session *session, const hl_row *row, bool writes,
+                    hl__sqlite_blocker *blocker, bool *found, bool *unsure) {
+  for (;;) {
+    hl__sqlite_end_time end;
+    sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_BLOCKER);
+    if (!it) return sqlite3_errcode(session->db);
+    (void)sqlite3_bind_int64(it, 1, hl__sqlite_key(row));
+    (void)sqlite3_bind_int(it, 2, row->mode == HL_SHARED);
+    int code = hl__sqlite_step(it);
+    if (code == SQLITE_ROW) {
+      int64_t number = sqlite3_column_int64(it, 0);
+      hl__sqlite_column_end(it, 1, &end);
+      int64_t left = hl__sqlite_left(session->store, &end);
+      if (left > 0) {
+        *blocker = (hl__sqlite_blocker){hl__sqlite_key(row), 0, left};
+        *found = true;
+      } else if (!writes) {
+        *unsure = true;
+      } else {
+        code = hl__sqlite_record_delete(
+            session, number, sqlite3_column_blob(it, 4),
+            (size_t)sqlite3_column_bytes(it, 4), true);
+        (void)sqlite3_reset(it);
+        if (code == SQLITE_OK) continue;
+        return code;
+      }
+    }
+    (void)sqlite3_reset(it);
+    return code == SQLITE_ROW || code == SQLITE_DONE ? SQLITE_OK : code;
+  }
+}
+
+/* *found: what is in the way of the request; earlier waiters first, so that of
+   many who wait for one lease only the first looks when that is over. */
+static int look(hl__sqlite_session *session, const hl_request *request,
+                int64_t ticket, bool waiters, bool writes,
+                hl__sqlite_blocker *blocker, bool *found, bool *unsure) {
+  int code = SQLITE_OK;
+  *found = *unsure = false;
+  if (waiters)
+    code = hl__sqlite_earlier(session, request, ticket, writes, blocker, found,
+                              unsure);
+  for (size_t i = 0; i < request->n && code == SQLITE_OK && !*found && !*unsure;
+       i++)
+    code = lease_at(session, &request->rows[i], writes, blocker, found, unsure);
+  return code;
+}
+
+/* --------------------------------------------------------------- granting */
+
+typedef struct attempt {
+  const hl_request *request;
+  hl_grant *grant;
+  int64_t ticket; /* 0: none yet */
+  bool locked;    /* its byte */
+  bool draws;     /* one is to be drawn, in a transaction that need not last */
+  hl__sqlite_blocker blocker;
+} attempt;
+
+/* The next number; never one that was given before, also when what was written
+   last was lost with the power (synchronous=normal): unless the clock was set
+   back, too. */
+static int number_next(hl__sqlite_session *session, int64_t last,
+                       int64_t *number) {
+  int64_t now = hl__unix_ms() * 1000;
+  *number = now > last ? now : last + 1;
+  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_COUNT);
+  if (!it) return sqlite3_errcode(session->db);
+  (void)sqlite3_bind_int64(it, 1, *number);
+  return hl__sqlite_run(session, HL__SQLITE_COUNT);
+}
+
+/* The ticket is there no more: somebody took it for dead, or it was never
+ * committed. */
+static int ticket_look(hl__sqlite_session *session, attempt *self,
+                       bool *there) {
+  *there = false;
+  if (!self->ticket) return SQLITE_OK;
+  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_GET_WAITER);
+  if (!it) return sqlite3_errcode(session->db);
+  (void)sqlite3_bind_int64(it, 1, self->ticket);
+  int code = hl__sqlite_step(it);
+  *there = code == SQLITE_ROW;
+  (void)sqlite3_reset(it);
+  return code == SQLITE_ROW || code == SQLITE_DONE ? SQLITE_OK : code;
+}
+
+static void ticket_give(const hl__sqlite_session *session, attempt *self) {
+  if (self->locked)
+    hl__sqlite_byte_unlock(session, HL__SQLITE_TICKETS, (uint64_t)self->ticket);
+  self->locked = false;
+  self->ticket = 0;
+}
+
+static int ticket_draw(hl__sqlite_session *session, attempt *self,
+                       int64_t last) {
+  int64_t ticket;
+  ticket_give(session, self);
+  int code = number_next(session, last, &ticket);
+  if (code == SQLITE_OK) code = hl__sqlite_tickets_sweep(session);
+  if (code != SQLITE_OK) return code;
+  self->ticket = ticket;
+  /* Before anybody can see it. */
+  self->locked =
+      hl__sqlite_byte_lock(session, HL__SQLITE_TICKETS, (uint64_t)ticket);
+  return hl__sqlite_ticket_add(session, self->request, ticket);
+}
+
+/* In a write transaction, which is committed. Not granted: something is in the
+   way, and a ticket was drawn; or one is to be drawn: self->draws. A ticket
+   need not outlive its process: that it is there is no reason to wait for the
+   disk. */
+static int attempt_make(hl__sqlite_session *session, attempt *self,
+                        bool *granted) {
+  const hl_request *request = self->request;
+  bool found = false, unsure, there;
+  int64_t number;
+  *granted = false;
+  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_STATE);
+  int code = hl__sqlite_step(it);
+  if (code != SQLITE_ROW) {
+    (void)sqlite3_reset(it);
+    return code == SQLITE_DONE ? SQLITE_CORRUPT : code;
+  }
+  int64_t last = sqlite3_column_int64(it, 0);
+  bool waiters = sqlite3_column_int(it, 1) != 0;
+  (void)sqlite3_reset(it);
+  code = ticket_look(session, self, &there);
+  if (code == SQLITE_OK)
+    code = look(session, request, there ? self->ticket : 0, waiters, true,
+                &self->blocker, &found, &unsure);
+  if (code != SQLITE_OK) return code;
+  bool draws = found && !there && !request->try_once;
+  self->draws = draws && session->store->lasts && !session->relax;
+  if (draws && !self->draws) return ticket_draw(session, self, last);
+  if (found || session->relax) return SQLITE_OK; /* a grant has to last */
+  if (there) {
+    uint8_t *packed = sqlite3_malloc64(request->n * HL__SQLITE_ROW_SIZE);
+    if (!packed) return SQLITE_NOMEM;
+    hl__sqlite_rows_pack(request->rows, request->n, packed);
+    code = hl__sqlite_ticket_delete(session, self->ticket, packed,
+                                    request->n * HL__SQLITE_ROW_SIZE);
+    sqlite3_free(packed);
+  }
+  if (code == SQLITE_OK) code = number_next(session, last, &number);
+  /* The time counts from here: whoever waits has not seen the record yet. */
+  int64_t now = hl__lease_ms();
+  if (code == SQLITE_OK)
+    code = hl__sqlite_record_add(session, request, number, now);
+  if (code != SQLITE_OK) return code;
+  self->grant->sent_ms = now;
+  self->grant->token = (uint64_t)number << 8;
+  self->grant->place = (uint64_t)number;
+  *granted = true;
+  return SQLITE_OK;
+}
+
+/* HL_OK: granted. HL_TIMEOUT: something is, or was, in the way. */
+static int attempt_once(hl__sqlite_session *session, attempt *self,
+                        int64_t deadline, hl_error *error) {
+  static const char doing[] = "record a lease";
+  for (bool again = false;; again = true) {
+    bool granted = false;
+    int status = hl__sqlite_begin(session, deadline, true, error);
+    if (status) return status;
+    session->full = false;
+    int code = attempt_make(session, self, &granted);
+    if (code != SQLITE_OK) {
+      status = hl__sqlite_error(session, code, doing, error);
+      if (status == HL_TIMEOUT) status = HL_ESTORE;
+    }
+    status = hl__sqlite_end(session, status, doing, error);
+    if (status == HL_OK) return granted ? HL_OK : HL_TIMEOUT;
+    self->grant->sent_ms = 0;
+    if (status != HL_ESTORE || !session->full || again) return status;
+  }
+}
+
+/* The same; where something is in the way there is a ticket then, unless the
+   request tries once, or it went out of the way meanwhile. */
+static int attempt_run(hl__sqlite_session *session, attempt *self,
+                       int64_t deadline, hl_error *error) {
+  int status = attempt_once(session, self, deadline, error);
+  if (status != HL_TIMEOUT || !self->draws) return status;
+  self->draws = false;
+  session->relax = true;
+  status = attempt_once(session, self, deadline, error);
+  session->relax = false;
+  return status;
+}
+
+/* ---------------------------------------------------------------- waiting */
+
+/* Whether nothing seems to be in the way any more; else what is. HL_OK:
+   nothing; HL_TIMEOUT: something. */
+static int look_again(hl__sqlite_session *session, attempt *self,
+                      hl_error *error) {
+  bool found = false, unsure = false, there = true;
+  int status = hl__sqlite_enter(session, error);
+  if (status) return status;
+  if (!hl__sqlite_place_stands(session)) {
+    hl__sqlite_leave();
+    return hl__sqlite_moved_error(session, error);
+  }
+  int code = ticket_look(session, self, &there);
+  if (code == SQLITE_OK && there)
+    code = look(session, self->request, self->ticket, true, false,
+                &self->blocker, &found, &unsure);
+  if (code != SQLITE_OK) {
+    status = hl__sqlite_error(session, code, "look for leases", error);
+    found = status == HL_TIMEOUT; /* somebody recovers the log: later */
+    if (found) self->blocker = (hl__sqlite_blocker){0, 0, 1};
+  }
+  hl__sqlite_leave();
+  if (status && status != HL_TIMEOUT) return status;
+  return found ? HL_TIMEOUT : HL_OK;
+}
+
+/* Sleeps until there is a reason to look: the bell, the end of what is in the
+   way, its death, the deadline, an interruption, or LOOK_MS. */
+static void sleep_on(hl__sqlite_session *session, const attempt *self,
+                     hl__sqlite_bell *bell, uint32_t seen, int64_t deadline) {
+  int64_t now = hl__now_ms();
+  int64_t end = hl__deadline(now, LOOK_MS);
+  int64_t over = hl__deadline(now, self->blocker.left);
+  if (over < end) end = over;
+  if (hl__deadline(deadline, 1) < end) end = hl__deadline(deadline, 1);
+  while (now < end && atomic_load(&bell->events) == seen &&
+         !atomic_load(&session->interrupted)) {
+    int64_t ticket = self->blocker.ticket;
+    if (ticket && !hl__sqlite_bytes_locked(session, HL__SQLITE_TICKETS,
+                                           (uint64_t)ticket, 1))
+      return;
+    int64_t piece = now + ALIVE_MS;
+    hl__sqlite_sleep(session, bell, seen, piece < end ? piece : end);
+    now = hl__now_ms();
+  }
+}
+
+/* HL_OK: it is worth another attempt. */
+static int wait_for_it(hl__sqlite_session *session, attempt *self,
+                       int64_t deadline, hl_error *error) {
+  int status = HL_TIMEOUT;
+  while (status == HL_TIMEOUT) {
+    int64_t key = self->blocker.key;
+    hl__sqlite_bell *bell = hl__sqlite_bell_of(session, key);
+    (void)atomic_fetch_add(&bell->sleepers, 1u);
+    atomic_store(&session->asleep, bell);
+    for (;;) {
+      uint32_t seen = atomic_load(&bell->events);
+      status = look_again(session, self, error);
+      if (status != HL_TIMEOUT) break;
+      if (atomic_load(&session->interrupted)) {
+        status = HL_CANCELLED;
+        break;
+      }
+      /* Never early: the millisecond of the deadline is waited for, too. */
+      if (hl__now_ms() > deadline) break;
+      if (hl__sqlite_bell_of(session, self->blocker.key) != bell) break;
+      sleep_on(session, self, bell, seen, deadline);
+    }
+    atomic_store(&session->asleep, NULL);
+    (void)atomic_fetch_sub(&bell->sleepers, 1u);
+    if (hl__now_ms() > deadline) break;
+  }
+  return status;
+}
+
+int hl__sqlite_take(hl__sqlite_session *session, const hl_request *request,
+                    hl_grant *grant, hl_error *error) {
+  attempt self = {.request = request, .grant = grant};
+  int64_t deadline =
+      request->try_once ? hl__now_ms() + TRY_MS : request->deadline;
+  int status;
+  for (;;) {
+    status = attempt_run(session, &self, deadline, error);
+    if (status != HL_TIMEOUT || request->try_once) break;
+    if (!self.ticket) { /* it did not come to its turn, or need not wait */
+      if (hl__now_ms() > deadline) break;
+      continue;
+    }
+    /* Others, who come now, would neither see that we live nor ring for us. */
+    if (!hl__sqlite_side_stands(session)) {
+      status = hl__sqlite_moved_error(session, error);
+      break;
+    }
+    status = wait_for_it(session, &self, deadline, error);
+    if (status != HL_OK) break;
+  }
+  bool waited = self.ticket != 0;
+  ticket_give(session, &self);
+  /* Those who waited only for us. Where a lease was granted they wait for that.
+   */
+  for (size_t i = 0; waited && status != HL_OK && i < request->n; i++)
+    hl__sqlite_ring(
+        hl__sqlite_bell_of(session, hl__sqlite_key(&request->rows[i])));
+  if (status == HL_TIMEOUT)
+    return hl__error(error, HL_TIMEOUT, "the lock is not free");
+  if (status == HL_CANCELLED)
+    return hl__error(error, HL_CANCELLED, "the wait was interrupted");
+  return status;
+}

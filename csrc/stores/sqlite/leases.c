@@ -1,0 +1,659 @@
+/*
+ * leases.c - the operations on records of leases (hl_lease_ops), but taking;
+ * and who holds or awaits a row. Each is a write transaction, or reads alone.
+ *
+ * A record is found by its number (terms->place), and id and holder are
+ * compared. Presence decides: a refresh finds the record or does not, and does
+ * not ask for the time; whoever is kept out by a record whose time is up
+ * deletes it. Both write, so one of them is first.
+ */
+#include "sqlite_store.h"
+
+#include "mode.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* For its turn, where nobody has set a time: a transaction takes as long as the
+ * disk. */
+#define TURN_MS 1000
+/* What is left of a revoked lease stays so long beyond the lease's time; and a
+   record that nobody has released, refreshed or wanted since. */
+#define KEPT_MS 3600000
+/* Such records are looked for so often by each manager that uses leases, and at
+   most so many are deleted at a time. */
+#define SWEEP_MS 60000
+#define SWEEP_MAX 256
+
+/* Columns of a record, as statement.c names them. */
+enum {
+  NUMBER,
+  ID,
+  SECRET,
+  HOLDER,
+  BOOT,
+  TILL,
+  TILL_UNIX,
+  ROWS,
+  SHARED,
+  OWNER,
+  PATH,
+  LABEL,
+  APPLICATION,
+  HOST,
+  PID,
+  SINCE,
+  REVOKED,
+  REVOKED_BY,
+  REASON
+};
+
+static hl__sqlite_session *session_of(hl_session *session) {
+  return (hl__sqlite_session *)(void *)session;
+}
+
+static int64_t at_least(int64_t deadline) {
+  int64_t least = hl__now_ms() + TURN_MS;
+  return deadline > least ? deadline : least;
+}
+
+static bool is_bytes(sqlite3_stmt *it, int column, const uint8_t bytes[16]) {
+  const void *blob = sqlite3_column_blob(it, column);
+  return blob && sqlite3_column_bytes(it, column) == 16 &&
+         memcmp(blob, bytes, 16) == 0;
+}
+
+static int gone_error(hl_error *error) {
+  return hl__error(
+      error, HL_ELOST,
+      "the lease has ended, and somebody has taken what it locked, or "
+      "given it back");
+}
+
+static int revoked_error(sqlite3_stmt *it, hl_error *error) {
+  char by[64], reason[128];
+  hl__sqlite_column_text(it, REVOKED_BY, by, sizeof by);
+  hl__sqlite_column_text(it, REASON, reason, sizeof reason);
+  return hl__error_revoked(error, by, reason);
+}
+
+/* Wakes those who wait for any of the rows. */
+static void rows_ring(const hl__sqlite_session *session, const uint8_t *packed,
+                      size_t size) {
+  for (size_t i = 0; i < size / HL__SQLITE_ROW_SIZE; i++) {
+    bool exclusive;
+    int64_t key = hl__sqlite_rows_at(packed, i, &exclusive);
+    hl__sqlite_ring(hl__sqlite_bell_of(session, key));
+  }
+}
+
+/* ------------------------------------------------------------- one record */
+
+/* What is done with a record. */
+typedef struct operation {
+  const hl_lease_terms *terms;
+  int64_t ttl;
+  int64_t number; /* the record's */
+  int64_t sent_ms;
+  const hl_request *request; /* adopt */
+  /* Its rows, for those to be rung for; NULL: nobody. */
+  uint8_t *packed;
+  size_t size;
+} operation;
+
+/* The record of that id, at *statement, to be reset; SQLITE_ROW, or
+ * SQLITE_DONE: there is none. */
+static int find(hl__sqlite_session *session, const hl_lease_terms *terms,
+                sqlite3_stmt **statement) {
+  /* Of one that was granted while it was cancelled nobody has the place. */
+  bool placed = terms->place != 0;
+  *statement = hl__sqlite_statement(
+      session, placed ? HL__SQLITE_GET_LEASE : HL__SQLITE_GET_LEASE_BY_ID);
+  if (!*statement) return sqlite3_errcode(session->db);
+  if (placed)
+    (void)sqlite3_bind_int64(*statement, 1, (int64_t)terms->place);
+  else
+    (void)sqlite3_bind_blob(*statement, 1, terms->id, 16, SQLITE_TRANSIENT);
+  int code = hl__sqlite_step(*statement);
+  if (code == SQLITE_ROW && !is_bytes(*statement, ID, terms->id))
+    code = SQLITE_DONE;
+  return code;
+}
+
+/* The same, of this holder and not revoked; else *status and *error say why
+ * not, and SQLITE_DONE. */
+static int find_held(hl__sqlite_session *session, const hl_lease_terms *terms,
+                     sqlite3_stmt **statement, int *status, hl_error *error) {
+  int code = find(session, terms, statement);
+  sqlite3_stmt *it = *statement;
+  if (code == SQLITE_ROW && is_bytes(it, HOLDER, terms->holder) &&
+      !sqlite3_column_int(it, REVOKED))
+    return SQLITE_ROW;
+  if (code == SQLITE_DONE) {
+    *status = gone_error(error);
+  } else if (code == SQLITE_ROW) {
+    code = SQLITE_DONE;
+    if (is_bytes(it, HOLDER, terms->holder))
+      *status = revoked_error(it, error);
+    else
+      *status =
+          hl__error(error, HL_ELOST,
+                    "the lease was imported, and belongs to that handle now");
+  }
+  return code;
+}
+
+/* Its rows, before the statement is reset. */
+static int rows_keep(operation *self, sqlite3_stmt *it) {
+  const void *blob = sqlite3_column_blob(it, ROWS);
+  self->size = (size_t)sqlite3_column_bytes(it, ROWS);
+  free(self->packed);
+  self->packed = malloc(self->size ? self->size : 1);
+  if (!self->packed) return SQLITE_NOMEM;
+  if (blob && self->size) memcpy(self->packed, blob, self->size);
+  return SQLITE_OK;
+}
+
+static int end_set(hl__sqlite_session *session, operation *self) {
+  hl__sqlite_end_time end;
+  self->sent_ms = hl__lease_ms();
+  hl__sqlite_until(session->store, self->sent_ms, self->ttl, &end);
+  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_SET_END);
+  if (!it) return sqlite3_errcode(session->db);
+  (void)sqlite3_bind_int64(it, 1, self->number);
+  hl__sqlite_bind_end(it, 2, &end);
+  return hl__sqlite_run(session, HL__SQLITE_SET_END);
+}
+
+static int refresh_in(hl__sqlite_session *session, void *context, int *status,
+                      hl_error *error) {
+  operation *self = context;
+  hl__sqlite_end_time before;
+  sqlite3_stmt *it;
+  int code = find_held(session, self->terms, &it, status, error);
+  if (code == SQLITE_ROW) {
+    hl__sqlite_column_end(it, BOOT, &before);
+    self->number = sqlite3_column_int64(it, NUMBER);
+    /* Those who wait for its end must hear that it is sooner. */
+    code = SQLITE_OK;
+    if (self->ttl < hl__sqlite_left(session->store, &before))
+      code = rows_keep(self, it);
+    (void)sqlite3_reset(it);
+    return code == SQLITE_OK ? end_set(session, self) : code;
+  }
+  (void)sqlite3_reset(it);
+  return code == SQLITE_DONE ? SQLITE_OK : code;
+}
+
+static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
+                         int64_t ttl, int64_t deadline, int64_t *sent_ms,
+                         hl_error *error) {
+  hl__sqlite_session *session = session_of(base);
+  operation self = {.terms = terms, .ttl = ttl};
+  int status = hl__sqlite_write(session, refresh_in, &self, "refresh a lease",
+                                at_least(deadline), error);
+  if (status == HL_OK) *sent_ms = self.sent_ms;
+  if (status == HL_OK && self.packed)
+    rows_ring(session, self.packed, self.size);
+  free(self.packed);
+  return status;
+}
+
+static int lease_look(hl_session *base, const hl_lease_terms *terms,
+                      int64_t deadline, int64_t *left_ms, hl_error *error) {
+  hl__sqlite_session *session = session_of(base);
+  hl__sqlite_end_time end;
+  sqlite3_stmt *it;
+  (void)deadline; /* reading waits for nobody */
+  int status = hl__sqlite_enter(session, error);
+  if (status) return status;
+  if (!hl__sqlite_place_stands(session)) {
+    hl__sqlite_leave();
+    return hl__sqlite_moved_error(session, error);
+  }
+  int code = find_held(session, terms, &it, &status, error);
+  if (code == SQLITE_ROW) {
+    hl__sqlite_column_end(it, BOOT, &end);
+    *left_ms = hl__sqlite_left(session->store, &end);
+  } else if (code != SQLITE_DONE) {
+    status = hl__sqlite_error(session, code, "look at a lease", error);
+  }
+  (void)sqlite3_reset(it);
+  hl__sqlite_leave();
+  return status;
+}
+
+static int drop_in(hl__sqlite_session *session, void *context, int *status,
+                   hl_error *error) {
+  operation *self = context;
+  sqlite3_stmt *it;
+  int code = find_held(session, self->terms, &it, status, error);
+  if (code == SQLITE_ROW) {
+    self->number = sqlite3_column_int64(it, NUMBER);
+    code = rows_keep(self, it);
+  }
+  (void)sqlite3_reset(it);
+  if (code != SQLITE_OK) return code == SQLITE_DONE ? SQLITE_OK : code;
+  return hl__sqlite_record_delete(session, self->number, self->packed,
+                                  self->size, true);
+}
+
+static int lease_drop(hl_session *base, const hl_lease_terms *terms,
+                      bool confirm, int64_t deadline, hl_error *error) {
+  hl__sqlite_session *session = session_of(base);
+  operation self = {.terms = terms};
+  int status = hl__sqlite_write(session, drop_in, &self, "release a lease",
+                                confirm ? at_least(deadline) : deadline, error);
+  if (status == HL_OK) rows_ring(session, self.packed, self.size);
+  free(self.packed);
+  return status;
+}
+
+/* --------------------------------------------------------------- adopting */
+
+static bool is_same_rows(sqlite3_stmt *it, const hl_request *request) {
+  size_t size = request->n * HL__SQLITE_ROW_SIZE;
+  const void *blob = sqlite3_column_blob(it, ROWS);
+  if (!blob || (size_t)sqlite3_column_bytes(it, ROWS) != size) return false;
+  uint8_t *packed = malloc(size);
+  if (packed) hl__sqlite_rows_pack(request->rows, request->n, packed);
+  bool same = packed && memcmp(blob, packed, size) == 0;
+  free(packed);
+  return same;
+}
+
+static int adopt_in(hl__sqlite_session *session, void *context, int *status,
+                    hl_error *error) {
+  operation *self = context;
+  const hl_lease_terms *terms = self->terms;
+  const hl_store_config *config = session->store->config;
+  hl__sqlite_end_time end;
+  sqlite3_stmt *it;
+  int code = find(session, terms, &it);
+  if (code == SQLITE_DONE ||
+      (code == SQLITE_ROW && !is_bytes(it, SECRET, terms->secret)))
+    *status = gone_error(error);
+  else if (code == SQLITE_ROW && sqlite3_column_int(it, REVOKED))
+    *status = revoked_error(it, error);
+  else if (code == SQLITE_ROW && !is_same_rows(it, self->request))
+    *status = hl__error(error, HL_EMISMATCH,
+                        "the lease locks something else than its text says");
+  if (code == SQLITE_ROW) self->number = sqlite3_column_int64(it, NUMBER);
+  (void)sqlite3_reset(it);
+  if (code != SQLITE_ROW && code != SQLITE_DONE) return code;
+  if (*status) return SQLITE_OK;
+  self->sent_ms = hl__lease_ms();
+  hl__sqlite_until(session->store, self->sent_ms, terms->ttl, &end);
+  it = hl__sqlite_statement(session, HL__SQLITE_SET_HOLDER);
+  if (!it) return sqlite3_errcode(session->db);
+  (void)sqlite3_bind_int64(it, 1, self->number);
+  hl__sqlite_bind_end(it, 2, &end);
+  (void)sqlite3_bind_blob(it, 5, terms->holder, 16, SQLITE_STATIC);
+  (void)sqlite3_bind_text(it, 6, config->application, -1, SQLITE_STATIC);
+  (void)sqlite3_bind_text(it, 7, config->host, -1, SQLITE_STATIC);
+  (void)sqlite3_bind_int64(it, 8, config->pid);
+  code = hl__sqlite_run(session, HL__SQLITE_SET_HOLDER);
+  (void)sqlite3_clear_bindings(it);
+  return code;
+}
+
+static int lease_adopt(hl_session *base, const hl_request *request,
+                       hl_grant *grant, hl_error *error) {
+  operation self = {.terms = request->lease, .request = request};
+  int status =
+      hl__sqlite_write(session_of(base), adopt_in, &self, "import a lease",
+                       at_least(request->deadline), error);
+  if (status) return status;
+  grant->sent_ms = self.sent_ms;
+  grant->token = (uint64_t)self.number << 8;
+  grant->place = (uint64_t)self.number;
+  return HL_OK;
+}
+
+/* ----------------------------------------------------------- many records */
+
+/* Whether the i-th of these rows is the first of them with which a lease, or a
+   ticket, of those rows conflicts: so each is found once, however many it
+   meets. */
+static bool is_first(const hl_row *rows, size_t i, const uint8_t *packed,
+                     size_t size) {
+  for (size_t j = 0; j <= i; j++) {
+    for (size_t k = 0; k < size / HL__SQLITE_ROW_SIZE; k++) {
+      bool exclusive;
+      int64_t key = hl__sqlite_rows_at(packed, k, &exclusive);
+      if (key == hl__sqlite_key(&rows[j]) &&
+          hl__modes_conflict((hl_mode)rows[j].mode,
+                             exclusive ? HL_EXCLUSIVE : HL_SHARED))
+        return j == i;
+    }
+  }
+  return false;
+}
+
+/* Whether a record is one that the filter wants: of its rows, the i-th. */
+static bool matches(const hl__sqlite_session *session, sqlite3_stmt *it,
+                    const hl_lease_filter *filter, size_t i) {
+  hl__sqlite_end_time end;
+  if (sqlite3_column_int(it, REVOKED)) return false;
+  if (filter->id && !is_bytes(it, ID, filter->id)) return false;
+  if (filter->owner) {
+    const unsigned char *owner = sqlite3_column_text(it, OWNER);
+    if (!owner || strcmp((const char *)owner, filter->owner) != 0) return false;
+  }
+  if (filter->n > 0) {
+    const void *blob = sqlite3_column_blob(it, ROWS);
+    if (!blob || !is_first(filter->rows, i, blob,
+                           (size_t)sqlite3_column_bytes(it, ROWS)))
+      return false;
+  }
+  hl__sqlite_column_end(it, BOOT, &end);
+  return hl__sqlite_left(session->store, &end) > 0;
+}
+
+/* Calls fn for each record that matches, at `it`. fn's code, or SQLite's. */
+typedef int (*record_fn)(hl__sqlite_session *session, sqlite3_stmt *it,
+                         void *context);
+static int visit(hl__sqlite_session *session, const hl_lease_filter *filter,
+                 record_fn fn, void *context) {
+  int code = SQLITE_OK;
+  for (size_t i = 0; code == SQLITE_OK && i < (filter->n ? filter->n : 1);
+       i++) {
+    sqlite3_stmt *it = hl__sqlite_statement(
+        session, filter->n ? HL__SQLITE_LIST_AT : HL__SQLITE_LIST);
+    if (!it) return sqlite3_errcode(session->db);
+    if (filter->n) {
+      (void)sqlite3_bind_int64(it, 1, hl__sqlite_key(&filter->rows[i]));
+      (void)sqlite3_bind_int(it, 2, filter->rows[i].mode == HL_SHARED);
+    }
+    while (code == SQLITE_OK && (code = hl__sqlite_step(it)) == SQLITE_ROW)
+      code = matches(session, it, filter, i) ? fn(session, it, context)
+                                             : SQLITE_OK;
+    if (code == SQLITE_DONE) code = SQLITE_OK;
+    (void)sqlite3_reset(it);
+  }
+  return code;
+}
+
+typedef struct listing {
+  hl_holder_fn fn;
+  void *context;
+} listing;
+
+static int list_one(hl__sqlite_session *session, sqlite3_stmt *it,
+                    void *context) {
+  static const char hex[] = "0123456789abcdef";
+  const listing *self = context;
+  hl__sqlite_end_time end;
+  hl_holder holder = {.kind = HL_LEASE,
+                      .pid = sqlite3_column_int64(it, PID),
+                      .since_ms = sqlite3_column_int64(it, SINCE),
+                      .mode = sqlite3_column_int(it, SHARED) ? HL_SHARED
+                                                             : HL_EXCLUSIVE};
+  hl__sqlite_column_end(it, BOOT, &end);
+  holder.remaining_ms = hl__sqlite_left(session->store, &end);
+  hl__sqlite_column_text(it, PATH, holder.path, sizeof holder.path);
+  hl__sqlite_column_text(it, LABEL, holder.label, sizeof holder.label);
+  hl__sqlite_column_text(it, APPLICATION, holder.application,
+                         sizeof holder.application);
+  hl__sqlite_column_text(it, HOST, holder.host, sizeof holder.host);
+  const unsigned char *owner = sqlite3_column_text(it, OWNER);
+  (void)snprintf(holder.owner, sizeof holder.owner, "%s",
+                 owner ? (const char *)owner : "");
+  const uint8_t *id = sqlite3_column_blob(it, ID);
+  size_t id_size = (size_t)sqlite3_column_bytes(it, ID);
+  for (size_t i = 0; id && i < 16 && i < id_size; i++) {
+    holder.id[2 * i] = hex[id[i] >> 4];
+    holder.id[2 * i + 1] = hex[id[i] & 15];
+  }
+  self->fn(self->context, &holder);
+  return SQLITE_OK;
+}
+
+/* One snapshot of the database. HL_TIMEOUT: somebody recovers it. */
+static int read_begin(hl__sqlite_session *session, hl_error *error) {
+  int status = hl__sqlite_enter(session, error);
+  if (status) return status;
+  if (hl__sqlite_place_stands(session)) return HL_OK;
+  hl__sqlite_leave();
+  return hl__sqlite_moved_error(session, error);
+}
+
+static int list(hl__sqlite_session *session, const hl_lease_filter *filter,
+                hl_holder_fn fn, void *context, hl_error *error) {
+  listing self = {fn, context};
+  int status = read_begin(session, error);
+  if (status) return status;
+  int code = visit(session, filter, list_one, &self);
+  if (code != SQLITE_OK)
+    status = hl__sqlite_error(session, code, "list leases", error);
+  hl__sqlite_leave();
+  return status;
+}
+
+/* --------------------------------------------------------------- sweeping */
+
+typedef struct numbers {
+  int64_t *list;
+  size_t n, capacity;
+} numbers;
+
+static int number_add(numbers *self, int64_t number) {
+  if (self->n == self->capacity) {
+    size_t capacity = self->capacity ? 2 * self->capacity : 64;
+    int64_t *grown = realloc(self->list, capacity * sizeof *grown);
+    if (!grown) return SQLITE_NOMEM;
+    self->list = grown;
+    self->capacity = capacity;
+  }
+  self->list[self->n++] = number;
+  return SQLITE_OK;
+}
+
+static bool is_old(const hl__sqlite_session *session, sqlite3_stmt *it) {
+  hl__sqlite_end_time end;
+  hl__sqlite_column_end(it, BOOT, &end);
+  return hl__sqlite_left(session->store, &end) == 0 &&
+         hl__unix_ms() - end.till_unix >= KEPT_MS;
+}
+
+static int sweep_in(hl__sqlite_session *session, void *context, int *status,
+                    hl_error *error) {
+  const numbers *old = context;
+  int code = SQLITE_OK;
+  (void)status, (void)error;
+  for (size_t i = 0; i < old->n && code == SQLITE_OK; i++) {
+    sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_GET_LEASE);
+    if (!it) return sqlite3_errcode(session->db);
+    (void)sqlite3_bind_int64(it, 1, old->list[i]);
+    code = hl__sqlite_step(it);
+    if (code == SQLITE_ROW && is_old(session, it))
+      code = hl__sqlite_record_delete(
+          session, old->list[i], sqlite3_column_blob(it, ROWS),
+          (size_t)sqlite3_column_bytes(it, ROWS), true);
+    else if (code == SQLITE_ROW || code == SQLITE_DONE)
+      code = SQLITE_OK;
+    (void)sqlite3_reset(it);
+  }
+  return code;
+}
+
+void hl__sqlite_sweep(hl__sqlite_session *session) {
+  hl__sqlite_store *store = session->store;
+  int64_t now = hl__now_ms();
+  int_fast64_t due = atomic_load(&store->sweep);
+  numbers old = {NULL, 0, 0};
+  if (now < due ||
+      !atomic_compare_exchange_strong(&store->sweep, &due, now + SWEEP_MS))
+    return;
+  if (hl__sqlite_enter(session, NULL) != HL_OK) return;
+  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_LIST);
+  int code = SQLITE_OK;
+  while (it && old.n < SWEEP_MAX && code == SQLITE_OK &&
+         hl__sqlite_step(it) == SQLITE_ROW)
+    if (is_old(session, it))
+      code = number_add(&old, sqlite3_column_int64(it, NUMBER));
+  (void)sqlite3_reset(it);
+  hl__sqlite_leave();
+  if (old.n > 0)
+    (void)hl__sqlite_write(session, sweep_in, &old, "sweep", now, NULL);
+  free(old.list);
+}
+
+/* ------------------------------------------------------------ many, ended */
+
+typedef struct revocation {
+  const hl_lease_filter *filter;
+  const char *by, *reason;
+  numbers found;
+  uint8_t *packed; /* rows of all of them */
+  size_t size;
+} revocation;
+
+static int revoke_find(hl__sqlite_session *session, sqlite3_stmt *it,
+                       void *context) {
+  (void)session;
+  return number_add(context, sqlite3_column_int64(it, NUMBER));
+}
+
+static int rows_append(revocation *self, const void *rows, size_t size) {
+  uint8_t *grown = realloc(self->packed, self->size + size + 1);
+  if (!grown) return SQLITE_NOMEM;
+  self->packed = grown;
+  if (size > 0) memcpy(grown + self->size, rows, size);
+  self->size += size;
+  return SQLITE_OK;
+}
+
+static int revoke_one(hl__sqlite_session *session, revocation *self,
+                      int64_t number) {
+  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_GET_LEASE);
+  if (!it) return sqlite3_errcode(session->db);
+  (void)sqlite3_bind_int64(it, 1, number);
+  int code = hl__sqlite_step(it);
+  if (code == SQLITE_ROW) {
+    const void *rows = sqlite3_column_blob(it, ROWS);
+    size_t size = (size_t)sqlite3_column_bytes(it, ROWS);
+    code = rows_append(self, rows, size);
+    if (code == SQLITE_OK)
+      code = hl__sqlite_record_delete(session, number, rows, size, false);
+  }
+  (void)sqlite3_reset(it);
+  if (code != SQLITE_OK) return code;
+  it = hl__sqlite_statement(session, HL__SQLITE_SET_REVOKED);
+  if (!it) return sqlite3_errcode(session->db);
+  (void)sqlite3_bind_int64(it, 1, number);
+  (void)sqlite3_bind_text(it, 2, self->by, -1, SQLITE_STATIC);
+  (void)sqlite3_bind_text(it, 3, self->reason, -1, SQLITE_STATIC);
+  code = hl__sqlite_run(session, HL__SQLITE_SET_REVOKED);
+  (void)sqlite3_clear_bindings(it);
+  return code;
+}
+
+static int revoke_in(hl__sqlite_session *session, void *context, int *status,
+                     hl_error *error) {
+  revocation *self = context;
+  (void)status, (void)error;
+  self->found.n = 0;
+  self->size = 0;
+  int code = visit(session, self->filter, revoke_find, &self->found);
+  for (size_t i = 0; i < self->found.n && code == SQLITE_OK; i++)
+    code = revoke_one(session, self, self->found.list[i]);
+  return code;
+}
+
+static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
+                        const char *by, const char *reason, int64_t deadline,
+                        uint64_t *count, hl_error *error) {
+  hl__sqlite_session *session = session_of(base);
+  revocation self = {.filter = filter, .by = by, .reason = reason};
+  int status = hl__sqlite_write(session, revoke_in, &self, "revoke leases",
+                                at_least(deadline), error);
+  if (status == HL_OK) {
+    *count += self.found.n;
+    rows_ring(session, self.packed, self.size);
+  }
+  free(self.found.list);
+  free(self.packed);
+  return status;
+}
+
+static int lease_list(hl_session *base, const hl_lease_filter *filter,
+                      hl_holder_fn fn, void *context, int64_t deadline,
+                      hl_error *error) {
+  (void)deadline;
+  hl__sqlite_sweep(session_of(base));
+  return list(session_of(base), filter, fn, context, error);
+}
+
+/* -------------------------------------------------------------- observers */
+
+enum {
+  W_TICKET,
+  W_ROWS,
+  W_SHARED,
+  W_PATH,
+  W_LABEL,
+  W_APPLICATION,
+  W_HOST,
+  W_PID,
+  W_SINCE
+};
+
+static void waiter_read(sqlite3_stmt *it, hl_holder *holder) {
+  *holder = (hl_holder){.pid = sqlite3_column_int64(it, W_PID),
+                        .since_ms = sqlite3_column_int64(it, W_SINCE),
+                        .mode = sqlite3_column_int(it, W_SHARED) ? HL_SHARED
+                                                                 : HL_EXCLUSIVE,
+                        .kind = HL_LEASE,
+                        .waiting = true};
+  hl__sqlite_column_text(it, W_PATH, holder->path, sizeof holder->path);
+  hl__sqlite_column_text(it, W_LABEL, holder->label, sizeof holder->label);
+  hl__sqlite_column_text(it, W_APPLICATION, holder->application,
+                         sizeof holder->application);
+  hl__sqlite_column_text(it, W_HOST, holder->host, sizeof holder->host);
+}
+
+static bool waiter_conflicts(sqlite3_stmt *it, const hl_row *rows, size_t n) {
+  const void *blob = sqlite3_column_blob(it, W_ROWS);
+  size_t size = (size_t)sqlite3_column_bytes(it, W_ROWS);
+  for (size_t i = 0; blob && i < n; i++)
+    if (is_first(rows, i, blob, size)) return true;
+  return false;
+}
+
+int hl__sqlite_holders(hl__sqlite_session *session, const hl_row *rows,
+                       size_t n, hl_holder_fn fn, void *context,
+                       hl_error *error) {
+  const hl_lease_filter filter = {.rows = rows, .n = n};
+  int status = list(session, &filter, fn, context, error);
+  if (status) return status;
+  status = read_begin(session, error);
+  if (status) return status;
+  int code;
+  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_LIST_WAITERS);
+  while ((code = hl__sqlite_step(it)) == SQLITE_ROW) {
+    hl_holder holder;
+    if (!hl__sqlite_bytes_locked(session, HL__SQLITE_TICKETS,
+                                 (uint64_t)sqlite3_column_int64(it, W_TICKET),
+                                 1) ||
+        !waiter_conflicts(it, rows, n))
+      continue;
+    waiter_read(it, &holder);
+    fn(context, &holder);
+  }
+  if (code != SQLITE_DONE)
+    status = hl__sqlite_error(session, code, "list waiters", error);
+  (void)sqlite3_reset(it);
+  hl__sqlite_leave();
+  return status;
+}
+
+const hl_lease_ops hl__sqlite_leases = {
+    .refresh = lease_refresh,
+    .look = lease_look,
+    .drop = lease_drop,
+    .adopt = lease_adopt,
+    .list = lease_list,
+    .revoke = lease_revoke,
+};

@@ -1,0 +1,106 @@
+/*
+ * queue.c - tickets: who waits for what, in which order, and who of them is
+ * alive.
+ *
+ * A ticket is a number, lower than all that are drawn later; the session that
+ * has it keeps the byte of that number locked. Where nobody has locked the
+ * byte, its process has died, or its wait has ended: nobody writes only to say
+ * that he has given up. Such a ticket is in nobody's way; whoever meets it in a
+ * write transaction deletes it.
+ */
+#include "sqlite_store.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* So many tickets are looked at by one who draws one. */
+#define SWEEP 16
+
+static bool is_alive(const hl__sqlite_session *session, int64_t ticket) {
+  return hl__sqlite_bytes_locked(session, HL__SQLITE_TICKETS, (uint64_t)ticket,
+                                 1);
+}
+
+/* A dead one. */
+static int ticket_clear(hl__sqlite_session *session, int64_t ticket,
+                        int64_t key, bool exclusive) {
+  uint8_t none[HL__SQLITE_ROW_SIZE];
+  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_GET_WAITER);
+  if (!it) return sqlite3_errcode(session->db);
+  (void)sqlite3_bind_int64(it, 1, ticket);
+  int code = hl__sqlite_step(it);
+  if (code == SQLITE_ROW) {
+    code = hl__sqlite_ticket_delete(session, ticket, sqlite3_column_blob(it, 0),
+                                    (size_t)sqlite3_column_bytes(it, 0));
+  } else if (code == SQLITE_DONE) {
+    code = SQLITE_OK;
+  }
+  (void)sqlite3_reset(it);
+  if (code != SQLITE_OK) return code;
+  /* The row that was met, also where it belongs to no ticket: not what we
+   * write. */
+  for (int byte = 0; byte < 8; byte++)
+    none[byte] = (uint8_t)((uint64_t)key >> 8 * byte);
+  none[8] = exclusive;
+  return hl__sqlite_ticket_delete(session, ticket, none, sizeof none);
+}
+
+/* A ticket before that one at a row. *ticket: 0, there is none. */
+static int earlier_at(hl__sqlite_session *session, int64_t key, bool exclusive,
+                      int64_t before, int64_t *ticket) {
+  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_EARLIER);
+  if (!it) return sqlite3_errcode(session->db);
+  (void)sqlite3_bind_int64(it, 1, key);
+  (void)sqlite3_bind_int(it, 2, exclusive);
+  (void)sqlite3_bind_int64(it, 3, before ? before : INT64_MAX);
+  int code = hl__sqlite_step(it);
+  *ticket = code == SQLITE_ROW ? sqlite3_column_int64(it, 0) : 0;
+  (void)sqlite3_reset(it);
+  return code == SQLITE_ROW || code == SQLITE_DONE ? SQLITE_OK : code;
+}
+
+int hl__sqlite_earlier(hl__sqlite_session *session, const hl_request *request,
+                       int64_t ticket, bool writes, hl__sqlite_blocker *blocker,
+                       bool *found, bool *unsure) {
+  *found = *unsure = false;
+  for (size_t i = 0; i < request->n; i++) {
+    const hl_row *row = &request->rows[i];
+    int64_t key = hl__sqlite_key(row);
+    for (int exclusive = 1; exclusive >= (row->mode == HL_SHARED);) {
+      int64_t other = 0;
+      int code = earlier_at(session, key, exclusive, ticket, &other);
+      if (code != SQLITE_OK) return code;
+      if (other == 0) {
+        exclusive--;
+        continue;
+      }
+      if (is_alive(session, other)) {
+        *blocker = (hl__sqlite_blocker){key, other, HL_FOREVER};
+        *found = true;
+        return SQLITE_OK;
+      }
+      if (!writes) {
+        *unsure = true;
+        return SQLITE_OK;
+      }
+      code = ticket_clear(session, other, key, exclusive);
+      if (code != SQLITE_OK) return code;
+    }
+  }
+  return SQLITE_OK;
+}
+
+int hl__sqlite_tickets_sweep(hl__sqlite_session *session) {
+  int64_t dead[SWEEP];
+  int n = 0, code = SQLITE_OK;
+  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_LIST_WAITERS);
+  if (!it) return sqlite3_errcode(session->db);
+  for (int i = 0; i < SWEEP && hl__sqlite_step(it) == SQLITE_ROW; i++) {
+    int64_t ticket = sqlite3_column_int64(it, 0);
+    if (!is_alive(session, ticket)) dead[n++] = ticket;
+  }
+  (void)sqlite3_reset(it);
+  for (int i = 0; i < n && code == SQLITE_OK; i++)
+    code = ticket_clear(session, dead[i], 0, false);
+  return code;
+}

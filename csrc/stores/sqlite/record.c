@@ -1,0 +1,203 @@
+/*
+ * record.c - a record of a lease: how it is written and read; its time.
+ */
+#include "sqlite_store.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ------------------------------------------------------------------- rows */
+
+void hl__sqlite_rows_pack(const hl_row *rows, size_t n, uint8_t *out) {
+  for (size_t i = 0; i < n; i++) {
+    uint64_t key = (uint64_t)hl__sqlite_key(&rows[i]);
+    for (int byte = 0; byte < 8; byte++)
+      *out++ = (uint8_t)(key >> 8 * byte);
+    *out++ = rows[i].mode != HL_SHARED;
+  }
+}
+
+int64_t hl__sqlite_rows_at(const uint8_t *packed, size_t i, bool *exclusive) {
+  const uint8_t *row = packed + i * HL__SQLITE_ROW_SIZE;
+  uint64_t key = 0;
+  for (int byte = 8; byte-- > 0;)
+    key = key << 8 | row[byte];
+  *exclusive = row[8] != 0;
+  return (int64_t)key;
+}
+
+/* ------------------------------------------------------------------- time */
+
+void hl__sqlite_until(const hl__sqlite_store *store, int64_t now, int64_t ttl,
+                      hl__sqlite_end_time *end) {
+  memcpy(end->boot, store->boot, sizeof end->boot);
+  end->till = now + ttl;
+  end->till_unix = hl__unix_ms() + ttl;
+}
+
+int64_t hl__sqlite_left(const hl__sqlite_store *store,
+                        const hl__sqlite_end_time *end) {
+  bool same = memcmp(end->boot, store->boot, sizeof end->boot) == 0;
+  int64_t till = same ? end->till : end->till_unix;
+  int64_t now = same ? hl__lease_ms() : hl__unix_ms();
+  if (till <= now) return 0;
+  /* Whatever is written there. */
+  return till < HL_TTL_MAX || till - now < HL_TTL_MAX ? till - now : HL_TTL_MAX;
+}
+
+void hl__sqlite_bind_end(sqlite3_stmt *statement, int first,
+                         const hl__sqlite_end_time *end) {
+  (void)sqlite3_bind_blob(statement, first, end->boot, sizeof end->boot,
+                          SQLITE_STATIC);
+  (void)sqlite3_bind_int64(statement, first + 1, end->till);
+  (void)sqlite3_bind_int64(statement, first + 2, end->till_unix);
+}
+
+void hl__sqlite_column_end(sqlite3_stmt *statement, int first,
+                           hl__sqlite_end_time *end) {
+  memset(end, 0, sizeof *end);
+  const void *boot = sqlite3_column_blob(statement, first);
+  if (boot && sqlite3_column_bytes(statement, first) == sizeof end->boot)
+    memcpy(end->boot, boot, sizeof end->boot);
+  end->till = sqlite3_column_int64(statement, first + 1);
+  end->till_unix = sqlite3_column_int64(statement, first + 2);
+}
+
+void hl__sqlite_column_text(sqlite3_stmt *statement, int column, char *out,
+                            size_t size) {
+  const unsigned char *text = sqlite3_column_text(statement, column);
+  int n = sqlite3_column_bytes(statement, column);
+  out[0] = '\0';
+  if (text && n > 0) (void)hl__escape(out, size, (const char *)text, (size_t)n);
+}
+
+/* -------------------------------------------------------------- recording */
+
+/* The rows of a number. SQLite's code. */
+static int rows_add(hl__sqlite_session *session, hl__sqlite_number statement,
+                    const hl_row *rows, size_t n, int64_t number) {
+  int code = SQLITE_OK;
+  for (size_t i = 0; i < n && code == SQLITE_OK; i++) {
+    sqlite3_stmt *it = hl__sqlite_statement(session, statement);
+    if (!it) return sqlite3_errcode(session->db);
+    (void)sqlite3_bind_int64(it, 1, hl__sqlite_key(&rows[i]));
+    (void)sqlite3_bind_int(it, 2, rows[i].mode != HL_SHARED);
+    (void)sqlite3_bind_int64(it, 3, number);
+    code = hl__sqlite_run(session, statement);
+  }
+  return code;
+}
+
+static int rows_delete(hl__sqlite_session *session, hl__sqlite_number statement,
+                       const uint8_t *packed, size_t size, int64_t number) {
+  int code = SQLITE_OK;
+  for (size_t i = 0; i < size / HL__SQLITE_ROW_SIZE && code == SQLITE_OK; i++) {
+    bool exclusive;
+    int64_t key = hl__sqlite_rows_at(packed, i, &exclusive);
+    sqlite3_stmt *it = hl__sqlite_statement(session, statement);
+    if (!it) return sqlite3_errcode(session->db);
+    (void)sqlite3_bind_int64(it, 1, key);
+    (void)sqlite3_bind_int(it, 2, exclusive);
+    (void)sqlite3_bind_int64(it, 3, number);
+    code = hl__sqlite_run(session, statement);
+  }
+  return code;
+}
+
+static void bind_text(sqlite3_stmt *it, int number, const char *text) {
+  (void)sqlite3_bind_text(it, number, text, -1, SQLITE_STATIC);
+}
+
+static void bind_bytes(sqlite3_stmt *it, int number, const uint8_t bytes[16]) {
+  (void)sqlite3_bind_blob(it, number, bytes, 16, SQLITE_STATIC);
+}
+
+/* The label, fit for people. */
+static void label_fill(const hl_request *request, char label[128]) {
+  label[0] = '\0';
+  if (request->label_size > 0)
+    (void)hl__escape(label, 128, request->label, request->label_size);
+}
+
+int hl__sqlite_record_add(hl__sqlite_session *session,
+                          const hl_request *request, int64_t number,
+                          int64_t now) {
+  const hl_lease_terms *terms = request->lease;
+  const hl_store_config *config = session->store->config;
+  size_t size = request->n * HL__SQLITE_ROW_SIZE;
+  hl__sqlite_end_time end;
+  char label[128];
+  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_ADD_LEASE);
+  if (!it) return sqlite3_errcode(session->db);
+  uint8_t *packed = sqlite3_malloc64(size);
+  if (!packed) return SQLITE_NOMEM;
+  hl__sqlite_rows_pack(request->rows, request->n, packed);
+  hl__sqlite_until(session->store, now, terms->ttl, &end);
+  label_fill(request, label);
+  (void)sqlite3_bind_int64(it, 1, number);
+  bind_bytes(it, 2, terms->id);
+  bind_bytes(it, 3, terms->secret);
+  bind_bytes(it, 4, terms->holder);
+  hl__sqlite_bind_end(it, 5, &end);
+  int code = sqlite3_bind_blob64(it, 8, packed, size, sqlite3_free);
+  (void)sqlite3_bind_int(it, 9, request->mode == HL_SHARED);
+  bind_text(it, 10, terms->owner);
+  bind_text(it, 11, request->path);
+  bind_text(it, 12, label);
+  bind_text(it, 13, config->application);
+  bind_text(it, 14, config->host);
+  (void)sqlite3_bind_int64(it, 15, config->pid);
+  (void)sqlite3_bind_int64(it, 16, hl__unix_ms());
+  if (code == SQLITE_OK) code = hl__sqlite_run(session, HL__SQLITE_ADD_LEASE);
+  (void)sqlite3_clear_bindings(it);
+  if (code != SQLITE_OK) return code;
+  return rows_add(session, HL__SQLITE_ADD_ROW, request->rows, request->n,
+                  number);
+}
+
+int hl__sqlite_record_delete(hl__sqlite_session *session, int64_t number,
+                             const void *packed, size_t size, bool record) {
+  int code = rows_delete(session, HL__SQLITE_DELETE_ROW, packed, size, number);
+  if (code != SQLITE_OK || !record) return code;
+  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_DELETE_LEASE);
+  if (!it) return sqlite3_errcode(session->db);
+  (void)sqlite3_bind_int64(it, 1, number);
+  return hl__sqlite_run(session, HL__SQLITE_DELETE_LEASE);
+}
+
+int hl__sqlite_ticket_add(hl__sqlite_session *session,
+                          const hl_request *request, int64_t ticket) {
+  const hl_store_config *config = session->store->config;
+  size_t size = request->n * HL__SQLITE_ROW_SIZE;
+  char label[128];
+  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_ADD_WAITER);
+  if (!it) return sqlite3_errcode(session->db);
+  uint8_t *packed = sqlite3_malloc64(size);
+  if (!packed) return SQLITE_NOMEM;
+  hl__sqlite_rows_pack(request->rows, request->n, packed);
+  label_fill(request, label);
+  (void)sqlite3_bind_int64(it, 1, ticket);
+  int code = sqlite3_bind_blob64(it, 2, packed, size, sqlite3_free);
+  (void)sqlite3_bind_int(it, 3, request->mode == HL_SHARED);
+  bind_text(it, 4, request->path);
+  bind_text(it, 5, label);
+  bind_text(it, 6, config->application);
+  bind_text(it, 7, config->host);
+  (void)sqlite3_bind_int64(it, 8, config->pid);
+  (void)sqlite3_bind_int64(it, 9, hl__unix_ms());
+  if (code == SQLITE_OK) code = hl__sqlite_run(session, HL__SQLITE_ADD_WAITER);
+  (void)sqlite3_clear_bindings(it);
+  if (code != SQLITE_OK) return code;
+  return rows_add(session, HL__SQLITE_ADD_WAIT, request->rows, request->n,
+                  ticket);
+}
+
+int hl__sqlite_ticket_delete(hl__sqlite_session *session, int64_t ticket,
+                             const void *packed, size_t size) {
+  int code = rows_delete(session, HL__SQLITE_DELETE_WAIT, packed, size, ticket);
+  if (code != SQLITE_OK) return code;
+  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_DELETE_WAITER);
+  if (!it) return sqlite3_errcode(session->db);
+  (void)sqlite3_bind_int64(it, 1, ticket);
+  return hl__sqlite_run(session, HL__SQLITE_DELETE_WAITER);
+}

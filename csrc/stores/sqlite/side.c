@@ -1,0 +1,199 @@
+/*
+ * side.c - the file beside the database, `NAME-hierlock`: words of which all
+ * processes have a mapping, and bytes that they lock. Nothing in it has to
+ * survive anything: a new one is as good, for those who come later.
+ *
+ * Bells. A waiter sleeps on the bell of the key where it was found to be in
+ * somebody's way. Whoever frees a row rings its bell. No wake-up is lost, as in
+ * the embedded store (queue.c there has the proof):
+ *
+ *     who waits                        who frees a row
+ *     W1  sleepers += 1                R1  COMMIT, or unlocks a ticket's byte
+ *     W2  e = events                   R2  sleepers == 0? then nothing more
+ *     W3  looks; is in somebody's way  R3  events += 1
+ *     W4  sleeps if events == e        R4  wakes those who sleep on events
+ *
+ * A process that is killed between R1 and R4 rings no bell; so a waiter looks
+ * again by itself now and then. One that is killed while it sleeps leaves
+ * `sleepers` too high: a bell then costs a system call more.
+ *
+ * Bytes. A session locks the byte of its turn (turn.c) and of its ticket
+ * (queue.c) while it has it: by that the others know that it is alive.
+ */
+#include "sqlite_store.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define SUFFIX "-hierlock"
+#define SIZE 12288
+#define VERSION 1u
+_Static_assert(sizeof(hl__sqlite_side) <= SIZE, "it is mapped as a whole");
+
+/* Where the bytes of numbers begin: the file is never so long. */
+static const off_t places[] = {
+    [HL__SQLITE_TURNS] = (off_t)1 << 58,
+    [HL__SQLITE_TICKETS] = (off_t)1 << 60,
+};
+
+/* ---------------------------------------------------------------- opening */
+
+/* NULL: out of memory. */
+static char *side_path(const hl__sqlite_session *session) {
+  char *path;
+  return asprintf(&path, "%s" SUFFIX, session->path) < 0 ? NULL : path;
+}
+
+/* Births are forbidden. Never O_CREAT on what is there: where
+   fs.protected_regular is set that fails on another user's file in a directory
+   such as /tmp. */
+static int side_descriptor(const char *path, mode_t mode) {
+  const int how = O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
+  for (int i = 0; i < 3; i++) {
+    int fd = open(path, how);
+    if (fd >= 0 || errno != ENOENT) return fd;
+    fd = open(path, how | O_CREAT | O_EXCL, 0600);
+    if (fd >= 0) (void)fchmod(fd, (mode & 0666) | 0600);
+    if (fd >= 0 || errno != EEXIST) return fd;
+  }
+  return -1;
+}
+
+static int side_map(hl__sqlite_session *session, const char *path,
+                    hl_error *error) {
+  struct stat *st = &session->side_stat;
+  if (fstat(session->side_fd, st) != 0 || !S_ISREG(st->st_mode))
+    return hl__error(error, HL_ESTORE, "%s is not a regular file", path);
+  /* A full file system shows here, and not later as a signal. */
+  errno = st->st_size < SIZE ? posix_fallocate(session->side_fd, 0, SIZE) : 0;
+  if (errno)
+    return hl__error_errno(error, HL_ESTORE, "there is no space for %s", path);
+  void *mapping =
+      mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, session->side_fd, 0);
+  if (mapping == MAP_FAILED)
+    return hl__error_errno(error, HL_ESTORE, "cannot map %s", path);
+  session->side = mapping;
+  uint32_t version = 0;
+  if (!atomic_compare_exchange_strong(&session->side->version, &version,
+                                      VERSION) &&
+      version != VERSION)
+    return hl__error(error, HL_ESTORE,
+                     "%s is of another version of hierlock; remove it while no "
+                     "program uses it",
+                     path);
+  return HL_OK;
+}
+
+int hl__sqlite_side_open(hl__sqlite_session *session, hl_error *error) {
+  struct stat st;
+  int status = HL_OK;
+  char *path = side_path(session);
+  if (!path) return hl__error_memory(error);
+  mode_t mode = stat(session->path, &st) == 0 ? st.st_mode : 0600;
+  hl__fork_forbid();
+  int fd = side_descriptor(path, mode);
+  if (fd < 0)
+    status = hl__error_errno(error, HL_ESTORE, "cannot open %s", path);
+  else if (!hl__fork_watch(fd)) {
+    (void)close(fd);
+    status = hl__error_memory(error);
+  } else
+    session->side_fd = fd;
+  hl__fork_allow();
+  if (status == HL_OK) status = side_map(session, path, error);
+  free(path);
+  return status;
+}
+
+void hl__sqlite_side_unmap(hl__sqlite_side *side) {
+  if (side) (void)munmap(side, SIZE);
+}
+
+void hl__sqlite_side_close(hl__sqlite_session *session) {
+  hl__sqlite_side_unmap(session->side);
+  session->side = NULL;
+  if (session->side_fd >= 0) hl__fork_close(session->side_fd);
+  session->side_fd = -1;
+}
+
+bool hl__sqlite_side_stands(const hl__sqlite_session *session) {
+  struct stat st;
+  char *path = side_path(session);
+  bool stands = path && stat(path, &st) == 0 &&
+                st.st_dev == session->side_stat.st_dev &&
+                st.st_ino == session->side_stat.st_ino && st.st_size >= SIZE;
+  free(path);
+  return stands;
+}
+
+/* ------------------------------------------------------------------ bytes */
+
+static struct flock byte_range(hl__sqlite_range range, uint64_t first,
+                               uint64_t n, short type) {
+  return (struct flock){.l_type = type,
+                        .l_whence = SEEK_SET,
+                        .l_start = places[range] + (off_t)first,
+                        .l_len = (off_t)n};
+}
+
+bool hl__sqlite_byte_lock(const hl__sqlite_session *session,
+                          hl__sqlite_range range, uint64_t number) {
+  struct flock lock = byte_range(range, number, 1, F_WRLCK);
+  return fcntl(session->side_fd, F_OFD_SETLK, &lock) == 0;
+}
+
+void hl__sqlite_byte_unlock(const hl__sqlite_session *session,
+                            hl__sqlite_range range, uint64_t number) {
+  struct flock lock = byte_range(range, number, 1, F_UNLCK);
+  (void)fcntl(session->side_fd, F_OFD_SETLK, &lock);
+}
+
+bool hl__sqlite_bytes_locked(const hl__sqlite_session *session,
+                             hl__sqlite_range range, uint64_t first,
+                             uint64_t n) {
+  struct flock lock = byte_range(range, first, n, F_WRLCK);
+  if (n == 0) return false; /* it would mean: to the end */
+  return fcntl(session->side_fd, F_OFD_GETLK, &lock) == 0 &&
+         lock.l_type != F_UNLCK;
+}
+
+/* ------------------------------------------------------------------ bells */
+
+hl__sqlite_bell *hl__sqlite_bell_of(const hl__sqlite_session *session,
+                                    int64_t key) {
+  return &session->side->bells[(uint64_t)key % HL__SQLITE_BELLS];
+}
+
+static void bell_ring(hl__sqlite_bell *bell) {
+  (void)atomic_fetch_add(&bell->events, 1u);
+  (void)syscall(SYS_futex, &bell->events, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
+void hl__sqlite_ring(hl__sqlite_bell *bell) {
+  if (atomic_load(&bell->sleepers) != 0) bell_ring(bell);
+}
+
+void hl__sqlite_sleep(const hl__sqlite_session *session, hl__sqlite_bell *bell,
+                      uint32_t seen, int64_t until) {
+  const hl_store_config *config = session->store->config;
+  struct timespec end = {.tv_sec = (time_t)(until / 1000),
+                         .tv_nsec = (long)(until % 1000) * 1000000};
+  if (config->wait_begin) config->wait_begin();
+  (void)syscall(SYS_futex, &bell->events, FUTEX_WAIT_BITSET, seen, &end, NULL,
+                FUTEX_BITSET_MATCH_ANY);
+  if (config->wait_end) config->wait_end();
+}
+
+void hl__sqlite_interrupt(hl__sqlite_session *session) {
+  atomic_store(&session->interrupted, true);
+  hl__sqlite_bell *bell = atomic_load(&session->asleep);
+  if (bell) bell_ring(bell);
+}

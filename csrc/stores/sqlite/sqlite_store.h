@@ -1,0 +1,339 @@
+/*
+ * sqlite_store.h - what the files of the SQLite store share. This folder is the
+ * only one that includes <sqlite3.h>.
+ *
+ *     sqlite.c     the store's operations: the life of a session
+ *     dsn.c        a DSN, taken apart
+ *     place.c      which file it is, and whether it can be trusted
+ *     database.c   a connection of SQLite's to it: opened, set up, closed; the
+ * tables forks.c      no connection of SQLite's lives through a fork
+ *     statement.c  prepared statements; what an error of SQLite's means
+ *     side.c       the file beside it: bells, and who is alive
+ *     turn.c       transactions that write, one after the other, in the order
+ * in which they came queue.c      tickets: who waits for what, and is alive
+ *     grant.c      grants a lease, or waits for it
+ *     leases.c     the other operations on records (hl_lease_ops), and
+ * observers record.c     how a record is written and read; its time
+ *
+ * csrc/lua/sqlite makes a Lua module of it.
+ *
+ * There are leases only. Each operation is one transaction of SQLite's, so it
+ * is done or not done wherever its process is killed. A row of a request is a
+ * number of 64 bits, the level in the upper four and a hash in the others, as
+ * on PostgreSQL: there are no buckets. The tables:
+ *
+ *     hierlock          one row: levels, and the last number that was given
+ *     hierlock_leases   a row for each lease, and for what is left of one that
+ * was revoked hierlock_rows     a row for each row of a lease: key, mode,
+ * number of the lease hierlock_waiters  a row for each ticket: a request that
+ * waits hierlock_waits    a row for each row of such a request
+ *
+ * Rules.
+ *
+ *   1. A lease is granted in one write transaction, which finds no lease, nor
+ * an earlier waiter, that conflicts with any of its rows. SQLite has one such
+ * transaction at a time. So no two leases conflict, whatever else here goes
+ * wrong.
+ *   2. Presence decides. Whoever meets a lease whose time is up deletes it, in
+ * the transaction in which he looks at its time; a refresh finds the record, or
+ * does not, and does not ask for the time.
+ *   3. A request that has to wait draws a ticket, and locks the byte of that
+ * number in the side file. It is granted once no lease and no living earlier
+ * ticket is in its way. It holds nothing before: there is no deadlock. The
+ * kernel unlocks the byte of a process that dies, however it dies; whoever
+ * meets such a ticket deletes it.
+ *   4. What is in the side file is for order and for bells. Where it is lost or
+ * damaged, requests wait longer, or in another order; rule 1 is not concerned.
+ */
+#ifndef HIERLOCK_SQLITE_STORE_H
+#define HIERLOCK_SQLITE_STORE_H
+
+#include "clock.h"
+#include "error.h"
+#include "fork.h"
+#include "layout.h"
+#include "store.h"
+
+#include <pthread.h>
+#include <sqlite3.h>
+#include <stdatomic.h>
+#include <sys/stat.h>
+
+#if SQLITE_VERSION_NUMBER < 3020000
+#error "the SQLite store needs SQLite 3.20 or later"
+#endif
+
+/* The words of the side file, mapped. All are counters that wrap around, or go
+   too high when a process is killed: see side.c and turn.c. */
+typedef struct hl__sqlite_bell {
+  _Atomic uint32_t events;
+  _Atomic uint32_t sleepers;
+} hl__sqlite_bell;
+
+#define HL__SQLITE_BELLS 1000u
+
+typedef struct hl__sqlite_side {
+  _Atomic uint32_t version; /* of this structure */
+  hl__sqlite_bell turn;     /* rung when a write transaction has ended */
+  _Atomic uint64_t turns;   /* the last number that was drawn for one */
+  _Atomic uint64_t
+      turn_waiters; /* how many wait for it; above them a version */
+  hl__sqlite_bell bells[HL__SQLITE_BELLS]; /* by key */
+} hl__sqlite_side;
+
+typedef struct hl__sqlite_store {
+  hl_store base;
+  const hl_store_config *config;
+  bool lasts; /* what was granted survives a power failure (synchronous=full) */
+  uint64_t boot[2];
+  atomic_int_fast64_t
+      sweep; /* when records that ended long ago go; hl__now_ms */
+} hl__sqlite_store;
+
+/* The statements of a session; statement.c has their texts. */
+typedef enum hl__sqlite_number {
+  HL__SQLITE_BEGIN,
+  HL__SQLITE_COMMIT,
+  HL__SQLITE_ROLLBACK,
+  HL__SQLITE_STATE,
+  HL__SQLITE_COUNT,
+  HL__SQLITE_BLOCKER,
+  HL__SQLITE_ADD_LEASE,
+  HL__SQLITE_ADD_ROW,
+  HL__SQLITE_GET_LEASE,
+  HL__SQLITE_GET_LEASE_BY_ID,
+  HL__SQLITE_DELETE_LEASE,
+  HL__SQLITE_DELETE_ROW,
+  HL__SQLITE_SET_END,
+  HL__SQLITE_SET_HOLDER,
+  HL__SQLITE_SET_REVOKED,
+  HL__SQLITE_LIST,
+  HL__SQLITE_LIST_AT,
+  HL__SQLITE_ADD_WAITER,
+  HL__SQLITE_ADD_WAIT,
+  HL__SQLITE_GET_WAITER,
+  HL__SQLITE_DELETE_WAITER,
+  HL__SQLITE_DELETE_WAIT,
+  HL__SQLITE_EARLIER,
+  HL__SQLITE_LIST_WAITERS,
+  HL__SQLITE_STATEMENTS
+} hl__sqlite_number;
+
+typedef struct hl__sqlite_session hl__sqlite_session;
+struct hl__sqlite_session {
+  hl_session base;
+  hl__sqlite_store *store;
+  char *path;   /* of the database, without symbolic links */
+  dev_t device; /* which file that was when the session began */
+  ino_t inode;
+  int side_fd; /* of this session alone: byte locks belong to it */
+  struct stat side_stat;
+  hl__sqlite_side *side;
+  hl__sqlite_side *retired; /* that of a file which was taken away; or NULL */
+  atomic_bool interrupted;
+  /* What is committed need not survive a power failure: as it is wanted; as it
+   * is set. */
+  bool relax, relaxed;
+  bool full; /* there was no space for what was written last */
+  /* On which it sleeps; NULL: it does not. Set by the session's thread. */
+  hl__sqlite_bell *_Atomic asleep;
+  /* Between hl__sqlite_enter and leave the session's thread's; else that of a
+     thread that forks. NULL: closed, by a fork or as it was of no more use. */
+  sqlite3 *db;
+  sqlite3_stmt *statements[HL__SQLITE_STATEMENTS];
+  hl__sqlite_session *next, *previous; /* forks.c */
+};
+
+/* ---- dsn.c */
+
+/* As hl_store_ops.parse. */
+int hl__sqlite_dsn(char *text, hl_dsn *dsn, hl_error *error);
+/* Reads the DSN's parameters into the store. HL_EDSN. */
+int hl__sqlite_params(hl__sqlite_store *store, hl_error *error);
+
+/* ---- place.c */
+
+/* Finds the file, or makes an empty one; sets path, device and inode.
+   HL_ESTORE, HL_EUNSAFE_SERVER, HL_ENOMEM. */
+int hl__sqlite_place(hl__sqlite_session *session, const char *path,
+                     hl_error *error);
+/* Whether the path still leads to that file. */
+bool hl__sqlite_place_stands(const hl__sqlite_session *session);
+/* HL_ECONNECTION: it does not. */
+int hl__sqlite_moved_error(const hl__sqlite_session *session, hl_error *error);
+
+/* ---- database.c; between enter and leave */
+
+/* Opens session->db, makes the tables where there are none, and compares the
+   levels; the first session settles the store's layout. Until the deadline. */
+int hl__sqlite_open(hl__sqlite_session *session, int64_t deadline,
+                    hl_error *error);
+void hl__sqlite_close(hl__sqlite_session *session);
+
+/* ---- forks.c */
+
+/* SQLite must not be carried over a fork: what it knows of its files and their
+   locks belongs to the process. So fork() waits until nobody is between enter
+   and leave, and closes all connections before the child is born; parent and
+   child open them again. Whoever is between the two does nothing that waits for
+   others, and nothing of fork.h. Not nested. */
+void hl__sqlite_forks_init(void); /* before anything else */
+/* Opens the connection where it is closed. HL_ECONNECTION: it is another file
+   now. After any failure it is not entered. */
+int hl__sqlite_enter(hl__sqlite_session *session, hl_error *error);
+void hl__sqlite_leave(void);
+/* From now on, and no more. */
+void hl__sqlite_forks_add(hl__sqlite_session *session);
+void hl__sqlite_forks_remove(hl__sqlite_session *session);
+
+/* ---- statement.c; between enter and leave */
+
+/* The statement, prepared and without values; NULL: sqlite3_errcode says why.
+ */
+sqlite3_stmt *hl__sqlite_statement(hl__sqlite_session *session,
+                                   hl__sqlite_number number);
+/* Runs one without values, or whose values are bound, to its end. SQLITE_OK or
+ * an error. */
+int hl__sqlite_run(hl__sqlite_session *session, hl__sqlite_number number);
+/* The next row of it: SQLITE_ROW, or SQLITE_DONE, or an error. */
+int hl__sqlite_step(sqlite3_stmt *statement);
+/* What SQLite says means for a caller. `doing` is what was tried ("grant a
+   lease"). HL_TIMEOUT: somebody else writes. */
+int hl__sqlite_error(hl__sqlite_session *session, int code, const char *doing,
+                     hl_error *error);
+
+/* ---- side.c */
+
+/* Opens and maps it. The place has been found. */
+int hl__sqlite_side_open(hl__sqlite_session *session, hl_error *error);
+void hl__sqlite_side_close(hl__sqlite_session *session);
+/* NULL is fine. */
+void hl__sqlite_side_unmap(hl__sqlite_side *side);
+/* Whether others who come now open the same one. */
+bool hl__sqlite_side_stands(const hl__sqlite_session *session);
+
+/* Byte locks of the session's; each is one number's. False: another has it. */
+typedef enum hl__sqlite_range {
+  HL__SQLITE_TURNS,
+  HL__SQLITE_TICKETS
+} hl__sqlite_range;
+bool hl__sqlite_byte_lock(const hl__sqlite_session *session,
+                          hl__sqlite_range range, uint64_t number);
+void hl__sqlite_byte_unlock(const hl__sqlite_session *session,
+                            hl__sqlite_range range, uint64_t number);
+/* Whether another session has locked any of n numbers from the first on. */
+bool hl__sqlite_bytes_locked(const hl__sqlite_session *session,
+                             hl__sqlite_range range, uint64_t first,
+                             uint64_t n);
+
+hl__sqlite_bell *hl__sqlite_bell_of(const hl__sqlite_session *session,
+                                    int64_t key);
+/* Wakes all who sleep on it, and have counted themselves in `sleepers`; without
+   a system call where there are none. */
+void hl__sqlite_ring(hl__sqlite_bell *bell);
+/* The session's thread sleeps until the bell's word is not `seen` any more,
+   until `until` (hl__now_ms), or less. */
+void hl__sqlite_sleep(const hl__sqlite_session *session, hl__sqlite_bell *bell,
+                      uint32_t seen, int64_t until);
+/* From any thread: ends the session's sleep, and its wait. */
+void hl__sqlite_interrupt(hl__sqlite_session *session);
+
+/* ---- turn.c */
+
+/* Begins a write transaction. It waits for its turn until the deadline. HL_OK:
+   entered; hl__sqlite_end follows. HL_TIMEOUT; HL_CANCELLED, where it may be;
+   HL_ECONNECTION: the file is another one now; HL_ESTORE. */
+int hl__sqlite_begin(hl__sqlite_session *session, int64_t deadline,
+                     bool cancellable, hl_error *error);
+/* Ends it: commits where status is HL_OK, else rolls back. Returns status; or
+   why it could not be committed. Leaves. */
+int hl__sqlite_end(hl__sqlite_session *session, int status, const char *doing,
+                   hl_error *error);
+/* A write transaction that runs fn, and once more where there was no space for
+   it: the log may be reused then. fn returns SQLite's code, and an outcome in
+   *status: where that is not HL_OK, or the code not SQLITE_OK, nothing is
+   changed. */
+typedef int (*hl__sqlite_fn)(hl__sqlite_session *session, void *context,
+                             int *status, hl_error *error);
+int hl__sqlite_write(hl__sqlite_session *session, hl__sqlite_fn fn,
+                     void *context, const char *doing, int64_t deadline,
+                     hl_error *error);
+
+/* ---- record.c */
+
+/* A row as it stands in the tables. */
+static inline int64_t hl__sqlite_key(const hl_row *row) {
+  return (int64_t)((uint64_t)row->level << HL__HASH_BITS | row->bucket);
+}
+/* Rows as bytes, of which a record and a ticket have a copy: for each its key
+   (8 bytes, the lowest first) and 1 where it is exclusive, else 0. */
+#define HL__SQLITE_ROW_SIZE 9u
+void hl__sqlite_rows_pack(const hl_row *rows, size_t n, uint8_t *out);
+int64_t hl__sqlite_rows_at(const uint8_t *packed, size_t i, bool *exclusive);
+
+/* When a lease ends. `till` is of the clock of boot time, and means something
+   only in the boot with that id; after another boot it is till_unix that
+   counts. */
+typedef struct hl__sqlite_end_time {
+  uint64_t boot[2];
+  int64_t till, till_unix; /* ms */
+} hl__sqlite_end_time;
+void hl__sqlite_until(const hl__sqlite_store *store, int64_t now, int64_t ttl,
+                      hl__sqlite_end_time *end);
+/* Milliseconds until then; 0: it is over. */
+int64_t hl__sqlite_left(const hl__sqlite_store *store,
+                        const hl__sqlite_end_time *end);
+void hl__sqlite_bind_end(sqlite3_stmt *statement, int first,
+                         const hl__sqlite_end_time *end);
+void hl__sqlite_column_end(sqlite3_stmt *statement, int first,
+                           hl__sqlite_end_time *end);
+/* Text that others have written, made fit for people. */
+void hl__sqlite_column_text(sqlite3_stmt *statement, int column, char *out,
+                            size_t size);
+/* In a write transaction: writes the lease under a number; SQLite's code. */
+int hl__sqlite_record_add(hl__sqlite_session *session,
+                          const hl_request *request, int64_t number,
+                          int64_t now);
+/* In a write transaction: deletes the record and its rows, or, where it becomes
+   revoked, the rows only. */
+int hl__sqlite_record_delete(hl__sqlite_session *session, int64_t number,
+                             const void *packed, size_t size, bool record);
+
+/* ---- queue.c */
+
+/* What stands in a request's way: a lease, for so long; or a waiter. */
+typedef struct hl__sqlite_blocker {
+  int64_t key;    /* of the row where it stands */
+  int64_t ticket; /* 0: it is a lease */
+  int64_t left;   /* ms; HL_FOREVER of a waiter */
+} hl__sqlite_blocker;
+/* In a write transaction: enters a ticket, whose byte is locked before. */
+int hl__sqlite_ticket_add(hl__sqlite_session *session,
+                          const hl_request *request, int64_t ticket);
+int hl__sqlite_ticket_delete(hl__sqlite_session *session, int64_t ticket,
+                             const void *packed, size_t size);
+/* Looks for a living waiter before `ticket` (0: before a newcomer) that
+   conflicts with the request. `writes`: deletes those it meets that have died;
+   else one of them ends the look, and *unsure is set. *found. SQLite's code. */
+int hl__sqlite_earlier(hl__sqlite_session *session, const hl_request *request,
+                       int64_t ticket, bool writes, hl__sqlite_blocker *blocker,
+                       bool *found, bool *unsure);
+/* In a write transaction: deletes some that have died. */
+int hl__sqlite_tickets_sweep(hl__sqlite_session *session);
+
+/* ---- grant.c */
+
+/* As hl_store_ops.take. */
+int hl__sqlite_take(hl__sqlite_session *session, const hl_request *request,
+                    hl_grant *grant, hl_error *error);
+
+/* ---- leases.c */
+
+extern const hl_lease_ops hl__sqlite_leases;
+/* Now and then: deletes what has ended long ago. */
+void hl__sqlite_sweep(hl__sqlite_session *session);
+int hl__sqlite_holders(hl__sqlite_session *session, const hl_row *rows,
+                       size_t n, hl_holder_fn fn, void *context,
+                       hl_error *error);
+
+#endif

@@ -1,0 +1,156 @@
+/*
+ * turn.c - write transactions. SQLite has one at a time, and lets those who
+ * come meanwhile try again; who of them is next is chance. So they stand in
+ * line: whoever finds others draws a number, locks its byte, and tries when
+ * nobody who lives has a lower one. Whoever ends a transaction rings.
+ *
+ * A transaction of ours takes microseconds, and as long as the disk takes for
+ * what is to survive a power failure. A process that is stopped in the middle
+ * of one keeps the others waiting, until their time is up.
+ */
+#include "sqlite_store.h"
+
+/* The first in line tries again by itself so often: another program may have
+   been writing, or a process that was killed. Those behind it: the first may
+   have been. */
+#define FIRST_MS 1
+#define OTHERS_MS 10
+
+/* turn_waiters: how many below, above a version that every change raises, so
+   that a count that is too high, as processes were killed, is told from one
+   that changes. */
+#define VERSION_ONE (UINT64_C(1) << 32)
+#define COUNT (VERSION_ONE - 1)
+
+/* Whether somebody stands in line. Each change of the count is made while a
+   byte is locked; so where none is locked nobody is at it, and whoever is
+   counted was killed. */
+static bool crowded(const hl__sqlite_session *session) {
+  hl__sqlite_side *side = session->side;
+  uint64_t seen = atomic_load(&side->turn_waiters);
+  if ((seen & COUNT) == 0) return false;
+  if (hl__sqlite_bytes_locked(session, HL__SQLITE_TURNS, 0, UINT64_C(1) << 56))
+    return true;
+  uint64_t healed = (seen & ~COUNT) + VERSION_ONE;
+  (void)atomic_compare_exchange_strong(&side->turn_waiters, &seen, healed);
+  return false;
+}
+
+/* As the session wants it; not in a transaction. */
+static int durability_set(hl__sqlite_session *session) {
+  if (!session->store->lasts || session->relax == session->relaxed)
+    return SQLITE_OK;
+  int code = sqlite3_exec(session->db,
+                          session->relax ? "PRAGMA synchronous=NORMAL"
+                                         : "PRAGMA synchronous=FULL",
+                          NULL, NULL, NULL);
+  if (code == SQLITE_OK) session->relaxed = session->relax;
+  return code;
+}
+
+/* HL_OK: begun, and entered. HL_TIMEOUT: somebody else writes. */
+static int try_begin(hl__sqlite_session *session, hl_error *error) {
+  int status = hl__sqlite_enter(session, error);
+  if (status) return status;
+  int code = durability_set(session);
+  if (code == SQLITE_OK) code = hl__sqlite_run(session, HL__SQLITE_BEGIN);
+  if (code == SQLITE_OK) {
+    /* Whoever has opened the new file does not see what would be written here.
+     */
+    if (hl__sqlite_place_stands(session)) return HL_OK;
+    (void)hl__sqlite_run(session, HL__SQLITE_ROLLBACK);
+    status = hl__sqlite_moved_error(session, error);
+  } else {
+    status = hl__sqlite_error(session, code, "begin a transaction", error);
+  }
+  hl__sqlite_leave();
+  return status;
+}
+
+static int stand_in_line(hl__sqlite_session *session, uint64_t number,
+                         int64_t deadline, bool cancellable, hl_error *error) {
+  hl__sqlite_bell *bell = &session->side->turn;
+  int status;
+  atomic_store(&session->asleep, bell);
+  (void)atomic_fetch_add(&bell->sleepers, 1u);
+  for (;;) {
+    uint32_t seen = atomic_load(&bell->events);
+    bool first = !hl__sqlite_bytes_locked(session, HL__SQLITE_TURNS, 0, number);
+    status = first ? try_begin(session, error) : HL_TIMEOUT;
+    if (status != HL_TIMEOUT) break;
+    if (cancellable && atomic_load(&session->interrupted)) {
+      status = HL_CANCELLED;
+      break;
+    }
+    /* Never early: the millisecond of the deadline is waited for, too. */
+    int64_t now = hl__now_ms();
+    if (now > deadline) break;
+    int64_t again = now + (first ? FIRST_MS : OTHERS_MS);
+    int64_t end = hl__deadline(deadline, 1);
+    hl__sqlite_sleep(session, bell, seen, again < end ? again : end);
+  }
+  (void)atomic_fetch_sub(&bell->sleepers, 1u);
+  atomic_store(&session->asleep, NULL);
+  return status;
+}
+
+int hl__sqlite_begin(hl__sqlite_session *session, int64_t deadline,
+                     bool cancellable, hl_error *error) {
+  hl__sqlite_side *side = session->side;
+  int status = crowded(session) ? HL_TIMEOUT : try_begin(session, error);
+  if (status != HL_TIMEOUT) return status;
+  uint64_t number = atomic_fetch_add(&side->turns, 1u) % (UINT64_C(1) << 56);
+  bool locked = hl__sqlite_byte_lock(session, HL__SQLITE_TURNS, number);
+  if (locked) (void)atomic_fetch_add(&side->turn_waiters, VERSION_ONE + 1);
+  status = stand_in_line(session, number, deadline, cancellable, error);
+  if (locked) {
+    (void)atomic_fetch_add(&side->turn_waiters, VERSION_ONE - 1);
+    hl__sqlite_byte_unlock(session, HL__SQLITE_TURNS, number);
+    /* Whoever is behind us is first now; he tries when we have done. */
+    if (status) hl__sqlite_ring(&side->turn);
+  }
+  if (status == HL_TIMEOUT)
+    return hl__error(error, HL_TIMEOUT, "another program keeps %s locked",
+                     session->path);
+  return status;
+}
+
+int hl__sqlite_end(hl__sqlite_session *session, int status, const char *doing,
+                   hl_error *error) {
+  if (status == HL_OK) {
+    int code = hl__sqlite_run(session, HL__SQLITE_COMMIT);
+    if (code != SQLITE_OK) {
+      status = hl__sqlite_error(session, code, doing, error);
+      if (status == HL_TIMEOUT) /* it is no outcome of this */
+        status = hl__error(error, HL_ESTORE, "cannot %s: %s is locked", doing,
+                           session->path);
+    }
+  }
+  if (status && !sqlite3_get_autocommit(session->db))
+    (void)hl__sqlite_run(session, HL__SQLITE_ROLLBACK);
+  /* What is in the log is written to its place, so that the log can begin anew.
+   */
+  if (status && session->full)
+    (void)sqlite3_wal_checkpoint_v2(session->db, NULL,
+                                    SQLITE_CHECKPOINT_PASSIVE, NULL, NULL);
+  hl__sqlite_leave();
+  hl__sqlite_ring(&session->side->turn);
+  return status;
+}
+
+int hl__sqlite_write(hl__sqlite_session *session, hl__sqlite_fn fn,
+                     void *context, const char *doing, int64_t deadline,
+                     hl_error *error) {
+  for (bool again = false;; again = true) {
+    int status = hl__sqlite_begin(session, deadline, false, error);
+    if (status) return status;
+    session->full = false;
+    int code = fn(session, context, &status, error);
+    if (code != SQLITE_OK) {
+      status = hl__sqlite_error(session, code, doing, error);
+      if (status == HL_TIMEOUT) status = HL_ESTORE;
+    }
+    status = hl__sqlite_end(session, status, doing, error);
+    if (status != HL_ESTORE || !session->full || again) return status;
+  }
+}

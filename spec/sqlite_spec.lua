@@ -1,0 +1,535 @@
+-- The SQLite store, sqlite:, as processes see it: which file, who is refused, what becomes of
+-- leases and waiters when others are killed, stopped, write for long, fork, take the file away or leave no
+-- space. What it must do as every store with leases: leases_spec.
+
+local hierlock = require "hierlock"
+local support = require "spec.support"
+local uv = require "luv"
+
+local U1, A1, R1, R2 = { "u1" }, { "u1", "a1" }, { "u1", "a1", "r1" }, { "u1", "a1", "r2" }
+local PROMPT = 1.5
+
+local function sh(command, ...)
+  local status = os.execute(command:format(...))
+  assert(status == true or status == 0, command)
+end
+
+local function assert_code(code, ok, err)
+  assert.is_nil(ok)
+  assert.equal(code, err.code, err.message)
+  return err
+end
+
+local function read_file(name)
+  local file = assert(io.open(name, "rb"))
+  local text = file:read "*a"
+  file:close()
+  return text
+end
+
+local function write_file(name, text)
+  local file = assert(io.open(name, "wb"))
+  file:write(text)
+  file:close()
+end
+
+support.on_sqlite(function(store)
+  local counter = 0
+  -- A name in the specs' directory that nothing has yet.
+  local function fresh()
+    counter = counter + 1
+    return store.directory .. "/s" .. counter .. ".db"
+  end
+
+  local managers = {}
+  local function open(path, options, params)
+    local all = {}
+    for k, v in pairs(store.options) do all[k] = v end
+    for k, v in pairs(options or {}) do all[k] = v end
+    local manager, err = hierlock.open("sqlite:" .. path .. (params or "?synchronous=normal"), all)
+    managers[#managers + 1] = manager
+    return manager, err
+  end
+
+  local function process(path, options, params)
+    return support.process(store, options, "sqlite:" .. path .. (params or "?synchronous=normal"))
+  end
+
+  -- A program that knows nothing of hierlock: query(sql) runs it, on a connection of its own.
+  local function stranger(path)
+    local self = support.process(nil)
+    self:call([[
+      handles.db = assert(require("luasql.sqlite3").sqlite3():connect((...)))
+      handles.db:execute "PRAGMA busy_timeout=5000"
+    ]], path)
+    function self:query(sql)
+      return self:call([[
+        local cursor = assert(handles.db:execute((...)))
+        if type(cursor) == "number" then return cursor end
+        local value = cursor:fetch()
+        cursor:close()
+        return value
+      ]], sql)
+    end
+    return self
+  end
+
+  local function waiters(manager, target)
+    local n = 0
+    for _, holder in ipairs(assert(manager:holders(target))) do n = n + (holder.waiting and 1 or 0) end
+    return n
+  end
+
+  local function wait_for_waiters(manager, target, n)
+    support.wait_until(function() return waiters(manager, target) == n end, n .. " waiters")
+  end
+
+  after_each(function()
+    support.close_peers()
+    while #managers > 0 do table.remove(managers):close() end
+  end)
+
+  describe("the file", function()
+    it("is made for its user alone, and so are those beside it", function()
+      local path = fresh()
+      assert(assert(open(path)):acquire(R1))
+      for _, name in ipairs { "", "-wal", "-shm", "-hierlock" } do
+        assert.equal(384, assert(uv.fs_stat(path .. name)).mode % 512, name) -- 0600
+      end
+    end)
+
+    it("keeps the mode that others gave it, and so do those beside it", function()
+      local path = fresh()
+      sh("umask 0; : >%s; chmod 0660 %s", path, path)
+      assert(assert(open(path)):acquire(R1))
+      for _, name in ipairs { "", "-wal", "-shm", "-hierlock" } do
+        assert.equal(432, assert(uv.fs_stat(path .. name)).mode % 512, name)
+      end
+    end)
+
+    it("is one file, by whichever name, relative or linked", function()
+      local path = fresh()
+      local manager = assert(open(path))
+      uv.fs_symlink(path, path .. ".link")
+      local handle = assert(manager:acquire(R1))
+      assert_code("timeout", assert(open(path .. ".link")):acquire(R1, { timeout = 0 }))
+      local here = uv.cwd()
+      uv.chdir(store.directory)
+      local near, err = open(path:match "[^/]+$")
+      uv.chdir(here)
+      assert(near, err)
+      assert_code("timeout", near:acquire(R1, { timeout = 0 }))
+      assert(handle:release { confirm = true })
+    end)
+
+    it("may be used for the first time by many at once", function()
+      local peers = {}
+      for i = 1, 4 do peers[i] = support.process(nil) end
+      for _ = 1, 20 do
+        local path = fresh()
+        for i, peer in ipairs(peers) do
+          peer:start([[
+            local path, i = ...
+            local manager, err = hierlock.open("sqlite:" .. path .. "?synchronous=normal")
+            if not manager then return tostring(err) end
+            local handle, why = manager:acquire({ "u" .. i }, { timeout = 10 })
+            if not handle then return tostring(why) end
+            local done = handle:release { confirm = true }
+            manager:close()
+            return done
+          ]], path, i)
+        end
+        for _, peer in ipairs(peers) do assert.is_true(peer:result()) end
+      end
+    end)
+
+    it("is named by the DSN, which is understood or refused", function()
+      for dsn, word in pairs {
+        ["sqlite:"] = "names no file", ["sqlite:/tmp/"] = "names no file", ["sqlite:?synchronous=full"] = "names no file",
+        ["sqlite://host/x"] = "without a host", ["sqlite:/tmp/x?mode=ro"] = "'mode'", ["sqlite:/tmp/x?synchronous=off"] = "synchronous",
+        ["sqlite:/tmp/%zz"] = "file",
+      } do
+        local err = assert_code("dsn", hierlock.open(dsn))
+        assert.truthy(err.message:find(word, 1, true), err.message)
+      end
+      local path = fresh()
+      assert(assert(open(path:gsub("s(%d+)%.db$", "%%73%1.db"), nil, "?synchronous=FULL")):acquire(R1))
+      assert(uv.fs_stat(path))
+    end)
+
+    it("is refused where it is none of ours, and is left as it was", function()
+      local text, other, empty = fresh(), fresh(), fresh()
+      write_file(text, ("no database at all\n"):rep(200))
+      stranger(other):query "CREATE TABLE mine(x)"
+      for _, path in ipairs { text, other } do
+        local before = read_file(path)
+        assert_code("store", open(path))
+        assert.equal(before, read_file(path))
+      end
+      write_file(empty, "")
+      assert(open(empty))
+      assert_code("store", open "/nonexistent/x.db")
+      assert_code("store", open(store.directory))
+      local path = fresh()
+      assert(open(path))
+      stranger(path):query "PRAGMA user_version=99"
+      assert.truthy(assert_code("store", open(path)).message:find "another version")
+    end)
+
+    it("is refused when it has two names, as the second would have another log", function()
+      local path = fresh()
+      assert(open(path)):close()
+      assert(uv.fs_link(path, path .. ".second"))
+      assert_code("unsafe_server", open(path))
+      assert_code("unsafe_server", open(path .. ".second"))
+    end)
+
+    it("is refused when it, or its directory, is read-only", function()
+      local path = fresh()
+      assert(open(path)):close()
+      sh("rm -f %s-wal %s-shm", path, path)
+      local before = ""
+      if uv.getuid() == 0 then
+        sh("mkdir %s.d; mv %s %s.d/x.db; chown -R 65534 %s.d", path, path, path, path)
+        sh("chmod 711 %s %s", (os.getenv "HIERLOCK_SPEC_DIRECTORY"), store.directory)
+        before = "setpriv --reuid=65534 --clear-groups"
+      else
+        sh("mkdir %s.d; mv %s %s.d/x.db", path, path, path)
+      end
+      for _, mode in ipairs { "chmod 444 %s.d/x.db", "chmod 600 %s.d/x.db; chmod 555 %s.d" } do
+        sh(mode, path, path)
+        local output = support.run(([[
+          local manager, err = require("hierlock").open("sqlite:%s.d/x.db")
+          print(manager, err and err.code, err)
+        ]]):format(path), before)
+        assert.matches("^nil%s+store%s", output)
+        assert.truthy(output:find "read%-only" or output:find "writable", output)
+      end
+      sh("chmod 755 %s.d", path)
+    end)
+
+    it("records the levels, and those who want others are refused", function()
+      local path = fresh()
+      assert(open(path, { levels = { "house", "room" } })):close()
+      local manager = assert(open(path))
+      assert.equal("h", assert(manager:acquire { house = "h", room = "r" }).targets[1].house)
+      assert_code("mismatch", open(path, { levels = { "house", "flat" } }))
+      assert(open(path, { levels = { "house", "room" }, buckets = 17 }))
+    end)
+
+    it("that is taken away is made anew, and who held something in it hears that it is lost", function()
+      for _, how in ipairs { "rm -f %s*", "mv %s %s.old; rm -f %s-*" } do
+        local path = fresh()
+        local manager, other = assert(open(path)), assert(open(path))
+        local handle = assert(manager:acquire(R1, { ttl = 60 }))
+        local waiter = process(path)
+        waiter:acquire("lock", "acquire", R1)
+        wait_for_waiters(other, R1, 1)
+        sh(how, path, path, path)
+        assert_code("lost", handle:check())
+        assert_code("lost", handle:release { confirm = true })
+        local granted, code, message = waiter:result() -- as soon as it looks
+        assert.is_true(granted, tostring(code) .. tostring(message))
+        assert_code("timeout", other:acquire(A1, { timeout = 0 }))
+        assert.is_true(waiter:release "lock")
+        assert(other:acquire(A1, { timeout = 0 }))
+      end
+    end)
+
+    it("beside it, that is taken away, is made anew: order may suffer, exclusion does not", function()
+      local path = fresh()
+      local manager, other = assert(open(path)), assert(open(path))
+      local handle = assert(manager:acquire(R1, { ttl = 60 }))
+      local old = process(path)
+      old:acquire("lock", "acquire", R1)
+      wait_for_waiters(other, R1, 1)
+      sh("rm %s-hierlock", path)
+      local new = process(path)
+      new:acquire("lock", "acquire", R1)
+      assert.is_true(new:stays_blocked())
+      assert(handle:release { confirm = true })
+      local function one_of_them()
+        return old:stays_blocked() ~= new:stays_blocked()
+      end
+      support.wait_until(one_of_them)
+      for _ = 1, 3 do assert.is_true(one_of_them()) end
+      local first, second = old, new
+      if old:stays_blocked() then first, second = new, old end
+      assert.is_true(first:result())
+      assert.is_true(first:release "lock")
+      assert.is_true(second:result())
+    end)
+  end)
+
+  describe("a wait", function()
+    -- Holds SQLite's write lock, as a program does that writes for long, or is stopped in the middle.
+    local function writes(path)
+      local peer = stranger(path)
+      peer:query "BEGIN IMMEDIATE"
+      return peer
+    end
+
+    it("ends in time, to the millisecond, for a lease and for one who writes", function()
+      local path = fresh()
+      local manager, other = assert(open(path)), assert(open(path))
+      local handle = assert(manager:acquire(R1, { ttl = 600 }))
+      local function in_vain(seconds)
+        local start = support.now()
+        assert_code("timeout", other:acquire(R1, { timeout = seconds }))
+        return support.now() - start
+      end
+      support.ends_in_time(store, 0.123, 0.02, in_vain)
+      assert(handle:release { confirm = true })
+      local writer = writes(path)
+      support.ends_in_time(store, 0.123, 0.02, in_vain)
+      writer:query "ROLLBACK"
+      assert(other:acquire(R1, { timeout = 0 }))
+    end)
+
+    it("can be cancelled, for a lease and for one who writes", function()
+      local path = fresh()
+      local manager, other = assert(open(path)), assert(open(path))
+      local handle = assert(manager:acquire(R1, { ttl = 600 }))
+      local writer
+      for _ = 1, 2 do
+        local pending = assert(other:start(R1, { timeout = math.huge }))
+        support.sleep(0.1)
+        local start = support.now()
+        assert(pending:cancel())
+        assert_code("cancelled", pending:wait(5))
+        assert.is_true(support.now() - start < PROMPT)
+        if not writer then
+          wait_for_waiters(other, R1, 0)
+          assert(handle:release { confirm = true })
+          writer = writes(path)
+        end
+      end
+      writer:query "ROLLBACK"
+      assert(other:acquire(R1, { timeout = 0 }))
+    end)
+
+    it("goes on when the one who writes has done", function()
+      local path = fresh()
+      local manager = assert(open(path))
+      local writer = writes(path)
+      local peer = process(path)
+      peer:acquire("lock", "acquire", R1)
+      assert.is_true(peer:stays_blocked())
+      local start = support.now()
+      writer:query "COMMIT"
+      assert.is_true(peer:result())
+      assert.is_true(support.now() - start < PROMPT)
+      assert.equal(1, #manager:leases())
+    end)
+
+    for _, params in ipairs { "?synchronous=normal", "?synchronous=full" } do
+      it("of several processes ends in the order in which they came, whatever they want, with " .. params, function()
+        local path = fresh()
+        local manager = assert(open(path, nil, params))
+        local wants = { { R1 }, { A1 }, { R1, { mode = "shared" } }, { U1 }, { R2 }, { A1 } }
+        local handle = assert(manager:acquire(U1, { ttl = 60 }))
+        local peers = {}
+        for i, want in ipairs(wants) do
+          peers[i] = process(path, nil, params)
+          peers[i]:acquire("lock", "acquire", want[1], want[2])
+          wait_for_waiters(manager, U1, i)
+        end
+        assert(handle:release { confirm = true })
+        local tokens = {}
+        for i, peer in ipairs(peers) do
+          local ok, token = peer:result()
+          assert.is_true(ok)
+          tokens[i] = token
+          assert.is_true(peer:release "lock")
+        end
+        for i = 2, #tokens do assert.is_true(tokens[i] > tokens[i - 1], i) end
+      end)
+    end
+
+    it("of one that is killed is over at once, and who waited behind it goes on", function()
+      local path = fresh()
+      local manager = assert(open(path))
+      local handle = assert(manager:acquire(R1, { ttl = 60, mode = "shared" }))
+      local writer, reader = process(path), process(path)
+      writer:acquire("lock", "acquire", A1)
+      wait_for_waiters(manager, U1, 1)
+      reader:acquire("lock", "acquire", R2)
+      wait_for_waiters(manager, U1, 2)
+      assert_code("timeout", manager:acquire(R2, { timeout = 0 })) -- nor does anybody go before it
+      assert.is_true(reader:stays_blocked())
+      local start = support.now()
+      writer:signal "sigkill"
+      assert.is_true(reader:result())
+      assert.is_true(support.now() - start < PROMPT)
+      assert.equal(0, waiters(manager, U1))
+      assert(handle:release { confirm = true })
+    end)
+
+    it("of one that is stopped keeps its place", function()
+      local path = fresh()
+      local manager = assert(open(path))
+      local handle = assert(manager:acquire(R1, { ttl = 60 }))
+      local peer = process(path)
+      peer:acquire("lock", "acquire", R1)
+      wait_for_waiters(manager, R1, 1)
+      peer:signal "sigstop"
+      assert(handle:release { confirm = true })
+      assert_code("timeout", manager:acquire(R1, { timeout = 0.3 }))
+      peer:signal "sigcont"
+      assert.is_true(peer:result())
+    end)
+
+    it("hears that a lease will end sooner than it was to", function()
+      local path = fresh()
+      local manager = assert(open(path))
+      local handle = assert(manager:acquire(R1, { ttl = 60 }))
+      local peer = process(path)
+      peer:acquire("lock", "acquire", R1)
+      wait_for_waiters(manager, R1, 1)
+      local start = support.now()
+      assert(handle:refresh(0.2))
+      assert.is_true(peer:result())
+      local took = support.now() - start
+      assert.is_true(took >= 0.199 and took < 0.2 + PROMPT, took)
+    end)
+  end)
+
+  describe("a lease", function()
+    it("survives a reboot, and ends by the wall clock then", function()
+      local path = fresh()
+      local manager, db = assert(open(path)), stranger(path)
+      local handle = assert(manager:acquire(R1, { ttl = 60 }))
+      local text = assert(handle:export())
+      local function reboot(left)
+        db:query(("UPDATE hierlock_leases SET boot=randomblob(16),till=0,till_unix=%.0f"):format((os.time() + left) * 1000))
+      end
+      reboot(30)
+      assert_code("timeout", manager:acquire(R1, { timeout = 0 }))
+      local left = manager:leases()[1].remaining
+      assert.is_true(left > 25 and left <= 30, left)
+      handle = assert(manager:import(text)) -- and is of this boot from then on
+      assert.is_true(manager:leases()[1].remaining > 50)
+      assert(handle:export())
+      reboot(-1)
+      assert.equal(0, #manager:leases())
+      local token = assert(manager:acquire(R1, { timeout = 0, ttl = 1 })).token
+      assert.is_true(token > handle.token)
+      assert_code("lost", manager:import(text))
+    end)
+
+    it("does not hang on the wall clock, which may be set while it is held", function()
+      local path = fresh()
+      local manager = assert(open(path))
+      support.keep(assert(manager:acquire(R1, { ttl = 60 })))
+      stranger(path):query "UPDATE hierlock_leases SET till_unix=0"
+      assert_code("timeout", manager:acquire(R1, { timeout = 0 }))
+    end)
+
+    it("leaves nothing in the file when it has ended, or nobody remembers it", function()
+      local path = fresh()
+      local manager, db = assert(open(path)), stranger(path)
+      for i = 1, 20 do assert(assert(manager:acquire { "u" .. i }):release { confirm = true }) end
+      support.keep(assert(manager:acquire(R1, { ttl = 0.01 })))
+      support.sleep(0.03)
+      assert(assert(manager:acquire(A1, { timeout = 0 })):release { confirm = true })
+      for _, name in ipairs { "rows", "waits", "waiters" } do
+        assert.equal(0, tonumber(db:query("SELECT count(*) FROM hierlock_" .. name)), name)
+      end
+      assert.equal("ok", db:query "PRAGMA integrity_check")
+    end)
+
+    it("is whole or not there when its process is killed, and the file is sound", function()
+      local path = fresh()
+      local manager, db = assert(open(path)), stranger(path)
+      for _ = 1, 25 do
+        local peer = process(path)
+        peer:start [[
+          while true do
+            local handle = assert(manager:acquire({ "u1", "a1", "r1" }, { ttl = 0.05, timeout = 10 }))
+            handle:refresh(0.06)
+            handle:release { confirm = true }
+          end
+        ]]
+        support.sleep(0.01 + math.random() * 0.02)
+        peer:signal "sigkill"
+      end
+      local handle = assert(manager:acquire(U1, { timeout = 2 }))
+      assert.is_true(handle:check())
+      assert.equal("ok", db:query "PRAGMA integrity_check")
+      assert.equal(1, tonumber(db:query "SELECT count(*) FROM hierlock_leases"))
+      assert.equal(1, tonumber(db:query "SELECT count(*) FROM hierlock_rows"))
+    end)
+
+    it("is refused where there is no space for it; what is held is held, and is given back when there is", function()
+      local path = fresh()
+      local output = support.run(([[
+        local hierlock = require "hierlock"
+        local manager = assert(hierlock.open("sqlite:%s?synchronous=normal"))
+        local texts, last, err = {}
+        for i = 1, 5000 do
+          local handle
+          handle, err = manager:acquire({ "u", "a", "r" .. i }, { ttl = 600, timeout = 0 })
+          if not handle then break end
+          if last then texts[#texts + 1] = last:export() end
+          last = handle
+        end
+        assert(err and err.code == "store" and err.message:find "space" and #texts > 20, tostring(err))
+        assert(last:check() and #manager:leases() == #texts + 1)
+        texts[#texts + 1] = last:export()
+        print(table.concat(texts, "\n"))
+      ]]):format(path), "trap \"\" XFSZ; ulimit -f 400;")
+      local manager, n = assert(open(path)), 0
+      for text in output:gmatch "hl1%-[%w_-]+" do
+        assert(assert(manager:import(text)):release { confirm = true })
+        n = n + 1
+      end
+      assert.is_true(n > 20, output)
+      assert.equal(0, #manager:leases())
+      assert(manager:acquire({ "u" }, { timeout = 0 }))
+      assert.equal("ok", stranger(path):query "PRAGMA integrity_check")
+    end)
+  end)
+
+  describe("a fork", function()
+    it("leaves the parent's leases and the database alone, whatever parent and child do then", function()
+      local path = fresh()
+      local manager = assert(open(path))
+      local peer = process(path)
+      local status = peer:call [[
+        local fork = require "hierlock_spec.fork"
+        handles.lock = assert(manager:acquire({ "u1", "a1", "r1" }, { ttl = 60 }))
+        local waits = assert(manager:start({ "u1", "a1" }, { timeout = 30 })) -- a thread that waits
+        support.sleep(0.1)
+        local failed = 0
+        for i = 1, 6 do
+          local pid = fork.fork()
+          if pid == 0 then
+            local ok, err = pcall(function()
+              assert(not manager:acquire({ "u1", "a1", "r1" }, { timeout = 0 }))
+              for _ = 1, 20 do
+                local handle = assert(manager:acquire({ "u2", "a" .. i }, { ttl = 60, timeout = 10 }))
+                assert(handle:release { confirm = true })
+              end
+              assert(#manager:leases { target = { "u1" } } == 1)
+              manager:close()
+            end)
+            if not ok then io.stderr:write("in the child: ", tostring(err), "\n") end
+            fork.exit(ok and 0 or 1)
+          end
+          for _ = 1, 20 do
+            local handle = assert(manager:acquire({ "u2", "a" .. i }, { ttl = 60, timeout = 10 }))
+            assert(handle:release { confirm = true })
+          end
+          failed = failed + (fork.wait(pid) == 0 and 0 or 1)
+        end
+        assert(handles.lock:check())
+        assert(handles.lock:release { confirm = true })
+        handles.waited = assert(waits:wait(10))
+        return failed
+      ]]
+      assert.equal(0, status)
+      assert_code("timeout", manager:acquire(R1, { timeout = 0 }))
+      assert.equal("ok", stranger(path):query "PRAGMA integrity_check")
+    end)
+  end)
+end)
