@@ -311,6 +311,15 @@ support.each_store(function(plain)
       assert.same({ "u4" }, targets())
     end)
 
+    it("ends those whose time is up, which a refresh would have back", function()
+      local handle = hold({ "u1" }, { owner = "anna", ttl = 0.05 })
+      support.wait_until(function() return #assert(manager:leases()) == 0 end, "its end")
+      local said = assert_status(0, revoke("--owner", "anna", "--by", "personnel"))
+      assert.matches("^u1  exclusive  anna  .*  0%.0 s  %x+\n1 lease ended, of anna\n$", said.out)
+      local _, err = handle:refresh()
+      assert.same({ "lost", "personnel" }, { err.code, err.revoked_by })
+    end)
+
     it("names several owners by how much they had", function()
       for i = 1, 9 do hold({ "u", "a" .. i }, { owner = "o" .. math.ceil(i * i / 12) }) end
       assert.matches("\n9 leases ended, 3 of o1, 2 of o3, 1 of o2, 1 of o5, 1 of o6, 1 of others\n$", assert_status(0, revoke "u").out)

@@ -760,7 +760,11 @@ describe("a lease", function()
         local filter = { owner = { owner = "alice" }, id = { id = manager:leases({ owner = "alice" })[1].id }, target = { target = A1 } }
         outlast(SHORT)
         assert.equal(0, #manager:leases(filter[by]))
+        filter[by].over = true
+        assert.same({ "u1/a1/r1", 0, nil }, { manager:leases(filter[by])[1].path, manager:leases(filter[by])[1].remaining })
+        filter[by].over = nil
         assert.equal(1, other:revoke(filter[by], { by = "admin", reason = "closing time" }))
+        assert.equal(0, #manager:leases { over = true, target = U1 })
         local err = assert_code("lost", handle:refresh(LONG))
         assert.same({ "admin", "closing time" }, { err.revoked_by, err.reason })
         assert.equal(0, other:revoke(filter[by]))

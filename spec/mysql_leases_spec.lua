@@ -5,6 +5,7 @@
 local uv = require "luv"
 local attach = require "hierlock.attach"
 local hierlock = require "hierlock"
+local program = require "spec.support.command"
 local proxy = require "spec.support.proxy"
 local support = require "spec.support"
 
@@ -41,6 +42,7 @@ support.each_server(function(server)
     manager = support.open(store)
   end)
   after_each(function()
+    program.close()
     support.close_peers()
     manager:close()
     clean()
@@ -109,6 +111,16 @@ support.each_server(function(server)
         assert_code("not_provisioned", manager:acquire(R1, { ttl = LONG }))
       end
       assert.equal(0, leases())
+    end)
+
+    it("whose rows are made again lets nobody pass a lease", function()
+      local lease = assert(manager:acquire(R1, { ttl = LONG }))
+      sql("DELETE FROM %s_gate", stem)
+      local said = program.run(store.dsn, "provision", "--quiet")
+      assert.equal(0, said.status, said.err)
+      assert_code("timeout", manager:acquire(R1, { timeout = 0 }))
+      assert_code("timeout", support.open(store):acquire(R1, { timeout = 0, ttl = LONG }))
+      assert(lease:release { confirm = true })
     end)
   end)
 

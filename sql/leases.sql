@@ -35,6 +35,7 @@ CREATE TABLE IF NOT EXISTS hier_lock_leased (
 ) ENGINE=InnoDB;
 
 -- Where there may be leases: one row for some thousandths of the roots. Whoever locks reads the one of his root.
+-- One that was missing says that there may be some, if there are any at all.
 CREATE TABLE IF NOT EXISTS hier_lock_gate (
   g SMALLINT UNSIGNED NOT NULL PRIMARY KEY,
   n TINYINT NOT NULL
@@ -42,7 +43,7 @@ CREATE TABLE IF NOT EXISTS hier_lock_gate (
 
 INSERT INTO hier_lock_gate (g, n)
 WITH RECURSIVE digit (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM digit WHERE n < 255)
-SELECT high.n * 256 + low.n AS g, 0
+SELECT high.n * 256 + low.n AS g, EXISTS (SELECT 1 FROM hier_lock_leased)
 FROM digit AS high, digit AS low
 WHERE NOT EXISTS (SELECT 1 FROM hier_lock_gate AS there WHERE there.g = high.n * 256 + low.n)
 ORDER BY g;

@@ -343,11 +343,13 @@ typedef struct hl_filter {
   const char *id;      /* this one, as in hl_holder.id; NULL: any */
   const hl_plan *plan; /* those for which an acquisition of the plan would have to
                           wait; NULL: any */
+  bool over; /* also those whose time is up; hl_manager_revoke ends them anyhow */
 } hl_filter;
 
-#define HL_FILTER_INIT { sizeof(hl_filter), NULL, NULL, NULL }
+#define HL_FILTER_INIT { sizeof(hl_filter), NULL, NULL, NULL, false }
 
-/* Calls fn for each lease of the space whose time is not up. filter: NULL stands for all.
+/* Calls fn for each lease of the space whose time is not up, unless the filter says
+   otherwise. filter: NULL stands for all.
    fn must not call this library. HL_EUNSUPPORTED, HL_ECONNECTION, HL_ESTORE, HL_EMISUSE,
    HL_ENOMEM. */
 int hl_manager_leases(hl_manager *manager, const hl_filter *filter,

@@ -120,6 +120,7 @@ typedef struct hl_lease_filter {
   const uint8_t *id;  /* 16 bytes; NULL: any */
   const hl_row *rows; /* in locking order; those that conflict with any of them */
   size_t n;           /* 0: any */
+  bool over;          /* to list: also those whose time is up */
 } hl_lease_filter;
 
 /* What an opened store does with leases. Each is called on a session that holds nothing,
@@ -155,7 +156,7 @@ typedef struct hl_lease_ops {
      as give_back does. grant->token is the session's, and becomes the lease's. After any failure but HL_ECONNECTION it holds them still. */
   int (*convert)(hl_session *session, const hl_request *request,
                  hl_grant *grant, hl_error *error);
-  /* Calls fn for each whose time is not up. */
+  /* Calls fn for each whose time is not up; with filter->over for the others, too. */
   int (*list)(hl_session *session, const hl_lease_filter *filter,
               hl_holder_fn fn, void *context, int64_t deadline,
               hl_error *error);

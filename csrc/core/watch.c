@@ -149,7 +149,8 @@ static int request_make(hl_manager *manager, const hl_filter *given,
     return hl__error_memory(error);
   self->manager = manager;
   self->filter = (hl_lease_filter){.owner = filter.owner,
-                                   .id = filter.id ? id : NULL};
+                                   .id = filter.id ? id : NULL,
+                                   .over = filter.over};
   if (copy) self->filter.rows = hl__plan_rows(copy, &self->filter.n);
   self->deadline = hl__now_ms() + LIST_MS;
   hl__manager_renew(manager);

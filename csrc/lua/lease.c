@@ -223,6 +223,8 @@ static int filter_option(lua_State *L, const char *name, void *context) {
     self->core.owner = word(L, "owner", HL_OWNER_MAX);
   } else if (strcmp(name, "id") == 0) {
     self->core.id = word(L, "id", HL_LEASE_ID_SIZE - 1);
+  } else if (strcmp(name, "over") == 0) {
+    self->core.over = boolean(L, name);
   } else if (strcmp(name, "target") == 0) {
     hll_target_add(L, lua_gettop(L), self->plan, HL_EXCLUSIVE);
     self->core.plan = self->plan;
@@ -241,7 +243,7 @@ static void filter_read(lua_State *L, hll_plan *borrowed, hl_manager *manager,
 }
 
 /***
-The leases of the space whose time is not up. Costs the store more than a lock does.
+The leases of the space whose time is not up, or, if you want, of all. Costs the store more than a lock does.
 @function manager:leases
 @tparam[opt] table filter all that is given must hold
 @string[opt] filter.owner
@@ -249,6 +251,8 @@ The leases of the space whose time is not up. Costs the store more than a lock d
 @tparam[opt] table filter.target as for `manager:acquire`: those that keep others from locking it
   exclusively: of the node, of its ancestors, and of what is below it; and, once in ten million,
   of a stranger in the same bucket
+@bool[opt=false] filter.over also those whose time is up, and which a refresh would have back: their
+  `remaining` is 0
 @treturn[1] {table,...} for each its `id`, `owner`, `path`, `mode`, `since` (Unix time of the grant),
   `remaining` (seconds), `application`, `host`, `pid`, `kind` and, where there is one, `label`
 @return[2] nil

@@ -430,7 +430,7 @@ static int list(hl__file_session *session, const hl_lease_filter *filter,
     for (; at < ledger->records && at < end && n < LIST_PIECE; at++) {
       if (!matches(ledger, at, filter)) continue;
       const hl__ledger_record *record = hl__ledger_record_at(ledger, at);
-      if (hl__ledger_left(ledger, record) > 0)
+      if (filter->over || hl__ledger_left(ledger, record) > 0)
         holder_fill(ledger, record, &found[n++]);
     }
     more = at < ledger->records;

@@ -295,8 +295,8 @@ int hl__mysql_leases_list(hl__mysql_session *session,
   static const char columns[] =
       "LOWER(HEX(l.id)),l.owner,l.label,l.path,l.mode,l.application,l.host,l.pid,"
       "TIMESTAMPDIFF(MICROSECOND,'1970-01-01',l.since) DIV 1000,"
-      "TIMESTAMPDIFF(MICROSECOND,UTC_TIMESTAMP(6),l.till) DIV 1000";
-  hl__text t = filter_sql(session->store, filter, columns, false);
+      "GREATEST(0,TIMESTAMPDIFF(MICROSECOND,UTC_TIMESTAMP(6),l.till)) DIV 1000";
+  hl__text t = filter_sql(session->store, filter, columns, filter->over);
   MYSQL_RES *result;
   MYSQL_ROW row;
   if (!t.data) return hl__error_memory(error);

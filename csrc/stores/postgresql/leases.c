@@ -287,6 +287,7 @@ static void holder_read(const PGresult *result, int row, hl_holder *holder) {
                         .mode = shared && *shared == 't' ? HL_SHARED
                                                          : HL_EXCLUSIVE,
                         .remaining_ms = left ? strtoll(left, NULL, 10) : 0};
+  if (holder->remaining_ms < 0) holder->remaining_ms = 0;
   text_take(result, row, OWNER, holder->owner, sizeof holder->owner, true);
   text_take(result, row, PATH, holder->path, sizeof holder->path, false);
   text_take(result, row, LABEL, holder->label, sizeof holder->label, false);
@@ -307,8 +308,10 @@ static int list(hl__pg_session *session, const hl_lease_filter *filter,
       .sql = "SELECT l.id,l.owner,l.path,l.label,l.application,l.host,l.pid,"
              "l.shared,(extract(epoch FROM l.since)*1000)::int8,"
              HL__PG_LEFT " FROM public.hier_lock_leases l WHERE " MATCHES
-             " AND l.till>clock_timestamp() ORDER BY l.since,l.id"};
+             " AND ($5::boolean OR l.till>clock_timestamp()) ORDER BY "
+             "l.since,l.id"};
   int status = filter_fill(&part, filter, &keys, &exclusive, error);
+  hl__pg_value(&part, filter->over ? "t" : "f");
   if (status == HL_OK) status = run(session, &part, deadline, error);
   free(keys);
   free(exclusive);

@@ -10,7 +10,8 @@ local text = require "hierlock.command.text"
 local revoke = {
   summary = "End leases of others.",
   description = "Ends leases, whoever holds them: those that keep others from locking the target (on the node, above it " ..
-    "and below it), those of an owner, or one. What they lock is free at once; each holder is told at its next call. " ..
+    "and below it), those of an owner, or one; also those whose time is up, which a refresh would have back. What they lock is " ..
+    "free at once; each holder is told at its next call. " ..
     "Session locks cannot be ended so.",
 }
 
@@ -128,6 +129,8 @@ function revoke.run(arguments)
   if not ok then return nil, err end
   filter, err = lookup.filter(arguments)
   if not filter then return nil, err end
+  -- Those whose time is up, too: their holders could come back by a refresh.
+  filter.over = true
   manager, err = lookup.open(arguments, "revoke")
   if not manager then return nil, err end
   found, err = lookup.find(manager, filter)

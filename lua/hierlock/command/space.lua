@@ -223,10 +223,10 @@ end
 function space:fill_gate()
   return ("INSERT INTO %s_gate (g, n)\n" ..
     "WITH RECURSIVE digit (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM digit WHERE n < 255)\n" ..
-    "SELECT high.n * 256 + low.n AS g, 0\n" ..
+    "SELECT high.n * 256 + low.n AS g, EXISTS (SELECT 1 FROM %s_leased)\n" ..
     "FROM digit AS high, digit AS low\n" ..
     "WHERE NOT EXISTS (SELECT 1 FROM %s_gate AS there WHERE there.g = high.n * 256 + low.n)\n" ..
-    "ORDER BY g"):format(self.stem, self.stem)
+    "ORDER BY g"):format(self.stem, self.stem, self.stem)
 end
 
 --- How many rows a table has; nil, err.
