@@ -1,6 +1,6 @@
 --- Exclusive control of business data, on the program's own connection: the known ways, so that no update
 -- is lost, no stock falls below zero, nothing is processed twice. Which way for what:
--- [docs/exclusive-control.md](https://hierlock.invalid/docs/exclusive-control.md).
+-- docs/exclusive-control.md.
 --
 -- For LuaSQL's drivers for MySQL, MariaDB, PostgreSQL and SQLite, for lua-resty-mysql and pgmoon. Values are
 -- escaped by the driver, names are checked and quoted as they are stored. The rules are the same on every server:
@@ -17,8 +17,11 @@
 --
 -- - `stale`: the row is not as it was read. `err.current` is what stands there now; `err.gone`: nothing does
 -- - `refused`: the row does not fulfil the condition. `err.current` and `err.gone` likewise
--- - `unknown`: COMMIT was sent, and no answer came: it was carried out, or not. Never tried again: look
+-- - `unknown`: COMMIT was sent, or a write outside of a transaction, and no answer came: it was carried out, or not. Never
+--   tried again: look
 -- - `forged`: a sealed text that was changed, or sealed for something else
+--
+-- `rows.null` stands for NULL in what is given, as Lua has no value for it; in what is read, NULL is nil.
 --
 -- A failed serialization (SQLSTATE 40001) is `deadlock`: nothing of the transaction stands, and it may be tried again. The
 -- drivers for PostgreSQL tell no SQLSTATE: what its English messages say is understood.
@@ -144,7 +147,15 @@ local class = { __index = db, __name = "hierlock.rows" }
 -- Every method begins with it. true, or nil, err.
 local function ready(self)
   if getmetatable(self) ~= class then core.misuse("self must be a db, not " .. type(self) .. "; call it with a colon") end
-  if self.dialect then return true end
+  if self.settled then return true end
+  if self.dialect then
+    -- Else SQLite would not wait at all.
+    if self.dialect == "sqlite" and not self.query(("PRAGMA busy_timeout=%d"):format(self.timeout)) then
+      return failure("connection", "SQLite does not answer")
+    end
+    self.settled = true
+    return true
+  end
   local result, message, errno, sqlstate = self.query "SELECT VERSION() AS version,@@sql_mode AS mode"
   if not result then return server_failure(self, message, errno, sqlstate) end
   -- lua-resty-mysql escapes by backslashes, whatever the session says.
@@ -152,6 +163,7 @@ local function ready(self)
     return failure("unsupported", "lua-resty-mysql escapes by backslashes, and sql_mode has NO_BACKSLASH_ESCAPES")
   end
   self.dialect = tostring(result[1].version):find "MariaDB" and "mariadb" or "mysql"
+  self.settled = true
   return true
 end
 
@@ -170,7 +182,7 @@ local function begin(self, isolation)
   local statements
   local level = isolation and " ISOLATION LEVEL " .. isolation:upper() or ""
   if self.dialect == "sqlite" then
-    statements = { ("PRAGMA busy_timeout=%d"):format(self.timeout), "BEGIN IMMEDIATE" }
+    statements = { "BEGIN IMMEDIATE" }
   elseif self.dialect == "postgresql" then
     statements = { "BEGIN" .. level }
   else
@@ -185,6 +197,11 @@ local function begin(self, isolation)
     end
   end
   return true
+end
+
+local function unanswered(message, errno, sqlstate)
+  return failure("unknown", "what was sent had no answer, and it is not known whether it was committed: " .. tostring(message),
+    errno, sqlstate)
 end
 
 -- true; or nil, err, and nothing was committed; or nil, err with code `unknown`.
@@ -212,8 +229,7 @@ local function commit(self)
     if self.dialect == "sqlite" then told = true end
   end
   if told then return server_failure(self, message, errno, sqlstate) end
-  return failure("unknown", "COMMIT was sent, and it is not known whether it was carried out: " .. tostring(message),
-    errno, sqlstate)
+  return unanswered(message, errno, sqlstate)
 end
 
 local function traceback(raised)
@@ -235,7 +251,7 @@ local function attempt(self, isolation, fn)
   local results = pack(xpcall(function() return fn(self) end, traceback))
   local again = failed(results) and passing(results[1] and results[3] or results[2])
   if failed(results) then
-    self.query "ROLLBACK"
+    if not state.broken then self.query "ROLLBACK" end
   elseif state.broken then
     results, again = pack(true, nil, state.broken), false
   else
@@ -488,9 +504,9 @@ local function explain(self, table_name, key, same, where, lock)
     code, message = "refused", "the row does not fulfil the condition"
     if not is_same then code, message = "stale", "the row is not as it was read" end
   end
-  _, err = failure(code, message)
-  err.current, err.gone = row, not row or nil
-  return nil, err
+  local _, reason = failure(code, message)
+  reason.current, reason.gone = row, not row or nil
+  return nil, reason
 end
 
 -- Runs a statement on one row until it is known what it did. text: up to its WHERE.
@@ -498,7 +514,11 @@ local function write(self, text, table_name, key, same, where)
   local full = text .. " WHERE " .. key .. (same and " AND " .. same or "") .. (where and " AND (" .. where .. ")" or "")
   while true do
     local result, err = run(self, full)
-    if not result then return nil, err end
+    if not result then
+      -- Alone it is its own COMMIT.
+      if err.code == "connection" and not self.transacted then return unanswered(err.message, err.errno, err.sqlstate) end
+      return nil, err
+    end
     local n = tonumber(result.affected_rows) or 0
     if n > 0 then return n end
     if is_mysql(self) then
@@ -693,8 +713,7 @@ end
 
 -- ------------------------------------------------------------- the module
 
---- What stands for NULL where Lua has no value: in changes and in old values. In nginx `ngx.null` is as good.
--- @field null
+-- In nginx `ngx.null` is as good.
 rows.null = sql.null
 
 --- What the server is to compute, for the changes of `db:update`.
@@ -729,7 +748,8 @@ local TABLE_OPTIONS = { key = true, version = true, timestamp = true }
 
 local function new(query, quote, dialect, options)
   local tables = {}
-  for name, described in pairs(check_options(options.tables or {}, options.tables or {})) do
+  if options.tables ~= nil and type(options.tables) ~= "table" then core.misuse "tables must be a table" end
+  for name, described in pairs(options.tables or {}) do
     tables[name] = check_options(described, TABLE_OPTIONS)
   end
   return setmetatable({

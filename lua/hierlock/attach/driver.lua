@@ -32,7 +32,8 @@ local function luasql_run(connection, sql, shape)
   local cursor, message = connection:execute(sql)
   if not cursor then return nil, tostring(message) end
   if type(cursor) == "number" then return { affected_rows = cursor } end
-  local rows, row = {}, nil
+  local rows = {}
+  local row
   repeat
     row, message = cursor:fetch({}, shape or "n")
     rows[#rows + 1] = row
