@@ -57,6 +57,8 @@ each(function(kind, dsn, store)
 
   setup(function()
     opened = {}
+    -- Where PostgreSQL looks first: in public its users may make nothing.
+    if kind == "postgresql" then store.root():query "CREATE SCHEMA testuser AUTHORIZATION testuser" end
     db, connection = connect { tables = TABLES }
     for name, columns in pairs(SCHEMA) do
       query("DROP TABLE IF EXISTS %s", name)
@@ -69,6 +71,7 @@ each(function(kind, dsn, store)
     db, connection = connect()
     for name in pairs(SCHEMA) do query("DROP TABLE IF EXISTS %s", name) end
     connection:close()
+    if kind == "postgresql" then store.root():query "DROP SCHEMA testuser CASCADE" end
     if kind == "sqlite" then os.remove(dsn()) end
   end)
 
@@ -679,7 +682,11 @@ each(function(kind, dsn, store)
         line = proxy.open(store)
         -- The proxy's DSN is for hierlock; the parameters are not for LuaSQL.
         peer = support.process(nil)
-        peer:call("handles.with = require 'spec.support.rows'")
+        peer:call [[
+          handles.with = require "spec.support.rows"
+          require("luv").os_setenv("PGSSLMODE", "disable") -- else the proxy sees nothing
+          require("luv").os_setenv("PGGSSENCMODE", "disable")
+        ]]
         peer:start("handles.db, handles.connection = handles.with.connect(...)", kind, (line.dsn:gsub("%?.*", "")), { tables = TABLES })
         support.wait_until(function() require("luv").run "nowait" return #line.connections > 0 end)
         peer:result()
@@ -785,6 +792,100 @@ each(function(kind, dsn, store)
       end)
     end)
   end
+
+  -- ----------------------------------------------------- the anomalies
+
+  describe("the isolation levels", function()
+    local LEVELS = kind == "sqlite" and { "serializable" } or
+      { "read uncommitted", "read committed", "repeatable read", "serializable" }
+
+    -- A program that does one statement at a time in a transaction; that fails when one fails or waits, and is then over.
+    local function session(level)
+      local peer = program()
+      if is_mysql then
+        peer:run "query 'SET innodb_lock_wait_timeout=1'"
+        peer:run("query('SET SESSION TRANSACTION ISOLATION LEVEL ' .. ...)", level)
+      elseif kind == "postgresql" then
+        peer:run "query 'SET lock_timeout=300'"
+      else
+        peer:run "query 'PRAGMA busy_timeout=0'"
+      end
+      function peer.try(_, text)
+        if peer.over then return nil end
+        local found = peer:run("local found = handles.with.query(connection, ...) if not found then connection:execute 'ROLLBACK' end return found", text)
+        if not found then peer.over = true end
+        return found and (type(found) == "table" and tonumber(found[1][1]) or true)
+      end
+      peer:try(kind == "sqlite" and "BEGIN IMMEDIATE" or kind == "postgresql" and "BEGIN ISOLATION LEVEL " .. level or "START TRANSACTION")
+      return peer
+    end
+
+    local STOCK = ("SELECT stock FROM %s WHERE id=1"):format(PRODUCT)
+    local BOTH = ("SELECT SUM(stock) FROM %s WHERE id IN (1,2)"):format(PRODUCT)
+    local COUNT = ("SELECT COUNT(*) FROM %s WHERE price>=10"):format(PRODUCT)
+    local function set(id, stock) return ("UPDATE %s SET stock=%d WHERE id=%d"):format(PRODUCT, stock, id) end
+
+    -- Each true, where it happens.
+    local ANOMALIES = {
+      { "dirty read", function(one, two)
+        two:try(set(1, 99))
+        return one:try(STOCK) == 99
+      end },
+      { "non-repeatable read", function(one, two)
+        local before = one:try(STOCK)
+        two:try(set(1, 99))
+        two:try "COMMIT"
+        return before == 5 and one:try(STOCK) == 99
+      end },
+      { "phantom", function(one, two)
+        local before = one:try(COUNT)
+        two:try(("INSERT INTO %s (id,price,version) VALUES (3,15,1)"):format(PRODUCT))
+        two:try "COMMIT"
+        return before == 2 and one:try(COUNT) == 3
+      end },
+      { "lost update", function(one, two)
+        local a, b = one:try(STOCK), two:try(STOCK)
+        one:try(set(1, (a or 0) + 10))
+        one:try "COMMIT"
+        two:try(set(1, (b or 0) + 10))
+        return two:try "COMMIT" and one:try "SELECT 1" == 1 and value "stock" == 15
+      end },
+      { "write skew", function(one, two)
+        local a, b = one:try(BOTH), two:try(BOTH)
+        one:try(set(1, 0))
+        two:try(set(2, 7))
+        local first, second = one:try "COMMIT", two:try "COMMIT"
+        return a == 5 and b == 5 and first and second and value "stock" == 0 and value("stock", 2) == 7
+      end },
+    }
+
+    -- What docs/exclusive-control.md says: of each level, of each anomaly.
+    local function documented(level)
+      local file = assert(io.open "docs/exclusive-control.md")
+      local text = file:read "*a"
+      file:close()
+      local cells = text:match("\n| " .. kind .. " | " .. level .. " | ([^\n]*) |\n")
+      assert(cells, "the table has no line for it")
+      local list = {}
+      for cell in (cells .. " | "):gmatch "(.-) | " do list[#list + 1] = cell end
+      return list
+    end
+
+    for _, level in ipairs(LEVELS) do
+      it("have these anomalies, as documented: " .. level, function()
+        local measured = {}
+        for i, anomaly in ipairs(ANOMALIES) do
+          query("DELETE FROM %s WHERE id=3", PRODUCT)
+          query(set(1, 5))
+          query(set(2, 0))
+          local one, two = session(level), session(level)
+          measured[i] = anomaly[2](one, two) and "yes" or "no"
+          for _, peer in ipairs { one, two } do peer:close() end
+        end
+        assert.equal(table.concat(documented(level), " | "), table.concat(measured, " | "))
+      end)
+    end
+  end)
 
   -- --------------------------------------------------------------- misuse
 
