@@ -922,6 +922,48 @@ each(function(kind, dsn, store)
   end)
 end)
 
+-- ----------------------------------------------------------------- the page
+
+-- Each Lua code of the page that is followed by SQL says just that, on MySQL.
+support.each_server(function(store)
+  if store.name ~= "mysql" then return end
+
+  it("sends the SQL that docs/exclusive-control.md shows", function()
+    local db, connection = with.connect("mysql", store.bare_dsn, { tables = { product = { version = "version" } } })
+    for _, text in ipairs {
+      "CREATE TEMPORARY TABLE product (id INT PRIMARY KEY, name VARCHAR(40), stock INT, price INT, version INT)",
+      "CREATE TEMPORARY TABLE article (id INT PRIMARY KEY, name VARCHAR(40), stock INT, price INT, updated_at DATETIME(6))",
+      "CREATE TEMPORARY TABLE message (id INT PRIMARY KEY, status VARCHAR(10), attempts INT)",
+      "INSERT INTO message VALUES (1,'new',0)",
+    } do assert(connection:execute(text)) end
+    assert(db:read("product", 7) == false)
+    local file = assert(io.open "docs/exclusive-control.md")
+    local page = file:read "*a"
+    file:close()
+    local sent, shown = {}, 0
+    local query = db.query
+    db.query = function(text, ...)
+      sent[#sent + 1] = text
+      return query(text, ...)
+    end
+    for code, expected in page:gmatch "```lua\n([^`]*)```\n\n```sql\n(.-)```" do
+      -- What it begins with, as the text around it says.
+      for _, text in ipairs {
+        "DELETE FROM product", "DELETE FROM article",
+        ("INSERT INTO product VALUES (7,'Tea',%d,10,3)"):format(expected:find "`stock`=10" and 15 or 5),
+        "INSERT INTO article VALUES (7,'Tea',5,10,'2026-01-01 10:00:00.123456')",
+      } do assert(connection:execute(text)) end
+      sent, shown = {}, shown + 1
+      local chunk = assert((loadstring or load)("local db, rows, send = ... " .. code .. " return ok, err")) -- luacheck: ignore
+      local ok, err = chunk(db, rows, function() return true end)
+      assert.is_truthy(ok, tostring(err))
+      assert.equal(expected, table.concat(sent, "\n") .. "\n")
+    end
+    assert.equal(6, shown)
+    connection:close()
+  end)
+end)
+
 -- -------------------------------------------------------------- sealing
 
 describe("a sealed text", function()

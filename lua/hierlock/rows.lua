@@ -27,7 +27,7 @@
 -- drivers for PostgreSQL tell no SQLSTATE: what its English messages say is understood.
 --
 -- After an error other than `stale` and `refused`, and than the `timeout` of a read, return it from the transaction's
--- function: on PostgreSQL the transaction can only end, and says so at COMMIT if need be (`lost`).
+-- function: on PostgreSQL the transaction can only be undone then, and COMMIT is `lost`.
 --
 -- @module hierlock.rows
 -- @usage
@@ -293,8 +293,9 @@ end
 --- Runs fn(db) between BEGIN and COMMIT. ROLLBACK when it raises, or returns nil and an err. A call inside of fn is a
 -- savepoint: when it fails, only what was done in it is undone.
 --
--- The program must not begin, commit or roll back by itself meanwhile, nor have a transaction open before. What ended the
--- transaction though fn says that all is well, is told at COMMIT: `lost`, and nothing was kept by it.
+-- The program must not begin, commit or roll back by itself meanwhile, nor have a transaction open before. Where
+-- the transaction had ended though fn says that all is well, COMMIT is `lost`: what came before that end was undone, or by such a statement
+-- as CREATE TABLE committed; on MySQL and MariaDB what came after it stands.
 -- @function db:transaction
 -- @tparam[opt] table options an unknown name raises; those of an inner call must be none
 -- @string[opt] options.isolation `"read uncommitted"`, `"read committed"`, `"repeatable read"` or `"serializable"`; by default
@@ -509,10 +510,13 @@ local function explain(self, table_name, key, same, where, lock)
   return nil, reason
 end
 
+-- How often a row may change to what is wanted between a statement and the look at why it wrote nothing.
+local LOOKS = 10
+
 -- Runs a statement on one row until it is known what it did. text: up to its WHERE.
 local function write(self, text, table_name, key, same, where)
   local full = text .. " WHERE " .. key .. (same and " AND " .. same or "") .. (where and " AND (" .. where .. ")" or "")
-  while true do
+  for _ = 1, LOOKS do
     local result, err = run(self, full)
     if not result then
       -- Alone it is its own COMMIT.
@@ -536,6 +540,7 @@ local function write(self, text, table_name, key, same, where)
     local fits, reason = explain(self, table_name, key, same, where, "")
     if not fits then return nil, reason end
   end
+  return failure("refused", "the row is as it must be, and the server does not write it: a trigger, or row-level security")
 end
 
 -- For whom the options are empty, a version was probably nil.
