@@ -4,7 +4,7 @@
 
 local attach = require "hierlock.attach"
 local hierlock = require "hierlock"
-local rows = require "hierlock.rows"
+local data = require "hierlock.rows"
 local support = require "spec.support"
 
 local function read_file(name)
@@ -52,7 +52,7 @@ describe("the reference", function()
       if type(value) == "function" and not found[name] then found["core." .. name] = value end
     end
     for name, value in pairs(attach) do found[name] = value end
-    for name, value in pairs(rows) do
+    for name, value in pairs(data) do
       if type(value) == "function" then found["rows." .. name] = value end
     end
     return found
@@ -61,7 +61,7 @@ describe("the reference", function()
   -- A class has its methods in __index, which is a table, or a C function's upvalue
   -- (and Lua 5.1 does not show those).
   local attached = attach.luasql { execute = function() end }
-  local db = rows.luasql(setmetatable({
+  local db = data.luasql(setmetatable({
     execute = function(_, text) return text:find "^SELECT" and { fetch = function() end, close = function() end } or 0 end,
   }, { __tostring = function() return "SQLite3 connection" end }))
   local claim
@@ -128,7 +128,8 @@ describe("the reference", function()
   it("has nothing that does not exist", function()
     local functions = bound()
     local manager = assert(hierlock.open("null:"))
-    local objects = { manager = manager, attached = attached, db = db, claim = claim, handle = assert(manager:acquire { "u1" }), plan = hierlock.plan { { "u1" } },
+    local objects = { manager = manager, attached = attached, db = db, claim = claim,
+                      handle = assert(manager:acquire { "u1" }), plan = hierlock.plan { { "u1" } },
                       pending = assert(manager:start { "u1" }) }
     for name, item in pairs(items) do
       local class, member = name:match("^(%l+)[:.](.+)$")
