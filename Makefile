@@ -237,7 +237,7 @@ INSTALL_REST = 644:$(LIBRARY):$(INST_CLIBDIR)/libhierlock.a \
 # Written when they are installed, as they say where.
 INSTALL_WRITTEN = $(INST_CLIBDIR)/pkgconfig/hierlock.pc $(INST_BINDIR)/hierlock
 # Ours alone: removed once they are empty, a directory after those in it.
-OWN_DIRECTORIES = $(INST_LUADIR)/hierlock/attach $(INST_LUADIR)/hierlock/command $(INST_LUADIR)/hierlock/loop $(INST_LUADIR)/hierlock $(INST_LIBDIR)/hierlock/store \
+OWN_DIRECTORIES = $(INST_LUADIR)/hierlock/attach $(INST_LUADIR)/hierlock/command $(INST_LUADIR)/hierlock/loop $(INST_LUADIR)/hierlock/rows $(INST_LUADIR)/hierlock $(INST_LIBDIR)/hierlock/store \
                   $(INST_LIBDIR)/hierlock $(INST_DATADIR)/sql $(INST_DATADIR)
 
 # The command finds the modules wherever PREFIX is.

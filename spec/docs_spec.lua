@@ -4,6 +4,7 @@
 
 local attach = require "hierlock.attach"
 local hierlock = require "hierlock"
+local data = require "hierlock.rows"
 local support = require "spec.support"
 
 local function read_file(name)
@@ -51,21 +52,30 @@ describe("the reference", function()
       if type(value) == "function" and not found[name] then found["core." .. name] = value end
     end
     for name, value in pairs(attach) do found[name] = value end
+    for name, value in pairs(data) do
+      if type(value) == "function" then found["rows." .. name] = value end
+    end
     return found
   end
 
   -- A class has its methods in __index, which is a table, or a C function's upvalue
   -- (and Lua 5.1 does not show those).
   local attached = attach.luasql { execute = function() end }
+  local db = data.luasql(setmetatable({
+    execute = function(_, text) return text:find "^SELECT" and { fetch = function() end, close = function() end } or 0 end,
+  }, { __tostring = function() return "SQLite3 connection" end }))
+  local claim
+  db:transaction(function() claim = assert(db:claim("message", { where = { "1=1" } })) end)
 
   local function methods(class)
-    if class == "attached" then return getmetatable(attached).__index end
+    local ours = ({ attached = attached, db = db, claim = claim })[class]
+    if ours then return getmetatable(ours).__index end
     local index = debug.getregistry()["hierlock." .. class].__index
     if type(index) == "table" then return index end
     return select(2, debug.getupvalue(index, 1))
   end
 
-  local classes = { "manager", "handle", "plan", "pending", "attached" }
+  local classes = { "manager", "handle", "plan", "pending", "attached", "db", "claim" }
 
   local function missing(names)
     local list = {}
@@ -118,7 +128,8 @@ describe("the reference", function()
   it("has nothing that does not exist", function()
     local functions = bound()
     local manager = assert(hierlock.open("null:"))
-    local objects = { manager = manager, attached = attached, handle = assert(manager:acquire { "u1" }), plan = hierlock.plan { { "u1" } },
+    local objects = { manager = manager, attached = attached, db = db, claim = claim,
+                      handle = assert(manager:acquire { "u1" }), plan = hierlock.plan { { "u1" } },
                       pending = assert(manager:start { "u1" }) }
     for name, item in pairs(items) do
       local class, member = name:match("^(%l+)[:.](.+)$")

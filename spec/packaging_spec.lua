@@ -219,7 +219,7 @@ describe("the modules of one Lua", function()
     for _, lua in ipairs(LUAS) do make("for-" .. lua.name, "LUA=" .. lua.name) end
     for _, built in ipairs(LUAS) do
       for _, runs in ipairs(LUAS) do
-        for _, entry in ipairs { "hierlock", "hierlock.attach" } do
+        for _, entry in ipairs { "hierlock", "hierlock.attach", "hierlock.rows" } do
           local output, status = run_lua(runs.name, source .. "/lua", directory .. "/for-" .. built.name,
                                          ("require %q"):format(entry))
           if built == runs then

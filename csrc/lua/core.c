@@ -9,6 +9,7 @@
 #include "clock.h"
 #include "dsn.h"
 #include "error.h"
+#include "hmac.h"
 #include "store.h"
 
 #include <stdio.h>
@@ -284,6 +285,30 @@ static int judge_postgresql(lua_State *L) {
 }
 
 /***
+The HMAC-SHA-256 of a text; for hierlock's own Lua code.
+@function core.hmac
+@local
+@string key any bytes
+@string text any bytes
+@treturn string 64 hexadecimal digits
+*/
+static int hmac(lua_State *L) {
+  static const char digits[] = "0123456789abcdef";
+  size_t key_size, text_size;
+  uint8_t mac[HL__HMAC_SIZE];
+  char hex[2 * HL__HMAC_SIZE];
+  const char *key = luaL_checklstring(L, 1, &key_size);
+  const char *text = luaL_checklstring(L, 2, &text_size);
+  hl__hmac(key, key_size, text, text_size, mac);
+  for (size_t i = 0; i < HL__HMAC_SIZE; i++) {
+    hex[2 * i] = digits[mac[i] >> 4];
+    hex[2 * i + 1] = digits[mac[i] & 15];
+  }
+  lua_pushlstring(L, hex, sizeof hex);
+  return 1;
+}
+
+/***
 Closes a pending that nobody else has, and with it its descriptor, without waiting for the
 collector; for hierlock's own Lua code.
 @function core.close
@@ -302,6 +327,7 @@ static const luaL_Reg functions[] = {
     {"judge_mysql_error", judge_mysql_error},
     {"judge_postgresql", judge_postgresql},
     {"now", now},
+    {"hmac", hmac},
     {"loop", loop},
     {"set_loop", set_loop},
     {"is_pending", is_pending},

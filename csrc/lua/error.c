@@ -25,7 +25,11 @@ static int is_ours(const lua_Debug *ar) {
                                       "/hierlock/attach.lua",
                                       "@hierlock/attach.lua",
                                       "/hierlock/attach/",
-                                      "@hierlock/attach/", NULL};
+                                      "@hierlock/attach/",
+                                      "/hierlock/rows.lua",
+                                      "@hierlock/rows.lua",
+                                      "/hierlock/rows/",
+                                      "@hierlock/rows/", NULL};
   for (const char *const *file = files; *file; file++)
     if (ar->source[0] == '@' && strstr(ar->source, *file)) return 1;
   return 0;

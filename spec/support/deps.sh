@@ -55,7 +55,7 @@ if ! have dpkg-query; then
   exit 0
 fi
 
-specs=(lua-busted lua-luv lua-cqueues lua-copas lua-socket lua-sql-mysql lua-sql-postgres lua-argparse lua-dkjson libcmocka-dev procps lua-ldoc patch)
+specs=(lua-busted lua-luv lua-cqueues lua-copas lua-socket lua-sql-mysql lua-sql-postgres lua-sql-sqlite3 lua-argparse lua-dkjson libcmocka-dev procps lua-ldoc patch)
 
 case $kind in
   build)
@@ -74,7 +74,7 @@ case $kind in
     want "${specs[@]}"
     for lua; do
       if [[ $lua == luajit ]] && ! installed libluajit-5.1-2; then
-        want nginx libnginx-mod-http-lua lua-resty-core lua-sql-sqlite3
+        want nginx libnginx-mod-http-lua lua-resty-core
       fi
     done
     ;;

@@ -1,5 +1,6 @@
 --- Run by LDoc (`ldoc --filter spec.support.ldoc.dump`): prints what it has read from
--- the comments, one line for each item: type, name, and all of its text.
+-- the comments, one line for each item: type, name, and all of its text. Functions of hierlock.rows, some of which are called as
+-- those of hierlock are, have their module before them.
 
 local function texts(item)
   local list = { item.summary or "", item.description or "" }
@@ -17,7 +18,9 @@ return {
   dump = function(modules)
     for module in modules:iter() do
       for item in module.items:iter() do
-        print(table.concat({ "item", item.type, item.name, item.ret and #item.ret or 0, texts(item) }, "\t"))
+        local name = item.name
+        if module.name == "hierlock.rows" and not name:find ":" then name = "rows." .. name:gsub("^rows%.", "") end
+        print(table.concat({ "item", item.type, name, item.ret and #item.ret or 0, texts(item) }, "\t"))
       end
     end
   end,

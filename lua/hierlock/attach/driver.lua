@@ -1,7 +1,9 @@
---- The drivers that hierlock.attach knows, each as a function query(sql, wait). It returns the rows, each a
--- list or a table by name, or whatever is true; or nil, message, errno, sqlstate, of which a driver for
--- PostgreSQL has the message only. For MySQL no errno means that the connection is of no use any
--- more. wait: ms for which the server may be silent. Internal.
+--- The drivers that hierlock.attach and hierlock.rows know, each as a function query(sql, wait). It returns
+-- the rows, each a list or a table by name, or whatever is true; or nil, message, errno, sqlstate, of
+-- which a driver for PostgreSQL has the message only, and the SQLSTATE 08006 where it knows that it was not the
+-- server who spoke. For MySQL no errno means that the connection is of no use any more. `affected_rows` of
+-- what is returned: how many rows a statement has written, as the driver counts. wait: ms for which the
+-- server may be silent. LuaSQL's rows are lists, unless `shape` is "a": by name. Internal.
 
 local driver = {}
 
@@ -26,13 +28,18 @@ end
 -- -------------------------------------------------------------- LuaSQL
 
 -- All rows, or nil, message.
-local function luasql_run(connection, sql)
+local function luasql_run(connection, sql, shape)
   local cursor, message = connection:execute(sql)
   if not cursor then return nil, tostring(message) end
+  if type(cursor) == "number" then return { affected_rows = cursor } end
   local rows = {}
-  if type(cursor) == "number" then return rows end
-  for row in function() return cursor:fetch({}, "n") end do rows[#rows + 1] = row end
+  local row
+  repeat
+    row, message = cursor:fetch({}, shape or "n")
+    rows[#rows + 1] = row
+  until not row
   cursor:close()
+  if message then return nil, tostring(message) end -- SQLite's come one by one
   return rows
 end
 
@@ -49,9 +56,9 @@ local function luasql_diagnose(connection, message)
   return nil, message
 end
 
-function driver.luasql_mysql(connection)
+function driver.luasql_mysql(connection, shape)
   return function(sql)
-    local rows, message = luasql_run(connection, sql)
+    local rows, message = luasql_run(connection, sql, shape)
     if rows then return rows end
     return luasql_diagnose(connection, (message:gsub("^LuaSQL: error executing query%. MySQL: ", "")))
   end
@@ -60,11 +67,19 @@ end
 -- Without the severity, and the line feed at the end.
 local function postgresql_message(message) return (message:gsub("^%u+:%s*", ""):gsub("%s+$", "")) end
 
-function driver.luasql_postgresql(connection)
+function driver.luasql_postgresql(connection, shape)
   return function(sql)
-    local rows, message = luasql_run(connection, sql)
+    local rows, message = luasql_run(connection, sql, shape)
     if rows then return rows end
     return nil, postgresql_message((message:gsub("^LuaSQL: [^.]*%. PostgreSQL: ", "")))
+  end
+end
+
+function driver.luasql_sqlite(connection, shape)
+  return function(sql)
+    local rows, message = luasql_run(connection, sql, shape)
+    if rows then return rows end
+    return nil, (message:gsub("^LuaSQL: ", ""))
   end
 end
 
@@ -81,7 +96,10 @@ end
 function driver.pgmoon(db, socket_timeout)
   return patient(function(sql)
     local result, message = db:query(sql)
-    if not result then return nil, postgresql_message(tostring(message)) end
+    if not result then
+      message = tostring(message)
+      return nil, postgresql_message(message), nil, not message:find("^%u+:") and "08006" or nil
+    end
     -- Of several statements it is a list of results, and `message` their number.
     if type(message) == "number" and message > 1 then result = result[message] end
     return result
