@@ -120,6 +120,7 @@ CORE_SO := $(BUILD)/hierlock/core.so
 MYSQL_SO := $(BUILD)/hierlock/store/mysql.so
 POSTGRESQL_SO := $(BUILD)/hierlock/store/postgresql.so
 SQLITE_SO := $(BUILD)/hierlock/store/sqlite.so
+STORES := $(MYSQL_SO) $(POSTGRESQL_SO) $(SQLITE_SO)
 LIBRARY := $(BUILD)/libhierlock.a
 PKG_CONFIG_FILE := $(BUILD)/hierlock.pc
 
@@ -266,6 +267,8 @@ install: install-lua
 # The modules only, as LuaRocks wants it.
 install-lua: built
 	@$(call copy,$(INSTALL_LUA))
+	@echo 'hierlock: installed for $(LUA), with the stores file null $(basename $(notdir $(wildcard $(STORES))))'
+	@$(foreach store,$(STORES),$(if $(wildcard $(store)),,echo 'hierlock: without the store $(basename $(notdir $(store))): make has not built it, and says why';)):
 
 # What is installed was built before, perhaps by another user: nothing is written to build/.
 built:

@@ -91,7 +91,7 @@ local function expected(version)
   local list = {
     "bin/hierlock", "include/hierlock.h", "lib/libhierlock.a", "lib/pkgconfig/hierlock.pc",
     "lib/lua/" .. version .. "/hierlock/core.so", "lib/lua/" .. version .. "/hierlock/store/mysql.so",
-    "lib/lua/" .. version .. "/hierlock/store/postgresql.so",
+    "lib/lua/" .. version .. "/hierlock/store/postgresql.so", "lib/lua/" .. version .. "/hierlock/store/sqlite.so",
     "share/hierlock/sql/leases.sql", "share/hierlock/sql/postgresql.sql", "share/hierlock/sql/provision.sql", "share/hierlock/sql/schema.sql",
   }
   for _, name in ipairs(lua_files()) do list[#list + 1] = "share/lua/" .. version .. "/" .. name end

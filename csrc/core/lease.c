@@ -233,7 +233,7 @@ int hl__lease_late_error(hl_error *error) {
 int hl__lease_unsupported(const hl_manager *manager, hl_error *error) {
   return hl__error(error, HL_EUNSUPPORTED,
                    "the store '%s' has no leases here; the embedded store "
-                   "('file:') and PostgreSQL have them, and MySQL and MariaDB "
+                   "('file:'), SQLite and PostgreSQL have them, and MySQL and MariaDB "
                    "after `hierlock provision --leases`",
                    manager->ops->scheme);
 }

@@ -10,7 +10,7 @@
 const char *sql_buckets = "hierlock_soak";
 
 const server_kind *server_kind_of(const char *dsn) {
-  if (strncmp(dsn, "file:", 5) == 0) return NULL;
+  if (strncmp(dsn, "file:", 5) == 0 || strncmp(dsn, "sqlite:", 7) == 0) return NULL;
   return strncmp(dsn, "postgres", 8) == 0 ? &server_postgresql : &server_mysql;
 }
 

@@ -56,6 +56,7 @@ bool fault_add(const char *name, bool all) {
     if (all || strcmp(name, kinds[i].name) == 0) {
       found = true;
       if (!(shared->server ? kinds[i].server : kinds[i].file)) continue;
+      if (shared->leases_only && (i == HOSTILE || i == DISK)) continue;
       if ((i == CRASH || i == STOPSERVER) && !shared->control[0])
         (void)printf("soak: without --control there is no %s\n", kinds[i].name);
       else if (i == DISK && !shared->disk)

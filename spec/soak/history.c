@@ -388,7 +388,7 @@ static void find_bucket_mates(void) {
     node_ids(i, &name);
     buckets[i] = hl_layout_bucket(layout, name.ids, name.n) * 4 + name.n;
     bucket_mates[i] = i;
-    for (int j = 0; j < i && (shared->buckets || !shared->server); j++)
+    for (int j = 0; j < i && (shared->buckets || (!shared->server && !shared->leases_only)); j++)
       if (buckets[j] == buckets[i]) bucket_mates[i] = bucket_mates[j];
   }
   hl_layout_unref(layout);
@@ -430,7 +430,7 @@ static int64_t gone_at(const record *r) {
   int64_t gone = session_gone_at(r);
   bool given_back = r->how == END_RELEASED || r->how == END_FREED || r->how == END_CLOSED ||
                     (r->how == END_NO_GRANT && r->status == HL_TIMEOUT);
-  if (!r->ttl_most || (given_back && !shared->server)) return gone;
+  if (!r->ttl_most || (given_back && !shared->server && !shared->leases_only)) return gone;
   int64_t over = lease_end(r) + patience(TRAIL);
   return over > gone ? over : gone;
 }

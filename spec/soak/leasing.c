@@ -283,10 +283,10 @@ static void last_add(last_one *self, const record *other, const record *r) {
   bool by_time = other->lease && (other->how == END_DIED || other->how == END_EXPORTED || other->how == END_LEFT);
   int64_t at = by_time ? lease_end(other) : other->ended;
   /* A server may need a while to find out that somebody is gone. */
-  if (ended && (shared->server && !by_time ? history_gone_at(other) : at) < r->called) return;
+  if (ended && ((shared->server || shared->leases_only) && !by_time ? history_gone_at(other) : at) < r->called) return;
   if (!history_in_the_way(other, r)) return;
   /* Whoever waits may be before it, or keeps others back. */
-  if (!ended || !other->granted || other->granted > r->granted || (shared->server && !by_time && at < r->called)) {
+  if (!ended || !other->granted || other->granted > r->granted || ((shared->server || shared->leases_only) && !by_time && at < r->called)) {
     self->unknown = true;
     return;
   }

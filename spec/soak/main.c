@@ -21,6 +21,8 @@
  * (the first two by COMMAND, which is run with kill, start or pid behind it; see
  * spec/support/servers.sh), hostile and disk of the embedded store, limits of both.
  *
+ * On SQLite there are leases only, and neither the faults of the directory nor the worker in Lua.
+ *
  * Every REST_EVERY all workers let go, and a process of its own must get everything.
  * With --lua one more worker is a program in Lua, run by $HIERLOCK_LUA.
  * The report (report.c) is written when there are violations, and where it is asked for, always.
@@ -447,7 +449,7 @@ static bool faults_choose(const char *list) {
   char names[256];
   bool all = strcmp(list, "all") == 0;
   (void)snprintf(names, sizeof names, "%s", strcmp(list, "none") == 0 ? "" : list);
-  if (!shared->server && (all || strstr(names, "disk"))) disk_make();
+  if (!shared->server && !shared->leases_only && (all || strstr(names, "disk"))) disk_make();
   for (char *rest = names, *name; (name = strsep(&rest, ","));) {
     bool known = !*name;
     for (size_t i = 0; i < sizeof small / sizeof *small; i++)
@@ -459,6 +461,7 @@ static bool faults_choose(const char *list) {
     }
   }
   if (!shared->server) faults.cut = faults.sever = faults.query = false;
+  if (shared->leases_only) faults.extend = false;
   if (faults.clock) clock_find();
   return true;
 }
@@ -467,6 +470,7 @@ static bool faults_choose(const char *list) {
 static bool leases_choose(void) {
   static const char *const stores[] = {"file", "mysql", "mariadb", "postgresql"};
   uint64_t which = 0;
+  if (shared->leases_only) return true;
   if (leases_wanted >= 0) return leases_wanted;
   while (which < 3 && strncmp(shared->dsn, stores[which], strlen(stores[which])) != 0) which++;
   return shared->seed % 4 != which;
@@ -520,6 +524,8 @@ int main(int argc, char **argv) {
     }
     else return usage();
   }
+  shared->leases_only = strncmp(argv[1], "sqlite:", 7) == 0;
+  if (shared->leases_only) lua_script = NULL; /* it takes sessions, and extends them */
   if (lua_script) shared->workers++;
   shared->has_lua = lua_script != NULL;
   if (shared->workers < 1 || shared->workers > WORKERS || shared->threads < 2 || shared->threads > THREADS) return usage();

@@ -279,6 +279,7 @@ typedef struct shared_area {
   bool has_lua; /* the last worker is Lua's */
   bool extends, forks, queries;
   bool leases; /* the space has them, and workers use them beside sessions */
+  bool leases_only; /* SQLite: a file, as of the embedded store; what is released unconfirmed a thread gives back */
   int64_t hold_timeout; /* ms */
 
   _Atomic bool pause, stop;

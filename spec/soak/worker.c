@@ -30,7 +30,7 @@ void count(int what) { (void)atomic_fetch_add(&area->counts[what], 1u); }
 static bool proxied(void) { return shared->proxied_dsn[0] && me % 2 == 1; }
 
 static hl_manager *manager_open(void) {
-  static const struct hl_store_ops *const stores[] = {&hl_store_mysql, &hl_store_postgresql, NULL};
+  static const struct hl_store_ops *const stores[] = {&hl_store_mysql, &hl_store_postgresql, &hl_store_sqlite, NULL};
   hl_config config = HL_CONFIG_INIT;
   hl_manager *manager = NULL;
   hl_error error;
@@ -368,7 +368,7 @@ static void lane_begin(thread *self, lane *l, bool block) {
   char label[24], owner[24];
   options.timeout = timeout;
   l->lease = false;
-  if (shared->leases && roll_percent(&self->dice, 50)) lease_choose(self, l, r, &options, label, owner);
+  if (shared->leases && (shared->leases_only || roll_percent(&self->dice, 50))) lease_choose(self, l, r, &options, label, owner);
   l->records[0] = r;
   l->n = 1;
   count(COUNT_CALLS);

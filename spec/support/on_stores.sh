@@ -15,6 +15,9 @@ one() {                                 # STORE [OPTION…]
     file)
       directory=$(mktemp -d /dev/shm/hierlock-stores-XXXXXX)
       dsn=file:$directory/locks ;;
+    sqlite)
+      directory=$(mktemp -d /dev/shm/hierlock-stores-XXXXXX)
+      dsn=sqlite:$directory/leases.db ;;
     mysql | mariadb | postgresql)
       name=HIERLOCK_${store^^}_DSN dsn=${!name}
       name=HIERLOCK_${store^^}_ROOT_DSN admin=(--admin="${!name}")

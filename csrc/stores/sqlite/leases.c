@@ -313,25 +313,32 @@ static int lease_adopt(hl_session *base, const hl_request *request,
 
 /* ----------------------------------------------------------- many records */
 
-/* Whether the i-th of these rows is the first of them with which a lease, or a
-   ticket, of those rows conflicts: so each is found once, however many it
-   meets. */
-static bool is_first(const hl_row *rows, size_t i, const uint8_t *packed,
-                     size_t size) {
-  for (size_t j = 0; j <= i; j++) {
-    for (size_t k = 0; k < size / HL__SQLITE_ROW_SIZE; k++) {
-      bool exclusive;
-      int64_t key = hl__sqlite_rows_at(packed, k, &exclusive);
-      if (key == hl__sqlite_key(&rows[j]) &&
-          hl__modes_conflict((hl_mode)rows[j].mode,
-                             exclusive ? HL_EXCLUSIVE : HL_SHARED))
-        return j == i;
-    }
-  }
-  return false;
+/* Of a key, as unsigned, and a row: the locking order. */
+static int key_compare(const void *key, const void *row) {
+  uint64_t a = *(const uint64_t *)key;
+  uint64_t b = (uint64_t)hl__sqlite_key(row);
+  return a < b ? -1 : a > b;
 }
 
-/* Whether a record is one that the filter wants: of its rows, the i-th. */
+/* The first of these rows, in locking order, with which a lease, or a ticket,
+   of the packed ones conflicts; n: none. */
+static size_t first_met(const hl_row *rows, size_t n, const uint8_t *packed,
+                        size_t size) {
+  size_t first = n;
+  for (size_t k = 0; k < size / HL__SQLITE_ROW_SIZE; k++) {
+    bool exclusive;
+    uint64_t key = (uint64_t)hl__sqlite_rows_at(packed, k, &exclusive);
+    const hl_row *row = bsearch(&key, rows, n, sizeof *rows, key_compare);
+    if (row && (size_t)(row - rows) < first &&
+        hl__modes_conflict((hl_mode)row->mode,
+                           exclusive ? HL_EXCLUSIVE : HL_SHARED))
+      first = (size_t)(row - rows);
+  }
+  return first;
+}
+
+/* Whether a record is one that the filter wants; the i-th of its rows is the
+   first that it meets: so each is found once. */
 static bool matches(const hl__sqlite_session *session, sqlite3_stmt *it,
                     const hl_lease_filter *filter, size_t i) {
   hl__sqlite_end_time end;
@@ -343,8 +350,8 @@ static bool matches(const hl__sqlite_session *session, sqlite3_stmt *it,
   }
   if (filter->n > 0) {
     const void *blob = sqlite3_column_blob(it, ROWS);
-    if (!blob || !is_first(filter->rows, i, blob,
-                           (size_t)sqlite3_column_bytes(it, ROWS)))
+    if (!blob || first_met(filter->rows, filter->n, blob,
+                           (size_t)sqlite3_column_bytes(it, ROWS)) != i)
       return false;
   }
   hl__sqlite_column_end(it, BOOT, &end);
@@ -617,9 +624,7 @@ static void waiter_read(sqlite3_stmt *it, hl_holder *holder) {
 static bool waiter_conflicts(sqlite3_stmt *it, const hl_row *rows, size_t n) {
   const void *blob = sqlite3_column_blob(it, W_ROWS);
   size_t size = (size_t)sqlite3_column_bytes(it, W_ROWS);
-  for (size_t i = 0; blob && i < n; i++)
-    if (is_first(rows, i, blob, size)) return true;
-  return false;
+  return blob && first_met(rows, n, blob, size) < n;
 }
 
 int hl__sqlite_holders(hl__sqlite_session *session, const hl_row *rows,
