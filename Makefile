@@ -48,6 +48,18 @@ ifeq ($(origin POSTGRESQL_CFLAGS),undefined)
 POSTGRESQL_CFLAGS := $(call libpq,cflags)
 endif
 
+# libmemcached, as csrc/stores/memcached/client.sh finds it; both empty when there is none. MEMCACHED_LIBS= builds without
+# the Memcached store. MEMCACHED_INCDIR, MEMCACHED_LIBDIR: where libmemcached/memcached.h and the library are.
+libmemcached = $(shell MEMCACHED_INCDIR='$(MEMCACHED_INCDIR)' MEMCACHED_LIBDIR='$(MEMCACHED_LIBDIR)' \
+                 PKG_CONFIG='$(PKG_CONFIG)' SYSROOT='$(SYSROOT)' csrc/stores/memcached/client.sh $(1)) \
+               $(if $(filter-out 0,$(.SHELLSTATUS)),$(error The client library that was asked for is not there))
+ifeq ($(origin MEMCACHED_LIBS),undefined)
+MEMCACHED_LIBS := $(call libmemcached,libs)
+endif
+ifeq ($(origin MEMCACHED_CFLAGS),undefined)
+MEMCACHED_CFLAGS := $(call libmemcached,cflags)
+endif
+
 # Where it is installed; DESTDIR stands before all of these. LuaJIT counts as 5.1.
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -94,6 +106,8 @@ MYSQL := $(wildcard csrc/stores/mysql/*.c)
 MYSQL_BINDING := $(wildcard csrc/lua/mysql/*.c)
 POSTGRESQL := $(wildcard csrc/stores/postgresql/*.c)
 POSTGRESQL_BINDING := $(wildcard csrc/lua/postgresql/*.c)
+MEMCACHED := $(wildcard csrc/stores/memcached/*.c)
+MEMCACHED_BINDING := $(wildcard csrc/lua/memcached/*.c)
 # Small and without state that must be one: a store that is a module of its own
 # has a copy of them.
 SHARED := csrc/core/error.c csrc/core/clock.c csrc/core/fork.c csrc/core/layout.c csrc/core/dsn.c \
@@ -104,6 +118,7 @@ objects = $(patsubst csrc/%.c,$(BUILD)/obj/%.o,$(1))
 CORE_SO := $(BUILD)/hierlock/core.so
 MYSQL_SO := $(BUILD)/hierlock/store/mysql.so
 POSTGRESQL_SO := $(BUILD)/hierlock/store/postgresql.so
+MEMCACHED_SO := $(BUILD)/hierlock/store/memcached.so
 LIBRARY := $(BUILD)/libhierlock.a
 PKG_CONFIG_FILE := $(BUILD)/hierlock.pc
 
@@ -129,6 +144,16 @@ without-postgresql:
 	@echo 'hierlock: Debian: apt-get install libpq-dev; or set POSTGRESQL_INCDIR, POSTGRESQL_LIBDIR.'
 endif
 
+ifneq ($(strip $(MEMCACHED_LIBS)),)
+all: $(MEMCACHED_SO)
+else
+all: without-memcached
+.PHONY: without-memcached
+without-memcached:
+	@echo 'hierlock: no libmemcached found: the Memcached store is not built.'
+	@echo 'hierlock: Debian: apt-get install libmemcached-dev; or set MEMCACHED_INCDIR, MEMCACHED_LIBDIR.'
+endif
+
 # Before anything is compiled for Lua: says in one line what is missing.
 LUA_PACKAGE = $(if $(filter luajit%,$(notdir $(LUA))),libluajit-5.1-dev (beside nginx: libluajit2-5.1-dev),$\
               lib$(patsubst lua5.1,lua5.1-0,lua$(LUA_VERSION))-dev)
@@ -148,12 +173,14 @@ $(BUILD)/headers:
 	esac
 	@mkdir -p $(@D) && : >$@
 
-$(call objects,$(BINDING) $(MYSQL_BINDING) $(POSTGRESQL_BINDING)): | $(BUILD)/headers
+$(call objects,$(BINDING) $(MYSQL_BINDING) $(POSTGRESQL_BINDING) $(MEMCACHED_BINDING)): | $(BUILD)/headers
 $(BUILD)/obj/lua/%.o: HL_CFLAGS += $(LUA_CFLAGS)
 $(BUILD)/obj/stores/mysql/%.o: HL_CFLAGS += $(MYSQL_CFLAGS)
 $(BUILD)/obj/stores/postgresql/%.o: HL_CFLAGS += $(POSTGRESQL_CFLAGS)
 $(call objects,$(POSTGRESQL_BINDING)): HL_CFLAGS += $(POSTGRESQL_CFLAGS) -Icsrc/lua -Icsrc/stores/postgresql
 $(call objects,$(MYSQL_BINDING)): HL_CFLAGS += $(MYSQL_CFLAGS) -Icsrc/lua -Icsrc/stores/mysql
+$(BUILD)/obj/stores/memcached/%.o: HL_CFLAGS += $(MEMCACHED_CFLAGS)
+$(call objects,$(MEMCACHED_BINDING)): HL_CFLAGS += -Icsrc/lua
 
 $(BUILD)/obj/%.o: csrc/%.c
 	@mkdir -p $(@D)
@@ -172,9 +199,14 @@ $(POSTGRESQL_SO): $(call objects,$(POSTGRESQL) $(POSTGRESQL_BINDING) $(SHARED) c
 	@mkdir -p $(@D)
 	$(CC) $(HL_LDFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(POSTGRESQL_LIBS) -lm
 
+$(MEMCACHED_SO): $(call objects,$(MEMCACHED) $(MEMCACHED_BINDING) $(filter csrc/core/%,$(SHARED)) csrc/lua/error.c)
+	@mkdir -p $(@D)
+	$(CC) $(HL_LDFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(MEMCACHED_LIBS) -lm
+
 # What else a program needs that links all of it.
-CLIENT_LIBS = $(strip $(MYSQL_LIBS) $(POSTGRESQL_LIBS))
-$(LIBRARY): $(call objects,$(CORE) $(if $(strip $(MYSQL_LIBS)),$(MYSQL)) $(if $(strip $(POSTGRESQL_LIBS)),$(POSTGRESQL)))
+CLIENT_LIBS = $(strip $(MYSQL_LIBS) $(POSTGRESQL_LIBS) $(MEMCACHED_LIBS))
+$(LIBRARY): $(call objects,$(CORE) $(if $(strip $(MYSQL_LIBS)),$(MYSQL)) $(if $(strip $(POSTGRESQL_LIBS)),$(POSTGRESQL)) \
+              $(if $(strip $(MEMCACHED_LIBS)),$(MEMCACHED)))
 	@mkdir -p $(@D)
 	rm -f $@
 	$(AR) rcs $@ $^
@@ -195,7 +227,8 @@ VERSION = $(shell sed -n 's/^\#define HL_VERSION "\(.*\)"/\1/p' csrc/core/hierlo
 INSTALL_LUA = $(foreach file,$(sort $(shell find lua -name '*.lua')),644:$(file):$(INST_LUADIR)/$(file:lua/%=%)) \
               755:$(CORE_SO):$(INST_LIBDIR)/hierlock/core.so \
               755:$(MYSQL_SO):$(INST_LIBDIR)/hierlock/store/mysql.so \
-              755:$(POSTGRESQL_SO):$(INST_LIBDIR)/hierlock/store/postgresql.so
+              755:$(POSTGRESQL_SO):$(INST_LIBDIR)/hierlock/store/postgresql.so \
+              755:$(MEMCACHED_SO):$(INST_LIBDIR)/hierlock/store/memcached.so
 INSTALL_REST = 644:$(LIBRARY):$(INST_CLIBDIR)/libhierlock.a \
                644:csrc/core/hierlock.h:$(INST_INCDIR)/hierlock.h \
                $(foreach file,$(wildcard sql/*.sql),644:$(file):$(INST_DATADIR)/$(file)) \
@@ -543,9 +576,10 @@ lint:
 	$(MAKE) --no-print-directory -s -j $$(nproc) all VARIANT=lint CC=clang CFLAGS='-O1 -Werror -Wthread-safety -Wthread-safety-beta'
 	$(MAKE) --no-print-directory -s -j $$(nproc) all VARIANT=lint-gcc CC=gcc CFLAGS='-O2 -Werror'
 	@echo clang-tidy
-	@printf '%s\n' $(CORE) $(BINDING) $(MYSQL) $(MYSQL_BINDING) $(POSTGRESQL) $(POSTGRESQL_BINDING) | xargs -P $$(nproc) -n 4 bash -o pipefail -c ' \
+	@printf '%s\n' $(CORE) $(BINDING) $(MYSQL) $(MYSQL_BINDING) $(POSTGRESQL) $(POSTGRESQL_BINDING) \
+	  $(MEMCACHED) $(MEMCACHED_BINDING) | xargs -P $$(nproc) -n 4 bash -o pipefail -c ' \
 	  clang-tidy --quiet --warnings-as-errors="*" "$$@" -- \
-	    $(HL_CFLAGS) $(LUA_CFLAGS) $(MYSQL_CFLAGS) $(POSTGRESQL_CFLAGS) -Icsrc/lua -Icsrc/stores/mysql -Icsrc/stores/postgresql 2>&1 | { grep -v "warnings generated" || true; }' bash
+	    $(HL_CFLAGS) $(LUA_CFLAGS) $(MYSQL_CFLAGS) $(POSTGRESQL_CFLAGS) $(MEMCACHED_CFLAGS) -Icsrc/lua -Icsrc/stores/mysql -Icsrc/stores/postgresql 2>&1 | { grep -v "warnings generated" || true; }' bash
 
 # What the locks promise, proved on models of the code by spin; and that each model fails when a bug is planted
 # in it. MODEL=queue: that one; LANES: how many runs at a time, each of at most 1.8 GB.

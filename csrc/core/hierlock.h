@@ -222,6 +222,8 @@ struct hl_store_ops; /* store.h: for those who bring a store of their own */
 extern const struct hl_store_ops hl_store_mysql;
 /* PostgreSQL; likewise, with libpq. */
 extern const struct hl_store_ops hl_store_postgresql;
+/* Memcached, for efficiency, never for correctness; likewise, with libmemcached. */
+extern const struct hl_store_ops hl_store_memcached;
 
 /* hl_config and hl_options begin with their size as the program was compiled with it, and
    later versions only add fields at the end: a program that knows fewer gets their
