@@ -65,6 +65,7 @@ case $kind in
     if [[ -z ${HIERLOCK_WITHOUT_CLIENTS:-} ]]; then
       if ! have mysql_config && ! have mariadb_config; then want libmariadb-dev; fi
       want libpq-dev
+      want libmemcached-dev
     fi
     ;;
   demo)

@@ -108,9 +108,14 @@ static int parse_param(hl__memcached_store *store, const hl_dsn_param *param,
 
 /* ------------------------------------------------------ which server has it */
 
-/* The same of the same servers, in whatever order they are named: so is ketama. */
+/* The same of the same servers, in whatever order they are named: so is ketama. One alone may have
+   several names: all find the same there. */
 static void digest_make(hl__memcached_store *store) {
   uint64_t sum = 0;
+  if (store->server_count == 1) {
+    (void)snprintf(store->list, sizeof store->list, "1");
+    return;
+  }
   for (unsigned i = 0; i < store->server_count; i++) {
     char name[300];
     (void)snprintf(name, sizeof name, "%s:%u", store->servers[i].host,
