@@ -48,17 +48,25 @@ ifeq ($(origin POSTGRESQL_CFLAGS),undefined)
 POSTGRESQL_CFLAGS := $(call libpq,cflags)
 endif
 
-# libsqlite3, as csrc/stores/sqlite/client.sh finds it; both empty when there is none. SQLITE_LIBS= builds without the
-# SQLite store. SQLITE_INCDIR, SQLITE_LIBDIR: where sqlite3.h and the library are.
-libsqlite = $(shell SQLITE_INCDIR='$(SQLITE_INCDIR)' SQLITE_LIBDIR='$(SQLITE_LIBDIR)' PKG_CONFIG='$(PKG_CONFIG)' \
-              SYSROOT='$(SYSROOT)' csrc/stores/sqlite/client.sh $(1)) \
-            $(if $(filter-out 0,$(.SHELLSTATUS)),$(error The client library that was asked for is not there))
-ifeq ($(origin SQLITE_LIBS),undefined)
-SQLITE_LIBS := $(call libsqlite,libs)
+# The stores that need but one library, as csrc/stores/client.sh finds it: NAME_LIBS and NAME_CFLAGS are empty when there is
+# none. NAME_LIBS= builds without that store. NAME_INCDIR, NAME_LIBDIR: where header and library are.
+OWN_STORES := SQLITE MEMCACHED
+SQLITE_PACKAGE := libsqlite3-dev
+MEMCACHED_PACKAGE := libmemcached-dev
+lower = $(shell echo $(1) | tr A-Z a-z)
+library = $(shell $(1)_INCDIR='$($(1)_INCDIR)' $(1)_LIBDIR='$($(1)_LIBDIR)' PKG_CONFIG='$(PKG_CONFIG)' SYSROOT='$(SYSROOT)' \
+            csrc/stores/client.sh $($(1)_NAME) $(2)) \
+          $(if $(filter-out 0,$(.SHELLSTATUS)),$(error The client library that was asked for is not there))
+define own_store
+$(1)_NAME := $(call lower,$(1))
+ifeq ($$(origin $(1)_LIBS),undefined)
+$(1)_LIBS := $$(call library,$(1),libs)
 endif
-ifeq ($(origin SQLITE_CFLAGS),undefined)
-SQLITE_CFLAGS := $(call libsqlite,cflags)
+ifeq ($$(origin $(1)_CFLAGS),undefined)
+$(1)_CFLAGS := $$(call library,$(1),cflags)
 endif
+endef
+$(foreach store,$(OWN_STORES),$(eval $(call own_store,$(store))))
 
 # Where it is installed; DESTDIR stands before all of these. LuaJIT counts as 5.1.
 PREFIX ?= /usr/local
@@ -106,21 +114,23 @@ MYSQL := $(wildcard csrc/stores/mysql/*.c)
 MYSQL_BINDING := $(wildcard csrc/lua/mysql/*.c)
 POSTGRESQL := $(wildcard csrc/stores/postgresql/*.c)
 POSTGRESQL_BINDING := $(wildcard csrc/lua/postgresql/*.c)
-SQLITE := $(wildcard csrc/stores/sqlite/*.c)
-SQLITE_BINDING := $(wildcard csrc/lua/sqlite/*.c)
+$(foreach store,$(OWN_STORES),$(eval $(store) := $(wildcard csrc/stores/$($(store)_NAME)/*.c)))
+$(foreach store,$(OWN_STORES),$(eval $(store)_BINDING := $(wildcard csrc/lua/$($(store)_NAME)/*.c)))
+OWN_BINDINGS := $(foreach store,$(OWN_STORES),$($(store)_BINDING))
 # Small and without state that must be one: a store that is a module of its own
 # has a copy of them.
 SHARED := csrc/core/error.c csrc/core/clock.c csrc/core/fork.c csrc/core/layout.c csrc/core/dsn.c \
           csrc/stores/sql/judge.c
-SQLITE_SHARED := $(filter csrc/core/%,$(SHARED)) $(wildcard csrc/stores/machine/*.c)
+OWN_SHARED := $(filter csrc/core/%,$(SHARED))
+SQLITE_SHARED := $(wildcard csrc/stores/machine/*.c)
 
 objects = $(patsubst csrc/%.c,$(BUILD)/obj/%.o,$(1))
 
 CORE_SO := $(BUILD)/hierlock/core.so
 MYSQL_SO := $(BUILD)/hierlock/store/mysql.so
 POSTGRESQL_SO := $(BUILD)/hierlock/store/postgresql.so
-SQLITE_SO := $(BUILD)/hierlock/store/sqlite.so
-STORES := $(MYSQL_SO) $(POSTGRESQL_SO) $(SQLITE_SO)
+own_so = $(BUILD)/hierlock/store/$($(1)_NAME).so
+STORES := $(MYSQL_SO) $(POSTGRESQL_SO) $(foreach store,$(OWN_STORES),$(call own_so,$(store)))
 LIBRARY := $(BUILD)/libhierlock.a
 PKG_CONFIG_FILE := $(BUILD)/hierlock.pc
 
@@ -146,15 +156,13 @@ without-postgresql:
 	@echo 'hierlock: Debian: apt-get install libpq-dev; or set POSTGRESQL_INCDIR, POSTGRESQL_LIBDIR.'
 endif
 
-ifneq ($(strip $(SQLITE_LIBS)),)
-all: $(SQLITE_SO)
-else
-all: without-sqlite
-.PHONY: without-sqlite
-without-sqlite:
-	@echo 'hierlock: no libsqlite3 found: the SQLite store is not built.'
-	@echo 'hierlock: Debian: apt-get install libsqlite3-dev; or set SQLITE_INCDIR, SQLITE_LIBDIR.'
-endif
+# Those whose library was found.
+BUILT_STORES := $(foreach store,$(OWN_STORES),$(if $(strip $($(store)_LIBS)),$(store)))
+all: $(foreach store,$(BUILT_STORES),$(call own_so,$(store))) $(foreach store,$(filter-out $(BUILT_STORES),$(OWN_STORES)),without-$(store))
+.PHONY: $(foreach store,$(OWN_STORES),without-$(store))
+without-%:
+	@echo 'hierlock: no $(patsubst %-dev,%,$($*_PACKAGE)) found: the store for $($*_NAME): is not built.'
+	@echo 'hierlock: Debian: apt-get install $($*_PACKAGE); or set $*_INCDIR, $*_LIBDIR.'
 
 # Before anything is compiled for Lua: says in one line what is missing.
 LUA_PACKAGE = $(if $(filter luajit%,$(notdir $(LUA))),libluajit-5.1-dev (beside nginx: libluajit2-5.1-dev),$\
@@ -175,14 +183,13 @@ $(BUILD)/headers:
 	esac
 	@mkdir -p $(@D) && : >$@
 
-$(call objects,$(BINDING) $(MYSQL_BINDING) $(POSTGRESQL_BINDING) $(SQLITE_BINDING)): | $(BUILD)/headers
+$(call objects,$(BINDING) $(MYSQL_BINDING) $(POSTGRESQL_BINDING) $(OWN_BINDINGS)): | $(BUILD)/headers
 $(BUILD)/obj/lua/%.o: HL_CFLAGS += $(LUA_CFLAGS)
 $(BUILD)/obj/stores/mysql/%.o: HL_CFLAGS += $(MYSQL_CFLAGS)
 $(BUILD)/obj/stores/postgresql/%.o: HL_CFLAGS += $(POSTGRESQL_CFLAGS)
-$(BUILD)/obj/stores/sqlite/%.o: HL_CFLAGS += $(SQLITE_CFLAGS)
-$(call objects,$(SQLITE_BINDING)): HL_CFLAGS += -Icsrc/lua
 $(call objects,$(POSTGRESQL_BINDING)): HL_CFLAGS += $(POSTGRESQL_CFLAGS) -Icsrc/lua -Icsrc/stores/postgresql
 $(call objects,$(MYSQL_BINDING)): HL_CFLAGS += $(MYSQL_CFLAGS) -Icsrc/lua -Icsrc/stores/mysql
+$(call objects,$(OWN_BINDINGS)): HL_CFLAGS += -Icsrc/lua
 
 $(BUILD)/obj/%.o: csrc/%.c
 	@mkdir -p $(@D)
@@ -201,14 +208,18 @@ $(POSTGRESQL_SO): $(call objects,$(POSTGRESQL) $(POSTGRESQL_BINDING) $(SHARED) c
 	@mkdir -p $(@D)
 	$(CC) $(HL_LDFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(POSTGRESQL_LIBS) -lm
 
-$(SQLITE_SO): $(call objects,$(SQLITE) $(SQLITE_BINDING) $(SQLITE_SHARED) csrc/lua/error.c)
-	@mkdir -p $(@D)
-	$(CC) $(HL_LDFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(SQLITE_LIBS) -lm
+define own_module
+$(BUILD)/obj/stores/$($(1)_NAME)/%.o: HL_CFLAGS += $($(1)_CFLAGS)
+$(call own_so,$(1)): $(call objects,$($(1)) $($(1)_BINDING) $(OWN_SHARED) $($(1)_SHARED) csrc/lua/error.c)
+	@mkdir -p $$(@D)
+	$$(CC) $$(HL_LDFLAGS) $$(CFLAGS) $$(LDFLAGS) -o $$@ $$^ $($(1)_LIBS) -lm
+endef
+$(foreach store,$(OWN_STORES),$(eval $(call own_module,$(store))))
 
 # What else a program needs that links all of it.
-CLIENT_LIBS = $(strip $(MYSQL_LIBS) $(POSTGRESQL_LIBS) $(SQLITE_LIBS))
-$(LIBRARY): $(call objects,$(CORE) $(if $(strip $(MYSQL_LIBS)),$(MYSQL)) $(if $(strip $(POSTGRESQL_LIBS)),$(POSTGRESQL)) $\
-             $(if $(strip $(SQLITE_LIBS)),$(SQLITE)))
+CLIENT_LIBS = $(strip $(MYSQL_LIBS) $(POSTGRESQL_LIBS) $(foreach store,$(OWN_STORES),$($(store)_LIBS)))
+$(LIBRARY): $(call objects,$(CORE) $(if $(strip $(MYSQL_LIBS)),$(MYSQL)) $(if $(strip $(POSTGRESQL_LIBS)),$(POSTGRESQL)) \
+             $(foreach store,$(BUILT_STORES),$($(store))))
 	@mkdir -p $(@D)
 	rm -f $@
 	$(AR) rcs $@ $^
@@ -230,7 +241,7 @@ INSTALL_LUA = $(foreach file,$(sort $(shell find lua -name '*.lua')),644:$(file)
               755:$(CORE_SO):$(INST_LIBDIR)/hierlock/core.so \
               755:$(MYSQL_SO):$(INST_LIBDIR)/hierlock/store/mysql.so \
               755:$(POSTGRESQL_SO):$(INST_LIBDIR)/hierlock/store/postgresql.so \
-              755:$(SQLITE_SO):$(INST_LIBDIR)/hierlock/store/sqlite.so
+              $(foreach store,$(OWN_STORES),755:$(call own_so,$(store)):$(INST_LIBDIR)/hierlock/store/$($(store)_NAME).so)
 INSTALL_REST = 644:$(LIBRARY):$(INST_CLIBDIR)/libhierlock.a \
                644:csrc/core/hierlock.h:$(INST_INCDIR)/hierlock.h \
                $(foreach file,$(wildcard sql/*.sql),644:$(file):$(INST_DATADIR)/$(file)) \
@@ -582,9 +593,9 @@ lint:
 	$(MAKE) --no-print-directory -s -j $$(nproc) all VARIANT=lint-gcc CC=gcc CFLAGS='-O2 -Werror'
 	@echo clang-tidy
 	@printf '%s\n' $(CORE) $(BINDING) $(MYSQL) $(MYSQL_BINDING) $(POSTGRESQL) $(POSTGRESQL_BINDING) \
-	  $(SQLITE) $(SQLITE_BINDING) | xargs -P $$(nproc) -n 4 bash -o pipefail -c ' \
+	  $(foreach store,$(BUILT_STORES),$($(store)) $($(store)_BINDING)) | xargs -P $$(nproc) -n 4 bash -o pipefail -c ' \
 	  clang-tidy --quiet --warnings-as-errors="*" "$$@" -- \
-	    $(HL_CFLAGS) $(LUA_CFLAGS) $(MYSQL_CFLAGS) $(POSTGRESQL_CFLAGS) $(SQLITE_CFLAGS) -Icsrc/lua -Icsrc/stores/mysql -Icsrc/stores/postgresql 2>&1 | { grep -v "warnings generated" || true; }' bash
+	    $(HL_CFLAGS) $(LUA_CFLAGS) $(MYSQL_CFLAGS) $(POSTGRESQL_CFLAGS) $(foreach store,$(BUILT_STORES),$($(store)_CFLAGS)) -Icsrc/lua -Icsrc/stores/mysql -Icsrc/stores/postgresql 2>&1 | { grep -v "warnings generated" || true; }' bash
 
 # What the locks promise, proved on models of the code by spin; and that each model fails when a bug is planted
 # in it. MODEL=queue: that one; LANES: how many runs at a time, each of at most 1.8 GB.

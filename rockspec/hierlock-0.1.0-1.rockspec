@@ -4,8 +4,8 @@
 --     luarocks --lua-version=5.1 make rockspec/hierlock-0.1.0-1.rockspec \
 --       LUA=/usr/bin/luajit LUA_INCDIR=/usr/include/luajit-2.1
 --
--- The client libraries of the MySQL, PostgreSQL and SQLite stores are found by themselves (client.sh in csrc/stores/*), or where
--- MYSQL_INCDIR=... MYSQL_LIBDIR=... POSTGRESQL_INCDIR=... POSTGRESQL_LIBDIR=... SQLITE_INCDIR=... SQLITE_LIBDIR=... say. Without one, everything but that store is built: the
+-- The client libraries of the stores are found by themselves (client.sh in csrc/stores and below it), or where MYSQL_INCDIR=...
+-- MYSQL_LIBDIR=... and the same of POSTGRESQL, SQLITE and MEMCACHED say. Without one, everything but that store is built: the
 -- build says so.
 rockspec_format = "3.0"
 package = "hierlock"
@@ -44,6 +44,8 @@ build = {
     POSTGRESQL_LIBDIR = "$(POSTGRESQL_LIBDIR)",
     SQLITE_INCDIR = "$(SQLITE_INCDIR)",
     SQLITE_LIBDIR = "$(SQLITE_LIBDIR)",
+    MEMCACHED_INCDIR = "$(MEMCACHED_INCDIR)",
+    MEMCACHED_LIBDIR = "$(MEMCACHED_LIBDIR)",
     VARIANT = "luarocks",
   },
   install_target = "install-lua",

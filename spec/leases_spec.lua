@@ -9,14 +9,17 @@ local support = require "spec.support"
 local U1, A1, R1, R2 = { "u1" }, { "u1", "a1" }, { "u1", "a1", "r1" }, { "u1", "a1", "r2" }
 
 -- By the name of the store. The others refuse a ttl.
-local LEASES = { embedded = true, mysql = true, mariadb = true, postgresql = true, sqlite = true }
+local LEASES = { embedded = true, mysql = true, mariadb = true, postgresql = true, sqlite = true, memcached = true }
 
 local SHORT = 0.15 -- a ttl that is waited for
 local LONG = 60 -- one that is not
 local PROMPT = 1.5
 
 -- Waits until a lease of so many seconds from now is surely over, in the store, too.
-local function outlast(seconds) support.sleep(seconds + 0.02) end
+local function outlast(seconds, store)
+  -- Memcached's clock ticks once a second: the record is there for up to two seconds more.
+  support.sleep(store and store.whole_seconds and math.ceil(seconds) + 1.1 or seconds + 0.02)
+end
 
 local function collect() for _ = 1, 3 do collectgarbage() end end
 
@@ -80,6 +83,17 @@ describe("a lease", function()
     -- What is acquired without a ttl.
     local PLAIN = store.leases_only and "lease" or "session"
     local function it_with_sessions(name, fn) if not store.leases_only then it(name, fn) end end
+    -- Where the store deletes a record by itself when its time is up, no refresh brings that back.
+    local function it_with_records(name, fn) if not store.whole_seconds then it(name, fn) end end
+    -- How much longer a record may be there.
+    local TICKS = store.whole_seconds and 2 or 0
+    -- A filter, and below which root, where the store must be told.
+    local function scope(filter)
+      if store.lists_by_root then filter.target = U1 end
+      return filter
+    end
+    -- All leases of the specs.
+    local function leases(one) return one:leases(scope {}) end
 
     -- As soon as what nobody waited for has reached the server.
     local function eventually(check)
@@ -158,7 +172,7 @@ describe("a lease", function()
       local handle = assert(lease(R1, SHORT))
       local left = handle:remaining()
       assert.is_true(left <= SHORT)
-      outlast(SHORT)
+      outlast(SHORT, store)
       assert.equal(0, handle:remaining())
       assert.is_false(handle:is_held())
       assert.truthy(tostring(handle):find("over", 1, true))
@@ -215,11 +229,11 @@ describe("a lease", function()
       for i = 1, 300 do names[i] = "r" .. i end
       local blocker = assert(other:acquire({ "u1", "a1", "r200" }, { ttl = LONG }))
       assert_code("timeout", manager:acquire_resources("u1", "a1", names, { ttl = LONG, timeout = 0 }))
-      assert.equal(1, #manager:leases())
+      assert.equal(1, #leases(manager))
       assert(blocker:release(CONFIRM))
       local handle = assert(manager:acquire_resources("u1", "a1", names, { ttl = LONG, timeout = 0 }))
       for _, i in ipairs { 1, 64, 65, 200, 300 } do assert_taken { "u1", "a1", names[i] } end
-      assert.equal(1, #manager:leases())
+      assert.equal(1, #leases(manager))
       local text = assert(handle:export())
       handle = assert(manager:import(text))
       assert(handle:release(CONFIRM))
@@ -268,7 +282,7 @@ describe("a lease", function()
       refused({ ttl = 1, auto_release = "no" }, "auto_release")
       refused({ tll = 1 }, "unknown option 'tll'")
       local handle = assert(lease(R1, LONG, { owner = ("x"):rep(127) }))
-      assert.equal(("x"):rep(127), manager:leases()[1].owner)
+      assert.equal(("x"):rep(127), leases(manager)[1].owner)
       for _, ttl in ipairs { 0, -1, 1e12 } do assert.is_false((pcall(handle.refresh, handle, ttl))) end
       assert.is_false((pcall(manager.revoke, manager, {})))
       assert.is_false((pcall(manager.revoke, manager, { id = "zz" })))
@@ -304,7 +318,7 @@ describe("a lease", function()
         local granted = assert(other:acquire(R1, { ttl = options.ttl, timeout = 10 }))
         local waited = support.now() - start
         -- Milliseconds are counted whole, from one that had begun.
-        assert.is_true(waited >= 0.399 and waited < 0.4 + PROMPT, waited)
+        assert.is_true(waited >= 0.399 and waited < 0.4 + PROMPT + TICKS, waited)
         assert.is_false(handle:is_held())
         assert_code("lost", handle:refresh())
         assert.is_true(granted:check())
@@ -340,7 +354,7 @@ describe("a lease", function()
       support.wait_until(function() return store.waiting(R1) == 0 end)
       assert(handle:release(CONFIRM))
       assert_free(A1, { ttl = LONG })
-      assert.equal(0, #manager:leases())
+      assert.equal(0, #leases(manager))
     end)
 
     it("lets those in first who came first, be they sessions or leases", function()
@@ -376,18 +390,18 @@ describe("a lease", function()
         assert.is_true(handle:refresh(ttl))
         local left = handle:remaining()
         assert.is_true(left <= ttl and left > ttl - 0.4, left)
-        assert.is_true(math.abs(other:leases()[1].remaining - left) < 0.4)
+        assert.is_true(math.abs(leases(other)[1].remaining - left) < 0.4 + TICKS)
       end
       assert.is_true(handle:refresh())
       assert.is_true(handle:remaining() > LONG - 10)
       assert.is_true(handle:refresh(SHORT))
-      outlast(SHORT)
+      outlast(SHORT, store)
       assert_free(R1)
     end)
 
-    it("that is over, and whose nodes nobody has had, is held again by a refresh", function()
+    it_with_records("that is over, and whose nodes nobody has had, is held again by a refresh", function()
       local handle = assert(lease(R1, SHORT))
-      outlast(SHORT)
+      outlast(SHORT, store)
       assert.is_false(handle:is_held())
       assert_free(R2) -- not in its way
       assert.is_true(handle:refresh(LONG))
@@ -420,7 +434,7 @@ describe("a lease", function()
 
     it("that somebody has had since is lost, and a refresh changes nothing", function()
       local handle = assert(lease(R1, SHORT))
-      outlast(SHORT)
+      outlast(SHORT, store)
       local taken = assert(other:acquire(R1, { ttl = LONG, timeout = 0 }))
       assert_code("lost", handle:refresh())
       assert_code("lost", handle:check())
@@ -429,7 +443,7 @@ describe("a lease", function()
       assert.is_true(taken:remaining() > LONG - 10)
       assert_code("lost", handle:release(CONFIRM))
       assert.is_true(taken:check())
-      assert.equal(1, #manager:leases())
+      assert.equal(1, #leases(manager))
     end)
 
     it("is refreshed by the manager's thread, if it is to be, until it is released", function()
@@ -454,7 +468,7 @@ describe("a lease", function()
       local telling = open { on_lost = function(handle, err) told[#told + 1] = { handle, err } end }
       local over = assert(telling:acquire(R1, { ttl = SHORT }))
       local revoked = assert(telling:acquire(R2, { ttl = LONG }))
-      outlast(SHORT)
+      outlast(SHORT, store)
       telling:stats()
       telling:stats()
       assert.equal(1, #told)
@@ -469,12 +483,12 @@ describe("a lease", function()
       assert.equal("lunch", told[2][2].reason)
     end)
 
-    it("tells on_lost again when it is over again, after a refresh had restored it", function()
+    it_with_records("tells on_lost again when it is over again, after a refresh had restored it", function()
       local told = 0
       local telling = open { on_lost = function() told = told + 1 end }
       local handle = assert(telling:acquire(R1, { ttl = SHORT }))
       for i = 1, 3 do
-        outlast(SHORT)
+        outlast(SHORT, store)
         telling:stats()
         telling:stats()
         assert.equal(i, told)
@@ -523,7 +537,7 @@ describe("a lease", function()
             if not auto then assert_taken(R1) end
             eventually(function()
               if auto then assert_free(R1) end
-              assert.equal(auto and 0 or 1, #other:leases())
+              assert.equal(auto and 0 or 1, #leases(other))
             end)
           end
         end)
@@ -565,11 +579,11 @@ describe("a lease", function()
                 assert(done == nil and err.code == "released", call)
               end
               assert(not manager:acquire(lock.targets[1], { timeout = 0 }))
-              assert(#manager:leases() == 1)
+              assert(#manager:leases { target = { "u1" } } == 1)
             end
             handles.lock = nil
             collectgarbage() collectgarbage()
-            assert(#manager:leases() == 1)
+            assert(#manager:leases { target = { "u1" } } == 1)
             manager:close()
           end)
           if not ok then io.stderr:write("in the child: ", tostring(err), "\n") end
@@ -581,7 +595,7 @@ describe("a lease", function()
       assert.equal(0, status)
       assert.is_true(held and checked)
       peer:close()
-      support.wait_until(function() return #other:leases() == 0 end)
+      support.wait_until(function() return #leases(other) == 0 end)
     end)
 
     it("is what finalizers find, who may do with it what they like", function()
@@ -617,28 +631,28 @@ describe("a lease", function()
       assert.equal("lease", handle.kind)
       assert.same({ { user = "u1", account = "a1", resource = "r1" } }, handle.targets)
       assert.is_true(handle:remaining() > 50)
-      assert.equal("alice", manager:leases()[1].owner)
-      assert.equal("the holder", manager:leases()[1].application)
+      assert.equal("alice", leases(manager)[1].owner)
+      assert.equal("the holder", leases(manager)[1].application)
       assert.equal("timeout", probe:call(TRY, R1))
       assert(handle:release(CONFIRM))
       assert.is_true(probe:call(TRY, R1))
     end)
 
-    it("is refreshed by an import, for its own time or another", function()
+    it_with_records("is refreshed by an import, for its own time or another", function()
       local handle = assert(lease(R1, 1))
       assert(handle:refresh(SHORT))
       local text = assert(handle:export())
-      outlast(SHORT)
+      outlast(SHORT, store)
       handle = assert(manager:import(text))
       local left = handle:remaining()
       assert.is_true(left > 0.5 and left <= 1, left)
-      assert.is_true(math.abs(other:leases()[1].remaining - left) < 0.4)
+      assert.is_true(math.abs(leases(other)[1].remaining - left) < 0.4 + TICKS)
       text = assert(handle:export())
       handle = assert(manager:import(text, { ttl = LONG, auto_refresh = true, auto_release = false }))
       assert.is_true(handle:remaining() > LONG - 10)
       handle = nil -- luacheck: ignore
       collect()
-      assert.equal(1, #other:leases())
+      assert.equal(1, #leases(other))
     end)
 
     it("that is imported twice is the later one's", function()
@@ -668,7 +682,7 @@ describe("a lease", function()
       for _, bad in ipairs { text .. "A", text .. text, "\0" .. text, text .. "\0", text:upper(), ("A"):rep(10000) } do
         assert_code("mismatch", manager:import(bad))
       end
-      assert.equal(1, #manager:leases())
+      assert.equal(1, #leases(manager))
       assert_taken(R1)
       assert(assert(manager:import(text)):release(CONFIRM))
       assert_code("lost", manager:import(text))
@@ -688,7 +702,7 @@ describe("a lease", function()
       assert.is_true(session:check())
       assert.is_true(session:remaining() <= LONG)
       assert.is_true(peer:stays_blocked())
-      local found = manager:leases()[1]
+      local found = leases(manager)[1]
       assert.equal("bob", found.owner)
       assert.equal("after", found.label)
       assert.equal(1, manager:stats().held)
@@ -716,8 +730,8 @@ describe("a lease", function()
       local before = os.time()
       support.keep(assert(lease(R1, LONG, { owner = "alice", label = "edit" })))
       support.keep(assert(other:acquire({ "u1", "a2" }, { ttl = 100, owner = "bob" })))
-      assert.equal(2, #manager:leases())
-      local found = manager:leases { owner = "alice" }
+      assert.equal(2, #leases(manager))
+      local found = manager:leases(scope { owner = "alice" })
       assert.equal(1, #found)
       local one = found[1]
       assert.equal(32, #one.id)
@@ -740,7 +754,7 @@ describe("a lease", function()
       for _, by in ipairs { "owner", "id", "target" } do
         local handle = assert(lease(R1, LONG, { owner = "alice" }))
         local second = assert(lease(R2, LONG, { owner = "bob" }))
-        local filter = { owner = { owner = "alice" }, id = { id = manager:leases({ owner = "alice" })[1].id }, target = { target = R1 } }
+        local filter = { owner = scope { owner = "alice" }, id = { id = manager:leases(scope { owner = "alice" })[1].id }, target = { target = R1 } }
         assert.equal(1, other:revoke(filter[by], { by = "admin", reason = "time for lunch" }))
         assert_free(R1)
         assert.is_true(second:check())
@@ -831,7 +845,7 @@ describe("a lease", function()
       end)
       assert.same({ "granted", "released" }, steps)
       assert.is_true(yields > 0)
-      assert.equal(0, #manager:leases())
+      assert.equal(0, #leases(manager))
     end)
 
     if _VERSION >= "Lua 5.4" then
@@ -847,7 +861,7 @@ describe("a lease", function()
           local free = other:acquire(R1, { timeout = 0 })
           return free and free:release { confirm = true }
         end)
-        assert.equal(0, #manager:leases())
+        assert.equal(0, #leases(manager))
       end)
     end
   end)

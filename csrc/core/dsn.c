@@ -195,6 +195,7 @@ static const struct {
     {"postgresql://", "postgresql"},
     {"postgres://", "postgresql"},
     {"sqlite:", "sqlite"},
+    {"memcached://", "memcached"},
     {"file:", "file"},
     {"null:", "null"},
 };
@@ -240,7 +241,7 @@ static int store_find(const char *text, const char **store, const char **rest,
   if (word && strncmp(text + word, "://", 3) == 0)
     return hl__error(error, HL_EDSN,
                      "unknown scheme '%.*s' in the DSN: mysql, mariadb, "
-                     "postgresql, postgres, sqlite, file and null are known",
+                     "postgresql, postgres, sqlite, memcached, file and null are known",
                      (int)(word < 40 ? word : 40), text);
   if (!strchr(text, '/'))
     return hl__error(error, HL_EDSN,

@@ -224,6 +224,8 @@ extern const struct hl_store_ops hl_store_mysql;
 extern const struct hl_store_ops hl_store_postgresql;
 /* SQLite; likewise, with libsqlite3. */
 extern const struct hl_store_ops hl_store_sqlite;
+/* Memcached, for efficiency, never for correctness; likewise, with libmemcached. */
+extern const struct hl_store_ops hl_store_memcached;
 
 /* hl_config and hl_options begin with their size as the program was compiled with it, and
    later versions only add fields at the end: a program that knows fewer gets their

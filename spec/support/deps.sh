@@ -64,7 +64,7 @@ case $kind in
     # Either client library will do. The demonstration needs none.
     if [[ -z ${HIERLOCK_WITHOUT_CLIENTS:-} ]]; then
       if ! have mysql_config && ! have mariadb_config; then want libmariadb-dev; fi
-      want libpq-dev libsqlite3-dev
+      want libpq-dev libsqlite3-dev libmemcached-dev
     fi
     ;;
   demo)

@@ -349,6 +349,38 @@ local function postgresql_store(...)
   return store
 end
 
+-- Memcached: it has only leases, of whole seconds, and lists them by root.
+local function memcached_store(name, dsn, root_dsn, control)
+  local store = server_store(name, dsn, root_dsn, control)
+  store.leases_only, store.unbucketed, store.whole_seconds, store.lists_by_root = true, true, true, true
+  store.host, store.port = dsn:match "//([^:/]+):(%d+)"
+  function store.sql() error "Memcached has no SQL" end
+  --- What it answers to a command of the text protocol (all of what comes at once).
+  function store.say(command)
+    local socket = assert(require("socket").connect(store.host, tonumber(store.port)))
+    socket:settimeout(5)
+    local dumps = command:find "metadump" -- another thread answers, and takes nothing meanwhile
+    assert(socket:send(command .. (dumps and "\r\n" or "\r\nmn\r\n")))
+    local lines = {}
+    for line in function() return (assert(socket:receive "*l")) end do
+      if line == (dumps and "END" or "MN") then break end
+      lines[#lines + 1] = line
+    end
+    socket:close()
+    return table.concat(lines, "\n")
+  end
+  function store.waiting(target)
+    local n, observer = 0, support.open(store)
+    for _, holder in ipairs(assert(observer:holders(target))) do
+      if holder.waiting then n = n + 1 end
+    end
+    observer:close()
+    return n
+  end
+  function store.prepare() end
+  return store
+end
+
 local function embedded_store()
   local directory = assert(os.getenv("HIERLOCK_SPEC_DIRECTORY"), "run the specs by `make spec`")
   local store = {
@@ -433,6 +465,9 @@ end
 
 --- Those that only have leases.
 support.leases_only = { sqlite_store() }
+if not os.getenv("MYSQL_DSN") or os.getenv("HIERLOCK_MEMCACHED_DSN") then
+  support.leases_only[#support.leases_only + 1] = started_store("memcached", memcached_store)
+end
 
 -- busted gives describe, it ... to spec files only, as their environment.
 local function environment_of(fn)
@@ -477,14 +512,20 @@ function support.each_leasing_store(fn)
   support.each_store(fn)
 end
 
---- For SQLite only.
-function support.on_sqlite(fn)
+-- The same for one that only has leases.
+local function on_leases_only(name, fn)
   local stores = {}
   for _, store in ipairs(support.leases_only) do
-    if store.name == "sqlite" then stores[#stores + 1] = store end
+    if store.name == name then stores[#stores + 1] = store end
   end
   each(stores, fn)
 end
+
+--- For SQLite only.
+function support.on_sqlite(fn) on_leases_only("sqlite", fn) end
+
+--- For Memcached only.
+function support.on_memcached(fn) on_leases_only("memcached", fn) end
 
 local function servers_of(wanted)
   local servers = {}

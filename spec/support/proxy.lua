@@ -52,6 +52,9 @@ local function note_messages(buffer, found)
   return buffer
 end
 
+-- Of other protocols no commands are seen.
+local function note_nothing() return "" end
+
 --- Opens a proxy before the server of a store.
 -- rewrite(data, first): what the client is told instead of the server's data;
 -- first: it is the greeting. tls: the DSN's parameter (tls, sslmode), "off" unless said;
@@ -70,11 +73,11 @@ end
 function proxy.open(store, rewrite, tls, own_port)
   local self = { commands = {}, connections = {}, turns = 0, sent = "" }
   local server = uv.new_tcp()
-  local port = tonumber(store.dsn:match(":(%d+)[/)]"))
+  local port = tonumber(store.dsn:match(":(%d+)[/)]") or store.dsn:match(":(%d+)$"))
   assert(server:bind("127.0.0.1", own_port or 0))
   self.dsn = store.dsn:gsub(":" .. port, ":" .. server:getsockname().port, 1) ..
-    (store.table and "&tls=" .. (tls or "off") or "?sslmode=" .. (tls or "disable"))
-  local note = store.table and note_commands or note_messages
+    (store.leases_only and "" or store.table and "&tls=" .. (tls or "off") or "?sslmode=" .. (tls or "disable"))
+  local note = store.leases_only and note_nothing or store.table and note_commands or note_messages
 
   local function accept()
     local n = #self.connections + 1

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 #
-# Throw-away MySQL, MariaDB and PostgreSQL servers for the test suite, on loopback ports that are free at the
+# Throw-away MySQL, MariaDB, PostgreSQL and Memcached servers for the test suite, on loopback ports that are free at the
 # time.  Everything of a server (data, log, socket, certificates) lives below DIR; what is slow to
 # make (MySQL's files, initialised data directories) is kept in HIERLOCK_CACHE, by default
 # ~/.cache/hierlock.  This script must never touch a server that it did not start, listen on
@@ -17,7 +17,7 @@
 #   servers.sh control DIR KIND stop|start|restart|kill|pid      as one command
 #   servers.sh install                             get what is missing: packages, MySQL's files
 #
-# KIND: mysql, mariadb, postgresql. PostgreSQL is left out by default where it is not installed.
+# KIND: mysql, mariadb, postgresql, memcached. The last two are left out by default where they are not installed.
 # HIERLOCK_SERVER_OPTIONS: more options for a server that is started, without spaces inside them.
 #
 # MySQL is in Debian unstable only, so it runs chrooted in a small private root of that, made by root.sh.
@@ -90,6 +90,7 @@ SQL
 }
 
 fresh_data() {                          # KIND: a copy of initialised data
+  [[ $1 != memcached ]] || { mkdir "$dir/memcached/data"; return; }
   local version=(mariadbd --no-defaults --version) made
   [[ $1 != mysql ]] || version=(in_root "$dir" mysqld --no-defaults --version)
   [[ $1 != postgresql ]] || version=("$pg_bin/postgres" --version)
@@ -137,8 +138,17 @@ launch_postgresql() {
   disown
 }
 
+launch_memcached() {
+  # shellcheck disable=SC2086  # several words
+  setsid memcached -u "$(id -un)" -l 127.0.0.1 -p "$(<"$dir/memcached/port")" -U 0 -t 2 -m 32 \
+    ${HIERLOCK_SERVER_OPTIONS:-} </dev/null >>"$dir/memcached/log" 2>&1 &
+  echo "$! $(began $!)" >"$dir/memcached/pid"
+  disown
+}
+
 launch() {                              # KIND
   local base=$dir server
+  [[ $1 != memcached ]] || { launch_memcached; return; }
   [[ $1 != postgresql ]] || { launch_postgresql; return; }
   server=(mariadbd --no-defaults --user="$(id -un)" --secure-file-priv="$dir/mariadb/tmp"
     --innodb-log-file-size=48M)
@@ -161,6 +171,10 @@ launch() {                              # KIND
   disown
 }
 
+memcached_version() (                   # PORT
+  exec 9<>"/dev/tcp/127.0.0.1/$1" && printf 'version\r\n' >&9 && read -r -t 5 _ version <&9 && echo "${version%$'\r'}"
+)
+
 answers() {                             # KIND: waits until it does; asks as root, so that
                                         # MySQL has not cached the password of the tests' user
   local deadline=$((SECONDS + 60)) version client=(mariadb --no-defaults --socket="$dir/$1/sock")
@@ -168,6 +182,7 @@ answers() {                             # KIND: waits until it does; asks as roo
   client+=(--user=root --skip-column-names --batch --execute='SELECT VERSION()' mgl_test)
   [[ $1 != postgresql ]] || client=("$pg_bin/psql" -XAtqw -h 127.0.0.1 -p "$(<"$dir/$1/port")" -U root
     -c 'SHOW server_version' mgl_test)
+  [[ $1 != memcached ]] || client=(memcached_version "$(<"$dir/memcached/port")")
   until version=$(MYSQL_PWD=rootpassword PGPASSWORD=rootpassword "${client[@]}" 2>/dev/null) && alive "$1"; do
     if [[ $fresh ]] && ! alive "$1" && grep -q 'Address already in use' "$dir/$1/log"; then
       : >"$dir/$1/log"                  # another run's server has got the port meanwhile
@@ -238,11 +253,15 @@ certificates() (
 
 write_env() {
   local kind at control pair value database socket
-  for kind in mysql mariadb postgresql; do
+  for kind in mysql mariadb postgresql memcached; do
     [[ -d $dir/$kind/data ]] || continue
     alive "$kind" || pid=''
     at=127.0.0.1:$(<"$dir/$kind/port")
     printf -v control '%q control %q %s' "$self" "$dir" "$kind"
+    if [[ $kind == memcached ]]; then   # no user, no database, no TLS
+      printf "export HIERLOCK_MEMCACHED_%s=%q\n" DSN "memcached://$at" PID "$pid" CONTROL "$control"
+      continue
+    fi
     database='' socket=$dir/$kind/sock
     [[ $kind != postgresql ]] || database=mgl_test socket=$dir/$kind/tmp
     for pair in "DSN=$kind://testuser:testpassword@$at/mgl_test" \
@@ -259,7 +278,7 @@ discard() {                             # KIND…
   local kind
   end TERM "$@"
   for kind; do rm -rf "$dir/$kind/"{data,tmp,sock*}; done
-  if alive mysql || alive mariadb || alive postgresql; then write_env; else rm -rf "$dir/tls" "$dir/env"; fi
+  if alive mysql || alive mariadb || alive postgresql || alive memcached; then write_env; else rm -rf "$dir/tls" "$dir/env"; fi
 }
 
 finish() {                              # on exit: nothing goes on
@@ -289,6 +308,7 @@ begin() {                               # KIND…: from then on an exit of the s
   need openssl
   for kind; do
     [[ $kind != mariadb ]] || need mariadbd
+    [[ $kind != memcached ]] || need memcached
     [[ $kind != postgresql || $pg_bin ]] || die "PostgreSQL is missing; get it by: $self install"
     ! alive "$kind" || die "$kind runs in $dir already"
     [[ ! -e $dir/$kind || -e $dir/$kind/port ]] || die "$dir/$kind is not of this script's making"
@@ -309,7 +329,7 @@ begin() {                               # KIND…: from then on an exit of the s
     [[ $kind != mysql ]] || get_root
     locked fresh_data "$kind"
   done
-  alive mysql || alive mariadb || alive postgresql || certificates 2>"$dir/openssl.log"
+  alive mysql || alive mariadb || alive postgresql || alive memcached || certificates 2>"$dir/openssl.log"
   for kind; do launch "$kind"; done
   for kind; do answers "$kind"; done
   write_env
@@ -333,6 +353,7 @@ install() {
   ls /usr/lib/galera/libgalera_smm.so >/dev/null 2>&1 || missing+=(galera-4)
   command -v openssl >/dev/null || missing+=(openssl)
   [[ $pg_bin ]] || missing+=(postgresql)
+  command -v memcached >/dev/null || missing+=(memcached)
   if ((${#missing[@]})); then
     say "installing packages: ${as[*]} apt-get install ${missing[*]}"
     "${as[@]}" apt-get update >&2
@@ -352,12 +373,13 @@ dir=$(realpath -m "$2")
 shift 2
 ((${#dir} <= 76)) || die "$dir is too long a name: its sockets would be out of reach"
 kinds=()
-while [[ ${1:-} == mysql || ${1:-} == mariadb || ${1:-} == postgresql ]]; do kinds+=("$1"); shift; done
+while [[ ${1:-} == mysql || ${1:-} == mariadb || ${1:-} == postgresql || ${1:-} == memcached ]]; do kinds+=("$1"); shift; done
 case "$verb ${#kinds[@]}" in
-  "stop 0") kinds=(mysql mariadb postgresql) ;;
+  "stop 0") kinds=(mysql mariadb postgresql memcached) ;;
   "start 0" | "run 0")
     kinds=(mysql mariadb)
-    [[ ! $pg_bin ]] || kinds+=(postgresql) ;;
+    [[ ! $pg_bin ]] || kinds+=(postgresql)
+    ! command -v memcached >/dev/null || kinds+=(memcached) ;;
 esac
 case "$verb ${#kinds[@]} ${1:+more}" in
   "stop "*" ") discard "${kinds[@]}" ;;

@@ -1,0 +1,281 @@
+/*
+ * document.c - the document of a root: who holds or awaits what in its tree, in the order in
+ * which they came. Numbers are big-endian:
+ *
+ *     "HLD1"  last token: 8  entries: 4
+ *     for each: id: 16  holder: 16  token: 8  home: 8  granted: 1  rows: 4
+ *         for each, in locking order: level: 1  mode: 1  bucket: 8
+ *
+ * It comes from a server that anybody may write to: nothing in it is believed before it was
+ * looked at.
+ */
+#include "memcached_store.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MAGIC "HLD1"
+#define ENTRY_SIZE 53u
+#define ROW_SIZE 10u
+
+/* ----------------------------------------------------------------- reading */
+
+typedef struct reader {
+  const uint8_t *at, *end;
+  bool failed;
+} reader;
+
+static uint64_t number(reader *self, size_t size) {
+  uint64_t value = 0;
+  if ((size_t)(self->end - self->at) < size) {
+    self->failed = true;
+    return 0;
+  }
+  for (size_t i = 0; i < size; i++) value = value << 8 | *self->at++;
+  return value;
+}
+
+static void bytes(reader *self, uint8_t *out, size_t size) {
+  if ((size_t)(self->end - self->at) < size) {
+    self->failed = true;
+    return;
+  }
+  memcpy(out, self->at, size);
+  self->at += size;
+}
+
+static int order(const hl_row *a, const hl_row *b) {
+  if (a->level != b->level) return a->level < b->level ? -1 : 1;
+  if (a->bucket != b->bucket) return a->bucket < b->bucket ? -1 : 1;
+  return 0;
+}
+
+static void read_rows(reader *self, hl__memcached_document *document,
+                      hl__memcached_entry *entry) {
+  entry->first = document->row_count;
+  for (size_t i = 0; i < entry->n && !self->failed; i++) {
+    hl_row *row = &document->rows[document->row_count++];
+    *row = (hl_row){0};
+    row->level = (uint8_t)number(self, 1);
+    row->mode = (uint8_t)number(self, 1);
+    row->bucket = number(self, 8);
+    if (row->level >= HL_LEVELS_MAX ||
+        (row->mode != HL_SHARED && row->mode != HL_EXCLUSIVE) ||
+        (i > 0 && order(row - 1, row) >= 0))
+      self->failed = true;
+  }
+  if (!self->failed && document->rows[entry->first].level != 0)
+    self->failed = true; /* each has its root */
+}
+
+/* HL_OK, HL_ENOMEM, HL_ESTORE. */
+static int decode(hl__memcached_document *document,
+                  const hl__memcached_item *item, hl_error *error) {
+  reader self = {(const uint8_t *)item->data,
+                 (const uint8_t *)item->data + item->size, false};
+  uint8_t magic[4] = {0};
+  bytes(&self, magic, sizeof magic);
+  document->token = number(&self, 8);
+  uint64_t n = number(&self, 4);
+  if (memcmp(magic, MAGIC, sizeof magic) != 0 || n > item->size / ENTRY_SIZE)
+    self.failed = true;
+  if (!self.failed) {
+    /* As many as there can be, and one more: to add one. */
+    document->entries = calloc((size_t)n + 1, sizeof *document->entries);
+    document->rows = calloc(item->size / ROW_SIZE + 1, sizeof *document->rows);
+    if (!document->entries || !document->rows) return hl__error_memory(error);
+  }
+  for (uint64_t i = 0; i < n && !self.failed; i++) {
+    hl__memcached_entry *entry = &document->entries[document->n++];
+    bytes(&self, entry->id, sizeof entry->id);
+    bytes(&self, entry->holder, sizeof entry->holder);
+    entry->token = number(&self, 8);
+    entry->home = number(&self, 8);
+    entry->granted = number(&self, 1) == 1;
+    entry->n = (size_t)number(&self, 4);
+    if (entry->n == 0 ||
+        entry->n > (size_t)(self.end - self.at) / ROW_SIZE)
+      self.failed = true;
+    else
+      read_rows(&self, document, entry);
+  }
+  if (!self.failed && self.at == self.end) return HL_OK;
+  return hl__error(error, HL_ESTORE,
+                   "what Memcached has of root %016llx is not of hierlock's "
+                   "making; delete it, and all locks below that root are gone",
+                   (unsigned long long)document->root);
+}
+
+void hl__memcached_document_dispose(hl__memcached_document *document) {
+  free(document->entries);
+  free(document->rows);
+  document->entries = NULL;
+  document->rows = NULL;
+  document->n = document->row_count = 0;
+}
+
+static void key_make(const hl__memcached_session *session, uint64_t root,
+                     char out[HL__MEMCACHED_KEY_MAX]) {
+  (void)snprintf(out, HL__MEMCACHED_KEY_MAX, "%s:root:%016llx",
+                 session->store->prefix, (unsigned long long)root);
+}
+
+void hl__memcached_document_ask(const hl__memcached_session *session,
+                                hl__memcached_link *link, uint64_t root) {
+  char key[HL__MEMCACHED_KEY_MAX];
+  key_make(session, root, key);
+  hl__memcached_addf(&link->out, "gets %s\r\n", key);
+}
+
+int hl__memcached_document_read(hl__memcached_session *session,
+                                hl__memcached_link *link, uint64_t root,
+                                int64_t deadline,
+                                hl__memcached_document *document,
+                                hl_error *error) {
+  hl__memcached_item item;
+  *document = (hl__memcached_document){.root = root};
+  int status = hl__memcached_gets(session, link, deadline, &item, error);
+  if (status == HL_OK && item.found) {
+    document->found = true;
+    document->cas = item.cas;
+    status = decode(document, &item, error);
+  }
+  free(item.data);
+  if (status) hl__memcached_document_dispose(document);
+  return status;
+}
+
+int hl__memcached_document_get(hl__memcached_session *session,
+                               hl__memcached_link *link, uint64_t root,
+                               int64_t deadline,
+                               hl__memcached_document *document,
+                               hl_error *error) {
+  hl__memcached_document_ask(session, link, root);
+  return hl__memcached_document_read(session, link, root, deadline, document,
+                                     error);
+}
+
+/* ----------------------------------------------------------------- writing */
+
+static void put(hl__memcached_buffer *out, uint64_t value, size_t size) {
+  uint8_t text[8];
+  for (size_t i = 0; i < size; i++)
+    text[i] = (uint8_t)(value >> 8 * (size - 1 - i));
+  hl__memcached_add(out, text, size);
+}
+
+static void put_entry(hl__memcached_buffer *out,
+                      const hl__memcached_document *document,
+                      const hl__memcached_entry *entry) {
+  hl__memcached_add(out, entry->id, sizeof entry->id);
+  hl__memcached_add(out, entry->holder, sizeof entry->holder);
+  put(out, entry->token, 8);
+  put(out, entry->home, 8);
+  put(out, entry->granted, 1);
+  put(out, entry->n, 4);
+  for (size_t i = 0; i < entry->n; i++) {
+    const hl_row *row = &document->rows[entry->first + i];
+    put(out, row->level, 1);
+    put(out, row->mode, 1);
+    put(out, row->bucket, 8);
+  }
+}
+
+int hl__memcached_document_put(const hl__memcached_session *session,
+                               hl__memcached_link *link,
+                               const hl__memcached_document *document,
+                               hl_error *error) {
+  char key[HL__MEMCACHED_KEY_MAX], command[HL__MEMCACHED_KEY_MAX + 64];
+  hl__memcached_buffer value = {0};
+  uint64_t alive = 0;
+  for (size_t i = 0; i < document->n; i++) alive += !document->entries[i].dead;
+  hl__memcached_add(&value, MAGIC, 4);
+  put(&value, document->token, 8);
+  put(&value, alive, 4);
+  for (size_t i = 0; i < document->n; i++)
+    if (!document->entries[i].dead)
+      put_entry(&value, document, &document->entries[i]);
+  key_make(session, document->root, key);
+  if (document->found) {
+    /* The size stands before the number that is compared. */
+    (void)snprintf(command, sizeof command, "cas %s 0 0 %zu %llu\r\n", key,
+                   value.used, (unsigned long long)document->cas);
+    hl__memcached_add(&link->out, command, strlen(command));
+    hl__memcached_add(&link->out, value.data, value.used);
+    hl__memcached_add(&link->out, "\r\n", 2);
+  } else {
+    (void)snprintf(command, sizeof command, "add %s 0 0", key);
+    hl__memcached_put(link, command, &value);
+  }
+  if (value.failed) link->out.failed = true;
+  free(value.data);
+  return hl__memcached_flush(link, error);
+}
+
+int hl__memcached_document_written(hl__memcached_session *session,
+                                   hl__memcached_link *link, int64_t deadline,
+                                   bool *written, hl_error *error) {
+  const char *line;
+  int status = hl__memcached_line(session, link, deadline, &line, error);
+  *written = status == HL_OK && strcmp(line, "STORED") == 0;
+  return status;
+}
+
+hl__memcached_entry *
+hl__memcached_document_add(hl__memcached_document *document,
+                           const hl_lease_terms *terms, const hl_row *rows,
+                           size_t n, uint64_t home) {
+  hl__memcached_entry *entries =
+      realloc(document->entries, (document->n + 1) * sizeof *entries);
+  if (!entries) return NULL;
+  document->entries = entries;
+  hl_row *all = realloc(document->rows,
+                        (document->row_count + n) * sizeof *all);
+  if (!all) return NULL;
+  document->rows = all;
+  hl__memcached_entry *entry = &entries[document->n++];
+  *entry = (hl__memcached_entry){
+      .home = home, .first = document->row_count, .n = n};
+  memcpy(entry->id, terms->id, sizeof entry->id);
+  memcpy(entry->holder, terms->holder, sizeof entry->holder);
+  memcpy(all + document->row_count, rows, n * sizeof *all);
+  document->row_count += n;
+  return entry;
+}
+
+/* ------------------------------------------------------------------- looking */
+
+hl__memcached_entry *
+hl__memcached_document_find(const hl__memcached_document *document,
+                            const uint8_t id[16], const uint8_t *holder) {
+  for (size_t i = 0; i < document->n; i++) {
+    hl__memcached_entry *entry = &document->entries[i];
+    if (!entry->dead && memcmp(entry->id, id, sizeof entry->id) == 0 &&
+        (!holder || memcmp(entry->holder, holder, sizeof entry->holder) == 0))
+      return entry;
+  }
+  return NULL;
+}
+
+/* Both in locking order. */
+bool hl__memcached_conflict(const hl__memcached_document *document,
+                            const hl__memcached_entry *entry,
+                            const hl_row *rows, size_t n) {
+  const hl_row *theirs = &document->rows[entry->first];
+  for (size_t i = 0, k = 0; i < n && k < entry->n;) {
+    int which = order(&rows[i], &theirs[k]);
+    if (which == 0 &&
+        (rows[i].mode == HL_EXCLUSIVE || theirs[k].mode == HL_EXCLUSIVE))
+      return true;
+    if (which <= 0) i++;
+    if (which >= 0) k++;
+  }
+  return false;
+}
+
+size_t hl__memcached_roots(const hl_row *rows, size_t n) {
+  size_t roots = 0;
+  while (roots < n && rows[roots].level == 0) roots++;
+  return roots;
+}

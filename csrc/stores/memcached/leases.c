@@ -1,0 +1,750 @@
+/*
+ * leases.c - the operations on leases (hl_lease_ops), but taking, which is take.c's.
+ *
+ * Presence of the liveness item decides. A refresh looks into the document, too: where the
+ * server has forgotten that (an eviction), somebody else may have been let in.
+ */
+#include "memcached_store.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Who revoked a lease and why is kept for so long beyond its time; s. */
+#define REVOKED_S 3600
+/* Of how many leases is asked at once. */
+#define BATCH 64
+
+/* ------------------------------------------------------------------ losses */
+
+/* There is no liveness item, or none that counts. */
+static int lost(hl__memcached_session *session, hl__memcached_link *link,
+                const uint8_t id[16], int64_t deadline, hl_error *error) {
+  char key[HL__MEMCACHED_KEY_MAX];
+  hl__memcached_item item;
+  hl__memcached_addf(&link->out, "gets %s\r\n",
+                     hl__memcached_id_key(session, "revoked", id, key));
+  int status = hl__memcached_gets(session, link, deadline, &item, error);
+  if (status) return status;
+  if (item.found) {
+    const char *end = item.data + strlen(item.data);
+    (void)hl__error_revoked(error, item.data,
+                            end < item.data + item.size ? end + 1 : "");
+  } else {
+    (void)hl__error(error, HL_ELOST,
+                    "the lease has ended, or was imported, and belongs to that "
+                    "handle now; or Memcached has forgotten it");
+  }
+  free(item.data);
+  return HL_ELOST;
+}
+
+static int garbage(const uint8_t id[16], hl_error *error) {
+  return hl__error(error, HL_ESTORE,
+                   "what Memcached has of lease %02x%02x%02x%02x... is not of "
+                   "hierlock's making",
+                   id[0], id[1], id[2], id[3]);
+}
+
+/* HL_OK: the document has the lease, granted. */
+static int granted_check(const hl__memcached_document *document,
+                         const hl_lease_terms *terms, hl_error *error) {
+  const hl__memcached_entry *entry =
+      hl__memcached_document_find(document, terms->id, terms->holder);
+  if (entry && entry->granted) return HL_OK;
+  return hl__error(error, HL_ELOST,
+                   "Memcached has forgotten the lease: an item was evicted, or "
+                   "the server restarted");
+}
+
+/* The same of the documents of its other roots. */
+static int others_check(hl__memcached_session *session,
+                        const hl__memcached_document *document,
+                        const hl_lease_terms *terms, int64_t deadline,
+                        hl_error *error) {
+  const hl__memcached_entry *entry =
+      hl__memcached_document_find(document, terms->id, terms->holder);
+  const hl_row *rows = &document->rows[entry->first];
+  size_t roots = hl__memcached_roots(rows, entry->n);
+  int status = HL_OK;
+  for (size_t i = 0; i < roots && status == HL_OK; i++) {
+    hl__memcached_link *link;
+    hl__memcached_document other;
+    if (rows[i].bucket == document->root) continue;
+    status = hl__memcached_link_of(session, rows[i].bucket, deadline, &link,
+                                   error);
+    if (status == HL_OK)
+      status = hl__memcached_document_get(session, link, rows[i].bucket,
+                                          deadline, &other, error);
+    if (status) return status;
+    status = granted_check(&other, terms, error);
+    hl__memcached_document_dispose(&other);
+  }
+  return status;
+}
+
+/* What a lease has at the servers: its item, and that its documents have it. HL_ELOST: it is not so;
+   the item, if there is one, is deleted. The caller frees item->data. */
+static int lease_read(hl__memcached_session *session, hl__memcached_link *link,
+                      const hl_lease_terms *terms, bool meta, int64_t deadline,
+                      hl__memcached_item *item, hl_error *error) {
+  hl__memcached_document document;
+  char key[HL__MEMCACHED_KEY_MAX];
+  (void)hl__memcached_live_key(session, terms->id, terms->holder, key);
+  if (meta)
+    hl__memcached_addf(&link->out, "mg %s t v\r\n", key);
+  else
+    hl__memcached_addf(&link->out, "gets %s\r\n", key);
+  hl__memcached_document_ask(session, link, terms->place);
+  int status =
+      meta ? hl__memcached_meta(session, link, deadline, item, error)
+           : hl__memcached_gets(session, link, deadline, item, error);
+  if (status) return status;
+  status = hl__memcached_document_read(session, link, terms->place, deadline,
+                                       &document, error);
+  if (status) return status;
+  if (!item->found) {
+    status = lost(session, link, terms->id, deadline, error);
+  } else {
+    status = granted_check(&document, terms, error);
+    if (status == HL_OK)
+      status = others_check(session, &document, terms, deadline, error);
+    if (status == HL_ELOST &&
+        hl__memcached_live_delete(session, link, terms->id, terms->holder,
+                                  NULL) == HL_OK)
+      link->outstanding++;
+  }
+  hl__memcached_document_dispose(&document);
+  return status;
+}
+
+/* ------------------------------------------------------------ one lease */
+
+/* One try. HL_BUSY: somebody has written the item meanwhile. */
+static int refresh_once(hl__memcached_session *session,
+                        hl__memcached_link *link, const hl_lease_terms *terms,
+                        int64_t expiry, int64_t deadline, int64_t *sent_ms,
+                        hl_error *error) {
+  hl__memcached_item item = {0};
+  hl__memcached_record record;
+  hl__memcached_buffer value = {0};
+  char key[HL__MEMCACHED_KEY_MAX];
+  const char *line;
+  int status = lease_read(session, link, terms, false, deadline, &item, error);
+  bool known = status == HL_OK && hl__memcached_record_read(&item, &record);
+  free(item.data);
+  if (status) return status;
+  if (!known) return garbage(terms->id, error);
+  if (record.turn >= terms->turn)
+    return hl__error(error, HL_ECONNECTION,
+                     "the server has read a later refresh before");
+  record.turn = terms->turn;
+  hl__memcached_record_write(&record, &value);
+  (void)hl__memcached_live_key(session, terms->id, terms->holder, key);
+  *sent_ms = hl__lease_ms();
+  hl__memcached_addf(&link->out, "cas %s 0 %lld %zu %llu\r\n", key,
+                     (long long)expiry, value.used,
+                     (unsigned long long)item.cas);
+  hl__memcached_add(&link->out, value.data, value.used);
+  hl__memcached_add(&link->out, "\r\n", 2);
+  if (value.failed) link->out.failed = true;
+  free(value.data);
+  status = hl__memcached_line(session, link, deadline, &line, error);
+  if (status) return status;
+  if (strcmp(line, "STORED") == 0) return HL_OK;
+  if (strcmp(line, "EXISTS") == 0) return HL_BUSY;
+  return lost(session, link, terms->id, deadline, error);
+}
+
+static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
+                         int64_t ttl, int64_t deadline, int64_t *sent_ms,
+                         hl_error *error) {
+  hl__memcached_session *session = hl__memcached_session_of(base);
+  hl__memcached_link *link;
+  int64_t expiry;
+  int status = hl__memcached_expiry(ttl, &expiry, error);
+  if (status == HL_OK)
+    status = hl__memcached_link_of(session, terms->place, deadline, &link,
+                                   error);
+  if (status) return status;
+  do {
+    status = refresh_once(session, link, terms, expiry, deadline, sent_ms,
+                          error);
+  } while (status == HL_BUSY);
+  return status;
+}
+
+/* What is left of it: the last second is the one that was added. */
+static int64_t left_ms(const hl__memcached_item *item) {
+  return item->left > 1 ? (item->left - 1) * 1000 : 1;
+}
+
+static int lease_look(hl_session *base, const hl_lease_terms *terms,
+                      int64_t deadline, int64_t *left, hl_error *error) {
+  hl__memcached_session *session = hl__memcached_session_of(base);
+  hl__memcached_link *link;
+  hl__memcached_item item = {0};
+  int status =
+      hl__memcached_link_of(session, terms->place, deadline, &link, error);
+  if (status) return status;
+  status = lease_read(session, link, terms, true, deadline, &item, error);
+  if (status == HL_OK) *left = left_ms(&item);
+  free(item.data);
+  return status;
+}
+
+static int lease_drop(hl_session *base, const hl_lease_terms *terms,
+                      bool confirm, int64_t deadline, hl_error *error) {
+  hl__memcached_session *session = hl__memcached_session_of(base);
+  hl__memcached_link *link;
+  hl__memcached_document document;
+  const char *line;
+  const hl__memcached_store *store = session->store;
+  link = &session->links[store->slots[terms->place % HL__MEMCACHED_SLOTS]];
+  if (!confirm && link->fd < 0) /* it must not block */
+    return hl__error(error, HL_ECONNECTION, "there is no connection");
+  int status =
+      hl__memcached_link_of(session, terms->place, deadline, &link, error);
+  if (status == HL_OK)
+    status = hl__memcached_live_delete(session, link, terms->id, terms->holder,
+                                       error);
+  if (status) return status;
+  if (!confirm) {
+    link->outstanding++;
+    return HL_OK;
+  }
+  hl__memcached_document_ask(session, link, terms->place);
+  status = hl__memcached_line(session, link, deadline, &line, error);
+  if (status) return status;
+  bool deleted = strcmp(line, "DELETED") == 0;
+  status = hl__memcached_document_read(session, link, terms->place, deadline,
+                                       &document, error);
+  if (status) return status;
+  status = deleted ? granted_check(&document, terms, error)
+                   : lost(session, link, terms->id, deadline, error);
+  hl__memcached_document_dispose(&document);
+  return status;
+}
+
+/* Strikes the lease out of a document, and writes that in any case: what was sent before, and
+   may be read late, then comes to nothing. */
+static int strike(hl__memcached_session *session, uint64_t root,
+                  const uint8_t id[16], int64_t deadline, hl_error *error) {
+  for (;;) {
+    hl__memcached_link *link;
+    hl__memcached_document document;
+    bool written;
+    int status =
+        hl__memcached_link_of(session, root, deadline, &link, error);
+    if (status == HL_OK)
+      status = hl__memcached_document_get(session, link, root, deadline,
+                                          &document, error);
+    if (status) return status;
+    if (!document.found) {
+      uint64_t seconds;
+      status = hl__memcached_time(session, link, deadline, &seconds, error);
+      document.token = seconds * 1000000;
+    }
+    hl__memcached_entry *entry = hl__memcached_document_find(&document, id, NULL);
+    if (entry) entry->dead = true;
+    if (status == HL_OK)
+      status = hl__memcached_document_put(session, link, &document, error);
+    hl__memcached_document_dispose(&document);
+    if (status == HL_OK)
+      status = hl__memcached_document_written(session, link, deadline, &written,
+                                              error);
+    if (status || written) return status;
+  }
+}
+
+static int lease_recall(hl_session *base, const hl_lease_terms *terms,
+                        int64_t deadline, hl_error *error) {
+  hl__memcached_session *session = hl__memcached_session_of(base);
+  hl__memcached_link *link;
+  hl__memcached_document document;
+  const char *line;
+  int status =
+      hl__memcached_link_of(session, terms->place, deadline, &link, error);
+  if (status == HL_OK)
+    status = hl__memcached_document_get(session, link, terms->place, deadline,
+                                        &document, error);
+  if (status) return status;
+  /* Of several roots the first one, which is its place, was written first. */
+  const hl__memcached_entry *entry =
+      hl__memcached_document_find(&document, terms->id, NULL);
+  if (entry) {
+    const hl_row *rows = &document.rows[entry->first];
+    size_t roots = hl__memcached_roots(rows, entry->n);
+    for (size_t i = 0; i < roots && status == HL_OK; i++)
+      if (rows[i].bucket != terms->place)
+        status = strike(session, rows[i].bucket, terms->id, deadline, error);
+  }
+  hl__memcached_document_dispose(&document);
+  if (status == HL_OK)
+    status = strike(session, terms->place, terms->id, deadline, error);
+  if (status == HL_OK)
+    status = hl__memcached_live_delete(session, link, terms->id, terms->holder,
+                                       error);
+  if (status == HL_OK)
+    status = hl__memcached_line(session, link, deadline, &line, error);
+  return status;
+}
+
+/* ----------------------------------------------------------------- importing */
+
+static bool rows_are(const hl__memcached_document *document,
+                     const hl__memcached_entry *entry,
+                     const hl_request *request) {
+  const hl_row *rows = &document->rows[entry->first];
+  if (entry->n != request->n) return false;
+  for (size_t i = 0; i < entry->n; i++)
+    if (rows[i].level != request->rows[i].level ||
+        rows[i].bucket != request->rows[i].bucket ||
+        rows[i].mode != request->rows[i].mode)
+      return false;
+  return true;
+}
+
+static int live_set(hl__memcached_session *session, hl__memcached_link *link,
+                    const hl_lease_terms *terms, hl__memcached_record *record,
+                    int64_t expiry) {
+  const hl_store_config *config = session->store->config;
+  hl__memcached_buffer value = {0};
+  char key[HL__MEMCACHED_KEY_MAX], command[HL__MEMCACHED_KEY_MAX + 32];
+  hl_holder *holder = &record->holder;
+  record->turn = 0;
+  holder->pid = config->pid;
+  (void)snprintf(holder->application, sizeof holder->application, "%s",
+                 config->application);
+  (void)snprintf(holder->host, sizeof holder->host, "%s", config->host);
+  hl__memcached_record_write(record, &value);
+  (void)snprintf(
+      command, sizeof command, "set %s 0 %lld",
+      hl__memcached_live_key(session, terms->id, terms->holder, key),
+      (long long)expiry);
+  hl__memcached_put(link, command, &value);
+  free(value.data);
+  return HL_OK;
+}
+
+/* The lease belongs to the new holder in another root's document, too. */
+static int adopt_elsewhere(hl__memcached_session *session, uint64_t root,
+                           const hl_lease_terms *terms, int64_t deadline,
+                           hl_error *error) {
+  for (;;) {
+    hl__memcached_link *link;
+    hl__memcached_document document;
+    bool written = false;
+    int status = hl__memcached_link_of(session, root, deadline, &link, error);
+    if (status == HL_OK)
+      status = hl__memcached_document_get(session, link, root, deadline,
+                                          &document, error);
+    if (status) return status;
+    hl__memcached_entry *entry =
+        hl__memcached_document_find(&document, terms->id, NULL);
+    if (!entry) {
+      status = hl__error(error, HL_ELOST, "Memcached has forgotten the lease");
+    } else {
+      memcpy(entry->holder, terms->holder, sizeof entry->holder);
+      status = hl__memcached_document_put(session, link, &document, error);
+      if (status == HL_OK)
+        status = hl__memcached_document_written(session, link, deadline,
+                                                &written, error);
+    }
+    hl__memcached_document_dispose(&document);
+    if (status || written) return status;
+  }
+}
+
+/* The entry of the document is the request's, and its holder lives and knows the secret. HL_OK: *record. */
+static int adopt_check(hl__memcached_session *session, hl__memcached_link *link,
+                       const hl__memcached_document *document,
+                       const hl__memcached_entry *entry,
+                       const hl_request *request, int64_t deadline,
+                       hl__memcached_record *record, hl_error *error) {
+  const hl_lease_terms *terms = request->lease;
+  hl__memcached_item item;
+  char key[HL__MEMCACHED_KEY_MAX];
+  if (!entry || !entry->granted)
+    return lost(session, link, terms->id, deadline, error);
+  hl__memcached_addf(
+      &link->out, "gets %s\r\n",
+      hl__memcached_live_key(session, entry->id, entry->holder, key));
+  int status = hl__memcached_gets(session, link, deadline, &item, error);
+  if (status) return status;
+  bool found = item.found;
+  bool known = found && hl__memcached_record_read(&item, record);
+  free(item.data);
+  if (!found) return lost(session, link, terms->id, deadline, error);
+  if (!known) return garbage(terms->id, error);
+  if (memcmp(record->secret, terms->secret, sizeof record->secret) != 0)
+    return hl__error(error, HL_ELOST, "the text is not that of the lease");
+  if (rows_are(document, entry, request)) return HL_OK;
+  return hl__error(error, HL_EMISMATCH,
+                   "the lease locks something else than its text says");
+}
+
+/* One try. HL_BUSY: somebody has written the document meanwhile. */
+static int adopt_once(hl__memcached_session *session, hl__memcached_link *link,
+                      const hl_request *request, int64_t expiry,
+                      int64_t deadline, hl_grant *grant, hl_error *error) {
+  const hl_lease_terms *terms = request->lease;
+  hl__memcached_document document;
+  hl__memcached_record record;
+  uint8_t former[16];
+  const char *line;
+  bool written = false;
+  int status = hl__memcached_document_get(session, link, grant->place, deadline,
+                                          &document, error);
+  if (status) return status;
+  hl__memcached_entry *entry =
+      hl__memcached_document_find(&document, terms->id, NULL);
+  status = adopt_check(session, link, &document, entry, request, deadline,
+                       &record, error);
+  if (status == HL_OK) {
+    memcpy(former, entry->holder, sizeof former);
+    memcpy(entry->holder, terms->holder, sizeof entry->holder);
+    grant->token = entry->token;
+    grant->sent_ms = hl__lease_ms();
+    (void)live_set(session, link, terms, &record, expiry);
+    status = hl__memcached_document_put(session, link, &document, error);
+  }
+  hl__memcached_document_dispose(&document);
+  if (status) return status;
+  status = hl__memcached_line(session, link, deadline, &line, error);
+  if (status == HL_OK)
+    status = hl__memcached_document_written(session, link, deadline, &written,
+                                            error);
+  if (status == HL_OK && !written) status = HL_BUSY;
+  size_t roots = hl__memcached_roots(request->rows, request->n);
+  for (size_t i = 1; i < roots && status == HL_OK; i++)
+    status = adopt_elsewhere(session, request->rows[i].bucket, terms, deadline,
+                             error);
+  if (status == HL_OK)
+    status = hl__memcached_live_delete(session, link, terms->id, former, error);
+  if (status == HL_OK)
+    status = hl__memcached_line(session, link, deadline, &line, error);
+  return status;
+}
+
+static int lease_adopt(hl_session *base, const hl_request *request,
+                       hl_grant *grant, hl_error *error) {
+  hl__memcached_session *session = hl__memcached_session_of(base);
+  int64_t expiry, deadline = hl__now_ms() + HL__MEMCACHED_ANSWER_MS;
+  hl__memcached_link *link;
+  grant->place = request->rows[0].bucket;
+  int status = hl__memcached_expiry(request->lease->ttl, &expiry, error);
+  if (status == HL_OK)
+    status = hl__memcached_link_of(session, grant->place, deadline, &link,
+                                   error);
+  if (status) return status;
+  do {
+    status = adopt_once(session, link, request, expiry, deadline, grant, error);
+  } while (status == HL_BUSY);
+  if (status == HL_TIMEOUT) {
+    if (error) error->status = HL_ECONNECTION;
+    status = HL_ECONNECTION;
+  }
+  return status;
+}
+
+/* ------------------------------------------------------------ many leases */
+
+typedef struct inquiry {
+  hl__memcached_session *session;
+  const hl_row *rows;
+  size_t n;
+  const char *owner;
+  const uint8_t *id;
+  bool waits; /* those who wait, too */
+  hl_holder_fn fn;
+  void *context;
+  bool revokes;
+  const char *by, *reason;
+  int64_t deadline;
+  uint64_t count;
+} inquiry;
+
+/* An id says nothing of its root; so one is written down when it is shown to somebody. */
+static uint64_t id_place(const uint8_t id[16]) {
+  uint64_t place = 0;
+  for (int i = 0; i < 8; i++) place = place << 8 | id[i];
+  return place;
+}
+
+static int id_note(const inquiry *self, const hl__memcached_entry *entry,
+                   hl_error *error) {
+  hl__memcached_link *link;
+  hl__memcached_buffer value = {0};
+  char key[HL__MEMCACHED_KEY_MAX], command[HL__MEMCACHED_KEY_MAX + 32];
+  int status = hl__memcached_link_of(self->session, id_place(entry->id),
+                                     self->deadline, &link, error);
+  if (status) return status;
+  hl__memcached_addf(&value, "%016llx", (unsigned long long)entry->home);
+  (void)snprintf(command, sizeof command, "set %s 0 %d",
+                 hl__memcached_id_key(self->session, "id", entry->id, key),
+                 HL__MEMCACHED_EXPIRY_MAX);
+  hl__memcached_put(link, command, &value);
+  free(value.data);
+  status = hl__memcached_flush(link, error);
+  if (status == HL_OK) link->outstanding++;
+  return status;
+}
+
+static int id_find(const inquiry *self, uint64_t *root, bool *found,
+                   hl_error *error) {
+  hl__memcached_link *link;
+  hl__memcached_item item;
+  char key[HL__MEMCACHED_KEY_MAX], *end;
+  int status = hl__memcached_link_of(self->session, id_place(self->id),
+                                     self->deadline, &link, error);
+  if (status) return status;
+  hl__memcached_addf(&link->out, "gets %s\r\n",
+                     hl__memcached_id_key(self->session, "id", self->id, key));
+  status = hl__memcached_gets(self->session, link, self->deadline, &item, error);
+  if (status) return status;
+  *found = item.found;
+  *root = item.found ? strtoull(item.data, &end, 16) : 0;
+  if (item.found && *end) status = garbage(self->id, error);
+  free(item.data);
+  return status;
+}
+
+static bool has_root(const hl__memcached_document *document,
+                     const hl__memcached_entry *entry, uint64_t root) {
+  const hl_row *rows = &document->rows[entry->first];
+  for (size_t i = 0; i < hl__memcached_roots(rows, entry->n); i++)
+    if (rows[i].bucket == root) return true;
+  return false;
+}
+
+static bool is_asked_for(const inquiry *self,
+                         const hl__memcached_document *document,
+                         const hl__memcached_entry *entry) {
+  if (!entry->granted && !self->waits) return false;
+  if (self->id && memcmp(self->id, entry->id, sizeof entry->id) != 0)
+    return false;
+  if (!self->n) return true;
+  if (!hl__memcached_conflict(document, entry, self->rows, self->n))
+    return false;
+  /* One of several roots is shown once: at the first that is asked for. */
+  for (size_t i = 0; i < self->n && self->rows[i].level == 0; i++) {
+    if (self->rows[i].bucket == document->root) break;
+    if (has_root(document, entry, self->rows[i].bucket)) return false;
+  }
+  return true;
+}
+
+static void holder_fill(const hl__memcached_entry *entry,
+                        const hl__memcached_item *item, hl_holder *holder) {
+  holder->kind = HL_LEASE;
+  holder->waiting = !entry->granted;
+  if (entry->granted) holder->remaining_ms = left_ms(item);
+  for (size_t i = 0; i < sizeof entry->id; i++)
+    (void)snprintf(holder->id + 2 * i, 3, "%02x", entry->id[i]);
+}
+
+/* Who and why, before the lease ends. The answer comes with those of others. */
+static int revocation_put(const inquiry *self, const hl__memcached_entry *entry,
+                          int64_t left, hl_error *error) {
+  hl__memcached_link *link;
+  hl__memcached_buffer value = {0};
+  char key[HL__MEMCACHED_KEY_MAX], command[HL__MEMCACHED_KEY_MAX + 32];
+  int64_t expiry = left + REVOKED_S;
+  if (left < 0 || expiry > HL__MEMCACHED_EXPIRY_MAX)
+    expiry = HL__MEMCACHED_EXPIRY_MAX;
+  int status = hl__memcached_link_of(self->session, entry->home, self->deadline,
+                                     &link, error);
+  if (status) return status;
+  const char *by = self->by ? self->by : "";
+  const char *reason = self->reason ? self->reason : "";
+  hl__memcached_add(&value, by, strlen(by) + 1);
+  hl__memcached_add(&value, reason, strlen(reason));
+  (void)snprintf(command, sizeof command, "set %s 0 %lld",
+                 hl__memcached_id_key(self->session, "revoked", entry->id, key),
+                 (long long)expiry);
+  hl__memcached_put(link, command, &value);
+  free(value.data);
+  status = hl__memcached_flush(link, error);
+  if (status == HL_OK) link->outstanding++;
+  return status;
+}
+
+/* The item of one that is asked for has come. */
+static int meet(inquiry *self, hl__memcached_entry *entry,
+                const hl__memcached_item *item, hl_error *error) {
+  hl__memcached_record record;
+  if (!item->found) return HL_OK;
+  if (!hl__memcached_record_read(item, &record))
+    return garbage(entry->id, error);
+  if (self->owner && strcmp(self->owner, record.holder.owner) != 0)
+    return HL_OK;
+  if (self->revokes) {
+    entry->dead = true;
+    return revocation_put(self, entry, item->left, error);
+  }
+  holder_fill(entry, item, &record.holder);
+  self->fn(self->context, &record.holder);
+  return entry->granted ? id_note(self, entry, error) : HL_OK;
+}
+
+/* So many entries from there on; *next: where to go on. */
+static int meet_batch(inquiry *self, hl__memcached_document *document,
+                      size_t *next, hl_error *error) {
+  hl__memcached_entry *asked[BATCH];
+  hl__memcached_link *links[BATCH];
+  size_t n = 0;
+  int status = HL_OK;
+  for (; *next < document->n && n < BATCH && status == HL_OK; ++*next) {
+    hl__memcached_entry *entry = &document->entries[*next];
+    char key[HL__MEMCACHED_KEY_MAX];
+    if (!is_asked_for(self, document, entry)) continue;
+    asked[n] = entry;
+    status = hl__memcached_link_of(self->session, entry->home, self->deadline,
+                                   &links[n], error);
+    if (status) return status;
+    hl__memcached_addf(
+        &links[n]->out, "mg %s t v\r\n",
+        hl__memcached_live_key(self->session, entry->id, entry->holder, key));
+    n++;
+  }
+  /* All answers are read before anything else is sent. */
+  hl__memcached_item items[BATCH];
+  size_t have = 0;
+  while (have < n && status == HL_OK) {
+    status = hl__memcached_meta(self->session, links[have], self->deadline,
+                                &items[have], error);
+    if (status == HL_OK) have++;
+  }
+  for (size_t i = 0; i < have; i++) {
+    if (status == HL_OK) status = meet(self, asked[i], &items[i], error);
+    free(items[i].data);
+  }
+  return status;
+}
+
+/* Those that were struck out of the document end. */
+static int end_struck(inquiry *self, const hl__memcached_document *document,
+                      hl_error *error) {
+  for (size_t i = 0; i < document->n; i++) {
+    const hl__memcached_entry *entry = &document->entries[i];
+    hl__memcached_link *link;
+    const char *line;
+    if (!entry->dead) continue;
+    int status = hl__memcached_link_of(self->session, entry->home,
+                                       self->deadline, &link, error);
+    if (status == HL_OK)
+      status = hl__memcached_live_delete(self->session, link, entry->id,
+                                         entry->holder, error);
+    if (status == HL_OK)
+      status = hl__memcached_line(self->session, link, self->deadline, &line,
+                                  error);
+    if (status) return status;
+    self->count += strcmp(line, "DELETED") == 0;
+  }
+  return HL_OK;
+}
+
+/* One try. HL_BUSY: somebody has written the document meanwhile. */
+static int inquire_once(inquiry *self, hl__memcached_link *link, uint64_t root,
+                        hl_error *error) {
+  hl__memcached_document document;
+  bool written = true;
+  int status = hl__memcached_document_get(self->session, link, root,
+                                          self->deadline, &document, error);
+  for (size_t next = 0; status == HL_OK && next < document.n;)
+    status = meet_batch(self, &document, &next, error);
+  bool strikes = false;
+  for (size_t i = 0; status == HL_OK && i < document.n; i++)
+    strikes = strikes || document.entries[i].dead;
+  if (strikes) {
+    status = hl__memcached_document_put(self->session, link, &document, error);
+    if (status == HL_OK)
+      status = hl__memcached_document_written(self->session, link,
+                                              self->deadline, &written, error);
+    if (status == HL_OK && written) status = end_struck(self, &document, error);
+  }
+  hl__memcached_document_dispose(&document);
+  return status == HL_OK && !written ? HL_BUSY : status;
+}
+
+static int inquire_root(inquiry *self, uint64_t root, hl_error *error) {
+  hl__memcached_link *link;
+  int status = hl__memcached_link_of(self->session, root, self->deadline, &link,
+                                     error);
+  if (status) return status;
+  do {
+    status = inquire_once(self, link, root, error);
+  } while (status == HL_BUSY);
+  return status;
+}
+
+static int inquire(inquiry *self, hl_error *error) {
+  size_t roots = hl__memcached_roots(self->rows, self->n);
+  int status = HL_OK;
+  if (self->n == 0) {
+    uint64_t root = 0;
+    bool found = false;
+    if (!self->id)
+      return hl__error(error, HL_EUNSUPPORTED,
+                       "Memcached cannot list its leases: name a target, or the "
+                       "id of one that was listed; Redis, PostgreSQL, MySQL, "
+                       "MariaDB and the embedded store can");
+    status = id_find(self, &root, &found, error);
+    if (status || found) return status ? status : inquire_root(self, root, error);
+  }
+  for (size_t i = 0; i < roots && status == HL_OK; i++)
+    status = inquire_root(self, self->rows[i].bucket, error);
+  return status;
+}
+
+static int lease_list(hl_session *base, const hl_lease_filter *filter,
+                      hl_holder_fn fn, void *context, int64_t deadline,
+                      hl_error *error) {
+  inquiry self = {.session = hl__memcached_session_of(base),
+                  .rows = filter->rows,
+                  .n = filter->n,
+                  .owner = filter->owner,
+                  .id = filter->id,
+                  .fn = fn,
+                  .context = context,
+                  .deadline = deadline};
+  return inquire(&self, error);
+}
+
+static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
+                        const char *by, const char *reason, int64_t deadline,
+                        uint64_t *count, hl_error *error) {
+  inquiry self = {.session = hl__memcached_session_of(base),
+                  .rows = filter->rows,
+                  .n = filter->n,
+                  .owner = filter->owner,
+                  .id = filter->id,
+                  .revokes = true,
+                  .by = by,
+                  .reason = reason,
+                  .deadline = deadline};
+  int status = inquire(&self, error);
+  *count = self.count;
+  return status;
+}
+
+int hl__memcached_holders(hl_session *base, const hl_row *rows, size_t n,
+                          hl_holder_fn fn, void *context, hl_error *error) {
+  inquiry self = {.session = hl__memcached_session_of(base),
+                  .rows = rows,
+                  .n = n,
+                  .waits = true,
+                  .fn = fn,
+                  .context = context,
+                  .deadline = hl__now_ms() + 1000};
+  return inquire(&self, error);
+}
+
+const hl_lease_ops hl__memcached_leases = {.refresh = lease_refresh,
+                                           .look = lease_look,
+                                           .drop = lease_drop,
+                                           .recall = lease_recall,
+                                           .adopt = lease_adopt,
+                                           .list = lease_list,
+                                           .revoke = lease_revoke};

@@ -1,0 +1,220 @@
+/*
+ * memcached.c - the store's operations: the life of a session, which is a connection to each server
+ * that it has needed. What is asked of the servers is in take.c and leases.c.
+ */
+#include "memcached_store.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+/* ------------------------------------------------------------ a session's life */
+
+static int bell_make(hl__memcached_session *session, hl_error *error) {
+  hl__fork_forbid();
+  session->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  int failure = errno;
+  if (session->bell >= 0) session->bell_ticket = hl__fork_watch(session->bell);
+  hl__fork_allow();
+  errno = failure;
+  if (session->bell < 0)
+    return hl__error_errno(error, HL_ECONNECTION, "cannot make an eventfd");
+  return session->bell_ticket ? HL_OK : hl__error_memory(error);
+}
+
+static void session_free(hl__memcached_session *session) {
+  if (!session) return;
+  for (unsigned i = 0; i < session->store->server_count; i++)
+    hl__memcached_link_free(&session->links[i]);
+  if (session->bell >= 0) {
+    hl__fork_unwatch(session->bell, session->bell_ticket);
+    (void)close(session->bell);
+  }
+  free(session);
+}
+
+static int session_make(hl__memcached_store *store,
+                        hl__memcached_session **result, hl_error *error) {
+  *result = NULL;
+  hl__memcached_session *session =
+      calloc(1, sizeof *session +
+                    store->server_count * sizeof session->links[0]);
+  if (!session) return hl__error_memory(error);
+  session->base.store = &store->base;
+  session->store = store;
+  session->bell = -1;
+  atomic_init(&session->interrupted, false);
+  session->random = (uint32_t)hl__now_ms() ^ (uint32_t)(uintptr_t)session;
+  for (unsigned i = 0; i < store->server_count; i++) {
+    session->links[i].fd = -1;
+    session->links[i].server = &store->servers[i];
+  }
+  int status = bell_make(session, error);
+  if (status) {
+    session_free(session);
+    return status;
+  }
+  *result = session;
+  return HL_OK;
+}
+
+/* Connected to all servers. */
+static int session_connected(hl__memcached_store *store,
+                             hl__memcached_session **result, hl_error *error) {
+  int64_t deadline = hl__now_ms() + store->connect_timeout;
+  int status = session_make(store, result, error);
+  for (unsigned i = 0; i < store->server_count && status == HL_OK; i++)
+    status = hl__memcached_connect(*result, &(*result)->links[i], deadline,
+                                   error);
+  if (status) {
+    session_free(*result);
+    *result = NULL;
+  }
+  return status;
+}
+
+static void session_forget(hl_session *base) {
+  hl__memcached_session *session = hl__memcached_session_of(base);
+  /* Its descriptors were closed when this process was born. */
+  for (unsigned i = 0; i < session->store->server_count; i++) {
+    free(session->links[i].in.data);
+    free(session->links[i].out.data);
+  }
+  free(session);
+}
+
+static void session_close(hl_session *session) {
+  session_free(hl__memcached_session_of(session));
+}
+
+/* ------------------------------------------------------------ the store */
+
+/* Unchecked, as the other two: nobody else has the store. The mutex may be a thread's of the
+   parent: it is not touched. */
+HL__UNCHECKED static void store_forget(hl_store *base) {
+  hl__memcached_store *store = (hl__memcached_store *)(void *)base;
+  if (store->spare) session_forget(&store->spare->base);
+  hl_layout_unref(base->layout);
+  free(store);
+}
+
+HL__UNCHECKED static void store_close(hl_store *base) {
+  hl__memcached_store *store = (hl__memcached_store *)(void *)base;
+  session_free(store->spare);
+  (void)pthread_mutex_destroy(&store->mutex);
+  hl_layout_unref(base->layout);
+  free(store);
+}
+
+HL__UNCHECKED static int store_open(const hl_store_config *config,
+                                    hl_store **result, hl_error *error) {
+  hl__memcached_store *store = calloc(1, sizeof *store);
+  if (!store) return hl__error_memory(error);
+  store->base.ops = &hl_store_memcached;
+  store->base.leases = &hl__memcached_leases;
+  store->config = config;
+  (void)pthread_mutex_init(&store->mutex, NULL);
+  int status = hl__memcached_params(store, error);
+  if (status == HL_OK) status = session_connected(store, &store->spare, error);
+  if (status) {
+    store_close(&store->base);
+    return status;
+  }
+  *result = &store->base;
+  return HL_OK;
+}
+
+/* It connects to a server when it first needs that one. */
+static int session_open(hl_store *base, int64_t deadline, hl_session **result,
+                        hl_error *error) {
+  hl__memcached_store *store = (hl__memcached_store *)(void *)base;
+  hl__memcached_store_lock(store);
+  hl__memcached_session *session = store->spare;
+  store->spare = NULL;
+  hl__memcached_store_unlock(store);
+  if (session && !hl__memcached_stands(session)) { /* it has ended meanwhile */
+    session_free(session);
+    session = NULL;
+  }
+  int status = HL_OK;
+  if (!session) status = session_make(store, &session, error);
+  /* Of one server: now, as others do. */
+  if (status == HL_OK && store->server_count == 1 && session->links[0].fd < 0)
+    status = hl__memcached_connect(session, &session->links[0], deadline,
+                                   error);
+  if (status) {
+    session_free(session);
+    session = NULL;
+  }
+  *result = session ? &session->base : NULL;
+  return status;
+}
+
+/* ------------------------------------------------------------ a session */
+
+/* It holds nothing. */
+static int give_back(hl_session *session, hl_error *error) {
+  (void)session, (void)error;
+  return HL_OK;
+}
+
+static int renew(hl_session *base, int64_t *sent_ms, hl_error *error) {
+  hl__memcached_session *session = hl__memcached_session_of(base);
+  *sent_ms = hl__lease_ms();
+  for (unsigned i = 0; i < session->store->server_count; i++) {
+    hl__memcached_link *link = &session->links[i];
+    if (link->fd < 0) continue;
+    hl__memcached_addf(&link->out, "mn\r\n");
+    int status = hl__memcached_flush(link, error);
+    if (status) return status;
+    link->outstanding++;
+  }
+  return HL_OK;
+}
+
+static int settle(hl_session *base, int64_t deadline, hl_error *error) {
+  hl__memcached_session *session = hl__memcached_session_of(base);
+  /* Where it does not wait, an interruption is late. */
+  if (deadline == 0 && atomic_exchange(&session->interrupted, false))
+    hl__memcached_bell_clear(session);
+  return hl__memcached_settle(session, deadline, error);
+}
+
+static int look(hl_session *base, hl_error *error) {
+  if (hl__memcached_stands(hl__memcached_session_of(base))) return HL_OK;
+  return hl__error(error, HL_ECONNECTION, "the server has closed the connection");
+}
+
+static void interrupt(hl_session *base) {
+  hl__memcached_session *session = hl__memcached_session_of(base);
+  static const uint64_t one = 1;
+  if (atomic_exchange(&session->interrupted, true)) return;
+  while (write(session->bell, &one, sizeof one) < 0 && errno == EINTR) {
+  }
+}
+
+const hl_store_ops hl_store_memcached = {
+    .abi = HL_STORE_ABI,
+    .scheme = "memcached",
+    .traits = {.scarce = true,
+               .expires = true,
+               .blocks = true,
+               .leases_only = true,
+               .drop_sends = true},
+    .parse = hl__memcached_dsn,
+    .open = store_open,
+    .close = store_close,
+    .forget = store_forget,
+    .session_open = session_open,
+    .session_close = session_close,
+    .session_forget = session_forget,
+    .take = hl__memcached_take,
+    .give_back = give_back,
+    .settle = settle,
+    .renew = renew,
+    .look = look,
+    .interrupt = interrupt,
+    .holders = hl__memcached_holders,
+};

@@ -1,0 +1,315 @@
+/*
+ * memcached_store.h - what the files of the Memcached store share.
+ *
+ * For efficiency, never for correctness. What is wrong with it comes first:
+ *
+ * - Memcached forgets. A restart, flush_all, or the eviction of one item, when memory is short,
+ *   ends locks without a word: somebody else gets them at once, and the holder hears of it at his
+ *   next refresh or check, not before.
+ * - Nothing is written to a disk or to a second server. Nobody is asked for a majority.
+ * - Its clock ticks once a second. A lease ends for others up to two seconds after its time. A
+ *   server that was stopped (SIGSTOP, a paused machine) counts from a clock that stands, until it ticks
+ *   again: what it is told before that may end too early.
+ * - Several programs with different lists of servers would not exclude each other. Each server has a
+ *   record of the list, and another list is refused (HL_EMISMATCH); but the record may be evicted, too.
+ * - A server of the list that is down takes its share of the roots with it: HL_ECONNECTION. They never move to
+ *   another server.
+ * - Whoever reaches the port can read, end and forge every lock: there is no log-in here.
+ *
+ * There are no scripts and no steps on several keys. So each root has one item, the document:
+ * all that is held or awaited in its tree, in the order in which it came. It is changed by compare-and-swap
+ * only. And each lease, held or awaited, has a liveness item: presence = alive. It is made before the
+ * document names it, and one of a granted lease is never made again. So whoever finds none may strike
+ * the lease out of the document, by compare-and-swap, and nobody comes back from there. A release
+ * deletes the liveness item, and leaves the document to the next who writes it.
+ *
+ *     memcached.c   the store's operations: the life of a session
+ *     dsn.c         a DSN, taken apart; which server has a root (libmemcached)
+ *     wire.c        connecting, sending, answers, errors
+ *     server.c      does this server exclude?
+ *     document.c    the document of a root
+ *     record.c      the liveness item of a lease
+ *     take.c        acquiring: reads the document, stands in its queue, looks whether who is before it lives
+ *     leases.c      the other operations on leases (hl_lease_ops)
+ *
+ * csrc/lua/memcached makes a Lua module of it.
+ *
+ * libmemcached distributes the roots over the servers (consistent hashing, ketama). It sends nothing: it
+ * could neither send several commands at once, nor end a wait to the millisecond, nor show its sockets to those
+ * who must close them in a forked child.
+ *
+ * Source of the protocol: doc/protocol.txt of memcached 1.6.
+ */
+#ifndef HIERLOCK_MEMCACHED_STORE_H
+#define HIERLOCK_MEMCACHED_STORE_H
+
+#include "clock.h"
+#include "error.h"
+#include "fork.h"
+#include "layout.h"
+#include "store.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#define HL__MEMCACHED_SERVERS_MAX 64
+/* Roots are distributed in so many parts. */
+#define HL__MEMCACHED_SLOTS 4096
+/* For the answer of a server that has nothing else to do; ms. */
+#define HL__MEMCACHED_ANSWER_MS 5000
+/* Beyond that an expiry is a date for the server; s. */
+#define HL__MEMCACHED_EXPIRY_MAX 2592000
+#define HL__MEMCACHED_KEY_MAX 200
+#define HL__MEMCACHED_GONE 32
+
+typedef struct hl__memcached_server {
+  char host[256];
+  unsigned port;
+} hl__memcached_server;
+
+HL__MUTEX_CLASS(hl__memcached_mutex) HL__AFTER(hl__connection_mutex)
+    HL__BEFORE(hl__births);
+
+typedef struct hl__memcached_session hl__memcached_session;
+
+typedef struct hl__memcached_store {
+  hl_store base;
+  const hl_store_config *config;
+  const char *prefix;
+  int64_t connect_timeout; /* ms */
+  hl__memcached_server servers[HL__MEMCACHED_SERVERS_MAX];
+  unsigned server_count;
+  char list[24]; /* a digest of the servers' names, in any order */
+  uint8_t slots[HL__MEMCACHED_SLOTS]; /* the server of each part */
+  pthread_mutex_t mutex;
+  /* Connected by open, for the first session. */
+  hl__memcached_session *spare HL__GUARDED_BY(hl__memcached_mutex);
+  /* Leases (id and holder) whose deletion was sent here of late: nobody asks whether they live. Whether the
+     server has read it yet is of no matter: who held them holds them no more. */
+  uint8_t gone[HL__MEMCACHED_GONE][32] HL__GUARDED_BY(hl__memcached_mutex);
+  unsigned gone_next HL__GUARDED_BY(hl__memcached_mutex);
+} hl__memcached_store;
+
+HL__MUTEX_FUNCTIONS(hl__memcached_store, hl__memcached_store, mutex,
+                    hl__memcached_mutex)
+
+/* Bytes that grow. */
+typedef struct hl__memcached_buffer {
+  char *data;
+  size_t used, capacity;
+  bool failed; /* out of memory */
+} hl__memcached_buffer;
+
+/* A connection to one server. */
+typedef struct hl__memcached_link {
+  int fd; /* -1: not connected yet, or ended */
+  uint64_t ticket; /* see hl__fork_watch */
+  bool ended;
+  unsigned outstanding; /* answers of one line that nobody waits for; they come first */
+  hl__memcached_buffer in, out;
+  size_t in_read, out_sent;
+  const hl__memcached_server *server;
+} hl__memcached_link;
+
+struct hl__memcached_session {
+  hl_session base;
+  hl__memcached_store *store;
+  int bell; /* an eventfd: readable once the session is interrupted */
+  uint64_t bell_ticket;
+  atomic_bool interrupted;
+  bool interruptible; /* what is under way now */
+  uint32_t random;
+  hl__memcached_link links[]; /* one for each server */
+};
+
+static inline hl__memcached_session *
+hl__memcached_session_of(hl_session *session) {
+  return (hl__memcached_session *)(void *)session;
+}
+
+/* ---- dsn.c */
+
+/* As hl_store_ops.parse. */
+int hl__memcached_dsn(char *text, hl_dsn *dsn, hl_error *error);
+/* Reads the DSN into the store, and distributes the roots. HL_OK, HL_EDSN, HL_ENOMEM. */
+int hl__memcached_params(hl__memcached_store *store, hl_error *error);
+
+/* ---- wire.c */
+
+/* The connection to that root's server; made, if there is none. HL_OK, HL_ECONNECTION,
+   or what hl__memcached_verify says. */
+int hl__memcached_link_of(hl__memcached_session *session, uint64_t root,
+                          int64_t deadline, hl__memcached_link **link,
+                          hl_error *error);
+int hl__memcached_connect(hl__memcached_session *session,
+                          hl__memcached_link *link, int64_t deadline,
+                          hl_error *error);
+/* Closes, without waiting; it stays so. */
+void hl__memcached_end(hl__memcached_link *link);
+void hl__memcached_link_free(hl__memcached_link *link);
+
+/* Appends; what is out of memory shows when it is sent. */
+void hl__memcached_add(hl__memcached_buffer *buffer, const void *data,
+                       size_t size);
+void hl__memcached_addf(hl__memcached_buffer *buffer, const char *format, ...)
+    HL__PRINTF(2, 3);
+/* A storage command with its data: `command` is all of its line. */
+void hl__memcached_put(hl__memcached_link *link, const char *command,
+                       const hl__memcached_buffer *value);
+/* Sends what can be sent without blocking. HL_OK, HL_ECONNECTION. */
+int hl__memcached_flush(hl__memcached_link *link, hl_error *error);
+/* The next line of the answers, until the deadline; valid until the next call. An answer that is
+   an error is one: HL_ESTORE. HL_TIMEOUT, HL_ECONNECTION: the connection has ended, and it
+   may have been done. */
+int hl__memcached_line(hl__memcached_session *session, hl__memcached_link *link,
+                       int64_t deadline, const char **line, hl_error *error);
+/* An item, as gets (cas) and mg with t and v (left) tell. */
+typedef struct hl__memcached_item {
+  bool found;
+  char *data; /* malloc'ed, with a NUL behind it; the caller frees it */
+  size_t size;
+  uint64_t cas;
+  int64_t left; /* s; -1: for ever */
+} hl__memcached_item;
+int hl__memcached_gets(hl__memcached_session *session, hl__memcached_link *link,
+                       int64_t deadline, hl__memcached_item *item,
+                       hl_error *error);
+int hl__memcached_meta(hl__memcached_session *session, hl__memcached_link *link,
+                       int64_t deadline, hl__memcached_item *item,
+                       hl_error *error);
+/* The answer to `mg key`, without a value. */
+int hl__memcached_presence(hl__memcached_session *session,
+                           hl__memcached_link *link, int64_t deadline,
+                           bool *present, hl_error *error);
+/* Reads the answers that nobody waits for. HL_OK, HL_TIMEOUT (they have not come), HL_ECONNECTION. */
+int hl__memcached_settle(hl__memcached_session *session, int64_t deadline,
+                         hl_error *error);
+/* Whether no connection has ended, without a round trip. */
+bool hl__memcached_stands(hl__memcached_session *session);
+void hl__memcached_bell_clear(const hl__memcached_session *session);
+/* Sleeps until the session is interrupted, or until then. */
+void hl__memcached_sleep(hl__memcached_session *session, int64_t until);
+
+/* ---- server.c */
+
+/* Looks whether leases on this server exclude; the first settles the store's layout. HL_OK,
+   HL_EUNSAFE_SERVER, HL_EMISMATCH, or what wire.c says. */
+int hl__memcached_verify(hl__memcached_session *session,
+                         hl__memcached_link *link, int64_t deadline,
+                         hl_error *error);
+/* Its time, s. */
+int hl__memcached_time(hl__memcached_session *session, hl__memcached_link *link,
+                       int64_t deadline, uint64_t *seconds, hl_error *error);
+
+/* ---- document.c */
+
+typedef struct hl__memcached_entry {
+  uint8_t id[16], holder[16];
+  uint64_t token;
+  uint64_t home; /* the root on whose server the liveness item is */
+  bool granted;
+  bool dead; /* not to be written any more */
+  size_t first, n; /* of the document's rows */
+} hl__memcached_entry;
+
+typedef struct hl__memcached_document {
+  uint64_t root;
+  bool found;
+  uint64_t cas;
+  uint64_t token; /* the last one */
+  hl__memcached_entry *entries; /* in the order in which they came */
+  size_t n;
+  hl_row *rows; /* of all entries */
+  size_t row_count;
+} hl__memcached_document;
+
+void hl__memcached_document_dispose(hl__memcached_document *document);
+/* Asks for it, and reads it. It is disposed of after any outcome. HL_ESTORE: what is there is no
+   document. */
+void hl__memcached_document_ask(const hl__memcached_session *session,
+                                hl__memcached_link *link, uint64_t root);
+int hl__memcached_document_read(hl__memcached_session *session,
+                                hl__memcached_link *link, uint64_t root,
+                                int64_t deadline,
+                                hl__memcached_document *document,
+                                hl_error *error);
+/* Both. */
+int hl__memcached_document_get(hl__memcached_session *session,
+                               hl__memcached_link *link, uint64_t root,
+                               int64_t deadline,
+                               hl__memcached_document *document,
+                               hl_error *error);
+/* Sends it, without those that are dead, for as long as nobody has written it since. The answer is a line:
+   hl__memcached_document_written. */
+int hl__memcached_document_put(const hl__memcached_session *session,
+                               hl__memcached_link *link,
+                               const hl__memcached_document *document,
+                               hl_error *error);
+int hl__memcached_document_written(hl__memcached_session *session,
+                                   hl__memcached_link *link, int64_t deadline,
+                                   bool *written, hl_error *error);
+/* Appends an entry of these rows. NULL: out of memory. */
+hl__memcached_entry *
+hl__memcached_document_add(hl__memcached_document *document,
+                           const hl_lease_terms *terms, const hl_row *rows,
+                           size_t n, uint64_t home);
+/* The entry of that lease; NULL: none. holder NULL: any. */
+hl__memcached_entry *
+hl__memcached_document_find(const hl__memcached_document *document,
+                            const uint8_t id[16], const uint8_t *holder);
+bool hl__memcached_conflict(const hl__memcached_document *document,
+                            const hl__memcached_entry *entry,
+                            const hl_row *rows, size_t n);
+/* The roots among rows: those on level 0, which stand first. */
+size_t hl__memcached_roots(const hl_row *rows, size_t n);
+
+/* ---- record.c */
+
+/* What a liveness item says. */
+typedef struct hl__memcached_record {
+  uint64_t turn;
+  uint8_t secret[16];
+  hl_holder holder; /* all but what the document has */
+} hl__memcached_record;
+
+void hl__memcached_record_of(const hl__memcached_session *session,
+                             const hl_request *request,
+                             hl__memcached_record *record);
+void hl__memcached_record_write(const hl__memcached_record *record,
+                                hl__memcached_buffer *out);
+/* False: it is no record. */
+bool hl__memcached_record_read(const hl__memcached_item *item,
+                               hl__memcached_record *record);
+/* Keys; each fits in HL__MEMCACHED_KEY_MAX. Returns out. */
+const char *hl__memcached_live_key(const hl__memcached_session *session,
+                                   const uint8_t id[16],
+                                   const uint8_t holder[16], char *out);
+const char *hl__memcached_id_key(const hl__memcached_session *session,
+                                 const char *kind, const uint8_t id[16],
+                                 char *out);
+/* Seconds of expiry after which a lease of ttl ms is over: whole ones, rounded up, and one more, as the
+   server's clock may be about to tick. HL_OK, HL_EUNSUPPORTED: longer than the server
+   takes. */
+int hl__memcached_expiry(int64_t ttl, int64_t *seconds, hl_error *error);
+/* Sends the deletion of a liveness item that will never be there again, and does not wait. */
+int hl__memcached_live_delete(hl__memcached_session *session,
+                              hl__memcached_link *link, const uint8_t id[16],
+                              const uint8_t holder[16], hl_error *error);
+/* Whether that was sent here, of late. */
+bool hl__memcached_is_gone(const hl__memcached_session *session,
+                           const hl__memcached_entry *entry);
+
+/* ---- take.c */
+
+/* As hl_store_ops.take. */
+int hl__memcached_take(hl_session *base, const hl_request *request,
+                       hl_grant *grant, hl_error *error);
+
+/* ---- leases.c */
+
+extern const hl_lease_ops hl__memcached_leases;
+/* As hl_store_ops.holders. */
+int hl__memcached_holders(hl_session *base, const hl_row *rows, size_t n,
+                          hl_holder_fn fn, void *context, hl_error *error);
+
+#endif

@@ -1,0 +1,438 @@
+/*
+ * take.c - acquiring. For each root of the request, in locking order:
+ *
+ *     1. Read the document.
+ *     2. Look whether those live who came before and conflict. Who does not is struck out by 3 or 4.
+ *     3. None lives: write the document with the grant. Somebody has written it meanwhile: 1.
+ *     4. One lives: write the document with a place in its queue, once. Look at the first of them, often,
+ *        until his liveness item is gone: 1.
+ *
+ * So those who came first are served first, and nobody barges. The liveness item is written in the same packet, before
+ * the document. While it waits it lives for WAIT_S only, and is kept alive: a waiter that dies
+ * blocks those behind it for no longer.
+ *
+ * A waiter may write his liveness item anew when it is gone. Somebody may have struck him out
+ * meanwhile; then he finds himself nowhere in the document, and queues again. Once granted he never does.
+ *
+ * What is held of several roots is taken in one order by all: no circle.
+ */
+#include "memcached_store.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* How long a waiter lives of which nothing is heard, and how often it is heard of. */
+#define WAIT_S 5
+#define WAIT_MS 1000
+/* Between two looks: for who is next, and for who is behind another waiter. */
+#define PAUSE_MS 25
+#define QUEUED_MS 50
+#define BLOCKERS_MAX 60
+/* Others that are looked at, so that the dead do not pile up. */
+#define OTHERS_MAX 4
+/* For the answer to the deletion of what did not get its lock. */
+#define UNDO_MS 300
+
+typedef struct taking {
+  hl__memcached_session *session;
+  const hl_request *request;
+  hl_grant *grant;
+  hl__memcached_buffer live; /* the liveness item's value */
+  char key[HL__MEMCACHED_KEY_MAX];
+  uint64_t home;
+  int64_t expiry; /* of the lease, s */
+  bool lives;     /* the item may be there */
+  int64_t heard;  /* when that was written last; ms */
+  uint64_t token;
+} taking;
+
+/* Until when an answer is awaited. */
+static int64_t answer_by(const hl_request *request) {
+  int64_t now = hl__now_ms(), usual = now + HL__MEMCACHED_ANSWER_MS;
+  if (request->try_once || request->deadline > usual) return usual;
+  return request->deadline > now + 1000 ? request->deadline : now + 1000;
+}
+
+static uint32_t draw(hl__memcached_session *session) {
+  uint32_t x = session->random | 1; /* xorshift, Marsaglia */
+  x ^= x << 13;
+  x ^= x >> 17;
+  x ^= x << 5;
+  return session->random = x;
+}
+
+/* --------------------------------------------------------- who is in the way */
+
+typedef struct looked {
+  size_t entries[BLOCKERS_MAX + OTHERS_MAX];
+  size_t n;
+} looked;
+
+static bool present_already(const looked *self, size_t i) {
+  for (size_t k = 0; k < self->n; k++)
+    if (self->entries[k] == i) return true;
+  return false;
+}
+
+static void blockers_choose(const taking *self,
+                            const hl__memcached_document *document, size_t own,
+                            looked *chosen) {
+  const hl_request *request = self->request;
+  for (size_t i = 0; i < own && chosen->n < BLOCKERS_MAX; i++) {
+    hl__memcached_entry *entry = &document->entries[i];
+    if (entry->dead) continue;
+    if (memcmp(entry->id, request->lease->former, sizeof entry->id) == 0 ||
+        hl__memcached_is_gone(self->session, entry))
+      entry->dead = true;
+    else if (hl__memcached_conflict(document, entry, request->rows, request->n))
+      chosen->entries[chosen->n++] = i;
+  }
+}
+
+static void others_choose(const taking *self,
+                          const hl__memcached_document *document, size_t own,
+                          looked *chosen) {
+  size_t start = document->n ? draw(self->session) % document->n : 0;
+  for (size_t i = 0; i < document->n && i < OTHERS_MAX; i++) {
+    size_t at = (start + i) % document->n;
+    if (at != own && !document->entries[at].dead && !present_already(chosen, at))
+      chosen->entries[chosen->n++] = at;
+  }
+}
+
+/* Those that do not live are marked dead. */
+static int look_at(const taking *self, hl__memcached_document *document,
+                   const looked *chosen, hl_error *error) {
+  hl__memcached_session *session = self->session;
+  int64_t deadline = answer_by(self->request);
+  hl__memcached_link *links[BLOCKERS_MAX + OTHERS_MAX];
+  int status = HL_OK;
+  for (size_t i = 0; i < chosen->n && status == HL_OK; i++) {
+    const hl__memcached_entry *entry = &document->entries[chosen->entries[i]];
+    char key[HL__MEMCACHED_KEY_MAX];
+    status = hl__memcached_link_of(session, entry->home, deadline, &links[i],
+                                   error);
+    if (status) return status;
+    hl__memcached_addf(
+        &links[i]->out, "mg %s\r\n",
+        hl__memcached_live_key(session, entry->id, entry->holder, key));
+  }
+  for (size_t i = 0; i < chosen->n && status == HL_OK; i++) {
+    bool present;
+    status = hl__memcached_presence(session, links[i], deadline, &present, error);
+    if (status == HL_OK && !present)
+      document->entries[chosen->entries[i]].dead = true;
+  }
+  return status;
+}
+
+/* The first before `own` that conflicts and lives; SIZE_MAX: none. */
+static int blocker_find(const taking *self, hl__memcached_document *document,
+                        size_t own, size_t *blocker, hl_error *error) {
+  *blocker = SIZE_MAX;
+  for (bool first = true;; first = false) {
+    looked chosen = {.n = 0};
+    blockers_choose(self, document, own, &chosen);
+    size_t n = chosen.n;
+    /* A trip is made for those who are in the way, or where the dead may pile up. */
+    if (first && (n > 0 || document->n > OTHERS_MAX))
+      others_choose(self, document, own, &chosen);
+    if (chosen.n == 0) return HL_OK;
+    int status = look_at(self, document, &chosen, error);
+    if (status) return status;
+    for (size_t i = 0; i < n; i++) {
+      if (document->entries[chosen.entries[i]].dead) continue;
+      *blocker = chosen.entries[i];
+      return HL_OK;
+    }
+    if (n == 0) return HL_OK;
+  }
+}
+
+/* ----------------------------------------------------------------- writing */
+
+static void live_put(taking *self, hl__memcached_link *link, int64_t expiry) {
+  char command[HL__MEMCACHED_KEY_MAX + 32];
+  (void)snprintf(command, sizeof command, "set %s 0 %lld", self->key,
+                 (long long)expiry);
+  hl__memcached_put(link, command, &self->live);
+  self->heard = hl__now_ms();
+  self->lives = true;
+}
+
+static int live_answer(const taking *self, hl__memcached_link *link,
+                       int64_t deadline, hl_error *error) {
+  const char *line;
+  int status = hl__memcached_line(self->session, link, deadline, &line, error);
+  if (status || strcmp(line, "STORED") == 0) return status;
+  return hl__error(error, HL_ESTORE, "memcached does not store: %.60s", line);
+}
+
+/* The liveness item, then the document. *written: nobody else has written it meanwhile. */
+static int submit(taking *self, const hl__memcached_document *document,
+                  int64_t expiry, bool *written, hl_error *error) {
+  hl__memcached_link *link, *home;
+  int64_t deadline = answer_by(self->request);
+  int status = hl__memcached_link_of(self->session, document->root, deadline,
+                                     &link, error);
+  if (status == HL_OK)
+    status = hl__memcached_link_of(self->session, self->home, deadline, &home,
+                                   error);
+  if (status) return status;
+  *written = false;
+  self->grant->sent_ms = hl__lease_ms();
+  live_put(self, home, expiry);
+  /* On two servers: the one is there before the other says so. */
+  if (home != link) status = live_answer(self, home, deadline, error);
+  if (status) return status;
+  status = hl__memcached_document_put(self->session, link, document, error);
+  if (status == HL_OK && home == link)
+    status = live_answer(self, home, deadline, error);
+  if (status == HL_ESTORE && home == link) { /* the other's answer comes, too */
+    bool of_no_matter;
+    (void)hl__memcached_document_written(self->session, link, deadline,
+                                         &of_no_matter, NULL);
+  }
+  if (status) return status;
+  return hl__memcached_document_written(self->session, link, deadline, written,
+                                        error);
+}
+
+/* ----------------------------------------------------------------- waiting */
+
+/* One look at the blocker; keeps ourselves alive. */
+static int peek(taking *self, const hl__memcached_entry *blocker, bool *present,
+                hl_error *error) {
+  hl__memcached_session *session = self->session;
+  hl__memcached_link *link, *home;
+  char key[HL__MEMCACHED_KEY_MAX];
+  int64_t deadline = answer_by(self->request);
+  int status = hl__memcached_link_of(session, blocker->home, deadline, &link,
+                                     error);
+  if (status == HL_OK)
+    status = hl__memcached_link_of(session, self->home, deadline, &home, error);
+  if (status) return status;
+  bool touches = hl__now_ms() - self->heard >= WAIT_MS;
+  if (touches) live_put(self, home, WAIT_S);
+  hl__memcached_addf(
+      &link->out, "mg %s\r\n",
+      hl__memcached_live_key(session, blocker->id, blocker->holder, key));
+  if (touches) status = live_answer(self, home, deadline, error);
+  if (status) return status;
+  return hl__memcached_presence(session, link, deadline, present, error);
+}
+
+/* Until the blocker is gone. */
+static int await(taking *self, const hl__memcached_entry *blocker,
+                 hl_error *error) {
+  const hl_request *request = self->request;
+  uint32_t longest = blocker->granted ? PAUSE_MS : QUEUED_MS, pause = 1;
+  for (;;) {
+    bool present;
+    int64_t until = hl__now_ms() + 1 + draw(self->session) % pause;
+    if (request->deadline < until) until = request->deadline;
+    hl__memcached_sleep(self->session, until);
+    if (request->cancellable && atomic_load(&self->session->interrupted))
+      return hl__error(error, HL_CANCELLED, "the wait was cancelled");
+    bool over = hl__left_ms(request->deadline) == 0;
+    int status = peek(self, blocker, &present, error);
+    if (status || !present) return status;
+    if (over) return hl__error(error, HL_TIMEOUT, "the lock is not free");
+    if (pause < longest) pause += pause / 2 + 1;
+  }
+}
+
+/* ----------------------------------------------------------------- one root */
+
+static int token_begin(taking *self, hl__memcached_document *document,
+                       hl__memcached_link *link, hl_error *error) {
+  if (!document->found) {
+    /* The first grant, or everything was forgotten: beyond all that were given before, as
+       long as there were less than a million in a second. */
+    uint64_t seconds;
+    int status = hl__memcached_time(self->session, link,
+                                    answer_by(self->request), &seconds, error);
+    if (status) return status;
+    document->token = seconds * 1000000;
+  }
+  if (document->token < self->token) document->token = self->token;
+  document->token++;
+  return HL_OK;
+}
+
+static size_t own_find(const taking *self,
+                       const hl__memcached_document *document) {
+  const hl__memcached_entry *entry = hl__memcached_document_find(
+      document, self->request->lease->id, self->request->lease->holder);
+  return entry ? (size_t)(entry - document->entries) : document->n;
+}
+
+/* Appends ours where it is missing. */
+static int own_make(const taking *self, hl__memcached_document *document,
+                    size_t own, hl__memcached_entry **entry, hl_error *error) {
+  *entry = own < document->n
+               ? &document->entries[own]
+               : hl__memcached_document_add(document, self->request->lease,
+                                            self->request->rows,
+                                            self->request->n, self->home);
+  return *entry ? HL_OK : hl__error_memory(error);
+}
+
+enum { AGAIN = 1000 }; /* no hl_status */
+
+/* One round. HL_OK: granted. */
+static int enter_once(taking *self, hl__memcached_link *link,
+                      hl__memcached_document *document, bool last,
+                      hl_error *error) {
+  const hl_request *request = self->request;
+  hl__memcached_entry *entry;
+  size_t own = own_find(self, document), blocker;
+  bool written;
+  int status = blocker_find(self, document, own, &blocker, error);
+  if (status) return status;
+  if (blocker == SIZE_MAX) {
+    status = token_begin(self, document, link, error);
+    if (status == HL_OK) status = own_make(self, document, own, &entry, error);
+    if (status) return status;
+    entry->granted = true;
+    entry->token = document->token;
+    status = submit(self, document, last ? self->expiry : WAIT_S, &written,
+                    error);
+    if (status == HL_OK && written) self->token = document->token;
+    return status || written ? status : AGAIN;
+  }
+  if (request->try_once || hl__left_ms(request->deadline) == 0)
+    return hl__error(error, HL_TIMEOUT, "the lock is not free");
+  if (own == document->n) {
+    status = own_make(self, document, own, &entry, error);
+    if (status == HL_OK)
+      status = submit(self, document, WAIT_S, &written, error);
+    if (status || !written) return status ? status : AGAIN;
+  }
+  status = await(self, &document->entries[blocker], error);
+  return status ? status : AGAIN;
+}
+
+static int enter(taking *self, uint64_t root, bool last, hl_error *error) {
+  for (uint32_t tries = 0;; tries++) {
+    hl__memcached_link *link;
+    hl__memcached_document document;
+    int64_t deadline = answer_by(self->request);
+    int status = hl__memcached_link_of(self->session, root, deadline, &link,
+                                       error);
+    if (status == HL_OK)
+      status = hl__memcached_document_get(self->session, link, root, deadline,
+                                          &document, error);
+    if (status) return status;
+    status = enter_once(self, link, &document, last, error);
+    hl__memcached_document_dispose(&document);
+    if (status != AGAIN) return status;
+    if (self->request->cancellable && atomic_load(&self->session->interrupted))
+      return hl__error(error, HL_CANCELLED, "the wait was cancelled");
+    /* Many write the same document: apart from each other, in the end one gets through. */
+    if (tries > 2)
+      hl__memcached_sleep(self->session,
+                          hl__now_ms() + draw(self->session) % (tries < 10 ? tries : 10));
+  }
+}
+
+/* Later grants below that root have greater tokens than one of several roots. */
+static int token_raise(taking *self, uint64_t root, hl_error *error) {
+  for (;;) {
+    hl__memcached_link *link;
+    hl__memcached_document document;
+    bool written = false;
+    int64_t deadline = answer_by(self->request);
+    int status = hl__memcached_link_of(self->session, root, deadline, &link,
+                                       error);
+    if (status == HL_OK)
+      status = hl__memcached_document_get(self->session, link, root, deadline,
+                                          &document, error);
+    if (status) return status;
+    size_t own = own_find(self, &document);
+    if (own == document.n) {
+      status = hl__error(error, HL_ECONNECTION,
+                         "the server has forgotten what it has granted");
+    } else {
+      document.entries[own].token = self->token;
+      if (document.token < self->token) document.token = self->token;
+      status = hl__memcached_document_put(self->session, link, &document, error);
+      if (status == HL_OK)
+        status = hl__memcached_document_written(self->session, link, deadline,
+                                                &written, error);
+    }
+    hl__memcached_document_dispose(&document);
+    if (status || written) return status;
+  }
+}
+
+/* ----------------------------------------------------------------- all of it */
+
+static int enter_all(taking *self, hl_error *error) {
+  const hl_row *rows = self->request->rows;
+  size_t n = hl__memcached_roots(rows, self->request->n);
+  int status = HL_OK;
+  for (size_t i = 0; i < n && status == HL_OK; i++)
+    status = enter(self, rows[i].bucket, i + 1 == n, error);
+  for (size_t i = 0; i + 1 < n && status == HL_OK; i++)
+    status = token_raise(self, rows[i].bucket, error);
+  return status;
+}
+
+/* Without its liveness item, whatever a document has of it counts for nothing. */
+static int undo(const taking *self, int status) {
+  hl__memcached_link *link;
+  int64_t deadline = hl__now_ms() + UNDO_MS;
+  if (hl__memcached_link_of(self->session, self->home, deadline, &link, NULL) !=
+      HL_OK)
+    return HL_ECONNECTION;
+  hl__memcached_addf(&link->out, "delete %s\r\n", self->key);
+  if (hl__memcached_flush(link, NULL) != HL_OK) return HL_ECONNECTION;
+  link->outstanding++;
+  /* The core may try once more under the same name. */
+  if (status == HL_TIMEOUT &&
+      hl__memcached_settle(self->session, deadline, NULL) != HL_OK)
+    return HL_ECONNECTION;
+  return status;
+}
+
+static int refuse(const hl_request *request, hl_error *error) {
+  if (request->lease) return HL_OK;
+  return hl__error(error, HL_EUNSUPPORTED, "Memcached has only leases");
+}
+
+int hl__memcached_take(hl_session *base, const hl_request *request,
+                       hl_grant *grant, hl_error *error) {
+  hl__memcached_session *session = hl__memcached_session_of(base);
+  hl__memcached_record record;
+  taking self = {.session = session, .request = request, .grant = grant};
+  int status = refuse(request, error);
+  if (status == HL_OK)
+    status = hl__memcached_expiry(request->lease->ttl, &self.expiry, error);
+  if (status) return status;
+  self.home = grant->place = request->rows[0].bucket;
+  grant->sent_ms = 0;
+  hl__memcached_record_of(session, request, &record);
+  hl__memcached_record_write(&record, &self.live);
+  (void)hl__memcached_live_key(session, request->lease->id,
+                               request->lease->holder, self.key);
+  session->interruptible = request->cancellable;
+  status = enter_all(&self, error);
+  session->interruptible = false;
+  grant->token = self.token;
+  if (status == HL_TIMEOUT && !hl__memcached_stands(session))
+    status = HL_ECONNECTION; /* it has not answered in time */
+  if (status && status != HL_ECONNECTION && self.lives)
+    status = undo(&self, status);
+  if (status == HL_ECONNECTION && error) {
+    error->status = status;
+    error->retryable = true;
+  }
+  if (status && status != HL_ECONNECTION) grant->sent_ms = 0;
+  free(self.live.data);
+  /* One that comes later is forgotten by settle. */
+  if (atomic_exchange(&session->interrupted, false))
+    hl__memcached_bell_clear(session);
+  return status;
+}

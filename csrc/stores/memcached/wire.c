@@ -1,0 +1,443 @@
+/*
+ * wire.c - connecting, sending, answers, errors: the text protocol of Memcached. It never
+ * blocks but in poll(), with an end.
+ */
+#include "memcached_store.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define LINE_MAX_SIZE 2048
+/* What an item may have at most, whatever the server says of it. */
+#define ITEM_MAX ((size_t)64 << 20)
+
+/* ------------------------------------------------------------------ buffers */
+
+static bool reserve(hl__memcached_buffer *buffer, size_t size) {
+  if (buffer->failed) return false;
+  if (buffer->capacity - buffer->used >= size) return true;
+  size_t capacity = buffer->capacity ? buffer->capacity : 1024;
+  while (capacity - buffer->used < size) capacity *= 2;
+  char *data = realloc(buffer->data, capacity);
+  buffer->failed = !data;
+  if (!data) return false;
+  buffer->data = data;
+  buffer->capacity = capacity;
+  return true;
+}
+
+void hl__memcached_add(hl__memcached_buffer *buffer, const void *data,
+                       size_t size) {
+  if (!size || !reserve(buffer, size)) return;
+  memcpy(buffer->data + buffer->used, data, size);
+  buffer->used += size;
+}
+
+void hl__memcached_addf(hl__memcached_buffer *buffer, const char *format, ...) {
+  char text[512];
+  va_list arguments;
+  va_start(arguments, format);
+  int size = vsnprintf(text, sizeof text, format, arguments);
+  va_end(arguments);
+  if (size < 0 || (size_t)size >= sizeof text)
+    buffer->failed = true; /* no command is as long */
+  else
+    hl__memcached_add(buffer, text, (size_t)size);
+}
+
+void hl__memcached_put(hl__memcached_link *link, const char *command,
+                       const hl__memcached_buffer *value) {
+  if (value->failed) link->out.failed = true;
+  hl__memcached_addf(&link->out, "%s %zu\r\n", command, value->used);
+  hl__memcached_add(&link->out, value->data, value->used);
+  hl__memcached_add(&link->out, "\r\n", 2);
+}
+
+/* --------------------------------------------------------------- connections */
+
+void hl__memcached_end(hl__memcached_link *link) {
+  if (link->fd >= 0) {
+    hl__fork_unwatch(link->fd, link->ticket);
+    (void)close(link->fd);
+  }
+  link->fd = -1;
+  link->ended = true;
+}
+
+void hl__memcached_link_free(hl__memcached_link *link) {
+  hl__memcached_end(link);
+  free(link->in.data);
+  free(link->out.data);
+}
+
+/* The server has to do with it; errno is appended. */
+static int broken(hl__memcached_link *link, hl_error *error) {
+  int failure = errno;
+  hl__memcached_end(link);
+  errno = failure;
+  return hl__error_errno(error, HL_ECONNECTION, "memcached at %s:%u",
+                         link->server->host, link->server->port);
+}
+
+static int gone(hl__memcached_link *link, const char *why, hl_error *error) {
+  hl__memcached_end(link);
+  return hl__error(error, HL_ECONNECTION, "memcached at %s:%u: %s",
+                   link->server->host, link->server->port, why);
+}
+
+/* Until there is something to read, or room to write. HL_OK, HL_TIMEOUT, HL_CANCELLED,
+   HL_ECONNECTION. */
+static int wait_for_server(const hl__memcached_session *session,
+                           const hl__memcached_link *link, short events,
+                           int64_t deadline) {
+  const hl_store_config *config = session->store->config;
+  struct pollfd p[2] = {{.fd = link->fd, .events = events},
+                        {.fd = session->bell, .events = POLLIN}};
+  for (;;) {
+    int64_t left = hl__left_ms(deadline);
+    if (left > 0 && config->wait_begin) config->wait_begin();
+    int n = poll(p, session->interruptible ? 2 : 1,
+                 left > INT32_MAX ? INT32_MAX : (int)left);
+    int failure = errno;
+    if (left > 0 && config->wait_end) config->wait_end();
+    errno = failure;
+    if (n < 0 && errno != EINTR) return HL_ECONNECTION;
+    if (n > 0 && p[0].revents) return HL_OK;
+    if (session->interruptible && atomic_load(&session->interrupted))
+      return HL_CANCELLED;
+    if (n == 0 && left == 0) return HL_TIMEOUT;
+  }
+}
+
+static int connect_to(hl__memcached_session *session, hl__memcached_link *link,
+                      const struct addrinfo *address, int64_t deadline,
+                      hl_error *error) {
+  hl__fork_forbid();
+  link->fd = socket(address->ai_family,
+                    SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  int failure = errno;
+  if (link->fd >= 0) link->ticket = hl__fork_watch(link->fd);
+  hl__fork_allow();
+  errno = failure;
+  if (link->fd < 0) return broken(link, error);
+  const int on = 1;
+  (void)setsockopt(link->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  if (connect(link->fd, address->ai_addr, address->ai_addrlen) == 0)
+    return HL_OK;
+  if (errno != EINPROGRESS) return broken(link, error);
+  int status = wait_for_server(session, link, POLLOUT, deadline);
+  if (status == HL_TIMEOUT)
+    return gone(link, "cannot connect: no answer in time", error);
+  if (status) return gone(link, "cannot connect: it was interrupted", error);
+  socklen_t size = sizeof failure;
+  if (getsockopt(link->fd, SOL_SOCKET, SO_ERROR, &failure, &size) != 0)
+    failure = errno;
+  errno = failure;
+  return failure ? broken(link, error) : HL_OK;
+}
+
+int hl__memcached_connect(hl__memcached_session *session,
+                          hl__memcached_link *link, int64_t deadline,
+                          hl_error *error) {
+  struct addrinfo wanted = {.ai_socktype = SOCK_STREAM}, *found = NULL;
+  char port[8];
+  int64_t patience = hl__now_ms() + session->store->connect_timeout;
+  if (patience < deadline) deadline = patience;
+  (void)snprintf(port, sizeof port, "%u", link->server->port);
+  int failure = getaddrinfo(link->server->host, port, &wanted, &found);
+  if (failure) return gone(link, gai_strerror(failure), error);
+  int status = HL_ECONNECTION;
+  for (const struct addrinfo *one = found; one && status; one = one->ai_next) {
+    link->ended = false;
+    status = connect_to(session, link, one, deadline, error);
+  }
+  freeaddrinfo(found);
+  if (status == HL_OK)
+    status = hl__memcached_verify(session, link, deadline, error);
+  if (status) hl__memcached_end(link);
+  if (status == HL_TIMEOUT)
+    status = gone(link, "it does not answer", error);
+  return status;
+}
+
+int hl__memcached_link_of(hl__memcached_session *session, uint64_t root,
+                          int64_t deadline, hl__memcached_link **link,
+                          hl_error *error) {
+  const hl__memcached_store *store = session->store;
+  *link = &session->links[store->slots[root % HL__MEMCACHED_SLOTS]];
+  if ((*link)->ended)
+    return hl__error(error, HL_ECONNECTION, "the connection has ended");
+  if ((*link)->fd >= 0) return HL_OK;
+  return hl__memcached_connect(session, *link, deadline, error);
+}
+
+/* ------------------------------------------------------------------- sending */
+
+int hl__memcached_flush(hl__memcached_link *link, hl_error *error) {
+  hl__memcached_buffer *out = &link->out;
+  if (out->failed) {
+    hl__memcached_end(link);
+    return hl__error_memory(error);
+  }
+  if (link->fd < 0)
+    return hl__error(error, HL_ECONNECTION, "the connection has ended");
+  while (link->out_sent < out->used) {
+    ssize_t n = send(link->fd, out->data + link->out_sent,
+                     out->used - link->out_sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n >= 0) {
+      link->out_sent += (size_t)n;
+    } else if (errno == EAGAIN) {
+      return HL_OK;
+    } else if (errno != EINTR) {
+      return broken(link, error);
+    }
+  }
+  out->used = link->out_sent = 0;
+  return HL_OK;
+}
+
+/* ------------------------------------------------------------------- answers */
+
+/* Reads what has come. *n: how much. HL_OK, HL_ECONNECTION, HL_ENOMEM. */
+static int read_some(hl__memcached_link *link, size_t *n, hl_error *error) {
+  hl__memcached_buffer *in = &link->in;
+  *n = 0;
+  if (link->in_read == in->used) link->in_read = in->used = 0;
+  if (!reserve(in, 4096)) {
+    hl__memcached_end(link);
+    return hl__error_memory(error);
+  }
+  for (;;) {
+    ssize_t got = recv(link->fd, in->data + in->used, in->capacity - in->used,
+                       MSG_DONTWAIT);
+    if (got > 0) {
+      in->used += (size_t)got;
+      *n = (size_t)got;
+      return HL_OK;
+    }
+    if (got == 0) return gone(link, "the server has closed it", error);
+    if (errno == EAGAIN) return HL_OK;
+    if (errno != EINTR) return broken(link, error);
+  }
+}
+
+/* Until more has come. */
+static int more(hl__memcached_session *session, hl__memcached_link *link,
+                int64_t deadline, hl_error *error) {
+  for (;;) {
+    size_t n;
+    int status = hl__memcached_flush(link, error);
+    if (status == HL_OK) status = read_some(link, &n, error);
+    if (status || n > 0) return status;
+    short events = link->out.used > 0 ? POLLIN | POLLOUT : POLLIN;
+    status = wait_for_server(session, link, events, deadline);
+    if (status == HL_TIMEOUT)
+      return hl__error(error, HL_TIMEOUT, "memcached at %s:%u does not answer",
+                       link->server->host, link->server->port);
+    if (status == HL_CANCELLED) return gone(link, "it was interrupted", error);
+    if (status) return broken(link, error);
+  }
+}
+
+/* The next line, as it is. After HL_TIMEOUT nothing is lost. */
+static int raw_line(hl__memcached_session *session, hl__memcached_link *link,
+                    int64_t deadline, char **line, hl_error *error) {
+  size_t looked = 0;
+  for (;;) {
+    char *from = link->in.data + link->in_read;
+    size_t size = link->in.used - link->in_read;
+    char *end = size > looked ? memchr(from + looked, '\n', size - looked)
+                              : NULL;
+    if (end) {
+      if (end == from || end[-1] != '\r')
+        return gone(link, "the answer is none of Memcached's", error);
+      end[-1] = '\0';
+      *line = from;
+      link->in_read += (size_t)(end + 1 - from);
+      return HL_OK;
+    }
+    looked = size;
+    if (size > LINE_MAX_SIZE)
+      return gone(link, "the answer is none of Memcached's", error);
+    int status = more(session, link, deadline, error);
+    if (status) return status;
+  }
+}
+
+static bool begins(const char *text, const char *word) {
+  return strncmp(text, word, strlen(word)) == 0;
+}
+
+/* Those that nobody waits for come first. */
+static int skip(hl__memcached_session *session, hl__memcached_link *link,
+                int64_t deadline, hl_error *error) {
+  while (link->outstanding > 0) {
+    char *line;
+    int status = raw_line(session, link, deadline, &line, error);
+    if (status) return status;
+    link->outstanding--;
+    if (begins(line, "ERROR") || begins(line, "CLIENT_ERROR") ||
+        begins(line, "SERVER_ERROR")) {
+      char said[128];
+      (void)hl__escape(said, sizeof said, line, strlen(line));
+      return gone(link, said, error);
+    }
+  }
+  return HL_OK;
+}
+
+int hl__memcached_line(hl__memcached_session *session, hl__memcached_link *link,
+                       int64_t deadline, const char **line, hl_error *error) {
+  char *found = NULL, said[256];
+  if (link->fd < 0)
+    return hl__error(error, HL_ECONNECTION, "the connection has ended");
+  int status = skip(session, link, deadline, error);
+  if (status == HL_OK)
+    status = raw_line(session, link, deadline, &found, error);
+  if (status == HL_TIMEOUT) hl__memcached_end(link); /* nobody waits for it */
+  if (status) return status;
+  *line = found;
+  if (!begins(found, "ERROR") && !begins(found, "CLIENT_ERROR") &&
+      !begins(found, "SERVER_ERROR"))
+    return HL_OK;
+  (void)hl__escape(said, sizeof said, found, strlen(found));
+  /* Nobody knows what the server takes for a command after those. */
+  if (!begins(found, "SERVER_ERROR")) hl__memcached_end(link);
+  (void)hl__error(error, HL_ESTORE, "memcached at %s:%u says: %s%s",
+                  link->server->host, link->server->port, said,
+                  strstr(said, "too large")
+                      ? " (what is locked at once, or in one tree, does not fit into "
+                        "an item: memcached -I makes them larger)"
+                      : "");
+  if (error) error->retryable = strstr(said, "out of memory") != NULL;
+  return HL_ESTORE;
+}
+
+/* The bytes of an item, and what ends them. */
+static int item_bytes(hl__memcached_session *session, hl__memcached_link *link,
+                      int64_t deadline, hl__memcached_item *item,
+                      hl_error *error) {
+  if (item->size > ITEM_MAX)
+    return gone(link, "the answer is none of Memcached's", error);
+  while (link->in.used - link->in_read < item->size + 2) {
+    int status = more(session, link, deadline, error);
+    if (status == HL_TIMEOUT) hl__memcached_end(link);
+    if (status) return status;
+  }
+  const char *from = link->in.data + link->in_read;
+  if (memcmp(from + item->size, "\r\n", 2) != 0)
+    return gone(link, "the answer is none of Memcached's", error);
+  item->data = malloc(item->size + 1);
+  if (!item->data) {
+    hl__memcached_end(link);
+    return hl__error_memory(error);
+  }
+  memcpy(item->data, from, item->size);
+  item->data[item->size] = '\0';
+  link->in_read += item->size + 2;
+  item->found = true;
+  return HL_OK;
+}
+
+static int item_end(hl__memcached_item *item, int status) {
+  if (status == HL_OK) return HL_OK;
+  free(item->data);
+  *item = (hl__memcached_item){0};
+  return status;
+}
+
+int hl__memcached_gets(hl__memcached_session *session, hl__memcached_link *link,
+                       int64_t deadline, hl__memcached_item *item,
+                       hl_error *error) {
+  const char *line;
+  unsigned long long cas;
+  *item = (hl__memcached_item){0};
+  int status = hl__memcached_line(session, link, deadline, &line, error);
+  if (status || strcmp(line, "END") == 0) return status;
+  if (sscanf(line, "VALUE %*s %*u %zu %llu", &item->size, &cas) != 2)
+    return gone(link, "the answer is none of Memcached's", error);
+  item->cas = cas;
+  status = item_bytes(session, link, deadline, item, error);
+  if (status == HL_OK)
+    status = hl__memcached_line(session, link, deadline, &line, error);
+  if (status == HL_OK && strcmp(line, "END") != 0)
+    status = gone(link, "the answer is none of Memcached's", error);
+  return item_end(item, status);
+}
+
+int hl__memcached_meta(hl__memcached_session *session, hl__memcached_link *link,
+                       int64_t deadline, hl__memcached_item *item,
+                       hl_error *error) {
+  const char *line;
+  long long left;
+  *item = (hl__memcached_item){0};
+  int status = hl__memcached_line(session, link, deadline, &line, error);
+  if (status || begins(line, "EN")) return status;
+  if (sscanf(line, "VA %zu t%lld", &item->size, &left) != 2)
+    return gone(link, "the answer is none of Memcached's", error);
+  item->left = left;
+  return item_end(item, item_bytes(session, link, deadline, item, error));
+}
+
+int hl__memcached_presence(hl__memcached_session *session,
+                           hl__memcached_link *link, int64_t deadline,
+                           bool *present, hl_error *error) {
+  const char *line;
+  int status = hl__memcached_line(session, link, deadline, &line, error);
+  if (status) return status;
+  *present = !begins(line, "EN");
+  if (!*present || begins(line, "HD") || begins(line, "OK")) return HL_OK;
+  return gone(link, "the answer is none of Memcached's", error);
+}
+
+int hl__memcached_settle(hl__memcached_session *session, int64_t deadline,
+                         hl_error *error) {
+  for (unsigned i = 0; i < session->store->server_count; i++) {
+    hl__memcached_link *link = &session->links[i];
+    if (link->ended)
+      return hl__error(error, HL_ECONNECTION, "the connection has ended");
+    int status = skip(session, link, deadline, error);
+    if (status) return status;
+  }
+  return HL_OK;
+}
+
+bool hl__memcached_stands(hl__memcached_session *session) {
+  for (unsigned i = 0; i < session->store->server_count; i++) {
+    hl__memcached_link *link = &session->links[i];
+    size_t n = 0;
+    if (link->ended) return false;
+    if (link->fd < 0 || link->outstanding) continue;
+    /* What says something without being asked says good-bye. */
+    if (read_some(link, &n, NULL) != HL_OK || n > 0) return false;
+  }
+  return true;
+}
+
+/* ------------------------------------------------------------------ the bell */
+
+void hl__memcached_bell_clear(const hl__memcached_session *session) {
+  uint64_t count;
+  while (read(session->bell, &count, sizeof count) < 0 && errno == EINTR) {
+  }
+}
+
+void hl__memcached_sleep(hl__memcached_session *session, int64_t until) {
+  const hl_store_config *config = session->store->config;
+  struct pollfd p = {.fd = session->bell, .events = POLLIN};
+  while (!atomic_load(&session->interrupted) && hl__left_ms(until) > 0) {
+    int64_t left = hl__left_ms(until);
+    if (config->wait_begin) config->wait_begin();
+    (void)poll(&p, 1, left > INT32_MAX ? INT32_MAX : (int)left);
+    if (config->wait_end) config->wait_end();
+  }
+}

@@ -1,0 +1,485 @@
+-- What is Memcached's own: what it promises not, and that it keeps what it does; hostile items; several
+-- servers; the server stopped, restarted, flushed, cut off. What it has in common with others is in
+-- leases_spec.lua.
+
+local uv = require "luv"
+local hierlock = require "hierlock"
+local proxy = require "spec.support.proxy"
+local support = require "spec.support"
+
+local U1, A1, R1, R2 = { "u1" }, { "u1", "a1" }, { "u1", "a1", "r1" }, { "u1", "a1", "r2" }
+local LONG = 60
+
+local function assert_code(code, ok, err)
+  assert.is_nil(ok)
+  assert.equal(code, err.code, err.message)
+  return err
+end
+
+describe("Memcached", function()
+  support.on_memcached(function(store)
+    local manager, other, opened
+
+    local function open(options, params)
+      opened[#opened + 1] = support.open(store, options, params)
+      return opened[#opened]
+    end
+
+    before_each(function()
+      opened = {}
+      store.say "flush_all"
+      manager, other = open { application = "the holder" }, open { application = "the other" }
+    end)
+
+    after_each(function()
+      support.close_peers()
+      for _, one in ipairs(opened) do one:close() end
+      store.say "flush_all"
+      manager, other, opened = nil, nil, nil
+    end)
+
+    local function free(target) return assert(assert(other:acquire(target, { timeout = 0 })):release { confirm = true }) end
+    local function taken(target) return assert_code("timeout", other:acquire(target, { timeout = 0 })) end
+
+    -- The key of the only document there is.
+    local function document_key()
+      for line in store.say("lru_crawler metadump all"):gmatch "[^\n]+" do
+        local key = line:match "key=(hierlock%%3Aroot%%3A%x+)" or line:match "key=(hierlock:root:%x+)"
+        if key then return (key:gsub("%%3A", ":")) end
+      end
+    end
+
+    -- Those of liveness items.
+    local function live_keys()
+      local keys = {}
+      for line in store.say("lru_crawler metadump all"):gmatch "[^\n]+" do
+        local key = line:gsub("%%3A", ":"):match "key=(hierlock:live:%x+)"
+        if key and store.say("mg " .. key) ~= "EN" then keys[#keys + 1] = key end
+      end
+      return keys
+    end
+
+    -- ------------------------------------------------------------- its clock
+
+    it("keeps a lease for its ttl at least, in whole seconds, and for two more at most", function()
+      for _, ttl in ipairs { 0.3, 1, 1.4 } do
+        local start = support.now()
+        local handle = support.keep(assert(manager:acquire(R1, { ttl = ttl })))
+        assert(assert(other:acquire(R1, { timeout = 10 })):release { confirm = true })
+        local waited = support.now() - start
+        assert.is_true(waited >= ttl, waited)
+        assert.is_true(waited < math.ceil(ttl) + 1 + 1.5, waited)
+        assert_code("lost", handle:refresh())
+      end
+    end)
+
+    it("refuses a ttl that it would take for a date", function()
+      local month = 30 * 86400
+      assert.truthy(assert_code("unsupported", manager:acquire(R1, { ttl = month })).message:find("30 days", 1, true))
+      local handle = assert(manager:acquire(R1, { ttl = month - 1 }))
+      assert.is_true(manager:leases({ target = R1 })[1].remaining > month - 10)
+      assert_code("unsupported", handle:refresh(month))
+      assert.is_true(handle:check())
+    end)
+
+    -- --------------------------------------------------------------- what it has not
+
+    it("has no extend, and says who has", function()
+      local handle = assert(manager:acquire(R1))
+      assert.equal("lease", handle.kind)
+      assert_code("unsupported", handle:extend(R2))
+      assert_code("unsupported", handle:to_lease { ttl = 1 })
+      assert.is_true(handle:check())
+    end)
+
+    it("lists by root, and says so where none is named", function()
+      support.keep(assert(manager:acquire(R1, { ttl = LONG, owner = "alice" })))
+      support.keep(assert(manager:acquire({ "u2" }, { ttl = LONG, owner = "alice" })))
+      for _, filter in ipairs { {}, { owner = "alice" } } do
+        assert.truthy(assert_code("unsupported", manager:leases(filter)).message:find("name a target", 1, true))
+      end
+      assert_code("unsupported", manager:revoke { owner = "alice" })
+      assert.equal(1, #manager:leases { target = U1 })
+      assert.equal(1, #manager:leases { target = { "u2" }, owner = "alice" })
+      assert.equal(0, manager:revoke { id = ("0"):rep(32) })
+    end)
+
+    it("shows a lease of several roots at each, and once", function()
+      local handle = assert(manager:acquire_all({ R1, { "u2", "a1" }, { "u3" } }, { ttl = LONG }))
+      for _, root in ipairs { "u1", "u2", "u3" } do assert.equal(1, #other:leases { target = { root } }) end
+      taken { "u3", "x" }
+      taken { "u2" }
+      local text = assert(handle:export())
+      handle = assert(other:import(text))
+      assert.is_true(handle:check())
+      assert.equal(1, other:revoke({ target = { "u3" } }, { by = "admin" }))
+      assert.equal("admin", assert_code("lost", handle:refresh()).revoked_by)
+      for _, root in ipairs { "u1", "u2", "u3" } do free { root } end
+    end)
+
+    it("gives one of several roots a token that later ones of each exceed", function()
+      for _ = 1, 3 do assert(assert(manager:acquire { "u3" }):release { confirm = true }) end
+      local all = assert(manager:acquire_all { { "u1" }, { "u2" }, { "u3" } })
+      assert(all:release { confirm = true })
+      for _, root in ipairs { "u1", "u2", "u3" } do
+        local one = assert(other:acquire { root })
+        assert.is_true(one.token > all.token)
+        assert(one:release { confirm = true })
+      end
+    end)
+
+    it("has tokens that grow, though everything was forgotten", function()
+      local last = ""
+      for _ = 1, 3 do
+        local handle = assert(manager:acquire(R1))
+        assert.is_true(handle.token > last)
+        last = handle.token
+        store.say "flush_all"
+        support.sleep(1.1) -- beyond one tick of its clock
+      end
+    end)
+
+    -- -------------------------------------------------------------- what is left over
+
+    it("keeps no more than the document, and that does not grow", function()
+      local size
+      for i = 1, 300 do
+        assert(assert(manager:acquire({ "u1", "a1", "r" .. i }, { ttl = LONG })):release { confirm = true })
+        local n = #store.say("gets " .. document_key())
+        size = math.max(size or 0, n)
+      end
+      assert.is_true(size < 2000, size)
+      assert.same({}, live_keys())
+      for _ = 1, 3 do
+        local handle = assert(manager:acquire(R1, { ttl = LONG }))
+        assert_code("timeout", other:acquire(R1, { timeout = 0.05 }))
+        assert(handle:release { confirm = true })
+      end
+      assert.same({}, live_keys())
+    end)
+
+    it("takes any bytes for ids, of any length", function()
+      local odd = { { "a b\r\n\0", ("x"):rep(1024), "\255" }, { "delete x\r\nflush_all\r\n" }, { ("y"):rep(1024) } }
+      for _, target in ipairs(odd) do
+        local handle = assert(manager:acquire(target, { ttl = LONG, label = "a\r\nb\0", owner = "o\r\nset x 0 0 1" }))
+        taken(target)
+        assert.equal(1, #manager:leases { target = target })
+        assert.equal("o\r\nset x 0 0 1", manager:leases({ target = target })[1].owner)
+        assert(handle:release { confirm = true })
+        free(target)
+      end
+    end)
+
+    it("says it clearly when a tree does not fit into an item", function()
+      local handle = assert(manager:acquire(R1, { ttl = LONG }))
+      local names = {}
+      for i = 1, 120000 do names[i] = "n" .. i end
+      local err = assert_code("store", manager:acquire_resources("u1", "a2", names, { ttl = LONG, timeout = 0 }))
+      assert.truthy(err.message:find("does not fit into an item", 1, true), err.message)
+      assert.is_true(handle:check())
+      free { "u1", "a2" }
+    end)
+
+    -- ------------------------------------------------------------------ hostile items
+
+    it("takes garbage in its keys for an error, and nothing else", function()
+      local handle = assert(manager:acquire(R1, { ttl = LONG }))
+      local key = document_key()
+      local function put(name, value) store.say(("set %s 0 0 %d\r\n%s"):format(name, #value, value)) end
+      local head = "HLD1" .. ("\0"):rep(8)
+      for _, bad in ipairs {
+        "", "x", "HLD1", head, head .. "\255\255\255\255", head .. "\0\0\0\1" .. ("\0"):rep(53), head .. "\0\0\0\0\0",
+        head .. "\0\0\0\1" .. ("i"):rep(48) .. "\1\255\255\255\255" .. ("r"):rep(10),
+        head .. "\0\0\0\1" .. ("i"):rep(48) .. "\1\0\0\0\1\99\1" .. ("b"):rep(8),
+        head .. "\0\0\0\1" .. ("i"):rep(48) .. "\1\0\0\0\1\0\9" .. ("b"):rep(8), ("z"):rep(100000) } do
+        put(key, bad)
+        assert.truthy(assert_code("store", other:acquire(R1, { timeout = 0 })).message:find("not of hierlock's making", 1, true))
+        assert_code("store", other:leases { target = R1 })
+        assert_code("store", other:revoke { target = R1 })
+        assert_code("store", handle:check())
+        assert_code("store", handle:refresh())
+      end
+      store.say("delete " .. key)
+      assert_code("lost", handle:refresh())
+      handle = assert(manager:acquire(R1, { ttl = LONG }))
+      local live = live_keys()[1]
+      for _, bad in ipairs { "", "4:HLL1", "4:HLL1999999999999:x", "4:HLL11:0", "4:HLL11:04:abcd", ("9"):rep(5000) } do
+        put(live, bad)
+        taken(R1) -- presence counts
+        assert_code("store", handle:refresh())
+        assert_code("store", other:leases { target = R1 })
+      end
+      assert.is_true(handle:release { confirm = true })
+      free(R1)
+    end)
+
+    it("refuses a space of somebody else's, other levels, another list of servers", function()
+      local function refused(code, what, params, options)
+        local one, err = hierlock.open(store.dsn .. "?prefix=" .. params, options)
+        assert_code(code, one, err)
+        assert.truthy(err.message:find(what, 1, true), err.message)
+      end
+      store.say "set p1:space 0 0 5\r\nhello"
+      refused("mismatch", "not of hierlock's making", "p1")
+      store.say(("set p2:space 0 0 %d\r\n%s"):format(#"hierlock1 2-0123456789abcdef user", "hierlock1 2-0123456789abcdef user"))
+      refused("mismatch", "another list of servers", "p2")
+      hierlock.open(store.dsn .. "?prefix=p3", { levels = { "x", "y" } }):close()
+      refused("mismatch", "leave out `levels`", "p3", { levels = { "x", "z" } })
+      local one = assert(hierlock.open(store.dsn .. "?prefix=p3"))
+      assert(assert(one:acquire { x = "1", y = "2" }):release { confirm = true })
+      one:close()
+    end)
+
+    it("keeps spaces with other prefixes apart", function()
+      local handle = assert(manager:acquire(R1))
+      local one = open({}, "prefix=elsewhere")
+      assert(assert(one:acquire(R1, { timeout = 0 })):release { confirm = true })
+      assert.is_true(handle:check())
+    end)
+
+    it("understands its DSNs, and says what is wrong with others", function()
+      for dsn, what in pairs {
+        ["memcached://u:p@h"] = "without a log-in", ["memcached://h/db"] = "?prefix=", ["memcached://h,"] = "empty server",
+        ["memcached://h,h:11211"] = "twice", ["memcached://h:x"] = "port", ["memcached://h?time_out=1"] = "'time_out'",
+        ["memcached://h?prefix=a%20b"] = "prefix", ["memcached://h?connect_timeout=soon"] = "connect_timeout" } do
+        local err = assert_code("dsn", hierlock.open(dsn))
+        assert.truthy(err.message:find(what, 1, true), err.message)
+      end
+      assert_code("connection", hierlock.open "memcached://127.0.0.1:1")
+      assert_code("connection", hierlock.open("memcached://127.0.0.1:1," .. store.host .. ":" .. store.port))
+      assert_code("mismatch", hierlock.open("memcached://" .. store.host .. ":" .. store.port .. ",127.0.0.1:1"))
+    end)
+
+    -- ------------------------------------------------------- when it forgets, or is gone
+
+    it("forgets by flush_all: the next one is let in, and the holder hears of it", function()
+      local handle = assert(manager:acquire(R1, { ttl = LONG }))
+      store.say "flush_all"
+      local taken_ = assert(other:acquire(R1, { ttl = LONG, timeout = 0 }))
+      assert_code("lost", handle:check())
+      assert.is_false(handle:is_held())
+      assert.is_true(taken_:check())
+    end)
+
+    it("tells a holder whose document alone was forgotten, at his refresh", function()
+      local handle = assert(manager:acquire(R1, { ttl = LONG }))
+      store.say("delete " .. document_key())
+      local taken_ = assert(other:acquire(R1, { ttl = LONG, timeout = 0 }))
+      assert_code("lost", handle:refresh())
+      assert.is_true(taken_:refresh())
+      assert.equal(1, #live_keys())
+      local again = support.keep(assert(manager:acquire(R2, { ttl = LONG })))
+      store.say("delete " .. document_key())
+      assert_code("lost", again:release { confirm = true })
+    end)
+
+    it("lets waiters queue again that it has forgotten", function()
+      local handle = assert(manager:acquire(R1, { ttl = LONG }))
+      local peer = support.process(store)
+      peer:acquire("lock", "acquire", R1)
+      support.wait_for_waiters(store, R1)
+      store.say "flush_all"
+      assert.is_true(peer:result())
+      assert_code("lost", handle:check())
+      taken(R1)
+      peer:release "lock"
+      free(R1)
+    end)
+
+    it("frees what a restart has forgotten, and goes on with new connections", function()
+      local handle = assert(manager:acquire(R1, { ttl = LONG }))
+      store.command "restart"
+      assert(assert(other:acquire(R1, { timeout = 5 })):release { confirm = true })
+      assert_code("lost", handle:check())
+      assert(assert(manager:acquire(R1, { timeout = 5 })):release { confirm = true })
+    end)
+
+    it("that is down is `connection`, and the holder stops believing in time", function()
+      local handle = assert(manager:acquire(R1, { ttl = 2 }))
+      finally(function() pcall(store.command, "start") end)
+      store.command "kill"
+      assert_code("connection", other:acquire(R1, { timeout = 0.5 }))
+      assert_code("connection", handle:refresh())
+      support.wait_until(function() return not handle:is_held() end)
+      store.command "start"
+      free(R1)
+    end)
+
+    it("that hangs ends waits and calls all the same, and nobody believes what he does not hear", function()
+      local handle = assert(manager:acquire(R1, { ttl = 3 }))
+      local peer = support.process(store)
+      peer:acquire("lock", "acquire", R1, { timeout = 30 })
+      support.wait_for_waiters(store, R1)
+      local pid = tonumber(io.popen(store.control .. " pid"):read "*l")
+      assert(uv.kill(pid, "sigstop"))
+      finally(function() uv.kill(pid, "sigcont") end)
+      local start = support.now()
+      local pending = assert(other:start(R2, { timeout = 30 }))
+      support.sleep(0.2)
+      assert(pending:cancel())
+      assert_code("cancelled", pending:wait())
+      assert.is_true(support.now() - start < 12)
+      support.wait_until(function() return not handle:is_held() end)
+      assert(uv.kill(pid, "sigcont"))
+      assert.is_true(peer:result())
+      peer:release "lock"
+      free(R2)
+    end)
+
+    it("recalls a grant whose answer was cut off", function()
+      local between = proxy.open(store)
+      finally(function() between.close() end)
+      local peer = support.process(setmetatable({ dsn = between.dsn }, { __index = store }))
+      peer:call("assert(assert(manager:acquire(..., { ttl = 60 })):release { confirm = true })", R1)
+      local function held_back()
+        for i, one in ipairs(between.connections) do if #(one.detained or {}) > 0 then return i end end
+      end
+      for i = 1, #between.connections do between.detain(i) end
+      peer:start("local h, e = manager:acquire(..., { ttl = 60, timeout = 5 }) return h and h:check(), e and e.code", R1)
+      local late
+      support.wait_until(function()
+        uv.run "nowait"
+        late = held_back()
+        return late
+      end, "the request")
+      between.connections[late].client:close()
+      local ok, code = peer:result()
+      assert.is_true(ok, code)
+      between.deliver(late)
+      support.sleep(0.2)
+      assert.equal(1, #manager:leases { target = U1 })
+    end)
+
+    -- --------------------------------------------------------------- several servers
+
+    -- Two servers of the spec's own: their addresses, and what ends one of them.
+    local function two_servers()
+      local at, handles = {}, {}
+      for i = 1, 2 do
+        local probe = assert(require("socket").bind("127.0.0.1", 0))
+        local _, port = probe:getsockname()
+        probe:close()
+        at[i] = "127.0.0.1:" .. port
+        handles[i] = assert(uv.spawn("memcached", { args = { "-u", "nobody", "-l", "127.0.0.1", "-p", port, "-U", "0" } }))
+        support.wait_until(function()
+          local socket = require("socket").connect("127.0.0.1", tonumber(port))
+          return socket and socket:close()
+        end, "memcached")
+      end
+      local function stop(i)
+        if handles[i] then handles[i]:kill "sigkill" end
+        handles[i] = nil
+      end
+      finally(function() stop(1) stop(2) end)
+      return at, stop
+    end
+
+    it("distributes the roots over several servers, and moves none of a server that is down", function()
+      local at, stop = two_servers()
+      local servers = { at[1] .. "," .. at[2], at[2] .. "," .. at[1] }
+      local one, two = assert(hierlock.open("memcached://" .. servers[1])), assert(hierlock.open("memcached://" .. servers[2]))
+      opened[#opened + 1], opened[#opened + 2] = one, two
+      assert_code("mismatch", hierlock.open("memcached://" .. at[1]))
+      local handles, targets = {}, {}
+      for i = 1, 40 do
+        targets[i] = { "u" .. i, "a" }
+        handles[i] = assert(one:acquire(targets[i], { ttl = LONG }))
+      end
+      for i = 1, 40 do
+        assert_code("timeout", two:acquire({ "u" .. i }, { timeout = 0 }))
+        local found = two:leases { target = { "u" .. i } }
+        assert.equal(1, #found)
+        if i % 2 == 0 then
+          assert.equal(1, two:revoke({ id = found[1].id }, { by = "admin" }))
+          assert.equal("admin", assert_code("lost", handles[i]:refresh()).revoked_by)
+        else
+          assert.is_true(handles[i]:refresh())
+          assert.is_true(handles[i]:release { confirm = true })
+        end
+      end
+      local many = {}
+      for i = 1, 40 do many[i] = { "v" .. i } end
+      local all = assert(one:acquire_all(many, { ttl = LONG }))
+      for i = 1, 40 do assert_code("timeout", two:acquire(many[i], { timeout = 0 })) end
+      all = assert(two:import((assert(all:export()))))
+      assert.is_true(all:refresh() and all:check())
+      assert.is_true(all:release { confirm = true })
+      stop(2)
+      local codes = { connection = 0, granted = 0 }
+      for i = 1, 40 do
+        local handle, err = one:acquire(targets[i], { timeout = 0.5 })
+        local code = handle and "granted" or err.code
+        codes[code] = codes[code] + 1
+        if handle then assert(handle:release { confirm = true }) end
+      end
+      assert.is_true(codes.connection > 5 and codes.granted > 5, codes.connection .. " " .. codes.granted)
+    end)
+
+    -- -------------------------------------------------------------- many at once
+
+    it("lets one in at a time, in the order in which they came, when they die as well", function()
+      local handle = assert(manager:acquire(A1, { ttl = LONG }))
+      local peers = {}
+      for i = 1, 4 do
+        peers[i] = support.process(store)
+        peers[i]:acquire("lock", "acquire", R1)
+        support.wait_for_waiters(store, R1, i)
+      end
+      peers[2]:signal "sigkill"
+      assert(handle:release { confirm = true })
+      assert.is_true(peers[1]:result())
+      assert.is_true(peers[3]:stays_blocked() and peers[4]:stays_blocked())
+      peers[1]:release "lock"
+      assert.is_true(peers[3]:result()) -- once the dead one is known to be
+      assert.is_true(peers[4]:stays_blocked())
+      peers[3]:release "lock"
+      assert.is_true(peers[4]:result())
+      peers[4]:release "lock"
+    end)
+
+    it("lets no two in, of many who take, cancel and are killed", function()
+      local file = os.tmpname()
+      finally(function() os.remove(file) end)
+      local RUN = [[
+        local file, seed, seconds = ...
+        math.randomseed(seed)
+        local ends, n = support.now() + seconds, 0
+        while support.now() < ends do
+          local handle, err = manager:acquire({ "u1", "a1", "r" .. math.random(2) },
+            { ttl = 20, timeout = math.random() < 0.3 and math.random() * 0.02 or 5, mode = "exclusive" })
+          if handle then
+            n = n + 1
+            local name = file .. "." .. handle.targets[1].resource
+            local mark = assert(io.open(name, "r+") or io.open(name, "w+"))
+            local inside = mark:read "*l" or ""
+            mark:close()
+            if inside ~= "" then return "two are in: " .. inside end
+            mark = assert(io.open(name, "w")) mark:write(seed, "\n") mark:close()
+            if math.random() < 0.2 then support.sleep(1) end
+            mark = assert(io.open(name, "w")) mark:close()
+            if not handle:is_held() then return "lost" end
+            handle:release()
+          elseif err.code ~= "timeout" then
+            return tostring(err)
+          end
+        end
+        return n
+      ]]
+      local peers = {}
+      for i = 1, 6 do
+        peers[i] = support.process(store)
+        peers[i]:start(RUN, file, i, 3)
+      end
+      local all = 0
+      for i = 1, 6 do
+        local n = peers[i]:result()
+        assert.is_number(n, n)
+        all = all + n
+      end
+      os.remove(file .. ".r1")
+      os.remove(file .. ".r2")
+      assert.is_true(all > 20, all)
+      free(U1)
+    end)
+  end)
+end)
