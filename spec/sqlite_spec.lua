@@ -495,16 +495,27 @@ support.on_sqlite(function(store)
       local path = fresh()
       local manager = assert(open(path))
       local peer = process(path)
-      local status = peer:call [[
-        local fork = require "hierlock_spec.fork"
+      local status = peer:call([[
+        local fork, uv, path = require "hierlock_spec.fork", require "luv", ...
+        -- Descriptors of the database and of what belongs to it.
+        local function descriptors()
+          local n = 0
+          for fd = 0, 255 do
+            local name = uv.fs_readlink("/proc/self/fd/" .. fd)
+            if name and name:find(path, 1, true) then n = n + 1 end
+          end
+          return n
+        end
         handles.lock = assert(manager:acquire({ "u1", "a1", "r1" }, { ttl = 60 }))
         local waits = assert(manager:start({ "u1", "a1" }, { timeout = 30 })) -- a thread that waits
         support.sleep(0.1)
         local failed = 0
+        assert(descriptors() > 0)
         for i = 1, 6 do
           local pid = fork.fork()
           if pid == 0 then
             local ok, err = pcall(function()
+              assert(descriptors() == 0, "SQLite was carried over the fork")
               assert(not manager:acquire({ "u1", "a1", "r1" }, { timeout = 0 }))
               for _ = 1, 20 do
                 local handle = assert(manager:acquire({ "u2", "a" .. i }, { ttl = 60, timeout = 10 }))
@@ -526,7 +537,7 @@ support.on_sqlite(function(store)
         assert(handles.lock:release { confirm = true })
         handles.waited = assert(waits:wait(10))
         return failed
-      ]]
+      ]], path)
       assert.equal(0, status)
       assert_code("timeout", manager:acquire(R1, { timeout = 0 }))
       assert.equal("ok", stranger(path):query "PRAGMA integrity_check")

@@ -59,7 +59,7 @@
 #include <stdatomic.h>
 #include <sys/stat.h>
 
-#if SQLITE_VERSION_NUMBER < 3020000
+#if defined(SQLITE_VERSION_NUMBER) && SQLITE_VERSION_NUMBER < 3020000
 #error "the SQLite store needs SQLite 3.20 or later"
 #endif
 

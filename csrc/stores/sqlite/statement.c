@@ -4,6 +4,7 @@
  */
 #include "sqlite_store.h"
 
+#include <errno.h>
 #include <string.h>
 
 /* Statements name columns of records in this order: record.c, leases.c. */
@@ -117,7 +118,12 @@ int hl__sqlite_error(hl__sqlite_session *session, int code, const char *doing,
     hint = ": the file, or its directory, must not be read-only";
     break;
   case SQLITE_CANTOPEN:
-    hint = ": its directory must be writable, as SQLite makes files there";
+    /* What the system says of it, where that is something else. */
+    hint =
+        session->db && (sqlite3_system_errno(session->db) == EMFILE ||
+                        sqlite3_system_errno(session->db) == ENFILE)
+            ? ": there are too many open files"
+            : ": its directory must be writable, as SQLite makes files there";
     break;
   case SQLITE_CORRUPT:
   case SQLITE_NOTADB: hint = ": it is damaged, or no database"; break;
