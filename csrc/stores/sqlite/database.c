@@ -185,6 +185,9 @@ static int set_up(hl__sqlite_session *session, int *status, hl_error *error) {
              NULL, 0);
   if (code == SQLITE_OK)
     code = ask(db, "PRAGMA journal_size_limit=" LOG_MAX, NULL, 0);
+  long long size;
+  if (code == SQLITE_OK) code = ask_number(db, "PRAGMA page_size", &size);
+  if (code == SQLITE_OK) session->page_size = size;
   /* Files of others' making must not make us run their code. */
   if (code == SQLITE_OK) code = ask(db, "PRAGMA trusted_schema=OFF", NULL, 0);
   if (code == SQLITE_OK && empty) code = tables_make(session, status, error);
@@ -207,6 +210,9 @@ int hl__sqlite_open(hl__sqlite_session *session, int64_t deadline,
      */
     (void)sqlite3_db_config(session->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1,
                             NULL);
+    int chunk = HL__SQLITE_CHUNK;
+    (void)sqlite3_file_control(session->db, "main", SQLITE_FCNTL_CHUNK_SIZE,
+                               &chunk);
     while ((code = set_up(session, &status, error)) == SQLITE_BUSY &&
            hl__left_ms(deadline) > 0)
       (void)nanosleep(&pause, NULL);

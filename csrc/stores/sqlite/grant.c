@@ -142,6 +142,24 @@ static int ticket_draw(hl__sqlite_session *session, attempt *self,
   return hl__sqlite_ticket_add(session, self->request, ticket);
 }
 
+/* The file has room for all that is in the log, and some more: else the log
+   could not be written to its place, nor begin anew, and on a full disk nothing
+   could be given back any more. SQLITE_FULL: there is no space. */
+static int room_reserve(hl__sqlite_session *session) {
+  struct stat st;
+  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_PAGES);
+  int code = hl__sqlite_step(it);
+  sqlite3_int64 size = code == SQLITE_ROW ? sqlite3_column_int64(it, 0) : 0;
+  (void)sqlite3_reset(it);
+  if (code != SQLITE_ROW) return code == SQLITE_DONE ? SQLITE_ERROR : code;
+  size = size * session->page_size + HL__SQLITE_CHUNK / 4;
+  if (stat(session->path, &st) == 0 && st.st_size >= size) return SQLITE_OK;
+  return sqlite3_file_control(session->db, "main", SQLITE_FCNTL_SIZE_HINT,
+                              &size) == SQLITE_OK
+             ? SQLITE_OK
+             : SQLITE_FULL;
+}
+
 /* In a write transaction, which is committed. Not granted: something is in the
    way, and a ticket was drawn; or one is to be drawn: self->draws. A ticket
    need not outlive its process: that it is there is no reason to wait for the
@@ -183,6 +201,7 @@ static int attempt_make(hl__sqlite_session *session, attempt *self,
   int64_t now = hl__lease_ms();
   if (code == SQLITE_OK)
     code = hl__sqlite_record_add(session, request, number, now);
+  if (code == SQLITE_OK) code = room_reserve(session);
   if (code != SQLITE_OK) return code;
   self->grant->sent_ms = now;
   self->grant->token = (uint64_t)number << 8;

@@ -59,7 +59,7 @@
 #include <stdatomic.h>
 #include <sys/stat.h>
 
-#if SQLITE_VERSION_NUMBER < 3020000
+#if defined(SQLITE_VERSION_NUMBER) && SQLITE_VERSION_NUMBER < 3020000
 #error "the SQLite store needs SQLite 3.20 or later"
 #endif
 
@@ -97,6 +97,7 @@ typedef enum hl__sqlite_number {
   HL__SQLITE_ROLLBACK,
   HL__SQLITE_STATE,
   HL__SQLITE_COUNT,
+  HL__SQLITE_PAGES,
   HL__SQLITE_BLOCKER,
   HL__SQLITE_ADD_LEASE,
   HL__SQLITE_ADD_ROW,
@@ -140,6 +141,7 @@ struct hl__sqlite_session {
   /* Between hl__sqlite_enter and leave the session's thread's; else that of a
      thread that forks. NULL: closed, by a fork or as it was of no more use. */
   sqlite3 *db;
+  int64_t page_size; /* bytes */
   sqlite3_stmt *statements[HL__SQLITE_STATEMENTS];
   hl__sqlite_session *next, *previous; /* forks.c */
 };
@@ -298,6 +300,9 @@ int hl__sqlite_record_add(hl__sqlite_session *session,
    revoked, the rows only. */
 int hl__sqlite_record_delete(hl__sqlite_session *session, int64_t number,
                              const void *packed, size_t size, bool record);
+
+/* The space that the file takes beyond what is in it, a multiple of which it is. */
+#define HL__SQLITE_CHUNK 262144
 
 /* ---- queue.c */
 

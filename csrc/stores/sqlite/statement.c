@@ -4,6 +4,7 @@
  */
 #include "sqlite_store.h"
 
+#include <errno.h>
 #include <string.h>
 
 /* Statements name columns of records in this order: record.c, leases.c. */
@@ -17,6 +18,7 @@ static const char *const texts[HL__SQLITE_STATEMENTS] = {
     [HL__SQLITE_ROLLBACK] = "ROLLBACK",
     [HL__SQLITE_STATE] =
         "SELECT counter,EXISTS(SELECT 1 FROM hierlock_waiters) FROM hierlock",
+    [HL__SQLITE_PAGES] = "PRAGMA page_count",
     [HL__SQLITE_COUNT] = "UPDATE hierlock SET counter=?1",
     /* ?2: 0 where any lease conflicts, 1 where exclusive ones do. */
     [HL__SQLITE_BLOCKER] =
@@ -93,12 +95,10 @@ int hl__sqlite_run(hl__sqlite_session *session, hl__sqlite_number number) {
 
 int hl__sqlite_error(hl__sqlite_session *session, int code, const char *doing,
                      hl_error *error) {
-  const char *said =
-      session->db ? sqlite3_errmsg(session->db) : sqlite3_errstr(code);
-  int extended =
-      session->db && (sqlite3_errcode(session->db) & 0xFF) == (code & 0xFF)
-          ? sqlite3_extended_errcode(session->db)
-          : code;
+  bool told =
+      session->db && (sqlite3_errcode(session->db) & 0xFF) == (code & 0xFF);
+  const char *said = told ? sqlite3_errmsg(session->db) : sqlite3_errstr(code);
+  int extended = told ? sqlite3_extended_errcode(session->db) : code;
   int status = HL_ESTORE;
   const char *hint = "";
   session->full = (code & 0xFF) == SQLITE_FULL || (code & 0xFF) == SQLITE_IOERR;
@@ -117,7 +117,12 @@ int hl__sqlite_error(hl__sqlite_session *session, int code, const char *doing,
     hint = ": the file, or its directory, must not be read-only";
     break;
   case SQLITE_CANTOPEN:
-    hint = ": its directory must be writable, as SQLite makes files there";
+    /* What the system says of it, where that is something else. */
+    hint =
+        session->db && (sqlite3_system_errno(session->db) == EMFILE ||
+                        sqlite3_system_errno(session->db) == ENFILE)
+            ? ": there are too many open files"
+            : ": its directory must be writable, as SQLite makes files there";
     break;
   case SQLITE_CORRUPT:
   case SQLITE_NOTADB: hint = ": it is damaged, or no database"; break;
