@@ -768,7 +768,7 @@ describe("a lease", function()
       end
     end)
 
-    it("that is over is revoked like others, as a refresh or an import would have it back", function()
+    it_with_records("that is over is revoked like others, as a refresh or an import would have it back", function()
       for _, by in ipairs { "owner", "id", "target" } do
         local handle = assert(lease(R1, SHORT, { owner = "alice" }))
         local filter = { owner = { owner = "alice" }, id = { id = manager:leases({ owner = "alice" })[1].id }, target = { target = A1 } }

@@ -478,7 +478,7 @@ describe("Memcached", function()
       end
       os.remove(file .. ".r1")
       os.remove(file .. ".r2")
-      assert.is_true(all > 20, all)
+      assert.is_true(all > 6, all)
       free(U1)
     end)
   end)

@@ -124,6 +124,16 @@ support.each_server(function(server)
     end)
   end)
 
+  it("that are many do not keep a manager from being closed, each for a while", function()
+    local one, held = support.open(store), {}
+    for i = 1, 100 do held[i] = assert(one:acquire({ "u1", "a1", "r" .. i }, { ttl = LONG, mode = "shared" })) end
+    local start = support.now()
+    one:close()
+    local took = support.now() - start
+    assert.is_true(took < 2, took) -- 40 ms for each, when answers were not read
+    assert.equal(0, leases())
+  end)
+
   describe("a session", function()
     local between
     before_each(function() between = proxy.open(store) end)

@@ -601,9 +601,14 @@ void hl__leases_close(hl_manager *manager) {
       if (manager->ops->traits.leases_only) (void)drop_later(lease);
       continue;
     }
-    operation drop = {.kind = DROP};
+    /* With its answer: the next one goes by the same connection, and would wait for it there, for
+       longer than for a round trip, as TCP delays what is sent before the answer was read. */
+    operation drop = {.kind = DROP, .confirm = true, .patience = DROP_MS};
     atomic_fetch_add(&lease->references, 1u); /* its owner may free it meanwhile */
-    stuck = stuck || operate(lease, &drop, NULL) == HL_TIMEOUT;
+    if (!stuck) {
+      int status = operate(lease, &drop, NULL);
+      stuck = status != HL_OK && status != HL_ELOST;
+    }
     if (stuck) (void)drop_later(lease);
     hl__lease_unref(lease);
   }

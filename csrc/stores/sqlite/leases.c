@@ -354,6 +354,7 @@ static bool matches(const hl__sqlite_session *session, sqlite3_stmt *it,
                            (size_t)sqlite3_column_bytes(it, ROWS)) != i)
       return false;
   }
+  if (filter->over) return true;
   hl__sqlite_column_end(it, BOOT, &end);
   return hl__sqlite_left(session->store, &end) > 0;
 }
@@ -573,7 +574,10 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
                         const char *by, const char *reason, int64_t deadline,
                         uint64_t *count, hl_error *error) {
   hl__sqlite_session *session = session_of(base);
-  revocation self = {.filter = filter, .by = by, .reason = reason};
+  /* Those that are over, too: they may be refreshed, as long as the record is there. */
+  hl_lease_filter all = *filter;
+  all.over = true;
+  revocation self = {.filter = &all, .by = by, .reason = reason};
   int status = hl__sqlite_write(session, revoke_in, &self, "revoke leases",
                                 at_least(deadline), error);
   if (status == HL_OK) {
