@@ -409,6 +409,18 @@ each(function(kind, dsn, store, by)
       assert.equal(1, db:transaction(function() return set(6) end))
     end)
 
+    it("is over where fn raises because the program has closed the connection", function()
+      local own, its = with.connect(by, dsn(), { tables = TABLES })
+      assert.is_false(pcall(own.transaction, own, function()
+        assert(own:update(PRODUCT, 1, { stock = 9 }))
+        its:close()
+        error "closed"
+      end))
+      assert.is_nil(own.transacted)
+      support.wait_until(function() return db:transaction(function() return db:read(PRODUCT, 1, { lock = "update" }) end) end)
+      assert.equal(5, value "stock")
+    end)
+
     it("calls fn again after a failure that passes, as often as it may", function()
       local _, passing = core.failure("deadlock", "by the spec")
       for _, case in ipairs { { 0, 1 }, { 3, 4 } } do
@@ -569,6 +581,26 @@ each(function(kind, dsn, store, by)
         if calls == 1 then
           assert_fails("deadlock", ok, err)
           assert.equal("40001", err.sqlstate)
+        end
+        return ok, err
+      end))
+      assert.equal(2, calls)
+      assert.equal(51, value "stock")
+    end)
+  end
+
+  if kind == "mariadb" then
+    it("a view that is too old is a deadlock, and tried again (innodb_snapshot_isolation)", function()
+      query "SET SESSION innodb_snapshot_isolation=ON"
+      local calls, other = 0, program()
+      assert.equal(1, db:transaction({ isolation = "repeatable read", retries = 2 }, function()
+        calls = calls + 1
+        local row = assert(db:read(PRODUCT, 1))
+        if calls == 1 then other:run("assert(db:update(..., 1, { stock = 50 }, { version = 1 }))", PRODUCT) end
+        local ok, err = db:update(PRODUCT, 1, { stock = row.stock + 1 })
+        if calls == 1 then
+          assert_fails("deadlock", ok, err)
+          assert.equal(1020, err.errno)
         end
         return ok, err
       end))
