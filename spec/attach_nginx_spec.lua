@@ -269,4 +269,109 @@ support.each_server(function(store)
         return err.code .. " " .. err.errno .. " " .. err.sqlstate]])
     end)
   end)
+
+  -- What hierlock.rows does, its own spec shows by LuaSQL. Here, what is the driver's own: values, counts, silence.
+  describe("hierlock.rows by lua-resty-mysql", function()
+    local OPEN = ([[
+      local rows = require "hierlock.rows"
+      local connection = connect()
+      assert(connection:query "ROLLBACK")
+      local T = "%s_rows"
+      local db = rows.resty_mysql(connection, { tables = { [T] = { version = "version" } }, timeout = 10 })
+    ]]):format(DATA)
+
+    before_each(function()
+      store.sql():query("DROP TABLE IF EXISTS %s_rows", DATA)
+      store.sql():query("CREATE TABLE %s_rows (id INT PRIMARY KEY, stock INT, name VARCHAR(40), note VARCHAR(40), version INT) " ..
+        "ENGINE=InnoDB DEFAULT CHARSET=utf8mb4", DATA)
+      store.sql():query("INSERT INTO %s_rows VALUES (1,5,'Tea',NULL,1),(2,0,'Rice','n',1)", DATA)
+    end)
+    after_each(function() store.sql():query("DROP TABLE %s_rows", DATA) end)
+
+    local function stock() return tonumber(store.sql():query("SELECT stock FROM %s_rows WHERE id=1", DATA)[1][1]) end
+
+    it("reads, changes and tells what stands there", function()
+      assert.equal("nil 1 refused 0 stale 1 1 a'b\\", run(OPEN .. [[
+        local said = { tostring(db:read(T, 1).note) }
+        local buy = { where = { "stock >= ?", 5 } }
+        said[#said + 1] = db:update(T, 1, { stock = rows.expr("stock - ?", 5) }, buy)
+        local _, err = db:update(T, 1, { stock = rows.expr("stock - ?", 5) }, buy)
+        said[#said + 1] = err.code .. " " .. err.current.stock
+        _, err = db:update(T, 1, { stock = 9 }, { version = 1 })
+        said[#said + 1] = err.code
+        local plain = rows.resty_mysql(connection)
+        said[#said + 1] = plain:update(T, 1, { stock = 0 }, { old = { note = ngx.null, name = "Tea" }, columns = { "note", "name" } })
+        said[#said + 1] = db:update(T, 1, { name = "a'b\\", note = rows.null }, { version = 2 })
+        return table.concat(said, " ") .. " " .. db:read(T, 1).name
+      ]]))
+    end)
+
+    it("loses no update of requests side by side, by locks and by versions", function()
+      local requests = {}
+      for i = 1, 6 do
+        requests[i] = send(OPEN .. (i % 2 == 0 and [[
+          for _ = 1, 5 do
+            assert(db:transaction({ retries = 30 }, function()
+              local row, err = db:read(T, 1, { lock = "update", wait = 10 })
+              if not row then return nil, err end
+              ngx.sleep(0.001)
+              return db:update(T, 1, { stock = row.stock + 1 })
+            end))
+          end
+          return "done"
+        ]] or [[
+          for _ = 1, 5 do
+            local ok, err
+            repeat
+              local row = assert(db:read(T, 1))
+              ngx.sleep(0.001)
+              ok, err = db:update(T, 1, { stock = row.stock + 1 }, { version = row.version })
+            until ok or (err.code ~= "stale" and err.code ~= "deadlock")
+            if not ok then return tostring(err) end
+          end
+          return "done"
+        ]]))
+      end
+      for _, request in ipairs(requests) do assert.equal("done", request.answer()) end
+      assert.equal(35, stock())
+    end)
+
+    it("ends a wait in time, and says `unknown` where the driver gave COMMIT up", function()
+      assert.equal("timeout 1", run(OPEN .. [[
+        local other = connect()
+        assert(other:query("SELECT * FROM " .. T .. " WHERE id=1 FOR UPDATE"))
+        local _, err
+        local ok = db:transaction(function()
+          _, err = db:read(T, 1, { lock = "update", wait = 0.1 })
+          return db:update(T, 2, { stock = 1 })
+        end)
+        other:close()
+        return err.code .. " " .. tostring(ok)
+      ]]))
+      assert.equal("unknown false 1", run(OPEN .. [[
+        local query, calls = db.query, 0
+        -- The answer to COMMIT takes longer than the driver waits.
+        db.query = function(text, ...)
+          if text == "COMMIT" then
+            connection:set_timeout(50)
+            text = "SELECT SLEEP(1)"
+          end
+          return query(text, ...)
+        end
+        local ok, err = db:transaction({ retries = 3 }, function()
+          calls = calls + 1
+          return db:update(T, 1, { stock = 7 })
+        end)
+        return err.code .. " " .. tostring(err.retryable) .. " " .. calls
+      ]]))
+    end)
+
+    it("refuses a session in which backslashes are letters", function()
+      assert.equal("unsupported", run(OPEN .. [[
+        assert(connection:query "SET SESSION sql_mode='NO_BACKSLASH_ESCAPES'")
+        local _, err = db:read(T, 1)
+        return err.code
+      ]]))
+    end)
+  end)
 end)

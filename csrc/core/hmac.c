@@ -1,7 +1,7 @@
 /*
- * hmac.c - see hmac.h. SHA-256 as FIPS 180-4, section 6.2, has it; HMAC as RFC 2104,
- * section 2. The core has it itself, as no library for it is there under every Lua; the specs
- * compare it with the vectors of RFC 4231.
+ * hmac.c - see hmac.h. SHA-256 as FIPS 180-4, section 6.2, has it; HMAC as RFC
+ * 2104, section 2. The core has it itself, as no library for it is there under
+ * every Lua; the specs compare it with the vectors of RFC 4231.
  */
 #include "hmac.h"
 
@@ -15,9 +15,9 @@ typedef struct sha256 {
   uint8_t block[BLOCK];
 } sha256;
 
-static const uint32_t beginning[8] = {
-    0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
-    0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+static const uint32_t beginning[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372,
+                                      0xa54ff53a, 0x510e527f, 0x9b05688c,
+                                      0x1f83d9ab, 0x5be0cd19};
 
 static const uint32_t constants[64] = {
     0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1,
@@ -49,7 +49,8 @@ static void compress(uint32_t state[8], const uint8_t *block) {
   }
   memcpy(s, state, sizeof s);
   for (size_t i = 0; i < 64; i++) {
-    uint32_t one = s[7] + (rotate(s[4], 6) ^ rotate(s[4], 11) ^ rotate(s[4], 25)) +
+    uint32_t one = s[7] +
+                   (rotate(s[4], 6) ^ rotate(s[4], 11) ^ rotate(s[4], 25)) +
                    ((s[4] & s[5]) ^ (~s[4] & s[6])) + constants[i] + w[i];
     uint32_t two = (rotate(s[0], 2) ^ rotate(s[0], 13) ^ rotate(s[0], 22)) +
                    ((s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]));
@@ -57,7 +58,8 @@ static void compress(uint32_t state[8], const uint8_t *block) {
     s[4] += one;
     s[0] = one + two;
   }
-  for (size_t i = 0; i < 8; i++) state[i] += s[i];
+  for (size_t i = 0; i < 8; i++)
+    state[i] += s[i];
 }
 
 static void begin(sha256 *self) {
@@ -83,7 +85,8 @@ static void finish(sha256 *self, uint8_t digest[HL__HMAC_SIZE]) {
   uint64_t bits = self->size * 8;
   uint8_t length[8];
   size_t used = (size_t)(self->size % BLOCK);
-  for (size_t i = 0; i < 8; i++) length[i] = (uint8_t)(bits >> (56 - 8 * i));
+  for (size_t i = 0; i < 8; i++)
+    length[i] = (uint8_t)(bits >> (56 - 8 * i));
   add(self, padding, (used < 56 ? 56 : 56 + BLOCK) - used);
   add(self, length, sizeof length);
   for (size_t i = 0; i < HL__HMAC_SIZE; i++)
@@ -102,11 +105,13 @@ void hl__hmac(const void *key, size_t key_size, const void *text,
   } else if (key_size > 0) {
     memcpy(pad, key, key_size);
   }
-  for (size_t i = 0; i < BLOCK; i++) pad[i] ^= 0x36;
+  for (size_t i = 0; i < BLOCK; i++)
+    pad[i] ^= 0x36;
   add(&hash, pad, BLOCK);
   add(&hash, text, text_size);
   finish(&hash, mac);
-  for (size_t i = 0; i < BLOCK; i++) pad[i] ^= 0x36 ^ 0x5c;
+  for (size_t i = 0; i < BLOCK; i++)
+    pad[i] ^= 0x36 ^ 0x5c;
   begin(&hash);
   add(&hash, pad, BLOCK);
   add(&hash, mac, HL__HMAC_SIZE);

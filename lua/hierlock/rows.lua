@@ -249,16 +249,16 @@ local function attempt(self, isolation, fn)
   local state = { depth = 1, thread = coroutine.running() or "main" }
   self.transacted = state
   local results = pack(xpcall(function() return fn(self) end, traceback))
+  self.transacted = nil
   local again = failed(results) and passing(results[1] and results[3] or results[2])
-  if failed(results) then
-    if not state.broken then self.query "ROLLBACK" end
-  elseif state.broken then
-    results, again = pack(true, nil, state.broken), false
+  if failed(results) or state.broken then
+    -- It says nothing new where the connection is gone, and LuaSQL raises where the program has closed it.
+    pcall(self.query, "ROLLBACK")
+    if not failed(results) then results, again = pack(true, nil, state.broken), false end
   else
     ok, err = commit(self)
     if not ok then results, again = pack(true, nil, err), passing(err) end
   end
-  self.transacted = nil
   return results, again
 end
 

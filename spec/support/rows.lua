@@ -8,9 +8,38 @@ local with = {}
 
 local sqlite
 
--- A connection and a db. kind: a server's, or "sqlite", where dsn is the file.
+-- pgmoon's, with what the specs use of LuaSQL's.
+local function connect_pgmoon(dsn)
+  local user, password, host, port, database = dsn:match("^%a+://(.-):(.-)@(.-):(%d+)/([^?]*)")
+  local connection = require "pgmoon".new { user = user, password = password, host = host, port = port, database = database }
+  assert(connection:connect())
+  local adapter = {}
+  function adapter.execute(_, text)
+    local result, message = connection:query(text)
+    if not result then return nil, message end
+    if result == true or result.affected_rows and not result[1] then return result == true and 0 or result.affected_rows end
+    local i = 0
+    return {
+      fetch = function()
+        i = i + 1
+        local row, list = result[i], {}
+        for _, value in pairs(row or {}) do list[#list + 1] = value end -- of one column, mostly
+        return row and list
+      end,
+      close = function() end,
+    }
+  end
+  function adapter.close(_) connection:disconnect() end
+  return connection, adapter
+end
+
+-- A connection and a db. kind: a server's, "sqlite", where dsn is the file, or "pgmoon", to PostgreSQL.
 function with.connect(kind, dsn, options)
   local connection
+  if kind == "pgmoon" then
+    local own, adapter = connect_pgmoon(dsn)
+    return rows.pgmoon(own, options), adapter
+  end
   if kind == "sqlite" then
     sqlite = sqlite or require("luasql.sqlite3").sqlite3()
     connection = assert(sqlite:connect(dsn))
