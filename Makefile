@@ -334,7 +334,7 @@ stress-leases: $(BUILD)/stress_leases
 
 $(BUILD)/stress_leases: spec/leases/stress.c $(LIBRARY)
 	@mkdir -p $(@D)
-	$(CC) $(HL_CFLAGS) $(if $(strip $(MYSQL_LIBS)),-DSTRESS_MYSQL) $(if $(strip $(POSTGRESQL_LIBS)),-DSTRESS_POSTGRESQL) \
+	$(CC) $(HL_CFLAGS) $(if $(strip $(MYSQL_LIBS)),-DSTRESS_MYSQL) $(if $(strip $(POSTGRESQL_LIBS)),-DSTRESS_POSTGRESQL) $(if $(strip $(MEMCACHED_LIBS)),-DSTRESS_MEMCACHED) \
 	  $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $< $(LIBRARY) $(CLIENT_LIBS) -lm
 
 # --------------------------------------------------------------------- soak
