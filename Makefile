@@ -350,7 +350,7 @@ stress-leases: $(BUILD)/stress_leases
 $(BUILD)/stress_leases: spec/leases/stress.c $(LIBRARY)
 	@mkdir -p $(@D)
 	$(CC) $(HL_CFLAGS) $(if $(strip $(MYSQL_LIBS)),-DSTRESS_MYSQL) $(if $(strip $(POSTGRESQL_LIBS)),-DSTRESS_POSTGRESQL) \
-	  $(if $(strip $(SQLITE_LIBS)),-DSTRESS_SQLITE) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $< $(LIBRARY) $(CLIENT_LIBS) -lm
+	  $(BUILT_STORES:%=-DSTRESS_%) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $< $(LIBRARY) $(CLIENT_LIBS) -lm
 
 # --------------------------------------------------------------------- soak
 
@@ -541,7 +541,7 @@ ifdef MYSQL_DSN
 	@$(MAKE) --no-print-directory suite
 else
 	@spec/support/deps.sh servers
-	@HIERLOCK_REQUIRE="mysql mariadb postgresql nginx" $(MAKE) --no-print-directory suite
+	@HIERLOCK_REQUIRE="mysql mariadb postgresql memcached nginx" $(MAKE) --no-print-directory suite
 endif
 
 # The core's own tests, and the specs on each Lua, side by side.

@@ -709,7 +709,11 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter,
                   .fn = fn,
                   .context = context,
                   .deadline = deadline};
-  return inquire(&self, error);
+  int status = inquire(&self, error);
+  /* The ids are noted before anybody is told of them. */
+  if (status == HL_OK)
+    status = hl__memcached_settle(self.session, deadline, error);
+  return status;
 }
 
 static int lease_revoke(hl_session *base, const hl_lease_filter *filter,

@@ -23,7 +23,7 @@
 #include <string.h>
 
 /* How long a waiter lives of which nothing is heard, and how often it is heard of. */
-#define WAIT_S 5
+#define WAIT_S 3
 #define WAIT_MS 1000
 /* Between two looks: for who is next, and for who is behind another waiter. */
 #define PAUSE_MS 25

@@ -251,7 +251,9 @@ static int more(hl__memcached_session *session, hl__memcached_link *link,
 /* The next line, as it is. After HL_TIMEOUT nothing is lost. */
 static int raw_line(hl__memcached_session *session, hl__memcached_link *link,
                     int64_t deadline, char **line, hl_error *error) {
+  static char none[] = "";
   size_t looked = 0;
+  *line = none;
   for (;;) {
     char *from = link->in.data + link->in_read;
     size_t size = link->in.used - link->in_read;
@@ -298,6 +300,7 @@ static int skip(hl__memcached_session *session, hl__memcached_link *link,
 int hl__memcached_line(hl__memcached_session *session, hl__memcached_link *link,
                        int64_t deadline, const char **line, hl_error *error) {
   char *found = NULL, said[256];
+  *line = "";
   if (link->fd < 0)
     return hl__error(error, HL_ECONNECTION, "the connection has ended");
   int status = skip(session, link, deadline, error);
