@@ -196,6 +196,7 @@ static const struct {
     {"postgres://", "postgresql"},
     {"file:", "file"},
     {"null:", "null"},
+    {"quorum:", "quorum"},
 };
 
 /* Whether it begins as a list of libpq's, key=value: with one of those by which a server,
@@ -239,7 +240,7 @@ static int store_find(const char *text, const char **store, const char **rest,
   if (word && strncmp(text + word, "://", 3) == 0)
     return hl__error(error, HL_EDSN,
                      "unknown scheme '%.*s' in the DSN: mysql, mariadb, "
-                     "postgresql, postgres, file and null are known",
+                     "postgresql, postgres, file, null and quorum are known",
                      (int)(word < 40 ? word : 40), text);
   if (!strchr(text, '/'))
     return hl__error(error, HL_EDSN,

@@ -369,6 +369,30 @@ local function embedded_store()
   return store
 end
 
+-- A quorum of three embedded stores.
+local function quorum_store()
+  local embedded = support.stores[1]
+  local store = {
+    name = "quorum",
+    leases_only = true,
+    directories = {},
+    options = { buckets = BUCKETS, timeout = TIMEOUT },
+    prepare = function() end,
+    waiting = function(target)
+      local n, observer = 0, support.open(support.quorum)
+      for _, holder in ipairs(assert(observer:holders(target))) do
+        if holder.waiting then n = n + 1 end
+      end
+      observer:close()
+      return n
+    end,
+  }
+  for i = 1, 3 do store.directories[i] = embedded.directory .. "/quorum" .. i end
+  store.dsn = "quorum:majority;file:" .. table.concat(store.directories, ";file:")
+  support.quorum = store
+  return store
+end
+
 local function missing_store(name)
   return { name = name, missing = name .. " cannot be had here: " ..
            "no server was started (see spec/support/servers.sh) and MYSQL_DSN is not set" }
@@ -405,6 +429,8 @@ if not os.getenv("MYSQL_DSN") or os.getenv("HIERLOCK_POSTGRESQL_DSN") then
   support.stores[#support.stores + 1] = started_store("postgresql", postgresql_store)
 end
 
+support.stores[#support.stores + 1] = quorum_store()
+
 -- busted gives describe, it ... to spec files only, as their environment.
 local function environment_of(fn)
   if getfenv then return getfenv(fn) end -- luacheck: ignore
@@ -434,10 +460,14 @@ local function each(stores, fn)
 end
 
 --- Calls fn(store) within a `describe` for every store; the embedded one last, as it keeps
--- many descriptors open, and LuaSocket's select takes none above 1,023.
-function support.each_store(fn)
+-- many descriptors open, and LuaSocket's select takes none above 1,023. Those that have only leases are left out, unless
+-- `leases` is true.
+function support.each_store(fn, leases)
   local stores = {}
-  for i = 2, #support.stores do stores[i - 1] = support.stores[i] end
+  for i = 2, #support.stores do
+    local store = support.stores[i]
+    if leases or not store.leases_only then stores[#stores + 1] = store end
+  end
   stores[#stores + 1] = support.stores[1]
   each(stores, fn)
 end
