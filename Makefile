@@ -107,7 +107,8 @@ HL_CFLAGS := -std=c11 -D_GNU_SOURCE -fPIC -fvisibility=hidden -pthread \
 HL_LDFLAGS = $(LIBFLAG) -pthread -Wl,-z,nodelete
 
 CORE := $(wildcard csrc/core/*.c) $(wildcard csrc/stores/file/*.c) \
-        $(wildcard csrc/stores/null/*.c) $(wildcard csrc/stores/sql/*.c) $(wildcard csrc/stores/machine/*.c)
+        $(wildcard csrc/stores/null/*.c) $(wildcard csrc/stores/quorum/*.c) \
+        $(wildcard csrc/stores/sql/*.c) $(wildcard csrc/stores/machine/*.c)
 BINDING := $(wildcard csrc/lua/*.c)
 MYSQL := $(wildcard csrc/stores/mysql/*.c)
 # What makes a Lua module of it.

@@ -43,8 +43,8 @@ end)
 
 describe("open raises when", function()
   cases {
-    "dsn is a number", function() hierlock.open(1) end, "dsn must be a string, not number",
-    "dsn is a table", function() hierlock.open({}) end, "dsn .* not table",
+    "dsn is a number", function() hierlock.open(1) end, "dsn must be a string or a list of strings, not number",
+    "dsn is an empty list", function() hierlock.open({}) end, "dsn must be a string or a list of strings",
     "dsn is a boolean", function() hierlock.open(false) end, "dsn .* not boolean",
     "options is a string", function() hierlock.open("null:", "x") end, "options .* not string",
     "options is true", function() hierlock.open("null:", true) end, "options .* not boolean",

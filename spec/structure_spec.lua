@@ -62,7 +62,7 @@ describe("csrc", function()
   end)
 
   it("has a core that uses nothing of the stores but the operations of those that are in it", function()
-    for name, others in pairs(uses { "core", "stores/file", "stores/null" }) do
+    for name, others in pairs(uses { "core", "stores/file", "stores/null", "stores/quorum" }) do
       for other in pairs(others) do
         if name:find("^core/") and other:find("^stores/") then
           assert.equal("core/open", name, other)

@@ -198,6 +198,7 @@ static const struct {
     {"memcached://", "memcached"},
     {"file:", "file"},
     {"null:", "null"},
+    {"quorum:", "quorum"},
 };
 
 /* Whether it begins as a list of libpq's, key=value: with one of those by which a server,
@@ -241,7 +242,7 @@ static int store_find(const char *text, const char **store, const char **rest,
   if (word && strncmp(text + word, "://", 3) == 0)
     return hl__error(error, HL_EDSN,
                      "unknown scheme '%.*s' in the DSN: mysql, mariadb, "
-                     "postgresql, postgres, sqlite, memcached, file and null are known",
+                     "postgresql, postgres, sqlite, memcached, file, null and quorum are known",
                      (int)(word < 40 ? word : 40), text);
   if (!strchr(text, '/'))
     return hl__error(error, HL_EDSN,

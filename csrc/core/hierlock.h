@@ -255,7 +255,8 @@ typedef struct hl_manager hl_manager;
 const char *hl_dsn_default(const char *dsn);
 
 /* The store that a DSN asks for, by its form: "mysql", "postgresql",
-   "file" or "null". Static
+   "file", "null" or "quorum" (quorum:majority;dsn;dsn;dsn or quorum:all;..., with '%' as %25 and
+   ';' as %3B in each of them). Static
    storage. NULL, with HL_EDSN in *error, when it asks for none that is known. */
 const char *hl_dsn_store(const char *dsn, hl_error *error);
 

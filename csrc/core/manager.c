@@ -101,6 +101,7 @@ HL__UNCHECKED void hl__manager_leave(hl_manager *manager) {
   hl_layout_unref(manager->layout);
   hl_dsn_dispose(&manager->dsn);
   free(manager->path);
+  free((void *)manager->stores);
   free(manager);
 }
 

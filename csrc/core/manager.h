@@ -35,6 +35,7 @@ struct hl_manager {
   hl_dsn dsn;
   char *path; /* dsn.path made absolute; NULL: it was */
   hl_layout *layout;
+  const hl_store_ops **stores; /* beyond those in the core; ends with NULL */
   const hl_store_ops *ops;
   hl_store_config config;
   unsigned pool_size;

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 static const hl_store_ops *const built_in[] = {&hl_store_file, &hl_store_null,
-                                               NULL};
+                                               &hl_store_quorum, NULL};
 
 static const hl_store_ops *find_store(const hl_store_ops *const *stores,
                                       const char *scheme) {
@@ -82,6 +82,22 @@ static int find_ops(const hl_store_ops *const *stores, const char *dsn,
   return HL_OK;
 }
 
+static int find_of_config(const hl_store_config *config, const char *dsn,
+                          const hl_store_ops **ops, hl_error *error) {
+  return find_ops(config->stores, dsn, ops, error);
+}
+
+/* The caller's list may be gone when a store looks for another one. */
+static int stores_copy(hl_manager *manager, const hl_store_ops *const *stores,
+                       hl_error *error) {
+  size_t n = 0;
+  while (stores && stores[n]) n++;
+  manager->stores = calloc(n + 1, sizeof(hl_store_ops *));
+  if (!manager->stores) return hl__error_memory(error);
+  for (size_t i = 0; i < n; i++) manager->stores[i] = stores[i];
+  return HL_OK;
+}
+
 int hl_manager_open(const hl_config *given, hl_manager **result,
                     hl_error *error) {
   hl_config own = HL_CONFIG_INIT;
@@ -106,6 +122,7 @@ int hl_manager_open(const hl_config *given, hl_manager **result,
   if (status == HL_OK)
     status = hl_dsn_parse(dsn, manager->ops->parse, &manager->dsn, error);
   if (status == HL_OK) status = make_absolute(manager, error);
+  if (status == HL_OK) status = stores_copy(manager, config->stores, error);
   if (status == HL_OK) {
     manager->config = (hl_store_config){
         .dsn = &manager->dsn,
@@ -117,6 +134,8 @@ int hl_manager_open(const hl_config *given, hl_manager **result,
         .pid = getpid(),
         .wait_begin = hl__library_wait_begin,
         .wait_end = hl__library_wait_end,
+        .find = find_of_config,
+        .stores = manager->stores,
     };
     status = manager->ops->open(&manager->config, &manager->store, error);
   }

@@ -38,13 +38,14 @@
 
 /* Raised whenever anything in this file changes its meaning. A store built
    for another number is refused. */
-#define HL_STORE_ABI 14u
+#define HL_STORE_ABI 15u
 
 typedef struct hl_store hl_store;
 typedef struct hl_session hl_session;
 
 /* What the core tells a store when it opens it. Outlives the store. */
-typedef struct hl_store_config {
+typedef struct hl_store_config hl_store_config;
+struct hl_store_config {
   const hl_dsn *dsn;
   /* What the program wants; from the first open on, what it and the space have
      agreed on (hl__layout_agree). */
@@ -60,7 +61,12 @@ typedef struct hl_store_config {
      waits. */
   void (*wait_begin)(void);
   void (*wait_end)(void);
-} hl_store_config;
+  /* For a store that is made of others: which store a DSN asks for. HL_EDSN; HL_ESTORE: it is
+     not available. */
+  int (*find)(const hl_store_config *config, const char *dsn,
+              const struct hl_store_ops **ops, hl_error *error);
+  const struct hl_store_ops *const *stores; /* for find */
+};
 
 /* A lease, as the store is told of it. The record that the store keeps of it is there as
    long as the lease is unbroken: presence decides, and time only permits deletion. Whoever
@@ -167,6 +173,10 @@ typedef struct hl_lease_ops {
   int (*revoke)(hl_session *session, const hl_lease_filter *filter,
                 const char *by, const char *reason, int64_t deadline,
                 uint64_t *count, hl_error *error);
+  /* Each token that is made from now on is greater than that. NULL: the store makes them of
+     what nobody can set; of a quorum of such stores tokens may fall. */
+  int (*raise)(hl_session *session, uint64_t token, int64_t deadline,
+               hl_error *error);
 } hl_lease_ops;
 
 struct hl_store {
@@ -272,5 +282,6 @@ typedef struct hl_store_ops {
 
 extern const hl_store_ops hl_store_null;
 extern const hl_store_ops hl_store_file;
+extern const hl_store_ops hl_store_quorum;
 
 #endif

@@ -8,7 +8,11 @@
 #include "error.h"
 #include "store.h"
 
+#include <stdlib.h>
 #include <string.h>
+
+/* Of a quorum. */
+#define STORES_MAX 15
 
 static hll_manager *manager_test(lua_State *L, int index) {
   return hll_testudata(L, index, HLL_MANAGER);
@@ -95,6 +99,7 @@ typedef struct open_options {
   hl_config config;
   hll_layout_options layout;
   bool on_lost;
+  bool list, all; /* of DSNs; granted when all stores grant */
 } open_options;
 
 static int open_option(lua_State *L, const char *name, void *context) {
@@ -120,6 +125,14 @@ static int open_option(lua_State *L, const char *name, void *context) {
       hll_misuse(L, "on_lost must be a function, not %s",
                  luaL_typename(L, -1));
     options->on_lost = true;
+  } else if (strcmp(name, "quorum") == 0) {
+    const char *strategy = hll_word(L, -1);
+    if (!options->list)
+      hll_misuse(L, "quorum is for a list of DSNs");
+    if (!strategy ||
+        (strcmp(strategy, "majority") != 0 && strcmp(strategy, "all") != 0))
+      hll_misuse(L, "quorum must be \"majority\" or \"all\"");
+    options->all = strcmp(strategy, "all") == 0;
   } else if (strcmp(name, "loop") == 0) {
     /* lua/hierlock/init.lua has found it good. */
   } else {
@@ -143,6 +156,7 @@ static const char *store_needs(const char *name) {
 const hl_store_ops *hll_store_load(lua_State *L, const char *name) {
   if (strcmp(name, "file") == 0) return &hl_store_file;
   if (strcmp(name, "null") == 0) return &hl_store_null;
+  if (strcmp(name, "quorum") == 0) return &hl_store_quorum;
   lua_getglobal(L, "require");
   lua_pushfstring(L, "hierlock.store.%s", name);
   if (lua_pcall(L, 1, 1, 0) == 0) {
@@ -169,14 +183,88 @@ const hl_store_ops *hll_store_load(lua_State *L, const char *name) {
   return NULL;
 }
 
+/* The DSN of a quorum, of the list at 1, in the place of that; see
+   csrc/stores/quorum/quorum.c. */
+static void quorum_dsn(lua_State *L, bool all) {
+  lua_pushstring(L, all ? "quorum:all" : "quorum:majority");
+  int n = (int)hll_rawlen(L, 1);
+  for (int i = 1; i <= n; i++) {
+    lua_rawgeti(L, 1, i);
+    luaL_gsub(L, lua_tostring(L, -1), "%", "%25");
+    luaL_gsub(L, lua_tostring(L, -1), ";", "%3B");
+    lua_pushfstring(L, "%s;%s", lua_tostring(L, -4), lua_tostring(L, -1));
+    lua_insert(L, -5);
+    lua_pop(L, 4);
+  }
+  lua_replace(L, 1);
+}
+
+/* Misuse, where the list at 1 is none of DSNs. */
+static void list_check(lua_State *L) {
+  int n = (int)hll_rawlen(L, 1), entries = 0;
+  for (lua_pushnil(L); lua_next(L, 1); lua_pop(L, 1)) entries++;
+  if (n == 0 || entries != n)
+    hll_misuse(L, "dsn must be a string or a list of strings");
+  if (n > STORES_MAX)
+    hll_misuse(L, "a quorum has at most %d stores", STORES_MAX);
+  for (int i = 1; i <= n; i++) {
+    lua_rawgeti(L, 1, i);
+    if (!hll_word(L, -1))
+      hll_misuse(L, "each DSN of a list must be a string without NUL bytes, not %s",
+                 luaL_typename(L, -1));
+    lua_pop(L, 1);
+  }
+}
+
+/* Leaves on the stack the DSN of the store that stands there in that of a quorum. */
+static void push_member(lua_State *L, const char *text, size_t size) {
+  luaL_Buffer buffer;
+  luaL_buffinit(L, &buffer);
+  for (size_t i = 0; i < size; i++) {
+    char digits[3] = {0};
+    if (text[i] == '%' && i + 2 < size) memcpy(digits, text + i + 1, 2);
+    char *end = digits;
+    long c = digits[0] ? strtol(digits, &end, 16) : 0;
+    bool escaped = end == digits + 2 && c > 0;
+    luaL_addchar(&buffer, escaped ? (char)c : text[i]);
+    if (escaped) i += 2;
+  }
+  luaL_pushresult(&buffer);
+}
+
+/* Loads the stores of a DSN: it, and of a quorum those of its members. False, with a failure
+   on the stack. */
+static bool stores_load(lua_State *L, const char *dsn,
+                        const hl_store_ops *stores[STORES_MAX + 2]) {
+  hl_error error;
+  int n = 0;
+  const char *name = hl_dsn_store(dsn, &error);
+  const char *at = name && strcmp(name, "quorum") == 0 ? strchr(dsn, ';') : NULL;
+  for (; name; n++) {
+    stores[n] = hll_store_load(L, name);
+    if (!stores[n]) {
+      (void)hll_fail(L, HL_ESTORE, lua_tostring(L, -1));
+      return false;
+    }
+    if (!at || n == STORES_MAX) return true;
+    size_t size = strcspn(at + 1, ";");
+    push_member(L, at + 1, size);
+    name = hl_dsn_store(lua_tostring(L, -1), &error);
+    at = at[1 + size] ? at + 1 + size : NULL;
+    lua_pop(L, 1);
+  }
+  (void)hll_failure(L, &error, 0);
+  return false;
+}
+
 /***
 Opens a manager: connects, and looks whether locks on this store exclude.
 Blocks for at most the DSN's `connect_timeout` (10 s).
 @function hierlock.open
-@string[opt] dsn `mysql://user:password@host:port/database?parameters`,
+@tparam[opt] string|{string,...} dsn `mysql://user:password@host:port/database?parameters`,
   `user:password@tcp(host:port)/database?parameters`,
   `postgresql://user:password@host:port/database?parameters`, `host=... dbname=...` (libpq's), `file:`,
-  `file:/directory` or `null:`; absent, `$HIERLOCK_DSN`; absent too, `file:`
+  `file:/directory` or `null:`; or a list of these: a quorum; absent, `$HIERLOCK_DSN`; absent too, `file:`
 @tparam[opt] table options an unknown name raises
 @number[opt=50] options.timeout seconds that an acquisition waits; 0 tries once;
   `math.huge` waits for ever
@@ -190,6 +278,8 @@ Blocks for at most the DSN's `connect_timeout` (10 s).
   10000000. PostgreSQL has none, and takes no notice of it
 @int[opt=64] options.pool_size connections at most, 1 to 100000: one for each held
   or waiting lock. A store without connections takes no notice of it
+@string[opt="majority"] options.quorum of a list of DSNs: `"majority"` or `"all"` of the stores
+  have to grant. See docs/quorum.md
 @string[opt] options.application shown to observers; by default the program's name
 @tparam[opt] function options.on_lost called as `on_lost(handle, err)`, once for
   each lost lock, at the next call on the manager or one of its handles; never from
@@ -207,16 +297,20 @@ Blocks for at most the DSN's `connect_timeout` (10 s).
   `not_provisioned`, `store`
 */
 int hll_manager_open(lua_State *L) {
-  const hl_store_ops *stores[2] = {NULL, NULL};
-  open_options options = {HL_CONFIG_INIT, {.levels = 0}, false};
+  const hl_store_ops *stores[STORES_MAX + 2] = {NULL};
+  bool list = lua_istable(L, 1);
+  open_options options = {.config = HL_CONFIG_INIT, .list = list};
   hl_error error;
   lua_settop(L, 2);
-  if (!lua_isnil(L, 1) && lua_type(L, 1) != LUA_TSTRING)
-    hll_misuse(L, "dsn must be a string, not %s", luaL_typename(L, 1));
+  if (!lua_isnil(L, 1) && !list && lua_type(L, 1) != LUA_TSTRING)
+    hll_misuse(L, "dsn must be a string or a list of strings, not %s",
+               luaL_typename(L, 1));
+  if (list) list_check(L);
+  hll_options(L, 2, open_option, &options); /* so that what is wrong raises */
+  if (list) quorum_dsn(L, options.all);
   options.config.dsn = hll_word(L, 1);
   if (!lua_isnil(L, 1) && !options.config.dsn)
     return hll_fail(L, HL_EDSN, "the DSN has a NUL byte");
-  hll_options(L, 2, open_option, &options); /* so that what is wrong raises */
 
   hll_manager *self = hll_newuserdata(L, sizeof *self);
   int manager = lua_gettop(L);
@@ -241,12 +335,9 @@ int hll_manager_open(lua_State *L) {
   lua_setmetatable(L, manager);
 
   const char *dsn = hl_dsn_default(options.config.dsn);
-  const char *store = hl_dsn_store(dsn, &error);
-  if (!store) return hll_failure(L, &error, 0);
-  stores[0] = hll_store_load(L, store);
-  if (!stores[0]) return hll_fail(L, HL_ESTORE, lua_tostring(L, -1));
+  if (!stores_load(L, dsn, stores)) return 2;
   /* Once more, as nothing allocates from here on: they point into the table. */
-  options = (open_options){.config = HL_CONFIG_INIT};
+  options = (open_options){.config = HL_CONFIG_INIT, .list = list};
   hll_options(L, 2, open_option, &options);
   options.config.dsn = dsn;
   options.config.stores = stores;

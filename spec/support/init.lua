@@ -427,6 +427,30 @@ local function sqlite_store()
   return store
 end
 
+-- A quorum of three embedded stores.
+local function quorum_store()
+  local embedded = support.stores[1]
+  local store = {
+    name = "quorum",
+    leases_only = true,
+    directories = {},
+    options = { buckets = BUCKETS, timeout = TIMEOUT },
+    prepare = function() end,
+    waiting = function(target)
+      local n, observer = 0, support.open(support.quorum)
+      for _, holder in ipairs(assert(observer:holders(target))) do
+        if holder.waiting then n = n + 1 end
+      end
+      observer:close()
+      return n
+    end,
+  }
+  for i = 1, 3 do store.directories[i] = embedded.directory .. "/quorum" .. i end
+  store.dsn = "quorum:majority;file:" .. table.concat(store.directories, ";file:")
+  support.quorum = store
+  return store
+end
+
 local function missing_store(name)
   return { name = name, missing = name .. " cannot be had here: " ..
            "no server was started (see spec/support/servers.sh) and MYSQL_DSN is not set" }
@@ -464,7 +488,7 @@ if not os.getenv("MYSQL_DSN") or os.getenv("HIERLOCK_POSTGRESQL_DSN") then
 end
 
 --- Those that only have leases.
-support.leases_only = { sqlite_store() }
+support.leases_only = { sqlite_store(), quorum_store() }
 if not os.getenv("MYSQL_DSN") or os.getenv("HIERLOCK_MEMCACHED_DSN") then
   support.leases_only[#support.leases_only + 1] = started_store("memcached", memcached_store)
 end

@@ -322,6 +322,9 @@ HL__MUTEX_FUNCTIONS(hl__file_guard, hl__file_session, guard, hl__file_guard)
 
 /* The name of the session's program, for observers. */
 const char *hl__file_session_application(const hl__file_session *session);
+/* Makes tokens go on from that counter, or a greater one. Any thread. */
+void hl__file_tokens_raise(hl__file_control *control, uint64_t least);
+
 /* Whether its locks keep out whoever opens its path now. HL_OK, HL_ECONNECTION.
    An fstat and a stat. */
 int hl__file_session_look(hl__file_session *session, hl_error *error);

@@ -475,6 +475,17 @@ int hl__file_lease_holders(hl__file_session *session, const hl_row *rows,
   return list(session, &filter, fn, context, 0, error);
 }
 
+/* The counter is the directory's, in the mapping of all who use it. */
+static int lease_raise(hl_session *base, uint64_t token, int64_t deadline,
+                       hl_error *error) {
+  hl__file_session *session = session_of(base);
+  (void)deadline;
+  int status = hl__file_session_look(session, error);
+  if (status == HL_OK)
+    hl__file_tokens_raise(session->space->control, token >> 8);
+  return status;
+}
+
 const hl_lease_ops hl__file_leases = {
     .refresh = lease_refresh,
     .look = lease_look,
@@ -483,4 +494,5 @@ const hl_lease_ops hl__file_leases = {
     .convert = lease_convert,
     .list = lease_list,
     .revoke = lease_revoke,
+    .raise = lease_raise,
 };

@@ -146,16 +146,20 @@ static int control_make(hl__file_space *space, const hl_layout *layout,
   return HL_OK;
 }
 
+void hl__file_tokens_raise(hl__file_control *control, uint64_t least) {
+  uint64_t last = atomic_load(&control->tokens);
+  while (last < least &&
+         !atomic_compare_exchange_weak(&control->tokens, &last, least)) {
+  }
+}
+
 static void tokens_raise(hl__file_control *control) {
   struct timespec now;
   (void)clock_gettime(CLOCK_REALTIME, &now);
   uint64_t least =
       ((uint64_t)now.tv_sec << TOKEN_SECOND_BITS) +
       ((uint64_t)now.tv_nsec << TOKEN_SECOND_BITS) / 1000000000u;
-  uint64_t last = atomic_load(&control->tokens);
-  while (last < least &&
-         !atomic_compare_exchange_weak(&control->tokens, &last, least)) {
-  }
+  hl__file_tokens_raise(control, least);
 }
 
 static int control_open(hl__file_space *space, const hl_layout *layout,

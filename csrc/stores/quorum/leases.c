@@ -1,0 +1,508 @@
+/*
+ * leases.c - the operations on the records of a lease at a quorum: each asks
+ * all members at once, and is over as soon as a quorum has said the same, or
+ * cannot any more.
+ */
+#include "quorum.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct polling {
+  hl__quorum_session *session;
+  hl__quorum_store *store;
+  hl__quorum_ask *ask[HL__QUORUM_MAX];
+  int64_t begun;
+  unsigned ok, lost, open; /* of those that were asked */
+  const hl_error *revoked; /* what a member has said of it */
+} polling;
+
+static polling polling_of(hl_session *base) {
+  return (polling){.session = (hl__quorum_session *)(void *)base,
+                   .store = hl__quorum_store_of(base),
+                   .begun = hl__now_ms()};
+}
+
+/* False: no memory. */
+static hl__quorum_ask *ask_add(polling *self, unsigned i, hl__quorum_kind kind,
+                               hl__quorum_lease *lease, hl__quorum_query *query)
+    HL__REQUIRES(hl__quorum_mutex) {
+  self->ask[i] =
+      hl__ask_new(&self->store->members[i], kind, lease, query, self->session);
+  return self->ask[i];
+}
+
+static void count(polling *self) HL__REQUIRES(hl__quorum_mutex) {
+  self->ok = self->lost = self->open = 0;
+  for (unsigned i = 0; i < self->store->n; i++) {
+    const hl__quorum_ask *ask = self->ask[i];
+    if (!ask) continue;
+    if (ask->state != HL__ASK_DONE) {
+      self->open++;
+      continue;
+    }
+    self->ok += ask->status == HL_OK;
+    self->lost += ask->status == HL_ELOST;
+    if (ask->status == HL_ELOST &&
+        (ask->error.revoked_by[0] || ask->error.reason[0] ||
+         strstr(ask->error.message, "revoked")))
+      self->revoked = &ask->error;
+  }
+}
+
+/* Until a quorum has said so, or cannot; those that have not answered by then
+   are left behind. */
+static void await(polling *self, int64_t deadline)
+    HL__REQUIRES(hl__quorum_mutex) {
+  const hl__quorum_store *store = self->store;
+  int64_t patience = self->begun + HL__QUORUM_ANSWER_MS;
+  int64_t end = deadline < patience ? deadline : patience;
+  for (;;) {
+    count(self);
+    if (self->open == 0 || self->ok >= store->need || self->revoked ||
+        self->lost > store->n - store->need ||
+        (self->ok + self->open < store->need &&
+         self->lost + self->open <= store->n - store->need))
+      return;
+    if (hl__now_ms() >= end) break;
+    hl__quorum_wait(self->session, end);
+  }
+  for (unsigned i = 0; end == patience && i < store->n; i++)
+    if (self->ask[i] && self->ask[i]->state != HL__ASK_DONE)
+      hl__member_suspect(&self->store->members[i]);
+}
+
+/* Those that are not answered go on, unless they are unwanted. */
+static void polling_end(polling *self, bool unwanted)
+    HL__REQUIRES(hl__quorum_mutex) {
+  for (unsigned i = 0; i < self->store->n; i++)
+    if (self->ask[i]) hl__ask_leave(self->ask[i], unwanted);
+}
+
+/* What the members have said is nothing that is known. */
+static int unknown(polling *self, const char *what, hl_error *error)
+    HL__REQUIRES(hl__quorum_mutex) {
+  int status =
+      self->open > 0 ? HL_TIMEOUT : hl__quorum_failure(self->store, self->ask);
+  return hl__quorum_error(self->store, status, self->ask, what, error);
+}
+
+static int gone(polling *self, hl_error *error) HL__REQUIRES(hl__quorum_mutex) {
+  if (self->revoked) {
+    if (error) *error = *self->revoked;
+    return HL_ELOST;
+  }
+  return hl__quorum_error(self->store, HL_ELOST, self->ask,
+                          "do not have the lease", error);
+}
+
+/* -------------------------------------------------------------- one lease */
+
+/* It cannot be had again: what is left of it goes. */
+static void abandon(hl__quorum_store *store, hl__quorum_lease *lease)
+    HL__REQUIRES(hl__quorum_mutex) {
+  lease->dropped = true;
+  lease->held = false;
+  for (unsigned i = 0; i < store->n; i++)
+    if (lease->at[i].in) hl__ask_drop(&store->members[i], lease);
+}
+
+static int refresh(polling *self, hl__quorum_lease *lease,
+                   const hl_lease_terms *terms, int64_t ttl, int64_t deadline,
+                   int64_t *sent_ms, hl_error *error)
+    HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_store *store = self->store;
+  int64_t doubt = hl__deadline(hl__lease_ms(), ttl);
+  if (doubt < lease->end) lease->end = doubt;
+  for (unsigned i = 0; i < store->n; i++) {
+    if (!lease->at[i].in) continue;
+    hl__quorum_ask *ask = ask_add(self, i, HL__ASK_REFRESH, lease, NULL);
+    if (!ask) continue;
+    ask->terms.turn = terms->turn;
+    ask->ttl = ttl;
+    hl__ask_give(ask);
+  }
+  await(self, deadline);
+  for (unsigned i = 0; i < store->n; i++) {
+    const hl__quorum_ask *ask = self->ask[i];
+    if (!ask || ask->state != HL__ASK_DONE) continue;
+    if (ask->status == HL_OK) lease->at[i].sent_ms = ask->sent_ms;
+    if (ask->status == HL_ELOST) lease->at[i].in = false;
+  }
+  if (self->revoked || hl__known_in(store, lease) < store->need) {
+    abandon(store, lease);
+    return gone(self, error);
+  }
+  if (self->ok < store->need) return unknown(self, "did not refresh", error);
+  *sent_ms = hl__known_since(store, lease, ttl);
+  lease->held = !lease->dropped;
+  lease->end = hl__deadline(*sent_ms, ttl);
+  /* Only while a quorum has it for sure. */
+  if (hl__lease_ms() < lease->end) hl__known_heal(store, lease);
+  return HL_OK;
+}
+
+static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
+                         int64_t ttl, int64_t deadline, int64_t *sent_ms,
+                         hl_error *error) {
+  polling self = polling_of(base);
+  hl__quorum_mutex_lock(self.store);
+  hl__quorum_lease *lease = hl__known_make(self.store, terms, NULL);
+  int status = lease
+                   ? refresh(&self, lease, terms, ttl, deadline, sent_ms, error)
+                   : hl__error_memory(error);
+  polling_end(&self, false);
+  hl__known_unref(lease);
+  hl__quorum_mutex_unlock(self.store);
+  return status;
+}
+
+/* Times, the longest first. */
+static void time_add(int64_t times[HL__QUORUM_MAX], unsigned *n, int64_t ms) {
+  unsigned at = (*n)++;
+  for (; at > 0 && times[at - 1] < ms; at--)
+    times[at] = times[at - 1];
+  times[at] = ms;
+}
+
+/* The `need`-th longest of the times. */
+static int64_t nth_left(const polling *self) HL__REQUIRES(hl__quorum_mutex) {
+  int64_t times[HL__QUORUM_MAX];
+  unsigned n = 0;
+  for (unsigned i = 0; i < self->store->n; i++) {
+    const hl__quorum_ask *ask = self->ask[i];
+    if (ask && ask->state == HL__ASK_DONE && ask->status == HL_OK)
+      time_add(times, &n, ask->left_ms);
+  }
+  return n < self->store->need ? 0 : times[self->store->need - 1];
+}
+
+static int lease_look(hl_session *base, const hl_lease_terms *terms,
+                      int64_t deadline, int64_t *left_ms, hl_error *error) {
+  polling self = polling_of(base);
+  int status = HL_OK;
+  hl__quorum_mutex_lock(self.store);
+  hl__quorum_lease *lease = hl__known_make(self.store, terms, NULL);
+  unsigned asked = 0;
+  for (unsigned i = 0; lease && i < self.store->n; i++) {
+    if (!lease->at[i].in || !ask_add(&self, i, HL__ASK_LOOK, lease, NULL))
+      continue;
+    hl__ask_give(self.ask[i]);
+    asked++;
+  }
+  await(&self, deadline);
+  if (!lease)
+    status = hl__error_memory(error);
+  else if (self.revoked || asked - self.lost < self.store->need)
+    status = gone(&self, error);
+  else if (self.ok < self.store->need)
+    status = unknown(&self, "could not be asked", error);
+  else
+    *left_ms = nth_left(&self);
+  polling_end(&self, true);
+  hl__known_unref(lease);
+  hl__quorum_mutex_unlock(self.store);
+  return status;
+}
+
+/* ---------------------------------------------------------------- dropping */
+
+static void drop_ask(polling *self, hl__quorum_lease *lease)
+    HL__REQUIRES(hl__quorum_mutex) {
+  lease->dropped = true;
+  lease->held = false;
+  for (unsigned i = 0; i < self->store->n; i++) {
+    hl__quorum_part *part = &lease->at[i];
+    if (!part->in && !part->leftover)
+      continue; /* what is made now goes at once */
+    if (!ask_add(self, i, HL__ASK_DROP, lease, NULL)) continue;
+    part->leftover = true; /* until it is answered */
+    hl__ask_give(self->ask[i]);
+  }
+}
+
+static int drop_confirmed(polling *self, hl__quorum_lease *lease,
+                          int64_t deadline, hl_error *error)
+    HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_store *store = self->store;
+  int64_t patience = self->begun + HL__QUORUM_ANSWER_MS;
+  int64_t end = deadline < patience ? deadline : patience;
+  unsigned done = 0, open = 0;
+  for (;;) {
+    done = open = 0;
+    count(self);
+    for (unsigned i = 0; i < store->n; i++) {
+      const hl__quorum_part *part = &lease->at[i];
+      done += part->gone;
+      open += !part->gone && (part->in || part->leftover || part->making > 0);
+    }
+    if (done >= store->need || done + open < store->need || self->open == 0 ||
+        hl__now_ms() >= end)
+      break;
+    hl__quorum_wait(self->session, end);
+  }
+  for (unsigned i = 0; end == patience && i < store->n; i++)
+    if (self->open && done < store->need && self->ask[i] &&
+        self->ask[i]->state != HL__ASK_DONE)
+      hl__member_suspect(&store->members[i]);
+  if (done >= store->need) return HL_OK;
+  if (self->revoked || done + open < store->need) return gone(self, error);
+  return unknown(self, "did not release", error);
+}
+
+void hl__quorum_drops_leave(hl__quorum_session *session) {
+  for (unsigned i = 0; i < HL__QUORUM_MAX; i++) {
+    if (session->drops[i]) hl__ask_leave(session->drops[i], false);
+    session->drops[i] = NULL;
+  }
+  hl__known_unref(session->dropped);
+  session->dropped = NULL;
+}
+
+/* Without confirm all members are told, and none is waited for, but by settle.
+ */
+static int lease_drop(hl_session *base, const hl_lease_terms *terms,
+                      bool confirm, int64_t deadline, hl_error *error) {
+  polling self = polling_of(base);
+  int status = HL_OK;
+  hl__quorum_mutex_lock(self.store);
+  hl__quorum_lease *lease = hl__known_make(self.store, terms, NULL);
+  if (!lease) {
+    status = hl__error_memory(error);
+  } else {
+    drop_ask(&self, lease);
+    if (confirm) {
+      status = drop_confirmed(&self, lease, deadline, error);
+      polling_end(&self, false);
+    } else {
+      hl__quorum_drops_leave(self.session);
+      self.session->dropped = lease;
+      self.session->told = self.begun;
+      lease->references++;
+      memcpy(self.session->drops, self.ask, sizeof self.ask);
+    }
+  }
+  hl__known_unref(lease);
+  hl__quorum_mutex_unlock(self.store);
+  return status;
+}
+
+/* --------------------------------------------------------------- adopting */
+
+static int adopt(polling *self, hl__quorum_lease *lease, hl_grant *grant,
+                 hl_error *error) HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_store *store = self->store;
+  unsigned mismatch = 0;
+  uint64_t highest = 0;
+  for (unsigned i = 0; i < store->n; i++) {
+    if (!ask_add(self, i, HL__ASK_ADOPT, lease, NULL)) continue;
+    self->ask[i]->terms.place = 0; /* it is a token here */
+    hl__ask_give(self->ask[i]);
+  }
+  await(self, HL_FOREVER);
+  for (unsigned i = 0; i < store->n; i++) {
+    const hl__quorum_ask *ask = self->ask[i];
+    if (!ask || ask->state != HL__ASK_DONE) continue;
+    mismatch += ask->status == HL_EMISMATCH;
+    if (ask->status != HL_OK) continue;
+    lease->at[i].in = true;
+    lease->at[i].place = ask->grant.place;
+    lease->at[i].sent_ms = ask->grant.sent_ms;
+    if (ask->grant.token > highest) highest = ask->grant.token;
+  }
+  if (self->ok >= store->need) {
+    grant->sent_ms = hl__known_since(store, lease, lease->terms.ttl);
+    grant->token = lease->terms.place ? lease->terms.place : highest;
+    grant->place = grant->token;
+    lease->held = true;
+    lease->end = hl__deadline(grant->sent_ms, lease->terms.ttl);
+    if (hl__lease_ms() < lease->end) hl__known_heal(store, lease);
+    return HL_OK;
+  }
+  if (mismatch > store->n - store->need)
+    return hl__quorum_error(store, HL_EMISMATCH, self->ask, "refused", error);
+  if (self->revoked || self->lost > store->n - store->need)
+    return gone(self, error);
+  return unknown(self, "did not hand it over", error);
+}
+
+static int lease_adopt(hl_session *base, const hl_request *request,
+                       hl_grant *grant, hl_error *error) {
+  polling self = polling_of(base);
+  hl__quorum_mutex_lock(self.store);
+  hl__quorum_lease *lease = hl__known_make(self.store, request->lease, request);
+  int status =
+      lease ? adopt(&self, lease, grant, error) : hl__error_memory(error);
+  polling_end(&self, false);
+  if (lease && status) hl__known_forget(self.store, lease);
+  hl__known_unref(lease);
+  hl__quorum_mutex_unlock(self.store);
+  return status;
+}
+
+/* ------------------------------------------------------------- many leases */
+
+static void text_copy(char *out, size_t size, const char *text) {
+  size_t n = text ? strnlen(text, size - 1) : 0;
+  if (n > 0) memcpy(out, text, n);
+  out[n] = '\0';
+}
+
+static hl__quorum_query *query_new(const hl_lease_filter *filter,
+                                   const char *by, const char *reason) {
+  hl__quorum_query *query =
+      calloc(1, sizeof *query + filter->n * sizeof *filter->rows);
+  if (!query) return NULL;
+  query->references = 1;
+  if (filter->owner) {
+    text_copy(query->owner, sizeof query->owner, filter->owner);
+    query->filter.owner = query->owner;
+  }
+  if (filter->id) {
+    memcpy(query->id, filter->id, 16);
+    query->filter.id = query->id;
+  }
+  if (filter->n) {
+    memcpy(query->rows, filter->rows, filter->n * sizeof *filter->rows);
+    query->filter.rows = query->rows;
+    query->filter.n = filter->n;
+  }
+  text_copy(query->by, sizeof query->by, by);
+  text_copy(query->reason, sizeof query->reason, reason);
+  return query;
+}
+
+/* Asks all. HL_OK: a quorum has answered. */
+static int query_all(polling *self, hl__quorum_kind kind,
+                     const hl_lease_filter *filter, const char *by,
+                     const char *reason, hl_error *error)
+    HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_store *store = self->store;
+  hl__quorum_query *query = query_new(filter, by, reason);
+  if (!query) return hl__error_memory(error);
+  for (unsigned i = 0; i < store->n; i++)
+    if (ask_add(self, i, kind, NULL, query)) hl__ask_give(self->ask[i]);
+  if (--query->references == 0) free(query);
+  /* All of them, as long as they are not known to be slow: what one does not
+     say another does not know. */
+  int64_t end = self->begun + HL__QUORUM_ANSWER_MS;
+  for (;;) {
+    count(self);
+    unsigned awaited = 0;
+    for (unsigned i = 0; i < store->n; i++)
+      awaited += self->ask[i] && self->ask[i]->state != HL__ASK_DONE &&
+                 (!store->members[i].suspect || self->ok < store->need);
+    if (awaited == 0 || hl__now_ms() >= end) break;
+    hl__quorum_wait(self->session, end);
+  }
+  for (unsigned i = 0; i < store->n; i++)
+    if (self->ask[i] && self->ask[i]->state != HL__ASK_DONE)
+      hl__member_suspect(&store->members[i]);
+  return self->ok >= store->need ? HL_OK
+                                 : unknown(self, "could not be asked", error);
+}
+
+static bool is_answer(const hl__quorum_ask *ask) {
+  return ask && ask->state == HL__ASK_DONE && ask->status == HL_OK;
+}
+
+/* How many members know of it; in *holder, how long a quorum of them does. */
+static unsigned seen(const polling *self, hl_holder *holder)
+    HL__REQUIRES(hl__quorum_mutex) {
+  int64_t times[HL__QUORUM_MAX];
+  unsigned n = 0;
+  for (unsigned i = 0; i < self->store->n; i++) {
+    const hl__quorum_ask *ask = self->ask[i];
+    if (!is_answer(ask)) continue;
+    for (size_t j = 0; j < ask->found_n; j++) {
+      if (strcmp(ask->found[j].id, holder->id) != 0) continue;
+      time_add(times, &n, ask->found[j].remaining_ms);
+      break;
+    }
+  }
+  unsigned nth = n < self->store->need ? n : self->store->need;
+  if (nth > 0) holder->remaining_ms = times[nth - 1];
+  return n;
+}
+
+/* Whether an earlier member than `before` has named it. */
+static bool is_named(const polling *self, unsigned before, const char *id)
+    HL__REQUIRES(hl__quorum_mutex) {
+  for (unsigned i = 0; i < before; i++)
+    for (size_t j = 0; is_answer(self->ask[i]) && j < self->ask[i]->found_n;
+         j++)
+      if (strcmp(self->ask[i]->found[j].id, id) == 0) return true;
+  return false;
+}
+
+/* Each lease once of which a quorum knows, or would if all had answered; of
+   locks and waiters that have no name, those of the first member. */
+static void tell(const polling *self, hl_holder_fn fn, void *context)
+    HL__REQUIRES(hl__quorum_mutex) {
+  bool first = true;
+  for (unsigned i = 0; i < self->store->n; i++) {
+    const hl__quorum_ask *ask = self->ask[i];
+    if (!is_answer(ask)) continue;
+    for (size_t j = 0; j < ask->found_n; j++) {
+      hl_holder holder = ask->found[j];
+      bool named = holder.id[0] && !holder.waiting;
+      if (named ? !is_named(self, i, holder.id) &&
+                      seen(self, &holder) + (self->store->n - self->ok) >=
+                          self->store->need
+                : first)
+        fn(context, &holder);
+    }
+    first = false;
+  }
+}
+
+static int lease_list(hl_session *base, const hl_lease_filter *filter,
+                      hl_holder_fn fn, void *context, int64_t deadline,
+                      hl_error *error) {
+  polling self = polling_of(base);
+  (void)deadline;
+  hl__quorum_mutex_lock(self.store);
+  int status = query_all(&self, HL__ASK_LIST, filter, NULL, NULL, error);
+  if (status == HL_OK) tell(&self, fn, context);
+  polling_end(&self, true);
+  hl__quorum_mutex_unlock(self.store);
+  return status;
+}
+
+int hl__quorum_holders(hl_session *base, const hl_row *rows, size_t n,
+                       hl_holder_fn fn, void *context, hl_error *error) {
+  polling self = polling_of(base);
+  const hl_lease_filter filter = {.rows = rows, .n = n};
+  hl__quorum_mutex_lock(self.store);
+  int status = query_all(&self, HL__ASK_HOLDERS, &filter, NULL, NULL, error);
+  if (status == HL_OK) tell(&self, fn, context);
+  polling_end(&self, true);
+  hl__quorum_mutex_unlock(self.store);
+  return status;
+}
+
+/* A member that could not be asked keeps its record, which is no quorum; its
+   holder hears of the others that it was revoked. */
+static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
+                        const char *by, const char *reason, int64_t deadline,
+                        uint64_t *revoked, hl_error *error) {
+  polling self = polling_of(base);
+  (void)deadline;
+  hl__quorum_mutex_lock(self.store);
+  int status = query_all(&self, HL__ASK_REVOKE, filter, by, reason, error);
+  for (unsigned i = 0; i < self.store->n; i++)
+    if (is_answer(self.ask[i]) && self.ask[i]->count > *revoked)
+      *revoked = self.ask[i]->count;
+  polling_end(&self, false);
+  hl__quorum_mutex_unlock(self.store);
+  return status;
+}
+
+const hl_lease_ops hl__quorum_leases = {
+    .refresh = lease_refresh,
+    .look = lease_look,
+    .drop = lease_drop,
+    .adopt = lease_adopt,
+    .list = lease_list,
+    .revoke = lease_revoke,
+};

@@ -1,0 +1,360 @@
+/*
+ * quorum.c - the store that is a quorum of others: how it is opened, and the
+ * operations of a store. See quorum.h.
+ *
+ * Its DSN is made of those of its members:
+ *
+ *     quorum:majority;dsn;dsn;dsn        quorum:all;dsn;dsn
+ *
+ * where '%' and ';' in a member's DSN are written as %25 and %3B.
+ */
+#include "quorum.h"
+
+#include "exit.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static hl__quorum_session *session_of(hl_session *session) {
+  return (hl__quorum_session *)(void *)session;
+}
+
+/* ------------------------------------------------------------------- DSN */
+
+static int quorum_parse(char *text, hl_dsn *dsn, hl_error *error) {
+  char *strategy = hl__dsn_cut(&text, ";");
+  if (!strategy ||
+      (strcmp(strategy, "majority") != 0 && strcmp(strategy, "all") != 0))
+    return hl__error(error, HL_EDSN,
+                     "write a quorum as quorum:majority;dsn;dsn;dsn or "
+                     "quorum:all;dsn;dsn");
+  for (char *part; text; text = part ? text : NULL) {
+    part = hl__dsn_cut(&text, ";");
+    char *member = part ? part : text;
+    int status = hl__dsn_decode(member, "store", error);
+    if (status) return status;
+    for (unsigned i = 0; i < dsn->param_count; i++)
+      if (strcmp(dsn->params[i].value, member) == 0)
+        return hl__error(error, HL_EDSN,
+                         "stores %u and %u of the quorum are the same", i + 1,
+                         dsn->param_count + 1);
+    if (dsn->param_count == HL__QUORUM_MAX)
+      return hl__error(error, HL_EDSN, "a quorum has at most %d stores",
+                       HL__QUORUM_MAX);
+    dsn->params[dsn->param_count++] = (hl_dsn_param){strategy, member};
+  }
+  if (strcmp(strategy, "majority") == 0 && dsn->param_count < 3)
+    return hl__error(
+        error, HL_EDSN,
+        "%u stores are no majority of anything: when one is down no "
+        "majority is left; name three, or set quorum = \"all\"",
+        dsn->param_count);
+  return HL_OK;
+}
+
+/* "mysql at db:3306", "file:/a": nothing of users and passwords. */
+static void member_name(hl__quorum_member *member) {
+  const hl_dsn *dsn = &member->dsn;
+  char place[96];
+  const char *where = dsn->path     ? dsn->path
+                      : dsn->socket ? dsn->socket
+                                    : dsn->host;
+  (void)hl__escape(place, sizeof place, where ? where : "",
+                   where ? strlen(where) : 0);
+  if (dsn->path)
+    (void)snprintf(member->name, sizeof member->name, "%s:%s", dsn->store,
+                   place);
+  else if (dsn->port)
+    (void)snprintf(member->name, sizeof member->name, "%s at %s:%u", dsn->store,
+                   place, dsn->port);
+  else
+    (void)snprintf(member->name, sizeof member->name, "%s%s%s", dsn->store,
+                   *place ? " at " : "", place);
+}
+
+/* Says of whose DSN that is. */
+static int member_error(unsigned number, int status, hl_error *error) {
+  hl_error said;
+  if (!error) return status;
+  said = *error;
+  return hl__error(error, status, "store %u of the quorum: %.400s", number + 1,
+                   said.message);
+}
+
+static int member_make(hl__quorum_member *member, const hl_store_config *config,
+                       const char *text, hl_error *error) {
+  int status = config->find(config, text, &member->ops, error);
+  if (status == HL_OK)
+    status = hl_dsn_parse(text, member->ops->parse, &member->dsn, error);
+  if (status) return status;
+  if (member->dsn.path && member->dsn.path[0] != '/')
+    return hl__error(
+        error, HL_EDSN,
+        "the directory '%.80s' is not absolute: in another working "
+        "directory it would name another store",
+        member->dsn.path);
+  member->config = *config;
+  member->config.dsn = &member->dsn;
+  member->config.layout = member->store->wanted;
+  member->config.application = member->store->application;
+  member->config.host = member->store->host;
+  member_name(member);
+  return HL_OK;
+}
+
+/* ------------------------------------------------------------- the store */
+
+/* Unchecked, as all that makes or ends a store: nobody else has it. */
+HL__UNCHECKED static int members_make(hl__quorum_store *store,
+                                      const hl_store_config *config,
+                                      hl_error *error) {
+  pthread_condattr_t monotonic;
+  (void)pthread_condattr_init(&monotonic);
+  (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+  int status = HL_OK;
+  for (unsigned i = 0; status == HL_OK && i < config->dsn->param_count; i++) {
+    hl__quorum_member *member = &store->members[i];
+    member->store = store;
+    member->number = i;
+    member->heard = hl__now_ms();
+    (void)pthread_cond_init(&member->work, &monotonic);
+    (void)pthread_cond_init(&member->opened, &monotonic);
+    store->n = i + 1;
+    status = member_make(member, config, config->dsn->params[i].value, error);
+    if (status) (void)member_error(i, status, error);
+  }
+  (void)pthread_condattr_destroy(&monotonic);
+  store->need = store->all ? store->n : store->n / 2 + 1;
+  return status;
+}
+
+/* For those that are not open yet when a quorum is: ms. */
+#define OPEN_MS (HL__QUORUM_ANSWER_MS / 4)
+
+/* Opens all at once. HL_OK: a quorum is open, and none is refused for what will
+ * not pass. */
+static int members_open(hl__quorum_store *store, hl__quorum_session *session,
+                        hl_error *error) HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_ask *asks[HL__QUORUM_MAX] = {NULL};
+  unsigned open = 0, opened = 0;
+  int64_t patience = HL_FOREVER;
+  for (unsigned i = 0; i < store->n; i++) {
+    asks[i] =
+        hl__ask_new(&store->members[i], HL__ASK_OPEN, NULL, NULL, session);
+    if (asks[i]) hl__ask_give(asks[i]);
+  }
+  for (;;) {
+    open = opened = 0;
+    for (unsigned i = 0; i < store->n; i++) {
+      open += asks[i] && asks[i]->state != HL__ASK_DONE;
+      opened +=
+          asks[i] && asks[i]->state == HL__ASK_DONE && asks[i]->status == HL_OK;
+    }
+    if (opened >= store->need && patience == HL_FOREVER)
+      patience = hl__now_ms() + OPEN_MS;
+    if (open == 0 || hl__now_ms() >= patience || opened + open < store->need)
+      break;
+    hl__quorum_wait(session, patience);
+  }
+  int status = HL_OK;
+  for (unsigned i = 0; i < store->n && status == HL_OK; i++) {
+    hl__quorum_member *member = &store->members[i];
+    if (asks[i] && asks[i]->state != HL__ASK_DONE) hl__member_suspect(member);
+    if (!member->refusal) continue;
+    status = member->refusal;
+    if (error) *error = member->reason;
+    (void)member_error(i, status, error);
+  }
+  if (status == HL_OK && opened < store->need) {
+    status = hl__quorum_failure(store, asks);
+    (void)hl__quorum_error(store, status, asks, "could not be opened", error);
+  }
+  for (unsigned i = 0; i < store->n; i++)
+    if (asks[i]) hl__ask_leave(asks[i], false);
+  return status;
+}
+
+static void session_init(hl__quorum_session *session, hl__quorum_store *store) {
+  pthread_condattr_t monotonic;
+  (void)pthread_condattr_init(&monotonic);
+  (void)pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+  session->base.store = &store->base;
+  (void)pthread_cond_init(&session->answered, &monotonic);
+  (void)pthread_condattr_destroy(&monotonic);
+}
+
+static void store_close(hl_store *base) {
+  hl__quorum_store *store = (hl__quorum_store *)(void *)base;
+  hl__quorum_mutex_lock(store);
+  store->closing = true;
+  bool busy = false;
+  for (unsigned i = 0; i < store->n; i++) {
+    hl__quorum_member *member = &store->members[i];
+    busy = busy || member->queued > 0 || member->threads > member->idle_threads;
+    (void)pthread_cond_broadcast(&member->work);
+  }
+  /* What was released is still being told: exit() waits for that a moment. */
+  store->awaited = busy;
+  if (busy) hl__exit_await(1);
+  hl__quorum_mutex_unlock(store);
+  hl__quorum_unref(store);
+}
+
+/* In a child: the threads are the parent's, and what they are at stays
+ * allocated. */
+HL__UNCHECKED static void store_forget(hl_store *base) {
+  hl__quorum_store *store = (hl__quorum_store *)(void *)base;
+  for (unsigned i = 0; i < store->n; i++) {
+    hl__quorum_member *member = &store->members[i];
+    while (member->idle_count > 0)
+      member->ops->session_forget(member->idle[--member->idle_count]);
+    if (member->inner) member->ops->forget(member->inner);
+    hl_dsn_dispose(&member->dsn);
+  }
+  hl_layout_unref(store->wanted);
+  hl_layout_unref(base->layout);
+  free(store);
+}
+
+HL__UNCHECKED static int store_open(const hl_store_config *config,
+                                    hl_store **result, hl_error *error) {
+  hl__quorum_session session = {.interrupted = false};
+  hl__quorum_store *store = calloc(1, sizeof *store);
+  if (!store) return hl__error_memory(error);
+  store->base.ops = &hl_store_quorum;
+  store->base.leases = &hl__quorum_leases;
+  store->references = 1;
+  store->all = config->dsn->param_count &&
+               strcmp(config->dsn->params[0].name, "all") == 0;
+  store->wanted = hl_layout_ref(config->layout);
+  store->wait_begin = config->wait_begin;
+  store->wait_end = config->wait_end;
+  (void)snprintf(store->application, sizeof store->application, "%s",
+                 config->application);
+  (void)snprintf(store->host, sizeof store->host, "%s", config->host);
+  (void)pthread_mutex_init(&store->mutex, NULL);
+  session_init(&session, store);
+  int status = members_make(store, config, error);
+  if (status == HL_OK) {
+    hl__quorum_mutex_lock(store);
+    status = members_open(store, &session, error);
+    hl__quorum_mutex_unlock(store);
+  }
+  (void)pthread_cond_destroy(&session.answered);
+  if (status)
+    store_close(&store->base);
+  else
+    *result = &store->base;
+  return status;
+}
+
+/* ------------------------------------------------------------- a session */
+
+static int session_open(hl_store *base, int64_t deadline, hl_session **result,
+                        hl_error *error) {
+  hl__quorum_session *session = calloc(1, sizeof *session);
+  (void)deadline;
+  if (!session) return hl__error_memory(error);
+  session_init(session, (hl__quorum_store *)(void *)base);
+  *result = &session->base;
+  return HL_OK;
+}
+
+static void session_close(hl_session *base) {
+  hl__quorum_session *session = session_of(base);
+  hl__quorum_store *store = hl__quorum_store_of(base);
+  hl__quorum_mutex_lock(store);
+  hl__quorum_drops_leave(session);
+  hl__quorum_mutex_unlock(store);
+  (void)pthread_cond_destroy(&session->answered);
+  free(session);
+}
+
+static void session_forget(hl_session *session) { free(session); }
+
+static int give_back(hl_session *session, hl_error *error) {
+  (void)session, (void)error;
+  return HL_OK;
+}
+
+static int renew(hl_session *session, int64_t *sent_ms, hl_error *error) {
+  (void)session, (void)error;
+  *sent_ms = hl__lease_ms();
+  return HL_OK;
+}
+
+/* For the members that a quorum does without. */
+#define GRACE_MS 50
+
+/* What was released is outstanding until all have let go of it, or, after a
+   moment, a quorum, or could be told: so a try that follows is not refused by
+   it. */
+static int settle(hl_session *base, int64_t deadline, hl_error *error) {
+  hl__quorum_session *session = session_of(base);
+  hl__quorum_store *store = hl__quorum_store_of(base);
+  int status = HL_OK;
+  hl__quorum_mutex_lock(store);
+  session->interrupted = false;
+  while (session->dropped) {
+    unsigned open = 0;
+    int64_t now = hl__now_ms();
+    for (unsigned i = 0; i < store->n; i++) {
+      const hl__quorum_ask *ask = session->drops[i];
+      if (store->members[i].suspect) continue;
+      open += session->dropped->at[i].making > 0 ||
+              (ask && ask->state != HL__ASK_DONE &&
+               now < ask->begun + HL__QUORUM_ANSWER_MS / 2);
+    }
+    if (open == 0 ||
+        (store->n - open >= store->need && now >= session->told + GRACE_MS))
+      break;
+    if (hl__left_ms(deadline) == 0) {
+      status = hl__error(error, HL_TIMEOUT, "the release is not answered yet");
+      break;
+    }
+    int64_t end =
+        now + 5 < deadline ? now + 5 : deadline; /* a take has no listener */
+    hl__quorum_wait(session, end);
+  }
+  if (status == HL_OK) hl__quorum_drops_leave(session);
+  hl__quorum_mutex_unlock(store);
+  return status;
+}
+
+static int look(hl_session *session, hl_error *error) {
+  (void)session, (void)error;
+  return HL_OK;
+}
+
+static void interrupt(hl_session *base) {
+  hl__quorum_session *session = session_of(base);
+  hl__quorum_store *store = hl__quorum_store_of(base);
+  hl__quorum_mutex_lock(store);
+  session->interrupted = true;
+  (void)pthread_cond_signal(&session->answered);
+  hl__quorum_mutex_unlock(store);
+}
+
+const hl_store_ops hl_store_quorum = {
+    .abi = HL_STORE_ABI,
+    .scheme = "quorum",
+    .traits = {.scarce = true,
+               .blocks = true,
+               .leases_only = true,
+               .drop_sends = true},
+    .parse = quorum_parse,
+    .open = store_open,
+    .close = store_close,
+    .forget = store_forget,
+    .session_open = session_open,
+    .session_close = session_close,
+    .session_forget = session_forget,
+    .take = hl__quorum_take,
+    .give_back = give_back,
+    .renew = renew,
+    .settle = settle,
+    .look = look,
+    .interrupt = interrupt,
+    .holders = hl__quorum_holders,
+};

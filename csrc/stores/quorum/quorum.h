@@ -1,0 +1,268 @@
+/*
+ * quorum.h - the inside of a quorum: several stores, its members, each of which
+ * makes its own grants; a lease is held when so many of them have a record of
+ * it. Two majorities meet in a member, which refuses the second.
+ *
+ *   quorum.c   opens and closes; the operations of a store
+ *   member.c   asks a member, by threads of its own
+ *   known.c    what is known of a lease: which members have its record
+ *   take.c     acquires
+ *   leases.c   the operations on records
+ *
+ * Each member has the same id, secret and holder. A member is *in* a lease when
+ * it has said, while the lease was believed to be held, that its record is
+ * there. Only those count in a refresh. So a record that was made late, or
+ * again, proves nothing of the time before: at each moment of a lease that is
+ * unbroken a majority had its record all the time.
+ *
+ * Mutexes: store->mutex guards everything but what is said to be constant, or a
+ * thread's. It is not held while a member is asked.
+ */
+#ifndef HIERLOCK_QUORUM_H
+#define HIERLOCK_QUORUM_H
+
+#include "clock.h"
+#include "error.h"
+#include "mutex.h"
+#include "store.h"
+
+#include <stdbool.h>
+
+#define HL__QUORUM_MAX 15
+/* A member that has not answered for so long is left behind: ms. */
+#define HL__QUORUM_ANSWER_MS 1000
+
+HL__MUTEX_CLASS(hl__quorum_mutex) HL__AFTER(hl__connection_mutex);
+
+typedef struct hl__quorum_store hl__quorum_store;
+typedef struct hl__quorum_member hl__quorum_member;
+typedef struct hl__quorum_session hl__quorum_session;
+typedef struct hl__quorum_ask hl__quorum_ask;
+
+/* What is known of a lease at a member. */
+typedef struct hl__quorum_part {
+  bool in;       /* it has the record: see above */
+  bool leftover; /* it may have one that nobody wants: to be dropped */
+  bool gone;     /* it has said that it dropped it */
+  bool spoiled;  /* a grant was recalled: no other can be had by the same id */
+  unsigned making; /* takes that are not answered */
+  uint64_t place, token;
+  int64_t sent_ms; /* of the last grant or refresh: hl__lease_ms */
+} hl__quorum_part;
+
+typedef struct hl__quorum_lease {
+  struct hl__quorum_lease *next; /* in the store's table */
+  unsigned references;           /* the table's, each ask's, each caller's */
+  bool held; /* granted, and not dropped: late grants are welcome until `end` */
+  bool dropped; /* nobody wants it any more */
+  int64_t end;  /* until when it is believed to be held; hl__lease_ms */
+  hl__quorum_part at[HL__QUORUM_MAX];
+  /* Constant. rows: NULL where they are not known. */
+  hl_lease_terms terms;
+  hl_row *rows;
+  size_t n;
+  char *label;
+  size_t label_size;
+  hl_mode mode;
+  char path[256];
+  char owner[HL_OWNER_MAX + 1];
+} hl__quorum_lease;
+
+typedef enum hl__quorum_kind {
+  HL__ASK_OPEN, /* connects */
+  HL__ASK_TAKE,
+  HL__ASK_ADOPT,
+  HL__ASK_REFRESH,
+  HL__ASK_LOOK,
+  HL__ASK_DROP,
+  HL__ASK_RAISE,
+  HL__ASK_LIST,
+  HL__ASK_REVOKE,
+  HL__ASK_HOLDERS
+} hl__quorum_kind;
+
+/* Which leases; shared by the asks of one call. */
+typedef struct hl__quorum_query {
+  unsigned references;
+  hl_lease_filter filter; /* into what follows */
+  uint8_t id[16];
+  char owner[HL_OWNER_MAX + 1];
+  char by[128], reason[256];
+  hl_row rows[];
+} hl__quorum_query;
+
+/* A question to one member. */
+struct hl__quorum_ask {
+  unsigned references;  /* who asked; the queue or the thread that runs it */
+  hl__quorum_ask *next; /* in the queue */
+  hl__quorum_member *member;
+  hl__quorum_kind kind;
+  hl__quorum_lease *lease; /* or NULL */
+  hl__quorum_query *query; /* or NULL */
+  hl__quorum_session
+      *listener; /* who waits for the answer; NULL: nobody does */
+  enum { HL__ASK_QUEUED, HL__ASK_RUNS, HL__ASK_DONE } state;
+  bool unwanted; /* a grant that comes is given back */
+  bool interrupted;
+  hl_session *session; /* while it runs */
+  int64_t begun;       /* hl__now_ms */
+  /* Constant. */
+  hl_lease_terms terms;
+  int64_t ttl, deadline;
+  uint64_t token;
+  bool try_once,
+      heals; /* heals: where the record is there still, it is adopted */
+  /* The thread's, until DONE. */
+  int status;
+  hl_error error;
+  hl_grant grant;
+  int64_t sent_ms, left_ms;
+  uint64_t count;
+  hl_holder *found;
+  size_t found_n, found_room;
+};
+
+struct hl__quorum_member {
+  /* Constant. */
+  hl__quorum_store *store;
+  unsigned number; /* from 0 on */
+  hl_dsn dsn;
+  const hl_store_ops *ops;
+  hl_store_config config;
+  char name[128]; /* for people; nothing that may be secret */
+  /* Guarded by the store's mutex. */
+  hl_store *inner; /* NULL until it was opened; then constant */
+  bool opens;
+  int refusal; /* why it will not be opened: HL_OK, or a status that stays */
+  hl_error reason;
+  pthread_cond_t work, opened;
+  hl__quorum_ask *first, *last; /* the queue */
+  unsigned queued, threads, idle_threads;
+  hl_session *idle[8];
+  unsigned idle_count;
+  bool suspect;  /* has left a question without an answer */
+  int64_t heard; /* when it answered last: hl__now_ms */
+};
+
+struct hl__quorum_store {
+  hl_store base;
+  /* Constant. */
+  unsigned n, need;
+  bool all; /* the strategy */
+  hl_layout *wanted;
+  char application[64], host[64];
+  void (*wait_begin)(void);
+  void (*wait_end)(void);
+  hl__quorum_member members[HL__QUORUM_MAX];
+  pthread_mutex_t mutex;
+  /* Guarded by it. */
+  unsigned references; /* the core's, each thread's */
+  bool closing, awaited;
+  hl__quorum_lease *leases[64];
+  int64_t swept; /* hl__now_ms */
+};
+
+/* A caller; nothing is held between its calls. */
+struct hl__quorum_session {
+  hl_session base;
+  pthread_cond_t answered;
+  bool interrupted;
+  /* An unconfirmed release: see settle. */
+  hl__quorum_lease *dropped; /* or NULL */
+  int64_t told;              /* when; hl__now_ms */
+  hl__quorum_ask *drops[HL__QUORUM_MAX];
+};
+
+static inline hl__quorum_store *hl__quorum_store_of(hl_session *session) {
+  return (hl__quorum_store *)(void *)session->store;
+}
+
+HL__MUTEX_FUNCTIONS(hl__quorum_mutex, hl__quorum_store, mutex, hl__quorum_mutex)
+
+/* ---- member.c; with the mutex, unless it says otherwise */
+
+/* A new question; `lease` and `query` may be NULL. With a reference for the
+   caller. NULL: no memory. */
+hl__quorum_ask *hl__ask_new(hl__quorum_member *member, hl__quorum_kind kind,
+                            hl__quorum_lease *lease, hl__quorum_query *query,
+                            hl__quorum_session *listener)
+    HL__REQUIRES(hl__quorum_mutex);
+/* Asks it. */
+void hl__ask_give(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex);
+/* The caller listens no more, and gives his reference back. unwanted: the
+   member is to stop, and what it has granted, or will grant, goes. */
+void hl__ask_leave(hl__quorum_ask *ask, bool unwanted)
+    HL__REQUIRES(hl__quorum_mutex);
+/* Nobody waits for the answer; drops a lease there. */
+void hl__ask_drop(hl__quorum_member *member, hl__quorum_lease *lease)
+    HL__REQUIRES(hl__quorum_mutex);
+/* It has not answered in time. */
+void hl__member_suspect(hl__quorum_member *member)
+    HL__REQUIRES(hl__quorum_mutex);
+/* Waits, without the mutex, until something was answered, or interrupted, or
+ * the time. */
+void hl__quorum_wait(hl__quorum_session *session, int64_t until)
+    HL__REQUIRES(hl__quorum_mutex);
+/* Without the mutex. Frees the store with the last reference. */
+void hl__quorum_unref(hl__quorum_store *store);
+
+/* ---- known.c; with the mutex */
+
+/* What is known of that lease, with a reference; NULL: nothing. */
+hl__quorum_lease *hl__known_find(hl__quorum_store *store,
+                                 const hl_lease_terms *terms)
+    HL__REQUIRES(hl__quorum_mutex);
+/* The same; made, where nothing is known. request: NULL where its rows are not
+   known. NULL: no memory. */
+hl__quorum_lease *hl__known_make(hl__quorum_store *store,
+                                 const hl_lease_terms *terms,
+                                 const hl_request *request)
+    HL__REQUIRES(hl__quorum_mutex);
+void hl__known_unref(hl__quorum_lease *lease) HL__REQUIRES(hl__quorum_mutex);
+/* Nothing is to be known of it any more. */
+void hl__known_forget(hl__quorum_store *store, hl__quorum_lease *lease)
+    HL__REQUIRES(hl__quorum_mutex);
+/* Drops what that member has and nobody wants. */
+void hl__known_flush(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex);
+/* So many members are in it. */
+unsigned hl__known_in(const hl__quorum_store *store,
+                      const hl__quorum_lease *lease)
+    HL__REQUIRES(hl__quorum_mutex);
+/* From when on a quorum of those that are in it counts: the time at which the
+   record of the `need`-th newest was asked for, less what clocks may differ in
+   ttl ms. */
+int64_t hl__known_since(const hl__quorum_store *store,
+                        const hl__quorum_lease *lease, int64_t ttl)
+    HL__REQUIRES(hl__quorum_mutex);
+/* Makes the members that have lost it take it again, and does not wait for
+ * them. */
+void hl__known_heal(hl__quorum_store *store, hl__quorum_lease *lease)
+    HL__REQUIRES(hl__quorum_mutex);
+
+/* ---- errors */
+
+/* Says what the asks have been answered: "2 of 3 stores ...: file:/a: ...".
+   `what`: "could not be asked". Those with HL_OK, or of another status than
+   `only` (0: any), are left out. */
+int hl__quorum_error(const hl__quorum_store *store, int status,
+                     hl__quorum_ask *const *asks, const char *what,
+                     hl_error *error) HL__REQUIRES(hl__quorum_mutex);
+/* What a failure of so many members amounts to: that of the first that will not
+   pass, else HL_ECONNECTION. */
+int hl__quorum_failure(const hl__quorum_store *store,
+                       hl__quorum_ask *const *asks)
+    HL__REQUIRES(hl__quorum_mutex);
+
+/* ---- take.c, leases.c; without the mutex, unless they say otherwise */
+
+/* What was released, and is not answered, goes on. With the mutex. */
+void hl__quorum_drops_leave(hl__quorum_session *session)
+    HL__REQUIRES(hl__quorum_mutex);
+
+int hl__quorum_take(hl_session *session, const hl_request *request,
+                    hl_grant *grant, hl_error *error);
+int hl__quorum_holders(hl_session *session, const hl_row *rows, size_t n,
+                       hl_holder_fn fn, void *context, hl_error *error);
+extern const hl_lease_ops hl__quorum_leases;
+
+#endif

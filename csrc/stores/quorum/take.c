@@ -1,0 +1,504 @@
+/*
+ * take.c - acquires a lease at a quorum.
+ *
+ *   1. All members are asked at once, to try once. Most requests end here.
+ *   2. If that has made no quorum, what was granted is given back, but for the
+ * first members in order; then the members are asked one by one, in order, and
+ * each is waited for. All callers go through them in one order, and nobody
+ * waits for a member while he holds a later one: so two callers never wait for
+ * each other.
+ *   3. Meanwhile the others are tried again now and then: a record that its
+ * holder has left behind at the member that is waited for, or a member that has
+ * stopped, keeps nobody from a quorum of the others.
+ *   4. The highest token is written to a quorum, before anybody hears of it.
+ *
+ * A member that does not answer a try within HL__QUORUM_ANSWER_MS is left
+ * behind. A wait may last, so there another question, whether it is alive, says
+ * whether it does. What is granted is refreshed as long as the rest is waited
+ * for.
+ */
+#include "quorum.h"
+
+#include <string.h>
+
+/* Until the others are tried again: ms; it doubles up to the second. */
+#define AGAIN_MS 50
+#define AGAIN_MAX_MS 1000
+/* A suspect member is waited for so long, where others have spoken. */
+#define GRACE_MS 50
+/* Votes are split within so many ms; what takes longer has another reason. */
+#define SPLIT_MS 100
+/* For what was granted, and is given back by a call that has failed. */
+#define BACK_MS 200
+
+typedef struct taking {
+  hl__quorum_session *session;
+  hl__quorum_store *store;
+  hl__quorum_lease *lease;
+  const hl_request *request;
+  int64_t deadline;
+  hl__quorum_ask *ask[HL__QUORUM_MAX];  /* to take, or to give back */
+  hl__quorum_ask *last[HL__QUORUM_MAX]; /* the last take that was answered */
+  hl__quorum_ask
+      *keep[HL__QUORUM_MAX]; /* to keep what was granted, or raise it */
+  bool failed[HL__QUORUM_MAX], refused[HL__QUORUM_MAX], raised[HL__QUORUM_MAX];
+  int waits;             /* the member that is waited for; -1: none */
+  hl__quorum_ask *alive; /* whether that is alive */
+  bool trying;           /* members are tried */
+  bool again_asked; /* the core asks once more: it has waited for all of them
+                       already */
+  bool freshened; /* what was granted long ago has been refreshed, at the end */
+  int64_t tried, again, pause;
+  uint64_t token;
+} taking;
+
+static hl__quorum_part *part_of(const taking *self, unsigned i) {
+  return &self->lease->at[i];
+}
+
+static void last_set(taking *self, unsigned i, hl__quorum_ask *ask)
+    HL__REQUIRES(hl__quorum_mutex) {
+  if (self->last[i]) hl__ask_leave(self->last[i], false);
+  self->last[i] = ask;
+}
+
+static void take_ask(taking *self, unsigned i, bool try_once)
+    HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_ask *ask = hl__ask_new(&self->store->members[i], HL__ASK_TAKE,
+                                    self->lease, NULL, self->session);
+  self->refused[i] = false;
+  if (!ask) {
+    self->failed[i] = true;
+    return;
+  }
+  ask->try_once = try_once;
+  ask->deadline =
+      try_once ? hl__now_ms() + HL__QUORUM_ANSWER_MS : self->deadline;
+  self->ask[i] = ask;
+  hl__ask_give(ask);
+}
+
+static bool is_taking(const taking *self, unsigned i) {
+  return self->ask[i] && self->ask[i]->kind == HL__ASK_TAKE;
+}
+
+static bool is_idle(const taking *self, unsigned i) {
+  const hl__quorum_part *part = part_of(self, i);
+  return !part->in && !self->ask[i] && !part->making && !part->leftover &&
+         !part->spoiled;
+}
+
+static void try_all(taking *self) HL__REQUIRES(hl__quorum_mutex) {
+  self->trying = true;
+  self->tried = hl__now_ms();
+  for (unsigned i = 0; i < self->store->n; i++)
+    if (is_idle(self, i)) take_ask(self, i, true);
+}
+
+static void give_back(taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_ask *ask = hl__ask_new(&self->store->members[i], HL__ASK_DROP,
+                                    self->lease, NULL, self->session);
+  part_of(self, i)->in = self->raised[i] = false;
+  if (self->keep[i]) hl__ask_leave(self->keep[i], true);
+  self->keep[i] = NULL;
+  if (!ask) {
+    part_of(self, i)->leftover = true;
+    return;
+  }
+  hl__ask_give(ask);
+  self->ask[i] = ask;
+}
+
+/* The answer of a member to a take, or to what was given back. */
+static void answer_read(taking *self, unsigned i)
+    HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_ask *ask = self->ask[i];
+  hl__quorum_part *part = part_of(self, i);
+  if (!ask || ask->state != HL__ASK_DONE) return;
+  self->ask[i] = NULL;
+  ask->listener = NULL;
+  if (ask->kind == HL__ASK_DROP) {
+    hl__ask_leave(ask, false);
+    return;
+  }
+  if (ask->status == HL_OK) {
+    part->in = true;
+    part->place = ask->grant.place;
+    part->token = ask->grant.token;
+    part->sent_ms = ask->grant.sent_ms;
+    self->failed[i] = self->raised[i] = false;
+  } else if (ask->status == HL_TIMEOUT) {
+    self->refused[i] = true;
+    self->failed[i] = false;
+  } else {
+    self->failed[i] = true;
+  }
+  last_set(self, i, ask);
+}
+
+static void keep_read(taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_ask *ask = self->keep[i];
+  hl__quorum_part *part = part_of(self, i);
+  if (!ask || ask->state != HL__ASK_DONE) return;
+  self->keep[i] = NULL;
+  if (part->in && ask->status == HL_OK && ask->kind == HL__ASK_ADOPT)
+    part->sent_ms = ask->grant.sent_ms;
+  else if (part->in && ask->status == HL_OK && ask->token == self->token)
+    self->raised[i] = true;
+  else if (part->in && ask->status == HL_ELOST)
+    part->in = false; /* it was too late */
+  else if (part->in && ask->status != HL_OK) {
+    self->failed[i] = true;
+    give_back(self, i);
+  }
+  hl__ask_leave(ask, false);
+}
+
+static void keep_ask(taking *self, unsigned i, hl__quorum_kind kind)
+    HL__REQUIRES(hl__quorum_mutex) {
+  if (self->keep[i]) return;
+  hl__quorum_ask *ask = hl__ask_new(&self->store->members[i], kind, self->lease,
+                                    NULL, self->session);
+  if (!ask) return;
+  ask->token = self->token;
+  self->keep[i] = ask;
+  hl__ask_give(ask);
+}
+
+/* What was granted long ago is refreshed: its time counts from the grant of the
+   last. True: everything is fresh enough. */
+static bool refresh_old(taking *self, int64_t part_of_ttl)
+    HL__REQUIRES(hl__quorum_mutex) {
+  int64_t now = hl__lease_ms();
+  bool fresh = true;
+  for (unsigned i = 0; i < self->store->n; i++) {
+    if (!part_of(self, i)->in ||
+        now - part_of(self, i)->sent_ms <= self->lease->terms.ttl / part_of_ttl)
+      continue;
+    fresh = false;
+    keep_ask(self, i, HL__ASK_ADOPT);
+  }
+  return fresh;
+}
+
+/* It has left a question open for too long. */
+static void leave_behind(taking *self, unsigned i)
+    HL__REQUIRES(hl__quorum_mutex) {
+  hl__member_suspect(&self->store->members[i]);
+  self->failed[i] = true;
+  if (self->waits == (int)i) self->waits = -1;
+  if (is_taking(self, i)) {
+    self->ask[i]->references++;
+    last_set(self, i, self->ask[i]);
+    hl__ask_leave(self->ask[i], true);
+  } else if (self->ask[i]) {
+    hl__ask_leave(self->ask[i], false);
+  }
+  self->ask[i] = NULL;
+}
+
+/* Whether it can be said what the try has made. */
+static bool try_is_over(taking *self) HL__REQUIRES(hl__quorum_mutex) {
+  int64_t now = hl__now_ms();
+  unsigned open = 0, suspect = 0, refused = 0;
+  for (unsigned i = 0; i < self->store->n; i++) {
+    refused += self->refused[i];
+    if (!is_taking(self, i) || self->waits == (int)i) continue;
+    open++;
+    suspect += self->store->members[i].suspect;
+  }
+  if (open == 0) return true;
+  if (hl__known_in(self->store, self->lease) + open < self->store->need)
+    return true;
+  bool late = now >= self->tried + HL__QUORUM_ANSWER_MS;
+  if (!late && (open > suspect || (refused == 0 && !self->again_asked) ||
+                now < self->tried + GRACE_MS))
+    return false;
+  for (unsigned i = 0; i < self->store->n; i++)
+    if (is_taking(self, i) && self->waits != (int)i) leave_behind(self, i);
+  return true;
+}
+
+/* No quorum: what is in nobody's way is kept, that is, what comes before the
+   first that is to be waited for. */
+static void try_end(taking *self, unsigned first)
+    HL__REQUIRES(hl__quorum_mutex) {
+  self->trying = false;
+  self->again = hl__now_ms() + self->pause;
+  self->pause = 2 * self->pause < AGAIN_MAX_MS ? 2 * self->pause : AGAIN_MAX_MS;
+  for (unsigned i = first; i < self->store->n; i++) {
+    if (is_taking(self, i) && self->waits != (int)i) {
+      /* It cannot help any more. */
+      hl__ask_leave(self->ask[i], true);
+      self->ask[i] = NULL;
+    }
+    if (part_of(self, i)->in) give_back(self, i);
+  }
+}
+
+/* The first member that is to be waited for; store->n: none. */
+static unsigned first_open(const taking *self) {
+  for (unsigned i = 0; i < self->store->n; i++)
+    if (!part_of(self, i)->in && !self->failed[i] &&
+        !(self->request->try_once && self->refused[i]))
+      return i;
+  return self->store->n;
+}
+
+/* How many could still be had, with those that are. */
+static unsigned within_reach(const taking *self) {
+  unsigned n = 0;
+  for (unsigned i = 0; i < self->store->n; i++)
+    n += part_of(self, i)->in ||
+         (!self->failed[i] && !(self->request->try_once && self->refused[i]));
+  return n;
+}
+
+static unsigned failures(const taking *self) {
+  unsigned n = 0;
+  for (unsigned i = 0; i < self->store->n; i++)
+    n += self->failed[i] && !part_of(self, i)->in;
+  return n;
+}
+
+/* Waits for one member after the other. HL_OK: nothing is to be said yet. */
+static int one_by_one(taking *self) HL__REQUIRES(hl__quorum_mutex) {
+  int64_t now = hl__now_ms();
+  bool over = !self->request->try_once && now > self->deadline;
+  if (over) return HL_TIMEOUT;
+  if (self->store->n - failures(self) < self->store->need)
+    return HL_ECONNECTION;
+  if (within_reach(self) < self->store->need) return HL_TIMEOUT;
+  if (self->waits >= 0 && !self->ask[self->waits]) {
+    if (self->alive) hl__ask_leave(self->alive, true);
+    self->alive = NULL;
+    self->waits = -1; /* it has answered */
+  }
+  unsigned first = first_open(self);
+  if (self->waits < 0 && first < self->store->n) {
+    if (!self->trying) try_end(self, first + 1);
+    if (is_idle(self, first)) {
+      self->waits = (int)first;
+      self->store->members[first].heard = now;
+      take_ask(self, first, self->request->try_once);
+    } else if (!self->ask[first]) {
+      self->failed[first] =
+          true; /* a record of ours may be there: see member.c */
+    } else if (self->ask[first]->begun + HL__QUORUM_ANSWER_MS < now) {
+      leave_behind(self, first);
+    }
+  }
+  if (self->waits < 0) return HL_OK;
+  hl__quorum_member *member = &self->store->members[self->waits];
+  if (self->alive && self->alive->state == HL__ASK_DONE) {
+    hl__ask_leave(self->alive, false);
+    self->alive = NULL;
+  }
+  if (self->alive && now >= self->alive->begun + HL__QUORUM_ANSWER_MS) {
+    hl__ask_leave(self->alive, true);
+    self->alive = NULL;
+    leave_behind(self, (unsigned)self->waits);
+    return HL_OK;
+  }
+  if (!self->alive && now >= member->heard + HL__QUORUM_ANSWER_MS) {
+    self->alive =
+        hl__ask_new(member, HL__ASK_LOOK, self->lease, NULL, self->session);
+    if (self->alive) hl__ask_give(self->alive);
+  }
+  if (!self->trying && !self->request->try_once && now >= self->again)
+    try_all(self);
+  return HL_OK;
+}
+
+/* A quorum has granted. True: what it takes before it may be said is done. */
+static bool is_settled(taking *self) HL__REQUIRES(hl__quorum_mutex) {
+  unsigned ready = 0;
+  if (!self->freshened) {
+    self->freshened = true;
+    (void)refresh_old(self, 4);
+  }
+  for (unsigned i = 0; i < self->store->n; i++)
+    if (self->keep[i] && self->keep[i]->kind == HL__ASK_ADOPT) return false;
+  uint64_t highest = 0;
+  for (unsigned i = 0; i < self->store->n; i++)
+    if (part_of(self, i)->in && part_of(self, i)->token > highest)
+      highest = part_of(self, i)->token;
+  if (highest > self->token) {
+    self->token = highest;
+    memset(self->raised, 0, sizeof self->raised);
+  }
+  for (unsigned i = 0; i < self->store->n; i++) {
+    if (!part_of(self, i)->in) continue;
+    if (part_of(self, i)->token >= self->token ||
+        !self->store->members[i].inner->leases->raise)
+      self->raised[i] = true;
+    if (self->raised[i])
+      ready++;
+    else
+      keep_ask(self, i, HL__ASK_RAISE);
+  }
+  return ready >= self->store->need;
+}
+
+/* When to look again, if nothing is answered before. */
+static int64_t next_look(const taking *self) HL__REQUIRES(hl__quorum_mutex) {
+  int64_t now = hl__now_ms(), next = now + HL__QUORUM_ANSWER_MS;
+  int64_t third = self->lease->terms.ttl / 6 + 1;
+  if (!self->request->try_once && self->deadline + 1 < next)
+    next = self->deadline + 1;
+  if (now + third < next) next = now + third;
+  if (self->trying) {
+    int64_t grace = self->tried + GRACE_MS;
+    int64_t end = self->tried + HL__QUORUM_ANSWER_MS;
+    if (now < grace && grace < next) next = grace;
+    if (end < next) next = end;
+  } else if (self->waits >= 0 && self->again < next) {
+    next = self->again;
+  }
+  return next > now ? next : now + 1;
+}
+
+static void keeps_overdue(taking *self) HL__REQUIRES(hl__quorum_mutex) {
+  for (unsigned i = 0; i < self->store->n; i++) {
+    hl__quorum_ask *ask = self->keep[i];
+    if (!ask || hl__now_ms() < ask->begun + HL__QUORUM_ANSWER_MS) continue;
+    self->keep[i] = NULL;
+    hl__ask_leave(ask, true);
+    hl__member_suspect(&self->store->members[i]);
+    self->failed[i] = true;
+    give_back(self, i);
+  }
+}
+
+static int take(taking *self) HL__REQUIRES(hl__quorum_mutex) {
+  try_all(self);
+  for (;;) {
+    for (unsigned i = 0; i < self->store->n; i++) {
+      answer_read(self, i);
+      keep_read(self, i);
+    }
+    keeps_overdue(self);
+    if (self->session->interrupted) return HL_CANCELLED;
+    if (hl__known_in(self->store, self->lease) >= self->store->need) {
+      if (is_settled(self)) return HL_OK;
+      if (!self->request->try_once &&
+          hl__now_ms() > self->deadline + HL__QUORUM_ANSWER_MS)
+        return HL_TIMEOUT;
+    } else {
+      (void)refresh_old(self, 3);
+      if (self->trying && try_is_over(self)) {
+        if (self->waits >= 0) {
+          try_end(self, (unsigned)self->waits + 1);
+        } else {
+          /* Once more, in order: two that have split the votes do not do so
+           * again. */
+          if (self->request->try_once &&
+              (hl__known_in(self->store, self->lease) == 0 ||
+               hl__now_ms() > self->tried + SPLIT_MS) &&
+              within_reach(self) < self->store->need)
+            return failures(self) > self->store->n - self->store->need
+                       ? HL_ECONNECTION
+                       : HL_TIMEOUT;
+          memset(self->refused, 0, sizeof self->refused);
+          self->trying = false;
+        }
+      }
+      if (!self->trying || self->waits >= 0) {
+        int status = one_by_one(self);
+        if (status) return status;
+      }
+    }
+    hl__quorum_wait(self->session, next_look(self));
+  }
+}
+
+/* Who granted is in it. What is not answered may still come: it is welcome
+   while the lease is held; the wait for a member is over. */
+static void granted(taking *self, hl_grant *grant)
+    HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_lease *lease = self->lease;
+  int64_t since = hl__known_since(self->store, lease, lease->terms.ttl);
+  grant->sent_ms = since;
+  grant->token = self->token;
+  grant->place = self->token; /* an import learns it by that */
+  lease->held = true;
+  lease->end = since + lease->terms.ttl;
+  for (unsigned i = 0; i < self->store->n; i++) {
+    if (!self->ask[i]) continue;
+    hl__ask_leave(self->ask[i], self->waits == (int)i);
+    self->ask[i] = NULL;
+  }
+}
+
+/* Nothing is held any more; what had to be given back is, if it can be done
+ * soon. */
+static void give_up(taking *self) HL__REQUIRES(hl__quorum_mutex) {
+  int64_t end = hl__now_ms() + BACK_MS;
+  self->lease->dropped = true;
+  for (unsigned i = 0; i < self->store->n; i++) {
+    if (is_taking(self, i)) {
+      hl__ask_leave(self->ask[i], true);
+      self->ask[i] = NULL;
+    }
+    if (part_of(self, i)->in) give_back(self, i);
+  }
+  for (bool open = true; open && hl__left_ms(end) > 0;) {
+    open = false;
+    for (unsigned i = 0; i < self->store->n; i++) {
+      answer_read(self, i);
+      open = open ||
+             (part_of(self, i)->making && !self->store->members[i].suspect) ||
+             (self->ask[i] && !self->store->members[i].suspect);
+    }
+    if (open) hl__quorum_wait(self->session, hl__now_ms() + 5);
+  }
+}
+
+static void taking_end(taking *self) HL__REQUIRES(hl__quorum_mutex) {
+  if (self->alive) hl__ask_leave(self->alive, true);
+  for (unsigned i = 0; i < self->store->n; i++) {
+    if (self->ask[i]) hl__ask_leave(self->ask[i], false);
+    if (self->last[i]) hl__ask_leave(self->last[i], false);
+    if (self->keep[i]) hl__ask_leave(self->keep[i], false);
+  }
+}
+
+int hl__quorum_take(hl_session *base, const hl_request *request,
+                    hl_grant *grant, hl_error *error) {
+  hl__quorum_session *session = (hl__quorum_session *)(void *)base;
+  hl__quorum_store *store = hl__quorum_store_of(base);
+  taking self = {.session = session,
+                 .store = store,
+                 .request = request,
+                 .deadline = request->deadline,
+                 .waits = -1,
+                 .pause = AGAIN_MS};
+  int status;
+  hl__quorum_mutex_lock(store);
+  self.lease = hl__known_make(store, request->lease, request);
+  if (self.lease) {
+    self.lease->dropped = false;
+    for (size_t i = 0; i < sizeof request->lease->former; i++)
+      self.again_asked = self.again_asked || request->lease->former[i];
+    status = take(&self);
+    if (status == HL_OK) {
+      granted(&self, grant);
+    } else {
+      give_up(&self);
+      if (status == HL_ECONNECTION)
+        status = hl__quorum_failure(store, self.last);
+      if (status == HL_CANCELLED)
+        (void)hl__error(error, status, "the wait was interrupted");
+      else
+        (void)hl__quorum_error(store, status, self.last, "did not grant",
+                               error);
+    }
+    taking_end(&self);
+    hl__known_unref(self.lease);
+  } else {
+    status = hl__error_memory(error);
+  }
+  session->interrupted = false;
+  hl__quorum_mutex_unlock(store);
+  return status;
+}

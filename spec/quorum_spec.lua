@@ -1,0 +1,440 @@
+-- A quorum of stores: what it grants, refreshes and gives back when single stores refuse, fail, do not answer, have
+-- forgotten everything, or come back.
+
+local fork = require "hierlock_spec.fork"
+local hierlock = require "hierlock"
+local support = require "spec.support"
+
+local R1, R2 = { "u1", "a1", "r1" }, { "u1", "a1", "r2" }
+local LONG, SHORT = 60, 0.15
+local ROOT = support.stores[1].directory .. "/q"
+
+local function assert_code(code, ok, err)
+  assert.is_nil(ok)
+  assert.equal(code, err.code, err.message)
+  return err
+end
+
+describe("a quorum", function()
+  local directories, opened, locked, count = nil, nil, nil, 0
+
+  local function open(dsn, options)
+    local manager, err = hierlock.open(dsn, options)
+    opened[#opened + 1] = manager
+    return manager, err
+  end
+
+  local function dsns()
+    local list = {}
+    for i, directory in ipairs(directories) do list[i] = "file:" .. directory end
+    return list
+  end
+
+  local function quorum(strategy, options)
+    local all = { quorum = strategy, application = "quorum" }
+    for k, v in pairs(options or {}) do all[k] = v end
+    return assert(open(dsns(), all))
+  end
+
+  -- The store itself, as those see it who know nothing of a quorum.
+  local function single(i) return assert(open("file:" .. directories[i])) end
+
+  local function records(i) return #assert(single(i):leases()) end
+
+  local function fail(i)
+    os.execute(("mv %s %s-gone"):format(directories[i], directories[i]))
+    -- Who asks it now may make it anew.
+    repeat
+      os.execute(("rm -rf %s; : > %s"):format(directories[i], directories[i]))
+      local file = io.open(directories[i], "a")
+      if file then file:close() end
+    until file
+  end
+
+  local function mend(i)
+    os.execute(("rm -f %s; mv %s-gone %s"):format(directories[i], directories[i], directories[i]))
+  end
+
+  local function empty(i) os.execute(("rm -rf %s"):format(directories[i])) end
+
+  local function slow(i) locked[i] = assert(fork.lock(directories[i] .. "/leases")) end
+
+  local function go_on(i)
+    fork.close(locked[i])
+    locked[i] = nil
+  end
+
+  local function fresh(n)
+    count = count + 1
+    directories = {}
+    for i = 1, n or 3 do directories[i] = ("%s%d-%d"):format(ROOT, count, i) end
+  end
+
+  local function done()
+    for i in pairs(locked) do go_on(i) end
+    for _, manager in ipairs(opened) do manager:close() end
+    opened = {}
+    os.execute(("rm -rf %s%d-* 2>/dev/null"):format(ROOT, count))
+  end
+
+  before_each(function()
+    opened, locked = {}, {}
+    fresh()
+  end)
+
+  after_each(function()
+    support.close_peers()
+    done()
+  end)
+
+  -- -------------------------------------------------------------- opening
+
+  it("is told by a list of DSNs; what cannot be one is refused", function()
+    assert.truthy(tostring(quorum()):find("open", 1, true))
+    for _, wrong in ipairs { {}, { 17 }, { "file:/a", 17, "file:/b" }, { x = "file:/a" }, { "file:/a\0b", "null:", "file:/c" } } do
+      assert.is_false((pcall(hierlock.open, wrong)))
+    end
+    assert.is_false((pcall(hierlock.open, dsns(), { quorum = "most" })))
+    assert.is_false((pcall(hierlock.open, dsns(), { quorum = true })))
+    assert.is_false((pcall(hierlock.open, "file:/a", { quorum = "all" })))
+    local two = { dsns()[1], dsns()[2] }
+    assert.truthy(assert_code("dsn", hierlock.open(two)).message:find("2 stores are no majority of anything", 1, true))
+    assert(open(two, { quorum = "all" }))
+    assert_code("dsn", hierlock.open { two[1], two[2], two[1] })
+    assert.truthy(assert_code("dsn", hierlock.open { two[1], two[2], "nonsense" }))
+    assert_code("dsn", hierlock.open { two[1], two[2], "file:relative" })
+    local err = assert_code("unsupported", hierlock.open { two[1], two[2], "null:" })
+    assert.truthy(err.message:find("store 3 of the quorum", 1, true), err.message)
+  end)
+
+  it("shows no password in what it says", function()
+    local list = dsns()
+    list[2], list[3] = "postgresql://me:topsecret@127.0.0.1:1/x", "postgresql://me:topsecret@127.0.0.1:2/y"
+    local err = assert_code("connection", hierlock.open(list))
+    assert.is_nil(err.message:find("topsecret", 1, true))
+    assert.truthy(err.message:find("2 of 3 stores could not be opened: postgresql at 127.0.0.1:1", 1, true), err.message)
+  end)
+
+  it("opens while a minority cannot be reached, and says so when that is a majority", function()
+    local list = dsns()
+    list[2] = "postgresql://127.0.0.1:1/x"
+    local manager = assert(open(list))
+    local handle = assert(manager:acquire(R1, { ttl = LONG, timeout = 0 }))
+    assert.is_true(handle:release { confirm = true })
+    assert_code("connection", hierlock.open(list, { quorum = "all" }))
+  end)
+
+  it("refuses stores with different spaces", function()
+    assert(open("file:" .. directories[3], { buckets = 77 })):close()
+    local err = assert_code("mismatch", hierlock.open(dsns()))
+    assert.truthy(err.message:find("of the quorum", 1, true), err.message)
+  end)
+
+  -- ------------------------------------------------------------ the tables
+
+  -- Of n stores so many have to grant.
+  local NEED = { majority = 2, all = 3 }
+
+  -- Calls fn(states) for each combination of three.
+  local function each_combination(states, fn)
+    for _, a in ipairs(states) do
+      for _, b in ipairs(states) do
+        for _, c in ipairs(states) do fn { a, b, c } end
+      end
+    end
+  end
+
+  local function tally(states)
+    local n = { yes = 0, no = 0, error = 0, slow = 0, expired = 0 }
+    for _, state in ipairs(states) do n[state] = n[state] + 1 end
+    return n
+  end
+
+  for _, strategy in ipairs { "majority", "all" } do
+    it("grants by " .. strategy .. ", whatever each of three stores says", function()
+      local seen = 0
+      each_combination({ "yes", "no", "error", "slow", "expired" }, function(states)
+        fresh()
+        local what = table.concat(states, " ")
+        local manager = quorum(strategy)
+        for i, state in ipairs(states) do
+          local one = single(i)
+          support.keep(assert(one:acquire(state == "yes" and R2 or R1,
+            { ttl = state == "expired" and 0.05 or LONG, auto_release = false })))
+        end
+        if tally(states).expired > 0 then support.sleep(0.06) end
+        for i, state in ipairs(states) do
+          if state == "error" then fail(i) elseif state == "slow" then slow(i) end
+        end
+        local n, start = tally(states), support.now()
+        local handle, err = manager:acquire(R1, { ttl = LONG, timeout = 0 })
+        local took = support.now() - start
+        assert.is_true(took < 3.5, what .. " took " .. took)
+        if n.yes + n.expired >= NEED[strategy] then
+          assert.is_true(handle ~= nil, what .. ": " .. tostring(err))
+          assert.is_true(took < 0.9, what .. " took " .. took)
+          assert.is_true(handle:is_held())
+        else
+          assert.is_nil(handle, what)
+          local spare = 3 - NEED[strategy]
+          -- Where both would do, it is what was heard first.
+          if n.error > spare and n.no + n.slow == 0 then
+            assert.equal("store", err.code, what .. ": " .. tostring(err)) -- what the embedded store says then
+          elseif n.error + n.slow == 0 then
+            assert.equal("timeout", err.code, what .. ": " .. tostring(err))
+          end
+          -- Nothing of it is left.
+          for i, state in ipairs(states) do
+            if state == "yes" or state == "expired" then
+              support.wait_until(function()
+                return #assert(single(i):leases { target = R1 }) == 0
+              end, what)
+            end
+          end
+        end
+        seen = seen + 1
+        done()
+      end)
+      assert.equal(125, seen)
+    end)
+
+    it("refreshes by " .. strategy .. ", whatever each of three stores says", function()
+      local seen = 0
+      each_combination({ "yes", "no", "error", "slow", "expired" }, function(states)
+        fresh()
+        local what = table.concat(states, " ")
+        local manager = quorum(strategy)
+        local n = tally(states)
+        local handle = assert(manager:acquire(R1, { ttl = n.expired > 0 and 0.3 or LONG, timeout = 0 }))
+        for i = 1, 3 do support.wait_until(function() return records(i) == 1 end, what) end
+        if n.expired > 0 then support.sleep(0.32) end
+        for i, state in ipairs(states) do
+          if state == "no" and n.expired == 0 then
+            assert.equal(1, single(i):revoke { target = R1 })
+            assert(single(i):leases())
+            empty(i)
+          elseif state == "no" then -- somebody has had it
+            local other = single(i)
+            assert(assert(other:acquire(R1, { timeout = 0 })):release { confirm = true })
+          elseif state == "error" then
+            fail(i)
+          elseif state == "slow" then
+            slow(i)
+          end
+        end
+        local start = support.now()
+        local ok, err = handle:refresh(LONG)
+        local took = support.now() - start
+        assert.is_true(took < 2.5, what .. " took " .. took)
+        if n.yes + n.expired >= NEED[strategy] then
+          assert.is_true(ok, what .. ": " .. tostring(err))
+          assert.is_true(handle:remaining() > LONG - 3, what)
+          -- Who has lost it is made to have it again.
+          for i, state in ipairs(states) do
+            if state == "no" then support.wait_until(function() return records(i) == 1 end, what) end
+          end
+        else
+          assert.is_nil(ok, what)
+          local known = n.error + n.slow <= 3 - NEED[strategy] -- else that may be heard first
+          if n.no > 3 - NEED[strategy] and known then
+            assert.equal("lost", err.code, what .. ": " .. tostring(err))
+          elseif n.no <= 3 - NEED[strategy] and err.code == "lost" then
+            error(what .. ": " .. tostring(err))
+          end
+        end
+        seen = seen + 1
+        done()
+      end)
+      assert.equal(125, seen)
+    end)
+  end
+
+  -- --------------------------------------------------------- waiting, order
+
+  it("keeps out every other majority, and lets in who waits when it goes", function()
+    local one, two = quorum(), quorum()
+    local handle = assert(one:acquire(R1, { ttl = LONG }))
+    assert_code("timeout", two:acquire(R1, { timeout = 0 }))
+    assert_code("timeout", two:acquire(R1, { timeout = 0.2 }))
+    local pending = assert(two:start(R1, { timeout = 10 }))
+    support.sleep(0.3)
+    assert.is_false(pending:done())
+    local start = support.now()
+    assert(handle:release { confirm = true })
+    local second = assert(pending:wait())
+    assert.is_true(support.now() - start < 1)
+    assert.is_true(second.token > handle.token)
+  end)
+
+  it("that is waited for in vain, or cancelled, leaves nothing behind", function()
+    local one, two = quorum(), quorum()
+    local handle = assert(one:acquire(R1, { ttl = LONG }))
+    local pending = assert(two:start(R1, { timeout = 10 }))
+    support.sleep(0.1)
+    local start = support.now()
+    pending:cancel()
+    assert_code("cancelled", pending:wait())
+    assert.is_true(support.now() - start < 1)
+    assert(handle:release { confirm = true })
+    assert(assert(one:acquire(R1, { timeout = 0 })):release { confirm = true })
+  end)
+
+  it("is waited for by many without a deadlock, and each gets it", function()
+    local peers = {}
+    for i = 1, 4 do peers[i] = support.process(nil) end
+    for _, peer in ipairs(peers) do
+      peer:start([[
+        local dsns, target = ...
+        local manager = assert(hierlock.open(dsns))
+        for _ = 1, 25 do
+          local handle = assert(manager:acquire(target, { timeout = 18 }))
+          assert(handle:release { confirm = true })
+        end
+        manager:close()
+        return true
+      ]], dsns(), R1)
+    end
+    for _, peer in ipairs(peers) do assert.is_true(peer:result()) end
+  end)
+
+  it("is had of the others while a record that nobody owns is left at one store", function()
+    local manager, first = quorum(), single(1)
+    assert(first:acquire(R1, { ttl = LONG, auto_release = false }))
+    local start = support.now()
+    assert(manager:acquire(R1, { timeout = 5 }))
+    assert.is_true(support.now() - start < 1)
+  end)
+
+  it("is not waited for longer where one store does not answer", function()
+    local manager = quorum()
+    assert(assert(manager:acquire(R1)):release { confirm = true })
+    support.wait_until(function() return records(1) == 0 end)
+    slow(1)
+    for _ = 1, 5 do
+      local start = support.now()
+      assert(assert(manager:acquire(R1, { timeout = 0 })):release())
+      assert.is_true(support.now() - start < 0.5)
+    end
+    go_on(1)
+    support.wait_until(function() return records(1) == 0 end)
+  end)
+
+  -- -------------------------------------------------------------- its life
+
+  it("is believed for ttl less the time it took, 1 % and 2 ms", function()
+    local handle = assert(quorum():acquire(R1, { ttl = 10 }))
+    local left = handle:remaining()
+    assert.is_true(left <= 10 - 0.1 - 0.002 and left > 9, left)
+    assert(handle:refresh(20))
+    left = handle:remaining()
+    assert.is_true(left <= 20 - 0.2 - 0.002 and left > 19, left)
+  end)
+
+  it("is made to hold at a store that was emptied, so that another one may be emptied later", function()
+    local manager, other = quorum(), quorum()
+    local handle = assert(manager:acquire(R1, { ttl = LONG }))
+    for i = 1, 3 do
+      empty(i)
+      assert(handle:refresh())
+      support.wait_until(function() return records(i) == 1 end)
+      assert_code("timeout", other:acquire(R1, { timeout = 0 }))
+    end
+    assert.is_true(handle:release { confirm = true })
+    assert(other:acquire(R1, { timeout = 0 }))
+  end)
+
+  it("is lost when a majority has forgotten it, and the rest goes", function()
+    local manager = quorum()
+    local handle = assert(manager:acquire(R1, { ttl = LONG }))
+    empty(1)
+    empty(2)
+    assert_code("lost", handle:refresh())
+    assert.is_false(handle:is_held())
+    support.wait_until(function() return records(3) == 0 end)
+  end)
+
+  it("has tokens that grow, whichever majority grants", function()
+    local before = ""
+    for round = 1, 30 do
+      local manager = quorum()
+      local out = round % 3 + 1
+      fail(out)
+      local handle = assert(manager:acquire(R1, { timeout = 0 }))
+      assert.is_true(handle.token > before, handle.token .. " after " .. before)
+      before = handle.token
+      assert(handle:release { confirm = true })
+      mend(out)
+      -- Far ahead of the others.
+      if round == 5 then
+        for _ = 1, 500 do assert(assert(single(1):acquire(R2)):release()) end
+      end
+      manager:close()
+    end
+  end)
+
+  it("is handed over as a text that holds at each store, and keeps its token", function()
+    local one, two = quorum(), quorum()
+    local handle = assert(one:acquire(R1, { ttl = LONG }))
+    local token, text = handle.token, assert(handle:export())
+    fail(2)
+    local taken = assert(two:import(text))
+    assert.equal(token, taken.token)
+    mend(2)
+    assert(taken:refresh())
+    support.wait_until(function() return records(2) == 1 end)
+    fail(1)
+    assert(taken:refresh())
+    mend(1)
+    assert(taken:release { confirm = true })
+    assert_code("lost", one:import(text))
+  end)
+
+  it("is listed once, and revoked everywhere that can be reached", function()
+    local manager, other = quorum(), quorum()
+    local handle = assert(manager:acquire(R1, { ttl = LONG, owner = "alice" }))
+    assert(single(1):acquire(R2, { ttl = LONG, owner = "stray", auto_release = false }))
+    local list = assert(other:leases())
+    assert.equal(1, #list)
+    assert.equal("alice", list[1].owner)
+    assert.equal(1, #other:holders(R1))
+    fail(3)
+    assert.equal(1, other:revoke({ owner = "alice" }, { by = "admin", reason = "lunch" }))
+    assert.equal("admin", assert_code("lost", handle:refresh()).revoked_by)
+    mend(3)
+  end)
+
+  it("is renewed while its process lives where no ttl was given, and released by its end", function()
+    local peer = support.process(nil)
+    peer:call([[
+      handles.manager = assert(hierlock.open(..., { hold_timeout = 1 }))
+      handles.lock = assert(handles.manager:acquire({ "u1", "a1", "r1" }))
+      handles.dsns = ...
+    ]], dsns())
+    support.sleep(1.5)
+    assert_code("timeout", quorum():acquire(R1, { timeout = 0 }))
+    peer:call "handles.manager:close()"
+    assert(quorum():acquire(R1, { timeout = 2 }))
+    assert_code("unsupported", quorum():acquire(R2):to_lease { ttl = 1 })
+  end)
+
+  it("ends by itself when its process is killed", function()
+    local peer = support.process(nil)
+    peer:call([[
+      handles.manager = assert(hierlock.open(...))
+      handles.lock = assert(handles.manager:acquire({ "u1", "a1", "r1" }, { ttl = 1 }))
+    ]], dsns())
+    peer:signal "sigkill"
+    local start = support.now()
+    assert(quorum():acquire(R1, { timeout = 10 }))
+    assert.is_true(support.now() - start < 3)
+  end)
+
+  it("is over when its time is up, and can be taken again", function()
+    local one, two = quorum(), quorum()
+    local handle = assert(one:acquire(R1, { ttl = SHORT }))
+    support.sleep(SHORT + 0.02)
+    assert.is_false(handle:is_held())
+    assert(two:acquire(R1, { timeout = 0 }))
+    assert_code("lost", handle:refresh())
+  end)
+end)
