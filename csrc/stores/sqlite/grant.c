@@ -146,14 +146,13 @@ static int ticket_draw(hl__sqlite_session *session, attempt *self,
    could not be written to its place, nor begin anew, and on a full disk nothing
    could be given back any more. SQLITE_FULL: there is no space. */
 static int room_reserve(hl__sqlite_session *session) {
-  struct stat st;
   sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_PAGES);
   int code = hl__sqlite_step(it);
   sqlite3_int64 size = code == SQLITE_ROW ? sqlite3_column_int64(it, 0) : 0;
   (void)sqlite3_reset(it);
   if (code != SQLITE_ROW) return code == SQLITE_DONE ? SQLITE_ERROR : code;
   size = size * session->page_size + HL__SQLITE_CHUNK / 4;
-  if (stat(session->path, &st) == 0 && st.st_size >= size) return SQLITE_OK;
+  if (session->file_size >= size) return SQLITE_OK;
   return sqlite3_file_control(session->db, "main", SQLITE_FCNTL_SIZE_HINT,
                               &size) == SQLITE_OK
              ? SQLITE_OK

@@ -52,10 +52,13 @@ int hl__sqlite_place(hl__sqlite_session *session, const char *path,
   return place_check(session->path, &st, error);
 }
 
-bool hl__sqlite_place_stands(const hl__sqlite_session *session) {
+bool hl__sqlite_place_stands(hl__sqlite_session *session) {
   struct stat st;
-  return stat(session->path, &st) == 0 && st.st_dev == session->device &&
-         st.st_ino == session->inode;
+  if (stat(session->path, &st) != 0 || st.st_dev != session->device ||
+      st.st_ino != session->inode)
+    return false;
+  session->file_size = st.st_size;
+  return true;
 }
 
 int hl__sqlite_moved_error(const hl__sqlite_session *session, hl_error *error) {

@@ -142,6 +142,7 @@ struct hl__sqlite_session {
      thread that forks. NULL: closed, by a fork or as it was of no more use. */
   sqlite3 *db;
   int64_t page_size; /* bytes */
+  int64_t file_size; /* as it was looked at last; bytes */
   sqlite3_stmt *statements[HL__SQLITE_STATEMENTS];
   hl__sqlite_session *next, *previous; /* forks.c */
 };
@@ -159,8 +160,8 @@ int hl__sqlite_params(hl__sqlite_store *store, hl_error *error);
    HL_ESTORE, HL_EUNSAFE_SERVER, HL_ENOMEM. */
 int hl__sqlite_place(hl__sqlite_session *session, const char *path,
                      hl_error *error);
-/* Whether the path still leads to that file. */
-bool hl__sqlite_place_stands(const hl__sqlite_session *session);
+/* Whether the path still leads to that file; and how large it is. */
+bool hl__sqlite_place_stands(hl__sqlite_session *session);
 /* HL_ECONNECTION: it does not. */
 int hl__sqlite_moved_error(const hl__sqlite_session *session, hl_error *error);
 
