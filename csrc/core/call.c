@@ -254,6 +254,7 @@ static int acquire(hl__call *call, hl_request *request, int64_t deadline,
     if (call->lease && status == HL_OK) {
       if (wanted && !overrun)
         return lease_granted(call, connection, &grant, error);
+      call->lease->terms.place = grant.place;
       if (grant.sent_ms) lease_unwanted(call, connection);
     }
     if (wanted && status == HL_OK && !overrun) {
@@ -265,6 +266,7 @@ static int acquire(hl__call *call, hl_request *request, int64_t deadline,
       hl__pool_reserve(manager, &call->reserved);
     if (!wanted || overrun || status == HL_ECONNECTION) {
       hl__pool_discard(manager, connection);
+      if (call->lease && !call->adopts) call->lease->terms.place = grant.place;
       /* The record may be there: whoever tries again would be kept out by it. */
       if (call->lease && !call->adopts && status == HL_ECONNECTION &&
           grant.sent_ms && hl__lease_recall(call->lease) != HL_OK)

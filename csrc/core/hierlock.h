@@ -150,6 +150,7 @@ typedef struct hl_row {
   uint64_t bucket;
   uint8_t level;
   uint8_t mode; /* hl_mode */
+  uint32_t root; /* the same number for all rows of a tree: of its root's bucket */
 } hl_row;
 
 /* What one call will lock: targets, and the rows that they need, each once,

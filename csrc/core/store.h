@@ -111,7 +111,8 @@ typedef struct hl_grant {
      HL_ECONNECTION, the grant of a lease whose record may be there: the core then has
      it dropped, on another session, before it does anything else. 0 otherwise. */
   int64_t sent_ms;
-  uint64_t place; /* of a lease: for hl_lease_terms.place */
+  /* Of a lease: for hl_lease_terms.place. Also of one that may be there, see sent_ms. */
+  uint64_t place;
 } hl_grant;
 
 /* Which leases: hl_filter, as the store is told. */
