@@ -48,6 +48,18 @@ ifeq ($(origin POSTGRESQL_CFLAGS),undefined)
 POSTGRESQL_CFLAGS := $(call libpq,cflags)
 endif
 
+# hiredis, as csrc/stores/redis/client.sh finds it; both empty when there is none. REDIS_LIBS= builds without the Redis
+# store. REDIS_INCDIR, REDIS_LIBDIR: where hiredis/hiredis.h and the library are.
+hiredis = $(shell REDIS_INCDIR='$(REDIS_INCDIR)' REDIS_LIBDIR='$(REDIS_LIBDIR)' PKG_CONFIG='$(PKG_CONFIG)' \
+            SYSROOT='$(SYSROOT)' csrc/stores/redis/client.sh $(1)) \
+          $(if $(filter-out 0,$(.SHELLSTATUS)),$(error The client library that was asked for is not there))
+ifeq ($(origin REDIS_LIBS),undefined)
+REDIS_LIBS := $(call hiredis,libs)
+endif
+ifeq ($(origin REDIS_CFLAGS),undefined)
+REDIS_CFLAGS := $(call hiredis,cflags)
+endif
+
 # Where it is installed; DESTDIR stands before all of these. LuaJIT counts as 5.1.
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -94,6 +106,10 @@ MYSQL := $(wildcard csrc/stores/mysql/*.c)
 MYSQL_BINDING := $(wildcard csrc/lua/mysql/*.c)
 POSTGRESQL := $(wildcard csrc/stores/postgresql/*.c)
 POSTGRESQL_BINDING := $(wildcard csrc/lua/postgresql/*.c)
+REDIS := $(wildcard csrc/stores/redis/*.c)
+REDIS_BINDING := $(wildcard csrc/lua/redis/*.c)
+# What the server runs.
+REDIS_SCRIPTS := $(wildcard csrc/stores/redis/scripts/*.lua)
 # Small and without state that must be one: a store that is a module of its own
 # has a copy of them.
 SHARED := csrc/core/error.c csrc/core/clock.c csrc/core/fork.c csrc/core/layout.c csrc/core/dsn.c \
@@ -104,6 +120,7 @@ objects = $(patsubst csrc/%.c,$(BUILD)/obj/%.o,$(1))
 CORE_SO := $(BUILD)/hierlock/core.so
 MYSQL_SO := $(BUILD)/hierlock/store/mysql.so
 POSTGRESQL_SO := $(BUILD)/hierlock/store/postgresql.so
+REDIS_SO := $(BUILD)/hierlock/store/redis.so
 LIBRARY := $(BUILD)/libhierlock.a
 PKG_CONFIG_FILE := $(BUILD)/hierlock.pc
 
@@ -129,6 +146,16 @@ without-postgresql:
 	@echo 'hierlock: Debian: apt-get install libpq-dev; or set POSTGRESQL_INCDIR, POSTGRESQL_LIBDIR.'
 endif
 
+ifneq ($(strip $(REDIS_LIBS)),)
+all: $(REDIS_SO)
+else
+all: without-redis
+.PHONY: without-redis
+without-redis:
+	@echo 'hierlock: no hiredis found: the Redis store is not built.'
+	@echo 'hierlock: Debian: apt-get install libhiredis-dev; or set REDIS_INCDIR, REDIS_LIBDIR.'
+endif
+
 # Before anything is compiled for Lua: says in one line what is missing.
 LUA_PACKAGE = $(if $(filter luajit%,$(notdir $(LUA))),libluajit-5.1-dev (beside nginx: libluajit2-5.1-dev),$\
               lib$(patsubst lua5.1,lua5.1-0,lua$(LUA_VERSION))-dev)
@@ -148,12 +175,25 @@ $(BUILD)/headers:
 	esac
 	@mkdir -p $(@D) && : >$@
 
-$(call objects,$(BINDING) $(MYSQL_BINDING) $(POSTGRESQL_BINDING)): | $(BUILD)/headers
+$(call objects,$(BINDING) $(MYSQL_BINDING) $(POSTGRESQL_BINDING) $(REDIS_BINDING)): | $(BUILD)/headers
 $(BUILD)/obj/lua/%.o: HL_CFLAGS += $(LUA_CFLAGS)
 $(BUILD)/obj/stores/mysql/%.o: HL_CFLAGS += $(MYSQL_CFLAGS)
 $(BUILD)/obj/stores/postgresql/%.o: HL_CFLAGS += $(POSTGRESQL_CFLAGS)
 $(call objects,$(POSTGRESQL_BINDING)): HL_CFLAGS += $(POSTGRESQL_CFLAGS) -Icsrc/lua -Icsrc/stores/postgresql
 $(call objects,$(MYSQL_BINDING)): HL_CFLAGS += $(MYSQL_CFLAGS) -Icsrc/lua -Icsrc/stores/mysql
+
+$(BUILD)/obj/stores/redis/%.o: HL_CFLAGS += $(REDIS_CFLAGS) -I$(BUILD)/redis
+$(BUILD)/obj/stores/redis/script.o: $(BUILD)/redis/scripts.h
+$(call objects,$(REDIS_BINDING)): HL_CFLAGS += $(REDIS_CFLAGS) -Icsrc/lua -Icsrc/stores/redis
+
+# The scripts as strings of C, without their comments and indents: scripts/take.lua is hl__redis_lua_take.
+$(BUILD)/redis/scripts.h: $(REDIS_SCRIPTS)
+	@mkdir -p $(@D)
+	@for script in $^; do \
+	  echo "static const char hl__redis_lua_$$(basename "$$script" .lua)[] ="; \
+	  sed 's/^ *//; /^--/d; /^$$/d; s/\\/\\\\/g; s/"/\\"/g; s/.*/  "&\\n"/' "$$script"; \
+	  echo '  "";'; \
+	done >$@
 
 $(BUILD)/obj/%.o: csrc/%.c
 	@mkdir -p $(@D)
@@ -172,9 +212,14 @@ $(POSTGRESQL_SO): $(call objects,$(POSTGRESQL) $(POSTGRESQL_BINDING) $(SHARED) c
 	@mkdir -p $(@D)
 	$(CC) $(HL_LDFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(POSTGRESQL_LIBS) -lm
 
+$(REDIS_SO): $(call objects,$(REDIS) $(REDIS_BINDING) $(SHARED) csrc/lua/error.c)
+	@mkdir -p $(@D)
+	$(CC) $(HL_LDFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(REDIS_LIBS) -lm
+
 # What else a program needs that links all of it.
-CLIENT_LIBS = $(strip $(MYSQL_LIBS) $(POSTGRESQL_LIBS))
-$(LIBRARY): $(call objects,$(CORE) $(if $(strip $(MYSQL_LIBS)),$(MYSQL)) $(if $(strip $(POSTGRESQL_LIBS)),$(POSTGRESQL)))
+CLIENT_LIBS = $(strip $(MYSQL_LIBS) $(POSTGRESQL_LIBS) $(REDIS_LIBS))
+$(LIBRARY): $(call objects,$(CORE) $(if $(strip $(MYSQL_LIBS)),$(MYSQL)) $(if $(strip $(POSTGRESQL_LIBS)),$(POSTGRESQL)) \
+              $(if $(strip $(REDIS_LIBS)),$(REDIS)))
 	@mkdir -p $(@D)
 	rm -f $@
 	$(AR) rcs $@ $^
@@ -195,7 +240,8 @@ VERSION = $(shell sed -n 's/^\#define HL_VERSION "\(.*\)"/\1/p' csrc/core/hierlo
 INSTALL_LUA = $(foreach file,$(sort $(shell find lua -name '*.lua')),644:$(file):$(INST_LUADIR)/$(file:lua/%=%)) \
               755:$(CORE_SO):$(INST_LIBDIR)/hierlock/core.so \
               755:$(MYSQL_SO):$(INST_LIBDIR)/hierlock/store/mysql.so \
-              755:$(POSTGRESQL_SO):$(INST_LIBDIR)/hierlock/store/postgresql.so
+              755:$(POSTGRESQL_SO):$(INST_LIBDIR)/hierlock/store/postgresql.so \
+              755:$(REDIS_SO):$(INST_LIBDIR)/hierlock/store/redis.so
 INSTALL_REST = 644:$(LIBRARY):$(INST_CLIBDIR)/libhierlock.a \
                644:csrc/core/hierlock.h:$(INST_INCDIR)/hierlock.h \
                $(foreach file,$(wildcard sql/*.sql),644:$(file):$(INST_DATADIR)/$(file)) \
@@ -302,6 +348,7 @@ stress-leases: $(BUILD)/stress_leases
 $(BUILD)/stress_leases: spec/leases/stress.c $(LIBRARY)
 	@mkdir -p $(@D)
 	$(CC) $(HL_CFLAGS) $(if $(strip $(MYSQL_LIBS)),-DSTRESS_MYSQL) $(if $(strip $(POSTGRESQL_LIBS)),-DSTRESS_POSTGRESQL) \
+	  $(if $(strip $(REDIS_LIBS)),-DSTRESS_REDIS) \
 	  $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $< $(LIBRARY) $(CLIENT_LIBS) -lm
 
 # --------------------------------------------------------------------- soak
@@ -492,7 +539,7 @@ ifdef MYSQL_DSN
 	@$(MAKE) --no-print-directory suite
 else
 	@spec/support/deps.sh servers
-	@HIERLOCK_REQUIRE="mysql mariadb postgresql nginx" $(MAKE) --no-print-directory suite
+	@HIERLOCK_REQUIRE="mysql mariadb postgresql redis nginx" $(MAKE) --no-print-directory suite
 endif
 
 # The core's own tests, and the specs on each Lua, side by side.
@@ -508,7 +555,7 @@ test-packaging:
 	@spec/support/deps.sh test
 	@spec/support/deps.sh servers
 	@spec/support/deps.sh packaging
-	@HIERLOCK_REQUIRE="mysql mariadb postgresql" $(MAKE) --no-print-directory suite SPECS=spec/packaging_spec.lua CORE_TESTS= LIMIT=1200
+	@HIERLOCK_REQUIRE="mysql mariadb postgresql redis" $(MAKE) --no-print-directory suite SPECS=spec/packaging_spec.lua CORE_TESTS= LIMIT=1200
 
 # README.md's two commands on a fresh Debian 12, with nothing but make: what they need they must get. It
 # takes what is committed.
@@ -520,7 +567,7 @@ test-bare:
 # in that root: MariaDB is the newer one.
 test-libmysqlclient:
 	@spec/support/deps.sh libmysqlclient
-	@HIERLOCK_REQUIRE="mysql mariadb postgresql" spec/support/root.sh run libmysqlclient sid \
+	@HIERLOCK_REQUIRE="mysql mariadb postgresql redis" spec/support/root.sh run libmysqlclient sid \
 	  $(MAKE) --no-print-directory suite-libmysqlclient LUA=lua5.4 LUAS=lua5.4 VARIANT=libmysqlclient
 
 # Inside. Nothing else is to be tested by mistake.
@@ -543,9 +590,10 @@ lint:
 	$(MAKE) --no-print-directory -s -j $$(nproc) all VARIANT=lint CC=clang CFLAGS='-O1 -Werror -Wthread-safety -Wthread-safety-beta'
 	$(MAKE) --no-print-directory -s -j $$(nproc) all VARIANT=lint-gcc CC=gcc CFLAGS='-O2 -Werror'
 	@echo clang-tidy
-	@printf '%s\n' $(CORE) $(BINDING) $(MYSQL) $(MYSQL_BINDING) $(POSTGRESQL) $(POSTGRESQL_BINDING) | xargs -P $$(nproc) -n 4 bash -o pipefail -c ' \
+	@printf '%s\n' $(CORE) $(BINDING) $(MYSQL) $(MYSQL_BINDING) $(POSTGRESQL) $(POSTGRESQL_BINDING) $(REDIS) $(REDIS_BINDING) | xargs -P $$(nproc) -n 4 bash -o pipefail -c ' \
 	  clang-tidy --quiet --warnings-as-errors="*" "$$@" -- \
-	    $(HL_CFLAGS) $(LUA_CFLAGS) $(MYSQL_CFLAGS) $(POSTGRESQL_CFLAGS) -Icsrc/lua -Icsrc/stores/mysql -Icsrc/stores/postgresql 2>&1 | { grep -v "warnings generated" || true; }' bash
+	    $(HL_CFLAGS) $(LUA_CFLAGS) $(MYSQL_CFLAGS) $(POSTGRESQL_CFLAGS) $(REDIS_CFLAGS) -Icsrc/lua -Icsrc/stores/mysql -Icsrc/stores/postgresql -Icsrc/stores/redis \
+	    -I$(BUILD)-lint/redis 2>&1 | { grep -v "warnings generated" || true; }' bash
 
 # What the locks promise, proved on models of the code by spin; and that each model fails when a bug is planted
 # in it. MODEL=queue: that one; LANES: how many runs at a time, each of at most 1.8 GB.
@@ -564,7 +612,7 @@ asan:
 	@spec/support/deps.sh build $(LUA)
 	@spec/support/deps.sh test
 	@spec/support/deps.sh servers
-	@HIERLOCK_REQUIRE="mysql mariadb postgresql" \
+	@HIERLOCK_REQUIRE="mysql mariadb postgresql redis" \
 	  $(MAKE) --no-print-directory suite LUAS=$(LUA) LIMIT=900 VARIANT=asan CFLAGS='$(ASAN_CFLAGS)' \
 	    SANITIZER_ENV='$(ASAN_ENV)'
 
@@ -586,7 +634,7 @@ docs:
 TSAN_OWN := ThreadSanitizer failed to allocate
 TSAN_CFLAGS := -O1 -g -fsanitize=thread
 TSAN_SPECS := stores fork extend manager pending crowd loop mysql mysql_connect mysql_pool mysql_trouble waiting_trouble \
-              postgresql scenarios with
+              postgresql redis scenarios with
 tsan:
 	@spec/support/deps.sh build $(LUA)
 	@spec/support/deps.sh test
@@ -595,7 +643,7 @@ tsan:
 	export TSAN_LUA=$(LUA) TSAN_LIBRARY="$(shell $(CC) -print-file-name=libtsan.so)" && \
 	export TSAN_OPTIONS="die_after_fork=0 second_deadlock_stack=1 log_path=$$directory/reports/report \
 	  suppressions=$(CURDIR)/spec/support/tsan.supp" && \
-	HIERLOCK_REQUIRE="mysql mariadb postgresql" TOOL_ENDS=1 \
+	HIERLOCK_REQUIRE="mysql mariadb postgresql redis" TOOL_ENDS=1 \
 	  $(MAKE) --no-print-directory suite LUAS=$(LUA) LIMIT=900 VARIANT=tsan CFLAGS='$(TSAN_CFLAGS)' \
 	    WRAPPER='setarch -R' LUA_BINARY="$(CURDIR)/spec/support/tsan-lua" \
 	    BUSTED_FLAGS="--filter-out='costs at most two connections, and 4 KiB' --filter-out='own cancelled wait does not concern'" \
@@ -607,13 +655,13 @@ tsan:
 # on time, of which it needs twenty times as much: stores, extend, scenarios,
 # mysql_trouble ..., one of mysql, and of the core test_threads; test_memory, as it
 # brings an allocator; test_leases, as it traces processes; and LuaJIT, whose code it does not see through.
-VALGRIND_SPECS := dsn plan error misuse with manager embedded mysql mysql_connect postgresql
+VALGRIND_SPECS := dsn plan error misuse with manager embedded mysql mysql_connect postgresql redis
 valgrind:
 	@spec/support/deps.sh build $(LUA)
 	@spec/support/deps.sh test
 	@spec/support/deps.sh valgrind
 	@spec/support/deps.sh servers
-	@HIERLOCK_REQUIRE="mysql mariadb postgresql" \
+	@HIERLOCK_REQUIRE="mysql mariadb postgresql redis" \
 	  $(MAKE) --no-print-directory suite LUAS=$(LUA) WRAPPER=spec/support/valgrind.sh \
 	    BUSTED_FLAGS="--filter-out='timeouts that change from call to call'" \
 	    SPECS='$(VALGRIND_SPECS:%=spec/%_spec.lua)' LIMIT=1800 \
@@ -622,12 +670,12 @@ valgrind:
 # A whole collection wherever Lua may collect, inside of the binding too, and
 # AddressSanitizer to see what is used afterwards. Specs that do much in Lua itself
 # would need hours; these come to every function of the binding.
-COLLECTOR_SPECS := error with manager embedded extend mysql mysql_pool postgresql
+COLLECTOR_SPECS := error with manager embedded extend mysql mysql_pool postgresql redis
 collector:
 	@spec/support/deps.sh build $(LUA)
 	@spec/support/deps.sh test
 	@spec/support/deps.sh servers
-	@HIERLOCK_REQUIRE="mysql mariadb postgresql" \
+	@HIERLOCK_REQUIRE="mysql mariadb postgresql redis" \
 	  $(MAKE) --no-print-directory suite LUAS=$(LUA) CORE_TESTS= LIMIT=900 VARIANT=asan CFLAGS='$(ASAN_CFLAGS)' SANITIZER_ENV='$(ASAN_ENV)' \
 	    BUSTED_FLAGS=--helper=spec/support/collector.lua SPECS='$(COLLECTOR_SPECS:%=spec/%_spec.lua)'
 

@@ -4,8 +4,8 @@
 --     luarocks --lua-version=5.1 make rockspec/hierlock-0.1.0-1.rockspec \
 --       LUA=/usr/bin/luajit LUA_INCDIR=/usr/include/luajit-2.1
 --
--- The client libraries of the MySQL and PostgreSQL stores are found by themselves (client.sh in csrc/stores/*), or where
--- MYSQL_INCDIR=... MYSQL_LIBDIR=... POSTGRESQL_INCDIR=... POSTGRESQL_LIBDIR=... say. Without one, everything but that store is built: the
+-- The client libraries of the MySQL, PostgreSQL and Redis stores are found by themselves (client.sh in csrc/stores/*), or
+-- where MYSQL_INCDIR=... MYSQL_LIBDIR=... POSTGRESQL_INCDIR=... POSTGRESQL_LIBDIR=... REDIS_INCDIR=... REDIS_LIBDIR=... say. Without one, everything but that store is built: the
 -- build says so.
 rockspec_format = "3.0"
 package = "hierlock"
@@ -42,6 +42,8 @@ build = {
     MYSQL_LIBDIR = "$(MYSQL_LIBDIR)",
     POSTGRESQL_INCDIR = "$(POSTGRESQL_INCDIR)",
     POSTGRESQL_LIBDIR = "$(POSTGRESQL_LIBDIR)",
+    REDIS_INCDIR = "$(REDIS_INCDIR)",
+    REDIS_LIBDIR = "$(REDIS_LIBDIR)",
     VARIANT = "luarocks",
   },
   install_target = "install-lua",

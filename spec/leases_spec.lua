@@ -9,7 +9,7 @@ local support = require "spec.support"
 local U1, A1, R1, R2 = { "u1" }, { "u1", "a1" }, { "u1", "a1", "r1" }, { "u1", "a1", "r2" }
 
 -- By the name of the store. The others refuse a ttl.
-local LEASES = { embedded = true, mysql = true, mariadb = true, postgresql = true }
+local LEASES = { embedded = true, mysql = true, mariadb = true, postgresql = true, redis = true }
 
 local SHORT = 0.15 -- a ttl that is waited for
 local LONG = 60 -- one that is not
@@ -132,8 +132,26 @@ describe("a lease", function()
         assert_code("released", handle:refresh())
         assert_free(R1)
       end
-      assert.equal("session", assert(manager:acquire(R1)).kind)
+      assert.equal(store.leases_only and "lease" or "session", assert(manager:acquire(R1)).kind)
     end)
+
+    if store.leases_only then
+      it("of hold_timeout, which is refreshed, is what one gets without a ttl", function()
+        local brief = open { hold_timeout = 1 }
+        local handle = assert(brief:acquire(R1, { owner = "alice" }))
+        assert.is_true(handle:remaining() <= 1)
+        assert.equal("alice", other:leases()[1].owner)
+        local end_ = support.now() + 2.5
+        while support.now() < end_ do
+          assert.is_true(handle:is_held())
+          support.sleep(0.02)
+        end
+        assert_code("unsupported", handle:extend(R2))
+        assert_code("unsupported", handle:to_lease { ttl = 1 })
+        brief:close()
+        support.wait_until(function() return #other:leases() == 0 end)
+      end)
+    end
 
     it("pins no connection, however many there are", function()
       local small = open { pool_size = 1 }
@@ -274,6 +292,7 @@ describe("a lease", function()
       assert.is_false((pcall(manager.import, manager, 17)))
       assert_code("unsupported", handle:extend(R2))
       assert_code("unsupported", handle:to_lease { ttl = 1 })
+      if store.leases_only then return end
       local session = assert(manager:acquire(R2))
       assert_code("unsupported", session:refresh())
       assert_code("unsupported", session:export())
@@ -674,7 +693,7 @@ describe("a lease", function()
 
     -- --------------------------------------------------------------- to_lease
 
-    it("is what a session lock becomes, with no moment in between", function()
+    if not store.leases_only then it("is what a session lock becomes, with no moment in between", function()
       local session = assert(manager:acquire(R1, { label = "before" }))
       local token = session.token
       local peer = waiter(R1, { timeout = 10 })
@@ -691,9 +710,9 @@ describe("a lease", function()
       assert(session:release(CONFIRM))
       granted_promptly(peer)
       assert_code("released", session:to_lease { ttl = 1 })
-    end)
+    end) end
 
-    it("is what all becomes that a session lock was extended by", function()
+    if not store.leases_only then it("is what all becomes that a session lock was extended by", function()
       local session = assert(manager:acquire(R1))
       assert(session:extend { "u1", "a2" })
       assert(session:to_lease { ttl = LONG })
@@ -704,7 +723,7 @@ describe("a lease", function()
       assert.equal(token, session.token)
       assert(session:release(CONFIRM))
       assert_free(U1)
-    end)
+    end) end
 
     -- ------------------------------------------------------- lists, revocation
 
@@ -786,7 +805,7 @@ describe("a lease", function()
         local two = assert(yielding:import(text))
         local inner = coroutine.wrap(function()
           local three = assert(yielding:acquire(R2))
-          assert(three:to_lease { ttl = LONG })
+          if not store.leases_only then assert(three:to_lease { ttl = LONG }) end
           assert(three:release { confirm = true })
           return "inner"
         end)
@@ -824,7 +843,7 @@ describe("a lease", function()
         assert.equal(0, #manager:leases())
       end)
     end
-  end)
+  end, true)
 
   it("is not to be had of a store that grants everything, which says so", function()
     local manager = assert(hierlock.open "null:")

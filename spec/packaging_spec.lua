@@ -91,7 +91,7 @@ local function expected(version)
   local list = {
     "bin/hierlock", "include/hierlock.h", "lib/libhierlock.a", "lib/pkgconfig/hierlock.pc",
     "lib/lua/" .. version .. "/hierlock/core.so", "lib/lua/" .. version .. "/hierlock/store/mysql.so",
-    "lib/lua/" .. version .. "/hierlock/store/postgresql.so",
+    "lib/lua/" .. version .. "/hierlock/store/postgresql.so", "lib/lua/" .. version .. "/hierlock/store/redis.so",
     "share/hierlock/sql/leases.sql", "share/hierlock/sql/postgresql.sql", "share/hierlock/sql/provision.sql", "share/hierlock/sql/schema.sql",
   }
   for _, name in ipairs(lua_files()) do list[#list + 1] = "share/lua/" .. version .. "/" .. name end
@@ -339,7 +339,7 @@ describe("luarocks make", function()
            source, config, lua.version, tree)
 
       local list = {}
-      for _, name in ipairs { "core", "store/mysql", "store/postgresql" } do
+      for _, name in ipairs { "core", "store/mysql", "store/postgresql", "store/redis" } do
         list[#list + 1] = ("lib/lua/%s/hierlock/%s.so"):format(lua.version, name)
       end
       for _, name in ipairs(lua_files()) do list[#list + 1] = "share/lua/" .. lua.version .. "/" .. name end

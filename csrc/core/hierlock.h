@@ -223,6 +223,8 @@ struct hl_store_ops; /* store.h: for those who bring a store of their own */
 extern const struct hl_store_ops hl_store_mysql;
 /* PostgreSQL; likewise, with libpq. */
 extern const struct hl_store_ops hl_store_postgresql;
+/* Redis and Valkey; likewise, with hiredis. */
+extern const struct hl_store_ops hl_store_redis;
 
 /* hl_config and hl_options begin with their size as the program was compiled with it, and
    later versions only add fields at the end: a program that knows fewer gets their

@@ -133,6 +133,7 @@ static const char *store_needs(const char *name) {
   if (strcmp(name, "mysql") == 0)
     return "libmysqlclient or MariaDB Connector/C";
   if (strcmp(name, "postgresql") == 0) return "libpq";
+  if (strcmp(name, "redis") == 0) return "hiredis";
   return "its client library";
 }
 

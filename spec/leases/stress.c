@@ -69,6 +69,9 @@ static const struct hl_store_ops *const stores[] = {
 #ifdef STRESS_POSTGRESQL
     &hl_store_postgresql,
 #endif
+#ifdef STRESS_REDIS
+    &hl_store_redis,
+#endif
     NULL};
 static int self; /* which process */
 static uint64_t random_state;
@@ -253,7 +256,7 @@ static void use(hl_manager *manager, hl_lock *lock, note *it, int64_t ttl) {
                  any(2000));
       break;
     case 3:
-      if (!lease) {
+      if (!lease && hl_lock_kind(lock) == HL_SESSION) {
         hl_options options = HL_OPTIONS_INIT;
         char owner[32];
         owner_name(owner, it->holder);
@@ -348,6 +351,7 @@ static void process(int which, uint64_t seed) {
   random_state = seed * 2654435761u + (uint64_t)getpid() * 40503u + 1;
   config.dsn = dsn;
   config.stores = stores;
+  config.hold_timeout = 1000; /* where a session is a lease, it is not in the way for long */
   if (hl_manager_open(&config, &manager, NULL)) _exit(3);
   while (!atomic_load(&shared->stop) && atomic_load(&shared->used[self]) < NOTES &&
          atomic_load(&shared->holders) < HOLDERS - PROCESSES_MAX)

@@ -349,6 +349,35 @@ local function postgresql_store(...)
   return store
 end
 
+-- Redis or Valkey: it has only leases.
+local function redis_store(name, dsn, root_dsn, control)
+  local store = server_store(name, dsn, root_dsn, control)
+  store.leases_only, store.unbucketed = true, true
+  store.host, store.port = dsn:match "@([^:/]+):(%d+)"
+  function store.sql() error "Redis has no SQL" end
+  function store.root() end
+  --- What redis-cli prints, as the administrator.
+  function store.cli(...)
+    local words = {}
+    for i, word in ipairs { ... } do words[i] = "'" .. tostring(word):gsub("'", "'\\''") .. "'" end
+    local pipe = io.popen(("unset LD_PRELOAD; REDISCLI_AUTH=rootpassword redis-cli -h %s -p %s %s 2>&1"):format(
+      store.host, store.port, table.concat(words, " ")))
+    local text = pipe:read "*a"
+    pipe:close()
+    return (text:gsub("\n$", ""))
+  end
+  function store.waiting(target)
+    local n, observer = 0, support.open(store)
+    for _, holder in ipairs(assert(observer:holders(target))) do
+      if holder.waiting then n = n + 1 end
+    end
+    observer:close()
+    return n
+  end
+  function store.prepare() end
+  return store
+end
+
 local function embedded_store()
   local directory = assert(os.getenv("HIERLOCK_SPEC_DIRECTORY"), "run the specs by `make spec`")
   local store = {
@@ -381,7 +410,7 @@ local function started_store(name, make)
   return dsn and make(name, dsn, os.getenv(prefix .. "_ROOT_DSN"), os.getenv(prefix .. "_CONTROL")) or missing_store(name)
 end
 
---- Every store, embedded, mysql, mariadb and postgresql; those that cannot be had have a
+--- Every store, embedded, mysql, mariadb, postgresql and redis; those that cannot be had have a
 -- reason in `missing`.
 support.stores = { embedded_store() }
 if os.getenv("MYSQL_DSN") then
@@ -403,6 +432,11 @@ else
 end
 if not os.getenv("MYSQL_DSN") or os.getenv("HIERLOCK_POSTGRESQL_DSN") then
   support.stores[#support.stores + 1] = started_store("postgresql", postgresql_store)
+end
+
+if not os.getenv("MYSQL_DSN") or os.getenv("HIERLOCK_REDIS_DSN") then
+  support.stores[#support.stores + 1] = started_store("redis", redis_store)
+  support.stores[#support.stores].leases_only = true
 end
 
 -- busted gives describe, it ... to spec files only, as their environment.
@@ -434,18 +468,29 @@ local function each(stores, fn)
 end
 
 --- Calls fn(store) within a `describe` for every store; the embedded one last, as it keeps
--- many descriptors open, and LuaSocket's select takes none above 1,023.
-function support.each_store(fn)
+-- many descriptors open, and LuaSocket's select takes none above 1,023. Those that have only leases are left out, unless
+-- `leases` is true.
+function support.each_store(fn, leases)
   local stores = {}
-  for i = 2, #support.stores do stores[i - 1] = support.stores[i] end
+  for i = 2, #support.stores do
+    local store = support.stores[i]
+    if leases or not store.leases_only then stores[#stores + 1] = store end
+  end
   stores[#stores + 1] = support.stores[1]
   each(stores, fn)
+end
+
+--- For Redis only.
+function support.on_redis(fn)
+  for _, store in ipairs(support.stores) do
+    if store.name == "redis" then each({ store }, fn) end
+  end
 end
 
 local function servers_of(wanted)
   local servers = {}
   for _, store in ipairs(support.stores) do
-    if (store.server or store.missing) and wanted(store.name) then servers[#servers + 1] = store end
+    if (store.server or store.missing) and not store.leases_only and wanted(store.name) then servers[#servers + 1] = store end
   end
   return servers
 end

@@ -52,6 +52,23 @@ local function note_messages(buffer, found)
   return buffer
 end
 
+-- The same of Redis': arrays of strings. Its name is a command's first word, in small letters.
+local function note_arrays(buffer, found)
+  while true do
+    local n, at = buffer:match "^%*(%d+)\r\n()"
+    if not n then return buffer end
+    local words = {}
+    for i = 1, tonumber(n) do
+      local size, from = buffer:match("^%$(%d+)\r\n()", at)
+      if not size or #buffer < from + size + 1 then return buffer end
+      words[i] = buffer:sub(from, from + size - 1)
+      at = from + size + 2
+    end
+    found(words[1]:lower(), table.concat(words, " ", 2))
+    buffer = buffer:sub(at)
+  end
+end
+
 --- Opens a proxy before the server of a store.
 -- rewrite(data, first): what the client is told instead of the server's data;
 -- first: it is the greeting. tls: the DSN's parameter (tls, sslmode), "off" unless said;
@@ -72,9 +89,10 @@ function proxy.open(store, rewrite, tls, own_port)
   local server = uv.new_tcp()
   local port = tonumber(store.dsn:match(":(%d+)[/)]"))
   assert(server:bind("127.0.0.1", own_port or 0))
-  self.dsn = store.dsn:gsub(":" .. port, ":" .. server:getsockname().port, 1) ..
-    (store.table and "&tls=" .. (tls or "off") or "?sslmode=" .. (tls or "disable"))
-  local note = store.table and note_commands or note_messages
+  self.dsn = store.dsn:gsub(":" .. port, ":" .. server:getsockname().port, 1)
+  local redis = store.name == "redis"
+  if not redis then self.dsn = self.dsn .. (store.table and "&tls=" .. (tls or "off") or "?sslmode=" .. (tls or "disable")) end
+  local note = redis and note_arrays or store.table and note_commands or note_messages
 
   local function accept()
     local n = #self.connections + 1

@@ -145,6 +145,13 @@ function verify.run(arguments)
     well, err = leases.verify(wanted)
     if well == nil then return nil, err end
     return well and 0 or INCOMPLETE
+  elseif wanted.store == "redis" then
+    local manager
+    manager, err = hierlock.open(server.with_password(wanted), { levels = wanted.levels, application = "hierlock verify" })
+    if not manager then return nil, err end
+    manager:close()
+    print(("redis: locks in %s exclude; it needs no provisioning"):format(wanted.where))
+    return 0
   elseif wanted.store ~= "mysql" then
     print(wanted.store .. ": needs no provisioning")
     return 0
