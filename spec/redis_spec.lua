@@ -189,6 +189,17 @@ describe("redis", function()
       assert(assert(manager:acquire(U1, { timeout = 0 })):release())
     end)
 
+    it("keeps a lease for all of its time, to the microsecond", function()
+      local manager = assert(open())
+      for _ = 1, 10 do
+        local handle = assert(manager:acquire(U1, { ttl = 1 }))
+        local granted = tonumber(handle.token:sub(1, 14), 16) -- a token is the server's time, where that is the greater one
+        local till = tonumber(cli("--raw", "ZSCORE", keys("hierlock:{*}:0:*")[1], "__write__"))
+        assert.is_true(till * 1000 >= granted + 1000000, ("%.0f us"):format(till * 1000 - granted))
+        assert(handle:release { confirm = true })
+      end
+    end)
+
     it("keeps nothing of what was released, and of nobody who waited", function()
       local manager, other = assert(open()), assert(open())
       local handle = assert(manager:acquire(R1))

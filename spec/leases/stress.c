@@ -326,9 +326,10 @@ static void turn(hl_manager *manager) {
     options.ttl = (int64_t)(4 + any(50));
     options.auto_release = any(8) != 0;
     options.auto_refresh = any(4) == 0;
-    owner_name(owner, holder);
-    options.owner = owner;
   }
+  /* Where there are only leases, a session is one, and may be revoked. */
+  owner_name(owner, holder);
+  options.owner = owner;
   hl_error error;
   int status = hl_acquire(manager, plan, &options, &lock, &error);
   hl_plan_free(plan);

@@ -83,7 +83,8 @@ static int start_read(hl__redis_session *session, const char *text,
   int64_t up = strtoll(info(text, "uptime_in_seconds", found), NULL, 10);
   int status = hl__redis_command(session, deadline, 1, words, &reply, error);
   if (status) return status;
-  session->start = (hl__redis_reply_number(reply, 0) - up) * 1000;
+  /* Both are cut to whole seconds: not too early. */
+  session->start = (hl__redis_reply_number(reply, 0) - up + 1) * 1000;
   freeReplyObject(reply);
   if (!info_is(text, "master_replid2", never)) session->start = 0;
   return HL_OK;

@@ -20,6 +20,7 @@ local P = ARGV[1]
 local GRACE = 3600000
 local WAITER_MS = 3000
 
+-- Whole ms, of one that has begun: so what lasts ttl ends ttl + 1 after it, and never too early.
 local function clock()
   local time = redis.call('TIME')
   return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000),

@@ -35,7 +35,7 @@ for _, member in ipairs(order) do
   local found = redis.call('HMGET', key(home, 'l', id), 'ends', 'owner', 'revoked')
   local ends = tonumber(found[1] or 0)
   if ends > now and not found[3] and (owner == '' or owner == found[2]) and (wanted == '' or wanted == id) then
-    result[#result + 1] = describe('l', member, ends - now)
+    result[#result + 1] = describe('l', member, ends - now - 1)
     if revokes == '1' then
       free(home, id)
       redis.call('HSET', key(home, 'l', id), 'revoked', '1', 'by', by, 'reason', reason)

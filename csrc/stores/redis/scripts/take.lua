@@ -22,12 +22,12 @@ if known[1] ~= run then
   local last = math.max(longest, tonumber(known[3] or 0))
   local till = 0
   if known[1] then
-    if not durable then till = (start or now) + last end
+    if not durable then till = (start or now) + last + 1 end
   else
     local stats = redis.pcall('INFO', 'commandstats')
     local emptied = type(stats) == 'string' and
       (string.find(stats, 'cmdstat_flushall:', 1, true) or string.find(stats, 'cmdstat_flushdb:', 1, true))
-    till = ((seen or emptied) and now or start or now) + last
+    till = ((seen or emptied) and now or start or now) + last + 1
     if till <= now then last = 0 end
   end
   if longest == 0 then till = 0 end -- the program wants to know nothing of it
@@ -99,7 +99,7 @@ if ticket then
   redis.call('DEL', waiter)
 end
 local token = number()
-set_end(root, id, rows, now + ttl)
+set_end(root, id, rows, now + ttl + 1)
 redis.call('HSET', key(root, 'l', id), 'holder', holder, 'secret', redis.sha1hex(secret), 'turn', '1', 'token', text(token),
   'rows', rows, 'owner', owner, 'path', path, 'label', label, 'application', application, 'host', host, 'pid', pid,
   'mode', mode, 'since', text(now))
