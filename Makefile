@@ -50,7 +50,8 @@ endif
 
 # The stores that need but one library, as csrc/stores/client.sh finds it: NAME_LIBS and NAME_CFLAGS are empty when there is
 # none. NAME_LIBS= builds without that store. NAME_INCDIR, NAME_LIBDIR: where header and library are.
-OWN_STORES := SQLITE MEMCACHED
+OWN_STORES := REDIS SQLITE MEMCACHED
+REDIS_PACKAGE := libhiredis-dev
 SQLITE_PACKAGE := libsqlite3-dev
 MEMCACHED_PACKAGE := libmemcached-dev
 lower = $(shell echo $(1) | tr A-Z a-z)
@@ -191,6 +192,18 @@ $(BUILD)/obj/stores/postgresql/%.o: HL_CFLAGS += $(POSTGRESQL_CFLAGS)
 $(call objects,$(POSTGRESQL_BINDING)): HL_CFLAGS += $(POSTGRESQL_CFLAGS) -Icsrc/lua -Icsrc/stores/postgresql
 $(call objects,$(MYSQL_BINDING)): HL_CFLAGS += $(MYSQL_CFLAGS) -Icsrc/lua -Icsrc/stores/mysql
 $(call objects,$(OWN_BINDINGS)): HL_CFLAGS += -Icsrc/lua
+
+$(BUILD)/obj/stores/redis/%.o: HL_CFLAGS += -I$(BUILD)/redis
+$(BUILD)/obj/stores/redis/script.o: $(BUILD)/redis/scripts.h
+
+# The scripts as strings of C, without their comments and indents: scripts/take.lua is hl__redis_lua_take.
+$(BUILD)/redis/scripts.h: $(wildcard csrc/stores/redis/scripts/*.lua)
+	@mkdir -p $(@D)
+	@for script in $^; do \
+	  echo "static const char hl__redis_lua_$$(basename "$$script" .lua)[] ="; \
+	  sed 's/^ *//; /^--/d; /^$$/d; s/\\/\\\\/g; s/"/\\"/g; s/.*/  "&\\n"/' "$$script"; \
+	  echo '  "";'; \
+	done >$@
 
 $(BUILD)/obj/%.o: csrc/%.c
 	@mkdir -p $(@D)
@@ -542,7 +555,7 @@ ifdef MYSQL_DSN
 	@$(MAKE) --no-print-directory suite
 else
 	@spec/support/deps.sh servers
-	@HIERLOCK_REQUIRE="mysql mariadb postgresql memcached nginx" $(MAKE) --no-print-directory suite
+	@HIERLOCK_REQUIRE="mysql mariadb postgresql redis memcached nginx" $(MAKE) --no-print-directory suite
 endif
 
 # The core's own tests, and the specs on each Lua, side by side.
@@ -558,7 +571,7 @@ test-packaging:
 	@spec/support/deps.sh test
 	@spec/support/deps.sh servers
 	@spec/support/deps.sh packaging
-	@HIERLOCK_REQUIRE="mysql mariadb postgresql" $(MAKE) --no-print-directory suite SPECS=spec/packaging_spec.lua CORE_TESTS= LIMIT=1200
+	@HIERLOCK_REQUIRE="mysql mariadb postgresql redis" $(MAKE) --no-print-directory suite SPECS=spec/packaging_spec.lua CORE_TESTS= LIMIT=1200
 
 # README.md's two commands on a fresh Debian 12, with nothing but make: what they need they must get. It
 # takes what is committed.
@@ -570,7 +583,7 @@ test-bare:
 # in that root: MariaDB is the newer one.
 test-libmysqlclient:
 	@spec/support/deps.sh libmysqlclient
-	@HIERLOCK_REQUIRE="mysql mariadb postgresql" spec/support/root.sh run libmysqlclient sid \
+	@HIERLOCK_REQUIRE="mysql mariadb postgresql redis" spec/support/root.sh run libmysqlclient sid \
 	  $(MAKE) --no-print-directory suite-libmysqlclient LUA=lua5.4 LUAS=lua5.4 VARIANT=libmysqlclient
 
 # Inside. Nothing else is to be tested by mistake.
@@ -596,7 +609,8 @@ lint:
 	@printf '%s\n' $(CORE) $(BINDING) $(MYSQL) $(MYSQL_BINDING) $(POSTGRESQL) $(POSTGRESQL_BINDING) \
 	  $(foreach store,$(BUILT_STORES),$($(store)) $($(store)_BINDING)) | xargs -P $$(nproc) -n 4 bash -o pipefail -c ' \
 	  clang-tidy --quiet --warnings-as-errors="*" "$$@" -- \
-	    $(HL_CFLAGS) $(LUA_CFLAGS) $(MYSQL_CFLAGS) $(POSTGRESQL_CFLAGS) $(foreach store,$(BUILT_STORES),$($(store)_CFLAGS)) -Icsrc/lua -Icsrc/stores/mysql -Icsrc/stores/postgresql 2>&1 | { grep -v "warnings generated" || true; }' bash
+	    $(HL_CFLAGS) $(LUA_CFLAGS) $(MYSQL_CFLAGS) $(POSTGRESQL_CFLAGS) $(foreach store,$(BUILT_STORES),$($(store)_CFLAGS)) -Icsrc/lua -Icsrc/stores/mysql -Icsrc/stores/postgresql \
+	    -I$(BUILD)-lint/redis 2>&1 | { grep -v "warnings generated" || true; }' bash
 
 # What the locks promise, proved on models of the code by spin; and that each model fails when a bug is planted
 # in it. MODEL=queue: that one; LANES: how many runs at a time, each of at most 1.8 GB.
@@ -615,7 +629,7 @@ asan:
 	@spec/support/deps.sh build $(LUA)
 	@spec/support/deps.sh test
 	@spec/support/deps.sh servers
-	@HIERLOCK_REQUIRE="mysql mariadb postgresql" \
+	@HIERLOCK_REQUIRE="mysql mariadb postgresql redis" \
 	  $(MAKE) --no-print-directory suite LUAS=$(LUA) LIMIT=900 VARIANT=asan CFLAGS='$(ASAN_CFLAGS)' \
 	    SANITIZER_ENV='$(ASAN_ENV)'
 
@@ -637,7 +651,7 @@ docs:
 TSAN_OWN := ThreadSanitizer failed to allocate
 TSAN_CFLAGS := -O1 -g -fsanitize=thread
 TSAN_SPECS := stores fork extend manager pending crowd loop mysql mysql_connect mysql_pool mysql_trouble waiting_trouble \
-              postgresql scenarios with
+              postgresql redis scenarios with
 tsan:
 	@spec/support/deps.sh build $(LUA)
 	@spec/support/deps.sh test
@@ -646,7 +660,7 @@ tsan:
 	export TSAN_LUA=$(LUA) TSAN_LIBRARY="$(shell $(CC) -print-file-name=libtsan.so)" && \
 	export TSAN_OPTIONS="die_after_fork=0 second_deadlock_stack=1 log_path=$$directory/reports/report \
 	  suppressions=$(CURDIR)/spec/support/tsan.supp" && \
-	HIERLOCK_REQUIRE="mysql mariadb postgresql" TOOL_ENDS=1 \
+	HIERLOCK_REQUIRE="mysql mariadb postgresql redis" TOOL_ENDS=1 \
 	  $(MAKE) --no-print-directory suite LUAS=$(LUA) LIMIT=900 VARIANT=tsan CFLAGS='$(TSAN_CFLAGS)' \
 	    WRAPPER='setarch -R' LUA_BINARY="$(CURDIR)/spec/support/tsan-lua" \
 	    BUSTED_FLAGS="--filter-out='costs at most two connections, and 4 KiB' --filter-out='own cancelled wait does not concern'" \
@@ -658,13 +672,13 @@ tsan:
 # on time, of which it needs twenty times as much: stores, extend, scenarios,
 # mysql_trouble ..., one of mysql, and of the core test_threads; test_memory, as it
 # brings an allocator; test_leases, as it traces processes; and LuaJIT, whose code it does not see through.
-VALGRIND_SPECS := dsn plan error misuse with manager embedded mysql mysql_connect postgresql
+VALGRIND_SPECS := dsn plan error misuse with manager embedded mysql mysql_connect postgresql redis
 valgrind:
 	@spec/support/deps.sh build $(LUA)
 	@spec/support/deps.sh test
 	@spec/support/deps.sh valgrind
 	@spec/support/deps.sh servers
-	@HIERLOCK_REQUIRE="mysql mariadb postgresql" \
+	@HIERLOCK_REQUIRE="mysql mariadb postgresql redis" \
 	  $(MAKE) --no-print-directory suite LUAS=$(LUA) WRAPPER=spec/support/valgrind.sh \
 	    BUSTED_FLAGS="--filter-out='timeouts that change from call to call'" \
 	    SPECS='$(VALGRIND_SPECS:%=spec/%_spec.lua)' LIMIT=1800 \
@@ -673,12 +687,12 @@ valgrind:
 # A whole collection wherever Lua may collect, inside of the binding too, and
 # AddressSanitizer to see what is used afterwards. Specs that do much in Lua itself
 # would need hours; these come to every function of the binding.
-COLLECTOR_SPECS := error with manager embedded extend mysql mysql_pool postgresql
+COLLECTOR_SPECS := error with manager embedded extend mysql mysql_pool postgresql redis
 collector:
 	@spec/support/deps.sh build $(LUA)
 	@spec/support/deps.sh test
 	@spec/support/deps.sh servers
-	@HIERLOCK_REQUIRE="mysql mariadb postgresql" \
+	@HIERLOCK_REQUIRE="mysql mariadb postgresql redis" \
 	  $(MAKE) --no-print-directory suite LUAS=$(LUA) CORE_TESTS= LIMIT=900 VARIANT=asan CFLAGS='$(ASAN_CFLAGS)' SANITIZER_ENV='$(ASAN_ENV)' \
 	    BUSTED_FLAGS=--helper=spec/support/collector.lua SPECS='$(COLLECTOR_SPECS:%=spec/%_spec.lua)'
 

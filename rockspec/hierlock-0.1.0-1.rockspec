@@ -5,7 +5,7 @@
 --       LUA=/usr/bin/luajit LUA_INCDIR=/usr/include/luajit-2.1
 --
 -- The client libraries of the stores are found by themselves (client.sh in csrc/stores and below it), or where MYSQL_INCDIR=...
--- MYSQL_LIBDIR=... and the same of POSTGRESQL, SQLITE and MEMCACHED say. Without one, everything but that store is built: the
+-- MYSQL_LIBDIR=... and the same of POSTGRESQL, REDIS, SQLITE and MEMCACHED say. Without one, everything but that store is built: the
 -- build says so.
 rockspec_format = "3.0"
 package = "hierlock"
@@ -42,6 +42,8 @@ build = {
     MYSQL_LIBDIR = "$(MYSQL_LIBDIR)",
     POSTGRESQL_INCDIR = "$(POSTGRESQL_INCDIR)",
     POSTGRESQL_LIBDIR = "$(POSTGRESQL_LIBDIR)",
+    REDIS_INCDIR = "$(REDIS_INCDIR)",
+    REDIS_LIBDIR = "$(REDIS_LIBDIR)",
     SQLITE_INCDIR = "$(SQLITE_INCDIR)",
     SQLITE_LIBDIR = "$(SQLITE_LIBDIR)",
     MEMCACHED_INCDIR = "$(MEMCACHED_INCDIR)",

@@ -113,5 +113,5 @@ describe("compatibility", function()
       handle:release { confirm = true }
       assert.equal("exclusive", assert(manager:acquire(resource111)).mode)
     end)
-  end)
+  end, true)
 end)

@@ -9,7 +9,7 @@ local support = require "spec.support"
 local U1, A1, R1, R2 = { "u1" }, { "u1", "a1" }, { "u1", "a1", "r1" }, { "u1", "a1", "r2" }
 
 -- By the name of the store. The others refuse a ttl.
-local LEASES = { embedded = true, mysql = true, mariadb = true, postgresql = true, sqlite = true, memcached = true, quorum = true }
+local LEASES = { embedded = true, mysql = true, mariadb = true, postgresql = true, redis = true, sqlite = true, memcached = true, quorum = true }
 
 local SHORT = 0.15 -- a ttl that is waited for
 local LONG = 60 -- one that is not

@@ -93,6 +93,7 @@ local function expected(version)
     "lib/lua/" .. version .. "/hierlock/core.so", "lib/lua/" .. version .. "/hierlock/store/mysql.so",
     "lib/lua/" .. version .. "/hierlock/store/postgresql.so", "lib/lua/" .. version .. "/hierlock/store/sqlite.so",
     "lib/lua/" .. version .. "/hierlock/store/memcached.so",
+    "lib/lua/" .. version .. "/hierlock/store/redis.so",
     "share/hierlock/sql/leases.sql", "share/hierlock/sql/postgresql.sql", "share/hierlock/sql/provision.sql", "share/hierlock/sql/schema.sql",
   }
   for _, name in ipairs(lua_files()) do list[#list + 1] = "share/lua/" .. version .. "/" .. name end
@@ -340,7 +341,7 @@ describe("luarocks make", function()
            source, config, lua.version, tree)
 
       local list = {}
-      for _, name in ipairs { "core", "store/mysql", "store/postgresql", "store/memcached" } do
+      for _, name in ipairs { "core", "store/mysql", "store/postgresql", "store/redis", "store/sqlite", "store/memcached" } do
         list[#list + 1] = ("lib/lua/%s/hierlock/%s.so"):format(lua.version, name)
       end
       for _, name in ipairs(lua_files()) do list[#list + 1] = "share/lua/" .. lua.version .. "/" .. name end

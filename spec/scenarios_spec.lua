@@ -229,7 +229,8 @@ describe("scenario", function()
       end
     end
 
-    for _, second in ipairs(support.peer_kinds) do
+    -- Where there are only leases, nothing is extended, and so nothing deadlocks.
+    for _, second in ipairs(store.leases_only and {} or support.peer_kinds) do
       it(("6. two that each extend to the other's resource deadlock: one gives way, the other one goes on (each a %s)")
         :format(second[1]), function()
         local a, b = second[2](store, { timeout = 10 }), second[2](store, { timeout = 10 })
@@ -241,6 +242,7 @@ describe("scenario", function()
       end)
     end
 
+    if not store.leases_only then
     it("6. two that each extend to the other's resource deadlock: one gives way, the other one goes on (coroutines)",
       function()
       local a, b = assert(manager:acquire(R1)), assert(manager:acquire(R2))
@@ -259,6 +261,7 @@ describe("scenario", function()
       assert.equal("granted", first())
       assert.is_true(a:is_held())
     end)
+    end
 
     it("7. resources in any order: whoever waits for the first bucket holds nothing of the second", function()
       local other = support.process(store)
@@ -270,8 +273,11 @@ describe("scenario", function()
           local handle = assert(manager:acquire_resource("u1", "a1", list[low]))
           other:acquire("lock", "acquire_resources", "u1", "a1", list)
           support.wait_for_waiters(store, { "u1", "a1", list[low] })
-          local free = assert(manager:acquire_resource("u1", "a1", list[high], { timeout = 0 }))
-          assert(free:release { confirm = true })
+          -- It stands in the queue of both, before us, where there is one for each.
+          if not store.leases_only then
+            local free = assert(manager:acquire_resource("u1", "a1", list[high], { timeout = 0 }))
+            assert(free:release { confirm = true })
+          end
           assert(handle:release { confirm = true })
           assert.is_true(other:result())
           assert.is_true(other:release("lock"))
@@ -320,7 +326,7 @@ describe("scenario", function()
         end
       end
     end)
-  end)
+  end, true)
 
   it("7. is shown with ids whose order is the opposite of their buckets'", function()
     local function check(opposite, buckets)

@@ -92,5 +92,5 @@ describe("Lua states in one process", function()
       end
       assert.is_true(handle:check())
     end)
-  end)
+  end, true)
 end)

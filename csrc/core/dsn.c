@@ -194,6 +194,11 @@ static const struct {
     {"mariadb://", "mysql"},
     {"postgresql://", "postgresql"},
     {"postgres://", "postgresql"},
+    {"redis://", "redis"},
+    {"rediss://", "redis"},
+    {"redis+unix://", "redis"},
+    {"valkey://", "redis"},
+    {"valkeys://", "redis"},
     {"sqlite:", "sqlite"},
     {"memcached://", "memcached"},
     {"file:", "file"},
@@ -242,7 +247,8 @@ static int store_find(const char *text, const char **store, const char **rest,
   if (word && strncmp(text + word, "://", 3) == 0)
     return hl__error(error, HL_EDSN,
                      "unknown scheme '%.*s' in the DSN: mysql, mariadb, "
-                     "postgresql, postgres, sqlite, memcached, file, null and quorum are known",
+                     "postgresql, postgres, redis, rediss, redis+unix, valkey, valkeys, sqlite, "
+                     "memcached, file, null and quorum are known",
                      (int)(word < 40 ? word : 40), text);
   if (!strchr(text, '/'))
     return hl__error(error, HL_EDSN,

@@ -150,6 +150,7 @@ typedef struct hl_row {
   uint64_t bucket;
   uint8_t level;
   uint8_t mode; /* hl_mode */
+  uint32_t root; /* the same number for all rows of a tree: of its root's bucket */
 } hl_row;
 
 /* What one call will lock: targets, and the rows that they need, each once,
@@ -222,6 +223,8 @@ struct hl_store_ops; /* store.h: for those who bring a store of their own */
 extern const struct hl_store_ops hl_store_mysql;
 /* PostgreSQL; likewise, with libpq. */
 extern const struct hl_store_ops hl_store_postgresql;
+/* Redis and Valkey; likewise, with hiredis. */
+extern const struct hl_store_ops hl_store_redis;
 /* SQLite; likewise, with libsqlite3. */
 extern const struct hl_store_ops hl_store_sqlite;
 /* Memcached, for efficiency, never for correctness; likewise, with libmemcached. */

@@ -179,9 +179,11 @@ int hl_plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode,
   }
   /* The rows of one target are in order by themselves, level by level. */
   if (plan->row_count > 0) plan->ordered = false;
+  uint64_t root = hl_layout_bucket(plan->layout, ids, 1);
   for (unsigned i = 0; i < n; i++)
     plan->rows[plan->row_count++] = (hl_row){
-        .bucket = hl_layout_bucket(plan->layout, ids, i + 1),
+        .bucket = i ? hl_layout_bucket(plan->layout, ids, i + 1) : root,
+        .root = (uint32_t)(root ^ root >> 32),
         .level = (uint8_t)i,
         .mode = (uint8_t)(i == level ? mode : hl__mode_of_ancestor(mode)),
     };

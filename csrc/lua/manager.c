@@ -146,6 +146,7 @@ static const char *store_needs(const char *name) {
   if (strcmp(name, "mysql") == 0)
     return "libmysqlclient or MariaDB Connector/C";
   if (strcmp(name, "postgresql") == 0) return "libpq";
+  if (strcmp(name, "redis") == 0) return "hiredis";
   if (strcmp(name, "sqlite") == 0) return "libsqlite3";
   if (strcmp(name, "memcached") == 0) return "libmemcached";
   return "its client library";

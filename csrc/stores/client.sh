@@ -17,9 +17,10 @@
 set -eu
 
 case ${1:-} in
+  redis) name=REDIS header=hiredis/hiredis.h library=hiredis module=hiredis formula=hiredis ;;
   sqlite) name=SQLITE header=sqlite3.h library=sqlite3 module=sqlite3 formula=sqlite ;;
   memcached) name=MEMCACHED header=libmemcached/memcached.h library=memcached module=libmemcached formula=libmemcached ;;
-  *) echo "usage: client.sh sqlite|memcached cflags|libs" >&2; exit 2 ;;
+  *) echo "usage: client.sh redis|sqlite|memcached cflags|libs" >&2; exit 2 ;;
 esac
 what=${2:-}
 case $what in cflags | libs) ;; *) echo "usage: client.sh $1 cflags|libs" >&2; exit 2 ;; esac

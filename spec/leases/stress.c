@@ -69,6 +69,9 @@ static const struct hl_store_ops *const stores[] = {
 #ifdef STRESS_POSTGRESQL
     &hl_store_postgresql,
 #endif
+#ifdef STRESS_REDIS
+    &hl_store_redis,
+#endif
 #ifdef STRESS_SQLITE
     &hl_store_sqlite,
 #endif
@@ -263,7 +266,7 @@ static void use(hl_manager *manager, hl_lock *lock, note *it, int64_t ttl) {
                  any(2000));
       break;
     case 3:
-      if (!lease) {
+      if (!lease && hl_lock_kind(lock) == HL_SESSION) {
         hl_options options = HL_OPTIONS_INIT;
         char owner[32];
         owner_name(owner, it->holder);
@@ -334,9 +337,10 @@ static void turn(hl_manager *manager) {
     options.ttl = (int64_t)(4 + any(50));
     options.auto_release = any(8) != 0;
     options.auto_refresh = any(4) == 0;
-    owner_name(owner, holder);
-    options.owner = owner;
   }
+  /* Where there are only leases, a session is one, and may be revoked. */
+  owner_name(owner, holder);
+  options.owner = owner;
   hl_error error;
   int status = hl_acquire(manager, plan, &options, &lock, &error);
   hl_plan_free(plan);
@@ -359,8 +363,9 @@ static void process(int which, uint64_t seed) {
   random_state = seed * 2654435761u + (uint64_t)getpid() * 40503u + 1;
   config.dsn = dsn;
   config.stores = stores;
-  /* There are only leases: whoever is killed keeps them so long. */
-  if (strncmp(dsn, "memcached:", 10) == 0) config.hold_timeout = 1000;
+  /* Where there are only leases, whoever is killed keeps them so long. */
+  if (strncmp(dsn, "memcached:", 10) == 0 || strncmp(dsn, "redis:", 6) == 0)
+    config.hold_timeout = 1000;
   if (hl_manager_open(&config, &manager, NULL)) _exit(3);
   while (!atomic_load(&shared->stop) && atomic_load(&shared->used[self]) < NOTES &&
          atomic_load(&shared->holders) < HOLDERS - PROCESSES_MAX)

@@ -64,7 +64,7 @@ case $kind in
     # Either client library will do. The demonstration needs none.
     if [[ -z ${HIERLOCK_WITHOUT_CLIENTS:-} ]]; then
       if ! have mysql_config && ! have mariadb_config; then want libmariadb-dev; fi
-      want libpq-dev libsqlite3-dev libmemcached-dev
+      want libpq-dev libhiredis-dev libsqlite3-dev libmemcached-dev
     fi
     ;;
   demo)
@@ -94,7 +94,7 @@ case $kind in
     # Servers are started inside, too; PostgreSQL and libpq are the newest there.
     exec spec/support/root.sh make libmysqlclient sid libmysqlclient-dev gcc libc6-dev make pkg-config \
       lua5.4 liblua5.4-dev "${specs[@]}" mariadb-server-core mariadb-client-core galera-4 openssl mount bsdutils \
-      libpq-dev libsqlite3-dev postgresql
+      libpq-dev libsqlite3-dev libhiredis-dev libmemcached-dev postgresql redis-server memcached
     ;;
   packaging)
     want luarocks musl-tools lua-yaml lua-argparse mariadb-client-core

@@ -381,6 +381,35 @@ local function memcached_store(name, dsn, root_dsn, control)
   return store
 end
 
+-- Redis or Valkey: it has only leases.
+local function redis_store(name, dsn, root_dsn, control)
+  local store = server_store(name, dsn, root_dsn, control)
+  store.leases_only, store.unbucketed = true, true
+  store.host, store.port = dsn:match "@([^:/]+):(%d+)"
+  function store.sql() error "Redis has no SQL" end
+  function store.root() end
+  --- What redis-cli prints, as the administrator.
+  function store.cli(...)
+    local words = {}
+    for i, word in ipairs { ... } do words[i] = "'" .. tostring(word):gsub("'", "'\\''") .. "'" end
+    local pipe = io.popen(("unset LD_PRELOAD; REDISCLI_AUTH=rootpassword redis-cli -h %s -p %s %s 2>&1"):format(
+      store.host, store.port, table.concat(words, " ")))
+    local text = pipe:read "*a"
+    pipe:close()
+    return (text:gsub("\n$", ""))
+  end
+  function store.waiting(target)
+    local n, observer = 0, support.open(store)
+    for _, holder in ipairs(assert(observer:holders(target))) do
+      if holder.waiting then n = n + 1 end
+    end
+    observer:close()
+    return n
+  end
+  function store.prepare() end
+  return store
+end
+
 local function embedded_store()
   local directory = assert(os.getenv("HIERLOCK_SPEC_DIRECTORY"), "run the specs by `make spec`")
   local store = {
@@ -463,7 +492,7 @@ local function started_store(name, make)
   return dsn and make(name, dsn, os.getenv(prefix .. "_ROOT_DSN"), os.getenv(prefix .. "_CONTROL")) or missing_store(name)
 end
 
---- Every store, embedded, mysql, mariadb and postgresql; those that cannot be had have a
+--- Every store, embedded, mysql, mariadb, postgresql and redis; those that cannot be had have a
 -- reason in `missing`.
 support.stores = { embedded_store() }
 if os.getenv("MYSQL_DSN") then
@@ -489,6 +518,9 @@ end
 
 --- Those that only have leases.
 support.leases_only = { sqlite_store(), quorum_store() }
+if not os.getenv("MYSQL_DSN") or os.getenv("HIERLOCK_REDIS_DSN") then
+  support.leases_only[#support.leases_only + 1] = started_store("redis", redis_store)
+end
 if not os.getenv("MYSQL_DSN") or os.getenv("HIERLOCK_MEMCACHED_DSN") then
   support.leases_only[#support.leases_only + 1] = started_store("memcached", memcached_store)
 end
@@ -551,10 +583,13 @@ function support.on_sqlite(fn) on_leases_only("sqlite", fn) end
 --- For Memcached only.
 function support.on_memcached(fn) on_leases_only("memcached", fn) end
 
+--- For Redis only.
+function support.on_redis(fn) on_leases_only("redis", fn) end
+
 local function servers_of(wanted)
   local servers = {}
   for _, store in ipairs(support.stores) do
-    if (store.server or store.missing) and wanted(store.name) then servers[#servers + 1] = store end
+    if (store.server or store.missing) and not store.leases_only and wanted(store.name) then servers[#servers + 1] = store end
   end
   return servers
 end

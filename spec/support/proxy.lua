@@ -52,6 +52,23 @@ local function note_messages(buffer, found)
   return buffer
 end
 
+-- The same of Redis': arrays of strings. Its name is a command's first word, in small letters.
+local function note_arrays(buffer, found)
+  while true do
+    local n, at = buffer:match "^%*(%d+)\r\n()"
+    if not n then return buffer end
+    local words = {}
+    for i = 1, tonumber(n) do
+      local size, from = buffer:match("^%$(%d+)\r\n()", at)
+      if not size or #buffer < from + size + 1 then return buffer end
+      words[i] = buffer:sub(from, from + size - 1)
+      at = from + size + 2
+    end
+    found(words[1]:lower(), table.concat(words, " ", 2))
+    buffer = buffer:sub(at)
+  end
+end
+
 -- Of other protocols no commands are seen.
 local function note_nothing() return "" end
 
@@ -77,7 +94,7 @@ function proxy.open(store, rewrite, tls, own_port)
   assert(server:bind("127.0.0.1", own_port or 0))
   self.dsn = store.dsn:gsub(":" .. port, ":" .. server:getsockname().port, 1) ..
     (store.leases_only and "" or store.table and "&tls=" .. (tls or "off") or "?sslmode=" .. (tls or "disable"))
-  local note = store.leases_only and note_nothing or store.table and note_commands or note_messages
+  local note = store.name == "redis" and note_arrays or store.leases_only and note_nothing or store.table and note_commands or note_messages
 
   local function accept()
     local n = #self.connections + 1

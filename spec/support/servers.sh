@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 #
-# Throw-away MySQL, MariaDB, PostgreSQL and Memcached servers for the test suite, on loopback ports that are free at the
+# Throw-away MySQL, MariaDB, PostgreSQL, Redis and Memcached servers for the test suite, on loopback ports that are free at the
 # time.  Everything of a server (data, log, socket, certificates) lives below DIR; what is slow to
 # make (MySQL's files, initialised data directories) is kept in HIERLOCK_CACHE, by default
 # ~/.cache/hierlock.  This script must never touch a server that it did not start, listen on
@@ -17,7 +17,7 @@
 #   servers.sh control DIR KIND stop|start|restart|kill|pid      as one command
 #   servers.sh install                             get what is missing: packages, MySQL's files
 #
-# KIND: mysql, mariadb, postgresql, memcached. The last two are left out by default where they are not installed.
+# KIND: mysql, mariadb, postgresql, redis, memcached. The last three are left out by default where they are not installed.
 # HIERLOCK_SERVER_OPTIONS: more options for a server that is started, without spaces inside them.
 #
 # MySQL is in Debian unstable only, so it runs chrooted in a small private root of that, made by root.sh.
@@ -91,6 +91,7 @@ SQL
 
 fresh_data() {                          # KIND: a copy of initialised data
   [[ $1 != memcached ]] || { mkdir "$dir/memcached/data"; return; }
+  [[ $1 != redis ]] || { mkdir "$dir/redis/data"; return; }
   local version=(mariadbd --no-defaults --version) made
   [[ $1 != mysql ]] || version=(in_root "$dir" mysqld --no-defaults --version)
   [[ $1 != postgresql ]] || version=("$pg_bin/postgres" --version)
@@ -146,9 +147,27 @@ launch_memcached() {
   disown
 }
 
+launch_redis() {
+  local home=$dir/redis
+  cat >"$home/redis.conf" <<CONF
+bind 127.0.0.1
+port $(<"$home/port")
+unixsocket $home/sock
+dir $home/data
+save ""
+requirepass rootpassword
+user testuser on >testpassword ~* &* +@all
+CONF
+  # shellcheck disable=SC2086  # several words
+  setsid redis-server "$home/redis.conf" ${HIERLOCK_SERVER_OPTIONS:-} </dev/null >>"$home/log" 2>&1 &
+  echo "$! $(began $!)" >"$home/pid"
+  disown
+}
+
 launch() {                              # KIND
   local base=$dir server
   [[ $1 != memcached ]] || { launch_memcached; return; }
+  [[ $1 != redis ]] || { launch_redis; return; }
   [[ $1 != postgresql ]] || { launch_postgresql; return; }
   server=(mariadbd --no-defaults --user="$(id -un)" --secure-file-priv="$dir/mariadb/tmp"
     --innodb-log-file-size=48M)
@@ -175,6 +194,11 @@ memcached_version() (                   # PORT
   exec 9<>"/dev/tcp/127.0.0.1/$1" && printf 'version\r\n' >&9 && read -r -t 5 _ version <&9 && echo "${version%$'\r'}"
 )
 
+redis_version() {                       # PORT: nothing, with 1, while it does not serve
+  REDISCLI_AUTH=rootpassword redis-cli -p "$1" INFO 2>/dev/null | tr -d '\r' |
+    awk -F: '$1 == "loading" { serves = $2 == 0 } $1 == "redis_version" { print $2 } END { exit !serves }'
+}
+
 answers() {                             # KIND: waits until it does; asks as root, so that
                                         # MySQL has not cached the password of the tests' user
   local deadline=$((SECONDS + 60)) version client=(mariadb --no-defaults --socket="$dir/$1/sock")
@@ -183,6 +207,7 @@ answers() {                             # KIND: waits until it does; asks as roo
   [[ $1 != postgresql ]] || client=("$pg_bin/psql" -XAtqw -h 127.0.0.1 -p "$(<"$dir/$1/port")" -U root
     -c 'SHOW server_version' mgl_test)
   [[ $1 != memcached ]] || client=(memcached_version "$(<"$dir/memcached/port")")
+  [[ $1 != redis ]] || client=(redis_version "$(<"$dir/redis/port")")
   until version=$(MYSQL_PWD=rootpassword PGPASSWORD=rootpassword "${client[@]}" 2>/dev/null) && alive "$1"; do
     if [[ $fresh ]] && ! alive "$1" && grep -q 'Address already in use' "$dir/$1/log"; then
       : >"$dir/$1/log"                  # another run's server has got the port meanwhile
@@ -253,7 +278,8 @@ certificates() (
 
 write_env() {
   local kind at control pair value database socket
-  for kind in mysql mariadb postgresql memcached; do
+  local -A root_user=([redis]=default)
+  for kind in mysql mariadb postgresql redis memcached; do
     [[ -d $dir/$kind/data ]] || continue
     alive "$kind" || pid=''
     at=127.0.0.1:$(<"$dir/$kind/port")
@@ -264,8 +290,10 @@ write_env() {
     fi
     database='' socket=$dir/$kind/sock
     [[ $kind != postgresql ]] || database=mgl_test socket=$dir/$kind/tmp
-    for pair in "DSN=$kind://testuser:testpassword@$at/mgl_test" \
-      "ROOT_DSN=$kind://root:rootpassword@$at/$database" "SOCKET=$socket" "CA=$dir/tls/ca.pem" \
+    # One that has just been started has forgotten nothing that matters.
+    [[ $kind != redis ]] || database='0?quarantine=0'
+    for pair in "DSN=$kind://testuser:testpassword@$at/${database:-mgl_test}" \
+      "ROOT_DSN=$kind://${root_user[$kind]:-root}:rootpassword@$at/$database" "SOCKET=$socket" "CA=$dir/tls/ca.pem" \
       "PID=$pid" "CONTROL=$control"; do
       value=${pair#*=}
       echo "export HIERLOCK_${kind^^}_${pair%%=*}=${value@Q}"
@@ -278,7 +306,7 @@ discard() {                             # KIND…
   local kind
   end TERM "$@"
   for kind; do rm -rf "$dir/$kind/"{data,tmp,sock*}; done
-  if alive mysql || alive mariadb || alive postgresql || alive memcached; then write_env; else rm -rf "$dir/tls" "$dir/env"; fi
+  if alive mysql || alive mariadb || alive postgresql || alive redis || alive memcached; then write_env; else rm -rf "$dir/tls" "$dir/env"; fi
 }
 
 finish() {                              # on exit: nothing goes on
@@ -309,6 +337,7 @@ begin() {                               # KIND…: from then on an exit of the s
   for kind; do
     [[ $kind != mariadb ]] || need mariadbd
     [[ $kind != memcached ]] || need memcached
+    [[ $kind != redis ]] || need redis-server
     [[ $kind != postgresql || $pg_bin ]] || die "PostgreSQL is missing; get it by: $self install"
     ! alive "$kind" || die "$kind runs in $dir already"
     [[ ! -e $dir/$kind || -e $dir/$kind/port ]] || die "$dir/$kind is not of this script's making"
@@ -329,7 +358,7 @@ begin() {                               # KIND…: from then on an exit of the s
     [[ $kind != mysql ]] || get_root
     locked fresh_data "$kind"
   done
-  alive mysql || alive mariadb || alive postgresql || alive memcached || certificates 2>"$dir/openssl.log"
+  alive mysql || alive mariadb || alive postgresql || alive redis || alive memcached || certificates 2>"$dir/openssl.log"
   for kind; do launch "$kind"; done
   for kind; do answers "$kind"; done
   write_env
@@ -354,6 +383,7 @@ install() {
   command -v openssl >/dev/null || missing+=(openssl)
   [[ $pg_bin ]] || missing+=(postgresql)
   command -v memcached >/dev/null || missing+=(memcached)
+  command -v redis-server >/dev/null || missing+=(redis-server)
   if ((${#missing[@]})); then
     say "installing packages: ${as[*]} apt-get install ${missing[*]}"
     "${as[@]}" apt-get update >&2
@@ -373,12 +403,13 @@ dir=$(realpath -m "$2")
 shift 2
 ((${#dir} <= 76)) || die "$dir is too long a name: its sockets would be out of reach"
 kinds=()
-while [[ ${1:-} == mysql || ${1:-} == mariadb || ${1:-} == postgresql || ${1:-} == memcached ]]; do kinds+=("$1"); shift; done
+while [[ ${1:-} == mysql || ${1:-} == mariadb || ${1:-} == postgresql || ${1:-} == redis || ${1:-} == memcached ]]; do kinds+=("$1"); shift; done
 case "$verb ${#kinds[@]}" in
-  "stop 0") kinds=(mysql mariadb postgresql memcached) ;;
+  "stop 0") kinds=(mysql mariadb postgresql redis memcached) ;;
   "start 0" | "run 0")
     kinds=(mysql mariadb)
     [[ ! $pg_bin ]] || kinds+=(postgresql)
+    ! command -v redis-server >/dev/null || kinds+=(redis)
     ! command -v memcached >/dev/null || kinds+=(memcached) ;;
 esac
 case "$verb ${#kinds[@]} ${1:+more}" in

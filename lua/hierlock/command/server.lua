@@ -58,11 +58,12 @@ function server.parse(arguments)
   end
   local ok, misuse = pcall(hierlock.plan, { { "x" } }, { buckets = wanted.buckets, levels = wanted.levels })
   if not ok then return failure("dsn", "--buckets, --levels: " .. misuse:gsub("^.*hierlock: ", "")) end
-  if arguments.ask_password and (said.store == "mysql" or said.store == "postgresql") then
+  if arguments.ask_password and said.store ~= "file" and said.store ~= "null" then
     wanted.password, err = ask_password()
     if not wanted.password then return nil, err end
-    -- By the environment of this process, which libpq reads.
+    -- By the environment of this process, which libpq, or the Redis store, reads.
     if said.store == "postgresql" then uv.os_setenv("PGPASSWORD", wanted.password) end
+    if said.store == "redis" then uv.os_setenv("REDISCLI_AUTH", wanted.password) end
   end
   wanted.where = ("%s on %s"):format(said.database or "the default database", said.socket or
     said.host and said.host .. (said.port ~= 0 and ":" .. said.port or "") or "the default server")

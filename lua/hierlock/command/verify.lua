@@ -145,12 +145,12 @@ function verify.run(arguments)
     well, err = leases.verify(wanted)
     if well == nil then return nil, err end
     return well and 0 or INCOMPLETE
-  elseif wanted.store == "sqlite" then
+  elseif wanted.store == "redis" or wanted.store == "sqlite" then
     local manager
-    manager, err = hierlock.open(wanted.dsn, { levels = wanted.levels, application = "hierlock verify" })
+    manager, err = hierlock.open(server.with_password(wanted), { levels = wanted.levels, application = "hierlock verify" })
     if not manager then return nil, err end
     manager:close()
-    print "sqlite: leases in this file exclude; it needs no provisioning"
+    print(wanted.store .. ": locks there exclude; it needs no provisioning")
     return 0
   elseif wanted.store ~= "mysql" then
     print(wanted.store .. ": needs no provisioning")

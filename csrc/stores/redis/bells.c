@@ -1,0 +1,158 @@
+/*
+ * bells.c - the one subscription by which all that wait here are woken.
+ *
+ * Who waits sleeps on an eventfd of his own. One of the sleepers reads the subscribed connection,
+ * too, and rings the others; when he leaves, another one is woken, and reads. So no thread is needed for
+ * it. What is published while nobody sleeps stays in the socket, and is read by the next.
+ *
+ * Bells only spare time: who is not rung looks each second, and as often as FALLBACK_MS where there is no
+ * subscription.
+ */
+#include "redis_store.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+
+/* After a subscription could not be had. */
+#define AGAIN_MS 1000
+#define CONNECT_MS 1000
+
+static int subscribe(hl__redis_store *store, hl__redis_session **result) {
+  const char *words[] = {"SUBSCRIBE", store->channel};
+  redisReply *reply;
+  int64_t deadline = hl__now_ms() + CONNECT_MS;
+  int status = hl__redis_connect(store, deadline, result, NULL);
+  if (status == HL_OK)
+    status = hl__redis_command(*result, deadline, 2, words, &reply, NULL);
+  if (status == HL_OK) {
+    freeReplyObject(reply);
+    return HL_OK;
+  }
+  hl__redis_disconnect(*result);
+  *result = NULL;
+  return status;
+}
+
+bool hl__redis_bells_join(hl__redis_session *session, const uint8_t id[16]) {
+  hl__redis_store *store = session->store;
+  for (size_t i = 0; i < 16; i++)
+    (void)snprintf(session->id + 2 * i, 3, "%02x", id[i]);
+  hl__redis_store_lock(store);
+  if (hl__list_empty(&session->node)) {
+    session->rung = false;
+    hl__list_add(&store->waiting, &session->node);
+  }
+  bool connects = !store->bells && !store->reading &&
+                  hl__now_ms() >= store->bells_again;
+  if (connects) store->reading = true;
+  hl__redis_store_unlock(store);
+  if (connects) {
+    hl__redis_session *bells = NULL;
+    (void)subscribe(store, &bells);
+    hl__redis_store_lock(store);
+    store->bells = bells;
+    store->reading = false;
+    if (!bells) store->bells_again = hl__now_ms() + AGAIN_MS;
+    hl__redis_store_unlock(store);
+  }
+  hl__redis_store_lock(store);
+  bool rings = store->bells != NULL;
+  hl__redis_store_unlock(store);
+  return rings;
+}
+
+static void ring(hl__redis_session *session) HL__REQUIRES(hl__redis_mutex) {
+  session->rung = true;
+  hl__redis_bell_ring(session);
+}
+
+void hl__redis_bells_leave(hl__redis_session *session) {
+  hl__redis_store *store = session->store;
+  hl__redis_store_lock(store);
+  hl__list_remove(&session->node);
+  session->rung = false;
+  hl__redis_store_unlock(store);
+}
+
+static void ring_named(hl__redis_store *store, const char *id)
+    HL__REQUIRES(hl__redis_mutex) {
+  for (hl__list *node = store->waiting.next; node != &store->waiting;
+       node = node->next) {
+    hl__redis_session *session = HL__LIST_ENTRY(node, hl__redis_session, node);
+    if (strcmp(session->id, id) == 0) ring(session);
+  }
+}
+
+/* The subscription has ended: bells may be lost, so all look. */
+static void bells_lose(hl__redis_store *store) HL__REQUIRES(hl__redis_mutex) {
+  hl__redis_disconnect(store->bells);
+  store->bells = NULL;
+  store->bells_again = hl__now_ms();
+  for (hl__list *node = store->waiting.next; node != &store->waiting;
+       node = node->next)
+    ring(HL__LIST_ENTRY(node, hl__redis_session, node));
+}
+
+/* Reads all that has come. The caller is the reader. */
+static void bells_read(hl__redis_store *store, hl__redis_session *bells) {
+  for (;;) {
+    redisReply *reply;
+    int status = hl__redis_await(bells, 0, false, &reply, NULL);
+    if (status == HL_TIMEOUT) return;
+    hl__redis_store_lock(store);
+    if (status)
+      bells_lose(store);
+    else
+      ring_named(store, hl__redis_reply_text(reply, 2));
+    hl__redis_store_unlock(store);
+    if (status) return;
+    freeReplyObject(reply);
+  }
+}
+
+/* Another one that sleeps reads from now on. */
+static void pass_on(hl__redis_store *store, const hl__redis_session *from)
+    HL__REQUIRES(hl__redis_mutex) {
+  store->reading = false;
+  for (hl__list *node = store->waiting.next; node != &store->waiting;
+       node = node->next) {
+    hl__redis_session *session = HL__LIST_ENTRY(node, hl__redis_session, node);
+    if (session == from || session->rung) continue;
+    hl__redis_bell_ring(session);
+    return;
+  }
+}
+
+void hl__redis_bells_sleep(hl__redis_session *session, int64_t until) {
+  hl__redis_store *store = session->store;
+  bool reads = false;
+  for (;;) {
+    hl__redis_store_lock(store);
+    bool awake = session->rung || atomic_load(&session->interrupted) ||
+                 hl__left_ms(until) == 0;
+    if (reads && !store->bells) reads = store->reading = false; /* it was lost */
+    if (!awake && !reads && store->bells && !store->reading)
+      reads = store->reading = true;
+    if (awake && reads) pass_on(store, session);
+    if (awake) session->rung = false;
+    hl__redis_session *bells = reads ? store->bells : NULL;
+    hl__redis_store_unlock(store);
+    if (awake) return;
+    struct pollfd p[2] = {{.fd = session->bell, .events = POLLIN},
+                          {.fd = bells ? bells->fd : -1, .events = POLLIN}};
+    hl__redis_wait_begin(store);
+    int64_t left = hl__left_ms(until);
+    int n = poll(p, bells ? 2 : 1, left > INT32_MAX ? INT32_MAX : (int)left);
+    hl__redis_wait_end(store);
+    if (n > 0 && p[0].revents) hl__redis_bell_clear(session);
+    if (n > 0 && bells && p[1].revents) bells_read(store, bells);
+  }
+}
+
+/* Unchecked: nobody else has the store. */
+HL__UNCHECKED void hl__redis_bells_close(hl__redis_store *store) {
+  hl__redis_disconnect(store->bells);
+  store->bells = NULL;
+}

@@ -1,0 +1,148 @@
+/*
+ * connect.c - from a DSN to a logged-in connection. It never blocks: each wait is a poll()
+ * of ours, with an end.
+ */
+#include "redis_store.h"
+
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define DEFAULT_PORT 6379
+
+static int bell_make(hl__redis_session *session, hl_error *error) {
+  hl__fork_forbid();
+  session->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  int failure = errno;
+  if (session->bell >= 0) session->bell_ticket = hl__fork_watch(session->bell);
+  hl__fork_allow();
+  errno = failure;
+  if (session->bell < 0)
+    return hl__error_errno(error, HL_ECONNECTION, "cannot make an eventfd");
+  return session->bell_ticket ? HL_OK : hl__error_memory(error);
+}
+
+/* No child is born with a socket that it does not close. (A name server that hangs is waited for
+   in here.) */
+static int socket_open(hl__redis_session *session, hl_error *error) {
+  const hl_dsn *dsn = session->store->config->dsn;
+  int status = HL_OK;
+  hl__fork_forbid();
+  session->context =
+      dsn->socket ? redisConnectUnixNonBlock(dsn->socket)
+                  : redisConnectNonBlock(dsn->host ? dsn->host : "127.0.0.1",
+                                         dsn->port ? (int)dsn->port
+                                                   : DEFAULT_PORT);
+  if (!session->context) {
+    status = hl__error_memory(error);
+  } else if (session->context->err) {
+    status = hl__error(error, HL_ECONNECTION, "cannot connect: %s",
+                       session->context->errstr);
+  } else {
+    session->fd = session->context->fd;
+    session->ticket = hl__fork_watch(session->fd);
+    if (!session->ticket) status = hl__error_memory(error);
+  }
+  hl__fork_allow();
+  return status;
+}
+
+static int socket_await(const hl__redis_session *session, int64_t deadline,
+                        hl_error *error) {
+  struct pollfd p = {.fd = session->fd, .events = POLLOUT};
+  int n = 0;
+  do {
+    int64_t left = hl__left_ms(deadline);
+    hl__redis_wait_begin(session->store);
+    n = poll(&p, 1, left > INT32_MAX ? INT32_MAX : (int)left);
+    int failure = errno;
+    hl__redis_wait_end(session->store);
+    errno = failure;
+  } while (n < 0 && errno == EINTR);
+  if (n == 0)
+    return hl__error(error, HL_ECONNECTION, "cannot connect: no answer in time");
+  socklen_t size = sizeof errno;
+  int failure = 0;
+  if (getsockopt(session->fd, SOL_SOCKET, SO_ERROR, &failure, &size) != 0)
+    failure = errno;
+  errno = failure;
+  if (failure)
+    return hl__error_errno(error, HL_ECONNECTION, "cannot connect");
+  const int on = 1;
+  (void)setsockopt(session->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  /* Nobody speaks on the subscribed one. */
+  const int idle = 15;
+  (void)setsockopt(session->fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
+  (void)setsockopt(session->fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
+  (void)setsockopt(session->fd, IPPROTO_TCP, TCP_KEEPINTVL, &idle, sizeof idle);
+  return HL_OK;
+}
+
+static int log_in(hl__redis_session *session, int64_t deadline,
+                  hl_error *error) {
+  const hl__redis_store *store = session->store;
+  const hl_dsn *dsn = store->config->dsn;
+  redisReply *reply = NULL;
+  int status = HL_OK;
+  /* As redis-cli has it. */
+  const char *password = dsn->password ? dsn->password : getenv("REDISCLI_AUTH");
+  if (password && *password) {
+    const char *words[] = {"AUTH", dsn->user ? dsn->user : password, password};
+    status = hl__redis_command(session, deadline, dsn->user ? 3 : 2, words,
+                               &reply, error);
+    if (status == HL_OK) freeReplyObject(reply);
+  }
+  if (status == HL_OK && store->database) {
+    char number[24];
+    (void)snprintf(number, sizeof number, "%u", store->database);
+    const char *words[] = {"SELECT", number};
+    status = hl__redis_command(session, deadline, 2, words, &reply, error);
+    if (status == HL_OK) freeReplyObject(reply);
+  }
+  return status;
+}
+
+int hl__redis_connect(hl__redis_store *store, int64_t deadline,
+                      hl__redis_session **result, hl_error *error) {
+  int64_t patience = hl__now_ms() + store->connect_timeout;
+  if (patience < deadline) deadline = patience;
+  *result = NULL;
+  hl__redis_session *session = calloc(1, sizeof *session);
+  if (!session) return hl__error_memory(error);
+  session->base.store = &store->base;
+  session->store = store;
+  session->fd = session->bell = -1;
+  hl__list_init(&session->node);
+  atomic_init(&session->interrupted, false);
+  int status = bell_make(session, error);
+  if (status == HL_OK) status = socket_open(session, error);
+  if (status == HL_OK) status = socket_await(session, deadline, error);
+  if (status == HL_OK) status = log_in(session, deadline, error);
+  if (status > 0) { /* no outcome of connecting */
+    if (error) error->status = HL_ECONNECTION;
+    status = HL_ECONNECTION;
+  }
+  if (status == HL_OK)
+    *result = session;
+  else
+    hl__redis_disconnect(session);
+  return status;
+}
+
+void hl__redis_disconnect(hl__redis_session *session) {
+  if (!session) return;
+  if (session->fd >= 0) hl__fork_unwatch(session->fd, session->ticket);
+  if (session->context) redisFree(session->context);
+  free(session->out);
+  if (session->bell >= 0) {
+    hl__fork_unwatch(session->bell, session->bell_ticket);
+    (void)close(session->bell);
+  }
+  free(session);
+}

@@ -1,0 +1,136 @@
+/*
+ * dsn.c - the DSNs of Redis and Valkey:
+ *
+ *     redis://[user:password@]host[:port][/database][?parameters]
+ *     rediss://…                     the same over TLS; valkey://, valkeys:// are other names of both
+ *     redis+unix://[user:password@]/path/to.sock[?database=1]
+ */
+#include "redis_store.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+#define CONNECT_TIMEOUT_MS 10000
+#define PREFIX_MAX 64
+
+static bool scheme_is(const hl_dsn *dsn, const char *scheme) {
+  return strncasecmp(dsn->text, scheme, strlen(scheme)) == 0;
+}
+
+static int parse_socket(char *text, hl_dsn *dsn, hl_error *error) {
+  char *params = strchr(text, '?');
+  if (params) *params++ = '\0';
+  char *path = strchr(text, '/'), *at = strrchr(text, '@');
+  if (at && path && at > path) at = NULL; /* of the path */
+  if (at) {
+    *at = '\0';
+    char *password = strchr(text, ':');
+    if (password) *password++ = '\0';
+    if (*text) dsn->user = text;
+    dsn->password = password;
+    int status = hl__dsn_decode(text, "user", error);
+    if (status == HL_OK) status = hl__dsn_decode(password, "password", error);
+    if (status) return status;
+  }
+  if (!path || (!at && path != text) || (at && path != at + 1))
+    return hl__error(error, HL_EDSN,
+                     "write a socket in the DSN as redis+unix:///path/to.sock");
+  dsn->socket = path;
+  int status = hl__dsn_decode(path, "socket", error);
+  return status ? status : hl__dsn_params(params, true, dsn, error);
+}
+
+static int parse_host(char *text, hl_dsn *dsn, hl_error *error) {
+  if (!strchr(text, ',')) return hl__dsn_host(text, dsn, error);
+  return hl__error(error, HL_EDSN, "the DSN names several hosts; one is known");
+}
+
+int hl__redis_dsn(char *text, hl_dsn *dsn, hl_error *error) {
+  return scheme_is(dsn, "redis+unix:")
+             ? parse_socket(text, dsn, error)
+             : hl__dsn_url(text, parse_host, dsn, error);
+}
+
+/* ---------------------------------------------------------- parameters */
+
+static int parse_seconds(const hl_dsn_param *param, double most, int64_t *ms,
+                         hl_error *error) {
+  char *end;
+  double seconds = strtod(param->value, &end);
+  if (end == param->value || *end || !(seconds >= 0 && seconds <= most))
+    return hl__error(error, HL_EDSN,
+                     "the parameter %s in the DSN must be a number of seconds",
+                     param->name);
+  *ms = (int64_t)(seconds * 1000 + 0.5);
+  return HL_OK;
+}
+
+static int parse_number(const char *text, const char *what, unsigned most,
+                        unsigned *number, hl_error *error) {
+  char *end;
+  unsigned long value = strtoul(text, &end, 10);
+  if (*text < '0' || *text > '9' || *end || value > most)
+    return hl__error(error, HL_EDSN, "the %s in the DSN must be a number, 0 to %u",
+                     what, most);
+  *number = (unsigned)value;
+  return HL_OK;
+}
+
+/* It is a part of keys, of patterns and of privileges: nothing odd. */
+static int parse_prefix(hl__redis_store *store, const char *value,
+                        hl_error *error) {
+  static const char good[] = "abcdefghijklmnopqrstuvwxyz"
+                             "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.:-";
+  size_t size = strlen(value);
+  if (size < 1 || size > PREFIX_MAX || strspn(value, good) != size)
+    return hl__error(error, HL_EDSN,
+                     "the prefix in the DSN must have 1 to %d of the characters "
+                     "A-Z a-z 0-9 _ . : -",
+                     PREFIX_MAX);
+  store->prefix = value;
+  return HL_OK;
+}
+
+static int parse_param(hl__redis_store *store, const hl_dsn_param *param,
+                       hl_error *error) {
+  if (strcmp(param->name, "prefix") == 0)
+    return parse_prefix(store, param->value, error);
+  if (strcmp(param->name, "database") == 0)
+    return parse_number(param->value, "database", 65535, &store->database,
+                        error);
+  if (strcmp(param->name, "wait_replicas") == 0)
+    return parse_number(param->value, "parameter wait_replicas", 100,
+                        &store->wait_replicas, error);
+  if (strcmp(param->name, "connect_timeout") == 0) {
+    int status = parse_seconds(param, 86400, &store->connect_timeout, error);
+    if (status == HL_OK && store->connect_timeout < 1) store->connect_timeout = 1;
+    return status;
+  }
+  if (strcmp(param->name, "quarantine") == 0)
+    return parse_seconds(param, 315360000, &store->quarantine, error);
+  return hl__error(error, HL_EDSN,
+                   "unknown parameter '%.40s' in the DSN: prefix, database, "
+                   "wait_replicas, connect_timeout and quarantine are known",
+                   param->name);
+}
+
+int hl__redis_params(hl__redis_store *store, hl_error *error) {
+  const hl_dsn *dsn = store->config->dsn;
+  int status = HL_OK;
+  store->prefix = "hierlock";
+  store->connect_timeout = CONNECT_TIMEOUT_MS;
+  store->quarantine = store->config->hold_timeout;
+  store->tls = scheme_is(dsn, "rediss:") || scheme_is(dsn, "valkeys:");
+  if (dsn->database)
+    status = parse_number(dsn->database, "database", 65535, &store->database,
+                          error);
+  for (unsigned i = 0; i < dsn->param_count && status == HL_OK; i++)
+    status = parse_param(store, &dsn->params[i], error);
+  if (status == HL_OK && store->tls)
+    status = hl__error(error, HL_EUNSUPPORTED,
+                       "this build of hierlock has no TLS for Redis: it needs "
+                       "hiredis 1.x with libhiredis_ssl; write redis://, on a "
+                       "network that is yours");
+  return status;
+}

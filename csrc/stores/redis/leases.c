@@ -1,0 +1,348 @@
+/*
+ * leases.c - the operations on records of leases (hl_lease_ops), but taking, which is
+ * take.c's. Each is one script.
+ */
+#include "redis_store.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Ready for a script. */
+static int begin(hl__redis_session *session, int64_t deadline, hl_error *error) {
+  int status = hl__redis_settle(session, deadline, error);
+  if (status == HL_TIMEOUT)
+    status = hl__error(error, HL_ECONNECTION,
+                       "the server has not answered what came before");
+  return status;
+}
+
+int hl__redis_replicated(hl__redis_session *session, hl_error *error) {
+  char count[24];
+  const char *words[] = {"WAIT", count, "500"};
+  unsigned wanted = session->store->wait_replicas;
+  redisReply *reply;
+  if (!wanted) return HL_OK;
+  (void)snprintf(count, sizeof count, "%u", wanted);
+  int status = hl__redis_command(session, hl__now_ms() + HL__REDIS_ANSWER_MS, 3,
+                                 words, &reply, error);
+  if (status) return status;
+  int64_t have = reply->type == REDIS_REPLY_INTEGER ? reply->integer : 0;
+  freeReplyObject(reply);
+  if (have >= (int64_t)wanted) return HL_OK;
+  (void)hl__error(error, HL_ESTORE,
+                  "%lld of the %u replicas have it that wait_replicas wants",
+                  (long long)have, wanted);
+  if (error) error->retryable = true;
+  return HL_ESTORE;
+}
+
+/* {1, ...}: HL_OK. {0, why, by, reason}: there is no record of that holder. */
+static int judge(const redisReply *reply, hl_error *error) {
+  const char *why = hl__redis_reply_text(reply, 1);
+  if (hl__redis_reply_number(reply, 0) == 1) return HL_OK;
+  if (strcmp(why, "revoked") == 0)
+    return hl__error_revoked(error, hl__redis_reply_text(reply, 2),
+                             hl__redis_reply_text(reply, 3));
+  if (strcmp(why, "imported") == 0)
+    return hl__error(error, HL_ELOST,
+                     "the lease was imported, and belongs to that handle now");
+  if (strcmp(why, "mismatch") == 0)
+    return hl__error(error, HL_EMISMATCH,
+                     "the lease locks something else than its text says");
+  if (strcmp(why, "late") == 0)
+    return hl__error(error, HL_ECONNECTION,
+                     "the server has read a later refresh before");
+  return hl__error(error, HL_ELOST,
+                   "the lease has ended, and somebody has taken what it locked, or "
+                   "given it back; or the server has forgotten it");
+}
+
+/* Runs it, disposes of it, and judges the answer, which is the caller's with HL_OK. */
+static int run(hl__redis_session *session, hl__redis_call *call,
+               int64_t deadline, int64_t *sent_ms, redisReply **reply,
+               hl_error *error) {
+  int status = begin(session, deadline, error);
+  *reply = NULL;
+  if (status == HL_OK)
+    status = hl__redis_call_run(session, call, deadline, false, sent_ms, reply,
+                                error);
+  hl__redis_call_dispose(call);
+  if (status) return status;
+  status = judge(*reply, error);
+  if (status == HL_OK) return HL_OK;
+  freeReplyObject(*reply);
+  *reply = NULL;
+  return status;
+}
+
+static void begin_call(hl__redis_call *call, const hl__redis_session *session,
+                       hl__redis_script script, const hl_lease_terms *terms) {
+  hl__redis_call_init(call, session->store, script, (uint32_t)terms->place);
+  hl__redis_id(call, terms->id);
+  hl__redis_id(call, terms->holder);
+}
+
+static void memory_add(hl__redis_call *call, const hl__redis_store *store) {
+  char memory[96];
+  (void)snprintf(memory, sizeof memory, "%s:memory", store->prefix);
+  hl__redis_text(call, memory);
+}
+
+static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
+                         int64_t ttl, int64_t deadline, int64_t *sent_ms,
+                         hl_error *error) {
+  hl__redis_session *session = hl__redis_session_of(base);
+  hl__redis_call call;
+  redisReply *reply;
+  begin_call(&call, session, HL__REDIS_REFRESH, terms);
+  hl__redis_number(&call, ttl);
+  hl__redis_number(&call, (int64_t)terms->turn);
+  memory_add(&call, session->store);
+  int status = run(session, &call, deadline, sent_ms, &reply, error);
+  if (status) return status;
+  freeReplyObject(reply);
+  hl__redis_longest_note(session->store, ttl);
+  return hl__redis_replicated(session, error);
+}
+
+static int lease_look(hl_session *base, const hl_lease_terms *terms,
+                      int64_t deadline, int64_t *left_ms, hl_error *error) {
+  hl__redis_session *session = hl__redis_session_of(base);
+  hl__redis_call call;
+  redisReply *reply;
+  begin_call(&call, session, HL__REDIS_LOOK, terms);
+  int status = run(session, &call, deadline, NULL, &reply, error);
+  if (status) return status;
+  *left_ms = hl__redis_reply_number(reply, 1);
+  freeReplyObject(reply);
+  return HL_OK;
+}
+
+static int lease_drop(hl_session *base, const hl_lease_terms *terms,
+                      bool confirm, int64_t deadline, hl_error *error) {
+  hl__redis_session *session = hl__redis_session_of(base);
+  hl__redis_call call;
+  redisReply *reply;
+  begin_call(&call, session, HL__REDIS_DROP, terms);
+  if (confirm) {
+    int status = run(session, &call, deadline, NULL, &reply, error);
+    if (status == HL_OK) freeReplyObject(reply);
+    return status;
+  }
+  int status = begin(session, deadline, error);
+  if (status == HL_OK) status = hl__redis_call_send(session, &call, error);
+  hl__redis_call_dispose(&call);
+  if (status == HL_OK) session->outstanding++;
+  return status;
+}
+
+static int lease_recall(hl_session *base, const hl_lease_terms *terms,
+                        int64_t deadline, hl_error *error) {
+  hl__redis_session *session = hl__redis_session_of(base);
+  hl__redis_call call;
+  redisReply *reply;
+  hl__redis_call_init(&call, session->store, HL__REDIS_RECALL,
+                      (uint32_t)terms->place);
+  hl__redis_id(&call, terms->id);
+  int status = run(session, &call, deadline, NULL, &reply, error);
+  if (status == HL_OK) freeReplyObject(reply);
+  return status;
+}
+
+static int lease_adopt(hl_session *base, const hl_request *request,
+                       hl_grant *grant, hl_error *error) {
+  hl__redis_session *session = hl__redis_session_of(base);
+  const hl_store_config *config = session->store->config;
+  hl_lease_terms terms = *request->lease;
+  hl__redis_call call;
+  redisReply *reply;
+  terms.place = grant->place = request->rows[0].root;
+  begin_call(&call, session, HL__REDIS_ADOPT, &terms);
+  hl__redis_id(&call, terms.secret);
+  hl__redis_number(&call, terms.ttl);
+  hl__redis_rows(&call, session->store, request->rows, request->n);
+  hl__redis_text(&call, config->application);
+  hl__redis_text(&call, config->host);
+  hl__redis_number(&call, config->pid);
+  int status = run(session, &call, hl__now_ms() + HL__REDIS_ANSWER_MS,
+                   &grant->sent_ms, &reply, error);
+  if (status) return status;
+  grant->token = (uint64_t)hl__redis_reply_number(reply, 1) << 8;
+  hl__redis_longest_note(session->store, terms.ttl);
+  freeReplyObject(reply);
+  return hl__redis_replicated(session, error);
+}
+
+/* ------------------------------------------------------------ many records */
+
+/* What list.lua is asked, beside the tree. */
+typedef struct inquiry {
+  const hl_row *rows;
+  size_t n;
+  const char *owner;
+  const uint8_t *id;
+  bool waits;
+  bool revokes;
+  const char *by, *reason;
+  hl_holder_fn fn;
+  void *context;
+  int64_t deadline;
+  uint64_t count;
+} inquiry;
+
+static void copy(char *out, size_t size, const char *text) {
+  (void)snprintf(out, size, "%s", text);
+}
+
+static void holder_read(const redisReply *reply, hl_holder *holder) {
+  enum { ID, OWNER, PATH, LABEL, APPLICATION, HOST, PID, MODE, SINCE, LEFT };
+  *holder = (hl_holder){
+      .pid = hl__redis_reply_number(reply, PID),
+      .since_ms = hl__redis_reply_number(reply, SINCE),
+      .mode = *hl__redis_reply_text(reply, MODE) == 's' ? HL_SHARED
+                                                        : HL_EXCLUSIVE,
+      .kind = HL_LEASE};
+  int64_t left = hl__redis_reply_number(reply, LEFT);
+  holder->waiting = left < 0; /* it has no lease yet */
+  if (holder->waiting) holder->kind = HL_SESSION;
+  copy(holder->path, sizeof holder->path, hl__redis_reply_text(reply, PATH));
+  copy(holder->label, sizeof holder->label, hl__redis_reply_text(reply, LABEL));
+  copy(holder->application, sizeof holder->application,
+       hl__redis_reply_text(reply, APPLICATION));
+  copy(holder->host, sizeof holder->host, hl__redis_reply_text(reply, HOST));
+  copy(holder->owner, sizeof holder->owner, hl__redis_reply_text(reply, OWNER));
+  if (holder->waiting) return;
+  holder->remaining_ms = left;
+  copy(holder->id, sizeof holder->id, hl__redis_reply_text(reply, ID));
+}
+
+static int inquire_tree(hl__redis_session *session, inquiry *self,
+                        uint32_t root, hl_error *error) {
+  static const uint8_t any[16] = {0};
+  hl__redis_call call;
+  redisReply *reply;
+  hl__redis_call_init(&call, session->store, HL__REDIS_LIST, root);
+  hl__redis_rows(&call, session->store, self->rows, self->n);
+  hl__redis_text(&call, self->owner);
+  hl__redis_id(&call, self->id ? self->id : any);
+  hl__redis_text(&call, self->waits ? "1" : "0");
+  hl__redis_text(&call, self->revokes ? "1" : "0");
+  hl__redis_text(&call, self->by);
+  hl__redis_text(&call, self->reason);
+  int status = hl__redis_call_run(session, &call, self->deadline, false, NULL,
+                                  &reply, error);
+  hl__redis_call_dispose(&call);
+  if (status) return status;
+  if (self->revokes) self->count += (uint64_t)hl__redis_reply_number(reply, 0);
+  for (size_t i = 0; !self->revokes && reply->type == REDIS_REPLY_ARRAY && i < (size_t)reply->elements; i++) {
+    hl_holder holder;
+    holder_read(reply->element[i], &holder);
+    self->fn(self->context, &holder);
+  }
+  freeReplyObject(reply);
+  return HL_OK;
+}
+
+/* The trees of which one step of SCAN tells. It may tell of one twice, which *seen sees to. */
+static int inquire_page(hl__redis_session *session, inquiry *self,
+                        const redisReply *keys, uint32_t **seen, size_t *count,
+                        hl_error *error) {
+  const char *tag_at;
+  int status = HL_OK;
+  for (size_t i = 0; i < (size_t)keys->elements && status == HL_OK; i++) {
+    if (!(tag_at = strchr(hl__redis_reply_text(keys, i), '{'))) continue;
+    uint32_t tag = (uint32_t)strtoul(tag_at + 1, NULL, 16);
+    bool known = false;
+    for (size_t j = 0; j < *count; j++) known = known || (*seen)[j] == tag;
+    if (known) continue;
+    uint32_t *grown = realloc(*seen, (*count + 1) * sizeof *grown);
+    if (!grown) return hl__error_memory(error);
+    *seen = grown;
+    grown[(*count)++] = tag;
+    status = inquire_tree(session, self, tag, error);
+  }
+  return status;
+}
+
+/* All trees: whoever asks for so much waits for a look at all keys. */
+static int inquire_all(hl__redis_session *session, inquiry *self,
+                       hl_error *error) {
+  char pattern[96], cursor[32] = "0";
+  uint32_t *seen = NULL;
+  size_t count = 0;
+  int status;
+  (void)snprintf(pattern, sizeof pattern, "%s:{*}:leases", session->store->prefix);
+  do {
+    const char *words[] = {"SCAN", cursor, "MATCH", pattern, "COUNT", "1000"};
+    redisReply *reply;
+    status = hl__redis_command(session, self->deadline, 6, words, &reply, error);
+    if (status) break;
+    if (reply->type == REDIS_REPLY_ARRAY && reply->elements == 2 &&
+        reply->element[1]->type == REDIS_REPLY_ARRAY) {
+      copy(cursor, sizeof cursor, hl__redis_reply_text(reply, 0));
+      status = inquire_page(session, self, reply->element[1], &seen, &count, error);
+    } else {
+      status = hl__error(error, HL_ESTORE, "the server answers what was not asked");
+    }
+    freeReplyObject(reply);
+  } while (status == HL_OK && strcmp(cursor, "0") != 0);
+  free(seen);
+  return status;
+}
+
+static int inquire(hl_session *base, inquiry *self, hl_error *error) {
+  hl__redis_session *session = hl__redis_session_of(base);
+  int status = begin(session, self->deadline, error);
+  if (status) return status;
+  return self->n ? inquire_tree(session, self, self->rows[0].root, error)
+                 : inquire_all(session, self, error);
+}
+
+static int lease_list(hl_session *base, const hl_lease_filter *filter,
+                      hl_holder_fn fn, void *context, int64_t deadline,
+                      hl_error *error) {
+  inquiry self = {.rows = filter->rows,
+                  .n = filter->n,
+                  .owner = filter->owner,
+                  .id = filter->id,
+                  .fn = fn,
+                  .context = context,
+                  .deadline = deadline};
+  return inquire(base, &self, error);
+}
+
+static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
+                        const char *by, const char *reason, int64_t deadline,
+                        uint64_t *count, hl_error *error) {
+  inquiry self = {.rows = filter->rows,
+                  .n = filter->n,
+                  .owner = filter->owner,
+                  .id = filter->id,
+                  .revokes = true,
+                  .by = by,
+                  .reason = reason,
+                  .deadline = deadline};
+  int status = inquire(base, &self, error);
+  *count = self.count;
+  return status;
+}
+
+int hl__redis_holders(hl_session *base, const hl_row *rows, size_t n,
+                      hl_holder_fn fn, void *context, hl_error *error) {
+  inquiry self = {.rows = rows,
+                  .n = n,
+                  .waits = true,
+                  .fn = fn,
+                  .context = context,
+                  .deadline = hl__now_ms() + 1000};
+  return inquire(base, &self, error);
+}
+
+const hl_lease_ops hl__redis_leases = {.refresh = lease_refresh,
+                                       .look = lease_look,
+                                       .drop = lease_drop,
+                                       .recall = lease_recall,
+                                       .adopt = lease_adopt,
+                                       .list = lease_list,
+                                       .revoke = lease_revoke};

@@ -1,0 +1,170 @@
+/*
+ * redis.c - the store's operations: the life of a session. What is asked of the server is
+ * in take.c and leases.c.
+ */
+#include "redis_store.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+/* ------------------------------------------------------------ the store */
+
+static int connect_verified(hl__redis_store *store, int64_t deadline,
+                            hl__redis_session **session, hl_error *error) {
+  int status = hl__redis_connect(store, deadline, session, error);
+  if (status == HL_OK) status = hl__redis_verify(*session, deadline, error);
+  if (status) {
+    hl__redis_disconnect(*session);
+    *session = NULL;
+  }
+  return status;
+}
+
+static void session_forget(hl_session *base) {
+  hl__redis_session *session = hl__redis_session_of(base);
+  /* Its descriptors were closed when this process was born. */
+  session->context->fd = -1;
+  redisFree(session->context);
+  free(session->out);
+  free(session);
+}
+
+/* Unchecked, as the other two: nobody else has the store. The mutex may be a thread's of the
+   parent: it is not touched. */
+HL__UNCHECKED static void store_forget(hl_store *base) {
+  hl__redis_store *store = (hl__redis_store *)(void *)base;
+  if (store->spare) session_forget(&store->spare->base);
+  if (store->bells) session_forget(&store->bells->base);
+  hl_layout_unref(base->layout);
+  free(store);
+}
+
+HL__UNCHECKED static void store_close(hl_store *base) {
+  hl__redis_store *store = (hl__redis_store *)(void *)base;
+  hl__redis_disconnect(store->spare);
+  hl__redis_bells_close(store);
+  (void)pthread_mutex_destroy(&store->mutex);
+  hl_layout_unref(base->layout);
+  free(store);
+}
+
+/* Nobody else's bells are heard there. */
+static int channel_draw(hl__redis_store *store, hl_error *error) {
+  uint8_t random[16];
+  if (getrandom(random, sizeof random, 0) != sizeof random)
+    return hl__error_errno(error, HL_ESTORE, "there are no random numbers");
+  int used = snprintf(store->channel, sizeof store->channel, "%s:bells:",
+                      store->prefix);
+  for (size_t i = 0; i < sizeof random; i++)
+    used += snprintf(store->channel + used, 3, "%02x", random[i]);
+  return HL_OK;
+}
+
+HL__UNCHECKED static int store_open(const hl_store_config *config,
+                                    hl_store **result, hl_error *error) {
+  hl__redis_store *store = calloc(1, sizeof *store);
+  if (!store) return hl__error_memory(error);
+  store->base.ops = &hl_store_redis;
+  store->base.leases = &hl__redis_leases;
+  store->config = config;
+  hl__list_init(&store->waiting);
+  atomic_init(&store->longest, 0);
+  atomic_init(&store->seen, false);
+  (void)pthread_mutex_init(&store->mutex, NULL);
+  int status = hl__redis_params(store, error);
+  if (status == HL_OK) status = channel_draw(store, error);
+  if (status == HL_OK)
+    status = connect_verified(store, hl__now_ms() + store->connect_timeout,
+                              &store->spare, error);
+  if (status) {
+    store_close(&store->base);
+    return status;
+  }
+  *result = &store->base;
+  return HL_OK;
+}
+
+static int session_open(hl_store *base, int64_t deadline, hl_session **result,
+                        hl_error *error) {
+  hl__redis_store *store = (hl__redis_store *)(void *)base;
+  hl__redis_store_lock(store);
+  hl__redis_session *session = store->spare;
+  store->spare = NULL;
+  hl__redis_store_unlock(store);
+  if (session && !hl__redis_stands(session)) { /* it has ended meanwhile */
+    hl__redis_disconnect(session);
+    session = NULL;
+  }
+  int status = HL_OK;
+  if (!session) status = connect_verified(store, deadline, &session, error);
+  *result = session ? &session->base : NULL;
+  return status;
+}
+
+static void session_close(hl_session *session) {
+  hl__redis_disconnect(hl__redis_session_of(session));
+}
+
+/* ------------------------------------------------------------ a session */
+
+/* It holds nothing. */
+static int give_back(hl_session *session, hl_error *error) {
+  (void)session, (void)error;
+  return HL_OK;
+}
+
+static int renew(hl_session *base, int64_t *sent_ms, hl_error *error) {
+  hl__redis_session *session = hl__redis_session_of(base);
+  const char *words[] = {"PING"};
+  const size_t sizes[] = {4};
+  *sent_ms = hl__lease_ms();
+  int status = hl__redis_queue(session, 1, words, sizes, error);
+  if (status == HL_OK) status = hl__redis_flush(session, error);
+  if (status == HL_OK) session->outstanding++;
+  return status;
+}
+
+static int settle(hl_session *base, int64_t deadline, hl_error *error) {
+  hl__redis_session *session = hl__redis_session_of(base);
+  /* Where it does not wait, an interruption is late. */
+  if (deadline == 0 && atomic_exchange(&session->interrupted, false))
+    hl__redis_bell_clear(session);
+  return hl__redis_settle(session, deadline, error);
+}
+
+static int look(hl_session *base, hl_error *error) {
+  hl__redis_session *session = hl__redis_session_of(base);
+  if (session->outstanding || hl__redis_stands(session)) return HL_OK;
+  return hl__redis_gone(session, error);
+}
+
+static void interrupt(hl_session *base) {
+  hl__redis_session *session = hl__redis_session_of(base);
+  if (!atomic_exchange(&session->interrupted, true)) hl__redis_bell_ring(session);
+}
+
+const hl_store_ops hl_store_redis = {
+    .abi = HL_STORE_ABI,
+    .scheme = "redis",
+    .traits = {.scarce = true,
+               .expires = true,
+               .blocks = true,
+               .leases_only = true,
+               .drop_sends = true},
+    .parse = hl__redis_dsn,
+    .open = store_open,
+    .close = store_close,
+    .forget = store_forget,
+    .session_open = session_open,
+    .session_close = session_close,
+    .session_forget = session_forget,
+    .take = hl__redis_take,
+    .give_back = give_back,
+    .settle = settle,
+    .renew = renew,
+    .look = look,
+    .interrupt = interrupt,
+    .holders = hl__redis_holders,
+};

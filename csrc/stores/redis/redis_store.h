@@ -1,0 +1,246 @@
+/*
+ * redis_store.h - what the files of the Redis store share. This folder is the only one that
+ * includes hiredis. It serves Redis and Valkey.
+ *
+ *     redis.c       the store's operations: the life of a session
+ *     dsn.c         a DSN, taken apart
+ *     connect.c     from a DSN to a logged-in connection
+ *     server.c      does this server exclude?
+ *     wire.c        sending, answers, errors
+ *     script.c      the scripts, and their arguments
+ *     scripts/      the steps of the protocol, in Lua; common.lua has the keys
+ *     take.c        acquiring: asks, stands in the queue, sleeps, asks again
+ *     bells.c       the one subscription by which all that wait here are woken
+ *     leases.c      the other operations on records (hl_lease_ops)
+ *
+ * csrc/lua/redis makes a Lua module of it.
+ *
+ * There are only leases. Each step is one script, which the server runs alone, and does
+ * all of it or nothing. So a session holds nothing between two calls, and a lock pins no
+ * connection.
+ */
+#ifndef HIERLOCK_REDIS_STORE_H
+#define HIERLOCK_REDIS_STORE_H
+
+#include "clock.h"
+#include "error.h"
+#include "fork.h"
+#include "layout.h"
+#include "list.h"
+#include "store.h"
+
+#include <hiredis/hiredis.h>
+#include <pthread.h>
+#include <stdatomic.h>
+
+typedef enum hl__redis_script {
+  HL__REDIS_TAKE,
+  HL__REDIS_LEAVE,
+  HL__REDIS_REFRESH,
+  HL__REDIS_LOOK,
+  HL__REDIS_DROP,
+  HL__REDIS_RECALL,
+  HL__REDIS_ADOPT,
+  HL__REDIS_LIST,
+  HL__REDIS_SCRIPTS
+} hl__redis_script;
+
+/* For the answer of a server that has nothing else to do. */
+#define HL__REDIS_ANSWER_MS 5000
+
+typedef struct hl__redis_session hl__redis_session;
+
+HL__MUTEX_CLASS(hl__redis_mutex) HL__AFTER(hl__connection_mutex)
+    HL__BEFORE(hl__births);
+
+typedef struct hl__redis_store {
+  hl_store base;
+  const hl_store_config *config;
+  /* What the DSN says. */
+  const char *prefix;
+  int64_t connect_timeout; /* ms */
+  unsigned database, wait_replicas;
+  bool tls;
+  /* After what a server has forgotten, so long nothing is granted, at least; ms. 0: it is
+     no matter. */
+  int64_t quarantine;
+  /* The longest ttl that was asked for here, and whether the server's memory was seen. */
+  atomic_int_fast64_t longest;
+  atomic_bool seen;
+  char channel[128]; /* of the bells of this store; drawn when it is opened */
+
+  pthread_mutex_t mutex;
+  /* Connected by open, for the first session. */
+  hl__redis_session *spare HL__GUARDED_BY(hl__redis_mutex);
+  /* Digests of the scripts, in hexadecimal, as the server has told. */
+  char digests[HL__REDIS_SCRIPTS][41] HL__GUARDED_BY(hl__redis_mutex);
+  /* Sessions that wait to be rung. */
+  hl__list waiting HL__GUARDED_BY(hl__redis_mutex);
+  /* The subscribed connection; NULL: none. Who reads it has it for himself. */
+  hl__redis_session *bells HL__GUARDED_BY(hl__redis_mutex);
+  bool reading HL__GUARDED_BY(hl__redis_mutex);
+  int64_t bells_again HL__GUARDED_BY(hl__redis_mutex); /* not connected before */
+} hl__redis_store;
+
+HL__MUTEX_FUNCTIONS(hl__redis_store, hl__redis_store, mutex, hl__redis_mutex)
+
+struct hl__redis_session {
+  hl_session base;
+  hl__redis_store *store;
+  redisContext *context;
+  int fd; /* of the connection; see hl__fork_watch */
+  uint64_t ticket;
+  int bell; /* an eventfd: readable once the session is rung or interrupted */
+  uint64_t bell_ticket;
+  atomic_bool interrupted;
+  unsigned outstanding; /* answers that nobody waits for */
+  /* What is to be sent, of which so much is. */
+  char *out;
+  size_t out_size, out_sent;
+  /* The server: its run id; when it was started, ms of its TIME (0: it was another's replica
+     once, and took its place who knows when); whether it forgets nothing. */
+  char run[48];
+  int64_t start;
+  bool durable;
+  /* While it waits: among store->waiting, under this name. */
+  hl__list node;
+  char id[33];
+  bool rung;
+};
+
+static inline hl__redis_session *hl__redis_session_of(hl_session *session) {
+  return (hl__redis_session *)(void *)session;
+}
+
+/* ---- dsn.c */
+
+/* As hl_store_ops.parse. */
+int hl__redis_dsn(char *text, hl_dsn *dsn, hl_error *error);
+/* Reads the DSN into the store. HL_OK, HL_EDSN, HL_EUNSUPPORTED. */
+int hl__redis_params(hl__redis_store *store, hl_error *error);
+
+/* ---- connect.c */
+
+/* Connects and logs in, until the deadline, or for connect_timeout if that is shorter. */
+int hl__redis_connect(hl__redis_store *store, int64_t deadline,
+                      hl__redis_session **session, hl_error *error);
+/* Closes, without waiting; frees. NULL is fine. */
+void hl__redis_disconnect(hl__redis_session *session);
+
+/* ---- server.c */
+
+/* Looks whether leases on this server exclude, and learns what the session has of it. The first
+   settles the store's layout, and learns the digests. HL_OK, HL_EUNSAFE_SERVER, HL_EMISMATCH, or what
+   wire.c says. */
+int hl__redis_verify(hl__redis_session *session, int64_t deadline,
+                     hl_error *error);
+
+/* ---- wire.c */
+
+/* hl_store_config.wait_begin, wait_end. */
+void hl__redis_wait_begin(const hl__redis_store *store);
+void hl__redis_wait_end(const hl__redis_store *store);
+/* HL_ECONNECTION: the connection has ended. */
+int hl__redis_gone(const hl__redis_session *session, hl_error *error);
+/* What an answer that is an error means. */
+int hl__redis_error(const char *said, hl_error *error);
+/* Queues a command; hl__redis_flush sends what it can without blocking. */
+int hl__redis_queue(hl__redis_session *session, size_t n,
+                    const char *const *words, const size_t *sizes,
+                    hl_error *error);
+int hl__redis_flush(hl__redis_session *session, hl_error *error);
+/* The next answer, until the deadline; the caller frees it. An answer that is an error is one.
+   HL_TIMEOUT: it has not come; HL_CANCELLED: interrupted, where it is interruptible. */
+int hl__redis_await(hl__redis_session *session, int64_t deadline,
+                    bool interruptible, redisReply **reply, hl_error *error);
+/* Sends one command of words and waits for its answer, which is freed where it is an error, as
+   hl__redis_error says. */
+int hl__redis_command(hl__redis_session *session, int64_t deadline, size_t n,
+                      const char *const *words, redisReply **reply,
+                      hl_error *error);
+/* Reads the answers that nobody waits for. HL_OK, HL_TIMEOUT, HL_ECONNECTION. */
+int hl__redis_settle(hl__redis_session *session, int64_t deadline,
+                     hl_error *error);
+/* Whether the connection stands, without a round trip. Nothing is outstanding. */
+bool hl__redis_stands(hl__redis_session *session);
+/* Takes what has come to the eventfd. */
+void hl__redis_bell_clear(const hl__redis_session *session);
+void hl__redis_bell_ring(const hl__redis_session *session);
+
+/* ---- script.c */
+
+/* The words of a command that runs a script. */
+typedef struct hl__redis_call {
+  hl__redis_script script;
+  size_t n, capacity;
+  struct {
+    size_t at, size;
+  } words[64];
+  char *bytes;
+  size_t used;
+  bool failed; /* out of memory */
+  char inside[2048];
+} hl__redis_call;
+
+/* For the tree of that root. Its first arguments are the prefix and the root's tag. */
+void hl__redis_call_init(hl__redis_call *call, const hl__redis_store *store,
+                         hl__redis_script script, uint32_t root);
+void hl__redis_call_dispose(hl__redis_call *call);
+void hl__redis_bytes(hl__redis_call *call, const void *data, size_t size);
+void hl__redis_text(hl__redis_call *call, const char *text); /* NULL: "" */
+void hl__redis_number(hl__redis_call *call, int64_t number);
+/* 16 bytes, in hexadecimal; all zeroes: "". */
+void hl__redis_id(hl__redis_call *call, const uint8_t id[16]);
+/* Rows as the scripts have them, and the tags of their roots. */
+void hl__redis_rows(hl__redis_call *call, const hl__redis_store *store,
+                    const hl_row *rows, size_t n);
+void hl__redis_roots(hl__redis_call *call, const hl_row *rows, size_t n);
+
+/* Sends it, and does not wait. */
+int hl__redis_call_send(hl__redis_session *session, hl__redis_call *call,
+                        hl_error *error);
+/* Sends it, and waits for the answer, which the caller frees; again with the script, where the
+   server has forgotten that. An answer that is an error is what hl__redis_error says.
+   HL_ECONNECTION with *sent_ms: it may have been run; with 0 it was refused. sent_ms may be
+   NULL. */
+int hl__redis_call_run(hl__redis_session *session, hl__redis_call *call,
+                       int64_t deadline, bool interruptible, int64_t *sent_ms,
+                       redisReply **reply, hl_error *error);
+/* Has the server tell the digests. */
+int hl__redis_scripts_load(hl__redis_session *session, int64_t deadline,
+                           hl_error *error);
+
+/* The element of an answer: a number, or 0; a text, or "". */
+int64_t hl__redis_reply_number(const redisReply *reply, size_t i);
+const char *hl__redis_reply_text(const redisReply *reply, size_t i);
+
+/* ---- bells.c */
+
+/* Has the session rung, from now on, for the waiter of that id. False: nobody rings; look
+   often. */
+bool hl__redis_bells_join(hl__redis_session *session, const uint8_t id[16]);
+void hl__redis_bells_leave(hl__redis_session *session);
+/* Sleeps until the session is rung or interrupted, or until then. */
+void hl__redis_bells_sleep(hl__redis_session *session, int64_t until);
+void hl__redis_bells_close(hl__redis_store *store);
+
+/* ---- take.c */
+
+/* One of that time may be held. */
+void hl__redis_longest_note(hl__redis_store *store, int64_t ttl);
+
+/* As hl_store_ops.take. */
+int hl__redis_take(hl_session *base, const hl_request *request, hl_grant *grant,
+                   hl_error *error);
+
+/* ---- leases.c */
+
+extern const hl_lease_ops hl__redis_leases;
+/* What was written on this session is on as many replicas as the DSN wants. HL_ESTORE: not in
+   time. */
+int hl__redis_replicated(hl__redis_session *session, hl_error *error);
+/* As hl_store_ops.holders. */
+int hl__redis_holders(hl_session *base, const hl_row *rows, size_t n,
+                      hl_holder_fn fn, void *context, hl_error *error);
+
+#endif

@@ -1,0 +1,242 @@
+/*
+ * script.c - the scripts, and their arguments. A server keeps scripts by their digests until
+ * it is restarted or told to forget them (SCRIPT FLUSH): then it gets the text again.
+ */
+#include "redis_store.h"
+
+#include "scripts.h" /* made of scripts/ by the Makefile */
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const bodies[HL__REDIS_SCRIPTS] = {
+    [HL__REDIS_TAKE] = hl__redis_lua_take,
+    [HL__REDIS_LEAVE] = hl__redis_lua_leave,
+    [HL__REDIS_REFRESH] = hl__redis_lua_refresh,
+    [HL__REDIS_LOOK] = hl__redis_lua_look,
+    [HL__REDIS_DROP] = hl__redis_lua_drop,
+    [HL__REDIS_RECALL] = hl__redis_lua_recall,
+    [HL__REDIS_ADOPT] = hl__redis_lua_adopt,
+    [HL__REDIS_LIST] = hl__redis_lua_list,
+};
+
+/* The whole text; the caller frees it. */
+static char *script_text(hl__redis_script script) {
+  size_t size = strlen(hl__redis_lua_common) + strlen(bodies[script]) + 1;
+  char *text = malloc(size);
+  if (text) {
+    strcpy(text, hl__redis_lua_common);
+    strcat(text, bodies[script]);
+  }
+  return text;
+}
+
+/* --------------------------------------------------------------- words */
+
+static char *room(hl__redis_call *call, size_t size) {
+  if (call->failed || call->n == sizeof call->words / sizeof *call->words) {
+    call->failed = true;
+    return NULL;
+  }
+  if (call->used + size > call->capacity) {
+    size_t capacity = (call->used + size) * 2;
+    char *grown = malloc(capacity);
+    if (!grown) {
+      call->failed = true;
+      return NULL;
+    }
+    memcpy(grown, call->bytes, call->used);
+    if (call->bytes != call->inside) free(call->bytes);
+    call->bytes = grown;
+    call->capacity = capacity;
+  }
+  call->words[call->n].at = call->used;
+  call->words[call->n++].size = size;
+  call->used += size;
+  return call->bytes + call->used - size;
+}
+
+void hl__redis_bytes(hl__redis_call *call, const void *data, size_t size) {
+  char *at = room(call, size);
+  if (at && size) memcpy(at, data, size);
+}
+
+void hl__redis_text(hl__redis_call *call, const char *text) {
+  hl__redis_bytes(call, text, text ? strlen(text) : 0);
+}
+
+void hl__redis_number(hl__redis_call *call, int64_t number) {
+  char digits[24];
+  (void)snprintf(digits, sizeof digits, "%" PRId64, number);
+  hl__redis_text(call, digits);
+}
+
+void hl__redis_id(hl__redis_call *call, const uint8_t id[16]) {
+  static const uint8_t none[16] = {0};
+  char digits[33] = "";
+  if (memcmp(id, none, 16) != 0)
+    for (size_t i = 0; i < 16; i++)
+      (void)snprintf(digits + 2 * i, 3, "%02x", id[i]);
+  hl__redis_text(call, digits);
+}
+
+/* "xPREFIX:{ROOT}:LEVEL:HASH\n" */
+#define ROW_MAX 128
+
+void hl__redis_rows(hl__redis_call *call, const hl__redis_store *store,
+                    const hl_row *rows, size_t n) {
+  char *text = malloc(n * ROW_MAX + 1);
+  size_t used = 0;
+  if (!text) {
+    call->failed = true;
+    return;
+  }
+  for (size_t i = 0; i < n; i++)
+    used += (size_t)snprintf(
+        text + used, ROW_MAX, "%c%s:{%08" PRIx32 "}:%u:%015" PRIx64 "\n",
+        rows[i].mode == HL_SHARED ? 's' : 'x', store->prefix, rows[i].root,
+        rows[i].level, rows[i].bucket);
+  hl__redis_bytes(call, text, used);
+  free(text);
+}
+
+/* Rows begin with those of the roots. */
+void hl__redis_roots(hl__redis_call *call, const hl_row *rows, size_t n) {
+  size_t count = 0;
+  while (count < n && rows[count].level == 0) count++;
+  char *at = room(call, count * 9);
+  char tag[10];
+  for (size_t i = 0; at && i < count; i++) {
+    (void)snprintf(tag, sizeof tag, "%08" PRIx32 " ", rows[i].root);
+    memcpy(at + i * 9, tag, 9);
+  }
+}
+
+void hl__redis_call_init(hl__redis_call *call, const hl__redis_store *store,
+                         hl__redis_script script, uint32_t root) {
+  char key[96], tag[9];
+  call->script = script;
+  call->n = call->used = 0;
+  call->bytes = call->inside;
+  call->capacity = sizeof call->inside;
+  call->failed = false;
+  (void)snprintf(tag, sizeof tag, "%08" PRIx32, root);
+  /* For Redis Cluster: where it is. */
+  (void)snprintf(key, sizeof key, "%s:{%s}:n", store->prefix, tag);
+  hl__redis_text(call, "1");
+  hl__redis_text(call, key);
+  hl__redis_text(call, store->prefix);
+  hl__redis_text(call, tag);
+}
+
+void hl__redis_call_dispose(hl__redis_call *call) {
+  if (call->bytes != call->inside) free(call->bytes);
+  call->bytes = call->inside;
+}
+
+/* ------------------------------------------------------------- running */
+
+static int queue(hl__redis_session *session, hl__redis_call *call,
+                 const char *command, const char *script, hl_error *error) {
+  const char *words[66] = {command, script};
+  size_t sizes[66] = {strlen(command), strlen(script)};
+  if (call->failed) return hl__error_memory(error);
+  for (size_t i = 0; i < call->n; i++) {
+    words[i + 2] = call->bytes + call->words[i].at;
+    sizes[i + 2] = call->words[i].size;
+  }
+  return hl__redis_queue(session, call->n + 2, words, sizes, error);
+}
+
+int hl__redis_call_send(hl__redis_session *session, hl__redis_call *call,
+                        hl_error *error) {
+  char digest[41];
+  hl__redis_store *store = session->store;
+  hl__redis_store_lock(store);
+  strcpy(digest, store->digests[call->script]);
+  hl__redis_store_unlock(store);
+  int status = queue(session, call, "EVALSHA", digest, error);
+  if (status == HL_OK) status = hl__redis_flush(session, error);
+  return status;
+}
+
+/* An interruption leaves the server so long to answer. */
+#define LAST_WORD_MS 500
+
+static int run(hl__redis_session *session, int64_t deadline, bool interruptible,
+               redisReply **reply, hl_error *error) {
+  int status = hl__redis_await(session, deadline, interruptible, reply, error);
+  if (status != HL_CANCELLED) return status;
+  return hl__redis_await(session, hl__now_ms() + LAST_WORD_MS, false, reply,
+                         error);
+}
+
+int hl__redis_call_run(hl__redis_session *session, hl__redis_call *call,
+                       int64_t deadline, bool interruptible, int64_t *sent_ms,
+                       redisReply **reply, hl_error *error) {
+  int64_t sent = hl__lease_ms();
+  *reply = NULL;
+  int status = hl__redis_call_send(session, call, error);
+  if (status == HL_OK)
+    status = run(session, deadline, interruptible, reply, error);
+  if (status == HL_OK && (*reply)->type == REDIS_REPLY_ERROR &&
+      strncmp((*reply)->str, "NOSCRIPT", 8) == 0) {
+    char *text = script_text(call->script);
+    freeReplyObject(*reply);
+    *reply = NULL;
+    sent = hl__lease_ms();
+    status = text ? queue(session, call, "EVAL", text, error)
+                  : hl__error_memory(error);
+    free(text);
+    if (status == HL_OK)
+      status = run(session, deadline, interruptible, reply, error);
+  }
+  bool refused = status == HL_OK && (*reply)->type == REDIS_REPLY_ERROR;
+  if (sent_ms) *sent_ms = refused ? 0 : sent;
+  /* Its answer may still come, and must not be taken for another's. */
+  if (status == HL_TIMEOUT)
+    status = hl__error(error, HL_ECONNECTION, "the server does not answer");
+  if (status) return status;
+  if (!refused) return HL_OK;
+  status = hl__redis_error((*reply)->str, error);
+  freeReplyObject(*reply);
+  *reply = NULL;
+  return status;
+}
+
+int hl__redis_scripts_load(hl__redis_session *session, int64_t deadline,
+                           hl_error *error) {
+  hl__redis_store *store = session->store;
+  for (unsigned i = 0; i < HL__REDIS_SCRIPTS; i++) {
+    char *text = script_text(i);
+    if (!text) return hl__error_memory(error);
+    const char *words[] = {"SCRIPT", "LOAD", text};
+    redisReply *reply;
+    int status = hl__redis_command(session, deadline, 3, words, &reply, error);
+    free(text);
+    if (status) return status;
+    bool good = reply->type == REDIS_REPLY_STRING && reply->len == 40;
+    hl__redis_store_lock(store);
+    if (good) memcpy(store->digests[i], reply->str, 41);
+    hl__redis_store_unlock(store);
+    freeReplyObject(reply);
+    if (!good)
+      return hl__error(error, HL_ESTORE, "the server answers what was not asked");
+  }
+  return HL_OK;
+}
+
+int64_t hl__redis_reply_number(const redisReply *reply, size_t i) {
+  if (reply->type == REDIS_REPLY_INTEGER && i == 0) return reply->integer;
+  if (reply->type != REDIS_REPLY_ARRAY || i >= (size_t)reply->elements) return 0;
+  const redisReply *element = reply->element[i];
+  if (element->type == REDIS_REPLY_INTEGER) return element->integer;
+  return element->type == REDIS_REPLY_STRING ? strtoll(element->str, NULL, 10) : 0;
+}
+
+const char *hl__redis_reply_text(const redisReply *reply, size_t i) {
+  if (reply->type != REDIS_REPLY_ARRAY || i >= (size_t)reply->elements) return "";
+  const redisReply *element = reply->element[i];
+  return element->type == REDIS_REPLY_STRING ? element->str : "";
+}

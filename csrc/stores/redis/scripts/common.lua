@@ -1,0 +1,147 @@
+-- What the scripts share: it stands before each of them. A script runs alone on its server, and its
+-- effects are there all or none: each is one step of the protocol.
+--
+-- Names. P is the prefix, R the tag of a tree: the same for all its nodes, so Redis Cluster has them in one slot.
+--
+--   P:{R}:LEVEL:HASH      a node, in the layout of Symfony Lock: a sorted set of those that hold it, by the end of
+--                         their time (ms of TIME); who holds it alone has added __write__, with the same end
+--   P:{R}:LEVEL:HASH:w    who waits for it, by ticket; :x those that want it alone
+--   P:{R}:l:ID            a lease (hash); ID@R, of its home R, stands for it in its nodes. It locks nodes of several
+--                         trees, perhaps, and has its home in the first
+--   P:{R}:leases          those whose home is R, by their end
+--   P:{R}:q:ID            a waiter (hash); it lives as long as it looks
+--   P:{R}:n               the last ticket or token
+--   P:memory              which server grants here: see take.lua
+--
+-- Presence decides. A lease is unbroken while its record and all its members are there, whatever its time; whoever
+-- finds one in his way whose time is up deletes all of it. So the keys outlive their time by GRACE.
+
+local P = ARGV[1]
+local GRACE = 3600000
+local WAITER_MS = 3000
+
+-- Whole ms, of one that has begun: so what lasts ttl ends ttl + 1 after it, and never too early.
+local function clock()
+  local time = redis.call('TIME')
+  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000),
+         tonumber(time[1]) * 1000000 + tonumber(time[2])
+end
+
+local function text(number) return string.format('%.0f', number) end
+
+local function key(root, kind, id)
+  return P .. ':{' .. root .. '}:' .. kind .. (id and ':' .. id or '')
+end
+
+local function split(member) return string.match(member, '^(%x+)@(%x+)$') end
+
+-- The rows of a request or a lease: "xNODE\nsNODE\n".
+local function each_row(rows) return string.gmatch(rows, '(%l)([^\n]+)\n') end
+
+-- Has a waiter look again. Who may not publish, or hear it, looks each second.
+local function ring(member)
+  local id, root = split(member)
+  local channel = id and redis.call('HGET', key(root, 'q', id), 'channel')
+  if channel then redis.pcall('PUBLISH', channel, id) end
+end
+
+-- The first that lives, of a set of waiters for the node, and its ticket. The dead go.
+local function first(node, set)
+  while true do
+    local head = redis.call('ZRANGE', node .. set, 0, 0, 'WITHSCORES')
+    if not head[1] then return nil end
+    local id, root = split(head[1])
+    if id and redis.call('EXISTS', key(root, 'q', id)) == 1 then return head[1], tonumber(head[2]) end
+    redis.call('ZREM', node .. ':w', head[1])
+    redis.call('ZREM', node .. ':x', head[1])
+  end
+end
+
+-- A holder of the node, or a waiter, has gone that was there in this mode. Where it was shared, only one who wants
+-- it alone can have waited for that; else all up to the first such one.
+local function ring_next(node, mode)
+  local head = first(node, ':w')
+  if not head then return end
+  if redis.call('ZSCORE', node .. ':x', head) then
+    ring(head)
+  elseif mode == 'x' then
+    for _, member in ipairs(redis.call('ZRANGE', node .. ':w', 0, 99)) do
+      if redis.call('ZSCORE', node .. ':x', member) then break end
+      ring(member)
+    end
+  end
+end
+
+-- What a lease locks is free.
+local function free(root, id)
+  local rows = redis.call('HGET', key(root, 'l', id), 'rows')
+  local member = id .. '@' .. root
+  for mode, node in each_row(rows or '') do
+    if redis.call('ZREM', node, member) == 1 and mode == 'x' then redis.call('ZREM', node, '__write__') end
+    ring_next(node, mode)
+  end
+  redis.call('ZREM', key(root, 'leases'), id)
+end
+
+local function drop(root, id)
+  free(root, id)
+  redis.call('DEL', key(root, 'l', id))
+end
+
+-- It is not there, and a take that makes it, and is read after this, finds so.
+local function recall(root, id)
+  drop(root, id)
+  redis.call('HSET', key(root, 'l', id), 'recalled', '1')
+  redis.call('PEXPIRE', key(root, 'l', id), GRACE)
+  redis.call('DEL', key(root, 'q', id))
+end
+
+-- Whoever wants the node in this mode finds nobody in his way whose time is up. Who is not in the way may be
+-- refreshed yet, for GRACE.
+local function clean(node, mode, now)
+  if mode == 's' then
+    local ends = redis.call('ZSCORE', node, '__write__')
+    if not ends or tonumber(ends) > now then now = now - GRACE end
+  end
+  for _, member in ipairs(redis.call('ZRANGEBYSCORE', node, '-inf', text(now))) do
+    local id, root = split(member)
+    if id then drop(root, id) end
+  end
+  redis.call('ZREMRANGEBYSCORE', node, '-inf', text(now))
+end
+
+local function outlive(set)
+  local last = redis.call('ZREVRANGE', set, 0, 0, 'WITHSCORES')
+  if last[2] then redis.call('PEXPIREAT', set, text(tonumber(last[2]) + GRACE)) end
+end
+
+-- The lease, whose members are there or may be made, ends at that time.
+local function set_end(root, id, rows, ends)
+  local member = id .. '@' .. root
+  for mode, node in each_row(rows) do
+    redis.call('ZADD', node, text(ends), member)
+    if mode == 'x' then redis.call('ZADD', node, text(ends), '__write__') end
+    outlive(node)
+  end
+  redis.call('HSET', key(root, 'l', id), 'ends', text(ends))
+  redis.call('PEXPIREAT', key(root, 'l', id), text(ends + GRACE))
+  redis.call('ZADD', key(root, 'leases'), text(ends), id)
+  outlive(key(root, 'leases'))
+end
+
+-- Why there is none of that holder; nil: there is. Also where somebody has deleted a part of it.
+local function lost(root, id, holder)
+  local lease = key(root, 'l', id)
+  local found = redis.call('HMGET', lease, 'holder', 'revoked', 'by', 'reason', 'rows')
+  if found[2] and (not holder or found[1] == holder) then return { 0, 'revoked', found[3] or '', found[4] or '' } end
+  if not found[1] then return { 0, 'gone' } end
+  if holder and found[1] ~= holder then return { 0, 'imported' } end
+  local member = id .. '@' .. root
+  for mode, node in each_row(found[5] or '') do
+    if not redis.call('ZSCORE', node, member) or mode == 'x' and not redis.call('ZSCORE', node, '__write__') then
+      drop(root, id)
+      return { 0, 'gone' }
+    end
+  end
+  return nil
+end

@@ -1,0 +1,60 @@
+-- Leases whose time is not up: {ID, owner, path, label, application, host, pid, mode, since, ms left} each; of waiters
+-- instead of the last, -1. Or ends them, and says how many.
+--
+-- Which: those of the tree, or those that exclude one of the rows; of that owner, of that id, where they are given.
+local root, rows, owner, wanted, waits, revokes, by, reason = unpack(ARGV, 2, 9)
+local now = clock()
+local chosen, order = {}, {}
+
+local function choose(member)
+  if chosen[member] or not split(member) then return end
+  chosen[member] = true
+  order[#order + 1] = member
+end
+
+if rows == '' then
+  for _, id in ipairs(redis.call('ZRANGE', key(root, 'leases'), 0, -1)) do choose(id .. '@' .. root) end
+else
+  for mode, node in each_row(rows) do
+    if mode == 'x' or redis.call('ZSCORE', node, '__write__') then
+      for _, member in ipairs(redis.call('ZRANGE', node, 0, -1)) do choose(member) end
+    end
+  end
+end
+
+local function describe(kind, member, left)
+  local id, home = split(member)
+  local f = redis.call('HMGET', key(home, kind, id), 'owner', 'path', 'label', 'application', 'host', 'pid', 'mode', 'since')
+  for i = 1, 8 do f[i] = f[i] or '' end
+  return { id, f[1], f[2], f[3], f[4], f[5], f[6], f[7], f[8], left }
+end
+
+local result = {}
+for _, member in ipairs(order) do
+  local id, home = split(member)
+  local found = redis.call('HMGET', key(home, 'l', id), 'ends', 'owner', 'revoked')
+  local ends = tonumber(found[1] or 0)
+  if ends > now and not found[3] and (owner == '' or owner == found[2]) and (wanted == '' or wanted == id) then
+    result[#result + 1] = describe('l', member, ends - now - 1)
+    if revokes == '1' then
+      free(home, id)
+      redis.call('HSET', key(home, 'l', id), 'revoked', '1', 'by', by, 'reason', reason)
+      redis.call('PEXPIREAT', key(home, 'l', id), text(ends + GRACE))
+    end
+  end
+end
+if revokes == '1' then return #result end
+
+if waits == '1' then
+  local seen = {}
+  for mode, node in each_row(rows) do
+    for _, member in ipairs(redis.call('ZRANGE', node .. (mode == 'x' and ':w' or ':x'), 0, -1)) do
+      local id, home = split(member)
+      if id and not seen[member] and redis.call('EXISTS', key(home, 'q', id)) == 1 then
+        seen[member] = true
+        result[#result + 1] = describe('q', member, -1)
+      end
+    end
+  end
+end
+return result

@@ -1,0 +1,12 @@
+-- The lease ends ttl from now. Makes nothing: where a part of it is missing, it is lost. One that was sent before
+-- another that has been read already does nothing.
+local root, id, holder, ttl, turn = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
+local why = lost(root, id, holder)
+if why then return why end
+local lease = key(root, 'l', id)
+if turn <= tonumber(redis.call('HGET', lease, 'turn')) then return { 0, 'late' } end
+redis.call('HSET', lease, 'turn', text(turn))
+set_end(root, id, redis.call('HGET', lease, 'rows'), (clock()) + ttl + 1)
+local memory = ARGV[7]
+if ttl > tonumber(redis.call('HGET', memory, 'longest') or 0) then redis.call('HSET', memory, 'longest', text(ttl)) end
+return { 1 }

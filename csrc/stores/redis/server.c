@@ -1,0 +1,148 @@
+/*
+ * server.c - does this server exclude? Looked at on each connection, as another server may have
+ * taken the address over. What one has forgotten is for take.lua to notice, with what is
+ * learned here.
+ */
+#include "redis_store.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* TIME in scripts that write, HSET of many fields, SET PX: 6.2 is the oldest that is tried. */
+#define OLDEST 602
+
+/* The value of a field of INFO, up to the end of its line; "" where it is absent. */
+static const char *info(const char *text, const char *field, char out[64]) {
+  size_t size = strlen(field);
+  out[0] = '\0';
+  for (const char *line = text; line; line = strchr(line, '\n')) {
+    if (*line == '\n') line++;
+    if (strncmp(line, field, size) != 0 || line[size] != ':') continue;
+    const char *value = line + size + 1;
+    size_t n = strcspn(value, "\r\n");
+    if (n > 63) n = 63;
+    memcpy(out, value, n);
+    out[n] = '\0';
+    break;
+  }
+  return out;
+}
+
+static bool info_is(const char *text, const char *field, const char *value) {
+  char found[64];
+  return strcmp(info(text, field, found), value) == 0;
+}
+
+static int refuse(const char *text, hl_error *error) {
+  char found[64];
+  unsigned major = 0, minor = 0;
+  if (sscanf(info(text, "redis_version", found), "%u.%u", &major, &minor) != 2 ||
+      major * 100 + minor < OLDEST)
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "the server is Redis %s; 6.2 or later is needed", found);
+  if (info_is(text, "loading", "1"))
+    return hl__error(error, HL_ECONNECTION, "the server is loading its data");
+  if (!info_is(text, "role", "master"))
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "the server is a replica: connect to its master");
+  if (info_is(text, "cluster_enabled", "1"))
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "the server is a node of Redis Cluster, which is not "
+                     "served: use one server, with replicas perhaps");
+  if (!info_is(text, "maxmemory_policy", "noeviction"))
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "the server may evict locks when its memory is full "
+                     "(maxmemory-policy %s): CONFIG SET maxmemory-policy "
+                     "noeviction",
+                     info(text, "maxmemory_policy", found));
+  return HL_OK;
+}
+
+/* Whether a restart forgets nothing. Who may not ask takes it for one that forgets. */
+static int durability_read(hl__redis_session *session, const char *text,
+                           int64_t deadline, hl_error *error) {
+  const char *words[] = {"CONFIG", "GET", "appendfsync"};
+  redisReply *reply;
+  session->durable = false;
+  if (!info_is(text, "aof_enabled", "1") || session->start == 0) return HL_OK;
+  int status = hl__redis_command(session, deadline, 3, words, &reply, error);
+  if (status == HL_OK) {
+    session->durable = strcmp(hl__redis_reply_text(reply, 1), "always") == 0;
+    freeReplyObject(reply);
+  }
+  return status == HL_ECONNECTION ? status : HL_OK;
+}
+
+/* When it was started, by its own clock. */
+static int start_read(hl__redis_session *session, const char *text,
+                      int64_t deadline, hl_error *error) {
+  static const char never[] = "0000000000000000000000000000000000000000";
+  const char *words[] = {"TIME"};
+  char found[64];
+  redisReply *reply;
+  int64_t up = strtoll(info(text, "uptime_in_seconds", found), NULL, 10);
+  int status = hl__redis_command(session, deadline, 1, words, &reply, error);
+  if (status) return status;
+  /* Both are cut to whole seconds: not too early. */
+  session->start = (hl__redis_reply_number(reply, 0) - up + 1) * 1000;
+  freeReplyObject(reply);
+  if (!info_is(text, "master_replid2", never)) session->start = 0;
+  return HL_OK;
+}
+
+/* Nodes of other levels have other names, so a program with other levels would exclude nobody. */
+static int layout_agree(hl__redis_session *session, int64_t deadline,
+                        hl_error *error) {
+  hl__redis_store *store = session->store;
+  hl_layout *wanted =
+      store->base.layout ? store->base.layout : store->config->layout;
+  hl_layout *agreed = NULL;
+  char key[96], names[HL__LAYOUT_NAMES_MAX];
+  (void)snprintf(key, sizeof key, "%s:levels", store->prefix);
+  const char *set[] = {"SETNX", key, hl__layout_names(wanted, names)};
+  const char *get[] = {"GET", key};
+  redisReply *reply = NULL;
+  int status = hl__redis_command(session, deadline, 3, set, &reply, error);
+  if (status) return status;
+  freeReplyObject(reply);
+  status = hl__redis_command(session, deadline, 2, get, &reply, error);
+  if (status) return status;
+  const char *found = reply->type == REDIS_REPLY_STRING ? reply->str : "";
+  if (strcmp(found, names) == 0)
+    agreed = hl_layout_ref(wanted);
+  else
+    status = hl__layout_agree(wanted, found, hl_layout_buckets(wanted), key, "",
+                              &agreed, error);
+  if (status == HL_EMISMATCH)
+    (void)hl__error(error, status,
+                    "the levels of this database are %.150s (%s); this program "
+                    "wants %.150s: leave out `levels`, and it takes what is "
+                    "there; or write another ?prefix= in the DSN",
+                    found, key, names);
+  freeReplyObject(reply);
+  if (status == HL_OK && !store->base.layout)
+    status = hl__layout_unbucketed(agreed, &store->base.layout, error);
+  hl_layout_unref(agreed);
+  return status;
+}
+
+int hl__redis_verify(hl__redis_session *session, int64_t deadline,
+                     hl_error *error) {
+  const char *words[] = {"INFO"};
+  redisReply *reply;
+  char found[64];
+  int status = hl__redis_command(session, deadline, 1, words, &reply, error);
+  if (status) return status;
+  const char *text = reply->type == REDIS_REPLY_STRING ? reply->str : "";
+  status = refuse(text, error);
+  (void)snprintf(session->run, sizeof session->run, "%s",
+                 info(text, "run_id", found));
+  if (status == HL_OK) status = start_read(session, text, deadline, error);
+  if (status == HL_OK) status = durability_read(session, text, deadline, error);
+  freeReplyObject(reply);
+  if (status == HL_OK && !session->store->base.layout)
+    status = layout_agree(session, deadline, error);
+  if (status == HL_OK && !session->store->seen)
+    status = hl__redis_scripts_load(session, deadline, error);
+  return status;
+}

@@ -1,0 +1,220 @@
+/*
+ * wire.c - sending, answers, errors. hiredis formats and parses; all waiting is a poll() of
+ * ours on its socket, which does not block. We send ourselves, as hiredis would have a program
+ * killed by SIGPIPE whose server has closed the connection.
+ */
+#include "redis_store.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+void hl__redis_wait_begin(const hl__redis_store *store) {
+  if (store->config->wait_begin) store->config->wait_begin();
+}
+
+void hl__redis_wait_end(const hl__redis_store *store) {
+  if (store->config->wait_end) store->config->wait_end();
+}
+
+int hl__redis_gone(const hl__redis_session *session, hl_error *error) {
+  const redisContext *context = session->context;
+  return hl__error(error, HL_ECONNECTION, "the connection has ended: %s",
+                   context->err ? context->errstr : "the server has closed it");
+}
+
+static bool begins(const char *text, const char *word) {
+  return strncmp(text, word, strlen(word)) == 0;
+}
+
+/* What says that another connection, or a later try, may do. */
+static bool is_of_connection(const char *said) {
+  static const char *const words[] = {
+      "READONLY",  "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN",
+      "UNBLOCKED", "BUSY ",   "ERR max number of clients",  NULL};
+  for (const char *const *word = words; *word; word++)
+    if (begins(said, *word)) return true;
+  return false;
+}
+
+int hl__redis_error(const char *said, hl_error *error) {
+  int status = HL_ESTORE;
+  const char *hint = "";
+  bool retryable = false;
+  if (is_of_connection(said)) {
+    status = HL_ECONNECTION;
+    retryable = true;
+  } else if (begins(said, "NOAUTH") || begins(said, "WRONGPASS") ||
+             begins(said, "ERR invalid password") ||
+             begins(said, "ERR AUTH") || begins(said, "ERR Client sent AUTH")) {
+    status = HL_ECONNECTION;
+  } else if (strstr(said, "NOPERM") || strstr(said, "ACL failure") ||
+             strstr(said, "can't run this command")) {
+    hint = " (docs/security.md lists what the user must be allowed)";
+  } else if (begins(said, "MOVED") || begins(said, "ASK") ||
+             begins(said, "CROSSSLOT")) {
+    status = HL_EUNSAFE_SERVER;
+    hint = " (Redis Cluster is not served)";
+  } else if (begins(said, "OOM") || begins(said, "MISCONF") ||
+             begins(said, "NOREPLICAS")) {
+    retryable = true;
+  }
+  (void)hl__error(error, status, "the server says: %.300s%s", said, hint);
+  if (error) error->retryable = retryable;
+  return status;
+}
+
+int hl__redis_queue(hl__redis_session *session, size_t n,
+                    const char *const *words, const size_t *sizes,
+                    hl_error *error) {
+  char *command = NULL;
+  int size = (int)redisFormatCommandArgv(&command, (int)n, (const char **)words,
+                                         sizes);
+  char *grown = size > 0 ? realloc(session->out, session->out_size + (size_t)size)
+                         : NULL;
+  if (grown) {
+    memcpy(grown + session->out_size, command, (size_t)size);
+    session->out = grown;
+    session->out_size += (size_t)size;
+  }
+  if (size > 0) redisFreeCommand(command);
+  return grown ? HL_OK : hl__error_memory(error);
+}
+
+/* Without blocking. *done: all is sent. */
+static int write_some(hl__redis_session *session, bool *done, hl_error *error) {
+  while (session->out_sent < session->out_size) {
+    ssize_t n = send(session->fd, session->out + session->out_sent,
+                     session->out_size - session->out_sent,
+                     MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    if (n < 0)
+      return hl__error_errno(error, HL_ECONNECTION, "the connection has ended");
+    session->out_sent += (size_t)n;
+  }
+  *done = session->out_sent == session->out_size;
+  if (*done) session->out_sent = session->out_size = 0;
+  return HL_OK;
+}
+
+int hl__redis_flush(hl__redis_session *session, hl_error *error) {
+  bool done;
+  return write_some(session, &done, error);
+}
+
+void hl__redis_bell_clear(const hl__redis_session *session) {
+  uint64_t count;
+  while (read(session->bell, &count, sizeof count) < 0 && errno == EINTR) {
+  }
+}
+
+void hl__redis_bell_ring(const hl__redis_session *session) {
+  static const uint64_t one = 1;
+  while (write(session->bell, &one, sizeof one) < 0 && errno == EINTR) {
+  }
+}
+
+/* Until there is something to read, or room to write. HL_OK, HL_TIMEOUT, HL_CANCELLED. */
+static int wait_for_server(hl__redis_session *session, bool writes,
+                           int64_t deadline, bool interruptible) {
+  struct pollfd p[2] = {
+      {.fd = session->fd, .events = (short)(POLLIN | (writes ? POLLOUT : 0))},
+      {.fd = session->bell, .events = POLLIN}};
+  for (;;) {
+    if (interruptible && atomic_load(&session->interrupted)) return HL_CANCELLED;
+    int64_t left = hl__left_ms(deadline);
+    if (left > 0) hl__redis_wait_begin(session->store);
+    int n = poll(p, interruptible ? 2 : 1, left > INT32_MAX ? INT32_MAX : (int)left);
+    int failure = errno;
+    if (left > 0) hl__redis_wait_end(session->store);
+    if (n < 0 && failure != EINTR) return HL_ECONNECTION;
+    if (n == 0 && left == 0) return HL_TIMEOUT;
+    if (n > 0 && p[0].revents) return HL_OK;
+    /* Or it was rung for its place in a queue: that it keeps in mind. */
+    if (n > 0) hl__redis_bell_clear(session);
+  }
+}
+
+int hl__redis_await(hl__redis_session *session, int64_t deadline,
+                    bool interruptible, redisReply **reply, hl_error *error) {
+  redisContext *context = session->context;
+  bool done = false;
+  *reply = NULL;
+  for (;;) {
+    void *found = NULL;
+    if (!done) {
+      int status = write_some(session, &done, error);
+      if (status) return status;
+    }
+    if (redisGetReplyFromReader(context, &found) != REDIS_OK)
+      return hl__redis_gone(session, error);
+    if (!found) {
+      /* What has come lies perhaps in a buffer of TLS, where poll() sees nothing. */
+      if (redisBufferRead(context) != REDIS_OK ||
+          redisGetReplyFromReader(context, &found) != REDIS_OK)
+        return hl__redis_gone(session, error);
+    }
+    if (found) {
+      *reply = found;
+      return HL_OK;
+    }
+    int status = wait_for_server(session, !done, deadline, interruptible);
+    if (status == HL_TIMEOUT)
+      return hl__error(error, status, "the server has not answered yet");
+    if (status == HL_CANCELLED)
+      return hl__error(error, status, "the wait was cancelled");
+    if (status) return hl__redis_gone(session, error);
+  }
+}
+
+int hl__redis_command(hl__redis_session *session, int64_t deadline, size_t n,
+                      const char *const *words, redisReply **reply,
+                      hl_error *error) {
+  size_t sizes[8];
+  *reply = NULL;
+  for (size_t i = 0; i < n; i++) sizes[i] = strlen(words[i]);
+  int status = hl__redis_queue(session, n, words, sizes, error);
+  if (status == HL_OK)
+    status = hl__redis_await(session, deadline, false, reply, error);
+  if (status == HL_TIMEOUT)
+    status = hl__error(error, HL_ECONNECTION, "the server does not answer");
+  if (status) return status;
+  if ((*reply)->type != REDIS_REPLY_ERROR) return HL_OK;
+  status = hl__redis_error((*reply)->str, error);
+  freeReplyObject(*reply);
+  *reply = NULL;
+  return status;
+}
+
+int hl__redis_settle(hl__redis_session *session, int64_t deadline,
+                     hl_error *error) {
+  while (session->outstanding > 0) {
+    redisReply *reply;
+    int status = hl__redis_await(session, deadline, false, &reply, error);
+    if (status) return status;
+    session->outstanding--;
+    bool refused = reply->type == REDIS_REPLY_ERROR;
+    if (refused) (void)hl__redis_error(reply->str, error);
+    freeReplyObject(reply);
+    /* Whoever sent it does it again, on another connection. */
+    if (refused) {
+      if (error) error->status = HL_ECONNECTION;
+      return HL_ECONNECTION;
+    }
+  }
+  return HL_OK;
+}
+
+bool hl__redis_stands(hl__redis_session *session) {
+  void *found = NULL;
+  if (redisBufferRead(session->context) != REDIS_OK ||
+      redisGetReplyFromReader(session->context, &found) != REDIS_OK)
+    return false;
+  if (!found) return true;
+  freeReplyObject(found); /* nothing was asked: it says good-bye */
+  return false;
+}

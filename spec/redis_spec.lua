@@ -1,0 +1,381 @@
+-- What only Redis and Valkey can get wrong: servers that would not exclude, that forget, scripts that are
+-- forgotten, bells, privileges. What they share with others: leases_spec, scenarios_spec, loop_spec.
+
+local uv = require "luv"
+local hierlock = require "hierlock"
+local proxy = require "spec.support.proxy"
+local support = require "spec.support"
+
+local unpack = table.unpack or unpack -- luacheck: ignore
+
+local U1, R1, R2 = { "u1" }, { "u1", "a1", "r1" }, { "u1", "a1", "r2" }
+local PROMPT = 0.7 -- a waiter looks each second by itself
+
+local function assert_code(code, ok, err)
+  assert.is_nil(ok)
+  assert.equal(code, err.code, err.message)
+  return err
+end
+
+describe("redis", function()
+  support.on_redis(function(store)
+    local managers
+
+    -- A DSN with other parameters than the specs'.
+    local function dsn(params) return (store.dsn:gsub("%?.*", "?" .. params)) end
+
+    local function open(options, params)
+      local all = { timeout = 5 }
+      for k, v in pairs(options or {}) do all[k] = v end
+      local manager, err = hierlock.open(params and dsn(params) or store.dsn, all)
+      if manager then managers[#managers + 1] = manager end
+      return manager, err
+    end
+
+    local function cli(...) return store.cli(...) end
+
+    local function keys(pattern)
+      local found = {}
+      for key in cli("--raw", "KEYS", pattern):gmatch "[^\n]+" do found[#found + 1] = key end
+      return found
+    end
+
+    local function clear_keys()
+      for _, key in ipairs(keys "*") do cli("DEL", key) end
+    end
+
+    before_each(function()
+      managers = {}
+      clear_keys()
+    end)
+
+    after_each(function()
+      support.close_peers()
+      for _, manager in ipairs(managers) do manager:close() end
+    end)
+
+    -- --------------------------------------------------------------- opening
+
+    it("is refused where it may evict, or is a replica, and the message says what to do", function()
+      finally(function()
+        cli("CONFIG", "SET", "maxmemory-policy", "noeviction")
+        cli("REPLICAOF", "NO", "ONE")
+      end)
+      cli("CONFIG", "SET", "maxmemory-policy", "allkeys-lru")
+      local err = assert_code("unsafe_server", open())
+      assert.truthy(err.message:find("maxmemory-policy noeviction", 1, true), err.message)
+      cli("CONFIG", "SET", "maxmemory-policy", "noeviction")
+      cli("REPLICAOF", "127.0.0.1", "1")
+      err = assert_code("unsafe_server", open())
+      assert.truthy(err.message:find("replica", 1, true), err.message)
+    end)
+
+    it("that becomes a replica grants nothing more", function()
+      finally(function() cli("REPLICAOF", "NO", "ONE") end)
+      local manager = assert(open())
+      assert(assert(manager:acquire(R1)):release { confirm = true })
+      cli("REPLICAOF", "127.0.0.1", "1")
+      assert_code("unsafe_server", manager:acquire(R1, { timeout = 0 }))
+    end)
+
+    it("is told of parameters that it does not know, of TLS that was not built, and of a bad password", function()
+      local err = assert_code("dsn", open({}, "prefx=a"))
+      assert.truthy(err.message:find("prefx", 1, true))
+      assert_code("dsn", open({}, "prefix=a{b}"))
+      assert_code("dsn", open({}, "wait_replicas=many"))
+      assert_code("unsupported", hierlock.open((store.dsn:gsub("^redis:", "rediss:"))))
+      err = assert_code("connection", hierlock.open((store.dsn:gsub("testpassword", "not%%40this"))))
+      assert.is_false(err.retryable)
+      assert.is_nil(err.message:find("not@this", 1, true))
+      err = assert_code("connection", hierlock.open "redis://127.0.0.1:1/")
+      assert.is_true(err.retryable)
+    end)
+
+    it("is reached by a Unix socket, and in another database is another space", function()
+      local socket = assert(os.getenv "HIERLOCK_REDIS_SOCKET")
+      local manager = assert(open())
+      local held = assert(manager:acquire(R1))
+      local by_socket = "redis+unix://testuser:testpassword@" .. socket
+      local same = assert(hierlock.open(by_socket .. "?quarantine=0"))
+      managers[#managers + 1] = same
+      assert_code("timeout", same:acquire(R1, { timeout = 0 }))
+      local elsewhere = assert(hierlock.open(by_socket .. "?quarantine=0&database=3"))
+      managers[#managers + 1] = elsewhere
+      assert(assert(elsewhere:acquire(R1, { timeout = 0 })):release { confirm = true })
+      local prefixed = assert(open({}, "quarantine=0&prefix=other"))
+      assert(assert(prefixed:acquire(R1, { timeout = 0 })):release { confirm = true })
+      assert(held:release())
+    end)
+
+    it("remembers the levels of a space, and refuses others", function()
+      assert(open { levels = { "shop", "order" } })
+      local err = assert_code("mismatch", open { levels = { "x", "y", "z" } })
+      assert.truthy(err.message:find("shop,order", 1, true), err.message)
+      local manager = assert(open())
+      assert(assert(manager:acquire { shop = "s", order = "o" }):release())
+    end)
+
+    -- ------------------------------------------------------------ forgetting
+
+    it("whose scripts were flushed gets them again", function()
+      local manager, other = assert(open()), assert(open())
+      for _ = 1, 3 do
+        local handle = assert(manager:acquire(R1))
+        cli("SCRIPT", "FLUSH")
+        assert(handle:refresh())
+        cli("SCRIPT", "FLUSH")
+        assert(handle:release()) -- is not waited for: it is made again once it was refused
+        local again = assert(other:acquire(R1))
+        cli("SCRIPT", "FLUSH")
+        assert(again:release { confirm = true })
+        cli("SCRIPT", "FLUSH")
+        assert.equal(0, #manager:leases())
+      end
+    end)
+
+    it("that was emptied grants nothing until what it has granted is over, and tokens grow", function()
+      local manager = assert(open({}, "quarantine=1"))
+      local before
+      support.wait_until(function() -- it has just been started, perhaps
+        before = manager:acquire(R1, { timeout = 0, ttl = 1.5 })
+        return before
+      end)
+      local other = assert(open({}, "quarantine=1")) -- has asked nothing yet
+      local token = before.token
+      cli "FLUSHALL"
+      local start = support.now()
+      assert_code("timeout", manager:acquire(R1, { timeout = 0 }))
+      assert_code("timeout", other:acquire(R2, { timeout = 0 }))
+      local after = assert(other:acquire(R1, { timeout = 10 }))
+      assert.is_false(before:is_held())
+      assert.is_true(support.now() - start > 1.4, support.now() - start)
+      assert.is_true(after.token > token)
+      assert_code("lost", before:refresh())
+      assert.is_true(after:check())
+    end)
+
+    it("that was restarted and has forgotten grants nothing for as long; one that keeps all goes on", function()
+      finally(function() store.command("restart") end)
+      local manager = assert(open({}, "quarantine=3"))
+      support.wait_until(function() return manager:acquire(R1, { timeout = 0, ttl = 2 }) end)
+      store.command("restart")
+      local start = support.now()
+      local other = assert(open({}, "quarantine=3"))
+      assert_code("timeout", other:acquire(R1, { timeout = 0 }))
+      local handle = assert(other:acquire(R1, { timeout = 10 }))
+      -- Servers count their uptime in whole seconds.
+      assert.is_true(support.now() - start > 1, support.now() - start)
+      assert(handle:release { confirm = true })
+
+      store.command("restart", "--appendonly yes --appendfsync always")
+      manager = assert(open({}, "quarantine=1"))
+      support.wait_until(function() return manager:acquire(R2, { timeout = 0, ttl = 1 }) end)
+      local kept = assert(manager:acquire(R1, { ttl = 60 }))
+      store.command("restart", "--appendonly yes --appendfsync always")
+      other = assert(open({}, "quarantine=60"))
+      assert_code("timeout", other:acquire(R1, { timeout = 0 }))
+      assert(assert(other:acquire({ "u2" }, { timeout = 0 })):release())
+      assert.is_true(kept:refresh())
+      assert.is_true(kept:release { confirm = true })
+    end)
+
+    it("that has lost a part of a lease has lost all of it: a refresh makes nothing anew", function()
+      local manager = assert(open())
+      local handle = assert(manager:acquire(R1, { ttl = 60 }))
+      for _, key in ipairs(keys "hierlock:{*}:2:*") do cli("DEL", key) end
+      assert_code("lost", handle:refresh())
+      assert.equal(0, #keys "hierlock:{*}:[012]:*")
+      assert.equal(0, #keys "hierlock:{*}:l:*")
+      assert(assert(manager:acquire(U1, { timeout = 0 })):release())
+    end)
+
+    it("keeps a lease for all of its time, to the microsecond", function()
+      local manager = assert(open())
+      for _ = 1, 10 do
+        local handle = assert(manager:acquire(U1, { ttl = 1 }))
+        local granted = tonumber(handle.token:sub(1, 14), 16) -- a token is the server's time, where that is the greater one
+        local till = tonumber(cli("--raw", "ZSCORE", keys("hierlock:{*}:0:*")[1], "__write__"))
+        assert.is_true(till * 1000 >= granted + 1000000, ("%.0f us"):format(till * 1000 - granted))
+        assert(handle:release { confirm = true })
+      end
+    end)
+
+    it("keeps nothing of what was released, and of nobody who waited", function()
+      local manager, other = assert(open()), assert(open())
+      local handle = assert(manager:acquire(R1))
+      assert_code("timeout", other:acquire(R1, { timeout = 0.1 }))
+      local pending = assert(other:start(U1))
+      support.wait_for_waiters(store, U1)
+      assert(pending:cancel())
+      assert(handle:release { confirm = true })
+      support.wait_until(function()
+        local found = keys "hierlock:*"
+        for _, key in ipairs(found) do
+          if not key:find ":memory$" and not key:find ":levels$" and not key:find "}:n$" then return false end
+        end
+        return true
+      end)
+    end)
+
+    -- The server has granted it, or reads what asks for it late: either way there is one lease in the end.
+    it("leaves nothing behind of a grant that was not answered, though it is asked for late", function()
+      local proxies = {}
+      finally(function() for _, one in ipairs(proxies) do one.close() end end)
+      for _, late in ipairs { false, true } do
+        local between = proxy.open(store)
+        proxies[#proxies + 1] = between
+        local peer = support.process(setmetatable({ dsn = between.dsn }, { __index = store }))
+        assert.is_true(peer:call "return (manager:acquire({ 'u9' })):release { confirm = true }")
+        local n = #between.connections
+        for i = 1, n do
+          if late then between.detain(i) else between.hold(i) end
+        end
+        local asked = #between.commands
+        peer:start("handles.lease = assert(manager:acquire(..., { ttl = 60, timeout = 10 })) return true", R1)
+        local used
+        support.wait_until(function()
+          uv.run "nowait"
+          for i = 1, n do
+            if late and #between.connections[i].detained > 0 then used = i end
+          end
+          for i = asked + 1, #between.commands do
+            if not late and between.commands[i].name == "evalsha" then used = between.commands[i].connection end
+          end
+          return used
+        end, "the take")
+        if not late then support.wait_until(function() uv.run "nowait" return #assert(open()):leases() == 1 end) end
+        between.connections[used].client:close()
+        assert.is_true(peer:result())
+        if late then between.deliver(used) end
+        support.sleep(0.1)
+        local found = assert(open()):leases()
+        assert.equal(1, #found)
+        assert.is_true(peer:call "return handles.lease:refresh() and handles.lease:release { confirm = true }")
+        assert.equal(0, #assert(open()):leases())
+        assert(assert(assert(open()):acquire(U1, { timeout = 0 })):release { confirm = true })
+      end
+    end)
+
+    it("gives back what too few replicas have", function()
+      local manager = assert(open({}, "quarantine=0&wait_replicas=1"))
+      local err = assert_code("store", manager:acquire(R1, { timeout = 0 }))
+      assert.is_true(err.retryable)
+      assert.truthy(err.message:find("wait_replicas", 1, true), err.message)
+      assert(assert(open()):acquire(R1, { timeout = 1 }))
+    end)
+
+    -- --------------------------------------------------------------- waiting
+
+    it("wakes many waiters of a program by one subscription, at once", function()
+      local manager, waiters = assert(open()), assert(open { pool_size = 20 })
+      local held, pending = {}, {}
+      for i = 1, 5 do
+        held[i] = assert(manager:acquire({ "u1", "a1", "r" .. i }))
+        pending[i] = assert(waiters:start({ "u1", "a1", "r" .. i }))
+      end
+      for i = 1, 5 do support.wait_for_waiters(store, { "u1", "a1", "r" .. i }) end
+      support.wait_until(function() -- that of another spec's may just end
+        return select(2, cli("CLIENT", "LIST"):gsub(" sub=1 ", "")) == 1
+      end, "one subscription")
+      for i = 5, 1, -1 do
+        local start = support.now()
+        held[i]:release()
+        local handle = assert(pending[i]:wait(5))
+        assert.is_true(support.now() - start < PROMPT, support.now() - start)
+        handle:release()
+      end
+    end)
+
+    it("loses no waiter when the subscription, or every connection, is cut", function()
+      local manager, other = assert(open()), assert(open { timeout = 10 })
+      local handle = assert(manager:acquire(R1))
+      local pending = assert(other:start(R1))
+      support.wait_for_waiters(store, R1)
+      cli("CLIENT", "KILL", "TYPE", "pubsub")
+      assert.is_false(pending:done())
+      assert(handle:release { confirm = true })
+      handle = assert(pending:wait(10))
+      cli("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+      assert.is_true(handle:is_held())
+      assert.is_true(handle:refresh())
+      assert(handle:release())
+      assert(assert(manager:acquire(R1)):release())
+    end)
+
+    it("lets those pass who stand behind a waiter that was killed", function()
+      local manager = assert(open())
+      local handle = assert(manager:acquire(R1))
+      local peer = support.process(store)
+      peer:start("return manager:acquire(...)", U1)
+      support.wait_for_waiters(store, U1)
+      peer:signal "sigkill"
+      local start = support.now()
+      assert(assert(manager:acquire(R2, { timeout = 10 })):release())
+      assert.is_true(support.now() - start < 5)
+      assert(handle:release())
+    end)
+
+    -- ------------------------------------------------------- other programs
+
+    it("has nodes in the layout of Symfony Lock, whose programs it keeps out and is kept out by", function()
+      local manager = assert(open())
+      local handle = assert(manager:acquire(R1, { ttl = 60 }))
+      local node = keys "hierlock:{*}:2:*"[1]
+      local root = keys "hierlock:{*}:0:*"[1]
+      assert.equal("zset", cli("TYPE", node))
+      assert.equal("2", cli("ZCARD", node))
+      assert.equal(cli("ZSCORE", node, "__write__"), cli("--raw", "ZRANGE", node, "1", "1", "WITHSCORES"):match "\n(%d+)$")
+      assert.equal("1", cli("ZCARD", root))
+      assert.equal("", cli("--raw", "ZSCORE", root, "__write__"))
+      assert(handle:release { confirm = true })
+      local till = tostring(os.time() + 1) .. "500"
+      cli("ZADD", node, till, "a token of theirs", till, "__write__")
+      assert_code("timeout", manager:acquire(R1, { timeout = 0 }))
+      handle = assert(manager:acquire(R1, { timeout = 10 }))
+      assert.is_true(os.time() * 1000 + 1000 >= tonumber(till))
+      assert(handle:release())
+    end)
+
+    it("needs no more privileges than docs/security.md lists", function()
+      finally(function() cli("ACL", "DELUSER", "least") end)
+      local RULES = { "~hierlock:*", "&hierlock:*", "+eval", "+evalsha", "+script|load", "+info", "+time", "+ping", "+select",
+        "+config|get", "+setnx", "+get", "+set", "+exists", "+del", "+scan", "+hset", "+hget", "+hmget", "+zadd", "+zrem",
+        "+zscore", "+zcard", "+zrange", "+zrevrange", "+zrangebyscore", "+zremrangebyscore", "+pexpire", "+pexpireat", "+publish",
+        "+subscribe", "+wait" }
+      local page = assert(io.open("docs/security.md")):read "*a"
+      for _, rule in ipairs(RULES) do assert.truthy(page:find(rule, 1, true), rule) end
+      assert.equal("OK", cli("ACL", "SETUSER", "least", "reset", "on", ">least", unpack(RULES)))
+      local mine = (store.dsn:gsub("testuser:testpassword", "least:least"))
+      local function open_least()
+        local manager, err = hierlock.open(mine)
+        managers[#managers + 1] = manager
+        return manager, err
+      end
+      local manager, other = assert(open_least()), assert(open_least())
+      local handle = assert(manager:acquire(R1, { ttl = 60 }))
+      local pending = assert(other:start(R1))
+      support.wait_for_waiters(store, R1)
+      assert(handle:refresh())
+      assert(handle:check())
+      handle = assert(manager:import((assert(handle:export()))))
+      local start = support.now()
+      assert(handle:release { confirm = true })
+      handle = assert(pending:wait(5))
+      assert.is_true(support.now() - start < PROMPT)
+      assert.equal(1, #manager:leases())
+      assert.equal(1, manager:revoke({ target = U1 }, { by = "x" }))
+      assert_code("lost", handle:check())
+      -- Without bells it waits, too.
+      cli("ACL", "SETUSER", "least", "-publish", "-subscribe")
+      handle = assert(manager:acquire(R1))
+      pending = assert(other:start(R1))
+      support.wait_for_waiters(store, R1)
+      assert(handle:release { confirm = true })
+      assert(assert(pending:wait(5)):release { confirm = true })
+      cli("ACL", "SETUSER", "least", "-zadd")
+      local err = assert_code("store", manager:acquire(R1, { timeout = 0 }))
+      assert.truthy(err.message:find("docs/security.md", 1, true), err.message)
+      assert.equal(0, #assert(open()):leases())
+    end)
+  end)
+end)
