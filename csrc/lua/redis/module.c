@@ -3,7 +3,7 @@
  * store's operations, for the core to find.
  */
 #include "hll.h"
-#include "redis_store.h"
+#include "store.h"
 
 __attribute__((visibility("default"))) int
 luaopen_hierlock_store_redis(lua_State *L);

@@ -182,7 +182,7 @@ typedef struct inquiry {
   size_t n;
   const char *owner;
   const uint8_t *id;
-  bool waits;
+  bool waits, overs;
   bool revokes;
   const char *by, *reason;
   hl_holder_fn fn;
@@ -227,6 +227,7 @@ static int inquire_tree(hl__redis_session *session, inquiry *self,
   hl__redis_text(&call, self->owner);
   hl__redis_id(&call, self->id ? self->id : any);
   hl__redis_text(&call, self->waits ? "1" : "0");
+  hl__redis_text(&call, self->overs ? "1" : "0");
   hl__redis_text(&call, self->revokes ? "1" : "0");
   hl__redis_text(&call, self->by);
   hl__redis_text(&call, self->reason);
@@ -306,6 +307,7 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter,
                   .n = filter->n,
                   .owner = filter->owner,
                   .id = filter->id,
+                  .overs = filter->over,
                   .fn = fn,
                   .context = context,
                   .deadline = deadline};
@@ -319,6 +321,7 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
                   .n = filter->n,
                   .owner = filter->owner,
                   .id = filter->id,
+                  .overs = true, /* they may be refreshed */
                   .revokes = true,
                   .by = by,
                   .reason = reason,

@@ -1,8 +1,9 @@
 -- Leases whose time is not up: {ID, owner, path, label, application, host, pid, mode, since, ms left} each; of waiters
--- instead of the last, -1. Or ends them, and says how many.
+-- instead of the last, -1. Or ends them, and says how many. With `overs` also those whose time is up, as long as there
+-- is a record.
 --
 -- Which: those of the tree, or those that exclude one of the rows; of that owner, of that id, where they are given.
-local root, rows, owner, wanted, waits, revokes, by, reason = unpack(ARGV, 2, 9)
+local root, rows, owner, wanted, waits, overs, revokes, by, reason = unpack(ARGV, 2, 10)
 local now = clock()
 local chosen, order = {}, {}
 
@@ -34,8 +35,8 @@ for _, member in ipairs(order) do
   local id, home = split(member)
   local found = redis.call('HMGET', key(home, 'l', id), 'ends', 'owner', 'revoked')
   local ends = tonumber(found[1] or 0)
-  if ends > now and not found[3] and (owner == '' or owner == found[2]) and (wanted == '' or wanted == id) then
-    result[#result + 1] = describe('l', member, ends - now - 1)
+  if ends > 0 and (ends > now or overs == '1') and not found[3] and (owner == '' or owner == found[2]) and (wanted == '' or wanted == id) then
+    result[#result + 1] = describe('l', member, math.max(ends - now - 1, 0))
     if revokes == '1' then
       free(home, id)
       redis.call('HSET', key(home, 'l', id), 'revoked', '1', 'by', by, 'reason', reason)
