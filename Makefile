@@ -555,7 +555,7 @@ ifdef MYSQL_DSN
 	@$(MAKE) --no-print-directory suite
 else
 	@spec/support/deps.sh servers
-	@HIERLOCK_REQUIRE="mysql mariadb postgresql redis memcached nginx" $(MAKE) --no-print-directory suite
+	@HIERLOCK_REQUIRE="mysql mariadb postgresql redis memcached nginx php" $(MAKE) --no-print-directory suite
 endif
 
 # The core's own tests, and the specs on each Lua, side by side.

@@ -101,6 +101,7 @@ static void request_fill(hl_request *request, const hl__call *call,
   *request = (hl_request){
       .rows = rows,
       .n = n,
+      .names = hl__plan_names(plan),
       .shown = rows,
       .shown_n = n,
       .try_once = timeout == 0,
@@ -454,6 +455,7 @@ int hl__call_extend(hl__call *call, hl_error *error) {
   request_fill(&request, call, extension->whole, call->timeout, path);
   request.rows = extension->missing;
   request.n = extension->missing_count;
+  request.names = hl__plan_names(extension->plan);
   request.extend = true;
   int status = hl__hold_use(hold, error);
   if (status) return status;

@@ -163,6 +163,17 @@ int hl__dsn_url(char *text, hl_dsn_fn host, hl_dsn *dsn, hl_error *error) {
 }
 
 int hl__dsn_path(char *text, hl_dsn *dsn, hl_error *error) {
+  return hl__dsn_path_known(text, NULL, dsn, error);
+}
+
+static bool is_known(const char *known, const char *name) {
+  for (; known && *known; known += strlen(known) + 1)
+    if (strcmp(known, name) == 0) return true;
+  return false;
+}
+
+int hl__dsn_path_known(char *text, const char *known, hl_dsn *dsn,
+                       hl_error *error) {
   char *params = strchr(text, '?');
   if (params) *params++ = '\0';
   if (strncmp(text, "//", 2) == 0) {
@@ -175,10 +186,12 @@ int hl__dsn_path(char *text, hl_dsn *dsn, hl_error *error) {
   if (*text) dsn->path = text;
   int status = hl__dsn_decode(text, "directory", error);
   if (status == HL_OK) status = hl__dsn_params(params, true, dsn, error);
-  if (status == HL_OK && dsn->param_count)
-    status = hl__error(error, HL_EDSN,
-                       "unknown parameter '%.40s' in the DSN: %s: takes none",
-                       dsn->params[0].name, dsn->store);
+  for (unsigned i = 0; i < dsn->param_count && status == HL_OK; i++)
+    if (!is_known(known, dsn->params[i].name))
+      status = hl__error(error, HL_EDSN,
+                         "unknown parameter '%.40s' in the DSN: %s: takes %s",
+                         dsn->params[i].name, dsn->store,
+                         known ? known : "none");
   return status;
 }
 
@@ -206,6 +219,76 @@ static const struct {
     {"quorum:", "quorum"},
 };
 
+/* Those of Symfony Lock whose locks we can share: hl_dsn.interoperate. */
+static const struct {
+  const char *prefix;
+  const char *store;
+} shared[] = {
+    {"flock://", "file"},
+    {"pgsql+advisory://", "postgresql"},
+    {"postgres+advisory://", "postgresql"},
+    {"postgresql+advisory://", "postgresql"},
+    {"pgsql+advisory:", "postgresql"},
+};
+
+/* Its others: what to write instead. Those that end with ':' are
+   beginnings; the others are the whole. */
+#define JOINABLE                                                               \
+  "what Symfony Lock keeps in tables (lock_keys) cannot be shared; write "     \
+  "pgsql+advisory:... or flock:///directory, which can, or "
+static const struct {
+  const char *prefix;
+  const char *instead;
+} refused[] = {
+    {"mysql:", JOINABLE "mysql://user:password@host/database for locks among "
+                        "programs with hierlock"},
+    {"mysql2:", JOINABLE "mysql://user:password@host/database for locks "
+                           "among programs with hierlock"},
+    {"pgsql:", JOINABLE "postgresql://user:password@host/database for locks "
+                        "among programs with hierlock"},
+    {"sqlite3:", JOINABLE "sqlite:/path for locks among programs with "
+                          "hierlock"},
+    {"semaphore", "there is no store of semaphores; write flock, which keeps "
+                  "out Symfony's FlockStore, or file:"},
+    {"in-memory", "locks that end at the process' border are not kept; write "
+                  "file:, which holds within a process, too"},
+    {"mongodb:", "there is no store on MongoDB; write postgresql://..., "
+                 "mysql://... or file:"},
+    {"mongodb+srv:", "there is no store on MongoDB; write postgresql://..., "
+                     "mysql://... or file:"},
+    {"zookeeper:", "there is no store on ZooKeeper; write postgresql://... or "
+                   "mysql://..."},
+    {"dynamodb:", "there is no store on DynamoDB; write postgresql://... or "
+                  "mysql://..."},
+    {"mssql:", "there is no store on SQL Server; write postgresql://... or "
+               "mysql://..."},
+    {"sqlsrv:", "there is no store on SQL Server; write postgresql://... or "
+                "mysql://..."},
+    {"oci:", "there is no store on Oracle; write postgresql://... or "
+             "mysql://..."},
+    {"oci8:", "there is no store on Oracle; write postgresql://... or "
+              "mysql://..."},
+    {"pdo_oci:", "there is no store on Oracle; write postgresql://... or "
+                 "mysql://..."},
+};
+
+/* HL_OK: it is none of those. */
+static int refuse(const char *text, hl_error *error) {
+  for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+    const char *prefix = refused[i].prefix;
+    size_t n = strlen(prefix);
+    if (strncasecmp(text, prefix, n) != 0) continue;
+    /* With an '@', it may be the Go form with a user of that name. */
+    bool ours = prefix[n - 1] == ':' ? strncmp(text + n, "//", 2) == 0 ||
+                                           !strchr(text + n, '@')
+                                     : !text[n];
+    if (!ours) continue;
+    return hl__error(error, HL_EDSN, "the DSN '%s' of Symfony Lock: %s", prefix,
+                     refused[i].instead);
+  }
+  return HL_OK;
+}
+
 /* Whether it begins as a list of libpq's, key=value: with one of those by which a server,
    a database or a log-in is named. */
 static bool is_libpq_list(const char *text) {
@@ -223,9 +306,22 @@ static bool is_libpq_list(const char *text) {
 }
 
 /* The store of a DSN; *rest: what stands behind its scheme, or all of it. */
-static int store_find(const char *text, const char **store, const char **rest,
+static int store_find(const char *text, const char **store,
+                      const char **interoperate, const char **rest,
                       hl_error *error) {
+  *interoperate = NULL;
   if (!*text) return hl__error(error, HL_EDSN, "the DSN is empty");
+  if (strcasecmp(text, "flock") == 0) {
+    *store = "file";
+    *interoperate = "symfony";
+    *rest = text + strlen(text);
+    return HL_OK;
+  }
+  if (strcasecmp(text, "null") == 0) {
+    *store = "null";
+    *rest = text + strlen(text);
+    return HL_OK;
+  }
   for (size_t i = 0; i < sizeof schemes / sizeof *schemes; i++) {
     size_t n = strlen(schemes[i].prefix);
     if (strncasecmp(text, schemes[i].prefix, n) != 0) continue;
@@ -233,6 +329,15 @@ static int store_find(const char *text, const char **store, const char **rest,
     *rest = text + n;
     return HL_OK;
   }
+  for (size_t i = 0; i < sizeof shared / sizeof *shared; i++) {
+    size_t n = strlen(shared[i].prefix);
+    if (strncasecmp(text, shared[i].prefix, n) != 0) continue;
+    *store = shared[i].store;
+    *interoperate = "symfony";
+    *rest = text + n;
+    return HL_OK;
+  }
+  if (refuse(text, error)) return HL_EDSN;
 
   *rest = text;
   if (is_libpq_list(text)) {
@@ -259,15 +364,17 @@ static int store_find(const char *text, const char **store, const char **rest,
 }
 
 const char *hl_dsn_store(const char *dsn, hl_error *error) {
-  const char *store, *rest;
-  return store_find(dsn, &store, &rest, error) == HL_OK ? store : NULL;
+  const char *store, *interoperate, *rest;
+  return store_find(dsn, &store, &interoperate, &rest, error) == HL_OK ? store
+                                                                       : NULL;
 }
 
 int hl_dsn_parse(const char *text, hl_dsn_fn parse, hl_dsn *dsn,
                  hl_error *error) {
   const char *rest = text;
   memset(dsn, 0, sizeof *dsn);
-  int status = store_find(text, &dsn->store, &rest, error);
+  int status =
+      store_find(text, &dsn->store, &dsn->interoperate, &rest, error);
   if (status) return status;
   size_t size = strlen(text);
   dsn->text = calloc(2, size + 1);

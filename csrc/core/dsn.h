@@ -27,6 +27,7 @@ typedef struct hl_dsn {
   const char *socket;
   const char *database;
   const char *path; /* of file:; the manager makes it absolute */
+  const char *interoperate; /* hl_config.interoperate, by the form of the DSN; static */
   hl_dsn_param params[HL_DSN_PARAMS_MAX];
   unsigned param_count;
   char *text; /* the copy, and as much room behind it; malloc'ed */
@@ -66,7 +67,10 @@ int hl__dsn_param_add(hl_dsn *dsn, const char *name, const char *value,
 /* Behind "mysql://": [user[:password]@][host][/database][?params]; host is taken
    apart by `host`, as hl__dsn_host does. */
 int hl__dsn_url(char *text, hl_dsn_fn host, hl_dsn *dsn, hl_error *error);
-/* Behind "file:": a directory, into dsn->path. No parameters. */
+/* Behind "file:": a directory, into dsn->path. No parameters but those of `known`, of which
+   each ends with a NUL and the last with two; NULL: none. */
+int hl__dsn_path_known(char *text, const char *known, hl_dsn *dsn,
+                       hl_error *error);
 int hl__dsn_path(char *text, hl_dsn *dsn, hl_error *error);
 
 #endif

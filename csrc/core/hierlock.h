@@ -150,8 +150,15 @@ typedef struct hl_row {
   uint64_t bucket;
   uint8_t level;
   uint8_t mode; /* hl_mode */
-  uint32_t root; /* the same number for all rows of a tree: of its root's bucket */
+  union {
+    uint32_t root; /* the same number for all rows of a tree: of its root's bucket */
+    uint32_t name; /* of HL_LEVEL_NAMED: where the plan has the name */
+  };
 } hl_row;
+
+/* The level of rows that are no nodes of ours, but what programs of another kind lock for
+   them, by name: see hl_config.interoperate. They come behind all others. */
+#define HL_LEVEL_NAMED HL_LEVELS_MAX
 
 /* What one call will lock: targets, and the rows that they need, each once,
    in the strongest mode that any target needs, in the order (level, bucket).
@@ -246,10 +253,17 @@ typedef struct hl_config {
   /* Stores beyond file: and null:, e.g. { &hl_store_mysql, NULL }; may be
      NULL. */
   const struct hl_store_ops *const *stores;
+  /* "symfony": each node of a plan is locked twice, in our way and then by its name as
+     Symfony Lock locks that on the same store. NULL: as the DSN says. There are no leases
+     then. HL_EUNSUPPORTED where the store cannot. */
+  const char *interoperate;
+  /* With it: the name of a node, for each level, and NULL behind the last. "{level}"
+     stands for the id of that level: "invoice-{resource}". NULL: ids joined by '/'. */
+  const char *const *names;
 } hl_config;
 
 #define HL_CONFIG_INIT \
-  { sizeof(hl_config), NULL, 50000, 30000, NULL, 64, NULL, NULL }
+  { sizeof(hl_config), NULL, 50000, 30000, NULL, 64, NULL, NULL, NULL, NULL }
 
 typedef struct hl_manager hl_manager;
 

@@ -130,16 +130,129 @@ int hl__layout_agree(hl_layout *wanted, const char *names, uint32_t buckets,
       space, buckets, names, wanted->buckets, ours, other);
 }
 
+/* Without names. */
+static int layout_copy(const hl_layout *layout, hl_layout **copy,
+                       hl_error *error) {
+  *copy = malloc(sizeof **copy);
+  if (!*copy) return hl__error_memory(error);
+  memcpy(*copy, layout, sizeof **copy);
+  atomic_init(&(*copy)->references, 1u);
+  (*copy)->name_key = NULL;
+  (*copy)->patterns = NULL;
+  return HL_OK;
+}
+
 int hl__layout_unbucketed(const hl_layout *wanted, hl_layout **layout,
                           hl_error *error) {
-  *layout = malloc(sizeof **layout);
-  if (!*layout) return hl__error_memory(error);
-  memcpy(*layout, wanted, sizeof **layout);
-  atomic_init(&(*layout)->references, 1u);
+  int status = layout_copy(wanted, layout, error);
+  if (status) return status;
   (*layout)->buckets = 0;
   (*layout)->levels_open = (*layout)->buckets_open = false;
   return HL_OK;
 }
+
+/* ----------------------------------------------------------------- names */
+
+/* The level of the "{level}" at *at, which begins with '{', and *at behind it; levels:
+   there are none but the first ones. levels: it is none. */
+static unsigned pattern_level(const hl_layout *layout, unsigned levels,
+                              const char **at) {
+  for (unsigned i = 0; i < levels; i++) {
+    size_t size = strlen(layout->names[i]);
+    if (strncmp(*at + 1, layout->names[i], size) != 0 ||
+        (*at)[size + 1] != '}')
+      continue;
+    *at += size + 2;
+    return i;
+  }
+  return levels;
+}
+
+static int pattern_check(const hl_layout *layout, unsigned level,
+                         const char *pattern, hl_error *error) {
+  size_t size = strlen(pattern);
+  if (size == 0 || size > HL__PATTERN_MAX)
+    return hl__error(error, HL_EMISUSE,
+                     "names: that of level '%s' must have 1 to %d bytes",
+                     layout->names[level], HL__PATTERN_MAX);
+  bool own = false;
+  for (const char *at = pattern; (at = strchr(at, '{'));) {
+    unsigned found = pattern_level(layout, level + 1, &at);
+    if (found > level)
+      return hl__error(error, HL_EMISUSE,
+                       "names: in that of level '%s' stands '%.20s': between "
+                       "{ and } belongs the name of this level or of one above",
+                       layout->names[level], at);
+    own |= found == level;
+  }
+  if (!own)
+    return hl__error(error, HL_EMISUSE,
+                     "names: that of level '%s' lacks {%s}, and would be the "
+                     "same for all of them",
+                     layout->names[level], layout->names[level]);
+  return HL_OK;
+}
+
+int hl__layout_named(const hl_layout *wanted,
+                     uint64_t (*name_key)(const char *name, size_t size),
+                     const char *const *patterns, hl_layout **layout,
+                     hl_error *error) {
+  size_t size = 1;
+  unsigned n = 0;
+  *layout = NULL;
+  for (; patterns && patterns[n]; n++) {
+    if (n == wanted->levels) break;
+    int status = pattern_check(wanted, n, patterns[n], error);
+    if (status) return status;
+    size += strlen(patterns[n]) + 1;
+  }
+  if (patterns && (n < wanted->levels || patterns[n]))
+    return hl__error(error, HL_EMISUSE,
+                     "names: there must be one for each of the %u levels",
+                     wanted->levels);
+  int status = layout_copy(wanted, layout, error);
+  if (status) return status;
+  (*layout)->name_key = name_key;
+  if (!patterns) return HL_OK;
+  char *at = (*layout)->patterns = malloc(size);
+  if (!at) {
+    hl_layout_unref(*layout);
+    *layout = NULL;
+    return hl__error_memory(error);
+  }
+  for (unsigned i = 0; i < n; i++) at = stpcpy(at, patterns[i]) + 1;
+  return HL_OK;
+}
+
+static size_t append(char *out, size_t used, const char *data, size_t size) {
+  if (out) memcpy(out + used, data, size);
+  return used + size;
+}
+
+size_t hl__layout_node_name(const hl_layout *layout, const hl_id *ids,
+                            unsigned n, char *out) {
+  size_t used = 0;
+  const char *at = layout->patterns;
+  if (!at) {
+    for (unsigned i = 0; i < n; i++) {
+      if (i) used = append(out, used, "/", 1);
+      used = append(out, used, ids[i].data, ids[i].size);
+    }
+    return used;
+  }
+  for (unsigned i = 1; i < n; i++) at += strlen(at) + 1;
+  while (*at) {
+    size_t plain = strcspn(at, "{");
+    used = append(out, used, at, plain);
+    at += plain;
+    if (!*at) break;
+    unsigned level = pattern_level(layout, n, &at); /* pattern_check has found it */
+    used = append(out, used, ids[level].data, ids[level].size);
+  }
+  return used;
+}
+
+/* ------------------------------------------------------------- references */
 
 hl_layout *hl_layout_ref(hl_layout *layout) {
   atomic_fetch_add(&layout->references, 1u);
@@ -147,7 +260,9 @@ hl_layout *hl_layout_ref(hl_layout *layout) {
 }
 
 void hl_layout_unref(hl_layout *layout) {
-  if (layout && atomic_fetch_sub(&layout->references, 1u) == 1) free(layout);
+  if (!layout || atomic_fetch_sub(&layout->references, 1u) != 1) return;
+  free(layout->patterns);
+  free(layout);
 }
 
 unsigned hl_layout_levels(const hl_layout *layout) { return layout->levels; }

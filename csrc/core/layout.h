@@ -17,6 +17,9 @@ struct hl_layout {
   uint32_t seeds[HL_LEVELS_MAX]; /* the hash of the level's name */
   uint64_t wide_seeds[HL_LEVELS_MAX];
   char names[HL_LEVELS_MAX][HL_LEVEL_NAME_MAX + 1];
+  /* Where nodes are locked by name, too: the store's key of a name; else NULL. */
+  uint64_t (*name_key)(const char *name, size_t size);
+  char *patterns; /* of names, one behind the other, each with its NUL; NULL: joined */
 };
 
 /* "user,account,resource" */
@@ -32,6 +35,18 @@ const char *hl__layout_names(const hl_layout *layout,
 int hl__layout_agree(hl_layout *wanted, const char *names, uint32_t buckets,
                      const char *space, const char *other, hl_layout **agreed,
                      hl_error *error);
+
+#define HL__PATTERN_MAX 255
+/* A copy of `wanted` whose nodes have names, too. patterns: as hl_config.names. HL_ENOMEM;
+   HL_EMISUSE: a pattern cannot be understood, or there are not as many as levels. */
+int hl__layout_named(const hl_layout *wanted,
+                     uint64_t (*name_key)(const char *name, size_t size),
+                     const char *const *patterns, hl_layout **layout,
+                     hl_error *error);
+/* The name of the node ids[0]/.../ids[n-1]: returns its size; writes it unless out is
+   NULL. */
+size_t hl__layout_node_name(const hl_layout *layout, const hl_id *ids,
+                            unsigned n, char *out);
 
 /* The bits of a bucket where there are no buckets: beside them there is room for a
    level in 64. */

@@ -231,6 +231,11 @@ int hl__lease_late_error(hl_error *error) {
 }
 
 int hl__lease_unsupported(const hl_manager *manager, hl_error *error) {
+  if (manager->config.interoperates)
+    return hl__error(error, HL_EUNSUPPORTED,
+                     "a lease keeps out no program that uses Symfony Lock on "
+                     "this store, whose locks end with their session: acquire "
+                     "without a ttl, or open without `interoperate`");
   return hl__error(error, HL_EUNSUPPORTED,
                    "the store '%s' has no leases here; the embedded store "
                    "('file:'), SQLite and PostgreSQL have them, and MySQL and MariaDB "

@@ -74,12 +74,20 @@ HL__UNCHECKED void hl__manager_renew(hl_manager *manager) {
   (void)pthread_mutex_unlock(&renewing);
 }
 
+int hl__manager_store_open(hl_manager *manager, hl_error *error) {
+  int status = manager->ops->open(&manager->config, &manager->store, error);
+  /* A record keeps nobody out who looks at names only. */
+  if (status == HL_OK && manager->config.interoperates)
+    manager->store->leases = NULL;
+  return status;
+}
+
 int hl__manager_enter(hl_manager *manager, hl_error *error) {
   int status = HL_OK;
   if (manager->closed)
     status = hl__error(error, HL_EMISUSE, "the manager is closed");
   else if (!manager->store)
-    status = manager->ops->open(&manager->config, &manager->store, error);
+    status = hl__manager_store_open(manager, error);
   if (status == HL_OK) atomic_fetch_add(&manager->references, 1u);
   return status;
 }

@@ -79,6 +79,7 @@ hl_manager *hl__manager_new(void (*room)(hl_manager *));
 void hl__manager_renew(hl_manager *manager);
 /* Whether a call may begin; opens the store in a forked child. Takes a reference;
    hl__manager_leave gives it back. HL_EMISUSE: it is closed; what a store's open says. */
+int hl__manager_store_open(hl_manager *manager, hl_error *error);
 int hl__manager_enter(hl_manager *manager, hl_error *error)
     HL__REQUIRES(hl__manager_mutex);
 /* Frees it when nobody has it any more. No mutex is held. */

@@ -8,8 +8,10 @@
 
 #include "error.h"
 #include "exit.h"
+#include "layout.h"
 
 #include <errno.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -98,12 +100,53 @@ static int stores_copy(hl_manager *manager, const hl_store_ops *const *stores,
   return HL_OK;
 }
 
+/* Whether nodes are to be locked by name, too, and whether that can be. */
+static int names_check(hl_manager *manager, const hl_config *config,
+                       hl_error *error) {
+  const char *with = config->interoperate ? config->interoperate
+                                          : manager->dsn.interoperate;
+  if (!with) {
+    if (!config->names) return HL_OK;
+    return hl__error(error, HL_EMISUSE, "names are for `interoperate`");
+  }
+  if (strcmp(with, "symfony") != 0)
+    return hl__error(error, HL_EMISUSE, "interoperate must be \"symfony\"");
+  if (!manager->ops->name_key)
+    return hl__error(error, HL_EUNSUPPORTED,
+                     "the store '%s' cannot keep out programs that use Symfony "
+                     "Lock: PostgreSQL (Symfony's PostgreSqlStore, "
+                     "pgsql+advisory:...) and the embedded store (its "
+                     "FlockStore, flock:///directory) can; tables (lock_keys) "
+                     "cannot be shared",
+                     manager->ops->scheme);
+  manager->config.interoperates = true;
+  return HL_OK;
+}
+
+/* What the program and the space have agreed on; from now on the manager's. */
+static int layout_take(hl_manager *manager, const hl_config *config,
+                       hl_error *error) {
+  hl_layout *layout;
+  int status = HL_OK;
+  if (manager->config.interoperates)
+    status = hl__layout_named(manager->store->layout, manager->ops->name_key,
+                              config->names, &layout, error);
+  else
+    layout = hl_layout_ref(manager->store->layout);
+  if (status) return status;
+  hl_layout_unref(manager->layout);
+  manager->config.layout = manager->layout = layout;
+  return HL_OK;
+}
+
 int hl_manager_open(const hl_config *given, hl_manager **result,
                     hl_error *error) {
   hl_config own = HL_CONFIG_INIT;
   const hl_config *config = &own;
   *result = NULL;
-  int status = hl__struct_take(&own, sizeof own, sizeof own, given, "hl_config", error);
+  int status = hl__struct_take(&own, sizeof own,
+                               offsetof(hl_config, interoperate), given,
+                               "hl_config", error);
   if (status == HL_OK) status = config_check(config, error);
   if (status) return status;
 
@@ -137,13 +180,10 @@ int hl_manager_open(const hl_config *given, hl_manager **result,
         .find = find_of_config,
         .stores = manager->stores,
     };
-    status = manager->ops->open(&manager->config, &manager->store, error);
+    status = names_check(manager, config, error);
   }
-  if (status == HL_OK) {
-    hl_layout_unref(manager->layout);
-    manager->layout = hl_layout_ref(manager->store->layout);
-    manager->config.layout = manager->layout;
-  }
+  if (status == HL_OK) status = hl__manager_store_open(manager, error);
+  if (status == HL_OK) status = layout_take(manager, config, error);
   if (status == HL_OK)
     *result = manager;
   else

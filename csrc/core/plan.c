@@ -17,6 +17,10 @@
  * r: there is none. So all who wait for r wait for one ahead in r's queue, and
  * the first of a queue has nobody ahead. Hence there is no circle.
  *
+ * Where nodes are locked by name, too (hl_config.interoperate), a name is one more row, on a level
+ * of its own behind all others, and the same argument holds among our programs. Those of
+ * another kind know nothing of the order.
+ *
  * Ordering by id instead would not do: two ids in different buckets may come in
  * one order by id and in the other by bucket, and it is buckets that are
  * locked.
@@ -64,7 +68,9 @@ static bool reserve_targets(hl_plan *plan, size_t more) {
   return ok;
 }
 
+/* Rows tell of their names by 32 bits. */
 static bool reserve_bytes(hl_plan *plan, size_t more) {
+  if (more > UINT32_MAX - plan->byte_count) return false;
   void *bytes = plan->bytes;
   bool ok = reserve(&bytes, plan->bytes_inside, 1, plan->byte_count, more,
                     &plan->byte_capacity);
@@ -104,12 +110,15 @@ void hl_plan_free(const hl_plan *plan) {
 }
 
 bool hl__plan_append(hl_plan *plan, const hl_plan *other) {
+  if (other->byte_count > UINT32_MAX - plan->byte_count) return false;
   if (!reserve_rows(plan, other->row_count) ||
       !reserve_targets(plan, other->target_count) ||
       !reserve_bytes(plan, other->byte_count))
     return false;
   memcpy(plan->rows + plan->row_count, other->rows,
          other->row_count * sizeof *plan->rows);
+  for (size_t i = 0; i < other->row_count; i++)
+    plan->rows[plan->row_count + i].name += (uint32_t)plan->byte_count;
   memcpy(plan->bytes + plan->byte_count, other->bytes, other->byte_count);
   for (size_t i = 0; i < other->target_count; i++) {
     hl__plan_target *target = &plan->targets[plan->target_count + i];
@@ -154,12 +163,31 @@ static int ids_check(const hl_plan *plan, const hl_id *ids, unsigned n,
   return HL_OK;
 }
 
+/* What other programs lock for the node ids[0]/.../ids[n-1]. There is room for it. */
+static void name_add(hl_plan *plan, const hl_id *ids, unsigned n,
+                     hl_mode mode) {
+  char *at = plan->bytes + plan->byte_count;
+  char *name = at + sizeof(uint32_t);
+  uint32_t size = (uint32_t)hl__layout_node_name(plan->layout, ids, n, name);
+  memcpy(at, &size, sizeof size);
+  plan->rows[plan->row_count++] = (hl_row){
+      .bucket = plan->layout->name_key(name, size),
+      .level = HL_LEVEL_NAMED,
+      .mode = (uint8_t)mode,
+      .name = (uint32_t)plan->byte_count,
+  };
+  plan->byte_count += sizeof size + size;
+}
+
 int hl_plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode,
                 bool mode_given, hl_error *error) {
   size_t bytes = 0;
   int status = ids_check(plan, ids, n, &bytes, error);
   if (status) return status;
-  if (!reserve_rows(plan, n) || !reserve_targets(plan, 1) ||
+  bool named = plan->layout->name_key != NULL;
+  for (unsigned i = 1; named && i <= n; i++)
+    bytes += sizeof(uint32_t) + hl__layout_node_name(plan->layout, ids, i, NULL);
+  if (!reserve_rows(plan, named ? 2 * n : n) || !reserve_targets(plan, 1) ||
       !reserve_bytes(plan, bytes))
     return hl__error_memory(error);
 
@@ -187,6 +215,10 @@ int hl_plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode,
         .level = (uint8_t)i,
         .mode = (uint8_t)(i == level ? mode : hl__mode_of_ancestor(mode)),
     };
+  if (!named) return HL_OK;
+  for (unsigned i = 0; i < n; i++)
+    name_add(plan, ids, i + 1, i == level ? mode : hl__mode_of_ancestor(mode));
+  plan->ordered = false;
   return HL_OK;
 }
 
@@ -239,6 +271,8 @@ const hl_row *hl_plan_rows(hl_plan *plan, size_t *n) {
   hl__plan_order(plan);
   return hl__plan_rows(plan, n);
 }
+
+const char *hl__plan_names(const hl_plan *plan) { return plan->bytes; }
 
 size_t hl__plan_missing(const hl_plan *plan, const hl_plan *held,
                         hl_row *missing) {

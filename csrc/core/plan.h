@@ -28,7 +28,7 @@ struct hl_plan {
   size_t row_count, row_capacity;
   hl__plan_target *targets;
   size_t target_count, target_capacity;
-  char *bytes;
+  char *bytes; /* of ids, and of names: a uint32_t size and the name */
   size_t byte_count, byte_capacity;
   bool ordered; /* rows are in locking order, each once */
   hl_row rows_inside[HL__PLAN_ROWS_INSIDE];
@@ -44,6 +44,8 @@ void hl__plan_order(hl_plan *plan);
 /* The rows of a plan that is in order: copies are. Changes nothing, so threads
    may share the plan. */
 const hl_row *hl__plan_rows(const hl_plan *plan, size_t *n);
+/* hl_request.names of its rows; until the plan changes. */
+const char *hl__plan_names(const hl_plan *plan);
 /* Writes the rows of plan that held does not cover, in locking order, and
    returns their number. missing has room for all rows of plan. Both are in
    order. */

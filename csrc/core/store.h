@@ -36,9 +36,11 @@
 #include "dsn.h"
 #include "hierlock.h"
 
+#include <string.h>
+
 /* Raised whenever anything in this file changes its meaning. A store built
    for another number is refused. */
-#define HL_STORE_ABI 15u
+#define HL_STORE_ABI 16u
 
 typedef struct hl_store hl_store;
 typedef struct hl_session hl_session;
@@ -55,6 +57,7 @@ struct hl_store_config {
   const char *application; /* shown to observers */
   const char *host;        /* likewise */
   int64_t pid;
+  bool interoperates; /* plans have rows of HL_LEVEL_NAMED */
   /* Around each wait for the server that may take long. wait_end does not return
      once another thread runs exit(), as the client library is being taken apart
      then: to be called without a mutex, and before the library goes on. NULL: nobody
@@ -92,6 +95,7 @@ typedef struct hl_lease_terms {
 typedef struct hl_request {
   const hl_row *rows; /* in locking order, each once */
   size_t n;
+  const char *names; /* hl__request_name */
   int64_t deadline;  /* hl__now_ms(); HL_FOREVER; ignored when try_once */
   bool try_once;     /* do not wait for any row */
   bool cancellable;  /* interrupt may come: the wait must then end at the store,
@@ -109,6 +113,14 @@ typedef struct hl_request {
      order; then a record is written, and the session holds nothing any more. */
   const hl_lease_terms *lease;
 } hl_request;
+
+/* The name of a row of the request, which is on HL_LEVEL_NAMED; not ended by a NUL. */
+static inline hl_id hl__request_name(const hl_request *request,
+                                     const hl_row *row) {
+  uint32_t size;
+  memcpy(&size, request->names + row->name, sizeof size);
+  return (hl_id){request->names + row->name + sizeof size, size};
+}
 
 typedef struct hl_grant {
   uint64_t token;  /* fencing token, comparable over all processes */
@@ -216,6 +228,11 @@ typedef struct hl_store_ops {
   hl_store_traits traits;
   /* Takes the DSNs apart that ask for this store. */
   hl_dsn_fn parse;
+
+  /* The bucket, on HL_LEVEL_NAMED, of what programs of another kind lock by this name on
+     such a store. One lock of theirs has one bucket, and only very rarely does it share it
+     with another one. NULL: the store knows none. Any thread. */
+  uint64_t (*name_key)(const char *name, size_t size);
 
   /* Makes the store; looks whether it excludes (replicas, clusters, other
      buckets or levels ...) and refuses with HL_EUNSAFE_SERVER, HL_EMISMATCH,

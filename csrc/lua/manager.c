@@ -100,7 +100,54 @@ typedef struct open_options {
   hll_layout_options layout;
   bool on_lost;
   bool list, all; /* of DSNs; granted when all stores grant */
+  const char *names[HL_LEVELS_MAX + 1]; /* of config */
 } open_options;
+
+/* A list of patterns, on the top. The list keeps the strings. */
+static void names_option(lua_State *L, open_options *options) {
+  if (!lua_istable(L, -1))
+    hll_misuse(L, "interoperate.names must be a list of strings, not %s",
+               luaL_typename(L, -1));
+  size_t n = hll_rawlen(L, -1), fields = 0;
+  if (n < 1 || n > HL_LEVELS_MAX)
+    hll_misuse(L, "interoperate.names must be a list of 1 to %d strings",
+               HL_LEVELS_MAX);
+  for (size_t i = 0; i < n; i++) {
+    lua_rawgeti(L, -1, (int)i + 1);
+    options->names[i] = hll_word(L, -1);
+    if (!options->names[i])
+      hll_misuse(L, "interoperate.names: number %d is no string without NUL "
+                    "bytes",
+                 (int)i + 1);
+    lua_pop(L, 1);
+  }
+  for (lua_pushnil(L); lua_next(L, -2); lua_pop(L, 1)) fields++;
+  if (fields != n)
+    hll_misuse(L, "interoperate.names has other keys than 1 to %d", (int)n);
+  options->names[n] = NULL;
+  options->config.names = options->names;
+}
+
+/* "symfony", or a table that says so in its `with`; on the top. */
+static void interoperate_option(lua_State *L, open_options *options) {
+  hl_config *config = &options->config;
+  if (lua_istable(L, -1)) {
+    for (lua_pushnil(L); lua_next(L, -2); lua_pop(L, 1)) {
+      const char *key = hll_word(L, -2);
+      if (key && strcmp(key, "with") == 0)
+        config->interoperate = hll_word(L, -1);
+      else if (key && strcmp(key, "names") == 0)
+        names_option(L, options);
+      else
+        hll_misuse(L, "interoperate has keys beside 'with' and 'names'");
+    }
+  } else {
+    config->interoperate = hll_word(L, -1);
+  }
+  if (!config->interoperate || strcmp(config->interoperate, "symfony") != 0)
+    hll_misuse(L, "interoperate must be \"symfony\" or {with = \"symfony\", "
+                  "names = {...}}");
+}
 
 static int open_option(lua_State *L, const char *name, void *context) {
   open_options *options = context;
@@ -133,6 +180,8 @@ static int open_option(lua_State *L, const char *name, void *context) {
         (strcmp(strategy, "majority") != 0 && strcmp(strategy, "all") != 0))
       hll_misuse(L, "quorum must be \"majority\" or \"all\"");
     options->all = strcmp(strategy, "all") == 0;
+  } else if (strcmp(name, "interoperate") == 0) {
+    interoperate_option(L, options);
   } else if (strcmp(name, "loop") == 0) {
     /* lua/hierlock/init.lua has found it good. */
   } else {
@@ -265,7 +314,8 @@ Blocks for at most the DSN's `connect_timeout` (10 s).
 @tparam[opt] string|{string,...} dsn `mysql://user:password@host:port/database?parameters`,
   `user:password@tcp(host:port)/database?parameters`,
   `postgresql://user:password@host:port/database?parameters`, `host=... dbname=...` (libpq's), `file:`,
-  `file:/directory` or `null:`; or a list of these: a quorum; absent, `$HIERLOCK_DSN`; absent too, `file:`
+  `file:/directory` or `null:`; or a list of these: a quorum; absent, `$HIERLOCK_DSN`; absent too, `file:`.
+  Symfony Lock's `pgsql+advisory:...` and `flock:///directory` say `interoperate = "symfony"`, too
 @tparam[opt] table options an unknown name raises
 @number[opt=50] options.timeout seconds that an acquisition waits; 0 tries once;
   `math.huge` waits for ever
@@ -281,6 +331,11 @@ Blocks for at most the DSN's `connect_timeout` (10 s).
   or waiting lock. A store without connections takes no notice of it
 @string[opt="majority"] options.quorum of a list of DSNs: `"majority"` or `"all"` of the stores
   have to grant. See docs/quorum.md
+@tparam[opt] string|table options.interoperate `"symfony"`: each node is locked by its name, too, as
+  PHP programs that use Symfony Lock on the same store lock it, and so both keep each other out; on
+  PostgreSQL and in files. The name is the ids with `/` between; or
+  `{with = "symfony", names = {"user-{user}", "{user}-{account}", "invoice-{resource}"}}`: one for each
+  level. There are no leases then
 @string[opt] options.application shown to observers; by default the program's name
 @tparam[opt] function options.on_lost called as `on_lost(handle, err)`, once for
   each lost lock, at the next call on the manager or one of its handles; never from
@@ -295,7 +350,7 @@ Blocks for at most the DSN's `connect_timeout` (10 s).
 @treturn[1] manager
 @return[2] nil
 @return[2] err `dsn`, `connection`, `unsafe_server`, `mismatch`,
-  `not_provisioned`, `store`
+  `not_provisioned`, `unsupported` (`interoperate`), `store`
 */
 int hll_manager_open(lua_State *L) {
   const hl_store_ops *stores[STORES_MAX + 2] = {NULL};

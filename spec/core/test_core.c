@@ -121,10 +121,10 @@ static void plan_orders_and_keeps_the_strongest(void **state) {
   add(plan, "u1", "a1", NULL, HL_SHARED); /* exclusive: not the deepest */
   add(plan, "u1", "a1", "r1", HL_SHARED);
   const hl_row *rows = hl_plan_rows(plan, &n);
-  const hl_row expected[] = {{3142546, 0, HL_SHARED},
-                             {5156936, 1, HL_EXCLUSIVE},
-                             {185732, 2, HL_EXCLUSIVE},
-                             {518589, 2, HL_SHARED}};
+  const hl_row expected[] = {{3142546, 0, HL_SHARED, 0},
+                             {5156936, 1, HL_EXCLUSIVE, 0},
+                             {185732, 2, HL_EXCLUSIVE, 0},
+                             {518589, 2, HL_SHARED, 0}};
   assert_int_equal(n, 4);
   for (size_t i = 0; i < n; i++) {
     assert_int_equal(rows[i].bucket, expected[i].bucket);
@@ -136,6 +136,73 @@ static void plan_orders_and_keeps_the_strongest(void **state) {
   assert_int_equal(hl__plan_level(plan), 2);
   hl_plan_free(plan);
   hl_layout_unref(layout);
+}
+
+/* 1 for "u1", 2 for "u1/a1", as a hash that two others share with the latter. */
+static uint64_t key_of(const char *name, size_t size) {
+  return size == 2 ? 1 : memchr(name, 'r', size) ? 3 : 2;
+}
+
+static void plan_has_names_behind_its_nodes(void **state) {
+  (void)state;
+  const char *const patterns[] = {"{user}", "{user}/{account}",
+                                  "{resource} of {user}: {resource}", NULL};
+  const hl_id ids[] = {id("u1"), id("a1"), id("r1")};
+  hl_layout *plain = layout_of(NULL, 0, 0), *named;
+  char name[64];
+  for (int i = 0; i < 2; i++) {
+    assert_int_equal(
+        hl__layout_named(plain, key_of, i ? patterns : NULL, &named, NULL),
+        HL_OK);
+    const char *expected = i ? "r1 of u1: r1" : "u1/a1/r1";
+    assert_int_equal(hl__layout_node_name(named, ids, 3, NULL),
+                     strlen(expected));
+    assert_int_equal(hl__layout_node_name(named, ids, 3, name),
+                     strlen(expected));
+    assert_memory_equal(name, expected, strlen(expected));
+    assert_int_equal(hl_layout_bucket(named, ids, 3), 185732);
+
+    hl_plan *plan = hl_plan_new(named), *copy;
+    add(plan, "u1", "a1", "r1", HL_SHARED);
+    add(plan, "u1", "a1", NULL, HL_EXCLUSIVE);
+    copy = hl_plan_copy(plan);
+    size_t n;
+    const hl_row *rows = hl__plan_rows(copy, &n);
+    const hl_mode modes[] = {HL_SHARED, HL_EXCLUSIVE, HL_SHARED};
+    assert_int_equal(n, 6);
+    for (unsigned j = 0; j < 3; j++) {
+      assert_int_equal(rows[j].level, j);
+      assert_int_equal(rows[j].mode, modes[j]);
+      assert_int_equal(rows[3 + j].level, HL_LEVEL_NAMED);
+      assert_int_equal(rows[3 + j].mode, modes[j]);
+      assert_int_equal(rows[3 + j].bucket, j + 1);
+    }
+    hl_request request = {.names = hl__plan_names(copy)};
+    hl_id last = hl__request_name(&request, &rows[5]);
+    assert_int_equal(last.size, strlen(expected));
+    assert_memory_equal(last.data, expected, last.size);
+    hl_plan_free(copy);
+    hl_plan_free(plan);
+    hl_layout_unref(named);
+  }
+  hl_layout_unref(plain);
+}
+
+static void names_need_their_own_level(void **state) {
+  (void)state;
+  static const char *const wrong[][5] = {
+      {"{user}", "{account}", NULL},
+      {"{user}", "{account}", "{resource}", "{resource}", NULL},
+      {"{user}", "{account}", "r", NULL},
+      {"{account}", "{account}", "{resource}", NULL},
+      {"{user}", "{account", "{resource}", NULL},
+      {"", "{account}", "{resource}", NULL},
+  };
+  hl_layout *plain = layout_of(NULL, 0, 0), *named;
+  for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+    assert_int_equal(
+        hl__layout_named(plain, key_of, wrong[i], &named, NULL), HL_EMISUSE);
+  hl_layout_unref(plain);
 }
 
 static void plan_refuses_bad_ids_and_stays_as_it_was(void **state) {
@@ -870,6 +937,8 @@ int main(int argc, char **argv) {
       cmocka_unit_test(layout_without_buckets_has_the_hash_itself),
       cmocka_unit_test(layout_refuses_bad_names_and_numbers),
       cmocka_unit_test(plan_orders_and_keeps_the_strongest),
+      cmocka_unit_test(plan_has_names_behind_its_nodes),
+      cmocka_unit_test(names_need_their_own_level),
       cmocka_unit_test(plan_refuses_bad_ids_and_stays_as_it_was),
       cmocka_unit_test(plan_says_which_rows_are_missing),
       cmocka_unit_test(plan_of_ten_thousand_targets),

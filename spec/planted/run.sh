@@ -54,7 +54,7 @@ check() {                               # CHECK: what it says goes to $log
   local with file filter status=0 command
   split "$1"
   command=("build/$with/${file#core:}" "$filter")
-  [[ $file == core:* ]] || command=(env HIERLOCK_REQUIRE='mysql mariadb postgresql nginx' "${make[@]}" spec
+  [[ $file == core:* ]] || command=(env HIERLOCK_REQUIRE='mysql mariadb postgresql nginx php' "${make[@]}" spec
     "LUA=$with" "SPECS=$file" REPORT=--output=gtest "BUSTED_FLAGS=--filter='$filter'")
   # In a process group of its own, which is ended as a whole; in the background, so that a signal to us acts at once.
   timeout --kill-after=5 "$LIMIT" "${command[@]}" </dev/null >"$log" 2>&1 &

@@ -744,16 +744,18 @@ local function take_line(self)
   return line
 end
 
---- A peer in another process. command: the Lua to run it with.
-function support.process(store, options, dsn)
+--- A peer in another process. command: what to run instead of one of ours, a list; it is not waited
+-- for.
+function support.process(store, options, dsn, command)
   local self = setmetatable({ buffer = "", exited = false }, peer_methods)
   local all = {}
   for k, v in pairs(store and store.options or {}) do all[k] = v end
   for k, v in pairs(options or {}) do all[k] = v end
   local input, output = uv.new_pipe(false), uv.new_pipe(false)
   local interpreter = os.getenv("HIERLOCK_LUA") or arg[-1] or "lua"
-  self.handle, self.pid = assert(uv.spawn(interpreter, {
-    args = { "spec/support/peer.lua", dsn or store and store.dsn or "", encode(all) },
+  local run = command or { interpreter, "spec/support/peer.lua", dsn or store and store.dsn or "", encode(all) }
+  self.handle, self.pid = assert(uv.spawn(run[1], {
+    args = { unpack(run, 2) },
     stdio = { input, output, 2 },
   }, function() self.exited = true end))
   output:read_start(function(_, data) self.buffer = self.buffer .. (data or "") end)

@@ -32,6 +32,7 @@ typedef struct file_store {
   hl__file_space *space HL__GUARDED_BY(hl__file_store_mutex); /* a reference */
   /* The name that must lead to it; malloc'ed. */
   char *control HL__GUARDED_BY(hl__file_store_mutex);
+  char *flocks; /* hl__file_flocks_open; NULL: they are not wanted. Constant */
 } file_store;
 
 HL__MUTEX_FUNCTIONS(store, file_store, mutex, hl__file_store_mutex)
@@ -55,6 +56,10 @@ const hl_store_config *hl__file_session_config(
   return store_of(session)->config;
 }
 
+const char *hl__file_session_flocks(const hl__file_session *session) {
+  return store_of(session)->flocks;
+}
+
 /* ----------------------------------------------------------------- store */
 
 /* The space that the DSN's path leads to, the name by which it is checked, and the layout
@@ -75,17 +80,23 @@ HL__UNCHECKED static int store_open(const hl_store_config *config,
                                     hl_store **result, hl_error *error) {
   const hl_dsn *dsn = config->dsn;
   *result = NULL;
-  if (dsn->param_count > 0)
-    return hl__error(error, HL_EDSN, "file: knows no parameter %s",
-                     dsn->params[0].name);
+  for (unsigned i = 0; i < dsn->param_count; i++)
+    if (strcmp(dsn->params[i].name, "flock") != 0)
+      return hl__error(error, HL_EDSN, "file: knows no parameter %s",
+                       dsn->params[i].name);
   file_store *store = calloc(1, sizeof *store);
   if (!store) return hl__error_memory(error);
   store->base.ops = &hl_store_file;
   store->base.leases = &hl__file_leases;
   store->config = config;
-  int status = space_open(config, &store->base.layout, &store->space,
-                          &store->control, error);
+  int status = HL_OK;
+  if (config->interoperates)
+    status = hl__file_flocks_open(dsn, &store->flocks, error);
+  if (status == HL_OK)
+    status = space_open(config, &store->base.layout, &store->space,
+                        &store->control, error);
   if (status) {
+    free(store->flocks);
     free(store);
     return status;
   }
@@ -99,6 +110,7 @@ HL__UNCHECKED static void store_close(hl_store *base) {
   hl__file_space_unref(store->space);
   (void)pthread_mutex_destroy(&store->mutex);
   free(store->control);
+  free(store->flocks);
   hl_layout_unref(base->layout);
   free(store);
 }
@@ -108,6 +120,7 @@ HL__UNCHECKED static void store_close(hl_store *base) {
    Unchecked: nobody else has the store. */
 HL__UNCHECKED static void store_forget(hl_store *base) {
   free(((file_store *)(void *)base)->control);
+  free(((file_store *)(void *)base)->flocks);
   hl_layout_unref(base->layout);
   free(base);
 }
@@ -171,6 +184,8 @@ static int session_open(hl_store *base, int64_t deadline, hl_session **result,
   return HL_OK;
 }
 
+static bool is_named(const hl_row *row) { return row->level == HL_LEVEL_NAMED; }
+
 int hl__file_session_look(hl__file_session *session, hl_error *error) {
   if (!hl__file_space_gone(session->space) &&
       hl__file_space_shown(session->space, session->control))
@@ -209,8 +224,13 @@ static void session_release(hl__file_session *session, size_t keep) {
   hl__file_space *space = session->space;
   const size_t before = session->held;
   bool changed = before > keep;
-  while (session->held > keep)
-    hl__file_row_release(space, &session->holdings[--session->held]);
+  while (session->held > keep) {
+    const hl__file_holding *holding = &session->holdings[--session->held];
+    if (is_named(&holding->row))
+      hl__file_flock_release(holding);
+    else
+      hl__file_row_release(space, holding);
+  }
   for (size_t i = 0; i < keep; i++) {
     hl__file_holding *holding = &session->holdings[i];
     if (!holding->converted) continue;
@@ -221,7 +241,7 @@ static void session_release(hl__file_session *session, size_t keep) {
   bool wake = changed && !hl__file_space_gone(space);
   for (size_t i = 0; i < before; i++) {
     hl__file_holding *holding = &session->holdings[i];
-    if (wake && (i >= keep || holding->converted))
+    if (wake && (i >= keep || holding->converted) && !is_named(&holding->row))
       hl__file_queue_wake(space, holding->hash);
     holding->converted = false;
   }
@@ -317,13 +337,37 @@ static int row_take(hl__file_session *session, const hl_request *request,
                               request->deadline, error);
 }
 
+/* The same of a row that is a file of Symfony's: see flock.c. */
+static int named_row_take(hl__file_session *session, const hl_request *request,
+                          const hl_row *row, const hl__file_holding *held,
+                          size_t slots, int64_t since_ms, hl_error *error) {
+  if (held && hl__mode_covers((hl_mode)held->row.mode, (hl_mode)row->mode))
+    return HL_OK;
+  /* flock() would give up what it has, and then perhaps not get the other. */
+  if (held)
+    return hl__error(error, HL_EUNSUPPORTED,
+                     "a lock that Symfony's FlockStore shares cannot be made "
+                     "exclusive while it is held: acquire it exclusively");
+  hl__file_holding *holding = &session->holdings[session->held];
+  int status =
+      hl__file_flock_take(session, request, row, false, holding, error);
+  if (status == HL_TIMEOUT && !request->try_once) {
+    if (session->slots_used == slots)
+      hl__file_board_show(session, slots, request, since_ms, HL__BOARD_WAITING);
+    status = hl__file_flock_take(session, request, row, true, holding, error);
+  }
+  if (status == HL_OK) session->held++;
+  return status;
+}
+
 /* Says which row a call came to its end at. */
 static void row_blame(int status, const hl_row *row, hl_error *error) {
   if (status == HL_TIMEOUT)
     (void)hl__error(error, status, "the lock was not granted in time");
   if (status == HL_CANCELLED)
     (void)hl__error(error, status, "the wait was cancelled");
-  if (error && (status == HL_TIMEOUT || status == HL_CANCELLED)) {
+  if (error && (status == HL_TIMEOUT || status == HL_CANCELLED) &&
+      !is_named(row)) {
     error->level = row->level;
     error->bucket = (uint32_t)row->bucket;
   }
@@ -335,7 +379,7 @@ static void row_blame(int status, const hl_row *row, hl_error *error) {
 static bool rows_crowded(hl__file_session *session, const hl_request *request) {
   hl__file_holding *room = session->holdings + session->held;
   bool crowded = false;
-  for (size_t i = 0; i < request->n; i++) {
+  for (size_t i = 0; i < request->n && !is_named(&request->rows[i]); i++) {
     room[i].hash =
         hl__file_hash(request->rows[i].level, request->rows[i].bucket);
     crowded |= hl__file_queue_crowded(session->space, room[i].hash);
@@ -361,9 +405,13 @@ static int rows_take(hl__file_session *session, const hl_request *request,
         before > 0 ? bsearch(&key, session->holdings, before,
                              sizeof key, holding_compare)
                    : NULL;
-    status = row_take(session, request, &request->rows[i],
-                      session->holdings[before + i].hash, held, &crowded, slots,
-                      since_ms, error);
+    if (is_named(&request->rows[i]))
+      status = named_row_take(session, request, &request->rows[i], held, slots,
+                              since_ms, error);
+    else
+      status = row_take(session, request, &request->rows[i],
+                        session->holdings[before + i].hash, held, &crowded,
+                        slots, since_ms, error);
     if (status) row_blame(status, &request->rows[i], error);
   }
   /* Looked at last: whoever opens the path from now on comes to these files, or
@@ -416,7 +464,16 @@ static int session_take(hl_session *base, const hl_request *request,
 /* ------------------------------------------------------------ the rest */
 
 static int session_look(hl_session *base, hl_error *error) {
-  return hl__file_session_look(session_of(base), error);
+  hl__file_session *session = session_of(base);
+  for (size_t i = session->held; i-- > 0;) {
+    const hl__file_holding *holding = &session->holdings[i];
+    if (!is_named(&holding->row)) break; /* they come last */
+    if (!hl__file_flock_stands(holding))
+      return hl__error(error, HL_ECONNECTION,
+                       "a lock file in %s was removed",
+                       hl__file_session_flocks(session));
+  }
+  return hl__file_session_look(session, error);
 }
 
 static int session_renew(hl_session *base, int64_t *sent_ms,
@@ -462,7 +519,8 @@ static int session_holders(hl_session *base, const hl_row *rows, size_t n,
 const hl_store_ops hl_store_file = {
     .abi = HL_STORE_ABI,
     .scheme = "file",
-    .parse = hl__dsn_path,
+    .parse = hl__file_dsn,
+    .name_key = hl__file_name_key,
     .open = store_open,
     .close = store_close,
     .forget = store_forget,

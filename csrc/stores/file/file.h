@@ -9,6 +9,7 @@
  *                it back
  *   queue.c      waiting for a row: the queue, going to sleep and being woken
  *   offset.h     which bytes of a stripe file stand for what
+ *   flock.c      the files by which Symfony's FlockStore locks, beside ours
  *   board.c      telling others who holds what (board.h)
  *   holders.c    reading what others tell
  *   ledger.c     the file of the leases' records (ledger.h)
@@ -267,6 +268,9 @@ bool hl__file_space_gone(hl__file_space *space);
 bool hl__file_space_shown(const hl__file_space *space, const char *control);
 /* HL_ECONNECTION, saying why. */
 int hl__file_space_gone_error(const hl__file_space *space, hl_error *error);
+/* Closes the file of a stripe that nobody needs now, where there is no descriptor left. False:
+   there is none. No stripe's mutex is held. */
+bool hl__file_stripe_spare(hl__file_space *space);
 /* Opens a stripe's file. HL_OK, HL_ECONNECTION (removed), HL_ESTORE,
    HL_ENOMEM. */
 int hl__file_stripe_open(hl__file_space *space, uint32_t index,
@@ -281,6 +285,9 @@ typedef struct hl__file_holding {
   uint32_t hash; /* hl__file_hash of the row */
   hl_row row;
   bool converted; /* shared -> exclusive by the call under way */
+  /* Of a row of HL_LEVEL_NAMED, which has no entry: the file that is locked. */
+  int fd;
+  uint64_t ticket; /* hl__fork_watch */
 } hl__file_holding;
 
 /* A session's place in the queue of one row; it waits for one at a time. */
@@ -330,6 +337,8 @@ void hl__file_tokens_raise(hl__file_control *control, uint64_t least);
 int hl__file_session_look(hl__file_session *session, hl_error *error);
 /* What the session belongs to: host and process, for observers. */
 const hl_store_config *hl__file_session_config(const hl__file_session *session);
+/* Where Symfony's files are. */
+const char *hl__file_session_flocks(const hl__file_session *session);
 /* Gives back all that it holds, and wakes those who wait. */
 void hl__file_session_clear(hl__file_session *session);
 
@@ -402,6 +411,31 @@ void hl__file_bell_sleep(const hl__file_session *session, uint32_t hash,
 void hl__file_bell_leave(hl__file_session *session, uint32_t hash);
 /* A lease on such a row has ended. */
 void hl__file_bell_ring(hl__file_space *space, uint32_t hash);
+
+/* Where such a wait is none for a stripe: what is seen before the session looks whether it was
+   interrupted, or may go on; and a sleep until `until` (hl__now_ms) that ends with that. */
+uint32_t hl__file_nap_seen(const hl__file_session *session);
+void hl__file_nap(hl__file_session *session, uint32_t seen, int64_t until);
+
+/* --------------------------------------------------------------- flock.c */
+
+/* hl_store_ops.name_key */
+uint64_t hl__file_name_key(const char *name, size_t size);
+/* The directory of the files: of the DSN (flock:///directory, file:?flock=/directory), else
+   that for temporary files. Makes it if need be. *path: malloc'ed. HL_OK, HL_EDSN, HL_ESTORE,
+   HL_ENOMEM. */
+int hl__file_flocks_open(const hl_dsn *dsn, char **path, hl_error *error);
+/* hl_store_ops.parse */
+int hl__file_dsn(char *text, hl_dsn *dsn, hl_error *error);
+/* Locks the file of a row of HL_LEVEL_NAMED, and writes the holding; if it may, it waits until
+   the request's deadline. HL_OK, HL_TIMEOUT,
+   HL_CANCELLED, HL_ESTORE, HL_ENOMEM. */
+int hl__file_flock_take(hl__file_session *session, const hl_request *request,
+                        const hl_row *row, bool wait, hl__file_holding *holding,
+                        hl_error *error);
+void hl__file_flock_release(const hl__file_holding *holding);
+/* Whether the file is still locked by us, and has a name. */
+bool hl__file_flock_stands(const hl__file_holding *holding);
 
 /* -------------------------------------------------------------- leases.c */
 

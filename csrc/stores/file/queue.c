@@ -364,6 +364,15 @@ int hl__file_queue_wait(hl__file_session *session, uint32_t hash,
   return status;
 }
 
+uint32_t hl__file_nap_seen(const hl__file_session *session) {
+  return atomic_load(&session->waiter.wakes);
+}
+
+void hl__file_nap(hl__file_session *session, uint32_t seen, int64_t until) {
+  futex_wait(&session->waiter.wakes, seen, until, false,
+             FUTEX_BITSET_MATCH_ANY);
+}
+
 /* ------------------------------------------------------ waiting for a lease */
 
 /* The proof above holds here, too: to enter is W2, hl__file_bell_seen is W3, to look at the

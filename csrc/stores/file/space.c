@@ -403,6 +403,10 @@ HL__UNCHECKED static bool hand_turn(hl__file_space *space, uint32_t self) {
   return false;
 }
 
+bool hl__file_stripe_spare(hl__file_space *space) {
+  return hand_turn(space, HL__FILE_STRIPES);
+}
+
 static bool too_many_open(hl__file_space *space) {
   struct rlimit limit;
   if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return false;

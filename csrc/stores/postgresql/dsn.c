@@ -89,11 +89,29 @@ static void param_translate(hl_dsn_param *param) {
     *param = (hl_dsn_param){"sslmode", "require"};
 }
 
+/* What Doctrine's URLs say to Doctrine alone. */
+static void params_drop(hl_dsn *dsn) {
+  unsigned kept = 0;
+  for (unsigned i = 0; i < dsn->param_count; i++)
+    if (strcmp(dsn->params[i].name, "serverVersion") != 0 &&
+        strcmp(dsn->params[i].name, "charset") != 0)
+      dsn->params[kept++] = dsn->params[i];
+  dsn->param_count = kept;
+}
+
+/* A list of libpq's, or of PDO's, which has ';' between its parts. */
+static int parse_whole(char *text, hl_dsn *dsn, hl_error *error) {
+  for (char *at = text; text != dsn->text && *at; at++)
+    if (*at == ';') *at = ' ';
+  return parse_list(text, dsn, error);
+}
+
 int hl__pg_dsn(char *text, hl_dsn *dsn, hl_error *error) {
-  /* A list has no scheme, and is all there. */
-  int status = text == dsn->text ? parse_list(text, dsn, error)
-                                 : hl__dsn_url(text, parse_hosts, dsn, error);
+  bool url = text != dsn->text && text[-1] == '/';
+  int status = url ? hl__dsn_url(text, parse_hosts, dsn, error)
+                   : parse_whole(text, dsn, error);
   if (status) return status;
+  if (dsn->interoperate) params_drop(dsn);
   for (unsigned i = 0; i < dsn->param_count; i++) {
     hl_dsn_param *param = &dsn->params[i];
     param_translate(param);

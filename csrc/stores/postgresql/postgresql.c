@@ -235,6 +235,7 @@ const hl_store_ops hl_store_postgresql = {
     .scheme = "postgresql",
     .traits = {.scarce = true, .expires = true, .blocks = true},
     .parse = hl__pg_dsn,
+    .name_key = hl__pg_name_key,
     .open = store_open,
     .close = store_close,
     .forget = store_forget,

@@ -169,8 +169,12 @@ int hl__pg_verify(hl__pg_session *session, hl_error *error);
 
 /* ---- statement.c */
 
+/* The advisory lock that Symfony's PostgreSqlStore and DoctrineDbalPostgreSqlStore take for
+   a name: PHP's crc32(). */
+uint64_t hl__pg_name_key(const char *name, size_t size);
 /* The advisory lock of a row, as the server shows it: signed. */
 static inline int64_t hl__pg_key(unsigned level, uint64_t bucket) {
+  if (level == HL_LEVEL_NAMED) return (int64_t)bucket; /* hl__pg_name_key */
   return (int64_t)((uint64_t)level << HL__HASH_BITS | bucket);
 }
 /* What a lock statement returns, as its last columns. */

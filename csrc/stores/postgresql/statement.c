@@ -66,6 +66,17 @@ static bool text_new(text *t, size_t rows) {
   return t->data != NULL;
 }
 
+/* CRC-32 of IEEE 802.3, bit by bit: names are short. */
+uint64_t hl__pg_name_key(const char *name, size_t size) {
+  uint32_t crc = UINT32_MAX;
+  for (size_t i = 0; i < size; i++) {
+    crc ^= (unsigned char)name[i];
+    for (int bit = 0; bit < 8; bit++)
+      crc = crc >> 1 ^ (crc & 1u ? UINT32_C(0xEDB88320) : 0);
+  }
+  return (uint32_t)~crc;
+}
+
 /* A token of the clock has microseconds of Unix time. One of the sequence has the second
    of the server's start above 24 bits, and is greater: numbers of a sequence come again
    when a server has crashed before they were on its disk. */

@@ -1,0 +1,303 @@
+/*
+ * flock.c - the files by which Symfony's FlockStore locks, taken beside our own rows where
+ * a manager interoperates: for each node sf.NAME.HASH.lock in a directory, by flock(). They
+ * come behind all rows (plan.c), so only the first of our programs in the queue of a node
+ * ever waits for one of theirs.
+ *
+ * Nobody tells us when a PHP program gives one back, and flock() itself cannot be cancelled
+ * without a signal: a waiter tries again every few milliseconds. Those who sleep in
+ * flock() get it before.
+ *
+ * A file is never removed, neither by Symfony nor here. Whoever removes one (a cleaner of
+ * /tmp) parts those who have it open from those who come later: we notice it before a
+ * grant, and when we look.
+ */
+#include "file.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+/* Between two tries; ms. At first so, then half longer each time. */
+#define NAP_FIRST_MS 1
+#define NAP_MOST_MS 20
+
+/* How often a file is opened anew because it was removed meanwhile. */
+#define OPEN_TRIES 10
+
+/* Bytes of the name in a file's name; characters of base64 of its hash. */
+#define SHOWN_BYTES 50
+#define HASH_CHARS 7
+#define FILE_NAME_MAX_BYTES (sizeof "sf...lock" + SHOWN_BYTES + HASH_CHARS)
+
+/* ------------------------------------------------------- SHA-256 (FIPS 180-4) */
+
+static uint32_t rotate(uint32_t x, unsigned n) { return x >> n | x << (32 - n); }
+
+static void sha256_block(uint32_t state[8], const unsigned char block[64]) {
+  static const uint32_t k[64] = {
+      0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1,
+      0x923f82a4, 0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3,
+      0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786,
+      0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
+      0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147,
+      0x06ca6351, 0x14292967, 0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13,
+      0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85, 0xa2bfe8a1, 0xa81a664b,
+      0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
+      0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a,
+      0x5b9cca4f, 0x682e6ff3, 0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208,
+      0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
+  uint32_t w[64], v[8];
+  for (int i = 0; i < 16; i++)
+    w[i] = (uint32_t)block[4 * i] << 24 | (uint32_t)block[4 * i + 1] << 16 |
+           (uint32_t)block[4 * i + 2] << 8 | block[4 * i + 3];
+  for (int i = 16; i < 64; i++)
+    w[i] = w[i - 16] + w[i - 7] +
+           (rotate(w[i - 15], 7) ^ rotate(w[i - 15], 18) ^ w[i - 15] >> 3) +
+           (rotate(w[i - 2], 17) ^ rotate(w[i - 2], 19) ^ w[i - 2] >> 10);
+  memcpy(v, state, sizeof v);
+  for (int i = 0; i < 64; i++) {
+    uint32_t e = v[4], a = v[0];
+    uint32_t t1 = v[7] + (rotate(e, 6) ^ rotate(e, 11) ^ rotate(e, 25)) +
+                  ((e & v[5]) ^ (~e & v[6])) + k[i] + w[i];
+    uint32_t t2 = (rotate(a, 2) ^ rotate(a, 13) ^ rotate(a, 22)) +
+                  ((a & v[1]) ^ (a & v[2]) ^ (v[1] & v[2]));
+    memmove(v + 1, v, 7 * sizeof *v);
+    v[0] = t1 + t2;
+    v[4] += t1;
+  }
+  for (int i = 0; i < 8; i++) state[i] += v[i];
+}
+
+/* The first 64 bits. */
+static uint64_t sha256(const char *data, size_t size) {
+  uint32_t state[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                       0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+  unsigned char last[128] = {0};
+  size_t whole = size / 64 * 64, rest = size - whole;
+  for (size_t i = 0; i < whole; i += 64)
+    sha256_block(state, (const unsigned char *)data + i);
+  memcpy(last, data + whole, rest);
+  last[rest] = 0x80;
+  size_t end = rest < 56 ? 64 : 128;
+  for (unsigned i = 0; i < 8; i++)
+    last[end - 1 - i] = (unsigned char)((uint64_t)size * 8 >> 8 * i);
+  for (size_t i = 0; i < end; i += 64) sha256_block(state, last + i);
+  return (uint64_t)state[0] << 32 | state[1];
+}
+
+/* ---------------------------------------------------------------- names */
+
+static bool is_shown(unsigned char c) {
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
+         (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
+}
+
+/* As FlockStore::lock() has it: what is not plain becomes one '-', and is cut. */
+static void file_name(const char *name, size_t size,
+                      char out[FILE_NAME_MAX_BYTES]) {
+  static const char base64[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuv"
+                               "wxyz0123456789+_"; /* '/' is written as '_' */
+  char *at = stpcpy(out, "sf."), *end = at + SHOWN_BYTES;
+  for (size_t i = 0; i < size && at < end;) {
+    if (is_shown((unsigned char)name[i])) {
+      *at++ = name[i++];
+      continue;
+    }
+    *at++ = '-';
+    while (i < size && !is_shown((unsigned char)name[i])) i++;
+  }
+  *at++ = '.';
+  uint64_t hash = sha256(name, size);
+  for (int i = 0; i < HASH_CHARS; i++) *at++ = base64[hash >> (58 - 6 * i) & 63];
+  strcpy(at, ".lock");
+}
+
+/* Of the file's name: two names that lead to one file are one row. */
+uint64_t hl__file_name_key(const char *name, size_t size) {
+  char file[FILE_NAME_MAX_BYTES];
+  file_name(name, size, file);
+  return sha256(file, strlen(file));
+}
+
+/* ------------------------------------------------------------- directory */
+
+int hl__file_dsn(char *text, hl_dsn *dsn, hl_error *error) {
+  int status = hl__dsn_path_known(text, "flock\0", dsn, error);
+  if (status || !dsn->interoperate) {
+    if (hl_dsn_param_get(dsn, "flock")) dsn->interoperate = "symfony";
+    return status;
+  }
+  /* flock:///directory: it is Symfony's, and ours is the usual one. */
+  if (dsn->param_count)
+    return hl__error(error, HL_EDSN, "flock: takes no parameters");
+  if (!dsn->path) return HL_OK;
+  status = hl__dsn_param_add(dsn, "flock", dsn->path, error);
+  dsn->path = NULL;
+  return status;
+}
+
+/* mkdir -p; path is put back as it was. */
+static int directory_make(char *path) {
+  for (char *at = path + 1; (at = strchr(at, '/')); at++) {
+    *at = '\0';
+    int made = mkdir(path, 0777);
+    *at = '/';
+    if (made != 0 && errno != EEXIST) return -1;
+  }
+  return mkdir(path, 0777);
+}
+
+int hl__file_flocks_open(const hl_dsn *dsn, char **path, hl_error *error) {
+  const char *wanted = hl_dsn_param_get(dsn, "flock");
+  struct stat st;
+  if (wanted && *wanted != '/')
+    return hl__error(error, HL_EDSN,
+                     "the directory of Symfony's lock files must be absolute: "
+                     "flock:///directory");
+  /* As PHP's sys_get_temp_dir(). */
+  if (!wanted) wanted = getenv("TMPDIR");
+  if (!wanted || !*wanted) wanted = "/tmp";
+  *path = strdup(wanted);
+  if (!*path) return hl__error_memory(error);
+  size_t size = strlen(*path);
+  if (size > 1 && (*path)[size - 1] == '/') (*path)[size - 1] = '\0';
+  if (stat(*path, &st) != 0 && directory_make(*path) != 0 && errno != EEXIST)
+    return hl__error_errno(error, HL_ESTORE,
+                           "the directory of Symfony's lock files cannot be "
+                           "made");
+  if (stat(*path, &st) != 0 || !S_ISDIR(st.st_mode) ||
+      access(*path, W_OK | X_OK) != 0)
+    return hl__error_errno(error, HL_ESTORE,
+                           "the directory of Symfony's lock files is no "
+                           "directory, or closed to us");
+  return HL_OK;
+}
+
+/* ----------------------------------------------------------------- files */
+
+/* As FlockStore::lock() does: for all, and never with O_CREAT on a file that is there,
+   which the kernel refuses in a directory like /tmp. No link is followed: whoever can write
+   there could lead us anywhere. -1 with errno. */
+static int file_open(const char *path) {
+  const int flags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
+  int fd = -1;
+  for (int i = 0; i < OPEN_TRIES && fd < 0; i++) {
+    fd = open(path, O_RDWR | flags);
+    if (fd < 0 && errno == EACCES) fd = open(path, O_RDONLY | flags);
+    if (fd >= 0 || errno != ENOENT) break;
+    fd = open(path, O_RDWR | O_CREAT | O_EXCL | flags, 0666);
+    if (fd >= 0)
+      (void)fchmod(fd, 0666);
+    else if (errno != EEXIST)
+      break;
+  }
+  struct stat st;
+  if (fd >= 0 && (fstat(fd, &st) != 0 || !S_ISREG(st.st_mode))) {
+    (void)close(fd);
+    errno = EINVAL;
+    return -1;
+  }
+  return fd;
+}
+
+/* So that a child that is born closes it at once. */
+static int file_open_watched(const char *path, uint64_t *ticket) {
+  hl__fork_forbid();
+  int fd = file_open(path), failure = errno;
+  *ticket = fd >= 0 ? hl__fork_watch(fd) : 0;
+  hl__fork_allow();
+  if (fd >= 0 && !*ticket) {
+    (void)close(fd);
+    failure = ENOMEM;
+    fd = -1;
+  }
+  errno = failure;
+  return fd;
+}
+
+/* Whether the file that is open is the one of that name. */
+static bool is_named_so(int fd, const char *path) {
+  struct stat ours, there;
+  return fstat(fd, &ours) == 0 && lstat(path, &there) == 0 &&
+         ours.st_ino == there.st_ino && ours.st_dev == there.st_dev;
+}
+
+/* Between half of `most` and all of it. */
+static int64_t jittered(int64_t most, uint32_t *noise) {
+  *noise = *noise * 1664525u + 1013904223u;
+  return most - (int64_t)((*noise >> 16) % (uint32_t)(most / 2 + 1));
+}
+
+/* Tries until it is ours, and waits in between. */
+static int file_lock(hl__file_session *session, int fd, int mode,
+                     int64_t deadline, bool wait, hl_error *error) {
+  int64_t nap = NAP_FIRST_MS;
+  uint32_t noise = (uint32_t)hl__now_ms() ^ (uint32_t)session->id << 16;
+  for (;;) {
+    uint32_t seen = hl__file_nap_seen(session);
+    if (flock(fd, mode | LOCK_NB) == 0) return HL_OK;
+    if (errno != EWOULDBLOCK && errno != EINTR)
+      return hl__error_errno(error, HL_ESTORE,
+                             "the kernel refuses a lock on a file");
+    if (!wait) return HL_TIMEOUT;
+    if (atomic_load(&session->interrupted)) return HL_CANCELLED;
+    /* Never early: the millisecond of the deadline is waited for, too. */
+    int64_t now = hl__now_ms();
+    if (now > deadline) return HL_TIMEOUT;
+    int64_t end = hl__deadline(deadline, 1), next = now + jittered(nap, &noise);
+    hl__file_nap(session, seen, next < end ? next : end);
+    if (nap < NAP_MOST_MS) nap += nap / 2 + 1;
+  }
+}
+
+int hl__file_flock_take(hl__file_session *session, const hl_request *request,
+                        const hl_row *row, bool wait, hl__file_holding *holding,
+                        hl_error *error) {
+  const char *directory = hl__file_session_flocks(session);
+  const hl_id name = hl__request_name(request, row);
+  const int mode = row->mode == HL_SHARED ? LOCK_SH : LOCK_EX;
+  size_t size = strlen(directory) + 1 + FILE_NAME_MAX_BYTES;
+  char file[FILE_NAME_MAX_BYTES], *path = malloc(size);
+  if (!path) return hl__error_memory(error);
+  file_name(name.data, name.size, file);
+  (void)snprintf(path, size, "%s/%s", directory, file);
+
+  int status = HL_OK, tries = 0;
+  *holding = (hl__file_holding){.row = *row, .fd = -1};
+  do {
+    do {
+      holding->fd = file_open_watched(path, &holding->ticket);
+    } while (holding->fd < 0 && (errno == EMFILE || errno == ENFILE) &&
+             hl__file_stripe_spare(session->space));
+    if (holding->fd < 0) {
+      status = hl__error_errno(error, HL_ESTORE,
+                               "cannot open the lock file of Symfony's");
+      break;
+    }
+    status = file_lock(session, holding->fd, mode, request->deadline, wait,
+                       error);
+    if (status == HL_OK && is_named_so(holding->fd, path)) break;
+    hl__file_flock_release(holding);
+    if (status == HL_OK && ++tries == OPEN_TRIES)
+      status = hl__error(error, HL_ESTORE,
+                         "the lock file of Symfony's is removed again and again");
+  } while (status == HL_OK);
+  free(path);
+  return status;
+}
+
+/* By hand, as a child that is just being born may still have it open, too. */
+void hl__file_flock_release(const hl__file_holding *holding) {
+  if (!hl__fork_watches(holding->fd, holding->ticket)) return;
+  (void)flock(holding->fd, LOCK_UN);
+  hl__file_close(holding->fd);
+}
+
+bool hl__file_flock_stands(const hl__file_holding *holding) {
+  struct stat st;
+  return hl__fork_watches(holding->fd, holding->ticket) &&
+         fstat(holding->fd, &st) == 0 && st.st_nlink > 0;
+}
