@@ -112,7 +112,8 @@ describe("a quorum", function()
     list[2], list[3] = "postgresql://me:topsecret@127.0.0.1:1/x", "postgresql://me:topsecret@127.0.0.1:2/y"
     local err = assert_code("connection", hierlock.open(list))
     assert.is_nil(err.message:find("topsecret", 1, true))
-    assert.truthy(err.message:find("2 of 3 stores could not be opened: postgresql at 127.0.0.1:1", 1, true), err.message)
+    -- The embedded one may not have been opened when both are refused.
+    assert.matches("[23] of 3 stores could not be opened: .*postgresql at 127%.0%.0%.1:1", err.message)
   end)
 
   it("opens while a minority cannot be reached, and says so when that is a majority", function()

@@ -19,6 +19,8 @@ cd "$(dirname "$self")/../.."
 export LANES=${LANES:-$(($(nproc) * 3))} SEED=${SEED:-$((RANDOM % 10000))} LIMIT=${LIMIT:-600}
 make=("${MAKE:-make}" --no-print-directory -s)
 alone='/(stores|mysql_cost|with)_spec\.lua$'
+# What takes minutes begins first: the others go on beside it.
+long='/quorum_spec\.lua$'
 
 # --- One lane: takes files from the queue until there are none ---------------------------------
 
@@ -184,7 +186,7 @@ finish() {
 trap finish EXIT
 trap 'exit 130' INT; trap 'exit 143' TERM; trap 'exit 129' HUP
 
-printf '%s\n' "$@" | awk -v seed="$SEED" 'BEGIN { srand(seed) } { print rand() "\t" $0 }' | sort -n | cut -f 2- >"$work/all"
+printf '%s\n' "$@" | awk -v seed="$SEED" -v long="$long" 'BEGIN { srand(seed) } { print ($0 ~ long ? 0 : rand()) "\t" $0 }' | sort -n | cut -f 2- >"$work/all"
 grep -Ev "$alone" "$work/all" >"$work/queue" || true
 grep -E "$alone" "$work/all" >"$work/alone" || true
 echo $# >"$work/count"
