@@ -138,7 +138,9 @@ describe("a DSN that is refused", function()
 
   refused("is empty", "", "empty")
   refused("has no scheme", "nonsense", "scheme")
-  refused("has an unknown scheme", "pg://u:p@h/db", "unknown scheme 'pg' in the DSN: mysql, mariadb, postgresql, postgres, redis, rediss, redis%+unix, valkey, valkeys, sqlite, memcached, file, null and quorum are known")
+  refused("has an unknown scheme", "pg://u:p@h/db",
+    "unknown scheme 'pg' in the DSN: mysql, mariadb, postgresql, postgres, redis, rediss, redis%+unix, valkey, valkeys, sqlite, " ..
+    "memcached, file, null and quorum are known")
   refused("names no database", "mysql://u:p@127.0.0.1:1", "database")
   refused("names no database behind its '/'", "mysql://u:p@127.0.0.1:1/", "database")
   refused("has a '/' in its database", "mysql://u:p@127.0.0.1:1/a/b", "database")

@@ -125,8 +125,8 @@ support.each_server(function(server)
   end)
 
   it("that are many do not keep a manager from being closed, each for a while", function()
-    local one, held = support.open(store), {}
-    for i = 1, 100 do held[i] = assert(one:acquire({ "u1", "a1", "r" .. i }, { ttl = LONG, mode = "shared" })) end
+    local one = support.open(store)
+    for i = 1, 100 do support.keep(assert(one:acquire({ "u1", "a1", "r" .. i }, { ttl = LONG, mode = "shared" }))) end
     local start = support.now()
     one:close()
     local took = support.now() - start
