@@ -138,7 +138,7 @@ unsigned hl__known_in(const hl__quorum_store *store,
 
 int64_t hl__known_since(const hl__quorum_store *store,
                         const hl__quorum_lease *lease, int64_t ttl) {
-  int64_t sent[HL__QUORUM_MAX];
+  int64_t sent[HL__QUORUM_MAX] = {0};
   unsigned n = 0;
   for (unsigned i = 0; i < store->n; i++) {
     if (!lease->at[i].in) continue;

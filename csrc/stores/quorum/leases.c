@@ -167,7 +167,7 @@ static void time_add(int64_t times[HL__QUORUM_MAX], unsigned *n, int64_t ms) {
 
 /* The `need`-th longest of the times. */
 static int64_t nth_left(const polling *self) HL__REQUIRES(hl__quorum_mutex) {
-  int64_t times[HL__QUORUM_MAX];
+  int64_t times[HL__QUORUM_MAX] = {0};
   unsigned n = 0;
   for (unsigned i = 0; i < self->store->n; i++) {
     const hl__quorum_ask *ask = self->ask[i];
@@ -409,7 +409,7 @@ static bool is_answer(const hl__quorum_ask *ask) {
 /* How many members know of it; in *holder, how long a quorum of them does. */
 static unsigned seen(const polling *self, hl_holder *holder)
     HL__REQUIRES(hl__quorum_mutex) {
-  int64_t times[HL__QUORUM_MAX];
+  int64_t times[HL__QUORUM_MAX] = {0};
   unsigned n = 0;
   for (unsigned i = 0; i < self->store->n; i++) {
     const hl__quorum_ask *ask = self->ask[i];

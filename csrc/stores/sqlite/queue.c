@@ -66,7 +66,8 @@ int hl__sqlite_earlier(hl__sqlite_session *session, const hl_request *request,
   for (size_t i = 0; i < request->n; i++) {
     const hl_row *row = &request->rows[i];
     int64_t key = hl__sqlite_key(row);
-    for (int exclusive = 1; exclusive >= (row->mode == HL_SHARED);) {
+    const int least = row->mode == HL_SHARED ? 1 : 0;
+    for (int exclusive = 1; exclusive >= least;) {
       int64_t other = 0;
       int code = earlier_at(session, key, exclusive, ticket, &other);
       if (code != SQLITE_OK) return code;
