@@ -93,6 +93,13 @@ static void finish(sha256 *self, uint8_t digest[HL__HMAC_SIZE]) {
     digest[i] = (uint8_t)(self->state[i / 4] >> (24 - 8 * (i % 4)));
 }
 
+void hl__sha256(const void *data, size_t size, uint8_t digest[HL__HMAC_SIZE]) {
+  sha256 hash;
+  begin(&hash);
+  add(&hash, data, size);
+  finish(&hash, digest);
+}
+
 void hl__hmac(const void *key, size_t key_size, const void *text,
               size_t text_size, uint8_t mac[HL__HMAC_SIZE]) {
   sha256 hash;

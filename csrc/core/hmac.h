@@ -1,7 +1,7 @@
 /*
- * hmac.h - HMAC with SHA-256, for texts that travel through the hands of others
- * and come back
- * (`hierlock.rows`). No store and no lock uses it.
+ * hmac.h - SHA-256, for names that others make by it (files of Symfony Lock); and HMAC
+ * with it, for texts that travel through the hands of others and come back
+ * (`hierlock.rows`).
  */
 #ifndef HL_HMAC_H
 #define HL_HMAC_H
@@ -10,6 +10,9 @@
 #include <stdint.h>
 
 #define HL__HMAC_SIZE 32
+
+/* The SHA-256 of `size` bytes (FIPS 180-4). Cannot fail; any thread. */
+void hl__sha256(const void *data, size_t size, uint8_t digest[HL__HMAC_SIZE]);
 
 /*
  * The HMAC-SHA-256 of a text (RFC 2104, FIPS 180-4). key, text: any bytes,

@@ -13,6 +13,7 @@
  * grant, and when we look.
  */
 #include "file.h"
+#include "hmac.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -32,63 +33,16 @@
 #define HASH_CHARS 7
 #define FILE_NAME_MAX_BYTES (sizeof "sf...lock" + SHOWN_BYTES + HASH_CHARS)
 
-/* ------------------------------------------------------- SHA-256 (FIPS 180-4) */
-
-static uint32_t rotate(uint32_t x, unsigned n) { return x >> n | x << (32 - n); }
-
-static void sha256_block(uint32_t state[8], const unsigned char block[64]) {
-  static const uint32_t k[64] = {
-      0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1,
-      0x923f82a4, 0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3,
-      0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786,
-      0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
-      0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147,
-      0x06ca6351, 0x14292967, 0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13,
-      0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85, 0xa2bfe8a1, 0xa81a664b,
-      0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
-      0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a,
-      0x5b9cca4f, 0x682e6ff3, 0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208,
-      0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
-  uint32_t w[64], v[8];
-  for (int i = 0; i < 16; i++)
-    w[i] = (uint32_t)block[4 * i] << 24 | (uint32_t)block[4 * i + 1] << 16 |
-           (uint32_t)block[4 * i + 2] << 8 | block[4 * i + 3];
-  for (int i = 16; i < 64; i++)
-    w[i] = w[i - 16] + w[i - 7] +
-           (rotate(w[i - 15], 7) ^ rotate(w[i - 15], 18) ^ w[i - 15] >> 3) +
-           (rotate(w[i - 2], 17) ^ rotate(w[i - 2], 19) ^ w[i - 2] >> 10);
-  memcpy(v, state, sizeof v);
-  for (int i = 0; i < 64; i++) {
-    uint32_t e = v[4], a = v[0];
-    uint32_t t1 = v[7] + (rotate(e, 6) ^ rotate(e, 11) ^ rotate(e, 25)) +
-                  ((e & v[5]) ^ (~e & v[6])) + k[i] + w[i];
-    uint32_t t2 = (rotate(a, 2) ^ rotate(a, 13) ^ rotate(a, 22)) +
-                  ((a & v[1]) ^ (a & v[2]) ^ (v[1] & v[2]));
-    memmove(v + 1, v, 7 * sizeof *v);
-    v[0] = t1 + t2;
-    v[4] += t1;
-  }
-  for (int i = 0; i < 8; i++) state[i] += v[i];
-}
+/* ---------------------------------------------------------------- names */
 
 /* The first 64 bits. */
-static uint64_t sha256(const char *data, size_t size) {
-  uint32_t state[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
-                       0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
-  unsigned char last[128] = {0};
-  size_t whole = size / 64 * 64, rest = size - whole;
-  for (size_t i = 0; i < whole; i += 64)
-    sha256_block(state, (const unsigned char *)data + i);
-  memcpy(last, data + whole, rest);
-  last[rest] = 0x80;
-  size_t end = rest < 56 ? 64 : 128;
-  for (unsigned i = 0; i < 8; i++)
-    last[end - 1 - i] = (unsigned char)((uint64_t)size * 8 >> 8 * i);
-  for (size_t i = 0; i < end; i += 64) sha256_block(state, last + i);
-  return (uint64_t)state[0] << 32 | state[1];
+static uint64_t hash_of(const char *data, size_t size) {
+  uint8_t digest[HL__HMAC_SIZE];
+  uint64_t hash = 0;
+  hl__sha256(data, size, digest);
+  for (size_t i = 0; i < sizeof hash; i++) hash = hash << 8 | digest[i];
+  return hash;
 }
-
-/* ---------------------------------------------------------------- names */
 
 static bool is_shown(unsigned char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
@@ -110,7 +64,7 @@ static void file_name(const char *name, size_t size,
     while (i < size && !is_shown((unsigned char)name[i])) i++;
   }
   *at++ = '.';
-  uint64_t hash = sha256(name, size);
+  uint64_t hash = hash_of(name, size);
   for (int i = 0; i < HASH_CHARS; i++) *at++ = base64[hash >> (58 - 6 * i) & 63];
   strcpy(at, ".lock");
 }
@@ -119,7 +73,7 @@ static void file_name(const char *name, size_t size,
 uint64_t hl__file_name_key(const char *name, size_t size) {
   char file[FILE_NAME_MAX_BYTES];
   file_name(name, size, file);
-  return sha256(file, strlen(file));
+  return hash_of(file, strlen(file));
 }
 
 /* ------------------------------------------------------------- directory */

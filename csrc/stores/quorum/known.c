@@ -14,7 +14,7 @@
 #define SWEEP_MS 5000
 
 static hl__quorum_lease **chain(hl__quorum_store *store, const uint8_t id[16]) {
-  return &store->leases[id[0] % (sizeof store->leases / sizeof *store->leases)];
+  return &store->leases[id[0] % HL__QUORUM_CHAINS];
 }
 
 void hl__known_unref(hl__quorum_lease *lease) {
@@ -45,7 +45,7 @@ static void sweep(hl__quorum_store *store) HL__REQUIRES(hl__quorum_mutex) {
   int64_t now = hl__lease_ms();
   if (hl__now_ms() - store->swept < SWEEP_MS) return;
   store->swept = hl__now_ms();
-  for (size_t i = 0; i < sizeof store->leases / sizeof *store->leases; i++) {
+  for (size_t i = 0; i < HL__QUORUM_CHAINS; i++) {
     for (hl__quorum_lease **at = &store->leases[i]; *at;) {
       hl__quorum_lease *lease = *at;
       if (is_needed(store, lease, now)) {
@@ -116,7 +116,7 @@ hl__quorum_lease *hl__known_make(hl__quorum_store *store,
 void hl__known_flush(hl__quorum_member *member) {
   hl__quorum_store *store = member->store;
   int64_t now = hl__lease_ms();
-  for (size_t i = 0; i < sizeof store->leases / sizeof *store->leases; i++)
+  for (size_t i = 0; i < HL__QUORUM_CHAINS; i++)
     for (hl__quorum_lease *lease = store->leases[i]; lease;
          lease = lease->next) {
       hl__quorum_part *part = &lease->at[member->number];

@@ -42,7 +42,7 @@ HL__UNCHECKED static void store_free(hl__quorum_store *store) {
     (void)pthread_cond_destroy(&member->opened);
     hl_dsn_dispose(&member->dsn);
   }
-  for (size_t i = 0; i < sizeof store->leases / sizeof *store->leases; i++)
+  for (size_t i = 0; i < HL__QUORUM_CHAINS; i++)
     while (store->leases[i])
       hl__known_forget(store, store->leases[i]);
   if (store->awaited) hl__exit_await_end();
@@ -147,7 +147,7 @@ void hl__ask_drop(hl__quorum_member *member, hl__quorum_lease *lease) {
     return;
   }
   hl__ask_give(ask);
-  hl__ask_leave(ask, false);
+  ask_unref(ask);
 }
 
 /* After it there may be a record of this holder. */
@@ -294,7 +294,7 @@ static int session_get(hl__quorum_member *member, hl_session **session,
 
 static void session_put(hl__quorum_member *member, hl_session *session)
     HL__REQUIRES(hl__quorum_mutex) {
-  if (member->idle_count < sizeof member->idle / sizeof *member->idle)
+  if (member->idle_count < HL__QUORUM_IDLE)
     member->idle[member->idle_count++] = session;
   else
     session_close(member, session);

@@ -28,6 +28,8 @@
 
 #include <stdbool.h>
 
+#define HL__QUORUM_IDLE 8    /* sessions that a member keeps */
+#define HL__QUORUM_CHAINS 64 /* of the leases that are known */
 #define HL__QUORUM_MAX 15
 /* A member that has not answered for so long is left behind: ms. */
 #define HL__QUORUM_ANSWER_MS 1000
@@ -138,7 +140,7 @@ struct hl__quorum_member {
   pthread_cond_t work, opened;
   hl__quorum_ask *first, *last; /* the queue */
   unsigned queued, threads, idle_threads;
-  hl_session *idle[8];
+  hl_session *idle[HL__QUORUM_IDLE];
   unsigned idle_count;
   bool suspect;  /* has left a question without an answer */
   int64_t heard; /* when it answered last: hl__now_ms */
@@ -158,7 +160,7 @@ struct hl__quorum_store {
   /* Guarded by it. */
   unsigned references; /* the core's, each thread's */
   bool closing, awaited;
-  hl__quorum_lease *leases[64];
+  hl__quorum_lease *leases[HL__QUORUM_CHAINS];
   int64_t swept; /* hl__now_ms */
 };
 
