@@ -358,11 +358,12 @@ describe("a lease", function()
 
     it("leaves a wait that ends in time, and that leaves nothing behind", function()
       local handle = assert(lease(R1))
-      for _, options in ipairs { { timeout = 0.1 }, { timeout = 0.1, ttl = LONG } } do
+      -- Longer than MySQL shows an old picture of who holds what.
+      for _, options in ipairs { { timeout = 0.15 }, { timeout = 0.15, ttl = LONG } } do
         local start = support.now()
         local err = assert_taken(R1, options)
         local elapsed = support.now() - start
-        assert.is_true(elapsed >= 0.1 and elapsed < 0.1 + PROMPT, elapsed)
+        assert.is_true(elapsed >= 0.15 and elapsed < 0.15 + PROMPT, elapsed)
         assert.equal("lease", err.holders[1].kind)
       end
       local pending = assert(other:start(R1, { ttl = LONG }))

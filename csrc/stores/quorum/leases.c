@@ -314,9 +314,8 @@ static int adopt(polling *self, hl__quorum_lease *lease, hl_grant *grant,
     grant->sent_ms = hl__known_since(store, lease, lease->terms.ttl);
     grant->token = lease->terms.place ? lease->terms.place : highest;
     grant->place = grant->token;
-    lease->held = true;
+    lease->held = lease->adopted = true;
     lease->end = hl__deadline(grant->sent_ms, lease->terms.ttl);
-    if (hl__lease_ms() < lease->end) hl__known_heal(store, lease);
     return HL_OK;
   }
   if (mismatch > store->n - store->need)
@@ -354,6 +353,7 @@ static hl__quorum_query *query_new(const hl_lease_filter *filter,
       calloc(1, sizeof *query + filter->n * sizeof *filter->rows);
   if (!query) return NULL;
   query->references = 1;
+  query->filter.over = filter->over;
   if (filter->owner) {
     text_copy(query->owner, sizeof query->owner, filter->owner);
     query->filter.owner = query->owner;
