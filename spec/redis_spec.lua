@@ -179,6 +179,17 @@ describe("redis", function()
       assert.is_true(kept:release { confirm = true })
     end)
 
+    -- As a snapshot has it that was made before the lease.
+    it("that has forgotten a lease grants nothing for as long as it was imported for", function()
+      local manager = assert(open({}, "quarantine=0"))
+      local handle = assert(manager:acquire(R1, { ttl = 1, auto_release = false }))
+      assert(manager:import(assert(handle:export()), { ttl = 86400 }))
+      local memory = assert(keys("*:memory")[1])
+      cli("HSET", memory, "run", "another")
+      for _, key in ipairs(keys "*:{*") do cli("DEL", key) end
+      assert_code("timeout", assert(open({}, "quarantine=1")):acquire(R1, { timeout = 0 }))
+    end)
+
     it("that has lost a part of a lease has lost all of it: a refresh makes nothing anew", function()
       local manager = assert(open())
       local handle = assert(manager:acquire(R1, { ttl = 60 }))

@@ -103,5 +103,5 @@ set_end(root, id, rows, now + ttl + 1)
 redis.call('HSET', key(root, 'l', id), 'holder', holder, 'secret', redis.sha1hex(secret), 'turn', '1', 'token', text(token),
   'rows', rows, 'owner', owner, 'path', path, 'label', label, 'application', application, 'host', host, 'pid', pid,
   'mode', mode, 'since', text(now))
-if ttl > tonumber(known[3] or 0) then redis.call('HSET', memory, 'longest', text(ttl)) end
+longest_note(memory, ttl)
 return { 1, token }
