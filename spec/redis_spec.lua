@@ -190,6 +190,15 @@ describe("redis", function()
       assert_code("timeout", assert(open({}, "quarantine=1")):acquire(R1, { timeout = 0 }))
     end)
 
+    it("that was emptied grants nothing, though a program asks it before that does not mind", function()
+      cli "FLUSHALL"
+      local careless = assert(open({}, "quarantine=0"))
+      assert(assert(careless:acquire(R2, { timeout = 0 })):release { confirm = true })
+      local careful = assert(open({}, "quarantine=60"))
+      assert_code("timeout", careful:acquire(R1, { timeout = 0 }))
+      assert_code("timeout", careless:acquire(R1, { timeout = 0 }))
+    end)
+
     it("that has lost a part of a lease has lost all of it: a refresh makes nothing anew", function()
       local manager = assert(open())
       local handle = assert(manager:acquire(R1, { ttl = 60 }))
