@@ -276,6 +276,17 @@ describe("redis", function()
       end
     end)
 
+    it("that does not answer keeps nobody beyond his timeout, and nothing of the grant", function()
+      local manager = assert(open())
+      assert(assert(manager:acquire(R2)):release { confirm = true })
+      cli("CLIENT", "PAUSE", "8000")
+      local start = support.now()
+      assert_code("connection", manager:acquire(R1, { timeout = 0.3, ttl = 60 }))
+      assert.is_true(support.now() - start < 5, support.now() - start)
+      local other = assert(open()) -- when it answers again
+      assert(assert(other:acquire(R1, { timeout = 10 })):release())
+    end)
+
     it("gives back what too few replicas have", function()
       local manager = assert(open({}, "quarantine=0&wait_replicas=1"))
       local err = assert_code("store", manager:acquire(R1, { timeout = 0 }))
