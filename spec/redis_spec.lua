@@ -179,6 +179,26 @@ describe("redis", function()
       assert.is_true(kept:release { confirm = true })
     end)
 
+    -- As a snapshot has it that was made before the lease.
+    it("that has forgotten a lease grants nothing for as long as it was imported for", function()
+      local manager = assert(open({}, "quarantine=0"))
+      local handle = assert(manager:acquire(R1, { ttl = 1, auto_release = false }))
+      assert(manager:import(assert(handle:export()), { ttl = 86400 }))
+      local memory = assert(keys("*:memory")[1])
+      cli("HSET", memory, "run", "another")
+      for _, key in ipairs(keys "*:{*") do cli("DEL", key) end
+      assert_code("timeout", assert(open({}, "quarantine=1")):acquire(R1, { timeout = 0 }))
+    end)
+
+    it("that was emptied grants nothing, though a program asks it before that does not mind", function()
+      cli "FLUSHALL"
+      local careless = assert(open({}, "quarantine=0"))
+      assert(assert(careless:acquire(R2, { timeout = 0 })):release { confirm = true })
+      local careful = assert(open({}, "quarantine=60"))
+      assert_code("timeout", careful:acquire(R1, { timeout = 0 }))
+      assert_code("timeout", careless:acquire(R1, { timeout = 0 }))
+    end)
+
     it("that has lost a part of a lease has lost all of it: a refresh makes nothing anew", function()
       local manager = assert(open())
       local handle = assert(manager:acquire(R1, { ttl = 60 }))
@@ -256,6 +276,17 @@ describe("redis", function()
       end
     end)
 
+    it("that does not answer keeps nobody beyond his timeout, and nothing of the grant", function()
+      local manager = assert(open())
+      assert(assert(manager:acquire(R2)):release { confirm = true })
+      cli("CLIENT", "PAUSE", "8000")
+      local start = support.now()
+      assert_code("connection", manager:acquire(R1, { timeout = 0.3, ttl = 60 }))
+      assert.is_true(support.now() - start < 5, support.now() - start)
+      local other = assert(open()) -- when it answers again
+      assert(assert(other:acquire(R1, { timeout = 10 })):release())
+    end)
+
     it("gives back what too few replicas have", function()
       local manager = assert(open({}, "quarantine=0&wait_replicas=1"))
       local err = assert_code("store", manager:acquire(R1, { timeout = 0 }))
@@ -293,8 +324,13 @@ describe("redis", function()
       support.wait_for_waiters(store, R1)
       cli("CLIENT", "KILL", "TYPE", "pubsub")
       assert.is_false(pending:done())
+      support.wait_until(function() -- who waits subscribes anew
+        return select(2, cli("CLIENT", "LIST"):gsub(" sub=1 ", "")) == 1
+      end, "another subscription")
+      local start = support.now()
       assert(handle:release { confirm = true })
       handle = assert(pending:wait(10))
+      assert.is_true(support.now() - start < PROMPT, support.now() - start)
       cli("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
       assert.is_true(handle:is_held())
       assert.is_true(handle:refresh())

@@ -265,13 +265,6 @@ void hl__lease_undo(hl__lease *lease) {
   (void)take_back(lease, &drop);
 }
 
-int hl__lease_recall(hl__lease *lease) {
-  const hl_lease_ops *ops = lease->manager->store->leases;
-  operation recall = {.kind = ops->recall ? RECALL : DROP, .confirm = true};
-  int status = take_back(lease, &recall);
-  return status == HL_ELOST ? HL_OK : status;
-}
-
 int64_t hl__lease_left(hl__lease *lease) {
   hl__manager_mutex_lock(lease->manager);
   int64_t ms = left(lease);
@@ -479,6 +472,12 @@ void hl__leases_look(hl_manager *manager) {
 
 /* ---------------------------------------------------------- giving back */
 
+static operation recall_of(const hl__lease *lease, int64_t patience) {
+  bool can = lease->manager->store->leases->recall;
+  return (operation){
+      .kind = can ? RECALL : DROP, .confirm = true, .patience = patience};
+}
+
 /* A worker's: gives back what could not be given back at once, one after the other, as long
    as the store keeps it: also when its server was down. One that the store refuses keeps
    nobody behind it. Of a manager that is closed as long as the store answers. */
@@ -490,6 +489,7 @@ static void drop_task(hl__task *task) {
   while (!hl__list_empty(&manager->drops)) {
     hl__lease *lease = HL__LIST_ENTRY(manager->drops.next, hl__lease, node);
     operation drop = {.kind = DROP, .confirm = true};
+    if (lease->recalls) drop = recall_of(lease, 0);
     int status = HL_OK;
     if (!manager->closed)
       status = operate(lease, &drop, NULL);
@@ -526,6 +526,17 @@ static bool drop_later(hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
   hl__list_add(&manager->drops, &lease->node);
   manager->drops_put++;
   return true;
+}
+
+int hl__lease_recall(hl__lease *lease) {
+  operation recall = recall_of(lease, DROP_MS);
+  int status = take_back(lease, &recall);
+  if (status == HL_OK || status == HL_ELOST) return HL_OK;
+  if (lease->manager->closed) return status;
+  lease->recalls = true;
+  lease->end = hl__deadline(hl__lease_ms(), lease->terms.ttl);
+  (void)drop_later(lease);
+  return status;
 }
 
 void hl__leases_drops_await(hl_manager *manager, uint64_t put) {

@@ -38,6 +38,8 @@ typedef struct hl__lease {
   int64_t due HL__GUARDED_BY(hl__manager_mutex);
   bool busy HL__GUARDED_BY(hl__manager_mutex); /* a refresh is under way */
   bool told HL__GUARDED_BY(hl__manager_mutex); /* that it is over was counted */
+  /* Of the drops: its grant was not answered. */
+  bool recalls HL__GUARDED_BY(hl__manager_mutex);
   hl_error loss HL__GUARDED_BY(hl__manager_mutex); /* LOST: why */
   hl__task refresh, drop;
   hl__sent sent; /* a release that is not answered yet */
@@ -65,7 +67,8 @@ bool hl__lease_begin(hl__lease *lease, const hl_grant *grant)
    the manager is closed. */
 void hl__lease_undo(hl__lease *lease) HL__REQUIRES(hl__manager_mutex);
 /* The same of one whose grant was asked for, and not answered. HL_OK: there is none; another
-   try needs another name. Else nobody knows, and its time ends it. */
+   try needs another name. Else nobody knows: a worker goes on, as nobody waits for a server
+   that hangs beyond his timeout. */
 int hl__lease_recall(hl__lease *lease) HL__REQUIRES(hl__manager_mutex);
 /* Waits, for a second at most, until those that were released by then (manager->drops_put) have
    been given back. */

@@ -37,10 +37,10 @@ static int subscribe(hl__redis_store *store, hl__redis_session **result) {
 
 bool hl__redis_bells_join(hl__redis_session *session, const uint8_t id[16]) {
   hl__redis_store *store = session->store;
-  for (size_t i = 0; i < 16; i++)
-    (void)snprintf(session->id + 2 * i, 3, "%02x", id[i]);
   hl__redis_store_lock(store);
   if (hl__list_empty(&session->node)) {
+    for (size_t i = 0; i < 16; i++)
+      (void)snprintf(session->id + 2 * i, 3, "%02x", id[i]);
     session->rung = false;
     hl__list_add(&store->waiting, &session->node);
   }
@@ -87,8 +87,9 @@ static void ring_named(hl__redis_store *store, const char *id)
 
 /* The subscription has ended: bells may be lost, so all look. */
 static void bells_lose(hl__redis_store *store) HL__REQUIRES(hl__redis_mutex) {
-  hl__redis_disconnect(store->bells);
-  store->bells = NULL;
+  hl__redis_session *bells = store->bells;
+  store->bells = NULL; /* before it is freed: a child may be born */
+  hl__redis_disconnect(bells);
   store->bells_again = hl__now_ms();
   for (hl__list *node = store->waiting.next; node != &store->waiting;
        node = node->next)

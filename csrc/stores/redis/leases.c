@@ -165,6 +165,7 @@ static int lease_adopt(hl_session *base, const hl_request *request,
   hl__redis_text(&call, config->application);
   hl__redis_text(&call, config->host);
   hl__redis_number(&call, config->pid);
+  memory_add(&call, session->store);
   int status = run(session, &call, hl__now_ms() + HL__REDIS_ANSWER_MS,
                    &grant->sent_ms, &reply, error);
   if (status) return status;

@@ -135,11 +135,11 @@ static int wait_granted(hl__redis_session *session, const hl_request *request,
     else if (atomic_load(&session->interrupted))
       status = hl__error(error, HL_CANCELLED, "the wait was cancelled");
     if (status) break;
-    if (!joined || !rings) {
-      bool first = !joined;
-      rings = hl__redis_bells_join(session, request->lease->id);
+    /* Each time: the subscription may have ended. */
+    rings = hl__redis_bells_join(session, request->lease->id);
+    if (!joined) {
       joined = true;
-      if (first) continue; /* and has a place in the queue from now on */
+      continue; /* and has a place in the queue from now on */
     }
     if (wait > 1000) wait = 1000;
     if (!rings && wait > UNRUNG_MS) wait = UNRUNG_MS;

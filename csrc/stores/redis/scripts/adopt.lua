@@ -8,4 +8,5 @@ if why then return why end
 if found[2] ~= rows then return { 0, 'mismatch' } end
 redis.call('HSET', lease, 'holder', holder, 'turn', '0', 'application', ARGV[8], 'host', ARGV[9], 'pid', ARGV[10])
 set_end(root, id, rows, (clock()) + ttl + 1)
+longest_note(ARGV[11], ttl)
 return { 1, tonumber(found[3]) }

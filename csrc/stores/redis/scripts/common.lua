@@ -129,6 +129,11 @@ local function set_end(root, id, rows, ends)
   outlive(key(root, 'leases'))
 end
 
+-- Leases of that time are in use: so long nothing is granted by one that has forgotten them.
+local function longest_note(memory, ttl)
+  if ttl > tonumber(redis.call('HGET', memory, 'longest') or 0) then redis.call('HSET', memory, 'longest', text(ttl)) end
+end
+
 -- Why there is none of that holder; nil: there is. Also where somebody has deleted a part of it.
 local function lost(root, id, holder)
   local lease = key(root, 'l', id)

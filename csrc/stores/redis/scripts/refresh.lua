@@ -7,6 +7,5 @@ local lease = key(root, 'l', id)
 if turn <= tonumber(redis.call('HGET', lease, 'turn')) then return { 0, 'late' } end
 redis.call('HSET', lease, 'turn', text(turn))
 set_end(root, id, redis.call('HGET', lease, 'rows'), (clock()) + ttl + 1)
-local memory = ARGV[7]
-if ttl > tonumber(redis.call('HGET', memory, 'longest') or 0) then redis.call('HSET', memory, 'longest', text(ttl)) end
+longest_note(ARGV[7], ttl)
 return { 1 }

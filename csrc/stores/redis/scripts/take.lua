@@ -18,7 +18,7 @@ if former ~= '' then recall(root, former) end
 -- Whether leases that somebody believes in may have been forgotten. Of what a server has forgotten, only it or a client
 -- can know: its run id has changed since it was last written here, or there is nothing and there should be.
 local known = redis.call('HMGET', memory, 'run', 'until', 'longest')
-if known[1] ~= run then
+if known[1] ~= run and longest > 0 then -- 0: the program wants to know nothing of it, and must not tell others
   local last = math.max(longest, tonumber(known[3] or 0))
   local till = 0
   if known[1] then
@@ -30,11 +30,10 @@ if known[1] ~= run then
     till = ((seen or emptied) and now or start or now) + last + 1
     if till <= now then last = 0 end
   end
-  if longest == 0 then till = 0 end -- the program wants to know nothing of it
   redis.call('HSET', memory, 'run', run, 'until', text(till), 'longest', text(last))
   known = { run, till, last }
 end
-local till = tonumber(known[2] or 0)
+local till = known[1] == run and tonumber(known[2] or 0) or 0
 if till > now then return { 2, till - now } end
 
 -- The number after all that these trees have given: it is taken from the clock, so it grows even where they have
@@ -103,5 +102,5 @@ set_end(root, id, rows, now + ttl + 1)
 redis.call('HSET', key(root, 'l', id), 'holder', holder, 'secret', redis.sha1hex(secret), 'turn', '1', 'token', text(token),
   'rows', rows, 'owner', owner, 'path', path, 'label', label, 'application', application, 'host', host, 'pid', pid,
   'mode', mode, 'since', text(now))
-if ttl > tonumber(known[3] or 0) then redis.call('HSET', memory, 'longest', text(ttl)) end
+longest_note(memory, ttl)
 return { 1, token }
