@@ -10,7 +10,7 @@
 #include <string.h>
 
 /* What is over is kept so long, for a refresh that comes late. */
-#define KEPT_MS 60000
+#define KEPT_MS 3600000
 #define SWEEP_MS 5000
 
 static hl__quorum_lease **chain(hl__quorum_store *store, const uint8_t id[16]) {
@@ -38,6 +38,7 @@ static bool is_needed(const hl__quorum_store *store,
                       const hl__quorum_lease *lease, int64_t now) {
   for (unsigned i = 0; i < store->n; i++)
     if (lease->at[i].making) return true;
+  if (lease->references > 1) return true; /* somebody asks for it now */
   return lease->end + (lease->dropped ? 0 : KEPT_MS) > now;
 }
 
