@@ -19,6 +19,13 @@ after_each(program.close)
 
 local function runs(self) return self.until_true(function() return self.out:match "as (%d+) here" end, "the command") end
 local function is_there(pid) return (uv.kill(tonumber(pid), 0)) == 0 end
+-- Not only until somebody asks how it ended.
+local function is_alive(pid)
+  local file = io.open(("/proc/%s/stat"):format(pid))
+  local state = file and file:read "*a":match "%) (%a)"
+  if file then file:close() end
+  return state ~= nil and state ~= "Z"
+end
 
 describe("the command line of run", function()
   it("is refused with 64 and a line when it is wrong, before anything is connected to", function()
@@ -197,6 +204,14 @@ support.each_store(function(plain)
       assert.matches("told", self.join().out)
       wait_until_free(U1)
     end
+  end)
+
+  it("ends the command before another can hold its lease, when it dies without a word itself", function()
+    local self, pid = begin("--ttl", "0.9", "u1", "--", "sh", "-c", STAYS)
+    uv.kill(self.pid, "sigkill")
+    assert(manager:acquire(U1)):release()
+    assert.is_false(is_alive(pid))
+    self.join()
   end)
 
   it("ends the command when the lease is revoked, one that does not listen, too", function()

@@ -28,13 +28,14 @@ local MARGIN = 0.1
 -- What becomes the command. It tells the guard its number first, as this process can die at any moment.
 local BEGIN = [[echo "$$" >&3; exec 3>&-; exec "$@"]]
 -- The guard. It reads the command's number, and then a word that it has ended. Where that does not come before everybody
--- has closed the pipe, this process has died, and the guard ends the command.
+-- has closed the pipe, this process has died, and the guard ends the command, within the grace: a lease has not more left.
+-- Where sleep takes no fractions, sooner.
 local GUARD = [[
 read -r pid || exit
 read -r word && exit
 kill -TERM "$pid" || exit
 waited=0
-while kill -0 "$pid" && [ "$waited" -lt "$1" ]; do sleep 1; waited=$((waited + 1)); done
+while kill -0 "$pid" && [ "$waited" -lt 10 ]; do sleep "$1"; waited=$((waited + 1)); done
 kill -KILL "$pid"
 ]]
 
@@ -135,7 +136,7 @@ local function hold(arguments, handle, targets, grace, signals)
   local ended, told
   local pipe = assert(uv.pipe())
   -- No signal of a terminal reaches it.
-  local guard = shell(GUARD, { ("%d"):format(math.ceil(grace)) }, { stdio = { pipe.read }, detached = true }, function() end)
+  local guard = shell(GUARD, { ("%.3f"):format(grace / 10) }, { stdio = { pipe.read }, detached = true }, function() end)
   local child = shell(BEGIN, arguments.command, { stdio = { 0, 1, 2, pipe.write }, env = environment(handle, targets) },
     function(code, signal)
       ended = signal > 0 and SIGNALLED + signal or code
