@@ -158,6 +158,16 @@ support.each_store(function(plain)
     assert.equal("free", ask(U1))
   end)
 
+  it("leaves a signal ignored that it was started to ignore, as by nohup", function()
+    local self = start(store.dsn, "run", "u1", "--", "sh", "-c", [[trap '' HUP; echo "nohup $$"; exec "$@"]], "sh",
+      program.interpreter, "lua/hierlock/command/main.lua", "run", "u2", "--", "sh", "-c", OBEYS)
+    local pid = runs(self)
+    uv.kill(tonumber(self.out:match "nohup (%d+)"), "sighup")
+    uv.kill(tonumber(pid), "sighup")
+    uv.kill(tonumber(pid), "sigterm")
+    assert.matches("told", assert_status(5, self.join()).out)
+  end)
+
   it("ends with a signal that comes while it waits, and leaves nothing that waits", function()
     local handle = assert(manager:acquire(U1))
     for signal, status in pairs { sigint = 130, sigterm = 143 } do
@@ -203,6 +213,14 @@ support.each_store(function(plain)
       assert.matches("told", self.join().out)
       wait_until_free(U1)
     end
+  end)
+
+  it("ends the command before another can hold its lease, when it dies without a word itself", function()
+    local self, pid = begin("--ttl", "0.9", "u1", "--", "sh", "-c", STAYS)
+    uv.kill(self.pid, "sigkill")
+    assert(manager:acquire(U1)):release()
+    assert.is_false(is_there(pid))
+    self.join()
   end)
 
   it("ends the command when the lease is revoked, one that does not listen, too", function()

@@ -176,6 +176,24 @@ support.on_sqlite(function(store)
       assert.truthy(assert_code("store", open(path)).message:find "another version")
     end)
 
+    it("that is damaged is told of, and nobody hangs in it", function()
+      local damages = {
+        { "INSERT INTO hierlock_waits SELECT key,1,1.5 FROM hierlock_rows",
+          "INSERT INTO hierlock_waiters VALUES(1,x'',0,'','','','',0,0)" },
+        { "UPDATE hierlock_leases SET till=0,till_unix=0",
+          "CREATE TRIGGER one BEFORE DELETE ON hierlock_leases BEGIN SELECT RAISE(IGNORE); END",
+          "CREATE TRIGGER two BEFORE DELETE ON hierlock_rows BEGIN SELECT RAISE(IGNORE); END" },
+      }
+      for _, damage in ipairs(damages) do
+        local path = fresh()
+        local victim, db = process(path), stranger(path)
+        victim:call([[ handles.lease = assert(manager:acquire({ "u1" }, { ttl = 60 })) ]])
+        for _, statement in ipairs(damage) do db:query(statement) end
+        local code = victim:call([[ return select(2, manager:acquire({ "u1" }, { ttl = 60, timeout = 0 })).code ]])
+        assert.equal("store", code)
+      end
+    end)
+
     it("is refused when it has two names, as the second would have another log", function()
       local path = fresh()
       assert(open(path)):close()

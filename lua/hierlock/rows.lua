@@ -145,6 +145,8 @@ local db = {}
 local class = { __index = db, __name = "hierlock.rows" }
 
 -- Every method begins with it. true, or nil, err.
+local BACKSLASH_IN_LETTERS = { big5 = true, cp932 = true, gb18030 = true, gbk = true, sjis = true }
+
 local function ready(self)
   if getmetatable(self) ~= class then core.misuse("self must be a db, not " .. type(self) .. "; call it with a colon") end
   if self.settled then return true end
@@ -153,14 +155,25 @@ local function ready(self)
     if self.dialect == "sqlite" and not self.query(("PRAGMA busy_timeout=%d"):format(self.timeout)) then
       return failure("connection", "SQLite does not answer")
     end
+    if self.doubles_quotes then
+      local result, message, errno, sqlstate = self.query "SELECT current_setting('standard_conforming_strings') AS mode"
+      if not result then return server_failure(self, message, errno, sqlstate) end
+      if tostring(result[1].mode) ~= "on" then
+        return failure("unsupported", "pgmoon does not escape backslashes, and standard_conforming_strings is off")
+      end
+    end
     self.settled = true
     return true
   end
-  local result, message, errno, sqlstate = self.query "SELECT VERSION() AS version,@@sql_mode AS mode"
+  local result, message, errno, sqlstate = self.query "SELECT VERSION() AS version,@@sql_mode AS mode,@@character_set_client AS charset"
   if not result then return server_failure(self, message, errno, sqlstate) end
   -- lua-resty-mysql escapes by backslashes, whatever the session says.
   if self.backslashes and tostring(result[1].mode):find "NO_BACKSLASH_ESCAPES" then
     return failure("unsupported", "lua-resty-mysql escapes by backslashes, and sql_mode has NO_BACKSLASH_ESCAPES")
+  end
+  -- In these a backslash may be the second half of a letter.
+  if self.backslashes and BACKSLASH_IN_LETTERS[tostring(result[1].charset)] then
+    return failure("unsupported", "lua-resty-mysql cannot escape safely in the character set " .. tostring(result[1].charset))
   end
   self.dialect = tostring(result[1].version):find "MariaDB" and "mariadb" or "mysql"
   self.settled = true
@@ -818,8 +831,10 @@ function rows.pgmoon(connection, options)
     core.misuse("connection must be an object of pgmoon, not " .. type(connection))
   end
   options = check_options(options, SOCKET_OPTIONS)
-  return new(driver.pgmoon(connection, socket_timeout(options)), function(text) return connection:escape_literal(text) end,
+  local db = new(driver.pgmoon(connection, socket_timeout(options)), function(text) return connection:escape_literal(text) end,
     "postgresql", options)
+  db.doubles_quotes = true
+  return db
 end
 
 return rows

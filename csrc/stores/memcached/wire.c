@@ -420,7 +420,9 @@ bool hl__memcached_stands(hl__memcached_session *session) {
     size_t n = 0;
     if (link->ended) return false;
     if (link->fd < 0 || link->outstanding) continue;
-    /* What says something without being asked says good-bye. */
+    /* What says something without being asked says good-bye; and what is left of an answer
+       that nobody read to its end must not become the next one's. */
+    if (link->in_read < link->in.used) return false;
     if (read_some(link, &n, NULL) != HL_OK || n > 0) return false;
   }
   return true;

@@ -53,12 +53,16 @@ static int lease_at(hl__sqlite_session *session, const hl_row *row, bool writes,
       } else if (!writes) {
         *unsure = true;
       } else {
+        int changes = sqlite3_total_changes(session->db);
         code = hl__sqlite_record_delete(
             session, number, sqlite3_column_blob(it, 4),
             (size_t)sqlite3_column_bytes(it, 4), true);
         (void)sqlite3_reset(it);
-        if (code == SQLITE_OK) continue;
-        return code;
+        if (code != SQLITE_OK) return code;
+        /* It would be met for ever. */
+        if (sqlite3_total_changes(session->db) == changes)
+          return SQLITE_CORRUPT;
+        continue;
       }
     }
     (void)sqlite3_reset(it);

@@ -84,8 +84,11 @@ int hl__sqlite_earlier(hl__sqlite_session *session, const hl_request *request,
         *unsure = true;
         return SQLITE_OK;
       }
+      int changes = sqlite3_total_changes(session->db);
       code = ticket_clear(session, other, key, exclusive);
       if (code != SQLITE_OK) return code;
+      /* It would be met for ever: it is not what we write. */
+      if (sqlite3_total_changes(session->db) == changes) return SQLITE_CORRUPT;
     }
   }
   return SQLITE_OK;

@@ -25,16 +25,18 @@ local OF_TERMINAL = { sigint = true, sigquit = true, sigwinch = true }
 -- So long before the end of the locks the command is gone: s.
 local MARGIN = 0.1
 
--- What becomes the command. It tells the guard its number first, as this process can die at any moment.
-local BEGIN = [[echo "$$" >&3; exec 3>&-; exec "$@"]]
+-- What becomes the command. It tells the guard its number first, as this process can die at any moment. The first word:
+-- signals that it ignores, as this process does.
+local BEGIN = [[echo "$$" >&3; exec 3>&-; [ -z "$1" ] || trap "" $1; shift; exec "$@"]]
 -- The guard. It reads the command's number, and then a word that it has ended. Where that does not come before everybody
--- has closed the pipe, this process has died, and the guard ends the command.
+-- has closed the pipe, this process has died, and the guard ends the command, within the grace: a lease has not more left.
+-- Where sleep takes no fractions, sooner.
 local GUARD = [[
 read -r pid || exit
 read -r word && exit
 kill -TERM "$pid" || exit
 waited=0
-while kill -0 "$pid" && [ "$waited" -lt "$1" ]; do sleep 1; waited=$((waited + 1)); done
+while kill -0 "$pid" && [ "$waited" -lt 10 ]; do sleep "$1"; waited=$((waited + 1)); done
 kill -KILL "$pid"
 ]]
 
@@ -87,16 +89,33 @@ local function environment(handle, targets)
   return list
 end
 
+-- Which signals this process was started to ignore, as by nohup, or by a shell that has put it in the background: a set.
+local function ignored_signals()
+  local ignored = {}
+  local file = io.open "/proc/self/status"
+  local mask = file and tonumber(file:read("*a"):match "SigIgn:%s*%x*(%x%x%x%x%x%x%x%x)\n", 16) or 0
+  if file then file:close() end
+  for _, name in ipairs(PASSED) do
+    ignored[name] = math.floor(mask / 2 ^ (uv.constants[name:upper()] - 1)) % 2 == 1 or nil
+  end
+  return ignored
+end
+
 -- Hears signals from now on: signals.hear(name) is called with each that is to be passed on. None of them ends this
--- process, nor does a pipe whose other end is closed.
+-- process, nor does a pipe whose other end is closed. signals.ignored: the numbers of those that are ignored, as text.
 local function hear_signals()
-  local signals, handles = {}, { uv.new_signal() }
+  local signals, handles, ignored, numbers = {}, { uv.new_signal() }, ignored_signals(), {}
   handles[1]:start("sigpipe", function() end)
   for _, name in ipairs(PASSED) do
-    local handle = uv.new_signal()
-    handle:start(name, function() signals.hear(name) end)
-    handles[#handles + 1] = handle
+    if ignored[name] then
+      numbers[#numbers + 1] = uv.constants[name:upper()]
+    else
+      local handle = uv.new_signal()
+      handle:start(name, function() signals.hear(name) end)
+      handles[#handles + 1] = handle
+    end
   end
+  signals.ignored = table.concat(numbers, " ")
   function signals.close()
     for _, handle in ipairs(handles) do handle:close() end
     uv.run "nowait"
@@ -135,8 +154,8 @@ local function hold(arguments, handle, targets, grace, signals)
   local ended, told
   local pipe = assert(uv.pipe())
   -- No signal of a terminal reaches it.
-  local guard = shell(GUARD, { ("%d"):format(math.ceil(grace)) }, { stdio = { pipe.read }, detached = true }, function() end)
-  local child = shell(BEGIN, arguments.command, { stdio = { 0, 1, 2, pipe.write }, env = environment(handle, targets) },
+  local guard = shell(GUARD, { ("%.3f"):format(grace / 10) }, { stdio = { pipe.read }, detached = true }, function() end)
+  local child = shell(BEGIN, { signals.ignored, unpack(arguments.command) }, { stdio = { 0, 1, 2, pipe.write }, env = environment(handle, targets) },
     function(code, signal)
       ended = signal > 0 and SIGNALLED + signal or code
       uv.stop()
@@ -197,8 +216,10 @@ function run.run(arguments)
     if not targets[i] then return nil, err end
   end
   local grace = arguments.grace or ttl and math.min(GRACE, ttl / 3) or GRACE
-  -- A third of it goes by between two refreshes.
-  if ttl and grace > ttl / 2 then return lookup.usage "--grace must be at most half of --ttl" end
+  -- A third of it goes by between two refreshes, and some time more before one is answered.
+  if ttl and grace + MARGIN > 0.6 * ttl then
+    return lookup.usage("--grace and %.1f seconds must be at most 0.6 of --ttl", MARGIN)
+  end
   local manager
   manager, err = lookup.open(arguments, "run", { loop = "luv", hold_timeout = math.max(HOLD_TIMEOUT, grace * 3) })
   if not manager then return nil, err end
