@@ -144,9 +144,10 @@ end
 local db = {}
 local class = { __index = db, __name = "hierlock.rows" }
 
--- Every method begins with it. true, or nil, err.
+-- Character sets of MySQL's.
 local BACKSLASH_IN_LETTERS = { big5 = true, cp932 = true, gb18030 = true, gbk = true, sjis = true }
 
+-- Every method begins with it. true, or nil, err.
 local function ready(self)
   if getmetatable(self) ~= class then core.misuse("self must be a db, not " .. type(self) .. "; call it with a colon") end
   if self.settled then return true end
@@ -831,10 +832,10 @@ function rows.pgmoon(connection, options)
     core.misuse("connection must be an object of pgmoon, not " .. type(connection))
   end
   options = check_options(options, SOCKET_OPTIONS)
-  local db = new(driver.pgmoon(connection, socket_timeout(options)), function(text) return connection:escape_literal(text) end,
+  local self = new(driver.pgmoon(connection, socket_timeout(options)), function(text) return connection:escape_literal(text) end,
     "postgresql", options)
-  db.doubles_quotes = true
-  return db
+  self.doubles_quotes = true
+  return self
 end
 
 return rows
