@@ -42,8 +42,9 @@ kill -KILL "$pid"
 
 local function seconds(option, least)
   return function(given)
-    local value = given == "inf" and option == "--timeout" and math.huge or tonumber(given)
-    if value and value >= least and (value < math.huge or given == "inf") then return value end
+    if given == "inf" and option == "--timeout" then return math.huge end
+    local value = tonumber(given) -- Lua 5.1 knows "inf", too
+    if value and value >= least and value < math.huge then return value end
     return nil, ("%s must be a number of seconds, %s or more"):format(option, least > 0 and tostring(least) or "0")
   end
 end
