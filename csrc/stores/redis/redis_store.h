@@ -196,7 +196,7 @@ void hl__redis_rows(hl__redis_call *call, const hl__redis_store *store,
                     const hl_row *rows, size_t n);
 void hl__redis_roots(hl__redis_call *call, const hl_row *rows, size_t n);
 
-/* Sends it, and does not wait. */
+/* Sends it, and does not wait. As a whole script, where others send its digest. */
 int hl__redis_call_send(hl__redis_session *session, hl__redis_call *call,
                         hl_error *error);
 /* Sends it, and waits for the answer, which the caller frees; again with the script, where the

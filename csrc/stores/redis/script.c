@@ -149,14 +149,26 @@ static int queue(hl__redis_session *session, hl__redis_call *call,
   return hl__redis_queue(session, call->n + 2, words, sizes, error);
 }
 
-int hl__redis_call_send(hl__redis_session *session, hl__redis_call *call,
-                        hl_error *error) {
+/* By its digest: the server may answer that it does not know it. */
+static int send_digest(hl__redis_session *session, hl__redis_call *call,
+                       hl_error *error) {
   char digest[41];
   hl__redis_store *store = session->store;
   hl__redis_store_lock(store);
   strcpy(digest, store->digests[call->script]);
   hl__redis_store_unlock(store);
   int status = queue(session, call, "EVALSHA", digest, error);
+  if (status == HL_OK) status = hl__redis_flush(session, error);
+  return status;
+}
+
+/* As a whole: nobody reads the answer soon who could send it once more. */
+int hl__redis_call_send(hl__redis_session *session, hl__redis_call *call,
+                        hl_error *error) {
+  char *text = script_text(call->script);
+  int status = text ? queue(session, call, "EVAL", text, error)
+                    : hl__error_memory(error);
+  free(text);
   if (status == HL_OK) status = hl__redis_flush(session, error);
   return status;
 }
@@ -177,7 +189,7 @@ int hl__redis_call_run(hl__redis_session *session, hl__redis_call *call,
                        redisReply **reply, hl_error *error) {
   int64_t sent = hl__lease_ms();
   *reply = NULL;
-  int status = hl__redis_call_send(session, call, error);
+  int status = send_digest(session, call, error);
   if (status == HL_OK)
     status = run(session, deadline, interruptible, reply, error);
   if (status == HL_OK && (*reply)->type == REDIS_REPLY_ERROR &&
