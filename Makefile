@@ -51,15 +51,16 @@ endif
 # The stores that need but one library, as csrc/stores/client.sh finds it: NAME_LIBS and NAME_CFLAGS are empty when there is
 # none. NAME_LIBS= builds without that store. NAME_INCDIR, NAME_LIBDIR: where header and library are.
 OWN_STORES := REDIS SQLITE MEMCACHED
+REDIS_NAME := redis
+SQLITE_NAME := sqlite
+MEMCACHED_NAME := memcached
 REDIS_PACKAGE := libhiredis-dev
 SQLITE_PACKAGE := libsqlite3-dev
 MEMCACHED_PACKAGE := libmemcached-dev
-lower = $(shell echo $(1) | tr A-Z a-z)
 library = $(shell $(1)_INCDIR='$($(1)_INCDIR)' $(1)_LIBDIR='$($(1)_LIBDIR)' PKG_CONFIG='$(PKG_CONFIG)' SYSROOT='$(SYSROOT)' \
             csrc/stores/client.sh $($(1)_NAME) $(2)) \
           $(if $(filter-out 0,$(.SHELLSTATUS)),$(error The client library that was asked for is not there))
 define own_store
-$(1)_NAME := $(call lower,$(1))
 ifeq ($$(origin $(1)_LIBS),undefined)
 $(1)_LIBS := $$(call library,$(1),libs)
 endif
