@@ -90,7 +90,10 @@ support.each_store(function(plain)
     assert.equal("timeout", ask(U1))
     assert.equal("free", ask { "u1", "a2" })
     -- MariaDB shows an old picture to those who look often.
-    local holder = support.wait_until(function() return assert(manager:holders(A1))[1] end, "the holder")
+    local holder = support.wait_until(function()
+      support.sleep(0.11)
+      return assert(manager:holders(A1))[1]
+    end, "the holder")
     assert.equal("hierlock run", holder.application)
     assert.equal("nightly", holder.label)
     assert.equal(self.pid, holder.pid)
@@ -127,7 +130,7 @@ support.each_store(function(plain)
       for _, word in ipairs { "u1/a1", "--", "echo", "ran" } do arguments[#arguments + 1] = word end
       local said = assert_status(status, under(unpack(arguments)))
       assert.equal("", said.out)
-      assert.matches("^hierlock: u1/a1 %C+ the shop %C+\n$", said.err)
+      assert.matches("^hierlock: u1/a1 %C+\n$", said.err)
     end
     handle:release()
   end)
