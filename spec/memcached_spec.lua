@@ -273,6 +273,17 @@ describe("Memcached", function()
       assert_code("lost", again:release { confirm = true })
     end)
 
+    it("calls no release `lost` whose waiter was let in before its answer", function()
+      for _ = 1, 100 do
+        local handle = assert(manager:acquire(R1, { ttl = LONG }))
+        local pending = assert(manager:start(R1, { ttl = LONG }))
+        support.wait_for_waiters(store, R1)
+        support.sleep(0.03) -- then it looks often
+        assert(handle:release { confirm = true })
+        assert(assert(pending:wait(5)):release { confirm = true })
+      end
+    end)
+
     it("lets waiters queue again that it has forgotten", function()
       local handle = assert(manager:acquire(R1, { ttl = LONG }))
       local peer = support.process(store)
@@ -310,7 +321,9 @@ describe("Memcached", function()
       local peer = support.process(store)
       peer:acquire("lock", "acquire", R1, { timeout = 30 })
       support.wait_for_waiters(store, R1)
-      local pid = tonumber(io.popen(store.control .. " pid"):read "*l")
+      local pipe = io.popen(store.control .. " pid")
+      local pid = tonumber(pipe:read "*l")
+      pipe:close()
       assert(uv.kill(pid, "sigstop"))
       finally(function() uv.kill(pid, "sigcont") end)
       local start = support.now()
@@ -354,21 +367,25 @@ describe("Memcached", function()
 
     -- Two servers of the spec's own: their addresses, and what ends one of them.
     local function two_servers()
-      local at, handles = {}, {}
+      local at, handles, ended = {}, {}, 0
       for i = 1, 2 do
         local probe = assert(require("socket").bind("127.0.0.1", 0))
         local _, port = probe:getsockname()
         probe:close()
         at[i] = "127.0.0.1:" .. port
-        handles[i] = assert(uv.spawn("memcached", { args = { "-u", "nobody", "-l", "127.0.0.1", "-p", port, "-U", "0" } }))
+        handles[i] = assert(uv.spawn("memcached", { args = { "-u", "nobody", "-l", "127.0.0.1", "-p", port, "-U", "0" } },
+          function() ended = ended + 1 end))
         support.wait_until(function()
           local socket = require("socket").connect("127.0.0.1", tonumber(port))
           return socket and socket:close()
         end, "memcached")
       end
       local function stop(i)
-        if handles[i] then handles[i]:kill "sigkill" end
+        if not handles[i] then return end
+        local before = ended
+        handles[i]:kill "sigkill"
         handles[i] = nil
+        repeat uv.run "once" until ended > before
       end
       finally(function() stop(1) stop(2) end)
       return at, stop

@@ -205,21 +205,28 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms,
     return hl__error(error, HL_ECONNECTION, "there is no connection");
   int status =
       hl__memcached_link_of(session, terms->place, deadline, &link, error);
-  if (status == HL_OK)
-    status = hl__memcached_live_delete(session, link, terms->id, terms->holder,
-                                       error);
+  if (status) return status;
+  /* Before it is deleted: then whoever waits may strike it out at once. */
+  if (confirm) hl__memcached_document_ask(session, link, terms->place);
+  status = hl__memcached_live_delete(session, link, terms->id, terms->holder,
+                                     error);
   if (status) return status;
   if (!confirm) {
     link->outstanding++;
     return HL_OK;
   }
-  hl__memcached_document_ask(session, link, terms->place);
-  status = hl__memcached_line(session, link, deadline, &line, error);
-  if (status) return status;
-  bool deleted = strcmp(line, "DELETED") == 0;
   status = hl__memcached_document_read(session, link, terms->place, deadline,
                                        &document, error);
-  if (status) return status;
+  if (status) {
+    if (link->fd >= 0) link->outstanding++;
+    return status;
+  }
+  status = hl__memcached_line(session, link, deadline, &line, error);
+  if (status) {
+    hl__memcached_document_dispose(&document);
+    return status;
+  }
+  bool deleted = strcmp(line, "DELETED") == 0;
   status = deleted ? granted_check(&document, terms, error)
                    : lost(session, link, terms->id, deadline, error);
   hl__memcached_document_dispose(&document);
