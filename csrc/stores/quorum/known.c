@@ -152,8 +152,7 @@ int64_t hl__known_since(const hl__quorum_store *store,
 }
 
 void hl__known_heal(hl__quorum_store *store, hl__quorum_lease *lease) {
-  if (!lease->rows || !lease->held || lease->dropped || lease->adopted)
-    return;
+  if (!lease->rows || !lease->held || lease->dropped) return;
   for (unsigned i = 0; i < store->n; i++) {
     hl__quorum_part *part = &lease->at[i];
     if (part->in || part->making || part->spoiled) continue;

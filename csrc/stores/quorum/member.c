@@ -336,7 +336,7 @@ static int ask_send(hl__quorum_ask *ask, hl_session *session) {
     /* Of a grant, what another holder has made of it. */
     if (ask->heals)
       status = leases->adopt(session, &request, &ask->grant, error);
-    if (status != HL_ELOST) return status;
+    if (status != HL_ELOST || lease->adopted) return status;
     memset(&ask->grant, 0, sizeof ask->grant);
     return ops->take(session, &request, &ask->grant, error);
   case HL__ASK_ADOPT:

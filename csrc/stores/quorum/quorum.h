@@ -56,7 +56,8 @@ typedef struct hl__quorum_lease {
   struct hl__quorum_lease *next; /* in the store's table */
   unsigned references;           /* the table's, each ask's, each caller's */
   bool held; /* granted, and not dropped: late grants are welcome until `end` */
-  bool adopted; /* by its text, which does not tell owner and label: never taken anew */
+  bool adopted; /* by its text, which does not tell owner and label: so it is never made
+                   anew where its record is gone */
   bool dropped; /* nobody wants it any more */
   int64_t end;  /* until when it is believed to be held; hl__lease_ms */
   hl__quorum_part at[HL__QUORUM_MAX];
