@@ -145,21 +145,22 @@ static int ask(wait *self, const char *sql, int columns, hl_error *error) {
   self->found = NULL;
   self->sent = hl__lease_ms();
   self->session->patience = hl__now_ms() + ANSWER_MS;
+  hl_error said;
   int status =
-      hl__pg_query(self->session, sql, columns, &self->found, error);
+      hl__pg_query(self->session, sql, columns, &self->found, &said);
+  if (status == HL_OK) return status;
   /* Nobody has asked for its end: what is held is not to be relied on. */
-  if (status == HL_CANCELLED) {
-    if (error) error->status = HL_ECONNECTION;
-    return HL_ECONNECTION;
+  if (status == HL_CANCELLED) status = said.status = HL_ECONNECTION;
+  /* Undefined things, privileges. What else there is, no provisioning mends. */
+  if (status == HL_ESTORE && strncmp(said.sqlstate, "42", 2) == 0) {
+    status = hl__error(error, HL_ENOT_PROVISIONED,
+                       "there are leases, and they cannot be looked at: %.200s",
+                       said.message);
+    if (error) memcpy(error->sqlstate, said.sqlstate, sizeof error->sqlstate);
+  } else if (error) {
+    *error = said;
   }
-  if (status == HL_ESTORE && error) {
-    hl_error said = *error;
-    (void)hl__error(error, HL_ENOT_PROVISIONED,
-                    "there are leases, and they cannot be looked at: %.200s",
-                    said.message);
-    memcpy(error->sqlstate, said.sqlstate, sizeof error->sqlstate);
-  }
-  return status == HL_ESTORE ? HL_ENOT_PROVISIONED : status;
+  return status;
 }
 
 /* Which records are in the way: their number; the time until the first ends. */
