@@ -44,6 +44,7 @@ local function run(statement, ...)
   local rows = {}
   repeat
     local row = result:fetch({}, "a")
+    if row and not next(row) then row = nil end -- LuaSQL 2.8, where there is none
     rows[#rows + 1] = row
   until not row
   result:close()

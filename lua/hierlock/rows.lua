@@ -428,12 +428,17 @@ function db.read(self, table_name, key, options)
   if not ok then return nil, err end
   options = check_options(options, READ_OPTIONS)
   local ms = check_lock(self, options)
-  local text = ("SELECT %s FROM %s WHERE %s%s"):format(sql.columns(self, options.columns), sql.name(self, table_name, "table"),
+  local columns = sql.columns(self, options.columns)
+  if self.dialect == "sqlite" then columns = columns .. ",1 AS hierlock_found" end -- see driver.lua, luasql_run
+  local text = ("SELECT %s FROM %s WHERE %s%s"):format(columns, sql.name(self, table_name, "table"),
     sql.key(self, table_name, key), sql.lock(self, options))
   local found
   if ms then found, err = locking(self, text, ms, options.wait) else found, err = run(self, text) end
   if not found then return nil, err end
-  return found[1] and plain(found[1]) or false
+  local row = found[1]
+  if not row then return false end
+  row.hierlock_found = nil
+  return plain(row)
 end
 
 -- ---------------------------------------------------------------- writing

@@ -57,7 +57,10 @@ function with.query(connection, text)
   if not cursor then return nil, message end
   if type(cursor) == "number" then return cursor end
   local list = {}
-  for row in function() return cursor:fetch({}, "n") end do list[#list + 1] = row end
+  for row in function() return cursor:fetch({}, "n") end do
+    if next(row) == nil then break end -- LuaSQL 2.8, where SQLite has none
+    list[#list + 1] = row
+  end
   cursor:close()
   return list
 end

@@ -27,8 +27,9 @@ end
 
 -- -------------------------------------------------------------- LuaSQL
 
--- All rows, or nil, message.
-local function luasql_run(connection, sql, shape)
+-- All rows, or nil, message. has_ghosts: LuaSQL 2.8 gives an empty table for SQLite's "no row". It looks like a row
+-- that is NULL in each column: whoever may meet one asks for a column that is not.
+local function luasql_run(connection, sql, shape, has_ghosts)
   local cursor, message = connection:execute(sql)
   if not cursor then return nil, tostring(message) end
   if type(cursor) == "number" then return { affected_rows = cursor } end
@@ -36,6 +37,7 @@ local function luasql_run(connection, sql, shape)
   local row
   repeat
     row, message = cursor:fetch({}, shape or "n")
+    if row and has_ghosts and next(row) == nil then row = nil end
     rows[#rows + 1] = row
   until not row
   cursor:close()
@@ -77,7 +79,7 @@ end
 
 function driver.luasql_sqlite(connection, shape)
   return function(sql)
-    local rows, message = luasql_run(connection, sql, shape)
+    local rows, message = luasql_run(connection, sql, shape, true)
     if rows then return rows end
     return nil, (message:gsub("^LuaSQL: ", ""))
   end
