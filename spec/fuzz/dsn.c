@@ -8,8 +8,11 @@
 #define SECRET "SSSSSSSS"
 
 static void claim_inside(const hl_dsn *dsn, const char *part) {
-  /* Words of the PostgreSQL store's own. */
-  if (!part || strcmp(part, "port") == 0 || strcmp(part, "sslmode") == 0 || strcmp(part, "require") == 0) return;
+  /* Words of the stores' own. */
+  static const char *const own[] = {"port", "sslmode", "require", "flock"};
+  if (!part) return;
+  for (size_t i = 0; i < sizeof own / sizeof *own; i++)
+    if (strcmp(part, own[i]) == 0) return;
   CLAIM(part >= dsn->text && part <= dsn->text + dsn->size);
   CLAIM(memchr(part, 0, (size_t)(dsn->text + dsn->size - part) + 1));
 }
@@ -29,8 +32,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   hl_error error;
   memcpy(text, data, size);
   text[size] = '\0';
-  static const hl_store_ops *const stores[] = {&hl_store_mysql, &hl_store_postgresql, &hl_store_file,
-                                               &hl_store_null};
+  static const hl_store_ops *const stores[] = {
+      &hl_store_mysql, &hl_store_postgresql, &hl_store_file, &hl_store_null,
+      &hl_store_sqlite, &hl_store_redis, &hl_store_memcached};
   const char *store = hl_dsn_store(text, &error);
   int status = HL_EDSN;
   memset(&dsn, 0, sizeof dsn);
