@@ -78,7 +78,7 @@ support.each_store(function(plain)
 
   after_each(function()
     support.close_peers()
-    for _, lease in ipairs(assert(manager:leases())) do manager:revoke { id = lease.id } end
+    for _, lease in ipairs(assert(manager:leases { over = true })) do manager:revoke { id = lease.id } end
     manager:close()
     manager = nil
   end)

@@ -364,7 +364,9 @@ describe("a lease", function()
         local err = assert_taken(R1, options)
         local elapsed = support.now() - start
         assert.is_true(elapsed >= 0.15 and elapsed < 0.15 + PROMPT, elapsed)
-        assert.equal("lease", err.holders[1].kind)
+        local kinds = {} -- a session that has just waited may be seen, too, until its ROLLBACK is done
+        for _, holder in ipairs(err.holders) do kinds[holder.kind] = true end
+        assert.is_true(kinds.lease)
       end
       local pending = assert(other:start(R1, { ttl = LONG }))
       support.wait_for_waiters(store, R1)

@@ -298,7 +298,7 @@ describe("redis", function()
     -- --------------------------------------------------------------- waiting
 
     it("wakes many waiters of a program by one subscription, at once", function()
-      local manager, waiters = assert(open()), assert(open { pool_size = 20 })
+      local manager, waiters = assert(open()), assert(open { pool_size = 20, timeout = 20 })
       local held, pending = {}, {}
       for i = 1, 5 do
         held[i] = assert(manager:acquire({ "u1", "a1", "r" .. i }))
