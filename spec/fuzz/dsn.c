@@ -34,7 +34,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   text[size] = '\0';
   static const hl_store_ops *const stores[] = {
       &hl_store_mysql, &hl_store_postgresql, &hl_store_file, &hl_store_null,
-      &hl_store_sqlite, &hl_store_redis, &hl_store_memcached};
+      &hl_store_sqlite, &hl_store_redis, &hl_store_memcached, &hl_store_quorum};
   const char *store = hl_dsn_store(text, &error);
   int status = HL_EDSN;
   memset(&dsn, 0, sizeof dsn);
@@ -67,7 +67,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
       }
     }
   } else if (status != HL_ENOMEM) {
-    claim_error(&error, HL_EDSN);
+    claim_error(&error, store && strcmp(store, "redis") == 0 && status == HL_EUNSUPPORTED ? status : HL_EDSN);
   }
   if (status == HL_EDSN && has_password(text))
     CLAIM(!strstr(error.message, SECRET));
