@@ -26,9 +26,20 @@ what=${2:-}
 case $what in cflags | libs) ;; *) echo "usage: client.sh $1 cflags|libs" >&2; exit 2 ;; esac
 eval "named_incdir=\${${name}_INCDIR:-} named_libdir=\${${name}_LIBDIR:-}"
 
+# Redis over TLS is OpenSSL's: found beside, or by pkg-config.
+tls() { # INCDIR
+  [ "$name" = REDIS ] || return 0
+  if [ -e "$1/openssl/ssl.h" ]; then
+    if [ "$what" = cflags ]; then echo " -DHL__REDIS_TLS"; else echo " -lssl -lcrypto"; fi
+  elif ${PKG_CONFIG:-pkg-config} --exists openssl 2>/dev/null; then
+    [ "$what" = libs ] || printf ' -DHL__REDIS_TLS'
+    echo " $(${PKG_CONFIG:-pkg-config} "--$what" openssl)"
+  fi
+}
+
 found() { # INCDIR LIBS: prints what was asked for and ends, if the header is there
   if [ -e "$1/$header" ]; then
-    if [ "$what" = cflags ]; then echo "-I$1"; else echo "$2"; fi
+    if [ "$what" = cflags ]; then echo "-I$1$(tls "$1")"; else echo "$2$(tls "$1")"; fi
     exit 0
   fi
 }

@@ -123,6 +123,7 @@ int hl__redis_connect(hl__redis_store *store, int64_t deadline,
   int status = bell_make(session, error);
   if (status == HL_OK) status = socket_open(session, error);
   if (status == HL_OK) status = socket_await(session, deadline, error);
+  if (status == HL_OK) status = hl__redis_tls_start(session, deadline, error);
   if (status == HL_OK) status = log_in(session, deadline, error);
   if (status > 0) { /* no outcome of connecting */
     if (error) error->status = HL_ECONNECTION;
@@ -138,6 +139,7 @@ int hl__redis_connect(hl__redis_store *store, int64_t deadline,
 void hl__redis_disconnect(hl__redis_session *session) {
   if (!session) return;
   if (session->fd >= 0) hl__fork_unwatch(session->fd, session->ticket);
+  hl__redis_tls_end(session);
   if (session->context) redisFree(session->context);
   free(session->out);
   if (session->bell >= 0) {

@@ -92,6 +92,30 @@ static int parse_prefix(hl__redis_store *store, const char *value,
   return HL_OK;
 }
 
+/* The words that MySQL's DSNs have. */
+static int parse_tls(hl__redis_store *store, const char *value,
+                     hl_error *error) {
+  static const char *const modes[] = {
+      [HL__REDIS_TLS_REQUIRED] = "required",
+      [HL__REDIS_TLS_VERIFY_CA] = "verify-ca",
+      [HL__REDIS_TLS_VERIFY_IDENTITY] = "verify-identity"};
+  for (unsigned i = 1; i < sizeof modes / sizeof *modes; i++) {
+    if (strcmp(value, modes[i]) != 0) continue;
+    store->tls = (hl__redis_tls_mode)i;
+    return HL_OK;
+  }
+  return hl__error(error, HL_EDSN,
+                   "the parameter tls in the DSN must be required, verify-ca or "
+                   "verify-identity");
+}
+
+static const char **file_of(hl__redis_store *store, const char *name) {
+  if (strcmp(name, "tls_ca") == 0) return &store->tls_ca;
+  if (strcmp(name, "tls_cert") == 0) return &store->tls_cert;
+  if (strcmp(name, "tls_key") == 0) return &store->tls_key;
+  return NULL;
+}
+
 static int parse_param(hl__redis_store *store, const hl_dsn_param *param,
                        hl_error *error) {
   if (strcmp(param->name, "prefix") == 0)
@@ -109,9 +133,16 @@ static int parse_param(hl__redis_store *store, const hl_dsn_param *param,
   }
   if (strcmp(param->name, "quarantine") == 0)
     return parse_seconds(param, 315360000, &store->quarantine, error);
+  if (strcmp(param->name, "tls") == 0) return parse_tls(store, param->value, error);
+  const char **file = file_of(store, param->name);
+  if (file) {
+    *file = param->value;
+    return HL_OK;
+  }
   return hl__error(error, HL_EDSN,
                    "unknown parameter '%.40s' in the DSN: prefix, database, "
-                   "wait_replicas, connect_timeout and quarantine are known",
+                   "wait_replicas, connect_timeout, quarantine, tls, tls_ca, "
+                   "tls_cert and tls_key are known",
                    param->name);
 }
 
@@ -121,16 +152,17 @@ int hl__redis_params(hl__redis_store *store, hl_error *error) {
   store->prefix = "hierlock";
   store->connect_timeout = CONNECT_TIMEOUT_MS;
   store->quarantine = store->config->hold_timeout;
-  store->tls = scheme_is(dsn, "rediss:") || scheme_is(dsn, "valkeys:");
+  bool encrypts = scheme_is(dsn, "rediss:") || scheme_is(dsn, "valkeys:");
+  if (encrypts) store->tls = HL__REDIS_TLS_VERIFY_IDENTITY;
   if (dsn->database)
     status = parse_number(dsn->database, "database", 65535, &store->database,
                           error);
   for (unsigned i = 0; i < dsn->param_count && status == HL_OK; i++)
     status = parse_param(store, &dsn->params[i], error);
-  if (status == HL_OK && store->tls)
-    status = hl__error(error, HL_EUNSUPPORTED,
-                       "this build of hierlock has no TLS for Redis: it needs "
-                       "hiredis 1.x with libhiredis_ssl; write redis://, on a "
-                       "network that is yours");
+  if (status == HL_OK && !encrypts && (store->tls || store->tls_ca || store->tls_cert || store->tls_key))
+    status = hl__error(error, HL_EDSN,
+                       "the DSN has parameters of TLS: write rediss:// for it");
+  if (status == HL_OK && store->tls_key && !store->tls_cert)
+    status = hl__error(error, HL_EDSN, "the DSN has tls_key without tls_cert");
   return status;
 }

@@ -27,6 +27,7 @@ static void session_forget(hl_session *base) {
   /* Its descriptors were closed when this process was born. */
   session->context->fd = -1;
   redisFree(session->context);
+  hl__redis_tls_end(session);
   free(session->out);
   free(session);
 }
@@ -37,6 +38,7 @@ HL__UNCHECKED static void store_forget(hl_store *base) {
   hl__redis_store *store = (hl__redis_store *)(void *)base;
   if (store->spare) session_forget(&store->spare->base);
   if (store->bells) session_forget(&store->bells->base);
+  hl__redis_tls_close(store);
   hl_layout_unref(base->layout);
   free(store);
 }
@@ -45,6 +47,7 @@ HL__UNCHECKED static void store_close(hl_store *base) {
   hl__redis_store *store = (hl__redis_store *)(void *)base;
   hl__redis_disconnect(store->spare);
   hl__redis_bells_close(store);
+  hl__redis_tls_close(store);
   (void)pthread_mutex_destroy(&store->mutex);
   hl_layout_unref(base->layout);
   free(store);
@@ -74,6 +77,7 @@ HL__UNCHECKED static int store_open(const hl_store_config *config,
   atomic_init(&store->seen, false);
   (void)pthread_mutex_init(&store->mutex, NULL);
   int status = hl__redis_params(store, error);
+  if (status == HL_OK) status = hl__redis_tls_open(store, error);
   if (status == HL_OK) status = channel_draw(store, error);
   if (status == HL_OK)
     status = connect_verified(store, hl__now_ms() + store->connect_timeout,

@@ -5,6 +5,7 @@
  *     redis.c       the store's operations: the life of a session
  *     dsn.c         a DSN, taken apart
  *     connect.c     from a DSN to a logged-in connection
+ *     tls.c         rediss://, by OpenSSL
  *     server.c      does this server exclude?
  *     wire.c        sending, answers, errors
  *     script.c      the scripts, and their arguments
@@ -49,6 +50,14 @@ typedef enum hl__redis_script {
 #define HL__REDIS_ANSWER_MS 5000
 
 typedef struct hl__redis_session hl__redis_session;
+typedef struct hl__redis_tls hl__redis_tls; /* of a connection; see tls.c */
+
+typedef enum hl__redis_tls_mode {
+  HL__REDIS_TLS_OFF,
+  HL__REDIS_TLS_REQUIRED,  /* whoever the server is */
+  HL__REDIS_TLS_VERIFY_CA, /* its certificate is trusted */
+  HL__REDIS_TLS_VERIFY_IDENTITY /* and has the DSN's host */
+} hl__redis_tls_mode;
 
 HL__MUTEX_CLASS(hl__redis_mutex) HL__AFTER(hl__connection_mutex)
     HL__BEFORE(hl__births);
@@ -60,7 +69,9 @@ typedef struct hl__redis_store {
   const char *prefix;
   int64_t connect_timeout; /* ms */
   unsigned database, wait_replicas;
-  bool tls;
+  hl__redis_tls_mode tls;
+  const char *tls_ca, *tls_cert, *tls_key; /* paths; NULL: the system's, none */
+  void *tls_context; /* OpenSSL's SSL_CTX */
   /* After what a server has forgotten, so long nothing is granted, at least; ms. 0: it is
      no matter. */
   int64_t quarantine;
@@ -88,6 +99,7 @@ struct hl__redis_session {
   hl_session base;
   hl__redis_store *store;
   redisContext *context;
+  hl__redis_tls *tls; /* NULL: in clear text */
   int fd; /* of the connection; see hl__fork_watch */
   uint64_t ticket;
   int bell; /* an eventfd: readable once the session is rung or interrupted */
@@ -126,6 +138,23 @@ int hl__redis_connect(hl__redis_store *store, int64_t deadline,
                       hl__redis_session **session, hl_error *error);
 /* Closes, without waiting; frees. NULL is fine. */
 void hl__redis_disconnect(hl__redis_session *session);
+
+/* ---- tls.c */
+
+/* Reads certificates as the store's DSN says. HL_OK, HL_ECONNECTION, HL_ENOMEM; HL_EUNSUPPORTED: it
+   was built without. */
+int hl__redis_tls_open(hl__redis_store *store, hl_error *error);
+void hl__redis_tls_close(hl__redis_store *store);
+/* The handshake, until the deadline, where the DSN wants one. HL_OK, HL_ECONNECTION, HL_ENOMEM. */
+int hl__redis_tls_start(hl__redis_session *session, int64_t deadline,
+                        hl_error *error);
+/* Sends session->out without blocking. *done: all is sent. */
+int hl__redis_tls_write(hl__redis_session *session, bool *done,
+                        hl_error *error);
+/* Has hiredis parse what has come, without blocking. False: the connection has ended. */
+bool hl__redis_tls_read(hl__redis_session *session);
+/* Frees, and sends nothing. */
+void hl__redis_tls_end(hl__redis_session *session);
 
 /* ---- server.c */
 

@@ -86,6 +86,11 @@ int hl__redis_queue(hl__redis_session *session, size_t n,
 
 /* Without blocking. *done: all is sent. */
 static int write_some(hl__redis_session *session, bool *done, hl_error *error) {
+  if (session->tls) {
+    int status = hl__redis_tls_write(session, done, error);
+    if (status == HL_OK) session->out_sent = session->out_size = 0;
+    return status;
+  }
   while (session->out_sent < session->out_size) {
     ssize_t n = send(session->fd, session->out + session->out_sent,
                      session->out_size - session->out_sent,
@@ -139,9 +144,24 @@ static int wait_for_server(hl__redis_session *session, bool writes,
   }
 }
 
+/* Has hiredis parse what has come, without blocking. */
+static bool read_some(hl__redis_session *session) {
+  return session->tls ? hl__redis_tls_read(session)
+                      : redisBufferRead(session->context) == REDIS_OK;
+}
+
+/* The next answer that has come; NULL: none yet. False: the connection has ended. */
+static bool reply_next(hl__redis_session *session, void **reply) {
+  if (redisGetReplyFromReader(session->context, reply) != REDIS_OK) return false;
+  if (*reply) return true;
+  /* What came before the end counts. */
+  bool open = read_some(session);
+  if (redisGetReplyFromReader(session->context, reply) != REDIS_OK) return false;
+  return open || *reply;
+}
+
 int hl__redis_await(hl__redis_session *session, int64_t deadline,
                     bool interruptible, redisReply **reply, hl_error *error) {
-  redisContext *context = session->context;
   bool done = false;
   *reply = NULL;
   for (;;) {
@@ -150,14 +170,7 @@ int hl__redis_await(hl__redis_session *session, int64_t deadline,
       int status = write_some(session, &done, error);
       if (status) return status;
     }
-    if (redisGetReplyFromReader(context, &found) != REDIS_OK)
-      return hl__redis_gone(session, error);
-    if (!found) {
-      /* What has come lies perhaps in a buffer of TLS, where poll() sees nothing. */
-      if (redisBufferRead(context) != REDIS_OK ||
-          redisGetReplyFromReader(context, &found) != REDIS_OK)
-        return hl__redis_gone(session, error);
-    }
+    if (!reply_next(session, &found)) return hl__redis_gone(session, error);
     if (found) {
       *reply = found;
       return HL_OK;
@@ -211,7 +224,7 @@ int hl__redis_settle(hl__redis_session *session, int64_t deadline,
 
 bool hl__redis_stands(hl__redis_session *session) {
   void *found = NULL;
-  if (redisBufferRead(session->context) != REDIS_OK ||
+  if (!read_some(session) ||
       redisGetReplyFromReader(session->context, &found) != REDIS_OK)
     return false;
   if (!found) return true;
