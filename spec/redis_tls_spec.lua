@@ -106,6 +106,23 @@ describe("rediss://", function()
       ]], dsn("&tls_ca=" .. ca)))
     end)
 
+    it("lets a process end while its threads connect and wait", function()
+      local handle = assert(assert(open("&tls_ca=" .. ca)):acquire(R1, { ttl = 60 }))
+      for i = 1, 20 do
+        local output, status = support.run(([[
+          local hierlock = require "hierlock"
+          local plain = assert(hierlock.open(%q)) -- whose threads are there first
+          local manager = assert(hierlock.open(%q))
+          local pending = {}
+          for i = 1, 5 do pending[i] = assert((i == 1 and plain or manager):start({ "u1", "a1", "r1" })) end
+          require("luv").sleep(%d)
+          os.exit(7, %s)
+        ]]):format(store.dsn, dsn("&tls_ca=" .. ca), i, tostring(i % 2 == 0)))
+        assert.same({ "", 7 }, { output, status })
+      end
+      assert.is_true(handle:release { confirm = true })
+    end)
+
     it("is told of a server that ends every connection", function()
       local manager = assert(open("&tls_ca=" .. ca))
       local handle = assert(manager:acquire(R1, { ttl = 60 }))

@@ -171,4 +171,5 @@ const hl_store_ops hl_store_redis = {
     .look = look,
     .interrupt = interrupt,
     .holders = hl__redis_holders,
+    .thread_end = hl__redis_tls_thread_end,
 };

@@ -145,6 +145,8 @@ void hl__redis_disconnect(hl__redis_session *session);
    was built without. */
 int hl__redis_tls_open(hl__redis_store *store, hl_error *error);
 void hl__redis_tls_close(hl__redis_store *store);
+/* As hl_store_ops.thread_end. */
+void hl__redis_tls_thread_end(void);
 /* The handshake, until the deadline, where the DSN wants one. HL_OK, HL_ECONNECTION, HL_ENOMEM. */
 int hl__redis_tls_start(hl__redis_session *session, int64_t deadline,
                         hl_error *error);

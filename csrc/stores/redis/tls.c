@@ -54,6 +54,9 @@ static int files_load(SSL_CTX *context, const hl__redis_store *store,
 }
 
 int hl__redis_tls_open(hl__redis_store *store, hl_error *error) {
+  /* Before any thread of ours starts, which may be another manager's: its
+     handler of exit() must be registered before the core's. */
+  if (OPENSSL_init_ssl(0, NULL) != 1) return hl__error_memory(error);
   if (store->tls == HL__REDIS_TLS_OFF) return HL_OK;
   SSL_CTX *context = SSL_CTX_new(TLS_client_method());
   if (!context) return hl__error_memory(error);
@@ -77,6 +80,10 @@ void hl__redis_tls_close(hl__redis_store *store) {
   SSL_CTX_free(store->tls_context);
   store->tls_context = NULL;
 }
+
+/* What OpenSSL keeps for a thread would be freed when that has ended, and by
+   then exit() may be taking the library apart. */
+void hl__redis_tls_thread_end(void) { OPENSSL_thread_stop(); }
 
 /* ------------------------------------------------------------- a connection */
 
@@ -247,6 +254,8 @@ int hl__redis_tls_open(hl__redis_store *store, hl_error *error) {
 }
 
 void hl__redis_tls_close(hl__redis_store *store) { (void)store; }
+
+void hl__redis_tls_thread_end(void) {}
 
 void hl__redis_tls_end(hl__redis_session *session) { (void)session; }
 
