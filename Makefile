@@ -581,10 +581,10 @@ test-bare:
 	@spec/support/root.sh alone bare bookworm sh -ec 'make demo; make test'
 
 # All specs again, on Oracle's libmysqlclient and Lua as Debian unstable has them. The servers, too, are started
-# in that root: MariaDB is the newer one.
+# in that root: MariaDB is the newer one, and Valkey stands for Redis.
 test-libmysqlclient:
 	@spec/support/deps.sh libmysqlclient
-	@HIERLOCK_REQUIRE="mysql mariadb postgresql redis" spec/support/root.sh run libmysqlclient sid \
+	@HIERLOCK_REQUIRE="mysql mariadb postgresql redis" HIERLOCK_REDIS_SERVER=valkey-server spec/support/root.sh run libmysqlclient sid \
 	  $(MAKE) --no-print-directory suite-libmysqlclient LUA=lua5.4 LUAS=lua5.4 VARIANT=libmysqlclient
 
 # Inside. Nothing else is to be tested by mistake.

@@ -141,8 +141,12 @@ GET.look = function(request)
   return reply(200, pages.editor(session, customer, token, locks.ttl, nil, good))
 end
 
--- Of two clicks at one moment the first takes it, and is not done yet: whether it is soon.
-local function first_click(session, id)
+-- Of two clicks at one moment the first takes it, and is not done yet: whether it is soon. A server may show it as a
+-- session of ours, which has no owner.
+local function first_click(session, id, holder)
+  local may_be_ours = not holder or holder.owner == session.login or
+    holder.kind == "session" and holder.application == locks.application
+  if not may_be_ours then return false end
   for _ = 1, 20 do
     if data.taken(session, id) then return true end
     ngx.sleep(0.02)
@@ -160,7 +164,7 @@ POST.take = function(request)
     local holder_of, trouble = locks.holders()
     if not holder_of then return failure(request, trouble) end
     local holder = holder_of(id) or err.holders and err.holders[1] -- a program's lock is in no list of leases
-    if (not holder or holder.owner == session.login) and first_click(session, id) then return redirect(here) end
+    if first_click(session, id, holder) then return redirect(here) end
     local why = holder and "Somebody else has it." or "It was in use. Try again."
     return reply(423, pages.customer(session, request.customer, holder, why))
   end

@@ -6,7 +6,7 @@ local hierlock = require "hierlock"
 -- How long a customer stays somebody's without a sign of life from him.
 local TTL = tonumber(os.getenv("CHECKOUT_TTL")) or 900
 
-local locks = { ttl = TTL }
+local locks = { ttl = TTL, application = "checkout" }
 
 local PATH = { "office", "customer" }
 
@@ -19,7 +19,7 @@ local again = 0
 
 local function manager()
   if not opened and ngx.now() >= again then
-    opened, failure = hierlock.open(nil, { application = "checkout" })
+    opened, failure = hierlock.open(nil, { application = locks.application })
     again = ngx.now() + 1
   end
   return opened, failure

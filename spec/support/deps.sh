@@ -95,7 +95,7 @@ case $kind in
     # Servers are started inside, too; PostgreSQL and libpq are the newest there.
     exec spec/support/root.sh make libmysqlclient sid libmysqlclient-dev gcc libc6-dev make pkg-config \
       lua5.4 liblua5.4-dev "${specs[@]}" mariadb-server-core mariadb-client-core galera-4 openssl mount bsdutils \
-      libpq-dev libsqlite3-dev libhiredis-dev libmemcached-dev postgresql redis-server memcached
+      libpq-dev libsqlite3-dev libhiredis-dev libmemcached-dev postgresql redis-server valkey-server memcached
     ;;
   packaging)
     want luarocks musl-tools lua-yaml lua-argparse mariadb-client-core

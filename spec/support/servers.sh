@@ -19,6 +19,7 @@
 #
 # KIND: mysql, mariadb, postgresql, redis, memcached. The last three are left out by default where they are not installed.
 # HIERLOCK_SERVER_OPTIONS: more options for a server that is started, without spaces inside them.
+# HIERLOCK_REDIS_SERVER: what is started as redis; valkey-server, say.
 #
 # MySQL is in Debian unstable only, so it runs chrooted in a small private root of that, made by root.sh.
 # DIR is bind-mounted on that root's /srv in a mount namespace of the server's own, gone with it.
@@ -32,7 +33,7 @@ self=$(realpath "${BASH_SOURCE[0]}")
 cache=$(realpath -m "${HIERLOCK_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/hierlock}")
 root=$cache/mysql-sid
 roots=$(dirname "$self")/root.sh grants=$(dirname "$self")/grants.sql
-guard='' child='' up='' fresh=''
+guard='' child='' up='' fresh='' redis=${HIERLOCK_REDIS_SERVER:-redis-server}
 pg_bin=$({ find /usr/lib/postgresql/*/bin -name postgres 2>/dev/null || true; } | sort -V | tail -n 1)
 pg_bin=${pg_bin%/*} pg_as=()
 if ((EUID == 0)); then
@@ -159,7 +160,7 @@ requirepass rootpassword
 user testuser on >testpassword ~* &* +@all
 CONF
   # shellcheck disable=SC2086  # several words
-  setsid redis-server "$home/redis.conf" ${HIERLOCK_SERVER_OPTIONS:-} </dev/null >>"$home/log" 2>&1 &
+  setsid "$redis" "$home/redis.conf" ${HIERLOCK_SERVER_OPTIONS:-} </dev/null >>"$home/log" 2>&1 &
   echo "$! $(began $!)" >"$home/pid"
   disown
 }
@@ -337,7 +338,7 @@ begin() {                               # KIND…: from then on an exit of the s
   for kind; do
     [[ $kind != mariadb ]] || need mariadbd
     [[ $kind != memcached ]] || need memcached
-    [[ $kind != redis ]] || need redis-server
+    [[ $kind != redis ]] || need "$redis"
     [[ $kind != postgresql || $pg_bin ]] || die "PostgreSQL is missing; get it by: $self install"
     ! alive "$kind" || die "$kind runs in $dir already"
     [[ ! -e $dir/$kind || -e $dir/$kind/port ]] || die "$dir/$kind is not of this script's making"
@@ -409,7 +410,7 @@ case "$verb ${#kinds[@]}" in
   "start 0" | "run 0")
     kinds=(mysql mariadb)
     [[ ! $pg_bin ]] || kinds+=(postgresql)
-    ! command -v redis-server >/dev/null || kinds+=(redis)
+    ! command -v "$redis" >/dev/null || kinds+=(redis)
     ! command -v memcached >/dev/null || kinds+=(memcached) ;;
 esac
 case "$verb ${#kinds[@]} ${1:+more}" in
