@@ -68,14 +68,6 @@ static void ring(hl__redis_session *session) HL__REQUIRES(hl__redis_mutex) {
   hl__redis_bell_ring(session);
 }
 
-void hl__redis_bells_leave(hl__redis_session *session) {
-  hl__redis_store *store = session->store;
-  hl__redis_store_lock(store);
-  hl__list_remove(&session->node);
-  session->rung = false;
-  hl__redis_store_unlock(store);
-}
-
 static void ring_named(hl__redis_store *store, const char *id)
     HL__REQUIRES(hl__redis_mutex) {
   for (hl__list *node = store->waiting.next; node != &store->waiting;
@@ -124,6 +116,16 @@ static void pass_on(hl__redis_store *store, const hl__redis_session *from)
     hl__redis_bell_ring(session);
     return;
   }
+}
+
+void hl__redis_bells_leave(hl__redis_session *session) {
+  hl__redis_store *store = session->store;
+  hl__redis_store_lock(store);
+  hl__list_remove(&session->node);
+  session->rung = false;
+  /* It may have been the one that was to read next, and was not asleep. */
+  if (store->bells && !store->reading) pass_on(store, session);
+  hl__redis_store_unlock(store);
 }
 
 void hl__redis_bells_sleep(hl__redis_session *session, int64_t until) {
