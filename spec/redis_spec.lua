@@ -286,6 +286,31 @@ describe("redis", function()
       assert(assert(other:acquire(R1, { timeout = 10 })):release())
     end)
 
+    it("gives tokens beyond those that a quorum has given elsewhere", function()
+      local base = "redis://testuser:testpassword@" .. store.host .. ":" .. store.port
+      local dsns, single = {}, {}
+      for i = 1, 3 do
+        dsns[i] = ("%s/%d?quarantine=0&prefix=q%d"):format(base, i - 1, i)
+        single[i] = assert(hierlock.open(dsns[i], { timeout = 5 }))
+        managers[#managers + 1] = single[i]
+      end
+      -- The clock of the first is an hour ahead.
+      cli("HSET", "q1:memory", "least", ("%d000000"):format(os.time() + 3600))
+      local many = assert(hierlock.open(dsns, { quorum = "majority", timeout = 5 }))
+      managers[#managers + 1] = many
+      local handle = assert(many:acquire(R1))
+      local token = handle.token
+      assert(handle:release { confirm = true })
+      for i = 2, 3 do
+        support.wait_until(function()
+          local other = assert(single[i]:acquire(R1))
+          local found = other.token
+          assert(other:release { confirm = true })
+          return found > token
+        end, "the token")
+      end
+    end)
+
     it("gives back what too few replicas have", function()
       local manager = assert(open({}, "quarantine=0&wait_replicas=1"))
       local err = assert_code("store", manager:acquire(R1, { timeout = 0 }))

@@ -343,10 +343,26 @@ int hl__redis_holders(hl_session *base, const hl_row *rows, size_t n,
   return inquire(base, &self, error);
 }
 
+/* Of all trees: so it is kept beside them, for as long as the server keeps anything. */
+static int lease_raise(hl_session *base, uint64_t token, int64_t deadline,
+                       hl_error *error) {
+  hl__redis_session *session = hl__redis_session_of(base);
+  hl__redis_call call;
+  redisReply *reply;
+  hl__redis_call_init(&call, session->store, HL__REDIS_RAISE, 0);
+  hl__redis_number(&call, (int64_t)(token >> 8));
+  memory_add(&call, session->store);
+  int status = run(session, &call, deadline, NULL, &reply, error);
+  if (status) return status;
+  freeReplyObject(reply);
+  return hl__redis_replicated(session, error);
+}
+
 const hl_lease_ops hl__redis_leases = {.refresh = lease_refresh,
                                        .look = lease_look,
                                        .drop = lease_drop,
                                        .recall = lease_recall,
                                        .adopt = lease_adopt,
                                        .list = lease_list,
-                                       .revoke = lease_revoke};
+                                       .revoke = lease_revoke,
+                                       .raise = lease_raise};

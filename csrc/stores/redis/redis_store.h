@@ -43,6 +43,7 @@ typedef enum hl__redis_script {
   HL__REDIS_RECALL,
   HL__REDIS_ADOPT,
   HL__REDIS_LIST,
+  HL__REDIS_RAISE,
   HL__REDIS_SCRIPTS
 } hl__redis_script;
 

@@ -19,6 +19,7 @@ static const char *const bodies[HL__REDIS_SCRIPTS] = {
     [HL__REDIS_RECALL] = hl__redis_lua_recall,
     [HL__REDIS_ADOPT] = hl__redis_lua_adopt,
     [HL__REDIS_LIST] = hl__redis_lua_list,
+    [HL__REDIS_RAISE] = hl__redis_lua_raise,
 };
 
 /* The whole text; the caller frees it. */

@@ -17,7 +17,8 @@ if former ~= '' then recall(root, former) end
 
 -- Whether leases that somebody believes in may have been forgotten. Of what a server has forgotten, only it or a client
 -- can know: its run id has changed since it was last written here, or there is nothing and there should be.
-local known = redis.call('HMGET', memory, 'run', 'until', 'longest')
+local known = redis.call('HMGET', memory, 'run', 'until', 'longest', 'least')
+local least = tonumber(known[4] or 0) -- see raise.lua
 if known[1] ~= run and longest > 0 then -- 0: the program wants to know nothing of it, and must not tell others
   local last = math.max(longest, tonumber(known[3] or 0))
   local till = 0
@@ -37,14 +38,15 @@ local till = known[1] == run and tonumber(known[2] or 0) or 0
 if till > now then return { 2, till - now } end
 
 -- The number after all that these trees have given: it is taken from the clock, so it grows even where they have
--- forgotten the last.
+-- forgotten the last. Where it is ahead of the clock they keep it for so much longer.
 local function number()
-  local n = now_us
+  local n = math.max(now_us, least + 1)
   for tag in string.gmatch(roots, '%x+') do
     local before = tonumber(redis.call('GET', key(tag, 'n')) or 0)
     if before >= n then n = before + 1 end
   end
-  for tag in string.gmatch(roots, '%x+') do redis.call('SET', key(tag, 'n'), text(n), 'PX', 86400000) end
+  local kept = 86400000 + math.ceil((n - now_us) / 1000)
+  for tag in string.gmatch(roots, '%x+') do redis.call('SET', key(tag, 'n'), text(n), 'PX', text(kept)) end
   return n
 end
 
