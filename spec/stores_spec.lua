@@ -245,7 +245,7 @@ describe("a store", function()
     it("tries once though the same rows were waited for before, by the same connection", function()
       local one, other = open { pool_size = 1 }, open()
       for _ = 1, 4 do assert(one:acquire(R1, { timeout = 5 })):release { confirm = true } end
-      assert(other:acquire(R1))
+      local held = assert(other:acquire(R1))
       local shortest = math.huge
       for _ = 1, 3 do -- a busy machine may take its time
         local start = support.now()
@@ -255,6 +255,7 @@ describe("a store", function()
         assert.equal("timeout", err.code)
       end
       assert.is_true(shortest < 0.5, shortest .. " s")
+      assert.is_true(held:is_held())
     end)
 
     it("gives up as exactly at a manager's first acquisition, when it still has to connect", function()
