@@ -280,6 +280,24 @@ describe("a quorum", function()
     assert(assert(one:acquire(R1, { timeout = 0 })):release { confirm = true })
   end)
 
+  it("is given up at any moment, also while a store is about to be asked", function()
+    local list = {}
+    for i, directory in ipairs(directories) do list[i] = "sqlite:" .. directory end
+    local manager = assert(open(list))
+    local handle = assert(manager:acquire(R1, { ttl = LONG }))
+    for round = 1, 600 do
+      local all = {}
+      -- It is over when two have refused: the third may be about to be asked.
+      for i = 1, 4 do all[i] = assert(manager:start(R1, { timeout = round % 8 == 0 and 10 or 0 })) end
+      for i = 1, 4 do
+        if round % 8 == 0 then all[i]:cancel() end
+        assert.is_nil((all[i]:wait()))
+      end
+    end
+    assert(handle:release { confirm = true })
+    assert(assert(manager:acquire(R1, { timeout = 10 })):release { confirm = true })
+  end)
+
   it("is waited for by many without a deadlock, and each gets it", function()
     local peers = {}
     for i = 1, 4 do peers[i] = support.process(nil) end
