@@ -356,13 +356,7 @@ spec: spec-built
 	status=0; $(foreach specs,$(filter $(ALONE),$(SPECS)),$(BUSTED) $(specs) || status=1;) \
 	$(if $(filter-out $(ALONE),$(SPECS)),$(BUSTED) $(filter-out $(ALONE),$(SPECS)) || status=1;) exit $$status
 
-# Leases of many processes at random, on the embedded store or in the space with leases that STRESS_DSN names, and a
-# checker of its own: see its beginning. SEED repeats the choices, not the interleaving.
-.PHONY: stress-leases
-stress-leases: $(BUILD)/stress_leases
-	$(BUILD)/stress_leases $(SECONDS) $(if $(STRESS_DSN),$(or $(strip $(SEED)),1) 8 '$(STRESS_DSN)',$(strip $(SEED)))
-
-$(BUILD)/stress_leases: spec/leases/stress.c $(LIBRARY)
+$(BUILD)/stress: spec/leases/stress.c $(LIBRARY)
 	@mkdir -p $(@D)
 	$(CC) $(HL_CFLAGS) $(if $(strip $(MYSQL_LIBS)),-DSTRESS_MYSQL) $(if $(strip $(POSTGRESQL_LIBS)),-DSTRESS_POSTGRESQL) \
 	  $(BUILT_STORES:%=-DSTRESS_%) $(CPPFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $< $(LIBRARY) $(CLIENT_LIBS) -lm
@@ -375,12 +369,14 @@ $(BUILD)/stress_leases: spec/leases/stress.c $(LIBRARY)
 STORE ?= file mysql mariadb postgresql
 SECONDS ?= 30
 SEED ?= $(shell od -An -N3 -tu4 /dev/urandom)
-SERVERS := mysql mariadb postgresql
-# A target, with the servers of STORE, if there are any.
+SERVERS := mysql mariadb postgresql redis memcached
+# Those of STORE; one of a quorum's stores is Redis.
+SERVERS_OF_STORE = $(filter $(SERVERS),$(sort $(STORE:quorum=redis)))
+# A target, with them, if there are any.
 define WITH_SERVERS
-	@[ -z "$(filter $(SERVERS),$(STORE))" ] || spec/support/deps.sh servers
+	@[ -z "$(SERVERS_OF_STORE)" ] || spec/support/deps.sh servers
 	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
-	$(if $(filter $(SERVERS),$(STORE)),spec/support/servers.sh run "$$directory" $(filter $(SERVERS),$(STORE)) --) \
+	$(if $(SERVERS_OF_STORE),spec/support/servers.sh run "$$directory" $(SERVERS_OF_STORE) --) \
 	  $(MAKE) --no-print-directory $(1) SEED=$(strip $(SEED))
 endef
 SOAK ?=
@@ -413,6 +409,23 @@ suite-soak: all $(BUILD)/soak $(if $(SOAK_LUA),$(BUILD)/hierlock_spec/soak.so)
 	@mkdir -p build
 	@$(SPEC_ENV) spec/support/on_stores.sh $(BUILD)/soak $(strip $(SEED)) "$(STORE)" --report=build/soak-{store}.html \
 	  --control={control} --seconds=$(SECONDS) $(addprefix --lua=,$(SOAK_LUA)) $(SOAK)
+
+# ------------------------------------------------------------------- stress
+
+# SECONDS of leases of many processes at random on each STORE (file, sqlite, redis, memcached, quorum), with
+# kills, stops and cuts, and a checker of its own: see spec/leases/stress.c. The SEED repeats the choices, not the
+# interleaving. STRESS: more options, as --processes=4. Not redis and quorum at once: they share a server. $(BUILD)/stress DSN
+# runs in any space with leases, as of PostgreSQL.
+STRESS ?=
+.PHONY: stress suite-stress
+stress suite-stress: STORE = file sqlite redis memcached
+stress: $(BUILD)/stress
+	$(call WITH_SERVERS,suite-stress)
+
+# With the servers that the environment names.
+suite-stress: $(BUILD)/stress
+	@echo 'to repeat what is chosen here: make stress SEED=$(strip $(SEED)) STORE="$(STORE)" SECONDS=$(SECONDS) STRESS="$(STRESS)"'
+	@spec/support/on_stores.sh $(BUILD)/stress $(strip $(SEED)) "$(STORE)" --seconds=$(SECONDS) --control={control} $(STRESS)
 
 # ------------------------------------------------------------------- faults
 
@@ -719,7 +732,7 @@ help:
 	@echo 'make test-packaging        installing in every way, for every Lua'
 	@echo 'make test-libmysqlclient   all specs on Oracle'"'"'s client library'
 	@echo 'make soak       random use under faults, and a checker; SECONDS=30 SEED= STORE="file mysql mariadb postgresql"'
-	@echo 'make stress-leases   leases of many processes at random, and a checker; SECONDS=30 SEED= STRESS_DSN='
+	@echo 'make stress     leases of many processes at random, and a checker; SECONDS=30 SEED= STORE="file sqlite redis memcached"'
 	@echo 'make faults     kill, stop, failure at every system call of a client; SECONDS=30 (0: all of them) SEED= STORE='
 	@echo 'make fuzz       bytes at random, as libFuzzer learns what they reach; TARGET="dsn …" SECONDS=60 FUZZ= INPUT='
 	@echo 'make planted    bugs, planted one at a time, and which check finds each; BUG="keeper-stopped …"'

@@ -391,6 +391,24 @@ describe("a lease", function()
       granted_promptly(second)
     end)
 
+    -- A quorum promises no order: single stores of it may.
+    if store.name ~= "quorum" then
+      it("that is shared is not shared with more, past one who waits for it alone", function()
+        local handle = assert(lease(R1, 10, { mode = "shared" }))
+        local writer = waiter(R1, { ttl = 10 })
+        assert_taken(R1, { mode = "shared" })
+        assert_taken(U1)
+        local reader = support.process(store)
+        reader:acquire("lock", "acquire", R1, { mode = "shared", ttl = 10 })
+        support.wait_for_waiters(store, R1, 2)
+        assert(handle:release(CONFIRM))
+        granted_promptly(writer)
+        assert.is_true(reader:stays_blocked())
+        writer:release "lock"
+        granted_promptly(reader)
+      end)
+    end
+
     it("names itself to those whom it kept out", function()
       support.keep(assert(lease(R1, LONG, { owner = "alice", label = "edit" })))
       local err = assert_taken(R1)

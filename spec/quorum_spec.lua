@@ -250,6 +250,21 @@ describe("a quorum", function()
     end)
   end
 
+  it("of four stores takes three", function()
+    fresh(4)
+    local one, two = quorum(), quorum()
+    assert(assert(one:acquire(R1, { timeout = 0 })):release { confirm = true })
+    fail(1)
+    assert(assert(one:acquire(R1, { timeout = 0 })):release { confirm = true })
+    fail(2)
+    assert.is_nil((one:acquire(R1, { timeout = 0 })))
+    -- What could be two halves.
+    mend(1)
+    mend(2)
+    for i = 1, 2 do assert(single(i):acquire(R1, { ttl = LONG, auto_release = false })) end
+    assert_code("timeout", two:acquire(R1, { timeout = 0 }))
+  end)
+
   -- --------------------------------------------------------- waiting, order
 
   it("keeps out every other majority, and lets in who waits when it goes", function()
@@ -278,6 +293,76 @@ describe("a quorum", function()
     assert.is_true(support.now() - start < 1)
     assert(handle:release { confirm = true })
     assert(assert(one:acquire(R1, { timeout = 0 })):release { confirm = true })
+  end)
+
+  it("that was not granted leaves nothing at a store that has granted its part", function()
+    local manager = quorum()
+    local others = {}
+    for i = 2, 3 do others[i] = assert(single(i):acquire(R1, { ttl = LONG })) end
+    for _, timeout in ipairs { 0, 0.2 } do
+      assert_code("timeout", manager:acquire(R1, { ttl = LONG, timeout = timeout }))
+      support.wait_until(function() return records(1) == 0 end, "its end")
+    end
+    local waiting = assert(manager:start(R1, { ttl = LONG, timeout = 10 }))
+    support.wait_until(function() return records(1) == 1 end, "its first part")
+    waiting:cancel()
+    assert_code("cancelled", waiting:wait())
+    support.wait_until(function() return records(1) == 0 end, "its end")
+    for i = 2, 3 do assert(others[i]:release { confirm = true }) end
+    assert(assert(manager:acquire(R1, { timeout = 0 })):release { confirm = true })
+  end)
+
+  it("that was released, or not granted, leaves nothing at a store that grants its part late", function()
+    local manager = quorum()
+    assert(assert(manager:acquire(R1, { timeout = 0 })):release { confirm = true })
+    for _, others in ipairs { false, true } do
+      local held = {}
+      for i = 1, others and 2 or 0 do held[i] = assert(single(i):acquire(R1, { ttl = LONG })) end
+      slow(3)
+      local handle, err = manager:acquire(R1, { ttl = LONG, timeout = 0 })
+      if handle then assert(handle:release()) else assert_code("timeout", handle, err) end
+      assert.equal(others, handle == nil)
+      go_on(3)
+      support.sleep(support.STAYS_BLOCKED)
+      support.wait_until(function() return records(3) == 0 end, "its end")
+      for i = 1, #held do assert(held[i]:release { confirm = true }) end
+    end
+    assert(assert(manager:acquire(R1, { timeout = 0 })):release { confirm = true })
+  end)
+
+  it("is given up at any moment, also while a store is about to be asked", function()
+    local list = {}
+    for i, directory in ipairs(directories) do list[i] = "sqlite:" .. directory end
+    local manager = assert(open(list))
+    local handle = assert(manager:acquire(R1, { ttl = LONG }))
+    for round = 1, 600 do
+      local all = {}
+      -- It is over when two have refused: the third may be about to be asked.
+      for i = 1, 4 do all[i] = assert(manager:start(R1, { timeout = round % 8 == 0 and 10 or 0 })) end
+      for i = 1, 4 do
+        if round % 8 == 0 then all[i]:cancel() end
+        assert.is_nil((all[i]:wait()))
+      end
+    end
+    assert(handle:release { confirm = true })
+    assert(assert(manager:acquire(R1, { timeout = 10 })):release { confirm = true })
+  end)
+
+  it("that was released is made anew nowhere, though a store answers a refresh late that it has lost", function()
+    local manager = quorum()
+    for _ = 1, 6 do -- the order of what the store is asked at once is chance
+      local handle = assert(manager:acquire(R1, { ttl = 0.2, timeout = 1 }))
+      for i = 1, 3 do support.wait_until(function() return records(i) == 1 end) end
+      support.sleep(0.22)
+      assert(assert(single(3):acquire(R1, { timeout = 0 })):release { confirm = true })
+      slow(3)
+      assert(handle:refresh(LONG))
+      assert(handle:release())
+      go_on(3)
+      for i = 1, 3 do support.wait_until(function() return records(i) == 0 end) end
+      support.sleep(support.STAYS_BLOCKED)
+      for i = 1, 3 do assert.equal(0, records(i), i) end
+    end
   end)
 
   it("is waited for by many without a deadlock, and each gets it", function()
@@ -329,6 +414,20 @@ describe("a quorum", function()
     assert(handle:refresh(20))
     left = handle:remaining()
     assert.is_true(left <= 20 - 0.2 - 0.002 and left > 19, left)
+  end)
+
+  it("is believed from the first store's grant on, however late the last one answers", function()
+    local manager = quorum "all"
+    assert(assert(manager:acquire(R1, { timeout = 0 })):release { confirm = true })
+    slow(3)
+    local waiting = assert(manager:start(R1, { ttl = LONG, timeout = 10 }))
+    support.wait_until(function() return records(1) == 1 and records(2) == 1 end, "their grants")
+    local start = support.now()
+    support.sleep(0.3)
+    go_on(3)
+    local handle = assert(waiting:wait(10))
+    local took = support.now() - start
+    assert.is_true(handle:remaining() <= LONG - LONG / 100 - took + 0.01, handle:remaining())
   end)
 
   it("is made to hold at a store that was emptied, so that another one may be emptied later", function()

@@ -250,6 +250,22 @@ support.on_sqlite(function(store)
       end
     end)
 
+    it("that is replaced while somebody waits to write to it grants him nothing", function()
+      local path = fresh()
+      local manager = assert(open(path))
+      assert(assert(manager:acquire(R1)):release { confirm = true })
+      local writer, late, new = stranger(path), process(path), process(path)
+      writer:query "BEGIN IMMEDIATE"
+      late:acquire("lock", "acquire", R1, { ttl = 60 })
+      assert.is_true(late:stays_blocked())
+      sh("mv %s %s.old; rm -f %s-*", path, path, path)
+      assert.is_true(new:call("handles.lock = assert(manager:acquire(..., { ttl = 60 })) return true", R1))
+      writer:query "ROLLBACK"
+      assert.is_true(late:stays_blocked())
+      assert.is_true(new:release "lock")
+      assert.is_true(late:result())
+    end)
+
     it("beside it, that is taken away, is made anew: order may suffer, exclusion does not", function()
       local path = fresh()
       local manager, other = assert(open(path)), assert(open(path))
@@ -393,7 +409,33 @@ support.on_sqlite(function(store)
       assert.is_true(peer:result())
     end)
 
-    it("hears that a lease will end sooner than it was to", function()
+    -- It would look by itself in 250 ms.
+    it("hears of a release at once, and that a lease will end sooner than it was to", function()
+      local path = fresh()
+      local manager = assert(open(path))
+      local peer = process(path)
+      local fastest = { release = math.huge, refresh = math.huge }
+      for _, how in ipairs { "release", "refresh" } do
+        for _ = 1, 8 do
+          local handle = assert(manager:acquire(R1, { ttl = 60 }))
+          peer:acquire("lock", "acquire", R1)
+          wait_for_waiters(manager, R1, 1)
+          local start = support.now()
+          if how == "release" then
+            assert(handle:release { confirm = true })
+          else
+            assert(handle:refresh(0.01))
+          end
+          assert.is_true(peer:result())
+          fastest[how] = math.min(fastest[how], support.now() - start)
+          assert.is_true(peer:release "lock")
+        end
+      end
+      assert.is_true(fastest.release < 0.1, fastest.release)
+      assert.is_true(fastest.refresh < 0.11, fastest.refresh)
+    end)
+
+    it("hears that a lease will end sooner than it was to, and waits for that end", function()
       local path = fresh()
       local manager = assert(open(path))
       local handle = assert(manager:acquire(R1, { ttl = 60 }))

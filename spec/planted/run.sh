@@ -5,6 +5,7 @@
 #
 #   core:TEST NAME            of spec/core/TEST.c, the tests whose names match NAME
 #   [LUA] spec/FILE PATTERN   of a spec file, the specs whose titles match that pattern of Lua's
+#   stress:STORE SECONDS      `make stress` on that store for so long, with a SEED of 1
 #
 # All happens in copies of this tree, what is not committed included, which share its objects; so a bug costs the
 # building of one file or two, and its check. First the checks run without any patch, and must pass; those that use
@@ -39,7 +40,7 @@ seconds() { awk -v us="$(($(clock) - $1))" 'BEGIN { printf "%.1f", us / 1e6 }'; 
 
 split() {                               # CHECK: sets $with, $file and $filter
   with=$lua file=${1%% *} filter=${1#* }
-  [[ $1 == core:* || $1 == spec/* ]] || { with=$file file=${filter%% *} filter=${filter#* }; }
+  [[ $1 == core:* || $1 == spec/* || $1 == stress:* ]] || { with=$file file=${filter%% *} filter=${filter#* }; }
 }
 
 build() {                               # CHECK, in the tree where we are
@@ -47,6 +48,7 @@ build() {                               # CHECK, in the tree where we are
   split "$1"
   target=spec-built
   [[ $file != core:* ]] || target=build/$with/${file#core:}
+  [[ $file != stress:* ]] || target=build/$with/stress
   "${make[@]}" -j "$(nproc)" "LUA=$with" "$target"
 }
 
@@ -54,8 +56,9 @@ check() {                               # CHECK: what it says goes to $log
   local with file filter status=0 command
   split "$1"
   command=("build/$with/${file#core:}" "$filter")
-  [[ $file == core:* ]] || command=(env HIERLOCK_REQUIRE='mysql mariadb postgresql nginx php' "${make[@]}" spec
-    "LUA=$with" "SPECS=$file" REPORT=--output=gtest "BUSTED_FLAGS=--filter='$filter'")
+  [[ $file != spec/* ]] || command=(env HIERLOCK_REQUIRE='mysql mariadb postgresql redis memcached nginx php' "${make[@]}"
+    spec "LUA=$with" "SPECS=$file" REPORT=--output=gtest "BUSTED_FLAGS=--filter='$filter'")
+  [[ $file != stress:* ]] || command=("${make[@]}" suite-stress "LUA=$with" "STORE=${file#stress:}" "SECONDS=$filter" SEED=1)
   # In a process group of its own, which is ended as a whole; in the background, so that a signal to us acts at once.
   timeout --kill-after=5 "$LIMIT" "${command[@]}" </dev/null >"$log" 2>&1 &
   child=$!
@@ -69,7 +72,7 @@ stood() {                               # where a check that was ended stood, or
 }
 
 ran() {                                 # whether there was anything to run
-  grep -qE '^\[=+\] (.*Running [1-9][0-9]* test|[1-9][0-9]* tests? from )' "$log"
+  grep -qE '^\[=+\] (.*Running [1-9][0-9]* test|[1-9][0-9]* tests? from )|^[a-z]+ +[1-9][0-9]* intervals' "$log"
 }
 
 clean() {                               # WORD CHECK…: each must pass; WORD: for the line
@@ -92,7 +95,7 @@ clean() {                               # WORD CHECK…: each must pass; WORD: f
 # A check that was ended may have left a server stopped, or down.
 servers_up() {
   local kind control
-  for kind in MYSQL MARIADB POSTGRESQL; do
+  for kind in MYSQL MARIADB POSTGRESQL REDIS MEMCACHED; do
     control=HIERLOCK_${kind}_CONTROL
     [[ ${!control:-} ]] || continue
     # shellcheck disable=SC2086  # a command with arguments
@@ -117,7 +120,7 @@ plant() {                               # BUG: sets $by and $took; false: nothin
     start=$(clock)
     check "$one" || status=$?
     took=$(seconds "$start")
-    [[ ! -v HIERLOCK_MARIADB_CONTROL || $one == core:* ]] || servers_up
+    [[ ! -v HIERLOCK_MARIADB_CONTROL || $lane == alone ]] || servers_up
     # What hangs must say where.
     ((status == 0)) || [[ $status == 124 && ! $(stood) ]] || { by=$one; break; }
   done < <(checks "$1")
@@ -141,7 +144,7 @@ all_checks() { for bug; do checks "$bug"; done | sort -u; }
 serving() {
   local bug
   for bug in "${@:2}"; do
-    if checks "$bug" | grep -Eqv '^core:' || checks "$bug" | grep -Eq '^core:test_(memory|postgresql) '; then echo "yes $bug"; else echo "no $bug"; fi
+    if checks "$bug" | grep -Eqv '^(core:|stress:(file|sqlite) )' || checks "$bug" | grep -Eq '^core:test_(memory|postgresql) '; then echo "yes $bug"; else echo "no $bug"; fi
   done | sed -n "s/^$1 //p"
 }
 

@@ -18,6 +18,13 @@ one() {                                 # STORE [OPTION…]
     sqlite)
       directory=$(mktemp -d /dev/shm/hierlock-stores-XXXXXX)
       dsn=sqlite:$directory/leases.db ;;
+    quorum)                             # of three, one of which can be cut off, stopped and restarted
+      directory=$(mktemp -d /dev/shm/hierlock-stores-XXXXXX)
+      dsn="quorum:majority;sqlite:$directory/1;sqlite:$directory/2;${HIERLOCK_REDIS_DSN%\?*}"
+      control=$HIERLOCK_REDIS_CONTROL ;;
+    redis)                              # it forbids itself to grant when it has forgotten
+      dsn=${HIERLOCK_REDIS_DSN%\?*} control=$HIERLOCK_REDIS_CONTROL ;;
+    memcached) dsn=$HIERLOCK_MEMCACHED_DSN control=$HIERLOCK_MEMCACHED_CONTROL ;;
     mysql | mariadb | postgresql)
       name=HIERLOCK_${store^^}_DSN dsn=${!name}
       name=HIERLOCK_${store^^}_ROOT_DSN admin=(--admin="${!name}")

@@ -443,7 +443,6 @@ static void refresh_late(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
 static void ask_run(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_member *member = ask->member;
   bool again;
-  ask->state = HL__ASK_RUNS;
   if (ask->kind == HL__ASK_TAKE && ask->lease->dropped) {
     ask->status = HL_CANCELLED;
     ask_done(ask);
@@ -483,6 +482,7 @@ static void *thread_main(void *argument) {
     if (ask) {
       queue_remove(member, ask);
       ask->next = NULL;
+      ask->state = HL__ASK_RUNS; /* the reference is ours: see hl__ask_leave */
       if (uses_library) {
         hl__quorum_mutex_unlock(store);
         hl__library_enter();
