@@ -234,6 +234,9 @@ end
 
 -- ------------------------------------------------- stores with leases only
 
+-- Of a round: long enough for a client's caches to be warm again.
+local ROUND_MS = 50
+
 -- The hand-overs of so many rounds, in microseconds. Clients that poll are met at any point between two tries.
 local function handovers(name, client, rounds, polls)
   local holder, waiter, times = client("holder"), client("waiter"), {}
@@ -256,7 +259,8 @@ local function beside(title, cpu, all)
       by_name[one.name] = clients[#clients]
     end
   end
-  alternate(clients, 100)
+  contest.alternate(clients, nil, ROUND_MS)
+  for _, c in ipairs(clients) do c.close() end
   print("\n" .. title)
   show(clients, by_name[all[1].bare])
   for _, one in ipairs(all) do
@@ -268,7 +272,7 @@ local function beside(title, cpu, all)
   end
   for _, one in ipairs(all) do
     if one.hands_over and not one.missing then
-      local middle = handovers(one.name, function(name) return client(one, name) end, one.hands_over, one.polls)
+      local middle = handovers(one.name:match "^[^,]+", function(name) return client(one, name) end, one.hands_over, one.polls)
       if one.goal then verdict("hand-over, us, median", middle, one.goal) end
     end
   end
@@ -328,12 +332,13 @@ function goals.sqlite()
   local directory = os.getenv "BENCH_SQLITE" or FILES
   for _, synchronous in ipairs { "full", "normal" } do
     local file = ("%s/%s-%d"):format(directory, synchronous, uv.os_getpid())
-    local dsn = ("sqlite:%s.db?synchronous=%s"):format(file, synchronous)
-    for _, path in ipairs { file .. ".db", file .. "-bare.db" } do assert(require("hierlock").open("sqlite:" .. path)):close() end
+    -- A file for each: what one has written would be strange to the others' caches.
+    local function dsn(name) return ("sqlite:%s-%s.db?synchronous=%s"):format(file, name, synchronous) end
+    for _, name in ipairs { "waited", "sent", "bare" } do assert(require("hierlock").open(dsn(name))):close() end
     local all = {
-      { LUA, loop(dsn, "lease"), name = WAITED, bare = BARE_WAITED, limit = 1.3, hands_over = 200 },
+      { LUA, loop(dsn "waited", "lease"), name = WAITED, bare = BARE_WAITED, limit = 1.3, hands_over = 200 },
       { CLIENTS .. "/sqlite", { file .. "-bare.db", synchronous }, name = BARE_WAITED },
-      { LUA, loop(dsn, "sent"), name = SENT },
+      { LUA, loop(dsn "sent", "sent"), name = SENT },
     }
     if synchronous == "full" then -- as PHP has it
       all[#all + 1] = polling(php("PdoStore", "pdo_sqlite", "php-sqlite3", "pdo", "sqlite:" .. file .. "-symfony.db"), 60)

@@ -7,7 +7,7 @@
 --   name      what it is called
 --   client    what its client is written in
 --   takes     what one operation locks
---   polls     milliseconds between two tries of a waiter; absent, it is woken
+--   polls     milliseconds between two tries of a waiter, at most; absent, it is woken
 --   command, args   how to run the client; args is a function
 --   pid       of the server, to give it a CPU of its own
 --   missing   why it can't run here; nil or false if it can
@@ -127,7 +127,7 @@ local function on_mysql(kind, called)
   end
   add { on = on, pid = pid, name = "hierlock", client = "Lua", takes = "3 rows", missing = lacks_library,
         command = LUA, args = function() return server.hierlock("socket") end }
-  add_hierlock("hierlock, lease", { on = on, pid = pid, missing = lacks_library, args = function()
+  add_hierlock("hierlock, lease", { on = on, pid = pid, polls = 25, missing = lacks_library, args = function()
     server.lease()
     return server.leased("socket", "0", "sent")
   end })
@@ -160,11 +160,11 @@ end
 local function on_postgresql()
   local directory, pid, on = started "PostgreSQL"
   local lacks = not directory and "needs postgresql libpq-dev" or lacks_client("postgresql", "libpq-dev")
-  local function hierlock(name, args)
-    add_hierlock(name, { on = on, pid = pid, takes = "3 numbers", missing = lacks, args = args })
+  local function hierlock(name, args, polls)
+    add_hierlock(name, { on = on, pid = pid, polls = polls, takes = "3 numbers", missing = lacks, args = args })
   end
   hierlock("hierlock", function() return loop("postgresql://bench@/postgres?host=" .. directory) end)
-  hierlock("hierlock, lease", function() return loop(lease_database(directory), "sent") end)
+  hierlock("hierlock, lease", function() return loop(lease_database(directory), "sent") end, 25)
   hierlock("hierlock, with Symfony", function()
     return loop(("pgsql+advisory:host=%s;dbname=postgres;user=bench"):format(directory))
   end)
