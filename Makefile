@@ -494,13 +494,14 @@ planted:
 # A client for each peer whose library is there; the others are named as not run.
 BENCH_SVG ?= $(BUILD)/performance.svg
 BENCH_LOAD_SVG ?= $(BUILD)/load.svg
-BENCH_CLIENTS := flock $(if $(strip $(MYSQL_LIBS)),bare) $(if $(strip $(SQLITE_LIBS)),sqlite) \
+BENCH_CLIENTS := flock memcached $(if $(strip $(MYSQL_LIBS)),bare) $(if $(strip $(SQLITE_LIBS)),sqlite) \
                  $(if $(shell $(PKG_CONFIG) --exists libpq 2>/dev/null && echo yes),postgresql) \
                  $(if $(shell $(PKG_CONFIG) --exists hiredis 2>/dev/null && echo yes),redis)
 $(BUILD)/bench/bare: BENCH_LIBRARIES = $(MYSQL_CFLAGS) $(MYSQL_LIBS)
 $(BUILD)/bench/postgresql: BENCH_LIBRARIES = $(shell $(PKG_CONFIG) --cflags --libs libpq)
 $(BUILD)/bench/sqlite: BENCH_LIBRARIES = $(SQLITE_CFLAGS) $(SQLITE_LIBS)
-$(BUILD)/bench/redis: BENCH_LIBRARIES = $(shell $(PKG_CONFIG) --cflags --libs hiredis)
+$(BUILD)/bench/redis: BENCH_LIBRARIES = -I$(BUILD)/redis $(shell $(PKG_CONFIG) --cflags --libs hiredis)
+$(BUILD)/bench/redis: $(BUILD)/redis/scripts.h
 
 $(BUILD)/bench/%: bench/%.c bench/client.c bench/client.h
 	@mkdir -p $(@D)
@@ -511,7 +512,7 @@ $(BUILD)/bench/line: bench/line.c
 	$(CC) -std=c11 -D_GNU_SOURCE -Wall -Wextra $(CFLAGS) -o $@ $<
 
 .PHONY: bench
-# BENCH="embedded sqlite mysql mariadb postgresql leases line waiting peers load": which; BENCH_ROUNDS: how many rounds;
+# BENCH="embedded mysql mariadb postgresql redis sqlite memcached leases line waiting peers load": which; BENCH_ROUNDS: how many rounds;
 # BENCH_SVG, BENCH_LOAD_SVG: where the pictures go.
 bench: all $(addprefix $(BUILD)/bench/,line $(BENCH_CLIENTS))
 	@spec/support/deps.sh demo
@@ -719,7 +720,8 @@ help:
 	@echo 'make test       all specs, on throw-away servers; LUAS="lua5.4 lua5.1 luajit" LANES= SEED= LIMIT='
 	@echo 'make spec       SPECS="spec/…": in one process, on the servers that the environment names'
 	@echo 'make install    what was built, to PREFIX=$(PREFIX); make uninstall'
-	@echo 'make bench      how fast it is, and beside what others lock with, measured in one run'
+	@echo 'make bench      how fast it is, and beside what others lock with, measured in one run; BENCH="redis sqlite memcached":'
+	@echo '                those; or embedded, mysql, mariadb, postgresql, leases, line, waiting, peers, load'
 	@echo 'make lint       luacheck, cppcheck, clang-tidy, -Werror'
 	@echo 'make model      the models of spec/model under spin; MODEL=acquire, lease, queue, line, records or ledger: that one'
 	@echo 'make asan       the specs under AddressSanitizer and UBSan'

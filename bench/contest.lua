@@ -32,20 +32,22 @@ end
 
 -- A program that answers each line by one. cpu: where it is to run, or nil.
 function contest.client(name, command, args, cpu)
-  local input, output, buffer = uv.new_pipe(false), uv.new_pipe(false), ""
+  local input, output, buffer, ended = uv.new_pipe(false), uv.new_pipe(false), "", nil
   if cpu then
     args = { "-c", cpu, command, unpack(args) }
     command = "taskset"
   end
-  local handle = assert(uv.spawn(command, { args = args, stdio = { input, output, 2 } }, function() end))
-  output:read_start(function(_, data)
-    assert(data or buffer == false, name .. " ended")
-    buffer = buffer and buffer .. (data or "")
-  end)
+  local handle = assert(uv.spawn(command, { args = args, stdio = { input, output, 2 } }, function(status, signal)
+    ended = ("%s ended: status %d, signal %d"):format(name, status, signal)
+  end))
+  output:read_start(function(_, data) buffer = buffer and buffer .. (data or "") end)
   local self = { name = name, results = {} }
   function self.start(line) input:write(line .. "\n") end
   function self.answer()
-    while not buffer:find("\n") do uv.run("once") end
+    while not buffer:find("\n") do
+      assert(not ended, ended)
+      uv.run("once")
+    end
     local line
     line, buffer = buffer:match("^([^\n]*)\n(.*)$")
     return line

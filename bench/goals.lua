@@ -4,8 +4,10 @@
 local uv = require "luv"
 local contest = require "bench.contest"
 local servers = require "bench.mysql"
+local symfony = require "bench.symfony"
 
-local BARE = assert(os.getenv("BENCH_CLIENTS"), "run it by `make bench`") .. "/bare"
+local CLIENTS = assert(os.getenv("BENCH_CLIENTS"), "run it by `make bench`")
+local BARE = CLIENTS .. "/bare"
 local LUA = os.getenv("HIERLOCK_LUA") or "lua5.4"
 local FILES = os.getenv("BENCH_FILES")
 
@@ -100,7 +102,7 @@ function goals.leases() leases_on("mysql") leases_on("mariadb") end
 function goals.postgresql()
   local directory, pid = os.getenv "BENCH_POSTGRESQL", os.getenv "BENCH_POSTGRESQL_PID"
   if not directory then return print "postgresql: no server; left out" end
-  local program, target = os.getenv("BENCH_CLIENTS") .. "/postgresql", "host=" .. directory .. " user=bench dbname=postgres"
+  local program, target = CLIENTS .. "/postgresql", "host=" .. directory .. " user=bench dbname=postgres"
   local function compare(placement, client_cpu, server_cpu)
     pin({ pid = pid }, server_cpu)
     local url = "postgresql://bench@/postgres?host=" .. directory
@@ -162,7 +164,7 @@ local function over_line(name)
   local server = servers[name]
   if not server then return print(name .. ": no server; left out") end
   pin(server, "0")
-  local line = contest.client("line", os.getenv("BENCH_CLIENTS") .. "/line", { server.host, server.port, tostring(LINE_US) }, "0")
+  local line = contest.client("line", CLIENTS .. "/line", { server.host, server.port, tostring(LINE_US) }, "0")
   local port = line.answer()
   local ours = contest.client("hierlock, from Lua", LUA, server.hierlock(port), "1")
   local rows = contest.client("bare C: one prepared statement, two sessions", BARE, server.bare("rows", port), "1")
@@ -230,31 +232,118 @@ function goals.embedded()
   manager:close()
 end
 
--- ----------------------------------------------------------------- sqlite
+-- ------------------------------------------------- stores with leases only
+
+-- Of a round: long enough for a client's caches to be warm again.
+local ROUND_MS = 50
+
+-- The hand-overs of so many rounds, in microseconds. Clients that poll are met at any point between two tries.
+local function handovers(name, client, rounds, polls)
+  local holder, waiter, times = client("holder"), client("waiter"), {}
+  for i = 1, rounds do times[i] = contest.handover(holder, waiter, 5 + (polls and math.random(0, polls) or 0)) end
+  holder.close()
+  waiter.close()
+  local _, middle, _, least, most = contest.quartiles(times)
+  print(("  %-44s %8.1f us  (%.1f to %.1f)"):format("hand-over, " .. name, middle, least, most))
+  return middle
+end
+
+-- All of them in turn. Each is { name, command, arguments, bare = the name of its floor, limit, polls = ms between two tries,
+-- hands_over = how often, goal = at most so many microseconds }, or { name, missing = why it is not run }.
+local function beside(title, cpu, all)
+  local clients, by_name = {}, {}
+  local function client(one, name) return contest.client(name or one.name, one[1], one[2], cpu) end
+  for _, one in ipairs(all) do
+    if not one.missing then
+      clients[#clients + 1] = client(one)
+      by_name[one.name] = clients[#clients]
+    end
+  end
+  contest.alternate(clients, nil, ROUND_MS)
+  for _, c in ipairs(clients) do c.close() end
+  print("\n" .. title)
+  show(clients, by_name[all[1].bare])
+  for _, one in ipairs(all) do
+    if one.missing then print(("  %-44s not run: %s"):format(one.name, one.missing)) end
+    if one.bare then
+      local ratio = median(by_name[one.name].results) / median(by_name[one.bare].results)
+      verdict(one.name .. " / bare C", ratio, one.limit)
+    end
+  end
+  for _, one in ipairs(all) do
+    if one.hands_over and not one.missing then
+      local middle = handovers(one.name:match "^[^,]+", function(name) return client(one, name) end, one.hands_over, one.polls)
+      if one.goal then verdict("hand-over, us, median", middle, one.goal) end
+    end
+  end
+end
+
+local SENT, WAITED = "hierlock, release not waited for", "hierlock, release waited for"
+local BARE_SENT, BARE_WAITED = "bare C, release not waited for", "bare C, release waited for"
+
+local function loop(dsn, how) return { "bench/loop.lua", dsn, "10000000", "0", how } end
+
+-- Without it PHP is left out, and said to be.
+local function php(store, extension, package, ...)
+  return { "php", { "bench/symfony.php", ... }, name = "Symfony " .. store .. ", PHP, one name",
+           missing = symfony.missing(extension, package) }
+end
+
+local function polling(client, times)
+  client.polls, client.hands_over = 100, times
+  return client
+end
+
+-- The server of bench/servers.sh; without a pause, though it has begun only now.
+function goals.redis()
+  local socket, pid = os.getenv "BENCH_REDIS", os.getenv "BENCH_REDIS_PID"
+  if not socket then return print "redis: no server; left out" end
+  if not uv.fs_stat(CLIENTS .. "/redis") then return print "redis: needs libhiredis-dev; left out" end
+  pin({ pid = pid }, "0")
+  local dsn = "redis+unix://" .. socket .. "?quarantine=0"
+  beside("a lease of three nodes on redis over a socket, client and server on two CPUs", "1", {
+    { LUA, loop(dsn, "sent"), name = SENT, bare = BARE_SENT, limit = 1.2, hands_over = 200, goal = 1000 },
+    { CLIENTS .. "/redis", { socket, "sent" }, name = BARE_SENT },
+    { LUA, loop(dsn, "lease"), name = WAITED, bare = BARE_WAITED, limit = 1.2 },
+    { CLIENTS .. "/redis", { socket, "lease" }, name = BARE_WAITED },
+    polling({ CLIENTS .. "/redis", { socket, "recipe" }, name = "bare C: SET NX, one name" }, 60),
+    polling(php("RedisStore", "redis", "php-redis", "redis", socket), 60),
+  })
+end
+
+-- The server of spec/support/servers.sh.
+function goals.memcached()
+  local dsn, pid = os.getenv "HIERLOCK_MEMCACHED_DSN", os.getenv "HIERLOCK_MEMCACHED_PID"
+  if not dsn then return print "memcached: no server; left out" end
+  pin({ pid = pid }, "0")
+  local host, port = dsn:match "^memcached://([^:]+):(%d+)"
+  local bare = CLIENTS .. "/memcached"
+  beside("a lease of three nodes on memcached over tcp, client and server on two CPUs", "1", {
+    { LUA, loop(dsn, "sent"), name = SENT, bare = BARE_SENT, limit = 1.3, hands_over = 200 },
+    { bare, { host, port, "sent" }, name = BARE_SENT },
+    { LUA, loop(dsn, "lease"), name = WAITED, bare = BARE_WAITED, limit = 1.3 },
+    { bare, { host, port, "lease" }, name = BARE_WAITED },
+    polling(php("MemcachedStore", "memcached", "php-memcached", "memcached", host, port), 60),
+  })
+end
 
 -- BENCH_SQLITE: a directory on a disk; its speed is what most of it is.
 function goals.sqlite()
   local directory = os.getenv "BENCH_SQLITE" or FILES
   for _, synchronous in ipairs { "full", "normal" } do
     local file = ("%s/%s-%d"):format(directory, synchronous, uv.os_getpid())
-    local files = { ours = file .. ".db", bare = file .. "-bare.db" }
-    local dsn = ("sqlite:%s?synchronous=%s"):format(files.ours, synchronous)
-    for _, path in pairs(files) do assert(require("hierlock").open("sqlite:" .. path)):close() end
-    local ours = contest.client("a lease by hierlock, from Lua", LUA, { "bench/loop.lua", dsn, "10000000", "0", "lease" })
-    local bare = contest.client("a lease by bare C: the same statements", os.getenv("BENCH_CLIENTS") .. "/sqlite",
-                                { files.bare, synchronous })
-    alternate({ ours, bare }, 100)
-    print(("\nleases on sqlite, synchronous=%s"):format(synchronous))
-    show({ ours, bare }, bare)
-    verdict("a lease by hierlock / bare C", median(ours.results) / median(bare.results), 1.3)
-    local holder = contest.client("holder", LUA, { "bench/loop.lua", dsn, "10000000", "0", "lease" })
-    local waiter = contest.client("waiter", LUA, { "bench/loop.lua", dsn, "10000000", "0", "lease" })
-    local times = {}
-    for i = 1, 200 do times[i] = contest.handover(holder, waiter, 5) end
-    holder.close()
-    waiter.close()
-    local _, middle, _, least, most = contest.quartiles(times)
-    print(("  %-44s %8.1f us  (%.1f to %.1f)"):format("hand-over to a waiter in another process", middle, least, most))
+    -- A file for each: what one has written would be strange to the others' caches.
+    local function dsn(name) return ("sqlite:%s-%s.db?synchronous=%s"):format(file, name, synchronous) end
+    for _, name in ipairs { "waited", "sent", "bare" } do assert(require("hierlock").open(dsn(name))):close() end
+    local all = {
+      { LUA, loop(dsn "waited", "lease"), name = WAITED, bare = BARE_WAITED, limit = 1.3, hands_over = 200 },
+      { CLIENTS .. "/sqlite", { file .. "-bare.db", synchronous }, name = BARE_WAITED },
+      { LUA, loop(dsn "sent", "sent"), name = SENT },
+    }
+    if synchronous == "full" then -- as PHP has it
+      all[#all + 1] = polling(php("PdoStore", "pdo_sqlite", "php-sqlite3", "pdo", "sqlite:" .. file .. "-symfony.db"), 60)
+    end
+    beside("a lease of three nodes on sqlite, synchronous=" .. synchronous, nil, all)
     os.execute(("rm -f %s*"):format(file))
   end
 end

@@ -1,16 +1,17 @@
 -- hierlock as a client of the bench: speaks with contest.lua as client.c does. A
 -- lock is that of a resource: three rows.
 --
---   loop.lua DSN [buckets [held [start|lease|refresh|import|beside]]]
+--   loop.lua DSN [buckets [held [start|lease|sent|refresh|import|beside]]]
 --
 --   held: so many other locks are held. start: acquisitions are started and waited for. lease: they are leases, of fifty
---   users, and their release is waited for. refresh: one lease is refreshed; import: one is exported and imported. beside:
---   somewhere else a lease is held.
+--   users, and their release is waited for; sent: it is not. refresh: one lease is refreshed; import: one is exported and
+--   imported. beside: somewhere else a lease is held.
 local uv = require "luv"
 local hierlock = require "hierlock"
 
 local dsn, buckets, held = arg[1], tonumber(arg[2]), tonumber(arg[3] or 0)
 local how, lease, confirmed = arg[4], { ttl = 60 }, { confirm = true }
+local leases = how == "lease" or how == "sent"
 local manager = assert(hierlock.open(dsn, { buckets = buckets }))
 local others = {}
 local beside = how == "beside" and assert(manager:acquire({ "beside", "a", "r" }, { ttl = 3600 }))
@@ -25,7 +26,7 @@ end
 local paths = {}
 while #paths < 2000 do
   tried = tried + 1
-  local path = { "user" .. (how == "lease" and tried % 50 or tried), "account" .. tried, "resource" .. tried }
+  local path = { "user" .. (leases and tried % 50 or tried), "account" .. tried, "resource" .. tried }
   local handle = manager:acquire(path, { timeout = 0 })
   if handle then
     handle:release()
@@ -37,6 +38,7 @@ local kept
 local cycle = ({
   start = function(path) assert(manager:start(path)):wait():release() end,
   lease = function(path) assert(manager:acquire(path, lease)):release(confirmed) end,
+  sent = function(path) assert(manager:acquire(path, lease)):release() end,
   refresh = function()
     kept = kept or assert(manager:acquire({ how, "a", "r" }, lease))
     assert(kept:refresh())
@@ -58,7 +60,7 @@ local handed_over
 for line in io.lines() do
   local began = uv.hrtime()
   if line == "take" then
-    handed_over = assert(manager:acquire_resource("u", "a", "handover"))
+    handed_over = assert(manager:acquire_resource("u", "a", "handover", leases and lease or nil))
     io.write(("%.0f %.0f\n"):format(began, uv.hrtime()))
   elseif line == "give" then
     handed_over:release()

@@ -47,8 +47,11 @@ INSERT INTO hier_leased (level, bucket, x, id)
     (SELECT bucket n FROM hier_nodes WHERE level = 0 AND bucket < 10000) leases,
     (SELECT DISTINCT level FROM hier_nodes WHERE bucket = 0) levels;
 UPDATE hier_gate SET n = 1 WHERE g BETWEEN 0 AND 100]]
-  --- Makes them; from then on the three below can be used.
+  --- Makes them, once; from then on the three below can be used.
+  local made = false
   function self.lease()
+    if made then return end
+    made = true
     for space, n in pairs(buckets) do
       shell(("HIERLOCK_DSN='%s%s?table=%s_buckets' %s lua/hierlock/command/main.lua provision --quiet --leases --buckets %s"):format(
         os.getenv(environment .. "_ROOT_DSN"), database, space, os.getenv("HIERLOCK_LUA") or "lua5.4", n))

@@ -1,7 +1,7 @@
 -- How fast and how small hierlock is, and how it compares.
 --
 --   make bench            everything
---   bench/run.lua NAME…   embedded, sqlite, mysql, mariadb, postgresql: its goals (goals.lua)
+--   bench/run.lua NAME…   embedded, mysql, mariadb, postgresql, redis, sqlite, memcached: its goals (goals.lua)
 --                         leases: of mysql and mariadb, only those of leases
 --                         waiting: what it costs not to block (goals.lua)
 --                         line: over a slow line, which is what users have (goals.lua)
@@ -11,10 +11,11 @@
 local goals = require "bench.goals"
 
 local run = { embedded = goals.embedded, mysql = goals.mysql, mariadb = goals.mariadb, waiting = goals.waiting, line = goals.line,
-              postgresql = goals.postgresql, sqlite = goals.sqlite, leases = goals.leases,
+              postgresql = goals.postgresql, redis = goals.redis, sqlite = goals.sqlite, memcached = goals.memcached,
+              leases = goals.leases,
               peers = function() require "bench.compare"() end, load = function() require "bench.load"() end }
 local names = #arg > 0 and arg or
-  { "embedded", "sqlite", "mysql", "mariadb", "postgresql", "line", "waiting", "peers", "load" }
+  { "embedded", "mysql", "mariadb", "postgresql", "redis", "sqlite", "memcached", "line", "waiting", "peers", "load" }
 for _, name in ipairs(names) do
   assert(run[name], "unknown: " .. name)()
 end

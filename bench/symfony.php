@@ -5,13 +5,15 @@
  * store can't wait, another try every 90 to 110 ms). Speaks with contest.lua as
  * client.c does.
  *
- *   symfony.php flock DIRECTORY | redis SOCKET | pdo DSN USER PASSWORD
+ *   symfony.php flock DIRECTORY | redis SOCKET | memcached HOST PORT | pgsql DSN USER | pdo DSN [USER PASSWORD]
  */
 require 'Symfony/Component/Lock/autoload.php';
 
 use Symfony\Component\Lock\LockFactory;
 use Symfony\Component\Lock\Store\FlockStore;
+use Symfony\Component\Lock\Store\MemcachedStore;
 use Symfony\Component\Lock\Store\PdoStore;
+use Symfony\Component\Lock\Store\PostgreSqlStore;
 use Symfony\Component\Lock\Store\RedisStore;
 
 const NAMES = 2000;
@@ -25,8 +27,14 @@ function store(array $arguments)
             $redis = new Redis();
             $redis->connect($arguments[2]);
             return new RedisStore($redis);
+        case 'memcached':
+            $memcached = new Memcached();
+            $memcached->addServer($arguments[2], (int) $arguments[3]);
+            return new MemcachedStore($memcached);
+        case 'pgsql':
+            return new PostgreSqlStore($arguments[2], ['db_username' => $arguments[3]]);
         case 'pdo':
-            return new PdoStore(new PDO($arguments[2], $arguments[3], $arguments[4]));
+            return new PdoStore(new PDO($arguments[2], $arguments[3] ?? null, $arguments[4] ?? null));
     }
 }
 

@@ -159,6 +159,19 @@ describe("Memcached", function()
       assert.same({}, live_keys())
     end)
 
+    it("asks nobody whether those live that it has released itself, also hundreds of others since", function()
+      local N = 200
+      local function cycles()
+        for i = 1, N do assert(assert(manager:acquire { "u" .. i, "a", "r" }):release()) end
+      end
+      local function reads() return tonumber(store.say("stats"):match "STAT cmd_get (%d+)") end
+      cycles()
+      local before = reads()
+      cycles()
+      -- A document each; of the liveness items only of those whose place in its memory others have taken.
+      assert.is_true(reads() - before < 1.5 * N, reads() - before)
+    end)
+
     it("takes any bytes for ids, of any length", function()
       local odd = { { "a b\r\n\0", ("x"):rep(1024), "\255" }, { "delete x\r\nflush_all\r\n" }, { ("y"):rep(1024) } }
       for _, target in ipairs(odd) do

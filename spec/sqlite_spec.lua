@@ -494,6 +494,25 @@ support.on_sqlite(function(store)
       assert.equal("ok", db:query "PRAGMA integrity_check")
     end)
 
+    -- Each connection has a cache of its own, which is void once another one has written.
+    it("is taken and given back on one connection, where there are several idle", function()
+      local CYCLES, path = 200, fresh()
+      local manager, other = assert(open(path)), assert(open(path))
+      local held = assert(other:acquire_all { U1, { "u2" } })
+      local pending = { assert(manager:start(U1)), assert(manager:start { "u2" }) } -- a connection each
+      support.wait_until(function() return manager:stats().connections > 1 end, "both wait")
+      assert(held:release { confirm = true })
+      for _, one in ipairs(pending) do assert(assert(one:wait(5)):release { confirm = true }) end
+      local function cycles()
+        for _ = 1, CYCLES do assert(assert(manager:acquire(R2)):release { confirm = true }) end
+      end
+      local function reads() return tonumber(read_file("/proc/self/io"):match "syscr: (%d+)") end
+      cycles()
+      local before = reads()
+      cycles()
+      assert.is_true(reads() - before < 3 * CYCLES, reads() - before)
+    end)
+
     it("is whole or not there when its process is killed, and the file is sound", function()
       local path = fresh()
       local manager, db = assert(open(path)), stranger(path)

@@ -204,8 +204,9 @@ static bool idle_try(hl_manager *manager, hl__connection *connection,
 
 /* An idle connection whose answer has come, one of the newest: its statements are
    prepared and its memory is warm. The newest of all is tried after the next
-   one: it has only just been released. NULL with *pending: all are still waiting
-   for an answer. */
+   one: it has only just been released. But first where no answer can be on its way, as
+   nothing is held and releases are waited for: of two in turn, each would read anew what
+   the other has changed. NULL with *pending: all are still waiting for an answer. */
 static hl__connection *idle_find(hl_manager *manager, hl__connection **pending,
                                  hl__connection **dead)
     HL__REQUIRES(hl__manager_mutex) {
@@ -214,9 +215,12 @@ static hl__connection *idle_find(hl_manager *manager, hl__connection **pending,
   if (!newest) return NULL;
   hl__connection *connection = newest->older;
   hl__connection *rest = connection ? connection->older : NULL;
+  const hl_store_traits *traits = &manager->ops->traits;
+  bool quiet = traits->leases_only && !traits->drop_sends;
+  if (quiet && idle_try(manager, newest, pending, dead)) return newest;
   if (connection && idle_try(manager, connection, pending, dead))
     return connection;
-  if (idle_try(manager, newest, pending, dead)) return newest;
+  if (!quiet && idle_try(manager, newest, pending, dead)) return newest;
   for (connection = rest; connection; connection = rest) {
     rest = connection->older;
     if (idle_try(manager, connection, pending, dead)) return connection;

@@ -60,7 +60,8 @@
 /* Beyond that an expiry is a date for the server; s. */
 #define HL__MEMCACHED_EXPIRY_MAX 2592000
 #define HL__MEMCACHED_KEY_MAX 200
-#define HL__MEMCACHED_GONE 32
+/* A power of two: two bytes of an id choose a place among them. */
+#define HL__MEMCACHED_GONE 1024
 
 typedef struct hl__memcached_server {
   char host[256];
@@ -85,9 +86,9 @@ typedef struct hl__memcached_store {
   /* Connected by open, for the first session. */
   hl__memcached_session *spare HL__GUARDED_BY(hl__memcached_mutex);
   /* Leases (id and holder) whose deletion was sent here of late: nobody asks whether they live. Whether the
-     server has read it yet is of no matter: who held them holds them no more. */
+     server has read it yet is of no matter: who held them holds them no more. Each has the place that its id
+     says, until another one's says the same. */
   uint8_t gone[HL__MEMCACHED_GONE][32] HL__GUARDED_BY(hl__memcached_mutex);
-  unsigned gone_next HL__GUARDED_BY(hl__memcached_mutex);
 } hl__memcached_store;
 
 HL__MUTEX_FUNCTIONS(hl__memcached_store, hl__memcached_store, mutex,

@@ -173,6 +173,11 @@ int hl__memcached_expiry(int64_t ttl, int64_t *seconds, hl_error *error) {
 
 /* ------------------------------------------------------------------- deleting */
 
+static uint8_t *gone_place(hl__memcached_store *store, const uint8_t id[16])
+    HL__REQUIRES(hl__memcached_mutex) {
+  return store->gone[((unsigned)id[0] << 8 | id[1]) % HL__MEMCACHED_GONE];
+}
+
 int hl__memcached_live_delete(hl__memcached_session *session,
                               hl__memcached_link *link, const uint8_t id[16],
                               const uint8_t holder[16], hl_error *error) {
@@ -183,7 +188,7 @@ int hl__memcached_live_delete(hl__memcached_session *session,
   if (status) return status;
   hl__memcached_store *store = session->store;
   hl__memcached_store_lock(store);
-  uint8_t *gone = store->gone[store->gone_next++ % HL__MEMCACHED_GONE];
+  uint8_t *gone = gone_place(store, id);
   memcpy(gone, id, 16);
   memcpy(gone + 16, holder, 16);
   hl__memcached_store_unlock(store);
@@ -193,11 +198,10 @@ int hl__memcached_live_delete(hl__memcached_session *session,
 bool hl__memcached_is_gone(const hl__memcached_session *session,
                            const hl__memcached_entry *entry) {
   hl__memcached_store *store = session->store;
-  bool found = false;
   hl__memcached_store_lock(store);
-  for (size_t i = 0; i < HL__MEMCACHED_GONE && !found; i++)
-    found = memcmp(store->gone[i], entry->id, 16) == 0 &&
-            memcmp(store->gone[i] + 16, entry->holder, 16) == 0;
+  const uint8_t *gone = gone_place(store, entry->id);
+  bool found = memcmp(gone, entry->id, 16) == 0 &&
+               memcmp(gone + 16, entry->holder, 16) == 0;
   hl__memcached_store_unlock(store);
   return found;
 }

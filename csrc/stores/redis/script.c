@@ -22,12 +22,17 @@ static const char *const bodies[HL__REDIS_SCRIPTS] = {
     [HL__REDIS_RAISE] = hl__redis_lua_raise,
 };
 
-/* The whole text; the caller frees it. */
+/* The whole text; the caller frees it. Those that are sent whole, drop and leave, do without
+   grants.lua: the server digests all of a text before it runs it. */
 static char *script_text(hl__redis_script script) {
-  size_t size = strlen(hl__redis_lua_common) + strlen(bodies[script]) + 1;
+  bool grants = script != HL__REDIS_DROP && script != HL__REDIS_LEAVE;
+  const char *more = grants ? hl__redis_lua_grants : "";
+  size_t size = strlen(hl__redis_lua_common) + strlen(more) +
+                strlen(bodies[script]) + 1;
   char *text = malloc(size);
   if (text) {
     strcpy(text, hl__redis_lua_common);
+    strcat(text, more);
     strcat(text, bodies[script]);
   }
   return text;

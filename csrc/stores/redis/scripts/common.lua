@@ -1,5 +1,6 @@
--- What the scripts share: it stands before each of them. A script runs alone on its server, and its
--- effects are there all or none: each is one step of the protocol.
+-- What the scripts share: it stands before each of them; before all but those that are sent whole, drop.lua and
+-- leave.lua, so does grants.lua. A script runs alone on its server, and its effects are there all or none: each is one
+-- step of the protocol.
 --
 -- Names. P is the prefix, R the tag of a tree: the same for all its nodes, so Redis Cluster has them in one slot.
 --
@@ -14,20 +15,9 @@
 --   P:memory              which server grants here: see take.lua
 --
 -- Presence decides. A lease is unbroken while its record and all its members are there, whatever its time; whoever
--- finds one in his way whose time is up deletes all of it. So the keys outlive their time by GRACE.
+-- finds one in his way whose time is up deletes all of it. So the keys outlive their time by GRACE (grants.lua).
 
 local P = ARGV[1]
-local GRACE = 3600000
-local WAITER_MS = 3000
-
--- Whole ms, of one that has begun: so what lasts ttl ends ttl + 1 after it, and never too early.
-local function clock()
-  local time = redis.call('TIME')
-  return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000),
-         tonumber(time[1]) * 1000000 + tonumber(time[2])
-end
-
-local function text(number) return string.format('%.0f', number) end
 
 local function key(root, kind, id)
   return P .. ':{' .. root .. '}:' .. kind .. (id and ':' .. id or '')
@@ -86,52 +76,6 @@ end
 local function drop(root, id)
   free(root, id)
   redis.call('DEL', key(root, 'l', id))
-end
-
--- It is not there, and a take that makes it, and is read after this, finds so.
-local function recall(root, id)
-  drop(root, id)
-  redis.call('HSET', key(root, 'l', id), 'recalled', '1')
-  redis.call('PEXPIRE', key(root, 'l', id), GRACE)
-  redis.call('DEL', key(root, 'q', id))
-end
-
--- Whoever wants the node in this mode finds nobody in his way whose time is up. Who is not in the way may be
--- refreshed yet, for GRACE.
-local function clean(node, mode, now)
-  if mode == 's' then
-    local ends = redis.call('ZSCORE', node, '__write__')
-    if not ends or tonumber(ends) > now then now = now - GRACE end
-  end
-  for _, member in ipairs(redis.call('ZRANGEBYSCORE', node, '-inf', text(now))) do
-    local id, root = split(member)
-    if id then drop(root, id) end
-  end
-  redis.call('ZREMRANGEBYSCORE', node, '-inf', text(now))
-end
-
-local function outlive(set)
-  local last = redis.call('ZREVRANGE', set, 0, 0, 'WITHSCORES')
-  if last[2] then redis.call('PEXPIREAT', set, text(tonumber(last[2]) + GRACE)) end
-end
-
--- The lease, whose members are there or may be made, ends at that time.
-local function set_end(root, id, rows, ends)
-  local member = id .. '@' .. root
-  for mode, node in each_row(rows) do
-    redis.call('ZADD', node, text(ends), member)
-    if mode == 'x' then redis.call('ZADD', node, text(ends), '__write__') end
-    outlive(node)
-  end
-  redis.call('HSET', key(root, 'l', id), 'ends', text(ends))
-  redis.call('PEXPIREAT', key(root, 'l', id), text(ends + GRACE))
-  redis.call('ZADD', key(root, 'leases'), text(ends), id)
-  outlive(key(root, 'leases'))
-end
-
--- Leases of that time are in use: so long nothing is granted by one that has forgotten them.
-local function longest_note(memory, ttl)
-  if ttl > tonumber(redis.call('HGET', memory, 'longest') or 0) then redis.call('HSET', memory, 'longest', text(ttl)) end
 end
 
 -- Why there is none of that holder; nil: there is. Also where somebody has deleted a part of it.
