@@ -41,12 +41,16 @@ describe("Memcached", function()
     local function free(target) return assert(assert(other:acquire(target, { timeout = 0 })):release { confirm = true }) end
     local function taken(target) return assert_code("timeout", other:acquire(target, { timeout = 0 })) end
 
-    -- The key of the only document there is.
+    -- The key of the only document there is. The crawler, which lists keys, may be busy.
     local function document_key()
-      for line in store.say("lru_crawler metadump all"):gmatch "[^\n]+" do
-        local key = line:match "key=(hierlock%%3Aroot%%3A%x+)" or line:match "key=(hierlock:root:%x+)"
-        if key then return (key:gsub("%%3A", ":")) end
-      end
+      local key
+      support.wait_until(function()
+        for line in store.say("lru_crawler metadump all"):gmatch "[^\n]+" do
+          key = key or line:gsub("%%3A", ":"):match "key=(hierlock:root:%x+)"
+        end
+        return key
+      end, "the document")
+      return key
     end
 
     -- Those of liveness items.
