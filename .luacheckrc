@@ -6,3 +6,4 @@ files["spec"].std = "+busted"
 exclude_files = { "build" }
 files["lua/hierlock/loop/ngx.lua"].std = "+ngx_lua"
 files["examples/checkout"].std = "+ngx_lua"
+files["examples/shop"].std = "+ngx_lua"

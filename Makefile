@@ -80,6 +80,8 @@ INST_BINDIR ?= $(PREFIX)/bin
 INST_INCDIR ?= $(PREFIX)/include
 INST_CLIBDIR ?= $(PREFIX)/lib
 INST_MANDIR ?= $(PREFIX)/share/man
+INST_BASHDIR ?= $(PREFIX)/share/bash-completion/completions
+INST_ZSHDIR ?= $(PREFIX)/share/zsh/site-functions
 INST_DATADIR ?= $(PREFIX)/share/hierlock
 
 # Where it is built; another one for each Lua and for each VARIANT (asan ...).
@@ -122,7 +124,7 @@ $(foreach store,$(OWN_STORES),$(eval $(store)_BINDING := $(wildcard csrc/lua/$($
 OWN_BINDINGS := $(foreach store,$(OWN_STORES),$($(store)_BINDING))
 # Small and without state that must be one: a store that is a module of its own
 # has a copy of them.
-SHARED := csrc/core/error.c csrc/core/clock.c csrc/core/fork.c csrc/core/layout.c csrc/core/dsn.c \
+SHARED := csrc/core/error.c csrc/core/clock.c csrc/core/fork.c csrc/core/layout.c csrc/core/dsn.c csrc/core/hmac.c \
           csrc/stores/sql/judge.c
 OWN_SHARED := $(filter csrc/core/%,$(SHARED))
 SQLITE_SHARED := $(wildcard csrc/stores/machine/*.c)
@@ -193,8 +195,9 @@ $(BUILD)/obj/stores/postgresql/%.o: HL_CFLAGS += $(POSTGRESQL_CFLAGS)
 $(call objects,$(POSTGRESQL_BINDING)): HL_CFLAGS += $(POSTGRESQL_CFLAGS) -Icsrc/lua -Icsrc/stores/postgresql
 $(call objects,$(MYSQL_BINDING)): HL_CFLAGS += $(MYSQL_CFLAGS) -Icsrc/lua -Icsrc/stores/mysql
 $(call objects,$(OWN_BINDINGS)): HL_CFLAGS += -Icsrc/lua
+$(call objects,$(REDIS_BINDING)): HL_CFLAGS += $(REDIS_CFLAGS) -Icsrc/stores/redis
 
-$(BUILD)/obj/stores/redis/%.o: HL_CFLAGS += -I$(BUILD)/redis
+$(BUILD)/obj/stores/redis/%.o: HL_CFLAGS += -I$(BUILD)/redis -Wno-overlength-strings
 $(BUILD)/obj/stores/redis/script.o: $(BUILD)/redis/scripts.h
 
 # The scripts as strings of C, without their comments and indents: scripts/take.lua is hl__redis_lua_take.
@@ -262,9 +265,9 @@ INSTALL_REST = 644:$(LIBRARY):$(INST_CLIBDIR)/libhierlock.a \
                $(foreach file,$(wildcard sql/*.sql),644:$(file):$(INST_DATADIR)/$(file)) \
                $(foreach file,$(wildcard docs/*.1),644:$(file):$(INST_MANDIR)/man1/$(notdir $(file)))
 # Written when they are installed, as they say where.
-INSTALL_WRITTEN = $(INST_CLIBDIR)/pkgconfig/hierlock.pc $(INST_BINDIR)/hierlock
+INSTALL_WRITTEN = $(INST_CLIBDIR)/pkgconfig/hierlock.pc $(INST_BINDIR)/hierlock $(INST_BASHDIR)/hierlock $(INST_ZSHDIR)/_hierlock
 # Ours alone: removed once they are empty, a directory after those in it.
-OWN_DIRECTORIES = $(INST_LUADIR)/hierlock/attach $(INST_LUADIR)/hierlock/command $(INST_LUADIR)/hierlock/loop $(INST_LUADIR)/hierlock/rows $(INST_LUADIR)/hierlock $(INST_LIBDIR)/hierlock/store \
+OWN_DIRECTORIES = $(INST_LUADIR)/hierlock/attach $(INST_LUADIR)/hierlock/command/examine $(INST_LUADIR)/hierlock/command $(INST_LUADIR)/hierlock/loop $(INST_LUADIR)/hierlock/rows $(INST_LUADIR)/hierlock $(INST_LIBDIR)/hierlock/store \
                   $(INST_LIBDIR)/hierlock $(INST_DATADIR)/sql $(INST_DATADIR)
 
 # The command finds the modules wherever PREFIX is.
@@ -282,6 +285,11 @@ copy = for file in $(1); do \
          install -D -m "$$mode" "$$from" "$(DESTDIR)$$to" || exit 1; \
        done
 
+# What completes the command's line: SHELL, FILE. The command says it itself, where it runs here.
+completion = if said=$$(LUA_PATH='lua/?.lua;lua/?/init.lua;;' LUA_CPATH='$(BUILD)/?.so;;' $(LUA) lua/hierlock/command/main.lua --completion $(1) 2>/dev/null); \
+             then echo "$$said" | install -D -m 644 /dev/stdin "$(DESTDIR)$(2)"; \
+             else echo 'hierlock: without completion for $(1): $(LUA) has no argparse, or no luv'; fi
+
 .PHONY: install install-lua uninstall built
 install: export COMMAND := $(COMMAND)
 install: install-lua
@@ -289,6 +297,8 @@ install: install-lua
 	@sed -e 's|@PREFIX@|$(PREFIX)|; s|@LIBDIR@|$(INST_CLIBDIR)|; s|@INCLUDEDIR@|$(INST_INCDIR)|' $(PKG_CONFIG_FILE) | \
 	  install -D -m 644 /dev/stdin "$(DESTDIR)$(INST_CLIBDIR)/pkgconfig/hierlock.pc"
 	@echo "$$COMMAND" | install -D -m 755 /dev/stdin "$(DESTDIR)$(INST_BINDIR)/hierlock"
+	@$(call completion,bash,$(INST_BASHDIR)/hierlock)
+	@$(call completion,zsh,$(INST_ZSHDIR)/_hierlock)
 
 # The modules only, as LuaRocks wants it.
 install-lua: built
@@ -345,7 +355,7 @@ test-core: $(CORE_TESTS)
 	  timeout --kill-after=5 $(or $(LIMIT),300) env $(WITHOUT_CAS) $(SANITIZER_ENV) $(WRAPPER) TEST >TEST.log 2>&1; status=$$?; cat TEST.log; \
 	  [ $$status != 124 ] || echo "TEST hung, in the last test above"; [ $$status = 0 ]'
 
-spec-built: all $(SPEC_SO)
+spec-built: all $(SPEC_SO) $(BUILD)/stress
 	@:
 
 # The specs, with the servers that the environment names (see
@@ -365,7 +375,8 @@ $(BUILD)/stress: spec/leases/stress.c $(LIBRARY)
 
 # SECONDS of random use under faults on each STORE, with a checker of its own: see
 # spec/soak/soak.h. The SEED repeats the choices, not the interleaving. SOAK: more options, as --leases=yes; else the SEED
-# says which store has none. What happened is drawn in build/soak-STORE.html.
+# says which store has none. What happened is drawn in build/soak-STORE.html. STORE may name those with leases only, too
+# (sqlite redis memcached quorum), without faults of their servers.
 STORE ?= file mysql mariadb postgresql
 SECONDS ?= 30
 SEED ?= $(shell od -An -N3 -tu4 /dev/urandom)
@@ -538,9 +549,20 @@ bench-nginx: all $(BUILD)/clients
 	$(SPEC_ENV) BENCH_CLIENTS="$(CURDIR)/$(BUILD)/clients" spec/support/servers.sh run "$$directory" -- \
 	  $(LUA_BINARY) bench/nginx.lua
 
+.PHONY: bench-shop
+# With LUA=luajit: the ways of examples/shop beside each other. BENCH_SHOP_SVG: where the picture goes.
+bench-shop: export BENCH_SHOP_SVG ?= $(BUILD)/shop.svg
+bench-shop: all
+	@spec/support/deps.sh test $(LUA)
+	@spec/support/deps.sh servers
+	@directory=$$(mktemp -d) && store=$$(mktemp -d /dev/shm/hierlock-bench-XXXXXX) && \
+	trap 'rm -rf "$$directory" "$$store"' EXIT && export HIERLOCK_SPEC_DIRECTORY="$$store" && \
+	$(SPEC_ENV) spec/support/servers.sh run "$$directory" mysql mariadb postgresql -- $(LUA_BINARY) bench/shop.lua
+
 # -------------------------------------------------------------- screenshots
 
-# The pictures of docs/checkout.md, of the example in a browser.
+# The pictures of docs/checkout.md and docs/exclusive-control.md, of examples in a browser, and of docs/operations.md, of the command in
+# a terminal.
 .PHONY: screenshots suite-screenshots
 screenshots:
 	@spec/support/deps.sh build luajit
@@ -550,11 +572,13 @@ screenshots:
 
 suite-screenshots: all
 	@directory=$$(mktemp -d) && trap 'rm -rf "$$directory"' EXIT && \
-	HIERLOCK_SPEC_DIRECTORY="$$directory" $(SPEC_ENV) $(LUA_BINARY) spec/support/screenshots.lua
+	$(SPEC_ENV) HIERLOCK_SPEC_DIRECTORY="$$directory" $(LUA_BINARY) spec/support/screenshots.lua && \
+	$(SPEC_ENV) HIERLOCK_SPEC_DIRECTORY="$$directory" $(LUA_BINARY) spec/support/screenshots_shop.lua && \
+	$(SPEC_ENV) HIERLOCK_SPEC_DIRECTORY="$$directory" $(LUA_BINARY) spec/support/screenshots_top.lua
 
 # --------------------------------------------------------- demo, test, lint
 
-.PHONY: demo test suite lint asan tsan valgrind collector test-bare test-packaging test-libmysqlclient
+.PHONY: demo test test-luas suite lint asan tsan valgrind collector test-bare test-packaging test-libmysqlclient
 demo:
 	@HIERLOCK_WITHOUT_CLIENTS=1 spec/support/deps.sh build $(LUA)
 	@spec/support/deps.sh demo
@@ -572,6 +596,14 @@ else
 	@spec/support/deps.sh servers
 	@HIERLOCK_REQUIRE="mysql mariadb postgresql redis memcached nginx php" $(MAKE) --no-print-directory suite
 endif
+
+# On further Luas: without the core's own tests, and without the specs that look at servers, or at the core beside
+# them, which no Lua reaches.
+SERVER_SPECS := assumptions command_ps_cost crowd memory mysql_binlog mysql_cost mysql_refusals mysql_silence mysql_table mysql_trouble \
+                postgresql_security quorum redis_cluster redis_sentinel redis_tls symfony symfony_redis waiting_trouble
+test-luas:
+	@$(MAKE) --no-print-directory test LUAS="$(LUAS)" CORE_TESTS= \
+	  SPECS='$(filter-out $(SERVER_SPECS:%=spec/%_spec.lua),$(SPECS))'
 
 # The core's own tests, and the specs on each Lua, side by side.
 suite:
@@ -594,12 +626,18 @@ test-bare:
 	@spec/support/deps.sh bare
 	@spec/support/root.sh alone bare bookworm sh -ec 'make demo; make test'
 
-# All specs again, on Oracle's libmysqlclient and Lua as Debian unstable has them. The servers, too, are started
-# in that root: MariaDB is the newer one, and Valkey stands for Redis.
+# The specs that come to a server again, on Oracle's libmysqlclient and Lua as Debian unstable has them. The servers,
+# too, are started in that root: MariaDB, MySQL and PostgreSQL are the newer ones, and Valkey stands for Redis. So are
+# PHP and Symfony Lock.
+LIBMYSQLCLIENT_SPECS := any assumptions attach command_doctor command_leases command_run compatibility crowd deadlock extend \
+                        fork hooks interoperation leases loop manager memory pending postgresql postgresql_leases redis \
+                        scenarios security stats stores symfony symfony_history symfony_redis waiting_trouble with \
+                        $(patsubst spec/%_spec.lua,%,$(wildcard spec/mysql_*spec.lua))
 test-libmysqlclient:
 	@spec/support/deps.sh libmysqlclient
-	@HIERLOCK_REQUIRE="mysql mariadb postgresql redis" HIERLOCK_REDIS_SERVER=valkey-server spec/support/root.sh run libmysqlclient sid \
-	  $(MAKE) --no-print-directory suite-libmysqlclient LUA=lua5.4 LUAS=lua5.4 VARIANT=libmysqlclient
+	@HIERLOCK_REQUIRE="mysql mariadb postgresql redis php" HIERLOCK_REDIS_SERVER=valkey-server spec/support/root.sh run libmysqlclient sid \
+	  $(MAKE) --no-print-directory suite-libmysqlclient LUA=lua5.4 LUAS=lua5.4 VARIANT=libmysqlclient \
+	    SPECS='$(LIBMYSQLCLIENT_SPECS:%=spec/%_spec.lua)'
 
 # Inside. Nothing else is to be tested by mistake.
 LIBMYSQLCLIENT_PLUGIN := $(BUILD)/plugin/mysql_native_password.so
@@ -624,7 +662,7 @@ lint:
 	@printf '%s\n' $(CORE) $(BINDING) $(MYSQL) $(MYSQL_BINDING) $(POSTGRESQL) $(POSTGRESQL_BINDING) \
 	  $(foreach store,$(BUILT_STORES),$($(store)) $($(store)_BINDING)) | xargs -P $$(nproc) -n 4 bash -o pipefail -c ' \
 	  clang-tidy --quiet --warnings-as-errors="*" "$$@" -- \
-	    $(HL_CFLAGS) $(LUA_CFLAGS) $(MYSQL_CFLAGS) $(POSTGRESQL_CFLAGS) $(foreach store,$(BUILT_STORES),$($(store)_CFLAGS)) -Icsrc/lua -Icsrc/stores/mysql -Icsrc/stores/postgresql \
+	    $(HL_CFLAGS) $(LUA_CFLAGS) $(MYSQL_CFLAGS) $(POSTGRESQL_CFLAGS) $(foreach store,$(BUILT_STORES),$($(store)_CFLAGS)) -Icsrc/lua -Icsrc/stores/mysql -Icsrc/stores/postgresql -Icsrc/stores/redis \
 	    -I$(BUILD)-lint/redis 2>&1 | { grep -v "warnings generated" || true; }' bash
 
 # What the locks promise, proved on models of the code by spin; and that each model fails when a bug is planted
@@ -640,13 +678,15 @@ model:
 ASAN_CFLAGS := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer
 ASAN_ENV = LD_PRELOAD="$(shell $(CC) -print-file-name=libasan.so) $(shell $(CC) -print-file-name=libubsan.so)" \
            ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=1
+# Left out is what is Lua alone, above what other specs call.
+LUA_SPECS := command_% checkout shop docs examples nginx attach_nginx quick_start rows structure
 asan:
 	@spec/support/deps.sh build $(LUA)
 	@spec/support/deps.sh test
 	@spec/support/deps.sh servers
 	@HIERLOCK_REQUIRE="mysql mariadb postgresql redis" \
 	  $(MAKE) --no-print-directory suite LUAS=$(LUA) LIMIT=900 VARIANT=asan CFLAGS='$(ASAN_CFLAGS)' \
-	    SANITIZER_ENV='$(ASAN_ENV)'
+	    SANITIZER_ENV='$(ASAN_ENV)' SPECS='$(filter-out $(LUA_SPECS:%=spec/%_spec.lua),$(SPECS))'
 
 # The reference of the Lua interface. LDoc says on its output whatever it merges.
 .PHONY: docs
@@ -718,6 +758,7 @@ help:
 	@echo 'make            build for $$LUA (now: $(LUA)) into $(BUILD)'
 	@echo 'make demo       the seven scenarios on the embedded store, live'
 	@echo 'make test       all specs, on throw-away servers; LUAS="lua5.4 lua5.1 luajit" LANES= SEED= LIMIT='
+	@echo 'make test-luas  on further Luas: without what looks at servers alone; LUAS="lua5.1 luajit"'
 	@echo 'make spec       SPECS="spec/…": in one process, on the servers that the environment names'
 	@echo 'make install    what was built, to PREFIX=$(PREFIX); make uninstall'
 	@echo 'make bench      how fast it is, and beside what others lock with, measured in one run; BENCH="redis sqlite memcached":'
@@ -726,13 +767,13 @@ help:
 	@echo 'make model      the models of spec/model under spin; MODEL=acquire, lease, queue, line, records or ledger: that one'
 	@echo 'make asan       the specs under AddressSanitizer and UBSan'
 	@echo 'make docs       the reference of the Lua interface, into build/docs'
-	@echo 'make screenshots   the pictures of docs/checkout.md'
+	@echo 'make screenshots   the pictures of docs/checkout.md, docs/exclusive-control.md and docs/operations.md'
 	@echo 'make tsan       the specs with threads under ThreadSanitizer'
 	@echo 'make valgrind   the core and the binding under memcheck'
 	@echo 'make collector  the binding under a collector that always runs'
 	@echo 'make test-bare             the demo and the specs on a fresh Debian 12'
 	@echo 'make test-packaging        installing in every way, for every Lua'
-	@echo 'make test-libmysqlclient   all specs on Oracle'"'"'s client library'
+	@echo 'make test-libmysqlclient   the specs that come to a server, on Oracle'"'"'s client library'
 	@echo 'make soak       random use under faults, and a checker; SECONDS=30 SEED= STORE="file mysql mariadb postgresql"'
 	@echo 'make stress     leases of many processes at random, and a checker; SECONDS=30 SEED= STORE="file sqlite redis memcached"'
 	@echo 'make faults     kill, stop, failure at every system call of a client; SECONDS=30 (0: all of them) SEED= STORE='

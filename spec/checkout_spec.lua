@@ -13,17 +13,8 @@ local SHORT = 0.4 -- a time to live that is waited for
 local BAKERY, HOTEL = "/customer/1", "/customer/2"
 local TYPED = { name = "Ada's Bakery", phone = "1", note = "new" }
 
-local function unless_missing(what, required, fn)
-  if not what then return fn() end
-  if (" " .. (os.getenv "HIERLOCK_REQUIRE" or "") .. " "):find(" " .. required .. " ", 1, true) then
-    it("is there", function() error(what) end)
-  else
-    pending(what)
-  end
-end
-
 describe("the example of check-out", function()
-  unless_missing(checkout.missing(), "nginx", function()
+  support.unless_missing(checkout.missing(), "nginx", function()
     local server, clerk1, clerk2
 
     local function start(options)
@@ -547,7 +538,7 @@ describe("the example of check-out", function()
     -- ------------------------------------------------------------ a browser
 
     describe("in a browser", function()
-      unless_missing(not chromium.find() and "Chromium cannot be had here (Debian: chromium)" or nil, "chromium", function()
+      support.unless_missing(chromium.missing(), "chromium", function()
         local browser
 
         -- Somebody who is logged in, in a browser of his own.

@@ -227,6 +227,26 @@ support.each_store(function(plain)
     self.join()
   end)
 
+  it("ends the command within the grace also where programs are slow to start", function()
+    local directory = assert(uv.fs_mkdtemp(os.tmpname() .. "-XXXXXX"))
+    local file = assert(io.open(directory .. "/sleep", "w"))
+    file:write "#!/bin/sh\n/bin/sleep 0.3\nexec /bin/sleep \"$1\"\n"
+    file:close()
+    assert(uv.fs_chmod(directory .. "/sleep", 493))
+    local path = os.getenv "PATH"
+    uv.os_setenv("PATH", directory .. ":" .. path)
+    local ok, self, pid = pcall(begin, "--grace", "1", "u1", "--", "sh", "-c", STAYS:gsub("sleep", "/bin/sleep"))
+    uv.os_setenv("PATH", path)
+    assert(ok, self)
+    local began = uv.hrtime()
+    uv.kill(self.pid, "sigkill")
+    support.wait_until(function() return not is_there(pid) end, "the end of the command")
+    os.execute("rm -r " .. directory)
+    -- One sleep is late by what it takes to start; ten would be by three seconds.
+    assert.is_true((uv.hrtime() - began) / 1e9 < 3)
+    self.join()
+  end)
+
   it("ends the command when the lease is revoked, one that does not listen, too", function()
     for _, command in ipairs { OBEYS, STAYS } do
       local self, pid = begin("--ttl", "1.5", "u1", "--", "sh", "-c", command)

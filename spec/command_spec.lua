@@ -29,7 +29,7 @@ describe("the command line", function()
     local help = assert_status(0, run(nil, "--help"))
     assert.matches("provision", help.out)
     assert.matches("verify", help.out)
-    for _, name in ipairs { "provision", "verify", "run", "leases", "revoke" } do
+    for _, name in ipairs { "provision", "verify", "run", "leases", "revoke", "ps", "top", "explain", "graph", "kill", "doctor", "matrix", "bench" } do
       assert.matches("$HIERLOCK_DSN", assert_status(0, run(nil, name, "--help")).out, 1, true)
     end
     assert.equal(hierlock._VERSION .. "\n", assert_status(0, run(nil, "--version")).out)
@@ -37,7 +37,7 @@ describe("the command line", function()
 
   it("is all in the manual page, and nothing else is", function()
     local page = io.open("docs/hierlock.1"):read("*a")
-    for _, name in ipairs { "provision", "verify", "run", "leases", "revoke" } do
+    for _, name in ipairs { "provision", "verify", "run", "leases", "revoke", "ps", "top", "explain", "graph", "kill", "doctor", "matrix", "bench" } do
       local section = assert(page:match("\n%.Ss hierlock " .. name .. "\n(.-)\n%.S[sh]"), "no section on " .. name)
       local documented = {}
       for option in section:gmatch("%.It Fl [^\n]*Fl %-([%w-]+)") do documented[option] = true end
@@ -67,16 +67,63 @@ describe("the command line", function()
 
   it("may contain no password, which `ps` would show", function()
     for _, dsn in ipairs { "mysql://u:sEcReT@127.0.0.1:1/d", "u:sEcReT@tcp(127.0.0.1:1)/d",
-                           "postgresql://u:sEcReT@127.0.0.1:1/d", "host=127.0.0.1 port=1 password=sEcReT" } do
+                           "postgresql://u:sEcReT@127.0.0.1:1/d", "host=127.0.0.1 port=1 password=sEcReT",
+                           "postgresql://127.0.0.1:1/d?sslpassword=sEcReT", "host=127.0.0.1 port=1 sslpassword = sEcReT",
+                           "redis+sentinel://127.0.0.1:1/0?service=m&sentinel_password=sEcReT",
+                           "REDIS+SENTINEL://127.0.0.1:1/0?service=m&sentinel_passwor%64=sEcReT",
+                           "quorum:majority;redis://127.0.0.1:1;redis://:sEcReT@127.0.0.1:2;redis://127.0.0.1:3",
+                           "quorum:all;redis://127.0.0.1:1;redis+sentinel://127.0.0.1:2?service=m%3Bn&sentinel_password=sEcReT",
+                           "mysql://u@127.0.0.1:1/d?password=sEcReT", "Mysql://u@127.0.0.1:1/d?PassWord=sEcReT" } do
       local command = assert_status(64, run(nil, "provision", dsn))
       assert.matches("--ask-password", command.err, 1, true)
       assert.is_nil((command.out .. command.err):find("sEcReT", 1, true))
     end
   end)
 
+  it("leaves the terminal as it was when a signal ends the question for the password", function()
+    local said = program.line_on_terminal(nil, 80, ([[ulimit -c 0
+      for signal in TERM HUP QUIT INT; do
+        sh -c '(until stty -a </dev/tty | grep -q -e "-echo "; do sleep 0.05; done; kill -'$signal' $$) &
+          exec %s %s ps -p --dsn mysql://u@127.0.0.1:1/d'
+        echo "=$? $(stty -a | grep -o -e "-*echo ")"
+        stty echo
+      done]]):format(INTERPRETER, PROGRAM)).join().out
+    local found = {}
+    for line in said:gmatch "=%d+[^\r\n]*" do found[#found + 1] = line end
+    assert.same({ "=143 echo ", "=129 echo ", "=131 echo ", "=130 echo " }, found, said)
+  end)
+
   it("is fine for a store that needs nothing", function()
     assert_status(0, run("file:", "provision"))
     assert_status(0, run(nil, "verify", "null:"))
+  end)
+
+  -- As a shell runs it, with something done to its descriptors: what it says, and its exit status.
+  local function shell(arguments, descriptors)
+    local pipe = assert(io.popen(("{ HIERLOCK_DSN=file: %s %s %s %s; } 2>&1; echo =$?"):format(INTERPRETER, PROGRAM, arguments, descriptors)))
+    local said = pipe:read "*a"
+    pipe:close()
+    return said
+  end
+
+  it("works where standard descriptors are closed, and gives none of them to anything else", function()
+    local node = ("'of the spec %d'"):format(uv.os_getpid())
+    for _, closed in ipairs { "<&-", ">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-" } do
+      -- The command gets them as they were: whatever it reads or writes there fails, or does nothing.
+      assert.equal("=7\n", shell("run " .. node .. [[ -- sh -c 'for fd in 0 1 2; do
+        case $(readlink /proc/$$/fd/$fd) in socket:*|anon_inode:*) exit 8;; esac; done; exit 7']], closed), closed)
+      assert.matches("=0\n$", shell("run " .. node .. " -- true", closed), closed)
+    end
+    assert.equal("hierlock: cannot write: Bad file descriptor\n=74\n", shell("explain u1", ">&-"))
+    assert.matches("=0\n$", shell("explain u1", "<&-"))
+    assert.equal("=64\n", shell("explain", "2>&-"))
+  end)
+
+  it("says so when what it writes cannot be written", function()
+    for _, arguments in ipairs { "explain u1", "provision", "verify", "graph",
+                                 "provision --leases --dry-run postgresql://127.0.0.1:1/d" } do
+      assert.equal("hierlock: cannot write: No space left on device\n=74\n", shell(arguments, ">/dev/full"), arguments)
+    end
   end)
 
   it("says when there is no server, and exits with 69", function()

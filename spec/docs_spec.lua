@@ -117,7 +117,8 @@ describe("the reference", function()
   end
 
   it("knows all classes", function()
-    local internal = { error = true, connection = true, ["connection.postgresql"] = true, holders = true, store = true, default_manager = true, anchors = true }
+    local internal = { error = true, connection = true, ["connection.postgresql"] = true, holders = true, store = true, default_manager = true, anchors = true,
+                       agent = true, strands = true }
     for _, class in ipairs(classes) do internal[class] = true end
     for key in pairs(debug.getregistry()) do
       local class = type(key) == "string" and key:match("^hierlock%.(.*)")
@@ -159,9 +160,10 @@ describe("the reference", function()
       assert.truthy(items[item].text:find(pattern), item .. ": " .. word)
     end
     for _, option in ipairs { "timeout", "hold_timeout", "levels", "buckets", "pool_size", "application",
-                              "on_lost", "loop" } do
+                              "on_lost", "on_wait", "on_grant", "on_timeout", "on_error", "on_release", "loop",
+                              "own_handles", "check_order", "warn_unreleased", "units" } do
       -- It is an option: a wrong value raises, and does not say that it is unknown.
-      local _, message = pcall(hierlock.open, "null:", { [option] = false })
+      local _, message = pcall(hierlock.open, "null:", { [option] = io.stdout })
       assert.is_nil(message:find("unknown option"), message)
       names("open", option)
     end

@@ -126,6 +126,88 @@ describe("a DSN of PostgreSQL", function()
   end)
 end)
 
+describe("a DSN of Symfony Lock's StoreFactory", function()
+  -- How it ends: opened, or a server that is not there was asked for; else, what the message says to write instead.
+  local OPEN, ASKED = true, "connection"
+  local forms = {
+    ["flock"] = OPEN,
+    ["flock://DIRECTORY"] = OPEN,
+    ["flock://relative"] = "flock:///directory",
+    ["flock:/directory"] = "flock:///directory",
+    ["semaphore"] = "flock",
+    ["in-memory"] = "file:",
+    ["null"] = OPEN,
+    ["pgsql+advisory://u:SECRETMARKER@127.0.0.1:1/d?serverVersion=15&charset=utf8"] = ASKED,
+    ["postgres+advisory://u:SECRETMARKER@127.0.0.1:1/d"] = ASKED,
+    ["postgresql+advisory://u:SECRETMARKER@127.0.0.1:1/d"] = ASKED,
+    ["pgsql+advisory:host=127.0.0.1;port=1;dbname=d"] = ASKED,
+    ["postgresql+advisory:host=h;dbname=d"] = "pgsql+advisory:host=",
+    ["postgres+advisory:host=h;dbname=d"] = "pgsql+advisory:host=",
+    ["postgres://u:SECRETMARKER@127.0.0.1:1/d"] = ASKED,
+    ["pgsql:host=h;dbname=d"] = "pgsql+advisory:",
+    ["pgsql://u:SECRETMARKER@h/d"] = "pgsql+advisory:",
+    ["mysql:host=h;dbname=d"] = "mysql://user:password@host/database",
+    ["mysql2://u:SECRETMARKER@h/d"] = "mysql://user:password@host/database",
+    ["redis://127.0.0.1:1"] = ASKED,
+    ["redis://:SECRETMARKER@127.0.0.1:1/2"] = ASKED,
+    ["rediss://127.0.0.1:1"] = ASKED,
+    ["valkey://127.0.0.1:1"] = ASKED,
+    ["valkeys://127.0.0.1:1"] = ASKED,
+    ["redis://SECRETMARKER@127.0.0.1:1"] = "redis://:password@host",
+    ["redis:///var/run/redis.sock"] = "redis+unix://",
+    ["redis://SECRETMARKER@/var/run/redis.sock/2"] = "redis+unix://",
+    ["redis:///redis.sock"] = "redis+unix://",
+    ["redis://h?dbindex=2"] = "database",
+    ["redis:?host[h1]&host[h2:6379]"] = 'redis://host:6379 with interoperate = "symfony"',
+    ["redis:?host[h1:26379]&redis_sentinel=service"] = "redis+sentinel://host:26379,host:26379?service=name",
+    ["rediss:?host[h1]"] = "rediss://host:6379",
+    ["valkey:?host[h1]"] = "valkey://host:6379",
+    ["valkeys:?host[h1]"] = "valkeys://host:6379",
+    ["memcached://127.0.0.1:1"] = ASKED,
+    ["memcached://u:SECRETMARKER@h"] = "without a log-in",
+    ["memcached:///var/run/memcached.sock"] = "memcached://host:11211",
+    ["memcached:?host[h1]&host[h2]"] = "memcached://host:11211",
+    ["sqlite:DIRECTORY/locks.db"] = OPEN,
+    ["sqlite://DIRECTORY/locks.db"] = OPEN,
+    ["sqlite::memory:"] = "sqlite:/path/to/file",
+    ["sqlite:///:memory:"] = "sqlite:/path/to/file",
+    ["sqlite3:///locks.db"] = "sqlite:/path",
+    ["mongodb://h/d?collection=c"] = "postgresql://",
+    ["mongodb+srv://u:SECRETMARKER@h/d"] = "postgresql://",
+    ["zookeeper://h1:2181,h2:2181"] = "postgresql://",
+    ["dynamodb://default/t?secret_key=SECRETMARKER"] = "postgresql://",
+    ["mssql://u:SECRETMARKER@h/d"] = "postgresql://",
+    ["sqlsrv:Server=h"] = "postgresql://",
+    ["oci:dbname=d"] = "postgresql://",
+    ["oci8://u:SECRETMARKER@h/d"] = "postgresql://",
+    ["pdo_oci://u:SECRETMARKER@h/d"] = "postgresql://",
+  }
+  for dsn, ends in pairs(forms) do
+    it(dsn .. (ends == OPEN and " is opened" or ends == ASKED and " asks for that server" or " is refused, and the message says what to write"), function()
+      local manager, err = hierlock.open((dsn:gsub("DIRECTORY", support.stores[1].directory)), { timeout = 1 })
+      local missing = not manager and err.code == "store" and err.message:match "hierlock%.store%.%a+"
+      if manager then manager:close() end
+      if missing then return pending(missing .. " is not built") end
+      if ends == OPEN then
+        assert.is_truthy(manager, tostring(err))
+        return
+      end
+      assert.is_nil(manager)
+      assert.is_nil(tostring(err):find(MARKER, 1, true))
+      assert.equal(ends == ASKED and "connection" or "dsn", err.code, err.message)
+      if ends ~= ASKED then assert.is_truthy(err.message:find(ends, 1, true), err.message) end
+    end)
+  end
+
+  it("that is opened where Symfony keeps a table keeps nobody of Symfony's out, and says so where that is wanted", function()
+    for _, dsn in ipairs { "mysql://u:p@127.0.0.1:1/d", "sqlite:/nowhere/x", "memcached://127.0.0.1:1", "null" } do
+      local manager, err = hierlock.open(dsn, { interoperate = "symfony" })
+      assert.is_nil(manager)
+      if err.code ~= "store" then assert.equal("unsupported", err.code, err.message) end
+    end
+  end)
+end)
+
 describe("a DSN that is refused", function()
   local function refused(title, dsn, word)
     it(title .. ", and the message says so", function()
@@ -139,7 +221,7 @@ describe("a DSN that is refused", function()
   refused("is empty", "", "empty")
   refused("has no scheme", "nonsense", "scheme")
   refused("has an unknown scheme", "pg://u:p@h/db",
-    "unknown scheme 'pg' in the DSN: mysql, mariadb, postgresql, postgres, redis, rediss, redis%+unix, valkey, valkeys, sqlite, " ..
+    "unknown scheme 'pg' in the DSN: mysql, mariadb, postgresql, postgres, redis, rediss, redis%+unix, redis%+sentinel, valkey, valkeys, sqlite, " ..
     "memcached, file, null and quorum are known")
   refused("names no database", "mysql://u:p@127.0.0.1:1", "database")
   refused("names no database behind its '/'", "mysql://u:p@127.0.0.1:1/", "database")

@@ -39,6 +39,7 @@ local CHILDREN = {
   { "looks at the counters, which begin anew", [[
     local stats = manager:stats()
     assert(stats.held == 0 and stats.acquired == 0 and stats.connections == 0, "its parent's")
+    for _, level in ipairs(stats.levels) do assert(level.waits.count == 0 and level.holds.count == 0, "its parent's") end
   ]] },
   { "releases its copy of the handle, which is dead", [[
     local lock = handles.lock

@@ -252,6 +252,20 @@ describe("a manager", function()
     end)
   end)
 
+  it("plans as it locks, with its levels and buckets", function()
+    local manager = open()
+    local plan = manager:plan({ { "m1", "a" } }, { mode = "shared" })
+    assert.same({ levels = { "user", "account", "resource" }, buckets = embedded.options.buckets }, plan:layout())
+    assert.same(hierlock.plan({ { "m1", "a" } }, { buckets = embedded.options.buckets }):rows(), plan:rows())
+    assert.equal("hierlock.plan (m1/a)", tostring(plan))
+    assert.is_nil(plan:rows()[1].key)
+    local other = open({ levels = { "shop", "till" } }, "null:")
+    assert.same({ "shop", "till" }, other:plan({ { shop = "s" } }):layout().levels)
+    assert.has_error(function() manager:plan { { "a", "b", "c", "d" } } end)
+    manager:close()
+    assert.has_error(function() manager:plan { { "a" } } end)
+  end)
+
   describe("tells by holders", function()
     it("who holds and awaits what an exclusive lock would wait for", function()
       local peer = support.process(embedded, { application = "peer" })
@@ -273,6 +287,25 @@ describe("a manager", function()
       end
       handle:release()
       assert.is_true(peer:result())
+    end)
+
+    it("all who hold or await anything, without a target", function()
+      local peer = support.process(embedded, { application = "peer" })
+      finally(support.close_peers)
+      local manager = open { application = "here" }
+      support.keep(assert(manager:acquire { "m2" }))
+      assert.is_true(peer:acquire("h", "acquire", { "m3, m2/x" }):result())
+      peer:start [[ return handles.h:extend { "m2", "a" } ]]
+      support.wait_until(function() return embedded.waiting { "m2" } == 1 end)
+      local lines = {}
+      for i, holder in ipairs(assert(manager:holders())) do
+        lines[i] = ("%s %s %s"):format(holder.application, holder.waiting and "awaits" or "holds", holder.path)
+        assert.is_string(holder.session)
+      end
+      table.sort(lines)
+      -- An id with a comma can be told from two targets.
+      assert.same({ "here holds m2", "peer awaits m3%2C m2%2Fx, m2/a", "peer holds m3%2C m2%2Fx" }, lines)
+      assert.same({}, open({}, "null:"):holders())
     end)
 
     it("nobody, where nobody is", function()

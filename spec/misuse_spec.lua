@@ -202,7 +202,7 @@ describe("the others raise when", function()
     "hierlock.acquire_user has no user", function() hierlock.acquire_user() end, "user is missing",
     "hierlock.acquire_all has no targets", function() hierlock.acquire_all() end, "targets",
     "hierlock.acquire_resources has no list", function() hierlock.acquire_resources("u", "a", 5) end, "resources .* number",
-    "hierlock.holders has no target", function() hierlock.holders() end, "target",
+    "hierlock.holders has nil for a target", function() hierlock.holders(nil) end, "target",
     "with has no function", function() manager:with(target) end, "fn .* nil",
     "with has options and no function", function() manager:with(target, {}) end, "fn .* nil",
     "with has a table for a function", function() manager:with(target, nil, {}) end, "fn .* table",

@@ -278,7 +278,7 @@ support.each_server(function(store)
       assert.is_true(while_open > 0, "nothing was prepared")
       assert.is_true(while_open <= 16, while_open .. " statements for two sessions")
       manager:close()
-      support.wait_until(function() return prepared() == before end, "the statements' end")
+      support.wait_until(function() return prepared() <= before end, "the statements' end") -- those of earlier managers may end meanwhile
     end)
   end)
 end)

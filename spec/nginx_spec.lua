@@ -9,6 +9,7 @@ if not rawget(_G, "jit") then return end
 local uv = require "luv"
 local support = require "spec.support"
 local proxy = require "spec.support.proxy"
+local promtool = require "spec.support.promtool"
 
 local MODULES = "/usr/lib/nginx/modules/"
 
@@ -260,6 +261,70 @@ describe("nginx", function()
     local function wait_no_waiters(id)
       wait_until(function() return store.waiting { id } == 0 end, "the waiter to be gone")
     end
+
+    it("calls hooks in the request that calls, and tells of one that has ended at the next call", function()
+      local OPEN = [[
+        if not traced then
+          local shared = ngx.shared.shared
+          local all = { timeout = 10 }
+          for name, value in pairs(options) do all[name] = value end
+          for _, hook in ipairs { "on_wait", "on_grant", "on_error", "on_release" } do
+            all[hook] = function(event)
+              shared:rpush("told", hook .. " " .. (event.request or "") .. (event.by and " by " .. event.by or ""))
+              if hook == "on_wait" then event.request = ngx.var.request_method .. ngx.var.arg_n end
+            end
+          end
+          traced = assert(hierlock.open(dsn, all))
+        end
+      ]]
+      local function told()
+        local list = {}
+        for line in nginx:content([[
+          local list = {}
+          repeat
+            local line = ngx.shared.shared:lpop "told"
+            list[#list + 1] = line
+          until not line
+          return table.concat(list, ",")
+        ]]):gmatch "[^,]+" do list[#list + 1] = line end
+        return list
+      end
+      local held = assert(mine:acquire { "waited for" })
+      local request = nginx:start("/content?n=1", OPEN .. [[
+        assert(traced:acquire { "kept" }) -- until the request ends
+        assert(traced:acquire { "waited for" })
+        return "both"
+      ]])
+      wait_waiters("waited for", 1)
+      held:release { confirm = true }
+      assert.equal("both", wait_done(request).body)
+      assert.same({ "on_wait ", "on_grant GET1", "on_wait ", "on_grant GET1" }, told())
+      assert_free("kept")
+      assert_free("waited for")
+      -- In both workers, as nobody knows which one it was.
+      local list = {}
+      wait_until(function()
+        nginx:content "if traced then traced:stats() end"
+        for _, line in ipairs(told()) do list[#list + 1] = line end
+        return #list >= 2
+      end, "on_release")
+      assert.same({ "on_release GET1 by request", "on_release GET1 by request" }, list)
+
+      -- One that waits when its client goes away.
+      held = assert(mine:acquire { "waited for" })
+      request = nginx:start("/content?n=2", OPEN .. [[ traced:acquire { "waited for" } ]])
+      wait_waiters("waited for", 1)
+      request.close()
+      wait_no_waiters("waited for")
+      held:release()
+      list = {}
+      wait_until(function()
+        nginx:content "if traced then traced:stats() end"
+        for _, line in ipairs(told()) do list[#list + 1] = line end
+        return #list >= 2
+      end, "on_error")
+      assert.same({ "on_wait ", "on_error GET2" }, list)
+    end)
 
     it("never lets two requests in at once, in whichever worker they are", function()
       local done, failed = 0, 0
@@ -725,7 +790,9 @@ describe("nginx", function()
     end
 
     local function worker(role)
-      return tonumber(nginx:content(([[ return ngx.shared.shared:get("%s") ]]):format(role)))
+      return wait_until(function()
+        return tonumber(nginx:content(([[ return ngx.shared.shared:get("%s") ]]):format(role)))
+      end, "the worker that is the " .. role)
     end
 
     it("leaves nothing locked when it is told to stop", function()
@@ -753,15 +820,15 @@ describe("nginx", function()
     end)
   end)
 
-  describe("running the example, examples/nginx.conf,", function()
+  describe("running the example", function()
     local example
 
     -- As printed there, but for the port.
-    local function run(dsn)
+    local function run(dsn, name)
       local directory = assert(uv.fs_mkdtemp("/dev/shm/hierlock-spec-XXXXXX"))
       uv.fs_chmod(directory, tonumber("777", 8)) -- its workers, who are nobody, may make a store
       example = setmetatable({ directory = directory }, nginx_methods)
-      local file = assert(io.open("examples/nginx.conf", "rb"))
+      local file = assert(io.open("examples/" .. (name or "nginx.conf"), "rb"))
       local text = file:read("*a"):gsub("127%.0%.0%.1:8080", "unix:" .. directory .. "/nginx.sock")
         :gsub("/tmp/hierlock%-nginx", directory .. "/hierlock-nginx")
       file:close()
@@ -787,10 +854,37 @@ describe("nginx", function()
       return answer.status == 200 and answer.body:find("^after 0[%d.]* s, with token %x+\n$")
     end
 
-    it("serves", function()
+    it("nginx.conf serves", function()
       run "file:%s/store"
       assert.is_truthy(withdraws(), example:read("output"))
       assert.equal(400, example:try("/withdraw").status)
+    end)
+
+    it("nginx_metrics.conf tells Prometheus of all workers", function()
+      run("file:%s/store", "nginx_metrics.conf")
+      local answer = example:try("/metrics")
+      assert.equal(200, answer.status)
+      assert.equal("", answer.body) -- nobody has locked anything yet
+      assert.equal(400, example:try("/withdraw").status)
+      local done, workers = {}, 0
+      -- As many by each worker as it says, and all of them in the end, whichever is asked.
+      wait_until(function()
+        local pid = assert(example:try("/withdraw?user=u1&account=a1").body:match("^worker (%d+)\n$"), example:read("output"))
+        if not done[pid] then workers = workers + 1 end
+        done[pid] = (done[pid] or 0) + 1
+        return workers == 2
+      end, "both workers")
+      wait_until(function()
+        local text = example:try("/metrics").body
+        for pid, n in pairs(done) do
+          if not text:find(('\nhierlock_acquired_total{pid="%s"} %d\n'):format(pid, n), 1, true) then return false end
+        end
+        return true
+      end, "the numbers of both workers")
+      local text = example:try("/metrics").body
+      assert.equal(1, select(2, text:gsub("# TYPE hierlock_wait_seconds histogram", "")))
+      assert.equal(2, select(2, text:gsub("\nhierlock_hold_seconds_count{pid=\"%d+\",level=\"account\"} %d+", "")))
+      assert.same({ 0, "" }, { promtool.check(text) })
     end)
 
     it("says what is wrong with a store that cannot be opened, and tries again", function()

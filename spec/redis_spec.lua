@@ -114,7 +114,33 @@ describe("redis", function()
       assert(assert(manager:acquire { shop = "s", order = "o" }):release())
     end)
 
+    it("compares the levels at each connection: a server that was emptied may have others", function()
+      local manager = assert(open { levels = { "shop", "order" } })
+      cli "FLUSHALL"
+      local other = assert(open { levels = { "x", "y", "z" } })
+      cli("CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes")
+      local err = assert_code("mismatch", manager:acquire { shop = "s", order = "o" })
+      assert.truthy(err.message:find("x,y,z", 1, true), err.message)
+      assert(assert(other:acquire { x = "s" }):release())
+    end)
+
     -- ------------------------------------------------------------ forgetting
+
+    it("that does not answer whether a lease is shared again is believed to have shared it, until it is asked", function()
+      local manager, other = assert(open()), assert(open())
+      local handle = assert(manager:acquire(R1, { mode = "update", ttl = 60 }))
+      assert(handle:upgrade { timeout = 5 })
+      assert.equal("exclusive", handle.mode)
+      cli("CLIENT", "PAUSE", "12000", "ALL") -- both times that it asks
+      local ok, err = handle:downgrade()
+      assert_code("connection", ok, err)
+      assert.equal("update", handle.mode)
+      support.wait_until(function() return handle:upgrade { timeout = 1 } end)
+      assert.equal("exclusive", handle.mode)
+      assert_code("timeout", other:acquire(R1, { mode = "shared", timeout = 0 }))
+      assert(handle:downgrade())
+      assert(assert(other:acquire(R1, { mode = "shared", timeout = 0 })):release())
+    end)
 
     it("whose scripts were flushed gets them again", function()
       local manager, other = assert(open()), assert(open())
@@ -154,7 +180,10 @@ describe("redis", function()
     end)
 
     it("that was restarted and has forgotten grants nothing for as long; one that keeps all goes on", function()
-      finally(function() store.command("restart") end)
+      finally(function()
+        clear_keys() -- the next one with such a file reads it
+        store.command("restart")
+      end)
       local manager = assert(open({}, "quarantine=3"))
       support.wait_until(function() return manager:acquire(R1, { timeout = 0, ttl = 2 }) end)
       store.command("restart")
@@ -167,6 +196,7 @@ describe("redis", function()
       assert(handle:release { confirm = true })
 
       store.command("restart", "--appendonly yes --appendfsync always")
+      clear_keys() -- of another one with such a file
       manager = assert(open({}, "quarantine=1"))
       support.wait_until(function() return manager:acquire(R2, { timeout = 0, ttl = 1 }) end)
       local kept = assert(manager:acquire(R1, { ttl = 60 }))
@@ -176,6 +206,129 @@ describe("redis", function()
       assert(assert(other:acquire({ "u2" }, { timeout = 0 })):release())
       assert.is_true(kept:refresh())
       assert.is_true(kept:release { confirm = true })
+    end)
+
+    it("that is restarted by one that keeps all has forgotten all the same what was not kept before", function()
+      finally(function()
+        clear_keys() -- the next one with such a file reads it
+        store.command("restart")
+      end)
+      local always = "--appendonly yes --appendfsync always"
+      store.command("restart", "--appendonly yes --appendfsync everysec")
+      clear_keys()
+      local manager = assert(open({}, "quarantine=1"))
+      support.wait_until(function() return manager:acquire(R2, { timeout = 0, ttl = 1 }) end)
+      store.command("restart", always)
+      assert_code("timeout", assert(open({}, "quarantine=60")):acquire(R1, { timeout = 0 }))
+    end)
+
+    it("that is restarted while it grants nothing goes on so, though it has forgotten nothing since", function()
+      finally(function()
+        clear_keys() -- the next one with such a file reads it
+        store.command("restart")
+      end)
+      local always = "--appendonly yes --appendfsync always"
+      store.command("restart", always)
+      clear_keys()
+      assert_code("timeout", assert(open({}, "quarantine=60")):acquire(R1, { timeout = 0 }))
+      store.command("restart", always)
+      assert_code("timeout", assert(open({}, "quarantine=1")):acquire(R1, { timeout = 0 }))
+    end)
+
+    it("that grants nothing does so for longer when a program asks it that knows of longer leases", function()
+      cli "FLUSHALL"
+      local short, long = assert(open({}, "quarantine=1")), assert(open({}, "quarantine=4"))
+      assert_code("timeout", short:acquire(R1, { timeout = 0 }))
+      local start = support.now()
+      assert_code("timeout", long:acquire(R1, { timeout = 0 }))
+      local handle = assert(short:acquire(R1, { timeout = 10 }))
+      assert.is_true(support.now() - start > 3.9, support.now() - start)
+      assert(handle:release { confirm = true })
+      -- It is over: leases that were granted since were not forgotten.
+      local kept = assert(short:acquire(R1, { ttl = 3600 }))
+      assert(assert(short:acquire(R2, { timeout = 0 })):release { confirm = true })
+      assert(assert(long:acquire(R2, { timeout = 0 })):release { confirm = true })
+      assert(kept:release { confirm = true })
+    end)
+
+    it("whose databases were exchanged has forgotten, also for a program that asks it for the first time", function()
+      finally(function()
+        cli("SWAPDB", "0", "5")
+        cli("CONFIG", "RESETSTAT")
+      end)
+      cli("CONFIG", "RESETSTAT")
+      local manager = assert(open({}, "quarantine=1"))
+      support.wait_until(function() return manager:acquire(R1, { timeout = 0 }) end)
+      cli("SWAPDB", "0", "5")
+      assert_code("timeout", assert(open({}, "quarantine=60")):acquire(R1, { timeout = 0 }))
+    end)
+
+    it("that was emptied grants nothing until the longest is over that anybody knows of who comes meanwhile", function()
+      local manager, other = assert(open({}, "quarantine=1")), assert(open({}, "quarantine=1"))
+      local before
+      support.wait_until(function()
+        before = manager:acquire(R1, { timeout = 0, ttl = 3 })
+        return before
+      end)
+      cli "FLUSHALL"
+      assert_code("timeout", other:acquire(R2, { timeout = 0 })) -- knows of a second only
+      assert_code("timeout", manager:acquire(R2, { timeout = 0 }))
+      local after = assert(other:acquire(R1, { timeout = 10 }))
+      assert.is_false(before:is_held())
+      assert(after:release { confirm = true })
+    end)
+
+    -- Restarted with a snapshot: what came after it is forgotten, and the memory is there.
+    describe("that was restarted with an older snapshot", function()
+      local dump
+
+      local function crash() -- the lines of a server that is killed: what it has in memory is gone
+        store.command "kill"
+        store.command "start"
+      end
+
+      before_each(function() dump = cli("--raw", "CONFIG", "GET", "dir"):match "\n(.*)" .. "/dump.rdb" end)
+
+      after_each(function()
+        os.remove(dump)
+        os.execute(("rm -rf '%s'"):format((dump:gsub("dump.rdb$", "appendonlydir"))))
+        crash()
+      end)
+
+      it("grants nothing for as long, though it keeps all from now on and is restarted again", function()
+        local manager = assert(open({}, "quarantine=4"))
+        support.wait_until(function() return manager:acquire(R2, { timeout = 0, ttl = 4 }) end)
+        assert.equal("OK", cli "SAVE")
+        local forgotten = assert(manager:acquire(R1, { ttl = 4 }))
+        crash()
+        assert.equal("OK", cli("CONFIG", "SET", "appendonly", "yes", "appendfsync", "always"))
+        local other = assert(open({}, "quarantine=1"))
+        assert_code("timeout", other:acquire({ "u2" }, { timeout = 0 }))
+        support.wait_until(function() return cli("INFO", "persistence"):find("aof_rewrite_in_progress:0", 1, true) end)
+        store.command("restart", "--appendonly yes --appendfsync always")
+        local handle = assert(assert(open({}, "quarantine=1")):acquire(R1, { timeout = 10 }))
+        assert.is_false(forgotten:is_held())
+        assert(handle:release { confirm = true })
+      end)
+
+      it("refreshes no lease whose time is up: somebody may have had the lock since", function()
+        local manager, other = assert(open({}, "quarantine=3")), assert(open({}, "quarantine=3"))
+        local former
+        support.wait_until(function()
+          former = manager:acquire(R1, { timeout = 0, ttl = 0.5 })
+          return former
+        end)
+        local text = assert(assert(manager:acquire(R2, { ttl = 0.5 })):export())
+        assert.equal("OK", cli "SAVE")
+        local heir = assert(other:acquire(R1, { ttl = 3, timeout = 5 }))
+        crash()
+        assert.is_true(heir:is_held())
+        assert_code("lost", former:refresh())
+        assert_code("lost", manager:import(text, { ttl = 60 }))
+        local again = assert(manager:acquire(R1, { timeout = 10 }))
+        assert.is_false(heir:is_held())
+        assert(again:release { confirm = true })
+      end)
     end)
 
     -- As a snapshot has it that was made before the lease.
@@ -315,6 +468,34 @@ describe("redis", function()
       assert.is_true(highest > token, highest .. " after " .. token)
     end)
 
+    it("whose memory is full goes on locking, and says so to whoever makes a space there", function()
+      finally(function() cli("CONFIG", "SET", "maxmemory", "0") end)
+      local manager, other = assert(open()), assert(open())
+      local handle = assert(manager:acquire(R1, { ttl = 2 }))
+      cli("CONFIG", "SET", "maxmemory", "1")
+      local err = assert_code("store", open({}, "quarantine=0&prefix=fresh"))
+      assert.is_true(err.retryable)
+      assert.truthy(err.message:find("maxmemory", 1, true), err.message)
+      assert.is_true(handle:refresh(60))
+      assert.is_true(handle:remaining() > 50)
+      local pending = assert(other:start(U1))
+      support.wait_for_waiters(store, U1)
+      handle = assert(assert(open()):import((assert(handle:export()))))
+      assert.is_true(handle:release { confirm = true })
+      handle = assert(pending:wait(5))
+      assert.equal(1, manager:revoke({ target = U1 }, { by = "x" }))
+      assert_code("lost", handle:check())
+    end)
+
+    it("that has too few replicas for its own taste, says so", function()
+      finally(function() cli("CONFIG", "SET", "min-replicas-to-write", "0") end)
+      local manager = assert(open())
+      cli("CONFIG", "SET", "min-replicas-to-write", "1")
+      local err = assert_code("store", manager:acquire(R2, { timeout = 0 }))
+      assert.is_true(err.retryable)
+      assert.truthy(err.message:find("NOREPLICAS", 1, true), err.message)
+    end)
+
     it("gives back what too few replicas have", function()
       local manager = assert(open({}, "quarantine=0&wait_replicas=1"))
       local err = assert_code("store", manager:acquire(R1, { timeout = 0 }))
@@ -333,7 +514,8 @@ describe("redis", function()
         pending[i] = assert(waiters:start({ "u1", "a1", "r" .. i }))
       end
       for i = 1, 5 do support.wait_for_waiters(store, { "u1", "a1", "r" .. i }) end
-      support.wait_until(function() -- that of another spec's may just end
+      support.wait_until(function()
+        support.collect() -- a handle of another spec's keeps its manager's
         return select(2, cli("CLIENT", "LIST"):gsub(" sub=1 ", "")) == 1
       end, "one subscription")
       for i = 5, 1, -1 do
@@ -345,6 +527,31 @@ describe("redis", function()
       end
     end)
 
+    -- Several leave at once, of whom one reads, and another was to read next.
+    it("wakes each of many waiters of a program at once, whichever of them leave at the same time", function()
+      local N, ROUNDS, slowest = 10, 30, 0
+      local manager, waiters = assert(open()), assert(open { pool_size = 2 * N, timeout = 20 })
+      for round = 1, ROUNDS do
+        local held, pending = {}, {}
+        for i = 1, N do
+          held[i] = assert(manager:acquire({ "u1", "a1", "r" .. i }))
+          pending[i] = assert(waiters:start({ "u1", "a1", "r" .. i }))
+        end
+        for i = 1, N do support.wait_for_waiters(store, { "u1", "a1", "r" .. i }) end
+        for i = 1, N, 2 do
+          local start = support.now()
+          local a, b = (i + round) % N + 1, (i + 1 + round) % N + 1
+          assert(held[a]:release())
+          assert(held[b]:release())
+          local first, second = assert(pending[a]:wait(5)), assert(pending[b]:wait(5))
+          slowest = math.max(slowest, support.now() - start)
+          first:release()
+          second:release()
+        end
+      end
+      assert.is_true(slowest < PROMPT, slowest)
+    end)
+
     it("loses no waiter when the subscription, or every connection, is cut", function()
       local manager, other = assert(open()), assert(open { timeout = 10 })
       local handle = assert(manager:acquire(R1))
@@ -353,6 +560,7 @@ describe("redis", function()
       cli("CLIENT", "KILL", "TYPE", "pubsub")
       assert.is_false(pending:done())
       support.wait_until(function() -- who waits subscribes anew
+        support.collect()
         return select(2, cli("CLIENT", "LIST"):gsub(" sub=1 ", "")) == 1
       end, "another subscription")
       local start = support.now()

@@ -409,6 +409,26 @@ support.on_sqlite(function(store)
       assert.is_true(peer:result())
     end)
 
+    -- One that is stopped in the line of those who write keeps its place there: nobody else comes to write.
+    it("ends in time though what was in its way is over, and one that is stopped is before it", function()
+      local path = fresh()
+      local manager = assert(open(path))
+      assert(manager:acquire(R1, { ttl = 0.5, auto_release = false }))
+      local waiting, stopped = process(path), process(path)
+      waiting:start("return select(2, manager:acquire(..., { timeout = 2.5 })).code", R1)
+      wait_for_waiters(manager, R1, 1)
+      local start = support.now()
+      local writer = writes(path)
+      stopped:start("return manager:acquire(..., { timeout = 20 }) ~= nil", R2)
+      support.sleep(0.2)
+      stopped:signal "sigstop"
+      writer:query "ROLLBACK"
+      assert.equal("timeout", waiting:result())
+      assert.is_true(support.now() - start < 2.5 + 1, support.now() - start)
+      stopped:signal "sigcont"
+      assert.is_true(stopped:result())
+    end)
+
     -- It would look by itself in 250 ms.
     it("hears of a release at once, and that a lease will end sooner than it was to", function()
       local path = fresh()

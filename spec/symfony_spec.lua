@@ -499,32 +499,6 @@ describe("beside Symfony Lock,", function()
 end)
 
 describe("Symfony's stores", function()
-  it("of other kinds are refused, and the message says what to write instead", function()
-    for dsn, instead in pairs {
-      ["mysql:host=h;dbname=d"] = "mysql://",
-      ["mysql2://u:p@h/d"] = "mysql://",
-      ["pgsql:host=h;dbname=d"] = "postgresql://",
-      ["pgsql://u:p@h/d"] = "postgresql://",
-      ["sqlite3:///tmp/x"] = "sqlite:/path",
-      ["semaphore"] = "flock",
-      ["in-memory"] = "file:",
-      ["mongodb://h/d?collection=c"] = "postgresql://",
-      ["mongodb+srv://h/d"] = "postgresql://",
-      ["zookeeper://h:2181"] = "postgresql://",
-      ["dynamodb://default/t"] = "postgresql://",
-      ["mssql://u:p@h/d"] = "postgresql://",
-      ["sqlsrv:Server=h"] = "postgresql://",
-      ["oci:dbname=d"] = "postgresql://",
-      ["oci8://u:p@h/d"] = "postgresql://",
-      ["pdo_oci://u:p@h/d"] = "postgresql://",
-      ["flock://relative"] = "flock:///directory",
-    } do
-      local err = assert_code("dsn", hierlock.open(dsn))
-      assert.is_truthy(err.message:find(instead, 1, true), err.message)
-      assert.is_nil(err.message:find("p@", 1, true))
-    end
-  end)
-
   it("do not take away a user's name of the Go form", function()
     local err = assert_code("connection", hierlock.open("mysql:a=b@tcp(127.0.0.1:1)/d"))
     assert.is_nil(err.message:find("lock_keys", 1, true))

@@ -234,6 +234,20 @@ support.each_store(function(store)
       end)
     end
 
+    it("does not crash either where a store of another library came first", function()
+      for _ = 1, 8 do
+        local output, status = support.run(([[
+          local hierlock = require "hierlock"
+          local first = assert(hierlock.open(%q))
+          assert(assert(first:acquire { "trouble" }):release { confirm = true })
+          local manager = assert(hierlock.open(%q, { buckets = %d }))
+          local pending = {}
+          for i = 1, 8 do pending[i] = assert(manager:start { "trouble", "d" .. i }) end
+          os.exit(0)]]):format("sqlite:" .. os.getenv "HIERLOCK_SPEC_DIRECTORY" .. "/first.sqlite", store.dsn, store.options.buckets))
+        assert.equal(0, status, output)
+      end
+    end)
+
     it("does not take long to end after it has closed a manager that connects", function()
       local soon, tries = 0, 0
       repeat

@@ -16,6 +16,7 @@
 #include "plan.h"
 
 #include <stddef.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* A wait is cut into pieces of this length, so that each has an end on the
@@ -49,6 +50,21 @@ int hl__lease_options_check(const hl_options *options, hl_error *error) {
   return HL_OK;
 }
 
+int hl__updates_check(const hl_manager *manager, bool lease, hl_error *error) {
+  const hl_store_traits *traits = &manager->ops->traits;
+  if (manager->config.interoperates)
+    return hl__error(error, HL_EUNSUPPORTED,
+                     "Symfony Lock knows no update locks: acquire exclusively, or "
+                     "open without `interoperate`");
+  if (lease ? traits->leases_update : traits->updates) return HL_OK;
+  return hl__error(error, HL_EUNSUPPORTED,
+                   lease && traits->updates
+                       ? "the store '%s' has no update locks that are leases: "
+                         "acquire without a ttl, or exclusively"
+                       : "the store '%s' has no update locks: acquire exclusively",
+                   manager->ops->scheme);
+}
+
 int hl__options_check(hl_options *options, const hl_manager *manager,
                       const hl_plan *plan, hl_error *error) {
   if (!options->ttl && manager->ops->traits.leases_only) {
@@ -61,6 +77,10 @@ int hl__options_check(hl_options *options, const hl_manager *manager,
     return hl__error(error, HL_EMISUSE, "the plan is of another layout");
   if (options->label_size > 0 && !options->label)
     return hl__error(error, HL_EMISUSE, "label is missing");
+  if (hl__plan_updates(plan)) {
+    int status = hl__updates_check(manager, options->ttl > 0, error);
+    if (status) return status;
+  }
   return options->ttl ? hl__lease_options_check(options, error) : HL_OK;
 }
 
@@ -68,7 +88,7 @@ int hl__options_check(hl_options *options, const hl_manager *manager,
 HL__UNCHECKED void hl__call_init(hl__call *call, hl_manager *manager,
                                  hl__call_kind kind, hl_lock *lock,
                                  const hl_options *given) {
-  int64_t start = hl__now_ms();
+  int64_t start_us = hl__now_us(), start = start_us / 1000;
   int64_t timeout =
       given->timeout < 0 ? manager->config.timeout : given->timeout;
   /* Never early: our milliseconds are cut. */
@@ -81,9 +101,11 @@ HL__UNCHECKED void hl__call_init(hl__call *call, hl_manager *manager,
   call->adopts = call->became = false;
   call->options = *given;
   call->start = start;
+  call->start_us = start_us;
   call->timeout = timeout;
   call->deadline = deadline;
   call->owner = pthread_self();
+  call->agent = hl__agent_number(given->agent);
   call->by_worker = call->in_line = false;
   call->waiter.plan = lock->plan;
   call->waiter.deadline = deadline;
@@ -110,6 +132,8 @@ static void request_fill(hl_request *request, const hl__call *call,
       .label = call->options.label,
       .label_size = call->options.label_size,
       .mode = hl_plan_mode(plan),
+      .agent = call->agent,
+      .blocks = !call->by_worker && hl__wait_counts(&call->options, timeout),
   };
   if (call->lease) request->lease = &call->lease->terms;
 }
@@ -197,6 +221,7 @@ static int lease_granted(hl__call *call, hl__connection *connection,
     HL__REQUIRES(hl__manager_mutex) {
   hl__pool_put(call->manager, connection);
   call->lock->hold.token = grant->token;
+  call->lease->span = (hl__span){hl__now_us(), hl__plan_level(call->lock->plan)};
   if (hl__lease_begin(call->lease, grant)) return HL_OK;
   /* Closed while the connection was put back: nobody gets a handle. Whose text was
      imported has it still. */
@@ -218,8 +243,8 @@ static void lease_unwanted(hl__call *call, hl__connection *connection)
 
 /* On HL_OK the lock holds what the request says; otherwise nothing is held. Model:
    acquire.pml, line.pml, hold. */
-static int acquire(hl__call *call, hl_request *request, int64_t deadline,
-                   hl_error *error) HL__REQUIRES(hl__manager_mutex) {
+static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline,
+                        hl_error *error) HL__REQUIRES(hl__manager_mutex) {
   hl_manager *manager = call->manager;
   bool scarce = manager->ops->traits.scarce;
   bool kept = manager->ops->traits.expires;
@@ -259,7 +284,8 @@ static int acquire(hl__call *call, hl_request *request, int64_t deadline,
       if (grant.sent_ms) lease_unwanted(call, connection);
     }
     if (wanted && status == HL_OK && !overrun) {
-      hl__hold_begin(&call->lock->hold, connection, &grant, call->owner);
+      hl__hold_begin(&call->lock->hold, connection, &grant, call->owner,
+                     hl__plan_level(call->lock->plan));
       return HL_OK;
     }
     /* Should it try again, nobody else takes its room meanwhile. */
@@ -287,12 +313,30 @@ static int acquire(hl__call *call, hl_request *request, int64_t deadline,
       continue;
     }
     hl__pool_put(manager, connection);
+    if (status == HL_BEHIND_UPDATE) return status;
     if (status == HL_TIMEOUT && !request->try_once && hl__left_ms(deadline) > 0)
       continue; /* only a piece has ended */
     if (status != HL_TIMEOUT || !request->try_once || !dropping) return status;
     hl__leases_drops_await(manager, put);
     dropping = false;
   }
+}
+
+/* As acquire_rows; comes again where it is told to stand behind an update lock. */
+static int acquire(hl__call *call, hl_request *request, int64_t deadline,
+                   hl_error *error) HL__REQUIRES(hl__manager_mutex) {
+  request->gives_way = !request->try_once;
+  int status = acquire_rows(call, request, deadline, error);
+  request->gives_way = false;
+  if (status != HL_BEHIND_UPDATE) return status;
+  size_t n;
+  hl_row *rows = hl__plan_behind_updates(call->lock->plan, &n);
+  if (!rows) return hl__error_memory(error);
+  request->rows = rows; /* what is shown and recorded stays */
+  request->n = n;
+  status = acquire_rows(call, request, deadline, error);
+  free(rows);
+  return status;
 }
 
 int hl__call_acquire(hl__call *call, int64_t timeout, hl_error *error) {
@@ -322,6 +366,18 @@ static int line_up(hl__call *call, hl_error *error)
   return status;
 }
 
+int64_t hl__call_ends(hl__call *call, int status) {
+  hl_manager *manager = call->manager;
+  const hl__span *span =
+      call->lease ? &call->lease->span : &call->lock->hold.span;
+  int64_t end = status == HL_OK ? span->since : hl__now_us();
+  int64_t ms = end / 1000 - call->start;
+  hl__manager_event(manager, HL__CALL_ENDS, status, ms);
+  hl__manager_waited(manager, hl__plan_level(call->lock->plan),
+                     end - call->start_us);
+  return ms;
+}
+
 int hl__call_make(hl__call *call, hl_error *error) {
   hl_manager *manager = call->manager;
   hl_request request;
@@ -337,8 +393,7 @@ int hl__call_make(hl__call *call, hl_error *error) {
     if (status == HL_OK)
       status = acquire(call, &request, call->deadline, error);
     if (call->in_line) hl__line_leave(manager, &call->waiter, status == HL_OK);
-    call->lock->waited = hl__now_ms() - call->start;
-    hl__manager_event(manager, HL__CALL_ENDS, status, call->lock->waited);
+    call->lock->waited = hl__call_ends(call, status);
   }
   hl__manager_mutex_unlock(manager);
   if (status == HL_TIMEOUT) timeout_say(error, call->lock->plan, call->timeout);
@@ -398,6 +453,69 @@ static int extend_pieces(hl__call *call, hl__connection *connection,
   return status;
 }
 
+/* The lease of the lock comes to have those rows in their new mode, by whatever connection. Done
+   twice, as after a connection that ended without an answer, it is done once. */
+static int lease_regrade(hl__call *call, hl_request *request, hl_error *error) {
+  hl_manager *manager = call->manager;
+  hl__lease *lease = call->lock->lease;
+  hl_error reason = {0};
+  hl_grant grant = {0};
+  bool repaired = false, upgrades = call->kind == HL__EXTEND;
+  request->lease = &lease->terms;
+  hl__manager_renew(manager);
+  hl__manager_mutex_lock(manager);
+  hl__manager_event(manager, HL__CALL_BEGINS, 0, 0);
+  int status = hl__lease_use(lease, error);
+  while (status == HL_OK && request->n > 0) {
+    grant = (hl_grant){.place = lease->terms.place,
+                       .token = call->extension->token};
+    hl__connection *connection;
+    status = hl__pool_take(manager, repaired ? HL__TAKE_FRESH : HL__TAKE_ANY,
+                           call->deadline, request->try_once, &call->reserved,
+                           &call->given_up, &connection, error);
+    if (status) break;
+    bool wanted = piece_begin(call, connection, call->deadline, HL_FOREVER, request);
+    if (wanted) {
+      hl__manager_mutex_unlock(manager);
+      hl__exit_check(0);
+      status = manager->store->leases->regrade(connection->session, request,
+                                               &grant, &reason);
+      hl__manager_mutex_lock(manager);
+    }
+    call->connection = NULL; /* nobody interrupts it any more */
+    bool ended = !wanted || connection->overrun || status == HL_ECONNECTION;
+    if (connection->overrun && status != HL_ELOST)
+      status = hl__error(&reason, HL_ECONNECTION,
+                         "the server did not answer in time");
+    if (ended)
+      hl__pool_discard(manager, connection);
+    else
+      hl__pool_put(manager, connection);
+    if (!wanted) {
+      status = hl__manager_closed_error(error);
+      break;
+    }
+    if (status == HL_ELOST) hl__lease_lost(lease, &reason);
+    if (status == HL_OK) {
+      lease->terms.place = grant.place;
+      status = hl__lease_use(lease, error); /* released meanwhile? */
+      break;
+    }
+    bool again = status == HL_TIMEOUT && !request->try_once &&
+                 hl__left_ms(call->deadline) > 0;
+    if (status == HL_ECONNECTION && !repaired && !is_unwanted(call))
+      again = repaired = true;
+    if (error && reason.status) *error = reason;
+    if (again) status = hl__lease_use(lease, error);
+    if (!again) break;
+  }
+  hl__manager_event(manager, HL__EXTEND_ENDS, status, 0);
+  hl__manager_mutex_unlock(manager);
+  if (status == HL_OK && upgrades && request->n > 0)
+    call->extension->token = grant.token;
+  return status;
+}
+
 static int extend(hl__call *call, hl_request *request, hl_error *error)
     HL__RELEASES(hl__connection_mutex) {
   hl_manager *manager = call->manager;
@@ -429,6 +547,7 @@ static int extend(hl__call *call, hl_request *request, hl_error *error)
     hold->connection = hold->watched = NULL;
     hold->kept_until = 0;
     hl__manager_event(manager, HL__HOLD_ENDS, 0, 0);
+    hl__manager_held(manager, &hold->span);
     hl__pool_put(manager, connection);
   }
   hl__manager_mutex_unlock(manager);
@@ -457,6 +576,12 @@ int hl__call_extend(hl__call *call, hl_error *error) {
   request.n = extension->missing_count;
   request.names = hl__plan_names(extension->plan);
   request.extend = true;
+  request.upgrade = extension->regrades;
+  if (call->lock->lease) {
+    int done = lease_regrade(call, &request, error);
+    if (done == HL_TIMEOUT) timeout_say(error, extension->plan, call->timeout);
+    return done;
+  }
   int status = hl__hold_use(hold, error);
   if (status) return status;
   if (request.n == 0)
@@ -465,6 +590,18 @@ int hl__call_extend(hl__call *call, hl_error *error) {
     status = extend(call, &request, error);
   if (status == HL_TIMEOUT) timeout_say(error, extension->plan, call->timeout);
   return status;
+}
+
+int hl__call_downgrade(hl__call *call, hl_error *error) {
+  hl__extension *extension = call->extension;
+  hl_request request;
+  char path[256];
+  request_fill(&request, call, extension->whole, call->timeout, path);
+  request.rows = extension->missing;
+  request.n = extension->missing_count;
+  request.deadline = call->deadline;
+  if (call->lock->lease) return lease_regrade(call, &request, error);
+  return hl__hold_downgrade(&call->lock->hold, &request, error);
 }
 
 /* ------------------------------------------------------- becoming a lease */
@@ -476,6 +613,10 @@ int hl__call_to_lease_new(hl__call *call, hl_error *error) {
                      "it is a lease already: refresh says when it ends");
   if (!manager->store || !manager->store->leases)
     return hl__lease_unsupported(manager, error);
+  if (hl__plan_updates(call->lock->plan)) {
+    int status = hl__updates_check(manager, true, error);
+    if (status) return status;
+  }
   return hl__lease_new(manager, &call->options, &call->lease, error);
 }
 
@@ -506,6 +647,7 @@ int hl__call_to_lease(hl__call *call, hl_error *error) {
   }
   call->became = true;
   hl__manager_mutex_lock(manager);
+  call->lease->span = hold->span; /* it was held all the time */
   if (!hl__lease_begin(call->lease, &grant)) {
     bool closed = manager->closed;
     hl__lease_undo(call->lease); /* nobody has a handle of it */
@@ -515,6 +657,11 @@ int hl__call_to_lease(hl__call *call, hl_error *error) {
   }
   hl__manager_mutex_unlock(manager);
   return status;
+}
+
+bool hl__call_commits(const hl__call *call, int status) {
+  if (!call->extension || !call->lock) return false;
+  return status == HL_OK || (call->kind == HL__DOWNGRADE && call->lock->lease);
 }
 
 void hl__call_commit(hl__call *call) {

@@ -13,7 +13,8 @@
 
 typedef enum hl__call_kind {
   HL__ACQUIRE,
-  HL__EXTEND, /* this and the others: of a lock that is held */
+  HL__EXTEND, /* also an upgrade; this and the others: of a lock that is held */
+  HL__DOWNGRADE,
   HL__CHECK,
   HL__RELEASE,
   HL__REFRESH,
@@ -24,7 +25,7 @@ typedef struct hl__call {
   hl_manager *manager;
   hl__call_kind kind;
   hl_lock *lock;            /* HL__ACQUIRE: the new one, which holds nothing yet */
-  hl__extension *extension; /* HL__EXTEND; NULL otherwise */
+  hl__extension *extension; /* HL__EXTEND, HL__DOWNGRADE; NULL otherwise */
   /* HL__ACQUIRE: its lock's, or NULL. HL__TO_LEASE: what the lock becomes; the call's own
      until hl__call_commit. */
   hl__lease *lease;
@@ -32,8 +33,10 @@ typedef struct hl__call {
   bool adopts; /* HL__ACQUIRE: an import */
   hl_options options;
   int64_t start, timeout; /* ms; hl__now_ms */
+  int64_t start_us;       /* hl__now_us */
   int64_t deadline;       /* of both */
   pthread_t owner;        /* the thread whose lock it will be */
+  uint64_t agent; /* hl_request.agent; the agent itself may end before a worker has done */
   /* A worker makes it, and others may give it up meanwhile: the store must then be
      told. */
   bool by_worker;
@@ -55,15 +58,23 @@ int hl__call_make(hl__call *call, hl_error *error);
 /* Its part from the connection on, for so long from its start; for one that has its
    place in line. Counts nothing. */
 int hl__call_acquire(hl__call *call, int64_t timeout, hl_error *error);
+/* An acquisition ends so: counts it. Returns for how long it has waited, in ms. */
+int64_t hl__call_ends(hl__call *call, int status)
+    HL__REQUIRES(hl__manager_mutex);
 /* Makes the call of HL__EXTEND; blocks. Its owner commits the extension, if it was
    granted. */
 int hl__call_extend(hl__call *call, hl_error *error);
+/* The same of HL__DOWNGRADE. */
+int hl__call_downgrade(hl__call *call, hl_error *error);
 /* Makes what the lock of HL__TO_LEASE becomes. HL_OK; HL_EUNSUPPORTED: the lock is one
    already, or the store has none; HL_ENOMEM, HL_ESTORE. */
 int hl__call_to_lease_new(hl__call *call, hl_error *error);
 /* Makes the call of HL__TO_LEASE; blocks. */
 int hl__call_to_lease(hl__call *call, hl_error *error);
-/* What HL__EXTEND or HL__TO_LEASE has got, the lock has. By whoever uses the lock. */
+/* Whether the lock has what an HL__EXTEND or HL__DOWNGRADE wanted, after that status. A lease that was to be
+   downgraded claims no more in any case: it may have been, though nobody was told. */
+bool hl__call_commits(const hl__call *call, int status);
+/* What HL__EXTEND, HL__DOWNGRADE or HL__TO_LEASE has got, the lock has. By whoever uses the lock. */
 void hl__call_commit(hl__call *call);
 /* Ends a call that is in the store's hands, soon. */
 void hl__call_interrupt(hl__call *call) HL__REQUIRES(hl__manager_mutex);
@@ -73,6 +84,8 @@ int hl__options_take(const hl_options *given, hl_options *own, hl_error *error);
 /* Where there are only leases, what was to be a session lock becomes one of hold_timeout. */
 int hl__options_check(hl_options *options, const hl_manager *manager,
                       const hl_plan *plan, hl_error *error);
+/* HL_EUNSUPPORTED: there are no update locks there, or none that are leases. */
+int hl__updates_check(const hl_manager *manager, bool lease, hl_error *error);
 /* The options of a lease. HL_EMISUSE. */
 int hl__lease_options_check(const hl_options *options, hl_error *error);
 /* HL_TIMEOUT: it was not granted in time. */

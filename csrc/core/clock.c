@@ -14,6 +14,12 @@ static int64_t clock_ms(clockid_t clock) {
 
 int64_t hl__now_ms(void) { return clock_ms(CLOCK_MONOTONIC); }
 
+int64_t hl__now_us(void) {
+  struct timespec t;
+  (void)clock_gettime(CLOCK_MONOTONIC, &t);
+  return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
+}
+
 int64_t hl__lease_ms(void) { return clock_ms(CLOCK_BOOTTIME); }
 
 int64_t hl__unix_ms(void) { return clock_ms(CLOCK_REALTIME); }

@@ -11,6 +11,8 @@
 
 /* Milliseconds of CLOCK_MONOTONIC, and of Unix time. */
 int64_t hl__now_ms(void);
+/* Microseconds of CLOCK_MONOTONIC: to measure with. A thousandth of it is hl__now_ms. */
+int64_t hl__now_us(void);
 /* Milliseconds of CLOCK_BOOTTIME, which goes on while the machine sleeps, as the
    server's lease does: for nothing but leases. Not comparable with hl__now_ms. */
 int64_t hl__lease_ms(void);

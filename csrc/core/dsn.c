@@ -210,6 +210,10 @@ static const struct {
     {"redis://", "redis"},
     {"rediss://", "redis"},
     {"redis+unix://", "redis"},
+    {"redis+sentinel://", "redis"},
+    {"rediss+sentinel://", "redis"},
+    {"valkey+sentinel://", "redis"},
+    {"valkeys+sentinel://", "redis"},
     {"valkey://", "redis"},
     {"valkeys://", "redis"},
     {"sqlite:", "sqlite"},
@@ -236,6 +240,10 @@ static const struct {
 #define JOINABLE                                                               \
   "what Symfony Lock keeps in tables (lock_keys) cannot be shared; write "     \
   "pgsql+advisory:... or flock:///directory, which can, or "
+#define ONE_SERVER                                                             \
+  "a list of hosts is not understood; for sentinels write "                    \
+  "redis+sentinel://host:26379,host:26379?service=name, and where all is on "  \
+  "one server, "
 static const struct {
   const char *prefix;
   const char *instead;
@@ -246,6 +254,18 @@ static const struct {
                            "among programs with hierlock"},
     {"pgsql:", JOINABLE "postgresql://user:password@host/database for locks "
                         "among programs with hierlock"},
+    {"postgres+advisory:", "write it as pgsql+advisory:host=...;dbname=..."},
+    {"postgresql+advisory:", "write it as pgsql+advisory:host=...;dbname=..."},
+    {"flock:", "write flock:///directory, or flock for the directory of "
+               "temporary files"},
+    {"redis:", ONE_SERVER "redis://host:6379 with interoperate = \"symfony\""},
+    {"rediss:", ONE_SERVER "rediss://host:6379 with interoperate = \"symfony\""},
+    {"valkey:", ONE_SERVER "valkey://host:6379 with interoperate = \"symfony\""},
+    {"valkeys:", ONE_SERVER
+     "valkeys://host:6379 with interoperate = \"symfony\""},
+    {"memcached:", "several servers share the names out there, by a rule of "
+                   "that client; write memcached://host:11211 for locks among "
+                   "programs with hierlock"},
     {"sqlite3:", JOINABLE "sqlite:/path for locks among programs with "
                           "hierlock"},
     {"semaphore", "there is no store of semaphores; write flock, which keeps "
@@ -352,7 +372,7 @@ static int store_find(const char *text, const char **store,
   if (word && strncmp(text + word, "://", 3) == 0)
     return hl__error(error, HL_EDSN,
                      "unknown scheme '%.*s' in the DSN: mysql, mariadb, "
-                     "postgresql, postgres, redis, rediss, redis+unix, valkey, valkeys, sqlite, "
+                     "postgresql, postgres, redis, rediss, redis+unix, redis+sentinel, valkey, valkeys, sqlite, "
                      "memcached, file, null and quorum are known",
                      (int)(word < 40 ? word : 40), text);
   if (!strchr(text, '/'))

@@ -170,7 +170,8 @@ static size_t escape(char *out, size_t size, const char *data, size_t n,
   if (size == 0) return 0;
   while (i < n) {
     size_t length = s[i] >= ' ' && s[i] < 0x7F ? 1 : utf8_length(s + i, n - i);
-    if (style == PERCENT && (s[i] == '/' || s[i] == '%')) length = 0;
+    if (style == PERCENT && (s[i] == '/' || s[i] == ',' || s[i] == '%'))
+      length = 0;
     size_t need = length ? length : digits + 2;
     if (used + need >= size) {
       if (size > 3) {

@@ -1,5 +1,5 @@
 /*
- * event.c - counts what happens.
+ * event.c - counts what happens, and how long it took.
  */
 #include "event.h"
 
@@ -53,4 +53,21 @@ void hl__event(hl_stats *stats, hl__event_kind kind, int status, int64_t ms) {
     stats->reconnects++;
     break;
   }
+}
+
+static const int64_t bounds_us[HL_HISTOGRAM_BOUNDS] = {
+    100,       200,       500,        1000,       2000,       5000,
+    10000,     20000,     50000,      100000,     200000,     500000,
+    1000000,   2000000,   5000000,    10000000,   20000000,   50000000,
+    100000000, 200000000, 500000000,  1000000000, 2000000000, 5000000000};
+
+int64_t hl_histogram_bound_us(unsigned i) { return bounds_us[i]; }
+
+/* Most are short: looked for from the shortest on. */
+void hl__histogram_add(hl_histogram *histogram, int64_t us) {
+  unsigned i = 0;
+  while (i < HL_HISTOGRAM_BOUNDS && us > bounds_us[i]) i++;
+  histogram->buckets[i]++;
+  histogram->count++;
+  histogram->sum_us += (uint64_t)us;
 }

@@ -1,6 +1,9 @@
 /*
  * event.h - what happens to the calls, holds and connections of a manager, said in
- * one place once. The counters of hl_manager_stats are made of it.
+ * one place once. The counters of hl_manager_stats are made of it. Where something ends that
+ * took its time, that is said, too: the histograms of hl_manager_histograms are made of it.
+ * Both are guarded by the manager's mutex, which whoever says it holds anyhow: so they need no
+ * atomics, and fit each other.
  */
 #ifndef HIERLOCK_EVENT_H
 #define HIERLOCK_EVENT_H
@@ -22,5 +25,15 @@ typedef enum hl__event_kind {
 } hl__event_kind;
 
 void hl__event(hl_stats *stats, hl__event_kind kind, int status, int64_t ms);
+
+/* Since when something is held (hl__now_us), and on which level: that of the deepest target
+   of the call that got it. */
+typedef struct hl__span {
+  int64_t since;
+  unsigned level;
+} hl__span;
+
+/* Something took so long. */
+void hl__histogram_add(hl_histogram *histogram, int64_t us);
 
 #endif

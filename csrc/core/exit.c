@@ -18,6 +18,8 @@
    each that logs in reads all certificates of the system, one after the other. Only a
    name server can take them longer. */
 #define INSIDE_MS 5000
+/* Stores; more than there are. */
+#define LIBRARIES_MAX 32
 
 static atomic_uint awaited; /* threads on their way out */
 static atomic_bool exiting;
@@ -46,6 +48,7 @@ static void wait_for_none(const atomic_uint *count, int64_t ms) {
 }
 
 static void before_exit(void) {
+  if (atomic_load(&exiting)) return; /* the first of them has done it all */
   exiter = pthread_self();
   atomic_store(&exiting, true);
   wait_for_none(&awaited, AWAIT_MS);
@@ -53,19 +56,29 @@ static void before_exit(void) {
   wait_for_none(&inside, INSIDE_MS);
 }
 
-/* A child has none of its parent's threads. */
+/* A child has none of its parent's threads but the one that forked: unless that one
+   called exit(), the child is not in exit(). */
 static void in_child(void) {
+  if (!is_exiter()) {
+    atomic_store(&library_closed, false);
+    atomic_store(&exiting, false);
+  }
   atomic_store(&awaited, 0u);
   atomic_store(&inside, 0u);
 }
 
 static void watch_forks(void) { (void)pthread_atfork(NULL, NULL, in_child); }
-static void watch_exit(void) { (void)atexit(before_exit); }
 
-void hl__exit_watch(bool uses_library) {
-  static pthread_once_t forks = PTHREAD_ONCE_INIT, exits = PTHREAD_ONCE_INIT;
+void hl__exit_watch(const void *library) {
+  static pthread_once_t forks = PTHREAD_ONCE_INIT;
+  static _Atomic(const void *) watched[LIBRARIES_MAX];
   (void)pthread_once(&forks, watch_forks);
-  if (uses_library) (void)pthread_once(&exits, watch_exit);
+  for (unsigned i = 0; library && i < LIBRARIES_MAX; i++) {
+    const void *there = NULL;
+    if (atomic_compare_exchange_strong(&watched[i], &there, library))
+      (void)atexit(before_exit); /* once for each */
+    if (!there || there == library) return;
+  }
 }
 
 void hl__exit_await(unsigned n) { atomic_fetch_add(&awaited, n); }

@@ -14,9 +14,10 @@
 #include <stdbool.h>
 
 /* Has exit() run our handler. To be called before a thread of ours starts.
-   `uses_library`: it will be in a client library, which is initialised by now; so
-   our handler runs before those that the library has registered. */
-void hl__exit_watch(bool uses_library);
+   `library`: it will be in a client library, and this tells that library from others
+   (its store's operations); NULL: in none. The library is initialised by now, so our
+   handler runs before those that it has registered: exit() runs the last one first. */
+void hl__exit_watch(const void *library);
 
 /* Begin and end of being on the way out, for n threads. exit() waits for them, for
    2.5 s at most. */

@@ -1,22 +1,24 @@
 /*
- * export.c - see export.h. The text is "hl1-" and the bytes in the alphabet of RFC 4648,
- * section 5 (URLs, file names, cookies), without padding:
+ * export.c - see export.h. The text is "hl1-" and the bytes in the alphabet of
+ * RFC 4648, section 5 (URLs, file names, cookies), without padding:
  *
  *     id, secret              16 bytes each
- *     ttl, place              8 bytes each, the lowest first; so are all numbers
- *     layout                  8 bytes: FNV-1a (64 bits) of its names and buckets
- *     targets                 4 bytes: how many; for each of them a byte of its level,
- *                             one of its mode (above it 0x80: it came with it), and for
- *                             each id 2 bytes of its size, and the id
- *     check                   8 bytes: FNV-1a (64 bits) of all that comes before
+ *     ttl, place              8 bytes each, the lowest first; so are all
+ * numbers layout                  8 bytes: FNV-1a (64 bits) of its names and
+ * buckets targets                 4 bytes: how many; for each of them a byte of
+ * its level, one of its mode (above it 0x80: it came with it; 0x40: it was
+ *                             asked for in HL_UPDATE, and is exclusive), and
+ * for each id 2 bytes of its size, and the id check                   8 bytes:
+ * FNV-1a (64 bits) of all that comes before
  *
- * The check finds what was damaged on the way. It does not keep anybody from making a text
- * of his own: that takes the secret, which the store compares.
+ * The check finds what was damaged on the way. It does not keep anybody from
+ * making a text of his own: that takes the secret, which the store compares.
  */
 #include "export.h"
 
 #include "error.h"
 #include "layout.h"
+#include "plan.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -25,6 +27,7 @@
 #define PREFIX "hl1-"
 #define PREFIX_SIZE (sizeof PREFIX - 1)
 #define GIVEN 0x80u
+#define RAISED 0x40u
 /* A text longer than that is none of ours. */
 #define TEXT_MAX ((size_t)64 << 20)
 
@@ -33,7 +36,8 @@ static const char alphabet[] =
 
 static uint64_t hash(const void *data, size_t size, uint64_t h) {
   const uint8_t *byte = data;
-  for (size_t i = 0; i < size; i++) h = (h ^ byte[i]) * UINT64_C(0x100000001B3);
+  for (size_t i = 0; i < size; i++)
+    h = (h ^ byte[i]) * UINT64_C(0x100000001B3);
   return h;
 }
 
@@ -80,7 +84,11 @@ static void put_all(buffer *out, const hl_lease_terms *terms,
     hl_id ids[HL_LEVELS_MAX];
     hl_target target = hl_plan_target(plan, i, ids);
     put_number(out, target.level, 1);
-    put_number(out, (unsigned)target.mode | (target.mode_given ? GIVEN : 0), 1);
+    bool raised = target.updates && target.mode != HL_UPDATE;
+    put_number(out,
+               (unsigned)(target.updates ? HL_UPDATE : target.mode) |
+                   (target.mode_given ? GIVEN : 0) | (raised ? RAISED : 0),
+               1);
     for (unsigned j = 0; j <= target.level; j++) {
       put_number(out, ids[j].size, 2);
       put(out, ids[j].data, ids[j].size);
@@ -98,7 +106,8 @@ static char *encode(const uint8_t *data, size_t size) {
     uint32_t bits = (uint32_t)data[i] << 16;
     if (some > 1) bits |= (uint32_t)data[i + 1] << 8;
     if (some > 2) bits |= data[i + 2];
-    for (size_t j = 0; j <= some; j++) *at++ = alphabet[bits >> (18 - 6 * j) & 63];
+    for (size_t j = 0; j <= some; j++)
+      *at++ = alphabet[bits >> (18 - 6 * j) & 63];
   }
   *at = '\0';
   return text;
@@ -137,13 +146,15 @@ static bool get_number(source *in, uint64_t *value, unsigned bytes) {
   uint8_t raw[8];
   if (!get(in, raw, bytes)) return false;
   *value = 0;
-  for (unsigned i = bytes; i-- > 0;) *value = *value << 8 | raw[i];
+  for (unsigned i = bytes; i-- > 0;)
+    *value = *value << 8 | raw[i];
   return true;
 }
 
 static int damaged(hl_error *error) {
-  return hl__error(error, HL_EMISMATCH,
-                   "the text is not that of an exported lease, or it is damaged");
+  return hl__error(
+      error, HL_EMISMATCH,
+      "the text is not that of an exported lease, or it is damaged");
 }
 
 static int get_target(source *in, hl_plan *plan, hl_error *error) {
@@ -151,7 +162,9 @@ static int get_target(source *in, hl_plan *plan, hl_error *error) {
   uint64_t level, mode, size;
   if (!get_number(in, &level, 1) || !get_number(in, &mode, 1) ||
       level >= hl_layout_levels(hl_plan_layout(plan)) ||
-      ((mode & ~GIVEN) != HL_SHARED && (mode & ~GIVEN) != HL_EXCLUSIVE))
+      (mode & ~(GIVEN | RAISED)) < HL_SHARED ||
+      (mode & ~(GIVEN | RAISED)) > HL_UPDATE ||
+      ((mode & RAISED) && (mode & ~(GIVEN | RAISED)) != HL_UPDATE))
     return damaged(error);
   for (unsigned i = 0; i <= level; i++) {
     if (!get_number(in, &size, 2) || size < 1 || size > HL_ID_MAX ||
@@ -160,8 +173,13 @@ static int get_target(source *in, hl_plan *plan, hl_error *error) {
     ids[i] = (hl_id){(const char *)in->data, size};
     (void)get(in, NULL, size);
   }
-  return hl_plan_add(plan, ids, (unsigned)level + 1, (hl_mode)(mode & ~GIVEN),
-                     (mode & GIVEN) != 0, error);
+  int status = hl__plan_add(plan, ids, (unsigned)level + 1,
+                            (hl_mode)(mode & ~(GIVEN | RAISED)),
+                            (mode & GIVEN) != 0, (mode & RAISED) != 0, error);
+  if (status != HL_EMISUSE) return status;
+  /* Where it was made, nodes have no names, or others. */
+  if (error) error->status = HL_EMISMATCH;
+  return HL_EMISMATCH;
 }
 
 static int get_all(source *in, hl_layout *layout, hl_lease_terms *terms,
@@ -185,7 +203,8 @@ static int get_all(source *in, hl_layout *layout, hl_lease_terms *terms,
                      "the lease is of a space with other levels or buckets");
   terms->ttl = (int64_t)ttl;
   int status = HL_OK;
-  while (n-- > 0 && status == HL_OK) status = get_target(in, plan, error);
+  while (n-- > 0 && status == HL_OK)
+    status = get_target(in, plan, error);
   if (status == HL_OK && in->left > 0) status = damaged(error);
   return status;
 }
@@ -209,7 +228,8 @@ static uint8_t *decode(const char *text, size_t size, size_t *decoded,
       *bad = *bad || !digit;
       if (digit) bits |= (uint32_t)(digit - alphabet) << (18 - 6 * j);
     }
-    for (size_t j = 1; j < some; j++) *at++ = (uint8_t)(bits >> (24 - 8 * j));
+    for (size_t j = 1; j < some; j++)
+      *at++ = (uint8_t)(bits >> (24 - 8 * j));
     /* There is one text of some bytes: what is left over is zero. */
     if (bits & (0xFFFFFFu >> (8 * (some - 1)))) *bad = true;
   }
@@ -230,8 +250,8 @@ int hl__export_read(const char *text, size_t size, hl_layout *layout,
   if (!data) return bad ? damaged(error) : hl__error_memory(error);
   hl_plan *plan = hl_plan_new(layout);
   source in = {data, decoded};
-  int status = plan ? get_all(&in, layout, terms, plan, error)
-                    : hl__error_memory(error);
+  int status =
+      plan ? get_all(&in, layout, terms, plan, error) : hl__error_memory(error);
   free(data);
   if (status)
     hl_plan_free(plan);

@@ -26,6 +26,26 @@ int hl__extension_init(hl__extension *self, hl_lock *lock,
   return HL_OK;
 }
 
+int hl__extension_regrade(hl__extension *self, hl_lock *lock, bool exclusive,
+                          hl_error *error) {
+  size_t n;
+  *self = (hl__extension){.regrades = true};
+  hl_plan *whole = hl__plan_regraded(lock->plan, exclusive);
+  self->whole = whole;
+  self->plan = whole ? hl_plan_copy(whole) : NULL;
+  if (!self->plan) return hl__error_memory(error);
+  (void)hl__plan_rows(whole, &n);
+  self->missing = malloc(n * sizeof *self->missing);
+  if (!self->missing) return hl__error_memory(error);
+  self->missing_count =
+      exclusive ? hl__plan_missing(whole, lock->plan, self->missing)
+                : hl__plan_missing(lock->plan, whole, self->missing);
+  for (size_t i = 0; i < self->missing_count && !exclusive; i++)
+    self->missing[i].mode = HL_SHARED;
+  self->token = lock->hold.token;
+  return HL_OK;
+}
+
 void hl__extension_commit(hl__extension *self, hl_lock *lock) {
   const hl_plan *before = lock->plan;
   lock->plan = self->whole;

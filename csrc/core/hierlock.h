@@ -103,9 +103,15 @@ const char *hl_status_name(int status);
 #define HL_ID_MAX 1024             /* bytes of one id */
 #define HL_BUCKETS_DEFAULT 10000000u
 
-typedef enum hl_mode { HL_SHARED = 1, HL_EXCLUSIVE = 2 } hl_mode;
+/* HL_UPDATE: one holder, beside those who share; he alone may become exclusive, see
+   hl_lock_upgrade. */
+typedef enum hl_mode {
+  HL_SHARED = 1,
+  HL_EXCLUSIVE = 2,
+  HL_UPDATE = 3
+} hl_mode;
 
-/* "shared", "exclusive"; static storage. */
+/* "shared", "exclusive", "update"; static storage. */
 const char *hl_mode_name(hl_mode mode);
 /* The mode of that name; false, and *mode as it was, when there is none. */
 bool hl_mode_named(const char *name, hl_mode *mode);
@@ -160,9 +166,13 @@ typedef struct hl_row {
    them, by name: see hl_config.interoperate. They come behind all others. */
 #define HL_LEVEL_NAMED HL_LEVELS_MAX
 
+/* Added to the level of a node: its update row, which whoever has the node for update holds
+   exclusively. They come before all others. */
+#define HL_LEVEL_UPDATE 128u
+
 /* What one call will lock: targets, and the rows that they need, each once,
-   in the strongest mode that any target needs, in the order (level, bucket).
-   That order, common to all callers, is why calls cannot deadlock; see
+   in the strongest mode that any target needs, shared or exclusive: first the update rows, then the
+   others, each in the order (level, bucket). That order, common to all callers, is why calls cannot deadlock; see
    plan.c. A plan is used by one thread at a time. */
 typedef struct hl_plan hl_plan;
 
@@ -170,6 +180,7 @@ typedef struct hl_target {
   unsigned level;
   hl_mode mode;   /* as it will be taken */
   bool mode_given; /* it came with a mode of its own */
+  bool updates; /* it was asked for in HL_UPDATE: hl_lock_upgrade makes it exclusive */
 } hl_target;
 
 /* An empty plan, or NULL when out of memory. Takes a reference to layout. */
@@ -180,7 +191,7 @@ void hl_plan_free(const hl_plan *plan); /* NULL is fine */
 void hl_plan_clear(hl_plan *plan); /* makes it empty again */
 hl_layout *hl_plan_layout(const hl_plan *plan);
 
-/* Adds the node ids[0]/.../ids[n-1] with its ancestors. HL_SHARED on a level
+/* Adds the node ids[0]/.../ids[n-1] with its ancestors. HL_SHARED or HL_UPDATE on a level
    that is not the deepest becomes HL_EXCLUSIVE: those who write below it hold
    it shared, too, and would not be kept out. The ids are copied.
    Fails with HL_EMISUSE (no id, too many, one too long or empty), HL_ENOMEM;
@@ -195,9 +206,9 @@ hl_target hl_plan_target(const hl_plan *plan, size_t i,
                          hl_id ids[HL_LEVELS_MAX]);
 /* The rows in locking order; valid until the plan is next changed. */
 const hl_row *hl_plan_rows(hl_plan *plan, size_t *n);
-/* HL_EXCLUSIVE when any target is exclusive. */
+/* The strongest of its targets: HL_EXCLUSIVE when any is exclusive. */
 hl_mode hl_plan_mode(const hl_plan *plan);
-/* The targets as one line for people ("u1/a1/r1, u1/a1/r2"), odd bytes, '/' and '%'
+/* The targets as one line for people ("u1/a1/r1, u1/a1/r2"), odd bytes, '/', ',' and '%'
    of an id escaped as %NN, cut to size with "...". Returns out. */
 char *hl_plan_describe(const hl_plan *plan, char *out, size_t size);
 
@@ -255,15 +266,23 @@ typedef struct hl_config {
   const struct hl_store_ops *const *stores;
   /* "symfony": each node of a plan is locked twice, in our way and then by its name as
      Symfony Lock locks that on the same store. NULL: as the DSN says. There are no leases
-     then. HL_EUNSUPPORTED where the store cannot. */
+     then, but on a store that has nothing else. HL_EUNSUPPORTED where the store cannot. */
   const char *interoperate;
   /* With it: the name of a node, for each level, and NULL behind the last. "{level}"
      stands for the id of that level: "invoice-{resource}". NULL: ids joined by '/'. */
   const char *const *names;
+  /* Units of business data, in the order in which they are to be taken, and NULL behind the last;
+     NULL: none. A target whose first id is a unit's name is of that unit. 1 to HL_UNITS_MAX
+     distinct names of 1 to HL_UNIT_NAME_MAX bytes without control characters. See
+     hl_units_check. */
+  const char *const *units;
 } hl_config;
 
+#define HL_UNITS_MAX 64
+#define HL_UNIT_NAME_MAX HL_LEVEL_NAME_MAX
+
 #define HL_CONFIG_INIT \
-  { sizeof(hl_config), NULL, 50000, 30000, NULL, 64, NULL, NULL, NULL, NULL }
+  { sizeof(hl_config), NULL, 50000, 30000, NULL, 64, NULL, NULL, NULL, NULL, NULL }
 
 typedef struct hl_manager hl_manager;
 
@@ -294,6 +313,10 @@ void hl_manager_close(hl_manager *manager);
    hl_config, else the default. Lives as long as the manager. */
 hl_layout *hl_manager_layout(const hl_manager *manager);
 
+/* Whether hl_config.units had that name. */
+bool hl_manager_has_unit(const hl_manager *manager, const char *name,
+                         size_t size);
+
 typedef struct hl_stats {
   uint64_t acquired;     /* grants */
   uint64_t waited;       /* grants that took HL_WAITED_MS or longer */
@@ -314,6 +337,25 @@ typedef struct hl_stats {
 #define HL_WAITED_MS 2
 
 void hl_manager_stats(hl_manager *manager, hl_stats *stats);
+
+/* How often something took how long. */
+#define HL_HISTOGRAM_BOUNDS 24
+typedef struct hl_histogram {
+  uint64_t count;
+  uint64_t sum_us;
+  /* [i]: those that took longer than hl_histogram_bound_us(i - 1), and at most (i); [0]: at most
+     (0); the last: longer than any bound. */
+  uint64_t buckets[HL_HISTOGRAM_BOUNDS + 1];
+} hl_histogram;
+
+/* Microseconds; 100 us to 5,000 s, in steps of 1, 2, 5. i < HL_HISTOGRAM_BOUNDS. */
+int64_t hl_histogram_bound_us(unsigned i);
+
+/* Of the acquisitions whose deepest target was on that level, since the manager was opened:
+   how long they waited, granted or not; and how long was held what they got and what is
+   not held any more. A level beyond the deepest has none. Any thread. */
+void hl_manager_histograms(hl_manager *manager, unsigned level,
+                           hl_histogram *waits, hl_histogram *holds);
 
 /* How many locks this manager has found lost so far, or leases over; grows by one for each.
    Two atomic reads: for those who want to look at their locks only then. */
@@ -339,13 +381,18 @@ typedef struct hl_holder {
   char owner[HL_OWNER_MAX + 1];
   char id[HL_LEASE_ID_SIZE];
   int64_t remaining_ms;
+  /* Of a session: what its store calls it (MySQL: the connection's id; PostgreSQL: the number
+     of the server's process), which is how an administrator ends it. "" where the store
+     knows none. */
+  char session[24];
 } hl_holder;
 
 typedef void (*hl_holder_fn)(void *context, const hl_holder *holder);
 
 /* Calls fn for each lock, held or awaited, that an acquisition of plan would
-   have to wait for. The list is a snapshot. HL_TIMEOUT: the store does not answer
-   now. Fails with HL_ECONNECTION, HL_ESTORE (e.g. no privilege to look),
+   have to wait for; plan NULL: for each of the space. The list is a snapshot.
+   HL_TIMEOUT: the store does not answer now. Fails with HL_ECONNECTION, HL_ESTORE
+   (e.g. no privilege to look), HL_EUNSUPPORTED (plan NULL: the store cannot list all),
    HL_ENOMEM. */
 int hl_manager_holders(hl_manager *manager, const hl_plan *plan,
                        hl_holder_fn fn, void *context, hl_error *error);
@@ -387,6 +434,18 @@ int hl_manager_revoke(hl_manager *manager, const hl_filter *filter,
 
 typedef struct hl_lock hl_lock;
 
+/* Who asks: a part of a program that does one thing at a time, such as a Lua state. With
+   it the program promises that nobody else releases what it is granted. So a
+   request that would wait for the agent itself, or in a circle of agents that wait, is
+   HL_DEADLOCK at once, before it waits, if it may wait for a second or longer. Used by one thread
+   at a time. NULL: out of memory. */
+typedef struct hl_agent hl_agent;
+hl_agent *hl_agent_new(void);
+hl_agent *hl_agent_ref(hl_agent *agent); /* NULL is fine */
+void hl_agent_unref(hl_agent *agent); /* NULL is fine; also before its locks end */
+
+#define HL_WHERE_SIZE 96
+
 /* A lease is a record in the store. It ends at a time of the store's clock, survives its
    process, and can be renewed, listed, handed over and revoked. A session lock and a
    lease on the same nodes exclude each other. */
@@ -404,11 +463,38 @@ typedef struct hl_options {
   /* Released by hl_lock_free, hl_lock_close and hl_manager_close, too; not only by
      hl_lock_release. */
   bool auto_release;
+  hl_agent *agent; /* NULL: not said, and no circle is looked for */
+  /* Which of several strands (coroutines) of the agent; each promises the same for itself. 0: they
+     promise nothing to each other. */
+  uint64_t strand;
+  bool awaited;      /* hl_start: the strand does nothing else until it is done */
+  const char *where; /* the line of the program that asks, for messages; NULL: not said */
+  uint64_t task;     /* for the two checks below: which coroutine of the agent; no promise */
+  uint64_t kinds;    /* what hl_order_check has set; 0: it was not asked */
 } hl_options;
 
 #define HL_TTL_MAX INT64_C(315360000000) /* ten years */
 
-#define HL_OPTIONS_INIT { sizeof(hl_options), -1, NULL, 0, 0, NULL, false, true }
+#define HL_OPTIONS_INIT \
+  { sizeof(hl_options), -1, NULL, 0, 0, NULL, false, true, NULL, 0, false, NULL, 0, 0 }
+
+#define HL_REPORT_SIZE 1024
+
+/* For tests of a program. To be called before each request of an agent: learns what kinds of
+   targets (a unit; else a level, and a label with its digits made one '#') it takes while its task holds
+   others, over the whole run of the process. True: for the first time these orders make a circle, a
+   deadlock that has not happened yet; the report says in one line what and where. Sets
+   options->kinds. Any thread. */
+bool hl_order_check(const hl_manager *manager, const hl_plan *plan,
+                    hl_options *options, char report[HL_REPORT_SIZE]);
+
+/* Likewise, where the order is not learnt but declared: hl_config.units. True: it asks for a unit while
+   its task holds one that comes after it, by a manager that has units, too; the report says what and
+   where. first: no call of this process has said so of these two units before. What one request takes has
+   an order of its own, and one that tries once waits for nothing: neither breaks it. Any thread. */
+bool hl_units_check(const hl_manager *manager, const hl_plan *plan,
+                    const hl_options *options, bool *first,
+                    char report[HL_REPORT_SIZE]);
 
 /* Locks what plan says, or nothing. Waits as long as options allow. The plan
    is copied. options may be NULL.
@@ -417,7 +503,8 @@ typedef struct hl_options {
    HL_ESTORE, HL_EMISUSE (an empty plan, another layout), HL_ENOMEM; then
    *lock is NULL and nothing is held. A call of this function closes no circle of
    waiters, but it can stand in one that another's hl_lock_extend has closed, and
-   the store may pick it as the victim: HL_DEADLOCK. Try again. */
+   the store may pick it as the victim: HL_DEADLOCK. Try again. With options->agent HL_DEADLOCK, too,
+   before it waits, where it would wait for ever; see hl_agent. */
 int hl_acquire(hl_manager *manager, const hl_plan *plan,
                const hl_options *options, hl_lock **lock, hl_error *error);
 
@@ -428,6 +515,20 @@ int hl_acquire(hl_manager *manager, const hl_plan *plan,
    until the lock is released. */
 int hl_lock_extend(hl_lock *lock, const hl_plan *plan,
                    const hl_options *options, hl_error *error);
+
+/* What was asked for in HL_UPDATE becomes exclusive, when those who share it have gone: nobody else
+   can become exclusive before, and newcomers wait meanwhile where the store is fair. HL_OK, also
+   when it is so already; then it has a new token. HL_TIMEOUT, HL_CANCELLED, and any failure beside
+   those that follow: it is what it was. Several nodes in one lock, which others share in one request, can
+   stand in a circle: HL_DEADLOCK, and the lock holds nothing any more; so can a lock on MariaDB, or on MySQL before
+   8.0.41, for which somebody waits who wants many nodes. HL_ELOST, HL_ERELEASED. HL_EMISUSE: it was
+   not asked for in that mode. Of options only timeout and who asks count; NULL: the manager's. */
+int hl_lock_upgrade(hl_lock *lock, const hl_options *options, hl_error *error);
+/* And is HL_UPDATE again, with no moment in between in which anybody else could have changed it;
+   those who share it may come. HL_OK, also when it is so already; HL_EUNSUPPORTED: the store
+   gives back no single row (sessions of MySQL and MariaDB), or, on PostgreSQL, the lock was extended
+   meanwhile; HL_ELOST, HL_ERELEASED, HL_EMISUSE. */
+int hl_lock_downgrade(hl_lock *lock, hl_error *error);
 
 /* Gives everything back; once. A second call returns HL_OK and does nothing.
    Without confirm it does not wait for the store's answer and never blocks.
@@ -495,10 +596,14 @@ hl_mode hl_lock_mode(const hl_lock *lock);
 unsigned hl_lock_level(const hl_lock *lock); /* the deepest of its targets */
 int64_t hl_lock_waited(const hl_lock *lock); /* ms until it was granted */
 /* The fencing token; of two exclusive holders of one node the later one's is
-   greater. hl_lock_extend gives a new one. */
+   greater. hl_lock_extend and hl_lock_upgrade give a new one. */
 uint64_t hl_lock_token(const hl_lock *lock);
 /* What it locks, or locked. Lives as long as the lock. */
 const hl_plan *hl_lock_plan(const hl_lock *lock);
+/* Whether hl_lock_free releases it: not a lease without auto_release. */
+bool hl_lock_auto_releases(const hl_lock *lock);
+/* hl_options.where, cut; "": not said. Lives as long as the lock. */
+const char *hl_lock_where(const hl_lock *lock);
 
 /* ------------------------------------------------------------ pending */
 
@@ -513,7 +618,19 @@ typedef struct hl_pending hl_pending;
 int hl_start(hl_manager *manager, const hl_plan *plan,
              const hl_options *options, hl_pending **pending, hl_error *error);
 
-/* The same for calls on a lock: hl_lock_extend, hl_lock_check and hl_lock_release
+/* The same for the first of n plans that is granted: hl_pending_wait gives that lock, whose
+   hl_lock_plan says which. It waits in every queue; the first grant ends the other waits, so of two that come
+   together one is given back at once, without being anybody's. When several could be granted at once, the
+   first in the list is, where the store tells without blocking. HL_TIMEOUT: none was; any other failure
+   of one ends all. Each wait takes what hl_start takes: a connection, where they are scarce. The plans are
+   copied; options, as hl_start; with `awaited` and no strand the agent itself blocks until it is done. */
+int hl_start_any(hl_manager *manager, const hl_plan *const *plans, size_t n,
+                 const hl_options *options, hl_pending **pending,
+                 hl_error *error);
+/* Whether a call of this manager's store may block, a try, too. */
+bool hl_manager_blocks(const hl_manager *manager);
+
+/* The same for calls on a lock: hl_lock_extend, hl_lock_upgrade, hl_lock_check and hl_lock_release
    with confirm. Until its result has been taken by hl_pending_wait (which
    returns no lock then), or it has been cancelled and has ended, the lock is in
    use: another call on it is HL_EMISUSE, except hl_lock_release and
@@ -523,6 +640,10 @@ int hl_start(hl_manager *manager, const hl_plan *plan,
 int hl_lock_start_extend(hl_lock *lock, const hl_plan *plan,
                          const hl_options *options, hl_pending **pending,
                          hl_error *error);
+int hl_lock_start_upgrade(hl_lock *lock, const hl_options *options,
+                          hl_pending **pending, hl_error *error);
+int hl_lock_start_downgrade(hl_lock *lock, hl_pending **pending,
+                            hl_error *error);
 int hl_lock_start_check(hl_lock *lock, hl_pending **pending, hl_error *error);
 int hl_lock_start_release(hl_lock *lock, hl_pending **pending,
                           hl_error *error);

@@ -62,19 +62,21 @@ void hl__hold_end(hl_manager *manager, hl__connection *connection, bool lost) {
   hl__pool_unlink(manager, connection);
   connection->state = HL__ENDED;
   hl__manager_event(manager, lost ? HL__HOLD_LOST : HL__HOLD_RELEASED, 0, 0);
+  hl__manager_held(manager, &connection->span);
   if (lost) atomic_fetch_add(&manager->losses, 1u);
 }
 
 /* ----------------------------------------------------------- beginning */
 
 void hl__hold_begin(hl__hold *hold, hl__connection *connection,
-                    const hl_grant *grant, pthread_t owner) {
+                    const hl_grant *grant, pthread_t owner, unsigned level) {
   connection->state = HL__HELD;
   connection->owner = owner;
   connection->answered = grant->sent_ms;
   connection->asked = 0;
   hold->connection = connection;
   hold->token = grant->token;
+  hold->span = connection->span = (hl__span){hl__now_us(), level};
   hl__manager_event(hold->manager, HL__HOLD_BEGINS, 0, 0);
 }
 
@@ -226,6 +228,7 @@ int hl__hold_release(hl__hold *hold, bool confirm, hl_error *error) {
   if (held) {
     hold->connection = NULL;
     hl__manager_event(manager, HL__HOLD_RELEASED, 0, 0);
+    hl__manager_held(manager, &connection->span);
     if (status == HL_OK) {
       hl__pool_idle(manager, connection);
     } else {
@@ -238,6 +241,32 @@ int hl__hold_release(hl__hold *hold, bool confirm, hl_error *error) {
   hl__manager_mutex_unlock(manager);
   if (!held) connection_drop(hold); /* hl_manager_close came between */
   return HL_OK;
+}
+
+int hl__hold_downgrade(hl__hold *hold, const hl_request *request,
+                       hl_error *error) {
+  hl_manager *manager = hold->manager;
+  int status = hl__hold_use(hold, error);
+  if (status) return status;
+  hl__connection *connection = hold->connection;
+  hl_error reason;
+  int64_t sent = 0;
+  status = hl__hold_settle(manager, connection, &reason);
+  if (status)
+    status = HL_ECONNECTION;
+  else if (request->n > 0 && !manager->ops->downgrade)
+    status = hl__error(&reason, HL_EUNSUPPORTED,
+                       "a transaction of the store '%s' gives back no single "
+                       "lock: release it, or keep it exclusive",
+                       manager->ops->scheme);
+  else if (request->n > 0)
+    status = manager->ops->downgrade(connection->session, request, &sent,
+                                     &reason);
+  if (sent > connection->answered) connection->answered = sent;
+  hl__connection_mutex_unlock(connection);
+  if (status == HL_ECONNECTION) return hl__hold_lose(hold, &reason, error);
+  if (status && error) *error = reason;
+  return status;
 }
 
 int hl__hold_convert(hl__hold *hold, const hl_request *request,

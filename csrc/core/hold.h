@@ -13,6 +13,7 @@ typedef struct hl__hold {
   hl_manager *manager;       /* the lock's reference */
   hl__connection *connection; /* HELD or ENDED; NULL: nothing is held any more */
   uint64_t token;
+  hl__span span; /* its connection's */
   bool lost; /* it was found lost */
   /* A call of a worker's is under way on it. Until its end the owner of the lock looks
      at the fields below instead of the connection, which is the worker's. */
@@ -24,9 +25,10 @@ typedef struct hl__hold {
   hl__connection *watched HL__GUARDED_BY(hl__manager_mutex);
 } hl__hold;
 
-/* A BUSY connection holds what was granted: it becomes HELD, of that thread's. */
+/* A BUSY connection holds what was granted, on that level: it becomes HELD, of that
+   thread's. */
 void hl__hold_begin(hl__hold *hold, hl__connection *connection,
-                    const hl_grant *grant, pthread_t owner)
+                    const hl_grant *grant, pthread_t owner, unsigned level)
     HL__REQUIRES(hl__manager_mutex);
 
 /* Looks, and ends what is found lost. HL_OK: it is held as far as can be
@@ -46,6 +48,10 @@ int hl__hold_release(hl__hold *hold, bool confirm, hl_error *error);
    HL_ELOST, HL_ERELEASED; after anything else it holds what it held. */
 int hl__hold_convert(hl__hold *hold, const hl_request *request,
                      hl_grant *grant, hl_error *error);
+/* What it made exclusive becomes shared; it keeps all else. HL_OK; HL_ELOST, HL_ERELEASED; after
+   anything else it holds what it held. */
+int hl__hold_downgrade(hl__hold *hold, const hl_request *request,
+                       hl_error *error);
 /* Milliseconds for which the store is sure to keep it; HL_FOREVER; 0: it is not
    held. */
 int64_t hl__hold_left(hl__hold *hold);

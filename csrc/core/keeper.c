@@ -156,7 +156,7 @@ static void *keeper_main(void *argument) {
 int hl__keeper_start(hl_manager *manager, hl_error *error) {
   sigset_t all, before;
   if (manager->keeper.runs || manager->closed) return HL_OK;
-  hl__exit_watch(manager->ops->traits.blocks);
+  hl__exit_watch(manager->ops->traits.blocks ? manager->ops : NULL);
   (void)sigfillset(&all);
   (void)pthread_sigmask(SIG_SETMASK, &all, &before);
   int failure =

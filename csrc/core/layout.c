@@ -139,6 +139,7 @@ static int layout_copy(const hl_layout *layout, hl_layout **copy,
   atomic_init(&(*copy)->references, 1u);
   (*copy)->name_key = NULL;
   (*copy)->patterns = NULL;
+  (*copy)->own_names[0] = '\0';
   return HL_OK;
 }
 
@@ -195,8 +196,8 @@ static int pattern_check(const hl_layout *layout, unsigned level,
 
 int hl__layout_named(const hl_layout *wanted,
                      uint64_t (*name_key)(const char *name, size_t size),
-                     const char *const *patterns, hl_layout **layout,
-                     hl_error *error) {
+                     const char *const *patterns, const char *own_names,
+                     hl_layout **layout, hl_error *error) {
   size_t size = 1;
   unsigned n = 0;
   *layout = NULL;
@@ -213,6 +214,7 @@ int hl__layout_named(const hl_layout *wanted,
   int status = layout_copy(wanted, layout, error);
   if (status) return status;
   (*layout)->name_key = name_key;
+  if (own_names) strcpy((*layout)->own_names, own_names);
   if (!patterns) return HL_OK;
   char *at = (*layout)->patterns = malloc(size);
   if (!at) {

@@ -9,6 +9,8 @@
 
 #include <stdatomic.h>
 
+#define HL__OWN_NAMES_MAX 79
+
 struct hl_layout {
   atomic_uint references;
   unsigned levels;
@@ -20,6 +22,7 @@ struct hl_layout {
   /* Where nodes are locked by name, too: the store's key of a name; else NULL. */
   uint64_t (*name_key)(const char *name, size_t size);
   char *patterns; /* of names, one behind the other, each with its NUL; NULL: joined */
+  char own_names[HL__OWN_NAMES_MAX + 1]; /* no name begins so; "": any may */
 };
 
 /* "user,account,resource" */
@@ -37,12 +40,13 @@ int hl__layout_agree(hl_layout *wanted, const char *names, uint32_t buckets,
                      hl_error *error);
 
 #define HL__PATTERN_MAX 255
-/* A copy of `wanted` whose nodes have names, too. patterns: as hl_config.names. HL_ENOMEM;
-   HL_EMISUSE: a pattern cannot be understood, or there are not as many as levels. */
+/* A copy of `wanted` whose nodes have names, too. patterns: as hl_config.names; own_names: as
+   hl_store.own_names. HL_ENOMEM; HL_EMISUSE: a pattern cannot be understood, or there are not
+   as many as levels. */
 int hl__layout_named(const hl_layout *wanted,
                      uint64_t (*name_key)(const char *name, size_t size),
-                     const char *const *patterns, hl_layout **layout,
-                     hl_error *error);
+                     const char *const *patterns, const char *own_names,
+                     hl_layout **layout, hl_error *error);
 /* The name of the node ids[0]/.../ids[n-1]: returns its size; writes it unless out is
    NULL. */
 size_t hl__layout_node_name(const hl_layout *layout, const hl_id *ids,
@@ -51,6 +55,13 @@ size_t hl__layout_node_name(const hl_layout *layout, const hl_id *ids,
 /* The bits of a bucket where there are no buckets: beside them there is room for a
    level in 64. */
 #define HL__HASH_BITS 60
+
+/* A row as one number, signed, as a store without buckets keeps it: the level in the upper four
+   bits, and the hash; of an update row all bits of that, turned over. */
+static inline int64_t hl__row_key(unsigned level, uint64_t bucket) {
+  uint64_t key = (uint64_t)(level & ~HL_LEVEL_UPDATE) << HL__HASH_BITS | bucket;
+  return (int64_t)(level & HL_LEVEL_UPDATE ? ~key : key);
+}
 
 /* A layout of the levels of `wanted` that has no buckets and leaves nothing open. The
    number of buckets that a program wants is of no matter then. HL_ENOMEM. */

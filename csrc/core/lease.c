@@ -199,6 +199,7 @@ static void end(hl__lease *lease, hl__lease_state state,
   lease->state = state;
   hl__list_remove(&lease->node);
   hl__manager_event(lease->manager, happened, 0, 0);
+  hl__manager_held(lease->manager, &lease->span);
 }
 
 static int lose(hl__lease *lease, const hl_error *why)
@@ -290,6 +291,14 @@ void hl__lease_loss(hl__lease *lease, hl_error *error) {
   else
     (void)over_error(error);
   hl__manager_mutex_unlock(lease->manager);
+}
+
+int hl__lease_use(hl__lease *lease, hl_error *error) {
+  return lease->state == HL__LEASE_HELD ? HL_OK : not_held(lease, error);
+}
+
+void hl__lease_lost(hl__lease *lease, const hl_error *why) {
+  if (lease->state == HL__LEASE_HELD) (void)lose(lease, why);
 }
 
 /* ------------------------------------------------------------ refreshing */

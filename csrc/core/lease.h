@@ -28,9 +28,10 @@ typedef struct hl__lease {
   atomic_uint references; /* its lock's or call's, its tasks' */
   hl_manager *manager;
   bool refreshes, releases; /* auto_refresh, auto_release */
-  hl_lease_terms terms;     /* constant once it was granted */
+  hl_lease_terms terms;     /* constant once it was granted, but for its place */
   atomic_ullong turn;       /* of the last refresh that was sent */
   hl__lease_state state HL__GUARDED_BY(hl__manager_mutex);
+  hl__span span HL__GUARDED_BY(hl__manager_mutex); /* set by who begins it */
   /* Of the manager's leases while it is HELD, then perhaps of its drops. */
   hl__list node HL__GUARDED_BY(hl__manager_mutex);
   int64_t end HL__GUARDED_BY(hl__manager_mutex);   /* hl__lease_ms */
@@ -86,6 +87,12 @@ hl_lock_state hl__lease_look(hl__lease *lease);
 /* Why it is lost, or over. */
 void hl__lease_loss(hl__lease *lease, hl_error *error);
 
+/* HL_OK: it is HELD, or over; HL_ELOST, HL_ERELEASED. */
+int hl__lease_use(hl__lease *lease, hl_error *error)
+    HL__REQUIRES(hl__manager_mutex);
+/* The store has said HL_ELOST, and why. */
+void hl__lease_lost(hl__lease *lease, const hl_error *why)
+    HL__REQUIRES(hl__manager_mutex);
 /* As hl_lock_refresh; ttl 0: its own. */
 int hl__lease_refresh(hl__lease *lease, int64_t ttl, hl_error *error);
 /* Asks the store. HL_OK, HL_ELOST, HL_ERELEASED; what a connection says: then nobody

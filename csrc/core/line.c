@@ -106,12 +106,6 @@ static void heap_remove(hl__line *line, hl__waiter *waiter)
    last. */
 enum { WHOLE = 0 }; /* and each hl_mode */
 
-static int row_compare(const hl_row *a, const hl_row *b) {
-  if (a->level != b->level) return a->level < b->level ? -1 : 1;
-  if (a->bucket != b->bucket) return a->bucket < b->bucket ? -1 : 1;
-  return 0;
-}
-
 /* Whether two requests that take the row so can be granted together. */
 static bool is_shareable(const hl_row *row) {
   return !hl__modes_conflict((hl_mode)row->mode, (hl_mode)row->mode);
@@ -138,7 +132,7 @@ static bool same_class(const hl__member *a, const hl__member *b) {
   if (a->kind != b->kind || a->rows != b->rows) return false;
   const hl_row *rows = rows_of(a->waiter, &n), *others = rows_of(b->waiter, &n);
   for (size_t i = a->rows; i-- > 0;)
-    if (row_compare(&rows[i], &others[i]) != 0) return false;
+    if (hl__row_compare(&rows[i], &others[i]) != 0) return false;
   return true;
 }
 
@@ -163,7 +157,7 @@ static void member_enter(hl__line *line, hl__member *member) {
   hl__member **link = head_of(line, row), *head = *link;
   unsigned seen = 0;
   for (; head && !same_class(head, member); head = head->chain)
-    if (row_compare(last_row(head), row) == 0 && ++seen == HL__LINE_CLASSES)
+    if (hl__row_compare(last_row(head), row) == 0 && ++seen == HL__LINE_CLASSES)
       return;
   if (head) {
     member->next = head;
@@ -198,12 +192,12 @@ static bool has_rows(const hl_row *rows, size_t i, const hl__member *head) {
     size_t low = j, high = i + 1;
     while (low < high) {
       size_t middle = low + (high - low) / 2;
-      if (row_compare(&rows[middle], &wanted[j]) < 0)
+      if (hl__row_compare(&rows[middle], &wanted[j]) < 0)
         low = middle + 1;
       else
         high = middle;
     }
-    if (low > i || row_compare(&rows[low], &wanted[j]) != 0) return false;
+    if (low > i || hl__row_compare(&rows[low], &wanted[j]) != 0) return false;
     if (head->kind == WHOLE &&
         !is_shareable(&rows[low]))
       return false;
@@ -243,7 +237,7 @@ static hl__member *find(hl__line *line, const hl_plan *plan, uint64_t arrival,
     unsigned seen = 0;
     hl__member *head = *head_of(line, &rows[i]);
     for (; head && seen < HL__LINE_CLASSES; head = head->chain) {
-      if (row_compare(last_row(head), &rows[i]) != 0) continue;
+      if (hl__row_compare(last_row(head), &rows[i]) != 0) continue;
       seen++;
       if (head->kind == WHOLE
               ? conflicts

@@ -12,7 +12,82 @@
 #include <stdlib.h>
 #include <string.h>
 
-hl_lock *hl__lock_new(hl_manager *manager, const hl_plan *plan) {
+/* ----------------------------------------------------------- who has it */
+
+static bool is_foreign(const hl_lock *lock) {
+  return lock->generation != hl__fork_generation();
+}
+
+/* A lease that was revoked may not know it yet: its own thread asks. */
+static bool lease_stands(hl__lease *lease, int64_t ms, bool mine) {
+  hl_error error;
+  if (hl__lease_look(lease) != HL_HELD ||
+      !(lease->refreshes || hl__lease_left(lease) > ms))
+    return false;
+  return !mine || hl__lease_check(lease, &error) == HL_OK;
+}
+
+static bool held_stands(hl__held *held, int64_t ms, bool mine) {
+  hl_lock *lock = HL__LIST_ENTRY(held, hl_lock, held);
+  hl_manager *manager = lock->hold.manager;
+  if (is_foreign(lock) || lock->released || hl__lock_is_occupied(lock))
+    return false;
+  if (lock->lease) return lease_stands(lock->lease, ms, mine);
+  if (mine) return hl_lock_is_held(lock);
+  hl__manager_mutex_lock(manager);
+  hl__connection *connection = lock->hold.connection;
+  /* BUSY: its own thread waits in a call that extends it. */
+  bool stands = connection && (connection->state == HL__HELD ||
+                               connection->state == HL__BUSY);
+  if (stands && connection->state == HL__HELD &&
+      hl__connection_mutex_trylock(connection) == 0) {
+    stands = connection->session &&
+             hl__hold_look(manager, connection, NULL) == HL_OK;
+    hl__connection_mutex_unlock(connection);
+  }
+  hl__manager_mutex_unlock(manager);
+  return stands;
+}
+
+static hl__lease *held_lease(const hl__held *held) {
+  return HL__LIST_ENTRY(held, const hl_lock, held)->lease;
+}
+
+int hl__lock_wait_begin(hl__wait *wait, hl_manager *manager,
+                        const hl_plan *plan, const hl_options *options,
+                        int64_t timeout, const hl__held *own,
+                        hl_error *error) {
+  if (!hl__wait_counts(options, timeout) || manager->ops->traits.grants_all)
+    return HL_OK;
+  wait->agent = options->agent;
+  wait->strand = options->strand;
+  wait->manager = manager;
+  wait->plan = plan;
+  wait->own = own;
+  wait->where = options->where;
+  wait->timeout = timeout;
+  hl__manager_renew(manager);
+  return hl__wait_begin(wait, error);
+}
+
+/* Of a call that is to block its agent; counts what is refused. */
+static int wait_begin(hl__wait *wait, const hl__call *call,
+                      const hl__held *own, hl_error *error) {
+  hl_manager *manager = call->manager;
+  const hl_plan *plan =
+      call->extension ? call->extension->plan : call->lock->plan;
+  int status = hl__lock_wait_begin(wait, manager, plan, &call->options,
+                                   call->timeout, own, error);
+  if (status == HL_OK) return HL_OK;
+  hl__manager_mutex_lock(manager);
+  hl__manager_event(manager, HL__CALL_BEGINS, 0, 0);
+  hl__manager_event(manager, HL__CALL_ENDS, status, 0);
+  hl__manager_mutex_unlock(manager);
+  return status;
+}
+
+hl_lock *hl__lock_new(hl_manager *manager, const hl_plan *plan,
+                      const hl_options *options) {
   hl_lock *lock = calloc(1, sizeof *lock);
   if (!lock) return NULL;
   lock->plan = hl_plan_copy(plan);
@@ -22,6 +97,22 @@ hl_lock *hl__lock_new(hl_manager *manager, const hl_plan *plan) {
   }
   lock->generation = hl__fork_generation();
   lock->hold.manager = manager;
+  lock->held.manager = manager;
+  lock->held.plan = &lock->plan;
+  lock->held.strand = options->strand;
+  lock->held.task = options->task;
+  lock->held.kinds = options->kinds;
+  lock->held.stands = held_stands;
+  lock->held.lease = held_lease;
+  lock->label_size = options->label_size < sizeof lock->label
+                         ? options->label_size
+                         : sizeof lock->label;
+  if (lock->label_size)
+    memcpy(lock->label, options->label, lock->label_size);
+  if (options->where) {
+    size_t size = strnlen(options->where, sizeof lock->held.where - 1);
+    memcpy(lock->held.where, options->where, size);
+  }
   atomic_fetch_add(&manager->references, 1u);
   return lock;
 }
@@ -47,24 +138,27 @@ int hl_acquire(hl_manager *manager, const hl_plan *plan,
   if (status == HL_OK)
     status = hl__options_check(&options, manager, plan, error);
   if (status) return status;
-  hl_lock *lock = hl__lock_new(manager, plan);
+  hl_lock *lock = hl__lock_new(manager, plan, &options);
   if (!lock) return hl__error_memory(error);
   if (options.ttl && (status = hl__lock_lease(&lock, &options, error)) != HL_OK)
     return status;
+  hl__wait wait = {.blocks = true};
   hl__call_init(&call, manager, HL__ACQUIRE, lock, &options);
-  status = hl__call_make(&call, error);
-  if (status == HL_OK)
+  status = wait_begin(&wait, &call, NULL, error);
+  if (status == HL_OK) {
+    status = hl__call_make(&call, error);
+    hl__wait_end(&wait);
+  }
+  if (status == HL_OK) {
+    hl__agent_keep(&lock->held, options.agent);
     *result = lock;
-  else
+  } else {
     hl_lock_free(lock);
+  }
   return status;
 }
 
 /* --------------------------------------------------------------- holding */
-
-static bool is_foreign(const hl_lock *lock) {
-  return lock->generation != hl__fork_generation();
-}
 
 static int foreign_error(hl_error *error) {
   return hl__error(error, HL_ERELEASED,
@@ -111,6 +205,23 @@ void hl_lock_loss(hl_lock *lock, hl_error *error) {
   if (lock->lease && !is_foreign(lock)) hl__lease_loss(lock->lease, error);
 }
 
+/* Whoever is the victim of a circle holds nothing any more, whether the store has found it
+   or we. */
+static int extend(hl__call *call, hl_error *error) {
+  hl__wait wait = {.blocks = true};
+  hl_lock *lock = call->lock;
+  int status = wait_begin(&wait, call, &lock->held, error);
+  if (status == HL_DEADLOCK) {
+    hl__agent_forget(&lock->held);
+    (void)hl__lock_release(lock, false, NULL);
+  }
+  if (status) return status;
+  status = hl__call_extend(call, error);
+  hl__wait_end(&wait);
+  if (status == HL_OK) lock->held.kinds |= call->options.kinds;
+  return status;
+}
+
 int hl_lock_extend(hl_lock *lock, const hl_plan *plan,
                    const hl_options *given, hl_error *error) {
   hl_options options;
@@ -131,9 +242,61 @@ int hl_lock_extend(hl_lock *lock, const hl_plan *plan,
   if (status == HL_OK) {
     hl__call_init(&call, manager, HL__EXTEND, lock, &options);
     call.extension = &extension;
-    status = hl__call_extend(&call, error);
+    status = extend(&call, error);
   }
   if (status == HL_OK) hl__call_commit(&call);
+  hl__extension_dispose(&extension);
+  return status;
+}
+
+/* -------------------------------------------------------------- regrading */
+
+int hl__lock_regrade_check(hl_lock *lock, hl_error *error) {
+  if (is_foreign(lock)) return foreign_error(error);
+  if (hl__lock_is_occupied(lock)) return hl__lock_occupied_error(error);
+  if (hl__plan_updates(lock->plan)) return HL_OK;
+  return hl__error(error, HL_EMISUSE,
+                   "the lock is none for update: acquire it with that mode");
+}
+
+void hl__lock_relabel(const hl_lock *lock, hl_options *options) {
+  options->label = lock->label;
+  options->label_size = lock->label_size;
+}
+
+int hl_lock_upgrade(hl_lock *lock, const hl_options *given, hl_error *error) {
+  hl_options options;
+  hl__extension extension;
+  hl__call call;
+  int status = hl__lock_regrade_check(lock, error);
+  if (status == HL_OK) status = hl__options_take(given, &options, error);
+  if (status) return status;
+  hl__lock_relabel(lock, &options);
+  status = hl__extension_regrade(&extension, lock, true, error);
+  if (status == HL_OK) {
+    hl__call_init(&call, lock->hold.manager, HL__EXTEND, lock, &options);
+    call.extension = &extension;
+    status = extend(&call, error);
+  }
+  if (status == HL_OK) hl__call_commit(&call);
+  hl__extension_dispose(&extension);
+  return status;
+}
+
+int hl_lock_downgrade(hl_lock *lock, hl_error *error) {
+  hl_options options = HL_OPTIONS_INIT;
+  hl__extension extension;
+  hl__call call;
+  int status = hl__lock_regrade_check(lock, error);
+  if (status) return status;
+  hl__lock_relabel(lock, &options);
+  status = hl__extension_regrade(&extension, lock, false, error);
+  if (status == HL_OK) {
+    hl__call_init(&call, lock->hold.manager, HL__DOWNGRADE, lock, &options);
+    call.extension = &extension;
+    status = hl__call_downgrade(&call, error);
+    if (hl__call_commits(&call, status)) hl__call_commit(&call);
+  }
   hl__extension_dispose(&extension);
   return status;
 }
@@ -194,6 +357,7 @@ int hl_lock_export(hl_lock *lock, char **text, hl_error *error) {
   if (status == HL_OK) status = hl__lease_leave(lock->lease, error);
   if (status == HL_OK) {
     lock->released = true;
+    hl__agent_forget(&lock->held);
   } else if (text) {
     free(*text);
     *text = NULL;
@@ -217,7 +381,7 @@ int hl__import_begin(hl_manager *manager, const char *text, size_t size,
   options->label_size = 0;
   options->owner = NULL; /* the record has it */
   if (!options->ttl) options->ttl = terms.ttl;
-  *lock = hl__lock_new(manager, plan);
+  *lock = hl__lock_new(manager, plan, options);
   status = hl__lock_lease(lock, options, error);
   if (status == HL_OK) {
     hl_lease_terms *own = &(*lock)->lease->terms;
@@ -241,10 +405,12 @@ int hl_import(hl_manager *manager, const char *text, size_t size,
   hl__call_init(&call, manager, HL__ACQUIRE, lock, &options);
   call.adopts = true;
   status = hl__call_make(&call, error);
-  if (status == HL_OK)
+  if (status == HL_OK) {
+    hl__agent_keep(&lock->held, options.agent);
     *result = lock;
-  else
+  } else {
     hl_lock_free(lock);
+  }
   return status;
 }
 
@@ -267,6 +433,7 @@ int hl_lock_release(hl_lock *lock, bool confirm, hl_error *error) {
   if (is_foreign(lock)) return foreign_error(error);
   if (lock->released) return HL_OK;
   lock->released = true;
+  hl__agent_forget(&lock->held);
   if (leave_to_occupant(lock, false)) return HL_OK;
   return hl__lock_release(lock, confirm, error);
 }
@@ -281,6 +448,7 @@ int hl_lock_close(hl_lock *lock, hl_error *error) {
   if (hl__lock_releases(lock)) return hl_lock_release(lock, false, error);
   if (lock->released) return HL_OK;
   lock->released = true;
+  hl__agent_forget(&lock->held);
   if (hl__lock_is_occupied(lock)) return HL_OK; /* hl_lock_free leaves it */
   int status = hl__lease_leave(lock->lease, error);
   return status == HL_ERELEASED ? HL_OK : status;
@@ -299,7 +467,9 @@ static void lease_end(const hl_lock *lock) {
 }
 
 void hl_lock_free(hl_lock *lock) {
-  if (!lock || leave_to_occupant(lock, true)) return;
+  if (!lock) return;
+  hl__agent_forget(&lock->held);
+  if (leave_to_occupant(lock, true)) return;
   /* A connection of the parent's is the parent's: see hl__manager_renew. */
   if (lock->lease)
     lease_end(lock);
@@ -327,3 +497,9 @@ hl_kind hl_lock_kind(const hl_lock *lock) {
 uint64_t hl_lock_token(const hl_lock *lock) { return lock->hold.token; }
 
 const hl_plan *hl_lock_plan(const hl_lock *lock) { return lock->plan; }
+
+bool hl_lock_auto_releases(const hl_lock *lock) {
+  return hl__lock_releases(lock);
+}
+
+const char *hl_lock_where(const hl_lock *lock) { return lock->held.where; }

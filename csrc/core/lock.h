@@ -4,6 +4,7 @@
 #ifndef HIERLOCK_LOCK_H
 #define HIERLOCK_LOCK_H
 
+#include "agent.h"
 #include "fork.h"
 #include "hold.h"
 #include "lease.h"
@@ -26,7 +27,11 @@ struct hl_lock {
   bool released;       /* hl_lock_release has been called */
   const hl_plan *plan;
   int64_t waited;
+  /* For an upgrade: what observers are shown of it. */
+  char label[sizeof((hl_holder *)0)->label];
+  size_t label_size;
   _Atomic(hl__occupant *) occupant; /* NULL: it is its owner's */
+  hl__held held; /* in the books of who acquired it */
 };
 
 /* Never in a forked child: there it is of no use any more. */
@@ -35,9 +40,15 @@ static inline bool hl__lock_is_occupied(hl_lock *lock) {
          lock->generation == hl__fork_generation();
 }
 
-/* An empty lock, with a reference to the manager and a copy of the plan. NULL:
-   out of memory. */
-hl_lock *hl__lock_new(hl_manager *manager, const hl_plan *plan);
+/* An empty lock, with a reference to the manager and a copy of the plan; options: who asks
+   for it. NULL: out of memory. */
+hl_lock *hl__lock_new(hl_manager *manager, const hl_plan *plan,
+                      const hl_options *options);
+/* For a request that is about to wait for so long: fills in the wait, except `blocks` and
+   `over`, and hl__wait_begin, if it counts. The plan is in order. `own`: as in hl__wait. */
+int hl__lock_wait_begin(hl__wait *wait, hl_manager *manager,
+                        const hl_plan *plan, const hl_options *options,
+                        int64_t timeout, const hl__held *own, hl_error *error);
 /* Gives the lock a lease that is to be granted, as the options want it, which were checked.
    HL_OK; HL_ENOMEM, also where *lock is NULL, HL_ESTORE: then the lock is gone. */
 int hl__lock_lease(hl_lock **lock, const hl_options *options, hl_error *error);
@@ -46,6 +57,10 @@ int hl__lock_lease(hl_lock **lock, const hl_options *options, hl_error *error);
 int hl__import_begin(hl_manager *manager, const char *text, size_t size,
                      const hl_options *given, hl_options *options,
                      hl_lock **lock, hl_error *error);
+/* The label that the lock was acquired with. */
+void hl__lock_relabel(const hl_lock *lock, hl_options *options);
+/* HL_OK: the lock is for update, and its owner's; HL_EMISUSE, HL_ERELEASED. */
+int hl__lock_regrade_check(hl_lock *lock, hl_error *error);
 /* hl_lock_check and the release, for whoever occupies the lock. */
 int hl__lock_check(hl_lock *lock, hl_error *error);
 int hl__lock_release(hl_lock *lock, bool confirm, hl_error *error);

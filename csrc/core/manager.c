@@ -24,6 +24,7 @@ HL__UNCHECKED static void fields_init(hl_manager *manager) {
   manager->workers = (hl__workers){.first = NULL};
   manager->keeper = (hl__keeper){.next = 0};
   manager->stats = (hl_stats){0};
+  memset(manager->levels, 0, sizeof manager->levels);
   hl__line_init(&manager->line);
   hl__list_init(&manager->leases); /* those in it are the parent's */
   hl__list_init(&manager->drops);
@@ -76,8 +77,9 @@ HL__UNCHECKED void hl__manager_renew(hl_manager *manager) {
 
 int hl__manager_store_open(hl_manager *manager, hl_error *error) {
   int status = manager->ops->open(&manager->config, &manager->store, error);
-  /* A record keeps nobody out who looks at names only. */
-  if (status == HL_OK && manager->config.interoperates)
+  /* A record keeps nobody out who looks at names only; unless it is what they look at. */
+  if (status == HL_OK && manager->config.interoperates &&
+      !manager->ops->traits.leases_only)
     manager->store->leases = NULL;
   return status;
 }
@@ -110,6 +112,7 @@ HL__UNCHECKED void hl__manager_leave(hl_manager *manager) {
   hl_dsn_dispose(&manager->dsn);
   free(manager->path);
   free((void *)manager->stores);
+  free(manager->units);
   free(manager);
 }
 

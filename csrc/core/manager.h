@@ -14,6 +14,7 @@
 #ifndef HIERLOCK_MANAGER_H
 #define HIERLOCK_MANAGER_H
 
+#include "clock.h"
 #include "dsn.h"
 #include "event.h"
 #include "hierlock.h"
@@ -36,6 +37,7 @@ struct hl_manager {
   char *path; /* dsn.path made absolute; NULL: it was */
   hl_layout *layout;
   const hl_store_ops **stores; /* beyond those in the core; ends with NULL */
+  char *units; /* see order.h; NULL: none */
   const hl_store_ops *ops;
   hl_store_config config;
   unsigned pool_size;
@@ -64,6 +66,9 @@ struct hl_manager {
   unsigned refreshers HL__GUARDED_BY(hl__manager_mutex);
   pthread_cond_t done; /* a pending is done, or a refresh, or a drop */
   hl_stats stats HL__GUARDED_BY(hl__manager_mutex);
+  struct {
+    hl_histogram waits, holds;
+  } levels[HL_LEVELS_MAX] HL__GUARDED_BY(hl__manager_mutex);
   /* Looks for holders, of the current second: see watch.c. */
   int64_t looks_since HL__GUARDED_BY(hl__manager_mutex);
   unsigned looks HL__GUARDED_BY(hl__manager_mutex);
@@ -97,6 +102,17 @@ static inline void hl__manager_event(hl_manager *manager, hl__event_kind kind,
                                      int status, int64_t ms)
     HL__REQUIRES(hl__manager_mutex) {
   hl__event(&manager->stats, kind, status, ms);
+}
+/* An acquisition has waited, with whatever outcome; what was held is so no more. */
+static inline void hl__manager_waited(hl_manager *manager, unsigned level,
+                                      int64_t us)
+    HL__REQUIRES(hl__manager_mutex) {
+  hl__histogram_add(&manager->levels[level].waits, us);
+}
+static inline void hl__manager_held(hl_manager *manager, const hl__span *span)
+    HL__REQUIRES(hl__manager_mutex) {
+  hl__histogram_add(&manager->levels[span->level].holds,
+                    hl__now_us() - span->since);
 }
 
 /* Copies what a caller has given into a structure of the same kind, which holds the

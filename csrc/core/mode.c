@@ -6,7 +6,8 @@
 #include <string.h>
 
 static const char *const names[] = {[HL_SHARED] = "shared",
-                                    [HL_EXCLUSIVE] = "exclusive"};
+                                    [HL_EXCLUSIVE] = "exclusive",
+                                    [HL_UPDATE] = "update"};
 
 const char *hl_mode_name(hl_mode mode) { return names[mode]; }
 

@@ -1,22 +1,34 @@
 /*
  * mode.h - everything that depends on which modes there are: who conflicts with
- * whom, what two modes amount to, and what an ancestor is locked in. (Names: hl_mode_name.) Nothing else compares modes by their numbers.
+ * whom, what two modes amount to, what a node and its ancestors are locked in, and the order of
+ * rows. (Names: hl_mode_name.) Nothing else compares modes by their numbers.
  *
  *                     the other holds it
- *                     shared     exclusive
- *     shared          both       waits
- *     exclusive       waits      waits
+ *                     shared     update     exclusive
+ *     shared          both       both       waits
+ *     update          both       waits      waits
+ *     exclusive       waits      waits      waits
+ *
+ * Rows are only shared or exclusive. A node that is taken for update is two rows: its own, shared,
+ * and its update row, exclusively, which nobody else asks for. So no more than one has the update
+ * lock, and only he may make his own row exclusive.
+ *
+ * All update rows come before all other rows. Whoever waits for one holds no node, or the holder,
+ * who wants to become exclusive, would have to wait for him.
  */
 #ifndef HIERLOCK_MODE_H
 #define HIERLOCK_MODE_H
 
 #include "hierlock.h"
 
-/* Whether two requests for one row exclude each other. */
+/* Whether two requests for one row, or one node, exclude each other. */
 static inline bool hl__modes_conflict(hl_mode a, hl_mode b) {
-  static const bool conflict[][HL_EXCLUSIVE + 1] = {
-      [HL_SHARED] = {[HL_SHARED] = false, [HL_EXCLUSIVE] = true},
-      [HL_EXCLUSIVE] = {[HL_SHARED] = true, [HL_EXCLUSIVE] = true},
+  static const bool conflict[][HL_UPDATE + 1] = {
+      [HL_SHARED] = {[HL_EXCLUSIVE] = true},
+      [HL_UPDATE] = {[HL_UPDATE] = true, [HL_EXCLUSIVE] = true},
+      [HL_EXCLUSIVE] = {[HL_SHARED] = true,
+                        [HL_UPDATE] = true,
+                        [HL_EXCLUSIVE] = true},
   };
   return conflict[a][b];
 }
@@ -24,9 +36,15 @@ static inline bool hl__modes_conflict(hl_mode a, hl_mode b) {
 /* The weakest mode that allows what both allow: whoever needs a row for two targets
    takes it in this one. */
 static inline hl_mode hl__mode_supremum(hl_mode a, hl_mode b) {
-  static const hl_mode supremum[][HL_EXCLUSIVE + 1] = {
-      [HL_SHARED] = {[HL_SHARED] = HL_SHARED, [HL_EXCLUSIVE] = HL_EXCLUSIVE},
+  static const hl_mode supremum[][HL_UPDATE + 1] = {
+      [HL_SHARED] = {[HL_SHARED] = HL_SHARED,
+                     [HL_UPDATE] = HL_UPDATE,
+                     [HL_EXCLUSIVE] = HL_EXCLUSIVE},
+      [HL_UPDATE] = {[HL_SHARED] = HL_UPDATE,
+                     [HL_UPDATE] = HL_UPDATE,
+                     [HL_EXCLUSIVE] = HL_EXCLUSIVE},
       [HL_EXCLUSIVE] = {[HL_SHARED] = HL_EXCLUSIVE,
+                        [HL_UPDATE] = HL_EXCLUSIVE,
                         [HL_EXCLUSIVE] = HL_EXCLUSIVE},
   };
   return supremum[a][b];
@@ -48,6 +66,59 @@ static inline hl_mode hl__mode_of_ancestor(hl_mode mode) {
    too. */
 static inline hl_mode hl__mode_of_node(hl_mode wanted, bool deepest_level) {
   return deepest_level ? wanted : HL_EXCLUSIVE;
+}
+
+/* What the row of a node is locked in that is taken in this mode. */
+static inline hl_mode hl__mode_of_row(hl_mode mode) {
+  return mode == HL_UPDATE ? HL_SHARED : mode;
+}
+
+/* What another process or program has written for a mode. */
+static inline hl_mode hl__mode_read(unsigned written) {
+  if (written == HL_SHARED || written == HL_UPDATE) return (hl_mode)written;
+  return HL_EXCLUSIVE;
+}
+
+/* The same as a letter. */
+static inline char hl__mode_letter(hl_mode mode) {
+  return mode == HL_SHARED ? 's' : mode == HL_UPDATE ? 'u' : 'x';
+}
+static inline hl_mode hl__mode_of_letter(char letter) {
+  return letter == 's' ? HL_SHARED : letter == 'u' ? HL_UPDATE : HL_EXCLUSIVE;
+}
+
+/* Where rows of this level stand in the order of all rows: update rows first. */
+static inline unsigned hl__level_place(uint8_t level) {
+  return level ^ HL_LEVEL_UPDATE;
+}
+
+static inline bool hl__is_update_row(const hl_row *row) {
+  return (row->level & HL_LEVEL_UPDATE) != 0;
+}
+
+/* The order in which rows are taken. */
+static inline int hl__row_order(uint8_t level, uint64_t bucket,
+                                uint8_t other_level, uint64_t other_bucket) {
+  if (level != other_level)
+    return hl__level_place(level) < hl__level_place(other_level) ? -1 : 1;
+  if (bucket != other_bucket) return bucket < other_bucket ? -1 : 1;
+  return 0;
+}
+
+static inline int hl__row_compare(const hl_row *a, const hl_row *b) {
+  return hl__row_order(a->level, a->bucket, b->level, b->bucket);
+}
+
+/* Whether it is a row for which who has it shared may have an update row, too; and wants it exclusively. */
+static inline bool hl__may_upgrade(const hl_layout *layout, const hl_row *row) {
+  return row->mode == HL_EXCLUSIVE && row->level + 1u == hl_layout_levels(layout);
+}
+
+/* How many of the rows, which are in order, are update rows: the first ones. */
+static inline size_t hl__update_rows(const hl_row *rows, size_t n) {
+  size_t count = 0;
+  while (count < n && hl__is_update_row(&rows[count])) count++;
+  return count;
 }
 
 #endif

@@ -9,6 +9,7 @@
 #include "error.h"
 #include "exit.h"
 #include "layout.h"
+#include "order.h"
 
 #include <errno.h>
 #include <stddef.h>
@@ -115,9 +116,10 @@ static int names_check(hl_manager *manager, const hl_config *config,
     return hl__error(error, HL_EUNSUPPORTED,
                      "the store '%s' cannot keep out programs that use Symfony "
                      "Lock: PostgreSQL (Symfony's PostgreSqlStore, "
-                     "pgsql+advisory:...) and the embedded store (its "
+                     "pgsql+advisory:...), Redis and Valkey (its "
+                     "RedisStore, redis://host) and the embedded store (its "
                      "FlockStore, flock:///directory) can; tables (lock_keys) "
-                     "cannot be shared",
+                     "and Memcached cannot be shared",
                      manager->ops->scheme);
   manager->config.interoperates = true;
   return HL_OK;
@@ -130,7 +132,8 @@ static int layout_take(hl_manager *manager, const hl_config *config,
   int status = HL_OK;
   if (manager->config.interoperates)
     status = hl__layout_named(manager->store->layout, manager->ops->name_key,
-                              config->names, &layout, error);
+                              config->names, manager->store->own_names,
+                              &layout, error);
   else
     layout = hl_layout_ref(manager->store->layout);
   if (status) return status;
@@ -166,6 +169,8 @@ int hl_manager_open(const hl_config *given, hl_manager **result,
     status = hl_dsn_parse(dsn, manager->ops->parse, &manager->dsn, error);
   if (status == HL_OK) status = make_absolute(manager, error);
   if (status == HL_OK) status = stores_copy(manager, config->stores, error);
+  if (status == HL_OK)
+    status = hl__units_copy(config->units, &manager->units, error);
   if (status == HL_OK) {
     manager->config = (hl_store_config){
         .dsn = &manager->dsn,

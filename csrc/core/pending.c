@@ -24,12 +24,23 @@
 #include "error.h"
 #include "exit.h"
 #include "fork.h"
+#include "mode.h"
+#include "order.h"
+#include "plan.h"
 
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
+
+/* Of one that is granted when the first of its members is (hl_start_any). */
+typedef struct any {
+  hl_pending *winner;
+  hl_plan *plan; /* all of them, for messages */
+  size_t n, going; /* members, and those that are not done */
+  hl_pending *members[]; /* NULL: not started */
+} any;
 
 struct hl_pending {
   atomic_uint references; /* its owner's, its worker's */
@@ -49,6 +60,12 @@ struct hl_pending {
   bool release_then HL__GUARDED_BY(hl__manager_mutex);
   bool free_then HL__GUARDED_BY(hl__manager_mutex);
   int fd HL__GUARDED_BY(hl__manager_mutex); /* eventfd; -1 until asked for */
+  /* Of a group: it has no lock, no task and no place in line of its own. */
+  any *group HL__GUARDED_BY(hl__manager_mutex);
+  /* Of a member: whose. NULL once that has ended. */
+  hl_pending *whole HL__GUARDED_BY(hl__manager_mutex);
+  hl__wait wait;   /* of a strand that does nothing else; its owner's */
+  hl_agent *agent; /* for the lock; its owner's */
   hl_notify_fn
       notify HL__GUARDED_BY(hl__manager_mutex); /* NULL: nobody asked */
   uint64_t notify_tag HL__GUARDED_BY(hl__manager_mutex);
@@ -79,24 +96,31 @@ static void lock_idle(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
 }
 
 /* From now on its owner sees that it is done. */
-static void finish(hl_pending *pending, int status)
+static void tell(hl_pending *pending, int status)
     HL__REQUIRES(hl__manager_mutex) {
-  hl__call *call = &pending->call;
-  hl_manager *manager = call->manager;
   pending->done = true;
   pending->status = status;
-  if (call->kind == HL__ACQUIRE)
-    hl__manager_event(manager, HL__CALL_ENDS, status,
-                      hl__now_ms() - call->start);
-  else if (!call->given_up)
-    lock_idle(pending);
   if (pending->fd >= 0) {
     static const uint64_t one = 1;
     ssize_t ignored = write(pending->fd, &one, sizeof one); /* never blocks */
     (void)ignored;
   }
   if (pending->notify) pending->notify(pending->notify_tag);
-  (void)pthread_cond_broadcast(&manager->done);
+  (void)pthread_cond_broadcast(&pending->call.manager->done);
+}
+
+static void member_done(hl_pending *whole, hl_pending *member)
+    HL__REQUIRES(hl__manager_mutex);
+
+static void finish(hl_pending *pending, int status)
+    HL__REQUIRES(hl__manager_mutex) {
+  hl__call *call = &pending->call;
+  if (call->kind == HL__ACQUIRE)
+    (void)hl__call_ends(call, status);
+  else if (!call->given_up)
+    lock_idle(pending);
+  tell(pending, status);
+  if (pending->whole) member_done(pending->whole, pending);
 }
 
 /* Of one in line, which no worker has: its place and its lock go with it. */
@@ -144,6 +168,48 @@ static void give_up(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
   (void)pthread_cond_broadcast(&manager->pool.freed); /* or waits for a connection */
   hl__call_interrupt(call);
   finish(pending, status);
+}
+
+/* ---------------------------------------------------------- of several */
+
+static int none_error(hl_pending *whole) HL__REQUIRES(hl__manager_mutex) {
+  char path[256];
+  (void)hl_plan_describe(whole->group->plan, path, sizeof path);
+  return hl__error(&whole->error, HL_TIMEOUT,
+                   "none of %s was granted within %.3f s", path,
+                   (double)whole->call.timeout / 1000);
+}
+
+/* The first that is granted is the result; a failure of another kind than HL_TIMEOUT is one, too. Does not
+   reach into the line, in which a failure may have been found. */
+static void member_done(hl_pending *whole, hl_pending *member) {
+  any *group = whole->group;
+  int status = member->status;
+  group->going--;
+  if (whole->done) return;
+  if (status == HL_OK) {
+    group->winner = member;
+    tell(whole, HL_OK);
+  } else if (status != HL_TIMEOUT) {
+    whole->error = member->error;
+    tell(whole, status);
+  } else if (group->going == 0) {
+    tell(whole, none_error(whole));
+  }
+}
+
+/* One was granted: the others are given up before the mutex is, and so none of them is granted to
+   anybody any more. */
+static void others_give_up(const hl_pending *winner)
+    HL__REQUIRES(hl__manager_mutex) {
+  const any *group = winner->whole ? winner->whole->group : NULL;
+  if (!group || group->winner != winner) return;
+  for (size_t i = 0; i < group->n; i++) {
+    hl_pending *other = group->members[i];
+    if (!other || other->done) continue;
+    (void)cancelled_error(&other->error);
+    give_up(other);
+  }
 }
 
 /* -------------------------------------------------------------- in line */
@@ -281,6 +347,7 @@ static int work(hl_pending *pending, hl_error *error) {
     if (!call->manager->ops->traits.scarce) return try_and_wait(pending, error);
     return hl__call_acquire(call, call->timeout, error);
   case HL__EXTEND: return hl__call_extend(call, error);
+  case HL__DOWNGRADE: return hl__call_downgrade(call, error);
   case HL__CHECK:
     hl__manager_mutex_lock(call->manager);
     hold->watched = hold->connection; /* so that its owner can look at it */
@@ -299,10 +366,12 @@ static int work(hl_pending *pending, hl_error *error) {
 typedef struct blockers {
   hl_holder *list;
   size_t n;
+  bool upgrade; /* who holds for update is the asker himself */
 } blockers;
 
 static void blockers_add(void *context, const hl_holder *holder) {
   blockers *self = context;
+  if (self->upgrade && holder->mode == HL_UPDATE) return;
   hl_holder *grown = realloc(self->list, (self->n + 1) * sizeof *grown);
   if (!grown) return;
   grown[self->n++] = *holder;
@@ -314,7 +383,8 @@ static void run(hl__task *task) {
   hl__call *call = &pending->call;
   hl_manager *manager = call->manager;
   hl_error error;
-  blockers found = {NULL, 0};
+  blockers found = {
+      .upgrade = call->extension && call->extension->regrades};
   hl__manager_mutex_lock(manager);
   bool given_up = call->given_up;
   hl__manager_mutex_unlock(manager);
@@ -352,6 +422,7 @@ static void run(hl__task *task) {
     pending->holders = found.list;
     pending->holder_count = found.n;
     finish(pending, status);
+    others_give_up(pending);
   }
   hl__manager_mutex_unlock(manager);
   if (given_up) free(found.list);
@@ -377,7 +448,7 @@ static bool run_at_once(hl_pending *pending) {
   hl_error error;
   int status = hl__call_acquire(call, 0, &error);
   if (status == HL_TIMEOUT && call->timeout > 0) return false;
-  blockers found = {NULL, 0};
+  blockers found = {.list = NULL};
   if (status == HL_TIMEOUT)
     (void)hl_manager_blockers(manager, call->waiter.plan, blockers_add, &found,
                               NULL);
@@ -386,6 +457,7 @@ static bool run_at_once(hl_pending *pending) {
   hl__manager_mutex_lock(manager);
   if (status) pending->error = error;
   finish(pending, status);
+  others_give_up(pending);
   hl__manager_mutex_unlock(manager);
   return true;
 }
@@ -444,10 +516,33 @@ static void acquire_begin(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
 
 static const hl_options defaults = HL_OPTIONS_INIT;
 
-/* `status`, with `lock`: what making it has come to. */
+static bool is_over(hl__wait *wait) {
+  return hl_pending_done(HL__LIST_ENTRY(wait, hl_pending, wait));
+}
+
+/* It would have waited for ever, and nobody has seen it yet. */
+static void finish_refused(hl_pending *pending, int status) {
+  hl__manager_mutex_lock(pending->call.manager);
+  finish(pending, status);
+  hl__manager_mutex_unlock(pending->call.manager);
+  hl_pending_free(pending);
+}
+
+/* Whoever ends a member must find the others. */
+static void member_of(hl_pending *pending, hl_pending *whole,
+                      hl_pending **result) {
+  hl_manager *manager = pending->call.manager;
+  hl__manager_mutex_lock(manager);
+  pending->whole = whole;
+  *result = pending;
+  hl__manager_mutex_unlock(manager);
+}
+
+/* `status`, with `lock`: what making it has come to. `whole`: whose member it becomes;
+   NULL: none's. */
 static int begin(hl_manager *manager, const hl_options *options, int status,
-                 hl_lock *lock, bool adopts, hl_pending **result,
-                 hl_error *error) {
+                 hl_lock *lock, bool adopts, hl_pending *whole,
+                 hl_pending **result, hl_error *error) {
   hl_pending *pending =
       lock ? pending_new(manager, HL__ACQUIRE, lock, options) : NULL;
   if (!pending) {
@@ -460,7 +555,21 @@ static int begin(hl_manager *manager, const hl_options *options, int status,
     return status;
   }
   pending->call.adopts = adopts;
-  *result = pending;
+  pending->agent = hl_agent_ref(options->agent);
+  /* What is held is the agent's for the store, too, which looks for circles; that one waits, the
+     whole says. */
+  if (whole) pending->call.agent = hl__agent_number(whole->agent);
+  if (options->awaited && options->strand) {
+    pending->wait.over = is_over;
+    status = hl__lock_wait_begin(&pending->wait, manager, lock->plan, options,
+                                 pending->call.timeout, NULL, error);
+  }
+  if (status) {
+    finish_refused(pending, status);
+    hl__manager_leave(manager);
+    return status;
+  }
+  member_of(pending, whole, result);
   if (!run_at_once(pending)) {
     hl__manager_mutex_lock(manager);
     acquire_begin(pending);
@@ -479,19 +588,179 @@ static int enter(hl_manager *manager, hl_error *error) {
   return status;
 }
 
+static int start(hl_manager *manager, const hl_plan *plan,
+                 const hl_options *given, hl_pending *whole,
+                 hl_pending **result, hl_error *error) {
+  hl_options options = *given;
+  hl_lock *lock;
+  int status = hl__options_check(&options, manager, plan, error);
+  if (status == HL_OK) status = enter(manager, error);
+  if (status) return status;
+  lock = hl__lock_new(manager, plan, &options);
+  if (options.ttl) status = hl__lock_lease(&lock, &options, error);
+  return begin(manager, &options, status, lock, false, whole, result, error);
+}
+
 int hl_start(hl_manager *manager, const hl_plan *plan, const hl_options *given,
              hl_pending **result, hl_error *error) {
   hl_options options;
-  hl_lock *lock;
   *result = NULL;
   int status = hl__options_take(given, &options, error);
-  if (status == HL_OK)
-    status = hl__options_check(&options, manager, plan, error);
-  if (status == HL_OK) status = enter(manager, error);
   if (status) return status;
-  lock = hl__lock_new(manager, plan);
-  if (options.ttl) status = hl__lock_lease(&lock, &options, error);
-  return begin(manager, &options, status, lock, false, result, error);
+  return start(manager, plan, &options, NULL, result, error);
+}
+
+bool hl_manager_blocks(const hl_manager *manager) {
+  return manager->ops->traits.blocks;
+}
+
+/* A group of n without members. NULL: out of memory. Unchecked: nobody else has it yet. */
+HL__UNCHECKED static hl_pending *group_new(hl_manager *manager,
+                                           const hl_plan *const *plans,
+                                           size_t n,
+                                           const hl_options *options) {
+  hl_pending *whole = calloc(1, sizeof *whole);
+  any *group = calloc(1, sizeof *group + n * sizeof(hl_pending *));
+  hl_plan *plan = hl_plan_new(manager->layout);
+  bool good = whole && group && plan;
+  for (size_t i = 0; i < n && good; i++) good = hl__plan_append(plan, plans[i]);
+  if (!good) {
+    hl_plan_free(plan);
+    free(group);
+    free(whole);
+    return NULL;
+  }
+  hl__plan_order(plan);
+  atomic_init(&whole->references, 1u);
+  atomic_fetch_add(&manager->references, 1u);
+  group->n = group->going = n;
+  group->plan = plan;
+  whole->group = group;
+  whole->generation = hl__fork_generation();
+  whole->fd = -1;
+  whole->agent = hl_agent_ref(options->agent);
+  whole->call.manager = manager;
+  whole->call.kind = HL__ACQUIRE;
+  whole->call.options.kinds = options->kinds;
+  whole->call.start = hl__now_ms();
+  whole->call.timeout =
+      options->timeout < 0 ? manager->config.timeout : options->timeout;
+  whole->call.waiter.plan = plan;
+  return whole;
+}
+
+static void cancel(hl_pending *pending);
+
+static void members_cancel(hl_pending *whole, bool winner) {
+  hl_manager *manager = whole->call.manager;
+  hl__manager_mutex_lock(manager);
+  any *group = whole->group;
+  const hl_pending *won = winner ? NULL : group->winner;
+  hl__manager_mutex_unlock(manager);
+  /* Only its owner changes these. */
+  for (size_t i = 0; i < group->n; i++)
+    if (group->members[i] && group->members[i] != won)
+      cancel(group->members[i]);
+}
+
+/* Each of the waits would be in vain: the agent or strand holds what is in its way. */
+static bool all_vain(hl_manager *manager, const hl_plan *const *plans, size_t n,
+                     const hl_options *options, int64_t timeout) {
+  if (!options->awaited || !hl__wait_counts(options, timeout) ||
+      manager->ops->traits.grants_all)
+    return false;
+  for (size_t i = 0; i < n; i++) {
+    hl_plan *copy = hl_plan_copy(plans[i]); /* whose rows are in order */
+    const hl__wait wait = {.agent = options->agent,
+                           .strand = options->strand,
+                           .blocks = options->strand == 0,
+                           .manager = manager,
+                           .plan = copy,
+                           .timeout = timeout};
+    bool vain = copy && hl__wait_is_vain(&wait);
+    hl_plan_free(copy);
+    if (!vain) return false;
+  }
+  return true;
+}
+
+/* Those that are deeper come first, and of one node the shared ones: behind one that waits for
+   more, one that waits for less would wait for nothing. */
+static int compare_places(const hl_plan *x, const hl_plan *y) {
+  unsigned i = hl__plan_level(x), j = hl__plan_level(y);
+  if (i != j) return i < j ? 1 : -1;
+  return (int)hl__mode_covers(hl_plan_mode(x), hl_plan_mode(y)) -
+         (int)hl__mode_covers(hl_plan_mode(y), hl_plan_mode(x));
+}
+
+static int members_start(hl_pending *whole, const hl_plan *const *plans,
+                         size_t n, const hl_options *options,
+                         hl_error *error) {
+  hl_manager *manager = whole->call.manager;
+  hl__manager_mutex_lock(manager);
+  any *group = whole->group;
+  hl__manager_mutex_unlock(manager);
+  int status = HL_OK;
+  for (size_t i = 0; i < n && status == HL_OK; i++) {
+    if (hl_pending_done(whole)) break;
+    status = start(manager, plans[i], options, whole, &group->members[i], error);
+  }
+  /* One that began just when another one was granted. */
+  if (status == HL_OK && hl_pending_done(whole)) members_cancel(whole, false);
+  return status;
+}
+
+/* Stable: what compares equal stays in the order of the list. */
+static void plans_sort(const hl_plan **plans, size_t n) {
+  for (size_t i = 1; i < n; i++)
+    for (size_t j = i; j > 0 && compare_places(plans[j - 1], plans[j]) > 0;
+         j--) {
+      const hl_plan *plan = plans[j];
+      plans[j] = plans[j - 1];
+      plans[j - 1] = plan;
+    }
+}
+
+int hl_start_any(hl_manager *manager, const hl_plan *const *plans, size_t n,
+                 const hl_options *given, hl_pending **result,
+                 hl_error *error) {
+  hl_options options;
+  *result = NULL;
+  if (n == 0) return hl__error(error, HL_EMISUSE, "there is no target to lock");
+  int status = hl__options_take(given, &options, error);
+  for (size_t i = 0; i < n && status == HL_OK; i++) {
+    hl_options checked = options;
+    status = hl__options_check(&checked, manager, plans[i], error);
+  }
+  if (status) return status;
+  hl__manager_renew(manager);
+  int64_t timeout =
+      options.timeout < 0 ? manager->config.timeout : options.timeout;
+  const hl_plan **sorted = malloc(n * sizeof(hl_plan *));
+  hl_pending *whole = sorted ? group_new(manager, plans, n, &options) : NULL;
+  if (whole && all_vain(manager, plans, n, &options, timeout)) {
+    char path[256];
+    status = hl__error(error, HL_DEADLOCK,
+                       "%s would be waited for in vain: what is in the way of each is held by "
+                       "this %s itself",
+                       hl_plan_describe(hl_pending_plan(whole), path, sizeof path),
+                       options.strand ? "coroutine" : "thread");
+    if (error) error->retryable = false;
+  } else if (whole) {
+    options.agent = NULL; /* the group's */
+    options.awaited = false;
+    for (size_t i = 0; i < n; i++) sorted[i] = plans[i];
+    plans_sort(sorted, n);
+    status = members_start(whole, sorted, n, &options, error);
+  } else {
+    status = hl__error_memory(error);
+  }
+  free(sorted);
+  if (status)
+    hl_pending_free(whole);
+  else
+    *result = whole;
+  return status;
 }
 
 int hl_start_import(hl_manager *manager, const char *text, size_t size,
@@ -503,11 +772,19 @@ int hl_start_import(hl_manager *manager, const char *text, size_t size,
   int status = enter(manager, error);
   if (status) return status;
   status = hl__import_begin(manager, text, size, given, &options, &lock, error);
-  return begin(manager, &options, status, lock, true, result, error);
+  return begin(manager, &options, status, lock, true, NULL, result, error);
+}
+
+static int extension_new(hl_lock *lock, hl__call_kind kind, const hl_plan *plan,
+                         hl__extension **result, hl_error *error) {
+  *result = calloc(1, sizeof **result);
+  if (!*result) return hl__error_memory(error);
+  if (plan) return hl__extension_init(*result, lock, plan, error);
+  return hl__extension_regrade(*result, lock, kind == HL__EXTEND, error);
 }
 
 /* Starts a call on a lock that is held, and occupies the lock; `plan` for
-   HL__EXTEND. */
+   HL__EXTEND, NULL: it is an upgrade. */
 HL__UNCHECKED /* nobody else has the pending yet */
     static int
     occupy(hl_lock *lock, hl__call_kind kind, const hl_plan *plan,
@@ -516,16 +793,15 @@ HL__UNCHECKED /* nobody else has the pending yet */
   hl_manager *manager = hold->manager;
   hl_pending *pending = pending_new(manager, kind, lock, options);
   if (!pending) return hl__error_memory(error);
-  if (plan) {
-    hl__extension *extension = calloc(1, sizeof *extension);
-    int status = extension ? hl__extension_init(extension, lock, plan, error)
-                           : hl__error_memory(error);
-    pending->call.extension = extension;
+  if (kind == HL__EXTEND || kind == HL__DOWNGRADE) {
+    int status =
+        extension_new(lock, kind, plan, &pending->call.extension, error);
     if (status) {
       unref(pending);
       return status;
     }
-    pending->call.waiter.plan = extension->plan;
+    if (kind == HL__EXTEND)
+      pending->call.waiter.plan = pending->call.extension->plan;
   }
   if (kind == HL__TO_LEASE) {
     int status = hl__call_to_lease_new(&pending->call, error);
@@ -537,6 +813,7 @@ HL__UNCHECKED /* nobody else has the pending yet */
   int64_t kept_until = hl__deadline(hl__lease_ms(), hl_lock_remaining(lock));
   if (kind == HL__RELEASE) { /* also when nobody can confirm it */
     lock->released = pending->release_then = true;
+    hl__agent_forget(&lock->held);
     kept_until = 0;
   }
   /* It may be one before anybody here hears of it, and end. */
@@ -569,6 +846,29 @@ int hl_lock_start_extend(hl_lock *lock, const hl_plan *plan,
   if (lock->lease || !hl_lock_is_held(lock))
     return hl_lock_extend(lock, plan, &options, error);
   return occupy(lock, HL__EXTEND, plan, &options, result, error);
+}
+
+int hl_lock_start_upgrade(hl_lock *lock, const hl_options *given,
+                          hl_pending **result, hl_error *error) {
+  hl_options options;
+  *result = NULL;
+  int status = hl__options_take(given, &options, error);
+  if (status) return status;
+  /* Where there is nothing to wait for, it says at once what is the matter. */
+  if (!hl_lock_is_held(lock) || hl__lock_regrade_check(lock, NULL) != HL_OK)
+    return hl_lock_upgrade(lock, &options, error);
+  hl__lock_relabel(lock, &options);
+  return occupy(lock, HL__EXTEND, NULL, &options, result, error);
+}
+
+int hl_lock_start_downgrade(hl_lock *lock, hl_pending **result,
+                            hl_error *error) {
+  *result = NULL;
+  if (!hl_lock_is_held(lock) || hl__lock_regrade_check(lock, NULL) != HL_OK)
+    return hl_lock_downgrade(lock, error);
+  hl_options options = HL_OPTIONS_INIT;
+  hl__lock_relabel(lock, &options);
+  return occupy(lock, HL__DOWNGRADE, NULL, &options, result, error);
 }
 
 int hl_lock_start_check(hl_lock *lock, hl_pending **result, hl_error *error) {
@@ -673,22 +973,33 @@ int hl_pending_wait(hl_pending *pending, int64_t timeout, hl_lock **lock,
     status = pending->status;
     if (status && error) *error = pending->error;
     if (status == HL_OK && pending->call.kind == HL__ACQUIRE) {
-      *lock = pending->call.lock;
-      pending->call.lock = NULL;
+      hl_pending *granted = pending->group ? pending->group->winner : pending;
+      *lock = granted->call.lock;
+      granted->call.lock = NULL;
+      granted->call.waiter.plan = NULL;
+      granted->taken = true;
       pending->call.waiter.plan = NULL;
+      hl__agent_keep(&(*lock)->held, pending->agent);
+      if (pending->group && pending->call.options.kinds) /* which of them it is */
+        (*lock)->held.kinds =
+            hl__order_kinds(pending->call.manager->units, (*lock)->plan,
+                            granted->call.options.label,
+                            granted->call.options.label_size);
     }
     ended = pending->call.kind != HL__ACQUIRE && !pending->call.given_up &&
             pending->call.lock;
   }
+  bool taken = pending->taken, whole = pending->group != NULL;
   hl__manager_mutex_unlock(manager);
+  if (taken) hl__wait_end(&pending->wait);
+  if (taken && whole) members_cancel(pending, false);
   if (ended)
-    occupation_end(pending,
-                   status == HL_OK && pending->call.kind == HL__EXTEND);
+    occupation_end(pending, hl__call_commits(&pending->call, status));
   return status;
 }
 
-void hl_pending_cancel(hl_pending *pending) {
-  if (is_foreign(pending)) return;
+/* Of one that is no group. */
+static void cancel(hl_pending *pending) {
   hl_manager *manager = pending->call.manager;
   bool granted = false, ended = false, extended = false;
   hl__manager_mutex_lock(manager);
@@ -697,7 +1008,7 @@ void hl_pending_cancel(hl_pending *pending) {
     if (granted) pending->status = cancelled_error(&pending->error);
   } else if (pending->done) {
     ended = !pending->call.given_up && pending->call.lock;
-    extended = pending->call.kind == HL__EXTEND && pending->status == HL_OK;
+    extended = hl__call_commits(&pending->call, pending->status);
   } else {
     (void)cancelled_error(&pending->error);
     give_up(pending);
@@ -708,8 +1019,48 @@ void hl_pending_cancel(hl_pending *pending) {
   if (ended) occupation_end(pending, extended);
 }
 
+static void group_cancel(hl_pending *whole) {
+  hl_manager *manager = whole->call.manager;
+  hl__manager_mutex_lock(manager);
+  if (!whole->done) {
+    (void)cancelled_error(&whole->error);
+    tell(whole, HL_CANCELLED);
+  } else if (!whole->taken && whole->status == HL_OK) {
+    whole->status = cancelled_error(&whole->error);
+  }
+  hl__manager_mutex_unlock(manager);
+  members_cancel(whole, true);
+}
+
+static any *group_of(hl_pending *pending);
+
+void hl_pending_cancel(hl_pending *pending) {
+  if (is_foreign(pending)) return;
+  if (group_of(pending))
+    group_cancel(pending);
+  else
+    cancel(pending);
+}
+
+static void holders_tell(const hl_pending *pending, hl_holder_fn fn,
+                         void *context);
+
+/* A group keeps it until its end. */
+HL__UNCHECKED static any *group_of(hl_pending *pending) {
+  return pending->group;
+}
+
 void hl_pending_holders(hl_pending *pending, hl_holder_fn fn, void *context) {
   if (is_foreign(pending) || !hl_pending_done(pending)) return;
+  const any *group = group_of(pending);
+  for (size_t i = 0; group && i < group->n; i++)
+    if (group->members[i] && hl_pending_done(group->members[i]))
+      holders_tell(group->members[i], fn, context);
+  holders_tell(pending, fn, context);
+}
+
+static void holders_tell(const hl_pending *pending, hl_holder_fn fn,
+                         void *context) {
   for (size_t i = 0; i < pending->holder_count; i++)
     fn(context, &pending->holders[i]);
 }
@@ -718,11 +1069,39 @@ const hl_plan *hl_pending_plan(const hl_pending *pending) {
   return pending->call.waiter.plan;
 }
 
-/* What is its owner's is freed by its owner: unchecked. */
-HL__UNCHECKED void hl_pending_free(hl_pending *pending) {
-  if (!pending) return;
+/* Of one that is no group, or whose group is freed: its owner leaves it. What is its owner's is freed
+   by its owner: unchecked. */
+HL__UNCHECKED static void end(hl_pending *pending) {
+  hl__wait_end(&pending->wait);
   hl_pending_cancel(pending);
+  hl_agent_unref(pending->agent);
   /* It is done: nobody writes to it any more. */
   if (pending->fd >= 0) (void)close(pending->fd);
   unref(pending);
+}
+
+/* Workers may be busy with members still; these are nobody's then. */
+HL__UNCHECKED static void group_free(hl_pending *whole) {
+  hl_manager *manager = whole->call.manager;
+  any *group = group_of(whole);
+  if (!is_foreign(whole)) {
+    hl__manager_mutex_lock(manager);
+    for (size_t i = 0; i < group->n; i++)
+      if (group->members[i]) group->members[i]->whole = NULL;
+    hl__manager_mutex_unlock(manager);
+  }
+  for (size_t i = 0; i < group->n; i++)
+    if (group->members[i]) end(group->members[i]);
+  hl_plan_free(group->plan);
+  free(group);
+  whole->group = NULL;
+}
+
+void hl_pending_free(hl_pending *pending) {
+  if (!pending) return;
+  if (group_of(pending)) {
+    hl_pending_cancel(pending);
+    group_free(pending);
+  }
+  end(pending);
 }

@@ -2,9 +2,9 @@
  * plan.c - from targets to ordered rows. The order in which locks are taken,
  * and the argument that it is free of deadlock, live here and nowhere else.
  *
- * A plan lists each row once, in the strongest mode that any target needs, in
- * ascending order of (level, bucket). Stores take the rows in exactly this
- * order.
+ * A plan lists each row once, in the strongest mode that any target needs:
+ * first the update rows (mode.h), then the others, each in ascending order of
+ * (level, bucket). Stores take the rows in exactly this order.
  *
  * Why calls cannot deadlock. Let every call own a plan, and say that call A
  * waits for call B when A asks for a row that B holds, or for which B waits
@@ -17,9 +17,17 @@
  * r: there is none. So all who wait for r wait for one ahead in r's queue, and
  * the first of a queue has nobody ahead. Hence there is no circle.
  *
- * Where nodes are locked by name, too (hl_config.interoperate), a name is one more row, on a level
- * of its own behind all others, and the same argument holds among our programs. Those of
- * another kind know nothing of the order.
+ * An update lock that becomes exclusive does ask again for a row that it holds,
+ * and below the last one. It waits only for those who share that row: its
+ * update row keeps others out who want to become exclusive, and whoever waits
+ * for the update row holds nothing, as that comes first. Of those who share it
+ * none waits for it, unless it holds several nodes that they want together, one
+ * after the other: they may have got the one and wait for the other, behind
+ * somebody who wants that exclusively. That is the circle that is left.
+ *
+ * Where nodes are locked by name, too (hl_config.interoperate), a name is one
+ * more row, on a level of its own behind all others, and the same argument
+ * holds among our programs. Those of another kind know nothing of the order.
  *
  * Ordering by id instead would not do: two ids in different buckets may come in
  * one order by id and in the other by bucket, and it is buckets that are
@@ -42,7 +50,8 @@ static bool reserve(void **vector, void *inside, size_t element, size_t used,
   if (more <= *capacity - used) return true;
   if (more > SIZE_MAX / element / 2 - used) return false;
   size_t grown_capacity = *capacity;
-  while (grown_capacity - used < more) grown_capacity *= 2;
+  while (grown_capacity - used < more)
+    grown_capacity *= 2;
   void *grown = *vector == inside ? malloc(grown_capacity * element)
                                   : realloc(*vector, grown_capacity * element);
   if (!grown) return false;
@@ -144,6 +153,10 @@ hl_plan *hl_plan_copy(const hl_plan *plan) {
 
 hl_layout *hl_plan_layout(const hl_plan *plan) { return plan->layout; }
 
+static int row_compare(const void *left, const void *right) {
+  return hl__row_compare(left, right);
+}
+
 static int ids_check(const hl_plan *plan, const hl_id *ids, unsigned n,
                      size_t *bytes, hl_error *error) {
   if (n < 1 || n > plan->layout->levels)
@@ -163,7 +176,8 @@ static int ids_check(const hl_plan *plan, const hl_id *ids, unsigned n,
   return HL_OK;
 }
 
-/* What other programs lock for the node ids[0]/.../ids[n-1]. There is room for it. */
+/* What other programs lock for the node ids[0]/.../ids[n-1]. There is room for
+ * it. */
 static void name_add(hl_plan *plan, const hl_id *ids, unsigned n,
                      hl_mode mode) {
   char *at = plan->bytes + plan->byte_count;
@@ -179,25 +193,53 @@ static void name_add(hl_plan *plan, const hl_id *ids, unsigned n,
   plan->byte_count += sizeof size + size;
 }
 
-int hl_plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode,
-                bool mode_given, hl_error *error) {
+/* Names that programs of another kind may lock, but that are the store's own
+   keys. There is room for them behind what the plan has. */
+static int names_check(const hl_plan *plan, const hl_id *ids, unsigned n,
+                       hl_error *error) {
+  const hl_layout *layout = plan->layout;
+  size_t own = strlen(layout->own_names);
+  for (unsigned i = 0; own && i < n; i++) {
+    char *name = plan->bytes + plan->byte_count;
+    size_t size = hl__layout_node_name(layout, ids, i + 1, name);
+    if (size >= own && memcmp(name, layout->own_names, own) == 0)
+      return hl__error(
+          error, HL_EMISUSE,
+          "the name by which Symfony Lock would lock the node of level "
+          "'%s' begins with '%s', as the keys of hierlock itself do: "
+          "open with other `names`, or with another ?prefix= in the "
+          "DSN",
+          layout->names[i], layout->own_names);
+  }
+  return HL_OK;
+}
+
+int hl__plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode,
+                 bool mode_given, bool raised, hl_error *error) {
   size_t bytes = 0;
   int status = ids_check(plan, ids, n, &bytes, error);
   if (status) return status;
   bool named = plan->layout->name_key != NULL;
   for (unsigned i = 1; named && i <= n; i++)
-    bytes += sizeof(uint32_t) + hl__layout_node_name(plan->layout, ids, i, NULL);
-  if (!reserve_rows(plan, named ? 2 * n : n) || !reserve_targets(plan, 1) ||
-      !reserve_bytes(plan, bytes))
+    bytes +=
+        sizeof(uint32_t) + hl__layout_node_name(plan->layout, ids, i, NULL);
+  if (!reserve_rows(plan, 1 + (named ? 2 * n : n)) ||
+      !reserve_targets(plan, 1) || !reserve_bytes(plan, bytes))
     return hl__error_memory(error);
+  status = names_check(plan, ids, n, error);
+  if (status) return status;
 
   unsigned level = n - 1;
+  bool updates = mode == HL_UPDATE;
   mode = hl__mode_of_node(mode, n == plan->layout->levels);
+  bool update_row = mode == HL_UPDATE;
+  if (raised && updates) mode = HL_EXCLUSIVE;
   plan->targets[plan->target_count++] = (hl__plan_target){
       .ids = plan->byte_count,
       .level = (uint8_t)level,
       .mode = (uint8_t)mode,
       .mode_given = mode_given,
+      .updates = updates,
   };
   for (unsigned i = 0; i < n; i++) {
     uint16_t size = (uint16_t)ids[i].size;
@@ -207,19 +249,75 @@ int hl_plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode,
   }
   /* The rows of one target are in order by themselves, level by level. */
   if (plan->row_count > 0) plan->ordered = false;
+  hl_mode row_mode = hl__mode_of_row(mode);
   uint64_t root = hl_layout_bucket(plan->layout, ids, 1);
+  if (update_row)
+    plan->rows[plan->row_count++] = (hl_row){
+        .bucket = n > 1 ? hl_layout_bucket(plan->layout, ids, n) : root,
+        .root = (uint32_t)(root ^ root >> 32),
+        .level = (uint8_t)(level | HL_LEVEL_UPDATE),
+        .mode = HL_EXCLUSIVE,
+    };
   for (unsigned i = 0; i < n; i++)
     plan->rows[plan->row_count++] = (hl_row){
         .bucket = i ? hl_layout_bucket(plan->layout, ids, i + 1) : root,
         .root = (uint32_t)(root ^ root >> 32),
         .level = (uint8_t)i,
-        .mode = (uint8_t)(i == level ? mode : hl__mode_of_ancestor(mode)),
+        .mode = (uint8_t)(i == level ? row_mode : hl__mode_of_ancestor(mode)),
     };
   if (!named) return HL_OK;
   for (unsigned i = 0; i < n; i++)
-    name_add(plan, ids, i + 1, i == level ? mode : hl__mode_of_ancestor(mode));
+    name_add(plan, ids, i + 1,
+             i == level ? row_mode : hl__mode_of_ancestor(mode));
   plan->ordered = false;
   return HL_OK;
+}
+
+int hl_plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode,
+                bool mode_given, hl_error *error) {
+  return hl__plan_add(plan, ids, n, mode, mode_given, false, error);
+}
+
+hl_plan *hl__plan_regraded(const hl_plan *plan, bool exclusive) {
+  hl_plan *made = hl_plan_new(plan->layout);
+  for (size_t i = 0; made && i < plan->target_count; i++) {
+    hl_id ids[HL_LEVELS_MAX];
+    hl_target target = hl_plan_target(plan, i, ids);
+    if (hl__plan_add(made, ids, target.level + 1,
+                     target.updates ? HL_UPDATE : target.mode,
+                     target.mode_given, exclusive, NULL) == HL_OK)
+      continue;
+    hl_plan_free(made);
+    return NULL;
+  }
+  if (made) hl__plan_order(made);
+  return made;
+}
+
+hl_row *hl__plan_behind_updates(const hl_plan *plan, size_t *n) {
+  size_t count, made = 0, updates, kept = 0;
+  const hl_row *rows = hl__plan_rows(plan, &count);
+  hl_row *all = malloc(2 * count * sizeof *all);
+  if (!all) return NULL;
+  updates = hl__update_rows(rows, count);
+  for (size_t i = 0; i < count; i++) {
+    if (i >= updates && !hl__may_upgrade(plan->layout, &rows[i])) continue;
+    all[made] = rows[i];
+    all[made++].level |= HL_LEVEL_UPDATE;
+  }
+  qsort(all, made, sizeof *all, row_compare);
+  for (size_t i = 0; i < made; i++)
+    if (i == 0 || row_compare(&all[kept - 1], &all[i]) != 0)
+      all[kept++] = all[i];
+  memcpy(all + kept, rows + updates, (count - updates) * sizeof *all);
+  *n = kept + count - updates;
+  return all;
+}
+
+bool hl__plan_updates(const hl_plan *plan) {
+  for (size_t i = 0; i < plan->target_count; i++)
+    if (plan->targets[i].updates) return true;
+  return false;
 }
 
 size_t hl_plan_target_count(const hl_plan *plan) { return plan->target_count; }
@@ -234,15 +332,8 @@ hl_target hl_plan_target(const hl_plan *plan, size_t i,
     ids[level] = (hl_id){at + sizeof size, size};
     at += sizeof size + size;
   }
-  return (hl_target){target->level, (hl_mode)target->mode, target->mode_given};
-}
-
-/* By (level, bucket). */
-static int row_compare(const void *left, const void *right) {
-  const hl_row *a = left, *b = right;
-  if (a->level != b->level) return a->level < b->level ? -1 : 1;
-  if (a->bucket != b->bucket) return a->bucket < b->bucket ? -1 : 1;
-  return 0;
+  return (hl_target){target->level, (hl_mode)target->mode, target->mode_given,
+                     target->updates};
 }
 
 void hl__plan_order(hl_plan *plan) {
@@ -252,8 +343,8 @@ void hl__plan_order(hl_plan *plan) {
   for (size_t i = 0; i < plan->row_count; i++) {
     hl_row *row = &plan->rows[i], *last = kept ? &plan->rows[kept - 1] : NULL;
     if (last && row_compare(last, row) == 0)
-      last->mode = (uint8_t)hl__mode_supremum((hl_mode)last->mode,
-                                              (hl_mode)row->mode);
+      last->mode =
+          (uint8_t)hl__mode_supremum((hl_mode)last->mode, (hl_mode)row->mode);
     else
       plan->rows[kept++] = *row;
   }
@@ -280,15 +371,11 @@ size_t hl__plan_missing(const hl_plan *plan, const hl_plan *held,
   const hl_row *rows = hl__plan_rows(plan, &n);
   const hl_row *have = hl__plan_rows(held, &held_count);
   for (size_t i = 0; i < n; i++) {
-    while (j < held_count &&
-           (have[j].level < rows[i].level ||
-            (have[j].level == rows[i].level &&
-             have[j].bucket < rows[i].bucket)))
+    while (j < held_count && hl__row_compare(&have[j], &rows[i]) < 0)
       j++;
-    bool covered = j < held_count && have[j].level == rows[i].level &&
-                   have[j].bucket == rows[i].bucket &&
-                   hl__mode_covers((hl_mode)have[j].mode,
-                                   (hl_mode)rows[i].mode);
+    bool covered =
+        j < held_count && hl__row_compare(&have[j], &rows[i]) == 0 &&
+        hl__mode_covers((hl_mode)have[j].mode, (hl_mode)rows[i].mode);
     if (!covered) missing[count++] = rows[i];
   }
   return count;

@@ -20,6 +20,7 @@ typedef struct hl__plan_target {
   uint8_t level;
   uint8_t mode; /* as it will be taken */
   bool mode_given;
+  bool updates; /* asked for in HL_UPDATE */
 } hl__plan_target;
 
 struct hl_plan {
@@ -36,6 +37,9 @@ struct hl_plan {
   char bytes_inside[HL__PLAN_BYTES_INSIDE];
 };
 
+/* hl_plan_add; `raised`: what was asked for in HL_UPDATE has become exclusive. */
+int hl__plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode,
+                 bool mode_given, bool raised, hl_error *error);
 /* Adds all of other's targets and rows; false, and no change, when out of
    memory. Same layout. */
 bool hl__plan_append(hl_plan *plan, const hl_plan *other);
@@ -51,6 +55,14 @@ const char *hl__plan_names(const hl_plan *plan);
    order. */
 size_t hl__plan_missing(const hl_plan *plan, const hl_plan *held,
                         hl_row *missing);
+/* A plan of the same targets, in which those that were asked for in HL_UPDATE are exclusive, or
+   not; their update rows are rows of it either way. In order. NULL: out of memory. */
+hl_plan *hl__plan_regraded(const hl_plan *plan, bool exclusive);
+/* Its rows, and the update rows of all nodes of the deepest level that it wants exclusively: *n, malloc'ed.
+   NULL: out of memory. The plan is in order. */
+hl_row *hl__plan_behind_updates(const hl_plan *plan, size_t *n);
+/* Whether any target was asked for in HL_UPDATE. */
+bool hl__plan_updates(const hl_plan *plan);
 /* The level of the deepest target. */
 unsigned hl__plan_level(const hl_plan *plan);
 

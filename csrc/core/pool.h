@@ -24,6 +24,7 @@
 #ifndef HIERLOCK_POOL_H
 #define HIERLOCK_POOL_H
 
+#include "event.h"
 #include "mutex.h"
 #include "store.h"
 
@@ -53,6 +54,7 @@ struct hl__connection {
      was sent that is not answered yet (0: none); hl__lease_ms. As the session. */
   int64_t answered, asked;
   bool fresh; /* it has just been made; its thread's */
+  hl__span span; /* HELD: what it holds */
 
   hl__connection_state state HL__GUARDED_BY(hl__manager_mutex);
   /* All of the manager; the idle ones. */

@@ -40,7 +40,7 @@
 
 /* Raised whenever anything in this file changes its meaning. A store built
    for another number is refused. */
-#define HL_STORE_ABI 16u
+#define HL_STORE_ABI 19u
 
 typedef struct hl_store hl_store;
 typedef struct hl_session hl_session;
@@ -87,8 +87,8 @@ typedef struct hl_lease_terms {
      late, behind one that was sent later, keeps the last (an import sets it to 0), and does
      none that is not greater: it would set an end that is not believed any more. */
   uint64_t turn;
-  uint64_t place;     /* where the store has the record: what a grant has said; of no
-                         matter to anybody else */
+  uint64_t place;     /* where the store has the record: what a grant, or the last regrade, has
+                         said; of no matter to anybody else */
   const char *owner;  /* 1 to HL_OWNER_MAX bytes */
 } hl_lease_terms;
 
@@ -103,7 +103,12 @@ typedef struct hl_request {
   bool extend;       /* the session holds rows already, and keeps them when
                         this fails, except with HL_DEADLOCK and
                         HL_ECONNECTION (it ended, or holds nothing any more) */
-  const hl_row *shown; /* for observers: the rows, and those already held */
+  bool gives_way;    /* HL_BEHIND_UPDATE */
+  const uint8_t *exempt; /* the id of a lease that is not in the way; NULL: each is */
+  bool upgrade;      /* extend: it holds all rows shared, and nobody else waits in order to get
+                        them exclusively and holds them shared himself */
+  const hl_row *shown; /* for observers, and records of leases: the rows, and those already held; not
+                          update rows that HL_BEHIND_UPDATE has added */
   size_t shown_n;
   const char *path;  /* for observers; one line, escaped, at most 255 bytes */
   const char *label; /* for observers; any bytes */
@@ -112,7 +117,17 @@ typedef struct hl_request {
   /* NULL: a session lock. Else the rows are taken in the same way, in the same queue and
      order; then a record is written, and the session holds nothing any more. */
   const hl_lease_terms *lease;
+  /* A number that no other agent has, of any process, for a store that looks for circles of
+     waiters itself: an agent releases nothing while it waits in a request that `blocks` it.
+     0: not said. */
+  uint64_t agent;
+  bool blocks;
 } hl_request;
+
+/* take, of a request that gives_way, for a node of the deepest level that it wants exclusively: a lease that
+   is for update is in the way, and its holder may want the same. Nothing is held. It is to come again with
+   the node's update row, and so waits there without holding the node. */
+#define HL_BEHIND_UPDATE 1001
 
 /* The name of a row of the request, which is on HL_LEVEL_NAMED; not ended by a NUL. */
 static inline hl_id hl__request_name(const hl_request *request,
@@ -139,6 +154,7 @@ typedef struct hl_lease_filter {
   const uint8_t *id;  /* 16 bytes; NULL: any */
   const hl_row *rows; /* in locking order; those that conflict with any of them */
   size_t n;           /* 0: any */
+  const char *names;  /* of rows on HL_LEVEL_NAMED, as in hl_request; NULL: leave those out */
   bool over;          /* to list: also those whose time is up */
 } hl_lease_filter;
 
@@ -166,6 +182,14 @@ typedef struct hl_lease_ops {
      store has ended that session at the server. */
   int (*recall)(hl_session *session, const hl_lease_terms *terms,
                 int64_t deadline, hl_error *error);
+  /* The request's rows, which are rows of the lease, come to be in another mode: exclusive ones when
+     nobody but this lease is in the way, for which it waits until the deadline; shared ones at once.
+     In one step: others see the lease in the one state or the other. shown: all its rows as they
+     then are. upgrade: to exclusive ones. The time of the lease stays. *grant: place; token, of exclusive ones; before,
+     the token that the lease has: where a shared one may be carried out late, behind an upgrade that was sent later, it
+     is not, as that has changed the token. HL_OK; HL_ELOST; as take. NULL: traits.leases_update is false. */
+  int (*regrade)(hl_session *session, const hl_request *request,
+                 hl_grant *grant, hl_error *error);
   /* A new holder: whoever knows id and secret. The record ends ttl from now; its rows must be
      those of the request (HL_EMISMATCH). Waits for nobody. Of the request only lease, rows,
      deadline count. */
@@ -195,6 +219,9 @@ struct hl_store {
   const struct hl_store_ops *ops;
   hl_layout *layout; /* a reference: what open has agreed on; until the store ends */
   const hl_lease_ops *leases; /* NULL: it has none */
+  /* How names begin that are the store's own, where those of HL_LEVEL_NAMED lie beside them:
+     at most HL__OWN_NAMES_MAX bytes, until the store ends. NULL: they lie elsewhere. */
+  const char *own_names;
 };
 
 /* A store's own structures begin with these. */
@@ -220,6 +247,10 @@ typedef struct hl_store_traits {
   /* hl_lease_ops.drop without confirm sends, and does not block, on a session on which
      nothing is outstanding: the core has it do so at once, under a mutex. */
   bool drop_sends;
+  /* Nobody ever waits. */
+  bool grants_all;
+  /* Requests may have update rows: of session locks, and of leases. */
+  bool updates, leases_update;
 } hl_store_traits;
 
 typedef struct hl_store_ops {
@@ -258,6 +289,12 @@ typedef struct hl_store_ops {
      HL_EUNSAFE_SERVER, HL_ESTORE, HL_ENOMEM. */
   int (*take)(hl_session *session, const hl_request *request,
               hl_grant *grant, hl_error *error);
+  /* On a session that holds rows: those of the request, which it made exclusive by `upgrade`,
+     become shared, with no moment in between in which it holds them not at all. Waits
+     until the request's deadline. HL_OK: *sent_ms as hl_grant.sent_ms. HL_EUNSUPPORTED: not
+     these, and all is as it was; HL_ECONNECTION: the session has ended. NULL: it cannot. */
+  int (*downgrade)(hl_session *session, const hl_request *request,
+                   int64_t *sent_ms, hl_error *error);
   /* Gives everything back without waiting; the caller has just looked whether
      the session stands. HL_OK: the answer, if the store
      answers at all, is outstanding. HL_BUSY: an earlier answer has to be
@@ -292,9 +329,11 @@ typedef struct hl_store_ops {
   void (*thread_end)(void);
 
   /* Calls fn for every lock, held or awaited, that conflicts with any of the
-     rows. On an idle session. HL_TIMEOUT: the store does not answer now. */
+     rows; n is 0: for every one of the space. names: of rows on HL_LEVEL_NAMED, as in
+     hl_request. On an idle session. HL_TIMEOUT: the store does not answer now. */
   int (*holders)(hl_session *session, const hl_row *rows, size_t n,
-                 hl_holder_fn fn, void *context, hl_error *error);
+                 const char *names, hl_holder_fn fn, void *context,
+                 hl_error *error);
 } hl_store_ops;
 
 extern const hl_store_ops hl_store_null;

@@ -14,6 +14,8 @@
 #define LOOKS_EACH_SECOND 10
 /* For a look at the holders, where the server does not end it sooner. */
 #define LOOK_MS 1000
+/* For a list of all, for a person who waits. */
+#define LIST_MS 10000
 
 hl_layout *hl_manager_layout(const hl_manager *manager) {
   return manager->layout;
@@ -27,6 +29,17 @@ void hl_manager_stats(hl_manager *manager, hl_stats *stats) {
   hl__manager_mutex_unlock(manager);
 }
 
+void hl_manager_histograms(hl_manager *manager, unsigned level,
+                           hl_histogram *waits, hl_histogram *holds) {
+  *waits = *holds = (hl_histogram){0};
+  if (level >= HL_LEVELS_MAX) return;
+  hl__manager_renew(manager);
+  hl__manager_mutex_lock(manager);
+  *waits = manager->levels[level].waits;
+  *holds = manager->levels[level].holds;
+  hl__manager_mutex_unlock(manager);
+}
+
 uint64_t hl_manager_losses(hl_manager *manager) {
   int64_t end = atomic_load(&manager->leases_end);
   if (end != HL_FOREVER && end <= hl__lease_ms()) hl__leases_look(manager);
@@ -37,22 +50,26 @@ typedef struct looking {
   const hl_manager *manager;
   const hl_row *rows;
   size_t n;
+  const char *names;
   hl_holder_fn fn;
   void *context;
 } looking;
 
 static int look(hl_session *session, void *context, hl_error *error) {
   const looking *self = context;
-  return self->manager->ops->holders(session, self->rows, self->n, self->fn,
-                                     self->context, error);
+  return self->manager->ops->holders(session, self->rows, self->n, self->names,
+                                     self->fn, self->context, error);
 }
 
 int hl_manager_holders(hl_manager *manager, const hl_plan *plan,
                        hl_holder_fn fn, void *context, hl_error *error) {
   looking self = {.manager = manager, .fn = fn, .context = context};
-  hl_plan *copy = hl_plan_copy(plan);
-  if (!copy) return hl__error_memory(error);
-  self.rows = hl__plan_rows(copy, &self.n);
+  hl_plan *copy = plan ? hl_plan_copy(plan) : NULL;
+  if (plan && !copy) return hl__error_memory(error);
+  if (copy) {
+    self.rows = hl__plan_rows(copy, &self.n);
+    self.names = hl__plan_names(copy);
+  }
   hl__manager_renew(manager);
   hl__manager_mutex_lock(manager);
   int status = hl__manager_enter(manager, error);
@@ -60,7 +77,8 @@ int hl_manager_holders(hl_manager *manager, const hl_plan *plan,
   if (entered && manager->ops->traits.expires)
     status = hl__keeper_start(manager, error);
   if (status == HL_OK)
-    status = hl__pool_run(manager, look, &self, hl__now_ms() + LOOK_MS, error);
+    status = hl__pool_run(manager, look, &self,
+                          hl__now_ms() + (plan ? LOOK_MS : LIST_MS), error);
   hl__manager_mutex_unlock(manager);
   hl_plan_free(copy);
   if (entered) hl__manager_leave(manager);
@@ -86,9 +104,6 @@ int hl_manager_blockers(hl_manager *manager, const hl_plan *plan,
 }
 
 /* --------------------------------------------------------------- leases */
-
-/* For a person who waits. */
-#define LIST_MS 10000
 
 typedef struct request {
   const hl_manager *manager;
@@ -151,7 +166,10 @@ static int request_make(hl_manager *manager, const hl_filter *given,
   self->filter = (hl_lease_filter){.owner = filter.owner,
                                    .id = filter.id ? id : NULL,
                                    .over = filter.over};
-  if (copy) self->filter.rows = hl__plan_rows(copy, &self->filter.n);
+  if (copy) {
+    self->filter.rows = hl__plan_rows(copy, &self->filter.n);
+    self->filter.names = hl__plan_names(copy);
+  }
   self->deadline = hl__now_ms() + LIST_MS;
   hl__manager_renew(manager);
   hl__manager_mutex_lock(manager);

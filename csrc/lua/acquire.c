@@ -42,6 +42,66 @@ void hll_acquire_options_read(lua_State *L, int index,
   hll_options(L, index, acquire_option, options);
 }
 
+/* ---------------------------------------------------------- who asks */
+
+#define STRANDS "hierlock.strands"
+
+/* A table in the registry: coroutine -> number, and the last number. An address would be that
+   of another one, some day. */
+uint64_t hll_strand(lua_State *L, const hll_manager *self) {
+  if (!self->own_handles && !self->check_order && !self->check_units) return 0;
+  lua_getfield(L, LUA_REGISTRYINDEX, STRANDS);
+  if (!lua_istable(L, -1)) {
+    lua_pop(L, 1);
+    lua_newtable(L);
+    lua_createtable(L, 0, 1);
+    lua_pushliteral(L, "k");
+    lua_setfield(L, -2, "__mode");
+    lua_setmetatable(L, -2);
+    lua_pushvalue(L, -1);
+    lua_setfield(L, LUA_REGISTRYINDEX, STRANDS);
+  }
+  (void)lua_pushthread(L);
+  lua_rawget(L, -2);
+  if (!lua_isnumber(L, -1)) {
+    lua_pop(L, 1);
+    lua_rawgeti(L, -1, 1);
+    lua_pushnumber(L, lua_tonumber(L, -1) + 1);
+    lua_pushvalue(L, -1);
+    lua_rawseti(L, -4, 1);
+    (void)lua_pushthread(L);
+    lua_pushvalue(L, -2);
+    lua_rawset(L, -5);
+    lua_remove(L, -2);
+  }
+  uint64_t strand = (uint64_t)lua_tonumber(L, -1);
+  lua_pop(L, 2);
+  return strand;
+}
+
+void hll_asker_add(lua_State *L, const hll_manager *self, uint64_t strand,
+                   char where[HL_WHERE_SIZE], hl_options *options) {
+  hll_where(L, where);
+  options->where = where;
+  options->agent = self->agent;
+  options->task = strand;
+  if (!self->own_handles) return;
+  options->strand = strand;
+  options->awaited = lua_toboolean(L, lua_upvalueindex(HLL_AWAITS));
+}
+
+void hll_acquire_options_again(lua_State *L, int index,
+                               hll_acquire_options *options) {
+  hl_options before = options->core;
+  hll_acquire_options_read(L, index, options);
+  options->core.where = before.where;
+  options->core.agent = before.agent;
+  options->core.task = before.task;
+  options->core.kinds = before.kinds;
+  options->core.strand = before.strand;
+  options->core.awaited = before.awaited;
+}
+
 /* ------------------------------------------------------------- holders */
 
 void hll_holders_add(void *context, const hl_holder *holder) {
@@ -109,6 +169,7 @@ void hll_holders_list(lua_State *L, const hll_holders *self) {
     lua_pushboolean(L, holder->waiting);
     lua_setfield(L, -2, "waiting");
     set_string(L, "kind", holder->kind == HL_LEASE ? "lease" : "session");
+    set_string(L, "session", holder->session);
     if (holder->kind == HL_LEASE) {
       set_string(L, "owner", holder->owner);
       set_string(L, "id", holder->id);
@@ -125,29 +186,34 @@ hl_manager *hll_manager_still_open(lua_State *L, const hll_manager *self) {
 
 /***
 Who holds, or awaits, what an exclusive lock on the target would have to wait
-for. Costs the server more than a lock does: to be asked by people, not in a loop.
+for; without a target, all who hold or await anything. Costs the server more than a lock
+does: to be asked by people, not in a loop.
 Blocks for about a second at most. A snapshot; MariaDB shows an old one to those
 who look more often than every 100 ms, and only programs that use hierlock.
 @function manager:holders
-@tparam table target as for `manager:acquire`
+@tparam[opt] table target as for `manager:acquire`; `nil` raises
 @treturn[1] {table,...} for each its `application`, `host`, `path`, `mode`
-  (`"exclusive"`, `"shared"`), `waiting` (boolean) and, where they are known, `pid`,
-  `label`, `since` (Unix time of the request, seconds); `kind` (`"session"`, `"lease"`), and of
-  a lease its `owner`, `id` and `remaining` (seconds). Empty when nobody is in the way
+  (`"exclusive"`, `"update"`, `"shared"`), `waiting` (boolean) and, where they are known, `pid`,
+  `label`, `since` (Unix time of the request, seconds), `session` (what the store calls it: on MySQL
+  and MariaDB the connection's id, on PostgreSQL the number of the server's process); `kind`
+  (`"session"`, `"lease"`), and of a lease its `owner`, `id` and `remaining` (seconds). Empty when
+  nobody is in the way
 @return[2] nil
 @return[2] err `timeout` (the store does not answer now), `busy`, `connection`,
-  `unsafe_server`, `store` (no privilege to look)
+  `unsafe_server`, `store` (no privilege to look), `unsupported` (Memcached: all of them)
 */
 int hll_manager_holders(lua_State *L) {
   hl_error error;
   hll_manager *self = hll_manager_check(L);
+  bool all = lua_isnone(L, 2); /* nil is a mistake */
   int shared = hll_manager_shared(L, 2);
   hll_holders *found = hll_holders_push(L);
   hll_plan *borrowed = hll_plan_borrow(L, shared);
   hl_manager *manager = hll_manager_still_open(L, self);
   hl_plan *plan = hll_plan_begin(L, borrowed, hl_manager_layout(manager));
-  hll_target_add(L, 2, plan, HL_EXCLUSIVE);
-  int status = hl_manager_holders(manager, plan, hll_holders_add, found, &error);
+  if (!all) hll_target_add(L, 2, plan, HL_EXCLUSIVE);
+  int status = hl_manager_holders(manager, all ? NULL : plan, hll_holders_add,
+                                  found, &error);
   hll_plan_return(L, shared, shared + 2);
   if (status) return hll_failure(L, &error, 2);
   if (found->incomplete) return luaL_error(L, "not enough memory");
@@ -213,17 +279,21 @@ static void say_holder(hl_error *error, const hll_holders *found) {
     (void)snprintf(since, sizeof since, " for %.*f s", ms < 10000 ? 1 : 0,
                    (double)ms / 1000);
   if (holder->kind == HL_LEASE) {
-    (void)snprintf(lease, sizeof lease, "%s by a lease of ", holder->owner);
+    if (holder->owner[0])
+      (void)snprintf(lease, sizeof lease, "%s by a lease of ", holder->owner);
     (void)snprintf(remaining, sizeof remaining, ", and for %.*f s more",
                    holder->remaining_ms < 10000 ? 1 : 0,
                    (double)holder->remaining_ms / 1000);
   }
+  /* Of a program of another kind nothing of that may be known. */
+  bool known = holder->pid || holder->host[0] || holder->label[0];
   char text[2 * sizeof error->message], *message = error->message;
-  (void)snprintf(text, sizeof text, "%s %s by %s%s (%s%s%s)%s%s",
+  (void)snprintf(text, sizeof text, "%s %s by %s%s%s%s%s%s%s%s%s",
                  holder->path[0] ? holder->path : "it",
                  holder->waiting ? "is waited for" : "is held", lease,
                  is_this_process(holder) ? "this process" : holder->application,
-                 pid, holder->host, label, since, remaining);
+                 known ? " (" : "", pid, holder->host, label, known ? ")" : "",
+                 since, remaining);
   size_t used = strlen(message);
   (void)snprintf(message + used, sizeof error->message - used, ": %s", text);
   for (; *message; message++) /* a label has any bytes */
@@ -232,7 +302,10 @@ static void say_holder(hl_error *error, const hll_holders *found) {
 
 int hll_acquire_failure(lua_State *L, hl_error *error, const hl_plan *plan,
                         const hll_holders *found) {
-  if (found->n > 0) say_holder(error, found);
+  /* A circle that was found here, not by a server, says it all. */
+  bool said = error->status == HL_DEADLOCK && !error->server_errno &&
+              !error->sqlstate[0];
+  if (found->n > 0 && !said) say_holder(error, found);
   (void)hll_failure(L, error, plan ? push_concerned(L, plan, error) : 0);
   if (found->n > 0) {
     hll_holders_list(L, found);
@@ -297,12 +370,14 @@ typedef struct call {
   hll_handle *handle;
   hll_pending *pending; /* NULL: it blocks */
   hll_acquire_options options;
+  char where[HL_WHERE_SIZE];
   hl_plan *plan; /* to be filled in between call_begin and call_end */
 } call;
 
 /* The manager is at 1, the options are at n. */
 static void call_begin(lua_State *L, call *c, int n) {
   *c = (call){.self = hll_manager_check(L), .n = n};
+  uint64_t strand = hll_strand(L, c->self);
   int shared = hll_manager_shared(L, n);
   hll_manager_account(L, c->self);
   hll_plan *borrowed = hll_plan_borrow(L, shared);
@@ -312,12 +387,25 @@ static void call_begin(lua_State *L, call *c, int n) {
 
   c->manager = hll_manager_still_open(L, c->self);
   hll_acquire_options_read(L, n, &c->options);
+  hll_asker_add(L, c->self, strand, c->where, &c->options.core);
   c->plan = hll_plan_begin(L, borrowed, hl_manager_layout(c->manager));
+}
+
+/* Where there are hooks. They may have done anything; the call goes on with what is there. */
+static void call_tell(lua_State *L, call *c) {
+  int top = lua_gettop(L);
+  hll_trace_begin(L, c->n + 1, c->self, "acquire", c->n, c->plan,
+                  c->pending ? &c->pending->trace : &c->handle->trace);
+  lua_settop(L, top);
+  c->manager = hll_manager_still_open(L, c->self);
+  hll_acquire_options_again(L, c->n, &c->options);
 }
 
 static int call_end(lua_State *L, call *c) {
   hl_error error;
   int shared = c->n + 1, status;
+  hll_order_check(L, c->self, c->plan, &c->options.core);
+  if (c->self->hooks) call_tell(L, c);
   if (c->pending)
     status = hl_start(c->manager, c->plan, &c->options.core,
                       &c->pending->pending, &error);
@@ -327,10 +415,15 @@ static int call_end(lua_State *L, call *c) {
   if (status) {
     int values = hll_acquire_refused(L, &error, c->plan, c->self);
     hll_plan_return(L, shared, shared + 1);
+    hll_trace_failed(L, shared,
+                     c->pending ? &c->pending->trace : &c->handle->trace,
+                     lua_gettop(L));
     return values;
   }
   hll_plan_return(L, shared, shared + 1);
   lua_settop(L, shared + (c->pending ? 3 : 2));
+  if (c->handle->trace)
+    hll_trace_granted(L, shared, &c->handle->trace, shared + 2);
   return 1;
 }
 
@@ -451,8 +544,8 @@ connect first). When it fails, nothing is held.
 @tparam[opt] table options an unknown name raises
 @number[opt] options.timeout seconds, to the millisecond, never early; 0 tries once;
   `math.huge` waits for ever; by default the manager's
-@string[opt="exclusive"] options.mode `"exclusive"` or `"shared"`, for a target that
-  has none of its own. On an inner level a shared lock is taken exclusively, and
+@string[opt="exclusive"] options.mode `"exclusive"`, `"update"` (see `handle:upgrade`) or `"shared"`, for a target that
+  has none of its own. On an inner level a lock that is not exclusive is taken exclusively, and
   `handle.mode` says so
 @string[opt] options.label shown to observers; any bytes, of which some
   120 are shown
@@ -469,8 +562,9 @@ connect first). When it fails, nothing is held.
 @return[2] err `timeout`, `busy`, `connection`, `cancelled` (another thread closed the
   manager, or an administrator ended the wait), `not_provisioned`, `unsafe_server`,
   `mismatch`, `store`; of a lease `lost`, when its time was up before the store had answered, and
-  `unsupported`, where the store has no leases; `deadlock` only where another program locks rows of the table in
-  another order
+  `unsupported`, where the store has no leases; `deadlock` at once, where this thread would wait for itself or in
+  a circle of threads, for a second or longer, see docs/deadlocks.md; else only where another program locks
+  rows of the table in another order
 */
 static int acquire_target(lua_State *L) {
   call c;
@@ -494,6 +588,111 @@ static int acquire_all(lua_State *L) {
   call_begin(L, &c, 3);
   hll_targets_add(L, 2, c.plan, c.options.mode);
   return call_end(L, &c);
+}
+
+/* More would be more waits at a time than anybody wants. */
+#define ANY_MAX 1000
+
+/* Pushes a list of n empty plans, and an array that will point to them. */
+static const hl_plan **push_plans(lua_State *L, size_t n) {
+  lua_createtable(L, (int)n, 0);
+  for (size_t i = 1; i <= n; i++) {
+    (void)hll_plan_push(L);
+    lua_rawseti(L, -2, (int)i);
+  }
+  return lua_newuserdata(L, n * sizeof(hl_plan *));
+}
+
+/* (manager, targets, options): the part of manager:acquire_any that waits, or the one that looks whether it
+   may be called at all; see lua/hierlock/init.lua. Allocates in Lua only what hll.h allows. */
+static int wait_any(lua_State *L) {
+  hll_acquire_options options;
+  char where[HL_WHERE_SIZE];
+  hl_error error;
+  hll_manager *self = hll_manager_check(L);
+  bool checks = lua_toboolean(L, lua_upvalueindex(HLL_CHECKS));
+  if (checks && !self->check_order && !self->check_units) return 0;
+  uint64_t strand = hll_strand(L, self);
+  int shared = hll_manager_shared(L, 3);
+  hll_manager_account(L, self);
+  if (!lua_istable(L, 2))
+    hll_misuse(L, "targets must be a list of targets, not %s",
+               luaL_typename(L, 2));
+  size_t n = hll_rawlen(L, 2), fields = 0;
+  if (n == 0) hll_misuse(L, "targets must not be empty");
+  if (n > ANY_MAX)
+    hll_misuse(L, "targets are %d; at most %d can be waited for", (int)n,
+               ANY_MAX);
+  (void)hll_handle_watch(L, shared);
+  hll_pending *pending = hll_pending_push(L, shared, shared + 1);
+  const hl_plan **plans = push_plans(L, n);
+  hl_manager *manager = hll_manager_still_open(L, self);
+  hll_acquire_options_read(L, 3, &options);
+  hll_asker_add(L, self, strand, where, &options.core);
+  bool starts = lua_toboolean(L, lua_upvalueindex(HLL_STARTS));
+  if (!starts) options.core.awaited = true;
+  for (size_t i = 0; i < n; i++) {
+    lua_rawgeti(L, shared + 3, (int)i + 1);
+    hl_plan *plan = hll_plan_begin(L, hll_plan_test(L, -1),
+                                   hl_manager_layout(manager));
+    lua_rawgeti(L, 2, (int)i + 1);
+    hll_target_add(L, -1, plan, options.mode);
+    lua_pop(L, 2);
+    hll_order_check(L, self, plan, &options.core);
+    plans[i] = plan;
+  }
+  if (checks) return 0;
+  for (lua_pushnil(L); lua_next(L, 2); lua_pop(L, 1)) fields++;
+  if (fields != n)
+    hll_misuse(L, "targets must be a list; it has other keys than 1 to %d",
+               (int)n);
+  if (hl_start_any(manager, plans, n, &options.core, &pending->pending, &error))
+    return hll_failure(L, &error, 0);
+  lua_settop(L, shared + 2);
+  if (starts) return 1;
+  lua_pushcfunction(L, hll_pending_wait);
+  lua_pushvalue(L, shared + 2);
+  lua_call(L, 1, 2);
+  hl_pending *whole = pending->pending;
+  pending->pending = NULL;
+  hl_pending_free(whole);
+  return 2;
+}
+
+/* Whether the tries of this manager block. */
+static int tries_block(lua_State *L) {
+  lua_pushboolean(L, hl_manager_blocks(hll_manager_check(L)->manager));
+  return 1;
+}
+
+/***
+What manager:acquire_any is made of; for hierlock's own Lua code.
+@table core.any
+@local
+@field block waits for one of several targets
+@field start starts that
+@field await starts that, for a coroutine that waits for it
+@field check checks the order of that, and does nothing
+@field tries_block whether a try may block
+*/
+void hll_any_register(lua_State *L) {
+  lua_newtable(L);
+  lua_pushcfunction(L, tries_block);
+  lua_setfield(L, -2, "tries_block");
+  lua_pushcfunction(L, wait_any);
+  lua_setfield(L, -2, "block");
+  for (int awaits = 0; awaits < 2; awaits++) {
+    lua_pushnil(L);
+    lua_pushboolean(L, 1);
+    lua_pushboolean(L, awaits);
+    lua_pushcclosure(L, wait_any, HLL_AWAITS);
+    lua_setfield(L, -2, awaits ? "await" : "start");
+  }
+  for (int i = 1; i < HLL_CHECKS; i++) lua_pushnil(L);
+  lua_pushboolean(L, 1);
+  lua_pushcclosure(L, wait_any, HLL_CHECKS);
+  lua_setfield(L, -2, "check");
+  lua_setfield(L, -2, "any");
 }
 
 const luaL_Reg hll_acquire_methods[] = {

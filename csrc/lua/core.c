@@ -10,6 +10,7 @@
 #include "dsn.h"
 #include "error.h"
 #include "hmac.h"
+#include "machine.h"
 #include "store.h"
 
 #include <stdio.h>
@@ -285,6 +286,23 @@ static int judge_postgresql(lua_State *L) {
 }
 
 /***
+Whether files on a file system may be another machine's, too; for hierlock's own Lua code.
+@function core.remote_kind
+@local
+@number magic of statfs(2): `uv.fs_statfs(path).type`
+@treturn[1] string its name: NFS, say
+@treturn[2] nil it is this machine's
+*/
+static int remote_kind(lua_State *L) {
+  const char *name = hl__remote_kind((unsigned long)luaL_checknumber(L, 1));
+  if (name)
+    lua_pushstring(L, name);
+  else
+    lua_pushnil(L);
+  return 1;
+}
+
+/***
 The HMAC-SHA-256 of a text; for hierlock's own Lua code.
 @function core.hmac
 @local
@@ -326,6 +344,7 @@ static const luaL_Reg functions[] = {
     {"judge_mysql", judge_mysql},
     {"judge_mysql_error", judge_mysql_error},
     {"judge_postgresql", judge_postgresql},
+    {"remote_kind", remote_kind},
     {"now", now},
     {"hmac", hmac},
     {"loop", loop},
@@ -335,12 +354,14 @@ static const luaL_Reg functions[] = {
     {NULL, NULL},
 };
 
-/* Adds to the table on the top the functions as they start their call. */
-static void push_starting(lua_State *L, const luaL_Reg *calls) {
+/* Adds to the table on the top the functions as they start their call; `awaits`: for a
+   coroutine that waits for it. */
+static void push_starting(lua_State *L, const luaL_Reg *calls, bool awaits) {
   for (; calls->name; calls++) {
     lua_pushnil(L);
     lua_pushboolean(L, 1);
-    lua_pushcclosure(L, calls->func, HLL_STARTS);
+    lua_pushboolean(L, awaits);
+    lua_pushcclosure(L, calls->func, HLL_AWAITS);
     lua_setfield(L, -2, calls->name);
   }
 }
@@ -369,6 +390,7 @@ int luaopen_hierlock_core(lua_State *L) {
   hll_setfuncs(L, functions);
   hll_request_register(L);
   hll_bell_register(L);
+  hll_any_register(L);
   lua_pushliteral(L, HL_VERSION);
   lua_setfield(L, -2, "version");
   lua_pushliteral(L, "SHOW GLOBAL VARIABLES WHERE " HL__MYSQL_VARIABLES);
@@ -384,9 +406,13 @@ int luaopen_hierlock_core(lua_State *L) {
   lua_setfield(L, -3, "manager_methods");
   lua_pop(L, 1);
   lua_newtable(L);
-  push_starting(L, hll_acquire_methods);
-  push_starting(L, hll_handle_calls);
+  push_starting(L, hll_acquire_methods, false);
+  push_starting(L, hll_handle_calls, false);
   lua_setfield(L, -2, "start");
+  lua_newtable(L);
+  push_starting(L, hll_acquire_methods, true);
+  push_starting(L, hll_handle_calls, true);
+  lua_setfield(L, -2, "await");
   luaL_getmetatable(L, HLL_HANDLE);
   lua_getfield(L, -1, "methods");
   lua_setfield(L, -3, "handle_methods");

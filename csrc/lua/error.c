@@ -29,22 +29,45 @@ static int is_ours(const lua_Debug *ar) {
                                       "/hierlock/rows.lua",
                                       "@hierlock/rows.lua",
                                       "/hierlock/rows/",
-                                      "@hierlock/rows/", NULL};
+                                      "@hierlock/rows/",
+                                      "/hierlock/prometheus.lua",
+                                      "@hierlock/prometheus.lua", NULL};
+  if (ar->source[0] != '@' || !strstr(ar->source, "hierlock/")) return 0;
   for (const char *const *file = files; *file; file++)
-    if (ar->source[0] == '@' && strstr(ar->source, *file)) return 1;
+    if (strstr(ar->source, *file)) return 1;
   return 0;
+}
+
+/* The first caller outside of this library; false where there is none. */
+static bool find_caller(lua_State *L, lua_Debug *ar) {
+  for (int level = 1; lua_getstack(L, level, ar); level++) {
+    (void)lua_getinfo(L, "Sl", ar);
+    if (ar->currentline > 0 && !is_ours(ar)) return true;
+  }
+  return false;
 }
 
 static void push_position(lua_State *L) {
   lua_Debug ar;
-  for (int level = 1; lua_getstack(L, level, &ar); level++) {
-    (void)lua_getinfo(L, "Sl", &ar);
-    if (ar.currentline > 0 && !is_ours(&ar)) {
-      lua_pushfstring(L, "%s:%d: ", ar.short_src, ar.currentline);
-      return;
-    }
-  }
-  lua_pushliteral(L, "");
+  if (find_caller(L, &ar))
+    lua_pushfstring(L, "%s:%d: ", ar.short_src, ar.currentline);
+  else
+    lua_pushliteral(L, "");
+}
+
+/* Each acquisition asks: so without printf. */
+void hll_where(lua_State *L, char where[HL_WHERE_SIZE]) {
+  lua_Debug ar;
+  char digits[12], *digit = digits + sizeof digits;
+  where[0] = '\0';
+  if (!find_caller(L, &ar)) return;
+  *--digit = '\0';
+  for (unsigned line = (unsigned)ar.currentline; line; line /= 10)
+    *--digit = (char)('0' + line % 10);
+  *--digit = ':';
+  size_t size = strlen(ar.short_src); /* less than LUA_IDSIZE */
+  memcpy(where, ar.short_src, size);
+  memcpy(where + size, digit, strlen(digit) + 1);
 }
 
 int hll_misuse(lua_State *L, const char *format, ...) {

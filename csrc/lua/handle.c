@@ -7,6 +7,8 @@
 */
 #include "hll.h"
 
+#include "plan.h"
+
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -53,6 +55,21 @@ int hll_handle_result(lua_State *L, int status, const hl_error *error) {
   return status ? hll_failure(L, error, 0) : push_true(L);
 }
 
+void hll_token_push(lua_State *L, uint64_t token) {
+  char text[17];
+  (void)snprintf(text, sizeof text, "%016llx", (unsigned long long)token);
+  lua_pushstring(L, text);
+}
+
+/* The handle at 1 holds nothing any more: the release came to that. */
+static void trace_end(lua_State *L, const hll_handle *self, int status,
+                      const char *by) {
+  if (!self->trace) return;
+  hll_getuservalue(L, 1);
+  hll_trace_end(L, lua_gettop(L), self->trace, status == HL_ELOST ? "lost" : by);
+  lua_pop(L, 1);
+}
+
 void hll_handle_losses(lua_State *L) {
   hll_getuservalue(L, 1);
   hll_losses_tell(L, lua_gettop(L));
@@ -82,13 +99,14 @@ is released.
 */
 
 /***
-`"exclusive"`, or `"shared"` when all targets were taken so.
+`"exclusive"`; `"shared"` when all targets were taken so; `"update"` when one was, and none is
+exclusive.
 @field mode
 */
 
 /***
 The fencing token: 16 hexadecimal digits. Of two exclusive holders of one node, the
-later one's is greater (`<` on strings). `handle:extend` gives a new one.
+later one's is greater (`<` on strings). `handle:extend` and `handle:upgrade` give a new one.
 @field token
 */
 
@@ -136,10 +154,12 @@ static int handle_release(lua_State *L) {
   if (!self->lock) return push_true(L);
   if (pending) {
     int begun = hl_lock_start_release(self->lock, &pending->pending, &error);
+    trace_end(L, self, begun, "release");
     return hll_handle_started(L, lua_gettop(L), begun, &error);
   }
   int status = hl_lock_release(self->lock, confirm, &error);
   hll_handle_losses(L);
+  trace_end(L, self, status, "release");
   return hll_handle_result(L, status, &error);
 }
 
@@ -196,6 +216,23 @@ static int handle_remaining(lua_State *L) {
   return 1;
 }
 
+/* on_wait, where there are hooks. They may have done anything: so the options are read again.
+   False: the handle was collected. */
+static bool extend_tell(lua_State *L, int shared, const hll_handle *self,
+                        hll_acquire_options *options, const hl_plan *plan,
+                        hll_trace **trace) {
+  lua_rawgeti(L, shared, 1);
+  hll_manager *manager = hll_testudata(L, -1, HLL_MANAGER);
+  lua_pop(L, 1);
+  if (!manager || !manager->hooks) return true;
+  int top = lua_gettop(L);
+  hll_trace_begin(L, shared, manager, "extend", 3, plan, trace);
+  lua_settop(L, top);
+  hll_acquire_options_again(L, 3, options);
+  options->core.agent = manager->agent; /* NULL once the manager is closed */
+  return self->lock != NULL;
+}
+
 /***
 More locks in the same transaction, released together with the rest. May break the
 common order, so it, and only it, can deadlock. Blocks like `manager:acquire`. After
@@ -207,8 +244,7 @@ released).
 @tparam[opt] table options as for `manager:acquire`
 @treturn[1] boolean true
 @return[2] nil
-@return[2] err `timeout` (also: a deadlock on the embedded store, which looks for
-  none), `deadlock`, `lost`, `released`, `cancelled`, `not_provisioned`,
+@return[2] err `timeout`, `deadlock`, `lost`, `released`, `cancelled`, `not_provisioned`,
   `unsafe_server`, `store`; `unsupported`: it is a lease
 */
 static int handle_extend(lua_State *L) {
@@ -219,17 +255,30 @@ static int handle_extend(lua_State *L) {
   hll_losses_tell(L, shared);
   hll_plan *borrowed = hll_plan_borrow(L, shared);
   hll_pending *pending = starts(L) ? hll_pending_push(L, shared, 1) : NULL;
+  lua_rawgeti(L, shared, 1);
+  hll_manager *manager = hll_testudata(L, -1, HLL_MANAGER);
+  lua_pop(L, 1); /* the shared table has it */
+  uint64_t strand = hll_strand(L, manager);
+  char where[HL_WHERE_SIZE];
   hll_acquire_options_read(L, 3, &options);
+  hll_asker_add(L, manager, strand, where, &options.core);
   if (options.core.ttl) hll_misuse(L, "extend takes no ttl");
   if (!self->lock) return hll_handle_collected(L);
   hl_plan *plan = hll_plan_begin(L, borrowed,
                                  hl_plan_layout(hl_lock_plan(self->lock)));
   hll_target_add(L, 2, plan, options.mode);
+  hll_trace **trace = pending ? &pending->trace : &self->extending;
+  if (manager->manager) hll_order_check(L, manager, plan, &options.core);
+  if (!extend_tell(L, shared, self, &options, plan, trace))
+    return hll_handle_collected(L);
   if (pending) {
     status = hl_lock_start_extend(self->lock, plan, &options.core,
                                   &pending->pending, &error);
     hll_plan_return(L, shared, shared + 1);
-    return hll_handle_started(L, shared + 2, status, &error);
+    int begun = hll_handle_started(L, shared + 2, status, &error);
+    if (status) hll_trace_failed(L, shared, trace, lua_gettop(L));
+    if (!status && !pending->pending) hll_trace_extended(L, shared, trace, 1);
+    return begun;
   }
   status = hl_lock_extend(self->lock, plan, &options.core, &error);
   int values = 1;
@@ -241,7 +290,123 @@ static int handle_extend(lua_State *L) {
                                  hll_testudata(L, -1, HLL_MANAGER));
   }
   hll_plan_return(L, shared, shared + 1);
+  if (status == HL_OK) {
+    hll_trace_extended(L, shared, trace, 1);
+  } else {
+    hll_trace_failed(L, shared, trace, lua_gettop(L));
+    if (status == HL_DEADLOCK) trace_end(L, self, status, "deadlock");
+  }
   return values;
+}
+
+static int upgrade_option(lua_State *L, const char *name, void *context) {
+  hll_acquire_options *options = context;
+  if (strcmp(name, "timeout") != 0) return 0;
+  options->core.timeout = hll_milliseconds(L, -1, "timeout");
+  return 1;
+}
+
+/* Who holds for update is the handle itself. */
+static void others_keep(hll_holders *found) {
+  size_t kept = 0;
+  for (size_t i = 0; i < found->n; i++)
+    if (found->list[i].mode != HL_UPDATE) found->list[kept++] = found->list[i];
+  found->n = kept;
+}
+
+/* The plan of what the handle at 1 wants to be, on the top; the caller looks whether the handle has
+   been collected meanwhile. NULL: it has. */
+static const hl_plan *push_upgraded(lua_State *L, const hll_handle *self) {
+  hll_plan *made = hll_plan_push(L);
+  if (!self->lock) return NULL;
+  if (!hl__plan_updates(hl_lock_plan(self->lock)))
+    hll_misuse(L, "the handle is none for update: acquire it with mode=\"update\"");
+  made->plan = hl__plan_regraded(hl_lock_plan(self->lock), true);
+  if (!made->plan) (void)luaL_error(L, "not enough memory");
+  return made->plan;
+}
+
+static int upgrade_failed(lua_State *L, int shared, hl_error *error,
+                          const hl_plan *plan) {
+  lua_rawgeti(L, shared, 1);
+  const hll_manager *manager = hll_testudata(L, -1, HLL_MANAGER);
+  hll_holders *found = hll_holders_push(L);
+  if ((error->status == HL_TIMEOUT || error->status == HL_DEADLOCK) &&
+      manager && manager->manager)
+    (void)hl_manager_blockers(manager->manager, plan, hll_holders_add, found,
+                              NULL);
+  others_keep(found);
+  return hll_acquire_failure(L, error, plan, found);
+}
+
+/***
+Makes an update lock exclusive: waits until those who share its nodes have gone. Newcomers wait meanwhile
+where the store is fair. Nobody else can be on the same way, so two who upgrade never wait for each other. A handle
+that is exclusive already stays so. It has a new token then. Blocks like `manager:acquire`.
+@function handle:upgrade
+@tparam[opt] table options an unknown name raises
+@number[opt] options.timeout seconds, as for `manager:acquire`
+@treturn[1] boolean true: `handle.mode` is `"exclusive"`
+@return[2] nil
+@return[2] err `timeout`, `cancelled`, `connection`, `store`: it is the update lock that it was;
+  `deadlock`, `lost`, `released`: it holds nothing any more. Only a handle of several nodes can be in a
+  deadlock, or one on an old MySQL or MariaDB (see docs/locking.md)
+@raise when it was not acquired with `mode="update"`
+*/
+static int handle_upgrade(lua_State *L) {
+  hll_acquire_options options = {HL_OPTIONS_INIT, HL_UPDATE};
+  hl_error error;
+  hll_handle *self = hll_handle_check(L);
+  char where[HL_WHERE_SIZE];
+  lua_settop(L, 2);
+  hll_handle_losses(L);
+  hll_pending *pending = hll_handle_pending(L);
+  int place = lua_gettop(L);
+  hll_getuservalue(L, 1);
+  int shared = lua_gettop(L);
+  lua_rawgeti(L, shared, 1);
+  hll_manager *manager = hll_testudata(L, -1, HLL_MANAGER);
+  uint64_t strand = manager ? hll_strand(L, manager) : 0;
+  const hl_plan *plan = push_upgraded(L, self);
+  hll_options(L, 2, upgrade_option, &options);
+  if (manager) hll_asker_add(L, manager, strand, where, &options.core);
+  if (!self->lock || !plan) return hll_handle_collected(L);
+  if (pending) {
+    int begun = hl_lock_start_upgrade(self->lock, &options.core,
+                                      &pending->pending, &error);
+    return hll_handle_started(L, place, begun, &error);
+  }
+  int status = hl_lock_upgrade(self->lock, &options.core, &error);
+  if (status == HL_OK) return push_true(L);
+  int values = upgrade_failed(L, shared, &error, plan);
+  if (status == HL_DEADLOCK) trace_end(L, self, status, "deadlock");
+  return values;
+}
+
+/***
+Makes a handle that `handle:upgrade` has made exclusive an update lock again: those who share its nodes may
+come, and nobody can have changed anything in between. One that is an update lock already stays so. Blocks for a round trip.
+@function handle:downgrade
+@treturn[1] boolean true
+@return[2] nil
+@return[2] err `unsupported`: sessions of MySQL and MariaDB give back no single lock, nor do those of
+  PostgreSQL what they had before a later `handle:extend`; it is exclusive still. `lost`, `released`
+@raise when it was not acquired with `mode="update"`
+*/
+static int handle_downgrade(lua_State *L) {
+  hl_error error;
+  hll_handle *self = hll_handle_check(L);
+  lua_settop(L, 1);
+  hll_handle_losses(L);
+  hll_pending *pending = hll_handle_pending(L);
+  int place = lua_gettop(L);
+  const hl_plan *plan = push_upgraded(L, self);
+  if (!self->lock || !plan) return hll_handle_collected(L);
+  if (pending) {
+    int begun = hl_lock_start_downgrade(self->lock, &pending->pending, &error);
+    return hll_handle_started(L, place, begun, &error);
+  }
+  return hll_handle_result(L, hl_lock_downgrade(self->lock, &error), &error);
 }
 
 /* --------------------------------------------------------- metamethods */
@@ -279,10 +444,7 @@ static int handle_index(lua_State *L) {
   if (strcmp(field, "mode") == 0) {
     lua_pushstring(L, mode_name(lock));
   } else if (strcmp(field, "token") == 0) {
-    char token[17];
-    (void)snprintf(token, sizeof token, "%016llx",
-                   (unsigned long long)hl_lock_token(lock));
-    lua_pushstring(L, token);
+    hll_token_push(L, hl_lock_token(lock));
   } else if (strcmp(field, "level") == 0) {
     lua_pushinteger(L, (lua_Integer)hl_lock_level(lock));
   } else if (strcmp(field, "waited") == 0) {
@@ -319,6 +481,18 @@ static int handle_tostring(lua_State *L) {
   return 1;
 }
 
+/* Notes that nobody has released the lock of the handle at 1, where that is wanted. */
+static void report_unreleased(lua_State *L, hl_lock *lock) {
+  hll_getuservalue(L, 1);
+  lua_rawgeti(L, -1, 1);
+  hll_manager *manager = lua_touserdata(L, -1) ? hll_testudata(L, -1, HLL_MANAGER)
+                                               : NULL;
+  lua_pop(L, 2);
+  if (manager && manager->warn_unreleased && hl_lock_auto_releases(lock) &&
+      hl_lock_look(lock) == HL_HELD)
+    hll_unreleased_report(manager, lock);
+}
+
 /* Frees; never blocks, never raises. */
 static int handle_gc(lua_State *L) {
   hll_handle *self = hll_handle_test(L, 1);
@@ -326,14 +500,25 @@ static int handle_gc(lua_State *L) {
     hl_lock *lock = self->lock;
     self->lock = NULL;
     hll_untie(&self->tied);
+    report_unreleased(L, lock);
+    if (self->trace) {
+      int status = hl_lock_close(lock, NULL);
+      hll_trace_queue(self->trace, status == HL_ELOST ? "lost" : "collector");
+    }
     hl_lock_free(lock);
+  }
+  if (self) { /* of calls that an error has left */
+    hll_trace_queue(self->trace, NULL);
+    hll_trace_queue(self->extending, NULL);
   }
   return 0;
 }
 
 static int handle_close(lua_State *L) {
   hll_handle *self = hll_handle_test(L, 1);
-  if (self && self->lock) (void)hl_lock_close(self->lock, NULL);
+  if (!self || !self->lock) return 0;
+  int status = hl_lock_close(self->lock, NULL);
+  trace_end(L, self, status, "scope");
   return 0;
 }
 
@@ -348,6 +533,8 @@ const luaL_Reg hll_handle_calls[] = {
     {"release", handle_release},
     {"check", handle_check_held},
     {"extend", handle_extend},
+    {"upgrade", handle_upgrade},
+    {"downgrade", handle_downgrade},
     {"refresh", hll_handle_refresh},
     {"to_lease", hll_handle_to_lease},
     {NULL, NULL},
@@ -362,8 +549,7 @@ static const luaL_Reg metamethods[] = {
 
 hll_handle *hll_handle_push(lua_State *L, int shared) {
   hll_handle *self = hll_newuserdata(L, sizeof *self);
-  self->lock = NULL;
-  self->tied = (hll_tied){0};
+  *self = (hll_handle){.lock = NULL};
   lua_pushvalue(L, shared);
   hll_setuservalue(L, -2);
   luaL_getmetatable(L, HLL_HANDLE);

@@ -39,6 +39,9 @@ int hll_failure(lua_State *L, const hl_error *error, int target);
 /* Pushes nil, err with a status and a message of the binding's own. */
 int hll_fail(lua_State *L, int status, const char *message);
 int hll_is_error(lua_State *L);
+/* Where the program called, "file:line", for messages; "" where it is not known. Allocates
+   nothing. */
+void hll_where(lua_State *L, char where[HL_WHERE_SIZE]);
 void hll_error_register(lua_State *L);
 
 /* ---- options.c */
@@ -76,6 +79,8 @@ void hll_targets_add(lua_State *L, int index, hl_plan *plan, hl_mode mode);
 /* An id at a stack index, for the level; the bytes live as long as the value,
    or in `room`. */
 hl_id hll_id(lua_State *L, int index, const char *level, char room[24]);
+/* manager:unit */
+int hll_manager_unit(lua_State *L);
 /* Pushes a target of the plan as a table keyed by level. */
 void hll_target_push(lua_State *L, const hl_plan *plan, size_t i);
 
@@ -89,6 +94,7 @@ typedef struct hll_plan {
 
 /* Pushes one without a plan. */
 hll_plan *hll_plan_push(lua_State *L);
+hll_plan *hll_plan_test(lua_State *L, int index);
 /* Pushes one for a single call; hll_plan_begin makes it an empty plan, and allocates
    nothing in Lua. A manager keeps one in its shared table, for calls come often; while
    it is in use, and when a call raised, there is none, and another is made. */
@@ -98,19 +104,35 @@ hl_plan *hll_plan_begin(lua_State *L, hll_plan *self, hl_layout *layout);
    borrowed: its place in the table is there. */
 void hll_plan_return(lua_State *L, int shared, int plan);
 int hll_plan_new(lua_State *L);
+int hll_manager_plan(lua_State *L);
 void hll_plan_register(lua_State *L);
 
 /* ---- manager.c */
 
+typedef struct hll_report hll_report;
+
 /* A manager's uservalue is a table that its handles share:
      [1] the manager itself, so that a handle keeps it alive
      [2] a plan to be borrowed; false or nil while it is in use
-     on_lost   the callback, where there is one
-     handles   then: the handles that are held, as weak keys */
+     on_lost, on_wait ...   the hooks, where there are any
+     handles   then: the handles that are held, as weak keys
+     events    then, unless on_lost is all: see hook.c
+     warn_unreleased, check_order   functions, where these options are such */
+typedef struct hll_trace hll_trace;
 typedef struct hll_manager {
   hl_manager *manager; /* NULL once closed */
   uint64_t losses;     /* as many have been told to on_lost */
   unsigned acquired;   /* calls so far, for hll_gc_account */
+  bool hooks;          /* it has some beside on_lost */
+  bool telling;        /* one of them runs */
+  hll_trace *traces;   /* see hook.c */
+  hll_trace *ended;    /* those of which a hook is still to be told */
+  hl_agent *agent;     /* of the Lua state; NULL once closed */
+  bool own_handles;    /* each coroutine is a strand of it */
+  bool warn_unreleased, check_order, check_units; /* report.c */
+  bool prints_order;   /* to stderr, and not to a function */
+  bool raises_order;   /* that of units */
+  hll_report *reports; /* still to be told */
 } hll_manager;
 
 /* The store of that name (hl_dsn_store), its module loaded; pushes what it needs. NULL:
@@ -126,13 +148,68 @@ int hll_manager_shared(lua_State *L, int n);
 void hll_losses_tell(lua_State *L, int shared);
 void hll_manager_register(lua_State *L);
 
+/* ---- hook.c: owner is where a handle or a pending has its trace, or NULL. What a hook raises is
+   raised. */
+
+bool hll_hook_named(const char *name);
+/* From the table of options into the shared one. */
+void hll_hooks_set(lua_State *L, int options, int shared);
+/* on_wait: a call begins, whose options are at that index. plan: NULL where it is not known yet.
+   Does nothing where there are no hooks. Afterwards look whether what it works on is still
+   there. */
+void hll_trace_begin(lua_State *L, int shared, hll_manager *self,
+                     const char *call, int options, const hl_plan *plan,
+                     hll_trace **owner);
+/* on_grant: the handle has it. When the hook raises it is released. */
+void hll_trace_granted(lua_State *L, int shared, hll_trace **owner, int handle);
+/* The same of an extend, which has ended with that. */
+void hll_trace_extended(lua_State *L, int shared, hll_trace **owner,
+                        int handle);
+/* on_timeout, on_error: it was not granted. */
+void hll_trace_failed(lua_State *L, int shared, hll_trace **owner, int err);
+/* on_release, or on_error of what was not granted: it is over, by that. */
+void hll_trace_end(lua_State *L, int shared, hll_trace *trace, const char *by);
+/* The same, told by a later call. Calls no Lua. */
+void hll_trace_queue(hll_trace *trace, const char *by);
+/* Pushes its event. Allocates nothing. */
+void hll_trace_push(lua_State *L, int shared, hll_trace *trace);
+void hll_trace_move(hll_trace **from, hll_trace **owner);
+/* Tells what was queued; of all when the manager is closed; nothing, when it is collected. */
+void hll_traces_tell(lua_State *L, int shared, hll_manager *self);
+void hll_traces_close(lua_State *L, int shared, hll_manager *self);
+void hll_traces_drop(hll_manager *self);
+/* ---- report.c */
+
+/* The value on the top for one of the two options. raises: NULL where it cannot. */
+void hll_report_option(lua_State *L, const char *name, bool *wanted,
+                       bool *prints, bool *raises);
+/* What they are without: HIERLOCK_CHECK. */
+bool hll_report_default(void);
+/* A handle is collected that was not released. For finalizers. */
+void hll_unreleased_report(hll_manager *self, const hl_lock *lock);
+/* Before a request for the plan, and before its hooks: hl_units_check and hl_order_check, where these
+   are wanted. Allocates nothing in Lua, unless it raises. */
+void hll_order_check(lua_State *L, hll_manager *self, const hl_plan *plan,
+                     hl_options *options);
+/* Tells what was noted; the shared table is at index. What a function of the program's raises
+   comes out; what was not told yet is told next. */
+void hll_reports_tell(lua_State *L, int shared, hll_manager *self);
+/* The manager ends: what nobody was told goes to stderr, as far as that takes it at once. */
+void hll_reports_end(hll_manager *self);
+
 /* ---- acquire.c */
 
 /* The methods that acquire, for the manager's class. */
 extern const luaL_Reg hll_acquire_methods[];
+/* Adds the table `any` to the table on the top. */
+void hll_any_register(lua_State *L);
 /* Where the upvalue with this index is true, a method that waits starts its call
    instead, and returns a pending. */
 #define HLL_STARTS 2
+/* The same, and its coroutine waits for the pending, and does nothing else. */
+#define HLL_AWAITS 3
+/* It does neither, and only checks its order. */
+#define HLL_CHECKS 4
 /* Those who are in the way; a userdata without methods, which frees them. Filled in
    by the core, which must not be left by an error of Lua's. */
 typedef struct hll_holders {
@@ -165,6 +242,14 @@ typedef struct hll_acquire_options {
 } hll_acquire_options;
 void hll_acquire_options_read(lua_State *L, int index,
                               hll_acquire_options *options);
+/* After a hook, which may have changed them; who asks stays. */
+void hll_acquire_options_again(lua_State *L, int index,
+                               hll_acquire_options *options);
+/* Adds who asks. `where`: room for hl_options.where. hll_strand is called before, as it
+   may allocate: the number of the running coroutine, where the manager wants it, else 0. */
+void hll_asker_add(lua_State *L, const hll_manager *self, uint64_t strand,
+                   char where[HL_WHERE_SIZE], hl_options *options);
+uint64_t hll_strand(lua_State *L, const hll_manager *self);
 
 /* For what acquires, in acquire.c and lease.c. Counts a call; the manager, which an allocation
    may have closed: raises then; an empty handle, of whose loss on_lost will hear. */
@@ -209,11 +294,14 @@ void hll_bell_register(lua_State *L);
 typedef struct hll_pending {
   hl_pending *pending; /* NULL before it is started, and after collection */
   hll_tied tied;
+  hll_trace *trace; /* or NULL */
 } hll_pending;
 
 /* Pushes an empty pending that will fill in the handle at index, or uses it. */
 hll_pending *hll_pending_push(lua_State *L, int shared, int handle);
 hll_pending *hll_pending_test(lua_State *L, int index);
+/* pending:wait */
+int hll_pending_wait(lua_State *L);
 /* __close, __gc */
 int hll_pending_close(lua_State *L);
 void hll_pending_register(lua_State *L);
@@ -223,6 +311,7 @@ void hll_pending_register(lua_State *L);
 typedef struct hll_handle {
   hl_lock *lock; /* NULL before it is granted, and after collection */
   hll_tied tied;
+  hll_trace *trace, *extending; /* of its acquisition, of an extend; or NULL */
 } hll_handle;
 
 /* The methods that wait for the store. */
@@ -241,6 +330,8 @@ hll_pending *hll_handle_pending(lua_State *L);
 /* Pushes the pending at index, or true where there was nothing to wait for; or nil, err. */
 int hll_handle_started(lua_State *L, int index, int status,
                        const hl_error *error);
+/* Pushes 16 hexadecimal digits. */
+void hll_token_push(lua_State *L, uint64_t token);
 /* Pushes true, or nil, err. */
 int hll_handle_result(lua_State *L, int status, const hl_error *error);
 /* Tells on_lost. */

@@ -162,7 +162,11 @@ int hll_handle_export(lua_State *L) {
   if (raised) return lua_error(L); /* it is held still */
   if (!self->lock) return hll_handle_collected(L); /* by a finalizer meanwhile */
   status = hl_lock_export(self->lock, NULL, &error);
-  return status ? hll_failure(L, &error, 0) : 1;
+  if (status) return hll_failure(L, &error, 0);
+  hll_getuservalue(L, 1);
+  hll_trace_end(L, lua_gettop(L), self->trace, "export");
+  lua_pop(L, 1);
+  return 1;
 }
 
 /* ------------------------------------------------------------- managers */
@@ -190,16 +194,25 @@ int hll_manager_import(lua_State *L) {
   hl_options options = HL_OPTIONS_INIT;
   hl_error error;
   hll_manager *self = hll_manager_check(L);
+  uint64_t strand = hll_strand(L, self);
   int shared = hll_manager_shared(L, 3), status;
   hll_manager_account(L, self);
   hll_handle *handle = hll_handle_watch(L, shared);
   hll_pending *pending =
       lua_toboolean(L, lua_upvalueindex(HLL_STARTS))
           ? hll_pending_push(L, shared, lua_gettop(L)) : NULL;
-  hl_manager *manager = hll_manager_still_open(L, self);
+  int top = lua_gettop(L);
+  hll_trace **trace = pending ? &pending->trace : &handle->trace;
   if (lua_type(L, 2) != LUA_TSTRING)
     hll_misuse(L, "text must be a string, not %s", luaL_typename(L, 2));
+  hll_options(L, 3, import_option, &options); /* so that what is wrong raises */
+  if (self->hooks) hll_trace_begin(L, shared, self, "import", 3, NULL, trace);
+  lua_settop(L, top);
+  hl_manager *manager = hll_manager_still_open(L, self);
+  options = (hl_options)HL_OPTIONS_INIT;
   hll_options(L, 3, import_option, &options);
+  char where[HL_WHERE_SIZE];
+  hll_asker_add(L, self, strand, where, &options);
   size_t size;
   const char *text = lua_tolstring(L, 2, &size);
   if (pending)
@@ -207,7 +220,12 @@ int hll_manager_import(lua_State *L) {
                              &error);
   else
     status = hl_import(manager, text, size, &options, &handle->lock, &error);
-  if (status) return hll_failure(L, &error, 0);
+  if (status) {
+    (void)hll_failure(L, &error, 0);
+    hll_trace_failed(L, shared, trace, lua_gettop(L));
+    return 2;
+  }
+  if (handle->trace) hll_trace_granted(L, shared, &handle->trace, shared + 1);
   return 1;
 }
 

@@ -8,6 +8,7 @@
 #include "error.h"
 #include "store.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -42,6 +43,14 @@ void hll_losses_tell(lua_State *L, int shared) {
   hll_manager *self = manager_test(L, -1);
   lua_pop(L, 1);
   if (!self || !self->manager) return;
+  if (self->ended) {
+    hll_traces_tell(L, shared, self);
+    if (!self->manager) return;
+  }
+  if (self->reports) {
+    hll_reports_tell(L, shared, self);
+    if (!self->manager) return; /* closed by one who was told */
+  }
   uint64_t losses = hl_manager_losses(self->manager);
   if (losses == self->losses) return;
   lua_getfield(L, shared, "handles");
@@ -82,11 +91,18 @@ void hll_losses_tell(lua_State *L, int shared) {
     lua_insert(L, -2);
     hl_error why;
     hll_handle *handle = hll_handle_test(L, -1);
+    bool gone = handle->lock && hl_lock_look(handle->lock) == HL_LOST;
     (void)hl__error(&why, HL_ELOST, "the lock was lost while it was held");
     if (handle->lock) hl_lock_loss(handle->lock, &why);
     (void)hll_failure(L, &why, 0);
     lua_remove(L, -2); /* the nil of nil, err */
-    lua_call(L, 2, 0);
+    bool traced = handle->trace != NULL;
+    if (traced) hll_trace_push(L, shared, handle->trace);
+    if (lua_isnil(L, lost + 1))
+      lua_settop(L, lost);
+    else
+      lua_call(L, 2 + traced, 0);
+    if (gone) hll_trace_end(L, shared, handle->trace, "lost");
   }
   /* Not sooner: were one to raise, the rest is told next. */
   if (!in_use) self->losses = losses;
@@ -98,9 +114,13 @@ void hll_losses_tell(lua_State *L, int shared) {
 typedef struct open_options {
   hl_config config;
   hll_layout_options layout;
-  bool on_lost;
+  bool on_lost, hooks;
+  bool own_handles;
+  bool warn_unreleased, check_order, prints, prints_order, raises_order;
+  bool check_units;
   bool list, all; /* of DSNs; granted when all stores grant */
   const char *names[HL_LEVELS_MAX + 1]; /* of config */
+  const char *units[HL_UNITS_MAX + 1];
 } open_options;
 
 /* A list of patterns, on the top. The list keeps the strings. */
@@ -149,6 +169,28 @@ static void interoperate_option(lua_State *L, open_options *options) {
                   "names = {...}}");
 }
 
+/* A list of names, on the top. The list keeps the strings. */
+static void units_option(lua_State *L, open_options *options) {
+  if (!lua_istable(L, -1))
+    hll_misuse(L, "units must be a list of names, not %s",
+               luaL_typename(L, -1));
+  size_t n = hll_rawlen(L, -1), fields = 0;
+  if (n < 1 || n > HL_UNITS_MAX)
+    hll_misuse(L, "units must be a list of 1 to %d names", HL_UNITS_MAX);
+  for (size_t i = 0; i < n; i++) {
+    lua_rawgeti(L, -1, (int)i + 1);
+    options->units[i] = hll_word(L, -1);
+    if (!options->units[i])
+      hll_misuse(L, "units must be a list of names; number %d is none",
+                 (int)i + 1);
+    lua_pop(L, 1);
+  }
+  for (lua_pushnil(L); lua_next(L, -2); lua_pop(L, 1)) fields++;
+  if (fields != n) hll_misuse(L, "units has other keys than 1 to %d", (int)n);
+  options->units[n] = NULL;
+  options->config.units = options->units;
+}
+
 static int open_option(lua_State *L, const char *name, void *context) {
   open_options *options = context;
   hl_config *config = &options->config;
@@ -172,6 +214,11 @@ static int open_option(lua_State *L, const char *name, void *context) {
       hll_misuse(L, "on_lost must be a function, not %s",
                  luaL_typename(L, -1));
     options->on_lost = true;
+  } else if (hll_hook_named(name)) {
+    if (!lua_isfunction(L, -1))
+      hll_misuse(L, "%s must be a function, not %s", name,
+                 luaL_typename(L, -1));
+    options->hooks = true;
   } else if (strcmp(name, "quorum") == 0) {
     const char *strategy = hll_word(L, -1);
     if (!options->list)
@@ -182,12 +229,37 @@ static int open_option(lua_State *L, const char *name, void *context) {
     options->all = strcmp(strategy, "all") == 0;
   } else if (strcmp(name, "interoperate") == 0) {
     interoperate_option(L, options);
+  } else if (strcmp(name, "warn_unreleased") == 0) {
+    hll_report_option(L, name, &options->warn_unreleased, &options->prints,
+                      NULL);
+  } else if (strcmp(name, "check_order") == 0) {
+    hll_report_option(L, name, &options->check_order, &options->prints_order,
+                      &options->raises_order);
+    options->check_units = options->check_order;
+  } else if (strcmp(name, "units") == 0) {
+    units_option(L, options);
+  } else if (strcmp(name, "own_handles") == 0) {
+    if (!lua_isboolean(L, -1))
+      hll_misuse(L, "own_handles must be a boolean, not %s",
+                 luaL_typename(L, -1));
+    options->own_handles = lua_toboolean(L, -1);
   } else if (strcmp(name, "loop") == 0) {
     /* lua/hierlock/init.lua has found it good. */
   } else {
     return hll_layout_option(L, name, &options->layout);
   }
   return 1;
+}
+
+static open_options options_begin(bool list) {
+  bool checks = hll_report_default();
+  return (open_options){.config = HL_CONFIG_INIT,
+                        .list = list,
+                        .warn_unreleased = checks,
+                        .check_order = checks,
+                        .check_units = true,
+                        .prints_order = true,
+                        .raises_order = checks};
 }
 
 /* What a store that is a module of its own is made of. */
@@ -266,6 +338,16 @@ static void list_check(lua_State *L) {
   }
 }
 
+#define HLL_AGENT "hierlock.agent"
+
+/* Locks and managers have references of their own: they may be finalized later. */
+static int agent_gc(lua_State *L) {
+  hl_agent **self = lua_touserdata(L, 1);
+  hl_agent_unref(*self);
+  *self = NULL;
+  return 0;
+}
+
 /* Leaves on the stack the DSN of the store that stands there in that of a quorum. */
 static void push_member(lua_State *L, const char *text, size_t size) {
   luaL_Buffer buffer;
@@ -307,6 +389,25 @@ static bool stores_load(lua_State *L, const char *dsn,
   return false;
 }
 
+/* The one agent of this Lua state: pushes it. */
+static hl_agent *push_agent(lua_State *L) {
+  lua_getfield(L, LUA_REGISTRYINDEX, HLL_AGENT);
+  hl_agent **self = lua_touserdata(L, -1);
+  if (self) return *self;
+  lua_pop(L, 1);
+  self = lua_newuserdata(L, sizeof(hl_agent *));
+  *self = NULL;
+  lua_createtable(L, 0, 1);
+  lua_pushcfunction(L, agent_gc);
+  lua_setfield(L, -2, "__gc");
+  lua_setmetatable(L, -2);
+  *self = hl_agent_new();
+  if (!*self) (void)luaL_error(L, "not enough memory");
+  lua_pushvalue(L, -1);
+  lua_setfield(L, LUA_REGISTRYINDEX, HLL_AGENT);
+  return *self;
+}
+
 /***
 Opens a manager: connects, and looks whether locks on this store exclude.
 Blocks for at most the DSN's `connect_timeout` (10 s).
@@ -333,14 +434,39 @@ Blocks for at most the DSN's `connect_timeout` (10 s).
   have to grant. See docs/quorum.md
 @tparam[opt] string|table options.interoperate `"symfony"`: each node is locked by its name, too, as
   PHP programs that use Symfony Lock on the same store lock it, and so both keep each other out; on
-  PostgreSQL and in files. The name is the ids with `/` between; or
+  PostgreSQL, on Redis and Valkey, and in files. The name is the ids with `/` between; or
   `{with = "symfony", names = {"user-{user}", "{user}-{account}", "invoice-{resource}"}}`: one for each
-  level. There are no leases then
+  level. There are no leases then on PostgreSQL and in files; on Redis there is nothing else
 @string[opt] options.application shown to observers; by default the program's name
 @tparam[opt] function options.on_lost called as `on_lost(handle, err)`, once for
   each lost lock, at the next call on the manager or one of its handles; never from
   another thread. What it raises comes out of that call. Of a lease it is also called
-  when its time is up
+  when its time is up. Where there are other hooks, their event is a third argument
+@tparam[opt] function options.on_wait called as `on_wait(event)`, when an acquisition begins. Of it and the
+  four that follow, docs/observability.md has the fields of the event, and when each is called: always in a call
+  on the manager or one of its handles. What they raise comes out of that call; they cannot yield
+@tparam[opt] function options.on_grant `on_grant(event, handle)`: it was granted. If it raises, it is
+  released
+@tparam[opt] function options.on_timeout `on_timeout(event, err)`: it was not granted in time
+@tparam[opt] function options.on_error `on_error(event, err)`: it failed otherwise
+@tparam[opt] function options.on_release `on_release(event)`: it is not held any more, released or lost
+@tparam[opt=false] boolean|function options.warn_unreleased reports each handle that nobody has
+  released until the collector found it: `true` to stderr, or to a function `report(message)`, at
+  the next call into hierlock; what it raises comes out of that call. `manager:close()` tells the
+  last ones. The message names the line that acquired it
+@tparam[opt=false] boolean|string|function options.check_order likewise, once for each kind of circle: learns
+  the order in which the program, with all its threads, takes locks while it holds others, and
+  reports the first that are taken in both orders, though nothing has deadlocked yet. For tests:
+  with `HIERLOCK_CHECK=1` in the environment `warn_unreleased` is `true` unless said, and this is
+  `"raise"`: as `true`, and a call against the order of `units` raises. See docs/deadlocks.md
+@tparam[opt] {string,...} options.units 1 to 64 names of units of business data, in the order in which a program
+  takes them: a target whose first id is such a name is of that unit, see `manager:unit`. A call that waits for a
+  unit, while its coroutine holds one that comes after it, is reported, once for these two, as
+  `check_order` says: to stderr unless that is said, not at all with `false`; or it raises. See
+  docs/exclusive-control.md
+@bool[opt=false] options.own_handles the program promises that a handle is released by the coroutine
+  that acquired it, and by no other: then a coroutine that would wait, under a loop, for
+  itself or in a circle of coroutines gets `deadlock` at once. See docs/deadlocks.md
 @tparam[opt="auto"] string|function options.loop how a coroutine waits: by the loop
   `"cqueues"`, `"luv"`, `"copas"` or `"ngx"`; `"auto"` notices ngx and cqueues by itself,
   and otherwise blocks; `"block"`. Or a function `loop(pending)` that yields as a loop of
@@ -355,7 +481,7 @@ Blocks for at most the DSN's `connect_timeout` (10 s).
 int hll_manager_open(lua_State *L) {
   const hl_store_ops *stores[STORES_MAX + 2] = {NULL};
   bool list = lua_istable(L, 1);
-  open_options options = {.config = HL_CONFIG_INIT, .list = list};
+  open_options options = options_begin(list);
   hl_error error;
   lua_settop(L, 2);
   if (!lua_isnil(L, 1) && !list && lua_type(L, 1) != LUA_TSTRING)
@@ -370,13 +496,12 @@ int hll_manager_open(lua_State *L) {
 
   hll_manager *self = hll_newuserdata(L, sizeof *self);
   int manager = lua_gettop(L);
-  self->manager = NULL;
-  self->losses = 0;
-  self->acquired = 0;
+  *self = (hll_manager){.hooks = options.hooks};
   lua_createtable(L, 2, 2);
   lua_pushvalue(L, manager);
   lua_rawseti(L, -2, 1);
-  if (options.on_lost) {
+  if (options.hooks) hll_hooks_set(L, 2, manager + 1);
+  if (options.on_lost || options.hooks) {
     lua_getfield(L, 2, "on_lost");
     lua_setfield(L, -2, "on_lost");
     lua_newtable(L);
@@ -386,14 +511,23 @@ int hll_manager_open(lua_State *L) {
     lua_setmetatable(L, -2);
     lua_setfield(L, -2, "handles");
   }
+  const char *const told[] = {"warn_unreleased", "check_order"};
+  for (int i = 0; i < 2 && lua_istable(L, 2); i++) {
+    lua_getfield(L, 2, told[i]);
+    if (lua_isfunction(L, -1))
+      lua_setfield(L, -2, told[i]);
+    else
+      lua_pop(L, 1);
+  }
   hll_setuservalue(L, manager);
   luaL_getmetatable(L, HLL_MANAGER);
   lua_setmetatable(L, manager);
 
+  hl_agent *agent = push_agent(L);
   const char *dsn = hl_dsn_default(options.config.dsn);
   if (!stores_load(L, dsn, stores)) return 2;
   /* Once more, as nothing allocates from here on: they point into the table. */
-  options = (open_options){.config = HL_CONFIG_INIT, .list = list};
+  options = options_begin(list);
   hll_options(L, 2, open_option, &options);
   options.config.dsn = dsn;
   options.config.stores = stores;
@@ -401,6 +535,13 @@ int hll_manager_open(lua_State *L) {
   int status = hl_manager_open(&options.config, &self->manager, &error);
   hl_layout_unref(options.config.layout);
   if (status) return hll_failure(L, &error, 0);
+  self->agent = hl_agent_ref(agent);
+  self->own_handles = options.own_handles;
+  self->warn_unreleased = options.warn_unreleased;
+  self->check_order = options.check_order;
+  self->prints_order = options.prints_order;
+  self->raises_order = options.raises_order;
+  self->check_units = options.check_units && options.config.units;
   lua_settop(L, manager);
   return 1;
 }
@@ -413,7 +554,28 @@ static int manager_close(lua_State *L) {
     hl_manager *manager = self->manager;
     self->manager = NULL;
     hl_manager_close(manager);
+    hl_agent_unref(self->agent);
+    self->agent = NULL;
   }
+  if (self) hll_reports_end(self);
+  return 0;
+}
+
+static int manager_gc(lua_State *L) {
+  hll_manager *self = manager_test(L, 1);
+  if (self) hll_traces_drop(self);
+  return manager_close(L);
+}
+
+/* The end of its scope: tells of what it has ended, and what was to be told before. */
+static int manager_close_scope(lua_State *L) {
+  hll_manager *self = manager_test(L, 1);
+  if (!self) return 0;
+  int shared = hll_manager_shared(L, 1);
+  if (self->manager && self->reports) hll_reports_tell(L, shared, self);
+  bool open = self->manager != NULL;
+  (void)manager_close(L);
+  if (open) hll_traces_close(L, shared, self);
   return 0;
 }
 
@@ -435,25 +597,89 @@ static int manager_close_method(lua_State *L) {
   if (!manager_test(L, 1))
     hll_misuse(L, "self must be a manager, not %s; call it with a colon",
                hll_typename(L, 1, HLL_MANAGER));
-  (void)manager_close(L);
+  (void)manager_close_scope(L);
   lua_pushboolean(L, 1);
   return 1;
 }
 
+static void push_histogram(lua_State *L, const hl_histogram *histogram) {
+  lua_createtable(L, 0, 3);
+  lua_pushinteger(L, (lua_Integer)histogram->count);
+  lua_setfield(L, -2, "count");
+  lua_pushnumber(L, (lua_Number)histogram->sum_us / 1000000);
+  lua_setfield(L, -2, "seconds");
+  lua_createtable(L, HL_HISTOGRAM_BOUNDS + 1, 0);
+  for (int i = 0; i <= HL_HISTOGRAM_BOUNDS; i++) {
+    lua_pushinteger(L, (lua_Integer)histogram->buckets[i]);
+    lua_rawseti(L, -2, i + 1);
+  }
+  lua_setfield(L, -2, "buckets");
+}
+
+/* Copies: a finalizer may close the manager while they are pushed. */
+typedef struct level_stats {
+  char name[HL_LEVEL_NAME_MAX + 1];
+  hl_histogram waits, holds;
+} level_stats;
+
+static unsigned levels_read(hl_manager *manager,
+                            level_stats levels[HL_LEVELS_MAX]) {
+  hl_layout *layout = hl_manager_layout(manager);
+  unsigned n = hl_layout_levels(layout);
+  for (unsigned i = 0; i < n; i++) {
+    (void)snprintf(levels[i].name, sizeof levels[i].name, "%s",
+                   hl_layout_name(layout, i));
+    hl_manager_histograms(manager, i, &levels[i].waits, &levels[i].holds);
+  }
+  return n;
+}
+
+/* Adds `levels` and `bounds` to the table on the top. */
+static void set_histograms(lua_State *L, const level_stats *levels,
+                           unsigned n) {
+  lua_createtable(L, (int)n, 0);
+  for (unsigned i = 0; i < n; i++) {
+    lua_createtable(L, 0, 3);
+    lua_pushstring(L, levels[i].name);
+    lua_setfield(L, -2, "name");
+    push_histogram(L, &levels[i].waits);
+    lua_setfield(L, -2, "waits");
+    push_histogram(L, &levels[i].holds);
+    lua_setfield(L, -2, "holds");
+    lua_rawseti(L, -2, (int)i + 1);
+  }
+  lua_setfield(L, -2, "levels");
+  lua_createtable(L, HL_HISTOGRAM_BOUNDS, 0);
+  for (int i = 0; i < HL_HISTOGRAM_BOUNDS; i++) {
+    lua_pushnumber(L, (lua_Number)hl_histogram_bound_us((unsigned)i) / 1000000);
+    lua_rawseti(L, -2, i + 1);
+  }
+  lua_setfield(L, -2, "bounds");
+}
+
 /***
 Counters since the manager was opened (in a forked child: since its first use
-there), and what is so now. Does not block, and asks no store.
+there), and what is so now. Does not block, and asks no store. A new table at each call.
 @function manager:stats
 @treturn table whole numbers, and `wait_seconds`. So far: `acquired` (grants),
   `waited` (of those, 2 ms or longer), `released`, `timeouts`, `deadlocks`,
   `cancelled`, `busy`, `lost`, `errors` (other failures of acquisitions),
   `reconnects` (stale connections repaired unseen), `wait_seconds` (in all
   acquisitions, granted or not). Now: `held`, `waiting`, `connections` (0 on a
-  store without them)
+  store without them). And histograms: `levels`, a list from root to leaf of
+  `{name = "user", waits = ..., holds = ...}`, of the acquisitions whose deepest target was on
+  that level: `waits`, how long they waited, granted or not; `holds`, for how long was held what
+  is not held any more. Each is `{count = n, seconds = sum, buckets = {...}}`: `buckets[i]`
+  took at most `bounds[i]` seconds, and longer than `bounds[i - 1]`; the last one, beyond the
+  list, longer than all `bounds` (0.0001 to 5000, in steps of 1, 2, 5). `hierlock.prometheus`
+  makes a text of it all
 */
 static int manager_stats(lua_State *L) {
   hl_stats s;
-  hl_manager_stats(hll_manager_check(L)->manager, &s);
+  level_stats levels[HL_LEVELS_MAX];
+  hl_manager *manager = hll_manager_check(L)->manager;
+  hl_manager_stats(manager, &s);
+  unsigned level_count = levels_read(manager, levels);
   const struct {
     const char *name;
     uint64_t value;
@@ -467,13 +693,14 @@ static int manager_stats(lua_State *L) {
       {"connections", s.connections},
   };
   const int n = sizeof counters / sizeof *counters;
-  lua_createtable(L, 0, n + 1);
+  lua_createtable(L, 0, n + 3);
   for (int i = 0; i < n; i++) {
     lua_pushinteger(L, (lua_Integer)counters[i].value);
     lua_setfield(L, -2, counters[i].name);
   }
   lua_pushnumber(L, (lua_Number)s.wait_ms / 1000);
   lua_setfield(L, -2, "wait_seconds");
+  set_histograms(L, levels, level_count);
   return 1;
 }
 
@@ -490,14 +717,16 @@ static const luaL_Reg methods[] = {
     {"close", manager_close_method},
     {"stats", manager_stats},
     {"holders", hll_manager_holders},
+    {"plan", hll_manager_plan},
+    {"unit", hll_manager_unit},
     {"leases", hll_manager_leases},
     {"revoke", hll_manager_revoke},
     {NULL, NULL},
 };
 
 static const luaL_Reg metamethods[] = {
-    {"__gc", manager_close},
-    {"__close", manager_close},
+    {"__gc", manager_gc},
+    {"__close", manager_close_scope},
     {"__tostring", manager_tostring},
     {NULL, NULL},
 };

@@ -47,7 +47,7 @@ hl_mode hll_mode(lua_State *L, int index) {
   const char *mode = hll_word(L, index);
   hl_mode found;
   if (mode && hl_mode_named(mode, &found)) return found;
-  hll_misuse(L, "mode must be \"exclusive\" or \"shared\"");
+  hll_misuse(L, "mode must be \"exclusive\", \"update\" or \"shared\"");
 }
 
 int hll_layout_option(lua_State *L, const char *name,

@@ -67,7 +67,7 @@ once.
 @return[2] err as from `acquire`; `cancelled`
 @raise when it has given its result already
 */
-static int pending_wait(lua_State *L) {
+int hll_pending_wait(lua_State *L) {
   hll_pending *self = pending_check(L);
   hl_error error;
   hl_lock *lock;
@@ -83,6 +83,10 @@ static int pending_wait(lua_State *L) {
   if (status == HL_OK && !lock) { /* a call on a handle */
     if (handle) hll_handle_rewatch(L, 3);
     lua_pushboolean(L, 1);
+    if (!self->trace) return 1;
+    lua_rawgeti(L, 2, 1);
+    hll_trace_extended(L, 5, &self->trace, 3);
+    lua_pop(L, 1);
     return 1;
   }
   if (status == HL_OK) {
@@ -90,6 +94,11 @@ static int pending_wait(lua_State *L) {
     hll_untie(&self->tied);
     lua_pushnil(L); /* nothing is allocated for a nil */
     lua_rawseti(L, 2, 2);
+    hll_trace_move(&self->trace, &handle->trace);
+    if (!handle->trace) return 1;
+    lua_rawgeti(L, 2, 1);
+    hll_trace_granted(L, 4, &handle->trace, 3);
+    lua_settop(L, 3);
     return 1;
   }
   if (!hl_pending_done(self->pending)) return hll_failure(L, &error, 0);
@@ -100,7 +109,14 @@ static int pending_wait(lua_State *L) {
     plan->plan = theirs ? hl_plan_copy(theirs) : NULL;
     hl_pending_holders(self->pending, hll_holders_add, found);
   }
-  return hll_acquire_failure(L, &error, plan->plan, found);
+  int values = hll_acquire_failure(L, &error, plan->plan, found);
+  int err = lua_gettop(L);
+  lua_rawgeti(L, 2, 1);
+  hll_trace_failed(L, err + 1, &self->trace, err);
+  if (error.status == HL_DEADLOCK && handle)
+    hll_trace_end(L, err + 1, handle->trace, "deadlock");
+  lua_settop(L, err);
+  return values;
 }
 
 /***
@@ -112,6 +128,11 @@ taken by `wait` is released. `wait` returns `cancelled`. Does not block.
 static int pending_cancel(lua_State *L) {
   hll_pending *self = pending_check(L);
   if (self->pending) hl_pending_cancel(self->pending);
+  if (self->trace) {
+    hll_getuservalue(L, 1);
+    lua_rawgeti(L, -1, 1);
+    hll_trace_end(L, lua_gettop(L), self->trace, NULL);
+  }
   lua_pushboolean(L, 1);
   return 1;
 }
@@ -188,6 +209,7 @@ int hll_pending_close(lua_State *L) {
     hll_untie(&self->tied);
     hl_pending_free(pending);
   }
+  if (self) hll_trace_queue(self->trace, NULL);
   return 0;
 }
 
@@ -200,7 +222,7 @@ static int pending_tostring(lua_State *L) {
 
 static const luaL_Reg methods[] = {
     {"done", pending_done},     {"fd", pending_fd},
-    {"wait", pending_wait},     {"cancel", pending_cancel},
+    {"wait", hll_pending_wait},     {"cancel", pending_cancel},
     {"pollfd", pending_pollfd}, {"events", pending_events},
     {"timeout", pending_timeout}, {NULL, NULL},
 };
@@ -220,6 +242,7 @@ hll_pending *hll_pending_push(lua_State *L, int shared, int handle) {
   hll_pending *self = hll_newuserdata(L, sizeof *self);
   self->pending = NULL;
   self->tied = (hll_tied){0};
+  self->trace = NULL;
   lua_createtable(L, 2, 0);
   lua_pushvalue(L, shared);
   lua_rawseti(L, -2, 1);

@@ -5,6 +5,8 @@
 /*** @module hierlock */
 #include "hll.h"
 
+#include "layout.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,15 +29,20 @@ Made by `hierlock.plan`. Touches no store, and never blocks.
 /***
 The rows in locking order, each once, in the strongest mode that any target needs.
 @function plan:rows
-@treturn {table,...} of each its `level` (0 at the root), `bucket` and `mode`:
-  `{{level=0, bucket=3142546, mode="shared"}, ...}`
+@treturn {table,...} of each its `level` (0 at the root; of an update row 128 more), `bucket` and `mode`:
+  `{{level=0, bucket=3142546, mode="shared"}, ...}`. Of `manager:plan`, on a store without buckets, where
+  `bucket` is a hash of 60 bits and may be too large for a number of this Lua, also two strings that have it:
+  `key`, the decimal number of PostgreSQL's advisory locks and SQLite's rows, and `node`, in which
+  Redis' keys end
 */
 static int plan_rows(lua_State *L) {
   size_t n;
   (void)hl_plan_rows(plan_check(L)->plan, &n);
   lua_createtable(L, (int)n, 0);
+  bool unbucketed = hl_layout_buckets(hl_plan_layout(plan_check(L)->plan)) == 0;
   for (size_t i = 0; i < n; i++) {
-    lua_createtable(L, 0, 3);
+    char key[48];
+    lua_createtable(L, 0, 4);
     const hl_row row = hl_plan_rows(plan_check(L)->plan, &n)[i];
     lua_pushinteger(L, row.level);
     lua_setfield(L, -2, "level");
@@ -43,7 +50,40 @@ static int plan_rows(lua_State *L) {
     lua_setfield(L, -2, "bucket");
     lua_pushstring(L, hl_mode_name((hl_mode)row.mode));
     lua_setfield(L, -2, "mode");
+    if (unbucketed) {
+      (void)snprintf(key, sizeof key, "%" PRId64,
+                     hl__row_key(row.level, row.bucket));
+      lua_pushstring(L, key);
+      lua_setfield(L, -2, "key");
+      (void)snprintf(key, sizeof key, "{%08" PRIx32 "}:%u:%015" PRIx64, row.root,
+                     (unsigned)row.level, row.bucket);
+      lua_pushstring(L, key);
+      lua_setfield(L, -2, "node");
+    }
     lua_rawseti(L, -2, (int)i + 1);
+  }
+  return 1;
+}
+
+/***
+The tree that it is of.
+@function plan:layout
+@treturn table `levels`, their names from the root, and `buckets` of each; nil where the store has
+  none, and each node a key of its own
+*/
+static int plan_layout(lua_State *L) {
+  hl_layout *layout = hl_plan_layout(plan_check(L)->plan);
+  unsigned levels = hl_layout_levels(layout);
+  lua_createtable(L, 0, 2);
+  lua_createtable(L, (int)levels, 0);
+  for (unsigned i = 0; i < levels; i++) {
+    lua_pushstring(L, hl_layout_name(layout, i));
+    lua_rawseti(L, -2, (int)i + 1);
+  }
+  lua_setfield(L, -2, "levels");
+  if (hl_layout_buckets(layout) > 0) {
+    lua_pushinteger(L, (lua_Integer)hl_layout_buckets(layout));
+    lua_setfield(L, -2, "buckets");
   }
   return 1;
 }
@@ -159,6 +199,7 @@ static int plan_tostring(lua_State *L) {
 }
 
 static const luaL_Reg methods[] = {
+    {"layout", plan_layout},
     {"rows", plan_rows},
     {"sql", plan_sql},
     {"verify", plan_verify},
@@ -179,6 +220,10 @@ hll_plan *hll_plan_push(lua_State *L) {
   luaL_getmetatable(L, HLL_PLAN);
   lua_setmetatable(L, -2);
   return self;
+}
+
+hll_plan *hll_plan_test(lua_State *L, int index) {
+  return hll_testudata(L, index, HLL_PLAN);
 }
 
 hll_plan *hll_plan_borrow(lua_State *L, int shared) {
@@ -246,6 +291,37 @@ int hll_plan_new(lua_State *L) {
   hl_layout_unref(layout);
   if (!self->plan) return luaL_error(L, "not enough memory");
   hll_targets_add(L, 1, self->plan, options.mode);
+  return 1;
+}
+
+static int manager_plan_option(lua_State *L, const char *name, void *context) {
+  if (strcmp(name, "mode") != 0) return 0;
+  *(hl_mode *)context = hll_mode(L, -1);
+  return 1;
+}
+
+/***
+@type manager
+*/
+
+/***
+As `hierlock.plan`, with the manager's levels and buckets: what its acquisitions lock. Does not
+block.
+@function manager:plan
+@tparam {table,...} targets at least one, each as for `manager:acquire`
+@tparam[opt] table options an unknown name raises
+@string[opt="exclusive"] options.mode for targets without their own
+@treturn plan
+*/
+int hll_manager_plan(lua_State *L) {
+  hll_manager *self = hll_manager_check(L);
+  hl_mode mode = HL_EXCLUSIVE;
+  lua_settop(L, 3);
+  hll_plan *plan = hll_plan_push(L);
+  hll_options(L, 3, manager_plan_option, &mode);
+  plan->plan = hl_plan_new(hl_manager_layout(hll_manager_still_open(L, self)));
+  if (!plan->plan) return luaL_error(L, "not enough memory");
+  hll_targets_add(L, 2, plan->plan, mode);
   return 1;
 }
 

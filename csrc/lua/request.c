@@ -65,13 +65,16 @@ void hll_untie(hll_tied *tied) {
 static void handle_end(hll_tied *tied) {
   hll_handle *self =
       (hll_handle *)(void *)((char *)tied - offsetof(hll_handle, tied));
-  if (self->lock) (void)hl_lock_close(self->lock, NULL);
+  if (!self->lock) return;
+  int status = hl_lock_close(self->lock, NULL);
+  hll_trace_queue(self->trace, status == HL_ELOST ? "lost" : "request");
 }
 
 static void pending_end(hll_tied *tied) {
   hll_pending *self =
       (hll_pending *)(void *)((char *)tied - offsetof(hll_pending, tied));
   if (self->pending) hl_pending_cancel(self->pending);
+  hll_trace_queue(self->trace, NULL);
 }
 
 /* ------------------------------------------------------------- anchors */

@@ -70,9 +70,9 @@ end
 
 -- The methods that wait yield in a coroutine under a known loop. Those that
 -- acquire are functions of the module, too, on a default manager.
-for name, start in pairs(core.start) do
+for name in pairs(core.start) do
   local methods = core.handle_methods[name] and core.handle_methods or core.manager_methods
-  methods[name] = waiting.wrap(name, methods[name], start)
+  methods[name] = waiting.wrap(name, methods[name], core.await[name])
   if methods == core.manager_methods then
     hierlock[name] = function(...)
       local manager, err = core.default(hierlock.open)
@@ -81,6 +81,39 @@ for name, start in pairs(core.start) do
     end
   end
 end
+
+local wait_any = waiting.wrap("acquire_any", core.any.block, core.any.await)
+
+-- Where a try does not block, starting to wait is one. Elsewhere waiting costs a connection for each
+-- target; so each is tried first, one after the other.
+local function acquire_any(manager, targets, options)
+  if not core.is_manager(manager) then
+    core.misuse("self must be a manager, not " .. type(manager) .. "; call it with a colon")
+  end
+  if type(targets) ~= "table" or type(options) ~= "table" and options ~= nil or not core.any.tries_block(manager) then
+    return wait_any(manager, targets, options)
+  end
+  core.any.check(manager, targets, options) -- as the tries will not
+  local since, rest, err = core.now(), {}, nil
+  for name, value in pairs(options or {}) do rest[name] = value end
+  local timeout = rest.timeout
+  rest.timeout = 0
+  for i = 1, #targets do
+    local handle
+    handle, err = manager:acquire(targets[i], rest)
+    if handle or err.code ~= "timeout" then return handle, err end
+  end
+  rest.timeout = timeout
+  if type(timeout) == "number" and timeout >= 0 then
+    -- wait_any says so if it is none.
+    if timeout == 0 and err then return nil, err end
+    rest.timeout = math.max(timeout - (core.now() - since), 0.001)
+  end
+  return wait_any(manager, targets, rest)
+end
+
+core.manager_methods.acquire_any = acquire_any
+core.manager_methods.start_any = core.any.start
 
 -- What fn raised, with the traceback of where it did; errors that are no strings
 -- are passed on as they are.
@@ -149,6 +182,25 @@ core.manager_methods.with = with_arguments
 -- @return[2] err
 core.manager_methods.start = core.start.acquire
 
+--- Acquires the first of several targets that is free, in the order of the list; when none is, waits in every
+-- queue, and takes what is granted first. `handle.targets` says which it is. A second one that is granted
+-- at the same moment goes back at once. Blocks as `manager:acquire` does.
+-- @function manager:acquire_any
+-- @tparam {table,...} targets 1 to 1000, each as for `manager:acquire`
+-- @tparam[opt] table options as for `manager:acquire`
+-- @treturn[1] handle
+-- @return[2] nil
+-- @return[2] err as from `manager:acquire`; `timeout`: none was granted in time; any other failure of one
+--   of them ends all
+
+--- Starts what `acquire_any` does, and does not wait for it; see `manager:start`.
+-- @function manager:start_any
+-- @tparam {table,...} targets
+-- @tparam[opt] table options
+-- @treturn[1] pending
+-- @return[2] nil
+-- @return[2] err
+
 --- @section end
 
 --- As `manager:acquire`, on the default manager: one for each Lua state, opened at first
@@ -206,6 +258,19 @@ core.manager_methods.start = core.start.acquire
 -- @return[2] nil
 -- @return[2] err as from `hierlock.acquire`
 
+--- As `manager:acquire_any`, on the default manager.
+-- @function hierlock.acquire_any
+-- @tparam {table,...} targets
+-- @tparam[opt] table options as for `manager:acquire`
+-- @treturn[1] handle
+-- @return[2] nil
+-- @return[2] err as from `hierlock.acquire`
+function hierlock.acquire_any(...)
+  local manager, err = core.default(hierlock.open)
+  if not manager then return nil, err end
+  return manager:acquire_any(...)
+end
+
 --- As `manager:import`, on the default manager.
 -- @function hierlock.import
 -- @string text
@@ -216,7 +281,7 @@ core.manager_methods.start = core.start.acquire
 
 --- As `manager:holders`, on the default manager.
 -- @function hierlock.holders
--- @tparam table target
+-- @tparam[opt] table target
 -- @treturn[1] {table,...} as from `manager:holders`
 -- @return[2] nil
 -- @return[2] err as from `manager:holders` and `hierlock.open`
@@ -224,6 +289,28 @@ function hierlock.holders(...)
   local manager, err = core.default(hierlock.open)
   if not manager then return nil, err end
   return manager:holders(...)
+end
+
+--- What managers count, for Prometheus: a text of its exposition format 0.0.4, which goes by
+-- HTTP as `text/plain; version=0.0.4`. docs/observability.md has the table of metrics. Does not
+-- block, and asks no store.
+-- @function hierlock.prometheus
+-- @tparam[opt] manager|{manager|string,...} source a manager; or a list of managers and of texts that this function
+--   has made, perhaps in another process: series that are the same are added up; by default the default manager
+-- @tparam[opt] table options an unknown name raises
+-- @string[opt="hierlock"] options.prefix of the metrics' names, before `_`; texts in the list keep theirs
+-- @tparam[opt] table options.labels labels to add to each series, `{worker = "1"}`: name to string or number; not `level` or
+--   `le`; texts in the list keep theirs
+-- @treturn[1] string
+-- @return[2] nil
+-- @return[2] err of the default manager, as from `hierlock.open`
+function hierlock.prometheus(source, options)
+  local err
+  if source == nil then
+    source, err = core.default(hierlock.open)
+    if not source then return nil, err end
+  end
+  return require("hierlock.prometheus").text(source, options)
 end
 
 --- As `manager:with`, on the default manager.

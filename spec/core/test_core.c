@@ -152,7 +152,8 @@ static void plan_has_names_behind_its_nodes(void **state) {
   char name[64];
   for (int i = 0; i < 2; i++) {
     assert_int_equal(
-        hl__layout_named(plain, key_of, i ? patterns : NULL, &named, NULL),
+        hl__layout_named(plain, key_of, i ? patterns : NULL, NULL, &named,
+                         NULL),
         HL_OK);
     const char *expected = i ? "r1 of u1: r1" : "u1/a1/r1";
     assert_int_equal(hl__layout_node_name(named, ids, 3, NULL),
@@ -188,6 +189,34 @@ static void plan_has_names_behind_its_nodes(void **state) {
   hl_layout_unref(plain);
 }
 
+static void names_are_not_those_of_the_store(void **state) {
+  (void)state;
+  const char *const patterns[] = {"{user}", "{account}:{user}", "{resource}:",
+                                  NULL};
+  hl_layout *plain = layout_of(NULL, 0, 0), *named;
+  for (int i = 0; i < 2; i++) {
+    hl_error error;
+    size_t n, before;
+    assert_int_equal(hl__layout_named(plain, key_of, i ? patterns : NULL, "own:",
+                                      &named, NULL),
+                     HL_OK);
+    hl_plan *plan = hl_plan_new(named);
+    add(plan, "own", "a", "r", HL_SHARED); /* "own/a/r", or "r:" */
+    add(plan, "owner", NULL, NULL, HL_SHARED);
+    (void)hl_plan_rows(plan, &before);
+    hl_id ids[] = {id(i ? "u" : "own:"), id("own"), id("r")};
+    assert_int_equal(hl_plan_add(plan, ids, 3, HL_SHARED, false, &error),
+                     HL_EMISUSE);
+    assert_non_null(strstr(error.message, "'own:'"));
+    assert_int_equal(hl_plan_target_count(plan), 2);
+    (void)hl_plan_rows(plan, &n);
+    assert_int_equal(n, before);
+    hl_plan_free(plan);
+    hl_layout_unref(named);
+  }
+  hl_layout_unref(plain);
+}
+
 static void names_need_their_own_level(void **state) {
   (void)state;
   static const char *const wrong[][5] = {
@@ -201,7 +230,7 @@ static void names_need_their_own_level(void **state) {
   hl_layout *plain = layout_of(NULL, 0, 0), *named;
   for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
     assert_int_equal(
-        hl__layout_named(plain, key_of, wrong[i], &named, NULL), HL_EMISUSE);
+        hl__layout_named(plain, key_of, wrong[i], NULL, &named, NULL), HL_EMISUSE);
   hl_layout_unref(plain);
 }
 
@@ -938,6 +967,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(layout_refuses_bad_names_and_numbers),
       cmocka_unit_test(plan_orders_and_keeps_the_strongest),
       cmocka_unit_test(plan_has_names_behind_its_nodes),
+      cmocka_unit_test(names_are_not_those_of_the_store),
       cmocka_unit_test(names_need_their_own_level),
       cmocka_unit_test(plan_refuses_bad_ids_and_stays_as_it_was),
       cmocka_unit_test(plan_says_which_rows_are_missing),

@@ -724,8 +724,9 @@ static int take_rows(hl_session *session, uint32_t first, size_t n,
   hl_grant grant = {0};
   for (size_t i = 0; i < n; i++)
     rows[i] = (hl_row){.level = 2, .bucket = first + i, .mode = HL_EXCLUSIVE};
-  hl_request request = {.rows = rows, .n = n, .try_once = true,
-                        .path = "u1/a1", .mode = HL_EXCLUSIVE, .lease = terms};
+  hl_request request = {.rows = rows, .n = n, .shown = rows, .shown_n = n,
+                        .try_once = true, .path = "u1/a1",
+                        .mode = HL_EXCLUSIVE, .lease = terms};
   return file->take(session, &request, &grant, NULL);
 }
 
@@ -817,6 +818,16 @@ static void do_adopt(void) {
   hl_request request = {.rows = rows, .n = MANY, .lease = &other,
                         .deadline = soon()};
   (void)victim->store->leases->adopt(victim, &request, &grant, NULL);
+}
+
+static void do_regrade(void) {
+  hl_row rows[MANY];
+  hl_grant grant = {0};
+  for (size_t i = 0; i < MANY; i++)
+    rows[i] = (hl_row){.level = 2, .bucket = 1 + i, .mode = HL_SHARED};
+  hl_request request = {.rows = rows, .n = MANY, .lease = &subject,
+                        .mode = HL_UPDATE, .deadline = soon()};
+  (void)victim->store->leases->regrade(victim, &request, &grant, NULL);
 }
 
 /* What processes share of the records: where it is mapped here, and as it was. */
@@ -951,6 +962,11 @@ static void a_process_killed_while_it_refreshes_one_leaves_it(void **s) {
 static void a_process_killed_while_it_adopts_one_leaves_it(void **s) {
   (void)s;
   killed_anywhere(do_adopt, true, false);
+}
+
+static void a_process_killed_while_it_shares_one_leaves_it(void **s) {
+  (void)s;
+  killed_anywhere(do_regrade, true, false);
 }
 
 /* --------------------------------------------------------- other times, others */
@@ -1277,6 +1293,7 @@ int main(int argc, char **argv) {
       RECORDS(a_process_killed_while_it_revokes_one_leaves_it_whole_or_not),
       RECORDS(a_process_killed_while_it_refreshes_one_leaves_it),
       RECORDS(a_process_killed_while_it_adopts_one_leaves_it),
+      RECORDS(a_process_killed_while_it_shares_one_leaves_it),
       RECORDS(after_a_reboot_the_wall_clock_counts),
       RECORDS(after_a_reboot_the_counts_are_made_anew),
       RECORDS(who_does_not_know_the_secret_takes_nothing_over),

@@ -153,8 +153,10 @@ static void fake_interrupt(hl_session *self) {
 }
 
 static int fake_holders(hl_session *self, const hl_row *rows, size_t n,
-                        hl_holder_fn fn, void *context, hl_error *error) {
-  (void)self, (void)rows, (void)n, (void)fn, (void)context, (void)error;
+                        const char *names, hl_holder_fn fn, void *context,
+                        hl_error *error) {
+  (void)self, (void)rows, (void)n, (void)names;
+  (void)fn, (void)context, (void)error;
   atomic_fetch_add(&store.asked, 1);
   while (store.asks) (void)usleep(500);
   return HL_OK;

@@ -25,11 +25,17 @@ static uint32_t oracle_bucket(const char *name, const hl_id *ids, unsigned n,
   return hash % buckets;
 }
 
+/* Whether rows of the one come before those of the other: update rows first. */
+static bool before_level(uint8_t a, uint8_t b) {
+  bool update = a >= 128, other = b >= 128;
+  return update == other ? a < b : update;
+}
+
 /* Sorted in, once. */
 static void oracle_row(oracle *self, uint8_t level, uint32_t bucket,
                        uint8_t mode) {
   size_t at = 0;
-  while (at < self->n && (self->rows[at].level < level ||
+  while (at < self->n && (before_level(self->rows[at].level, level) ||
                           (self->rows[at].level == level &&
                            self->rows[at].bucket < bucket)))
     at++;
@@ -47,6 +53,13 @@ static void oracle_row(oracle *self, uint8_t level, uint32_t bucket,
 static void oracle_target(oracle *self, const hl_layout *layout,
                           const hl_id *ids, unsigned n, hl_mode mode) {
   if (n < hl_layout_levels(layout)) mode = HL_EXCLUSIVE;
+  if (mode == HL_UPDATE) {
+    oracle_row(self, (uint8_t)(n - 1 + 128),
+               oracle_bucket(hl_layout_name(layout, n - 1), ids, n,
+                             hl_layout_buckets(layout)),
+               HL_EXCLUSIVE);
+    mode = HL_SHARED;
+  }
   for (unsigned i = 0; i < n; i++)
     oracle_row(self, (uint8_t)i,
                oracle_bucket(hl_layout_name(layout, i), ids, i + 1,
@@ -64,7 +77,7 @@ static void claim_equal(const oracle *expected, const hl_row *rows, size_t n) {
 
 static void claim_ordered(const hl_row *rows, size_t n) {
   for (size_t i = 1; i < n; i++)
-    CLAIM(rows[i - 1].level < rows[i].level ||
+    CLAIM(before_level(rows[i - 1].level, rows[i].level) ||
           (rows[i - 1].level == rows[i].level &&
            rows[i - 1].bucket < rows[i].bucket));
 }
@@ -117,6 +130,34 @@ static void claim_missing(const hl_plan *held, const hl_plan *wanted) {
   hl_plan_free(whole);
 }
 
+/* An upgrade asks for nothing but rows that are shared, exclusively; back again the plan is what it
+   was. */
+static void claim_regraded(const hl_plan *plan) {
+  size_t n, m, k;
+  const hl_row *rows = hl__plan_rows(plan, &n);
+  hl_plan *up = hl__plan_regraded(plan, true);
+  hl_plan *down = hl__plan_regraded(up, false);
+  const hl_row *raised = hl__plan_rows(up, &m);
+  claim_ordered(raised, m);
+  CLAIM(m == n);
+  hl_row *missing = malloc((n + 1) * sizeof *missing);
+  k = hl__plan_missing(up, plan, missing);
+  for (size_t i = 0; i < k; i++)
+    CLAIM(missing[i].mode == HL_EXCLUSIVE &&
+          missing[i].level + 1u == hl_layout_levels(hl_plan_layout(plan)));
+  free(missing);
+  const hl_row *again = hl__plan_rows(down, &m);
+  CLAIM(m == n);
+  for (size_t i = 0; i < n; i++)
+    CLAIM(again[i].level == rows[i].level && again[i].mode == rows[i].mode &&
+          again[i].bucket == rows[i].bucket && again[i].root == rows[i].root);
+  hl_row *behind = hl__plan_behind_updates(up, &m);
+  claim_ordered(behind, m);
+  free(behind);
+  hl_plan_free(up);
+  hl_plan_free(down);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   input in = {data, size};
   hl_error error;
@@ -140,7 +181,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   for (int i = 0; i < TARGETS_MAX && in.left > 0; i++) {
     hl_id ids[HL_LEVELS_MAX + 1];
     unsigned n = take_byte(&in) % (HL_LEVELS_MAX + 2);
-    hl_mode mode = take_byte(&in) % 2 ? HL_SHARED : HL_EXCLUSIVE;
+    static const hl_mode modes[] = {HL_EXCLUSIVE, HL_SHARED, HL_UPDATE,
+                                    HL_SHARED};
+    hl_mode mode = modes[take_byte(&in) % 4];
     for (unsigned k = 0; k < n && k <= HL_LEVELS_MAX; k++) {
       size_t bytes = take_byte(&in) % 16;
       if (bytes == 15) bytes = take_number(&in) % 1100;
@@ -168,6 +211,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   const hl_row *rows = hl_plan_rows(plan, &n);
   claim_equal(&expected, rows, n);
   if (hl_plan_target_count(plan) > 0) claim_texts(plan, size);
+  if (hl_plan_target_count(plan) > 0) claim_regraded(plan);
   if (before) {
     hl_plan *copy = hl_plan_copy(plan);
     claim_missing(before, copy);

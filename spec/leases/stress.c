@@ -1,12 +1,13 @@
 /*
  * stress.c - leases and session locks of many processes at random, and a checker of its own.
  *
- *   stress DSN [--seconds=N] [--seed=N] [--processes=N] [--control=COMMAND]
+ *   stress DSN [--seconds=N] [--seed=N] [--processes=N] [--control=COMMAND | --fails-over]
  *
  * On a store that has leases. COMMAND starts and stops its server (spec/support/servers.sh control);
- * without it nothing is done to that.
+ * without it nothing is done to that. --fails-over: somebody else does something to the servers, as
+ * spec/redis_cluster_spec.lua and spec/redis_sentinel_spec.lua do, which run this.
  *
- * Processes acquire, refresh (often in the last moment, sometimes too late), sleep beyond
+ * Processes acquire, upgrade and downgrade update locks, refresh (often in the last moment, sometimes too late), sleep beyond
  * their time, hand over, convert, revoke, forget, and are stopped (also beyond the time of
  * what they hold) and killed anywhere; their connections are cut. The server is stopped for a
  * moment. Redis is also killed and started again: with an odd seed it keeps its data, with an
@@ -20,7 +21,7 @@
  * does it cuts the holder's intervals, before he does it; so does whoever imports one.
  *
  * In the end the checker goes through all intervals. It knows of hierlock only the rule: a
- * path is held exclusively, or, if wanted, shared, and all above it shared. Two intervals that
+ * path is held exclusively, or, if wanted, shared or for update, and all above it shared. Two intervals that
  * conflict and overlap, of two holders, are two holders at once. And of two exclusive ones
  * of a path the later has the greater token. In the end, when all have gone, everything can be had.
  */
@@ -55,21 +56,21 @@ typedef struct note {
   uint64_t token;
   uint64_t holder;  /* the same as long as one handle has it */
   int8_t path[3];   /* -1: not so deep */
-  int8_t shared;
+  int8_t mode;      /* hl_mode */
 } note;
 
 typedef struct text {
   atomic_int busy;
   char text[TEXT_SIZE]; /* "" : none */
   uint64_t holder;
-  int8_t path[3], shared;
+  int8_t path[3], mode;
 } text;
 
 static struct shared {
   atomic_int stop;
   atomic_int used[PROCESSES_MAX];
   _Atomic uint64_t grants[2], waits, refreshes, late, restored, lost, revoked,
-      imports, converted, kills, stops, cuts_made, freezes, restarts, connections, holders,
+      imports, converted, upgraded, kills, stops, cuts_made, freezes, restarts, connections, holders,
       failures;
   _Atomic int64_t granted_at, longest_gap; /* ns: without any grant */
   text texts[TEXTS];
@@ -79,6 +80,7 @@ static struct shared {
 } *shared;
 
 static const char *dsn, *control;
+static bool fails_over;
 static const struct hl_store_ops *const stores[] = {
 #ifdef STRESS_MYSQL
     &hl_store_mysql,
@@ -105,8 +107,8 @@ static bool is_store(const char *name) {
 
 /* What has no ttl there is a lease, too, of hold_timeout. */
 static bool leases_only(void) {
-  return is_store("sqlite") || is_store("redis") || is_store("memcached") ||
-         is_store("quorum");
+  return is_store("sqlite") || is_store("redis") || is_store("redis+sentinel") ||
+         is_store("memcached") || is_store("quorum");
 }
 
 /* Whether it has connections, which are cut. */
@@ -144,14 +146,15 @@ static unsigned rarely(void) { return is_store("memcached") ? 8 : 1; }
 
 /* Where connections are cut and servers stopped, or a process while it writes, a call may remain
    without an answer. */
-static void add_failure(int status, const hl_error *error) {
-  if (status == HL_TIMEOUT || (status == HL_ECONNECTION && has_server())) {
+static void add_failure(const char *what, int status, const hl_error *error) {
+  if (status == HL_TIMEOUT || (status == HL_ECONNECTION && has_server()) ||
+      (fails_over && error->retryable)) {
     add(&shared->connections);
     sleep_us(any(20000)); /* it is down, perhaps */
     return;
   }
   if (atomic_fetch_add(&shared->failures, 1u) < 5)
-    fprintf(stderr, "failed with status %d: %s\n", status, error->message);
+    fprintf(stderr, "%s failed: %s: %s\n", what, hl_status_name(status), error->message);
 }
 
 /* The number of a new lock. */
@@ -164,13 +167,13 @@ static note *note_at(int process, int number) {
 }
 
 /* A new one; NULL: there is no room, and the process ends. */
-static note *begin(const int8_t path[3], int8_t is_shared, uint64_t holder,
+static note *begin(const int8_t path[3], int8_t mode, uint64_t holder,
                    uint64_t token) {
   int number = atomic_load(&shared->used[self]);
   if (number >= NOTES) return NULL;
   note *it = note_at(self, number);
   memcpy(it->path, path, 3);
-  it->shared = is_shared;
+  it->mode = mode;
   it->holder = holder;
   it->token = token;
   it->to = it->from = now();
@@ -211,7 +214,7 @@ static bool ask(hl_lock *lock, note *it) {
 
 /* ------------------------------------------------------------------ a process */
 
-static void target(hl_plan *plan, int8_t path[3], int8_t *is_shared) {
+static void target(hl_plan *plan, int8_t path[3], int8_t *mode, bool updates) {
   static const int many[] = {USERS, ACCOUNTS, RESOURCES};
   char names[3][8];
   hl_id ids[3];
@@ -222,9 +225,10 @@ static void target(hl_plan *plan, int8_t path[3], int8_t *is_shared) {
     int n = snprintf(names[i], sizeof names[i], "%c%d", "uar"[i], path[i]);
     ids[i] = (hl_id){names[i], (size_t)n};
   }
-  *is_shared = depth == 3 && any(3) == 0;
-  if (hl_plan_add(plan, ids, (unsigned)depth, *is_shared ? HL_SHARED : HL_EXCLUSIVE,
-                  true, NULL))
+  *mode = HL_EXCLUSIVE;
+  if (depth == 3 && any(3) == 0) *mode = HL_SHARED;
+  else if (depth == 3 && updates && any(3) == 0) *mode = HL_UPDATE;
+  if (hl_plan_add(plan, ids, (unsigned)depth, (hl_mode)*mode, true, NULL))
     abort();
 }
 
@@ -264,7 +268,7 @@ static void publish(const char *exported, const note *it) {
   (void)strcpy(slot->text, exported);
   slot->holder = it->holder;
   memcpy(slot->path, it->path, 3);
-  slot->shared = it->shared;
+  slot->mode = it->mode;
   atomic_store(&slot->busy, 0);
 }
 
@@ -286,7 +290,9 @@ static void import(hl_manager *manager) {
                            &lock, &error);
     if (status != HL_OK) {
       slot->text[0] = '\0';
-      if (status != HL_ELOST) add_failure(status, &error);
+      /* Whoever had it since has upgraded it. */
+      bool other = status == HL_EMISMATCH && slot->mode == HL_UPDATE;
+      if (status != HL_ELOST && !other) add_failure("import", status, &error);
     }
   }
   if (!lock) {
@@ -294,17 +300,37 @@ static void import(hl_manager *manager) {
     return;
   }
   add(&shared->imports);
-  note *it = begin(slot->path, slot->shared, holder, hl_lock_token(lock));
+  note *it = begin(slot->path, slot->mode, holder, hl_lock_token(lock));
   slot->holder = holder;
   atomic_store(&slot->busy, 0);
   if (it) use(manager, lock, it, options.ttl);
   hl_lock_free(lock);
 }
 
+/* What is for update becomes exclusive, or is for update again. NULL: it has ended. */
+static note *regrade(hl_lock *lock, note *it, bool updates) {
+  hl_options options = HL_OPTIONS_INIT;
+  hl_error error;
+  bool upgrades = it->mode == HL_UPDATE;
+  if (!updates || any(2)) return it;
+  (void)ask(lock, it);
+  options.timeout = any(2) ? (int64_t)any(60) : 0;
+  int status = upgrades ? hl_lock_upgrade(lock, &options, &error) : hl_lock_downgrade(lock, &error);
+  if (status == HL_OK) {
+    if (upgrades) add(&shared->upgraded);
+    return begin(it->path, upgrades ? HL_EXCLUSIVE : HL_UPDATE, it->holder, hl_lock_token(lock));
+  }
+  if (status == HL_TIMEOUT || (status == HL_EUNSUPPORTED && !upgrades)) return it;
+  if (status != HL_ELOST && status != HL_DEADLOCK) add_failure(upgrades ? "upgrade" : "downgrade", status, &error);
+  return NULL;
+}
+
 static void use(hl_manager *manager, hl_lock *lock, note *it, int64_t ttl) {
-  bool lease = ttl > 0;
+  bool lease = ttl > 0, updates = it->mode == HL_UPDATE;
   hl_error error;
   for (uint64_t turns = any(4); turns > 0; turns--) {
+    it = regrade(lock, it, updates);
+    if (!it) return;
     (void)ask(lock, it);
     if (ttl >= OUTLIVES_MS) sleep_us(any((uint64_t)ttl * 500));
     switch (any(16)) {
@@ -331,7 +357,7 @@ static void use(hl_manager *manager, hl_lock *lock, note *it, int64_t ttl) {
         lease = status == HL_OK;
         if (lease) add(&shared->converted);
         else if (status != HL_ELOST && status != HL_EUNSUPPORTED)
-          add_failure(status, &error);
+          add_failure("to_lease", status, &error);
         if (!lease) return;
       }
       break;
@@ -352,13 +378,13 @@ static void use(hl_manager *manager, hl_lock *lock, note *it, int64_t ttl) {
         return;
       }
       if (status != HL_OK) {
-        add_failure(status, &error);
+        add_failure("refresh", status, &error);
         return;
       }
       /* What was between is nobody's, where it was over. */
       if (!held) {
         add(&shared->restored);
-        it = begin(it->path, it->shared, it->holder, it->token);
+        it = begin(it->path, it->mode, it->holder, it->token);
         if (!it) return;
       }
     } else if (!held) {
@@ -389,16 +415,17 @@ static void turn(hl_manager *manager) {
   hl_options options = HL_OPTIONS_INIT;
   hl_plan *plan = hl_plan_new(hl_manager_layout(manager));
   hl_lock *lock;
-  int8_t path[3], is_shared;
+  static bool refused[2]; /* update locks, as sessions and leases */
+  int8_t path[3], mode;
   char owner[32];
   uint64_t holder = add_holder();
   if (!plan) abort();
-  target(plan, path, &is_shared);
-  options.timeout = any(4) ? (int64_t)any(120) : 0;
   bool lease = any(leases_only() ? 12 : 3) != 0;
+  target(plan, path, &mode, !refused[lease]);
+  options.timeout = any(4) ? (int64_t)any(120) : 0;
   if (lease) {
     options.ttl = (int64_t)(4 + any(50));
-    if (is_restarted() && any(16) == 0) options.ttl = (int64_t)(OUTLIVES_MS + any(2000));
+    if ((is_restarted() || fails_over) && any(16) == 0) options.ttl = (int64_t)(OUTLIVES_MS + any(2000));
     options.auto_release = any(8 * rarely()) != 0;
     options.auto_refresh = any(4) == 0;
   }
@@ -412,11 +439,13 @@ static void turn(hl_manager *manager) {
     add(&shared->grants[lease]);
     note_grant();
     if (hl_lock_waited(lock) >= 2) add(&shared->waits);
-    note *it = begin(path, is_shared, holder, hl_lock_token(lock));
+    note *it = begin(path, mode, holder, hl_lock_token(lock));
     if (it) use(manager, lock, it, options.ttl);
     hl_lock_free(lock);
+  } else if (mode == HL_UPDATE && (status == HL_EUNSUPPORTED || status == HL_ENOT_PROVISIONED)) {
+    refused[lease] = true;
   } else if (status != HL_TIMEOUT && status != HL_ELOST) {
-    add_failure(status, &error);
+    add_failure("acquire", status, &error);
   }
 }
 
@@ -433,7 +462,7 @@ static void process(int which, uint64_t seed) {
     int status = hl_manager_open(&config, &manager, &error);
     if (status == HL_OK) break;
     if (atomic_load(&shared->stop)) _exit(0);
-    if (status != HL_ECONNECTION || !has_server()) {
+    if ((status != HL_ECONNECTION || !has_server()) && !(fails_over && error.retryable)) {
       fprintf(stderr, "cannot open: %s\n", error.message);
       _exit(3);
     }
@@ -467,12 +496,13 @@ static bool conflict(const note *a, const note *b) {
     if (a->path[i] < 0 || b->path[i] < 0) return true; /* one above the other */
     if (a->path[i] != b->path[i]) return false;
   }
-  return !a->shared || !b->shared;
+  if (a->mode == HL_UPDATE && b->mode == HL_UPDATE) return true;
+  return a->mode == HL_EXCLUSIVE || b->mode == HL_EXCLUSIVE;
 }
 
 static void show(const char *what, const note *it) {
   printf("%s u%d a%d r%d %s token %016llx holder %llu from %lld to %lld\n", what,
-         it->path[0], it->path[1], it->path[2], it->shared ? "shared" : "exclusive",
+         it->path[0], it->path[1], it->path[2], hl_mode_name((hl_mode)it->mode),
          (unsigned long long)it->token, (unsigned long long)it->holder,
          (long long)it->from, (long long)until(it));
 }
@@ -504,7 +534,7 @@ static unsigned check(int processes) {
     live = kept;
     active[live++] = it;
     /* One that was taken away before it began says nothing of the order. */
-    if (it->shared || until(it) <= it->from) continue;
+    if (it->mode != HL_EXCLUSIVE || until(it) <= it->from) continue;
     note **before = &last[it->path[0] + 1][it->path[1] + 1][it->path[2] + 1];
     if (*before && (*before)->to < it->from && (*before)->token > it->token &&
         backwards++ < 5)
@@ -514,17 +544,37 @@ static unsigned check(int processes) {
   printf("%zu intervals: %u times two at once, %u tokens that fell\n", n, wrong,
          backwards);
   free(all), free(active);
-  /* Of a quorum they may fall, as its stores cannot be told the highest: see docs/quorum.md. */
-  return wrong + (is_store("quorum") ? 0 : backwards);
+  return wrong + backwards;
 }
 
-/* When all have gone, everything can be had. */
+/* All users from the first to the one before `end`, alone. */
+static int take_users(hl_manager *manager, int first, int end, hl_lock **lock, hl_error *error) {
+  hl_options options = HL_OPTIONS_INIT;
+  hl_plan *plan = hl_plan_new(hl_manager_layout(manager));
+  int64_t stop = now() + LEFT_MS * INT64_C(1000000);
+  for (int i = first; i < end; i++) {
+    char name[8];
+    int n = snprintf(name, sizeof name, "u%d", i);
+    hl_id id = {name, (size_t)n};
+    if (!plan || hl_plan_add(plan, &id, 1, HL_EXCLUSIVE, true, NULL)) abort();
+  }
+  options.timeout = LEFT_MS;
+  int status;
+  do { /* a fail-over may be under way yet */
+    status = hl_acquire(manager, plan, &options, lock, error);
+    if (status) sleep_us(20000);
+  } while (status && status != HL_TIMEOUT && fails_over && error->retryable && now() < stop);
+  hl_plan_free(plan);
+  return status;
+}
+
+/* When all have gone, everything can be had: at once, or, where that is no call of one server, one after the other. */
 static unsigned take_everything(void) {
   hl_config config = HL_CONFIG_INIT;
-  hl_options options = HL_OPTIONS_INIT;
   hl_manager *manager;
   hl_error error;
   int64_t begun = now();
+  int status;
   config.dsn = dsn;
   config.stores = stores;
   if (leases_only()) config.hold_timeout = HOLD_MS;
@@ -532,20 +582,14 @@ static unsigned take_everything(void) {
     printf("cannot open in the end: %s\n", error.message);
     return 1;
   }
-  hl_plan *plan = hl_plan_new(hl_manager_layout(manager));
-  hl_lock *lock = NULL;
-  for (int i = 0; i < USERS; i++) {
-    char name[8];
-    int n = snprintf(name, sizeof name, "u%d", i);
-    hl_id id = {name, (size_t)n};
-    if (!plan || hl_plan_add(plan, &id, 1, HL_EXCLUSIVE, true, NULL)) abort();
-  }
-  options.timeout = LEFT_MS;
-  int status = hl_acquire(manager, plan, &options, &lock, &error);
-  hl_plan_free(plan);
+  hl_lock *locks[USERS] = {NULL};
+  if (!fails_over) status = take_users(manager, 0, USERS, &locks[0], &error);
+  else status = HL_OK;
+  for (int i = 0; fails_over && i < USERS && status == HL_OK; i++)
+    status = take_users(manager, i, i + 1, &locks[i], &error);
   if (status) printf("something is left behind: %s\n", error.message);
   else printf("everything was free %.1f s after the end\n", (double)(now() - begun) / 1e9);
-  hl_lock_free(lock);
+  for (int i = 0; i < USERS; i++) hl_lock_free(locks[i]);
   hl_manager_close(manager);
   return status != HL_OK;
 }
@@ -634,13 +678,13 @@ static void progress(int64_t begun) {
 
 static void report(void) {
   printf("%llu sessions, %llu leases (%llu of them waited), %llu refreshes (%llu late, %llu "
-         "of these in time enough, %llu lost), %llu converted, %llu imported, %llu revoked, "
+         "of these in time enough, %llu lost), %llu converted, %llu upgraded, %llu imported, %llu revoked, "
          "%llu killed, %llu stopped, %llu cut, server stopped %llu times, restarted %llu times; "
          "%llu calls were not answered, %llu failed otherwise; longest time without a grant "
          "%.1f s\n",
          value(&shared->grants[0]), value(&shared->grants[1]), value(&shared->waits),
          value(&shared->refreshes), value(&shared->late), value(&shared->restored),
-         value(&shared->lost), value(&shared->converted), value(&shared->imports),
+         value(&shared->lost), value(&shared->converted), value(&shared->upgraded), value(&shared->imports),
          value(&shared->revoked), value(&shared->kills), value(&shared->stops),
          value(&shared->cuts_made), value(&shared->freezes), value(&shared->restarts),
          value(&shared->connections), value(&shared->failures),
@@ -678,6 +722,7 @@ int main(int argc, char **argv) {
     else if (strncmp(argv[i], "--seed=", 7) == 0) seed = strtoull(given, NULL, 0);
     else if (strncmp(argv[i], "--processes=", 12) == 0) processes = atoi(given);
     else if (strncmp(argv[i], "--control=", 10) == 0) control = *given ? given : NULL;
+    else if (strcmp(argv[i], "--fails-over") == 0) fails_over = true;
     else if (strncmp(argv[i], "--admin=", 8) != 0) return 2;
   }
   if (!dsn || processes < 1 || processes > PROCESSES_MAX) return 2;

@@ -102,6 +102,12 @@ ledger   BUG_REFRESH_UNLOCKED                     | fails EXCLUSION
 ledger   DEATHS BUG_COUNT_LATE                    | fails COUNTED
 ledger   DEATHS BUG_UNCOUNTED_FIRST               | fails COUNTED
 ledger   DEATHS BUG_NOT_MENDED                    | fails MENDED
+update   CALLS=2                                  | EXCLUSION AWAKE
+update   PROGRAMS=4                               | EXCLUSION AWAKE
+update   BUG_BEHIND                               | fails AWAKE
+update   BUG_KEEPS_ALL                            | fails AWAKE
+update   BUG_KEEPS_NODE                           | fails AWAKE
+update   BUG_NOT_LOOKED                           | fails EXCLUSION
 RUNS
 }
 

@@ -10,7 +10,9 @@
 const char *sql_buckets = "hierlock_soak";
 
 const server_kind *server_kind_of(const char *dsn) {
-  if (strncmp(dsn, "file:", 5) == 0 || strncmp(dsn, "sqlite:", 7) == 0) return NULL;
+  static const char *const others[] = {"file:", "sqlite:", "redis:", "memcached:", "quorum:"};
+  for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+    if (strncmp(dsn, others[i], strlen(others[i])) == 0) return NULL;
   return strncmp(dsn, "postgres", 8) == 0 ? &server_postgresql : &server_mysql;
 }
 

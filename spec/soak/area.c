@@ -66,7 +66,7 @@ void complain(const char *format, ...) {
 
 void record_clear(record *r) {
   r->how = END_DIED;
-  r->granted = r->promised = r->ending = r->ended = 0;
+  r->asked = r->granted = r->promised = r->ending = r->ended = 0;
   atomic_store(&r->held, 0);
   r->status = r->targets = 0;
   r->why[0] = '\0';

@@ -167,9 +167,15 @@ void show_record(const char *name, const record *r) { show(name, r, -1); }
 
 /* ------------------------------------------------------------ single records */
 
+/* How long a call took, as far as it is known not to have ended before. */
+static int64_t took_at_least(const record *r) {
+  if (r->asked) return r->asked - r->called;
+  return (r->granted ? r->granted : r->ended) - r->called;
+}
+
 static void check_times(const record *r) {
   int64_t stopped = atomic_load(&shared->worker[r->worker].stopped) - r->stopped;
-  int64_t took = r->ended - r->called, timeout = r->timeout * MS;
+  int64_t took = r->ended - r->called, timeout = r->timeout * MS, known = took_at_least(r);
   if (r->granted) took = r->granted - r->called;
   if (r->how == END_DIED && !r->granted) return;
   if (r->kind == CALL_IMPORT || r->kind == CALL_REVOKE) {
@@ -185,11 +191,11 @@ static void check_times(const record *r) {
       violation("a time-out came early, by %.3f ms", (double)(timeout - took) / 1e6);
       show("it", r, -1);
     }
-    if (took - timeout - stopped > latest_timeout)
-      latest_timeout = took - timeout - stopped;
+    if (known - timeout - stopped > latest_timeout)
+      latest_timeout = known - timeout - stopped;
   }
-  if (took > timeout + stopped + LATE && took > timeout + stopped + patience(LATE)) {
-    violation("a call took %.3f s, and its time-out is %.3f s", (double)took / 1e9,
+  if (known > timeout + stopped + LATE && known > timeout + stopped + patience(LATE)) {
+    violation("a call took %.3f s, and its time-out is %.3f s", (double)known / 1e9,
               (double)timeout / 1e9);
     show("it", r, -1);
   }

@@ -490,6 +490,7 @@ void lease_revoke_sometimes(thread *self) {
     r->handle = strtoull(found.holder.label, NULL, 10);
     filter.id = found.holder.id;
   } else if (how == BY_OWNER) {
+    if (strncmp(shared->dsn, "memcached:", 10) == 0) return; /* unsupported: it finds leases by their nodes alone */
     r->owner = roll_below(d, OWNERS);
     owner_name(owner, r->owner);
     filter.owner = owner;

@@ -21,7 +21,7 @@ bool history_told(const record *a, const record *b);
 
 /* Until then nobody else may hold any of it. */
 int64_t lease_until(const record *r);
-/* When its time is up at the latest, if nobody ends it before. */
+/* When its time is up for others at the latest, if nobody ends it before. */
 int64_t lease_end(const record *r);
 /* Whose belief does not count from when on. Before pairs are compared. */
 void leases_cut(size_t before);

@@ -21,7 +21,8 @@
  * (the first two by COMMAND, which is run with kill, start or pid behind it; see
  * spec/support/servers.sh), hostile and disk of the embedded store, limits of both.
  *
- * On SQLite there are leases only, and neither the faults of the directory nor the worker in Lua.
+ * On SQLite, Redis, Memcached and a quorum there are leases only, and neither the faults of the directory or the server
+ * nor the worker in Lua.
  *
  * Every REST_EVERY all workers let go, and a process of its own must get everything.
  * With --lua one more worker is a program in Lua, run by $HIERLOCK_LUA.
@@ -317,8 +318,9 @@ static void rest(void) {
   while (!faults_settled()) turn(true, false);
   int64_t began = now_ns();
   atomic_store(&shared->pause, true);
+  /* First of all, each of them: one that stands still in a transaction of SQLite's keeps the others from their rest. */
+  for (int i = 0; i < shared->workers; i++) worker_continue(i);
   for (int i = 0; i < shared->workers; i++) {
-    worker_continue(i);
     while (atomic_load(&shared->worker[i].threads_at_rest) < shared->threads) {
       turn(false, false);
       if (now_ns() - began > patience(60 * S)) {
@@ -524,14 +526,15 @@ int main(int argc, char **argv) {
     }
     else return usage();
   }
-  shared->leases_only = strncmp(argv[1], "sqlite:", 7) == 0;
+  const server_kind *kind = server_kind_of(argv[1]);
+  shared->server = kind != NULL;
+  shared->leases_only = !kind && strncmp(argv[1], "file:", 5) != 0;
+  if (strncmp(argv[1], "memcached:", 10) == 0) shared->lingers = 4 * S; /* whole seconds, and three more */
   if (shared->leases_only) lua_script = NULL; /* it takes sessions, and extends them */
   if (lua_script) shared->workers++;
   shared->has_lua = lua_script != NULL;
   if (shared->workers < 1 || shared->workers > WORKERS || shared->threads < 2 || shared->threads > THREADS) return usage();
   main_dice = dice_of(shared->seed, 0);
-  const server_kind *kind = server_kind_of(argv[1]);
-  shared->server = kind != NULL;
   if (shared->server && !shared->admin_dsn[0]) return usage();
   (void)snprintf(shared->dsn, sizeof shared->dsn, "%s%s%s", argv[1], shared->server ? strchr(argv[1], '?') ? "&" : "?" : "",
                  kind ? kind->soak : "");

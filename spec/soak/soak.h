@@ -131,6 +131,7 @@ typedef struct record {
   bool proxied;
   int64_t timeout;      /* ms */
   int64_t called;
+  int64_t asked;        /* of a pending: the last time it was not done; a thread that waits for something else asks late. Or 0 */
   int64_t granted;      /* the call returned; 0: it has not, or failed */
   _Atomic int64_t held; /* the last time it was told that it holds; 0: never */
   int64_t promised;     /* until then the lock stays, as remaining() said */
@@ -279,7 +280,8 @@ typedef struct shared_area {
   bool has_lua; /* the last worker is Lua's */
   bool extends, forks, queries;
   bool leases; /* the space has them, and workers use them beside sessions */
-  bool leases_only; /* SQLite: a file, as of the embedded store; what is released unconfirmed a thread gives back */
+  int64_t lingers; /* ns: so much later than its holder others see the end of a lease, at most; the store has deleted it then (Memcached) */
+  bool leases_only; /* SQLite, Redis, Memcached, a quorum: no sessions, no administrator; what is released unconfirmed a thread gives back */
   int64_t hold_timeout; /* ms */
 
   _Atomic bool pause, stop;

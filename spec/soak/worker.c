@@ -30,7 +30,7 @@ void count(int what) { (void)atomic_fetch_add(&area->counts[what], 1u); }
 static bool proxied(void) { return shared->proxied_dsn[0] && me % 2 == 1; }
 
 static hl_manager *manager_open(void) {
-  static const struct hl_store_ops *const stores[] = {&hl_store_mysql, &hl_store_postgresql, &hl_store_sqlite, NULL};
+  static const struct hl_store_ops *const stores[] = {&hl_store_mysql, &hl_store_postgresql, &hl_store_sqlite, &hl_store_redis, &hl_store_memcached, NULL};
   hl_config config = HL_CONFIG_INIT;
   hl_manager *manager = NULL;
   hl_error error;
@@ -239,14 +239,16 @@ static void believe(lane *self, int64_t when) {
 /* Asks whether it holds. False: it does not any more, and its records end. While an
    extend waits, the server may end a deadlock at its cost, and grants the other one
    before it says so. So what is believed meanwhile counts when it is known that this is
-   not what happened. */
+   not what happened; of one that was cancelled, and is still under way, nobody will be told
+   what did. */
 bool lane_sample(lane *self) {
   int64_t before = now_ns();
+  if (self->cancelled && hl_lock_look(self->lock) != HL_IN_USE) self->cancelled = false;
   bool held = hl_lock_is_held(self->lock);
   count(COUNT_SAMPLES);
   if (held && self->state == LANE_EXTENDING)
     self->meanwhile = before;
-  else if (held)
+  else if (held && !self->cancelled)
     believe(self, before);
   return held;
 }
@@ -296,7 +298,7 @@ void lane_end(lane *self, end_kind how, int64_t ending) {
     self->records[i] = NULL;
   }
   self->n = 0;
-  self->lease = false;
+  self->lease = self->cancelled = false;
   self->state = LANE_FREE;
 }
 
@@ -449,13 +451,18 @@ static void lane_turn(thread *self, lane *l) {
       record_end(r, END_CANCELLED, ending);
       l->records[--l->n] = NULL;
       l->state = LANE_HELD;
+      l->cancelled = true;
       if (!lane_sample(l)) lane_lost(l);
     } else {
       lane_end(l, END_CANCELLED, ending);
     }
     return;
   }
-  if (!hl_pending_done(l->pending)) return;
+  int64_t asked = now_ns();
+  if (!hl_pending_done(l->pending)) {
+    r->asked = asked;
+    return;
+  }
   int status = hl_pending_wait(l->pending, 0, &lock, &error);
   hl_pending_free(l->pending);
   l->pending = NULL;

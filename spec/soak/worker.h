@@ -24,6 +24,7 @@ typedef struct lane {
   hl_pending *pending;
   record *records[LANE_RECORDS];
   int64_t meanwhile; /* it was last told that it holds while an extend waited; or 0 */
+  bool cancelled;    /* an extend was, and may still be under way */
   int n;
   int64_t until;     /* hold so long */
   int64_t cancel_at; /* of the pending; 0: not */

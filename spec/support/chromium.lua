@@ -18,6 +18,9 @@ function chromium.find()
   end
 end
 
+--- Why there is none, or nil.
+function chromium.missing() return not chromium.find() and "Chromium cannot be had here (Debian: chromium)" or nil end
+
 local browser_class, page_class = {}, {}
 browser_class.__index, page_class.__index = browser_class, page_class
 
@@ -40,11 +43,16 @@ function chromium.start(directory)
   }, function() self.exit = true end))
   stderr:read_start(function(_, data) self.output = self.output .. (data or "") end)
   self.stdout:read_start(function(_, data)
-    rest = (rest .. (data or "")):gsub("(%Z*)%z", function(message)
-      local answer = assert(json.decode(message))
+    rest = rest .. (data or "")
+    -- No pattern: of a picture it would look at each rest, to its end.
+    local from, ends = 1, rest:find("\0", 1, true)
+    while ends do
+      local answer = assert(json.decode(rest:sub(from, ends - 1)))
       if answer.id then self.answers[answer.id] = answer end
-      return ""
-    end)
+      from = ends + 1
+      ends = rest:find("\0", from, true)
+    end
+    rest = rest:sub(from)
   end)
   return self
 end

@@ -52,21 +52,26 @@ function command.run(...) return command.start(...).join() end
 
 local function quoted(word) return "'" .. word:gsub("'", [['\'']]) .. "'" end
 
---- Starts it on a terminal of its own, by script(1); self.out is what that shows. self.type(text)
+--- Starts a shell's command line on a terminal of its own, by script(1); self.out is what that shows. self.type(text)
 -- types, self.hang_up() ends the input.
-function command.on_terminal(dsn, columns, ...)
-  local words = { ("stty cols %d rows 40; exec"):format(columns), command.interpreter, PROGRAM }
-  for i = 1, select("#", ...) do words[#words + 1] = quoted((select(i, ...))) end
+function command.line_on_terminal(dsn, columns, line)
   local variables = environment(dsn)
   variables[#variables + 1], variables[#variables + 2] = "TERM=xterm", "LC_ALL=C.UTF-8"
   local input = uv.new_pipe(false)
-  local self = spawn("script", { "-qec", table.concat(words, " "), "/dev/null" }, variables, input)
+  local self = spawn("script", { "-qec", ("stty cols %d rows 40; "):format(columns) .. line, "/dev/null" }, variables, input)
   function self.type(text) input:write(text) end
   function self.hang_up() input:close() end
   function self.shows(text)
     return self.until_true(function() return self.out:find(text, 1, true) end, text .. " in: " .. self.out)
   end
   return self
+end
+
+--- Starts the command so.
+function command.on_terminal(dsn, columns, ...)
+  local words = { "exec", command.interpreter, PROGRAM }
+  for i = 1, select("#", ...) do words[#words + 1] = quoted((select(i, ...))) end
+  return command.line_on_terminal(dsn, columns, table.concat(words, " "))
 end
 
 function command.assert_status(expected, ended)

@@ -55,8 +55,8 @@ if ! have dpkg-query; then
   exit 0
 fi
 
-specs=(lua-busted lua-luv lua-cqueues lua-copas lua-socket lua-sql-mysql lua-sql-postgres lua-sql-sqlite3 lua-argparse lua-dkjson libcmocka-dev procps lua-ldoc patch
-  php-cli php-symfony-lock php-pgsql)
+specs=(lua-busted lua-luv lua-cqueues lua-copas lua-socket lua-sql-mysql lua-sql-postgres lua-sql-sqlite3 lua-argparse lua-dkjson libcmocka-dev procps zsh lua-ldoc patch graphviz
+  php-cli php-symfony-lock php-pgsql php-redis tmux prometheus)
 
 case $kind in
   build)
@@ -75,7 +75,7 @@ case $kind in
     want "${specs[@]}"
     for lua; do
       if [[ $lua == luajit ]] && ! installed libluajit-5.1-2; then
-        want nginx libnginx-mod-http-lua lua-resty-core
+        want nginx libnginx-mod-http-lua lua-resty-core lua-http # which the shop's load script asks by
       fi
     done
     ;;
@@ -98,7 +98,7 @@ case $kind in
       libpq-dev libsqlite3-dev libhiredis-dev libmemcached-dev postgresql redis-server valkey-server memcached
     ;;
   packaging)
-    want luarocks musl-tools lua-yaml lua-argparse mariadb-client-core
+    want luarocks musl-tools lua-yaml lua-argparse lua-luv mariadb-client-core
     ;;
   browser)
     want chromium fonts-dejavu-core

@@ -287,6 +287,31 @@ local function mysql_store(...)
   return store
 end
 
+--- The same server with a space that has update rows, and leases, if so; `store` itself where that needs nothing
+-- of its own.
+function support.updated(store, leases)
+  if not store.table then return leases and support.leased(store) or store end
+  local made = setmetatable({}, { __index = leases and support.leased(store) or store })
+  local stem = TABLE .. (leases and "_update_leasing" or "_update")
+  made.table, made.stem = stem .. "_buckets", stem
+  made.dsn = with_param(store.bare_dsn, "table=" .. made.table)
+  function made.prepare()
+    store.prepare()
+    local connection = store.sql()
+    if leases then
+      support.provision_leases(connection, made.table, BUCKETS)
+    else
+      support.provision(connection, made.table, BUCKETS)
+    end
+    local space = require("hierlock.command.space").new {
+      table = function() return leases and stem .. "_nodes" or made.table end,
+      query = function(_, statement) return connection:query(statement) end,
+    }
+    if space:count(-126, 0, BUCKETS - 1) == 0 then connection:query(space:fill(-126, 0, BUCKETS - 1)) end
+  end
+  return made
+end
+
 --- The same server with a space that has leases; `store` itself where that needs nothing of its own.
 function support.leased(store)
   if not store.table then return store end
@@ -534,21 +559,28 @@ local function environment_of(fn)
   end
 end
 
+local function unless_missing(busted, missing, name, fn)
+  if not missing then return fn() end
+  local required = " " .. (os.getenv("HIERLOCK_REQUIRE") or "") .. " "
+  if required:find(" " .. name .. " ", 1, true) then
+    busted.it("is there", function() error(missing) end)
+  else
+    busted.pending(missing)
+  end
+end
+
+--- Calls fn, which declares specs that need something of this machine. missing: why it cannot be had, or nil; then they
+-- are pending, or fail where HIERLOCK_REQUIRE has that name.
+function support.unless_missing(missing, name, fn) unless_missing(environment_of(fn), missing, name, fn) end
+
 local function each(stores, fn)
   local busted = environment_of(fn)
   for _, store in ipairs(stores) do
     busted.describe("on " .. store.name .. ":", function()
-      if store.missing then
-        local required = " " .. (os.getenv("HIERLOCK_REQUIRE") or "") .. " "
-        if required:find(" " .. store.name .. " ", 1, true) then
-          busted.it("has a server", function() error(store.missing) end)
-        else
-          busted.pending(store.missing)
-        end
-        return
-      end
-      busted.setup(store.prepare)
-      fn(store)
+      unless_missing(busted, store.missing, store.name, function()
+        busted.setup(store.prepare)
+        fn(store)
+      end)
     end)
   end
 end

@@ -20,10 +20,10 @@ one() {                                 # STORE [OPTION…]
       dsn=sqlite:$directory/leases.db ;;
     quorum)                             # of three, one of which can be cut off, stopped and restarted
       directory=$(mktemp -d /dev/shm/hierlock-stores-XXXXXX)
-      dsn="quorum:majority;sqlite:$directory/1;sqlite:$directory/2;${HIERLOCK_REDIS_DSN%\?*}"
+      dsn="quorum:majority;sqlite:$directory/1;sqlite:$directory/2;${HIERLOCK_REDIS_DSN%\?*}?quarantine=3"
       control=$HIERLOCK_REDIS_CONTROL ;;
-    redis)                              # it forbids itself to grant when it has forgotten
-      dsn=${HIERLOCK_REDIS_DSN%\?*} control=$HIERLOCK_REDIS_CONTROL ;;
+    redis)                              # it grants nothing when it has forgotten, for longer than leases last here
+      dsn="${HIERLOCK_REDIS_DSN%\?*}?quarantine=3" control=$HIERLOCK_REDIS_CONTROL ;;
     memcached) dsn=$HIERLOCK_MEMCACHED_DSN control=$HIERLOCK_MEMCACHED_CONTROL ;;
     mysql | mariadb | postgresql)
       name=HIERLOCK_${store^^}_DSN dsn=${!name}

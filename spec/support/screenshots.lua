@@ -3,22 +3,10 @@
 
 local checkout = require "spec.support.checkout"
 local chromium = require "spec.support.chromium"
+local picture = require "spec.support.picture"
 
 local server = checkout.start()
 local browser = chromium.start(server.directory .. "/profile")
-
-local function picture(page, name)
-  page:run "document.activeElement.blur()"
-  local path = "docs/checkout-" .. name .. ".webp"
-  local pipe = assert(io.popen("base64 --decode >" .. path, "w"))
-  pipe:write(page:picture("webp", 90))
-  pipe:close()
-  local file = assert(io.open(path, "rb"))
-  local size = file:seek "end"
-  file:close()
-  print(("%s: %d bytes"):format(path, size))
-  assert(size > 0 and size < 60000, "not the right size for a page")
-end
 
 local function log_in(login, administrator)
   local page = browser:page(820)
@@ -39,20 +27,20 @@ local ok, err = pcall(function()
   clerk1:wait_for "yours until"
   clerk1:go("http://127.0.0.1:" .. server.port .. "/")
   clerk1:wait_for "in use by clerk2"
-  picture(clerk1, "list")
+  picture(clerk1, "checkout-list")
 
   clerk2:type("textarea", "\nFrom May on: also on Sundays.")
-  picture(clerk2, "editor")
+  picture(clerk2, "checkout-editor")
 
   admin1:go("http://127.0.0.1:" .. server.port .. "/customer/1")
   admin1:wait_for "Take it away"
   admin1:type("input[name=reason]", "lunch")
-  picture(admin1, "administrator")
+  picture(admin1, "checkout-administrator")
   admin1:click "button.danger"
   admin1:wait_for "It is free now."
   clerk2:click "#save"
   clerk2:wait_for "admin1 took it from you: lunch"
-  picture(clerk2, "lost")
+  picture(clerk2, "checkout-lost")
 end)
 browser:stop()
 server:stop()

@@ -18,9 +18,9 @@ self=$(realpath "${BASH_SOURCE[0]}")
 cd "$(dirname "$self")/../.."
 export LANES=${LANES:-$(($(nproc) * 3))} SEED=${SEED:-$((RANDOM % 10000))} LIMIT=${LIMIT:-600}
 make=("${MAKE:-make}" --no-print-directory -s)
-alone='/(stores|mysql_cost|with)_spec\.lua$'
+alone='/(stores|.*_cost|with)_spec\.lua$'
 # What takes minutes begins first: the others go on beside it.
-long='/quorum_spec\.lua$'
+long='/(quorum|leases)_spec\.lua$'
 
 # --- One lane: takes files from the queue until there are none ---------------------------------
 
@@ -121,10 +121,11 @@ report() {
   awk -v seed="$SEED" -v began="$began" -v now="$(date +%s)" '
     function finish() {
       if (file == "") return
-      if (code && !bad) { bad = 1; failures++ }             # it crashed, hung, or was ended
+      listed = bad
+      if (code && !bad) { bad = 1; failures++ }             # it crashed, hung, was ended, or what ran it complains
       if (code) {
         printf "=== FAILED: %s (%.1f s)%s\n", file, time / 10, code == 124 ? ", which hung in: " (running ? running : "nothing that is known") : ""
-        printf "%s", (summary && code != 124) ? shown outcome : tail()
+        printf "%s", (listed && code != 124) ? shown outcome : (after != "" && code != 124) ? after : tail()
         print ""
       }
       file = ""
@@ -136,7 +137,7 @@ report() {
     }
     FILENAME ~ /result$/ {
       finish()
-      file = $3; code = $1; time = $2; bad = 0; summary = 0; running = ""; shown = ""; outcome = ""; inside = ""; n = 0; section = ""
+      file = $3; code = $1; time = $2; bad = 0; summary = 0; running = ""; shown = ""; outcome = ""; inside = ""; after = ""; n = 0; kept = 0; section = ""
       times[++files] = sprintf("%8.1f s  %s", time / 10, file)
       next
     }
@@ -153,6 +154,7 @@ report() {
     summary && line ~ /^\[  FAILED  \] [0-9]+ test/ { failures += $4; bad = 1; section = "failed"; next }
     summary && line ~ /^\[  ERROR   \] [0-9]+ errors?, listed below/ { errors += $4; bad = 1; section = "failed"; next }
     section == "pending" && line ~ /^\[ SKIPPED/ { waiting = waiting "Pending: " substr(line, 14) "\n" }
+    summary && section != "failed" && line !~ /^(\[|$)/ && ++kept <= 60 { after = after line "\n" }
     section == "failed" && line ~ /^\[/ { outcome = outcome line "\n" }
     !summary && running != "" { inside = inside line "\n" }
     !summary && running == "" && line !~ /^(\[|Note: |$)/ { shown = shown line "\n" }

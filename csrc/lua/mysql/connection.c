@@ -23,6 +23,7 @@ typedef struct connection {
   hl_store_config config;
   hl__mysql_store store;
   hl__mysql_session *session; /* NULL before it is connected, and once closed */
+  int64_t answer_ms;          /* for each answer; 0: as long as it takes */
 } connection;
 
 static connection *connection_check(lua_State *L) {
@@ -53,7 +54,7 @@ static void push_rows(lua_State *L, MYSQL_RES *result) {
 }
 
 /* query(sql): a list of rows, or the number of rows that were changed; nil, err.
-   Waits as long as the server works; the connection may end with an error. */
+   Waits as long as answers_within says; the connection may end with an error. */
 static int connection_query(lua_State *L) {
   connection *self = connection_check(L);
   size_t size;
@@ -62,6 +63,8 @@ static int connection_query(lua_State *L) {
   MYSQL_RES *result;
   if (!self->session)
     return hll_fail(L, HL_ECONNECTION, "the connection is closed");
+  self->session->patience =
+      self->answer_ms ? hl__now_ms() + self->answer_ms : HL_FOREVER;
   if (hl__mysql_query(self->session, sql, size, &result, &error)) {
     if (error.status == HL_ECONNECTION) {
       hl__mysql_disconnect(self->session);
@@ -78,6 +81,16 @@ static int connection_query(lua_State *L) {
     lua_pushinteger(L, (lua_Integer)mysql_affected_rows(self->session->mysql));
   }
   return 1;
+}
+
+/* answers_within(seconds): a query that takes longer fails, and ends the connection.
+   Before it is called, a query may take for ever. */
+static int connection_answers_within(lua_State *L) {
+  connection *self = connection_check(L);
+  lua_Number seconds = luaL_checknumber(L, 2);
+  luaL_argcheck(L, seconds >= 0.001 && seconds < 1e6, 2, "must be seconds");
+  self->answer_ms = (int64_t)(seconds * 1000);
+  return 0;
 }
 
 /* Whether the server logs statements, so that the session is in REPEATABLE READ. */
@@ -103,6 +116,7 @@ static int connection_close(lua_State *L) {
 
 static const luaL_Reg methods[] = {
     {"query", connection_query},
+    {"answers_within", connection_answers_within},
     {"table", connection_table},
     {"logs_statements", connection_logs_statements},
     {"close", connection_close},
@@ -134,8 +148,9 @@ static int set_up(hl__mysql_session *session, hl_error *error) {
   return HL_OK;
 }
 
-/* connect(dsn, application [, password]): a connection | nil, err. The password
-   takes the place of the DSN's. */
+/* connect(dsn, application [, password [, any]]): a connection | nil, err. The password
+   takes the place of the DSN's. any: to a server that would be refused, too, for who asks
+   what is wrong with it. */
 static int connect_new(lua_State *L) {
   const char *text = luaL_checkstring(L, 1);
   const char *application = luaL_checkstring(L, 2);
@@ -165,11 +180,11 @@ static int connect_new(lua_State *L) {
   self->dsn.password = NULL; /* Lua's string, perhaps */
   if (status == HL_OK) {
     self->session->patience = deadline;
-    status = hl__mysql_verify_server(self->session, &error);
+    if (!lua_toboolean(L, 4))
+      status = hl__mysql_verify_server(self->session, &error);
   }
   if (status == HL_OK) status = set_up(self->session, &error);
   if (status) return hll_failure(L, &error, 0);
-  self->session->patience = HL_FOREVER;
   return 1;
 }
 

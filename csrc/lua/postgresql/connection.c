@@ -21,6 +21,7 @@ typedef struct connection {
   hl_store_config config;
   hl__pg_store store;
   hl__pg_session *session; /* NULL before it is connected, and once closed */
+  int64_t answer_ms;       /* for each answer */
 } connection;
 
 static connection *connection_check(lua_State *L) {
@@ -54,7 +55,7 @@ static int connection_query(lua_State *L) {
   PGresult *result;
   if (!self->session)
     return hll_fail(L, HL_ECONNECTION, "the connection is closed");
-  self->session->patience = hl__now_ms() + ANSWER_MS;
+  self->session->patience = hl__now_ms() + self->answer_ms;
   if (hl__pg_query(self->session, sql, 0, &result, &error)) {
     if (error.status == HL_ECONNECTION) {
       hl__pg_disconnect(self->session);
@@ -69,6 +70,16 @@ static int connection_query(lua_State *L) {
   return 1;
 }
 
+/* answers_within(seconds): a query that takes longer fails, and ends the connection.
+   Before it is called, within ANSWER_MS. */
+static int connection_answers_within(lua_State *L) {
+  connection *self = connection_check(L);
+  lua_Number seconds = luaL_checknumber(L, 2);
+  luaL_argcheck(L, seconds >= 0.001 && seconds < 1e6, 2, "must be seconds");
+  self->answer_ms = (int64_t)(seconds * 1000);
+  return 0;
+}
+
 static int connection_close(lua_State *L) {
   connection *self = connection_check(L);
   hl__pg_disconnect(self->session);
@@ -79,6 +90,7 @@ static int connection_close(lua_State *L) {
 
 static const luaL_Reg methods[] = {
     {"query", connection_query},
+    {"answers_within", connection_answers_within},
     {"close", connection_close},
     {NULL, NULL},
 };
@@ -104,6 +116,7 @@ static int connect_new(lua_State *L) {
   self->store.base.ops = &hl_store_postgresql;
   self->store.config = &self->config;
   self->store.provisions = true;
+  self->answer_ms = ANSWER_MS;
   status = hl__pg_params(&self->store, &error);
   int64_t deadline = hl__now_ms() + self->store.connect_timeout;
   if (status == HL_OK)

@@ -203,6 +203,8 @@ static void record_write(hl__board_record *record,
   record->since_ms = since_ms;
   record->mode = (uint8_t)request->mode;
   record->row_count = (uint16_t)n;
+  record->agent = request->agent;
+  record->blocks = request->blocks;
   for (size_t i = 0; i < n; i++)
     record->rows[i] = (hl__board_row){.bucket = (uint32_t)rows[i].bucket,
                                       .level = rows[i].level,
@@ -232,6 +234,27 @@ void hl__file_board_show(hl__file_session *session, size_t first,
                  n < HL__BOARD_ROWS ? n : HL__BOARD_ROWS, since_ms, state);
   }
   session->slots_used = first + count;
+}
+
+static void record_regrade(hl__board_record *record,
+                           const hl_request *request) {
+  uint32_t sequence =
+      atomic_load_explicit(&record->sequence, memory_order_relaxed) | 1u;
+  (void)atomic_exchange(&record->sequence, sequence);
+  record->mode = (uint8_t)request->mode;
+  for (size_t i = 0; i < record->row_count; i++)
+    for (size_t j = 0; j < request->n; j++)
+      if (record->rows[i].bucket == request->rows[j].bucket &&
+          record->rows[i].level == request->rows[j].level)
+        record->rows[i].mode = request->rows[j].mode;
+  atomic_store_explicit(&record->sequence, sequence + 1,
+                        memory_order_release);
+}
+
+void hl__file_board_regrade(hl__file_session *session,
+                            const hl_request *request) {
+  for (size_t i = 0; i < session->slots_used; i++)
+    record_regrade(session->slots[i]->record, request);
 }
 
 void hl__file_board_clear(hl__file_session *session, size_t first) {

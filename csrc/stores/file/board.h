@@ -45,6 +45,9 @@ typedef struct hl__board_record {
   char label[128];
   char path[256];
   hl__board_row rows[HL__BOARD_ROWS];
+  /* hl_request.agent and blocks; 0 in records of programs that do not know them, which is as large. */
+  uint64_t agent;
+  uint8_t blocks;
 } hl__board_record;
 
 #define HL__BOARD_CHUNK_RECORDS \
@@ -65,15 +68,22 @@ void hl__file_board_free(hl__file_board *board, bool ours);
 void hl__file_board_show(hl__file_session *session, size_t first,
                          const hl_request *request, int64_t since_ms,
                          enum hl__board_state state);
+/* Rows that the session's records show as held are in another mode from now on. */
+void hl__file_board_regrade(hl__file_session *session,
+                            const hl_request *request);
 /* What the records from number `first` on tell is over. */
 void hl__file_board_clear(hl__file_session *session, size_t first);
 /* Gives the session's records back, before it leaves the space. */
 void hl__file_board_leave(hl__file_session *session);
 
-/* Calls fn for whatever, on any board of the directory, conflicts. HL_OK,
+/* Calls fn for whatever, on any board of the directory, conflicts; n is 0: for all. HL_OK,
    HL_ESTORE, HL_ENOMEM. */
 int hl__file_board_read(const hl__file_directory *directory,
                         const hl_row *rows, size_t n, hl_holder_fn fn,
                         void *context, hl_error *error);
+
+/* Whether a copy of a record, at that place of the file, stays as it is; it is read again until
+   it does. */
+bool hl__file_record_settle(int fd, off_t offset, hl__board_record *record);
 
 #endif

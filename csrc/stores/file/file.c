@@ -296,8 +296,7 @@ static bool holdings_reserve(hl__file_session *session, size_t n) {
 static int holding_compare(const void *a, const void *b) {
   const hl_row *x = &((const hl__file_holding *)a)->row;
   const hl_row *y = &((const hl__file_holding *)b)->row;
-  if (x->level != y->level) return x->level < y->level ? -1 : 1;
-  return x->bucket < y->bucket ? -1 : x->bucket > y->bucket;
+  return hl__row_compare(x, y);
 }
 
 /* Takes one row and enters it as a holding, for which there is room. `held`: of
@@ -333,8 +332,7 @@ static int row_take(hl__file_session *session, const hl_request *request,
   if (!hl__file_leased(session->space, hash, (hl_mode)row->mode)) return HL_OK;
   if (!request->try_once && session->slots_used == slots)
     hl__file_board_show(session, slots, request, since_ms, HL__BOARD_WAITING);
-  return hl__file_lease_await(session, row, hash, request->try_once,
-                              request->deadline, error);
+  return hl__file_lease_await(session, request, row, hash, error);
 }
 
 /* The same of a row that is a file of Symfony's: see flock.c. */
@@ -398,6 +396,7 @@ static int rows_take(hl__file_session *session, const hl_request *request,
   if (hl__file_space_gone(session->space))
     return hl__file_space_gone_error(session->space, error);
   bool crowded = rows_crowded(session, request);
+  hl__file_circle_begin(session, request);
 
   for (size_t i = 0; i < request->n && status == HL_OK; i++) {
     const hl__file_holding key = {.row = request->rows[i]};
@@ -422,8 +421,10 @@ static int rows_take(hl__file_session *session, const hl_request *request,
     status = hl__file_space_gone_error(session->space, error);
   }
   if (status) {
-    session_release(session, before);
-    hl__file_board_clear(session, slots);
+    /* A victim keeps nothing, what it extends included. */
+    bool victim = status == HL_DEADLOCK;
+    session_release(session, victim ? 0 : before);
+    hl__file_board_clear(session, victim ? 0 : slots);
     return status;
   }
 
@@ -440,7 +441,12 @@ static int rows_take(hl__file_session *session, const hl_request *request,
   if (before > 0)
     qsort(session->holdings, session->held, sizeof *session->holdings,
           holding_compare);
-  hl__file_board_show(session, slots, request, since_ms, HL__BOARD_HELD);
+  if (request->upgrade) {
+    hl__file_board_clear(session, slots); /* that it waited */
+    hl__file_board_regrade(session, request);
+  } else {
+    hl__file_board_show(session, slots, request, since_ms, HL__BOARD_HELD);
+  }
   grant->sent_ms = hl__lease_ms();
   return HL_OK;
 }
@@ -459,6 +465,28 @@ static int session_take(hl_session *base, const hl_request *request,
   /* One that comes later is forgotten by settle. */
   atomic_store(&session->interrupted, false);
   return status;
+}
+
+/* No lease can be in the way of who shares: one that was would have kept it from being
+   exclusive. */
+static int session_downgrade(hl_session *base, const hl_request *request,
+                             int64_t *sent_ms, hl_error *error) {
+  hl__file_session *session = session_of(base);
+  int status = hl__file_session_look(session, error);
+  if (status) return status;
+  for (size_t i = 0; i < request->n; i++) {
+    const hl__file_holding key = {.row = request->rows[i]};
+    hl__file_holding *held = bsearch(&key, session->holdings, session->held,
+                                     sizeof key, holding_compare);
+    if (!held || held->row.mode == HL_SHARED) continue;
+    hl__file_row_downgrade(session->space, held);
+    held->row.mode = HL_SHARED;
+    if (!hl__file_space_gone(session->space))
+      hl__file_queue_wake(session->space, held->hash);
+  }
+  hl__file_board_regrade(session, request);
+  *sent_ms = hl__lease_ms();
+  return HL_OK;
 }
 
 /* ------------------------------------------------------------ the rest */
@@ -504,8 +532,10 @@ static void session_interrupt(hl_session *base) {
 }
 
 static int session_holders(hl_session *base, const hl_row *rows, size_t n,
-                           hl_holder_fn fn, void *context, hl_error *error) {
+                           const char *names, hl_holder_fn fn, void *context,
+                           hl_error *error) {
   hl__file_session *session = session_of(base);
+  (void)names; /* nobody tells who has a file */
   if (hl__file_session_look(session, NULL) != HL_OK) {
     int status = session_refresh(session, error);
     if (status) return status;
@@ -519,6 +549,7 @@ static int session_holders(hl_session *base, const hl_row *rows, size_t n,
 const hl_store_ops hl_store_file = {
     .abi = HL_STORE_ABI,
     .scheme = "file",
+    .traits = {.updates = true, .leases_update = true},
     .parse = hl__file_dsn,
     .name_key = hl__file_name_key,
     .open = store_open,
@@ -528,6 +559,7 @@ const hl_store_ops hl_store_file = {
     .session_close = session_close,
     .session_forget = session_forget,
     .take = session_take,
+    .downgrade = session_downgrade,
     .give_back = session_give_back,
     .renew = session_renew,
     .settle = session_settle,

@@ -307,6 +307,14 @@ typedef struct hl__file_waiter {
 
 struct hl__file_slot;
 
+/* Of a request that waits: when it looks next whether it stands in a circle of waiters, and what it
+   has seen; see circle.c. */
+typedef struct hl__file_circle {
+  uint64_t agent; /* 0: it does not look */
+  int64_t next;   /* hl__now_ms */
+  uint64_t seen;  /* the circle of the last look, as a number; 0: none */
+} hl__file_circle;
+
 typedef struct hl__file_session {
   hl_session base;
   uint64_t id; /* for observers */
@@ -319,6 +327,7 @@ typedef struct hl__file_session {
   size_t slot_count, slot_capacity;
   size_t slots_used;  /* the first ones tell of something */
   hl__file_waiter waiter;
+  hl__file_circle circle; /* of the request under way */
   atomic_bool interrupted; /* until the call under way ends, or settle */
   pthread_mutex_t guard;
   /* Which stripe's event it may sleep on. */
@@ -337,6 +346,10 @@ void hl__file_tokens_raise(hl__file_control *control, uint64_t least);
 int hl__file_session_look(hl__file_session *session, hl_error *error);
 /* What the session belongs to: host and process, for observers. */
 const hl_store_config *hl__file_session_config(const hl__file_session *session);
+/* At the beginning of a request; now and then while it waits, without a mutex. look: HL_OK;
+   HL_DEADLOCK: it is the one of a circle that has to give way. (circle.c) */
+void hl__file_circle_begin(hl__file_session *session, const hl_request *request);
+int hl__file_circle_look(hl__file_session *session, hl_error *error);
 /* Where Symfony's files are. */
 const char *hl__file_session_flocks(const hl__file_session *session);
 /* Gives back all that it holds, and wakes those who wait. */
@@ -452,10 +465,9 @@ static inline bool hl__file_leased(const hl__file_space *space, uint32_t hash,
 }
 
 /* Waits until no lease is in the way of a row that the session has locked; deletes those
-   whose time is up. HL_OK, HL_TIMEOUT, HL_CANCELLED, HL_ECONNECTION, HL_ESTORE. */
-int hl__file_lease_await(hl__file_session *session, const hl_row *row,
-                         uint32_t hash, bool try_once, int64_t deadline,
-                         hl_error *error);
+   whose time is up. HL_OK, HL_TIMEOUT, HL_CANCELLED, HL_ECONNECTION, HL_ESTORE; HL_BEHIND_UPDATE. */
+int hl__file_lease_await(hl__file_session *session, const hl_request *request,
+                         const hl_row *row, uint32_t hash, hl_error *error);
 /* Records the lease of a request whose rows the session has locked. */
 int hl__file_lease_write(hl__file_session *session, const hl_request *request,
                          hl_grant *grant, hl_error *error);

@@ -7,6 +7,8 @@
 
 #include "mode.h"
 
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -37,15 +39,15 @@ typedef struct findings {
 static int row_compare(const void *a, const void *b) {
   const hl__board_row *x = a;
   const hl_row *y = b;
-  if (x->level != y->level) return x->level < y->level ? -1 : 1;
-  return x->bucket < y->bucket ? -1 : x->bucket > y->bucket;
+  return hl__row_order(x->level, x->bucket, y->level, y->bucket);
 }
 
-/* rows: in locking order. */
+/* rows: in locking order; none: whatever it tells. */
 static bool record_conflicts(const hl__board_record *record,
                              const hl_row *rows, size_t n) {
   uint8_t state = atomic_load_explicit(&record->state, memory_order_relaxed);
   if (state != HL__BOARD_HELD && state != HL__BOARD_WAITING) return false;
+  if (n == 0) return true;
   for (size_t i = 0; i < record->row_count && i < HL__BOARD_ROWS; i++) {
     const hl_row *row =
         bsearch(&record->rows[i], rows, n, sizeof *rows, row_compare);
@@ -62,7 +64,7 @@ static uint32_t record_sequence(const hl__board_record *record) {
 }
 
 /* A copy that was read twice alike was not being changed. */
-static bool record_settle(int fd, off_t offset, hl__board_record *record) {
+bool hl__file_record_settle(int fd, off_t offset, hl__board_record *record) {
   const ssize_t size = (ssize_t)sizeof *record;
   for (int i = 0; i < ATTEMPTS; i++) {
     hl__board_record again;
@@ -99,8 +101,10 @@ static bool findings_add(findings *found, const hl__board_header *header,
   text_take(holder->label, sizeof holder->label, record->label);
   text_take(holder->path, sizeof holder->path, record->path);
   holder->pid = header->pid;
+  (void)snprintf(holder->session, sizeof holder->session, "%" PRIu64,
+                 record->session);
   holder->since_ms = record->since_ms;
-  holder->mode = record->mode == HL_SHARED ? HL_SHARED : HL_EXCLUSIVE;
+  holder->mode = hl__mode_read(record->mode);
   holder->waiting = atomic_load_explicit(&record->state,
                                          memory_order_relaxed) !=
                     HL__BOARD_HELD;
@@ -114,13 +118,18 @@ static int finding_compare(const void *a, const void *b) {
   return (int)x->holder.waiting - (int)y->holder.waiting;
 }
 
-/* Each session once, though it may have several records. */
-static void findings_tell(findings *found, hl_holder_fn fn, void *context) {
+/* Each session once, though it may have several records; of all that there is, also what
+   it awaits beside what it holds. */
+static void findings_tell(findings *found, bool all, hl_holder_fn fn,
+                          void *context) {
   if (found->count > 0)
     qsort(found->all, found->count, sizeof *found->all, finding_compare);
-  for (size_t i = 0; i < found->count; i++)
-    if (i == 0 || found->all[i].session != found->all[i - 1].session)
-      fn(context, &found->all[i].holder);
+  for (size_t i = 0; i < found->count; i++) {
+    const finding *f = &found->all[i];
+    if (i == 0 || f->session != f[-1].session ||
+        (all && f->holder.waiting != f[-1].holder.waiting))
+      fn(context, &f->holder);
+  }
 }
 
 /* All conflicting records of a board whose header has been read. */
@@ -138,7 +147,8 @@ static int board_scan(int fd, const hl__board_header *header,
     for (uint32_t i = 0;
          i < HL__BOARD_CHUNK_RECORDS && found->may_find > 0; i++) {
       if (!record_conflicts(&chunk[i], rows, n) ||
-          !record_settle(fd, offset + (off_t)(i * sizeof *chunk), &chunk[i]) ||
+          !hl__file_record_settle(fd, offset + (off_t)(i * sizeof *chunk),
+                                  &chunk[i]) ||
           !record_conflicts(&chunk[i], rows, n))
         continue;
       if (!findings_add(found, header, &chunk[i])) {
@@ -191,7 +201,7 @@ int hl__file_board_read(const hl__file_directory *directory,
     boards++;
     status = board_read(directory, file->d_name, rows, n, &found);
     if (status == HL_OK)
-      findings_tell(&found, fn, context);
+      findings_tell(&found, n == 0, fn, context);
     else
       status = hl__error_memory(error);
   }

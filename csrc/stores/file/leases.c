@@ -60,8 +60,9 @@ static bool same(const uint8_t a[16], const uint8_t b[16]) {
 /* One chain. HL_TIMEOUT: a lease is in the way; *nearest: until it ends. Deletes those before
    it whose time is up. It does not look for more: there may be a hundred thousand, and each
    that ends has it look again. Model: ledger.pml, get. */
-static int chain_look(hl__ledger *ledger, const hl_row *row, uint32_t stripe,
-                      hl_mode mode, int64_t *nearest)
+static int chain_look(hl__ledger *ledger, const uint8_t *exempt,
+                      const hl_row *row, uint32_t stripe, hl_mode mode,
+                      int64_t *nearest, bool *update)
     HL__REQUIRES(hl__file_ledger_mutex) {
   uint64_t steps = (uint64_t)ledger->records * HL__LEDGER_ROWS;
   uint32_t at = hl__ledger_chain(ledger, stripe, mode);
@@ -76,8 +77,9 @@ static int chain_look(hl__ledger *ledger, const hl_row *row, uint32_t stripe,
       continue;
     }
     uint32_t next = hl__ledger_chain_next(ledger, at);
-    if (theirs->bucket == row->bucket && theirs->level == row->level) {
-      const hl__ledger_record *record = hl__ledger_record_at(ledger, number);
+    const hl__ledger_record *record = hl__ledger_record_at(ledger, number);
+    if (theirs->bucket == row->bucket && theirs->level == row->level &&
+        !(exempt && same(record->id, exempt))) {
       int64_t left = hl__ledger_left(ledger, record);
       if (left == 0) {
         hl__ledger_remove(ledger, number, HL__LEDGER_FREE);
@@ -85,6 +87,7 @@ static int chain_look(hl__ledger *ledger, const hl_row *row, uint32_t stripe,
         continue;
       }
       *nearest = left;
+      *update = record->mode == HL_UPDATE;
       return HL_TIMEOUT;
     }
     at = next;
@@ -92,8 +95,10 @@ static int chain_look(hl__ledger *ledger, const hl_row *row, uint32_t stripe,
   return HL_OK;
 }
 
-static int row_look(hl__file_session *session, const hl_row *row,
-                    uint32_t hash, int64_t *nearest, hl_error *error) {
+/* *update: who is in the way may want to make the row exclusive. */
+static int row_look(hl__file_session *session, const hl_request *request,
+                    const hl_row *row, uint32_t hash, int64_t *nearest,
+                    bool *update, hl_error *error) {
   hl__ledger *ledger = session->space->ledger;
   uint32_t stripe = hl__file_stripe_of(hash);
   int status = ledger_take(session, false, hl__now_ms() + TAKE_MS, error);
@@ -106,23 +111,31 @@ static int row_look(hl__file_session *session, const hl_row *row,
   static const hl_mode modes[] = {HL_EXCLUSIVE, HL_SHARED};
   for (int i = 0; i < 2 && status == HL_OK; i++)
     if (hl__modes_conflict((hl_mode)row->mode, modes[i]))
-      status = chain_look(ledger, row, stripe, modes[i], nearest);
+      status = chain_look(ledger, request->exempt, row, stripe, modes[i],
+                          nearest, update);
   hl__ledger_give(ledger);
   return status;
 }
 
-int hl__file_lease_await(hl__file_session *session, const hl_row *row,
-                         uint32_t hash, bool try_once, int64_t deadline,
-                         hl_error *error) {
-  int64_t nearest = HL_FOREVER;
-  int status = row_look(session, row, hash, &nearest, error);
-  if (status != HL_TIMEOUT || try_once) return status;
+int hl__file_lease_await(hl__file_session *session, const hl_request *request,
+                         const hl_row *row, uint32_t hash, hl_error *error) {
+  int64_t nearest = HL_FOREVER, deadline = request->deadline;
+  bool update = false;
+  bool gives_way = request->gives_way &&
+                   hl__may_upgrade(session->base.store->layout, row);
+  int status = row_look(session, request, row, hash, &nearest, &update, error);
+  if (status != HL_TIMEOUT || request->try_once) return status;
   hl__file_bell_enter(session, hash);
   for (;;) {
     uint32_t seen = hl__file_bell_seen(session, hash);
     nearest = HL_FOREVER;
-    status = row_look(session, row, hash, &nearest, error);
+    update = false;
+    status = row_look(session, request, row, hash, &nearest, &update, error);
     if (status != HL_TIMEOUT) break;
+    if (update && gives_way) {
+      status = HL_BEHIND_UPDATE;
+      break;
+    }
     if (atomic_load(&session->interrupted)) {
       status = HL_CANCELLED;
       break;
@@ -171,8 +184,8 @@ static int record_write(hl__file_session *session, const hl_request *request,
   /* The time counts from here: whoever waits has not seen the record yet. */
   int64_t now = hl__lease_ms();
   hl__ledger_until(ledger, &model, now, terms->ttl);
-  status = hl__ledger_add(ledger, &model, request->rows, request->n, &number,
-                          error);
+  status = hl__ledger_add(ledger, &model, request->shown, request->shown_n,
+                          &number, error);
   hl__ledger_give(ledger);
   grant->sent_ms = now;
   grant->place = number;
@@ -297,8 +310,7 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms,
 static int row_compare(const void *a, const void *b) {
   const hl__ledger_row *x = a;
   const hl_row *y = b;
-  if (x->level != y->level) return x->level < y->level ? -1 : 1;
-  return x->bucket < y->bucket ? -1 : x->bucket > y->bucket;
+  return hl__row_order(x->level, x->bucket, y->level, y->bucket);
 }
 
 /* Calls `each` for the rows of a lease, until that says false. */
@@ -362,6 +374,52 @@ static int adopt(hl__file_session *session, const hl_request *request,
   return HL_OK;
 }
 
+/* The rows of an upgrade are locked as for anybody else, so it stands in their queue: who waits there
+   waits for this lease no more than for those who share it, as whoever wants them exclusively has given way
+   (HL_BEHIND_UPDATE). Then nobody else is there, in a session or by a lease. */
+static int rows_lock(hl__file_session *session, const hl_request *request,
+                     hl_grant *grant, hl_error *error) {
+  hl_request own = *request;
+  own.lease = NULL;
+  own.upgrade = false;
+  own.extend = false;
+  own.shown = own.rows;
+  own.shown_n = own.n;
+  own.exempt = request->lease->id;
+  return hl_store_file.take(&session->base, &own, grant, error);
+}
+
+static int record_regrade(hl__file_session *session, const hl_request *request,
+                          uint64_t token, hl_grant *grant, hl_error *error) {
+  hl__ledger *ledger = session->space->ledger;
+  hl__ledger_record *record;
+  uint32_t number;
+  int status = take_for_record(session, hl__now_ms() + TAKE_MS, error);
+  if (status) return status;
+  status = record_of_holder(ledger, request->lease, &number, &record, error);
+  if (status == HL_OK) {
+    if (request->upgrade) record->token = token;
+    hl__ledger_regrade(ledger, number, request->rows, request->n,
+                       request->mode);
+    grant->place = number;
+    grant->token = token;
+  }
+  hl__ledger_give(ledger);
+  return status;
+}
+
+static int lease_regrade(hl_session *base, const hl_request *request,
+                         hl_grant *grant, hl_error *error) {
+  hl__file_session *session = session_of(base);
+  hl_grant held = {0};
+  if (!request->upgrade) return record_regrade(session, request, 0, grant, error);
+  int status = rows_lock(session, request, &held, error);
+  if (status) return status;
+  status = record_regrade(session, request, held.token, grant, error);
+  hl__file_session_clear(session);
+  return status;
+}
+
 static int lease_adopt(hl_session *base, const hl_request *request,
                        hl_grant *grant, hl_error *error) {
   hl__file_session *session = session_of(base);
@@ -395,8 +453,7 @@ static void holder_fill(const hl__ledger *ledger,
   static const char hex[] = "0123456789abcdef";
   *holder = (hl_holder){.pid = record->pid,
                         .since_ms = record->since_unix,
-                        .mode = record->mode == HL_SHARED ? HL_SHARED
-                                                          : HL_EXCLUSIVE,
+                        .mode = hl__mode_read(record->mode),
                         .kind = HL_LEASE,
                         .remaining_ms = hl__ledger_left(ledger, record)};
   text_take(holder->application, sizeof holder->application,
@@ -490,6 +547,7 @@ const hl_lease_ops hl__file_leases = {
     .refresh = lease_refresh,
     .look = lease_look,
     .drop = lease_drop,
+    .regrade = lease_regrade,
     .adopt = lease_adopt,
     .convert = lease_convert,
     .list = lease_list,

@@ -156,7 +156,8 @@ static int ledger_refresh(hl__ledger *ledger, hl_error *error)
   const hl__ledger_header *header = ledger->header;
   uint32_t records = atomic_load(&header->records);
   if (memcmp(header->magic, HL__LEDGER_MAGIC, sizeof header->magic) != 0 ||
-      header->version != HL__LEDGER_VERSION ||
+      (header->version != HL__LEDGER_VERSION &&
+       header->version != HL__LEDGER_VERSION_UPDATES) ||
       header->record_size != sizeof(hl__ledger_record) ||
       header->stripes != HL__FILE_STRIPES || records > HL__LEDGER_MAX ||
       st.st_size < (off_t)size_for(records))

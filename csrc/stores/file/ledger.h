@@ -32,7 +32,9 @@
 
 #define HL__FILE_LEDGER "leases"
 #define HL__LEDGER_MAGIC "hlleas\n"
+/* The second, from the first update row on: programs that know of none refuse it. */
 #define HL__LEDGER_VERSION 1u
+#define HL__LEDGER_VERSION_UPDATES 2u
 #define HL__LEDGER_CHUNK 65536u
 #define HL__LEDGER_ROWS 64u
 /* A GiB of records. */
@@ -162,6 +164,11 @@ void hl__ledger_mend(hl__ledger *ledger) HL__REQUIRES(hl__file_ledger_mutex);
 int hl__ledger_add(hl__ledger *ledger, const hl__ledger_record *model,
                    const hl_row *rows, size_t n, uint32_t *number,
                    hl_error *error) HL__REQUIRES(hl__file_ledger_mutex);
+/* These rows of one, in locking order, are in another mode from now on, as is the lease. Wakes those who
+   wait for them. */
+void hl__ledger_regrade(hl__ledger *ledger, uint32_t number, const hl_row *rows,
+                        size_t n, hl_mode mode)
+    HL__REQUIRES(hl__file_ledger_mutex);
 /* Ends one; its first record becomes FREE or REVOKED. Wakes those who wait for its rows. */
 void hl__ledger_remove(hl__ledger *ledger, uint32_t number,
                        enum hl__ledger_state state)

@@ -241,7 +241,7 @@ bool hl__file_queue_elsewhere(hl__file_space *space, uint32_t index,
   struct flock all = {.l_type = F_WRLCK,
                       .l_whence = SEEK_SET,
                       .l_start = HL__FILE_QUEUES,
-                      .l_len = HL__FILE_QUEUES};
+                      .l_len = 3 * HL__FILE_QUEUES}; /* all that is behind */
   struct flock ours = hl__file_queue_range(entry, 0, HL__FILE_TICKETS);
   off_t where;
   if (!range_taken(stripe->fd, all, &where)) {
@@ -340,6 +340,7 @@ int hl__file_queue_wait(hl__file_session *session, uint32_t hash,
     int64_t now = hl__now_ms();
     if (now > deadline) break;
     int64_t end = hl__deadline(deadline, 1);
+    if (session->circle.next < end) end = session->circle.next;
     hl__file_stripe_unlock(stripe);
     if (first)
       futex_wait(&signal->events, seen,
@@ -347,7 +348,12 @@ int hl__file_queue_wait(hl__file_session *session, uint32_t hash,
                  wake_bits(hash));
     else
       futex_wait(&waiter->wakes, seen, end, false, FUTEX_BITSET_MATCH_ANY);
+    int circle = hl__file_circle_look(session, error);
     hl__file_stripe_lock(stripe);
+    if (circle && !waiter->granted) {
+      status = circle;
+      break;
+    }
   }
 
   asleep_set(session, NULL);

@@ -3,7 +3,9 @@
  * of free ones. The caller has taken the ledger. See ledger.h.
  */
 #include "ledger.h"
+#include "mode.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 _Static_assert(sizeof(hl__ledger_record) == 2048, "part of the format");
@@ -75,7 +77,7 @@ static uint64_t row_count(const hl__ledger_row *row) {
 }
 
 static bool row_valid(const hl__ledger_row *row) {
-  return row->level < HL_LEVELS_MAX &&
+  return (row->level & (HL_LEVEL_UPDATE - 1)) < HL_LEVELS_MAX &&
          (row->mode == HL_SHARED || row->mode == HL_EXCLUSIVE);
 }
 
@@ -371,9 +373,48 @@ static uint32_t ledger_sweep(hl__ledger *ledger, int64_t over)
   return freed;
 }
 
+static int row_compare(const void *a, const void *b) {
+  const hl__ledger_row *x = a;
+  const hl_row *y = b;
+  return hl__row_order(x->level, x->bucket, y->level, y->bucket);
+}
+
+static void row_regrade(hl__ledger *ledger, uint32_t at, uint8_t mode)
+    HL__REQUIRES(hl__file_ledger_mutex) {
+  hl__ledger_row *row = row_at(ledger, at);
+  hl__file_signal *signal = row_signal(ledger, row);
+  uint64_t before = row_count(row);
+  row_unlink(ledger, at);
+  row->mode = mode;
+  (void)atomic_fetch_add(&signal->leases, row_count(row));
+  row_link(ledger, at);
+  (void)atomic_fetch_sub(&signal->leases, before);
+  hl__file_bell_ring(ledger->space, row_hash(row));
+}
+
+void hl__ledger_regrade(hl__ledger *ledger, uint32_t number, const hl_row *rows,
+                        size_t n, hl_mode mode) {
+  hl__ledger_record *record = hl__ledger_record_at(ledger, number);
+  record->mode = (uint8_t)mode;
+  change_begin(ledger);
+  for (uint32_t steps = ledger->records; steps > 0 && record; steps--) {
+    for (uint32_t i = 0; i < record->row_count && i < HL__LEDGER_ROWS; i++) {
+      const hl_row *found =
+          bsearch(&record->rows[i], rows, n, sizeof *rows, row_compare);
+      if (found && found->mode != record->rows[i].mode)
+        row_regrade(ledger, number * HL__LEDGER_ROWS + i, found->mode);
+    }
+    number = record->next;
+    record = hl__ledger_record_at(ledger, number);
+  }
+  change_end(ledger);
+}
+
 int hl__ledger_add(hl__ledger *ledger, const hl__ledger_record *model,
                    const hl_row *rows, size_t n, uint32_t *number,
                    hl_error *error) {
+  if (hl__update_rows(rows, n) > 0)
+    ledger->header->version = HL__LEDGER_VERSION_UPDATES;
   /* Where that has found little it is not worth looking again so soon. */
   if (!records_unused(ledger, (n + HL__LEDGER_ROWS - 1) / HL__LEDGER_ROWS) &&
       ledger_sweep(ledger, KEPT_MS) < ledger->records / 16) {

@@ -6,10 +6,14 @@
  *     for each: id: 16  holder: 16  token: 8  home: 8  granted: 1  rows: 4
  *         for each, in locking order: level: 1  mode: 1  bucket: 8
  *
+ * Programs of before there were update rows refuse a document with one: for them its levels are too many.
+ *
  * It comes from a server that anybody may write to: nothing in it is believed before it was
  * looked at.
  */
 #include "memcached_store.h"
+
+#include "mode.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -45,12 +49,6 @@ static void bytes(reader *self, uint8_t *out, size_t size) {
   self->at += size;
 }
 
-static int order(const hl_row *a, const hl_row *b) {
-  if (a->level != b->level) return a->level < b->level ? -1 : 1;
-  if (a->bucket != b->bucket) return a->bucket < b->bucket ? -1 : 1;
-  return 0;
-}
-
 static void read_rows(reader *self, hl__memcached_document *document,
                       hl__memcached_entry *entry) {
   entry->first = document->row_count;
@@ -60,12 +58,13 @@ static void read_rows(reader *self, hl__memcached_document *document,
     row->level = (uint8_t)number(self, 1);
     row->mode = (uint8_t)number(self, 1);
     row->bucket = number(self, 8);
-    if (row->level >= HL_LEVELS_MAX ||
+    if ((row->level & ~HL_LEVEL_UPDATE) >= HL_LEVELS_MAX ||
         (row->mode != HL_SHARED && row->mode != HL_EXCLUSIVE) ||
-        (i > 0 && order(row - 1, row) >= 0))
+        (i > 0 && hl__row_compare(row - 1, row) >= 0))
       self->failed = true;
   }
-  if (!self->failed && document->rows[entry->first].level != 0)
+  const hl_row *roots = &document->rows[entry->first];
+  if (!self->failed && hl__memcached_roots(&roots, entry->n) == 0)
     self->failed = true; /* each has its root */
 }
 
@@ -264,7 +263,7 @@ bool hl__memcached_conflict(const hl__memcached_document *document,
                             const hl_row *rows, size_t n) {
   const hl_row *theirs = &document->rows[entry->first];
   for (size_t i = 0, k = 0; i < n && k < entry->n;) {
-    int which = order(&rows[i], &theirs[k]);
+    int which = hl__row_compare(&rows[i], &theirs[k]);
     if (which == 0 &&
         (rows[i].mode == HL_EXCLUSIVE || theirs[k].mode == HL_EXCLUSIVE))
       return true;
@@ -274,8 +273,32 @@ bool hl__memcached_conflict(const hl__memcached_document *document,
   return false;
 }
 
-size_t hl__memcached_roots(const hl_row *rows, size_t n) {
-  size_t roots = 0;
-  while (roots < n && rows[roots].level == 0) roots++;
+size_t hl__memcached_roots(const hl_row **rows, size_t n) {
+  size_t roots = 0, updates = hl__update_rows(*rows, n);
+  *rows += updates;
+  while (roots < n - updates && (*rows)[roots].level == 0) roots++;
   return roots;
+}
+
+bool hl__memcached_has_updates(const hl__memcached_document *document,
+                               const hl__memcached_entry *entry) {
+  return hl__update_rows(&document->rows[entry->first], entry->n) > 0;
+}
+
+hl_row *hl__memcached_row_of(const hl__memcached_document *document,
+                             const hl__memcached_entry *entry,
+                             const hl_row *row) {
+  for (size_t i = 0; i < entry->n; i++)
+    if (hl__row_compare(&document->rows[entry->first + i], row) == 0)
+      return &document->rows[entry->first + i];
+  return NULL;
+}
+
+bool hl__memcached_is_upgraded(const hl__memcached_document *document,
+                               const hl__memcached_entry *entry) {
+  hl_row row = document->rows[entry->first];
+  if (!hl__is_update_row(&row)) return false;
+  row.level &= (uint8_t)~HL_LEVEL_UPDATE;
+  const hl_row *own = hl__memcached_row_of(document, entry, &row);
+  return own && own->mode == HL_EXCLUSIVE;
 }

@@ -22,6 +22,10 @@ static int parse_hosts(char *text, hl_dsn *dsn, hl_error *error) {
 }
 
 int hl__memcached_dsn(char *text, hl_dsn *dsn, hl_error *error) {
+  if (*text == '/')
+    return hl__error(error, HL_EDSN,
+                     "the DSN names no host: Memcached is reached by TCP, write "
+                     "memcached://host:11211");
   int status = hl__dsn_url(text, parse_hosts, dsn, error);
   if (status) return status;
   if (dsn->user || dsn->password)

@@ -65,7 +65,7 @@ static int others_check(hl__memcached_session *session,
   const hl__memcached_entry *entry =
       hl__memcached_document_find(document, terms->id, terms->holder);
   const hl_row *rows = &document->rows[entry->first];
-  size_t roots = hl__memcached_roots(rows, entry->n);
+  size_t roots = hl__memcached_roots(&rows, entry->n);
   int status = HL_OK;
   for (size_t i = 0; i < roots && status == HL_OK; i++) {
     hl__memcached_link *link;
@@ -174,9 +174,10 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
   return status;
 }
 
-/* What is left of it: the last second is the one that was added. */
+/* What is left of it, for sure. */
 static int64_t left_ms(const hl__memcached_item *item) {
-  return item->left > 1 ? (item->left - 1) * 1000 : 1;
+  int64_t seconds = item->left - HL__MEMCACHED_EARLY;
+  return seconds > 0 ? seconds * 1000 : 1;
 }
 
 static int lease_look(hl_session *base, const hl_lease_terms *terms,
@@ -206,17 +207,19 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms,
   int status =
       hl__memcached_link_of(session, terms->place, deadline, &link, error);
   if (status) return status;
-  /* Before it is deleted: then whoever waits may strike it out at once. */
-  if (confirm) hl__memcached_document_ask(session, link, terms->place);
-  status = hl__memcached_live_delete(session, link, terms->id, terms->holder,
-                                     error);
-  if (status) return status;
   if (!confirm) {
-    link->outstanding++;
-    return HL_OK;
+    status = hl__memcached_live_delete(session, link, terms->id, terms->holder,
+                                       error);
+    if (status == HL_OK) link->outstanding++;
+    return status;
   }
+  /* Before it is deleted: then whoever waits may strike it out at once. So those here hear of it when the document
+     has been read. */
+  hl__memcached_document_ask(session, link, terms->place);
+  hl__memcached_live_delete_add(session, link, terms->id, terms->holder);
   status = hl__memcached_document_read(session, link, terms->place, deadline,
                                        &document, error);
+  hl__memcached_gone_note(session, terms->id, terms->holder);
   if (status) {
     if (link->fd >= 0) link->outstanding++;
     return status;
@@ -281,7 +284,7 @@ static int lease_recall(hl_session *base, const hl_lease_terms *terms,
       hl__memcached_document_find(&document, terms->id, NULL);
   if (entry) {
     const hl_row *rows = &document.rows[entry->first];
-    size_t roots = hl__memcached_roots(rows, entry->n);
+    size_t roots = hl__memcached_roots(&rows, entry->n);
     for (size_t i = 0; i < roots && status == HL_OK; i++)
       if (rows[i].bucket != terms->place)
         status = strike(session, rows[i].bucket, terms->id, deadline, error);
@@ -295,6 +298,23 @@ static int lease_recall(hl_session *base, const hl_lease_terms *terms,
   if (status == HL_OK)
     status = hl__memcached_line(session, link, deadline, &line, error);
   return status;
+}
+
+static int lease_regrade(hl_session *base, const hl_request *request,
+                         hl_grant *grant, hl_error *error) {
+  hl__memcached_session *session = hl__memcached_session_of(base);
+  const hl_lease_terms *terms = request->lease;
+  hl__memcached_link *link;
+  int64_t deadline = hl__now_ms() + HL__MEMCACHED_ANSWER_MS;
+  int status = hl__memcached_regrade(session, request, grant, error);
+  grant->place = terms->place;
+  /* One that comes later is forgotten by settle. */
+  if (atomic_exchange(&session->interrupted, false))
+    hl__memcached_bell_clear(session);
+  if (status == HL_ECONNECTION && error) error->retryable = true;
+  if (status != HL_ELOST) return status;
+  status = hl__memcached_link_of(session, terms->place, deadline, &link, error);
+  return status ? status : lost(session, link, terms->id, deadline, error);
 }
 
 /* ----------------------------------------------------------------- importing */
@@ -423,10 +443,10 @@ static int adopt_once(hl__memcached_session *session, hl__memcached_link *link,
     status = hl__memcached_document_written(session, link, deadline, &written,
                                             error);
   if (status == HL_OK && !written) status = HL_BUSY;
-  size_t roots = hl__memcached_roots(request->rows, request->n);
+  const hl_row *rows = request->rows;
+  size_t roots = hl__memcached_roots(&rows, request->n);
   for (size_t i = 1; i < roots && status == HL_OK; i++)
-    status = adopt_elsewhere(session, request->rows[i].bucket, terms, deadline,
-                             error);
+    status = adopt_elsewhere(session, rows[i].bucket, terms, deadline, error);
   if (status == HL_OK)
     status = hl__memcached_live_delete(session, link, terms->id, former, error);
   if (status == HL_OK)
@@ -439,7 +459,9 @@ static int lease_adopt(hl_session *base, const hl_request *request,
   hl__memcached_session *session = hl__memcached_session_of(base);
   int64_t expiry, deadline = hl__now_ms() + HL__MEMCACHED_ANSWER_MS;
   hl__memcached_link *link;
-  grant->place = request->rows[0].bucket;
+  const hl_row *roots = request->rows;
+  (void)hl__memcached_roots(&roots, request->n);
+  grant->place = roots->bucket;
   int status = hl__memcached_expiry(request->lease->ttl, &expiry, error);
   if (status == HL_OK)
     status = hl__memcached_link_of(session, grant->place, deadline, &link,
@@ -520,7 +542,8 @@ static int id_find(const inquiry *self, uint64_t *root, bool *found,
 static bool has_root(const hl__memcached_document *document,
                      const hl__memcached_entry *entry, uint64_t root) {
   const hl_row *rows = &document->rows[entry->first];
-  for (size_t i = 0; i < hl__memcached_roots(rows, entry->n); i++)
+  size_t roots = hl__memcached_roots(&rows, entry->n);
+  for (size_t i = 0; i < roots; i++)
     if (rows[i].bucket == root) return true;
   return false;
 }
@@ -535,16 +558,22 @@ static bool is_asked_for(const inquiry *self,
   if (!hl__memcached_conflict(document, entry, self->rows, self->n))
     return false;
   /* One of several roots is shown once: at the first that is asked for. */
-  for (size_t i = 0; i < self->n && self->rows[i].level == 0; i++) {
-    if (self->rows[i].bucket == document->root) break;
-    if (has_root(document, entry, self->rows[i].bucket)) return false;
+  const hl_row *rows = self->rows;
+  size_t roots = hl__memcached_roots(&rows, self->n);
+  for (size_t i = 0; i < roots; i++) {
+    if (rows[i].bucket == document->root) break;
+    if (has_root(document, entry, rows[i].bucket)) return false;
   }
   return true;
 }
 
-static void holder_fill(const hl__memcached_entry *entry,
+/* What was asked for, but for an upgrade, the liveness item says; the document, what is. */
+static void holder_fill(const hl__memcached_document *document,
+                        const hl__memcached_entry *entry,
                         const hl__memcached_item *item, hl_holder *holder) {
   holder->kind = HL_LEASE;
+  if (holder->mode == HL_UPDATE && hl__memcached_is_upgraded(document, entry))
+    holder->mode = HL_EXCLUSIVE;
   holder->waiting = !entry->granted;
   if (entry->granted) holder->remaining_ms = left_ms(item);
   for (size_t i = 0; i < sizeof entry->id; i++)
@@ -578,8 +607,9 @@ static int revocation_put(const inquiry *self, const hl__memcached_entry *entry,
 }
 
 /* The item of one that is asked for has come. */
-static int meet(inquiry *self, hl__memcached_entry *entry,
-                const hl__memcached_item *item, hl_error *error) {
+static int meet(inquiry *self, const hl__memcached_document *document,
+                hl__memcached_entry *entry, const hl__memcached_item *item,
+                hl_error *error) {
   hl__memcached_record record;
   if (!item->found) return HL_OK;
   if (!hl__memcached_record_read(item, &record))
@@ -590,7 +620,7 @@ static int meet(inquiry *self, hl__memcached_entry *entry,
     entry->dead = true;
     return revocation_put(self, entry, item->left, error);
   }
-  holder_fill(entry, item, &record.holder);
+  holder_fill(document, entry, item, &record.holder);
   self->fn(self->context, &record.holder);
   return entry->granted ? id_note(self, entry, error) : HL_OK;
 }
@@ -624,7 +654,8 @@ static int meet_batch(inquiry *self, hl__memcached_document *document,
     if (status == HL_OK) have++;
   }
   for (size_t i = 0; i < have; i++) {
-    if (status == HL_OK) status = meet(self, asked[i], &items[i], error);
+    if (status == HL_OK)
+      status = meet(self, document, asked[i], &items[i], error);
     free(items[i].data);
   }
   return status;
@@ -687,7 +718,8 @@ static int inquire_root(inquiry *self, uint64_t root, hl_error *error) {
 }
 
 static int inquire(inquiry *self, hl_error *error) {
-  size_t roots = hl__memcached_roots(self->rows, self->n);
+  const hl_row *rows = self->rows;
+  size_t roots = hl__memcached_roots(&rows, self->n);
   int status = HL_OK;
   if (self->n == 0) {
     uint64_t root = 0;
@@ -701,7 +733,7 @@ static int inquire(inquiry *self, hl_error *error) {
     if (status || found) return status ? status : inquire_root(self, root, error);
   }
   for (size_t i = 0; i < roots && status == HL_OK; i++)
-    status = inquire_root(self, self->rows[i].bucket, error);
+    status = inquire_root(self, rows[i].bucket, error);
   return status;
 }
 
@@ -741,7 +773,9 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
 }
 
 int hl__memcached_holders(hl_session *base, const hl_row *rows, size_t n,
-                          hl_holder_fn fn, void *context, hl_error *error) {
+                          const char *names, hl_holder_fn fn, void *context,
+                          hl_error *error) {
+  (void)names;
   inquiry self = {.session = hl__memcached_session_of(base),
                   .rows = rows,
                   .n = n,
@@ -756,6 +790,7 @@ const hl_lease_ops hl__memcached_leases = {.refresh = lease_refresh,
                                            .look = lease_look,
                                            .drop = lease_drop,
                                            .recall = lease_recall,
+                                           .regrade = lease_regrade,
                                            .adopt = lease_adopt,
                                            .list = lease_list,
                                            .revoke = lease_revoke};

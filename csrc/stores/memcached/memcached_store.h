@@ -7,9 +7,9 @@
  *   ends locks without a word: somebody else gets them at once, and the holder hears of it at his
  *   next refresh or check, not before.
  * - Nothing is written to a disk or to a second server. Nobody is asked for a majority.
- * - Its clock ticks once a second. A lease ends for others up to two seconds after its time. A
- *   server that was stopped (SIGSTOP, a paused machine) counts from a clock that stands, until it ticks
- *   again: what it is told before that may end too early.
+ * - Its clock ticks once a second. A lease ends for others one to four seconds after its time. A
+ *   server that was stopped for more than a second (SIGSTOP, a paused machine) counts from a clock that
+ *   stands, until it ticks again: what it is told before that may end too early.
  * - Several programs with different lists of servers would not exclude each other. Each server has a
  *   record of the list, and another list is refused (HL_EMISMATCH); but the record may be evicted, too.
  * - A server of the list that is down takes its share of the roots with it: HL_ECONNECTION. They never move to
@@ -60,6 +60,11 @@
 /* Beyond that an expiry is a date for the server; s. */
 #define HL__MEMCACHED_EXPIRY_MAX 2592000
 #define HL__MEMCACHED_KEY_MAX 200
+/* How much earlier than its expiry says an item may vanish; s. The server reads its clock once a second, in whole
+   seconds, cut off: what it reads is up to two seconds old. (Its timer drifts, a little with each tick; so now and then
+   two ticks fall into the first and the third of three seconds, and the clock jumps by two.) A third second, since
+   a tick comes late where others want the processor. Source: clock_handler and realtime in memcached.c. */
+#define HL__MEMCACHED_EARLY 3
 /* A power of two: two bytes of an id choose a place among them. */
 #define HL__MEMCACHED_GONE 1024
 
@@ -261,8 +266,18 @@ hl__memcached_document_find(const hl__memcached_document *document,
 bool hl__memcached_conflict(const hl__memcached_document *document,
                             const hl__memcached_entry *entry,
                             const hl_row *rows, size_t n);
-/* The roots among rows: those on level 0, which stand first. */
-size_t hl__memcached_roots(const hl_row *rows, size_t n);
+/* How many roots are among rows, on level 0; *rows: the first of them, behind update rows. */
+size_t hl__memcached_roots(const hl_row **rows, size_t n);
+/* Whether it is for update, or was before its upgrade. */
+bool hl__memcached_has_updates(const hl__memcached_document *document,
+                               const hl__memcached_entry *entry);
+/* Its row of that level and bucket; NULL: it has none. */
+hl_row *hl__memcached_row_of(const hl__memcached_document *document,
+                             const hl__memcached_entry *entry,
+                             const hl_row *row);
+/* Whether what it has for update is exclusive, or about to be. */
+bool hl__memcached_is_upgraded(const hl__memcached_document *document,
+                               const hl__memcached_entry *entry);
 
 /* ---- record.c */
 
@@ -288,14 +303,20 @@ const char *hl__memcached_live_key(const hl__memcached_session *session,
 const char *hl__memcached_id_key(const hl__memcached_session *session,
                                  const char *kind, const uint8_t id[16],
                                  char *out);
-/* Seconds of expiry after which a lease of ttl ms is over: whole ones, rounded up, and one more, as the
-   server's clock may be about to tick. HL_OK, HL_EUNSUPPORTED: longer than the server
-   takes. */
+/* Seconds of expiry after which a lease of ttl ms is over for others: whole ones, rounded up, and as many more
+   as the server's clock may be late. HL_OK, HL_EUNSUPPORTED: longer than the server takes. */
 int hl__memcached_expiry(int64_t ttl, int64_t *seconds, hl_error *error);
 /* Sends the deletion of a liveness item that will never be there again, and does not wait. */
 int hl__memcached_live_delete(hl__memcached_session *session,
                               hl__memcached_link *link, const uint8_t id[16],
                               const uint8_t holder[16], hl_error *error);
+/* Its two halves: appends the deletion, for what is sent next; from then on nobody here asks whether it lives. */
+void hl__memcached_live_delete_add(const hl__memcached_session *session,
+                                   hl__memcached_link *link,
+                                   const uint8_t id[16],
+                                   const uint8_t holder[16]);
+void hl__memcached_gone_note(const hl__memcached_session *session,
+                             const uint8_t id[16], const uint8_t holder[16]);
 /* Whether that was sent here, of late. */
 bool hl__memcached_is_gone(const hl__memcached_session *session,
                            const hl__memcached_entry *entry);
@@ -305,12 +326,17 @@ bool hl__memcached_is_gone(const hl__memcached_session *session,
 /* As hl_store_ops.take. */
 int hl__memcached_take(hl_session *base, const hl_request *request,
                        hl_grant *grant, hl_error *error);
+/* As hl_lease_ops.regrade; HL_ELOST does not say why. */
+int hl__memcached_regrade(hl__memcached_session *session,
+                          const hl_request *request, hl_grant *grant,
+                          hl_error *error);
 
 /* ---- leases.c */
 
 extern const hl_lease_ops hl__memcached_leases;
 /* As hl_store_ops.holders. */
 int hl__memcached_holders(hl_session *base, const hl_row *rows, size_t n,
-                          hl_holder_fn fn, void *context, hl_error *error);
+                          const char *names, hl_holder_fn fn, void *context,
+                          hl_error *error);
 
 #endif

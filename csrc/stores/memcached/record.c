@@ -5,6 +5,8 @@
  */
 #include "memcached_store.h"
 
+#include "mode.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -121,7 +123,7 @@ bool hl__memcached_record_read(const hl__memcached_item *item,
   if (size != sizeof record->secret) return false;
   memcpy(record->secret, secret, size);
   int64_t mode = read_number(&self);
-  holder->mode = mode == HL_SHARED ? HL_SHARED : HL_EXCLUSIVE;
+  holder->mode = hl__mode_read((unsigned)mode);
   holder->pid = read_number(&self);
   holder->since_ms = read_number(&self);
   read_text(&self, holder->owner, sizeof holder->owner);
@@ -164,11 +166,12 @@ const char *hl__memcached_live_key(const hl__memcached_session *session,
 }
 
 int hl__memcached_expiry(int64_t ttl, int64_t *seconds, hl_error *error) {
-  *seconds = (ttl + 999) / 1000 + 1;
+  *seconds = (ttl + 999) / 1000 + HL__MEMCACHED_EARLY;
   if (*seconds <= HL__MEMCACHED_EXPIRY_MAX) return HL_OK;
   return hl__error(error, HL_EUNSUPPORTED,
-                   "Memcached has no leases of more than 30 days less a second; "
-                   "MySQL, MariaDB, PostgreSQL and the embedded store have");
+                   "Memcached has no leases of more than 30 days less three "
+                   "seconds; MySQL, MariaDB, PostgreSQL and the embedded store "
+                   "have");
 }
 
 /* ------------------------------------------------------------------- deleting */
@@ -178,21 +181,32 @@ static uint8_t *gone_place(hl__memcached_store *store, const uint8_t id[16])
   return store->gone[((unsigned)id[0] << 8 | id[1]) % HL__MEMCACHED_GONE];
 }
 
-int hl__memcached_live_delete(hl__memcached_session *session,
-                              hl__memcached_link *link, const uint8_t id[16],
-                              const uint8_t holder[16], hl_error *error) {
-  char key[HL__MEMCACHED_KEY_MAX];
-  hl__memcached_addf(&link->out, "delete %s\r\n",
-                     hl__memcached_live_key(session, id, holder, key));
-  int status = hl__memcached_flush(link, error);
-  if (status) return status;
+void hl__memcached_gone_note(const hl__memcached_session *session,
+                             const uint8_t id[16], const uint8_t holder[16]) {
   hl__memcached_store *store = session->store;
   hl__memcached_store_lock(store);
   uint8_t *gone = gone_place(store, id);
   memcpy(gone, id, 16);
   memcpy(gone + 16, holder, 16);
   hl__memcached_store_unlock(store);
-  return HL_OK;
+}
+
+void hl__memcached_live_delete_add(const hl__memcached_session *session,
+                                   hl__memcached_link *link,
+                                   const uint8_t id[16],
+                                   const uint8_t holder[16]) {
+  char key[HL__MEMCACHED_KEY_MAX];
+  hl__memcached_addf(&link->out, "delete %s\r\n",
+                     hl__memcached_live_key(session, id, holder, key));
+}
+
+int hl__memcached_live_delete(hl__memcached_session *session,
+                              hl__memcached_link *link, const uint8_t id[16],
+                              const uint8_t holder[16], hl_error *error) {
+  hl__memcached_live_delete_add(session, link, id, holder);
+  int status = hl__memcached_flush(link, error);
+  if (status == HL_OK) hl__memcached_gone_note(session, id, holder);
+  return status;
 }
 
 bool hl__memcached_is_gone(const hl__memcached_session *session,

@@ -15,15 +15,23 @@
  * meanwhile; then he finds himself nowhere in the document, and queues again. Once granted he never does.
  *
  * What is held of several roots is taken in one order by all: no circle.
+ *
+ * An upgrade writes first that its rows are exclusive, so that nobody comes any more, not even those who
+ * have waited longer; and then waits until those who share them have gone. That is all: from then on it is
+ * exclusive. One that was not granted in time writes that its rows are shared again. Whatever is written
+ * for one lease by the way of a connection that has ended comes to nothing, as each regrading begins by
+ * writing the document: so nothing that is read late can undo what is believed.
  */
 #include "memcached_store.h"
+
+#include "mode.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* How long a waiter lives of which nothing is heard, and how often it is heard of. */
-#define WAIT_S 3
+/* How long a waiter lives of which nothing is heard, at most, and how often it is heard of. */
+#define WAIT_S (1 + HL__MEMCACHED_EARLY)
 #define WAIT_MS 1000
 /* Between two looks: for who is next, and for who is behind another waiter. */
 #define PAUSE_MS 25
@@ -31,6 +39,8 @@
 #define BLOCKERS_MAX 60
 /* Others that are looked at, so that the dead do not pile up. */
 #define OTHERS_MAX 4
+/* How long one that tries once writes anew what others have written meanwhile. */
+#define TRY_MS 1000
 /* For the answer to the deletion of what did not get its lock. */
 #define UNDO_MS 300
 
@@ -43,7 +53,9 @@ typedef struct taking {
   uint64_t home;
   int64_t expiry; /* of the lease, s */
   bool lives;     /* the item may be there */
+  bool regrades;  /* it is granted */
   int64_t heard;  /* when that was written last; ms */
+  int64_t end;    /* until when it is written anew where others are sooner; hl__now_ms */
   uint64_t token;
 } taking;
 
@@ -75,13 +87,15 @@ static bool present_already(const looked *self, size_t i) {
   return false;
 }
 
+/* Those before ours; of those behind it, who cannot be in its way otherwise, the ones that have upgraded
+   what they have got. */
 static void blockers_choose(const taking *self,
                             const hl__memcached_document *document, size_t own,
                             looked *chosen) {
   const hl_request *request = self->request;
-  for (size_t i = 0; i < own && chosen->n < BLOCKERS_MAX; i++) {
+  for (size_t i = 0; i < document->n && chosen->n < BLOCKERS_MAX; i++) {
     hl__memcached_entry *entry = &document->entries[i];
-    if (entry->dead) continue;
+    if (entry->dead || i == own || (i > own && !entry->granted)) continue;
     if (memcmp(entry->id, request->lease->former, sizeof entry->id) == 0 ||
         hl__memcached_is_gone(self->session, entry))
       entry->dead = true;
@@ -201,7 +215,7 @@ static int submit(taking *self, const hl__memcached_document *document,
 
 /* ----------------------------------------------------------------- waiting */
 
-/* One look at the blocker; keeps ourselves alive. */
+/* One look at the blocker; keeps ourselves alive, where we are not granted. */
 static int peek(taking *self, const hl__memcached_entry *blocker, bool *present,
                 hl_error *error) {
   hl__memcached_session *session = self->session;
@@ -213,7 +227,8 @@ static int peek(taking *self, const hl__memcached_entry *blocker, bool *present,
   if (status == HL_OK)
     status = hl__memcached_link_of(session, self->home, deadline, &home, error);
   if (status) return status;
-  bool touches = hl__now_ms() - self->heard >= WAIT_MS;
+  bool touches =
+      !self->regrades && hl__now_ms() - self->heard >= WAIT_MS;
   if (touches) live_put(self, home, WAIT_S);
   hl__memcached_addf(
       &link->out, "mg %s\r\n",
@@ -223,9 +238,9 @@ static int peek(taking *self, const hl__memcached_entry *blocker, bool *present,
   return hl__memcached_presence(session, link, deadline, present, error);
 }
 
-/* Until the blocker is gone. */
+/* Until the blocker is gone; of one that may be downgraded: for a while. */
 static int await(taking *self, const hl__memcached_entry *blocker,
-                 hl_error *error) {
+                 bool downgrades, hl_error *error) {
   const hl_request *request = self->request;
   uint32_t longest = blocker->granted ? PAUSE_MS : QUEUED_MS, pause = 1;
   for (;;) {
@@ -239,6 +254,7 @@ static int await(taking *self, const hl__memcached_entry *blocker,
     int status = peek(self, blocker, &present, error);
     if (status || !present) return status;
     if (over) return hl__error(error, HL_TIMEOUT, "the lock is not free");
+    if (downgrades && pause >= longest) return HL_OK;
     if (pause < longest) pause += pause / 2 + 1;
   }
 }
@@ -310,8 +326,25 @@ static int enter_once(taking *self, hl__memcached_link *link,
       status = submit(self, document, WAIT_S, &written, error);
     if (status || !written) return status ? status : AGAIN;
   }
-  status = await(self, &document->entries[blocker], error);
+  status = await(self, &document->entries[blocker],
+                 hl__memcached_has_updates(document, &document->entries[blocker]),
+                 error);
   return status ? status : AGAIN;
+}
+
+/* Somebody else has written the document. HL_OK: it may be tried again. */
+static int again(taking *self, uint32_t tries, hl_error *error) {
+  if (self->request->cancellable && atomic_load(&self->session->interrupted))
+    return hl__error(error, HL_CANCELLED, "the wait was cancelled");
+  if (hl__left_ms(self->end) == 0)
+    return hl__error(error, HL_TIMEOUT,
+                     "the lock is not free, or too many write below its root");
+  /* Many write the same document: apart from each other, in the end one gets through. */
+  if (tries > 2) {
+    int64_t until = hl__now_ms() + draw(self->session) % (tries < 10 ? tries : 10);
+    hl__memcached_sleep(self->session, until < self->end ? until : self->end);
+  }
+  return HL_OK;
 }
 
 static int enter(taking *self, uint64_t root, bool last, hl_error *error) {
@@ -328,18 +361,14 @@ static int enter(taking *self, uint64_t root, bool last, hl_error *error) {
     status = enter_once(self, link, &document, last, error);
     hl__memcached_document_dispose(&document);
     if (status != AGAIN) return status;
-    if (self->request->cancellable && atomic_load(&self->session->interrupted))
-      return hl__error(error, HL_CANCELLED, "the wait was cancelled");
-    /* Many write the same document: apart from each other, in the end one gets through. */
-    if (tries > 2)
-      hl__memcached_sleep(self->session,
-                          hl__now_ms() + draw(self->session) % (tries < 10 ? tries : 10));
+    status = again(self, tries, error);
+    if (status) return status;
   }
 }
 
 /* Later grants below that root have greater tokens than one of several roots. */
 static int token_raise(taking *self, uint64_t root, hl_error *error) {
-  for (;;) {
+  for (uint32_t tries = 0;; tries++) {
     hl__memcached_link *link;
     hl__memcached_document document;
     bool written = false;
@@ -363,6 +392,7 @@ static int token_raise(taking *self, uint64_t root, hl_error *error) {
                                                 &written, error);
     }
     hl__memcached_document_dispose(&document);
+    if (status == HL_OK && !written) status = again(self, tries, error);
     if (status || written) return status;
   }
 }
@@ -371,7 +401,7 @@ static int token_raise(taking *self, uint64_t root, hl_error *error) {
 
 static int enter_all(taking *self, hl_error *error) {
   const hl_row *rows = self->request->rows;
-  size_t n = hl__memcached_roots(rows, self->request->n);
+  size_t n = hl__memcached_roots(&rows, self->request->n);
   int status = HL_OK;
   for (size_t i = 0; i < n && status == HL_OK; i++)
     status = enter(self, rows[i].bucket, i + 1 == n, error);
@@ -411,7 +441,10 @@ int hl__memcached_take(hl_session *base, const hl_request *request,
   if (status == HL_OK)
     status = hl__memcached_expiry(request->lease->ttl, &self.expiry, error);
   if (status) return status;
-  self.home = grant->place = request->rows[0].bucket;
+  self.end = request->try_once ? hl__now_ms() + TRY_MS : request->deadline;
+  const hl_row *roots = request->rows;
+  (void)hl__memcached_roots(&roots, request->n);
+  self.home = grant->place = roots->bucket;
   grant->sent_ms = 0;
   hl__memcached_record_of(session, request, &record);
   hl__memcached_record_write(&record, &self.live);
@@ -435,4 +468,158 @@ int hl__memcached_take(hl_session *base, const hl_request *request,
   if (atomic_exchange(&session->interrupted, false))
     hl__memcached_bell_clear(session);
   return status;
+}
+
+/* ------------------------------------------------------------- regrading */
+
+/* Somebody else who holds what is to be exclusive, and lives; SIZE_MAX: nobody does. */
+static int sharer_find(const taking *self, hl__memcached_document *document,
+                       size_t own, size_t *sharer, hl_error *error) {
+  const hl_request *request = self->request;
+  looked chosen;
+  *sharer = SIZE_MAX;
+  do {
+    chosen.n = 0;
+    for (size_t i = 0; i < document->n && chosen.n < BLOCKERS_MAX; i++) {
+      hl__memcached_entry *entry = &document->entries[i];
+      if (entry->dead || i == own || !entry->granted) continue;
+      if (hl__memcached_is_gone(self->session, entry))
+        entry->dead = true;
+      else if (hl__memcached_conflict(document, entry, request->rows, request->n))
+        chosen.entries[chosen.n++] = i;
+    }
+    int status = look_at(self, document, &chosen, error);
+    if (status) return status;
+    for (size_t i = 0; i < chosen.n; i++)
+      if (!document->entries[chosen.entries[i]].dead)
+        *sharer = chosen.entries[i];
+  } while (chosen.n > 0 && *sharer == SIZE_MAX);
+  return HL_OK;
+}
+
+/* Writes the request's rows of the entry in that mode. */
+static int mode_write(const taking *self, hl__memcached_link *link,
+                      hl__memcached_document *document, size_t own,
+                      hl_mode mode, bool *written, hl_error *error) {
+  const hl_request *request = self->request;
+  for (size_t i = 0; i < request->n; i++) {
+    hl_row *row = hl__memcached_row_of(document, &document->entries[own],
+                                       &request->rows[i]);
+    if (!row)
+      return hl__error(error, HL_ELOST, "the lease locks something else");
+    row->mode = (uint8_t)mode;
+  }
+  self->grant->sent_ms = hl__lease_ms();
+  int status = hl__memcached_document_put(self->session, link, document, error);
+  if (status) return status;
+  return hl__memcached_document_written(
+      self->session, link, answer_by(request), written, error);
+}
+
+/* Whether the liveness item is there still: then nobody has struck the lease out, nor will. */
+static int alive_check(const taking *self, hl_error *error) {
+  hl__memcached_link *link;
+  bool present;
+  int64_t deadline = answer_by(self->request);
+  int status =
+      hl__memcached_link_of(self->session, self->home, deadline, &link, error);
+  if (status) return status;
+  hl__memcached_addf(&link->out, "mg %s\r\n", self->key);
+  status =
+      hl__memcached_presence(self->session, link, deadline, &present, error);
+  if (status || present) return status;
+  return hl__error(error, HL_ELOST, "the lease is over");
+}
+
+/* What is to be done to the document of the lease's root. */
+typedef enum step {
+  MARK,   /* exclusive, for those who come */
+  FINISH, /* exclusive, as nobody shares it any more: with a new token */
+  SHARE   /* shared */
+} step;
+
+/* One round. HL_OK: done. AGAIN. */
+static int regrade_once(taking *self, hl__memcached_link *link,
+                        hl__memcached_document *document, step *next,
+                        hl_error *error) {
+  const hl_request *request = self->request;
+  size_t own = own_find(self, document), sharer = SIZE_MAX;
+  bool written = false;
+  if (own == document->n || !document->entries[own].granted)
+    return hl__error(error, HL_ELOST, "Memcached has no such lease any more");
+  const hl_row *roots = &document->rows[document->entries[own].first];
+  if (hl__memcached_roots(&roots, document->entries[own].n) > 1)
+    return hl__error(error, HL_EUNSUPPORTED,
+                     "Memcached upgrades no lease of several users (roots): "
+                     "take one lease for each of them");
+  int status = HL_OK;
+  if (*next == FINISH || (*next == MARK && request->try_once))
+    status = sharer_find(self, document, own, &sharer, error);
+  if (status) return status;
+  if (sharer != SIZE_MAX) {
+    if (request->try_once || hl__left_ms(request->deadline) == 0)
+      return hl__error(error, HL_TIMEOUT, "the lock is not free");
+    status = await(self, &document->entries[sharer], true, error);
+    return status ? status : AGAIN;
+  }
+  if (*next == FINISH) {
+    document->entries[own].token = ++document->token;
+    self->token = document->token;
+  }
+  status = mode_write(self, link, document, own,
+                      *next == SHARE ? HL_SHARED : HL_EXCLUSIVE, &written, error);
+  if (status || !written) return status ? status : AGAIN;
+  if (*next != MARK) return alive_check(self, error);
+  *next = FINISH;
+  return AGAIN;
+}
+
+static int regrade(taking *self, step next, int64_t end, hl_error *error) {
+  for (uint32_t tries = 0;; tries++) {
+    hl__memcached_link *link;
+    hl__memcached_document document;
+    int64_t deadline = answer_by(self->request);
+    step before = next;
+    int status = hl__memcached_link_of(self->session, self->home, deadline,
+                                       &link, error);
+    if (status == HL_OK)
+      status = hl__memcached_document_get(self->session, link, self->home,
+                                          deadline, &document, error);
+    if (status) return status;
+    status = regrade_once(self, link, &document, &next, error);
+    hl__memcached_document_dispose(&document);
+    if (status != AGAIN) return status;
+    self->end = end;
+    if (next == before) status = again(self, tries, error);
+    if (status != AGAIN && status) return status;
+  }
+}
+
+int hl__memcached_regrade(hl__memcached_session *session,
+                          const hl_request *request, hl_grant *grant,
+                          hl_error *error) {
+  taking self = {.session = session,
+                 .request = request,
+                 .grant = grant,
+                 .home = request->lease->place,
+                 .regrades = true};
+  int64_t answer = hl__now_ms() + TRY_MS;
+  (void)hl__memcached_live_key(session, request->lease->id,
+                               request->lease->holder, self.key);
+  if (!request->upgrade) return regrade(&self, SHARE, answer, error);
+  session->interruptible = request->cancellable;
+  int status = regrade(&self, MARK,
+                       request->try_once ? answer : request->deadline, error);
+  session->interruptible = false;
+  if (status == HL_OK) grant->token = self.token;
+  if (status != HL_TIMEOUT && status != HL_CANCELLED) return status;
+  hl_request back = *request;
+  back.cancellable = false;
+  self.request = &back;
+  hl_error reason;
+  int undone = regrade(&self, SHARE, hl__now_ms() + TRY_MS, &reason);
+  if (undone == HL_OK) return status;
+  if (error) *error = reason;
+  return undone == HL_TIMEOUT ? hl__error(error, HL_ECONNECTION, "%s", reason.message)
+                              : undone;
 }

@@ -10,10 +10,11 @@
  * The first in the queue looks, again and again, and keeps his place; the others sleep. A
  * record whose time is up is never ignored: it is deleted, if its time is still up, in a
  * transaction of another connection, for this one keeps the rows.
+ *
+ * But a lease that is for update may want a row exclusively that such a request keeps. So
+ * whoever wants that row himself gives way (HL_BEHIND_UPDATE).
  */
 #include "mysql_store.h"
-
-#include "mode.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,7 +47,8 @@ int64_t hl__mysql_gate(const hl__mysql_session *session,
   const hl__mysql_store *store = session->store;
   int64_t gate = -1;
   if (!store->leased) return -1;
-  for (size_t i = 0; i < request->shown_n && request->shown[i].level == 0; i++) {
+  for (size_t i = hl__update_rows(request->shown, request->shown_n);
+       i < request->shown_n && request->shown[i].level == 0; i++) {
     int64_t next = hl__mysql_gate_of(store, request->shown[i].bucket);
     if (gate >= 0 && next != gate) return -1;
     gate = next;
@@ -56,8 +58,8 @@ int64_t hl__mysql_gate(const hl__mysql_session *session,
 
 void hl__mysql_put_conflicts(hl__text *t, const hl_row *rows, size_t n) {
   for (size_t i = 0; i < n; i++)
-    hl__text_put(t, "%s(r.level=%u AND r.bucket=%u%s)", i ? " OR " : " (",
-                 (unsigned)rows[i].level, (unsigned)rows[i].bucket,
+    hl__text_put(t, "%s(r.level=%d AND r.bucket=%u%s)", i ? " OR " : " (",
+                 hl__sql_level(rows[i].level), (unsigned)rows[i].bucket,
                  rows[i].mode == HL_SHARED ? " AND r.x=1" : "");
   hl__text_put(t, ")");
 }
@@ -145,6 +147,7 @@ static void gate_shut(hl__mysql_store *store, uint32_t gate) {
 typedef struct finding {
   char former[33]; /* goes, whether it is over or not: see hl_lease_terms */
   bool blocked;
+  bool update;        /* one has the update row of a row for which the request gives way */
   size_t row;         /* the first row that a lease is in the way of */
   int64_t nearest_us; /* until the first of them ends */
   unsigned expired_n;
@@ -154,14 +157,15 @@ typedef struct finding {
 static size_t row_find(const hl_row *rows, size_t n, const char *level,
                        const char *bucket) {
   size_t i = 0;
-  unsigned long l = strtoul(level, NULL, 10), b = strtoul(bucket, NULL, 10);
+  uint8_t l = (uint8_t)strtol(level, NULL, 10);
+  unsigned long b = strtoul(bucket, NULL, 10);
   while (i + 1 < n && (rows[i].level != l || rows[i].bucket != b)) i++;
   return i;
 }
 
-static void finding_add(finding *found, const hl_row *rows, size_t n,
-                        MYSQL_ROW row) {
-  if (!row[0] || !row[1] || !row[2] || !row[3]) return;
+static void finding_add(finding *found, const hl_layout *layout,
+                        const hl_row *rows, size_t n, MYSQL_ROW row) {
+  if (!row[0] || !row[1] || !row[2] || !row[3] || !row[4]) return;
   int64_t left = strtoll(row[3], NULL, 10);
   found->blocked = true;
   if (left <= 0 || strcmp(row[2], found->former) == 0) {
@@ -170,14 +174,17 @@ static void finding_add(finding *found, const hl_row *rows, size_t n,
     return;
   }
   size_t i = row_find(rows, n, row[0], row[1]);
+  if (row[4][0] == '1' && hl__may_upgrade(layout, &rows[i]))
+    found->update = true;
   if (left < found->nearest_us) found->nearest_us = left;
   if (i < found->row) found->row = i;
 }
 
 /* It has a limit of its own: the session's may be that of a very short wait. */
-static int look(hl__mysql_session *session, const hl_lease_terms *terms,
+static int look(hl__mysql_session *session, const hl_request *request,
                 const hl_row *rows, size_t n, finding *found,
                 hl_error *error) {
+  const hl_lease_terms *terms = request->lease;
   const hl__mysql_store *store = session->store;
   bool mariadb = session->dialect == HL_MARIADB;
   *found = (finding){.row = n, .nearest_us = INT64_MAX};
@@ -189,22 +196,34 @@ static int look(hl__mysql_session *session, const hl_lease_terms *terms,
     hl__text t;
     MYSQL_RES *result;
     MYSQL_ROW row;
-    if (!hl__text_new(&t, 512 + some * HL__MYSQL_CONFLICT_ROOM))
+    if (!hl__text_new(&t, 1024 + some * HL__MYSQL_CONFLICT_ROOM))
       return hl__error_memory(error);
     hl__text_put(&t,
                  "%sSELECT%s r.level,r.bucket,HEX(r.id),"
-                 "TIMESTAMPDIFF(MICROSECOND,UTC_TIMESTAMP(6),l.till) FROM %s r "
-                 "STRAIGHT_JOIN %s l ON l.id=r.id WHERE",
+                 "TIMESTAMPDIFF(MICROSECOND,UTC_TIMESTAMP(6),l.till),",
                  mariadb ? "SET STATEMENT max_statement_time=1 FOR " : "",
-                 mariadb ? "" : " /*+ MAX_EXECUTION_TIME(1000) */", store->rows,
-                 store->leases);
+                 mariadb ? "" : " /*+ MAX_EXECUTION_TIME(1000) */");
+    if (request->gives_way)
+      hl__text_put(&t,
+                   "EXISTS(SELECT 1 FROM %s u WHERE u.id=r.id AND "
+                   "u.level=r.level-%u AND u.bucket=r.bucket)",
+                   store->rows, HL_LEVEL_UPDATE);
+    else
+      hl__text_put(&t, "0");
+    hl__text_put(&t, " FROM %s r STRAIGHT_JOIN %s l ON l.id=r.id WHERE",
+                 store->rows, store->leases);
+    if (request->exempt) {
+      hl__text_put(&t, " r.id<>");
+      hl__text_hex(&t, request->exempt, 16);
+      hl__text_put(&t, " AND");
+    }
     hl__mysql_put_conflicts(&t, rows + done, some);
     hl__text_put(&t, " LIMIT 64");
     session->patience = hl__now_ms() + LOOK_MS;
     status = hl__mysql_query(session, t.data, t.used, &result, error);
     free(t.data);
-    while (status == HL_OK && (row = hl__mysql_row(result, 4)))
-      finding_add(found, rows, n, row);
+    while (status == HL_OK && (row = hl__mysql_row(result, 5)))
+      finding_add(found, store->base.layout, rows, n, row);
     mysql_free_result(result);
   }
   if (status == HL_OK &&
@@ -241,10 +260,27 @@ static int waiting_show(hl__mysql_session *session, bool waiting,
   return status;
 }
 
+/* After a wait: that of the lease may have grown meanwhile. */
+static int token_redraw(hl__mysql_session *session, hl_error *error) {
+  static const char sql[] = "SELECT UUID_SHORT()";
+  MYSQL_RES *result;
+  session->patience = hl__now_ms() + LOOK_MS;
+  int status = hl__mysql_query(session, sql, sizeof sql - 1, &result, error);
+  if (status) return status;
+  MYSQL_ROW row = hl__mysql_row(result, 1);
+  if (row && row[0])
+    session->token = strtoull(row[0], NULL, 10);
+  else
+    status = hl__error(error, HL_ECONNECTION,
+                       "the server answers what was not asked");
+  mysql_free_result(result);
+  return status;
+}
+
 static int blocked_error(const hl_row *row, hl_error *error) {
   (void)hl__error(error, HL_TIMEOUT, "a lease is in the way");
   if (error) {
-    error->level = row->level;
+    error->level = (int)(row->level & (HL_LEVEL_UPDATE - 1));
     error->bucket = (uint32_t)row->bucket;
   }
   return HL_TIMEOUT;
@@ -259,9 +295,11 @@ int hl__mysql_leases_await(hl__mysql_session *session,
   for (unsigned turn = 0;; turn++) {
     finding found;
     int64_t asked = hl__lease_ms();
-    int status = look(session, request->lease, rows, n, &found, error);
+    int status = look(session, request, rows, n, &found, error);
     if (status == HL_OK && !found.blocked && shown)
       status = waiting_show(session, false, error);
+    if (status == HL_OK && !found.blocked && turn > 0)
+      status = token_redraw(session, error);
     if (status) return status;
     *sent = asked;
     if (!found.blocked) break;
@@ -279,6 +317,7 @@ int hl__mysql_leases_await(hl__mysql_session *session,
       return blocked_error(row, error);
     }
     if (hl__left_ms(request->deadline) == 0) return blocked_error(row, error);
+    if (found.update) return HL_BEHIND_UPDATE;
     if (leave && found.row < n && row->mode == HL_SHARED) {
       *leave = found.row;
       return HL_BUSY;

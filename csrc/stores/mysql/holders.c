@@ -15,8 +15,6 @@
  */
 #include "mysql_store.h"
 
-#include "mode.h"
-
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -47,7 +45,6 @@ static char *put_number(char *at, uint64_t number) {
   return at;
 }
 
-static char mode_letter(unsigned mode) { return mode == HL_SHARED ? 's' : 'x'; }
 
 size_t hl__mysql_tag_room(const hl__mysql_session *session,
                           const hl_request *request) {
@@ -69,7 +66,7 @@ void hl__mysql_tag(hl__mysql_session *session, const hl_request *request) {
   *at++ = SEPARATOR[0];
   at = put_number(at, (uint64_t)config->pid);
   *at++ = SEPARATOR[0];
-  *at++ = mode_letter(request->mode);
+  *at++ = hl__mode_letter(request->mode);
   *at++ = SEPARATOR[0];
   at = put_text(at, request->path);
   *at++ = SEPARATOR[0];
@@ -81,7 +78,7 @@ void hl__mysql_tag(hl__mysql_session *session, const hl_request *request) {
     at = put_number(at, request->shown[i].level);
     *at++ = '.';
     at = put_number(at, request->shown[i].bucket);
-    *at++ = mode_letter(request->shown[i].mode);
+    *at++ = hl__mode_letter((hl_mode)request->shown[i].mode);
     *at++ = ',';
   }
   session->tag_size = (unsigned long)(at - session->tag);
@@ -120,15 +117,17 @@ static bool tag_read(char *text, hl_holder *holder, char **rows) {
   text_take(holder->application, sizeof holder->application, fields[2]);
   text_take(holder->host, sizeof holder->host, fields[3]);
   holder->pid = strtoll(fields[4], NULL, 10);
-  holder->mode = fields[5][0] == 's' ? HL_SHARED : HL_EXCLUSIVE;
+  holder->mode = hl__mode_of_letter(fields[5][0]);
   text_take(holder->path, sizeof holder->path, fields[6]);
   text_take(holder->label, sizeof holder->label, fields[7]);
   *rows = fields[8];
   return true;
 }
 
+/* With no rows of ours, all do. */
 static bool conflicts(const hl_row *rows, size_t n, unsigned level,
                       uint32_t bucket, hl_mode mode) {
+  if (n == 0) return true;
   for (size_t i = 0; i < n; i++)
     if (rows[i].level == level && rows[i].bucket == bucket &&
         hl__modes_conflict((hl_mode)rows[i].mode, mode))
@@ -165,7 +164,8 @@ static int holders_mariadb(hl__mysql_session *session, const hl_row *rows,
                            hl_error *error) {
   static const char sql[] =
       "SELECT u.VARIABLE_VALUE,"
-      "x.trx_state='LOCK WAIT' OR t.PROCESSLIST_COMMAND<>'Sleep' "
+      "x.trx_state='LOCK WAIT' OR t.PROCESSLIST_COMMAND<>'Sleep',"
+      "t.PROCESSLIST_ID "
       "FROM information_schema.INNODB_TRX x "
       "JOIN performance_schema.threads t ON t.PROCESSLIST_ID="
       "x.trx_mysql_thread_id "
@@ -177,13 +177,14 @@ static int holders_mariadb(hl__mysql_session *session, const hl_row *rows,
   MYSQL_ROW row;
   int status = hl__mysql_query(session, sql, sizeof sql - 1, &result, error);
   if (status) return status;
-  while ((row = hl__mysql_row(result, 2))) {
+  while ((row = hl__mysql_row(result, 3))) {
     hl_holder holder;
     char *named;
     if (!row[0] || !tag_read(row[0], &holder, &named) ||
-        !rows_conflict(rows, n, named))
+        (n > 0 && !rows_conflict(rows, n, named)))
       continue;
     holder.waiting = (row[1] && row[1][0] == '1') || tag_waits(named);
+    text_take(holder.session, sizeof holder.session, row[2] ? row[2] : "");
     fn(context, &holder);
   }
   mysql_free_result(result);
@@ -202,35 +203,36 @@ static size_t mysql_sql(const hl__mysql_session *session, const hl_row *rows,
       "WHERE a.PROCESSLIST_ID=t.PROCESSLIST_ID AND "
       "a.ATTR_NAME='program_name'),"
       "(SELECT a.ATTR_VALUE FROM performance_schema.session_connect_attrs a "
-      "WHERE a.PROCESSLIST_ID=t.PROCESSLIST_ID AND a.ATTR_NAME='_pid') "
+      "WHERE a.PROCESSLIST_ID=t.PROCESSLIST_ID AND a.ATTR_NAME='_pid'),"
+      "t.PROCESSLIST_COMMAND IN ('Query','Execute') "
       "FROM performance_schema.data_locks d "
       "LEFT JOIN performance_schema.threads t ON t.THREAD_ID=d.THREAD_ID "
       "LEFT JOIN performance_schema.user_variables_by_thread u ON "
       "u.THREAD_ID=d.THREAD_ID AND u.VARIABLE_NAME='hierlock' "
       "WHERE d.OBJECT_SCHEMA=DATABASE() AND d.OBJECT_NAME='%s' AND "
-      "d.LOCK_TYPE='RECORD' AND NOT t.PROCESSLIST_ID<=>CONNECTION_ID() AND "
-      "d.LOCK_DATA IN (",
+      "d.LOCK_TYPE='RECORD' AND NOT t.PROCESSLIST_ID<=>CONNECTION_ID()",
       session->store->table);
   size_t size = (size_t)used;
   for (size_t i = 0; i < n; i++)
-    size += (size_t)snprintf(sql + size, QUERY_MAX - size, "%s'%u, %" PRIu64 "'",
-                             i ? "," : "", (unsigned)rows[i].level,
-                             rows[i].bucket);
+    size += (size_t)snprintf(sql + size, QUERY_MAX - size, "%s'%d, %" PRIu64 "'",
+                             i ? "," : " AND d.LOCK_DATA IN (",
+                             hl__sql_level(rows[i].level), rows[i].bucket);
   /* Of one session, the row that it waits for, if any, comes first. */
   size += (size_t)snprintf(sql + size, QUERY_MAX - size,
-                           ") ORDER BY t.PROCESSLIST_ID,d.LOCK_STATUS DESC");
+                           "%s ORDER BY t.PROCESSLIST_ID,d.LOCK_STATUS DESC",
+                           n ? ")" : "");
   return size;
 }
 
 /* A session that does not say who it is: another program's. */
-static void stranger_read(MYSQL_ROW row, unsigned level, uint32_t bucket,
+static void stranger_read(MYSQL_ROW row, int level, uint32_t bucket,
                           hl_mode mode, hl_holder *holder) {
   memset(holder, 0, sizeof *holder);
   text_take(holder->application, sizeof holder->application,
             row[6] ? row[6] : "unknown");
   text_take(holder->host, sizeof holder->host, row[4] ? row[4] : "");
   holder->pid = row[7] ? strtoll(row[7], NULL, 10) : 0;
-  (void)snprintf(holder->path, sizeof holder->path, "bucket (%u, %" PRIu32 ")",
+  (void)snprintf(holder->path, sizeof holder->path, "bucket (%d, %" PRIu32 ")",
                  level, bucket);
   holder->mode = mode;
 }
@@ -246,13 +248,13 @@ static int holders_mysql(hl__mysql_session *session, const hl_row *rows,
   int status = hl__mysql_query(session, sql, size, &result, error);
   if (status) return status;
   char previous[32] = "";
-  while ((row = hl__mysql_row(result, 8))) {
-    unsigned level;
+  while ((row = hl__mysql_row(result, 9))) {
+    int level;
     uint32_t bucket;
     hl_mode mode = row[1] && row[1][0] == 'S' ? HL_SHARED : HL_EXCLUSIVE;
     const char *id = row[3] ? row[3] : "";
-    if (!row[0] || sscanf(row[0], "%u, %" SCNu32, &level, &bucket) != 2 ||
-        !conflicts(rows, n, level, bucket, mode) || strcmp(id, previous) == 0)
+    if (!row[0] || sscanf(row[0], "%d, %" SCNu32, &level, &bucket) != 2 ||
+        !conflicts(rows, n, (uint8_t)level, bucket, mode) || strcmp(id, previous) == 0)
       continue;
     (void)snprintf(previous, sizeof previous, "%s", id);
     hl_holder holder;
@@ -260,9 +262,10 @@ static int holders_mysql(hl__mysql_session *session, const hl_row *rows,
     bool waits = row[2] && strcmp(row[2], "WAITING") == 0;
     if (!row[5] || !tag_read(row[5], &holder, &named))
       stranger_read(row, level, bucket, mode, &holder);
-    else
-      waits = waits || tag_waits(named);
+    else /* the row that it waits for may be none of ours */
+      waits = waits || (row[8] && row[8][0] == '1') || tag_waits(named);
     holder.waiting = waits;
+    text_take(holder.session, sizeof holder.session, id);
     fn(context, &holder);
   }
   mysql_free_result(result);

@@ -14,8 +14,6 @@
  */
 #include "record.h"
 
-#include "mode.h"
-
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -165,8 +163,8 @@ static void put_rows_fit(hl__text *t, const hl__mysql_store *store,
   hl__text_put(t, "SELECT COUNT(*)=%zu AND SUM((r.level,r.bucket,r.x) IN (",
                request->n);
   for (size_t i = 0; i < request->n; i++)
-    hl__text_put(t, "%s(%u,%" PRIu64 ",%d)", i ? "," : "",
-                 (unsigned)request->rows[i].level, request->rows[i].bucket,
+    hl__text_put(t, "%s(%d,%" PRIu64 ",%d)", i ? "," : "",
+                 hl__sql_level(request->rows[i].level), request->rows[i].bucket,
                  request->rows[i].mode != HL_SHARED);
   hl__text_put(t, "))=%zu FROM %s r", request->n, store->rows);
   hl__mysql_put_id(t, " WHERE r.id=", request->lease->id);
@@ -250,6 +248,28 @@ static int lease_adopt(hl_session *base, const hl_request *request,
   return status ? status : why_not(session, request, error);
 }
 
+static int lease_regrade(hl_session *base, const hl_request *request,
+                         hl_grant *grant, hl_error *error) {
+  hl__mysql_session *session = session_of(base);
+  uint64_t changed = 0;
+  int64_t left;
+  hl_error reason;
+  int status =
+      hl__mysql_record_regrade(session, request, grant, &changed, error);
+  /* After the deadline the server has ended the wait, or hangs. */
+  if (status == HL_ECONNECTION && atomic_load(&session->interrupted) &&
+      hl__left_ms(request->deadline) > 0)
+    hl__mysql_kill(session, request->deadline);
+  bool unsure = status == HL_TIMEOUT || (status == HL_OK && changed == 0);
+  if (!unsure) return status;
+  int seen = lease_look(base, request->lease, hl__now_ms() + HL__SETTLE_MS,
+                        &left, &reason);
+  if (seen == HL_OK) return status;
+  if (status == HL_TIMEOUT && seen != HL_ELOST) return status;
+  if (error) *error = reason;
+  return seen;
+}
+
 /* ------------------------------------------------------------ many records */
 
 /* columns FROM those that match; over: also those whose time is up. NULL data: out of memory. */
@@ -277,7 +297,9 @@ static hl__text filter_sql(const hl__mysql_store *store,
 
 static void holder_read(MYSQL_ROW row, hl_holder *holder) {
   *holder = (hl_holder){.kind = HL_LEASE,
-                        .mode = is_one(row[4]) ? HL_SHARED : HL_EXCLUSIVE,
+                        .mode = !is_one(row[4])   ? HL_EXCLUSIVE
+                                : is_one(row[10]) ? HL_UPDATE
+                                                  : HL_SHARED,
                         .pid = row[7] ? strtoll(row[7], NULL, 10) : 0,
                         .since_ms = row[8] ? strtoll(row[8], NULL, 10) : 0,
                         .remaining_ms = row[9] ? strtoll(row[9], NULL, 10) : 0};
@@ -292,17 +314,21 @@ static void holder_read(MYSQL_ROW row, hl_holder *holder) {
 int hl__mysql_leases_list(hl__mysql_session *session,
                           const hl_lease_filter *filter, hl_holder_fn fn,
                           void *context, hl_error *error) {
-  static const char columns[] =
+  char columns[512];
+  (void)snprintf(
+      columns, sizeof columns,
       "LOWER(HEX(l.id)),l.owner,l.label,l.path,l.mode,l.application,l.host,l.pid,"
       "TIMESTAMPDIFF(MICROSECOND,'1970-01-01',l.since) DIV 1000,"
-      "GREATEST(0,TIMESTAMPDIFF(MICROSECOND,UTC_TIMESTAMP(6),l.till)) DIV 1000";
+      "GREATEST(0,TIMESTAMPDIFF(MICROSECOND,UTC_TIMESTAMP(6),l.till)) DIV 1000,"
+      "EXISTS(SELECT 1 FROM %s u WHERE u.id=l.id AND u.level<0)",
+      session->store->rows);
   hl__text t = filter_sql(session->store, filter, columns, filter->over);
   MYSQL_RES *result;
   MYSQL_ROW row;
   if (!t.data) return hl__error_memory(error);
   int status = hl__mysql_query(session, t.data, t.used, &result, error);
   free(t.data);
-  while (status == HL_OK && (row = hl__mysql_row(result, 10))) {
+  while (status == HL_OK && (row = hl__mysql_row(result, 11))) {
     hl_holder holder;
     holder_read(row, &holder);
     fn(context, &holder);
@@ -373,6 +399,7 @@ const hl_lease_ops hl__mysql_leases = {
     .refresh = lease_refresh,
     .look = lease_look,
     .drop = lease_drop,
+    .regrade = lease_regrade,
     .adopt = lease_adopt,
     .convert = lease_convert,
     .list = lease_list,

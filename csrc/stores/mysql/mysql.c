@@ -22,6 +22,8 @@
    server that hangs. */
 #define LOOK_SETTLE_MS 250
 #define LOOK_MS 1000
+/* Whoever lists all has time. */
+#define LOOK_ALL_MS 10000
 
 static hl__mysql_session *session_of(hl_session *session) {
   return (hl__mysql_session *)session;
@@ -280,6 +282,13 @@ out:
 
 /* ------------------------------------------------------- a session */
 
+/* For the answer to the last release. */
+static int64_t patience_ms(const hl_request *request) {
+  int64_t patience = hl__now_ms() + SETTLE_MS;
+  return request->try_once || patience < request->deadline ? patience
+                                                           : request->deadline;
+}
+
 static int take(hl_session *base, const hl_request *request, hl_grant *grant,
                 hl_error *error) {
   hl__mysql_session *session = session_of(base);
@@ -288,17 +297,23 @@ static int take(hl_session *base, const hl_request *request, hl_grant *grant,
     killer_prepare(session->store, hl__left_ms(request->deadline));
   /* The answer to the last release must be read first. Without it nothing was asked
      for: that is no timeout, and on another connection it may go on. */
-  int64_t patience = hl__now_ms() + SETTLE_MS;
-  if (!request->try_once && request->deadline < patience)
-    patience = request->deadline;
-  int status = hl__mysql_settle(session, patience, error);
+  int status = hl__mysql_settle(session, patience_ms(request), error);
   if (status == HL_TIMEOUT)
     status = hl__error(error, HL_ECONNECTION,
                        "the server has not answered the last release");
-  if (status == HL_OK)
+  while (status == HL_OK) {
     status = request->lease
                  ? hl__mysql_lease_take(session, request, grant, error)
                  : hl__mysql_lock_rows(session, request, grant, error);
+    /* One that upgrades its lock does not pass us, who wait for it: MariaDB, and MySQL before 8.0.41,
+       have us give way. Nothing is held: so we come back behind it. */
+    if (status != HL_DEADLOCK || request->extend || request->try_once ||
+        hl__left_ms(request->deadline) == 0)
+      break;
+    status = hl__mysql_settle(session, patience_ms(request), error);
+  }
+  if (status == HL_DEADLOCK && !request->extend)
+    status = hl__error(error, HL_TIMEOUT, "the lock was not granted in time");
   /* After the deadline the server has ended the wait, or hangs. */
   if (status == HL_ECONNECTION && atomic_load(&session->interrupted) &&
       hl__left_ms(request->deadline) > 0)
@@ -351,11 +366,13 @@ static void interrupt(hl_session *base) {
 }
 
 static int holders(hl_session *base, const hl_row *rows, size_t n,
-                   hl_holder_fn fn, void *context, hl_error *error) {
+                   const char *names, hl_holder_fn fn, void *context,
+                   hl_error *error) {
+  (void)names;
   hl__mysql_session *session = session_of(base);
   int status = hl__mysql_settle(session, hl__now_ms() + LOOK_SETTLE_MS, error);
   if (status) return status == HL_TIMEOUT ? hl__mysql_gone(error) : status;
-  session->patience = hl__now_ms() + LOOK_MS;
+  session->patience = hl__now_ms() + (n ? LOOK_MS : LOOK_ALL_MS);
   status = hl__mysql_holders(session, rows, n, fn, context, error);
   if (status != HL_ECONNECTION) {
     /* Looking, too, began a transaction. */
@@ -375,7 +392,11 @@ static void thread_end(void) {
 const hl_store_ops hl_store_mysql = {
     .abi = HL_STORE_ABI,
     .scheme = "mysql",
-    .traits = {.scarce = true, .expires = true, .blocks = true},
+    .traits = {.scarce = true,
+               .expires = true,
+               .blocks = true,
+               .updates = true,
+               .leases_update = true},
     .parse = hl__mysql_dsn,
     .open = store_open,
     .close = store_close,

@@ -31,7 +31,10 @@
 #include "clock.h"
 #include "error.h"
 #include "fork.h"
+#include "mode.h"
 #include "store.h"
+
+#include "../sql/judge.h"
 
 #include <mysql.h>
 #include <pthread.h>
@@ -278,7 +281,8 @@ int64_t hl__mysql_gate(const hl__mysql_session *session,
                        const hl_request *request);
 uint32_t hl__mysql_gate_of(const hl__mysql_store *store, uint64_t bucket);
 /* The session holds the rows, of the request or some of those. Returns when no lease is in
-   the way of them. Deletes those whose time is up. HL_TIMEOUT. HL_BUSY, where `leave` is
+   the way of them, but request->exempt. Deletes those whose time is up. session->token is another
+   one after a wait. HL_TIMEOUT. HL_BEHIND_UPDATE. HL_BUSY, where `leave` is
    given: the one in the way is on rows[*leave], which the request only shares; whoever
    waited there would not be alone in looking. *sent: when the last command that was answered
    was sent. */

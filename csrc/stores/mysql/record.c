@@ -66,8 +66,8 @@ void hl__mysql_put_string(hl__text *t, const char *text, size_t most) {
 #define ROW_ROOM 48
 
 static bool record_room(hl__text *t, const hl_request *request) {
-  return hl__text_new(t, RECORD_ROOM + request->n * (ROW_ROOM + 32 +
-                                                     HL__MYSQL_CONFLICT_ROOM));
+  return hl__text_new(t, RECORD_ROOM + (request->n + request->shown_n) *
+                                           (ROW_ROOM + 32 + HL__MYSQL_CONFLICT_ROOM));
 }
 
 static void put_lease_columns(hl__text *t, const hl__mysql_store *store) {
@@ -77,7 +77,7 @@ static void put_lease_columns(hl__text *t, const hl__mysql_store *store) {
                store->leases);
 }
 
-/* token: SQL. */
+/* token: SQL. mode: 1 when it is not exclusive; with an update row: for update. */
 static void put_lease_values(hl__text *t, const hl__mysql_store *store,
                              const hl_request *request, const char *token) {
   const hl_lease_terms *terms = request->lease;
@@ -90,7 +90,7 @@ static void put_lease_values(hl__text *t, const hl__mysql_store *store,
   hl__mysql_put_secret(t, ",", terms->secret);
   hl__mysql_put_id(t, ",", terms->holder);
   hl__text_put(t, "," HL__END_AFTER ",0,UTC_TIMESTAMP(6),%s,%d,", hl__mysql_us(terms->ttl),
-               token, request->mode == HL_SHARED);
+               token, request->mode != HL_EXCLUSIVE);
   hl__mysql_put_string(t, terms->owner, HL_OWNER_MAX);
   hl__text_put(t, ",");
   hl__mysql_put_string(t, label, sizeof label);
@@ -108,9 +108,11 @@ static void put_gates(hl__text *t, const hl__mysql_store *store,
                       const hl_request *request) {
   int64_t before = -1;
   hl__text_put(t, "UPDATE %s SET n=1 WHERE g IN (", store->gate);
-  for (size_t i = 0; i < request->n && request->rows[i].level == 0; i++) {
+  for (size_t i = hl__update_rows(request->rows, request->n);
+       i < request->n && request->rows[i].level == 0; i++) {
     int64_t gate = hl__mysql_gate_of(store, request->rows[i].bucket);
-    if (gate != before) hl__text_put(t, "%s%u", i ? "," : "", (unsigned)gate);
+    if (gate != before)
+      hl__text_put(t, "%s%u", before >= 0 ? "," : "", (unsigned)gate);
     before = gate;
   }
   hl__text_put(t, ")");
@@ -129,11 +131,11 @@ static void put_record(hl__text *t, const hl__mysql_store *store,
   hl__text_put(t, "VALUES (");
   put_lease_values(t, store, request, number);
   hl__text_put(t, ");INSERT INTO %s (level,bucket,x,id) VALUES ", store->rows);
-  for (size_t i = 0; i < request->n; i++) {
-    hl__text_put(t, "%s(%u,%u,%d", i ? "," : "",
-                 (unsigned)request->rows[i].level,
-                 (unsigned)request->rows[i].bucket,
-                 request->rows[i].mode != HL_SHARED);
+  for (size_t i = 0; i < request->shown_n; i++) {
+    hl__text_put(t, "%s(%d,%u,%d", i ? "," : "",
+                 hl__sql_level(request->shown[i].level),
+                 (unsigned)request->shown[i].bucket,
+                 request->shown[i].mode != HL_SHARED);
     hl__mysql_put_id(t, ",", request->lease->id);
     hl__text_put(t, ")");
   }
@@ -153,11 +155,11 @@ static void put_record_at_once(hl__text *t, const hl__mysql_store *store,
   hl__mysql_put_conflicts(t, request->rows, request->n);
   hl__text_put(t, ");INSERT INTO %s (level,bucket,x,id) SELECT r.a,r.b,r.c,l.id FROM (",
                store->rows);
-  for (size_t i = 0; i < request->n; i++)
-    hl__text_put(t, i ? " UNION ALL SELECT %u,%u,%d" : "SELECT %u a,%u b,%d c",
-                 (unsigned)request->rows[i].level,
-                 (unsigned)request->rows[i].bucket,
-                 request->rows[i].mode != HL_SHARED);
+  for (size_t i = 0; i < request->shown_n; i++)
+    hl__text_put(t, i ? " UNION ALL SELECT %d,%u,%d" : "SELECT %d a,%u b,%d c",
+                 hl__sql_level(request->shown[i].level),
+                 (unsigned)request->shown[i].bucket,
+                 request->shown[i].mode != HL_SHARED);
   hl__text_put(t, ") r JOIN %s l", store->leases);
   hl__mysql_put_id(t, " ON l.id=", request->lease->id);
   hl__text_put(t, ";COMMIT");
@@ -335,4 +337,71 @@ int hl__mysql_lease_take(hl__mysql_session *session, const hl_request *request,
       grant->sent_ms = sent;
   }
   return HL_OK;
+}
+
+/* ----------------------------------------------------- rows in another mode */
+
+/* One statement: others see the record as it was, or as it is then. *changed: 0 when it is not
+   there, or was so already. Commits. */
+static int record_regrade(hl__mysql_session *session, const hl_request *request,
+                          uint64_t token, uint64_t *changed, hl_error *error) {
+  const hl__mysql_store *store = session->store;
+  uint64_t affected[3];
+  hl__text t;
+  if (!hl__text_new(&t, 1024 + request->n * HL__MYSQL_CONFLICT_ROOM))
+    return hl__error_memory(error);
+  hl__text_put(&t,
+               RECORD_LIMIT "UPDATE %s l JOIN %s r ON r.id=l.id SET l.mode=%d,r.x=%d",
+               store->leases, store->rows, !request->upgrade, request->upgrade);
+  if (request->upgrade)
+    hl__text_put(&t, ",l.token=%llu", (unsigned long long)token);
+  hl__mysql_put_id(&t, " WHERE l.id=", request->lease->id);
+  /* Read late, behind an upgrade, it changes nothing. */
+  if (!request->upgrade)
+    hl__text_put(&t, " AND l.token DIV 256=%llu",
+                 (unsigned long long)(token >> 8));
+  hl__mysql_put_id(&t, " AND l.holder=", request->lease->holder);
+  hl__text_put(&t, " AND l.revoked=0 AND");
+  hl__mysql_put_conflicts(&t, request->rows, request->n);
+  hl__text_put(&t, ";COMMIT");
+  session->patience = hl__now_ms() + RECORD_MS;
+  int status = hl__mysql_changes(session, &t, 3, affected, error);
+  session->wait = 0;
+  free(t.data);
+  *changed = status == HL_OK ? affected[1] : 0;
+  return status;
+}
+
+/* The rows as anybody else would take them whom this lease does not concern, so it stands in their
+   queue. Then nobody else is there, in a session or by a lease. */
+static int upgrade_lock(hl__mysql_session *session, const hl_request *request,
+                        hl_grant *grant, hl_error *error) {
+  hl_request own = *request;
+  own.lease = NULL;
+  own.extend = own.upgrade = false;
+  own.shown = own.rows;
+  own.shown_n = own.n;
+  own.exempt = request->lease->id;
+  return hl__mysql_lock_rows(session, &own, grant, error);
+}
+
+int hl__mysql_record_regrade(hl__mysql_session *session,
+                             const hl_request *request, hl_grant *grant,
+                             uint64_t *changed, hl_error *error) {
+  for (;;) {
+    hl_grant held = {.token = grant->token};
+    int status = hl__mysql_begin(session, hl__now_ms() + HL__SETTLE_MS, error);
+    if (status == HL_OK && request->upgrade)
+      status = upgrade_lock(session, request, &held, error);
+    bool locked = status == HL_OK;
+    if (locked)
+      status = record_regrade(session, request, held.token, changed, error);
+    if (locked && status != HL_ECONNECTION) session->holds = false;
+    grant->token = held.token;
+    /* Somebody else is at the record, for a moment; or the server has ended a circle. */
+    bool again = status == HL_DEADLOCK || (locked && status == HL_TIMEOUT);
+    if (!again) return status;
+    if (request->try_once || hl__left_ms(request->deadline) == 0)
+      return hl__error(error, HL_TIMEOUT, "the lock was not granted in time");
+  }
 }

@@ -26,18 +26,20 @@ static int missing(hl__mysql_session *session, const hl_row *rows, size_t n,
     char sql[256];
     MYSQL_RES *result;
     int size = snprintf(sql, sizeof sql,
-                        "SELECT 1 FROM %s WHERE level=%u AND bucket=%" PRIu64,
-                        table, (unsigned)rows[i].level, rows[i].bucket);
+                        "SELECT 1 FROM %s WHERE level=%d AND bucket=%" PRIu64,
+                        table, hl__sql_level(rows[i].level), rows[i].bucket);
     if (hl__mysql_query(session, sql, (size_t)size, &result, NULL) || !result)
       break;
     bool there = mysql_num_rows(result) > 0;
     mysql_free_result(result);
     if (there) continue;
     (void)hl__error(error, HL_ENOT_PROVISIONED,
-                    "the row of level %u, bucket %" PRIu64
-                    " is missing in table %s; run `hierlock provision`",
-                    (unsigned)rows[i].level, rows[i].bucket, table);
-    error->level = rows[i].level;
+                    "the row of level %d, bucket %" PRIu64
+                    " is missing in table %s%s; run `hierlock provision%s`",
+                    hl__sql_level(rows[i].level), rows[i].bucket, table,
+                    hl__is_update_row(&rows[i]) ? ", which is for update locks" : "",
+                    hl__is_update_row(&rows[i]) ? " --updates" : "");
+    error->level = (int)(rows[i].level & (HL_LEVEL_UPDATE - 1));
     error->bucket = (uint32_t)rows[i].bucket;
     break;
   }
@@ -189,10 +191,11 @@ static int rows_lock(hl__mysql_session *session, const hl_request *request,
 static int missed_error(hl__mysql_session *session, const hl__part *missed,
                         bool extend, hl_error *error) {
   if (!extend) return missing(session, missed->rows, missed->n, error);
+  bool updates = hl__update_rows(missed->rows, missed->n) > 0;
   return hl__error(error, HL_ENOT_PROVISIONED,
                    "a bucket row is missing in table %s; run `hierlock "
-                   "provision`",
-                   session->store->table);
+                   "provision%s`",
+                   session->store->table, updates ? " --updates" : "");
 }
 
 /* ------------------------------------------------- behind a lease
@@ -249,11 +252,38 @@ static int lead(hl__mysql_session *session, const hl_request *request, size_t n,
   return status;
 }
 
+/* Whoever waits for a lease keeps his rows, and a lease that is for update may want one of them. So
+   a request with update rows that has found a lease in its way begins anew: it waits with those
+   only, and then takes the others. */
+static int rows_take_in_turn(hl__mysql_session *session,
+                             const hl_request *request, size_t updates,
+                             bool *untransacted, hl__part *missed,
+                             int64_t *sent, hl_error *error) {
+  hl_request part = *request;
+  int status = rolled_back(session, error);
+  part.n = updates;
+  for (int i = 0; i < 2 && status == HL_OK; i++) {
+    status = rows_lock(session, &part, NULL, untransacted, missed, sent, error);
+    if (status == HL_OK) {
+      session->holds = true;
+      if (session->gate)
+        status = hl__mysql_leases_await(session, &part, part.rows, part.n, NULL,
+                                        sent, error);
+    }
+    part.rows += updates;
+    part.n = request->n - updates;
+  }
+  return status;
+}
+
 /* HL_OK: the rows are the session's, and no lease is in the way. */
 static int rows_take(hl__mysql_session *session, const hl_request *request,
                      bool *untransacted, hl__part *missed, int64_t *sent,
                      hl_error *error) {
   bool leaves = !request->extend && !request->try_once;
+  size_t updates = leaves ? hl__update_rows(request->rows, request->n) : 0;
+  hl_request looks = *request;
+  if (updates > 0) looks.try_once = true;
   for (;;) {
     size_t ancestor = 0;
     int status = rows_lock(session, request, NULL, untransacted, missed, sent,
@@ -261,8 +291,11 @@ static int rows_take(hl__mysql_session *session, const hl_request *request,
     if (status) return status;
     session->holds = true;
     if (!session->store->leased || !session->gate) return HL_OK;
-    status = hl__mysql_leases_await(session, request, request->rows, request->n,
+    status = hl__mysql_leases_await(session, &looks, request->rows, request->n,
                                     leaves ? &ancestor : NULL, sent, error);
+    if (status == HL_TIMEOUT && updates > 0)
+      return rows_take_in_turn(session, request, updates, untransacted, missed,
+                               sent, error);
     if (status != HL_BUSY) return status;
     status = lead(session, request, ancestor + 1, sent, error);
     if (status) return status;

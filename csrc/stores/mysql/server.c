@@ -6,7 +6,6 @@
  */
 #include "mysql_store.h"
 
-#include "../sql/judge.h"
 #include "layout.h"
 
 #include <stdio.h>

@@ -99,11 +99,11 @@ static void put_union(hl__text *t, const hl__mysql_session *session,
     hl__text_put(t, "%s(SELECT ", i ? " UNION ALL " : "");
     if (i == 0 && p->nowait && !mariadb)
       hl__text_put(t, "/*+ MAX_EXECUTION_TIME(%d) */ ", HL__TRY_MS);
-    hl__text_put(t, "%s%s FROM %s WHERE level=%u AND bucket=",
+    hl__text_put(t, "%s%s FROM %s WHERE level=%d AND bucket=",
                  i + 1 == p->n && p->records ? "@hierlock_token:=" : "",
                  i + 1 == p->n ? TOKEN_AND_READ_ONLY
                                : "CAST(0 AS UNSIGNED) t,0 r",
-                 store->table, (unsigned)p->rows[i].level);
+                 store->table, hl__sql_level(p->rows[i].level));
     put_bucket(t, &p->rows[i], prepared);
     if (i == 0) put_tag(t, session, prepared);
     hl__text_put(t, " %s%s)",
@@ -129,8 +129,8 @@ static void put_join(hl__text *t, const hl__mysql_session *session,
                  session->store->table, i);
   if (p->gated) hl__text_put(t, " STRAIGHT_JOIN %s g", session->store->gate);
   for (size_t i = 0; i < p->n; i++) {
-    hl__text_put(t, " %s r%zu.level=%u AND r%zu.bucket=", i ? "AND" : "WHERE",
-                 i, (unsigned)p->rows[i].level, i);
+    hl__text_put(t, " %s r%zu.level=%d AND r%zu.bucket=", i ? "AND" : "WHERE",
+                 i, hl__sql_level(p->rows[i].level), i);
     put_bucket(t, &p->rows[i], prepared);
     if (i == 0) put_tag(t, session, prepared);
   }
@@ -148,9 +148,11 @@ static void put_join(hl__text *t, const hl__mysql_session *session,
 
 static size_t shape_key(const hl__part *p, uint8_t key[HL__SHAPE_ROWS_MAX + 1]) {
   key[0] = (uint8_t)(p->nowait | p->gated << 1);
-  for (size_t i = 0; i < p->n; i++)
+  for (size_t i = 0; i < p->n; i++) /* a level is below 16, or of an update row */
     key[i + 1] =
-        (uint8_t)(p->rows[i].level << 1 | (p->rows[i].mode == HL_EXCLUSIVE));
+        (uint8_t)((p->rows[i].level & HL_LEVEL_UPDATE) |
+                  (p->rows[i].level & ~HL_LEVEL_UPDATE) << 1 |
+                  (p->rows[i].mode == HL_EXCLUSIVE));
   return p->n + 1;
 }
 

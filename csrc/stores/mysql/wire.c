@@ -4,8 +4,6 @@
  */
 #include "mysql_store.h"
 
-#include "../sql/judge.h"
-
 #include <errmsg.h>
 #include <errno.h>
 #include <mysqld_error.h>

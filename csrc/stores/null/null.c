@@ -65,6 +65,13 @@ static int null_take(hl_session *session, const hl_request *request,
   return HL_OK;
 }
 
+static int null_downgrade(hl_session *session, const hl_request *request,
+                          int64_t *sent_ms, hl_error *error) {
+  (void)session, (void)request, (void)error;
+  *sent_ms = hl__lease_ms();
+  return HL_OK;
+}
+
 static int null_give_back(hl_session *session, hl_error *error) {
   (void)session, (void)error;
   return HL_OK;
@@ -91,14 +98,17 @@ static int null_look(hl_session *session, hl_error *error) {
 static void null_interrupt(hl_session *session) { (void)session; }
 
 static int null_holders(hl_session *session, const hl_row *rows, size_t n,
-                        hl_holder_fn fn, void *context, hl_error *error) {
-  (void)session, (void)rows, (void)n, (void)fn, (void)context, (void)error;
+                        const char *names, hl_holder_fn fn, void *context,
+                        hl_error *error) {
+  (void)session, (void)rows, (void)n, (void)names;
+  (void)fn, (void)context, (void)error;
   return HL_OK;
 }
 
 const hl_store_ops hl_store_null = {
     .abi = HL_STORE_ABI,
     .scheme = "null",
+    .traits = {.grants_all = true, .updates = true},
     .parse = null_parse,
     .open = null_open,
     .close = null_close,
@@ -107,6 +117,7 @@ const hl_store_ops hl_store_null = {
     .session_close = null_session_close,
     .session_forget = null_session_close,
     .take = null_take,
+    .downgrade = null_downgrade,
     .give_back = null_give_back,
     .renew = null_renew,
     .settle = null_settle,

@@ -23,10 +23,14 @@
  * transaction is to end by ROLLBACK. Behind it the server's queue sleeps. Many can be the first
  * in a queue below one lease: then one of them looks, and has a bell (an advisory lock of two
  * numbers, of the session) for which the others wait. Whoever has a bell waits for no lock.
+ *
+ * But a lease that is for update may want a row exclusively that such a request keeps. So
+ * whoever wants that row himself gives way (HL_BEHIND_UPDATE).
  */
 #include "postgresql_store.h"
 
 #include "../sql/judge.h"
+#include "mode.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -89,14 +93,18 @@ char *hl__pg_keys(const hl_row *rows, size_t n, bool exclusive) {
 }
 
 /* alone: nobody else can be the first in a queue for what it locks. */
-enum { ID, LEFT, ALONE, COLUMNS };
-/* exclusive, keys, exclusive */
+/* update: it has the update row of a row for which the request gives way; the key of one is the
+   other's complement. */
+enum { ID, LEFT, ALONE, UPDATE, COLUMNS };
+/* exclusive, upgradable, keys, exclusive, exempt */
 #define LOOK                                                                   \
   "SELECT l.id," HL__PG_LEFT ","                                               \
-  "bool_or(r.key=ANY('%s'::int8[])) FROM public.hier_lock_lease_rows r "       \
+  "bool_or(r.key=ANY('%s'::int8[])),bool_or(r.key=ANY('%s'::int8[]) AND "      \
+  "EXISTS(SELECT FROM public.hier_lock_lease_rows u WHERE u.id=r.id AND "      \
+  "u.key=(~r.key))) FROM public.hier_lock_lease_rows r "                         \
   "JOIN public.hier_lock_leases l ON l.id=r.id "                               \
   "WHERE r.key=ANY('%s'::int8[]) AND (r.exclusive OR "                         \
-  "r.key=ANY('%s'::int8[])) GROUP BY l.id,l.till ORDER BY l.till LIMIT 50"
+  "r.key=ANY('%s'::int8[]))%s GROUP BY l.id,l.till ORDER BY l.till LIMIT 50"
 
 bool hl__pg_look_queue(hl__pg_session *session, const char *keys,
                        const char *exclusive) {
@@ -122,20 +130,43 @@ typedef struct wait {
   uint32_t seed;
 } wait;
 
+/* The keys of those rows for which it gives way. */
+static char *upgradable(const hl_layout *layout, const hl_request *request) {
+  size_t n = request->gives_way ? request->n : 0, kept = 0;
+  hl_row *rows = malloc((n + 1) * sizeof *rows);
+  if (!rows) return NULL;
+  for (size_t i = 0; i < n; i++)
+    if (hl__may_upgrade(layout, &request->rows[i]))
+      rows[kept++] = request->rows[i];
+  char *keys = hl__pg_keys(rows, kept, false);
+  free(rows);
+  return keys;
+}
+
 /* The look, with a comment in front. NULL: out of memory. The caller frees it. */
-static char *look_text(const char *tag, const hl_request *request) {
+static char *look_text(const hl__pg_session *session, const char *tag,
+                       const hl_request *request) {
   char *keys = hl__pg_keys(request->rows, request->n, false);
   char *exclusive = hl__pg_keys(request->rows, request->n, true);
-  char *sql = NULL;
-  if (keys && exclusive) {
+  char *behind = upgradable(session->store->base.layout, request);
+  char exempt[64] = "", *sql = NULL;
+  if (request->exempt) {
+    char *at = stpcpy(exempt, " AND l.id<>'");
+    for (size_t i = 0; i < 16; i++)
+      at += sprintf(at, "%02x", request->exempt[i]);
+    (void)stpcpy(at, "'");
+  }
+  if (keys && exclusive && behind) {
     size_t size = sizeof LOOK + HL__PG_TAG_MAX + strlen(keys) +
-                  2 * strlen(exclusive);
+                  2 * strlen(exclusive) + strlen(behind) + strlen(exempt);
     sql = malloc(size);
     if (sql)
-      (void)snprintf(sql, size, "%s" LOOK, tag, exclusive, keys, exclusive);
+      (void)snprintf(sql, size, "%s" LOOK, tag, exclusive, behind, keys,
+                     exclusive, exempt);
   }
   free(keys);
   free(exclusive);
+  free(behind);
   return sql;
 }
 
@@ -318,6 +349,15 @@ static int over_take(wait *self, hl_error *error) {
   return ask(self, self->sql, COLUMNS, error);
 }
 
+/* Whether one of them may want to make a row exclusive that the request keeps. */
+static bool is_behind_update(const wait *self) {
+  for (int i = 0; i < PQntuples(self->found); i++) {
+    const char *update = hl__pg_field(self->found, i, UPDATE);
+    if (update && *update == 't') return true;
+  }
+  return false;
+}
+
 /* One look later. A bell that it has is that of *id. */
 static int turn(wait *self, int64_t *pause, char id[40], hl_error *error) {
   char numbers[32];
@@ -365,6 +405,8 @@ static int turns(wait *self, hl_error *error) {
     if (status || count(self) == 0) break;
     if (self->request->try_once || hl__left_ms(self->request->deadline) == 0)
       status = hl__error(error, HL_TIMEOUT, "a lease is in the way");
+    else if (is_behind_update(self))
+      status = HL_BEHIND_UPDATE;
     else
       status = turn(self, &pause, id, error);
   }
@@ -377,8 +419,24 @@ static int turns(wait *self, hl_error *error) {
   return HL_ECONNECTION;
 }
 
+/* To observers it is no waiter any more. */
+static int waited(hl__pg_session *session, const char *tag, uint64_t *token,
+                  int64_t *sent, hl_error *error) {
+  char sql[128] = "SELECT ";
+  (void)hl__pg_token(session, sql + strlen(sql), sizeof sql - strlen(sql));
+  int status = hl__pg_command(session, tag, sql, sent, error);
+  if (status) return status;
+  const char *number = hl__pg_field(session->kept, 0, 0);
+  if (!number)
+    return hl__error(error, HL_ECONNECTION,
+                     "the server answers what was not asked");
+  *token = strtoull(number, NULL, 10);
+  return HL_OK;
+}
+
 int hl__pg_leases_await(hl__pg_session *session, const hl_request *request,
-                        const char *tag, int64_t *sent, hl_error *error) {
+                        const char *tag, uint64_t *token, int64_t *sent,
+                        hl_error *error) {
   if (session->blind) return blind_look(session, error);
   if (session->gate != HL__PG_GATE_OPEN) return HL_OK;
   wait self = {.session = session,
@@ -391,21 +449,21 @@ int hl__pg_leases_await(hl__pg_session *session, const hl_request *request,
   /* What was in the same trip says only whether there is one. */
   if (!self.found || PQnfields(self.found) != 1 ||
       PQntuples(self.found) > 0) {
-    char *first = look_text(tag, request);
+    char *first = look_text(session, tag, request);
     status = first ? ask(&self, first, COLUMNS, error) : hl__error_memory(error);
     free(first);
   }
   if (status == HL_OK && PQntuples(self.found) > 0) {
     memcpy(self.tag, tag, sizeof self.tag);
     hl__pg_tag_waits(self.tag);
-    char *later = look_text(self.tag, request);
+    char *later = look_text(session, self.tag, request);
     self.sql = later;
     status = later ? turns(&self, error) : hl__error_memory(error);
     free(later);
-    /* To observers it is no waiter any more. */
-    if (status == HL_OK) status = hl__pg_command(session, tag, "", sent, error);
-  } else if (self.sent) {
-    *sent = self.sent;
+    if (status == HL_OK) status = waited(session, tag, token, sent, error);
+  } else if (status == HL_OK && self.sent) {
+    /* One that was there is gone. */
+    status = waited(session, tag, token, sent, error);
   }
   PQclear(self.found);
   return status;

@@ -77,7 +77,7 @@ void hl__pg_tag(const hl__pg_session *session, const hl_request *request,
   *at++ = '|';
   at = put_number(at, (uint64_t)config->pid);
   *at++ = '|';
-  *at++ = request->mode == HL_SHARED ? 's' : 'x';
+  *at++ = hl__mode_letter(request->mode);
   *at++ = '|';
   at = put_field(at, NAME_MAX_BYTES, config->application);
   *at++ = '|';
@@ -134,7 +134,7 @@ static bool tag_read(const char *query, hl_holder *holder) {
   memset(holder, 0, sizeof *holder);
   holder->since_ms = strtoll(fields[0], NULL, 10);
   holder->pid = strtoll(fields[1], NULL, 10);
-  holder->mode = *fields[2] == 's' ? HL_SHARED : HL_EXCLUSIVE;
+  holder->mode = hl__mode_of_letter(*fields[2]);
   holder->waiting = *fields[2] && fields[2][1] == 'w';
   field_take(holder->application, sizeof holder->application, fields[3]);
   field_take(holder->host, sizeof holder->host, fields[4]);
@@ -145,10 +145,12 @@ static bool tag_read(const char *query, hl_holder *holder) {
 
 /* ------------------------------------------------------------ the locks */
 
-enum { BACKEND, MODE, GRANTED, KEY, APPLICATION, HOST, QUERY, SINCE, COLUMNS };
+enum { BACKEND, MODE, GRANTED, KEY, APPLICATION, HOST, QUERY, SINCE, WAITS, COLUMNS };
 
+/* With no rows of ours, all do. */
 static bool conflicts(const hl_row *rows, size_t n, int64_t key,
                       hl_mode mode) {
+  if (n == 0) return true;
   for (size_t i = 0; i < n; i++)
     if (hl__pg_key(rows[i].level, rows[i].bucket) == key &&
         hl__modes_conflict((hl_mode)rows[i].mode, mode))
@@ -163,18 +165,19 @@ static void holders_sql(const hl_row *rows, size_t n, char sql[QUERY_MAX]) {
       sql, QUERY_MAX,
       "SELECT l.pid,l.mode,l.granted,%s,a.application_name,"
       "host(a.client_addr),a.query,"
-      "(extract(epoch FROM a.xact_start)*1000)::int8 "
+      "(extract(epoch FROM a.xact_start)*1000)::int8,"
+      "a.wait_event_type='Lock' AND a.wait_event='advisory' "
       "FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid=l.pid "
       "WHERE l.locktype='advisory' AND l.objsubid=1 AND l.pid<>pg_backend_pid()"
       " AND l.database=(SELECT d.oid FROM pg_database d WHERE "
-      "d.datname=current_database()) AND %s IN (",
-      key, key);
+      "d.datname=current_database())",
+      key);
   for (size_t i = 0; i < n; i++)
-    used += snprintf(sql + used, QUERY_MAX - (size_t)used, "%s'%" PRId64 "'",
-                     i ? "," : "",
+    used += snprintf(sql + used, QUERY_MAX - (size_t)used, "%s%s%s'%" PRId64 "'",
+                     i ? "" : " AND ", i ? "" : key, i ? "," : " IN (",
                      hl__pg_key(rows[i].level, rows[i].bucket));
   (void)snprintf(sql + used, QUERY_MAX - (size_t)used,
-                 ") ORDER BY l.pid,l.granted");
+                 "%s ORDER BY l.pid,l.granted", n ? ")" : "");
 }
 
 static void text_take(char *out, size_t size, const char *text) {
@@ -221,7 +224,10 @@ int hl__pg_holders(hl__pg_session *session, const hl_row *rows, size_t n,
     hl_holder holder;
     if (!tag_read(hl__pg_field(result, i, QUERY), &holder))
       stranger_read(result, i, mode, &holder);
-    if (*granted == 'f') holder.waiting = true;
+    /* The key that it waits for may be none of ours. */
+    const char *waits = hl__pg_field(result, i, WAITS);
+    if (*granted == 'f' || (waits && *waits == 't')) holder.waiting = true;
+    text_take(holder.session, sizeof holder.session, backend);
     fn(context, &holder);
   }
   PQclear(result);

@@ -25,14 +25,19 @@ static int gone_error(hl_error *error) {
 }
 
 /* Ready for a statement. HL_ERELEASED: there are no tables. */
-static int begin(hl__pg_session *session, int64_t deadline, hl_error *error) {
-  (void)hl__pg_interruption_take(session); /* it was for an earlier call */
+static int ready(hl__pg_session *session, int64_t deadline, hl_error *error) {
   int status = hl__pg_settle(session, deadline, false, error);
   if (status == HL_TIMEOUT)
     return hl__error(error, HL_ECONNECTION,
                      "the server has not answered what came before");
   if (status == HL_OK) status = hl__pg_tables(session, false, error);
   return status;
+}
+
+/* The same, where nothing waits. */
+static int begin(hl__pg_session *session, int64_t deadline, hl_error *error) {
+  (void)hl__pg_interruption_take(session); /* it was for an earlier call */
+  return ready(session, deadline, error);
 }
 
 /* How many rows it has changed, or returned. */
@@ -244,9 +249,33 @@ static int lease_adopt(hl_session *base, const hl_request *request,
   return HL_OK;
 }
 
+static int lease_regrade(hl_session *base, const hl_request *request,
+                         hl_grant *grant, hl_error *error) {
+  hl__pg_session *session = session_of(base);
+  const hl_lease_terms *terms = request->lease;
+  int64_t left, answer = 10000;
+  hl_error reason;
+  int status = ready(session, hl__now_ms() + answer, error);
+  if (status == HL_OK)
+    status = hl__pg_lease_regrade(session, request, grant, error);
+  else if (status == HL_ERELEASED)
+    status = gone_error(error);
+  if (status == HL_ELOST)
+    return lost(session, terms, false, hl__now_ms() + answer, error);
+  (void)hl__pg_interruption_take(session); /* one that comes later is forgotten by settle */
+  /* Somebody may have it because the lease has ended. */
+  if (status == HL_TIMEOUT &&
+      lease_look(base, terms, hl__now_ms() + answer, &left, &reason) ==
+          HL_ELOST) {
+    if (error) *error = reason;
+    return HL_ELOST;
+  }
+  return status;
+}
+
 /* ------------------------------------------------------------ many records */
 
-enum { ID, OWNER, PATH, LABEL, APPLICATION, HOST, PID, SHARED, SINCE, LEFT, COLUMNS };
+enum { ID, OWNER, PATH, LABEL, APPLICATION, HOST, PID, SHARED, UPDATE, SINCE, LEFT, COLUMNS };
 
 /* $1 owner, $2 id, $3 keys, $4 those wanted exclusively; NULL: any. */
 #define MATCHES                                                                \
@@ -279,13 +308,15 @@ static void holder_read(const PGresult *result, int row, hl_holder *holder) {
   const char *id = hl__pg_field(result, row, ID);
   const char *pid = hl__pg_field(result, row, PID);
   const char *shared = hl__pg_field(result, row, SHARED);
+  const char *update = hl__pg_field(result, row, UPDATE);
   const char *since = hl__pg_field(result, row, SINCE);
   const char *left = hl__pg_field(result, row, LEFT);
   *holder = (hl_holder){.kind = HL_LEASE,
                         .pid = pid ? strtoll(pid, NULL, 10) : 0,
                         .since_ms = since ? strtoll(since, NULL, 10) : 0,
-                        .mode = shared && *shared == 't' ? HL_SHARED
-                                                         : HL_EXCLUSIVE,
+                        .mode = !shared || *shared != 't'  ? HL_EXCLUSIVE
+                                : update && *update == 't' ? HL_UPDATE
+                                                           : HL_SHARED,
                         .remaining_ms = left ? strtoll(left, NULL, 10) : 0};
   if (holder->remaining_ms < 0) holder->remaining_ms = 0;
   text_take(result, row, OWNER, holder->owner, sizeof holder->owner, true);
@@ -306,7 +337,8 @@ static int list(hl__pg_session *session, const hl_lease_filter *filter,
   hl__pg_part part = {
       .number = -1,
       .sql = "SELECT l.id,l.owner,l.path,l.label,l.application,l.host,l.pid,"
-             "l.shared,(extract(epoch FROM l.since)*1000)::int8,"
+             "l.shared,EXISTS(SELECT FROM public.hier_lock_lease_rows u WHERE "
+             "u.id=l.id AND u.key<0),(extract(epoch FROM l.since)*1000)::int8,"
              HL__PG_LEFT " FROM public.hier_lock_leases l WHERE " MATCHES
              " AND ($5::boolean OR l.till>clock_timestamp()) ORDER BY "
              "l.since,l.id"};
@@ -385,6 +417,7 @@ const hl_lease_ops hl__pg_leases = {
     .look = lease_look,
     .drop = lease_drop,
     .recall = lease_recall,
+    .regrade = lease_regrade,
     .adopt = lease_adopt,
     .convert = hl__pg_lease_convert,
     .list = lease_list,

@@ -17,6 +17,8 @@
    server that hangs. */
 #define LOOK_SETTLE_MS 250
 #define LOOK_MS 1000
+/* Whoever lists all has time. */
+#define LOOK_ALL_MS 10000
 
 static hl__pg_session *session_of(hl_session *session) {
   return (hl__pg_session *)session;
@@ -215,12 +217,14 @@ static void interrupt(hl_session *base) {
 }
 
 static int holders(hl_session *base, const hl_row *rows, size_t n,
-                   hl_holder_fn fn, void *context, hl_error *error) {
+                   const char *names, hl_holder_fn fn, void *context,
+                   hl_error *error) {
+  (void)names; /* the keys say enough */
   hl__pg_session *session = session_of(base);
   int status =
       hl__pg_settle(session, hl__now_ms() + LOOK_SETTLE_MS, false, error);
   if (status) return status == HL_TIMEOUT ? hl__pg_gone(session, error) : status;
-  session->patience = hl__now_ms() + LOOK_MS;
+  session->patience = hl__now_ms() + (n ? LOOK_MS : LOOK_ALL_MS);
   return hl__pg_holders(session, rows, n, fn, context, error);
 }
 
@@ -233,7 +237,11 @@ static void thread_end(void) {
 const hl_store_ops hl_store_postgresql = {
     .abi = HL_STORE_ABI,
     .scheme = "postgresql",
-    .traits = {.scarce = true, .expires = true, .blocks = true},
+    .traits = {.scarce = true,
+               .expires = true,
+               .blocks = true,
+               .updates = true,
+               .leases_update = true},
     .parse = hl__pg_dsn,
     .name_key = hl__pg_name_key,
     .open = store_open,
@@ -243,6 +251,7 @@ const hl_store_ops hl_store_postgresql = {
     .session_close = session_close,
     .session_forget = session_forget,
     .take = take,
+    .downgrade = hl__pg_downgrade,
     .give_back = give_back,
     .settle = settle,
     .renew = renew,

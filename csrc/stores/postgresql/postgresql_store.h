@@ -129,6 +129,7 @@ struct hl__pg_session {
   bool outdated;
   unsigned prepared, generation;
   bool savepoint; /* that of the last extend is still there */
+  bool upgraded;  /* that was an upgrade */
 };
 
 /* A statement of a pipeline. */
@@ -175,7 +176,7 @@ uint64_t hl__pg_name_key(const char *name, size_t size);
 /* The advisory lock of a row, as the server shows it: signed. */
 static inline int64_t hl__pg_key(unsigned level, uint64_t bucket) {
   if (level == HL_LEVEL_NAMED) return (int64_t)bucket; /* hl__pg_name_key */
-  return (int64_t)((uint64_t)level << HL__HASH_BITS | bucket);
+  return hl__row_key(level, bucket);
 }
 /* What a lock statement returns, as its last columns. */
 enum { HL__PG_REFUSED, HL__PG_TOKEN, HL__PG_SERVER, HL__PG_GATE, HL__PG_COLUMNS };
@@ -187,6 +188,9 @@ int hl__pg_grant_read(hl__pg_session *session, bool try_once, uint64_t *token,
                       hl_error *error);
 int hl__pg_lock_rows(hl__pg_session *session, const hl_request *request,
                      hl_grant *grant, hl_error *error);
+/* hl_store_ops.downgrade */
+int hl__pg_downgrade(hl_session *session, const hl_request *request,
+                     int64_t *sent_ms, hl_error *error);
 /* Sends a statement that waits, and waits for it, as the request says. */
 int hl__pg_wait_run(hl__pg_session *session, const hl_request *request,
                     const char *sql, hl_error *error);
@@ -231,10 +235,12 @@ char *hl__pg_keys(const hl_row *rows, size_t n, bool exclusive);
 /* Puts the look behind a lock statement of a pipeline. keys: as of hl__pg_keys. */
 bool hl__pg_look_queue(hl__pg_session *session, const char *keys,
                        const char *exclusive);
-/* After the rows of the request have been locked: waits until no lease is in the way, with
-   the rows in hand. HL_OK; HL_TIMEOUT, HL_CANCELLED. */
+/* After the rows of the request have been locked: waits until no lease is in the way, but
+   request->exempt, with the rows in hand. *token is another one after a wait: that of the lease may
+   have grown meanwhile. HL_OK; HL_TIMEOUT, HL_CANCELLED; HL_BEHIND_UPDATE. */
 int hl__pg_leases_await(hl__pg_session *session, const hl_request *request,
-                        const char *tag, int64_t *sent, hl_error *error);
+                        const char *tag, uint64_t *token, int64_t *sent,
+                        hl_error *error);
 
 /* ---- record.c */
 
@@ -242,6 +248,9 @@ int hl__pg_leases_await(hl__pg_session *session, const hl_request *request,
 int hl__pg_lease_take(hl__pg_session *session, const hl_request *request,
                       hl_grant *grant, hl_error *error);
 int hl__pg_lease_convert(hl_session *session, const hl_request *request,
+                         hl_grant *grant, hl_error *error);
+/* As hl_lease_ops.regrade, on a session with tables; HL_ELOST does not say why. */
+int hl__pg_lease_regrade(hl__pg_session *session, const hl_request *request,
                          hl_grant *grant, hl_error *error);
 /* ---- pipeline.c */
 

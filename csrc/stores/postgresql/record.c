@@ -33,8 +33,8 @@
 #define ROW_BYTES 80u
 
 /* $1 id, $2 holder, $3 secret, $4 ttl, $5 keys, $6 exclusive keys, $7 owner, $8 path,
-   $9 label, $10 application, $11 host, $12 pid, $13 shared, $14 token or NULL, $15 its rows
-   are held. */
+   $9 label, $10 application, $11 host, $12 pid, $13 not exclusive (with a key of an update row: for
+   update), $14 token or NULL, $15 its rows are held. */
 #define TAKE                                                                   \
   "WITH made AS (INSERT INTO public.hier_lock_leases (id,holder,secret,till,"  \
   "token,shared,owner,path,label,application,host,pid,since) SELECT "          \
@@ -78,8 +78,8 @@ static int record_fill(record *self, const hl__pg_session *session,
   hl__pg_part *part = &self->part;
   char made[128];
   memset(self, 0, sizeof *self);
-  self->keys = hl__pg_keys(request->rows, request->n, false);
-  self->exclusive = hl__pg_keys(request->rows, request->n, true);
+  self->keys = hl__pg_keys(request->shown, request->shown_n, false);
+  self->exclusive = hl__pg_keys(request->shown, request->shown_n, true);
   if (!self->keys || !self->exclusive) {
     record_dispose(self);
     return hl__error_memory(error);
@@ -103,7 +103,7 @@ static int record_fill(record *self, const hl__pg_session *session,
   hl__pg_bytes(part, config->application, strlen(config->application));
   hl__pg_bytes(part, config->host, strlen(config->host));
   hl__pg_number(part, self->pid, config->pid);
-  hl__pg_value(part, request->mode == HL_SHARED ? "t" : "f");
+  hl__pg_value(part, request->mode == HL_EXCLUSIVE ? "f" : "t");
   if (token)
     hl__pg_number(part, self->token, token);
   else
@@ -267,4 +267,68 @@ int hl__pg_lease_convert(hl_session *base, const hl_request *request,
     status = write_held(session, request, token >> 8, grant, error);
   if (status == HL_OK) grant->token = token;
   return status;
+}
+
+/* ----------------------------------------------------- rows in another mode */
+
+/* $1 id, $2 holder, $3 keys, $4 exclusively, $5 token: the new one, or that which it must have still */
+#define REGRADE                                                                \
+  "WITH held AS (UPDATE public.hier_lock_leases SET shared=NOT $4::bool,"      \
+  "token=$5::int8 WHERE id=$1::uuid AND holder=$2::uuid AND revoked IS NULL "  \
+  "AND ($4::bool OR token=$5::int8) RETURNING id) "                            \
+  "UPDATE public.hier_lock_lease_rows r SET "                                  \
+  "exclusive=$4::bool FROM held WHERE r.id=held.id AND "                       \
+  "r.key=ANY($3::int8[]) RETURNING r.key"
+
+/* Its statement is a transaction, or, in an upgrade, the last of that which has the rows. */
+static int record_regrade(hl__pg_session *session, const hl_request *request,
+                          uint64_t token, hl_error *error) {
+  hl__pg_part parts[3] = {{.number = -1, .sql = REGRADE}};
+  size_t n = 1;
+  char number[24], *keys = hl__pg_keys(request->rows, request->n, false);
+  if (!keys) return hl__error_memory(error);
+  hl__pg_bytes(&parts[0], request->lease->id, 16);
+  hl__pg_bytes(&parts[0], request->lease->holder, 16);
+  hl__pg_value(&parts[0], keys);
+  hl__pg_value(&parts[0], request->upgrade ? "t" : "f");
+  hl__pg_number(&parts[0], number, (int64_t)(token >> 8));
+  if (request->upgrade) {
+    parts[n++] = parts[0];
+    parts[n++] = (hl__pg_part){.number = -1, .sql = "COMMIT"};
+    parts[0] = (hl__pg_part){.number = -1,
+                             .sql = "SET LOCAL statement_timeout=5000"};
+  }
+  int status = hl__pg_pipeline_run(session, parts, n,
+                                   hl__now_ms() + ANSWER_MS, error);
+  free(keys);
+  return status;
+}
+
+/* An upgrade takes the rows as anybody else would whom this lease does not concern, so it stands in
+   their queue. Then nobody else is there, in a session or by a lease. */
+int hl__pg_lease_regrade(hl__pg_session *session, const hl_request *request,
+                         hl_grant *grant, hl_error *error) {
+  hl_grant held = {.token = grant->token};
+  int status = HL_OK;
+  if (request->upgrade) {
+    hl_request own = *request;
+    own.lease = NULL;
+    own.extend = own.upgrade = false;
+    own.shown = own.rows;
+    own.shown_n = own.n;
+    own.exempt = request->lease->id;
+    status = hl__pg_lock_rows(session, &own, &held, error);
+    if (status) return status;
+  }
+  status = record_regrade(session, request, held.token, error);
+  if (status == HL_ECONNECTION) return status;
+  if (request->upgrade && status &&
+      hl__pg_rollback_send(session, NULL) != HL_OK)
+    return hl__error(error, HL_ECONNECTION, "the connection has ended");
+  if (status) return status;
+  session->holds = session->savepoint = false;
+  if (PQntuples(session->kept) == 0)
+    return hl__error(error, HL_ELOST, "there is no such lease any more");
+  grant->token = held.token;
+  return HL_OK;
 }

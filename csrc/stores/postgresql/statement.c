@@ -18,12 +18,19 @@
  * - An error ends the transaction, and the server has given everything back when it tells.
  *   More rows (extend) are therefore asked for behind a savepoint: to roll back to it
  *   gives back what was taken since, and lifts the error. Should it succeed, the savepoint
- *   stays until the next extend, which costs no trip.
+ *   stays until the next extend, which costs no trip. So what the last of them made exclusive
+ *   (an upgrade) is shared again by rolling back to it: the shared lock is older, and stays.
+ * - Whoever waits for a lease keeps his rows, and a lease that is for update may want one of
+ *   them. So a request with update rows that finds a lease in its way gives all back, and begins
+ *   anew: it takes its update rows, waits there until no lease is in the way of them, and then
+ *   takes the others.
  * - A comment in front tells observers who waits or holds: see holders.c.
  * - The server says in the same trip that it is the one to which we have connected, and no
  *   standby: a proxy may lead a SELECT elsewhere.
  */
 #include "postgresql_store.h"
+
+#include "mode.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -235,17 +242,18 @@ static int answer_judge(hl__pg_session *session, const hl_request *request,
   return hl__pg_grant_read(session, tried, token, error);
 }
 
-/* Locks n rows (at most STATEMENT_ROWS_MAX) by one message. begin: no transaction is open
-   yet, or, in an extend, no savepoint. */
+/* Locks n rows (at most STATEMENT_ROWS_MAX) by one message. *begun: a transaction is open, or,
+   in an extend, a savepoint; afterwards one is, or nothing was sent. */
 static int execute(hl__pg_session *session, const hl_request *request,
-                   const char *tag, const hl_row *rows, size_t n, bool begin,
+                   const char *tag, const hl_row *rows, size_t n, bool *begun,
                    uint64_t *token, hl_error *error) {
   text t;
   /* Never early: our milliseconds are cut. */
   int64_t wait =
       request->try_once ? 0 : hl__left_ms(request->deadline) + 1;
   if (!text_new(&t, n)) return hl__error_memory(error);
-  put_statement(&t, session, request, tag, rows, n, wait, begin);
+  put_statement(&t, session, request, tag, rows, n, wait, !*begun);
+  *begun = true;
   int64_t end = hl__now_ms() + wait;
   int status = hl__pg_send(session, t.data, error);
   free(t.data);
@@ -327,6 +335,54 @@ static int lease_begin(hl__pg_session *session, int64_t *sent,
   return hl__pg_command(session, session->tag, "", sent, error);
 }
 
+/* All rows of the request, one statement after the other. *sent, *token: of the last one. */
+static int rows_take(hl__pg_session *session, const hl_request *request,
+                     const char *tag, bool *begun, uint64_t *token,
+                     int64_t *sent, hl_error *error) {
+  int status = HL_OK;
+  for (size_t done = 0; done < request->n && status == HL_OK;) {
+    size_t n = request->n - done;
+    if (n > STATEMENT_ROWS_MAX) n = STATEMENT_ROWS_MAX;
+    *sent = hl__lease_ms();
+    status = execute(session, request, tag, request->rows + done, n, begun,
+                     token, error);
+    done += n;
+  }
+  return status;
+}
+
+/* With all rows in hand, waits until no lease is in the way; of a request with update rows: sees
+   whether none is, and otherwise begins anew, and waits with those only. */
+static int leases_await(hl__pg_session *session, const hl_request *request,
+                        const char *tag, uint64_t *token, int64_t *sent,
+                        hl_error *error) {
+  hl_request part = *request;
+  size_t updates =
+      request->extend ? 0 : hl__update_rows(request->rows, request->n);
+  if (updates == 0 || request->try_once)
+    return hl__pg_leases_await(session, request, tag, token, sent, error);
+  part.try_once = true;
+  int status = hl__pg_leases_await(session, &part, tag, token, sent, error);
+  if (status != HL_TIMEOUT) return status;
+  status = hl__pg_rollback_send(session, error);
+  if (status == HL_OK)
+    status = hl__pg_settle(session, hl__now_ms() + ANSWER_MS, false, error);
+  if (status)
+    return hl__error(error, HL_ECONNECTION,
+                     "the server did not give back in time what was locked");
+  bool begun = false;
+  part = *request;
+  part.n = updates;
+  for (int i = 0; i < 2 && status == HL_OK; i++) {
+    status = rows_take(session, &part, tag, &begun, token, sent, error);
+    if (status == HL_OK)
+      status = hl__pg_leases_await(session, &part, tag, token, sent, error);
+    part.rows += updates;
+    part.n = request->n - updates;
+  }
+  return status;
+}
+
 int hl__pg_lock_rows(hl__pg_session *session, const hl_request *request,
                      hl_grant *grant, hl_error *error) {
   char tag[HL__PG_TAG_MAX];
@@ -334,30 +390,22 @@ int hl__pg_lock_rows(hl__pg_session *session, const hl_request *request,
   int64_t sent = 0;
   int status = HL_OK;
   hl__pg_tag(session, request, tag);
-  size_t done = 0;
-  bool begun;
+  bool begun, refused;
   sent = hl__lease_ms();
   status = execute_try(session, request, tag, &begun, &token, error);
-  if (status == HL_OK) done = request->n;
-  if (status == HL_TIMEOUT && !(begun && request->try_once)) status = HL_OK;
+  refused = status == HL_TIMEOUT && !(begun && request->try_once);
   if (status == HL_BUSY) status = HL_TIMEOUT;
-  while (done < request->n && status == HL_OK) {
-    size_t n = request->n - done;
-    if (n > STATEMENT_ROWS_MAX) n = STATEMENT_ROWS_MAX;
-    sent = hl__lease_ms();
-    status = execute(session, request, tag, request->rows + done, n,
-                     done == 0 && !begun, &token, error);
-    done += n;
-  }
+  if (refused)
+    status = rows_take(session, request, tag, &begun, &token, &sent, error);
   if (status != HL_DEADLOCK && status != HL_ECONNECTION)
     atomic_store(&session->in_hand, false); /* what was held before, is */
-  if (status == HL_ENOMEM && done <= STATEMENT_ROWS_MAX && !begun)
-    return status; /* nothing was sent */
+  if (status == HL_ENOMEM && !begun) return status; /* nothing was sent */
   if (status == HL_OK)
-    status = hl__pg_leases_await(session, request, tag, &sent, error);
+    status = leases_await(session, request, tag, &token, &sent, error);
   if (status) return undo(session, request, status, grant, error);
   session->holds = true;
   session->savepoint = request->extend; /* the next one ends it */
+  session->upgraded = request->upgrade;
   memcpy(session->tag, tag, sizeof tag);
   status = lease_begin(session, &sent, error);
   if (status) return status;
@@ -365,4 +413,26 @@ int hl__pg_lock_rows(hl__pg_session *session, const hl_request *request,
   grant->token = token << 8;
   grant->sent_ms = sent;
   return HL_OK;
+}
+
+int hl__pg_downgrade(hl_session *base, const hl_request *request,
+                     int64_t *sent_ms, hl_error *error) {
+  hl__pg_session *session = (hl__pg_session *)base;
+  char tag[HL__PG_TAG_MAX];
+  if (!session->savepoint || !session->upgraded)
+    return hl__error(error, HL_EUNSUPPORTED,
+                     "the lock was extended after it was upgraded, and "
+                     "PostgreSQL would give both back: release it, or keep it "
+                     "exclusive");
+  hl__pg_tag(session, request, tag);
+  session->savepoint = false;
+  int status = hl__pg_command(
+      session, tag,
+      "ROLLBACK TO SAVEPOINT hierlock;RELEASE SAVEPOINT hierlock", sent_ms,
+      error);
+  if (status == HL_OK)
+    memcpy(session->tag, tag, sizeof tag);
+  else if (status != HL_ENOMEM)
+    status = HL_ECONNECTION;
+  return status;
 }

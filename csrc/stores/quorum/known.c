@@ -37,7 +37,7 @@ void hl__known_forget(hl__quorum_store *store, hl__quorum_lease *lease) {
 static bool is_needed(const hl__quorum_store *store,
                       const hl__quorum_lease *lease, int64_t now) {
   for (unsigned i = 0; i < store->n; i++)
-    if (lease->at[i].making) return true;
+    if (lease->at[i].making || lease->at[i].dropping) return true;
   if (lease->references > 1) return true; /* somebody asks for it now */
   return lease->end + (lease->dropped ? 0 : KEPT_MS) > now;
 }
@@ -122,7 +122,7 @@ void hl__known_flush(hl__quorum_member *member) {
          lease = lease->next) {
       hl__quorum_part *part = &lease->at[member->number];
       if (!lease->dropped || !part->leftover || part->making ||
-          now >= lease->end)
+          part->dropping || now >= lease->end)
         continue;
       part->leftover = false;
       hl__ask_drop(member, lease);
@@ -155,7 +155,7 @@ void hl__known_heal(hl__quorum_store *store, hl__quorum_lease *lease) {
   if (!lease->rows || !lease->held || lease->dropped) return;
   for (unsigned i = 0; i < store->n; i++) {
     hl__quorum_part *part = &lease->at[i];
-    if (part->in || part->making || part->spoiled) continue;
+    if (part->in || part->making || part->dropping || part->spoiled) continue;
     part->leftover = false; /* what may be there is adopted */
     hl__quorum_ask *ask =
         hl__ask_new(&store->members[i], HL__ASK_TAKE, lease, NULL, NULL);

@@ -130,7 +130,10 @@ static int refresh(polling *self, hl__quorum_lease *lease,
     if (ask->status == HL_ELOST) lease->at[i].in = false;
   }
   if (self->revoked || hl__known_in(store, lease) < store->need) {
-    abandon(store, lease);
+    /* Where it is released meanwhile, members are in it no more because they
+       were told so. Were they told twice, the second answer would be that it is
+       lost. */
+    if (!lease->dropped) abandon(store, lease);
     return gone(self, error);
   }
   if (self->ok < store->need) return unknown(self, "did not refresh", error);
@@ -157,12 +160,13 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
   return status;
 }
 
-/* Times, the longest first. */
-static void time_add(int64_t times[HL__QUORUM_MAX], unsigned *n, int64_t ms) {
+/* Numbers, the greatest first. */
+static void number_add(int64_t numbers[HL__QUORUM_MAX], unsigned *n,
+                       int64_t number) {
   unsigned at = (*n)++;
-  for (; at > 0 && times[at - 1] < ms; at--)
-    times[at] = times[at - 1];
-  times[at] = ms;
+  for (; at > 0 && numbers[at - 1] < number; at--)
+    numbers[at] = numbers[at - 1];
+  numbers[at] = number;
 }
 
 /* The `need`-th longest of the times. */
@@ -172,7 +176,7 @@ static int64_t nth_left(const polling *self) HL__REQUIRES(hl__quorum_mutex) {
   for (unsigned i = 0; i < self->store->n; i++) {
     const hl__quorum_ask *ask = self->ask[i];
     if (ask && ask->state == HL__ASK_DONE && ask->status == HL_OK)
-      time_add(times, &n, ask->left_ms);
+      number_add(times, &n, ask->left_ms);
   }
   return n < self->store->need ? 0 : times[self->store->need - 1];
 }
@@ -209,6 +213,9 @@ static int lease_look(hl_session *base, const hl_lease_terms *terms,
 
 static void drop_ask(polling *self, hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex) {
+  /* What was given back while it was acquired is no answer to this. */
+  for (unsigned i = 0; !lease->dropped && i < self->store->n; i++)
+    lease->at[i].gone = false;
   lease->dropped = true;
   lease->held = false;
   for (unsigned i = 0; i < self->store->n; i++) {
@@ -416,7 +423,7 @@ static unsigned seen(const polling *self, hl_holder *holder)
     if (!is_answer(ask)) continue;
     for (size_t j = 0; j < ask->found_n; j++) {
       if (strcmp(ask->found[j].id, holder->id) != 0) continue;
-      time_add(times, &n, ask->found[j].remaining_ms);
+      number_add(times, &n, ask->found[j].remaining_ms);
       break;
     }
   }
@@ -435,8 +442,9 @@ static bool is_named(const polling *self, unsigned before, const char *id)
   return false;
 }
 
-/* Each lease once of which a quorum knows, or would if all had answered; of
-   locks and waiters that have no name, those of the first member. */
+/* Each lease once of which a quorum knows, or would if all had answered; locks
+   that have no name, of the first member; and all waiters, as a request waits
+   for one member at a time: that may be any. */
 static void tell(const polling *self, hl_holder_fn fn, void *context)
     HL__REQUIRES(hl__quorum_mutex) {
   bool first = true;
@@ -449,7 +457,7 @@ static void tell(const polling *self, hl_holder_fn fn, void *context)
       if (named ? !is_named(self, i, holder.id) &&
                       seen(self, &holder) + (self->store->n - self->ok) >=
                           self->store->need
-                : first)
+                : first || holder.waiting)
         fn(context, &holder);
     }
     first = false;
@@ -470,15 +478,30 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter,
 }
 
 int hl__quorum_holders(hl_session *base, const hl_row *rows, size_t n,
-                       hl_holder_fn fn, void *context, hl_error *error) {
+                       const char *names, hl_holder_fn fn, void *context,
+                       hl_error *error) {
   polling self = polling_of(base);
-  const hl_lease_filter filter = {.rows = rows, .n = n};
+  const hl_lease_filter filter = {.rows = rows, .n = n, .names = names};
   hl__quorum_mutex_lock(self.store);
   int status = query_all(&self, HL__ASK_HOLDERS, &filter, NULL, NULL, error);
   if (status == HL_OK) tell(&self, fn, context);
   polling_end(&self, true);
   hl__quorum_mutex_unlock(self.store);
   return status;
+}
+
+/* How many leases of a quorum they have revoked, if those that have not
+   answered have as many: a single member has records of tries, too, which may
+   be granted yet. */
+static uint64_t revoked_count(const polling *self)
+    HL__REQUIRES(hl__quorum_mutex) {
+  int64_t counts[HL__QUORUM_MAX] = {0};
+  unsigned n = 0, silent = self->store->n - self->ok;
+  for (unsigned i = 0; i < self->store->n; i++)
+    if (is_answer(self->ask[i]))
+      number_add(counts, &n, (int64_t)self->ask[i]->count);
+  unsigned nth = self->store->need > silent ? self->store->need - silent : 1;
+  return n < nth ? 0 : (uint64_t)counts[nth - 1];
 }
 
 /* A member that could not be asked keeps its record, which is no quorum; its
@@ -490,9 +513,7 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
   (void)deadline;
   hl__quorum_mutex_lock(self.store);
   int status = query_all(&self, HL__ASK_REVOKE, filter, by, reason, error);
-  for (unsigned i = 0; i < self.store->n; i++)
-    if (is_answer(self.ask[i]) && self.ask[i]->count > *revoked)
-      *revoked = self.ask[i]->count;
+  *revoked = revoked_count(&self);
   polling_end(&self, false);
   hl__quorum_mutex_unlock(self.store);
   return status;

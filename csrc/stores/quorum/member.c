@@ -23,6 +23,9 @@
  */
 #define THREADS_MAX 4096u
 #define SUSPECT_THREADS 2u
+/* Questions that nobody waits for any more: a member with more of them is suspect, and so
+   many stay in its queue then, to be asked when it goes on. */
+#define STRAYS 16u
 /* A thread without work stays so long: ms. */
 #define IDLE_MS 10000
 /* For the answer to what was sent before on a session. */
@@ -160,11 +163,14 @@ static void ask_done(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_part *part =
       ask->lease ? &ask->lease->at[ask->member->number] : NULL;
   ask->state = HL__ASK_DONE;
+  if (ask->stray) ask->member->strays--;
   if (makes(ask)) part->making--;
   if (ask->kind == HL__ASK_DROP) {
     bool gone = ask->status == HL_OK || ask->status == HL_ELOST;
+    part->dropping--;
     if (gone) part->gone = part->gone || ask->status == HL_OK;
     part->leftover = !gone;
+    part->spoiled = part->spoiled || (!gone && ask->sent);
     if (gone) part->in = false;
   }
   if (ask->listener) (void)pthread_cond_signal(&ask->listener->answered);
@@ -181,8 +187,19 @@ static void queue_remove(hl__quorum_member *member, hl__quorum_ask *ask)
   member->queued--;
 }
 
+/* Those who leave questions at a member that hangs do not fill the memory: beyond some
+   nothing is left there. A refresh or a look counts as not answered; what was to be
+   dropped is a leftover (hl__known_flush). Takes and imports stay: of each lease there
+   is one at most. */
+static bool is_too_many(const hl__quorum_ask *ask)
+    HL__REQUIRES(hl__quorum_mutex) {
+  return ask->member->suspect && ask->member->queued > STRAYS &&
+         !makes(ask) && ask->kind != HL__ASK_OPEN;
+}
+
 void hl__ask_leave(hl__quorum_ask *ask, bool unwanted) {
   bool takes = makes(ask);
+  if (ask->state == HL__ASK_QUEUED && is_too_many(ask)) unwanted = true;
   ask->unwanted = ask->unwanted || unwanted;
   if (ask->state == HL__ASK_DONE) {
     /* A grant that its listener has not seen. */
@@ -197,6 +214,9 @@ void hl__ask_leave(hl__quorum_ask *ask, bool unwanted) {
     ask->references--; /* the queue's; the caller's is left */
   } else if (unwanted) {
     ask_interrupt(ask);
+  } else if (!ask->stray) {
+    ask->stray = true;
+    if (++ask->member->strays > STRAYS) hl__member_suspect(ask->member);
   }
   ask->listener = NULL;
   ask_unref(ask);
@@ -229,6 +249,7 @@ static int inner_open(hl__quorum_member *member, hl_error *error)
   member->opens = true;
   hl__quorum_mutex_unlock(store);
   int status = member->ops->open(&member->config, &inner, error);
+  hl__exit_watch(member->ops); /* its library is initialised now */
   if (status == HL_OK && !inner->leases)
     status = hl__error(error, HL_EUNSUPPORTED, "it has no leases here");
   hl__quorum_mutex_lock(store);
@@ -360,7 +381,7 @@ static int ask_send(hl__quorum_ask *ask, hl_session *session) {
                           error);
   case HL__ASK_HOLDERS:
     return ops->holders(session, ask->query->filter.rows, ask->query->filter.n,
-                        found_add, ask, error);
+                        ask->query->filter.names, found_add, ask, error);
   }
   return status;
 }
@@ -387,6 +408,7 @@ static int ask_once(hl__quorum_ask *ask, bool *again)
     return HL_CANCELLED;
   }
   ask->session = session;
+  ask->sent = true;
   hl__quorum_mutex_unlock(member->store);
   status = ask_send(ask, session);
   hl__quorum_mutex_lock(member->store);
@@ -401,7 +423,8 @@ static int ask_once(hl__quorum_ask *ask, bool *again)
   return status;
 }
 
-/* One that nobody wants goes: on the session, or another one. */
+/* One that nobody wants goes: on the session, or another one. False: it may stay, or
+   go at any time, so no record of that id counts at the member any more. */
 static bool record_undo(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_member *member = ask->member;
   hl_session *session = NULL;
@@ -462,8 +485,10 @@ static void ask_run(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
     bool late = ask->status == HL_OK && !ask->listener && !grant_keep(ask);
     /* An import that has failed leaves the lease to whose text it was. */
     if (!take && !ask->lease->dropped) late = false;
-    if ((unsure || late) && !record_undo(ask))
+    if ((unsure || late) && !record_undo(ask)) {
       ask->lease->at[member->number].leftover = true;
+      ask->lease->at[member->number].spoiled = true;
+    }
     if (late) ask->status = HL_CANCELLED;
   }
   ask_done(ask);
@@ -517,7 +542,7 @@ static bool thread_start(hl__quorum_member *member)
   sigset_t all, before;
   pthread_t thread;
   pthread_attr_t detached;
-  hl__exit_watch(true);
+  hl__exit_watch(member->store->base.ops);
   (void)pthread_attr_init(&detached);
   (void)pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
   (void)pthread_attr_setstacksize(&detached, STACK_BYTES);
@@ -535,6 +560,7 @@ static bool thread_start(hl__quorum_member *member)
 void hl__ask_give(hl__quorum_ask *ask) {
   hl__quorum_member *member = ask->member;
   if (makes(ask)) ask->lease->at[member->number].making++;
+  if (ask->kind == HL__ASK_DROP) ask->lease->at[member->number].dropping++;
   ask->references++;
   ask->state = HL__ASK_QUEUED;
   ask->next = NULL;

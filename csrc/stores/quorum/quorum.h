@@ -45,9 +45,11 @@ typedef struct hl__quorum_ask hl__quorum_ask;
 typedef struct hl__quorum_part {
   bool in;       /* it has the record: see above */
   bool leftover; /* it may have one that nobody wants: to be dropped */
-  bool gone;     /* it has said that it dropped it */
-  bool spoiled;  /* a grant was recalled: no other can be had by the same id */
-  unsigned making; /* takes that are not answered */
+  bool gone;     /* it has said that it dropped it, since the lease is dropped */
+  bool spoiled;  /* a grant was recalled, or a drop not answered, which may still
+                    be carried out: no other can be had by the same id */
+  unsigned making;   /* takes that are not answered */
+  unsigned dropping; /* drops that are not */
   uint64_t place, token;
   int64_t sent_ms; /* of the last grant or refresh: hl__lease_ms */
 } hl__quorum_part;
@@ -108,6 +110,8 @@ struct hl__quorum_ask {
   enum { HL__ASK_QUEUED, HL__ASK_RUNS, HL__ASK_DONE } state;
   bool unwanted; /* a grant that comes is given back */
   bool interrupted;
+  bool stray;          /* nobody waits for it any more, and it goes on */
+  bool sent;           /* the member may have it */
   hl_session *session; /* while it runs */
   int64_t begun;       /* hl__now_ms */
   /* Constant. */
@@ -141,7 +145,7 @@ struct hl__quorum_member {
   hl_error reason;
   pthread_cond_t work, opened;
   hl__quorum_ask *first, *last; /* the queue */
-  unsigned queued, threads, idle_threads;
+  unsigned queued, threads, idle_threads, strays;
   hl_session *idle[HL__QUORUM_IDLE];
   unsigned idle_count;
   bool suspect;  /* has left a question without an answer */
@@ -266,7 +270,8 @@ void hl__quorum_drops_leave(hl__quorum_session *session)
 int hl__quorum_take(hl_session *session, const hl_request *request,
                     hl_grant *grant, hl_error *error);
 int hl__quorum_holders(hl_session *session, const hl_row *rows, size_t n,
-                       hl_holder_fn fn, void *context, hl_error *error);
+                       const char *names, hl_holder_fn fn, void *context,
+                       hl_error *error);
 extern const hl_lease_ops hl__quorum_leases;
 
 #endif

@@ -84,8 +84,8 @@ static bool is_taking(const taking *self, unsigned i) {
 
 static bool is_idle(const taking *self, unsigned i) {
   const hl__quorum_part *part = part_of(self, i);
-  return !part->in && !self->ask[i] && !part->making && !part->leftover &&
-         !part->spoiled;
+  return !part->in && !self->ask[i] && !part->making && !part->dropping &&
+         !part->leftover && !part->spoiled;
 }
 
 static void try_all(taking *self) HL__REQUIRES(hl__quorum_mutex) {

@@ -31,14 +31,13 @@ static int bell_make(hl__redis_session *session, hl_error *error) {
 /* No child is born with a socket that it does not close. (A name server that hangs is waited for
    in here.) */
 static int socket_open(hl__redis_session *session, hl_error *error) {
-  const hl_dsn *dsn = session->store->config->dsn;
+  const hl__redis_address *address = &session->address;
   int status = HL_OK;
   hl__fork_forbid();
   session->context =
-      dsn->socket ? redisConnectUnixNonBlock(dsn->socket)
-                  : redisConnectNonBlock(dsn->host ? dsn->host : "127.0.0.1",
-                                         dsn->port ? (int)dsn->port
-                                                   : DEFAULT_PORT);
+      *address->host
+          ? redisConnectNonBlock(address->host, (int)address->port)
+          : redisConnectUnixNonBlock(session->store->config->dsn->socket);
   if (!session->context) {
     status = hl__error_memory(error);
   } else if (session->context->err) {
@@ -84,51 +83,49 @@ static int socket_await(const hl__redis_session *session, int64_t deadline,
   return HL_OK;
 }
 
-static int log_in(hl__redis_session *session, int64_t deadline,
-                  hl_error *error) {
-  const hl__redis_store *store = session->store;
-  const hl_dsn *dsn = store->config->dsn;
+static int log_in(hl__redis_session *session, const char *user,
+                  const char *password, int64_t deadline, hl_error *error) {
   redisReply *reply = NULL;
-  int status = HL_OK;
-  /* As redis-cli has it. */
-  const char *password = dsn->password ? dsn->password : getenv("REDISCLI_AUTH");
-  if (password && *password) {
-    const char *words[] = {"AUTH", dsn->user ? dsn->user : password, password};
-    status = hl__redis_command(session, deadline, dsn->user ? 3 : 2, words,
-                               &reply, error);
-    if (status == HL_OK) freeReplyObject(reply);
-  }
-  if (status == HL_OK && store->database) {
-    char number[24];
-    (void)snprintf(number, sizeof number, "%u", store->database);
-    const char *words[] = {"SELECT", number};
-    status = hl__redis_command(session, deadline, 2, words, &reply, error);
-    if (status == HL_OK) freeReplyObject(reply);
-  }
+  if (!password || !*password) return HL_OK;
+  const char *words[] = {"AUTH", user ? user : password, password};
+  int status = hl__redis_command(session, deadline, user ? 3 : 2, words, &reply,
+                                 error);
+  if (status == HL_OK) freeReplyObject(reply);
   return status;
 }
 
-int hl__redis_connect(hl__redis_store *store, int64_t deadline,
-                      hl__redis_session **result, hl_error *error) {
-  int64_t patience = hl__now_ms() + store->connect_timeout;
-  if (patience < deadline) deadline = patience;
+static int database_select(hl__redis_session *session, int64_t deadline,
+                           hl_error *error) {
+  redisReply *reply = NULL;
+  char number[24];
+  if (!session->store->database) return HL_OK;
+  (void)snprintf(number, sizeof number, "%u", session->store->database);
+  const char *words[] = {"SELECT", number};
+  int status = hl__redis_command(session, deadline, 2, words, &reply, error);
+  if (status == HL_OK) freeReplyObject(reply);
+  return status;
+}
+
+int hl__redis_dial(hl__redis_store *store, const hl__redis_address *address,
+                   const char *user, const char *password, int64_t deadline,
+                   hl__redis_session **result, hl_error *error) {
   *result = NULL;
   hl__redis_session *session = calloc(1, sizeof *session);
   if (!session) return hl__error_memory(error);
   session->base.store = &store->base;
   session->store = store;
+  if (address) session->address = *address;
   session->fd = session->bell = -1;
   hl__list_init(&session->node);
+  hl__list_init(&session->links);
+  session->face = session;
   atomic_init(&session->interrupted, false);
   int status = bell_make(session, error);
   if (status == HL_OK) status = socket_open(session, error);
   if (status == HL_OK) status = socket_await(session, deadline, error);
   if (status == HL_OK) status = hl__redis_tls_start(session, deadline, error);
-  if (status == HL_OK) status = log_in(session, deadline, error);
-  if (status > 0) { /* no outcome of connecting */
-    if (error) error->status = HL_ECONNECTION;
-    status = HL_ECONNECTION;
-  }
+  if (status == HL_OK)
+    status = log_in(session, user, password, deadline, error);
   if (status == HL_OK)
     *result = session;
   else
@@ -136,8 +133,60 @@ int hl__redis_connect(hl__redis_store *store, int64_t deadline,
   return status;
 }
 
-void hl__redis_disconnect(hl__redis_session *session) {
-  if (!session) return;
+/* The server of the DSN, or the master that the sentinels name. */
+static int address_find(hl__redis_store *store, int64_t deadline,
+                        hl__redis_address *address, hl_error *error) {
+  const hl_dsn *dsn = store->config->dsn;
+  if (store->service)
+    return hl__redis_sentinels_ask(store, deadline, address, error);
+  if (hl__redis_cluster_seed(store, atomic_load(&store->seed), address))
+    return HL_OK;
+  *address = (hl__redis_address){.port = dsn->port ? dsn->port : DEFAULT_PORT};
+  if (!dsn->socket &&
+      snprintf(address->host, sizeof address->host, "%s",
+               dsn->host ? dsn->host : "127.0.0.1") >= (int)sizeof address->host)
+    return hl__error(error, HL_ECONNECTION, "the host's name is too long");
+  return HL_OK;
+}
+
+int hl__redis_connect(hl__redis_store *store, int64_t deadline,
+                      hl__redis_session **result, hl_error *error) {
+  const hl_dsn *dsn = store->config->dsn;
+  int64_t patience = hl__now_ms() + store->connect_timeout;
+  hl__redis_address address;
+  /* As redis-cli has it. */
+  const char *password = dsn->password ? dsn->password : getenv("REDISCLI_AUTH");
+  if (patience < deadline) deadline = patience;
+  *result = NULL;
+  int status = address_find(store, deadline, &address, error);
+  if (status == HL_OK) {
+    status = hl__redis_dial(store, &address, dsn->user, password, deadline,
+                            result, error);
+    if (status == HL_OK)
+      status = database_select(*result, deadline, error);
+    if (status) hl__redis_named(store, &address, error);
+  }
+  if (status > 0) { /* no outcome of connecting */
+    if (error) error->status = HL_ECONNECTION;
+    status = HL_ECONNECTION;
+  }
+  if (status) {
+    hl__redis_disconnect(*result);
+    *result = NULL;
+  }
+  return status;
+}
+
+void hl__redis_named(const hl__redis_store *store,
+                     const hl__redis_address *address, hl_error *error) {
+  if (!store->service || !error) return;
+  hl_error said = *error;
+  (void)hl__error(error, said.status, "%.100s:%u, which the sentinels name as '%.100s': %.250s",
+                  address->host, address->port, store->service, said.message);
+  error->retryable = said.retryable;
+}
+
+static void one_disconnect(hl__redis_session *session) {
   if (session->fd >= 0) hl__fork_unwatch(session->fd, session->ticket);
   hl__redis_tls_end(session);
   if (session->context) redisFree(session->context);
@@ -147,4 +196,14 @@ void hl__redis_disconnect(hl__redis_session *session) {
     (void)close(session->bell);
   }
   free(session);
+}
+
+void hl__redis_disconnect(hl__redis_session *session) {
+  if (!session) return;
+  hl__list *next; /* those of a cluster's masters have none of their own */
+  for (hl__list *node = session->links.next; node != &session->links; node = next) {
+    next = node->next;
+    one_disconnect(HL__LIST_ENTRY(node, hl__redis_session, links));
+  }
+  one_disconnect(session);
 }

@@ -3,6 +3,8 @@
  *
  *     redis://[user:password@]host[:port][/database][?parameters]
  *     rediss://…                     the same over TLS; valkey://, valkeys:// are other names of both
+ *     redis+sentinel://[user:password@]host[:port][,host[:port]]...[/database]?service=name
+ *                                    sentinels, which are asked for the master of that name; rediss+sentinel:// …
  *     redis+unix://[user:password@]/path/to.sock[?database=1]
  */
 #include "redis_store.h"
@@ -16,6 +18,11 @@
 
 static bool scheme_is(const hl_dsn *dsn, const char *scheme) {
   return strncasecmp(dsn->text, scheme, strlen(scheme)) == 0;
+}
+
+static bool by_sentinels(const hl_dsn *dsn) {
+  return scheme_is(dsn, "redis+sentinel:") || scheme_is(dsn, "rediss+sentinel:") ||
+         scheme_is(dsn, "valkey+sentinel:") || scheme_is(dsn, "valkeys+sentinel:");
 }
 
 static int parse_socket(char *text, hl_dsn *dsn, hl_error *error) {
@@ -42,14 +49,38 @@ static int parse_socket(char *text, hl_dsn *dsn, hl_error *error) {
 }
 
 static int parse_host(char *text, hl_dsn *dsn, hl_error *error) {
+  if (by_sentinels(dsn)) { /* sentinel.c reads them */
+    if (*text) dsn->host = text;
+    return HL_OK;
+  }
   if (!strchr(text, ',')) return hl__dsn_host(text, dsn, error);
-  return hl__error(error, HL_EDSN, "the DSN names several hosts; one is known");
+  return hl__error(error, HL_EDSN, "the DSN names several hosts: write redis+sentinel:// for "
+                   "sentinels");
+}
+
+/* redis:///path/to.sock, where a database is only a number; other clients write so, with a
+   password before it, perhaps. */
+static bool is_socket(const char *text) {
+  const char *path = strchr(text, '/');
+  if (!path || (path != text && path[-1] != '@')) return false;
+  size_t digits = strspn(path + 1, "0123456789");
+  return path[1 + digits] && path[1 + digits] != '?';
 }
 
 int hl__redis_dsn(char *text, hl_dsn *dsn, hl_error *error) {
-  return scheme_is(dsn, "redis+unix:")
-             ? parse_socket(text, dsn, error)
-             : hl__dsn_url(text, parse_host, dsn, error);
+  if (scheme_is(dsn, "redis+unix:")) return parse_socket(text, dsn, error);
+  if (is_socket(text))
+    return hl__error(error, HL_EDSN,
+                     "the DSN names no host: write a socket as "
+                     "redis+unix://[:password@]/path/to.sock[?database=1]");
+  int status = hl__dsn_url(text, parse_host, dsn, error);
+  /* It would log in as nobody, or as somebody else. */
+  if (status == HL_OK && dsn->user && !dsn->password && !getenv("REDISCLI_AUTH"))
+    return hl__error(error, HL_EDSN,
+                     "the DSN names a user and no password: write "
+                     "redis://user:password@host, or redis://:password@host for "
+                     "what Symfony writes as redis://password@host");
+  return status;
 }
 
 /* ---------------------------------------------------------- parameters */
@@ -109,7 +140,12 @@ static int parse_tls(hl__redis_store *store, const char *value,
                    "verify-identity");
 }
 
-static const char **file_of(hl__redis_store *store, const char *name) {
+static const char **text_of(hl__redis_store *store, const char *name) {
+  if (by_sentinels(store->config->dsn)) {
+    if (strcmp(name, "service") == 0) return &store->service;
+    if (strcmp(name, "sentinel_user") == 0) return &store->sentinel_user;
+    if (strcmp(name, "sentinel_password") == 0) return &store->sentinel_password;
+  }
   if (strcmp(name, "tls_ca") == 0) return &store->tls_ca;
   if (strcmp(name, "tls_cert") == 0) return &store->tls_cert;
   if (strcmp(name, "tls_key") == 0) return &store->tls_key;
@@ -134,16 +170,19 @@ static int parse_param(hl__redis_store *store, const hl_dsn_param *param,
   if (strcmp(param->name, "quarantine") == 0)
     return parse_seconds(param, 315360000, &store->quarantine, error);
   if (strcmp(param->name, "tls") == 0) return parse_tls(store, param->value, error);
-  const char **file = file_of(store, param->name);
-  if (file) {
-    *file = param->value;
+  const char **text = text_of(store, param->name);
+  if (text) {
+    *text = param->value;
     return HL_OK;
   }
   return hl__error(error, HL_EDSN,
                    "unknown parameter '%.40s' in the DSN: prefix, database, "
                    "wait_replicas, connect_timeout, quarantine, tls, tls_ca, "
-                   "tls_cert and tls_key are known",
-                   param->name);
+                   "tls_cert and tls_key are known%s",
+                   param->name,
+                   by_sentinels(store->config->dsn)
+                       ? ", and service, sentinel_user and sentinel_password"
+                       : "");
 }
 
 int hl__redis_params(hl__redis_store *store, hl_error *error) {
@@ -152,17 +191,28 @@ int hl__redis_params(hl__redis_store *store, hl_error *error) {
   store->prefix = "hierlock";
   store->connect_timeout = CONNECT_TIMEOUT_MS;
   store->quarantine = store->config->hold_timeout;
-  bool encrypts = scheme_is(dsn, "rediss:") || scheme_is(dsn, "valkeys:");
+  bool encrypts = scheme_is(dsn, "rediss:") || scheme_is(dsn, "valkeys:") ||
+                  scheme_is(dsn, "rediss+sentinel:") ||
+                  scheme_is(dsn, "valkeys+sentinel:");
   if (encrypts) store->tls = HL__REDIS_TLS_VERIFY_IDENTITY;
   if (dsn->database)
     status = parse_number(dsn->database, "database", 65535, &store->database,
                           error);
   for (unsigned i = 0; i < dsn->param_count && status == HL_OK; i++)
     status = parse_param(store, &dsn->params[i], error);
+  (void)snprintf(store->own_names, sizeof store->own_names, "%s:", store->prefix);
+  store->base.own_names = store->own_names;
   if (status == HL_OK && !encrypts && (store->tls || store->tls_ca || store->tls_cert || store->tls_key))
     status = hl__error(error, HL_EDSN,
                        "the DSN has parameters of TLS: write rediss:// for it");
   if (status == HL_OK && store->tls_key && !store->tls_cert)
     status = hl__error(error, HL_EDSN, "the DSN has tls_key without tls_cert");
+  if (status == HL_OK && by_sentinels(dsn)) {
+    if (!store->service || !*store->service)
+      return hl__error(error, HL_EDSN,
+                       "the DSN names sentinels: add ?service= with the name "
+                       "of the master that they watch");
+    status = hl__redis_sentinels_read(store, error);
+  }
   return status;
 }

@@ -4,6 +4,8 @@
  */
 #include "redis_store.h"
 
+#include "mode.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +16,16 @@ static int begin(hl__redis_session *session, int64_t deadline, hl_error *error) 
   if (status == HL_TIMEOUT)
     status = hl__error(error, HL_ECONNECTION,
                        "the server has not answered what came before");
+  return status;
+}
+
+/* Ready on the connection to the master of the tree. */
+static int begin_at(hl_session *base, uint64_t place, int64_t deadline,
+                    hl__redis_session **at, hl_error *error) {
+  *at = hl__redis_session_of(base);
+  int status = begin(*at, deadline, error);
+  if (status == HL_OK)
+    status = hl__redis_route(*at, (uint32_t)place, deadline, at, error);
   return status;
 }
 
@@ -38,7 +50,7 @@ int hl__redis_replicated(hl__redis_session *session, hl_error *error) {
 }
 
 /* {1, ...}: HL_OK. {0, why, by, reason}: there is no record of that holder. */
-static int judge(const redisReply *reply, hl_error *error) {
+int hl__redis_judge(const redisReply *reply, hl_error *error) {
   const char *why = hl__redis_reply_text(reply, 1);
   if (hl__redis_reply_number(reply, 0) == 1) return HL_OK;
   if (strcmp(why, "revoked") == 0)
@@ -69,7 +81,7 @@ static int run(hl__redis_session *session, hl__redis_call *call,
                                 error);
   hl__redis_call_dispose(call);
   if (status) return status;
-  status = judge(*reply, error);
+  status = hl__redis_judge(*reply, error);
   if (status == HL_OK) return HL_OK;
   freeReplyObject(*reply);
   *reply = NULL;
@@ -83,23 +95,30 @@ static void begin_call(hl__redis_call *call, const hl__redis_session *session,
   hl__redis_id(call, terms->holder);
 }
 
-static void memory_add(hl__redis_call *call, const hl__redis_store *store) {
+/* What the server remembers, and which server the session means; nobody's where it is of no
+   matter. */
+static void memory_add(hl__redis_call *call, const hl__redis_session *session,
+                       uint64_t place) {
+  const hl__redis_store *store = session->store;
   char memory[96];
-  (void)snprintf(memory, sizeof memory, "%s:memory", store->prefix);
+  hl__redis_memory_key(store, (uint32_t)place, memory);
   hl__redis_text(call, memory);
+  hl__redis_text(call, store->quarantine ? session->run : "");
 }
 
 static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
                          int64_t ttl, int64_t deadline, int64_t *sent_ms,
                          hl_error *error) {
-  hl__redis_session *session = hl__redis_session_of(base);
+  hl__redis_session *session;
   hl__redis_call call;
   redisReply *reply;
+  int status = begin_at(base, terms->place, deadline, &session, error);
+  if (status) return status;
   begin_call(&call, session, HL__REDIS_REFRESH, terms);
   hl__redis_number(&call, ttl);
   hl__redis_number(&call, (int64_t)terms->turn);
-  memory_add(&call, session->store);
-  int status = run(session, &call, deadline, sent_ms, &reply, error);
+  memory_add(&call, session, terms->place);
+  status = run(session, &call, deadline, sent_ms, &reply, error);
   if (status) return status;
   freeReplyObject(reply);
   hl__redis_longest_note(session->store, ttl);
@@ -108,11 +127,13 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
 
 static int lease_look(hl_session *base, const hl_lease_terms *terms,
                       int64_t deadline, int64_t *left_ms, hl_error *error) {
-  hl__redis_session *session = hl__redis_session_of(base);
+  hl__redis_session *session;
   hl__redis_call call;
   redisReply *reply;
+  int status = begin_at(base, terms->place, deadline, &session, error);
+  if (status) return status;
   begin_call(&call, session, HL__REDIS_LOOK, terms);
-  int status = run(session, &call, deadline, NULL, &reply, error);
+  status = run(session, &call, deadline, NULL, &reply, error);
   if (status) return status;
   *left_ms = hl__redis_reply_number(reply, 1);
   freeReplyObject(reply);
@@ -121,31 +142,33 @@ static int lease_look(hl_session *base, const hl_lease_terms *terms,
 
 static int lease_drop(hl_session *base, const hl_lease_terms *terms,
                       bool confirm, int64_t deadline, hl_error *error) {
-  hl__redis_session *session = hl__redis_session_of(base);
+  hl__redis_session *session;
   hl__redis_call call;
   redisReply *reply;
+  int status = begin_at(base, terms->place, deadline, &session, error);
+  if (status) return status;
   begin_call(&call, session, HL__REDIS_DROP, terms);
   if (confirm) {
-    int status = run(session, &call, deadline, NULL, &reply, error);
+    status = run(session, &call, deadline, NULL, &reply, error);
     if (status == HL_OK) freeReplyObject(reply);
     return status;
   }
-  int status = begin(session, deadline, error);
-  if (status == HL_OK) status = hl__redis_call_send(session, &call, error);
+  status = hl__redis_call_send(session, &call, error);
   hl__redis_call_dispose(&call);
-  if (status == HL_OK) session->outstanding++;
   return status;
 }
 
 static int lease_recall(hl_session *base, const hl_lease_terms *terms,
                         int64_t deadline, hl_error *error) {
-  hl__redis_session *session = hl__redis_session_of(base);
+  hl__redis_session *session;
   hl__redis_call call;
   redisReply *reply;
+  int status = begin_at(base, terms->place, deadline, &session, error);
+  if (status) return status;
   hl__redis_call_init(&call, session->store, HL__REDIS_RECALL,
                       (uint32_t)terms->place);
   hl__redis_id(&call, terms->id);
-  int status = run(session, &call, deadline, NULL, &reply, error);
+  status = run(session, &call, deadline, NULL, &reply, error);
   if (status == HL_OK) freeReplyObject(reply);
   return status;
 }
@@ -154,20 +177,27 @@ static int lease_adopt(hl_session *base, const hl_request *request,
                        hl_grant *grant, hl_error *error) {
   hl__redis_session *session = hl__redis_session_of(base);
   const hl_store_config *config = session->store->config;
+  int64_t deadline = hl__now_ms() + HL__REDIS_ANSWER_MS;
   hl_lease_terms terms = *request->lease;
   hl__redis_call call;
   redisReply *reply;
   terms.place = grant->place = request->rows[0].root;
+  int status = hl__redis_one_root(session->store, request->rows, request->n,
+                                  error);
+  if (status == HL_OK)
+    status = begin_at(base, terms.place, deadline, &session, error);
+  if (status) return status;
   begin_call(&call, session, HL__REDIS_ADOPT, &terms);
   hl__redis_id(&call, terms.secret);
   hl__redis_number(&call, terms.ttl);
-  hl__redis_rows(&call, session->store, request->rows, request->n);
+  hl__redis_rows(&call, session->store, request->rows, request->n,
+                 request->names);
   hl__redis_text(&call, config->application);
   hl__redis_text(&call, config->host);
   hl__redis_number(&call, config->pid);
-  memory_add(&call, session->store);
-  int status = run(session, &call, hl__now_ms() + HL__REDIS_ANSWER_MS,
-                   &grant->sent_ms, &reply, error);
+  memory_add(&call, session, terms.place);
+  status = run(session, &call, deadline,
+               &grant->sent_ms, &reply, error);
   if (status) return status;
   grant->token = (uint64_t)hl__redis_reply_number(reply, 1) << 8;
   hl__redis_longest_note(session->store, terms.ttl);
@@ -177,15 +207,21 @@ static int lease_adopt(hl_session *base, const hl_request *request,
 
 /* ------------------------------------------------------------ many records */
 
+/* For a look at those in the way, and at all. */
+#define LOOK_MS 1000
+#define LOOK_ALL_MS 10000
+
 /* What list.lua is asked, beside the tree. */
 typedef struct inquiry {
   const hl_row *rows;
   size_t n;
+  const char *names; /* of rows, as in hl_request */
   const char *owner;
   const uint8_t *id;
   bool waits, overs;
   bool revokes;
   const char *by, *reason;
+  const char *node; /* "": all that is said above; else only those who wait for this root */
   hl_holder_fn fn;
   void *context;
   int64_t deadline;
@@ -201,8 +237,7 @@ static void holder_read(const redisReply *reply, hl_holder *holder) {
   *holder = (hl_holder){
       .pid = hl__redis_reply_number(reply, PID),
       .since_ms = hl__redis_reply_number(reply, SINCE),
-      .mode = *hl__redis_reply_text(reply, MODE) == 's' ? HL_SHARED
-                                                        : HL_EXCLUSIVE,
+      .mode = hl__mode_of_letter(*hl__redis_reply_text(reply, MODE)),
       .kind = HL_LEASE};
   int64_t left = hl__redis_reply_number(reply, LEFT);
   holder->waiting = left < 0; /* it has no lease yet */
@@ -224,7 +259,7 @@ static int inquire_tree(hl__redis_session *session, inquiry *self,
   hl__redis_call call;
   redisReply *reply;
   hl__redis_call_init(&call, session->store, HL__REDIS_LIST, root);
-  hl__redis_rows(&call, session->store, self->rows, self->n);
+  hl__redis_rows(&call, session->store, self->rows, self->n, self->names);
   hl__redis_text(&call, self->owner);
   hl__redis_id(&call, self->id ? self->id : any);
   hl__redis_text(&call, self->waits ? "1" : "0");
@@ -232,6 +267,7 @@ static int inquire_tree(hl__redis_session *session, inquiry *self,
   hl__redis_text(&call, self->revokes ? "1" : "0");
   hl__redis_text(&call, self->by);
   hl__redis_text(&call, self->reason);
+  hl__redis_text(&call, self->node);
   int status = hl__redis_call_run(session, &call, self->deadline, false, NULL,
                                   &reply, error);
   hl__redis_call_dispose(&call);
@@ -246,35 +282,56 @@ static int inquire_tree(hl__redis_session *session, inquiry *self,
   return HL_OK;
 }
 
-/* The trees of which one step of SCAN tells. It may tell of one twice, which *seen sees to. */
+/* What one step of SCAN tells of: the leases of a tree, and the waiters of a root. It may tell
+   of one twice, which *seen sees to. */
 static int inquire_page(hl__redis_session *session, inquiry *self,
-                        const redisReply *keys, uint32_t **seen, size_t *count,
+                        const redisReply *keys, uint64_t **seen, size_t *count,
                         hl_error *error) {
-  const char *tag_at;
+  static const char leases[] = "leases", waiters[] = ":w";
   int status = HL_OK;
   for (size_t i = 0; i < (size_t)keys->elements && status == HL_OK; i++) {
-    if (!(tag_at = strchr(hl__redis_reply_text(keys, i), '{'))) continue;
+    char node[128];
+    const char *key = hl__redis_reply_text(keys, i), *kind;
+    size_t size = strlen(key);
+    const char *tag_at = strchr(key, '{');
+    if (!tag_at || !(kind = strstr(tag_at, "}:"))) continue;
     uint32_t tag = (uint32_t)strtoul(tag_at + 1, NULL, 16);
+    uint64_t name = tag;
+    bool waits = strcmp(kind += 2, leases) != 0;
+    if (waits) {
+      /* "0:HASH:w" */
+      if (!self->waits || strncmp(kind, "0:", 2) != 0 || size >= sizeof node ||
+          strcmp(key + size - (sizeof waiters - 1), waiters) != 0)
+        continue;
+      name = strtoull(kind + 2, NULL, 16) | UINT64_C(1) << 63;
+      (void)snprintf(node, sizeof node, "%.*s",
+                     (int)(size - (sizeof waiters - 1)), key);
+    }
     bool known = false;
-    for (size_t j = 0; j < *count; j++) known = known || (*seen)[j] == tag;
+    for (size_t j = 0; j < *count; j++) known = known || (*seen)[j] == name;
     if (known) continue;
-    uint32_t *grown = realloc(*seen, (*count + 1) * sizeof *grown);
+    uint64_t *grown = realloc(*seen, (*count + 1) * sizeof *grown);
     if (!grown) return hl__error_memory(error);
     *seen = grown;
-    grown[(*count)++] = tag;
+    grown[(*count)++] = name;
+    self->node = waits ? node : "";
     status = inquire_tree(session, self, tag, error);
+    self->node = "";
   }
   return status;
 }
 
-/* All trees: whoever asks for so much waits for a look at all keys. */
-static int inquire_all(hl__redis_session *session, inquiry *self,
+/* All trees: whoever asks for so much waits for a look at all keys. Every waiter waits for a
+   root, at least shared. */
+static int inquire_all(hl__redis_session *session, void *context,
                        hl_error *error) {
+  inquiry *self = context;
   char pattern[96], cursor[32] = "0";
-  uint32_t *seen = NULL;
+  uint64_t *seen = NULL;
   size_t count = 0;
   int status;
-  (void)snprintf(pattern, sizeof pattern, "%s:{*}:leases", session->store->prefix);
+  (void)snprintf(pattern, sizeof pattern, "%s:{*}:%s", session->store->prefix,
+                 self->waits ? "[l0]*[sw]" : "leases");
   do {
     const char *words[] = {"SCAN", cursor, "MATCH", pattern, "COUNT", "1000"};
     redisReply *reply;
@@ -295,10 +352,15 @@ static int inquire_all(hl__redis_session *session, inquiry *self,
 
 static int inquire(hl_session *base, inquiry *self, hl_error *error) {
   hl__redis_session *session = hl__redis_session_of(base);
-  int status = begin(session, self->deadline, error);
+  int status = hl__redis_one_root(session->store, self->rows, self->n, error);
+  if (status == HL_OK) status = begin(session, self->deadline, error);
   if (status) return status;
-  return self->n ? inquire_tree(session, self, self->rows[0].root, error)
-                 : inquire_all(session, self, error);
+  if (!self->n)
+    return hl__redis_each_master(session, self->deadline, inquire_all, self,
+                                 error);
+  uint32_t root = self->rows[0].root;
+  status = hl__redis_route(session, root, self->deadline, &session, error);
+  return status ? status : inquire_tree(session, self, root, error);
 }
 
 static int lease_list(hl_session *base, const hl_lease_filter *filter,
@@ -306,9 +368,11 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter,
                       hl_error *error) {
   inquiry self = {.rows = filter->rows,
                   .n = filter->n,
+                  .names = filter->names,
                   .owner = filter->owner,
                   .id = filter->id,
                   .overs = filter->over,
+                  .node = "",
                   .fn = fn,
                   .context = context,
                   .deadline = deadline};
@@ -320,12 +384,14 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
                         uint64_t *count, hl_error *error) {
   inquiry self = {.rows = filter->rows,
                   .n = filter->n,
+                  .names = filter->names,
                   .owner = filter->owner,
                   .id = filter->id,
                   .overs = true, /* they may be refreshed */
                   .revokes = true,
                   .by = by,
                   .reason = reason,
+                  .node = "",
                   .deadline = deadline};
   int status = inquire(base, &self, error);
   *count = self.count;
@@ -333,13 +399,16 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
 }
 
 int hl__redis_holders(hl_session *base, const hl_row *rows, size_t n,
-                      hl_holder_fn fn, void *context, hl_error *error) {
+                      const char *names, hl_holder_fn fn, void *context,
+                      hl_error *error) {
   inquiry self = {.rows = rows,
                   .n = n,
+                  .names = names,
                   .waits = true,
+                  .node = "",
                   .fn = fn,
                   .context = context,
-                  .deadline = hl__now_ms() + 1000};
+                  .deadline = hl__now_ms() + (n ? LOOK_MS : LOOK_ALL_MS)};
   return inquire(base, &self, error);
 }
 
@@ -349,9 +418,13 @@ static int lease_raise(hl_session *base, uint64_t token, int64_t deadline,
   hl__redis_session *session = hl__redis_session_of(base);
   hl__redis_call call;
   redisReply *reply;
+  if (session->store->cluster)
+    return hl__error(error, HL_EUNSUPPORTED,
+                     "a quorum needs servers that raise the tokens of all trees at "
+                     "once: Redis Cluster does not");
   hl__redis_call_init(&call, session->store, HL__REDIS_RAISE, 0);
   hl__redis_number(&call, (int64_t)(token >> 8));
-  memory_add(&call, session->store);
+  memory_add(&call, session, 0);
   int status = run(session, &call, deadline, NULL, &reply, error);
   if (status) return status;
   freeReplyObject(reply);
@@ -362,6 +435,7 @@ const hl_lease_ops hl__redis_leases = {.refresh = lease_refresh,
                                        .look = lease_look,
                                        .drop = lease_drop,
                                        .recall = lease_recall,
+                                       .regrade = hl__redis_regrade,
                                        .adopt = lease_adopt,
                                        .list = lease_list,
                                        .revoke = lease_revoke,

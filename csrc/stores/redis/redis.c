@@ -14,7 +14,10 @@
 static int connect_verified(hl__redis_store *store, int64_t deadline,
                             hl__redis_session **session, hl_error *error) {
   int status = hl__redis_connect(store, deadline, session, error);
-  if (status == HL_OK) status = hl__redis_verify(*session, deadline, error);
+  if (status == HL_OK) {
+    status = hl__redis_verify(*session, deadline, error);
+    if (status) hl__redis_named(store, &(*session)->address, error);
+  }
   if (status) {
     hl__redis_disconnect(*session);
     *session = NULL;
@@ -22,14 +25,23 @@ static int connect_verified(hl__redis_store *store, int64_t deadline,
   return status;
 }
 
-static void session_forget(hl_session *base) {
-  hl__redis_session *session = hl__redis_session_of(base);
+static void one_forget(hl__redis_session *session) {
   /* Its descriptors were closed when this process was born. */
   session->context->fd = -1;
   redisFree(session->context);
   hl__redis_tls_end(session);
   free(session->out);
   free(session);
+}
+
+static void session_forget(hl_session *base) {
+  hl__redis_session *session = hl__redis_session_of(base);
+  hl__list *next; /* those of a cluster's masters have none of their own */
+  for (hl__list *node = session->links.next; node != &session->links; node = next) {
+    next = node->next;
+    one_forget(HL__LIST_ENTRY(node, hl__redis_session, links));
+  }
+  one_forget(session);
 }
 
 /* Unchecked, as the other two: nobody else has the store. The mutex may be a thread's of the
@@ -39,7 +51,9 @@ HL__UNCHECKED static void store_forget(hl_store *base) {
   if (store->spare) session_forget(&store->spare->base);
   if (store->bells) session_forget(&store->bells->base);
   hl__redis_tls_close(store);
+  free(store->cluster);
   hl_layout_unref(base->layout);
+  free(store->sentinel_text);
   free(store);
 }
 
@@ -48,8 +62,10 @@ HL__UNCHECKED static void store_close(hl_store *base) {
   hl__redis_disconnect(store->spare);
   hl__redis_bells_close(store);
   hl__redis_tls_close(store);
+  free(store->cluster);
   (void)pthread_mutex_destroy(&store->mutex);
   hl_layout_unref(base->layout);
+  free(store->sentinel_text);
   free(store);
 }
 
@@ -75,6 +91,8 @@ HL__UNCHECKED static int store_open(const hl_store_config *config,
   hl__list_init(&store->waiting);
   atomic_init(&store->longest, 0);
   atomic_init(&store->seen, false);
+  atomic_init(&store->seed, 0u);
+  atomic_init(&store->sentinel, 0);
   (void)pthread_mutex_init(&store->mutex, NULL);
   int status = hl__redis_params(store, error);
   if (status == HL_OK) status = hl__redis_tls_open(store, error);
@@ -102,7 +120,13 @@ static int session_open(hl_store *base, int64_t deadline, hl_session **result,
     session = NULL;
   }
   int status = HL_OK;
-  if (!session) status = connect_verified(store, deadline, &session, error);
+  /* In a cluster any node will do, for as long as there is time. */
+  unsigned tries = hl__redis_cluster_size(store) + 1;
+  while (!session && tries-- > 0) {
+    status = connect_verified(store, deadline, &session, error);
+    if (status != HL_ECONNECTION || hl__left_ms(deadline) == 0) break;
+    atomic_fetch_add(&store->seed, 1u);
+  }
   *result = session ? &session->base : NULL;
   return status;
 }
@@ -155,9 +179,11 @@ const hl_store_ops hl_store_redis = {
     .traits = {.scarce = true,
                .expires = true,
                .blocks = true,
-               .leases_only = true,
+               .leases_only = true, .updates = true,
+               .leases_update = true,
                .drop_sends = true},
     .parse = hl__redis_dsn,
+    .name_key = hl__redis_name_key,
     .open = store_open,
     .close = store_close,
     .forget = store_forget,

@@ -5,11 +5,14 @@
  *     redis.c       the store's operations: the life of a session
  *     dsn.c         a DSN, taken apart
  *     connect.c     from a DSN to a logged-in connection
+ *     sentinel.c    which server is the master, where the DSN names sentinels
+ *     cluster.c     which node has a tree, in Redis Cluster
  *     tls.c         rediss://, by OpenSSL
  *     server.c      does this server exclude?
  *     wire.c        sending, answers, errors
  *     script.c      the scripts, and their arguments
- *     scripts/      the steps of the protocol, in Lua; common.lua has the keys
+ *     scripts/      the steps of the protocol, in Lua; common.lua has the keys, amnesia.lua what a
+ *                   server may have forgotten
  *     take.c        acquiring: asks, stands in the queue, sleeps, asks again
  *     bells.c       the one subscription by which all that wait here are woken
  *     leases.c      the other operations on records (hl_lease_ops)
@@ -42,6 +45,7 @@ typedef enum hl__redis_script {
   HL__REDIS_DROP,
   HL__REDIS_RECALL,
   HL__REDIS_ADOPT,
+  HL__REDIS_REGRADE,
   HL__REDIS_LIST,
   HL__REDIS_RAISE,
   HL__REDIS_SCRIPTS
@@ -51,6 +55,7 @@ typedef enum hl__redis_script {
 #define HL__REDIS_ANSWER_MS 5000
 
 typedef struct hl__redis_session hl__redis_session;
+typedef struct hl__redis_cluster hl__redis_cluster; /* see cluster.c */
 typedef struct hl__redis_tls hl__redis_tls; /* of a connection; see tls.c */
 
 typedef enum hl__redis_tls_mode {
@@ -60,6 +65,14 @@ typedef enum hl__redis_tls_mode {
   HL__REDIS_TLS_VERIFY_IDENTITY /* and has the DSN's host */
 } hl__redis_tls_mode;
 
+typedef struct hl__redis_address {
+  char host[256];
+  unsigned port;
+} hl__redis_address;
+
+#define HL__REDIS_SENTINELS 16
+#define HL__REDIS_SLOTS 16384
+
 HL__MUTEX_CLASS(hl__redis_mutex) HL__AFTER(hl__connection_mutex)
     HL__BEFORE(hl__births);
 
@@ -68,11 +81,21 @@ typedef struct hl__redis_store {
   const hl_store_config *config;
   /* What the DSN says. */
   const char *prefix;
+  char own_names[HL__OWN_NAMES_MAX + 1]; /* "PREFIX:" */
   int64_t connect_timeout; /* ms */
   unsigned database, wait_replicas;
   hl__redis_tls_mode tls;
   const char *tls_ca, *tls_cert, *tls_key; /* paths; NULL: the system's, none */
   void *tls_context; /* OpenSSL's SSL_CTX */
+  /* Of redis+sentinel://. The name of the master; NULL: the DSN names the server itself. */
+  const char *service, *sentinel_user, *sentinel_password;
+  char *sentinel_text;
+  hl__redis_address sentinels[HL__REDIS_SENTINELS];
+  unsigned sentinel_count;
+  atomic_uint sentinel; /* that has answered last */
+  /* Redis Cluster: its map; made by open, and of no other kind later. NULL: one server. */
+  hl__redis_cluster *cluster;
+  atomic_uint seed; /* which of its addresses new sessions connect to */
   /* After what a server has forgotten, so long nothing is granted, at least; ms. 0: it is
      no matter. */
   int64_t quarantine;
@@ -101,6 +124,7 @@ struct hl__redis_session {
   hl__redis_store *store;
   redisContext *context;
   hl__redis_tls *tls; /* NULL: in clear text */
+  hl__redis_address address; /* host "": by the DSN's socket */
   int fd; /* of the connection; see hl__fork_watch */
   uint64_t ticket;
   int bell; /* an eventfd: readable once the session is rung or interrupted */
@@ -110,11 +134,18 @@ struct hl__redis_session {
   /* What is to be sent, of which so much is. */
   char *out;
   size_t out_size, out_sent;
-  /* The server: its run id; when it was started, ms of its TIME (0: it was another's replica
+  /* The server: its run id, and the database; when it was started, ms of its TIME (0: it was another's replica
      once, and took its place who knows when); whether it forgets nothing. */
-  char run[48];
+  char run[72];
   int64_t start;
   bool durable;
+  /* Of a cluster: connections to other nodes, and their face, which is what the core has, and what is
+     interrupted. */
+  hl__redis_session *face;
+  hl__list links;
+  char node_id[41];
+  bool master;
+  bool moving; /* it has just refused, as the slot is being moved or was */
   /* While it waits: among store->waiting, under this name. */
   hl__list node;
   char id[33];
@@ -134,11 +165,58 @@ int hl__redis_params(hl__redis_store *store, hl_error *error);
 
 /* ---- connect.c */
 
+/* Connects to that address, or to the DSN's socket (NULL), and logs in; password NULL: it does not. */
+int hl__redis_dial(hl__redis_store *store, const hl__redis_address *address,
+                   const char *user, const char *password, int64_t deadline,
+                   hl__redis_session **result, hl_error *error);
 /* Connects and logs in, until the deadline, or for connect_timeout if that is shorter. */
 int hl__redis_connect(hl__redis_store *store, int64_t deadline,
                       hl__redis_session **session, hl_error *error);
+/* Has the message say which server it was that the sentinels named. */
+void hl__redis_named(const hl__redis_store *store,
+                     const hl__redis_address *address, hl_error *error);
 /* Closes, without waiting; frees. NULL is fine. */
 void hl__redis_disconnect(hl__redis_session *session);
+
+/* ---- sentinel.c */
+
+/* The sentinels of the DSN, into the store. HL_OK, HL_EDSN, HL_ENOMEM. */
+int hl__redis_sentinels_read(hl__redis_store *store, hl_error *error);
+/* Asks one after the other for the master, until one answers. HL_OK, HL_ECONNECTION, HL_ENOMEM. */
+int hl__redis_sentinels_ask(hl__redis_store *store, int64_t deadline,
+                            hl__redis_address *master, hl_error *error);
+
+/* ---- cluster.c. Where the store has none, each takes the session itself, and the one memory. */
+
+/* Reads the map, on a face; learns who the node is. */
+int hl__redis_cluster_read(hl__redis_session *session, int64_t deadline,
+                           hl_error *error);
+/* What a node has said instead of an answer: MOVED is kept in mind. */
+void hl__redis_cluster_hint(hl__redis_session *session, const char *said);
+/* The i-th address beside the DSN's. False: take the DSN's. */
+bool hl__redis_cluster_seed(hl__redis_store *store, unsigned i,
+                            hl__redis_address *address);
+unsigned hl__redis_cluster_size(hl__redis_store *store);
+/* The connection to the master of the tree, or of the key; made where there is none. A deadline that is over:
+   only one that is there, else HL_TIMEOUT. The session owns it. HL_ECONNECTION, HL_EUNSAFE_SERVER ... */
+int hl__redis_route(hl__redis_session *session, uint32_t root, int64_t deadline,
+                    hl__redis_session **at, hl_error *error);
+int hl__redis_route_key(hl__redis_session *session, const char *key,
+                        int64_t deadline, hl__redis_session **at,
+                        hl_error *error);
+/* Calls fn for all masters, until it fails. */
+int hl__redis_each_master(hl__redis_session *session, int64_t deadline,
+                          int (*fn)(hl__redis_session *at, void *context,
+                                    hl_error *error),
+                          void *context, hl_error *error);
+/* HL_EUNSUPPORTED: a cluster, and rows of several roots. */
+int hl__redis_one_root(const hl__redis_store *store, const hl_row *rows,
+                       size_t n, hl_error *error);
+/* The memory of the server: of the tree's slot in a cluster, where each node forgets by itself. */
+void hl__redis_memory_key(const hl__redis_store *store, uint32_t root,
+                          char out[96]);
+bool hl__redis_memory_seen(hl__redis_store *store, uint32_t root);
+void hl__redis_memory_see(hl__redis_store *store, uint32_t root);
 
 /* ---- tls.c */
 
@@ -223,12 +301,17 @@ void hl__redis_text(hl__redis_call *call, const char *text); /* NULL: "" */
 void hl__redis_number(hl__redis_call *call, int64_t number);
 /* 16 bytes, in hexadecimal; all zeroes: "". */
 void hl__redis_id(hl__redis_call *call, const uint8_t id[16]);
-/* Rows as the scripts have them, and the tags of their roots. */
+/* Rows as the scripts have them, and the tags of their roots. names: as in hl_request; NULL: those
+   of HL_LEVEL_NAMED are left out. */
 void hl__redis_rows(hl__redis_call *call, const hl__redis_store *store,
-                    const hl_row *rows, size_t n);
+                    const hl_row *rows, size_t n, const char *names);
 void hl__redis_roots(hl__redis_call *call, const hl_row *rows, size_t n);
 
-/* Sends it, and does not wait. As a whole script, where others send its digest. */
+/* As hl_store_ops.name_key. */
+uint64_t hl__redis_name_key(const char *name, size_t size);
+
+/* Sends it, and does not wait: the answer is outstanding. As a whole script, where others send its
+   digest. */
 int hl__redis_call_send(hl__redis_session *session, hl__redis_call *call,
                         hl_error *error);
 /* Sends it, and waits for the answer, which the caller frees; again with the script, where the
@@ -264,8 +347,14 @@ void hl__redis_longest_note(hl__redis_store *store, int64_t ttl);
 /* As hl_store_ops.take. */
 int hl__redis_take(hl_session *base, const hl_request *request, hl_grant *grant,
                    hl_error *error);
+/* hl_lease_ops.regrade */
+int hl__redis_regrade(hl_session *base, const hl_request *request,
+                      hl_grant *grant, hl_error *error);
 
 /* ---- leases.c */
+
+/* What a script says of a lease: HL_OK; HL_ELOST, and why. */
+int hl__redis_judge(const redisReply *reply, hl_error *error);
 
 extern const hl_lease_ops hl__redis_leases;
 /* What was written on this session is on as many replicas as the DSN wants. HL_ESTORE: not in
@@ -273,6 +362,7 @@ extern const hl_lease_ops hl__redis_leases;
 int hl__redis_replicated(hl__redis_session *session, hl_error *error);
 /* As hl_store_ops.holders. */
 int hl__redis_holders(hl_session *base, const hl_row *rows, size_t n,
-                      hl_holder_fn fn, void *context, hl_error *error);
+                      const char *names, hl_holder_fn fn, void *context,
+                      hl_error *error);
 
 #endif

@@ -2,6 +2,8 @@
  * script.c - the scripts, and their arguments. A server keeps scripts by their digests until
  * it is restarted or told to forget them (SCRIPT FLUSH): then it gets the text again.
  */
+#include "hmac.h"
+#include "mode.h"
 #include "redis_store.h"
 
 #include "scripts.h" /* made of scripts/ by the Makefile */
@@ -18,6 +20,7 @@ static const char *const bodies[HL__REDIS_SCRIPTS] = {
     [HL__REDIS_DROP] = hl__redis_lua_drop,
     [HL__REDIS_RECALL] = hl__redis_lua_recall,
     [HL__REDIS_ADOPT] = hl__redis_lua_adopt,
+    [HL__REDIS_REGRADE] = hl__redis_lua_regrade,
     [HL__REDIS_LIST] = hl__redis_lua_list,
     [HL__REDIS_RAISE] = hl__redis_lua_raise,
 };
@@ -26,13 +29,17 @@ static const char *const bodies[HL__REDIS_SCRIPTS] = {
    grants.lua: the server digests all of a text before it runs it. */
 static char *script_text(hl__redis_script script) {
   bool grants = script != HL__REDIS_DROP && script != HL__REDIS_LEAVE;
+  bool remembers = script == HL__REDIS_TAKE || script == HL__REDIS_REFRESH ||
+                   script == HL__REDIS_ADOPT || script == HL__REDIS_REGRADE;
   const char *more = grants ? hl__redis_lua_grants : "";
-  size_t size = strlen(hl__redis_lua_common) + strlen(more) +
+  const char *memory = remembers ? hl__redis_lua_amnesia : "";
+  size_t size = strlen(hl__redis_lua_common) + strlen(more) + strlen(memory) +
                 strlen(bodies[script]) + 1;
   char *text = malloc(size);
   if (text) {
     strcpy(text, hl__redis_lua_common);
     strcat(text, more);
+    strcat(text, memory);
     strcat(text, bodies[script]);
   }
   return text;
@@ -90,26 +97,69 @@ void hl__redis_id(hl__redis_call *call, const uint8_t id[16]) {
 /* "xPREFIX:{ROOT}:LEVEL:HASH\n" */
 #define ROW_MAX 128
 
+/* "x~NAME\n": on one line, and fit to be shown, as its bytes may be any. */
+static size_t name_write(char *out, char mode, hl_id name) {
+  static const char digits[] = "0123456789ABCDEF";
+  const unsigned char *bytes = (const unsigned char *)name.data;
+  char *at = out;
+  *at++ = mode;
+  *at++ = '~';
+  for (size_t i = 0; i < name.size; i++) {
+    if (bytes[i] > ' ' && bytes[i] < 0x7f && bytes[i] != '%') {
+      *at++ = (char)bytes[i];
+      continue;
+    }
+    *at++ = '%';
+    *at++ = digits[bytes[i] >> 4];
+    *at++ = digits[bytes[i] & 15];
+  }
+  *at++ = '\n';
+  return (size_t)(at - out);
+}
+
+uint64_t hl__redis_name_key(const char *name, size_t size) {
+  uint8_t digest[HL__HMAC_SIZE];
+  uint64_t key;
+  hl__sha256(name, size, digest);
+  memcpy(&key, digest, sizeof key);
+  return key;
+}
+
+/* As hl__request_name. */
+static hl_id name_of(const char *names, const hl_row *row) {
+  const hl_request request = {.names = names};
+  return hl__request_name(&request, row);
+}
+
 void hl__redis_rows(hl__redis_call *call, const hl__redis_store *store,
-                    const hl_row *rows, size_t n) {
-  char *text = malloc(n * ROW_MAX + 1);
-  size_t used = 0;
+                    const hl_row *rows, size_t n, const char *names) {
+  size_t used = 0, size = n * ROW_MAX + 1;
+  for (size_t i = 0; names && i < n; i++)
+    if (rows[i].level == HL_LEVEL_NAMED)
+      size += 3 * name_of(names, &rows[i]).size;
+  char *text = malloc(size);
   if (!text) {
     call->failed = true;
     return;
   }
-  for (size_t i = 0; i < n; i++)
-    used += (size_t)snprintf(
-        text + used, ROW_MAX, "%c%s:{%08" PRIx32 "}:%u:%015" PRIx64 "\n",
-        rows[i].mode == HL_SHARED ? 's' : 'x', store->prefix, rows[i].root,
-        rows[i].level, rows[i].bucket);
+  for (size_t i = 0; i < n; i++) {
+    char mode = rows[i].mode == HL_SHARED ? 's' : 'x';
+    if (rows[i].level != HL_LEVEL_NAMED)
+      used += (size_t)snprintf(
+          text + used, ROW_MAX, "%c%s:{%08" PRIx32 "}:%u:%015" PRIx64 "\n",
+          mode, store->prefix, rows[i].root, rows[i].level, rows[i].bucket);
+    else if (names)
+      used += name_write(text + used, mode, name_of(names, &rows[i]));
+  }
   hl__redis_bytes(call, text, used);
   free(text);
 }
 
-/* Rows begin with those of the roots. */
+/* Behind update rows they begin with those of the roots. */
 void hl__redis_roots(hl__redis_call *call, const hl_row *rows, size_t n) {
-  size_t count = 0;
+  size_t count = 0, updates = hl__update_rows(rows, n);
+  rows += updates;
+  n -= updates;
   while (count < n && rows[count].level == 0) count++;
   char *at = room(call, count * 9);
   char tag[10];
@@ -176,6 +226,7 @@ int hl__redis_call_send(hl__redis_session *session, hl__redis_call *call,
                     : hl__error_memory(error);
   free(text);
   if (status == HL_OK) status = hl__redis_flush(session, error);
+  if (status == HL_OK) session->outstanding++;
   return status;
 }
 
@@ -216,8 +267,14 @@ int hl__redis_call_run(hl__redis_session *session, hl__redis_call *call,
   if (status == HL_TIMEOUT)
     status = hl__error(error, HL_ECONNECTION, "the server does not answer");
   if (status) return status;
+  session->moving = false;
   if (!refused) return HL_OK;
   status = hl__redis_error((*reply)->str, error);
+  const char *said = (*reply)->str;
+  session->moving = session->store->cluster &&
+                    (strncmp(said, "MOVED", 5) == 0 || strncmp(said, "ASK", 3) == 0 ||
+                     strncmp(said, "TRYAGAIN", 8) == 0 || strstr(said, "non local key"));
+  hl__redis_cluster_hint(session, said);
   freeReplyObject(*reply);
   *reply = NULL;
   return status;

@@ -33,7 +33,10 @@ static bool info_is(const char *text, const char *field, const char *value) {
   return strcmp(info(text, field, found), value) == 0;
 }
 
-static int refuse(const char *text, hl_error *error) {
+static int refuse(const hl__redis_session *session, const char *text,
+                  bool sentinels, hl_error *error) {
+  const hl__redis_store *store = session->store;
+  bool cluster = info_is(text, "cluster_enabled", "1");
   char found[64];
   unsigned major = 0, minor = 0;
   if (sscanf(info(text, "redis_version", found), "%u.%u", &major, &minor) != 2 ||
@@ -42,13 +45,28 @@ static int refuse(const char *text, hl_error *error) {
                      "the server is Redis %s; 6.2 or later is needed", found);
   if (info_is(text, "loading", "1"))
     return hl__error(error, HL_ECONNECTION, "the server is loading its data");
+  if (sentinels && !info_is(text, "role", "master"))
+    return hl__error(error, HL_ECONNECTION, "it is a replica yet");
+  if (store->base.layout && cluster != (store->cluster != NULL))
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "the server has joined or left a cluster: open it anew");
+  if (cluster && store->config->interoperates)
+    return hl__error(error, HL_EUNSUPPORTED,
+                     "`interoperate` is not possible on Redis Cluster: the names of Symfony "
+                     "Lock lie in other slots than the tree; use one server");
+  if (cluster && (store->database || sentinels))
+    return hl__error(error, HL_EUNSUPPORTED,
+                     "a node of Redis Cluster has neither databases nor sentinels");
+  if (cluster && !info_is(text, "role", "master")) {
+    /* Any node can tell of the others. */
+    if (session->face == session) return HL_OK;
+    (void)hl__error(error, HL_ECONNECTION, "the node is a replica now");
+    if (error) error->retryable = true;
+    return HL_ECONNECTION;
+  }
   if (!info_is(text, "role", "master"))
     return hl__error(error, HL_EUNSAFE_SERVER,
                      "the server is a replica: connect to its master");
-  if (info_is(text, "cluster_enabled", "1"))
-    return hl__error(error, HL_EUNSAFE_SERVER,
-                     "the server is a node of Redis Cluster, which is not "
-                     "served: use one server, with replicas perhaps");
   if (!info_is(text, "maxmemory_policy", "noeviction"))
     return hl__error(error, HL_EUNSAFE_SERVER,
                      "the server may evict locks when its memory is full "
@@ -61,13 +79,22 @@ static int refuse(const char *text, hl_error *error) {
 /* Whether a restart forgets nothing. Who may not ask takes it for one that forgets. */
 static int durability_read(hl__redis_session *session, const char *text,
                            int64_t deadline, hl_error *error) {
-  const char *words[] = {"CONFIG", "GET", "appendfsync"};
+  const char *words[] = {"CONFIG", "GET", "*appendfsync*"};
   redisReply *reply;
+  bool always = false, pauses = false;
   session->durable = false;
   if (!info_is(text, "aof_enabled", "1") || session->start == 0) return HL_OK;
+  /* Where there are sentinels, another one may have been the master meanwhile. */
+  if (session->store->service || session->store->cluster) return HL_OK;
   int status = hl__redis_command(session, deadline, 3, words, &reply, error);
   if (status == HL_OK) {
-    session->durable = strcmp(hl__redis_reply_text(reply, 1), "always") == 0;
+    for (size_t i = 0; reply->type == REDIS_REPLY_ARRAY && i + 1 < (size_t)reply->elements; i += 2) {
+      const char *name = hl__redis_reply_text(reply, i);
+      const char *value = hl__redis_reply_text(reply, i + 1);
+      if (strcmp(name, "appendfsync") == 0) always = strcmp(value, "always") == 0;
+      if (strcmp(name, "no-appendfsync-on-rewrite") == 0) pauses = strcmp(value, "no") != 0;
+    }
+    session->durable = always && !pauses;
     freeReplyObject(reply);
   }
   return status == HL_ECONNECTION ? status : HL_OK;
@@ -102,10 +129,16 @@ static int layout_agree(hl__redis_session *session, int64_t deadline,
   const char *set[] = {"SETNX", key, hl__layout_names(wanted, names)};
   const char *get[] = {"GET", key};
   redisReply *reply = NULL;
-  int status = hl__redis_command(session, deadline, 3, set, &reply, error);
-  if (status) return status;
-  freeReplyObject(reply);
-  status = hl__redis_command(session, deadline, 2, get, &reply, error);
+  int status = hl__redis_route_key(session, key, deadline, &session, error);
+  if (status == HL_OK)
+    status = hl__redis_command(session, deadline, 2, get, &reply, error);
+  if (status == HL_OK && reply->type == REDIS_REPLY_NIL) { /* the first, or it was emptied */
+    freeReplyObject(reply);
+    status = hl__redis_command(session, deadline, 3, set, &reply, error);
+    if (status == HL_OK) freeReplyObject(reply);
+    if (status == HL_OK)
+      status = hl__redis_command(session, deadline, 2, get, &reply, error);
+  }
   if (status) return status;
   const char *found = reply->type == REDIS_REPLY_STRING ? reply->str : "";
   if (strcmp(found, names) == 0)
@@ -134,13 +167,19 @@ int hl__redis_verify(hl__redis_session *session, int64_t deadline,
   int status = hl__redis_command(session, deadline, 1, words, &reply, error);
   if (status) return status;
   const char *text = reply->type == REDIS_REPLY_STRING ? reply->str : "";
-  status = refuse(text, error);
-  (void)snprintf(session->run, sizeof session->run, "%s",
-                 info(text, "run_id", found));
+  status = refuse(session, text, session->store->service, error);
+  session->master = info_is(text, "role", "master");
+  if (status == HL_OK && info_is(text, "cluster_enabled", "1"))
+    status = hl__redis_cluster_read(session, deadline, error);
+  /* The database, too: two may be swapped. */
+  (void)snprintf(session->run, sizeof session->run, "%s/%u",
+                 info(text, "run_id", found), session->store->database);
   if (status == HL_OK) status = start_read(session, text, deadline, error);
   if (status == HL_OK) status = durability_read(session, text, deadline, error);
   freeReplyObject(reply);
-  if (status == HL_OK && !session->store->base.layout)
+  /* In a cluster one node has it, and the others serve while that is down: open alone looks. */
+  if (status == HL_OK && session->face == session &&
+      !(session->store->cluster && session->store->base.layout))
     status = layout_agree(session, deadline, error);
   if (status == HL_OK && !session->store->seen)
     status = hl__redis_scripts_load(session, deadline, error);

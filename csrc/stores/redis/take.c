@@ -4,6 +4,8 @@
  */
 #include "redis_store.h"
 
+#include "mode.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -19,20 +21,30 @@ void hl__redis_longest_note(hl__redis_store *store, int64_t ttl) {
   }
 }
 
-/* The arguments of take.lua. */
-static void call_fill(hl__redis_call *call, const hl__redis_session *session,
-                      const hl_request *request, bool queues) {
+/* Whose the request is: of an upgrade the lease knows it. */
+static uint32_t home_of(const hl_request *request) {
+  return request->upgrade ? (uint32_t)request->lease->place
+                          : request->rows[0].root;
+}
+
+/* The arguments of take.lua, and of regrade.lua: token is the one that the lease has. */
+static void call_fill(hl__redis_call *call, hl__redis_script script,
+                      const hl__redis_session *session,
+                      const hl_request *request, bool queues, uint64_t token) {
   hl__redis_store *store = session->store;
   const hl_store_config *config = store->config;
   const hl_lease_terms *terms = request->lease;
+  bool takes = script == HL__REDIS_TAKE;
+  uint32_t root = takes ? home_of(request) : (uint32_t)terms->place;
   char memory[96], label[128] = "";
   int64_t forgets = atomic_load(&store->longest);
   if (forgets < store->quarantine) forgets = store->quarantine;
-  (void)snprintf(memory, sizeof memory, "%s:memory", store->prefix);
+  hl__redis_memory_key(store, root, memory);
   if (request->label_size)
     (void)hl__escape(label, sizeof label, request->label, request->label_size);
-  hl__redis_call_init(call, store, HL__REDIS_TAKE, request->rows[0].root);
+  hl__redis_call_init(call, store, script, root);
   hl__redis_id(call, terms->id);
+  if (!takes) hl__redis_id(call, terms->holder);
   hl__redis_text(call, queues ? "1" : "0");
   hl__redis_text(call, store->channel);
   hl__redis_text(call, memory);
@@ -43,43 +55,53 @@ static void call_fill(hl__redis_call *call, const hl__redis_session *session,
     hl__redis_text(call, "");
   hl__redis_text(call, session->durable ? "1" : "0");
   hl__redis_number(call, store->quarantine ? forgets : 0);
-  hl__redis_text(call, atomic_load(&store->seen) ? "1" : "0");
-  hl__redis_id(call, terms->former);
-  hl__redis_id(call, terms->holder);
-  hl__redis_id(call, terms->secret);
-  hl__redis_number(call, terms->ttl);
-  hl__redis_text(call, terms->owner);
+  hl__redis_text(call, hl__redis_memory_seen(store, root) ? "1" : "0");
+  if (takes) {
+    hl__redis_id(call, terms->former);
+    hl__redis_id(call, terms->holder);
+    hl__redis_id(call, terms->secret);
+    hl__redis_number(call, terms->ttl);
+    hl__redis_text(call, terms->owner);
+  }
   hl__redis_text(call, request->path);
   hl__redis_text(call, label);
   hl__redis_text(call, config->application);
   hl__redis_text(call, config->host);
   hl__redis_number(call, config->pid);
-  hl__redis_text(call, request->mode == HL_SHARED ? "s" : "x");
-  hl__redis_roots(call, request->rows, request->n);
-  hl__redis_rows(call, store, request->rows, request->n);
+  const char mode[] = {hl__mode_letter(request->mode), '\0'};
+  hl__redis_text(call, mode);
+  hl__redis_roots(call, request->shown, request->shown_n);
+  hl__redis_rows(call, store, request->rows, request->n, request->names);
+  if (!takes)
+    hl__redis_rows(call, store, request->shown, request->shown_n, NULL);
+  if (!takes) hl__redis_number(call, (int64_t)(token >> 8));
 }
 
 /* It waits no longer: those behind it go on. Nobody waits for the answer. */
 static void leave(hl__redis_session *session, const hl_request *request) {
   hl__redis_call call;
-  hl__redis_call_init(&call, session->store, HL__REDIS_LEAVE,
-                      request->rows[0].root);
+  uint32_t root = home_of(request);
+  if (hl__redis_route(session, root, hl__now_ms(), &session, NULL) != HL_OK)
+    return;
+  hl__redis_call_init(&call, session->store, HL__REDIS_LEAVE, root);
   hl__redis_id(&call, request->lease->id);
-  hl__redis_rows(&call, session->store, request->rows, request->n);
-  if (hl__redis_call_send(session, &call, NULL) == HL_OK) session->outstanding++;
+  hl__redis_rows(&call, session->store, request->rows, request->n,
+                 request->names);
+  (void)hl__redis_call_send(session, &call, NULL);
   hl__redis_call_dispose(&call);
 }
 
-enum { BLOCKED = 0, GRANTED = 1, FORGETFUL = 2 };
+enum { BLOCKED = 0, GRANTED = 1, FORGETFUL = 2, RECALLED = 3 };
 
 /* One question. *wait: ms until the next. */
-static int ask(hl__redis_session *session, const hl_request *request,
+static int ask_at(hl__redis_session *session, const hl_request *request,
                bool queues, int *answer, int64_t *wait, hl_grant *grant,
                hl_error *error) {
   hl__redis_call call;
   redisReply *reply;
   int64_t sent;
-  call_fill(&call, session, request, queues);
+  call_fill(&call, request->upgrade ? HL__REDIS_REGRADE : HL__REDIS_TAKE, session,
+            request, queues, grant->token);
   int status = hl__redis_call_run(session, &call,
                                   hl__now_ms() + HL__REDIS_ANSWER_MS,
                                   true, &sent, &reply, error);
@@ -87,24 +109,59 @@ static int ask(hl__redis_session *session, const hl_request *request,
   /* Where it was not answered, it may have been granted all the same. */
   if (status == HL_ECONNECTION) grant->sent_ms = sent;
   if (status) return status;
-  atomic_store(&session->store->seen, true);
   *answer = (int)hl__redis_reply_number(reply, 0);
   *wait = hl__redis_reply_number(reply, 1);
+  if (request->upgrade && *hl__redis_reply_text(reply, 1))
+    status = hl__redis_judge(reply, error);
   if (*answer == GRANTED) {
     grant->token = (uint64_t)hl__redis_reply_number(reply, 1) << 8;
     grant->sent_ms = sent;
-    hl__redis_longest_note(session->store, request->lease->ttl);
+    if (!request->upgrade)
+      hl__redis_longest_note(session->store, request->lease->ttl);
   }
   freeReplyObject(reply);
+  if (status) return status;
+  hl__redis_memory_see(session->store, home_of(request));
+  if (*answer == RECALLED)
+    return hl__error(error, HL_ELOST, "the try was recalled, or what it was granted before was revoked");
   if (*answer < BLOCKED || *answer > FORGETFUL)
     return hl__error(error, HL_ESTORE, "the server answers what was not asked");
   return HL_OK;
 }
 
+/* A slot that is moved is asked for at its new master, once that has it. */
+#define MOVING_MS 20
+#define MOVED_TRIES_MS 500
+
+static int ask(hl__redis_session *session, const hl_request *request,
+               bool queues, int *answer, int64_t *wait, hl_grant *grant,
+               hl_error *error) {
+  int64_t patience = hl__now_ms() + MOVED_TRIES_MS;
+  if (!request->try_once && request->deadline > patience)
+    patience = request->deadline;
+  for (;;) {
+    hl__redis_session *at;
+    int status = hl__redis_route(session, home_of(request),
+                                 hl__now_ms() + HL__REDIS_ANSWER_MS, &at, error);
+    if (status == HL_OK)
+      status = ask_at(at, request, queues, answer, wait, grant, error);
+    else
+      return status;
+    if (status != HL_ECONNECTION || !at->moving || hl__left_ms(patience) == 0)
+      return status;
+    if (atomic_load(&session->interrupted))
+      return hl__error(error, HL_CANCELLED, "the wait was cancelled");
+    hl__redis_bells_sleep(session, hl__now_ms() + MOVING_MS);
+  }
+}
+
 /* As many replicas have it as the DSN wants; or it is given back. */
 static int replicate(hl__redis_session *session, const hl_request *request,
                      hl_grant *grant, hl_error *error) {
-  int status = hl__redis_replicated(session, error);
+  hl__redis_session *at;
+  int status = hl__redis_route(session, (uint32_t)grant->place,
+                               hl__now_ms() + SETTLE_MS, &at, error);
+  if (status == HL_OK) status = hl__redis_replicated(at, error);
   if (status == HL_OK || status == HL_ECONNECTION) return status;
   hl_lease_terms terms = *request->lease;
   terms.place = grant->place;
@@ -121,8 +178,8 @@ static int wait_granted(hl__redis_session *session, const hl_request *request,
   bool joined = false, rings = false, queued = false;
   int status;
   for (;;) {
-    int answer;
-    int64_t wait;
+    int answer = BLOCKED;
+    int64_t wait = 0;
     status = ask(session, request, joined, &answer, &wait, grant, error);
     if (status == HL_ECONNECTION) queued = false; /* nobody can be told */
     if (status || answer == GRANTED) {
@@ -157,14 +214,54 @@ int hl__redis_take(hl_session *base, const hl_request *request, hl_grant *grant,
   hl__redis_session *session = hl__redis_session_of(base);
   if (!request->lease)
     return hl__error(error, HL_EUNSUPPORTED, "Redis has only leases");
-  int status = hl__redis_settle(session, hl__now_ms() + SETTLE_MS, error);
+  int status = hl__redis_one_root(session->store, request->rows, request->n,
+                                  error);
+  if (status) return status;
+  status = hl__redis_settle(session, hl__now_ms() + SETTLE_MS, error);
   if (status == HL_TIMEOUT)
     status = hl__error(error, HL_ECONNECTION,
                        "the server has not answered what came before");
-  grant->place = request->rows[0].root;
+  grant->place = home_of(request);
   if (status == HL_OK) status = wait_granted(session, request, grant, error);
-  if (status == HL_OK) status = replicate(session, request, grant, error);
+  if (status == HL_OK && !request->upgrade)
+    status = replicate(session, request, grant, error);
   /* One that comes later is forgotten by settle. */
   if (atomic_exchange(&session->interrupted, false)) hl__redis_bell_clear(session);
   return status;
+}
+
+/* ------------------------------------------------------------- regrading */
+
+static int downgrade(hl__redis_session *session, const hl_request *request,
+                     uint64_t token, hl_error *error) {
+  hl__redis_session *at;
+  hl__redis_call call;
+  redisReply *reply;
+  int status = hl__redis_settle(session, hl__now_ms() + SETTLE_MS, error);
+  if (status == HL_OK)
+    status = hl__redis_route(session, (uint32_t)request->lease->place,
+                             hl__now_ms() + HL__REDIS_ANSWER_MS, &at, error);
+  if (status) return status;
+  call_fill(&call, HL__REDIS_REGRADE, at, request, false, token);
+  status = hl__redis_call_run(at, &call, hl__now_ms() + HL__REDIS_ANSWER_MS,
+                              false, NULL, &reply, error);
+  hl__redis_call_dispose(&call);
+  if (status) return status;
+  status = hl__redis_judge(reply, error);
+  freeReplyObject(reply);
+  return status;
+}
+
+/* Where too few replicas have it, it is exclusive there, and its holder does not know: it keeps out more
+   than need be, until it is released, or upgraded again. */
+int hl__redis_regrade(hl_session *base, const hl_request *request,
+                      hl_grant *grant, hl_error *error) {
+  hl__redis_session *session = hl__redis_session_of(base), *at;
+  grant->place = request->lease->place;
+  if (!request->upgrade) return downgrade(session, request, grant->token, error);
+  int status = hl__redis_take(base, request, grant, error);
+  if (status) return status;
+  status = hl__redis_route(session, (uint32_t)grant->place,
+                           hl__now_ms() + SETTLE_MS, &at, error);
+  return status ? status : hl__redis_replicated(at, error);
 }

@@ -111,9 +111,9 @@ static hl__redis_tls *tls_new(hl__redis_store *store) {
 }
 
 /* Whose certificate it must be: RFC 6125, by OpenSSL. */
-static bool name_set(const hl__redis_store *store, SSL *ssl) {
-  const char *host = store->config->dsn->host;
-  if (!host) host = "127.0.0.1";
+static bool name_set(const hl__redis_session *session, SSL *ssl) {
+  const hl__redis_store *store = session->store;
+  const char *host = session->address.host;
   X509_VERIFY_PARAM *verified = SSL_get0_param(ssl);
   ASN1_OCTET_STRING *address = a2i_IPADDRESS(host);
   ASN1_OCTET_STRING_free(address);
@@ -177,7 +177,7 @@ int hl__redis_tls_start(hl__redis_session *session, int64_t deadline,
   hl__redis_store *store = session->store;
   if (store->tls == HL__REDIS_TLS_OFF) return HL_OK;
   session->tls = tls_new(store);
-  if (!session->tls || !name_set(store, session->tls->ssl))
+  if (!session->tls || !name_set(session, session->tls->ssl))
     return hl__error_memory(error);
   SSL *ssl = session->tls->ssl;
   for (;;) {

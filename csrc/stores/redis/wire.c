@@ -40,7 +40,16 @@ static bool is_of_connection(const char *said) {
   return false;
 }
 
-int hl__redis_error(const char *said, hl_error *error) {
+/* Redis 6.2 says first which script it was: "ERR Error running script (...): ...: -OOM ...". */
+static const char *word_of(const char *said) {
+  const char *at = begins(said, "ERR Error running script")
+                       ? strstr(said, ": -")
+                       : NULL;
+  return at ? at + 3 : said;
+}
+
+int hl__redis_error(const char *text, hl_error *error) {
+  const char *said = word_of(text);
   int status = HL_ESTORE;
   const char *hint = "";
   bool retryable = false;
@@ -55,11 +64,14 @@ int hl__redis_error(const char *said, hl_error *error) {
              strstr(said, "can't run this command")) {
     hint = " (docs/security.md lists what the user must be allowed)";
   } else if (begins(said, "MOVED") || begins(said, "ASK") ||
-             begins(said, "CROSSSLOT")) {
-    status = HL_EUNSAFE_SERVER;
-    hint = " (Redis Cluster is not served)";
-  } else if (begins(said, "OOM") || begins(said, "MISCONF") ||
-             begins(said, "NOREPLICAS")) {
+             strstr(said, "non local key")) {
+    status = HL_ECONNECTION;
+    retryable = true;
+    hint = " (the slot is being moved, or was)";
+  } else if (begins(said, "OOM")) {
+    hint = " (its memory is full: raise its maxmemory)";
+    retryable = true;
+  } else if (begins(said, "MISCONF") || begins(said, "NOREPLICAS")) {
     retryable = true;
   }
   (void)hl__error(error, status, "the server says: %.300s%s", said, hint);
@@ -128,9 +140,9 @@ static int wait_for_server(hl__redis_session *session, bool writes,
                            int64_t deadline, bool interruptible) {
   struct pollfd p[2] = {
       {.fd = session->fd, .events = (short)(POLLIN | (writes ? POLLOUT : 0))},
-      {.fd = session->bell, .events = POLLIN}};
+      {.fd = session->face->bell, .events = POLLIN}};
   for (;;) {
-    if (interruptible && atomic_load(&session->interrupted)) return HL_CANCELLED;
+    if (interruptible && atomic_load(&session->face->interrupted)) return HL_CANCELLED;
     int64_t left = hl__left_ms(deadline);
     if (left > 0) hl__redis_wait_begin(session->store);
     int n = poll(p, interruptible ? 2 : 1, left > INT32_MAX ? INT32_MAX : (int)left);
@@ -140,7 +152,7 @@ static int wait_for_server(hl__redis_session *session, bool writes,
     if (n == 0 && left == 0) return HL_TIMEOUT;
     if (n > 0 && p[0].revents) return HL_OK;
     /* Or it was rung for its place in a queue: that it keeps in mind. */
-    if (n > 0) hl__redis_bell_clear(session);
+    if (n > 0) hl__redis_bell_clear(session->face);
   }
 }
 
@@ -203,8 +215,8 @@ int hl__redis_command(hl__redis_session *session, int64_t deadline, size_t n,
   return status;
 }
 
-int hl__redis_settle(hl__redis_session *session, int64_t deadline,
-                     hl_error *error) {
+static int settle_one(hl__redis_session *session, int64_t deadline,
+                      hl_error *error) {
   while (session->outstanding > 0) {
     redisReply *reply;
     int status = hl__redis_await(session, deadline, false, &reply, error);
@@ -212,6 +224,7 @@ int hl__redis_settle(hl__redis_session *session, int64_t deadline,
     session->outstanding--;
     bool refused = reply->type == REDIS_REPLY_ERROR;
     if (refused) (void)hl__redis_error(reply->str, error);
+    if (refused) hl__redis_cluster_hint(session, reply->str);
     freeReplyObject(reply);
     /* Whoever sent it does it again, on another connection. */
     if (refused) {
@@ -220,6 +233,16 @@ int hl__redis_settle(hl__redis_session *session, int64_t deadline,
     }
   }
   return HL_OK;
+}
+
+int hl__redis_settle(hl__redis_session *session, int64_t deadline,
+                     hl_error *error) {
+  int status = settle_one(session, deadline, error);
+  for (hl__list *at = session->links.next;
+       status == HL_OK && at != &session->links; at = at->next)
+    status = settle_one(HL__LIST_ENTRY(at, hl__redis_session, links), deadline,
+                        error);
+  return status;
 }
 
 bool hl__redis_stands(hl__redis_session *session) {

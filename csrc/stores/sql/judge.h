@@ -8,6 +8,9 @@
 
 #include "hierlock.h"
 
+/* A level as a column of type TINYINT has it: those of update rows are below 0. */
+static inline int hl__sql_level(uint8_t level) { return (int8_t)level; }
+
 /* What a MySQL or MariaDB says of itself. Begins as zeroes. */
 typedef struct hl__mysql_server {
   char version[64];

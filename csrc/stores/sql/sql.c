@@ -4,6 +4,7 @@
  */
 #include "hierlock.h"
 #include "layout.h"
+#include "mode.h"
 
 #include "judge.h"
 
@@ -56,7 +57,7 @@ static char *postgresql_sql(const hl_plan *plan) {
     used += (size_t)snprintf(
         sql + used, each, format, i && i < n - 1 ? " UNION ALL " : "",
         rows[i].mode == HL_SHARED ? "_shared" : "",
-        (int64_t)((uint64_t)rows[i].level << HL__HASH_BITS | rows[i].bucket));
+        hl__row_key(rows[i].level, rows[i].bucket));
   }
   if (sql && n > 0) (void)strcpy(sql + used, behind);
   hl_plan_free(own);
@@ -65,7 +66,7 @@ static char *postgresql_sql(const hl_plan *plan) {
 
 char *hl_plan_sql(hl_plan *plan, hl_dialect dialect, const char *table) {
   static const char format[] =
-      "%s(SELECT level,bucket FROM %s WHERE level=%u AND bucket=%" PRIu64
+      "%s(SELECT level,bucket FROM %s WHERE level=%d AND bucket=%" PRIu64
       " %s)";
   const char *shared =
       dialect == HL_MARIADB ? "LOCK IN SHARE MODE" : "FOR SHARE";
@@ -80,7 +81,7 @@ char *hl_plan_sql(hl_plan *plan, hl_dialect dialect, const char *table) {
   sql[0] = '\0';
   for (size_t i = 0; i < n; i++)
     used += (size_t)snprintf(sql + used, each, format, i ? " UNION ALL " : "",
-                             table, (unsigned)rows[i].level, rows[i].bucket,
+                             table, hl__sql_level(rows[i].level), rows[i].bucket,
                              rows[i].mode == HL_SHARED ? shared : "FOR UPDATE");
   return sql;
 }
@@ -110,6 +111,9 @@ char *hl_plan_sql_leased(hl_plan *plan, hl_dialect dialect, const char *table,
   free(nodes);
   if (!sql) return NULL;
   const hl_row *rows = hl_plan_rows(plan, &n);
+  size_t updates = hl__update_rows(rows, n);
+  rows += updates;
+  n -= updates;
   size_t roots = 0, used = strlen(sql), each = sizeof format + stem + 64;
   while (roots < n && rows[roots].level == 0) roots++;
   char *longer = realloc(sql, used + roots * each + 1);

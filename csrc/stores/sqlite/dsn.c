@@ -23,6 +23,10 @@ int hl__sqlite_dsn(char *text, hl_dsn *dsn, hl_error *error) {
   if (size == 0 || text[size - 1] == '/')
     return hl__error(error, HL_EDSN,
                      "the DSN names no file: write sqlite:/path/to/file");
+  if (strcmp(text, ":memory:") == 0 || strcmp(text, "/:memory:") == 0)
+    return hl__error(error, HL_EDSN,
+                     "a database in memory is that of one connection, and keeps "
+                     "nobody out: write sqlite:/path/to/file, or file:");
   dsn->path = text;
   return HL_OK;
 }

@@ -32,16 +32,18 @@
 
 /* ---------------------------------------------------------------- looking */
 
-/* In the way of one row: a lease. Those whose time is up are deleted, or, where
+/* In the way of one row: a lease, but not `own`. Those whose time is up are deleted, or, where
    nothing may be written, end the look. */
-static int lease_at(hl__sqlite_session *session, const hl_row *row, bool writes,
-                    hl__sqlite_blocker *blocker, bool *found, bool *unsure) {
+static int lease_at(hl__sqlite_session *session, const hl_row *row, int64_t own,
+                    bool writes, hl__sqlite_blocker *blocker, bool *found,
+                    bool *unsure) {
   for (;;) {
     hl__sqlite_end_time end;
     sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_BLOCKER);
     if (!it) return sqlite3_errcode(session->db);
     (void)sqlite3_bind_int64(it, 1, hl__sqlite_key(row));
     (void)sqlite3_bind_int(it, 2, row->mode == HL_SHARED);
+    (void)sqlite3_bind_int64(it, 3, own);
     int code = hl__sqlite_step(it);
     if (code == SQLITE_ROW) {
       int64_t number = sqlite3_column_int64(it, 0);
@@ -73,16 +75,18 @@ static int lease_at(hl__sqlite_session *session, const hl_row *row, bool writes,
 /* *found: what is in the way of the request; earlier waiters first, so that of
    many who wait for one lease only the first looks when that is over. */
 static int look(hl__sqlite_session *session, const hl_request *request,
-                int64_t ticket, bool waiters, bool writes,
+                int64_t ticket, int64_t own, bool waiters, bool writes,
                 hl__sqlite_blocker *blocker, bool *found, bool *unsure) {
   int code = SQLITE_OK;
   *found = *unsure = false;
-  if (waiters)
+  /* Whoever waits for what is to be upgraded waits for that lease: it passes them. */
+  if (waiters && !request->upgrade)
     code = hl__sqlite_earlier(session, request, ticket, writes, blocker, found,
                               unsure);
   for (size_t i = 0; i < request->n && code == SQLITE_OK && !*found && !*unsure;
        i++)
-    code = lease_at(session, &request->rows[i], writes, blocker, found, unsure);
+    code = lease_at(session, &request->rows[i], own, writes, blocker, found,
+                    unsure);
   return code;
 }
 
@@ -93,13 +97,16 @@ typedef struct attempt {
   hl_grant *grant;
   int64_t ticket; /* 0: none yet */
   bool locked;    /* its byte */
+  int64_t own;    /* of an upgrade: the number of the lease; else 0 */
+  int lost;       /* of an upgrade: HL_ELOST, and `why` */
+  hl_error why;
   bool draws;     /* one is to be drawn, in a transaction that need not last */
   hl__sqlite_blocker blocker;
 } attempt;
 
 /* The next number; never one that was given before, also when what was written
    last was lost with the power (synchronous=normal): unless the clock was set
-   back, too. */
+   back, too, or tokens were raised beyond it. */
 static int number_next(hl__sqlite_session *session, int64_t last,
                        int64_t *number) {
   int64_t now = hl__unix_ms() * 1000;
@@ -183,9 +190,13 @@ static int attempt_make(hl__sqlite_session *session, attempt *self,
   bool waiters = sqlite3_column_int(it, 1) != 0;
   (void)sqlite3_reset(it);
   code = ticket_look(session, self, &there);
+  if (code == SQLITE_OK && request->upgrade)
+    code = hl__sqlite_held(session, request->lease, &self->own, &self->lost,
+                           &self->why);
+  if (code == SQLITE_OK && self->lost) return code;
   if (code == SQLITE_OK)
-    code = look(session, request, there ? self->ticket : 0, waiters, true,
-                &self->blocker, &found, &unsure);
+    code = look(session, request, there ? self->ticket : 0, self->own, waiters,
+                true, &self->blocker, &found, &unsure);
   if (code != SQLITE_OK) return code;
   bool draws = found && !there && !request->try_once;
   self->draws = draws && session->store->lasts && !session->relax;
@@ -199,10 +210,16 @@ static int attempt_make(hl__sqlite_session *session, attempt *self,
                                     request->n * HL__SQLITE_ROW_SIZE);
     sqlite3_free(packed);
   }
-  if (code == SQLITE_OK) code = number_next(session, last, &number);
+  if (request->upgrade)
+    number = self->own;
+  else if (code == SQLITE_OK)
+    code = number_next(session, last, &number);
   /* The time counts from here: whoever waits has not seen the record yet. */
   int64_t now = hl__lease_ms();
-  if (code == SQLITE_OK)
+  if (code == SQLITE_OK && request->upgrade)
+    code = hl__sqlite_regrade(session, request, NULL, NULL, &self->lost,
+                              &self->why);
+  else if (code == SQLITE_OK)
     code = hl__sqlite_record_add(session, request, number, now);
   if (code == SQLITE_OK) code = room_reserve(session);
   if (code != SQLITE_OK) return code;
@@ -226,6 +243,9 @@ static int attempt_once(hl__sqlite_session *session, attempt *self,
     if (code != SQLITE_OK) {
       status = hl__sqlite_error(session, code, doing, error);
       if (status == HL_TIMEOUT) status = HL_ESTORE;
+    } else if (self->lost) {
+      status = self->lost;
+      if (error) *error = self->why;
     }
     status = hl__sqlite_end(session, status, doing, error);
     if (status == HL_OK) return granted ? HL_OK : HL_TIMEOUT;
@@ -262,7 +282,7 @@ static int look_again(hl__sqlite_session *session, attempt *self,
   }
   int code = ticket_look(session, self, &there);
   if (code == SQLITE_OK && there)
-    code = look(session, self->request, self->ticket, true, false,
+    code = look(session, self->request, self->ticket, self->own, true, false,
                 &self->blocker, &found, &unsure);
   if (code != SQLITE_OK) {
     status = hl__sqlite_error(session, code, "look for leases", error);
@@ -333,10 +353,9 @@ int hl__sqlite_take(hl__sqlite_session *session, const hl_request *request,
   for (;;) {
     status = attempt_run(session, &self, deadline, error);
     if (status != HL_TIMEOUT || request->try_once) break;
-    if (!self.ticket) { /* it did not come to its turn, or need not wait */
-      if (hl__now_ms() > deadline) break;
-      continue;
-    }
+    if (hl__now_ms() > deadline) break; /* also where nothing is in the way */
+    if (!self.ticket)
+      continue; /* it did not come to its turn, or need not wait */
     /* Others, who come now, would neither see that we live nor ring for us. */
     if (!hl__sqlite_side_stands(session)) {
       status = hl__sqlite_moved_error(session, error);

@@ -311,13 +311,80 @@ static int lease_adopt(hl_session *base, const hl_request *request,
   return HL_OK;
 }
 
+/* -------------------------------------------------------------- regrading */
+
+int hl__sqlite_held(hl__sqlite_session *session, const hl_lease_terms *terms,
+                    int64_t *number, int *status, hl_error *error) {
+  sqlite3_stmt *it;
+  int code = find_held(session, terms, &it, status, error);
+  if (code == SQLITE_ROW) *number = sqlite3_column_int64(it, NUMBER);
+  (void)sqlite3_reset(it);
+  return code == SQLITE_ROW || code == SQLITE_DONE ? SQLITE_OK : code;
+}
+
+int hl__sqlite_regrade(hl__sqlite_session *session, const hl_request *request,
+                       uint8_t **packed, size_t *size, int *status,
+                       hl_error *error) {
+  operation self = {.terms = request->lease};
+  sqlite3_stmt *it;
+  int code = find_held(session, self.terms, &it, status, error);
+  if (code == SQLITE_ROW) {
+    self.number = sqlite3_column_int64(it, NUMBER);
+    code = rows_keep(&self, it);
+  }
+  (void)sqlite3_reset(it);
+  if (code == SQLITE_OK)
+    code = hl__sqlite_record_regrade(session, request, self.number, self.packed,
+                                     self.size);
+  if (packed) {
+    free(*packed);
+    *packed = self.packed;
+    *size = self.size;
+  } else {
+    free(self.packed);
+  }
+  return code == SQLITE_DONE ? SQLITE_OK : code;
+}
+
+typedef struct regrading {
+  const hl_request *request;
+  uint8_t *packed;
+  size_t size;
+} regrading;
+
+static int downgrade_in(hl__sqlite_session *session, void *context, int *status,
+                        hl_error *error) {
+  regrading *self = context;
+  return hl__sqlite_regrade(session, self->request, &self->packed, &self->size,
+                            status, error);
+}
+
+static int lease_regrade(hl_session *base, const hl_request *request,
+                         hl_grant *grant, hl_error *error) {
+  hl__sqlite_session *session = session_of(base);
+  if (request->upgrade) return hl__sqlite_take(session, request, grant, error);
+  regrading self = {.request = request};
+  int status = hl__sqlite_write(session, downgrade_in, &self, "share a lease",
+                                at_least(request->deadline), error);
+  if (status == HL_OK) {
+    grant->place = request->lease->place;
+    rows_ring(session, self.packed, self.size);
+  }
+  free(self.packed);
+  return status;
+}
+
 /* ----------------------------------------------------------- many records */
 
-/* Of a key, as unsigned, and a row: the locking order. */
+/* Of a key and a row: the locking order. Those of update rows, which come first, are turned over. */
 static int key_compare(const void *key, const void *row) {
   uint64_t a = *(const uint64_t *)key;
   uint64_t b = (uint64_t)hl__sqlite_key(row);
   return a < b ? -1 : a > b;
+}
+
+static int turned_compare(const void *key, const void *row) {
+  return key_compare(key, row) * -1;
 }
 
 /* The first of these rows, in locking order, with which a lease, or a ticket,
@@ -328,7 +395,10 @@ static size_t first_met(const hl_row *rows, size_t n, const uint8_t *packed,
   for (size_t k = 0; k < size / HL__SQLITE_ROW_SIZE; k++) {
     bool exclusive;
     uint64_t key = (uint64_t)hl__sqlite_rows_at(packed, k, &exclusive);
-    const hl_row *row = bsearch(&key, rows, n, sizeof *rows, key_compare);
+    size_t updates = hl__update_rows(rows, n);
+    const hl_row *row = bsearch(&key, rows + updates, n - updates, sizeof *rows,
+                                key_compare);
+    if (!row) row = bsearch(&key, rows, updates, sizeof *rows, turned_compare);
     if (row && (size_t)(row - rows) < first &&
         hl__modes_conflict((hl_mode)row->mode,
                            exclusive ? HL_EXCLUSIVE : HL_SHARED))
@@ -396,8 +466,7 @@ static int list_one(hl__sqlite_session *session, sqlite3_stmt *it,
   hl_holder holder = {.kind = HL_LEASE,
                       .pid = sqlite3_column_int64(it, PID),
                       .since_ms = sqlite3_column_int64(it, SINCE),
-                      .mode = sqlite3_column_int(it, SHARED) ? HL_SHARED
-                                                             : HL_EXCLUSIVE};
+                      .mode = hl__sqlite_mode_read(sqlite3_column_int(it, SHARED))};
   hl__sqlite_column_end(it, BOOT, &end);
   holder.remaining_ms = hl__sqlite_left(session->store, &end);
   hl__sqlite_column_text(it, PATH, holder.path, sizeof holder.path);
@@ -597,6 +666,27 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter,
   return list(session_of(base), filter, fn, context, error);
 }
 
+/* ----------------------------------------------------------------- tokens */
+
+static int raise_in(hl__sqlite_session *session, void *context, int *status,
+                    hl_error *error) {
+  const int64_t *least = context;
+  (void)status, (void)error;
+  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_RAISE);
+  if (!it) return sqlite3_errcode(session->db);
+  (void)sqlite3_bind_int64(it, 1, *least);
+  return hl__sqlite_run(session, HL__SQLITE_RAISE);
+}
+
+/* The next number is beyond it, whatever the clock shows. It lasts as a grant does: with
+   synchronous=full it is on the disk before this returns, where it was not before. */
+static int lease_raise(hl_session *base, uint64_t token, int64_t deadline,
+                       hl_error *error) {
+  int64_t least = (int64_t)(token >> 8);
+  return hl__sqlite_write(session_of(base), raise_in, &least, "raise tokens",
+                          at_least(deadline), error);
+}
+
 /* -------------------------------------------------------------- observers */
 
 enum {
@@ -614,8 +704,7 @@ enum {
 static void waiter_read(sqlite3_stmt *it, hl_holder *holder) {
   *holder = (hl_holder){.pid = sqlite3_column_int64(it, W_PID),
                         .since_ms = sqlite3_column_int64(it, W_SINCE),
-                        .mode = sqlite3_column_int(it, W_SHARED) ? HL_SHARED
-                                                                 : HL_EXCLUSIVE,
+                        .mode = hl__sqlite_mode_read(sqlite3_column_int(it, W_SHARED)),
                         .kind = HL_LEASE,
                         .waiting = true};
   hl__sqlite_column_text(it, W_PATH, holder->path, sizeof holder->path);
@@ -628,7 +717,7 @@ static void waiter_read(sqlite3_stmt *it, hl_holder *holder) {
 static bool waiter_conflicts(sqlite3_stmt *it, const hl_row *rows, size_t n) {
   const void *blob = sqlite3_column_blob(it, W_ROWS);
   size_t size = (size_t)sqlite3_column_bytes(it, W_ROWS);
-  return blob && first_met(rows, n, blob, size) < n;
+  return n == 0 || (blob && first_met(rows, n, blob, size) < n);
 }
 
 int hl__sqlite_holders(hl__sqlite_session *session, const hl_row *rows,
@@ -662,7 +751,9 @@ const hl_lease_ops hl__sqlite_leases = {
     .refresh = lease_refresh,
     .look = lease_look,
     .drop = lease_drop,
+    .regrade = lease_regrade,
     .adopt = lease_adopt,
     .list = lease_list,
     .revoke = lease_revoke,
+    .raise = lease_raise,
 };

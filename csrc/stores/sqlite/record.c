@@ -140,7 +140,7 @@ int hl__sqlite_record_add(hl__sqlite_session *session,
   bind_bytes(it, 4, terms->holder);
   hl__sqlite_bind_end(it, 5, &end);
   int code = sqlite3_bind_blob64(it, 8, packed, size, sqlite3_free);
-  (void)sqlite3_bind_int(it, 9, request->mode == HL_SHARED);
+  (void)sqlite3_bind_int(it, 9, hl__sqlite_mode(request->mode));
   bind_text(it, 10, terms->owner);
   bind_text(it, 11, request->path);
   bind_text(it, 12, label);
@@ -165,6 +165,27 @@ int hl__sqlite_record_delete(hl__sqlite_session *session, int64_t number,
   return hl__sqlite_run(session, HL__SQLITE_DELETE_LEASE);
 }
 
+int hl__sqlite_record_regrade(hl__sqlite_session *session,
+                              const hl_request *request, int64_t number,
+                              const void *packed, size_t size) {
+  size_t own_size = request->shown_n * HL__SQLITE_ROW_SIZE;
+  int code = rows_delete(session, HL__SQLITE_DELETE_ROW, packed, size, number);
+  if (code != SQLITE_OK) return code;
+  sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_SET_ROWS);
+  if (!it) return sqlite3_errcode(session->db);
+  uint8_t *own = sqlite3_malloc64(own_size);
+  if (!own) return SQLITE_NOMEM;
+  hl__sqlite_rows_pack(request->shown, request->shown_n, own);
+  (void)sqlite3_bind_int64(it, 1, number);
+  code = sqlite3_bind_blob64(it, 2, own, own_size, sqlite3_free);
+  (void)sqlite3_bind_int(it, 3, hl__sqlite_mode(request->mode));
+  if (code == SQLITE_OK) code = hl__sqlite_run(session, HL__SQLITE_SET_ROWS);
+  (void)sqlite3_clear_bindings(it);
+  if (code != SQLITE_OK) return code;
+  return rows_add(session, HL__SQLITE_ADD_ROW, request->shown, request->shown_n,
+                  number);
+}
+
 int hl__sqlite_ticket_add(hl__sqlite_session *session,
                           const hl_request *request, int64_t ticket) {
   const hl_store_config *config = session->store->config;
@@ -178,7 +199,7 @@ int hl__sqlite_ticket_add(hl__sqlite_session *session,
   label_fill(request, label);
   (void)sqlite3_bind_int64(it, 1, ticket);
   int code = sqlite3_bind_blob64(it, 2, packed, size, sqlite3_free);
-  (void)sqlite3_bind_int(it, 3, request->mode == HL_SHARED);
+  (void)sqlite3_bind_int(it, 3, hl__sqlite_mode(request->mode));
   bind_text(it, 4, request->path);
   bind_text(it, 5, label);
   bind_text(it, 6, config->application);

@@ -151,14 +151,17 @@ static void interrupt(hl_session *base) {
 }
 
 static int holders(hl_session *base, const hl_row *rows, size_t n,
-                   hl_holder_fn fn, void *context, hl_error *error) {
+                   const char *names, hl_holder_fn fn, void *context,
+                   hl_error *error) {
+  (void)names;
   return hl__sqlite_holders(session_of(base), rows, n, fn, context, error);
 }
 
 const hl_store_ops hl_store_sqlite = {
     .abi = HL_STORE_ABI,
     .scheme = "sqlite",
-    .traits = {.scarce = true, .blocks = true, .leases_only = true},
+    .traits = {.scarce = true, .blocks = true, .leases_only = true,
+               .updates = true, .leases_update = true},
     .parse = hl__sqlite_dsn,
     .open = store_open,
     .close = store_close,

@@ -97,6 +97,7 @@ typedef enum hl__sqlite_number {
   HL__SQLITE_ROLLBACK,
   HL__SQLITE_STATE,
   HL__SQLITE_COUNT,
+  HL__SQLITE_RAISE,
   HL__SQLITE_PAGES,
   HL__SQLITE_BLOCKER,
   HL__SQLITE_ADD_LEASE,
@@ -107,6 +108,7 @@ typedef enum hl__sqlite_number {
   HL__SQLITE_DELETE_ROW,
   HL__SQLITE_SET_END,
   HL__SQLITE_SET_HOLDER,
+  HL__SQLITE_SET_ROWS,
   HL__SQLITE_SET_REVOKED,
   HL__SQLITE_LIST,
   HL__SQLITE_LIST_AT,
@@ -266,7 +268,7 @@ int hl__sqlite_write(hl__sqlite_session *session, hl__sqlite_fn fn,
 
 /* A row as it stands in the tables. */
 static inline int64_t hl__sqlite_key(const hl_row *row) {
-  return (int64_t)((uint64_t)row->level << HL__HASH_BITS | row->bucket);
+  return hl__row_key(row->level, row->bucket);
 }
 /* Rows as bytes, of which a record and a ticket have a copy: for each its key
    (8 bytes, the lowest first) and 1 where it is exclusive, else 0. */
@@ -302,6 +304,21 @@ int hl__sqlite_record_add(hl__sqlite_session *session,
 int hl__sqlite_record_delete(hl__sqlite_session *session, int64_t number,
                              const void *packed, size_t size, bool record);
 
+/* In a write transaction: the lease of a number, which has these rows, gets the rows and mode of the
+   request (shown). It keeps its number, and so its token: nobody else has been exclusive since.
+   SQLite's code. */
+int hl__sqlite_record_regrade(hl__sqlite_session *session,
+                              const hl_request *request, int64_t number,
+                              const void *packed, size_t size);
+/* How the mode of a request stands in the tables, in the column `shared`. */
+static inline int hl__sqlite_mode(hl_mode mode) {
+  return mode == HL_EXCLUSIVE ? 0 : (int)mode;
+}
+static inline hl_mode hl__sqlite_mode_read(int column) {
+  if (column == 0) return HL_EXCLUSIVE;
+  return column == HL_UPDATE ? HL_UPDATE : HL_SHARED;
+}
+
 /* The space that the file takes beyond what is in it, a multiple of which it is. */
 #define HL__SQLITE_CHUNK 262144
 
@@ -329,13 +346,23 @@ int hl__sqlite_tickets_sweep(hl__sqlite_session *session);
 
 /* ---- grant.c */
 
-/* As hl_store_ops.take. */
+/* As hl_store_ops.take. With request->upgrade: the lease, which is there, gets the rows in
+   their new mode; as hl_lease_ops.regrade. */
 int hl__sqlite_take(hl__sqlite_session *session, const hl_request *request,
                     hl_grant *grant, hl_error *error);
 
 /* ---- leases.c */
 
 extern const hl_lease_ops hl__sqlite_leases;
+/* In a write transaction: the number of the record of that id and holder. *status: HL_ELOST, there
+   is none. SQLite's code. */
+int hl__sqlite_held(hl__sqlite_session *session, const hl_lease_terms *terms,
+                      int64_t *number, int *status, hl_error *error);
+/* The same record gets the rows and mode of the request. *packed: the rows that it had, malloc'ed;
+   NULL: not wanted. */
+int hl__sqlite_regrade(hl__sqlite_session *session, const hl_request *request,
+                       uint8_t **packed, size_t *size, int *status,
+                       hl_error *error);
 /* Now and then: deletes what has ended long ago. */
 void hl__sqlite_sweep(hl__sqlite_session *session);
 int hl__sqlite_holders(hl__sqlite_session *session, const hl_row *rows,

@@ -20,11 +20,12 @@ static const char *const texts[HL__SQLITE_STATEMENTS] = {
         "SELECT counter,EXISTS(SELECT 1 FROM hierlock_waiters) FROM hierlock",
     [HL__SQLITE_PAGES] = "PRAGMA page_count",
     [HL__SQLITE_COUNT] = "UPDATE hierlock SET counter=?1",
-    /* ?2: 0 where any lease conflicts, 1 where exclusive ones do. */
+    [HL__SQLITE_RAISE] = "UPDATE hierlock SET counter=?1 WHERE counter<?1",
+    /* ?2: 0 where any lease conflicts, 1 where exclusive ones do; ?3: not this one. */
     [HL__SQLITE_BLOCKER] =
         "SELECT l.number,l.boot,l.till,l.till_unix,l.rows FROM hierlock_rows r "
         "CROSS JOIN hierlock_leases l ON l.number=r.number WHERE r.key=?1 AND "
-        "r.exclusive>=?2 LIMIT 1",
+        "r.exclusive>=?2 AND r.number<>?3 LIMIT 1",
     [HL__SQLITE_ADD_LEASE] =
         "INSERT INTO hierlock_leases(" RECORD ") VALUES(?1,?2,?3,?4,?5,?6,?7,"
         "?8,?9,?10,?11,?12,?13,?14,?15,?16,0,NULL,NULL)",
@@ -42,6 +43,8 @@ static const char *const texts[HL__SQLITE_STATEMENTS] = {
     [HL__SQLITE_SET_HOLDER] =
         "UPDATE hierlock_leases SET boot=?2,till=?3,till_unix=?4,holder=?5,"
         "application=?6,host=?7,pid=?8 WHERE number=?1",
+    [HL__SQLITE_SET_ROWS] = "UPDATE hierlock_leases SET "
+                            "rows=?2,shared=?3 WHERE number=?1",
     [HL__SQLITE_SET_REVOKED] =
         "UPDATE hierlock_leases SET revoked=1,revoked_by=?2,reason=?3 WHERE "
         "number=?1",

@@ -150,7 +150,8 @@ function postgresql.take(run, plan, ms, describe, target)
     if rows then return true end
     return fail(message, target, "lost")
   end
-  local took = (core.now() - started) * 1000
+  -- The server's clock counts by its own milliseconds.
+  local took = math.ceil((core.now() - started) * 1000) + 1
   if not run(UNDO) then return fail(message or "the transaction is gone", target, "connection") end
   if ms == 0 and rows then
     return core.failure("timeout", describe .. " is locked; tried once; roll back", nil, nil, target)

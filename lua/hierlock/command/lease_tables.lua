@@ -1,6 +1,9 @@
 --- What `hierlock provision --leases` makes on PostgreSQL, as SQL: the tables of leases and their
 -- gate (csrc/stores/postgresql/tables.c makes the same). For others it is to be run by hand, too.
 
+local server = require "hierlock.command.server"
+local terminal = require "hierlock.command.terminal"
+
 local leases = {}
 
 local TABLES = [[
@@ -33,32 +36,26 @@ function leases.postgresql(role)
   return TABLES:format(role and GRANTS:format(role, role) or "")
 end
 
-local function connect(wanted, what)
-  local ok, store = pcall(require, "hierlock.store.postgresql")
-  if not ok then
-    return nil, { code = "store", message = "the PostgreSQL store is not built or cannot be loaded: " .. store }
-  end
-  return store.connect(wanted.dsn, "hierlock " .. what)
-end
-
 --- hierlock provision --leases, on PostgreSQL: an exit status; nil, err.
 function leases.provision(wanted, arguments)
   local role = arguments.grant_to
   if role and role ~= "PUBLIC" then role = '"' .. role:gsub('"', '""') .. '"' end
   local sql = leases.postgresql(role)
+  local ok, err
   if arguments.dry_run then
-    io.stdout:write(sql, ";\n")
-    return 0
+    ok, err = terminal.write(sql, ";\n")
+    return ok and 0, err
   end
-  local connection, err = connect(wanted, "provision")
+  local connection
+  connection, err = server.connect(wanted, "provision")
   if not connection then return nil, err end
   local rows
   rows, err = connection:query(sql)
   connection:close()
   if not rows then return nil, err end
-  io.stdout:write(("postgresql: %s has tables for leases%s\n"):format(wanted.where,
+  ok, err = terminal.write(("postgresql: %s has tables for leases%s\n"):format(wanted.where,
     role and (", which %s may use"):format(arguments.grant_to) or ""))
-  return 0
+  return ok and 0, err
 end
 
 local LOOK = [[
@@ -68,9 +65,9 @@ SELECT to_regclass('public.' || name) IS NOT NULL, CASE WHEN to_regclass('public
     AND has_table_privilege(to_regclass('public.' || name), 'DELETE') END, name
 FROM unnest(ARRAY['hier_lock_leases', 'hier_lock_lease_rows', 'hier_lock_gate']) name]]
 
---- hierlock verify, on PostgreSQL: prints what there is; whether it is as it should be; nil, err.
-function leases.verify(wanted)
-  local connection, err = connect(wanted, "verify")
+--- hierlock verify, on PostgreSQL: says what there is, by say(line); whether it is as it should be; nil, err.
+function leases.verify(wanted, say)
+  local connection, err = server.connect(wanted, "verify", server.COUNT)
   if not connection then return nil, err end
   local rows
   rows, err = connection:query(LOOK)
@@ -82,13 +79,13 @@ function leases.verify(wanted)
     if row[2] == "t" then usable = usable + 1 end
   end
   if there == 0 then
-    print "postgresql: no tables for leases; to make them: hierlock provision --leases"
+    say "postgresql: no tables for leases; to make them: hierlock provision --leases"
   elseif there < #rows then
-    print "postgresql: some of the tables for leases are missing; to mend it: hierlock provision --leases"
+    say "postgresql: some of the tables for leases are missing; to mend it: hierlock provision --leases"
   elseif usable < there then
-    print "postgresql: there are leases, and this role may not see them; hierlock provision --leases --grant-to ROLE"
+    say "postgresql: there are leases, and this role may not see them; hierlock provision --leases --grant-to ROLE"
   else
-    print "postgresql: it has tables for leases"
+    say "postgresql: it has tables for leases"
   end
   return there == 0 or usable == #rows
 end

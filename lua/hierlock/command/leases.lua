@@ -1,9 +1,9 @@
 --- hierlock leases: who holds which leases of a space. Changes nothing.
 
+local json = require "hierlock.command.json"
 local listing = require "hierlock.command.listing"
 local lookup = require "hierlock.command.lookup"
 local terminal = require "hierlock.command.terminal"
-local text = require "hierlock.command.text"
 
 local leases = {
   summary = "List the leases of a space.",
@@ -18,34 +18,21 @@ end
 
 local FIELDS = { "target", "mode", "owner", "label", "application", "host", "pid", "since", "remaining", "id" }
 
-local function encoder()
-  local ok, json = pcall(require, "dkjson")
-  if ok then return json end
-  return nil, { code = "store", message =
-    "--json needs the Lua module dkjson: luarocks install dkjson, or apt-get install lua-dkjson" }
-end
-
--- An array, with a line for each lease.
-local function encode(json, found)
-  local lines = {}
+local function encode(encoder, found)
+  local objects = {}
   for i, lease in ipairs(found) do
-    local object = { target = lease.path, since = lease.since or json.null, remaining = lease.remaining, pid = lease.pid or json.null }
-    for _, name in ipairs(FIELDS) do
-      object[name] = object[name] or lease[name] or json.null
-      if type(object[name]) == "string" then object[name] = text.utf8(object[name]) end
-    end
-    lines[i] = json.encode(object, { keyorder = FIELDS })
+    objects[i] = json.object(encoder, FIELDS, setmetatable({ target = lease.path }, { __index = lease }))
   end
-  return #lines == 0 and "[]\n" or "[\n" .. table.concat(lines, ",\n") .. "\n]\n"
+  return json.array(encoder, objects)
 end
 
 function leases.run(arguments)
-  local filter, json, manager, found, err
+  local filter, encoder, manager, found, err
   filter, err = lookup.filter(arguments)
   if not filter then return nil, err end
   if arguments.json then
-    json, err = encoder()
-    if not json then return nil, err end
+    encoder, err = json.encoder()
+    if not encoder then return nil, err end
   end
   manager, err = lookup.open(arguments, "leases")
   if not manager then return nil, err end
@@ -53,10 +40,10 @@ function leases.run(arguments)
   manager:close()
   if not found then return nil, err end
   local ok = true
-  if json then
-    ok, err = terminal.write(encode(json, found))
+  if encoder then
+    ok, err = terminal.write(encode(encoder, found))
   elseif #found > 0 then
-    ok, err = terminal.write(listing.for_output(found))
+    ok, err = terminal.write(listing.leases:for_output(found))
   elseif terminal.shows() then
     io.stderr:write "no leases\n"
   end

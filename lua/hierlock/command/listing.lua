@@ -1,11 +1,12 @@
---- Leases as lines for people. On a terminal: a header and a table; where that is too narrow, the
+--- Leases, or holders, as lines for people. On a terminal: a header and a table; where that is too narrow, the
 -- table has fewer columns, and the rest follows below each line, in words. Elsewhere: a line for
--- each lease, nothing but ASCII, with two or more spaces between the columns and never in one.
+-- each, nothing but ASCII, with two or more spaces between the columns and never in one.
 
 local terminal = require "hierlock.command.terminal"
 local text = require "hierlock.command.text"
 
 local listing = {}
+listing.__index = listing
 
 local GAP = "  "     -- between two columns
 local INDENT = "    " -- of what follows below
@@ -20,21 +21,40 @@ local function held_since(lease, ascii)
   return os.date(ascii and "!%Y-%m-%dT%H:%M:%SZ" or "%Y-%m-%d %H:%M:%S", math.floor(lease.since))
 end
 
--- words: what is said of it below a line.
-local COLUMNS = {
-  { name = "TARGET", of = function(lease) return lease.path end },
-  { name = "MODE", of = function(lease) return lease.mode end, words = "%s" },
-  { name = "OWNER", of = function(lease) return lease.owner end, words = "owner %s" },
-  { name = "LABEL", of = function(lease) return lease.label end, words = "label %s" },
-  { name = "APPLICATION", of = function(lease) return lease.application end, words = "application %s" },
-  { name = "HOST", of = function(lease) return lease.host end, words = "host %s" },
-  { name = "PID", of = function(lease) return lease.pid and ("%d"):format(lease.pid) end, words = "pid %s" },
-  { name = "SINCE", of = held_since, words = "since %s" },
-  { name = "REMAINING", of = function(lease) return text.duration(lease.remaining) end, words = "%s left" },
-  { name = "ID", of = function(lease) return lease.id end, words = "id %s" },
+--- What there is to know of a lease or a holder, by the names of the columns. words: what is said of it below a line.
+listing.columns = {
+  TARGET = { of = function(lease) return lease.path end, words = "%s" },
+  MODE = { of = function(lease) return lease.mode end, words = "%s" },
+  KIND = { of = function(lease) return lease.kind end, words = "%s" },
+  STATE = { of = function(lease) return lease.waiting and "waits" or "holds" end, words = "%s" },
+  OWNER = { of = function(lease) return lease.owner end, words = "owner %s" },
+  LABEL = { of = function(lease) return lease.label end, words = "label %s" },
+  APPLICATION = { of = function(lease) return lease.application end, words = "application %s" },
+  HOST = { of = function(lease) return lease.host end, words = "host %s" },
+  PID = { of = function(lease) return lease.pid and ("%d"):format(lease.pid) end, words = "pid %s" },
+  SINCE = { of = held_since, words = "since %s" },
+  REMAINING = { of = function(lease) return lease.remaining and text.duration(lease.remaining) end, words = "%s left" },
+  SESSION = { of = function(lease) return lease.session end, words = "session %s" },
+  ID = { of = function(lease) return lease.id end, words = "id %s" },
 }
--- By number: those that are in the table, from the widest layout to the narrowest.
-local LAYOUTS = { { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10 }, { 1, 2, 3, 4, 9 }, { 1, 3, 9 }, { 1 } }
+
+--- A kind of listing.
+-- @tparam {{string,...},...} layouts the names of the columns that are in the table, from the widest layout, which has all,
+--   to the narrowest
+-- @tparam[opt] table columns more of them, or others
+function listing.new(layouts, columns)
+  local self = setmetatable({ columns = {}, layouts = {} }, listing)
+  local numbers = {}
+  for i, name in ipairs(layouts[1]) do
+    local column = columns and columns[name] or listing.columns[name]
+    self.columns[i], numbers[name] = { name = name, of = column.of, words = column.words }, i
+  end
+  for k, layout in ipairs(layouts) do
+    self.layouts[k] = {}
+    for i, name in ipairs(layout) do self.layouts[k][i] = numbers[name] end
+  end
+  return self
+end
 
 -- Never two spaces side by side, nor one at an end: they separate.
 local function cell(value, ascii)
@@ -48,10 +68,10 @@ end
 local function pad(value, width) return value .. (" "):rep(width - text.width(value)) end
 
 -- The rest of a lease, with commas, broken at them where the width ends.
-local function words(row, shown, width, lines)
+local function words(all, row, shown, width, lines)
   local line = ""
   local said = {}
-  for i, column in ipairs(COLUMNS) do
+  for i, column in ipairs(all) do
     if not shown[i] and row[i] ~= "-" then said[#said + 1] = column.words:format(row[i]) end
   end
   for i, piece in ipairs(said) do
@@ -87,17 +107,17 @@ end
 -- @tparam[opt] number width of the terminal; nil: it is none
 -- @bool[opt] ascii nothing else can be shown
 -- @treturn string
-function listing.lines(leases, width, ascii)
+function listing:lines(leases, width, ascii)
   local header, rows, lines = {}, {}, {}
   ascii = ascii or not width
-  for i, column in ipairs(COLUMNS) do header[i] = column.name end
+  for i, column in ipairs(self.columns) do header[i] = column.name end
   for n, lease in ipairs(leases) do
     rows[n] = {}
-    for i, column in ipairs(COLUMNS) do rows[n][i] = cell(column.of(lease, not width), ascii) end
+    for i, column in ipairs(self.columns) do rows[n][i] = cell(column.of(lease, not width), ascii) end
   end
   if width then table.insert(rows, 1, header) end
   local columns, list, total
-  for _, layout in ipairs(width and LAYOUTS or { LAYOUTS[1] }) do
+  for _, layout in ipairs(width and self.layouts or { self.layouts[1] }) do
     columns = layout
     list, total = widths(rows, layout)
     if not width or total <= width then break end
@@ -106,16 +126,21 @@ function listing.lines(leases, width, ascii)
   for _, i in ipairs(columns) do shown[i] = true end
   for _, row in ipairs(rows) do
     lines[#lines + 1] = line_of(row, columns, list)
-    if width and row ~= header then words(row, shown, width, lines) end
+    if width and row ~= header then words(self.columns, row, shown, width, lines) end
   end
   lines[#lines + 1] = ""
   return table.concat(lines, "\n")
 end
 
 --- The lines for whoever reads standard output.
-function listing.for_output(leases)
-  if not terminal.shows() then return listing.lines(leases) end
-  return listing.lines(leases, terminal.width(), not terminal.takes_utf8())
+function listing:for_output(leases)
+  if not terminal.shows() then return self:lines(leases) end
+  return self:lines(leases, terminal.width(), not terminal.takes_utf8())
 end
+
+listing.leases = listing.new {
+  { "TARGET", "MODE", "OWNER", "LABEL", "APPLICATION", "HOST", "PID", "SINCE", "REMAINING", "ID" },
+  { "TARGET", "MODE", "OWNER", "LABEL", "REMAINING" }, { "TARGET", "OWNER", "REMAINING" }, { "TARGET" },
+}
 
 return listing

@@ -17,11 +17,35 @@ function lookup.store_options(parser)
   parser:flag("-p --ask-password", "Ask for the password on the terminal.")
 end
 
+--- Adds the one node that it may be about.
+function lookup.target_option(parser)
+  parser:argument("target", "A node, as u1/a1/r1; %2F stands for a slash in an id, %25 for a %."):args "?"
+end
+
 --- Adds that, and what says which leases.
 function lookup.options(parser)
-  parser:argument("target", "A node, as u1/a1/r1; %2F stands for a slash in an id, %25 for a %."):args "?"
+  lookup.target_option(parser)
   parser:option("--owner", "Only those of this owner."):argname "OWNER"
   lookup.store_options(parser)
+end
+
+--- For argparse: a number of seconds from `least` on; "inf" only where it may be.
+function lookup.seconds(option, least, infinite)
+  return function(given)
+    if given == "inf" and infinite then return math.huge end
+    local value = tonumber(given) -- Lua 5.1 knows "inf", too
+    if value and value >= least and value < math.huge then return value end
+    return nil, ("%s must be a number of seconds, %s or more"):format(option, least > 0 and tostring(least) or "0")
+  end
+end
+
+--- For argparse: a whole number from `least` on.
+function lookup.whole(option, least)
+  return function(given)
+    local value = tonumber(given)
+    if value and value >= least and value < 2 ^ 53 and value % 1 == 0 then return value end
+    return nil, ("%s must be a whole number, %d or more"):format(option, least)
+  end
 end
 
 --- What a wrong command line is answered with.
@@ -59,13 +83,17 @@ function lookup.filter(arguments)
   return filter
 end
 
---- A manager on the store; nil, err. what: for those who look who is connected. options: more of them.
+--- A manager on the store, and what server.parse says of that; nil, err. what: for those who look who is connected.
+-- options: more of them.
 function lookup.open(arguments, what, options)
   local wanted, err = server.parse(arguments)
   if not wanted then return nil, err end
   local all = { levels = wanted.levels, application = "hierlock " .. what, pool_size = 2 }
   for name, value in pairs(options or {}) do all[name] = value end
-  return hierlock.open(server.with_password(wanted), all)
+  local manager
+  manager, err = hierlock.open(server.with_password(wanted), all)
+  if not manager then return nil, err end
+  return manager, wanted
 end
 
 --- What was raised because the target is wrong in a way that only the store knows, which has other
@@ -79,20 +107,39 @@ end
 -- Parents before their children, those before the parents' next sisters.
 local function place(lease) return (lease.path:gsub("/", "\0")) end
 
+-- Those who hold before those who wait.
 local function before(a, b)
   if a.place ~= b.place then return a.place < b.place end
+  if a.waiting ~= b.waiting then return not a.waiting end
   if a.since ~= b.since then return (a.since or 0) < (b.since or 0) end
-  return a.id < b.id
+  if a.pid ~= b.pid then return (a.pid or 0) < (b.pid or 0) end
+  return (a.id or a.session or "") < (b.id or b.session or "")
 end
 
---- The leases that the filter lets through, sorted by target; nil, err.
-function lookup.find(manager, filter)
-  local ok, found, err = pcall(manager.leases, manager, filter)
+local function sorted(ok, found, err)
   if not ok then return lookup.misuse(found) end
   if not found then return nil, err end
   for _, lease in ipairs(found) do lease.place = place(lease) end
   table.sort(found, before)
   return found
+end
+
+--- The leases that the filter lets through, sorted by target; nil, err.
+function lookup.find(manager, filter) return sorted(pcall(manager.leases, manager, filter)) end
+
+--- Those who hold or await what keeps others from the target, or anything, where it is nil; sorted likewise; nil, err.
+function lookup.holders(manager, target)
+  local found, err
+  if target then
+    found, err = sorted(pcall(manager.holders, manager, target))
+  else
+    found, err = sorted(true, manager:holders())
+  end
+  for _, holder in ipairs(found or {}) do
+    -- It has none yet, though some stores know already what it will be.
+    if holder.waiting then holder.kind, holder.id, holder.remaining = nil, nil, nil end
+  end
+  return found, err
 end
 
 return lookup

@@ -10,7 +10,7 @@
 --   run(arguments)     does it; returns an exit status, or nil, err
 -- and it lets errors pass: an interruption is one.
 
-local SUBCOMMANDS = { "provision", "verify", "run", "leases", "revoke" }
+local SUBCOMMANDS = { "provision", "verify", "run", "leases", "revoke", "ps", "top", "explain", "graph", "kill", "doctor", "matrix", "bench" }
 
 -- The numbers are those of <sysexits.h>, so that 1 stays free for "no".
 local USAGE, UNAVAILABLE, SOFTWARE, OUTPUT, NO_PERMISSION, CONFIGURATION, INTERRUPTED = 64, 69, 70, 74, 77, 78, 130
@@ -24,6 +24,7 @@ local STATUS = {
   unsafe_server = CONFIGURATION,
   not_provisioned = CONFIGURATION,
   unsupported = CONFIGURATION,
+  privilege = NO_PERMISSION,
 }
 
 local function leave(status, message)
@@ -40,6 +41,17 @@ local function need(module, package)
     :format(module, package, package, loaded))
 end
 
+-- Standard descriptors that are closed would be those of what is opened next: a socket, into which messages then go, or the
+-- loop's own, with which libuv aborts. So each gets one that fails as a closed one does.
+local NO_ENTRY = 2 -- ENOENT
+local kept = {}
+for fd = 0, 2 do
+  -- There: it is no directory, or it is one, and is opened. In order, as the least that is free is taken.
+  local file, _, number = io.open(("/proc/self/fd/%d/."):format(fd))
+  if file then file:close() end
+  if number == NO_ENTRY then kept[#kept + 1] = io.open("/dev/null", fd == 0 and "w" or "r") end
+end
+
 -- A signal is told to Lua by a hook, which compiled code would not heed.
 if jit then jit.off() end
 
@@ -54,6 +66,7 @@ parser:flag("-v --version", "Show the version and exit."):action(function()
   print(hierlock._VERSION)
   os.exit(0, true)
 end)
+parser:add_complete "--completion"
 function parser:error(message)
   io.stderr:write(self:get_usage(), "\n")
   leave(USAGE, message)

@@ -8,6 +8,7 @@ local leases = require "hierlock.command.lease_tables"
 local progress = require "hierlock.command.progress"
 local server = require "hierlock.command.server"
 local space = require "hierlock.command.space"
+local terminal = require "hierlock.command.terminal"
 
 local unpack = table.unpack or unpack -- luacheck: ignore
 
@@ -26,6 +27,7 @@ function provision.options(parser)
     :argname "ROWS"
   parser:option("--rate", "Rows per second at most, to spare a busy server."):convert(tonumber):argname "ROWS"
   parser:flag("--leases", "Make it a space with leases, too; see hierlock(1). Older programs are refused from then on.")
+  parser:flag("--updates", "Add the rows that mode=\"update\" needs, a third of those of three levels more; see hierlock(1).")
   parser:option("--grant-to", "Who may use leases on PostgreSQL: a role, or PUBLIC."):argname "ROLE"
   parser:flag("-n --dry-run", "Print the SQL that is still to be run, and change nothing.")
 end
@@ -39,10 +41,7 @@ local function mismatch(message, ...)
 end
 
 local function execute(job, statement)
-  if job.dry_run then
-    io.stdout:write(statement, ";\n\n")
-    return true
-  end
+  if job.dry_run then return terminal.write(statement, ";\n\n") end
   return job.space.connection:query(statement)
 end
 
@@ -120,7 +119,7 @@ local function lease(job, found)
   if not job.dry_run then
     job.bar:say(("renaming %s to %s, as soon as nobody holds a lock"):format(self.name, self.table))
   else -- it is not there yet by that name, to be counted
-    job.level = #job.levels
+    job.level = job.updates and #job.levels + 1 or #job.levels
   end
   return execute(job, self:move())
 end
@@ -159,16 +158,18 @@ end
 -- be missing anywhere; counting costs a twentieth of inserting.
 local function fill_chunk(job)
   local first = job.bucket
+  -- Behind the levels come the update rows, where they are wanted.
+  local level = job.level < #job.levels and job.level or space.update_level(#job.levels)
   local last = math.min(first + job.chunk, job.buckets) - 1
   local there, err = 0
   if not job.dry_run or job.exists then
-    there, err = job.space:count(job.level, first, last)
+    there, err = job.space:count(level, first, last)
     if not there then return nil, err end
   end
   local missing = last - first + 1 - there
   if missing > 0 then
     local ok
-    ok, err = insert(job, job.level, first, last, there)
+    ok, err = insert(job, level, first, last, there)
     if not ok then return nil, err end
   end
   job.done, job.inserted = job.done + last - first + 1, job.inserted + missing
@@ -185,8 +186,9 @@ end
 
 local function fill(job)
   local started, before = now(), job.inserted
-  while job.level < #job.levels do
-    local what = job.levels[job.level + 1]
+  local levels = #job.levels + (job.updates and 1 or 0)
+  while job.level < levels do
+    local what = job.levels[job.level + 1] or "updates"
     local missing, err = fill_chunk(job)
     if not missing then return nil, err end
     job.progressed = now()
@@ -242,10 +244,11 @@ local function attempt(job)
   job.table = job.space.table
   if ok then
     if not job.bar.total then
-      job.bar.total = job.buckets * #job.levels
+      job.bar.total = job.buckets * (#job.levels + (job.updates and 1 or 0))
       if not job.dry_run then
-        job.bar:say(("%s in %s: %s buckets for each of the levels %s"):format(
-          job.table, job.wanted.where, number(job.buckets), names(job.levels)))
+        job.bar:say(("%s in %s: %s buckets for each of the levels %s%s"):format(
+          job.table, job.wanted.where, number(job.buckets), names(job.levels),
+          job.updates and ", and the update rows" or ""))
       end
     end
     ok, err = fill(job)
@@ -280,6 +283,7 @@ end
 local function whole(n, most) return n and n >= 1 and n <= most and n == math.floor(n) end
 
 function provision.run(arguments)
+  local ran, ok
   local wanted, err = server.parse(arguments)
   if not wanted then return nil, err end
   if not whole(arguments.chunk, space.CHUNK_MAX) then
@@ -290,18 +294,18 @@ function provision.run(arguments)
   end
   if wanted.store == "postgresql" and arguments.leases then return leases.provision(wanted, arguments) end
   if wanted.store ~= "mysql" then
-    io.stdout:write(wanted.store, ": needs no provisioning\n")
-    return 0
+    ok, err = terminal.write(wanted.store, ": needs no provisioning\n")
+    return ok and 0, err
   end
   local job = {
-    wanted = wanted, dry_run = arguments.dry_run, leases = arguments.leases, rate = arguments.rate,
+    wanted = wanted, dry_run = arguments.dry_run, leases = arguments.leases, updates = arguments.updates,
+    rate = arguments.rate,
     -- Not more than a quarter of a second's worth at once.
     chunk = arguments.rate and math.max(1, math.min(arguments.chunk, math.floor(arguments.rate / 4))) or arguments.chunk,
     level = 0, bucket = 0, done = 0, inserted = 0,
     bar = progress.new(nil, arguments.quiet or arguments.dry_run),
   }
   local started = now()
-  local ran, ok
   ran, ok, err = pcall(persist, job)
   job.bar:finish(job.bar.total and job.done, "")
   if not ran then
@@ -310,12 +314,11 @@ function provision.run(arguments)
     end
     error(ok, 0)
   end
-  if not ok then return nil, err end
-  if not job.dry_run then
-    io.stdout:write(("%s is complete: %s rows, %s of them new, in %.1f s\n"):format(
+  if ok and not job.dry_run then
+    ok, err = terminal.write(("%s is complete: %s rows, %s of them new, in %.1f s\n"):format(
       job.table, number(job.done), number(job.inserted), now() - started))
   end
-  return 0
+  return ok and 0, err
 end
 
 return provision

@@ -1,7 +1,7 @@
 --- hierlock revoke: ends leases of others. Lists them, asks, and then ends each of those by its id:
 -- whoever has come between the list and the answer stays.
 
-local uv = require "luv"
+local ending = require "hierlock.command.ending"
 local listing = require "hierlock.command.listing"
 local lookup = require "hierlock.command.lookup"
 local terminal = require "hierlock.command.terminal"
@@ -16,66 +16,18 @@ local revoke = {
 }
 
 local NONE = 1 -- the exit status when none was ended
-local BY_MAX, REASON_MAX = 63, 127 -- bytes
-local OWNERS_SHOWN = 5
 
 function revoke.options(parser)
   lookup.options(parser)
   parser:option("--id", "Only this one."):argname "ID"
-  parser:option("--by", "Who ends them, for their holders. Default: the name by which you have logged in."):argname "NAME"
-  parser:option("--reason", "Why, for their holders."):argname "TEXT"
-  parser:flag("-y --yes", "Do not ask.")
-end
-
--- Who has logged in here, whoever they have become since by su or sudo; else the user of this
--- process, who has not logged in: of cron, in a container.
-local function operator()
-  local pipe = io.popen "logname 2>/dev/null"
-  local name = pipe and pipe:read "*l"
-  if pipe then pipe:close() end
-  if not name or name == "" then
-    local ok, user = pcall(uv.os_get_passwd)
-    name = ok and user and user.username or ("uid %d"):format(uv.getuid())
-  end
-  return name:sub(1, BY_MAX)
+  ending.options(parser)
 end
 
 local function check(arguments)
   local named = 0
   for _, name in ipairs { "target", "owner", "id" } do named = named + (arguments[name] and 1 or 0) end
   if named ~= 1 then return lookup.usage "one of TARGET, --owner and --id must say which leases to end" end
-  for name, most in pairs { by = BY_MAX, reason = REASON_MAX } do
-    local value = arguments[name]
-    if value and (value == "" or #value > most) then return lookup.usage("--%s must have 1 to %d bytes", name, most) end
-  end
-  if not arguments.yes and not terminal.answers() then
-    return lookup.usage "there is no terminal to ask on: say --yes to end them without a question"
-  end
-  return true
-end
-
--- "anna", or "2 of anna, 1 of bob and 3 of others"
-local function whose(leases)
-  local names, counts, ascii = {}, {}, not (terminal.shows() and terminal.takes_utf8())
-  for _, lease in ipairs(leases) do
-    if not counts[lease.owner] then names[#names + 1] = lease.owner end
-    counts[lease.owner] = (counts[lease.owner] or 0) + 1
-  end
-  if #names == 1 then return "of " .. text.safe(names[1], ascii) end
-  table.sort(names, function(a, b)
-    if counts[a] ~= counts[b] then return counts[a] > counts[b] end
-    return a < b
-  end)
-  local parts, rest = {}, 0
-  for i, name in ipairs(names) do
-    if i <= OWNERS_SHOWN then
-      parts[i] = ("%d of %s"):format(counts[name], text.safe(name, ascii))
-    else
-      rest = rest + counts[name]
-    end
-  end
-  if rest > 0 then parts[#parts + 1] = ("%d of others"):format(rest) end
-  return table.concat(parts, ", ")
+  return ending.check(arguments)
 end
 
 -- Ends each of them; {ended, gone}, both lists of leases; nil, err and that, when it could not go on.
@@ -95,10 +47,10 @@ end
 local function report(done, found)
   local ended, gone, lines = done.ended, done.gone, {}
   if #gone > 0 then
-    lines[1] = ("%s had ended by then, %s:\n%s"):format(text.count(#gone, "lease"), whose(gone), listing.for_output(gone))
+    lines[1] = ("%s had ended by then, %s:\n%s"):format(text.count(#gone, "lease"), ending.whose(gone), listing.leases:for_output(gone))
   end
   if #ended > 0 then
-    lines[#lines + 1] = ("%s ended, %s%s\n"):format(text.count(#ended, "lease"), whose(ended),
+    lines[#lines + 1] = ("%s ended, %s%s\n"):format(text.count(#ended, "lease"), ending.whose(ended),
       #ended + #gone < #found and (", and %d not"):format(#found - #ended - #gone) or "")
   else
     lines[#lines + 1] = "no lease ended\n"
@@ -108,7 +60,7 @@ end
 
 -- With a list of what is to be ended: an exit status; nil, err.
 local function finish(manager, arguments, found, watch)
-  local ok, err = terminal.write(listing.for_output(found))
+  local ok, err = terminal.write(listing.leases:for_output(found))
   if not ok then return nil, err end
   local question = #found == 1 and "End this lease?" or ("End these %d leases?"):format(#found)
   if not arguments.yes and not terminal.confirms(question, watch) then
@@ -116,7 +68,7 @@ local function finish(manager, arguments, found, watch)
     terminal.write "no lease ended\n"
     return NONE
   end
-  local done, failed, so_far = end_each(manager, found, { by = arguments.by or operator(), reason = arguments.reason }, watch)
+  local done, failed, so_far = end_each(manager, found, { by = arguments.by or ending.operator(), reason = arguments.reason }, watch)
   ok, err = report(done or so_far, found)
   if not done or not ok then return nil, failed or err end
   if watch.hit then error("interrupted!", 0) end

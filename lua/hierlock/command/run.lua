@@ -30,24 +30,16 @@ local MARGIN = 0.1
 local BEGIN = [[echo "$$" >&3; exec 3>&-; [ -z "$1" ] || trap "" $1; shift; exec "$@"]]
 -- The guard. It reads the command's number, and then a word that it has ended. Where that does not come before everybody
 -- has closed the pipe, this process has died, and the guard ends the command, within the grace: a lease has not more left.
--- Where sleep takes no fractions, sooner.
+-- One sleep is for all of the grace, as on a busy machine many short ones take longer. Where sleep takes no fractions, sooner.
 local GUARD = [[
 read -r pid || exit
 read -r word && exit
 kill -TERM "$pid" || exit
-waited=0
-while kill -0 "$pid" && [ "$waited" -lt 10 ]; do sleep "$1"; waited=$((waited + 1)); done
+sleep "$2" & grace=$!
+while kill -0 "$pid" && kill -0 "$grace"; do sleep "$1"; done
 kill -KILL "$pid"
+kill "$grace"
 ]]
-
-local function seconds(option, least)
-  return function(given)
-    if given == "inf" and option == "--timeout" then return math.huge end
-    local value = tonumber(given) -- Lua 5.1 knows "inf", too
-    if value and value >= least and value < math.huge then return value end
-    return nil, ("%s must be a number of seconds, %s or more"):format(option, least > 0 and tostring(least) or "0")
-  end
-end
 
 local function status(given)
   local value = tonumber(given)
@@ -58,13 +50,13 @@ end
 function run.options(parser)
   parser:argument("targets", "Nodes, as u1/a1/r1; %2F stands for a slash in an id, %25 for a %."):args "+":argname "TARGET"
   parser:option("-t --timeout", "Seconds to wait for the locks; 0: not at all; inf: for ever. Default: 50.")
-    :argname "SECONDS":convert(seconds("--timeout", 0))
+    :argname "SECONDS":convert(lookup.seconds("--timeout", 0, true))
   parser:option("--ttl", "Take a lease, which outlives this process by so many seconds; it is refreshed while the command runs.")
-    :argname "SECONDS":convert(seconds("--ttl", 0.001))
+    :argname "SECONDS":convert(lookup.seconds("--ttl", 0.001))
   parser:flag("--shared", "Lock for readers: others may hold the same.")
   parser:option("--label", "Shown to those who look who holds the locks. Default: the command's name."):argname "TEXT"
   parser:option("--grace", "Seconds between SIGTERM and SIGKILL when the locks are lost. Default: 5, or a third of the lease's time.")
-    :argname "SECONDS":convert(seconds("--grace", 0))
+    :argname "SECONDS":convert(lookup.seconds("--grace", 0))
   parser:option("-E --conflict-exit-code", "Exit with this when the locks were not granted in time. Default: 75.")
     :argname "CODE":convert(status)
   lookup.store_options(parser)
@@ -155,7 +147,7 @@ local function hold(arguments, handle, targets, grace, signals)
   local ended, told
   local pipe = assert(uv.pipe())
   -- No signal of a terminal reaches it.
-  local guard = shell(GUARD, { ("%.3f"):format(grace / 10) }, { stdio = { pipe.read }, detached = true }, function() end)
+  local guard = shell(GUARD, { ("%.3f"):format(grace / 50), ("%.3f"):format(grace) }, { stdio = { pipe.read }, detached = true }, function() end)
   local child = shell(BEGIN, { signals.ignored, unpack(arguments.command) }, { stdio = { 0, 1, 2, pipe.write }, env = environment(handle, targets) },
     function(code, signal)
       ended = signal > 0 and SIGNALLED + signal or code

@@ -135,10 +135,14 @@ function space:count(level, first, last)
   return tonumber(n), err
 end
 
+--- The level of the update rows of a tree of so many levels: those of its nodes on the deepest one.
+function space.update_level(levels) return levels - 1 - 128 end
+
 --- How many rows lie outside of the space: left by a larger one, perhaps.
 function space:surplus(buckets, levels)
   local n, err = first_value(self:query(
-    "SELECT COUNT(*) FROM %s WHERE level < 0 OR level >= %d OR bucket < 0 OR bucket >= %d", self.table, levels, buckets))
+    "SELECT COUNT(*) FROM %s WHERE (level < 0 AND level <> %d) OR level >= %d OR bucket < 0 OR bucket >= %d",
+    self.table, space.update_level(levels), levels, buckets))
   return tonumber(n), err
 end
 

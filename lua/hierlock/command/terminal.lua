@@ -34,6 +34,11 @@ function terminal.takes_utf8()
   return false
 end
 
+--- Whether it shows colours, and who sits there wants them (https://no-color.org).
+function terminal.takes_colours()
+  return terminal.shows() and os.getenv "TERM" ~= "dumb" and (os.getenv "NO_COLOR" or "") == ""
+end
+
 --- Watches for Ctrl-C, so that it ends nothing in the middle: watch.hit is true after one. Lua's own
 -- way raises wherever it comes. watch:look() notes what has come; watch:close() ends it.
 function terminal.interruptions()

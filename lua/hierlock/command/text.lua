@@ -90,9 +90,9 @@ local function character(s, i)
   return code, size
 end
 
--- s with each character replaced by replace(code, the character), or replace(nil, byte) where
--- there is none; nil: it stays.
-local function map(s, replace)
+--- s with each character replaced by replace(code, the character), or replace(nil, byte) where
+-- there is none; nil or false: it stays.
+function text.map(s, replace)
   local parts, i = {}, 1
   while i <= #s do
     local code, size = character(s, i)
@@ -114,7 +114,7 @@ end
 -- @treturn string
 function text.safe(s, ascii)
   if not s:find("[^ -~]") then return s end
-  return map(s, function(code, part)
+  return text.map(s, function(code, part)
     if not code or code < 0x20 or code == 0x7F or (code > 0x7F and (ascii or is_in(hidden, code))) then
       return escape(part)
     end
@@ -124,15 +124,29 @@ end
 --- Valid UTF-8: bytes that are not become \xNN.
 function text.utf8(s)
   if not s:find("[\128-\255]") then return s end
-  return map(s, function(code, part) if not code then return escape(part) end end)
+  return text.map(s, function(code, part) if not code then return escape(part) end end)
 end
+
+local function width_of(code) return is_in(wide, code) and 2 or is_in(zero, code) and 0 or 1 end
 
 --- How many columns of a terminal a safe text takes.
 function text.width(s)
   if not s:find("[\128-\255]") then return #s end
   local width = 0
-  map(s, function(code) width = width + (is_in(wide, code) and 2 or is_in(zero, code) and 0 or 1) end)
+  text.map(s, function(code) width = width + width_of(code) end)
   return width
+end
+
+--- The beginning of a safe text, so much of it as fits into the columns.
+function text.cut(s, columns)
+  if text.width(s) <= columns then return s end
+  if not s:find("[\128-\255]") then return s:sub(1, columns) end
+  local width, kept = 0, {}
+  text.map(s, function(code, part)
+    width = width + width_of(code)
+    if width <= columns then kept[#kept + 1] = part end
+  end)
+  return table.concat(kept)
 end
 
 --- A time in words, at most two: 250.9 is "4 min 10 s".

@@ -6,6 +6,7 @@ local leases = require "hierlock.command.lease_tables"
 local progress = require "hierlock.command.progress"
 local server = require "hierlock.command.server"
 local space = require "hierlock.command.space"
+local terminal = require "hierlock.command.terminal"
 
 local verify = {
   summary = "Count the buckets of each level, and name what is missing.",
@@ -22,8 +23,17 @@ function verify.options(parser) server.options(parser) end
 
 local number = progress.number
 
--- Counts a level: how many are missing, and the first ranges of them; nil, err.
-local function count_level(found, level, bar)
+local unwritten -- why a line could not be written
+
+local function say(line)
+  local ok, err = terminal.write(line, "\n")
+  if not ok then unwritten = unwritten or err end
+end
+
+--- Counts a level: how many are missing, and the first ranges of them; nil, err. level: from 0;
+-- beyond the deepest, that of the update rows.
+function verify.count_level(found, at, bar)
+  local level = at < #found.levels and at or space.update_level(#found.levels)
   local missing, holes = 0, {}
   for first = 0, found.buckets - 1, CHUNK do
     local last = math.min(first + CHUNK, found.buckets) - 1
@@ -41,12 +51,13 @@ local function count_level(found, level, bar)
         end
       end
     end
-    bar:update(level * found.buckets + last + 1, found.levels[level + 1])
+    bar:update(at * found.buckets + last + 1, found.levels[at + 1] or "updates")
   end
   return missing, holes
 end
 
-local function describe(missing, holes)
+--- The same in words.
+function verify.describe(missing, holes)
   if missing == 0 then return "complete" end
   local ranges = {}
   for i, range in ipairs(holes) do
@@ -73,29 +84,46 @@ local function report_leases(found)
     elseif engine ~= "InnoDB" then
       said, well = engine and ("of engine %s, which locks no rows"):format(engine) or "missing", false
     end
-    print(("  leases   %-28s %s"):format(name, said))
+    say(("  leases   %-28s %s"):format(name, said))
   end
   return well
+end
+
+--- The update rows: none is well, and so are all; nil, err.
+function verify.report_updates(found, bar)
+  local some, err = found.space:count(space.update_level(#found.levels), 0, found.buckets - 1)
+  if not some then return nil, err end
+  if some == 0 then return true end
+  local missing, holes = verify.count_level(found, #found.levels, bar)
+  if not missing then return nil, holes end
+  bar:clear()
+  say(("  updates  %-12s %14s rows  %s"):format(found.levels[#found.levels], number(found.buckets - missing),
+    verify.describe(missing, holes)))
+  return missing == 0
 end
 
 -- Prints what it finds; whether all is well; nil, err.
 local function report(found, bar)
   local well = true
-  print(("%s in %s: %s buckets for each of the levels %s%s"):format(found.space.table, found.where,
+  say(("%s in %s: %s buckets for each of the levels %s%s"):format(found.space.table, found.where,
     number(found.buckets), table.concat(found.levels, ","),
     found.recorded and "" or " (the defaults: hier_lock_meta does not say)"))
   for level, name in ipairs(found.levels) do
-    local missing, holes = count_level(found, level - 1, bar)
+    local missing, holes = verify.count_level(found, level - 1, bar)
     if not missing then return nil, holes end
     bar:clear()
-    print(("  level %d  %-12s %14s rows  %s"):format(level - 1, name, number(found.buckets - missing),
-      describe(missing, holes)))
+    say(("  level %d  %-12s %14s rows  %s"):format(level - 1, name, number(found.buckets - missing),
+      verify.describe(missing, holes)))
     well = well and missing == 0
   end
-  local surplus, err = found.space:surplus(found.buckets, #found.levels)
+  local updates, err = verify.report_updates(found, bar)
+  if updates == nil then return nil, err end
+  well = well and updates
+  local surplus
+  surplus, err = found.space:surplus(found.buckets, #found.levels)
   if not surplus then return nil, err end
   if surplus > 0 then
-    print(("  %s rows more, beyond these levels and buckets: was the table made for others?"):format(number(surplus)))
+    say(("  %s rows more, beyond these levels and buckets: was the table made for others?"):format(number(surplus)))
   end
   if found.leased then
     local provided
@@ -103,7 +131,9 @@ local function report(found, bar)
     if provided == nil then return nil, err end
     well = well and provided
   end
-  if not well then print "Programs that need a missing row are refused. To mend it: hierlock provision" end
+  if not well then
+    say("Programs that need a missing row are refused. To mend it: hierlock provision" .. (updates and "" or " --updates"))
+  end
   return well and surplus == 0
 end
 
@@ -113,7 +143,7 @@ local function look(connection, wanted)
   if not found then return nil, err end
   found.space, found.where, found.recorded = self, wanted.where, found.buckets ~= nil
   if not found.engine then
-    print(("there is no table %s in %s; to make it: hierlock provision"):format(found.space.table, wanted.where))
+    say(("there is no table %s in %s; to make it: hierlock provision"):format(found.space.table, wanted.where))
     return false
   end
   if found.engine ~= "InnoDB" then
@@ -125,14 +155,14 @@ local function look(connection, wanted)
   local levels = table.concat(found.levels, ",")
   if (wanted.buckets or found.buckets) ~= found.buckets or
      table.concat(wanted.levels or found.levels, ",") ~= levels then
-    print(("%s in %s is for %s buckets of each of the levels %s, and not for what was asked"):format(
+    say(("%s in %s is for %s buckets of each of the levels %s, and not for what was asked"):format(
       found.space.table, wanted.where, number(found.buckets), levels))
     return false
   end
   return found
 end
 
-function verify.run(arguments)
+local function examine(arguments)
   local wanted, err = server.parse(arguments)
   if not wanted then return nil, err end
   if wanted.store == "postgresql" then
@@ -140,9 +170,9 @@ function verify.run(arguments)
     manager, err = hierlock.open(wanted.dsn, { levels = wanted.levels, application = "hierlock verify" })
     if not manager then return nil, err end
     manager:close()
-    print(("postgresql: locks in %s exclude; it needs no provisioning"):format(wanted.where))
+    say(("postgresql: locks in %s exclude; it needs no provisioning"):format(wanted.where))
     local well
-    well, err = leases.verify(wanted)
+    well, err = leases.verify(wanted, say)
     if well == nil then return nil, err end
     return well and 0 or INCOMPLETE
   elseif wanted.store == "redis" or wanted.store == "sqlite" then
@@ -150,14 +180,14 @@ function verify.run(arguments)
     manager, err = hierlock.open(server.with_password(wanted), { levels = wanted.levels, application = "hierlock verify" })
     if not manager then return nil, err end
     manager:close()
-    print(wanted.store .. ": locks there exclude; it needs no provisioning")
+    say(wanted.store .. ": locks there exclude; it needs no provisioning")
     return 0
   elseif wanted.store ~= "mysql" then
-    print(wanted.store .. ": needs no provisioning")
+    say(wanted.store .. ": needs no provisioning")
     return 0
   end
   local connection
-  connection, err = server.connect(wanted, "verify")
+  connection, err = server.connect(wanted, "verify", server.COUNT)
   if not connection then return nil, err end
   local found, well
   found, err = look(connection, wanted)
@@ -169,6 +199,12 @@ function verify.run(arguments)
   connection:close()
   if well == nil then return nil, err end
   return well and 0 or INCOMPLETE
+end
+
+function verify.run(arguments)
+  local status, err = examine(arguments)
+  if status and unwritten then return nil, unwritten end
+  return status, err
 end
 
 return verify

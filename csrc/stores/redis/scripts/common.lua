@@ -12,7 +12,12 @@
 --   P:{R}:leases          those whose home is R, by their end
 --   P:{R}:q:ID            a waiter (hash); it lives as long as it looks
 --   P:{R}:n               the last ticket or token
---   P:memory              which server grants here: see take.lua
+--   P:memory              which server grants here: see amnesia.lua; in Redis Cluster P:{T}:memory for each slot, of which T is a tag
+--   NAME                  a node by its name in Symfony Lock, where the program interoperates, beside the node of our
+--                         own, behind which all of ours queue: it has no :w, :x
+--
+-- Members that are no ID@R are Symfony's tokens. Its scripts delete any member whose time is up (theirs, ours), by
+-- TIME, too, and ring nobody.
 --
 -- Presence decides. A lease is unbroken while its record and all its members are there, whatever its time; whoever
 -- finds one in his way whose time is up deletes all of it. So the keys outlive their time by GRACE (grants.lua).
@@ -25,8 +30,22 @@ end
 
 local function split(member) return string.match(member, '^(%x+)@(%x+)$') end
 
--- The rows of a request or a lease: "xNODE\nsNODE\n".
-local function each_row(rows) return string.gmatch(rows, '(%l)([^\n]+)\n') end
+-- The rows of a request or a lease: "xNODE\nsNODE\n", each with its mode; those by name behind all others, "x~NAME\n",
+-- whose bytes may be %XX: their names as they are written are third.
+local function each_row(rows)
+  local step = string.gmatch(rows, '(%l)(~?)([^\n]*)\n')
+  return function()
+    local mode, by_name, node = step()
+    if by_name ~= '~' then return mode, node end
+    return mode, (string.gsub(node, '%%(%x%x)', function(hex) return string.char(tonumber(hex, 16)) end)), node
+  end
+end
+
+-- nil also where somebody has put something else in the place of a node that goes by name.
+local function score(node, member)
+  local found = redis.pcall('ZSCORE', node, member)
+  return type(found) == 'string' and tonumber(found) or nil
+end
 
 -- Has a waiter look again. Who may not publish, or hear it, looks each second.
 local function ring(member)
@@ -66,9 +85,9 @@ end
 local function free(root, id)
   local rows = redis.call('HGET', key(root, 'l', id), 'rows')
   local member = id .. '@' .. root
-  for mode, node in each_row(rows or '') do
-    if redis.call('ZREM', node, member) == 1 and mode == 'x' then redis.call('ZREM', node, '__write__') end
-    ring_next(node, mode)
+  for mode, node, name in each_row(rows or '') do
+    if redis.pcall('ZREM', node, member) == 1 and mode == 'x' then redis.call('ZREM', node, '__write__') end
+    if not name then ring_next(node, mode) end
   end
   redis.call('ZREM', key(root, 'leases'), id)
 end
@@ -87,7 +106,7 @@ local function lost(root, id, holder)
   if holder and found[1] ~= holder then return { 0, 'imported' } end
   local member = id .. '@' .. root
   for mode, node in each_row(found[5] or '') do
-    if not redis.call('ZSCORE', node, member) or mode == 'x' and not redis.call('ZSCORE', node, '__write__') then
+    if not score(node, member) or mode == 'x' and not score(node, '__write__') then
       drop(root, id)
       return { 0, 'gone' }
     end

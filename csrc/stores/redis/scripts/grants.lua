@@ -57,3 +57,16 @@ end
 local function longest_note(memory, ttl)
   if ttl > tonumber(redis.call('HGET', memory, 'longest') or 0) then redis.call('HSET', memory, 'longest', text(ttl)) end
 end
+
+-- The number after all that these trees have given: it is taken from the clock, so it grows even where they have
+-- forgotten the last; least: after that, too. Where it is ahead of the clock they keep it for so much longer.
+local function number(roots, least, now_us)
+  local n = math.max(now_us, least + 1)
+  for tag in string.gmatch(roots, '%x+') do
+    local before = tonumber(redis.call('GET', key(tag, 'n')) or 0)
+    if before >= n then n = before + 1 end
+  end
+  local kept = 86400000 + math.ceil((n - now_us) / 1000)
+  for tag in string.gmatch(roots, '%x+') do redis.call('SET', key(tag, 'n'), text(n), 'PX', text(kept)) end
+  return n
+end

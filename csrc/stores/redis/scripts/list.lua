@@ -2,10 +2,11 @@
 -- instead of the last, -1. Or ends them, and says how many. With `overs` also those whose time is up, as long as there
 -- is a record.
 --
--- Which: those of the tree, or those that exclude one of the rows; of that owner, of that id, where they are given.
-local root, rows, owner, wanted, waits, overs, revokes, by, reason = unpack(ARGV, 2, 10)
+-- Which: those of the tree, or those that exclude one of the rows; of that owner, of that id, where they are given. With
+-- `awaited`, the node of a root: only those who wait for it, and have their home in the tree.
+local root, rows, owner, wanted, waits, overs, revokes, by, reason, awaited = unpack(ARGV, 2, 11)
 local now = clock()
-local chosen, order = {}, {}
+local chosen, order, foreign = {}, {}, {}
 
 local function choose(member)
   if chosen[member] or not split(member) then return end
@@ -13,11 +14,28 @@ local function choose(member)
   order[#order + 1] = member
 end
 
-if rows == '' then
+-- What Symfony's programs hold by this name: nobody knows who they are.
+local function choose_foreign(node, name, mode)
+  if owner ~= '' or wanted ~= '' or redis.call('TYPE', node).ok ~= 'zset' then return end
+  local writes = score(node, '__write__')
+  if mode == 's' and not writes then return end
+  for _, member in ipairs(redis.call('ZRANGE', node, 0, -1)) do
+    local ends = score(node, member)
+    if not split(member) and member ~= '__write__' and (ends > now or revokes == '1') then
+      foreign[#foreign + 1] =
+        { '', '', name, '', 'Symfony Lock', '', '0', writes and 'x' or 's', '0', math.max(ends - now, 0) }
+      if revokes == '1' then redis.call('ZREM', node, member, '__write__') end
+    end
+  end
+end
+
+if awaited == '' and rows == '' then
   for _, id in ipairs(redis.call('ZRANGE', key(root, 'leases'), 0, -1)) do choose(id .. '@' .. root) end
-else
-  for mode, node in each_row(rows) do
-    if mode == 'x' or redis.call('ZSCORE', node, '__write__') then
+elseif awaited == '' then
+  for mode, node, name in each_row(rows) do
+    if name then
+      choose_foreign(node, name, mode)
+    elseif mode == 'x' or redis.call('ZSCORE', node, '__write__') then
       for _, member in ipairs(redis.call('ZRANGE', node, 0, -1)) do choose(member) end
     end
   end
@@ -44,14 +62,16 @@ for _, member in ipairs(order) do
     end
   end
 end
-if revokes == '1' then return #result end
+if revokes == '1' then return #result + #foreign end
+for _, holder in ipairs(foreign) do result[#result + 1] = holder end
 
 if waits == '1' then
   local seen = {}
-  for mode, node in each_row(rows) do
+  for mode, node, name in each_row(awaited ~= '' and 'x' .. awaited .. '\n' or rows) do
+    if name then break end -- all of ours wait for the nodes before it
     for _, member in ipairs(redis.call('ZRANGE', node .. (mode == 'x' and ':w' or ':x'), 0, -1)) do
       local id, home = split(member)
-      if id and not seen[member] and redis.call('EXISTS', key(home, 'q', id)) == 1 then
+      if id and not seen[member] and (awaited == '' or home == root) and redis.call('EXISTS', key(home, 'q', id)) == 1 then
         seen[member] = true
         result[#result + 1] = describe('q', member, -1)
       end

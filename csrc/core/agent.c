@@ -1,0 +1,410 @@
+/*
+ * agent.c - see agent.h.
+ *
+ * The list of waits is the process's. Its lock is a word, as a mutex could not be given back
+ * in a forked child: there, whoever finds the number of another generation in it takes
+ * it over, and with it an empty list. It comes before the mutex of a manager.
+ */
+#include "agent.h"
+
+#include "error.h"
+#include "fork.h"
+#include "lease.h"
+#include "mode.h"
+#include "order.h"
+#include "plan.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+struct hl_agent {
+  unsigned references; /* its owner's, each lock's and wait's in its books */
+  hl__list held;
+  uint64_t number; /* random; 0: none could be had */
+};
+
+hl_agent *hl_agent_new(void) {
+  hl_agent *agent = calloc(1, sizeof *agent);
+  if (!agent) return NULL;
+  agent->references = 1;
+  if (getrandom(&agent->number, sizeof agent->number, 0) !=
+      (ssize_t)sizeof agent->number)
+    agent->number = 0;
+  hl__list_init(&agent->held);
+  return agent;
+}
+
+/* A forked child is another one: what it has copied it does not hold. */
+uint64_t hl__agent_number(const hl_agent *agent) {
+  if (!agent || !agent->number) return 0;
+  return agent->number + hl__fork_generation();
+}
+
+hl_agent *hl_agent_ref(hl_agent *agent) {
+  if (agent) agent->references++;
+  return agent;
+}
+
+void hl_agent_unref(hl_agent *agent) {
+  if (agent && --agent->references == 0) free(agent);
+}
+
+void hl__agent_keep(hl__held *held, hl_agent *agent) {
+  if (!agent || held->agent) return;
+  held->agent = hl_agent_ref(agent);
+  hl__list_add(&agent->held, &held->node);
+}
+
+void hl__agent_forget(hl__held *held) {
+  hl_agent *agent = held->agent;
+  if (!agent) return;
+  hl__list_remove(&held->node);
+  held->agent = NULL;
+  hl_agent_unref(agent);
+}
+
+/* -------------------------------------------------------------- all waits */
+
+/* What is its holder's generation, and one more: 0 is free. */
+static atomic_uint lock_word;
+static hl__list waits;
+static unsigned waits_generation; /* of the list; 0: it was never made */
+static unsigned marks;
+
+static void books_lock(void) {
+  unsigned mine = hl__fork_generation() + 1;
+  for (;;) {
+    unsigned seen = atomic_load(&lock_word);
+    if (seen == mine)
+      (void)sched_yield();
+    else if (atomic_compare_exchange_weak(&lock_word, &seen, mine))
+      break;
+  }
+  if (waits_generation == mine) return;
+  waits_generation = mine;
+  hl__list_init(&waits); /* those in it are the parent's */
+}
+
+static void books_unlock(void) { atomic_store(&lock_word, 0u); }
+
+/* ------------------------------------------------------------ in the way */
+
+static bool same(const char *a, const char *b) {
+  return a == b || (a && b && strcmp(a, b) == 0);
+}
+
+/* Whether rows of the two are rows of one space, as far as their DSNs tell: when in doubt,
+   they are not. */
+static bool same_space(const hl_manager *a, const hl_manager *b) {
+  const hl_dsn *x = &a->dsn, *y = &b->dsn;
+  if (a == b) return true;
+  if (a->ops != b->ops || !same(x->host, y->host) || x->port != y->port ||
+      !same(x->socket, y->socket) || !same(x->user, y->user) ||
+      !same(x->database, y->database) || !same(x->path, y->path) ||
+      x->param_count != y->param_count)
+    return false;
+  for (unsigned i = 0; i < x->param_count; i++)
+    if (!same(x->params[i].name, y->params[i].name) ||
+        !same(x->params[i].value, y->params[i].value))
+      return false;
+  unsigned levels = hl_layout_levels(a->layout);
+  if (levels != hl_layout_levels(b->layout) ||
+      hl_layout_buckets(a->layout) != hl_layout_buckets(b->layout))
+    return false;
+  for (unsigned i = 0; i < levels; i++)
+    if (!same(hl_layout_name(a->layout, i), hl_layout_name(b->layout, i)))
+      return false;
+  return true;
+}
+
+/* Both are in order. Rows of other programs' names, behind them, add nothing. */
+static bool plans_conflict(const hl_plan *a, const hl_plan *b) {
+  size_t n, m, i = 0, j = 0;
+  const hl_row *x = hl__plan_rows(a, &n), *y = hl__plan_rows(b, &m);
+  while (i < n && j < m && x[i].level != HL_LEVEL_NAMED &&
+         y[j].level != HL_LEVEL_NAMED) {
+    int order = hl__row_compare(&x[i], &y[j]);
+    if (order < 0)
+      i++;
+    else if (order > 0)
+      j++;
+    else if (hl__modes_conflict((hl_mode)x[i++].mode, (hl_mode)y[j++].mode))
+      return true;
+  }
+  return false;
+}
+
+/* Whether the wait is stuck behind a lock of another wait's agent or strand: which. */
+static hl__held *in_the_way(const hl__wait *wait, const hl__wait *holder,
+                            bool mine) {
+  hl_agent *agent = holder->agent;
+  for (hl__list *node = agent->held.next; node != &agent->held;
+       node = node->next) {
+    hl__held *held = HL__LIST_ENTRY(node, hl__held, node);
+    if (held == wait->own ||
+        !(holder->blocks ||
+          (holder->strand && held->strand == holder->strand)) ||
+        !same_space(held->manager, wait->manager) ||
+        !plans_conflict(*held->plan, wait->plan))
+      continue;
+    if (held->stands(held, wait->timeout, mine)) return held;
+  }
+  return NULL;
+}
+
+typedef struct circle {
+  const hl__wait *start, *end; /* `end` waits for what start holds: `last` */
+  const hl__held *last;
+} circle;
+
+/* Whether the first one is stuck behind itself, along others: breadth first, so it is the
+   shortest circle. */
+static bool find(hl__wait *start, circle *found) {
+  hl__wait *last = start;
+  start->queue = NULL;
+  for (hl__wait *at = start; at; at = at->queue) {
+    const hl__held *held =
+        at == start ? NULL : in_the_way(at, start, false);
+    if (held) {
+      *found = (circle){start, at, held};
+      return true;
+    }
+    for (hl__list *node = waits.next; node != &waits; node = node->next) {
+      hl__wait *other = HL__LIST_ENTRY(node, hl__wait, node);
+      /* Of an agent that goes on in another thread nothing can be read. */
+      if (other->mark == marks ||
+          (!other->blocks && other->agent != start->agent) ||
+          (other->over && other->over(other)))
+        continue;
+      held = in_the_way(at, other, false);
+      if (!held) continue;
+      other->mark = marks;
+      other->from = at;
+      other->obstacle = held;
+      other->queue = NULL;
+      last->queue = other;
+      last = other;
+    }
+  }
+  return false;
+}
+
+static const char *where(const char *said) {
+  return said && *said ? said : "a place that is not known";
+}
+
+static int self_error(hl_error *error, const hl__wait *wait,
+                      const hl__held *held) {
+  char wanted[128], path[128];
+  (void)hl__error(
+      error, HL_DEADLOCK,
+      "%s would be waited for in vain: %s is held by this %s itself, which "
+      "acquired it at %s and cannot release it while it waits",
+      hl_plan_describe(wait->plan, wanted, sizeof wanted),
+      hl_plan_describe(*held->plan, path, sizeof path),
+      wait->blocks ? "thread" : "coroutine", where(held->where));
+  if (error) error->retryable = false; /* not while it holds that */
+  return HL_DEADLOCK;
+}
+
+static int circle_error(hl_error *error, const circle *found) {
+  char wanted[128], first[96], last[96];
+  const hl__wait *next = found->end; /* who holds what start waits for */
+  while (next->from != found->start) next = next->from;
+  return hl__error(
+      error, HL_DEADLOCK,
+      "%s would be waited for in a circle: %s is held by another %s, which "
+      "acquired it at %s and waits at %s; that ends only when this one releases "
+      "%s, acquired at %s",
+      hl_plan_describe(found->start->plan, wanted, sizeof wanted),
+      hl_plan_describe(*next->obstacle->plan, first, sizeof first),
+      next->blocks ? "thread" : "coroutine", where(next->obstacle->where),
+      where(next->where),
+      hl_plan_describe(*found->last->plan, last, sizeof last),
+      where(found->last->where));
+}
+
+/* ----------------------------------------------------------------- leases */
+
+#define LEASES_MAX 16
+
+/* Those that a circle hangs on. Their agents may go on while the store is asked. */
+typedef struct leases {
+  size_t n;
+  hl__lease *all[LEASES_MAX];
+} leases;
+
+static void leases_end(leases *self) {
+  while (self->n > 0) {
+    hl__lease *lease = self->all[--self->n];
+    hl_manager *manager = lease->manager;
+    hl__lease_unref(lease);
+    hl__manager_leave(manager);
+  }
+}
+
+static bool lease_add(leases *self, const hl__held *held) {
+  hl__lease *lease = held->lease(held);
+  if (!lease) return true;
+  if (self->n == LEASES_MAX) return false;
+  atomic_fetch_add(&lease->references, 1u);
+  atomic_fetch_add(&lease->manager->references, 1u);
+  self->all[self->n++] = lease;
+  return true;
+}
+
+/* False: there are more than can be asked for. */
+static bool leases_of(leases *self, const circle *found) {
+  bool all = lease_add(self, found->last);
+  for (const hl__wait *at = found->end; all && at != found->start;
+       at = at->from)
+    all = lease_add(self, at->obstacle);
+  return all;
+}
+
+static bool leases_within(const leases *self, const leases *known) {
+  for (size_t i = 0, j; i < self->n; i++) {
+    for (j = 0; j < known->n && known->all[j] != self->all[i]; j++) {}
+    if (j == known->n) return false;
+  }
+  return true;
+}
+
+/* False: of one of them its store did not say anything. One that is lost stands no more. */
+static bool leases_ask(const leases *self) {
+  for (size_t i = 0; i < self->n; i++) {
+    int status = hl__lease_check(self->all[i], NULL);
+    if (status != HL_OK && status != HL_ELOST && status != HL_ERELEASED)
+      return false;
+  }
+  return true;
+}
+
+/* ---------------------------------------------------------------- waiting */
+
+bool hl__wait_counts(const hl_options *options, int64_t timeout) {
+  const hl_agent *agent = options->agent;
+  return agent && !hl__list_empty(&agent->held) &&
+         timeout >= HL__CIRCLE_LEAST_MS;
+}
+
+bool hl__wait_is_vain(const hl__wait *wait) {
+  return in_the_way(wait, wait, true) != NULL;
+}
+
+/* Enters it into the books, or refuses it. HL_BUSY: neither; it may close a
+   circle, when the store has said that `these` have not been revoked. `known`:
+   of which it was asked. Without `asks` it cannot be asked: then such a circle
+   is none. */
+static int enter(hl__wait *wait, leases *these, bool asks, const leases *known,
+                 hl_error *error) {
+  circle found;
+  int status = HL_OK;
+  books_lock();
+  wait->mark = ++marks;
+  if (find(wait, &found)) {
+    bool all = leases_of(these, &found);
+    bool sure = these->n == 0 || leases_within(these, known);
+    if (all && asks)
+      status = sure ? circle_error(error, &found) : HL_BUSY;
+    else if (all && these->n == 0)
+      status = circle_error(error, &found);
+  }
+  if (status == HL_OK) {
+    wait->agent->references++;
+    hl__list_add(&waits, &wait->node);
+  }
+  books_unlock();
+  if (status != HL_BUSY) leases_end(these);
+  return status;
+}
+
+int hl__wait_begin(hl__wait *wait, hl_error *error) {
+  /* Without the lock: it is asked by the agent's own thread, and may ask the store. */
+  hl_agent *agent = wait->agent;
+  wait->agent = NULL;
+  hl__wait probe = *wait;
+  probe.agent = agent;
+  const hl__held *held = in_the_way(&probe, &probe, true);
+  if (held) return self_error(error, &probe, held);
+
+  /* Of the last circle that was found; their stores were asked. */
+  leases known = {0};
+  int status;
+  wait->agent = agent;
+  wait->generation = hl__fork_generation();
+  for (bool asks = true;;) {
+    leases these = {0};
+    status = enter(wait, &these, asks, &known, error);
+    leases_end(&known);
+    if (status != HL_BUSY) break;
+    asks = leases_ask(&these);
+    known = these;
+  }
+  if (status) wait->agent = NULL;
+  return status;
+}
+
+void hl__wait_end(hl__wait *wait) {
+  hl_agent *agent = wait->agent;
+  if (!agent) return;
+  if (wait->generation == hl__fork_generation()) {
+    books_lock(); /* other threads look at it until then */
+    hl__list_remove(&wait->node);
+    books_unlock();
+  }
+  wait->agent = NULL;
+  hl_agent_unref(agent);
+}
+
+/* ----------------------------------------------------------------- orders */
+
+static bool tries_once(const hl_manager *manager, const hl_options *options) {
+  return options->timeout == 0 ||
+         (options->timeout < 0 && manager->config.timeout == 0);
+}
+
+/* Not what is the parent's of a forked child, nor what a call under way may be releasing. */
+static bool task_holds(hl__held *held, const hl_options *options) {
+  return held->task == options->task && held->stands(held, 0, false);
+}
+
+bool hl_order_check(const hl_manager *manager, const hl_plan *plan,
+                    hl_options *options, char report[HL_REPORT_SIZE]) {
+  const hl_agent *agent = options->agent;
+  bool found = false;
+  if (!agent) return false;
+  options->kinds = hl__order_kinds(manager->units, plan, options->label,
+                                   options->label_size);
+  if (tries_once(manager, options)) return false;
+  const hl__order_step taken = {plan, options->kinds, options->where};
+  for (hl__list *node = agent->held.next; node != &agent->held && !found;
+       node = node->next) {
+    hl__held *held = HL__LIST_ENTRY(node, hl__held, node);
+    const hl__order_step before = {*held->plan, held->kinds, held->where};
+    if (held->kinds && task_holds(held, options))
+      found = hl__order_learn(&before, &taken, report, HL_REPORT_SIZE);
+  }
+  return found;
+}
+
+bool hl_units_check(const hl_manager *manager, const hl_plan *plan,
+                    const hl_options *options, bool *first,
+                    char report[HL_REPORT_SIZE]) {
+  const hl_agent *agent = options->agent;
+  bool broken = false;
+  *first = false;
+  if (!agent || !manager->units || tries_once(manager, options)) return false;
+  const hl__order_step taken = {plan, 0, options->where};
+  for (hl__list *node = agent->held.next; node != &agent->held && !broken;
+       node = node->next) {
+    hl__held *held = HL__LIST_ENTRY(node, hl__held, node);
+    const hl__order_step before = {*held->plan, 0, held->where};
+    if (held->manager->units && task_holds(held, options))
+      broken = hl__order_units(manager->units, &before, &taken, first, report,
+                               HL_REPORT_SIZE);
+  }
+  return broken;
+}

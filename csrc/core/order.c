@@ -1,0 +1,367 @@
+/*
+ * order.c - see order.h. Everything here is kept until the process ends: it is as large as the
+ * program has kinds and lines. One lock guards it, a word as in agent.c, and for its reason; what
+ * another thread was writing when a child was forked stays half learnt there.
+ */
+#include "order.h"
+
+#include "error.h"
+#include "fork.h"
+#include "manager.h"
+#include "plan.h"
+
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define KINDS 64
+#define NAME_MAX_SIZE (HL_LEVEL_NAME_MAX + 48)
+
+typedef struct edge {
+  const char *held, *taken; /* lines; NULL: never seen */
+} edge;
+
+/* Two nodes of one kind, or two units, that were taken in this order. */
+typedef struct pair {
+  uint64_t first, second; /* buckets, with the kind */
+  edge lines;
+} pair;
+
+#define PAIRS 65536u /* at most half of them are used */
+#define LINES 4096u
+
+static atomic_uint lock_word;
+static char names[KINDS][NAME_MAX_SIZE];
+static char levels[KINDS][HL_LEVEL_NAME_MAX + 1]; /* of each, without its label; or the unit */
+static bool is_unit[KINDS];
+static unsigned kind_count;
+static uint64_t after[KINDS]; /* bit j of i: j was taken while i was held */
+static edge (*edges)[KINDS];
+static pair *pairs;
+static unsigned pair_count;
+static char *lines[LINES];
+
+static void learn_lock(void) {
+  unsigned mine = hl__fork_generation() + 1;
+  for (;;) {
+    unsigned seen = atomic_load(&lock_word);
+    if (seen == mine)
+      (void)sched_yield();
+    else if (atomic_compare_exchange_weak(&lock_word, &seen, mine))
+      return;
+  }
+}
+
+static void learn_unlock(void) { atomic_store(&lock_word, 0u); }
+
+#define HASH_BEGIN UINT64_C(14695981039346656037)
+#define PRIME UINT64_C(1099511628211)
+
+static uint64_t hash(const void *data, size_t size, uint64_t h) {
+  const unsigned char *bytes = data;
+  for (size_t i = 0; i < size; i++)
+    h = (h ^ bytes[i]) * PRIME;
+  return h;
+}
+
+/* One copy of each line of the program; when there are too many, or no memory, none. */
+static const char *line_of(const char *where) {
+  const char *none = "a place that is not known";
+  if (!where || !*where) return none;
+  size_t size = strlen(where) + 1;
+  for (uint64_t h = hash(where, size, HASH_BEGIN), i = 0; i < 16; i++) {
+    char **slot = &lines[(h + i) % LINES];
+    if (!*slot) {
+      *slot = malloc(size);
+      if (!*slot) return none;
+      memcpy(*slot, where, size);
+    }
+    if (strcmp(*slot, where) == 0) return *slot;
+  }
+  return none;
+}
+
+/* -------------------------------------------------------------- units */
+
+static int unit_check(const char *const *given, size_t n, hl_error *error) {
+  const char *name = given[n];
+  size_t size = strlen(name);
+  if (n == HL_UNITS_MAX)
+    return hl__error(error, HL_EMISUSE, "a manager has at most %d units",
+                     HL_UNITS_MAX);
+  if (size == 0 || size > HL_UNIT_NAME_MAX)
+    return hl__error(error, HL_EMISUSE, "unit name %zu must have 1 to %d bytes",
+                     n + 1, HL_UNIT_NAME_MAX);
+  for (size_t i = 0; i < size; i++)
+    if ((unsigned char)name[i] < ' ')
+      return hl__error(error, HL_EMISUSE,
+                       "unit name %zu must not contain control characters",
+                       n + 1);
+  for (size_t i = 0; i < n; i++)
+    if (strcmp(given[i], name) == 0)
+      return hl__error(error, HL_EMISUSE, "unit name '%s' is given twice",
+                       name);
+  return HL_OK;
+}
+
+int hl__units_copy(const char *const *given, char **units, hl_error *error) {
+  size_t size = 1, n = 0;
+  if (!given) return HL_OK;
+  for (; given[n]; n++) {
+    int status = unit_check(given, n, error);
+    if (status) return status;
+    size += strlen(given[n]) + 1;
+  }
+  if (n == 0) return hl__error(error, HL_EMISUSE, "units must not be empty");
+  char *end = *units = calloc(1, size);
+  if (!end) return hl__error_memory(error);
+  for (size_t i = 0; i < n; i++) end = stpcpy(end, given[i]) + 1;
+  return HL_OK;
+}
+
+static bool is_id(const char *name, const hl_id *id) {
+  return strlen(name) == id->size && memcmp(name, id->data, id->size) == 0;
+}
+
+/* The unit of that name; NULL: there is none. The later of two is the greater. */
+static const char *find_unit(const char *units, const hl_id *id) {
+  for (; units && *units; units += strlen(units) + 1)
+    if (is_id(units, id)) return units;
+  return NULL;
+}
+
+bool hl_manager_has_unit(const hl_manager *manager, const char *name,
+                         size_t size) {
+  return find_unit(manager->units, &(hl_id){name, size}) != NULL;
+}
+
+/* Of the plan's targets the first or the last unit. */
+static const char *unit_at_end(const char *units, const hl_plan *plan,
+                               bool last) {
+  const char *found = NULL;
+  for (size_t i = 0; i < hl_plan_target_count(plan); i++) {
+    hl_id ids[HL_LEVELS_MAX];
+    (void)hl_plan_target(plan, i, ids);
+    const char *unit = find_unit(units, &ids[0]);
+    if (unit && (!found || (last ? unit > found : unit < found))) found = unit;
+  }
+  return found;
+}
+
+/* -------------------------------------------------------------- kinds */
+
+static unsigned kind_of(const char *name, const char *level, bool unit) {
+  for (unsigned i = 0; i < kind_count; i++)
+    if (strcmp(names[i], name) == 0) return i;
+  if (kind_count == KINDS) return KINDS;
+  strcpy(names[kind_count], name);
+  strcpy(levels[kind_count], level);
+  is_unit[kind_count] = unit;
+  return kind_count++;
+}
+
+static void kind_name(char name[NAME_MAX_SIZE], const char *level,
+                      const char *label, size_t size) {
+  int used = snprintf(name, NAME_MAX_SIZE, size ? "%s \"" : "%s", level);
+  size_t n = (size_t)used;
+  if (!size) return;
+  for (size_t i = 0; i < size && n < NAME_MAX_SIZE - 2; i++) {
+    bool digit = label[i] >= '0' && label[i] <= '9';
+    if (digit && name[n - 1] == '#') continue;
+    char c = label[i];
+    if (digit) c = '#';
+    if ((unsigned char)c < ' ') c = '?';
+    name[n++] = c;
+  }
+  name[n++] = '"';
+  name[n] = '\0';
+}
+
+uint64_t hl__order_kinds(const char *units, const hl_plan *plan,
+                         const char *label, size_t label_size) {
+  uint64_t kinds = 0;
+  char name[NAME_MAX_SIZE];
+  hl_layout *layout = hl_plan_layout(plan);
+  learn_lock();
+  for (size_t i = 0; i < hl_plan_target_count(plan); i++) {
+    hl_id ids[HL_LEVELS_MAX];
+    const char *level =
+        hl_layout_name(layout, hl_plan_target(plan, i, ids).level);
+    const char *unit = find_unit(units, &ids[0]);
+    if (unit)
+      (void)snprintf(name, sizeof name, "\"%s\" (unit)", unit);
+    else
+      kind_name(name, level, label, label_size);
+    unsigned kind = kind_of(name, unit ? unit : level, unit != NULL);
+    if (kind == KINDS) { /* too many: the level alone */
+      kind_name(name, level, NULL, 0);
+      kind = kind_of(name, level, false);
+    }
+    if (kind < KINDS) kinds |= UINT64_C(1) << kind;
+  }
+  learn_unlock();
+  return kinds;
+}
+
+/* -------------------------------------------------------------- orders */
+
+static bool has(uint64_t kinds, unsigned kind) { return kinds >> kind & 1u; }
+
+/* The way from one kind to another, along what was seen: way[0] is `from`. 0: there is
+   none. */
+static unsigned find_way(unsigned from, unsigned to, unsigned way[KINDS]) {
+  unsigned before[KINDS], queue[KINDS], first = 0, last = 0, n = 1;
+  uint64_t seen = UINT64_C(1) << from;
+  queue[last++] = from;
+  while (first < last && !has(seen, to)) {
+    unsigned at = queue[first++];
+    for (unsigned next = 0; next < KINDS; next++)
+      if (has(after[at] & ~seen, next)) {
+        seen |= UINT64_C(1) << next;
+        before[next] = at;
+        queue[last++] = next;
+      }
+  }
+  if (!has(seen, to)) return 0;
+  for (unsigned at = to; at != from; at = before[at]) n++;
+  for (unsigned at = to, i = n; i-- > 0; at = i ? before[at] : at) way[i] = at;
+  return n;
+}
+
+static void say(char *report, size_t size, const char *begin,
+                const char *taken, const char *held, const edge *lines_of) {
+  size_t used = strlen(report);
+  (void)snprintf(report + used, size - used,
+                 "%s%s at %s while %s is held, since %s", begin, taken,
+                 lines_of->taken, held, lines_of->held);
+}
+
+/* A kind is taken while another one is held. */
+static bool learn_kinds(unsigned held, unsigned taken, const edge *seen,
+                        char *report, size_t size) {
+  unsigned way[KINDS];
+  if (has(after[held], taken)) return false;
+  unsigned n = find_way(taken, held, way);
+  after[held] |= UINT64_C(1) << taken;
+  edges[held][taken] = *seen;
+  if (n < 2 || *report) return false;
+  say(report, size, "locks are taken in a circle of orders: ", names[taken],
+      names[held], seen);
+  for (unsigned i = 0; i + 1 < n; i++)
+    say(report, size, i ? ", and " : "; but elsewhere ", names[way[i + 1]],
+        names[way[i]], &edges[way[i]][way[i + 1]]);
+  return true;
+}
+
+/* Of two hashes. NULL: it is not there, and there is no room for it. */
+static pair *pair_at(uint64_t first, uint64_t second) {
+  for (uint64_t h = first * PRIME ^ second, i = 0;; i++) {
+    pair *at = &pairs[(h + i) % PAIRS];
+    if (!at->lines.held)
+      return pair_count < PAIRS / 2 ? at : NULL;
+    if (at->first == first && at->second == second) return at;
+  }
+}
+
+static bool learn_nodes(const hl__order_step *held, uint64_t first,
+                        const hl__order_step *taken, uint64_t second,
+                        unsigned kind, const edge *seen, char *report,
+                        size_t size) {
+  pair *other = pair_at(second, first), *own = pair_at(first, second);
+  if (!own || own->lines.held) return false;
+  *own = (pair){first, second, *seen};
+  pair_count++;
+  if (!other || !other->lines.held || *report) return false;
+  char path[128], other_path[128];
+  (void)hl_plan_describe(held->plan, path, sizeof path);
+  (void)hl_plan_describe(taken->plan, other_path, sizeof other_path);
+  (void)snprintf(report, size, "locks of one kind (%s) are taken in both orders: ",
+                 names[kind]);
+  say(report, size, "", other_path, path, seen);
+  say(report, size, "; but elsewhere ", path, other_path, &other->lines);
+  return true;
+}
+
+/* The i-th target, if it is of that level or unit: a number of its node. */
+static bool node_of(const hl_plan *plan, size_t i, unsigned kind,
+                    uint64_t *node) {
+  hl_id ids[HL_LEVELS_MAX];
+  hl_layout *layout = hl_plan_layout(plan);
+  hl_target target = hl_plan_target(plan, i, ids);
+  const char *own = hl_layout_name(layout, target.level);
+  if (is_unit[kind] ? !is_id(levels[kind], &ids[0])
+                    : strcmp(own, levels[kind]) != 0)
+    return false;
+  uint64_t h = hash(own, strlen(own), HASH_BEGIN);
+  for (unsigned j = 0; j <= target.level; j++) {
+    h = hash(&ids[j].size, sizeof ids[j].size, h);
+    h = hash(ids[j].data, ids[j].size, h);
+  }
+  *node = h;
+  return true;
+}
+
+static bool learn_same(const hl__order_step *held, const hl__order_step *taken,
+                       unsigned kind, const edge *seen, char *report,
+                       size_t size) {
+  bool found = false;
+  for (size_t i = 0; i < hl_plan_target_count(held->plan); i++)
+    for (size_t j = 0; j < hl_plan_target_count(taken->plan); j++) {
+      uint64_t first, second;
+      if (node_of(held->plan, i, kind, &first) &&
+          node_of(taken->plan, j, kind, &second) && first != second &&
+          learn_nodes(held, first, taken, second, kind, seen, report, size))
+        found = true;
+    }
+  return found;
+}
+
+bool hl__order_learn(const hl__order_step *held, const hl__order_step *taken,
+                     char *report, size_t size) {
+  bool found = false;
+  *report = '\0';
+  learn_lock();
+  if (!edges) edges = calloc(KINDS, sizeof *edges);
+  if (!pairs) pairs = calloc(PAIRS, sizeof *pairs);
+  const edge seen = {line_of(held->where), line_of(taken->where)};
+  for (unsigned i = 0; edges && pairs && i < kind_count; i++)
+    for (unsigned j = 0; has(held->kinds, i) && j < kind_count; j++) {
+      if (!has(taken->kinds, j)) continue;
+      bool new = i == j ? learn_same(held, taken, i, &seen, report, size)
+                        : learn_kinds(i, j, &seen, report, size);
+      found = found || new;
+    }
+  learn_unlock();
+  return found;
+}
+
+bool hl__order_units(const char *units, const hl__order_step *held,
+                     const hl__order_step *taken, bool *first, char *report,
+                     size_t size) {
+  const char *later = unit_at_end(units, held->plan, true);
+  const char *sooner = unit_at_end(units, taken->plan, false);
+  if (!later || !sooner || sooner >= later) return false;
+  char path[128], other_path[128];
+  learn_lock();
+  if (!pairs) pairs = calloc(PAIRS, sizeof *pairs);
+  const edge seen = {line_of(held->where), line_of(taken->where)};
+  const uint64_t a = hash(later, strlen(later), HASH_BEGIN);
+  const uint64_t b = hash(sooner, strlen(sooner), HASH_BEGIN);
+  pair *own = pairs ? pair_at(a, b) : NULL;
+  *first = !own || !own->lines.held;
+  if (own && *first) {
+    *own = (pair){a, b, seen};
+    pair_count++;
+  }
+  learn_unlock();
+  *report = '\0';
+  say(report, size, "units are taken against the declared order: ",
+      hl_plan_describe(taken->plan, other_path, sizeof other_path),
+      hl_plan_describe(held->plan, path, sizeof path), &seen);
+  size_t used = strlen(report);
+  (void)snprintf(report + used, size - used, "; \"%s\" comes before \"%s\"",
+                 sooner, later);
+  return true;
+}

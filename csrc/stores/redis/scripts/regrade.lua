@@ -1,0 +1,85 @@
+-- Rows of a lease come to be in another mode: all of `rows`, or none; `whole`: all that it has, as they then are. Made
+-- alone: when nobody else holds them. Those who wait for them wait for this lease, so it passes them: its ticket is before
+-- all others. Made shared: at once. Done twice, it is done once.
+--
+-- Answer: as that of take.lua; or why there is no such lease.
+local root, id, holder, queues, channel = ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1', ARGV[6]
+local memory, run, start, durable, longest, seen =
+  ARGV[7], ARGV[8], tonumber(ARGV[9]), ARGV[10] == '1', tonumber(ARGV[11]), ARGV[12] == '1'
+local path, label, application, host, pid, mode = unpack(ARGV, 13, 18)
+local roots, rows, whole, token = ARGV[19], ARGV[20], ARGV[21], tonumber(ARGV[22])
+local now, now_us = clock()
+local me = id .. '@' .. root
+local lease, waiter = key(root, 'l', id), key(root, 'q', id)
+
+local why = lost(root, id, holder)
+if why then return why end
+local found = redis.call('HMGET', lease, 'ends', 'rows', 'token')
+local ends = tonumber(found[1])
+-- Whoever takes what is over deletes it; and so does this, as nobody knows who has had the nodes since.
+if ends <= now then
+  drop(root, id)
+  return { 0, 'gone' }
+end
+if found[2] == whole then return { 1, tonumber(found[3]) } end
+
+local upgrades = string.sub(rows, 1, 1) == 'x'
+if not upgrades then
+  -- It was sent before an upgrade, and is read behind it: nobody waits for the answer.
+  if tonumber(found[3]) ~= token then return { 1, tonumber(found[3]) } end
+  redis.call('HSET', lease, 'rows', whole, 'mode', mode)
+  for _, node in each_row(rows) do
+    redis.call('ZREM', node, '__write__')
+    ring_next(node, 'x')
+  end
+  return { 1, tonumber(found[3]) }
+end
+
+local replication = redis.pcall('INFO', 'replication')
+if type(replication) == 'string' and string.find(replication, 'role:slave', 1, true) then
+  return redis.error_reply('READONLY this server has become a replica')
+end
+-- Those who share it may have been forgotten.
+local till, least = remember(memory, run, place_of(replication), start, durable, longest, seen, now)
+if till > now then return { 2, till - now } end
+
+local blocked, wait = false, 1000
+for _, node in each_row(rows) do
+  clean(node, 'x', now)
+  for _, member in ipairs(redis.call('ZRANGE', node, 0, 1)) do
+    if member ~= me then
+      blocked = true
+      wait = math.min(wait, score(node, member) - now + 1)
+    end
+  end
+end
+
+if blocked then
+  if queues then
+    if redis.call('EXISTS', waiter) == 0 then
+      redis.call('HSET', waiter, 'ticket', '0', 'channel', channel, 'owner', '', 'path', path, 'label', label,
+        'application', application, 'host', host, 'pid', pid, 'mode', mode, 'since', text(now))
+    end
+    redis.call('PEXPIRE', waiter, WAITER_MS)
+    for _, node in each_row(rows) do
+      for _, set in ipairs { ':w', ':x' } do
+        redis.call('ZADD', node .. set, '0', me) -- the first: whoever gives the node back rings it
+        redis.call('PEXPIRE', node .. set, 10 * WAITER_MS)
+      end
+    end
+  end
+  return { 0, wait }
+end
+
+for _, node in each_row(rows) do
+  redis.call('ZREM', node .. ':w', me)
+  redis.call('ZREM', node .. ':x', me)
+end
+redis.call('DEL', waiter)
+token = number(roots, least, now_us)
+for _, node in each_row(rows) do
+  redis.call('ZADD', node, text(ends), '__write__')
+  outlive(node)
+end
+redis.call('HSET', lease, 'rows', whole, 'mode', mode, 'token', text(token))
+return { 1, token }

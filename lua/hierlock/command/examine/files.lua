@@ -1,0 +1,56 @@
+--- What the stores in files have in common: rights, file system, space, and what a container hides. Opens none of
+-- the store's files.
+
+local core = require "hierlock.core"
+local uv = require "luv"
+
+local files = {}
+
+local LEAST = 4 * 2 ^ 20 -- bytes, and as many files, that should be free
+local LEAST_FILES = 100
+local TMPFS, OVERLAY = 0x01021994, 0x794C7630
+
+local function band_022(mode) -- whether the group or others may write
+  return math.floor(mode / 16) % 2 == 1, math.floor(mode / 2) % 2 == 1
+end
+
+--- Permissions as chmod(1) has them.
+function files.mode(stat) return ("%04o"):format(stat.mode % 4096) end
+
+--- Whether the group, and others, may write.
+function files.shared(stat) return band_022(stat.mode) end
+
+--- A path for a shell.
+function files.quoted(path)
+  return path:find "^[%w/._+:@-]+$" and path or "'" .. path:gsub("'", [['\'']]) .. "'"
+end
+
+local function mib(n) return ("%.0f MiB"):format(n / 2 ^ 20) end
+
+--- Checks the file system that the path is on.
+function files.system(found, path)
+  local why = "Locks on a network file system would not keep out the programs of other machines."
+  local system, err = uv.fs_statfs(path)
+  if not system then return found:add("file system", "unseen", err, why) end
+  local remote = core.remote_kind(system.type)
+  found:add("file system", remote and "wrong" or "ok", remote or system.type == TMPFS and "tmpfs: leases end with the machine's run" or
+    "one of this machine's", why, "name a directory of this machine's own in the DSN")
+  local free, inodes = system.bavail * system.bsize, system.ffree
+  local few = system.files > 0 and inodes < LEAST_FILES
+  found:add("space", (free < LEAST or few) and "wrong" or "ok", mib(free) .. " free" .. (few and (", for %.0f files"):format(inodes) or ""),
+    "Where there is no room, nobody can lock.", "make room: df -h " .. files.quoted(path) .. "; df -i " .. files.quoted(path))
+end
+
+--- Checks whether programs outside of a container would come to another place. private: a directory that each
+-- container has for itself.
+function files.container(found, path, private)
+  local system = uv.fs_statfs(path)
+  if not (uv.fs_stat "/.dockerenv" or uv.fs_stat "/run/.containerenv") then return end
+  local alone = private or (system and system.type == OVERLAY)
+  found:add("container", alone and "warning" or "ok", alone and "this is one, and nothing is mounted there" or "this is one, and the files are mounted",
+    "Programs exclude each other only where they come to the same files; a container has its own, unless they are mounted.",
+    private and "docker run --ipc=host ..., or name a directory that is mounted in each container"
+      or ("docker run -v %s:%s ..., in each container that is to be kept out"):format(files.quoted(path), files.quoted(path)))
+end
+
+return files

@@ -1,0 +1,71 @@
+--- What can be wrong with the file of the SQLite store. Opens it only as programs do (see trial.lua): whoever
+-- closes a descriptor of it takes the locks of his process away.
+
+local files = require "hierlock.command.examine.files"
+local uv = require "luv"
+
+local sqlite = {}
+
+local LONG_LOG = 64 * 2 ^ 20 -- bytes
+
+local quoted = files.quoted
+
+local function parent_of(path)
+  local parent = path:match "^(.*)/[^/]*$"
+  return parent == nil and "." or parent == "" and "/" or parent
+end
+
+--- As hierlock.command.examine.mysql has it.
+function sqlite.examine(subject, found)
+  local path, ok = subject.path, pcall(require, "hierlock.store.sqlite")
+  local parent, why = parent_of(path), "All programs that are to exclude each other come to this file."
+  if not ok then
+    found:add("file", "wrong", "the SQLite store is not built or cannot be loaded", why,
+      "install SQLite (apt-get install libsqlite3-0), or build hierlock with it (apt-get install libsqlite3-dev)")
+    return false
+  end
+  subject.leases_tried = false -- the lock is one
+  subject.unopened, subject.lock_denied = "name another file in the DSN: sqlite:/var/lib/mine/locks.db", "name another file in the DSN"
+  local stat = uv.fs_stat(path)
+  local may, beside = uv.fs_access(path, "rw"), uv.fs_access(parent, "wx")
+  if stat and stat.type ~= "file" then
+    found:add("file", "wrong", path .. " is no regular file", why, "name another file in the DSN")
+    return false
+  elseif not stat and not beside then
+    found:add("file", "wrong", path .. " is not there, and cannot be made", why,
+      uv.fs_stat(parent) and "chmod u+rwx " .. quoted(parent) or "mkdir -p " .. quoted(parent))
+    return false
+  end
+  found:add("file", "ok", path .. (stat and "" or " is not there yet: the first program makes it"), why)
+  subject.unsettled = not stat or stat.size == 0
+  if stat then
+    local why_rights = "Its log is written beside it; who can read it finds the secrets of exported leases."
+    local group, others = files.shared(stat)
+    local open = others or math.floor(stat.mode / 4) % 2 == 1
+    if not may then
+      found:add("rights", "wrong", ("this user may not write it: mode %s, of user %d"):format(files.mode(stat), stat.uid), why_rights,
+        "chmod u+rw " .. quoted(path))
+    elseif not beside then
+      found:add("rights", "wrong", "this user may not write in " .. parent, why_rights, "chmod u+rwx " .. quoted(parent))
+    else
+      found:add("rights", open and "warning" or "ok",
+        "mode " .. files.mode(stat) .. (open and ": everybody may read it" or group and ", shared with a group" or ""),
+        why_rights, "chmod o= " .. quoted(path))
+    end
+    local why_names = "SQLite names its log after the name of the file: programs that use another name would not be kept out."
+    found:add("names", stat.nlink > 1 and "wrong" or "ok", ("%d"):format(stat.nlink), why_names,
+      ("find %s -xdev -samefile %s, and remove the others"):format(quoted(parent), quoted(path)))
+  end
+  files.container(found, parent)
+  files.system(found, parent)
+  local log = uv.fs_stat(path .. "-wal")
+  local long = log and log.size > LONG_LOG
+  found:add("log", long and "warning" or "ok", log and ("%.1f MiB"):format(log.size / 2 ^ 20) or "none yet",
+    "A long log makes each look-up slow; some program keeps a transaction open.", ("sqlite3 %s 'PRAGMA wal_checkpoint(TRUNCATE)'"):format(quoted(path)))
+  local relaxed = (subject.dsn:lower()):find "[?&]synchronous=normal"
+  found:add("durability", relaxed and "warning" or "ok", relaxed and "synchronous=normal" or "each change is on the disk",
+    "A power failure may take back what was done in the last moments: an exported lease, say.", "leave synchronous=normal out of the DSN")
+  return true
+end
+
+return sqlite

@@ -1,0 +1,108 @@
+--- Who waits for whom: derived from what each holder and waiter says it has asked for, by the rows that this tree has
+-- for it. So it is the same on every store, and knows false conflicts, too. A server knows more of its own queue.
+
+local lookup = require "hierlock.command.lookup"
+
+local waits = {}
+
+--- So many are named for each waiter; the rest is counted.
+waits.NAMED = 10
+
+local SHARED, EXCLUSIVE = "shared", "exclusive"
+
+-- "u1/a1/r1, u1/a1/r2" as targets. What was cut off at the end is missing.
+local function targets(path)
+  local list = {}
+  for part in (path .. ", "):gmatch "(.-), " do list[#list + 1] = part end
+  if path:find "%.%.%.$" then list[#list] = nil end
+  for i, part in ipairs(list) do list[i] = lookup.target(part) end
+  return list
+end
+
+-- The names of its rows, and their modes. Holders can say anything of themselves: then there are none.
+local function rows_of(manager, entry)
+  -- As those are shown that do not say who they are.
+  local level, bucket = entry.path:match "^bucket %((%d+), (%d+)%)$"
+  local key = entry.path:match "^advisory lock (%-?%d+) of the server's process %d+$"
+  if level then return { { name = level .. "." .. bucket, mode = entry.mode } } end
+  if key then return { { name = key, mode = entry.mode } } end
+  local ok, rows = pcall(function() return manager:plan(targets(entry.path), { mode = entry.mode }):rows() end)
+  if not ok then return {} end
+  for _, row in ipairs(rows) do row.name = row.key or ("%d.%.0f"):format(row.level, row.bucket) end
+  return rows
+end
+
+--- Whether two entries are of one session, which holds something and waits for more.
+function waits.same_session(a, b)
+  return a.session ~= nil and a.session == b.session and a.pid == b.pid and a.host == b.host
+end
+local same_session = waits.same_session
+
+-- By row and mode: who holds, and who waits.
+local function index(entries)
+  local by = { holds = {}, waits = {} }
+  for _, entry in ipairs(entries) do
+    local all = by[entry.waiting and "waits" or "holds"]
+    for _, row in ipairs(entry.rows) do
+      all[row.name] = all[row.name] or { [SHARED] = {}, [EXCLUSIVE] = {} }
+      local list = all[row.name][row.mode]
+      list[#list + 1] = entry
+    end
+  end
+  return by
+end
+
+-- Those in `all` with whom one of the entry's rows conflicts, and whom `counts` lets through.
+local function in_the_way(entry, all, counts)
+  local found, seen, n = {}, {}, 0
+  for _, row in ipairs(entry.rows) do
+    local there = all[row.name]
+    for _, mode in ipairs(row.mode == EXCLUSIVE and { EXCLUSIVE, SHARED } or { EXCLUSIVE }) do
+      for _, other in ipairs(there and there[mode] or {}) do
+        if not seen[other] and other ~= entry and not same_session(entry, other) and (not counts or counts(other)) then
+          seen[other], n = true, n + 1
+          if n <= waits.NAMED then found[n] = other end
+        end
+      end
+    end
+  end
+  return found, n
+end
+
+--- Gives each that waits `waits_for`, a list of entries, and `waits_for_count`: those who hold what it wants; where none of
+-- them does, others who wait for it, for longer where there are such.
+-- @param manager on the space
+-- @tparam {table,...} entries as from lookup.holders
+function waits.find(manager, entries)
+  for _, entry in ipairs(entries) do entry.rows = rows_of(manager, entry) end
+  local by = index(entries)
+  for _, entry in ipairs(entries) do
+    if entry.waiting then
+      local found, n = in_the_way(entry, by.holds)
+      if n == 0 then
+        found, n = in_the_way(entry, by.waits, function(other) return (other.since or 0) < (entry.since or 0) end)
+      end
+      if n == 0 then found, n = in_the_way(entry, by.waits) end
+      entry.waits_for, entry.waits_for_count = found, n
+    end
+  end
+  return entries
+end
+
+--- "billing 4711@db3", of a lease that somebody owns "anna, billing 4711@db3": what people call it.
+function waits.name(entry)
+  local name = entry.owner and entry.owner ~= entry.application and entry.owner .. ", " or ""
+  name = name .. entry.application
+  if entry.pid then name = name .. (" %d"):format(entry.pid) end
+  if entry.host ~= "" then name = name .. (entry.pid and "@" or " on ") .. entry.host end
+  return name
+end
+
+--- For whom a waiter waits, in a few words: the first, and how many more.
+function waits.first(entry)
+  local first = entry.waits_for[1]
+  if not first then return "?" end
+  return waits.name(first) .. (entry.waits_for_count > 1 and (" and %d more"):format(entry.waits_for_count - 1) or "")
+end
+
+return waits

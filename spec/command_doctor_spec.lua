@@ -1,0 +1,767 @@
+--- `hierlock doctor`, as an operator runs it: what is wrong with a real store is named, and the line that it prints
+-- mends it, if it is really run.
+
+local uv = require "luv"
+local json = require "dkjson"
+local support = require "spec.support"
+local program = require "spec.support.command"
+local proxy = require "spec.support.proxy"
+
+local run, assert_status = program.run, program.assert_status
+local unpack = table.unpack or unpack -- luacheck: ignore
+
+local UNREACHABLE = "mysql://u@127.0.0.1:1/d"
+
+local undo
+
+before_each(function() undo = {} end)
+after_each(function()
+  program.close()
+  for i = #undo, 1, -1 do undo[i]() end
+end)
+
+local function at_end(fn) undo[#undo + 1] = fn end
+
+-- Its findings by name, and the exit status.
+local function findings_of(said)
+  local object, _, err = json.decode(said.out)
+  assert.is_nil(err, said.out .. said.err)
+  local found = { verdict = object.verdict }
+  for i, finding in ipairs(object.findings) do
+    assert.is_nil(found[finding.check], finding.check .. " comes twice")
+    assert.truthy(#finding.why > 0 and #finding.found > 0, finding.check)
+    assert.is_true(finding.status == "ok" or finding.mend[1] ~= nil or finding.status == "unseen", finding.check .. " has nothing that mends it")
+    found[finding.check], found[i] = finding, finding
+  end
+  assert.equal(found.verdict == "wrong" and 1 or 0, said.status, said.out .. said.err)
+  return found
+end
+
+local function examine(dsn, ...) return findings_of(run(dsn, "doctor", "--json", ...)) end
+
+local function status_of(found, check) return found[check] and found[check].status or "absent" end
+
+local function assert_finding(status, found, check)
+  assert.equal(status, status_of(found, check), check .. ": " .. json.encode(found[check] or found))
+end
+
+local function shell(line)
+  local ok = os.execute("unset LD_PRELOAD; exec >/dev/null 2>&1; " .. line)
+  assert(ok == true or ok == 0, line)
+end
+
+-- Does what the lines say, as an administrator: statements by sql(line), commands by the shell; what is said in words
+-- is left to the spec. Returns how many there were.
+local function follow(dsn, finding, sql)
+  local done = 0
+  for _, line in ipairs(finding.mend) do
+    if line:find ";$" then
+      sql(line)
+    elseif line:find "^hierlock " then
+      local words = {}
+      for word in line:gsub("^hierlock ", ""):gmatch "%S+" do words[#words + 1] = word end
+      assert_status(0, run(dsn, unpack(words)))
+    elseif line:find "^redis%-cli " then
+      shell("export REDISCLI_AUTH=rootpassword; " .. line)
+    elseif line:find "^chmod " or line:find "^rm " or line:find "^mkdir " or line:find "^install " then
+      shell(line)
+    else
+      done = done - 1
+    end
+    done = done + 1
+  end
+  return done
+end
+
+describe("the command line of doctor", function()
+  it("is refused with 64 and a line when it is wrong", function()
+    for _, arguments in ipairs {
+      { "--pool-size", "0" }, { "--pool-size", "x" }, { "--processes", "1.5" }, { "--levels", "a,,b" }, { "--jsn" }, { "a", "b" },
+      { "mysql://u:sEcReT@127.0.0.1:1/d" }, { "nonsense:" },
+    } do
+      local said = assert_status(64, run(UNREACHABLE, "doctor", unpack(arguments)))
+      assert.matches("\nhierlock: %C+\n", "\n" .. said.err)
+      assert.equal("", said.out)
+      assert.is_nil(said.err:find("sEcReT", 1, true))
+    end
+  end)
+
+  it("says what mends a server that is not there, or does not know us, and that this is wrong", function()
+    for _, dsn in ipairs { UNREACHABLE, "postgresql://u@127.0.0.1:1/d", "redis://127.0.0.1:1", "memcached://127.0.0.1:1" } do
+      local found = examine(dsn)
+      assert.equal(1, (found[1].check == "reached" and found[1].status == "wrong") and 1 or 0, dsn)
+      assert.matches("start the server", found[1].mend[1]:gsub("^memcached .*", "start the server"))
+    end
+  end)
+
+  it("warns of the store that grants everything", function() assert.equal("warning", examine("null:").verdict) end)
+end)
+
+describe("what doctor prints", function()
+  local directory
+
+  before_each(function()
+    directory = os.tmpname()
+    os.remove(directory)
+    assert_status(0, run("file:" .. directory, "doctor", "--levels", "user,account,resource"))
+    at_end(function() shell("rm -r " .. directory) end)
+  end)
+
+  it("is plain ASCII without colours where there is no terminal, a line for each finding", function()
+    shell(": >" .. directory .. "/str\195\164nge")
+    local said = assert_status(0, run("file:" .. directory, "doctor"))
+    assert.is_nil(said.out:find "[^ -~\n]")
+    assert.matches("\n  ok       rights +mode 0700\n", said.out)
+    assert.matches("\n  warning  other files +str\\xc3\\xa4nge\n           %u", said.out)
+    assert.matches("\n           mend: move them elsewhere", said.out, 1, true)
+    assert.matches("\n1 warning, %d+ ok\n$", said.out)
+    local brief = assert_status(0, run("file:" .. directory, "doctor", "--quiet"))
+    assert.is_nil(brief.out:find("  ok ", 1, true))
+    assert.truthy(brief.out:find("  warning  other files", 1, true))
+  end)
+
+  it("fits a terminal, in colours, unless NO_COLOR is set", function()
+    for _, columns in ipairs { 40, 60, 132 } do
+      local self = program.on_terminal("file:" .. directory, columns, "doctor")
+      assert_status(0, self.join())
+      assert.truthy(self.out:find("\27[32m  ok       \27[0m", 1, true))
+      for line in self.out:gsub("\27%[[%d;]*m", ""):gmatch "([^\r\n]+)\r?\n" do
+        local text = line:gsub("[\128-\191]", "")
+        -- Commands are to be copied, and stay whole.
+        assert.is_true(#text <= columns or text:find "^ *mend: %l+ " ~= nil or text:find(directory, 1, true) ~= nil, columns .. ": " .. line)
+      end
+    end
+    uv.os_setenv("NO_COLOR", "1")
+    at_end(function() uv.os_unsetenv "NO_COLOR" end)
+    local self = program.on_terminal("file:" .. directory, 80, "doctor")
+    assert_status(0, self.join())
+    assert.is_nil(self.out:find("\27", 1, true))
+  end)
+end)
+
+support.each_store(function(plain)
+  local store = support.leased(plain)
+  -- So that it may try one that nobody has used yet.
+  local settling = { "--levels", "user,account,resource", "--buckets", ("%d"):format(store.options and store.options.buckets or 10000) }
+  setup(function() store.prepare() end)
+
+  it("finds nothing wrong with a store that is as it should be, and leaves nothing behind", function()
+    local found = examine(store.dsn, unpack(settling))
+    for i in ipairs(found) do assert.not_equal("wrong", found[i].status, json.encode(found[i])) end
+    for _, check in ipairs { "opens", "a lock", "observers", "speed", "leases" } do assert_finding("ok", found, check) end
+    local manager = support.open(store)
+    at_end(function() manager:close() end)
+    assert.same({}, assert(manager:leases { over = true }))
+  end)
+end)
+
+support.each_server(function(plain)
+  local store = support.leased(plain)
+  local root
+
+  setup(function() store.prepare() end)
+  before_each(function() root = store.root() or pending "no administrator here" end)
+
+  local database = plain.bare_dsn and plain.bare_dsn:match "/([^/?]*)$"
+
+  local function sql(statement)
+    root = store.root()
+    root:query("USE %s", database)
+    root:query("%s", statement)
+  end
+
+  local function global(name) return root:query("SELECT @@GLOBAL.%s", name)[1][1] end
+
+  -- Sets it, until the end of the spec.
+  local function set(name, value)
+    local before = global(name)
+    at_end(function()
+      if store.dialect == "mysql" then pcall(root.query, root, "RESET PERSIST IF EXISTS " .. name) end
+      root:query("SET GLOBAL %s = %s", name, tonumber(before) and before or "'" .. before .. "'")
+    end)
+    root:query("SET GLOBAL %s = %s", name, value)
+  end
+
+  local function restart(options)
+    at_end(function()
+      if store.dialect == "mysql" then pcall(root.query, root, "RESET PERSIST") end
+      store.command "restart"
+    end)
+    store.command("restart", options)
+    root = store.root()
+  end
+
+  describe("a setting that is wrong is named, and put right by the line:", function()
+    for _, case in ipairs {
+      { "read_only", "ON", "read-only", "wrong" },
+      { "transaction_isolation", "'SERIALIZABLE'", "isolation", "warning" },
+      { "innodb_deadlock_detect", "OFF", "deadlock detection", "warning" },
+      { "innodb_lock_wait_timeout", "1", "time-outs", "warning" },
+      { "innodb_flush_log_at_trx_commit", "2", "durability", "warning" },
+      { "max_connections", "20", "max_connections", "wrong" },
+      { "init_connect", "'SET @a = 1'", "init_connect", "warning" },
+    } do
+      local name, value, check, status = unpack(case)
+      it(name, function()
+        if name == "transaction_isolation" and store.dialect == "mariadb" then name = "tx_isolation" end
+        set(name, value)
+        local found = examine(store.dsn)
+        assert_finding(status, found, check)
+        if check == "read-only" then assert_finding("wrong", found, "opens") end
+        assert.is_true(follow(store.dsn, found[check], sql) > 0)
+        found = examine(store.dsn)
+        assert.is_true(status_of(found, check) == "ok" or name == "init_connect" and not found[check], json.encode(found[check]))
+        assert.not_equal("wrong", found.verdict)
+      end)
+    end
+  end)
+
+  it("names a server that logs statements, and the line mends that", function()
+    restart "--log-bin --server-id=7 --binlog-format=STATEMENT"
+    local found = examine(store.dsn)
+    assert_finding("wrong", found, "binlog format")
+    assert.is_true(follow(store.dsn, found["binlog format"], sql) > 0)
+    found = examine(store.dsn)
+    assert_finding("ok", found, "binlog format")
+    assert_finding("ok", found, "leases")
+  end)
+
+  it("names performance_schema that is off; turned on, observers see who holds", function()
+    restart "--performance-schema=OFF"
+    local found = examine(store.dsn)
+    assert_finding("warning", found, "performance_schema")
+    assert_finding("warning", found, "observers")
+    assert.matches("performance_schema = ON", found.performance_schema.mend[1], 1, true)
+    restart "--performance-schema=ON"
+    found = examine(store.dsn)
+    assert_finding("ok", found, "performance_schema")
+    assert_finding("ok", found, "observers")
+  end)
+
+  describe("a space", function()
+    local dsn, stem, connection = plain.bare_dsn .. "?table=hierlock_spec_ill_buckets", "hierlock_spec_ill", nil
+
+    local function provision(...) assert_status(0, run(dsn, "provision", "--quiet", "--buckets", "100", ...)) end
+
+    before_each(function() connection = plain.sql() end)
+    after_each(function()
+      for _, suffix in ipairs { "_buckets", "_nodes", "_leases", "_leased", "_gate" } do
+        plain.sql():query("DROP TABLE IF EXISTS %s", stem .. suffix)
+      end
+      plain.sql():query("DELETE FROM hier_lock_meta WHERE table_name = '%s'", stem .. "_buckets")
+    end)
+
+    local function assert_mended(check, status, breaks)
+      if breaks then connection:query("%s", breaks:gsub("STEM", stem)) end
+      local found = examine(dsn)
+      assert_finding(status, found, check)
+      assert.equal(status, found.verdict)
+      assert.is_true(follow(dsn, found[check], sql) > 0)
+      found = examine(dsn)
+      assert_finding("ok", found, found[check] and check or "table")
+      assert.is_true(found.verdict ~= "wrong", json.encode(found))
+    end
+
+    it("that is not there is named, and made by the line", function()
+      connection:query("INSERT INTO hier_lock_meta VALUES ('%s_buckets', 100, 'user,account,resource')", stem)
+      local found = examine(dsn)
+      assert_finding("wrong", found, "table")
+      assert.equal("hierlock provision", found.table.mend[1])
+      assert_status(0, run(dsn, "provision", "--quiet"))
+      assert_finding("ok", examine(dsn), "table")
+    end)
+
+    it("without some of its rows is named, with the rows, and filled by the line", function()
+      provision()
+      connection:query("DELETE FROM %s_buckets WHERE level = 1 AND bucket BETWEEN 7 AND 9", stem)
+      assert.matches("level 1 (account): missing: 7-9", examine(dsn).rows.found, 1, true)
+      assert_finding("absent", examine(dsn, "--quick"), "rows")
+      assert_mended("rows", "wrong")
+    end)
+
+    it("with rows beyond its own is named, and freed of them by the line", function()
+      provision()
+      connection:query("INSERT INTO %s_buckets VALUES (5, 1), (0, 100)", stem)
+      local found = examine(dsn)
+      assert_finding("warning", found, "other rows")
+      assert.equal(1, follow(dsn, found["other rows"], sql))
+      assert_finding("absent", examine(dsn), "other rows")
+    end)
+
+    it("of another engine is named, and made InnoDB by the line", function()
+      provision()
+      assert_mended("engine", "wrong", "ALTER TABLE STEM_buckets ENGINE = MyISAM")
+    end)
+
+    it("whose tables of leases are not whole is named, and mended by the line", function()
+      provision "--leases"
+      assert_mended("engine", "wrong", "DROP TABLE STEM_leased")
+      assert_mended("gate", "wrong", "DELETE FROM STEM_gate WHERE g < 10")
+    end)
+
+    it("with other buckets or levels than those that are wanted is named", function()
+      provision()
+      assert_finding("wrong", examine(dsn, "--buckets", "50"), "buckets and levels")
+      assert_finding("wrong", examine(dsn, "--levels", "a,b"), "buckets and levels")
+    end)
+
+    it("that an account may not use is named, and each line gives it what it needs, and no more", function()
+      provision "--leases"
+      local user = "'hierlock_ill'@'127.0.0.1'"
+      at_end(function() store.root():query("DROP USER %s", user) end)
+      root:query("CREATE USER %s IDENTIFIED BY 'ill'", user)
+      root:query("GRANT USAGE ON *.* TO %s", user)
+      root:query("GRANT SELECT ON %s.hier_lock_meta TO %s", database, user)
+      local poor = dsn:gsub("//.-@", "//hierlock_ill:ill@")
+      local found = examine(poor)
+      assert_finding("wrong", found, "opens")
+      for _, line in ipairs(found.opens.mend) do if line:find "^GRANT" then sql(line) end end
+      for _, line in ipairs(found.table.mend) do if line:find "^GRANT" then sql(line) end end
+      found = examine(poor)
+      for _, check in ipairs { "opens", "a lock", "leases", "rows", "gate" } do assert_finding("ok", found, check) end
+      assert_finding("warning", found, "observers")
+      assert.is_true(follow(poor, found.observers, sql) > 1)
+      assert_finding("ok", examine(poor), "observers")
+      assert_finding("unseen", found, "replica")
+      assert_finding("absent", found, "max_user_connections")
+      root:query("ALTER USER %s WITH MAX_USER_CONNECTIONS 20", user)
+      found = examine(poor)
+      assert_finding("wrong", found, "max_user_connections")
+      assert.equal(1, follow(poor, found.max_user_connections, sql))
+      assert_finding("absent", examine(poor), "max_user_connections")
+    end)
+  end)
+
+  it("names a replica that follows another server, where it may look", function()
+    local dsn = store.root_dsn .. database .. "?table=" .. store.table
+    assert_finding("ok", examine(dsn), "replica")
+  end)
+
+  it("that ceases to answer keeps nobody waiting", function()
+    local between
+    between = proxy.open(store, function(data) return between.sent:find("REPLICA", 1, true) and "" or data end)
+    at_end(between.close)
+    local began = uv.hrtime()
+    local found = examine(between.dsn, "--quick")
+    assert.is_true((uv.hrtime() - began) / 1e9 < 25, "it waited for too long")
+    assert_finding("wrong", found, "answers")
+    assert_finding("absent", found, "opens")
+  end)
+
+  it("names a proxy in between, and a password that is not ours", function()
+    local function through(edit)
+      local between = proxy.open(store, edit)
+      at_end(between.close)
+      return examine(between.dsn)
+    end
+    assert_finding("wrong", through(function(data, first)
+      if not first then return data end
+      local at = data:find("\0", 6, true) + 1
+      return data:sub(1, at - 1) .. string.char((data:byte(at) + 1) % 256) .. data:sub(at + 1)
+    end), "opens")
+    local found = examine((store.dsn:gsub("//.-@", "//testuser:wrong@")))
+    assert_finding("wrong", found, "reached")
+    assert.matches("password", found.reached.mend[1])
+  end)
+
+  it("warns of a connection that others may read or answer, unless the DSN says what it wants to see", function()
+    local function tls(parameters) return status_of(examine((store.dsn:gsub("127%.0%.0%.1", "127.1")) .. parameters), "TLS") end
+    assert.equal("warning", tls "&tls=off")
+    assert.equal("warning", tls "&tls=required")
+    assert.equal("ok", tls("&tls=verify-ca&tls_ca=" .. os.getenv("HIERLOCK_" .. store.name:upper() .. "_CA")))
+  end)
+end)
+
+support.on_postgresql(function(store)
+  local database = (store.bare_dsn or ""):match "/([^/?]*)$"
+  local root
+
+  before_each(function() root = store.root() or pending "no administrator here" end)
+
+  local function sql(statement) root:query("%s", statement) end
+
+  -- Names it, does what is said, and it is gone.
+  local function assert_mended(check, status, breaks, mends)
+    at_end(function()
+      root = store.root()
+      for _, statement in ipairs(mends) do root:query("%s", statement) end
+    end)
+    for _, statement in ipairs(breaks) do root:query("%s", statement) end
+    local found
+    support.wait_until(function() -- pg_reload_conf() only asks
+      found = examine(store.dsn)
+      return status_of(found, check) == status
+    end, check .. " " .. status .. ": " .. json.encode(found or {}))
+    assert.is_true(follow(store.dsn, found[check], sql) > 0)
+    local verdict
+    support.wait_until(function()
+      found = examine(store.dsn)
+      verdict = status_of(found, check)
+      return verdict == "ok" or verdict == "absent"
+    end, check .. " to be mended")
+    assert.not_equal("wrong", found.verdict, json.encode(found))
+  end
+
+  local function alter(name, value)
+    return { ("ALTER SYSTEM SET %s = %s"):format(name, value), "SELECT pg_reload_conf()" },
+           { "ALTER SYSTEM RESET " .. name, "SELECT pg_reload_conf()" }
+  end
+
+  describe("a setting that is wrong is named, and put right by the line:", function()
+    for _, case in ipairs {
+      { "deadlock_timeout", "'1min'", "deadlock detection" },
+      { "track_activities", "off", "track_activities" }, { "idle_session_timeout", "'1min'", "time-outs" },
+    } do
+      local name, value, check = unpack(case)
+      it(name, function()
+        local breaks, mends = alter(name, value)
+        if name == "idle_session_timeout" then mends[3] = "ALTER ROLE testuser RESET idle_session_timeout" end
+        assert_mended(check, "warning", breaks, mends)
+      end)
+    end
+  end)
+
+  it("names a server that forgets what it has answered, or clears nothing away", function()
+    at_end(function() store.command "restart" end)
+    store.command("restart", "-c fsync=off -c synchronous_commit=off -c full_page_writes=off -c autovacuum=off")
+    local found = examine(store.dsn)
+    assert_finding("warning", found, "durability")
+    assert_finding("warning", found, "autovacuum")
+    assert.matches("ALTER SYSTEM SET fsync = on;", found.durability.mend[1], 1, true)
+    store.command("restart", "-c fsync=on -c synchronous_commit=on -c full_page_writes=on -c autovacuum=on")
+    found = examine(store.dsn)
+    assert_finding("ok", found, "durability")
+    assert_finding("absent", found, "autovacuum")
+  end)
+
+  it("that ceases to answer keeps nobody waiting", function()
+    local between
+    between = proxy.open(store, function(data) return between.sent:find("pg_settings", 1, true) and "" or data end)
+    at_end(between.close)
+    local began = uv.hrtime()
+    local found = examine(between.dsn, "--quick")
+    assert.is_true((uv.hrtime() - began) / 1e9 < 25, "it waited for too long")
+    assert_finding("wrong", found, "reached")
+    assert_finding("absent", found, "opens")
+  end)
+
+  describe("what the role lacks is named, and granted by the line:", function()
+    local lock = "FUNCTION pg_advisory_xact_lock(bigint)"
+    for name, case in pairs {
+      ["a function that locks"] = { "privileges", { "REVOKE EXECUTE ON " .. lock .. " FROM PUBLIC" },
+        { "GRANT EXECUTE ON " .. lock .. " TO PUBLIC", "REVOKE EXECUTE ON FUNCTION pg_try_advisory_xact_lock(bigint), " ..
+          "pg_try_advisory_xact_lock_shared(bigint), pg_advisory_xact_lock(bigint), pg_advisory_xact_lock_shared(bigint) FROM testuser" } },
+      ["the sequence of tokens"] = { "tokens", { "CREATE SEQUENCE public.hier_lock_token" }, { "DROP SEQUENCE public.hier_lock_token" } },
+      ["the tables of leases"] = { "tables of leases", { "REVOKE ALL ON public.hier_lock_leases FROM PUBLIC" },
+        { "GRANT ALL ON public.hier_lock_leases TO PUBLIC" } },
+      ["connections"] = { "connections of the role", { "ALTER ROLE testuser CONNECTION LIMIT 10" }, { "ALTER ROLE testuser CONNECTION LIMIT -1" } },
+      ["connections to the database"] = { "connections of the database", { ("ALTER DATABASE %s CONNECTION LIMIT 10"):format(database) },
+        { ("ALTER DATABASE %s CONNECTION LIMIT -1"):format(database) } },
+    } do
+      it(name, function() assert_mended(case[1], "wrong", case[2], case[3]) end)
+    end
+
+    it("the schema public", function()
+      at_end(function()
+        root:query "GRANT USAGE ON SCHEMA public TO PUBLIC"
+        root:query "DROP OWNED BY hierlock_ill"
+        root:query "DROP ROLE hierlock_ill"
+      end)
+      root:query "CREATE ROLE hierlock_ill LOGIN PASSWORD 'ill'"
+      root:query "REVOKE USAGE ON SCHEMA public FROM PUBLIC"
+      local dsn = store.dsn:gsub("//.-@", "//hierlock_ill:ill@")
+      local found = examine(dsn)
+      assert_finding("warning", found, "schema public")
+      assert.equal(1, follow(dsn, found["schema public"], sql))
+      assert_finding("absent", examine(dsn), "schema public")
+    end)
+  end)
+
+  it("names tables of leases that are not whole; with none it tries no lease, and makes none", function()
+    at_end(function() support.lease_tables(store.root()) end)
+    root:query "DROP TABLE public.hier_lock_leases"
+    local found = examine(store.dsn)
+    assert_finding("wrong", found, "tables of leases")
+    assert.same({ "hierlock provision --leases" }, found["tables of leases"].mend)
+    assert_finding("absent", found, "leases")
+    root:query "DROP TABLE public.hier_lock_lease_rows"
+    root:query "DROP SEQUENCE public.hier_lock_gate"
+    found = examine(store.root_dsn)
+    assert.equal("ok", status_of(found, "tables of leases"))
+    assert.equal("f", root:query("SELECT to_regclass('public.hier_lock_leases') IS NOT NULL")[1][1])
+    assert_status(0, run(store.root_dsn, "provision", "--leases", "--grant-to", "PUBLIC"))
+    assert_finding("ok", examine(store.dsn), "leases")
+  end)
+
+  it("compares connections and locks with the pools that are wanted, and the lines make room", function()
+    local before = examine(store.dsn, "--processes", "7", "--pool-size", "70")
+    assert_finding("ok", before, "max_connections")
+    at_end(function()
+      store.root():query "ALTER SYSTEM RESET ALL"
+      store.command "restart"
+    end)
+    store.command("restart", "-c max_connections=30 -c max_locks_per_transaction=10")
+    root = store.root()
+    local found = examine(store.dsn)
+    assert_finding("wrong", found, "max_connections")
+    assert_finding("warning", examine(store.dsn, "--pool-size", "45"), "max_locks_per_transaction")
+    assert.equal("wrong", status_of(examine(store.dsn, "--processes", "3"), "max_locks_per_transaction"))
+    found = examine(store.dsn)
+    follow(store.dsn, found.max_connections, sql)
+    store.command "restart" -- as is said; the specs' own options come behind, and are others
+    assert.matches("max_connections = ", store.root():query("SELECT string_agg(name || ' = ' || setting, ' ') FROM pg_file_settings")[1][1], 1, true)
+  end)
+
+  it("names a standby", function()
+    local dir = root:query("SELECT setting FROM pg_settings WHERE name = 'data_directory'")[1][1]
+    at_end(function()
+      os.remove(dir .. "/standby.signal")
+      store.command "restart"
+    end)
+    shell(": >" .. dir .. "/standby.signal; chown --reference=" .. dir .. " " .. dir .. "/standby.signal")
+    store.command "restart"
+    local found = examine(store.dsn)
+    assert_finding("wrong", found, "standby")
+    assert.matches("primary", found.standby.mend[1])
+    assert_finding("wrong", found, "opens")
+  end)
+end)
+
+support.on_redis(function(store)
+  local function config(name) return (store.cli("CONFIG", "GET", name):match "\n(.*)") or "" end
+
+  before_each(function() -- as after the first use
+    local manager = support.open(store)
+    assert(manager:acquire { "u1" }):release { confirm = true }
+    manager:close()
+  end)
+
+  describe("a setting that is wrong is named, and put right by the line:", function()
+    for _, case in ipairs {
+      { "maxmemory-policy", "allkeys-lru", "eviction", "wrong" },
+      { "maxclients", "40", "maxclients", "wrong" },
+      { "timeout", "60", "time-outs", "warning" },
+      { "maxmemory", "1mb", "memory", "warning" },
+      { "appendonly", "no", "persistence", "warning" },
+    } do
+      local name, value, check, status = unpack(case)
+      it(name, function()
+        local before, sync = config(name), config "appendfsync"
+        at_end(function()
+          store.cli("CONFIG", "SET", name, before)
+          store.cli("CONFIG", "SET", "appendfsync", sync)
+        end)
+        store.cli("CONFIG", "SET", name, value)
+        local found = examine(store.dsn)
+        assert_finding(status, found, check)
+        for i, line in ipairs(found[check].mend) do -- the specs' server has a file that stays as it is
+          if line:find "CONFIG REWRITE" then table.remove(found[check].mend, i) end
+        end
+        assert.is_true(follow(store.dsn, found[check], error) > 0)
+        found = examine(store.dsn)
+        assert.is_true(status_of(found, check) == "ok" or not found[check], json.encode(found[check]))
+      end)
+    end
+  end)
+
+  it("names a replica, and the line makes it a master", function()
+    at_end(function() store.cli("REPLICAOF", "NO", "ONE") end)
+    store.cli("REPLICAOF", "127.0.0.1", "1")
+    local found = examine(store.dsn)
+    assert_finding("wrong", found, "replica")
+    assert_finding("wrong", found, "opens")
+    assert.is_true(follow(store.dsn, found.replica, error) > 0)
+    assert_finding("ok", examine(store.dsn), "replica")
+  end)
+
+  it("says what a user may not see or do", function()
+    at_end(function() store.cli("ACL", "DELUSER", "poor") end)
+    local dsn = store.dsn:gsub("//.-@", "//poor:poor@")
+    store.cli("ACL", "SETUSER", "poor", "on", ">poor", "~hierlock:*", "+info", "+time", "+get", "+setnx", "+ping", "+select")
+    local found = examine(dsn)
+    assert.equal("wrong", found.verdict)
+    assert_finding("wrong", found, "opens")
+    assert.matches("docs/security.md", found.opens.mend[1], 1, true)
+    found = examine((dsn:gsub("poor:poor", "poor:rich")))
+    assert_finding("wrong", found, "reached")
+    assert.matches("password", found.reached.mend[1])
+  end)
+
+  it("settles nothing where nobody has been, unless the levels are said", function()
+    local dsn = store.dsn .. "&prefix=hierlock:doctor"
+    at_end(function() store.cli("EVAL", "for _, k in ipairs(redis.call('KEYS', 'hierlock:doctor:*')) do redis.call('DEL', k) end", "0") end)
+    local found = examine(dsn)
+    assert_finding("unseen", found, "opens")
+    assert.equal("", store.cli("KEYS", "hierlock:doctor:*"))
+    assert_finding("ok", examine(dsn, "--levels", "a,b"), "a lock")
+  end)
+end)
+
+support.on_memcached(function(store)
+  before_each(function()
+    local manager = support.open(store)
+    assert(manager:acquire { "u1" }):release { confirm = true }
+    manager:close()
+  end)
+
+  it("finds a server that is well, and says what it is not for", function()
+    local found = examine(store.dsn)
+    assert_finding("ok", found, "a lock")
+    assert_finding("warning", found, "durability")
+    assert.equal("warning", found.verdict)
+  end)
+
+  it("names options with which it must not be used", function()
+    at_end(function() store.command "restart" end)
+    store.command("restart", "-C -c 40")
+    local found = examine(store.dsn)
+    assert_finding("wrong", found, "compare and swap")
+    assert_finding("wrong", found, "connections")
+  end)
+
+  it("settles nothing where nobody has been", function()
+    assert_finding("unseen", examine(store.dsn .. "?prefix=doctor"), "opens")
+    assert.equal("END", store.say "get doctor:space")
+  end)
+end)
+
+describe("a directory", function()
+  local directory, dsn
+  local as_nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups "
+
+  before_each(function()
+    directory = os.tmpname()
+    os.remove(directory)
+    dsn = "file:" .. directory
+    assert_status(0, run(dsn, "doctor", "--levels", "user,account,resource"))
+    at_end(function() shell("rm -rf " .. directory) end)
+  end)
+
+  local function assert_mended(check, status, at)
+    local found = examine(at or dsn)
+    assert_finding(status, found, check)
+    assert.is_true(follow(at or dsn, found[check], error) > 0)
+    found = examine(at or dsn)
+    assert.is_true(status_of(found, check) == "ok" or not found[check], json.encode(found[check]))
+  end
+
+  it("in which everybody may write is named, and closed by the line", function()
+    shell("chmod 0777 " .. directory)
+    assert_mended("rights", "warning")
+  end)
+
+  it("that is none, or in which one cannot be made, is named", function()
+    shell(": >" .. directory .. "/x")
+    assert_finding("wrong", examine(dsn .. "/x"), "directory")
+    assert_finding("wrong", examine(dsn .. "/y/z"), "directory")
+    shell("rm " .. directory .. "/x; mkdir " .. directory .. "/y")
+    assert_finding("ok", examine(dsn .. "/y/z"), "directory")
+    assert.is_nil(uv.fs_stat(directory .. "/y/z"))
+  end)
+
+  it("with what others have left in it is named, and cleaned by the line", function()
+    for _, name in ipairs { "who-999999999-0123456789abcdef", "tmp-999999999-0123456789abcdef" } do
+      shell(("touch -d '1 hour ago' '%s/%s'"):format(directory, name))
+    end
+    shell(("mkdir \"%s/it's\""):format(directory))
+    assert_mended("left-over files", "warning")
+    -- They may be of worth to somebody: no line deletes them.
+    local found = examine(dsn)
+    assert_finding("warning", found, "other files")
+    assert.equal(0, follow(dsn, found["other files"], error))
+    shell(("rmdir \"%s/it's\""):format(directory))
+    assert_finding("absent", examine(dsn), "other files")
+  end)
+
+  it("of a process that lives has nothing left over", function()
+    local manager = assert(require("hierlock").open(dsn))
+    at_end(function() manager:close() end)
+    local handle = assert(manager:acquire { "u1" })
+    assert_finding("ok", examine(dsn), "left-over files")
+    assert(handle:release())
+  end)
+
+  it("that a user may not use is named to him", function()
+    if uv.getuid() ~= 0 then return pending "needs root, to be another user" end
+    -- A copy of the command, where everybody may read it.
+    local out, copy = os.tmpname(), os.tmpname()
+    at_end(function() os.remove(out) shell("rm -r " .. copy) end)
+    local modules
+    for place in package.cpath:gmatch "([^;]+)/%?%.so" do
+      if not modules and uv.fs_stat(place .. "/hierlock/core.so") then modules = place end
+    end
+    shell(("rm %s; mkdir %s && cp -r lua '%s/hierlock' %s && chmod -R a+rX %s"):format(copy, copy, modules, copy, copy))
+    shell("chmod 0711 " .. directory .. "; chmod 0644 " .. out)
+    local words = ("cd %s; HIERLOCK_DSN=%s LUA_PATH='lua/?.lua;lua/?/init.lua;;' LUA_CPATH='?.so;;' %s %s lua/hierlock/command/main.lua " ..
+      "doctor --json >%s; echo $? >>%s"):format(copy, dsn, as_nobody, program.interpreter, out, out)
+    os.execute(words)
+    local file = assert(io.open(out))
+    local text = file:read "*a"
+    file:close()
+    local found = findings_of { out = text:gsub("%d+\n$", ""), err = "", status = tonumber(text:match "(%d+)\n$") }
+    assert_finding("wrong", found, "rights")
+    assert_finding("wrong", found, "opens")
+  end)
+
+  it("for which there are too few descriptors is named", function()
+    local pipe = io.popen(("ulimit -n 128; HIERLOCK_DSN=%s %s lua/hierlock/command/main.lua doctor --json"):format(dsn, program.interpreter))
+    local found = assert(json.decode(pipe:read "*a"))
+    pipe:close()
+    for _, finding in ipairs(found.findings) do found[finding.check] = finding end
+    assert_finding("warning", found, "descriptors")
+    assert.matches("^ulimit %-n %d+$", found.descriptors.mend[1])
+  end)
+
+  it("on a network file system would be named", function()
+    local core = require "hierlock.core"
+    assert.equal("NFS", core.remote_kind(0x6969))
+    assert.equal("SMB", core.remote_kind(0xFE534D42))
+    assert.is_nil(core.remote_kind(0x01021994))
+  end)
+
+  it("of a quorum is looked at like each of its stores", function()
+    local several = ("quorum:majority;file:%s/1;file:%s/2;file:%s/3"):format(directory, directory, directory)
+    assert_finding("unseen", examine(several), "opens")
+    local found = examine(several, "--levels", "a,b")
+    assert_finding("ok", found, "a lock")
+    shell("chmod 0777 " .. directory .. "/2")
+    found = examine(several)
+    assert_finding("warning", found, "2: rights")
+    assert_finding("ok", found, "3: rights")
+    local four = several .. (";file:%s/4"):format(directory)
+    assert_finding("warning", examine(four), "number of stores")
+  end)
+end)
+
+support.on_sqlite(function(store)
+  local file, dsn
+
+  before_each(function()
+    file = store.directory .. "/doctor.db"
+    dsn = "sqlite:" .. file
+    at_end(function() shell("rm -f " .. file .. "*") end)
+    assert_finding("unseen", examine(dsn), "opens")
+    assert.is_nil(uv.fs_stat(file))
+    assert_finding("ok", examine(dsn, "--levels", "user,account,resource"), "a lock")
+  end)
+
+  it("names a file that everybody may read, and the line closes it", function()
+    shell("chmod 0644 " .. file)
+    local found = examine(dsn)
+    assert_finding("warning", found, "rights")
+    assert.equal(1, follow(dsn, found.rights, error))
+    assert_finding("ok", examine(dsn), "rights")
+  end)
+
+  it("names a file with two names, one of another program, none at all, and a DSN that lets changes be forgotten", function()
+    shell(("ln %s %s2"):format(file, file))
+    assert_finding("wrong", examine(dsn), "names")
+    shell(("rm %s2; mkdir %s2"):format(file, file))
+    at_end(function() shell("rm -rf " .. file .. "2") end)
+    assert_finding("wrong", examine("sqlite:" .. file .. "2"), "file")
+    assert_finding("wrong", examine("sqlite:" .. file .. "2/a/b"), "file")
+    assert_finding("warning", examine(dsn .. "?synchronous=normal"), "durability")
+    shell(("echo 'this is none, and long enough to be taken for one, were it not for its first bytes' >%s2/x"):format(file))
+    assert_finding("wrong", examine("sqlite:" .. file .. "2/x"), "opens")
+  end)
+end)

@@ -1,0 +1,282 @@
+-- Threads and processes nest at random on the embedded store. Each notes what it asks for, gets and releases; a checker
+-- that knows nothing of ours makes the graph of who waited for whom of that: a `deadlock` needs a circle in it, and no
+-- circle lasts.
+
+local support = require "spec.support"
+local uv = require "luv"
+
+-- How long a circle may last: inside a process it is told at once; else after a second, and after three more where the
+-- one that is to give way had seen another circle first. The rest is for a machine that is busy.
+local ONE_PROCESS, PROCESSES = tonumber(os.getenv "HIERLOCK_RANDOM_LIMIT") or 2, 6
+local SECONDS, PEERS, NODES = tonumber(os.getenv "HIERLOCK_RANDOM_SECONDS") or 6, 6, 5
+
+-- Runs in the peer. Lines: when, what, which handle, and of a request its time-out, mode and nodes (0: above all).
+local PEER = [[
+  local path, seed, seconds, nodes = ...
+  local now = function() return require("luv").hrtime() / 1e9 end
+  local file = assert(io.open(path, "w"))
+  file:setvbuf "no"
+  local function note(...)
+    file:write(table.concat({ ("%.6f"):format(now()), ... }, " "), "\n")
+  end
+  local state = seed * 7919 + 17
+  local function random(n)
+    state = (state * 16807) % 2147483647
+    return math.floor(state / 2147483647 * n) + 1
+  end
+  local timeouts = { 0, 0.3, 1.5, 9, 9 }
+  local held, count, ends, told = {}, 0, now() + seconds, 0
+  local function target(k) return k == 0 and { "s" } or { "s", "a", "n" .. k } end
+  local function request()
+    local n, mode, list, targets = random(6) == 1 and 2 or 1, random(3) == 1 and "shared" or "exclusive", {}, {}
+    if random(15) == 1 then
+      list[1] = 0
+    else
+      for i = 1, n do list[i] = random(nodes) end
+    end
+    for i, k in ipairs(list) do targets[i] = target(k) end
+    return targets, mode, table.concat(list, ",")
+  end
+  while now() < ends do
+    local choice = #held >= 3 and 9 or random(10)
+    if choice <= 6 then
+      local targets, mode, text = request()
+      local timeout, any = timeouts[random(#timeouts)], random(6) == 1
+      local extended = not any and #held > 0 and random(5) == 1 and held[random(#held)] or nil
+      count = count + 1
+      local id = extended and extended.id or count
+      note(any and "any" or extended and "extend" or "ask", id, timeout, mode, text)
+      local options, handle, err = { timeout = timeout, mode = mode }, nil, nil
+      if any then
+        handle, err = manager:acquire_any(targets, options)
+      elseif extended then
+        handle, err = extended.handle:extend(targets[1], options)
+        text = text:match "%d+"
+      else
+        handle, err = manager:acquire_all(targets, options)
+      end
+      if not handle and err.code ~= "timeout" and err.code ~= "deadlock" then error(tostring(err)) end
+      if any and handle then
+        local got = handle.targets[1].resource
+        text = got and got:match "%d+" or "0"
+      end
+      note(handle and "got" or err.code, id, mode, text, err and err.message or "")
+      if err and err.code == "deadlock" then told = told + 1 end
+      if handle and not extended then held[#held + 1] = { id = id, handle = handle } end
+      if extended and not extended.handle:is_held() then
+        note("released", id)
+        for i = #held, 1, -1 do if held[i] == extended then table.remove(held, i) end end
+      elseif err and err.code == "deadlock" then
+        choice = 10 -- as a program would
+      end
+    end
+    if choice > 6 and #held > 0 then
+      local all = choice == 10
+      for _ = 1, all and #held or 1 do
+        local one = table.remove(held, random(#held))
+        note("release", one.id)
+        if random(8) == 1 then
+          one.handle = nil
+          collectgarbage()
+          collectgarbage()
+        else
+          one.handle:release()
+        end
+        note("released", one.id)
+      end
+    end
+    if random(4) == 1 then require("luv").sleep(random(20)) end
+  end
+  for _, one in ipairs(held) do
+    note("release", one.id)
+    one.handle:release()
+    note("released", one.id)
+  end
+  file:close()
+  return count, told
+]]
+
+-- What is above the deepest level is locked exclusively, also by those who ask for it shared.
+local function conflict(a, b)
+  local both_shared = a.mode == "shared" and b.mode == "shared"
+  for _, i in ipairs(a.nodes) do
+    for _, j in ipairs(b.nodes) do
+      if i == 0 or j == 0 or i == j and not both_shared then return true end
+    end
+  end
+  return false
+end
+
+-- The waits and holds of a peer, with the times between which each was so for sure, and perhaps.
+local function read(path, peer, killed, waits, holds)
+  local wait, live = nil, {}
+  local function nodes(text)
+    local list = {}
+    for k in text:gmatch "%d+" do list[#list + 1] = tonumber(k) end
+    return list
+  end
+  for line in io.lines(path) do
+    local at, what, id, rest = line:match "^(%S+) (%S+) (%S+) ?(.*)$"
+    at = tonumber(at)
+    if what == "ask" or what == "any" or what == "extend" then
+      local timeout, mode, text = rest:match "^(%S+) (%S+) (%S+)$"
+      if what == "extend" then text = text:match "%d+" end
+      wait = { peer = peer, id = id, what = what, timeout = tonumber(timeout), mode = mode, nodes = nodes(text), from = at,
+               till = killed or math.huge }
+      waits[#waits + 1] = wait
+    elseif what == "release" or what == "released" then
+      for _, hold in ipairs(live[id] or {}) do
+        hold.sure_till = math.min(hold.sure_till, at)
+        if what == "released" then hold.till = at end
+      end
+    else
+      wait.till, wait.result, wait.message = at, what, rest:match "^%S+ %S+ (.+)$"
+      if what == "got" then
+        local mode, text = rest:match "^(%S+) (%S+)"
+        live[id] = live[id] or {}
+        local hold = { peer = peer, id = id, mode = mode, nodes = nodes(text), from = wait.from, sure_from = at,
+                       sure_till = killed or math.huge, till = killed and killed + 1 or math.huge }
+        table.insert(live[id], hold)
+        holds[#holds + 1] = hold
+      elseif wait.what == "extend" and what == "deadlock" then
+        for _, hold in ipairs(live[id] or {}) do hold.sure_till = math.min(hold.sure_till, wait.from) end
+      end
+    end
+  end
+end
+
+-- Whether the wait is in a circle at that time: its members, by their peers; nil: none.
+local function circle_at(start, at, waits, holds, sure)
+  local function waits_at(wait)
+    if wait.what == "any" or wait.timeout < 1 then return false end
+    return wait.from <= at and at <= wait.till
+  end
+  local function holds_at(hold)
+    if sure then return hold.sure_from <= at and at < hold.sure_till end
+    return hold.from <= at and at <= hold.till
+  end
+  local seen, queue, i = {}, { start }, 1
+  while queue[i] do
+    local wait = queue[i]
+    for _, hold in ipairs(holds) do
+      local own = wait.what == "extend" and hold.peer == wait.peer and hold.id == wait.id
+      if not own and holds_at(hold) and conflict(wait, hold) then
+        if hold.peer == start.peer then return queue end
+        if not seen[hold.peer] then
+          for _, other in ipairs(waits) do
+            if other.peer == hold.peer and waits_at(other) then
+              seen[hold.peer] = true
+              queue[#queue + 1] = other
+              break
+            end
+          end
+        end
+      end
+    end
+    i = i + 1
+  end
+end
+
+-- What was asked for and held during a wait, for whoever reads a failure.
+local function around(wait, waits, holds)
+  local lines = {}
+  for name, list in pairs { waited = waits, held = holds } do
+    for _, one in ipairs(list) do
+      if one.from <= wait.till and one.till >= wait.from then
+        lines[#lines + 1] = ("%.6f to %.6f: peer %d, handle %s %s %s, %s%s"):format(one.from, one.till, one.peer, one.id, name,
+          table.concat(one.nodes, ","), one.mode, one.what and (" (%s for %g s: %s)"):format(one.what, one.timeout, one.result) or "")
+      end
+    end
+  end
+  table.sort(lines)
+  return ": " .. tostring(wait.message) .. "\n" .. table.concat(lines, "\n")
+end
+
+local function any_is_vain(wait, holds)
+  for _, node in ipairs(wait.nodes) do
+    local vain = false
+    for _, hold in ipairs(holds) do
+      if hold.peer == wait.peer and hold.sure_from <= wait.from and wait.from < hold.sure_till and
+        conflict({ mode = wait.mode, nodes = { node } }, hold) then
+        vain = true
+      end
+    end
+    if not vain then return false end
+  end
+  return true
+end
+
+describe("deadlocks at random", function()
+  after_each(support.close_peers)
+
+  for _, kinds in ipairs { "threads", "processes", "both" } do
+    it("of " .. kinds .. " are told exactly where the waits make a circle", function()
+      local store = setmetatable({
+        dsn = support.stores[1].dsn .. "/random-" .. kinds,
+        options = {},
+      }, { __index = support.stores[1] })
+      local directory = support.stores[1].directory .. "/"
+      local seed = tonumber(os.getenv "HIERLOCK_RANDOM_SEED") or uv.hrtime() % 100000
+      local peers, paths, killed = {}, {}, {}
+      for i = 1, PEERS do
+        local thread = kinds == "threads" or kinds == "both" and i % 2 == 0
+        peers[i] = (thread and support.thread or support.process)(store)
+        peers[i].threaded = thread
+        paths[i] = directory .. "random-" .. kinds .. "-" .. i
+        peers[i]:start(PEER, paths[i], seed + i, SECONDS, NODES)
+      end
+      if not peers[1].threaded then
+        support.sleep(SECONDS / 2)
+        killed[1] = support.now()
+        peers[1]:signal "sigkill"
+      end
+      for i, peer in ipairs(peers) do
+        if not killed[i] then assert.is_true(peer:result() > 0) end
+      end
+      local waits, holds, told, lasting = {}, {}, 0, 0
+      for i, path in ipairs(paths) do read(path, i, killed[i], waits, holds) end
+      for _, wait in ipairs(waits) do
+        local name = ("seed %d, peer %d, handle %s at %.6f"):format(seed, wait.peer, wait.id, wait.from)
+        if wait.result == "deadlock" then
+          told = told + 1
+          local found = wait.what == "any" and any_is_vain(wait, holds)
+          found = found or circle_at(wait, wait.from, waits, holds) or circle_at(wait, wait.till, waits, holds)
+          for _, list in ipairs { waits, holds } do
+            for _, one in ipairs(list) do
+              if not found and one.from >= wait.from and one.from <= wait.till then
+                found = circle_at(wait, one.from, waits, holds)
+              end
+            end
+          end
+          assert.truthy(found, name .. " was told of a deadlock, and there was no circle" .. (found and "" or around(wait, waits, holds)))
+        elseif wait.what ~= "any" and wait.timeout >= 1 then
+          -- Looked at from its begin on, in steps: a circle of the very same waits.
+          local since, first = nil, nil
+          local till = math.min(wait.till, wait.from + 20)
+          for at = wait.from, till, 0.1 do
+            local circle = circle_at(wait, at, waits, holds, true)
+            local key = {}
+            for _, one in ipairs(circle or {}) do key[#key + 1] = one.peer .. ":" .. one.from end
+            key = circle and table.concat(key, " ")
+            if key ~= first then since, first = at, key end
+            local together = true
+            for _, one in ipairs(circle or {}) do together = together and peers[one.peer].threaded end
+            local limit = together and ONE_PROCESS or PROCESSES
+            if first then lasting = math.max(lasting, at - since) end
+            local members = {}
+            for _, one in ipairs(circle or {}) do
+              members[#members + 1] = ("peer %d: %s %s, %s of %s for %g s since %.6f"):format(one.peer, one.what, one.id,
+                one.mode, table.concat(one.nodes, ","), one.timeout, one.from)
+            end
+            assert.is_true(not first or at - since < limit,
+              name .. " was in a circle that lasted: " .. table.concat(members, "; "))
+          end
+        end
+      end
+      if os.getenv "HIERLOCK_RANDOM_SAYS" then
+        print(("%s: %d requests, %d told, the longest circle %.1f s"):format(kinds, #waits, told, lasting))
+      end
+      assert.is_true(#waits > 0 and #holds > 0)
+    end)
+  end
+end)
