@@ -1,25 +1,10 @@
--- The pages. Whatever comes into one is escaped, unless it has been made by html() itself: nothing can be forgotten.
+-- The pages.
+
+local templates = require "html"
+
+local html, joined, NOTHING = templates.fill, templates.joined, templates.NOTHING
 
 local pages = {}
-
-local ENTITIES = { ["&"] = "&amp;", ["<"] = "&lt;", [">"] = "&gt;", ['"'] = "&quot;", ["'"] = "&#39;" }
-
--- A piece of HTML: the template with each {name} replaced.
-local function html(template, values)
-  return { html = (template:gsub("{(%w+)}", function(name)
-    local value = values[name]
-    if type(value) == "table" then return value.html end
-    assert(value ~= nil, name)
-    return (tostring(value):gsub("[&<>\"']", ENTITIES))
-  end)) }
-end
-
-local NOTHING = html("", {})
-
-local function joined(pieces)
-  for i, piece in ipairs(pieces) do pieces[i] = piece.html end
-  return { html = table.concat(pieces) }
-end
 
 local function clock(time) return os.date("%H:%M", time) end
 
