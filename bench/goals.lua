@@ -281,7 +281,7 @@ end
 local SENT, WAITED = "hierlock, release not waited for", "hierlock, release waited for"
 local BARE_SENT, BARE_WAITED = "bare C, release not waited for", "bare C, release waited for"
 
-local function loop(dsn, how) return { "bench/loop.lua", dsn, "10000000", "0", how } end
+local function loop(dsn, how, interoperate) return { "bench/loop.lua", dsn, "10000000", "0", how, interoperate } end
 
 -- Without it PHP is left out, and said to be.
 local function php(store, extension, package, ...)
@@ -307,8 +307,21 @@ function goals.redis()
     { LUA, loop(dsn, "lease"), name = WAITED, bare = BARE_WAITED, limit = 1.2 },
     { CLIENTS .. "/redis", { socket, "lease" }, name = BARE_WAITED },
     polling({ CLIENTS .. "/redis", { socket, "recipe" }, name = "bare C: SET NX, one name" }, 60),
+    { LUA, loop(dsn, "sent", "symfony"), name = "hierlock with Symfony, release not waited for", hands_over = 200, goal = 1000 },
+    polling({ "/usr/bin/python3", { "bench/redis_lock.py", socket }, name = "redis-py's Lock, Python, one name",
+              missing = symfony.lacks_redis_py() }, 60),
     polling(php("RedisStore", "redis", "php-redis", "redis", socket), 60),
   })
+  -- From one to the other: each looks at a lock of the other's in its own way.
+  local theirs = php("RedisStore", "redis", "php-redis", "redis", socket)
+  if theirs.missing then return end
+  for _, giver in ipairs { "Symfony", "hierlock" } do
+    local function client(role)
+      if (role == "holder") == (giver == "Symfony") then return contest.client(role, theirs[1], theirs[2], "1") end
+      return contest.client(role, LUA, loop(dsn, "sent", "symfony"), "1")
+    end
+    handovers(giver == "Symfony" and "from Symfony to hierlock" or "from hierlock to Symfony", client, 100, 100)
+  end
 end
 
 -- The server of spec/support/servers.sh.

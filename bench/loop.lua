@@ -1,7 +1,7 @@
 -- hierlock as a client of the bench: speaks with contest.lua as client.c does. A
 -- lock is that of a resource: three rows.
 --
---   loop.lua DSN [buckets [held [start|lease|sent|refresh|import|beside]]]
+--   loop.lua DSN [buckets [held [start|lease|sent|refresh|import|beside [interoperate]]]]
 --
 --   held: so many other locks are held. start: acquisitions are started and waited for. lease: they are leases, of fifty
 --   users, and their release is waited for; sent: it is not. refresh: one lease is refreshed; import: one is exported and
@@ -12,7 +12,7 @@ local hierlock = require "hierlock"
 local dsn, buckets, held = arg[1], tonumber(arg[2]), tonumber(arg[3] or 0)
 local how, lease, confirmed = arg[4], { ttl = 60 }, { confirm = true }
 local leases = how == "lease" or how == "sent"
-local manager = assert(hierlock.open(dsn, { buckets = buckets }))
+local manager = assert(hierlock.open(dsn, { buckets = buckets, interoperate = arg[5] }))
 local others = {}
 local beside = how == "beside" and assert(manager:acquire({ "beside", "a", "r" }, { ttl = 3600 }))
 local tried = 0

@@ -30,12 +30,14 @@ local MEANS = {
   ["hierlock, lease on disk"] = "a lease; what was answered survives a power failure",
   ["hierlock, quorum"] = "a lease, granted by two of three stores at least (here three databases of one server)",
   ["hierlock, with Symfony"] = "a path, as above, and each node by Symfony's name for it; ends with the process or the connection",
+  ["hierlock, lease, with Symfony"] = "a lease, and each node by Symfony's name for it",
   ["flock(2)"] = "a file, exclusive or shared; ends with the process",
   ["flock(1)"] = "the same, by a process for each lock, as in a shell script",
   ["GET_LOCK"] = "a name, exclusive; ends with the connection",
   ["sequence"] = "hierlock's rows by SET, START TRANSACTION, three SELECTs, ROLLBACK; ends with the connection",
   ["advisory lock"] = "a number, exclusive or shared; ends with the connection",
   ["SET NX"] = "a name, exclusive; ends 30" .. LEASE,
+  ["redis-py Lock"] = "a name, exclusive; ends 30" .. LEASE,
   ["Symfony FlockStore"] = "a file, exclusive or shared; ends with the process",
   ["Symfony PdoStore"] = "a name, exclusive, by INSERT and DELETE of a row; ends 300" .. LEASE,
   ["Symfony PostgreSqlStore"] = "a number made of a name, exclusive or shared; ends with the connection",
@@ -73,7 +75,7 @@ local function add_hierlock(name, peer)
   add(peer)
 end
 
-local function loop(dsn, how) return { "bench/loop.lua", dsn, "10000000", "0", how } end
+local function loop(dsn, how, interoperate) return { "bench/loop.lua", dsn, "10000000", "0", how, interoperate } end
 
 -- ------------------------------------------------------------- no server
 
@@ -188,8 +190,13 @@ local function on_redis()
   add_hierlock("hierlock, quorum", { on = on, pid = pid, missing = lacks, args = function()
     return loop(("quorum:majority;%s;%s;%s"):format(dsn(1), dsn(2), dsn(3)), "sent")
   end })
+  add_hierlock("hierlock, lease, with Symfony", { on = on, pid = pid, missing = lacks, args = function()
+    return loop(dsn(0), "sent", "symfony")
+  end })
   add { on = on, pid = pid, name = "SET NX", client = "C", takes = "1 name", polls = 100, missing = lacks,
         command = CLIENTS .. "/redis", args = function() return { socket, "recipe" } end }
+  add { on = on, pid = pid, name = "redis-py Lock", client = "Python", takes = "1 name", polls = 100, command = "/usr/bin/python3",
+        missing = none or symfony.lacks_redis_py(), args = function() return { "bench/redis_lock.py", socket } end }
   add_symfony("RedisStore", { on = on, pid = pid, polls = 100, missing = none,
               args = function() return { "bench/symfony.php", "redis", socket } end }, "redis", "php-redis")
 end

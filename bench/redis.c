@@ -43,11 +43,12 @@ static redisReply *next_answer(void)
     return answer(reply);
 }
 
-/* The text is in three parts. */
-static void script_load(char digest[64], const char *text, const char *more, const char *most)
+/* The text is in parts, as script.c has them. */
+static void script_load(char digest[64], const char *common, const char *grants, const char *amnesia, const char *body)
 {
-    char whole[16384];
-    snprintf(whole, sizeof whole, "%s%s%s", text, more, most);
+    char whole[32768];
+    if (snprintf(whole, sizeof whole, "%s%s%s%s", common, grants, amnesia, body) >= (int)sizeof whole)
+        client_die("redis", "the script is too long");
     redisReply *reply = answer(redisCommand(connection, "SCRIPT LOAD %s", whole));
     snprintf(digest, 64, "%s", reply->str);
     freeReplyObject(reply);
@@ -153,9 +154,9 @@ void client_open(int argc, char **argv)
     if (!connection || connection->err)
         client_die(argv[0], connection ? connection->errstr : "no memory");
     script_load(recipe, "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) "
-                        "else return 0 end", "", "");
-    script_load(take, hl__redis_lua_common, hl__redis_lua_grants, hl__redis_lua_take);
-    script_load(drop, hl__redis_lua_common, "", hl__redis_lua_drop);
+                        "else return 0 end", "", "", "");
+    script_load(take, hl__redis_lua_common, hl__redis_lua_grants, hl__redis_lua_amnesia, hl__redis_lua_take);
+    script_load(drop, hl__redis_lua_common, "", "", hl__redis_lua_drop);
 }
 
 void client_take(unsigned name)

@@ -1,4 +1,4 @@
--- What symfony.php needs, and whether this machine has it.
+-- What symfony.php and redis_lock.py need, and whether this machine has it.
 
 local symfony = {}
 
@@ -17,6 +17,11 @@ function symfony.missing(extension, package)
     "echo (int) class_exists(\"Symfony\\Component\\Lock\\LockFactory\"), (int) extension_loaded($argv[1]);' " ..
     extension):match("^(%d)(%d)$")
   return lock ~= "1" and "needs php-cli php-symfony-lock" or loaded ~= "1" and "needs " .. package
+end
+
+--- Why redis-py cannot run.
+function symfony.lacks_redis_py()
+  return output("/usr/bin/python3 -c 'import redis; print(1)'") ~= "1\n" and "needs python3-redis"
 end
 
 return symfony

@@ -17,6 +17,7 @@ use Symfony\Component\Lock\Store\PostgreSqlStore;
 use Symfony\Component\Lock\Store\RedisStore;
 
 const NAMES = 2000;
+const HANDOVER = 'u/a/handover'; // as loop.lua has it
 
 function store(array $arguments)
 {
@@ -53,7 +54,7 @@ while (($line = fgets(STDIN)) !== false) {
     $line = trim($line);
     if ($line === 'take') {
         $began = hrtime(true);
-        $held = $factory->createLock('lock' . NAMES);
+        $held = $factory->createLock(HANDOVER);
         $held->acquire(true);
         echo $began, ' ', hrtime(true), "\n";
     } elseif ($line === 'give') {

@@ -1,0 +1,14 @@
+-- Acquires and releases a resource, as often as said, to count what a cycle costs in instructions: as the
+-- difference of two runs under callgrind, of hierlock's own functions.
+--
+--   count() {
+--     valgrind --tool=callgrind --callgrind-out-file=/tmp/cycle.out lua5.4 bench/cycle.lua "$@" >/dev/null 2>&1
+--     callgrind_annotate --auto=no --threshold=100 /tmp/cycle.out | grep csrc/ | tr -d , | awk '{ n += $1 } END { print n }'
+--   }
+--   echo $((($(count 12000) - $(count 2000)) / 10000))     # a DSN, and options of open in Lua, may follow the number
+
+local times, dsn, options = tonumber(arg[1]), arg[2] or "null:", arg[3] or "nil"
+local manager = assert(require("hierlock").open(dsn, (loadstring or load)("return " .. options)())) -- luacheck: ignore
+local target = { "u1", "a1", "r1" }
+for _ = 1, times do assert(manager:acquire(target)):release() end
+manager:close()
