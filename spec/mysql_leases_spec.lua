@@ -214,6 +214,18 @@ support.each_server(function(server)
     end)
   end)
 
+  it("whose bucket row is missing is refused with that, on a new connection, too", function()
+    local lease = assert(manager:acquire({ "u1", "a9" }, { ttl = LONG }))
+    sql("DELETE FROM %s_nodes WHERE level = 2", stem)
+    finally(function() assert.equal(0, program.run(store.dsn, "provision", "--quiet").status) end)
+    local fresh = support.open(store)
+    -- What comes next is locked and recorded in one trip.
+    assert(assert(fresh:acquire { "u1", "a1" }):release { confirm = true })
+    for _ = 1, 3 do assert_code("not_provisioned", fresh:acquire(R1, { ttl = LONG })) end
+    assert.equal(1, leases())
+    assert(lease:release { confirm = true })
+  end)
+
   it("is kept with a hash of its secret, which those who may read the table do not learn", function()
     local text = assert(assert(manager:acquire(R1, { ttl = LONG })):export())
     local digits = text:sub(5):gsub("-", "+"):gsub("_", "/")

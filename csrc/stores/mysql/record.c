@@ -141,15 +141,16 @@ static void put_record(hl__text *t, const hl__mysql_store *store,
   }
 }
 
-/* The same behind a lock statement, in one trip with it: only where the gate says 1
-   already, and no lease is in the way. */
+/* The same behind a lock statement, in one trip with it: only where its last row has given a
+   token, the gate says 1 already, and no lease is in the way. */
 static void put_record_at_once(hl__text *t, const hl__mysql_store *store,
                                const hl_request *request, uint32_t gate) {
   put_lease_columns(t, store);
   hl__text_put(t, "SELECT ");
   put_lease_values(t, store, request, "@hierlock_token<<8");
   hl__text_put(t,
-               " FROM %s g WHERE g.g=%u AND g.n=1 AND NOT EXISTS (SELECT 1 FROM "
+               " FROM %s g WHERE @hierlock_token IS NOT NULL AND g.g=%u AND g.n=1 AND NOT "
+               "EXISTS (SELECT 1 FROM "
                "%s r WHERE",
                store->gate, (unsigned)gate, store->rows);
   hl__mysql_put_conflicts(t, request->rows, request->n);
