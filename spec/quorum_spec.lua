@@ -659,4 +659,167 @@ describe("a quorum", function()
     assert(two:acquire(R1, { timeout = 0 }))
     assert_code("lost", handle:refresh())
   end)
+
+  -- ---------------------------------------------------------- update locks
+
+  local UPDATE = { mode = "update", ttl = LONG }
+
+  -- In which mode each store has the lease, as "exclusive update -".
+  local function modes()
+    local list = {}
+    for i in ipairs(directories) do
+      local lease = assert(single(i):leases({ target = R1 }))[1]
+      list[i] = lease and lease.mode or "-"
+    end
+    return table.concat(list, " ")
+  end
+
+  local function modes_become(expected)
+    support.wait_until(function() return modes() == expected end, expected)
+  end
+
+  it("upgrades at a majority; a store that has not done so counts no more, until it is made anew", function()
+    local manager, other = quorum(), quorum()
+    local handle = assert(manager:acquire(R1, UPDATE))
+    modes_become "update update update"
+    slow(3)
+    assert.is_true(handle:upgrade { timeout = 5 })
+    assert.equal("exclusive", handle.mode)
+    go_on(3)
+    -- It has heard of the upgrade late, or hears of it at a refresh.
+    support.wait_until(function()
+      assert(handle:refresh())
+      return modes() == "exclusive exclusive exclusive"
+    end)
+    -- So another one may forget it.
+    empty(1)
+    assert_code("timeout", other:acquire(R1, { mode = "shared", timeout = 0 }))
+    assert(handle:refresh())
+    modes_become "exclusive exclusive exclusive"
+    assert.is_true(handle:downgrade())
+    modes_become "update update update"
+    assert(assert(other:acquire(R1, { mode = "shared", timeout = 0 })):release { confirm = true })
+    assert.is_true(handle:release { confirm = true })
+    modes_become "- - -"
+  end)
+
+  it("is lost when the majority that has upgraded has forgotten it", function()
+    local handle = assert(quorum():acquire(R1, UPDATE))
+    modes_become "update update update"
+    -- It is in nobody's way but at the third store, whose part says nothing of readers.
+    local reader = assert(single(3):acquire(R1, { mode = "shared", ttl = LONG }))
+    assert.is_true(handle:upgrade { timeout = 5 })
+    assert.matches("^exclusive exclusive", modes())
+    empty(1)
+    assert_code("lost", handle:refresh())
+    assert.is_false(handle:is_held())
+    assert(reader:release { confirm = true })
+    modes_become "- - -"
+  end)
+
+  it("is made exclusive where it was not upgraded, when that can be", function()
+    local handle = assert(quorum():acquire(R1, UPDATE))
+    modes_become "update update update"
+    local reader = assert(single(3):acquire(R1, { mode = "shared", ttl = LONG }))
+    assert.is_true(handle:upgrade { timeout = 5 })
+    assert(reader:release { confirm = true })
+    support.wait_until(function()
+      assert(handle:refresh())
+      return modes() == "exclusive exclusive exclusive"
+    end)
+    empty(1)
+    assert(handle:refresh())
+    assert_code("timeout", quorum():acquire(R1, { mode = "shared", timeout = 0 }))
+    assert(handle:release { confirm = true })
+    modes_become "- - -"
+  end)
+
+  it("that is not upgraded in time is for update everywhere again", function()
+    local peer, other = support.process(nil), quorum()
+    peer:call([[
+      handles.manager = assert(hierlock.open(...))
+      handles.u = assert(handles.manager:acquire({ "u1", "a1", "r1" }, { mode = "update", ttl = 60 }))
+    ]], dsns())
+    modes_become "update update update"
+    -- Two of three are in its way.
+    local readers = {}
+    for i = 1, 2 do readers[i] = assert(single(i):acquire(R1, { mode = "shared", ttl = LONG })) end
+    for _, timeout in ipairs { 0, 0.2 } do
+      local code, mode = peer:call([[
+        local ok, err = handles.u:upgrade { timeout = ... }
+        return ok or err.code, handles.u.mode
+      ]], timeout)
+      assert.equal("timeout", code)
+      assert.equal("update", mode)
+      support.wait_until(function()
+        for i = 1, 3 do
+          local reader = single(i):acquire(R1, { mode = "shared", timeout = 0 })
+          if not reader then return false end
+          assert(reader:release { confirm = true })
+        end
+        return true
+      end, "a reader at each store")
+      assert(assert(other:acquire(R1, { mode = "shared", timeout = 0 })):release { confirm = true })
+    end
+    peer:start "return handles.u:upgrade()"
+    assert.is_true(peer:stays_blocked())
+    assert(readers[2]:release { confirm = true })
+    assert.is_true(peer:result())
+    assert_code("timeout", other:acquire(R1, { mode = "shared", timeout = 0 }))
+  end)
+
+  -- Processes that read R1 again and again until `enough` is called, which says how often each did.
+  local function readers_start(n)
+    local readers, stop = {}, directories[1] .. "-enough"
+    for i = 1, n do
+      readers[i] = support.process(nil)
+      readers[i]:call("handles.manager = assert(hierlock.open(...))", dsns())
+      readers[i]:start([[
+        local stop, n = ..., 0
+        repeat
+          local reader = assert(handles.manager:acquire({ "u1", "a1", "r1" }, { mode = "shared", ttl = 60, timeout = 20 }))
+          n = n + 1
+          support.sleep(0.002 * (n % 3))
+          reader:release { confirm = true } -- which nobody confirms whose majority had the store that is down
+          local file = io.open(stop)
+          if file then file:close() end
+        until file
+        return n
+      ]], stop)
+    end
+    return function()
+      assert(io.open(stop, "w")):close()
+      for i, peer in ipairs(readers) do readers[i] = peer:result() end
+      return readers
+    end
+  end
+
+  for _, down in ipairs { false, 3 } do
+    it(("is upgraded though readers come without end%s"):format(down and ", where a store is down" or ""), function()
+      local handle, other = assert(quorum():acquire(R1, UPDATE)), quorum()
+      modes_become "update update update"
+      local enough = readers_start(4)
+      if down then fail(down) end
+      for _ = 1, 60 do
+        assert.is_true(handle:upgrade { timeout = 20 })
+        assert_code("timeout", other:acquire(R1, { mode = "shared", timeout = 0 }))
+        assert.is_true(handle:downgrade())
+      end
+      for _, n in ipairs(enough()) do assert.is_true(n > 0) end
+      assert(handle:release { confirm = true })
+    end)
+  end
+
+  it("is for update again, though a store was silent in its downgrade", function()
+    local handle = assert(quorum():acquire(R1, UPDATE))
+    modes_become "update update update"
+    assert.is_true(handle:upgrade { timeout = 5 })
+    slow(2)
+    assert.is_true(handle:downgrade())
+    go_on(2)
+    support.wait_until(function()
+      assert(handle:refresh())
+      return modes() == "update update update"
+    end)
+  end)
 end)

@@ -179,13 +179,17 @@ static void believe(hl__lease *lease, int64_t sent_ms, int64_t ttl)
   hurry(lease);
 }
 
-/* One is sent now. A shorter time counts at once: the store may have read it, and nobody
-   knows before it has answered. */
-static void doubt(hl__lease *lease, int64_t ttl) HL__REQUIRES(hl__manager_mutex) {
-  int64_t end = hl__deadline(hl__lease_ms(), ttl);
+void hl__lease_until(hl__lease *lease, int64_t end) {
   if (end >= lease->end) return;
   lease->end = end;
   end_watch(lease);
+}
+
+/* One is sent now. A shorter time counts at once: the store may have read it,
+   and nobody knows before it has answered. */
+static void doubt(hl__lease *lease, int64_t ttl)
+    HL__REQUIRES(hl__manager_mutex) {
+  hl__lease_until(lease, hl__deadline(hl__lease_ms(), ttl));
 }
 
 static int64_t left(const hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {

@@ -90,6 +90,9 @@ void hl__lease_loss(hl__lease *lease, hl_error *error);
 /* HL_OK: it is HELD, or over; HL_ELOST, HL_ERELEASED. */
 int hl__lease_use(hl__lease *lease, hl_error *error)
     HL__REQUIRES(hl__manager_mutex);
+/* It is believed until then, if not for less. */
+void hl__lease_until(hl__lease *lease, int64_t end)
+    HL__REQUIRES(hl__manager_mutex);
 /* The store has said HL_ELOST, and why. */
 void hl__lease_lost(hl__lease *lease, const hl_error *why)
     HL__REQUIRES(hl__manager_mutex);

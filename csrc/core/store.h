@@ -40,7 +40,7 @@
 
 /* Raised whenever anything in this file changes its meaning. A store built
    for another number is refused. */
-#define HL_STORE_ABI 19u
+#define HL_STORE_ABI 20u
 
 typedef struct hl_store hl_store;
 typedef struct hl_session hl_session;
@@ -146,6 +146,9 @@ typedef struct hl_grant {
   int64_t sent_ms;
   /* Of a lease: for hl_lease_terms.place. Also of one that may be there, see sent_ms. */
   uint64_t place;
+  /* Of a regrade: until when the lease is to be believed now, if not for longer
+     before (hl__lease_ms); 0: that has not changed. */
+  int64_t until_ms;
 } hl_grant;
 
 /* Which leases: hl_filter, as the store is told. */

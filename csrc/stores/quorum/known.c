@@ -17,9 +17,30 @@ static hl__quorum_lease **chain(hl__quorum_store *store, const uint8_t id[16]) {
   return &store->leases[id[0] % HL__QUORUM_CHAINS];
 }
 
+hl__quorum_rows *hl__rows_new(const hl_row *rows, size_t n, hl_mode mode) {
+  hl__quorum_rows *made = malloc(sizeof *made + n * sizeof *rows);
+  if (!made) return NULL;
+  made->references = 1;
+  made->mode = mode;
+  made->n = n;
+  if (n > 0) memcpy(made->rows, rows, n * sizeof *rows);
+  return made;
+}
+
+hl__quorum_rows *hl__rows_shared(const hl_row *rows, size_t n) {
+  hl__quorum_rows *made = hl__rows_new(rows, n, HL_SHARED);
+  for (size_t i = 0; made && i < n; i++)
+    made->rows[i].mode = HL_SHARED;
+  return made;
+}
+
+void hl__rows_unref(hl__quorum_rows *rows) {
+  if (rows && --rows->references == 0) free(rows);
+}
+
 void hl__known_unref(hl__quorum_lease *lease) {
   if (!lease || --lease->references > 0) return;
-  free(lease->rows);
+  hl__rows_unref(lease->shown);
   free(lease->label);
   free(lease);
 }
@@ -37,7 +58,8 @@ void hl__known_forget(hl__quorum_store *store, hl__quorum_lease *lease) {
 static bool is_needed(const hl__quorum_store *store,
                       const hl__quorum_lease *lease, int64_t now) {
   for (unsigned i = 0; i < store->n; i++)
-    if (lease->at[i].making || lease->at[i].dropping) return true;
+    if (lease->at[i].making || lease->at[i].dropping || lease->at[i].regrading)
+      return true;
   if (lease->references > 1) return true; /* somebody asks for it now */
   return lease->end + (lease->dropped ? 0 : KEPT_MS) > now;
 }
@@ -86,25 +108,22 @@ hl__quorum_lease *hl__known_make(hl__quorum_store *store,
   lease->end = hl__deadline(hl__lease_ms(), terms->ttl);
   lease->references = 1;
   if (request) {
-    lease->rows = malloc((request->n + 1) * sizeof *lease->rows);
+    lease->shown =
+        hl__rows_new(request->shown, request->shown_n, request->mode);
     lease->label = malloc(request->label_size + 1);
-    if (!lease->rows || !lease->label) {
+    if (!lease->shown || !lease->label) {
       hl__known_unref(lease);
       return NULL;
     }
-    memcpy(lease->rows, request->rows, request->n * sizeof *lease->rows);
-    lease->n = request->n;
     if (request->label_size)
       memcpy(lease->label, request->label, request->label_size);
     lease->label_size = request->label_size;
-    lease->mode = request->mode;
     (void)strncpy(lease->path, request->path ? request->path : "",
                   sizeof lease->path - 1);
   } else {
     /* Nobody knows: all may have it. */
     for (unsigned i = 0; i < store->n; i++) {
       lease->at[i].in = true;
-      lease->at[i].sent_ms = 0;
     }
   }
   hl__quorum_lease **at = chain(store, terms->id);
@@ -112,6 +131,26 @@ hl__quorum_lease *hl__known_make(hl__quorum_store *store,
   *at = lease;
   lease->references++;
   return lease;
+}
+
+void hl__known_show(hl__quorum_lease *lease, hl__quorum_rows *shown) {
+  hl__rows_unref(lease->shown);
+  lease->shown = shown;
+}
+
+/* What clocks may differ in ttl ms. */
+static int64_t drift(int64_t ttl) { return ttl / 100 + 2; }
+
+void hl__known_sent(hl__quorum_part *part, int64_t sent_ms, int64_t ttl) {
+  part->sent_ms = sent_ms;
+  part->till = hl__deadline(sent_ms - drift(ttl), ttl);
+}
+
+void hl__known_old(const hl__quorum_store *store, hl__quorum_lease *lease,
+                   unsigned i) {
+  hl__quorum_part *part = &lease->at[i];
+  part->old = part->leftover = true;
+  if (hl__known_in(store, lease) > store->need) part->in = false;
 }
 
 void hl__known_flush(hl__quorum_member *member) {
@@ -137,29 +176,51 @@ unsigned hl__known_in(const hl__quorum_store *store,
   return in;
 }
 
+/* Of the `need`-th newest of the times, those of the members that are in it; 0:
+ * of fewer. */
+static int64_t nth(const hl__quorum_store *store, int64_t *times, unsigned n) {
+  for (unsigned i = 1; i < n; i++) {
+    int64_t time = times[i];
+    unsigned at = i; /* the newest first */
+    for (; at > 0 && times[at - 1] < time; at--)
+      times[at] = times[at - 1];
+    times[at] = time;
+  }
+  return n < store->need ? 0 : times[store->need - 1];
+}
+
 int64_t hl__known_since(const hl__quorum_store *store,
                         const hl__quorum_lease *lease, int64_t ttl) {
-  int64_t sent[HL__QUORUM_MAX] = {0};
+  int64_t sent[HL__QUORUM_MAX];
   unsigned n = 0;
-  for (unsigned i = 0; i < store->n; i++) {
-    if (!lease->at[i].in) continue;
-    unsigned at = n++; /* the newest first */
-    for (; at > 0 && sent[at - 1] < lease->at[i].sent_ms; at--)
-      sent[at] = sent[at - 1];
-    sent[at] = lease->at[i].sent_ms;
-  }
-  return n < store->need ? 0 : sent[store->need - 1] - ttl / 100 - 2;
+  for (unsigned i = 0; i < store->n; i++)
+    if (lease->at[i].in) sent[n++] = lease->at[i].sent_ms;
+  int64_t since = nth(store, sent, n);
+  return since ? since - drift(ttl) : 0;
+}
+
+int64_t hl__known_till(const hl__quorum_store *store,
+                       const hl__quorum_lease *lease) {
+  int64_t till[HL__QUORUM_MAX];
+  unsigned n = 0;
+  for (unsigned i = 0; i < store->n; i++)
+    if (lease->at[i].in) till[n++] = lease->at[i].till;
+  return nth(store, till, n);
 }
 
 void hl__known_heal(hl__quorum_store *store, hl__quorum_lease *lease) {
-  if (!lease->rows || !lease->held || lease->dropped) return;
+  if (!lease->shown || !lease->held || lease->dropped) return;
   for (unsigned i = 0; i < store->n; i++) {
     hl__quorum_part *part = &lease->at[i];
-    if (part->in || part->making || part->dropping || part->spoiled) continue;
-    part->leftover = false; /* what may be there is adopted */
+    if (part->in || part->making || part->dropping || part->regrading ||
+        part->spoiled)
+      continue;
     hl__quorum_ask *ask =
         hl__ask_new(&store->members[i], HL__ASK_TAKE, lease, NULL, NULL);
     if (!ask) return;
+    /* What may be there is adopted, or dropped. */
+    ask->old = part->old;
+    part->leftover = part->old = false;
     ask->try_once = ask->heals = true;
     ask->deadline = hl__now_ms() + HL__QUORUM_ANSWER_MS;
     hl__ask_give(ask);

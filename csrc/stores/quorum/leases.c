@@ -32,6 +32,12 @@ static hl__quorum_ask *ask_add(polling *self, unsigned i, hl__quorum_kind kind,
   return self->ask[i];
 }
 
+bool hl__quorum_is_revoked(const hl__quorum_ask *ask) {
+  return ask->status == HL_ELOST &&
+         (ask->error.revoked_by[0] || ask->error.reason[0] ||
+          strstr(ask->error.message, "revoked"));
+}
+
 static void count(polling *self) HL__REQUIRES(hl__quorum_mutex) {
   self->ok = self->lost = self->open = 0;
   for (unsigned i = 0; i < self->store->n; i++) {
@@ -43,10 +49,7 @@ static void count(polling *self) HL__REQUIRES(hl__quorum_mutex) {
     }
     self->ok += ask->status == HL_OK;
     self->lost += ask->status == HL_ELOST;
-    if (ask->status == HL_ELOST &&
-        (ask->error.revoked_by[0] || ask->error.reason[0] ||
-         strstr(ask->error.message, "revoked")))
-      self->revoked = &ask->error;
+    if (hl__quorum_is_revoked(ask)) self->revoked = &ask->error;
   }
 }
 
@@ -98,13 +101,12 @@ static int gone(polling *self, hl_error *error) HL__REQUIRES(hl__quorum_mutex) {
 
 /* -------------------------------------------------------------- one lease */
 
-/* It cannot be had again: what is left of it goes. */
-static void abandon(hl__quorum_store *store, hl__quorum_lease *lease)
-    HL__REQUIRES(hl__quorum_mutex) {
+void hl__quorum_abandon(hl__quorum_store *store, hl__quorum_lease *lease) {
   lease->dropped = true;
   lease->held = false;
   for (unsigned i = 0; i < store->n; i++)
-    if (lease->at[i].in) hl__ask_drop(&store->members[i], lease);
+    if (lease->at[i].in || lease->at[i].old)
+      hl__ask_drop(&store->members[i], lease);
 }
 
 static int refresh(polling *self, hl__quorum_lease *lease,
@@ -126,14 +128,14 @@ static int refresh(polling *self, hl__quorum_lease *lease,
   for (unsigned i = 0; i < store->n; i++) {
     const hl__quorum_ask *ask = self->ask[i];
     if (!ask || ask->state != HL__ASK_DONE) continue;
-    if (ask->status == HL_OK) lease->at[i].sent_ms = ask->sent_ms;
+    if (ask->status == HL_OK) hl__known_sent(&lease->at[i], ask->sent_ms, ttl);
     if (ask->status == HL_ELOST) lease->at[i].in = false;
   }
   if (self->revoked || hl__known_in(store, lease) < store->need) {
     /* Where it is released meanwhile, members are in it no more because they
        were told so. Were they told twice, the second answer would be that it is
        lost. */
-    if (!lease->dropped) abandon(store, lease);
+    if (!lease->dropped) hl__quorum_abandon(store, lease);
     return gone(self, error);
   }
   if (self->ok < store->need) return unknown(self, "did not refresh", error);
@@ -314,7 +316,8 @@ static int adopt(polling *self, hl__quorum_lease *lease, hl_grant *grant,
     if (ask->status != HL_OK) continue;
     lease->at[i].in = true;
     lease->at[i].place = ask->grant.place;
-    lease->at[i].sent_ms = ask->grant.sent_ms;
+    lease->at[i].token = ask->grant.token;
+    hl__known_sent(&lease->at[i], ask->grant.sent_ms, ask->ttl);
     if (ask->grant.token > highest) highest = ask->grant.token;
   }
   if (self->ok >= store->need) {
@@ -523,6 +526,7 @@ const hl_lease_ops hl__quorum_leases = {
     .refresh = lease_refresh,
     .look = lease_look,
     .drop = lease_drop,
+    .regrade = hl__quorum_regrade,
     .adopt = lease_adopt,
     .list = lease_list,
     .revoke = lease_revoke,

@@ -78,6 +78,8 @@ static void ask_unref(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   if (--ask->references > 0) return;
   hl__known_unref(ask->lease);
   if (ask->query && --ask->query->references == 0) free(ask->query);
+  hl__rows_unref(ask->rows);
+  hl__rows_unref(ask->shown);
   free(ask->found);
   free(ask);
 }
@@ -101,8 +103,24 @@ hl__quorum_ask *hl__ask_new(hl__quorum_member *member, hl__quorum_kind kind,
     ask->terms = lease->terms;
     ask->terms.place = lease->at[member->number].place;
     ask->ttl = lease->terms.ttl;
+    ask->token = lease->at[member->number].token;
+    hl__ask_rows(ask, NULL, lease->shown);
   }
   return ask;
+}
+
+void hl__ask_rows(hl__quorum_ask *ask, hl__quorum_rows *rows,
+                  hl__quorum_rows *shown) {
+  if (rows) {
+    rows->references++;
+    hl__rows_unref(ask->rows);
+    ask->rows = rows;
+  }
+  if (shown) {
+    shown->references++;
+    hl__rows_unref(ask->shown);
+    ask->shown = shown;
+  }
 }
 
 static bool thread_start(hl__quorum_member *member)
@@ -126,17 +144,23 @@ static void ask_interrupt(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   if (ask->session) ask->member->ops->interrupt(ask->session);
 }
 
+/* Whether a record that came to be late is what the lease has now. */
+static bool is_wanted(const hl__quorum_ask *ask)
+    HL__REQUIRES(hl__quorum_mutex) {
+  const hl__quorum_lease *lease = ask->lease;
+  return lease->held && !lease->dropped && hl__lease_ms() < lease->end &&
+         ask->shown == lease->shown;
+}
+
 /* The grant of one that nobody waits for. False: it has to be given back. */
 static bool grant_keep(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
-  hl__quorum_lease *lease = ask->lease;
-  if (ask->unwanted || !lease->held || lease->dropped ||
-      hl__lease_ms() >= lease->end)
-    return false;
-  hl__quorum_part *part = &lease->at[ask->member->number];
+  hl__quorum_part *part = &ask->lease->at[ask->member->number];
+  if (ask->unwanted || !is_wanted(ask)) return false;
   part->in = true;
+  part->regraded = false;
   part->place = ask->grant.place;
   part->token = ask->grant.token;
-  part->sent_ms = ask->grant.sent_ms;
+  hl__known_sent(part, ask->grant.sent_ms, ask->ttl);
   return true;
 }
 
@@ -158,6 +182,57 @@ static bool makes(const hl__quorum_ask *ask) {
   return ask->kind == HL__ASK_TAKE || ask->kind == HL__ASK_ADOPT;
 }
 
+static bool regrades(const hl__quorum_ask *ask) {
+  return ask->kind == HL__ASK_UPGRADE || ask->kind == HL__ASK_DOWNGRADE;
+}
+
+/* An upgrade that has come to nothing: the rows are shared again. */
+static void upgrade_undo(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_rows *rows = hl__rows_shared(ask->rows->rows, ask->rows->n);
+  hl__quorum_ask *back =
+      rows ? hl__ask_new(ask->member, HL__ASK_DOWNGRADE, ask->lease, NULL, NULL)
+           : NULL;
+  if (back) {
+    hl__ask_rows(back, rows, NULL);
+    hl__ask_give(back);
+    ask_unref(back);
+  } else {
+    hl__known_old(ask->member->store, ask->lease, ask->member->number);
+  }
+  hl__rows_unref(rows);
+}
+
+/* It has been carried out, and nobody listens any more. */
+static void regrade_late(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_lease *lease = ask->lease;
+  hl__quorum_part *part = &lease->at[ask->member->number];
+  if (lease->dropped) return;
+  if (is_wanted(ask)) {
+    part->in = true;
+    part->old = part->leftover = false;
+  } else if (ask->kind == HL__ASK_UPGRADE) {
+    upgrade_undo(ask);
+  } else {
+    hl__known_old(ask->member->store, lease, ask->member->number);
+  }
+}
+
+static void regrade_done(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_part *part = &ask->lease->at[ask->member->number];
+  bool upgrades = ask->kind == HL__ASK_UPGRADE;
+  part->regrading--;
+  if (ask->status == HL_OK) {
+    part->place = ask->grant.place;
+    if (upgrades) part->token = ask->grant.token;
+    if (!ask->listener) regrade_late(ask);
+  } else if (ask->status == HL_ELOST) {
+    part->in = false;
+  } else if (!upgrades || (ask->status == HL_ECONNECTION && ask->sent)) {
+    /* Nobody knows. */
+    hl__known_old(ask->member->store, ask->lease, ask->member->number);
+  }
+}
+
 /* It is answered; its thread has nothing to clean up. */
 static void ask_done(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_part *part =
@@ -165,6 +240,7 @@ static void ask_done(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   ask->state = HL__ASK_DONE;
   if (ask->stray) ask->member->strays--;
   if (makes(ask)) part->making--;
+  if (regrades(ask)) regrade_done(ask);
   if (ask->kind == HL__ASK_DROP) {
     bool gone = ask->status == HL_OK || ask->status == HL_ELOST;
     part->dropping--;
@@ -187,14 +263,14 @@ static void queue_remove(hl__quorum_member *member, hl__quorum_ask *ask)
   member->queued--;
 }
 
-/* Those who leave questions at a member that hangs do not fill the memory: beyond some
-   nothing is left there. A refresh or a look counts as not answered; what was to be
-   dropped is a leftover (hl__known_flush). Takes and imports stay: of each lease there
-   is one at most. */
+/* Those who leave questions at a member that hangs do not fill the memory:
+   beyond some nothing is left there. A refresh or a look counts as not
+   answered; what was to be dropped is a leftover (hl__known_flush). Takes,
+   imports and what regrades stay: of each lease there is one at most. */
 static bool is_too_many(const hl__quorum_ask *ask)
     HL__REQUIRES(hl__quorum_mutex) {
-  return ask->member->suspect && ask->member->queued > STRAYS &&
-         !makes(ask) && ask->kind != HL__ASK_OPEN;
+  return ask->member->suspect && ask->member->queued > STRAYS && !makes(ask) &&
+         !regrades(ask) && ask->kind != HL__ASK_OPEN;
 }
 
 void hl__ask_leave(hl__quorum_ask *ask, bool unwanted) {
@@ -202,7 +278,9 @@ void hl__ask_leave(hl__quorum_ask *ask, bool unwanted) {
   if (ask->state == HL__ASK_QUEUED && is_too_many(ask)) unwanted = true;
   ask->unwanted = ask->unwanted || unwanted;
   if (ask->state == HL__ASK_DONE) {
-    /* A grant that its listener has not seen. */
+    /* A grant, or the like, that its listener has not seen. */
+    if (regrades(ask) && ask->listener && ask->status == HL_OK)
+      regrade_late(ask);
     if (takes && ask->listener && ask->status == HL_OK &&
         !ask->lease->at[ask->member->number].in && !grant_keep(ask) &&
         (ask->kind == HL__ASK_TAKE || ask->lease->dropped))
@@ -340,23 +418,33 @@ static int ask_send(hl__quorum_ask *ask, hl_session *session) {
   const hl__quorum_lease *lease = ask->lease;
   hl_error *error = &ask->error;
   hl_request request = {.lease = &ask->terms, .deadline = ask->deadline};
-  if (lease) {
-    request.rows = request.shown = lease->rows;
-    request.n = request.shown_n = lease->n;
+  if (ask->shown) {
+    const hl__quorum_rows *rows = ask->rows ? ask->rows : ask->shown;
+    request.rows = rows->rows;
+    request.n = rows->n;
+    request.shown = ask->shown->rows;
+    request.shown_n = ask->shown->n;
     request.try_once = ask->try_once;
+    request.gives_way = ask->gives_way;
     request.cancellable = true;
     request.path = lease->path;
     request.label = lease->label;
     request.label_size = lease->label_size;
-    request.mode = lease->mode;
+    request.mode = ask->shown->mode;
   }
   int status = HL_ELOST;
   switch (ask->kind) {
   case HL__ASK_OPEN: return HL_OK;
   case HL__ASK_TAKE:
     /* Of a grant, what another holder has made of it. */
-    if (ask->heals)
+    if (ask->old)
+      status = leases->drop(session, &ask->terms, true, ask->deadline, error);
+    if (ask->old && status != HL_OK && status != HL_ELOST) return status;
+    if (ask->old)
+      status = HL_ELOST;
+    else if (ask->heals)
       status = leases->adopt(session, &request, &ask->grant, error);
+    ask->old = false;
     if (status != HL_ELOST || lease->adopted) return status;
     memset(&ask->grant, 0, sizeof ask->grant);
     return ops->take(session, &request, &ask->grant, error);
@@ -370,6 +458,12 @@ static int ask_send(hl__quorum_ask *ask, hl_session *session) {
                         error);
   case HL__ASK_DROP:
     return leases->drop(session, &ask->terms, true, ask->deadline, error);
+  case HL__ASK_UPGRADE:
+  case HL__ASK_DOWNGRADE:
+    request.extend = true;
+    request.upgrade = ask->kind == HL__ASK_UPGRADE;
+    ask->grant = (hl_grant){.place = ask->terms.place, .token = ask->token};
+    return leases->regrade(session, &request, &ask->grant, error);
   case HL__ASK_RAISE:
     return leases->raise(session, ask->token, ask->deadline, error);
   case HL__ASK_LIST:
@@ -390,7 +484,7 @@ static int ask_send(hl__quorum_ask *ask, hl_session *session) {
    nothing, or the second time nothing more. */
 static bool is_repeatable(const hl__quorum_ask *ask) {
   return ask->kind == HL__ASK_TAKE
-             ? ask->grant.sent_ms == 0
+             ? ask->grant.sent_ms == 0 && !ask->old
              : ask->kind != HL__ASK_REFRESH && ask->kind != HL__ASK_ADOPT;
 }
 
@@ -456,10 +550,11 @@ static bool record_undo(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
    revoked stays, for the next refresh to hear it. */
 static void refresh_late(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_lease *lease = ask->lease;
-  if (ask->status != HL_ELOST || ask->error.revoked_by[0] ||
-      strstr(ask->error.message, "revoked"))
-    return;
-  lease->at[ask->member->number].in = false;
+  hl__quorum_part *part = &lease->at[ask->member->number];
+  if (ask->status == HL_OK && part->in && part->sent_ms < ask->sent_ms)
+    hl__known_sent(part, ask->sent_ms, ask->ttl);
+  if (ask->status != HL_ELOST || hl__quorum_is_revoked(ask)) return;
+  part->in = false;
   if (hl__lease_ms() < lease->end) hl__known_heal(ask->member->store, lease);
 }
 
@@ -469,6 +564,7 @@ static void ask_run(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   if (ask->kind == HL__ASK_TAKE && ask->lease->dropped) {
     ask->status = HL_CANCELLED;
     ask_done(ask);
+    if (ask->old) hl__ask_drop(member, ask->lease);
     return;
   }
   ask->status = ask_once(ask, &again);
@@ -490,6 +586,11 @@ static void ask_run(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
       ask->lease->at[member->number].spoiled = true;
     }
     if (late) ask->status = HL_CANCELLED;
+  }
+  if (ask->kind == HL__ASK_TAKE && ask->old) {
+    hl__quorum_part *part = &ask->lease->at[member->number];
+    part->old = part->leftover = true;
+    part->spoiled = part->spoiled || ask->status == HL_ECONNECTION;
   }
   ask_done(ask);
 }
@@ -561,6 +662,7 @@ void hl__ask_give(hl__quorum_ask *ask) {
   hl__quorum_member *member = ask->member;
   if (makes(ask)) ask->lease->at[member->number].making++;
   if (ask->kind == HL__ASK_DROP) ask->lease->at[member->number].dropping++;
+  if (regrades(ask)) ask->lease->at[member->number].regrading++;
   ask->references++;
   ask->state = HL__ASK_QUEUED;
   ask->next = NULL;
@@ -612,7 +714,7 @@ int hl__quorum_error(const hl__quorum_store *store, int status,
     if (!ask) continue;
     const char *said = "it did not answer in time";
     if (ask->state == HL__ASK_DONE && ask->status == HL_TIMEOUT &&
-        ask->kind == HL__ASK_TAKE)
+        (ask->kind == HL__ASK_TAKE || ask->kind == HL__ASK_UPGRADE))
       said = "locked by another";
     else if (ask->state == HL__ASK_DONE && ask->status != HL_CANCELLED &&
              ask->error.message[0])

@@ -6,14 +6,17 @@
  *   quorum.c   opens and closes; the operations of a store
  *   member.c   asks a member, by threads of its own
  *   known.c    what is known of a lease: which members have its record
- *   take.c     acquires
+ *   take.c     acquires, and upgrades
+ *   regrade.c  what a lease has in another mode
  *   leases.c   the operations on records
  *
  * Each member has the same id, secret and holder. A member is *in* a lease when
  * it has said, while the lease was believed to be held, that its record is
  * there. Only those count in a refresh. So a record that was made late, or
  * again, proves nothing of the time before: at each moment of a lease that is
- * unbroken a majority had its record all the time.
+ * unbroken a majority had its record all the time. What a lease has can come to
+ * be in another mode (regrade.c): then only those are in it whose record is in
+ * that mode.
  *
  * Mutexes: store->mutex guards everything but what is said to be constant, or a
  * thread's. It is not held while a member is asked.
@@ -41,17 +44,29 @@ typedef struct hl__quorum_member hl__quorum_member;
 typedef struct hl__quorum_session hl__quorum_session;
 typedef struct hl__quorum_ask hl__quorum_ask;
 
+/* Rows, which do not change; shared, and counted. */
+typedef struct hl__quorum_rows {
+  unsigned references;
+  hl_mode mode; /* of the targets */
+  size_t n;
+  hl_row rows[];
+} hl__quorum_rows;
+
 /* What is known of a lease at a member. */
 typedef struct hl__quorum_part {
   bool in;       /* it has the record: see above */
+  bool regraded; /* it has said so since the upgrade that is under way began */
+  bool old;      /* what is left over there may be in a mode of before */
   bool leftover; /* it may have one that nobody wants: to be dropped */
   bool gone;     /* it has said that it dropped it, since the lease is dropped */
   bool spoiled;  /* a grant was recalled, or a drop not answered, which may still
                     be carried out: no other can be had by the same id */
   unsigned making;   /* takes that are not answered */
   unsigned dropping; /* drops that are not */
+  unsigned regrading;
   uint64_t place, token;
   int64_t sent_ms; /* of the last grant or refresh: hl__lease_ms */
+  int64_t till;    /* and until when it has the record, by that; the same */
 } hl__quorum_part;
 
 typedef struct hl__quorum_lease {
@@ -63,13 +78,11 @@ typedef struct hl__quorum_lease {
   bool dropped; /* nobody wants it any more */
   int64_t end;  /* until when it is believed to be held; hl__lease_ms */
   hl__quorum_part at[HL__QUORUM_MAX];
-  /* Constant. rows: NULL where they are not known. */
+  hl__quorum_rows *shown; /* what it has; NULL: that is not known */
+  /* Constant. */
   hl_lease_terms terms;
-  hl_row *rows;
-  size_t n;
   char *label;
   size_t label_size;
-  hl_mode mode;
   char path[256];
   char owner[HL_OWNER_MAX + 1];
 } hl__quorum_lease;
@@ -81,6 +94,8 @@ typedef enum hl__quorum_kind {
   HL__ASK_REFRESH,
   HL__ASK_LOOK,
   HL__ASK_DROP,
+  HL__ASK_UPGRADE,
+  HL__ASK_DOWNGRADE,
   HL__ASK_RAISE,
   HL__ASK_LIST,
   HL__ASK_REVOKE,
@@ -118,8 +133,12 @@ struct hl__quorum_ask {
   hl_lease_terms terms;
   int64_t ttl, deadline;
   uint64_t token;
-  bool try_once,
-      heals; /* heals: where the record is there still, it is adopted */
+  hl__quorum_rows
+      *rows; /* to be locked, or to be regraded; NULL: those shown */
+  hl__quorum_rows *shown; /* what the record has then */
+  bool try_once, gives_way;
+  bool heals; /* where the record is there still, it is adopted */
+  bool old;   /* it is dropped instead: the thread's, too */
   /* The thread's, until DONE. */
   int status;
   hl_error error;
@@ -195,6 +214,9 @@ hl__quorum_ask *hl__ask_new(hl__quorum_member *member, hl__quorum_kind kind,
                             hl__quorum_lease *lease, hl__quorum_query *query,
                             hl__quorum_session *listener)
     HL__REQUIRES(hl__quorum_mutex);
+/* Those rows, instead of what the lease has; either may be NULL: the same. */
+void hl__ask_rows(hl__quorum_ask *ask, hl__quorum_rows *rows,
+                  hl__quorum_rows *shown) HL__REQUIRES(hl__quorum_mutex);
 /* Asks it. */
 void hl__ask_give(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex);
 /* The caller listens no more, and gives his reference back. unwanted: the
@@ -227,6 +249,22 @@ hl__quorum_lease *hl__known_make(hl__quorum_store *store,
                                  const hl_request *request)
     HL__REQUIRES(hl__quorum_mutex);
 void hl__known_unref(hl__quorum_lease *lease) HL__REQUIRES(hl__quorum_mutex);
+/* With a reference for the caller. NULL: no memory. */
+hl__quorum_rows *hl__rows_new(const hl_row *rows, size_t n, hl_mode mode);
+/* The same, each shared. */
+hl__quorum_rows *hl__rows_shared(const hl_row *rows, size_t n);
+void hl__rows_unref(hl__quorum_rows *rows) HL__REQUIRES(hl__quorum_mutex);
+/* Has those rows from now on, and the reference. */
+void hl__known_show(hl__quorum_lease *lease, hl__quorum_rows *shown)
+    HL__REQUIRES(hl__quorum_mutex);
+/* A record was there, or came to last for ttl ms, by what was asked for then.
+ */
+void hl__known_sent(hl__quorum_part *part, int64_t sent_ms, int64_t ttl)
+    HL__REQUIRES(hl__quorum_mutex);
+/* Its record may be in another mode than the lease: it counts no more, as long
+   as a quorum is left without it, and is made anew when the lease is healed. */
+void hl__known_old(const hl__quorum_store *store, hl__quorum_lease *lease,
+                   unsigned i) HL__REQUIRES(hl__quorum_mutex);
 /* Nothing is to be known of it any more. */
 void hl__known_forget(hl__quorum_store *store, hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex);
@@ -241,6 +279,10 @@ unsigned hl__known_in(const hl__quorum_store *store,
    ttl ms. */
 int64_t hl__known_since(const hl__quorum_store *store,
                         const hl__quorum_lease *lease, int64_t ttl)
+    HL__REQUIRES(hl__quorum_mutex);
+/* Until when a quorum of those that are in it has it; hl__lease_ms. */
+int64_t hl__known_till(const hl__quorum_store *store,
+                       const hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex);
 /* Makes the members that have lost it take it again, and does not wait for
  * them. */
@@ -261,7 +303,8 @@ int hl__quorum_failure(const hl__quorum_store *store,
                        hl__quorum_ask *const *asks)
     HL__REQUIRES(hl__quorum_mutex);
 
-/* ---- take.c, leases.c; without the mutex, unless they say otherwise */
+/* ---- take.c, regrade.c, leases.c; without the mutex, unless they say
+ * otherwise */
 
 /* What was released, and is not answered, goes on. With the mutex. */
 void hl__quorum_drops_leave(hl__quorum_session *session)
@@ -269,6 +312,17 @@ void hl__quorum_drops_leave(hl__quorum_session *session)
 
 int hl__quorum_take(hl_session *session, const hl_request *request,
                     hl_grant *grant, hl_error *error);
+/* hl_lease_ops.regrade; the first one to exclusive rows only */
+int hl__quorum_upgrade(hl_session *session, const hl_request *request,
+                       hl_grant *grant, hl_error *error);
+int hl__quorum_regrade(hl_session *session, const hl_request *request,
+                       hl_grant *grant, hl_error *error);
+/* It cannot be had again: what is left of it goes. With the mutex. */
+void hl__quorum_abandon(hl__quorum_store *store, hl__quorum_lease *lease)
+    HL__REQUIRES(hl__quorum_mutex);
+/* A member has said that it was revoked. */
+bool hl__quorum_is_revoked(const hl__quorum_ask *ask)
+    HL__REQUIRES(hl__quorum_mutex);
 int hl__quorum_holders(hl_session *session, const hl_row *rows, size_t n,
                        const char *names, hl_holder_fn fn, void *context,
                        hl_error *error);

@@ -1,5 +1,5 @@
 /*
- * take.c - acquires a lease at a quorum.
+ * take.c - acquires a lease at a quorum, and upgrades one.
  *
  *   1. All members are asked at once, to try once. Most requests end here.
  *   2. If that has made no quorum, what was granted is given back, but for the
@@ -16,6 +16,10 @@
  * behind. A wait may last, so there another question, whether it is alive, says
  * whether it does. What is granted is refreshed as long as the rest is waited
  * for.
+ *
+ * An upgrade goes the same way, at the members that are in the lease: what it
+ * gives back comes to be shared again. Were it to wait for a member while it is
+ * exclusive at a later one, it would wait for a reader who waits there for it.
  */
 #include "quorum.h"
 
@@ -36,6 +40,10 @@ typedef struct taking {
   hl__quorum_store *store;
   hl__quorum_lease *lease;
   const hl_request *request;
+  hl__quorum_rows
+      *rows; /* to be locked, where those are not what the lease shows */
+  hl__quorum_rows *shown, *back; /* an upgrade's: what the lease has then; what
+                                    is given back; or NULL */
   int64_t deadline;
   hl__quorum_ask *ask[HL__QUORUM_MAX];  /* to take, or to give back */
   hl__quorum_ask *last[HL__QUORUM_MAX]; /* the last take that was answered */
@@ -47,6 +55,8 @@ typedef struct taking {
   bool trying;           /* members are tried */
   bool again_asked; /* the core asks once more: it has waited for all of them
                        already */
+  bool behind;      /* it is to stand behind an update lock */
+  const hl_error *revoked; /* what a member has said of it */
   bool freshened; /* what was granted long ago has been refreshed, at the end */
   int64_t tried, again, pause;
   uint64_t token;
@@ -54,6 +64,18 @@ typedef struct taking {
 
 static hl__quorum_part *part_of(const taking *self, unsigned i) {
   return &self->lease->at[i];
+}
+
+/* Whether that member has granted. */
+static bool has(const taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex) {
+  return part_of(self, i)->in && (!self->shown || part_of(self, i)->regraded);
+}
+
+static unsigned granted_by(const taking *self) HL__REQUIRES(hl__quorum_mutex) {
+  unsigned n = 0;
+  for (unsigned i = 0; i < self->store->n; i++)
+    n += has(self, i);
+  return n;
 }
 
 static void last_set(taking *self, unsigned i, hl__quorum_ask *ask)
@@ -64,14 +86,17 @@ static void last_set(taking *self, unsigned i, hl__quorum_ask *ask)
 
 static void take_ask(taking *self, unsigned i, bool try_once)
     HL__REQUIRES(hl__quorum_mutex) {
-  hl__quorum_ask *ask = hl__ask_new(&self->store->members[i], HL__ASK_TAKE,
-                                    self->lease, NULL, self->session);
+  hl__quorum_ask *ask = hl__ask_new(
+      &self->store->members[i], self->shown ? HL__ASK_UPGRADE : HL__ASK_TAKE,
+      self->lease, NULL, self->session);
   self->refused[i] = false;
   if (!ask) {
     self->failed[i] = true;
     return;
   }
+  hl__ask_rows(ask, self->rows, self->shown);
   ask->try_once = try_once;
+  ask->gives_way = self->request->gives_way && !try_once;
   ask->deadline =
       try_once ? hl__now_ms() + HL__QUORUM_ANSWER_MS : self->deadline;
   self->ask[i] = ask;
@@ -79,11 +104,16 @@ static void take_ask(taking *self, unsigned i, bool try_once)
 }
 
 static bool is_taking(const taking *self, unsigned i) {
-  return self->ask[i] && self->ask[i]->kind == HL__ASK_TAKE;
+  return self->ask[i] && (self->ask[i]->kind == HL__ASK_TAKE ||
+                          self->ask[i]->kind == HL__ASK_UPGRADE);
 }
 
-static bool is_idle(const taking *self, unsigned i) {
+static bool is_idle(const taking *self, unsigned i)
+    HL__REQUIRES(hl__quorum_mutex) {
   const hl__quorum_part *part = part_of(self, i);
+  if (self->shown)
+    return part->in && !part->regraded && !self->ask[i] && !part->making &&
+           !part->dropping && !part->regrading;
   return !part->in && !self->ask[i] && !part->making && !part->dropping &&
          !part->leftover && !part->spoiled;
 }
@@ -96,15 +126,19 @@ static void try_all(taking *self) HL__REQUIRES(hl__quorum_mutex) {
 }
 
 static void give_back(taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex) {
-  hl__quorum_ask *ask = hl__ask_new(&self->store->members[i], HL__ASK_DROP,
-                                    self->lease, NULL, self->session);
-  part_of(self, i)->in = self->raised[i] = false;
+  hl__quorum_ask *ask = hl__ask_new(
+      &self->store->members[i], self->shown ? HL__ASK_DOWNGRADE : HL__ASK_DROP,
+      self->lease, NULL, self->session);
+  if (!self->shown) part_of(self, i)->in = false;
+  part_of(self, i)->regraded = self->raised[i] = false;
   if (self->keep[i]) hl__ask_leave(self->keep[i], true);
   self->keep[i] = NULL;
+  if (!ask && self->shown) hl__known_old(self->store, self->lease, i);
   if (!ask) {
     part_of(self, i)->leftover = true;
     return;
   }
+  hl__ask_rows(ask, self->back, NULL);
   hl__ask_give(ask);
   self->ask[i] = ask;
 }
@@ -114,18 +148,25 @@ static void answer_read(taking *self, unsigned i)
     HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_ask *ask = self->ask[i];
   hl__quorum_part *part = part_of(self, i);
+  bool takes = is_taking(self, i);
   if (!ask || ask->state != HL__ASK_DONE) return;
   self->ask[i] = NULL;
   ask->listener = NULL;
-  if (ask->kind == HL__ASK_DROP) {
+  if (!takes) {
     hl__ask_leave(ask, false);
     return;
   }
-  if (ask->status == HL_OK) {
+  if (hl__quorum_is_revoked(ask)) self->revoked = &ask->error;
+  self->behind = self->behind || ask->status == HL_BEHIND_UPDATE;
+  if (ask->status == HL_OK && self->shown) {
+    part->regraded = part->in;
+    part->old = false;
+    self->failed[i] = self->raised[i] = false;
+  } else if (ask->status == HL_OK) {
     part->in = true;
     part->place = ask->grant.place;
     part->token = ask->grant.token;
-    part->sent_ms = ask->grant.sent_ms;
+    hl__known_sent(part, ask->grant.sent_ms, ask->ttl);
     self->failed[i] = self->raised[i] = false;
   } else if (ask->status == HL_TIMEOUT) {
     self->refused[i] = true;
@@ -142,7 +183,7 @@ static void keep_read(taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex) {
   if (!ask || ask->state != HL__ASK_DONE) return;
   self->keep[i] = NULL;
   if (part->in && ask->status == HL_OK && ask->kind == HL__ASK_ADOPT)
-    part->sent_ms = ask->grant.sent_ms;
+    hl__known_sent(part, ask->grant.sent_ms, ask->ttl);
   else if (part->in && ask->status == HL_OK && ask->token == self->token)
     self->raised[i] = true;
   else if (part->in && ask->status == HL_ELOST)
@@ -171,6 +212,7 @@ static bool refresh_old(taking *self, int64_t part_of_ttl)
     HL__REQUIRES(hl__quorum_mutex) {
   int64_t now = hl__lease_ms();
   bool fresh = true;
+  if (self->shown) return fresh; /* whose lease it is refreshes it */
   for (unsigned i = 0; i < self->store->n; i++) {
     if (!part_of(self, i)->in ||
         now - part_of(self, i)->sent_ms <= self->lease->terms.ttl / part_of_ttl)
@@ -208,8 +250,7 @@ static bool try_is_over(taking *self) HL__REQUIRES(hl__quorum_mutex) {
     suspect += self->store->members[i].suspect;
   }
   if (open == 0) return true;
-  if (hl__known_in(self->store, self->lease) + open < self->store->need)
-    return true;
+  if (granted_by(self) + open < self->store->need) return true;
   bool late = now >= self->tried + HL__QUORUM_ANSWER_MS;
   if (!late && (open > suspect || (refused == 0 && !self->again_asked) ||
                 now < self->tried + GRACE_MS))
@@ -232,32 +273,33 @@ static void try_end(taking *self, unsigned first)
       hl__ask_leave(self->ask[i], true);
       self->ask[i] = NULL;
     }
-    if (part_of(self, i)->in) give_back(self, i);
+    if (has(self, i)) give_back(self, i);
   }
 }
 
 /* The first member that is to be waited for; store->n: none. */
-static unsigned first_open(const taking *self) {
+static unsigned first_open(const taking *self) HL__REQUIRES(hl__quorum_mutex) {
   for (unsigned i = 0; i < self->store->n; i++)
-    if (!part_of(self, i)->in && !self->failed[i] &&
+    if (!has(self, i) && !self->failed[i] &&
         !(self->request->try_once && self->refused[i]))
       return i;
   return self->store->n;
 }
 
 /* How many could still be had, with those that are. */
-static unsigned within_reach(const taking *self) {
+static unsigned within_reach(const taking *self)
+    HL__REQUIRES(hl__quorum_mutex) {
   unsigned n = 0;
   for (unsigned i = 0; i < self->store->n; i++)
-    n += part_of(self, i)->in ||
+    n += has(self, i) ||
          (!self->failed[i] && !(self->request->try_once && self->refused[i]));
   return n;
 }
 
-static unsigned failures(const taking *self) {
+static unsigned failures(const taking *self) HL__REQUIRES(hl__quorum_mutex) {
   unsigned n = 0;
   for (unsigned i = 0; i < self->store->n; i++)
-    n += self->failed[i] && !part_of(self, i)->in;
+    n += self->failed[i] && !has(self, i);
   return n;
 }
 
@@ -321,14 +363,14 @@ static bool is_settled(taking *self) HL__REQUIRES(hl__quorum_mutex) {
     if (self->keep[i] && self->keep[i]->kind == HL__ASK_ADOPT) return false;
   uint64_t highest = 0;
   for (unsigned i = 0; i < self->store->n; i++)
-    if (part_of(self, i)->in && part_of(self, i)->token > highest)
+    if (has(self, i) && part_of(self, i)->token > highest)
       highest = part_of(self, i)->token;
   if (highest > self->token) {
     self->token = highest;
     memset(self->raised, 0, sizeof self->raised);
   }
   for (unsigned i = 0; i < self->store->n; i++) {
-    if (!part_of(self, i)->in) continue;
+    if (!has(self, i)) continue;
     if (part_of(self, i)->token >= self->token ||
         !self->store->members[i].inner->leases->raise)
       self->raised[i] = true;
@@ -370,6 +412,13 @@ static void keeps_overdue(taking *self) HL__REQUIRES(hl__quorum_mutex) {
   }
 }
 
+/* An upgrade's: the lease is not had by a quorum any more. */
+static bool is_gone(const taking *self) HL__REQUIRES(hl__quorum_mutex) {
+  return self->shown &&
+         (self->revoked || self->lease->dropped ||
+          hl__known_in(self->store, self->lease) < self->store->need);
+}
+
 static int take(taking *self) HL__REQUIRES(hl__quorum_mutex) {
   try_all(self);
   for (;;) {
@@ -379,7 +428,9 @@ static int take(taking *self) HL__REQUIRES(hl__quorum_mutex) {
     }
     keeps_overdue(self);
     if (self->session->interrupted) return HL_CANCELLED;
-    if (hl__known_in(self->store, self->lease) >= self->store->need) {
+    if (is_gone(self)) return HL_ELOST;
+    if (self->behind) return HL_BEHIND_UPDATE;
+    if (granted_by(self) >= self->store->need) {
       if (is_settled(self)) return HL_OK;
       if (!self->request->try_once &&
           hl__now_ms() > self->deadline + HL__QUORUM_ANSWER_MS)
@@ -393,7 +444,7 @@ static int take(taking *self) HL__REQUIRES(hl__quorum_mutex) {
           /* Once more, in order: two that have split the votes do not do so
            * again. */
           if (self->request->try_once &&
-              (hl__known_in(self->store, self->lease) == 0 ||
+              (granted_by(self) == 0 ||
                hl__now_ms() > self->tried + SPLIT_MS) &&
               within_reach(self) < self->store->need)
             return failures(self) > self->store->n - self->store->need
@@ -412,6 +463,14 @@ static int take(taking *self) HL__REQUIRES(hl__quorum_mutex) {
   }
 }
 
+static void rest_leave(taking *self) HL__REQUIRES(hl__quorum_mutex) {
+  for (unsigned i = 0; i < self->store->n; i++) {
+    if (!self->ask[i]) continue;
+    hl__ask_leave(self->ask[i], self->waits == (int)i);
+    self->ask[i] = NULL;
+  }
+}
+
 /* Who granted is in it. What is not answered may still come: it is welcome
    while the lease is held; the wait for a member is over. */
 static void granted(taking *self, hl_grant *grant)
@@ -423,31 +482,45 @@ static void granted(taking *self, hl_grant *grant)
   grant->place = self->token; /* an import learns it by that */
   lease->held = true;
   lease->end = since + lease->terms.ttl;
-  for (unsigned i = 0; i < self->store->n; i++) {
-    if (!self->ask[i]) continue;
-    hl__ask_leave(self->ask[i], self->waits == (int)i);
-    self->ask[i] = NULL;
-  }
+  rest_leave(self);
+}
+
+/* Who has upgraded is in it; the others lose what they have, or upgrade late.
+ */
+static void upgraded(taking *self, hl_grant *grant)
+    HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_lease *lease = self->lease;
+  hl__known_show(lease, self->shown);
+  self->shown->references++;
+  for (unsigned i = 0; i < self->store->n; i++)
+    if (lease->at[i].in && !lease->at[i].regraded)
+      hl__known_old(self->store, lease, i);
+  grant->token = grant->place = self->token;
+  grant->until_ms = hl__known_till(self->store, lease);
+  if (grant->until_ms < lease->end) lease->end = grant->until_ms;
+  rest_leave(self);
+  if (hl__lease_ms() < lease->end) hl__known_heal(self->store, lease);
 }
 
 /* Nothing is held any more; what had to be given back is, if it can be done
  * soon. */
 static void give_up(taking *self) HL__REQUIRES(hl__quorum_mutex) {
   int64_t end = hl__now_ms() + BACK_MS;
-  self->lease->dropped = true;
+  if (!self->shown) self->lease->dropped = true;
   for (unsigned i = 0; i < self->store->n; i++) {
     if (is_taking(self, i)) {
       hl__ask_leave(self->ask[i], true);
       self->ask[i] = NULL;
     }
-    if (part_of(self, i)->in) give_back(self, i);
+    if (has(self, i)) give_back(self, i);
   }
   for (bool open = true; open && hl__left_ms(end) > 0;) {
     open = false;
     for (unsigned i = 0; i < self->store->n; i++) {
       answer_read(self, i);
       open = open ||
-             (part_of(self, i)->making && !self->store->members[i].suspect) ||
+             ((part_of(self, i)->making || part_of(self, i)->regrading) &&
+              !self->store->members[i].suspect) ||
              (self->ask[i] && !self->store->members[i].suspect);
     }
     if (open) hl__quorum_wait(self->session, hl__now_ms() + 5);
@@ -461,6 +534,28 @@ static void taking_end(taking *self) HL__REQUIRES(hl__quorum_mutex) {
     if (self->last[i]) hl__ask_leave(self->last[i], false);
     if (self->keep[i]) hl__ask_leave(self->keep[i], false);
   }
+  hl__rows_unref(self->rows);
+  hl__rows_unref(self->shown);
+  hl__rows_unref(self->back);
+}
+
+/* HL_ECONNECTION: of so many failures. */
+static int failure(taking *self, int status, hl_error *error)
+    HL__REQUIRES(hl__quorum_mutex) {
+  if (status == HL_ECONNECTION)
+    status = hl__quorum_failure(self->store, self->last);
+  if (status == HL_BEHIND_UPDATE) return status;
+  if (status == HL_CANCELLED)
+    return hl__error(error, status, "the wait was interrupted");
+  if (status == HL_ELOST && self->revoked) {
+    if (error) *error = *self->revoked;
+    return status;
+  }
+  return hl__quorum_error(self->store, status, self->last,
+                          status == HL_ELOST ? "do not have the lease"
+                          : self->shown      ? "did not upgrade"
+                                             : "did not grant",
+                          error);
 }
 
 int hl__quorum_take(hl_session *base, const hl_request *request,
@@ -475,7 +570,10 @@ int hl__quorum_take(hl_session *base, const hl_request *request,
                  .pause = AGAIN_MS};
   int status;
   hl__quorum_mutex_lock(store);
-  self.lease = hl__known_make(store, request->lease, request);
+  if (request->rows != request->shown)
+    self.rows = hl__rows_new(request->rows, request->n, request->mode);
+  if (self.rows || request->rows == request->shown)
+    self.lease = hl__known_make(store, request->lease, request);
   if (self.lease) {
     self.lease->dropped = false;
     for (size_t i = 0; i < sizeof request->lease->former; i++)
@@ -485,19 +583,56 @@ int hl__quorum_take(hl_session *base, const hl_request *request,
       granted(&self, grant);
     } else {
       give_up(&self);
-      if (status == HL_ECONNECTION)
-        status = hl__quorum_failure(store, self.last);
-      if (status == HL_CANCELLED)
-        (void)hl__error(error, status, "the wait was interrupted");
-      else
-        (void)hl__quorum_error(store, status, self.last, "did not grant",
-                               error);
+      status = failure(&self, status, error);
     }
-    taking_end(&self);
     hl__known_unref(self.lease);
   } else {
     status = hl__error_memory(error);
   }
+  taking_end(&self);
+  session->interrupted = false;
+  hl__quorum_mutex_unlock(store);
+  return status;
+}
+
+int hl__quorum_upgrade(hl_session *base, const hl_request *request,
+                       hl_grant *grant, hl_error *error) {
+  hl__quorum_session *session = (hl__quorum_session *)(void *)base;
+  hl__quorum_store *store = hl__quorum_store_of(base);
+  taking self = {.session = session,
+                 .store = store,
+                 .request = request,
+                 .token = grant->token,
+                 .deadline = request->deadline,
+                 .waits = -1,
+                 .freshened = true,
+                 .pause = AGAIN_MS};
+  int status = HL_ELOST;
+  hl__quorum_mutex_lock(store);
+  self.lease = hl__known_find(store, request->lease);
+  self.rows = hl__rows_new(request->rows, request->n, request->mode);
+  self.shown = hl__rows_new(request->shown, request->shown_n, request->mode);
+  self.back = hl__rows_shared(request->rows, request->n);
+  if (!self.rows || !self.shown || !self.back) {
+    status = hl__error_memory(error);
+  } else if (!self.lease || self.lease->dropped) {
+    (void)hl__error(error, status, "nothing is known of the lease any more");
+  } else {
+    for (unsigned i = 0; i < store->n; i++) {
+      part_of(&self, i)->regraded = false;
+      self.failed[i] = !part_of(&self, i)->in;
+    }
+    status = take(&self);
+    if (status == HL_OK)
+      upgraded(&self, grant);
+    else
+      give_up(&self);
+    if (status) status = failure(&self, status, error);
+    if (status == HL_ELOST && !self.lease->dropped)
+      hl__quorum_abandon(store, self.lease);
+  }
+  taking_end(&self);
+  hl__known_unref(self.lease);
   session->interrupted = false;
   hl__quorum_mutex_unlock(store);
   return status;
