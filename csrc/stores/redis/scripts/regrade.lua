@@ -1,6 +1,9 @@
 -- Rows of a lease come to be in another mode: all of `rows`, or none; `whole`: all that it has, as they then are. Made
 -- alone: when nobody else holds them. Those who wait for them wait for this lease, so it passes them: its ticket is before
--- all others. Made shared: at once. Done twice, it is done once.
+-- all others. Made shared: at once.
+--
+-- Done twice, it is done once; but an upgrade of what is exclusive already gives a new token: a downgrade of before it,
+-- which nobody waits for any more, may be read late, and knows the old one.
 --
 -- Answer: as that of take.lua; or why there is no such lease.
 local root, id, holder, queues, channel = ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1', ARGV[6]
@@ -21,10 +24,9 @@ if ends <= now then
   drop(root, id)
   return { 0, 'gone' }
 end
-if found[2] == whole then return { 1, tonumber(found[3]) } end
-
-local upgrades = string.sub(rows, 1, 1) == 'x'
+local upgrades, already = string.sub(rows, 1, 1) == 'x', found[2] == whole
 if not upgrades then
+  if already then return { 1, tonumber(found[3]) } end
   -- It was sent before an upgrade, and is read behind it: nobody waits for the answer.
   if tonumber(found[3]) ~= token then return { 1, tonumber(found[3]) } end
   redis.call('HSET', lease, 'rows', whole, 'mode', mode)
@@ -47,7 +49,7 @@ local blocked, wait = false, 1000
 for _, node in each_row(rows) do
   clean(node, 'x', now)
   for _, member in ipairs(redis.call('ZRANGE', node, 0, 1)) do
-    if member ~= me then
+    if member ~= me and not already then
       blocked = true
       wait = math.min(wait, score(node, member) - now + 1)
     end
