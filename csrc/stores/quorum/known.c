@@ -191,7 +191,7 @@ static int64_t nth(const hl__quorum_store *store, int64_t *times, unsigned n) {
 
 int64_t hl__known_since(const hl__quorum_store *store,
                         const hl__quorum_lease *lease, int64_t ttl) {
-  int64_t sent[HL__QUORUM_MAX];
+  int64_t sent[HL__QUORUM_MAX] = {0};
   unsigned n = 0;
   for (unsigned i = 0; i < store->n; i++)
     if (lease->at[i].in) sent[n++] = lease->at[i].sent_ms;
@@ -201,7 +201,7 @@ int64_t hl__known_since(const hl__quorum_store *store,
 
 int64_t hl__known_till(const hl__quorum_store *store,
                        const hl__quorum_lease *lease) {
-  int64_t till[HL__QUORUM_MAX];
+  int64_t till[HL__QUORUM_MAX] = {0};
   unsigned n = 0;
   for (unsigned i = 0; i < store->n; i++)
     if (lease->at[i].in) till[n++] = lease->at[i].till;

@@ -224,7 +224,6 @@ static void regrade_done(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   if (ask->status == HL_OK) {
     part->place = ask->grant.place;
     if (upgrades) part->token = ask->grant.token;
-    if (!ask->listener) regrade_late(ask);
   } else if (ask->status == HL_ELOST) {
     part->in = false;
   } else if (!upgrades || (ask->status == HL_ECONNECTION && ask->sent)) {
@@ -593,6 +592,8 @@ static void ask_run(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
     part->spoiled = part->spoiled || ask->status == HL_ECONNECTION;
   }
   ask_done(ask);
+  if (regrades(ask) && !ask->listener && ask->status == HL_OK)
+    regrade_late(ask);
 }
 
 static void *thread_main(void *argument) {

@@ -160,7 +160,7 @@ static void answer_read(taking *self, unsigned i)
   self->behind = self->behind || ask->status == HL_BEHIND_UPDATE;
   if (ask->status == HL_OK && self->shown) {
     part->regraded = part->in;
-    part->old = false;
+    part->old = !part->in;
     self->failed[i] = self->raised[i] = false;
   } else if (ask->status == HL_OK) {
     part->in = true;
