@@ -703,6 +703,24 @@ describe("a quorum", function()
     modes_become "- - -"
   end)
 
+  it("is exclusive where an upgrade came late, though it was downgraded and upgraded since", function()
+    local handle, other = assert(quorum():acquire(R1, UPDATE)), quorum()
+    modes_become "update update update"
+    slow(3)
+    assert.is_true(handle:upgrade { timeout = 5 })
+    assert.is_true(handle:downgrade())
+    assert.is_true(handle:upgrade { timeout = 5 })
+    go_on(3)
+    support.wait_until(function()
+      assert(handle:refresh())
+      return modes() == "exclusive exclusive exclusive"
+    end)
+    empty(1)
+    assert.is_true(handle:refresh())
+    for _ = 1, 3 do assert_code("timeout", other:acquire(R1, { mode = "shared", timeout = 0 })) end
+    for i = 2, 3 do assert_code("timeout", single(i):acquire(R1, { mode = "shared", timeout = 0 })) end
+  end)
+
   it("is lost when the majority that has upgraded has forgotten it", function()
     local handle = assert(quorum():acquire(R1, UPDATE))
     modes_become "update update update"

@@ -34,6 +34,14 @@ hl__quorum_rows *hl__rows_shared(const hl_row *rows, size_t n) {
   return made;
 }
 
+bool hl__rows_match(const hl__quorum_rows *a, const hl__quorum_rows *b) {
+  if (a == b) return true;
+  if (!a || !b || a->n != b->n) return false;
+  for (size_t i = 0; i < a->n; i++)
+    if (a->rows[i].mode != b->rows[i].mode) return false;
+  return true;
+}
+
 void hl__rows_unref(hl__quorum_rows *rows) {
   if (rows && --rows->references == 0) free(rows);
 }

@@ -149,7 +149,7 @@ static bool is_wanted(const hl__quorum_ask *ask)
     HL__REQUIRES(hl__quorum_mutex) {
   const hl__quorum_lease *lease = ask->lease;
   return lease->held && !lease->dropped && hl__lease_ms() < lease->end &&
-         ask->shown == lease->shown;
+         hl__rows_match(ask->shown, lease->shown);
 }
 
 /* The grant of one that nobody waits for. False: it has to be given back. */

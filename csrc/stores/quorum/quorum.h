@@ -253,6 +253,8 @@ void hl__known_unref(hl__quorum_lease *lease) HL__REQUIRES(hl__quorum_mutex);
 hl__quorum_rows *hl__rows_new(const hl_row *rows, size_t n, hl_mode mode);
 /* The same, each shared. */
 hl__quorum_rows *hl__rows_shared(const hl_row *rows, size_t n);
+/* Whether they are in the same modes; they are of the same lease. */
+bool hl__rows_match(const hl__quorum_rows *a, const hl__quorum_rows *b);
 void hl__rows_unref(hl__quorum_rows *rows) HL__REQUIRES(hl__quorum_mutex);
 /* Has those rows from now on, and the reference. */
 void hl__known_show(hl__quorum_lease *lease, hl__quorum_rows *shown)
