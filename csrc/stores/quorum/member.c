@@ -217,6 +217,8 @@ static void regrade_late(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   }
 }
 
+/* What it says of the record counts from here on, not from when a listener
+   reads it: the record may be lost meanwhile, and made anew as it was. */
 static void regrade_done(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_part *part = &ask->lease->at[ask->member->number];
   bool upgrades = ask->kind == HL__ASK_UPGRADE;
@@ -224,6 +226,8 @@ static void regrade_done(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   if (ask->status == HL_OK) {
     part->place = ask->grant.place;
     if (upgrades) part->token = ask->grant.token;
+    if (ask->listener) part->regraded = upgrades && part->in;
+    if (ask->listener && part->in) part->old = false;
   } else if (ask->status == HL_ELOST) {
     part->in = false;
   } else if (!upgrades || (ask->status == HL_ECONNECTION && ask->sent)) {
@@ -278,8 +282,10 @@ void hl__ask_leave(hl__quorum_ask *ask, bool unwanted) {
   ask->unwanted = ask->unwanted || unwanted;
   if (ask->state == HL__ASK_DONE) {
     /* A grant, or the like, that its listener has not seen. */
-    if (regrades(ask) && ask->listener && ask->status == HL_OK)
+    if (regrades(ask) && ask->listener && ask->status == HL_OK) {
+      ask->lease->at[ask->member->number].regraded = false;
       regrade_late(ask);
+    }
     if (takes && ask->listener && ask->status == HL_OK &&
         !ask->lease->at[ask->member->number].in && !grant_keep(ask) &&
         (ask->kind == HL__ASK_TAKE || ask->lease->dropped))

@@ -66,7 +66,6 @@ static int downgrade(hl__quorum_session *session, hl__quorum_lease *lease,
   int status = answers(session, asks);
   for (unsigned i = 0; i < store->n; i++) {
     if (!asks[i] || asks[i]->state != HL__ASK_DONE) continue;
-    if (asks[i]->status == HL_OK) lease->at[i].old = false;
     if (hl__quorum_is_revoked(asks[i])) revoked = asks[i];
     asks[i]->listener = NULL;
   }

@@ -159,8 +159,6 @@ static void answer_read(taking *self, unsigned i)
   if (hl__quorum_is_revoked(ask)) self->revoked = &ask->error;
   self->behind = self->behind || ask->status == HL_BEHIND_UPDATE;
   if (ask->status == HL_OK && self->shown) {
-    part->regraded = part->in;
-    part->old = !part->in;
     self->failed[i] = self->raised[i] = false;
   } else if (ask->status == HL_OK) {
     part->in = true;
