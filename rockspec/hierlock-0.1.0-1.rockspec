@@ -14,7 +14,7 @@ source = {
   url = "git+file://.",
 }
 description = {
-  summary = "Hierarchical locks on MySQL, MariaDB or one machine",
+  summary = "Hierarchical locks on MySQL, MariaDB, PostgreSQL, Redis, SQLite, Memcached or one machine",
   detailed = [[
 While I change this account, nobody touches the account or anything in it; but others may work on
 other accounts. Locks are rows of a table of the MySQL or MariaDB that runs already, or, with
@@ -24,7 +24,7 @@ nothing to set up, belong to the processes and threads of one machine.]],
 }
 supported_platforms = { "linux" }
 dependencies = {
-  "lua >= 5.1, < 5.5",
+  "lua >= 5.1, < 5.6",
   -- Of the command `hierlock` only.
   "argparse",
   "luv",

@@ -1,8 +1,7 @@
 --- Locks inside the program's own transaction with lua-resty-mysql, in a real nginx with
 -- one worker: what waits lets others run. What is to be run there comes with the request.
 --
--- Debian has no package of lua-resty-mysql; where it is not on the package path (luarocks install
--- lua-resty-mysql, or OpenResty's lualib), this is pending, and says so.
+-- Debian has no package of lua-resty-mysql; where HIERLOCK_DRIVERS has none (CONTRIBUTING.md), this is pending, and says so.
 
 local uv = require "luv"
 local attach = require "hierlock.attach"
@@ -22,12 +21,12 @@ local function exists(name)
 end
 
 -- nginx's Lua is LuaJIT, and so must be ours: elsewhere there is nothing to run.
-if not rawget(_G, "jit") then return end
+if not rawget(_G, "jit") then return pending "attach_nginx: skipped: needs LUAS=luajit" end
 
 local function missing()
   if not exists(NGINX) then return "there is no nginx (HIERLOCK_NGINX)" end
   for _, name in ipairs { "resty.mysql", "resty.sha256" } do
-    if not package.searchpath(name, package.path) then return "lua-resty-mysql is not on the package path: " .. name end
+    if not package.searchpath(name, package.path) then return "lua-resty-mysql is not on the package path (HIERLOCK_DRIVERS): " .. name end
   end
 end
 
@@ -255,6 +254,39 @@ support.each_server(function(store)
         local ok, err = locks:acquire({ "u1" }, { timeout = math.huge })
         db:close()
         return ok or err]])
+    end)
+
+    it("leaves no connection in the pool whose answer is still to come", function()
+      local held = assert(open():acquire(R1))
+      assert.equal("connection true nil nil", run [[
+        local db, locks = connect()
+        db:set_timeout(100)
+        local _, err = locks:acquire({ "u1", "a1", "r1" }, { timeout = 0.5 })
+        ngx.sleep(0.6)
+        return table.concat({ err.code, tostring(err.retryable), tostring((db:query "SELECT 1")), tostring((db:set_keepalive())) }, " ")
+      ]])
+      local dsn = os.getenv "HIERLOCK_POSTGRESQL_DSN"
+      if not dsn or not package.searchpath("pgmoon", package.path) then return pending "pgmoon is not on the package path (HIERLOCK_DRIVERS)" end
+      local manager = assert(hierlock.open(dsn))
+      managers[#managers + 1] = manager
+      local other = assert(manager:acquire(R1))
+      assert.equal("connection true nil 7", run(([[
+        local function pg()
+          local db = require "pgmoon".new { user = "%s", password = "%s", host = "%s", port = %d, database = "%s" }
+          assert(db:connect())
+          return db
+        end
+        local db = pg()
+        db:settimeout(100)
+        assert(db:query "BEGIN")
+        local _, err = attach.pgmoon(db):acquire({ "u1", "a1", "r1" }, { timeout = 0.5 })
+        db:query "ROLLBACK"
+        local kept = db:keepalive()
+        ngx.sleep(0.6)
+        return table.concat({ err.code, tostring(err.retryable), tostring(kept), pg():query("SELECT 7 AS n")[1].n }, " ")
+      ]]):format(dsn:match "^%a+://(.-):(.-)@(.-):(%d+)/([^?]*)")))
+      other:release { confirm = true }
+      held:release { confirm = true }
     end)
 
     it("refuses to lock outside of a transaction, and a missing table", function()

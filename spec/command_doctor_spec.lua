@@ -191,6 +191,24 @@ support.each_server(function(plain)
     root = store.root()
   end
 
+  it("names a database that is not there, or not this account's, and the line mends that", function()
+    local at_database = store.dsn:gsub("/" .. database, "/hldoctor")
+    at_end(function() store.root():query "DROP DATABASE IF EXISTS hldoctor" end)
+    local dsn = at_database:gsub("//[^@]*@", "//root:rootpassword@")
+    local found = examine(dsn)
+    assert_finding("wrong", found, "reached")
+    sql(found.reached.mend[1])
+    assert_finding("ok", examine(dsn), "reached")
+    root:query "DROP USER IF EXISTS hldoctor@'%'"
+    root:query "CREATE USER hldoctor@'%' IDENTIFIED BY 'x'"
+    at_end(function() store.root():query "DROP USER hldoctor@'%'" end)
+    dsn = at_database:gsub("//[^@]*@", "//hldoctor:x@")
+    found = examine(dsn)
+    assert_finding("wrong", found, "reached")
+    assert.equal(1, follow(dsn, found.reached, sql))
+    assert_finding("ok", examine(dsn), "reached")
+  end)
+
   describe("a setting that is wrong is named, and put right by the line:", function()
     for _, case in ipairs {
       { "read_only", "ON", "read-only", "wrong" },
@@ -207,7 +225,10 @@ support.each_server(function(plain)
         set(name, value)
         local found = examine(store.dsn)
         assert_finding(status, found, check)
-        if check == "read-only" then assert_finding("wrong", found, "opens") end
+        if check == "read-only" then
+          assert_finding("wrong", found, "opens")
+          assert.is_nil(table.concat(found.opens.mend):find("GRANT", 1, true))
+        end
         assert.is_true(follow(store.dsn, found[check], sql) > 0)
         found = examine(store.dsn)
         assert.is_true(status_of(found, check) == "ok" or name == "init_connect" and not found[check], json.encode(found[check]))
@@ -281,11 +302,25 @@ support.each_server(function(plain)
 
     it("with rows beyond its own is named, and freed of them by the line", function()
       provision()
-      connection:query("INSERT INTO %s_buckets VALUES (5, 1), (0, 100)", stem)
+      assert_status(0, run(dsn, "provision", "--quiet", "--buckets", "100", "--updates"))
+      connection:query("INSERT INTO %s_buckets VALUES (5, 1), (0, 100), (-126, 100), (-100, 7), (1, -1)", stem)
       local found = examine(dsn)
       assert_finding("warning", found, "other rows")
-      assert.equal(1, follow(dsn, found["other rows"], sql))
+      assert.matches("^5 beyond", found["other rows"].found)
+      -- A program that locks does not hold up who follows the lines, nor they the programs.
+      local manager = support.open({ dsn = dsn, options = {} })
+      local handle = assert(manager:acquire({ "u1", "a1", "r1" }, { mode = "update" }))
+      assert.equal(6, follow(dsn, found["other rows"], sql))
+      assert.is_true(handle:release { confirm = true })
+      manager:close()
       assert_finding("absent", examine(dsn), "other rows")
+      assert.equal("400", connection:query("SELECT COUNT(*) FROM %s_buckets", stem)[1][1])
+    end)
+
+    it("without its primary key is named, and given it by the line", function()
+      provision "--leases"
+      assert_mended("primary keys", "wrong", "ALTER TABLE STEM_nodes DROP PRIMARY KEY")
+      assert_mended("primary keys", "wrong", "ALTER TABLE STEM_gate DROP PRIMARY KEY")
     end)
 
     it("of another engine is named, and made InnoDB by the line", function()
@@ -512,6 +547,17 @@ support.on_postgresql(function(store)
     assert.matches("max_connections = ", store.root():query("SELECT string_agg(name || ' = ' || setting, ' ') FROM pg_file_settings")[1][1], 1, true)
   end)
 
+  it("changes a setting where it was made, of the database", function()
+    local name = root:query("SELECT quote_ident(current_database())")[1][1]
+    local target = store.dsn:match "/([^/?]+)[^/]*$" or name
+    root:query("ALTER DATABASE %s SET deadlock_timeout = '20s'", target)
+    at_end(function() store.root():query("ALTER DATABASE %s RESET deadlock_timeout", target) end)
+    local found = examine(store.dsn)
+    assert_finding("warning", found, "deadlock detection")
+    assert.equal(1, follow(store.dsn, found["deadlock detection"], sql))
+    assert_finding("ok", examine(store.dsn), "deadlock detection")
+  end)
+
   it("names a standby", function()
     local dir = root:query("SELECT setting FROM pg_settings WHERE name = 'data_directory'")[1][1]
     at_end(function()
@@ -650,6 +696,23 @@ describe("a directory", function()
     assert_mended("rights", "warning")
   end)
 
+  it("is told to be changed only where it is hierlock's", function()
+    shell(": >" .. directory .. "/x; mkdir -m 0777 " .. directory .. "/y; : >" .. directory .. "/y/z")
+    for place, check in pairs { ["/x"] = "directory", ["/y"] = "rights" } do
+      local found = examine(dsn .. place)
+      assert.not_equal("ok", status_of(found, check))
+      for _, line in ipairs(found[check].mend) do assert.matches("^name a", line) end
+    end
+  end)
+
+  it("of another user is named to root", function()
+    if uv.getuid() ~= 0 then return end
+    shell("chown 65534 " .. directory)
+    local found = examine(dsn)
+    assert_finding("warning", found, "rights")
+    assert.matches("belongs to user 65534", found.rights.found, 1, true)
+  end)
+
   it("that is none, or in which one cannot be made, is named", function()
     shell(": >" .. directory .. "/x")
     assert_finding("wrong", examine(dsn .. "/x"), "directory")
@@ -753,6 +816,13 @@ support.on_sqlite(function(store)
     assert_finding("ok", examine(dsn), "rights")
   end)
 
+  it("has nobody change the rights of a file that is not hierlock's", function()
+    shell(": >" .. file .. "0; chmod 0644 " .. file .. "0")
+    local found = examine(dsn .. "0")
+    assert_finding("warning", found, "rights")
+    assert.matches("^name a file", found.rights.mend[1])
+  end)
+
   it("names a file with two names, one of another program, none at all, and a DSN that lets changes be forgotten", function()
     shell(("ln %s %s2"):format(file, file))
     assert_finding("wrong", examine(dsn), "names")
@@ -763,5 +833,15 @@ support.on_sqlite(function(store)
     assert_finding("warning", examine(dsn .. "?synchronous=normal"), "durability")
     shell(("echo 'this is none, and long enough to be taken for one, were it not for its first bytes' >%s2/x"):format(file))
     assert_finding("wrong", examine("sqlite:" .. file .. "2/x"), "opens")
+  end)
+
+  it("names a file that was mounted by its own name", function()
+    local pipe = io.popen(([[unshare -m%s sh -c 'mount --bind "$0" "$0"; HIERLOCK_DSN="$1" exec %s lua/hierlock/command/main.lua doctor --json' %s %s]])
+      :format(uv.getuid() == 0 and "" or "r", program.interpreter, file, dsn))
+    local found = assert(json.decode(pipe:read "*a"))
+    pipe:close()
+    for _, finding in ipairs(found.findings) do found[finding.check] = finding end
+    assert_finding("wrong", found, "mount")
+    assert_finding("wrong", found, "opens")
   end)
 end)

@@ -178,6 +178,21 @@ support.each_leasing_store(function(store)
     assert.same({ "lost", "the admin", "closing time" }, { err.code, err.revoked_by, err.reason })
   end)
 
+  it("leaves alone those who wait: they get what is ended", function()
+    hold("h", { "u1" })
+    local blocked = support.process(store, { application = "the other" })
+    blocked:acquire("w", "acquire", { "u1", "a1" })
+    if sessions then
+      support.wait_until(function() return #holders { "u1" } == 2 end, "the waiter")
+    else
+      support.wait_for_waiters(store, { "u1" })
+    end
+    local said = assert_status(0, kill("u1", unpack(embedded and { "--signal", "KILL" } or {})))
+    assert.matches("\n1 lock ended, of the till", said.out, 1, true)
+    assert.is_nil(said.out:find("the other", 1, true))
+    assert.is_true(blocked:result())
+  end)
+
   if sessions and not embedded then
     it("ends a session by the name that ps shows, also while it waits", function()
       hold("h", { "u1" })
@@ -235,6 +250,21 @@ support.each_leasing_store(function(store)
       said = assert_status(0, kill("u1", "--signal", "KILL"))
       assert.matches("\n2 locks ended, of the till", said.out, 1, true)
       wait_for_holders({ "u1" }, "")
+    end)
+
+    it("ends the session that is named, and no other process' first one", function()
+      hold("h", { "u1" })
+      local other = support.process(store, { application = "the other" })
+      assert.is_true(other:acquire("h", "acquire", { "u2" }):result())
+      local session
+      for _, holder in ipairs(assert(manager:holders())) do
+        if holder.application == "the till" then session = holder.session end
+      end
+      assert_status(1, kill("--session", "0", "--signal", "KILL"))
+      local said = assert_status(0, kill("--session", session, "--signal", "KILL"))
+      assert.matches("\n1 lock ended, of the till", said.out, 1, true)
+      wait_for_holders({ "u1" }, "")
+      assert.is_true(other:call "return handles.h:check()")
     end)
 
     it("ends leases, and says that a process keeps its lock when it does not heed the signal", function()

@@ -63,9 +63,9 @@ support.each_leasing_store(function(store)
   end)
 
   after_each(function()
-    support.close_peers()
-    manager:close()
+    manager:close() -- first: a peer that waits for it ends when it has been granted
     manager = nil
+    support.close_peers()
     if not store.leases_only then return end
     -- Whoever was killed is listed there until his time is up.
     local observer = support.open(store)

@@ -46,6 +46,23 @@ describe("the command line of run", function()
     assert.equal("", said.out)
   end)
 
+  it("keeps $HIERLOCK_DSN from the command, and leaves what takes its store from there no other", function()
+    local show = [[echo "<$HIERLOCK_DSN>"; "$@"; echo =$?]]
+    local said = assert_status(0, run("null:", "run", "u1", "--", "sh", "-c", show, "sh", program.interpreter,
+      "lua/hierlock/command/main.lua", "run", "u2", "--", "true"))
+    assert.equal("<withheld-by-hierlock-run://>\n=64\n", said.out)
+    assert.equal("<null:>\n=0\n", assert_status(0, run("null:", "run", "--keep-dsn", "u1", "--", "sh", "-c", show)).out)
+    assert.equal("<>\n=0\n", assert_status(0, run(nil, "run", "--dsn", "null:", "u1", "--", "sh", "-c", show)).out)
+  end)
+
+  it("says to root that the locks of `file:` are root's alone; of a directory's nothing", function()
+    local directory = assert(uv.fs_mkdtemp "/dev/shm/hierlock-spec-XXXXXX")
+    finally(function() os.execute("rm -rf " .. directory) end)
+    local said = assert_status(0, run("file:", "run", "u1", "--", "true")).err
+    assert.equal(uv.getuid() == 0, said:match "^hierlock: the locks are root's alone, in /dev/shm/hierlock%-0: %C+\n$" ~= nil, said)
+    assert.equal("", assert_status(0, run("file:" .. directory, "run", "u1", "--", "true")).err)
+  end)
+
   it("ends at --: what follows is the command's own", function()
     local said = assert_status(0, run("null:", "run", "u1", "--", "printf", "<%s>", "--help", "-t", "--", "a b"))
     assert.equal("<--help><-t><--><a b>", said.out)
@@ -163,7 +180,7 @@ support.each_store(function(plain)
   end)
 
   it("leaves a signal ignored that it was started to ignore, as by nohup", function()
-    local self = start(store.dsn, "run", "u1", "--", "sh", "-c", [[trap '' HUP; echo "nohup $$"; exec "$@"]], "sh",
+    local self = start(store.dsn, "run", "--keep-dsn", "u1", "--", "sh", "-c", [[trap '' HUP; echo "nohup $$"; exec "$@"]], "sh",
       program.interpreter, "lua/hierlock/command/main.lua", "run", "u2", "--", "sh", "-c", OBEYS)
     local pid = runs(self)
     uv.kill(tonumber(self.out:match "nohup (%d+)"), "sighup")
@@ -259,6 +276,27 @@ support.each_store(function(plain)
   end)
 
   if not plain.server then return end
+
+  it("waits on where the server goes, and is back in time", function()
+    local handle = assert(manager:acquire(U1))
+    local between = proxy.open(store)
+    local self = start(between.dsn, "run", "-t", "20", "u1", "--", "echo", "ran")
+    self.until_true(function()
+      support.sleep(0.11) -- see above
+      for _, one in ipairs(assert(manager:holders(U1))) do
+        if one.waiting then return true end
+      end
+    end, "the waiter")
+    between.close()
+    self.until_true(function() return self.err:find "trying again\n" end, "the second try")
+    handle:release()
+    local back = proxy.open(store, nil, nil, tonumber(between.dsn:match "127%.0%.0%.1:(%d+)"))
+    assert.equal("ran\n", assert_status(0, self.join()).out)
+    back.close()
+    self = start(between.dsn, "run", "-t", "0", "u1", "--", "echo", "ran")
+    assert_status(69, self.join())
+    assert.is_nil(self.err:find "trying again")
+  end)
 
   it("ends the command when the connection is ended, one that does not listen, too", function()
     for _, command in ipairs { OBEYS, STAYS } do

@@ -10,6 +10,8 @@ local program = require "spec.support.command"
 
 local TABLE = "hierlock_spec_command"
 local PROGRAM = "lua/hierlock/command/main.lua"
+-- This user's directory, named: of `file:` alone `run` says to root whose locks they are.
+local NAMED = ("file:/dev/shm/hierlock-%d"):format(uv.getuid())
 local INTERPRETER = program.interpreter
 local start, run, assert_status = program.start, program.run, program.assert_status
 
@@ -100,7 +102,7 @@ describe("the command line", function()
 
   -- As a shell runs it, with something done to its descriptors: what it says, and its exit status.
   local function shell(arguments, descriptors)
-    local pipe = assert(io.popen(("{ HIERLOCK_DSN=file: %s %s %s %s; } 2>&1; echo =$?"):format(INTERPRETER, PROGRAM, arguments, descriptors)))
+    local pipe = assert(io.popen(("{ HIERLOCK_DSN=%s %s %s %s %s; } 2>&1; echo =$?"):format(NAMED, INTERPRETER, PROGRAM, arguments, descriptors)))
     local said = pipe:read "*a"
     pipe:close()
     return said
@@ -117,6 +119,15 @@ describe("the command line", function()
     assert.equal("hierlock: cannot write: Bad file descriptor\n=74\n", shell("explain u1", ">&-"))
     assert.matches("=0\n$", shell("explain u1", "<&-"))
     assert.equal("=64\n", shell("explain", "2>&-"))
+  end)
+
+  -- As LuaRocks' loader does, which runs before the command.
+  it("works where a closed standard descriptor became a file's that is garbage", function()
+    local line = ([[%s -e 'io.open "/bin/sh"' %s run 'of the spec %d' -- sh -c 'readlink /proc/$$/fd/0']])
+      :format(INTERPRETER, PROGRAM, uv.os_getpid())
+    local pipe = assert(io.popen(("{ HIERLOCK_DSN=%s %s <&-; } 2>&1; echo =$?"):format(NAMED, line)))
+    assert.equal("/dev/null\n=0\n", pipe:read "*a")
+    pipe:close()
   end)
 
   it("says so when what it writes cannot be written", function()
@@ -387,8 +398,17 @@ support.each_server(function(store)
       assert.equal(30, count())
     end)
 
-    it("exits with 77 when the server refuses the user", function()
+    it("exits with 77 when the server refuses the user, or a privilege is missing, which it names", function()
       assert_status(77, run((dsn:gsub(":[^:@]+@", ":wrong@")), "provision"))
+      local root = store.root()
+      if not root then return end
+      assert_status(0, provision("--buckets", "10"))
+      root:query("CREATE USER hlrefused@'%' IDENTIFIED BY 'x'")
+      finally(function() root:query("DROP USER hlrefused@'%'") end)
+      local database = store.bare_dsn:match "/([^/?]+)[^/]*$"
+      root:query("GRANT SELECT ON %s.%s TO hlrefused@'%%'", database, TABLE)
+      local said = assert_status(77, run(dsn:gsub("//[^:]+:[^@]+@", "//hlrefused:x@"), "run", "u1", "--", "true"))
+      assert.matches("; GRANT SELECT ON %S*hier_lock_meta%S* to it\n$", said.err)
     end)
   end)
 

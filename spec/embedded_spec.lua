@@ -127,6 +127,45 @@ describe("the directory", function()
   refused("is a link to nowhere", function(d) sh("ln -s /nonexistent/x %s", d) end, "store", "lock directory")
   refused("is used for something else", function(d) sh("mkdir %s && echo mine > %s/control", d, d) end, "store", "not hierlock's")
   refused("has a directory for a control file", function(d) sh("mkdir -p %s/control", d) end, "store", "control")
+  -- As they would be of a later version; offsets as in file.h, ledger.h.
+  local function version_set(path, bytes)
+    local file = assert(io.open(path, "r+b"))
+    file:seek("set", 8)
+    file:write(bytes)
+    file:close()
+  end
+  it("is refused when another version of hierlock made it, and nothing advises to remove it", function()
+    local function refused_as_other(manager, err)
+      assert.is_nil(manager)
+      assert.equal("store", err.code)
+      assert.matches("made by another version of hierlock", err.message)
+      assert.not_matches("remove", err.message)
+    end
+    local directory = fresh()
+    local manager = assert(open(directory))
+    assert(manager:acquire({ "u1" }, { ttl = 60, auto_release = false }))
+    manager:close()
+    version_set(directory .. "/leases", "\9")
+    refused_as_other(assert(open(directory)):acquire({ "u1" }, { ttl = 60, timeout = 0 }))
+    for _, size in ipairs { "+0", "-4096", "+4096" } do
+      directory = fresh()
+      sh("%s -e 'require(\"hierlock\").open(\"file:%s\")'", os.getenv "HIERLOCK_LUA" or "lua", directory)
+      version_set(directory .. "/control", "\9")
+      sh("truncate -s %s %s/control", size, directory)
+      refused_as_other(open(directory))
+    end
+  end)
+
+  it("is refused where its control file alone was mounted from elsewhere", function()
+    local directory, here = fresh(), fresh()
+    assert(open(directory)):close()
+    local output = support.run(([[
+      local manager, err = require("hierlock").open("file:%s")
+      print(manager, err and err.code, err)
+    ]]):format(here), ([[mkdir %s; touch %s/control; unshare -m%s sh -c 'mount --bind "$0" "$1"; shift; exec "$@"' %s/control %s/control]])
+      :format(here, here, root and "" or "r", directory, here))
+    assert.matches("^nil%s+unsafe_server%s.*mount the directory", output)
+  end)
   if root then
     refused("is a link that somebody else has planted",
       function(d) sh("mkdir %s-x && ln -s %s-x %s && chown -h 54321 %s", d, d, d, d) end, "store", "symbolic link")

@@ -14,7 +14,7 @@ local HARNESS = [[
   local options = { buckets = 10000, timeout = 0 }
 
   -- From now on a whole collection runs wherever Lua looks whether it is time for a step.
-  if _VERSION == "Lua 5.4" then
+  if _VERSION >= "Lua 5.4" then
     collectgarbage("incremental", 1, 1000, 63)
   else
     collectgarbage("setstepmul", _VERSION == "Lua 5.1" and 0 or 1000000000)

@@ -12,7 +12,9 @@ local U1, A1, R1, R2 = { "u1" }, { "u1", "a1" }, { "u1", "a1", "r1" }, { "u1", "
 local LEASES = { embedded = true, mysql = true, mariadb = true, postgresql = true, redis = true, sqlite = true, memcached = true, quorum = true }
 
 local SHORT = 0.15 -- a ttl that is waited for
-local LONG = 60 -- one that is not
+local LONG = tonumber(os.getenv "HIERLOCK_SPEC_TTL") or 60 -- one that is not
+local LEAST = 0.98 * LONG - 10 -- what is left of that: a quorum takes 1 % off
+local unpack = table.unpack or unpack
 local PROMPT = 1.5
 
 -- Waits until a lease of so many seconds from now is surely over, in the store, too.
@@ -139,6 +141,7 @@ describe("a lease", function()
         local handle = assert(lease(R1))
         assert.equal("lease", handle.kind)
         assert.is_true(handle:is_held())
+        assert.is_true(handle:remaining() > LEAST and handle:remaining() <= LONG, handle:remaining())
         assert.is_true(handle:check())
         assert_taken(R1)
         assert_free(R2)
@@ -198,6 +201,21 @@ describe("a lease", function()
       assert_free(R1)
       assert_code("lost", handle:release(CONFIRM))
       assert.is_true(assert(lease(R1, SHORT)):release(CONFIRM))
+    end)
+
+    it_with_records("is given to others no sooner than the end of remaining()", function()
+      for _ = 1, 5 do
+        local handle, believed = assert(lease(R1, SHORT)), 0
+        local start = support.now()
+        repeat
+          believed = math.max(believed, support.now() + handle:remaining())
+        until support.now() > start + SHORT / 2
+        support.sleep(believed - support.now() - 0.01)
+        local taken
+        repeat taken = other:acquire(R1, { ttl = LONG, timeout = 0 }) until taken or support.now() > start + 10
+        assert.is_true(support.now() >= believed, "it was early by " .. believed - support.now() .. " s")
+        assert(taken:release(CONFIRM))
+      end
     end)
 
     it("counts from its grant, not from the call", function()
@@ -416,7 +434,7 @@ describe("a lease", function()
       assert.equal("lease", holder.kind)
       assert.equal("alice", holder.owner)
       assert.equal("the holder", holder.application)
-      assert.is_true(holder.remaining > LONG - 10 and holder.remaining <= LONG)
+      assert.is_true(holder.remaining > LEAST and holder.remaining <= LONG)
       assert.truthy(err.message:find("alice", 1, true), err.message)
       assert.equal("alice", other:holders(R1)[1].owner)
     end)
@@ -433,7 +451,7 @@ describe("a lease", function()
         assert.is_true(math.abs(leases(other)[1].remaining - left) < clocks + 0.4 + TICKS)
       end
       assert.is_true(handle:refresh())
-      assert.is_true(handle:remaining() > LONG - 10)
+      assert.is_true(handle:remaining() > LEAST and handle:remaining() <= LONG)
       assert.is_true(handle:refresh(SHORT))
       outlast(SHORT, store)
       assert_free(R1)
@@ -480,7 +498,7 @@ describe("a lease", function()
       assert_code("lost", handle:check())
       assert.truthy(tostring(handle):find("lost", 1, true))
       assert.is_true(taken:check())
-      assert.is_true(taken:remaining() > LONG - 10)
+      assert.is_true(taken:remaining() > LEAST)
       assert_code("lost", handle:release(CONFIRM))
       assert.is_true(taken:check())
       assert.equal(1, #leases(manager))
@@ -689,7 +707,7 @@ describe("a lease", function()
       assert.is_true(math.abs(leases(other)[1].remaining - left) < 0.4 + TICKS)
       text = assert(handle:export())
       handle = assert(manager:import(text, { ttl = LONG, auto_refresh = true, auto_release = false }))
-      assert.is_true(handle:remaining() > LONG - 10)
+      assert.is_true(handle:remaining() > LEAST and handle:remaining() <= LONG)
       handle = nil -- luacheck: ignore
       collect()
       assert.equal(1, #leases(other))
@@ -706,6 +724,133 @@ describe("a lease", function()
       assert_code("lost", two:release(CONFIRM))
       assert.is_true(three:release(CONFIRM))
       assert_code("lost", manager:import(text))
+    end)
+
+    -- The import fails at first, and is made once more; what it had said then, the server reads last.
+    it("is not taken back by an earlier import that the store carries out late", function()
+      if not store.server then return end -- no request is under way behind its caller's back
+      local STEPS = { memcached = 3 }
+      for passes = 0, (STEPS[store.name] or 2) - 1 do
+        local text = assert(assert(lease(R1)):export())
+        local between = proxy.open(store)
+        finally(function() between.close() end)
+        local peer = support.process(setmetatable({ dsn = between.dsn }, { __index = store }))
+        peer:call("assert(assert(manager:acquire(..., { ttl = 60 })):release { confirm = true })", R2)
+        local n = #between.connections
+        for i = 1, n do between.detain(i, passes) end
+        peer:start("handles.lease = assert(manager:import(...)) return true", text)
+        local late
+        support.wait_until(function()
+          uv.run "nowait"
+          for i = 1, n do late = #between.connections[i].detained > 0 and i or late end
+          return late
+        end, "the import, step " .. passes + 1)
+        between.connections[late].client:close()
+        assert.is_true(peer:result())
+        between.deliver(late)
+        assert.is_true(peer:call "return handles.lease:check() and handles.lease:refresh()")
+        assert_taken(R1)
+        assert.is_true(peer:call "return handles.lease:release { confirm = true }")
+        peer:close()
+        between.close()
+      end
+    end)
+
+    -- What it asks the server who has the lease, the server answers when a later import has it.
+    it("is not taken from a later import by one that was given up", function()
+      if not store.server or not coroutine.close then return end
+      local between = proxy.open(store)
+      finally(function() between.close() end)
+      local peer = support.process(setmetatable({ dsn = between.dsn }, { __index = store }))
+      peer:call([[
+        local dsn, target = ...
+        local function yield(pending) repeat coroutine.yield() until pending:done() end
+        handles.yielding = assert(require("hierlock").open(dsn, { pool_size = 1, loop = yield }))
+        assert(assert(handles.yielding:acquire(target, { ttl = 60 })):release { confirm = true })
+      ]], between.dsn, R2)
+      local text, n = assert(assert(lease(R1)):export()), #between.connections
+      for i = 1, n do between.detain(i) end
+      peer:call([[
+        local text = ...
+        handles.import = coroutine.create(function() return handles.yielding:import(text) end)
+        assert(coroutine.resume(handles.import))
+      ]], text)
+      support.wait_until(function()
+        uv.run "nowait"
+        for i = 1, n do if #between.connections[i].detained > 0 then return true end end
+      end, "the import")
+      peer:call "assert(coroutine.close(handles.import))"
+      local later = assert(manager:import(text))
+      for i = 1, n do -- the server's answers come while the peer is waited for
+        local connection = between.connections[i]
+        local said = table.concat(connection.detained)
+        connection.detained = nil
+        if not connection.upstream:is_closing() then connection.upstream:write(said) end
+      end
+      -- By the only connection, so behind it.
+      peer:call("assert(assert(handles.yielding:acquire(..., { ttl = 60 })):release { confirm = true })", R2)
+      assert.is_true(later:check())
+      assert.is_true(later:release(CONFIRM))
+    end)
+
+    -- Stores look at many rows in parts.
+    it("keeps out a plan of several hundred rows, wherever in that it stands", function()
+      local names = {}
+      for i = 1, 300 do names[i] = "r" .. i end
+      for _, i in ipairs { 1, 100, 200, 300 } do
+        local handle = assert(lease { "u1", "a1", names[i] })
+        assert_code("timeout", other:acquire_resources("u1", "a1", names, { timeout = 0 }))
+        assert(handle:release(CONFIRM))
+      end
+    end)
+
+    -- Runs code in a peer whose answers are kept back, from a statement with that text on, until `check` says that the
+    -- store has carried it out; then they are cut off.
+    local function cut_off(prepare, code, check, argument, text)
+      local between = proxy.open(store)
+      local peer = support.process(setmetatable({ dsn = between.dsn }, { __index = store }))
+      peer:call(prepare, argument)
+      local n, held = #between.connections, false
+      between.take()
+      peer:start(code)
+      local done = pcall(eventually, function()
+        uv.run "nowait"
+        for _, command in ipairs(text and between.commands or {}) do held = held or (command.text or ""):find(text, 1, true) end
+        if held or not text then
+          for i = 1, n do between.connections[i].held = true end
+        end
+        check()
+      end)
+      for i = 1, n do between.connections[i].finish() end
+      local result = { peer:result() }
+      peer:close()
+      between.close()
+      assert.is_true(done)
+      return unpack(result, 1, 2)
+    end
+
+    it("that is released, though the answer is cut off, is not lost", function()
+      if not store.server then return end
+      local function is_gone() assert.equal(0, #leases(manager)) end
+      local RELEASE = "local ok, err = handles.lease:release { confirm = true } return ok, err and err.code"
+      assert.is_true(cut_off("handles.lease = assert(manager:acquire(..., { ttl = 60 })) assert(handles.lease:refresh())",
+                             RELEASE, is_gone, R1))
+      -- Who had its text, too, may have released it in between: so nobody knows.
+      local text = assert(assert(lease(R1)):export())
+      local ok, code = cut_off("handles.lease = assert(manager:import(...))", RELEASE, is_gone, text)
+      assert.is_nil(ok)
+      assert.equal("connection", code)
+    end)
+
+    it("that is revoked, though the answer is cut off, is counted", function()
+      if not store.server or store.name == "memcached" then return end
+      local one, two = assert(lease(R1)), assert(lease(R2))
+      local count = cut_off("assert(assert(manager:acquire({ 'u2' }, { ttl = 60 })):release { confirm = true })",
+        "return manager:revoke { target = { 'u1' } }", function() assert.is_true(#leases(manager) < 2) end, nil,
+        store.table and "revoked=1")
+      assert.equal(2, count)
+      assert_code("lost", one:check())
+      assert_code("lost", two:check())
     end)
 
     it("cannot be had by a text that is damaged, forged, cut short or of something else", function()
@@ -782,7 +927,7 @@ describe("a lease", function()
       assert.equal(uv.os_getpid(), one.pid)
       assert.equal(uv.os_gethostname(), one.host)
       assert.is_true(one.since >= before - 1 and one.since < before + 30)
-      assert.is_true(one.remaining > LONG - 10 and one.remaining <= LONG)
+      assert.is_true(one.remaining > LEAST and one.remaining <= LONG)
       assert.equal("bob", manager:leases({ target = { "u1", "a2", "r1" } })[1].owner)
       assert.equal("alice", manager:leases({ target = A1 })[1].owner)
       assert.equal(2, #manager:leases { target = U1 })

@@ -212,10 +212,20 @@ describe("a coroutine", function()
             function() return manager:acquire(R1, { timeout = 0 }) end,
             function() return manager:acquire(R1, { timeout = 0.02 }) end,
             function() return manager:with(R1, { timeout = 0.02 }, error) end,
-            not store.leases_only and function() return assert(manager:acquire(R2)):extend(R1, { timeout = 0.02 }) end or nil,
+            not store.leases_only and function()
+              local handle = assert(manager:acquire(R2))
+              local ok, err = handle:extend(R1, { timeout = 0.02 })
+              handle:release { confirm = true }
+              return ok, err
+            end or nil,
           } do
             if store.dialect == "mariadb" then support.sleep(0.11) end -- or it shows an old picture
-            local nothing, err = result_of(spawn(call))
+            local nothing, err
+            for _ = 1, 10 do -- a look at the holders has its limit, too, which a busy machine may exceed
+              nothing, err = result_of(spawn(call))
+              if err.holders then break end
+              support.sleep(0.2)
+            end
             assert.is_nil(nothing)
             assert.is_true(hierlock.is_error(err))
             assert.equal("timeout", err.code)

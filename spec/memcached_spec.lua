@@ -235,7 +235,8 @@ describe("Memcached", function()
         local handle, err = manager:acquire(R1, { timeout = timeout })
         local took = support.now() - start
         assert.is_true(took < (timeout > 0 and timeout or 1) + 0.3, took)
-        if handle then assert(handle:release()) else assert.equal("timeout", err.code, err.message) end
+        -- A server that is as busy may also answer too late: `connection`.
+        if handle then assert(handle:release()) else assert.is_true(err.retryable, tostring(err)) end
       end
     end)
 
@@ -257,12 +258,16 @@ describe("Memcached", function()
       local function put(name, value) store.say(("set %s 0 0 %d\r\n"):format(name, #value) .. value) end -- Lua 5.1 ends %s at a \0
       local head = "HLD1" .. ("\0"):rep(8)
       for _, bad in ipairs {
-        "", "x", "HLD1", head, head .. "\255\255\255\255", head .. "\0\0\0\1" .. ("\0"):rep(53), head .. "\0\0\0\0\0",
+        "", "x", "HLD1", "HLD2 as a later version has it", head, head .. "\255\255\255\255", head .. "\0\0\0\1" .. ("\0"):rep(53), head .. "\0\0\0\0\0",
         head .. "\0\0\0\1" .. ("i"):rep(48) .. "\1\255\255\255\255" .. ("r"):rep(10),
         head .. "\0\0\0\1" .. ("i"):rep(48) .. "\1\0\0\0\1\99\1" .. ("b"):rep(8),
         head .. "\0\0\0\1" .. ("i"):rep(48) .. "\1\0\0\0\1\0\9" .. ("b"):rep(8), ("z"):rep(100000) } do
         put(key, bad)
-        assert.truthy(assert_code("store", other:acquire(R1, { timeout = 0 })).message:find("not of hierlock's making", 1, true))
+        local said = assert_code("store", other:acquire(R1, { timeout = 0 })).message
+        -- It may be of a later version, which nobody must be told to delete.
+        local ours = bad:sub(1, 3) == "HLD"
+        assert.matches(ours and "made by another version of hierlock" or "not of hierlock's making", said)
+        assert.equal(not ours, said:find("delete", 1, true) ~= nil)
         assert_code("store", other:leases { target = R1 })
         assert_code("store", other:revoke { target = R1 })
         assert_code("store", handle:check())
@@ -292,6 +297,8 @@ describe("Memcached", function()
       refused("mismatch", "not of hierlock's making", "p1")
       store.say(("set p2:space 0 0 %d\r\n%s"):format(#"hierlock1 2-0123456789abcdef user", "hierlock1 2-0123456789abcdef user"))
       refused("mismatch", "another list of servers", "p2")
+      store.say(("set p4:space 0 0 %d\r\n%s"):format(#"hierlock2 x", "hierlock2 x"))
+      refused("mismatch", "another version of hierlock", "p4")
       hierlock.open(store.dsn .. "?prefix=p3", { levels = { "x", "y" } }):close()
       refused("mismatch", "leave out `levels`", "p3", { levels = { "x", "z" } })
       local one = assert(hierlock.open(store.dsn .. "?prefix=p3"))

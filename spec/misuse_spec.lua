@@ -180,6 +180,12 @@ option_cases("extend", function(o) handle:extend(target, o) return 1 end)
 option_cases("hierlock.acquire_user", function(o) hierlock.acquire_user("u", o) return 1 end)
 option_cases("hierlock.with", function(o) hierlock.with(target, o, print) return 1 end)
 
+describe("a number of seconds", function()
+  it("is rounded up to milliseconds, never down", function()
+    assert(hierlock.open("null:", { hold_timeout = 0.9991 })):close() -- the least is 1
+  end)
+end)
+
 describe("the others raise when", function()
   cases {
     "user is missing", function() manager:acquire_user() end, "user is missing",

@@ -4,7 +4,7 @@
 --
 -- nginx's Lua is LuaJIT, and it loads the very module that is tested; so these
 -- specs are for LuaJIT.
-if not rawget(_G, "jit") then return end
+if not rawget(_G, "jit") then return pending "nginx: skipped: needs LUAS=luajit" end
 
 local uv = require "luv"
 local support = require "spec.support"
@@ -51,6 +51,7 @@ http {
   lua_shared_dict shared 1m;
   lua_check_client_abort on;
   lua_max_running_timers 8;
+  %s
   init_by_lua_block {
     collectgarbage("stop")
     hierlock = require "hierlock"
@@ -102,17 +103,21 @@ http {
 local nginx_methods = {}
 nginx_methods.__index = nginx_methods
 
-local function start(store)
+-- more: of the configuration; within: a command that runs nginx, as a list.
+local function start(store, more, within)
   local directory = assert(uv.fs_mkdtemp("/tmp/hierlock-nginx-XXXXXX"))
   local self = setmetatable({ directory = directory }, nginx_methods)
   local file = assert(io.open(directory .. "/nginx.conf", "w"))
   file:write(CONFIG:format(
     as_module and ("load_module %sndk_http_module.so; load_module %sngx_http_lua_module.so;"):format(MODULES, MODULES) or "",
-    uv.getuid() == 0 and "user root;" or "", package.path, package.cpath, store.dsn, store.options.buckets, store.options.timeout, directory, directory))
+    uv.getuid() == 0 and "user root;" or "", package.path, package.cpath, more or "",
+    store.dsn, store.options.buckets, store.options.timeout, directory, directory))
   file:close()
   local output = assert(uv.fs_open(directory .. "/output", "w", 384))
-  self.process, self.pid = assert(uv.spawn(NGINX, {
-    args = { "-p", directory, "-c", "nginx.conf" },
+  local args = { NGINX, "-p", directory, "-c", "nginx.conf" }
+  for i, word in ipairs(within or {}) do table.insert(args, i, word) end
+  self.process, self.pid = assert(uv.spawn(table.remove(args, 1), {
+    args = args,
     stdio = { nil, output, output },
   }, function(code, signal) self.exit = { code = code, signal = signal } end))
   uv.fs_close(output)
@@ -683,6 +688,44 @@ describe("nginx", function()
       handle:release()
     end)
 
+    -- Two wait in one worker; what they wait for is let go at once.
+    local function assert_woken(other)
+      local held = { assert(mine:acquire { "w1" }), assert(mine:acquire { "w2" }) }
+      local requests = {}
+      for i = 1, 4 do
+        requests[i] = other:start("/content", ([[
+          local handle = assert(manager:acquire({ "w%d" }))
+          local at = ngx.now()
+          handle:release()
+          return at
+        ]]):format(i % 2 + 1))
+      end
+      wait_waiters("w1", 2)
+      wait_waiters("w2", 2)
+      for _ = 1, 20 do uv.run "nowait" support.sleep(0.005) end
+      local seconds, micros = uv.gettimeofday()
+      for _, each in ipairs(held) do each:release { confirm = true } end
+      for _, request in ipairs(requests) do
+        local late = tonumber(wait_done(request).body) - (seconds + micros / 1e6)
+        assert.is_true(late < 0.7, late)
+      end
+    end
+
+    it("wakes waiters of each Lua state, where each request has its own", function()
+      local other = start(store, "lua_code_cache off;")
+      finally(function() other:stop() end)
+      assert_woken(other)
+    end)
+
+    it("wakes waiters where there is no /proc", function()
+      if uv.getuid() ~= 0 then return pending "only root may hide /proc" end
+      if not store.table and store.name ~= "postgresql" then return end -- the embedded store looks into /proc
+      local other = start(store, nil, { "/usr/bin/unshare", "-m", "/bin/sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh" })
+      finally(function() other:stop() end)
+      assert_woken(other)
+      assert.is_nil(other:output():find("waiting requests are late", 1, true), other:output())
+    end)
+
     it("wakes waiters even where nginx has no timer left for it", function()
       local handle = assert(mine:acquire { "u" })
       local pid = nginx:content [[
@@ -854,10 +897,16 @@ describe("nginx", function()
       return answer.status == 200 and answer.body:find("^after 0[%d.]* s, with token %x+\n$")
     end
 
+    local function assert_wants_ids()
+      for _, query in ipairs { "", "?user=u1", "?user=&account=a1", "?user=u1&account=", "?user=u1&account=" .. ("a"):rep(1025) } do
+        assert.equal(400, example:try("/withdraw" .. query).status)
+      end
+    end
+
     it("nginx.conf serves", function()
       run "file:%s/store"
       assert.is_truthy(withdraws(), example:read("output"))
-      assert.equal(400, example:try("/withdraw").status)
+      assert_wants_ids()
     end)
 
     it("nginx_metrics.conf tells Prometheus of all workers", function()
@@ -865,7 +914,7 @@ describe("nginx", function()
       local answer = example:try("/metrics")
       assert.equal(200, answer.status)
       assert.equal("", answer.body) -- nobody has locked anything yet
-      assert.equal(400, example:try("/withdraw").status)
+      assert_wants_ids()
       local done, workers = {}, 0
       -- As many by each worker as it says, and all of them in the end, whichever is asked.
       wait_until(function()

@@ -196,6 +196,23 @@ describe("make", function()
     assert.are.same({}, files(root))
   end
 
+  it("names each store that it leaves out", function()
+    for name, needs in pairs { redis = "libhiredis", sqlite = "libsqlite3", memcached = "libmemcached" } do
+      local output = must("cd %s && MAKEFLAGS= make -n BUILD=%s/left-out LUA=lua5.4 %s_LIBS=", source, directory, name:upper())
+      assert.is_truthy(output:find(("no %s found: the store for %s: is not built"):format(needs, name), 1, true), output)
+    end
+  end)
+
+  it("makes the same bytes in whatever directory", function()
+    local sums = {}
+    for i, name in ipairs { "a", "of/another/name" } do
+      must("mkdir -p %s/%s && cp -r %s/. %s/%s && rm -rf %s/%s/build", directory, name, source, directory, name, directory, name)
+      sums[i] = must("cd %s/%s && MAKEFLAGS= make -s -j2 LUA=lua5.4 CFLAGS='-O0 -g' build/lua5.4/hierlock/core.so && " ..
+        "find build -name '*.o' -o -name '*.so' | sort | xargs sha256sum", directory, name):match "%x+  build.*"
+    end
+    assert.are.equal(sums[1], sums[2])
+  end)
+
   it("names the package whose headers of Lua are missing", function()
     local packages = { ["lua5.1"] = "liblua5.1-0-dev", luajit = "libluajit2-5.1-dev" }
     for _, lua in ipairs(LUAS) do

@@ -59,7 +59,7 @@ local function attached(store, name)
 
   describe("an attached connection of " .. name, function()
     if missing() then
-      return pending(("an attached connection of %s: %s is not on the package path"):format(name, missing()))
+      return pending(("an attached connection of %s: %s is not on the package path (HIERLOCK_DRIVERS)"):format(name, missing()))
     end
     before_each(function()
       connections, manager = {}, support.open(store)
@@ -176,6 +176,37 @@ local function attached(store, name)
         assert(execute(connection, "ROLLBACK"))
         assert.is_nil((execute(connection, "SELECT pg_sleep(0.5)"))) -- its limit is the old one again
         handle:release { confirm = true }
+      end)
+
+      -- The answer still comes. Whoever asks next on this connection would get it.
+      it("closes the connection where the driver has given an answer up", function()
+        local handle = assert(manager:acquire(R1))
+        connection:settimeout(100)
+        assert(execute(connection, "BEGIN"))
+        local ok, err = locks:acquire(R1, { timeout = 0.5 })
+        assert.is_nil(ok)
+        assert.equal("connection", err.code, err.message)
+        assert.is_true(err.retryable)
+        support.sleep(0.6)
+        assert.is_nil((execute(connection, "SELECT 1")))
+        assert.equal("connection", select(2, locks:acquire(R1)).code)
+        handle:release { confirm = true }
+        assert(manager:acquire(R1, { timeout = 5 })):release()
+      end)
+
+      it("closes the connection where the answer is that to an earlier question of the program's", function()
+        for _, earlier in ipairs { "SELECT pg_sleep(0.3)", "SELECT pg_sleep(0.3) FROM missing_table" } do
+          connection = connect()
+          locks = attach.pgmoon(connection, { timeout = 15 })
+          assert(execute(connection, "BEGIN"))
+          connection:settimeout(earlier:find "missing" and 0.001 or 100)
+          assert.is_nil((execute(connection, earlier)))
+          connection:settimeout(5000)
+          local ok, err = locks:acquire(R1)
+          assert.is_nil(ok)
+          assert.equal("connection", err.code, err.message)
+          assert.is_nil((execute(connection, "SELECT 1")))
+        end
       end)
 
       it("raises where it is misused", function()

@@ -3,7 +3,7 @@
 --
 -- nginx's Lua is LuaJIT, so these specs are for LuaJIT. Where lua-resty-mysql is not on the package path, its part is
 -- pending, and says so.
-if not rawget(_G, "jit") then return end
+if not rawget(_G, "jit") then return pending "quick_start: skipped: needs LUAS=luajit" end
 
 local uv = require "luv"
 local hierlock = require "hierlock"

@@ -4,6 +4,7 @@
 local uv = require "luv"
 local hierlock = require "hierlock"
 local proxy = require "spec.support.proxy"
+local program = require "spec.support.command"
 local support = require "spec.support"
 
 local unpack = table.unpack or unpack -- luacheck: ignore
@@ -199,6 +200,38 @@ describe("redis", function()
       assert.is_true(after.token > token)
       assert_code("lost", before:refresh())
       assert.is_true(after:check())
+    end)
+
+    it("serves beside an earlier version, each leaving the other's mark, and refuses what a later one made", function()
+      finally(clear_keys)
+      local manager = assert(open({}, "quarantine=1"))
+      support.wait_until(function() return manager:acquire(R1, { timeout = 0, ttl = 1 }) end)
+      local run = cli("--raw", "HGET", "hierlock:memory", "run"):match "^(%x+)/0"
+      cli("HSET", "hierlock:memory", "run", run) -- as versions wrote it that did not know databases
+      manager = assert(open({}, "quarantine=60"))
+      assert(assert(manager:acquire({ "u2" }, { timeout = 0 })):release { confirm = true })
+      assert.equal(run, cli("--raw", "HGET", "hierlock:memory", "run"):match "^%S+")
+      cli("HSET", "hierlock:memory", "format", "2")
+      local err = assert_code("store", manager:acquire({ "u2" }, { timeout = 0 }))
+      assert.matches("made by another version of hierlock", err.message)
+      assert_code("store", assert(open({}, "quarantine=0")):acquire({ "u2" }, { timeout = 0 }))
+    end)
+
+    it("that has forgotten says for how long it grants nothing, to those who ask and to those who watch", function()
+      local manager = assert(open({}, "quarantine=1"))
+      support.wait_until(function() return manager:acquire(R1, { timeout = 0, ttl = 1 }) end)
+      cli "FLUSHALL"
+      local url = dsn "quarantine=20"
+      local err = assert_code("timeout", assert(open({}, "quarantine=20")):acquire(R1, { timeout = 0 }))
+      assert.is_true(err.retry_after > 10 and err.retry_after <= 20.1, err.retry_after)
+      local words = "nothing is granted for %d+ s more: the server has forgotten what it had granted"
+      assert.matches(words, err.message)
+      assert.matches(words, program.run(url, "ps").err)
+      assert.matches(words, program.run(url, "top").out)
+      local said = program.run(url, "doctor")
+      assert.matches("\n%s*warning%s+a lock%s[^\n]*" .. words, "\n" .. said.out)
+      assert.matches("wait %d+ s, and ask again", said.out)
+      assert.equal("", program.run(dsn "quarantine=0", "ps").err)
     end)
 
     it("that was restarted and has forgotten grants nothing for as long; one that keeps all goes on", function()

@@ -32,7 +32,7 @@ local function each(fn)
     if pcall(require, "pgmoon") and pcall(require, "openssl.rand") then
       describe("pgmoon,", function() fn(store.name, dsn, store, "pgmoon") end)
     else
-      pending "pgmoon is not on the package path, or openssl.rand is not"
+      pending "pgmoon is not on the package path (HIERLOCK_DRIVERS), or openssl.rand is not"
     end
   end)
   describe("on sqlite:", function()
@@ -411,6 +411,38 @@ each(function(kind, dsn, store, by)
       assert.equal(1, db:transaction(function() return set(6) end))
     end)
 
+    it("says at its end that the program has ended it, whatever it has begun since", function()
+      for _, own in ipairs { { "ROLLBACK" }, { "COMMIT" }, { "ROLLBACK", "BEGIN" }, { "COMMIT", "BEGIN" } } do
+        local other = connect { tables = TABLES }
+        local its = opened[#opened]
+        local ok, err = other:transaction(function()
+          assert(other:update(PRODUCT, 1, { stock = 9 }))
+          for _, text in ipairs(own) do assert(its:execute(text)) end
+          assert(other:update(PRODUCT, 1, { price = 77 }))
+          return true
+        end)
+        assert_fails("lost", ok, err)
+        assert.equal("the transaction had ended before its COMMIT; it was not carried out as a whole", err.message)
+        assert.equal(1, other:transaction(function() return other:update(PRODUCT, 1, { stock = 5, price = 10 }) end))
+      end
+    end)
+
+    it("is undone where its coroutine is closed", function()
+      if not coroutine.close then return end -- luacheck: ignore 143
+      local thread = coroutine.create(function()
+        db:transaction(function()
+          assert(set(9))
+          coroutine.yield()
+        end)
+      end)
+      assert(coroutine.resume(thread))
+      assert(coroutine.close(thread)) -- luacheck: ignore 143
+      assert.equal(1, db:update(PRODUCT, 2, { stock = 3 }, { where = { "1=1" } }))
+      connection:close()
+      db, connection = connect { tables = TABLES }
+      assert.same({ 5, 3 }, { value "stock", value("stock", 2) })
+    end)
+
     it("is over where fn raises because the program has closed the connection", function()
       local own, its = with.connect(by, dsn(), { tables = TABLES })
       assert.is_false(pcall(own.transaction, own, function()
@@ -514,6 +546,16 @@ each(function(kind, dsn, store, by)
       end
       other:let()
       assert.equal("Tea", limited:transaction(function() return limited:read(PRODUCT, 1, { lock = "update", wait = 0 }).name end))
+    end)
+
+    it("leaves the limit of a session what it was", function()
+      if kind ~= "postgresql" then return end
+      assert.is_true(db:transaction(function()
+        query "SET LOCAL statement_timeout='7s'"
+        assert(db:read(PRODUCT, 1, { lock = "update", wait = 2 }))
+        assert.equal("7s", query("SHOW statement_timeout")[1][1])
+        return true
+      end))
     end)
 
     it("is shared by readers, and keeps writers out", function()
@@ -760,7 +802,7 @@ each(function(kind, dsn, store, by)
         peer:call([[
           local real = handles.db.query
           handles.db.query = function(text, ...)
-            if text:find "stock.=9 WHERE .id.=2" or text:find "=9.*WHERE .id.=2" then handles.connection:close() end
+            if text:find "=9.*WHERE .id.='?2" then handles.connection:close() end
             local ok, a, b, c, d = pcall(real, text, ...)
             if not ok then return nil, "closed: " .. tostring(a), nil, "08006" end
             return a, b, c, d
@@ -929,6 +971,37 @@ each(function(kind, dsn, store, by)
         end
         assert.equal(table.concat(documented(level), " | "), table.concat(measured, " | "))
       end)
+    end
+  end)
+
+  it("takes a key for what its column is", function()
+    local T = PRODUCT .. "_key"
+    query("DROP TABLE IF EXISTS %s", T)
+    query("CREATE TABLE %s (id BIGINT PRIMARY KEY, name VARCHAR(20))", T)
+    finally(function() query("DROP TABLE %s", T) end)
+    for id, name in pairs { [0] = "abc", [1] = "0", [2] = "7 of 9" } do query("INSERT INTO %s VALUES (%d,'%s')", T, id, name) end
+    query("INSERT INTO %s VALUES (9223372036854775807,'last'),(9223372036854775806,'last but one')", T)
+    local named = connect { tables = { [T] = { key = "name" } }, timeout = 5 }
+    local by_id = connect { timeout = 5 }
+    if kind ~= "postgresql" then -- which has no such comparison
+      assert.equal(1, named:delete(T, 0, { where = { "1=1" } }))
+      assert.equal("stale", select(2, named:delete(T, 7, { old = { id = 2 }, columns = { "id" } })).code)
+      assert.has_error(function() named:delete(T, false, { where = { "1=1" } }) end)
+      assert.has_error(function() by_id:read(T, { id = true }) end)
+      assert.equal("4", tostring(query("SELECT COUNT(*) FROM %s", T)[1][1]))
+    end
+    assert.equal("abc", by_id:read(T, 0).name)
+    assert.equal("7 of 9", by_id:read(T, 2, { columns = { "name" } }).name)
+    assert.equal(1, by_id:update(T, 2, { name = "nine" }, { old = { id = 2 }, columns = { "id" } }))
+    assert.equal("last", by_id:read(T, math.maxinteger or "9223372036854775807").name) -- luacheck: ignore 143
+  end)
+
+  it("raises for a text that the connection's character set does not have", function()
+    if by == "pgmoon" then return assert_fails("store", db:update(PRODUCT, 1, { name = "\255\254" }, { version = 1 })) end
+    local ok, message = pcall(db.update, db, PRODUCT, 1, { name = "\255\254" }, { version = 1 })
+    if kind == "postgresql" then
+      assert.is_false(ok)
+      assert.matches("hierlock: a text is not one in the connection's character set", message)
     end
   end)
 

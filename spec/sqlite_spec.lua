@@ -174,6 +174,12 @@ support.on_sqlite(function(store)
       assert(open(path))
       stranger(path):query "PRAGMA user_version=99"
       assert.truthy(assert_code("store", open(path)).message:find "another version")
+      path = fresh()
+      assert(open(path)):close()
+      local file = assert(io.open(path .. "-hierlock", "r+b"))
+      file:write "\9"
+      file:close()
+      assert.matches("another version of hierlock: see Upgrading", assert_code("store", open(path)).message)
     end)
 
     it("that is damaged is told of, and nobody hangs in it", function()
@@ -200,6 +206,27 @@ support.on_sqlite(function(store)
       assert(uv.fs_link(path, path .. ".second"))
       assert_code("unsafe_server", open(path))
       assert_code("unsafe_server", open(path .. ".second"))
+    end)
+
+    -- As `docker -v /host/l.db:/l.db` does it: each side would have its own -wal, -shm and -hierlock.
+    it("is refused where it was mounted by its own name, and not where its directory was", function()
+      local path = fresh()
+      assert(open(path)):close()
+      local here = path .. " mounted"
+      sh("mkdir -p '%s' && touch '%s/one.db'", here, here)
+      local function opened(name, what)
+        return support.run(([[
+          local manager, err = require("hierlock").open("sqlite:%s")
+          print(manager and manager:acquire({ "u1" }) and "granted", err and err.code, err)
+        ]]):format(name), ("unshare -m%s sh -c 'mount --bind \"$0\" \"$1\"; shift; exec \"$@\"' %s"):format(
+          uv.getuid() == 0 and "" or "r", what))
+      end
+      local output = opened(here .. "/one.db", ("%s '%s/one.db'"):format(path, here))
+      assert.matches("^nil%s+unsafe_server%s.*mount its directory", output)
+      local directory = path .. ".d"
+      sh("mkdir %s", directory)
+      assert.matches("^granted", opened(here .. "/two.db", ("%s '%s'"):format(directory, here)))
+      assert(uv.fs_stat(directory .. "/two.db"))
     end)
 
     it("is refused when it, or its directory, is read-only", function()
@@ -299,6 +326,33 @@ support.on_sqlite(function(store)
       return peer
     end
 
+    if coroutine.close then
+      it("of an import that is given up changes nothing when its turn comes", function()
+        local path = fresh()
+        local manager = assert(open(path, { application = "the exporter" }))
+        local yielding = assert(open(path, {
+          application = "the importer",
+          loop = function(pending) repeat coroutine.yield() until pending:done() end,
+        }))
+        local text = assert(assert(manager:acquire(R1, { ttl = 60 })):export())
+        local inode = ":" .. uv.fs_stat(path .. "-hierlock").ino .. " "
+        local function locks()
+          local n = 0
+          for line in io.lines "/proc/locks" do if line:find(inode, 1, true) then n = n + 1 end end
+          return n
+        end
+        local writer, before = writes(path), locks()
+        local thread = coroutine.create(function() yielding:import(text) end)
+        assert(coroutine.resume(thread))
+        support.wait_until(function() return locks() > before end, "the import, which stands in line")
+        assert(coroutine.close(thread))
+        writer:query "ROLLBACK"
+        support.wait_until(function() return locks() == before end)
+        assert.equal("the exporter", manager:leases()[1].application)
+        assert(assert(manager:import(text)):release { confirm = true })
+      end)
+    end
+
     it("ends in time, to the millisecond, for a lease and for one who writes", function()
       local path = fresh()
       local manager, other = assert(open(path)), assert(open(path))
@@ -395,7 +449,7 @@ support.on_sqlite(function(store)
       assert(handle:release { confirm = true })
     end)
 
-    it("of one that is stopped keeps its place", function()
+    it("of one that is stopped keeps its place for 3 s; then it is passed, and goes on in a new one", function()
       local path = fresh()
       local manager = assert(open(path))
       local handle = assert(manager:acquire(R1, { ttl = 60 }))
@@ -403,20 +457,72 @@ support.on_sqlite(function(store)
       peer:acquire("lock", "acquire", R1)
       wait_for_waiters(manager, R1, 1)
       peer:signal "sigstop"
+      local start = support.now()
       assert(handle:release { confirm = true })
-      assert_code("timeout", manager:acquire(R1, { timeout = 0.3 }))
+      local err = assert_code("timeout", manager:acquire(R1, { timeout = 0.3 }))
+      assert.matches("is waited for by", err.message)
+      assert.not_matches(" more", err.message)
+      local other = assert(manager:acquire(A1, { timeout = 10 }))
+      assert.is_true(support.now() - start > 2.5, support.now() - start)
+      assert_code("timeout", manager:acquire(R1, { timeout = 0 }))
       peer:signal "sigcont"
+      assert.is_true(peer:stays_blocked())
+      wait_for_waiters(manager, R1, 1)
+      assert(other:release { confirm = true })
       assert.is_true(peer:result())
+    end)
+
+    it("of one that writes goes on, and of all behind it, when the first in line has been stopped for 3 s", function()
+      local path = fresh()
+      local manager = assert(open(path))
+      local writer, stopped, other = writes(path), process(path), process(path)
+      stopped:start("return manager:acquire(..., { timeout = 30 }) ~= nil", R1)
+      assert.is_true(stopped:stays_blocked())
+      stopped:signal "sigstop"
+      other:start("return manager:acquire(..., { timeout = 10 }) ~= nil", R2)
+      writer:query "ROLLBACK"
+      assert.is_true(other:result())
+      local start = support.now()
+      for _ = 1, 3 do assert(assert(manager:acquire { "u2" }):release { confirm = true }) end
+      assert.is_true(support.now() - start < PROMPT, support.now() - start)
+      stopped:signal "sigcont"
+      assert.is_true(stopped:result())
+    end)
+
+    -- Its bell is in the side file: see side.c.
+    it("that ends in vain wakes those who waited for it alone", function()
+      local path = fresh()
+      local manager = assert(open(path))
+      local function rung()
+        local bells, n = read_file(path .. "-hierlock"):sub(33, 32 + 8000), 0
+        for i = 1, #bells, 8 do
+          local a, b, c, d = bells:byte(i, i + 3)
+          n = n + a + 256 * (b + 256 * (c + 256 * d))
+        end
+        return n
+      end
+      local handle = assert(manager:acquire(R1, { ttl = 60 }))
+      local first, second = process(path), process(path)
+      first:start("return select(2, manager:acquire(..., { timeout = 1.5 })).code", A1)
+      wait_for_waiters(manager, U1, 1)
+      second:acquire("lock", "acquire", R2)
+      wait_for_waiters(manager, U1, 2)
+      local before = rung()
+      assert.equal("timeout", first:result())
+      assert.is_true(second:result())
+      assert.is_true(rung() > before)
+      assert(handle:release { confirm = true })
     end)
 
     -- One that is stopped in the line of those who write keeps its place there: nobody else comes to write.
     it("ends in time though what was in its way is over, and one that is stopped is before it", function()
       local path = fresh()
       local manager = assert(open(path))
-      assert(manager:acquire(R1, { ttl = 0.5, auto_release = false }))
+      local handle = assert(manager:acquire(R1, { ttl = 60, auto_refresh = false, auto_release = false }))
       local waiting, stopped = process(path), process(path)
-      waiting:start("return select(2, manager:acquire(..., { timeout = 2.5 })).code", R1)
+      waiting:start("return select(2, manager:acquire(..., { timeout = 2.8 })).code", R1)
       wait_for_waiters(manager, R1, 1)
+      assert(handle:refresh(1))
       local start = support.now()
       local writer = writes(path)
       stopped:start("return manager:acquire(..., { timeout = 20 }) ~= nil", R2)
@@ -424,7 +530,7 @@ support.on_sqlite(function(store)
       stopped:signal "sigstop"
       writer:query "ROLLBACK"
       assert.equal("timeout", waiting:result())
-      assert.is_true(support.now() - start < 2.5 + 1, support.now() - start)
+      assert.is_true(support.now() - start < 2.8 + 1, support.now() - start)
       stopped:signal "sigcont"
       assert.is_true(stopped:result())
     end)
@@ -444,7 +550,8 @@ support.on_sqlite(function(store)
           if how == "release" then
             assert(handle:release { confirm = true })
           else
-            assert(handle:refresh(0.01))
+            local ok, err = handle:refresh(0.01) -- shorter than a busy machine takes to answer
+            assert.is_true(ok or err.code == "lost", tostring(err))
           end
           assert.is_true(peer:result())
           fastest[how] = math.min(fastest[how], support.now() - start)

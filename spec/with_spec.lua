@@ -81,6 +81,17 @@ describe("with", function()
     assert.matches("with_spec.lua:" .. here + 3 .. ":", caught)
   end)
 
+  it("adds one traceback to what is raised through many of it", function()
+    local function nest(n)
+      if n == 0 then error "broken" end
+      return manager:with({ "w1", "a" .. n }, function() return nest(n - 1) end)
+    end
+    local ok, caught = pcall(nest, 30)
+    assert.is_false(ok)
+    assert.equal(1, select(2, caught:gsub("stack traceback:", "")))
+    assert.is_true(#caught < 20000, #caught)
+  end)
+
   it("passes errors of its own kind on as they are", function()
     local ok, caught = pcall(manager.with, manager, { "w1" }, function()
       error(select(2, hierlock.open("nonsense")))

@@ -36,10 +36,11 @@ hl_agent *hl_agent_new(void) {
   return agent;
 }
 
-/* A forked child is another one: what it has copied it does not hold. */
+/* In each forked child it is another one: what that has copied it does not hold. */
 uint64_t hl__agent_number(const hl_agent *agent) {
-  if (!agent || !agent->number) return 0;
-  return agent->number + hl__fork_generation();
+  uint64_t process = hl__fork_identity();
+  if (!agent || !agent->number || !process) return 0;
+  return agent->number ^ process;
 }
 
 hl_agent *hl_agent_ref(hl_agent *agent) {

@@ -16,6 +16,7 @@
 #include "plan.h"
 
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -154,13 +155,21 @@ static void timeout_say(hl_error *error, const hl_plan *plan, int64_t timeout) {
   hl_error before = *error;
   (void)hl__timeout_error(error, plan, timeout);
   error->server_errno = before.server_errno;
+  error->retry_after_ms = before.retry_after_ms;
   memcpy(error->sqlstate, before.sqlstate, sizeof error->sqlstate);
+  if (!before.reason[0]) return;
+  char path[256];
+  memcpy(error->reason, before.reason, sizeof error->reason);
+  (void)snprintf(error->message, sizeof error->message,
+                 "%s was not granted within %.3f s: %s",
+                 hl_plan_describe(plan, path, sizeof path),
+                 (double)timeout / 1000, before.reason);
 }
 
 /* ------------------------------------------------------ in the store's hands */
 
 static bool is_unwanted(const hl__call *call) HL__REQUIRES(hl__manager_mutex) {
-  return call->manager->closed || call->given_up;
+  return call->manager->cancelled || call->given_up;
 }
 
 /* Sets the deadline of the store's next piece of waiting, which takes `longest` ms,
@@ -177,6 +186,7 @@ static bool piece_begin(hl__call *call, hl__connection *connection,
   request->deadline = end;
   connection->due = end > now ? end : now;
   call->connection = connection;
+  connection->waits = !(call->by_worker && call->in_line); /* else its pending is given up */
   return true;
 }
 
@@ -230,15 +240,19 @@ static int lease_granted(hl__call *call, hl__connection *connection,
   return closed ? hl__manager_closed_error(error) : hl__lease_late_error(error);
 }
 
-/* A lease that nobody wants any more goes; an imported one is whose text it was. */
-static void lease_unwanted(hl__call *call, hl__connection *connection)
+/* A lease that its caller does not want any more goes; an imported one stays with its text. False: the record may
+   be there still, as where the interruption of the take has met the drop. */
+static bool lease_unwanted(hl__call *call, hl__connection *connection)
     HL__REQUIRES(hl__manager_mutex) {
   hl_manager *manager = call->manager;
-  if (call->adopts) return;
+  if (call->adopts) return true;
   hl__manager_mutex_unlock(manager);
-  (void)manager->store->leases->drop(connection->session, &call->lease->terms,
-                                     false, hl__now_ms() + 1000, NULL);
+  hl__exit_give_back_begin();
+  int status = manager->store->leases->drop(connection->session, &call->lease->terms,
+                                            true, hl__now_ms() + 1000, NULL);
+  hl__exit_give_back_end();
   hl__manager_mutex_lock(manager);
+  return status == HL_OK || status == HL_ELOST;
 }
 
 /* On HL_OK the lock holds what the request says; otherwise nothing is held. Model:
@@ -256,6 +270,10 @@ static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline,
      once: then it tries once more. */
   uint64_t put = manager->drops_put;
   bool dropping = manager->ops->traits.blocks && manager->drops_gone < put;
+  /* A store that hangs gets no more. Where session locks are, a connection that has gone stale fails no caller, and
+     that is noticed within a second only. */
+  const int64_t limit =
+      manager->ops->traits.leases_only ? hl__answer_by(deadline) : HL_FOREVER;
   for (bool repaired = false;;) {
     hl_grant grant = {0};
     hl__connection *connection;
@@ -277,11 +295,12 @@ static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline,
     call->connection = NULL; /* nobody interrupts it any more */
     wanted = wanted && !is_unwanted(call);
     bool overrun = connection->overrun; /* the keeper has ended its session */
+    bool recorded = call->lease && !call->adopts && status == HL_ECONNECTION;
     if (call->lease && status == HL_OK) {
       if (wanted && !overrun)
         return lease_granted(call, connection, &grant, error);
       call->lease->terms.place = grant.place;
-      if (grant.sent_ms) lease_unwanted(call, connection);
+      recorded = grant.sent_ms && !lease_unwanted(call, connection);
     }
     if (wanted && status == HL_OK && !overrun) {
       hl__hold_begin(&call->lock->hold, connection, &grant, call->owner,
@@ -295,8 +314,8 @@ static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline,
       hl__pool_discard(manager, connection);
       /* The record may be there: whoever tries again would be kept out by it. */
       if (call->lease && !call->adopts) call->lease->terms.place = grant.place;
-      if (call->lease && !call->adopts && status == HL_ECONNECTION &&
-          grant.sent_ms && hl__lease_recall(call->lease) != HL_OK)
+      if (recorded && grant.sent_ms &&
+          hl__lease_recall(call->lease, limit) != HL_OK)
         repaired = true;
       if (!wanted) return hl__manager_closed_error(error);
       if (overrun)
@@ -304,7 +323,7 @@ static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline,
                          "the server did not answer in time");
       /* A pooled connection may have gone stale, or what all waited in may be gone;
          nothing was held yet. */
-      if (repaired || (fresh && scarce)) return status;
+      if (repaired || (fresh && scarce) || hl__left_ms(limit) == 0) return status;
       repaired = true;
       if (call->lease &&
           (status = hl__lease_rename(call->lease, call->adopts, error)) != HL_OK)
@@ -426,7 +445,7 @@ static void answered(hl__call *call, hl__connection *connection, int status,
   if (lost)
     hold->kept_until = 0;
   else if (sent_ms && hold->kept_until) /* not interrupted */
-    hold->kept_until = sent_ms + manager->config.hold_timeout;
+    hold->kept_until = hl__deadline(sent_ms, manager->config.hold_timeout);
 }
 
 /* The store's part. The connection is BUSY meanwhile: the keeper does not renew it, and
@@ -440,7 +459,10 @@ static int extend_pieces(hl__call *call, hl__connection *connection,
   int status = HL_OK;
   connection->state = HL__BUSY;
   do {
-    if (!piece_begin(call, connection, call->deadline, longest, request)) break;
+    if (!piece_begin(call, connection, call->deadline, longest, request)) {
+      status = hl__manager_closed_error(reason);
+      break;
+    }
     hold->watched = connection;
     grant->sent_ms = 0;
     status = piece_run(call, request, grant, reason);
@@ -638,7 +660,7 @@ int hl__call_to_lease(hl__call *call, hl_error *error) {
   if (status == HL_OK) status = hl__hold_convert(hold, &request, &grant, error);
   if (status == HL_ELOST && grant.sent_ms) { /* the record may be there */
     hl__manager_mutex_lock(manager);
-    (void)hl__lease_recall(call->lease);
+    (void)hl__lease_recall(call->lease, HL_FOREVER);
     hl__manager_mutex_unlock(manager);
   }
   if (status) {

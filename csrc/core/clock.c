@@ -24,10 +24,25 @@ int64_t hl__lease_ms(void) { return clock_ms(CLOCK_BOOTTIME); }
 
 int64_t hl__unix_ms(void) { return clock_ms(CLOCK_REALTIME); }
 
-int64_t hl__left_ms(int64_t deadline) {
+static int64_t left_at(int64_t now, int64_t deadline) {
   if (deadline == HL_FOREVER) return HL_FOREVER;
-  int64_t left = deadline - hl__now_ms();
-  return left > 0 ? left : 0;
+  return deadline > now ? hl__between_ms(now, deadline) : 0;
+}
+
+int64_t hl__left_ms(int64_t deadline) {
+  return left_at(hl__now_ms(), deadline);
+}
+
+int64_t hl__lease_left_ms(int64_t end) {
+  return left_at(hl__lease_ms() + 1, end); /* the clock's milliseconds are cut */
+}
+
+/* The rest of the 200 ms is for what the call does beside waiting. */
+#define LATE_MS 170
+
+int64_t hl__answer_by(int64_t deadline) {
+  int64_t now = hl__now_ms();
+  return hl__deadline(deadline > now ? deadline : now, LATE_MS);
 }
 
 void hl__cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex,
@@ -36,11 +51,21 @@ void hl__cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex,
     (void)pthread_cond_wait(condition, mutex);
     return;
   }
+  if (deadline < 0) deadline = 0;
   struct timespec t = {.tv_sec = deadline / 1000,
                        .tv_nsec = deadline % 1000 * 1000000};
   (void)pthread_cond_timedwait(condition, mutex, &t);
 }
 
 int64_t hl__deadline(int64_t now, int64_t ms) {
-  return ms >= HL_FOREVER - now ? HL_FOREVER : now + ms;
+  int64_t sum;
+  if (now == HL_FOREVER || ms == HL_FOREVER) return HL_FOREVER;
+  if (!__builtin_add_overflow(now, ms, &sum)) return sum;
+  return ms > 0 ? HL_FOREVER : INT64_MIN;
+}
+
+int64_t hl__between_ms(int64_t since, int64_t until) {
+  int64_t ms;
+  if (!__builtin_sub_overflow(until, since, &ms)) return ms;
+  return until > since ? INT64_MAX : INT64_MIN;
 }

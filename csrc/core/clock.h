@@ -17,10 +17,23 @@ int64_t hl__now_us(void);
    server's lease does: for nothing but leases. Not comparable with hl__now_ms. */
 int64_t hl__lease_ms(void);
 int64_t hl__unix_ms(void);
+
+/* Sums and differences saturate here. A time that a store, a text or an option gave
+   may be any number, and a clock that has just begun says next to nothing. */
+
 /* Milliseconds left until deadline, never negative; HL_FOREVER stays. */
 int64_t hl__left_ms(int64_t deadline);
-/* now + ms, without overflow; HL_FOREVER stays. */
+/* The time that a lease surely lasts which ends then by hl__lease_ms: rounded down, never
+   negative; HL_FOREVER stays. */
+int64_t hl__lease_left_ms(int64_t end);
+/* now + ms; HL_FOREVER stays. Either may be negative. */
 int64_t hl__deadline(int64_t now, int64_t ms);
+/* until - since */
+int64_t hl__between_ms(int64_t since, int64_t until);
+
+/* Until when the answer of a store is awaited, for a call that is to end by the deadline, or now
+   where that is over: no call returns later than 200 ms after its timeout. */
+int64_t hl__answer_by(int64_t deadline);
 
 /* Waits for the condition, of CLOCK_MONOTONIC, until the deadline at most. */
 void hl__cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex,

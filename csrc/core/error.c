@@ -38,6 +38,8 @@ static bool status_retryable(int status) {
   return false;
 }
 
+const char *hl_version(void) { return HL_VERSION; }
+
 const char *hl_status_name(int status) {
   for (size_t i = 0; i < sizeof statuses / sizeof *statuses; i++)
     if (statuses[i].status == status) return statuses[i].name;

@@ -61,7 +61,9 @@ static const int64_t bounds_us[HL_HISTOGRAM_BOUNDS] = {
     1000000,   2000000,   5000000,    10000000,   20000000,   50000000,
     100000000, 200000000, 500000000,  1000000000, 2000000000, 5000000000};
 
-int64_t hl_histogram_bound_us(unsigned i) { return bounds_us[i]; }
+int64_t hl_histogram_bound_us(unsigned i) {
+  return i < HL_HISTOGRAM_BOUNDS ? bounds_us[i] : INT64_MAX;
+}
 
 /* Most are short: looked for from the shortest on. */
 void hl__histogram_add(hl_histogram *histogram, int64_t us) {

@@ -5,6 +5,7 @@
 
 #include "clock.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -29,6 +30,7 @@ static pthread_t exiter;
 static atomic_bool library_closed;
 static atomic_uint inside;
 static _Thread_local bool is_inside;
+static _Thread_local unsigned gives_back;
 
 static bool is_exiter(void) {
   return atomic_load(&exiting) && pthread_equal(exiter, pthread_self());
@@ -67,12 +69,25 @@ static void in_child(void) {
   atomic_store(&inside, 0u);
 }
 
-static void watch_forks(void) { (void)pthread_atfork(NULL, NULL, in_child); }
+/* A program may unload what brought this code as soon as it has closed its managers. Threads of
+   ours may be in it still: a server that hangs keeps them, and none can be waited for to its
+   last instruction. So the code stays, where it is that of a shared object. */
+static void stay_loaded(void) {
+  static const char here = 0;
+  Dl_info object;
+  if (dladdr(&here, &object) && object.dli_fname)
+    (void)dlopen(object.dli_fname, RTLD_LAZY | RTLD_NOLOAD | RTLD_NODELETE);
+}
+
+static void begin(void) {
+  (void)pthread_atfork(NULL, NULL, in_child);
+  stay_loaded();
+}
 
 void hl__exit_watch(const void *library) {
-  static pthread_once_t forks = PTHREAD_ONCE_INIT;
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
   static _Atomic(const void *) watched[LIBRARIES_MAX];
-  (void)pthread_once(&forks, watch_forks);
+  (void)pthread_once(&once, begin);
   for (unsigned i = 0; library && i < LIBRARIES_MAX; i++) {
     const void *there = NULL;
     if (atomic_compare_exchange_strong(&watched[i], &there, library))
@@ -87,10 +102,22 @@ void hl__exit_await_end(void) { atomic_fetch_sub(&awaited, 1u); }
 
 void hl__exit_check(unsigned n) {
   /* Handlers of the program's own may go on; they keep nobody waiting but exit(). */
-  if (!atomic_load(&exiting) || is_exiter()) return;
+  if (!atomic_load(&exiting) || is_exiter() || gives_back) return;
   atomic_fetch_sub(&awaited, n);
   stay();
 }
+
+void hl__exit_give_back_begin(void) {
+  gives_back++;
+  hl__exit_await(1);
+}
+
+void hl__exit_give_back_end(void) {
+  gives_back--;
+  hl__exit_await_end();
+}
+
+bool hl__exit_begun(void) { return atomic_load(&exiting); }
 
 bool hl__library_closed(void) { return atomic_load(&library_closed); }
 

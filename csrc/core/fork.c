@@ -16,6 +16,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -36,6 +37,8 @@ struct table {
 HL__MUTEX_FUNCTIONS(table, struct table, mutex, hl__fork_mutex)
 static struct table watched = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 static atomic_uint generation;
+/* Random; of this process alone. 0: none could be had. */
+static uint64_t identity;
 
 /* Shared by those who forbid births, exclusive while a child is born; before the
    mutex. fork() goes first, or it would starve behind many who connect. */
@@ -65,6 +68,13 @@ static void after_fork_in_parent(void) HL__RELEASES(hl__fork_mutex) {
   (void)pthread_rwlock_unlock(&births);
 }
 
+static void identity_draw(void) {
+  identity = 0;
+  if (getrandom(&identity, sizeof identity, GRND_NONBLOCK) !=
+      (ssize_t)sizeof identity)
+    identity = 0;
+}
+
 /* Only what is safe in the child of a process with threads: fstat, close,
    stores. */
 static void after_fork_in_child(void) HL__RELEASES(hl__fork_mutex) {
@@ -75,12 +85,15 @@ static void after_fork_in_child(void) HL__RELEASES(hl__fork_mutex) {
   }
   errno = saved;
   atomic_fetch_add(&generation, 1u);
+  identity_draw(); /* a system call */
+  errno = saved;
   table_unlock(&watched);
   /* It was locked by a thread of another number, as whom we cannot unlock it. */
   births = (pthread_rwlock_t)BIRTHS_INIT;
 }
 
 static void install(void) {
+  identity_draw();
   (void)pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
 }
 
@@ -148,4 +161,9 @@ HL__UNCHECKED void hl__fork_allow(void) {
 unsigned hl__fork_generation(void) {
   (void)pthread_once(&once, install);
   return atomic_load_explicit(&generation, memory_order_relaxed);
+}
+
+uint64_t hl__fork_identity(void) {
+  (void)pthread_once(&once, install);
+  return identity;
 }

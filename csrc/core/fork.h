@@ -31,5 +31,7 @@ void hl__fork_allow(void) HL__RELEASES_SHARED(hl__births);
 /* Grows by one in each forked child: what was made under another number
    belongs to a parent. One atomic read. */
 unsigned hl__fork_generation(void);
+/* A random number of this process: no parent, child or sibling has it. 0: none could be had. */
+uint64_t hl__fork_identity(void);
 
 #endif

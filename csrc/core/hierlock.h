@@ -4,9 +4,10 @@
  * To lock a node of a tree (user -> account -> resource, or other levels) a
  * caller takes a shared lock on each ancestor and an exclusive lock on the
  * node. The nodes are mapped to a fixed number of buckets for each level, and
- * the buckets are locked in a store: row locks of MySQL/MariaDB, advisory locks of
- * PostgreSQL (which has no buckets), byte-range
- * locks of the kernel, or nothing at all (for tests of the calling program).
+ * the buckets are locked in a store: row locks of MySQL or MariaDB, advisory locks of
+ * PostgreSQL (which has no buckets), records of Redis, Valkey, SQLite or Memcached, several
+ * of these as a quorum, byte-range locks of the kernel (`file:`), or nothing at all (`null:`,
+ * for tests of the calling program).
  *
  * A program uses it in this order:
  *
@@ -32,6 +33,10 @@
  *   parent's: a copied lock is dead, a copied manager starts afresh. While
  *   another thread is logging in to a server, fork() waits for it: for
  *   milliseconds, or for connect_timeout where the server hangs.
+ * - A shared object that has this library in it stays loaded once a thread of the library's was
+ *   started: dlclose() is safe, and unloads nothing.
+ * - pthread_cancel() ends a thread that waits in a function of this library when that
+ *   returns. hl_manager_cancel and hl_pending_cancel end waits.
  * - A manager may be used by any number of threads. A lock is used by one
  *   thread at a time.
  *
@@ -54,6 +59,8 @@ extern "C" {
 #endif
 
 #define HL_VERSION "0.1.0"
+/* The HL_VERSION of the library, which may be another than that of the header. Static storage. */
+const char *hl_version(void);
 
 /* ------------------------------------------------------------- status */
 
@@ -61,7 +68,8 @@ enum hl_status {
   HL_OK = 0,
   HL_TIMEOUT = 1,   /* not granted in time */
   HL_DEADLOCK = 2,  /* chosen as the victim; the transaction is gone */
-  HL_CANCELLED = 3, /* somebody cancelled the wait, or closed the manager */
+  HL_CANCELLED = 3, /* somebody cancelled the wait, or all waits of the manager, or
+                       closed it */
   HL_BUSY = 4,      /* all connections of the pool are in use, or no thread can
                        be started */
 
@@ -87,9 +95,12 @@ typedef struct hl_error {
   int level;              /* the row concerned, -1 where none is */
   uint32_t bucket;        /* valid where level >= 0 */
   char message[512];      /* one line for people, NUL-terminated */
-  /* HL_ELOST of a lease that somebody has revoked: who, and why; else "". */
+  /* HL_ELOST of a lease that somebody has revoked: who, and why. HL_TIMEOUT: why, where it was
+     something else than other locks. Else "". */
   char revoked_by[64];
   char reason[128];
+  /* HL_TIMEOUT: for so long no retry can succeed, in ms; 0: not known. */
+  int64_t retry_after_ms;
 } hl_error;
 
 /* The contract's name of a status ("timeout", "not_provisioned" ...);
@@ -220,7 +231,7 @@ typedef enum hl_dialect {
 
 /* The one statement that locks the plan's rows in the caller's own
    transaction, as a malloc'ed string that the caller frees; NULL when out of
-   memory. table is an identifier ([A-Za-z0-9_$]+), as checked by the caller; of no
+   memory, or there is no such dialect. table is an identifier ([A-Za-z0-9_$]+), as checked by the caller; of no
    matter for HL_POSTGRESQL. It returns as many rows as the plan has. */
 char *hl_plan_sql(hl_plan *plan, hl_dialect dialect, const char *table);
 /* The same for a space with leases, of MySQL or MariaDB: table is the name that the DSN
@@ -254,7 +265,8 @@ extern const struct hl_store_ops hl_store_memcached;
    begin with HL_CONFIG_INIT and HL_OPTIONS_INIT. */
 typedef struct hl_config {
   size_t size;             /* sizeof(hl_config) */
-  const char *dsn;         /* NULL: $HIERLOCK_DSN, else "file:" */
+  const char *dsn;         /* NULL: $HIERLOCK_DSN, else "file:", which excludes the
+                              programs of the same user alone */
   int64_t timeout;         /* of an acquisition; ms; HL_FOREVER */
   int64_t hold_timeout;    /* ms, at least 1000 */
   hl_layout *layout;       /* what it leaves to the default, the space decides;
@@ -305,9 +317,17 @@ int hl_manager_open(const hl_config *config, hl_manager **manager,
 /* Releases every lock of the manager, ends its threads and connections, and
    drops the caller's reference. Waits of other threads end with
    HL_CANCELLED. Locks that still exist afterwards hold nothing and are freed
-   by hl_lock_free as usual. Does no I/O that can block. No other call on the
-   manager may begin afterwards, or while this one runs. */
+   by hl_lock_free as usual. Waits until the store has given back what was released,
+   or was granted and is not wanted: a round trip. Where a server hangs, for two seconds
+   at most; then the threads end behind it, and exit() waits for them, for 2.5 s at most. No
+   other call on the manager may begin afterwards, or while this one runs: a program with
+   several threads calls hl_manager_cancel, joins them, and closes then. NULL is fine. */
 void hl_manager_close(hl_manager *manager);
+
+/* Ends all waits of the manager, in any thread, with HL_CANCELLED; those that begin later end so
+   at once, until it is closed. What is held stays held, and is released as usual. An extend
+   that is ended so may cost its lock, see hl_lock_start_extend. Any thread; any number of times. */
+void hl_manager_cancel(hl_manager *manager);
 
 /* Its own, of which plans for it are made: as its space records, else as in
    hl_config, else the default. Lives as long as the manager. */
@@ -348,7 +368,7 @@ typedef struct hl_histogram {
   uint64_t buckets[HL_HISTOGRAM_BOUNDS + 1];
 } hl_histogram;
 
-/* Microseconds; 100 us to 5,000 s, in steps of 1, 2, 5. i < HL_HISTOGRAM_BOUNDS. */
+/* Microseconds; 100 us to 5,000 s, in steps of 1, 2, 5. From HL_HISTOGRAM_BOUNDS on: INT64_MAX. */
 int64_t hl_histogram_bound_us(unsigned i);
 
 /* Of the acquisitions whose deepest target was on that level, since the manager was opened:
@@ -374,7 +394,7 @@ typedef struct hl_holder {
   char path[256];
   int64_t pid;      /* 0 where unknown */
   int64_t since_ms; /* of the request; Unix time; 0 where unknown */
-  hl_mode mode;     /* of its target */
+  hl_mode mode;     /* of its target; 0 where unknown */
   bool waiting;
   hl_kind kind;
   /* Of a lease; "" and 0 otherwise. */
@@ -382,7 +402,7 @@ typedef struct hl_holder {
   char id[HL_LEASE_ID_SIZE];
   int64_t remaining_ms;
   /* Of a session: what its store calls it (MySQL: the connection's id; PostgreSQL: the number
-     of the server's process), which is how an administrator ends it. "" where the store
+     of the server's process; file: PID.NUMBER), which is how an administrator ends it. "" where the store
      knows none. */
   char session[24];
 } hl_holder;
@@ -392,8 +412,8 @@ typedef void (*hl_holder_fn)(void *context, const hl_holder *holder);
 /* Calls fn for each lock, held or awaited, that an acquisition of plan would
    have to wait for; plan NULL: for each of the space. The list is a snapshot.
    HL_TIMEOUT: the store does not answer now. Fails with HL_ECONNECTION, HL_ESTORE
-   (e.g. no privilege to look), HL_EUNSUPPORTED (plan NULL: the store cannot list all),
-   HL_ENOMEM. */
+   (e.g. no privilege to look), HL_EUNSUPPORTED (the store does not show all of them: fn
+   has been called for those that it shows), HL_ENOMEM. */
 int hl_manager_holders(hl_manager *manager, const hl_plan *plan,
                        hl_holder_fn fn, void *context, hl_error *error);
 

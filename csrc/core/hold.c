@@ -19,15 +19,14 @@
 
 int64_t hl__hold_lease_left(const hl_manager *manager,
                             const hl__connection *connection) {
-  int64_t left =
-      connection->answered + manager->config.hold_timeout - hl__lease_ms();
-  return left > 0 ? left : 0;
+  return hl__lease_left_ms(
+      hl__deadline(connection->answered, manager->config.hold_timeout));
 }
 
 int hl__hold_settle(hl_manager *manager, hl__connection *connection,
                     hl_error *error) {
   if (!connection->asked) return HL_OK;
-  int64_t end = hl__now_ms() + hl__hold_lease_left(manager, connection);
+  int64_t end = hl__deadline(hl__now_ms(), hl__hold_lease_left(manager, connection));
   int status = manager->ops->settle(connection->session, end, error);
   if (status == HL_OK) connection->answered = connection->asked;
   connection->asked = 0;
@@ -167,8 +166,7 @@ int64_t hl__hold_left_busy(hl__hold *hold) {
       continue;
     }
     if (told) end = 0; /* it may be that the lock is lost */
-    int64_t left = end == HL_FOREVER ? HL_FOREVER : end - hl__lease_ms();
-    return left > 0 ? left : 0;
+    return hl__lease_left_ms(end);
   }
 }
 

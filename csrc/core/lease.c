@@ -5,6 +5,7 @@
 
 #include "clock.h"
 #include "error.h"
+#include "exit.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -15,8 +16,14 @@
 #define ANSWER_MS 10000
 /* A drop that nobody waits for. */
 #define DROP_MS 1000
+/* For the answer to a call on a lease that is as good as over. */
+#define LEAST_MS 170
+/* From the end of a wait to the caller. */
+#define RETURN_MS 20
 /* A release that must not block, before a worker makes it. */
 #define RELEASE_MS 20
+/* So many go with one trip, where the store can. */
+#define DROPS_AT_ONCE 64u
 /* One that the store could not be asked for is tried again after so long. */
 #define DROP_AGAIN_MS 500
 /* A refresh that failed is tried again after this part of the ttl, but not sooner than
@@ -31,7 +38,7 @@
 
 /* --------------------------------------------------------------- making */
 
-static bool random_fill(void *data, size_t size) {
+bool hl__random_fill(void *data, size_t size) {
   char *at = data;
   while (size > 0) {
     ssize_t n = getrandom(at, size, 0);
@@ -45,7 +52,7 @@ static bool random_fill(void *data, size_t size) {
 
 static int names_draw(hl_lease_terms *terms, bool adopts, hl_error *error) {
   uint8_t random[48];
-  if (!random_fill(random, sizeof random))
+  if (!hl__random_fill(random, sizeof random))
     return hl__error_errno(error, HL_ESTORE, "there are no random numbers");
   memcpy(terms->holder, random + 32, 16);
   if (adopts) return HL_OK;
@@ -108,7 +115,22 @@ typedef struct operation {
   int64_t patience; /* ms; 0: what is usual */
   int64_t ttl, deadline;
   int64_t sent_ms, left_ms; /* what the store says */
+  int64_t end;              /* so long nobody else could take it */
 } operation;
+
+/* Where an earlier try was not answered, and the record has gone: that try has deleted it, if nobody
+   else could. */
+static int drop_run(hl_session *session, operation *self, hl_error *error) {
+  const hl_lease_ops *ops = self->lease->manager->store->leases;
+  int status =
+      ops->drop(session, &self->terms, self->confirm, self->deadline, error);
+  self->terms.again = true;
+  if (status != HL_ERELEASED) return status;
+  if (!self->lease->imported && hl__lease_ms() < self->end) return HL_OK;
+  return hl__error(error, HL_ECONNECTION,
+                   "the answer to the release was cut off; the lease is not there "
+                   "any more, but somebody else may have ended it before");
+}
 
 static int operation_run(hl_session *session, void *context, hl_error *error) {
   operation *self = context;
@@ -122,18 +144,23 @@ static int operation_run(hl_session *session, void *context, hl_error *error) {
     return ops->look(session, &self->terms, self->deadline, &self->left_ms,
                      error);
   case DROP:
-    return ops->drop(session, &self->terms, self->confirm, self->deadline,
-                     error);
+    return drop_run(session, self, error);
   case RECALL:
     return ops->recall(session, &self->terms, self->deadline, error);
   }
   return HL_OK;
 }
 
-static void operation_begin(hl__lease *lease, operation *self) {
+static void operation_begin(hl__lease *lease, operation *self)
+    HL__REQUIRES(hl__manager_mutex) {
   self->lease = lease;
   self->terms = lease->terms;
+  self->end = lease->end;
   if (!self->patience) self->patience = self->confirm ? ANSWER_MS : DROP_MS;
+  /* Who holds it is not kept beyond its end by a store that hangs. */
+  int64_t left = lease->end - hl__lease_ms() - RETURN_MS;
+  if (self->confirm && lease->state == HL__LEASE_HELD && left < self->patience)
+    self->patience = left > LEAST_MS ? left : LEAST_MS;
   self->deadline = hl__now_ms() + self->patience;
 }
 
@@ -171,9 +198,11 @@ static void end_watch(const hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
 static void believe(hl__lease *lease, int64_t sent_ms, int64_t ttl)
     HL__REQUIRES(hl__manager_mutex) {
   lease->end = hl__deadline(sent_ms, ttl);
-  lease->due = sent_ms + (ttl < lease->terms.ttl ? ttl : lease->terms.ttl) / 3;
+  lease->due = hl__deadline(
+      sent_ms, (ttl < lease->terms.ttl ? ttl : lease->terms.ttl) / 3);
   /* One that was set to end late need not be refreshed soon. */
-  if (ttl > lease->terms.ttl) lease->due = lease->end - lease->terms.ttl * 2 / 3;
+  if (ttl > lease->terms.ttl)
+    lease->due = hl__deadline(lease->end, -(lease->terms.ttl / 3 * 2));
   lease->told = false;
   end_watch(lease);
   hurry(lease);
@@ -193,8 +222,7 @@ static void doubt(hl__lease *lease, int64_t ttl)
 }
 
 static int64_t left(const hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
-  int64_t ms = lease->state == HL__LEASE_HELD ? lease->end - hl__lease_ms() : 0;
-  return ms > 0 ? ms : 0;
+  return lease->state == HL__LEASE_HELD ? hl__lease_left_ms(lease->end) : 0;
 }
 
 /* HELD no more; `happened` is counted. */
@@ -261,8 +289,11 @@ bool hl__lease_begin(hl__lease *lease, const hl_grant *grant) {
 
 static int take_back(hl__lease *lease, operation *self)
     HL__REQUIRES(hl__manager_mutex) {
-  return lease->manager->closed ? operate_alone(lease, self)
-                                : operate(lease, self, NULL);
+  hl__exit_give_back_begin();
+  int status = lease->manager->closed ? operate_alone(lease, self)
+                                      : operate(lease, self, NULL);
+  hl__exit_give_back_end();
+  return status;
 }
 
 void hl__lease_undo(hl__lease *lease) {
@@ -491,42 +522,152 @@ static operation recall_of(const hl__lease *lease, int64_t patience) {
       .kind = can ? RECALL : DROP, .confirm = true, .patience = patience};
 }
 
-/* A worker's: gives back what could not be given back at once, one after the other, as long
-   as the store keeps it: also when its server was down. One that the store refuses keeps
-   nobody behind it. Of a manager that is closed as long as the store answers. */
-static void drop_task(hl__task *task) {
-  hl__lease *first = HL__LIST_ENTRY(task, hl__lease, drop);
-  hl_manager *manager = first->manager;
-  bool stuck = false;
-  hl__manager_mutex_lock(manager);
-  while (!hl__list_empty(&manager->drops)) {
+/* The first of the drops, and those behind it that go with it. They stay in the list until they
+   are gone. */
+typedef struct batch {
+  hl_manager *manager;
+  bool recalls; /* then there is one */
+  size_t n;
+  int64_t deadline;
+  hl_lease_terms terms[DROPS_AT_ONCE];
+} batch;
+
+static void batch_fill(batch *self, hl_manager *manager, size_t most)
+    HL__REQUIRES(hl__manager_mutex) {
+  const hl__list *node = manager->drops.next;
+  self->manager = manager;
+  self->recalls = HL__LIST_ENTRY(node, hl__lease, node)->recalls;
+  self->deadline = hl__now_ms() + ANSWER_MS;
+  if (self->recalls || !manager->store->leases->drop_all) most = 1;
+  for (self->n = 0; self->n < most && node != &manager->drops;
+       node = node->next) {
+    const hl__lease *lease = HL__LIST_ENTRY(node, hl__lease, node);
+    if (lease->recalls != self->recalls) break;
+    self->terms[self->n++] = lease->terms;
+  }
+}
+
+static int batch_run(hl_session *session, void *context, hl_error *error) {
+  const batch *self = context;
+  const hl_lease_ops *ops = self->manager->store->leases;
+  if (self->n > 1)
+    return ops->drop_all(session, self->terms, self->n, self->deadline, error);
+  return self->recalls && ops->recall
+             ? ops->recall(session, self->terms, self->deadline, error)
+             : ops->drop(session, self->terms, true, self->deadline, error);
+}
+
+static bool is_done(int status) { return status == HL_OK || status == HL_ELOST; }
+
+/* The first n are gone, or given up. */
+static void drops_end(hl_manager *manager, size_t n)
+    HL__REQUIRES(hl__manager_mutex) {
+  for (; n > 0 && !hl__list_empty(&manager->drops); n--) {
     hl__lease *lease = HL__LIST_ENTRY(manager->drops.next, hl__lease, node);
-    operation drop = {.kind = DROP, .confirm = true};
-    if (lease->recalls) drop = recall_of(lease, 0);
-    int status = HL_OK;
-    if (!manager->closed)
-      status = operate(lease, &drop, NULL);
-    else if (!stuck)
-      status = operate_alone(lease, &drop);
-    stuck = status == HL_TIMEOUT;
-    if (status != HL_OK && status != HL_ELOST && !manager->closed &&
-        hl__lease_ms() < lease->end) {
-      hl__list_remove(&lease->node);
-      hl__list_add(&manager->drops, &lease->node);
-      if (!stuck)
-        hl__manager_wait(&manager->done, manager, hl__now_ms() + DROP_AGAIN_MS);
-      continue;
-    }
     hl__list_remove(&lease->node);
     hl__lease_unref(lease);
     manager->drops_gone++;
-    (void)pthread_cond_broadcast(&manager->done);
   }
+  (void)pthread_cond_broadcast(&manager->done);
+}
+
+/* The first n could not be given back: they come last, unless their time is up. */
+static void drops_turn(hl_manager *manager, size_t n)
+    HL__REQUIRES(hl__manager_mutex) {
+  for (; n > 0; n--) {
+    hl__lease *lease = HL__LIST_ENTRY(manager->drops.next, hl__lease, node);
+    if (hl__lease_ms() >= lease->end) {
+      drops_end(manager, 1);
+      continue;
+    }
+    hl__list_remove(&lease->node);
+    hl__list_add(&manager->drops, &lease->node);
+  }
+  manager->drops_failed++;
+  (void)pthread_cond_broadcast(&manager->done);
+}
+
+/* Until it is to be tried again. exit() does not wait for what has been tried in vain. */
+static void drops_pause(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
+  int64_t end = hl__now_ms() + DROP_AGAIN_MS;
+  uint64_t put = manager->drops_put;
+  hl__exit_give_back_end();
+  while (!manager->closed && manager->drops_put == put && hl__left_ms(end) > 0)
+    hl__manager_wait(&manager->done, manager, end);
+  hl__exit_give_back_begin();
+}
+
+/* All that are left of a manager that is closed, on one session. */
+static int rest_run(hl_session *session, void *context, hl_error *error) {
+  hl_manager *manager = context;
+  int status = HL_OK;
+  hl__manager_mutex_lock(manager);
+  while (!hl__list_empty(&manager->drops) && status != HL_ECONNECTION &&
+         status != HL_TIMEOUT) {
+    batch some;
+    batch_fill(&some, manager, DROPS_AT_ONCE);
+    hl__manager_mutex_unlock(manager);
+    status = batch_run(session, &some, error);
+    hl__manager_mutex_lock(manager);
+    drops_end(manager, some.n);
+  }
+  hl__manager_mutex_unlock(manager);
+  return status;
+}
+
+/* Gives back what could not be given back at once, many with each trip, as long as the store
+   keeps it: also when its server was down. What the store refuses keeps nobody behind it. `once`, of
+   a manager that is closed, or when the program ends: as long as the store answers. */
+static void drops_give_back(hl_manager *manager, bool once)
+    HL__REQUIRES(hl__manager_mutex) {
+  size_t most = DROPS_AT_ONCE;
+  while (!hl__list_empty(&manager->drops)) {
+    if (manager->closed) {
+      (void)hl__pool_run_alone(manager, rest_run, manager,
+                               hl__now_ms() + ANSWER_MS);
+      drops_end(manager, SIZE_MAX);
+      continue;
+    }
+    bool last = once || hl__exit_begun();
+    batch some;
+    batch_fill(&some, manager, most);
+    int status =
+        hl__pool_run(manager, batch_run, &some, some.deadline, NULL);
+    most = is_done(status) ? DROPS_AT_ONCE : 1;
+    if (is_done(status)) {
+      drops_end(manager, some.n);
+    } else if (last) {
+      drops_end(manager, SIZE_MAX);
+    } else if (!manager->closed) {
+      drops_turn(manager, some.n);
+      if (some.n == 1 && status != HL_TIMEOUT &&
+          !hl__list_empty(&manager->drops))
+        drops_pause(manager);
+    }
+  }
+}
+
+/* A worker's. */
+static void drop_task(hl__task *task) {
+  hl__lease *first = HL__LIST_ENTRY(task, hl__lease, drop);
+  hl_manager *manager = first->manager;
+  hl__exit_give_back_begin();
+  hl__exit_await_end(); /* drop_later's */
+  hl__manager_mutex_lock(manager);
+  drops_give_back(manager, false);
   manager->drops_begun = false;
   hl__worker_comes(manager);
   hl__manager_mutex_unlock(manager);
+  hl__exit_give_back_end();
   hl__lease_unref(first);
   hl__manager_leave(manager);
+}
+
+static void drop_put(hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
+  atomic_fetch_add(&lease->references, 1u);
+  hl__list_add(&lease->manager->drops, &lease->node);
+  lease->manager->drops_put++;
+  (void)pthread_cond_broadcast(&lease->manager->done);
 }
 
 /* False: there is no thread for it now, and its time ends it. */
@@ -534,16 +675,16 @@ static bool drop_later(hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
   hl_manager *manager = lease->manager;
   if (!manager->drops_begun && !task_give(lease, &lease->drop, drop_task))
     return false;
+  if (!manager->drops_begun) hl__exit_await(1); /* until it has begun */
   manager->drops_begun = true;
-  atomic_fetch_add(&lease->references, 1u);
-  hl__list_add(&manager->drops, &lease->node);
-  manager->drops_put++;
+  drop_put(lease);
   return true;
 }
 
-int hl__lease_recall(hl__lease *lease) {
-  operation recall = recall_of(lease, DROP_MS);
-  int status = take_back(lease, &recall);
+int hl__lease_recall(hl__lease *lease, int64_t deadline) {
+  int64_t left = hl__left_ms(deadline);
+  operation recall = recall_of(lease, left < DROP_MS ? left : DROP_MS);
+  int status = left > 0 ? take_back(lease, &recall) : HL_TIMEOUT;
   if (status == HL_OK || status == HL_ELOST) return HL_OK;
   if (lease->manager->closed) return status;
   lease->recalls = true;
@@ -554,7 +695,9 @@ int hl__lease_recall(hl__lease *lease) {
 
 void hl__leases_drops_await(hl_manager *manager, uint64_t put) {
   int64_t deadline = hl__now_ms() + DROP_MS;
-  while (manager->drops_gone < put && !manager->closed && hl__left_ms(deadline) > 0)
+  uint64_t failed = manager->drops_failed;
+  while (manager->drops_gone < put && manager->drops_failed == failed &&
+         !manager->closed && hl__left_ms(deadline) > 0)
     hl__manager_wait(&manager->done, manager, deadline);
 }
 
@@ -607,38 +750,38 @@ int hl__lease_release(hl__lease *lease, bool confirm, hl_error *error) {
 
 int hl__lease_leave(hl__lease *lease, hl_error *error) {
   hl__manager_mutex_lock(lease->manager);
+  hl_store *store = lease->manager->store;
   int status = HL_OK;
-  if (lease->state == HL__LEASE_HELD)
+  if (lease->state == HL__LEASE_HELD) {
     end(lease, HL__LEASE_ENDED, HL__HOLD_ENDS);
-  else
+    if (store->leases->leave) store->leases->leave(store, &lease->terms);
+  } else {
     status = not_held(lease, error);
+  }
   hl__manager_mutex_unlock(lease->manager);
   return status;
 }
 
-void hl__leases_close(hl_manager *manager) {
-  bool blocks = manager->ops->traits.blocks, stuck = false;
+/* Ends all. False: there are those that are to be given back, and no worker to do it. */
+static bool leases_end(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
+  /* Workers would only stay, when the program ends. */
+  bool has_worker = manager->ops->traits.blocks && !hl__library_closed();
   while (!hl__list_empty(&manager->leases)) {
     hl__lease *lease =
         HL__LIST_ENTRY(manager->leases.next, hl__lease, node);
     end(lease, HL__LEASE_ENDED,
         lease->releases ? HL__HOLD_RELEASED : HL__HOLD_ENDS);
     if (!lease->releases) continue;
-    /* That would mean to connect: its time ends it, or a worker, where a lease is what others
-       have session locks for. */
-    if (blocks && !manager->pool.newest) {
-      if (manager->ops->traits.leases_only) (void)drop_later(lease);
-      continue;
-    }
-    /* With its answer: the next one goes by the same connection, and would wait for it there, for
-       longer than for a round trip, as TCP delays what is sent before the answer was read. */
-    operation drop = {.kind = DROP, .confirm = true, .patience = DROP_MS};
-    atomic_fetch_add(&lease->references, 1u); /* its owner may free it meanwhile */
-    if (!stuck) {
-      int status = operate(lease, &drop, NULL);
-      stuck = status != HL_OK && status != HL_ELOST;
-    }
-    if (stuck) (void)drop_later(lease);
-    hl__lease_unref(lease);
+    has_worker = has_worker && drop_later(lease);
+    if (!has_worker) drop_put(lease);
   }
+  return hl__list_empty(&manager->drops) ||
+         (manager->drops_begun && !hl__library_closed());
+}
+
+void hl__leases_close(hl_manager *manager, bool waits) {
+  while (!leases_end(manager)) drops_give_back(manager, true);
+  if (waits) hl__leases_drops_await(manager, manager->drops_put);
+  while (!leases_end(manager)) /* those granted meanwhile */
+    drops_give_back(manager, true);
 }

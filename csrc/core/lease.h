@@ -28,6 +28,7 @@ typedef struct hl__lease {
   atomic_uint references; /* its lock's or call's, its tasks' */
   hl_manager *manager;
   bool refreshes, releases; /* auto_refresh, auto_release */
+  bool imported;            /* others may have its text; constant once it was granted */
   hl_lease_terms terms;     /* constant once it was granted, but for its place */
   atomic_ullong turn;       /* of the last refresh that was sent */
   hl__lease_state state HL__GUARDED_BY(hl__manager_mutex);
@@ -47,6 +48,8 @@ typedef struct hl__lease {
   char owner[HL_OWNER_MAX + 1];
 } hl__lease;
 
+/* False: there are no random numbers. */
+bool hl__random_fill(void *data, size_t size);
 /* A new one, with an id, a secret and a holder of its own. options->ttl > 0, and checked.
    HL_OK, HL_ENOMEM, HL_ESTORE (no random numbers). */
 int hl__lease_new(hl_manager *manager, const hl_options *options,
@@ -68,9 +71,10 @@ bool hl__lease_begin(hl__lease *lease, const hl_grant *grant)
    the manager is closed. */
 void hl__lease_undo(hl__lease *lease) HL__REQUIRES(hl__manager_mutex);
 /* The same of one whose grant was asked for, and not answered. HL_OK: there is none; another
-   try needs another name. Else nobody knows: a worker goes on, as nobody waits for a server
-   that hangs beyond his timeout. */
-int hl__lease_recall(hl__lease *lease) HL__REQUIRES(hl__manager_mutex);
+   try needs another name. Else, also where the deadline is over, it is not known, and a worker goes
+   on: no caller waits for a server that hangs beyond its timeout. */
+int hl__lease_recall(hl__lease *lease, int64_t deadline)
+    HL__REQUIRES(hl__manager_mutex);
 /* Waits, for a second at most, until those that were released by then (manager->drops_put) have
    been given back. */
 void hl__leases_drops_await(hl_manager *manager, uint64_t put)
@@ -114,8 +118,9 @@ void hl__leases_look(hl_manager *manager);
 /* The keeper: has those refreshed whose time has come. Returns when it wants to be called
    next (hl__now_ms), or HL_FOREVER. */
 int64_t hl__leases_keep(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
-/* The manager is about to be closed: releases, without blocking, those that are to be
-   released so, and leaves the others. */
-void hl__leases_close(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
+/* The manager is about to be closed: gives back those that are to be released so, and what was
+   released before, and leaves the others. `waits`: for the answer, for a second at most. Otherwise, and then,
+   a worker goes on. The mutex is given back meanwhile. */
+void hl__leases_close(hl_manager *manager, bool waits) HL__REQUIRES(hl__manager_mutex);
 
 #endif

@@ -441,7 +441,7 @@ int hl__line_wait(hl_manager *manager, hl__waiter *waiter) {
   waiter->turn = &turn;
   int status = HL_OK;
   while (waiter->place != HL__AT_STORE && status == HL_OK) {
-    if (manager->closed)
+    if (manager->cancelled)
       status = HL_CANCELLED;
     else if (hl__left_ms(waiter->deadline) == 0)
       status = HL_TIMEOUT;

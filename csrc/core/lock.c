@@ -131,6 +131,7 @@ int hl__lock_lease(hl_lock **lock, const hl_options *options,
 
 int hl_acquire(hl_manager *manager, const hl_plan *plan,
                const hl_options *given, hl_lock **result, hl_error *error) {
+  HL__UNCANCELLED;
   hl_options options;
   hl__call call;
   *result = NULL;
@@ -173,6 +174,7 @@ int hl__lock_occupied_error(hl_error *error) {
 bool hl_lock_is_held(hl_lock *lock) { return hl_lock_remaining(lock) > 0; }
 
 int64_t hl_lock_remaining(hl_lock *lock) {
+  HL__UNCANCELLED;
   if (is_foreign(lock) || lock->released) return 0;
   if (lock->lease) return hl__lease_left(lock->lease);
   return hl__lock_is_occupied(lock) ? hl__hold_left_busy(&lock->hold)
@@ -190,6 +192,7 @@ hl_lock_state hl_lock_look(hl_lock *lock) {
 }
 
 int hl_lock_check(hl_lock *lock, hl_error *error) {
+  HL__UNCANCELLED;
   if (is_foreign(lock)) return foreign_error(error);
   if (hl__lock_is_occupied(lock)) return hl__lock_occupied_error(error);
   return hl__lock_check(lock, error);
@@ -224,6 +227,7 @@ static int extend(hl__call *call, hl_error *error) {
 
 int hl_lock_extend(hl_lock *lock, const hl_plan *plan,
                    const hl_options *given, hl_error *error) {
+  HL__UNCANCELLED;
   hl_options options;
   hl__extension extension;
   hl__call call;
@@ -265,6 +269,7 @@ void hl__lock_relabel(const hl_lock *lock, hl_options *options) {
 }
 
 int hl_lock_upgrade(hl_lock *lock, const hl_options *given, hl_error *error) {
+  HL__UNCANCELLED;
   hl_options options;
   hl__extension extension;
   hl__call call;
@@ -284,6 +289,7 @@ int hl_lock_upgrade(hl_lock *lock, const hl_options *given, hl_error *error) {
 }
 
 int hl_lock_downgrade(hl_lock *lock, hl_error *error) {
+  HL__UNCANCELLED;
   hl_options options = HL_OPTIONS_INIT;
   hl__extension extension;
   hl__call call;
@@ -309,6 +315,7 @@ static int not_a_lease(hl_error *error) {
 }
 
 int hl_lock_refresh(hl_lock *lock, int64_t ttl, hl_error *error) {
+  HL__UNCANCELLED;
   if (ttl < 0 || ttl > HL_TTL_MAX)
     return hl__error(error, HL_EMISUSE,
                      "ttl must be 0.001 to 315360000 seconds");
@@ -320,6 +327,7 @@ int hl_lock_refresh(hl_lock *lock, int64_t ttl, hl_error *error) {
 
 int hl_lock_to_lease(hl_lock *lock, const hl_options *given,
                      hl_error *error) {
+  HL__UNCANCELLED;
   hl_options options;
   hl__call call;
   int status = hl__options_take(given, &options, error);
@@ -388,6 +396,7 @@ int hl__import_begin(hl_manager *manager, const char *text, size_t size,
     memcpy(own->id, terms.id, sizeof own->id);
     memcpy(own->secret, terms.secret, sizeof own->secret);
     own->place = terms.place;
+    (*lock)->lease->imported = true;
   }
   hl_plan_free(plan);
   return status;
@@ -395,6 +404,7 @@ int hl__import_begin(hl_manager *manager, const char *text, size_t size,
 
 int hl_import(hl_manager *manager, const char *text, size_t size,
               const hl_options *given, hl_lock **result, hl_error *error) {
+  HL__UNCANCELLED;
   hl_options options;
   hl__call call;
   hl_lock *lock;
@@ -430,6 +440,7 @@ static bool leave_to_occupant(hl_lock *lock, bool free_it) {
 }
 
 int hl_lock_release(hl_lock *lock, bool confirm, hl_error *error) {
+  HL__UNCANCELLED;
   if (is_foreign(lock)) return foreign_error(error);
   if (lock->released) return HL_OK;
   lock->released = true;
@@ -467,6 +478,7 @@ static void lease_end(const hl_lock *lock) {
 }
 
 void hl_lock_free(hl_lock *lock) {
+  HL__UNCANCELLED;
   if (!lock) return;
   hl__agent_forget(&lock->held);
   if (leave_to_occupant(lock, true)) return;

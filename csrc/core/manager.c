@@ -29,7 +29,7 @@ HL__UNCHECKED static void fields_init(hl_manager *manager) {
   hl__list_init(&manager->leases); /* those in it are the parent's */
   hl__list_init(&manager->drops);
   manager->drops_begun = false;
-  manager->drops_put = manager->drops_gone = 0;
+  manager->drops_put = manager->drops_gone = manager->drops_failed = 0;
   manager->refreshers = 0;
   atomic_store(&manager->leases_end, HL_FOREVER);
   (void)pthread_mutex_init(&manager->mutex, NULL);
@@ -133,7 +133,7 @@ void hl__manager_wait(pthread_cond_t *condition, hl_manager *manager,
 }
 
 int hl__manager_closed_error(hl_error *error) {
-  return hl__error(error, HL_CANCELLED, "the manager was closed");
+  return hl__error(error, HL_CANCELLED, "the manager was closed, or its waits were cancelled");
 }
 
 int hl__struct_take(void *own, size_t size, size_t least, const void *given,

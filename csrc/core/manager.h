@@ -51,6 +51,7 @@ struct hl_manager {
 
   pthread_mutex_t mutex;
   bool closed HL__GUARDED_BY(hl__manager_mutex);
+  bool cancelled HL__GUARDED_BY(hl__manager_mutex); /* nobody waits any more; also when closed */
   hl__pool pool HL__GUARDED_BY(hl__manager_mutex);
   hl__line line HL__GUARDED_BY(hl__manager_mutex);
   hl__workers workers HL__GUARDED_BY(hl__manager_mutex);
@@ -62,6 +63,7 @@ struct hl_manager {
   /* How many were ever put there, and how many of these are gone; in that order. */
   uint64_t drops_put HL__GUARDED_BY(hl__manager_mutex);
   uint64_t drops_gone HL__GUARDED_BY(hl__manager_mutex);
+  uint64_t drops_failed HL__GUARDED_BY(hl__manager_mutex); /* how often it was tried in vain */
   /* Workers that refresh them. */
   unsigned refreshers HL__GUARDED_BY(hl__manager_mutex);
   pthread_cond_t done; /* a pending is done, or a refresh, or a drop */
@@ -120,6 +122,10 @@ static inline void hl__manager_held(hl_manager *manager, const hl__span *span)
    the message. HL_EMISUSE. */
 int hl__struct_take(void *own, size_t size, size_t least, const void *given,
                     const char *name, hl_error *error);
+
+/* hl_manager_close, as a collector may call it: waits for no server. Workers give back what was released, and exit()
+   waits for them. See open.c. */
+void hl__manager_collect(hl_manager *manager);
 
 /* HL_CANCELLED */
 int hl__manager_closed_error(hl_error *error);

@@ -5,7 +5,8 @@
 
 #include <string.h>
 
-static const char *const names[] = {[HL_SHARED] = "shared",
+static const char *const names[] = {[0] = "",
+                                    [HL_SHARED] = "shared",
                                     [HL_EXCLUSIVE] = "exclusive",
                                     [HL_UPDATE] = "update"};
 

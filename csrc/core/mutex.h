@@ -61,6 +61,20 @@ HL__MUTEX_CLASS(hl__fork_mutex) HL__AFTER(hl__births);
    follow; each with a reason. */
 #define HL__UNCHECKED HL__ANNOTATE(no_thread_safety_analysis)
 
+/* pthread_cancel() ends a thread that waits in a function which begins so when that returns: else it
+   would leave a mutex, a connection and a place in line behind. */
+static inline int hl__uncancelled_begin(void) {
+  int before = PTHREAD_CANCEL_ENABLE;
+  (void)pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
+  return before;
+}
+static inline void hl__uncancelled_end(const int *before) {
+  (void)pthread_setcancelstate(*before, NULL);
+}
+#define HL__UNCANCELLED                                              \
+  __attribute__((cleanup(hl__uncancelled_end), unused)) const int    \
+      uncancelled = hl__uncancelled_begin()
+
 /* Defines name_lock and name_unlock, of the mutex that is a field of the type. */
 #define HL__MUTEX_FUNCTIONS(name, type, field, class)                  \
   static inline void name##_lock(type *it)                             \

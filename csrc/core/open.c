@@ -144,6 +144,7 @@ static int layout_take(hl_manager *manager, const hl_config *config,
 
 int hl_manager_open(const hl_config *given, hl_manager **result,
                     hl_error *error) {
+  HL__UNCANCELLED;
   hl_config own = HL_CONFIG_INIT;
   const hl_config *config = &own;
   *result = NULL;
@@ -196,13 +197,13 @@ int hl_manager_open(const hl_config *given, hl_manager **result,
   return status;
 }
 
-void hl_manager_close(hl_manager *manager) {
+static void manager_close(hl_manager *manager, bool waits) {
   hl__connection *idle = NULL;
   hl__manager_renew(manager);
 
   hl__manager_mutex_lock(manager);
-  hl__leases_close(manager);
-  manager->closed = true;
+  hl__leases_close(manager, waits);
+  manager->closed = manager->cancelled = true;
   for (hl__connection *connection = manager->pool.all, *next; connection;
        connection = next) {
     next = connection->next;
@@ -229,6 +230,7 @@ void hl_manager_close(hl_manager *manager) {
     }
   }
   (void)pthread_cond_broadcast(&manager->pool.freed);
+  (void)pthread_cond_broadcast(&manager->done);
   hl__workers_end(manager);
   hl__line_close(manager);
   hl__manager_mutex_unlock(manager);
@@ -238,5 +240,35 @@ void hl_manager_close(hl_manager *manager) {
      until the process ends. */
   if (manager->ops->traits.blocks && hl__library_closed()) return;
   hl__keeper_stop(manager);
+  if (waits) {
+    hl__manager_mutex_lock(manager);
+    hl__workers_await(manager);
+    hl__manager_mutex_unlock(manager);
+  }
   hl__manager_leave(manager);
+}
+
+void hl_manager_close(hl_manager *manager) {
+  HL__UNCANCELLED;
+  if (manager) manager_close(manager, true);
+}
+
+void hl__manager_collect(hl_manager *manager) {
+  HL__UNCANCELLED;
+  manager_close(manager, false);
+}
+
+void hl_manager_cancel(hl_manager *manager) {
+  HL__UNCANCELLED;
+  hl__manager_renew(manager);
+  hl__manager_mutex_lock(manager);
+  manager->cancelled = true;
+  for (hl__connection *connection = manager->pool.all; connection;
+       connection = connection->next)
+    if (connection->state == HL__BUSY && connection->waits &&
+        connection->session)
+      manager->ops->interrupt(connection->session);
+  (void)pthread_cond_broadcast(&manager->pool.freed);
+  hl__line_close(manager);
+  hl__manager_mutex_unlock(manager);
 }

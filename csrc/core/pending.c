@@ -329,7 +329,7 @@ static int try_and_wait(hl_pending *pending, hl_error *error) {
   int status = hl__call_acquire(call, 0, error);
   if (status != HL_TIMEOUT) return status;
   hl__manager_mutex_lock(manager);
-  bool wanted = !call->given_up && !manager->closed;
+  bool wanted = !call->given_up && !manager->cancelled;
   bool late = hl__left_ms(call->deadline) == 0;
   bool waits = wanted && !late && hl__line_refused(manager, &call->waiter);
   hl__manager_mutex_unlock(manager);
@@ -491,7 +491,7 @@ HL__UNCHECKED static hl_pending *pending_new(hl_manager *manager,
 static void acquire_begin(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
   hl__call *call = &pending->call;
   hl_manager *manager = call->manager;
-  if (manager->closed) {
+  if (manager->cancelled) {
     finish(pending, hl__manager_closed_error(&pending->error));
     return;
   }
@@ -603,6 +603,7 @@ static int start(hl_manager *manager, const hl_plan *plan,
 
 int hl_start(hl_manager *manager, const hl_plan *plan, const hl_options *given,
              hl_pending **result, hl_error *error) {
+  HL__UNCANCELLED;
   hl_options options;
   *result = NULL;
   int status = hl__options_take(given, &options, error);
@@ -724,6 +725,7 @@ static void plans_sort(const hl_plan **plans, size_t n) {
 int hl_start_any(hl_manager *manager, const hl_plan *const *plans, size_t n,
                  const hl_options *given, hl_pending **result,
                  hl_error *error) {
+  HL__UNCANCELLED;
   hl_options options;
   *result = NULL;
   if (n == 0) return hl__error(error, HL_EMISUSE, "there is no target to lock");
@@ -766,6 +768,7 @@ int hl_start_any(hl_manager *manager, const hl_plan *const *plans, size_t n,
 int hl_start_import(hl_manager *manager, const char *text, size_t size,
                     const hl_options *given, hl_pending **result,
                     hl_error *error) {
+  HL__UNCANCELLED;
   hl_options options;
   hl_lock *lock;
   *result = NULL;
@@ -789,6 +792,7 @@ HL__UNCHECKED /* nobody else has the pending yet */
     static int
     occupy(hl_lock *lock, hl__call_kind kind, const hl_plan *plan,
            const hl_options *options, hl_pending **result, hl_error *error) {
+  HL__UNCANCELLED;
   hl__hold *hold = &lock->hold;
   hl_manager *manager = hold->manager;
   hl_pending *pending = pending_new(manager, kind, lock, options);
@@ -952,6 +956,7 @@ void hl_pending_notify(hl_pending *pending, hl_notify_fn fn, uint64_t tag) {
 
 int hl_pending_wait(hl_pending *pending, int64_t timeout, hl_lock **lock,
                     hl_error *error) {
+  HL__UNCANCELLED;
   *lock = NULL;
   if (is_foreign(pending))
     return hl__error(error, HL_ERELEASED,
@@ -972,7 +977,9 @@ int hl_pending_wait(hl_pending *pending, int64_t timeout, hl_lock **lock,
     pending->taken = true;
     status = pending->status;
     if (status && error) *error = pending->error;
-    if (status == HL_OK && pending->call.kind == HL__ACQUIRE) {
+    if (status == HL_OK && pending->call.kind == HL__ACQUIRE && manager->closed) {
+      status = hl__manager_closed_error(error); /* which has released it */
+    } else if (status == HL_OK && pending->call.kind == HL__ACQUIRE) {
       hl_pending *granted = pending->group ? pending->group->winner : pending;
       *lock = granted->call.lock;
       granted->call.lock = NULL;
@@ -1035,6 +1042,7 @@ static void group_cancel(hl_pending *whole) {
 static any *group_of(hl_pending *pending);
 
 void hl_pending_cancel(hl_pending *pending) {
+  HL__UNCANCELLED;
   if (is_foreign(pending)) return;
   if (group_of(pending))
     group_cancel(pending);
@@ -1098,6 +1106,7 @@ HL__UNCHECKED static void group_free(hl_pending *whole) {
 }
 
 void hl_pending_free(hl_pending *pending) {
+  HL__UNCANCELLED;
   if (!pending) return;
   if (group_of(pending)) {
     hl_pending_cancel(pending);

@@ -217,6 +217,8 @@ static int names_check(const hl_plan *plan, const hl_id *ids, unsigned n,
 int hl__plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode,
                  bool mode_given, bool raised, hl_error *error) {
   size_t bytes = 0;
+  if (mode != HL_SHARED && mode != HL_EXCLUSIVE && mode != HL_UPDATE)
+    return hl__error(error, HL_EMISUSE, "%d is no mode", (int)mode);
   int status = ids_check(plan, ids, n, &bytes, error);
   if (status) return status;
   bool named = plan->layout->name_key != NULL;

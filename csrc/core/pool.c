@@ -318,7 +318,7 @@ static void connection_take(hl_manager *manager, hl__connection *connection)
   connection->state = HL__BUSY;
   connection->owner = pthread_self();
   connection->due = HL_FOREVER;
-  connection->fresh = false;
+  connection->fresh = connection->waits = false;
 }
 
 /* Finds a connection, or the right to make one: *made; it has no session then. HL_BUSY
@@ -333,7 +333,8 @@ static int find(hl_manager *manager, hl__take how, int64_t deadline,
   hl__connection *pending = NULL;
   *made = false;
   for (;;) {
-    if (manager->closed || (given_up && *given_up))
+    if (manager->closed ||
+        (given_up && (*given_up || manager->cancelled)))
       return hl__manager_closed_error(error);
     if (try_once && how == HL__TAKE_ANY && scarce)
       releases_await(manager, dead);
@@ -428,7 +429,7 @@ int hl__pool_run(hl_manager *manager,
   bool fresh;
   int status = run_once(manager, HL__TAKE_EXTRA, run, context, deadline, &fresh,
                         error);
-  if (status == HL_ECONNECTION && !fresh)
+  if (status == HL_ECONNECTION && !fresh && hl__left_ms(deadline) > 0)
     status = run_once(manager, HL__TAKE_FRESH, run, context, deadline, &fresh,
                       error);
   return status;
@@ -439,15 +440,12 @@ int hl__pool_run_alone(hl_manager *manager,
                        void *context, int64_t deadline) {
   hl_session *session;
   hl__manager_mutex_unlock(manager);
-  hl__exit_await(1);
-  hl__exit_check(1);
   int status =
       manager->ops->session_open(manager->store, deadline, &session, NULL);
   if (status == HL_OK) {
     status = run(session, context, NULL);
     manager->ops->session_close(session);
   }
-  hl__exit_await_end();
   hl__manager_mutex_lock(manager);
   return status;
 }

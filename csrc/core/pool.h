@@ -66,6 +66,8 @@ struct hl__connection {
   pthread_t owner HL__GUARDED_BY(hl__manager_mutex);
   /* BUSY: overrun after this, watched by the keeper. */
   int64_t due HL__GUARDED_BY(hl__manager_mutex);
+  /* BUSY: a call is in the store's hands that hl_manager_cancel interrupts. */
+  bool waits HL__GUARDED_BY(hl__manager_mutex);
   /* The keeper has interrupted it. */
   bool overrun HL__GUARDED_BY(hl__manager_mutex);
   /* IDLE, RELEASING: since when. */

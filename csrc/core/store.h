@@ -40,7 +40,7 @@
 
 /* Raised whenever anything in this file changes its meaning. A store built
    for another number is refused. */
-#define HL_STORE_ABI 20u
+#define HL_STORE_ABI 21u
 
 typedef struct hl_store hl_store;
 typedef struct hl_session hl_session;
@@ -90,6 +90,7 @@ typedef struct hl_lease_terms {
   uint64_t place;     /* where the store has the record: what a grant, or the last regrade, has
                          said; of no matter to anybody else */
   const char *owner;  /* 1 to HL_OWNER_MAX bytes */
+  bool again;         /* of a drop: an earlier one was sent, and was not answered */
 } hl_lease_terms;
 
 typedef struct hl_request {
@@ -159,6 +160,11 @@ typedef struct hl_lease_filter {
   size_t n;           /* 0: any */
   const char *names;  /* of rows on HL_LEVEL_NAMED, as in hl_request; NULL: leave those out */
   bool over;          /* to list: also those whose time is up */
+  size_t most;        /* to list: the caller takes no more; 0: all */
+  /* To revoke: a random number of the call, below 2^63; and whether it was sent before, and was not answered. Then
+     the count is of both. */
+  uint64_t call;
+  bool again;
 } hl_lease_filter;
 
 /* What an opened store does with leases. Each is called on a session that holds nothing,
@@ -175,11 +181,16 @@ typedef struct hl_lease_ops {
   /* Whether the record is there, and how long it lasts: 0 when its time is up. */
   int (*look)(hl_session *session, const hl_lease_terms *terms,
               int64_t deadline, int64_t *left_ms, hl_error *error);
-  /* Deletes the record, and wakes those who wait. HL_OK only when it was there. Without
+  /* Deletes the record, and wakes those who wait. HL_OK only when it was there. HL_ERELEASED: terms->again, and it
+     is not there, nor is there word of who else has ended it: the earlier one has, perhaps. Without
      confirm the answer may be left outstanding, as give_back's is; it never blocks then, on
      a session on which nothing is outstanding. */
   int (*drop)(hl_session *session, const hl_lease_terms *terms, bool confirm,
               int64_t deadline, hl_error *error);
+  /* drop with confirm, of n at once, in a trip for all or for many of them. HL_OK also when some were
+     not there. NULL: one after the other. */
+  int (*drop_all)(hl_session *session, const hl_lease_terms *terms, size_t n,
+                  int64_t deadline, hl_error *error);
   /* The same of a record whose making was sent and not answered. HL_OK: it is not there, and
      never will be, even if the server reads late what was sent. NULL: drop has to do, as the
      store has ended that session at the server. */
@@ -216,6 +227,9 @@ typedef struct hl_lease_ops {
      what nobody can set; of a quorum of such stores tokens may fall. */
   int (*raise)(hl_session *session, uint64_t token, int64_t deadline,
                hl_error *error);
+  /* This process has handed the lease over as a text, and makes nothing of it any more.
+     Never blocks; any thread. NULL: the store makes nothing by itself. */
+  void (*leave)(hl_store *store, const hl_lease_terms *terms);
 } hl_lease_ops;
 
 struct hl_store {
@@ -332,10 +346,11 @@ typedef struct hl_store_ops {
   void (*thread_end)(void);
 
   /* Calls fn for every lock, held or awaited, that conflicts with any of the
-     rows; n is 0: for every one of the space. names: of rows on HL_LEVEL_NAMED, as in
-     hl_request. On an idle session. HL_TIMEOUT: the store does not answer now. */
-  int (*holders)(hl_session *session, const hl_row *rows, size_t n,
-                 const char *names, hl_holder_fn fn, void *context,
+     filter's rows; n is 0: for every one of the space. On an idle session. HL_TIMEOUT: the
+     store does not answer until the deadline. Where the store does not show all of
+     them, it calls fn for those that it shows, and fails: *error says what is missing. */
+  int (*holders)(hl_session *session, const hl_lease_filter *filter,
+                 hl_holder_fn fn, void *context, int64_t deadline,
                  hl_error *error);
 } hl_store_ops;
 

@@ -12,6 +12,10 @@
 
 /* Looking costs the server more than a try does, and programs try in loops. */
 #define LOOKS_EACH_SECOND 10
+/* After a wait in vain, which its caller wanted to end by now, and what is told then: so
+   many, at most half of whom only wait. */
+#define BLOCKERS_MS 200
+#define BLOCKERS_MAX 100
 /* For a look at the holders, where the server does not end it sooner. */
 #define LOOK_MS 1000
 /* For a list of all, for a person who waits. */
@@ -48,27 +52,28 @@ uint64_t hl_manager_losses(hl_manager *manager) {
 
 typedef struct looking {
   const hl_manager *manager;
-  const hl_row *rows;
-  size_t n;
-  const char *names;
+  hl_lease_filter filter;
   hl_holder_fn fn;
   void *context;
+  int64_t ms;       /* for the look, without connecting, */
+  int64_t deadline; /* or, where that comes first, with it */
 } looking;
 
 static int look(hl_session *session, void *context, hl_error *error) {
   const looking *self = context;
-  return self->manager->ops->holders(session, self->rows, self->n, self->names,
-                                     self->fn, self->context, error);
+  int64_t end = hl__deadline(hl__now_ms(), self->ms);
+  return self->manager->ops->holders(
+      session, &self->filter, self->fn, self->context,
+      end < self->deadline ? end : self->deadline, error);
 }
 
-int hl_manager_holders(hl_manager *manager, const hl_plan *plan,
-                       hl_holder_fn fn, void *context, hl_error *error) {
-  looking self = {.manager = manager, .fn = fn, .context = context};
+static int look_run(hl_manager *manager, const hl_plan *plan, looking *self,
+                    hl_error *error) {
   hl_plan *copy = plan ? hl_plan_copy(plan) : NULL;
   if (plan && !copy) return hl__error_memory(error);
   if (copy) {
-    self.rows = hl__plan_rows(copy, &self.n);
-    self.names = hl__plan_names(copy);
+    self->filter.rows = hl__plan_rows(copy, &self->filter.n);
+    self->filter.names = hl__plan_names(copy);
   }
   hl__manager_renew(manager);
   hl__manager_mutex_lock(manager);
@@ -77,16 +82,44 @@ int hl_manager_holders(hl_manager *manager, const hl_plan *plan,
   if (entered && manager->ops->traits.expires)
     status = hl__keeper_start(manager, error);
   if (status == HL_OK)
-    status = hl__pool_run(manager, look, &self,
-                          hl__now_ms() + (plan ? LOOK_MS : LIST_MS), error);
+    status = hl__pool_run(manager, look, self,
+                          hl__deadline(hl__now_ms(), self->ms), error);
   hl__manager_mutex_unlock(manager);
   hl_plan_free(copy);
   if (entered) hl__manager_leave(manager);
   return status;
 }
 
+int hl_manager_holders(hl_manager *manager, const hl_plan *plan,
+                       hl_holder_fn fn, void *context, hl_error *error) {
+  HL__UNCANCELLED;
+  looking self = {.manager = manager,
+                  .fn = fn,
+                  .context = context,
+                  .ms = plan ? LOOK_MS : LIST_MS,
+                  .deadline = HL_FOREVER};
+  return look_run(manager, plan, &self, error);
+}
+
+typedef struct nearest {
+  hl_holder_fn fn;
+  void *context;
+  size_t n, waiting;
+} nearest;
+
+static void nearest_add(void *context, const hl_holder *holder) {
+  nearest *self = context;
+  if (self->n == BLOCKERS_MAX ||
+      (holder->waiting && self->waiting == BLOCKERS_MAX / 2))
+    return;
+  self->n++;
+  self->waiting += holder->waiting;
+  self->fn(self->context, holder);
+}
+
 int hl_manager_blockers(hl_manager *manager, const hl_plan *plan,
                         hl_holder_fn fn, void *context, hl_error *error) {
+  HL__UNCANCELLED;
   int64_t now = hl__now_ms();
   hl__manager_renew(manager);
   hl__manager_mutex_lock(manager);
@@ -100,7 +133,14 @@ int hl_manager_blockers(hl_manager *manager, const hl_plan *plan,
   if (!look)
     return hl__error(error, HL_BUSY, "more than %d looks in a second",
                      LOOKS_EACH_SECOND);
-  return hl_manager_holders(manager, plan, fn, context, error);
+  nearest few = {.fn = fn, .context = context};
+  looking self = {.manager = manager,
+                  .filter.most = BLOCKERS_MAX,
+                  .fn = nearest_add,
+                  .context = &few,
+                  .ms = BLOCKERS_MS,
+                  .deadline = now + BLOCKERS_MS};
+  return look_run(manager, plan, &self, error);
 }
 
 /* --------------------------------------------------------------- leases */
@@ -121,8 +161,10 @@ static int request_run(hl_session *session, void *context, hl_error *error) {
   if (self->fn)
     return ops->list(session, &self->filter, self->fn, self->context,
                      self->deadline, error);
-  return ops->revoke(session, &self->filter, self->by, self->reason,
-                     self->deadline, &self->count, error);
+  int status = ops->revoke(session, &self->filter, self->by, self->reason,
+                           self->deadline, &self->count, error);
+  self->filter.again = true;
+  return status;
 }
 
 static int digit(char c) {
@@ -166,6 +208,9 @@ static int request_make(hl_manager *manager, const hl_filter *given,
   self->filter = (hl_lease_filter){.owner = filter.owner,
                                    .id = filter.id ? id : NULL,
                                    .over = filter.over};
+  if (!hl__random_fill(&self->filter.call, sizeof self->filter.call))
+    status = hl__error_errno(error, HL_ESTORE, "there are no random numbers");
+  self->filter.call >>= 1;
   if (copy) {
     self->filter.rows = hl__plan_rows(copy, &self->filter.n);
     self->filter.names = hl__plan_names(copy);
@@ -173,7 +218,7 @@ static int request_make(hl_manager *manager, const hl_filter *given,
   self->deadline = hl__now_ms() + LIST_MS;
   hl__manager_renew(manager);
   hl__manager_mutex_lock(manager);
-  status = hl__manager_enter(manager, error);
+  if (status == HL_OK) status = hl__manager_enter(manager, error);
   bool entered = status == HL_OK;
   if (entered && !manager->store->leases)
     status = hl__lease_unsupported(manager, error);
@@ -189,6 +234,7 @@ static int request_make(hl_manager *manager, const hl_filter *given,
 
 int hl_manager_leases(hl_manager *manager, const hl_filter *filter,
                       hl_holder_fn fn, void *context, hl_error *error) {
+  HL__UNCANCELLED;
   request self = {.fn = fn, .context = context};
   return request_make(manager, filter, &self, error);
 }
@@ -196,6 +242,7 @@ int hl_manager_leases(hl_manager *manager, const hl_filter *filter,
 int hl_manager_revoke(hl_manager *manager, const hl_filter *filter,
                       const char *by, const char *reason, uint64_t *count,
                       hl_error *error) {
+  HL__UNCANCELLED;
   request self = {.by = by ? by : "", .reason = reason ? reason : ""};
   int status = request_make(manager, filter, &self, error);
   *count = self.count;

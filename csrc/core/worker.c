@@ -10,6 +10,8 @@
 
 /* An idle worker ends after this. */
 #define IDLE_MS 10000
+/* An interrupted call of a worker's ends within this, where its server answers. */
+#define END_MS 1000
 /* A client library of a database, with TLS, needs less than half of this. */
 #define STACK_BYTES ((size_t)512 * 1024)
 
@@ -81,6 +83,8 @@ static void *worker_main(void *argument) {
     workers->running--;
     hl__exit_await(1);
   }
+  workers->alive--;
+  (void)pthread_cond_broadcast(&manager->done);
   hl__manager_mutex_unlock(manager);
   if (uses_library) hl__library_enter();
   if (manager->ops->thread_end) manager->ops->thread_end();
@@ -115,6 +119,7 @@ static bool worker_start(hl_manager *manager)
   else
     manager->workers.running++;
   manager->workers.coming++;
+  manager->workers.alive++;
   return true;
 }
 
@@ -147,4 +152,10 @@ void hl__workers_end(hl_manager *manager) {
   (void)pthread_cond_broadcast(&manager->workers.work);
   hl__exit_await(manager->workers.running);
   manager->workers.running = 0;
+}
+
+void hl__workers_await(hl_manager *manager) {
+  int64_t end = hl__now_ms() + END_MS;
+  while (manager->workers.alive > 0 && hl__left_ms(end) > 0)
+    hl__manager_wait(&manager->done, manager, end);
 }

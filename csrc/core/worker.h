@@ -31,6 +31,7 @@ typedef struct hl__workers {
   unsigned idle;
   unsigned coming; /* look for a task in a moment: just started, or about to be idle */
   unsigned running; /* not yet on their way out */
+  unsigned alive;   /* those, and the others, until they touch the manager no more */
   pthread_cond_t work; /* there is a task, or the manager is closed */
 } hl__workers;
 
@@ -46,5 +47,7 @@ bool hl__worker_spare(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
 void hl__worker_comes(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
 /* The manager has just been closed: its workers end, and exit() waits for them. */
 void hl__workers_end(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
+/* Waits for that, for a second at most: then a server hangs. */
+void hl__workers_await(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
 
 #endif

@@ -195,12 +195,13 @@ who look more often than every 100 ms, and only programs that use hierlock.
 @treturn[1] {table,...} for each its `application`, `host`, `path`, `mode`
   (`"exclusive"`, `"update"`, `"shared"`), `waiting` (boolean) and, where they are known, `pid`,
   `label`, `since` (Unix time of the request, seconds), `session` (what the store calls it: on MySQL
-  and MariaDB the connection's id, on PostgreSQL the number of the server's process); `kind`
+  and MariaDB the connection's id, on PostgreSQL the number of the server's process, on `file:` `PID.NUMBER`); `kind`
   (`"session"`, `"lease"`), and of a lease its `owner`, `id` and `remaining` (seconds). Empty when
   nobody is in the way
 @return[2] nil
 @return[2] err `timeout` (the store does not answer now), `busy`, `connection`,
-  `unsafe_server`, `store` (no privilege to look), `unsupported` (Memcached: all of them)
+  `unsafe_server`, `store` (no privilege to look), `unsupported` (Memcached: all of them; MySQL
+  and MariaDB without performance_schema: `err.holders` then has those that can be seen)
 */
 int hll_manager_holders(lua_State *L) {
   hl_error error;
@@ -215,7 +216,14 @@ int hll_manager_holders(lua_State *L) {
   int status = hl_manager_holders(manager, all ? NULL : plan, hll_holders_add,
                                   found, &error);
   hll_plan_return(L, shared, shared + 2);
-  if (status) return hll_failure(L, &error, 2);
+  if (status) {
+    (void)hll_failure(L, &error, 2);
+    if (found->n > 0) {
+      hll_holders_list(L, found);
+      lua_setfield(L, -2, "holders");
+    }
+    return 2;
+  }
   if (found->incomplete) return luaL_error(L, "not enough memory");
   hll_holders_list(L, found);
   return 1;
@@ -274,16 +282,17 @@ static void say_holder(hl_error *error, const hll_holders *found) {
     (void)snprintf(pid, sizeof pid, "pid %lld on ", (long long)holder->pid);
   if (holder->label[0])
     (void)snprintf(label, sizeof label, ", \"%s\"", holder->label);
-  int64_t ms = hl__unix_ms() - holder->since_ms;
+  int64_t ms = hl__between_ms(holder->since_ms, hl__unix_ms());
   if (holder->since_ms && ms >= 0)
     (void)snprintf(since, sizeof since, " for %.*f s", ms < 10000 ? 1 : 0,
                    (double)ms / 1000);
   if (holder->kind == HL_LEASE) {
     if (holder->owner[0])
       (void)snprintf(lease, sizeof lease, "%s by a lease of ", holder->owner);
-    (void)snprintf(remaining, sizeof remaining, ", and for %.*f s more",
-                   holder->remaining_ms < 10000 ? 1 : 0,
-                   (double)holder->remaining_ms / 1000);
+    if (!holder->waiting)
+      (void)snprintf(remaining, sizeof remaining, ", and for %.*f s more",
+                     holder->remaining_ms < 10000 ? 1 : 0,
+                     (double)holder->remaining_ms / 1000);
   }
   /* Of a program of another kind nothing of that may be known. */
   bool known = holder->pid || holder->host[0] || holder->label[0];
@@ -305,6 +314,7 @@ int hll_acquire_failure(lua_State *L, hl_error *error, const hl_plan *plan,
   /* A circle that was found here, not by a server, says it all. */
   bool said = error->status == HL_DEADLOCK && !error->server_errno &&
               !error->sqlstate[0];
+  if (error->status == HL_TIMEOUT && error->reason[0]) said = true;
   if (found->n > 0 && !said) say_holder(error, found);
   (void)hll_failure(L, error, plan ? push_concerned(L, plan, error) : 0);
   if (found->n > 0) {

@@ -4,9 +4,10 @@
  * connects to it, and a thread that ends a pending writes the pending's number to the
  * other end: eight hexadecimal digits.
  *
- * The listening socket leaves no name in the file system, where it could stay behind or be
- * found by a stranger: the name is removed as soon as it is bound. The loop reaches the
- * socket through /proc/self/fd.
+ * The listening socket has a name in a directory of mode 0700, for the moment until the loop has
+ * connected. Both are removed then.
+ *
+ * Each Lua state has a bell of its own: with `lua_code_cache off` nginx makes one for each request.
  *
  * Writing never blocks. When the socket is full because the loop is busy, the number is
  * dropped and `missed` is set: the reader then looks at all pendings. He will, since
@@ -16,26 +17,31 @@
 #include "hll.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
 #include <unistd.h>
 
-/* One for each process. Its mutex is taken after all those of mutex.h. */
-static struct {
-  pthread_mutex_t mutex;
+typedef struct bell bell;
+struct bell {
+  bell *next;
+  uint32_t id;
   pid_t process; /* that made it: a forked child makes its own */
   int listener;
-  int place;  /* O_PATH: /proc/self/fd leads through it to the listener */
   int writer; /* our end of the loop's connection; -1: the loop has none */
   bool missed;
-} bell = {PTHREAD_MUTEX_INITIALIZER, 0, -1, -1, -1, false};
+  struct sockaddr_un address; /* of the listener; "" once its name is removed */
+};
+
+/* The mutex is taken after all those of mutex.h. */
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static bell *bells;
+static uint32_t last_id;
+static const char key; /* of a state's bell in its registry */
 
 static int failure(lua_State *L, const char *what) {
   lua_pushnil(L);
@@ -48,27 +54,88 @@ static void discard(int *fd) {
   *fd = -1;
 }
 
-/* Binds the socket in a new directory, opens the place, and removes both names. */
-static bool bind_and_unlink(int fd, int *place) {
+static void writer_set(bell *self, int fd) {
+  pthread_mutex_lock(&mutex);
+  discard(&self->writer);
+  self->writer = fd;
+  self->missed = false;
+  pthread_mutex_unlock(&mutex);
+}
+
+static void name_remove(bell *self) {
+  char *path = self->address.sun_path, *end = strrchr(path, '/');
+  if (!end) return;
+  (void)unlink(path);
+  *end = '\0';
+  (void)rmdir(path);
+  path[0] = '\0';
+}
+
+/* What a parent has made is not the child's to remove. */
+static void listener_end(bell *self) {
+  discard(&self->listener);
+  if (self->process == getpid()) name_remove(self);
+  self->address.sun_path[0] = '\0';
+}
+
+/* Binds the socket in a new directory. */
+static bool listener_begin(bell *self) {
   static const char *const parents[] = {"/dev/shm", "/tmp", "/var/tmp"};
-  struct sockaddr_un address = {.sun_family = AF_UNIX};
+  struct sockaddr_un *address = &self->address;
   char directory[64];
   bool made = false;
+  self->listener = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (self->listener < 0) return false;
   for (size_t i = 0; i < 3 && !made; i++) {
-    (void)snprintf(directory, sizeof directory, "%s/hierlock-XXXXXX",
-                   parents[i]);
+    (void)snprintf(directory, sizeof directory, "%s/hierlock-XXXXXX", parents[i]);
     made = mkdtemp(directory) != NULL; /* mode 0700 */
   }
   if (!made) return false;
-  (void)snprintf(address.sun_path, sizeof address.sun_path, "%s/bell",
-                 directory);
-  bool bound = bind(fd, (struct sockaddr *)&address, sizeof address) == 0;
-  if (bound) *place = open(address.sun_path, O_PATH | O_CLOEXEC);
-  int failed = errno;
-  if (bound) (void)unlink(address.sun_path);
-  (void)rmdir(directory);
-  errno = failed;
-  return bound && *place >= 0 && listen(fd, 8) == 0;
+  address->sun_family = AF_UNIX;
+  (void)snprintf(address->sun_path, sizeof address->sun_path, "%s/bell", directory);
+  return bind(self->listener, (struct sockaddr *)address, sizeof *address) == 0 &&
+         listen(self->listener, 8) == 0;
+}
+
+static int bell_gc(lua_State *L) {
+  bell *self = lua_touserdata(L, 1);
+  pthread_mutex_lock(&mutex);
+  bell **at = &bells;
+  while (*at && *at != self) at = &(*at)->next;
+  if (*at) *at = self->next;
+  pthread_mutex_unlock(&mutex);
+  listener_end(self);
+  discard(&self->writer);
+  return 0;
+}
+
+/* The state's own. */
+static bell *bell_of(lua_State *L) {
+  lua_pushlightuserdata(L, (void *)&key);
+  lua_rawget(L, LUA_REGISTRYINDEX);
+  bell *self = lua_touserdata(L, -1);
+  if (!self) {
+    self = lua_newuserdata(L, sizeof *self); /* nobody but the registry has it */
+    *self = (bell){.listener = -1, .writer = -1};
+    lua_createtable(L, 0, 1);
+    lua_pushcfunction(L, bell_gc);
+    lua_setfield(L, -2, "__gc");
+    lua_setmetatable(L, -2);
+    lua_pushlightuserdata(L, (void *)&key);
+    lua_pushvalue(L, -2);
+    lua_rawset(L, LUA_REGISTRYINDEX);
+    pthread_mutex_lock(&mutex);
+    self->id = ++last_id;
+    self->next = bells;
+    bells = self;
+    pthread_mutex_unlock(&mutex);
+  }
+  if (self->process != getpid()) {
+    listener_end(self);
+    writer_set(self, -1);
+    self->process = getpid();
+  }
+  return self;
 }
 
 /***
@@ -81,25 +148,14 @@ all functions of the bell.
 @treturn[2] string why not
 */
 static int address(lua_State *L) {
-  if (bell.process != getpid()) {
-    pthread_mutex_lock(&bell.mutex);
-    discard(&bell.listener);
-    discard(&bell.place);
-    discard(&bell.writer);
-    bell.process = 0;
-    pthread_mutex_unlock(&bell.mutex);
-    bell.listener =
-        socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (bell.listener < 0) return failure(L, "cannot make a socket");
-    if (!bind_and_unlink(bell.listener, &bell.place)) {
-      int values = failure(L, "cannot make a socket in /dev/shm or /tmp");
-      discard(&bell.listener);
-      discard(&bell.place);
-      return values;
-    }
-    bell.process = getpid();
+  bell *self = bell_of(L);
+  listener_end(self);
+  if (!listener_begin(self)) {
+    int values = failure(L, "cannot make a socket in /dev/shm or /tmp");
+    listener_end(self);
+    return values;
   }
-  lua_pushfstring(L, "unix:/proc/self/fd/%d", bell.place);
+  lua_pushfstring(L, "unix:%s", self->address.sun_path);
   return 1;
 }
 
@@ -112,21 +168,19 @@ Accepts the loop's connection. An earlier one is closed.
 @treturn[2] string why not
 */
 static int answer(lua_State *L) {
+  bell *self = bell_of(L);
   for (;;) {
-    int fd = accept4(bell.listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    int fd = accept4(self->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0) return failure(L, "cannot accept the bell's own connection");
     struct ucred peer = {0};
     socklen_t size = sizeof peer;
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 ||
         peer.pid != getpid()) {
-      (void)close(fd); /* a stranger has come through our /proc */
+      (void)close(fd); /* a stranger */
       continue;
     }
-    pthread_mutex_lock(&bell.mutex);
-    discard(&bell.writer);
-    bell.writer = fd;
-    bell.missed = false;
-    pthread_mutex_unlock(&bell.mutex);
+    listener_end(self);
+    writer_set(self, fd);
     lua_pushboolean(L, 1);
     return 1;
   }
@@ -139,10 +193,9 @@ Closes the loop's connection.
 @return nothing
 */
 static int end(lua_State *L) {
-  (void)L;
-  pthread_mutex_lock(&bell.mutex);
-  discard(&bell.writer);
-  pthread_mutex_unlock(&bell.mutex);
+  bell *self = bell_of(L);
+  listener_end(self);
+  writer_set(self, -1);
   return 0;
 }
 
@@ -153,21 +206,25 @@ Whether a number has been dropped since the last call.
 @treturn boolean
 */
 static int missed(lua_State *L) {
-  pthread_mutex_lock(&bell.mutex);
-  lua_pushboolean(L, bell.missed);
-  bell.missed = false;
-  pthread_mutex_unlock(&bell.mutex);
+  bell *self = bell_of(L);
+  pthread_mutex_lock(&mutex);
+  bool before = self->missed;
+  self->missed = false;
+  pthread_mutex_unlock(&mutex);
+  lua_pushboolean(L, before);
   return 1;
 }
 
-/* Called by the thread that ends the pending. */
+/* Called by the thread that ends the pending. Above: the bell's id; its state may have ended. */
 static void ring(uint64_t number) {
   char digits[9];
   (void)snprintf(digits, sizeof digits, "%08x", (unsigned)number);
-  pthread_mutex_lock(&bell.mutex);
-  if (bell.writer >= 0 && send(bell.writer, digits, 8, MSG_NOSIGNAL) != 8)
-    bell.missed = true;
-  pthread_mutex_unlock(&bell.mutex);
+  pthread_mutex_lock(&mutex);
+  bell *self = bells;
+  while (self && self->id != number >> 32) self = self->next;
+  if (self && self->writer >= 0 && send(self->writer, digits, 8, MSG_NOSIGNAL) != 8)
+    self->missed = true;
+  pthread_mutex_unlock(&mutex);
 }
 
 /***
@@ -183,7 +240,8 @@ static int ring_when_done(lua_State *L) {
   hll_pending *pending = hll_pending_test(L, 1);
   lua_Number number = luaL_checknumber(L, 2);
   if (pending && pending->pending)
-    hl_pending_notify(pending->pending, ring, (uint64_t)number);
+    hl_pending_notify(pending->pending, ring,
+                      (uint64_t)bell_of(L)->id << 32 | (uint32_t)number);
   return 0;
 }
 

@@ -1,5 +1,5 @@
 /*
- * compat.h - one source for Lua 5.1 to 5.4 and LuaJIT: what the older ones
+ * compat.h - one source for Lua 5.1 to 5.5 and LuaJIT: what the older ones
  * lack, under our own prefix. A userdata has exactly one uservalue, always a
  * table (in 5.1 it is the environment, which can be nothing else).
  */
@@ -107,13 +107,18 @@ static inline int hll_tointeger(lua_State *L, int index, long long *integer) {
 #endif
 }
 
-/* Tells the collector of memory that it does not see; KiB. Lua 5.4 calls but few
+/* Tells the collector of memory that it does not see; KiB. Lua 5.4 and later call but few
    finalizers a step, and falls behind a program that makes nothing but handles:
    its heap grew by half every 500,000 of them. The others keep up. A collector
    that the program has stopped stays stopped. */
 static inline void hll_gc_account(lua_State *L, int kib) {
 #if LUA_VERSION_NUM >= 504
-  if (lua_gc(L, LUA_GCISRUNNING)) (void)lua_gc(L, LUA_GCSTEP, kib);
+#if LUA_VERSION_NUM >= 505
+  size_t step = (size_t)kib * 1024;
+#else
+  int step = kib;
+#endif
+  if (lua_gc(L, LUA_GCISRUNNING)) (void)lua_gc(L, LUA_GCSTEP, step);
 #else
   (void)L;
   (void)kib;

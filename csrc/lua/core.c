@@ -247,12 +247,14 @@ What an error number of MySQL's or MariaDB's means; for hierlock's own Lua code.
 @function core.judge_mysql_error
 @local
 @int errno
+@string[opt] message the server's own
 @treturn string the code
 @treturn string what could be done about it, to be put behind the server's message
 */
 static int judge_mysql_error(lua_State *L) {
-  const char *hint;
-  int status = hl__mysql_error_judge((unsigned)luaL_checkinteger(L, 1), &hint);
+  char hint[HL__MYSQL_HINT_MAX];
+  int status = hl__mysql_error_judge((unsigned)luaL_checkinteger(L, 1),
+                                     luaL_optstring(L, 2, ""), hint, sizeof hint);
   lua_pushstring(L, hl_status_name(status));
   lua_pushstring(L, hint);
   return 2;
@@ -303,6 +305,18 @@ static int remote_kind(lua_State *L) {
 }
 
 /***
+Whether something is mounted at a path without symbolic links; for hierlock's own Lua code.
+@function core.is_mount_point
+@local
+@string path
+@treturn boolean
+*/
+static int is_mount_point(lua_State *L) {
+  lua_pushboolean(L, hl__is_mount_point(luaL_checkstring(L, 1)));
+  return 1;
+}
+
+/***
 The HMAC-SHA-256 of a text; for hierlock's own Lua code.
 @function core.hmac
 @local
@@ -345,6 +359,7 @@ static const luaL_Reg functions[] = {
     {"judge_mysql_error", judge_mysql_error},
     {"judge_postgresql", judge_postgresql},
     {"remote_kind", remote_kind},
+    {"is_mount_point", is_mount_point},
     {"now", now},
     {"hmac", hmac},
     {"loop", loop},

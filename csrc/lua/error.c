@@ -110,6 +110,10 @@ int hll_failure(lua_State *L, const hl_error *error, int target) {
     lua_pushstring(L, error->reason);
     lua_setfield(L, -2, "reason");
   }
+  if (error->retry_after_ms) {
+    lua_pushnumber(L, (lua_Number)error->retry_after_ms / 1000);
+    lua_setfield(L, -2, "retry_after");
+  }
   if (target) {
     lua_pushvalue(L, target);
     lua_setfield(L, -2, "target");
@@ -185,8 +189,10 @@ Codes, and whether the same call may succeed later:
 @tfield[opt] table target the node concerned, where it is one
 @tfield[opt] {table,...} holders of `timeout` and `deadlock`: who was in the way, as from
   `manager:holders`, where that can be seen; looked for ten times a second at most
+@tfield[opt] number retry_after of `timeout`: seconds before which no retry can succeed, where that is known: from a
+Redis that has forgotten what it had granted
 @tfield[opt] string revoked_by of `lost`: who has revoked the lease
-@tfield[opt] string reason likewise: why
+@tfield[opt] string reason likewise: why; of `timeout`: why, where it was something else than other locks
 */
 
 static void push_text(lua_State *L, int index) {

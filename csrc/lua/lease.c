@@ -140,7 +140,7 @@ static int push_text(lua_State *L) {
 A text with which another process, or this one, takes the lease over: `manager:import`. It
 is printable. Who has it has the lock: keep it where only the program reads it, as in a
 session of the server's. The lease goes on, and ends when its time is up; the handle is `released`. Does not
-block.
+block. Where `on_release` raises, nothing was exported, and the handle has the lease still.
 @function handle:export
 @treturn[1] string
 @return[2] nil
@@ -160,12 +160,13 @@ int hll_handle_export(lua_State *L) {
   int raised = lua_pcall(L, 1, 1, 0); /* protected, as the text has to be freed */
   free(text);
   if (raised) return lua_error(L); /* it is held still */
-  if (!self->lock) return hll_handle_collected(L); /* by a finalizer meanwhile */
-  status = hl_lock_export(self->lock, NULL, &error);
-  if (status) return hll_failure(L, &error, 0);
+  /* Told before it is left: a hook that raises loses the text, and the lease is held still. */
   hll_getuservalue(L, 1);
   hll_trace_end(L, lua_gettop(L), self->trace, "export");
   lua_pop(L, 1);
+  if (!self->lock) return hll_handle_collected(L); /* by a finalizer or a hook meanwhile */
+  status = hl_lock_export(self->lock, NULL, &error);
+  if (status) return hll_failure(L, &error, 0);
   return 1;
 }
 

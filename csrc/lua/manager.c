@@ -6,6 +6,7 @@
 #include "hll.h"
 
 #include "error.h"
+#include "manager.h"
 #include "store.h"
 
 #include <stdio.h>
@@ -548,12 +549,12 @@ int hll_manager_open(lua_State *L) {
 
 /* ------------------------------------------------------------- methods */
 
-static int manager_close(lua_State *L) {
+static int manager_end(lua_State *L, void (*end)(hl_manager *)) {
   hll_manager *self = manager_test(L, 1);
   if (self && self->manager) {
     hl_manager *manager = self->manager;
     self->manager = NULL;
-    hl_manager_close(manager);
+    end(manager);
     hl_agent_unref(self->agent);
     self->agent = NULL;
   }
@@ -564,7 +565,7 @@ static int manager_close(lua_State *L) {
 static int manager_gc(lua_State *L) {
   hll_manager *self = manager_test(L, 1);
   if (self) hll_traces_drop(self);
-  return manager_close(L);
+  return manager_end(L, hl__manager_collect);
 }
 
 /* The end of its scope: tells of what it has ended, and what was to be told before. */
@@ -574,7 +575,7 @@ static int manager_close_scope(lua_State *L) {
   int shared = hll_manager_shared(L, 1);
   if (self->manager && self->reports) hll_reports_tell(L, shared, self);
   bool open = self->manager != NULL;
-  (void)manager_close(L);
+  (void)manager_end(L, hl_manager_close);
   if (open) hll_traces_close(L, shared, self);
   return 0;
 }
@@ -588,7 +589,8 @@ being collected. `tostring(manager)` says whether it is open.
 
 /***
 Releases everything that the manager's handles hold, and ends its connections and
-its thread. Does not wait for the server. Idempotent; any other method raises
+its threads. Waits until the store has given back what was released: a round trip, and two seconds at
+most where a server hangs. The collector does not wait. Idempotent; any other method raises
 afterwards, and the handles' methods find their locks released.
 @function manager:close
 @treturn boolean true

@@ -82,7 +82,7 @@ local RECORD_CHANGED = 1020
 -- What the driver said, as an err.
 local function fail(message, errno, sqlstate, target)
   local code, hint = "connection", ""
-  if errno then code, hint = core.judge_mysql_error(errno) end
+  if errno then code, hint = core.judge_mysql_error(errno, tostring(message)) end
   if errno == NO_SAVEPOINT then code = "lost" end
   local advice = "; roll back"
   if errno == RECORD_CHANGED then
@@ -325,7 +325,7 @@ local function take(self, targets, options, keys)
   check_keys(keys, self.levels)
   if self.run then -- PostgreSQL's driver
     local plan = core.plan(targets, { mode = options.mode, levels = self.levels })
-    return postgresql.take(self.run, plan, ms, tostring(plan):match("%((.*)%)$"), node(self, targets))
+    return postgresql.take(self, plan, ms, tostring(plan):match("%((.*)%)$"), node(self, targets))
   end
   local ok, err = true, nil
   if core.now() >= self.checked_until then ok, err = check(self, ms == 0 and TRY or ms) end
@@ -337,12 +337,7 @@ local function take(self, targets, options, keys)
   ok, err = savepoint(self)
   if not ok then return nil, err end
 
-  local sql, gates = plan:sql(self.dialect, self.rows), 0
-  if self.leased then
-    local more
-    more, gates = leases.sql(self, plan)
-    sql = sql .. more
-  end
+  local sql = plan:sql(self.dialect, self.table, self.leased)
   local rows, message, errno, sqlstate = lock(self, sql, ms)
   if not rows then
     if errno and core.judge_mysql_error(errno) == "timeout" then
@@ -352,13 +347,12 @@ local function take(self, targets, options, keys)
     end
     return fail(message, errno, sqlstate, target)
   end
-  ok, err = plan:verify(#rows - gates)
-  if not ok then
+  ok, err = plan:verify(#rows)
+  if not ok and not (self.leased and leases.possible(rows, plan, field)) then
     err.target = target
     return nil, err
-  end
-  if gates > 0 and leases.possible(rows, field) then
-    ok, message, errno, sqlstate = leases.pass(self, plan, self.query, field)
+  elseif not ok then
+    ok, message, errno, sqlstate = leases.pass(self, sql, self.query, field)
     if ok == nil then return fail(message, errno, sqlstate, target) end
     if not ok then return core.failure("timeout", "a lease is in the way; roll back", nil, nil, target) end
   end
@@ -522,6 +516,7 @@ function attach.luasql(connection, dialect, options)
   local self = new(driver.luasql_mysql(connection), each_option(options, OPTIONS))
   if dialect == "postgresql" or tostring(connection):find("^PostgreSQL") then
     self.run, self.levels = driver.luasql_postgresql(connection), self.levels or DEFAULT_LEVELS
+    self.drop = function() end -- libpq waits for each answer
   end
   return self
 end
@@ -564,7 +559,8 @@ function attach.pgmoon(db, options)
   end
   options = each_option(options, SOCKET_OPTIONS)
   local self = new(nil, options)
-  self.run, self.levels = driver.pgmoon(db, socket_timeout(options)), self.levels or DEFAULT_LEVELS
+  self.run, self.drop = driver.pgmoon(db, socket_timeout(options))
+  self.levels = self.levels or DEFAULT_LEVELS
   return self
 end
 

@@ -115,10 +115,10 @@ end
 core.manager_methods.acquire_any = acquire_any
 core.manager_methods.start_any = core.any.start
 
--- What fn raised, with the traceback of where it did; errors that are no strings
--- are passed on as they are.
+-- What fn raised, with the traceback of where it did. Errors that are no strings, or that have a
+-- traceback of an inner call, are passed on as they are.
 local function traceback(raised)
-  if type(raised) == "string" then return debug.traceback(raised, 2) end
+  if type(raised) == "string" and not raised:find("\nstack traceback:\n", 1, true) then return debug.traceback(raised, 2) end
   return raised
 end
 

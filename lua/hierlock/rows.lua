@@ -85,6 +85,7 @@ local MESSAGES = {
   { "database is locked", "timeout" },
   { "database table is locked", "timeout" },
   { "no transaction is active", "lost" },
+  { "no such savepoint: hierlock_rows", "lost" },
 }
 
 -- What the driver said, as an err.
@@ -147,9 +148,19 @@ local class = { __index = db, __name = "hierlock.rows" }
 -- Character sets of MySQL's.
 local BACKSLASH_IN_LETTERS = { big5 = true, cp932 = true, gb18030 = true, gbk = true, sjis = true }
 
+-- A coroutine that was closed inside of a transaction has left it open: what comes next must not become part of it.
+local function leave_abandoned(self)
+  local thread = self.transacted and self.transacted.thread
+  if type(thread) ~= "thread" or coroutine.status(thread) ~= "dead" then return true end
+  self.transacted = nil
+  return run(self, "ROLLBACK")
+end
+
 -- Every method begins with it. true, or nil, err.
 local function ready(self)
   if getmetatable(self) ~= class then core.misuse("self must be a db, not " .. type(self) .. "; call it with a colon") end
+  local left, reason = leave_abandoned(self)
+  if not left then return nil, reason end
   if self.settled then return true end
   if self.dialect then
     -- Else SQLite would not wait at all.
@@ -188,17 +199,21 @@ local ISOLATIONS = {
 }
 local TRANSACTION_OPTIONS = { isolation = true, retries = true }
 
+local begun = 0 -- transactions on PostgreSQL
+
 local function is_mysql(self) return self.dialect == "mysql" or self.dialect == "mariadb" end
 
 -- The savepoint shows at COMMIT that it is still this transaction: MySQL ends one by a deadlock or by DDL, and what
--- comes after that is committed by itself.
+-- comes after that is committed by itself. On PostgreSQL a setting of the transaction shows it: all would else be done in a
+-- savepoint, in which an isolation level cannot be set.
 local function begin(self, isolation)
   local statements
   local level = isolation and " ISOLATION LEVEL " .. isolation:upper() or ""
   if self.dialect == "sqlite" then
-    statements = { "BEGIN IMMEDIATE" }
+    statements = { "BEGIN IMMEDIATE", "SAVEPOINT hierlock_rows" }
   elseif self.dialect == "postgresql" then
-    statements = { "BEGIN" .. level }
+    begun = begun + 1
+    statements = { ("BEGIN%s;SET LOCAL hierlock.rows='%d'"):format(level, begun) }
   else
     statements = { "START TRANSACTION", "SAVEPOINT hierlock_rows" }
     if isolation then table.insert(statements, 1, "SET TRANSACTION" .. level) end
@@ -206,11 +221,11 @@ local function begin(self, isolation)
   for i, text in ipairs(statements) do
     local ok, err = run(self, text, self.timeout)
     if not ok then
-      if i == #statements and is_mysql(self) then self.query "ROLLBACK" end
+      if i == #statements and i > 1 then self.query "ROLLBACK" end
       return nil, err
     end
   end
-  return true
+  return true, begun
 end
 
 local function unanswered(message, errno, sqlstate)
@@ -218,19 +233,23 @@ local function unanswered(message, errno, sqlstate)
     errno, sqlstate)
 end
 
--- true; or nil, err, and nothing was committed; or nil, err with code `unknown`.
-local function commit(self)
-  if is_mysql(self) then
+-- To the COMMIT of a transaction that has failed PostgreSQL says ROLLBACK, and drivers do not tell; and it warns only, where
+-- there is none. So it is looked at before, in the same trip.
+local COMMIT_POSTGRESQL = "SELECT CASE WHEN pg_catalog.current_setting('hierlock.rows',true)='%s' THEN 1 ELSE " ..
+  "CAST('hierlock: the transaction had ended ' || pg_catalog.clock_timestamp()::text AS integer) END;COMMIT"
+local ENDED = "the transaction had ended before its COMMIT; it was not carried out as a whole"
+
+-- true; or nil, err, and nothing was committed; or nil, err with code `unknown`. mark: that of `begin`.
+local function commit(self, mark)
+  if self.dialect ~= "postgresql" then
     local ok, err = run(self, "RELEASE SAVEPOINT hierlock_rows")
     if not ok then
       self.query "ROLLBACK"
-      if err.code == "lost" then err.message = "the transaction had ended before its COMMIT; it was not carried out as a whole" end
+      if err.code == "lost" then err.message = ENDED end
       return nil, err
     end
   end
-  -- To the COMMIT of a transaction that has failed PostgreSQL says ROLLBACK, and drivers do not tell; so it is looked at
-  -- before, in the same trip.
-  local result, message, errno, sqlstate = self.query(self.dialect == "postgresql" and "SELECT 1;COMMIT" or "COMMIT")
+  local result, message, errno, sqlstate = self.query(self.dialect == "postgresql" and COMMIT_POSTGRESQL:format(mark) or "COMMIT")
   if result then return true end
   local told
   if is_mysql(self) then
@@ -242,8 +261,9 @@ local function commit(self)
     -- SQLite has nothing to roll back where it has done so itself.
     if self.dialect == "sqlite" then told = true end
   end
-  if told then return server_failure(self, message, errno, sqlstate) end
-  return unanswered(message, errno, sqlstate)
+  if not told then return unanswered(message, errno, sqlstate) end
+  if message:find("hierlock: the transaction had ended", 1, true) then return failure("lost", ENDED) end
+  return server_failure(self, message, errno, sqlstate)
 end
 
 local function traceback(raised)
@@ -260,6 +280,7 @@ local function failed(results) return not results[1] or (results.n >= 3 and resu
 local function attempt(self, isolation, fn)
   local ok, err = begin(self, isolation)
   if not ok then return pack(true, nil, err), passing(err) end
+  local mark = err
   local state = { depth = 1, thread = coroutine.running() or "main" }
   self.transacted = state
   local results = pack(xpcall(function() return fn(self) end, traceback))
@@ -270,7 +291,7 @@ local function attempt(self, isolation, fn)
     pcall(self.query, "ROLLBACK")
     if not failed(results) then results, again = pack(true, nil, state.broken), false end
   else
-    ok, err = commit(self)
+    ok, err = commit(self, mark)
     if not ok then results, again = pack(true, nil, err), passing(err) end
   end
   return results, again
@@ -307,7 +328,8 @@ end
 --- Runs fn(db) between BEGIN and COMMIT. ROLLBACK when it raises, or returns nil and an err. A call inside of fn is a
 -- savepoint: when it fails, only what was done in it is undone.
 --
--- The program must not begin, commit or roll back by itself meanwhile, nor have a transaction open before. Where
+-- The program must not begin, commit or roll back by itself meanwhile, nor have a transaction open before. A coroutine that is closed
+-- inside of fn leaves the transaction open: the next call of the db rolls it back first. Where
 -- the transaction had ended though fn says that all is well, COMMIT is `lost`: what came before that end was undone, or by such a statement
 -- as CREATE TABLE committed; on MySQL and MariaDB what came after it stands.
 -- @function db:transaction
@@ -413,7 +435,8 @@ local READ_OPTIONS = { lock = true, wait = true, skip_locked = true, columns = t
 -- After a `timeout` the transaction goes on; what was locked before stays locked.
 -- @function db:read
 -- @string table_name may name its schema, `schema.table`
--- @param key the value of the key column, `id` unless `options.tables` of the db says otherwise; or {column = value, …}
+-- @param key the value of the key column, `id` unless `options.tables` of the db says otherwise; or {column = value, …}. A
+--   number or a string, compared as what the column is; a boolean only on PostgreSQL
 -- @tparam[opt] table options an unknown name raises
 -- @string[opt] options.lock `"update"`: for writing; `"share"`: others may read it likewise, and nobody writes
 -- @number[opt] options.wait seconds, to the millisecond; `0` does not wait; by default the db's `timeout`. On MySQL the
@@ -803,7 +826,11 @@ function rows.luasql(connection, options)
   local ok, execute = pcall(function() return connection.execute end)
   if not ok or type(execute) ~= "function" then core.misuse("connection must be LuaSQL's, not " .. type(connection)) end
   options = check_options(options, OPTIONS)
-  local function quote(text) return "'" .. connection:escape(text) .. "'" end
+  local function quote(text)
+    local escaped, message = connection:escape(text)
+    if not escaped then core.misuse("a text is not one in the connection's character set: " .. tostring(message)) end
+    return "'" .. escaped .. "'"
+  end
   local shown = tostring(connection)
   if shown:find "^PostgreSQL" then return new(driver.luasql_postgresql(connection, "a"), quote, "postgresql", options) end
   if shown:find "^SQLite3" then return new(driver.luasql_sqlite(connection, "a"), quote, "sqlite", options) end

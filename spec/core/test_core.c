@@ -3,6 +3,7 @@
  * happens in a forked child, and managers and locks on the stores file: and
  * null:, as a program in C uses them.
  */
+#include "clock.h"
 #include "dsn.h"
 #include "hierlock.h"
 #include "error.h"
@@ -121,10 +122,10 @@ static void plan_orders_and_keeps_the_strongest(void **state) {
   add(plan, "u1", "a1", NULL, HL_SHARED); /* exclusive: not the deepest */
   add(plan, "u1", "a1", "r1", HL_SHARED);
   const hl_row *rows = hl_plan_rows(plan, &n);
-  const hl_row expected[] = {{3142546, 0, HL_SHARED, 0},
-                             {5156936, 1, HL_EXCLUSIVE, 0},
-                             {185732, 2, HL_EXCLUSIVE, 0},
-                             {518589, 2, HL_SHARED, 0}};
+  const hl_row expected[] = {{3142546, 0, HL_SHARED, {0}},
+                             {5156936, 1, HL_EXCLUSIVE, {0}},
+                             {185732, 2, HL_EXCLUSIVE, {0}},
+                             {518589, 2, HL_SHARED, {0}}};
   assert_int_equal(n, 4);
   for (size_t i = 0; i < n; i++) {
     assert_int_equal(rows[i].bucket, expected[i].bucket);
@@ -960,6 +961,39 @@ static void closing_ends_the_waits_of_other_threads(void **state) {
   hl_manager_close(other);
 }
 
+/* -------------------------------------------------------------- time */
+
+static void sums_of_times_saturate(void **state) {
+  (void)state;
+  static const int64_t times[] = {INT64_MIN, INT64_MIN + 1, -86400000, -1, 0, 1,
+                                  5000, HL_TTL_MAX, INT64_MAX - 1, INT64_MAX};
+  const size_t n = sizeof times / sizeof *times;
+  for (size_t i = 0; i < n; i++)
+    for (size_t j = 0; j < n; j++) {
+      __extension__ typedef __int128 wide;
+      wide sum = (wide)times[i] + times[j], between = (wide)times[j] - times[i];
+      if (times[i] == HL_FOREVER || times[j] == HL_FOREVER || sum > INT64_MAX)
+        sum = HL_FOREVER;
+      if (sum < INT64_MIN) sum = INT64_MIN;
+      if (between > INT64_MAX) between = INT64_MAX;
+      if (between < INT64_MIN) between = INT64_MIN;
+      assert_true(hl__deadline(times[i], times[j]) == (int64_t)sum);
+      assert_true(hl__between_ms(times[i], times[j]) == (int64_t)between);
+    }
+  /* What is granted when the machine has just been started is over in time. */
+  assert_int_equal(hl__deadline(-6048002, 604800000), 598751998);
+}
+
+static void what_is_left_is_never_too_long(void **state) {
+  (void)state;
+  assert_true(hl__left_ms(HL_FOREVER) == HL_FOREVER);
+  assert_true(hl__lease_left_ms(HL_FOREVER) == HL_FOREVER);
+  assert_int_equal(hl__left_ms(INT64_MIN), 0);
+  assert_int_equal(hl__lease_left_ms(INT64_MIN), 0);
+  int64_t now = hl__lease_ms(), left = hl__lease_left_ms(now + 1000);
+  assert_in_range(left, 1, 999);
+}
+
 int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
       cmocka_unit_test(layout_hashes_as_in_the_contract),
@@ -990,6 +1024,8 @@ int main(int argc, char **argv) {
       cmocka_unit_test(a_forked_child_has_no_lock_of_its_parents),
       cmocka_unit_test(threads_exclude_each_other),
       cmocka_unit_test(closing_ends_the_waits_of_other_threads),
+      cmocka_unit_test(sums_of_times_saturate),
+      cmocka_unit_test(what_is_left_is_never_too_long),
       cmocka_unit_test(nothing_is_left),
   };
   if (argc > 1) cmocka_set_test_filter(argv[1]);

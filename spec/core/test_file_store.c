@@ -262,10 +262,16 @@ static void see(void *context, const hl_holder *holder) {
   s->last = *holder;
 }
 
+static int holders(hl_session *session, const hl_row *rows, size_t n,
+                   hl_holder_fn fn, void *context) {
+  const hl_lease_filter filter = {.rows = rows, .n = n};
+  return ops->holders(session, &filter, fn, context, HL_FOREVER, NULL);
+}
+
 static seen look_for(hl_session *session, uint32_t bucket, hl_mode mode) {
   seen s = {0};
   hl_row r = row(2, bucket, mode);
-  assert_int_equal(ops->holders(session, &r, 1, NULL, see, &s, NULL), HL_OK);
+  assert_int_equal(holders(session, &r, 1, see, &s), HL_OK);
   return s;
 }
 
@@ -1227,7 +1233,7 @@ static void go_on_with_a_cut_file(intptr_t unused) {
   (void)pthread_join(thread, NULL);
   (void)ops->give_back(a, NULL);
   (void)ops->give_back(b, NULL);
-  if (ops->holders(a, &r, 1, NULL, see, &s, NULL) == HL_OK) _exit(6);
+  if (holders(a, &r, 1, see, &s) == HL_OK) _exit(6);
   if (take1(a, 1, HL_EXCLUSIVE, 30) == HL_OK) _exit(7);
   ops->session_close(a);
   ops->session_close(b);
@@ -1409,7 +1415,7 @@ static void what_a_board_says_is_escaped_and_cut(void **state) {
   assert_int_equal(pwrite(fd, &header, sizeof header, 0), sizeof header);
   assert_int_equal(pwrite(fd, chunk, sizeof chunk, HL__BOARD_CHUNK),
                    sizeof chunk);
-  assert_int_equal(ops->holders(a, &r, 1, NULL, see_text, text, NULL), HL_OK);
+  assert_int_equal(holders(a, &r, 1, see_text, text), HL_OK);
   assert_non_null(strstr(text, "a\\x0a\\x1b]0;b\\x07\\x7f\\xff"));
   assert_non_null(strstr(text, "xxx|"));
   for (const char *c = text; *c; c++) assert_in_range(*c, ' ', 0x7E);
@@ -1653,7 +1659,7 @@ static void holders_are_shown(void **state) {
   for (uint32_t i = 0; i < 100; i++) rows[i] = row(2, 10 + i, HL_EXCLUSIVE);
   assert_int_equal(take(b, rows, 100, 0, false, NULL), HL_OK);
   seen all = {0};
-  assert_int_equal(ops->holders(a, rows, 100, NULL, see, &all, NULL), HL_OK);
+  assert_int_equal(holders(a, rows, 100, see, &all), HL_OK);
   assert_int_equal(all.held, 1); /* once */
   assert_int_equal(look_for(a, 109, HL_SHARED).held, 1);
   give(b);

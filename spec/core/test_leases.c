@@ -736,7 +736,7 @@ static void count(void *context, const hl_holder *holder) {
 }
 
 static unsigned leases(hl_session *session) {
-  const hl_lease_filter all = {NULL, NULL, NULL, 0, false};
+  const hl_lease_filter all = {0};
   unsigned n = 0;
   assert_int_equal(session->store->leases->list(session, &all, count, &n, 0, NULL),
                    HL_OK);
@@ -1090,7 +1090,7 @@ HL__UNCHECKED static void nonsense_in_the_file_is_not_believed(void **state) {
       (void)drop(session, &two);
       (void)drop(session, &one);
       uint64_t n = 0;
-      const hl_lease_filter all = {NULL, NULL, NULL, 0, false};
+      const hl_lease_filter all = {0};
       (void)own->leases->revoke(session, &all, "x", "y", soon(), &n, NULL);
       assert_int_equal(hl__ledger_take(ledger, false, soon(), NULL), HL_OK);
       for (uint32_t i = 0; i < ledger->records; i++)

@@ -152,11 +152,11 @@ static void fake_interrupt(hl_session *self) {
   atomic_fetch_add(&store.interrupts, 1);
 }
 
-static int fake_holders(hl_session *self, const hl_row *rows, size_t n,
-                        const char *names, hl_holder_fn fn, void *context,
+static int fake_holders(hl_session *self, const hl_lease_filter *filter,
+                        hl_holder_fn fn, void *context, int64_t deadline,
                         hl_error *error) {
-  (void)self, (void)rows, (void)n, (void)names;
-  (void)fn, (void)context, (void)error;
+  (void)self, (void)filter;
+  (void)fn, (void)context, (void)deadline, (void)error;
   atomic_fetch_add(&store.asked, 1);
   while (store.asks) (void)usleep(500);
   return HL_OK;

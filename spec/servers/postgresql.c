@@ -117,6 +117,7 @@ static bool lease(sql *self, const char *user) {
       " revoked_by bytea, reason bytea) WITH (fillfactor=50)",
       "CREATE TABLE public.hier_lock_lease_rows (key bigint NOT NULL, exclusive boolean NOT NULL, id uuid NOT NULL, PRIMARY KEY (key, id))",
       "CREATE INDEX hier_lock_lease_rows_id ON public.hier_lock_lease_rows (id)",
+      "CREATE INDEX hier_lock_lease_rows_exclusive ON public.hier_lock_lease_rows (key) WHERE exclusive",
       "CREATE SEQUENCE public.hier_lock_gate MINVALUE 1 MAXVALUE 2",
       "SELECT setval('public.hier_lock_gate', 1)"};
   char text[256];

@@ -72,7 +72,11 @@ static int l_run(lua_State *L) {
   b.failures = (long)luaL_checkinteger(L, 6);
   char messages[2][512] = {"", ""};
 
+#if LUA_VERSION_NUM >= 505
+  lua_State *inner = lua_newstate(allocate, &b, 1);
+#else
   lua_State *inner = lua_newstate(allocate, &b);
+#endif
   if (!inner) return 0;
   luaL_openlibs(inner);
   const struct {

@@ -15,9 +15,11 @@
 #   deps.sh fuzz             clang's libFuzzer and sanitizers, and what the command needs
 #   deps.sh valgrind         valgrind
 #   deps.sh model            spin, and what it needs
+#   deps.sh packages NAME…   these packages
 #
-# Says what it installs, and asks for root only then. On another system it says what is missing
-# and leaves the rest to you. It must install nothing that is there already.
+# Says what it installs, how much that is and how to remove it, and asks for root only then. On another system
+# it says what is missing and leaves the rest to you. It must install nothing that is there already, start no
+# service, and leave none that the next boot starts: the specs have servers of their own.
 
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -44,8 +46,46 @@ want_lua() {
   esac
 }
 
+# As root, PACKAGE…: policy-rc.d keeps services from being started; what was in its place comes back, also after a
+# run that was killed.
+export INSTALL='
+policy=/usr/sbin/policy-rc.d
+exec 9>/run/lock/hierlock-deps
+flock 9
+begun() { find /etc/rc[2-5].d /etc/systemd/system -type l \( -name "S*" -o -path "*.wants/*" \) 2>/dev/null | sort; }
+put_back() { rm -f "$policy"; [[ ! -e $policy.kept && ! -L $policy.kept ]] || mv "$policy.kept" "$policy"; }
+[[ ! -e $policy.kept ]] || put_back
+[[ ! -e $policy && ! -L $policy ]] || mv "$policy" "$policy.kept"
+trap put_back EXIT
+trap "exit 130" INT; trap "exit 143" TERM; trap "exit 129" HUP
+printf "#!/bin/sh\nexit 101\n" >"$policy"
+chmod 755 "$policy"
+before=$(begun)
+DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends -o Dpkg::Options::=--force-confold "$@"
+comm -13 <(echo "$before") <(begun) | while read -r link; do
+  name=$(basename "$link")
+  case $link in
+    /etc/rc*) update-rc.d "${name#S??}" disable ;;
+    *) systemctl disable "$name" || rm -f "$link" ;;
+  esac >/dev/null 2>&1 || true
+done
+'
+install() {                             # PACKAGE…
+  local root=() size
+  if ((EUID != 0)); then
+    have sudo || { say "please install as root: apt-get install $*"; exit 1; }
+    root=(sudo)
+  fi
+  "${root[@]}" apt-get update -qq >&2
+  size=$(LC_ALL=C apt-get install --no-install-recommends --assume-no "$@" 2>/dev/null |
+    sed -n 's/^Need to get \(.*\) of archives.$/\1 to fetch, /p; s/^After this operation, \(.*\) of additional.*/\1 on the disk, /p' | tr -d '\n' || true)
+  say "installing (${size:-}a few minutes at most; to remove it: apt-get purge --auto-remove $*)"
+  "${root[@]}" bash -euc "$INSTALL" bash "$@" >&2
+}
+
 kind=${1:?build, demo, test, servers, lint, docs, model or valgrind}
 shift
+[[ $kind != packages ]] || { install "$@"; exit; }
 (($#)) || set -- lua5.4
 
 if ! have dpkg-query; then
@@ -94,7 +134,7 @@ case $kind in
     spec/support/servers.sh install
     # Servers are started inside, too; PostgreSQL and libpq are the newest there.
     exec spec/support/root.sh make libmysqlclient sid libmysqlclient-dev gcc libc6-dev make pkg-config \
-      lua5.4 liblua5.4-dev "${specs[@]}" mariadb-server-core mariadb-client-core galera-4 openssl mount bsdutils \
+      lua5.4 liblua5.4-dev lua5.5 liblua5.5-dev "${specs[@]}" mariadb-server-core mariadb-client-core galera-4 openssl mount bsdutils \
       libpq-dev libsqlite3-dev libhiredis-dev libmemcached-dev postgresql redis-server valkey-server memcached
     ;;
   packaging)
@@ -104,7 +144,7 @@ case $kind in
     want chromium fonts-dejavu-core
     ;;
   lint)
-    want lua-check cppcheck clang clang-tidy
+    want lua-check cppcheck clang clang-tidy mandoc
     ;;
   model)
     want spin gcc libc6-dev
@@ -118,15 +158,4 @@ case $kind in
     ;;
 esac
 
-if ((${#wanted[@]})); then
-  root=()
-  if ((EUID != 0)); then
-    have sudo || { say "please install as root: apt-get install ${wanted[*]}"; exit 1; }
-    root=(sudo)
-  fi
-  say "installing with apt-get: ${wanted[*]}"
-  "${root[@]}" apt-get update -qq
-  # No service is to be started by an installation: the specs have servers of their own.
-  "${root[@]}" env DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 \
-    apt-get install -y -qq --no-install-recommends "${wanted[@]}" >&2
-fi
+((!${#wanted[@]})) || install "${wanted[@]}"

@@ -16,7 +16,8 @@ support.STAYS_BLOCKED = 0.15
 support.DEADLINE = 20
 
 function support.now() return uv.hrtime() / 1e9 end
-function support.sleep(seconds) uv.sleep(math.floor(seconds * 1000 + 0.5)) end
+-- luv takes a negative time for weeks.
+function support.sleep(seconds) uv.sleep(math.max(math.floor(seconds * 1000 + 0.5), 0)) end
 
 --- Collects all that the program cannot reach any more. What LuaJIT has compiled goes first: a loop that was
 -- compiled for one function keeps that, and what it has for upvalues.
@@ -720,8 +721,15 @@ end
 local peer_methods = {}
 peer_methods.__index = peer_methods
 
+-- Calls whose result has not come yet.
+peer_methods.unanswered = 0
+
+--- No more calls come. Only a process can be told before it is closed.
+function peer_methods.finish() end
+
 --- Sends a chunk to be run with the arguments; does not wait.
 function peer_methods:start(chunk, ...)
+  self.unanswered = self.unanswered + 1
   self:write(encode_all(chunk, ...))
   return self
 end
@@ -779,7 +787,7 @@ end
 --- A peer in another process. command: what to run instead of one of ours, a list; it is not waited
 -- for.
 function support.process(store, options, dsn, command)
-  local self = setmetatable({ buffer = "", exited = false }, peer_methods)
+  local self = setmetatable({ buffer = "", exited = false, unanswered = (store or dsn) and 1 or 0 }, peer_methods)
   local all = {}
   for k, v in pairs(store and store.options or {}) do all[k] = v end
   for k, v in pairs(options or {}) do all[k] = v end
@@ -790,7 +798,11 @@ function support.process(store, options, dsn, command)
     args = { unpack(run, 2) },
     stdio = { input, output, 2 },
   }, function() self.exited = true end))
-  output:read_start(function(_, data) self.buffer = self.buffer .. (data or "") end)
+  output:read_start(function(_, data)
+    if not data then return end
+    self.buffer = self.buffer .. data
+    self.unanswered = self.unanswered - select(2, data:gsub("\n", ""))
+  end)
 
   function self:write(line) input:write(line .. "\n") end
   function self:read(seconds)
@@ -816,12 +828,15 @@ function support.process(store, options, dsn, command)
   function self:join()
     support.wait_until(function() uv.run("nowait") return self.exited end, "the peer's end")
   end
-  --- Ends it in the ordinary way.
+  function self:finish()
+    if not input:is_closing() then input:close() end
+  end
+  --- Ends it in the ordinary way; one that still waits for a lock is killed.
   function self:close()
     live[self] = nil
-    if not input:is_closing() then input:close() end
-    local patience = support.now() + 2
-    while not self.exited and support.now() < patience do
+    self:finish()
+    local start = support.now()
+    while not self.exited and support.now() - start < (self.unanswered > 0 and 0.2 or 2) do
       uv.run("nowait")
       uv.sleep(1)
     end
@@ -985,6 +1000,8 @@ end
 --- Ends the peers, and forgets the handles, that a spec has left; for after_each.
 function support.close_peers()
   kept = {}
+  -- All at once: a peer that waits for another's lock ends as soon as that one has.
+  for peer in pairs(live) do peer:finish() end
   for peer in pairs(live) do peer:close() end
   -- The embedded store's descriptors go with its last manager.
   for _, store in ipairs { support.stores[1], support.leases_only[1] } do

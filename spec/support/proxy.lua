@@ -78,8 +78,8 @@ local function note_nothing() return "" end
 -- with another no commands are seen. own_port: the proxy's; any that is free unless said.
 -- Returns a table: `dsn`, for clients; `commands`, a list of {name, text, connection};
 -- `hold(n [, bytes])`, which keeps the answers of the n-th connection back until
--- `let(n)`, all but the first so many bytes; `detain(n)`, which keeps back what the client of the
--- n-th connection says until `deliver(n)`, though that has ended meanwhile; `drip(n, ms)`: from then on its answers
+-- `let(n)`, all but the first so many bytes; `detain(n [, passes])`, which keeps back what the client of the
+-- n-th connection says, all but the next so many times, until `deliver(n)`, though that has ended meanwhile; `drip(n, ms)`: from then on its answers
 -- come in single bytes, each so much later than the one before, or those of all later
 -- connections, without n; `freeze()`: nothing
 -- more goes through the connections that there are, in either direction, and none
@@ -121,7 +121,9 @@ function proxy.open(store, rewrite, tls, own_port)
       if err then return finish() end
       client:read_start(function(_, data)
         if self.is_cut or connection.frozen then return end
-        if connection.detained then
+        if connection.detained and connection.spared > 0 then
+          connection.spared = connection.spared - 1
+        elseif connection.detained then
           connection.detained[#connection.detained + 1] = data
           return
         end
@@ -175,7 +177,9 @@ function proxy.open(store, rewrite, tls, own_port)
     connection.tell(table.concat(connection.kept))
     connection.kept = {}
   end
-  function self.detain(n) self.connections[n].detained = {} end
+  function self.detain(n, passes)
+    self.connections[n].detained, self.connections[n].spared = {}, passes or 0
+  end
   --- Returns when the server has begun to answer.
   function self.deliver(n)
     local connection = self.connections[n]

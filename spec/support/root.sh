@@ -34,9 +34,7 @@ install() {
   [[ -e $keyring ]] || missing+=(debian-archive-keyring)
   ((EUID == 0)) || command -v newuidmap >/dev/null || missing+=(uidmap)
   ((${#missing[@]})) || return 0
-  say "installing packages: ${as[*]} apt-get install ${missing[*]}"
-  "${as[@]}" apt-get update >&2
-  "${as[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install --yes "${missing[@]}" >&2
+  "$(dirname "$self")/deps.sh" packages "${missing[@]}"
 }
 
 make_root() {                           # PACKAGE…: under another name, so never there by halves
@@ -47,7 +45,7 @@ make_root() {                           # PACKAGE…: under another name, so nev
   mirror=$(apt-get indextargets --format "\$(REPO_URI)" 'Created-By: Packages' 'Label: Debian' |
     sed -n 1p)
   [[ $mirror ]] || die "apt knows no Debian mirror (an apt-get update may help)"
-  say "fetching $* from $mirror into $root (once)"
+  say "fetching $* from $mirror into $root (once; some minutes, some hundred MB; to remove it: rm -r $cache)"
   rm -rf "$root.new"
   mkdir "$root.new"
   mmdebstrap --mode="$mode" --variant=apt --aptopt='Acquire::Check-Valid-Until "false"' \

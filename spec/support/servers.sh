@@ -382,16 +382,15 @@ install() {
   command -v mariadbd >/dev/null || missing+=(mariadb-server-core mariadb-client-core)
   ls /usr/lib/galera/libgalera_smm.so >/dev/null 2>&1 || missing+=(galera-4)
   command -v openssl >/dev/null || missing+=(openssl)
+  command -v mount >/dev/null || missing+=(mount)
   [[ $pg_bin ]] || missing+=(postgresql)
   command -v memcached >/dev/null || missing+=(memcached)
   command -v redis-server >/dev/null || missing+=(redis-server)
   if ((${#missing[@]})); then
-    say "installing packages: ${as[*]} apt-get install ${missing[*]}"
-    "${as[@]}" apt-get update >&2
     # No server is to be made and started by an installation.
     [[ $pg_bin ]] || "${as[@]}" sh -ec 'mkdir -p /etc/postgresql-common
       echo "create_main_cluster = false" >/etc/postgresql-common/createcluster.conf' >&2
-    "${as[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install --yes -o Dpkg::Options::=--force-confold "${missing[@]}" >&2
+    "$(dirname "$self")/deps.sh" packages "${missing[@]}"
   fi
   "$roots" install
   get_root

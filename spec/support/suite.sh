@@ -11,7 +11,8 @@
 # beside others they would measure the machine.
 #
 # The order of files, and of the specs within one, is random: it follows from SEED, which is printed. LIMIT: the
-# seconds after which a file that still runs is ended and counts as failed.
+# seconds after which a file that still runs is ended and counts as failed. UNTIL: a time (as of `date +%s`) after
+# which no further file begins; the report names those that did not. What failed beside others runs again even then.
 
 set -euo pipefail
 self=$(realpath "${BASH_SOURCE[0]}")
@@ -27,8 +28,13 @@ long='/(quorum|leases)_spec\.lua$'
 take() {                                # QUEUE: sets $item; false: there is none left
   exec 9>"$work/lock"
   flock 9
-  item=$(head -n 1 "$work/$1")
-  sed -i 1d "$work/$1"
+  while
+    item=$(head -n 1 "$work/$1")
+    sed -i 1d "$work/$1"
+    [[ $item && ${UNTIL:-} && ! -e $work/${item//[:\/]/_}.log.first ]] && ((EPOCHSECONDS >= UNTIL))
+  do
+    echo "$item" >>"$work/late"
+  done
   exec 9>&-
   [[ $item ]]
 }
@@ -47,6 +53,7 @@ run_item() {                            # sets $status; the output is in $log
   local clock first command=("${make[@]}" test-core "CORE_TESTS=${item#*:}" LIMIT=0)
   [[ $item != *.lua ]] || command=("${make[@]}" spec "LUA=${item%%:*}" "SPECS=${item#*:}"
     "REPORT=--output=gtest --shuffle-tests --seed=$SEED")
+  [[ ! -s $log.only ]] || command[-1]+=" --config-file=$log.only"
   # Its specs follow what is installed and uninstalled.
   [[ $item != *packaging_spec.lua ]] || command[-1]="REPORT=--output=gtest"
   set -m                                # a process group of its own, to be ended as a whole
@@ -73,14 +80,22 @@ run_item() {                            # sets $status; the output is in $log
   child=''
 } 2>/dev/null
 
-# A machine that is too busy for a spec does not show what the spec is about. So what failed beside others is run
-# once more, alone, and the report says so; but not what crashed or hung, what a sanitizer complained of, or what saw
+# A machine that is too busy for a spec does not show what the spec is about. So the specs of a file that failed beside
+# others are run once more, alone, and the report says so; but not what crashed or hung, what a sanitizer complained of, or what saw
 # two holders. TOOL_ENDS: what ended without a report is run again, too, as a tool is known to end programs.
 again() {
   ((status != 124)) && [[ ! -e $log.first ]] || return 1
   ! grep -qE 'Sanitizer|runtime error|ERROR SUMMARY: [1-9]|Segmentation|Aborted|Alarm clock|overlap' "$log" || return 1
   [[ ${TOOL_ENDS:-} ]] || ! grep -q 'without a report' "$log" || return 1
   mv "$log" "$log.first"
+  sed -nE '/, listed below:$/,$ s/^\[  (FAILED|ERROR) +\] //p' "$log.first" | grep -v ', listed below:$' | sort -u >"$log.failed" || true
+  # A configuration of busted's. What is no spec of its own, as a setup, has the whole file run; so do specs that follow
+  # one another.
+  if [[ -s $log.failed && $item != *packaging_spec.lua ]] && ! grep -qvE '^spec/[a-z0-9_]+\.lua( @ |:)[0-9]+: ' "$log.failed"; then
+    { echo 'return { default = { filter = {'
+      LC_ALL=C sed -E 's/^spec[^:@]+( @ |:)[0-9]+: //; s/[^[:alnum:]]/%&/g; s/.*/[==[^&$]==],/' "$log.failed"
+      echo '} } }'; } >"$log.only"
+  fi
   { flock 9; echo "$item" >>"$work/alone"; } 9>"$work/lock"
   echo "        again alone, later  $item"
 }
@@ -95,7 +110,15 @@ lane() {
   while { flock --shared 8; take queue; } || { flock 8; take alone; }; do
     log=$work/${item//[:\/]/_}.log
     start=${EPOCHREALTIME/./}
-    run_item
+    if [[ -s $log.only ]]; then
+      run_item
+      if ((!status)) && (($(grep -c '^\[       OK \]' "$log") < $(wc -l <"$log.failed"))); then rm "$log.only"; fi
+    fi
+    if [[ -s $log.only ]]; then
+      awk '/^\[  PASSED  \]/ { summary = 1 } summary && /^\[ (SKIPPED| PASSED)/' "$log.first" >>"$log"
+    else
+      run_item
+    fi
     if ((status)) && again; then continue; fi
     printf '%d %d %s\n' "$status" $(((${EPOCHREALTIME/./} - start) / 100000)) "$item" >"$log.result"
     [[ ! -e $work/ended ]] || return 0
@@ -208,4 +231,5 @@ lanes=()
 cat "$work/alone" >>"$work/queue"
 [[ ! -s $work/queue ]] || { status=1; echo "Not run:"; cat "$work/queue"; }
 report || status=1
+[[ ! -e $work/late ]] || sort "$work/late" | sed 's/^/Not begun, for want of time: /'
 exit "$status"

@@ -208,8 +208,10 @@ void hl__file_close(int fd) {
    directory is the user's, as it would otherwise keep him out of it. */
 static int file_share(const hl__file_directory *directory, int fd,
                       mode_t mode) {
+  int given = 0;
   if (geteuid() == 0 && directory->owner != 0)
-    (void)fchown(fd, directory->owner, (gid_t)-1);
+    given = fchown(fd, directory->owner, (gid_t)-1);
+  (void)given; /* where root may not, it stays root's */
   if (fchown(fd, (uid_t)-1, directory->group) != 0)
     /* It has a group of ours, who are nobody special in the directory. */
     mode = (mode & ~(mode_t)0070) | (mode & 0007) << 3;

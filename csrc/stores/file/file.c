@@ -531,19 +531,19 @@ static void session_interrupt(hl_session *base) {
   hl__file_queue_interrupt(session_of(base));
 }
 
-static int session_holders(hl_session *base, const hl_row *rows, size_t n,
-                           const char *names, hl_holder_fn fn, void *context,
+static int session_holders(hl_session *base, const hl_lease_filter *filter,
+                           hl_holder_fn fn, void *context, int64_t deadline,
                            hl_error *error) {
   hl__file_session *session = session_of(base);
-  (void)names; /* nobody tells who has a file */
+  (void)deadline; /* names are left out: no process tells who has a file */
   if (hl__file_session_look(session, NULL) != HL_OK) {
     int status = session_refresh(session, error);
     if (status) return status;
   }
-  int status = hl__file_lease_holders(session, rows, n, fn, context, error);
+  int status = hl__file_lease_holders(session, filter, fn, context, error);
   if (status) return status;
-  return hl__file_board_read(&session->space->directory, rows, n, fn, context,
-                             error);
+  return hl__file_board_read(&session->space->directory, filter->rows,
+                             filter->n, fn, context, error);
 }
 
 const hl_store_ops hl_store_file = {

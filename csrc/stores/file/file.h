@@ -472,8 +472,8 @@ int hl__file_lease_await(hl__file_session *session, const hl_request *request,
 int hl__file_lease_write(hl__file_session *session, const hl_request *request,
                          hl_grant *grant, hl_error *error);
 /* Calls fn for those that conflict with the rows. */
-int hl__file_lease_holders(hl__file_session *session, const hl_row *rows,
-                           size_t n, hl_holder_fn fn, void *context,
-                           hl_error *error);
+int hl__file_lease_holders(hl__file_session *session,
+                           const hl_lease_filter *filter, hl_holder_fn fn,
+                           void *context, hl_error *error);
 
 #endif

@@ -101,8 +101,9 @@ static bool findings_add(findings *found, const hl__board_header *header,
   text_take(holder->label, sizeof holder->label, record->label);
   text_take(holder->path, sizeof holder->path, record->path);
   holder->pid = header->pid;
-  (void)snprintf(holder->session, sizeof holder->session, "%" PRIu64,
-                 record->session);
+  /* The sessions of each process have numbers from 0 on. */
+  (void)snprintf(holder->session, sizeof holder->session, "%" PRId64 ".%" PRIu64,
+                 holder->pid, record->session);
   holder->since_ms = record->since_ms;
   holder->mode = hl__mode_read(record->mode);
   holder->waiting = atomic_load_explicit(&record->state,

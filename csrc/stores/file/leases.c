@@ -357,6 +357,9 @@ static int adopt(hl__file_session *session, const hl_request *request,
   const hl_lease_terms *terms = request->lease;
   uint32_t number;
   wanted rows = {request->rows, request->n, 0};
+  /* Given up while it waited for the ledger: somebody may have imported since. */
+  if (atomic_load(&session->interrupted))
+    return hl__error(error, HL_CANCELLED, "the import was interrupted");
   hl__ledger_record *record = find(ledger, terms, &number);
   if (!record || !same(record->secret, terms->secret)) return gone_error(error);
   if (atomic_load(&record->state) != HL__LEDGER_LIVE)
@@ -524,12 +527,11 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
   return HL_OK;
 }
 
-int hl__file_lease_holders(hl__file_session *session, const hl_row *rows,
-                           size_t n, hl_holder_fn fn, void *context,
-                           hl_error *error) {
-  const hl_lease_filter filter = {.rows = rows, .n = n};
+int hl__file_lease_holders(hl__file_session *session,
+                           const hl_lease_filter *filter, hl_holder_fn fn,
+                           void *context, hl_error *error) {
   if (atomic_load(&session->space->control->ledger) == 0) return HL_OK;
-  return list(session, &filter, fn, context, 0, error);
+  return list(session, filter, fn, context, 0, error);
 }
 
 /* The counter is the directory's, in the mapping of all who use it. */

@@ -48,6 +48,16 @@ int hl__ledger_strange_error(const hl__ledger *ledger, hl_error *error) {
                    directory_path(ledger));
 }
 
+static int ledger_version_error(const hl__ledger *ledger, hl_error *error)
+    HL__REQUIRES(hl__file_ledger_mutex) {
+  return hl__error(error, HL_ESTORE,
+                   "%s/" HL__FILE_LEDGER " was made by another version of "
+                   "hierlock (format %u, and this one knows %u): see Upgrading in "
+                   "docs/operations.md",
+                   directory_path(ledger), ledger->header->version,
+                   HL__LEDGER_VERSION_UPDATES);
+}
+
 /* The file, made if need be; and its inode is known to all from now on. */
 static int ledger_open(hl__ledger *ledger, bool make, hl_error *error)
     HL__REQUIRES(hl__file_ledger_mutex) {
@@ -155,10 +165,12 @@ static int ledger_refresh(hl__ledger *ledger, hl_error *error)
   }
   const hl__ledger_header *header = ledger->header;
   uint32_t records = atomic_load(&header->records);
-  if (memcmp(header->magic, HL__LEDGER_MAGIC, sizeof header->magic) != 0 ||
-      (header->version != HL__LEDGER_VERSION &&
-       header->version != HL__LEDGER_VERSION_UPDATES) ||
-      header->record_size != sizeof(hl__ledger_record) ||
+  if (memcmp(header->magic, HL__LEDGER_MAGIC, sizeof header->magic) != 0)
+    return hl__ledger_strange_error(ledger, error);
+  if (header->version != HL__LEDGER_VERSION &&
+      header->version != HL__LEDGER_VERSION_UPDATES)
+    return ledger_version_error(ledger, error);
+  if (header->record_size != sizeof(hl__ledger_record) ||
       header->stripes != HL__FILE_STRIPES || records > HL__LEDGER_MAX ||
       st.st_size < (off_t)size_for(records))
     return hl__ledger_strange_error(ledger, error);

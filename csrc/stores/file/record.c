@@ -24,14 +24,15 @@ int64_t hl__ledger_left(const hl__ledger *ledger,
   int64_t now = same ? hl__lease_ms() : hl__unix_ms();
   if (end <= now) return 0;
   /* Whatever is written there. */
-  return end - now < HL_TTL_MAX ? end - now : HL_TTL_MAX;
+  int64_t left = hl__between_ms(now, end);
+  return left < HL_TTL_MAX ? left : HL_TTL_MAX;
 }
 
 /* Killed between any two of these, its end is the new one or the one it was. */
 void hl__ledger_until(const hl__ledger *ledger, hl__ledger_record *record,
                       int64_t now, int64_t ttl) {
-  atomic_store(&record->end_unix, hl__unix_ms() + ttl);
-  atomic_store(&record->end, now + ttl);
+  atomic_store(&record->end_unix, hl__deadline(hl__unix_ms(), ttl));
+  atomic_store(&record->end, hl__deadline(now, ttl));
   atomic_store(&record->boot[0], ledger->boot[0]);
   atomic_store(&record->boot[1], ledger->boot[1]);
 }
@@ -362,7 +363,7 @@ static uint32_t ledger_sweep(hl__ledger *ledger, int64_t over)
     uint32_t state = atomic_load(&record->state);
     if ((state != HL__LEDGER_LIVE && state != HL__LEDGER_REVOKED) ||
         hl__ledger_left(ledger, record) > 0 ||
-        now - atomic_load(&record->end_unix) < over)
+        hl__between_ms(atomic_load(&record->end_unix), now) < over)
       continue;
     if (state == HL__LEDGER_LIVE)
       hl__ledger_remove(ledger, i, HL__LEDGER_FREE);

@@ -11,9 +11,11 @@
 #include "file.h"
 #include "layout.h"
 #include "ledger.h"
+#include "machine.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -162,9 +164,30 @@ static void tokens_raise(hl__file_control *control) {
   hl__file_tokens_raise(control, least);
 }
 
+/* The rows would be others than those of who comes by the directory. */
+static bool is_mounted_alone(const hl__file_space *space) {
+  char *path;
+  if (asprintf(&path, "%s/" CONTROL, space->directory.path) < 0) return false;
+  bool mounted = hl__is_mount_point(path);
+  free(path);
+  return mounted;
+}
+
+/* Looked at before the size, which another version may have changed. */
+static bool is_other_version(int fd, uint32_t *version) {
+  struct { char magic[8]; uint32_t version; } head;
+  _Static_assert(offsetof(hl__file_control, version) == 8, "as above");
+  if (pread(fd, &head, sizeof head, 0) != (ssize_t)sizeof head ||
+      memcmp(head.magic, CONTROL_MAGIC, sizeof head.magic) != 0)
+    return false;
+  *version = head.version;
+  return head.version != CONTROL_VERSION;
+}
+
 static int control_open(hl__file_space *space, const hl_layout *layout,
                         hl_error *error) {
   struct stat st;
+  uint32_t version;
   space->control_fd = hl__file_open(&space->directory, CONTROL, &st);
   if (space->control_fd < 0 && errno == ENOENT) {
     int status = control_make(space, layout, error);
@@ -176,6 +199,17 @@ static int control_open(hl__file_space *space, const hl_layout *layout,
                            space->directory.path);
   space->control_device = st.st_dev;
   space->control_inode = st.st_ino;
+  if (is_mounted_alone(space))
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "%s/" CONTROL " is mounted by its own name, and the other "
+                     "files would not be those of programs outside: mount the "
+                     "directory", space->directory.path);
+  if (is_other_version(space->control_fd, &version))
+    return hl__error(error, HL_ESTORE,
+                     "the lock directory %s was made by another version of "
+                     "hierlock (format %u, and this one knows %u): see Upgrading "
+                     "in docs/operations.md",
+                     space->directory.path, version, CONTROL_VERSION);
   if (st.st_size < (off_t)sizeof *space->control)
     return hl__error(error, HL_ESTORE,
                      "%s/" CONTROL " has %lld bytes instead of %zu: it was "
@@ -189,18 +223,11 @@ static int control_open(hl__file_space *space, const hl_layout *layout,
     return hl__error_errno(error, HL_ESTORE, "cannot map %s/" CONTROL,
                            space->directory.path);
   space->control = mapping;
-  if (memcmp(space->control->magic, CONTROL_MAGIC, 8) != 0)
+  if (memcmp(space->control->magic, CONTROL_MAGIC, 8) != 0 ||
+      space->control->stripes != HL__FILE_STRIPES)
     return hl__error(error, HL_ESTORE,
                      "%s/" CONTROL " is not hierlock's; name a directory that "
                      "is used for nothing else", space->directory.path);
-  if (space->control->version != CONTROL_VERSION ||
-      space->control->stripes != HL__FILE_STRIPES)
-    return hl__error(error, HL_ESTORE,
-                     "the lock directory %s has format %u, and this program "
-                     "knows format %u; use one version of hierlock, or remove "
-                     "the directory while no program uses it",
-                     space->directory.path, space->control->version,
-                     CONTROL_VERSION);
   if (space->control->inode && space->control->inode != (uint64_t)st.st_ino)
     return hl__error(error, HL_ESTORE, COPIED, space->directory.path);
   tokens_raise(space->control);

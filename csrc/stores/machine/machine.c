@@ -6,6 +6,8 @@
 #include "fork.h"
 
 #include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -52,4 +54,41 @@ void hl__boot_id(uint64_t boot[2]) {
     digits++;
   }
   memcpy(boot, id, sizeof id);
+}
+
+/* In /proc/PID/mountinfo a space, a tab, a newline and a backslash of a path are
+   written as three octal digits behind a backslash. */
+static void octal_decode(char *text) {
+  char *to = text;
+  for (const char *from = text; *from; to++) {
+    unsigned byte = 0, digits = 0;
+    while (*from == '\\' && digits < 3 && from[1 + digits] >= '0' &&
+           from[1 + digits] <= '7')
+      byte = byte * 8 + (unsigned)(from[1 + digits++] - '0');
+    if (digits == 3)
+      *to = (char)byte;
+    else
+      *to = *from;
+    from += digits == 3 ? 4 : 1;
+  }
+  *to = '\0';
+}
+
+bool hl__is_mount_point(const char *path) {
+  bool found = false;
+  char *line = NULL;
+  size_t size = 0;
+  hl__fork_forbid();
+  FILE *mounts = fopen("/proc/self/mountinfo", "re");
+  while (mounts && !found && getline(&line, &size, mounts) > 0) {
+    /* Id, parent, device, what of the file system is mounted, where. */
+    char *rest = line, *field = NULL;
+    for (int i = 0; i < 5; i++) field = strsep(&rest, " ");
+    if (field) octal_decode(field);
+    found = field && strcmp(field, path) == 0;
+  }
+  if (mounts) (void)fclose(mounts);
+  hl__fork_allow();
+  free(line);
+  return found;
 }

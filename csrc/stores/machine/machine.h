@@ -1,11 +1,12 @@
 /*
  * machine.h - what the stores of one machine must know of it: which boot this
- * is, and whether a file is on a file system of which another machine may have
- * a part. A store that is a module of its own has its own copy.
+ * is, whether a file is on a file system of which another machine may have a
+ * part, and whether it was mounted by its own name. A store that is a module of its own has its own copy.
  */
 #ifndef HIERLOCK_MACHINE_H
 #define HIERLOCK_MACHINE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 /* The id of this boot, as the kernel says it; zeroes where it says none. Any
@@ -16,5 +17,10 @@ void hl__boot_id(uint64_t boot[2]);
    in statfs(2): "NFS" ...; NULL: it is a local one, as far as we know. Static.
  */
 const char *hl__remote_kind(unsigned long magic);
+
+/* Whether something is mounted at this very path, which has no symbolic links.
+   False, too, where there is no /proc. Any thread; not while births are
+   forbidden. */
+bool hl__is_mount_point(const char *path);
 
 #endif

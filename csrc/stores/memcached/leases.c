@@ -41,8 +41,8 @@ static int lost(hl__memcached_session *session, hl__memcached_link *link,
 
 static int garbage(const uint8_t id[16], hl_error *error) {
   return hl__error(error, HL_ESTORE,
-                   "what Memcached has of lease %02x%02x%02x%02x... is not of "
-                   "hierlock's making",
+                   "what Memcached has of lease %02x%02x%02x%02x... was made by "
+                   "another version of hierlock, or is damaged",
                    id[0], id[1], id[2], id[3]);
 }
 
@@ -230,8 +230,17 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms,
     return status;
   }
   bool deleted = strcmp(line, "DELETED") == 0;
-  status = deleted ? granted_check(&document, terms, error)
-                   : lost(session, link, terms->id, deadline, error);
+  const hl__memcached_entry *entry =
+      hl__memcached_document_find(&document, terms->id, NULL);
+  bool elsewhere = entry && !hl__memcached_document_find(&document, terms->id,
+                                                         terms->holder);
+  hl_error reason = {0};
+  status = deleted ? granted_check(&document, terms, &reason)
+                   : lost(session, link, terms->id, deadline, &reason);
+  if (terms->again && !deleted && !elsewhere && status == HL_ELOST &&
+      !*reason.revoked_by)
+    status = HL_ERELEASED;
+  if (error) *error = reason;
   hl__memcached_document_dispose(&document);
   return status;
 }
@@ -428,6 +437,8 @@ static int adopt_once(hl__memcached_session *session, hl__memcached_link *link,
       hl__memcached_document_find(&document, terms->id, NULL);
   status = adopt_check(session, link, &document, entry, request, deadline,
                        &record, error);
+  if (status == HL_OK && atomic_load(&session->interrupted)) /* that may be a later import's */
+    status = hl__error(error, HL_CANCELLED, "the import was interrupted");
   if (status == HL_OK) {
     memcpy(former, entry->holder, sizeof former);
     memcpy(entry->holder, terms->holder, sizeof entry->holder);
@@ -457,12 +468,13 @@ static int adopt_once(hl__memcached_session *session, hl__memcached_link *link,
 static int lease_adopt(hl_session *base, const hl_request *request,
                        hl_grant *grant, hl_error *error) {
   hl__memcached_session *session = hl__memcached_session_of(base);
-  int64_t expiry, deadline = hl__now_ms() + HL__MEMCACHED_ANSWER_MS;
+  int64_t ttl = request->lease->ttl, expiry;
+  int64_t deadline = hl__now_ms() + (ttl < HL__MEMCACHED_ANSWER_MS ? ttl : HL__MEMCACHED_ANSWER_MS);
   hl__memcached_link *link;
   const hl_row *roots = request->rows;
   (void)hl__memcached_roots(&roots, request->n);
   grant->place = roots->bucket;
-  int status = hl__memcached_expiry(request->lease->ttl, &expiry, error);
+  int status = hl__memcached_expiry(ttl, &expiry, error);
   if (status == HL_OK)
     status = hl__memcached_link_of(session, grant->place, deadline, &link,
                                    error);
@@ -772,17 +784,16 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
   return status;
 }
 
-int hl__memcached_holders(hl_session *base, const hl_row *rows, size_t n,
-                          const char *names, hl_holder_fn fn, void *context,
+int hl__memcached_holders(hl_session *base, const hl_lease_filter *filter,
+                          hl_holder_fn fn, void *context, int64_t deadline,
                           hl_error *error) {
-  (void)names;
   inquiry self = {.session = hl__memcached_session_of(base),
-                  .rows = rows,
-                  .n = n,
+                  .rows = filter->rows,
+                  .n = filter->n,
                   .waits = true,
                   .fn = fn,
                   .context = context,
-                  .deadline = hl__now_ms() + 1000};
+                  .deadline = deadline};
   return inquire(&self, error);
 }
 

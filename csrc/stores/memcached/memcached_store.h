@@ -335,8 +335,8 @@ int hl__memcached_regrade(hl__memcached_session *session,
 
 extern const hl_lease_ops hl__memcached_leases;
 /* As hl_store_ops.holders. */
-int hl__memcached_holders(hl_session *base, const hl_row *rows, size_t n,
-                          const char *names, hl_holder_fn fn, void *context,
+int hl__memcached_holders(hl_session *base, const hl_lease_filter *filter,
+                          hl_holder_fn fn, void *context, int64_t deadline,
                           hl_error *error);
 
 #endif

@@ -66,6 +66,12 @@ static int space_agree(hl__memcached_session *session,
     return hl__error(error, HL_EUNSAFE_SERVER,
                      "memcached at %s:%u cannot compare and swap (option -C)",
                      link->server->host, link->server->port);
+  if (strncmp(item->data, "hierlock", 8) == 0 &&
+      strncmp(item->data, "hierlock1 ", 10) != 0)
+    return hl__error(error, HL_EMISMATCH,
+                     "the item %s on %s:%u was made by another version of "
+                     "hierlock: see Upgrading in docs/operations.md",
+                     key, link->server->host, link->server->port);
   if (strncmp(item->data, "hierlock1 ", 10) != 0)
     return hl__error(error, HL_EMISMATCH,
                      "the item %s on %s:%u is not of hierlock's making: write "

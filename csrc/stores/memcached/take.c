@@ -56,14 +56,14 @@ typedef struct taking {
   bool regrades;  /* it is granted */
   int64_t heard;  /* when that was written last; ms */
   int64_t end;    /* until when it is written anew where others are sooner; hl__now_ms */
+  int64_t patience; /* answers are awaited until then; hl__now_ms */
   uint64_t token;
 } taking;
 
 /* Until when an answer is awaited. */
-static int64_t answer_by(const hl_request *request) {
-  int64_t now = hl__now_ms(), usual = now + HL__MEMCACHED_ANSWER_MS;
-  if (request->try_once || request->deadline > usual) return usual;
-  return request->deadline > now + 1000 ? request->deadline : now + 1000;
+static int64_t answer_by(const taking *self) {
+  int64_t usual = hl__now_ms() + HL__MEMCACHED_ANSWER_MS;
+  return usual < self->patience ? usual : self->patience;
 }
 
 static uint32_t draw(hl__memcached_session *session) {
@@ -119,7 +119,7 @@ static void others_choose(const taking *self,
 static int look_at(const taking *self, hl__memcached_document *document,
                    const looked *chosen, hl_error *error) {
   hl__memcached_session *session = self->session;
-  int64_t deadline = answer_by(self->request);
+  int64_t deadline = answer_by(self);
   hl__memcached_link *links[BLOCKERS_MAX + OTHERS_MAX];
   int status = HL_OK;
   for (size_t i = 0; i < chosen->n && status == HL_OK; i++) {
@@ -187,7 +187,7 @@ static int live_answer(const taking *self, hl__memcached_link *link,
 static int submit(taking *self, const hl__memcached_document *document,
                   int64_t expiry, bool *written, hl_error *error) {
   hl__memcached_link *link, *home;
-  int64_t deadline = answer_by(self->request);
+  int64_t deadline = answer_by(self);
   int status = hl__memcached_link_of(self->session, document->root, deadline,
                                      &link, error);
   if (status == HL_OK)
@@ -221,7 +221,7 @@ static int peek(taking *self, const hl__memcached_entry *blocker, bool *present,
   hl__memcached_session *session = self->session;
   hl__memcached_link *link, *home;
   char key[HL__MEMCACHED_KEY_MAX];
-  int64_t deadline = answer_by(self->request);
+  int64_t deadline = answer_by(self);
   int status = hl__memcached_link_of(session, blocker->home, deadline, &link,
                                      error);
   if (status == HL_OK)
@@ -268,7 +268,7 @@ static int token_begin(taking *self, hl__memcached_document *document,
        long as there were less than a million in a second. */
     uint64_t seconds;
     int status = hl__memcached_time(self->session, link,
-                                    answer_by(self->request), &seconds, error);
+                                    answer_by(self), &seconds, error);
     if (status) return status;
     document->token = seconds * 1000000;
   }
@@ -351,7 +351,7 @@ static int enter(taking *self, uint64_t root, bool last, hl_error *error) {
   for (uint32_t tries = 0;; tries++) {
     hl__memcached_link *link;
     hl__memcached_document document;
-    int64_t deadline = answer_by(self->request);
+    int64_t deadline = answer_by(self);
     int status = hl__memcached_link_of(self->session, root, deadline, &link,
                                        error);
     if (status == HL_OK)
@@ -372,7 +372,7 @@ static int token_raise(taking *self, uint64_t root, hl_error *error) {
     hl__memcached_link *link;
     hl__memcached_document document;
     bool written = false;
-    int64_t deadline = answer_by(self->request);
+    int64_t deadline = answer_by(self);
     int status = hl__memcached_link_of(self->session, root, deadline, &link,
                                        error);
     if (status == HL_OK)
@@ -441,7 +441,8 @@ int hl__memcached_take(hl_session *base, const hl_request *request,
   if (status == HL_OK)
     status = hl__memcached_expiry(request->lease->ttl, &self.expiry, error);
   if (status) return status;
-  self.end = request->try_once ? hl__now_ms() + TRY_MS : request->deadline;
+  self.patience = hl__answer_by(request->deadline);
+  self.end = request->try_once ? self.patience : request->deadline;
   const hl_row *roots = request->rows;
   (void)hl__memcached_roots(&roots, request->n);
   self.home = grant->place = roots->bucket;
@@ -513,14 +514,14 @@ static int mode_write(const taking *self, hl__memcached_link *link,
   int status = hl__memcached_document_put(self->session, link, document, error);
   if (status) return status;
   return hl__memcached_document_written(
-      self->session, link, answer_by(request), written, error);
+      self->session, link, answer_by(self), written, error);
 }
 
 /* Whether the liveness item is there still: then nobody has struck the lease out, nor will. */
 static int alive_check(const taking *self, hl_error *error) {
   hl__memcached_link *link;
   bool present;
-  int64_t deadline = answer_by(self->request);
+  int64_t deadline = answer_by(self);
   int status =
       hl__memcached_link_of(self->session, self->home, deadline, &link, error);
   if (status) return status;
@@ -578,7 +579,7 @@ static int regrade(taking *self, step next, int64_t end, hl_error *error) {
   for (uint32_t tries = 0;; tries++) {
     hl__memcached_link *link;
     hl__memcached_document document;
-    int64_t deadline = answer_by(self->request);
+    int64_t deadline = answer_by(self);
     step before = next;
     int status = hl__memcached_link_of(self->session, self->home, deadline,
                                        &link, error);
@@ -602,6 +603,7 @@ int hl__memcached_regrade(hl__memcached_session *session,
                  .request = request,
                  .grant = grant,
                  .home = request->lease->place,
+                 .patience = hl__answer_by(request->deadline),
                  .regrades = true};
   int64_t answer = hl__now_ms() + TRY_MS;
   (void)hl__memcached_live_key(session, request->lease->id,
@@ -616,6 +618,7 @@ int hl__memcached_regrade(hl__memcached_session *session,
   hl_request back = *request;
   back.cancellable = false;
   self.request = &back;
+  self.patience = hl__answer_by(request->deadline);
   hl_error reason;
   int undone = regrade(&self, SHARE, hl__now_ms() + TRY_MS, &reason);
   if (undone == HL_OK) return status;

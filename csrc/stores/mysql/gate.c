@@ -7,9 +7,10 @@
  * same statement and last of all, and with 1 looks at the records. So nobody passes a
  * lease, and where there are none looking costs nothing.
  *
- * The first in the queue looks, again and again, and keeps his place; the others sleep. A
- * record whose time is up is never ignored: it is deleted, if its time is still up, in a
- * transaction of another connection, for this one keeps the rows.
+ * The first in the queue looks, again and again, and keeps his place; the others sleep. Many
+ * can be the first in a queue below one lease, and then one of them has the bell of that row:
+ * see there. A record whose time is up is never ignored: it is deleted, if its time is still
+ * up, in a transaction of another connection, for this one keeps the rows.
  *
  * But a lease that is for update may want a row exclusively that such a request keeps. So
  * whoever wants that row himself gives way (HL_BEHIND_UPDATE).
@@ -25,8 +26,10 @@
 #define POLL_MIN_US 1000
 #define POLL_MAX_US 25000
 /* A look or a deletion takes a round trip. Longer, and its server hangs. */
-#define LOOK_MS 2000
+#define LOOK_MS 1000
 #define DELETE_MS 1000
+/* The statement that waits for a bell ends sooner: hl__mysql_query. */
+#define BELL_NET_SECONDS 7200
 /* Rows of one look; more need several. */
 #define LOOK_ROWS 256u
 /* So many ids are deleted at once. */
@@ -35,21 +38,15 @@
    whether it need say so. */
 #define SWEEP_PART 32u
 
-uint32_t hl__mysql_gate_of(const hl__mysql_store *store, uint64_t bucket) {
-  uint64_t buckets = hl_layout_buckets(store->base.layout);
-  return (uint32_t)(buckets <= HL__MYSQL_GATES
-                        ? bucket
-                        : bucket * HL__MYSQL_GATES / buckets);
-}
-
 int64_t hl__mysql_gate(const hl__mysql_session *session,
                        const hl_request *request) {
   const hl__mysql_store *store = session->store;
+  uint64_t buckets = hl_layout_buckets(store->base.layout);
   int64_t gate = -1;
   if (!store->leased) return -1;
   for (size_t i = hl__update_rows(request->shown, request->shown_n);
        i < request->shown_n && request->shown[i].level == 0; i++) {
-    int64_t next = hl__mysql_gate_of(store, request->shown[i].bucket);
+    int64_t next = hl__sql_gate(request->shown[i].bucket, buckets);
     if (gate >= 0 && next != gate) return -1;
     gate = next;
   }
@@ -119,23 +116,24 @@ static int expired_delete(hl__mysql_store *store, char (*ids)[33], unsigned n,
 }
 
 /* The gate says 1, and perhaps there are no leases any more. The first statement locks its
-   row, so that nobody records one while the second looks. */
+   row, so that nobody records one while the second looks. Where a program's own transaction keeps
+   the row (hierlock.attach), the gate stays open: our caller holds rows, and waits for nothing. */
 static void gate_shut(hl__mysql_store *store, uint32_t gate) {
   hl__mysql_session *aside;
   uint64_t buckets = hl_layout_buckets(store->base.layout), affected[4];
   uint64_t first = gate, last = gate;
   char sql[640];
-  if (buckets > HL__MYSQL_GATES) {
-    first = (gate * buckets + HL__MYSQL_GATES - 1) / HL__MYSQL_GATES;
-    last = ((gate + 1) * buckets + HL__MYSQL_GATES - 1) / HL__MYSQL_GATES - 1;
+  if (buckets > HL__SQL_GATES) {
+    first = (gate * buckets + HL__SQL_GATES - 1) / HL__SQL_GATES;
+    last = ((gate + 1) * buckets + HL__SQL_GATES - 1) / HL__SQL_GATES - 1;
   }
   if (aside_take(store, hl__now_ms() + DELETE_MS, &aside, NULL)) return;
   int size = snprintf(
       sql, sizeof sql,
-      "BEGIN;UPDATE %s SET n=1 WHERE g=%u;UPDATE %s SET n=0 WHERE g=%u AND NOT "
-      "EXISTS (SELECT 1 FROM %s r WHERE r.level=0 AND r.bucket BETWEEN %llu AND "
-      "%llu);COMMIT",
-      store->gate, (unsigned)gate, store->gate, (unsigned)gate, store->rows,
+      "BEGIN;SET @hierlock_gate=(SELECT g FROM %s WHERE g=%u FOR UPDATE SKIP LOCKED);"
+      "UPDATE %s SET n=0 WHERE g=@hierlock_gate AND NOT EXISTS (SELECT 1 FROM %s r WHERE "
+      "r.level=0 AND r.bucket BETWEEN %llu AND %llu);COMMIT",
+      store->gate, (unsigned)gate, store->gate, store->rows,
       (unsigned long long)first, (unsigned long long)last);
   aside->patience = hl__now_ms() + DELETE_MS;
   int status = hl__mysql_commands(aside, sql, (size_t)size, 4, affected, NULL);
@@ -180,13 +178,12 @@ static void finding_add(finding *found, const hl_layout *layout,
   if (i < found->row) found->row = i;
 }
 
-/* It has a limit of its own: the session's may be that of a very short wait. */
 static int look(hl__mysql_session *session, const hl_request *request,
-                const hl_row *rows, size_t n, finding *found,
-                hl_error *error) {
+                finding *found, hl_error *error) {
+  const hl_row *rows = request->rows;
+  size_t n = request->n;
   const hl_lease_terms *terms = request->lease;
   const hl__mysql_store *store = session->store;
-  bool mariadb = session->dialect == HL_MARIADB;
   *found = (finding){.row = n, .nearest_us = INT64_MAX};
   for (size_t i = 0; terms && i < sizeof terms->former; i++)
     (void)snprintf(found->former + 2 * i, 3, "%02X", terms->former[i]);
@@ -199,10 +196,8 @@ static int look(hl__mysql_session *session, const hl_request *request,
     if (!hl__text_new(&t, 1024 + some * HL__MYSQL_CONFLICT_ROOM))
       return hl__error_memory(error);
     hl__text_put(&t,
-                 "%sSELECT%s r.level,r.bucket,HEX(r.id),"
-                 "TIMESTAMPDIFF(MICROSECOND,UTC_TIMESTAMP(6),l.till),",
-                 mariadb ? "SET STATEMENT max_statement_time=1 FOR " : "",
-                 mariadb ? "" : " /*+ MAX_EXECUTION_TIME(1000) */");
+                 "SELECT r.level,r.bucket,HEX(r.id),"
+                 "TIMESTAMPDIFF(MICROSECOND,UTC_TIMESTAMP(6),l.till),");
     if (request->gives_way)
       hl__text_put(&t,
                    "EXISTS(SELECT 1 FROM %s u WHERE u.id=r.id AND "
@@ -233,6 +228,86 @@ static int look(hl__mysql_session *session, const hl_request *request,
   return status;
 }
 
+/* --------------------------------------------------------------- the bell
+
+   Those who share a row that is leased exclusively stand in no queue for it. The one who has
+   its bell, a lock of a name at the server, looks; the others wait for the bell there. Who
+   gets it and finds the lease still recorded keeps it, and looks from then on; else the
+   server passes it on within the same statement, so that all are awake a moment after the
+   lease has ended, however far away they are. Who has a bell waits for no lock. The bell
+   decides nothing: who has had it, or not, looks at the records. */
+
+typedef struct bell {
+  bool ours;
+  hl_row row;
+} bell;
+
+#define BELL_NAME_ROOM (HL__MYSQL_NAME_MAX + 160)
+static void put_bell_name(hl__text *t, const hl__mysql_session *session,
+                          const hl_row *row) {
+  hl__text_put(t,
+               "CONCAT('hierlock-',LEFT(SHA2(CONCAT_WS('/',DATABASE(),'%s',%d,%u),"
+               "256),32))",
+               session->store->rows, hl__sql_level(row->level),
+               (unsigned)row->bucket);
+}
+
+/* The row's first two columns are truth values. */
+static int bell_ask(hl__mysql_session *session, hl__text *t, bool said[2],
+                    hl_error *error) {
+  MYSQL_RES *result;
+  int status = hl__mysql_query(session, t->data, t->used, &result, error);
+  free(t->data);
+  MYSQL_ROW row = status == HL_OK ? hl__mysql_row(result, 2) : NULL;
+  for (int i = 0; i < 2; i++) said[i] = row && row[i] && row[i][0] == '1';
+  mysql_free_result(result);
+  return status;
+}
+
+static int bell_leave(hl__mysql_session *session, bell *self, hl_error *error) {
+  hl__text t;
+  bool none[2];
+  if (!hl__text_new(&t, BELL_NAME_ROOM + 64)) return hl__error_memory(error);
+  hl__text_put(&t, "SELECT RELEASE_LOCK(");
+  put_bell_name(&t, session, &self->row);
+  hl__text_put(&t, "),1");
+  session->patience = hl__now_ms() + LOOK_MS;
+  self->ours = false;
+  return bell_ask(session, &t, none, error) == HL_OK
+             ? HL_OK
+             : hl__error(error, HL_ECONNECTION,
+                         "the server did not answer in time");
+}
+
+/* Until the bell is ours, its lease has ended, or the deadline. */
+static int bell_await(hl__mysql_session *session, int64_t deadline, bell *self,
+                      hl_error *error) {
+  hl__text t;
+  bool said[2];
+  if (!hl__text_new(&t, 3 * BELL_NAME_ROOM + 256)) return hl__error_memory(error);
+  hl__text_put(&t, "SELECT GET_LOCK(");
+  put_bell_name(&t, session, &self->row);
+  hl__text_put(&t, ",%d),IF((SELECT COUNT(*) FROM %s r WHERE", BELL_NET_SECONDS,
+               session->store->rows);
+  hl__mysql_put_conflicts(&t, &self->row, 1);
+  hl__text_put(&t, ")>0,0,RELEASE_LOCK(");
+  put_bell_name(&t, session, &self->row);
+  hl__text_put(&t, "))");
+  session->patience = hl__deadline(deadline, HL__MYSQL_ANSWER_MS + 1);
+  hl_error reason;
+  int status = bell_ask(session, &t, said, &reason);
+  if (status == HL_OK && said[0]) {
+    self->ours = !said[1];
+    return HL_OK;
+  }
+  /* Its end may have come just when the bell was ours. */
+  if (status != HL_ECONNECTION && bell_leave(session, self, error))
+    return HL_ECONNECTION;
+  if (status == HL_TIMEOUT) return HL_OK;
+  if (status && error) *error = reason;
+  return status;
+}
+
 /* -------------------------------------------------------------- waiting */
 
 static uint64_t random_below(hl__mysql_session *session, uint64_t n) {
@@ -240,7 +315,7 @@ static uint64_t random_below(hl__mysql_session *session, uint64_t n) {
   return (session->dice >> 33) % n;
 }
 
-void hl__mysql_pause(hl__mysql_session *session, int64_t us) {
+static void pause_us(hl__mysql_session *session, int64_t us) {
   us = us / 2 + (int64_t)random_below(session, (uint64_t)us / 2 + 1);
   const struct timespec moment = {.tv_nsec = us * 1000};
   hl__mysql_wait_begin(session->store);
@@ -286,23 +361,22 @@ static int blocked_error(const hl_row *row, hl_error *error) {
   return HL_TIMEOUT;
 }
 
-int hl__mysql_leases_await(hl__mysql_session *session,
-                           const hl_request *request, const hl_row *rows,
-                           size_t n, size_t *leave, int64_t *sent,
-                           hl_error *error) {
+/* Each turn of a wait: HL_OK when no lease is in the way, or what ends the wait. */
+static int turns(hl__mysql_session *session, const hl_request *request,
+                 bell *rung, int64_t *sent, hl_error *error) {
   int64_t pause = POLL_MIN_US;
   bool shown = false;
   for (unsigned turn = 0;; turn++) {
     finding found;
     int64_t asked = hl__lease_ms();
-    int status = look(session, request, rows, n, &found, error);
+    int status = look(session, request, &found, error);
     if (status == HL_OK && !found.blocked && shown)
       status = waiting_show(session, false, error);
     if (status == HL_OK && !found.blocked && turn > 0)
       status = token_redraw(session, error);
     if (status) return status;
     *sent = asked;
-    if (!found.blocked) break;
+    if (!found.blocked) return HL_OK;
     bool gone = false;
     if (found.expired_n > 0) {
       status = expired_delete(session->store, found.expired, found.expired_n,
@@ -310,7 +384,7 @@ int hl__mysql_leases_await(hl__mysql_session *session,
       if (status == HL_ESTORE || status == HL_ENOMEM) return status;
     }
     if (gone) continue;
-    const hl_row *row = &rows[found.row < n ? found.row : 0];
+    const hl_row *row = &request->rows[found.row < request->n ? found.row : 0];
     if (request->try_once) {
       /* Refreshed, or deleted, since it was seen to be over: that can be told. */
       if (found.nearest_us == INT64_MAX && turn < 8) continue;
@@ -318,19 +392,36 @@ int hl__mysql_leases_await(hl__mysql_session *session,
     }
     if (hl__left_ms(request->deadline) == 0) return blocked_error(row, error);
     if (found.update) return HL_BEHIND_UPDATE;
-    if (leave && found.row < n && row->mode == HL_SHARED) {
-      *leave = found.row;
-      return HL_BUSY;
-    }
     if (!shown) status = waiting_show(session, true, error);
-    if (status) return status;
     shown = true;
+    /* The lease for which it looked is gone, and another one is in the way. */
+    if (status == HL_OK && rung->ours && hl__row_compare(&rung->row, row) != 0)
+      status = bell_leave(session, rung, error);
+    if (status) return status;
+    if (!rung->ours && found.row < request->n && row->mode == HL_SHARED) {
+      rung->row = *row;
+      status = bell_await(session, request->deadline, rung, error);
+      if (status) return status;
+      pause = POLL_MIN_US;
+      continue;
+    }
     int64_t most = hl__left_ms(request->deadline) * 1000 + 500;
     if (found.nearest_us < most) most = found.nearest_us + 100;
-    hl__mysql_pause(session, pause < most ? pause : most);
+    pause_us(session, pause < most ? pause : most);
     if (pause < POLL_MAX_US) pause *= 2;
     if (pause > POLL_MAX_US) pause = POLL_MAX_US;
   }
+}
+
+int hl__mysql_leases_await(hl__mysql_session *session,
+                           const hl_request *request, int64_t *sent,
+                           hl_error *error) {
+  bell rung = {.ours = false};
+  int status = turns(session, request, &rung, sent, error);
+  if (rung.ours && status != HL_ECONNECTION &&
+      bell_leave(session, &rung, error) != HL_OK)
+    status = HL_ECONNECTION;
+  if (status) return status;
   int64_t gate = hl__mysql_gate(session, request);
   if (gate >= 0 && random_below(session, SWEEP_PART) == 0)
     gate_shut(session->store, (uint32_t)gate);

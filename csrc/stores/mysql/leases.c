@@ -42,7 +42,8 @@ static void text_take(char *out, size_t size, const char *text) {
   (void)hl__escape(out, size, text ? text : "", text ? strlen(text) : 0);
 }
 
-static int gone_error(hl_error *error) {
+static int gone_error(const hl_lease_terms *terms, hl_error *error) {
+  if (terms->again) return HL_ERELEASED;
   return hl__error(error, HL_ELOST,
                    "the lease has ended, and somebody has taken what it locked, or "
                    "given it back");
@@ -59,7 +60,7 @@ static int revoked_error(MYSQL_ROW row, hl_error *error) {
 }
 
 /* Row: revoked, by whom, why; whether it is the holder's, or, by_secret, whether the secret
-   is right; for how many us. */
+   is right; for how many us; who is the holder. */
 static int record_query(hl__mysql_session *session,
                         const hl_lease_terms *terms, bool by_secret,
                         MYSQL_RES **result, hl_error *error) {
@@ -72,8 +73,8 @@ static int record_query(hl__mysql_session *session,
   else
     hl__mysql_put_id(&t, "l.holder=", terms->holder);
   hl__text_put(&t,
-               ",GREATEST(0,TIMESTAMPDIFF(MICROSECOND,UTC_TIMESTAMP(6),l.till)) "
-               "FROM %s l",
+               ",GREATEST(0,TIMESTAMPDIFF(MICROSECOND,UTC_TIMESTAMP(6),l.till)),"
+               "HEX(l.holder) FROM %s l",
                session->store->leases);
   hl__mysql_put_id(&t, " WHERE l.id=", terms->id);
   int status = hl__mysql_query(session, t.data, t.used, result, error);
@@ -88,9 +89,9 @@ static int record_judge(hl__mysql_session *session,
   MYSQL_RES *result;
   int status = record_query(session, terms, false, &result, error);
   if (status == HL_OK) {
-    MYSQL_ROW row = hl__mysql_row(result, 5);
+    MYSQL_ROW row = hl__mysql_row(result, 6);
     if (!row)
-      status = gone_error(error);
+      status = gone_error(terms, error);
     else if (!is_one(row[3]))
       status = hl__error(error, HL_ELOST,
                          "the lease was imported, and belongs to that handle now");
@@ -115,7 +116,7 @@ static int why(hl__mysql_session *session, const hl_lease_terms *terms,
                hl_error *error) {
   int64_t left;
   int status = record_judge(session, terms, &left, error);
-  return status ? status : gone_error(error);
+  return status ? status : gone_error(terms, error);
 }
 
 static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
@@ -135,7 +136,7 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
   hl__text_put(&t, " AND revoked=0 AND turn<%llu;COMMIT",
                (unsigned long long)terms->turn);
   *sent_ms = hl__lease_ms();
-  status = hl__mysql_changes(session, &t, 2, affected, error);
+  status = hl__mysql_whole(session, &t, 2, affected, deadline, error);
   free(t.data);
   if (status == HL_OK && affected[0] == 0)
     status = why(session, terms, error);
@@ -151,6 +152,30 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms,
     status = hl__mysql_record_delete(session, terms, confirm, &deleted, error);
   if (status == HL_OK && confirm && deleted == 0)
     status = why(session, terms, error);
+  return status;
+}
+
+static int lease_drop_all(hl_session *base, const hl_lease_terms *terms,
+                          size_t n, int64_t deadline, hl_error *error) {
+  hl__mysql_session *session = session_of(base);
+  const hl__mysql_store *store = session->store;
+  uint64_t affected[2];
+  hl__text t;
+  int status = hl__mysql_begin(session, deadline, error);
+  if (status) return status;
+  if (!hl__text_new(&t, 512 + n * 128)) return hl__error_memory(error);
+  hl__text_put(&t, "DELETE l,r FROM %s l LEFT JOIN %s r ON r.id=l.id WHERE l.id IN ",
+               store->leases, store->rows);
+  for (size_t i = 0; i < n; i++)
+    hl__mysql_put_id(&t, i ? "," : "(", terms[i].id);
+  hl__text_put(&t, ") AND (l.id,l.holder) IN (");
+  for (size_t i = 0; i < n; i++) {
+    hl__mysql_put_id(&t, i ? "),(" : "(", terms[i].id);
+    hl__mysql_put_id(&t, ",", terms[i].holder);
+  }
+  hl__text_put(&t, ")) AND l.revoked=0;COMMIT");
+  status = hl__mysql_whole(session, &t, 2, affected, deadline, error);
+  free(t.data);
   return status;
 }
 
@@ -170,59 +195,35 @@ static void put_rows_fit(hl__text *t, const hl__mysql_store *store,
   hl__mysql_put_id(t, " WHERE r.id=", request->lease->id);
 }
 
-/* Whether the record locks just those rows. */
-static int rows_compare(hl__mysql_session *session, const hl_request *request,
-                        hl_error *error) {
-  hl__text t;
+/* Which handle has it now: HL_OK, and its name in digits. HL_ELOST: why who knows the secret
+   cannot have it. */
+static int holder_find(hl__mysql_session *session, const hl_lease_terms *terms,
+                       char holder[33], hl_error *error) {
   MYSQL_RES *result;
-  MYSQL_ROW row;
-  if (!hl__text_new(&t, 512 + request->n * ROW_ROOM))
-    return hl__error_memory(error);
-  put_rows_fit(&t, session->store, request);
-  int status = hl__mysql_query(session, t.data, t.used, &result, error);
-  free(t.data);
-  if (status) return status;
-  row = hl__mysql_row(result, 1);
-  if (!row || !is_one(row[0]))
-    status = hl__error(error, HL_EMISMATCH,
-                       "the lease locks something else than its text says");
+  int status = record_query(session, terms, true, &result, error);
+  if (status == HL_OK) {
+    MYSQL_ROW row = hl__mysql_row(result, 6);
+    if (!row || !is_one(row[3]))
+      status = gone_error(terms, error);
+    else if (is_one(row[0]))
+      status = revoked_error(row, error);
+    else
+      (void)snprintf(holder, 33, "%.32s", row[5] ? row[5] : "");
+  }
   mysql_free_result(result);
   return status;
 }
 
-/* It was not taken over: why. */
-static int why_not(hl__mysql_session *session, const hl_request *request,
-                   hl_error *error) {
-  MYSQL_RES *result;
-  int status = record_query(session, request->lease, true, &result, error);
-  if (status == HL_OK) {
-    MYSQL_ROW row = hl__mysql_row(result, 5);
-    if (!row || !is_one(row[3]))
-      status = gone_error(error);
-    else if (is_one(row[0]))
-      status = revoked_error(row, error);
-  }
-  mysql_free_result(result);
-  if (status == HL_OK) status = rows_compare(session, request, error);
-  status = end(session, status, error);
-  return status ? status : gone_error(error);
-}
-
-/* One trip, which changes nothing where the text does not fit the record. The first statement is
-   a plain read: a SET would lock its rows before the record, and whoever deletes a record
-   locks that first. */
-static int lease_adopt(hl_session *base, const hl_request *request,
-                       hl_grant *grant, hl_error *error) {
-  hl__mysql_session *session = session_of(base);
+/* In one trip, from that holder alone, and only where the text fits the record; else HL_BUSY. The first
+   statement is a plain read: a SET would lock its rows before the record, and whoever deletes a
+   record locks that first. */
+static int adopt_from(hl__mysql_session *session, const hl_request *request,
+                      const char *holder, int64_t deadline, hl_grant *grant,
+                      hl_error *error) {
   const hl_lease_terms *terms = request->lease;
   const hl_store_config *config = session->store->config;
   hl__text t;
-  uint64_t affected[3];
-  /* It waits for nobody, and where no time was given it is asked, too. */
-  int64_t deadline = hl__now_ms() + HL__SETTLE_MS;
-  if (request->deadline > deadline) deadline = request->deadline;
-  int status = hl__mysql_begin(session, deadline, error);
-  if (status) return status;
+  uint64_t affected[3] = {0, 0, 0};
   if (!hl__text_new(&t, 2560 + request->n * ROW_ROOM))
     return hl__error_memory(error);
   put_rows_fit(&t, session->store, request);
@@ -236,16 +237,35 @@ static int lease_adopt(hl_session *base, const hl_request *request,
   hl__mysql_put_string(&t, config->host, 255);
   hl__text_put(&t, ",pid=%lld", (long long)config->pid);
   hl__mysql_put_id(&t, " WHERE id=", terms->id);
-  hl__mysql_put_secret(&t, " AND secret=", terms->secret);
-  hl__text_put(&t, " AND revoked=0 AND @hierlock_fits;COMMIT");
+  hl__text_put(&t, " AND holder=0x%s AND revoked=0 AND @hierlock_fits;COMMIT", holder);
   grant->sent_ms = hl__lease_ms();
-  status = hl__mysql_changes(session, &t, 3, affected, error);
+  int status = hl__mysql_whole(session, &t, 3, affected, deadline, error);
   free(t.data);
-  if (status) return status;
   grant->token = session->number;
-  if (affected[1]) return HL_OK;
-  status = hl__mysql_begin(session, hl__now_ms() + HL__SETTLE_MS, error);
-  return status ? status : why_not(session, request, error);
+  return status == HL_OK && affected[1] == 0 ? HL_BUSY : status;
+}
+
+/* A change that is carried out late, when its caller has given it up and imported again, finds
+   another holder than it names, and changes nothing. */
+static int lease_adopt(hl_session *base, const hl_request *request,
+                       hl_grant *grant, hl_error *error) {
+  hl__mysql_session *session = session_of(base);
+  char holder[33], before[33] = "";
+  /* It waits for nobody, and where no time was given it is asked, too. */
+  int64_t deadline = hl__now_ms() + HL__SETTLE_MS;
+  if (request->deadline > deadline) deadline = request->deadline;
+  for (;;) {
+    int status = hl__mysql_begin(session, deadline, error);
+    if (status) return status;
+    status = holder_find(session, request->lease, holder, error);
+    if (status == HL_OK && strcmp(holder, before) == 0)
+      status = hl__error(error, HL_EMISMATCH,
+                         "the lease locks something else than its text says");
+    if (status) return end(session, status, error);
+    status = adopt_from(session, request, holder, deadline, grant, error);
+    if (status != HL_BUSY) return status;
+    memcpy(before, holder, sizeof before); /* or it has been imported since */
+  }
 }
 
 static int lease_regrade(hl_session *base, const hl_request *request,
@@ -348,15 +368,18 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter,
 }
 
 /* One of those that were found, unless it was released or deleted since. Not only before its
-   time is up: it may be refreshed, as long as the record is there. */
+   time is up: it may be refreshed, as long as the record is there. Its turn, which no refresh needs
+   any more, says which call has ended it. */
 static int revoke_one(hl__mysql_session *session, const char *id,
-                      const char *by, const char *reason, bool *done,
+                      const hl_lease_filter *filter, const char *by,
+                      const char *reason, int64_t deadline, uint64_t *count,
                       hl_error *error) {
   const hl__mysql_store *store = session->store;
   hl__text t;
   uint64_t affected[3] = {0, 0, 0};
   if (!hl__text_new(&t, 1536)) return hl__error_memory(error);
-  hl__text_put(&t, "UPDATE %s SET revoked=1,revoked_by=", store->leases);
+  hl__text_put(&t, "UPDATE %s SET revoked=1,turn=%llu,revoked_by=",
+               store->leases, (unsigned long long)filter->call);
   hl__mysql_put_string(&t, by, 63);
   hl__text_put(&t, ",reason=");
   hl__mysql_put_string(&t, reason, 127);
@@ -365,10 +388,29 @@ static int revoke_one(hl__mysql_session *session, const char *id,
                "DELETE r FROM %s l JOIN %s r ON r.id=l.id WHERE l.id=0x%.32s AND "
                "l.revoked=1;COMMIT",
                id, store->leases, store->rows, id);
-  int status = hl__mysql_changes(session, &t, 3, affected, error);
+  int status = hl__mysql_whole(session, &t, 3, affected, deadline, error);
   free(t.data);
-  *done = status == HL_OK && affected[0] == 1;
+  if (status == HL_OK) *count += affected[0];
   return status;
+}
+
+/* How many that call has ended, those of an earlier try included. */
+static int revoked_count(hl__mysql_session *session,
+                         const hl_lease_filter *filter, int64_t deadline,
+                         uint64_t *count, hl_error *error) {
+  char sql[256];
+  MYSQL_RES *result;
+  int n = snprintf(sql, sizeof sql,
+                   "SELECT COUNT(*) FROM %s WHERE revoked=1 AND turn=%llu",
+                   session->store->leases, (unsigned long long)filter->call);
+  int status = hl__mysql_begin(session, deadline, error);
+  if (status == HL_OK)
+    status = hl__mysql_query(session, sql, (size_t)n, &result, error);
+  if (status) return status;
+  MYSQL_ROW row = hl__mysql_row(result, 1);
+  if (row && row[0]) *count = strtoull(row[0], NULL, 10);
+  mysql_free_result(result);
+  return end(session, HL_OK, error);
 }
 
 static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
@@ -385,20 +427,22 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
   free(t.data);
   status = end(session, status, error);
   while (status == HL_OK && (row = hl__mysql_row(result, 1))) {
-    bool done = false;
     status = hl__mysql_begin(session, deadline, error);
     if (status == HL_OK && row[0])
-      status = revoke_one(session, row[0], by, reason, &done, error);
-    if (done) (*count)++;
+      status = revoke_one(session, row[0], filter, by, reason, deadline, count,
+                          error);
   }
   mysql_free_result(result);
-  return status;
+  return status == HL_OK && filter->again
+             ? revoked_count(session, filter, deadline, count, error)
+             : status;
 }
 
 const hl_lease_ops hl__mysql_leases = {
     .refresh = lease_refresh,
     .look = lease_look,
     .drop = lease_drop,
+    .drop_all = lease_drop_all,
     .regrade = lease_regrade,
     .adopt = lease_adopt,
     .convert = lease_convert,

@@ -18,12 +18,9 @@
 /* For the answer to the last release, before the rows of the next request can be
    asked for. */
 #define SETTLE_MS 1000
-/* Whoever looks for holders has just waited in vain, and waits no longer for a
-   server that hangs. */
+/* The same for a look at the holders: a caller that has just waited in vain waits no
+   longer for a server that hangs. */
 #define LOOK_SETTLE_MS 250
-#define LOOK_MS 1000
-/* Whoever lists all has time. */
-#define LOOK_ALL_MS 10000
 
 static hl__mysql_session *session_of(hl_session *session) {
   return (hl__mysql_session *)session;
@@ -365,15 +362,16 @@ static void interrupt(hl_session *base) {
     (void)shutdown(session->fd, SHUT_RDWR);
 }
 
-static int holders(hl_session *base, const hl_row *rows, size_t n,
-                   const char *names, hl_holder_fn fn, void *context,
+static int holders(hl_session *base, const hl_lease_filter *filter,
+                   hl_holder_fn fn, void *context, int64_t deadline,
                    hl_error *error) {
-  (void)names;
   hl__mysql_session *session = session_of(base);
-  int status = hl__mysql_settle(session, hl__now_ms() + LOOK_SETTLE_MS, error);
+  int64_t settled = hl__now_ms() + LOOK_SETTLE_MS;
+  int status = hl__mysql_settle(session, settled < deadline ? settled : deadline,
+                                error);
   if (status) return status == HL_TIMEOUT ? hl__mysql_gone(error) : status;
-  session->patience = hl__now_ms() + (n ? LOOK_MS : LOOK_ALL_MS);
-  status = hl__mysql_holders(session, rows, n, fn, context, error);
+  session->patience = deadline;
+  status = hl__mysql_holders(session, filter, fn, context, error);
   if (status != HL_ECONNECTION) {
     /* Looking, too, began a transaction. */
     int sent = hl__mysql_rollback_send(session, NULL);

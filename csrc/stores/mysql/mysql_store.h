@@ -272,26 +272,17 @@ int hl__mysql_lock_and_record(hl__mysql_session *session,
 
 /* ---- gate.c */
 
-/* So many rows has the gate. Those who lock a node read, last of all, the row of its root; 1
-   says that there may be leases there. */
-#define HL__MYSQL_GATES 65536u
-/* Of the roots of all that the request is to hold; -1: there is not one gate for all, or
-   there are no leases in this space. */
+/* Those who lock a node read, last of all, the row of its root's gate (hl__sql_gate); 1 says that
+   there may be leases there. Of the roots of all that the request is to hold; -1: there is not
+   one gate for all, or there are no leases in this space. */
 int64_t hl__mysql_gate(const hl__mysql_session *session,
                        const hl_request *request);
-uint32_t hl__mysql_gate_of(const hl__mysql_store *store, uint64_t bucket);
-/* The session holds the rows, of the request or some of those. Returns when no lease is in
-   the way of them, but request->exempt. Deletes those whose time is up. session->token is another
-   one after a wait. HL_TIMEOUT. HL_BEHIND_UPDATE. HL_BUSY, where `leave` is
-   given: the one in the way is on rows[*leave], which the request only shares; whoever
-   waited there would not be alone in looking. *sent: when the last command that was answered
-   was sent. */
+/* The session holds the request's rows. Returns when no lease is in the way of them, but
+   request->exempt. Deletes those whose time is up. session->token is another one after a wait.
+   HL_TIMEOUT. HL_BEHIND_UPDATE. *sent: when the last command that was answered was sent. */
 int hl__mysql_leases_await(hl__mysql_session *session,
-                           const hl_request *request, const hl_row *rows,
-                           size_t n, size_t *leave, int64_t *sent,
+                           const hl_request *request, int64_t *sent,
                            hl_error *error);
-/* Sleeps for so long, or down to half of it, by chance. */
-void hl__mysql_pause(hl__mysql_session *session, int64_t us);
 /* " (r.level=0 AND r.bucket=1 AND r.x=1 OR ...)": the rows of leases that conflict. Room:
    HL__MYSQL_CONFLICT_ROOM for each. */
 #define HL__MYSQL_CONFLICT_ROOM 64
@@ -321,7 +312,7 @@ size_t hl__mysql_tag_room(const hl__mysql_session *session,
 /* Puts that value, as holders.c reads it, into the session's tag, which has the
    room: no NUL, not empty. */
 void hl__mysql_tag(hl__mysql_session *session, const hl_request *request);
-int hl__mysql_holders(hl__mysql_session *session, const hl_row *rows, size_t n,
+int hl__mysql_holders(hl__mysql_session *session, const hl_lease_filter *filter,
                       hl_holder_fn fn, void *context, hl_error *error);
 
 /* ---- wire.c */
@@ -351,7 +342,10 @@ int hl__mysql_settle(hl__mysql_session *session, int64_t deadline,
                      hl_error *error);
 /* Sends a query and waits for its result until session->patience: *result may be
    NULL (no rows). Nothing is outstanding. HL_OK or what hl__mysql_error says;
-   HL_ECONNECTION when the server does not answer. */
+   HL_ECONNECTION when the server does not answer. A SELECT has a limit of its own at the
+   server, sooner by HL__MYSQL_ANSWER_MS, for the answer: HL_TIMEOUT. The session's limit may be
+   that of a very short wait. */
+#define HL__MYSQL_ANSWER_MS 50
 int hl__mysql_query(hl__mysql_session *session, const char *sql, size_t size,
                     MYSQL_RES **result, hl_error *error);
 

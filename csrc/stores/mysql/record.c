@@ -44,6 +44,16 @@ int hl__mysql_changes(hl__mysql_session *session, hl__text *t, unsigned n,
   return status;
 }
 
+int hl__mysql_whole(hl__mysql_session *session, hl__text *t, unsigned n,
+                    uint64_t *affected, int64_t deadline, hl_error *error) {
+  for (;;) {
+    int status = hl__mysql_changes(session, t, n, affected, error);
+    if (status != HL_DEADLOCK) return status;
+    status = hl__mysql_begin(session, deadline, error);
+    if (status) return status;
+  }
+}
+
 void hl__mysql_put_id(hl__text *t, const char *column, const uint8_t id[16]) {
   hl__text_put(t, "%s", column);
   hl__text_hex(t, id, 16);
@@ -106,11 +116,12 @@ static void put_lease_values(hl__text *t, const hl__mysql_store *store,
 /* The roots' gates say 1 from now on, for those who come behind us. */
 static void put_gates(hl__text *t, const hl__mysql_store *store,
                       const hl_request *request) {
+  uint64_t buckets = hl_layout_buckets(store->base.layout);
   int64_t before = -1;
   hl__text_put(t, "UPDATE %s SET n=1 WHERE g IN (", store->gate);
   for (size_t i = hl__update_rows(request->rows, request->n);
        i < request->n && request->rows[i].level == 0; i++) {
-    int64_t gate = hl__mysql_gate_of(store, request->rows[i].bucket);
+    int64_t gate = hl__sql_gate(request->rows[i].bucket, buckets);
     if (gate != before)
       hl__text_put(t, "%s%u", before >= 0 ? "," : "", (unsigned)gate);
     before = gate;
@@ -178,7 +189,8 @@ int hl__mysql_record_delete(hl__mysql_session *session,
   hl__mysql_put_id(&t, " WHERE l.id=", terms->id);
   hl__mysql_put_id(&t, " AND l.holder=", terms->holder);
   hl__text_put(&t, " AND l.revoked=0;COMMIT");
-  int status = confirm ? hl__mysql_changes(session, &t, 2, affected, error)
+  int status = confirm ? hl__mysql_whole(session, &t, 2, affected,
+                                         session->patience, error)
                        : hl__mysql_commands_send(session, t.data, t.used, 2,
                                                  error);
   free(t.data);

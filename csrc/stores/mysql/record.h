@@ -20,6 +20,10 @@ int hl__mysql_begin(hl__mysql_session *session, int64_t deadline,
 /* As hl__mysql_commands; the last of them is COMMIT. When one fails, all are rolled back. */
 int hl__mysql_changes(hl__mysql_session *session, hl__text *t, unsigned n,
                       uint64_t *affected, hl_error *error);
+/* The same of a whole transaction, after hl__mysql_begin: when the server has chosen it as a deadlock's
+   victim it is made again. */
+int hl__mysql_whole(hl__mysql_session *session, hl__text *t, unsigned n,
+                    uint64_t *affected, int64_t deadline, hl_error *error);
 /* " AND l.id=" and the id */
 void hl__mysql_put_id(hl__text *t, const char *column, const uint8_t id[16]);
 /* The same of a secret, of which a hash is kept: who may read the table has no lease by it. */

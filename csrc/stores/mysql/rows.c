@@ -198,14 +198,7 @@ static int missed_error(hl__mysql_session *session, const hl__part *missed,
                    session->store->table, updates ? " --updates" : "");
 }
 
-/* ------------------------------------------------- behind a lease
-
-   All who wait below an ancestor that is leased exclusively share its row, and would look
-   at the lease side by side. So one of them becomes the bell-wether: it gives its rows
-   back, takes that ancestor's row for itself, and looks until the lease is gone, while the
-   others sleep in the server's queue behind it. Then it starts over. */
-
-#define STARTS_OVER_US 10000
+/* ------------------------------------------------- behind a lease */
 
 static int rolled_back(hl__mysql_session *session, hl_error *error) {
   int status = hl__mysql_rollback_send(session, error);
@@ -215,41 +208,6 @@ static int rolled_back(hl__mysql_session *session, hl_error *error) {
              ? hl__error(error, HL_ECONNECTION,
                          "the server did not answer in time")
              : status;
-}
-
-/* HL_OK: start over. n: the last of the rows is the ancestor's. */
-static int lead(hl__mysql_session *session, const hl_request *request, size_t n,
-                int64_t *sent, hl_error *error) {
-  hl_row *rows = malloc(n * sizeof *rows);
-  if (!rows) return hl__error_memory(error);
-  memcpy(rows, request->rows, n * sizeof *rows);
-  rows[n - 1].mode = HL_EXCLUSIVE;
-  hl_request own = *request;
-  own.rows = rows;
-  own.n = n;
-  own.try_once = true;
-  hl__part missed;
-  bool untransacted;
-  int status = rolled_back(session, error);
-  if (status == HL_OK)
-    status = rows_lock(session, &own, NULL, &untransacted, &missed, sent, error);
-  bool leads = status == HL_OK;
-  if (leads) {
-    session->holds = true;
-    status = hl__mysql_leases_await(session, request, request->rows, n, NULL,
-                                    sent, error);
-  } else if (status == HL_TIMEOUT) {
-    status = HL_OK; /* another one leads, or several have just tried */
-  } else if (status == HL_ENOT_PROVISIONED) {
-    status = hl__error(error, status,
-                       "a bucket row is missing in table %s; run `hierlock "
-                       "provision`",
-                       session->store->table);
-  }
-  free(rows);
-  if (status == HL_OK) status = rolled_back(session, error);
-  if (status == HL_OK && !leads) hl__mysql_pause(session, STARTS_OVER_US);
-  return status;
 }
 
 /* Whoever waits for a lease keeps his rows, and a lease that is for update may want one of them. So
@@ -267,8 +225,7 @@ static int rows_take_in_turn(hl__mysql_session *session,
     if (status == HL_OK) {
       session->holds = true;
       if (session->gate)
-        status = hl__mysql_leases_await(session, &part, part.rows, part.n, NULL,
-                                        sent, error);
+        status = hl__mysql_leases_await(session, &part, sent, error);
     }
     part.rows += updates;
     part.n = request->n - updates;
@@ -284,22 +241,16 @@ static int rows_take(hl__mysql_session *session, const hl_request *request,
   size_t updates = leaves ? hl__update_rows(request->rows, request->n) : 0;
   hl_request looks = *request;
   if (updates > 0) looks.try_once = true;
-  for (;;) {
-    size_t ancestor = 0;
-    int status = rows_lock(session, request, NULL, untransacted, missed, sent,
-                           error);
-    if (status) return status;
-    session->holds = true;
-    if (!session->store->leased || !session->gate) return HL_OK;
-    status = hl__mysql_leases_await(session, &looks, request->rows, request->n,
-                                    leaves ? &ancestor : NULL, sent, error);
-    if (status == HL_TIMEOUT && updates > 0)
-      return rows_take_in_turn(session, request, updates, untransacted, missed,
-                               sent, error);
-    if (status != HL_BUSY) return status;
-    status = lead(session, request, ancestor + 1, sent, error);
-    if (status) return status;
-  }
+  int status =
+      rows_lock(session, request, NULL, untransacted, missed, sent, error);
+  if (status) return status;
+  session->holds = true;
+  if (!session->store->leased || !session->gate) return HL_OK;
+  status = hl__mysql_leases_await(session, &looks, sent, error);
+  if (status == HL_TIMEOUT && updates > 0)
+    return rows_take_in_turn(session, request, updates, untransacted, missed,
+                             sent, error);
+  return status;
 }
 
 int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request,

@@ -59,9 +59,12 @@ int hl__mysql_table_refuse(hl__mysql_session *session, MYSQL_RES *result,
                      "the server could not look at the table %s in time", table);
   if (!row[1])
     return hl__error(error, HL_ENOT_PROVISIONED,
-                     "there is no table %s in database %.64s (or no "
-                     "privilege to see it); run `hierlock provision`",
-                     table, row[0]);
+                     "there is no table %s in database %.64s, or this account may "
+                     "not see it (GRANT SELECT%s ON %.64s.%s); run `hierlock "
+                     "provision`",
+                     table, row[0],
+                     session->dialect == HL_MARIADB ? "" : ", UPDATE", row[0],
+                     table);
   if (strcmp(row[1], "InnoDB") != 0)
     return hl__error(error, HL_EUNSAFE_SERVER,
                      "the table %s is of engine %.32s, which locks no rows; "

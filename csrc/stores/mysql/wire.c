@@ -37,24 +37,22 @@ int hl__mysql_error(hl__mysql_session *session, MYSQL_STMT *statement,
   if (statement && mysql_stmt_errno(statement) == 0) statement = NULL;
   unsigned number =
       statement ? mysql_stmt_errno(statement) : mysql_errno(session->mysql);
-  const char *hint = "";
-  int status = is_client_error(number) ? HL_ECONNECTION
-                                       : hl__mysql_error_judge(number, &hint);
+  const char *said = statement ? mysql_stmt_error(statement)
+                               : mysql_error(session->mysql);
+  char advice[HL__MYSQL_HINT_MAX] = "";
+  int status = is_client_error(number)
+                   ? HL_ECONNECTION
+                   : hl__mysql_error_judge(number, said, advice, sizeof advice);
   if (!error) return status;
   char state[6] = "";
   const char *sqlstate = statement ? mysql_stmt_sqlstate(statement)
                                    : mysql_sqlstate(session->mysql);
   (void)snprintf(state, sizeof state, "%s", sqlstate);
-  /* Without a layout it takes no locks: connection.c. */
-  if (number == ER_TABLEACCESS_DENIED_ERROR && !session->store->config->layout)
-    hint = "";
-  else if (number == CR_AUTH_PLUGIN_CANNOT_LOAD)
+  const char *hint = advice;
+  if (number == CR_AUTH_PLUGIN_CANNOT_LOAD)
     hint = " (the client library that hierlock was built with cannot log in "
            "in this user's way)";
-  (void)hl__error(error, status, "cannot %s: %s%s", doing,
-                  statement ? mysql_stmt_error(statement)
-                            : mysql_error(session->mysql),
-                  hint);
+  (void)hl__error(error, status, "cannot %s: %s%s", doing, said, hint);
 #ifdef CR_PLUGIN_NOT_ALLOWED
   /* Connector/C takes the plugin's name for this message from a buffer that has been
      used again since, for what was sent to log in. */
@@ -73,8 +71,8 @@ int hl__mysql_error(hl__mysql_session *session, MYSQL_STMT *statement,
     memcpy(error->sqlstate, state, sizeof state);
   }
   /* Wrong credentials stay wrong. */
-  if (number == ER_ACCESS_DENIED_ERROR || number == ER_DBACCESS_DENIED_ERROR ||
-      number == CR_AUTH_PLUGIN_CANNOT_LOAD)
+  if (number == 1698 || number == ER_ACCESS_DENIED_ERROR ||
+      number == ER_DBACCESS_DENIED_ERROR || number == CR_AUTH_PLUGIN_CANNOT_LOAD)
     error->retryable = false;
 #ifdef CR_PLUGIN_NOT_ALLOWED
   if (number == CR_PLUGIN_NOT_ALLOWED) error->retryable = false;
@@ -295,10 +293,34 @@ int hl__mysql_settle(hl__mysql_session *session, int64_t deadline,
   return HL_OK;
 }
 
+/* A SELECT with a limit of its own: see hl__mysql_query. */
+static int query_send(hl__mysql_session *session, const char *sql, size_t size,
+                      hl_error *error) {
+  static const char select[] = "SELECT";
+  size_t verb = sizeof select - 1;
+  hl__text t;
+  if (size < verb || memcmp(sql, select, verb) != 0)
+    return hl__mysql_send(session, sql, size, error);
+  long long left = hl__left_ms(session->patience);
+  left = left / 2 > HL__MYSQL_ANSWER_MS ? left - HL__MYSQL_ANSWER_MS : left / 2 + 1;
+  if (!hl__text_new(&t, 96 + size)) return hl__error_memory(error);
+  if (session->dialect == HL_MARIADB) {
+    hl__text_put(&t, "SET STATEMENT max_statement_time=%lld.%03lld FOR ",
+                 left / 1000, left % 1000);
+    verb = 0;
+  } else {
+    hl__text_put(&t, "SELECT /*+ MAX_EXECUTION_TIME(%lld) */", left);
+  }
+  memcpy(t.data + t.used, sql + verb, size - verb);
+  int status = hl__mysql_send(session, t.data, t.used + size - verb, error);
+  free(t.data);
+  return status;
+}
+
 int hl__mysql_query(hl__mysql_session *session, const char *sql, size_t size,
                     MYSQL_RES **result, hl_error *error) {
   *result = NULL;
-  int status = hl__mysql_send(session, sql, size, error);
+  int status = query_send(session, sql, size, error);
   if (status) return status;
   if (!hl__mysql_answer_await(session, session->patience))
     return hl__error(error, HL_ECONNECTION,
@@ -313,11 +335,14 @@ int hl__mysql_query(hl__mysql_session *session, const char *sql, size_t size,
   return HL_OK;
 }
 
-/* On MariaDB the limit that a short wait has left would end any statement. */
+/* The limit that a short wait has left would end any statement on MariaDB, and a SELECT
+   among the commands on MySQL. */
 #define COMMAND_MS 10000
+#define SELECT_MS 1000
 static int commands_send(hl__mysql_session *session, const char *sql,
                          size_t size, unsigned *n, hl_error *error) {
-  if (session->dialect != HL_MARIADB || session->wait >= COMMAND_MS)
+  int64_t least = session->dialect == HL_MARIADB ? COMMAND_MS : SELECT_MS;
+  if (session->wait >= least)
     return hl__mysql_send(session, sql, size, error);
   hl__text t;
   char limits[160];

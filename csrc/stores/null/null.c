@@ -97,11 +97,11 @@ static int null_look(hl_session *session, hl_error *error) {
 
 static void null_interrupt(hl_session *session) { (void)session; }
 
-static int null_holders(hl_session *session, const hl_row *rows, size_t n,
-                        const char *names, hl_holder_fn fn, void *context,
+static int null_holders(hl_session *session, const hl_lease_filter *filter,
+                        hl_holder_fn fn, void *context, int64_t deadline,
                         hl_error *error) {
-  (void)session, (void)rows, (void)n, (void)names;
-  (void)fn, (void)context, (void)error;
+  (void)session, (void)filter, (void)fn;
+  (void)context, (void)deadline, (void)error;
   return HL_OK;
 }
 

@@ -68,9 +68,11 @@ static int blind_look(hl__pg_session *session, hl_error *error) {
   const char *count = hl__pg_field(result, 0, 0);
   session->outdated = status == HL_OK && (!count || *count != '0');
   if (session->outdated)
-    status = hl__error(error, HL_ENOT_PROVISIONED,
-                       "there are leases in this database, and no privilege to "
-                       "see them: GRANT USAGE ON SCHEMA public");
+    status = hl__pg_denied(
+        hl__error(error, HL_ENOT_PROVISIONED,
+                  "there are leases in this database, and no privilege to see "
+                  "them: GRANT USAGE ON SCHEMA public"),
+        error);
   PQclear(result);
   return status;
 }
@@ -96,23 +98,26 @@ char *hl__pg_keys(const hl_row *rows, size_t n, bool exclusive) {
 /* update: it has the update row of a row for which the request gives way; the key of one is the
    other's complement. */
 enum { ID, LEFT, ALONE, UPDATE, COLUMNS };
-/* exclusive, upgradable, keys, exclusive, exempt */
+/* The exclusive rows of all keys, and all rows of those wanted exclusively: two scans of an index
+   each. With one condition the server would read all rows of an ancestor, which are as many as
+   there are leases below it. exclusive, upgradable, keys, exclusive, exempt */
 #define LOOK                                                                   \
   "SELECT l.id," HL__PG_LEFT ","                                               \
   "bool_or(r.key=ANY('%s'::int8[])),bool_or(r.key=ANY('%s'::int8[]) AND "      \
   "EXISTS(SELECT FROM public.hier_lock_lease_rows u WHERE u.id=r.id AND "      \
-  "u.key=(~r.key))) FROM public.hier_lock_lease_rows r "                         \
-  "JOIN public.hier_lock_leases l ON l.id=r.id "                               \
-  "WHERE r.key=ANY('%s'::int8[]) AND (r.exclusive OR "                         \
-  "r.key=ANY('%s'::int8[]))%s GROUP BY l.id,l.till ORDER BY l.till LIMIT 50"
+  "u.key=(~r.key))) FROM (SELECT id,key FROM public.hier_lock_lease_rows "     \
+  "WHERE exclusive AND key=ANY('%s'::int8[]) UNION ALL SELECT id,key FROM "    \
+  "public.hier_lock_lease_rows WHERE key=ANY('%s'::int8[])) r "                \
+  "JOIN public.hier_lock_leases l ON l.id=r.id WHERE true%s "                  \
+  "GROUP BY l.id,l.till ORDER BY l.till LIMIT 50"
 
 bool hl__pg_look_queue(hl__pg_session *session, const char *keys,
                        const char *exclusive) {
   hl__pg_part part = {
       .number = HL__PG_LOOK,
-      .sql = "SELECT r.id FROM public.hier_lock_lease_rows r WHERE "
-             "r.key=ANY($1::int8[]) AND (r.exclusive OR r.key=ANY($2::int8[])) "
-             "LIMIT 1"};
+      .sql = "SELECT id FROM public.hier_lock_lease_rows WHERE exclusive AND "
+             "key=ANY($1::int8[]) UNION ALL SELECT id FROM "
+             "public.hier_lock_lease_rows WHERE key=ANY($2::int8[]) LIMIT 1"};
   hl__pg_value(&part, keys);
   hl__pg_value(&part, exclusive);
   return hl__pg_part_queue(session, &part);

@@ -158,7 +158,9 @@ static bool conflicts(const hl_row *rows, size_t n, int64_t key,
   return false;
 }
 
-/* Of one session, the row that it waits for, if any, comes first. */
+/* Of one session, the row that it waits for, if any, comes first. The functions are
+   those below the views pg_locks and pg_stat_activity, and show what these show: the
+   views join catalogs that nothing here needs, which makes a look three times as long. */
 static void holders_sql(const hl_row *rows, size_t n, char sql[QUERY_MAX]) {
   static const char key[] = "((l.classid::int8<<32)|l.objid::int8)";
   int used = snprintf(
@@ -167,7 +169,8 @@ static void holders_sql(const hl_row *rows, size_t n, char sql[QUERY_MAX]) {
       "host(a.client_addr),a.query,"
       "(extract(epoch FROM a.xact_start)*1000)::int8,"
       "a.wait_event_type='Lock' AND a.wait_event='advisory' "
-      "FROM pg_locks l LEFT JOIN pg_stat_activity a ON a.pid=l.pid "
+      "FROM pg_lock_status() l "
+      "LEFT JOIN pg_stat_get_activity(NULL) a ON a.pid=l.pid "
       "WHERE l.locktype='advisory' AND l.objsubid=1 AND l.pid<>pg_backend_pid()"
       " AND l.database=(SELECT d.oid FROM pg_database d WHERE "
       "d.datname=current_database())",
@@ -202,11 +205,12 @@ static void stranger_read(const PGresult *result, int row, hl_mode mode,
   holder->since_ms = since ? strtoll(since, NULL, 10) : 0;
 }
 
-int hl__pg_holders(hl__pg_session *session, const hl_row *rows, size_t n,
+int hl__pg_holders(hl__pg_session *session, const hl_lease_filter *filter,
                    hl_holder_fn fn, void *context, hl_error *error) {
   char sql[QUERY_MAX], previous[32] = "";
   PGresult *result;
-  if (n > ASKED_MAX) n = ASKED_MAX;
+  const hl_row *rows = filter->rows;
+  size_t n = filter->n > ASKED_MAX ? ASKED_MAX : filter->n;
   holders_sql(rows, n, sql);
   int status = hl__pg_query(session, sql, COLUMNS, &result, error);
   if (status) return status;
@@ -231,5 +235,5 @@ int hl__pg_holders(hl__pg_session *session, const hl_row *rows, size_t n,
     fn(context, &holder);
   }
   PQclear(result);
-  return hl__pg_lease_holders(session, rows, n, fn, context, error);
+  return hl__pg_lease_holders(session, filter, fn, context, error);
 }

@@ -18,7 +18,8 @@ static hl__pg_session *session_of(hl_session *session) {
   return (hl__pg_session *)(void *)session;
 }
 
-static int gone_error(hl_error *error) {
+static int gone_error(const hl_lease_terms *terms, hl_error *error) {
+  if (terms->again) return HL_ERELEASED;
   return hl__error(error, HL_ELOST,
                    "the lease has ended, and somebody has taken what it locked, or "
                    "given it back");
@@ -72,13 +73,14 @@ static void text_take(const PGresult *result, int row, int column, char *out,
   PQfreemem(data);
 }
 
-/* Why there is no record of that holder; secret: whoever knows that is one. */
-static int lost(hl__pg_session *session, const hl_lease_terms *terms,
-                bool secret, int64_t deadline, hl_error *error) {
+/* Why there is no record of that holder, or, with `holder`, for who knows the secret: else HL_OK,
+   and who the holder is. */
+static int look_up(hl__pg_session *session, const hl_lease_terms *terms,
+                   char holder[40], int64_t deadline, hl_error *error) {
   hl__pg_part part = {
       .number = -1,
       .sql = "SELECT l.holder=$2::uuid,l.revoked IS NOT NULL,l.revoked_by,"
-             "l.reason,l.secret=sha256($3::bytea) FROM "
+             "l.reason,l.secret=sha256($3::bytea),l.holder::text FROM "
              "public.hier_lock_leases l WHERE l.id=$1::uuid"};
   hl__pg_bytes(&part, terms->id, 16);
   hl__pg_bytes(&part, terms->holder, 16);
@@ -89,19 +91,25 @@ static int lost(hl__pg_session *session, const hl_lease_terms *terms,
   const char *ours = hl__pg_field(result, 0, 0);
   const char *revoked = hl__pg_field(result, 0, 1);
   const char *known = hl__pg_field(result, 0, 4);
-  if (!ours || !revoked || (secret && (!known || *known != 't')))
-    return gone_error(error);
-  if (*revoked == 't' && (secret || *ours == 't')) {
+  const char *name = hl__pg_field(result, 0, 5);
+  if (!ours || !revoked || !name || (holder && (!known || *known != 't')))
+    return gone_error(terms, error);
+  if (*revoked == 't' && (holder || *ours == 't')) {
     char by[128], reason[256];
     text_take(result, 0, 2, by, sizeof by, false);
     text_take(result, 0, 3, reason, sizeof reason, false);
     return hl__error_revoked(error, by, reason);
   }
-  if (secret)
-    return hl__error(error, HL_EMISMATCH,
-                     "the lease locks something else than its text says");
-  return hl__error(error, HL_ELOST,
-                   "the lease was imported, and belongs to that handle now");
+  if (!holder)
+    return hl__error(error, HL_ELOST,
+                     "the lease was imported, and belongs to that handle now");
+  (void)snprintf(holder, 40, "%s", name);
+  return HL_OK;
+}
+
+static int lost(hl__pg_session *session, const hl_lease_terms *terms,
+                int64_t deadline, hl_error *error) {
+  return look_up(session, terms, NULL, deadline, error);
 }
 
 static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
@@ -110,7 +118,7 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
   hl__pg_session *session = session_of(base);
   char number[24], turn[24];
   int status = begin(session, deadline, error);
-  if (status) return status == HL_ERELEASED ? gone_error(error) : status;
+  if (status) return status == HL_ERELEASED ? gone_error(terms, error) : status;
   hl__pg_part part = {
       .number = HL__PG_REFRESH,
       .sql = "UPDATE public.hier_lock_leases SET turn=$4::int8,"
@@ -125,14 +133,14 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
   status = run(session, &part, deadline, error);
   if (status) return status;
   return count(session) == 1 ? HL_OK
-                             : lost(session, terms, false, deadline, error);
+                             : lost(session, terms, deadline, error);
 }
 
 static int lease_look(hl_session *base, const hl_lease_terms *terms,
                       int64_t deadline, int64_t *left_ms, hl_error *error) {
   hl__pg_session *session = session_of(base);
   int status = begin(session, deadline, error);
-  if (status) return status == HL_ERELEASED ? gone_error(error) : status;
+  if (status) return status == HL_ERELEASED ? gone_error(terms, error) : status;
   hl__pg_part part = {
       .number = -1,
       .sql = "SELECT " HL__PG_LEFT " FROM public.hier_lock_leases l WHERE l.id=$1::uuid AND "
@@ -142,7 +150,7 @@ static int lease_look(hl_session *base, const hl_lease_terms *terms,
   status = run(session, &part, deadline, error);
   if (status) return status;
   const char *left = hl__pg_field(session->kept, 0, 0);
-  if (!left) return lost(session, terms, false, deadline, error);
+  if (!left) return lost(session, terms, deadline, error);
   int64_t ms = strtoll(left, NULL, 10);
   *left_ms = ms > 0 ? ms : 0;
   return HL_OK;
@@ -161,12 +169,12 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms,
   hl__pg_bytes(&part, terms->holder, 16);
   if (confirm) {
     int status = begin(session, deadline, error);
-    if (status) return status == HL_ERELEASED ? gone_error(error) : status;
+    if (status) return status == HL_ERELEASED ? gone_error(terms, error) : status;
     part.number = HL__PG_DROP;
     status = run(session, &part, deadline, error);
     if (status) return status;
     return count(session) > 0 ? HL_OK
-                              : lost(session, terms, false, deadline, error);
+                              : lost(session, terms, deadline, error);
   }
   int status = hl__pg_settle(session, deadline, false, error);
   if (status == HL_TIMEOUT)
@@ -174,6 +182,40 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms,
                      "the server has not answered what came before");
   if (status) return status;
   return hl__pg_pipeline(session, &part, 1, error);
+}
+
+#define DROP_ALL                                                               \
+  "WITH gone AS (DELETE FROM public.hier_lock_leases l USING "                 \
+  "unnest($1::uuid[],$2::uuid[]) u(id,holder) WHERE l.id=u.id AND "            \
+  "l.holder=u.holder AND l.revoked IS NULL RETURNING l.id) DELETE FROM "       \
+  "public.hier_lock_lease_rows r USING gone WHERE r.id=gone.id"
+
+static char *put_uuid(char *at, char before, const uint8_t id[16]) {
+  *at++ = before;
+  for (unsigned i = 0; i < 16; i++) at += sprintf(at, "%02x", id[i]);
+  return at;
+}
+
+static int lease_drop_all(hl_session *base, const hl_lease_terms *terms,
+                          size_t n, int64_t deadline, hl_error *error) {
+  hl__pg_session *session = session_of(base);
+  hl__pg_part part = {.number = -1, .sql = DROP_ALL};
+  int status = begin(session, deadline, error);
+  if (status) return status == HL_ERELEASED ? gone_error(terms, error) : status;
+  char *ids = malloc(2 * (n * 33 + 2));
+  if (!ids) return hl__error_memory(error);
+  char *holders = ids + n * 33 + 2, *id = ids, *holder = holders;
+  for (size_t i = 0; i < n; i++) {
+    id = put_uuid(id, i ? ',' : '{', terms[i].id);
+    holder = put_uuid(holder, i ? ',' : '{', terms[i].holder);
+  }
+  strcpy(id, "}");
+  strcpy(holder, "}");
+  hl__pg_value(&part, ids);
+  hl__pg_value(&part, holders);
+  status = run(session, &part, deadline, error);
+  free(ids);
+  return status;
 }
 
 /* What was sent on a connection that has ended here, the server may read still, or be at: so
@@ -202,28 +244,26 @@ static int lease_recall(hl_session *base, const hl_lease_terms *terms,
   return hl__pg_pipeline_run(session, parts, 2, deadline, error);
 }
 
-/* $5: keys, $6: those locked exclusively, $7: how many keys. */
+/* $5: keys, $6: those locked exclusively, $7: how many keys, $11: from which holder. */
 #define ADOPT                                                                  \
   "UPDATE public.hier_lock_leases l SET holder=$2::uuid,turn=0,"               \
   "till=clock_timestamp()+$4::int8*interval '1 millisecond',"                  \
   "application=$8::bytea,host=$9::bytea,pid=$10::int8 WHERE l.id=$1::uuid "    \
-  "AND l.secret=sha256($3::bytea) AND l.revoked IS NULL AND "                  \
+  "AND l.secret=sha256($3::bytea) AND l.holder=$11::uuid AND l.revoked IS NULL AND " \
   "(SELECT count(*)=$7::int8 AND bool_and(r.key=ANY($5::int8[]) AND "          \
   "r.exclusive=(r.key=ANY($6::int8[]))) FROM public.hier_lock_lease_rows r "   \
   "WHERE r.id=$1::uuid) RETURNING l.token"
 
-static int lease_adopt(hl_session *base, const hl_request *request,
-                       hl_grant *grant, hl_error *error) {
-  hl__pg_session *session = session_of(base);
+static int adopt_from(hl__pg_session *session, const hl_request *request,
+                      const char *holder, int64_t deadline, hl_grant *grant,
+                      hl_error *error) {
   const hl_lease_terms *terms = request->lease;
   const hl_store_config *config = session->store->config;
   char ttl[24], n[24], pid[24];
-  int64_t deadline = hl__now_ms() + 10000;
-  int status = begin(session, deadline, error);
-  if (status) return status == HL_ERELEASED ? gone_error(error) : status;
   char *keys = hl__pg_keys(request->rows, request->n, false);
   char *exclusive = hl__pg_keys(request->rows, request->n, true);
   hl__pg_part part = {.number = HL__PG_ADOPT, .sql = ADOPT};
+  int status = HL_OK;
   if (keys && exclusive) {
     hl__pg_bytes(&part, terms->id, 16);
     hl__pg_bytes(&part, terms->holder, 16);
@@ -235,6 +275,7 @@ static int lease_adopt(hl_session *base, const hl_request *request,
     hl__pg_bytes(&part, config->application, strlen(config->application));
     hl__pg_bytes(&part, config->host, strlen(config->host));
     hl__pg_number(&part, pid, config->pid);
+    hl__pg_value(&part, holder);
     grant->sent_ms = hl__lease_ms();
     status = run(session, &part, deadline, error);
   } else {
@@ -242,9 +283,32 @@ static int lease_adopt(hl_session *base, const hl_request *request,
   }
   free(keys);
   free(exclusive);
-  if (status) return status;
-  const char *token = hl__pg_field(session->kept, 0, 0);
-  if (!token) return lost(session, terms, true, deadline, error);
+  return status;
+}
+
+/* A change that is carried out late, when its caller has given it up and imported again, finds
+   another holder than it names, and changes nothing. */
+static int lease_adopt(hl_session *base, const hl_request *request,
+                       hl_grant *grant, hl_error *error) {
+  hl__pg_session *session = session_of(base);
+  char holder[40], before[40] = "";
+  const char *token = NULL;
+  int64_t deadline = hl__now_ms() + 10000;
+  int status = ready(session, deadline, error); /* settle has forgotten earlier interruptions */
+  if (status) return status == HL_ERELEASED ? gone_error(request->lease, error) : status;
+  while (!token) {
+    status = look_up(session, request->lease, holder, deadline, error);
+    if (status) return status;
+    if (atomic_load(&session->interrupted)) /* that may be a later import's */
+      return hl__error(error, HL_CANCELLED, "the import was interrupted");
+    if (strcmp(holder, before) == 0)
+      return hl__error(error, HL_EMISMATCH,
+                       "the lease locks something else than its text says");
+    status = adopt_from(session, request, holder, deadline, grant, error);
+    if (status) return status;
+    token = hl__pg_field(session->kept, 0, 0);
+    memcpy(before, holder, sizeof before); /* or it has been imported since */
+  }
   grant->token = strtoull(token, NULL, 10) << 8;
   return HL_OK;
 }
@@ -259,9 +323,9 @@ static int lease_regrade(hl_session *base, const hl_request *request,
   if (status == HL_OK)
     status = hl__pg_lease_regrade(session, request, grant, error);
   else if (status == HL_ERELEASED)
-    status = gone_error(error);
+    status = gone_error(terms, error);
   if (status == HL_ELOST)
-    return lost(session, terms, false, hl__now_ms() + answer, error);
+    return lost(session, terms, hl__now_ms() + answer, error);
   (void)hl__pg_interruption_take(session); /* one that comes later is forgotten by settle */
   /* Somebody may have it because the lease has ended. */
   if (status == HL_TIMEOUT &&
@@ -281,9 +345,9 @@ enum { ID, OWNER, PATH, LABEL, APPLICATION, HOST, PID, SHARED, UPDATE, SINCE, LE
 #define MATCHES                                                                \
   "l.revoked IS NULL AND "                                                     \
   "($1::bytea IS NULL OR l.owner=$1) AND ($2::uuid IS NULL OR l.id=$2) AND "   \
-  "($3::int8[] IS NULL OR EXISTS (SELECT FROM public.hier_lock_lease_rows r "  \
-  "WHERE r.id=l.id AND r.key=ANY($3) AND (r.exclusive OR "                     \
-  "r.key=ANY($4::int8[]))))"
+  "($3::int8[] IS NULL OR l.id IN (SELECT id FROM "                            \
+  "public.hier_lock_lease_rows WHERE exclusive AND key=ANY($3) UNION ALL "     \
+  "SELECT id FROM public.hier_lock_lease_rows WHERE key=ANY($4::int8[])))"
 
 /* The caller frees *keys and *exclusive. */
 static int filter_fill(hl__pg_part *part, const hl_lease_filter *filter,
@@ -366,16 +430,16 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter,
   return list(session, filter, fn, context, deadline, error);
 }
 
-int hl__pg_lease_holders(hl__pg_session *session, const hl_row *rows, size_t n,
-                         hl_holder_fn fn, void *context, hl_error *error) {
-  const hl_lease_filter filter = {.rows = rows, .n = n};
+int hl__pg_lease_holders(hl__pg_session *session,
+                         const hl_lease_filter *filter, hl_holder_fn fn,
+                         void *context, hl_error *error) {
   /* As they were when it last locked something: what kept it out was there. */
   if (session->gate != HL__PG_GATE_OPEN && !session->gated && !session->ready)
     return HL_OK;
 #ifdef LIBPQ_HAS_PIPELINING
   int status = hl__pg_tables(session, false, error);
   if (status) return status == HL_ERELEASED ? HL_OK : status;
-  return list(session, &filter, fn, context, session->patience, error);
+  return list(session, filter, fn, context, session->patience, error);
 #else
   (void)filter, (void)fn, (void)context, (void)error;
   return HL_OK;
@@ -383,32 +447,47 @@ int hl__pg_lease_holders(hl__pg_session *session, const hl_row *rows, size_t n,
 }
 
 /* In the order of their ids, so that two of them do not meet in a circle. Those that are over,
-   too: they may be refreshed, as long as the record is there. */
+   too: they may be refreshed, as long as the record is there. Their turn, which no refresh needs any
+   more, says which call has ended them ($7). */
 #define REVOKE                                                                 \
   "WITH found AS (SELECT l.id FROM public.hier_lock_leases l WHERE " MATCHES   \
   " ORDER BY l.id FOR UPDATE),ended AS (UPDATE public.hier_lock_leases l SET " \
-  "revoked=clock_timestamp(),revoked_by=$5::bytea,reason=$6::bytea FROM "      \
+  "revoked=clock_timestamp(),revoked_by=$5::bytea,reason=$6::bytea,turn=$7::int8 FROM " \
   "found WHERE l.id=found.id RETURNING l.id),freed AS (DELETE FROM "           \
   "public.hier_lock_lease_rows r USING ended WHERE r.id=ended.id) "            \
   "SELECT count(*) FROM ended"
+
+/* Those of an earlier try included. */
+static int revoked_count(hl__pg_session *session, const char *call,
+                         int64_t deadline, hl_error *error) {
+  hl__pg_part part = {
+      .number = -1,
+      .sql = "SELECT count(*) FROM public.hier_lock_leases WHERE "
+             "revoked IS NOT NULL AND turn=$1::int8"};
+  hl__pg_value(&part, call);
+  return run(session, &part, deadline, error);
+}
 
 static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
                         const char *by, const char *reason, int64_t deadline,
                         uint64_t *number, hl_error *error) {
   hl__pg_session *session = session_of(base);
-  char *keys, *exclusive;
+  char *keys, *exclusive, call[24];
   hl__pg_part part = {.number = -1, .sql = REVOKE};
   int status = begin(session, deadline, error);
   if (status) return status == HL_ERELEASED ? HL_OK : status;
   status = filter_fill(&part, filter, &keys, &exclusive, error);
   hl__pg_bytes(&part, by, strlen(by));
   hl__pg_bytes(&part, reason, strlen(reason));
+  hl__pg_number(&part, call, (int64_t)filter->call);
   if (status == HL_OK) status = run(session, &part, deadline, error);
   free(keys);
   free(exclusive);
+  if (status == HL_OK && filter->again)
+    status = revoked_count(session, call, deadline, error);
   if (status) return status;
   const char *text = hl__pg_field(session->kept, 0, 0);
-  *number += text ? strtoull(text, NULL, 10) : 0;
+  *number = text ? strtoull(text, NULL, 10) : 0;
   return HL_OK;
 }
 
@@ -416,6 +495,7 @@ const hl_lease_ops hl__pg_leases = {
     .refresh = lease_refresh,
     .look = lease_look,
     .drop = lease_drop,
+    .drop_all = lease_drop_all,
     .recall = lease_recall,
     .regrade = lease_regrade,
     .adopt = lease_adopt,

@@ -100,10 +100,12 @@ int hl__pg_pipeline(hl__pg_session *session, const hl__pg_part *parts,
 static int tables_error(hl__pg_session *session, const char *state,
                         hl_error *error) {
   session->ready = false;
-  return hl__error(error, HL_ENOT_PROVISIONED,
-                   "the tables of leases are not what they should be (%.5s): "
-                   "hierlock provision --leases mends them",
-                   state);
+  int status = hl__error(error, HL_ENOT_PROVISIONED,
+                         "the tables of leases are not what they should be (%.5s): "
+                         "hierlock provision --leases mends them",
+                         state);
+  if (error) (void)snprintf(error->sqlstate, sizeof error->sqlstate, "%.5s", state);
+  return status;
 }
 
 int hl__pg_pipeline_run(hl__pg_session *session, const hl__pg_part *parts,

@@ -13,12 +13,9 @@
 /* For the answer to the last release, before the rows of the next request can be
    asked for. */
 #define SETTLE_MS 1000
-/* Whoever looks for holders has just waited in vain, and waits no longer for a
-   server that hangs. */
+/* The same for a look at the holders: a caller that has just waited in vain waits no
+   longer for a server that hangs. */
 #define LOOK_SETTLE_MS 250
-#define LOOK_MS 1000
-/* Whoever lists all has time. */
-#define LOOK_ALL_MS 10000
 
 static hl__pg_session *session_of(hl_session *session) {
   return (hl__pg_session *)session;
@@ -216,16 +213,16 @@ static void interrupt(hl_session *base) {
   }
 }
 
-static int holders(hl_session *base, const hl_row *rows, size_t n,
-                   const char *names, hl_holder_fn fn, void *context,
+static int holders(hl_session *base, const hl_lease_filter *filter,
+                   hl_holder_fn fn, void *context, int64_t deadline,
                    hl_error *error) {
-  (void)names; /* the keys say enough */
   hl__pg_session *session = session_of(base);
-  int status =
-      hl__pg_settle(session, hl__now_ms() + LOOK_SETTLE_MS, false, error);
+  int64_t settled = hl__now_ms() + LOOK_SETTLE_MS;
+  int status = hl__pg_settle(session, settled < deadline ? settled : deadline,
+                             false, error);
   if (status) return status == HL_TIMEOUT ? hl__pg_gone(session, error) : status;
-  session->patience = hl__now_ms() + (n ? LOOK_MS : LOOK_ALL_MS);
-  return hl__pg_holders(session, rows, n, fn, context, error);
+  session->patience = deadline;
+  return hl__pg_holders(session, filter, fn, context, error);
 }
 
 /* What OpenSSL keeps for a thread would be freed when that has ended, and by then exit()

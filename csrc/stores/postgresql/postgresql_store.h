@@ -215,7 +215,7 @@ void hl__pg_try_done(hl__pg_session *session, const hl_request *request,
 /* Writes what observers are shown of the request, as a comment of SQL. */
 void hl__pg_tag(const hl__pg_session *session, const hl_request *request,
                 char tag[HL__PG_TAG_MAX]);
-int hl__pg_holders(hl__pg_session *session, const hl_row *rows, size_t n,
+int hl__pg_holders(hl__pg_session *session, const hl_lease_filter *filter,
                    hl_holder_fn fn, void *context, hl_error *error);
 
 /* The same, of one that holds its rows and waits for a lease. */
@@ -274,8 +274,9 @@ void hl__pg_number(hl__pg_part *part, char room[24], int64_t number);
 /* ---- leases.c */
 
 extern const hl_lease_ops hl__pg_leases;
-int hl__pg_lease_holders(hl__pg_session *session, const hl_row *rows, size_t n,
-                         hl_holder_fn fn, void *context, hl_error *error);
+int hl__pg_lease_holders(hl__pg_session *session,
+                         const hl_lease_filter *filter, hl_holder_fn fn,
+                         void *context, hl_error *error);
 
 /* ---- tables.c */
 
@@ -300,6 +301,8 @@ int hl__pg_cancel(hl__pg_session *session, int64_t deadline, hl_error *error);
 
 /* Takes notices; nothing is printed. argument: the session. */
 void hl__pg_notice(void *argument, const PGresult *result);
+/* Gives an error the SQLSTATE of a missing privilege, which a catalog has told. Returns its status. */
+int hl__pg_denied(int status, hl_error *error);
 /* What an error means for a caller. result: NULL, the connection's. `doing` is what was
    tried ("connect", "lock rows"). */
 int hl__pg_error(const hl__pg_session *session, const PGresult *result,

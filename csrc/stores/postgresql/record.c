@@ -43,8 +43,9 @@
   "coalesce($14::int8,%s),$13::bool,$7::bytea,$8::bytea,$9::bytea,"            \
   "$10::bytea,$11::bytea,$12::int8,clock_timestamp() WHERE $15::bool OR ("     \
   "current_setting('hierlock.refused',true)='0' AND NOT EXISTS (SELECT FROM "  \
-  "public.hier_lock_lease_rows r WHERE r.key=ANY($5::int8[]) AND "             \
-  "(r.exclusive OR r.key=ANY($6::int8[])))) RETURNING token),"                 \
+  "public.hier_lock_lease_rows WHERE exclusive AND key=ANY($5::int8[])) AND "  \
+  "NOT EXISTS (SELECT FROM public.hier_lock_lease_rows WHERE "                 \
+  "key=ANY($6::int8[]))) RETURNING token),"                                    \
   "kept AS (INSERT INTO public.hier_lock_lease_rows (key,exclusive,id) "       \
   "SELECT k,k=ANY($6::int8[]),$1::uuid FROM made,unnest($5::int8[]) k) "       \
   "SELECT made.token,CASE WHEN pg_is_in_recovery() THEN 0 ELSE "               \

@@ -70,10 +70,11 @@ static int sequence_read(hl__pg_session *session, const PGresult *result,
   const char *oid = hl__pg_field(result, 0, SEQUENCE);
   session->sequence = oid ? (unsigned)strtoul(oid, NULL, 10) : 0;
   if (!oid || is_true(hl__pg_field(result, 0, MAY_USE))) return HL_OK;
-  return hl__error(error, HL_ESTORE,
-                   "there is a sequence public.hier_lock_token, and no "
-                   "privilege to use it: GRANT USAGE ON SEQUENCE "
-                   "public.hier_lock_token");
+  return hl__pg_denied(
+      hl__error(error, HL_ESTORE,
+                "there is a sequence public.hier_lock_token, and no privilege "
+                "to use it: GRANT USAGE ON SEQUENCE public.hier_lock_token"),
+      error);
 }
 
 /* What this role can see of leases: see gate.c. */
@@ -89,11 +90,13 @@ static int gate_read(hl__pg_session *session, const PGresult *result,
                      "public.hier_lock_lease_rows is there: hierlock provision "
                      "--leases mends it");
   if (!gate || *gate != 'u') return HL_OK;
-  return hl__error(error, HL_ENOT_PROVISIONED,
-                   "there are leases in this database, and no privilege to see "
-                   "them: GRANT SELECT ON SEQUENCE public.hier_lock_gate, and "
-                   "SELECT, DELETE, UPDATE ON public.hier_lock_leases, "
-                   "public.hier_lock_lease_rows");
+  return hl__pg_denied(
+      hl__error(error, HL_ENOT_PROVISIONED,
+                "there are leases in this database, and no privilege to see "
+                "them: GRANT SELECT ON SEQUENCE public.hier_lock_gate, and "
+                "SELECT, DELETE, UPDATE ON public.hier_lock_leases, "
+                "public.hier_lock_lease_rows"),
+      error);
 }
 
 /* The keys of other levels are other keys, so a program with other levels would exclude

@@ -33,6 +33,8 @@ static const char tables_sql[] =
     "PRIMARY KEY (key,id));"
     "CREATE INDEX IF NOT EXISTS hier_lock_lease_rows_id ON "
     "public.hier_lock_lease_rows (id);"
+    "CREATE INDEX IF NOT EXISTS hier_lock_lease_rows_exclusive ON "
+    "public.hier_lock_lease_rows (key) WHERE exclusive;"
     "CREATE SEQUENCE IF NOT EXISTS public.hier_lock_gate MINVALUE 1 MAXVALUE 2;"
     "SELECT pg_advisory_xact_lock(1751999844,1952409963);"
     "SELECT setval('public.hier_lock_gate',CASE WHEN EXISTS(SELECT FROM "
@@ -112,30 +114,35 @@ int hl__pg_tables(hl__pg_session *session, bool make, hl_error *error) {
   if (session->ready) return HL_OK;
   session->outdated = session->blind && make;
   if (session->blind)
-    return make ? hl__error(error, HL_ENOT_PROVISIONED,
-                            "leases need USAGE on the schema public")
+    return make ? hl__pg_denied(hl__error(error, HL_ENOT_PROVISIONED,
+                                          "leases need GRANT USAGE ON SCHEMA public"),
+                                error)
                 : HL_ERELEASED;
   status = look(session, &tables, &may_use, &may_create, error);
   if (status) return status;
   if (tables == 0 && !make) return HL_ERELEASED;
   if (tables < 3) {
     if (!may_create)
-      return hl__error(error, HL_ENOT_PROVISIONED,
-                       "this database has no tables for leases, and the role "
-                       "may not make them: %s",
-                       hint);
+      return hl__pg_denied(
+          hl__error(error, HL_ENOT_PROVISIONED,
+                    "this database has no tables for leases, and the role may "
+                    "not make them: %s",
+                    hint),
+          error);
     status = hl__pg_aside(session, tables_sql, error);
     if (status == HL_OK)
       status = look(session, &tables, &may_use, &may_create, error);
     if (status) return status;
   }
   if (tables < 3 || !may_use)
-    return hl__error(error, HL_ENOT_PROVISIONED,
-                     "leases need SELECT, INSERT, UPDATE, DELETE on "
-                     "public.hier_lock_leases and public.hier_lock_lease_rows, "
-                     "and SELECT, UPDATE on the sequence public.hier_lock_gate: "
-                     "%s --grant-to ROLE grants them",
-                     hint);
+    return hl__pg_denied(
+        hl__error(error, HL_ENOT_PROVISIONED,
+                  "leases need GRANT SELECT, INSERT, UPDATE, DELETE ON "
+                  "public.hier_lock_leases, public.hier_lock_lease_rows, and "
+                  "SELECT, UPDATE ON SEQUENCE public.hier_lock_gate: %s --grant-to "
+                  "ROLE grants them",
+                  hint),
+        error);
   /* What writes is to end, whatever somebody else does with the tables. */
   if (!session->holds) {
     PGresult *result;

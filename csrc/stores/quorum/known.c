@@ -12,6 +12,11 @@
 /* What is over is kept so long, for a refresh that comes late. */
 #define KEPT_MS 3600000
 #define SWEEP_MS 5000
+/* Pauses between two tries to heal a lease, the first and the longest, or a
+   sixth of its ttl; and between questions to a member that does not answer: ms. */
+#define HEAL_MS 10
+#define HEAL_MAX_MS 1000
+#define PROBE_MS 1000
 
 static hl__quorum_lease **chain(hl__quorum_store *store, const uint8_t id[16]) {
   return &store->leases[id[0] % HL__QUORUM_CHAINS];
@@ -63,13 +68,16 @@ void hl__known_forget(hl__quorum_store *store, hl__quorum_lease *lease) {
   }
 }
 
+static bool is_busy(const hl__quorum_part *part) {
+  return part->making || part->dropping || part->regrading;
+}
+
 static bool is_needed(const hl__quorum_store *store,
                       const hl__quorum_lease *lease, int64_t now) {
   for (unsigned i = 0; i < store->n; i++)
-    if (lease->at[i].making || lease->at[i].dropping || lease->at[i].regrading)
-      return true;
+    if (is_busy(&lease->at[i])) return true;
   if (lease->references > 1) return true; /* somebody asks for it now */
-  return lease->end + (lease->dropped ? 0 : KEPT_MS) > now;
+  return hl__deadline(lease->end, lease->dropped ? 0 : KEPT_MS) > now;
 }
 
 static void sweep(hl__quorum_store *store) HL__REQUIRES(hl__quorum_mutex) {
@@ -114,6 +122,7 @@ hl__quorum_lease *hl__known_make(hl__quorum_store *store,
   (void)strncpy(lease->owner, terms->owner ? terms->owner : "", HL_OWNER_MAX);
   lease->terms.owner = lease->owner;
   lease->end = hl__deadline(hl__lease_ms(), terms->ttl);
+  lease->heal_at = HL_FOREVER;
   lease->references = 1;
   if (request) {
     lease->shown =
@@ -151,7 +160,7 @@ static int64_t drift(int64_t ttl) { return ttl / 100 + 2; }
 
 void hl__known_sent(hl__quorum_part *part, int64_t sent_ms, int64_t ttl) {
   part->sent_ms = sent_ms;
-  part->till = hl__deadline(sent_ms - drift(ttl), ttl);
+  part->till = hl__deadline(sent_ms, ttl - drift(ttl));
 }
 
 void hl__known_old(const hl__quorum_store *store, hl__quorum_lease *lease,
@@ -216,22 +225,74 @@ int64_t hl__known_till(const hl__quorum_store *store,
   return nth(store, till, n);
 }
 
-void hl__known_heal(hl__quorum_store *store, hl__quorum_lease *lease) {
-  if (!lease->shown || !lease->held || lease->dropped) return;
+/* Of those that do not answer one question a second is enough: of any lease. */
+static bool may_ask(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex) {
+  int64_t now = hl__now_ms();
+  if (!member->suspect && !member->silent) return true;
+  if (now < member->probe_at) return false;
+  member->probe_at = now + PROBE_MS;
+  return true;
+}
+
+static void heal_at(hl__quorum_member *member, hl__quorum_lease *lease)
+    HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_part *part = &lease->at[member->number];
+  if (is_busy(part) || !may_ask(member)) return;
+  hl__quorum_ask *ask = hl__ask_new(member, HL__ASK_TAKE, lease, NULL, NULL);
+  if (!ask) return;
+  /* What may be there is adopted, or dropped. */
+  ask->old = part->old;
+  part->leftover = part->old = false;
+  ask->try_once = ask->heals = true;
+  hl__ask_give(ask);
+  hl__ask_leave(ask, false);
+}
+
+/* Has a thread look when that is due. Those that are at work look by themselves. */
+static void heal_later(hl__quorum_store *store, hl__quorum_lease *lease)
+    HL__REQUIRES(hl__quorum_mutex) {
+  int64_t most = lease->terms.ttl / 6;
+  lease->heal_at = hl__now_ms() + lease->heal_pause;
+  lease->heal_pause *= 2;
+  if (most < HEAL_MAX_MS) most = HEAL_MAX_MS;
+  if (lease->heal_pause > most) lease->heal_pause = most;
+  if (lease->heal_at >= store->heal_at) return;
+  store->heal_at = lease->heal_at;
   for (unsigned i = 0; i < store->n; i++) {
-    hl__quorum_part *part = &lease->at[i];
-    if (part->in || part->making || part->dropping || part->regrading ||
-        part->spoiled)
-      continue;
-    hl__quorum_ask *ask =
-        hl__ask_new(&store->members[i], HL__ASK_TAKE, lease, NULL, NULL);
-    if (!ask) return;
-    /* What may be there is adopted, or dropped. */
-    ask->old = part->old;
-    part->leftover = part->old = false;
-    ask->try_once = ask->heals = true;
-    ask->deadline = hl__now_ms() + HL__QUORUM_ANSWER_MS;
-    hl__ask_give(ask);
-    hl__ask_leave(ask, false);
+    if (store->members[i].idle_threads == 0) continue;
+    (void)pthread_cond_signal(&store->members[i].work);
+    return;
   }
+}
+
+static void heal(hl__quorum_store *store, hl__quorum_lease *lease)
+    HL__REQUIRES(hl__quorum_mutex) {
+  bool whole = true;
+  lease->heal_at = HL_FOREVER;
+  if (!lease->shown || !lease->held || lease->left || lease->dropped ||
+      hl__lease_ms() >= lease->end)
+    return;
+  for (unsigned i = 0; i < store->n; i++) {
+    if (lease->at[i].in || lease->at[i].spoiled) continue;
+    whole = false;
+    heal_at(&store->members[i], lease);
+  }
+  if (!whole) heal_later(store, lease);
+}
+
+void hl__known_heal(hl__quorum_store *store, hl__quorum_lease *lease) {
+  lease->heal_pause = HEAL_MS;
+  heal(store, lease);
+}
+
+void hl__known_heal_due(hl__quorum_store *store) {
+  int64_t now = hl__now_ms(), next = HL_FOREVER;
+  for (size_t i = 0; i < HL__QUORUM_CHAINS; i++)
+    for (hl__quorum_lease *lease = store->leases[i]; lease;
+         lease = lease->next) {
+      if (lease->heal_at <= now) heal(store, lease);
+      if (lease->heal_at < next) next = lease->heal_at;
+    }
+  /* Many leases are healed together. */
+  store->heal_at = next > now + HEAL_MS ? next : now + HEAL_MS;
 }

@@ -142,8 +142,7 @@ static int refresh(polling *self, hl__quorum_lease *lease,
   *sent_ms = hl__known_since(store, lease, ttl);
   lease->held = !lease->dropped;
   lease->end = hl__deadline(*sent_ms, ttl);
-  /* Only while a quorum has it for sure. */
-  if (hl__lease_ms() < lease->end) hl__known_heal(store, lease);
+  hl__known_heal(store, lease); /* only while a quorum has it for sure */
   return HL_OK;
 }
 
@@ -326,6 +325,7 @@ static int adopt(polling *self, hl__quorum_lease *lease, hl_grant *grant,
     grant->place = grant->token;
     lease->held = lease->adopted = true;
     lease->end = hl__deadline(grant->sent_ms, lease->terms.ttl);
+    hl__known_heal(store, lease);
     return HL_OK;
   }
   if (mismatch > store->n - store->need)
@@ -349,6 +349,16 @@ static int lease_adopt(hl_session *base, const hl_request *request,
   return status;
 }
 
+/* A part that is granted late stays. */
+static void lease_leave(hl_store *base, const hl_lease_terms *terms) {
+  hl__quorum_store *store = (hl__quorum_store *)(void *)base;
+  hl__quorum_mutex_lock(store);
+  hl__quorum_lease *lease = hl__known_find(store, terms);
+  if (lease) lease->left = true;
+  hl__known_unref(lease);
+  hl__quorum_mutex_unlock(store);
+}
+
 /* ------------------------------------------------------------- many leases */
 
 static void text_copy(char *out, size_t size, const char *text) {
@@ -364,6 +374,7 @@ static hl__quorum_query *query_new(const hl_lease_filter *filter,
   if (!query) return NULL;
   query->references = 1;
   query->filter.over = filter->over;
+  query->filter.call = filter->call;
   if (filter->owner) {
     text_copy(query->owner, sizeof query->owner, filter->owner);
     query->filter.owner = query->owner;
@@ -416,17 +427,22 @@ static bool is_answer(const hl__quorum_ask *ask) {
   return ask && ask->state == HL__ASK_DONE && ask->status == HL_OK;
 }
 
-/* How many members know of it; in *holder, how long a quorum of them does. */
+/* How many members know of it; in *holder, how long a quorum of them does, and the mode
+   that a quorum has: behind an upgrade, the first member's record may be an older one. */
 static unsigned seen(const polling *self, hl_holder *holder)
     HL__REQUIRES(hl__quorum_mutex) {
   int64_t times[HL__QUORUM_MAX] = {0};
-  unsigned n = 0;
+  unsigned n = 0, modes[HL_UPDATE + 1] = {0};
   for (unsigned i = 0; i < self->store->n; i++) {
     const hl__quorum_ask *ask = self->ask[i];
     if (!is_answer(ask)) continue;
     for (size_t j = 0; j < ask->found_n; j++) {
       if (strcmp(ask->found[j].id, holder->id) != 0) continue;
       number_add(times, &n, ask->found[j].remaining_ms);
+      /* A member's answer may be damaged. */
+      hl_mode mode = ask->found[j].mode;
+      if (mode <= HL_UPDATE && ++modes[mode] == self->store->need)
+        holder->mode = mode;
       break;
     }
   }
@@ -480,13 +496,13 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter,
   return status;
 }
 
-int hl__quorum_holders(hl_session *base, const hl_row *rows, size_t n,
-                       const char *names, hl_holder_fn fn, void *context,
+int hl__quorum_holders(hl_session *base, const hl_lease_filter *filter,
+                       hl_holder_fn fn, void *context, int64_t deadline,
                        hl_error *error) {
   polling self = polling_of(base);
-  const hl_lease_filter filter = {.rows = rows, .n = n, .names = names};
+  (void)deadline;
   hl__quorum_mutex_lock(self.store);
-  int status = query_all(&self, HL__ASK_HOLDERS, &filter, NULL, NULL, error);
+  int status = query_all(&self, HL__ASK_HOLDERS, filter, NULL, NULL, error);
   if (status == HL_OK) tell(&self, fn, context);
   polling_end(&self, true);
   hl__quorum_mutex_unlock(self.store);
@@ -530,4 +546,5 @@ const hl_lease_ops hl__quorum_leases = {
     .adopt = lease_adopt,
     .list = lease_list,
     .revoke = lease_revoke,
+    .leave = lease_leave,
 };

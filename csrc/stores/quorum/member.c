@@ -129,6 +129,7 @@ static bool thread_start(hl__quorum_member *member)
 static void suspect_end(hl__quorum_member *member)
     HL__REQUIRES(hl__quorum_mutex) {
   member->heard = hl__now_ms();
+  member->silent = false;
   if (!member->suspect) return;
   member->suspect = false;
   for (unsigned i = member->idle_threads; i < member->queued; i++)
@@ -423,6 +424,7 @@ static int ask_send(hl__quorum_ask *ask, hl_session *session) {
   const hl__quorum_lease *lease = ask->lease;
   hl_error *error = &ask->error;
   hl_request request = {.lease = &ask->terms, .deadline = ask->deadline};
+  hl_lease_filter filter;
   if (ask->shown) {
     const hl__quorum_rows *rows = ask->rows ? ask->rows : ask->shown;
     request.rows = rows->rows;
@@ -462,7 +464,9 @@ static int ask_send(hl__quorum_ask *ask, hl_session *session) {
     return leases->look(session, &ask->terms, ask->deadline, &ask->left_ms,
                         error);
   case HL__ASK_DROP:
-    return leases->drop(session, &ask->terms, true, ask->deadline, error);
+    ask->terms.again = ask->again;
+    status = leases->drop(session, &ask->terms, true, ask->deadline, error);
+    return status == HL_ERELEASED ? HL_OK : status;
   case HL__ASK_UPGRADE:
   case HL__ASK_DOWNGRADE:
     request.extend = true;
@@ -475,12 +479,18 @@ static int ask_send(hl__quorum_ask *ask, hl_session *session) {
     return leases->list(session, &ask->query->filter, found_add, ask,
                         ask->deadline, error);
   case HL__ASK_REVOKE:
-    return leases->revoke(session, &ask->query->filter, ask->query->by,
-                          ask->query->reason, ask->deadline, &ask->count,
-                          error);
+    filter = ask->query->filter;
+    filter.again = ask->again;
+    return leases->revoke(session, &filter, ask->query->by, ask->query->reason,
+                          ask->deadline, &ask->count, error);
   case HL__ASK_HOLDERS:
-    return ops->holders(session, ask->query->filter.rows, ask->query->filter.n,
-                        ask->query->filter.names, found_add, ask, error);
+    status = ops->holders(session, &ask->query->filter, found_add, ask,
+                          ask->deadline, error);
+    if (status != HL_EUNSUPPORTED) return status;
+    /* The quorum has leases only: a server that does not show its sessions shows these. */
+    ask->found_n = 0;
+    return leases->list(session, &ask->query->filter, found_add, ask,
+                        ask->deadline, error);
   }
   return status;
 }
@@ -560,25 +570,30 @@ static void refresh_late(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
     hl__known_sent(part, ask->sent_ms, ask->ttl);
   if (ask->status != HL_ELOST || hl__quorum_is_revoked(ask)) return;
   part->in = false;
-  if (hl__lease_ms() < lease->end) hl__known_heal(ask->member->store, lease);
+  hl__known_heal(ask->member->store, lease);
 }
 
 static void ask_run(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_member *member = ask->member;
   bool again;
-  if (ask->kind == HL__ASK_TAKE && ask->lease->dropped) {
+  if (ask->kind == HL__ASK_TAKE &&
+      (ask->lease->dropped || (ask->heals && ask->lease->left))) {
     ask->status = HL_CANCELLED;
     ask_done(ask);
     if (ask->old) hl__ask_drop(member, ask->lease);
     return;
   }
   ask->status = ask_once(ask, &again);
+  ask->again = again;
   if (again) ask->status = ask_once(ask, &again);
   if (ask->status != HL_ECONNECTION && ask->status != HL_CANCELLED &&
       !(ask->status == HL_TIMEOUT && ask->kind != HL__ASK_TAKE))
     suspect_end(member);
   else if (ask->status == HL_ECONNECTION && !ask->interrupted && member->inner)
     member->heard = hl__now_ms(); /* nobody waits for it in vain */
+  if (ask->heals && ask->status != HL_OK && ask->status != HL_TIMEOUT &&
+      ask->status != HL_ELOST)
+    member->silent = true; /* the next lease would be told the same */
   if (ask->kind == HL__ASK_REFRESH && !ask->listener) refresh_late(ask);
   if (makes(ask)) {
     bool take = ask->kind == HL__ASK_TAKE;
@@ -600,6 +615,24 @@ static void ask_run(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   ask_done(ask);
   if (regrades(ask) && !ask->listener && ask->status == HL_OK)
     regrade_late(ask);
+}
+
+/* Until there is work for the thread, or it has had none for long. The last one
+   of a member stays as long as a lease is to be healed. */
+static void idle(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_store *store = member->store;
+  int64_t end = hl__now_ms() + IDLE_MS;
+  while (!member->first && !store->closing) {
+    if (hl__left_ms(store->heal_at) == 0) {
+      hl__known_heal_due(store);
+      continue;
+    }
+    bool stays = member->threads == 1 && store->heal_at != HL_FOREVER;
+    if (hl__left_ms(end) == 0 && !stays) break;
+    int64_t until = hl__left_ms(end) == 0 ? HL_FOREVER : end;
+    hl__cond_wait(&member->work, &store->mutex,
+                  until < store->heal_at ? until : store->heal_at);
+  }
 }
 
 static void *thread_main(void *argument) {
@@ -627,10 +660,8 @@ static void *thread_main(void *argument) {
       continue;
     }
     if (store->closing) break;
-    int64_t end = hl__now_ms() + IDLE_MS;
     member->idle_threads++;
-    while (!member->first && !store->closing && hl__left_ms(end) > 0)
-      hl__cond_wait(&member->work, &store->mutex, end);
+    idle(member);
     member->idle_threads--;
     if (!member->first) break;
   }

@@ -225,6 +225,7 @@ HL__UNCHECKED static int store_open(const hl_store_config *config,
   store->base.ops = &hl_store_quorum;
   store->base.leases = &hl__quorum_leases;
   store->references = 1;
+  store->heal_at = HL_FOREVER;
   store->all = config->dsn->param_count &&
                strcmp(config->dsn->params[0].name, "all") == 0;
   store->wanted = hl_layout_ref(config->layout);

@@ -75,8 +75,11 @@ typedef struct hl__quorum_lease {
   bool held; /* granted, and not dropped: late grants are welcome until `end` */
   bool adopted; /* by its text, which does not tell owner and label: so it is never made
                    anew where its record is gone */
+  bool left;    /* handed over as a text: its new holder heals it */
   bool dropped; /* nobody wants it any more */
   int64_t end;  /* until when it is believed to be held; hl__lease_ms */
+  int64_t heal_at; /* when members that are out of it are asked again; hl__now_ms */
+  int64_t heal_pause;
   hl__quorum_part at[HL__QUORUM_MAX];
   hl__quorum_rows *shown; /* what it has; NULL: that is not known */
   /* Constant. */
@@ -120,6 +123,7 @@ struct hl__quorum_ask {
   hl__quorum_kind kind;
   hl__quorum_lease *lease; /* or NULL */
   hl__quorum_query *query; /* or NULL */
+  bool again;              /* it was sent before, and was not answered */
   hl__quorum_session
       *listener; /* who waits for the answer; NULL: nobody does */
   enum { HL__ASK_QUEUED, HL__ASK_RUNS, HL__ASK_DONE } state;
@@ -168,6 +172,9 @@ struct hl__quorum_member {
   hl_session *idle[HL__QUORUM_IDLE];
   unsigned idle_count;
   bool suspect;  /* has left a question without an answer */
+  bool silent;   /* the last try to heal a lease there has failed */
+  int64_t probe_at; /* until then no lease is healed there while it is one of
+                       these; hl__now_ms */
   int64_t heard; /* when it answered last: hl__now_ms */
 };
 
@@ -187,6 +194,7 @@ struct hl__quorum_store {
   bool closing, awaited;
   hl__quorum_lease *leases[HL__QUORUM_CHAINS];
   int64_t swept; /* hl__now_ms */
+  int64_t heal_at; /* the first of its leases'; HL_FOREVER: none */
 };
 
 /* A caller; nothing is held between its calls. */
@@ -286,10 +294,13 @@ int64_t hl__known_since(const hl__quorum_store *store,
 int64_t hl__known_till(const hl__quorum_store *store,
                        const hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex);
-/* Makes the members that have lost it take it again, and does not wait for
- * them. */
+/* Makes the members that are out of it take it, and does not wait for them.
+   They are asked again, after pauses that grow, until all are in it, or it is
+   over. */
 void hl__known_heal(hl__quorum_store *store, hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex);
+/* The same of all whose time for that has come: a thread of a member calls it. */
+void hl__known_heal_due(hl__quorum_store *store) HL__REQUIRES(hl__quorum_mutex);
 
 /* ---- errors */
 
@@ -325,8 +336,8 @@ void hl__quorum_abandon(hl__quorum_store *store, hl__quorum_lease *lease)
 /* A member has said that it was revoked. */
 bool hl__quorum_is_revoked(const hl__quorum_ask *ask)
     HL__REQUIRES(hl__quorum_mutex);
-int hl__quorum_holders(hl_session *session, const hl_row *rows, size_t n,
-                       const char *names, hl_holder_fn fn, void *context,
+int hl__quorum_holders(hl_session *session, const hl_lease_filter *filter,
+                       hl_holder_fn fn, void *context, int64_t deadline,
                        hl_error *error);
 extern const hl_lease_ops hl__quorum_leases;
 

@@ -50,6 +50,7 @@ typedef struct taking {
   hl__quorum_ask
       *keep[HL__QUORUM_MAX]; /* to keep what was granted, or raise it */
   bool failed[HL__QUORUM_MAX], refused[HL__QUORUM_MAX], raised[HL__QUORUM_MAX];
+  bool unraised[HL__QUORUM_MAX]; /* it could not be told the token */
   int waits;             /* the member that is waited for; -1: none */
   hl__quorum_ask *alive; /* whether that is alive */
   bool trying;           /* members are tried */
@@ -180,10 +181,12 @@ static void keep_read(taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_part *part = part_of(self, i);
   if (!ask || ask->state != HL__ASK_DONE) return;
   self->keep[i] = NULL;
-  if (part->in && ask->status == HL_OK && ask->kind == HL__ASK_ADOPT)
+  if (ask->kind == HL__ASK_RAISE && ask->status == HL_OK)
+    self->raised[i] = ask->token == self->token;
+  else if (ask->kind == HL__ASK_RAISE && !has(self, i))
+    self->unraised[i] = true;
+  else if (part->in && ask->status == HL_OK)
     hl__known_sent(part, ask->grant.sent_ms, ask->ttl);
-  else if (part->in && ask->status == HL_OK && ask->token == self->token)
-    self->raised[i] = true;
   else if (part->in && ask->status == HL_ELOST)
     part->in = false; /* it was too late */
   else if (part->in && ask->status != HL_OK) {
@@ -350,9 +353,47 @@ static int one_by_one(taking *self) HL__REQUIRES(hl__quorum_mutex) {
   return HL_OK;
 }
 
+/* Whether the token of that member can be raised: what it forgets does not matter
+   then, as long as a quorum does not. */
+static bool is_raisable(const taking *self, unsigned i)
+    HL__REQUIRES(hl__quorum_mutex) {
+  const hl_store *inner = self->store->members[i].inner;
+  return inner && inner->leases->raise && !self->unraised[i];
+}
+
+/* Writes the token to members, those that have granted or the others. How many
+   have it; in *open, how many have not answered. */
+static unsigned token_write(taking *self, bool granted, unsigned *open)
+    HL__REQUIRES(hl__quorum_mutex) {
+  unsigned written = 0;
+  for (unsigned i = 0; i < self->store->n; i++) {
+    if (has(self, i) != granted || !is_raisable(self, i)) continue;
+    if (!granted && self->store->members[i].suspect) continue;
+    if (granted && part_of(self, i)->token >= self->token)
+      self->raised[i] = true;
+    if (!self->raised[i]) keep_ask(self, i, HL__ASK_RAISE);
+    written += self->raised[i];
+    *open += !self->raised[i];
+  }
+  return written;
+}
+
+/* Whether a quorum has the token. Where too few of those that have granted can be
+   told it, the others are, too. Only where that is not enough does the word of
+   members count that make tokens of their own, and may forget them. */
+static bool is_token_written(taking *self) HL__REQUIRES(hl__quorum_mutex) {
+  unsigned open = 0, mute = 0;
+  unsigned written = token_write(self, true, &open);
+  if (written + open < self->store->need)
+    written += token_write(self, false, &open);
+  if (written >= self->store->need) return true;
+  for (unsigned i = 0; i < self->store->n; i++)
+    mute += has(self, i) && !is_raisable(self, i);
+  return open == 0 && written + mute >= self->store->need;
+}
+
 /* A quorum has granted. True: what it takes before it may be said is done. */
 static bool is_settled(taking *self) HL__REQUIRES(hl__quorum_mutex) {
-  unsigned ready = 0;
   if (!self->freshened) {
     self->freshened = true;
     (void)refresh_old(self, 4);
@@ -367,25 +408,15 @@ static bool is_settled(taking *self) HL__REQUIRES(hl__quorum_mutex) {
     self->token = highest;
     memset(self->raised, 0, sizeof self->raised);
   }
-  for (unsigned i = 0; i < self->store->n; i++) {
-    if (!has(self, i)) continue;
-    if (part_of(self, i)->token >= self->token ||
-        !self->store->members[i].inner->leases->raise)
-      self->raised[i] = true;
-    if (self->raised[i])
-      ready++;
-    else
-      keep_ask(self, i, HL__ASK_RAISE);
-  }
-  return ready >= self->store->need;
+  return is_token_written(self);
 }
 
 /* When to look again, if nothing is answered before. */
 static int64_t next_look(const taking *self) HL__REQUIRES(hl__quorum_mutex) {
   int64_t now = hl__now_ms(), next = now + HL__QUORUM_ANSWER_MS;
   int64_t third = self->lease->terms.ttl / 6 + 1;
-  if (!self->request->try_once && self->deadline + 1 < next)
-    next = self->deadline + 1;
+  int64_t over = hl__deadline(self->deadline, 1);
+  if (!self->request->try_once && over < next) next = over;
   if (now + third < next) next = now + third;
   if (self->trying) {
     int64_t grace = self->tried + GRACE_MS;
@@ -405,6 +436,7 @@ static void keeps_overdue(taking *self) HL__REQUIRES(hl__quorum_mutex) {
     self->keep[i] = NULL;
     hl__ask_leave(ask, true);
     hl__member_suspect(&self->store->members[i]);
+    if (!has(self, i)) continue; /* it was told the token only */
     self->failed[i] = true;
     give_back(self, i);
   }
@@ -431,7 +463,7 @@ static int take(taking *self) HL__REQUIRES(hl__quorum_mutex) {
     if (granted_by(self) >= self->store->need) {
       if (is_settled(self)) return HL_OK;
       if (!self->request->try_once &&
-          hl__now_ms() > self->deadline + HL__QUORUM_ANSWER_MS)
+          hl__now_ms() > hl__deadline(self->deadline, HL__QUORUM_ANSWER_MS))
         return HL_TIMEOUT;
     } else {
       (void)refresh_old(self, 3);
@@ -479,8 +511,9 @@ static void granted(taking *self, hl_grant *grant)
   grant->token = self->token;
   grant->place = self->token; /* an import learns it by that */
   lease->held = true;
-  lease->end = since + lease->terms.ttl;
+  lease->end = hl__deadline(since, lease->terms.ttl);
   rest_leave(self);
+  hl__known_heal(self->store, lease);
 }
 
 /* Who has upgraded is in it; the others lose what they have, or upgrade late.
@@ -497,7 +530,7 @@ static void upgraded(taking *self, hl_grant *grant)
   grant->until_ms = hl__known_till(self->store, lease);
   if (grant->until_ms < lease->end) lease->end = grant->until_ms;
   rest_leave(self);
-  if (hl__lease_ms() < lease->end) hl__known_heal(self->store, lease);
+  hl__known_heal(self->store, lease);
 }
 
 /* Nothing is held any more; what had to be given back is, if it can be done

@@ -10,6 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* How long replicas are waited for, and the answer that says so. */
+#define REPLICATED_MS 500
+#define REPLICATED_ANSWER_MS 50
+
 /* Ready for a script. */
 static int begin(hl__redis_session *session, int64_t deadline, hl_error *error) {
   int status = hl__redis_settle(session, deadline, error);
@@ -29,15 +33,19 @@ static int begin_at(hl_session *base, uint64_t place, int64_t deadline,
   return status;
 }
 
-int hl__redis_replicated(hl__redis_session *session, hl_error *error) {
-  char count[24];
-  const char *words[] = {"WAIT", count, "500"};
+int hl__redis_replicated(hl__redis_session *session, int64_t deadline,
+                         hl_error *error) {
+  char count[24], wait[24];
+  const char *words[] = {"WAIT", count, wait};
+  int64_t left = hl__left_ms(deadline) - REPLICATED_ANSWER_MS;
   unsigned wanted = session->store->wait_replicas;
   redisReply *reply;
   if (!wanted) return HL_OK;
   (void)snprintf(count, sizeof count, "%u", wanted);
-  int status = hl__redis_command(session, hl__now_ms() + HL__REDIS_ANSWER_MS, 3,
-                                 words, &reply, error);
+  if (left > REPLICATED_MS) left = REPLICATED_MS;
+  (void)snprintf(wait, sizeof wait, "%lld", (long long)(left > 1 ? left : 1));
+  int status = hl__redis_command(session, hl__answer_by(deadline), 3, words,
+                                 &reply, error);
   if (status) return status;
   int64_t have = reply->type == REDIS_REPLY_INTEGER ? reply->integer : 0;
   freeReplyObject(reply);
@@ -122,7 +130,7 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
   if (status) return status;
   freeReplyObject(reply);
   hl__redis_longest_note(session->store, ttl);
-  return hl__redis_replicated(session, error);
+  return hl__redis_replicated(session, deadline, error);
 }
 
 static int lease_look(hl_session *base, const hl_lease_terms *terms,
@@ -148,10 +156,13 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms,
   int status = begin_at(base, terms->place, deadline, &session, error);
   if (status) return status;
   begin_call(&call, session, HL__REDIS_DROP, terms);
+  hl__redis_text(&call, terms->again ? "1" : "0");
   if (confirm) {
     status = run(session, &call, deadline, NULL, &reply, error);
-    if (status == HL_OK) freeReplyObject(reply);
-    return status;
+    if (status) return status;
+    bool gone = strcmp(hl__redis_reply_text(reply, 1), "gone") == 0;
+    freeReplyObject(reply);
+    return gone ? HL_ERELEASED : HL_OK;
   }
   status = hl__redis_call_send(session, &call, error);
   hl__redis_call_dispose(&call);
@@ -173,43 +184,56 @@ static int lease_recall(hl_session *base, const hl_lease_terms *terms,
   return status;
 }
 
-static int lease_adopt(hl_session *base, const hl_request *request,
-                       hl_grant *grant, hl_error *error) {
-  hl__redis_session *session = hl__redis_session_of(base);
+/* From that holder alone. *reply: {1, token}; {1, -1, holder}, where another one has it. */
+static int adopt_from(hl__redis_session *session, const hl_request *request,
+                      const hl_lease_terms *terms, const char *holder,
+                      int64_t *sent_ms, redisReply **reply, hl_error *error) {
   const hl_store_config *config = session->store->config;
-  int64_t deadline = hl__now_ms() + HL__REDIS_ANSWER_MS;
-  hl_lease_terms terms = *request->lease;
   hl__redis_call call;
-  redisReply *reply;
-  terms.place = grant->place = request->rows[0].root;
-  int status = hl__redis_one_root(session->store, request->rows, request->n,
-                                  error);
-  if (status == HL_OK)
-    status = begin_at(base, terms.place, deadline, &session, error);
-  if (status) return status;
-  begin_call(&call, session, HL__REDIS_ADOPT, &terms);
-  hl__redis_id(&call, terms.secret);
-  hl__redis_number(&call, terms.ttl);
+  begin_call(&call, session, HL__REDIS_ADOPT, terms);
+  hl__redis_id(&call, terms->secret);
+  hl__redis_number(&call, terms->ttl);
   hl__redis_rows(&call, session->store, request->rows, request->n,
                  request->names);
   hl__redis_text(&call, config->application);
   hl__redis_text(&call, config->host);
   hl__redis_number(&call, config->pid);
-  memory_add(&call, session, terms.place);
-  status = run(session, &call, deadline,
-               &grant->sent_ms, &reply, error);
+  memory_add(&call, session, terms->place);
+  hl__redis_text(&call, holder);
+  return run(session, &call, hl__redis_answer_by(session), sent_ms, reply, error);
+}
+
+static int lease_adopt(hl_session *base, const hl_request *request,
+                       hl_grant *grant, hl_error *error) {
+  hl__redis_session *session = hl__redis_session_of(base);
+  int64_t token = -1;
+  hl_lease_terms terms = *request->lease;
+  char holder[33] = "";
+  redisReply *reply;
+  terms.place = grant->place = request->rows[0].root;
+  session->patience = hl__deadline(hl__now_ms(), terms.ttl);
+  int status = hl__redis_one_root(session->store, request->rows, request->n,
+                                  error);
+  if (status == HL_OK)
+    status = begin_at(base, terms.place, hl__redis_answer_by(session), &session,
+                      error);
+  while (status == HL_OK && token < 0) {
+    status = adopt_from(session, request, &terms, holder, &grant->sent_ms,
+                        &reply, error);
+    if (status) break;
+    token = hl__redis_reply_number(reply, 1);
+    (void)snprintf(holder, sizeof holder, "%s", hl__redis_reply_text(reply, 2));
+    freeReplyObject(reply);
+    if (token < 0 && atomic_load(&session->face->interrupted)) /* that may be a later import's */
+      status = hl__error(error, HL_CANCELLED, "the import was interrupted");
+  }
   if (status) return status;
-  grant->token = (uint64_t)hl__redis_reply_number(reply, 1) << 8;
+  grant->token = (uint64_t)token << 8;
   hl__redis_longest_note(session->store, terms.ttl);
-  freeReplyObject(reply);
-  return hl__redis_replicated(session, error);
+  return hl__redis_replicated(session, hl__redis_answer_by(session), error);
 }
 
 /* ------------------------------------------------------------ many records */
-
-/* For a look at those in the way, and at all. */
-#define LOOK_MS 1000
-#define LOOK_ALL_MS 10000
 
 /* What list.lua is asked, beside the tree. */
 typedef struct inquiry {
@@ -220,7 +244,7 @@ typedef struct inquiry {
   const uint8_t *id;
   bool waits, overs;
   bool revokes;
-  const char *by, *reason;
+  const char *by, *reason, *revocation; /* the number of the call that ends them */
   const char *node; /* "": all that is said above; else only those who wait for this root */
   hl_holder_fn fn;
   void *context;
@@ -268,6 +292,7 @@ static int inquire_tree(hl__redis_session *session, inquiry *self,
   hl__redis_text(&call, self->by);
   hl__redis_text(&call, self->reason);
   hl__redis_text(&call, self->node);
+  hl__redis_text(&call, self->revocation ? self->revocation : "");
   int status = hl__redis_call_run(session, &call, self->deadline, false, NULL,
                                   &reply, error);
   hl__redis_call_dispose(&call);
@@ -382,7 +407,10 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter,
 static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
                         const char *by, const char *reason, int64_t deadline,
                         uint64_t *count, hl_error *error) {
+  char number[24];
+  (void)snprintf(number, sizeof number, "%llx", (unsigned long long)filter->call);
   inquiry self = {.rows = filter->rows,
+                  .revocation = number,
                   .n = filter->n,
                   .names = filter->names,
                   .owner = filter->owner,
@@ -398,17 +426,17 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
   return status;
 }
 
-int hl__redis_holders(hl_session *base, const hl_row *rows, size_t n,
-                      const char *names, hl_holder_fn fn, void *context,
+int hl__redis_holders(hl_session *base, const hl_lease_filter *filter,
+                      hl_holder_fn fn, void *context, int64_t deadline,
                       hl_error *error) {
-  inquiry self = {.rows = rows,
-                  .n = n,
-                  .names = names,
+  inquiry self = {.rows = filter->rows,
+                  .n = filter->n,
+                  .names = filter->names,
                   .waits = true,
                   .node = "",
                   .fn = fn,
                   .context = context,
-                  .deadline = hl__now_ms() + (n ? LOOK_MS : LOOK_ALL_MS)};
+                  .deadline = deadline};
   return inquire(base, &self, error);
 }
 
@@ -428,7 +456,7 @@ static int lease_raise(hl_session *base, uint64_t token, int64_t deadline,
   int status = run(session, &call, deadline, NULL, &reply, error);
   if (status) return status;
   freeReplyObject(reply);
-  return hl__redis_replicated(session, error);
+  return hl__redis_replicated(session, deadline, error);
 }
 
 const hl_lease_ops hl__redis_leases = {.refresh = lease_refresh,

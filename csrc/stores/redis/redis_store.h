@@ -130,6 +130,7 @@ struct hl__redis_session {
   int bell; /* an eventfd: readable once the session is rung or interrupted */
   uint64_t bell_ticket;
   atomic_bool interrupted;
+  int64_t patience; /* of the request that is under way: answers are awaited until then */
   unsigned outstanding; /* answers that nobody waits for */
   /* What is to be sent, of which so much is. */
   char *out;
@@ -344,6 +345,8 @@ void hl__redis_bells_close(hl__redis_store *store);
 /* One of that time may be held. */
 void hl__redis_longest_note(hl__redis_store *store, int64_t ttl);
 
+/* Until when the answer to what is asked now is awaited: patience, or what is usual. */
+int64_t hl__redis_answer_by(const hl__redis_session *session);
 /* As hl_store_ops.take. */
 int hl__redis_take(hl_session *base, const hl_request *request, hl_grant *grant,
                    hl_error *error);
@@ -357,12 +360,13 @@ int hl__redis_regrade(hl_session *base, const hl_request *request,
 int hl__redis_judge(const redisReply *reply, hl_error *error);
 
 extern const hl_lease_ops hl__redis_leases;
-/* What was written on this session is on as many replicas as the DSN wants. HL_ESTORE: not in
-   time. */
-int hl__redis_replicated(hl__redis_session *session, hl_error *error);
+/* What was written on this session is on as many replicas as the DSN wants. HL_ESTORE: not by the
+   deadline, or within 500 ms. */
+int hl__redis_replicated(hl__redis_session *session, int64_t deadline,
+                         hl_error *error);
 /* As hl_store_ops.holders. */
-int hl__redis_holders(hl_session *base, const hl_row *rows, size_t n,
-                      const char *names, hl_holder_fn fn, void *context,
+int hl__redis_holders(hl_session *base, const hl_lease_filter *filter,
+                      hl_holder_fn fn, void *context, int64_t deadline,
                       hl_error *error);
 
 #endif

@@ -6,6 +6,7 @@
 
 #include "mode.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -91,6 +92,12 @@ static void leave(hl__redis_session *session, const hl_request *request) {
   hl__redis_call_dispose(&call);
 }
 
+int64_t hl__redis_answer_by(const hl__redis_session *session) {
+  int64_t usual = hl__now_ms() + HL__REDIS_ANSWER_MS;
+  int64_t patience = session->face->patience;
+  return usual < patience ? usual : patience;
+}
+
 enum { BLOCKED = 0, GRANTED = 1, FORGETFUL = 2, RECALLED = 3 };
 
 /* One question. *wait: ms until the next. */
@@ -103,7 +110,7 @@ static int ask_at(hl__redis_session *session, const hl_request *request,
   call_fill(&call, request->upgrade ? HL__REDIS_REGRADE : HL__REDIS_TAKE, session,
             request, queues, grant->token);
   int status = hl__redis_call_run(session, &call,
-                                  hl__now_ms() + HL__REDIS_ANSWER_MS,
+                                  hl__redis_answer_by(session),
                                   true, &sent, &reply, error);
   hl__redis_call_dispose(&call);
   /* Where it was not answered, it may have been granted all the same. */
@@ -142,7 +149,7 @@ static int ask(hl__redis_session *session, const hl_request *request,
   for (;;) {
     hl__redis_session *at;
     int status = hl__redis_route(session, home_of(request),
-                                 hl__now_ms() + HL__REDIS_ANSWER_MS, &at, error);
+                                 hl__redis_answer_by(session), &at, error);
     if (status == HL_OK)
       status = ask_at(at, request, queues, answer, wait, grant, error);
     else
@@ -160,8 +167,8 @@ static int replicate(hl__redis_session *session, const hl_request *request,
                      hl_grant *grant, hl_error *error) {
   hl__redis_session *at;
   int status = hl__redis_route(session, (uint32_t)grant->place,
-                               hl__now_ms() + SETTLE_MS, &at, error);
-  if (status == HL_OK) status = hl__redis_replicated(at, error);
+                               hl__redis_answer_by(session), &at, error);
+  if (status == HL_OK) status = hl__redis_replicated(at, hl__redis_answer_by(session), error);
   if (status == HL_OK || status == HL_ECONNECTION) return status;
   hl_lease_terms terms = *request->lease;
   terms.place = grant->place;
@@ -171,6 +178,16 @@ static int replicate(hl__redis_session *session, const hl_request *request,
   else
     grant->sent_ms = 0;
   return status;
+}
+
+static int forgetful_error(int64_t wait, hl_error *error) {
+  (void)hl__error(error, HL_TIMEOUT, "the server grants nothing yet");
+  if (!error) return HL_TIMEOUT;
+  (void)snprintf(error->reason, sizeof error->reason,
+                 "nothing is granted for %.0f s more: the server has forgotten "
+                 "what it had granted", ceil((double)wait / 1000));
+  error->retry_after_ms = wait;
+  return HL_TIMEOUT;
 }
 
 static int wait_granted(hl__redis_session *session, const hl_request *request,
@@ -188,7 +205,9 @@ static int wait_granted(hl__redis_session *session, const hl_request *request,
     }
     queued = queued || (joined && answer == BLOCKED);
     if (request->try_once || hl__left_ms(request->deadline) == 0)
-      status = hl__error(error, HL_TIMEOUT, "the lock is not free");
+      status = answer == FORGETFUL && wait > 0
+                   ? forgetful_error(wait, error)
+                   : hl__error(error, HL_TIMEOUT, "the lock is not free");
     else if (atomic_load(&session->interrupted))
       status = hl__error(error, HL_CANCELLED, "the wait was cancelled");
     if (status) break;
@@ -217,7 +236,8 @@ int hl__redis_take(hl_session *base, const hl_request *request, hl_grant *grant,
   int status = hl__redis_one_root(session->store, request->rows, request->n,
                                   error);
   if (status) return status;
-  status = hl__redis_settle(session, hl__now_ms() + SETTLE_MS, error);
+  session->patience = hl__answer_by(request->deadline);
+  status = hl__redis_settle(session, hl__redis_answer_by(session), error);
   if (status == HL_TIMEOUT)
     status = hl__error(error, HL_ECONNECTION,
                        "the server has not answered what came before");
@@ -262,6 +282,6 @@ int hl__redis_regrade(hl_session *base, const hl_request *request,
   int status = hl__redis_take(base, request, grant, error);
   if (status) return status;
   status = hl__redis_route(session, (uint32_t)grant->place,
-                           hl__now_ms() + SETTLE_MS, &at, error);
-  return status ? status : hl__redis_replicated(at, error);
+                           hl__redis_answer_by(session), &at, error);
+  return status ? status : hl__redis_replicated(at, hl__redis_answer_by(session), error);
 }

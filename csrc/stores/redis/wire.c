@@ -50,6 +50,10 @@ static const char *word_of(const char *said) {
 
 int hl__redis_error(const char *text, hl_error *error) {
   const char *said = word_of(text);
+  if (strstr(said, "OTHERVERSION")) /* amnesia.lua */
+    return hl__error(error, HL_ESTORE,
+                     "the keys of this prefix were made by another version of "
+                     "hierlock: see Upgrading in docs/operations.md");
   int status = HL_ESTORE;
   const char *hint = "";
   bool retryable = false;

@@ -90,11 +90,12 @@ static const struct {
     {1317, HL_CANCELLED, ""}, /* KILL QUERY */
     {1146, HL_ENOT_PROVISIONED, "; run `hierlock provision`"}, /* no table */
     {1290, HL_EUNSAFE_SERVER, ""}, /* an option of the server: read_only */
-    {1142, HL_ESTORE, /* denied */
-     " (MySQL wants SELECT and one of UPDATE, DELETE, LOCK TABLES)"},
     {1040, HL_ECONNECTION, ""}, /* too many connections */
     {1044, HL_ECONNECTION, ""}, /* access denied, to a database */
     {1045, HL_ECONNECTION, ""}, /* access denied */
+    {1698, HL_ECONNECTION, /* access denied: a plugin that takes no password */
+     "; where it logs in by the server's socket, say so in the DSN: "
+     "?socket=/run/mysqld/mysqld.sock"},
     {1053, HL_ECONNECTION, ""}, /* shutdown */
     {1077, HL_ECONNECTION, ""}, /* normal shutdown: MariaDB */
     {1129, HL_ECONNECTION, ""}, /* the host is blocked */
@@ -108,13 +109,32 @@ static const struct {
     {4031, HL_ECONNECTION, ""}, /* MySQL: wait_timeout */
 };
 
-int hl__mysql_error_judge(unsigned number, const char **hint) {
+/* MariaDB: "SELECT command denied to user 'a'@'h' for table `d`.`t`"; MySQL quotes the table in
+   its own way, without the database, and calls a lock "SELECT with locking clause". The
+   account's host is another one than the message has. */
+static void denied_hint(const char *message, char *hint, size_t size) {
+  static const char denied[] = " command denied to user ", table[] = " for table ";
+  const char *end = strstr(message, denied);
+  const char *on = end ? strstr(end, table) : NULL;
+  if (!on) return;
+  on += sizeof table - 1;
+  bool locks = strncmp(message, "SELECT with lock", 16) == 0;
+  size_t n = strlen(on), quoted = *on == '\'' && n > 2;
+  (void)snprintf(hint, size, "; GRANT %.*s ON %.*s to it",
+                 locks ? 6 : (int)(end - message), locks ? "UPDATE" : message,
+                 (int)(n - 2 * quoted), on + quoted);
+}
+
+int hl__mysql_error_judge(unsigned number, const char *message, char *hint,
+                          size_t size) {
+  *hint = '\0';
+  if (number == 1142) denied_hint(message, hint, size); /* a table's privileges */
   for (size_t i = 0; i < sizeof mysql_errors / sizeof *mysql_errors; i++)
     if (mysql_errors[i].number == number) {
-      *hint = mysql_errors[i].hint;
+      if (*mysql_errors[i].hint)
+        (void)snprintf(hint, size, "%s", mysql_errors[i].hint);
       return mysql_errors[i].status;
     }
-  *hint = "";
   return HL_ESTORE;
 }
 

@@ -11,6 +11,13 @@
 /* A level as a column of type TINYINT has it: those of update rows are below 0. */
 static inline int hl__sql_level(uint8_t level) { return (int8_t)level; }
 
+/* So many rows has the gate of a space with leases (MySQL, MariaDB). A root's gate stands in one
+   of them; roots that are neighbours share it. See ../mysql/gate.c. */
+#define HL__SQL_GATES 65536u
+static inline unsigned hl__sql_gate(uint64_t bucket, uint64_t buckets) {
+  return (unsigned)(buckets <= HL__SQL_GATES ? bucket : bucket * HL__SQL_GATES / buckets);
+}
+
 /* What a MySQL or MariaDB says of itself. Begins as zeroes. */
 typedef struct hl__mysql_server {
   char version[64];
@@ -37,8 +44,10 @@ int hl__mysql_version_judge(const char *version, hl_error *error);
 int hl__mysql_server_judge(const hl__mysql_server *server, hl_error *error);
 
 /* The status that an error number of the server's stands for, and in *hint what a person
-   could do about it, to be put behind the server's message: never NULL. */
-int hl__mysql_error_judge(unsigned number, const char **hint);
+   could do about it, to be put behind the server's message. */
+#define HL__MYSQL_HINT_MAX 160
+int hl__mysql_error_judge(unsigned number, const char *message, char *hint,
+                          size_t size);
 
 /* What a PostgreSQL says of itself. */
 typedef struct hl__pg_server {

@@ -72,6 +72,7 @@ char *hl_plan_sql(hl_plan *plan, hl_dialect dialect, const char *table) {
       dialect == HL_MARIADB ? "LOCK IN SHARE MODE" : "FOR SHARE";
   size_t n;
   if (dialect == HL_POSTGRESQL) return postgresql_sql(plan);
+  if (dialect != HL_MYSQL && dialect != HL_MARIADB) return NULL;
   const hl_row *rows = hl_plan_rows(plan, &n);
   /* Room for the text, the longest numbers, and " UNION ALL ". */
   size_t each = sizeof format + strlen(table) + 64;
@@ -86,18 +87,11 @@ char *hl_plan_sql(hl_plan *plan, hl_dialect dialect, const char *table) {
   return sql;
 }
 
-/* As in stores/mysql: gate.c, server.c. */
-#define GATES 65536u
-
-static uint64_t gate_of(uint64_t bucket, uint64_t buckets) {
-  return buckets <= GATES ? bucket : bucket * GATES / buckets;
-}
-
 char *hl_plan_sql_leased(hl_plan *plan, hl_dialect dialect, const char *table,
                          size_t *gates) {
   static const char suffix[] = "_buckets";
   static const char format[] =
-      " UNION ALL (SELECT 0,g FROM %.*s_gate WHERE g=%" PRIu64 " AND n=0 %s)";
+      " UNION ALL (SELECT -1,g FROM %.*s_gate WHERE g=%u AND n=0 %s)";
   const size_t end = sizeof suffix - 1;
   uint64_t buckets = hl_layout_buckets(hl_plan_layout(plan));
   size_t n, stem = strlen(table);
@@ -122,8 +116,8 @@ char *hl_plan_sql_leased(hl_plan *plan, hl_dialect dialect, const char *table,
     return NULL;
   }
   for (size_t i = 0; i < roots; i++) {
-    uint64_t gate = gate_of(rows[i].bucket, buckets);
-    if (i > 0 && gate_of(rows[i - 1].bucket, buckets) == gate) continue;
+    unsigned gate = hl__sql_gate(rows[i].bucket, buckets);
+    if (i > 0 && hl__sql_gate(rows[i - 1].bucket, buckets) == gate) continue;
     used += (size_t)snprintf(longer + used, each, format, (int)stem, table, gate,
                              dialect == HL_MARIADB ? "LOCK IN SHARE MODE"
                                                    : "FOR SHARE");

@@ -97,8 +97,8 @@ static int whose(hl__sqlite_session *session, bool *empty, int *status,
   else if (!*empty && version != VERSION)
     *status =
         hl__error(error, HL_ESTORE,
-                  "%s was made by another version of hierlock (%lld, this "
-                  "is %d)",
+                  "%s was made by another version of hierlock (format %lld, and "
+                  "this one knows %d): see Upgrading in docs/operations.md",
                   session->path, version, VERSION);
   return SQLITE_OK;
 }

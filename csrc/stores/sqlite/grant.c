@@ -19,11 +19,10 @@
 
 #include "mode.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* How long one that tries once waits for its turn to write. */
-#define TRY_MS 1000
 /* How soon it is noticed that an earlier waiter has died. */
 #define ALIVE_MS 50
 /* A sleeper looks so often by itself: whoever frees a row may be killed before
@@ -100,6 +99,7 @@ typedef struct attempt {
   int64_t own;    /* of an upgrade: the number of the lease; else 0 */
   int lost;       /* of an upgrade: HL_ELOST, and `why` */
   hl_error why;
+  bool barred;    /* another transaction was in the way, for all the time there was */
   bool draws;     /* one is to be drawn, in a transaction that need not last */
   hl__sqlite_blocker blocker;
 } attempt;
@@ -107,18 +107,19 @@ typedef struct attempt {
 /* The next number; never one that was given before, also when what was written
    last was lost with the power (synchronous=normal): unless the clock was set
    back, too, or tokens were raised beyond it. */
-static int number_next(hl__sqlite_session *session, int64_t last,
+static int number_next(hl__sqlite_session *session, int64_t last, bool ticket,
                        int64_t *number) {
   int64_t now = hl__unix_ms() * 1000;
   *number = now > last ? now : last + 1;
+  if (ticket) *number = hl__sqlite_beat_free(session, *number);
   sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_COUNT);
   if (!it) return sqlite3_errcode(session->db);
   (void)sqlite3_bind_int64(it, 1, *number);
   return hl__sqlite_run(session, HL__SQLITE_COUNT);
 }
 
-/* The ticket is there no more: somebody took it for dead, or it was never
- * committed. */
+/* The ticket is there no more: a request took it for dead, or passed it, or it
+ * was never committed. */
 static int ticket_look(hl__sqlite_session *session, attempt *self,
                        bool *there) {
   *there = false;
@@ -132,7 +133,7 @@ static int ticket_look(hl__sqlite_session *session, attempt *self,
   return code == SQLITE_ROW || code == SQLITE_DONE ? SQLITE_OK : code;
 }
 
-static void ticket_give(const hl__sqlite_session *session, attempt *self) {
+static void ticket_give(hl__sqlite_session *session, attempt *self) {
   if (self->locked)
     hl__sqlite_byte_unlock(session, HL__SQLITE_TICKETS, (uint64_t)self->ticket);
   self->locked = false;
@@ -143,7 +144,7 @@ static int ticket_draw(hl__sqlite_session *session, attempt *self,
                        int64_t last) {
   int64_t ticket;
   ticket_give(session, self);
-  int code = number_next(session, last, &ticket);
+  int code = number_next(session, last, true, &ticket);
   if (code == SQLITE_OK) code = hl__sqlite_tickets_sweep(session);
   if (code != SQLITE_OK) return code;
   self->ticket = ticket;
@@ -213,7 +214,7 @@ static int attempt_make(hl__sqlite_session *session, attempt *self,
   if (request->upgrade)
     number = self->own;
   else if (code == SQLITE_OK)
-    code = number_next(session, last, &number);
+    code = number_next(session, last, false, &number);
   /* The time counts from here: whoever waits has not seen the record yet. */
   int64_t now = hl__lease_ms();
   if (code == SQLITE_OK && request->upgrade)
@@ -237,6 +238,7 @@ static int attempt_once(hl__sqlite_session *session, attempt *self,
   for (bool again = false;; again = true) {
     bool granted = false;
     int status = hl__sqlite_begin(session, deadline, true, error);
+    self->barred = status == HL_TIMEOUT;
     if (status) return status;
     session->full = false;
     int code = attempt_make(session, self, &granted);
@@ -295,7 +297,7 @@ static int look_again(hl__sqlite_session *session, attempt *self,
 }
 
 /* Sleeps until there is a reason to look: the bell, the end of what is in the
-   way, its death, the deadline, an interruption, or LOOK_MS. */
+   way, its death or that it was stopped, the deadline, an interruption, or LOOK_MS. */
 static void sleep_on(hl__sqlite_session *session, const attempt *self,
                      hl__sqlite_bell *bell, uint32_t seen, int64_t deadline) {
   int64_t now = hl__now_ms();
@@ -306,8 +308,8 @@ static void sleep_on(hl__sqlite_session *session, const attempt *self,
   while (now < end && atomic_load(&bell->events) == seen &&
          !atomic_load(&session->interrupted)) {
     int64_t ticket = self->blocker.ticket;
-    if (ticket && !hl__sqlite_bytes_locked(session, HL__SQLITE_TICKETS,
-                                           (uint64_t)ticket, 1))
+    if (ticket &&
+        !hl__sqlite_is_alive(session, HL__SQLITE_TICKETS, (uint64_t)ticket))
       return;
     int64_t piece = now + ALIVE_MS;
     hl__sqlite_sleep(session, bell, seen, piece < end ? piece : end);
@@ -348,7 +350,7 @@ int hl__sqlite_take(hl__sqlite_session *session, const hl_request *request,
                     hl_grant *grant, hl_error *error) {
   attempt self = {.request = request, .grant = grant};
   int64_t deadline =
-      request->try_once ? hl__now_ms() + TRY_MS : request->deadline;
+      request->try_once ? hl__answer_by(request->deadline) : request->deadline;
   int status;
   for (;;) {
     status = attempt_run(session, &self, deadline, error);
@@ -371,8 +373,13 @@ int hl__sqlite_take(hl__sqlite_session *session, const hl_request *request,
   for (size_t i = 0; waited && status != HL_OK && i < request->n; i++)
     hl__sqlite_ring(
         hl__sqlite_bell_of(session, hl__sqlite_key(&request->rows[i])));
-  if (status == HL_TIMEOUT)
-    return hl__error(error, HL_TIMEOUT, "the lock is not free");
+  if (status == HL_TIMEOUT) {
+    (void)hl__error(error, HL_TIMEOUT, "the lock is not free");
+    if (self.barred && error)
+      (void)snprintf(error->reason, sizeof error->reason,
+                     "another program keeps %s locked", session->path);
+    return HL_TIMEOUT;
+  }
   if (status == HL_CANCELLED)
     return hl__error(error, HL_CANCELLED, "the wait was interrupted");
   return status;

@@ -15,9 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* For its turn, where nobody has set a time: a transaction takes as long as the
- * disk. */
-#define TURN_MS 1000
 /* What is left of a revoked lease stays so long beyond the lease's time; and a
    record that nobody has released, refreshed or wanted since. */
 #define KEPT_MS 3600000
@@ -53,8 +50,9 @@ static hl__sqlite_session *session_of(hl_session *session) {
   return (hl__sqlite_session *)(void *)session;
 }
 
+/* For its turn: a transaction takes as long as the disk. */
 static int64_t at_least(int64_t deadline) {
-  int64_t least = hl__now_ms() + TURN_MS;
+  int64_t least = hl__answer_by(0);
   return deadline > least ? deadline : least;
 }
 
@@ -250,6 +248,39 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms,
   return status;
 }
 
+typedef struct several {
+  operation *each;
+  size_t n;
+} several;
+
+/* In one transaction; those that are not there are left out. */
+static int drop_all_in(hl__sqlite_session *session, void *context, int *status,
+                       hl_error *error) {
+  several *self = context;
+  int code = SQLITE_OK, gone;
+  (void)status;
+  for (size_t i = 0; i < self->n && code == SQLITE_OK; i++)
+    code = drop_in(session, &self->each[i], &gone, error);
+  return code;
+}
+
+static int lease_drop_all(hl_session *base, const hl_lease_terms *terms,
+                          size_t n, int64_t deadline, hl_error *error) {
+  hl__sqlite_session *session = session_of(base);
+  several self = {.each = calloc(n, sizeof *self.each), .n = n};
+  if (!self.each) return hl__error_memory(error);
+  for (size_t i = 0; i < n; i++) self.each[i].terms = &terms[i];
+  int status = hl__sqlite_write(session, drop_all_in, &self, "release leases",
+                                at_least(deadline), error);
+  for (size_t i = 0; i < n; i++) {
+    if (status == HL_OK)
+      rows_ring(session, self.each[i].packed, self.each[i].size);
+    free(self.each[i].packed);
+  }
+  free(self.each);
+  return status;
+}
+
 /* --------------------------------------------------------------- adopting */
 
 static bool is_same_rows(sqlite3_stmt *it, const hl_request *request) {
@@ -270,6 +301,11 @@ static int adopt_in(hl__sqlite_session *session, void *context, int *status,
   const hl_store_config *config = session->store->config;
   hl__sqlite_end_time end;
   sqlite3_stmt *it;
+  /* Given up while it waited for the file: somebody may have imported since. */
+  if (atomic_load(&session->interrupted)) {
+    *status = hl__error(error, HL_CANCELLED, "the import was interrupted");
+    return SQLITE_OK;
+  }
   int code = find(session, terms, &it);
   if (code == SQLITE_DONE ||
       (code == SQLITE_ROW && !is_bytes(it, SECRET, terms->secret)))
@@ -303,7 +339,7 @@ static int lease_adopt(hl_session *base, const hl_request *request,
   operation self = {.terms = request->lease, .request = request};
   int status =
       hl__sqlite_write(session_of(base), adopt_in, &self, "import a lease",
-                       at_least(request->deadline), error);
+                       hl__answer_by(request->deadline), error);
   if (status) return status;
   grant->sent_ms = self.sent_ms;
   grant->token = (uint64_t)self.number << 8;
@@ -365,7 +401,7 @@ static int lease_regrade(hl_session *base, const hl_request *request,
   if (request->upgrade) return hl__sqlite_take(session, request, grant, error);
   regrading self = {.request = request};
   int status = hl__sqlite_write(session, downgrade_in, &self, "share a lease",
-                                at_least(request->deadline), error);
+                                hl__answer_by(request->deadline), error);
   if (status == HL_OK) {
     grant->place = request->lease->place;
     rows_ring(session, self.packed, self.size);
@@ -531,7 +567,7 @@ static bool is_old(const hl__sqlite_session *session, sqlite3_stmt *it) {
   hl__sqlite_end_time end;
   hl__sqlite_column_end(it, BOOT, &end);
   return hl__sqlite_left(session->store, &end) == 0 &&
-         hl__unix_ms() - end.till_unix >= KEPT_MS;
+         hl__between_ms(end.till_unix, hl__unix_ms()) >= KEPT_MS;
 }
 
 static int sweep_in(hl__sqlite_session *session, void *context, int *status,
@@ -720,11 +756,10 @@ static bool waiter_conflicts(sqlite3_stmt *it, const hl_row *rows, size_t n) {
   return n == 0 || (blob && first_met(rows, n, blob, size) < n);
 }
 
-int hl__sqlite_holders(hl__sqlite_session *session, const hl_row *rows,
-                       size_t n, hl_holder_fn fn, void *context,
-                       hl_error *error) {
-  const hl_lease_filter filter = {.rows = rows, .n = n};
-  int status = list(session, &filter, fn, context, error);
+int hl__sqlite_holders(hl__sqlite_session *session,
+                       const hl_lease_filter *filter, hl_holder_fn fn,
+                       void *context, hl_error *error) {
+  int status = list(session, filter, fn, context, error);
   if (status) return status;
   status = read_begin(session, error);
   if (status) return status;
@@ -734,8 +769,8 @@ int hl__sqlite_holders(hl__sqlite_session *session, const hl_row *rows,
     hl_holder holder;
     if (!hl__sqlite_bytes_locked(session, HL__SQLITE_TICKETS,
                                  (uint64_t)sqlite3_column_int64(it, W_TICKET),
-                                 1) ||
-        !waiter_conflicts(it, rows, n))
+                                 1, NULL) ||
+        !waiter_conflicts(it, filter->rows, filter->n))
       continue;
     waiter_read(it, &holder);
     fn(context, &holder);
@@ -751,6 +786,7 @@ const hl_lease_ops hl__sqlite_leases = {
     .refresh = lease_refresh,
     .look = lease_look,
     .drop = lease_drop,
+    .drop_all = lease_drop_all,
     .regrade = lease_regrade,
     .adopt = lease_adopt,
     .list = lease_list,

@@ -24,6 +24,11 @@ static int place_check(const char *path, const struct stat *st,
                      "%s has several names (hard links), and programs that use "
                      "another one would not be kept out",
                      path);
+  if (hl__is_mount_point(path))
+    return hl__error(error, HL_EUNSAFE_SERVER,
+                     "the file %s is mounted by its own name, and its log would "
+                     "not be the log of those outside: mount its directory",
+                     path);
   if (statfs(path, &fs) != 0)
     return hl__error_errno(error, HL_ESTORE,
                            "cannot look what file system %s is on", path);

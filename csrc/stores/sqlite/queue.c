@@ -5,8 +5,8 @@
  * A ticket is a number, lower than all that are drawn later; the session that
  * has it keeps the byte of that number locked. Where nobody has locked the
  * byte, its process has died, or its wait has ended: nobody writes only to say
- * that he has given up. Such a ticket is in nobody's way; whoever meets it in a
- * write transaction deletes it.
+ * that he has given up. Such a ticket, and that of a session which is stopped,
+ * is in nobody's way: the next write transaction that meets it deletes it.
  */
 #include "sqlite_store.h"
 
@@ -17,8 +17,7 @@
 #define SWEEP 16
 
 static bool is_alive(const hl__sqlite_session *session, int64_t ticket) {
-  return hl__sqlite_bytes_locked(session, HL__SQLITE_TICKETS, (uint64_t)ticket,
-                                 1);
+  return hl__sqlite_is_alive(session, HL__SQLITE_TICKETS, (uint64_t)ticket);
 }
 
 /* A dead one. */

@@ -31,8 +31,8 @@ int64_t hl__sqlite_rows_at(const uint8_t *packed, size_t i, bool *exclusive) {
 void hl__sqlite_until(const hl__sqlite_store *store, int64_t now, int64_t ttl,
                       hl__sqlite_end_time *end) {
   memcpy(end->boot, store->boot, sizeof end->boot);
-  end->till = now + ttl;
-  end->till_unix = hl__unix_ms() + ttl;
+  end->till = hl__deadline(now, ttl);
+  end->till_unix = hl__deadline(hl__unix_ms(), ttl);
 }
 
 int64_t hl__sqlite_left(const hl__sqlite_store *store,
@@ -42,7 +42,8 @@ int64_t hl__sqlite_left(const hl__sqlite_store *store,
   int64_t now = same ? hl__lease_ms() : hl__unix_ms();
   if (till <= now) return 0;
   /* Whatever is written there. */
-  return till < HL_TTL_MAX || till - now < HL_TTL_MAX ? till - now : HL_TTL_MAX;
+  int64_t left = hl__between_ms(now, till);
+  return left < HL_TTL_MAX ? left : HL_TTL_MAX;
 }
 
 void hl__sqlite_bind_end(sqlite3_stmt *statement, int first,
@@ -220,5 +221,6 @@ int hl__sqlite_ticket_delete(hl__sqlite_session *session, int64_t ticket,
   sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_DELETE_WAITER);
   if (!it) return sqlite3_errcode(session->db);
   (void)sqlite3_bind_int64(it, 1, ticket);
+  hl__sqlite_beat_clear(session, HL__SQLITE_TICKETS, (uint64_t)ticket);
   return hl__sqlite_run(session, HL__SQLITE_DELETE_WAITER);
 }

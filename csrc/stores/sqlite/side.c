@@ -19,6 +19,12 @@
  *
  * Bytes. A session locks the byte of its turn (turn.c) and of its ticket
  * (queue.c) while it has it: by that the others know that it is alive.
+ *
+ * Beats. The byte of a process that was stopped stays locked. So a session
+ * writes, whenever it sleeps, the time to the word of its number, and passes a
+ * number whose word is STOPPED_MS old. Numbers that are equal modulo
+ * HL__SQLITE_BEATS share a word; a ticket is drawn so that its word is free.
+ * An earlier version leaves the word at 0, and is not passed.
  */
 #include "sqlite_store.h"
 
@@ -34,7 +40,9 @@
 #include <unistd.h>
 
 #define SUFFIX "-hierlock"
-#define SIZE 12288
+#define SIZE 24576
+/* A session at work sleeps for 50 ms at most. */
+#define STOPPED_MS 3000
 #define VERSION 1u
 _Static_assert(sizeof(hl__sqlite_side) <= SIZE, "it is mapped as a whole");
 
@@ -86,8 +94,8 @@ static int side_map(hl__sqlite_session *session, const char *path,
                                       VERSION) &&
       version != VERSION)
     return hl__error(error, HL_ESTORE,
-                     "%s is of another version of hierlock; remove it while no "
-                     "program uses it",
+                     "%s was made by another version of hierlock: see Upgrading "
+                     "in docs/operations.md",
                      path);
   return HL_OK;
 }
@@ -144,25 +152,77 @@ static struct flock byte_range(hl__sqlite_range range, uint64_t first,
                         .l_len = (off_t)n};
 }
 
-bool hl__sqlite_byte_lock(const hl__sqlite_session *session,
-                          hl__sqlite_range range, uint64_t number) {
-  struct flock lock = byte_range(range, number, 1, F_WRLCK);
-  return fcntl(session->side_fd, F_OFD_SETLK, &lock) == 0;
+static _Atomic uint32_t *beat_of(const hl__sqlite_session *session,
+                                 hl__sqlite_range range, uint64_t number) {
+  return &session->side->beats[range][number % HL__SQLITE_BEATS];
 }
 
-void hl__sqlite_byte_unlock(const hl__sqlite_session *session,
-                            hl__sqlite_range range, uint64_t number) {
+static uint32_t beat_now(void) { return (uint32_t)hl__now_ms() | 1u; }
+
+/* Not over what another one has written: the number was passed. */
+static void beat(hl__sqlite_session *session, hl__sqlite_range range) {
+  uint32_t now = beat_now();
+  uint32_t seen = atomic_load(session->beats[range]);
+  if ((seen == 0 || seen == session->beaten[range]) &&
+      atomic_compare_exchange_strong(session->beats[range], &seen, now))
+    session->beaten[range] = now;
+}
+
+bool hl__sqlite_byte_lock(hl__sqlite_session *session, hl__sqlite_range range,
+                          uint64_t number) {
+  struct flock lock = byte_range(range, number, 1, F_WRLCK);
+  if (fcntl(session->side_fd, F_OFD_SETLK, &lock) != 0) return false;
+  session->beats[range] = beat_of(session, range, number);
+  session->beaten[range] = beat_now();
+  atomic_store(session->beats[range], session->beaten[range]);
+  return true;
+}
+
+void hl__sqlite_byte_unlock(hl__sqlite_session *session, hl__sqlite_range range,
+                            uint64_t number) {
   struct flock lock = byte_range(range, number, 1, F_UNLCK);
+  uint32_t ours = session->beaten[range];
+  (void)atomic_compare_exchange_strong(session->beats[range], &ours, 0u);
+  session->beats[range] = NULL;
   (void)fcntl(session->side_fd, F_OFD_SETLK, &lock);
 }
 
 bool hl__sqlite_bytes_locked(const hl__sqlite_session *session,
-                             hl__sqlite_range range, uint64_t first,
-                             uint64_t n) {
+                             hl__sqlite_range range, uint64_t first, uint64_t n,
+                             uint64_t *which) {
   struct flock lock = byte_range(range, first, n, F_WRLCK);
   if (n == 0) return false; /* it would mean: to the end */
-  return fcntl(session->side_fd, F_OFD_GETLK, &lock) == 0 &&
-         lock.l_type != F_UNLCK;
+  if (fcntl(session->side_fd, F_OFD_GETLK, &lock) != 0 ||
+      lock.l_type == F_UNLCK)
+    return false;
+  if (which) *which = (uint64_t)(lock.l_start - places[range]);
+  return true;
+}
+
+bool hl__sqlite_is_stopped(const hl__sqlite_session *session,
+                           hl__sqlite_range range, uint64_t number) {
+  uint32_t beat = atomic_load(beat_of(session, range, number));
+  return beat != 0 && (int32_t)(beat_now() - beat) > STOPPED_MS;
+}
+
+bool hl__sqlite_is_alive(const hl__sqlite_session *session,
+                         hl__sqlite_range range, uint64_t number) {
+  return hl__sqlite_bytes_locked(session, range, number, 1, NULL) &&
+         !hl__sqlite_is_stopped(session, range, number);
+}
+
+int64_t hl__sqlite_beat_free(const hl__sqlite_session *session,
+                             int64_t number) {
+  for (unsigned i = 0; i < HL__SQLITE_BEATS; i++)
+    if (atomic_load(beat_of(session, HL__SQLITE_TICKETS,
+                            (uint64_t)number + i)) == 0)
+      return number + i;
+  return number;
+}
+
+void hl__sqlite_beat_clear(const hl__sqlite_session *session,
+                           hl__sqlite_range range, uint64_t number) {
+  atomic_store(beat_of(session, range, number), 0u);
 }
 
 /* ------------------------------------------------------------------ bells */
@@ -181,11 +241,13 @@ void hl__sqlite_ring(hl__sqlite_bell *bell) {
   if (atomic_load(&bell->sleepers) != 0) bell_ring(bell);
 }
 
-void hl__sqlite_sleep(const hl__sqlite_session *session, hl__sqlite_bell *bell,
+void hl__sqlite_sleep(hl__sqlite_session *session, hl__sqlite_bell *bell,
                       uint32_t seen, int64_t until) {
   const hl_store_config *config = session->store->config;
   struct timespec end = {.tv_sec = (time_t)(until / 1000),
                          .tv_nsec = (long)(until % 1000) * 1000000};
+  for (int range = 0; range < HL__SQLITE_RANGES; range++)
+    if (session->beats[range]) beat(session, (hl__sqlite_range)range);
   if (config->wait_begin) config->wait_begin();
   (void)syscall(SYS_futex, &bell->events, FUTEX_WAIT_BITSET, seen, &end, NULL,
                 FUTEX_BITSET_MATCH_ANY);

@@ -150,11 +150,11 @@ static void interrupt(hl_session *base) {
   hl__sqlite_interrupt(session_of(base));
 }
 
-static int holders(hl_session *base, const hl_row *rows, size_t n,
-                   const char *names, hl_holder_fn fn, void *context,
+static int holders(hl_session *base, const hl_lease_filter *filter,
+                   hl_holder_fn fn, void *context, int64_t deadline,
                    hl_error *error) {
-  (void)names;
-  return hl__sqlite_holders(session_of(base), rows, n, fn, context, error);
+  (void)deadline;
+  return hl__sqlite_holders(session_of(base), filter, fn, context, error);
 }
 
 const hl_store_ops hl_store_sqlite = {

@@ -40,8 +40,9 @@
  *   3. A request that has to wait draws a ticket, and locks the byte of that
  * number in the side file. It is granted once no lease and no living earlier
  * ticket is in its way. It holds nothing before: there is no deadlock. The
- * kernel unlocks the byte of a process that dies, however it dies; whoever
- * meets such a ticket deletes it.
+ * kernel unlocks the byte of a process that dies, however it dies. A request
+ * that meets such a ticket deletes it, and so it does with that of a process
+ * which was stopped for 3 s: that one draws another when it goes on.
  *   4. What is in the side file is for order and for bells. Where it is lost or
  * damaged, requests wait longer, or in another order; rule 1 is not concerned.
  */
@@ -72,6 +73,15 @@ typedef struct hl__sqlite_bell {
 
 #define HL__SQLITE_BELLS 1000u
 
+/* Lines in which numbers stand: those who write, and tickets. */
+typedef enum hl__sqlite_range {
+  HL__SQLITE_TURNS,
+  HL__SQLITE_TICKETS,
+  HL__SQLITE_RANGES
+} hl__sqlite_range;
+
+#define HL__SQLITE_BEATS 2048u
+
 typedef struct hl__sqlite_side {
   _Atomic uint32_t version; /* of this structure */
   hl__sqlite_bell turn;     /* rung when a write transaction has ended */
@@ -79,6 +89,10 @@ typedef struct hl__sqlite_side {
   _Atomic uint64_t
       turn_waiters; /* how many wait for it; above them a version */
   hl__sqlite_bell bells[HL__SQLITE_BELLS]; /* by key */
+  /* Versions before had zeros from here on. Turns before this one were passed. */
+  _Atomic uint64_t turns_from;
+  /* By number: when its session was last seen at work, in ms; 0: not known. */
+  _Atomic uint32_t beats[HL__SQLITE_RANGES][HL__SQLITE_BEATS];
 } hl__sqlite_side;
 
 typedef struct hl__sqlite_store {
@@ -140,6 +154,9 @@ struct hl__sqlite_session {
   bool full; /* there was no space for what was written last */
   /* On which it sleeps; NULL: it does not. Set by the session's thread. */
   hl__sqlite_bell *_Atomic asleep;
+  /* Of the numbers that it has: what it says by, and what it said last. */
+  _Atomic uint32_t *beats[HL__SQLITE_RANGES];
+  uint32_t beaten[HL__SQLITE_RANGES];
   /* Between hl__sqlite_enter and leave the session's thread's; else that of a
      thread that forks. NULL: closed, by a fork or as it was of no more use. */
   sqlite3 *db;
@@ -217,19 +234,30 @@ void hl__sqlite_side_unmap(hl__sqlite_side *side);
 /* Whether others who come now open the same one. */
 bool hl__sqlite_side_stands(const hl__sqlite_session *session);
 
-/* Byte locks of the session's; each is one number's. False: another has it. */
-typedef enum hl__sqlite_range {
-  HL__SQLITE_TURNS,
-  HL__SQLITE_TICKETS
-} hl__sqlite_range;
-bool hl__sqlite_byte_lock(const hl__sqlite_session *session,
-                          hl__sqlite_range range, uint64_t number);
-void hl__sqlite_byte_unlock(const hl__sqlite_session *session,
-                            hl__sqlite_range range, uint64_t number);
-/* Whether another session has locked any of n numbers from the first on. */
+/* Byte locks of the session's, at most one of each range; each is one number's.
+   False: another has it. From here to the unlocking hl__sqlite_sleep says that
+   the session is at work. */
+bool hl__sqlite_byte_lock(hl__sqlite_session *session, hl__sqlite_range range,
+                          uint64_t number);
+void hl__sqlite_byte_unlock(hl__sqlite_session *session, hl__sqlite_range range,
+                            uint64_t number);
+/* Whether another session has locked any of n numbers from the first on; *which:
+   one of them, unless NULL. */
 bool hl__sqlite_bytes_locked(const hl__sqlite_session *session,
-                             hl__sqlite_range range, uint64_t first,
-                             uint64_t n);
+                             hl__sqlite_range range, uint64_t first, uint64_t n,
+                             uint64_t *which);
+/* Whether the session that has the number is stopped: for so long it has not
+   said that it is at work. */
+bool hl__sqlite_is_stopped(const hl__sqlite_session *session,
+                           hl__sqlite_range range, uint64_t number);
+/* Whether it has the byte, and is not stopped. */
+bool hl__sqlite_is_alive(const hl__sqlite_session *session,
+                         hl__sqlite_range range, uint64_t number);
+/* The first number from this one on which no other shares its beat. */
+int64_t hl__sqlite_beat_free(const hl__sqlite_session *session, int64_t number);
+/* The number is nobody's any more. */
+void hl__sqlite_beat_clear(const hl__sqlite_session *session,
+                           hl__sqlite_range range, uint64_t number);
 
 hl__sqlite_bell *hl__sqlite_bell_of(const hl__sqlite_session *session,
                                     int64_t key);
@@ -238,7 +266,7 @@ hl__sqlite_bell *hl__sqlite_bell_of(const hl__sqlite_session *session,
 void hl__sqlite_ring(hl__sqlite_bell *bell);
 /* The session's thread sleeps until the bell's word is not `seen` any more,
    until `until` (hl__now_ms), or less. */
-void hl__sqlite_sleep(const hl__sqlite_session *session, hl__sqlite_bell *bell,
+void hl__sqlite_sleep(hl__sqlite_session *session, hl__sqlite_bell *bell,
                       uint32_t seen, int64_t until);
 /* From any thread: ends the session's sleep, and its wait. */
 void hl__sqlite_interrupt(hl__sqlite_session *session);
@@ -365,8 +393,8 @@ int hl__sqlite_regrade(hl__sqlite_session *session, const hl_request *request,
                        hl_error *error);
 /* Now and then: deletes what has ended long ago. */
 void hl__sqlite_sweep(hl__sqlite_session *session);
-int hl__sqlite_holders(hl__sqlite_session *session, const hl_row *rows,
-                       size_t n, hl_holder_fn fn, void *context,
-                       hl_error *error);
+int hl__sqlite_holders(hl__sqlite_session *session,
+                       const hl_lease_filter *filter, hl_holder_fn fn,
+                       void *context, hl_error *error);
 
 #endif

@@ -2,7 +2,8 @@
  * turn.c - write transactions. SQLite has one at a time, and lets those who
  * come meanwhile try again; who of them is next is chance. So they stand in
  * line: whoever finds others draws a number, locks its byte, and tries when
- * nobody who lives has a lower one. Whoever ends a transaction rings.
+ * nobody who lives has a lower one. Whoever ends a transaction rings. Numbers
+ * up to that of a session which is stopped in line are passed.
  *
  * A transaction of ours takes microseconds, and as long as the disk takes for
  * what is to survive a power failure. A process that is stopped in the middle
@@ -22,15 +23,32 @@
 #define VERSION_ONE (UINT64_C(1) << 32)
 #define COUNT (VERSION_ONE - 1)
 
-/* Whether somebody stands in line. Each change of the count is made while a
-   byte is locked; so where none is locked nobody is at it, and whoever is
-   counted was killed. */
+/* Numbers in line are below it. */
+#define TURNS_END (UINT64_C(1) << 56)
+
+/* Whether a session at work is in line before `number`. Passes those that are
+   stopped. */
+static bool others(const hl__sqlite_session *session, uint64_t number) {
+  _Atomic uint64_t *from = &session->side->turns_from;
+  uint64_t least = atomic_load(from), which;
+  while (least < number &&
+         hl__sqlite_bytes_locked(session, HL__SQLITE_TURNS, least,
+                                 number - least, &which)) {
+    if (!hl__sqlite_is_stopped(session, HL__SQLITE_TURNS, which)) return true;
+    if (atomic_compare_exchange_strong(from, &least, which + 1))
+      least = which + 1;
+  }
+  return false;
+}
+
+/* Whether a session stands in line. Each change of the count is made while a
+   byte is locked; so where none is locked, what is counted was killed. A
+   session that was passed may make the count wrong, until it is set right here. */
 static bool crowded(const hl__sqlite_session *session) {
   hl__sqlite_side *side = session->side;
   uint64_t seen = atomic_load(&side->turn_waiters);
   if ((seen & COUNT) == 0) return false;
-  if (hl__sqlite_bytes_locked(session, HL__SQLITE_TURNS, 0, UINT64_C(1) << 56))
-    return true;
+  if (others(session, TURNS_END)) return true;
   uint64_t healed = (seen & ~COUNT) + VERSION_ONE;
   (void)atomic_compare_exchange_strong(&side->turn_waiters, &seen, healed);
   return false;
@@ -75,7 +93,7 @@ static int stand_in_line(hl__sqlite_session *session, uint64_t number,
   (void)atomic_fetch_add(&bell->sleepers, 1u);
   for (;;) {
     uint32_t seen = atomic_load(&bell->events);
-    bool first = !hl__sqlite_bytes_locked(session, HL__SQLITE_TURNS, 0, number);
+    bool first = !others(session, number);
     status = first ? try_begin(session, error) : HL_TIMEOUT;
     if (status != HL_TIMEOUT) break;
     if (cancellable && atomic_load(&session->interrupted)) {
@@ -99,7 +117,7 @@ int hl__sqlite_begin(hl__sqlite_session *session, int64_t deadline,
   hl__sqlite_side *side = session->side;
   int status = crowded(session) ? HL_TIMEOUT : try_begin(session, error);
   if (status != HL_TIMEOUT) return status;
-  uint64_t number = atomic_fetch_add(&side->turns, 1u) % (UINT64_C(1) << 56);
+  uint64_t number = atomic_fetch_add(&side->turns, 1u) % TURNS_END;
   bool locked = hl__sqlite_byte_lock(session, HL__SQLITE_TURNS, number);
   if (locked) (void)atomic_fetch_add(&side->turn_waiters, VERSION_ONE + 1);
   status = stand_in_line(session, number, deadline, cancellable, error);

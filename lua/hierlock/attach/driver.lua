@@ -4,6 +4,10 @@
 -- server who spoke. For MySQL no errno means that the connection is of no use any more. `affected_rows` of
 -- what is returned: how many rows a statement has written, as the driver counts. wait: ms for which the
 -- server may be silent. LuaSQL's rows are lists, unless `shape` is "a": by name. Internal.
+--
+-- A driver of OpenResty's that gives up waiting leaves the connection open, and the answer still comes: the next
+-- question would get it. So whenever the server has not answered, the connection is closed. The driver's own next query
+-- fails then, and no pool takes the connection.
 
 local driver = {}
 
@@ -87,25 +91,37 @@ end
 
 -- --------------------------------------------------------- of OpenResty
 
+-- Closes a connection on which an answer may still be on its way. close: the name of the driver's method.
+local function drop(db, close)
+  local ok, closed = pcall(db[close], db)
+  if not (ok and closed) and db.sock then pcall(db.sock.close, db.sock) end
+end
+
 function driver.resty_mysql(db, socket_timeout)
   return patient(function(sql)
     local rows, message, errno, sqlstate = db:query(sql)
     if rows then return rows end
+    if not errno then drop(db, "close") end
     return nil, message, errno, sqlstate
   end, function(ms) db:set_timeout(ms) end, socket_timeout)
 end
 
+--- Its query, and what closes the connection.
 function driver.pgmoon(db, socket_timeout)
+  local function close() drop(db, "disconnect") end
   return patient(function(sql)
-    local result, message = db:query(sql)
+    local result, message, _, answered = db:query(sql)
     if not result then
       message = tostring(message)
-      return nil, postgresql_message(message), nil, not message:find("^%u+:") and "08006" or nil
+      -- Behind a message of the server, in whatever language, it says how many statements were carried out.
+      if answered then return nil, postgresql_message(message) end
+      close()
+      return nil, message, nil, "08006"
     end
     -- Of several statements it is a list of results, and `message` their number.
     if type(message) == "number" and message > 1 then result = result[message] end
     return result
-  end, function(ms) db:settimeout(ms) end, socket_timeout)
+  end, function(ms) db:settimeout(ms) end, socket_timeout), close
 end
 
 return driver

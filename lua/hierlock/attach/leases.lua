@@ -6,9 +6,10 @@
 
 local leases = {}
 
--- What stands before the levels in the record of a space with leases, and rows of the gate: as in
--- hierlock.command.space.
-local MARK, GATES = "leases:", 65536
+-- What stands before the levels in the record of a space with leases: as in hierlock.command.space.
+local MARK = "leases:"
+-- The level of a gate's row in what the statement of a plan returns.
+local GATE = -1
 
 --- What hier_lock_meta says of the levels, and whether the space has leases.
 function leases.read(levels)
@@ -19,38 +20,17 @@ end
 --- What the names of a space's tables begin with.
 function leases.stem(name) return (name:gsub("_buckets$", "")) end
 
-local function shared(self) return self.dialect == "mariadb" and "LOCK IN SHARE MODE" or "FOR SHARE" end
-
 --- The table of the buckets.
 function leases.rows(name, leased) return leased and leases.stem(name) .. "_nodes" or name end
 
--- The gates of a plan's roots, each once.
-local function gates(self, plan)
-  local list = {}
-  for _, row in ipairs(plan:rows()) do
-    if row.level > 0 then break end
-    local gate = self.buckets <= GATES and row.bucket or math.floor(row.bucket * GATES / self.buckets)
-    if list[#list] ~= gate then list[#list + 1] = gate end
-  end
-  return list
-end
-
---- The parts of the lock statement that read the gate, behind all others; and how many. Each returns -1, or
--- -2 where there may be leases.
-function leases.sql(self, plan)
-  local parts, list = {}, gates(self, plan)
-  for i, gate in ipairs(list) do
-    parts[i] = (" UNION ALL (SELECT -1-n,g FROM %s_gate WHERE g=%d %s)"):format(leases.stem(self.table), gate, shared(self))
-  end
-  return table.concat(parts), #list
-end
-
---- Whether the rows of the lock statement say that there may be some. field(row, position, name)
-function leases.possible(rows, field)
+--- Whether `plan:verify` missed nothing but gates: all bucket rows came back, and there may be leases.
+-- field(row, position, name)
+function leases.possible(rows, plan, field)
+  local buckets = 0
   for _, row in ipairs(rows) do
-    if tonumber(field(row, 1, "level")) == -2 then return true end
+    if tonumber(field(row, 1, "level")) ~= GATE then buckets = buckets + 1 end
   end
-  return false
+  return buckets == #plan:rows()
 end
 
 -- How long a lease lasts, in microseconds, as SQL. UTC_TIMESTAMP is what the program has set by SET timestamp,
@@ -59,16 +39,18 @@ end
 local LASTS = "GREATEST(TIMESTAMPDIFF(MICROSECOND,UTC_TIMESTAMP(6),l.till)," ..
   "TIMESTAMPDIFF(MICROSECOND,UTC_TIMESTAMP(6),l.till)-TIMESTAMPDIFF(MICROSECOND,NOW(6),SYSDATE(6)))"
 
---- Looks. query(sql) returns rows, or nil and what the driver says. Deletes those whose time is up, in the
--- program's transaction. True; false: one is in the way; nil, and what the driver says.
-function leases.pass(self, plan, query, field)
+--- Looks, at the rows that `sql`, the statement of a plan, has locked. query(sql) returns rows, or nil and what the driver
+-- says. Deletes those whose time is up, in the program's transaction. True; false: one is in the way; nil, and what the
+-- driver says.
+function leases.pass(self, sql, query, field)
   local stem = leases.stem(self.table)
+  local shared = self.dialect == "mariadb" and "LOCK IN SHARE MODE" or "FOR SHARE"
   -- Each by itself: a scan of several would lock the records beside them, too, in REPEATABLE READ.
   local looks = {}
-  for i, row in ipairs(plan:rows()) do
-    looks[i] = ("(SELECT HEX(l.id) AS id,%s AS lasts FROM %s_leased r STRAIGHT_JOIN %s_leases l ON l.id=r.id " ..
-      "WHERE r.level=%d AND r.bucket=%d%s %s)"):format(LASTS, stem, stem, row.level, row.bucket,
-      row.mode == "shared" and " AND r.x=1" or "", shared(self))
+  for level, bucket, lock in sql:gmatch "level=(-?%d+) AND bucket=(%d+) (%u+ %u+)" do
+    looks[#looks + 1] = ("(SELECT HEX(l.id) AS id,%s AS lasts FROM %s_leased r STRAIGHT_JOIN %s_leases l ON l.id=r.id " ..
+      "WHERE r.level=%s AND r.bucket=%s%s %s)"):format(LASTS, stem, stem, level, bucket,
+      lock == "FOR UPDATE" and "" or " AND r.x=1", shared)
   end
   local rows, message, errno, sqlstate = query(table.concat(looks, " UNION ALL "))
   if not rows then return nil, message, errno, sqlstate end

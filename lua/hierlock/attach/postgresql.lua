@@ -26,9 +26,16 @@ local HINTS = {
 
 local NO_TRANSACTION = "no transaction is open, and a lock ends with its transaction: BEGIN first"
 
--- What the driver said, as an err; code: where it is known better.
-local function fail(message, target, code)
+-- What a driver says that has had no answer, and has closed the connection.
+local GONE = "08006"
+
+-- What the driver said, as an err; code: where it is known better. `sqlstate` is 08006 where the driver has closed the
+-- connection, whatever the message.
+local function fail(message, target, code, sqlstate)
   local hint = ""
+  if sqlstate == GONE then
+    return core.failure("connection", message .. "; the transaction is gone with the connection", nil, nil, target)
+  end
   for text, known in pairs(CODES) do
     if message:find(text, 1, true) then
       code, hint = code or known, HINTS[text] or ""
@@ -47,23 +54,36 @@ end
 -- Drivers give it as it came, or as what it means.
 local function is_true(value) return value == true or value == "t" end
 
--- The schema is named: the program's search_path may have functions of the same names, of somebody else.
+-- The schema is named: the program's search_path may have functions of the same names, of somebody else. c7: a question has
+-- a number, so that the answer to another one is known as such.
 local LOOK = "SAVEPOINT hierlock;SELECT pg_catalog.current_setting('statement_timeout') AS c1," ..
   "pg_catalog.current_setting('lock_timeout') AS c2,pg_catalog.pg_is_in_recovery() AS c3," ..
   "pg_catalog.current_setting('server_version_num') AS c4,pg_catalog.version() AS c5," ..
-  core.postgresql_multiple .. " AS c6"
+  core.postgresql_multiple .. " AS c6,%d AS c7"
 local UNDO = "ROLLBACK TO SAVEPOINT hierlock;RELEASE SAVEPOINT hierlock"
 
+local asked = 0
+
 -- Begins the savepoint. Returns the session's limits, or nil, err.
-local function begin(run)
-  local rows, message = run(LOOK)
+local function begin(run, drop)
+  asked = asked + 1
+  local rows, message, _, sqlstate = run(LOOK:format(asked))
   if not rows then
+    if sqlstate == GONE then return fail(message, nil, nil, sqlstate) end
     -- 25P01, and 25P02, which says so itself
     if message:find("SAVEPOINT", 1, true) then core.misuse(NO_TRANSACTION) end
-    local stands = run("SELECT 1")
-    return fail(message, nil, not stands and not message:find("transaction", 1, true) and "connection" or nil)
+    -- The server quotes what is no statement, in a transaction that has failed, too.
+    local quoted = "hierlock_question_" .. asked
+    local _, said = run(quoted)
+    if tostring(said):find(quoted, 1, true) then return fail(message) end
+    drop()
+    return fail(message, nil, nil, GONE)
   end
-  local row = rows[1]
+  local row = type(rows) == "table" and rows[1]
+  if type(row) ~= "table" or tonumber(column(row, 7)) ~= asked then
+    drop()
+    return fail("the answer is that to an earlier question, and the connection was closed", nil, nil, GONE)
+  end
   local safe, err = core.judge_postgresql {
     version = column(row, 5), number = tonumber(column(row, 4)),
     standby = is_true(column(row, 3)), multiple = is_true(column(row, 6)),
@@ -78,9 +98,9 @@ end
 local GATE = core.postgresql_gate .. " AS c2,pg_catalog.current_setting('transaction_isolation') AS c3"
 local HIDDEN = "pg_catalog.row_security_active('public.hier_lock_lease_rows'::pg_catalog.text) OR " ..
   "pg_catalog.row_security_active('public.hier_lock_leases'::pg_catalog.text)"
-local LEASE = "SELECT 1 AS c1 FROM public.hier_lock_lease_rows r JOIN public.hier_lock_leases l ON l.id OPERATOR(pg_catalog.=) r.id " ..
-  "WHERE r.key OPERATOR(pg_catalog.=) ANY('{%s}'::pg_catalog.int8[]) " ..
-  "AND (r.exclusive OR r.key OPERATOR(pg_catalog.=) ANY('{%s}'::pg_catalog.int8[])) LIMIT 1"
+local OF_LEASES = "SELECT 1 AS c1 FROM public.hier_lock_lease_rows r JOIN public.hier_lock_leases l ON l.id OPERATOR(pg_catalog.=) r.id " ..
+  "WHERE r.key OPERATOR(pg_catalog.=) ANY('{%s}'::pg_catalog.int8[])"
+local LEASE = OF_LEASES .. " AND r.exclusive UNION ALL " .. OF_LEASES .. " LIMIT 1"
 local PAUSE = 0.02 -- s between two looks
 
 -- The keys of a plan's statement, and those that it takes exclusively.
@@ -126,11 +146,32 @@ local function try_sql(sql)
   return "SELECT CASE" .. table.concat(list) .. " ELSE 0 END AS c1," .. GATE
 end
 
+-- What was asked for is not locked: undoes the rest of it, and says why.
+local function refuse(run, outcome, describe, target)
+  -- The server's clock counts by its own milliseconds.
+  local ms, took = outcome.ms, math.ceil((core.now() - outcome.started) * 1000) + 1
+  if not run(UNDO) then return fail(outcome.message or "the transaction is gone", target, "connection") end
+  if ms == 0 and outcome.rows then
+    return core.failure("timeout", describe .. " is locked; tried once; roll back", nil, nil, target)
+  elseif ms > 0 and (took >= ms or outcome.leased) then
+    return core.failure("timeout", ("%s was not granted within %.3f s; roll back"):format(describe, ms / 1000),
+      nil, nil, target)
+  end
+  return fail(outcome.message, target)
+end
+
 --- Locks the rows of a plan until the transaction ends. ms: of the wait; 0: tries once. describe: what is
--- to be locked, for people. run: the driver's. Returns true, or nil, err.
-function postgresql.take(run, plan, ms, describe, target)
-  local before, err = begin(run)
+-- to be locked, for people. driver: `run`, and `drop`, which closes the connection. Returns true, or nil, err. Once the
+-- driver has had no answer, nothing more is asked.
+function postgresql.take(driver, plan, ms, describe, target)
+  local before, err = begin(driver.run, driver.drop)
   if not before then return nil, err end
+  local gone
+  local function run(text, wait)
+    local rows, message, _, sqlstate = driver.run(text, wait)
+    if sqlstate == GONE then gone = sqlstate end
+    return rows, message
+  end
   ms = math.min(ms, LONGEST)
   local sql = plan:sql "postgresql"
   local started = core.now()
@@ -148,18 +189,10 @@ function postgresql.take(run, plan, ms, describe, target)
       ("SET LOCAL statement_timeout='%s';SET LOCAL lock_timeout='%s';RELEASE SAVEPOINT hierlock"):format(
         before[1], before[2]))
     if rows then return true end
-    return fail(message, target, "lost")
+    return fail(message, target, "lost", gone)
   end
-  -- The server's clock counts by its own milliseconds.
-  local took = math.ceil((core.now() - started) * 1000) + 1
-  if not run(UNDO) then return fail(message or "the transaction is gone", target, "connection") end
-  if ms == 0 and rows then
-    return core.failure("timeout", describe .. " is locked; tried once; roll back", nil, nil, target)
-  elseif ms > 0 and (took >= ms or leased) then
-    return core.failure("timeout", ("%s was not granted within %.3f s; roll back"):format(describe, ms / 1000),
-      nil, nil, target)
-  end
-  return fail(message, target)
+  if gone then return fail(message, target, nil, gone) end
+  return refuse(run, { rows = rows, message = message, leased = leased, ms = ms, started = started }, describe, target)
 end
 
 return postgresql

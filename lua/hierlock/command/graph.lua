@@ -152,10 +152,11 @@ function graph.run(arguments)
   end
   manager, err = lookup.open(arguments, "graph")
   if not manager then return nil, err end
-  found, err = lookup.holders(manager, target)
+  local unseen
+  found, unseen = lookup.holders(manager, target)
   if found then waits.find(manager, found) end
   manager:close()
-  if not found then return nil, err end
+  if not found then return nil, unseen end
   local file, done = arguments.output
   local format = file and (file:match "%.(%w+)$" or ""):lower()
   if not file then
@@ -165,6 +166,7 @@ function graph.run(arguments)
   else
     done, err = write(graph.dot(found), file)
   end
+  if done and unseen then return nil, unseen end
   return done and 0, err
 end
 

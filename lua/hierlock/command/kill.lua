@@ -59,7 +59,7 @@ local function is_named(arguments, holder)
   return not arguments.owner or (holder.owner or holder.application) == arguments.owner
 end
 
--- What is held now of that which the arguments name; nil, err.
+-- What is held now of that which the arguments name, and as lookup.holders the err that says why that may not be all; nil, err.
 local function find(manager, arguments, target)
   local all, err = lookup.holders(manager, target)
   if not all then return nil, err end
@@ -67,13 +67,14 @@ local function find(manager, arguments, target)
   for _, holder in ipairs(waits.find(manager, all)) do
     if is_named(arguments, holder) then found[#found + 1] = holder end
   end
-  return found
+  return found, err
 end
 
--- The same lock or lease again, and not what its session has locked since.
+-- The same lock or lease again, and not what its session has locked since. A session of which no more is known than the
+-- beginning of its transaction shows a row only while somebody waits for it.
 local function is_same(a, b)
   if a.id or b.id then return a.id == b.id end
-  return a.session == b.session and a.pid == b.pid and a.host == b.host and a.path == b.path and a.since == b.since
+  return waits.same_session(a, b) and a.since == b.since and (a.path == b.path or (a.since and not a.pid))
 end
 
 local function is_among(holder, list)
@@ -209,8 +210,11 @@ local function end_each(run, listed, watch)
   for _, holder in ipairs(listed) do
     if watch.look() then break end
     if uv.hrtime() / 1e6 - looked > PAUSE then
-      now, failed = find(run.manager, run.arguments, run.target)
-      if not now then break end
+      now, err = find(run.manager, run.arguments, run.target)
+      if not now then
+        failed = err
+        break
+      end
       looked = uv.hrtime() / 1e6
     end
     if is_told(run, holder) then
@@ -277,6 +281,7 @@ function kill.run(arguments)
   wanted.path = (core.dsn(arguments.dsn) or {}).path
   listed, err = find(manager, arguments, target)
   if not listed then return nil, err end
+  if #listed == 0 and err then return nil, err end
   if #listed == 0 then
     ok, err = terminal.write "no lock ended: there was none\n"
     return ok and NONE, err
@@ -288,6 +293,8 @@ function kill.run(arguments)
   watch.close()
   manager:close()
   if not ran then error(status, 0) end
+  -- A session that was named is seen as a whole; what else holds the target, or is the owner's, may not be.
+  if status == 0 and err and not arguments.session then return nil, err end
   return status, failure
 end
 

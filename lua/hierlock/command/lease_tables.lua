@@ -20,6 +20,8 @@ CREATE TABLE IF NOT EXISTS public.hier_lock_leases (
 CREATE TABLE IF NOT EXISTS public.hier_lock_lease_rows (
   key bigint NOT NULL, exclusive boolean NOT NULL, id uuid NOT NULL, PRIMARY KEY (key, id));
 CREATE INDEX IF NOT EXISTS hier_lock_lease_rows_id ON public.hier_lock_lease_rows (id);
+-- Who locks below a node looks for those alone: of shared rows the node has as many as there are leases below it.
+CREATE INDEX IF NOT EXISTS hier_lock_lease_rows_exclusive ON public.hier_lock_lease_rows (key) WHERE exclusive;
 -- 2: there may be leases; 1: there are none. Whoever is about to record one has this lock, shared.
 CREATE SEQUENCE IF NOT EXISTS public.hier_lock_gate MINVALUE 1 MAXVALUE 2;
 SELECT pg_advisory_xact_lock(1751999844, 1952409963);

@@ -118,16 +118,18 @@ end
 
 local function sorted(ok, found, err)
   if not ok then return lookup.misuse(found) end
+  found = found or err.holders
   if not found then return nil, err end
   for _, lease in ipairs(found) do lease.place = place(lease) end
   table.sort(found, before)
-  return found
+  return found, err
 end
 
 --- The leases that the filter lets through, sorted by target; nil, err.
 function lookup.find(manager, filter) return sorted(pcall(manager.leases, manager, filter)) end
 
 --- Those who hold or await what keeps others from the target, or anything, where it is nil; sorted likewise; nil, err.
+-- Where the store shows only some of them: these, and the err that says why.
 function lookup.holders(manager, target)
   local found, err
   if target then
@@ -136,6 +138,7 @@ function lookup.holders(manager, target)
     found, err = sorted(true, manager:holders())
   end
   for _, holder in ipairs(found or {}) do
+    holder.mode = holder.mode or "unknown"
     -- It has none yet, though some stores know already what it will be.
     if holder.waiting then holder.kind, holder.id, holder.remaining = nil, nil, nil end
   end

@@ -26,6 +26,8 @@ local STATUS = {
   unsupported = CONFIGURATION,
   privilege = NO_PERMISSION,
 }
+-- A privilege that is missing, whatever came of it: MySQL's for a table, a column, a routine, and any; PostgreSQL's.
+local DENIED = { [1044] = true, [1142] = true, [1143] = true, [1227] = true, [1370] = true, ["42501"] = true }
 
 local function leave(status, message)
   if message then io.stderr:write("hierlock: ", message, "\n") end
@@ -45,6 +47,8 @@ end
 -- loop's own, with which libuv aborts. So each gets one that fails as a closed one does.
 local NO_ENTRY = 2 -- ENOENT
 local kept = {}
+-- What LuaRocks' loader has opened, and left to the collector, may have such a number, and would lose it later.
+collectgarbage()
 for fd = 0, 2 do
   -- There: it is no directory, or it is one, and is opened. In order, as the least that is free is taken.
   local file, _, number = io.open(("/proc/self/fd/%d/."):format(fd))
@@ -109,7 +113,8 @@ if named.tail then arguments[named.tail] = tail end
 local ok, status, err = xpcall(function() return named.run(arguments) end, traceback)
 if not ok then leave(status == INTERRUPTED and status or SOFTWARE, status ~= INTERRUPTED and status or nil) end
 if not status then
-  local refused = err.code == "connection" and not err.retryable
+  local refused = err.code == "connection" and not err.retryable or DENIED[err.errno] or DENIED[err.sqlstate] or
+    err.message:find "NOPERM" -- Redis
   leave(refused and NO_PERMISSION or STATUS[err.code] or SOFTWARE, err.message)
 end
 leave(status)

@@ -3,6 +3,7 @@
 local json = require "hierlock.command.json"
 local listing = require "hierlock.command.listing"
 local lookup = require "hierlock.command.lookup"
+local quarantine = require "hierlock.command.quarantine"
 local terminal = require "hierlock.command.terminal"
 local waits = require "hierlock.command.waits"
 
@@ -53,7 +54,7 @@ local function encode(encoder, found)
 end
 
 function ps.run(arguments)
-  local target, encoder, manager, found, err
+  local target, encoder, manager, wanted, found, err
   if arguments.target then
     target, err = lookup.target(arguments.target)
     if not target then return nil, err end
@@ -62,13 +63,15 @@ function ps.run(arguments)
     encoder, err = json.encoder()
     if not encoder then return nil, err end
   end
-  manager, err = lookup.open(arguments, "ps")
-  if not manager then return nil, err end
-  found, err = lookup.holders(manager, target)
+  manager, wanted = lookup.open(arguments, "ps")
+  if not manager then return nil, wanted end
+  local unseen
+  found, unseen = lookup.holders(manager, target)
   if found then waits.find(manager, found) end
   manager:close()
-  if not found then return nil, err end
-  local ok = true
+  if not found then return nil, unseen end
+  local ok, notice = true, quarantine.watch(wanted, "hierlock ps")()
+  if notice then io.stderr:write(notice, "\n") end
   if encoder then
     ok, err = terminal.write(encode(encoder, found))
   elseif #found > 0 then
@@ -76,6 +79,7 @@ function ps.run(arguments)
   elseif terminal.shows() then
     io.stderr:write "nobody holds or waits\n"
   end
+  if unseen then return nil, unseen end
   return ok and 0, err
 end
 

@@ -2,7 +2,9 @@
 -- else can hold what it relies on, and its exit status is passed on.
 
 local uv = require "luv"
+local core = require "hierlock.core"
 local lookup = require "hierlock.command.lookup"
+local subject_of = require "hierlock.command.examine.subject"
 
 local unpack = table.unpack or unpack -- luacheck: ignore
 
@@ -17,6 +19,7 @@ local run = {
 -- Rarely used by commands; of <sysexits.h>: EX_TEMPFAIL, EX_PROTOCOL. And the shells' for a signal.
 local NOT_ACQUIRED, LOST, SIGNALLED = 75, 76, 128
 local GRACE, HOLD_TIMEOUT = 5, 30 -- s
+local TIMEOUT, PAUSE_MS = 50, 200 -- s; between two tries to reach a store
 local LOOK_MS = 100 -- between two looks whether the locks are held
 -- What cannot be passed on is missing: the other stop signals stop us together with the command, or only us.
 local PASSED = { "sighup", "sigint", "sigquit", "sigterm", "sigusr1", "sigusr2", "sigalrm", "sigwinch", "sigcont" }
@@ -53,6 +56,7 @@ function run.options(parser)
     :argname "SECONDS":convert(lookup.seconds("--timeout", 0, true))
   parser:option("--ttl", "Take a lease, which outlives this process by so many seconds; it is refreshed while the command runs.")
     :argname "SECONDS":convert(lookup.seconds("--ttl", 0.001))
+  parser:flag("--keep-dsn", "Leave $HIERLOCK_DSN, which may have a password, to the command.")
   parser:flag("--shared", "Lock for readers: others may hold the same.")
   parser:option("--label", "Shown to those who look who holds the locks. Default: the command's name."):argname "TEXT"
   parser:option("--grace", "Seconds between SIGTERM and SIGKILL when the locks are lost. Default: 5, or a third of the lease's time.")
@@ -67,7 +71,12 @@ local function encoded(id)
   return (tostring(id):gsub("[^%w._~-]", function(c) return ("%%%02X"):format(c:byte()) end))
 end
 
-local function environment(handle, targets)
+-- What the command finds in $HIERLOCK_DSN. Without any it would lock in `file:`, where it excludes no other machine; with
+-- this a program that takes its store from there says that it cannot.
+local WITHHELD = "withheld-by-hierlock-run://"
+
+-- The environment of the command: what this process was given, without a password that it was told since.
+local function environment(handle, targets, given)
   local list, names = {}, {}
   for i, ids in ipairs(targets) do
     local parts = {}
@@ -75,7 +84,7 @@ local function environment(handle, targets)
     names[i] = table.concat(parts, "/")
   end
   local ours = { HIERLOCK_TOKEN = handle.token or "", HIERLOCK_TARGET = table.concat(names, " ") }
-  for name, value in pairs(uv.os_environ()) do
+  for name, value in pairs(given) do
     if not ours[name] then list[#list + 1] = name .. "=" .. value end
   end
   for name, value in pairs(ours) do list[#list + 1] = name .. "=" .. value end
@@ -143,12 +152,12 @@ local function shell(script, words, options, on_exit)
 end
 
 -- Runs the command while the locks are held: its exit status, and whether they were lost.
-local function hold(arguments, handle, targets, grace, signals)
+local function hold(arguments, handle, targets, grace, signals, given)
   local ended, told
   local pipe = assert(uv.pipe())
   -- No signal of a terminal reaches it.
   local guard = shell(GUARD, { ("%.3f"):format(grace / 50), ("%.3f"):format(grace) }, { stdio = { pipe.read }, detached = true }, function() end)
-  local child = shell(BEGIN, { signals.ignored, unpack(arguments.command) }, { stdio = { 0, 1, 2, pipe.write }, env = environment(handle, targets) },
+  local child = shell(BEGIN, { signals.ignored, unpack(arguments.command) }, { stdio = { 0, 1, 2, pipe.write }, env = environment(handle, targets, given) },
     function(code, signal)
       ended = signal > 0 and SIGNALLED + signal or code
       uv.stop()
@@ -181,11 +190,34 @@ local function hold(arguments, handle, targets, grace, signals)
   return ended, told ~= nil
 end
 
+-- Takes the locks, also where the server goes and is back in time: as acquire.
+local function persist(manager, targets, options, signals)
+  local last, told, pause = uv.now() + options.timeout * 1000, false, uv.new_timer()
+  while true do
+    local handle, err, signal = acquire(manager, targets, options, signals)
+    local left = last - uv.now() - PAUSE_MS
+    if handle or signal or err.code ~= "connection" or not err.retryable or left <= 0 then
+      pause:close()
+      return handle, err, signal
+    end
+    if not told then io.stderr:write("hierlock: ", err.message, ": trying again\n") end
+    told, options.timeout = true, left / 1000
+    local over
+    function signals.hear(name) if name ~= "sigcont" and name ~= "sigwinch" then signal, over = name, true end end
+    pause:start(PAUSE_MS, 0, function() over = true end)
+    while not over do uv.run "once" end
+    if signal then
+      pause:close()
+      return nil, nil, signal
+    end
+  end
+end
+
 -- With a manager: an exit status; nil, err.
-local function locked(manager, arguments, targets, grace, signals)
+local function locked(manager, arguments, targets, grace, signals, given)
   local ttl = arguments.ttl
-  local handle, err, signal = acquire(manager, targets, {
-    timeout = arguments.timeout, ttl = ttl, auto_refresh = ttl and true, mode = arguments.shared and "shared" or nil,
+  local handle, err, signal = persist(manager, targets, {
+    timeout = arguments.timeout or TIMEOUT, ttl = ttl, auto_refresh = ttl and true, mode = arguments.shared and "shared" or nil,
     label = arguments.label or arguments.command[1]:match "[^/]+$",
   }, signals)
   if signal then return SIGNALLED + uv.constants[signal:upper()] end
@@ -194,7 +226,7 @@ local function locked(manager, arguments, targets, grace, signals)
     io.stderr:write("hierlock: ", err.message, "\n")
     return arguments.conflict_exit_code or NOT_ACQUIRED
   end
-  local code, lost = hold(arguments, handle, targets, grace, signals)
+  local code, lost = hold(arguments, handle, targets, grace, signals, given)
   local ok, why = handle:release { confirm = not lost } -- a store that is not heard of would not confirm it
   if ok and not lost then return code end
   if not ok then io.stderr:write("hierlock: ", why.message, "\n") end
@@ -213,11 +245,17 @@ function run.run(arguments)
   if ttl and grace + MARGIN > 0.6 * ttl then
     return lookup.usage("--grace and %.1f seconds must be at most 0.6 of --ttl", MARGIN)
   end
-  local manager
-  manager, err = lookup.open(arguments, "run", { loop = "luv", hold_timeout = math.max(HOLD_TIMEOUT, grace * 3) })
-  if not manager then return nil, err end
+  local given = uv.os_environ()
+  if given.HIERLOCK_DSN and not arguments.keep_dsn then given.HIERLOCK_DSN = WITHHELD end
+  local manager, wanted = lookup.open(arguments, "run", { loop = "luv", hold_timeout = math.max(HOLD_TIMEOUT, grace * 3) })
+  if not manager then return nil, wanted end
+  local own = subject_of.user() == 0 and subject_of.own_directory(core.dsn(wanted.dsn))
+  if own then
+    io.stderr:write(("hierlock: the locks are root's alone, in %s: programs of other users have others. To share them, name a directory: "
+      .. "--dsn file:/run/shop-locks\n"):format(own))
+  end
   local signals = hear_signals()
-  local ok, result, failure = pcall(locked, manager, arguments, targets, grace, signals)
+  local ok, result, failure = pcall(locked, manager, arguments, targets, grace, signals, given)
   signals.close()
   manager:close()
   if not ok then return lookup.misuse(result) end

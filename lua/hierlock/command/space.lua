@@ -33,9 +33,10 @@ function space:lease()
   self.table = self.stem .. "_nodes"
 end
 
---- The tables of leases: a list of {name, rows that it must have}.
+--- The tables of leases: a list of {name, primary key, rows that it must have}.
 function space:lease_tables()
-  return { { self.stem .. "_leases" }, { self.stem .. "_leased" }, { self.stem .. "_gate", space.GATES } }
+  return { { self.stem .. "_leases", "id" }, { self.stem .. "_leased", "level, bucket, x, id" },
+    { self.stem .. "_gate", "g", space.GATES } }
 end
 
 --- A list of rows, or how many were changed; nil, err. query(format, ...)
@@ -138,12 +139,31 @@ end
 --- The level of the update rows of a tree of so many levels: those of its nodes on the deepest one.
 function space.update_level(levels) return levels - 1 - 128 end
 
---- How many rows lie outside of the space: left by a larger one, perhaps.
+--- Where rows lie outside of the space, left by a larger one, perhaps: a list of {range, rows}, each range of the
+-- primary key, so that who deletes one locks no rows that programs lock; nil, err.
 function space:surplus(buckets, levels)
-  local n, err = first_value(self:query(
-    "SELECT COUNT(*) FROM %s WHERE (level < 0 AND level <> %d) OR level >= %d OR bucket < 0 OR bucket >= %d",
-    self.table, space.update_level(levels), levels, buckets))
-  return tonumber(n), err
+  local update, found = space.update_level(levels), {}
+  local ranges = { ("level < %d"):format(update), ("level > %d AND level < 0"):format(update), ("level >= %d"):format(levels) }
+  local own = { update }
+  for level = 0, levels - 1 do own[#own + 1] = level end
+  for _, level in ipairs(own) do
+    ranges[#ranges + 1] = ("level = %d AND bucket < 0"):format(level)
+    ranges[#ranges + 1] = ("level = %d AND bucket >= %d"):format(level, buckets)
+  end
+  for _, range in ipairs(ranges) do
+    local n, err = first_value(self:query("SELECT COUNT(*) FROM %s WHERE %s", self.table, range))
+    if not n then return nil, err end
+    if tonumber(n) > 0 then found[#found + 1] = { range, tonumber(n) } end
+  end
+  return found
+end
+
+--- The columns of a table's primary key, with commas: "" where it has none; nil, err.
+function space:key(name)
+  local columns, err = first_value(self:query("SELECT GROUP_CONCAT(COLUMN_NAME ORDER BY SEQ_IN_INDEX SEPARATOR ', ') FROM " ..
+    "information_schema.STATISTICS WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = '%s' AND INDEX_NAME = 'PRIMARY'", name))
+  if columns == nil and err then return nil, err end
+  return columns and columns:lower() or ""
 end
 
 --- The missing buckets among first .. last of a level: a list of ranges

@@ -2,6 +2,7 @@
 -- much is granted. Changes nothing.
 
 local lookup = require "hierlock.command.lookup"
+local quarantine = require "hierlock.command.quarantine"
 local screen = require "hierlock.command.screen"
 local terminal = require "hierlock.command.terminal"
 local text = require "hierlock.command.text"
@@ -112,7 +113,8 @@ end
 local function hottest(holders)
   local nodes, list = {}, {}
   for _, holder in ipairs(holders) do
-    for path in (holder.path .. ", "):gmatch "(.-), " do
+    local paths = holder.path .. ", "
+    for path in paths:gmatch(holder.path:find "^bucket %(" and "(.*), " or "(.-), ") do
       local node = nodes[path]
       if not node then
         node = { path = path, held = 0, waiting = 0 }
@@ -164,11 +166,12 @@ local function picture(self, rows, ascii)
     if look then lines[look][#lines] = true end
   end
   add(("%s  %s  %s"):format(cell(self.where), os.date("%H:%M:%S", math.floor(now)),
-    self.failure and cell("cannot look: " .. self.failure) or ("each %g s"):format(self.delay)), "bold")
+    self.failure and cell((self.unseen and "not all is seen: " or "cannot look: ") .. self.failure) or ("each %g s"):format(self.delay)), "bold")
   if not seen then return lines end
   local granted, waited, ceased = self.history:rates()
   add(("%d held, %d waiting; %s"):format(seen.held_count, seen.waiting_count, granted and
     ("seen per second: %.1f granted, %.1f began to wait, %.1f ceased to wait"):format(granted, waited, ceased) or "no rates yet"))
+  if self.notice then add(cell(self.notice), "bold") end
   if #self.holders == 0 then return lines end
   add ""
 
@@ -204,12 +207,14 @@ local function look(self)
   local found, err = lookup.holders(self.manager, self.target)
   self.now = uv.gettimeofday()
   if not found then
+    self.unseen = nil
     -- It may be back at the next look.
     if not self.history.last or not err.retryable then return nil, err end
     self.failure = err.message
     return true
   end
-  self.failure, self.holders = nil, found
+  self.unseen = err
+  self.failure, self.holders, self.notice = err and err.message, found, self.quarantine()
   waits.find(self.manager, found)
   for i, holder in ipairs(found) do holder.order, holder.since = i, holder.since or self.now end
   self.history:add(found, uv.hrtime() / 1e9)
@@ -280,6 +285,7 @@ function top.run(arguments)
   local self = {
     manager = manager, target = target, delay = arguments.delay or 1, history = new_history(), holders = {},
     sort = SORTS[(arguments.sort or "waits"):sub(1, 1)], where = wanted.where,
+    quarantine = quarantine.watch(wanted, "hierlock top"),
   }
   local ok, status, failure
   if terminal.answers() and os.getenv "TERM" ~= "dumb" then
@@ -291,6 +297,7 @@ function top.run(arguments)
   end
   manager:close()
   if not ok then error(status, 0) end
+  if status == 0 and self.unseen then return nil, self.unseen end
   return status, failure
 end
 

@@ -72,7 +72,7 @@ end
 local function report_leases(found)
   local well = true
   for _, each in ipairs(found.space:lease_tables()) do
-    local name, wanted = each[1], each[2]
+    local name, wanted = each[1], each[3]
     local engine, err = found.space:engine(name)
     local said, n = engine
     if engine == nil then return nil, err end
@@ -122,8 +122,10 @@ local function report(found, bar)
   local surplus
   surplus, err = found.space:surplus(found.buckets, #found.levels)
   if not surplus then return nil, err end
-  if surplus > 0 then
-    say(("  %s rows more, beyond these levels and buckets: was the table made for others?"):format(number(surplus)))
+  local more = 0
+  for _, range in ipairs(surplus) do more = more + range[2] end
+  if more > 0 then
+    say(("  %s rows more, beyond these levels and buckets: was the table made for others?"):format(number(more)))
   end
   if found.leased then
     local provided
@@ -134,7 +136,7 @@ local function report(found, bar)
   if not well then
     say("Programs that need a missing row are refused. To mend it: hierlock provision" .. (updates and "" or " --updates"))
   end
-  return well and surplus == 0
+  return well and more == 0
 end
 
 local function look(connection, wanted)

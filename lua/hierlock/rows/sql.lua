@@ -97,10 +97,18 @@ function sql.fill(self, expr)
   end))
 end
 
+-- MySQL and MariaDB compare text with a number as numbers, and every text that is none is 0. Quoted, the number is
+-- compared as what the column is.
+local function exact(self, value)
+  local is = sql.value(self, value)
+  if type(value) == "number" and (self.dialect == "mysql" or self.dialect == "mariadb") then return "'" .. is .. "'" end
+  return is
+end
+
 --- Whether a column has just this value. Text is the same only by every letter, whatever the column's
 -- collation says; NULL is the same as NULL.
 function sql.same(self, column, value)
-  local name, is = sql.name(self, column), sql.value(self, value)
+  local name, is = sql.name(self, column), exact(self, value)
   if self.dialect == "postgresql" then return name .. " IS NOT DISTINCT FROM " .. is end
   if self.dialect == "sqlite" then return name .. " IS " .. is .. (type(value) == "string" and " COLLATE BINARY" or "") end
   if type(value) ~= "string" then return name .. " <=> " .. is end
@@ -129,7 +137,8 @@ function sql.key(self, table_name, key)
   for i, column in ipairs(sql.sorted(key)) do
     local value = key[column]
     if sql.is_null(value) or sql.is_expression(value) then core.misuse "key must have values only" end
-    parts[i] = sql.name(self, column) .. "=" .. sql.value(self, value)
+    if type(value) == "boolean" and self.dialect ~= "postgresql" then core.misuse "key must be a number or a string, not a boolean" end
+    parts[i] = sql.name(self, column) .. "=" .. exact(self, value)
   end
   if not parts[1] then core.misuse "key is missing" end
   return table.concat(parts, " AND ")

@@ -8,6 +8,7 @@
 --
 --   from, until   of the quarantine. Who comes while it lasts, and knows of longer ones, makes it longer
 --   longest       ttl that was granted or refreshed here; never less, as long as the memory is there
+--   format        of all keys of the prefix; absent: 1. Where it is another one nothing is granted: FOREIGN
 --   durable       1: as far as anybody saw, this run wrote all to the disk before it answered (appendfsync always)
 --
 -- What it found            What was forgotten                  From when it counts
@@ -21,6 +22,9 @@
 --
 -- While it lasts, and before anybody has looked, a lease is refreshed or imported only if its time is not up: what was
 -- granted after that may be forgotten. docs/leases.md says what nobody notices.
+local FORMAT = '1'
+local FOREIGN = 'OTHERVERSION'
+
 local function place_of(replication)
   if type(replication) ~= 'string' then return '' end
   local id = string.match(replication, 'master_replid2:(%x+)')
@@ -29,8 +33,11 @@ local function place_of(replication)
   return string.sub(id, 1, 16) .. offset
 end
 
--- A server that has had no replicas for an hour forgets what its place was.
-local function same_server(known, run, place) return known[1] == run and (place == '' or known[2] == place) end
+-- A server that has had no replicas for an hour forgets what its place was. An earlier version of hierlock wrote the run
+-- id without the database: it would write its own mark over each of ours, so the mark stays as it is.
+local function same_server(known, run, place)
+  return (known[1] == run or known[1] == string.match(run, '^%x+')) and (place == '' or known[2] == place)
+end
 
 local function emptied()
   local stats = redis.pcall('INFO', 'commandstats')
@@ -47,9 +54,10 @@ local function may_be_stale(memory, run, ends)
 end
 
 -- Until when nothing is granted, and what raise.lua has written. `longest` is what the program knows of; 0: it wants to
--- know nothing of it, and must not tell others.
+-- know nothing of it, and must not tell others. nil: another version of hierlock uses the prefix.
 local function remember(memory, run, place, start, durable, longest, seen, now)
-  local known = redis.call('HMGET', memory, 'run', 'place', 'from', 'until', 'longest', 'durable', 'least')
+  local known = redis.call('HMGET', memory, 'run', 'place', 'from', 'until', 'longest', 'durable', 'least', 'format')
+  if (known[8] or FORMAT) ~= FORMAT then return nil end
   local till, used = tonumber(known[4] or 0), tonumber(known[5] or 0)
   local least = tonumber(known[7] or 0)
   if not same_server(known, run, place) then
@@ -64,7 +72,7 @@ local function remember(memory, run, place, start, durable, longest, seen, now)
         till = from + last + 1
       end
       redis.call('HSET', memory, 'run', run, 'place', place, 'from', text(from), 'until', text(till),
-        'longest', text(till > now and last or used), 'durable', durable and '1' or '0')
+        'longest', text(till > now and last or used), 'durable', durable and '1' or '0', 'format', FORMAT)
     end
   else
     if till > now and longest > used then -- somebody else was first, who had shorter ones

@@ -11,6 +11,7 @@
 --                         trees, perhaps, and has its home in the first
 --   P:{R}:leases          those whose home is R, by their end
 --   P:{R}:q:ID            a waiter (hash); it lives as long as it looks
+--   P:{R}:c:N             what the revocation N has ended (hash), for a minute
 --   P:{R}:n               the last ticket or token
 --   P:memory              which server grants here: see amnesia.lua; in Redis Cluster P:{T}:memory for each slot, of which T is a tag
 --   NAME                  a node by its name in Symfony Lock, where the program interoperates, beside the node of our

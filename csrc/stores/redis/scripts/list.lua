@@ -4,7 +4,10 @@
 --
 -- Which: those of the tree, or those that exclude one of the rows; of that owner, of that id, where they are given. With
 -- `awaited`, the node of a root: only those who wait for it, and have their home in the tree.
-local root, rows, owner, wanted, waits, overs, revokes, by, reason, awaited = unpack(ARGV, 2, 11)
+local root, rows, owner, wanted, waits, overs, revokes, by, reason, awaited, revocation = unpack(ARGV, 2, 12)
+-- What an earlier try of this call has ended counts, too, though its answer was cut off.
+local before = 0
+if revokes == '1' then before = tonumber(redis.call('HGET', key(root, 'c', revocation), 'count') or 0) end
 local now = clock()
 local chosen, order, foreign = {}, {}, {}
 
@@ -62,7 +65,14 @@ for _, member in ipairs(order) do
     end
   end
 end
-if revokes == '1' then return #result + #foreign end
+if revokes == '1' then
+  local count = before + #result + #foreign
+  if count > before then
+    redis.call('HSET', key(root, 'c', revocation), 'count', text(count))
+    redis.call('PEXPIRE', key(root, 'c', revocation), 60000)
+  end
+  return count
+end
 for _, holder in ipairs(foreign) do result[#result + 1] = holder end
 
 if waits == '1' then

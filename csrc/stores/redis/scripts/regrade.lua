@@ -43,6 +43,7 @@ if type(replication) == 'string' and string.find(replication, 'role:slave', 1, t
 end
 -- Those who share it may have been forgotten.
 local till, least = remember(memory, run, place_of(replication), start, durable, longest, seen, now)
+if not till then return redis.error_reply(FOREIGN) end
 if till > now then return { 2, till - now } end
 
 local blocked, wait = false, 1000

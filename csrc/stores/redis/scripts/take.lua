@@ -20,6 +20,7 @@ if type(replication) == 'string' and string.find(replication, 'role:slave', 1, t
   return redis.error_reply('READONLY this server has become a replica')
 end
 local till, least = remember(memory, run, place_of(replication), start, durable, longest, seen, now)
+if not till then return redis.error_reply(FOREIGN) end
 if till > now then return { 2, till - now } end
 
 local waiter = key(root, 'q', id)

@@ -30,23 +30,34 @@ local function all_quoted(path, names)
   return table.concat(words, " ")
 end
 
+-- Whether hierlock's files are in it, or none: then its rights may be changed for hierlock's sake.
+local function is_ours(path)
+  local scan = uv.fs_scandir(path)
+  return uv.fs_stat(path .. "/control") ~= nil or (scan and uv.fs_scandir_next(scan) == nil)
+end
+
 local function rights(found, path, stat, named)
   local why = "Who may write there may lock, and block others; who may not can use none of it."
   local uid = subject_of.user()
   local own = uid == 0 or stat.uid == uid
   local group, others = files.shared(stat)
   local may = uv.fs_access(path, "rwx")
+  local function change(how) return is_ours(path) and "chmod " .. how .. " " .. quoted(path) or "name a directory for hierlock alone in the DSN" end
   if not named and stat.uid ~= uid then
     found:add("rights", "wrong", ("it belongs to user %d"):format(stat.uid), why, "rm -r " .. quoted(path))
   elseif not named and (group or others) then
-    found:add("rights", "wrong", "others may write there: mode " .. files.mode(stat), why, "chmod 0700 " .. quoted(path))
+    found:add("rights", "wrong", "others may write there: mode " .. files.mode(stat), why, change "0700")
   elseif not may then
     found:add("rights", "wrong", ("this user may not write there: mode %s, of user %d"):format(files.mode(stat), stat.uid), why,
-      own and "chmod u+rwx " .. quoted(path) or "chmod g+rwx " .. quoted(path) .. ", and put this user into its group")
+      own and change "u+rwx" or "run the program as that user, put this user into a group that may write there, or name another directory")
+  elseif uid == 0 and stat.uid ~= 0 then
+    found:add("rights", "warning", ("it belongs to user %d, and this is root: what root makes there keeps that user out"):format(stat.uid), why,
+      ("run what uses it as that user: setpriv --reuid=%d ..."):format(stat.uid))
   elseif others then
-    found:add("rights", "warning", "everybody may write there: mode " .. files.mode(stat), why, "chmod o-w " .. quoted(path))
+    found:add("rights", "warning", "everybody may write there: mode " .. files.mode(stat), why, change "o-w")
   else
-    found:add("rights", "ok", "mode " .. files.mode(stat), why)
+    found:add("rights", "ok", "mode " .. files.mode(stat) .. (named and "" or (": the locks of user %d alone"):format(uid)),
+      named and why or "Programs of other users have other locks. Programs of several users name one directory: file:/run/shop-locks.")
   end
 end
 
@@ -122,12 +133,14 @@ function file.examine(subject, found)
     return true
   end
   if not stat or stat.type ~= "directory" or (link.type == "link" and not named) then
-    found:add("directory", "wrong", path .. (link.type == "link" and " is a symbolic link" or " is no directory"), why, "rm " .. quoted(path))
+    found:add("directory", "wrong", path .. (link.type == "link" and " is a symbolic link" or " is no directory"), why,
+      named and subject.unopened or "rm " .. quoted(path))
     return false
   end
   found:add("directory", "ok", path, why)
   subject.unsettled = not uv.fs_stat(path .. "/control")
   rights(found, path, stat, named)
+  files.mounted(found, path .. "/control")
   files.container(found, path, not named)
   files.system(found, path)
   contents(found, path)

@@ -41,6 +41,14 @@ function files.system(found, path)
     "Where there is no room, nobody can lock.", "make room: df -h " .. files.quoted(path) .. "; df -i " .. files.quoted(path))
 end
 
+--- Checks that a file of the store's has not been mounted by its own name, apart from its directory.
+function files.mounted(found, path)
+  local parent = (uv.fs_realpath(path) or path):match "^(.*)/[^/]*$"
+  if not core.is_mount_point(uv.fs_realpath(path) or path) then return end
+  found:add("mount", "wrong", path .. " is mounted by its own name", "Programs outside use the same file with other files beside it.",
+    ("mount the directory that the file is in: docker run -v DIRECTORY:%s ..."):format(files.quoted(parent)))
+end
+
 --- Checks whether programs outside of a container would come to another place. private: a directory that each
 -- container has for itself.
 function files.container(found, path, private)

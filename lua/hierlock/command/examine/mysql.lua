@@ -252,18 +252,21 @@ local function rows(self, found)
     ("all %s are there"):format(progress.number(found.buckets * #found.levels)), why, self.subject.command "provision")
   local surplus, err = self.space:surplus(found.buckets, #found.levels)
   if not surplus then return self.found:add("other rows", "unseen", err.message, why, self.grant) end
-  if surplus > 0 then
-    self.found:add("other rows", "warning", ("%s beyond these levels and buckets"):format(progress.number(surplus)),
-      "The table was perhaps made for other levels or buckets, which others still use.",
-      ("DELETE FROM %s WHERE level < 0 OR level >= %d OR bucket < 0 OR bucket >= %d;"):format(self.space.table, #found.levels, found.buckets))
+  if surplus[1] then
+    local n, mends = 0, { "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;" }
+    for _, range in ipairs(surplus) do
+      n, mends[#mends + 1] = n + range[2], ("DELETE FROM %s WHERE %s;"):format(self.space.table, range[1])
+    end
+    self.found:add("other rows", "warning", ("%s beyond these levels and buckets"):format(progress.number(n)),
+      "The table was perhaps made for other levels or buckets, which others still use.", mends)
   end
 end
 
 local function engines(self, found)
   local why = "Rows of another engine than InnoDB are not locked at all."
-  local tables = { { self.space.table } }
+  local tables = { { self.space.table, "level, bucket" } }
   for _, each in ipairs(found.leased and self.space:lease_tables() or {}) do tables[#tables + 1] = each end
-  local ill, mends = {}, {}
+  local ill, mends, keys, key_mends = {}, {}, {}, {}
   for _, each in ipairs(tables) do
     local engine, err = self.space:engine(each[1])
     if engine == nil then return self.found:add("engine", "unseen", err.message, why) end
@@ -272,7 +275,16 @@ local function engines(self, found)
     elseif engine ~= "InnoDB" then
       ill[#ill + 1], mends[#mends + 1] = each[1] .. " is of " .. engine, ("ALTER TABLE %s ENGINE = InnoDB;"):format(each[1])
     end
+    local key
+    key, err = self.space:key(each[1])
+    if not key then return self.found:add("engine", "unseen", err.message, why) end
+    if engine and key ~= each[2] then
+      keys[#keys + 1] = each[1] .. (key == "" and " has no primary key" or " has the primary key " .. key)
+      key_mends[#key_mends + 1] = ("ALTER TABLE %s %sADD PRIMARY KEY (%s);"):format(each[1], key == "" and "" or "DROP PRIMARY KEY, ", each[2])
+    end
   end
+  self.found:add("primary keys", keys[1] and "wrong" or "ok", keys[1] and table.concat(keys, ", ") or "as they should be",
+    "Without it, a look-up locks rows that were not asked for.", key_mends)
   self.found:add("engine", ill[1] and "wrong" or "ok", ill[1] and table.concat(ill, ", ") or "InnoDB", why, mends)
   return #ill == 0
 end
@@ -354,13 +366,16 @@ end
 
 local WHY_REACHED = "Nothing can be locked on a server that cannot be reached."
 
-local function unreached(err)
+local function unreached(err, subject)
   if err.errno == 1045 or err.errno == 1698 then
-    return "check user and password: CREATE USER 'app'@'%' IDENTIFIED BY '...';"
+    return "check user and password in the DSN, and that the server has this user for this host"
   elseif err.errno == 1044 then
-    return "let the account use the database: GRANT SELECT ON `database`.* TO 'app'@'%';"
+    local who, database = err.message:match "user ('.*'@'.*') to database '(.*)'"
+    return who and ("GRANT SELECT ON `%s`.* TO %s;"):format(database:gsub("`", "``"), who) or "let the account use the database"
   elseif err.errno == 1049 then
-    return "CREATE DATABASE, with the name that the DSN has, and then: hierlock provision"
+    local database = err.message:match "Unknown database '(.*)'"
+    return database and { ("CREATE DATABASE `%s`;"):format(database:gsub("`", "``")), subject.command "provision" } or
+      "make the database that the DSN names"
   elseif err.errno == 1040 or err.errno == 1203 then
     return "SET GLOBAL max_connections = 500;"
   elseif err.message:find "not built" then
@@ -374,7 +389,7 @@ end
 function mysql.examine(subject, found)
   local connection, err = server.connect(subject, "doctor", server.ANSWER, true)
   if not connection then
-    found:add("reached", "wrong", err.message, WHY_REACHED, unreached(err))
+    found:add("reached", "wrong", err.message, WHY_REACHED, unreached(err, subject))
     return false
   end
   local self = { connection = connection, subject = subject, found = found }
@@ -384,7 +399,7 @@ function mysql.examine(subject, found)
   if self.states then who, err = value(connection, "SELECT CURRENT_USER()") end
   if who then database, err = value(connection, "SELECT DATABASE()") end
   if err then
-    found:add("reached", "wrong", err.message, WHY_REACHED, unreached(err))
+    found:add("reached", "wrong", err.message, WHY_REACHED, unreached(err, subject))
     connection:close()
     return false
   end

@@ -40,7 +40,12 @@ FROM unnest(ARRAY['hier_lock_leases', 'hier_lock_lease_rows', 'hier_lock_gate'])
 local function is_true(text) return text == "t" end
 local function quoted(name) return '"' .. name:gsub('"', '""') .. '"' end
 
-local function alter(name, to, restart)
+-- Where a setting comes from, that is changed.
+local function alter(self, name, to, restart)
+  local of, role, database = self.sources[name], quoted(self.role), quoted(self.database)
+  local whose = of == "database" and "DATABASE " .. database or of == "user" and "ROLE " .. role or
+    of == "database user" and ("ROLE %s IN DATABASE %s"):format(role, database)
+  if whose then return { ("ALTER %s SET %s = %s;"):format(whose, name, to) } end
   return { ("ALTER SYSTEM SET %s = %s;"):format(name, to), restart and "then restart the server" or "SELECT pg_reload_conf();" }
 end
 
@@ -63,7 +68,7 @@ local function connections(self, found)
   local why = "Each lock that is held or awaited has a connection; where none is left, acquiring fails."
   found:add("max_connections", wanted > most and "wrong" or wanted > most - self.others and "warning" or "ok",
     ("%d for all programs, %d of others now; %d pools of %d want %d"):format(most, self.others, subject.processes, subject.pool_size, wanted), why,
-    alter("max_connections", tostring(wanted + self.others + tonumber(settings.max_connections) - most + 10), true))
+    alter(self, "max_connections", tostring(wanted + self.others + tonumber(settings.max_connections) - most + 10), true))
   for _, limit in ipairs {
     { "connections of the role", self.role_limit, ("ALTER ROLE %s CONNECTION LIMIT -1;"):format(quoted(self.role)) },
     { "connections of the database", self.database_limit, ("ALTER DATABASE %s CONNECTION LIMIT -1;"):format(quoted(self.database)) },
@@ -84,7 +89,7 @@ local function lock_table(self, found)
     ("room for %d locks on the server, %d taken now; %d locks of %d nodes want %d"):format(room, self.locks,
       subject.pool_size * subject.processes, levels, wanted),
     "All sessions share one table of locks, with tables and indexes in it; where it is full, acquiring fails (53200).",
-    alter("max_locks_per_transaction", tostring(math.max(64, 2 * math.ceil((wanted + self.locks) / sessions))), true))
+    alter(self, "max_locks_per_transaction", tostring(math.max(64, 2 * math.ceil((wanted + self.locks) / sessions))), true))
 end
 
 local function timeouts(self, found)
@@ -92,16 +97,17 @@ local function timeouts(self, found)
   local slow = tonumber(settings.deadlock_timeout) > SLOW_DETECTION
   found:add("deadlock detection", slow and "warning" or "ok", ("after %d ms"):format(tonumber(settings.deadlock_timeout)),
     "Only extend, and programs with locks of other kinds in the same transaction, can deadlock: they wait so long before it is noticed.",
-    alter("deadlock_timeout", "'1s'"))
+    alter(self, "deadlock_timeout", "'1s'"))
   local idle = tonumber(settings.idle_session_timeout) or 0
   found:add("time-outs", idle > 0 and "warning" or "ok", idle > 0 and ("idle_session_timeout = %d ms"):format(idle) or "none of the server's disturbs",
     "hierlock's sessions set theirs; idle_session_timeout ends connections of the pool, and the next lock has to connect anew.",
-    ("ALTER ROLE %s SET idle_session_timeout = 0;"):format(quoted(self.role)))
+    self.sources.idle_session_timeout == "database user" and alter(self, "idle_session_timeout", "0") or
+      ("ALTER ROLE %s SET idle_session_timeout = 0;"):format(quoted(self.role)))
   local level = settings.default_transaction_isolation
   found:add("isolation", "ok", level, "hierlock's own sessions set theirs, and advisory locks know no isolation; programs that attach have this one.")
   local tracked = settings.track_activities == "on"
   found:add("track_activities", tracked and "ok" or "warning", settings.track_activities,
-    "It is how others see who holds a lock: without it, timeouts and `holders` name nobody.", alter("track_activities", "on"))
+    "It is how others see who holds a lock: without it, timeouts and `holders` name nobody.", alter(self, "track_activities", "on"))
 end
 
 local function tls(self, found)
@@ -167,17 +173,17 @@ local function leases(self, found)
   for _, name in ipairs { "fsync", "full_page_writes" } do
     if settings[name] ~= "on" then
       ill[#ill + 1] = name .. " = " .. settings[name]
-      for _, line in ipairs(alter(name, "on")) do mends[#mends + 1] = line end
+      for _, line in ipairs(alter(self, name, "on")) do mends[#mends + 1] = line end
     end
   end
   if settings.synchronous_commit == "off" then
     ill[#ill + 1] = "synchronous_commit = off"
-    for _, line in ipairs(alter("synchronous_commit", "on")) do mends[#mends + 1] = line end
+    for _, line in ipairs(alter(self, "synchronous_commit", "on")) do mends[#mends + 1] = line end
   end
   found:add("durability", ill[1] and "warning" or "ok", ill[1] and table.concat(ill, ", ") or "each commit is on the disk",
     "A lease that a crash of the server forgets is granted to somebody else while its holder believes in it.", mends)
   if settings.autovacuum ~= "on" then
-    found:add("autovacuum", "warning", settings.autovacuum, "Each refresh leaves a dead row behind, which nobody clears away.", alter("autovacuum", "on"))
+    found:add("autovacuum", "warning", settings.autovacuum, "Each refresh leaves a dead row behind, which nobody clears away.", alter(self, "autovacuum", "on"))
   end
 end
 
@@ -199,11 +205,11 @@ local function unreached(err)
   local said = err.message
   if said:find "not built" then return "install libpq (apt-get install libpq5), or build hierlock with it (apt-get install libpq-dev)" end
   if said:find "too many" or said:find "remaining connection slots" then return "ALTER SYSTEM SET max_connections = 500;" end
-  if said:find "database .* does not exist" then return "CREATE DATABASE, with the name that the DSN has" end
+  if said:find "database .* does not exist" then return "make the database that the DSN names" end
   if said:find "password" or said:find "role .* does not exist" or said:find "pg_hba" then
-    return "check user and password in the DSN, and pg_hba.conf: CREATE ROLE app LOGIN PASSWORD '...';"
+    return "check user and password in the DSN, and pg_hba.conf"
   end
-  if said:find "permission denied for database" then return "GRANT CONNECT ON DATABASE database TO app;" end
+  if said:find "permission denied for database" then return "let the role of the DSN connect to its database, by GRANT CONNECT" end
   return "start the server, or mend host and port in the DSN"
 end
 
@@ -212,7 +218,7 @@ function postgresql.examine(subject, found)
   local connection, err = connect(subject)
   local settings, facts
   if connection then
-    settings, err = connection:query(("SELECT name, setting FROM pg_settings WHERE name IN ('%s')"):format(table.concat(SETTINGS, "','")))
+    settings, err = connection:query(("SELECT name, setting, source FROM pg_settings WHERE name IN ('%s')"):format(table.concat(SETTINGS, "','")))
     if settings then facts, err = connection:query(FACTS) end
     if not facts then connection:close() end
   end
@@ -222,12 +228,12 @@ function postgresql.examine(subject, found)
   end
   local row = facts[1]
   local self = {
-    connection = connection, subject = subject, settings = {}, version = row[1], number = tonumber(row[2]), standby = is_true(row[3]),
+    connection = connection, subject = subject, settings = {}, sources = {}, version = row[1], number = tonumber(row[2]), standby = is_true(row[3]),
     multiple = is_true(row[4]), role = row[5], database = row[6], ssl = is_true(row[7]), tls_version = row[8] or "", others = tonumber(row[9]),
     role_limit = tonumber(row[10]) or -1, database_limit = tonumber(row[11]) or -1, sequence = is_true(row[12]), sequence_usable = is_true(row[13]),
     public = is_true(row[14]), functions = is_true(row[15]), locks = tonumber(row[16]),
   }
-  for _, setting in ipairs(settings) do self.settings[setting[1]] = setting[2] end
+  for _, setting in ipairs(settings) do self.settings[setting[1]], self.sources[setting[1]] = setting[2], setting[3] end
   subject.observers_blind = "track_activities = on; and GRANT pg_read_all_stats, or log in as the role that holds"
   found:add("reached", "ok", subject.where .. ", as " .. self.role, WHY_REACHED)
   version(self, found)

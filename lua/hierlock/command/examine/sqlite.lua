@@ -15,6 +15,9 @@ local function parent_of(path)
   return parent == nil and "." or parent == "" and "/" or parent
 end
 
+-- Whether the file is of hierlock's making, by what lies beside it: then its rights may be changed for hierlock's sake.
+local function is_ours(path) return uv.fs_stat(path .. "-hierlock") ~= nil end
+
 --- As hierlock.command.examine.mysql has it.
 function sqlite.examine(subject, found)
   local path, ok = subject.path, pcall(require, "hierlock.store.sqlite")
@@ -33,7 +36,7 @@ function sqlite.examine(subject, found)
     return false
   elseif not stat and not beside then
     found:add("file", "wrong", path .. " is not there, and cannot be made", why,
-      uv.fs_stat(parent) and "chmod u+rwx " .. quoted(parent) or "mkdir -p " .. quoted(parent))
+      uv.fs_stat(parent) and "name a file in a directory of this user's" or "mkdir -p " .. quoted(parent))
     return false
   end
   found:add("file", "ok", path .. (stat and "" or " is not there yet: the first program makes it"), why)
@@ -44,17 +47,18 @@ function sqlite.examine(subject, found)
     local open = others or math.floor(stat.mode / 4) % 2 == 1
     if not may then
       found:add("rights", "wrong", ("this user may not write it: mode %s, of user %d"):format(files.mode(stat), stat.uid), why_rights,
-        "chmod u+rw " .. quoted(path))
+        "let this user read and write it, or name another file in the DSN")
     elseif not beside then
-      found:add("rights", "wrong", "this user may not write in " .. parent, why_rights, "chmod u+rwx " .. quoted(parent))
+      found:add("rights", "wrong", "this user may not write in " .. parent, why_rights, "name a file in a directory of this user's")
     else
       found:add("rights", open and "warning" or "ok",
         "mode " .. files.mode(stat) .. (open and ": everybody may read it" or group and ", shared with a group" or ""),
-        why_rights, "chmod o= " .. quoted(path))
+        why_rights, open and is_ours(path) and "chmod o= " .. quoted(path) or "name a file of hierlock's own in the DSN")
     end
     local why_names = "SQLite names its log after the name of the file: programs that use another name would not be kept out."
     found:add("names", stat.nlink > 1 and "wrong" or "ok", ("%d"):format(stat.nlink), why_names,
       ("find %s -xdev -samefile %s, and remove the others"):format(quoted(parent), quoted(path)))
+    files.mounted(found, path)
   end
   files.container(found, parent)
   files.system(found, parent)

@@ -12,9 +12,14 @@ local REDIS_PORT = 6379
 --- Whether the DSN names sentinels, who name the server.
 local function by_sentinels(dsn) return dsn:lower():find "^%a+%+sentinel:" ~= nil end
 
+--- The directory that is this user's alone: of the embedded store where its DSN names none; else nil.
+function subject.own_directory(said)
+  return said.store == "file" and not said.path and ("/dev/shm/hierlock-%d"):format(subject.user()) or nil
+end
+
 --- Where it is, for people: what core.dsn says of it, what server.parse says, and the DSN.
 function subject.place(said, where, dsn)
-  if said.store == "file" then return said.path or ("/dev/shm/hierlock-%d"):format(subject.user()) end
+  if said.store == "file" then return said.path or subject.own_directory(said) end
   if said.store == "memcached" then return said.host end
   if said.store == "redis" then
     if by_sentinels(dsn) then return ("the master that %s name, database %s"):format(said.host or "the sentinels", said.database or "0") end

@@ -27,8 +27,9 @@ end
 local function way_out(subject, err, else_mend)
   if err.code == "not_provisioned" then return subject.command "provision" end
   if err.code == "mismatch" then return "leave out --levels and --buckets, or name another space in the DSN" end
+  if err.retry_after then return ("wait %.0f s, and ask again"):format(math.ceil(err.retry_after)) end
   if err.code == "timeout" then return "see who holds it: " .. subject.command "leases" end
-  return else_mend or "mend what is found above first; docs/operations.md says more of each error"
+  return err.code ~= "unsafe_server" and else_mend or "mend what is found above first; docs/operations.md says more of each error"
 end
 
 local function seen(manager, target, application)
@@ -90,9 +91,12 @@ end
 
 -- With two managers that are open.
 local function try(subject, found, first, second, target)
-  local handle, err = first:acquire(target, { timeout = PATIENCE })
+  local handle, err = first:acquire(target, { timeout = 0 })
+  if not handle and err.code == "timeout" and not err.retry_after then
+    handle, err = first:acquire(target, { timeout = PATIENCE })
+  end
   if not handle then
-    return found:add("a lock", "wrong", words(err), WHY_EXCLUDE, way_out(subject, err, subject.lock_denied))
+    return found:add("a lock", err.retry_after and "warning" or "wrong", words(err), WHY_EXCLUDE, way_out(subject, err, subject.lock_denied))
   end
   local well, other = excludes(second, target, { timeout = 0 })
   local visible, blind = seen(second, target, subject.application)

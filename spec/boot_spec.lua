@@ -1,0 +1,45 @@
+-- Leases on a machine that has just been started: its clocks say next to nothing, and a part of the ttl is more than that.
+
+local support = require "spec.support"
+
+-- What follows in a command runs where the clocks have just begun.
+local BEGINNING = "unshare --time --monotonic -$(cut -d. -f1 /proc/uptime) --boottime -$(cut -d. -f1 /proc/uptime)"
+
+-- A hundredth of it is more than the time since the start as long as the specs run.
+local TTL = 7 * 86400
+
+-- Those of spec/leases_spec.lua that measure time.
+local TITLES = {
+  "is there from its grant", "is over when its time is up", "no sooner than the end of remaining", "counts from its grant",
+  "lets a waiter in as soon as its time is up", "ends ttl after a refresh", "has had since is lost",
+  "passes to another process by its text", "is listed with all",
+}
+
+local function missing()
+  local said, status = support.run("os.exit(tonumber(io.open('/proc/uptime'):read('n')) < 60)", BEGINNING)
+  return status ~= 0 and "this machine gives no time namespace: " .. said or nil
+end
+
+describe("where the clocks have just begun", function()
+  support.unless_missing(missing(), "unshare", function()
+    for _, store in ipairs { "quorum", "sqlite", "embedded" } do
+      it("a lease does what it does elsewhere, on " .. store, function()
+        local directory = os.getenv("HIERLOCK_SPEC_DIRECTORY") .. "/beginning-" .. store
+        local command = { "mkdir -m 700 ", directory, " && env -u MYSQL_DSN -u HIERLOCK_REQUIRE" }
+        for _, server in ipairs { "MYSQL", "MARIADB", "POSTGRESQL", "REDIS", "MEMCACHED" } do
+          command[#command + 1] = " -u HIERLOCK_" .. server .. "_DSN"
+        end
+        command[#command + 1] = (" HIERLOCK_SPEC_TTL=%d HIERLOCK_SPEC_DIRECTORY=%s "):format(TTL, directory)
+        command[#command + 1] = BEGINNING .. " " .. (os.getenv("HIERLOCK_LUA") or "lua") ..
+                                " /usr/bin/busted --no-auto-insulate -o plainTerminal spec/leases_spec.lua"
+        for _, title in ipairs(TITLES) do
+          command[#command + 1] = (" --filter='on %s: .*%s'"):format(store, title)
+        end
+        local pipe = assert(io.popen(table.concat(command) .. " 2>&1"))
+        local said = pipe:read("*a")
+        pipe:close()
+        assert.truthy(said:find(#TITLES .. " successes / 0 failures / 0 errors", 1, true), said)
+      end)
+    end
+  end)
+end)

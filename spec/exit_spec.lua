@@ -1,0 +1,76 @@
+-- What `release` called done is done when the process has ended, however it ends, and the end
+-- takes no longer than a round trip.
+local support = require "spec.support"
+
+-- Of a program's end, which takes a trip. Not what it may wait for a server that hangs.
+local PROMPT = 1.5
+local MANY = 60
+
+-- Releases what it has acquired, says when, and ends.
+local PROGRAM = [[
+  local uv = require "luv"
+  local manager = assert(require "hierlock".open(%q, %s))
+  local handles = {}
+  for i = 1, %d do
+    handles[i] = assert(manager:acquire({ "exit", "a", "r" .. i }, { ttl = 300, timeout = 20 }))
+  end
+  for _, handle in ipairs(handles) do assert(handle:release()) end
+  io.write(("%%.6f"):format(uv.hrtime() / 1e9))
+  io.flush()
+  %s]]
+
+local ANY = [[
+  local manager = assert(require "hierlock".open(%q, %s))
+  local targets = {}
+  for i = 1, 8 do targets[i] = { "exit", "a", "r" .. i } end
+  assert(assert(manager:start_any(targets, { ttl = 300 })):wait(20)):release()
+  manager:close()
+  os.exit(0)]]
+
+local ENDS = {
+  { "at the end of the script", "", 0 },
+  { "by os.exit", "os.exit(0)", 0 },
+  { "by os.exit, which closes the Lua state", "os.exit(0, true)", 0 },
+  { "by an error at top level", "error 'the end'", 1 },
+  { "by os.exit after it has closed the manager", "manager:close() os.exit(0)", 0 },
+}
+
+describe("a process that ends after it has released leases", function()
+  support.each_leasing_store(function(store)
+    store = support.leased(store)
+    local manager
+
+    setup(function() store.prepare() end)
+    before_each(function() manager = support.open(store) end)
+    after_each(function()
+      assert(manager:revoke { target = { "exit" } })
+      manager:close()
+    end)
+
+    local function run(program, ...)
+      local buckets = store.options.buckets
+      return support.run(program:format(store.dsn, buckets and ("{ buckets = %d }"):format(buckets) or "nil", ...))
+    end
+
+    for _, last in ipairs(ENDS) do
+      for _, n in ipairs { 2, MANY } do
+        it(("leaves none of %d, and ends at once: %s"):format(n, last[1]), function()
+          local output, status = run(PROGRAM, n, last[2])
+          local took = support.now() - (tonumber(output:match "^%d+%.%d+") or 0)
+          assert.equal(last[3], status, output)
+          assert.equal(0, #assert(manager:leases { target = { "exit" } }))
+          assert.is_true(took < PROMPT, ("the end took %.3f s"):format(took))
+        end)
+      end
+    end
+
+    -- The other waits are given up when the first is granted, and may be granted just then.
+    it("leaves none of what it started, and did not want, when it closes the manager", function()
+      for _ = 1, 4 do
+        local output, status = run(ANY)
+        assert.equal(0, status, output)
+        assert.equal(0, #assert(manager:leases { target = { "exit" } }))
+      end
+    end)
+  end)
+end)

@@ -1,0 +1,40 @@
+-- Which checks belong to which files, for spec/mutants/run.lua: the quick ones first. A file belongs to the first area
+-- whose pattern it matches. A check is `core:TEST` of spec/core, or a spec file, with a pattern for the titles of its specs.
+
+local C = { "core:test_core", "core:test_leases", "core:test_waiting", "core:test_sessions", "core:test_file_store", "core:test_threads" }
+
+local function with(...)
+  local list = table.move(C, 1, #C, 1, {})
+  for _, check in ipairs { ... } do list[#list + 1] = check end
+  return list
+end
+
+local HOST = with("embedded", "stores on embedded", "update on embedded", "leases on embedded", "fork", "sqlite", "leases on sqlite",
+  "symfony")
+
+local function area(name, files, list) return { name = name, files = files, checks = list } end
+
+return {
+  area("core", "^csrc/core/", with("plan", "dsn", "error", "misuse", "manager", "pending", "extend", "deadlock", "units", "any",
+    "stats", "hooks", "fork", "with", "embedded", "update on embedded", "leases on embedded", "leases on postgresql", "core:test_memory")),
+  area("binding", "^csrc/lua/", { "plan", "error", "misuse", "manager", "pending", "extend", "deadlock", "units", "any", "stats", "hooks",
+    "loop", "with", "fork", "finalizer", "embedded", "update on embedded", "leases on embedded", "mysql_connect", "redis" }),
+  area("file", "^csrc/stores/file/", HOST),
+  area("machine", "^csrc/stores/machine/", HOST),
+  area("null", "^csrc/stores/null/", { "stores on null", "misuse" }),
+  area("mysql", "^csrc/stores/mysql/", { "mysql", "mysql_connect", "mysql_pool", "mysql_leases", "stores on mysql", "update on mysql",
+    "leases on mysql", "leases on mariadb", "mysql_table", "mysql_trouble", "mysql_refusals", "command_ps", "security" }),
+  area("postgresql", "^csrc/stores/postgresql/", { "core:test_postgresql", "postgresql", "postgresql_leases", "stores on postgresql",
+    "update on postgresql", "leases on postgresql", "symfony", "postgresql_security" }),
+  area("sql", "^csrc/stores/sql/", { "mysql_refusals", "postgresql", "mysql_leases", "postgresql_leases", "mysql_table" }),
+  area("redis", "^csrc/stores/redis/", { "redis", "stores on redis", "update on redis", "leases on redis", "symfony_redis", "redis_tls",
+    "redis_cluster", "redis_sentinel" }),
+  area("sqlite", "^csrc/stores/sqlite/", { "sqlite", "stores on sqlite", "update on sqlite", "leases on sqlite" }),
+  area("memcached", "^csrc/stores/memcached/", { "memcached", "stores on memcached", "update on memcached", "leases on memcached" }),
+  area("quorum", "^csrc/stores/quorum/", { "quorum", "update on quorum", "leases on quorum" }),
+  area("attach", "^lua/hierlock/attach", { "attach", "postgresql_attach" }),
+  area("rows", "^lua/hierlock/rows", { "rows" }),
+  area("command", "^lua/hierlock/command/", { "command", "command_leases", "command_ps", "command_kill", "command_run", "command_explain",
+    "command_graph", "command_matrix", "command_top", "command_bench", "command_doctor" }),
+  area("lua", "^lua/", { "manager", "with", "misuse", "loop", "prometheus", "pending", "stats", "any", "leases on embedded" }),
+}
