@@ -81,8 +81,8 @@ run_item() {                            # sets $status; the output is in $log
 } 2>/dev/null
 
 # A machine that is too busy for a spec does not show what the spec is about. So the specs of a file that failed beside
-# others are run once more, alone, and the report says so; but not what crashed or hung, what a sanitizer complained of, or what saw
-# two holders. TOOL_ENDS: what ended without a report is run again, too, as a tool is known to end programs.
+# others are run once more, alone, and the report says so; but not what crashed or hung, what a sanitizer complained
+# of, or what saw two holders. TOOL_ENDS: what ended without a report is run again, too, as a tool is known to end programs.
 again() {
   ((status != 124)) && [[ ! -e $log.first ]] || return 1
   ! grep -qE 'Sanitizer|runtime error|ERROR SUMMARY: [1-9]|Segmentation|Aborted|Alarm clock|overlap' "$log" || return 1
@@ -139,9 +139,9 @@ report() {
     printf '\n=== Failed beside others, run again alone: %s\n' "$(basename "$first" .log.first)"
     grep -A4 -E '^(Random seed|Expected)|_spec.lua:[0-9]+: |^\[  (FAILED|ERROR) ' "$first" | grep -vE '^(--|Random seed)' | head -n 40 || true
   done
-  for result in "$work"/*.result; do files+=("$result" "${result%.result}"); done
+  for result in "$work"/*.result; do [[ ! -e $result ]] || files+=("$result" "${result%.result}"); done
   echo
-  awk -v seed="$SEED" -v began="$began" -v now="$(date +%s)" '
+  awk -v seed="$SEED" -v began="$began" -v now="$(date +%s)" -v late="$([[ ! -e $work/late ]] || echo 1)" '
     function finish() {
       if (file == "") return
       listed = bad
@@ -188,8 +188,8 @@ report() {
       for (i = 1; i <= files; i++) print times[i] | "sort -rn | head -n 8"
       close("sort -rn | head -n 8")
       printf "\n%d successes / %d failures / %d errors / %d pending : %d files, %d s, SEED=%d\n", passed, failures, errors, pending, files, now - began, seed
-      exit failures + errors > 0 || passed == 0
-    }' "${files[@]}"
+      exit failures + errors > 0 || (passed == 0 && !late)
+    }' "${files[@]:-/dev/null}"
 }
 
 # --- All lanes ----------------------------------------------------------------------------------
