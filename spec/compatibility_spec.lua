@@ -27,6 +27,7 @@ local PAIRS = {
   { "a user", user1, "its resource", resource111, waits = true },
   { "a resource", resource111, "its user", user1, waits = true },
   { "a user", user1, "another user", user2 },
+  { "an account with a colon", { "u1", "1:a1" }, "one whose ids, joined, are the same text", { "u1:1", "a1" }, waits = true },
 }
 
 local MODES = {

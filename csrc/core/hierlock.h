@@ -155,9 +155,10 @@ typedef struct hl_id {
 /* The bucket of the node ids[0]/.../ids[n-1], which is on level n - 1:
    FNV-1a (32 bits; Fowler, Noll, Vo, draft-eastlake-fnv) of
    level_name ":" id ":" id ..., modulo the number of buckets.
-   A store whose rows are mere numbers has no buckets, and nobody waits there for a
-   stranger. On the layouts that hl_manager_layout gives of it this is the 60 bits
-   of FNV-1a (64 bits) of the same text, xor-folded: (h >> 60) ^ (h & (2^60 - 1)). */
+   A store whose rows are mere numbers has no buckets. On the layouts that
+   hl_manager_layout gives of it this is the 60 bits
+   of FNV-1a (64 bits) of the same text, xor-folded: (h >> 60) ^ (h & (2^60 - 1)).
+   No ':' in an id is escaped: "d:1", "x" and "d", "1:x" are one node. */
 uint64_t hl_layout_bucket(const hl_layout *layout, const hl_id *ids,
                           unsigned n);
 
