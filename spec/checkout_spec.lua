@@ -295,6 +295,14 @@ describe("the example of check-out", function()
           has(page, "my work")
         end)
 
+        it("ends a session by its age", function()
+          assert.equal(200, (clerk1:get "/"))
+          rows "UPDATE session SET since = since - 12 * 3600 - 1 WHERE login = 'clerk1'"
+          local status, _, headers = clerk1:get "/"
+          assert.same({ 303, "/login" }, { status, headers.location })
+          assert.equal(401, (clerk1:post(BAKERY .. "/take")))
+        end)
+
         it("leaves nothing to one who logs out while he takes it", function()
           for i = 1, 15 do
             local clerk = server:log_in "clerk1"
@@ -414,6 +422,9 @@ describe("the example of check-out", function()
           assert.equal(401, status)
           status = clerk1:post(BAKERY .. "/save", { name = ("x"):rep(70000) })
           assert.equal(413, status)
+          status = clerk1:post(BAKERY .. "/save", { name = ("x"):rep(64 * 1024 - 100) }, { ["Transfer-Encoding"] = "chunked" })
+          assert.equal(413, status)
+          assert.equal(421, (clerk1:get("/", { Host = "elsewhere.example" })))
         end)
       end)
 

@@ -40,7 +40,13 @@ describe("the example of a shop", function()
     end
 
     local function get(path, headers) return website.ask(server, "GET", path, nil, headers) end
-    local function post(path, fields, headers) return website.ask(server, "POST", path, fields or {}, headers) end
+    local CONTROL = { ["/way"] = true, ["/reset"] = true, ["/night"] = true }
+
+    local function post(path, fields, headers)
+      fields = fields or {}
+      if CONTROL[path] then fields.form = fields.form or field(select(2, get "/"), "form") end
+      return website.ask(server, "POST", path, fields, headers)
+    end
 
     local function new_ref()
       return (assert(uv.random(16)):gsub(".", function(byte) return ("%02x"):format(byte:byte()) end))
@@ -267,6 +273,8 @@ describe("the example of a shop", function()
           assert.equal(403, (post("/clerk/1/deliver", { seen = seen, number = 1 })))
         end
         assert.equal(403, (post("/reset", {}, { Origin = "http://elsewhere.example" })))
+        for _, path in ipairs { "/way", "/reset", "/night" } do assert.equal(403, (post(path, { form = "x", way = "none" }))) end
+        assert.equal(421, (get("/", { Host = "elsewhere.example:" .. server.port })))
         assert.same({ 422, 422, 422, 422 }, {
           (post("/buy", { id = 1, number = 0, ref = new_ref() })), (post("/buy", { id = 1, number = 1, ref = "x" })),
           (post("/clerk/1/save", { seen = seal, name = " ", price = "1.00" })), (post("/clerk/1/deliver", { seen = seal, number = "-3" })),
@@ -275,6 +283,15 @@ describe("the example of a shop", function()
         assert.same({ 404, 404, 404 }, { (get "/nothing"), (get "/clerk/99"), (post("/buy", { id = 99, number = 1, ref = new_ref() })) })
         assert.equal(405, (website.ask(server, "DELETE", "/")))
         assert.equal(STOCK, (product(1)))
+      end)
+
+      it("answers 413 to a form that is too long, and keeps its connection to the database", function()
+        begin_anew "conditional"
+        local _, errors = server:output():gsub("%[error%]", "")
+        assert.equal(413, (website.ask(server, "POST", "/buy", { id = ("1"):rep(70000) })))
+        assert.equal(413, (website.ask(server, "POST", "/buy", { id = ("1"):rep(64 * 1024 - 100) }, { ["Transfer-Encoding"] = "chunked" })))
+        assert.equal(303, (post("/buy", { id = 1, number = 1, ref = new_ref() })))
+        assert.equal(errors + 1, select(2, server:output():gsub("%[error%]", ""))) -- nginx's own, of the first
       end)
 
       it("escapes what people type", function()

@@ -3,6 +3,7 @@
 --   423   somebody else has the customer          409   you had it, and have it no more
 --   401   you are not logged in                   403   you may not; or the form is of another site
 --   422   what you typed cannot be                303   done; look there
+--   413   more than a form has                    421   asked by another name than its own (nginx.conf)
 --   503   the store does not answer now           404, 405, 500
 
 local data = require "checkout.data"
@@ -243,6 +244,8 @@ local function answer(method)
   if method == "POST" then
     if is_foreign() then return problem(403, nil, "No", "This form was not one of ours.") end
     ngx.req.read_body()
+    -- nginx learns the size of a chunked body as it comes, and puts what its buffer does not hold into a file.
+    if ngx.req.get_body_file() then return problem(413, nil, "Too much", "No form is so long.") end
     request.post = ngx.req.get_post_args(10)
   elseif method ~= "GET" then
     return wrong_method "GET, HEAD, POST"

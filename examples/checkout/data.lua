@@ -96,7 +96,10 @@ local function random()
   return (bytes:gsub(".", function(byte) return ("%02x"):format(byte:byte()) end))
 end
 
-function data.session(id) return query("SELECT * FROM session WHERE id = ?", id)[1] end
+--- The session of that id, or nil: there is none, or it was begun half a day ago.
+function data.session(id)
+  return query("SELECT * FROM session WHERE id = ? AND since >= ?", id, os.time() - SESSION_SECONDS)[1]
+end
 
 --- A new session; returns its id. `form` is what its forms must contain: another site does not know it.
 function data.log_in(login, administrator)

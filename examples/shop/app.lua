@@ -2,6 +2,7 @@
 --
 --   409   somebody else was first: what has changed       423   somebody has it just now: who
 --   422   what you typed cannot be                        303   done; look there
+--   413   more than a form has                            421   asked by another name than its own (nginx.conf)
 --   503   the database or the locks do not answer now     403, 404, 405, 500
 
 local rows = require "hierlock.rows"
@@ -18,6 +19,9 @@ end
 
 -- Of what the forms carry. It is made before the workers are, and after a reload it is another one: who has a form from before opens it anew.
 local SECRET = random(16)
+
+-- What the forms that carry no row contain: a page of another site cannot read it.
+local FORM = random(16)
 
 local NIGHT = 5 -- seconds that the batch comes back to what was put aside
 
@@ -86,7 +90,7 @@ local DONE = {
 }
 
 -- What every page says of the shop.
-local function state(done) return { way = data.way(), orders = data.orders(), done = DONE[done] } end
+local function state(done) return { way = data.way(), orders = data.orders(), done = DONE[done], form = FORM } end
 
 GET["/"] = function(request) return reply(200, pages.shop(state(request.done), data.products(), function() return random(16) end)) end
 
@@ -173,6 +177,9 @@ end
 
 -- --------------------------------------------------------------- requests
 
+-- What changes the shop for all.
+local CONTROL = { ["/way"] = true, ["/reset"] = true, ["/night"] = true }
+
 -- A browser says where a form was. Ours come from here.
 local function is_foreign()
   local origin = ngx.var.http_origin
@@ -187,7 +194,10 @@ local function answer(method)
   if method == "POST" then
     if is_foreign() then return reply(403, pages.problem("No", "This form was not one of ours.")) end
     ngx.req.read_body()
+    -- nginx learns the size of a chunked body as it comes, and puts what its buffer does not hold into a file.
+    if ngx.req.get_body_file() then return reply(413, pages.problem("Too much", "No form is so long.")) end
     request.post = ngx.req.get_post_args(10)
+    if CONTROL[path] and request.post.form ~= FORM then return forged() end
   end
   local id, action = path:match "^/clerk/(%d+)(.*)$"
   local name = id and (action == "" and "product" or action:match "^/(%l+)$") or path

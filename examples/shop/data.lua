@@ -84,12 +84,16 @@ local function fill()
   end
 end
 
---- The manager of locks; or nil, err.
+local failure
+local later = 0
+
+--- The manager of locks; or nil, err. Opening blocks the worker: where it fails, it is tried again a second later, and not before.
 function data.locks()
-  if locks then return locks end
-  local err
-  locks, err = hierlock.open(nil, { application = "shop" })
-  return locks, err
+  if not locks and os.time() >= later then
+    locks, failure = hierlock.open(nil, { application = "shop" })
+    later = os.time() + 1
+  end
+  return locks, failure
 end
 
 local function prepare()

@@ -43,6 +43,9 @@ local function field_in(page, name)
   return value and value:gsub("&quot;", '"'):gsub("&lt;", "<"):gsub("&gt;", ">"):gsub("&#39;", "'"):gsub("&amp;", "&")
 end
 
+-- What the forms of the office and of the control contain.
+local function form_of(one) return (assert(field_in(select(2, one:get "/"), "form"))) end
+
 local function seal_in(page) return (assert(field_in(page, "seen"), page)) end
 
 local browser_class = {}
@@ -131,8 +134,9 @@ end
 
 local function begin_anew(way)
   together(1, function(one)
-    assert(one:post("/reset", {}) == 303)
-    assert(one:post("/way", { way = way }) == 303)
+    local form = form_of(one)
+    assert(one:post("/reset", { form = form }) == 303)
+    assert(one:post("/way", { way = way, form = form }) == 303)
   end)
 end
 
@@ -170,7 +174,7 @@ local function screens()
   end)
   together(PRODUCTS + 2, function(one, id)
     if id > PRODUCTS then
-      assert(one:post("/night", {}) == 303)
+      assert(one:post("/night", { form = form_of(one) }) == 303)
     else
       cqueues.sleep(0.02 * math.random())
       local price = field_in(pages[id], "price")

@@ -30,10 +30,11 @@ local function page(title, state, body)
                         { way = way[1], text = way[2] })
     end
     bar = html([[
-<form method="post" action="/way" class="bar"><label for="way">Control</label>
+<form method="post" action="/way" class="bar"><input type="hidden" name="form" value="{form}"><label for="way">Control</label>
 <select id="way" name="way">{options}</select> <button>Use it</button>
 <button formaction="/reset">Begin anew</button></form>
-{done}]], { options = joined(options), done = state.done and html('<p class="notice good" role="status">{text}</p>\n', { text = state.done }) or NOTHING })
+{done}]], { options = joined(options), form = state.form,
+      done = state.done and html('<p class="notice good" role="status">{text}</p>\n', { text = state.done }) or NOTHING })
   end
   return html([[
 <!DOCTYPE html>
@@ -115,8 +116,8 @@ function pages.clerk(state, products)
 <tbody>
 {rows}</tbody>
 </table>
-<form method="post" action="/night"><button>Run the nightly batch: all prices + 0.10</button></form>
-]], { rows = joined(rows) }))
+<form method="post" action="/night"><input type="hidden" name="form" value="{form}"><button>Run the nightly batch: all prices + 0.10</button></form>
+]], { rows = joined(rows), form = state.form }))
 end
 
 local function editor(product, seal, name, price)

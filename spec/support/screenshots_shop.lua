@@ -18,7 +18,8 @@ local function open(path)
 end
 
 local ok, err = pcall(function()
-  website.ask(server, "POST", "/way", { way = "hierlock" })
+  local _, page = website.ask(server, "GET", "/")
+  website.ask(server, "POST", "/way", { way = "hierlock", form = page:match 'name="form" value="(%x+)"' })
   local customer, clerk, night = open "/", open "/clerk/1", open "/clerk"
   customer:run "document.querySelector('input[name=number]').value = '5'"
   customer:click "td.action button"

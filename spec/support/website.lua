@@ -172,9 +172,22 @@ function website.send(server, method, path, fields, headers)
   local body = {}
   for name, value in pairs(fields or {}) do body[#body + 1] = encoded(name) .. "=" .. encoded(value) end
   body = table.concat(body, "&")
-  local lines = { ("%s %s HTTP/1.1"):format(method, path), "Host: 127.0.0.1:" .. server.port, "Connection: close",
-                  "Content-Type: application/x-www-form-urlencoded", "Content-Length: " .. #body }
-  for name, value in pairs(headers or {}) do lines[#lines + 1] = name .. ": " .. value end
+  headers = headers or {}
+  local lines = { ("%s %s HTTP/1.1"):format(method, path), "Host: " .. (headers.Host or "127.0.0.1:" .. server.port), "Connection: close",
+                  "Content-Type: application/x-www-form-urlencoded" }
+  if headers["Transfer-Encoding"] == "chunked" then
+    local chunks = {}
+    for at = 1, #body, 100 do
+      local piece = body:sub(at, at + 99)
+      chunks[#chunks + 1] = ("%x\r\n%s\r\n"):format(#piece, piece)
+    end
+    body = table.concat(chunks) .. "0\r\n\r\n"
+  else
+    lines[#lines + 1] = "Content-Length: " .. #body
+  end
+  for name, value in pairs(headers) do
+    if name ~= "Host" then lines[#lines + 1] = name .. ": " .. value end
+  end
   local socket, answer, closed = uv.new_tcp(), "", false
   local function close()
     if not closed then socket:close() end
