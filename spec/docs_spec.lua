@@ -250,6 +250,8 @@ describe("the pages", function()
           local file = path == "" and page or folder .. path
           while file:find("[^/]+/%.%./") do file = file:gsub("[^/]+/%.%./", "", 1) end
           assert.is_true(exists(file), page .. ": " .. target)
+          -- A rock has these directories, and not what lies beside them.
+          if page:find "^docs/" then assert.is_truthy(file:find "^%l+/", page .. ": " .. target .. " is in no rock") end
           if anchor ~= "" then assert.is_true(anchors(file)[anchor] or false, page .. ": " .. target) end
         end
       end

@@ -48,7 +48,10 @@ local function rules(own)
   for _, rule in ipairs {
     { "==", own.unequal }, { own.unequal, "==" }, { " <= ", " < " }, { " >= ", " > " }, { " < ", " <= " }, { " > ", " >= " },
     { " %+ ", " - " }, { " %- ", " + " }, { "%f[%w_]true%f[^%w_]", "false" }, { "%f[%w_]false%f[^%w_]", "true" },
-    { "%f[%w_.]%d+%f[^%w_.]", function(number) return ("%d"):format(number + 1) end },
+    { "%f[%w_.]%d+%f[^%w_.]", function(number)
+      local value = math.tointeger(tonumber(number))
+      return value and ("%d"):format(value + 1)
+    end },
   } do own[#own + 1] = rule end
   return own
 end
@@ -80,9 +83,9 @@ local function changes(line, language)
       if rule.negates then
         found[#found + 1] = negated(line)
       elseif quotes % 2 == 0 then
-        local old = line:sub(first, last)
-        local new = type(rule[2]) == "function" and rule[2](old) or rule[2]
-        found[#found + 1] = line:sub(1, first - 1) .. new .. line:sub(last + 1)
+        local new = rule[2]
+        if type(new) == "function" then new = new(line:sub(first, last)) end
+        if new then found[#found + 1] = line:sub(1, first - 1) .. new .. line:sub(last + 1) end
       end
       at = last + 1
     end
