@@ -595,6 +595,28 @@ describe("the option loop", function()
     assert.matches('false\t[^\n]*hierlock: loop "luv" cannot be had: [^\n]*there is no luv', output)
   end)
 
+  -- The main thread cannot yield either. luv's loop stands for Tarantool's.
+  it("waits by Tarantool's iowait, also where it cannot yield", function()
+    local output = support.run(([[
+      local uv = require "luv"
+      package.loaded.socket = { iowait = function(fd, events)
+        assert(events == "R")
+        local poll = uv.new_poll(fd)
+        poll:start("r", function() poll:close() end)
+        uv.run()
+      end }
+      local manager = assert(require("hierlock").open(%q, { loop = "tarantool" }))
+      local first = assert(manager:acquire { "u1" })
+      local timer = uv.new_timer()
+      timer:start(20, 0, function()
+        timer:close()
+        first:release()
+      end)
+      print(manager:acquire({ "u1" }, { timeout = 30 }))
+    ]]):format(support.stores[1].dsn))
+    assert.matches("^hierlock%.handle .exclusive u1, held.", output)
+  end)
+
   it("needs no loop's module where it is not asked for", function()
     local output, status = support.run([[
       for _, name in ipairs { "luv", "cqueues", "copas", "socket", "ngx" } do

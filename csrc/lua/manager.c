@@ -469,11 +469,12 @@ Blocks for at most the DSN's `connect_timeout` (10 s).
   that acquired it, and by no other: then a coroutine that would wait, under a loop, for
   itself or in a circle of coroutines gets `deadlock` at once. See docs/deadlocks.md
 @tparam[opt="auto"] string|function options.loop how a coroutine waits: by the loop
-  `"cqueues"`, `"luv"`, `"copas"` or `"ngx"`; `"auto"` notices ngx and cqueues by itself,
+  `"cqueues"`, `"luv"`, `"copas"`, `"ngx"` or `"tarantool"`; `"auto"` notices ngx and cqueues by itself,
   and otherwise blocks; `"block"`. Or a function `loop(pending)` that yields as a loop of
   the program's own wants, and returns once `pending:done()`:
   `while not pending:done() do my_loop.wait_readable(pending:fd()) end`. What it raises
-  ends the wait. Where a coroutine cannot yield, the call blocks
+  ends the wait. Where a coroutine cannot yield, the call blocks, but for `"tarantool"`, whose
+  fibers need no yield
 @treturn[1] manager
 @return[2] nil
 @return[2] err `dsn`, `connection`, `unsafe_server`, `mismatch`,

@@ -13,7 +13,10 @@ local core = require "hierlock.core"
 
 local waiting = {}
 
-local NAMES = { cqueues = true, luv = true, copas = true, ngx = true }
+local NAMES = { cqueues = true, luv = true, copas = true, ngx = true, tarantool = true }
+
+-- Loops that wait without a yield of Lua's, and so wherever they are called.
+local needs_no_yield = {}
 
 -- In Lua 5.1, pcall cannot be yielded across: there, what the loop raises passes, and the
 -- collector cancels.
@@ -39,11 +42,12 @@ function waiting.loop(option)
   if option == "block" then return nil end
   if type(option) == "function" then return option end
   if type(option) ~= "string" or not NAMES[option] then
-    core.misuse('loop must be "auto", "block", "cqueues", "luv", "copas", "ngx" or a function' ..
+    core.misuse('loop must be "auto", "block", "cqueues", "luv", "copas", "ngx", "tarantool" or a function' ..
                 (type(option) == "string" and (", not %q"):format(option) or ", not a " .. type(option)))
   end
   local ok, loop = pcall(require, "hierlock.loop." .. option)
   if not ok then core.misuse(("loop %q cannot be had: %s"):format(option, tostring(loop):match("^[^\n]*"))) end
+  if option == "tarantool" then needs_no_yield[loop] = true end
   return loop
 end
 
@@ -98,7 +102,7 @@ function waiting.wrap(name, blocking, start)
     local loop, yields = core.loop(self)
     if loop == true then loop = notice(yields) end
     if type(loop) == "table" then return loop.call(name, blocking, start, self, ...) end
-    if not loop or not yields then return blocking(self, ...) end
+    if not loop or not (yields or needs_no_yield[loop]) then return blocking(self, ...) end
     local pending, err = start(self, ...)
     if not core.is_pending(pending) then return pending, err end
     if pending:done() then return take(pending) end
