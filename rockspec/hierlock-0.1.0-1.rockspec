@@ -10,6 +10,8 @@
 rockspec_format = "3.0"
 package = "hierlock"
 version = "0.1.0-1"
+-- `luarocks make` takes the checkout as it is, and does not look here. Before this file is published, the address of the
+-- repository belongs here, with tag = "v0.1.0": from this one nothing can be fetched.
 source = {
   url = "git+file://.",
 }
@@ -17,10 +19,10 @@ description = {
   summary = "Hierarchical locks on MySQL, MariaDB, PostgreSQL, Redis, SQLite, Memcached or one machine",
   detailed = [[
 While I change this account, nobody touches the account or anything in it; but others may work on
-other accounts. Locks are rows of a table of the MySQL or MariaDB that runs already, or, with
+other accounts. The locks live in the MySQL, MariaDB, PostgreSQL or Redis that runs already, or, with
 nothing to set up, belong to the processes and threads of one machine.]],
   license = "MIT",
-  labels = { "locking", "mysql", "mariadb" },
+  labels = { "locking", "mysql", "mariadb", "postgresql", "redis" },
 }
 supported_platforms = { "linux" }
 dependencies = {
