@@ -176,6 +176,7 @@ local function found_by(area)
 end
 
 local function main(n, seed, ...)
+  io.stdout:setvbuf "line"              -- it runs for hours
   math.randomseed(seed)
   local files = #{ ... } > 0 and { ... } or lines_of("git ls-files 'csrc/*.c' 'csrc/*.lua' 'lua/*.lua'")
   local places = {}
