@@ -438,6 +438,25 @@ support.on_postgresql(function(store)
     assert.matches("another server", message)
   end)
 
+  it("becomes no lease by the word of another server", function()
+    local backend
+    local between = proxy.open(store, function(data)
+      return backend and (data:gsub(backend, ("9"):rep(#backend))) or data
+    end)
+    finally(function() between.close() end)
+    local peer = support.process(store, nil, between.dsn)
+    backend = peer:call [[
+      handles.u1 = assert(manager:acquire { "u1" })
+      return manager:holders { "u1" }[1].session
+    ]]
+    local code, message = peer:call [[
+      local _, err = handles.u1:to_lease { ttl = 1 }
+      return err and err.code, err and err.message
+    ]]
+    assert.equal("lost", code)
+    assert.matches("another server", message)
+  end)
+
   it("refuses servers that are too old, and those that only look like one", function()
     local function rewritten(from, to)
       local between = proxy.open(store, function(data) return (data:gsub(from, to, 1)) end)

@@ -143,28 +143,6 @@ describe("redis", function()
       assert(assert(other:acquire(R1, { mode = "shared", timeout = 0 })):release())
     end)
 
-    it("is not shared again by a command of before the upgrade that the server reads late", function()
-      local between = proxy.open(store)
-      finally(function() between:close() end)
-      local peer = support.process(setmetatable({ dsn = between.dsn }, { __index = store }))
-      peer:call([[
-        handles.u = assert(manager:acquire(..., { mode = "update", ttl = 60 }))
-        assert(handles.u:upgrade { timeout = 5 })
-      ]], R1)
-      local before = #between.connections
-      for i = 1, before do between.detain(i) end
-      between.refuse(0)
-      assert.equal("connection", peer:call "return select(2, handles.u:downgrade()).code")
-      assert.equal("update", peer:call "return handles.u.mode")
-      between.refuse(1000)
-      -- It finds that it is exclusive still.
-      assert.is_true(peer:call "return handles.u:upgrade { timeout = 5 }")
-      for i = 1, before do between.deliver(i) end
-      assert_code("timeout", assert(open()):acquire(R1, { mode = "shared", timeout = 0 }))
-      assert.is_true(peer:call "return handles.u:check()")
-      peer:release "u"
-    end)
-
     it("whose scripts were flushed gets them again", function()
       local manager, other = assert(open()), assert(open())
       for _ = 1, 3 do

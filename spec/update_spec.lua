@@ -3,7 +3,9 @@
 
 local hierlock = require "hierlock"
 local command = require "spec.support.command"
+local proxy = require "spec.support.proxy"
 local support = require "spec.support"
+local uv = require "luv"
 
 local USER, ACCOUNT, R1, R2 = { "u1" }, { "u1", "a1" }, { "u1", "a1", "r1" }, { "u1", "a1", "r2" }
 local ELSEWHERE = { "u1", "a2", "r1" }
@@ -312,6 +314,37 @@ describe("an update lock", function()
           assert.is_true(assert(acquire(R1)).token > upgraded)
         end)
 
+        -- Such as one whose connection was cut behind a proxy or a machine that hung.
+        it("is not shared again by a downgrade of before the upgrade that the server reads late", function()
+          if kind == "session" or not store.server then return end
+          local between = proxy.open(store)
+          finally(function() between.close() end)
+          local peer = support.process(setmetatable({ dsn = between.dsn }, { __index = store }))
+          peer:call([[
+            handles.u = assert(manager:acquire(..., { mode = "update", ttl = 60 }))
+            assert(handles.u:upgrade { timeout = 5 })
+          ]], R1)
+          local before = #between.connections
+          for i = 1, before do between.detain(i) end
+          between.refuse(0)
+          peer:start "return select(2, handles.u:downgrade()).code"
+          local late
+          support.wait_until(function()
+            uv.run "nowait"
+            for i = 1, before do late = #between.connections[i].detained > 0 and i or late end
+            return late
+          end, "the downgrade")
+          for i = 1, before do between.connections[i].client:close() end
+          assert.equal("connection", peer:result())
+          between.refuse(1000)
+          -- It finds that it is exclusive still.
+          assert.is_true(peer:call "return handles.u:upgrade { timeout = 5 }")
+          between.deliver(late)
+          assert_code("timeout", acquire(R1, "shared", { timeout = 0 }))
+          assert.is_true(peer:call "return handles.u:check()")
+          assert.is_true(peer:call "return handles.u:release { confirm = true }")
+        end)
+
         it("is freed when its holder is killed, before, in and after an upgrade", function()
           if kind == "lease" then return end
           for _, moment in ipairs { "before", "in", "after" } do
@@ -384,7 +417,6 @@ describe("an update lock", function()
 
         it("excludes in random use, also when processes are killed", function()
           local SECONDS, N = 2, 5
-          local uv = require "luv"
           local files, peers, killed = {}, {}, {}
           local function begin(i)
             -- Beside leases, where there are both, sessions.

@@ -290,6 +290,22 @@ static void a_refresh_without_an_answer_changes_nothing(void **state) {
   hl_manager_close(manager);
 }
 
+/* The keeper's, too: it has all the time until the end to try again. */
+static void a_refresh_that_has_failed_is_made_again_in_time(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager();
+  hl_lock *lock;
+  assert_int_equal(acquire(manager, 3000, true, true, &lock), HL_OK);
+  store.fails = HL_ESTORE;
+  while (store.refreshes < 2) {
+    assert_true(hl_lock_is_held(lock));
+    (void)usleep(1000);
+  }
+  WAIT_UNTIL(hl_lock_remaining(lock) > 2000);
+  hl_lock_free(lock);
+  hl_manager_close(manager);
+}
+
 static void each_refresh_and_each_try_of_a_grant_is_another(void **state) {
   static const uint8_t none[16] = {0};
   (void)state;
@@ -1269,6 +1285,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(a_lease_is_counted_from_the_sending),
       cmocka_unit_test(what_was_over_when_it_was_answered_is_given_back),
       cmocka_unit_test(a_refresh_without_an_answer_changes_nothing),
+      cmocka_unit_test(a_refresh_that_has_failed_is_made_again_in_time),
       cmocka_unit_test(each_refresh_and_each_try_of_a_grant_is_another),
       cmocka_unit_test(a_release_that_is_refused_keeps_none_behind_it),
       cmocka_unit_test(a_late_refresh_restores_it),

@@ -39,6 +39,8 @@ static struct {
   atomic_bool hangs;   /* nor does its wait end in time */
   atomic_int early;    /* ms after which a wait ends, though its time is not up */
   atomic_bool asks;    /* who holds is not said as long as this */
+  atomic_bool ends;    /* the connection ends right behind the answer to a sign of life */
+  atomic_int connect_ms; /* how long the last connecting may have taken */
   atomic_int opened, closed, locks, unlocks, renewals, looks, interrupts, asked;
   atomic_int behind; /* renewals that were sent behind a release */
 } store;
@@ -68,9 +70,10 @@ static void fake_close(hl_store *self) {
 
 static int fake_session_open(hl_store *self, int64_t deadline,
                              hl_session **result, hl_error *error) {
-  (void)deadline, (void)error;
+  (void)error;
   session *made = calloc(1, sizeof *made);
   assert_non_null(made);
+  store.connect_ms = (int)hl__left_ms(deadline);
   made->base.store = self;
   atomic_fetch_add(&store.opened, 1);
   *result = &made->base;
@@ -131,6 +134,7 @@ static int fake_settle(hl_session *base, int64_t deadline, hl_error *error) {
     (void)usleep(500);
   }
   self->outstanding = self->released = false;
+  if (store.ends) store.ended = true;
   return HL_OK;
 }
 
@@ -191,17 +195,22 @@ static const hl_store_ops fake = {
 
 #define SOON_MS 10000 /* for what must happen on a busy machine */
 
-static hl_manager *open_manager(int64_t hold_timeout, unsigned pool_size) {
+static hl_manager *open_at(const char *dsn, int64_t hold_timeout,
+                           unsigned pool_size) {
   static const hl_store_ops *const stores[] = {&fake, NULL};
   hl_config config = HL_CONFIG_INIT;
   hl_manager *manager;
   memset(&store, 0, sizeof store);
-  config.dsn = "mysql://nobody@nowhere/nothing";
+  config.dsn = dsn;
   config.stores = stores;
   config.hold_timeout = hold_timeout;
   if (pool_size) config.pool_size = pool_size;
   assert_int_equal(hl_manager_open(&config, &manager, NULL), HL_OK);
   return manager;
+}
+
+static hl_manager *open_manager(int64_t hold_timeout, unsigned pool_size) {
+  return open_at("mysql://nobody@nowhere/nothing", hold_timeout, pool_size);
 }
 
 static hl_plan *plan_of(hl_manager *manager, const char *user) {
@@ -314,6 +323,18 @@ static void what_came_during_a_call_may_be_its_loss(void **state) {
   assert_true(hl_lock_is_held(lock));
   hl_pending_free(pending);
   hl_plan_free(plan);
+  hl_lock_free(lock);
+  hl_manager_close(manager);
+}
+
+/* What has come behind the answer to a check counts: the server says that it ends the connection, say. */
+static void a_check_looks_once_more_behind_the_answer(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager(60000, 0);
+  hl_lock *lock = acquire(manager, "u1");
+  assert_int_equal(hl_lock_check(lock, NULL), HL_OK);
+  store.ends = true;
+  assert_int_equal(hl_lock_check(lock, NULL), HL_ELOST);
   hl_lock_free(lock);
   hl_manager_close(manager);
 }
@@ -597,6 +618,73 @@ static void a_call_that_hangs_is_ended(void **state) {
   hl_manager_close(manager);
 }
 
+static void *ask_main(void *manager) {
+  hl_plan *plan = plan_of(manager, "u1");
+  (void)hl_manager_holders(manager, plan, NULL, NULL, NULL);
+  hl_plan_free(plan);
+  return NULL;
+}
+
+/* Its answer has come after all. What tells the next call to end is in the session still. */
+static void a_session_that_was_ended_is_used_by_nobody_else(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager(60000, 0);
+  pthread_t asker;
+  hl_lock_free(acquire(manager, "u2")); /* from now on the keeper watches */
+  store.asks = true;
+  assert_int_equal(pthread_create(&asker, NULL, ask_main, manager), 0);
+  (void)await(&store.interrupts, 1);
+  store.asks = false;
+  assert_int_equal(pthread_join(asker, NULL), 0);
+  assert_int_equal(store.closed, 1);
+  hl_lock_free(acquire(manager, "u1"));
+  hl_manager_close(manager);
+}
+
+/* A try waits for no lock; but where no connection is idle, it has to make one. */
+static void a_try_has_time_to_connect(void **state) {
+  (void)state;
+  hl_manager *manager = open_manager(60000, 0);
+  hl_lock *first = acquire(manager, "u1"), *second;
+  store.connect_ms = 0;
+  assert_int_equal(try_acquire(manager, "u2", 0, &second), HL_OK);
+  assert_int_equal(store.opened, 2);
+  assert_in_range(store.connect_ms, 500, 1000);
+  hl_lock_free(first);
+  hl_lock_free(second);
+  hl_manager_close(manager);
+}
+
+static int acquire_beside(const char *dsn, const char *other) {
+  hl_manager *one = open_at(dsn, 60000, 0), *two = open_at(other, 60000, 0);
+  hl_plan *plan = plan_of(one, "u1"), *same = plan_of(two, "u1");
+  hl_options options = HL_OPTIONS_INIT;
+  hl_lock *first, *second;
+  options.agent = hl_agent_new();
+  assert_int_equal(hl_acquire(one, plan, &options, &first, NULL), HL_OK);
+  int status = hl_acquire(two, same, &options, &second, NULL);
+  hl_lock_free(first);
+  hl_lock_free(second);
+  hl_plan_free(plan);
+  hl_plan_free(same);
+  hl_agent_unref(options.agent);
+  hl_manager_close(one);
+  hl_manager_close(two);
+  return status;
+}
+
+/* Who holds a node at one server, and wants the same node at another, waits for nobody. */
+static void no_agent_waits_for_itself_at_another_server(void **state) {
+  static const char *const others[] = {
+      "mysql://me@host:3308/base", "mysql://me@other:3307/base",
+      "mysql://you@host:3307/base", "mysql://me@host:3307/other"};
+  (void)state;
+  const char *dsn = "mysql://me@host:3307/base";
+  assert_int_equal(acquire_beside(dsn, dsn), HL_DEADLOCK);
+  for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+    assert_int_equal(acquire_beside(dsn, others[i]), HL_OK);
+}
+
 /* Who waits for room in the pool goes on as soon as there is some: also when it was made
    by the loss of a lock. */
 static void a_lost_lock_leaves_room(void **state) {
@@ -688,6 +776,10 @@ int main(int argc, char **argv) {
       cmocka_unit_test(a_release_ends_the_extend_that_waits),
       cmocka_unit_test(a_wait_that_ends_early_goes_on),
       cmocka_unit_test(a_call_that_hangs_is_ended),
+      cmocka_unit_test(a_check_looks_once_more_behind_the_answer),
+      cmocka_unit_test(a_session_that_was_ended_is_used_by_nobody_else),
+      cmocka_unit_test(a_try_has_time_to_connect),
+      cmocka_unit_test(no_agent_waits_for_itself_at_another_server),
       cmocka_unit_test(a_lost_lock_leaves_room),
       cmocka_unit_test(a_lost_lock_leaves_room_for_a_thread),
       cmocka_unit_test(an_idle_session_without_an_answer_is_closed),
