@@ -634,7 +634,7 @@ endif
 # On further Luas: without the core's own tests, and without the specs that look at servers, at a store, or at the core
 # beside them, which no Lua reaches: what the binding passes on, others say.
 SERVER_SPECS := assumptions boot command_doctor command_kill command_leases command_ps_cost compatibility crowd deadlock% exit \
-                matrix memcached memory mysql% postgresql% quorum redis% silence sqlite storm structure symfony% update \
+                matrix memcached memory mysql% postgresql% quorum% redis% silence sqlite storm structure symfony% update \
                 waiting_trouble
 # And on the first of them alone: leases, and what is Lua above the binding.
 ONCE_SPECS := command command_% docs leases prometheus rows
@@ -725,7 +725,7 @@ ASAN_ENV = LD_PRELOAD="$(shell $(CC) -print-file-name=libasan.so) $(shell $(CC) 
            ASAN_OPTIONS=detect_leaks=0:quarantine_size_mb=1
 # The C tests, and the specs that come to all parts of our C code.
 ASAN_SPECS := any dsn embedded error exit extend finalizer fork hooks loop memcached memory misuse mysql mysql_connect mysql_leases \
-              mysql_pool mysql_silence mysql_trouble pending plan postgresql postgresql_leases quorum redis redis_cluster \
+              mysql_pool mysql_silence mysql_trouble pending plan postgresql postgresql_leases quorum quorum_tables redis redis_cluster \
               redis_sentinel redis_tls sqlite update waiting_trouble
 asan:
 	@spec/support/deps.sh build $(LUA)

@@ -1,14 +1,12 @@
 -- A quorum of stores: what it grants, refreshes and gives back when single stores refuse, fail, do not answer, have
 -- forgotten everything, or come back.
 
-local fork = require "hierlock_spec.fork"
 local hierlock = require "hierlock"
+local stores = require "spec.support.quorum"
 local support = require "spec.support"
-local uv = require "luv"
 
 local R1, R2 = { "u1", "a1", "r1" }, { "u1", "a1", "r2" }
 local LONG, SHORT = 60, 0.15
-local ROOT = support.stores[1].directory .. "/q"
 
 local function assert_code(code, ok, err)
   assert.is_nil(ok)
@@ -17,91 +15,11 @@ local function assert_code(code, ok, err)
 end
 
 describe("a quorum", function()
-  local directories, opened, locked, count = nil, nil, nil, 0
+  local open, dsns, quorum, single, records = stores.open, stores.dsns, stores.manager, stores.single, stores.records
+  local fail, mend, empty, all_gone, slow, go_on = stores.fail, stores.mend, stores.empty, stores.all_gone, stores.slow, stores.go_on
 
-  local function open(dsn, options)
-    local manager, err = hierlock.open(dsn, options)
-    opened[#opened + 1] = manager
-    return manager, err
-  end
-
-  local function dsns()
-    local list = {}
-    for i, directory in ipairs(directories) do list[i] = "file:" .. directory end
-    return list
-  end
-
-  local function quorum(strategy, options)
-    local all = { quorum = strategy, application = "quorum" }
-    for k, v in pairs(options or {}) do all[k] = v end
-    return assert(open(dsns(), all))
-  end
-
-  -- The store itself, as those see it who know nothing of a quorum.
-  local function single(i) return assert(open("file:" .. directories[i])) end
-
-  local function records(i) return #assert(single(i):leases()) end
-
-  -- A file stands where the directory was. Who asks meanwhile may make that anew, so it is taken out until a file is there.
-  local function fail(i)
-    local name = directories[i]
-    local stat = uv.fs_lstat(name)
-    if stat and stat.type == "link" then -- it was mended before
-      os.execute((": > %s-file; mv -T %s-file %s"):format(name, name, name))
-      return
-    end
-    os.execute(("rm -rf %s-gone; mv -T %s %s-gone"):format(name, name, name))
-    repeat
-      os.execute(("rm -rf %s; : > %s"):format(name, name))
-      local file = io.open(name, "a")
-      if file then file:close() end
-    until file
-  end
-
-  -- In one step, by a link: between two, who heals a lease would make the directory anew, and be told that it is there.
-  local function mend(i)
-    local name = directories[i]
-    os.execute(("ln -s %s-gone %s-link; mv -T %s-link %s"):format(name, name, name, name))
-  end
-
-  -- At once: who heals a lease there may make it anew.
-  local function empty(i)
-    os.execute(("mv -T %s %s-old; rm -rf %s-old"):format(directories[i], directories[i], directories[i]))
-  end
-
-  local function all_gone()
-    for i = 1, #directories do support.wait_until(function() return records(i) == 0 end, "the end of all records") end
-  end
-
-  local function slow(i) locked[i] = assert(fork.lock(directories[i] .. "/leases")) end
-
-  local function go_on(i)
-    fork.close(locked[i])
-    locked[i] = nil
-  end
-
-  local function fresh(n)
-    count = count + 1
-    directories = {}
-    for i = 1, n or 3 do directories[i] = ("%s%d-%d"):format(ROOT, count, i) end
-  end
-
-  local function done()
-    for i in pairs(locked) do go_on(i) end
-    for _, manager in ipairs(opened) do manager:close() end
-    opened = {}
-    os.execute(("rm -rf %s%d-* 2>/dev/null"):format(ROOT, count))
-  end
-
-  before_each(function()
-    opened, locked = {}, {}
-    fresh()
-  end)
-
-  after_each(function()
-    support.close_peers()
-    done()
-  end)
+  before_each(stores.begin)
+  after_each(stores.finish)
 
   -- -------------------------------------------------------------- opening
 
@@ -142,141 +60,13 @@ describe("a quorum", function()
   end)
 
   it("refuses stores with different spaces", function()
-    assert(open("file:" .. directories[3], { buckets = 77 })):close()
+    assert(open("file:" .. stores.directories[3], { buckets = 77 })):close()
     local err = assert_code("mismatch", hierlock.open(dsns()))
     assert.truthy(err.message:find("of the quorum", 1, true), err.message)
   end)
 
-  -- ------------------------------------------------------------ the tables
-
-  -- Of n stores so many have to grant.
-  local NEED = { majority = 2, all = 3 }
-
-  -- Calls fn(states) for each combination of three.
-  local function each_combination(states, fn)
-    for _, a in ipairs(states) do
-      for _, b in ipairs(states) do
-        for _, c in ipairs(states) do fn { a, b, c } end
-      end
-    end
-  end
-
-  local function tally(states)
-    local n = { yes = 0, no = 0, error = 0, slow = 0, expired = 0 }
-    for _, state in ipairs(states) do n[state] = n[state] + 1 end
-    return n
-  end
-
-  for _, strategy in ipairs { "majority", "all" } do
-    it("grants by " .. strategy .. ", whatever each of three stores says", function()
-      local seen = 0
-      each_combination({ "yes", "no", "error", "slow", "expired" }, function(states)
-        fresh()
-        local what = table.concat(states, " ")
-        local manager = quorum(strategy)
-        for i, state in ipairs(states) do
-          local one = single(i)
-          support.wait_until(function() -- on a busy machine a short one may be over when it is granted
-            local handle, lost = one:acquire(state == "yes" and R2 or R1,
-              { ttl = state == "expired" and 0.05 or LONG, auto_release = false })
-            assert(handle or (state == "expired" and lost.code == "lost"), tostring(lost))
-            return handle and support.keep(handle)
-          end)
-        end
-        if tally(states).expired > 0 then support.sleep(0.06) end
-        for i, state in ipairs(states) do
-          if state == "error" then fail(i) elseif state == "slow" then slow(i) end
-        end
-        local n, start = tally(states), support.now()
-        local handle, err = manager:acquire(R1, { ttl = LONG, timeout = 0 })
-        local took = support.now() - start
-        assert.is_true(took < 3.5, what .. " took " .. took)
-        if n.yes + n.expired >= NEED[strategy] then
-          assert.is_true(handle ~= nil, what .. ": " .. tostring(err))
-          assert.is_true(took < 0.9, what .. " took " .. took)
-          assert.is_true(handle:is_held())
-        else
-          assert.is_nil(handle, what)
-          local spare = 3 - NEED[strategy]
-          -- Where both would do, it is what was heard first.
-          if n.error > spare and n.no + n.slow == 0 then
-            assert.equal("store", err.code, what .. ": " .. tostring(err)) -- what the embedded store says then
-          elseif n.error + n.slow == 0 then
-            assert.equal("timeout", err.code, what .. ": " .. tostring(err))
-          end
-          -- Nothing of it is left.
-          for i, state in ipairs(states) do
-            if state == "yes" or state == "expired" then
-              support.wait_until(function()
-                return #assert(single(i):leases { target = R1 }) == 0
-              end, what)
-            end
-          end
-        end
-        seen = seen + 1
-        done()
-      end)
-      assert.equal(125, seen)
-    end)
-
-    it("refreshes by " .. strategy .. ", whatever each of three stores says", function()
-      local seen = 0
-      each_combination({ "yes", "no", "error", "slow", "expired" }, function(states)
-        fresh()
-        local what = table.concat(states, " ")
-        local manager = quorum(strategy)
-        local n = tally(states)
-        local handle = assert(manager:acquire(R1, { ttl = n.expired > 0 and 0.3 or LONG, timeout = 0 }))
-        for i = 1, 3 do
-          support.wait_until(function() return records(i) == 1 or handle:remaining() == 0 end, what)
-        end
-        if n.expired > 0 then support.sleep(0.32) end
-        for i, state in ipairs(states) do
-          if state == "no" and n.expired == 0 then
-            assert.equal(1, single(i):revoke { target = R1 })
-            assert(single(i):leases())
-            empty(i)
-          elseif state == "no" then -- somebody has had it
-            local other = single(i)
-            assert(assert(other:acquire(R1, { timeout = 0 })):release { confirm = true })
-          elseif state == "error" then
-            fail(i)
-          elseif state == "slow" then
-            slow(i)
-          end
-        end
-        local start = support.now()
-        local ok, err = handle:refresh(LONG)
-        local took = support.now() - start
-        assert.is_true(took < 2.5, what .. " took " .. took)
-        if n.yes + n.expired >= NEED[strategy] then
-          assert.is_true(ok, what .. ": " .. tostring(err))
-          assert.is_true(handle:remaining() > LONG - 3, what)
-          -- Who has lost it is made to have it again.
-          for i, state in ipairs(states) do
-            -- By that refresh; or by the next one, where the store did not answer in time.
-            if state == "no" then
-              support.wait_until(function() return records(i) == 1 or not assert(handle:refresh(LONG)) end, what)
-            end
-          end
-        else
-          assert.is_nil(ok, what)
-          local known = n.error + n.slow <= 3 - NEED[strategy] -- else that may be heard first
-          if n.no > 3 - NEED[strategy] and known then
-            assert.equal("lost", err.code, what .. ": " .. tostring(err))
-          elseif n.no <= 3 - NEED[strategy] and err.code == "lost" then
-            error(what .. ": " .. tostring(err))
-          end
-        end
-        seen = seen + 1
-        done()
-      end)
-      assert.equal(125, seen)
-    end)
-  end
-
   it("of four stores takes three", function()
-    fresh(4)
+    stores.fresh(4)
     local one, two = quorum(), quorum()
     assert(assert(one:acquire(R1, { timeout = 0 })):release { confirm = true })
     fail(1)
@@ -358,7 +148,7 @@ describe("a quorum", function()
 
   it("is given up at any moment, also while a store is about to be asked", function()
     local list = {}
-    for i, directory in ipairs(directories) do list[i] = "sqlite:" .. directory end
+    for i, directory in ipairs(stores.directories) do list[i] = "sqlite:" .. directory end
     local manager = assert(open(list))
     local handle = assert(manager:acquire(R1, { ttl = LONG }))
     for round = 1, 600 do
@@ -494,7 +284,7 @@ describe("a quorum", function()
   support.on_redis(function(store)
     it("is asked for once more when a part that it was granted was revoked meanwhile", function()
       local redis = store.dsn -- with quarantine=0: it may have been emptied
-      local list = { redis, "sqlite:" .. directories[1], "sqlite:" .. directories[2] }
+      local list = { redis, "sqlite:" .. stores.directories[1], "sqlite:" .. stores.directories[2] }
       local manager, observer = assert(open(list, { quorum = "all" })), assert(open(redis))
       local stranger = assert(assert(open(list[3])):acquire(R1, { ttl = LONG }))
       local waiting = assert(manager:start(R1, { ttl = 0.6, timeout = 8 }))
@@ -638,15 +428,15 @@ describe("a quorum", function()
 
   it("has tokens that grow, though a database file among its stores is far ahead of its clock", function()
     local list = {}
-    for i = 1, 3 do list[i] = "sqlite:" .. directories[i] end
-    far_ahead(directories[1])
+    for i = 1, 3 do list[i] = "sqlite:" .. stores.directories[i] end
+    far_ahead(stores.directories[1])
     assert_tokens_grow(list, { 3, 1, 2, 1, 3 })
   end)
 
   support.on_memcached(function(store)
     it("has tokens that grow, though a store that cannot be told the highest is of the majority", function()
-      far_ahead(directories[2])
-      assert_tokens_grow({ store.dsn, "sqlite:" .. directories[2], "sqlite:" .. directories[3] }, { 3, 2, 3, 2 })
+      far_ahead(stores.directories[2])
+      assert_tokens_grow({ store.dsn, "sqlite:" .. stores.directories[2], "sqlite:" .. stores.directories[3] }, { 3, 2, 3, 2 })
     end)
   end)
 
@@ -741,7 +531,7 @@ describe("a quorum", function()
   -- In which mode each store has the lease, as "exclusive update -".
   local function modes()
     local list = {}
-    for i in ipairs(directories) do
+    for i in ipairs(stores.directories) do
       local lease = assert(single(i):leases({ target = R1 }))[1]
       list[i] = lease and lease.mode or "-"
     end
@@ -862,7 +652,7 @@ describe("a quorum", function()
 
   -- Processes that read R1 again and again until `enough` is called, which says how often each did.
   local function readers_start(n)
-    local readers, stop = {}, directories[1] .. "-enough"
+    local readers, stop = {}, stores.directories[1] .. "-enough"
     for i = 1, n do
       readers[i] = support.process(nil)
       readers[i]:call("handles.manager = assert(hierlock.open(...))", dsns())

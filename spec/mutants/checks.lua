@@ -31,7 +31,7 @@ return {
     "redis_cluster", "redis_sentinel" }),
   area("sqlite", "^csrc/stores/sqlite/", { "sqlite", "stores on sqlite", "update on sqlite", "leases on sqlite" }),
   area("memcached", "^csrc/stores/memcached/", { "memcached", "stores on memcached", "update on memcached", "leases on memcached" }),
-  area("quorum", "^csrc/stores/quorum/", { "quorum", "update on quorum", "leases on quorum" }),
+  area("quorum", "^csrc/stores/quorum/", { "quorum", "update on quorum", "leases on quorum", "quorum_tables" }),
   area("attach", "^lua/hierlock/attach", { "attach", "postgresql_attach" }),
   area("rows", "^lua/hierlock/rows", { "rows" }),
   area("command", "^lua/hierlock/command/", { "command", "command_leases", "command_ps", "command_kill", "command_run", "command_explain",

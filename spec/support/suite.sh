@@ -21,7 +21,7 @@ export LANES=${LANES:-$(($(nproc) * 3))} SEED=${SEED:-$((RANDOM % 10000))} LIMIT
 make=("${MAKE:-make}" --no-print-directory -s)
 alone='/(stores|.*_cost|with)_spec\.lua$'
 # What takes minutes begins first: the others go on beside it.
-long='/(quorum|leases)_spec\.lua$'
+long='/(quorum_tables|leases)_spec\.lua$'
 
 # --- One lane: takes files from the queue until there are none ---------------------------------
 
