@@ -1,5 +1,6 @@
---- What can be wrong with a quorum: with each of its stores, and with their number.
+--- What can be wrong with a quorum: with each of its stores, with their number, and with who uses them.
 
+local alike = require "hierlock.command.examine.alike"
 local server = require "hierlock.command.server"
 local subject_of = require "hierlock.command.examine.subject"
 
@@ -10,7 +11,7 @@ local function quoted(word) return "'" .. word:gsub("'", [['\'']]) .. "'" end
 --- As hierlock.command.examine.mysql has it.
 function quorum.examine(subject, found)
   local stores, strategy = server.members(subject.dsn)
-  local all = strategy == "all"
+  local all, members, unsettled = strategy == "all", {}, false
   found:add("number of stores", (all or #stores % 2 == 1) and "ok" or "warning", ("%d, strategy %s"):format(#stores, strategy),
     "An even number of stores survives the loss of no more than one store less does; with `all`, none may be lost.",
     "name one store more, or one less")
@@ -20,11 +21,15 @@ function quorum.examine(subject, found)
       if server.has_password(dsn, member.said) then return ("for store %d: hierlock %s"):format(i, words) end
       return ("hierlock %s %s%s"):format(words, words == "leases" and "--dsn " or "", quoted(dsn))
     end
+    local wrong = found.counts.wrong
     local of_member = { counts = found.counts }
     function of_member.add(_, check, ...) found:add(("%d: %s"):format(i, check), ...) end
     require("hierlock.command.examine." .. member.said.store).examine(member, of_member)
-    subject.unsettled = subject.unsettled or member.unsettled
+    member.unused = member.unsettled and found.counts.wrong == wrong
+    members[i], unsettled = member, unsettled or member.unsettled
   end
+  subject.unsettled = unsettled
+  alike.examine(subject, found, members)
   subject.leases_tried = false -- the lock is one
   subject.unopened = "mend what is wrong with its stores, above"
   subject.lock_denied = subject.unopened
