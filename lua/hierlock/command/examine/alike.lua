@@ -36,7 +36,7 @@ local function look(managers)
   return leases, told
 end
 
-local function who(holder) return ("%s %s %s"):format(holder.host, holder.pid, holder.path) end
+local function who(holder) return ("%s %s %s"):format(holder.host, holder.pid or "?", holder.path or "?") end
 
 -- Those who wait for a store have what they hold at those before it at these alone.
 local function waiters(managers)
@@ -75,8 +75,8 @@ local function describe(lease, told)
     list[#list + 1] = i
   end
   local holder = lease.holder
-  return ("%s of %s (%s, process %s of %s) is at %s and not at %s"):format(holder.path, holder.owner, holder.application,
-    holder.pid, holder.host, list_of(at), list_of(missing))
+  return ("%s of %s (%s, process %s of %s) is at %s and not at %s"):format(holder.path or "a lease", holder.owner or "?",
+    holder.application, holder.pid or "?", holder.host, list_of(at), list_of(missing))
 end
 
 local function report(found, partial, told, n, stores)
