@@ -716,6 +716,19 @@ support.on_postgresql(function(store)
     assert.is_true(left > 1.8 and left <= 3, left)
   end)
 
+  -- They go together, and the server gives up the whole statement.
+  it("that were released before exit() are gone, though a stranger keeps the record of one locked", function()
+    local peer, stranger = support.process(store), support.foreign(store)
+    peer:call "for i = 1, 8 do handles[i] = assert(manager:acquire({ 'u1', 'a1', 'r' .. i }, { ttl = 60 })) end"
+    stranger:query "BEGIN"
+    stranger:query "SELECT 1 FROM public.hier_lock_leases WHERE path='u1/a1/r8' FOR UPDATE"
+    peer:start "for i = 1, 8 do handles[i]:release() end os.exit(0)"
+    support.wait_until(function()
+      return root("SELECT count(*) FROM public.hier_lock_leases WHERE path<>'u1/a1/r8'")[1][1] == "0"
+    end, "the others are gone")
+    stranger:query "ROLLBACK"
+  end)
+
   -- The server grants a lock, and ends the wait for it, in either order: here it is stopped between.
   it("leaves no bell behind in a session whose wait ends when that is granted", function()
     local handle = assert(lease(open(), U1))

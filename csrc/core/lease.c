@@ -597,19 +597,29 @@ static void drops_pause(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   hl__exit_give_back_begin();
 }
 
+/* How many go by themselves from now on: those of a batch that the store has refused, or has
+   rolled back. It may have been for one of them only, as where a stranger has locked its record. */
+static size_t alone_next(size_t alone, const batch *some, int status) {
+  if (some->n > 1 && !is_done(status)) return some->n;
+  return alone > 0 ? alone - 1 : 0;
+}
+
 /* All that are left of a manager that is closed, on one session. */
 static int rest_run(hl_session *session, void *context, hl_error *error) {
   hl_manager *manager = context;
+  int64_t end = hl__now_ms() + ANSWER_MS;
+  size_t alone = 0;
   int status = HL_OK;
   hl__manager_mutex_lock(manager);
   while (!hl__list_empty(&manager->drops) && status != HL_ECONNECTION &&
-         status != HL_TIMEOUT) {
+         hl__left_ms(end) > 0) {
     batch some;
-    batch_fill(&some, manager, DROPS_AT_ONCE);
+    batch_fill(&some, manager, alone > 0 ? 1 : DROPS_AT_ONCE);
     hl__manager_mutex_unlock(manager);
     status = batch_run(session, &some, error);
     hl__manager_mutex_lock(manager);
-    drops_end(manager, some.n);
+    alone = alone_next(alone, &some, status);
+    if (some.n == 1 || is_done(status)) drops_end(manager, some.n);
   }
   hl__manager_mutex_unlock(manager);
   return status;
@@ -617,10 +627,12 @@ static int rest_run(hl_session *session, void *context, hl_error *error) {
 
 /* Gives back what could not be given back at once, many with each trip, as long as the store
    keeps it: also when its server was down. What the store refuses keeps nobody behind it. `once`, of
-   a manager that is closed, or when the program ends: as long as the store answers. */
+   a manager that is closed, or when the program ends: each once more at most, and as long as the
+   store answers. */
 static void drops_give_back(hl_manager *manager, bool once)
     HL__REQUIRES(hl__manager_mutex) {
-  size_t most = DROPS_AT_ONCE;
+  int64_t end = hl__now_ms() + ANSWER_MS;
+  size_t alone = 0;
   while (!hl__list_empty(&manager->drops)) {
     if (manager->closed) {
       (void)hl__pool_run_alone(manager, rest_run, manager,
@@ -630,14 +642,17 @@ static void drops_give_back(hl_manager *manager, bool once)
     }
     bool last = once || hl__exit_begun();
     batch some;
-    batch_fill(&some, manager, most);
+    if (!last) end = hl__now_ms() + ANSWER_MS;
+    batch_fill(&some, manager, alone > 0 ? 1 : DROPS_AT_ONCE);
     int status =
         hl__pool_run(manager, batch_run, &some, some.deadline, NULL);
-    most = is_done(status) ? DROPS_AT_ONCE : 1;
+    alone = alone_next(alone, &some, status);
     if (is_done(status)) {
       drops_end(manager, some.n);
-    } else if (last) {
+    } else if (last && (status == HL_ECONNECTION || hl__left_ms(end) == 0)) {
       drops_end(manager, SIZE_MAX);
+    } else if (last) {
+      if (some.n == 1) drops_end(manager, 1);
     } else if (!manager->closed) {
       drops_turn(manager, some.n);
       if (some.n == 1 && status != HL_TIMEOUT &&
