@@ -70,4 +70,32 @@ describe("csrc", function()
       end
     end
   end)
+
+  local function declared()
+    local header = assert(io.open "csrc/core/hierlock.h"):read "*a"
+    local names = {}
+    for name in header:gsub("/%*.-%*/", ""):gmatch "[%s*](hl_[%l_]+)%(" do names[#names + 1] = name end
+    assert.is_true(#names > 80)
+    return names
+  end
+
+  it("has a public header that strict compilers take, of C99 and of C++", function()
+    for compiler, standard in pairs { cc = "c99", ["c++"] = "c++17" } do
+      if os.execute("command -v " .. compiler .. " >/dev/null") then
+        local language = compiler == "cc" and "c" or compiler
+        local said = lines("%s -std=%s -pedantic -Wall -Wextra -Werror -fsyntax-only -x %s csrc/core/hierlock.h 2>&1 || true",
+          compiler, standard, language)
+        assert.is_nil(said())
+      end
+    end
+  end)
+
+  it("has a test that calls each public function with NULL", function()
+    local test = assert(io.open "spec/core/test_misuse.c"):read "*a"
+    for _, name in ipairs(declared()) do
+      local takes_pointers = not name:find "^hl_version$" and not name:find "^hl_[%l_]+_name$" and name ~= "hl_agent_new" and
+        name ~= "hl_histogram_bound_us" or name == "hl_layout_name"
+      assert.truthy(not takes_pointers or test:find("%f[%w_]" .. name .. "%([^\n]-NULL"), name)
+    end
+  end)
 end)

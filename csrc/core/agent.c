@@ -15,6 +15,7 @@
 #include "plan.h"
 
 #include <sched.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -372,9 +373,19 @@ static bool task_holds(hl__held *held, const hl_options *options) {
   return held->task == options->task && held->stands(held, 0, false);
 }
 
+/* Who asks; NULL: not said, or something else is not, as by a program whose hl_options end before
+   what is asked for. */
+static const hl_agent *checkable(const hl_manager *manager, const hl_plan *plan,
+                                 const hl_options *options,
+                                 const char *report) {
+  const size_t least = offsetof(hl_options, kinds) + sizeof options->kinds;
+  bool given = manager && plan && options && report && options->size >= least;
+  return given ? options->agent : NULL;
+}
+
 bool hl_order_check(const hl_manager *manager, const hl_plan *plan,
                     hl_options *options, char report[HL_REPORT_SIZE]) {
-  const hl_agent *agent = options->agent;
+  const hl_agent *agent = checkable(manager, plan, options, report);
   bool found = false;
   if (!agent) return false;
   options->kinds = hl__order_kinds(manager->units, plan, options->label,
@@ -394,10 +405,10 @@ bool hl_order_check(const hl_manager *manager, const hl_plan *plan,
 bool hl_units_check(const hl_manager *manager, const hl_plan *plan,
                     const hl_options *options, bool *first,
                     char report[HL_REPORT_SIZE]) {
-  const hl_agent *agent = options->agent;
+  const hl_agent *agent = checkable(manager, plan, options, report);
   bool broken = false;
-  *first = false;
-  if (!agent || !manager->units || tries_once(manager, options)) return false;
+  if (first) *first = false;
+  if (!agent || !first || !manager->units || tries_once(manager, options)) return false;
   const hl__order_step taken = {plan, 0, options->where};
   for (hl__list *node = agent->held.next; node != &agent->held && !broken;
        node = node->next) {

@@ -385,6 +385,10 @@ static int store_find(const char *text, const char **store,
 
 const char *hl_dsn_store(const char *dsn, hl_error *error) {
   const char *store, *interoperate, *rest;
+  if (!dsn) {
+    (void)hl__error_null(error, __func__);
+    return NULL;
+  }
   return store_find(dsn, &store, &interoperate, &rest, error) == HL_OK ? store
                                                                        : NULL;
 }

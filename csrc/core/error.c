@@ -9,6 +9,11 @@
 #include <stdio.h>
 #include <string.h>
 
+/* A new field takes the place of what is reserved: programs that were compiled with an earlier
+   header have room for so much. */
+_Static_assert(sizeof(void *) < 8 || sizeof(hl_error) == 872, "hl_error has its size for ever");
+_Static_assert(sizeof(hl_stats) == 256, "hl_stats has its size for ever");
+
 static const struct {
   int status;
   bool retryable;
@@ -103,6 +108,11 @@ int hl__error_errno(hl_error *error, int status, const char *format, ...) {
                    ": %s", reason);
   }
   return status;
+}
+
+int hl__error_null(hl_error *error, const char *function) {
+  return hl__error(error, HL_EMISUSE, "%s: an argument is NULL that must not be",
+                   function);
 }
 
 /* Up to size - 1 bytes, cut between two characters. */

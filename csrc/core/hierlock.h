@@ -45,6 +45,11 @@
  * (HL_ECONNECTION ...). They fill in *error, which belongs to the caller, is
  * of fixed size and is never freed; error may be NULL.
  *
+ * NULL. Where a comment says so, NULL is fine or stands for a default; so it is for the context of
+ * a function that is called back. Elsewhere it is a bug of the caller's: a function with a status returns
+ * HL_EMISUSE; any other does nothing, and returns 0, false, NULL or "", hl_lock_look HL_RELEASED. So
+ * a lock that was not granted is not held.
+ *
  * Times are int64_t milliseconds.
  */
 #ifndef HIERLOCK_H
@@ -101,6 +106,7 @@ typedef struct hl_error {
   char reason[128];
   /* HL_TIMEOUT: for so long no retry can succeed, in ms; 0: not known. */
   int64_t retry_after_ms;
+  uint64_t reserved[16]; /* 0; what a later version adds comes here */
 } hl_error;
 
 /* The contract's name of a status ("timeout", "not_provisioned" ...);
@@ -122,7 +128,7 @@ typedef enum hl_mode {
   HL_UPDATE = 3
 } hl_mode;
 
-/* "shared", "exclusive", "update"; static storage. */
+/* "shared", "exclusive", "update"; "" of what is no mode. Static storage. */
 const char *hl_mode_name(hl_mode mode);
 /* The mode of that name; false, and *mode as it was, when there is none. */
 bool hl_mode_named(const char *name, hl_mode *mode);
@@ -158,7 +164,8 @@ typedef struct hl_id {
    A store whose rows are mere numbers has no buckets. On the layouts that
    hl_manager_layout gives of it this is the 60 bits
    of FNV-1a (64 bits) of the same text, xor-folded: (h >> 60) ^ (h & (2^60 - 1)).
-   No ':' in an id is escaped: "d:1", "x" and "d", "1:x" are one node. */
+   No ':' in an id is escaped: "d:1", "x" and "d", "1:x" are one node. 0, where the layout has
+   no such level. */
 uint64_t hl_layout_bucket(const hl_layout *layout, const hl_id *ids,
                           unsigned n);
 
@@ -168,10 +175,9 @@ typedef struct hl_row {
   uint64_t bucket;
   uint8_t level;
   uint8_t mode; /* hl_mode */
-  union {
-    uint32_t root; /* the same number for all rows of a tree: of its root's bucket */
-    uint32_t name; /* of HL_LEVEL_NAMED: where the plan has the name */
-  };
+  /* The same number for all rows of a tree: of its root's bucket. Of HL_LEVEL_NAMED: where the
+     plan has the name. */
+  uint32_t root;
 } hl_row;
 
 /* The level of rows that are no nodes of ours, but what programs of another kind lock for
@@ -212,7 +218,7 @@ int hl_plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode,
                 bool mode_given, hl_error *error);
 
 size_t hl_plan_target_count(const hl_plan *plan);
-/* The i-th target (0 <= i < count), its ids in ids[0 .. level]. The bytes
+/* The i-th target (0 <= i < count; else all of it is 0), its ids in ids[0 .. level]. The bytes
    live until the plan is next changed. */
 hl_target hl_plan_target(const hl_plan *plan, size_t i,
                          hl_id ids[HL_LEVELS_MAX]);
@@ -262,8 +268,10 @@ extern const struct hl_store_ops hl_store_memcached;
 
 /* hl_config and hl_options begin with their size as the program was compiled with it, and
    later versions only add fields at the end: a program that knows fewer gets their
-   defaults. Fields that this library does not know must be zero, else HL_EMISUSE. So
-   begin with HL_CONFIG_INIT and HL_OPTIONS_INIT. */
+   defaults. Fields that this library does not know must be zero, else HL_EMISUSE; so is a size
+   that no version has. Begin with HL_CONFIG_INIT and HL_OPTIONS_INIT.
+   hl_error and hl_stats, which the library fills in, have their size for ever. hl_holder grows
+   at its end: the library makes it. All others stay as they are. */
 typedef struct hl_config {
   size_t size;             /* sizeof(hl_config) */
   const char *dsn;         /* NULL: $HIERLOCK_DSN, else "file:", which excludes the
@@ -303,7 +311,7 @@ typedef struct hl_manager hl_manager;
    variable is an empty DSN, which is refused: the program was meant to be told. */
 const char *hl_dsn_default(const char *dsn);
 
-/* The store that a DSN asks for, by its form: "mysql", "postgresql",
+/* The store that a DSN asks for, by its form: "mysql", "postgresql", "redis", "sqlite", "memcached",
    "file", "null" or "quorum" (quorum:majority;dsn;dsn;dsn or quorum:all;..., with '%' as %25 and
    ';' as %3B in each of them). Static
    storage. NULL, with HL_EDSN in *error, when it asks for none that is known. */
@@ -353,6 +361,7 @@ typedef struct hl_stats {
   uint64_t held;         /* now */
   uint64_t waiting;      /* now */
   uint64_t connections;  /* now; 0 on a store without connections */
+  uint64_t reserved[18]; /* 0; what a later version adds comes here */
 } hl_stats;
 
 #define HL_WAITED_MS 2
@@ -530,7 +539,7 @@ int hl_acquire(hl_manager *manager, const hl_plan *plan,
                const hl_options *options, hl_lock **lock, hl_error *error);
 
 /* More locks in the same transaction. May break the common order, so it, and
-   only it, can close a circle of waiters. When the store picks this call as the
+   only it, can close a circle of waiters. options may be NULL. When the store picks this call as the
    victim: HL_DEADLOCK, and the lock holds nothing any more. After any other failure it holds what it held before; a store that
    cannot give back single rows (MySQL) may keep some of the rows asked for
    until the lock is released. */

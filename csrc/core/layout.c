@@ -53,6 +53,7 @@ int hl_layout_new(const char *const *names, unsigned levels, uint32_t buckets,
                   hl_layout **layout, hl_error *error) {
   static const char *const default_names[] = {"user", "account", "resource"};
   bool levels_open = !names, buckets_open = buckets == 0;
+  HL__NEEDS(layout, error);
   *layout = NULL;
   if (!names) {
     names = default_names;
@@ -257,7 +258,7 @@ size_t hl__layout_node_name(const hl_layout *layout, const hl_id *ids,
 /* ------------------------------------------------------------- references */
 
 hl_layout *hl_layout_ref(hl_layout *layout) {
-  atomic_fetch_add(&layout->references, 1u);
+  if (layout) atomic_fetch_add(&layout->references, 1u);
   return layout;
 }
 
@@ -267,12 +268,16 @@ void hl_layout_unref(hl_layout *layout) {
   free(layout);
 }
 
-unsigned hl_layout_levels(const hl_layout *layout) { return layout->levels; }
+unsigned hl_layout_levels(const hl_layout *layout) {
+  return layout ? layout->levels : 0;
+}
 
-uint32_t hl_layout_buckets(const hl_layout *layout) { return layout->buckets; }
+uint32_t hl_layout_buckets(const hl_layout *layout) {
+  return layout ? layout->buckets : 0;
+}
 
 const char *hl_layout_name(const hl_layout *layout, unsigned level) {
-  return level < layout->levels ? layout->names[level] : NULL;
+  return layout && level < layout->levels ? layout->names[level] : NULL;
 }
 
 static uint64_t wide_bucket(const hl_layout *layout, const hl_id *ids,
@@ -288,6 +293,7 @@ static uint64_t wide_bucket(const hl_layout *layout, const hl_id *ids,
 
 uint64_t hl_layout_bucket(const hl_layout *layout, const hl_id *ids,
                           unsigned n) {
+  if (!layout || !ids || n < 1 || n > layout->levels) return 0;
   if (layout->buckets == 0) return wide_bucket(layout, ids, n);
   uint32_t hash = layout->seeds[n - 1];
   for (unsigned i = 0; i < n; i++) {

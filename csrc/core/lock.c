@@ -132,6 +132,7 @@ int hl__lock_lease(hl_lock **lock, const hl_options *options,
 int hl_acquire(hl_manager *manager, const hl_plan *plan,
                const hl_options *given, hl_lock **result, hl_error *error) {
   HL__UNCANCELLED;
+  HL__NEEDS(manager && plan && result, error);
   hl_options options;
   hl__call call;
   *result = NULL;
@@ -175,6 +176,7 @@ bool hl_lock_is_held(hl_lock *lock) { return hl_lock_remaining(lock) > 0; }
 
 int64_t hl_lock_remaining(hl_lock *lock) {
   HL__UNCANCELLED;
+  if (!lock) return 0;
   if (is_foreign(lock) || lock->released) return 0;
   if (lock->lease) return hl__lease_left(lock->lease);
   return hl__lock_is_occupied(lock) ? hl__hold_left_busy(&lock->hold)
@@ -182,6 +184,7 @@ int64_t hl_lock_remaining(hl_lock *lock) {
 }
 
 hl_lock_state hl_lock_look(hl_lock *lock) {
+  if (!lock) return HL_RELEASED;
   if (is_foreign(lock)) return HL_FOREIGN;
   if (hl__lock_is_occupied(lock))
     return lock->released ? HL_RELEASED : HL_IN_USE;
@@ -193,6 +196,7 @@ hl_lock_state hl_lock_look(hl_lock *lock) {
 
 int hl_lock_check(hl_lock *lock, hl_error *error) {
   HL__UNCANCELLED;
+  HL__NEEDS(lock, error);
   if (is_foreign(lock)) return foreign_error(error);
   if (hl__lock_is_occupied(lock)) return hl__lock_occupied_error(error);
   return hl__lock_check(lock, error);
@@ -204,6 +208,10 @@ int hl__lock_check(hl_lock *lock, hl_error *error) {
 }
 
 void hl_lock_loss(hl_lock *lock, hl_error *error) {
+  if (!lock) {
+    (void)hl__error_null(error, __func__);
+    return;
+  }
   (void)hl__error(error, HL_ELOST, "the lock was lost while it was held");
   if (lock->lease && !is_foreign(lock)) hl__lease_loss(lock->lease, error);
 }
@@ -228,6 +236,7 @@ static int extend(hl__call *call, hl_error *error) {
 int hl_lock_extend(hl_lock *lock, const hl_plan *plan,
                    const hl_options *given, hl_error *error) {
   HL__UNCANCELLED;
+  HL__NEEDS(lock && plan, error);
   hl_options options;
   hl__extension extension;
   hl__call call;
@@ -270,6 +279,7 @@ void hl__lock_relabel(const hl_lock *lock, hl_options *options) {
 
 int hl_lock_upgrade(hl_lock *lock, const hl_options *given, hl_error *error) {
   HL__UNCANCELLED;
+  HL__NEEDS(lock, error);
   hl_options options;
   hl__extension extension;
   hl__call call;
@@ -290,6 +300,7 @@ int hl_lock_upgrade(hl_lock *lock, const hl_options *given, hl_error *error) {
 
 int hl_lock_downgrade(hl_lock *lock, hl_error *error) {
   HL__UNCANCELLED;
+  HL__NEEDS(lock, error);
   hl_options options = HL_OPTIONS_INIT;
   hl__extension extension;
   hl__call call;
@@ -316,6 +327,7 @@ static int not_a_lease(hl_error *error) {
 
 int hl_lock_refresh(hl_lock *lock, int64_t ttl, hl_error *error) {
   HL__UNCANCELLED;
+  HL__NEEDS(lock, error);
   if (ttl < 0 || ttl > HL_TTL_MAX)
     return hl__error(error, HL_EMISUSE,
                      "ttl must be 0.001 to 315360000 seconds");
@@ -328,6 +340,7 @@ int hl_lock_refresh(hl_lock *lock, int64_t ttl, hl_error *error) {
 int hl_lock_to_lease(hl_lock *lock, const hl_options *given,
                      hl_error *error) {
   HL__UNCANCELLED;
+  HL__NEEDS(lock && given, error);
   hl_options options;
   hl__call call;
   int status = hl__options_take(given, &options, error);
@@ -351,6 +364,7 @@ static int export_check(hl_lock *lock, hl_error *error) {
 }
 
 int hl_lock_text(hl_lock *lock, char **text, hl_error *error) {
+  HL__NEEDS(lock && text, error);
   *text = NULL;
   int status = export_check(lock, error);
   if (status) return status;
@@ -359,6 +373,7 @@ int hl_lock_text(hl_lock *lock, char **text, hl_error *error) {
 }
 
 int hl_lock_export(hl_lock *lock, char **text, hl_error *error) {
+  HL__NEEDS(lock, error);
   /* Made before it is left, as there may be no memory. */
   int status = text ? hl_lock_text(lock, text, error)
                     : export_check(lock, error);
@@ -405,6 +420,7 @@ int hl__import_begin(hl_manager *manager, const char *text, size_t size,
 int hl_import(hl_manager *manager, const char *text, size_t size,
               const hl_options *given, hl_lock **result, hl_error *error) {
   HL__UNCANCELLED;
+  HL__NEEDS(manager && text && result, error);
   hl_options options;
   hl__call call;
   hl_lock *lock;
@@ -441,6 +457,7 @@ static bool leave_to_occupant(hl_lock *lock, bool free_it) {
 
 int hl_lock_release(hl_lock *lock, bool confirm, hl_error *error) {
   HL__UNCANCELLED;
+  HL__NEEDS(lock, error);
   if (is_foreign(lock)) return foreign_error(error);
   if (lock->released) return HL_OK;
   lock->released = true;
@@ -455,6 +472,7 @@ int hl__lock_release(hl_lock *lock, bool confirm, hl_error *error) {
 }
 
 int hl_lock_close(hl_lock *lock, hl_error *error) {
+  HL__NEEDS(lock, error);
   if (is_foreign(lock)) return foreign_error(error);
   if (hl__lock_releases(lock)) return hl_lock_release(lock, false, error);
   if (lock->released) return HL_OK;
@@ -494,24 +512,32 @@ void hl_lock_free(hl_lock *lock) {
 
 /* ------------------------------------------------------------- observing */
 
-hl_mode hl_lock_mode(const hl_lock *lock) { return hl_plan_mode(lock->plan); }
+hl_mode hl_lock_mode(const hl_lock *lock) {
+  return hl_plan_mode(hl_lock_plan(lock));
+}
 
 unsigned hl_lock_level(const hl_lock *lock) {
-  return hl__plan_level(lock->plan);
+  return lock ? hl__plan_level(lock->plan) : 0;
 }
 
-int64_t hl_lock_waited(const hl_lock *lock) { return lock->waited; }
+int64_t hl_lock_waited(const hl_lock *lock) { return lock ? lock->waited : 0; }
 
 hl_kind hl_lock_kind(const hl_lock *lock) {
-  return lock->lease ? HL_LEASE : HL_SESSION;
+  return lock && lock->lease ? HL_LEASE : HL_SESSION;
 }
 
-uint64_t hl_lock_token(const hl_lock *lock) { return lock->hold.token; }
+uint64_t hl_lock_token(const hl_lock *lock) {
+  return lock ? lock->hold.token : 0;
+}
 
-const hl_plan *hl_lock_plan(const hl_lock *lock) { return lock->plan; }
+const hl_plan *hl_lock_plan(const hl_lock *lock) {
+  return lock ? lock->plan : NULL;
+}
 
 bool hl_lock_auto_releases(const hl_lock *lock) {
-  return hl__lock_releases(lock);
+  return lock && hl__lock_releases(lock);
 }
 
-const char *hl_lock_where(const hl_lock *lock) { return lock->held.where; }
+const char *hl_lock_where(const hl_lock *lock) {
+  return lock ? lock->held.where : "";
+}

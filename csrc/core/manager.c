@@ -136,11 +136,16 @@ int hl__manager_closed_error(hl_error *error) {
   return hl__error(error, HL_CANCELLED, "the manager was closed, or its waits were cancelled");
 }
 
+/* No structure of any version is larger: what says so was not begun. */
+#define STRUCT_MAX 4096u
+
 int hl__struct_take(void *own, size_t size, size_t least, const void *given,
                     const char *name, hl_error *error) {
   size_t given_size;
   memcpy(&given_size, given, sizeof given_size);
-  if (given_size < least)
+  /* Each version ends where a pointer or a number of 64 bits does. */
+  if (given_size < least || given_size > STRUCT_MAX ||
+      given_size % sizeof(void *) != 0)
     return hl__error(error, HL_EMISUSE, "%s was not begun with its _INIT", name);
   for (size_t i = size; i < given_size; i++)
     if (((const char *)given)[i])

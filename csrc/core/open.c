@@ -147,6 +147,7 @@ int hl_manager_open(const hl_config *given, hl_manager **result,
   HL__UNCANCELLED;
   hl_config own = HL_CONFIG_INIT;
   const hl_config *config = &own;
+  HL__NEEDS(given && result, error);
   *result = NULL;
   int status = hl__struct_take(&own, sizeof own,
                                offsetof(hl_config, interoperate), given,
@@ -260,6 +261,7 @@ void hl__manager_collect(hl_manager *manager) {
 
 void hl_manager_cancel(hl_manager *manager) {
   HL__UNCANCELLED;
+  if (!manager) return;
   hl__manager_renew(manager);
   hl__manager_mutex_lock(manager);
   manager->cancelled = true;

@@ -134,7 +134,7 @@ static const char *find_unit(const char *units, const hl_id *id) {
 
 bool hl_manager_has_unit(const hl_manager *manager, const char *name,
                          size_t size) {
-  return find_unit(manager->units, &(hl_id){name, size}) != NULL;
+  return manager && name && find_unit(manager->units, &(hl_id){name, size}) != NULL;
 }
 
 /* Of the plan's targets the first or the last unit. */

@@ -604,6 +604,7 @@ static int start(hl_manager *manager, const hl_plan *plan,
 int hl_start(hl_manager *manager, const hl_plan *plan, const hl_options *given,
              hl_pending **result, hl_error *error) {
   HL__UNCANCELLED;
+  HL__NEEDS(manager && plan && result, error);
   hl_options options;
   *result = NULL;
   int status = hl__options_take(given, &options, error);
@@ -612,7 +613,7 @@ int hl_start(hl_manager *manager, const hl_plan *plan, const hl_options *given,
 }
 
 bool hl_manager_blocks(const hl_manager *manager) {
-  return manager->ops->traits.blocks;
+  return manager && manager->ops->traits.blocks;
 }
 
 /* A group of n without members. NULL: out of memory. Unchecked: nobody else has it yet. */
@@ -726,9 +727,11 @@ int hl_start_any(hl_manager *manager, const hl_plan *const *plans, size_t n,
                  const hl_options *given, hl_pending **result,
                  hl_error *error) {
   HL__UNCANCELLED;
+  HL__NEEDS(manager && plans && result, error);
   hl_options options;
   *result = NULL;
   if (n == 0) return hl__error(error, HL_EMISUSE, "there is no target to lock");
+  for (size_t i = 0; i < n; i++) HL__NEEDS(plans[i], error);
   int status = hl__options_take(given, &options, error);
   for (size_t i = 0; i < n && status == HL_OK; i++) {
     hl_options checked = options;
@@ -769,6 +772,7 @@ int hl_start_import(hl_manager *manager, const char *text, size_t size,
                     const hl_options *given, hl_pending **result,
                     hl_error *error) {
   HL__UNCANCELLED;
+  HL__NEEDS(manager && text && result, error);
   hl_options options;
   hl_lock *lock;
   *result = NULL;
@@ -839,6 +843,7 @@ HL__UNCHECKED /* nobody else has the pending yet */
 int hl_lock_start_extend(hl_lock *lock, const hl_plan *plan,
                          const hl_options *given, hl_pending **result,
                          hl_error *error) {
+  HL__NEEDS(lock && plan && result, error);
   hl_options options;
   *result = NULL;
   if (hl__lock_is_occupied(lock)) return hl__lock_occupied_error(error);
@@ -854,6 +859,7 @@ int hl_lock_start_extend(hl_lock *lock, const hl_plan *plan,
 
 int hl_lock_start_upgrade(hl_lock *lock, const hl_options *given,
                           hl_pending **result, hl_error *error) {
+  HL__NEEDS(lock && result, error);
   hl_options options;
   *result = NULL;
   int status = hl__options_take(given, &options, error);
@@ -867,6 +873,7 @@ int hl_lock_start_upgrade(hl_lock *lock, const hl_options *given,
 
 int hl_lock_start_downgrade(hl_lock *lock, hl_pending **result,
                             hl_error *error) {
+  HL__NEEDS(lock && result, error);
   *result = NULL;
   if (!hl_lock_is_held(lock) || hl__lock_regrade_check(lock, NULL) != HL_OK)
     return hl_lock_downgrade(lock, error);
@@ -876,6 +883,7 @@ int hl_lock_start_downgrade(hl_lock *lock, hl_pending **result,
 }
 
 int hl_lock_start_check(hl_lock *lock, hl_pending **result, hl_error *error) {
+  HL__NEEDS(lock && result, error);
   *result = NULL;
   if (hl__lock_is_occupied(lock)) return hl__lock_occupied_error(error);
   if (!hl_lock_is_held(lock)) return hl_lock_check(lock, error);
@@ -884,6 +892,7 @@ int hl_lock_start_check(hl_lock *lock, hl_pending **result, hl_error *error) {
 
 int hl_lock_start_refresh(hl_lock *lock, int64_t ttl, hl_pending **result,
                           hl_error *error) {
+  HL__NEEDS(lock && result, error);
   hl_options options = HL_OPTIONS_INIT;
   options.ttl = ttl;
   *result = NULL;
@@ -896,6 +905,7 @@ int hl_lock_start_refresh(hl_lock *lock, int64_t ttl, hl_pending **result,
 
 int hl_lock_start_to_lease(hl_lock *lock, const hl_options *given,
                            hl_pending **result, hl_error *error) {
+  HL__NEEDS(lock && given && result, error);
   hl_options options;
   *result = NULL;
   if (lock->lease || !given || hl__lock_is_occupied(lock) ||
@@ -908,6 +918,7 @@ int hl_lock_start_to_lease(hl_lock *lock, const hl_options *given,
 }
 
 int hl_lock_start_release(hl_lock *lock, hl_pending **result, hl_error *error) {
+  HL__NEEDS(lock && result, error);
   *result = NULL;
   if (hl__lock_is_occupied(lock) || !hl_lock_is_held(lock))
     return hl_lock_release(lock, true, error);
@@ -921,6 +932,7 @@ static bool is_foreign(const hl_pending *pending) {
 }
 
 bool hl_pending_done(hl_pending *pending) {
+  if (!pending) return false;
   if (is_foreign(pending)) return true;
   hl__manager_mutex_lock(pending->call.manager);
   bool done = pending->done;
@@ -929,6 +941,7 @@ bool hl_pending_done(hl_pending *pending) {
 }
 
 int hl_pending_fd(hl_pending *pending, hl_error *error) {
+  HL__NEEDS(pending, error);
   if (is_foreign(pending))
     return hl__error(error, HL_ERELEASED,
                      "the pending belongs to the parent of this process");
@@ -943,6 +956,7 @@ int hl_pending_fd(hl_pending *pending, hl_error *error) {
 }
 
 void hl_pending_notify(hl_pending *pending, hl_notify_fn fn, uint64_t tag) {
+  if (!pending || !fn) return;
   if (is_foreign(pending)) return;
   hl__manager_mutex_lock(pending->call.manager);
   if (pending->done) {
@@ -957,6 +971,7 @@ void hl_pending_notify(hl_pending *pending, hl_notify_fn fn, uint64_t tag) {
 int hl_pending_wait(hl_pending *pending, int64_t timeout, hl_lock **lock,
                     hl_error *error) {
   HL__UNCANCELLED;
+  HL__NEEDS(pending && lock, error);
   *lock = NULL;
   if (is_foreign(pending))
     return hl__error(error, HL_ERELEASED,
@@ -1043,7 +1058,7 @@ static any *group_of(hl_pending *pending);
 
 void hl_pending_cancel(hl_pending *pending) {
   HL__UNCANCELLED;
-  if (is_foreign(pending)) return;
+  if (!pending || is_foreign(pending)) return;
   if (group_of(pending))
     group_cancel(pending);
   else
@@ -1059,7 +1074,8 @@ HL__UNCHECKED static any *group_of(hl_pending *pending) {
 }
 
 void hl_pending_holders(hl_pending *pending, hl_holder_fn fn, void *context) {
-  if (is_foreign(pending) || !hl_pending_done(pending)) return;
+  if (!pending || !fn || is_foreign(pending) || !hl_pending_done(pending))
+    return;
   const any *group = group_of(pending);
   for (size_t i = 0; group && i < group->n; i++)
     if (group->members[i] && hl_pending_done(group->members[i]))
@@ -1074,7 +1090,7 @@ static void holders_tell(const hl_pending *pending, hl_holder_fn fn,
 }
 
 const hl_plan *hl_pending_plan(const hl_pending *pending) {
-  return pending->call.waiter.plan;
+  return pending ? pending->call.waiter.plan : NULL;
 }
 
 /* Of one that is no group, or whose group is freed: its owner leaves it. What is its owner's is freed

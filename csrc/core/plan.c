@@ -88,7 +88,7 @@ static bool reserve_bytes(hl_plan *plan, size_t more) {
 }
 
 hl_plan *hl_plan_new(hl_layout *layout) {
-  hl_plan *plan = malloc(sizeof *plan);
+  hl_plan *plan = layout ? malloc(sizeof *plan) : NULL;
   if (!plan) return NULL;
   plan->layout = hl_layout_ref(layout);
   plan->rows = plan->rows_inside;
@@ -105,6 +105,7 @@ hl_plan *hl_plan_new(hl_layout *layout) {
 }
 
 void hl_plan_clear(hl_plan *plan) {
+  if (!plan) return;
   plan->row_count = plan->target_count = plan->byte_count = 0;
   plan->ordered = true;
 }
@@ -127,7 +128,8 @@ bool hl__plan_append(hl_plan *plan, const hl_plan *other) {
   memcpy(plan->rows + plan->row_count, other->rows,
          other->row_count * sizeof *plan->rows);
   for (size_t i = 0; i < other->row_count; i++)
-    plan->rows[plan->row_count + i].name += (uint32_t)plan->byte_count;
+    if (other->rows[i].level == HL_LEVEL_NAMED)
+      plan->rows[plan->row_count + i].root += (uint32_t)plan->byte_count;
   memcpy(plan->bytes + plan->byte_count, other->bytes, other->byte_count);
   for (size_t i = 0; i < other->target_count; i++) {
     hl__plan_target *target = &plan->targets[plan->target_count + i];
@@ -142,7 +144,7 @@ bool hl__plan_append(hl_plan *plan, const hl_plan *other) {
 }
 
 hl_plan *hl_plan_copy(const hl_plan *plan) {
-  hl_plan *copy = hl_plan_new(plan->layout);
+  hl_plan *copy = plan ? hl_plan_new(plan->layout) : NULL;
   if (copy && !hl__plan_append(copy, plan)) {
     hl_plan_free(copy);
     return NULL;
@@ -151,7 +153,9 @@ hl_plan *hl_plan_copy(const hl_plan *plan) {
   return copy;
 }
 
-hl_layout *hl_plan_layout(const hl_plan *plan) { return plan->layout; }
+hl_layout *hl_plan_layout(const hl_plan *plan) {
+  return plan ? plan->layout : NULL;
+}
 
 static int row_compare(const void *left, const void *right) {
   return hl__row_compare(left, right);
@@ -164,7 +168,7 @@ static int ids_check(const hl_plan *plan, const hl_id *ids, unsigned n,
                      "a target has 1 to %u ids (levels), not %u",
                      plan->layout->levels, n);
   for (unsigned i = 0; i < n; i++) {
-    if (ids[i].size == 0)
+    if (ids[i].size == 0 || !ids[i].data)
       return hl__error(error, HL_EMISUSE, "the id of level '%s' is empty",
                        plan->layout->names[i]);
     if (ids[i].size > HL_ID_MAX)
@@ -188,7 +192,7 @@ static void name_add(hl_plan *plan, const hl_id *ids, unsigned n,
       .bucket = plan->layout->name_key(name, size),
       .level = HL_LEVEL_NAMED,
       .mode = (uint8_t)mode,
-      .name = (uint32_t)plan->byte_count,
+      .root = (uint32_t)plan->byte_count,
   };
   plan->byte_count += sizeof size + size;
 }
@@ -277,6 +281,7 @@ int hl__plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode,
 
 int hl_plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode,
                 bool mode_given, hl_error *error) {
+  HL__NEEDS(plan && ids, error);
   return hl__plan_add(plan, ids, n, mode, mode_given, false, error);
 }
 
@@ -322,10 +327,13 @@ bool hl__plan_updates(const hl_plan *plan) {
   return false;
 }
 
-size_t hl_plan_target_count(const hl_plan *plan) { return plan->target_count; }
+size_t hl_plan_target_count(const hl_plan *plan) {
+  return plan ? plan->target_count : 0;
+}
 
 hl_target hl_plan_target(const hl_plan *plan, size_t i,
                          hl_id ids[HL_LEVELS_MAX]) {
+  if (!ids || i >= hl_plan_target_count(plan)) return (hl_target){0};
   const hl__plan_target *target = &plan->targets[i];
   const char *at = plan->bytes + target->ids;
   for (unsigned level = 0; level <= target->level; level++) {
@@ -361,6 +369,8 @@ const hl_row *hl__plan_rows(const hl_plan *plan, size_t *n) {
 }
 
 const hl_row *hl_plan_rows(hl_plan *plan, size_t *n) {
+  if (n) *n = 0;
+  if (!plan || !n) return NULL;
   hl__plan_order(plan);
   return hl__plan_rows(plan, n);
 }
@@ -385,6 +395,7 @@ size_t hl__plan_missing(const hl_plan *plan, const hl_plan *held,
 
 hl_mode hl_plan_mode(const hl_plan *plan) {
   hl_mode mode = HL_SHARED;
+  if (!plan) return (hl_mode)0;
   for (size_t i = 0; i < plan->target_count; i++)
     mode = hl__mode_supremum(mode, (hl_mode)plan->targets[i].mode);
   return mode;
@@ -398,9 +409,9 @@ unsigned hl__plan_level(const hl_plan *plan) {
 }
 
 char *hl_plan_describe(const hl_plan *plan, char *out, size_t size) {
-  size_t used = 0;
-  if (size) out[0] = '\0';
-  for (size_t i = 0; i < plan->target_count; i++) {
+  size_t used = 0, n = out ? hl_plan_target_count(plan) : 0;
+  if (out && size) out[0] = '\0';
+  for (size_t i = 0; i < n; i++) {
     hl_id ids[HL_LEVELS_MAX];
     hl_target target = hl_plan_target(plan, i, ids);
     for (unsigned level = 0; level <= target.level; level++) {

@@ -134,8 +134,8 @@ typedef struct hl_request {
 static inline hl_id hl__request_name(const hl_request *request,
                                      const hl_row *row) {
   uint32_t size;
-  memcpy(&size, request->names + row->name, sizeof size);
-  return (hl_id){request->names + row->name + sizeof size, size};
+  memcpy(&size, request->names + row->root, sizeof size);
+  return (hl_id){request->names + row->root + sizeof size, size};
 }
 
 typedef struct hl_grant {

@@ -22,10 +22,12 @@
 #define LIST_MS 10000
 
 hl_layout *hl_manager_layout(const hl_manager *manager) {
-  return manager->layout;
+  return manager ? manager->layout : NULL;
 }
 
 void hl_manager_stats(hl_manager *manager, hl_stats *stats) {
+  if (stats) *stats = (hl_stats){0};
+  if (!manager || !stats) return;
   hl__manager_renew(manager);
   hl__manager_mutex_lock(manager);
   *stats = manager->stats;
@@ -35,7 +37,9 @@ void hl_manager_stats(hl_manager *manager, hl_stats *stats) {
 
 void hl_manager_histograms(hl_manager *manager, unsigned level,
                            hl_histogram *waits, hl_histogram *holds) {
-  *waits = *holds = (hl_histogram){0};
+  if (waits) *waits = (hl_histogram){0};
+  if (holds) *holds = (hl_histogram){0};
+  if (!manager || !waits || !holds) return;
   if (level >= HL_LEVELS_MAX) return;
   hl__manager_renew(manager);
   hl__manager_mutex_lock(manager);
@@ -45,6 +49,7 @@ void hl_manager_histograms(hl_manager *manager, unsigned level,
 }
 
 uint64_t hl_manager_losses(hl_manager *manager) {
+  if (!manager) return 0;
   int64_t end = atomic_load(&manager->leases_end);
   if (end != HL_FOREVER && end <= hl__lease_ms()) hl__leases_look(manager);
   return atomic_load(&manager->losses);
@@ -93,6 +98,7 @@ static int look_run(hl_manager *manager, const hl_plan *plan, looking *self,
 int hl_manager_holders(hl_manager *manager, const hl_plan *plan,
                        hl_holder_fn fn, void *context, hl_error *error) {
   HL__UNCANCELLED;
+  HL__NEEDS(manager && fn, error);
   looking self = {.manager = manager,
                   .fn = fn,
                   .context = context,
@@ -120,6 +126,7 @@ static void nearest_add(void *context, const hl_holder *holder) {
 int hl_manager_blockers(hl_manager *manager, const hl_plan *plan,
                         hl_holder_fn fn, void *context, hl_error *error) {
   HL__UNCANCELLED;
+  HL__NEEDS(manager && fn, error);
   int64_t now = hl__now_ms();
   hl__manager_renew(manager);
   hl__manager_mutex_lock(manager);
@@ -235,6 +242,7 @@ static int request_make(hl_manager *manager, const hl_filter *given,
 int hl_manager_leases(hl_manager *manager, const hl_filter *filter,
                       hl_holder_fn fn, void *context, hl_error *error) {
   HL__UNCANCELLED;
+  HL__NEEDS(manager && fn, error); /* without fn it would revoke */
   request self = {.fn = fn, .context = context};
   return request_make(manager, filter, &self, error);
 }
@@ -243,6 +251,7 @@ int hl_manager_revoke(hl_manager *manager, const hl_filter *filter,
                       const char *by, const char *reason, uint64_t *count,
                       hl_error *error) {
   HL__UNCANCELLED;
+  HL__NEEDS(manager && filter && count, error);
   request self = {.by = by ? by : "", .reason = reason ? reason : ""};
   int status = request_make(manager, filter, &self, error);
   *count = self.count;

@@ -122,10 +122,10 @@ static void plan_orders_and_keeps_the_strongest(void **state) {
   add(plan, "u1", "a1", NULL, HL_SHARED); /* exclusive: not the deepest */
   add(plan, "u1", "a1", "r1", HL_SHARED);
   const hl_row *rows = hl_plan_rows(plan, &n);
-  const hl_row expected[] = {{3142546, 0, HL_SHARED, {0}},
-                             {5156936, 1, HL_EXCLUSIVE, {0}},
-                             {185732, 2, HL_EXCLUSIVE, {0}},
-                             {518589, 2, HL_SHARED, {0}}};
+  const hl_row expected[] = {{3142546, 0, HL_SHARED, 0},
+                             {5156936, 1, HL_EXCLUSIVE, 0},
+                             {185732, 2, HL_EXCLUSIVE, 0},
+                             {518589, 2, HL_SHARED, 0}};
   assert_int_equal(n, 4);
   for (size_t i = 0; i < n; i++) {
     assert_int_equal(rows[i].bucket, expected[i].bucket);
@@ -281,7 +281,10 @@ static void plan_says_which_rows_are_missing(void **state) {
   assert_int_equal(hl__plan_missing(more, held, missing), 3);
   assert_int_equal(missing[0].level, 0);
   assert_int_equal(hl__plan_missing(held, more, missing), 0);
+  uint32_t root = more->rows[0].root;
   assert_true(hl__plan_append(held, more));
+  for (size_t i = 0; i < held->row_count; i++) /* one tree's */
+    assert_int_equal(held->rows[i].root, root);
   hl__plan_order(held);
   assert_int_equal(hl__plan_missing(more, held, missing), 0);
   assert_int_equal(hl_plan_target_count(held), 5);

@@ -618,9 +618,13 @@ static void a_call_that_hangs_is_ended(void **state) {
   hl_manager_close(manager);
 }
 
+static void no_holder(void *context, const hl_holder *holder) {
+  (void)context, (void)holder;
+}
+
 static void *ask_main(void *manager) {
   hl_plan *plan = plan_of(manager, "u1");
-  (void)hl_manager_holders(manager, plan, NULL, NULL, NULL);
+  (void)hl_manager_holders(manager, plan, no_holder, NULL, NULL);
   hl_plan_free(plan);
   return NULL;
 }

@@ -64,6 +64,10 @@ static char *postgresql_sql(const hl_plan *plan) {
   return sql;
 }
 
+static bool has_tables(hl_dialect dialect) {
+  return dialect == HL_MYSQL || dialect == HL_MARIADB;
+}
+
 char *hl_plan_sql(hl_plan *plan, hl_dialect dialect, const char *table) {
   static const char format[] =
       "%s(SELECT level,bucket FROM %s WHERE level=%d AND bucket=%" PRIu64
@@ -71,8 +75,8 @@ char *hl_plan_sql(hl_plan *plan, hl_dialect dialect, const char *table) {
   const char *shared =
       dialect == HL_MARIADB ? "LOCK IN SHARE MODE" : "FOR SHARE";
   size_t n;
-  if (dialect == HL_POSTGRESQL) return postgresql_sql(plan);
-  if (dialect != HL_MYSQL && dialect != HL_MARIADB) return NULL;
+  if (plan && dialect == HL_POSTGRESQL) return postgresql_sql(plan);
+  if (!plan || !table || !has_tables(dialect)) return NULL;
   const hl_row *rows = hl_plan_rows(plan, &n);
   /* Room for the text, the longest numbers, and " UNION ALL ". */
   size_t each = sizeof format + strlen(table) + 64;
@@ -93,10 +97,11 @@ char *hl_plan_sql_leased(hl_plan *plan, hl_dialect dialect, const char *table,
   static const char format[] =
       " UNION ALL (SELECT -1,g FROM %.*s_gate WHERE g=%u AND n=0 %s)";
   const size_t end = sizeof suffix - 1;
+  if (gates) *gates = 0;
+  if (!plan || !table || !gates || !has_tables(dialect)) return NULL;
   uint64_t buckets = hl_layout_buckets(hl_plan_layout(plan));
   size_t n, stem = strlen(table);
   if (stem > end && strcmp(table + stem - end, suffix) == 0) stem -= end;
-  *gates = 0;
   const size_t room = stem + sizeof "_nodes";
   char *nodes = malloc(room);
   if (!nodes) return NULL;
