@@ -95,4 +95,29 @@ support.each_connection(function(server)
     end, "all of them")
     if os.getenv "STORM" then print(ALL, seen, support.now() - began) end
   end)
+
+  -- The first looks for both.
+  it("are kept out by none of them that is stopped", function()
+    local lease = assert(holder:acquire({ USER }, { ttl = TIMEOUT }))
+    local first = support.process(store)
+    finally(support.close_peers)
+    first:acquire("h", "acquire", { USER, "a1", "r1" }, { timeout = TIMEOUT })
+    support.wait_until(function() return store.waiting { USER, "a1", "r1" } == 1 end, "the first")
+    support.sleep(0.1) -- until it looks
+    local second = assert(open():start({ USER, "a2", "r2" }, { timeout = 30 }))
+    support.wait_until(function()
+      return tonumber((store.root() or store.sql()):query(store.dialect == "postgresql"
+        and "SELECT count(*) FROM pg_locks WHERE locktype='advisory' AND NOT granted"
+        or "SELECT COUNT(*) FROM information_schema.PROCESSLIST WHERE STATE='User lock'")[1][1]) == 1
+    end, "the second")
+    first:signal "sigstop"
+    assert(lease:release { confirm = true })
+    local began = support.now()
+    local handle = assert(second:wait())
+    assert.is_true(support.now() - began < 20)
+    handle:release()
+    first:signal "sigcont"
+    assert.is_true(first:result())
+    first:release "h"
+  end)
 end)

@@ -28,8 +28,8 @@
 /* A look or a deletion takes a round trip. Longer, and its server hangs. */
 #define LOOK_MS 1000
 #define DELETE_MS 1000
-/* The statement that waits for a bell ends sooner: hl__mysql_query. */
-#define BELL_NET_SECONDS 7200
+/* Who waits for a bell for so long looks for himself: its owner may have been stopped. */
+#define BELL_NET_SECONDS 15
 /* Rows of one look; more need several. */
 #define LOOK_ROWS 256u
 /* So many ids are deleted at once. */
@@ -252,21 +252,21 @@ static void put_bell_name(hl__text *t, const hl__mysql_session *session,
                (unsigned)row->bucket);
 }
 
-/* The row's first two columns are truth values. */
-static int bell_ask(hl__mysql_session *session, hl__text *t, bool said[2],
+/* The row's first two columns are truth values; -1: NULL. */
+static int bell_ask(hl__mysql_session *session, hl__text *t, int said[2],
                     hl_error *error) {
   MYSQL_RES *result;
   int status = hl__mysql_query(session, t->data, t->used, &result, error);
   free(t->data);
   MYSQL_ROW row = status == HL_OK ? hl__mysql_row(result, 2) : NULL;
-  for (int i = 0; i < 2; i++) said[i] = row && row[i] && row[i][0] == '1';
+  for (int i = 0; i < 2; i++) said[i] = row && row[i] ? row[i][0] == '1' : -1;
   mysql_free_result(result);
   return status;
 }
 
 static int bell_leave(hl__mysql_session *session, bell *self, hl_error *error) {
   hl__text t;
-  bool none[2];
+  int none[2];
   if (!hl__text_new(&t, BELL_NAME_ROOM + 64)) return hl__error_memory(error);
   hl__text_put(&t, "SELECT RELEASE_LOCK(");
   put_bell_name(&t, session, &self->row);
@@ -279,11 +279,11 @@ static int bell_leave(hl__mysql_session *session, bell *self, hl_error *error) {
                          "the server did not answer in time");
 }
 
-/* Until the bell is ours, its lease has ended, or the deadline. */
+/* Until the bell is ours, its lease has ended, its owner has been given long enough, or the deadline. */
 static int bell_await(hl__mysql_session *session, int64_t deadline, bell *self,
                       hl_error *error) {
   hl__text t;
-  bool said[2];
+  int said[2];
   if (!hl__text_new(&t, 3 * BELL_NAME_ROOM + 256)) return hl__error_memory(error);
   hl__text_put(&t, "SELECT GET_LOCK(");
   put_bell_name(&t, session, &self->row);
@@ -296,8 +296,8 @@ static int bell_await(hl__mysql_session *session, int64_t deadline, bell *self,
   session->patience = hl__deadline(deadline, HL__MYSQL_ANSWER_MS + 1);
   hl_error reason;
   int status = bell_ask(session, &t, said, &reason);
-  if (status == HL_OK && said[0]) {
-    self->ours = !said[1];
+  if (status == HL_OK && said[0] >= 0) {
+    self->ours = said[0] == 1 && said[1] != 1;
     return HL_OK;
   }
   /* Its end may have come just when the bell was ours. */

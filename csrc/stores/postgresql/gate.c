@@ -44,6 +44,8 @@
 #define PAUSE_LAST_MS 25
 /* For the answer to a look, and for a connection that deletes what is over. */
 #define ANSWER_MS 10000
+/* Who waits for a bell for so long looks for himself: its owner may have been stopped. */
+#define BELL_NET_MS 15000
 
 /* -------------------------------------------------------------- the gate */
 
@@ -321,11 +323,14 @@ static int bell_leave(wait *self, const char *numbers, hl_error *error) {
   return ask(self, sql, 1, error);
 }
 
-/* Until whoever has it leaves it: with the server's queue, as for a row. A wait that is ended
-   at the moment at which it is granted may leave the lock behind, so it is the transaction's:
-   it goes with the savepoint, or with all. */
+/* Until its owner leaves it, with the server's queue, as for a row, or has been given long
+   enough. A wait that is ended at the moment at which it is granted may leave the lock behind,
+   so it is the transaction's: it goes with the savepoint, or with all. */
 static int bell_await(wait *self, const char *numbers, hl_error *error) {
   char sql[HL__PG_TAG_MAX + 256];
+  int64_t most = hl__left_ms(self->request->deadline);
+  if (most > BELL_NET_MS) most = BELL_NET_MS;
+  int64_t end = hl__now_ms() + most;
   self->sent = hl__lease_ms();
   (void)snprintf(sql, sizeof sql,
                  "%sSAVEPOINT hierlock_bell;SET LOCAL lock_timeout=0;"
@@ -333,8 +338,15 @@ static int bell_await(wait *self, const char *numbers, hl_error *error) {
                  ";SELECT pg_advisory_xact_lock_shared(%s);"
                  "ROLLBACK TO SAVEPOINT hierlock_bell;"
                  "RELEASE SAVEPOINT hierlock_bell",
-                 self->tag, hl__left_ms(self->request->deadline) + 1, numbers);
-  return hl__pg_wait_run(self->session, self->request, sql, error);
+                 self->tag, most + 1, numbers);
+  int status = hl__pg_wait_run(self->session, self->request, sql, error);
+  if (status != HL_CANCELLED || atomic_load(&self->session->interrupted) ||
+      hl__now_ms() < end)
+    return status;
+  return hl__pg_wait_run(self->session, self->request,
+                         "ROLLBACK TO SAVEPOINT hierlock_bell;"
+                         "RELEASE SAVEPOINT hierlock_bell",
+                         error);
 }
 
 /* ------------------------------------------------------------------ waiting */
