@@ -673,7 +673,6 @@ end)
 
 describe("a directory", function()
   local directory, dsn
-  local as_nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups "
 
   before_each(function()
     directory = os.tmpname()
@@ -744,8 +743,7 @@ describe("a directory", function()
     assert(handle:release())
   end)
 
-  it("that a user may not use is named to him", function()
-    if uv.getuid() ~= 0 then return pending "needs root, to be another user" end
+  local function examined_by(user, at)
     -- A copy of the command, where everybody may read it.
     local out, copy = os.tmpname(), os.tmpname()
     at_end(function() os.remove(out) shell("rm -r " .. copy) end)
@@ -754,16 +752,33 @@ describe("a directory", function()
       if not modules and uv.fs_stat(place .. "/hierlock/core.so") then modules = place end
     end
     shell(("rm %s; mkdir %s && cp -r lua '%s/hierlock' %s && chmod -R a+rX %s"):format(copy, copy, modules, copy, copy))
-    shell("chmod 0711 " .. directory .. "; chmod 0644 " .. out)
-    local words = ("cd %s; HIERLOCK_DSN=%s LUA_PATH='lua/?.lua;lua/?/init.lua;;' LUA_CPATH='?.so;;' %s %s lua/hierlock/command/main.lua " ..
-      "doctor --json >%s; echo $? >>%s"):format(copy, dsn, as_nobody, program.interpreter, out, out)
+    shell("chmod 0644 " .. out)
+    local words = ("cd %s; HIERLOCK_DSN=%s LUA_PATH='lua/?.lua;lua/?/init.lua;;' LUA_CPATH='?.so;;' " ..
+      "setpriv --reuid=%d --regid=65534 --clear-groups %s lua/hierlock/command/main.lua doctor --json >%s; echo $? >>%s")
+      :format(copy, at, user, program.interpreter, out, out)
     os.execute(words)
     local file = assert(io.open(out))
     local text = file:read "*a"
     file:close()
-    local found = findings_of { out = text:gsub("%d+\n$", ""), err = "", status = tonumber(text:match "(%d+)\n$") }
+    return findings_of { out = text:gsub("%d+\n$", ""), err = "", status = tonumber(text:match "(%d+)\n$") }
+  end
+
+  it("that a user may not use is named to him", function()
+    if uv.getuid() ~= 0 then return pending "needs root, to be another user" end
+    shell("chmod 0711 " .. directory)
+    local found = examined_by(65534, dsn)
     assert_finding("wrong", found, "rights")
     assert_finding("wrong", found, "opens")
+  end)
+
+  -- Its user's programs may lock in it.
+  it("of another user, in the place of this user's own, is not said to be removed", function()
+    if uv.getuid() ~= 0 then return pending "needs root, to be another user" end
+    shell "mkdir -m 0700 /dev/shm/hierlock-54321"
+    at_end(function() shell "rmdir /dev/shm/hierlock-54321" end)
+    local found = examined_by(54321, "file:")
+    assert.equal("it belongs to user 0", found.rights.found)
+    assert.matches("^name a directory for hierlock alone", found.rights.mend[1])
   end)
 
   it("for which there are too few descriptors is named", function()

@@ -44,7 +44,8 @@ local function rights(found, path, stat, named)
   local may = uv.fs_access(path, "rwx")
   local function change(how) return is_ours(path) and "chmod " .. how .. " " .. quoted(path) or "name a directory for hierlock alone in the DSN" end
   if not named and stat.uid ~= uid then
-    found:add("rights", "wrong", ("it belongs to user %d"):format(stat.uid), why, "rm -r " .. quoted(path))
+    found:add("rights", "wrong", ("it belongs to user %d"):format(stat.uid), why,
+      "name a directory for hierlock alone in the DSN, or have that user remove this one")
   elseif not named and (group or others) then
     found:add("rights", "wrong", "others may write there: mode " .. files.mode(stat), why, change "0700")
   elseif not may then

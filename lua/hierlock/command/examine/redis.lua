@@ -130,7 +130,9 @@ end
 local function unreached(err)
   if err.message:find "not built" then return "install hiredis (apt-get install libhiredis0.14), or build hierlock with it (apt-get install libhiredis-dev)" end
   if err.code == "connection" and not err.retryable then return "check user and password in the DSN" end
-  if err.message:find "max number of clients" then return "redis-cli CONFIG SET maxclients 10000" end
+  if err.message:find "max number of clients" then
+    return "end programs that keep connections, then redis-cli can connect, too: CONFIG SET maxclients; or raise it in the server's file and restart it"
+  end
   return "start the server, or mend host, port or socket in the DSN"
 end
 
