@@ -526,6 +526,13 @@ support.on_postgresql(function(store)
     assert.equal("f", root:query("SELECT to_regclass('public.hier_lock_leases') IS NOT NULL")[1][1])
     assert_status(0, run(store.root_dsn, "provision", "--leases", "--grant-to", "PUBLIC"))
     assert_finding("ok", examine(store.dsn), "leases")
+    root:query "DROP INDEX public.hier_lock_lease_rows_exclusive"
+    found = examine(store.dsn)
+    assert_finding("warning", found, "indexes of leases")
+    assert_finding("ok", found, "leases")
+    assert.same({ "hierlock provision --leases" }, found["indexes of leases"].mend)
+    assert_status(0, run(store.root_dsn, "provision", "--leases"))
+    assert_finding("absent", examine(store.dsn), "indexes of leases")
   end)
 
   it("compares connections and locks with the pools that are wanted, and the lines make room", function()

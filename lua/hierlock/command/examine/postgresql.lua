@@ -37,6 +37,10 @@ SELECT name, to_regclass('public.' || name) IS NOT NULL, CASE WHEN to_regclass('
     AND has_table_privilege(to_regclass('public.' || name), 'UPDATE') AND has_table_privilege(to_regclass('public.' || name), 'DELETE') END
 FROM unnest(ARRAY['hier_lock_leases', 'hier_lock_lease_rows', 'hier_lock_gate']) name]]
 
+local INDEXES = [[
+SELECT name FROM unnest(ARRAY['hier_lock_lease_rows_id', 'hier_lock_lease_rows_exclusive']) name
+WHERE to_regclass('public.' || name) IS NULL]]
+
 local function is_true(text) return text == "t" end
 local function quoted(name) return '"' .. name:gsub('"', '""') .. '"' end
 
@@ -167,6 +171,12 @@ local function leases(self, found)
   if there == 0 then return found:add("tables of leases", "ok", "none: session locks only", why) end
   if #missing > 0 then
     return found:add("tables of leases", "wrong", "missing: " .. table.concat(missing, ", "), why, provision)
+  end
+  -- Tables of an earlier version have one index less.
+  local slow = usable == #rows and self.connection:query(INDEXES) or {}
+  if slow[1] then
+    found:add("indexes of leases", "warning", "missing: " .. slow[1][1] .. (slow[2] and ", " .. slow[2][1] or ""),
+      "Without them whoever locks below a node reads all the leases there.", provision)
   end
   found:add("tables of leases", usable == #rows and "ok" or "wrong", usable == #rows and "there, and may be used" or "the role may not use them", why, grants)
   local settings, ill, mends = self.settings, {}, {}
