@@ -137,6 +137,16 @@ describe("what doctor prints", function()
     assert_status(0, self.join())
     assert.is_nil(self.out:find("\27", 1, true))
   end)
+
+  it("writes names as they are on a terminal that shows UTF-8, and escaped on another", function()
+    shell(": >" .. directory .. "/str\195\164nge")
+    for locale, name in pairs { ["C.UTF-8"] = "str\195\164nge", C = "str\\xc3\\xa4nge" } do
+      local self = program.line_on_terminal("file:" .. directory, 80,
+        ("exec env LC_ALL=%s %s lua/hierlock/command/main.lua doctor"):format(locale, program.interpreter))
+      assert_status(0, self.join())
+      assert.truthy(self.out:find(name, 1, true), self.out)
+    end
+  end)
 end)
 
 support.each_store(function(plain)
