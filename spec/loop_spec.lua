@@ -613,7 +613,7 @@ describe("the option loop", function()
         first:release()
       end)
       print(manager:acquire({ "u1" }, { timeout = 30 }))
-    ]]):format(support.stores[1].dsn))
+    ]]):format(support.stores[1].dsn .. "/tarantool"))
     assert.matches("^hierlock%.handle .exclusive u1, held.", output)
   end)
 
