@@ -82,9 +82,14 @@ run_item() {                            # sets $status; the output is in $log
 
 # A machine that is too busy for a spec does not show what the spec is about. So the specs of a file that failed beside
 # others are run once more, alone, and the report says so; but not what crashed or hung, what a sanitizer complained
-# of, or what saw two holders. TOOL_ENDS: what ended without a report is run again, too, as a tool is known to end programs.
+# of, or what saw two holders. TOOL_ENDS: what ended without a report is run again, too, as a tool is known to end
+# programs, and once more if it does so again.
 again() {
-  ((status != 124)) && [[ ! -e $log.first ]] || return 1
+  ((status != 124)) || return 1
+  if [[ -e $log.first ]]; then
+    [[ ${TOOL_ENDS:-} && ! -e $log.twice ]] && grep -q 'without a report' "$log" || return 1
+    : >"$log.twice"
+  fi
   ! grep -qE 'Sanitizer|runtime error|ERROR SUMMARY: [1-9]|Segmentation|Aborted|Alarm clock|overlap' "$log" || return 1
   [[ ${TOOL_ENDS:-} ]] || ! grep -q 'without a report' "$log" || return 1
   mv "$log" "$log.first"
