@@ -908,8 +908,7 @@ int hl_lock_start_to_lease(hl_lock *lock, const hl_options *given,
   HL__NEEDS(lock && given && result, error);
   hl_options options;
   *result = NULL;
-  if (lock->lease || !given || hl__lock_is_occupied(lock) ||
-      !hl_lock_is_held(lock))
+  if (lock->lease || hl__lock_is_occupied(lock) || !hl_lock_is_held(lock))
     return hl_lock_to_lease(lock, given, error);
   int status = hl__options_take(given, &options, error);
   if (status == HL_OK) status = hl__lease_options_check(&options, error);

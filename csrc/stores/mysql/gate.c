@@ -279,7 +279,8 @@ static int bell_leave(hl__mysql_session *session, bell *self, hl_error *error) {
                          "the server did not answer in time");
 }
 
-/* Until the bell is ours, its lease has ended, its owner has been given long enough, or the deadline. */
+/* Until the bell is ours, its lease has ended, its owner has been given long enough, or the
+   deadline. */
 static int bell_await(hl__mysql_session *session, int64_t deadline, bell *self,
                       hl_error *error) {
   hl__text t;

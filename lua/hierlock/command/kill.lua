@@ -7,6 +7,7 @@ local ending = require "hierlock.command.ending"
 local lookup = require "hierlock.command.lookup"
 local ps = require "hierlock.command.ps"
 local server = require "hierlock.command.server"
+local subject_of = require "hierlock.command.examine.subject"
 local terminal = require "hierlock.command.terminal"
 local text = require "hierlock.command.text"
 local waits = require "hierlock.command.waits"
@@ -130,7 +131,7 @@ end
 
 local function signal(wanted, holder, name)
   local pid = holder.pid or 0
-  local directory = wanted.path or ("/dev/shm/hierlock-%d"):format(uv.getuid())
+  local directory = wanted.path or subject_of.own_directory { store = "file" }
   if holder.host ~= uv.os_gethostname() then
     return refused("%s is held by a process on %s, which is another machine or container: signal it there",
       text.safe(holder.path, true), text.safe(holder.host, true))
