@@ -125,6 +125,16 @@ describe("redis cluster", function()
     for i = 1, 3 do assert.matches("unseen   opens", doctor(i), 1, true) end
     doctor(1, "--levels", "a,b")
     for i = 1, 3 do assert.matches("ok       a lock +taken, seen to exclude", doctor(i)) end
+    cli(3, "CLUSTER DELSLOTS 16383")
+    local said = program.run(("redis://127.0.0.1:%d/?quarantine=0"):format(nodes[3].port), "doctor")
+    program.close()
+    assert.equal(1, said.status, said.out)
+    assert.matches("wrong    cluster +a node of one, with 16383 of 16384 slots served", said.out)
+    local shows = shell(said.out:match "mend: (redis%-cli[^\n]* CLUSTER NODES)\n")
+    for i = 1, 4 do assert.truthy(shows:find(nodes[i].id, 1, true), shows) end
+    shell(("echo yes | redis-cli --cluster fix 127.0.0.1:%d"):format(nodes[3].port))
+    eventually("the slot", function() return cli(3, "CLUSTER INFO"):find "cluster_slots_ok:16384" end)
+    doctor(3)
   end)
 
   it("serves roots of all masters, refuses calls over several, and looks over all", function()

@@ -20,10 +20,13 @@ function files.mode(stat) return ("%04o"):format(stat.mode % 4096) end
 --- Whether the group, and others, may write.
 function files.shared(stat) return band_022(stat.mode) end
 
---- A path for a shell.
-function files.quoted(path)
-  return path:find "^[%w/._+:@-]+$" and path or "'" .. path:gsub("'", [['\'']]) .. "'"
+--- A word for a shell.
+function files.word(word)
+  return word:find "^[%w/._+:@-]+$" and word or "'" .. word:gsub("'", [['\'']]) .. "'"
 end
+
+--- A path for a command, which would take one that begins with a dash for an option.
+function files.quoted(path) return files.word((path:gsub("^%-", "./-"))) end
 
 local function mib(n) return ("%.0f MiB"):format(n / 2 ^ 20) end
 

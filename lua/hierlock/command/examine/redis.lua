@@ -1,26 +1,77 @@
 --- What can be wrong with a Redis or Valkey: its role, what it forgets, and what this user may do. Asks INFO, which
 -- programs need, too, and what else an administrator may have left open: CONFIG GET, ACL WHOAMI.
 
+local files = require "hierlock.command.examine.files"
+
+local unpack = table.unpack or unpack -- luacheck: ignore
+
 local redis = {}
 
 local LOOPBACK = { localhost = true, ["127.0.0.1"] = true, ["::1"] = true }
 local OLDEST = 602
 local SLOTS = 16384
 local NEARLY = 0.9 -- of maxmemory
+local SEEN = 1000  -- keys that are looked at, to see whose they are
+
+-- Of some of the keys, how many begin otherwise.
+local FOREIGN = [[
+local n = 0
+for _, key in ipairs(redis.call('SCAN', '0', 'COUNT', ARGV[2])[2]) do
+  if key:sub(1, #ARGV[1]) ~= ARGV[1] then n = n + 1 end
+end
+return n]]
+
+-- What redis-cli has for parameters of the DSN.
+local TLS_FILES = { { "tls_ca", "cacert" }, { "tls_cert", "cert" }, { "tls_key", "key" } }
 
 local WHY_REACHED = "Nothing can be locked on a server that cannot be reached."
 
-local function command_line(self, words)
-  local said = self.subject.said
-  -- Which one that is now, the sentinels know.
-  if self.subject.sentinels then return "on the master: redis-cli " .. words end
-  local place = said.socket and "-s " .. said.socket or ("-h %s -p %d"):format(said.host or "127.0.0.1", said.port ~= 0 and said.port or 6379)
-  return ("redis-cli %s %s"):format(place, words)
+local function parameter(subject, name)
+  local value = subject.dsn:match("[?&]" .. name .. "=([^&]*)")
+  return value and (value:gsub("%%(%x%x)", function(hex) return string.char(tonumber(hex, 16)) end))
 end
 
--- To set it, and so that it lasts.
-local function config(self, name, to)
-  return { command_line(self, ("CONFIG SET %s %s"):format(name, to)), command_line(self, "CONFIG REWRITE") }
+local function denied(err) return err.message:find "NOPERM" or err.message:find "ACL failure" or err.message:find "can't run this command" end
+
+-- redis-cli asks for the password, as whatever stands on a command line is shown to everybody.
+local function command_line(self, words)
+  local subject, said = self.subject, self.subject.said
+  -- Which one that is now, the sentinels know.
+  if subject.sentinels then return "on the master: redis-cli " .. words end
+  local parts = { "redis-cli", said.socket and "-s " .. files.quoted(said.socket)
+    or ("-h %s -p %d"):format(files.word(said.host or "127.0.0.1"), said.port ~= 0 and said.port or 6379) }
+  if self.encrypted then
+    parts[#parts + 1] = parameter(subject, "tls") == "required" and "--tls --insecure" or "--tls"
+    for _, each in ipairs(TLS_FILES) do
+      local path = parameter(subject, each[1])
+      if path then parts[#parts + 1] = ("--%s %s"):format(each[2], files.quoted(path)) end
+    end
+  end
+  local named = self.user and self.user ~= "default"
+  if named and self.administers then parts[#parts + 1] = "--user " .. files.word(self.user) end
+  if named or self.password then parts[#parts + 1] = "--askpass" end
+  parts[#parts + 1] = words
+  return table.concat(parts, " ")
+end
+
+-- The lines that say this to the server, for a user who may.
+local function commands(self, ...)
+  local lines = { not self.administers and "as the user default, or, with --user, as another who may:" or nil }
+  for _, words in ipairs { ... } do lines[#lines + 1] = command_line(self, words) end
+  return lines
+end
+
+-- The same for settings, as "NAME VALUE", and so that they last. They are hierlock's to change on a server for locks alone.
+local function config(self, ...)
+  local settings = { ... }
+  if self.shared then
+    return ("a server for locks alone; what others keep on this one would come under %s, too"):format(table.concat(settings, ", "))
+  end
+  for i, each in ipairs(settings) do settings[i] = "CONFIG SET " .. each end
+  if self.info.config_file ~= "" then settings[#settings + 1] = "CONFIG REWRITE" end
+  local lines = commands(self, unpack(settings))
+  if self.info.config_file == "" then lines[#lines + 1] = "start the server with the same, so that it lasts: it has no configuration file" end
+  return lines
 end
 
 local function setting(self, name)
@@ -37,24 +88,25 @@ local function role(self, found)
     "Older servers lack commands that the protocol is made of.", "install Redis 6.2 or later, or Valkey")
   found:add("replica", info.role == "master" and "ok" or "wrong", info.role == "master" and "no" or "it follows " .. (info.master_host or "another"),
     "A replica takes no locks, and knows late of those of its master.",
-    { "name the master in the DSN; or, if this one is to be the master:", command_line(self, "REPLICAOF NO ONE") })
+    { "name the master in the DSN; or, if this one is to be the master:", unpack(commands(self, "REPLICAOF NO ONE")) })
   local why = "Each tree is on one node of a cluster: while that is down, its nodes cannot be locked."
   if info.cluster_enabled ~= "1" then return found:add("cluster", "ok", "none", why) end
   local state, err = self.connection:command("CLUSTER", "INFO")
   if not state then return found:add("cluster", "unseen", err.message, why) end
   local well, slots = tostring(state):find "cluster_state:ok" and true, tonumber(tostring(state):match "cluster_slots_ok:(%d+)") or 0
   found:add("cluster", (well and slots == SLOTS) and "ok" or "wrong", ("a node of one, with %d of %d slots served"):format(slots, SLOTS), why,
-    command_line(self, "CLUSTER NODES") .. " shows which nodes to start, and redis-cli --cluster fix what nobody serves")
+    { "start the nodes that this shows as failed; redis-cli --cluster fix gives slots that no node has to one:",
+      unpack(commands(self, "CLUSTER NODES")) })
 end
 
 local function memory(self, found)
   local info = self.info
   local policy, most, used = info.maxmemory_policy or "unknown", tonumber(info.maxmemory) or 0, tonumber(info.used_memory) or 0
   found:add("eviction", policy == "noeviction" and "ok" or "wrong", "maxmemory-policy " .. policy,
-    "A lock that is evicted when memory is short is granted to somebody else while its holder believes in it.", config(self, "maxmemory-policy", "noeviction"))
+    "A lock that is evicted when memory is short is granted to somebody else while its holder believes in it.", config(self, "maxmemory-policy noeviction"))
   local full = most > 0 and used > most * NEARLY
   found:add("memory", full and "warning" or "ok", most == 0 and "no limit" or ("%.0f of %.0f MiB used"):format(used / 2 ^ 20, most / 2 ^ 20),
-    "Where memory is full, no lock is granted (OOM).", config(self, "maxmemory", "0"))
+    "Where memory is full, no lock is granted (OOM).", config(self, "maxmemory 0"))
 end
 
 local function persistence(self, found)
@@ -63,30 +115,29 @@ local function persistence(self, found)
   if info.aof_enabled == "1" then
     local sync, err = setting(self, "appendfsync")
     if not sync then
-      found:add("persistence", "unseen", "an append-only file, and how it is written is not shown: " .. err.message, why,
-        command_line(self, "ACL SETUSER " .. (self.user or "USER") .. " '+config|get'"))
+      local mends = denied(err) and self.user and commands(self, ("ACL SETUSER %s '+config|get'"):format(files.word(self.user)))
+      if mends then mends[#mends + 1] = "and, so that it lasts, ACL SAVE on a server with an aclfile, CONFIG REWRITE on another" end
+      found:add("persistence", "unseen", "an append-only file, and how it is written is not shown: " .. err.message, why, mends)
     else
-      found:add("persistence", sync == "always" and "ok" or "warning", "an append-only file, written " .. sync, why, config(self, "appendfsync", "always"))
+      found:add("persistence", sync == "always" and "ok" or "warning", "an append-only file, written " .. sync, why, config(self, "appendfsync always"))
     end
     if info.aof_last_write_status and info.aof_last_write_status ~= "ok" then
       found:add("append-only file", "wrong", "it cannot be written", "A server that cannot write refuses to grant (MISCONF).", "make room on the server's disk")
     end
   else
-    local mends = config(self, "appendonly", "yes")
-    table.insert(mends, 2, command_line(self, "CONFIG SET appendfsync always"))
-    found:add("persistence", "warning", "none that keeps each lock", why, mends)
+    found:add("persistence", "warning", "none that keeps each lock", why, config(self, "appendonly yes", "appendfsync always"))
   end
   if info.rdb_last_bgsave_status and info.rdb_last_bgsave_status ~= "ok" then
     found:add("snapshots", "warning", "the last one failed", "With stop-writes-on-bgsave-error such a server grants nothing (MISCONF).",
-      { "make room on the server's disk; then:", command_line(self, "BGSAVE") })
+      { "make room on the server's disk; then:", unpack(commands(self, "BGSAVE")) })
   end
   local replicas = tonumber(info.connected_slaves) or 0
-  local wait = tonumber(self.subject.dsn:match "[?&]wait=(%d+)") or 0
+  local wait = tonumber(parameter(self.subject, "wait_replicas")) or 0
   if wait > 0 or replicas > 0 then
     found:add("replicas", wait > replicas and "wrong" or wait == 0 and "warning" or "ok",
       ("%d are connected; a lock waits for %d"):format(replicas, wait),
       "A replica that takes over has only the locks that it was sent before.",
-      wait > replicas and "start the replicas that are missing, or mend wait= in the DSN" or "in the DSN: wait=1")
+      wait > replicas and "start the replicas that are missing, or mend wait_replicas= in the DSN" or "in the DSN: wait_replicas=1")
   end
 end
 
@@ -102,21 +153,20 @@ local function connections(self, found)
   local wanted = (subject.pool_size + 1) * subject.processes
   found:add("maxclients", wanted > most and "wrong" or wanted > most - used + 1 and "warning" or "ok",
     ("%d at most, %d of others now; %d pools of %d want %d"):format(most, used - 1, subject.processes, subject.pool_size, wanted), why,
-    config(self, "maxclients", tostring(wanted + used + 32)))
+    config(self, ("maxclients %.0f"):format(wanted + used + 32)))
   local idle = tonumber((setting(self, "timeout")))
   if idle and idle > 0 then
     found:add("time-outs", "warning", ("timeout %d s"):format(idle), "Idle connections of the pool are ended, and the next lock has to connect anew.",
-      config(self, "timeout", "0"))
+      config(self, "timeout 0"))
   end
 end
 
 local function access(self, found)
   local said = self.subject.said
   local near = said.socket or not said.host or LOOPBACK[said.host]
-  local encrypted = self.subject.dsn:lower():find "^rediss[:+]" ~= nil or self.subject.dsn:lower():find "^valkeys[:+]" ~= nil
-  found:add("TLS", (near or encrypted) and "ok" or "warning", encrypted and "yes" or near and "none, and the server is on this machine" or "none",
+  found:add("TLS", (near or self.encrypted) and "ok" or "warning", self.encrypted and "yes" or near and "none, and the server is on this machine" or "none",
     "Without TLS, who is on the way reads the password and may end and forge locks.", "a DSN that begins with rediss://")
-  found:add("log-in", (said.password or os.getenv "REDISCLI_AUTH" or near) and "ok" or "warning", self.user and "as " .. self.user or "done",
+  found:add("log-in", (self.password or near) and "ok" or "warning", self.user and "as " .. self.user or "done",
     "Who reaches the server and needs no password can take, end and forge every lock.",
     "give the programs a user of their own: docs/security.md has the ACL SETUSER for it")
 end
@@ -153,6 +203,22 @@ local function unsettled(subject, connection)
   return levels == false
 end
 
+-- Whether the user may change settings; an old server does not tell, and is taken to let him.
+local function administers(connection, user)
+  local reply, err = connection:command("ACL", "DRYRUN", user or "default", "CONFIG", "SET", "timeout", "0")
+  return reply == "OK" or not reply and not denied(err)
+end
+
+-- Whether others than this space keep keys there, or that cannot be seen.
+local function is_shared(self)
+  local said, prefix = self.subject.said, (parameter(self.subject, "prefix") or "hierlock") .. ":"
+  local own = "db" .. (parameter(self.subject, "database") or said.database or "0")
+  for name in pairs(self.info) do
+    if name:find "^db%d+$" and name ~= own then return true end
+  end
+  return self.connection:command("EVAL", FOREIGN, "0", prefix, tostring(SEEN)) ~= 0
+end
+
 --- As hierlock.command.examine.mysql has it.
 function redis.examine(subject, found)
   local connection, err = connect(subject)
@@ -170,6 +236,9 @@ function redis.examine(subject, found)
   subject.unsettled = unsettled(subject, connection)
   local user = connection:command("ACL", "WHOAMI")
   self.user = type(user) == "string" and user or subject.said.user
+  self.password = subject.said.password or os.getenv "REDISCLI_AUTH" ~= nil
+  self.encrypted = subject.dsn:lower():find "^rediss[:+]" ~= nil or subject.dsn:lower():find "^valkeys[:+]" ~= nil
+  self.administers, self.shared = administers(connection, self.user), is_shared(self)
   subject.leases_tried = false -- the lock is one
   subject.lock_denied = "let the user do what docs/security.md lists"
   subject.unopened = subject.lock_denied
@@ -182,6 +251,7 @@ function redis.examine(subject, found)
   persistence(self, found)
   connections(self, found)
   access(self, found)
+  if found.counts.wrong > 0 then subject.unopened = "mend what is wrong above" end
   connection:close()
   return true
 end
