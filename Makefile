@@ -121,11 +121,12 @@ CORE := $(wildcard csrc/core/*.c) $(wildcard csrc/stores/file/*.c) \
 BINDING := $(wildcard csrc/lua/*.c)
 MYSQL := $(wildcard csrc/stores/mysql/*.c)
 # What makes a Lua module of it.
-MYSQL_BINDING := $(wildcard csrc/lua/mysql/*.c)
+STORE_BINDING := csrc/lua/store/module.c csrc/lua/error.c
+MYSQL_BINDING := csrc/lua/store/mysql.c
 POSTGRESQL := $(wildcard csrc/stores/postgresql/*.c)
-POSTGRESQL_BINDING := $(wildcard csrc/lua/postgresql/*.c)
+POSTGRESQL_BINDING := csrc/lua/store/postgresql.c
 $(foreach store,$(OWN_STORES),$(eval $(store) := $(wildcard csrc/stores/$($(store)_NAME)/*.c)))
-$(foreach store,$(OWN_STORES),$(eval $(store)_BINDING := $(wildcard csrc/lua/$($(store)_NAME)/*.c)))
+$(foreach store,$(OWN_STORES),$(eval $(store)_BINDING := csrc/lua/store/$($(store)_NAME).c))
 OWN_BINDINGS := $(foreach store,$(OWN_STORES),$($(store)_BINDING))
 # Small and without state that must be one: a store that is a module of its own
 # has a copy of them.
@@ -195,13 +196,13 @@ $(BUILD)/headers:
 	esac
 	@mkdir -p $(@D) && : >$@
 
-$(call objects,$(BINDING) $(MYSQL_BINDING) $(POSTGRESQL_BINDING) $(OWN_BINDINGS)): | $(BUILD)/headers
+$(call objects,$(BINDING) $(STORE_BINDING) $(MYSQL_BINDING) $(POSTGRESQL_BINDING) $(OWN_BINDINGS)): | $(BUILD)/headers
 $(BUILD)/obj/lua/%.o: HL_CFLAGS += $(LUA_CFLAGS)
 $(BUILD)/obj/stores/mysql/%.o: HL_CFLAGS += $(MYSQL_CFLAGS)
 $(BUILD)/obj/stores/postgresql/%.o: HL_CFLAGS += $(POSTGRESQL_CFLAGS)
-$(call objects,$(POSTGRESQL_BINDING)): HL_CFLAGS += $(POSTGRESQL_CFLAGS) -Icsrc/lua -Icsrc/stores/postgresql
-$(call objects,$(MYSQL_BINDING)): HL_CFLAGS += $(MYSQL_CFLAGS) -Icsrc/lua -Icsrc/stores/mysql
-$(call objects,$(OWN_BINDINGS)): HL_CFLAGS += -Icsrc/lua
+$(BUILD)/obj/lua/store/%.o: HL_CFLAGS += -Icsrc/lua
+$(call objects,$(POSTGRESQL_BINDING)): HL_CFLAGS += $(POSTGRESQL_CFLAGS) -Icsrc/stores/postgresql
+$(call objects,$(MYSQL_BINDING)): HL_CFLAGS += $(MYSQL_CFLAGS) -Icsrc/stores/mysql
 $(call objects,$(REDIS_BINDING)): HL_CFLAGS += $(REDIS_CFLAGS) -Icsrc/stores/redis
 
 $(BUILD)/obj/stores/redis/%.o: HL_CFLAGS += -I$(BUILD)/redis -Wno-overlength-strings
@@ -225,17 +226,17 @@ $(CORE_SO): $(call objects,$(CORE) $(BINDING))
 	@mkdir -p $(@D)
 	$(CC) $(HL_LDFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $^ -lm
 
-$(MYSQL_SO): $(call objects,$(MYSQL) $(MYSQL_BINDING) $(SHARED) csrc/lua/error.c)
+$(MYSQL_SO): $(call objects,$(MYSQL) $(MYSQL_BINDING) $(SHARED) $(STORE_BINDING))
 	@mkdir -p $(@D)
 	$(CC) $(HL_LDFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(MYSQL_LIBS) -lm
 
-$(POSTGRESQL_SO): $(call objects,$(POSTGRESQL) $(POSTGRESQL_BINDING) $(SHARED) csrc/lua/error.c)
+$(POSTGRESQL_SO): $(call objects,$(POSTGRESQL) $(POSTGRESQL_BINDING) $(SHARED) $(STORE_BINDING))
 	@mkdir -p $(@D)
 	$(CC) $(HL_LDFLAGS) $(CFLAGS) $(LDFLAGS) -o $@ $^ $(POSTGRESQL_LIBS) -lm
 
 define own_module
 $(BUILD)/obj/stores/$($(1)_NAME)/%.o: HL_CFLAGS += $($(1)_CFLAGS)
-$(call own_so,$(1)): $(call objects,$($(1)) $($(1)_BINDING) $(OWN_SHARED) $($(1)_SHARED) csrc/lua/error.c)
+$(call own_so,$(1)): $(call objects,$($(1)) $($(1)_BINDING) $(OWN_SHARED) $($(1)_SHARED) $(STORE_BINDING))
 	@mkdir -p $$(@D)
 	$$(CC) $$(HL_LDFLAGS) $$(CFLAGS) $$(LDFLAGS) -o $$@ $$^ $($(1)_LIBS) -lm
 endef

@@ -97,6 +97,15 @@ describe("the command line of doctor", function()
   end)
 
   it("warns of the store that grants everything", function() assert.equal("warning", examine("null:").verdict) end)
+
+  it("reaches each store of a quorum by its own protocol", function()
+    local found = findings_of(run(("quorum:majority;redis://127.0.0.1:1;%s;redis://127.0.0.1:1/1;postgresql://u@127.0.0.1:1/d;redis://127.0.0.1:1/2")
+      :format(UNREACHABLE), "doctor", "--json"))
+    for _, number in ipairs { 3, 5 } do assert.equal(found["1: reached"].found, found[number .. ": reached"].found) end
+    for _, number in ipairs { 2, 4 } do
+      assert.equal("start", found[number .. ": reached"].mend[1]:match "^%a+", json.encode(found[number .. ": reached"]))
+    end
+  end)
 end)
 
 describe("what doctor prints", function()
@@ -416,6 +425,21 @@ support.each_server(function(plain)
     assert.equal("warning", tls "&tls=off")
     assert.equal("warning", tls "&tls=required")
     assert.equal("ok", tls("&tls=verify-ca&tls_ca=" .. os.getenv("HIERLOCK_" .. store.name:upper() .. "_CA")))
+  end)
+
+  it("of a quorum without tables of leases is named, and the line that is printed makes them", function()
+    local dsn = store.bare_dsn .. "?table=q_buckets"
+    at_end(function()
+      for _, name in ipairs { "q_buckets", "q_nodes", "q_leases", "q_leased", "q_gate" } do sql("DROP TABLE IF EXISTS " .. name) end
+      sql "DELETE FROM hier_lock_meta WHERE table_name = 'q_buckets'"
+    end)
+    local function doctor() return findings_of(run("quorum:all;null:;" .. dsn, "doctor", "--json")) end
+    assert_status(0, run(dsn, "provision", "--buckets", "10"))
+    local found = doctor()
+    assert_finding("wrong", found, "2: tables of leases")
+    local words = assert(found["2: tables of leases"].mend[1]:match "^for store 2: hierlock (.*)$")
+    assert_status(0, run(dsn, words:match "^(%S+) (%S+)$"))
+    assert_finding("absent", doctor(), "2: tables of leases")
   end)
 end)
 

@@ -17,7 +17,7 @@
  *     bells.c       the one subscription by which all that wait here are woken
  *     leases.c      the other operations on records (hl_lease_ops)
  *
- * csrc/lua/redis makes a Lua module of it.
+ * csrc/lua/store makes a Lua module of it.
  *
  * There are only leases. Each step is one script, which the server runs alone, and does
  * all of it or nothing. So a session holds nothing between two calls, and a lock pins no

@@ -353,6 +353,9 @@ local function tables(self)
       self.subject.command "provision --leases")
   end
   self.found:add("table", "ok", self.space.table .. (found.leased and ", with leases" or ""), why)
+  if self.subject.leases_wanted and not found.leased then
+    self.found:add("tables of leases", "wrong", "none", "Each lock of a quorum is a lease on its stores.", self.subject.command "provision --leases")
+  end
   found.space, found.recorded = self.space, found.buckets ~= nil
   found.buckets, found.levels = found.buckets or space.DEFAULT_BUCKETS, found.levels or space.DEFAULT_LEVELS
   layout(self, found)

@@ -18,9 +18,11 @@ function quorum.examine(subject, found)
   for i, dsn in ipairs(stores) do
     local member = subject_of.new(subject, dsn)
     function member.command(words)
+      if words == "provision" then words = "provision --leases" end
       if server.has_password(dsn, member.said) then return ("for store %d: hierlock %s"):format(i, words) end
       return ("hierlock %s %s%s"):format(words, words == "leases" and "--dsn " or "", quoted(dsn))
     end
+    member.leases_wanted = true
     local wrong = found.counts.wrong
     local of_member = { counts = found.counts }
     function of_member.add(_, check, ...) found:add(("%d: %s"):format(i, check), ...) end
@@ -32,6 +34,8 @@ function quorum.examine(subject, found)
   alike.examine(subject, found, members)
   subject.leases_tried = false -- the lock is one
   subject.unopened = "mend what is wrong with its stores, above"
+  local command = subject.command
+  function subject.command(words) return words == "provision" and subject.unopened or command(words) end
   subject.lock_denied = subject.unopened
   return true
 end

@@ -1,6 +1,6 @@
---- The store that is examined, as the files beside this one have it: dsn, said (what core.dsn says of it), path,
+--- The store that is examined, as the files beside this one have it: dsn, said (what core.dsn says of it), store, path,
 -- where (for people), command(words) (another subcommand's command line), and what the arguments say: levels,
--- buckets, pool_size, processes, quick, quiet.
+-- buckets, pool_size, processes, quick, quiet. A store of a quorum has leases_wanted.
 
 local core = require "hierlock.core"
 local uv = require "luv"
@@ -41,7 +41,7 @@ function subject.new(wanted, dsn)
   if dsn then self.dsn, self.where = dsn, nil end
   self.said = core.dsn(self.dsn)
   if not self.said then return nil end
-  self.path = self.said.path
+  self.store, self.path = self.said.store, self.said.path
   self.sentinels = by_sentinels(self.dsn)
   self.where = subject.place(self.said, self.where, self.dsn)
   return self
