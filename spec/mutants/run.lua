@@ -8,7 +8,7 @@
 -- works in a copy of the tree and uses the servers that the environment names. It prints a line for each mutant, the
 -- rate of each area, and the diff of each survivor. `spec/mutants/equivalent` lists survivors that change nothing.
 -- A check is a C test or a spec file of the table below. Without a mutant each check must pass; with one it finds the
--- mutant when it fails, crashes, or needs three times as long as before.
+-- mutant when it fails, crashes, or needs three times as long as before: twice, as a busy machine fails once.
 
 local checks = dofile("spec/mutants/checks.lua")
 local work = assert(os.getenv("MUTANTS_WORK"), "make mutants sets MUTANTS_WORK")
@@ -171,7 +171,8 @@ local function found_by(area)
   local built = run(("make -s -j2 LUA=%s spec-built"):format(lua), 300)
   if not built then return "build" end
   for _, check in ipairs(area.checks) do
-    if not run(command_of(check), limit_of(check)) then return check end
+    local command, limit = command_of(check), limit_of(check)
+    if not run(command, limit) and not run(command, limit) then return check end
   end
 end
 
