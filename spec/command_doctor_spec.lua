@@ -65,7 +65,7 @@ local function follow(dsn, finding, sql)
       -- It asks for the password, of the user that it names.
       local password = line:find(" --user ", 1, true) and dsn:match "//[^:/]*:([^@]*)@" or "rootpassword"
       shell(("printf '%%s\\n' '%s' | %s"):format(password, line))
-    elseif line:find "^chmod " or line:find "^rm " or line:find "^mkdir " or line:find "^install " then
+    elseif line:find "^chmod " or line:find "^chown " or line:find "^rm " or line:find "^install " or line:find "^sqlite3 " then
       shell(line)
     else
       done = done - 1
@@ -73,6 +73,27 @@ local function follow(dsn, finding, sql)
     done = done + 1
   end
   return done
+end
+
+-- The same by another user, which needs root.
+local function examined_by(user, at, options, limits)
+  -- A copy of the command, where everybody may read it.
+  local out, copy = os.tmpname(), os.tmpname()
+  at_end(function() os.remove(out) shell("rm -r " .. copy) end)
+  local modules
+  for place in package.cpath:gmatch "([^;]+)/%?%.so" do
+    if not modules and uv.fs_stat(place .. "/hierlock/core.so") then modules = place end
+  end
+  shell(("rm %s; mkdir %s && cp -r lua '%s/hierlock' %s && chmod -R a+rX %s"):format(copy, copy, modules, copy, copy))
+  shell("chmod 0644 " .. out)
+  local words = (limits or "true") .. ("; cd %s; HIERLOCK_DSN='%s' LUA_PATH='lua/?.lua;lua/?/init.lua;;' LUA_CPATH='?.so;;' " ..
+    "setpriv --reuid=%d --regid=65534 --clear-groups %s lua/hierlock/command/main.lua doctor --json %s >%s; echo $? >>%s")
+    :format(copy, at, user, program.interpreter, options or "", out, out)
+  os.execute(words)
+  local file = assert(io.open(out))
+  local text = file:read "*a"
+  file:close()
+  return findings_of { out = text:gsub("%d+\n$", ""), err = "", status = tonumber(text:match "(%d+)\n$") }
 end
 
 describe("the command line of doctor", function()
@@ -871,20 +892,51 @@ describe("a directory", function()
 
   it("that is none, or in which one cannot be made, is named", function()
     shell(": >" .. directory .. "/x")
-    assert_finding("wrong", examine(dsn .. "/x"), "directory")
-    assert_finding("wrong", examine(dsn .. "/y/z"), "directory")
+    for _, place in ipairs { "/x", "/x/y", "/x/y/z" } do
+      local found = examine(dsn .. place)
+      assert_finding("wrong", found, "directory")
+      assert.matches("^name another directory", found.directory.mend[1])
+    end
     shell("rm " .. directory .. "/x; mkdir " .. directory .. "/y")
     assert_finding("ok", examine(dsn .. "/y/z"), "directory")
     assert.is_nil(uv.fs_stat(directory .. "/y/z"))
+    assert_mended("directory", "wrong", dsn .. "/a/b c")
   end)
 
-  it("with what others have left in it is named, and cleaned by the line", function()
-    for _, name in ipairs { "who-999999999-0123456789abcdef", "tmp-999999999-0123456789abcdef" } do
-      shell(("touch -d '1 hour ago' '%s/%s'"):format(directory, name))
+  it("that only root can make is made for the user by the line", function()
+    if uv.getuid() ~= 0 then return pending "needs root, to be another user" end
+    shell("chmod 0755 " .. directory)
+    for _, place in ipairs { "/c", "/d/e" } do
+      local found = examined_by(65534, dsn .. place)
+      assert_finding("wrong", found, "directory")
+      assert.equal("as root:", found.directory.mend[1])
+      assert.equal(1, follow(dsn, found.directory, error))
+      found = examined_by(65534, dsn .. place, "--levels user,account")
+      assert_finding("ok", found, "directory")
+      assert_finding("ok", found, "a lock")
     end
+    -- It does not come to that directory, whoever makes it.
+    shell("chmod 0700 " .. directory)
+    assert.matches("^name another directory", examined_by(65534, dsn .. "/f").directory.mend[1])
+  end)
+
+  it("of any name has lines that a shell reads as that name, wherever they are shown", function()
+    for _, name in ipairs { "-h4 a", "it's", "a\nb", "str\195\164nge %s\\", "\27[31m$(false)`" } do
+      local place = name:find "^%-" and name or directory .. "/" .. name
+      local at = "file:" .. place:gsub("%%", "%%25")
+      at_end(function() shell("rm -rf ./-h4*") end)
+      assert_status(0, run(at, "doctor", "--levels", "a,b"))
+      assert(uv.fs_chmod(place, tonumber("777", 8)))
+      assert_mended("rights", "warning", at)
+      assert(uv.fs_chmod(place, tonumber("777", 8)))
+      local said = assert_status(0, run(at, "doctor"))
+      shell(assert(said.out:match "mend: (chmod [^\n]*)\n", said.out))
+      assert.equal(tonumber("775", 8), assert(uv.fs_stat(place)).mode % 512)
+    end
+  end)
+
+  it("with what others have put into it is named, and nobody is told to delete that", function()
     shell(("mkdir \"%s/it's\""):format(directory))
-    assert_mended("left-over files", "warning")
-    -- They may be of worth to somebody: no line deletes them.
     local found = examine(dsn)
     assert_finding("warning", found, "other files")
     assert.equal(0, follow(dsn, found["other files"], error))
@@ -892,33 +944,22 @@ describe("a directory", function()
     assert_finding("absent", examine(dsn), "other files")
   end)
 
-  it("of a process that lives has nothing left over", function()
+  -- One that is not seen from another container may live: who removes its file hides what it holds.
+  it("is told to be freed of no process's file, as the store does that itself", function()
     local manager = assert(require("hierlock").open(dsn))
     at_end(function() manager:close() end)
     local handle = assert(manager:acquire { "u1" })
-    assert_finding("ok", examine(dsn), "left-over files")
+    shell(("touch -d '1 hour ago' %s/who-*; touch -d '1 hour ago' %s/tmp-999999999-0123456789abcdef"):format(directory, directory))
+    local pipe = io.popen(("unset LD_PRELOAD; HIERLOCK_DSN=%s unshare -pf%s %s lua/hierlock/command/main.lua doctor --json"):format(dsn,
+      uv.getuid() == 0 and "" or "r", program.interpreter))
+    local said = pipe:read "*a"
+    pipe:close()
+    assert.is_nil(said:find("who-", 1, true), said)
+    assert_finding("ok", findings_of { out = said, err = "", status = 0 }, "a lock")
+    assert.is_nil(uv.fs_stat(directory .. "/tmp-999999999-0123456789abcdef"))
+    assert.equal(1, #assert(manager:holders { "u1" }))
     assert(handle:release())
   end)
-
-  local function examined_by(user, at)
-    -- A copy of the command, where everybody may read it.
-    local out, copy = os.tmpname(), os.tmpname()
-    at_end(function() os.remove(out) shell("rm -r " .. copy) end)
-    local modules
-    for place in package.cpath:gmatch "([^;]+)/%?%.so" do
-      if not modules and uv.fs_stat(place .. "/hierlock/core.so") then modules = place end
-    end
-    shell(("rm %s; mkdir %s && cp -r lua '%s/hierlock' %s && chmod -R a+rX %s"):format(copy, copy, modules, copy, copy))
-    shell("chmod 0644 " .. out)
-    local words = ("cd %s; HIERLOCK_DSN=%s LUA_PATH='lua/?.lua;lua/?/init.lua;;' LUA_CPATH='?.so;;' " ..
-      "setpriv --reuid=%d --regid=65534 --clear-groups %s lua/hierlock/command/main.lua doctor --json >%s; echo $? >>%s")
-      :format(copy, at, user, program.interpreter, out, out)
-    os.execute(words)
-    local file = assert(io.open(out))
-    local text = file:read "*a"
-    file:close()
-    return findings_of { out = text:gsub("%d+\n$", ""), err = "", status = tonumber(text:match "(%d+)\n$") }
-  end
 
   it("that a user may not use is named to him", function()
     if uv.getuid() ~= 0 then return pending "needs root, to be another user" end
@@ -926,6 +967,11 @@ describe("a directory", function()
     local found = examined_by(65534, dsn)
     assert_finding("wrong", found, "rights")
     assert_finding("wrong", found, "opens")
+    -- Closed to others it would be closed to him.
+    shell("chmod 0777 " .. directory)
+    found = examined_by(65534, dsn)
+    assert_finding("warning", found, "rights")
+    assert.matches("^have user 0 give it to a group", found.rights.mend[1])
   end)
 
   -- Its user's programs may lock in it.
@@ -938,13 +984,52 @@ describe("a directory", function()
     assert.matches("^name a directory for hierlock alone", found.rights.mend[1])
   end)
 
-  it("for which there are too few descriptors is named", function()
-    local pipe = io.popen(("ulimit -n 128; HIERLOCK_DSN=%s %s lua/hierlock/command/main.lua doctor --json"):format(dsn, program.interpreter))
-    local found = assert(json.decode(pipe:read "*a"))
-    pipe:close()
-    for _, finding in ipairs(found.findings) do found[finding.check] = finding end
+  it("with files that a user may not write is mended by the lines, as the store makes its files", function()
+    if uv.getuid() ~= 0 then return pending "needs root, to be another user" end
+    for _, case in ipairs { { "0755", "0600" }, { "0775", "0660" } } do
+      local group = case[1] == "0775"
+      shell(("chmod %s %s; chown %s %s"):format(case[1], directory, group and "12345:65534" or "65534:65534", directory))
+      shell(("chown 0:0 %s/*; chmod 0600 %s/*"):format(directory, directory))
+      local found = examined_by(65534, dsn)
+      assert_finding("wrong", found, "files")
+      assert.equal("as root:", found.files.mend[1])
+      assert.equal(2, follow(dsn, found.files, error))
+      found = examined_by(65534, dsn)
+      assert_finding("absent", found, "files")
+      assert_finding("ok", found, "a lock")
+      assert.equal(tonumber(case[2], 8), assert(uv.fs_stat(directory .. "/control")).mode % 512)
+    end
+  end)
+
+  it("in the place of this user's own that is a link is not told to be removed by another", function()
+    if uv.getuid() ~= 0 then return pending "needs root, to be another user" end
+    local own = "/dev/shm/hierlock-54321"
+    at_end(function() shell("rm -rf " .. own) end)
+    for _, owner in ipairs { 54321, 0 } do
+      shell(("ln -s %s %s; chown -h %d %s"):format(directory, own, owner, own))
+      local found = examined_by(54321, "file:")
+      assert_finding("wrong", found, "directory")
+      assert.equal(owner == 0 and "as root:" or "rm " .. own, found.directory.mend[1])
+      assert.equal(1, follow(dsn, found.directory, error))
+      assert_finding("ok", examined_by(54321, "file:"), "directory")
+    end
+    shell(": >" .. own)
+    assert.matches("^name another", examined_by(54321, "file:").directory.mend[1])
+  end)
+
+  it("for which there are too few descriptors is named, and the line gives more", function()
+    local function among(limits)
+      local pipe = io.popen(("%s; HIERLOCK_DSN=%s %s lua/hierlock/command/main.lua doctor --json"):format(limits, dsn, program.interpreter))
+      local said = pipe:read "*a"
+      pipe:close()
+      return findings_of { out = said, err = "", status = 0 }
+    end
+    local found = among "ulimit -Sn 128"
     assert_finding("warning", found, "descriptors")
-    assert.matches("^ulimit %-n %d+$", found.descriptors.mend[1])
+    assert_finding("ok", among("ulimit -Sn 128; " .. found.descriptors.mend[1]), "descriptors")
+    if uv.getuid() ~= 0 then return end
+    found = examined_by(65534, "file:" .. directory .. "-none", "", "ulimit -n 128")
+    assert.matches("^more than 128 need root", found.descriptors.mend[1])
   end)
 
   it("on a network file system would be named", function()
@@ -980,12 +1065,49 @@ support.on_sqlite(function(store)
     assert_finding("ok", examine(dsn, "--levels", "user,account,resource"), "a lock")
   end)
 
-  it("names a file that everybody may read, and the line closes it", function()
-    shell("chmod 0644 " .. file)
-    local found = examine(dsn)
+  it("names a file that everybody may read, or its log, and the line closes them", function()
+    local manager = assert(require("hierlock").open(dsn))
+    at_end(function() manager:close() end)
+    assert(manager:acquire { "u1" }):release { confirm = true }
+    for _, which in ipairs { "", "-wal", "*" } do
+      shell(("chmod 0644 %s%s"):format(file, which))
+      local found = examine(dsn)
+      assert_finding("warning", found, "rights")
+      assert.equal(1, follow(dsn, found.rights, error))
+      assert_finding("ok", examine(dsn), "rights")
+      shell(("test -z \"$(find %s* -perm /007)\""):format(file))
+    end
+  end)
+
+  it("says who can close a file of another user's", function()
+    if uv.getuid() ~= 0 then return pending "needs root, to be another user" end
+    local directory = os.tmpname()
+    at_end(function() shell("rm -rf " .. directory) end)
+    shell(("rm %s; mkdir -m 0777 %s"):format(directory, directory))
+    local at = "sqlite:" .. directory .. "/a/b.db"
+    shell(("chmod 0755 %s"):format(directory))
+    local found = examined_by(65534, at)
+    assert_finding("wrong", found, "file")
+    assert.equal("as root:", found.file.mend[1])
+    assert.equal(1, follow(dsn, found.file, error))
+    assert_finding("ok", examined_by(65534, at, "--levels a,b"), "a lock")
+    shell(("chown 12345 %s/a/b.db; chmod 0666 %s/a/b.db"):format(directory, directory))
+    found = examined_by(65534, at)
     assert_finding("warning", found, "rights")
-    assert.equal(1, follow(dsn, found.rights, error))
-    assert_finding("ok", examine(dsn), "rights")
+    assert.equal("as root, or user 12345:", found.rights.mend[1])
+  end)
+
+  it("names a long log, and the line shortens it", function()
+    if not os.execute "command -v sqlite3 >/dev/null" then return pending "sqlite3 is not installed" end
+    local manager = assert(require("hierlock").open(dsn))
+    at_end(function() manager:close() end)
+    assert(manager:acquire { "u1" }):release { confirm = true }
+    shell(("truncate -s 70M %s-wal"):format(file))
+    local found = examine(dsn)
+    assert_finding("warning", found, "log")
+    shell(("truncate -s 70M %s-wal"):format(file)) -- a program that has locked meanwhile may have shortened it
+    assert.equal(1, follow(dsn, found.log, error))
+    assert_finding("ok", examine(dsn), "log")
   end)
 
   it("has nobody change the rights of a file that is not hierlock's", function()
@@ -996,9 +1118,19 @@ support.on_sqlite(function(store)
   end)
 
   it("names a file with two names, one of another program, none at all, and a DSN that lets changes be forgotten", function()
-    shell(("ln %s %s2"):format(file, file))
-    assert_finding("wrong", examine(dsn), "names")
-    shell(("rm %s2; mkdir %s2"):format(file, file))
+    shell(("ln %s %s2; ln -s %s %s3"):format(file, file, file, file))
+    for _, name in ipairs { file, file .. "3" } do
+      local found = examine("sqlite:" .. name)
+      assert_finding("wrong", found, "names")
+      local pipe = io.popen(found.names.mend[2])
+      local shown = {}
+      for line in pipe:lines() do shown[line] = true end
+      pipe:close()
+      assert.same({ [file] = true, [file .. "2"] = true }, shown)
+    end
+    shell(("rm %s2"):format(file))
+    assert_finding("ok", examine(dsn), "names")
+    shell(("mkdir %s2"):format(file))
     at_end(function() shell("rm -rf " .. file .. "2") end)
     assert_finding("wrong", examine("sqlite:" .. file .. "2"), "file")
     assert_finding("wrong", examine("sqlite:" .. file .. "2/a/b"), "file")

@@ -2,6 +2,7 @@
 -- lock of its own, which it takes and gives back.
 
 local encoders = require "hierlock.command.json"
+local files = require "hierlock.command.examine.files"
 local findings = require "hierlock.command.findings"
 local lookup = require "hierlock.command.lookup"
 local server = require "hierlock.command.server"
@@ -28,8 +29,6 @@ function doctor.options(parser)
   parser:flag("--json", "Print a JSON object.")
 end
 
-local function quoted(word) return "'" .. word:gsub("'", [['\'']]) .. "'" end
-
 -- The command line of another subcommand on this store. What the environment says is not repeated: there may be a
 -- password in it.
 local OF_LEASES = { leases = true }
@@ -37,7 +36,7 @@ local function command_on(dsn)
   return function(words)
     if not dsn then return "hierlock " .. words end
     local option = OF_LEASES[words] and "--dsn " or ""
-    return ("hierlock %s %s%s"):format(words, option, quoted(dsn))
+    return ("hierlock %s %s%s"):format(words, option, files.word(dsn))
   end
 end
 

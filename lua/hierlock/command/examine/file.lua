@@ -6,17 +6,13 @@ local uv = require "luv"
 
 local file = {}
 
-local YOUNG = 60    -- s: a file that is being made
 local LEVELS = 3    -- where nothing else is said
 local LISTED = 3    -- names that are shown
 local OTHERS = 32   -- descriptors that a program has besides, at least
 
 local quoted = files.quoted
 
-local function parent_of(path)
-  local parent = path:gsub("/+$", ""):match "^(.*)/[^/]*$"
-  return parent == nil and "." or parent == "" and "/" or parent
-end
+local parent_of = files.parent_of
 
 local function listed(names)
   local shown = {}
@@ -39,10 +35,13 @@ end
 local function rights(found, path, stat, named)
   local why = "Who may write there may lock, and block others; who may not can use none of it."
   local uid = subject_of.user()
-  local own = uid == 0 or stat.uid == uid
   local group, others = files.shared(stat)
-  local may = uv.fs_access(path, "rwx")
-  local function change(how) return is_ours(path) and "chmod " .. how .. " " .. quoted(path) or "name a directory for hierlock alone in the DSN" end
+  local may, closed = uv.fs_access(path, "rwx"), math.floor(stat.mode / 64) % 8 ~= 7
+  local function change(how)
+    if not is_ours(path) then return "name a directory for hierlock alone in the DSN" end
+    if uid ~= 0 and uid ~= stat.uid then return ("have user %d give it to a group of those who lock, and close it to others"):format(stat.uid) end
+    return "chmod " .. how .. " " .. quoted(path)
+  end
   if not named and stat.uid ~= uid then
     found:add("rights", "wrong", ("it belongs to user %d"):format(stat.uid), why,
       "name a directory for hierlock alone in the DSN, or have that user remove this one")
@@ -50,7 +49,8 @@ local function rights(found, path, stat, named)
     found:add("rights", "wrong", "others may write there: mode " .. files.mode(stat), why, change "0700")
   elseif not may then
     found:add("rights", "wrong", ("this user may not write there: mode %s, of user %d"):format(files.mode(stat), stat.uid), why,
-      own and change "u+rwx" or "run the program as that user, put this user into a group that may write there, or name another directory")
+      stat.uid == uid and closed and change "u+rwx"
+        or "run the program as that user, put this user into a group that may write there, or name another directory")
   elseif uid == 0 and stat.uid ~= 0 then
     found:add("rights", "warning", ("it belongs to user %d, and this is root: what root makes there keeps that user out"):format(stat.uid), why,
       ("run what uses it as that user: setpriv --reuid=%d ..."):format(stat.uid))
@@ -62,40 +62,42 @@ local function rights(found, path, stat, named)
   end
 end
 
-local function is_alive(pid)
-  local _, _, name = uv.kill(pid, 0)
-  return name ~= "ESRCH"
+-- The mode that the store gives its files: whom the directory lets write may use them, and nobody else may even read.
+local function mode_for(directory)
+  local group, others = files.shared(directory)
+  return "06" .. (group and 6 or 0) .. (others and 6 or 0)
 end
 
-local function contents(found, path)
+-- What makes hierlock's files usable again. chown must not follow a link that somebody has put there meanwhile.
+local function share(path, directory, names, stats)
+  local lines, strangers, all = {}, false, all_quoted(path, names)
+  for _, stat in ipairs(stats) do strangers = strangers or stat.uid ~= directory.uid or stat.gid ~= directory.gid end
+  if strangers then lines = files.by_owner(0, ("chown -h %d:%d %s"):format(directory.uid, directory.gid, all)) end
+  for _, line in ipairs(files.by_owner(directory.uid, ("chmod %s %s"):format(mode_for(directory), all))) do lines[#lines + 1] = line end
+  return lines
+end
+
+local function contents(found, path, directory)
   local scan, err = uv.fs_scandir(path)
-  local why = "What processes have left behind takes room until the next program that opens the store removes it."
-  if not scan then return found:add("left-over files", "unseen", err, why) end
-  local stale, strange, barred = {}, {}, {}
-  local now = os.time()
+  local why = "They are not hierlock's: is the directory used for something else?"
+  if not scan then return found:add("other files", "unseen", err, why) end
+  local strange, barred, stats = {}, {}, {}
   for name in function() return uv.fs_scandir_next(scan) end do
     local stat = uv.fs_lstat(path .. "/" .. name)
-    local pid = tonumber(name:match "^who%-(%d+)%-%x+$" or name:match "^tmp%-(%d+)%-%x+$")
-    if pid then
-      if stat and not is_alive(pid) and now - stat.mtime.sec > YOUNG then stale[#stale + 1] = name end
-    elseif name == "control" or name == "leases" or name:find "^rows%-%x+$" then
-      if stat and stat.type ~= "file" then
-        strange[#strange + 1] = name
-      elseif stat and not uv.fs_access(path .. "/" .. name, "rw") then
-        barred[#barred + 1] = name
-      end
-    elseif stat then
+    local passing = name:find "^who%-%d+%-%x+$" or name:find "^tmp%-%d+%-%x+$" -- of a process; the store removes them
+    local lasting = name == "control" or name == "leases" or name:find "^rows%-%x+$"
+    if stat and (stat.type ~= "file" or not (passing or lasting)) then
       strange[#strange + 1] = name
+    elseif stat and lasting and not uv.fs_access(path .. "/" .. name, "rw") then
+      barred[#barred + 1], stats[#stats + 1] = name, stat
     end
   end
-  found:add("left-over files", stale[1] and "warning" or "ok", stale[1] and listed(stale) or "none", why, "rm -f " .. all_quoted(path, stale))
-  if barred[1] then
+  if barred[1] and uv.fs_access(path, "rwx") then
     found:add("files", "wrong", "this user may not write " .. listed(barred), "Each lock is a range of bytes in one of these files.",
-      ("chmod --reference=%s %s; chmod a-x %s"):format(quoted(path), all_quoted(path, barred), all_quoted(path, barred)))
+      share(path, directory, barred, stats))
   end
   if strange[1] then
-    found:add("other files", "warning", listed(strange), "They are not hierlock's: is the directory used for something else?",
-      "move them elsewhere, or name a directory for hierlock alone in the DSN")
+    found:add("other files", "warning", listed(strange), why, "move them elsewhere, or name a directory for hierlock alone in the DSN")
   end
 end
 
@@ -103,14 +105,15 @@ local function descriptors(subject, found)
   local limits = io.open "/proc/self/limits"
   local text = limits and limits:read "*a" or ""
   if limits then limits:close() end
-  local limit = text:match "Max open files%s+(%d+)"
+  local limit, most = text:match "Max open files%s+(%d+)%s+(%S+)"
   local why = "A process has a descriptor for each file in which it holds something, and one for each wait."
   if not limit then return found:add("descriptors", "ok", "no limit is seen", why) end
   local levels = subject.levels and #subject.levels or LEVELS
   local wanted = subject.pool_size * (levels + 1) + OTHERS
   limit = tonumber(limit)
   found:add("descriptors", wanted > limit and "warning" or "ok", ("%d at most; %d locks at a time want some %d"):format(limit, subject.pool_size, wanted),
-    why, ("ulimit -n %d"):format(wanted))
+    why, (subject_of.user() == 0 or wanted <= (tonumber(most) or wanted)) and ("ulimit -n %d"):format(wanted)
+      or ("more than %s need root: LimitNOFILE=%d in the program's unit, or nofile in /etc/security/limits.conf"):format(most, wanted))
 end
 
 --- As hierlock.command.examine.mysql has it.
@@ -125,7 +128,7 @@ function file.examine(subject, found)
     local may = uv.fs_access(parent, "wx")
     found:add("directory", may and "ok" or "wrong",
       path .. (may and " is not there yet: the first program makes it" or " is not there, and cannot be made"), why,
-      uv.fs_stat(parent) and ("install -d -m 0700 -o %d %s"):format(subject_of.user(), quoted(path)) or "mkdir -p " .. quoted(parent))
+      files.made(path) or subject.unopened)
     if not may then return false end
     subject.unsettled = true
     files.system(found, parent)
@@ -135,7 +138,7 @@ function file.examine(subject, found)
   end
   if not stat or stat.type ~= "directory" or (link.type == "link" and not named) then
     found:add("directory", "wrong", path .. (link.type == "link" and " is a symbolic link" or " is no directory"), why,
-      named and subject.unopened or "rm " .. quoted(path))
+      not named and link.type == "link" and files.by_owner(link.uid, "rm " .. quoted(path)) or subject.unopened)
     return false
   end
   found:add("directory", "ok", path, why)
@@ -144,7 +147,7 @@ function file.examine(subject, found)
   files.mounted(found, path .. "/control")
   files.container(found, path, not named)
   files.system(found, path)
-  contents(found, path)
+  contents(found, path, stat)
   descriptors(subject, found)
   return true
 end

@@ -2,6 +2,7 @@
 -- the store's files.
 
 local core = require "hierlock.core"
+local subject_of = require "hierlock.command.examine.subject"
 local uv = require "luv"
 
 local files = {}
@@ -20,13 +21,40 @@ function files.mode(stat) return ("%04o"):format(stat.mode % 4096) end
 --- Whether the group, and others, may write.
 function files.shared(stat) return band_022(stat.mode) end
 
---- A word for a shell.
+--- A word for a shell, which is the same wherever it is shown: without a character that a terminal might obey or lack.
 function files.word(word)
-  return word:find "^[%w/._+:@-]+$" and word or "'" .. word:gsub("'", [['\'']]) .. "'"
+  if word:find "^[%w/._+:@-]+$" then return word end
+  if not word:find "[^ -~]" then return "'" .. word:gsub("'", [['\'']]) .. "'" end
+  local format = word:gsub("[\\%%]", "%0%0"):gsub("'", [['\'']]):gsub("[^ -~]", function(c) return ("\\%03o"):format(c:byte()) end)
+  return ([["$(printf '%s')"]]):format(format)
 end
 
 --- A path for a command, which would take one that begins with a dash for an option.
 function files.quoted(path) return files.word((path:gsub("^%-", "./-"))) end
+
+--- The directory that a path is in.
+function files.parent_of(path)
+  local parent = path:gsub("/+$", ""):match "^(.*)/[^/]*$"
+  return parent == nil and "." or parent == "" and "/" or parent
+end
+
+--- A line that only root and one user can run; where this is another, it is said before.
+-- @int owner the user, 0: root alone
+function files.by_owner(owner, line)
+  local uid = subject_of.user()
+  if uid == 0 or uid == owner then return { line } end
+  return { owner == 0 and "as root:" or ("as root, or user %d:"):format(owner), line }
+end
+
+--- The lines that make a directory for this user, and those above it; nil where that would not help.
+function files.made(path)
+  local base = files.parent_of(path)
+  while not uv.fs_lstat(base) do base = files.parent_of(base) end
+  local stat, may = uv.fs_stat(base), uv.fs_access(base, "w")
+  if not stat or stat.type ~= "directory" or not uv.fs_access(base, "x") or (subject_of.user() == 0 and not may) then return nil end
+  local line = ("install -d -m 0700 -o %d %s"):format(subject_of.user(), files.quoted(path))
+  return may and line or files.by_owner(0, line)
+end
 
 local function mib(n) return ("%.0f MiB"):format(n / 2 ^ 20) end
 

@@ -1,12 +1,11 @@
 --- What can be wrong with a quorum: with each of its stores, with their number, and with who uses them.
 
 local alike = require "hierlock.command.examine.alike"
+local files = require "hierlock.command.examine.files"
 local server = require "hierlock.command.server"
 local subject_of = require "hierlock.command.examine.subject"
 
 local quorum = {}
-
-local function quoted(word) return "'" .. word:gsub("'", [['\'']]) .. "'" end
 
 --- As hierlock.command.examine.mysql has it.
 function quorum.examine(subject, found)
@@ -20,7 +19,7 @@ function quorum.examine(subject, found)
     function member.command(words)
       if words == "provision" then words = "provision --leases" end
       if server.has_password(dsn, member.said) then return ("for store %d: hierlock %s"):format(i, words) end
-      return ("hierlock %s %s%s"):format(words, words == "leases" and "--dsn " or "", quoted(dsn))
+      return ("hierlock %s %s%s"):format(words, words == "leases" and "--dsn " or "", files.word(dsn))
     end
     member.leases_wanted = true
     local wrong = found.counts.wrong

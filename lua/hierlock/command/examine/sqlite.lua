@@ -10,10 +10,7 @@ local LONG_LOG = 64 * 2 ^ 20 -- bytes
 
 local quoted = files.quoted
 
-local function parent_of(path)
-  local parent = path:match "^(.*)/[^/]*$"
-  return parent == nil and "." or parent == "" and "/" or parent
-end
+local BESIDE = { "", "-wal", "-shm", "-hierlock" } -- what a database consists of
 
 -- Whether the file is of hierlock's making, by what lies beside it: then its rights may be changed for hierlock's sake.
 local function is_ours(path) return uv.fs_stat(path .. "-hierlock") ~= nil end
@@ -21,7 +18,7 @@ local function is_ours(path) return uv.fs_stat(path .. "-hierlock") ~= nil end
 --- As hierlock.command.examine.mysql has it.
 function sqlite.examine(subject, found)
   local path, ok = subject.path, pcall(require, "hierlock.store.sqlite")
-  local parent, why = parent_of(path), "All programs that are to exclude each other come to this file."
+  local parent, why = files.parent_of(path), "All programs that are to exclude each other come to this file."
   if not ok then
     found:add("file", "wrong", "the SQLite store is not built or cannot be loaded", why,
       "install SQLite (apt-get install libsqlite3-0), or build hierlock with it (apt-get install libsqlite3-dev)")
@@ -36,28 +33,37 @@ function sqlite.examine(subject, found)
     return false
   elseif not stat and not beside then
     found:add("file", "wrong", path .. " is not there, and cannot be made", why,
-      uv.fs_stat(parent) and "name a file in a directory of this user's" or "mkdir -p " .. quoted(parent))
+      not uv.fs_stat(parent) and files.made(parent) or "name a file in a directory of this user's")
     return false
   end
   found:add("file", "ok", path .. (stat and "" or " is not there yet: the first program makes it"), why)
   subject.unsettled = not stat or stat.size == 0
   if stat then
     local why_rights = "Its log is written beside it; who can read it finds the secrets of exported leases."
-    local group, others = files.shared(stat)
-    local open = others or math.floor(stat.mode / 4) % 2 == 1
+    local group = files.shared(stat)
+    local open, owner = {}, stat.uid
+    for _, suffix in ipairs(BESIDE) do
+      local one = uv.fs_stat(path .. suffix)
+      if one and one.mode % 8 ~= 0 then
+        open[#open + 1] = quoted(path .. suffix)
+        if one.uid ~= owner then owner = 0 end
+      end
+    end
     if not may then
       found:add("rights", "wrong", ("this user may not write it: mode %s, of user %d"):format(files.mode(stat), stat.uid), why_rights,
         "let this user read and write it, or name another file in the DSN")
     elseif not beside then
       found:add("rights", "wrong", "this user may not write in " .. parent, why_rights, "name a file in a directory of this user's")
     else
-      found:add("rights", open and "warning" or "ok",
-        "mode " .. files.mode(stat) .. (open and ": everybody may read it" or group and ", shared with a group" or ""),
-        why_rights, open and is_ours(path) and "chmod o= " .. quoted(path) or "name a file of hierlock's own in the DSN")
+      found:add("rights", open[1] and "warning" or "ok",
+        "mode " .. files.mode(stat) .. (open[1] and ": everybody may read it, or what is beside it" or group and ", shared with a group" or ""),
+        why_rights, is_ours(path) and files.by_owner(owner, "chmod o= " .. table.concat(open, " ")) or "name a file of hierlock's own in the DSN")
     end
+    local real = uv.fs_realpath(path) or path
     local why_names = "SQLite names its log after the name of the file: programs that use another name would not be kept out."
     found:add("names", stat.nlink > 1 and "wrong" or "ok", ("%d"):format(stat.nlink), why_names,
-      ("find %s -xdev -samefile %s, and remove the others"):format(quoted(parent), quoted(path)))
+      { "remove the others, of which this shows those in its directory:",
+        ("find %s -xdev -samefile %s"):format(quoted(files.parent_of(real)), quoted(real)) })
     files.mounted(found, path)
   end
   files.container(found, parent)
@@ -65,7 +71,8 @@ function sqlite.examine(subject, found)
   local log = uv.fs_stat(path .. "-wal")
   local long = log and log.size > LONG_LOG
   found:add("log", long and "warning" or "ok", log and ("%.1f MiB"):format(log.size / 2 ^ 20) or "none yet",
-    "A long log makes each look-up slow; some program keeps a transaction open.", ("sqlite3 %s 'PRAGMA wal_checkpoint(TRUNCATE)'"):format(quoted(path)))
+    "A long log makes each look-up slow; some program keeps a transaction open.",
+    { "end that transaction; then:", ("sqlite3 %s 'PRAGMA wal_checkpoint(TRUNCATE)'"):format(quoted(path)) })
   local relaxed = (subject.dsn:lower()):find "[?&]synchronous=normal"
   found:add("durability", relaxed and "warning" or "ok", relaxed and "synchronous=normal" or "each change is on the disk",
     "A power failure may take back what was done in the last moments: an exported lease, say.", "leave synchronous=normal out of the DSN")
