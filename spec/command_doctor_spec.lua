@@ -113,7 +113,7 @@ describe("the command line of doctor", function()
     for _, dsn in ipairs { UNREACHABLE, "postgresql://u@127.0.0.1:1/d", "redis://127.0.0.1:1", "memcached://127.0.0.1:1" } do
       local found = examine(dsn)
       assert.equal(1, (found[1].check == "reached" and found[1].status == "wrong") and 1 or 0, dsn)
-      assert.matches("start the server", found[1].mend[1]:gsub("^memcached .*", "start the server"))
+      assert.matches("start the server", found[1].mend[1])
     end
   end)
 
@@ -835,12 +835,38 @@ support.on_memcached(function(store)
     assert.equal("warning", found.verdict)
   end)
 
-  it("names options with which it must not be used", function()
+  local function options_of(finding) return assert(finding.mend[1]:match "start memcached with (.*)$", finding.mend[1]) end
+
+  it("names options with which it must not be used, and those with which it may", function()
     at_end(function() store.command "restart" end)
-    store.command("restart", "-C -c 40")
+    store.command("restart", "-C -c 40 -m 8")
+    for i = 1, 30 do store.say(("set fill%d 0 0 500000\r\n"):format(i) .. ("x"):rep(500000)) end
     local found = examine(store.dsn)
-    assert_finding("wrong", found, "compare and swap")
-    assert_finding("wrong", found, "connections")
+    assert.equal("start memcached without -C", found["compare and swap"].mend[1])
+    for check, status in pairs { ["compare and swap"] = "wrong", connections = "wrong", memory = "warning", eviction = "warning" } do
+      assert_finding(status, found, check)
+    end
+    assert.equal(options_of(found.memory), options_of(found.eviction))
+    store.command("restart", options_of(found.connections) .. " " .. options_of(found.memory))
+    local after = examine(store.dsn, "--levels", "user,account,resource")
+    for _, check in ipairs { "compare and swap", "connections", "memory", "eviction", "a lock" } do assert_finding("ok", after, check) end
+    assert.matches("^0 of 16 MiB", after.memory.found)
+  end)
+
+  it("names one that everybody reaches, and the option that closes it", function()
+    -- In a network of its own, as it listens on all addresses.
+    local function among(options)
+      local pipe = io.popen(([[unset LD_PRELOAD; exec unshare -n%s bash -c 'ip link set lo up; memcached -u "$(id -un)" -p 11311 %s & pid=$!
+        until (: <>/dev/tcp/127.0.0.1/11311) 2>/dev/null; do kill -0 $pid || exit; sleep 0.01; done
+        HIERLOCK_DSN=memcached://127.0.0.1:11311 %s lua/hierlock/command/main.lua doctor --json; kill $pid']]):format(
+        uv.getuid() == 0 and "" or "r", options, program.interpreter))
+      local said = pipe:read "*a"
+      pipe:close()
+      return findings_of { out = said, err = "", status = 0 }
+    end
+    local found = among "-l 0.0.0.0"
+    assert_finding("warning", found, "access")
+    assert_finding("ok", among(options_of(found.access)), "access")
   end)
 
   it("settles nothing where nobody has been", function()

@@ -52,7 +52,7 @@ local function look(subject, found, host, port, several)
   local facts, why = ask(host, port, { "stats", "stats settings", "get " .. space })
   local why_reached = "The roots that a server has cannot be locked while it is down: they never move to another one."
   if not facts then
-    found:add("reached" .. name, "wrong", why, why_reached, ("memcached -l %s -p %d"):format(host, port))
+    found:add("reached" .. name, "wrong", why, why_reached, "start the server, or mend host or port in the DSN")
     return false
   end
   subject.unsettled = subject.unsettled or not facts.space
@@ -64,23 +64,23 @@ local function look(subject, found, host, port, several)
   local cas = facts.cas_enabled ~= "no"
   found:add("compare and swap" .. name, cas and "ok" or "wrong", cas and "on" or "off",
     "Each change of who holds what is a compare-and-swap; without it two could be granted.", "start memcached without -C")
-  local evicted = number(facts.evictions)
+  local evicted, used, most = number(facts.evictions), number(facts.bytes), number(facts.limit_maxbytes)
+  local more = ("a Memcached for locks alone, or start memcached with -m %.0f"):format(2 * most / 2 ^ 20)
   found:add("eviction" .. name, evicted > 0 and "warning" or "ok", ("%.0f items so far"):format(evicted),
     "An item that is evicted when memory is short may be a lock, which somebody else then gets.",
-    "a Memcached for locks alone, or more memory: memcached -m 256")
-  local used, most = number(facts.bytes), number(facts.limit_maxbytes)
+    more)
   found:add("memory" .. name, most > 0 and used > most * NEARLY and "warning" or "ok", ("%.0f of %.0f MiB used"):format(used / 2 ^ 20, most / 2 ^ 20),
-    "Where memory is full, items are evicted.", "a Memcached for locks alone, or more memory: memcached -m 256")
+    "Where memory is full, items are evicted.", more)
   local clients, limit = number(facts.curr_connections), number(facts.max_connections)
   local wanted = subject.pool_size * subject.processes
   found:add("connections" .. name, wanted > limit and "wrong" or wanted > limit - clients and "warning" or "ok",
     ("%.0f at most, %.0f now; %d pools of %d want %d"):format(limit, clients, subject.processes, subject.pool_size, wanted),
     "Each request under way has a connection to each server; where none is left, acquiring fails.",
-    ("memcached -c %.0f"):format(wanted + clients + 32))
+    ("start memcached with -c %.0f"):format(wanted + clients + 32))
   local where = facts.inter or ""
   local open = where == "" or where == "NULL" or where:find "0%.0%.0%.0" or where:find "::$"
   found:add("access" .. name, open and not LOOPBACK[where] and "warning" or "ok", open and "listens on all addresses" or "listens on " .. where,
-    "Who reaches the port can read, end and forge every lock: there is no log-in.", ("memcached -l %s"):format(host))
+    "Who reaches the port can read, end and forge every lock: there is no log-in.", ("start memcached with -l %s"):format(host))
   return true
 end
 
