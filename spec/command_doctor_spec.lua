@@ -951,7 +951,11 @@ describe("a directory", function()
       local place = name:find "^%-" and name or directory .. "/" .. name
       local at = "file:" .. place:gsub("%%", "%%25")
       at_end(function() shell("rm -rf ./-h4*") end)
-      assert_status(0, run(at, "doctor", "--levels", "a,b"))
+      -- Of a store that nobody has used, named by an argument.
+      local opens = findings_of(run(nil, "doctor", "--json", at)).opens
+      assert.equal("unseen", opens.status)
+      shell(("hierlock() { %s lua/hierlock/command/main.lua \"$@\"; }; %s"):format(program.interpreter, opens.mend[1]))
+      assert_finding("ok", examine(at), "a lock")
       assert(uv.fs_chmod(place, tonumber("777", 8)))
       assert_mended("rights", "warning", at)
       assert(uv.fs_chmod(place, tonumber("777", 8)))
@@ -1056,6 +1060,22 @@ describe("a directory", function()
     if uv.getuid() ~= 0 then return end
     found = examined_by(65534, "file:" .. directory .. "-none", "", "ulimit -n 128")
     assert.matches("^more than 128 need root", found.descriptors.mend[1])
+  end)
+
+  it("on a full file system is named, and the line shows what there is", function()
+    local words = ("HIERLOCK_DSN=%s %s lua/hierlock/command/main.lua doctor --json --levels a,b"):format(dsn, program.interpreter)
+    local function among(size, line)
+      local pipe = io.popen(("unset LD_PRELOAD; exec unshare -m%s sh -c 'mount -t tmpfs -o size=%s tmpfs %s && %s'"):format(
+        uv.getuid() == 0 and "" or "r", size, directory, line or words))
+      local said = pipe:read "*a"
+      pipe:close()
+      return said
+    end
+    local said = among "1m"
+    local found = findings_of { out = said, err = "", status = 1 }
+    assert_finding("wrong", found, "space")
+    assert.matches("1.0M.*tmpfs", among("1m", found.space.mend[2]))
+    assert_finding("ok", findings_of { out = among "8m", err = "", status = 0 }, "space")
   end)
 
   it("on a network file system would be named", function()
