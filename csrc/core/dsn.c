@@ -8,9 +8,13 @@
 #include "error.h"
 
 #include <ctype.h>
+#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+
+#define PREFIX_MAX 64
 
 char *hl__dsn_cut(char **text, const char *set) {
   char *end = *text + strcspn(*text, set);
@@ -163,17 +167,6 @@ int hl__dsn_url(char *text, hl_dsn_fn host, hl_dsn *dsn, hl_error *error) {
 }
 
 int hl__dsn_path(char *text, hl_dsn *dsn, hl_error *error) {
-  return hl__dsn_path_known(text, NULL, dsn, error);
-}
-
-static bool is_known(const char *known, const char *name) {
-  for (; known && *known; known += strlen(known) + 1)
-    if (strcmp(known, name) == 0) return true;
-  return false;
-}
-
-int hl__dsn_path_known(char *text, const char *known, hl_dsn *dsn,
-                       hl_error *error) {
   char *params = strchr(text, '?');
   if (params) *params++ = '\0';
   if (strncmp(text, "//", 2) == 0) {
@@ -185,14 +178,109 @@ int hl__dsn_path_known(char *text, const char *known, hl_dsn *dsn,
   }
   if (*text) dsn->path = text;
   int status = hl__dsn_decode(text, "directory", error);
-  if (status == HL_OK) status = hl__dsn_params(params, true, dsn, error);
-  for (unsigned i = 0; i < dsn->param_count && status == HL_OK; i++)
-    if (!is_known(known, dsn->params[i].name))
-      status = hl__error(error, HL_EDSN,
-                         "unknown parameter '%.40s' in the DSN: %s: takes %s",
-                         dsn->params[i].name, dsn->store,
-                         known ? known : "none");
-  return status;
+  return status ? status : hl__dsn_params(params, true, dsn, error);
+}
+
+/* ---------------------------------------------------------- parameters */
+
+int hl__dsn_seconds(const char *value, const char *what, unsigned most,
+                    bool or_zero, int64_t *ms, hl_error *error) {
+  char *end;
+  double seconds = strtod(value, &end);
+  if (end == value || *end || !(seconds >= 0 && seconds <= most) ||
+      (seconds == 0 && !or_zero))
+    return hl__error(error, HL_EDSN,
+                     "%s must be a number of seconds, %s %u", what,
+                     or_zero ? "0 to" : "at most", most);
+  *ms = (int64_t)ceil(seconds * 1000);
+  return HL_OK;
+}
+
+int hl__dsn_number(const char *value, const char *what, unsigned most,
+                   unsigned *number, hl_error *error) {
+  char *end;
+  unsigned long said = strtoul(value, &end, 10);
+  if (*value < '0' || *value > '9' || *end || said > most)
+    return hl__error(error, HL_EDSN, "%s must be a number, 0 to %u", what,
+                     most);
+  *number = (unsigned)said;
+  return HL_OK;
+}
+
+static int prefix_read(const char *value, const char **prefix,
+                       hl_error *error) {
+  static const char good[] = "abcdefghijklmnopqrstuvwxyz"
+                             "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.:-";
+  size_t size = strlen(value);
+  if (size < 1 || size > PREFIX_MAX || strspn(value, good) != size)
+    return hl__error(error, HL_EDSN,
+                     "the prefix in the DSN must have 1 to %d of the characters "
+                     "A-Z a-z 0-9 _ . : -",
+                     PREFIX_MAX);
+  *prefix = value;
+  return HL_OK;
+}
+
+static void list_add(char *list, size_t size, const char *word) {
+  size_t used = strlen(list);
+  (void)snprintf(list + used, size - used, "%s%s", used ? ", " : "", word);
+}
+
+static int word_read(const char *value, const char *what,
+                     const hl__dsn_word *words, unsigned *found,
+                     hl_error *error) {
+  char list[100] = "";
+  for (; words->word; words++) {
+    if (strcasecmp(words->word, value) == 0) {
+      *found = words->value;
+      return HL_OK;
+    }
+    list_add(list, sizeof list, words->word);
+  }
+  return hl__error(error, HL_EDSN, "%s must be one of %s", what, list);
+}
+
+static int known_read(const hl__dsn_known *known, const char *value,
+                      void *store, hl_error *error) {
+  char what[60];
+  void *into = (char *)store + known->offset;
+  (void)snprintf(what, sizeof what, "the parameter %s in the DSN", known->name);
+  switch (known->kind) {
+  case HL__DSN_TEXT: *(const char **)into = value; return HL_OK;
+  case HL__DSN_PREFIX: return prefix_read(value, into, error);
+  case HL__DSN_SECONDS:
+    return hl__dsn_seconds(value, what, known->most, known->or_zero, into,
+                           error);
+  case HL__DSN_NUMBER:
+    return hl__dsn_number(value, what, known->most, into, error);
+  case HL__DSN_WORD: return word_read(value, what, known->words, into, error);
+  case HL__DSN_OTHER: return HL_OK;
+  }
+  return HL_OK;
+}
+
+static int unknown(const char *name, const hl__dsn_known *known,
+                   hl_error *error) {
+  char list[200] = "";
+  for (; known->name; known++)
+    if (known->kind != HL__DSN_OTHER) list_add(list, sizeof list, known->name);
+  return hl__error(error, HL_EDSN,
+                   "unknown parameter '%.40s' in the DSN: there are %s", name,
+                   *list ? list : "none");
+}
+
+int hl__dsn_store(const hl_dsn *dsn, const hl__dsn_known *known, void *store,
+                  hl_error *error) {
+  for (unsigned i = 0; i < dsn->param_count; i++) {
+    const hl_dsn_param *param = &dsn->params[i];
+    const hl__dsn_known *each = known;
+    while (each->name && strcmp(each->name, param->name) != 0)
+      each++;
+    int status = each->name ? known_read(each, param->value, store, error)
+                            : unknown(param->name, known, error);
+    if (status) return status;
+  }
+  return HL_OK;
 }
 
 /* ---------------------------------------------------- schemes and stores */

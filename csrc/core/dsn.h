@@ -67,10 +67,44 @@ int hl__dsn_param_add(hl_dsn *dsn, const char *name, const char *value,
 /* Behind "mysql://": [user[:password]@][host][/database][?params]; host is taken
    apart by `host`, as hl__dsn_host does. */
 int hl__dsn_url(char *text, hl_dsn_fn host, hl_dsn *dsn, hl_error *error);
-/* Behind "file:": a directory, into dsn->path. No parameters but those of `known`, of which
-   each ends with a NUL and the last with two; NULL: none. */
-int hl__dsn_path_known(char *text, const char *known, hl_dsn *dsn,
-                       hl_error *error);
+/* Behind "file:": a directory, into dsn->path. */
 int hl__dsn_path(char *text, hl_dsn *dsn, hl_error *error);
+
+/* ---- what a store makes of the parameters */
+
+typedef enum hl__dsn_kind {
+  HL__DSN_TEXT,    /* const char *: as it stands */
+  HL__DSN_PREFIX,  /* const char *: a part of keys, of patterns and of privileges */
+  HL__DSN_SECONDS, /* int64_t: ms, up to `most` seconds, and rounded up */
+  HL__DSN_NUMBER,  /* unsigned: 0 to `most` */
+  HL__DSN_WORD,    /* an enum: one of `words` */
+  HL__DSN_OTHER    /* somebody else's: nothing is made of it */
+} hl__dsn_kind;
+
+typedef struct hl__dsn_word {
+  const char *word;
+  unsigned value;
+} hl__dsn_word;
+
+/* A parameter that a store knows; a list of them ends with a name of NULL. */
+typedef struct hl__dsn_known {
+  const char *name;
+  hl__dsn_kind kind;
+  size_t offset; /* in the store's structure, of what it becomes */
+  unsigned most;
+  bool or_zero;              /* seconds may be 0 */
+  const hl__dsn_word *words; /* the last has NULL for a word */
+} hl__dsn_known;
+
+#define HL__DSN_DAY 86400u /* seconds: the longest connect_timeout */
+
+/* Puts each parameter of the DSN into the structure at `store`. Any thread. HL_OK or HL_EDSN. */
+int hl__dsn_store(const hl_dsn *dsn, const hl__dsn_known *known, void *store,
+                  hl_error *error);
+/* One value; `what` names it in messages. */
+int hl__dsn_seconds(const char *value, const char *what, unsigned most,
+                    bool or_zero, int64_t *ms, hl_error *error);
+int hl__dsn_number(const char *value, const char *what, unsigned most,
+                   unsigned *number, hl_error *error);
 
 #endif

@@ -79,7 +79,12 @@ uint64_t hl__file_name_key(const char *name, size_t size) {
 /* ------------------------------------------------------------- directory */
 
 int hl__file_dsn(char *text, hl_dsn *dsn, hl_error *error) {
-  int status = hl__dsn_path_known(text, "flock\0", dsn, error);
+  static const hl__dsn_known known[] = {{"flock", HL__DSN_TEXT, .offset = 0},
+                                        {.name = NULL}};
+  const char *flock;
+  int status = hl__dsn_path(text, dsn, error);
+  if (status == HL_OK && !dsn->interoperate)
+    status = hl__dsn_store(dsn, known, &flock, error);
   if (status || !dsn->interoperate) {
     if (hl_dsn_param_get(dsn, "flock")) dsn->interoperate = "symfony";
     return status;

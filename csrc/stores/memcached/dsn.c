@@ -7,13 +7,13 @@
 
 #include <ctype.h>
 #include <libmemcached/memcached.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #define DEFAULT_PORT 11211
 #define CONNECT_TIMEOUT_MS 10000
-#define PREFIX_MAX 64
 
 /* The list is taken apart by hl__memcached_params. */
 static int parse_hosts(char *text, hl_dsn *dsn, hl_error *error) {
@@ -80,35 +80,11 @@ static int parse_servers(hl__memcached_store *store, hl_error *error) {
   return status;
 }
 
-static int parse_param(hl__memcached_store *store, const hl_dsn_param *param,
-                       hl_error *error) {
-  static const char good[] = "abcdefghijklmnopqrstuvwxyz"
-                             "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.:-";
-  size_t size = strlen(param->value);
-  if (strcmp(param->name, "prefix") == 0) {
-    if (size < 1 || size > PREFIX_MAX || strspn(param->value, good) != size)
-      return hl__error(error, HL_EDSN,
-                       "the prefix in the DSN must have 1 to %d of the "
-                       "characters A-Z a-z 0-9 _ . : -",
-                       PREFIX_MAX);
-    store->prefix = param->value;
-    return HL_OK;
-  }
-  if (strcmp(param->name, "connect_timeout") == 0) {
-    char *end;
-    double seconds = strtod(param->value, &end);
-    if (end == param->value || *end || !(seconds > 0 && seconds <= 86400))
-      return hl__error(error, HL_EDSN,
-                       "connect_timeout in the DSN must be a number of "
-                       "seconds, at most 86400");
-    store->connect_timeout = (int64_t)(seconds * 1000 + 0.999);
-    return HL_OK;
-  }
-  return hl__error(error, HL_EDSN,
-                   "unknown parameter '%.40s' in the DSN: prefix and "
-                   "connect_timeout are known",
-                   param->name);
-}
+static const hl__dsn_known params[] = {
+    {"prefix", HL__DSN_PREFIX, .offset = offsetof(hl__memcached_store, prefix)},
+    {"connect_timeout", HL__DSN_SECONDS,
+     .offset = offsetof(hl__memcached_store, connect_timeout), .most = HL__DSN_DAY},
+    {.name = NULL}};
 
 /* ------------------------------------------------------ which server has it */
 
@@ -160,8 +136,7 @@ int hl__memcached_params(hl__memcached_store *store, hl_error *error) {
   store->prefix = "hierlock";
   store->connect_timeout = CONNECT_TIMEOUT_MS;
   int status = parse_servers(store, error);
-  for (unsigned i = 0; i < dsn->param_count && status == HL_OK; i++)
-    status = parse_param(store, &dsn->params[i], error);
+  if (status == HL_OK) status = hl__dsn_store(dsn, params, store, error);
   if (status == HL_OK) status = distribute(store, error);
   digest_make(store);
   return status;

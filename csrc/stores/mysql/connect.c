@@ -10,6 +10,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -19,94 +20,58 @@
 
 /* ---------------------------------------------------------- parameters */
 
-static int param_tls(hl__mysql_store *store, const char *value,
-                     hl_error *error) {
-  static const struct {
-    const char *name;
-    hl__tls tls;
-  } modes[] = {
-      {"off", HL__TLS_OFF},
-      {"preferred", HL__TLS_PREFERRED},
-      {"required", HL__TLS_REQUIRED},
-      {"verify-ca", HL__TLS_VERIFY_CA},
-      {"verify-identity", HL__TLS_VERIFY_IDENTITY},
-      /* as Go's driver says it */
-      {"false", HL__TLS_OFF},
-      {"skip-verify", HL__TLS_REQUIRED},
-      {"true", HL__TLS_VERIFY_IDENTITY},
-  };
-  for (size_t i = 0; i < sizeof modes / sizeof *modes; i++)
-    if (strcmp(modes[i].name, value) == 0) {
-      store->tls = modes[i].tls;
-      return HL_OK;
-    }
-  return hl__error(error, HL_EDSN,
-                   "the parameter tls in the DSN must be off, preferred, "
-                   "required, verify-ca or verify-identity");
-}
+static const hl__dsn_word tls_words[] = {
+    {"off", HL__TLS_OFF},
+    {"preferred", HL__TLS_PREFERRED},
+    {"required", HL__TLS_REQUIRED},
+    {"verify-ca", HL__TLS_VERIFY_CA},
+    {"verify-identity", HL__TLS_VERIFY_IDENTITY},
+    /* as Go's driver says it */
+    {"false", HL__TLS_OFF},
+    {"skip-verify", HL__TLS_REQUIRED},
+    {"true", HL__TLS_VERIFY_IDENTITY},
+    {.word = NULL}};
 
-static int param_table(hl__mysql_store *store, const char *value,
-                       hl_error *error) {
+#define AT(field) .offset = offsetof(hl__mysql_store, field)
+static const hl__dsn_known params[] = {
+    {"tls", HL__DSN_WORD, AT(tls), .words = tls_words},
+    {"tls_ca", HL__DSN_TEXT, AT(tls_ca)},
+    {"tls_cert", HL__DSN_TEXT, AT(tls_cert)},
+    {"tls_key", HL__DSN_TEXT, AT(tls_key)},
+    {"table", HL__DSN_TEXT, AT(space)},
+    {"connect_timeout", HL__DSN_SECONDS, AT(connect_timeout), .most = HL__DSN_DAY},
+    {"my_cnf_group", HL__DSN_TEXT, AT(my_cnf_group)},
+    {"socket", .kind = HL__DSN_OTHER}, /* that one is dsn->socket */
+    /* Of Go's driver; without a meaning here. */
+    {"parseTime", .kind = HL__DSN_OTHER},
+    {"multiStatements", .kind = HL__DSN_OTHER},
+    {"loc", .kind = HL__DSN_OTHER},
+    {"charset", .kind = HL__DSN_OTHER},
+    {"collation", .kind = HL__DSN_OTHER},
+    {"interpolateParams", .kind = HL__DSN_OTHER},
+    {.name = NULL}};
+#undef AT
+
+static int table_check(const char *name, hl_error *error) {
   static const char allowed[] =
       "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_$";
-  size_t n = strlen(value);
-  if (n < 1 || n > HL__MYSQL_NAME_MAX || strspn(value, allowed) != n)
-    return hl__error(error, HL_EDSN,
-                     "the parameter table in the DSN must be a plain name of "
-                     "1 to %d letters, digits, _ or $",
-                     HL__MYSQL_NAME_MAX);
-  memcpy(store->space, value, n + 1);
-  return HL_OK;
-}
-
-static int param_connect_timeout(hl__mysql_store *store, const char *value,
-                                 hl_error *error) {
-  char *end;
-  double seconds = strtod(value, &end);
-  if (end == value || *end || !(seconds > 0 && seconds <= 86400))
-    return hl__error(error, HL_EDSN,
-                     "the parameter connect_timeout in the DSN must be a "
-                     "number of seconds");
-  store->connect_timeout = (int64_t)(seconds * 1000 + 0.999);
-  if (store->connect_timeout < 1) store->connect_timeout = 1;
-  return HL_OK;
+  size_t n = strlen(name);
+  if (n >= 1 && n <= HL__MYSQL_NAME_MAX && strspn(name, allowed) == n)
+    return HL_OK;
+  return hl__error(error, HL_EDSN,
+                   "the parameter table in the DSN must be a plain name of "
+                   "1 to %d letters, digits, _ or $",
+                   HL__MYSQL_NAME_MAX);
 }
 
 int hl__mysql_params(hl__mysql_store *store, hl_error *error) {
-  /* Of Go's driver; without a meaning here. */
-  static const char *const harmless[] = {
-      "parseTime", "multiStatements",   "loc", "charset",
-      "collation", "interpolateParams", NULL};
   const hl_dsn *dsn = store->config->dsn;
   store->tls = HL__TLS_PREFERRED;
   store->connect_timeout = CONNECT_TIMEOUT_MS;
-  strcpy(store->space, "hier_lock_buckets");
-  for (unsigned i = 0; i < dsn->param_count; i++) {
-    const char *name = dsn->params[i].name, *value = dsn->params[i].value;
-    int status = HL_OK;
-    if (strcmp(name, "tls") == 0) {
-      status = param_tls(store, value, error);
-    } else if (strcmp(name, "table") == 0) {
-      status = param_table(store, value, error);
-    } else if (strcmp(name, "connect_timeout") == 0) {
-      status = param_connect_timeout(store, value, error);
-    } else if (strcmp(name, "tls_ca") == 0) {
-      store->tls_ca = value;
-    } else if (strcmp(name, "tls_cert") == 0) {
-      store->tls_cert = value;
-    } else if (strcmp(name, "tls_key") == 0) {
-      store->tls_key = value;
-    } else if (strcmp(name, "my_cnf_group") == 0) {
-      store->my_cnf_group = value;
-    } else if (strcmp(name, "socket") != 0) { /* that one is dsn->socket */
-      const char *const *known = harmless;
-      while (*known && strcmp(*known, name) != 0) known++;
-      if (!*known)
-        status = hl__error(error, HL_EDSN,
-                           "unknown parameter '%.40s' in the DSN", name);
-    }
-    if (status) return status;
-  }
+  store->space = "hier_lock_buckets";
+  int status = hl__dsn_store(dsn, params, store, error);
+  if (status == HL_OK) status = table_check(store->space, error);
+  if (status) return status;
   if (store->tls >= HL__TLS_VERIFY_CA && !store->tls_ca)
     return hl__error(error, HL_EDSN,
                      "tls=verify-ca and verify-identity need the parameter "

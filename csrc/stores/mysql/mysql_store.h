@@ -75,7 +75,7 @@ typedef struct hl__mysql_store {
   const char *tls_ca, *tls_cert, *tls_key, *my_cnf_group; /* NULL: none */
   int64_t connect_timeout; /* ms */
   atomic_int_fast64_t connecting; /* how long it took the last time; ms */
-  char space[HL__MYSQL_NAME_MAX + 1]; /* the table's name, as the DSN says */
+  const char *space; /* the table's name, as the DSN says; at most HL__MYSQL_NAME_MAX */
   /* The table of the buckets: of that name, or in a space with leases of another one,
      which older programs do not find. Constant from the first session on, as are the
      others. */

@@ -400,7 +400,7 @@ int hl__mysql_verify(hl__mysql_session *session, hl_error *error) {
   session_sql(session, set, sizeof set);
   /* Where it is not known yet whether there are leases: see leased_agree. */
   if (first)
-    memcpy(session->store->table, session->store->space, sizeof session->store->table);
+    strcpy(session->store->table, session->store->space);
   (void)hl__mysql_table_sql(session, table, sizeof table);
   (void)layout_sql(session, layout, sizeof layout);
   hl__mysql_waits_bound(session, true);

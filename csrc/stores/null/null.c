@@ -27,9 +27,11 @@ static uint64_t token_next(void) {
 }
 
 static int null_parse(char *text, hl_dsn *dsn, hl_error *error) {
+  static const hl__dsn_known none[] = {{.name = NULL}};
   if (*text && *text != '?')
     return hl__error(error, HL_EDSN, "nothing may follow 'null:' in a DSN");
-  return hl__dsn_path(text, dsn, error);
+  int status = hl__dsn_path(text, dsn, error);
+  return status ? status : hl__dsn_store(dsn, none, NULL, error);
 }
 
 static int null_open(const hl_store_config *config, hl_store **store,

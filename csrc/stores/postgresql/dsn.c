@@ -126,17 +126,6 @@ int hl__pg_dsn(char *text, hl_dsn *dsn, hl_error *error) {
 
 /* ---------------------------------------------------------- parameters */
 
-static int parse_timeout(const char *value, const char *where, int64_t *ms,
-                         hl_error *error) {
-  char *end;
-  double seconds = strtod(value, &end);
-  if (end == value || *end || !(seconds > 0 && seconds <= 86400))
-    return hl__error(error, HL_EDSN, "%s must be a number of seconds", where);
-  *ms = (int64_t)(seconds * 1000 + 0.999);
-  if (*ms < 1) *ms = 1;
-  return HL_OK;
-}
-
 static bool is_known(const PQconninfoOption *known, const char *name) {
   for (; known->keyword; known++)
     if (strcmp(known->keyword, name) == 0) return true;
@@ -159,12 +148,12 @@ int hl__pg_params(hl__pg_store *store, hl_error *error) {
   store->connect_timeout = CONNECT_TIMEOUT_MS;
   const char *said = hl_dsn_param_get(dsn, "connect_timeout");
   if (said)
-    return parse_timeout(said, "the parameter connect_timeout in the DSN",
-                         &store->connect_timeout, error);
+    return hl__dsn_seconds(said, "the parameter connect_timeout in the DSN",
+                           HL__DSN_DAY, false, &store->connect_timeout, error);
   said = getenv("PGCONNECT_TIMEOUT");
   /* libpq takes 0 for no limit; we know none. */
   if (said && *said && strcmp(said, "0") != 0)
-    return parse_timeout(said, "PGCONNECT_TIMEOUT", &store->connect_timeout,
-                         error);
+    return hl__dsn_seconds(said, "PGCONNECT_TIMEOUT", HL__DSN_DAY, false,
+                           &store->connect_timeout, error);
   return HL_OK;
 }

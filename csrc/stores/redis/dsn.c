@@ -9,12 +9,13 @@
  */
 #include "redis_store.h"
 
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
 #define CONNECT_TIMEOUT_MS 10000
-#define PREFIX_MAX 64
+#define DATABASE_MAX 65535
 
 static bool scheme_is(const hl_dsn *dsn, const char *scheme) {
   return strncasecmp(dsn->text, scheme, strlen(scheme)) == 0;
@@ -85,105 +86,30 @@ int hl__redis_dsn(char *text, hl_dsn *dsn, hl_error *error) {
 
 /* ---------------------------------------------------------- parameters */
 
-static int parse_seconds(const hl_dsn_param *param, double most, int64_t *ms,
-                         hl_error *error) {
-  char *end;
-  double seconds = strtod(param->value, &end);
-  if (end == param->value || *end || !(seconds >= 0 && seconds <= most))
-    return hl__error(error, HL_EDSN,
-                     "the parameter %s in the DSN must be a number of seconds",
-                     param->name);
-  *ms = (int64_t)(seconds * 1000 + 0.5);
-  return HL_OK;
-}
-
-static int parse_number(const char *text, const char *what, unsigned most,
-                        unsigned *number, hl_error *error) {
-  char *end;
-  unsigned long value = strtoul(text, &end, 10);
-  if (*text < '0' || *text > '9' || *end || value > most)
-    return hl__error(error, HL_EDSN, "the %s in the DSN must be a number, 0 to %u",
-                     what, most);
-  *number = (unsigned)value;
-  return HL_OK;
-}
-
-/* It is a part of keys, of patterns and of privileges: nothing odd. */
-static int parse_prefix(hl__redis_store *store, const char *value,
-                        hl_error *error) {
-  static const char good[] = "abcdefghijklmnopqrstuvwxyz"
-                             "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.:-";
-  size_t size = strlen(value);
-  if (size < 1 || size > PREFIX_MAX || strspn(value, good) != size)
-    return hl__error(error, HL_EDSN,
-                     "the prefix in the DSN must have 1 to %d of the characters "
-                     "A-Z a-z 0-9 _ . : -",
-                     PREFIX_MAX);
-  store->prefix = value;
-  return HL_OK;
-}
-
 /* The words that MySQL's DSNs have. */
-static int parse_tls(hl__redis_store *store, const char *value,
-                     hl_error *error) {
-  static const char *const modes[] = {
-      [HL__REDIS_TLS_REQUIRED] = "required",
-      [HL__REDIS_TLS_VERIFY_CA] = "verify-ca",
-      [HL__REDIS_TLS_VERIFY_IDENTITY] = "verify-identity"};
-  for (unsigned i = 1; i < sizeof modes / sizeof *modes; i++) {
-    if (strcmp(value, modes[i]) != 0) continue;
-    store->tls = (hl__redis_tls_mode)i;
-    return HL_OK;
-  }
-  return hl__error(error, HL_EDSN,
-                   "the parameter tls in the DSN must be required, verify-ca or "
-                   "verify-identity");
-}
+static const hl__dsn_word tls_words[] = {
+    {"required", HL__REDIS_TLS_REQUIRED},
+    {"verify-ca", HL__REDIS_TLS_VERIFY_CA},
+    {"verify-identity", HL__REDIS_TLS_VERIFY_IDENTITY},
+    {.word = NULL}};
 
-static const char **text_of(hl__redis_store *store, const char *name) {
-  if (by_sentinels(store->config->dsn)) {
-    if (strcmp(name, "service") == 0) return &store->service;
-    if (strcmp(name, "sentinel_user") == 0) return &store->sentinel_user;
-    if (strcmp(name, "sentinel_password") == 0) return &store->sentinel_password;
-  }
-  if (strcmp(name, "tls_ca") == 0) return &store->tls_ca;
-  if (strcmp(name, "tls_cert") == 0) return &store->tls_cert;
-  if (strcmp(name, "tls_key") == 0) return &store->tls_key;
-  return NULL;
-}
-
-static int parse_param(hl__redis_store *store, const hl_dsn_param *param,
-                       hl_error *error) {
-  if (strcmp(param->name, "prefix") == 0)
-    return parse_prefix(store, param->value, error);
-  if (strcmp(param->name, "database") == 0)
-    return parse_number(param->value, "database", 65535, &store->database,
-                        error);
-  if (strcmp(param->name, "wait_replicas") == 0)
-    return parse_number(param->value, "parameter wait_replicas", 100,
-                        &store->wait_replicas, error);
-  if (strcmp(param->name, "connect_timeout") == 0) {
-    int status = parse_seconds(param, 86400, &store->connect_timeout, error);
-    if (status == HL_OK && store->connect_timeout < 1) store->connect_timeout = 1;
-    return status;
-  }
-  if (strcmp(param->name, "quarantine") == 0)
-    return parse_seconds(param, 315360000, &store->quarantine, error);
-  if (strcmp(param->name, "tls") == 0) return parse_tls(store, param->value, error);
-  const char **text = text_of(store, param->name);
-  if (text) {
-    *text = param->value;
-    return HL_OK;
-  }
-  return hl__error(error, HL_EDSN,
-                   "unknown parameter '%.40s' in the DSN: prefix, database, "
-                   "wait_replicas, connect_timeout, quarantine, tls, tls_ca, "
-                   "tls_cert and tls_key are known%s",
-                   param->name,
-                   by_sentinels(store->config->dsn)
-                       ? ", and service, sentinel_user and sentinel_password"
-                       : "");
-}
+#define AT(field) .offset = offsetof(hl__redis_store, field)
+static const hl__dsn_known params[] = {
+    {"service", HL__DSN_TEXT, AT(service)},
+    {"sentinel_user", HL__DSN_TEXT, AT(sentinel_user)},
+    {"sentinel_password", HL__DSN_TEXT, AT(sentinel_password)},
+#define OF_SENTINELS 3
+    {"prefix", HL__DSN_PREFIX, AT(prefix)},
+    {"database", HL__DSN_NUMBER, AT(database), .most = DATABASE_MAX},
+    {"wait_replicas", HL__DSN_NUMBER, AT(wait_replicas), .most = 100},
+    {"connect_timeout", HL__DSN_SECONDS, AT(connect_timeout), .most = HL__DSN_DAY},
+    {"quarantine", HL__DSN_SECONDS, AT(quarantine), .most = 315360000, .or_zero = true},
+    {"tls", HL__DSN_WORD, AT(tls), .words = tls_words},
+    {"tls_ca", HL__DSN_TEXT, AT(tls_ca)},
+    {"tls_cert", HL__DSN_TEXT, AT(tls_cert)},
+    {"tls_key", HL__DSN_TEXT, AT(tls_key)},
+    {.name = NULL}};
+#undef AT
 
 int hl__redis_params(hl__redis_store *store, hl_error *error) {
   const hl_dsn *dsn = store->config->dsn;
@@ -196,10 +122,11 @@ int hl__redis_params(hl__redis_store *store, hl_error *error) {
                   scheme_is(dsn, "valkeys+sentinel:");
   if (encrypts) store->tls = HL__REDIS_TLS_VERIFY_IDENTITY;
   if (dsn->database)
-    status = parse_number(dsn->database, "database", 65535, &store->database,
-                          error);
-  for (unsigned i = 0; i < dsn->param_count && status == HL_OK; i++)
-    status = parse_param(store, &dsn->params[i], error);
+    status = hl__dsn_number(dsn->database, "the database in the DSN",
+                            DATABASE_MAX, &store->database, error);
+  if (status == HL_OK)
+    status = hl__dsn_store(dsn, by_sentinels(dsn) ? params : params + OF_SENTINELS,
+                           store, error);
   (void)snprintf(store->own_names, sizeof store->own_names, "%s:", store->prefix);
   store->base.own_names = store->own_names;
   if (status == HL_OK && !encrypts && (store->tls || store->tls_ca || store->tls_cert || store->tls_key))

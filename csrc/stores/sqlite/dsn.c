@@ -4,7 +4,6 @@
 #include "sqlite_store.h"
 
 #include <string.h>
-#include <strings.h>
 
 int hl__sqlite_dsn(char *text, hl_dsn *dsn, hl_error *error) {
   char *params = strchr(text, '?');
@@ -32,20 +31,13 @@ int hl__sqlite_dsn(char *text, hl_dsn *dsn, hl_error *error) {
 }
 
 int hl__sqlite_params(hl__sqlite_store *store, hl_error *error) {
-  const hl_dsn *dsn = store->config->dsn;
-  store->lasts = true;
-  for (unsigned i = 0; i < dsn->param_count; i++) {
-    if (strcmp(dsn->params[i].name, "synchronous") != 0)
-      return hl__error(error, HL_EDSN,
-                       "unknown parameter '%.40s' in the DSN: sqlite: knows "
-                       "synchronous",
-                       dsn->params[i].name);
-    if (strcasecmp(dsn->params[i].value, "normal") == 0)
-      store->lasts = false;
-    else if (strcasecmp(dsn->params[i].value, "full") != 0)
-      return hl__error(
-          error, HL_EDSN,
-          "the parameter synchronous in the DSN is full or normal");
-  }
-  return HL_OK;
+  static const hl__dsn_word words[] = {
+      {"full", true}, {"normal", false}, {.word = NULL}};
+  unsigned lasts = true;
+  static const hl__dsn_known params[] = {
+      {"synchronous", HL__DSN_WORD, .words = words},
+      {.name = NULL}};
+  int status = hl__dsn_store(store->config->dsn, params, &lasts, error);
+  store->lasts = lasts;
+  return status;
 }
