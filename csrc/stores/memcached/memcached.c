@@ -7,22 +7,9 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 /* ------------------------------------------------------------ a session's life */
-
-static int bell_make(hl__memcached_session *session, hl_error *error) {
-  hl__fork_forbid();
-  session->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  int failure = errno;
-  if (session->bell >= 0) session->bell_ticket = hl__fork_watch(session->bell);
-  hl__fork_allow();
-  errno = failure;
-  if (session->bell < 0)
-    return hl__error_errno(error, HL_ECONNECTION, "cannot make an eventfd");
-  return session->bell_ticket ? HL_OK : hl__error_memory(error);
-}
 
 static void session_free(hl__memcached_session *session) {
   if (!session) return;
@@ -51,7 +38,7 @@ static int session_make(hl__memcached_store *store,
     session->links[i].fd = -1;
     session->links[i].server = &store->servers[i];
   }
-  int status = bell_make(session, error);
+  int status = hl__fork_eventfd(&session->bell, &session->bell_ticket, error);
   if (status) {
     session_free(session);
     return status;

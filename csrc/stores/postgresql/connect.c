@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <unistd.h>
 
 /* ------------------------------------------------------------- options */
@@ -219,18 +218,6 @@ static int log_in(hl__pg_session *session, const options *o, int64_t deadline,
   return status;
 }
 
-static int bell_make(hl__pg_session *session, hl_error *error) {
-  hl__fork_forbid();
-  session->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  int failure = errno;
-  if (session->bell >= 0) session->bell_ticket = hl__fork_watch(session->bell);
-  hl__fork_allow();
-  errno = failure;
-  if (session->bell < 0)
-    return hl__error_errno(error, HL_ECONNECTION, "cannot make an eventfd");
-  return session->bell_ticket ? HL_OK : hl__error_memory(error);
-}
-
 static int connect_host(hl__pg_store *store, unsigned host, int64_t deadline,
                         hl__pg_session **result, hl_error *error) {
   options o;
@@ -246,7 +233,7 @@ static int connect_host(hl__pg_store *store, unsigned host, int64_t deadline,
   atomic_init(&session->interrupted, false);
   atomic_init(&session->in_hand, false);
   options_fill(store, host, &o);
-  int status = bell_make(session, error);
+  int status = hl__fork_eventfd(&session->bell, &session->bell_ticket, error);
   if (status == HL_OK) status = log_in(session, &o, patience, error);
   if (status == HL_OK) {
     (void)PQsetErrorVerbosity(session->connection, PQERRORS_DEFAULT);

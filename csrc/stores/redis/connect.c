@@ -10,23 +10,10 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #define DEFAULT_PORT 6379
-
-static int bell_make(hl__redis_session *session, hl_error *error) {
-  hl__fork_forbid();
-  session->bell = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  int failure = errno;
-  if (session->bell >= 0) session->bell_ticket = hl__fork_watch(session->bell);
-  hl__fork_allow();
-  errno = failure;
-  if (session->bell < 0)
-    return hl__error_errno(error, HL_ECONNECTION, "cannot make an eventfd");
-  return session->bell_ticket ? HL_OK : hl__error_memory(error);
-}
 
 /* No child is born with a socket that it does not close. (A name server that hangs is waited for
    in here.) */
@@ -120,7 +107,7 @@ int hl__redis_dial(hl__redis_store *store, const hl__redis_address *address,
   hl__list_init(&session->links);
   session->face = session;
   atomic_init(&session->interrupted, false);
-  int status = bell_make(session, error);
+  int status = hl__fork_eventfd(&session->bell, &session->bell_ticket, error);
   if (status == HL_OK) status = socket_open(session, error);
   if (status == HL_OK) status = socket_await(session, deadline, error);
   if (status == HL_OK) status = hl__redis_tls_start(session, deadline, error);
