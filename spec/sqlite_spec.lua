@@ -430,6 +430,30 @@ support.on_sqlite(function(store)
       end)
     end
 
+    it("waits for the disk with each grant, unless the DSN says that it need not", function()
+      local script = [[
+        local manager = assert(require("hierlock").open(arg[1], { levels = { "user", "account", "resource" }, buckets = 1000 }))
+        for i = 1, 20 do assert(assert(manager:acquire({ "u" .. i }, { ttl = 60 })):release { confirm = true }) end
+        manager:close()]]
+      local shim = package.cpath:match "([^;]*/build/[^;]*)/%?%.so" .. "/hierlock_spec/syncs.so"
+      local counted = {}
+      for _, params in ipairs { "", "?synchronous=full", "?synchronous=normal" } do
+        local name = os.tmpname()
+        local file = assert(io.open(name, "w"))
+        assert(file:write(script))
+        file:close()
+        local pipe = assert(io.popen(("LD_PRELOAD=\"${LD_PRELOAD:+$LD_PRELOAD:}%s\" %s %s 'sqlite:%s%s' 2>&1"):format(
+          shim, os.getenv "HIERLOCK_LUA" or "lua", name, fresh(), params)))
+        local said = pipe:read "*a"
+        pipe:close()
+        os.remove(name)
+        counted[params] = assert(tonumber(said:match "syncs: (%d+)"), said)
+      end
+      assert.is_true(counted[""] >= 20, counted[""])
+      assert.is_true(counted["?synchronous=full"] >= 20, counted["?synchronous=full"])
+      assert.is_true(counted["?synchronous=normal"] < 20, counted["?synchronous=normal"])
+    end)
+
     it("of one that is killed is over at once, and who waited behind it goes on", function()
       local path = fresh()
       local manager = assert(open(path))
