@@ -452,13 +452,23 @@ static bool run_at_once(hl_pending *pending) {
   if (status == HL_TIMEOUT)
     (void)hl_manager_blockers(manager, call->waiter.plan, blockers_add, &found,
                               NULL);
-  pending->holders = found.list;
-  pending->holder_count = found.n;
   hl__manager_mutex_lock(manager);
-  if (status) pending->error = error;
-  finish(pending, status);
-  others_give_up(pending);
+  bool given_up = call->given_up;
+  if (given_up && status == HL_OK)
+    hl__manager_event(manager, HL__HOLD_GIVEN_UP, 0, 0);
+  if (!given_up) {
+    if (status) pending->error = error;
+    pending->holders = found.list;
+    pending->holder_count = found.n;
+    finish(pending, status);
+    others_give_up(pending);
+  }
   hl__manager_mutex_unlock(manager);
+  if (given_up) {
+    free(found.list);
+    give_away(pending);
+    hl__exit_await_end();
+  }
   return true;
 }
 
@@ -491,6 +501,10 @@ HL__UNCHECKED static hl_pending *pending_new(hl_manager *manager,
 static void acquire_begin(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
   hl__call *call = &pending->call;
   hl_manager *manager = call->manager;
+  if (call->given_up) { /* before it began: another of its group was granted */
+    hl__exit_await_end();
+    return;
+  }
   if (manager->cancelled) {
     finish(pending, hl__manager_closed_error(&pending->error));
     return;

@@ -564,6 +564,66 @@ static void test_given_up_while_it_looks(void **state) {
   hl_manager_close(manager);
 }
 
+/* ------------------------------------------------- the first of several */
+
+static hl_store_ops slow_store;
+static hl_manager *slow_manager;
+static hl_lock *released; /* in the middle of the next try */
+
+/* The try of the second goes on until the first is granted. */
+static int slow_try(hl_session *session, const hl_request *request,
+                    hl_grant *grant, hl_error *error) {
+  if (request->try_once && released && strcmp(request->path, "u1/a2") == 0) {
+    int64_t end = hl__now_ms() + DEADLINE;
+    hl_stats stats;
+    hl_lock_free(released);
+    released = NULL;
+    do {
+      (void)usleep(100);
+      hl_manager_stats(slow_manager, &stats);
+    } while (stats.acquired == 0 && hl__now_ms() < end);
+  }
+  return hl_store_file.take(session, request, grant, error);
+}
+
+/* It ends once, and is counted once; what it gets after all goes back. */
+static void test_given_up_while_it_begins(void **state) {
+  const hl_store_ops *const stores[] = {&slow_store, NULL};
+  hl_config config = HL_CONFIG_INIT;
+  char dsn[80], path[80];
+  (void)state;
+  slow_store = hl_store_file;
+  slow_store.take = slow_try;
+  (void)snprintf(dsn, sizeof dsn, "file:%s", directory);
+  config.dsn = dsn;
+  config.stores = stores;
+  for (int second_held = 0; second_held < 2; second_held++) {
+    hl_manager *other = open_manager();
+    hl_pending *pending;
+    hl_stats stats;
+    assert_int_equal(hl_manager_open(&config, &slow_manager, NULL), HL_OK);
+    const hl_plan *plans[] = {plan_of(slow_manager, "u1/a1", HL_EXCLUSIVE),
+                              plan_of(slow_manager, "u1/a2", HL_EXCLUSIVE)};
+    released = acquire(other, "u1/a1", HL_EXCLUSIVE);
+    hl_lock *held = second_held ? acquire(other, "u1/a2", HL_EXCLUSIVE) : NULL;
+    assert_int_equal(
+        hl_start_any(slow_manager, plans, 2, NULL, &pending, NULL), HL_OK);
+    hl_lock *lock = granted(pending);
+    assert_string_equal(
+        hl_plan_describe(hl_lock_plan(lock), path, sizeof path), "u1/a1");
+    hl_manager_stats(slow_manager, &stats);
+    assert_int_equal(stats.waiting, 0);
+    assert_int_equal(stats.held, 1);
+    hl_lock_free(held);
+    assert_free(other, "u1/a2");
+    hl_lock_free(lock);
+    assert_free(other, "u1");
+    for (int i = 0; i < 2; i++) hl_plan_free(plans[i]);
+    hl_manager_close(slow_manager);
+    hl_manager_close(other);
+  }
+}
+
 /* -------------------------------------------------------------- a crowd */
 
 #define THREADS 4
@@ -1171,6 +1231,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_cancelled_too_late),
       cmocka_unit_test(test_released_by_the_worker),
       cmocka_unit_test(test_given_up_while_it_looks),
+      cmocka_unit_test(test_given_up_while_it_begins),
       cmocka_unit_test(test_crowd),
       cmocka_unit_test(test_threads_are_bounded),
       cmocka_unit_test(test_parked_in_turn),
