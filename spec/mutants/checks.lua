@@ -35,6 +35,7 @@ return {
   area("quorum", "^csrc/stores/quorum/", { "quorum", "update on quorum", "leases on quorum", "quorum_tables" }),
   area("attach", "^lua/hierlock/attach", { "attach", "postgresql_attach" }),
   area("rows", "^lua/hierlock/rows", { "rows" }),
+  area("command", "^lua/hierlock/command/lease_tables", { "postgresql_leases" }),
   area("command", "^lua/hierlock/command/", { "command", "command_leases", "command_ps", "command_kill", "command_run", "command_explain",
     "command_graph", "command_matrix", "command_top", "command_bench", "command_doctor" }),
   area("lua", "^lua/", { "manager", "with", "misuse", "loop", "prometheus", "pending", "stats", "any", "leases on embedded" }),
