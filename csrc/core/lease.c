@@ -550,7 +550,8 @@ static void batch_fill(batch *self, hl_manager *manager, size_t most)
 static int batch_run(hl_session *session, void *context, hl_error *error) {
   const batch *self = context;
   const hl_lease_ops *ops = self->manager->store->leases;
-  if (self->n > 1)
+  /* One by itself, too: it waits no longer for who keeps its record locked. */
+  if (!self->recalls && ops->drop_all)
     return ops->drop_all(session, self->terms, self->n, self->deadline, error);
   return self->recalls && ops->recall
              ? ops->recall(session, self->terms, self->deadline, error)

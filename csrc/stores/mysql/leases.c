@@ -159,12 +159,14 @@ static int lease_drop_all(hl_session *base, const hl_lease_terms *terms,
                           size_t n, int64_t deadline, hl_error *error) {
   hl__mysql_session *session = session_of(base);
   const hl__mysql_store *store = session->store;
-  uint64_t affected[2];
+  uint64_t affected[3];
   hl__text t;
   int status = hl__mysql_begin(session, deadline, error);
   if (status) return status;
   if (!hl__text_new(&t, 512 + n * 128)) return hl__error_memory(error);
-  hl__text_put(&t, "DELETE l,r FROM %s l LEFT JOIN %s r ON r.id=l.id WHERE l.id IN ",
+  hl__text_put(&t,
+               HL__RECORD_LIMIT "DELETE l,r FROM %s l LEFT JOIN %s r ON r.id=l.id "
+                                "WHERE l.id IN ",
                store->leases, store->rows);
   for (size_t i = 0; i < n; i++)
     hl__mysql_put_id(&t, i ? "," : "(", terms[i].id);
@@ -174,7 +176,8 @@ static int lease_drop_all(hl_session *base, const hl_lease_terms *terms,
     hl__mysql_put_id(&t, ",", terms[i].holder);
   }
   hl__text_put(&t, ")) AND l.revoked=0;COMMIT");
-  status = hl__mysql_whole(session, &t, 2, affected, deadline, error);
+  status = hl__mysql_whole(session, &t, 3, affected, deadline, error);
+  session->wait = 0;
   free(t.data);
   return status;
 }

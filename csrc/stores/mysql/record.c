@@ -11,10 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The statements that record a lease wait for those who have the gate's row, or gaps where
-   the record goes: others who record, for a moment; and transactions of hierlock.attach, till
-   they end. So each waits a second at most (the server's least), and all are tried again. */
-#define RECORD_LIMIT "SET SESSION innodb_lock_wait_timeout=1;"
 #define RECORD_MS 10000
 /* A recording that the server has undone because of a deadlock is tried so often. */
 #define TRIES_MAX 4
@@ -214,7 +210,7 @@ static int record_try(hl__mysql_session *session, const hl_request *request,
   hl__text t;
   uint64_t affected[6];
   if (!record_room(&t, request)) return hl__error_memory(error);
-  hl__text_put(&t, RECORD_LIMIT "%s", kept ? "SAVEPOINT hierlock;" : "");
+  hl__text_put(&t, HL__RECORD_LIMIT "%s", kept ? "SAVEPOINT hierlock;" : "");
   put_record(&t, session->store, request, grant->token);
   hl__text_put(&t, ";COMMIT");
   session->patience = hl__now_ms() + RECORD_MS;
@@ -364,7 +360,7 @@ static int record_regrade(hl__mysql_session *session, const hl_request *request,
   if (!hl__text_new(&t, 1024 + request->n * HL__MYSQL_CONFLICT_ROOM))
     return hl__error_memory(error);
   hl__text_put(&t,
-               RECORD_LIMIT "UPDATE %s l JOIN %s r ON r.id=l.id SET l.mode=%d,r.x=%d",
+               HL__RECORD_LIMIT "UPDATE %s l JOIN %s r ON r.id=l.id SET l.mode=%d,r.x=%d",
                store->leases, store->rows, !request->upgrade, request->upgrade);
   if (request->upgrade)
     hl__text_put(&t, ",l.token=%llu", (unsigned long long)token);

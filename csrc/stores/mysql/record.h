@@ -8,6 +8,12 @@
 
 /* For the answers to what was sent before. */
 #define HL__SETTLE_MS 1000
+/* First in the text of those who record a lease, or delete many records. They wait for those who
+   have the gate's row, gaps where the record goes, or one of the records: others who record, for a
+   moment; transactions of hierlock.attach and of strangers, till they end. So each statement waits a
+   second at most (the server's least), and what has waited in vain is tried again. The session's
+   limits are unknown afterwards. */
+#define HL__RECORD_LIMIT "SET SESSION innodb_lock_wait_timeout=1;"
 /* So many microseconds from now, as SQL: a format. */
 #define HL__END_AFTER "TIMESTAMPADD(MICROSECOND,%lld,UTC_TIMESTAMP(6))"
 static inline long long hl__mysql_us(int64_t ms) {
