@@ -24,7 +24,9 @@ describe("a quorum", function()
   -- -------------------------------------------------------------- opening
 
   it("is told by a list of DSNs; what cannot be one is refused", function()
-    assert.truthy(tostring(quorum()):find("open", 1, true))
+    local three = quorum()
+    assert.truthy(tostring(three):find("open", 1, true))
+    three:close()
     for _, wrong in ipairs { {}, { 17 }, { "file:/a", 17, "file:/b" }, { x = "file:/a" }, { "file:/a\0b", "null:", "file:/c" } } do
       assert.is_false((pcall(hierlock.open, wrong)))
     end
@@ -474,9 +476,8 @@ describe("a quorum", function()
   end)
 
   it("lists who waits, for whichever store it is", function()
-    local list = dsns()
-    list[1] = list[1] .. "-another"
-    local handle = assert(assert(open(list, { quorum = "majority" })):acquire(R1, { ttl = LONG }))
+    local second = assert(single(2):acquire(R1, { ttl = LONG }))
+    local third = assert(single(3):acquire(R1, { ttl = LONG }))
     local pending = assert(quorum():start(R1, { ttl = LONG, timeout = support.DEADLINE, label = "for the second" }))
     support.wait_until(function() return records(1) == 1 end, "the part of the first store")
     local observer = quorum()
@@ -485,7 +486,8 @@ describe("a quorum", function()
         if one.waiting and one.label == "for the second" then return true end
       end
     end, "the waiter")
-    assert(handle:release { confirm = true })
+    assert(second:release { confirm = true })
+    assert(third:release { confirm = true })
     assert(assert(pending:wait(support.DEADLINE)):release { confirm = true })
   end)
 

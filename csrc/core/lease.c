@@ -57,6 +57,7 @@ static int names_draw(hl_lease_terms *terms, bool adopts, hl_error *error) {
   memcpy(terms->holder, random + 32, 16);
   if (adopts) return HL_OK;
   memcpy(terms->id, random, 16);
+  terms->id[0] |= 1; /* hl__is_presence */
   memcpy(terms->secret, random + 16, 16);
   return HL_OK;
 }

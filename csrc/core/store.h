@@ -40,7 +40,7 @@
 
 /* Raised whenever anything in this file changes its meaning. A store built
    for another number is refused. */
-#define HL_STORE_ABI 21u
+#define HL_STORE_ABI 22u
 
 typedef struct hl_store hl_store;
 typedef struct hl_session hl_session;
@@ -124,6 +124,15 @@ typedef struct hl_request {
   uint64_t agent;
   bool blocks;
 } hl_request;
+
+/* The row of a *presence*: a lease that is no lock, but says that a process of a quorum is here
+   (../stores/quorum/presence.c), shared. No target has that bucket. Its id begins with eight zeroes,
+   as no other's; the core shows it to nobody. */
+#define HL__PRESENCE_BUCKET 2147483647u
+static inline bool hl__is_presence(const uint8_t id[16]) {
+  static const uint8_t zeroes[8] = {0};
+  return memcmp(id, zeroes, sizeof zeroes) == 0;
+}
 
 /* take, of a request that gives_way, for a node of the deepest level that it wants exclusively: a lease that
    is for update is in the way, and its holder may want the same. Nothing is held. It is to come again with

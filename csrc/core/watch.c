@@ -55,6 +55,19 @@ uint64_t hl_manager_losses(hl_manager *manager) {
   return atomic_load(&manager->losses);
 }
 
+/* What is told of who holds what, but for presences. */
+typedef struct telling {
+  hl_holder_fn fn;
+  void *context;
+} telling;
+
+static void tell(void *context, const hl_holder *holder) {
+  static const char presence[] = "0000000000000000"; /* hl__is_presence */
+  const telling *self = context;
+  if (strncmp(holder->id, presence, sizeof presence - 1) != 0)
+    self->fn(self->context, holder);
+}
+
 typedef struct looking {
   const hl_manager *manager;
   hl_lease_filter filter;
@@ -66,9 +79,10 @@ typedef struct looking {
 
 static int look(hl_session *session, void *context, hl_error *error) {
   const looking *self = context;
+  telling told = {self->fn, self->context};
   int64_t end = hl__deadline(hl__now_ms(), self->ms);
   return self->manager->ops->holders(
-      session, &self->filter, self->fn, self->context,
+      session, &self->filter, tell, &told,
       end < self->deadline ? end : self->deadline, error);
 }
 
@@ -164,9 +178,10 @@ typedef struct request {
 
 static int request_run(hl_session *session, void *context, hl_error *error) {
   request *self = context;
+  telling told = {self->fn, self->context};
   const hl_lease_ops *ops = self->manager->store->leases;
   if (self->fn)
-    return ops->list(session, &self->filter, self->fn, self->context,
+    return ops->list(session, &self->filter, tell, &told,
                      self->deadline, error);
   int status = ops->revoke(session, &self->filter, self->by, self->reason,
                            self->deadline, &self->count, error);

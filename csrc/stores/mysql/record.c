@@ -114,6 +114,10 @@ static void put_gates(hl__text *t, const hl__mysql_store *store,
                       const hl_request *request) {
   uint64_t buckets = hl_layout_buckets(store->base.layout);
   int64_t before = -1;
+  if (hl__is_presence(request->lease->id)) {
+    hl__text_put(t, "DO 0"); /* whose row is behind no gate */
+    return;
+  }
   hl__text_put(t, "UPDATE %s SET n=1 WHERE g IN (", store->gate);
   for (size_t i = hl__update_rows(request->rows, request->n);
        i < request->n && request->rows[i].level == 0; i++) {
@@ -328,6 +332,10 @@ int hl__mysql_lease_take(hl__mysql_session *session, const hl_request *request,
                          hl_grant *grant, hl_error *error) {
   hl__tail tail = {.recorded = false};
   int status = HL_OK;
+  if (hl__is_presence(request->lease->id)) { /* the table has no such row */
+    status = hl__mysql_begin(session, hl__now_ms() + HL__SETTLE_MS, error);
+    return status ? status : hl__mysql_record(session, request, false, grant, error);
+  }
   if (hl__mysql_records_at_once(session, request))
     status = take_at_once(session, request, &tail, grant, error);
   /* It does not wait for the gate either, which somebody may have for a moment. */

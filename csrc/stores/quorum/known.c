@@ -155,6 +155,13 @@ void hl__known_show(hl__quorum_lease *lease, hl__quorum_rows *shown) {
   lease->shown = shown;
 }
 
+bool hl__known_goes_on(const hl__quorum_store *store) {
+  for (size_t i = 0; i < HL__QUORUM_CHAINS; i++)
+    for (const hl__quorum_lease *lease = store->leases[i]; lease; lease = lease->next)
+      if (!lease->dropped && hl__lease_ms() < lease->end) return true;
+  return false;
+}
+
 /* What clocks may differ in ttl ms. */
 static int64_t drift(int64_t ttl) { return ttl / 100 + 2; }
 

@@ -405,7 +405,7 @@ static void session_put(hl__quorum_member *member, hl_session *session)
     session_close(member, session);
 }
 
-static void found_add(void *context, const hl_holder *holder) {
+void hl__ask_found(void *context, const hl_holder *holder) {
   hl__quorum_ask *ask = context;
   if (ask->found_n == ask->found_room) {
     size_t room = ask->found_room ? 2 * ask->found_room : 16;
@@ -441,7 +441,14 @@ static int ask_send(hl__quorum_ask *ask, hl_session *session) {
   }
   int status = HL_ELOST;
   switch (ask->kind) {
-  case HL__ASK_OPEN: return HL_OK;
+  case HL__ASK_OPEN:
+    /* What hinders the look hinders the presence, too, and is told then. */
+    (void)leases->list(session, &hl__presences, hl__ask_found, ask,
+                       ask->deadline, NULL);
+    return HL_OK;
+  case HL__ASK_JOIN: return HL_OK;
+  case HL__ASK_PART:
+    return leases->drop(session, &ask->terms, true, ask->deadline, error);
   case HL__ASK_TAKE:
     /* Of a grant, what another holder has made of it. */
     if (ask->old)
@@ -476,7 +483,7 @@ static int ask_send(hl__quorum_ask *ask, hl_session *session) {
   case HL__ASK_RAISE:
     return leases->raise(session, ask->token, ask->deadline, error);
   case HL__ASK_LIST:
-    return leases->list(session, &ask->query->filter, found_add, ask,
+    return leases->list(session, &ask->query->filter, hl__ask_found, ask,
                         ask->deadline, error);
   case HL__ASK_REVOKE:
     filter = ask->query->filter;
@@ -484,12 +491,12 @@ static int ask_send(hl__quorum_ask *ask, hl_session *session) {
     return leases->revoke(session, &filter, ask->query->by, ask->query->reason,
                           ask->deadline, &ask->count, error);
   case HL__ASK_HOLDERS:
-    status = ops->holders(session, &ask->query->filter, found_add, ask,
+    status = ops->holders(session, &ask->query->filter, hl__ask_found, ask,
                           ask->deadline, error);
     if (status != HL_EUNSUPPORTED) return status;
     /* The quorum has leases only: a server that does not show its sessions shows these. */
     ask->found_n = 0;
-    return leases->list(session, &ask->query->filter, found_add, ask,
+    return leases->list(session, &ask->query->filter, hl__ask_found, ask,
                         ask->deadline, error);
   }
   return status;
@@ -512,23 +519,24 @@ static int ask_once(hl__quorum_ask *ask, bool *again)
   ask->found_n = 0;
   int status = session_get(member, &session, &used, &ask->error);
   if (status) return status;
-  if (ask->interrupted) {
-    session_put(member, session);
-    return HL_CANCELLED;
+  status = hl__presence_keep(ask, session, used);
+  if (status == HL_OK && ask->interrupted) status = HL_CANCELLED;
+  bool sends = status == HL_OK;
+  if (sends) {
+    ask->session = session;
+    ask->sent = true;
+    hl__quorum_mutex_unlock(member->store);
+    status = ask_send(ask, session);
+    hl__quorum_mutex_lock(member->store);
   }
-  ask->session = session;
-  ask->sent = true;
-  hl__quorum_mutex_unlock(member->store);
-  status = ask_send(ask, session);
-  hl__quorum_mutex_lock(member->store);
   ask->session = NULL;
   /* A hint of the interruption may still be on it. */
-  if (status == HL_ECONNECTION || ask->interrupted)
+  if (status == HL_ECONNECTION || (sends && ask->interrupted))
     session_close(member, session);
   else
     session_put(member, session);
   *again = status == HL_ECONNECTION && used && !ask->interrupted &&
-           is_repeatable(ask);
+           (!sends || is_repeatable(ask));
   return status;
 }
 
@@ -571,6 +579,18 @@ static void refresh_late(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   if (ask->status != HL_ELOST || hl__quorum_is_revoked(ask)) return;
   part->in = false;
   hl__known_heal(ask->member->store, lease);
+}
+
+static void presence_renew(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_member *member = ask->member;
+  hl_session *session;
+  bool used;
+  if (!hl__presence_is_due(ask) || session_get(member, &session, &used, NULL))
+    return;
+  if (hl__presence_renew(ask, session) == HL_ECONNECTION)
+    session_close(member, session);
+  else
+    session_put(member, session);
 }
 
 static void ask_run(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
@@ -655,6 +675,7 @@ static void *thread_main(void *argument) {
         hl__quorum_mutex_lock(store);
       }
       ask_run(ask);
+      presence_renew(ask);
       ask_unref(ask);
       if (uses_library) hl__library_leave();
       continue;

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 
 static hl__quorum_session *session_of(hl_session *session) {
   return (hl__quorum_session *)(void *)session;
@@ -131,36 +132,59 @@ HL__UNCHECKED static int members_make(hl__quorum_store *store,
 
 /* For those that are not open yet when a quorum is: ms. */
 #define OPEN_MS (HL__QUORUM_ANSWER_MS / 4)
+/* So often, where another list is in use; between two of them so long, and up to TRIES times longer:
+   ms. */
+#define TRIES 4
+#define PAUSE_MS 20
 
-/* Opens all at once. HL_OK: a quorum is open, and none is refused for what will
- * not pass. */
-static int members_open(hl__quorum_store *store, hl__quorum_session *session,
-                        hl_error *error) HL__REQUIRES(hl__quorum_mutex) {
-  hl__quorum_ask *asks[HL__QUORUM_MAX] = {NULL};
-  unsigned open = 0, opened = 0;
+/* Asks all, until a quorum has said HL_OK, and the others had a moment more, or it cannot any more;
+   only: those whose answer there was HL_OK, until all have answered, or the same. */
+static void members_ask(hl__quorum_store *store, hl__quorum_session *session,
+                        hl__quorum_kind kind, hl__quorum_ask *const *only,
+                        hl__quorum_ask **asks, unsigned *opened)
+    HL__REQUIRES(hl__quorum_mutex) {
+  unsigned open = 0;
   int64_t patience = HL_FOREVER;
   for (unsigned i = 0; i < store->n; i++) {
-    asks[i] =
-        hl__ask_new(&store->members[i], HL__ASK_OPEN, NULL, NULL, session);
+    if (only && !(only[i] && only[i]->state == HL__ASK_DONE && !only[i]->status))
+      continue;
+    asks[i] = hl__ask_new(&store->members[i], kind, NULL, NULL, session);
     if (asks[i]) hl__ask_give(asks[i]);
   }
   for (;;) {
-    open = opened = 0;
+    open = *opened = 0;
     for (unsigned i = 0; i < store->n; i++) {
       open += asks[i] && asks[i]->state != HL__ASK_DONE;
-      opened +=
+      *opened +=
           asks[i] && asks[i]->state == HL__ASK_DONE && asks[i]->status == HL_OK;
     }
-    if (opened >= store->need && patience == HL_FOREVER)
+    if (*opened >= store->need && patience == HL_FOREVER)
       patience = hl__now_ms() + OPEN_MS;
-    if (open == 0 || hl__now_ms() >= patience || opened + open < store->need)
+    if (open == 0 || hl__now_ms() >= patience ||
+        (!only && *opened + open < store->need))
       break;
     hl__quorum_wait(session, patience);
   }
+  for (unsigned i = 0; i < store->n; i++)
+    if (asks[i] && asks[i]->state != HL__ASK_DONE)
+      hl__member_suspect(&store->members[i]);
+}
+
+static void asks_leave(hl__quorum_ask **asks) HL__REQUIRES(hl__quorum_mutex) {
+  for (unsigned i = 0; i < HL__QUORUM_MAX; i++)
+    if (asks[i]) hl__ask_leave(asks[i], false);
+}
+
+/* Opens all at once. HL_OK: a quorum is open, none is refused for what will not pass, and none that
+   has answered is used with another list. */
+static int members_open(hl__quorum_store *store, hl__quorum_session *session,
+                        hl_error *error) HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_ask *asks[HL__QUORUM_MAX] = {NULL}, *joins[HL__QUORUM_MAX] = {NULL};
+  unsigned opened, joined;
+  members_ask(store, session, HL__ASK_OPEN, NULL, asks, &opened);
   int status = HL_OK;
   for (unsigned i = 0; i < store->n && status == HL_OK; i++) {
     hl__quorum_member *member = &store->members[i];
-    if (asks[i] && asks[i]->state != HL__ASK_DONE) hl__member_suspect(member);
     if (!member->refusal) continue;
     status = member->refusal;
     if (error) *error = member->reason;
@@ -170,9 +194,44 @@ static int members_open(hl__quorum_store *store, hl__quorum_session *session,
     status = hl__quorum_failure(store, asks);
     (void)hl__quorum_error(store, status, asks, "could not be opened", error);
   }
-  for (unsigned i = 0; i < store->n; i++)
-    if (asks[i]) hl__ask_leave(asks[i], false);
+  if (status == HL_OK) {
+    hl__presence_adopt(store, asks);
+    members_ask(store, session, HL__ASK_JOIN, asks, joins, &joined);
+    status = hl__quorum_stopped(store, error);
+  }
+  asks_leave(asks);
+  asks_leave(joins);
   return status;
+}
+
+/* As long as a lease goes on without us, so do the presences, which say of which list it is. */
+static void members_part(hl__quorum_store *store) HL__REQUIRES(hl__quorum_mutex) {
+  for (unsigned i = 0; i < store->n && !hl__known_goes_on(store); i++) {
+    hl__quorum_member *member = &store->members[i];
+    if (member->suspect || (!member->presence.turn && !member->joins)) continue;
+    hl__quorum_ask *ask = hl__ask_new(member, HL__ASK_PART, NULL, NULL, NULL);
+    if (!ask) continue;
+    hl__ask_give(ask);
+    hl__ask_leave(ask, false);
+  }
+}
+
+/* Two processes that come at once with different lists stop each other: then one of them is to be
+   first. And those that were there before may just be leaving. */
+static int members_join(hl__quorum_store *store, hl__quorum_session *session,
+                        hl_error *error) HL__REQUIRES(hl__quorum_mutex) {
+  for (int tries = 1;; tries++) {
+    uint8_t random;
+    hl__presence_init(store);
+    int status = members_open(store, session, error);
+    if (!hl__quorum_stopped(store, NULL) || tries == TRIES) return status;
+    members_part(store);
+    if (getrandom(&random, 1, 0) != 1) random = (uint8_t)hl__now_ms();
+    int64_t end = hl__now_ms() + PAUSE_MS + (int64_t)tries * (random % PAUSE_MS);
+    while (hl__left_ms(end) > 0)
+      hl__quorum_wait(session, end);
+    store->stopped.status = HL_OK;
+  }
 }
 
 static void session_init(hl__quorum_session *session, hl__quorum_store *store) {
@@ -188,6 +247,7 @@ static void store_close(hl_store *base) {
   hl__quorum_store *store = (hl__quorum_store *)(void *)base;
   hl__quorum_mutex_lock(store);
   store->closing = true;
+  members_part(store);
   bool busy = false;
   for (unsigned i = 0; i < store->n; i++) {
     hl__quorum_member *member = &store->members[i];
@@ -239,7 +299,7 @@ HL__UNCHECKED static int store_open(const hl_store_config *config,
   int status = members_make(store, config, error);
   if (status == HL_OK) {
     hl__quorum_mutex_lock(store);
-    status = members_open(store, &session, error);
+    status = members_join(store, &session, error);
     hl__quorum_mutex_unlock(store);
   }
   (void)pthread_cond_destroy(&session.answered);
@@ -254,10 +314,14 @@ HL__UNCHECKED static int store_open(const hl_store_config *config,
 
 static int session_open(hl_store *base, int64_t deadline, hl_session **result,
                         hl_error *error) {
+  hl__quorum_store *store = (hl__quorum_store *)(void *)base;
   hl__quorum_session *session = calloc(1, sizeof *session);
   (void)deadline;
   if (!session) return hl__error_memory(error);
-  session_init(session, (hl__quorum_store *)(void *)base);
+  session_init(session, store);
+  hl__quorum_mutex_lock(store);
+  store->sessions++;
+  hl__quorum_mutex_unlock(store);
   *result = &session->base;
   return HL_OK;
 }
@@ -267,6 +331,8 @@ static void session_close(hl_session *base) {
   hl__quorum_store *store = hl__quorum_store_of(base);
   hl__quorum_mutex_lock(store);
   hl__quorum_drops_leave(session);
+  /* A manager that is closed may be referred to for long. */
+  if (--store->sessions == 0) members_part(store);
   hl__quorum_mutex_unlock(store);
   (void)pthread_cond_destroy(&session->answered);
   free(session);

@@ -9,6 +9,7 @@
  *   take.c     acquires, and upgrades
  *   regrade.c  what a lease has in another mode
  *   leases.c   the operations on records
+ *   presence.c  that all programs name the same members
  *
  * Each member has the same id, secret and holder. A member is *in* a lease when
  * it has said, while the lease was believed to be held, that its record is
@@ -91,7 +92,9 @@ typedef struct hl__quorum_lease {
 } hl__quorum_lease;
 
 typedef enum hl__quorum_kind {
-  HL__ASK_OPEN, /* connects */
+  HL__ASK_OPEN, /* connects, and looks who is there */
+  HL__ASK_JOIN, /* presence.c: is there from now on */
+  HL__ASK_PART, /* is not any more */
   HL__ASK_TAKE,
   HL__ASK_ADOPT,
   HL__ASK_REFRESH,
@@ -161,6 +164,7 @@ struct hl__quorum_member {
   const hl_store_ops *ops;
   hl_store_config config;
   char name[128]; /* for people; nothing that may be secret */
+  char hash[8];   /* of its name: presence.c */
   /* Guarded by the store's mutex. */
   hl_store *inner; /* NULL until it was opened; then constant */
   bool opens;
@@ -176,6 +180,9 @@ struct hl__quorum_member {
   int64_t probe_at; /* until then no lease is healed there while it is one of
                        these; hl__now_ms */
   int64_t heard; /* when it answered last: hl__now_ms */
+  hl_lease_terms presence; /* turn is 0: there is none */
+  int64_t present_till;    /* so long it stands; hl__lease_ms; 0: not */
+  bool joins;              /* a thread looks, or writes it */
 };
 
 struct hl__quorum_store {
@@ -192,9 +199,13 @@ struct hl__quorum_store {
   /* Guarded by it. */
   unsigned references; /* the core's, each thread's */
   bool closing, awaited;
+  unsigned sessions;
   hl__quorum_lease *leases[HL__QUORUM_CHAINS];
   int64_t swept; /* hl__now_ms */
   int64_t heal_at; /* the first of its leases'; HL_FOREVER: none */
+  char list[HL_OWNER_MAX + 1], shown[256]; /* the list: presence.c; for people */
+  int64_t longest;                         /* ttl that was asked for */
+  hl_error stopped; /* status: HL_EMISMATCH, for ever; or HL_OK */
 };
 
 /* A caller; nothing is held between its calls. */
@@ -231,6 +242,8 @@ void hl__ask_give(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex);
    member is to stop, and what it has granted, or will grant, goes. */
 void hl__ask_leave(hl__quorum_ask *ask, bool unwanted)
     HL__REQUIRES(hl__quorum_mutex);
+/* An hl_holder_fn: keeps it in the ask. */
+void hl__ask_found(void *ask, const hl_holder *holder);
 /* Nobody waits for the answer; drops a lease there. */
 void hl__ask_drop(hl__quorum_member *member, hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex);
@@ -267,6 +280,9 @@ void hl__rows_unref(hl__quorum_rows *rows) HL__REQUIRES(hl__quorum_mutex);
 /* Has those rows from now on, and the reference. */
 void hl__known_show(hl__quorum_lease *lease, hl__quorum_rows *shown)
     HL__REQUIRES(hl__quorum_mutex);
+/* Whether a lease may be held that nobody has given back. */
+bool hl__known_goes_on(const hl__quorum_store *store)
+    HL__REQUIRES(hl__quorum_mutex);
 /* A record was there, or came to last for ttl ms, by what was asked for then.
  */
 void hl__known_sent(hl__quorum_part *part, int64_t sent_ms, int64_t ttl)
@@ -301,6 +317,31 @@ void hl__known_heal(hl__quorum_store *store, hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex);
 /* The same of all whose time for that has come: a thread of a member calls it. */
 void hl__known_heal_due(hl__quorum_store *store) HL__REQUIRES(hl__quorum_mutex);
+
+/* ---- presence.c; with the mutex, which is given back while a member is asked */
+
+/* Those of all processes at a member. */
+extern const hl_lease_filter hl__presences;
+/* The list as this program names it. */
+void hl__presence_init(hl__quorum_store *store) HL__REQUIRES(hl__quorum_mutex);
+/* By what asks to OPEN have found: the list of those who came before, should they have as many
+   members. */
+void hl__presence_adopt(hl__quorum_store *store, hl__quorum_ask *const *asks)
+    HL__REQUIRES(hl__quorum_mutex);
+/* HL_OK; HL_EMISMATCH: another list was found, and nothing is granted any more. */
+int hl__quorum_stopped(const hl__quorum_store *store, hl_error *error)
+    HL__REQUIRES(hl__quorum_mutex);
+/* Before the ask is sent on that session: where it may grant or prolong something, the presence is
+   there, for at least as long. HL_OK; HL_EMISMATCH; or why it could not be made. */
+int hl__presence_keep(hl__quorum_ask *ask, hl_session *session, bool used)
+    HL__REQUIRES(hl__quorum_mutex);
+bool hl__presence_stands(const hl__quorum_member *member)
+    HL__REQUIRES(hl__quorum_mutex);
+/* Once such an ask is answered: whether the presence is to be renewed, while nobody waits. */
+bool hl__presence_is_due(const hl__quorum_ask *ask)
+    HL__REQUIRES(hl__quorum_mutex);
+int hl__presence_renew(hl__quorum_ask *ask, hl_session *session)
+    HL__REQUIRES(hl__quorum_mutex);
 
 /* ---- errors */
 

@@ -442,6 +442,17 @@ static void keeps_overdue(taking *self) HL__REQUIRES(hl__quorum_mutex) {
   }
 }
 
+/* Members that a quorum would do without, but that may say yet that another list is in use. */
+static bool is_judged(const taking *self) HL__REQUIRES(hl__quorum_mutex) {
+  for (unsigned i = 0; i < self->store->n; i++) {
+    const hl__quorum_member *member = &self->store->members[i];
+    if (is_taking(self, i) && !member->suspect && !hl__presence_stands(member) &&
+        hl__now_ms() < self->ask[i]->begun + HL__QUORUM_ANSWER_MS)
+      return false;
+  }
+  return true;
+}
+
 /* An upgrade's: the lease is not had by a quorum any more. */
 static bool is_gone(const taking *self) HL__REQUIRES(hl__quorum_mutex) {
   return self->shown &&
@@ -460,8 +471,9 @@ static int take(taking *self) HL__REQUIRES(hl__quorum_mutex) {
     if (self->session->interrupted) return HL_CANCELLED;
     if (is_gone(self)) return HL_ELOST;
     if (self->behind) return HL_BEHIND_UPDATE;
+    if (self->store->stopped.status) return HL_EMISMATCH;
     if (granted_by(self) >= self->store->need) {
-      if (is_settled(self)) return HL_OK;
+      if (is_settled(self) && is_judged(self)) return HL_OK;
       if (!self->request->try_once &&
           hl__now_ms() > hl__deadline(self->deadline, HL__QUORUM_ANSWER_MS))
         return HL_TIMEOUT;
@@ -576,6 +588,7 @@ static int failure(taking *self, int status, hl_error *error)
   if (status == HL_ECONNECTION)
     status = hl__quorum_failure(self->store, self->last);
   if (status == HL_BEHIND_UPDATE) return status;
+  if (status == HL_EMISMATCH && hl__quorum_stopped(self->store, error)) return status;
   if (status == HL_CANCELLED)
     return hl__error(error, status, "the wait was interrupted");
   if (status == HL_ELOST && self->revoked) {

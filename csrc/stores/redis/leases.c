@@ -129,7 +129,7 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
   status = run(session, &call, deadline, sent_ms, &reply, error);
   if (status) return status;
   freeReplyObject(reply);
-  hl__redis_longest_note(session->store, ttl);
+  if (!hl__is_presence(terms->id)) hl__redis_longest_note(session->store, ttl);
   return hl__redis_replicated(session, deadline, error);
 }
 

@@ -123,7 +123,7 @@ static int ask_at(hl__redis_session *session, const hl_request *request,
   if (*answer == GRANTED) {
     grant->token = (uint64_t)hl__redis_reply_number(reply, 1) << 8;
     grant->sent_ms = sent;
-    if (!request->upgrade)
+    if (!request->upgrade && !hl__is_presence(request->lease->id))
       hl__redis_longest_note(session->store, request->lease->ttl);
   }
   freeReplyObject(reply);

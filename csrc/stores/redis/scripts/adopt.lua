@@ -15,5 +15,5 @@ if found[5] ~= ARGV[13] then return { 1, -1, found[5] } end
 redis.call('PEXPIREAT', lease, text(clock() + ttl + GRACE)) -- first: see refresh.lua
 redis.call('HSET', lease, 'holder', holder, 'turn', '0', 'application', ARGV[8], 'host', ARGV[9], 'pid', ARGV[10])
 set_end(root, id, rows, (clock()) + ttl + 1)
-longest_note(ARGV[11], ttl)
+longest_note(ARGV[11], id, ttl)
 return { 1, tonumber(found[3]) }

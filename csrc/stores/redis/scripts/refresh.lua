@@ -13,5 +13,5 @@ if turn <= tonumber(redis.call('HGET', lease, 'turn')) then return { 0, 'late' }
 redis.call('PEXPIREAT', lease, text(clock() + ttl + GRACE))
 redis.call('HSET', lease, 'turn', text(turn))
 set_end(root, id, redis.call('HGET', lease, 'rows'), (clock()) + ttl + 1)
-longest_note(ARGV[7], ttl)
+longest_note(ARGV[7], id, ttl)
 return { 1 }

@@ -21,7 +21,7 @@ if type(replication) == 'string' and string.find(replication, 'role:slave', 1, t
 end
 local till, least = remember(memory, run, place_of(replication), start, durable, longest, seen, now)
 if not till then return redis.error_reply(FOREIGN) end
-if till > now then return { 2, till - now } end
+if till > now and not is_presence(id) then return { 2, till - now } end
 
 local waiter = key(root, 'q', id)
 local ticket = tonumber(redis.call('HGET', waiter, 'ticket') or nil)
@@ -88,5 +88,5 @@ set_end(root, id, rows, now + ttl + 1)
 redis.call('HSET', key(root, 'l', id), 'holder', holder, 'secret', redis.sha1hex(secret), 'turn', '1', 'token', text(token),
   'rows', rows, 'owner', owner, 'path', path, 'label', label, 'application', application, 'host', host, 'pid', pid,
   'mode', mode, 'since', text(now))
-longest_note(memory, ttl)
+longest_note(memory, id, ttl)
 return { 1, token }

@@ -1,0 +1,253 @@
+/*
+ * presence.c - programs that name different lists of stores do not keep each other out. So
+ * each process has a record at each member, its presence, which says which list it names.
+ * A process that finds another list there stops.
+ *
+ * A presence is a lease of a row that nothing else has (HL__PRESENCE_BUCKET), shared. Its
+ * owner is the *list*: a number, and the hashes of the members' names. The number is the hash
+ * of the list of the program that came first: one that calls the members by other names takes
+ * it over, if it finds it. So at a member where the list is present, or that has a name of the
+ * list, a program may use it. Anything else is a mismatch, which stops the whole store.
+ *
+ *   - A newcomer looks, writes, and looks again: of two at once one sees the other at least.
+ *   - A presence ends no earlier than what its process was granted. As long as it stands, its
+ *     process renews it, and does not look: so a program with another list cannot disturb it.
+ *   - A process whose presence has ended, or is not there any more, is a newcomer there.
+ *   - A member is looked at when it is reached first; until then it has granted nothing.
+ */
+#include "quorum.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+/* A presence lasts so much longer than the longest lease: ms. */
+#define SLACK_MS 30000
+#define NUMBER_SIZE 16u /* of a list: hexadecimal digits; so many has a name: */
+#define HASH_SIZE 7u
+
+static const hl_row present = {.bucket = HL__PRESENCE_BUCKET,
+                               .mode = HL_SHARED,
+                               .root = HL__PRESENCE_BUCKET};
+static const hl_row looked_for = {.bucket = HL__PRESENCE_BUCKET,
+                                  .mode = HL_EXCLUSIVE,
+                                  .root = HL__PRESENCE_BUCKET};
+const hl_lease_filter hl__presences = {.rows = &looked_for, .n = 1};
+
+/* ------------------------------------------------------------------- names */
+
+static uint64_t hash_add(uint64_t hash, const char *text) {
+  for (text = text ? text : ""; *text; text++)
+    hash = (hash ^ (unsigned char)*text) * UINT64_C(1099511628211);
+  return (hash ^ '\n') * UINT64_C(1099511628211);
+}
+
+/* Of what leads to a member's space; nothing of users and passwords. */
+static void name_hash(hl__quorum_member *member) {
+  const hl_dsn *dsn = &member->dsn;
+  char port[16];
+  (void)snprintf(port, sizeof port, "%u", dsn->port);
+  const char *parts[] = {dsn->store,  dsn->host, port,
+                         dsn->socket, dsn->path, dsn->database};
+  uint64_t hash = UINT64_C(14695981039346656037);
+  for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+    hash = hash_add(hash, parts[i]);
+  for (unsigned i = 0; i < dsn->param_count; i++)
+    if (strcmp(dsn->params[i].name, "table") == 0 ||
+        strcmp(dsn->params[i].name, "prefix") == 0 ||
+        strcmp(dsn->params[i].name, "service") == 0)
+      hash = hash_add(hash, dsn->params[i].value);
+  (void)snprintf(member->hash, sizeof member->hash, "%07x",
+                 (unsigned)((hash ^ hash >> 32) & 0xfffffff));
+}
+
+static int hash_compare(const void *a, const void *b) {
+  return memcmp(a, b, HASH_SIZE);
+}
+
+void hl__presence_init(hl__quorum_store *store) {
+  char hashes[HL__QUORUM_MAX * HASH_SIZE + 1] = "";
+  size_t used = 0;
+  for (unsigned i = 0; i < store->n; i++) {
+    name_hash(&store->members[i]);
+    memcpy(hashes + (size_t)i * HASH_SIZE, store->members[i].hash, HASH_SIZE + 1);
+    if (used < sizeof store->shown)
+      used += (size_t)snprintf(store->shown + used, sizeof store->shown - used,
+                               "%s%s", i ? ", " : "", store->members[i].name);
+  }
+  qsort(hashes, store->n, HASH_SIZE, hash_compare); /* in any order */
+  (void)snprintf(store->list, sizeof store->list, "%016llx%s",
+                 (unsigned long long)hash_add(UINT64_C(14695981039346656037), hashes),
+                 hashes);
+}
+
+void hl__presence_adopt(hl__quorum_store *store, hl__quorum_ask *const *asks) {
+  const hl_holder *first = NULL;
+  for (unsigned i = 0; i < store->n; i++) {
+    const hl__quorum_ask *ask = asks[i];
+    if (!ask || ask->state != HL__ASK_DONE) continue;
+    for (size_t j = 0; j < ask->found_n; j++) {
+      if (strcmp(ask->found[j].owner, store->list) == 0) return;
+      if (!first && strlen(ask->found[j].owner) == strlen(store->list))
+        first = &ask->found[j];
+    }
+  }
+  if (!first) return;
+  memcpy(store->list, first->owner, sizeof store->list);
+  memcpy(store->shown, first->path, sizeof store->shown);
+}
+
+/* ---------------------------------------------------------------- judging */
+
+static const char mend[] =
+    "all programs have to name the same stores; to change the list, see docs/quorum.md, One list";
+
+/* By the presences that were found at a member. */
+static int judge(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_store *store = ask->member->store;
+  hl_error *error = &store->stopped;
+  bool known = false;
+  for (size_t i = 0; i < ask->found_n && !error->status; i++) {
+    const hl_holder *other = &ask->found[i];
+    known = known || strcmp(other->owner, store->list) == 0;
+    if (strcmp(other->owner, store->list) == 0) continue;
+    (void)hl__error(error, HL_EMISMATCH,
+                    "%.60s is used with another list of stores by %.40s (process %lld "
+                    "on %.40s): %.160s; %s",
+                    ask->member->name, other->application, (long long)other->pid,
+                    other->host, other->path, mend);
+  }
+  for (const char *at = store->list + NUMBER_SIZE; *at; at += HASH_SIZE)
+    known = known || memcmp(at, ask->member->hash, HASH_SIZE) == 0;
+  if (!known && !error->status)
+    (void)hl__error(error, HL_EMISMATCH,
+                    "%.60s is not in the list of the programs that use the other "
+                    "stores: %.160s; %s",
+                    ask->member->name, store->shown, mend);
+  return error->status;
+}
+
+int hl__quorum_stopped(const hl__quorum_store *store, hl_error *error) {
+  if (store->stopped.status && error) *error = store->stopped;
+  return store->stopped.status;
+}
+
+/* ---------------------------------------------------- at a member: its thread */
+
+static int look(hl__quorum_ask *ask, hl_session *session, int64_t deadline)
+    HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_member *member = ask->member;
+  ask->found_n = 0;
+  hl__quorum_mutex_unlock(member->store);
+  int status = member->inner->leases->list(session, &hl__presences, hl__ask_found,
+                                           ask, deadline, &ask->error);
+  hl__quorum_mutex_lock(member->store);
+  return status ? status : judge(ask);
+}
+
+/* Renews it, or makes it, where there is none: *anew. */
+static int write(hl__quorum_member *member, hl_session *session, int64_t deadline,
+                 bool *anew, hl_error *error) HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_store *store = member->store;
+  hl_lease_terms terms = member->presence;
+  hl_request request = {.rows = &present, .n = 1, .shown = &present, .shown_n = 1,
+                        .lease = &terms, .deadline = deadline, .try_once = true,
+                        .mode = HL_SHARED};
+  char owner[sizeof store->list], path[sizeof store->shown];
+  hl_grant grant = {.place = terms.place};
+  int status = HL_ELOST;
+  memcpy(owner, store->list, sizeof owner);
+  memcpy(path, store->shown, sizeof path);
+  terms.owner = owner;
+  request.path = path;
+  terms.ttl = store->longest + store->longest / 50 + SLACK_MS;
+  if (terms.ttl > HL_TTL_MAX) terms.ttl = HL_TTL_MAX;
+  terms.turn++;
+  *anew = terms.turn == 1;
+  hl__quorum_mutex_unlock(store);
+  if (!*anew)
+    status = member->inner->leases->refresh(session, &terms, terms.ttl, deadline,
+                                            &grant.sent_ms, error);
+  if (status == HL_ELOST) {
+    *anew = true;
+    terms.turn = 1;
+    if (getrandom(terms.id + 8, 8, 0) != 8 || getrandom(terms.holder, 16, 0) != 16)
+      status = hl__error(error, HL_ESTORE, "there are no random numbers");
+    else
+      status = member->ops->take(session, &request, &grant, error);
+  }
+  hl__quorum_mutex_lock(store);
+  terms.place = grant.place;
+  member->presence = terms;
+  if (status == HL_OK)
+    member->present_till = hl__deadline(grant.sent_ms, terms.ttl - terms.ttl / 100);
+  return status;
+}
+
+/* anew: a process with another list may have come. */
+static int join(hl__quorum_ask *ask, hl_session *session, bool anew)
+    HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_member *member = ask->member;
+  int64_t deadline = hl__now_ms() + HL__QUORUM_ANSWER_MS;
+  bool made = false;
+  member->joins = true;
+  int status = anew ? look(ask, session, deadline) : HL_OK;
+  if (status == HL_OK)
+    status = write(member, session, deadline, &made, &ask->error);
+  if (status == HL_OK && (anew || made)) {
+    int64_t till = member->present_till;
+    member->present_till = 0;
+    status = look(ask, session, deadline);
+    if (status == HL_OK) member->present_till = till;
+  }
+  member->joins = false;
+  (void)pthread_cond_broadcast(&member->opened);
+  if (status == HL_EMISMATCH) (void)hl__quorum_stopped(member->store, &ask->error);
+  return status;
+}
+
+static bool grants(const hl__quorum_ask *ask) {
+  return ask->kind == HL__ASK_JOIN || ask->kind == HL__ASK_TAKE ||
+         ask->kind == HL__ASK_ADOPT || ask->kind == HL__ASK_REFRESH;
+}
+
+bool hl__presence_stands(const hl__quorum_member *member) {
+  return member->present_till > hl__lease_ms();
+}
+
+int hl__presence_keep(hl__quorum_ask *ask, hl_session *session, bool used) {
+  hl__quorum_member *member = ask->member;
+  hl__quorum_store *store = member->store;
+  if (!grants(ask) && ask->kind != HL__ASK_PART) return HL_OK;
+  while (member->joins)
+    hl__cond_wait(&member->opened, &store->mutex, HL_FOREVER);
+  bool stands = hl__presence_stands(member);
+  if (ask->kind == HL__ASK_PART) {
+    ask->terms = member->presence;
+    member->presence.turn = 0;
+    member->present_till = 0;
+    return ask->terms.turn ? HL_OK : HL_CANCELLED;
+  }
+  int status = hl__quorum_stopped(store, &ask->error);
+  if (status || store->closing) return status;
+  if (ask->ttl > store->longest) store->longest = ask->ttl;
+  /* What a new session comes to may have been emptied, or be another server. */
+  if (stands && used && member->present_till - hl__lease_ms() >= ask->ttl)
+    return HL_OK;
+  status = join(ask, session, !stands);
+  if (status == HL_OK) memset(&ask->error, 0, sizeof ask->error);
+  return status;
+}
+
+bool hl__presence_is_due(const hl__quorum_ask *ask) {
+  const hl__quorum_member *member = ask->member;
+  return grants(ask) && !member->joins && !member->store->closing &&
+         hl__presence_stands(member) &&
+         member->present_till - hl__lease_ms() <
+             member->store->longest + SLACK_MS / 2;
+}
+
+int hl__presence_renew(hl__quorum_ask *ask, hl_session *session) {
+  return join(ask, session, false);
+}
