@@ -51,16 +51,21 @@ local function shell(line)
 end
 
 -- Does what the lines say, as an administrator: statements by sql(line), commands by the shell; what is said in words
--- is left to the spec. Returns how many there were.
-local function follow(dsn, finding, sql)
-  local done = 0
+-- is left to the spec, but for a server's options: restart(options) where they want one. Returns how many lines there
+-- were, and the options.
+local function follow(dsn, finding, sql, restart)
+  local done, options = 0, {}
   for _, line in ipairs(finding.mend) do
     if line:find ";$" then
       sql(line)
     elseif line:find "^hierlock " then
-      local words = {}
-      for word in line:gsub("^hierlock ", ""):gmatch "%S+" do words[#words + 1] = word end
-      assert_status(0, run(dsn, unpack(words)))
+      assert_status(0, program.run_line(dsn, line))
+    elseif line:find "^in my.cnf, below %[mysqld%]" then
+      options[#options + 1] = line:gsub("^.-: ", "--"):gsub(" = ", "=")
+    elseif line:find "^on the command line .*: %-c " then
+      options[#options + 1] = line:match ": (%-c .*)"
+    elseif line:find "^then restart the server" and restart then
+      restart(table.concat(options, " "))
     elseif line:find "^redis%-cli " then
       -- It asks for the password, of the user that it names.
       local password = line:find(" --user ", 1, true) and dsn:match "//[^:/]*:([^@]*)@" or "rootpassword"
@@ -72,7 +77,7 @@ local function follow(dsn, finding, sql)
     end
     done = done + 1
   end
-  return done
+  return done, table.concat(options, " ")
 end
 
 -- The same by another user, which needs root.
@@ -470,7 +475,14 @@ support.on_postgresql(function(store)
 
   before_each(function() root = store.root() or pending "no administrator here" end)
 
-  local function sql(statement) root:query("%s", statement) end
+  local function sql(statement) store.root():query("%s", statement) end
+
+  local function restart(options) store.command("restart", options) end
+
+  local function reset()
+    store.root():query "ALTER SYSTEM RESET ALL"
+    store.command "restart"
+  end
 
   -- Names it, does what is said, and it is gone.
   local function assert_mended(check, status, breaks, mends)
@@ -513,15 +525,34 @@ support.on_postgresql(function(store)
     end
   end)
 
-  it("names a server that forgets what it has answered, or clears nothing away", function()
-    at_end(function() store.command "restart" end)
-    store.command("restart", "-c fsync=off -c synchronous_commit=off -c full_page_writes=off -c autovacuum=off")
+  it("names a server that forgets what it has answered, or clears nothing away, and the lines mend that", function()
+    at_end(reset)
+    root:query "ALTER SYSTEM SET synchronous_commit = off"
+    store.command "restart" -- with the specs' own settings
+    for _, round in ipairs { "file", "command line" } do
+      local found = examine(store.dsn)
+      assert_finding("warning", found, "durability")
+      assert.matches("fsync = off, full_page_writes = off, synchronous_commit = off", found.durability.found, 1, true)
+      assert_finding("warning", found, "autovacuum")
+      if round == "file" then
+        follow(store.dsn, found.durability, sql)
+        follow(store.dsn, found.autovacuum, sql)
+        support.wait_until(function() return status_of(examine(store.dsn), "autovacuum") == "absent" end, "the settings to be read")
+        assert_finding("ok", examine(store.dsn), "durability")
+        store.command("restart", "-c fsync=off -c synchronous_commit=off -c full_page_writes=off -c autovacuum=off")
+      else -- where ALTER SYSTEM would change nothing
+        local mend = {}
+        for _, check in ipairs { "durability", "autovacuum" } do
+          for _, line in ipairs(found[check].mend) do
+            assert.is_nil(line:find "^ALTER")
+            if not line:find "^then" then mend[#mend + 1] = line end
+          end
+        end
+        mend[#mend + 1] = found.durability.mend[#found.durability.mend]
+        follow(store.dsn, { mend = mend }, sql, restart)
+      end
+    end
     local found = examine(store.dsn)
-    assert_finding("warning", found, "durability")
-    assert_finding("warning", found, "autovacuum")
-    assert.matches("ALTER SYSTEM SET fsync = on;", found.durability.mend[1], 1, true)
-    store.command("restart", "-c fsync=on -c synchronous_commit=on -c full_page_writes=on -c autovacuum=on")
-    found = examine(store.dsn)
     assert_finding("ok", found, "durability")
     assert_finding("absent", found, "autovacuum")
   end)
@@ -588,38 +619,55 @@ support.on_postgresql(function(store)
     assert_finding("warning", found, "indexes of leases")
     assert_finding("ok", found, "leases")
     assert.same({ "hierlock provision --leases" }, found["indexes of leases"].mend)
-    assert_status(0, run(store.root_dsn, "provision", "--leases"))
+    assert.equal(1, follow(store.root_dsn, found["indexes of leases"], sql))
     assert_finding("absent", examine(store.dsn), "indexes of leases")
   end)
 
   it("compares connections and locks with the pools that are wanted, and the lines make room", function()
     local before = examine(store.dsn, "--processes", "7", "--pool-size", "70")
     assert_finding("ok", before, "max_connections")
-    at_end(function()
-      store.root():query "ALTER SYSTEM RESET ALL"
-      store.command "restart"
-    end)
-    store.command("restart", "-c max_connections=30 -c max_locks_per_transaction=10")
-    root = store.root()
-    local found = examine(store.dsn)
-    assert_finding("wrong", found, "max_connections")
+    at_end(reset)
+    root:query "ALTER SYSTEM SET max_connections = 30"
+    root:query "ALTER SYSTEM SET max_locks_per_transaction = 10"
+    store.command "restart"
     assert_finding("warning", examine(store.dsn, "--pool-size", "45"), "max_locks_per_transaction")
-    assert.equal("wrong", status_of(examine(store.dsn, "--processes", "3"), "max_locks_per_transaction"))
-    found = examine(store.dsn)
-    follow(store.dsn, found.max_connections, sql)
-    store.command "restart" -- as is said; the specs' own options come behind, and are others
-    assert.matches("max_connections = ", store.root():query("SELECT string_agg(name || ' = ' || setting, ' ') FROM pg_file_settings")[1][1], 1, true)
+    local many = { "--processes", "3" }
+    local found = examine(store.dsn, unpack(many))
+    for _, check in ipairs { "max_locks_per_transaction", "max_connections" } do
+      assert_finding("wrong", found, check)
+      follow(store.dsn, found[check], sql, restart)
+      assert_finding("ok", examine(store.dsn, unpack(many)), check)
+    end
+    store.command("restart", "-c max_connections=30 -c max_locks_per_transaction=10")
+    found = examine(store.dsn, unpack(many))
+    for _, check in ipairs { "max_locks_per_transaction", "max_connections" } do
+      assert_finding("wrong", found, check)
+      follow(store.dsn, found[check], sql, restart)
+      assert_finding("ok", examine(store.dsn, unpack(many)), check)
+    end
   end)
 
-  it("changes a setting where it was made, of the database", function()
-    local name = root:query("SELECT quote_ident(current_database())")[1][1]
-    local target = store.dsn:match "/([^/?]+)[^/]*$" or name
-    root:query("ALTER DATABASE %s SET deadlock_timeout = '20s'", target)
-    at_end(function() store.root():query("ALTER DATABASE %s RESET deadlock_timeout", target) end)
+  it("names a server that has no connection left, and the line gives the role one", function()
+    at_end(function() store.root():query "ALTER ROLE testuser CONNECTION LIMIT -1" end)
+    root:query "ALTER ROLE testuser CONNECTION LIMIT 0"
     local found = examine(store.dsn)
-    assert_finding("warning", found, "deadlock detection")
-    assert.equal(1, follow(store.dsn, found["deadlock detection"], sql))
-    assert_finding("ok", examine(store.dsn), "deadlock detection")
+    assert_finding("wrong", found, "reached")
+    assert.equal(1, follow(store.dsn, found.reached, sql))
+    assert_finding("ok", examine(store.dsn), "reached")
+  end)
+
+  it("changes a setting where it was made, which goes before others", function()
+    for _, whose in ipairs { "ROLE ALL", "DATABASE " .. database, "ROLE testuser", "ROLE testuser IN DATABASE " .. database } do
+      root:query("ALTER %s SET deadlock_timeout = '20s'", whose)
+      at_end(function() store.root():query("ALTER %s RESET deadlock_timeout", whose) end)
+      local found = examine(store.dsn)
+      assert_finding("warning", found, "deadlock detection")
+      assert.equal(1, follow(store.dsn, found["deadlock detection"], sql))
+      assert_finding("ok", examine(store.dsn), "deadlock detection")
+    end
+    uv.os_setenv("PGOPTIONS", "-c synchronous_commit=off")
+    at_end(function() uv.os_unsetenv "PGOPTIONS" end)
+    assert.matches("take synchronous_commit out of PGOPTIONS", table.concat(examine(store.dsn).durability.mend), 1, true)
   end)
 
   it("names a standby", function()

@@ -50,6 +50,11 @@ function command.start(dsn, ...) return spawn(command.interpreter, { PROGRAM, ..
 --- Runs it to its end.
 function command.run(...) return command.start(...).join() end
 
+--- Runs a line that the command has printed, in a shell that knows it as `hierlock`.
+function command.run_line(dsn, line)
+  return spawn("sh", { "-c", ('hierlock() { %s %s "$@"; }\n'):format(command.interpreter, PROGRAM) .. line }, environment(dsn)).join()
+end
+
 local function quoted(word) return "'" .. word:gsub("'", [['\'']]) .. "'" end
 
 --- Starts a shell's command line on a terminal of its own, by script(1); self.out is what that shows. self.type(text)

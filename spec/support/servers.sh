@@ -74,6 +74,17 @@ SQL
       --encoding=UTF8 --locale=C.UTF-8 --wal-segsize=1 --no-sync
     # Proxies of tests connect from other addresses of this machine.
     sed -i 's|127.0.0.1/32|127.0.0.0/8 |' "$2/data/pg_hba.conf"
+    # A connection for each lock that is held or waited for, and room for the locks of a large request. In the file, so
+    # that ALTER SYSTEM changes it: what the command line sets it does not.
+    cat >>"$2/data/postgresql.conf" <<'CONF'
+max_connections = 500
+shared_buffers = 16MB
+max_wal_size = 64MB
+fsync = off
+full_page_writes = off
+autovacuum = off
+log_min_messages = log
+CONF
     "${pg_as[@]}" "$pg_bin/postgres" --single -D "$2/data" -F postgres <<'SQL'
 CREATE ROLE testuser LOGIN PASSWORD 'testpassword'
 CREATE DATABASE mgl_test
@@ -124,11 +135,9 @@ alive() {                               # KIND; sets $pid
 
 launch_postgresql() {
   local home=$dir/postgresql server
-  # A connection for each lock that is held or waited for, and room for the locks of a large request.
   server=("${pg_as[@]}" "$pg_bin/postgres" -D "$home/data" --listen-addresses=127.0.0.1 --port="$(<"$home/port")"
     --unix-socket-directories="$home/tmp" --ssl=on --ssl-cert-file="$dir/tls/cert.pem"
-    --ssl-key-file="$dir/tls/key.pem" --max-connections=500 --shared-buffers=16MB --max-wal-size=64MB --fsync=off
-    --full-page-writes=off --autovacuum=off --log-min-messages=log)
+    --ssl-key-file="$dir/tls/key.pem")
   # shellcheck disable=SC2206  # several words
   server+=(${HIERLOCK_SERVER_OPTIONS:-})
   ((EUID)) || chown postgres: "$home/tmp"

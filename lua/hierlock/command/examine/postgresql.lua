@@ -44,13 +44,20 @@ WHERE to_regclass('public.' || name) IS NULL]]
 local function is_true(text) return text == "t" end
 local function quoted(name) return '"' .. name:gsub('"', '""') .. '"' end
 
--- Where a setting comes from, that is changed.
+local RESTART = "then restart the server: pg_ctl restart, or systemctl restart postgresql"
+local ANEW = "then have the programs connect anew"
+
+-- Where a setting comes from, that is changed: what stands there goes before what would be said elsewhere.
 local function alter(self, name, to, restart)
   local of, role, database = self.sources[name], quoted(self.role), quoted(self.database)
   local whose = of == "database" and "DATABASE " .. database or of == "user" and "ROLE " .. role or
-    of == "database user" and ("ROLE %s IN DATABASE %s"):format(role, database)
-  if whose then return { ("ALTER %s SET %s = %s;"):format(whose, name, to) } end
-  return { ("ALTER SYSTEM SET %s = %s;"):format(name, to), restart and "then restart the server" or "SELECT pg_reload_conf();" }
+    of == "database user" and ("ROLE %s IN DATABASE %s"):format(role, database) or of == "global" and "ROLE ALL"
+  if whose then return { ("ALTER %s SET %s = %s;"):format(whose, name, to), ANEW } end
+  if of == "client" then return { ("take %s out of PGOPTIONS"):format(name) } end
+  if of == "command line" then
+    return { ("on the command line that starts the server, which goes before ALTER SYSTEM: -c %s=%s"):format(name, (to:gsub("'", ""))), RESTART }
+  end
+  return { ("ALTER SYSTEM SET %s = %s;"):format(name, to), restart and RESTART or "SELECT pg_reload_conf();" }
 end
 
 -- -------------------------------------------------------------- checks
@@ -105,8 +112,8 @@ local function timeouts(self, found)
   local idle = tonumber(settings.idle_session_timeout) or 0
   found:add("time-outs", idle > 0 and "warning" or "ok", idle > 0 and ("idle_session_timeout = %d ms"):format(idle) or "none of the server's disturbs",
     "hierlock's sessions set theirs; idle_session_timeout ends connections of the pool, and the next lock has to connect anew.",
-    self.sources.idle_session_timeout == "database user" and alter(self, "idle_session_timeout", "0") or
-      ("ALTER ROLE %s SET idle_session_timeout = 0;"):format(quoted(self.role)))
+    (self.sources.idle_session_timeout == "database user" or self.sources.idle_session_timeout == "client") and alter(self, "idle_session_timeout", "0") or
+      { ("ALTER ROLE %s SET idle_session_timeout = 0;"):format(quoted(self.role)), ANEW })
   local level = settings.default_transaction_isolation
   found:add("isolation", "ok", level, "hierlock's own sessions set theirs, and advisory locks know no isolation; programs that attach have this one.")
   local tracked = settings.track_activities == "on"
@@ -213,8 +220,12 @@ end
 
 local function unreached(err)
   local said = err.message
+  local whose, name = said:match 'too many connections for (%l+) "(.*)"'
   if said:find "not built" then return "install libpq (apt-get install libpq5), or build hierlock with it (apt-get install libpq-dev)" end
-  if said:find "too many" or said:find "remaining connection slots" then return "ALTER SYSTEM SET max_connections = 500;" end
+  if whose then return ("ALTER %s %s CONNECTION LIMIT -1;"):format(whose:upper(), quoted(name)) end
+  if said:find "too many" or said:find "remaining connection slots" then
+    return { "close connections that no program needs, or have an administrator raise max_connections", RESTART }
+  end
   if said:find "database .* does not exist" then return "make the database that the DSN names" end
   if said:find "password" or said:find "role .* does not exist" or said:find "pg_hba" then
     return "check user and password in the DSN, and pg_hba.conf"
@@ -244,7 +255,8 @@ function postgresql.examine(subject, found)
     public = is_true(row[14]), functions = is_true(row[15]), locks = tonumber(row[16]),
   }
   for _, setting in ipairs(settings) do self.settings[setting[1]], self.sources[setting[1]] = setting[2], setting[3] end
-  subject.observers_blind = "track_activities = on; and GRANT pg_read_all_stats, or log in as the role that holds"
+  subject.observers_blind = self.settings.track_activities == "on" and ("GRANT pg_read_all_stats TO %s;"):format(quoted(self.role)) or
+    "track_activities = on comes first, see below"
   found:add("reached", "ok", subject.where .. ", as " .. self.role, WHY_REACHED)
   version(self, found)
   privileges(self, found)
