@@ -549,7 +549,8 @@ int hl_lock_extend(hl_lock *lock, const hl_plan *plan,
 /* What was asked for in HL_UPDATE becomes exclusive, when those who share it have gone: nobody else
    can become exclusive before, and newcomers wait meanwhile where the store is fair. HL_OK, also
    when it is so already; then it has a new token. HL_TIMEOUT, HL_CANCELLED, and any failure beside
-   those that follow: it is what it was. Several nodes in one lock, which others share in one request, can
+   those that follow: it is what it was; but a lease whose request or answer was delayed or cut off may be exclusive at
+   the store, until it is upgraded and downgraded, or released. Several nodes in one lock, which others share in one request, can
    stand in a circle: HL_DEADLOCK, and the lock holds nothing any more; so can a lock on MariaDB, or on MySQL before
    8.0.41, for which somebody waits who wants many nodes. HL_ELOST, HL_ERELEASED. HL_EMISUSE: it was
    not asked for in that mode. Of options only timeout and who asks count; NULL: the manager's. */

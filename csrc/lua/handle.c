@@ -348,7 +348,8 @@ that is exclusive already stays so. It has a new token then. Blocks like `manage
 @number[opt] options.timeout seconds, as for `manager:acquire`
 @treturn[1] boolean true: `handle.mode` is `"exclusive"`
 @return[2] nil
-@return[2] err `timeout`, `cancelled`, `connection`, `store`: it is the update lock that it was;
+@return[2] err `timeout`, `cancelled`, `connection`, `store`: it is the update lock that it was
+  (but see docs/locking.md of a lease and an answer that was cut off);
   `deadlock`, `lost`, `released`: it holds nothing any more. Only a handle of several nodes can be in a
   deadlock, or one on an old MySQL or MariaDB (see docs/locking.md)
 @raise when it was not acquired with `mode="update"`
