@@ -4,6 +4,7 @@
 
 local uv = require "luv"
 local hierlock = require "hierlock"
+local proxy = require "spec.support.proxy"
 local support = require "spec.support"
 
 local R1 = { "u1", "a1", "r1" }
@@ -480,6 +481,51 @@ describe("a store", function()
       assert.equal("u1/a1", err.holders[1].path)
       assert.is_false(err.holders[1].waiting)
       assert.same({ user = "u1", account = "a1", resource = "r1" }, err.target)
+    end)
+
+    -- From the look on the server says nothing: then nobody knows whether somebody is in the way.
+    it("keeps a caller 50 ms for who was in the way, and says that it does not know", function()
+      if not store.server or store.leases_only then return end
+      hold(R1)
+      local between
+      between = proxy.open(store, function(data)
+        for _, list in ipairs { "pg_lock_status", "INNODB_TRX", "data_locks" } do
+          if between.sent:find(list, 1, true) then return "" end
+        end
+        return data
+      end)
+      finally(function() between.close() end)
+      local peer = support.process(setmetatable({ dsn = between.dsn }, { __index = store }))
+      for _, try in ipairs { "manager:acquire(...)", "assert(manager:start(...)):wait()" } do
+        support.wait_until(function() -- the machine may have other things to do
+          between.sent = ""
+          local seen = peer:call([[
+            local uv = require "luv"
+            local begun = uv.hrtime()
+            local _, err = ]] .. try .. [[
+
+            return { late = (uv.hrtime() - begun) / 1e9 - 0.2, err = err }
+          ]], R1, { timeout = 0.2 })
+          local err = seen.err
+          assert.equal("timeout", err.code)
+          assert.is_nil(err.holders)
+          assert.matches("not granted within 0.200 s; who is in the way is not known: ", err.message, 1, true)
+          assert.is_string(err.holders_unknown)
+          return err.holders_unknown == "the store did not tell in time" and seen.late < 0.05
+        end, try .. " to return in time", 20)
+      end
+    end)
+
+    it("says when it has not looked who was in the way", function()
+      hold(R1)
+      local second = open()
+      local err = support.wait_until(function()
+        local _, failure = second:acquire(R1, { timeout = 0 })
+        return failure.holders_unknown and failure
+      end, "a try that is one too many")
+      assert.equal("timeout", err.code)
+      assert.is_nil(err.holders)
+      assert.matches("tried once; who is in the way is not known: " .. err.holders_unknown, err.message, 1, true)
     end)
 
     -- MariaDB's picture is up to 100 ms old where somebody else has just looked.

@@ -427,9 +427,11 @@ typedef void (*hl_holder_fn)(void *context, const hl_holder *holder);
 int hl_manager_holders(hl_manager *manager, const hl_plan *plan,
                        hl_holder_fn fn, void *context, hl_error *error);
 
-/* The same, after a failed acquisition; but looks at most ten times a second
-   for each manager, and else returns HL_BUSY: looking costs the server more
-   than a try does, and programs try in loops. */
+/* The same, after a failed acquisition, for a caller who has no time: a hundred at most, and
+   within 50 ms. HL_TIMEOUT: the store has not told all by then; fn has been called for those
+   that are known. HL_BUSY: it was not asked, because it has not answered the last look yet, or
+   was asked ten times for this manager in this second. Looking costs the server more than a try
+   does, and programs try in loops. After any failure there may be holders that fn does not know. */
 int hl_manager_blockers(hl_manager *manager, const hl_plan *plan,
                         hl_holder_fn fn, void *context, hl_error *error);
 
@@ -716,9 +718,11 @@ void hl_pending_cancel(hl_pending *pending);
    as the pending. */
 const hl_plan *hl_pending_plan(const hl_pending *pending);
 
-/* Calls fn for those who were in the way, when it is done with HL_TIMEOUT or
-   HL_DEADLOCK and could look, as hl_manager_blockers does. */
-void hl_pending_holders(hl_pending *pending, hl_holder_fn fn, void *context);
+/* Calls fn for those who were in the way, when it is done with HL_TIMEOUT or HL_DEADLOCK. Returns
+   what hl_manager_blockers said then: after a failure there may be others. HL_BUSY, too, when
+   it stood in line inside this process until its end, and has not been at the store. */
+int hl_pending_holders(hl_pending *pending, hl_holder_fn fn, void *context,
+                       hl_error *error);
 
 /* Cancels if need be and frees; never blocks. NULL is fine. */
 void hl_pending_free(hl_pending *pending);

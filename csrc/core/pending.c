@@ -34,6 +34,14 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+/* Who was in the way, as its worker found it. */
+typedef struct blockers {
+  hl_holder *list;
+  size_t n;
+  bool upgrade;   /* who holds for update is the asker himself */
+  hl_error error; /* why they may not be all; HL_OK: they are */
+} blockers;
+
 /* Of one that is granted when the first of its members is (hl_start_any). */
 typedef struct any {
   hl_pending *winner;
@@ -51,8 +59,7 @@ struct hl_pending {
   hl__call call;
   hl__task task;
   hl__occupant occupant;
-  hl_holder *holders; /* who was in the way; its owner's once it is done */
-  size_t holder_count;
+  blockers *found; /* its owner's once it is done; NULL: nobody has looked */
   bool done HL__GUARDED_BY(hl__manager_mutex);
   bool
       taken HL__GUARDED_BY(hl__manager_mutex); /* hl_pending_wait returned it */
@@ -74,6 +81,11 @@ struct hl_pending {
   char label[];
 };
 
+static void blockers_free(blockers *found) {
+  if (found) free(found->list);
+  free(found);
+}
+
 static void unref(hl_pending *pending) {
   if (atomic_fetch_sub(&pending->references, 1u) != 1) return;
   hl__line_forget(&pending->call.waiter);
@@ -83,7 +95,7 @@ static void unref(hl_pending *pending) {
     hl__lease_unref(pending->call.lease);
   if (pending->call.extension) hl__extension_dispose(pending->call.extension);
   free(pending->call.extension);
-  free(pending->holders);
+  blockers_free(pending->found);
   hl__manager_leave(pending->call.manager);
   free(pending);
 }
@@ -361,21 +373,29 @@ static int work(hl_pending *pending, hl_error *error) {
   return HL_OK;
 }
 
-/* Found by its worker, which may have been given up meanwhile: then its owner must
-   not see them grow. */
-typedef struct blockers {
-  hl_holder *list;
-  size_t n;
-  bool upgrade; /* who holds for update is the asker himself */
-} blockers;
-
 static void blockers_add(void *context, const hl_holder *holder) {
   blockers *self = context;
   if (self->upgrade && holder->mode == HL_UPDATE) return;
   hl_holder *grown = realloc(self->list, (self->n + 1) * sizeof *grown);
-  if (!grown) return;
+  if (!grown) {
+    (void)hl__error_memory(&self->error);
+    return;
+  }
   grown[self->n++] = *holder;
   self->list = grown;
+}
+
+/* Its worker may have been given up meanwhile: then its owner must not see them grow. NULL: out
+   of memory. */
+static blockers *blockers_find(const hl__call *call) {
+  hl_error error = {.status = HL_OK};
+  blockers *found = calloc(1, sizeof *found);
+  if (!found) return NULL;
+  found->upgrade = call->extension && call->extension->regrades;
+  if (hl_manager_blockers(call->manager, call->waiter.plan, blockers_add, found,
+                          &error))
+    found->error = error;
+  return found;
 }
 
 static void run(hl__task *task) {
@@ -383,8 +403,7 @@ static void run(hl__task *task) {
   hl__call *call = &pending->call;
   hl_manager *manager = call->manager;
   hl_error error;
-  blockers found = {
-      .upgrade = call->extension && call->extension->regrades};
+  blockers *found = NULL;
   hl__manager_mutex_lock(manager);
   bool given_up = call->given_up;
   hl__manager_mutex_unlock(manager);
@@ -408,9 +427,7 @@ static void run(hl__task *task) {
     hl__line_advance(manager);
   call->in_line = false;
   hl__manager_mutex_unlock(manager);
-  if (look)
-    (void)hl_manager_blockers(manager, call->waiter.plan, blockers_add, &found,
-                              NULL);
+  if (look) found = blockers_find(call);
 
   hl__manager_mutex_lock(manager);
   if (look) hl__worker_comes(manager);
@@ -419,13 +436,12 @@ static void run(hl__task *task) {
     hl__manager_event(manager, HL__HOLD_GIVEN_UP, 0, 0);
   if (!given_up) {
     if (status) pending->error = error;
-    pending->holders = found.list;
-    pending->holder_count = found.n;
+    pending->found = found;
     finish(pending, status);
     others_give_up(pending);
   }
   hl__manager_mutex_unlock(manager);
-  if (given_up) free(found.list);
+  if (given_up) blockers_free(found);
   /* What it got after all goes back. */
   if (given_up && call->kind == HL__ACQUIRE)
     give_away(pending);
@@ -448,24 +464,20 @@ static bool run_at_once(hl_pending *pending) {
   hl_error error;
   int status = hl__call_acquire(call, 0, &error);
   if (status == HL_TIMEOUT && call->timeout > 0) return false;
-  blockers found = {.list = NULL};
-  if (status == HL_TIMEOUT)
-    (void)hl_manager_blockers(manager, call->waiter.plan, blockers_add, &found,
-                              NULL);
+  blockers *found = status == HL_TIMEOUT ? blockers_find(call) : NULL;
   hl__manager_mutex_lock(manager);
   bool given_up = call->given_up;
   if (given_up && status == HL_OK)
     hl__manager_event(manager, HL__HOLD_GIVEN_UP, 0, 0);
   if (!given_up) {
     if (status) pending->error = error;
-    pending->holders = found.list;
-    pending->holder_count = found.n;
+    pending->found = found;
     finish(pending, status);
     others_give_up(pending);
   }
   hl__manager_mutex_unlock(manager);
   if (given_up) {
-    free(found.list);
+    blockers_free(found);
     give_away(pending);
     hl__exit_await_end();
   }
@@ -1078,28 +1090,41 @@ void hl_pending_cancel(hl_pending *pending) {
     cancel(pending);
 }
 
-static void holders_tell(const hl_pending *pending, hl_holder_fn fn,
-                         void *context);
+/* Unchecked: it is done, and its owner's. One that was in line until its
+   end never came to the store. */
+HL__UNCHECKED static int holders_tell(const hl_pending *pending,
+                                      hl_holder_fn fn, void *context,
+                                      hl_error *error) {
+  const blockers *found = pending->found;
+  bool refused = pending->call.waiter.plan && (pending->status == HL_TIMEOUT ||
+                                               pending->status == HL_DEADLOCK);
+  if (!found && refused)
+    return hl__error(error, HL_BUSY, "the store was not asked");
+  for (size_t i = 0; found && i < found->n; i++) fn(context, &found->list[i]);
+  if (!found || !found->error.status) return HL_OK;
+  if (error) *error = found->error;
+  return found->error.status;
+}
 
 /* A group keeps it until its end. */
 HL__UNCHECKED static any *group_of(hl_pending *pending) {
   return pending->group;
 }
 
-void hl_pending_holders(hl_pending *pending, hl_holder_fn fn, void *context) {
-  if (!pending || !fn || is_foreign(pending) || !hl_pending_done(pending))
-    return;
+int hl_pending_holders(hl_pending *pending, hl_holder_fn fn, void *context,
+                       hl_error *error) {
+  HL__NEEDS(pending && fn, error);
+  if (is_foreign(pending) || !hl_pending_done(pending)) return HL_OK;
   const any *group = group_of(pending);
-  for (size_t i = 0; group && i < group->n; i++)
-    if (group->members[i] && hl_pending_done(group->members[i]))
-      holders_tell(group->members[i], fn, context);
-  holders_tell(pending, fn, context);
-}
-
-static void holders_tell(const hl_pending *pending, hl_holder_fn fn,
-                         void *context) {
-  for (size_t i = 0; i < pending->holder_count; i++)
-    fn(context, &pending->holders[i]);
+  if (!group) return holders_tell(pending, fn, context, error);
+  int failure = HL_OK;
+  for (size_t i = 0; i < group->n; i++) {
+    hl_pending *member = group->members[i];
+    if (!member || !hl_pending_done(member)) continue;
+    int status = holders_tell(member, fn, context, failure ? NULL : error);
+    if (!failure) failure = status;
+  }
+  return failure;
 }
 
 const hl_plan *hl_pending_plan(const hl_pending *pending) {

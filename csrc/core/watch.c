@@ -8,12 +8,15 @@
 #include "error.h"
 #include "plan.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 /* Looking costs the server more than a try does, and programs try in loops. */
 #define LOOKS_EACH_SECOND 10
-/* After a wait in vain, which its caller wanted to end by now, and what is told then: so
-   many, at most half of whom only wait. */
+/* After a wait in vain, which its caller wanted to end by now: so long it waits for a look, and so
+   long that look, which a worker makes, may wait for the store. What is told then: so many, at most
+   half of whom only wait. */
+#define CALLER_MS 40
 #define BLOCKERS_MS 200
 #define BLOCKERS_MAX 100
 /* For a look at the holders, where the server does not end it sooner. */
@@ -77,13 +80,16 @@ typedef struct looking {
   int64_t deadline; /* or, where that comes first, with it */
 } looking;
 
+static int64_t look_end(const looking *self) {
+  int64_t end = hl__deadline(hl__now_ms(), self->ms);
+  return end < self->deadline ? end : self->deadline;
+}
+
 static int look(hl_session *session, void *context, hl_error *error) {
   const looking *self = context;
   telling told = {self->fn, self->context};
-  int64_t end = hl__deadline(hl__now_ms(), self->ms);
-  return self->manager->ops->holders(
-      session, &self->filter, tell, &told,
-      end < self->deadline ? end : self->deadline, error);
+  return self->manager->ops->holders(session, &self->filter, tell, &told,
+                                     look_end(self), error);
 }
 
 static int look_run(hl_manager *manager, const hl_plan *plan, looking *self,
@@ -94,6 +100,7 @@ static int look_run(hl_manager *manager, const hl_plan *plan, looking *self,
     self->filter.rows = hl__plan_rows(copy, &self->filter.n);
     self->filter.names = hl__plan_names(copy);
   }
+  int64_t end = look_end(self);
   hl__manager_renew(manager);
   hl__manager_mutex_lock(manager);
   int status = hl__manager_enter(manager, error);
@@ -101,8 +108,7 @@ static int look_run(hl_manager *manager, const hl_plan *plan, looking *self,
   if (entered && manager->ops->traits.expires)
     status = hl__keeper_start(manager, error);
   if (status == HL_OK)
-    status = hl__pool_run(manager, look, self,
-                          hl__deadline(hl__now_ms(), self->ms), error);
+    status = hl__pool_run(manager, look, self, end, error);
   hl__manager_mutex_unlock(manager);
   hl_plan_free(copy);
   if (entered) hl__manager_leave(manager);
@@ -121,20 +127,110 @@ int hl_manager_holders(hl_manager *manager, const hl_plan *plan,
   return look_run(manager, plan, &self, error);
 }
 
+/* A look after a wait in vain: its caller waits for a worker, that may come too late. */
 typedef struct nearest {
-  hl_holder_fn fn;
-  void *context;
-  size_t n, waiting;
+  hl__task task;
+  hl_manager *manager;
+  looking looking;
+  hl_plan *plan; /* or NULL */
+  size_t waiting; /* of those below; its worker's */
+  bool done HL__GUARDED_BY(hl__manager_mutex);
+  bool left HL__GUARDED_BY(hl__manager_mutex); /* by its caller: who is done frees it */
+  int status HL__GUARDED_BY(hl__manager_mutex);
+  hl_error error HL__GUARDED_BY(hl__manager_mutex);
+  size_t n HL__GUARDED_BY(hl__manager_mutex);
+  hl_holder list[BLOCKERS_MAX]; /* those that n counts change no more */
 } nearest;
 
 static void nearest_add(void *context, const hl_holder *holder) {
   nearest *self = context;
-  if (self->n == BLOCKERS_MAX ||
-      (holder->waiting && self->waiting == BLOCKERS_MAX / 2))
-    return;
-  self->n++;
+  if (holder->waiting && self->waiting == BLOCKERS_MAX / 2) return;
   self->waiting += holder->waiting;
-  self->fn(self->context, holder);
+  hl__manager_mutex_lock(self->manager);
+  if (self->n < BLOCKERS_MAX) self->list[self->n++] = *holder;
+  hl__manager_mutex_unlock(self->manager);
+}
+
+static void nearest_free(nearest *self) {
+  hl_plan_free(self->plan);
+  free(self);
+}
+
+/* Unchecked: nobody else has it yet. */
+HL__UNCHECKED static nearest *nearest_new(hl_manager *manager,
+                                          const hl_plan *plan) {
+  nearest *self = malloc(sizeof *self);
+  if (!self) return NULL;
+  memset(self, 0, offsetof(nearest, list));
+  self->manager = manager;
+  self->looking = (looking){.manager = manager,
+                            .filter.most = BLOCKERS_MAX,
+                            .fn = nearest_add,
+                            .context = self,
+                            .ms = BLOCKERS_MS,
+                            .deadline = hl__now_ms() + BLOCKERS_MS};
+  self->plan = plan ? hl_plan_copy(plan) : NULL;
+  if (!plan || self->plan) return self;
+  free(self);
+  return NULL;
+}
+
+static void nearest_look(nearest *self) HL__REQUIRES(hl__manager_mutex) {
+  hl_error error = {.status = HL_OK};
+  hl__manager_mutex_unlock(self->manager);
+  int status = look_run(self->manager, self->plan, &self->looking, &error);
+  hl__manager_mutex_lock(self->manager);
+  self->status = status;
+  self->error = error;
+  self->done = true;
+}
+
+static void nearest_run(hl__task *task) {
+  nearest *self = HL__LIST_ENTRY(task, nearest, task);
+  hl_manager *manager = self->manager;
+  hl__manager_mutex_lock(manager);
+  nearest_look(self);
+  bool left = self->left;
+  if (left) manager->looks_late--;
+  hl__worker_comes(manager);
+  (void)pthread_cond_broadcast(&manager->done);
+  hl__manager_mutex_unlock(manager);
+  if (left) nearest_free(self);
+}
+
+/* For as long as the caller has time: *n are known by then. */
+static int nearest_get(nearest *self, int64_t end, size_t *n, hl_error *error)
+    HL__REQUIRES(hl__manager_mutex) {
+  hl_manager *manager = self->manager;
+  self->task.run = nearest_run;
+  if (!manager->ops->traits.blocks) {
+    nearest_look(self);
+  } else if (!hl__worker_give(manager, &self->task)) {
+    self->done = true;
+    self->status = hl__error(&self->error, HL_BUSY, "no thread can be started");
+  }
+  while (!self->done && hl__left_ms(end) > 0)
+    hl__manager_wait(&manager->done, manager, end);
+  *n = self->n;
+  if (!self->done)
+    return hl__error(error, HL_TIMEOUT, "the store did not tell in time");
+  if (self->status && error) *error = self->error;
+  return self->status;
+}
+
+static int looks_count(hl_manager *manager, int64_t now, hl_error *error)
+    HL__REQUIRES(hl__manager_mutex) {
+  if (now - manager->looks_since >= 1000) {
+    manager->looks_since = now;
+    manager->looks = 0;
+  }
+  if (manager->looks_late > 0)
+    return hl__error(error, HL_BUSY, "the store has not answered the last look yet");
+  if (manager->looks == LOOKS_EACH_SECOND)
+    return hl__error(error, HL_BUSY, "more than %d looks in a second",
+                     LOOKS_EACH_SECOND);
+  manager->looks++;
+  return HL_OK;
 }
 
 int hl_manager_blockers(hl_manager *manager, const hl_plan *plan,
@@ -142,26 +238,30 @@ int hl_manager_blockers(hl_manager *manager, const hl_plan *plan,
   HL__UNCANCELLED;
   HL__NEEDS(manager && fn, error);
   int64_t now = hl__now_ms();
+  size_t n = 0;
   hl__manager_renew(manager);
   hl__manager_mutex_lock(manager);
-  if (now - manager->looks_since >= 1000) {
-    manager->looks_since = now;
-    manager->looks = 0;
-  }
-  bool look = manager->looks < LOOKS_EACH_SECOND;
-  if (look) manager->looks++;
+  int status = looks_count(manager, now, error);
+  if (status == HL_OK) status = hl__manager_enter(manager, error);
   hl__manager_mutex_unlock(manager);
-  if (!look)
-    return hl__error(error, HL_BUSY, "more than %d looks in a second",
-                     LOOKS_EACH_SECOND);
-  nearest few = {.fn = fn, .context = context};
-  looking self = {.manager = manager,
-                  .filter.most = BLOCKERS_MAX,
-                  .fn = nearest_add,
-                  .context = &few,
-                  .ms = BLOCKERS_MS,
-                  .deadline = now + BLOCKERS_MS};
-  return look_run(manager, plan, &self, error);
+  if (status) return status;
+  nearest *self = nearest_new(manager, plan);
+  if (self) {
+    hl__manager_mutex_lock(manager);
+    status = nearest_get(self, now + CALLER_MS, &n, error);
+    hl__manager_mutex_unlock(manager);
+    for (size_t i = 0; i < n; i++) fn(context, &self->list[i]);
+    hl__manager_mutex_lock(manager);
+    bool done = self->done;
+    self->left = true;
+    if (!done) manager->looks_late++;
+    hl__manager_mutex_unlock(manager);
+    if (done) nearest_free(self);
+  } else {
+    status = hl__error_memory(error);
+  }
+  hl__manager_leave(manager);
+  return status;
 }
 
 /* --------------------------------------------------------------- leases */

@@ -12,6 +12,7 @@
 #include "hll.h"
 
 #include "clock.h"
+#include "error.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -110,7 +111,7 @@ void hll_holders_add(void *context, const hl_holder *holder) {
     size_t capacity = self->capacity ? 2 * self->capacity : 8;
     hl_holder *list = realloc(self->list, capacity * sizeof *list);
     if (!list) {
-      self->incomplete = true;
+      (void)hl__error_memory(&self->error);
       return;
     }
     self->list = list;
@@ -224,7 +225,7 @@ int hll_manager_holders(lua_State *L) {
     }
     return 2;
   }
-  if (found->incomplete) return luaL_error(L, "not enough memory");
+  if (found->error.status) return luaL_error(L, "not enough memory");
   hll_holders_list(L, found);
   return 1;
 }
@@ -309,19 +310,40 @@ static void say_holder(hl_error *error, const hll_holders *found) {
     if ((unsigned char)*message < ' ') *message = ' ';
 }
 
+/* Adds to the message why they are not known: else none would seem to be in the way. */
+static void say_unknown(hl_error *error, const hll_holders *found) {
+  size_t used = strlen(error->message);
+  (void)snprintf(error->message + used, sizeof error->message - used,
+                 "; who is in the way is not known: %s", found->error.message);
+}
+
 int hll_acquire_failure(lua_State *L, hl_error *error, const hl_plan *plan,
                         const hll_holders *found) {
   /* A circle that was found here, not by a server, says it all. */
   bool said = error->status == HL_DEADLOCK && !error->server_errno &&
               !error->sqlstate[0];
   if (error->status == HL_TIMEOUT && error->reason[0]) said = true;
-  if (found->n > 0 && !said) say_holder(error, found);
+  if (found->n > 0 && !said)
+    say_holder(error, found);
+  else if (found->error.status && !said)
+    say_unknown(error, found);
   (void)hll_failure(L, error, plan ? push_concerned(L, plan, error) : 0);
   if (found->n > 0) {
     hll_holders_list(L, found);
     lua_setfield(L, -2, "holders");
   }
+  if (found->error.status) {
+    lua_pushstring(L, found->error.message);
+    lua_setfield(L, -2, "holders_unknown");
+  }
   return 2;
+}
+
+void hll_holders_find(hll_holders *self, hl_manager *manager,
+                      const hl_plan *plan) {
+  hl_error error;
+  if (hl_manager_blockers(manager, plan, hll_holders_add, self, &error))
+    self->error = error;
 }
 
 int hll_acquire_refused(lua_State *L, hl_error *error, const hl_plan *plan,
@@ -329,8 +351,7 @@ int hll_acquire_refused(lua_State *L, hl_error *error, const hl_plan *plan,
   hll_holders *found = hll_holders_push(L);
   if ((error->status == HL_TIMEOUT || error->status == HL_DEADLOCK) &&
       manager->manager)
-    (void)hl_manager_blockers(manager->manager, plan, hll_holders_add, found,
-                              NULL);
+    hll_holders_find(found, manager->manager, plan);
   return hll_acquire_failure(L, error, plan, found);
 }
 

@@ -188,7 +188,10 @@ Codes, and whether the same call may succeed later:
 @tfield[opt] string sqlstate the server's own, likewise
 @tfield[opt] table target the node concerned, where it is one
 @tfield[opt] {table,...} holders of `timeout` and `deadlock`: who was in the way, as from
-  `manager:holders`, where that can be seen; looked for ten times a second at most
+  `manager:holders`: a hundred at most, as far as the store tells within 50 ms of the end of the wait. Absent: nobody is
+  known to be
+@tfield[opt] string holders_unknown likewise: why there may be others than those in `holders`. The store did not tell in
+  time, does not show them, or was asked ten times in this second. Absent: the store was asked, and `holders` is its answer
 @tfield[opt] number retry_after of `timeout`: seconds before which no retry can succeed, where that is known: from a
 Redis that has forgotten what it had granted
 @tfield[opt] string revoked_by of `lost`: who has revoked the lease

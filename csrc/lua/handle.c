@@ -333,8 +333,7 @@ static int upgrade_failed(lua_State *L, int shared, hl_error *error,
   hll_holders *found = hll_holders_push(L);
   if ((error->status == HL_TIMEOUT || error->status == HL_DEADLOCK) &&
       manager && manager->manager)
-    (void)hl_manager_blockers(manager->manager, plan, hll_holders_add, found,
-                              NULL);
+    hll_holders_find(found, manager->manager, plan);
   others_keep(found);
   return hll_acquire_failure(L, error, plan, found);
 }

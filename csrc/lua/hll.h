@@ -215,12 +215,15 @@ void hll_any_register(lua_State *L);
 typedef struct hll_holders {
   hl_holder *list;
   size_t n, capacity;
-  bool incomplete; /* out of memory */
+  hl_error error; /* why there may be others; HL_OK: these are all */
 } hll_holders;
 
 hll_holders *hll_holders_push(lua_State *L);
 /* An hl_holder_fn; context: hll_holders. */
 void hll_holders_add(void *context, const hl_holder *holder);
+/* Those whom a request that has just failed had in its way, as far as can be told in time. */
+void hll_holders_find(hll_holders *self, hl_manager *manager,
+                      const hl_plan *plan);
 /* Pushes the list of them as tables. */
 void hll_holders_list(lua_State *L, const hll_holders *self);
 /* Pushes nil, err of a request that was not granted, and returns 2: with err.target,

@@ -290,7 +290,7 @@ int hll_manager_leases(lua_State *L) {
                                  &error);
   hll_plan_return(L, shared, shared + 2);
   if (status) return hll_failure(L, &error, 0);
-  if (found->incomplete) return luaL_error(L, "not enough memory");
+  if (found->error.status) return luaL_error(L, "not enough memory");
   hll_holders_list(L, found);
   return 1;
 }

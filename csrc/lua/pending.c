@@ -107,7 +107,9 @@ int hll_pending_wait(lua_State *L) {
   if (self->pending) {
     const hl_plan *theirs = hl_pending_plan(self->pending);
     plan->plan = theirs ? hl_plan_copy(theirs) : NULL;
-    hl_pending_holders(self->pending, hll_holders_add, found);
+    hl_error why;
+    if (hl_pending_holders(self->pending, hll_holders_add, found, &why))
+      found->error = why;
   }
   int values = hll_acquire_failure(L, &error, plan->plan, found);
   int err = lua_gettop(L);

@@ -279,7 +279,7 @@ static void use(hl_manager *manager) {
     hl_lock *lock = NULL;
     claim_outcome(hl_pending_wait(pending, IN_TIME_MS, &lock, &error), &error);
     CLAIM(hl_pending_done(pending));
-    hl_pending_holders(pending, holder_seen, NULL);
+    (void)hl_pending_holders(pending, holder_seen, NULL, NULL);
     hl_pending_free(pending);
     hl_lock_free(lock);
   }

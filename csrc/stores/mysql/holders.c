@@ -156,7 +156,7 @@ static bool rows_conflict(const hl_row *rows, size_t n, const char *named) {
 /* ------------------------------------------------------------ looking */
 
 /* What a look for err.holders may cost the server: its caller waited in vain already. */
-#define HASTE_MS 40
+#define HASTE_MS 35
 
 /* Each query has a limit on the server: not what a short wait has left to the session. */
 static int look_query(hl__mysql_session *session, const hl_lease_filter *filter,

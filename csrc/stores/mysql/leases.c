@@ -349,6 +349,7 @@ int hl__mysql_leases_list(hl__mysql_session *session,
   MYSQL_RES *result;
   MYSQL_ROW row;
   if (!t.data) return hl__error_memory(error);
+  if (filter->most) hl__text_put(&t, " LIMIT %zu", filter->most);
   int status = hl__mysql_query(session, t.data, t.used, &result, error);
   free(t.data);
   while (status == HL_OK && (row = hl__mysql_row(result, 11))) {

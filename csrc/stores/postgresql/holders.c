@@ -145,6 +145,9 @@ static bool tag_read(const char *query, hl_holder *holder) {
 
 /* ------------------------------------------------------------ the locks */
 
+/* What a look for err.holders may cost the server: its caller waited in vain already. */
+#define HASTE_MS 35
+
 enum { BACKEND, MODE, GRANTED, KEY, APPLICATION, HOST, QUERY, SINCE, WAITS, COLUMNS };
 
 /* With no rows of ours, all do. */
@@ -161,11 +164,12 @@ static bool conflicts(const hl_row *rows, size_t n, int64_t key,
 /* Of one session, the row that it waits for, if any, comes first. The functions are
    those below the views pg_locks and pg_stat_activity, and show what these show: the
    views join catalogs that nothing here needs, which makes a look three times as long. */
-static void holders_sql(const hl_row *rows, size_t n, char sql[QUERY_MAX]) {
+static void holders_sql(const hl_row *rows, size_t n, int ms,
+                        char sql[QUERY_MAX]) {
   static const char key[] = "((l.classid::int8<<32)|l.objid::int8)";
   int used = snprintf(
       sql, QUERY_MAX,
-      "SELECT l.pid,l.mode,l.granted,%s,a.application_name,"
+      "SET LOCAL statement_timeout=%d;SELECT l.pid,l.mode,l.granted,%s,a.application_name,"
       "host(a.client_addr),a.query,"
       "(extract(epoch FROM a.xact_start)*1000)::int8,"
       "a.wait_event_type='Lock' AND a.wait_event='advisory' "
@@ -174,7 +178,7 @@ static void holders_sql(const hl_row *rows, size_t n, char sql[QUERY_MAX]) {
       "WHERE l.locktype='advisory' AND l.objsubid=1 AND l.pid<>pg_backend_pid()"
       " AND l.database=(SELECT d.oid FROM pg_database d WHERE "
       "d.datname=current_database())",
-      key);
+      ms, key);
   for (size_t i = 0; i < n; i++)
     used += snprintf(sql + used, QUERY_MAX - (size_t)used, "%s%s%s'%" PRId64 "'",
                      i ? "" : " AND ", i ? "" : key, i ? "," : " IN (",
@@ -211,8 +215,11 @@ int hl__pg_holders(hl__pg_session *session, const hl_lease_filter *filter,
   PGresult *result;
   const hl_row *rows = filter->rows;
   size_t n = filter->n > ASKED_MAX ? ASKED_MAX : filter->n;
-  holders_sql(rows, n, sql);
+  int64_t ms = filter->most ? HASTE_MS : hl__left_ms(session->patience) + 1;
+  holders_sql(rows, n, (int)ms, sql);
   int status = hl__pg_query(session, sql, COLUMNS, &result, error);
+  if (status == HL_CANCELLED)
+    status = hl__error(error, HL_TIMEOUT, "the server did not tell in time");
   if (status) return status;
   for (int i = 0; i < PQntuples(result); i++) {
     const char *backend = hl__pg_field(result, i, BACKEND);

@@ -397,17 +397,21 @@ static void holder_read(const PGresult *result, int row, hl_holder *holder) {
 static int list(hl__pg_session *session, const hl_lease_filter *filter,
                 hl_holder_fn fn, void *context, int64_t deadline,
                 hl_error *error) {
-  char *keys, *exclusive;
+  char *keys, *exclusive, most[24];
   hl__pg_part part = {
       .number = -1,
-      .sql = "SELECT l.id,l.owner,l.path,l.label,l.application,l.host,l.pid,"
+      .sql = "SELECT * FROM (SELECT l.id,l.owner,l.path,l.label,l.application,l.host,l.pid,"
              "l.shared,EXISTS(SELECT FROM public.hier_lock_lease_rows u WHERE "
-             "u.id=l.id AND u.key<0),(extract(epoch FROM l.since)*1000)::int8,"
+             "u.id=l.id AND u.key<0),(extract(epoch FROM l.since)*1000)::int8 AS since,"
              HL__PG_LEFT " FROM public.hier_lock_leases l WHERE " MATCHES
-             " AND ($5::boolean OR l.till>clock_timestamp()) ORDER BY "
-             "l.since,l.id"};
+             " AND ($5::boolean OR l.till>clock_timestamp()) LIMIT $6::int8) "
+             "found ORDER BY since,id"};
   int status = filter_fill(&part, filter, &keys, &exclusive, error);
   hl__pg_value(&part, filter->over ? "t" : "f");
+  if (filter->most)
+    hl__pg_number(&part, most, (int64_t)filter->most);
+  else
+    hl__pg_value(&part, NULL);
   if (status == HL_OK) status = run(session, &part, deadline, error);
   free(keys);
   free(exclusive);

@@ -243,6 +243,7 @@ typedef struct inquiry {
   const char *owner;
   const uint8_t *id;
   bool waits, overs;
+  size_t most; /* 0: all */
   bool revokes;
   const char *by, *reason, *revocation; /* the number of the call that ends them */
   const char *node; /* "": all that is said above; else only those who wait for this root */
@@ -293,6 +294,7 @@ static int inquire_tree(hl__redis_session *session, inquiry *self,
   hl__redis_text(&call, self->reason);
   hl__redis_text(&call, self->node);
   hl__redis_text(&call, self->revocation ? self->revocation : "");
+  hl__redis_number(&call, (int64_t)self->most);
   int status = hl__redis_call_run(session, &call, self->deadline, false, NULL,
                                   &reply, error);
   hl__redis_call_dispose(&call);
@@ -432,6 +434,7 @@ int hl__redis_holders(hl_session *base, const hl_lease_filter *filter,
   inquiry self = {.rows = filter->rows,
                   .n = filter->n,
                   .names = filter->names,
+                  .most = filter->most,
                   .waits = true,
                   .node = "",
                   .fn = fn,

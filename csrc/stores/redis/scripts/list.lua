@@ -3,8 +3,8 @@
 -- is a record.
 --
 -- Which: those of the tree, or those that exclude one of the rows; of that owner, of that id, where they are given. With
--- `awaited`, the node of a root: only those who wait for it, and have their home in the tree.
-local root, rows, owner, wanted, waits, overs, revokes, by, reason, awaited, revocation = unpack(ARGV, 2, 12)
+-- `awaited`, the node of a root: only those who wait for it, and have their home in the tree. At most `most`; 0: all.
+local root, rows, owner, wanted, waits, overs, revokes, by, reason, awaited, revocation, most = unpack(ARGV, 2, 13)
 -- What an earlier try of this call has ended counts, too, though its answer was cut off.
 local before = 0
 if revokes == '1' then before = tonumber(redis.call('HGET', key(root, 'c', revocation), 'count') or 0) end
@@ -52,7 +52,9 @@ local function describe(kind, member, left)
 end
 
 local result = {}
+most = most == '0' and math.huge or tonumber(most)
 for _, member in ipairs(order) do
+  if #result >= most then break end
   local id, home = split(member)
   local found = redis.call('HMGET', key(home, 'l', id), 'ends', 'owner', 'revoked')
   local ends = tonumber(found[1] or 0)
@@ -81,6 +83,7 @@ if waits == '1' then
     if name then break end -- all of ours wait for the nodes before it
     for _, member in ipairs(redis.call('ZRANGE', node .. (mode == 'x' and ':w' or ':x'), 0, -1)) do
       local id, home = split(member)
+      if #result >= most then break end
       if id and not seen[member] and (awaited == '' or home == root) and redis.call('EXISTS', key(home, 'q', id)) == 1 then
         seen[member] = true
         result[#result + 1] = describe('q', member, -1)
