@@ -82,7 +82,7 @@ enum hl_status {
   HL_ELOST = -2,            /* the lock was lost while it was held */
   HL_ERELEASED = -3,        /* the lock holds nothing any more */
   HL_ENOT_PROVISIONED = -4, /* the table or a bucket row is missing */
-  HL_EMISMATCH = -5,        /* the space has other buckets or levels; a quorum, another list of stores */
+  HL_EMISMATCH = -5,        /* the space has other buckets or levels; a quorum: another list */
   HL_EUNSAFE_SERVER = -6,   /* a server on which locks would not exclude */
   HL_EDSN = -7,             /* the DSN cannot be understood */
   HL_ESTORE = -8,           /* anything else that the store reported */

@@ -132,8 +132,7 @@ HL__UNCHECKED static int members_make(hl__quorum_store *store,
 
 /* For those that are not open yet when a quorum is: ms. */
 #define OPEN_MS (HL__QUORUM_ANSWER_MS / 4)
-/* So often, where another list is in use; between two of them so long, and up to TRIES times longer:
-   ms. */
+/* So many tries, where another list is in use; and the pause between two, which grows: ms. */
 #define TRIES 4
 #define PAUSE_MS 20
 
