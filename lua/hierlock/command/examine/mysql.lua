@@ -62,6 +62,18 @@ local function set(self, name, to)
   return { ("SET PERSIST %s = %s;"):format(name, to) }
 end
 
+-- The same of what each session has from its beginning.
+local function set_anew(self, name, to)
+  local mends = set(self, name, to)
+  mends[#mends + 1] = "then have the programs connect anew"
+  return mends
+end
+
+-- A table as it is called from every database.
+local function qualified(self, name)
+  return ("`%s`.`%s`"):format(self.database:gsub("`", "``"), name)
+end
+
 -- ------------------------------------------------------------- the server
 
 local function version(self, found)
@@ -82,7 +94,8 @@ local function read_only(self, found)
       if name ~= "innodb_read_only" then
         for _, line in ipairs(set(self, name, "OFF")) do mends[#mends + 1] = line end
       else
-        mends[#mends + 1] = "in my.cnf, below [mysqld]: innodb_read_only = OFF; then restart the server"
+        mends[#mends + 1] = "in my.cnf, below [mysqld]: innodb_read_only = OFF"
+        mends[#mends + 1] = "then restart the server"
       end
     end
   end
@@ -121,10 +134,9 @@ end
 local function binlog(self, found)
   local statements = is_on(self.variables.log_bin) and self.variables.binlog_format == "STATEMENT"
   local why = "A server that logs statements records no leases, and provisions slowly; session locks write nothing and do not mind."
-  local mend = set(self, "binlog_format", "'ROW'")
-  mend[#mend + 1] = "then have the programs connect anew"
   found:add("binlog format", statements and (self.leased and "wrong" or "warning") or "ok",
-    is_on(self.variables.log_bin) and (self.variables.binlog_format or "unknown") or "no binary log", why, mend)
+    is_on(self.variables.log_bin) and (self.variables.binlog_format or "unknown") or "no binary log", why,
+    set_anew(self, "binlog_format", "'ROW'"))
 end
 
 local function isolation(self, found)
@@ -132,7 +144,7 @@ local function isolation(self, found)
   found:add("isolation", level == "SERIALIZABLE" and "warning" or "ok", level,
     "hierlock's own sessions set theirs; programs that lock in their own transactions (hierlock.attach) have this one, " ..
     "and in SERIALIZABLE mere reading locks.",
-    set(self, self.variables.transaction_isolation and "transaction_isolation" or "tx_isolation", "'READ-COMMITTED'"))
+    set_anew(self, self.variables.transaction_isolation and "transaction_isolation" or "tx_isolation", "'READ-COMMITTED'"))
 end
 
 local function deadlocks(self, found)
@@ -155,6 +167,7 @@ local function timeouts(self, found)
       for _, line in ipairs(set(self, name, "0")) do mends[#mends + 1] = line end
     end
   end
+  if ill[1] then mends[#mends + 1] = "then have the programs connect anew" end
   found:add("time-outs", ill[1] and "warning" or "ok", ill[1] and table.concat(ill, ", ") or ("locks wait %d s, idle transactions stay"):format(wait),
     "hierlock's own sessions set theirs; programs that attach lose locks, or their place in the queue, by these.", mends)
 end
@@ -163,7 +176,7 @@ local function observed(self, found)
   local on = is_on(self.variables.performance_schema)
   found:add("performance_schema", on and "ok" or "warning", on and "on" or "off",
     "It is where others see who holds a lock: without it, timeouts and `holders` name nobody.",
-    "in my.cnf, below [mysqld]: performance_schema = ON; then restart the server")
+    { "in my.cnf, below [mysqld]: performance_schema = ON", "then restart the server" })
 end
 
 local function durability(self, found)
@@ -220,7 +233,7 @@ local function greeting(self, found)
   local said = self.variables.init_connect or ""
   if said == "" then return end
   found:add("init_connect", "warning", said, "It is run at the beginning of each connection, and may change what hierlock relies on.",
-    set(self, "init_connect", "''"))
+    set_anew(self, "init_connect", "''"))
 end
 
 -- ------------------------------------------------------------- the space
@@ -255,10 +268,11 @@ local function rows(self, found)
   if surplus[1] then
     local n, mends = 0, { "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED;" }
     for _, range in ipairs(surplus) do
-      n, mends[#mends + 1] = n + range[2], ("DELETE FROM %s WHERE %s;"):format(self.space.table, range[1])
+      n, mends[#mends + 1] = n + range[2], ("DELETE FROM %s WHERE %s;"):format(qualified(self, self.space.table), range[1])
     end
     self.found:add("other rows", "warning", ("%s beyond these levels and buckets"):format(progress.number(n)),
-      "The table was perhaps made for other levels or buckets, which others still use.", mends)
+      "The table was perhaps made for other levels or buckets, which others still use.", found.recorded and mends or
+        "record for what the table was made: hierlock provision, with its --levels and --buckets")
   end
 end
 
@@ -273,14 +287,14 @@ local function engines(self, found)
     if not engine then
       ill[#ill + 1], mends[#mends + 1] = each[1] .. " is missing", self.subject.command(found.leased and "provision --leases" or "provision")
     elseif engine ~= "InnoDB" then
-      ill[#ill + 1], mends[#mends + 1] = each[1] .. " is of " .. engine, ("ALTER TABLE %s ENGINE = InnoDB;"):format(each[1])
+      ill[#ill + 1], mends[#mends + 1] = each[1] .. " is of " .. engine, ("ALTER TABLE %s ENGINE = InnoDB;"):format(qualified(self, each[1]))
     end
     local key
     key, err = self.space:key(each[1])
     if not key then return self.found:add("engine", "unseen", err.message, why) end
     if engine and key ~= each[2] then
       keys[#keys + 1] = each[1] .. (key == "" and " has no primary key" or " has the primary key " .. key)
-      key_mends[#key_mends + 1] = ("ALTER TABLE %s %sADD PRIMARY KEY (%s);"):format(each[1], key == "" and "" or "DROP PRIMARY KEY, ", each[2])
+      key_mends[#key_mends + 1] = ("ALTER TABLE %s %sADD PRIMARY KEY (%s);"):format(qualified(self, each[1]), key == "" and "" or "DROP PRIMARY KEY, ", each[2])
     end
   end
   self.found:add("primary keys", keys[1] and "wrong" or "ok", keys[1] and table.concat(keys, ", ") or "as they should be",
@@ -312,8 +326,7 @@ end
 
 -- What the account may do is shown by doing it; but not what is recorded.
 local function grants(self)
-  local database = self.database
-  local function on(name) return ("`%s`.`%s`"):format(database:gsub("`", "``"), name) end
+  local function on(name) return qualified(self, name) end
   local grant = { ("GRANT SELECT ON %s TO %s;"):format(on "hier_lock_meta", self.account),
     ("GRANT SELECT%s ON %s TO %s;"):format(self.mariadb and "" or ", UPDATE", on(self.space.table), self.account) }
   local leases = { grant[1], grant[2] }
@@ -379,8 +392,12 @@ local function unreached(err, subject)
     local database = err.message:match "Unknown database '(.*)'"
     return database and { ("CREATE DATABASE `%s`;"):format(database:gsub("`", "``")), subject.command "provision" } or
       "make the database that the DSN names"
-  elseif err.errno == 1040 or err.errno == 1203 then
-    return "SET GLOBAL max_connections = 500;"
+  elseif err.errno == 1040 then
+    return "SET GLOBAL max_connections = @@GLOBAL.max_connections + 100;"
+  elseif err.errno == 1203 then -- the server's limit for each account
+    return "SET GLOBAL max_user_connections = 0;"
+  elseif err.errno == 1226 then
+    return "raise the account's own limit, by ALTER USER ... WITH what the message names"
   elseif err.message:find "not built" then
     return "install the client library (apt-get install libmariadb3), or build hierlock with it (apt-get install libmariadb-dev)"
   end
