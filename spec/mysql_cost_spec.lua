@@ -107,32 +107,6 @@ support.each_server(function(store)
       between.delay(0)
     end)
 
-    it("may take long: what connecting has taken before, it may take again", function()
-      behind_proxy()
-      between.delay(400)
-      assert.is_true(peer:call([[
-        handles.manager = assert(hierlock.open(...))
-        handles.h = assert(handles.manager:acquire {"u1"})
-        handles.i = assert(handles.manager:acquire({"u2"}, {timeout = 0.2}))
-        return true
-      ]], between.dsn, { buckets = store.options.buckets }))
-      between.delay(0)
-    end)
-
-    it("may take longer than ever: short waits get a lock in the end from a server that has become slow", function()
-      behind_proxy()
-      peer:acquire("h", "acquire", { "u1" }):result() -- its connection was made by `open`
-      between.delay(600)
-      local granted
-      local tries = 0
-      repeat
-        tries = tries + 1
-        granted = peer:acquire("i", "acquire", { "u2" }, { timeout = 0.2 }):result()
-      until granted or tries == 8
-      between.delay(0)
-      assert.is_true(granted, tries .. " tries")
-    end)
-
     it("are one to acquire, and none to wait for on release", function()
       behind_proxy()
       warm_up()
@@ -213,7 +187,7 @@ support.each_server(function(store)
         local commands = between.take()
         assert.equal(2, #commands)
         local limit = tonumber(commands[1]:match("max_statement_time=([%d.]+)"))
-        assert.is_true(limit and limit >= 0.5, commands[1])
+        assert.is_true(limit and limit >= 0.1, commands[1])
       end)
     end
 

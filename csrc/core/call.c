@@ -173,18 +173,22 @@ static bool is_unwanted(const hl__call *call) HL__REQUIRES(hl__manager_mutex) {
 }
 
 /* Sets the deadline of the store's next piece of waiting, which takes `longest` ms,
-   or what the core allows at most. The keeper watches it, from now on: time that went
-   into connecting is not the server's. False: nobody wants it any more. Whoever comes
-   to that view from now on finds the connection, and interrupts it. */
+   or what the core allows at most. The keeper watches it, from now on: the store has answered soon
+   afterwards, and by `limit`, or hangs. Time that went into connecting is not the server's. False:
+   nobody wants it any more. Whoever comes to that view from now on finds the connection, and
+   interrupts it. */
 static bool piece_begin(hl__call *call, hl__connection *connection,
-                        int64_t deadline, int64_t longest, hl_request *request)
+                        int64_t deadline, int64_t longest, int64_t limit,
+                        hl_request *request)
     HL__REQUIRES(hl__manager_mutex) {
   if (is_unwanted(call)) return false;
   int64_t now = hl__now_ms();
   int64_t end = now + (longest < WAIT_PIECE_MS ? longest : WAIT_PIECE_MS);
   if (deadline < end) end = deadline;
   request->deadline = end;
-  connection->due = end > now ? end : now;
+  int64_t due = hl__answer_by(end);
+  hl__pool_watch(call->manager, connection,
+                 connection->fresh || due < limit ? due : limit);
   call->connection = connection;
   connection->waits = !(call->by_worker && call->in_line); /* else its pending is given up */
   return true;
@@ -270,10 +274,7 @@ static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline,
      once: then it tries once more. */
   uint64_t put = manager->drops_put;
   bool dropping = manager->ops->traits.blocks && manager->drops_gone < put;
-  /* A store that hangs gets no more. Where session locks are, a connection that has gone stale fails no caller, and
-     that is noticed within a second only. */
-  const int64_t limit =
-      manager->ops->traits.leases_only ? hl__answer_by(deadline) : HL_FOREVER;
+  const int64_t limit = hl__answer_by(deadline); /* a store that hangs gets no more */
   for (bool repaired = false;;) {
     hl_grant grant = {0};
     hl__connection *connection;
@@ -281,14 +282,16 @@ static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline,
     if (kept) status = hl__keeper_start(manager, error);
     if (status == HL_OK)
       status = hl__pool_take(manager, repaired ? HL__TAKE_FRESH : HL__TAKE_ANY,
-                             deadline, request->try_once, &call->reserved,
-                             &call->given_up, &connection, error);
+                             repaired ? limit : deadline, request->try_once,
+                             &call->reserved, &call->given_up, &connection,
+                             error);
     if (status) return status;
     bool fresh = connection->fresh;
     /* Connecting took all the time that there was: the store is asked, once. */
     if (hl__left_ms(deadline) == 0) request->try_once = true;
 
-    bool wanted = piece_begin(call, connection, deadline, HL_FOREVER, request);
+    bool wanted =
+        piece_begin(call, connection, deadline, HL_FOREVER, limit, request);
     if (wanted)
       status = call->adopts ? piece_adopt(call, request, &grant, error)
                             : piece_run(call, request, &grant, error);
@@ -336,7 +339,7 @@ static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline,
     if (status == HL_TIMEOUT && !request->try_once && hl__left_ms(deadline) > 0)
       continue; /* only a piece has ended */
     if (status != HL_TIMEOUT || !request->try_once || !dropping) return status;
-    hl__leases_drops_await(manager, put);
+    hl__leases_drops_await(manager, put, limit);
     dropping = false;
   }
 }
@@ -459,7 +462,8 @@ static int extend_pieces(hl__call *call, hl__connection *connection,
   int status = HL_OK;
   connection->state = HL__BUSY;
   do {
-    if (!piece_begin(call, connection, call->deadline, longest, request)) {
+    if (!piece_begin(call, connection, call->deadline, longest, HL_FOREVER,
+                     request)) {
       status = hl__manager_closed_error(reason);
       break;
     }
@@ -483,6 +487,7 @@ static int lease_regrade(hl__call *call, hl_request *request, hl_error *error) {
   hl_error reason = {0};
   hl_grant grant = {0};
   bool repaired = false, upgrades = call->kind == HL__EXTEND;
+  const int64_t limit = hl__answer_by(call->deadline);
   request->lease = &lease->terms;
   hl__manager_renew(manager);
   hl__manager_mutex_lock(manager);
@@ -493,10 +498,12 @@ static int lease_regrade(hl__call *call, hl_request *request, hl_error *error) {
                        .token = call->extension->token};
     hl__connection *connection;
     status = hl__pool_take(manager, repaired ? HL__TAKE_FRESH : HL__TAKE_ANY,
-                           call->deadline, request->try_once, &call->reserved,
+                           repaired ? limit : call->deadline,
+                           request->try_once, &call->reserved,
                            &call->given_up, &connection, error);
     if (status) break;
-    bool wanted = piece_begin(call, connection, call->deadline, HL_FOREVER, request);
+    bool wanted = piece_begin(call, connection, call->deadline, HL_FOREVER,
+                              limit, request);
     if (wanted) {
       hl__manager_mutex_unlock(manager);
       hl__exit_check(0);
@@ -526,7 +533,8 @@ static int lease_regrade(hl__call *call, hl_request *request, hl_error *error) {
     }
     bool again = status == HL_TIMEOUT && !request->try_once &&
                  hl__left_ms(call->deadline) > 0;
-    if (status == HL_ECONNECTION && !repaired && !is_unwanted(call))
+    if (status == HL_ECONNECTION && !repaired && !is_unwanted(call) &&
+        hl__left_ms(limit) > 0)
       again = repaired = true;
     if (error && reason.status) *error = reason;
     if (again) status = hl__lease_use(lease, error);
@@ -547,7 +555,8 @@ static int extend(hl__call *call, hl_request *request, hl_error *error)
   hl_grant grant = {0};
   hl_error reason = {0};
 
-  int status = hl__hold_settle(manager, connection, &reason);
+  int status = hl__hold_settle(manager, connection,
+                               hl__answer_by(call->deadline), &reason);
   /* An earlier extend may have been cancelled when it had just ended. */
   if (status == HL_OK)
     status = manager->ops->settle(connection->session, 0, &reason);
@@ -651,6 +660,9 @@ int hl__call_to_lease(hl__call *call, hl_error *error) {
   char path[256];
   request_fill(&request, call, call->lock->plan, call->timeout, path);
   request.deadline = call->deadline;
+  int64_t limit = hl__answer_by(call->deadline);
+  int64_t sure = hl__deadline(hl__now_ms(), hl__hold_left(hold));
+  if (sure < limit) limit = sure;
   int status = HL_OK;
   if (call->lease->refreshes) {
     hl__manager_mutex_lock(manager);
@@ -660,7 +672,7 @@ int hl__call_to_lease(hl__call *call, hl_error *error) {
   if (status == HL_OK) status = hl__hold_convert(hold, &request, &grant, error);
   if (status == HL_ELOST && grant.sent_ms) { /* the record may be there */
     hl__manager_mutex_lock(manager);
-    (void)hl__lease_recall(call->lease, HL_FOREVER);
+    (void)hl__lease_recall(call->lease, limit);
     hl__manager_mutex_unlock(manager);
   }
   if (status) {

@@ -8,8 +8,7 @@
 
 #include <stdlib.h>
 
-/* For the answer to a confirmed release, where the store's own limit is not
-   shorter. */
+/* For the answer to a confirmed release. */
 #define CONFIRM_MS 10000
 /* What has come from the server is read at once, when its worker gets a processor. On a
    machine so full that it does not get one for so long, nothing is sure. */
@@ -23,10 +22,19 @@ int64_t hl__hold_lease_left(const hl_manager *manager,
       hl__deadline(connection->answered, manager->config.hold_timeout));
 }
 
-int hl__hold_settle(hl_manager *manager, hl__connection *connection,
-                    hl_error *error) {
-  if (!connection->asked) return HL_OK;
+/* The deadline; sooner, when nobody is sure of the lock any more: no call on it waits longer for
+   a store that hangs. */
+static int64_t end_by(const hl_manager *manager,
+                      const hl__connection *connection, int64_t deadline) {
+  if (!manager->ops->traits.expires) return deadline;
   int64_t end = hl__deadline(hl__now_ms(), hl__hold_lease_left(manager, connection));
+  return end < deadline ? end : deadline;
+}
+
+int hl__hold_settle(hl_manager *manager, hl__connection *connection,
+                    int64_t deadline, hl_error *error) {
+  if (!connection->asked) return HL_OK;
+  int64_t end = end_by(manager, connection, deadline);
   int status = manager->ops->settle(connection->session, end, error);
   if (status == HL_OK) connection->answered = connection->asked;
   connection->asked = 0;
@@ -178,11 +186,11 @@ int hl__hold_check(hl__hold *hold, hl_error *error) {
   hl__connection *connection = hold->connection;
   hl_error reason;
   int64_t sent = 0;
-  status = hl__hold_settle(manager, connection, &reason);
+  status = hl__hold_settle(manager, connection, HL_FOREVER, &reason);
   if (status == HL_OK) status = ops->renew(connection->session, &sent, &reason);
   if (status == HL_OK) {
     connection->asked = sent;
-    status = hl__hold_settle(manager, connection, &reason);
+    status = hl__hold_settle(manager, connection, HL_FOREVER, &reason);
   }
   if (status == HL_OK) status = ops->look(connection->session, &reason);
   hl__connection_mutex_unlock(connection);
@@ -198,11 +206,10 @@ static int send_release(hl_manager *manager, hl__connection *connection,
     HL__REQUIRES(hl__connection_mutex) {
   const hl_store_ops *ops = manager->ops;
   if (!confirm) return ops->give_back(connection->session, error);
-  int status = hl__hold_settle(manager, connection, error);
+  int64_t end = end_by(manager, connection, hl__now_ms() + CONFIRM_MS);
+  int status = hl__hold_settle(manager, connection, end, error);
   if (status == HL_OK) status = ops->give_back(connection->session, error);
-  if (status == HL_OK)
-    status = ops->settle(connection->session, hl__now_ms() + CONFIRM_MS, error);
-  return status;
+  return status == HL_OK ? ops->settle(connection->session, end, error) : status;
 }
 
 int hl__hold_release(hl__hold *hold, bool confirm, hl_error *error) {
@@ -249,7 +256,9 @@ int hl__hold_downgrade(hl__hold *hold, const hl_request *request,
   hl__connection *connection = hold->connection;
   hl_error reason;
   int64_t sent = 0;
-  status = hl__hold_settle(manager, connection, &reason);
+  hl_request own = *request;
+  status = hl__hold_settle(manager, connection, HL_FOREVER, &reason);
+  own.deadline = end_by(manager, connection, hl__answer_by(request->deadline));
   if (status)
     status = HL_ECONNECTION;
   else if (request->n > 0 && !manager->ops->downgrade)
@@ -258,8 +267,7 @@ int hl__hold_downgrade(hl__hold *hold, const hl_request *request,
                        "lock: release it, or keep it exclusive",
                        manager->ops->scheme);
   else if (request->n > 0)
-    status = manager->ops->downgrade(connection->session, request, &sent,
-                                     &reason);
+    status = manager->ops->downgrade(connection->session, &own, &sent, &reason);
   if (sent > connection->answered) connection->answered = sent;
   hl__connection_mutex_unlock(connection);
   if (status == HL_ECONNECTION) return hl__hold_lose(hold, &reason, error);
@@ -274,12 +282,14 @@ int hl__hold_convert(hl__hold *hold, const hl_request *request,
   if (status) return status;
   hl__connection *connection = hold->connection;
   hl_error reason;
-  status = hl__hold_settle(manager, connection, &reason);
+  status = hl__hold_settle(manager, connection, HL_FOREVER, &reason);
   if (status) {
     hl__connection_mutex_unlock(connection);
     return hl__hold_lose(hold, &reason, error);
   }
-  status = manager->store->leases->convert(connection->session, request, grant,
+  hl_request own = *request;
+  own.deadline = end_by(manager, connection, hl__answer_by(request->deadline));
+  status = manager->store->leases->convert(connection->session, &own, grant,
                                            &reason);
   if (status == HL_OK) connection->answered = hl__lease_ms();
   hl__connection_mutex_unlock(connection);

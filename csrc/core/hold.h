@@ -65,10 +65,10 @@ int64_t hl__hold_left_busy(hl__hold *hold);
 int64_t hl__hold_lease_left(const hl_manager *manager,
                             const hl__connection *connection);
 /* Reads the answer to the last sign of life, waiting for it, so that the
-   session can be used; but no longer than the lease lasts, for then the hold is
-   lost anyhow. */
+   session can be used; until the deadline, but no longer than the lease lasts, for then the
+   hold is lost anyhow. */
 int hl__hold_settle(hl_manager *manager, hl__connection *connection,
-                    hl_error *error) HL__REQUIRES(hl__connection_mutex);
+                    int64_t deadline, hl_error *error) HL__REQUIRES(hl__connection_mutex);
 /* Whether the session of a HELD connection stands, as far as can be told without
    waiting: reads an answer that has come, looks at the session and at the
    clock. */

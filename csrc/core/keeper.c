@@ -5,8 +5,8 @@
  *     it up;
  *   - notices what has been lost;
  *   - finishes releases that could not be sent at once;
- *   - interrupts a call that overran its deadline, because its server hangs or
- *     the network is cut;
+ *   - interrupts a call that is overdue, because its server hangs or the network is
+ *     cut;
  *   - closes what nobody has used for long;
  *   - has leases refreshed by workers;
  *   - ends pendings whose time is up while they stand in line.
@@ -30,8 +30,6 @@
 #define TURN_MS 1000
 /* While a release waits for an earlier answer. */
 #define TURN_SOON_MS 2
-/* A store ends its waits itself; beyond its deadline by this much, it hangs. */
-#define OVERRUN_MS 1000
 /* An idle session is renewed for so long, and then closed. */
 #define IDLE_MS 300000
 
@@ -113,11 +111,13 @@ static int64_t turn(hl_manager *manager, hl__connection **dead)
       if (!releasing_turn(manager, connection, dead)) wait = TURN_SOON_MS;
       break;
     case HL__BUSY:
-      if (connection->due != HL_FOREVER && now > connection->due + OVERRUN_MS &&
-          connection->session && !connection->overrun) {
+      if (!connection->session || connection->overrun) break;
+      if (now >= connection->due) {
         connection->overrun = true;
         manager->ops->interrupt(connection->session);
         idle_suspect(manager);
+      } else if (hl__between_ms(now, connection->due) < wait) {
+        wait = hl__between_ms(now, connection->due);
       }
       break;
     case HL__ENDED: break;

@@ -157,11 +157,13 @@ static void operation_begin(hl__lease *lease, operation *self)
   self->lease = lease;
   self->terms = lease->terms;
   self->end = lease->end;
-  if (!self->patience) self->patience = self->confirm ? ANSWER_MS : DROP_MS;
-  /* Who holds it is not kept beyond its end by a store that hangs. */
-  int64_t left = lease->end - hl__lease_ms() - RETURN_MS;
-  if (self->confirm && lease->state == HL__LEASE_HELD && left < self->patience)
+  if (!self->patience && !self->confirm) self->patience = DROP_MS;
+  if (!self->patience) {
+    /* Nobody is kept beyond its end by a store that hangs. */
+    int64_t left = lease->end - hl__lease_ms() - RETURN_MS;
+    if (left > ANSWER_MS) left = ANSWER_MS;
     self->patience = left > LEAST_MS ? left : LEAST_MS;
+  }
   self->deadline = hl__now_ms() + self->patience;
 }
 
@@ -710,8 +712,10 @@ int hl__lease_recall(hl__lease *lease, int64_t deadline) {
   return status;
 }
 
-void hl__leases_drops_await(hl_manager *manager, uint64_t put) {
-  int64_t deadline = hl__now_ms() + DROP_MS;
+void hl__leases_drops_await(hl_manager *manager, uint64_t put,
+                            int64_t deadline) {
+  int64_t usual = hl__now_ms() + DROP_MS;
+  if (usual < deadline) deadline = usual;
   uint64_t failed = manager->drops_failed;
   while (manager->drops_gone < put && manager->drops_failed == failed &&
          !manager->closed && hl__left_ms(deadline) > 0)
@@ -798,7 +802,7 @@ static bool leases_end(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
 
 void hl__leases_close(hl_manager *manager, bool waits) {
   while (!leases_end(manager)) drops_give_back(manager, true);
-  if (waits) hl__leases_drops_await(manager, manager->drops_put);
+  if (waits) hl__leases_drops_await(manager, manager->drops_put, HL_FOREVER);
   while (!leases_end(manager)) /* those granted meanwhile */
     drops_give_back(manager, true);
 }

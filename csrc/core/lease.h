@@ -77,7 +77,7 @@ int hl__lease_recall(hl__lease *lease, int64_t deadline)
     HL__REQUIRES(hl__manager_mutex);
 /* Waits, for a second at most, until those that were released by then (manager->drops_put) have
    been given back. */
-void hl__leases_drops_await(hl_manager *manager, uint64_t put)
+void hl__leases_drops_await(hl_manager *manager, uint64_t put, int64_t deadline)
     HL__REQUIRES(hl__manager_mutex);
 /* HL_ELOST: the grant was over when it came. */
 int hl__lease_late_error(hl_error *error);

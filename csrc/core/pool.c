@@ -157,6 +157,12 @@ void hl__pool_unreserve(hl_manager *manager, bool *reservation) {
   *reservation = false;
 }
 
+void hl__pool_watch(hl_manager *manager, hl__connection *connection,
+                    int64_t due) {
+  connection->due = due;
+  if (manager->ops->traits.expires) hl__manager_hurry(manager, due);
+}
+
 void hl__pool_discard(hl_manager *manager, hl__connection *connection) {
   hl__pool_unlink(manager, connection);
   hl__manager_mutex_unlock(manager);
@@ -298,12 +304,11 @@ static int connection_open(hl_manager *manager, hl__connection *connection,
     HL__REQUIRES(hl__manager_mutex) {
   hl_session *session = NULL;
   hl__manager_mutex_unlock(manager);
-  int64_t least = hl__now_ms() + CONNECT_AT_LEAST_MS;
   int64_t sent = hl__lease_ms();
   hl__exit_await(1);
   hl__exit_check(1);
-  int status = manager->ops->session_open(
-      manager->store, deadline > least ? deadline : least, &session, error);
+  int status =
+      manager->ops->session_open(manager->store, deadline, &session, error);
   hl__exit_await_end();
   hl__manager_mutex_lock(manager);
   connection->session = session;
@@ -392,6 +397,8 @@ int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline,
     hl__manager_mutex_lock(manager);
   }
   if (status == HL_OK && made) {
+    int64_t least = hl__now_ms() + CONNECT_AT_LEAST_MS;
+    if (how == HL__TAKE_ANY && deadline < least) deadline = least;
     status = connection_open(manager, connection, deadline, error);
     if (status) {
       hl__pool_discard(manager, connection);
@@ -412,10 +419,12 @@ static int run_once(hl_manager *manager, hl__take how,
   *fresh = true;
   if (status) return status;
   *fresh = connection->fresh;
-  connection->due = deadline;
+  hl__pool_watch(manager, connection, deadline);
   hl__manager_mutex_unlock(manager);
   status = run(connection->session, context, error);
   hl__manager_mutex_lock(manager);
+  if (status == HL_ECONNECTION && connection->overrun)
+    status = hl__error(error, HL_ECONNECTION, "the server did not answer in time");
   if (status == HL_ECONNECTION)
     hl__pool_discard(manager, connection);
   else

@@ -64,7 +64,7 @@ struct hl__connection {
   hl__connection *newer HL__GUARDED_BY(hl__manager_mutex);
   /* The thread that took it. */
   pthread_t owner HL__GUARDED_BY(hl__manager_mutex);
-  /* BUSY: overrun after this, watched by the keeper. */
+  /* BUSY: from then on its store hangs, and the keeper ends the call (hl__pool_watch). */
   int64_t due HL__GUARDED_BY(hl__manager_mutex);
   /* BUSY: a call is in the store's hands that hl_manager_cancel interrupts. */
   bool waits HL__GUARDED_BY(hl__manager_mutex);
@@ -102,8 +102,9 @@ typedef struct hl__pool {
 
 typedef enum hl__take { HL__TAKE_ANY, HL__TAKE_FRESH, HL__TAKE_EXTRA } hl__take;
 
-/* A BUSY connection with an open session, for this thread. `how`: any; one that is
-   connected afresh; or one even when the pool is full, for a look. `reservation`:
+/* A BUSY connection with an open session, for this thread. `how`: any, and it may take a second
+   to connect, however soon the deadline is; or, by the deadline: one that is connected afresh, as
+   another one has been of no use; one even when the pool is full, for a look. `reservation`:
    the caller's (hl__pool_reserve), which it uses up; or NULL. `given_up`: NULL, or
    what becomes true, before a broadcast of `freed`, when nobody wants it any more. The
    mutex is given back meanwhile where something blocks.
@@ -112,6 +113,9 @@ typedef enum hl__take { HL__TAKE_ANY, HL__TAKE_FRESH, HL__TAKE_EXTRA } hl__take;
 int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline,
                   bool try_once, bool *reservation, const bool *given_up,
                   hl__connection **connection, hl_error *error)
+    HL__REQUIRES(hl__manager_mutex);
+/* The call on a BUSY connection is to return by then: the keeper ends it otherwise. */
+void hl__pool_watch(hl_manager *manager, hl__connection *connection, int64_t due)
     HL__REQUIRES(hl__manager_mutex);
 /* A BUSY connection that holds nothing goes back; it is closed where it is of no more
    use. discard closes it in any case. The mutex is given back meanwhile. */

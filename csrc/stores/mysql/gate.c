@@ -27,7 +27,6 @@
 #define POLL_MAX_US 25000
 /* A look or a deletion takes a round trip. Longer, and its server hangs. */
 #define LOOK_MS 1000
-#define DELETE_MS 1000
 /* Who waits for a bell for so long looks for himself: its owner may have been stopped. */
 #define BELL_NET_SECONDS 15
 /* Rows of one look; more need several. */
@@ -37,6 +36,12 @@
 /* Every so many times that the gate says 1 and no lease is in the way, somebody looks
    whether it need say so. */
 #define SWEEP_PART 32u
+
+/* `limit`: when the caller is to have its answer. */
+static int64_t answer_by(int64_t limit) {
+  int64_t usual = hl__now_ms() + LOOK_MS;
+  return usual < limit ? usual : limit;
+}
 
 int64_t hl__mysql_gate(const hl__mysql_session *session,
                        const hl_request *request) {
@@ -92,9 +97,10 @@ static void aside_give(hl__mysql_store *store, hl__mysql_session *session,
 /* Autocommit is on there: each is a transaction. former: hexadecimal, of hl_lease_terms, or
    "". *gone: whether anything was deleted. */
 static int expired_delete(hl__mysql_store *store, char (*ids)[33], unsigned n,
-                          const char *former, bool *gone, hl_error *error) {
+                          const char *former, int64_t limit, bool *gone,
+                          hl_error *error) {
   hl__mysql_session *aside;
-  int64_t deadline = hl__now_ms() + DELETE_MS;
+  int64_t deadline = answer_by(limit);
   int status = aside_take(store, deadline, &aside, error);
   if (status) return status;
   for (unsigned i = 0; i < n && status == HL_OK; i++) {
@@ -107,7 +113,7 @@ static int expired_delete(hl__mysql_store *store, char (*ids)[33], unsigned n,
                         strcmp(ids[i], former) == 0
                             ? ""
                             : " AND l.till<=UTC_TIMESTAMP(6)");
-    aside->patience = hl__now_ms() + DELETE_MS;
+    aside->patience = answer_by(limit);
     status = hl__mysql_commands(aside, sql, (size_t)size, 1, &deleted, error);
     if (deleted > 0) *gone = true;
   }
@@ -118,7 +124,7 @@ static int expired_delete(hl__mysql_store *store, char (*ids)[33], unsigned n,
 /* The gate says 1, and perhaps there are no leases any more. The first statement locks its
    row, so that nobody records one while the second looks. Where a program's own transaction keeps
    the row (hierlock.attach), the gate stays open: our caller holds rows, and waits for nothing. */
-static void gate_shut(hl__mysql_store *store, uint32_t gate) {
+static void gate_shut(hl__mysql_store *store, uint32_t gate, int64_t limit) {
   hl__mysql_session *aside;
   uint64_t buckets = hl_layout_buckets(store->base.layout), affected[4];
   uint64_t first = gate, last = gate;
@@ -127,7 +133,7 @@ static void gate_shut(hl__mysql_store *store, uint32_t gate) {
     first = (gate * buckets + HL__SQL_GATES - 1) / HL__SQL_GATES;
     last = ((gate + 1) * buckets + HL__SQL_GATES - 1) / HL__SQL_GATES - 1;
   }
-  if (aside_take(store, hl__now_ms() + DELETE_MS, &aside, NULL)) return;
+  if (aside_take(store, answer_by(limit), &aside, NULL)) return;
   int size = snprintf(
       sql, sizeof sql,
       "BEGIN;SET @hierlock_gate=(SELECT g FROM %s WHERE g=%u FOR UPDATE SKIP LOCKED);"
@@ -135,7 +141,7 @@ static void gate_shut(hl__mysql_store *store, uint32_t gate) {
       "r.level=0 AND r.bucket BETWEEN %llu AND %llu);COMMIT",
       store->gate, (unsigned)gate, store->gate, store->rows,
       (unsigned long long)first, (unsigned long long)last);
-  aside->patience = hl__now_ms() + DELETE_MS;
+  aside->patience = answer_by(limit);
   int status = hl__mysql_commands(aside, sql, (size_t)size, 4, affected, NULL);
   aside_give(store, aside, status == HL_OK);
 }
@@ -214,7 +220,7 @@ static int look(hl__mysql_session *session, const hl_request *request,
     }
     hl__mysql_put_conflicts(&t, rows + done, some);
     hl__text_put(&t, " LIMIT 64");
-    session->patience = hl__now_ms() + LOOK_MS;
+    session->patience = answer_by(hl__answer_by(request->deadline));
     status = hl__mysql_query(session, t.data, t.used, &result, error);
     free(t.data);
     while (status == HL_OK && (row = hl__mysql_row(result, 5)))
@@ -381,7 +387,8 @@ static int turns(hl__mysql_session *session, const hl_request *request,
     bool gone = false;
     if (found.expired_n > 0) {
       status = expired_delete(session->store, found.expired, found.expired_n,
-                              found.former, &gone, error);
+                              found.former, hl__answer_by(request->deadline),
+                              &gone, error);
       if (status == HL_ESTORE || status == HL_ENOMEM) return status;
     }
     if (gone) continue;
@@ -425,6 +432,7 @@ int hl__mysql_leases_await(hl__mysql_session *session,
   if (status) return status;
   int64_t gate = hl__mysql_gate(session, request);
   if (gate >= 0 && random_below(session, SWEEP_PART) == 0)
-    gate_shut(session->store, (uint32_t)gate);
+    gate_shut(session->store, (uint32_t)gate,
+              hl__answer_by(request->deadline));
   return HL_OK;
 }

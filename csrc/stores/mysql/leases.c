@@ -155,6 +155,34 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms,
   return status;
 }
 
+/* Whoever has sent what makes the record is gone, and the server may read it still, or be at it: so it is
+   not enough to delete what is there. A record of the same id, revoked, is left behind: its INSERT
+   waits for one that is under way, and a later one fails. It is forgotten as others are. */
+static int lease_recall(hl_session *base, const hl_lease_terms *terms,
+                        int64_t deadline, hl_error *error) {
+  hl__mysql_session *session = session_of(base);
+  const hl__mysql_store *store = session->store;
+  uint64_t affected[3];
+  hl__text t;
+  int status = hl__mysql_begin(session, deadline, error);
+  if (status) return status;
+  if (!hl__text_new(&t, 1024)) return hl__error_memory(error);
+  hl__text_put(&t,
+               "INSERT INTO %s (id,secret,holder,till,turn,since,token,mode,owner,"
+               "label,path,application,host,pid,revoked) VALUES (",
+               store->leases);
+  hl__mysql_put_id(&t, "", terms->id);
+  hl__mysql_put_id(&t, ",'',", terms->holder);
+  hl__text_put(&t, ",UTC_TIMESTAMP(6),0,UTC_TIMESTAMP(6),0,0,'','','','','',0,1) "
+                   "ON DUPLICATE KEY UPDATE revoked=1;DELETE FROM %s",
+               store->rows);
+  hl__mysql_put_id(&t, " WHERE id=", terms->id);
+  hl__text_put(&t, ";COMMIT");
+  status = hl__mysql_whole(session, &t, 3, affected, deadline, error);
+  free(t.data);
+  return status;
+}
+
 static int lease_drop_all(hl_session *base, const hl_lease_terms *terms,
                           size_t n, int64_t deadline, hl_error *error) {
   hl__mysql_session *session = session_of(base);
@@ -254,9 +282,7 @@ static int lease_adopt(hl_session *base, const hl_request *request,
                        hl_grant *grant, hl_error *error) {
   hl__mysql_session *session = session_of(base);
   char holder[33], before[33] = "";
-  /* It waits for nobody, and where no time was given it is asked, too. */
-  int64_t deadline = hl__now_ms() + HL__SETTLE_MS;
-  if (request->deadline > deadline) deadline = request->deadline;
+  int64_t deadline = hl__answer_by(request->deadline); /* it waits for nobody */
   for (;;) {
     int status = hl__mysql_begin(session, deadline, error);
     if (status) return status;
@@ -285,7 +311,7 @@ static int lease_regrade(hl_session *base, const hl_request *request,
     hl__mysql_kill(session, request->deadline);
   bool unsure = status == HL_TIMEOUT || (status == HL_OK && changed == 0);
   if (!unsure) return status;
-  int seen = lease_look(base, request->lease, hl__now_ms() + HL__SETTLE_MS,
+  int seen = lease_look(base, request->lease, hl__answer_by(request->deadline),
                         &left, &reason);
   if (seen == HL_OK) return status;
   if (status == HL_TIMEOUT && seen != HL_ELOST) return status;
@@ -447,6 +473,7 @@ const hl_lease_ops hl__mysql_leases = {
     .look = lease_look,
     .drop = lease_drop,
     .drop_all = lease_drop_all,
+    .recall = lease_recall,
     .regrade = lease_regrade,
     .adopt = lease_adopt,
     .convert = lease_convert,

@@ -39,14 +39,9 @@ void hl__mysql_library_init(void) {
   (void)pthread_once(&once, library_init);
 }
 
-/* An attempt that was given up counts as one that took so long, at most. */
-#define GIVEN_UP_MS 1300
-
 /* A connection that could be made is not given up for a short wait, or no wait over
-   a slow line would ever get one: it may take thrice as long as the last one. One
-   that was given up counts, too, or short waits would never get one from a server
-   that has become slow; but not all of it, for a server that hangs keeps each call
-   for as long. */
+   a slow line would ever get one: it may take thrice as long as the last one. One that was given
+   up does not count: a server that hangs would keep each call longer than the one before. */
 int hl__mysql_connect_verified(hl__mysql_store *store, int64_t deadline,
                                hl__mysql_session **session, hl_error *error) {
   int64_t begun = hl__now_ms();
@@ -59,16 +54,11 @@ int hl__mysql_connect_verified(hl__mysql_store *store, int64_t deadline,
       status = hl__error(error, HL_ECONNECTION,
                          "the server did not answer in time");
   }
-  int64_t took = hl__now_ms() - begun;
   if (status) {
-    bool given_up = hl__left_ms(deadline) == 0;
-    if (took > GIVEN_UP_MS) took = GIVEN_UP_MS;
-    if (given_up && took > atomic_load(&store->connecting))
-      atomic_store(&store->connecting, took);
     hl__mysql_disconnect(*session);
     *session = NULL;
   } else {
-    atomic_store(&store->connecting, took);
+    atomic_store(&store->connecting, hl__now_ms() - begun);
   }
   return status;
 }
@@ -279,11 +269,11 @@ out:
 
 /* ------------------------------------------------------- a session */
 
-/* For the answer to the last release. */
+/* For the answer to the last release: at most half of the time that there is, the rest is for another
+   connection. */
 static int64_t patience_ms(const hl_request *request) {
-  int64_t patience = hl__now_ms() + SETTLE_MS;
-  return request->try_once || patience < request->deadline ? patience
-                                                           : request->deadline;
+  int64_t half = hl__left_ms(hl__answer_by(request->deadline)) / 2;
+  return hl__now_ms() + (half < SETTLE_MS ? half : SETTLE_MS);
 }
 
 static int take(hl_session *base, const hl_request *request, hl_grant *grant,

@@ -6,11 +6,13 @@
  * wait for those whom it keeps out. What locks and waits is another statement.
  */
 #include "record.h"
+#include "statement.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#define RECORD_WAIT_MS 1000 /* HL__RECORD_LIMIT's */
 #define RECORD_MS 10000
 /* A recording that the server has undone because of a deadlock is tried so often. */
 #define TRIES_MAX 4
@@ -109,16 +111,12 @@ static void put_lease_values(hl__text *t, const hl__mysql_store *store,
   hl__text_put(t, ",%lld,0", (long long)config->pid);
 }
 
-/* The roots' gates say 1 from now on, for those who come behind us. */
+/* " WHERE g IN (...)": the roots' gates. */
 static void put_gates(hl__text *t, const hl__mysql_store *store,
                       const hl_request *request) {
   uint64_t buckets = hl_layout_buckets(store->base.layout);
   int64_t before = -1;
-  if (hl__is_presence(request->lease->id)) {
-    hl__text_put(t, "DO 0"); /* whose row is behind no gate */
-    return;
-  }
-  hl__text_put(t, "UPDATE %s SET n=1 WHERE g IN (", store->gate);
+  hl__text_put(t, " WHERE g IN (");
   for (size_t i = hl__update_rows(request->rows, request->n);
        i < request->n && request->rows[i].level == 0; i++) {
     int64_t gate = hl__sql_gate(request->rows[i].bucket, buckets);
@@ -129,14 +127,36 @@ static void put_gates(hl__text *t, const hl__mysql_store *store,
   hl__text_put(t, ")");
 }
 
-/* Three statements. The first one takes the gate's row for this transaction: nobody shuts it
+/* Two statements. The first one takes the gate's row for this transaction: nobody shuts it
    before the commit, and two that record do not wait for each other in a circle, for
-   behind it they wait for nobody. */
-static void put_record(hl__text *t, const hl__mysql_store *store,
+   behind it they wait for nobody. It alone can be given an end to the millisecond. */
+static void put_gates_open(hl__text *t, const hl__mysql_session *session,
+                           const hl_request *request) {
+  const hl__mysql_store *store = session->store;
+  long long ms = hl__left_ms(hl__answer_by(request->deadline));
+  ms = ms > RECORD_WAIT_MS ? RECORD_WAIT_MS : ms / 2 + 1;
+  if (session->dialect == HL_MARIADB)
+    hl__text_put(t, "SET STATEMENT max_statement_time=%lld.%03lld FOR SELECT ",
+                 ms / 1000, ms % 1000);
+  else
+    hl__text_put(t, "SELECT /*+ MAX_EXECUTION_TIME(%lld) */ ", ms);
+  hl__text_put(t, "COUNT(*) INTO @hierlock_gates FROM %s", store->gate);
+  put_gates(t, store, request);
+  /* For those who come behind us. */
+  hl__text_put(t, " FOR UPDATE;UPDATE %s SET n=1", store->gate);
+  put_gates(t, store, request);
+}
+
+/* Four statements. */
+static void put_record(hl__text *t, const hl__mysql_session *session,
                        const hl_request *request, uint64_t token) {
+  const hl__mysql_store *store = session->store;
   char number[24];
   (void)snprintf(number, sizeof number, "%llu", (unsigned long long)token);
-  put_gates(t, store, request);
+  if (hl__is_presence(request->lease->id))
+    hl__text_put(t, "DO 0;DO 0"); /* its row is behind no gate */
+  else
+    put_gates_open(t, session, request);
   hl__text_put(t, ";");
   put_lease_columns(t, store);
   hl__text_put(t, "VALUES (");
@@ -212,14 +232,16 @@ static void recall(hl__mysql_session *session, const hl_lease_terms *terms) {
 static int record_try(hl__mysql_session *session, const hl_request *request,
                       bool kept, hl_grant *grant, hl_error *error) {
   hl__text t;
-  uint64_t affected[6];
+  uint64_t affected[7];
   if (!record_room(&t, request)) return hl__error_memory(error);
   hl__text_put(&t, HL__RECORD_LIMIT "%s", kept ? "SAVEPOINT hierlock;" : "");
-  put_record(&t, session->store, request, grant->token);
+  put_record(&t, session, request, grant->token);
   hl__text_put(&t, ";COMMIT");
   session->patience = hl__now_ms() + RECORD_MS;
+  if (kept && request->deadline < session->patience)
+    session->patience = request->deadline; /* else the keeper ends it */
   grant->sent_ms = hl__lease_ms();
-  int status = hl__mysql_commands(session, t.data, t.used, kept ? 6 : 5,
+  int status = hl__mysql_commands(session, t.data, t.used, kept ? 7 : 6,
                                   affected, error);
   session->wait = 0;
   free(t.data);
@@ -246,17 +268,15 @@ int hl__mysql_record(hl__mysql_session *session, const hl_request *request,
       session->holds = false;
       return HL_OK;
     }
-    if (status == HL_ECONNECTION) {
-      hl__mysql_kill(session, hl__now_ms() + HL__SETTLE_MS);
-      return status;
-    }
+    if (status == HL_ECONNECTION) return status;
     if (status == HL_DEADLOCK) session->holds = false;
     if (kept) status = record_undo(session, status, error);
     if (status == HL_ECONNECTION) return status;
     grant->sent_ms = 0;
     if (!kept) recall(session, request->lease);
     /* Without its rows it begins anew, as the caller does. */
-    if (!kept || status != HL_TIMEOUT || hl__left_ms(request->deadline) == 0)
+    if (!kept || status != HL_TIMEOUT ||
+        hl__left_ms(request->deadline) < RECORD_WAIT_MS)
       return status;
   }
 }
@@ -271,10 +291,7 @@ static int take_at_once(hl__mysql_session *session, const hl_request *request,
   int status =
       hl__mysql_lock_and_record(session, request, tail, grant, error);
   free(tail->text.data);
-  if (status == HL_ECONNECTION) {
-    hl__mysql_kill(session, hl__now_ms() + HL__SETTLE_MS);
-    return status; /* grant->sent_ms: it may be there */
-  }
+  if (status == HL_ECONNECTION) return status; /* grant->sent_ms: it may be there */
   if (status && tail->begun) {
     /* A row was missing, or the server is read-only, and the lease locks nothing. Or
        something went wrong with the COMMIT. */
@@ -332,14 +349,16 @@ int hl__mysql_lease_take(hl__mysql_session *session, const hl_request *request,
                          hl_grant *grant, hl_error *error) {
   hl__tail tail = {.recorded = false};
   int status = HL_OK;
+  int64_t again = hl__deadline(hl__answer_by(request->deadline), -HL__TRY_MS);
   if (hl__is_presence(request->lease->id)) { /* the table has no such row */
     status = hl__mysql_begin(session, hl__now_ms() + HL__SETTLE_MS, error);
     return status ? status : hl__mysql_record(session, request, false, grant, error);
   }
   if (hl__mysql_records_at_once(session, request))
     status = take_at_once(session, request, &tail, grant, error);
-  /* It does not wait for the gate either, which somebody may have for a moment. */
-  if (status && status != HL_TIMEOUT) return status;
+  /* It does not wait for the gate either, which somebody may have for a moment. What an
+     administrator has locked, for longer, takes all of a try's time. */
+  if (status && (status != HL_TIMEOUT || hl__left_ms(again) == 0)) return status;
   if (!tail.recorded)
     status = take_in_steps(session, request, grant, error);
   if (status) return status;

@@ -13,7 +13,7 @@
    moment; transactions of hierlock.attach and of strangers, till they end. So each statement waits a
    second at most (the server's least), and what has waited in vain is tried again. The session's
    limits are unknown afterwards. */
-#define HL__RECORD_LIMIT "SET SESSION innodb_lock_wait_timeout=1;"
+#define HL__RECORD_LIMIT "SET SESSION innodb_lock_wait_timeout=1,lock_wait_timeout=1;"
 /* So many microseconds from now, as SQL: a format. */
 #define HL__END_AFTER "TIMESTAMPADD(MICROSECOND,%lld,UTC_TIMESTAMP(6))"
 static inline long long hl__mysql_us(int64_t ms) {

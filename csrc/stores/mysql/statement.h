@@ -8,8 +8,9 @@
 
 /* Rows of one statement; more are locked by several, in the same order. */
 #define HL__STATEMENT_ROWS_MAX 256
-/* NOWAIT does not cover the wait for a metadata lock on MySQL. */
-#define HL__TRY_MS 500
+/* NOWAIT does not cover the wait for a metadata lock on MySQL: it ends before the caller's time is up
+   (hl__answer_by). */
+#define HL__TRY_MS 100
 
 /* What one statement does. */
 typedef struct hl__part {

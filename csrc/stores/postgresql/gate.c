@@ -42,8 +42,6 @@
 /* Between two looks, in ms; from the first to the last. */
 #define PAUSE_FIRST_MS 1
 #define PAUSE_LAST_MS 25
-/* For the answer to a look, and for a connection that deletes what is over. */
-#define ANSWER_MS 10000
 /* Who waits for a bell for so long looks for himself: its owner may have been stopped. */
 #define BELL_NET_MS 15000
 
@@ -60,7 +58,7 @@ const char *hl__pg_gate_column(const hl__pg_session *session) {
 
 static int blind_look(hl__pg_session *session, hl_error *error) {
   PGresult *result;
-  session->patience = hl__now_ms() + ANSWER_MS;
+  session->patience = hl__pg_answer_by(session);
   int status = hl__pg_query(
       session,
       "SELECT count(*) FROM pg_catalog.pg_class WHERE relname='hier_lock_gate' "
@@ -182,7 +180,7 @@ static int ask(wait *self, const char *sql, int columns, hl_error *error) {
   PQclear(self->found);
   self->found = NULL;
   self->sent = hl__lease_ms();
-  self->session->patience = hl__now_ms() + ANSWER_MS;
+  self->session->patience = hl__pg_answer_by(self->session);
   hl_error said;
   int status =
       hl__pg_query(self->session, sql, columns, &self->found, &said);

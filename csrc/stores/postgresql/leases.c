@@ -27,6 +27,7 @@ static int gone_error(const hl_lease_terms *terms, hl_error *error) {
 
 /* Ready for a statement. HL_ERELEASED: there are no tables. */
 static int ready(hl__pg_session *session, int64_t deadline, hl_error *error) {
+  session->limit = deadline;
   int status = hl__pg_settle(session, deadline, false, error);
   if (status == HL_TIMEOUT)
     return hl__error(error, HL_ECONNECTION,
@@ -293,7 +294,7 @@ static int lease_adopt(hl_session *base, const hl_request *request,
   hl__pg_session *session = session_of(base);
   char holder[40], before[40] = "";
   const char *token = NULL;
-  int64_t deadline = hl__now_ms() + 10000;
+  int64_t deadline = hl__answer_by(request->deadline); /* it waits for nobody */
   int status = ready(session, deadline, error); /* settle has forgotten earlier interruptions */
   if (status) return status == HL_ERELEASED ? gone_error(request->lease, error) : status;
   while (!token) {
@@ -317,20 +318,19 @@ static int lease_regrade(hl_session *base, const hl_request *request,
                          hl_grant *grant, hl_error *error) {
   hl__pg_session *session = session_of(base);
   const hl_lease_terms *terms = request->lease;
-  int64_t left, answer = 10000;
+  int64_t left, limit = hl__answer_by(request->deadline);
   hl_error reason;
-  int status = ready(session, hl__now_ms() + answer, error);
+  int status = ready(session, limit, error);
   if (status == HL_OK)
     status = hl__pg_lease_regrade(session, request, grant, error);
   else if (status == HL_ERELEASED)
     status = gone_error(terms, error);
   if (status == HL_ELOST)
-    return lost(session, terms, hl__now_ms() + answer, error);
+    return lost(session, terms, limit, error);
   (void)hl__pg_interruption_take(session); /* one that comes later is forgotten by settle */
   /* Somebody may have it because the lease has ended. */
   if (status == HL_TIMEOUT &&
-      lease_look(base, terms, hl__now_ms() + answer, &left, &reason) ==
-          HL_ELOST) {
+      lease_look(base, terms, limit, &left, &reason) == HL_ELOST) {
     if (error) *error = reason;
     return HL_ELOST;
   }

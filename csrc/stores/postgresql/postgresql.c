@@ -30,9 +30,6 @@ static void library_init(void) {
   if (OPENSSL_init_ssl) (void)OPENSSL_init_ssl(0, NULL);
 }
 
-/* An attempt that was given up counts as one that took so long, at most. */
-#define GIVEN_UP_MS 1300
-
 /* What is no outcome of connecting, but of locking: somebody has ended a statement of ours,
    or a server says of its refusal what it likes. */
 static int not_connected(int status, hl_error *error) {
@@ -42,10 +39,8 @@ static int not_connected(int status, hl_error *error) {
 }
 
 /* A connection that could be made is not given up for a short wait, or no wait over
-   a slow line would ever get one: it may take thrice as long as the last one. One
-   that was given up counts, too, or short waits would never get one from a server
-   that has become slow; but not all of it, for a server that hangs keeps each call
-   for as long. */
+   a slow line would ever get one: it may take thrice as long as the last one. One that was given
+   up does not count: a server that hangs would keep each call longer than the one before. */
 static int connect_verified(hl__pg_store *store, int64_t deadline,
                             hl__pg_session **session, hl_error *error) {
   int64_t begun = hl__now_ms();
@@ -54,16 +49,11 @@ static int connect_verified(hl__pg_store *store, int64_t deadline,
   int status = hl__pg_connect(store, deadline, session, error);
   if (status == HL_OK) status = hl__pg_verify(*session, error);
   status = not_connected(status, error);
-  int64_t took = hl__now_ms() - begun;
   if (status) {
-    bool given_up = hl__left_ms(deadline) == 0;
-    if (took > GIVEN_UP_MS) took = GIVEN_UP_MS;
-    if (given_up && took > atomic_load(&store->connecting))
-      atomic_store(&store->connecting, took);
     hl__pg_disconnect(*session);
     *session = NULL;
   } else {
-    atomic_store(&store->connecting, took);
+    atomic_store(&store->connecting, hl__now_ms() - begun);
   }
   return status;
 }
@@ -140,10 +130,11 @@ static int take(hl_session *base, const hl_request *request, hl_grant *grant,
                 hl_error *error) {
   hl__pg_session *session = session_of(base);
   /* The answer to the last release must be read first. Without it nothing was asked
-     for: that is no timeout, and on another connection it may go on. */
-  int64_t patience = hl__now_ms() + SETTLE_MS;
-  if (!request->try_once && request->deadline < patience)
-    patience = request->deadline;
+     for: that is no timeout, and on another connection it may go on, for which half of the time is
+     left. */
+  session->limit = hl__answer_by(request->deadline);
+  int64_t half = hl__left_ms(session->limit) / 2;
+  int64_t patience = hl__now_ms() + (half < SETTLE_MS ? half : SETTLE_MS);
   int status = hl__pg_settle(session, patience, true, error);
   if (status == HL_TIMEOUT)
     status = hl__error(error, HL_ECONNECTION,
@@ -221,7 +212,7 @@ static int holders(hl_session *base, const hl_lease_filter *filter,
   int status = hl__pg_settle(session, settled < deadline ? settled : deadline,
                              false, error);
   if (status) return status == HL_TIMEOUT ? hl__pg_gone(session, error) : status;
-  session->patience = deadline;
+  session->patience = session->limit = deadline;
   return hl__pg_holders(session, filter, fn, context, error);
 }
 

@@ -69,9 +69,11 @@ HL__MUTEX_FUNCTIONS(hl__pg_store, hl__pg_store, mutex, hl__pg_store_mutex)
 #define HL__PG_TAG_MAX 960u
 
 /* Whoever alters, or cleans up, the tables of leases keeps everybody from them: what asks for
-   them fails after so long (lock_timeout; ms), as a request may not want to wait at all.
-   What waits for rows, or a bell, has an end of its own (statement_timeout), and lifts this. */
+   them fails after so long (lock_timeout; ms). What waits for rows, or a bell, has an end of its own
+   (statement_timeout), and lifts this. A try's end comes before its caller's time is up
+   (hl__answer_by): a request that may wait is then tried again. */
 #define HL__PG_TABLE_MS 1000
+#define HL__PG_TRY "set_config('lock_timeout','100',true)"
 
 /* What a lock statement says of leases: HL__PG_GATE. */
 enum {
@@ -113,6 +115,7 @@ struct hl__pg_session {
   bool tells_transaction; /* the outstanding answer shall say so */
   bool releases;          /* the outstanding answer is one to ROLLBACK */
   int64_t patience;       /* hl__pg_query waits until then; hl__now_ms */
+  int64_t limit; /* the call that has the session is to return by then: see hl__pg_answer_by */
   char tag[HL__PG_TAG_MAX]; /* of the last request; a comment, "" before it */
   /* Modes of the shapes that are prepared, as in their names. */
   char shapes[HL__PG_SHAPES_MAX][HL__PG_SHAPE_ROWS_MAX + 1];
@@ -288,6 +291,8 @@ int hl__pg_sweep(hl__pg_session *session, hl_error *error);
 /* Runs a statement on a connection of its own, as the session's own transaction must neither
    end nor keep what it does. */
 int hl__pg_aside(hl__pg_session *session, const char *sql, hl_error *error);
+/* Until when the server is to answer what takes it a moment only. Longer, and it hangs. */
+int64_t hl__pg_answer_by(const hl__pg_session *session);
 
 /* ---- cancel.c */
 

@@ -3,7 +3,8 @@
  * sequence of modes, as parsing and planning is what the server spends its time on:
  *
  *     BEGIN
- *     SELECT CASE WHEN NOT pg_try_advisory_xact_lock_shared($1) THEN 1 ... ELSE 0 END,
+ *     SELECT set_config('lock_timeout',...),
+ *            CASE WHEN NOT pg_try_advisory_xact_lock_shared($1) THEN 1 ... ELSE 0 END,
  *            token, server, gate
  *
  * - A CASE goes on from left to right, and stops at the first that is not free. The server
@@ -25,7 +26,7 @@
 
 #ifdef LIBPQ_HAS_PIPELINING
 
-#define BEFORE "SELECT CASE"
+#define BEFORE "SELECT " HL__PG_TRY ",CASE"
 #define EACH " WHEN NOT pg_try_advisory_xact_lock_shared($16::int8) THEN 1"
 
 /* "hierlock_ssx" */

@@ -6,7 +6,8 @@
  * Where nobody is in the way, one trip does it all:
  *
  *     BEGIN
- *     SELECT set_config('hierlock.refused', CASE WHEN NOT pg_try_advisory... END, true), ...
+ *     SELECT set_config('lock_timeout', ...),
+ *            set_config('hierlock.refused', CASE WHEN NOT pg_try_advisory... END, true), ...
  *     INSERT ... WHERE current_setting('hierlock.refused')='0' AND NOT EXISTS (a lease)
  *     COMMIT
  *
@@ -28,7 +29,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ANSWER_MS 10000
 #define SHAPE_ROWS_MAX 5u /* 2^2 + 2^3 + ... shapes have numbers */
 #define ROW_BYTES 80u
 
@@ -145,7 +145,7 @@ static void shape_fill(hl__pg_part *part, const hl__pg_session *session,
                        char keys[SHAPE_ROWS_MAX][24]) {
   char columns[768];
   size_t used = (size_t)snprintf(
-      sql, size, "SELECT set_config('hierlock.refused',CASE");
+      sql, size, "SELECT " HL__PG_TRY ",set_config('hierlock.refused',CASE");
   part->number = shape_number(request);
   part->sql = sql;
   for (size_t i = 0; i < request->n; i++) {
@@ -176,7 +176,7 @@ static int take_at_once(hl__pg_session *session, const hl_request *request,
   shape_fill(&parts[1], session, request, sql, sizeof sql, keys);
   parts[2] = made.part;
   grant->sent_ms = hl__lease_ms();
-  status = hl__pg_pipeline_run(session, parts, 4, hl__now_ms() + ANSWER_MS, error);
+  status = hl__pg_pipeline_run(session, parts, 4, hl__pg_answer_by(session), error);
   record_dispose(&made);
   if (status == HL_ECONNECTION) return status; /* it may be there */
   if (status) {
@@ -201,17 +201,21 @@ static int take_at_once(hl__pg_session *session, const hl_request *request,
    held still. */
 static int write_held(hl__pg_session *session, const hl_request *request,
                       uint64_t token, hl_grant *grant, hl_error *error) {
-  hl__pg_part parts[4] = {{.number = -1, .sql = "SAVEPOINT hierlock_record"},
+  char patience[64];
+  hl__pg_part parts[5] = {{.number = -1, .sql = "SAVEPOINT hierlock_record"},
                           {.number = -1, .sql = "SET LOCAL statement_timeout=5000"},
+                          {.number = -1, .sql = patience},
                           {0},
                           {.number = -1, .sql = "COMMIT"}};
   record made;
+  (void)snprintf(patience, sizeof patience, "SET LOCAL lock_timeout=%d",
+                 HL__PG_TABLE_MS);
   uint64_t number = 0;
   int status = record_fill(&made, session, request, (int64_t)token, true, error);
   if (status) return status;
-  parts[2] = made.part;
+  parts[3] = made.part;
   grant->sent_ms = hl__lease_ms();
-  status = hl__pg_pipeline_run(session, parts, 4, hl__now_ms() + ANSWER_MS, error);
+  status = hl__pg_pipeline_run(session, parts, 5, hl__pg_answer_by(session), error);
   record_dispose(&made);
   if (status == HL_ECONNECTION) return status; /* it may be there */
   if (status == HL_OK) {
@@ -255,7 +259,8 @@ int hl__pg_lease_convert(hl_session *base, const hl_request *request,
                          hl_grant *grant, hl_error *error) {
   hl__pg_session *session = (hl__pg_session *)(void *)base;
   uint64_t token = grant->token;
-  int status = hl__pg_settle(session, hl__now_ms() + ANSWER_MS, false, error);
+  session->limit = request->deadline;
+  int status = hl__pg_settle(session, hl__pg_answer_by(session), false, error);
   if (status == HL_TIMEOUT)
     status = hl__error(error, HL_ECONNECTION, "the server does not answer");
   if (status == HL_OK) status = hl__pg_tables(session, true, error);
@@ -300,7 +305,7 @@ static int record_regrade(hl__pg_session *session, const hl_request *request,
                              .sql = "SET LOCAL statement_timeout=5000"};
   }
   int status = hl__pg_pipeline_run(session, parts, n,
-                                   hl__now_ms() + ANSWER_MS, error);
+                                   hl__pg_answer_by(session), error);
   free(keys);
   return status;
 }

@@ -45,8 +45,6 @@
 #define ROW_BYTES 96
 /* When a wait was interrupted: for the cancel request, and for the answer. */
 #define CANCEL_MS 1000
-/* For what is sent when rows are held already and the server only has to answer. */
-#define ANSWER_MS 10000
 
 /* --------------------------------------------------------------- text */
 
@@ -134,7 +132,7 @@ static void put_statement(text *t, const hl__pg_session *session,
   if (!request->try_once)
     put(t, "SET LOCAL lock_timeout=0;SET LOCAL statement_timeout=%" PRId64 ";",
         wait);
-  put(t, "SELECT ");
+  put(t, "SELECT %s", request->try_once ? HL__PG_TRY "," : "");
   put_locks(t, rows, n, request->try_once);
   if (!request->try_once)
     put(t, "set_config('lock_timeout','%d',true),"
@@ -291,7 +289,7 @@ int hl__pg_command(hl__pg_session *session, const char *tag, const char *sql,
   session->holds = true;
   int status = hl__pg_send(session, both, error);
   if (status == HL_OK)
-    status = hl__pg_settle(session, hl__now_ms() + ANSWER_MS, true, error);
+    status = hl__pg_settle(session, hl__pg_answer_by(session), true, error);
   if (status == HL_TIMEOUT || status == HL_CANCELLED)
     status = hl__error(error, HL_ECONNECTION,
                        "the server did not answer in time");
@@ -366,7 +364,7 @@ static int leases_await(hl__pg_session *session, const hl_request *request,
   if (status != HL_TIMEOUT) return status;
   status = hl__pg_rollback_send(session, error);
   if (status == HL_OK)
-    status = hl__pg_settle(session, hl__now_ms() + ANSWER_MS, false, error);
+    status = hl__pg_settle(session, hl__pg_answer_by(session), false, error);
   if (status)
     return hl__error(error, HL_ECONNECTION,
                      "the server did not give back in time what was locked");
@@ -426,6 +424,7 @@ int hl__pg_downgrade(hl_session *base, const hl_request *request,
                      "exclusive");
   hl__pg_tag(session, request, tag);
   session->savepoint = false;
+  session->limit = request->deadline;
   int status = hl__pg_command(
       session, tag,
       "ROLLBACK TO SAVEPOINT hierlock;RELEASE SAVEPOINT hierlock", sent_ms,

@@ -41,13 +41,18 @@ static const char tables_sql[] =
     "public.hier_lock_lease_rows) THEN 2 ELSE 1 END);"
     "COMMIT";
 
+int64_t hl__pg_answer_by(const hl__pg_session *session) {
+  int64_t usual = hl__now_ms() + ANSWER_MS;
+  return usual < session->limit ? usual : session->limit;
+}
+
 int hl__pg_aside(hl__pg_session *session, const char *sql, hl_error *error) {
   hl__pg_session *other;
   PGresult *result = NULL;
-  int status =
-      hl__pg_connect(session->store, hl__now_ms() + ANSWER_MS, &other, error);
+  int status = hl__pg_connect(session->store, hl__pg_answer_by(session), &other,
+                              error);
   if (status) return status;
-  other->patience = hl__now_ms() + ANSWER_MS;
+  other->patience = hl__pg_answer_by(session);
   status = hl__pg_verify(other, error);
   if (status == HL_OK)
     status = hl__pg_query(other, "SET statement_timeout=5000", 0, &result, error);
@@ -90,7 +95,7 @@ static bool is_true(const char *value) { return value && *value == 't'; }
 static int look(hl__pg_session *session, int *tables, bool *may_use,
                 bool *may_create, hl_error *error) {
   PGresult *result;
-  session->patience = hl__now_ms() + ANSWER_MS;
+  session->patience = hl__pg_answer_by(session);
   int status = hl__pg_query(session, look_sql, COLUMNS, &result, error);
   if (status) return status;
   const char *count = hl__pg_field(result, 0, TABLES);
@@ -159,9 +164,9 @@ int hl__pg_tables(hl__pg_session *session, bool make, hl_error *error) {
 /* An expired lease may be refreshed, as long as nobody wants what it locks: so it stays for
    an hour, too. Nobody waits here, and nobody has to wait: whoever is about to commit a
    record has the lock of the second line, shared. Each line but the first begins with a
-   snapshot of its own. */
+   snapshot of its own. Where an administrator has locked a table, it is left for later. */
 static const char sweep_sql[] =
-    "BEGIN;"
+    "BEGIN;SET LOCAL lock_timeout=10;"
     "WITH gone AS (DELETE FROM public.hier_lock_leases WHERE id IN (SELECT l.id "
     "FROM public.hier_lock_leases l WHERE greatest(l.till,l.revoked)<"
     "clock_timestamp()-interval '1 hour' FOR UPDATE SKIP LOCKED) RETURNING id) "
@@ -184,13 +189,13 @@ int hl__pg_sweep(hl__pg_session *session, hl_error *error) {
   hl_error reason = {0};
   int status = hl__pg_tables(session, false, &reason);
   if (status == HL_OK) {
-    session->patience = hl__now_ms() + ANSWER_MS;
+    session->patience = hl__pg_answer_by(session);
     status = hl__pg_query(session, sweep_sql, 0, &result, &reason);
     PQclear(result);
     if (status != HL_OK && status != HL_ECONNECTION) {
       status = hl__pg_rollback_send(session, &reason);
       if (status == HL_OK)
-        status = hl__pg_settle(session, now + ANSWER_MS, false, &reason);
+        status = hl__pg_settle(session, hl__pg_answer_by(session), true, &reason);
     }
   }
   if (status != HL_ECONNECTION && status != HL_TIMEOUT) return HL_OK;

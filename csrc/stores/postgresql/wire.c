@@ -386,8 +386,8 @@ int hl__pg_query(hl__pg_session *session, const char *sql, int columns,
   *result = NULL;
   int status = hl__pg_send(session, sql, error);
   if (status == HL_OK)
-    status = hl__pg_await(session, session->patience, false, error);
-  if (status == HL_TIMEOUT)
+    status = hl__pg_await(session, session->patience, true, error);
+  if (status == HL_TIMEOUT || status == HL_CANCELLED)
     status = hl__error(error, HL_ECONNECTION,
                        "the server did not answer in time");
   if (status) return status;
