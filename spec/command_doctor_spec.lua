@@ -340,6 +340,25 @@ support.each_server(function(plain)
     end)
   end)
 
+  it("names a group with several primaries, and the line leaves one", function()
+    if store.dialect ~= "mysql" then return end
+    local free = uv.new_tcp()
+    assert(free:bind("127.0.0.1", 0))
+    local port = free:getsockname().port
+    free:close()
+    restart("--plugin-load-add=group_replication.so --log-bin --server-id=7 --gtid-mode=ON --enforce-gtid-consistency=ON " ..
+      "--loose-group-replication-group-name=aaaaaaaa-aaaa-aaaa-aaaa-aaaaaaaaaaaa --loose-group-replication-bootstrap-group=ON " ..
+      "--loose-group-replication-single-primary-mode=OFF --loose-group-replication-enforce-update-everywhere-checks=ON " ..
+      "--loose-group-replication-local-address=127.0.0.1:" .. port)
+    support.wait_until(function()
+      return root:query("SELECT COUNT(*) FROM performance_schema.replication_group_members WHERE MEMBER_STATE = 'ONLINE'")[1][1] == "1"
+    end, "the group")
+    local found = examine(store.dsn)
+    assert_finding("wrong", found, "cluster")
+    assert.equal(1, follow(store.dsn, found.cluster, sql))
+    assert_finding("ok", examine(store.dsn), "cluster")
+  end)
+
   it("names an engine that only reads, and the line mends that", function()
     restart "--innodb-read-only=ON"
     local found = examine(store.dsn)
