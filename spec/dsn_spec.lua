@@ -385,3 +385,14 @@ describe("without a DSN", function()
     assert.matches("hierlock.manager %(open%)", output)
   end)
 end)
+
+describe("the DSN of a quorum", function()
+  it("may have each character of a store's DSN written with a percent sign", function()
+    local words = {}
+    local directory = support.stores[1].directory:gsub("/", "%%2F")
+    for i = 1, 3 do words[i] = ("file%%3A%s%%2Fpercent%d"):format(directory, i) end
+    local manager = assert(hierlock.open("quorum:majority;" .. table.concat(words, ";"), { buckets = 10000 }))
+    assert(assert(manager:acquire({ "dsn" }, { timeout = 1 })):release())
+    manager:close()
+  end)
+end)

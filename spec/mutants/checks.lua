@@ -18,7 +18,7 @@ local function area(name, files, list) return { name = name, files = files, chec
 return {
   area("core", "^csrc/core/", with("plan", "dsn", "error", "misuse", "manager", "pending", "extend", "deadlock", "units", "any",
     "stats", "hooks", "fork", "with", "embedded", "update on embedded", "leases on embedded", "leases on postgresql", "core:test_memory")),
-  area("binding", "^csrc/lua/", { "plan", "error", "misuse", "manager", "pending", "extend", "deadlock", "units", "any", "stats", "hooks",
+  area("binding", "^csrc/lua/", { "plan", "dsn", "error", "misuse", "manager", "pending", "extend", "deadlock", "units", "any", "stats", "hooks",
     "loop", "with", "fork", "finalizer", "embedded", "update on embedded", "leases on embedded", "mysql_connect", "redis" }),
   area("file", "^csrc/stores/file/", HOST),
   area("machine", "^csrc/stores/machine/", HOST),
