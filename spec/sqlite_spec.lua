@@ -430,6 +430,22 @@ support.on_sqlite(function(store)
       end)
     end
 
+    it("says that there are too many open files, where SQLite cannot open one more", function()
+      local output = support.run(([[
+        local hierlock = require "hierlock"
+        local function open() return hierlock.open("sqlite:%s", { levels = { "user" }, buckets = 100 }) end
+        assert(open()):close() -- what is loaded needs files, too
+        local files = {}
+        for file in function() return io.open "/dev/null" end do files[#files + 1] = file end
+        for _ = 1, 20 do
+          local manager, err = open()
+          if manager then break end
+          print(err.message)
+          if #files > 0 then table.remove(files):close() end
+        end]]):format(fresh()), "ulimit -n 100;")
+      assert.matches("cannot open .-: there are too many open files", output)
+    end)
+
     it("waits for the disk with each grant, unless the DSN says that it need not", function()
       local script = [[
         local manager = assert(require("hierlock").open(arg[1], { levels = { "user", "account", "resource" }, buckets = 1000 }))
