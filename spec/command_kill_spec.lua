@@ -116,7 +116,7 @@ support.each_leasing_store(function(store)
           greetings = greetings + (first and 1 or 0)
           return data
         end)
-        between.delay(300)
+        between.delay(100)
         local command = program.start(between.dsn, "kill", "--yes", "u1")
         -- The manager has one; the second is to end sessions.
         command.until_true(function() return greetings == 2 end, "the connection that ends sessions")

@@ -172,6 +172,12 @@ static bool is_unwanted(const hl__call *call) HL__REQUIRES(hl__manager_mutex) {
   return call->manager->cancelled || call->given_up;
 }
 
+static int64_t answer_by(const hl__call *call, int64_t deadline) {
+  return call->manager->ops->traits.leases_only && !call->adopts
+             ? hl__answer_by(deadline)
+             : hl__late_answer_by(deadline);
+}
+
 /* Sets the deadline of the store's next piece of waiting, which takes `longest` ms,
    or what the core allows at most. The keeper watches it, from now on: the store has answered soon
    afterwards, and by `limit`, or hangs. Time that went into connecting is not the server's. False:
@@ -186,9 +192,10 @@ static bool piece_begin(hl__call *call, hl__connection *connection,
   int64_t end = now + (longest < WAIT_PIECE_MS ? longest : WAIT_PIECE_MS);
   if (deadline < end) end = deadline;
   request->deadline = end;
-  int64_t due = hl__answer_by(end);
+  int64_t due = hl__late_answer_by(end);
+  bool own = call->manager->ops->traits.leases_only; /* which sees to the limit itself */
   hl__pool_watch(call->manager, connection,
-                 connection->fresh || due < limit ? due : limit);
+                 own || connection->fresh || due < limit ? due : limit);
   call->connection = connection;
   connection->waits = !(call->by_worker && call->in_line); /* else its pending is given up */
   return true;
@@ -274,7 +281,7 @@ static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline,
      once: then it tries once more. */
   uint64_t put = manager->drops_put;
   bool dropping = manager->ops->traits.blocks && manager->drops_gone < put;
-  const int64_t limit = hl__answer_by(deadline); /* a store that hangs gets no more */
+  const int64_t limit = answer_by(call, deadline); /* a store that hangs gets no more */
   for (bool repaired = false;;) {
     hl_grant grant = {0};
     hl__connection *connection;
@@ -487,7 +494,7 @@ static int lease_regrade(hl__call *call, hl_request *request, hl_error *error) {
   hl_error reason = {0};
   hl_grant grant = {0};
   bool repaired = false, upgrades = call->kind == HL__EXTEND;
-  const int64_t limit = hl__answer_by(call->deadline);
+  const int64_t limit = answer_by(call, call->deadline);
   request->lease = &lease->terms;
   hl__manager_renew(manager);
   hl__manager_mutex_lock(manager);
@@ -556,7 +563,7 @@ static int extend(hl__call *call, hl_request *request, hl_error *error)
   hl_error reason = {0};
 
   int status = hl__hold_settle(manager, connection,
-                               hl__answer_by(call->deadline), &reason);
+                               hl__late_answer_by(call->deadline), &reason);
   /* An earlier extend may have been cancelled when it had just ended. */
   if (status == HL_OK)
     status = manager->ops->settle(connection->session, 0, &reason);
@@ -660,7 +667,7 @@ int hl__call_to_lease(hl__call *call, hl_error *error) {
   char path[256];
   request_fill(&request, call, call->lock->plan, call->timeout, path);
   request.deadline = call->deadline;
-  int64_t limit = hl__answer_by(call->deadline);
+  int64_t limit = hl__late_answer_by(call->deadline);
   int64_t sure = hl__deadline(hl__now_ms(), hl__hold_left(hold));
   if (sure < limit) limit = sure;
   int status = HL_OK;

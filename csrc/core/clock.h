@@ -34,6 +34,9 @@ int64_t hl__between_ms(int64_t since, int64_t until);
 /* Until when the answer of a store is awaited, for a call that is to end by the deadline, or now
    where that is over: no call returns later than 200 ms after its timeout. */
 int64_t hl__answer_by(int64_t deadline);
+/* The same, and a second: where giving up costs the connection, or leaves a lease to nobody. A busy
+   machine answers later than after 200 ms, and is no reason for that. */
+int64_t hl__late_answer_by(int64_t deadline);
 
 /* Waits for the condition, of CLOCK_MONOTONIC, until the deadline at most. */
 void hl__cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex,

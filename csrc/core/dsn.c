@@ -8,7 +8,6 @@
 #include "error.h"
 
 #include <ctype.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -192,7 +191,7 @@ int hl__dsn_seconds(const char *value, const char *what, unsigned most,
     return hl__error(error, HL_EDSN,
                      "%s must be a number of seconds, %s %u", what,
                      or_zero ? "0 to" : "at most", most);
-  *ms = (int64_t)ceil(seconds * 1000);
+  *ms = (int64_t)(seconds * 1000 + 0.999);
   return HL_OK;
 }
 

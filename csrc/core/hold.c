@@ -258,7 +258,7 @@ int hl__hold_downgrade(hl__hold *hold, const hl_request *request,
   int64_t sent = 0;
   hl_request own = *request;
   status = hl__hold_settle(manager, connection, HL_FOREVER, &reason);
-  own.deadline = end_by(manager, connection, hl__answer_by(request->deadline));
+  own.deadline = end_by(manager, connection, hl__late_answer_by(request->deadline));
   if (status)
     status = HL_ECONNECTION;
   else if (request->n > 0 && !manager->ops->downgrade)
@@ -288,7 +288,7 @@ int hl__hold_convert(hl__hold *hold, const hl_request *request,
     return hl__hold_lose(hold, &reason, error);
   }
   hl_request own = *request;
-  own.deadline = end_by(manager, connection, hl__answer_by(request->deadline));
+  own.deadline = end_by(manager, connection, hl__late_answer_by(request->deadline));
   status = manager->store->leases->convert(connection->session, &own, grant,
                                            &reason);
   if (status == HL_OK) connection->answered = hl__lease_ms();

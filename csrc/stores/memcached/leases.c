@@ -469,7 +469,7 @@ static int lease_adopt(hl_session *base, const hl_request *request,
                        hl_grant *grant, hl_error *error) {
   hl__memcached_session *session = hl__memcached_session_of(base);
   int64_t ttl = request->lease->ttl, expiry;
-  int64_t deadline = hl__now_ms() + (ttl < HL__MEMCACHED_ANSWER_MS ? ttl : HL__MEMCACHED_ANSWER_MS);
+  int64_t deadline = hl__late_answer_by(request->deadline);
   hl__memcached_link *link;
   const hl_row *roots = request->rows;
   (void)hl__memcached_roots(&roots, request->n);

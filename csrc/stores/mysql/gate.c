@@ -220,7 +220,7 @@ static int look(hl__mysql_session *session, const hl_request *request,
     }
     hl__mysql_put_conflicts(&t, rows + done, some);
     hl__text_put(&t, " LIMIT 64");
-    session->patience = answer_by(hl__answer_by(request->deadline));
+    session->patience = answer_by(hl__late_answer_by(request->deadline));
     status = hl__mysql_query(session, t.data, t.used, &result, error);
     free(t.data);
     while (status == HL_OK && (row = hl__mysql_row(result, 5)))
@@ -387,7 +387,7 @@ static int turns(hl__mysql_session *session, const hl_request *request,
     bool gone = false;
     if (found.expired_n > 0) {
       status = expired_delete(session->store, found.expired, found.expired_n,
-                              found.former, hl__answer_by(request->deadline),
+                              found.former, hl__late_answer_by(request->deadline),
                               &gone, error);
       if (status == HL_ESTORE || status == HL_ENOMEM) return status;
     }
@@ -433,6 +433,6 @@ int hl__mysql_leases_await(hl__mysql_session *session,
   int64_t gate = hl__mysql_gate(session, request);
   if (gate >= 0 && random_below(session, SWEEP_PART) == 0)
     gate_shut(session->store, (uint32_t)gate,
-              hl__answer_by(request->deadline));
+              hl__late_answer_by(request->deadline));
   return HL_OK;
 }

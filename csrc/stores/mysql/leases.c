@@ -282,7 +282,7 @@ static int lease_adopt(hl_session *base, const hl_request *request,
                        hl_grant *grant, hl_error *error) {
   hl__mysql_session *session = session_of(base);
   char holder[33], before[33] = "";
-  int64_t deadline = hl__answer_by(request->deadline); /* it waits for nobody */
+  int64_t deadline = hl__late_answer_by(request->deadline); /* it waits for nobody */
   for (;;) {
     int status = hl__mysql_begin(session, deadline, error);
     if (status) return status;
@@ -311,7 +311,7 @@ static int lease_regrade(hl_session *base, const hl_request *request,
     hl__mysql_kill(session, request->deadline);
   bool unsure = status == HL_TIMEOUT || (status == HL_OK && changed == 0);
   if (!unsure) return status;
-  int seen = lease_look(base, request->lease, hl__answer_by(request->deadline),
+  int seen = lease_look(base, request->lease, hl__late_answer_by(request->deadline),
                         &left, &reason);
   if (seen == HL_OK) return status;
   if (status == HL_TIMEOUT && seen != HL_ELOST) return status;

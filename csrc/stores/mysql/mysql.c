@@ -272,7 +272,7 @@ out:
 /* For the answer to the last release: at most half of the time that there is, the rest is for another
    connection. */
 static int64_t patience_ms(const hl_request *request) {
-  int64_t half = hl__left_ms(hl__answer_by(request->deadline)) / 2;
+  int64_t half = hl__left_ms(hl__late_answer_by(request->deadline)) / 2;
   return hl__now_ms() + (half < SETTLE_MS ? half : SETTLE_MS);
 }
 

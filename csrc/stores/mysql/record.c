@@ -133,7 +133,7 @@ static void put_gates(hl__text *t, const hl__mysql_store *store,
 static void put_gates_open(hl__text *t, const hl__mysql_session *session,
                            const hl_request *request) {
   const hl__mysql_store *store = session->store;
-  long long ms = hl__left_ms(hl__answer_by(request->deadline));
+  long long ms = hl__left_ms(hl__late_answer_by(request->deadline));
   ms = ms > RECORD_WAIT_MS ? RECORD_WAIT_MS : ms / 2 + 1;
   if (session->dialect == HL_MARIADB)
     hl__text_put(t, "SET STATEMENT max_statement_time=%lld.%03lld FOR SELECT ",
@@ -349,7 +349,7 @@ int hl__mysql_lease_take(hl__mysql_session *session, const hl_request *request,
                          hl_grant *grant, hl_error *error) {
   hl__tail tail = {.recorded = false};
   int status = HL_OK;
-  int64_t again = hl__deadline(hl__answer_by(request->deadline), -HL__TRY_MS);
+  int64_t again = hl__deadline(hl__late_answer_by(request->deadline), -HL__TRY_MS);
   if (hl__is_presence(request->lease->id)) { /* the table has no such row */
     status = hl__mysql_begin(session, hl__now_ms() + HL__SETTLE_MS, error);
     return status ? status : hl__mysql_record(session, request, false, grant, error);

@@ -9,8 +9,8 @@
 /* Rows of one statement; more are locked by several, in the same order. */
 #define HL__STATEMENT_ROWS_MAX 256
 /* NOWAIT does not cover the wait for a metadata lock on MySQL: it ends before the caller's time is up
-   (hl__answer_by). */
-#define HL__TRY_MS 100
+   (hl__late_answer_by). */
+#define HL__TRY_MS 500
 
 /* What one statement does. */
 typedef struct hl__part {

@@ -294,7 +294,7 @@ static int lease_adopt(hl_session *base, const hl_request *request,
   hl__pg_session *session = session_of(base);
   char holder[40], before[40] = "";
   const char *token = NULL;
-  int64_t deadline = hl__answer_by(request->deadline); /* it waits for nobody */
+  int64_t deadline = hl__late_answer_by(request->deadline); /* it waits for nobody */
   int status = ready(session, deadline, error); /* settle has forgotten earlier interruptions */
   if (status) return status == HL_ERELEASED ? gone_error(request->lease, error) : status;
   while (!token) {
@@ -318,7 +318,7 @@ static int lease_regrade(hl_session *base, const hl_request *request,
                          hl_grant *grant, hl_error *error) {
   hl__pg_session *session = session_of(base);
   const hl_lease_terms *terms = request->lease;
-  int64_t left, limit = hl__answer_by(request->deadline);
+  int64_t left, limit = hl__late_answer_by(request->deadline);
   hl_error reason;
   int status = ready(session, limit, error);
   if (status == HL_OK)

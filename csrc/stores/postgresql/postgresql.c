@@ -132,7 +132,7 @@ static int take(hl_session *base, const hl_request *request, hl_grant *grant,
   /* The answer to the last release must be read first. Without it nothing was asked
      for: that is no timeout, and on another connection it may go on, for which half of the time is
      left. */
-  session->limit = hl__answer_by(request->deadline);
+  session->limit = hl__late_answer_by(request->deadline);
   int64_t half = hl__left_ms(session->limit) / 2;
   int64_t patience = hl__now_ms() + (half < SETTLE_MS ? half : SETTLE_MS);
   int status = hl__pg_settle(session, patience, true, error);

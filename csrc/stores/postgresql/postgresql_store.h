@@ -71,9 +71,9 @@ HL__MUTEX_FUNCTIONS(hl__pg_store, hl__pg_store, mutex, hl__pg_store_mutex)
 /* Whoever alters, or cleans up, the tables of leases keeps everybody from them: what asks for
    them fails after so long (lock_timeout; ms). What waits for rows, or a bell, has an end of its own
    (statement_timeout), and lifts this. A try's end comes before its caller's time is up
-   (hl__answer_by): a request that may wait is then tried again. */
+   (hl__late_answer_by): a request that may wait is then tried again. */
 #define HL__PG_TABLE_MS 1000
-#define HL__PG_TRY "set_config('lock_timeout','100',true)"
+#define HL__PG_TRY "set_config('lock_timeout','500',true)"
 
 /* What a lock statement says of leases: HL__PG_GATE. */
 enum {

@@ -211,7 +211,7 @@ static int lease_adopt(hl_session *base, const hl_request *request,
   char holder[33] = "";
   redisReply *reply;
   terms.place = grant->place = request->rows[0].root;
-  session->patience = hl__deadline(hl__now_ms(), terms.ttl);
+  session->patience = hl__late_answer_by(request->deadline);
   int status = hl__redis_one_root(session->store, request->rows, request->n,
                                   error);
   if (status == HL_OK)
