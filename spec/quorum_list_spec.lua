@@ -54,6 +54,12 @@ support.each_leasing_store(function(plain)
   before_each(function()
     a, b, d, e = fresh(), fresh(), fresh(), fresh()
     c = store.server and store.dsn or fresh()
+    -- What was killed on a busy machine is present for another half a minute.
+    support.wait_until(function()
+      local manager = hierlock.open(quorum_of { a, b, c }, store.options)
+      if manager then manager:close() end
+      return manager
+    end, "the presences of the spec before to end", 40)
   end)
 
   after_each(function()

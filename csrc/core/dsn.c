@@ -192,6 +192,7 @@ int hl__dsn_seconds(const char *value, const char *what, unsigned most,
                      "%s must be a number of seconds, %s %u", what,
                      or_zero ? "0 to" : "at most", most);
   *ms = (int64_t)(seconds * 1000 + 0.999);
+  if (seconds > 0 && *ms < 1) *ms = 1;
   return HL_OK;
 }
 

@@ -62,8 +62,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
         claim_error(&error, HL_EDSN);
       } else {
         CLAIM(mysql.connect_timeout > 0);
-        CLAIM(strnlen(mysql.table, sizeof mysql.table) < sizeof mysql.table);
-        CLAIM(!strpbrk(mysql.table, "`'\" ;\\"));
+        CLAIM(strlen(mysql.space) <= HL__MYSQL_NAME_MAX);
+        CLAIM(!strpbrk(mysql.space, "`'\" ;\\"));
       }
     }
   } else if (status != HL_ENOMEM) {
