@@ -996,7 +996,7 @@ support.on_memcached(function(store)
   it("names one that everybody reaches, and the option that closes it", function()
     -- In a network of its own, as it listens on all addresses.
     local function among(options)
-      local pipe = io.popen(([[unset LD_PRELOAD; exec unshare -n%s bash -c 'ip link set lo up; memcached -u "$(id -un)" -p 11311 %s & pid=$!
+      local pipe = io.popen(([[unset LD_PRELOAD; exec unshare -n%s bash -c 'ip link set lo up || exit; memcached -u "$(id -un)" -p 11311 %s & pid=$!
         until (: <>/dev/tcp/127.0.0.1/11311) 2>/dev/null; do kill -0 $pid || exit; sleep 0.01; done
         HIERLOCK_DSN=memcached://127.0.0.1:11311 %s lua/hierlock/command/main.lua doctor --json; kill $pid']]):format(
         uv.getuid() == 0 and "" or "r", options, program.interpreter))

@@ -8,6 +8,7 @@
 #include "error.h"
 #include "plan.h"
 
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -138,7 +139,8 @@ typedef struct nearest {
   bool left HL__GUARDED_BY(hl__manager_mutex); /* by its caller: who is done frees it */
   int status HL__GUARDED_BY(hl__manager_mutex);
   hl_error error HL__GUARDED_BY(hl__manager_mutex);
-  size_t n HL__GUARDED_BY(hl__manager_mutex);
+  /* Not guarded by it: a store may have a mutex when it calls nearest_add, which comes behind. */
+  atomic_size_t n;              /* its worker counts */
   hl_holder list[BLOCKERS_MAX]; /* those that n counts change no more */
 } nearest;
 
@@ -146,9 +148,10 @@ static void nearest_add(void *context, const hl_holder *holder) {
   nearest *self = context;
   if (holder->waiting && self->waiting == BLOCKERS_MAX / 2) return;
   self->waiting += holder->waiting;
-  hl__manager_mutex_lock(self->manager);
-  if (self->n < BLOCKERS_MAX) self->list[self->n++] = *holder;
-  hl__manager_mutex_unlock(self->manager);
+  size_t n = atomic_load(&self->n);
+  if (n == BLOCKERS_MAX) return;
+  self->list[n] = *holder;
+  atomic_store(&self->n, n + 1);
 }
 
 static void nearest_free(nearest *self) {
@@ -211,7 +214,7 @@ static int nearest_get(nearest *self, int64_t end, size_t *n, hl_error *error)
   }
   while (!self->done && hl__left_ms(end) > 0)
     hl__manager_wait(&manager->done, manager, end);
-  *n = self->n;
+  *n = atomic_load(&self->n);
   if (!self->done)
     return hl__error(error, HL_TIMEOUT, "the store did not tell in time");
   if (self->status && error) *error = self->error;
