@@ -568,7 +568,7 @@ static void test_given_up_while_it_looks(void **state) {
 
 static hl_store_ops slow_store;
 static hl_manager *slow_manager;
-static hl_lock *released; /* in the middle of the next try */
+static _Atomic(hl_lock *) released; /* in the middle of the next try */
 
 /* The try of the second goes on until the first is granted. */
 static int slow_try(hl_session *session, const hl_request *request,
@@ -576,8 +576,7 @@ static int slow_try(hl_session *session, const hl_request *request,
   if (request->try_once && released && strcmp(request->path, "u1/a2") == 0) {
     int64_t end = hl__now_ms() + DEADLINE;
     hl_stats stats;
-    hl_lock_free(released);
-    released = NULL;
+    hl_lock_free(atomic_exchange(&released, NULL));
     do {
       (void)usleep(100);
       hl_manager_stats(slow_manager, &stats);
