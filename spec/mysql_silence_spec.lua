@@ -141,14 +141,11 @@ support.each_server(function(store)
     local release = "for i = 1, 3 do assert(handles['h' .. i]:release()) end"
 
     for _, timeout in ipairs { 0, 0.5, 1.5 } do
-      -- A try ends before it could tell a connection that is half open from a server that hangs.
-      it("with a release on its way fail no acquisition but one try: timeout " .. timeout, function()
+      it("with a release on its way fail no acquisition: timeout " .. timeout, function()
         local peer, free = frozen(30, release)
         for n = 1, 3 do between.hold(n) end
         free()
         local count, message = peer:start(work, timeout):result()
-        assert.is_true((count.connection or 0) <= (timeout == 0 and 1 or 0), message)
-        count.connection = nil
         assert.same({ ok = 5 }, count, message)
       end)
 
