@@ -114,8 +114,10 @@ int main(int argc, char **argv) {
   if (!plan || plan_add(plan, argv[1], &error)) goto out;
   if (hl_acquire(manager, plan, &options, &lock, &error)) {
     if (error.status == HL_TIMEOUT) {
+      hl_error why;
       result = EX_TEMPFAIL;
-      (void)hl_manager_blockers(manager, plan, print_holder, NULL, NULL);
+      if (hl_manager_blockers(manager, plan, print_holder, NULL, &why))
+        fprintf(stderr, "who else is in the way is not known: %s\n", why.message);
     }
     goto out;
   }

@@ -95,7 +95,7 @@ if ! have dpkg-query; then
   exit 0
 fi
 
-specs=(lua-busted lua-luv lua-cqueues lua-copas lua-socket lua-sql-mysql lua-sql-postgres lua-sql-sqlite3 lua-argparse lua-dkjson libcmocka-dev procps iproute2 zsh lua-ldoc patch graphviz
+specs=(lua-busted lua-luv lua-cqueues lua-copas lua-socket lua-sql-mysql lua-sql-postgres lua-sql-sqlite3 lua-argparse lua-dkjson libcmocka-dev procps iproute2 sqlite3 zsh lua-ldoc patch graphviz
   php-cli php-symfony-lock php-pgsql php-redis tmux prometheus)
 
 case $kind in
