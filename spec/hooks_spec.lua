@@ -38,6 +38,7 @@ describe("hooks", function()
   after_each(function()
     support.close_peers()
     for _, one in ipairs(opened) do one:close() end
+    opened = nil -- the hooks of the last spec keep its handles
   end)
 
   local function open_on(store, options)
