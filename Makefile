@@ -700,6 +700,7 @@ lint:
 	@spec/support/deps.sh lint
 	luacheck --no-color -q lua spec bench examples
 	mandoc -T lint -W warning docs/*.1
+	clang-format --dry-run --Werror $$(git ls-files '*.c' '*.h')
 	cppcheck -q --std=c11 --enable=warning,performance,portability --inline-suppr \
 	  --suppress=missingIncludeSystem --error-exitcode=1 -D_GNU_SOURCE -Icsrc/core -Icsrc/lua csrc
 	$(MAKE) --no-print-directory -s -j $$(nproc) all VARIANT=lint CC=clang CFLAGS='-O1 -Werror -Wthread-safety -Wthread-safety-beta'

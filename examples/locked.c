@@ -56,9 +56,8 @@ static const struct hl_store_ops *const stores[] = {
 static void print_holder(void *context, const hl_holder *holder) {
   (void)context;
   if (!holder->waiting)
-    fprintf(stderr, "locked: %s is held by %s (%s), process %lld on %s\n",
-            holder->path, holder->application, holder->label,
-            (long long)holder->pid, holder->host);
+    fprintf(stderr, "locked: %s is held by %s (%s), process %lld on %s\n", holder->path,
+            holder->application, holder->label, (long long)holder->pid, holder->host);
 }
 
 /* Adds the node "u1/a1/r1". One id too many is left for hl_plan_add to refuse. */
@@ -126,8 +125,7 @@ int main(int argc, char **argv) {
 
 out:
   if (error.status)
-    fprintf(stderr, "locked: %s: %s\n", hl_status_name(error.status),
-            error.message);
+    fprintf(stderr, "locked: %s: %s\n", hl_status_name(error.status), error.message);
   hl_lock_free(lock);
   hl_plan_free(plan);
   if (manager) hl_manager_close(manager);

@@ -30,8 +30,7 @@ hl_agent *hl_agent_new(void) {
   hl_agent *agent = calloc(1, sizeof *agent);
   if (!agent) return NULL;
   agent->references = 1;
-  if (getrandom(&agent->number, sizeof agent->number, 0) !=
-      (ssize_t)sizeof agent->number)
+  if (getrandom(&agent->number, sizeof agent->number, 0) != (ssize_t)sizeof agent->number)
     agent->number = 0;
   hl__list_init(&agent->held);
   return agent;
@@ -93,9 +92,7 @@ static void books_unlock(void) { atomic_store(&lock_word, 0u); }
 
 /* ------------------------------------------------------------ in the way */
 
-static bool same(const char *a, const char *b) {
-  return a == b || (a && b && strcmp(a, b) == 0);
-}
+static bool same(const char *a, const char *b) { return a == b || (a && b && strcmp(a, b) == 0); }
 
 /* Whether rows of the two are rows of one space, as far as their DSNs tell: when in doubt,
    they are not. */
@@ -103,9 +100,8 @@ static bool same_space(const hl_manager *a, const hl_manager *b) {
   const hl_dsn *x = &a->dsn, *y = &b->dsn;
   if (a == b) return true;
   if (a->ops != b->ops || !same(x->host, y->host) || x->port != y->port ||
-      !same(x->socket, y->socket) || !same(x->user, y->user) ||
-      !same(x->database, y->database) || !same(x->path, y->path) ||
-      x->param_count != y->param_count)
+      !same(x->socket, y->socket) || !same(x->user, y->user) || !same(x->database, y->database) ||
+      !same(x->path, y->path) || x->param_count != y->param_count)
     return false;
   for (unsigned i = 0; i < x->param_count; i++)
     if (!same(x->params[i].name, y->params[i].name) ||
@@ -116,8 +112,7 @@ static bool same_space(const hl_manager *a, const hl_manager *b) {
       hl_layout_buckets(a->layout) != hl_layout_buckets(b->layout))
     return false;
   for (unsigned i = 0; i < levels; i++)
-    if (!same(hl_layout_name(a->layout, i), hl_layout_name(b->layout, i)))
-      return false;
+    if (!same(hl_layout_name(a->layout, i), hl_layout_name(b->layout, i))) return false;
   return true;
 }
 
@@ -125,8 +120,7 @@ static bool same_space(const hl_manager *a, const hl_manager *b) {
 static bool plans_conflict(const hl_plan *a, const hl_plan *b) {
   size_t n, m, i = 0, j = 0;
   const hl_row *x = hl__plan_rows(a, &n), *y = hl__plan_rows(b, &m);
-  while (i < n && j < m && x[i].level != HL_LEVEL_NAMED &&
-         y[j].level != HL_LEVEL_NAMED) {
+  while (i < n && j < m && x[i].level != HL_LEVEL_NAMED && y[j].level != HL_LEVEL_NAMED) {
     int order = hl__row_compare(&x[i], &y[j]);
     if (order < 0)
       i++;
@@ -139,17 +133,13 @@ static bool plans_conflict(const hl_plan *a, const hl_plan *b) {
 }
 
 /* Whether the wait is stuck behind a lock of another wait's agent or strand: which. */
-static hl__held *in_the_way(const hl__wait *wait, const hl__wait *holder,
-                            bool mine) {
+static hl__held *in_the_way(const hl__wait *wait, const hl__wait *holder, bool mine) {
   hl_agent *agent = holder->agent;
-  for (hl__list *node = agent->held.next; node != &agent->held;
-       node = node->next) {
+  for (hl__list *node = agent->held.next; node != &agent->held; node = node->next) {
     hl__held *held = HL__LIST_ENTRY(node, hl__held, node);
     if (held == wait->own ||
-        !(holder->blocks ||
-          (holder->strand && held->strand == holder->strand)) ||
-        !same_space(held->manager, wait->manager) ||
-        !plans_conflict(*held->plan, wait->plan))
+        !(holder->blocks || (holder->strand && held->strand == holder->strand)) ||
+        !same_space(held->manager, wait->manager) || !plans_conflict(*held->plan, wait->plan))
       continue;
     if (held->stands(held, wait->timeout, mine)) return held;
   }
@@ -167,8 +157,7 @@ static bool find(hl__wait *start, circle *found) {
   hl__wait *last = start;
   start->queue = NULL;
   for (hl__wait *at = start; at; at = at->queue) {
-    const hl__held *held =
-        at == start ? NULL : in_the_way(at, start, false);
+    const hl__held *held = at == start ? NULL : in_the_way(at, start, false);
     if (held) {
       *found = (circle){start, at, held};
       return true;
@@ -176,8 +165,7 @@ static bool find(hl__wait *start, circle *found) {
     for (hl__list *node = waits.next; node != &waits; node = node->next) {
       hl__wait *other = HL__LIST_ENTRY(node, hl__wait, node);
       /* Of an agent that goes on in another thread nothing can be read. */
-      if (other->mark == marks ||
-          (!other->blocks && other->agent != start->agent) ||
+      if (other->mark == marks || (!other->blocks && other->agent != start->agent) ||
           (other->over && other->over(other)))
         continue;
       held = in_the_way(at, other, false);
@@ -197,16 +185,14 @@ static const char *where(const char *said) {
   return said && *said ? said : "a place that is not known";
 }
 
-static int self_error(hl_error *error, const hl__wait *wait,
-                      const hl__held *held) {
+static int self_error(hl_error *error, const hl__wait *wait, const hl__held *held) {
   char wanted[128], path[128];
-  (void)hl__error(
-      error, HL_DEADLOCK,
-      "%s would be waited for in vain: %s is held by this %s itself, which "
-      "acquired it at %s and cannot release it while it waits",
-      hl_plan_describe(wait->plan, wanted, sizeof wanted),
-      hl_plan_describe(*held->plan, path, sizeof path),
-      wait->blocks ? "thread" : "coroutine", where(held->where));
+  (void)hl__error(error, HL_DEADLOCK,
+                  "%s would be waited for in vain: %s is held by this %s itself, which "
+                  "acquired it at %s and cannot release it while it waits",
+                  hl_plan_describe(wait->plan, wanted, sizeof wanted),
+                  hl_plan_describe(*held->plan, path, sizeof path),
+                  wait->blocks ? "thread" : "coroutine", where(held->where));
   if (error) error->retryable = false; /* not while it holds that */
   return HL_DEADLOCK;
 }
@@ -215,17 +201,15 @@ static int circle_error(hl_error *error, const circle *found) {
   char wanted[128], first[96], last[96];
   const hl__wait *next = found->end; /* who holds what start waits for */
   while (next->from != found->start) next = next->from;
-  return hl__error(
-      error, HL_DEADLOCK,
-      "%s would be waited for in a circle: %s is held by another %s, which "
-      "acquired it at %s and waits at %s; that ends only when this one releases "
-      "%s, acquired at %s",
-      hl_plan_describe(found->start->plan, wanted, sizeof wanted),
-      hl_plan_describe(*next->obstacle->plan, first, sizeof first),
-      next->blocks ? "thread" : "coroutine", where(next->obstacle->where),
-      where(next->where),
-      hl_plan_describe(*found->last->plan, last, sizeof last),
-      where(found->last->where));
+  return hl__error(error, HL_DEADLOCK,
+                   "%s would be waited for in a circle: %s is held by another %s, which "
+                   "acquired it at %s and waits at %s; that ends only when this one releases "
+                   "%s, acquired at %s",
+                   hl_plan_describe(found->start->plan, wanted, sizeof wanted),
+                   hl_plan_describe(*next->obstacle->plan, first, sizeof first),
+                   next->blocks ? "thread" : "coroutine", where(next->obstacle->where),
+                   where(next->where), hl_plan_describe(*found->last->plan, last, sizeof last),
+                   where(found->last->where));
 }
 
 /* ----------------------------------------------------------------- leases */
@@ -260,8 +244,7 @@ static bool lease_add(leases *self, const hl__held *held) {
 /* False: there are more than can be asked for. */
 static bool leases_of(leases *self, const circle *found) {
   bool all = lease_add(self, found->last);
-  for (const hl__wait *at = found->end; all && at != found->start;
-       at = at->from)
+  for (const hl__wait *at = found->end; all && at != found->start; at = at->from)
     all = lease_add(self, at->obstacle);
   return all;
 }
@@ -278,8 +261,7 @@ static bool leases_within(const leases *self, const leases *known) {
 static bool leases_ask(const leases *self) {
   for (size_t i = 0; i < self->n; i++) {
     int status = hl__lease_check(self->all[i], NULL);
-    if (status != HL_OK && status != HL_ELOST && status != HL_ERELEASED)
-      return false;
+    if (status != HL_OK && status != HL_ELOST && status != HL_ERELEASED) return false;
   }
   return true;
 }
@@ -288,20 +270,16 @@ static bool leases_ask(const leases *self) {
 
 bool hl__wait_counts(const hl_options *options, int64_t timeout) {
   const hl_agent *agent = options->agent;
-  return agent && !hl__list_empty(&agent->held) &&
-         timeout >= HL__CIRCLE_LEAST_MS;
+  return agent && !hl__list_empty(&agent->held) && timeout >= HL__CIRCLE_LEAST_MS;
 }
 
-bool hl__wait_is_vain(const hl__wait *wait) {
-  return in_the_way(wait, wait, true) != NULL;
-}
+bool hl__wait_is_vain(const hl__wait *wait) { return in_the_way(wait, wait, true) != NULL; }
 
 /* Enters it into the books, or refuses it. HL_BUSY: neither; it may close a
    circle, when the store has said that `these` have not been revoked. `known`:
    of which it was asked. Without `asks` it cannot be asked: then such a circle
    is none. */
-static int enter(hl__wait *wait, leases *these, bool asks, const leases *known,
-                 hl_error *error) {
+static int enter(hl__wait *wait, leases *these, bool asks, const leases *known, hl_error *error) {
   circle found;
   int status = HL_OK;
   books_lock();
@@ -364,8 +342,7 @@ void hl__wait_end(hl__wait *wait) {
 /* ----------------------------------------------------------------- orders */
 
 static bool tries_once(const hl_manager *manager, const hl_options *options) {
-  return options->timeout == 0 ||
-         (options->timeout < 0 && manager->config.timeout == 0);
+  return options->timeout == 0 || (options->timeout < 0 && manager->config.timeout == 0);
 }
 
 /* Not what is the parent's of a forked child, nor what a call under way may be releasing. */
@@ -376,24 +353,21 @@ static bool task_holds(hl__held *held, const hl_options *options) {
 /* Who asks; NULL: not said, or something else is not, as by a program whose hl_options end before
    what is asked for. */
 static const hl_agent *checkable(const hl_manager *manager, const hl_plan *plan,
-                                 const hl_options *options,
-                                 const char *report) {
+                                 const hl_options *options, const char *report) {
   const size_t least = offsetof(hl_options, kinds) + sizeof options->kinds;
   bool given = manager && plan && options && report && options->size >= least;
   return given ? options->agent : NULL;
 }
 
-bool hl_order_check(const hl_manager *manager, const hl_plan *plan,
-                    hl_options *options, char report[HL_REPORT_SIZE]) {
+bool hl_order_check(const hl_manager *manager, const hl_plan *plan, hl_options *options,
+                    char report[HL_REPORT_SIZE]) {
   const hl_agent *agent = checkable(manager, plan, options, report);
   bool found = false;
   if (!agent) return false;
-  options->kinds = hl__order_kinds(manager->units, plan, options->label,
-                                   options->label_size);
+  options->kinds = hl__order_kinds(manager->units, plan, options->label, options->label_size);
   if (tries_once(manager, options)) return false;
   const hl__order_step taken = {plan, options->kinds, options->where};
-  for (hl__list *node = agent->held.next; node != &agent->held && !found;
-       node = node->next) {
+  for (hl__list *node = agent->held.next; node != &agent->held && !found; node = node->next) {
     hl__held *held = HL__LIST_ENTRY(node, hl__held, node);
     const hl__order_step before = {*held->plan, held->kinds, held->where};
     if (held->kinds && task_holds(held, options))
@@ -402,21 +376,18 @@ bool hl_order_check(const hl_manager *manager, const hl_plan *plan,
   return found;
 }
 
-bool hl_units_check(const hl_manager *manager, const hl_plan *plan,
-                    const hl_options *options, bool *first,
-                    char report[HL_REPORT_SIZE]) {
+bool hl_units_check(const hl_manager *manager, const hl_plan *plan, const hl_options *options,
+                    bool *first, char report[HL_REPORT_SIZE]) {
   const hl_agent *agent = checkable(manager, plan, options, report);
   bool broken = false;
   if (first) *first = false;
   if (!agent || !first || !manager->units || tries_once(manager, options)) return false;
   const hl__order_step taken = {plan, 0, options->where};
-  for (hl__list *node = agent->held.next; node != &agent->held && !broken;
-       node = node->next) {
+  for (hl__list *node = agent->held.next; node != &agent->held && !broken; node = node->next) {
     hl__held *held = HL__LIST_ENTRY(node, hl__held, node);
     const hl__order_step before = {*held->plan, 0, held->where};
     if (held->manager->units && task_holds(held, options))
-      broken = hl__order_units(manager->units, &before, &taken, first, report,
-                               HL_REPORT_SIZE);
+      broken = hl__order_units(manager->units, &before, &taken, first, report, HL_REPORT_SIZE);
   }
   return broken;
 }

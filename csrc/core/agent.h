@@ -39,7 +39,7 @@
 typedef struct hl__held hl__held;
 struct hl__held {
   hl__list node;
-  hl_agent *agent; /* NULL: it is in no books */
+  hl_agent *agent;              /* NULL: it is in no books */
   uint64_t strand, task, kinds; /* as in hl_options */
   hl_manager *manager;
   const hl_plan *const *plan; /* of the lock */

@@ -28,26 +28,22 @@
 
 /* -------------------------------------------------------------- what for */
 
-int hl__options_take(const hl_options *given, hl_options *own,
-                     hl_error *error) {
+int hl__options_take(const hl_options *given, hl_options *own, hl_error *error) {
   if (given && given->size == sizeof *own) {
     *own = *given;
     return HL_OK;
   }
   *own = (hl_options)HL_OPTIONS_INIT;
   if (!given) return HL_OK;
-  return hl__struct_take(own, sizeof *own, offsetof(hl_options, ttl), given,
-                         "hl_options", error);
+  return hl__struct_take(own, sizeof *own, offsetof(hl_options, ttl), given, "hl_options", error);
 }
 
 int hl__lease_options_check(const hl_options *options, hl_error *error) {
   if (options->ttl < 1 || options->ttl > HL_TTL_MAX)
-    return hl__error(error, HL_EMISUSE,
-                     "ttl must be 0.001 to 315360000 seconds");
+    return hl__error(error, HL_EMISUSE, "ttl must be 0.001 to 315360000 seconds");
   size_t owner = options->owner ? strlen(options->owner) : 1;
   if (owner < 1 || owner > HL_OWNER_MAX)
-    return hl__error(error, HL_EMISUSE, "owner must have 1 to %d bytes",
-                     HL_OWNER_MAX);
+    return hl__error(error, HL_EMISUSE, "owner must have 1 to %d bytes", HL_OWNER_MAX);
   return HL_OK;
 }
 
@@ -66,8 +62,8 @@ int hl__updates_check(const hl_manager *manager, bool lease, hl_error *error) {
                    manager->ops->scheme);
 }
 
-int hl__options_check(hl_options *options, const hl_manager *manager,
-                      const hl_plan *plan, hl_error *error) {
+int hl__options_check(hl_options *options, const hl_manager *manager, const hl_plan *plan,
+                      hl_error *error) {
   if (!options->ttl && manager->ops->traits.leases_only) {
     options->ttl = manager->config.hold_timeout;
     options->auto_refresh = true;
@@ -86,12 +82,10 @@ int hl__options_check(hl_options *options, const hl_manager *manager,
 }
 
 /* Unchecked: nobody else has it yet. */
-HL__UNCHECKED void hl__call_init(hl__call *call, hl_manager *manager,
-                                 hl__call_kind kind, hl_lock *lock,
-                                 const hl_options *given) {
+HL__UNCHECKED void hl__call_init(hl__call *call, hl_manager *manager, hl__call_kind kind,
+                                 hl_lock *lock, const hl_options *given) {
   int64_t start_us = hl__now_us(), start = start_us / 1000;
-  int64_t timeout =
-      given->timeout < 0 ? manager->config.timeout : given->timeout;
+  int64_t timeout = given->timeout < 0 ? manager->config.timeout : given->timeout;
   /* Never early: our milliseconds are cut. */
   int64_t deadline = hl__deadline(start + 1, timeout);
   call->manager = manager;
@@ -117,8 +111,8 @@ HL__UNCHECKED void hl__call_init(hl__call *call, hl_manager *manager,
 }
 
 /* What the store and its observers are told. `plan`: all that is held then. */
-static void request_fill(hl_request *request, const hl__call *call,
-                         const hl_plan *plan, int64_t timeout, char path[256]) {
+static void request_fill(hl_request *request, const hl__call *call, const hl_plan *plan,
+                         int64_t timeout, char path[256]) {
   size_t n;
   const hl_row *rows = hl__plan_rows(plan, &n);
   *request = (hl_request){
@@ -142,8 +136,7 @@ static void request_fill(hl_request *request, const hl__call *call,
 int hl__timeout_error(hl_error *error, const hl_plan *plan, int64_t timeout) {
   char path[256];
   (void)hl_plan_describe(plan, path, sizeof path);
-  if (timeout == 0)
-    return hl__error(error, HL_TIMEOUT, "%s is locked; tried once", path);
+  if (timeout == 0) return hl__error(error, HL_TIMEOUT, "%s is locked; tried once", path);
   return hl__error(error, HL_TIMEOUT, "%s was not granted within %.3f s", path,
                    (double)timeout / 1000);
 }
@@ -160,10 +153,8 @@ static void timeout_say(hl_error *error, const hl_plan *plan, int64_t timeout) {
   if (!before.reason[0]) return;
   char path[256];
   memcpy(error->reason, before.reason, sizeof error->reason);
-  (void)snprintf(error->message, sizeof error->message,
-                 "%s was not granted within %.3f s: %s",
-                 hl_plan_describe(plan, path, sizeof path),
-                 (double)timeout / 1000, before.reason);
+  (void)snprintf(error->message, sizeof error->message, "%s was not granted within %.3f s: %s",
+                 hl_plan_describe(plan, path, sizeof path), (double)timeout / 1000, before.reason);
 }
 
 /* ------------------------------------------------------ in the store's hands */
@@ -173,9 +164,8 @@ static bool is_unwanted(const hl__call *call) HL__REQUIRES(hl__manager_mutex) {
 }
 
 static int64_t answer_by(const hl__call *call, int64_t deadline) {
-  return call->manager->ops->traits.leases_only && !call->adopts
-             ? hl__answer_by(deadline)
-             : hl__late_answer_by(deadline);
+  return call->manager->ops->traits.leases_only && !call->adopts ? hl__answer_by(deadline)
+                                                                 : hl__late_answer_by(deadline);
 }
 
 /* Sets the deadline of the store's next piece of waiting, which takes `longest` ms,
@@ -183,9 +173,8 @@ static int64_t answer_by(const hl__call *call, int64_t deadline) {
    afterwards, and by `limit`, or hangs. Time that went into connecting is not the server's. False:
    nobody wants it any more. Whoever comes to that view from now on finds the connection, and
    interrupts it. */
-static bool piece_begin(hl__call *call, hl__connection *connection,
-                        int64_t deadline, int64_t longest, int64_t limit,
-                        hl_request *request)
+static bool piece_begin(hl__call *call, hl__connection *connection, int64_t deadline,
+                        int64_t longest, int64_t limit, hl_request *request)
     HL__REQUIRES(hl__manager_mutex) {
   if (is_unwanted(call)) return false;
   int64_t now = hl__now_ms();
@@ -194,15 +183,14 @@ static bool piece_begin(hl__call *call, hl__connection *connection,
   request->deadline = end;
   int64_t due = hl__late_answer_by(end);
   bool own = call->manager->ops->traits.leases_only; /* which sees to the limit itself */
-  hl__pool_watch(call->manager, connection,
-                 own || connection->fresh || due < limit ? due : limit);
+  hl__pool_watch(call->manager, connection, own || connection->fresh || due < limit ? due : limit);
   call->connection = connection;
   connection->waits = !(call->by_worker && call->in_line); /* else its pending is given up */
   return true;
 }
 
-static int piece_run(hl__call *call, hl_request *request, hl_grant *grant,
-                     hl_error *error) HL__REQUIRES(hl__manager_mutex) {
+static int piece_run(hl__call *call, hl_request *request, hl_grant *grant, hl_error *error)
+    HL__REQUIRES(hl__manager_mutex) {
   hl_manager *manager = call->manager;
   hl_session *session = call->connection->session;
   hl__manager_mutex_unlock(manager);
@@ -213,8 +201,8 @@ static int piece_run(hl__call *call, hl_request *request, hl_grant *grant,
 }
 
 /* The same of an import. */
-static int piece_adopt(hl__call *call, hl_request *request, hl_grant *grant,
-                       hl_error *error) HL__REQUIRES(hl__manager_mutex) {
+static int piece_adopt(hl__call *call, hl_request *request, hl_grant *grant, hl_error *error)
+    HL__REQUIRES(hl__manager_mutex) {
   hl_manager *manager = call->manager;
   hl_session *session = call->connection->session;
   hl__manager_mutex_unlock(manager);
@@ -227,9 +215,7 @@ static int piece_adopt(hl__call *call, hl_request *request, hl_grant *grant,
 void hl__call_interrupt(hl__call *call) {
   const hl_store_ops *ops = call->manager->ops;
   /* Not a round trip that ends soon by itself: the lock may be worth it. */
-  if (call->kind > HL__EXTEND || !call->connection ||
-      !call->connection->session)
-    return;
+  if (call->kind > HL__EXTEND || !call->connection || !call->connection->session) return;
   ops->interrupt(call->connection->session);
   if (ops->traits.expires) call->lock->hold.kept_until = 0;
 }
@@ -237,9 +223,8 @@ void hl__call_interrupt(hl__call *call) {
 /* ------------------------------------------------------------- acquiring */
 
 /* The connection has got a lease, and holds nothing any more. */
-static int lease_granted(hl__call *call, hl__connection *connection,
-                         const hl_grant *grant, hl_error *error)
-    HL__REQUIRES(hl__manager_mutex) {
+static int lease_granted(hl__call *call, hl__connection *connection, const hl_grant *grant,
+                         hl_error *error) HL__REQUIRES(hl__manager_mutex) {
   hl__pool_put(call->manager, connection);
   call->lock->hold.token = grant->token;
   call->lease->span = (hl__span){hl__now_us(), hl__plan_level(call->lock->plan)};
@@ -259,8 +244,8 @@ static bool lease_unwanted(hl__call *call, hl__connection *connection)
   if (call->adopts) return true;
   hl__manager_mutex_unlock(manager);
   hl__exit_give_back_begin();
-  int status = manager->store->leases->drop(connection->session, &call->lease->terms,
-                                            true, hl__now_ms() + 1000, NULL);
+  int status = manager->store->leases->drop(connection->session, &call->lease->terms, true,
+                                            hl__now_ms() + 1000, NULL);
   hl__exit_give_back_end();
   hl__manager_mutex_lock(manager);
   return status == HL_OK || status == HL_ELOST;
@@ -268,8 +253,8 @@ static bool lease_unwanted(hl__call *call, hl__connection *connection)
 
 /* On HL_OK the lock holds what the request says; otherwise nothing is held. Model:
    acquire.pml, line.pml, hold. */
-static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline,
-                        hl_error *error) HL__REQUIRES(hl__manager_mutex) {
+static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline, hl_error *error)
+    HL__REQUIRES(hl__manager_mutex) {
   hl_manager *manager = call->manager;
   bool scarce = manager->ops->traits.scarce;
   bool kept = manager->ops->traits.expires;
@@ -289,16 +274,14 @@ static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline,
     if (kept) status = hl__keeper_start(manager, error);
     if (status == HL_OK)
       status = hl__pool_take(manager, repaired ? HL__TAKE_FRESH : HL__TAKE_ANY,
-                             repaired ? limit : deadline, request->try_once,
-                             &call->reserved, &call->given_up, &connection,
-                             error);
+                             repaired ? limit : deadline, request->try_once, &call->reserved,
+                             &call->given_up, &connection, error);
     if (status) return status;
     bool fresh = connection->fresh;
     /* Connecting took all the time that there was: the store is asked, once. */
     if (hl__left_ms(deadline) == 0) request->try_once = true;
 
-    bool wanted =
-        piece_begin(call, connection, deadline, HL_FOREVER, limit, request);
+    bool wanted = piece_begin(call, connection, deadline, HL_FOREVER, limit, request);
     if (wanted)
       status = call->adopts ? piece_adopt(call, request, &grant, error)
                             : piece_run(call, request, &grant, error);
@@ -307,8 +290,7 @@ static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline,
     bool overrun = connection->overrun; /* the keeper has ended its session */
     bool recorded = call->lease && !call->adopts && status == HL_ECONNECTION;
     if (call->lease && status == HL_OK) {
-      if (wanted && !overrun)
-        return lease_granted(call, connection, &grant, error);
+      if (wanted && !overrun) return lease_granted(call, connection, &grant, error);
       call->lease->terms.place = grant.place;
       recorded = grant.sent_ms && !lease_unwanted(call, connection);
     }
@@ -318,25 +300,20 @@ static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline,
       return HL_OK;
     }
     /* Should it try again, nobody else takes its room meanwhile. */
-    if (wanted && call->by_worker && scarce)
-      hl__pool_reserve(manager, &call->reserved);
+    if (wanted && call->by_worker && scarce) hl__pool_reserve(manager, &call->reserved);
     if (!wanted || overrun || status == HL_ECONNECTION) {
       hl__pool_discard(manager, connection);
       /* The record may be there: whoever tries again would be kept out by it. */
       if (call->lease && !call->adopts) call->lease->terms.place = grant.place;
-      if (recorded && grant.sent_ms &&
-          hl__lease_recall(call->lease, limit) != HL_OK)
+      if (recorded && grant.sent_ms && hl__lease_recall(call->lease, limit) != HL_OK)
         repaired = true;
       if (!wanted) return hl__manager_closed_error(error);
-      if (overrun)
-        return hl__error(error, HL_ECONNECTION,
-                         "the server did not answer in time");
+      if (overrun) return hl__error(error, HL_ECONNECTION, "the server did not answer in time");
       /* A pooled connection may have gone stale, or what all waited in may be gone;
          nothing was held yet. */
       if (repaired || (fresh && scarce) || hl__left_ms(limit) == 0) return status;
       repaired = true;
-      if (call->lease &&
-          (status = hl__lease_rename(call->lease, call->adopts, error)) != HL_OK)
+      if (call->lease && (status = hl__lease_rename(call->lease, call->adopts, error)) != HL_OK)
         return status;
       hl__manager_event(manager, HL__CONNECTION_REPAIRED, 0, 0);
       continue;
@@ -352,8 +329,8 @@ static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline,
 }
 
 /* As acquire_rows; comes again where it is told to stand behind an update lock. */
-static int acquire(hl__call *call, hl_request *request, int64_t deadline,
-                   hl_error *error) HL__REQUIRES(hl__manager_mutex) {
+static int acquire(hl__call *call, hl_request *request, int64_t deadline, hl_error *error)
+    HL__REQUIRES(hl__manager_mutex) {
   request->gives_way = !request->try_once;
   int status = acquire_rows(call, request, deadline, error);
   request->gives_way = false;
@@ -374,8 +351,7 @@ int hl__call_acquire(hl__call *call, int64_t timeout, hl_error *error) {
   const hl_plan *plan = call->lock->plan;
   request_fill(&request, call, plan, timeout, path);
   hl__manager_mutex_lock(call->manager);
-  int status =
-      acquire(call, &request, hl__deadline(call->start + 1, timeout), error);
+  int status = acquire(call, &request, hl__deadline(call->start + 1, timeout), error);
   hl__manager_mutex_unlock(call->manager);
   call->lock->waited = hl__now_ms() - call->start;
   if (status == HL_TIMEOUT) timeout_say(error, plan, timeout);
@@ -383,27 +359,23 @@ int hl__call_acquire(hl__call *call, int64_t timeout, hl_error *error) {
 }
 
 /* The calling thread's place in line; one that tries once has none. */
-static int line_up(hl__call *call, hl_error *error)
-    HL__REQUIRES(hl__manager_mutex) {
+static int line_up(hl__call *call, hl_error *error) HL__REQUIRES(hl__manager_mutex) {
   if (call->timeout == 0) return HL_OK;
   call->in_line = true;
   hl__line_join(call->manager, &call->waiter);
   int status = hl__line_wait(call->manager, &call->waiter);
-  if (status == HL_TIMEOUT)
-    return hl__timeout_error(error, call->waiter.plan, call->timeout);
+  if (status == HL_TIMEOUT) return hl__timeout_error(error, call->waiter.plan, call->timeout);
   if (status == HL_CANCELLED) return hl__manager_closed_error(error);
   return status;
 }
 
 int64_t hl__call_ends(hl__call *call, int status) {
   hl_manager *manager = call->manager;
-  const hl__span *span =
-      call->lease ? &call->lease->span : &call->lock->hold.span;
+  const hl__span *span = call->lease ? &call->lease->span : &call->lock->hold.span;
   int64_t end = status == HL_OK ? span->since : hl__now_us();
   int64_t ms = end / 1000 - call->start;
   hl__manager_event(manager, HL__CALL_ENDS, status, ms);
-  hl__manager_waited(manager, hl__plan_level(call->lock->plan),
-                     end - call->start_us);
+  hl__manager_waited(manager, hl__plan_level(call->lock->plan), end - call->start_us);
   return ms;
 }
 
@@ -419,8 +391,7 @@ int hl__call_make(hl__call *call, hl_error *error) {
   if (entered) {
     hl__manager_event(manager, HL__CALL_BEGINS, 0, 0);
     status = line_up(call, error);
-    if (status == HL_OK)
-      status = acquire(call, &request, call->deadline, error);
+    if (status == HL_OK) status = acquire(call, &request, call->deadline, error);
     if (call->in_line) hl__line_leave(manager, &call->waiter, status == HL_OK);
     call->lock->waited = hl__call_ends(call, status);
   }
@@ -436,14 +407,13 @@ int hl__call_make(hl__call *call, hl_error *error) {
    store still keeps what is held: ms. Whoever looks at the lock meanwhile then
    sees it lost only when no answer came. */
 static int64_t extend_piece_ms(const hl_manager *manager) {
-  return manager->ops->traits.expires ? manager->config.hold_timeout / 2
-                                      : HL_FOREVER;
+  return manager->ops->traits.expires ? manager->config.hold_timeout / 2 : HL_FOREVER;
 }
 
 /* The store has answered what was sent then (0: it has not): whoever looks at the
    lock sees at once what it is worth. */
-static void answered(hl__call *call, hl__connection *connection, int status,
-                     int64_t sent_ms) HL__REQUIRES(hl__manager_mutex) {
+static void answered(hl__call *call, hl__connection *connection, int status, int64_t sent_ms)
+    HL__REQUIRES(hl__manager_mutex) {
   hl_manager *manager = call->manager;
   hl__hold *hold = &call->lock->hold;
   bool lost = status == HL_DEADLOCK || status == HL_ECONNECTION;
@@ -460,17 +430,15 @@ static void answered(hl__call *call, hl__connection *connection, int status,
 
 /* The store's part. The connection is BUSY meanwhile: the keeper does not renew it, and
    interrupts it when it hangs. */
-static int extend_pieces(hl__call *call, hl__connection *connection,
-                         hl_request *request, hl_grant *grant, hl_error *reason)
-    HL__REQUIRES(hl__manager_mutex) {
+static int extend_pieces(hl__call *call, hl__connection *connection, hl_request *request,
+                         hl_grant *grant, hl_error *reason) HL__REQUIRES(hl__manager_mutex) {
   hl_manager *manager = call->manager;
   hl__hold *hold = &call->lock->hold;
   int64_t longest = extend_piece_ms(manager);
   int status = HL_OK;
   connection->state = HL__BUSY;
   do {
-    if (!piece_begin(call, connection, call->deadline, longest, HL_FOREVER,
-                     request)) {
+    if (!piece_begin(call, connection, call->deadline, longest, HL_FOREVER, request)) {
       status = hl__manager_closed_error(reason);
       break;
     }
@@ -478,8 +446,7 @@ static int extend_pieces(hl__call *call, hl__connection *connection,
     grant->sent_ms = 0;
     status = piece_run(call, request, grant, reason);
     answered(call, connection, status, grant->sent_ms);
-  } while (status == HL_TIMEOUT && !request->try_once &&
-           hl__left_ms(call->deadline) > 0);
+  } while (status == HL_TIMEOUT && !request->try_once && hl__left_ms(call->deadline) > 0);
   call->connection = NULL; /* nobody interrupts it any more */
   if (manager->ops->traits.expires) hold->watched = NULL;
   connection->state = HL__HELD;
@@ -501,28 +468,23 @@ static int lease_regrade(hl__call *call, hl_request *request, hl_error *error) {
   hl__manager_event(manager, HL__CALL_BEGINS, 0, 0);
   int status = hl__lease_use(lease, error);
   while (status == HL_OK && request->n > 0) {
-    grant = (hl_grant){.place = lease->terms.place,
-                       .token = call->extension->token};
+    grant = (hl_grant){.place = lease->terms.place, .token = call->extension->token};
     hl__connection *connection;
     status = hl__pool_take(manager, repaired ? HL__TAKE_FRESH : HL__TAKE_ANY,
-                           repaired ? limit : call->deadline,
-                           request->try_once, &call->reserved,
+                           repaired ? limit : call->deadline, request->try_once, &call->reserved,
                            &call->given_up, &connection, error);
     if (status) break;
-    bool wanted = piece_begin(call, connection, call->deadline, HL_FOREVER,
-                              limit, request);
+    bool wanted = piece_begin(call, connection, call->deadline, HL_FOREVER, limit, request);
     if (wanted) {
       hl__manager_mutex_unlock(manager);
       hl__exit_check(0);
-      status = manager->store->leases->regrade(connection->session, request,
-                                               &grant, &reason);
+      status = manager->store->leases->regrade(connection->session, request, &grant, &reason);
       hl__manager_mutex_lock(manager);
     }
     call->connection = NULL; /* nobody interrupts it any more */
     bool ended = !wanted || connection->overrun || status == HL_ECONNECTION;
     if (connection->overrun && status != HL_ELOST)
-      status = hl__error(&reason, HL_ECONNECTION,
-                         "the server did not answer in time");
+      status = hl__error(&reason, HL_ECONNECTION, "the server did not answer in time");
     if (ended)
       hl__pool_discard(manager, connection);
     else
@@ -538,10 +500,8 @@ static int lease_regrade(hl__call *call, hl_request *request, hl_error *error) {
       status = hl__lease_use(lease, error); /* released meanwhile? */
       break;
     }
-    bool again = status == HL_TIMEOUT && !request->try_once &&
-                 hl__left_ms(call->deadline) > 0;
-    if (status == HL_ECONNECTION && !repaired && !is_unwanted(call) &&
-        hl__left_ms(limit) > 0)
+    bool again = status == HL_TIMEOUT && !request->try_once && hl__left_ms(call->deadline) > 0;
+    if (status == HL_ECONNECTION && !repaired && !is_unwanted(call) && hl__left_ms(limit) > 0)
       again = repaired = true;
     if (error && reason.status) *error = reason;
     if (again) status = hl__lease_use(lease, error);
@@ -549,8 +509,7 @@ static int lease_regrade(hl__call *call, hl_request *request, hl_error *error) {
   }
   hl__manager_event(manager, HL__EXTEND_ENDS, status, 0);
   hl__manager_mutex_unlock(manager);
-  if (status == HL_OK && upgrades && request->n > 0)
-    call->extension->token = grant.token;
+  if (status == HL_OK && upgrades && request->n > 0) call->extension->token = grant.token;
   return status;
 }
 
@@ -562,11 +521,9 @@ static int extend(hl__call *call, hl_request *request, hl_error *error)
   hl_grant grant = {0};
   hl_error reason = {0};
 
-  int status = hl__hold_settle(manager, connection,
-                               hl__late_answer_by(call->deadline), &reason);
+  int status = hl__hold_settle(manager, connection, hl__late_answer_by(call->deadline), &reason);
   /* An earlier extend may have been cancelled when it had just ended. */
-  if (status == HL_OK)
-    status = manager->ops->settle(connection->session, 0, &reason);
+  if (status == HL_OK) status = manager->ops->settle(connection->session, 0, &reason);
   hl__connection_mutex_unlock(connection);
   if (status) return hl__hold_lose(hold, &reason, error);
 
@@ -594,8 +551,7 @@ static int extend(hl__call *call, hl_request *request, hl_error *error)
   /* Ended by the keeper before we could begin, or closed meanwhile. */
   if (!held || closed) return hl__hold_use(hold, error);
   if (overrun && status != HL_DEADLOCK) {
-    (void)hl__error(&reason, HL_ECONNECTION,
-                    "the server did not answer in time");
+    (void)hl__error(&reason, HL_ECONNECTION, "the server did not answer in time");
     status = HL_ECONNECTION;
   }
   if (status == HL_ECONNECTION) return hl__hold_lose(hold, &reason, error);
@@ -648,10 +604,8 @@ int hl__call_downgrade(hl__call *call, hl_error *error) {
 int hl__call_to_lease_new(hl__call *call, hl_error *error) {
   hl_manager *manager = call->manager;
   if (call->lock->lease)
-    return hl__error(error, HL_EUNSUPPORTED,
-                     "it is a lease already: refresh says when it ends");
-  if (!manager->store || !manager->store->leases)
-    return hl__lease_unsupported(manager, error);
+    return hl__error(error, HL_EUNSUPPORTED, "it is a lease already: refresh says when it ends");
+  if (!manager->store || !manager->store->leases) return hl__lease_unsupported(manager, error);
   if (hl__plan_updates(call->lock->plan)) {
     int status = hl__updates_check(manager, true, error);
     if (status) return status;
@@ -693,8 +647,9 @@ int hl__call_to_lease(hl__call *call, hl_error *error) {
   if (!hl__lease_begin(call->lease, &grant)) {
     bool closed = manager->closed;
     hl__lease_undo(call->lease); /* nobody has a handle of it */
-    status = closed ? hl__error(error, HL_ERELEASED, "the lock was released when "
-                                                     "its manager was closed")
+    status = closed ? hl__error(error, HL_ERELEASED,
+                                "the lock was released when "
+                                "its manager was closed")
                     : hl__lease_late_error(error);
   }
   hl__manager_mutex_unlock(manager);

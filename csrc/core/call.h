@@ -36,7 +36,7 @@ typedef struct hl__call {
   int64_t start_us;       /* hl__now_us */
   int64_t deadline;       /* of both */
   pthread_t owner;        /* the thread whose lock it will be */
-  uint64_t agent; /* hl_request.agent; the agent itself may end before a worker has done */
+  uint64_t agent;         /* hl_request.agent; the agent itself may end before a worker has done */
   /* A worker makes it, and others may give it up meanwhile: the store must then be
      told. */
   bool by_worker;
@@ -50,8 +50,8 @@ typedef struct hl__call {
 
 /* For a new lock, or for one that is held. `given`: what the program said, as
    hl__options_take has it. */
-void hl__call_init(hl__call *call, hl_manager *manager, hl__call_kind kind,
-                   hl_lock *lock, const hl_options *given);
+void hl__call_init(hl__call *call, hl_manager *manager, hl__call_kind kind, hl_lock *lock,
+                   const hl_options *given);
 
 /* The whole of an acquisition, for a thread that blocks: as hl_acquire. */
 int hl__call_make(hl__call *call, hl_error *error);
@@ -59,8 +59,7 @@ int hl__call_make(hl__call *call, hl_error *error);
    place in line. Counts nothing. */
 int hl__call_acquire(hl__call *call, int64_t timeout, hl_error *error);
 /* An acquisition ends so: counts it. Returns for how long it has waited, in ms. */
-int64_t hl__call_ends(hl__call *call, int status)
-    HL__REQUIRES(hl__manager_mutex);
+int64_t hl__call_ends(hl__call *call, int status) HL__REQUIRES(hl__manager_mutex);
 /* Makes the call of HL__EXTEND; blocks. Its owner commits the extension, if it was
    granted. */
 int hl__call_extend(hl__call *call, hl_error *error);
@@ -82,8 +81,8 @@ void hl__call_interrupt(hl__call *call) HL__REQUIRES(hl__manager_mutex);
 /* What the caller has given, NULL included, as this library knows it. HL_EMISUSE. */
 int hl__options_take(const hl_options *given, hl_options *own, hl_error *error);
 /* Where there are only leases, what was to be a session lock becomes one of hold_timeout. */
-int hl__options_check(hl_options *options, const hl_manager *manager,
-                      const hl_plan *plan, hl_error *error);
+int hl__options_check(hl_options *options, const hl_manager *manager, const hl_plan *plan,
+                      hl_error *error);
 /* HL_EUNSUPPORTED: there are no update locks there, or none that are leases. */
 int hl__updates_check(const hl_manager *manager, bool lease, hl_error *error);
 /* The options of a lease. HL_EMISUSE. */

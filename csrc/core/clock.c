@@ -29,9 +29,7 @@ static int64_t left_at(int64_t now, int64_t deadline) {
   return deadline > now ? hl__between_ms(now, deadline) : 0;
 }
 
-int64_t hl__left_ms(int64_t deadline) {
-  return left_at(hl__now_ms(), deadline);
-}
+int64_t hl__left_ms(int64_t deadline) { return left_at(hl__now_ms(), deadline); }
 
 int64_t hl__lease_left_ms(int64_t end) {
   return left_at(hl__lease_ms() + 1, end); /* the clock's milliseconds are cut */
@@ -48,19 +46,15 @@ static int64_t after(int64_t deadline, int64_t ms) {
 
 int64_t hl__answer_by(int64_t deadline) { return after(deadline, LATE_MS); }
 
-int64_t hl__late_answer_by(int64_t deadline) {
-  return after(deadline, LATER_MS);
-}
+int64_t hl__late_answer_by(int64_t deadline) { return after(deadline, LATER_MS); }
 
-void hl__cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex,
-                   int64_t deadline) {
+void hl__cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex, int64_t deadline) {
   if (deadline == HL_FOREVER) {
     (void)pthread_cond_wait(condition, mutex);
     return;
   }
   if (deadline < 0) deadline = 0;
-  struct timespec t = {.tv_sec = deadline / 1000,
-                       .tv_nsec = deadline % 1000 * 1000000};
+  struct timespec t = {.tv_sec = deadline / 1000, .tv_nsec = deadline % 1000 * 1000000};
   (void)pthread_cond_timedwait(condition, mutex, &t);
 }
 

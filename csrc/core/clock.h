@@ -39,7 +39,6 @@ int64_t hl__answer_by(int64_t deadline);
 int64_t hl__late_answer_by(int64_t deadline);
 
 /* Waits for the condition, of CLOCK_MONOTONIC, until the deadline at most. */
-void hl__cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex,
-                   int64_t deadline);
+void hl__cond_wait(pthread_cond_t *condition, pthread_mutex_t *mutex, int64_t deadline);
 
 #endif

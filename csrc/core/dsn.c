@@ -47,8 +47,7 @@ int hl__dsn_decode(char *part, const char *what, hl_error *error) {
                        "digits; write a plain '%%' as '%%25'",
                        what);
     if (high == 0 && low == 0)
-      return hl__error(error, HL_EDSN, "the %s in the DSN has a NUL byte",
-                       what);
+      return hl__error(error, HL_EDSN, "the %s in the DSN has a NUL byte", what);
     *out++ = (char)(high * 16 + low);
     in += 2;
   }
@@ -59,8 +58,7 @@ int hl__dsn_decode(char *part, const char *what, hl_error *error) {
 int hl__dsn_port(const char *text, unsigned *port, hl_error *error) {
   unsigned long number = 0;
   size_t digits = strspn(text, "0123456789");
-  if (digits >= 1 && digits <= 5 && !text[digits])
-    number = strtoul(text, NULL, 10);
+  if (digits >= 1 && digits <= 5 && !text[digits]) number = strtoul(text, NULL, 10);
   if (number < 1 || number > 65535)
     return hl__error(error, HL_EDSN,
                      "the port in the DSN must be a number from 1 to 65535; "
@@ -75,8 +73,7 @@ int hl__dsn_host(char *text, hl_dsn *dsn, hl_error *error) {
   if (*text == '[') {
     char *end = strchr(text, ']');
     if (!end || (end[1] && end[1] != ':'))
-      return hl__error(error, HL_EDSN,
-                       "the host in the DSN has a '[' without its ']'");
+      return hl__error(error, HL_EDSN, "the host in the DSN has a '[' without its ']'");
     if (end[1]) port = end + 2;
     *end = '\0';
     text++;
@@ -90,14 +87,11 @@ int hl__dsn_host(char *text, hl_dsn *dsn, hl_error *error) {
   return status;
 }
 
-int hl__dsn_param_add(hl_dsn *dsn, const char *name, const char *value,
-                      hl_error *error) {
+int hl__dsn_param_add(hl_dsn *dsn, const char *name, const char *value, hl_error *error) {
   if (hl_dsn_param_get(dsn, name))
-    return hl__error(error, HL_EDSN,
-                     "the parameter '%.40s' stands twice in the DSN", name);
+    return hl__error(error, HL_EDSN, "the parameter '%.40s' stands twice in the DSN", name);
   if (dsn->param_count == HL_DSN_PARAMS_MAX)
-    return hl__error(error, HL_EDSN, "the DSN has more than %d parameters",
-                     HL_DSN_PARAMS_MAX);
+    return hl__error(error, HL_EDSN, "the DSN has more than %d parameters", HL_DSN_PARAMS_MAX);
   dsn->params[dsn->param_count++] = (hl_dsn_param){name, value};
   return HL_OK;
 }
@@ -114,13 +108,11 @@ int hl__dsn_params(char *text, bool encoded, hl_dsn *dsn, hl_error *error) {
     if (!*name) continue;
     char *value = name;
     name = hl__dsn_cut(&value, "=");
-    if (!name)
-      return hl__error(error, HL_EDSN, "a parameter in the DSN has no '='");
+    if (!name) return hl__error(error, HL_EDSN, "a parameter in the DSN has no '='");
     int status = HL_OK;
     if (encoded || strchr(value, '%')) {
       status = hl__dsn_decode(name, "name of a parameter", error);
-      if (status == HL_OK)
-        status = hl__dsn_decode(value, "value of a parameter", error);
+      if (status == HL_OK) status = hl__dsn_decode(value, "value of a parameter", error);
     }
     if (status == HL_OK) status = hl__dsn_param_add(dsn, name, value, error);
     if (status) return status;
@@ -157,8 +149,7 @@ int hl__dsn_url(char *text, hl_dsn_fn host, hl_dsn *dsn, hl_error *error) {
   int status = host(text, dsn, error);
   if (status) return status;
   if (database && strchr(database, '/'))
-    return hl__error(error, HL_EDSN,
-                     "the database in the DSN has a '/'; write it as '%%2F'");
+    return hl__error(error, HL_EDSN, "the database in the DSN has a '/'; write it as '%%2F'");
   if (database && *database) dsn->database = database;
   status = hl__dsn_decode(database, "database", error);
   if (status) return status;
@@ -182,33 +173,29 @@ int hl__dsn_path(char *text, hl_dsn *dsn, hl_error *error) {
 
 /* ---------------------------------------------------------- parameters */
 
-int hl__dsn_seconds(const char *value, const char *what, unsigned most,
-                    bool or_zero, int64_t *ms, hl_error *error) {
+int hl__dsn_seconds(const char *value, const char *what, unsigned most, bool or_zero, int64_t *ms,
+                    hl_error *error) {
   char *end;
   double seconds = strtod(value, &end);
-  if (end == value || *end || !(seconds >= 0 && seconds <= most) ||
-      (seconds == 0 && !or_zero))
-    return hl__error(error, HL_EDSN,
-                     "%s must be a number of seconds, %s %u", what,
+  if (end == value || *end || !(seconds >= 0 && seconds <= most) || (seconds == 0 && !or_zero))
+    return hl__error(error, HL_EDSN, "%s must be a number of seconds, %s %u", what,
                      or_zero ? "0 to" : "at most", most);
   *ms = (int64_t)(seconds * 1000 + 0.999);
   if (seconds > 0 && *ms < 1) *ms = 1;
   return HL_OK;
 }
 
-int hl__dsn_number(const char *value, const char *what, unsigned most,
-                   unsigned *number, hl_error *error) {
+int hl__dsn_number(const char *value, const char *what, unsigned most, unsigned *number,
+                   hl_error *error) {
   char *end;
   unsigned long said = strtoul(value, &end, 10);
   if (*value < '0' || *value > '9' || *end || said > most)
-    return hl__error(error, HL_EDSN, "%s must be a number, 0 to %u", what,
-                     most);
+    return hl__error(error, HL_EDSN, "%s must be a number, 0 to %u", what, most);
   *number = (unsigned)said;
   return HL_OK;
 }
 
-static int prefix_read(const char *value, const char **prefix,
-                       hl_error *error) {
+static int prefix_read(const char *value, const char **prefix, hl_error *error) {
   static const char good[] = "abcdefghijklmnopqrstuvwxyz"
                              "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.:-";
   size_t size = strlen(value);
@@ -226,9 +213,8 @@ static void list_add(char *list, size_t size, const char *word) {
   (void)snprintf(list + used, size - used, "%s%s", used ? ", " : "", word);
 }
 
-static int word_read(const char *value, const char *what,
-                     const hl__dsn_word *words, unsigned *found,
-                     hl_error *error) {
+static int word_read(const char *value, const char *what, const hl__dsn_word *words,
+                     unsigned *found, hl_error *error) {
   char list[100] = "";
   for (; words->word; words++) {
     if (strcasecmp(words->word, value) == 0) {
@@ -240,8 +226,7 @@ static int word_read(const char *value, const char *what,
   return hl__error(error, HL_EDSN, "%s must be one of %s", what, list);
 }
 
-static int known_read(const hl__dsn_known *known, const char *value,
-                      void *store, hl_error *error) {
+static int known_read(const hl__dsn_known *known, const char *value, void *store, hl_error *error) {
   char what[60];
   void *into = (char *)store + known->offset;
   (void)snprintf(what, sizeof what, "the parameter %s in the DSN", known->name);
@@ -249,33 +234,27 @@ static int known_read(const hl__dsn_known *known, const char *value,
   case HL__DSN_TEXT: *(const char **)into = value; return HL_OK;
   case HL__DSN_PREFIX: return prefix_read(value, into, error);
   case HL__DSN_SECONDS:
-    return hl__dsn_seconds(value, what, known->most, known->or_zero, into,
-                           error);
-  case HL__DSN_NUMBER:
-    return hl__dsn_number(value, what, known->most, into, error);
+    return hl__dsn_seconds(value, what, known->most, known->or_zero, into, error);
+  case HL__DSN_NUMBER: return hl__dsn_number(value, what, known->most, into, error);
   case HL__DSN_WORD: return word_read(value, what, known->words, into, error);
   case HL__DSN_OTHER: return HL_OK;
   }
   return HL_OK;
 }
 
-static int unknown(const char *name, const hl__dsn_known *known,
-                   hl_error *error) {
+static int unknown(const char *name, const hl__dsn_known *known, hl_error *error) {
   char list[200] = "";
   for (; known->name; known++)
     if (known->kind != HL__DSN_OTHER) list_add(list, sizeof list, known->name);
-  return hl__error(error, HL_EDSN,
-                   "unknown parameter '%.40s' in the DSN: there are %s", name,
+  return hl__error(error, HL_EDSN, "unknown parameter '%.40s' in the DSN: there are %s", name,
                    *list ? list : "none");
 }
 
-int hl__dsn_store(const hl_dsn *dsn, const hl__dsn_known *known, void *store,
-                  hl_error *error) {
+int hl__dsn_store(const hl_dsn *dsn, const hl__dsn_known *known, void *store, hl_error *error) {
   for (unsigned i = 0; i < dsn->param_count; i++) {
     const hl_dsn_param *param = &dsn->params[i];
     const hl__dsn_known *each = known;
-    while (each->name && strcmp(each->name, param->name) != 0)
-      each++;
+    while (each->name && strcmp(each->name, param->name) != 0) each++;
     int status = each->name ? known_read(each, param->value, store, error)
                             : unknown(param->name, known, error);
     if (status) return status;
@@ -325,12 +304,12 @@ static const struct {
 
 /* Its others: what to write instead. Those that end with ':' are
    beginnings; the others are the whole. */
-#define JOINABLE                                                               \
-  "what Symfony Lock keeps in tables (lock_keys) cannot be shared; write "     \
+#define JOINABLE                                                                                   \
+  "what Symfony Lock keeps in tables (lock_keys) cannot be shared; write "                         \
   "pgsql+advisory:... or flock:///directory, which can, or "
-#define ONE_SERVER                                                             \
-  "a list of hosts is not understood; for sentinels write "                    \
-  "redis+sentinel://host:26379,host:26379?service=name, and where all is on "  \
+#define ONE_SERVER                                                                                 \
+  "a list of hosts is not understood; for sentinels write "                                        \
+  "redis+sentinel://host:26379,host:26379?service=name, and where all is on "                      \
   "one server, "
 static const struct {
   const char *prefix;
@@ -339,7 +318,7 @@ static const struct {
     {"mysql:", JOINABLE "mysql://user:password@host/database for locks among "
                         "programs with hierlock"},
     {"mysql2:", JOINABLE "mysql://user:password@host/database for locks "
-                           "among programs with hierlock"},
+                         "among programs with hierlock"},
     {"pgsql:", JOINABLE "postgresql://user:password@host/database for locks "
                         "among programs with hierlock"},
     {"postgres+advisory:", "write it as pgsql+advisory:host=...;dbname=..."},
@@ -349,8 +328,7 @@ static const struct {
     {"redis:", ONE_SERVER "redis://host:6379 with interoperate = \"symfony\""},
     {"rediss:", ONE_SERVER "rediss://host:6379 with interoperate = \"symfony\""},
     {"valkey:", ONE_SERVER "valkey://host:6379 with interoperate = \"symfony\""},
-    {"valkeys:", ONE_SERVER
-     "valkeys://host:6379 with interoperate = \"symfony\""},
+    {"valkeys:", ONE_SERVER "valkeys://host:6379 with interoperate = \"symfony\""},
     {"memcached:", "several servers share the names out there, by a rule of "
                    "that client; write memcached://host:11211 for locks among "
                    "programs with hierlock"},
@@ -387,9 +365,8 @@ static int refuse(const char *text, hl_error *error) {
     size_t n = strlen(prefix);
     if (strncasecmp(text, prefix, n) != 0) continue;
     /* With an '@', it may be the Go form with a user of that name. */
-    bool ours = prefix[n - 1] == ':' ? strncmp(text + n, "//", 2) == 0 ||
-                                           !strchr(text + n, '@')
-                                     : !text[n];
+    bool ours =
+        prefix[n - 1] == ':' ? strncmp(text + n, "//", 2) == 0 || !strchr(text + n, '@') : !text[n];
     if (!ours) continue;
     return hl__error(error, HL_EDSN, "the DSN '%s' of Symfony Lock: %s", prefix,
                      refused[i].instead);
@@ -400,10 +377,19 @@ static int refuse(const char *text, hl_error *error) {
 /* Whether it begins as a list of libpq's, key=value: with one of those by which a server,
    a database or a log-in is named. */
 static bool is_libpq_list(const char *text) {
-  static const char *const keys[] = {
-      "host",     "hostaddr", "port",    "dbname",          "user",
-      "password", "passfile", "service", "connect_timeout", "sslmode",
-      "application_name", "target_session_attrs", NULL};
+  static const char *const keys[] = {"host",
+                                     "hostaddr",
+                                     "port",
+                                     "dbname",
+                                     "user",
+                                     "password",
+                                     "passfile",
+                                     "service",
+                                     "connect_timeout",
+                                     "sslmode",
+                                     "application_name",
+                                     "target_session_attrs",
+                                     NULL};
   static const char spaces[] = " \t\n\r\f\v";
   text += strspn(text, spaces);
   size_t n = strcspn(text, " \t\n\r\f\v=");
@@ -414,9 +400,8 @@ static bool is_libpq_list(const char *text) {
 }
 
 /* The store of a DSN; *rest: what stands behind its scheme, or all of it. */
-static int store_find(const char *text, const char **store,
-                      const char **interoperate, const char **rest,
-                      hl_error *error) {
+static int store_find(const char *text, const char **store, const char **interoperate,
+                      const char **rest, hl_error *error) {
   *interoperate = NULL;
   if (!*text) return hl__error(error, HL_EDSN, "the DSN is empty");
   if (strcasecmp(text, "flock") == 0) {
@@ -454,15 +439,16 @@ static int store_find(const char *text, const char **store,
   }
   /* A word before "://" is a scheme; else it is taken for the Go form. */
   size_t word = 0;
-  while (isalnum((unsigned char)text[word]) || text[word] == '+' ||
-         text[word] == '-' || text[word] == '.')
+  while (isalnum((unsigned char)text[word]) || text[word] == '+' || text[word] == '-' ||
+         text[word] == '.')
     word++;
   if (word && strncmp(text + word, "://", 3) == 0)
-    return hl__error(error, HL_EDSN,
-                     "unknown scheme '%.*s' in the DSN: mysql, mariadb, "
-                     "postgresql, postgres, redis, rediss, redis+unix, redis+sentinel, valkey, valkeys, sqlite, "
-                     "memcached, file, null and quorum are known",
-                     (int)(word < 40 ? word : 40), text);
+    return hl__error(
+        error, HL_EDSN,
+        "unknown scheme '%.*s' in the DSN: mysql, mariadb, "
+        "postgresql, postgres, redis, rediss, redis+unix, redis+sentinel, valkey, valkeys, sqlite, "
+        "memcached, file, null and quorum are known",
+        (int)(word < 40 ? word : 40), text);
   if (!strchr(text, '/'))
     return hl__error(error, HL_EDSN,
                      "the DSN has no scheme: write mysql://..., file:... or "
@@ -477,16 +463,13 @@ const char *hl_dsn_store(const char *dsn, hl_error *error) {
     (void)hl__error_null(error, __func__);
     return NULL;
   }
-  return store_find(dsn, &store, &interoperate, &rest, error) == HL_OK ? store
-                                                                       : NULL;
+  return store_find(dsn, &store, &interoperate, &rest, error) == HL_OK ? store : NULL;
 }
 
-int hl_dsn_parse(const char *text, hl_dsn_fn parse, hl_dsn *dsn,
-                 hl_error *error) {
+int hl_dsn_parse(const char *text, hl_dsn_fn parse, hl_dsn *dsn, hl_error *error) {
   const char *rest = text;
   memset(dsn, 0, sizeof *dsn);
-  int status =
-      store_find(text, &dsn->store, &dsn->interoperate, &rest, error);
+  int status = store_find(text, &dsn->store, &dsn->interoperate, &rest, error);
   if (status) return status;
   size_t size = strlen(text);
   dsn->text = calloc(2, size + 1);

@@ -26,11 +26,11 @@ typedef struct hl_dsn {
   unsigned port; /* 0 where the DSN does not say */
   const char *socket;
   const char *database;
-  const char *path; /* of file:; the manager makes it absolute */
+  const char *path;         /* of file:; the manager makes it absolute */
   const char *interoperate; /* hl_config.interoperate, by the form of the DSN; static */
   hl_dsn_param params[HL_DSN_PARAMS_MAX];
   unsigned param_count;
-  char *text; /* the copy, and as much room behind it; malloc'ed */
+  char *text;  /* the copy, and as much room behind it; malloc'ed */
   size_t size; /* of both */
 } hl_dsn;
 
@@ -43,8 +43,7 @@ typedef int (*hl_dsn_fn)(char *text, hl_dsn *dsn, hl_error *error);
 /* Takes text apart, of which hl_dsn_store has said which store's `parse` it is.
    HL_OK, HL_EDSN, HL_ENOMEM. hl_dsn_dispose frees; it is safe on a zeroed
    structure and after any outcome of hl_dsn_parse. */
-int hl_dsn_parse(const char *text, hl_dsn_fn parse, hl_dsn *dsn,
-                 hl_error *error);
+int hl_dsn_parse(const char *text, hl_dsn_fn parse, hl_dsn *dsn, hl_error *error);
 void hl_dsn_dispose(hl_dsn *dsn);
 /* The value of a parameter, NULL where it is absent. */
 const char *hl_dsn_param_get(const hl_dsn *dsn, const char *name);
@@ -62,8 +61,7 @@ int hl__dsn_host(char *text, hl_dsn *dsn, hl_error *error);
 /* name=value&..., decoded; but not encoded: only what has a percent sign in its
    value. NULL: none. */
 int hl__dsn_params(char *text, bool encoded, hl_dsn *dsn, hl_error *error);
-int hl__dsn_param_add(hl_dsn *dsn, const char *name, const char *value,
-                      hl_error *error);
+int hl__dsn_param_add(hl_dsn *dsn, const char *name, const char *value, hl_error *error);
 /* Behind "mysql://": [user[:password]@][host][/database][?params]; host is taken
    apart by `host`, as hl__dsn_host does. */
 int hl__dsn_url(char *text, hl_dsn_fn host, hl_dsn *dsn, hl_error *error);
@@ -99,12 +97,11 @@ typedef struct hl__dsn_known {
 #define HL__DSN_DAY 86400u /* seconds: the longest connect_timeout */
 
 /* Puts each parameter of the DSN into the structure at `store`. Any thread. HL_OK or HL_EDSN. */
-int hl__dsn_store(const hl_dsn *dsn, const hl__dsn_known *known, void *store,
-                  hl_error *error);
+int hl__dsn_store(const hl_dsn *dsn, const hl__dsn_known *known, void *store, hl_error *error);
 /* One value; `what` names it in messages. */
-int hl__dsn_seconds(const char *value, const char *what, unsigned most,
-                    bool or_zero, int64_t *ms, hl_error *error);
-int hl__dsn_number(const char *value, const char *what, unsigned most,
-                   unsigned *number, hl_error *error);
+int hl__dsn_seconds(const char *value, const char *what, unsigned most, bool or_zero, int64_t *ms,
+                    hl_error *error);
+int hl__dsn_number(const char *value, const char *what, unsigned most, unsigned *number,
+                   hl_error *error);
 
 #endif

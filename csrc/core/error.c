@@ -59,12 +59,10 @@ int hl__status_named(const char *name) {
 
 /* One of U+0080 to U+009F: terminals obey some of them as they obey Escape. */
 static bool is_c1(const char *text) {
-  return (unsigned char)text[0] == 0xC2 &&
-         ((unsigned char)text[1] & 0xE0) == 0x80;
+  return (unsigned char)text[0] == 0xC2 && ((unsigned char)text[1] & 0xE0) == 0x80;
 }
 
-static void error_fill(hl_error *error, int status, const char *format,
-                       va_list arguments) {
+static void error_fill(hl_error *error, int status, const char *format, va_list arguments) {
   memset(error, 0, sizeof *error);
   error->status = status;
   error->retryable = status_retryable(status);
@@ -104,15 +102,13 @@ int hl__error_errno(hl_error *error, int status, const char *format, ...) {
     const char *reason = text;
     (void)strerror_r(saved, text, sizeof text);
 #endif
-    (void)snprintf(error->message + used, sizeof error->message - used,
-                   ": %s", reason);
+    (void)snprintf(error->message + used, sizeof error->message - used, ": %s", reason);
   }
   return status;
 }
 
 int hl__error_null(hl_error *error, const char *function) {
-  return hl__error(error, HL_EMISUSE, "%s: an argument is NULL that must not be",
-                   function);
+  return hl__error(error, HL_EMISUSE, "%s: an argument is NULL that must not be", function);
 }
 
 /* Up to size - 1 bytes, cut between two characters. */
@@ -126,9 +122,8 @@ static void text_cut(char *out, size_t size, const char *text) {
 
 int hl__error_revoked(hl_error *error, const char *by, const char *reason) {
   bool named = by && *by, reasoned = reason && *reason;
-  (void)hl__error(error, HL_ELOST, "the lease was revoked%s%.63s%s%.127s",
-                  named ? " by " : "", named ? by : "", reasoned ? ": " : "",
-                  reasoned ? reason : "");
+  (void)hl__error(error, HL_ELOST, "the lease was revoked%s%.63s%s%.127s", named ? " by " : "",
+                  named ? by : "", reasoned ? ": " : "", reasoned ? reason : "");
   if (error) {
     text_cut(error->revoked_by, sizeof error->revoked_by, by);
     text_cut(error->reason, sizeof error->reason, reason);
@@ -136,9 +131,7 @@ int hl__error_revoked(hl_error *error, const char *by, const char *reason) {
   return HL_ELOST;
 }
 
-int hl__error_memory(hl_error *error) {
-  return hl__error(error, HL_ENOMEM, "not enough memory");
-}
+int hl__error_memory(hl_error *error) { return hl__error(error, HL_ENOMEM, "not enough memory"); }
 
 /* Whether what stands at s, a valid sequence, turns the direction of writing, so that a
    text is not what it seems, or ends a line: U+061C, U+200E, U+200F, U+2028 to U+202E,
@@ -147,16 +140,14 @@ static bool turns(const unsigned char *s) {
   if (s[0] == 0xD8) return s[1] == 0x9C;
   if (s[0] != 0xE2) return false;
   if (s[1] == 0x81) return s[2] >= 0xA6 && s[2] <= 0xA9;
-  return s[1] == 0x80 && (s[2] == 0x8E || s[2] == 0x8F ||
-                          (s[2] >= 0xA8 && s[2] <= 0xAE));
+  return s[1] == 0x80 && (s[2] == 0x8E || s[2] == 0x8F || (s[2] >= 0xA8 && s[2] <= 0xAE));
 }
 
 /* The length of the valid UTF-8 sequence at s (RFC 3629, section 4), 0 when
    there is none, or one that is not shown as it is. */
 static size_t utf8_length(const unsigned char *s, size_t n) {
   unsigned char lead = s[0];
-  size_t length = lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3
-                  : lead < 0xF5 ? 4 : 0;
+  size_t length = lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
   if (length == 0 || length > n) return 0;
   if ((lead == 0xC2 && s[1] < 0xA0) || (lead == 0xE0 && s[1] < 0xA0) ||
       (lead == 0xED && s[1] > 0x9F) || (lead == 0xF0 && s[1] < 0x90) ||
@@ -168,10 +159,12 @@ static size_t utf8_length(const unsigned char *s, size_t n) {
 }
 
 /* What stands before the two digits of a byte that is not shown as it is. */
-typedef enum escape_style { BACKSLASH, PERCENT } escape_style;
+typedef enum escape_style {
+  BACKSLASH,
+  PERCENT
+} escape_style;
 
-static size_t escape(char *out, size_t size, const char *data, size_t n,
-                     escape_style style) {
+static size_t escape(char *out, size_t size, const char *data, size_t n, escape_style style) {
   const char *hex = style == PERCENT ? "0123456789ABCDEF" : "0123456789abcdef";
   const unsigned char *s = (const unsigned char *)data;
   const char *before = style == PERCENT ? "%" : "\\x";
@@ -182,8 +175,7 @@ static size_t escape(char *out, size_t size, const char *data, size_t n,
   if (size == 0) return 0;
   while (i < n) {
     size_t length = s[i] >= ' ' && s[i] < 0x7F ? 1 : utf8_length(s + i, n - i);
-    if (style == PERCENT && (s[i] == '/' || s[i] == ',' || s[i] == '%'))
-      length = 0;
+    if (style == PERCENT && (s[i] == '/' || s[i] == ',' || s[i] == '%')) length = 0;
     size_t need = length ? length : digits + 2;
     if (used + need >= size) {
       if (size > 3) {

@@ -16,17 +16,15 @@
 /* Fills in *error (unless NULL) with a status, its usual retryability and a
    message; clears the rest. Returns status, so that a caller can write
    `return hl__error(error, HL_ESTORE, "...")`. */
-int hl__error(hl_error *error, int status, const char *format, ...)
-    HL__PRINTF(3, 4);
+int hl__error(hl_error *error, int status, const char *format, ...) HL__PRINTF(3, 4);
 /* The same with the text of errno (taken at the call) appended. */
-int hl__error_errno(hl_error *error, int status, const char *format, ...)
-    HL__PRINTF(3, 4);
+int hl__error_errno(hl_error *error, int status, const char *format, ...) HL__PRINTF(3, 4);
 int hl__error_memory(hl_error *error);
 int hl__error_null(hl_error *error, const char *function);
 /* A public function with a status begins with it. */
-#define HL__NEEDS(given, error)                              \
-  do {                                                       \
-    if (!(given)) return hl__error_null((error), __func__);  \
+#define HL__NEEDS(given, error)                                                                    \
+  do {                                                                                             \
+    if (!(given)) return hl__error_null((error), __func__);                                        \
   } while (0)
 /* HL_ELOST: somebody has revoked the lease. NULL or "": nobody knows who, or why. Cut to
    what an hl_error has room for. */

@@ -44,8 +44,7 @@ static void stay(void) {
 
 static void wait_for_none(const atomic_uint *count, int64_t ms) {
   static const struct timespec moment = {0, 1000000};
-  for (int64_t end = hl__now_ms() + ms;
-       atomic_load(count) > 0 && hl__left_ms(end) > 0;)
+  for (int64_t end = hl__now_ms() + ms; atomic_load(count) > 0 && hl__left_ms(end) > 0;)
     (void)nanosleep(&moment, NULL);
 }
 

@@ -31,13 +31,11 @@
 /* A text longer than that is none of ours. */
 #define TEXT_MAX ((size_t)64 << 20)
 
-static const char alphabet[] =
-    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
 
 static uint64_t hash(const void *data, size_t size, uint64_t h) {
   const uint8_t *byte = data;
-  for (size_t i = 0; i < size; i++)
-    h = (h ^ byte[i]) * UINT64_C(0x100000001B3);
+  for (size_t i = 0; i < size; i++) h = (h ^ byte[i]) * UINT64_C(0x100000001B3);
   return h;
 }
 
@@ -46,8 +44,7 @@ static uint64_t hash(const void *data, size_t size, uint64_t h) {
 static uint64_t layout_hash(const hl_layout *layout) {
   char names[HL__LAYOUT_NAMES_MAX], buckets[16];
   (void)hl__layout_names(layout, names);
-  (void)snprintf(buckets, sizeof buckets, "/%lu",
-                 (unsigned long)hl_layout_buckets(layout));
+  (void)snprintf(buckets, sizeof buckets, "/%lu", (unsigned long)hl_layout_buckets(layout));
   uint64_t h = hash(names, strlen(names), HASH_BEGIN);
   return hash(buckets, strlen(buckets), h);
 }
@@ -71,8 +68,7 @@ static void put_number(buffer *out, uint64_t value, unsigned bytes) {
   }
 }
 
-static void put_all(buffer *out, const hl_lease_terms *terms,
-                    const hl_plan *plan) {
+static void put_all(buffer *out, const hl_lease_terms *terms, const hl_plan *plan) {
   size_t n = hl_plan_target_count(plan);
   put(out, terms->id, sizeof terms->id);
   put(out, terms->secret, sizeof terms->secret);
@@ -106,8 +102,7 @@ static char *encode(const uint8_t *data, size_t size) {
     uint32_t bits = (uint32_t)data[i] << 16;
     if (some > 1) bits |= (uint32_t)data[i + 1] << 8;
     if (some > 2) bits |= data[i + 2];
-    for (size_t j = 0; j <= some; j++)
-      *at++ = alphabet[bits >> (18 - 6 * j) & 63];
+    for (size_t j = 0; j <= some; j++) *at++ = alphabet[bits >> (18 - 6 * j) & 63];
   }
   *at = '\0';
   return text;
@@ -146,35 +141,30 @@ static bool get_number(source *in, uint64_t *value, unsigned bytes) {
   uint8_t raw[8];
   if (!get(in, raw, bytes)) return false;
   *value = 0;
-  for (unsigned i = bytes; i-- > 0;)
-    *value = *value << 8 | raw[i];
+  for (unsigned i = bytes; i-- > 0;) *value = *value << 8 | raw[i];
   return true;
 }
 
 static int damaged(hl_error *error) {
-  return hl__error(
-      error, HL_EMISMATCH,
-      "the text is not that of an exported lease, or it is damaged");
+  return hl__error(error, HL_EMISMATCH,
+                   "the text is not that of an exported lease, or it is damaged");
 }
 
 static int get_target(source *in, hl_plan *plan, hl_error *error) {
   hl_id ids[HL_LEVELS_MAX];
   uint64_t level, mode, size;
   if (!get_number(in, &level, 1) || !get_number(in, &mode, 1) ||
-      level >= hl_layout_levels(hl_plan_layout(plan)) ||
-      (mode & ~(GIVEN | RAISED)) < HL_SHARED ||
+      level >= hl_layout_levels(hl_plan_layout(plan)) || (mode & ~(GIVEN | RAISED)) < HL_SHARED ||
       (mode & ~(GIVEN | RAISED)) > HL_UPDATE ||
       ((mode & RAISED) && (mode & ~(GIVEN | RAISED)) != HL_UPDATE))
     return damaged(error);
   for (unsigned i = 0; i <= level; i++) {
-    if (!get_number(in, &size, 2) || size < 1 || size > HL_ID_MAX ||
-        in->left < size)
+    if (!get_number(in, &size, 2) || size < 1 || size > HL_ID_MAX || in->left < size)
       return damaged(error);
     ids[i] = (hl_id){(const char *)in->data, size};
     (void)get(in, NULL, size);
   }
-  int status = hl__plan_add(plan, ids, (unsigned)level + 1,
-                            (hl_mode)(mode & ~(GIVEN | RAISED)),
+  int status = hl__plan_add(plan, ids, (unsigned)level + 1, (hl_mode)(mode & ~(GIVEN | RAISED)),
                             (mode & GIVEN) != 0, (mode & RAISED) != 0, error);
   if (status != HL_EMISUSE) return status;
   /* Where it was made, nodes have no names, or others. */
@@ -182,8 +172,8 @@ static int get_target(source *in, hl_plan *plan, hl_error *error) {
   return HL_EMISMATCH;
 }
 
-static int get_all(source *in, hl_layout *layout, hl_lease_terms *terms,
-                   hl_plan *plan, hl_error *error) {
+static int get_all(source *in, hl_layout *layout, hl_lease_terms *terms, hl_plan *plan,
+                   hl_error *error) {
   uint64_t ttl, tree, n, check;
   const uint8_t *begin = in->data;
   size_t whole = in->left;
@@ -191,29 +181,23 @@ static int get_all(source *in, hl_layout *layout, hl_lease_terms *terms,
   source last = {begin + whole - 8, 8};
   (void)get_number(&last, &check, 8);
   in->left -= 8;
-  if (hash(begin, in->left, HASH_BEGIN) != check ||
-      !get(in, terms->id, sizeof terms->id) ||
-      !get(in, terms->secret, sizeof terms->secret) ||
-      !get_number(in, &ttl, 8) || !get_number(in, &terms->place, 8) ||
-      !get_number(in, &tree, 8) || !get_number(in, &n, 4) || ttl < 1 ||
-      ttl > (uint64_t)HL_TTL_MAX || n < 1)
+  if (hash(begin, in->left, HASH_BEGIN) != check || !get(in, terms->id, sizeof terms->id) ||
+      !get(in, terms->secret, sizeof terms->secret) || !get_number(in, &ttl, 8) ||
+      !get_number(in, &terms->place, 8) || !get_number(in, &tree, 8) || !get_number(in, &n, 4) ||
+      ttl < 1 || ttl > (uint64_t)HL_TTL_MAX || n < 1)
     return damaged(error);
   if (tree != layout_hash(layout))
-    return hl__error(error, HL_EMISMATCH,
-                     "the lease is of a space with other levels or buckets");
+    return hl__error(error, HL_EMISMATCH, "the lease is of a space with other levels or buckets");
   terms->ttl = (int64_t)ttl;
   int status = HL_OK;
-  while (n-- > 0 && status == HL_OK)
-    status = get_target(in, plan, error);
+  while (n-- > 0 && status == HL_OK) status = get_target(in, plan, error);
   if (status == HL_OK && in->left > 0) status = damaged(error);
   return status;
 }
 
 /* The bytes of the text; NULL: HL_ENOMEM, or *bad. */
-static uint8_t *decode(const char *text, size_t size, size_t *decoded,
-                       bool *bad) {
-  *bad = size < PREFIX_SIZE || size > TEXT_MAX ||
-         memcmp(text, PREFIX, PREFIX_SIZE) != 0 ||
+static uint8_t *decode(const char *text, size_t size, size_t *decoded, bool *bad) {
+  *bad = size < PREFIX_SIZE || size > TEXT_MAX || memcmp(text, PREFIX, PREFIX_SIZE) != 0 ||
          (size - PREFIX_SIZE) % 4 == 1;
   if (*bad) return NULL;
   text += PREFIX_SIZE;
@@ -228,8 +212,7 @@ static uint8_t *decode(const char *text, size_t size, size_t *decoded,
       *bad = *bad || !digit;
       if (digit) bits |= (uint32_t)(digit - alphabet) << (18 - 6 * j);
     }
-    for (size_t j = 1; j < some; j++)
-      *at++ = (uint8_t)(bits >> (24 - 8 * j));
+    for (size_t j = 1; j < some; j++) *at++ = (uint8_t)(bits >> (24 - 8 * j));
     /* There is one text of some bytes: what is left over is zero. */
     if (bits & (0xFFFFFFu >> (8 * (some - 1)))) *bad = true;
   }
@@ -241,8 +224,8 @@ static uint8_t *decode(const char *text, size_t size, size_t *decoded,
   return data;
 }
 
-int hl__export_read(const char *text, size_t size, hl_layout *layout,
-                    hl_lease_terms *terms, hl_plan **result, hl_error *error) {
+int hl__export_read(const char *text, size_t size, hl_layout *layout, hl_lease_terms *terms,
+                    hl_plan **result, hl_error *error) {
   bool bad;
   size_t decoded = 0;
   *result = NULL;
@@ -250,8 +233,7 @@ int hl__export_read(const char *text, size_t size, hl_layout *layout,
   if (!data) return bad ? damaged(error) : hl__error_memory(error);
   hl_plan *plan = hl_plan_new(layout);
   source in = {data, decoded};
-  int status =
-      plan ? get_all(&in, layout, terms, plan, error) : hl__error_memory(error);
+  int status = plan ? get_all(&in, layout, terms, plan, error) : hl__error_memory(error);
   free(data);
   if (status)
     hl_plan_free(plan);

@@ -8,15 +8,13 @@
 
 #include <stdlib.h>
 
-int hl__extension_init(hl__extension *self, hl_lock *lock,
-                       const hl_plan *plan, hl_error *error) {
+int hl__extension_init(hl__extension *self, hl_lock *lock, const hl_plan *plan, hl_error *error) {
   size_t n;
   *self = (hl__extension){0};
   hl_plan *asked = hl_plan_copy(plan), *whole = hl_plan_copy(lock->plan);
   self->plan = asked;
   self->whole = whole;
-  if (!asked || !whole || !hl__plan_append(whole, asked))
-    return hl__error_memory(error);
+  if (!asked || !whole || !hl__plan_append(whole, asked)) return hl__error_memory(error);
   hl__plan_order(whole);
   (void)hl__plan_rows(asked, &n);
   self->missing = malloc(n * sizeof *self->missing);
@@ -26,8 +24,7 @@ int hl__extension_init(hl__extension *self, hl_lock *lock,
   return HL_OK;
 }
 
-int hl__extension_regrade(hl__extension *self, hl_lock *lock, bool exclusive,
-                          hl_error *error) {
+int hl__extension_regrade(hl__extension *self, hl_lock *lock, bool exclusive, hl_error *error) {
   size_t n;
   *self = (hl__extension){.regrades = true};
   hl_plan *whole = hl__plan_regraded(lock->plan, exclusive);
@@ -37,11 +34,9 @@ int hl__extension_regrade(hl__extension *self, hl_lock *lock, bool exclusive,
   (void)hl__plan_rows(whole, &n);
   self->missing = malloc(n * sizeof *self->missing);
   if (!self->missing) return hl__error_memory(error);
-  self->missing_count =
-      exclusive ? hl__plan_missing(whole, lock->plan, self->missing)
-                : hl__plan_missing(lock->plan, whole, self->missing);
-  for (size_t i = 0; i < self->missing_count && !exclusive; i++)
-    self->missing[i].mode = HL_SHARED;
+  self->missing_count = exclusive ? hl__plan_missing(whole, lock->plan, self->missing)
+                                  : hl__plan_missing(lock->plan, whole, self->missing);
+  for (size_t i = 0; i < self->missing_count && !exclusive; i++) self->missing[i].mode = HL_SHARED;
   self->token = lock->hold.token;
   return HL_OK;
 }

@@ -17,11 +17,10 @@ typedef struct hl__extension {
 } hl__extension;
 
 /* To be disposed of after any outcome. HL_OK, HL_ENOMEM. */
-int hl__extension_init(hl__extension *extension, hl_lock *lock,
-                       const hl_plan *plan, hl_error *error);
+int hl__extension_init(hl__extension *extension, hl_lock *lock, const hl_plan *plan,
+                       hl_error *error);
 /* The same of an upgrade, or of its opposite; missing: what is to be locked in another mode. */
-int hl__extension_regrade(hl__extension *extension, hl_lock *lock,
-                          bool exclusive, hl_error *error);
+int hl__extension_regrade(hl__extension *extension, hl_lock *lock, bool exclusive, hl_error *error);
 /* After it was granted, by whoever uses the lock. */
 void hl__extension_commit(hl__extension *extension, hl_lock *lock);
 void hl__extension_dispose(hl__extension *extension);

@@ -57,8 +57,8 @@ static bool is_ours(int fd) HL__REQUIRES(hl__fork_mutex) {
   struct stat st;
   if (fd < 0 || (size_t)fd >= watched.capacity) return false;
   const struct file *file = &watched.files[fd];
-  return file->ticket && fstat(fd, &st) == 0 &&
-         st.st_dev == file->device && st.st_ino == file->inode;
+  return file->ticket && fstat(fd, &st) == 0 && st.st_dev == file->device &&
+         st.st_ino == file->inode;
 }
 
 static void before_fork(void) HL__ACQUIRES(hl__fork_mutex) {
@@ -73,8 +73,7 @@ static void after_fork_in_parent(void) HL__RELEASES(hl__fork_mutex) {
 
 static void identity_draw(void) {
   identity = 0;
-  if (getrandom(&identity, sizeof identity, GRND_NONBLOCK) !=
-      (ssize_t)sizeof identity)
+  if (getrandom(&identity, sizeof identity, GRND_NONBLOCK) != (ssize_t)sizeof identity)
     identity = 0;
 }
 
@@ -111,8 +110,7 @@ uint64_t hl__fork_watch(int fd) {
     while (capacity <= (size_t)fd) capacity *= 2;
     struct file *grown = realloc(watched.files, capacity * sizeof *grown);
     if (grown) {
-      memset(grown + watched.capacity, 0,
-             (capacity - watched.capacity) * sizeof *grown);
+      memset(grown + watched.capacity, 0, (capacity - watched.capacity) * sizeof *grown);
       watched.files = grown;
       watched.capacity = capacity;
     }
@@ -127,8 +125,7 @@ uint64_t hl__fork_watch(int fd) {
 
 void hl__fork_unwatch(int fd, uint64_t ticket) {
   table_lock(&watched);
-  if (fd >= 0 && (size_t)fd < watched.capacity &&
-      (!ticket || watched.files[fd].ticket == ticket))
+  if (fd >= 0 && (size_t)fd < watched.capacity && (!ticket || watched.files[fd].ticket == ticket))
     watched.files[fd].ticket = 0;
   table_unlock(&watched);
 }
@@ -140,8 +137,7 @@ int hl__fork_eventfd(int *fd, uint64_t *ticket, hl_error *error) {
   *ticket = *fd < 0 ? 0 : hl__fork_watch(*fd);
   hl__fork_allow();
   errno = failure;
-  if (*fd < 0)
-    return hl__error_errno(error, HL_ECONNECTION, "cannot make an eventfd");
+  if (*fd < 0) return hl__error_errno(error, HL_ECONNECTION, "cannot make an eventfd");
   return *ticket ? HL_OK : hl__error_memory(error);
 }
 
@@ -169,9 +165,7 @@ HL__UNCHECKED void hl__fork_forbid(void) {
   (void)pthread_rwlock_rdlock(&births);
 }
 
-HL__UNCHECKED void hl__fork_allow(void) {
-  (void)pthread_rwlock_unlock(&births);
-}
+HL__UNCHECKED void hl__fork_allow(void) { (void)pthread_rwlock_unlock(&births); }
 
 unsigned hl__fork_generation(void) {
   (void)pthread_once(&once, install);

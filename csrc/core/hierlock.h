@@ -93,13 +93,13 @@ enum hl_status {
 };
 
 typedef struct hl_error {
-  int status;             /* enum hl_status */
-  bool retryable;         /* may the same call succeed later? */
-  unsigned server_errno;  /* the server's own number, 0 where none spoke */
-  char sqlstate[6];       /* the server's own SQLSTATE, "" where none spoke */
-  int level;              /* the row concerned, -1 where none is */
-  uint32_t bucket;        /* valid where level >= 0 */
-  char message[512];      /* one line for people, NUL-terminated */
+  int status;            /* enum hl_status */
+  bool retryable;        /* may the same call succeed later? */
+  unsigned server_errno; /* the server's own number, 0 where none spoke */
+  char sqlstate[6];      /* the server's own SQLSTATE, "" where none spoke */
+  int level;             /* the row concerned, -1 where none is */
+  uint32_t bucket;       /* valid where level >= 0 */
+  char message[512];     /* one line for people, NUL-terminated */
   /* HL_ELOST of a lease that somebody has revoked: who, and why. HL_TIMEOUT: why, where it was
      something else than other locks. Else "". */
   char revoked_by[64];
@@ -117,7 +117,7 @@ const char *hl_status_name(int status);
 
 #define HL_LEVELS_MAX 16
 #define HL_LEVEL_NAME_MAX 64
-#define HL_ID_MAX 1024             /* bytes of one id */
+#define HL_ID_MAX 1024 /* bytes of one id */
 #define HL_BUCKETS_DEFAULT 10000000u
 
 /* HL_UPDATE: one holder, beside those who share; he alone may become exclusive, see
@@ -143,8 +143,8 @@ typedef struct hl_layout hl_layout;
    HL_BUCKETS_DEFAULT. The names are copied. What was NULL or 0, a manager that is
    opened with the layout takes from its space instead: hl_config.
    Fails with HL_EMISUSE, HL_ENOMEM. */
-int hl_layout_new(const char *const *names, unsigned levels, uint32_t buckets,
-                  hl_layout **layout, hl_error *error);
+int hl_layout_new(const char *const *names, unsigned levels, uint32_t buckets, hl_layout **layout,
+                  hl_error *error);
 hl_layout *hl_layout_ref(hl_layout *layout);
 void hl_layout_unref(hl_layout *layout);
 unsigned hl_layout_levels(const hl_layout *layout);
@@ -166,8 +166,7 @@ typedef struct hl_id {
    of FNV-1a (64 bits) of the same text, xor-folded: (h >> 60) ^ (h & (2^60 - 1)).
    No ':' in an id is escaped: "d:1", "x" and "d", "1:x" are one node. 0, where the layout has
    no such level. */
-uint64_t hl_layout_bucket(const hl_layout *layout, const hl_id *ids,
-                          unsigned n);
+uint64_t hl_layout_bucket(const hl_layout *layout, const hl_id *ids, unsigned n);
 
 /* --------------------------------------------------------------- plan */
 
@@ -196,9 +195,9 @@ typedef struct hl_plan hl_plan;
 
 typedef struct hl_target {
   unsigned level;
-  hl_mode mode;   /* as it will be taken */
+  hl_mode mode;    /* as it will be taken */
   bool mode_given; /* it came with a mode of its own */
-  bool updates; /* it was asked for in HL_UPDATE: hl_lock_upgrade makes it exclusive */
+  bool updates;    /* it was asked for in HL_UPDATE: hl_lock_upgrade makes it exclusive */
 } hl_target;
 
 /* An empty plan, or NULL when out of memory. Takes a reference to layout. */
@@ -206,7 +205,7 @@ hl_plan *hl_plan_new(hl_layout *layout);
 /* Its rows are in locking order already. NULL when out of memory. */
 hl_plan *hl_plan_copy(const hl_plan *plan);
 void hl_plan_free(const hl_plan *plan); /* NULL is fine */
-void hl_plan_clear(hl_plan *plan); /* makes it empty again */
+void hl_plan_clear(hl_plan *plan);      /* makes it empty again */
 hl_layout *hl_plan_layout(const hl_plan *plan);
 
 /* Adds the node ids[0]/.../ids[n-1] with its ancestors. HL_SHARED or HL_UPDATE on a level
@@ -214,14 +213,13 @@ hl_layout *hl_plan_layout(const hl_plan *plan);
    it shared, too, and would not be kept out. The ids are copied.
    Fails with HL_EMISUSE (no id, too many, one too long or empty), HL_ENOMEM;
    the plan is then unchanged. */
-int hl_plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode,
-                bool mode_given, hl_error *error);
+int hl_plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode, bool mode_given,
+                hl_error *error);
 
 size_t hl_plan_target_count(const hl_plan *plan);
 /* The i-th target (0 <= i < count; else all of it is 0), its ids in ids[0 .. level]. The bytes
    live until the plan is next changed. */
-hl_target hl_plan_target(const hl_plan *plan, size_t i,
-                         hl_id ids[HL_LEVELS_MAX]);
+hl_target hl_plan_target(const hl_plan *plan, size_t i, hl_id ids[HL_LEVELS_MAX]);
 /* The rows in locking order; valid until the plan is next changed. */
 const hl_row *hl_plan_rows(hl_plan *plan, size_t *n);
 /* The strongest of its targets: HL_EXCLUSIVE when any is exclusive. */
@@ -244,8 +242,7 @@ char *hl_plan_sql(hl_plan *plan, hl_dialect dialect, const char *table);
 /* The same for a space with leases, of MySQL or MariaDB: table is the name that the DSN
    gives. It locks and reads the roots' gates, too, last of all, and returns *gates rows more;
    fewer where there may be leases below one of them, which it cannot look at. */
-char *hl_plan_sql_leased(hl_plan *plan, hl_dialect dialect, const char *table,
-                         size_t *gates);
+char *hl_plan_sql_leased(hl_plan *plan, hl_dialect dialect, const char *table, size_t *gates);
 
 /* ------------------------------------------------------------ manager */
 
@@ -302,7 +299,7 @@ typedef struct hl_config {
 #define HL_UNITS_MAX 64
 #define HL_UNIT_NAME_MAX HL_LEVEL_NAME_MAX
 
-#define HL_CONFIG_INIT \
+#define HL_CONFIG_INIT                                                                             \
   { sizeof(hl_config), NULL, 50000, 30000, NULL, 64, NULL, NULL, NULL, NULL, NULL }
 
 typedef struct hl_manager hl_manager;
@@ -320,8 +317,7 @@ const char *hl_dsn_store(const char *dsn, hl_error *error);
 /* Opens the store and looks whether it will exclude. Everything in config is
    copied. Fails with HL_EDSN, HL_ECONNECTION, HL_EUNSAFE_SERVER,
    HL_EMISMATCH, HL_ENOT_PROVISIONED, HL_ESTORE, HL_EMISUSE, HL_ENOMEM. */
-int hl_manager_open(const hl_config *config, hl_manager **manager,
-                    hl_error *error);
+int hl_manager_open(const hl_config *config, hl_manager **manager, hl_error *error);
 
 /* Releases every lock of the manager, ends its threads and connections, and
    drops the caller's reference. Waits of other threads end with
@@ -343,13 +339,12 @@ void hl_manager_cancel(hl_manager *manager);
 hl_layout *hl_manager_layout(const hl_manager *manager);
 
 /* Whether hl_config.units had that name. */
-bool hl_manager_has_unit(const hl_manager *manager, const char *name,
-                         size_t size);
+bool hl_manager_has_unit(const hl_manager *manager, const char *name, size_t size);
 
 typedef struct hl_stats {
-  uint64_t acquired;     /* grants */
-  uint64_t waited;       /* grants that took HL_WAITED_MS or longer */
-  uint64_t released;     /* by whatever route */
+  uint64_t acquired; /* grants */
+  uint64_t waited;   /* grants that took HL_WAITED_MS or longer */
+  uint64_t released; /* by whatever route */
   uint64_t timeouts;
   uint64_t deadlocks;
   uint64_t cancelled;
@@ -384,17 +379,20 @@ int64_t hl_histogram_bound_us(unsigned i);
 /* Of the acquisitions whose deepest target was on that level, since the manager was opened:
    how long they waited, granted or not; and how long was held what they got and what is
    not held any more. A level beyond the deepest has none. Any thread. */
-void hl_manager_histograms(hl_manager *manager, unsigned level,
-                           hl_histogram *waits, hl_histogram *holds);
+void hl_manager_histograms(hl_manager *manager, unsigned level, hl_histogram *waits,
+                           hl_histogram *holds);
 
 /* How many locks this manager has found lost so far, or leases over; grows by one for each.
    Two atomic reads: for those who want to look at their locks only then. */
 uint64_t hl_manager_losses(hl_manager *manager);
 
 /* How a lock is held: as long as its connection or process lives, or until a time. */
-typedef enum hl_kind { HL_SESSION = 0, HL_LEASE = 1 } hl_kind;
+typedef enum hl_kind {
+  HL_SESSION = 0,
+  HL_LEASE = 1
+} hl_kind;
 
-#define HL_OWNER_MAX 127 /* bytes of the name of a lease's owner */
+#define HL_OWNER_MAX 127    /* bytes of the name of a lease's owner */
 #define HL_LEASE_ID_SIZE 33 /* 32 hexadecimal digits and a NUL */
 
 typedef struct hl_holder {
@@ -424,16 +422,16 @@ typedef void (*hl_holder_fn)(void *context, const hl_holder *holder);
    HL_TIMEOUT: the store does not answer now. Fails with HL_ECONNECTION, HL_ESTORE
    (e.g. no privilege to look), HL_EUNSUPPORTED (the store does not show all of them: fn
    has been called for those that it shows), HL_ENOMEM. */
-int hl_manager_holders(hl_manager *manager, const hl_plan *plan,
-                       hl_holder_fn fn, void *context, hl_error *error);
+int hl_manager_holders(hl_manager *manager, const hl_plan *plan, hl_holder_fn fn, void *context,
+                       hl_error *error);
 
 /* The same, after a failed acquisition, for a caller who has no time: a hundred at most, and
    within 50 ms. HL_TIMEOUT: the store has not told all by then; fn has been called for those
    that are known. HL_BUSY: it was not asked, because it has not answered the last look yet, or
    was asked ten times for this manager in this second. Looking costs the server more than a try
    does, and programs try in loops. After any failure there may be holders that fn does not know. */
-int hl_manager_blockers(hl_manager *manager, const hl_plan *plan,
-                        hl_holder_fn fn, void *context, hl_error *error);
+int hl_manager_blockers(hl_manager *manager, const hl_plan *plan, hl_holder_fn fn, void *context,
+                        hl_error *error);
 
 /* Which leases. All that is given must hold. */
 typedef struct hl_filter {
@@ -442,25 +440,25 @@ typedef struct hl_filter {
   const char *id;      /* this one, as in hl_holder.id; NULL: any */
   const hl_plan *plan; /* those for which an acquisition of the plan would have to
                           wait; NULL: any */
-  bool over; /* also those whose time is up; hl_manager_revoke ends them anyhow */
+  bool over;           /* also those whose time is up; hl_manager_revoke ends them anyhow */
 } hl_filter;
 
-#define HL_FILTER_INIT { sizeof(hl_filter), NULL, NULL, NULL, false }
+#define HL_FILTER_INIT                                                                             \
+  { sizeof(hl_filter), NULL, NULL, NULL, false }
 
 /* Calls fn for each lease of the space whose time is not up, unless the filter says
    otherwise. filter: NULL stands for all.
    fn must not call this library. HL_EUNSUPPORTED, HL_ECONNECTION, HL_ESTORE, HL_EMISUSE,
    HL_ENOMEM. */
-int hl_manager_leases(hl_manager *manager, const hl_filter *filter,
-                      hl_holder_fn fn, void *context, hl_error *error);
+int hl_manager_leases(hl_manager *manager, const hl_filter *filter, hl_holder_fn fn, void *context,
+                      hl_error *error);
 /* Ends leases, whoever holds them: what they lock is free at once. Also those whose time is
    up: a refresh would have them back, as long as nobody has wanted what they lock. The next call of each
    holder's is HL_ELOST with `by` and `reason` (NULL: none; at most 63 and 127 bytes of
    them) in its hl_error. A filter that gives nothing is HL_EMISUSE. *count: how many. Fails
    as hl_manager_leases. */
-int hl_manager_revoke(hl_manager *manager, const hl_filter *filter,
-                      const char *by, const char *reason, uint64_t *count,
-                      hl_error *error);
+int hl_manager_revoke(hl_manager *manager, const hl_filter *filter, const char *by,
+                      const char *reason, uint64_t *count, hl_error *error);
 
 /* --------------------------------------------------------------- lock */
 
@@ -474,7 +472,7 @@ typedef struct hl_lock hl_lock;
 typedef struct hl_agent hl_agent;
 hl_agent *hl_agent_new(void);
 hl_agent *hl_agent_ref(hl_agent *agent); /* NULL is fine */
-void hl_agent_unref(hl_agent *agent); /* NULL is fine; also before its locks end */
+void hl_agent_unref(hl_agent *agent);    /* NULL is fine; also before its locks end */
 
 #define HL_WHERE_SIZE 96
 
@@ -507,7 +505,7 @@ typedef struct hl_options {
 
 #define HL_TTL_MAX INT64_C(315360000000) /* ten years */
 
-#define HL_OPTIONS_INIT \
+#define HL_OPTIONS_INIT                                                                            \
   { sizeof(hl_options), -1, NULL, 0, 0, NULL, false, true, NULL, 0, false, NULL, 0, 0 }
 
 #define HL_REPORT_SIZE 1024
@@ -517,16 +515,15 @@ typedef struct hl_options {
    others, over the whole run of the process. True: for the first time these orders make a circle, a
    deadlock that has not happened yet; the report says in one line what and where. Sets
    options->kinds. Any thread. */
-bool hl_order_check(const hl_manager *manager, const hl_plan *plan,
-                    hl_options *options, char report[HL_REPORT_SIZE]);
+bool hl_order_check(const hl_manager *manager, const hl_plan *plan, hl_options *options,
+                    char report[HL_REPORT_SIZE]);
 
 /* Likewise, where the order is not learnt but declared: hl_config.units. True: it asks for a unit while
    its task holds one that comes after it, by a manager that has units, too; the report says what and
    where. first: no call of this process has said so of these two units before. What one request takes has
    an order of its own, and one that tries once waits for nothing: neither breaks it. Any thread. */
-bool hl_units_check(const hl_manager *manager, const hl_plan *plan,
-                    const hl_options *options, bool *first,
-                    char report[HL_REPORT_SIZE]);
+bool hl_units_check(const hl_manager *manager, const hl_plan *plan, const hl_options *options,
+                    bool *first, char report[HL_REPORT_SIZE]);
 
 /* Locks what plan says, or nothing. Waits as long as options allow. The plan
    is copied. options may be NULL.
@@ -537,16 +534,15 @@ bool hl_units_check(const hl_manager *manager, const hl_plan *plan,
    waiters, but it can stand in one that another's hl_lock_extend has closed, and
    the store may pick it as the victim: HL_DEADLOCK. Try again. With options->agent HL_DEADLOCK, too,
    before it waits, where it would wait for ever; see hl_agent. */
-int hl_acquire(hl_manager *manager, const hl_plan *plan,
-               const hl_options *options, hl_lock **lock, hl_error *error);
+int hl_acquire(hl_manager *manager, const hl_plan *plan, const hl_options *options, hl_lock **lock,
+               hl_error *error);
 
 /* More locks in the same transaction. May break the common order, so it, and
    only it, can close a circle of waiters. options may be NULL. When the store picks this call as the
    victim: HL_DEADLOCK, and the lock holds nothing any more. After any other failure it holds what it held before; a store that
    cannot give back single rows (MySQL) may keep some of the rows asked for
    until the lock is released. */
-int hl_lock_extend(hl_lock *lock, const hl_plan *plan,
-                   const hl_options *options, hl_error *error);
+int hl_lock_extend(hl_lock *lock, const hl_plan *plan, const hl_options *options, hl_error *error);
 
 /* What was asked for in HL_UPDATE becomes exclusive, when those who share it have gone: nobody else
    can become exclusive before, and newcomers wait meanwhile where the store is fair. HL_OK, also
@@ -585,8 +581,7 @@ int hl_lock_refresh(hl_lock *lock, int64_t ttl, hl_error *error);
 /* A session lock becomes a lease, with no moment in between in which it is free. Uses ttl,
    owner, auto_refresh, auto_release and label of options. HL_OK; HL_ELOST, HL_ERELEASED;
    after any other failure it is what it was. */
-int hl_lock_to_lease(hl_lock *lock, const hl_options *options,
-                     hl_error *error);
+int hl_lock_to_lease(hl_lock *lock, const hl_options *options, hl_error *error);
 /* A printable text, malloc'ed, to be freed by the caller, with which hl_import takes the
    lease over, in any process. The lease goes on; the lock is as if released. Who has the text
    has the lease. HL_EUNSUPPORTED: a session lock. HL_ELOST, HL_ERELEASED, HL_ENOMEM. */
@@ -599,8 +594,8 @@ int hl_lock_text(hl_lock *lock, char **text, hl_error *error);
    text the later wins, and the earlier lock is lost. Returns HL_OK with *lock set; HL_ELOST: the
    lease is not there any more; HL_EMISMATCH: the text is damaged, or of another layout; as
    hl_acquire. */
-int hl_import(hl_manager *manager, const char *text, size_t size,
-              const hl_options *options, hl_lock **lock, hl_error *error);
+int hl_import(hl_manager *manager, const char *text, size_t size, const hl_options *options,
+              hl_lock **lock, hl_error *error);
 
 /* Whether the lock is held as far as can be told without a round trip. */
 bool hl_lock_is_held(hl_lock *lock);
@@ -615,9 +610,9 @@ typedef enum hl_lock_state {
   HL_HELD,
   HL_RELEASED,
   HL_LOST,
-  HL_IN_USE, /* by a call that was started, and whose result is not taken */
+  HL_IN_USE,  /* by a call that was started, and whose result is not taken */
   HL_FOREIGN, /* it belongs to the parent of this process */
-  HL_OVER /* a lease whose time is up: whether somebody has had its nodes since, only
+  HL_OVER     /* a lease whose time is up: whether somebody has had its nodes since, only
              hl_lock_refresh can tell */
 } hl_lock_state;
 
@@ -648,8 +643,8 @@ typedef struct hl_pending hl_pending;
 
 /* As hl_acquire, but returns at once. HL_OK: *pending will be done, whatever the
    outcome; hl_pending_wait tells it. HL_EMISUSE, HL_ENOMEM: there is none. */
-int hl_start(hl_manager *manager, const hl_plan *plan,
-             const hl_options *options, hl_pending **pending, hl_error *error);
+int hl_start(hl_manager *manager, const hl_plan *plan, const hl_options *options,
+             hl_pending **pending, hl_error *error);
 
 /* The same for the first of n plans that is granted: hl_pending_wait gives that lock, whose
    hl_lock_plan says which. It waits in every queue; the first grant ends the other waits, so of two that come
@@ -658,8 +653,7 @@ int hl_start(hl_manager *manager, const hl_plan *plan,
    of one ends all. Each wait takes what hl_start takes: a connection, where they are scarce. The plans are
    copied; options, as hl_start; with `awaited` and no strand the agent itself blocks until it is done. */
 int hl_start_any(hl_manager *manager, const hl_plan *const *plans, size_t n,
-                 const hl_options *options, hl_pending **pending,
-                 hl_error *error);
+                 const hl_options *options, hl_pending **pending, hl_error *error);
 /* Whether a call of this manager's store may block, a try, too. */
 bool hl_manager_blocks(const hl_manager *manager);
 
@@ -670,25 +664,20 @@ bool hl_manager_blocks(const hl_manager *manager);
    hl_lock_free, which give the call up. A call that is given up may cost the lock.
    HL_OK with *pending NULL: it is done already, and well. Any other status: as
    that call. */
-int hl_lock_start_extend(hl_lock *lock, const hl_plan *plan,
-                         const hl_options *options, hl_pending **pending,
-                         hl_error *error);
-int hl_lock_start_upgrade(hl_lock *lock, const hl_options *options,
-                          hl_pending **pending, hl_error *error);
-int hl_lock_start_downgrade(hl_lock *lock, hl_pending **pending,
-                            hl_error *error);
+int hl_lock_start_extend(hl_lock *lock, const hl_plan *plan, const hl_options *options,
+                         hl_pending **pending, hl_error *error);
+int hl_lock_start_upgrade(hl_lock *lock, const hl_options *options, hl_pending **pending,
+                          hl_error *error);
+int hl_lock_start_downgrade(hl_lock *lock, hl_pending **pending, hl_error *error);
 int hl_lock_start_check(hl_lock *lock, hl_pending **pending, hl_error *error);
-int hl_lock_start_release(hl_lock *lock, hl_pending **pending,
-                          hl_error *error);
-int hl_lock_start_refresh(hl_lock *lock, int64_t ttl, hl_pending **pending,
-                          hl_error *error);
-int hl_lock_start_to_lease(hl_lock *lock, const hl_options *options,
-                           hl_pending **pending, hl_error *error);
+int hl_lock_start_release(hl_lock *lock, hl_pending **pending, hl_error *error);
+int hl_lock_start_refresh(hl_lock *lock, int64_t ttl, hl_pending **pending, hl_error *error);
+int hl_lock_start_to_lease(hl_lock *lock, const hl_options *options, hl_pending **pending,
+                           hl_error *error);
 
 /* As hl_start, for hl_import. Given up, it leaves the lease to whoever has the text. */
-int hl_start_import(hl_manager *manager, const char *text, size_t size,
-                    const hl_options *options, hl_pending **pending,
-                    hl_error *error);
+int hl_start_import(hl_manager *manager, const char *text, size_t size, const hl_options *options,
+                    hl_pending **pending, hl_error *error);
 
 bool hl_pending_done(hl_pending *pending);
 
@@ -706,8 +695,7 @@ void hl_pending_notify(hl_pending *pending, hl_notify_fn fn, uint64_t tag);
 /* Waits for timeout ms (0: not at all; HL_FOREVER) until it is done, and gives what
    hl_acquire would have returned; once. HL_TIMEOUT with hl_pending_done false:
    it is not done yet, and goes on. HL_EMISUSE: it has given its result already. */
-int hl_pending_wait(hl_pending *pending, int64_t timeout, hl_lock **lock,
-                    hl_error *error);
+int hl_pending_wait(hl_pending *pending, int64_t timeout, hl_lock **lock, hl_error *error);
 
 /* Ends the wait, in the store too, and does not wait for that. It is done: its
    result is HL_CANCELLED, also when the lock had been granted and not yet been
@@ -721,8 +709,7 @@ const hl_plan *hl_pending_plan(const hl_pending *pending);
 /* Calls fn for those who were in the way, when it is done with HL_TIMEOUT or HL_DEADLOCK. Returns
    what hl_manager_blockers said then: after a failure there may be others. HL_BUSY, too, when
    it stood in line inside this process until its end, and has not been at the store. */
-int hl_pending_holders(hl_pending *pending, hl_holder_fn fn, void *context,
-                       hl_error *error);
+int hl_pending_holders(hl_pending *pending, hl_holder_fn fn, void *context, hl_error *error);
 
 /* Cancels if need be and frees; never blocks. NULL is fine. */
 void hl_pending_free(hl_pending *pending);

@@ -15,26 +15,20 @@ typedef struct sha256 {
   uint8_t block[BLOCK];
 } sha256;
 
-static const uint32_t beginning[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372,
-                                      0xa54ff53a, 0x510e527f, 0x9b05688c,
-                                      0x1f83d9ab, 0x5be0cd19};
+static const uint32_t beginning[8] = {0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a,
+                                      0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
 
 static const uint32_t constants[64] = {
-    0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1,
-    0x923f82a4, 0xab1c5ed5, 0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3,
-    0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174, 0xe49b69c1, 0xefbe4786,
-    0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
-    0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147,
-    0x06ca6351, 0x14292967, 0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13,
-    0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85, 0xa2bfe8a1, 0xa81a664b,
-    0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
-    0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a,
-    0x5b9cca4f, 0x682e6ff3, 0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208,
-    0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
+    0x428a2f98, 0x71374491, 0xb5c0fbcf, 0xe9b5dba5, 0x3956c25b, 0x59f111f1, 0x923f82a4, 0xab1c5ed5,
+    0xd807aa98, 0x12835b01, 0x243185be, 0x550c7dc3, 0x72be5d74, 0x80deb1fe, 0x9bdc06a7, 0xc19bf174,
+    0xe49b69c1, 0xefbe4786, 0x0fc19dc6, 0x240ca1cc, 0x2de92c6f, 0x4a7484aa, 0x5cb0a9dc, 0x76f988da,
+    0x983e5152, 0xa831c66d, 0xb00327c8, 0xbf597fc7, 0xc6e00bf3, 0xd5a79147, 0x06ca6351, 0x14292967,
+    0x27b70a85, 0x2e1b2138, 0x4d2c6dfc, 0x53380d13, 0x650a7354, 0x766a0abb, 0x81c2c92e, 0x92722c85,
+    0xa2bfe8a1, 0xa81a664b, 0xc24b8b70, 0xc76c51a3, 0xd192e819, 0xd6990624, 0xf40e3585, 0x106aa070,
+    0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
+    0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2};
 
-static uint32_t rotate(uint32_t x, unsigned n) {
-  return (x >> n) | (x << (32 - n));
-}
+static uint32_t rotate(uint32_t x, unsigned n) { return (x >> n) | (x << (32 - n)); }
 
 /* One block of BLOCK bytes. */
 static void compress(uint32_t state[8], const uint8_t *block) {
@@ -49,8 +43,7 @@ static void compress(uint32_t state[8], const uint8_t *block) {
   }
   memcpy(s, state, sizeof s);
   for (size_t i = 0; i < 64; i++) {
-    uint32_t one = s[7] +
-                   (rotate(s[4], 6) ^ rotate(s[4], 11) ^ rotate(s[4], 25)) +
+    uint32_t one = s[7] + (rotate(s[4], 6) ^ rotate(s[4], 11) ^ rotate(s[4], 25)) +
                    ((s[4] & s[5]) ^ (~s[4] & s[6])) + constants[i] + w[i];
     uint32_t two = (rotate(s[0], 2) ^ rotate(s[0], 13) ^ rotate(s[0], 22)) +
                    ((s[0] & s[1]) ^ (s[0] & s[2]) ^ (s[1] & s[2]));
@@ -58,8 +51,7 @@ static void compress(uint32_t state[8], const uint8_t *block) {
     s[4] += one;
     s[0] = one + two;
   }
-  for (size_t i = 0; i < 8; i++)
-    state[i] += s[i];
+  for (size_t i = 0; i < 8; i++) state[i] += s[i];
 }
 
 static void begin(sha256 *self) {
@@ -85,8 +77,7 @@ static void finish(sha256 *self, uint8_t digest[HL__HMAC_SIZE]) {
   uint64_t bits = self->size * 8;
   uint8_t length[8];
   size_t used = (size_t)(self->size % BLOCK);
-  for (size_t i = 0; i < 8; i++)
-    length[i] = (uint8_t)(bits >> (56 - 8 * i));
+  for (size_t i = 0; i < 8; i++) length[i] = (uint8_t)(bits >> (56 - 8 * i));
   add(self, padding, (used < 56 ? 56 : 56 + BLOCK) - used);
   add(self, length, sizeof length);
   for (size_t i = 0; i < HL__HMAC_SIZE; i++)
@@ -100,8 +91,8 @@ void hl__sha256(const void *data, size_t size, uint8_t digest[HL__HMAC_SIZE]) {
   finish(&hash, digest);
 }
 
-void hl__hmac(const void *key, size_t key_size, const void *text,
-              size_t text_size, uint8_t mac[HL__HMAC_SIZE]) {
+void hl__hmac(const void *key, size_t key_size, const void *text, size_t text_size,
+              uint8_t mac[HL__HMAC_SIZE]) {
   sha256 hash;
   uint8_t pad[BLOCK] = {0};
   begin(&hash);
@@ -112,13 +103,11 @@ void hl__hmac(const void *key, size_t key_size, const void *text,
   } else if (key_size > 0) {
     memcpy(pad, key, key_size);
   }
-  for (size_t i = 0; i < BLOCK; i++)
-    pad[i] ^= 0x36;
+  for (size_t i = 0; i < BLOCK; i++) pad[i] ^= 0x36;
   add(&hash, pad, BLOCK);
   add(&hash, text, text_size);
   finish(&hash, mac);
-  for (size_t i = 0; i < BLOCK; i++)
-    pad[i] ^= 0x36 ^ 0x5c;
+  for (size_t i = 0; i < BLOCK; i++) pad[i] ^= 0x36 ^ 0x5c;
   begin(&hash);
   add(&hash, pad, BLOCK);
   add(&hash, mac, HL__HMAC_SIZE);

@@ -18,7 +18,7 @@ void hl__sha256(const void *data, size_t size, uint8_t digest[HL__HMAC_SIZE]);
  * The HMAC-SHA-256 of a text (RFC 2104, FIPS 180-4). key, text: any bytes,
  * sizes in bytes. Cannot fail; any thread.
  */
-void hl__hmac(const void *key, size_t key_size, const void *text,
-              size_t text_size, uint8_t mac[HL__HMAC_SIZE]);
+void hl__hmac(const void *key, size_t key_size, const void *text, size_t text_size,
+              uint8_t mac[HL__HMAC_SIZE]);
 
 #endif

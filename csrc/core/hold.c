@@ -16,23 +16,21 @@
 
 /* ------------------------------------------------------- its connection */
 
-int64_t hl__hold_lease_left(const hl_manager *manager,
-                            const hl__connection *connection) {
-  return hl__lease_left_ms(
-      hl__deadline(connection->answered, manager->config.hold_timeout));
+int64_t hl__hold_lease_left(const hl_manager *manager, const hl__connection *connection) {
+  return hl__lease_left_ms(hl__deadline(connection->answered, manager->config.hold_timeout));
 }
 
 /* The deadline; sooner, when nobody is sure of the lock any more: no call on it waits longer for
    a store that hangs. */
-static int64_t end_by(const hl_manager *manager,
-                      const hl__connection *connection, int64_t deadline) {
+static int64_t end_by(const hl_manager *manager, const hl__connection *connection,
+                      int64_t deadline) {
   if (!manager->ops->traits.expires) return deadline;
   int64_t end = hl__deadline(hl__now_ms(), hl__hold_lease_left(manager, connection));
   return end < deadline ? end : deadline;
 }
 
-int hl__hold_settle(hl_manager *manager, hl__connection *connection,
-                    int64_t deadline, hl_error *error) {
+int hl__hold_settle(hl_manager *manager, hl__connection *connection, int64_t deadline,
+                    hl_error *error) {
   if (!connection->asked) return HL_OK;
   int64_t end = end_by(manager, connection, deadline);
   int status = manager->ops->settle(connection->session, end, error);
@@ -41,8 +39,7 @@ int hl__hold_settle(hl_manager *manager, hl__connection *connection,
   return status;
 }
 
-int hl__hold_look(hl_manager *manager, hl__connection *connection,
-                  hl_error *error) {
+int hl__hold_look(hl_manager *manager, hl__connection *connection, hl_error *error) {
   const hl_store_ops *ops = manager->ops;
   if (connection->asked) {
     int status = ops->settle(connection->session, 0, error);
@@ -54,8 +51,7 @@ int hl__hold_look(hl_manager *manager, hl__connection *connection,
     }
   }
   int status = ops->look(connection->session, error);
-  if (status == HL_OK && ops->traits.expires &&
-      hl__hold_lease_left(manager, connection) == 0)
+  if (status == HL_OK && ops->traits.expires && hl__hold_lease_left(manager, connection) == 0)
     status = hl__error(error, HL_ECONNECTION,
                        "the server has not answered for hold_timeout, and may "
                        "have given the lock away");
@@ -75,8 +71,8 @@ void hl__hold_end(hl_manager *manager, hl__connection *connection, bool lost) {
 
 /* ----------------------------------------------------------- beginning */
 
-void hl__hold_begin(hl__hold *hold, hl__connection *connection,
-                    const hl_grant *grant, pthread_t owner, unsigned level) {
+void hl__hold_begin(hl__hold *hold, hl__connection *connection, const hl_grant *grant,
+                    pthread_t owner, unsigned level) {
   connection->state = HL__HELD;
   connection->owner = owner;
   connection->answered = grant->sent_ms;
@@ -122,8 +118,7 @@ HL__UNCHECKED int hl__hold_use(hl__hold *hold, hl_error *error) {
   hl_manager *manager = hold->manager;
   hl__connection *connection = hold->connection;
   if (hold->lost) return lost_error(error);
-  if (!connection)
-    return hl__error(error, HL_ERELEASED, "the lock has been released");
+  if (!connection) return hl__error(error, HL_ERELEASED, "the lock has been released");
 
   hl_error reason;
   hl__connection_mutex_lock(connection);
@@ -165,8 +160,8 @@ int64_t hl__hold_left_busy(hl__hold *hold) {
     const hl__connection *watched = hold->watched;
     bool overrun = busy && watched && watched->overrun;
     if (manager->closed || overrun) end = 0;
-    bool told = busy && end && watched && watched->session && ops->told &&
-                ops->told(watched->session);
+    bool told =
+        busy && end && watched && watched->session && ops->told && ops->told(watched->session);
     hl__manager_mutex_unlock(manager);
     if (!busy) return hl__hold_left(hold);
     if (told && ops->traits.expires && hl__left_ms(patience) > 0) {
@@ -201,9 +196,8 @@ int hl__hold_check(hl__hold *hold, hl_error *error) {
 
 /* Sends the release; when confirming, waits for its answer. HL_BUSY: it cannot
    be sent before an earlier answer has come. */
-static int send_release(hl_manager *manager, hl__connection *connection,
-                        bool confirm, hl_error *error)
-    HL__REQUIRES(hl__connection_mutex) {
+static int send_release(hl_manager *manager, hl__connection *connection, bool confirm,
+                        hl_error *error) HL__REQUIRES(hl__connection_mutex) {
   const hl_store_ops *ops = manager->ops;
   if (!confirm) return ops->give_back(connection->session, error);
   int64_t end = end_by(manager, connection, hl__now_ms() + CONFIRM_MS);
@@ -224,8 +218,7 @@ int hl__hold_release(hl__hold *hold, bool confirm, hl_error *error) {
   /* The keeper, which may come before us, sends nothing behind it. */
   if (status == HL_OK) connection->answered = hl__lease_ms();
   hl__connection_mutex_unlock(connection);
-  if (status != HL_OK && status != HL_BUSY)
-    return hl__hold_lose(hold, &reason, error);
+  if (status != HL_OK && status != HL_BUSY) return hl__hold_lose(hold, &reason, error);
 
   hl__manager_mutex_lock(manager);
   bool held = connection->state == HL__HELD;
@@ -248,8 +241,7 @@ int hl__hold_release(hl__hold *hold, bool confirm, hl_error *error) {
   return HL_OK;
 }
 
-int hl__hold_downgrade(hl__hold *hold, const hl_request *request,
-                       hl_error *error) {
+int hl__hold_downgrade(hl__hold *hold, const hl_request *request, hl_error *error) {
   hl_manager *manager = hold->manager;
   int status = hl__hold_use(hold, error);
   if (status) return status;
@@ -275,8 +267,7 @@ int hl__hold_downgrade(hl__hold *hold, const hl_request *request,
   return status;
 }
 
-int hl__hold_convert(hl__hold *hold, const hl_request *request,
-                     hl_grant *grant, hl_error *error) {
+int hl__hold_convert(hl__hold *hold, const hl_request *request, hl_grant *grant, hl_error *error) {
   hl_manager *manager = hold->manager;
   int status = hl__hold_use(hold, error);
   if (status) return status;
@@ -289,8 +280,7 @@ int hl__hold_convert(hl__hold *hold, const hl_request *request,
   }
   hl_request own = *request;
   own.deadline = end_by(manager, connection, hl__late_answer_by(request->deadline));
-  status = manager->store->leases->convert(connection->session, &own, grant,
-                                           &reason);
+  status = manager->store->leases->convert(connection->session, &own, grant, &reason);
   if (status == HL_OK) connection->answered = hl__lease_ms();
   hl__connection_mutex_unlock(connection);
   if (status == HL_ECONNECTION) return hl__hold_lose(hold, &reason, error);

@@ -10,11 +10,11 @@
 #include "manager.h"
 
 typedef struct hl__hold {
-  hl_manager *manager;       /* the lock's reference */
+  hl_manager *manager;        /* the lock's reference */
   hl__connection *connection; /* HELD or ENDED; NULL: nothing is held any more */
   uint64_t token;
   hl__span span; /* its connection's */
-  bool lost; /* it was found lost */
+  bool lost;     /* it was found lost */
   /* A call of a worker's is under way on it. Until its end the owner of the lock looks
      at the fields below instead of the connection, which is the worker's. */
   bool busy HL__GUARDED_BY(hl__manager_mutex);
@@ -27,15 +27,13 @@ typedef struct hl__hold {
 
 /* A BUSY connection holds what was granted, on that level: it becomes HELD, of that
    thread's. */
-void hl__hold_begin(hl__hold *hold, hl__connection *connection,
-                    const hl_grant *grant, pthread_t owner, unsigned level)
-    HL__REQUIRES(hl__manager_mutex);
+void hl__hold_begin(hl__hold *hold, hl__connection *connection, const hl_grant *grant,
+                    pthread_t owner, unsigned level) HL__REQUIRES(hl__manager_mutex);
 
 /* Looks, and ends what is found lost. HL_OK: it is held as far as can be
    told, and the mutex of its connection is held, too. HL_ELOST, HL_ERELEASED: it is
    not, and there is no connection any more. Called by whoever uses the lock. */
-int hl__hold_use(hl__hold *hold, hl_error *error)
-    HL__ACQUIRES_IF_0(hl__connection_mutex);
+int hl__hold_use(hl__hold *hold, hl_error *error) HL__ACQUIRES_IF_0(hl__connection_mutex);
 /* Ends it, as a call of the store's failed for that reason. No mutex is held.
    Returns HL_ELOST. */
 int hl__hold_lose(hl__hold *hold, const hl_error *reason, hl_error *error);
@@ -46,12 +44,10 @@ int hl__hold_check(hl__hold *hold, hl_error *error);
 int hl__hold_release(hl__hold *hold, bool confirm, hl_error *error);
 /* Its rows become a lease's, with no moment in between, and it holds nothing any more. HL_OK;
    HL_ELOST, HL_ERELEASED; after anything else it holds what it held. */
-int hl__hold_convert(hl__hold *hold, const hl_request *request,
-                     hl_grant *grant, hl_error *error);
+int hl__hold_convert(hl__hold *hold, const hl_request *request, hl_grant *grant, hl_error *error);
 /* What it made exclusive becomes shared; it keeps all else. HL_OK; HL_ELOST, HL_ERELEASED; after
    anything else it holds what it held. */
-int hl__hold_downgrade(hl__hold *hold, const hl_request *request,
-                       hl_error *error);
+int hl__hold_downgrade(hl__hold *hold, const hl_request *request, hl_error *error);
 /* Milliseconds for which the store is sure to keep it; HL_FOREVER; 0: it is not
    held. */
 int64_t hl__hold_left(hl__hold *hold);
@@ -62,18 +58,17 @@ int64_t hl__hold_left_busy(hl__hold *hold);
 
 /* Milliseconds for which the store keeps what a connection holds. Model: lease.pml,
    BELIEVES. */
-int64_t hl__hold_lease_left(const hl_manager *manager,
-                            const hl__connection *connection);
+int64_t hl__hold_lease_left(const hl_manager *manager, const hl__connection *connection);
 /* Reads the answer to the last sign of life, waiting for it, so that the
    session can be used; until the deadline, but no longer than the lease lasts, for then the
    hold is lost anyhow. */
-int hl__hold_settle(hl_manager *manager, hl__connection *connection,
-                    int64_t deadline, hl_error *error) HL__REQUIRES(hl__connection_mutex);
+int hl__hold_settle(hl_manager *manager, hl__connection *connection, int64_t deadline,
+                    hl_error *error) HL__REQUIRES(hl__connection_mutex);
 /* Whether the session of a HELD connection stands, as far as can be told without
    waiting: reads an answer that has come, looks at the session and at the
    clock. */
-int hl__hold_look(hl_manager *manager, hl__connection *connection,
-                  hl_error *error) HL__REQUIRES(hl__connection_mutex);
+int hl__hold_look(hl_manager *manager, hl__connection *connection, hl_error *error)
+    HL__REQUIRES(hl__connection_mutex);
 /* A HELD connection has been lost, or its manager is closed: ends its session. */
 void hl__hold_end(hl_manager *manager, hl__connection *connection, bool lost)
     HL__REQUIRES(hl__manager_mutex, hl__connection_mutex);

@@ -36,8 +36,7 @@
 /* Sends a sign of life when it is time: thrice in a hold_timeout, so that two
    may be late. The session is ours: see pool.h. */
 static int renew_if_due(hl_manager *manager, hl__connection *connection) {
-  if (connection->asked ||
-      hl__lease_ms() - connection->answered < manager->config.hold_timeout / 3)
+  if (connection->asked || hl__lease_ms() - connection->answered < manager->config.hold_timeout / 3)
     return HL_OK;
   return manager->ops->renew(connection->session, &connection->asked, NULL);
 }
@@ -55,15 +54,14 @@ static void held_turn(hl_manager *manager, hl__connection *connection)
 }
 
 /* False: its session has ended, or has been idle for too long. */
-static bool idle_turn(hl_manager *manager, hl__connection *connection,
-                      int64_t now) HL__REQUIRES(hl__manager_mutex) {
+static bool idle_turn(hl_manager *manager, hl__connection *connection, int64_t now)
+    HL__REQUIRES(hl__manager_mutex) {
   int status = hl__pool_settle(manager, connection);
   if (status == HL_OK) {
     status = manager->ops->look(connection->session, NULL);
     if (status == HL_OK) status = renew_if_due(manager, connection);
   }
-  return (status == HL_OK || status == HL_TIMEOUT) &&
-         now - connection->idle_since < IDLE_MS;
+  return (status == HL_OK || status == HL_TIMEOUT) && now - connection->idle_since < IDLE_MS;
 }
 
 /* One call has waited in vain for its server. The idle sessions may be as dead: each
@@ -77,8 +75,7 @@ static void idle_suspect(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
 
 /* True: it is released, or has ended, or is given up: the end of its connection
    releases it, too. False: the answer has still not come. */
-static bool releasing_turn(hl_manager *manager, hl__connection *connection,
-                           hl__connection **dead)
+static bool releasing_turn(hl_manager *manager, hl__connection *connection, hl__connection **dead)
     HL__REQUIRES(hl__manager_mutex) {
   int status = hl__pool_settle(manager, connection);
   if (status == HL_OK) status = manager->ops->give_back(connection->session, NULL);
@@ -92,20 +89,17 @@ static bool releasing_turn(hl_manager *manager, hl__connection *connection,
 
 /* One look at everything. Buries the connections that are to be closed. Returns how
    long the next turn may wait; ms. */
-static int64_t turn(hl_manager *manager, hl__connection **dead)
-    HL__REQUIRES(hl__manager_mutex) {
+static int64_t turn(hl_manager *manager, hl__connection **dead) HL__REQUIRES(hl__manager_mutex) {
   int64_t now = hl__now_ms();
   if (!manager->ops->traits.expires || !manager->pool.all) return HL_FOREVER;
   int64_t wait = manager->config.hold_timeout / 6;
   if (wait > TURN_MS) wait = TURN_MS;
-  for (hl__connection *connection = manager->pool.all, *next; connection;
-       connection = next) {
+  for (hl__connection *connection = manager->pool.all, *next; connection; connection = next) {
     next = connection->next;
     switch (connection->state) {
     case HL__HELD: held_turn(manager, connection); break;
     case HL__IDLE:
-      if (!idle_turn(manager, connection, now))
-        hl__pool_bury(manager, connection, dead);
+      if (!idle_turn(manager, connection, now)) hl__pool_bury(manager, connection, dead);
       break;
     case HL__RELEASING:
       if (!releasing_turn(manager, connection, dead)) wait = TURN_SOON_MS;
@@ -159,8 +153,7 @@ int hl__keeper_start(hl_manager *manager, hl_error *error) {
   hl__exit_watch(manager->ops->traits.blocks ? manager->ops : NULL);
   (void)sigfillset(&all);
   (void)pthread_sigmask(SIG_SETMASK, &all, &before);
-  int failure =
-      pthread_create(&manager->keeper.thread, NULL, keeper_main, manager);
+  int failure = pthread_create(&manager->keeper.thread, NULL, keeper_main, manager);
   (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
   errno = failure;
   if (failure) return hl__error_errno(error, HL_BUSY, "cannot start a thread");

@@ -18,8 +18,7 @@ typedef struct hl__keeper {
 
 /* Starts it unless it runs, or the manager is closed. HL_OK; HL_BUSY: no thread can be
    had. */
-int hl__keeper_start(hl_manager *manager, hl_error *error)
-    HL__REQUIRES(hl__manager_mutex);
+int hl__keeper_start(hl_manager *manager, hl_error *error) HL__REQUIRES(hl__manager_mutex);
 /* Ends it and waits for its end; no mutex is held. */
 void hl__keeper_stop(hl_manager *manager);
 

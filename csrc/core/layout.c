@@ -14,8 +14,7 @@
 #define FNV_PRIME 16777619u
 
 static uint32_t fnv1a(uint32_t hash, const char *data, size_t n) {
-  for (size_t i = 0; i < n; i++)
-    hash = (hash ^ (unsigned char)data[i]) * FNV_PRIME;
+  for (size_t i = 0; i < n; i++) hash = (hash ^ (unsigned char)data[i]) * FNV_PRIME;
   return hash;
 }
 
@@ -23,18 +22,15 @@ static uint32_t fnv1a(uint32_t hash, const char *data, size_t n) {
 #define WIDE_PRIME UINT64_C(1099511628211)
 
 static uint64_t wide_fnv1a(uint64_t hash, const char *data, size_t n) {
-  for (size_t i = 0; i < n; i++)
-    hash = (hash ^ (unsigned char)data[i]) * WIDE_PRIME;
+  for (size_t i = 0; i < n; i++) hash = (hash ^ (unsigned char)data[i]) * WIDE_PRIME;
   return hash;
 }
 
-static int name_check(const char *const *names, unsigned level,
-                      hl_error *error) {
+static int name_check(const char *const *names, unsigned level, hl_error *error) {
   const char *name = names[level];
   size_t size = name ? strlen(name) : 0;
   if (size == 0 || size > HL_LEVEL_NAME_MAX)
-    return hl__error(error, HL_EMISUSE,
-                     "level name %u must have 1 to %d bytes", level + 1,
+    return hl__error(error, HL_EMISUSE, "level name %u must have 1 to %d bytes", level + 1,
                      HL_LEVEL_NAME_MAX);
   for (size_t i = 0; i < size; i++)
     if (name[i] == ':' || name[i] == ',' || (unsigned char)name[i] < ' ')
@@ -44,13 +40,12 @@ static int name_check(const char *const *names, unsigned level,
                        level + 1);
   for (unsigned i = 0; i < level; i++)
     if (strcmp(names[i], name) == 0)
-      return hl__error(error, HL_EMISUSE, "level name '%s' is given twice",
-                       name);
+      return hl__error(error, HL_EMISUSE, "level name '%s' is given twice", name);
   return HL_OK;
 }
 
-int hl_layout_new(const char *const *names, unsigned levels, uint32_t buckets,
-                  hl_layout **layout, hl_error *error) {
+int hl_layout_new(const char *const *names, unsigned levels, uint32_t buckets, hl_layout **layout,
+                  hl_error *error) {
   static const char *const default_names[] = {"user", "account", "resource"};
   bool levels_open = !names, buckets_open = buckets == 0;
   HL__NEEDS(layout, error);
@@ -61,8 +56,7 @@ int hl_layout_new(const char *const *names, unsigned levels, uint32_t buckets,
   }
   if (buckets == 0) buckets = HL_BUCKETS_DEFAULT;
   if (levels < 1 || levels > HL_LEVELS_MAX)
-    return hl__error(error, HL_EMISUSE, "a tree has 1 to %d levels, not %u",
-                     HL_LEVELS_MAX, levels);
+    return hl__error(error, HL_EMISUSE, "a tree has 1 to %d levels, not %u", HL_LEVELS_MAX, levels);
   if (buckets > INT32_MAX)
     return hl__error(error, HL_EMISUSE, "buckets must be 1 to %d", INT32_MAX);
   for (unsigned i = 0; i < levels; i++) {
@@ -80,15 +74,13 @@ int hl_layout_new(const char *const *names, unsigned levels, uint32_t buckets,
   for (unsigned i = 0; i < levels; i++) {
     strcpy(made->names[i], names[i]);
     made->seeds[i] = fnv1a(FNV_OFFSET_BASIS, names[i], strlen(names[i]));
-    made->wide_seeds[i] =
-        wide_fnv1a(WIDE_OFFSET_BASIS, names[i], strlen(names[i]));
+    made->wide_seeds[i] = wide_fnv1a(WIDE_OFFSET_BASIS, names[i], strlen(names[i]));
   }
   *layout = made;
   return HL_OK;
 }
 
-const char *hl__layout_names(const hl_layout *layout,
-                             char out[HL__LAYOUT_NAMES_MAX]) {
+const char *hl__layout_names(const hl_layout *layout, char out[HL__LAYOUT_NAMES_MAX]) {
   out[0] = '\0';
   for (unsigned i = 0; i < layout->levels; i++) {
     if (i) strcat(out, ",");
@@ -98,8 +90,7 @@ const char *hl__layout_names(const hl_layout *layout,
 }
 
 /* The layout of those names, of which nobody knows yet whether they are any. */
-static int layout_parse(const char *names, uint32_t buckets, hl_layout **layout,
-                        hl_error *error) {
+static int layout_parse(const char *names, uint32_t buckets, hl_layout **layout, hl_error *error) {
   char copy[HL__LAYOUT_NAMES_MAX] = "", *rest = copy, *name;
   const char *list[HL_LEVELS_MAX];
   unsigned n = 0;
@@ -108,9 +99,8 @@ static int layout_parse(const char *names, uint32_t buckets, hl_layout **layout,
   return hl_layout_new(list, rest ? 0 : n, buckets, layout, error);
 }
 
-int hl__layout_agree(hl_layout *wanted, const char *names, uint32_t buckets,
-                     const char *space, const char *other, hl_layout **agreed,
-                     hl_error *error) {
+int hl__layout_agree(hl_layout *wanted, const char *names, uint32_t buckets, const char *space,
+                     const char *other, hl_layout **agreed, hl_error *error) {
   char ours[HL__LAYOUT_NAMES_MAX];
   (void)hl__layout_names(wanted, ours);
   *agreed = NULL;
@@ -123,17 +113,15 @@ int hl__layout_agree(hl_layout *wanted, const char *names, uint32_t buckets,
     int status = layout_parse(names, buckets, agreed, error);
     if (status != HL_EMISUSE) return status;
   }
-  return hl__error(
-      error, HL_EMISMATCH,
-      "%.130s has %u buckets for each of the levels %.90s; this program wants %u "
-      "for %.90s: leave out `buckets` and `levels`, and it takes what is there; "
-      "or %s",
-      space, buckets, names, wanted->buckets, ours, other);
+  return hl__error(error, HL_EMISMATCH,
+                   "%.130s has %u buckets for each of the levels %.90s; this program wants %u "
+                   "for %.90s: leave out `buckets` and `levels`, and it takes what is there; "
+                   "or %s",
+                   space, buckets, names, wanted->buckets, ours, other);
 }
 
 /* Without names. */
-static int layout_copy(const hl_layout *layout, hl_layout **copy,
-                       hl_error *error) {
+static int layout_copy(const hl_layout *layout, hl_layout **copy, hl_error *error) {
   *copy = malloc(sizeof **copy);
   if (!*copy) return hl__error_memory(error);
   memcpy(*copy, layout, sizeof **copy);
@@ -144,8 +132,7 @@ static int layout_copy(const hl_layout *layout, hl_layout **copy,
   return HL_OK;
 }
 
-int hl__layout_unbucketed(const hl_layout *wanted, hl_layout **layout,
-                          hl_error *error) {
+int hl__layout_unbucketed(const hl_layout *wanted, hl_layout **layout, hl_error *error) {
   int status = layout_copy(wanted, layout, error);
   if (status) return status;
   (*layout)->buckets = 0;
@@ -157,25 +144,21 @@ int hl__layout_unbucketed(const hl_layout *wanted, hl_layout **layout,
 
 /* The level of the "{level}" at *at, which begins with '{', and *at behind it; levels:
    there are none but the first ones. levels: it is none. */
-static unsigned pattern_level(const hl_layout *layout, unsigned levels,
-                              const char **at) {
+static unsigned pattern_level(const hl_layout *layout, unsigned levels, const char **at) {
   for (unsigned i = 0; i < levels; i++) {
     size_t size = strlen(layout->names[i]);
-    if (strncmp(*at + 1, layout->names[i], size) != 0 ||
-        (*at)[size + 1] != '}')
-      continue;
+    if (strncmp(*at + 1, layout->names[i], size) != 0 || (*at)[size + 1] != '}') continue;
     *at += size + 2;
     return i;
   }
   return levels;
 }
 
-static int pattern_check(const hl_layout *layout, unsigned level,
-                         const char *pattern, hl_error *error) {
+static int pattern_check(const hl_layout *layout, unsigned level, const char *pattern,
+                         hl_error *error) {
   size_t size = strlen(pattern);
   if (size == 0 || size > HL__PATTERN_MAX)
-    return hl__error(error, HL_EMISUSE,
-                     "names: that of level '%s' must have 1 to %d bytes",
+    return hl__error(error, HL_EMISUSE, "names: that of level '%s' must have 1 to %d bytes",
                      layout->names[level], HL__PATTERN_MAX);
   bool own = false;
   for (const char *at = pattern; (at = strchr(at, '{'));) {
@@ -195,10 +178,9 @@ static int pattern_check(const hl_layout *layout, unsigned level,
   return HL_OK;
 }
 
-int hl__layout_named(const hl_layout *wanted,
-                     uint64_t (*name_key)(const char *name, size_t size),
-                     const char *const *patterns, const char *own_names,
-                     hl_layout **layout, hl_error *error) {
+int hl__layout_named(const hl_layout *wanted, uint64_t (*name_key)(const char *name, size_t size),
+                     const char *const *patterns, const char *own_names, hl_layout **layout,
+                     hl_error *error) {
   size_t size = 1;
   unsigned n = 0;
   *layout = NULL;
@@ -209,8 +191,7 @@ int hl__layout_named(const hl_layout *wanted,
     size += strlen(patterns[n]) + 1;
   }
   if (patterns && (n < wanted->levels || patterns[n]))
-    return hl__error(error, HL_EMISUSE,
-                     "names: there must be one for each of the %u levels",
+    return hl__error(error, HL_EMISUSE, "names: there must be one for each of the %u levels",
                      wanted->levels);
   int status = layout_copy(wanted, layout, error);
   if (status) return status;
@@ -232,8 +213,7 @@ static size_t append(char *out, size_t used, const char *data, size_t size) {
   return used + size;
 }
 
-size_t hl__layout_node_name(const hl_layout *layout, const hl_id *ids,
-                            unsigned n, char *out) {
+size_t hl__layout_node_name(const hl_layout *layout, const hl_id *ids, unsigned n, char *out) {
   size_t used = 0;
   const char *at = layout->patterns;
   if (!at) {
@@ -268,20 +248,15 @@ void hl_layout_unref(hl_layout *layout) {
   free(layout);
 }
 
-unsigned hl_layout_levels(const hl_layout *layout) {
-  return layout ? layout->levels : 0;
-}
+unsigned hl_layout_levels(const hl_layout *layout) { return layout ? layout->levels : 0; }
 
-uint32_t hl_layout_buckets(const hl_layout *layout) {
-  return layout ? layout->buckets : 0;
-}
+uint32_t hl_layout_buckets(const hl_layout *layout) { return layout ? layout->buckets : 0; }
 
 const char *hl_layout_name(const hl_layout *layout, unsigned level) {
   return layout && level < layout->levels ? layout->names[level] : NULL;
 }
 
-static uint64_t wide_bucket(const hl_layout *layout, const hl_id *ids,
-                            unsigned n) {
+static uint64_t wide_bucket(const hl_layout *layout, const hl_id *ids, unsigned n) {
   const uint64_t mask = (UINT64_C(1) << HL__HASH_BITS) - 1;
   uint64_t hash = layout->wide_seeds[n - 1];
   for (unsigned i = 0; i < n; i++) {
@@ -291,8 +266,7 @@ static uint64_t wide_bucket(const hl_layout *layout, const hl_id *ids,
   return hash >> HL__HASH_BITS ^ (hash & mask);
 }
 
-uint64_t hl_layout_bucket(const hl_layout *layout, const hl_id *ids,
-                          unsigned n) {
+uint64_t hl_layout_bucket(const hl_layout *layout, const hl_id *ids, unsigned n) {
   if (!layout || !ids || n < 1 || n > layout->levels) return 0;
   if (layout->buckets == 0) return wide_bucket(layout, ids, n);
   uint32_t hash = layout->seeds[n - 1];

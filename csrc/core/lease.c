@@ -66,14 +66,13 @@ int hl__lease_rename(hl__lease *lease, bool adopts, hl_error *error) {
   uint8_t before[16];
   memcpy(before, lease->terms.id, sizeof before);
   int status = names_draw(&lease->terms, adopts, error);
-  if (status == HL_OK && !adopts)
-    memcpy(lease->terms.former, before, sizeof before);
+  if (status == HL_OK && !adopts) memcpy(lease->terms.former, before, sizeof before);
   return status;
 }
 
 /* Unchecked: nobody else has it yet. */
-HL__UNCHECKED int hl__lease_new(hl_manager *manager, const hl_options *options,
-                                hl__lease **result, hl_error *error) {
+HL__UNCHECKED int hl__lease_new(hl_manager *manager, const hl_options *options, hl__lease **result,
+                                hl_error *error) {
   hl_lease_terms terms = {.ttl = options->ttl, .turn = 1};
   *result = NULL;
   int status = names_draw(&terms, false, error);
@@ -87,8 +86,7 @@ HL__UNCHECKED int hl__lease_new(hl_manager *manager, const hl_options *options,
   hl__list_init(&lease->node);
   lease->terms = terms;
   atomic_init(&lease->turn, terms.turn);
-  const char *owner =
-      options->owner ? options->owner : manager->config.application;
+  const char *owner = options->owner ? options->owner : manager->config.application;
   memcpy(lease->owner, owner, strlen(owner) + 1); /* it was checked */
   lease->terms.owner = lease->owner;
   *result = lease;
@@ -106,7 +104,12 @@ void hl__lease_forget(hl__lease *lease) { free(lease); }
 
 /* ----------------------------------------------------- on a connection */
 
-typedef enum operation_kind { REFRESH, LOOK, DROP, RECALL } operation_kind;
+typedef enum operation_kind {
+  REFRESH,
+  LOOK,
+  DROP,
+  RECALL
+} operation_kind;
 
 typedef struct operation {
   operation_kind kind;
@@ -123,8 +126,7 @@ typedef struct operation {
    else could. */
 static int drop_run(hl_session *session, operation *self, hl_error *error) {
   const hl_lease_ops *ops = self->lease->manager->store->leases;
-  int status =
-      ops->drop(session, &self->terms, self->confirm, self->deadline, error);
+  int status = ops->drop(session, &self->terms, self->confirm, self->deadline, error);
   self->terms.again = true;
   if (status != HL_ERELEASED) return status;
   if (!self->lease->imported && hl__lease_ms() < self->end) return HL_OK;
@@ -139,21 +141,15 @@ static int operation_run(hl_session *session, void *context, hl_error *error) {
   switch (self->kind) {
   case REFRESH:
     self->terms.turn = atomic_fetch_add(&self->lease->turn, 1u) + 1;
-    return ops->refresh(session, &self->terms, self->ttl, self->deadline,
-                        &self->sent_ms, error);
-  case LOOK:
-    return ops->look(session, &self->terms, self->deadline, &self->left_ms,
-                     error);
-  case DROP:
-    return drop_run(session, self, error);
-  case RECALL:
-    return ops->recall(session, &self->terms, self->deadline, error);
+    return ops->refresh(session, &self->terms, self->ttl, self->deadline, &self->sent_ms, error);
+  case LOOK: return ops->look(session, &self->terms, self->deadline, &self->left_ms, error);
+  case DROP: return drop_run(session, self, error);
+  case RECALL: return ops->recall(session, &self->terms, self->deadline, error);
   }
   return HL_OK;
 }
 
-static void operation_begin(hl__lease *lease, operation *self)
-    HL__REQUIRES(hl__manager_mutex) {
+static void operation_begin(hl__lease *lease, operation *self) HL__REQUIRES(hl__manager_mutex) {
   self->lease = lease;
   self->terms = lease->terms;
   self->end = lease->end;
@@ -171,13 +167,11 @@ static void operation_begin(hl__lease *lease, operation *self)
 static int operate(hl__lease *lease, operation *self, hl_error *error)
     HL__REQUIRES(hl__manager_mutex) {
   operation_begin(lease, self);
-  return hl__pool_run(lease->manager, operation_run, self, self->deadline,
-                      error);
+  return hl__pool_run(lease->manager, operation_run, self, self->deadline, error);
 }
 
 /* The same of a manager that is closed, and has no pool any more. */
-static int operate_alone(hl__lease *lease, operation *self)
-    HL__REQUIRES(hl__manager_mutex) {
+static int operate_alone(hl__lease *lease, operation *self) HL__REQUIRES(hl__manager_mutex) {
   operation_begin(lease, self);
   return hl__pool_run_alone(lease->manager, operation_run, self, self->deadline);
 }
@@ -201,11 +195,9 @@ static void end_watch(const hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
 static void believe(hl__lease *lease, int64_t sent_ms, int64_t ttl)
     HL__REQUIRES(hl__manager_mutex) {
   lease->end = hl__deadline(sent_ms, ttl);
-  lease->due = hl__deadline(
-      sent_ms, (ttl < lease->terms.ttl ? ttl : lease->terms.ttl) / 3);
+  lease->due = hl__deadline(sent_ms, (ttl < lease->terms.ttl ? ttl : lease->terms.ttl) / 3);
   /* One that was set to end late need not be refreshed soon. */
-  if (ttl > lease->terms.ttl)
-    lease->due = hl__deadline(lease->end, -(lease->terms.ttl / 3 * 2));
+  if (ttl > lease->terms.ttl) lease->due = hl__deadline(lease->end, -(lease->terms.ttl / 3 * 2));
   lease->told = false;
   end_watch(lease);
   hurry(lease);
@@ -219,8 +211,7 @@ void hl__lease_until(hl__lease *lease, int64_t end) {
 
 /* One is sent now. A shorter time counts at once: the store may have read it,
    and nobody knows before it has answered. */
-static void doubt(hl__lease *lease, int64_t ttl)
-    HL__REQUIRES(hl__manager_mutex) {
+static void doubt(hl__lease *lease, int64_t ttl) HL__REQUIRES(hl__manager_mutex) {
   hl__lease_until(lease, hl__deadline(hl__lease_ms(), ttl));
 }
 
@@ -229,16 +220,15 @@ static int64_t left(const hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
 }
 
 /* HELD no more; `happened` is counted. */
-static void end(hl__lease *lease, hl__lease_state state,
-                hl__event_kind happened) HL__REQUIRES(hl__manager_mutex) {
+static void end(hl__lease *lease, hl__lease_state state, hl__event_kind happened)
+    HL__REQUIRES(hl__manager_mutex) {
   lease->state = state;
   hl__list_remove(&lease->node);
   hl__manager_event(lease->manager, happened, 0, 0);
   hl__manager_held(lease->manager, &lease->span);
 }
 
-static int lose(hl__lease *lease, const hl_error *why)
-    HL__REQUIRES(hl__manager_mutex) {
+static int lose(hl__lease *lease, const hl_error *why) HL__REQUIRES(hl__manager_mutex) {
   end(lease, HL__LEASE_LOST, HL__HOLD_LOST);
   lease->loss = *why;
   atomic_fetch_add(&lease->manager->losses, 1u);
@@ -246,8 +236,7 @@ static int lose(hl__lease *lease, const hl_error *why)
 }
 
 /* What one that is not HELD answers. */
-static int not_held(const hl__lease *lease, hl_error *error)
-    HL__REQUIRES(hl__manager_mutex) {
+static int not_held(const hl__lease *lease, hl_error *error) HL__REQUIRES(hl__manager_mutex) {
   if (lease->state != HL__LEASE_LOST)
     return hl__error(error, HL_ERELEASED, "the lock has been released");
   if (error) *error = lease->loss;
@@ -290,11 +279,9 @@ bool hl__lease_begin(hl__lease *lease, const hl_grant *grant) {
   return true;
 }
 
-static int take_back(hl__lease *lease, operation *self)
-    HL__REQUIRES(hl__manager_mutex) {
+static int take_back(hl__lease *lease, operation *self) HL__REQUIRES(hl__manager_mutex) {
   hl__exit_give_back_begin();
-  int status = lease->manager->closed ? operate_alone(lease, self)
-                                      : operate(lease, self, NULL);
+  int status = lease->manager->closed ? operate_alone(lease, self) : operate(lease, self, NULL);
   hl__exit_give_back_end();
   return status;
 }
@@ -351,8 +338,7 @@ static void await_turn(hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
 
 /* The store's part. Model: records.pml, held. What the store says is believed; what it
    does not answer makes nothing better. */
-static int refresh(hl__lease *lease, int64_t ttl, hl_error *error)
-    HL__REQUIRES(hl__manager_mutex) {
+static int refresh(hl__lease *lease, int64_t ttl, hl_error *error) HL__REQUIRES(hl__manager_mutex) {
   operation self = {.kind = REFRESH, .ttl = ttl, .confirm = true};
   hl_error reason = {0};
   lease->busy = true;
@@ -372,9 +358,8 @@ int hl__lease_refresh(hl__lease *lease, int64_t ttl, hl_error *error) {
   hl_manager *manager = lease->manager;
   hl__manager_mutex_lock(manager);
   await_turn(lease);
-  int status = lease->state == HL__LEASE_HELD
-                   ? refresh(lease, ttl ? ttl : lease->terms.ttl, error)
-                   : not_held(lease, error);
+  int status = lease->state == HL__LEASE_HELD ? refresh(lease, ttl ? ttl : lease->terms.ttl, error)
+                                              : not_held(lease, error);
   if (status == HL_OK && left(lease) == 0) {
     hl_error late;
     status = hl__lease_late_error(&late);
@@ -412,8 +397,7 @@ int hl__lease_check(hl__lease *lease, hl_error *error) {
 /* The keeper's choice; busy already. */
 static void refresh_due(hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
   int status = HL_OK;
-  if (lease->state == HL__LEASE_HELD)
-    status = refresh(lease, lease->terms.ttl, NULL);
+  if (lease->state == HL__LEASE_HELD) status = refresh(lease, lease->terms.ttl, NULL);
   lease->busy = false;
   (void)pthread_cond_broadcast(&lease->manager->done);
   if (status) {
@@ -422,17 +406,14 @@ static void refresh_due(hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
   }
 }
 
-static bool is_due(const hl__lease *lease, int64_t now)
-    HL__REQUIRES(hl__manager_mutex) {
+static bool is_due(const hl__lease *lease, int64_t now) HL__REQUIRES(hl__manager_mutex) {
   return lease->refreshes && !lease->busy && lease->due <= now;
 }
 
 /* Another one whose time has come, looked for behind that one; NULL: none. */
-static hl__lease *next_due(hl_manager *manager, hl__lease *behind)
-    HL__REQUIRES(hl__manager_mutex) {
+static hl__lease *next_due(hl_manager *manager, hl__lease *behind) HL__REQUIRES(hl__manager_mutex) {
   int64_t now = hl__lease_ms();
-  const hl__list *begin =
-      behind->state == HL__LEASE_HELD ? &behind->node : &manager->leases;
+  const hl__list *begin = behind->state == HL__LEASE_HELD ? &behind->node : &manager->leases;
   for (hl__list *node = begin->next; node != begin; node = node->next) {
     if (node == &manager->leases) continue;
     hl__lease *lease = HL__LIST_ENTRY(node, hl__lease, node);
@@ -464,8 +445,7 @@ static void refresh_task(hl__task *task) {
 }
 
 /* False: there is no thread for it now. */
-static bool task_give(hl__lease *lease, hl__task *task,
-                      void (*run)(hl__task *task))
+static bool task_give(hl__lease *lease, hl__task *task, void (*run)(hl__task *task))
     HL__REQUIRES(hl__manager_mutex) {
   hl_manager *manager = lease->manager;
   task->run = run;
@@ -480,8 +460,7 @@ static bool task_give(hl__lease *lease, hl__task *task,
 int64_t hl__leases_keep(hl_manager *manager) {
   int64_t now = hl__lease_ms(), wait = HL_FOREVER;
   if (manager->closed) return HL_FOREVER;
-  for (hl__list *node = manager->leases.next; node != &manager->leases;
-       node = node->next) {
+  for (hl__list *node = manager->leases.next; node != &manager->leases; node = node->next) {
     hl__lease *lease = HL__LIST_ENTRY(node, hl__lease, node);
     if (!lease->refreshes || lease->busy) continue;
     if (is_due(lease, now)) {
@@ -502,8 +481,7 @@ void hl__leases_look(hl_manager *manager) {
   hl__manager_renew(manager);
   hl__manager_mutex_lock(manager);
   int64_t now = hl__lease_ms(), next = HL_FOREVER;
-  for (hl__list *node = manager->leases.next; node != &manager->leases;
-       node = node->next) {
+  for (hl__list *node = manager->leases.next; node != &manager->leases; node = node->next) {
     hl__lease *lease = HL__LIST_ENTRY(node, hl__lease, node);
     if (lease->told) continue;
     if (lease->end <= now) {
@@ -521,8 +499,7 @@ void hl__leases_look(hl_manager *manager) {
 
 static operation recall_of(const hl__lease *lease, int64_t patience) {
   bool can = lease->manager->store->leases->recall;
-  return (operation){
-      .kind = can ? RECALL : DROP, .confirm = true, .patience = patience};
+  return (operation){.kind = can ? RECALL : DROP, .confirm = true, .patience = patience};
 }
 
 /* The first of the drops, and those behind it that go with it. They stay in the list until they
@@ -542,8 +519,7 @@ static void batch_fill(batch *self, hl_manager *manager, size_t most)
   self->recalls = HL__LIST_ENTRY(node, hl__lease, node)->recalls;
   self->deadline = hl__now_ms() + ANSWER_MS;
   if (self->recalls || !manager->store->leases->drop_all) most = 1;
-  for (self->n = 0; self->n < most && node != &manager->drops;
-       node = node->next) {
+  for (self->n = 0; self->n < most && node != &manager->drops; node = node->next) {
     const hl__lease *lease = HL__LIST_ENTRY(node, hl__lease, node);
     if (lease->recalls != self->recalls) break;
     self->terms[self->n++] = lease->terms;
@@ -564,8 +540,7 @@ static int batch_run(hl_session *session, void *context, hl_error *error) {
 static bool is_done(int status) { return status == HL_OK || status == HL_ELOST; }
 
 /* The first n are gone, or given up. */
-static void drops_end(hl_manager *manager, size_t n)
-    HL__REQUIRES(hl__manager_mutex) {
+static void drops_end(hl_manager *manager, size_t n) HL__REQUIRES(hl__manager_mutex) {
   for (; n > 0 && !hl__list_empty(&manager->drops); n--) {
     hl__lease *lease = HL__LIST_ENTRY(manager->drops.next, hl__lease, node);
     hl__list_remove(&lease->node);
@@ -576,8 +551,7 @@ static void drops_end(hl_manager *manager, size_t n)
 }
 
 /* The first n could not be given back: they come last, unless their time is up. */
-static void drops_turn(hl_manager *manager, size_t n)
-    HL__REQUIRES(hl__manager_mutex) {
+static void drops_turn(hl_manager *manager, size_t n) HL__REQUIRES(hl__manager_mutex) {
   for (; n > 0; n--) {
     hl__lease *lease = HL__LIST_ENTRY(manager->drops.next, hl__lease, node);
     if (hl__lease_ms() >= lease->end) {
@@ -615,8 +589,7 @@ static int rest_run(hl_session *session, void *context, hl_error *error) {
   size_t alone = 0;
   int status = HL_OK;
   hl__manager_mutex_lock(manager);
-  while (!hl__list_empty(&manager->drops) && status != HL_ECONNECTION &&
-         hl__left_ms(end) > 0) {
+  while (!hl__list_empty(&manager->drops) && status != HL_ECONNECTION && hl__left_ms(end) > 0) {
     batch some;
     batch_fill(&some, manager, alone > 0 ? 1 : DROPS_AT_ONCE);
     hl__manager_mutex_unlock(manager);
@@ -633,14 +606,12 @@ static int rest_run(hl_session *session, void *context, hl_error *error) {
    keeps it: also when its server was down. What the store refuses keeps nobody behind it. `once`, of
    a manager that is closed, or when the program ends: each once more at most, and as long as the
    store answers. */
-static void drops_give_back(hl_manager *manager, bool once)
-    HL__REQUIRES(hl__manager_mutex) {
+static void drops_give_back(hl_manager *manager, bool once) HL__REQUIRES(hl__manager_mutex) {
   int64_t end = hl__now_ms() + ANSWER_MS;
   size_t alone = 0;
   while (!hl__list_empty(&manager->drops)) {
     if (manager->closed) {
-      (void)hl__pool_run_alone(manager, rest_run, manager,
-                               hl__now_ms() + ANSWER_MS);
+      (void)hl__pool_run_alone(manager, rest_run, manager, hl__now_ms() + ANSWER_MS);
       drops_end(manager, SIZE_MAX);
       continue;
     }
@@ -648,8 +619,7 @@ static void drops_give_back(hl_manager *manager, bool once)
     batch some;
     if (!last) end = hl__now_ms() + ANSWER_MS;
     batch_fill(&some, manager, alone > 0 ? 1 : DROPS_AT_ONCE);
-    int status =
-        hl__pool_run(manager, batch_run, &some, some.deadline, NULL);
+    int status = hl__pool_run(manager, batch_run, &some, some.deadline, NULL);
     alone = alone_next(alone, &some, status);
     if (is_done(status)) {
       drops_end(manager, some.n);
@@ -659,8 +629,7 @@ static void drops_give_back(hl_manager *manager, bool once)
       if (some.n == 1) drops_end(manager, 1);
     } else if (!manager->closed) {
       drops_turn(manager, some.n);
-      if (some.n == 1 && status != HL_TIMEOUT &&
-          !hl__list_empty(&manager->drops))
+      if (some.n == 1 && status != HL_TIMEOUT && !hl__list_empty(&manager->drops))
         drops_pause(manager);
     }
   }
@@ -692,8 +661,7 @@ static void drop_put(hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
 /* False: there is no thread for it now, and its time ends it. */
 static bool drop_later(hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
   hl_manager *manager = lease->manager;
-  if (!manager->drops_begun && !task_give(lease, &lease->drop, drop_task))
-    return false;
+  if (!manager->drops_begun && !task_give(lease, &lease->drop, drop_task)) return false;
   if (!manager->drops_begun) hl__exit_await(1); /* until it has begun */
   manager->drops_begun = true;
   drop_put(lease);
@@ -712,20 +680,18 @@ int hl__lease_recall(hl__lease *lease, int64_t deadline) {
   return status;
 }
 
-void hl__leases_drops_await(hl_manager *manager, uint64_t put,
-                            int64_t deadline) {
+void hl__leases_drops_await(hl_manager *manager, uint64_t put, int64_t deadline) {
   int64_t usual = hl__now_ms() + DROP_MS;
   if (usual < deadline) deadline = usual;
   uint64_t failed = manager->drops_failed;
-  while (manager->drops_gone < put && manager->drops_failed == failed &&
-         !manager->closed && hl__left_ms(deadline) > 0)
+  while (manager->drops_gone < put && manager->drops_failed == failed && !manager->closed &&
+         hl__left_ms(deadline) > 0)
     hl__manager_wait(&manager->done, manager, deadline);
 }
 
 /* A release whose connection has ended may not have been read: a worker makes it once more.
    When the manager is closed, it was sent before its connection was closed. */
-static void release_answered(hl__sent *sent, bool answered)
-    HL__REQUIRES(hl__manager_mutex) {
+static void release_answered(hl__sent *sent, bool answered) HL__REQUIRES(hl__manager_mutex) {
   hl__lease *lease = HL__LIST_ENTRY(sent, hl__lease, sent);
   if (!answered && !lease->manager->closed) (void)drop_later(lease);
   hl__lease_unref(lease);
@@ -736,9 +702,8 @@ static bool release_send(hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
   hl_manager *manager = lease->manager;
   if (!manager->ops->traits.drop_sends || manager->drops_begun) return false;
   hl__connection *connection = hl__pool_quiet(manager);
-  if (!connection ||
-      manager->store->leases->drop(connection->session, &lease->terms, false,
-                                   hl__now_ms(), NULL) != HL_OK)
+  if (!connection || manager->store->leases->drop(connection->session, &lease->terms, false,
+                                                  hl__now_ms(), NULL) != HL_OK)
     return false;
   lease->sent.end = release_answered;
   atomic_fetch_add(&lease->references, 1u);
@@ -755,8 +720,7 @@ int hl__lease_release(hl__lease *lease, bool confirm, hl_error *error) {
   if (lease->state == HL__LEASE_HELD) {
     end(lease, HL__LEASE_ENDED, HL__HOLD_RELEASED);
     bool sent = !confirm && release_send(lease);
-    bool later = !confirm && !sent &&
-                 (manager->ops->traits.blocks || manager->drops_begun);
+    bool later = !confirm && !sent && (manager->ops->traits.blocks || manager->drops_begun);
     if (!later && !sent) {
       status = operate(lease, &drop, error);
       later = status != HL_OK && status != HL_ELOST;
@@ -788,16 +752,13 @@ static bool leases_end(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   /* Workers would only stay, when the program ends. */
   bool has_worker = manager->ops->traits.blocks && !hl__library_closed();
   while (!hl__list_empty(&manager->leases)) {
-    hl__lease *lease =
-        HL__LIST_ENTRY(manager->leases.next, hl__lease, node);
-    end(lease, HL__LEASE_ENDED,
-        lease->releases ? HL__HOLD_RELEASED : HL__HOLD_ENDS);
+    hl__lease *lease = HL__LIST_ENTRY(manager->leases.next, hl__lease, node);
+    end(lease, HL__LEASE_ENDED, lease->releases ? HL__HOLD_RELEASED : HL__HOLD_ENDS);
     if (!lease->releases) continue;
     has_worker = has_worker && drop_later(lease);
     if (!has_worker) drop_put(lease);
   }
-  return hl__list_empty(&manager->drops) ||
-         (manager->drops_begun && !hl__library_closed());
+  return hl__list_empty(&manager->drops) || (manager->drops_begun && !hl__library_closed());
 }
 
 void hl__leases_close(hl_manager *manager, bool waits) {

@@ -35,7 +35,7 @@ typedef struct hl__lease {
   hl__span span HL__GUARDED_BY(hl__manager_mutex); /* set by who begins it */
   /* Of the manager's leases while it is HELD, then perhaps of its drops. */
   hl__list node HL__GUARDED_BY(hl__manager_mutex);
-  int64_t end HL__GUARDED_BY(hl__manager_mutex);   /* hl__lease_ms */
+  int64_t end HL__GUARDED_BY(hl__manager_mutex); /* hl__lease_ms */
   /* When the keeper has it refreshed; hl__lease_ms. */
   int64_t due HL__GUARDED_BY(hl__manager_mutex);
   bool busy HL__GUARDED_BY(hl__manager_mutex); /* a refresh is under way */
@@ -52,8 +52,8 @@ typedef struct hl__lease {
 bool hl__random_fill(void *data, size_t size);
 /* A new one, with an id, a secret and a holder of its own. options->ttl > 0, and checked.
    HL_OK, HL_ENOMEM, HL_ESTORE (no random numbers). */
-int hl__lease_new(hl_manager *manager, const hl_options *options,
-                  hl__lease **lease, hl_error *error);
+int hl__lease_new(hl_manager *manager, const hl_options *options, hl__lease **lease,
+                  hl_error *error);
 /* Before another try of a grant that was not answered: that one may still be carried out, or
    its recall, and must not meet what this one makes. adopts: the id and the secret are those
    of a text. HL_OK, HL_ESTORE. */
@@ -65,16 +65,14 @@ void hl__lease_forget(hl__lease *lease);
 
 /* The store has granted it. False: it is over already, or the manager is closed; the record
    is to be dropped. */
-bool hl__lease_begin(hl__lease *lease, const hl_grant *grant)
-    HL__REQUIRES(hl__manager_mutex);
+bool hl__lease_begin(hl__lease *lease, const hl_grant *grant) HL__REQUIRES(hl__manager_mutex);
 /* The record of one that was granted and is not wanted goes, on any connection; also when
    the manager is closed. */
 void hl__lease_undo(hl__lease *lease) HL__REQUIRES(hl__manager_mutex);
 /* The same of one whose grant was asked for, and not answered. HL_OK: there is none; another
    try needs another name. Else, also where the deadline is over, it is not known, and a worker goes
    on: no caller waits for a server that hangs beyond its timeout. */
-int hl__lease_recall(hl__lease *lease, int64_t deadline)
-    HL__REQUIRES(hl__manager_mutex);
+int hl__lease_recall(hl__lease *lease, int64_t deadline) HL__REQUIRES(hl__manager_mutex);
 /* Waits, for a second at most, until those that were released by then (manager->drops_put) have
    been given back. */
 void hl__leases_drops_await(hl_manager *manager, uint64_t put, int64_t deadline)
@@ -92,14 +90,11 @@ hl_lock_state hl__lease_look(hl__lease *lease);
 void hl__lease_loss(hl__lease *lease, hl_error *error);
 
 /* HL_OK: it is HELD, or over; HL_ELOST, HL_ERELEASED. */
-int hl__lease_use(hl__lease *lease, hl_error *error)
-    HL__REQUIRES(hl__manager_mutex);
+int hl__lease_use(hl__lease *lease, hl_error *error) HL__REQUIRES(hl__manager_mutex);
 /* It is believed until then, if not for less. */
-void hl__lease_until(hl__lease *lease, int64_t end)
-    HL__REQUIRES(hl__manager_mutex);
+void hl__lease_until(hl__lease *lease, int64_t end) HL__REQUIRES(hl__manager_mutex);
 /* The store has said HL_ELOST, and why. */
-void hl__lease_lost(hl__lease *lease, const hl_error *why)
-    HL__REQUIRES(hl__manager_mutex);
+void hl__lease_lost(hl__lease *lease, const hl_error *why) HL__REQUIRES(hl__manager_mutex);
 /* As hl_lock_refresh; ttl 0: its own. */
 int hl__lease_refresh(hl__lease *lease, int64_t ttl, hl_error *error);
 /* Asks the store. HL_OK, HL_ELOST, HL_ERELEASED; what a connection says: then nobody

@@ -28,15 +28,15 @@
 #define BACK_MAX 64
 
 HL__UNCHECKED /* no field is read */
-static hl__waiter *waiter_of(hl__list *node) {
+    static hl__waiter *
+    waiter_of(hl__list *node) {
   return HL__LIST_ENTRY(node, hl__waiter, node);
 }
 
 /* ------------------------------------------------------------- deadlines */
 
 /* A pairing heap (Fredman, Sedgewick, Sleator, Tarjan, 1986). Both are roots. */
-static hl__waiter *heap_meld(hl__waiter *a, hl__waiter *b)
-    HL__REQUIRES(hl__manager_mutex) {
+static hl__waiter *heap_meld(hl__waiter *a, hl__waiter *b) HL__REQUIRES(hl__manager_mutex) {
   if (b->deadline < a->deadline) {
     hl__waiter *other = a;
     a = b;
@@ -50,8 +50,7 @@ static hl__waiter *heap_meld(hl__waiter *a, hl__waiter *b)
 }
 
 /* Melds all these siblings into one: first in pairs, then the pairs. */
-static hl__waiter *heap_gather(hl__waiter *first)
-    HL__REQUIRES(hl__manager_mutex) {
+static hl__waiter *heap_gather(hl__waiter *first) HL__REQUIRES(hl__manager_mutex) {
   hl__waiter *pairs = NULL, *root = NULL;
   while (first) {
     hl__waiter *a = first, *b = a->sibling;
@@ -73,17 +72,14 @@ static hl__waiter *heap_gather(hl__waiter *first)
   return root;
 }
 
-static void heap_add(hl__line *line, hl__waiter *waiter)
-    HL__REQUIRES(hl__manager_mutex) {
-  if (waiter->timed || !waiter->ops || waiter->deadline == HL_FOREVER)
-    return;
+static void heap_add(hl__line *line, hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex) {
+  if (waiter->timed || !waiter->ops || waiter->deadline == HL_FOREVER) return;
   waiter->timed = true;
   waiter->child = waiter->sibling = waiter->back = NULL;
   line->soonest = line->soonest ? heap_meld(line->soonest, waiter) : waiter;
 }
 
-static void heap_remove(hl__line *line, hl__waiter *waiter)
-    HL__REQUIRES(hl__manager_mutex) {
+static void heap_remove(hl__line *line, hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex) {
   if (!waiter->timed) return;
   waiter->timed = false;
   hl__waiter *below = heap_gather(waiter->child);
@@ -104,7 +100,9 @@ static void heap_remove(hl__line *line, hl__waiter *waiter)
 /* The kind of a class under a row is the mode in which its members take that row; or
    WHOLE: its members stand behind nobody, take all their rows shared, and this row is the
    last. */
-enum { WHOLE = 0 }; /* and each hl_mode */
+enum {
+  WHOLE = 0
+}; /* and each hl_mode */
 
 /* Whether two requests that take the row so can be granted together. */
 static bool is_shareable(const hl_row *row) {
@@ -157,8 +155,7 @@ static void member_enter(hl__line *line, hl__member *member) {
   hl__member **link = head_of(line, row), *head = *link;
   unsigned seen = 0;
   for (; head && !same_class(head, member); head = head->chain)
-    if (hl__row_compare(last_row(head), row) == 0 && ++seen == HL__LINE_CLASSES)
-      return;
+    if (hl__row_compare(last_row(head), row) == 0 && ++seen == HL__LINE_CLASSES) return;
   if (head) {
     member->next = head;
     member->previous = head->previous;
@@ -198,9 +195,7 @@ static bool has_rows(const hl_row *rows, size_t i, const hl__member *head) {
         high = middle;
     }
     if (low > i || hl__row_compare(&rows[low], &wanted[j]) != 0) return false;
-    if (head->kind == WHOLE &&
-        !is_shareable(&rows[low]))
-      return false;
+    if (head->kind == WHOLE && !is_shareable(&rows[low])) return false;
     i = low;
   }
   return true;
@@ -208,14 +203,13 @@ static bool has_rows(const hl_row *rows, size_t i, const hl__member *head) {
 
 /* The last member that came before the request, of a class that it follows by its row i.
    NULL: all came later. */
-static hl__member *last_before(hl__member *head, uint64_t arrival,
-                               const hl__waiter *waiter, size_t i)
-    HL__REQUIRES(hl__manager_mutex) {
+static hl__member *last_before(hl__member *head, uint64_t arrival, const hl__waiter *waiter,
+                               size_t i) HL__REQUIRES(hl__manager_mutex) {
   hl__member *member = head->previous;
   if (member->waiter->arrival < arrival) return member;
   if (head->waiter->arrival >= arrival) return NULL;
-  if (waiter && head->rows == i + 1 && i < waiter->member_count &&
-      waiter->members[i].next && same_class(&waiter->members[i], head))
+  if (waiter && head->rows == i + 1 && i < waiter->member_count && waiter->members[i].next &&
+      same_class(&waiter->members[i], head))
     return waiter->members[i].previous;
   for (int back = 0; back < BACK_MAX; back++) {
     member = member->previous;
@@ -228,8 +222,7 @@ static hl__member *last_before(hl__member *head, uint64_t arrival,
    `waiter`: the request, NULL when it has no place yet. `conflicts`: look only at those
    that conflict with it. */
 static hl__member *find(hl__line *line, const hl_plan *plan, uint64_t arrival,
-                        const hl__waiter *waiter, bool conflicts)
-    HL__REQUIRES(hl__manager_mutex) {
+                        const hl__waiter *waiter, bool conflicts) HL__REQUIRES(hl__manager_mutex) {
   size_t n;
   const hl_row *rows = hl__plan_rows(plan, &n);
   hl__member *nearest = NULL;
@@ -239,16 +232,12 @@ static hl__member *find(hl__line *line, const hl_plan *plan, uint64_t arrival,
     for (; head && seen < HL__LINE_CLASSES; head = head->chain) {
       if (hl__row_compare(last_row(head), &rows[i]) != 0) continue;
       seen++;
-      if (head->kind == WHOLE
-              ? conflicts
-              : !hl__modes_conflict((hl_mode)rows[i].mode, (hl_mode)head->kind))
+      if (head->kind == WHOLE ? conflicts
+                              : !hl__modes_conflict((hl_mode)rows[i].mode, (hl_mode)head->kind))
         continue;
       if (!has_rows(rows, i, head)) continue;
-      hl__member *member = head->kind == WHOLE
-                               ? head
-                               : last_before(head, arrival, waiter, i);
-      if (member && (!nearest ||
-                     member->waiter->arrival > nearest->waiter->arrival))
+      hl__member *member = head->kind == WHOLE ? head : last_before(head, arrival, waiter, i);
+      if (member && (!nearest || member->waiter->arrival > nearest->waiter->arrival))
         nearest = member;
     }
   }
@@ -257,20 +246,16 @@ static hl__member *find(hl__line *line, const hl_plan *plan, uint64_t arrival,
 
 /* Enters a newcomer in its classes, except WHOLE. Without memory for all of them, it enters
    the first ones. */
-static void classes_enter(hl__line *line, hl__waiter *waiter)
-    HL__REQUIRES(hl__manager_mutex) {
+static void classes_enter(hl__line *line, hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex) {
   size_t n, count = 0;
   const hl_row *rows = rows_of(waiter, &n);
-  while (count < n && count < HL__LINE_DEPTH &&
-         (count == 0 || is_shareable(&rows[count - 1])))
+  while (count < n && count < HL__LINE_DEPTH && (count == 0 || is_shareable(&rows[count - 1])))
     count++;
   waiter->shares = true;
-  for (size_t i = 0; i < n && waiter->shares; i++)
-    waiter->shares = is_shareable(&rows[i]);
+  for (size_t i = 0; i < n && waiter->shares; i++) waiter->shares = is_shareable(&rows[i]);
   size_t all = count + waiter->shares;
   waiter->members = waiter->inside;
-  if (all > HL__MEMBERS_INSIDE)
-    waiter->members = malloc(all * sizeof *waiter->members);
+  if (all > HL__MEMBERS_INSIDE) waiter->members = malloc(all * sizeof *waiter->members);
   if (!waiter->members) {
     waiter->members = waiter->inside;
     all = count = HL__MEMBERS_INSIDE;
@@ -279,9 +264,8 @@ static void classes_enter(hl__line *line, hl__waiter *waiter)
   waiter->member_count = (unsigned)all;
   for (size_t i = 0; i < all; i++) {
     hl__member *member = &waiter->members[i];
-    *member = (hl__member){.waiter = waiter,
-                           .rows = i < count ? i + 1 : n,
-                           .kind = i < count ? rows[i].mode : WHOLE};
+    *member = (hl__member){
+        .waiter = waiter, .rows = i < count ? i + 1 : n, .kind = i < count ? rows[i].mode : WHOLE};
     hl__list_init(&member->followers);
     if (i < count) member_enter(line, member);
   }
@@ -296,10 +280,8 @@ void hl__line_forget(hl__waiter *waiter) HL__UNCHECKED {
 
 /* It follows nobody any more. A thread goes to the store itself; a pending is sent when
    there is room. */
-static void let_go(hl__line *line, hl__waiter *waiter)
-    HL__REQUIRES(hl__manager_mutex) {
-  if (waiter->shares)
-    member_enter(line, &waiter->members[waiter->member_count - 1]);
+static void let_go(hl__line *line, hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex) {
+  if (waiter->shares) member_enter(line, &waiter->members[waiter->member_count - 1]);
   if (waiter->ops) {
     waiter->place = HL__READY;
     hl__list_add(&line->ready, &waiter->node);
@@ -321,16 +303,14 @@ static void stand(hl__line *line, hl__waiter *waiter, hl__member *behind)
 }
 
 /* Finds out whom so many of the loose ones follow now. */
-static void settle(hl__line *line, unsigned most)
-    HL__REQUIRES(hl__manager_mutex) {
+static void settle(hl__line *line, unsigned most) HL__REQUIRES(hl__manager_mutex) {
   for (; most > 0; most--) {
     bool together = !hl__list_empty(&line->together);
     hl__list *list = together ? &line->together : &line->loose;
     if (hl__list_empty(list)) return;
     hl__waiter *waiter = waiter_of(list->next);
     hl__list_remove(&waiter->node);
-    stand(line, waiter,
-          find(line, waiter->plan, waiter->arrival, waiter, together));
+    stand(line, waiter, find(line, waiter->plan, waiter->arrival, waiter, together));
   }
 }
 
@@ -344,8 +324,7 @@ void hl__line_join(hl_manager *manager, hl__waiter *waiter) {
   waiter->timed = waiter->in_parked = false;
   waiter->arrival = ++line->arrivals;
   hl__list_init(&waiter->node);
-  hl__member *behind =
-      find(line, waiter->plan, waiter->arrival, NULL, false);
+  hl__member *behind = find(line, waiter->plan, waiter->arrival, NULL, false);
   classes_enter(line, waiter);
   waiter->next = NULL;
   waiter->previous = line->last;
@@ -360,13 +339,11 @@ void hl__line_join(hl_manager *manager, hl__waiter *waiter) {
 
 /* The last member of a WHOLE leaves without a grant: one of its followers takes its place,
    if it follows nobody else. */
-static void succeed(hl__line *line, hl__member *gone)
-    HL__REQUIRES(hl__manager_mutex) {
+static void succeed(hl__line *line, hl__member *gone) HL__REQUIRES(hl__manager_mutex) {
   for (int i = 0; i < SETTLE_SOME && !hl__list_empty(&gone->followers); i++) {
     hl__waiter *waiter = waiter_of(gone->followers.next);
     hl__list_remove(&waiter->node);
-    stand(line, waiter,
-          find(line, waiter->plan, waiter->arrival, waiter, false));
+    stand(line, waiter, find(line, waiter->plan, waiter->arrival, waiter, false));
     if (waiter->place == HL__BEHIND) continue;
     hl__member *whole = &waiter->members[waiter->member_count - 1];
     if (waiter->shares && whole->next && same_class(whole, gone))
@@ -393,8 +370,7 @@ static void member_leave(hl__line *line, hl__member *member, bool granted)
     succeed(line, member);
 }
 
-static void parked_remove(hl__line *line, hl__waiter *waiter)
-    HL__REQUIRES(hl__manager_mutex) {
+static void parked_remove(hl__line *line, hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex) {
   if (line->next_asked == &waiter->node) line->next_asked = waiter->node.next;
   waiter->in_parked = false;
   line->parked_count--;
@@ -413,8 +389,7 @@ void hl__line_leave(hl_manager *manager, hl__waiter *waiter, bool granted) {
     line->first = waiter->next;
   heap_remove(line, waiter);
   if (waiter->place == HL__TRIED) line->trying--;
-  if (waiter->place == HL__AT_STORE && waiter->ops &&
-      !manager->ops->traits.scarce) {
+  if (waiter->place == HL__AT_STORE && waiter->ops && !manager->ops->traits.scarce) {
     line->waiting--;
     line->short_of_threads = false; /* its worker is free */
   }
@@ -423,8 +398,7 @@ void hl__line_leave(hl_manager *manager, hl__waiter *waiter, bool granted) {
   else
     hl__list_remove(&waiter->node);
   for (unsigned i = 0; i < waiter->member_count; i++)
-    if (waiter->members[i].next)
-      member_leave(line, &waiter->members[i], granted);
+    if (waiter->members[i].next) member_leave(line, &waiter->members[i], granted);
   waiter->member_count = 0;
   hl__line_forget(waiter);
   hl__line_advance(manager);
@@ -456,32 +430,26 @@ int hl__line_wait(hl_manager *manager, hl__waiter *waiter) {
 /* -------------------------------------------------------- to the store */
 
 /* Who goes next; NULL: nobody may. Model: line.pml, advance. */
-static hl__waiter *next_to_go(hl_manager *manager)
-    HL__REQUIRES(hl__manager_mutex) {
+static hl__waiter *next_to_go(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   hl__line *line = &manager->line;
-  hl__waiter *ready =
-      hl__list_empty(&line->ready) ? NULL : waiter_of(line->ready.next);
-  if (manager->ops->traits.scarce)
-    return hl__pool_has_room(manager) ? ready : NULL;
+  hl__waiter *ready = hl__list_empty(&line->ready) ? NULL : waiter_of(line->ready.next);
+  if (manager->ops->traits.scarce) return hl__pool_has_room(manager) ? ready : NULL;
   if (line->trying > 0) return NULL;
   /* Nobody is being tried, so all of these are PARKED. The first of them goes before
      newcomers where there is a place, or they would take each that becomes free. */
-  if (line->parked_count > 0 && line->waiting < manager->pool_size &&
-      !line->short_of_threads)
+  if (line->parked_count > 0 && line->waiting < manager->pool_size && !line->short_of_threads)
     return waiter_of(line->parked.next);
   if (ready || line->parked_count == 0) return ready;
   if (line->asks == 0) return NULL;
   line->asks--;
-  if (line->next_asked == &line->parked)
-    line->next_asked = line->parked.next;
+  if (line->next_asked == &line->parked) line->next_asked = line->parked.next;
   hl__waiter *asked = waiter_of(line->next_asked);
   line->next_asked = line->next_asked->next;
   return asked;
 }
 
 /* False: there is no thread for it now. */
-static bool send(hl_manager *manager, hl__waiter *waiter)
-    HL__REQUIRES(hl__manager_mutex) {
+static bool send(hl_manager *manager, hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex) {
   hl__line *line = &manager->line;
   hl__place before = waiter->place;
   waiter->place = manager->ops->traits.scarce ? HL__AT_STORE : HL__TRIED;
@@ -499,8 +467,7 @@ static bool send(hl_manager *manager, hl__waiter *waiter)
   return true;
 }
 
-static void advance(hl_manager *manager, unsigned most)
-    HL__REQUIRES(hl__manager_mutex) {
+static void advance(hl_manager *manager, unsigned most) HL__REQUIRES(hl__manager_mutex) {
   hl__line *line = &manager->line;
   if (manager->closed) return;
   settle(line, most);
@@ -546,8 +513,7 @@ bool hl__line_refused(hl_manager *manager, hl__waiter *waiter) {
 /* ---------------------------------------------------------- the keeper's */
 
 /* True: there are more. */
-static bool expire(hl_manager *manager, int64_t now)
-    HL__REQUIRES(hl__manager_mutex) {
+static bool expire(hl_manager *manager, int64_t now) HL__REQUIRES(hl__manager_mutex) {
   hl__line *line = &manager->line;
   for (int i = 0; i < EXPIRE_PIECE; i++) {
     hl__waiter *waiter = line->soonest;
@@ -574,10 +540,8 @@ static int64_t keep(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   advance(manager, SETTLE_PIECE);
   if (more || has_loose(line)) return 0;
   if (line->soonest) next = line->soonest->deadline;
-  if (line->parked_count > 0 && line->next_round < next)
-    next = line->next_round;
-  if (line->short_of_threads && now + THREADS_AGAIN_MS < next)
-    next = now + THREADS_AGAIN_MS;
+  if (line->parked_count > 0 && line->next_round < next) next = line->next_round;
+  if (line->short_of_threads && now + THREADS_AGAIN_MS < next) next = now + THREADS_AGAIN_MS;
   return next;
 }
 

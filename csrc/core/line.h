@@ -75,17 +75,17 @@ typedef struct hl__line {
   /* BEHIND somebody who has just left: whom they follow now is still to be looked
      for. `together`: he was granted what they share with him. */
   hl__list loose, together;
-  hl__list ready;         /* READY, in order */
-  hl__list parked;        /* PARKED, or being TRIED again; in order of arrival there */
-  hl__list *next_asked;   /* the next of them whose turn it is, or the list itself */
+  hl__list ready;       /* READY, in order */
+  hl__list parked;      /* PARKED, or being TRIED again; in order of arrival there */
+  hl__list *next_asked; /* the next of them whose turn it is, or the list itself */
   unsigned parked_count;
-  unsigned asks;          /* so many of them may be tried now */
-  int64_t next_round;     /* when more of them may be */
-  unsigned trying;        /* TRIED */
-  unsigned waiting;       /* AT_STORE with a worker, of a store whose connections are
+  unsigned asks;         /* so many of them may be tried now */
+  int64_t next_round;    /* when more of them may be */
+  unsigned trying;       /* TRIED */
+  unsigned waiting;      /* AT_STORE with a worker, of a store whose connections are
                              not scarce */
-  bool short_of_threads;  /* none could be started a moment ago */
-  hl__waiter *soonest;    /* a heap of those in line whom no thread awaits, by deadline */
+  bool short_of_threads; /* none could be started a moment ago */
+  hl__waiter *soonest;   /* a heap of those in line whom no thread awaits, by deadline */
 } hl__line;
 
 #define HL__LINE_CLASSES 16
@@ -163,8 +163,7 @@ static inline void hl__line_init(hl__line *line) {
 }
 
 /* Puts it at the end of the line. */
-void hl__line_join(hl_manager *manager, hl__waiter *waiter)
-    HL__REQUIRES(hl__manager_mutex);
+void hl__line_join(hl_manager *manager, hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex);
 /* Takes it out, granted or not; those behind it go on. */
 void hl__line_leave(hl_manager *manager, hl__waiter *waiter, bool granted)
     HL__REQUIRES(hl__manager_mutex);
@@ -172,12 +171,10 @@ void hl__line_leave(hl_manager *manager, hl__waiter *waiter, bool granted)
 void hl__line_forget(hl__waiter *waiter);
 /* Waits in line until it may go to the store: HL_OK; HL_TIMEOUT, or HL_CANCELLED
    when the manager is closed. It stands in line still. */
-int hl__line_wait(hl_manager *manager, hl__waiter *waiter)
-    HL__REQUIRES(hl__manager_mutex);
+int hl__line_wait(hl_manager *manager, hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex);
 /* The store has refused a TRIED one. True: its worker may wait at the store, AT_STORE.
    False: it is PARKED, and its worker is free. */
-bool hl__line_refused(hl_manager *manager, hl__waiter *waiter)
-    HL__REQUIRES(hl__manager_mutex);
+bool hl__line_refused(hl_manager *manager, hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex);
 /* Sends pendings to the store while there is room. To be called when there is more room
    than before. */
 void hl__line_advance(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);

@@ -14,13 +14,9 @@ typedef struct hl__list {
   struct hl__list *next, *previous;
 } hl__list;
 
-static inline void hl__list_init(hl__list *list) {
-  list->next = list->previous = list;
-}
+static inline void hl__list_init(hl__list *list) { list->next = list->previous = list; }
 
-static inline bool hl__list_empty(const hl__list *list) {
-  return list->next == list;
-}
+static inline bool hl__list_empty(const hl__list *list) { return list->next == list; }
 
 /* Inserts node before `at`; at the end, where that is the head. */
 static inline void hl__list_add(hl__list *at, hl__list *node) {
@@ -47,7 +43,6 @@ static inline void hl__list_move(hl__list *to, hl__list *from) {
 }
 
 /* The structure of this type of which node is that field. */
-#define HL__LIST_ENTRY(node, type, field) \
-  ((type *)(void *)((char *)(node)-offsetof(type, field)))
+#define HL__LIST_ENTRY(node, type, field) ((type *)(void *)((char *)(node)-offsetof(type, field)))
 
 #endif

@@ -14,15 +14,12 @@
 
 /* ----------------------------------------------------------- who has it */
 
-static bool is_foreign(const hl_lock *lock) {
-  return lock->generation != hl__fork_generation();
-}
+static bool is_foreign(const hl_lock *lock) { return lock->generation != hl__fork_generation(); }
 
 /* A lease that was revoked may not know it yet: its own thread asks. */
 static bool lease_stands(hl__lease *lease, int64_t ms, bool mine) {
   hl_error error;
-  if (hl__lease_look(lease) != HL_HELD ||
-      !(lease->refreshes || hl__lease_left(lease) > ms))
+  if (hl__lease_look(lease) != HL_HELD || !(lease->refreshes || hl__lease_left(lease) > ms))
     return false;
   return !mine || hl__lease_check(lease, &error) == HL_OK;
 }
@@ -30,19 +27,15 @@ static bool lease_stands(hl__lease *lease, int64_t ms, bool mine) {
 static bool held_stands(hl__held *held, int64_t ms, bool mine) {
   hl_lock *lock = HL__LIST_ENTRY(held, hl_lock, held);
   hl_manager *manager = lock->hold.manager;
-  if (is_foreign(lock) || lock->released || hl__lock_is_occupied(lock))
-    return false;
+  if (is_foreign(lock) || lock->released || hl__lock_is_occupied(lock)) return false;
   if (lock->lease) return lease_stands(lock->lease, ms, mine);
   if (mine) return hl_lock_is_held(lock);
   hl__manager_mutex_lock(manager);
   hl__connection *connection = lock->hold.connection;
   /* BUSY: its own thread waits in a call that extends it. */
-  bool stands = connection && (connection->state == HL__HELD ||
-                               connection->state == HL__BUSY);
-  if (stands && connection->state == HL__HELD &&
-      hl__connection_mutex_trylock(connection) == 0) {
-    stands = connection->session &&
-             hl__hold_look(manager, connection, NULL) == HL_OK;
+  bool stands = connection && (connection->state == HL__HELD || connection->state == HL__BUSY);
+  if (stands && connection->state == HL__HELD && hl__connection_mutex_trylock(connection) == 0) {
+    stands = connection->session && hl__hold_look(manager, connection, NULL) == HL_OK;
     hl__connection_mutex_unlock(connection);
   }
   hl__manager_mutex_unlock(manager);
@@ -53,12 +46,10 @@ static hl__lease *held_lease(const hl__held *held) {
   return HL__LIST_ENTRY(held, const hl_lock, held)->lease;
 }
 
-int hl__lock_wait_begin(hl__wait *wait, hl_manager *manager,
-                        const hl_plan *plan, const hl_options *options,
-                        int64_t timeout, const hl__held *own,
+int hl__lock_wait_begin(hl__wait *wait, hl_manager *manager, const hl_plan *plan,
+                        const hl_options *options, int64_t timeout, const hl__held *own,
                         hl_error *error) {
-  if (!hl__wait_counts(options, timeout) || manager->ops->traits.grants_all)
-    return HL_OK;
+  if (!hl__wait_counts(options, timeout) || manager->ops->traits.grants_all) return HL_OK;
   wait->agent = options->agent;
   wait->strand = options->strand;
   wait->manager = manager;
@@ -71,13 +62,10 @@ int hl__lock_wait_begin(hl__wait *wait, hl_manager *manager,
 }
 
 /* Of a call that is to block its agent; counts what is refused. */
-static int wait_begin(hl__wait *wait, const hl__call *call,
-                      const hl__held *own, hl_error *error) {
+static int wait_begin(hl__wait *wait, const hl__call *call, const hl__held *own, hl_error *error) {
   hl_manager *manager = call->manager;
-  const hl_plan *plan =
-      call->extension ? call->extension->plan : call->lock->plan;
-  int status = hl__lock_wait_begin(wait, manager, plan, &call->options,
-                                   call->timeout, own, error);
+  const hl_plan *plan = call->extension ? call->extension->plan : call->lock->plan;
+  int status = hl__lock_wait_begin(wait, manager, plan, &call->options, call->timeout, own, error);
   if (status == HL_OK) return HL_OK;
   hl__manager_mutex_lock(manager);
   hl__manager_event(manager, HL__CALL_BEGINS, 0, 0);
@@ -86,8 +74,7 @@ static int wait_begin(hl__wait *wait, const hl__call *call,
   return status;
 }
 
-hl_lock *hl__lock_new(hl_manager *manager, const hl_plan *plan,
-                      const hl_options *options) {
+hl_lock *hl__lock_new(hl_manager *manager, const hl_plan *plan, const hl_options *options) {
   hl_lock *lock = calloc(1, sizeof *lock);
   if (!lock) return NULL;
   lock->plan = hl_plan_copy(plan);
@@ -104,11 +91,9 @@ hl_lock *hl__lock_new(hl_manager *manager, const hl_plan *plan,
   lock->held.kinds = options->kinds;
   lock->held.stands = held_stands;
   lock->held.lease = held_lease;
-  lock->label_size = options->label_size < sizeof lock->label
-                         ? options->label_size
-                         : sizeof lock->label;
-  if (lock->label_size)
-    memcpy(lock->label, options->label, lock->label_size);
+  lock->label_size =
+      options->label_size < sizeof lock->label ? options->label_size : sizeof lock->label;
+  if (lock->label_size) memcpy(lock->label, options->label, lock->label_size);
   if (options->where) {
     size_t size = strnlen(options->where, sizeof lock->held.where - 1);
     memcpy(lock->held.where, options->where, size);
@@ -117,11 +102,9 @@ hl_lock *hl__lock_new(hl_manager *manager, const hl_plan *plan,
   return lock;
 }
 
-int hl__lock_lease(hl_lock **lock, const hl_options *options,
-                   hl_error *error) {
+int hl__lock_lease(hl_lock **lock, const hl_options *options, hl_error *error) {
   if (!*lock) return hl__error_memory(error);
-  int status =
-      hl__lease_new((*lock)->hold.manager, options, &(*lock)->lease, error);
+  int status = hl__lease_new((*lock)->hold.manager, options, &(*lock)->lease, error);
   if (status) {
     hl_lock_free(*lock);
     *lock = NULL;
@@ -129,21 +112,19 @@ int hl__lock_lease(hl_lock **lock, const hl_options *options,
   return status;
 }
 
-int hl_acquire(hl_manager *manager, const hl_plan *plan,
-               const hl_options *given, hl_lock **result, hl_error *error) {
+int hl_acquire(hl_manager *manager, const hl_plan *plan, const hl_options *given, hl_lock **result,
+               hl_error *error) {
   HL__UNCANCELLED;
   HL__NEEDS(manager && plan && result, error);
   hl_options options;
   hl__call call;
   *result = NULL;
   int status = hl__options_take(given, &options, error);
-  if (status == HL_OK)
-    status = hl__options_check(&options, manager, plan, error);
+  if (status == HL_OK) status = hl__options_check(&options, manager, plan, error);
   if (status) return status;
   hl_lock *lock = hl__lock_new(manager, plan, &options);
   if (!lock) return hl__error_memory(error);
-  if (options.ttl && (status = hl__lock_lease(&lock, &options, error)) != HL_OK)
-    return status;
+  if (options.ttl && (status = hl__lock_lease(&lock, &options, error)) != HL_OK) return status;
   hl__wait wait = {.blocks = true};
   hl__call_init(&call, manager, HL__ACQUIRE, lock, &options);
   status = wait_begin(&wait, &call, NULL, error);
@@ -163,13 +144,11 @@ int hl_acquire(hl_manager *manager, const hl_plan *plan,
 /* --------------------------------------------------------------- holding */
 
 static int foreign_error(hl_error *error) {
-  return hl__error(error, HL_ERELEASED,
-                   "the lock belongs to the parent of this process");
+  return hl__error(error, HL_ERELEASED, "the lock belongs to the parent of this process");
 }
 
 int hl__lock_occupied_error(hl_error *error) {
-  return hl__error(error, HL_EMISUSE,
-                   "the lock is in use by a call that has not returned yet");
+  return hl__error(error, HL_EMISUSE, "the lock is in use by a call that has not returned yet");
 }
 
 bool hl_lock_is_held(hl_lock *lock) { return hl_lock_remaining(lock) > 0; }
@@ -179,17 +158,14 @@ int64_t hl_lock_remaining(hl_lock *lock) {
   if (!lock) return 0;
   if (is_foreign(lock) || lock->released) return 0;
   if (lock->lease) return hl__lease_left(lock->lease);
-  return hl__lock_is_occupied(lock) ? hl__hold_left_busy(&lock->hold)
-                                    : hl__hold_left(&lock->hold);
+  return hl__lock_is_occupied(lock) ? hl__hold_left_busy(&lock->hold) : hl__hold_left(&lock->hold);
 }
 
 hl_lock_state hl_lock_look(hl_lock *lock) {
   if (!lock) return HL_RELEASED;
   if (is_foreign(lock)) return HL_FOREIGN;
-  if (hl__lock_is_occupied(lock))
-    return lock->released ? HL_RELEASED : HL_IN_USE;
-  if (lock->lease)
-    return lock->released ? HL_RELEASED : hl__lease_look(lock->lease);
+  if (hl__lock_is_occupied(lock)) return lock->released ? HL_RELEASED : HL_IN_USE;
+  if (lock->lease) return lock->released ? HL_RELEASED : hl__lease_look(lock->lease);
   if (hl_lock_is_held(lock)) return HL_HELD;
   return lock->hold.lost ? HL_LOST : HL_RELEASED;
 }
@@ -203,8 +179,7 @@ int hl_lock_check(hl_lock *lock, hl_error *error) {
 }
 
 int hl__lock_check(hl_lock *lock, hl_error *error) {
-  return lock->lease ? hl__lease_check(lock->lease, error)
-                     : hl__hold_check(&lock->hold, error);
+  return lock->lease ? hl__lease_check(lock->lease, error) : hl__hold_check(&lock->hold, error);
 }
 
 void hl_lock_loss(hl_lock *lock, hl_error *error) {
@@ -233,8 +208,7 @@ static int extend(hl__call *call, hl_error *error) {
   return status;
 }
 
-int hl_lock_extend(hl_lock *lock, const hl_plan *plan,
-                   const hl_options *given, hl_error *error) {
+int hl_lock_extend(hl_lock *lock, const hl_plan *plan, const hl_options *given, hl_error *error) {
   HL__UNCANCELLED;
   HL__NEEDS(lock && plan, error);
   hl_options options;
@@ -248,8 +222,7 @@ int hl_lock_extend(hl_lock *lock, const hl_plan *plan,
                      "them at once");
   hl_manager *manager = lock->hold.manager;
   int status = hl__options_take(given, &options, error);
-  if (status == HL_OK)
-    status = hl__options_check(&options, manager, plan, error);
+  if (status == HL_OK) status = hl__options_check(&options, manager, plan, error);
   if (status) return status;
   status = hl__extension_init(&extension, lock, plan, error);
   if (status == HL_OK) {
@@ -268,8 +241,7 @@ int hl__lock_regrade_check(hl_lock *lock, hl_error *error) {
   if (is_foreign(lock)) return foreign_error(error);
   if (hl__lock_is_occupied(lock)) return hl__lock_occupied_error(error);
   if (hl__plan_updates(lock->plan)) return HL_OK;
-  return hl__error(error, HL_EMISUSE,
-                   "the lock is none for update: acquire it with that mode");
+  return hl__error(error, HL_EMISUSE, "the lock is none for update: acquire it with that mode");
 }
 
 void hl__lock_relabel(const hl_lock *lock, hl_options *options) {
@@ -329,16 +301,14 @@ int hl_lock_refresh(hl_lock *lock, int64_t ttl, hl_error *error) {
   HL__UNCANCELLED;
   HL__NEEDS(lock, error);
   if (ttl < 0 || ttl > HL_TTL_MAX)
-    return hl__error(error, HL_EMISUSE,
-                     "ttl must be 0.001 to 315360000 seconds");
+    return hl__error(error, HL_EMISUSE, "ttl must be 0.001 to 315360000 seconds");
   if (is_foreign(lock)) return foreign_error(error);
   if (hl__lock_is_occupied(lock)) return hl__lock_occupied_error(error);
   if (!lock->lease) return not_a_lease(error);
   return hl__lease_refresh(lock->lease, ttl, error);
 }
 
-int hl_lock_to_lease(hl_lock *lock, const hl_options *given,
-                     hl_error *error) {
+int hl_lock_to_lease(hl_lock *lock, const hl_options *given, hl_error *error) {
   HL__UNCANCELLED;
   HL__NEEDS(lock && given, error);
   hl_options options;
@@ -348,8 +318,7 @@ int hl_lock_to_lease(hl_lock *lock, const hl_options *given,
   if (status) return status;
   if (is_foreign(lock)) return foreign_error(error);
   if (hl__lock_is_occupied(lock)) return hl__lock_occupied_error(error);
-  if (lock->released)
-    return hl__error(error, HL_ERELEASED, "the lock has been released");
+  if (lock->released) return hl__error(error, HL_ERELEASED, "the lock has been released");
   hl__call_init(&call, lock->hold.manager, HL__TO_LEASE, lock, &options);
   status = hl__call_to_lease_new(&call, error);
   if (status == HL_OK) status = hl__call_to_lease(&call, error);
@@ -375,8 +344,7 @@ int hl_lock_text(hl_lock *lock, char **text, hl_error *error) {
 int hl_lock_export(hl_lock *lock, char **text, hl_error *error) {
   HL__NEEDS(lock, error);
   /* Made before it is left, as there may be no memory. */
-  int status = text ? hl_lock_text(lock, text, error)
-                    : export_check(lock, error);
+  int status = text ? hl_lock_text(lock, text, error) : export_check(lock, error);
   if (status == HL_OK) status = hl__lease_leave(lock->lease, error);
   if (status == HL_OK) {
     lock->released = true;
@@ -388,17 +356,14 @@ int hl_lock_export(hl_lock *lock, char **text, hl_error *error) {
   return status;
 }
 
-int hl__import_begin(hl_manager *manager, const char *text, size_t size,
-                     const hl_options *given, hl_options *options,
-                     hl_lock **lock, hl_error *error) {
+int hl__import_begin(hl_manager *manager, const char *text, size_t size, const hl_options *given,
+                     hl_options *options, hl_lock **lock, hl_error *error) {
   hl_lease_terms terms = {0};
   hl_plan *plan = NULL;
   *lock = NULL;
   int status = hl__options_take(given, options, error);
-  if (status == HL_OK && options->ttl)
-    status = hl__lease_options_check(options, error);
-  if (status == HL_OK)
-    status = hl__export_read(text, size, manager->layout, &terms, &plan, error);
+  if (status == HL_OK && options->ttl) status = hl__lease_options_check(options, error);
+  if (status == HL_OK) status = hl__export_read(text, size, manager->layout, &terms, &plan, error);
   if (status) return status;
   options->timeout = 0;
   options->label_size = 0;
@@ -417,16 +382,15 @@ int hl__import_begin(hl_manager *manager, const char *text, size_t size,
   return status;
 }
 
-int hl_import(hl_manager *manager, const char *text, size_t size,
-              const hl_options *given, hl_lock **result, hl_error *error) {
+int hl_import(hl_manager *manager, const char *text, size_t size, const hl_options *given,
+              hl_lock **result, hl_error *error) {
   HL__UNCANCELLED;
   HL__NEEDS(manager && text && result, error);
   hl_options options;
   hl__call call;
   hl_lock *lock;
   *result = NULL;
-  int status =
-      hl__import_begin(manager, text, size, given, &options, &lock, error);
+  int status = hl__import_begin(manager, text, size, given, &options, &lock, error);
   if (status) return status;
   hl__call_init(&call, manager, HL__ACQUIRE, lock, &options);
   call.adopts = true;
@@ -512,32 +476,18 @@ void hl_lock_free(hl_lock *lock) {
 
 /* ------------------------------------------------------------- observing */
 
-hl_mode hl_lock_mode(const hl_lock *lock) {
-  return hl_plan_mode(hl_lock_plan(lock));
-}
+hl_mode hl_lock_mode(const hl_lock *lock) { return hl_plan_mode(hl_lock_plan(lock)); }
 
-unsigned hl_lock_level(const hl_lock *lock) {
-  return lock ? hl__plan_level(lock->plan) : 0;
-}
+unsigned hl_lock_level(const hl_lock *lock) { return lock ? hl__plan_level(lock->plan) : 0; }
 
 int64_t hl_lock_waited(const hl_lock *lock) { return lock ? lock->waited : 0; }
 
-hl_kind hl_lock_kind(const hl_lock *lock) {
-  return lock && lock->lease ? HL_LEASE : HL_SESSION;
-}
+hl_kind hl_lock_kind(const hl_lock *lock) { return lock && lock->lease ? HL_LEASE : HL_SESSION; }
 
-uint64_t hl_lock_token(const hl_lock *lock) {
-  return lock ? lock->hold.token : 0;
-}
+uint64_t hl_lock_token(const hl_lock *lock) { return lock ? lock->hold.token : 0; }
 
-const hl_plan *hl_lock_plan(const hl_lock *lock) {
-  return lock ? lock->plan : NULL;
-}
+const hl_plan *hl_lock_plan(const hl_lock *lock) { return lock ? lock->plan : NULL; }
 
-bool hl_lock_auto_releases(const hl_lock *lock) {
-  return lock && hl__lock_releases(lock);
-}
+bool hl_lock_auto_releases(const hl_lock *lock) { return lock && hl__lock_releases(lock); }
 
-const char *hl_lock_where(const hl_lock *lock) {
-  return lock ? lock->held.where : "";
-}
+const char *hl_lock_where(const hl_lock *lock) { return lock ? lock->held.where : ""; }

@@ -21,8 +21,8 @@ struct hl__occupant {
 };
 
 struct hl_lock {
-  hl__hold hold;    /* of a lease: its manager and its token */
-  hl__lease *lease; /* NULL: a session lock */
+  hl__hold hold;       /* of a lease: its manager and its token */
+  hl__lease *lease;    /* NULL: a session lock */
   unsigned generation; /* of the process that acquired it */
   bool released;       /* hl_lock_release has been called */
   const hl_plan *plan;
@@ -31,7 +31,7 @@ struct hl_lock {
   char label[sizeof((hl_holder *)0)->label];
   size_t label_size;
   _Atomic(hl__occupant *) occupant; /* NULL: it is its owner's */
-  hl__held held; /* in the books of who acquired it */
+  hl__held held;                    /* in the books of who acquired it */
 };
 
 /* Never in a forked child: there it is of no use any more. */
@@ -42,21 +42,19 @@ static inline bool hl__lock_is_occupied(hl_lock *lock) {
 
 /* An empty lock, with a reference to the manager and a copy of the plan; options: who asks
    for it. NULL: out of memory. */
-hl_lock *hl__lock_new(hl_manager *manager, const hl_plan *plan,
-                      const hl_options *options);
+hl_lock *hl__lock_new(hl_manager *manager, const hl_plan *plan, const hl_options *options);
 /* For a request that is about to wait for so long: fills in the wait, except `blocks` and
    `over`, and hl__wait_begin, if it counts. The plan is in order. `own`: as in hl__wait. */
-int hl__lock_wait_begin(hl__wait *wait, hl_manager *manager,
-                        const hl_plan *plan, const hl_options *options,
-                        int64_t timeout, const hl__held *own, hl_error *error);
+int hl__lock_wait_begin(hl__wait *wait, hl_manager *manager, const hl_plan *plan,
+                        const hl_options *options, int64_t timeout, const hl__held *own,
+                        hl_error *error);
 /* Gives the lock a lease that is to be granted, as the options want it, which were checked.
    HL_OK; HL_ENOMEM, also where *lock is NULL, HL_ESTORE: then the lock is gone. */
 int hl__lock_lease(hl_lock **lock, const hl_options *options, hl_error *error);
 /* The lock of an import, with a lease that is to be adopted; and the options of that, of those
    that were given. What hl_import says. */
-int hl__import_begin(hl_manager *manager, const char *text, size_t size,
-                     const hl_options *given, hl_options *options,
-                     hl_lock **lock, hl_error *error);
+int hl__import_begin(hl_manager *manager, const char *text, size_t size, const hl_options *given,
+                     hl_options *options, hl_lock **lock, hl_error *error);
 /* The label that the lock was acquired with. */
 void hl__lock_relabel(const hl_lock *lock, hl_options *options);
 /* HL_OK: the lock is for update, and its owner's; HL_EMISUSE, HL_ERELEASED. */

@@ -64,8 +64,7 @@ HL__UNCHECKED void hl__manager_renew(hl_manager *manager) {
     hl__connection *connection = manager->pool.all, *next;
     for (; connection; connection = next) {
       next = connection->next;
-      if (connection->session)
-        manager->ops->session_forget(connection->session);
+      if (connection->session) manager->ops->session_forget(connection->session);
       if (connection->sent) connection->sent->end(connection->sent, true);
       free(connection);
     }
@@ -79,8 +78,7 @@ HL__UNCHECKED void hl__manager_renew(hl_manager *manager) {
 int hl__manager_store_open(hl_manager *manager, hl_error *error) {
   int status = manager->ops->open(&manager->config, &manager->store, error);
   /* A record keeps nobody out who looks at names only; unless it is what they look at. */
-  if (status == HL_OK && manager->config.interoperates &&
-      !manager->ops->traits.leases_only)
+  if (status == HL_OK && manager->config.interoperates && !manager->ops->traits.leases_only)
     manager->store->leases = NULL;
   return status;
 }
@@ -123,8 +121,7 @@ void hl__manager_hurry(hl_manager *manager, int64_t when) {
   (void)pthread_cond_signal(&manager->keeper.wakeup);
 }
 
-void hl__manager_wait(pthread_cond_t *condition, hl_manager *manager,
-                      int64_t deadline) {
+void hl__manager_wait(pthread_cond_t *condition, hl_manager *manager, int64_t deadline) {
   hl__library_wait_begin();
   hl__cond_wait(condition, &manager->mutex, deadline);
   if (!hl__library_is_inside()) return;
@@ -140,13 +137,12 @@ int hl__manager_closed_error(hl_error *error) {
 /* No structure of any version is larger: what says so was not begun. */
 #define STRUCT_MAX 4096u
 
-int hl__struct_take(void *own, size_t size, size_t least, const void *given,
-                    const char *name, hl_error *error) {
+int hl__struct_take(void *own, size_t size, size_t least, const void *given, const char *name,
+                    hl_error *error) {
   size_t given_size;
   memcpy(&given_size, given, sizeof given_size);
   /* Each version ends where a pointer or a number of 64 bits does. */
-  if (given_size < least || given_size > STRUCT_MAX ||
-      given_size % sizeof(void *) != 0)
+  if (given_size < least || given_size > STRUCT_MAX || given_size % sizeof(void *) != 0)
     return hl__error(error, HL_EMISUSE, "%s was not begun with its _INIT", name);
   for (size_t i = size; i < given_size; i++)
     if (((const char *)given)[i])

@@ -37,7 +37,7 @@ struct hl_manager {
   char *path; /* dsn.path made absolute; NULL: it was */
   hl_layout *layout;
   const hl_store_ops **stores; /* beyond those in the core; ends with NULL */
-  char *units; /* see order.h; NULL: none */
+  char *units;                 /* see order.h; NULL: none */
   const hl_store_ops *ops;
   hl_store_config config;
   unsigned pool_size;
@@ -88,41 +88,36 @@ void hl__manager_renew(hl_manager *manager);
 /* Whether a call may begin; opens the store in a forked child. Takes a reference;
    hl__manager_leave gives it back. HL_EMISUSE: it is closed; what a store's open says. */
 int hl__manager_store_open(hl_manager *manager, hl_error *error);
-int hl__manager_enter(hl_manager *manager, hl_error *error)
-    HL__REQUIRES(hl__manager_mutex);
+int hl__manager_enter(hl_manager *manager, hl_error *error) HL__REQUIRES(hl__manager_mutex);
 /* Frees it when nobody has it any more. No mutex is held. */
 void hl__manager_leave(hl_manager *manager);
 
 /* Has the keeper look again at that time at the latest. */
-void hl__manager_hurry(hl_manager *manager, int64_t when)
-    HL__REQUIRES(hl__manager_mutex);
+void hl__manager_hurry(hl_manager *manager, int64_t when) HL__REQUIRES(hl__manager_mutex);
 /* Waits for the condition without the mutex. In the client library, exit() does not
    wait for the thread meanwhile. */
-void hl__manager_wait(pthread_cond_t *condition, hl_manager *manager,
-                      int64_t deadline) HL__REQUIRES(hl__manager_mutex);
+void hl__manager_wait(pthread_cond_t *condition, hl_manager *manager, int64_t deadline)
+    HL__REQUIRES(hl__manager_mutex);
 /* Says what happened; see event.h. */
-static inline void hl__manager_event(hl_manager *manager, hl__event_kind kind,
-                                     int status, int64_t ms)
-    HL__REQUIRES(hl__manager_mutex) {
+static inline void hl__manager_event(hl_manager *manager, hl__event_kind kind, int status,
+                                     int64_t ms) HL__REQUIRES(hl__manager_mutex) {
   hl__event(&manager->stats, kind, status, ms);
 }
 /* An acquisition has waited, with whatever outcome; what was held is so no more. */
-static inline void hl__manager_waited(hl_manager *manager, unsigned level,
-                                      int64_t us)
+static inline void hl__manager_waited(hl_manager *manager, unsigned level, int64_t us)
     HL__REQUIRES(hl__manager_mutex) {
   hl__histogram_add(&manager->levels[level].waits, us);
 }
 static inline void hl__manager_held(hl_manager *manager, const hl__span *span)
     HL__REQUIRES(hl__manager_mutex) {
-  hl__histogram_add(&manager->levels[span->level].holds,
-                    hl__now_us() - span->since);
+  hl__histogram_add(&manager->levels[span->level].holds, hl__now_us() - span->since);
 }
 
 /* Copies what a caller has given into a structure of the same kind, which holds the
    defaults. Both begin with their size; `least`: that of the first version. `name` is for
    the message. HL_EMISUSE. */
-int hl__struct_take(void *own, size_t size, size_t least, const void *given,
-                    const char *name, hl_error *error);
+int hl__struct_take(void *own, size_t size, size_t least, const void *given, const char *name,
+                    hl_error *error);
 
 /* hl_manager_close, as a collector may call it: waits for no server. Workers give back what was released, and exit()
    waits for them. See open.c. */

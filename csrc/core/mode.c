@@ -5,10 +5,8 @@
 
 #include <string.h>
 
-static const char *const names[] = {[0] = "",
-                                    [HL_SHARED] = "shared",
-                                    [HL_EXCLUSIVE] = "exclusive",
-                                    [HL_UPDATE] = "update"};
+static const char *const names[] = {
+    [0] = "", [HL_SHARED] = "shared", [HL_EXCLUSIVE] = "exclusive", [HL_UPDATE] = "update"};
 
 const char *hl_mode_name(hl_mode mode) {
   return (size_t)mode < sizeof names / sizeof *names ? names[mode] : "";

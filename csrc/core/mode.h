@@ -26,9 +26,7 @@ static inline bool hl__modes_conflict(hl_mode a, hl_mode b) {
   static const bool conflict[][HL_UPDATE + 1] = {
       [HL_SHARED] = {[HL_EXCLUSIVE] = true},
       [HL_UPDATE] = {[HL_UPDATE] = true, [HL_EXCLUSIVE] = true},
-      [HL_EXCLUSIVE] = {[HL_SHARED] = true,
-                        [HL_UPDATE] = true,
-                        [HL_EXCLUSIVE] = true},
+      [HL_EXCLUSIVE] = {[HL_SHARED] = true, [HL_UPDATE] = true, [HL_EXCLUSIVE] = true},
   };
   return conflict[a][b];
 }
@@ -37,15 +35,12 @@ static inline bool hl__modes_conflict(hl_mode a, hl_mode b) {
    takes it in this one. */
 static inline hl_mode hl__mode_supremum(hl_mode a, hl_mode b) {
   static const hl_mode supremum[][HL_UPDATE + 1] = {
-      [HL_SHARED] = {[HL_SHARED] = HL_SHARED,
-                     [HL_UPDATE] = HL_UPDATE,
-                     [HL_EXCLUSIVE] = HL_EXCLUSIVE},
-      [HL_UPDATE] = {[HL_SHARED] = HL_UPDATE,
-                     [HL_UPDATE] = HL_UPDATE,
-                     [HL_EXCLUSIVE] = HL_EXCLUSIVE},
-      [HL_EXCLUSIVE] = {[HL_SHARED] = HL_EXCLUSIVE,
-                        [HL_UPDATE] = HL_EXCLUSIVE,
-                        [HL_EXCLUSIVE] = HL_EXCLUSIVE},
+      [HL_SHARED] =
+          {[HL_SHARED] = HL_SHARED, [HL_UPDATE] = HL_UPDATE, [HL_EXCLUSIVE] = HL_EXCLUSIVE},
+      [HL_UPDATE] =
+          {[HL_SHARED] = HL_UPDATE, [HL_UPDATE] = HL_UPDATE, [HL_EXCLUSIVE] = HL_EXCLUSIVE},
+      [HL_EXCLUSIVE] =
+          {[HL_SHARED] = HL_EXCLUSIVE, [HL_UPDATE] = HL_EXCLUSIVE, [HL_EXCLUSIVE] = HL_EXCLUSIVE},
   };
   return supremum[a][b];
 }
@@ -69,9 +64,7 @@ static inline hl_mode hl__mode_of_node(hl_mode wanted, bool deepest_level) {
 }
 
 /* What the row of a node is locked in that is taken in this mode. */
-static inline hl_mode hl__mode_of_row(hl_mode mode) {
-  return mode == HL_UPDATE ? HL_SHARED : mode;
-}
+static inline hl_mode hl__mode_of_row(hl_mode mode) { return mode == HL_UPDATE ? HL_SHARED : mode; }
 
 /* What another process or program has written for a mode. */
 static inline hl_mode hl__mode_read(unsigned written) {
@@ -88,19 +81,16 @@ static inline hl_mode hl__mode_of_letter(char letter) {
 }
 
 /* Where rows of this level stand in the order of all rows: update rows first. */
-static inline unsigned hl__level_place(uint8_t level) {
-  return level ^ HL_LEVEL_UPDATE;
-}
+static inline unsigned hl__level_place(uint8_t level) { return level ^ HL_LEVEL_UPDATE; }
 
 static inline bool hl__is_update_row(const hl_row *row) {
   return (row->level & HL_LEVEL_UPDATE) != 0;
 }
 
 /* The order in which rows are taken. */
-static inline int hl__row_order(uint8_t level, uint64_t bucket,
-                                uint8_t other_level, uint64_t other_bucket) {
-  if (level != other_level)
-    return hl__level_place(level) < hl__level_place(other_level) ? -1 : 1;
+static inline int hl__row_order(uint8_t level, uint64_t bucket, uint8_t other_level,
+                                uint64_t other_bucket) {
+  if (level != other_level) return hl__level_place(level) < hl__level_place(other_level) ? -1 : 1;
   if (bucket != other_bucket) return bucket < other_bucket ? -1 : 1;
   return 0;
 }

@@ -47,16 +47,12 @@ HL__MUTEX_CLASS(hl__fork_mutex) HL__AFTER(hl__births);
 /* Of functions: the caller holds it; they return with it or without it; they
    return 0 with it, and else without. */
 #define HL__REQUIRES(...) HL__ANNOTATE(requires_capability(__VA_ARGS__))
-#define HL__REQUIRES_SHARED(...) \
-  HL__ANNOTATE(requires_shared_capability(__VA_ARGS__))
+#define HL__REQUIRES_SHARED(...) HL__ANNOTATE(requires_shared_capability(__VA_ARGS__))
 #define HL__ACQUIRES(...) HL__ANNOTATE(acquire_capability(__VA_ARGS__))
-#define HL__ACQUIRES_SHARED(...) \
-  HL__ANNOTATE(acquire_shared_capability(__VA_ARGS__))
+#define HL__ACQUIRES_SHARED(...) HL__ANNOTATE(acquire_shared_capability(__VA_ARGS__))
 #define HL__RELEASES(...) HL__ANNOTATE(release_capability(__VA_ARGS__))
-#define HL__RELEASES_SHARED(...) \
-  HL__ANNOTATE(release_shared_capability(__VA_ARGS__))
-#define HL__ACQUIRES_IF_0(...) \
-  HL__ANNOTATE(try_acquire_capability(0, __VA_ARGS__))
+#define HL__RELEASES_SHARED(...) HL__ANNOTATE(release_shared_capability(__VA_ARGS__))
+#define HL__ACQUIRES_IF_0(...) HL__ANNOTATE(try_acquire_capability(0, __VA_ARGS__))
 /* Of functions that nobody else can be in the way of, or that clang cannot
    follow; each with a reason. */
 #define HL__UNCHECKED HL__ANNOTATE(no_thread_safety_analysis)
@@ -71,19 +67,17 @@ static inline int hl__uncancelled_begin(void) {
 static inline void hl__uncancelled_end(const int *before) {
   (void)pthread_setcancelstate(*before, NULL);
 }
-#define HL__UNCANCELLED                                              \
-  __attribute__((cleanup(hl__uncancelled_end), unused)) const int    \
-      uncancelled = hl__uncancelled_begin()
+#define HL__UNCANCELLED                                                                            \
+  __attribute__((cleanup(hl__uncancelled_end), unused)) const int uncancelled =                    \
+      hl__uncancelled_begin()
 
 /* Defines name_lock and name_unlock, of the mutex that is a field of the type. */
-#define HL__MUTEX_FUNCTIONS(name, type, field, class)                  \
-  static inline void name##_lock(type *it)                             \
-      HL__ACQUIRES(class) HL__UNCHECKED {                              \
-    (void)pthread_mutex_lock(&it->field);                              \
-  }                                                                    \
-  static inline void name##_unlock(type *it)                           \
-      HL__RELEASES(class) HL__UNCHECKED {                              \
-    (void)pthread_mutex_unlock(&it->field);                            \
+#define HL__MUTEX_FUNCTIONS(name, type, field, class)                                              \
+  static inline void name##_lock(type *it) HL__ACQUIRES(class) HL__UNCHECKED {                     \
+    (void)pthread_mutex_lock(&it->field);                                                          \
+  }                                                                                                \
+  static inline void name##_unlock(type *it) HL__RELEASES(class) HL__UNCHECKED {                   \
+    (void)pthread_mutex_unlock(&it->field);                                                        \
   }
 
 #endif

@@ -18,22 +18,19 @@
 #include <string.h>
 #include <unistd.h>
 
-static const hl_store_ops *const built_in[] = {&hl_store_file, &hl_store_null,
-                                               &hl_store_quorum, NULL};
+static const hl_store_ops *const built_in[] = {&hl_store_file, &hl_store_null, &hl_store_quorum,
+                                               NULL};
 
-static const hl_store_ops *find_store(const hl_store_ops *const *stores,
-                                      const char *scheme) {
+static const hl_store_ops *find_store(const hl_store_ops *const *stores, const char *scheme) {
   for (; stores && *stores; stores++)
     if (strcmp((*stores)->scheme, scheme) == 0) return *stores;
   return NULL;
 }
 
 static int config_check(const hl_config *config, hl_error *error) {
-  if (config->timeout < 0)
-    return hl__error(error, HL_EMISUSE, "timeout must not be negative");
+  if (config->timeout < 0) return hl__error(error, HL_EMISUSE, "timeout must not be negative");
   if (config->hold_timeout < 1000 || config->hold_timeout > 31536000000)
-    return hl__error(error, HL_EMISUSE,
-                     "hold_timeout must be 1 to 31536000 seconds");
+    return hl__error(error, HL_EMISUSE, "hold_timeout must be 1 to 31536000 seconds");
   if (config->pool_size < 1 || config->pool_size > 100000)
     return hl__error(error, HL_EMISUSE, "pool_size must be 1 to 100000");
   return HL_OK;
@@ -46,8 +43,7 @@ static int make_absolute(hl_manager *manager, hl_error *error) {
   const char *path = manager->dsn.path;
   if (!path || *path == '/') return HL_OK;
   char *here = getcwd(NULL, 0);
-  if (!here)
-    return hl__error_errno(error, HL_ESTORE, "the working directory is gone");
+  if (!here) return hl__error_errno(error, HL_ESTORE, "the working directory is gone");
   int n = asprintf(&manager->path, "%s/%s", here, path);
   free(here);
   if (n < 0) {
@@ -61,22 +57,20 @@ static int make_absolute(hl_manager *manager, hl_error *error) {
 /* What observers are shown of this process. */
 static void name_process(hl_manager *manager, const char *application) {
   if (!application) application = program_invocation_short_name;
-  (void)hl__escape(manager->application, sizeof manager->application,
-                   application, strlen(application));
-  if (gethostname(manager->host, sizeof manager->host) != 0)
-    strcpy(manager->host, "localhost");
+  (void)hl__escape(manager->application, sizeof manager->application, application,
+                   strlen(application));
+  if (gethostname(manager->host, sizeof manager->host) != 0) strcpy(manager->host, "localhost");
   manager->host[sizeof manager->host - 1] = '\0';
 }
 
 /* The store that a DSN asks for. HL_EDSN, HL_ESTORE. */
-static int find_ops(const hl_store_ops *const *stores, const char *dsn,
-                    const hl_store_ops **ops, hl_error *error) {
+static int find_ops(const hl_store_ops *const *stores, const char *dsn, const hl_store_ops **ops,
+                    hl_error *error) {
   const char *name = hl_dsn_store(dsn, error);
   if (!name) return HL_EDSN;
   *ops = find_store(stores, name);
   if (!*ops) *ops = find_store(built_in, name);
-  if (!*ops)
-    return hl__error(error, HL_ESTORE, "the store '%s' is not available", name);
+  if (!*ops) return hl__error(error, HL_ESTORE, "the store '%s' is not available", name);
   if ((*ops)->abi != HL_STORE_ABI)
     return hl__error(error, HL_ESTORE,
                      "the store '%s' was built for interface %u, this is "
@@ -85,14 +79,13 @@ static int find_ops(const hl_store_ops *const *stores, const char *dsn,
   return HL_OK;
 }
 
-static int find_of_config(const hl_store_config *config, const char *dsn,
-                          const hl_store_ops **ops, hl_error *error) {
+static int find_of_config(const hl_store_config *config, const char *dsn, const hl_store_ops **ops,
+                          hl_error *error) {
   return find_ops(config->stores, dsn, ops, error);
 }
 
 /* The caller's list may be gone when a store looks for another one. */
-static int stores_copy(hl_manager *manager, const hl_store_ops *const *stores,
-                       hl_error *error) {
+static int stores_copy(hl_manager *manager, const hl_store_ops *const *stores, hl_error *error) {
   size_t n = 0;
   while (stores && stores[n]) n++;
   manager->stores = calloc(n + 1, sizeof(hl_store_ops *));
@@ -102,10 +95,8 @@ static int stores_copy(hl_manager *manager, const hl_store_ops *const *stores,
 }
 
 /* Whether nodes are to be locked by name, too, and whether that can be. */
-static int names_check(hl_manager *manager, const hl_config *config,
-                       hl_error *error) {
-  const char *with = config->interoperate ? config->interoperate
-                                          : manager->dsn.interoperate;
+static int names_check(hl_manager *manager, const hl_config *config, hl_error *error) {
+  const char *with = config->interoperate ? config->interoperate : manager->dsn.interoperate;
   if (!with) {
     if (!config->names) return HL_OK;
     return hl__error(error, HL_EMISUSE, "names are for `interoperate`");
@@ -126,14 +117,12 @@ static int names_check(hl_manager *manager, const hl_config *config,
 }
 
 /* What the program and the space have agreed on; from now on the manager's. */
-static int layout_take(hl_manager *manager, const hl_config *config,
-                       hl_error *error) {
+static int layout_take(hl_manager *manager, const hl_config *config, hl_error *error) {
   hl_layout *layout;
   int status = HL_OK;
   if (manager->config.interoperates)
-    status = hl__layout_named(manager->store->layout, manager->ops->name_key,
-                              config->names, manager->store->own_names,
-                              &layout, error);
+    status = hl__layout_named(manager->store->layout, manager->ops->name_key, config->names,
+                              manager->store->own_names, &layout, error);
   else
     layout = hl_layout_ref(manager->store->layout);
   if (status) return status;
@@ -142,15 +131,13 @@ static int layout_take(hl_manager *manager, const hl_config *config,
   return HL_OK;
 }
 
-int hl_manager_open(const hl_config *given, hl_manager **result,
-                    hl_error *error) {
+int hl_manager_open(const hl_config *given, hl_manager **result, hl_error *error) {
   HL__UNCANCELLED;
   hl_config own = HL_CONFIG_INIT;
   const hl_config *config = &own;
   HL__NEEDS(given && result, error);
   *result = NULL;
-  int status = hl__struct_take(&own, sizeof own,
-                               offsetof(hl_config, interoperate), given,
+  int status = hl__struct_take(&own, sizeof own, offsetof(hl_config, interoperate), given,
                                "hl_config", error);
   if (status == HL_OK) status = config_check(config, error);
   if (status) return status;
@@ -165,14 +152,11 @@ int hl_manager_open(const hl_config *given, hl_manager **result,
     status = hl_layout_new(NULL, 0, 0, &manager->layout, error);
 
   const char *dsn = hl_dsn_default(config->dsn);
-  if (status == HL_OK)
-    status = find_ops(config->stores, dsn, &manager->ops, error);
-  if (status == HL_OK)
-    status = hl_dsn_parse(dsn, manager->ops->parse, &manager->dsn, error);
+  if (status == HL_OK) status = find_ops(config->stores, dsn, &manager->ops, error);
+  if (status == HL_OK) status = hl_dsn_parse(dsn, manager->ops->parse, &manager->dsn, error);
   if (status == HL_OK) status = make_absolute(manager, error);
   if (status == HL_OK) status = stores_copy(manager, config->stores, error);
-  if (status == HL_OK)
-    status = hl__units_copy(config->units, &manager->units, error);
+  if (status == HL_OK) status = hl__units_copy(config->units, &manager->units, error);
   if (status == HL_OK) {
     manager->config = (hl_store_config){
         .dsn = &manager->dsn,
@@ -205,8 +189,7 @@ static void manager_close(hl_manager *manager, bool waits) {
   hl__manager_mutex_lock(manager);
   hl__leases_close(manager, waits);
   manager->closed = manager->cancelled = true;
-  for (hl__connection *connection = manager->pool.all, *next; connection;
-       connection = next) {
+  for (hl__connection *connection = manager->pool.all, *next; connection; connection = next) {
     next = connection->next;
     switch (connection->state) {
     case HL__HELD:
@@ -265,10 +248,8 @@ void hl_manager_cancel(hl_manager *manager) {
   hl__manager_renew(manager);
   hl__manager_mutex_lock(manager);
   manager->cancelled = true;
-  for (hl__connection *connection = manager->pool.all; connection;
-       connection = connection->next)
-    if (connection->state == HL__BUSY && connection->waits &&
-        connection->session)
+  for (hl__connection *connection = manager->pool.all; connection; connection = connection->next)
+    if (connection->state == HL__BUSY && connection->waits && connection->session)
       manager->ops->interrupt(connection->session);
   (void)pthread_cond_broadcast(&manager->pool.freed);
   hl__line_close(manager);

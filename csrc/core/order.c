@@ -61,8 +61,7 @@ static void learn_unlock(void) { atomic_store(&lock_word, 0u); }
 
 static uint64_t hash(const void *data, size_t size, uint64_t h) {
   const unsigned char *bytes = data;
-  for (size_t i = 0; i < size; i++)
-    h = (h ^ bytes[i]) * PRIME;
+  for (size_t i = 0; i < size; i++) h = (h ^ bytes[i]) * PRIME;
   return h;
 }
 
@@ -89,20 +88,17 @@ static int unit_check(const char *const *given, size_t n, hl_error *error) {
   const char *name = given[n];
   size_t size = strlen(name);
   if (n == HL_UNITS_MAX)
-    return hl__error(error, HL_EMISUSE, "a manager has at most %d units",
-                     HL_UNITS_MAX);
+    return hl__error(error, HL_EMISUSE, "a manager has at most %d units", HL_UNITS_MAX);
   if (size == 0 || size > HL_UNIT_NAME_MAX)
-    return hl__error(error, HL_EMISUSE, "unit name %zu must have 1 to %d bytes",
-                     n + 1, HL_UNIT_NAME_MAX);
+    return hl__error(error, HL_EMISUSE, "unit name %zu must have 1 to %d bytes", n + 1,
+                     HL_UNIT_NAME_MAX);
   for (size_t i = 0; i < size; i++)
     if ((unsigned char)name[i] < ' ')
-      return hl__error(error, HL_EMISUSE,
-                       "unit name %zu must not contain control characters",
+      return hl__error(error, HL_EMISUSE, "unit name %zu must not contain control characters",
                        n + 1);
   for (size_t i = 0; i < n; i++)
     if (strcmp(given[i], name) == 0)
-      return hl__error(error, HL_EMISUSE, "unit name '%s' is given twice",
-                       name);
+      return hl__error(error, HL_EMISUSE, "unit name '%s' is given twice", name);
   return HL_OK;
 }
 
@@ -132,14 +128,12 @@ static const char *find_unit(const char *units, const hl_id *id) {
   return NULL;
 }
 
-bool hl_manager_has_unit(const hl_manager *manager, const char *name,
-                         size_t size) {
+bool hl_manager_has_unit(const hl_manager *manager, const char *name, size_t size) {
   return manager && name && find_unit(manager->units, &(hl_id){name, size}) != NULL;
 }
 
 /* Of the plan's targets the first or the last unit. */
-static const char *unit_at_end(const char *units, const hl_plan *plan,
-                               bool last) {
+static const char *unit_at_end(const char *units, const hl_plan *plan, bool last) {
   const char *found = NULL;
   for (size_t i = 0; i < hl_plan_target_count(plan); i++) {
     hl_id ids[HL_LEVELS_MAX];
@@ -162,8 +156,7 @@ static unsigned kind_of(const char *name, const char *level, bool unit) {
   return kind_count++;
 }
 
-static void kind_name(char name[NAME_MAX_SIZE], const char *level,
-                      const char *label, size_t size) {
+static void kind_name(char name[NAME_MAX_SIZE], const char *level, const char *label, size_t size) {
   int used = snprintf(name, NAME_MAX_SIZE, size ? "%s \"" : "%s", level);
   size_t n = (size_t)used;
   if (!size) return;
@@ -179,16 +172,15 @@ static void kind_name(char name[NAME_MAX_SIZE], const char *level,
   name[n] = '\0';
 }
 
-uint64_t hl__order_kinds(const char *units, const hl_plan *plan,
-                         const char *label, size_t label_size) {
+uint64_t hl__order_kinds(const char *units, const hl_plan *plan, const char *label,
+                         size_t label_size) {
   uint64_t kinds = 0;
   char name[NAME_MAX_SIZE];
   hl_layout *layout = hl_plan_layout(plan);
   learn_lock();
   for (size_t i = 0; i < hl_plan_target_count(plan); i++) {
     hl_id ids[HL_LEVELS_MAX];
-    const char *level =
-        hl_layout_name(layout, hl_plan_target(plan, i, ids).level);
+    const char *level = hl_layout_name(layout, hl_plan_target(plan, i, ids).level);
     const char *unit = find_unit(units, &ids[0]);
     if (unit)
       (void)snprintf(name, sizeof name, "\"%s\" (unit)", unit);
@@ -230,28 +222,26 @@ static unsigned find_way(unsigned from, unsigned to, unsigned way[KINDS]) {
   return n;
 }
 
-static void say(char *report, size_t size, const char *begin,
-                const char *taken, const char *held, const edge *lines_of) {
+static void say(char *report, size_t size, const char *begin, const char *taken, const char *held,
+                const edge *lines_of) {
   size_t used = strlen(report);
-  (void)snprintf(report + used, size - used,
-                 "%s%s at %s while %s is held, since %s", begin, taken,
+  (void)snprintf(report + used, size - used, "%s%s at %s while %s is held, since %s", begin, taken,
                  lines_of->taken, held, lines_of->held);
 }
 
 /* A kind is taken while another one is held. */
-static bool learn_kinds(unsigned held, unsigned taken, const edge *seen,
-                        char *report, size_t size) {
+static bool learn_kinds(unsigned held, unsigned taken, const edge *seen, char *report,
+                        size_t size) {
   unsigned way[KINDS];
   if (has(after[held], taken)) return false;
   unsigned n = find_way(taken, held, way);
   after[held] |= UINT64_C(1) << taken;
   edges[held][taken] = *seen;
   if (n < 2 || *report) return false;
-  say(report, size, "locks are taken in a circle of orders: ", names[taken],
-      names[held], seen);
+  say(report, size, "locks are taken in a circle of orders: ", names[taken], names[held], seen);
   for (unsigned i = 0; i + 1 < n; i++)
-    say(report, size, i ? ", and " : "; but elsewhere ", names[way[i + 1]],
-        names[way[i]], &edges[way[i]][way[i + 1]]);
+    say(report, size, i ? ", and " : "; but elsewhere ", names[way[i + 1]], names[way[i]],
+        &edges[way[i]][way[i + 1]]);
   return true;
 }
 
@@ -259,15 +249,13 @@ static bool learn_kinds(unsigned held, unsigned taken, const edge *seen,
 static pair *pair_at(uint64_t first, uint64_t second) {
   for (uint64_t h = first * PRIME ^ second, i = 0;; i++) {
     pair *at = &pairs[(h + i) % PAIRS];
-    if (!at->lines.held)
-      return pair_count < PAIRS / 2 ? at : NULL;
+    if (!at->lines.held) return pair_count < PAIRS / 2 ? at : NULL;
     if (at->first == first && at->second == second) return at;
   }
 }
 
-static bool learn_nodes(const hl__order_step *held, uint64_t first,
-                        const hl__order_step *taken, uint64_t second,
-                        unsigned kind, const edge *seen, char *report,
+static bool learn_nodes(const hl__order_step *held, uint64_t first, const hl__order_step *taken,
+                        uint64_t second, unsigned kind, const edge *seen, char *report,
                         size_t size) {
   pair *other = pair_at(second, first), *own = pair_at(first, second);
   if (!own || own->lines.held) return false;
@@ -277,23 +265,19 @@ static bool learn_nodes(const hl__order_step *held, uint64_t first,
   char path[128], other_path[128];
   (void)hl_plan_describe(held->plan, path, sizeof path);
   (void)hl_plan_describe(taken->plan, other_path, sizeof other_path);
-  (void)snprintf(report, size, "locks of one kind (%s) are taken in both orders: ",
-                 names[kind]);
+  (void)snprintf(report, size, "locks of one kind (%s) are taken in both orders: ", names[kind]);
   say(report, size, "", other_path, path, seen);
   say(report, size, "; but elsewhere ", path, other_path, &other->lines);
   return true;
 }
 
 /* The i-th target, if it is of that level or unit: a number of its node. */
-static bool node_of(const hl_plan *plan, size_t i, unsigned kind,
-                    uint64_t *node) {
+static bool node_of(const hl_plan *plan, size_t i, unsigned kind, uint64_t *node) {
   hl_id ids[HL_LEVELS_MAX];
   hl_layout *layout = hl_plan_layout(plan);
   hl_target target = hl_plan_target(plan, i, ids);
   const char *own = hl_layout_name(layout, target.level);
-  if (is_unit[kind] ? !is_id(levels[kind], &ids[0])
-                    : strcmp(own, levels[kind]) != 0)
-    return false;
+  if (is_unit[kind] ? !is_id(levels[kind], &ids[0]) : strcmp(own, levels[kind]) != 0) return false;
   uint64_t h = hash(own, strlen(own), HASH_BEGIN);
   for (unsigned j = 0; j <= target.level; j++) {
     h = hash(&ids[j].size, sizeof ids[j].size, h);
@@ -303,23 +287,21 @@ static bool node_of(const hl_plan *plan, size_t i, unsigned kind,
   return true;
 }
 
-static bool learn_same(const hl__order_step *held, const hl__order_step *taken,
-                       unsigned kind, const edge *seen, char *report,
-                       size_t size) {
+static bool learn_same(const hl__order_step *held, const hl__order_step *taken, unsigned kind,
+                       const edge *seen, char *report, size_t size) {
   bool found = false;
   for (size_t i = 0; i < hl_plan_target_count(held->plan); i++)
     for (size_t j = 0; j < hl_plan_target_count(taken->plan); j++) {
       uint64_t first, second;
-      if (node_of(held->plan, i, kind, &first) &&
-          node_of(taken->plan, j, kind, &second) && first != second &&
-          learn_nodes(held, first, taken, second, kind, seen, report, size))
+      if (node_of(held->plan, i, kind, &first) && node_of(taken->plan, j, kind, &second) &&
+          first != second && learn_nodes(held, first, taken, second, kind, seen, report, size))
         found = true;
     }
   return found;
 }
 
-bool hl__order_learn(const hl__order_step *held, const hl__order_step *taken,
-                     char *report, size_t size) {
+bool hl__order_learn(const hl__order_step *held, const hl__order_step *taken, char *report,
+                     size_t size) {
   bool found = false;
   *report = '\0';
   learn_lock();
@@ -337,9 +319,8 @@ bool hl__order_learn(const hl__order_step *held, const hl__order_step *taken,
   return found;
 }
 
-bool hl__order_units(const char *units, const hl__order_step *held,
-                     const hl__order_step *taken, bool *first, char *report,
-                     size_t size) {
+bool hl__order_units(const char *units, const hl__order_step *held, const hl__order_step *taken,
+                     bool *first, char *report, size_t size) {
   const char *later = unit_at_end(units, held->plan, true);
   const char *sooner = unit_at_end(units, taken->plan, false);
   if (!later || !sooner || sooner >= later) return false;
@@ -361,7 +342,6 @@ bool hl__order_units(const char *units, const hl__order_step *held,
       hl_plan_describe(taken->plan, other_path, sizeof other_path),
       hl_plan_describe(held->plan, path, sizeof path), &seen);
   size_t used = strlen(report);
-  (void)snprintf(report + used, size - used, "; \"%s\" comes before \"%s\"",
-                 sooner, later);
+  (void)snprintf(report + used, size - used, "; \"%s\" comes before \"%s\"", sooner, later);
   return true;
 }

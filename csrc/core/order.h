@@ -26,8 +26,8 @@ int hl__units_copy(const char *const *names, char **units, hl_error *error);
 
 /* One set bit for each kind of the plan's targets under this label. units: of their manager; or
    NULL. */
-uint64_t hl__order_kinds(const char *units, const hl_plan *plan,
-                         const char *label, size_t label_size);
+uint64_t hl__order_kinds(const char *units, const hl_plan *plan, const char *label,
+                         size_t label_size);
 
 /* What is held, as far as the order of it matters. */
 typedef struct hl__order_step {
@@ -38,13 +38,12 @@ typedef struct hl__order_step {
 
 /* Learns that `taken` was asked for while `held` was held. True: it is the first time that this order
    and an earlier one make a circle, of which `report` says what and where. Any thread. */
-bool hl__order_learn(const hl__order_step *held, const hl__order_step *taken,
-                     char *report, size_t size);
+bool hl__order_learn(const hl__order_step *held, const hl__order_step *taken, char *report,
+                     size_t size);
 
 /* Whether a unit of `taken` comes before one of `held`, which `report` tells. first: no step has been
    told of these two units before. Learns nothing else. Any thread. */
-bool hl__order_units(const char *units, const hl__order_step *held,
-                     const hl__order_step *taken, bool *first, char *report,
-                     size_t size);
+bool hl__order_units(const char *units, const hl__order_step *held, const hl__order_step *taken,
+                     bool *first, char *report, size_t size);
 
 #endif

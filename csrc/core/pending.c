@@ -45,8 +45,8 @@ typedef struct blockers {
 /* Of one that is granted when the first of its members is (hl_start_any). */
 typedef struct any {
   hl_pending *winner;
-  hl_plan *plan; /* all of them, for messages */
-  size_t n, going; /* members, and those that are not done */
+  hl_plan *plan;         /* all of them, for messages */
+  size_t n, going;       /* members, and those that are not done */
   hl_pending *members[]; /* NULL: not started */
 } any;
 
@@ -61,8 +61,7 @@ struct hl_pending {
   hl__occupant occupant;
   blockers *found; /* its owner's once it is done; NULL: nobody has looked */
   bool done HL__GUARDED_BY(hl__manager_mutex);
-  bool
-      taken HL__GUARDED_BY(hl__manager_mutex); /* hl_pending_wait returned it */
+  bool taken HL__GUARDED_BY(hl__manager_mutex); /* hl_pending_wait returned it */
   /* At the end of the occupation, what its owner wants done with the lock. */
   bool release_then HL__GUARDED_BY(hl__manager_mutex);
   bool free_then HL__GUARDED_BY(hl__manager_mutex);
@@ -73,8 +72,7 @@ struct hl_pending {
   hl_pending *whole HL__GUARDED_BY(hl__manager_mutex);
   hl__wait wait;   /* of a strand that does nothing else; its owner's */
   hl_agent *agent; /* for the lock; its owner's */
-  hl_notify_fn
-      notify HL__GUARDED_BY(hl__manager_mutex); /* NULL: nobody asked */
+  hl_notify_fn notify HL__GUARDED_BY(hl__manager_mutex); /* NULL: nobody asked */
   uint64_t notify_tag HL__GUARDED_BY(hl__manager_mutex);
   int status HL__GUARDED_BY(hl__manager_mutex);
   hl_error error HL__GUARDED_BY(hl__manager_mutex);
@@ -108,8 +106,7 @@ static void lock_idle(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
 }
 
 /* From now on its owner sees that it is done. */
-static void tell(hl_pending *pending, int status)
-    HL__REQUIRES(hl__manager_mutex) {
+static void tell(hl_pending *pending, int status) HL__REQUIRES(hl__manager_mutex) {
   pending->done = true;
   pending->status = status;
   if (pending->fd >= 0) {
@@ -121,11 +118,9 @@ static void tell(hl_pending *pending, int status)
   (void)pthread_cond_broadcast(&pending->call.manager->done);
 }
 
-static void member_done(hl_pending *whole, hl_pending *member)
-    HL__REQUIRES(hl__manager_mutex);
+static void member_done(hl_pending *whole, hl_pending *member) HL__REQUIRES(hl__manager_mutex);
 
-static void finish(hl_pending *pending, int status)
-    HL__REQUIRES(hl__manager_mutex) {
+static void finish(hl_pending *pending, int status) HL__REQUIRES(hl__manager_mutex) {
   hl__call *call = &pending->call;
   if (call->kind == HL__ACQUIRE)
     (void)hl__call_ends(call, status);
@@ -136,8 +131,7 @@ static void finish(hl_pending *pending, int status)
 }
 
 /* Of one in line, which no worker has: its place and its lock go with it. */
-static void finish_in_line(hl_pending *pending, int status)
-    HL__REQUIRES(hl__manager_mutex) {
+static void finish_in_line(hl_pending *pending, int status) HL__REQUIRES(hl__manager_mutex) {
   hl__line_leave(pending->call.manager, &pending->call.waiter, false);
   pending->call.in_line = false;
   finish(pending, status);
@@ -176,7 +170,7 @@ static void give_up(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
   }
   call->given_up = true;
   if (call->kind != HL__ACQUIRE) call->lock->hold.busy = true;
-  hl__exit_await(1); /* until its worker has told the store */
+  hl__exit_await(1);                                  /* until its worker has told the store */
   (void)pthread_cond_broadcast(&manager->pool.freed); /* or waits for a connection */
   hl__call_interrupt(call);
   finish(pending, status);
@@ -187,8 +181,7 @@ static void give_up(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
 static int none_error(hl_pending *whole) HL__REQUIRES(hl__manager_mutex) {
   char path[256];
   (void)hl_plan_describe(whole->group->plan, path, sizeof path);
-  return hl__error(&whole->error, HL_TIMEOUT,
-                   "none of %s was granted within %.3f s", path,
+  return hl__error(&whole->error, HL_TIMEOUT, "none of %s was granted within %.3f s", path,
                    (double)whole->call.timeout / 1000);
 }
 
@@ -212,8 +205,7 @@ static void member_done(hl_pending *whole, hl_pending *member) {
 
 /* One was granted: the others are given up before the mutex is, and so none of them is granted to
    anybody any more. */
-static void others_give_up(const hl_pending *winner)
-    HL__REQUIRES(hl__manager_mutex) {
+static void others_give_up(const hl_pending *winner) HL__REQUIRES(hl__manager_mutex) {
   const any *group = winner->whole ? winner->whole->group : NULL;
   if (!group || group->winner != winner) return;
   for (size_t i = 0; i < group->n; i++) {
@@ -236,8 +228,7 @@ static bool send(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
   atomic_fetch_add(&pending->references, 1u);
   if (hl__worker_give(call->manager, &pending->task)) {
     call->by_worker = true;
-    if (call->kind == HL__ACQUIRE)
-      hl__pool_reserve(call->manager, &call->reserved);
+    if (call->kind == HL__ACQUIRE) hl__pool_reserve(call->manager, &call->reserved);
     return true;
   }
   atomic_fetch_sub(&pending->references, 1u); /* not the last: its owner's */
@@ -257,8 +248,7 @@ static void waiter_expire(hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex) {
   else if (ready && manager->line.short_of_threads)
     (void)threads_error(&pending->error);
   else
-    (void)hl__timeout_error(&pending->error, waiter->plan,
-                            pending->call.timeout);
+    (void)hl__timeout_error(&pending->error, waiter->plan, pending->call.timeout);
   finish_in_line(pending, pending->error.status);
 }
 
@@ -282,8 +272,7 @@ static void occupation_end(hl_pending *pending, bool commit) {
   hl_lock *lock = pending->call.lock;
   hl__manager_mutex_lock(manager);
   /* A lease that it has become it is, whoever wanted it. */
-  if (commit || pending->call.kind == HL__TO_LEASE)
-    hl__call_commit(&pending->call);
+  if (commit || pending->call.kind == HL__TO_LEASE) hl__call_commit(&pending->call);
   if (pending->release_then) {
     hl__manager_mutex_unlock(manager);
     (void)hl__lock_release(lock, false, NULL);
@@ -301,16 +290,13 @@ static hl_pending *pending_of_occupant(hl__occupant *occupant) {
   return HL__LIST_ENTRY(occupant, hl_pending, occupant);
 }
 
-static bool occupant_abandon(hl__occupant *occupant, bool free_it)
-    HL__REQUIRES(hl__manager_mutex) {
+static bool occupant_abandon(hl__occupant *occupant, bool free_it) HL__REQUIRES(hl__manager_mutex) {
   hl_pending *pending = pending_of_occupant(occupant);
-  if (!free_it || hl__lock_releases(pending->call.lock))
-    pending->release_then = true;
+  if (!free_it || hl__lock_releases(pending->call.lock)) pending->release_then = true;
   pending->free_then = pending->free_then || free_it;
   pending->call.lock->hold.kept_until = 0;
   if (!pending->done) {
-    (void)hl__error(&pending->error, HL_ERELEASED,
-                    "the lock was released meanwhile");
+    (void)hl__error(&pending->error, HL_ERELEASED, "the lock was released meanwhile");
     give_up(pending);
   }
   return !pending->call.given_up;
@@ -366,8 +352,7 @@ static int work(hl_pending *pending, hl_error *error) {
     hl__manager_mutex_unlock(call->manager);
     return hl__lock_check(call->lock, error);
   case HL__RELEASE: return hl__lock_release(call->lock, true, error);
-  case HL__REFRESH:
-    return hl__lease_refresh(call->lock->lease, call->options.ttl, error);
+  case HL__REFRESH: return hl__lease_refresh(call->lock->lease, call->options.ttl, error);
   case HL__TO_LEASE: return hl__call_to_lease(call, error);
   }
   return HL_OK;
@@ -392,8 +377,7 @@ static blockers *blockers_find(const hl__call *call) {
   blockers *found = calloc(1, sizeof *found);
   if (!found) return NULL;
   found->upgrade = call->extension && call->extension->regrades;
-  if (hl_manager_blockers(call->manager, call->waiter.plan, blockers_add, found,
-                          &error))
+  if (hl_manager_blockers(call->manager, call->waiter.plan, blockers_add, found, &error))
     found->error = error;
   return found;
 }
@@ -416,8 +400,7 @@ static void run(hl__task *task) {
   hl__manager_mutex_lock(manager);
   given_up = call->given_up;
   /* Nobody was in the way of a refresh that the store had no time for. */
-  bool look = !given_up && call->waiter.plan &&
-              (status == HL_TIMEOUT || status == HL_DEADLOCK);
+  bool look = !given_up && call->waiter.plan && (status == HL_TIMEOUT || status == HL_DEADLOCK);
   hl__pool_unreserve(manager, &call->reserved);
   if (!given_up) lock_idle(pending);
   if (!look) hl__worker_comes(manager);
@@ -467,8 +450,7 @@ static bool run_at_once(hl_pending *pending) {
   blockers *found = status == HL_TIMEOUT ? blockers_find(call) : NULL;
   hl__manager_mutex_lock(manager);
   bool given_up = call->given_up;
-  if (given_up && status == HL_OK)
-    hl__manager_event(manager, HL__HOLD_GIVEN_UP, 0, 0);
+  if (given_up && status == HL_OK) hl__manager_event(manager, HL__HOLD_GIVEN_UP, 0, 0);
   if (!given_up) {
     if (status) pending->error = error;
     pending->found = found;
@@ -488,8 +470,7 @@ static bool run_at_once(hl_pending *pending) {
 
 /* With a reference to the manager, and a copy of the options. NULL: out of memory.
    Unchecked: nobody else has it yet. */
-HL__UNCHECKED static hl_pending *pending_new(hl_manager *manager,
-                                             hl__call_kind kind, hl_lock *lock,
+HL__UNCHECKED static hl_pending *pending_new(hl_manager *manager, hl__call_kind kind, hl_lock *lock,
                                              const hl_options *given) {
   hl_pending *pending = calloc(1, sizeof *pending + given->label_size);
   if (!pending) return NULL;
@@ -522,8 +503,7 @@ static void acquire_begin(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
     return;
   }
   /* Nor would anybody end it in time. */
-  if (call->timeout == 0 ||
-      (manager->ops->traits.blocks && hl__library_closed())) {
+  if (call->timeout == 0 || (manager->ops->traits.blocks && hl__library_closed())) {
     if (!send(pending)) finish(pending, threads_error(&pending->error));
     return;
   }
@@ -536,8 +516,7 @@ static void acquire_begin(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
   call->in_line = true;
   hl__line_join(manager, &call->waiter);
   hl__line_advance(manager);
-  if (call->waiter.place < HL__TRIED)
-    hl__manager_hurry(manager, call->deadline);
+  if (call->waiter.place < HL__TRIED) hl__manager_hurry(manager, call->deadline);
 }
 
 static const hl_options defaults = HL_OPTIONS_INIT;
@@ -555,8 +534,7 @@ static void finish_refused(hl_pending *pending, int status) {
 }
 
 /* Whoever ends a member must find the others. */
-static void member_of(hl_pending *pending, hl_pending *whole,
-                      hl_pending **result) {
+static void member_of(hl_pending *pending, hl_pending *whole, hl_pending **result) {
   hl_manager *manager = pending->call.manager;
   hl__manager_mutex_lock(manager);
   pending->whole = whole;
@@ -566,11 +544,9 @@ static void member_of(hl_pending *pending, hl_pending *whole,
 
 /* `status`, with `lock`: what making it has come to. `whole`: whose member it becomes;
    NULL: none's. */
-static int begin(hl_manager *manager, const hl_options *options, int status,
-                 hl_lock *lock, bool adopts, hl_pending *whole,
-                 hl_pending **result, hl_error *error) {
-  hl_pending *pending =
-      lock ? pending_new(manager, HL__ACQUIRE, lock, options) : NULL;
+static int begin(hl_manager *manager, const hl_options *options, int status, hl_lock *lock,
+                 bool adopts, hl_pending *whole, hl_pending **result, hl_error *error) {
+  hl_pending *pending = lock ? pending_new(manager, HL__ACQUIRE, lock, options) : NULL;
   if (!pending) {
     hl_lock_free(lock);
     if (status == HL_OK) status = hl__error_memory(error);
@@ -614,9 +590,8 @@ static int enter(hl_manager *manager, hl_error *error) {
   return status;
 }
 
-static int start(hl_manager *manager, const hl_plan *plan,
-                 const hl_options *given, hl_pending *whole,
-                 hl_pending **result, hl_error *error) {
+static int start(hl_manager *manager, const hl_plan *plan, const hl_options *given,
+                 hl_pending *whole, hl_pending **result, hl_error *error) {
   hl_options options = *given;
   hl_lock *lock;
   int status = hl__options_check(&options, manager, plan, error);
@@ -627,8 +602,8 @@ static int start(hl_manager *manager, const hl_plan *plan,
   return begin(manager, &options, status, lock, false, whole, result, error);
 }
 
-int hl_start(hl_manager *manager, const hl_plan *plan, const hl_options *given,
-             hl_pending **result, hl_error *error) {
+int hl_start(hl_manager *manager, const hl_plan *plan, const hl_options *given, hl_pending **result,
+             hl_error *error) {
   HL__UNCANCELLED;
   HL__NEEDS(manager && plan && result, error);
   hl_options options;
@@ -638,15 +613,11 @@ int hl_start(hl_manager *manager, const hl_plan *plan, const hl_options *given,
   return start(manager, plan, &options, NULL, result, error);
 }
 
-bool hl_manager_blocks(const hl_manager *manager) {
-  return manager && manager->ops->traits.blocks;
-}
+bool hl_manager_blocks(const hl_manager *manager) { return manager && manager->ops->traits.blocks; }
 
 /* A group of n without members. NULL: out of memory. Unchecked: nobody else has it yet. */
-HL__UNCHECKED static hl_pending *group_new(hl_manager *manager,
-                                           const hl_plan *const *plans,
-                                           size_t n,
-                                           const hl_options *options) {
+HL__UNCHECKED static hl_pending *group_new(hl_manager *manager, const hl_plan *const *plans,
+                                           size_t n, const hl_options *options) {
   hl_pending *whole = calloc(1, sizeof *whole);
   any *group = calloc(1, sizeof *group + n * sizeof(hl_pending *));
   hl_plan *plan = hl_plan_new(manager->layout);
@@ -671,8 +642,7 @@ HL__UNCHECKED static hl_pending *group_new(hl_manager *manager,
   whole->call.kind = HL__ACQUIRE;
   whole->call.options.kinds = options->kinds;
   whole->call.start = hl__now_ms();
-  whole->call.timeout =
-      options->timeout < 0 ? manager->config.timeout : options->timeout;
+  whole->call.timeout = options->timeout < 0 ? manager->config.timeout : options->timeout;
   whole->call.waiter.plan = plan;
   return whole;
 }
@@ -687,15 +657,13 @@ static void members_cancel(hl_pending *whole, bool winner) {
   hl__manager_mutex_unlock(manager);
   /* Only its owner changes these. */
   for (size_t i = 0; i < group->n; i++)
-    if (group->members[i] && group->members[i] != won)
-      cancel(group->members[i]);
+    if (group->members[i] && group->members[i] != won) cancel(group->members[i]);
 }
 
 /* Each of the waits would be in vain: the agent or strand holds what is in its way. */
 static bool all_vain(hl_manager *manager, const hl_plan *const *plans, size_t n,
                      const hl_options *options, int64_t timeout) {
-  if (!options->awaited || !hl__wait_counts(options, timeout) ||
-      manager->ops->traits.grants_all)
+  if (!options->awaited || !hl__wait_counts(options, timeout) || manager->ops->traits.grants_all)
     return false;
   for (size_t i = 0; i < n; i++) {
     hl_plan *copy = hl_plan_copy(plans[i]); /* whose rows are in order */
@@ -721,9 +689,8 @@ static int compare_places(const hl_plan *x, const hl_plan *y) {
          (int)hl__mode_covers(hl_plan_mode(y), hl_plan_mode(x));
 }
 
-static int members_start(hl_pending *whole, const hl_plan *const *plans,
-                         size_t n, const hl_options *options,
-                         hl_error *error) {
+static int members_start(hl_pending *whole, const hl_plan *const *plans, size_t n,
+                         const hl_options *options, hl_error *error) {
   hl_manager *manager = whole->call.manager;
   hl__manager_mutex_lock(manager);
   any *group = whole->group;
@@ -741,8 +708,7 @@ static int members_start(hl_pending *whole, const hl_plan *const *plans,
 /* Stable: what compares equal stays in the order of the list. */
 static void plans_sort(const hl_plan **plans, size_t n) {
   for (size_t i = 1; i < n; i++)
-    for (size_t j = i; j > 0 && compare_places(plans[j - 1], plans[j]) > 0;
-         j--) {
+    for (size_t j = i; j > 0 && compare_places(plans[j - 1], plans[j]) > 0; j--) {
       const hl_plan *plan = plans[j];
       plans[j] = plans[j - 1];
       plans[j - 1] = plan;
@@ -750,8 +716,7 @@ static void plans_sort(const hl_plan **plans, size_t n) {
 }
 
 int hl_start_any(hl_manager *manager, const hl_plan *const *plans, size_t n,
-                 const hl_options *given, hl_pending **result,
-                 hl_error *error) {
+                 const hl_options *given, hl_pending **result, hl_error *error) {
   HL__UNCANCELLED;
   HL__NEEDS(manager && plans && result, error);
   hl_options options;
@@ -765,8 +730,7 @@ int hl_start_any(hl_manager *manager, const hl_plan *const *plans, size_t n,
   }
   if (status) return status;
   hl__manager_renew(manager);
-  int64_t timeout =
-      options.timeout < 0 ? manager->config.timeout : options.timeout;
+  int64_t timeout = options.timeout < 0 ? manager->config.timeout : options.timeout;
   const hl_plan **sorted = malloc(n * sizeof(hl_plan *));
   hl_pending *whole = sorted ? group_new(manager, plans, n, &options) : NULL;
   if (whole && all_vain(manager, plans, n, &options, timeout)) {
@@ -794,9 +758,8 @@ int hl_start_any(hl_manager *manager, const hl_plan *const *plans, size_t n,
   return status;
 }
 
-int hl_start_import(hl_manager *manager, const char *text, size_t size,
-                    const hl_options *given, hl_pending **result,
-                    hl_error *error) {
+int hl_start_import(hl_manager *manager, const char *text, size_t size, const hl_options *given,
+                    hl_pending **result, hl_error *error) {
   HL__UNCANCELLED;
   HL__NEEDS(manager && text && result, error);
   hl_options options;
@@ -820,22 +783,20 @@ static int extension_new(hl_lock *lock, hl__call_kind kind, const hl_plan *plan,
    HL__EXTEND, NULL: it is an upgrade. */
 HL__UNCHECKED /* nobody else has the pending yet */
     static int
-    occupy(hl_lock *lock, hl__call_kind kind, const hl_plan *plan,
-           const hl_options *options, hl_pending **result, hl_error *error) {
+    occupy(hl_lock *lock, hl__call_kind kind, const hl_plan *plan, const hl_options *options,
+           hl_pending **result, hl_error *error) {
   HL__UNCANCELLED;
   hl__hold *hold = &lock->hold;
   hl_manager *manager = hold->manager;
   hl_pending *pending = pending_new(manager, kind, lock, options);
   if (!pending) return hl__error_memory(error);
   if (kind == HL__EXTEND || kind == HL__DOWNGRADE) {
-    int status =
-        extension_new(lock, kind, plan, &pending->call.extension, error);
+    int status = extension_new(lock, kind, plan, &pending->call.extension, error);
     if (status) {
       unref(pending);
       return status;
     }
-    if (kind == HL__EXTEND)
-      pending->call.waiter.plan = pending->call.extension->plan;
+    if (kind == HL__EXTEND) pending->call.waiter.plan = pending->call.extension->plan;
   }
   if (kind == HL__TO_LEASE) {
     int status = hl__call_to_lease_new(&pending->call, error);
@@ -851,40 +812,35 @@ HL__UNCHECKED /* nobody else has the pending yet */
     kept_until = 0;
   }
   /* It may be one before anybody here hears of it, and end. */
-  if (kind == HL__TO_LEASE &&
-      kept_until > hl__deadline(hl__lease_ms(), options->ttl))
+  if (kind == HL__TO_LEASE && kept_until > hl__deadline(hl__lease_ms(), options->ttl))
     kept_until = hl__deadline(hl__lease_ms(), options->ttl);
   hl__manager_mutex_lock(manager);
   hold->busy = true;
   hold->kept_until = kept_until;
   hold->watched = manager->ops->traits.expires ? NULL : hold->connection;
-  atomic_store_explicit(&lock->occupant, &pending->occupant,
-                        memory_order_release);
+  atomic_store_explicit(&lock->occupant, &pending->occupant, memory_order_release);
   if (!send(pending)) finish(pending, threads_error(&pending->error));
   hl__manager_mutex_unlock(manager);
   *result = pending;
   return HL_OK;
 }
 
-int hl_lock_start_extend(hl_lock *lock, const hl_plan *plan,
-                         const hl_options *given, hl_pending **result,
-                         hl_error *error) {
+int hl_lock_start_extend(hl_lock *lock, const hl_plan *plan, const hl_options *given,
+                         hl_pending **result, hl_error *error) {
   HL__NEEDS(lock && plan && result, error);
   hl_options options;
   *result = NULL;
   if (hl__lock_is_occupied(lock)) return hl__lock_occupied_error(error);
   int status = hl__options_take(given, &options, error);
-  if (status == HL_OK)
-    status = hl__options_check(&options, lock->hold.manager, plan, error);
+  if (status == HL_OK) status = hl__options_check(&options, lock->hold.manager, plan, error);
   if (status) return status;
   /* Where there is nothing to wait for, it says at once what is the matter. */
-  if (lock->lease || !hl_lock_is_held(lock))
-    return hl_lock_extend(lock, plan, &options, error);
+  if (lock->lease || !hl_lock_is_held(lock)) return hl_lock_extend(lock, plan, &options, error);
   return occupy(lock, HL__EXTEND, plan, &options, result, error);
 }
 
-int hl_lock_start_upgrade(hl_lock *lock, const hl_options *given,
-                          hl_pending **result, hl_error *error) {
+int hl_lock_start_upgrade(hl_lock *lock, const hl_options *given, hl_pending **result,
+                          hl_error *error) {
   HL__NEEDS(lock && result, error);
   hl_options options;
   *result = NULL;
@@ -897,8 +853,7 @@ int hl_lock_start_upgrade(hl_lock *lock, const hl_options *given,
   return occupy(lock, HL__EXTEND, NULL, &options, result, error);
 }
 
-int hl_lock_start_downgrade(hl_lock *lock, hl_pending **result,
-                            hl_error *error) {
+int hl_lock_start_downgrade(hl_lock *lock, hl_pending **result, hl_error *error) {
   HL__NEEDS(lock && result, error);
   *result = NULL;
   if (!hl_lock_is_held(lock) || hl__lock_regrade_check(lock, NULL) != HL_OK)
@@ -916,21 +871,19 @@ int hl_lock_start_check(hl_lock *lock, hl_pending **result, hl_error *error) {
   return occupy(lock, HL__CHECK, NULL, &defaults, result, error);
 }
 
-int hl_lock_start_refresh(hl_lock *lock, int64_t ttl, hl_pending **result,
-                          hl_error *error) {
+int hl_lock_start_refresh(hl_lock *lock, int64_t ttl, hl_pending **result, hl_error *error) {
   HL__NEEDS(lock && result, error);
   hl_options options = HL_OPTIONS_INIT;
   options.ttl = ttl;
   *result = NULL;
   hl_lock_state state = hl_lock_look(lock);
-  if (!lock->lease || ttl < 0 || ttl > HL_TTL_MAX ||
-      (state != HL_HELD && state != HL_OVER))
+  if (!lock->lease || ttl < 0 || ttl > HL_TTL_MAX || (state != HL_HELD && state != HL_OVER))
     return hl_lock_refresh(lock, ttl, error);
   return occupy(lock, HL__REFRESH, NULL, &options, result, error);
 }
 
-int hl_lock_start_to_lease(hl_lock *lock, const hl_options *given,
-                           hl_pending **result, hl_error *error) {
+int hl_lock_start_to_lease(hl_lock *lock, const hl_options *given, hl_pending **result,
+                           hl_error *error) {
   HL__NEEDS(lock && given && result, error);
   hl_options options;
   *result = NULL;
@@ -968,16 +921,12 @@ bool hl_pending_done(hl_pending *pending) {
 int hl_pending_fd(hl_pending *pending, hl_error *error) {
   HL__NEEDS(pending, error);
   if (is_foreign(pending))
-    return hl__error(error, HL_ERELEASED,
-                     "the pending belongs to the parent of this process");
+    return hl__error(error, HL_ERELEASED, "the pending belongs to the parent of this process");
   hl__manager_mutex_lock(pending->call.manager);
-  if (pending->fd < 0)
-    pending->fd = eventfd(pending->done, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (pending->fd < 0) pending->fd = eventfd(pending->done, EFD_CLOEXEC | EFD_NONBLOCK);
   int fd = pending->fd;
   hl__manager_mutex_unlock(pending->call.manager);
-  return fd >= 0
-             ? fd
-             : hl__error_errno(error, HL_ESTORE, "cannot make a descriptor");
+  return fd >= 0 ? fd : hl__error_errno(error, HL_ESTORE, "cannot make a descriptor");
 }
 
 void hl_pending_notify(hl_pending *pending, hl_notify_fn fn, uint64_t tag) {
@@ -993,14 +942,12 @@ void hl_pending_notify(hl_pending *pending, hl_notify_fn fn, uint64_t tag) {
   hl__manager_mutex_unlock(pending->call.manager);
 }
 
-int hl_pending_wait(hl_pending *pending, int64_t timeout, hl_lock **lock,
-                    hl_error *error) {
+int hl_pending_wait(hl_pending *pending, int64_t timeout, hl_lock **lock, hl_error *error) {
   HL__UNCANCELLED;
   HL__NEEDS(pending && lock, error);
   *lock = NULL;
   if (is_foreign(pending))
-    return hl__error(error, HL_ERELEASED,
-                     "the pending belongs to the parent of this process");
+    return hl__error(error, HL_ERELEASED, "the pending belongs to the parent of this process");
   hl_manager *manager = pending->call.manager;
   int64_t deadline = timeout > 0 ? hl__deadline(hl__now_ms() + 1, timeout) : 0;
   int status = HL_OK;
@@ -1011,8 +958,7 @@ int hl_pending_wait(hl_pending *pending, int64_t timeout, hl_lock **lock,
   if (!pending->done) {
     status = hl__error(error, HL_TIMEOUT, "it is not done yet");
   } else if (pending->taken) {
-    status = hl__error(error, HL_EMISUSE,
-                       "the pending has given its result already");
+    status = hl__error(error, HL_EMISUSE, "the pending has given its result already");
   } else {
     pending->taken = true;
     status = pending->status;
@@ -1030,18 +976,15 @@ int hl_pending_wait(hl_pending *pending, int64_t timeout, hl_lock **lock,
       if (pending->group && pending->call.options.kinds) /* which of them it is */
         (*lock)->held.kinds =
             hl__order_kinds(pending->call.manager->units, (*lock)->plan,
-                            granted->call.options.label,
-                            granted->call.options.label_size);
+                            granted->call.options.label, granted->call.options.label_size);
     }
-    ended = pending->call.kind != HL__ACQUIRE && !pending->call.given_up &&
-            pending->call.lock;
+    ended = pending->call.kind != HL__ACQUIRE && !pending->call.given_up && pending->call.lock;
   }
   bool taken = pending->taken, whole = pending->group != NULL;
   hl__manager_mutex_unlock(manager);
   if (taken) hl__wait_end(&pending->wait);
   if (taken && whole) members_cancel(pending, false);
-  if (ended)
-    occupation_end(pending, hl__call_commits(&pending->call, status));
+  if (ended) occupation_end(pending, hl__call_commits(&pending->call, status));
   return status;
 }
 
@@ -1092,14 +1035,12 @@ void hl_pending_cancel(hl_pending *pending) {
 
 /* Unchecked: it is done, and its owner's. One that was in line until its
    end never came to the store. */
-HL__UNCHECKED static int holders_tell(const hl_pending *pending,
-                                      hl_holder_fn fn, void *context,
+HL__UNCHECKED static int holders_tell(const hl_pending *pending, hl_holder_fn fn, void *context,
                                       hl_error *error) {
   const blockers *found = pending->found;
-  bool refused = pending->call.waiter.plan && (pending->status == HL_TIMEOUT ||
-                                               pending->status == HL_DEADLOCK);
-  if (!found && refused)
-    return hl__error(error, HL_BUSY, "the store was not asked");
+  bool refused = pending->call.waiter.plan &&
+                 (pending->status == HL_TIMEOUT || pending->status == HL_DEADLOCK);
+  if (!found && refused) return hl__error(error, HL_BUSY, "the store was not asked");
   for (size_t i = 0; found && i < found->n; i++) fn(context, &found->list[i]);
   if (!found || !found->error.status) return HL_OK;
   if (error) *error = found->error;
@@ -1107,12 +1048,9 @@ HL__UNCHECKED static int holders_tell(const hl_pending *pending,
 }
 
 /* A group keeps it until its end. */
-HL__UNCHECKED static any *group_of(hl_pending *pending) {
-  return pending->group;
-}
+HL__UNCHECKED static any *group_of(hl_pending *pending) { return pending->group; }
 
-int hl_pending_holders(hl_pending *pending, hl_holder_fn fn, void *context,
-                       hl_error *error) {
+int hl_pending_holders(hl_pending *pending, hl_holder_fn fn, void *context, hl_error *error) {
   HL__NEEDS(pending && fn, error);
   if (is_foreign(pending) || !hl_pending_done(pending)) return HL_OK;
   const any *group = group_of(pending);

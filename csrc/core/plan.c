@@ -45,13 +45,12 @@
 
 /* Makes room for `more` elements behind `used` in a vector that begins in the
    plan itself and moves to the heap when it outgrows it. */
-static bool reserve(void **vector, void *inside, size_t element, size_t used,
-                    size_t more, size_t *capacity) {
+static bool reserve(void **vector, void *inside, size_t element, size_t used, size_t more,
+                    size_t *capacity) {
   if (more <= *capacity - used) return true;
   if (more > SIZE_MAX / element / 2 - used) return false;
   size_t grown_capacity = *capacity;
-  while (grown_capacity - used < more)
-    grown_capacity *= 2;
+  while (grown_capacity - used < more) grown_capacity *= 2;
   void *grown = *vector == inside ? malloc(grown_capacity * element)
                                   : realloc(*vector, grown_capacity * element);
   if (!grown) return false;
@@ -63,16 +62,16 @@ static bool reserve(void **vector, void *inside, size_t element, size_t used,
 
 static bool reserve_rows(hl_plan *plan, size_t more) {
   void *rows = plan->rows;
-  bool ok = reserve(&rows, plan->rows_inside, sizeof *plan->rows,
-                    plan->row_count, more, &plan->row_capacity);
+  bool ok = reserve(&rows, plan->rows_inside, sizeof *plan->rows, plan->row_count, more,
+                    &plan->row_capacity);
   plan->rows = rows;
   return ok;
 }
 
 static bool reserve_targets(hl_plan *plan, size_t more) {
   void *targets = plan->targets;
-  bool ok = reserve(&targets, plan->targets_inside, sizeof *plan->targets,
-                    plan->target_count, more, &plan->target_capacity);
+  bool ok = reserve(&targets, plan->targets_inside, sizeof *plan->targets, plan->target_count, more,
+                    &plan->target_capacity);
   plan->targets = targets;
   return ok;
 }
@@ -81,8 +80,7 @@ static bool reserve_targets(hl_plan *plan, size_t more) {
 static bool reserve_bytes(hl_plan *plan, size_t more) {
   if (more > UINT32_MAX - plan->byte_count) return false;
   void *bytes = plan->bytes;
-  bool ok = reserve(&bytes, plan->bytes_inside, 1, plan->byte_count, more,
-                    &plan->byte_capacity);
+  bool ok = reserve(&bytes, plan->bytes_inside, 1, plan->byte_count, more, &plan->byte_capacity);
   plan->bytes = bytes;
   return ok;
 }
@@ -121,12 +119,10 @@ void hl_plan_free(const hl_plan *plan) {
 
 bool hl__plan_append(hl_plan *plan, const hl_plan *other) {
   if (other->byte_count > UINT32_MAX - plan->byte_count) return false;
-  if (!reserve_rows(plan, other->row_count) ||
-      !reserve_targets(plan, other->target_count) ||
+  if (!reserve_rows(plan, other->row_count) || !reserve_targets(plan, other->target_count) ||
       !reserve_bytes(plan, other->byte_count))
     return false;
-  memcpy(plan->rows + plan->row_count, other->rows,
-         other->row_count * sizeof *plan->rows);
+  memcpy(plan->rows + plan->row_count, other->rows, other->row_count * sizeof *plan->rows);
   for (size_t i = 0; i < other->row_count; i++)
     if (other->rows[i].level == HL_LEVEL_NAMED)
       plan->rows[plan->row_count + i].root += (uint32_t)plan->byte_count;
@@ -153,27 +149,20 @@ hl_plan *hl_plan_copy(const hl_plan *plan) {
   return copy;
 }
 
-hl_layout *hl_plan_layout(const hl_plan *plan) {
-  return plan ? plan->layout : NULL;
-}
+hl_layout *hl_plan_layout(const hl_plan *plan) { return plan ? plan->layout : NULL; }
 
-static int row_compare(const void *left, const void *right) {
-  return hl__row_compare(left, right);
-}
+static int row_compare(const void *left, const void *right) { return hl__row_compare(left, right); }
 
-static int ids_check(const hl_plan *plan, const hl_id *ids, unsigned n,
-                     size_t *bytes, hl_error *error) {
+static int ids_check(const hl_plan *plan, const hl_id *ids, unsigned n, size_t *bytes,
+                     hl_error *error) {
   if (n < 1 || n > plan->layout->levels)
-    return hl__error(error, HL_EMISUSE,
-                     "a target has 1 to %u ids (levels), not %u",
+    return hl__error(error, HL_EMISUSE, "a target has 1 to %u ids (levels), not %u",
                      plan->layout->levels, n);
   for (unsigned i = 0; i < n; i++) {
     if (ids[i].size == 0 || !ids[i].data)
-      return hl__error(error, HL_EMISUSE, "the id of level '%s' is empty",
-                       plan->layout->names[i]);
+      return hl__error(error, HL_EMISUSE, "the id of level '%s' is empty", plan->layout->names[i]);
     if (ids[i].size > HL_ID_MAX)
-      return hl__error(error, HL_EMISUSE,
-                       "the id of level '%s' has %zu bytes; %d are allowed",
+      return hl__error(error, HL_EMISUSE, "the id of level '%s' has %zu bytes; %d are allowed",
                        plan->layout->names[i], ids[i].size, HL_ID_MAX);
     *bytes += sizeof(uint16_t) + ids[i].size;
   }
@@ -182,8 +171,7 @@ static int ids_check(const hl_plan *plan, const hl_id *ids, unsigned n,
 
 /* What other programs lock for the node ids[0]/.../ids[n-1]. There is room for
  * it. */
-static void name_add(hl_plan *plan, const hl_id *ids, unsigned n,
-                     hl_mode mode) {
+static void name_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode) {
   char *at = plan->bytes + plan->byte_count;
   char *name = at + sizeof(uint32_t);
   uint32_t size = (uint32_t)hl__layout_node_name(plan->layout, ids, n, name);
@@ -199,27 +187,25 @@ static void name_add(hl_plan *plan, const hl_id *ids, unsigned n,
 
 /* Names that programs of another kind may lock, but that are the store's own
    keys. There is room for them behind what the plan has. */
-static int names_check(const hl_plan *plan, const hl_id *ids, unsigned n,
-                       hl_error *error) {
+static int names_check(const hl_plan *plan, const hl_id *ids, unsigned n, hl_error *error) {
   const hl_layout *layout = plan->layout;
   size_t own = strlen(layout->own_names);
   for (unsigned i = 0; own && i < n; i++) {
     char *name = plan->bytes + plan->byte_count;
     size_t size = hl__layout_node_name(layout, ids, i + 1, name);
     if (size >= own && memcmp(name, layout->own_names, own) == 0)
-      return hl__error(
-          error, HL_EMISUSE,
-          "the name by which Symfony Lock would lock the node of level "
-          "'%s' begins with '%s', as the keys of hierlock itself do: "
-          "open with other `names`, or with another ?prefix= in the "
-          "DSN",
-          layout->names[i], layout->own_names);
+      return hl__error(error, HL_EMISUSE,
+                       "the name by which Symfony Lock would lock the node of level "
+                       "'%s' begins with '%s', as the keys of hierlock itself do: "
+                       "open with other `names`, or with another ?prefix= in the "
+                       "DSN",
+                       layout->names[i], layout->own_names);
   }
   return HL_OK;
 }
 
-int hl__plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode,
-                 bool mode_given, bool raised, hl_error *error) {
+int hl__plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode, bool mode_given,
+                 bool raised, hl_error *error) {
   size_t bytes = 0;
   if (mode != HL_SHARED && mode != HL_EXCLUSIVE && mode != HL_UPDATE)
     return hl__error(error, HL_EMISUSE, "%d is no mode", (int)mode);
@@ -227,10 +213,9 @@ int hl__plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode,
   if (status) return status;
   bool named = plan->layout->name_key != NULL;
   for (unsigned i = 1; named && i <= n; i++)
-    bytes +=
-        sizeof(uint32_t) + hl__layout_node_name(plan->layout, ids, i, NULL);
-  if (!reserve_rows(plan, 1 + (named ? 2 * n : n)) ||
-      !reserve_targets(plan, 1) || !reserve_bytes(plan, bytes))
+    bytes += sizeof(uint32_t) + hl__layout_node_name(plan->layout, ids, i, NULL);
+  if (!reserve_rows(plan, 1 + (named ? 2 * n : n)) || !reserve_targets(plan, 1) ||
+      !reserve_bytes(plan, bytes))
     return hl__error_memory(error);
   status = names_check(plan, ids, n, error);
   if (status) return status;
@@ -273,14 +258,13 @@ int hl__plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode,
     };
   if (!named) return HL_OK;
   for (unsigned i = 0; i < n; i++)
-    name_add(plan, ids, i + 1,
-             i == level ? row_mode : hl__mode_of_ancestor(mode));
+    name_add(plan, ids, i + 1, i == level ? row_mode : hl__mode_of_ancestor(mode));
   plan->ordered = false;
   return HL_OK;
 }
 
-int hl_plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode,
-                bool mode_given, hl_error *error) {
+int hl_plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode, bool mode_given,
+                hl_error *error) {
   HL__NEEDS(plan && ids, error);
   return hl__plan_add(plan, ids, n, mode, mode_given, false, error);
 }
@@ -290,8 +274,7 @@ hl_plan *hl__plan_regraded(const hl_plan *plan, bool exclusive) {
   for (size_t i = 0; made && i < plan->target_count; i++) {
     hl_id ids[HL_LEVELS_MAX];
     hl_target target = hl_plan_target(plan, i, ids);
-    if (hl__plan_add(made, ids, target.level + 1,
-                     target.updates ? HL_UPDATE : target.mode,
+    if (hl__plan_add(made, ids, target.level + 1, target.updates ? HL_UPDATE : target.mode,
                      target.mode_given, exclusive, NULL) == HL_OK)
       continue;
     hl_plan_free(made);
@@ -314,8 +297,7 @@ hl_row *hl__plan_behind_updates(const hl_plan *plan, size_t *n) {
   }
   qsort(all, made, sizeof *all, row_compare);
   for (size_t i = 0; i < made; i++)
-    if (i == 0 || row_compare(&all[kept - 1], &all[i]) != 0)
-      all[kept++] = all[i];
+    if (i == 0 || row_compare(&all[kept - 1], &all[i]) != 0) all[kept++] = all[i];
   memcpy(all + kept, rows + updates, (count - updates) * sizeof *all);
   *n = kept + count - updates;
   return all;
@@ -327,12 +309,9 @@ bool hl__plan_updates(const hl_plan *plan) {
   return false;
 }
 
-size_t hl_plan_target_count(const hl_plan *plan) {
-  return plan ? plan->target_count : 0;
-}
+size_t hl_plan_target_count(const hl_plan *plan) { return plan ? plan->target_count : 0; }
 
-hl_target hl_plan_target(const hl_plan *plan, size_t i,
-                         hl_id ids[HL_LEVELS_MAX]) {
+hl_target hl_plan_target(const hl_plan *plan, size_t i, hl_id ids[HL_LEVELS_MAX]) {
   if (!ids || i >= hl_plan_target_count(plan)) return (hl_target){0};
   const hl__plan_target *target = &plan->targets[i];
   const char *at = plan->bytes + target->ids;
@@ -342,8 +321,7 @@ hl_target hl_plan_target(const hl_plan *plan, size_t i,
     ids[level] = (hl_id){at + sizeof size, size};
     at += sizeof size + size;
   }
-  return (hl_target){target->level, (hl_mode)target->mode, target->mode_given,
-                     target->updates};
+  return (hl_target){target->level, (hl_mode)target->mode, target->mode_given, target->updates};
 }
 
 void hl__plan_order(hl_plan *plan) {
@@ -353,8 +331,7 @@ void hl__plan_order(hl_plan *plan) {
   for (size_t i = 0; i < plan->row_count; i++) {
     hl_row *row = &plan->rows[i], *last = kept ? &plan->rows[kept - 1] : NULL;
     if (last && row_compare(last, row) == 0)
-      last->mode =
-          (uint8_t)hl__mode_supremum((hl_mode)last->mode, (hl_mode)row->mode);
+      last->mode = (uint8_t)hl__mode_supremum((hl_mode)last->mode, (hl_mode)row->mode);
     else
       plan->rows[kept++] = *row;
   }
@@ -377,17 +354,14 @@ const hl_row *hl_plan_rows(hl_plan *plan, size_t *n) {
 
 const char *hl__plan_names(const hl_plan *plan) { return plan->bytes; }
 
-size_t hl__plan_missing(const hl_plan *plan, const hl_plan *held,
-                        hl_row *missing) {
+size_t hl__plan_missing(const hl_plan *plan, const hl_plan *held, hl_row *missing) {
   size_t n, held_count, count = 0, j = 0;
   const hl_row *rows = hl__plan_rows(plan, &n);
   const hl_row *have = hl__plan_rows(held, &held_count);
   for (size_t i = 0; i < n; i++) {
-    while (j < held_count && hl__row_compare(&have[j], &rows[i]) < 0)
-      j++;
-    bool covered =
-        j < held_count && hl__row_compare(&have[j], &rows[i]) == 0 &&
-        hl__mode_covers((hl_mode)have[j].mode, (hl_mode)rows[i].mode);
+    while (j < held_count && hl__row_compare(&have[j], &rows[i]) < 0) j++;
+    bool covered = j < held_count && hl__row_compare(&have[j], &rows[i]) == 0 &&
+                   hl__mode_covers((hl_mode)have[j].mode, (hl_mode)rows[i].mode);
     if (!covered) missing[count++] = rows[i];
   }
   return count;
@@ -422,8 +396,7 @@ char *hl_plan_describe(const hl_plan *plan, char *out, size_t size) {
       }
       memcpy(out + used, between, strlen(between));
       used += strlen(between);
-      used += hl__escape_id(out + used, size - used, ids[level].data,
-                            ids[level].size);
+      used += hl__escape_id(out + used, size - used, ids[level].data, ids[level].size);
     }
   }
   return out;

@@ -38,8 +38,8 @@ struct hl_plan {
 };
 
 /* hl_plan_add; `raised`: what was asked for in HL_UPDATE has become exclusive. */
-int hl__plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode,
-                 bool mode_given, bool raised, hl_error *error);
+int hl__plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode, bool mode_given,
+                 bool raised, hl_error *error);
 /* Adds all of other's targets and rows; false, and no change, when out of
    memory. Same layout. */
 bool hl__plan_append(hl_plan *plan, const hl_plan *other);
@@ -53,8 +53,7 @@ const char *hl__plan_names(const hl_plan *plan);
 /* Writes the rows of plan that held does not cover, in locking order, and
    returns their number. missing has room for all rows of plan. Both are in
    order. */
-size_t hl__plan_missing(const hl_plan *plan, const hl_plan *held,
-                        hl_row *missing);
+size_t hl__plan_missing(const hl_plan *plan, const hl_plan *held, hl_row *missing);
 /* A plan of the same targets, in which those that were asked for in HL_UPDATE are exclusive, or
    not; their update rows are rows of it either way. In order. NULL: out of memory. */
 hl_plan *hl__plan_regraded(const hl_plan *plan, bool exclusive);

@@ -28,8 +28,7 @@
 static void all_insert(hl_manager *manager, hl__connection *connection)
     HL__REQUIRES(hl__manager_mutex) {
   /* The keeper sleeps while there is nothing to keep. */
-  if (!manager->pool.all && manager->ops->traits.expires)
-    hl__manager_hurry(manager, 0);
+  if (!manager->pool.all && manager->ops->traits.expires) hl__manager_hurry(manager, 0);
   connection->next = manager->pool.all;
   connection->previous = NULL;
   if (manager->pool.all) manager->pool.all->previous = connection;
@@ -73,8 +72,7 @@ static void idle_remove(hl_manager *manager, hl__connection *connection)
   manager->pool.idle_count--;
 }
 
-static void sent_end(hl__connection *connection, bool answered)
-    HL__REQUIRES(hl__manager_mutex) {
+static void sent_end(hl__connection *connection, bool answered) HL__REQUIRES(hl__manager_mutex) {
   hl__sent *sent = connection->sent;
   connection->sent = NULL;
   if (sent) sent->end(sent, answered);
@@ -111,10 +109,9 @@ void hl__pool_unlink(hl_manager *manager, hl__connection *connection) {
 }
 
 bool hl__pool_has_room(const hl_manager *manager) {
-  return !manager->ops->traits.scarce || manager->pool.count -
-                                                 manager->pool.idle_count +
-                                                 manager->pool.reserved <
-                                             manager->pool_size;
+  return !manager->ops->traits.scarce ||
+         manager->pool.count - manager->pool.idle_count + manager->pool.reserved <
+             manager->pool_size;
 }
 
 int hl__pool_busy_error(const hl_manager *manager, hl_error *error) {
@@ -124,8 +121,7 @@ int hl__pool_busy_error(const hl_manager *manager, hl_error *error) {
                    manager->pool_size);
 }
 
-void hl__pool_bury(hl_manager *manager, hl__connection *connection,
-                   hl__connection **dead) {
+void hl__pool_bury(hl_manager *manager, hl__connection *connection, hl__connection **dead) {
   hl__pool_unlink(manager, connection);
   connection->next = *dead;
   *dead = connection;
@@ -157,8 +153,7 @@ void hl__pool_unreserve(hl_manager *manager, bool *reservation) {
   *reservation = false;
 }
 
-void hl__pool_watch(hl_manager *manager, hl__connection *connection,
-                    int64_t due) {
+void hl__pool_watch(hl_manager *manager, hl__connection *connection, int64_t due) {
   connection->due = due;
   if (manager->ops->traits.expires) hl__manager_hurry(manager, due);
 }
@@ -193,9 +188,8 @@ int hl__pool_settle(hl_manager *manager, hl__connection *connection) {
 
 /* Whether the connection can be used at once. One that is still waiting for an answer
    becomes *pending; one that has ended is moved to *dead. */
-static bool idle_try(hl_manager *manager, hl__connection *connection,
-                     hl__connection **pending, hl__connection **dead)
-    HL__REQUIRES(hl__manager_mutex) {
+static bool idle_try(hl_manager *manager, hl__connection *connection, hl__connection **pending,
+                     hl__connection **dead) HL__REQUIRES(hl__manager_mutex) {
   int status = hl__pool_settle(manager, connection);
   if (status == HL_OK && manager->ops->traits.scarce)
     status = manager->ops->look(connection->session, NULL);
@@ -214,8 +208,7 @@ static bool idle_try(hl_manager *manager, hl__connection *connection,
    nothing is held and releases are waited for: of two in turn, each would read anew what
    the other has changed. NULL with *pending: all are still waiting for an answer. */
 static hl__connection *idle_find(hl_manager *manager, hl__connection **pending,
-                                 hl__connection **dead)
-    HL__REQUIRES(hl__manager_mutex) {
+                                 hl__connection **dead) HL__REQUIRES(hl__manager_mutex) {
   hl__connection *newest = manager->pool.newest;
   *pending = NULL;
   if (!newest) return NULL;
@@ -224,8 +217,7 @@ static hl__connection *idle_find(hl_manager *manager, hl__connection **pending,
   const hl_store_traits *traits = &manager->ops->traits;
   bool quiet = traits->leases_only && !traits->drop_sends;
   if (quiet && idle_try(manager, newest, pending, dead)) return newest;
-  if (connection && idle_try(manager, connection, pending, dead))
-    return connection;
+  if (connection && idle_try(manager, connection, pending, dead)) return connection;
   if (!quiet && idle_try(manager, newest, pending, dead)) return newest;
   for (connection = rest; connection; connection = rest) {
     rest = connection->older;
@@ -239,13 +231,11 @@ static hl__connection *idle_find(hl_manager *manager, hl__connection **pending,
    It waits without the mutex; so meanwhile each connection is BUSY, and its own. */
 #define RELEASES_MS 100
 
-static hl__connection *releases_next(hl_manager *manager)
-    HL__REQUIRES(hl__manager_mutex) {
+static hl__connection *releases_next(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   int64_t since = hl__now_ms() - RELEASES_MS;
   for (hl__connection *connection = manager->pool.newest; connection;
        connection = connection->older)
-    if (connection->idle_since > since &&
-        hl__pool_settle(manager, connection) == HL_TIMEOUT)
+    if (connection->idle_since > since && hl__pool_settle(manager, connection) == HL_TIMEOUT)
       return connection;
   return NULL;
 }
@@ -277,16 +267,13 @@ static void releases_await(hl_manager *manager, hl__connection **dead)
 /* Whether everything in use is held by this very thread, so that waiting for
    it would be waiting for ourselves. */
 static bool all_ours(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
-  for (hl__connection *connection = manager->pool.all; connection;
-       connection = connection->next)
-    if (connection->state != HL__HELD ||
-        !pthread_equal(connection->owner, pthread_self()))
+  for (hl__connection *connection = manager->pool.all; connection; connection = connection->next)
+    if (connection->state != HL__HELD || !pthread_equal(connection->owner, pthread_self()))
       return false;
   return true;
 }
 
-static hl__connection *connection_new(hl_manager *manager)
-    HL__REQUIRES(hl__manager_mutex) {
+static hl__connection *connection_new(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   hl__connection *connection = calloc(1, sizeof *connection);
   if (!connection) return NULL;
   (void)pthread_mutex_init(&connection->mutex, NULL);
@@ -299,16 +286,14 @@ static hl__connection *connection_new(hl_manager *manager)
 }
 
 /* The connection is BUSY, and in the list of all, so that it counts. */
-static int connection_open(hl_manager *manager, hl__connection *connection,
-                           int64_t deadline, hl_error *error)
-    HL__REQUIRES(hl__manager_mutex) {
+static int connection_open(hl_manager *manager, hl__connection *connection, int64_t deadline,
+                           hl_error *error) HL__REQUIRES(hl__manager_mutex) {
   hl_session *session = NULL;
   hl__manager_mutex_unlock(manager);
   int64_t sent = hl__lease_ms();
   hl__exit_await(1);
   hl__exit_check(1);
-  int status =
-      manager->ops->session_open(manager->store, deadline, &session, error);
+  int status = manager->ops->session_open(manager->store, deadline, &session, error);
   hl__exit_await_end();
   hl__manager_mutex_lock(manager);
   connection->session = session;
@@ -328,28 +313,22 @@ static void connection_take(hl_manager *manager, hl__connection *connection)
 
 /* Finds a connection, or the right to make one: *made; it has no session then. HL_BUSY
    when there is none in time. */
-static int find(hl_manager *manager, hl__take how, int64_t deadline,
-                bool try_once, const bool *given_up, hl__connection **found,
-                bool *made, hl__connection **dead, hl_error *error)
-    HL__REQUIRES(hl__manager_mutex) {
+static int find(hl_manager *manager, hl__take how, int64_t deadline, bool try_once,
+                const bool *given_up, hl__connection **found, bool *made, hl__connection **dead,
+                hl_error *error) HL__REQUIRES(hl__manager_mutex) {
   bool scarce = manager->ops->traits.scarce;
-  unsigned limit =
-      scarce ? manager->pool_size + (how == HL__TAKE_EXTRA) : UINT32_MAX;
+  unsigned limit = scarce ? manager->pool_size + (how == HL__TAKE_EXTRA) : UINT32_MAX;
   hl__connection *pending = NULL;
   *made = false;
   for (;;) {
-    if (manager->closed ||
-        (given_up && (*given_up || manager->cancelled)))
+    if (manager->closed || (given_up && (*given_up || manager->cancelled)))
       return hl__manager_closed_error(error);
-    if (try_once && how == HL__TAKE_ANY && scarce)
-      releases_await(manager, dead);
-    if (how != HL__TAKE_FRESH &&
-        (*found = idle_find(manager, &pending, dead)) != NULL)
+    if (try_once && how == HL__TAKE_ANY && scarce) releases_await(manager, dead);
+    if (how != HL__TAKE_FRESH && (*found = idle_find(manager, &pending, dead)) != NULL)
       return HL_OK;
     /* A look rather waits for an answer than for a connection. */
     if (manager->pool.count < limit &&
-        (!pending ||
-         (manager->pool.count < POOL_PAIR && how != HL__TAKE_EXTRA))) {
+        (!pending || (manager->pool.count < POOL_PAIR && how != HL__TAKE_EXTRA))) {
       *found = connection_new(manager);
       *made = *found != NULL;
       return *found ? HL_OK : hl__error_memory(error);
@@ -371,15 +350,14 @@ static int find(hl_manager *manager, hl__take how, int64_t deadline,
   }
 }
 
-int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline,
-                  bool try_once, bool *reservation, const bool *given_up,
-                  hl__connection **taken, hl_error *error) {
+int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline, bool try_once,
+                  bool *reservation, const bool *given_up, hl__connection **taken,
+                  hl_error *error) {
   hl__connection *connection = NULL, *dead = NULL;
   hl_session *stale = NULL;
   bool made;
   *taken = NULL;
-  int status = find(manager, how, deadline, try_once, given_up, &connection,
-                    &made, &dead, error);
+  int status = find(manager, how, deadline, try_once, given_up, &connection, &made, &dead, error);
   if (status == HL_OK && reservation) hl__pool_unreserve(manager, reservation);
   if (status == HL_OK && !made) {
     connection_take(manager, connection);
@@ -409,13 +387,11 @@ int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline,
   return status;
 }
 
-static int run_once(hl_manager *manager, hl__take how,
-                    int (*run)(hl_session *, void *, hl_error *),
-                    void *context, int64_t deadline, bool *fresh,
-                    hl_error *error) HL__REQUIRES(hl__manager_mutex) {
+static int run_once(hl_manager *manager, hl__take how, int (*run)(hl_session *, void *, hl_error *),
+                    void *context, int64_t deadline, bool *fresh, hl_error *error)
+    HL__REQUIRES(hl__manager_mutex) {
   hl__connection *connection;
-  int status =
-      hl__pool_take(manager, how, deadline, true, NULL, NULL, &connection, error);
+  int status = hl__pool_take(manager, how, deadline, true, NULL, NULL, &connection, error);
   *fresh = true;
   if (status) return status;
   *fresh = connection->fresh;
@@ -432,25 +408,20 @@ static int run_once(hl_manager *manager, hl__take how,
   return status;
 }
 
-int hl__pool_run(hl_manager *manager,
-                 int (*run)(hl_session *, void *, hl_error *), void *context,
+int hl__pool_run(hl_manager *manager, int (*run)(hl_session *, void *, hl_error *), void *context,
                  int64_t deadline, hl_error *error) {
   bool fresh;
-  int status = run_once(manager, HL__TAKE_EXTRA, run, context, deadline, &fresh,
-                        error);
+  int status = run_once(manager, HL__TAKE_EXTRA, run, context, deadline, &fresh, error);
   if (status == HL_ECONNECTION && !fresh && hl__left_ms(deadline) > 0)
-    status = run_once(manager, HL__TAKE_FRESH, run, context, deadline, &fresh,
-                      error);
+    status = run_once(manager, HL__TAKE_FRESH, run, context, deadline, &fresh, error);
   return status;
 }
 
-int hl__pool_run_alone(hl_manager *manager,
-                       int (*run)(hl_session *, void *, hl_error *),
+int hl__pool_run_alone(hl_manager *manager, int (*run)(hl_session *, void *, hl_error *),
                        void *context, int64_t deadline) {
   hl_session *session;
   hl__manager_mutex_unlock(manager);
-  int status =
-      manager->ops->session_open(manager->store, deadline, &session, NULL);
+  int status = manager->ops->session_open(manager->store, deadline, &session, NULL);
   if (status == HL_OK) {
     status = run(session, context, NULL);
     manager->ops->session_close(session);

@@ -53,7 +53,7 @@ struct hl__connection {
   /* When the last command that was answered was sent, and when a sign of life
      was sent that is not answered yet (0: none); hl__lease_ms. As the session. */
   int64_t answered, asked;
-  bool fresh; /* it has just been made; its thread's */
+  bool fresh;    /* it has just been made; its thread's */
   hl__span span; /* HELD: what it holds */
 
   hl__connection_state state HL__GUARDED_BY(hl__manager_mutex);
@@ -75,8 +75,7 @@ struct hl__connection {
   hl__sent *sent HL__GUARDED_BY(hl__manager_mutex); /* or NULL */
 };
 
-HL__MUTEX_FUNCTIONS(hl__connection_mutex, hl__connection, mutex,
-                    hl__connection_mutex)
+HL__MUTEX_FUNCTIONS(hl__connection_mutex, hl__connection, mutex, hl__connection_mutex)
 
 /* 0: it is held now. */
 static inline int hl__connection_mutex_trylock(hl__connection *connection)
@@ -100,7 +99,11 @@ typedef struct hl__pool {
   pthread_cond_t freed; /* the same, for threads that wait in hl__pool_take */
 } hl__pool;
 
-typedef enum hl__take { HL__TAKE_ANY, HL__TAKE_FRESH, HL__TAKE_EXTRA } hl__take;
+typedef enum hl__take {
+  HL__TAKE_ANY,
+  HL__TAKE_FRESH,
+  HL__TAKE_EXTRA
+} hl__take;
 
 /* A BUSY connection with an open session, for this thread. `how`: any, and it may take a second
    to connect, however soon the deadline is; or, by the deadline: one that is connected afresh, as
@@ -110,28 +113,23 @@ typedef enum hl__take { HL__TAKE_ANY, HL__TAKE_FRESH, HL__TAKE_EXTRA } hl__take;
    mutex is given back meanwhile where something blocks.
    HL_OK; HL_BUSY; HL_CANCELLED: given up, or the manager is closed; what session_open
    says. */
-int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline,
-                  bool try_once, bool *reservation, const bool *given_up,
-                  hl__connection **connection, hl_error *error)
-    HL__REQUIRES(hl__manager_mutex);
+int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline, bool try_once,
+                  bool *reservation, const bool *given_up, hl__connection **connection,
+                  hl_error *error) HL__REQUIRES(hl__manager_mutex);
 /* The call on a BUSY connection is to return by then: the keeper ends it otherwise. */
 void hl__pool_watch(hl_manager *manager, hl__connection *connection, int64_t due)
     HL__REQUIRES(hl__manager_mutex);
 /* A BUSY connection that holds nothing goes back; it is closed where it is of no more
    use. discard closes it in any case. The mutex is given back meanwhile. */
-void hl__pool_put(hl_manager *manager, hl__connection *connection)
-    HL__REQUIRES(hl__manager_mutex);
+void hl__pool_put(hl_manager *manager, hl__connection *connection) HL__REQUIRES(hl__manager_mutex);
 void hl__pool_discard(hl_manager *manager, hl__connection *connection)
     HL__REQUIRES(hl__manager_mutex);
 /* Keeps room for one more connection, and notes that in *reservation; once. */
-void hl__pool_reserve(hl_manager *manager, bool *reservation)
-    HL__REQUIRES(hl__manager_mutex);
-void hl__pool_unreserve(hl_manager *manager, bool *reservation)
-    HL__REQUIRES(hl__manager_mutex);
+void hl__pool_reserve(hl_manager *manager, bool *reservation) HL__REQUIRES(hl__manager_mutex);
+void hl__pool_unreserve(hl_manager *manager, bool *reservation) HL__REQUIRES(hl__manager_mutex);
 /* Whether a request that comes now finds a connection, beside those that are
    reserved. */
-bool hl__pool_has_room(const hl_manager *manager)
-    HL__REQUIRES(hl__manager_mutex);
+bool hl__pool_has_room(const hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
 /* HL_BUSY */
 int hl__pool_busy_error(const hl_manager *manager, hl_error *error);
 
@@ -142,34 +140,27 @@ int hl__pool_settle(hl_manager *manager, hl__connection *connection)
     HL__REQUIRES(hl__manager_mutex);
 /* An IDLE connection that stands, as far as is known, and waits for no answer; the newest;
    or NULL. */
-hl__connection *hl__pool_quiet(hl_manager *manager)
-    HL__REQUIRES(hl__manager_mutex);
+hl__connection *hl__pool_quiet(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
 /* Something was sent on it. */
-void hl__pool_sent(hl__connection *connection, hl__sent *sent)
-    HL__REQUIRES(hl__manager_mutex);
+void hl__pool_sent(hl__connection *connection, hl__sent *sent) HL__REQUIRES(hl__manager_mutex);
 /* A connection that is in no list of the idle ones becomes IDLE. */
-void hl__pool_idle(hl_manager *manager, hl__connection *connection)
-    HL__REQUIRES(hl__manager_mutex);
+void hl__pool_idle(hl_manager *manager, hl__connection *connection) HL__REQUIRES(hl__manager_mutex);
 /* Takes it out of all lists; it is the caller's from now on. */
 void hl__pool_unlink(hl_manager *manager, hl__connection *connection)
     HL__REQUIRES(hl__manager_mutex);
 /* The same, and adds it to a list, by `next`, for hl__pool_free. */
-void hl__pool_bury(hl_manager *manager, hl__connection *connection,
-                   hl__connection **dead) HL__REQUIRES(hl__manager_mutex);
+void hl__pool_bury(hl_manager *manager, hl__connection *connection, hl__connection **dead)
+    HL__REQUIRES(hl__manager_mutex);
 /* Runs something short on a connection of its own that holds nothing, even when the pool is
    full; once more, on another one, where HL_ECONNECTION says that the first had gone stale.
    The mutex is given back meanwhile. What run says; what hl__pool_take says. */
 int hl__pool_run(hl_manager *manager,
-                 int (*run)(hl_session *session, void *context,
-                            hl_error *error),
-                 void *context, int64_t deadline, hl_error *error)
-    HL__REQUIRES(hl__manager_mutex);
+                 int (*run)(hl_session *session, void *context, hl_error *error), void *context,
+                 int64_t deadline, hl_error *error) HL__REQUIRES(hl__manager_mutex);
 /* The same of a manager that is closed: on a session of its own, once. */
 int hl__pool_run_alone(hl_manager *manager,
-                       int (*run)(hl_session *session, void *context,
-                                  hl_error *error),
-                       void *context, int64_t deadline)
-    HL__REQUIRES(hl__manager_mutex);
+                       int (*run)(hl_session *session, void *context, hl_error *error),
+                       void *context, int64_t deadline) HL__REQUIRES(hl__manager_mutex);
 /* Closes and frees the connections of such a list. No mutex is held. */
 void hl__pool_free(hl_manager *manager, hl__connection *dead);
 

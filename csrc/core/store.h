@@ -66,8 +66,8 @@ struct hl_store_config {
   void (*wait_end)(void);
   /* For a store that is made of others: which store a DSN asks for. HL_EDSN; HL_ESTORE: it is
      not available. */
-  int (*find)(const hl_store_config *config, const char *dsn,
-              const struct hl_store_ops **ops, hl_error *error);
+  int (*find)(const hl_store_config *config, const char *dsn, const struct hl_store_ops **ops,
+              hl_error *error);
   const struct hl_store_ops *const *stores; /* for find */
 };
 
@@ -82,39 +82,40 @@ typedef struct hl_lease_terms {
   /* The id under which an earlier try of this grant, which was not answered, may come to
      record one that nobody wants: it may be deleted at any time. Zeroes: there was none. */
   uint8_t former[16];
-  int64_t ttl;        /* ms */
+  int64_t ttl; /* ms */
   /* From 1 on: that of a refresh, each time that one is sent. A store that may carry one out
      late, behind one that was sent later, keeps the last (an import sets it to 0), and does
      none that is not greater: it would set an end that is not believed any more. */
   uint64_t turn;
-  uint64_t place;     /* where the store has the record: what a grant, or the last regrade, has
+  uint64_t place;    /* where the store has the record: what a grant, or the last regrade, has
                          said; of no matter to anybody else */
-  const char *owner;  /* 1 to HL_OWNER_MAX bytes */
-  bool again;         /* of a drop: an earlier one was sent, and was not answered */
+  const char *owner; /* 1 to HL_OWNER_MAX bytes */
+  bool again;        /* of a drop: an earlier one was sent, and was not answered */
 } hl_lease_terms;
 
 typedef struct hl_request {
   const hl_row *rows; /* in locking order, each once */
   size_t n;
-  const char *names; /* hl__request_name */
-  int64_t deadline;  /* hl__now_ms(); HL_FOREVER; ignored when try_once */
-  bool try_once;     /* do not wait for any row */
-  bool cancellable;  /* interrupt may come: the wait must then end at the store,
+  const char *names;     /* hl__request_name */
+  int64_t deadline;      /* hl__now_ms(); HL_FOREVER; ignored when try_once */
+  bool try_once;         /* do not wait for any row */
+  bool cancellable;      /* interrupt may come: the wait must then end at the store,
                         too */
-  bool extend;       /* the session holds rows already, and keeps them when
+  bool extend;           /* the session holds rows already, and keeps them when
                         this fails, except with HL_DEADLOCK and
                         HL_ECONNECTION (it ended, or holds nothing any more) */
-  bool gives_way;    /* HL_BEHIND_UPDATE */
+  bool gives_way;        /* HL_BEHIND_UPDATE */
   const uint8_t *exempt; /* the id of a lease that is not in the way; NULL: each is */
-  bool upgrade;      /* extend: it holds all rows shared, and nobody else waits in order to get
+  bool upgrade;          /* extend: it holds all rows shared, and nobody else waits in order to get
                         them exclusively and holds them shared himself */
-  const hl_row *shown; /* for observers, and records of leases: the rows, and those already held; not
+  const hl_row
+      *shown; /* for observers, and records of leases: the rows, and those already held; not
                           update rows that HL_BEHIND_UPDATE has added */
   size_t shown_n;
   const char *path;  /* for observers; one line, escaped, at most 255 bytes */
   const char *label; /* for observers; any bytes */
   size_t label_size;
-  hl_mode mode;      /* for observers: of the targets */
+  hl_mode mode; /* for observers: of the targets */
   /* NULL: a session lock. Else the rows are taken in the same way, in the same queue and
      order; then a record is written, and the session holds nothing any more. */
   const hl_lease_terms *lease;
@@ -140,15 +141,14 @@ static inline bool hl__is_presence(const uint8_t id[16]) {
 #define HL_BEHIND_UPDATE 1001
 
 /* The name of a row of the request, which is on HL_LEVEL_NAMED; not ended by a NUL. */
-static inline hl_id hl__request_name(const hl_request *request,
-                                     const hl_row *row) {
+static inline hl_id hl__request_name(const hl_request *request, const hl_row *row) {
   uint32_t size;
   memcpy(&size, request->names + row->root, sizeof size);
   return (hl_id){request->names + row->root + sizeof size, size};
 }
 
 typedef struct hl_grant {
-  uint64_t token;  /* fencing token, comparable over all processes */
+  uint64_t token; /* fencing token, comparable over all processes */
   /* When the last command that was answered was sent (hl__lease_ms). A failed
      extend, too, sets it, where the session still stands; so does, with
      HL_ECONNECTION, the grant of a lease whose record may be there: the core then has
@@ -185,57 +185,51 @@ typedef struct hl_lease_filter {
 typedef struct hl_lease_ops {
   /* The lease ends ttl from now. terms->turn counts. Never makes a record. *sent_ms: when the command was sent
      (hl__lease_ms), not when it was answered. */
-  int (*refresh)(hl_session *session, const hl_lease_terms *terms, int64_t ttl,
-                 int64_t deadline, int64_t *sent_ms, hl_error *error);
+  int (*refresh)(hl_session *session, const hl_lease_terms *terms, int64_t ttl, int64_t deadline,
+                 int64_t *sent_ms, hl_error *error);
   /* Whether the record is there, and how long it lasts: 0 when its time is up. */
-  int (*look)(hl_session *session, const hl_lease_terms *terms,
-              int64_t deadline, int64_t *left_ms, hl_error *error);
+  int (*look)(hl_session *session, const hl_lease_terms *terms, int64_t deadline, int64_t *left_ms,
+              hl_error *error);
   /* Deletes the record, and wakes those who wait. HL_OK only when it was there. HL_ERELEASED: terms->again, and it
      is not there, nor is there word of who else has ended it: the earlier one has, perhaps. Without
      confirm the answer may be left outstanding, as give_back's is; it never blocks then, on
      a session on which nothing is outstanding. */
-  int (*drop)(hl_session *session, const hl_lease_terms *terms, bool confirm,
-              int64_t deadline, hl_error *error);
+  int (*drop)(hl_session *session, const hl_lease_terms *terms, bool confirm, int64_t deadline,
+              hl_error *error);
   /* drop with confirm, of n at once, in a trip for all or for many of them. HL_OK also when some were
      not there. NULL: one after the other. */
-  int (*drop_all)(hl_session *session, const hl_lease_terms *terms, size_t n,
-                  int64_t deadline, hl_error *error);
+  int (*drop_all)(hl_session *session, const hl_lease_terms *terms, size_t n, int64_t deadline,
+                  hl_error *error);
   /* The same of a record whose making was sent and not answered. HL_OK: it is not there, and
      never will be, even if the server reads late what was sent. NULL: drop has to do, as the
      store has ended that session at the server. */
-  int (*recall)(hl_session *session, const hl_lease_terms *terms,
-                int64_t deadline, hl_error *error);
+  int (*recall)(hl_session *session, const hl_lease_terms *terms, int64_t deadline,
+                hl_error *error);
   /* The request's rows, which are rows of the lease, come to be in another mode: exclusive ones when
      nobody but this lease is in the way, for which it waits until the deadline; shared ones at once.
      In one step: others see the lease in the one state or the other. shown: all its rows as they
      then are. upgrade: to exclusive ones. The time of the lease stays. *grant: place; token, of exclusive ones; before,
      the token that the lease has: where a shared one may be carried out late, behind an upgrade that was sent later, it
      is not, as that has changed the token. HL_OK; HL_ELOST; as take. NULL: traits.leases_update is false. */
-  int (*regrade)(hl_session *session, const hl_request *request,
-                 hl_grant *grant, hl_error *error);
+  int (*regrade)(hl_session *session, const hl_request *request, hl_grant *grant, hl_error *error);
   /* A new holder: whoever knows id and secret. The record ends ttl from now; its rows must be
      those of the request (HL_EMISMATCH). Waits for nobody. Of the request only lease, rows,
      deadline count. */
-  int (*adopt)(hl_session *session, const hl_request *request, hl_grant *grant,
-               hl_error *error);
+  int (*adopt)(hl_session *session, const hl_request *request, hl_grant *grant, hl_error *error);
   /* On a session that holds the request's rows: writes the record, then gives the rows back,
      as give_back does. grant->token is the session's, and becomes the lease's. After any failure but HL_ECONNECTION it holds them still. */
-  int (*convert)(hl_session *session, const hl_request *request,
-                 hl_grant *grant, hl_error *error);
+  int (*convert)(hl_session *session, const hl_request *request, hl_grant *grant, hl_error *error);
   /* Calls fn for each whose time is not up; with filter->over for the others, too. */
-  int (*list)(hl_session *session, const hl_lease_filter *filter,
-              hl_holder_fn fn, void *context, int64_t deadline,
-              hl_error *error);
+  int (*list)(hl_session *session, const hl_lease_filter *filter, hl_holder_fn fn, void *context,
+              int64_t deadline, hl_error *error);
   /* Ends them, keeps in mind by whom and why until the holder asks, for an hour beyond
      their time at least, and wakes those who wait. Those whose time is up, too, and they
      count: their holders could come back by a refresh. */
-  int (*revoke)(hl_session *session, const hl_lease_filter *filter,
-                const char *by, const char *reason, int64_t deadline,
-                uint64_t *count, hl_error *error);
+  int (*revoke)(hl_session *session, const hl_lease_filter *filter, const char *by,
+                const char *reason, int64_t deadline, uint64_t *count, hl_error *error);
   /* Each token that is made from now on is greater than that. NULL: the store makes them of
      what nobody can set; of a quorum of such stores tokens may fall. */
-  int (*raise)(hl_session *session, uint64_t token, int64_t deadline,
-               hl_error *error);
+  int (*raise)(hl_session *session, uint64_t token, int64_t deadline, hl_error *error);
   /* This process has handed the lease over as a text, and makes nothing of it any more.
      Never blocks; any thread. NULL: the store makes nothing by itself. */
   void (*leave)(hl_store *store, const hl_lease_terms *terms);
@@ -243,7 +237,7 @@ typedef struct hl_lease_ops {
 
 struct hl_store {
   const struct hl_store_ops *ops;
-  hl_layout *layout; /* a reference: what open has agreed on; until the store ends */
+  hl_layout *layout;          /* a reference: what open has agreed on; until the store ends */
   const hl_lease_ops *leases; /* NULL: it has none */
   /* How names begin that are the store's own, where those of HL_LEVEL_NAMED lie beside them:
      at most HL__OWN_NAMES_MAX bytes, until the store ends. NULL: they lie elsewhere. */
@@ -294,16 +288,14 @@ typedef struct hl_store_ops {
   /* Makes the store; looks whether it excludes (replicas, clusters, other
      buckets or levels ...) and refuses with HL_EUNSAFE_SERVER, HL_EMISMATCH,
      HL_ENOT_PROVISIONED, HL_EDSN, HL_ECONNECTION, HL_ESTORE, HL_ENOMEM. */
-  int (*open)(const hl_store_config *config, hl_store **store,
-              hl_error *error);
+  int (*open)(const hl_store_config *config, hl_store **store, hl_error *error);
   /* After all sessions have been closed. Never blocks. */
   void (*close)(hl_store *store);
   /* In a forked child, instead of close: touches nothing of the parent's. */
   void (*forget)(hl_store *store);
 
   /* Blocks until `deadline` at most (ms, hl__now_ms). */
-  int (*session_open)(hl_store *store, int64_t deadline,
-                      hl_session **session, hl_error *error);
+  int (*session_open)(hl_store *store, int64_t deadline, hl_session **session, hl_error *error);
   /* Whatever its state; gives back what it holds. Never blocks. */
   void (*session_close)(hl_session *session);
   void (*session_forget)(hl_session *session); /* in a forked child */
@@ -313,14 +305,13 @@ typedef struct hl_store_ops {
      HL_TIMEOUT, HL_DEADLOCK, HL_CANCELLED (interrupted); HL_ECONNECTION (the
      session has ended), HL_ENOT_PROVISIONED (error->level, bucket are set),
      HL_EUNSAFE_SERVER, HL_ESTORE, HL_ENOMEM. */
-  int (*take)(hl_session *session, const hl_request *request,
-              hl_grant *grant, hl_error *error);
+  int (*take)(hl_session *session, const hl_request *request, hl_grant *grant, hl_error *error);
   /* On a session that holds rows: those of the request, which it made exclusive by `upgrade`,
      become shared, with no moment in between in which it holds them not at all. Waits
      until the request's deadline. HL_OK: *sent_ms as hl_grant.sent_ms. HL_EUNSUPPORTED: not
      these, and all is as it was; HL_ECONNECTION: the session has ended. NULL: it cannot. */
-  int (*downgrade)(hl_session *session, const hl_request *request,
-                   int64_t *sent_ms, hl_error *error);
+  int (*downgrade)(hl_session *session, const hl_request *request, int64_t *sent_ms,
+                   hl_error *error);
   /* Gives everything back without waiting; the caller has just looked whether
      the session stands. HL_OK: the answer, if the store
      answers at all, is outstanding. HL_BUSY: an earlier answer has to be
@@ -358,9 +349,8 @@ typedef struct hl_store_ops {
      filter's rows; n is 0: for every one of the space. On an idle session. HL_TIMEOUT: the
      store does not answer until the deadline. Where the store does not show all of
      them, it calls fn for those that it shows, and fails: *error says what is missing. */
-  int (*holders)(hl_session *session, const hl_lease_filter *filter,
-                 hl_holder_fn fn, void *context, int64_t deadline,
-                 hl_error *error);
+  int (*holders)(hl_session *session, const hl_lease_filter *filter, hl_holder_fn fn, void *context,
+                 int64_t deadline, hl_error *error);
 } hl_store_ops;
 
 extern const hl_store_ops hl_store_null;

@@ -25,9 +25,7 @@
 /* For a list of all, for a person who waits. */
 #define LIST_MS 10000
 
-hl_layout *hl_manager_layout(const hl_manager *manager) {
-  return manager ? manager->layout : NULL;
-}
+hl_layout *hl_manager_layout(const hl_manager *manager) { return manager ? manager->layout : NULL; }
 
 void hl_manager_stats(hl_manager *manager, hl_stats *stats) {
   if (stats) *stats = (hl_stats){0};
@@ -39,8 +37,8 @@ void hl_manager_stats(hl_manager *manager, hl_stats *stats) {
   hl__manager_mutex_unlock(manager);
 }
 
-void hl_manager_histograms(hl_manager *manager, unsigned level,
-                           hl_histogram *waits, hl_histogram *holds) {
+void hl_manager_histograms(hl_manager *manager, unsigned level, hl_histogram *waits,
+                           hl_histogram *holds) {
   if (waits) *waits = (hl_histogram){0};
   if (holds) *holds = (hl_histogram){0};
   if (!manager || !waits || !holds) return;
@@ -68,8 +66,7 @@ typedef struct telling {
 static void tell(void *context, const hl_holder *holder) {
   static const char presence[] = "0000000000000000"; /* hl__is_presence */
   const telling *self = context;
-  if (strncmp(holder->id, presence, sizeof presence - 1) != 0)
-    self->fn(self->context, holder);
+  if (strncmp(holder->id, presence, sizeof presence - 1) != 0) self->fn(self->context, holder);
 }
 
 typedef struct looking {
@@ -89,12 +86,10 @@ static int64_t look_end(const looking *self) {
 static int look(hl_session *session, void *context, hl_error *error) {
   const looking *self = context;
   telling told = {self->fn, self->context};
-  return self->manager->ops->holders(session, &self->filter, tell, &told,
-                                     look_end(self), error);
+  return self->manager->ops->holders(session, &self->filter, tell, &told, look_end(self), error);
 }
 
-static int look_run(hl_manager *manager, const hl_plan *plan, looking *self,
-                    hl_error *error) {
+static int look_run(hl_manager *manager, const hl_plan *plan, looking *self, hl_error *error) {
   hl_plan *copy = plan ? hl_plan_copy(plan) : NULL;
   if (plan && !copy) return hl__error_memory(error);
   if (copy) {
@@ -106,18 +101,16 @@ static int look_run(hl_manager *manager, const hl_plan *plan, looking *self,
   hl__manager_mutex_lock(manager);
   int status = hl__manager_enter(manager, error);
   bool entered = status == HL_OK;
-  if (entered && manager->ops->traits.expires)
-    status = hl__keeper_start(manager, error);
-  if (status == HL_OK)
-    status = hl__pool_run(manager, look, self, end, error);
+  if (entered && manager->ops->traits.expires) status = hl__keeper_start(manager, error);
+  if (status == HL_OK) status = hl__pool_run(manager, look, self, end, error);
   hl__manager_mutex_unlock(manager);
   hl_plan_free(copy);
   if (entered) hl__manager_leave(manager);
   return status;
 }
 
-int hl_manager_holders(hl_manager *manager, const hl_plan *plan,
-                       hl_holder_fn fn, void *context, hl_error *error) {
+int hl_manager_holders(hl_manager *manager, const hl_plan *plan, hl_holder_fn fn, void *context,
+                       hl_error *error) {
   HL__UNCANCELLED;
   HL__NEEDS(manager && fn, error);
   looking self = {.manager = manager,
@@ -133,7 +126,7 @@ typedef struct nearest {
   hl__task task;
   hl_manager *manager;
   looking looking;
-  hl_plan *plan; /* or NULL */
+  hl_plan *plan;  /* or NULL */
   size_t waiting; /* of those below; its worker's */
   bool done HL__GUARDED_BY(hl__manager_mutex);
   bool left HL__GUARDED_BY(hl__manager_mutex); /* by its caller: who is done frees it */
@@ -160,8 +153,7 @@ static void nearest_free(nearest *self) {
 }
 
 /* Unchecked: nobody else has it yet. */
-HL__UNCHECKED static nearest *nearest_new(hl_manager *manager,
-                                          const hl_plan *plan) {
+HL__UNCHECKED static nearest *nearest_new(hl_manager *manager, const hl_plan *plan) {
   nearest *self = malloc(sizeof *self);
   if (!self) return NULL;
   memset(self, 0, offsetof(nearest, list));
@@ -212,11 +204,9 @@ static int nearest_get(nearest *self, int64_t end, size_t *n, hl_error *error)
     self->done = true;
     self->status = hl__error(&self->error, HL_BUSY, "no thread can be started");
   }
-  while (!self->done && hl__left_ms(end) > 0)
-    hl__manager_wait(&manager->done, manager, end);
+  while (!self->done && hl__left_ms(end) > 0) hl__manager_wait(&manager->done, manager, end);
   *n = atomic_load(&self->n);
-  if (!self->done)
-    return hl__error(error, HL_TIMEOUT, "the store did not tell in time");
+  if (!self->done) return hl__error(error, HL_TIMEOUT, "the store did not tell in time");
   if (self->status && error) *error = self->error;
   return self->status;
 }
@@ -230,14 +220,13 @@ static int looks_count(hl_manager *manager, int64_t now, hl_error *error)
   if (manager->looks_late > 0)
     return hl__error(error, HL_BUSY, "the store has not answered the last look yet");
   if (manager->looks == LOOKS_EACH_SECOND)
-    return hl__error(error, HL_BUSY, "more than %d looks in a second",
-                     LOOKS_EACH_SECOND);
+    return hl__error(error, HL_BUSY, "more than %d looks in a second", LOOKS_EACH_SECOND);
   manager->looks++;
   return HL_OK;
 }
 
-int hl_manager_blockers(hl_manager *manager, const hl_plan *plan,
-                        hl_holder_fn fn, void *context, hl_error *error) {
+int hl_manager_blockers(hl_manager *manager, const hl_plan *plan, hl_holder_fn fn, void *context,
+                        hl_error *error) {
   HL__UNCANCELLED;
   HL__NEEDS(manager && fn, error);
   int64_t now = hl__now_ms();
@@ -283,11 +272,9 @@ static int request_run(hl_session *session, void *context, hl_error *error) {
   request *self = context;
   telling told = {self->fn, self->context};
   const hl_lease_ops *ops = self->manager->store->leases;
-  if (self->fn)
-    return ops->list(session, &self->filter, tell, &told,
-                     self->deadline, error);
-  int status = ops->revoke(session, &self->filter, self->by, self->reason,
-                           self->deadline, &self->count, error);
+  if (self->fn) return ops->list(session, &self->filter, tell, &told, self->deadline, error);
+  int status = ops->revoke(session, &self->filter, self->by, self->reason, self->deadline,
+                           &self->count, error);
   self->filter.again = true;
   return status;
 }
@@ -309,15 +296,14 @@ static bool id_read(const char *text, uint8_t id[16]) {
   return true;
 }
 
-static int request_make(hl_manager *manager, const hl_filter *given,
-                        request *self, hl_error *error) {
+static int request_make(hl_manager *manager, const hl_filter *given, request *self,
+                        hl_error *error) {
   hl_filter filter = HL_FILTER_INIT;
   hl_plan *copy = NULL;
   uint8_t id[16];
   int status = HL_OK;
   if (given)
-    status = hl__struct_take(&filter, sizeof filter, sizeof filter, given,
-                             "hl_filter", error);
+    status = hl__struct_take(&filter, sizeof filter, sizeof filter, given, "hl_filter", error);
   if (status) return status;
   if (!self->fn && !filter.owner && !filter.id && !filter.plan)
     return hl__error(error, HL_EMISUSE, "which leases are to be revoked?");
@@ -327,12 +313,10 @@ static int request_make(hl_manager *manager, const hl_filter *given,
                      "shows it");
   if (filter.plan && hl_plan_layout(filter.plan) != manager->layout)
     return hl__error(error, HL_EMISUSE, "the plan is of another layout");
-  if (filter.plan && !(copy = hl_plan_copy(filter.plan)))
-    return hl__error_memory(error);
+  if (filter.plan && !(copy = hl_plan_copy(filter.plan))) return hl__error_memory(error);
   self->manager = manager;
-  self->filter = (hl_lease_filter){.owner = filter.owner,
-                                   .id = filter.id ? id : NULL,
-                                   .over = filter.over};
+  self->filter =
+      (hl_lease_filter){.owner = filter.owner, .id = filter.id ? id : NULL, .over = filter.over};
   if (!hl__random_fill(&self->filter.call, sizeof self->filter.call))
     status = hl__error_errno(error, HL_ESTORE, "there are no random numbers");
   self->filter.call >>= 1;
@@ -345,29 +329,25 @@ static int request_make(hl_manager *manager, const hl_filter *given,
   hl__manager_mutex_lock(manager);
   if (status == HL_OK) status = hl__manager_enter(manager, error);
   bool entered = status == HL_OK;
-  if (entered && !manager->store->leases)
-    status = hl__lease_unsupported(manager, error);
-  if (status == HL_OK && manager->ops->traits.expires)
-    status = hl__keeper_start(manager, error);
-  if (status == HL_OK)
-    status = hl__pool_run(manager, request_run, self, self->deadline, error);
+  if (entered && !manager->store->leases) status = hl__lease_unsupported(manager, error);
+  if (status == HL_OK && manager->ops->traits.expires) status = hl__keeper_start(manager, error);
+  if (status == HL_OK) status = hl__pool_run(manager, request_run, self, self->deadline, error);
   hl__manager_mutex_unlock(manager);
   hl_plan_free(copy);
   if (entered) hl__manager_leave(manager);
   return status;
 }
 
-int hl_manager_leases(hl_manager *manager, const hl_filter *filter,
-                      hl_holder_fn fn, void *context, hl_error *error) {
+int hl_manager_leases(hl_manager *manager, const hl_filter *filter, hl_holder_fn fn, void *context,
+                      hl_error *error) {
   HL__UNCANCELLED;
   HL__NEEDS(manager && fn, error); /* without fn it would revoke */
   request self = {.fn = fn, .context = context};
   return request_make(manager, filter, &self, error);
 }
 
-int hl_manager_revoke(hl_manager *manager, const hl_filter *filter,
-                      const char *by, const char *reason, uint64_t *count,
-                      hl_error *error) {
+int hl_manager_revoke(hl_manager *manager, const hl_filter *filter, const char *by,
+                      const char *reason, uint64_t *count, hl_error *error) {
   HL__UNCANCELLED;
   HL__NEEDS(manager && filter && count, error);
   request self = {.by = by ? by : "", .reason = reason ? reason : ""};

@@ -15,8 +15,7 @@
 /* A client library of a database, with TLS, needs less than half of this. */
 #define STACK_BYTES ((size_t)512 * 1024)
 
-static void task_add(hl__workers *workers, hl__task *task)
-    HL__REQUIRES(hl__manager_mutex) {
+static void task_add(hl__workers *workers, hl__task *task) HL__REQUIRES(hl__manager_mutex) {
   task->queued = true;
   task->next = NULL;
   task->previous = workers->last;
@@ -28,8 +27,7 @@ static void task_add(hl__workers *workers, hl__task *task)
   workers->tasks++;
 }
 
-static void task_remove(hl__workers *workers, hl__task *task)
-    HL__REQUIRES(hl__manager_mutex) {
+static void task_remove(hl__workers *workers, hl__task *task) HL__REQUIRES(hl__manager_mutex) {
   task->queued = false;
   if (task->previous)
     task->previous->next = task->next;
@@ -45,8 +43,7 @@ static void task_remove(hl__workers *workers, hl__task *task)
 /* Whether an idle worker is to stay, though it has nothing to do. Where a wait costs a
    thread, all others may wait, and none be left to try what comes new; and a thread may
    not be to be had then. */
-static bool is_spare(const hl_manager *manager)
-    HL__REQUIRES(hl__manager_mutex) {
+static bool is_spare(const hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   return manager->line.waiting > 0 && !manager->closed &&
          manager->workers.idle + manager->workers.coming == 0;
 }
@@ -95,8 +92,7 @@ static void *worker_main(void *argument) {
 }
 
 /* False: the system has no thread for us now. */
-static bool worker_start(hl_manager *manager)
-    HL__REQUIRES(hl__manager_mutex) {
+static bool worker_start(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   sigset_t all, before;
   hl__exit_watch(manager->ops->traits.blocks ? manager->ops : NULL);
   pthread_t thread;
@@ -127,15 +123,13 @@ bool hl__worker_spare(hl_manager *manager) {
   const hl__workers *workers = &manager->workers;
   /* Workers would only stay. */
   if (manager->ops->traits.blocks && hl__library_closed()) return false;
-  return workers->idle + workers->coming > workers->tasks ||
-         worker_start(manager);
+  return workers->idle + workers->coming > workers->tasks || worker_start(manager);
 }
 
 bool hl__worker_give(hl_manager *manager, hl__task *task) {
   hl__workers *workers = &manager->workers;
   if (!hl__worker_spare(manager)) return false;
-  if (workers->coming <= workers->tasks)
-    (void)pthread_cond_signal(&workers->work);
+  if (workers->coming <= workers->tasks) (void)pthread_cond_signal(&workers->work);
   task_add(workers, task);
   return true;
 }

@@ -29,18 +29,16 @@ typedef struct hl__workers {
   hl__task *first, *last; /* queued, in the order in which they came */
   unsigned tasks;
   unsigned idle;
-  unsigned coming; /* look for a task in a moment: just started, or about to be idle */
-  unsigned running; /* not yet on their way out */
-  unsigned alive;   /* those, and the others, until they touch the manager no more */
+  unsigned coming;     /* look for a task in a moment: just started, or about to be idle */
+  unsigned running;    /* not yet on their way out */
+  unsigned alive;      /* those, and the others, until they touch the manager no more */
   pthread_cond_t work; /* there is a task, or the manager is closed */
 } hl__workers;
 
 /* Has a worker run it. False: there is none, and no thread can be started. */
-bool hl__worker_give(hl_manager *manager, hl__task *task)
-    HL__REQUIRES(hl__manager_mutex);
+bool hl__worker_give(hl_manager *manager, hl__task *task) HL__REQUIRES(hl__manager_mutex);
 /* A task is not to be run. False: a worker has taken it. */
-bool hl__worker_take_back(hl_manager *manager, hl__task *task)
-    HL__REQUIRES(hl__manager_mutex);
+bool hl__worker_take_back(hl_manager *manager, hl__task *task) HL__REQUIRES(hl__manager_mutex);
 /* Whether there is a worker for one task more; starts one if need be. */
 bool hl__worker_spare(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
 /* The worker that calls it will look for a task in a moment. */

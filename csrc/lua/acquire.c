@@ -37,8 +37,7 @@ static int acquire_option(lua_State *L, const char *name, void *context) {
   return 1;
 }
 
-void hll_acquire_options_read(lua_State *L, int index,
-                              hll_acquire_options *options) {
+void hll_acquire_options_read(lua_State *L, int index, hll_acquire_options *options) {
   *options = (hll_acquire_options){HL_OPTIONS_INIT, HL_EXCLUSIVE};
   hll_options(L, index, acquire_option, options);
 }
@@ -91,8 +90,7 @@ void hll_asker_add(lua_State *L, const hll_manager *self, uint64_t strand,
   options->awaited = lua_toboolean(L, lua_upvalueindex(HLL_AWAITS));
 }
 
-void hll_acquire_options_again(lua_State *L, int index,
-                               hll_acquire_options *options) {
+void hll_acquire_options_again(lua_State *L, int index, hll_acquire_options *options) {
   hl_options before = options->core;
   hll_acquire_options_read(L, index, options);
   options->core.where = before.where;
@@ -214,8 +212,7 @@ int hll_manager_holders(lua_State *L) {
   hl_manager *manager = hll_manager_still_open(L, self);
   hl_plan *plan = hll_plan_begin(L, borrowed, hl_manager_layout(manager));
   if (!all) hll_target_add(L, 2, plan, HL_EXCLUSIVE);
-  int status = hl_manager_holders(manager, all ? NULL : plan, hll_holders_add,
-                                  found, &error);
+  int status = hl_manager_holders(manager, all ? NULL : plan, hll_holders_add, found, &error);
   hll_plan_return(L, shared, shared + 2);
   if (status) {
     (void)hll_failure(L, &error, 2);
@@ -241,17 +238,14 @@ void hll_holders_register(lua_State *L) {
 
 /* The node that an error is about: of the level whose row is missing, or of the
    only target. Pushes it and returns its index; 0 where there is none. */
-static int push_concerned(lua_State *L, const hl_plan *plan,
-                          const hl_error *error) {
+static int push_concerned(lua_State *L, const hl_plan *plan, const hl_error *error) {
   size_t n = hl_plan_target_count(plan);
   hl_layout *layout = hl_plan_layout(plan);
   for (size_t i = 0; error->level >= 0 && i < n; i++) {
     hl_id ids[HL_LEVELS_MAX];
     hl_target target = hl_plan_target(plan, i, ids);
     unsigned level = (unsigned)error->level;
-    if (target.level < level ||
-        hl_layout_bucket(layout, ids, level + 1) != error->bucket)
-      continue;
+    if (target.level < level || hl_layout_bucket(layout, ids, level + 1) != error->bucket) continue;
     lua_createtable(L, 0, (int)level + 1);
     for (unsigned j = 0; j <= level; j++) {
       lua_pushlstring(L, ids[j].data, ids[j].size);
@@ -279,21 +273,16 @@ static void say_holder(hl_error *error, const hll_holders *found) {
     if (!found->list[i].waiting) holder = &found->list[i];
   char label[sizeof holder->label + 8] = "", since[32] = "", pid[32] = "";
   char lease[sizeof holder->owner + 32] = "", remaining[48] = "";
-  if (holder->pid)
-    (void)snprintf(pid, sizeof pid, "pid %lld on ", (long long)holder->pid);
-  if (holder->label[0])
-    (void)snprintf(label, sizeof label, ", \"%s\"", holder->label);
+  if (holder->pid) (void)snprintf(pid, sizeof pid, "pid %lld on ", (long long)holder->pid);
+  if (holder->label[0]) (void)snprintf(label, sizeof label, ", \"%s\"", holder->label);
   int64_t ms = hl__between_ms(holder->since_ms, hl__unix_ms());
   if (holder->since_ms && ms >= 0)
-    (void)snprintf(since, sizeof since, " for %.*f s", ms < 10000 ? 1 : 0,
-                   (double)ms / 1000);
+    (void)snprintf(since, sizeof since, " for %.*f s", ms < 10000 ? 1 : 0, (double)ms / 1000);
   if (holder->kind == HL_LEASE) {
-    if (holder->owner[0])
-      (void)snprintf(lease, sizeof lease, "%s by a lease of ", holder->owner);
+    if (holder->owner[0]) (void)snprintf(lease, sizeof lease, "%s by a lease of ", holder->owner);
     if (!holder->waiting)
       (void)snprintf(remaining, sizeof remaining, ", and for %.*f s more",
-                     holder->remaining_ms < 10000 ? 1 : 0,
-                     (double)holder->remaining_ms / 1000);
+                     holder->remaining_ms < 10000 ? 1 : 0, (double)holder->remaining_ms / 1000);
   }
   /* Of a program of another kind nothing of that may be known. */
   bool known = holder->pid || holder->host[0] || holder->label[0];
@@ -301,9 +290,8 @@ static void say_holder(hl_error *error, const hll_holders *found) {
   (void)snprintf(text, sizeof text, "%s %s by %s%s%s%s%s%s%s%s%s",
                  holder->path[0] ? holder->path : "it",
                  holder->waiting ? "is waited for" : "is held", lease,
-                 is_this_process(holder) ? "this process" : holder->application,
-                 known ? " (" : "", pid, holder->host, label, known ? ")" : "",
-                 since, remaining);
+                 is_this_process(holder) ? "this process" : holder->application, known ? " (" : "",
+                 pid, holder->host, label, known ? ")" : "", since, remaining);
   size_t used = strlen(message);
   (void)snprintf(message + used, sizeof error->message - used, ": %s", text);
   for (; *message; message++) /* a label has any bytes */
@@ -320,8 +308,7 @@ static void say_unknown(hl_error *error, const hll_holders *found) {
 int hll_acquire_failure(lua_State *L, hl_error *error, const hl_plan *plan,
                         const hll_holders *found) {
   /* A circle that was found here, not by a server, says it all. */
-  bool said = error->status == HL_DEADLOCK && !error->server_errno &&
-              !error->sqlstate[0];
+  bool said = error->status == HL_DEADLOCK && !error->server_errno && !error->sqlstate[0];
   if (error->status == HL_TIMEOUT && error->reason[0]) said = true;
   if (found->n > 0 && !said)
     say_holder(error, found);
@@ -339,18 +326,15 @@ int hll_acquire_failure(lua_State *L, hl_error *error, const hl_plan *plan,
   return 2;
 }
 
-void hll_holders_find(hll_holders *self, hl_manager *manager,
-                      const hl_plan *plan) {
+void hll_holders_find(hll_holders *self, hl_manager *manager, const hl_plan *plan) {
   hl_error error;
-  if (hl_manager_blockers(manager, plan, hll_holders_add, self, &error))
-    self->error = error;
+  if (hl_manager_blockers(manager, plan, hll_holders_add, self, &error)) self->error = error;
 }
 
 int hll_acquire_refused(lua_State *L, hl_error *error, const hl_plan *plan,
                         const hll_manager *manager) {
   hll_holders *found = hll_holders_push(L);
-  if ((error->status == HL_TIMEOUT || error->status == HL_DEADLOCK) &&
-      manager->manager)
+  if ((error->status == HL_TIMEOUT || error->status == HL_DEADLOCK) && manager->manager)
     hll_holders_find(found, manager->manager, plan);
   return hll_acquire_failure(L, error, plan, found);
 }
@@ -359,8 +343,7 @@ int hll_acquire_refused(lua_State *L, hl_error *error, const hl_plan *plan,
 #define HLL_ACCOUNT_EACH 16
 
 void hll_manager_account(lua_State *L, hll_manager *self) {
-  if (++self->acquired % HLL_ACCOUNT_EACH == 0)
-    hll_gc_account(L, HLL_ACCOUNT_EACH);
+  if (++self->acquired % HLL_ACCOUNT_EACH == 0) hll_gc_account(L, HLL_ACCOUNT_EACH);
 }
 
 hll_handle *hll_handle_watch(lua_State *L, int shared) {
@@ -438,23 +421,18 @@ static int call_end(lua_State *L, call *c) {
   hll_order_check(L, c->self, c->plan, &c->options.core);
   if (c->self->hooks) call_tell(L, c);
   if (c->pending)
-    status = hl_start(c->manager, c->plan, &c->options.core,
-                      &c->pending->pending, &error);
+    status = hl_start(c->manager, c->plan, &c->options.core, &c->pending->pending, &error);
   else
-    status = hl_acquire(c->manager, c->plan, &c->options.core,
-                        &c->handle->lock, &error);
+    status = hl_acquire(c->manager, c->plan, &c->options.core, &c->handle->lock, &error);
   if (status) {
     int values = hll_acquire_refused(L, &error, c->plan, c->self);
     hll_plan_return(L, shared, shared + 1);
-    hll_trace_failed(L, shared,
-                     c->pending ? &c->pending->trace : &c->handle->trace,
-                     lua_gettop(L));
+    hll_trace_failed(L, shared, c->pending ? &c->pending->trace : &c->handle->trace, lua_gettop(L));
     return values;
   }
   hll_plan_return(L, shared, shared + 1);
   lua_settop(L, shared + (c->pending ? 3 : 2));
-  if (c->handle->trace)
-    hll_trace_granted(L, shared, &c->handle->trace, shared + 2);
+  if (c->handle->trace) hll_trace_granted(L, shared, &c->handle->trace, shared + 2);
   return 1;
 }
 
@@ -469,12 +447,10 @@ static int acquire_ids(lua_State *L, const char *const *names, unsigned n) {
   for (unsigned i = 0; i < n; i++) {
     const char *name = hl_layout_name(layout, i);
     if (!name || strcmp(name, names[i]) != 0)
-      hll_misuse(L, "the manager has no level '%s' at its place; use acquire",
-                 names[i]);
+      hll_misuse(L, "the manager has no level '%s' at its place; use acquire", names[i]);
     ids[i] = hll_id(L, (int)i + 2, name, rooms[i]);
   }
-  if (hl_plan_add(c.plan, ids, n, c.options.mode, false, &error))
-    return hll_failure(L, &error, 0);
+  if (hl_plan_add(c.plan, ids, n, c.options.mode, false, &error)) return hll_failure(L, &error, 0);
   return call_end(L, &c);
 }
 
@@ -490,9 +466,7 @@ is `user`; the others raise.
 @return[2] nil
 @return[2] err as from `manager:acquire`
 */
-static int acquire_user(lua_State *L) {
-  return acquire_ids(L, default_levels, 1);
-}
+static int acquire_user(lua_State *L) { return acquire_ids(L, default_levels, 1); }
 
 /***
 Acquires an account. For managers whose levels begin with `user`, `account`; the
@@ -505,9 +479,7 @@ others raise.
 @return[2] nil
 @return[2] err as from `manager:acquire`
 */
-static int acquire_account(lua_State *L) {
-  return acquire_ids(L, default_levels, 2);
-}
+static int acquire_account(lua_State *L) { return acquire_ids(L, default_levels, 2); }
 
 /***
 Acquires a resource. For managers whose levels begin with `user`, `account`,
@@ -521,9 +493,7 @@ Acquires a resource. For managers whose levels begin with `user`, `account`,
 @return[2] nil
 @return[2] err as from `manager:acquire`
 */
-static int acquire_resource(lua_State *L) {
-  return acquire_ids(L, default_levels, 3);
-}
+static int acquire_resource(lua_State *L) { return acquire_ids(L, default_levels, 3); }
 
 /***
 Acquires several resources of one account, in any order, free of deadlock: all of
@@ -555,8 +525,7 @@ static int acquire_resources(lua_State *L) {
   for (unsigned i = 0; i < 3; i++) {
     const char *name = hl_layout_name(hl_manager_layout(c.manager), i);
     if (!name || strcmp(name, default_levels[i]) != 0)
-      hll_misuse(L, "the manager has no level '%s' at its place; use acquire",
-                 default_levels[i]);
+      hll_misuse(L, "the manager has no level '%s' at its place; use acquire", default_levels[i]);
   }
   hll_target_add(L, 2, c.plan, c.options.mode);
   return call_end(L, &c);
@@ -647,13 +616,10 @@ static int wait_any(lua_State *L) {
   int shared = hll_manager_shared(L, 3);
   hll_manager_account(L, self);
   if (!lua_istable(L, 2))
-    hll_misuse(L, "targets must be a list of targets, not %s",
-               luaL_typename(L, 2));
+    hll_misuse(L, "targets must be a list of targets, not %s", luaL_typename(L, 2));
   size_t n = hll_rawlen(L, 2), fields = 0;
   if (n == 0) hll_misuse(L, "targets must not be empty");
-  if (n > ANY_MAX)
-    hll_misuse(L, "targets are %d; at most %d can be waited for", (int)n,
-               ANY_MAX);
+  if (n > ANY_MAX) hll_misuse(L, "targets are %d; at most %d can be waited for", (int)n, ANY_MAX);
   (void)hll_handle_watch(L, shared);
   hll_pending *pending = hll_pending_push(L, shared, shared + 1);
   const hl_plan **plans = push_plans(L, n);
@@ -664,8 +630,7 @@ static int wait_any(lua_State *L) {
   if (!starts) options.core.awaited = true;
   for (size_t i = 0; i < n; i++) {
     lua_rawgeti(L, shared + 3, (int)i + 1);
-    hl_plan *plan = hll_plan_begin(L, hll_plan_test(L, -1),
-                                   hl_manager_layout(manager));
+    hl_plan *plan = hll_plan_begin(L, hll_plan_test(L, -1), hl_manager_layout(manager));
     lua_rawgeti(L, 2, (int)i + 1);
     hll_target_add(L, -1, plan, options.mode);
     lua_pop(L, 2);
@@ -674,9 +639,7 @@ static int wait_any(lua_State *L) {
   }
   if (checks) return 0;
   for (lua_pushnil(L); lua_next(L, 2); lua_pop(L, 1)) fields++;
-  if (fields != n)
-    hll_misuse(L, "targets must be a list; it has other keys than 1 to %d",
-               (int)n);
+  if (fields != n) hll_misuse(L, "targets must be a list; it has other keys than 1 to %d", (int)n);
   if (hl_start_any(manager, plans, n, &options.core, &pending->pending, &error))
     return hll_failure(L, &error, 0);
   lua_settop(L, shared + 2);

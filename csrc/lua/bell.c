@@ -174,8 +174,7 @@ static int answer(lua_State *L) {
     if (fd < 0) return failure(L, "cannot accept the bell's own connection");
     struct ucred peer = {0};
     socklen_t size = sizeof peer;
-    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 ||
-        peer.pid != getpid()) {
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.pid != getpid()) {
       (void)close(fd); /* a stranger */
       continue;
     }
@@ -240,15 +239,13 @@ static int ring_when_done(lua_State *L) {
   hll_pending *pending = hll_pending_test(L, 1);
   lua_Number number = luaL_checknumber(L, 2);
   if (pending && pending->pending)
-    hl_pending_notify(pending->pending, ring,
-                      (uint64_t)bell_of(L)->id << 32 | (uint32_t)number);
+    hl_pending_notify(pending->pending, ring, (uint64_t)bell_of(L)->id << 32 | (uint32_t)number);
   return 0;
 }
 
 void hll_bell_register(lua_State *L) {
   static const luaL_Reg functions[] = {
-      {"bell_address", address}, {"bell_answer", answer},
-      {"bell_end", end},         {"bell_missed", missed},
-      {"bell_ring", ring_when_done}, {NULL, NULL}};
+      {"bell_address", address}, {"bell_answer", answer},       {"bell_end", end},
+      {"bell_missed", missed},   {"bell_ring", ring_when_done}, {NULL, NULL}};
   hll_setfuncs(L, functions);
 }

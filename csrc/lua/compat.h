@@ -48,8 +48,7 @@ static inline void hll_setuservalue(lua_State *L, int index) {
 }
 
 static inline int hll_absindex(lua_State *L, int index) {
-  return index > 0 || index <= LUA_REGISTRYINDEX ? index
-                                                 : lua_gettop(L) + index + 1;
+  return index > 0 || index <= LUA_REGISTRYINDEX ? index : lua_gettop(L) + index + 1;
 }
 
 static inline size_t hll_rawlen(lua_State *L, int index) {
@@ -68,8 +67,7 @@ static inline void hll_setfuncs(lua_State *L, const luaL_Reg *functions) {
   }
 }
 
-static inline hll_header *hll_header_test(lua_State *L, int index,
-                                          const char *name) {
+static inline hll_header *hll_header_test(lua_State *L, int index, const char *name) {
   hll_header *header = lua_touserdata(L, index);
   if (!header || !lua_getmetatable(L, index)) return NULL;
   luaL_getmetatable(L, name);
@@ -84,10 +82,8 @@ static inline void *hll_testudata(lua_State *L, int index, const char *name) {
 }
 
 /* What to call the value in an error, where a userdata of that name was wanted. */
-static inline const char *hll_typename(lua_State *L, int index,
-                                       const char *name) {
-  return hll_header_test(L, index, name) ? "one of another Lua state"
-                                         : luaL_typename(L, index);
+static inline const char *hll_typename(lua_State *L, int index, const char *name) {
+  return hll_header_test(L, index, name) ? "one of another Lua state" : luaL_typename(L, index);
 }
 
 /* Whether the value is a number without a fraction that an id can be made of.
@@ -100,8 +96,7 @@ static inline int hll_tointeger(lua_State *L, int index, long long *integer) {
   return 1;
 #else
   lua_Number number = lua_tonumber(L, index);
-  if (!(number >= -9007199254740992.0 && number <= 9007199254740992.0))
-    return 0;
+  if (!(number >= -9007199254740992.0 && number <= 9007199254740992.0)) return 0;
   *integer = (long long)number;
   return (lua_Number)*integer == number;
 #endif

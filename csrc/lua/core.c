@@ -48,9 +48,7 @@ Lua code.
 @string message
 @raise the message, always
 */
-static int misuse(lua_State *L) {
-  return hll_misuse(L, "%s", luaL_checkstring(L, 1));
-}
+static int misuse(lua_State *L) { return hll_misuse(L, "%s", luaL_checkstring(L, 1)); }
 
 /***
 Fails as a store would; for hierlock's own Lua code.
@@ -67,11 +65,9 @@ Fails as a store would; for hierlock's own Lua code.
 static int failure(lua_State *L) {
   hl_error error;
   lua_settop(L, 5);
-  (void)hl__error(&error, hl__status_named(luaL_checkstring(L, 1)), "%s",
-                  luaL_checkstring(L, 2));
+  (void)hl__error(&error, hl__status_named(luaL_checkstring(L, 1)), "%s", luaL_checkstring(L, 2));
   error.server_errno = (unsigned)luaL_optinteger(L, 3, 0);
-  (void)snprintf(error.sqlstate, sizeof error.sqlstate, "%s",
-                 luaL_optstring(L, 4, ""));
+  (void)snprintf(error.sqlstate, sizeof error.sqlstate, "%s", luaL_optstring(L, 4, ""));
   return hll_failure(L, &error, lua_isnil(L, 5) ? 0 : 5);
 }
 
@@ -171,9 +167,8 @@ static int push_dsn(lua_State *L) {
   const hl_dsn *found = lua_touserdata(L, 1);
   const struct {
     const char *name, *value;
-  } parts[] = {{"store", found->store},   {"user", found->user},
-               {"host", found->host},     {"socket", found->socket},
-               {"database", found->database}, {"path", found->path}};
+  } parts[] = {{"store", found->store},   {"user", found->user},         {"host", found->host},
+               {"socket", found->socket}, {"database", found->database}, {"path", found->path}};
   lua_createtable(L, 0, 8);
   for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
     lua_pushstring(L, parts[i].value); /* nil for NULL */
@@ -253,8 +248,8 @@ What an error number of MySQL's or MariaDB's means; for hierlock's own Lua code.
 */
 static int judge_mysql_error(lua_State *L) {
   char hint[HL__MYSQL_HINT_MAX];
-  int status = hl__mysql_error_judge((unsigned)luaL_checkinteger(L, 1),
-                                     luaL_optstring(L, 2, ""), hint, sizeof hint);
+  int status = hl__mysql_error_judge((unsigned)luaL_checkinteger(L, 1), luaL_optstring(L, 2, ""),
+                                     hint, sizeof hint);
   lua_pushstring(L, hl_status_name(status));
   lua_pushstring(L, hint);
   return 2;
@@ -350,9 +345,12 @@ collector; for hierlock's own Lua code.
 */
 
 static const luaL_Reg functions[] = {
-    {"open", hll_manager_open}, {"plan", hll_plan_new},
-    {"is_error", hll_is_error}, {"default", default_manager},
-    {"misuse", misuse},         {"is_manager", is_manager},
+    {"open", hll_manager_open},
+    {"plan", hll_plan_new},
+    {"is_error", hll_is_error},
+    {"default", default_manager},
+    {"misuse", misuse},
+    {"is_manager", is_manager},
     {"dsn", dsn},
     {"failure", failure},
     {"judge_mysql", judge_mysql},
@@ -390,8 +388,7 @@ static void push_starting(lua_State *L, const luaL_Reg *calls, bool awaits) {
 #define HLL_LUA LUA_VERSION
 #endif
 
-__attribute__((visibility("default"))) int
-luaopen_hierlock_core(lua_State *L);
+__attribute__((visibility("default"))) int luaopen_hierlock_core(lua_State *L);
 
 int luaopen_hierlock_core(lua_State *L) {
   hll_error_register(L);

@@ -31,7 +31,8 @@ static int is_ours(const lua_Debug *ar) {
                                       "/hierlock/rows/",
                                       "@hierlock/rows/",
                                       "/hierlock/prometheus.lua",
-                                      "@hierlock/prometheus.lua", NULL};
+                                      "@hierlock/prometheus.lua",
+                                      NULL};
   if (ar->source[0] != '@' || !strstr(ar->source, "hierlock/")) return 0;
   for (const char *const *file = files; *file; file++)
     if (strstr(ar->source, *file)) return 1;

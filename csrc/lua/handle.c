@@ -13,14 +13,11 @@
 #include <stdio.h>
 #include <string.h>
 
-hll_handle *hll_handle_test(lua_State *L, int index) {
-  return hll_testudata(L, index, HLL_HANDLE);
-}
+hll_handle *hll_handle_test(lua_State *L, int index) { return hll_testudata(L, index, HLL_HANDLE); }
 
 hll_handle *hll_handle_check(lua_State *L) {
   hll_handle *self = hll_handle_test(L, 1);
-  if (!self) hll_misuse(L, "self must be a handle, not %s",
-                        hll_typename(L, 1, HLL_HANDLE));
+  if (!self) hll_misuse(L, "self must be a handle, not %s", hll_typename(L, 1, HLL_HANDLE));
   return self;
 }
 
@@ -34,9 +31,7 @@ static int push_true(lua_State *L) {
 }
 
 /* Whether the method is to start its call instead of waiting for it. */
-static bool starts(lua_State *L) {
-  return lua_toboolean(L, lua_upvalueindex(HLL_STARTS)) != 0;
-}
+static bool starts(lua_State *L) { return lua_toboolean(L, lua_upvalueindex(HLL_STARTS)) != 0; }
 
 hll_pending *hll_handle_pending(lua_State *L) {
   if (!starts(L)) return NULL;
@@ -44,8 +39,7 @@ hll_pending *hll_handle_pending(lua_State *L) {
   return hll_pending_push(L, lua_gettop(L), 1);
 }
 
-int hll_handle_started(lua_State *L, int index, int status,
-                       const hl_error *error) {
+int hll_handle_started(lua_State *L, int index, int status, const hl_error *error) {
   if (status) return hll_failure(L, error, 0);
   lua_pushvalue(L, index);
   return hll_pending_test(L, -1)->pending ? 1 : push_true(L);
@@ -62,8 +56,7 @@ void hll_token_push(lua_State *L, uint64_t token) {
 }
 
 /* The handle at 1 holds nothing any more: the release came to that. */
-static void trace_end(lua_State *L, const hll_handle *self, int status,
-                      const char *by) {
+static void trace_end(lua_State *L, const hll_handle *self, int status, const char *by) {
   if (!self->trace) return;
   hll_getuservalue(L, 1);
   hll_trace_end(L, lua_gettop(L), self->trace, status == HL_ELOST ? "lost" : by);
@@ -211,16 +204,14 @@ static int handle_remaining(lua_State *L) {
   hll_handle *self = hll_handle_check(L);
   hll_handle_losses(L);
   int64_t left = self->lock ? hl_lock_remaining(self->lock) : 0;
-  lua_pushnumber(L, left == HL_FOREVER ? (lua_Number)HUGE_VAL
-                                       : (lua_Number)left / 1000);
+  lua_pushnumber(L, left == HL_FOREVER ? (lua_Number)HUGE_VAL : (lua_Number)left / 1000);
   return 1;
 }
 
 /* on_wait, where there are hooks. They may have done anything: so the options are read again.
    False: the handle was collected. */
 static bool extend_tell(lua_State *L, int shared, const hll_handle *self,
-                        hll_acquire_options *options, const hl_plan *plan,
-                        hll_trace **trace) {
+                        hll_acquire_options *options, const hl_plan *plan, hll_trace **trace) {
   lua_rawgeti(L, shared, 1);
   hll_manager *manager = hll_testudata(L, -1, HLL_MANAGER);
   lua_pop(L, 1);
@@ -264,16 +255,13 @@ static int handle_extend(lua_State *L) {
   hll_asker_add(L, manager, strand, where, &options.core);
   if (options.core.ttl) hll_misuse(L, "extend takes no ttl");
   if (!self->lock) return hll_handle_collected(L);
-  hl_plan *plan = hll_plan_begin(L, borrowed,
-                                 hl_plan_layout(hl_lock_plan(self->lock)));
+  hl_plan *plan = hll_plan_begin(L, borrowed, hl_plan_layout(hl_lock_plan(self->lock)));
   hll_target_add(L, 2, plan, options.mode);
   hll_trace **trace = pending ? &pending->trace : &self->extending;
   if (manager->manager) hll_order_check(L, manager, plan, &options.core);
-  if (!extend_tell(L, shared, self, &options, plan, trace))
-    return hll_handle_collected(L);
+  if (!extend_tell(L, shared, self, &options, plan, trace)) return hll_handle_collected(L);
   if (pending) {
-    status = hl_lock_start_extend(self->lock, plan, &options.core,
-                                  &pending->pending, &error);
+    status = hl_lock_start_extend(self->lock, plan, &options.core, &pending->pending, &error);
     hll_plan_return(L, shared, shared + 1);
     int begun = hll_handle_started(L, shared + 2, status, &error);
     if (status) hll_trace_failed(L, shared, trace, lua_gettop(L));
@@ -286,8 +274,7 @@ static int handle_extend(lua_State *L) {
     (void)push_true(L);
   } else {
     lua_rawgeti(L, shared, 1);
-    values = hll_acquire_refused(L, &error, plan,
-                                 hll_testudata(L, -1, HLL_MANAGER));
+    values = hll_acquire_refused(L, &error, plan, hll_testudata(L, -1, HLL_MANAGER));
   }
   hll_plan_return(L, shared, shared + 1);
   if (status == HL_OK) {
@@ -326,13 +313,11 @@ static const hl_plan *push_upgraded(lua_State *L, const hll_handle *self) {
   return made->plan;
 }
 
-static int upgrade_failed(lua_State *L, int shared, hl_error *error,
-                          const hl_plan *plan) {
+static int upgrade_failed(lua_State *L, int shared, hl_error *error, const hl_plan *plan) {
   lua_rawgeti(L, shared, 1);
   const hll_manager *manager = hll_testudata(L, -1, HLL_MANAGER);
   hll_holders *found = hll_holders_push(L);
-  if ((error->status == HL_TIMEOUT || error->status == HL_DEADLOCK) &&
-      manager && manager->manager)
+  if ((error->status == HL_TIMEOUT || error->status == HL_DEADLOCK) && manager && manager->manager)
     hll_holders_find(found, manager->manager, plan);
   others_keep(found);
   return hll_acquire_failure(L, error, plan, found);
@@ -372,8 +357,7 @@ static int handle_upgrade(lua_State *L) {
   if (manager) hll_asker_add(L, manager, strand, where, &options.core);
   if (!self->lock || !plan) return hll_handle_collected(L);
   if (pending) {
-    int begun = hl_lock_start_upgrade(self->lock, &options.core,
-                                      &pending->pending, &error);
+    int begun = hl_lock_start_upgrade(self->lock, &options.core, &pending->pending, &error);
     return hll_handle_started(L, place, begun, &error);
   }
   int status = hl_lock_upgrade(self->lock, &options.core, &error);
@@ -426,9 +410,7 @@ static int push_targets(lua_State *L, const hll_handle *self) {
   return 1;
 }
 
-static const char *mode_name(const hl_lock *lock) {
-  return hl_mode_name(hl_lock_mode(lock));
-}
+static const char *mode_name(const hl_lock *lock) { return hl_mode_name(hl_lock_mode(lock)); }
 
 /* Methods (upvalue 1), and the fields mode, token, level, waited, kind, targets. */
 static int handle_index(lua_State *L) {
@@ -461,12 +443,8 @@ static int handle_index(lua_State *L) {
 
 static int handle_tostring(lua_State *L) {
   static const char *const states[] = {
-      [HL_HELD] = "held",
-      [HL_RELEASED] = "released",
-      [HL_LOST] = "lost",
-      [HL_IN_USE] = "in use",
-      [HL_FOREIGN] = "of another process",
-      [HL_OVER] = "over",
+      [HL_HELD] = "held",     [HL_RELEASED] = "released",          [HL_LOST] = "lost",
+      [HL_IN_USE] = "in use", [HL_FOREIGN] = "of another process", [HL_OVER] = "over",
   };
   char text[512];
   hll_handle *self = hll_handle_check(L);
@@ -474,10 +452,9 @@ static int handle_tostring(lua_State *L) {
     lua_pushliteral(L, "hierlock.handle (released)");
     return 1;
   }
-  lua_pushfstring(
-      L, "hierlock.handle (%s %s, %s)", mode_name(self->lock),
-      hl_plan_describe(hl_lock_plan(self->lock), text, sizeof text),
-      states[hl_lock_look(self->lock)]);
+  lua_pushfstring(L, "hierlock.handle (%s %s, %s)", mode_name(self->lock),
+                  hl_plan_describe(hl_lock_plan(self->lock), text, sizeof text),
+                  states[hl_lock_look(self->lock)]);
   return 1;
 }
 
@@ -485,8 +462,7 @@ static int handle_tostring(lua_State *L) {
 static void report_unreleased(lua_State *L, hl_lock *lock) {
   hll_getuservalue(L, 1);
   lua_rawgeti(L, -1, 1);
-  hll_manager *manager = lua_touserdata(L, -1) ? hll_testudata(L, -1, HLL_MANAGER)
-                                               : NULL;
+  hll_manager *manager = lua_touserdata(L, -1) ? hll_testudata(L, -1, HLL_MANAGER) : NULL;
   lua_pop(L, 2);
   if (manager && manager->warn_unreleased && hl_lock_auto_releases(lock) &&
       hl_lock_look(lock) == HL_HELD)
@@ -530,14 +506,10 @@ static const luaL_Reg methods[] = {
 };
 
 const luaL_Reg hll_handle_calls[] = {
-    {"release", handle_release},
-    {"check", handle_check_held},
-    {"extend", handle_extend},
-    {"upgrade", handle_upgrade},
-    {"downgrade", handle_downgrade},
-    {"refresh", hll_handle_refresh},
-    {"to_lease", hll_handle_to_lease},
-    {NULL, NULL},
+    {"release", handle_release},       {"check", handle_check_held},
+    {"extend", handle_extend},         {"upgrade", handle_upgrade},
+    {"downgrade", handle_downgrade},   {"refresh", hll_handle_refresh},
+    {"to_lease", hll_handle_to_lease}, {NULL, NULL},
 };
 
 static const luaL_Reg metamethods[] = {

@@ -31,8 +31,7 @@
 /* ---- error.c */
 
 /* Raises with the position of the first caller outside of this library. */
-int hll_misuse(lua_State *L, const char *format, ...)
-    __attribute__((noreturn));
+int hll_misuse(lua_State *L, const char *format, ...) __attribute__((noreturn));
 /* Pushes nil, err and returns 2; raises what is misuse, or want of memory.
    target: stack index of a value for err.target, 0 where there is none. */
 int hll_failure(lua_State *L, const hl_error *error, int target);
@@ -66,8 +65,7 @@ typedef struct hll_layout_options {
 } hll_layout_options;
 /* Takes the value on the top for options levels and buckets; returns false when
    name is neither. */
-int hll_layout_option(lua_State *L, const char *name,
-                      hll_layout_options *options);
+int hll_layout_option(lua_State *L, const char *name, hll_layout_options *options);
 hl_layout *hll_layout_new(lua_State *L, const hll_layout_options *options);
 
 /* ---- target.c */
@@ -120,19 +118,19 @@ typedef struct hll_report hll_report;
      warn_unreleased, check_order   functions, where these options are such */
 typedef struct hll_trace hll_trace;
 typedef struct hll_manager {
-  hl_manager *manager; /* NULL once closed */
-  uint64_t losses;     /* as many have been told to on_lost */
-  unsigned acquired;   /* calls so far, for hll_gc_account */
-  bool hooks;          /* it has some beside on_lost */
-  bool telling;        /* one of them runs */
-  hll_trace *traces;   /* see hook.c */
-  hll_trace *ended;    /* those of which a hook is still to be told */
-  hl_agent *agent;     /* of the Lua state; NULL once closed */
-  bool own_handles;    /* each coroutine is a strand of it */
+  hl_manager *manager;                            /* NULL once closed */
+  uint64_t losses;                                /* as many have been told to on_lost */
+  unsigned acquired;                              /* calls so far, for hll_gc_account */
+  bool hooks;                                     /* it has some beside on_lost */
+  bool telling;                                   /* one of them runs */
+  hll_trace *traces;                              /* see hook.c */
+  hll_trace *ended;                               /* those of which a hook is still to be told */
+  hl_agent *agent;                                /* of the Lua state; NULL once closed */
+  bool own_handles;                               /* each coroutine is a strand of it */
   bool warn_unreleased, check_order, check_units; /* report.c */
-  bool prints_order;   /* to stderr, and not to a function */
-  bool raises_order;   /* that of units */
-  hll_report *reports; /* still to be told */
+  bool prints_order;                              /* to stderr, and not to a function */
+  bool raises_order;                              /* that of units */
+  hll_report *reports;                            /* still to be told */
 } hll_manager;
 
 /* The store of that name (hl_dsn_store), its module loaded; pushes what it needs. NULL:
@@ -157,14 +155,12 @@ void hll_hooks_set(lua_State *L, int options, int shared);
 /* on_wait: a call begins, whose options are at that index. plan: NULL where it is not known yet.
    Does nothing where there are no hooks. Afterwards look whether what it works on is still
    there. */
-void hll_trace_begin(lua_State *L, int shared, hll_manager *self,
-                     const char *call, int options, const hl_plan *plan,
-                     hll_trace **owner);
+void hll_trace_begin(lua_State *L, int shared, hll_manager *self, const char *call, int options,
+                     const hl_plan *plan, hll_trace **owner);
 /* on_grant: the handle has it. When the hook raises it is released. */
 void hll_trace_granted(lua_State *L, int shared, hll_trace **owner, int handle);
 /* The same of an extend, which has ended with that. */
-void hll_trace_extended(lua_State *L, int shared, hll_trace **owner,
-                        int handle);
+void hll_trace_extended(lua_State *L, int shared, hll_trace **owner, int handle);
 /* on_timeout, on_error: it was not granted. */
 void hll_trace_failed(lua_State *L, int shared, hll_trace **owner, int err);
 /* on_release, or on_error of what was not granted: it is over, by that. */
@@ -181,16 +177,14 @@ void hll_traces_drop(hll_manager *self);
 /* ---- report.c */
 
 /* The value on the top for one of the two options. raises: NULL where it cannot. */
-void hll_report_option(lua_State *L, const char *name, bool *wanted,
-                       bool *prints, bool *raises);
+void hll_report_option(lua_State *L, const char *name, bool *wanted, bool *prints, bool *raises);
 /* What they are without: HIERLOCK_CHECK. */
 bool hll_report_default(void);
 /* A handle is collected that was not released. For finalizers. */
 void hll_unreleased_report(hll_manager *self, const hl_lock *lock);
 /* Before a request for the plan, and before its hooks: hl_units_check and hl_order_check, where these
    are wanted. Allocates nothing in Lua, unless it raises. */
-void hll_order_check(lua_State *L, hll_manager *self, const hl_plan *plan,
-                     hl_options *options);
+void hll_order_check(lua_State *L, hll_manager *self, const hl_plan *plan, hl_options *options);
 /* Tells what was noted; the shared table is at index. What a function of the program's raises
    comes out; what was not told yet is told next. */
 void hll_reports_tell(lua_State *L, int shared, hll_manager *self);
@@ -222,8 +216,7 @@ hll_holders *hll_holders_push(lua_State *L);
 /* An hl_holder_fn; context: hll_holders. */
 void hll_holders_add(void *context, const hl_holder *holder);
 /* Those whom a request that has just failed had in its way, as far as can be told in time. */
-void hll_holders_find(hll_holders *self, hl_manager *manager,
-                      const hl_plan *plan);
+void hll_holders_find(hll_holders *self, hl_manager *manager, const hl_plan *plan);
 /* Pushes the list of them as tables. */
 void hll_holders_list(lua_State *L, const hll_holders *self);
 /* Pushes nil, err of a request that was not granted, and returns 2: with err.target,
@@ -243,11 +236,9 @@ typedef struct hll_acquire_options {
   hl_options core;
   hl_mode mode;
 } hll_acquire_options;
-void hll_acquire_options_read(lua_State *L, int index,
-                              hll_acquire_options *options);
+void hll_acquire_options_read(lua_State *L, int index, hll_acquire_options *options);
 /* After a hook, which may have changed them; who asks stays. */
-void hll_acquire_options_again(lua_State *L, int index,
-                               hll_acquire_options *options);
+void hll_acquire_options_again(lua_State *L, int index, hll_acquire_options *options);
 /* Adds who asks. `where`: room for hl_options.where. hll_strand is called before, as it
    may allocate: the number of the running coroutine, where the manager wants it, else 0. */
 void hll_asker_add(lua_State *L, const hll_manager *self, uint64_t strand,
@@ -331,8 +322,7 @@ int hll_handle_collected(lua_State *L);
 /* An empty pending of the handle at 1, to be started; NULL when the method waits. */
 hll_pending *hll_handle_pending(lua_State *L);
 /* Pushes the pending at index, or true where there was nothing to wait for; or nil, err. */
-int hll_handle_started(lua_State *L, int index, int status,
-                       const hl_error *error);
+int hll_handle_started(lua_State *L, int index, int status, const hl_error *error);
 /* Pushes 16 hexadecimal digits. */
 void hll_token_push(lua_State *L, uint64_t token);
 /* Pushes true, or nil, err. */

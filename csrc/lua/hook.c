@@ -31,10 +31,10 @@ struct hll_trace {
   hll_trace *next, **at; /* of its manager's live or ended ones */
   hll_trace **owner;     /* where the handle or the pending has it; NULL: it has none */
   hll_manager *manager;
-  unsigned generation;   /* of the process that made it: a child tells nothing of it */
-  int64_t granted;       /* hl__now_us; 0: it is not */
-  int64_t ended;         /* likewise; only once it is queued */
-  const char *by;        /* what ended it */
+  unsigned generation; /* of the process that made it: a child tells nothing of it */
+  int64_t granted;     /* hl__now_us; 0: it is not */
+  int64_t ended;       /* likewise; only once it is queued */
+  const char *by;      /* what ended it */
 };
 
 static const char *const names[] = {"on_wait",  "on_grant",   "on_timeout",
@@ -140,8 +140,7 @@ void hll_trace_push(lua_State *L, int shared, hll_trace *trace) {
 
 /* Calls the hook of that name, where there is one, with the n values on the top. Returns what
    lua_pcall does; what it has raised is then on the top. */
-static int tell(lua_State *L, int shared, hll_manager *self, const char *name,
-                int n) {
+static int tell(lua_State *L, int shared, hll_manager *self, const char *name, int n) {
   lua_getfield(L, shared, name);
   if (lua_isnil(L, -1)) {
     lua_pop(L, n + 1);
@@ -206,8 +205,7 @@ void hll_traces_close(lua_State *L, int shared, hll_manager *self) {
   hll_traces_tell(L, shared, self);
 }
 
-void hll_trace_end(lua_State *L, int shared, hll_trace *trace,
-                   const char *by) {
+void hll_trace_end(lua_State *L, int shared, hll_trace *trace, const char *by) {
   if (!trace) return;
   hll_manager *self = trace->manager;
   queue(trace, by);
@@ -228,9 +226,8 @@ static void set_targets(lua_State *L, int event, const hl_plan *plan) {
   lua_setfield(L, event, "mode");
 }
 
-void hll_trace_begin(lua_State *L, int shared, hll_manager *self,
-                     const char *call, int options, const hl_plan *plan,
-                     hll_trace **owner) {
+void hll_trace_begin(lua_State *L, int shared, hll_manager *self, const char *call, int options,
+                     const hl_plan *plan, hll_trace **owner) {
   static const char *const copied[] = {"label", "owner", "timeout", "ttl", NULL};
   if (!self->hooks || self->telling) return;
   luaL_checkstack(L, 12, NULL);
@@ -292,8 +289,7 @@ static void set_grant(lua_State *L, int handle) {
   lua_setfield(L, event, "kind");
 }
 
-void hll_trace_granted(lua_State *L, int shared, hll_trace **owner,
-                       int handle) {
+void hll_trace_granted(lua_State *L, int shared, hll_trace **owner, int handle) {
   if (!*owner) return;
   hll_manager *self = (*owner)->manager;
   luaL_checkstack(L, 12, NULL);
@@ -313,8 +309,7 @@ void hll_trace_granted(lua_State *L, int shared, hll_trace **owner,
   (void)lua_error(L);
 }
 
-void hll_trace_extended(lua_State *L, int shared, hll_trace **owner,
-                        int handle) {
+void hll_trace_extended(lua_State *L, int shared, hll_trace **owner, int handle) {
   if (!*owner) return;
   hll_manager *self = (*owner)->manager;
   luaL_checkstack(L, 12, NULL);

@@ -18,19 +18,16 @@ static bool boolean(lua_State *L, const char *what) {
 
 static int64_t ttl(lua_State *L, int index) {
   int64_t ms = hll_milliseconds(L, index, "ttl");
-  if (ms < 1 || ms > HL_TTL_MAX)
-    hll_misuse(L, "ttl must be 0.001 to 315360000 seconds");
+  if (ms < 1 || ms > HL_TTL_MAX) hll_misuse(L, "ttl must be 0.001 to 315360000 seconds");
   return ms;
 }
 
 static const char *word(lua_State *L, const char *what, size_t most) {
   const char *found = hll_word(L, -1);
   if (!found)
-    hll_misuse(L, "%s must be a string without NUL bytes, not %s", what,
-               luaL_typename(L, -1));
+    hll_misuse(L, "%s must be a string without NUL bytes, not %s", what, luaL_typename(L, -1));
   size_t size = strlen(found);
-  if (size < 1 || size > most)
-    hll_misuse(L, "%s must have 1 to %d bytes", what, (int)most);
+  if (size < 1 || size > most) hll_misuse(L, "%s must have 1 to %d bytes", what, (int)most);
   return found;
 }
 
@@ -122,12 +119,10 @@ int hll_handle_to_lease(lua_State *L) {
   if (!options.ttl) hll_misuse(L, "ttl is missing");
   if (!self->lock) return hll_handle_collected(L);
   if (pending) {
-    int begun = hl_lock_start_to_lease(self->lock, &options, &pending->pending,
-                                       &error);
+    int begun = hl_lock_start_to_lease(self->lock, &options, &pending->pending, &error);
     return hll_handle_started(L, lua_gettop(L), begun, &error);
   }
-  return hll_handle_result(L, hl_lock_to_lease(self->lock, &options, &error),
-                           &error);
+  return hll_handle_result(L, hl_lock_to_lease(self->lock, &options, &error), &error);
 }
 
 /* (text in C, handle): pushes it as a string. */
@@ -199,9 +194,9 @@ int hll_manager_import(lua_State *L) {
   int shared = hll_manager_shared(L, 3), status;
   hll_manager_account(L, self);
   hll_handle *handle = hll_handle_watch(L, shared);
-  hll_pending *pending =
-      lua_toboolean(L, lua_upvalueindex(HLL_STARTS))
-          ? hll_pending_push(L, shared, lua_gettop(L)) : NULL;
+  hll_pending *pending = lua_toboolean(L, lua_upvalueindex(HLL_STARTS))
+                             ? hll_pending_push(L, shared, lua_gettop(L))
+                             : NULL;
   int top = lua_gettop(L);
   hll_trace **trace = pending ? &pending->trace : &handle->trace;
   if (lua_type(L, 2) != LUA_TSTRING)
@@ -217,8 +212,7 @@ int hll_manager_import(lua_State *L) {
   size_t size;
   const char *text = lua_tolstring(L, 2, &size);
   if (pending)
-    status = hl_start_import(manager, text, size, &options, &pending->pending,
-                             &error);
+    status = hl_start_import(manager, text, size, &options, &pending->pending, &error);
   else
     status = hl_import(manager, text, size, &options, &handle->lock, &error);
   if (status) {
@@ -254,10 +248,8 @@ static int filter_option(lua_State *L, const char *name, void *context) {
 }
 
 /* The filter is at 2; `borrowed` has been made. */
-static void filter_read(lua_State *L, hll_plan *borrowed, hl_manager *manager,
-                        filter *self) {
-  *self = (filter){HL_FILTER_INIT,
-                   hll_plan_begin(L, borrowed, hl_manager_layout(manager))};
+static void filter_read(lua_State *L, hll_plan *borrowed, hl_manager *manager, filter *self) {
+  *self = (filter){HL_FILTER_INIT, hll_plan_begin(L, borrowed, hl_manager_layout(manager))};
   hll_options(L, 2, filter_option, self);
 }
 
@@ -286,8 +278,7 @@ int hll_manager_leases(lua_State *L) {
   hll_plan *borrowed = hll_plan_borrow(L, shared);
   hl_manager *manager = hll_manager_still_open(L, self);
   filter_read(L, borrowed, manager, &wanted);
-  int status = hl_manager_leases(manager, &wanted.core, hll_holders_add, found,
-                                 &error);
+  int status = hl_manager_leases(manager, &wanted.core, hll_holders_add, found, &error);
   hll_plan_return(L, shared, shared + 2);
   if (status) return hll_failure(L, &error, 0);
   if (found->error.status) return luaL_error(L, "not enough memory");
@@ -334,8 +325,7 @@ int hll_manager_revoke(lua_State *L) {
   hl_manager *manager = hll_manager_still_open(L, self);
   filter_read(L, borrowed, manager, &wanted);
   hll_options(L, 3, revoke_option, &options);
-  int status = hl_manager_revoke(manager, &wanted.core, options.by,
-                                 options.reason, &count, &error);
+  int status = hl_manager_revoke(manager, &wanted.core, options.by, options.reason, &count, &error);
   hll_plan_return(L, shared, shared + 1);
   if (status) return hll_failure(L, &error, 0);
   lua_pushinteger(L, (lua_Integer)count);

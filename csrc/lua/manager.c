@@ -67,8 +67,7 @@ void hll_losses_tell(lua_State *L, int shared) {
   for (lua_pushnil(L); lua_next(L, handles); lua_pop(L, 1)) {
     if (!lua_toboolean(L, -1)) continue; /* it was told */
     hll_handle *handle = hll_handle_test(L, -2);
-    hl_lock_state state =
-        handle && handle->lock ? hl_lock_look(handle->lock) : HL_RELEASED;
+    hl_lock_state state = handle && handle->lock ? hl_lock_look(handle->lock) : HL_RELEASED;
     if (state == HL_IN_USE) in_use = true;
     if (state == HL_LOST || state == HL_OVER) {
       lua_pushvalue(L, -2);
@@ -119,7 +118,7 @@ typedef struct open_options {
   bool own_handles;
   bool warn_unreleased, check_order, prints, prints_order, raises_order;
   bool check_units;
-  bool list, all; /* of DSNs; granted when all stores grant */
+  bool list, all;                       /* of DSNs; granted when all stores grant */
   const char *names[HL_LEVELS_MAX + 1]; /* of config */
   const char *units[HL_UNITS_MAX + 1];
 } open_options;
@@ -127,24 +126,22 @@ typedef struct open_options {
 /* A list of patterns, on the top. The list keeps the strings. */
 static void names_option(lua_State *L, open_options *options) {
   if (!lua_istable(L, -1))
-    hll_misuse(L, "interoperate.names must be a list of strings, not %s",
-               luaL_typename(L, -1));
+    hll_misuse(L, "interoperate.names must be a list of strings, not %s", luaL_typename(L, -1));
   size_t n = hll_rawlen(L, -1), fields = 0;
   if (n < 1 || n > HL_LEVELS_MAX)
-    hll_misuse(L, "interoperate.names must be a list of 1 to %d strings",
-               HL_LEVELS_MAX);
+    hll_misuse(L, "interoperate.names must be a list of 1 to %d strings", HL_LEVELS_MAX);
   for (size_t i = 0; i < n; i++) {
     lua_rawgeti(L, -1, (int)i + 1);
     options->names[i] = hll_word(L, -1);
     if (!options->names[i])
-      hll_misuse(L, "interoperate.names: number %d is no string without NUL "
-                    "bytes",
+      hll_misuse(L,
+                 "interoperate.names: number %d is no string without NUL "
+                 "bytes",
                  (int)i + 1);
     lua_pop(L, 1);
   }
   for (lua_pushnil(L); lua_next(L, -2); lua_pop(L, 1)) fields++;
-  if (fields != n)
-    hll_misuse(L, "interoperate.names has other keys than 1 to %d", (int)n);
+  if (fields != n) hll_misuse(L, "interoperate.names has other keys than 1 to %d", (int)n);
   options->names[n] = NULL;
   options->config.names = options->names;
 }
@@ -173,8 +170,7 @@ static void interoperate_option(lua_State *L, open_options *options) {
 /* A list of names, on the top. The list keeps the strings. */
 static void units_option(lua_State *L, open_options *options) {
   if (!lua_istable(L, -1))
-    hll_misuse(L, "units must be a list of names, not %s",
-               luaL_typename(L, -1));
+    hll_misuse(L, "units must be a list of names, not %s", luaL_typename(L, -1));
   size_t n = hll_rawlen(L, -1), fields = 0;
   if (n < 1 || n > HL_UNITS_MAX)
     hll_misuse(L, "units must be a list of 1 to %d names", HL_UNITS_MAX);
@@ -182,8 +178,7 @@ static void units_option(lua_State *L, open_options *options) {
     lua_rawgeti(L, -1, (int)i + 1);
     options->units[i] = hll_word(L, -1);
     if (!options->units[i])
-      hll_misuse(L, "units must be a list of names; number %d is none",
-                 (int)i + 1);
+      hll_misuse(L, "units must be a list of names; number %d is none", (int)i + 1);
     lua_pop(L, 1);
   }
   for (lua_pushnil(L); lua_next(L, -2); lua_pop(L, 1)) fields++;
@@ -208,31 +203,25 @@ static int open_option(lua_State *L, const char *name, void *context) {
   } else if (strcmp(name, "application") == 0) {
     config->application = hll_word(L, -1);
     if (!config->application)
-      hll_misuse(L, "application must be a string without NUL bytes, not %s",
-                 luaL_typename(L, -1));
+      hll_misuse(L, "application must be a string without NUL bytes, not %s", luaL_typename(L, -1));
   } else if (strcmp(name, "on_lost") == 0) {
     if (!lua_isfunction(L, -1))
-      hll_misuse(L, "on_lost must be a function, not %s",
-                 luaL_typename(L, -1));
+      hll_misuse(L, "on_lost must be a function, not %s", luaL_typename(L, -1));
     options->on_lost = true;
   } else if (hll_hook_named(name)) {
     if (!lua_isfunction(L, -1))
-      hll_misuse(L, "%s must be a function, not %s", name,
-                 luaL_typename(L, -1));
+      hll_misuse(L, "%s must be a function, not %s", name, luaL_typename(L, -1));
     options->hooks = true;
   } else if (strcmp(name, "quorum") == 0) {
     const char *strategy = hll_word(L, -1);
-    if (!options->list)
-      hll_misuse(L, "quorum is for a list of DSNs");
-    if (!strategy ||
-        (strcmp(strategy, "majority") != 0 && strcmp(strategy, "all") != 0))
+    if (!options->list) hll_misuse(L, "quorum is for a list of DSNs");
+    if (!strategy || (strcmp(strategy, "majority") != 0 && strcmp(strategy, "all") != 0))
       hll_misuse(L, "quorum must be \"majority\" or \"all\"");
     options->all = strcmp(strategy, "all") == 0;
   } else if (strcmp(name, "interoperate") == 0) {
     interoperate_option(L, options);
   } else if (strcmp(name, "warn_unreleased") == 0) {
-    hll_report_option(L, name, &options->warn_unreleased, &options->prints,
-                      NULL);
+    hll_report_option(L, name, &options->warn_unreleased, &options->prints, NULL);
   } else if (strcmp(name, "check_order") == 0) {
     hll_report_option(L, name, &options->check_order, &options->prints_order,
                       &options->raises_order);
@@ -241,8 +230,7 @@ static int open_option(lua_State *L, const char *name, void *context) {
     units_option(L, options);
   } else if (strcmp(name, "own_handles") == 0) {
     if (!lua_isboolean(L, -1))
-      hll_misuse(L, "own_handles must be a boolean, not %s",
-                 luaL_typename(L, -1));
+      hll_misuse(L, "own_handles must be a boolean, not %s", luaL_typename(L, -1));
     options->own_handles = lua_toboolean(L, -1);
   } else if (strcmp(name, "loop") == 0) {
     /* lua/hierlock/init.lua has found it good. */
@@ -265,8 +253,7 @@ static open_options options_begin(bool list) {
 
 /* What a store that is a module of its own is made of. */
 static const char *store_needs(const char *name) {
-  if (strcmp(name, "mysql") == 0)
-    return "libmysqlclient or MariaDB Connector/C";
+  if (strcmp(name, "mysql") == 0) return "libmysqlclient or MariaDB Connector/C";
   if (strcmp(name, "postgresql") == 0) return "libpq";
   if (strcmp(name, "redis") == 0) return "hiredis";
   if (strcmp(name, "sqlite") == 0) return "libsqlite3";
@@ -326,10 +313,8 @@ static void quorum_dsn(lua_State *L, bool all) {
 static void list_check(lua_State *L) {
   int n = (int)hll_rawlen(L, 1), entries = 0;
   for (lua_pushnil(L); lua_next(L, 1); lua_pop(L, 1)) entries++;
-  if (n == 0 || entries != n)
-    hll_misuse(L, "dsn must be a string or a list of strings");
-  if (n > STORES_MAX)
-    hll_misuse(L, "a quorum has at most %d stores", STORES_MAX);
+  if (n == 0 || entries != n) hll_misuse(L, "dsn must be a string or a list of strings");
+  if (n > STORES_MAX) hll_misuse(L, "a quorum has at most %d stores", STORES_MAX);
   for (int i = 1; i <= n; i++) {
     lua_rawgeti(L, 1, i);
     if (!hll_word(L, -1))
@@ -367,8 +352,7 @@ static void push_member(lua_State *L, const char *text, size_t size) {
 
 /* Loads the stores of a DSN: it, and of a quorum those of its members. False, with a failure
    on the stack. */
-static bool stores_load(lua_State *L, const char *dsn,
-                        const hl_store_ops *stores[STORES_MAX + 2]) {
+static bool stores_load(lua_State *L, const char *dsn, const hl_store_ops *stores[STORES_MAX + 2]) {
   hl_error error;
   int n = 0;
   const char *name = hl_dsn_store(dsn, &error);
@@ -487,8 +471,7 @@ int hll_manager_open(lua_State *L) {
   hl_error error;
   lua_settop(L, 2);
   if (!lua_isnil(L, 1) && !list && lua_type(L, 1) != LUA_TSTRING)
-    hll_misuse(L, "dsn must be a string or a list of strings, not %s",
-               luaL_typename(L, 1));
+    hll_misuse(L, "dsn must be a string or a list of strings, not %s", luaL_typename(L, 1));
   if (list) list_check(L);
   hll_options(L, 2, open_option, &options); /* so that what is wrong raises */
   if (list) quorum_dsn(L, options.all);
@@ -625,21 +608,18 @@ typedef struct level_stats {
   hl_histogram waits, holds;
 } level_stats;
 
-static unsigned levels_read(hl_manager *manager,
-                            level_stats levels[HL_LEVELS_MAX]) {
+static unsigned levels_read(hl_manager *manager, level_stats levels[HL_LEVELS_MAX]) {
   hl_layout *layout = hl_manager_layout(manager);
   unsigned n = hl_layout_levels(layout);
   for (unsigned i = 0; i < n; i++) {
-    (void)snprintf(levels[i].name, sizeof levels[i].name, "%s",
-                   hl_layout_name(layout, i));
+    (void)snprintf(levels[i].name, sizeof levels[i].name, "%s", hl_layout_name(layout, i));
     hl_manager_histograms(manager, i, &levels[i].waits, &levels[i].holds);
   }
   return n;
 }
 
 /* Adds `levels` and `bounds` to the table on the top. */
-static void set_histograms(lua_State *L, const level_stats *levels,
-                           unsigned n) {
+static void set_histograms(lua_State *L, const level_stats *levels, unsigned n) {
   lua_createtable(L, (int)n, 0);
   for (unsigned i = 0; i < n; i++) {
     lua_createtable(L, 0, 3);
@@ -687,12 +667,18 @@ static int manager_stats(lua_State *L) {
     const char *name;
     uint64_t value;
   } counters[] = {
-      {"acquired", s.acquired},     {"waited", s.waited},
-      {"released", s.released},     {"timeouts", s.timeouts},
-      {"deadlocks", s.deadlocks},   {"cancelled", s.cancelled},
-      {"busy", s.busy},             {"lost", s.lost},
-      {"errors", s.errors},         {"reconnects", s.reconnects},
-      {"held", s.held},             {"waiting", s.waiting},
+      {"acquired", s.acquired},
+      {"waited", s.waited},
+      {"released", s.released},
+      {"timeouts", s.timeouts},
+      {"deadlocks", s.deadlocks},
+      {"cancelled", s.cancelled},
+      {"busy", s.busy},
+      {"lost", s.lost},
+      {"errors", s.errors},
+      {"reconnects", s.reconnects},
+      {"held", s.held},
+      {"waiting", s.waiting},
       {"connections", s.connections},
   };
   const int n = sizeof counters / sizeof *counters;
@@ -711,20 +697,15 @@ static int manager_stats(lua_State *L) {
 
 static int manager_tostring(lua_State *L) {
   hll_manager *self = manager_test(L, 1);
-  lua_pushfstring(L, "hierlock.manager (%s)",
-                  self && self->manager ? "open" : "closed");
+  lua_pushfstring(L, "hierlock.manager (%s)", self && self->manager ? "open" : "closed");
   return 1;
 }
 
 static const luaL_Reg methods[] = {
-    {"close", manager_close_method},
-    {"stats", manager_stats},
-    {"holders", hll_manager_holders},
-    {"plan", hll_manager_plan},
-    {"unit", hll_manager_unit},
-    {"leases", hll_manager_leases},
-    {"revoke", hll_manager_revoke},
-    {NULL, NULL},
+    {"close", manager_close_method},  {"stats", manager_stats},
+    {"holders", hll_manager_holders}, {"plan", hll_manager_plan},
+    {"unit", hll_manager_unit},       {"leases", hll_manager_leases},
+    {"revoke", hll_manager_revoke},   {NULL, NULL},
 };
 
 static const luaL_Reg metamethods[] = {

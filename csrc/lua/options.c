@@ -17,11 +17,9 @@ const char *hll_word(lua_State *L, int index) {
 
 int64_t hll_milliseconds(lua_State *L, int index, const char *what) {
   if (lua_type(L, index) != LUA_TNUMBER)
-    hll_misuse(L, "%s must be a number of seconds, not %s", what,
-               luaL_typename(L, index));
+    hll_misuse(L, "%s must be a number of seconds, not %s", what, luaL_typename(L, index));
   lua_Number seconds = lua_tonumber(L, index);
-  if (!(seconds >= 0))
-    hll_misuse(L, "%s must not be negative or NaN", what);
+  if (!(seconds >= 0)) hll_misuse(L, "%s must not be negative or NaN", what);
   /* Never shorter than asked; beyond a thousand years it is for ever. */
   if (seconds > 31536000000.0) return HL_FOREVER;
   return (int64_t)ceil((double)seconds * 1000.0 - 1e-6);
@@ -34,11 +32,9 @@ void hll_options(lua_State *L, int index, hll_option_fn each, void *context) {
     hll_misuse(L, "options must be a table, not %s", luaL_typename(L, index));
   lua_pushnil(L);
   while (lua_next(L, index)) {
-    if (lua_type(L, -2) != LUA_TSTRING)
-      hll_misuse(L, "options has a key that is no string");
+    if (lua_type(L, -2) != LUA_TSTRING) hll_misuse(L, "options has a key that is no string");
     const char *name = hll_word(L, -2);
-    if (!name || !each(L, name, context))
-      hll_misuse(L, "unknown option '%s'", lua_tostring(L, -2));
+    if (!name || !each(L, name, context)) hll_misuse(L, "unknown option '%s'", lua_tostring(L, -2));
     lua_pop(L, 1);
   }
 }
@@ -50,20 +46,18 @@ hl_mode hll_mode(lua_State *L, int index) {
   hll_misuse(L, "mode must be \"exclusive\", \"update\" or \"shared\"");
 }
 
-int hll_layout_option(lua_State *L, const char *name,
-                      hll_layout_options *options) {
+int hll_layout_option(lua_State *L, const char *name, hll_layout_options *options) {
   if (strcmp(name, "buckets") == 0) {
     lua_Number buckets = lua_tonumber(L, -1);
-    if (lua_type(L, -1) != LUA_TNUMBER || !(buckets >= 1) ||
-        buckets > 2147483647.0 || floor((double)buckets) != (double)buckets)
+    if (lua_type(L, -1) != LUA_TNUMBER || !(buckets >= 1) || buckets > 2147483647.0 ||
+        floor((double)buckets) != (double)buckets)
       hll_misuse(L, "buckets must be a whole number from 1 to 2147483647");
     options->buckets = (uint32_t)buckets;
     return 1;
   }
   if (strcmp(name, "levels") != 0) return 0;
   if (!lua_istable(L, -1))
-    hll_misuse(L, "levels must be a list of names, not %s",
-               luaL_typename(L, -1));
+    hll_misuse(L, "levels must be a list of names, not %s", luaL_typename(L, -1));
   size_t n = hll_rawlen(L, -1);
   if (n < 1 || n > HL_LEVELS_MAX)
     hll_misuse(L, "levels must be a list of 1 to %d names", HL_LEVELS_MAX);
@@ -71,10 +65,8 @@ int hll_layout_option(lua_State *L, const char *name,
     lua_rawgeti(L, -1, (int)i + 1);
     options->names[i] = hll_word(L, -1);
     if (!options->names[i])
-      hll_misuse(L, "levels must be a list of names; number %d is none",
-                 (int)i + 1);
-    if (strcmp(options->names[i], "mode") == 0)
-      hll_misuse(L, "a level cannot be named 'mode'");
+      hll_misuse(L, "levels must be a list of names; number %d is none", (int)i + 1);
+    if (strcmp(options->names[i], "mode") == 0) hll_misuse(L, "a level cannot be named 'mode'");
     lua_pop(L, 1); /* the list keeps the string */
   }
   size_t fields = 0;
@@ -87,8 +79,8 @@ int hll_layout_option(lua_State *L, const char *name,
 hl_layout *hll_layout_new(lua_State *L, const hll_layout_options *options) {
   hl_layout *layout;
   hl_error error;
-  if (hl_layout_new(options->levels ? options->names : NULL, options->levels,
-                    options->buckets, &layout, &error))
+  if (hl_layout_new(options->levels ? options->names : NULL, options->levels, options->buckets,
+                    &layout, &error))
     (void)hll_failure(L, &error, 0);
   return layout;
 }

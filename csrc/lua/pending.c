@@ -11,9 +11,7 @@
 
 static hll_pending *pending_check(lua_State *L) {
   hll_pending *self = hll_testudata(L, 1, HLL_PENDING);
-  if (!self)
-    hll_misuse(L, "self must be a pending, not %s",
-               hll_typename(L, 1, HLL_PENDING));
+  if (!self) hll_misuse(L, "self must be a pending, not %s", hll_typename(L, 1, HLL_PENDING));
   return self;
 }
 
@@ -48,8 +46,7 @@ to be read or closed. It lives as long as the pending.
 static int pending_fd(lua_State *L) {
   hll_pending *self = pending_check(L);
   hl_error error;
-  if (!self->pending)
-    return hll_fail(L, HL_ERELEASED, "the pending was closed");
+  if (!self->pending) return hll_fail(L, HL_ERELEASED, "the pending was closed");
   int fd = hl_pending_fd(self->pending, &error);
   if (fd < 0) return hll_failure(L, &error, 0);
   lua_pushinteger(L, fd);
@@ -71,11 +68,9 @@ int hll_pending_wait(lua_State *L) {
   hll_pending *self = pending_check(L);
   hl_error error;
   hl_lock *lock;
-  int64_t timeout = lua_isnoneornil(L, 2) ? HL_FOREVER
-                                          : hll_milliseconds(L, 2, "seconds");
+  int64_t timeout = lua_isnoneornil(L, 2) ? HL_FOREVER : hll_milliseconds(L, 2, "seconds");
   lua_settop(L, 1);
-  if (!self->pending)
-    return hll_fail(L, HL_CANCELLED, "the pending was closed");
+  if (!self->pending) return hll_fail(L, HL_CANCELLED, "the pending was closed");
   hll_getuservalue(L, 1);
   lua_rawgeti(L, 2, 2);
   hll_handle *handle = hll_handle_test(L, 3);
@@ -108,15 +103,13 @@ int hll_pending_wait(lua_State *L) {
     const hl_plan *theirs = hl_pending_plan(self->pending);
     plan->plan = theirs ? hl_plan_copy(theirs) : NULL;
     hl_error why;
-    if (hl_pending_holders(self->pending, hll_holders_add, found, &why))
-      found->error = why;
+    if (hl_pending_holders(self->pending, hll_holders_add, found, &why)) found->error = why;
   }
   int values = hll_acquire_failure(L, &error, plan->plan, found);
   int err = lua_gettop(L);
   lua_rawgeti(L, 2, 1);
   hll_trace_failed(L, err + 1, &self->trace, err);
-  if (error.status == HL_DEADLOCK && handle)
-    hll_trace_end(L, err + 1, handle->trace, "deadlock");
+  if (error.status == HL_DEADLOCK && handle) hll_trace_end(L, err + 1, handle->trace, "deadlock");
   lua_settop(L, err);
   return values;
 }
@@ -223,9 +216,9 @@ static int pending_tostring(lua_State *L) {
 }
 
 static const luaL_Reg methods[] = {
-    {"done", pending_done},     {"fd", pending_fd},
-    {"wait", hll_pending_wait},     {"cancel", pending_cancel},
-    {"pollfd", pending_pollfd}, {"events", pending_events},
+    {"done", pending_done},       {"fd", pending_fd},
+    {"wait", hll_pending_wait},   {"cancel", pending_cancel},
+    {"pollfd", pending_pollfd},   {"events", pending_events},
     {"timeout", pending_timeout}, {NULL, NULL},
 };
 

@@ -51,8 +51,7 @@ static int plan_rows(lua_State *L) {
     lua_pushstring(L, hl_mode_name((hl_mode)row.mode));
     lua_setfield(L, -2, "mode");
     if (unbucketed) {
-      (void)snprintf(key, sizeof key, "%" PRId64,
-                     hl__row_key(row.level, row.bucket));
+      (void)snprintf(key, sizeof key, "%" PRId64, hl__row_key(row.level, row.bucket));
       lua_pushstring(L, key);
       lua_setfield(L, -2, "key");
       (void)snprintf(key, sizeof key, "{%08" PRIx32 "}:%u:%015" PRIx64, row.root,
@@ -89,8 +88,7 @@ static int plan_layout(lua_State *L) {
 }
 
 static bool is_identifier(const char *s) {
-  static const char allowed[] =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_$";
+  static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_$";
   size_t n = strlen(s);
   return n >= 1 && n <= 64 && strspn(s, allowed) == n;
 }
@@ -118,13 +116,11 @@ static int plan_sql(lua_State *L) {
   else if (name && strcmp(name, "postgresql") == 0)
     dialect = HL_POSTGRESQL;
   else if (!name || strcmp(name, "mysql") != 0)
-    hll_misuse(L,
-               "dialect must be \"mysql\", \"mariadb\" or \"postgresql\"");
+    hll_misuse(L, "dialect must be \"mysql\", \"mariadb\" or \"postgresql\"");
   const char *table = "hier_lock_buckets";
   if (!lua_isnoneornil(L, 3)) {
     table = hll_word(L, 3);
-    if (!table || !is_identifier(table))
-      hll_misuse(L, "table must be the plain name of a table");
+    if (!table || !is_identifier(table)) hll_misuse(L, "table must be the plain name of a table");
   }
   bool leased = lua_toboolean(L, 4);
   if (!lua_isnoneornil(L, 4) && !lua_isboolean(L, 4))
@@ -192,18 +188,14 @@ static int plan_tostring(lua_State *L) {
   char text[512];
   hll_plan *self = hll_testudata(L, 1, HLL_PLAN);
   lua_pushfstring(L, "hierlock.plan (%s)",
-                  self && self->plan
-                      ? hl_plan_describe(self->plan, text, sizeof text)
-                      : "collected");
+                  self && self->plan ? hl_plan_describe(self->plan, text, sizeof text)
+                                     : "collected");
   return 1;
 }
 
 static const luaL_Reg methods[] = {
-    {"layout", plan_layout},
-    {"rows", plan_rows},
-    {"sql", plan_sql},
-    {"verify", plan_verify},
-    {NULL, NULL},
+    {"layout", plan_layout}, {"rows", plan_rows}, {"sql", plan_sql},
+    {"verify", plan_verify}, {NULL, NULL},
 };
 
 static const luaL_Reg metamethods[] = {
@@ -222,9 +214,7 @@ hll_plan *hll_plan_push(lua_State *L) {
   return self;
 }
 
-hll_plan *hll_plan_test(lua_State *L, int index) {
-  return hll_testudata(L, index, HLL_PLAN);
-}
+hll_plan *hll_plan_test(lua_State *L, int index) { return hll_testudata(L, index, HLL_PLAN); }
 
 hll_plan *hll_plan_borrow(lua_State *L, int shared) {
   lua_rawgeti(L, shared, 2);

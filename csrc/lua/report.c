@@ -21,13 +21,9 @@ struct hll_report {
   char text[];
 };
 
-static const char *option_of(bool order) {
-  return order ? "check_order" : "warn_unreleased";
-}
+static const char *option_of(bool order) { return order ? "check_order" : "warn_unreleased"; }
 
-static void report_print(const char *text) {
-  (void)fprintf(stderr, "hierlock: %s\n", text);
-}
+static void report_print(const char *text) { (void)fprintf(stderr, "hierlock: %s\n", text); }
 
 /* Allocates nothing in Lua. */
 static void report_add(hll_manager *self, bool order, const char *text) {
@@ -57,16 +53,13 @@ void hll_unreleased_report(hll_manager *self, const hl_lock *lock) {
   report_add(self, false, text);
 }
 
-void hll_order_check(lua_State *L, hll_manager *self, const hl_plan *plan,
-                     hl_options *options) {
+void hll_order_check(lua_State *L, hll_manager *self, const hl_plan *plan, hl_options *options) {
   char report[HL_REPORT_SIZE];
   bool first = false;
-  if (self->check_units &&
-      hl_units_check(self->manager, plan, options, &first, report)) {
+  if (self->check_units && hl_units_check(self->manager, plan, options, &first, report)) {
     if (self->raises_order) hll_misuse(L, "%s", report);
     if (!first) return;
-  } else if (!self->check_order ||
-             !hl_order_check(self->manager, plan, options, report)) {
+  } else if (!self->check_order || !hl_order_check(self->manager, plan, options, report)) {
     return;
   }
   /* At once, where that runs no Lua: this very call may be the one that waits. */
@@ -98,21 +91,17 @@ void hll_reports_end(hll_manager *self) {
   while (self->reports) {
     hll_report *report = self->reports;
     self->reports = report->next;
-    if (poll(&out, 1, 0) == 1 && (out.revents & POLLOUT))
-      report_print(report->text);
+    if (poll(&out, 1, 0) == 1 && (out.revents & POLLOUT)) report_print(report->text);
     free(report);
   }
 }
 
-void hll_report_option(lua_State *L, const char *name, bool *wanted,
-                       bool *prints, bool *raises) {
+void hll_report_option(lua_State *L, const char *name, bool *wanted, bool *prints, bool *raises) {
   const char *word = raises ? hll_word(L, -1) : NULL;
   bool raise = word && strcmp(word, "raise") == 0;
   if (!lua_isboolean(L, -1) && !lua_isfunction(L, -1) && !raise)
-    hll_misuse(L, "%s must be a boolean%s or a function, not %s", name,
-               raises ? ", \"raise\"" : "",
-               lua_type(L, -1) == LUA_TSTRING ? "another string"
-                                              : luaL_typename(L, -1));
+    hll_misuse(L, "%s must be a boolean%s or a function, not %s", name, raises ? ", \"raise\"" : "",
+               lua_type(L, -1) == LUA_TSTRING ? "another string" : luaL_typename(L, -1));
   *wanted = lua_toboolean(L, -1);
   *prints = !lua_isfunction(L, -1);
   if (raises) *raises = raise;

@@ -44,9 +44,7 @@ static request *ended;
 /* In the registry: number of a request -> its handles, as keys. */
 #define ANCHORS "hierlock.anchors"
 
-static request **chain(uintptr_t id) {
-  return &requests[(id >> 6 ^ id >> 14) % CHAINS];
-}
+static request **chain(uintptr_t id) { return &requests[(id >> 6 ^ id >> 14) % CHAINS]; }
 
 void hll_tie(hll_tied *tied, hll_tied **list, void (*end)(hll_tied *tied)) {
   hll_untie(tied);
@@ -63,16 +61,14 @@ void hll_untie(hll_tied *tied) {
 }
 
 static void handle_end(hll_tied *tied) {
-  hll_handle *self =
-      (hll_handle *)(void *)((char *)tied - offsetof(hll_handle, tied));
+  hll_handle *self = (hll_handle *)(void *)((char *)tied - offsetof(hll_handle, tied));
   if (!self->lock) return;
   int status = hl_lock_close(self->lock, NULL);
   hll_trace_queue(self->trace, status == HL_ELOST ? "lost" : "request");
 }
 
 static void pending_end(hll_tied *tied) {
-  hll_pending *self =
-      (hll_pending *)(void *)((char *)tied - offsetof(hll_pending, tied));
+  hll_pending *self = (hll_pending *)(void *)((char *)tied - offsetof(hll_pending, tied));
   if (self->pending) hl_pending_cancel(self->pending);
   hll_trace_queue(self->trace, NULL);
 }
@@ -152,9 +148,7 @@ static void request_end(void *data) {
   ended = self;
 }
 
-static uintptr_t id_check(lua_State *L, int index) {
-  return (uintptr_t)luaL_checknumber(L, index);
-}
+static uintptr_t id_check(lua_State *L, int index) { return (uintptr_t)luaL_checknumber(L, index); }
 
 /***
 Ties a handle or a pending to a request, and anchors a handle; for hierlock's own Lua
@@ -211,8 +205,7 @@ static int request_new(lua_State *L) {
 }
 
 void hll_request_register(lua_State *L) {
-  static const luaL_Reg functions[] = {
-      {"tie", tie}, {"request", request_new}, {NULL, NULL}};
+  static const luaL_Reg functions[] = {{"tie", tie}, {"request", request_new}, {NULL, NULL}};
   hll_setfuncs(L, functions);
   lua_newtable(L);
   lua_setfield(L, LUA_REGISTRYINDEX, ANCHORS);

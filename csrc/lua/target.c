@@ -18,9 +18,7 @@ hl_id hll_id(lua_State *L, int index, const char *level, char room[24]) {
   long long integer;
   hl_id id = {NULL, 0};
   switch (lua_type(L, index)) {
-  case LUA_TSTRING:
-    id.data = lua_tolstring(L, index, &id.size);
-    break;
+  case LUA_TSTRING: id.data = lua_tolstring(L, index, &id.size); break;
   case LUA_TNUMBER:
     if (hll_tointeger(L, index, &integer)) {
       id.size = (size_t)snprintf(room, 24, "%lld", integer);
@@ -30,17 +28,13 @@ hl_id hll_id(lua_State *L, int index, const char *level, char room[24]) {
     hll_misuse(L, "%s must be a string or an integer, not a float", level);
     break;
   case LUA_TNIL:
-  case LUA_TNONE:
-    hll_misuse(L, "%s is missing", level);
-    break;
+  case LUA_TNONE: hll_misuse(L, "%s is missing", level); break;
   default:
-    hll_misuse(L, "%s must be a string or an integer, not %s", level,
-               luaL_typename(L, index));
+    hll_misuse(L, "%s must be a string or an integer, not %s", level, luaL_typename(L, index));
   }
   if (id.size == 0) hll_misuse(L, "%s must not be empty", level);
   if (id.size > HL_ID_MAX)
-    hll_misuse(L, "%s has %d bytes; an id has at most %d", level,
-               (int)id.size, HL_ID_MAX);
+    hll_misuse(L, "%s has %d bytes; an id has at most %d", level, (int)id.size, HL_ID_MAX);
   return id;
 }
 
@@ -70,13 +64,10 @@ static void read_field(lua_State *L, reading *r) {
   unsigned levels = hl_layout_levels(r->layout);
   long long position = 0;
   if (lua_type(L, -2) == LUA_TNUMBER) {
-    if (!hll_tointeger(L, -2, &position) || position < 1 ||
-        position > (long long)levels)
-      hll_misuse(L, "target has a position that is none of 1 to %d",
-                 (int)levels);
+    if (!hll_tointeger(L, -2, &position) || position < 1 || position > (long long)levels)
+      hll_misuse(L, "target has a position that is none of 1 to %d", (int)levels);
     unsigned level = (unsigned)position - 1;
-    r->ids[level] =
-        hll_id(L, -1, hl_layout_name(r->layout, level), r->rooms[level]);
+    r->ids[level] = hll_id(L, -1, hl_layout_name(r->layout, level), r->rooms[level]);
     r->given |= 1u << level;
     r->positions++;
     return;
@@ -84,8 +75,7 @@ static void read_field(lua_State *L, reading *r) {
   if (lua_type(L, -2) != LUA_TSTRING)
     hll_misuse(L, "target has a key of type %s", luaL_typename(L, -2));
   const char *name = hll_word(L, -2);
-  if (!name)
-    hll_misuse(L, "unknown key '%s' in target", lua_tostring(L, -2));
+  if (!name) hll_misuse(L, "unknown key '%s' in target", lua_tostring(L, -2));
   for (unsigned level = 0; level < levels; level++)
     if (strcmp(name, hl_layout_name(r->layout, level)) == 0) {
       r->ids[level] = hll_id(L, -1, name, r->rooms[level]);
@@ -97,8 +87,7 @@ static void read_field(lua_State *L, reading *r) {
     r->mode = hll_mode(L, -1);
     r->mode_given = true;
   } else if (names_list(r->layout, name)) {
-    if (!lua_istable(L, -1))
-      hll_misuse(L, "%s must be a list, not %s", name, luaL_typename(L, -1));
+    if (!lua_istable(L, -1)) hll_misuse(L, "%s must be a list, not %s", name, luaL_typename(L, -1));
     if (hll_rawlen(L, -1) == 0) hll_misuse(L, "%s must not be empty", name);
     lua_pushvalue(L, -1);
     lua_replace(L, r->list);
@@ -121,15 +110,14 @@ static void add_list(lua_State *L, int index, reading *r) {
   size_t fields = 0;
   for (size_t i = 1; i <= n; i++) {
     lua_rawgeti(L, index, (int)i);
-    r->ids[level] =
-        hll_id(L, -1, hl_layout_name(r->layout, level), r->rooms[level]);
+    r->ids[level] = hll_id(L, -1, hl_layout_name(r->layout, level), r->rooms[level]);
     add(L, r, level + 1);
     lua_pop(L, 1);
   }
   for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) fields++;
   if (fields != n)
-    hll_misuse(L, "the list of %ss has other keys than 1 to %d",
-               hl_layout_name(r->layout, level), (int)n);
+    hll_misuse(L, "the list of %ss has other keys than 1 to %d", hl_layout_name(r->layout, level),
+               (int)n);
 }
 
 void hll_target_add(lua_State *L, int index, hl_plan *plan, hl_mode mode) {
@@ -143,18 +131,15 @@ void hll_target_add(lua_State *L, int index, hl_plan *plan, hl_mode mode) {
 
   for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) read_field(L, &r);
 
-  if (r.positions && r.named)
-    hll_misuse(L, "target mixes positions and names");
+  if (r.positions && r.named) hll_misuse(L, "target mixes positions and names");
   unsigned levels = hl_layout_levels(r.layout);
   unsigned n = 0;
   while (n < levels && (r.given >> n & 1u)) n++;
   if (!lua_isnil(L, r.list)) {
     if (r.ids[levels - 1].size > 0)
-      hll_misuse(L, "target has both %s and %ss",
-                 hl_layout_name(r.layout, levels - 1),
+      hll_misuse(L, "target has both %s and %ss", hl_layout_name(r.layout, levels - 1),
                  hl_layout_name(r.layout, levels - 1));
-    if (n < levels - 1)
-      hll_misuse(L, "%s is missing in target", hl_layout_name(r.layout, n));
+    if (n < levels - 1) hll_misuse(L, "%s is missing in target", hl_layout_name(r.layout, n));
     add_list(L, r.list, &r);
     lua_pop(L, 1);
     return;
@@ -162,16 +147,14 @@ void hll_target_add(lua_State *L, int index, hl_plan *plan, hl_mode mode) {
   lua_pop(L, 1);
   if (n < levels && r.given >> n)
     hll_misuse(L, "%s is missing in target", hl_layout_name(r.layout, n));
-  if (n == 0)
-    hll_misuse(L, "target is empty: it needs %s", hl_layout_name(r.layout, 0));
+  if (n == 0) hll_misuse(L, "target is empty: it needs %s", hl_layout_name(r.layout, 0));
   add(L, &r, n);
 }
 
 void hll_targets_add(lua_State *L, int index, hl_plan *plan, hl_mode mode) {
   index = hll_absindex(L, index);
   if (!lua_istable(L, index))
-    hll_misuse(L, "targets must be a list of targets, not %s",
-               luaL_typename(L, index));
+    hll_misuse(L, "targets must be a list of targets, not %s", luaL_typename(L, index));
   size_t n = hll_rawlen(L, index), fields = 0;
   if (n == 0) hll_misuse(L, "targets must not be empty");
   for (size_t i = 1; i <= n; i++) {
@@ -180,9 +163,7 @@ void hll_targets_add(lua_State *L, int index, hl_plan *plan, hl_mode mode) {
     lua_pop(L, 1);
   }
   for (lua_pushnil(L); lua_next(L, index); lua_pop(L, 1)) fields++;
-  if (fields != n)
-    hll_misuse(L, "targets must be a list; it has other keys than 1 to %d",
-               (int)n);
+  if (fields != n) hll_misuse(L, "targets must be a list; it has other keys than 1 to %d", (int)n);
 }
 
 /***
@@ -206,14 +187,11 @@ int hll_manager_unit(lua_State *L) {
   if (lua_type(L, 2) != LUA_TSTRING)
     hll_misuse(L, "name must be a string, not %s", luaL_typename(L, 2));
   const char *name = lua_tolstring(L, 2, &size);
-  if (!hl_manager_has_unit(manager, name, size))
-    hll_misuse(L, "unknown unit '%s'", name);
+  if (!hl_manager_has_unit(manager, name, size)) hll_misuse(L, "unknown unit '%s'", name);
   if (n - 1 > (int)hl_layout_levels(layout))
-    hll_misuse(L, "the manager has %d levels for ids of a unit",
-               (int)hl_layout_levels(layout) - 1);
+    hll_misuse(L, "the manager has %d levels for ids of a unit", (int)hl_layout_levels(layout) - 1);
   char room[24];
-  for (int i = 3; i <= n; i++)
-    (void)hll_id(L, i, hl_layout_name(layout, (unsigned)i - 2), room);
+  for (int i = 3; i <= n; i++) (void)hll_id(L, i, hl_layout_name(layout, (unsigned)i - 2), room);
   /* What allocates may close the manager: from here on it is not looked at. */
   lua_createtable(L, n - 1, 1);
   lua_pushvalue(L, 2);

@@ -15,13 +15,19 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LEFTOVERS_PATIENCE_S = 20 };
+enum {
+  LEFTOVERS_PATIENCE_S = 20
+};
 
 /* ThreadSanitizer has one of its own, from some moment on. */
 #if defined(__SANITIZE_THREAD__)
-enum { THREADS_OF_TOOLS = 1 };
+enum {
+  THREADS_OF_TOOLS = 1
+};
 #else
-enum { THREADS_OF_TOOLS = 0 };
+enum {
+  THREADS_OF_TOOLS = 0
+};
 #endif
 
 static int entries_of(const char *path) {
@@ -45,8 +51,7 @@ static int mappings_of_stores(void) {
   int n = 0;
   FILE *maps = fopen("/proc/self/maps", "re");
   if (!maps) return -1;
-  while (fgets(line, sizeof line, maps))
-    n += strstr(line, "/control") || strstr(line, "/board");
+  while (fgets(line, sizeof line, maps)) n += strstr(line, "/control") || strstr(line, "/board");
   (void)fclose(maps);
   return n;
 }

@@ -12,8 +12,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-__attribute__((format(printf, 2, 3))) static inline void query(
-    MYSQL *mysql, const char *format, ...) {
+__attribute__((format(printf, 2, 3))) static inline void query(MYSQL *mysql, const char *format,
+                                                               ...) {
   char sql[512];
   va_list arguments;
   va_start(arguments, format);
@@ -29,8 +29,8 @@ static inline void provision(const char *text, const char *table, int buckets) {
   hl_dsn dsn;
   if (hl_dsn_parse(text, hl_store_mysql.parse, &dsn, NULL) != HL_OK) exit(1);
   MYSQL *mysql = mysql_init(NULL);
-  if (!mysql_real_connect(mysql, dsn.host, dsn.user, dsn.password, dsn.database,
-                          dsn.port, NULL, 0)) {
+  if (!mysql_real_connect(mysql, dsn.host, dsn.user, dsn.password, dsn.database, dsn.port, NULL,
+                          0)) {
     (void)fprintf(stderr, "%s\n", mysql_error(mysql));
     exit(1);
   }
@@ -46,9 +46,8 @@ static inline void provision(const char *text, const char *table, int buckets) {
   query(mysql, "BEGIN");
   for (int i = 0; i < 3 * buckets; i++)
     query(mysql, "INSERT IGNORE INTO %s VALUES (%d, %d)", table, i % 3, i / 3);
-  query(mysql,
-        "REPLACE INTO hier_lock_meta VALUES ('%s', %d, 'user,account,resource')",
-        table, buckets);
+  query(mysql, "REPLACE INTO hier_lock_meta VALUES ('%s', %d, 'user,account,resource')", table,
+        buckets);
   query(mysql, "COMMIT");
   mysql_close(mysql);
   hl_dsn_dispose(&dsn);

@@ -16,7 +16,12 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { PATIENCE_S = 30, LONG_MS = 20000, SHORT_MS = 300, CIRCLE_MS = 6000 };
+enum {
+  PATIENCE_S = 30,
+  LONG_MS = 20000,
+  SHORT_MS = 300,
+  CIRCLE_MS = 6000
+};
 
 static char directory[] = "/dev/shm/hierlock-cancel-XXXXXX", dsn[64];
 

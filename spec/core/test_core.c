@@ -30,23 +30,16 @@
 
 static hl_id id(const char *text) { return (hl_id){text, strlen(text)}; }
 
-static hl_layout *layout_of(const char *const *names, unsigned n,
-                            uint32_t buckets) {
+static hl_layout *layout_of(const char *const *names, unsigned n, uint32_t buckets) {
   hl_layout *layout;
   assert_int_equal(hl_layout_new(names, n, buckets, &layout, NULL), HL_OK);
   return layout;
 }
 
 /* Adds user, account, resource; NULL ends. */
-static void add(hl_plan *plan, const char *u, const char *a, const char *r,
-                hl_mode mode) {
+static void add(hl_plan *plan, const char *u, const char *a, const char *r, hl_mode mode) {
   hl_id ids[3] = {id(u), a ? id(a) : id(""), r ? id(r) : id("")};
-  assert_int_equal(hl_plan_add(plan, ids,
-                               r   ? 3
-                               : a ? 2
-                                   : 1,
-                               mode, false, NULL),
-                   HL_OK);
+  assert_int_equal(hl_plan_add(plan, ids, r ? 3 : a ? 2 : 1, mode, false, NULL), HL_OK);
 }
 
 /* -------------------------------------------------------------- layout */
@@ -70,9 +63,7 @@ static void layout_hashes_as_in_the_contract(void **state) {
 /* The numbers are those of another implementation. */
 static void layout_without_buckets_has_the_hash_itself(void **state) {
   (void)state;
-  static const uint64_t buckets[] = {810262712412770932u,
-                                     301773293904552679u,
-                                     804619361403833793u,
+  static const uint64_t buckets[] = {810262712412770932u, 301773293904552679u, 804619361403833793u,
                                      804622659938718424u};
   hl_layout *wanted = layout_of(NULL, 0, 7), *layout;
   hl_id ids[3] = {id("u1"), id("a1"), id("r1")};
@@ -80,8 +71,7 @@ static void layout_without_buckets_has_the_hash_itself(void **state) {
   hl_layout_unref(wanted);
   assert_int_equal(hl_layout_buckets(layout), 0);
   assert_int_equal(hl_layout_levels(layout), 3);
-  for (unsigned n = 1; n <= 3; n++)
-    assert_true(hl_layout_bucket(layout, ids, n) == buckets[n - 1]);
+  for (unsigned n = 1; n <= 3; n++) assert_true(hl_layout_bucket(layout, ids, n) == buckets[n - 1]);
   ids[2] = id("r2");
   assert_true(hl_layout_bucket(layout, ids, 3) == buckets[3]);
   hl_layout_unref(layout);
@@ -101,13 +91,10 @@ static void layout_refuses_bad_names_and_numbers(void **state) {
   }
   const char *twice[] = {"a", "b", "a"}, *many[HL_LEVELS_MAX + 1];
   assert_int_equal(hl_layout_new(twice, 3, 1, &layout, &error), HL_EMISUSE);
-  for (size_t i = 0; i <= HL_LEVELS_MAX; i++)
-    many[i] = "a";
-  assert_int_equal(hl_layout_new(many, HL_LEVELS_MAX + 1, 1, &layout, &error),
-                   HL_EMISUSE);
+  for (size_t i = 0; i <= HL_LEVELS_MAX; i++) many[i] = "a";
+  assert_int_equal(hl_layout_new(many, HL_LEVELS_MAX + 1, 1, &layout, &error), HL_EMISUSE);
   assert_int_equal(hl_layout_new(many, 0, 1, &layout, &error), HL_EMISUSE);
-  assert_int_equal(hl_layout_new(many, 1, 1u << 31, &layout, &error),
-                   HL_EMISUSE);
+  assert_int_equal(hl_layout_new(many, 1, 1u << 31, &layout, &error), HL_EMISUSE);
 }
 
 /* ---------------------------------------------------------------- plan */
@@ -146,21 +133,17 @@ static uint64_t key_of(const char *name, size_t size) {
 
 static void plan_has_names_behind_its_nodes(void **state) {
   (void)state;
-  const char *const patterns[] = {"{user}", "{user}/{account}",
-                                  "{resource} of {user}: {resource}", NULL};
+  const char *const patterns[] = {"{user}", "{user}/{account}", "{resource} of {user}: {resource}",
+                                  NULL};
   const hl_id ids[] = {id("u1"), id("a1"), id("r1")};
   hl_layout *plain = layout_of(NULL, 0, 0), *named;
   char name[64];
   for (int i = 0; i < 2; i++) {
-    assert_int_equal(
-        hl__layout_named(plain, key_of, i ? patterns : NULL, NULL, &named,
-                         NULL),
-        HL_OK);
+    assert_int_equal(hl__layout_named(plain, key_of, i ? patterns : NULL, NULL, &named, NULL),
+                     HL_OK);
     const char *expected = i ? "r1 of u1: r1" : "u1/a1/r1";
-    assert_int_equal(hl__layout_node_name(named, ids, 3, NULL),
-                     strlen(expected));
-    assert_int_equal(hl__layout_node_name(named, ids, 3, name),
-                     strlen(expected));
+    assert_int_equal(hl__layout_node_name(named, ids, 3, NULL), strlen(expected));
+    assert_int_equal(hl__layout_node_name(named, ids, 3, name), strlen(expected));
     assert_memory_equal(name, expected, strlen(expected));
     assert_int_equal(hl_layout_bucket(named, ids, 3), 185732);
 
@@ -192,22 +175,19 @@ static void plan_has_names_behind_its_nodes(void **state) {
 
 static void names_are_not_those_of_the_store(void **state) {
   (void)state;
-  const char *const patterns[] = {"{user}", "{account}:{user}", "{resource}:",
-                                  NULL};
+  const char *const patterns[] = {"{user}", "{account}:{user}", "{resource}:", NULL};
   hl_layout *plain = layout_of(NULL, 0, 0), *named;
   for (int i = 0; i < 2; i++) {
     hl_error error;
     size_t n, before;
-    assert_int_equal(hl__layout_named(plain, key_of, i ? patterns : NULL, "own:",
-                                      &named, NULL),
+    assert_int_equal(hl__layout_named(plain, key_of, i ? patterns : NULL, "own:", &named, NULL),
                      HL_OK);
     hl_plan *plan = hl_plan_new(named);
     add(plan, "own", "a", "r", HL_SHARED); /* "own/a/r", or "r:" */
     add(plan, "owner", NULL, NULL, HL_SHARED);
     (void)hl_plan_rows(plan, &before);
     hl_id ids[] = {id(i ? "u" : "own:"), id("own"), id("r")};
-    assert_int_equal(hl_plan_add(plan, ids, 3, HL_SHARED, false, &error),
-                     HL_EMISUSE);
+    assert_int_equal(hl_plan_add(plan, ids, 3, HL_SHARED, false, &error), HL_EMISUSE);
     assert_non_null(strstr(error.message, "'own:'"));
     assert_int_equal(hl_plan_target_count(plan), 2);
     (void)hl_plan_rows(plan, &n);
@@ -230,8 +210,7 @@ static void names_need_their_own_level(void **state) {
   };
   hl_layout *plain = layout_of(NULL, 0, 0), *named;
   for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
-    assert_int_equal(
-        hl__layout_named(plain, key_of, wrong[i], NULL, &named, NULL), HL_EMISUSE);
+    assert_int_equal(hl__layout_named(plain, key_of, wrong[i], NULL, &named, NULL), HL_EMISUSE);
   hl_layout_unref(plain);
 }
 
@@ -241,15 +220,11 @@ static void plan_refuses_bad_ids_and_stays_as_it_was(void **state) {
   hl_layout *layout = layout_of(NULL, 0, 0);
   hl_plan *plan = hl_plan_new(layout);
   hl_id ids[4] = {id("u"), {large, sizeof large}, id("r"), id("x")};
-  assert_int_equal(hl_plan_add(plan, ids, 0, HL_SHARED, false, NULL),
-                   HL_EMISUSE);
-  assert_int_equal(hl_plan_add(plan, ids, 4, HL_SHARED, false, NULL),
-                   HL_EMISUSE);
-  assert_int_equal(hl_plan_add(plan, ids, 2, HL_SHARED, false, NULL),
-                   HL_EMISUSE);
+  assert_int_equal(hl_plan_add(plan, ids, 0, HL_SHARED, false, NULL), HL_EMISUSE);
+  assert_int_equal(hl_plan_add(plan, ids, 4, HL_SHARED, false, NULL), HL_EMISUSE);
+  assert_int_equal(hl_plan_add(plan, ids, 2, HL_SHARED, false, NULL), HL_EMISUSE);
   ids[1] = id("");
-  assert_int_equal(hl_plan_add(plan, ids, 2, HL_SHARED, false, NULL),
-                   HL_EMISUSE);
+  assert_int_equal(hl_plan_add(plan, ids, 2, HL_SHARED, false, NULL), HL_EMISUSE);
   assert_int_equal(hl_plan_target_count(plan), 0);
   ids[1] = (hl_id){large, HL_ID_MAX};
   assert_int_equal(hl_plan_add(plan, ids, 2, HL_SHARED, true, NULL), HL_OK);
@@ -294,7 +269,9 @@ static void plan_says_which_rows_are_missing(void **state) {
 
 static void plan_of_ten_thousand_targets(void **state) {
   (void)state;
-  enum { N = 10000 };
+  enum {
+    N = 10000
+  };
   hl_layout *layout = layout_of(NULL, 0, 1000000);
   hl_plan *plan = hl_plan_new(layout);
   char text[32];
@@ -308,13 +285,11 @@ static void plan_of_ten_thousand_targets(void **state) {
   assert_true(n > N - 200 && n <= N + 2);
   for (size_t i = 1; i < n; i++)
     assert_true(rows[i - 1].level < rows[i].level ||
-                (rows[i - 1].level == rows[i].level &&
-                 rows[i - 1].bucket < rows[i].bucket));
+                (rows[i - 1].level == rows[i].level && rows[i - 1].bucket < rows[i].bucket));
   const hl_row *same = hl__plan_rows(copy, &copied);
   assert_int_equal(copied, n);
   for (size_t i = 0; i < n; i++)
-    assert_true(same[i].level == rows[i].level &&
-                same[i].bucket == rows[i].bucket &&
+    assert_true(same[i].level == rows[i].level && same[i].bucket == rows[i].bucket &&
                 same[i].mode == rows[i].mode);
   for (int i = 0; i < N; i += 777) {
     hl_id ids[HL_LEVELS_MAX];
@@ -326,8 +301,7 @@ static void plan_of_ten_thousand_targets(void **state) {
   char *sql = hl_plan_sql(plan, HL_MARIADB, "t");
   assert_non_null(sql);
   size_t parts = 0;
-  for (const char *at = sql; (at = strstr(at, "SELECT ")); at++)
-    parts++;
+  for (const char *at = sql; (at = strstr(at, "SELECT ")); at++) parts++;
   assert_int_equal(parts, n);
   free(sql);
   hl_plan_free(plan), hl_plan_free(copy);
@@ -343,14 +317,12 @@ static void plan_describes_itself_in_any_room(void **state) {
   hl_id ids[2] = {id("u\n"), {"a\0\xff\xc3\xa4/%", 7}};
   assert_int_equal(hl_plan_add(plan, ids, 2, HL_SHARED, false, NULL), HL_OK);
   add(plan, "u2", NULL, NULL, HL_SHARED);
-  assert_string_equal(hl_plan_describe(plan, text, sizeof text),
-                      "u%0A/a%00%FF\xc3\xa4%2F%25, u2");
+  assert_string_equal(hl_plan_describe(plan, text, sizeof text), "u%0A/a%00%FF\xc3\xa4%2F%25, u2");
   for (size_t size = 0; size < 40; size++) {
     memset(text, '#', sizeof text);
     (void)hl_plan_describe(plan, text, size);
     if (size) assert_true(strlen(text) < size);
-    for (size_t i = size; i < sizeof text; i++)
-      assert_int_equal(text[i], '#');
+    for (size_t i = size; i < sizeof text; i++) assert_int_equal(text[i], '#');
   }
   hl_plan_free(plan);
   hl_layout_unref(layout);
@@ -369,8 +341,7 @@ static void same(const char *a, const char *b) {
 
 /* By the store that it asks for. */
 static int dsn_parse(const char *text, hl_dsn *dsn, hl_error *error) {
-  static const hl_store_ops *const stores[] = {&hl_store_mysql, &hl_store_file,
-                                               &hl_store_null};
+  static const hl_store_ops *const stores[] = {&hl_store_mysql, &hl_store_file, &hl_store_null};
   const char *store = hl_dsn_store(text, error);
   memset(dsn, 0, sizeof *dsn);
   for (size_t i = 0; store && i < sizeof stores / sizeof *stores; i++)
@@ -386,34 +357,27 @@ static void dsn_is_taken_apart(void **state) {
     unsigned port;
     const char *socket, *database, *path, *name, *value;
   } cases[] = {
-      {"mysql://u:p@h:33/d?table=t", "mysql", "u", "p", "h", 33, NULL, "d",
-       NULL, "table", "t"},
-      {"mariadb://h/d", "mysql", NULL, NULL, "h", 0, NULL, "d", NULL, NULL,
+      {"mysql://u:p@h:33/d?table=t", "mysql", "u", "p", "h", 33, NULL, "d", NULL, "table", "t"},
+      {"mariadb://h/d", "mysql", NULL, NULL, "h", 0, NULL, "d", NULL, NULL, NULL},
+      {"mysql://u@/d", "mysql", "u", NULL, NULL, 0, NULL, "d", NULL, NULL, NULL},
+      {"mysql://u:@[::1]:5/d", "mysql", "u", "", "::1", 5, NULL, "d", NULL, NULL, NULL},
+      {"mysql://[fe80::1%25eth0]/d", "mysql", NULL, NULL, "fe80::1%eth0", 0, NULL, "d", NULL, NULL,
        NULL},
-      {"mysql://u@/d", "mysql", "u", NULL, NULL, 0, NULL, "d", NULL, NULL,
-       NULL},
-      {"mysql://u:@[::1]:5/d", "mysql", "u", "", "::1", 5, NULL, "d", NULL,
-       NULL, NULL},
-      {"mysql://[fe80::1%25eth0]/d", "mysql", NULL, NULL, "fe80::1%eth0", 0,
-       NULL, "d", NULL, NULL, NULL},
-      {"mysql://%75%3a:%40%2f%3F%25:x@y@h/%64%2f", "mysql", "u:", "@/?%:x@y",
-       "h", 0, NULL, "d/", NULL, NULL, NULL},
-      {"mysql://u:p@/d?socket=%2frun%2fs&tls=off", "mysql", "u", "p", NULL, 0,
-       "/run/s", "d", NULL, "tls", "off"},
+      {"mysql://%75%3a:%40%2f%3F%25:x@y@h/%64%2f", "mysql", "u:", "@/?%:x@y", "h", 0, NULL, "d/",
+       NULL, NULL, NULL},
+      {"mysql://u:p@/d?socket=%2frun%2fs&tls=off", "mysql", "u", "p", NULL, 0, "/run/s", "d", NULL,
+       "tls", "off"},
       {"mysql://", "mysql", NULL, NULL, NULL, 0, NULL, NULL, NULL, NULL, NULL},
-      {"u:p@tcp(h:33)/d?loc=Europe%2FBerlin", "mysql", "u", "p", "h", 33, NULL,
-       "d", NULL, "loc", "Europe/Berlin"},
-      {"u:p:/@?%zz@tcp(h)/d", "mysql", "u", "p:/@?%zz", "h", 0, NULL, "d", NULL,
-       NULL, NULL},
-      {"u:@tcp(x)/y@tcp([::1]:3)/d", "mysql", "u", "@tcp(x)/y", "::1", 3, NULL,
-       "d", NULL, NULL, NULL},
-      {"u@unix(/run/a b)/d", "mysql", "u", NULL, NULL, 0, "/run/a b", "d", NULL,
-       NULL, NULL},
+      {"u:p@tcp(h:33)/d?loc=Europe%2FBerlin", "mysql", "u", "p", "h", 33, NULL, "d", NULL, "loc",
+       "Europe/Berlin"},
+      {"u:p:/@?%zz@tcp(h)/d", "mysql", "u", "p:/@?%zz", "h", 0, NULL, "d", NULL, NULL, NULL},
+      {"u:@tcp(x)/y@tcp([::1]:3)/d", "mysql", "u", "@tcp(x)/y", "::1", 3, NULL, "d", NULL, NULL,
+       NULL},
+      {"u@unix(/run/a b)/d", "mysql", "u", NULL, NULL, 0, "/run/a b", "d", NULL, NULL, NULL},
       {"u:p@tcp/d", "mysql", "u", "p", NULL, 0, NULL, "d", NULL, NULL, NULL},
       {"/d", "mysql", NULL, NULL, NULL, 0, NULL, "d", NULL, NULL, NULL},
       {"file:", "file", NULL, NULL, NULL, 0, NULL, NULL, NULL, NULL, NULL},
-      {"FILE:/a%20b", "file", NULL, NULL, NULL, 0, NULL, NULL, "/a b", NULL,
-       NULL},
+      {"FILE:/a%20b", "file", NULL, NULL, NULL, 0, NULL, NULL, "/a b", NULL, NULL},
       {"file:///a", "file", NULL, NULL, NULL, 0, NULL, NULL, "/a", NULL, NULL},
       {"file:a/b", "file", NULL, NULL, NULL, 0, NULL, NULL, "a/b", NULL, NULL},
       {"null:", "null", NULL, NULL, NULL, 0, NULL, NULL, NULL, NULL, NULL},
@@ -431,8 +395,7 @@ static void dsn_is_taken_apart(void **state) {
     same(dsn.socket, cases[i].socket);
     same(dsn.database, cases[i].database);
     same(dsn.path, cases[i].path);
-    if (cases[i].name)
-      same(hl_dsn_param_get(&dsn, cases[i].name), cases[i].value);
+    if (cases[i].name) same(hl_dsn_param_get(&dsn, cases[i].name), cases[i].value);
     same(hl_dsn_param_get(&dsn, "absent"), NULL);
     hl_dsn_dispose(&dsn);
     hl_dsn_dispose(&dsn);
@@ -443,8 +406,7 @@ static void dsn_has_a_limited_number_of_parameters(void **state) {
   (void)state;
   char text[1024] = "mysql://h/d?";
   hl_dsn dsn;
-  for (int i = 0; i < HL_DSN_PARAMS_MAX; i++)
-    (void)sprintf(text + strlen(text), "p%d=%d&", i, i);
+  for (int i = 0; i < HL_DSN_PARAMS_MAX; i++) (void)sprintf(text + strlen(text), "p%d=%d&", i, i);
   assert_int_equal(dsn_parse(text, &dsn, NULL), HL_OK);
   assert_int_equal(dsn.param_count, HL_DSN_PARAMS_MAX);
   hl_dsn_dispose(&dsn);
@@ -456,9 +418,8 @@ static void dsn_has_a_limited_number_of_parameters(void **state) {
 static void dsn_of_random_pieces_is_taken_apart_or_refused(void **state) {
   (void)state;
   static const char *const pieces[] = {
-      "mysql://", "file:", "null:", "tcp(", "unix(", ")",   "/",   "@",
-      ":",        "?",     "&",     "=",    "%",     "%41", "%00", "[",
-      "]",        "a",     "1",     "\xff", "\x01",  "//"};
+      "mysql://", "file:", "null:", "tcp(", "unix(", ")", "/", "@", ":",    "?",    "&",
+      "=",        "%",     "%41",   "%00",  "[",     "]", "a", "1", "\xff", "\x01", "//"};
   uint32_t random = 1;
   for (int i = 0; i < 300000; i++) {
     char text[256] = "";
@@ -489,7 +450,9 @@ static void errors_are_one_line_and_never_too_long(void **state) {
   assert_int_equal(hl__error(&error, HL_ESTORE, "a\nb\t%s", large), HL_ESTORE);
   assert_memory_equal(error.message, "a b x", 5);
   /* Nor does a terminal obey them: DEL, U+009B, which is CSI; but U+00A0 is shown. */
-  (void)hl__error(&error, HL_ESTORE, "%s", "a\x7f\xc2\x9b" "b\xc2\xa0\x1b");
+  (void)hl__error(&error, HL_ESTORE, "%s",
+                  "a\x7f\xc2\x9b"
+                  "b\xc2\xa0\x1b");
   assert_string_equal(error.message, "a   b\xc2\xa0 ");
   (void)hl__error(&error, HL_ESTORE, "a\nb\t%s", large);
   assert_int_equal(strlen(error.message), sizeof error.message - 1);
@@ -544,14 +507,12 @@ static void escaping_keeps_utf8_and_nothing_else_odd(void **state) {
       {"a\0b", 3, "a\\x00b"},
       {"\x7f\x1b", 2, "\\x7f\\x1b"},
       {"\xc2\x9b\xc2\xa0", 4, "\\xc2\\x9b\xc2\xa0"}, /* a terminal's CSI */
-      {"\xc3\xa4\xe2\x82\xac\xf0\x9f\x94\x92", 9,
-       "\xc3\xa4\xe2\x82\xac\xf0\x9f\x94\x92"},
+      {"\xc3\xa4\xe2\x82\xac\xf0\x9f\x94\x92", 9, "\xc3\xa4\xe2\x82\xac\xf0\x9f\x94\x92"},
       /* What turns the direction of writing (U+202E, U+2066, U+061C), or ends a line
          (U+2028); their neighbours U+200D and U+2030 do not. */
       {"\xe2\x80\xae\xe2\x81\xa6", 6, "\\xe2\\x80\\xae\\xe2\\x81\\xa6"},
       {"\xd8\x9c\xe2\x80\xa8", 5, "\\xd8\\x9c\\xe2\\x80\\xa8"},
-      {"\xe2\x80\x8d\xe2\x80\xb0\xd8\x9b", 8,
-       "\xe2\x80\x8d\xe2\x80\xb0\xd8\x9b"},
+      {"\xe2\x80\x8d\xe2\x80\xb0\xd8\x9b", 8, "\xe2\x80\x8d\xe2\x80\xb0\xd8\x9b"},
       {"\xc3", 1, "\\xc3"},          /* cut */
       {"\xc0\xaf", 2, "\\xc0\\xaf"}, /* too long */
       {"\xe0\x80\xaf", 3, "\\xe0\\x80\\xaf"},
@@ -605,8 +566,7 @@ static int in_child(void (*fn)(void *), void *context) {
 static void count_open(void *context) {
   const int *fds = context;
   int open = 0;
-  for (int i = 0; i < 3; i++)
-    open += fcntl(fds[i], F_GETFD) >= 0;
+  for (int i = 0; i < 3; i++) open += fcntl(fds[i], F_GETFD) >= 0;
   _exit(open * 10 + (int)hl__fork_generation());
 }
 
@@ -677,20 +637,19 @@ static hl_manager *open_dsn(const char *dsn) {
   hl_error error;
   config.dsn = dsn;
   config.timeout = 10000;
-  if (hl_manager_open(&config, &manager, &error) != HL_OK)
-    fail_msg("%s: %s", dsn, error.message);
+  if (hl_manager_open(&config, &manager, &error) != HL_OK) fail_msg("%s: %s", dsn, error.message);
   return manager;
 }
 
-static hl_plan *plan_for(hl_manager *manager, const char *u, const char *a,
-                         const char *r, hl_mode mode) {
+static hl_plan *plan_for(hl_manager *manager, const char *u, const char *a, const char *r,
+                         hl_mode mode) {
   hl_plan *plan = hl_plan_new(hl_manager_layout(manager));
   add(plan, u, a, r, mode);
   return plan;
 }
 
-static int take(hl_manager *manager, const char *u, const char *a,
-                const char *r, hl_mode mode, int64_t timeout, hl_lock **lock) {
+static int take(hl_manager *manager, const char *u, const char *a, const char *r, hl_mode mode,
+                int64_t timeout, hl_lock **lock) {
   hl_options options = HL_OPTIONS_INIT;
   options.timeout = timeout;
   hl_plan *plan = plan_for(manager, u, a, r, mode);
@@ -707,8 +666,7 @@ static void a_lock_goes_through_its_life(void **state) {
     hl_manager *manager = open_dsn(dsns[i]);
     hl_lock *lock, *other;
     hl_stats stats;
-    assert_int_equal(take(manager, "u", "a", NULL, HL_EXCLUSIVE, 0, &lock),
-                     HL_OK);
+    assert_int_equal(take(manager, "u", "a", NULL, HL_EXCLUSIVE, 0, &lock), HL_OK);
     assert_int_equal(take(manager, "u", NULL, NULL, HL_EXCLUSIVE, 0, &other),
                      excludes ? HL_TIMEOUT : HL_OK);
     if (excludes) assert_null(other);
@@ -755,11 +713,9 @@ static void misuse_of_acquire_is_named(void **state) {
   hl_lock *lock;
   assert_int_equal(hl_acquire(manager, empty, NULL, &lock, &error), HL_EMISUSE);
   assert_non_null(strstr(error.message, "target"));
-  assert_int_equal(hl_acquire(manager, foreign, NULL, &lock, &error),
-                   HL_EMISUSE);
+  assert_int_equal(hl_acquire(manager, foreign, NULL, &lock, &error), HL_EMISUSE);
   assert_non_null(strstr(error.message, "layout"));
-  assert_int_equal(hl_acquire(other, foreign, &options, &lock, &error),
-                   HL_EMISUSE);
+  assert_int_equal(hl_acquire(other, foreign, &options, &lock, &error), HL_EMISUSE);
   assert_non_null(strstr(error.message, "label"));
   hl_plan_free(empty), hl_plan_free(foreign);
   hl_manager_close(manager), hl_manager_close(other);
@@ -784,8 +740,7 @@ static void structures_of_other_sizes(void **state) {
   longer.config.size = sizeof longer;
   longer_options.options.size = sizeof longer_options;
   longer.later = 1;
-  assert_int_equal(hl_manager_open(&longer.config, &manager, &error),
-                   HL_EMISUSE);
+  assert_int_equal(hl_manager_open(&longer.config, &manager, &error), HL_EMISUSE);
   assert_non_null(strstr(error.message, "does not know"));
   longer.later = 0;
   assert_int_equal(hl_manager_open(&longer.config, &manager, &error), HL_OK);
@@ -797,14 +752,10 @@ static void structures_of_other_sizes(void **state) {
     if (i == 0) longer_options.later = 1;
     if (i == 1) longer_options.options.size = 0;
     hl_lock *other;
-    assert_int_equal(hl_acquire(manager, plan, options, &other, &error),
-                     HL_EMISUSE);
+    assert_int_equal(hl_acquire(manager, plan, options, &other, &error), HL_EMISUSE);
     assert_int_equal(hl_lock_extend(lock, plan, options, &error), HL_EMISUSE);
-    assert_int_equal(hl_start(manager, plan, options, &pending, &error),
-                     HL_EMISUSE);
-    assert_int_equal(
-        hl_lock_start_extend(lock, plan, options, &pending, &error),
-        HL_EMISUSE);
+    assert_int_equal(hl_start(manager, plan, options, &pending, &error), HL_EMISUSE);
+    assert_int_equal(hl_lock_start_extend(lock, plan, options, &pending, &error), HL_EMISUSE);
   }
   longer.config.size = 0;
   hl_manager *none;
@@ -841,12 +792,10 @@ static void a_closed_manager_leaves_locks_that_hold_nothing(void **state) {
   (void)state;
   hl_manager *manager = open_dsn(directory), *other = open_dsn(directory);
   hl_lock *lock, *second;
-  assert_int_equal(take(manager, "u", NULL, NULL, HL_EXCLUSIVE, 0, &lock),
-                   HL_OK);
+  assert_int_equal(take(manager, "u", NULL, NULL, HL_EXCLUSIVE, 0, &lock), HL_OK);
   hl_plan *plan = plan_for(manager, "v", NULL, NULL, HL_EXCLUSIVE);
   hl_manager_close(manager);
-  assert_int_equal(take(other, "u", NULL, NULL, HL_EXCLUSIVE, 0, &second),
-                   HL_OK);
+  assert_int_equal(take(other, "u", NULL, NULL, HL_EXCLUSIVE, 0, &second), HL_OK);
   assert_false(hl_lock_is_held(lock));
   assert_int_equal(hl_lock_look(lock), HL_RELEASED);
   assert_int_equal(hl_lock_check(lock, NULL), HL_ERELEASED);
@@ -865,10 +814,8 @@ static void try_in_child(void *context) {
   if (hl_lock_look(lock) != HL_FOREIGN || hl_lock_is_held(lock)) _exit(1);
   if (hl_lock_release(lock, true, NULL) != HL_ERELEASED) _exit(2);
   hl_lock_free(lock);
-  if (take(manager, "u", NULL, NULL, HL_EXCLUSIVE, 0, &own) != HL_TIMEOUT)
-    _exit(3);
-  if (take(manager, "other", NULL, NULL, HL_EXCLUSIVE, 0, &own) != HL_OK)
-    _exit(4);
+  if (take(manager, "u", NULL, NULL, HL_EXCLUSIVE, 0, &own) != HL_TIMEOUT) _exit(3);
+  if (take(manager, "other", NULL, NULL, HL_EXCLUSIVE, 0, &own) != HL_OK) _exit(4);
   hl_lock_free(own);
   hl_manager_close(manager);
   _exit(0);
@@ -878,8 +825,7 @@ static void a_forked_child_has_no_lock_of_its_parents(void **state) {
   (void)state;
   hl_manager *manager = open_dsn(directory);
   hl_lock *lock;
-  assert_int_equal(take(manager, "u", NULL, NULL, HL_EXCLUSIVE, 0, &lock),
-                   HL_OK);
+  assert_int_equal(take(manager, "u", NULL, NULL, HL_EXCLUSIVE, 0, &lock), HL_OK);
   void *context[] = {manager, lock};
   assert_int_equal(in_child(try_in_child, context), 0);
   assert_true(hl_lock_is_held(lock));
@@ -895,15 +841,17 @@ static struct {
   atomic_int failures;
 } shared;
 
-enum { THREADS = 8, ROUNDS = 400 };
+enum {
+  THREADS = 8,
+  ROUNDS = 400
+};
 
 static void *count_up(void *argument) {
   static const char *const users[] = {"t0", "t1", "t2"};
   for (int i = 0; i < ROUNDS; i++) {
     hl_lock *lock;
     int which = (int)((i + (intptr_t)argument) % 3);
-    if (take(shared.manager, users[which], NULL, NULL, HL_EXCLUSIVE, -1,
-             &lock) != HL_OK) {
+    if (take(shared.manager, users[which], NULL, NULL, HL_EXCLUSIVE, -1, &lock) != HL_OK) {
       atomic_fetch_add(&shared.failures, 1);
       continue;
     }
@@ -922,11 +870,9 @@ static void threads_exclude_each_other(void **state) {
   shared.manager = open_dsn(directory);
   for (intptr_t i = 0; i < THREADS; i++)
     assert_int_equal(pthread_create(&threads[i], NULL, count_up, (void *)i), 0);
-  for (int i = 0; i < THREADS; i++)
-    (void)pthread_join(threads[i], NULL);
+  for (int i = 0; i < THREADS; i++) (void)pthread_join(threads[i], NULL);
   assert_int_equal(atomic_load(&shared.failures), 0);
-  assert_int_equal(shared.counters[0] + shared.counters[1] + shared.counters[2],
-                   THREADS * ROUNDS);
+  assert_int_equal(shared.counters[0] + shared.counters[1] + shared.counters[2], THREADS * ROUNDS);
   hl_manager_stats(shared.manager, &stats);
   assert_int_equal(stats.acquired, THREADS * ROUNDS);
   assert_int_equal(stats.held, 0);
@@ -937,8 +883,7 @@ static void threads_exclude_each_other(void **state) {
 static void *wait_for_u(void *argument) {
   hl_lock *lock;
   (void)argument;
-  return (void *)(intptr_t)take(shared.manager, "u", NULL, NULL, HL_EXCLUSIVE,
-                                HL_FOREVER, &lock);
+  return (void *)(intptr_t)take(shared.manager, "u", NULL, NULL, HL_EXCLUSIVE, HL_FOREVER, &lock);
 }
 
 static void closing_ends_the_waits_of_other_threads(void **state) {
@@ -968,15 +913,14 @@ static void closing_ends_the_waits_of_other_threads(void **state) {
 
 static void sums_of_times_saturate(void **state) {
   (void)state;
-  static const int64_t times[] = {INT64_MIN, INT64_MIN + 1, -86400000, -1, 0, 1,
-                                  5000, HL_TTL_MAX, INT64_MAX - 1, INT64_MAX};
+  static const int64_t times[] = {INT64_MIN, INT64_MIN + 1, -86400000,     -1,       0, 1,
+                                  5000,      HL_TTL_MAX,    INT64_MAX - 1, INT64_MAX};
   const size_t n = sizeof times / sizeof *times;
   for (size_t i = 0; i < n; i++)
     for (size_t j = 0; j < n; j++) {
       __extension__ typedef __int128 wide;
       wide sum = (wide)times[i] + times[j], between = (wide)times[j] - times[i];
-      if (times[i] == HL_FOREVER || times[j] == HL_FOREVER || sum > INT64_MAX)
-        sum = HL_FOREVER;
+      if (times[i] == HL_FOREVER || times[j] == HL_FOREVER || sum > INT64_MAX) sum = HL_FOREVER;
       if (sum < INT64_MIN) sum = INT64_MIN;
       if (between > INT64_MAX) between = INT64_MAX;
       if (between < INT64_MIN) between = INT64_MIN;

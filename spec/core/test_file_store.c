@@ -39,7 +39,9 @@
 #define SLACK_MS 60
 
 /* How often a row goes from one thread to another, to meet each moment of that. */
-enum { HANDOVERS = 5000 };
+enum {
+  HANDOVERS = 5000
+};
 
 static const hl_store_ops *const ops = &hl_store_file;
 static hl_layout *layout;
@@ -51,7 +53,7 @@ static hl_store_config config;
 static struct shared {
   atomic_int step, stop, holders[16], writers[16], wrong, grants[16];
   _Atomic uint64_t token;
-} *shared;
+} * shared;
 
 /* -------------------------------------------------------------- helpers */
 
@@ -73,53 +75,52 @@ static hl_session *session_new(hl_store *store) {
 }
 
 static hl_row row(unsigned level, uint32_t bucket, hl_mode mode) {
-  return (hl_row){.level = (uint8_t)level, .bucket = bucket,
-                  .mode = (uint8_t)mode};
+  return (hl_row){.level = (uint8_t)level, .bucket = bucket, .mode = (uint8_t)mode};
 }
 
 /* timeout: ms; 0 tries once. */
-static int take(hl_session *session, const hl_row *rows, size_t n,
-                int64_t timeout, bool extend, hl_error *error) {
-  hl_request request = {.rows = rows, .n = n, .extend = extend,
+static int take(hl_session *session, const hl_row *rows, size_t n, int64_t timeout, bool extend,
+                hl_error *error) {
+  hl_request request = {.rows = rows,
+                        .n = n,
+                        .extend = extend,
                         .try_once = timeout == 0,
                         .deadline = hl__deadline(hl__now_ms(), timeout),
-                        .path = "u1/a1", .label = "a\nlabel",
-                        .label_size = 7, .mode = HL_EXCLUSIVE};
+                        .path = "u1/a1",
+                        .label = "a\nlabel",
+                        .label_size = 7,
+                        .mode = HL_EXCLUSIVE};
   hl_grant grant;
   int status = ops->take(session, &request, &grant, error);
   if (status == HL_OK) atomic_store(&shared->token, grant.token);
   return status;
 }
 
-static int take1(hl_session *session, uint32_t bucket, hl_mode mode,
-                 int64_t timeout) {
+static int take1(hl_session *session, uint32_t bucket, hl_mode mode, int64_t timeout) {
   hl_row r = row(2, bucket, mode);
   return take(session, &r, 1, timeout, false, NULL);
 }
 
-static int extend1(hl_session *session, uint32_t bucket, hl_mode mode,
-                   int64_t timeout) {
+static int extend1(hl_session *session, uint32_t bucket, hl_mode mode, int64_t timeout) {
   hl_row r = row(2, bucket, mode);
   return take(session, &r, 1, timeout, true, NULL);
 }
 
-static void give(hl_session *session) {
-  assert_int_equal(ops->give_back(session, NULL), HL_OK);
-}
+static void give(hl_session *session) { assert_int_equal(ops->give_back(session, NULL), HL_OK); }
 
 static void sleep_ms(int64_t ms) {
   struct timespec t = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
   (void)nanosleep(&t, NULL);
 }
 
-#define WAIT_UNTIL(condition)                                     \
-  do {                                                            \
-    int64_t end_ = hl__now_ms() + PATIENCE_MS;                    \
-    while (!(condition) && hl__now_ms() < end_) sleep_ms(1);      \
-    if (!(condition)) {                                           \
-      (void)fprintf(stderr, "in vain: %s\n", #condition);         \
-      abort();                                                    \
-    }                                                             \
+#define WAIT_UNTIL(condition)                                                                      \
+  do {                                                                                             \
+    int64_t end_ = hl__now_ms() + PATIENCE_MS;                                                     \
+    while (!(condition) && hl__now_ms() < end_) sleep_ms(1);                                       \
+    if (!(condition)) {                                                                            \
+      (void)fprintf(stderr, "in vain: %s\n", #condition);                                          \
+      abort();                                                                                     \
+    }                                                                                              \
   } while (0)
 
 /* Runs fn in another process, which ends with it. */
@@ -158,8 +159,7 @@ static int count_files(const char *path, const char *prefix) {
 static void remove_path(const char *path) {
   DIR *names = opendir(path);
   if (!names) return;
-  for (struct dirent *file; (file = readdir(names));)
-    (void)unlinkat(dirfd(names), file->d_name, 0);
+  for (struct dirent *file; (file = readdir(names));) (void)unlinkat(dirfd(names), file->d_name, 0);
   (void)closedir(names);
   (void)rmdir(path);
 }
@@ -171,15 +171,13 @@ static const char *path_of(const char *name) {
   static char path[2][400];
   static int turn;
   turn = !turn;
-  (void)snprintf(path[turn], sizeof path[turn], "%s%s%s", directory,
-                 *name == '-' ? "" : "/", name);
+  (void)snprintf(path[turn], sizeof path[turn], "%s%s%s", directory, *name == '-' ? "" : "/", name);
   return path[turn];
 }
 
 static const char *rows_of(uint32_t bucket) {
   char name[32];
-  (void)snprintf(name, sizeof name, "rows-%04u",
-                 hl__file_stripe_of(hl__file_hash(2, bucket)));
+  (void)snprintf(name, sizeof name, "rows-%04u", hl__file_stripe_of(hl__file_hash(2, bucket)));
   return path_of(name);
 }
 
@@ -230,10 +228,9 @@ static void *waiting_run(void *argument) {
 }
 
 /* Starts a thread that takes bucket 1; it is in the queue, or done, on return. */
-static void waiting_start(waiting *w, hl_session *session, hl_mode mode,
-                          int64_t timeout, bool extend) {
-  *w = (waiting){.session = session, .row = row(2, 1, mode),
-                 .timeout = timeout, .extend = extend};
+static void waiting_start(waiting *w, hl_session *session, hl_mode mode, int64_t timeout,
+                          bool extend) {
+  *w = (waiting){.session = session, .row = row(2, 1, mode), .timeout = timeout, .extend = extend};
   atomic_init(&w->status, 99);
   assert_int_equal(pthread_create(&w->thread, NULL, waiting_run, w), 0);
   hl__file_session *s = (hl__file_session *)(void *)session;
@@ -262,8 +259,8 @@ static void see(void *context, const hl_holder *holder) {
   s->last = *holder;
 }
 
-static int holders(hl_session *session, const hl_row *rows, size_t n,
-                   hl_holder_fn fn, void *context) {
+static int holders(hl_session *session, const hl_row *rows, size_t n, hl_holder_fn fn,
+                   void *context) {
   const hl_lease_filter filter = {.rows = rows, .n = n};
   return ops->holders(session, &filter, fn, context, HL_FOREVER, NULL);
 }
@@ -342,11 +339,9 @@ static void a_closed_session_holds_nothing(void **state) {
 static void a_call_is_all_or_nothing(void **state) {
   (void)state;
   hl_store *store = store_new();
-  hl_session *a = session_new(store), *b = session_new(store),
-             *c = session_new(store);
+  hl_session *a = session_new(store), *b = session_new(store), *c = session_new(store);
   hl_error error;
-  hl_row rows[] = {row(0, 7, HL_SHARED), row(1, 8, HL_EXCLUSIVE),
-                   row(2, 1, HL_EXCLUSIVE)};
+  hl_row rows[] = {row(0, 7, HL_SHARED), row(1, 8, HL_EXCLUSIVE), row(2, 1, HL_EXCLUSIVE)};
   assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 0), HL_OK);
   for (int timeout = 0; timeout < 40; timeout += 30) {
     assert_int_equal(take(b, rows, 3, timeout, false, &error), HL_TIMEOUT);
@@ -379,10 +374,8 @@ static void timeouts_are_exact(void **state) {
     (void)clock_gettime(CLOCK_MONOTONIC, &t);
     assert_int_equal(take1(b, 1, HL_EXCLUSIVE, timeouts[i]), HL_TIMEOUT);
     (void)clock_gettime(CLOCK_MONOTONIC, &u);
-    int64_t us = (u.tv_sec - t.tv_sec) * 1000000 +
-                 (u.tv_nsec - t.tv_nsec) / 1000;
-    assert_in_range(us, timeouts[i] * 1000,
-                    (timeouts[i] + SLACK_MS) * 1000);
+    int64_t us = (u.tv_sec - t.tv_sec) * 1000000 + (u.tv_nsec - t.tv_nsec) / 1000;
+    assert_in_range(us, timeouts[i] * 1000, (timeouts[i] + SLACK_MS) * 1000);
     if (i % 2) assert_int_equal(waiting_end(&first), HL_TIMEOUT);
   }
   int64_t start = hl__now_ms();
@@ -430,9 +423,10 @@ static void a_late_interruption_hits_nobody(void **state) {
 
 static void one_process_is_served_in_order(void **state) {
   (void)state;
-  static const hl_mode modes[] = {HL_EXCLUSIVE, HL_SHARED, HL_SHARED,
-                                  HL_EXCLUSIVE, HL_SHARED};
-  enum { N = sizeof modes / sizeof *modes };
+  static const hl_mode modes[] = {HL_EXCLUSIVE, HL_SHARED, HL_SHARED, HL_EXCLUSIVE, HL_SHARED};
+  enum {
+    N = sizeof modes / sizeof *modes
+  };
   hl_store *store = store_new();
   hl_session *holder = session_new(store), *s[N];
   waiting w[N];
@@ -513,8 +507,8 @@ static hl__file_control *control_map(void) {
   char path[128];
   (void)snprintf(path, sizeof path, "%s/control", directory);
   int fd = open(path, O_RDWR | O_CLOEXEC);
-  hl__file_control *control = mmap(NULL, sizeof *control, PROT_READ | PROT_WRITE,
-                                   MAP_SHARED, fd, 0);
+  hl__file_control *control =
+      mmap(NULL, sizeof *control, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   assert_ptr_not_equal(control, MAP_FAILED);
   (void)close(fd);
   return control;
@@ -581,8 +575,7 @@ int __wrap_pthread_mutex_unlock(pthread_mutex_t *mutex);
 int __wrap_pthread_mutex_unlock(pthread_mutex_t *mutex) {
   int status = __real_pthread_mutex_unlock(mutex);
   hl__file_session *s = stops;
-  if (s && s->asleep &&
-      mutex == &s->space->stripes[s->asleep - s->space->control->signals].mutex) {
+  if (s && s->asleep && mutex == &s->space->stripes[s->asleep - s->space->control->signals].mutex) {
     stops = NULL;
     atomic_store(&stopped, 1);
     WAIT_UNTIL(atomic_load(&go_on));
@@ -605,8 +598,8 @@ static void no_wake_up_is_lost(void **state) {
     int first;    /* how the wait of the first ends, and with it that moment */
     int second;   /* HL_CANCELLED: he is woken by an interruption instead */
   } cases[] = {
-      {HL_EXCLUSIVE, HL_OK, HL_OK},      /* he is the first now */
-      {HL_SHARED, HL_OK, HL_OK},         /* he is granted it, too */
+      {HL_EXCLUSIVE, HL_OK, HL_OK}, /* he is the first now */
+      {HL_SHARED, HL_OK, HL_OK},    /* he is granted it, too */
       {HL_EXCLUSIVE, HL_CANCELLED, HL_OK},
       {HL_EXCLUSIVE, HL_OK, HL_CANCELLED},
   };
@@ -614,15 +607,14 @@ static void no_wake_up_is_lost(void **state) {
   hl_session *s[3];
   for (int i = 0; i < 3; i++) s[i] = session_new(store);
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    waiting first, second = {.session = s[2], .row = row(2, 1, cases[i].mode),
-                             .timeout = HL_FOREVER};
+    waiting first,
+        second = {.session = s[2], .row = row(2, 1, cases[i].mode), .timeout = HL_FOREVER};
     atomic_init(&second.status, 99);
     atomic_store(&stopped, 0);
     atomic_store(&go_on, 0);
     assert_int_equal(take1(s[0], 1, HL_EXCLUSIVE, 0), HL_OK);
     waiting_start(&first, s[1], cases[i].mode, HL_FOREVER, false);
-    assert_int_equal(pthread_create(&second.thread, NULL, stopping_run, &second),
-                     0);
+    assert_int_equal(pthread_create(&second.thread, NULL, stopping_run, &second), 0);
     WAIT_UNTIL(atomic_load(&stopped));
     if (cases[i].second == HL_CANCELLED)
       ops->interrupt(s[2]);
@@ -630,8 +622,7 @@ static void no_wake_up_is_lost(void **state) {
       ops->interrupt(s[1]);
     else
       give(s[0]);
-    if (cases[i].second == HL_OK)
-      assert_int_equal(waiting_end(&first), cases[i].first);
+    if (cases[i].second == HL_OK) assert_int_equal(waiting_end(&first), cases[i].first);
     atomic_store(&go_on, 1);
     if (cases[i].second == HL_CANCELLED) {
       WAIT_UNTIL(atomic_load(&second.status) != 99);
@@ -667,7 +658,9 @@ static void *take_and_give(void *store) {
 /* The same at moments that nobody has thought of: none of many sleeps on. */
 static void many_hand_over(void **state) {
   (void)state;
-  enum { N = 6 };
+  enum {
+    N = 6
+  };
   pthread_t threads[N];
   hl_store *store = store_new();
   for (int i = 0; i < N; i++)
@@ -685,9 +678,11 @@ static void many_hand_over(void **state) {
 static void tickets_run_in_a_circle(void **state) {
   (void)state;
   const uint32_t half = HL__FILE_TICKETS / 2;
-  const uint32_t two[][2] = {{HL__FILE_TICKETS - 1, 0}, {0, half},
-                                    {half - 1, HL__FILE_TICKETS - 1},
-                                    {1, half}, {half, half + 1}};
+  const uint32_t two[][2] = {{HL__FILE_TICKETS - 1, 0},
+                             {0, half},
+                             {half - 1, HL__FILE_TICKETS - 1},
+                             {1, half},
+                             {half, half + 1}};
   hl_store *store = store_new();
   hl_session *session = session_new(store);
   for (size_t i = 0; i < sizeof two / sizeof *two; i++) {
@@ -701,14 +696,12 @@ static void tickets_run_in_a_circle(void **state) {
       WAIT_UNTIL(tickets() == k + 1);
     }
     give(session);
-    WAIT_UNTIL(atomic_load(&shared->grants[1]) ||
-               atomic_load(&shared->grants[2]));
+    WAIT_UNTIL(atomic_load(&shared->grants[1]) || atomic_load(&shared->grants[2]));
     if ((two[i][1] - two[i][0]) % HL__FILE_TICKETS != half)
       assert_int_equal(atomic_load(&shared->grants[2]), 0);
     atomic_store(&shared->stop, 2);
     for (int k = 0; k < 2; k++) reap(pids[k]);
-    assert_int_equal(atomic_load(&shared->grants[1]) +
-                         atomic_load(&shared->grants[2]), 2);
+    assert_int_equal(atomic_load(&shared->grants[1]) + atomic_load(&shared->grants[2]), 2);
   }
   ops->session_close(session);
   ops->close(store);
@@ -817,8 +810,8 @@ static void a_child_leaves_the_parents_locks_alone(void **state) {
 static void a_conversion_passes_those_who_wait(void **state) {
   (void)state;
   hl_store *store = store_new();
-  hl_session *a = session_new(store), *b = session_new(store),
-             *c = session_new(store), *d = session_new(store);
+  hl_session *a = session_new(store), *b = session_new(store), *c = session_new(store),
+             *d = session_new(store);
   waiting writer, conversion;
   assert_int_equal(take1(a, 1, HL_SHARED, 0), HL_OK);
   assert_int_equal(take1(b, 1, HL_SHARED, 0), HL_OK);
@@ -858,10 +851,9 @@ static void a_conversion_waits_for_other_processes(void **state) {
 static void a_failed_extend_is_undone(void **state) {
   (void)state;
   hl_store *store = store_new();
-  hl_session *a = session_new(store), *b = session_new(store),
-             *c = session_new(store);
-  hl_row rows[] = {row(2, 1, HL_EXCLUSIVE), row(2, 4, HL_SHARED),
-                   row(2, 5, HL_EXCLUSIVE), row(2, 6, HL_EXCLUSIVE)};
+  hl_session *a = session_new(store), *b = session_new(store), *c = session_new(store);
+  hl_row rows[] = {row(2, 1, HL_EXCLUSIVE), row(2, 4, HL_SHARED), row(2, 5, HL_EXCLUSIVE),
+                   row(2, 6, HL_EXCLUSIVE)};
   hl_row first[] = {row(2, 1, HL_SHARED), row(2, 4, HL_EXCLUSIVE)};
   assert_int_equal(take(a, first, 2, 0, false, NULL), HL_OK);
   assert_int_equal(take1(b, 6, HL_SHARED, 0), HL_OK);
@@ -889,8 +881,7 @@ static void a_failed_extend_is_undone(void **state) {
 static void a_failed_extend_undoes_no_earlier_one(void **state) {
   (void)state;
   hl_store *store = store_new();
-  hl_session *a = session_new(store), *b = session_new(store),
-             *c = session_new(store);
+  hl_session *a = session_new(store), *b = session_new(store), *c = session_new(store);
   assert_int_equal(take1(a, 1, HL_SHARED, 0), HL_OK);
   assert_int_equal(take1(b, 6, HL_SHARED, 0), HL_OK);
   assert_int_equal(extend1(a, 1, HL_EXCLUSIVE, 0), HL_OK);
@@ -1008,8 +999,7 @@ static void what_is_wrong_is_refused(void **state) {
   (void)snprintf(path, sizeof path, "%s/not/there", directory);
   assert_int_equal(open_status(path, NULL), HL_ESTORE);
 
-  hl_dsn odd = {.store = "file", .path = directory, .param_count = 1,
-                .params = {{"shared", "1"}}};
+  hl_dsn odd = {.store = "file", .path = directory, .param_count = 1, .params = {{"shared", "1"}}};
   hl_store_config c = config;
   hl_error error;
   c.dsn = &odd;
@@ -1074,7 +1064,10 @@ static void files_are_for_writers_alone(void **state) {
 
 static void what_root_makes_is_the_directorys_owners(void **state) {
   (void)state;
-  enum { OWNER = 54321, GROUP = 54322 };
+  enum {
+    OWNER = 54321,
+    GROUP = 54322
+  };
   if (geteuid() != 0) skip();
   assert_int_equal(mkdir(directory, 0700), 0);
   assert_int_equal(chown(directory, OWNER, GROUP), 0);
@@ -1103,15 +1096,12 @@ static void what_root_makes_is_the_directorys_owners(void **state) {
    of these believes that he does. */
 static void what_the_path_does_not_show_is_lost(int how) {
   hl_store *store = store_new(), *fresh;
-  hl_session *a = session_new(store), *b = session_new(store),
-             *c = session_new(store), *d;
+  hl_session *a = session_new(store), *b = session_new(store), *c = session_new(store), *d;
   assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 0), HL_OK);
   assert_int_equal(take1(c, 2, HL_EXCLUSIVE, 0), HL_OK);
   switch (how) {
   case 0: assert_int_equal(rename(directory, path_of("-x")), 0); break;
-  case 1:
-    assert_int_equal(rename(path_of("control"), path_of("other")), 0);
-    break;
+  case 1: assert_int_equal(rename(path_of("control"), path_of("other")), 0); break;
   case 2: /* as a kill between link and unlink left it */
     assert_int_equal(link(path_of("control"), path_of("tmp-1-2")), 0);
     assert_int_equal(unlink(path_of("control")), 0);
@@ -1213,8 +1203,8 @@ static void *interrupt_later(void *session) {
 static void go_on_with_a_cut_file(intptr_t unused) {
   (void)unused;
   hl_store *store = store_new();
-  hl_session *a = session_new(store), *b = session_new(store),
-             *c = session_new(store), *d = session_new(store);
+  hl_session *a = session_new(store), *b = session_new(store), *c = session_new(store),
+             *d = session_new(store);
   waiting w, v;
   pthread_t thread;
   hl_row r = row(2, 1, HL_EXCLUSIVE);
@@ -1258,8 +1248,7 @@ static void a_copied_directory_is_refused(void **state) {
   hl_session *a = session_new(store);
   hl_error error;
   assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 0), HL_OK);
-  (void)snprintf(command, sizeof command, "cp -r %s %s", directory,
-                 path_of("-x"));
+  (void)snprintf(command, sizeof command, "cp -r %s %s", directory, path_of("-x"));
   assert_int_equal(system(command), 0); // NOLINT: a path of our own
   hl_dsn where = {.store = "file", .path = path_of("-x")};
   hl_store_config c = config;
@@ -1302,8 +1291,7 @@ static void a_blown_up_board_keeps_nobody(void **state) {
   (void)state;
   hl_store *store = store_new();
   hl_session *a = session_new(store), *b = session_new(store);
-  hl__board_header header = {.version = HL__BOARD_VERSION,
-                             .record_size = sizeof(hl__board_record)};
+  hl__board_header header = {.version = HL__BOARD_VERSION, .record_size = sizeof(hl__board_record)};
   struct flock life = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
   memcpy(header.magic, HL__BOARD_MAGIC, sizeof header.magic);
   assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 0), HL_OK);
@@ -1327,7 +1315,13 @@ static void a_blown_up_board_keeps_nobody(void **state) {
    the victim's, a second name of it, a FIFO at which an open would hang. */
 static void planted_names_are_not_followed(void **state) {
   (void)state;
-  enum { LINK, SECOND_NAME, FIFO, DIRECTORY, KINDS };
+  enum {
+    LINK,
+    SECOND_NAME,
+    FIFO,
+    DIRECTORY,
+    KINDS
+  };
   static const char *const names[] = {"control", NULL, "who-0-0", "tmp-0-0"};
   static const struct timespec old[] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
   static const char text[] = "precious";
@@ -1383,8 +1377,8 @@ static void planted_names_are_not_followed(void **state) {
 }
 
 static void see_text(void *context, const hl_holder *holder) {
-  (void)snprintf(context, 600, "%s|%s|%s|%s", holder->application,
-                 holder->host, holder->label, holder->path);
+  (void)snprintf(context, 600, "%s|%s|%s|%s", holder->application, holder->host, holder->label,
+                 holder->path);
 }
 
 /* Others of the directory can say of themselves what they like. */
@@ -1392,8 +1386,7 @@ static void what_a_board_says_is_escaped_and_cut(void **state) {
   (void)state;
   static _Alignas(hl__board_record) char chunk[HL__BOARD_CHUNK];
   char text[600] = "";
-  hl__board_header header = {.version = HL__BOARD_VERSION,
-                             .record_size = sizeof(hl__board_record)};
+  hl__board_header header = {.version = HL__BOARD_VERSION, .record_size = sizeof(hl__board_record)};
   struct flock life = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
   hl_row r = row(2, 1, HL_EXCLUSIVE);
   hl_store *store = store_new();
@@ -1413,8 +1406,7 @@ static void what_a_board_says_is_escaped_and_cut(void **state) {
   int fd = open(path_of("who-0-0"), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   assert_int_equal(fcntl(fd, F_OFD_SETLK, &life), 0);
   assert_int_equal(pwrite(fd, &header, sizeof header, 0), sizeof header);
-  assert_int_equal(pwrite(fd, chunk, sizeof chunk, HL__BOARD_CHUNK),
-                   sizeof chunk);
+  assert_int_equal(pwrite(fd, chunk, sizeof chunk, HL__BOARD_CHUNK), sizeof chunk);
   assert_int_equal(holders(a, &r, 1, see_text, text), HL_OK);
   assert_non_null(strstr(text, "a\\x0a\\x1b]0;b\\x07\\x7f\\xff"));
   assert_non_null(strstr(text, "xxx|"));
@@ -1440,8 +1432,7 @@ static void what_the_killed_left_is_swept(void **state) {
   WAIT_UNTIL(atomic_load(&shared->step));
   assert_int_equal(count_files(directory, "who-"), 1); /* his own */
   for (int i = 0; i < 2; i++) {
-    int fd = open(path_of(i ? "tmp-1-old" : "tmp-1-young"),
-                  O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    int fd = open(path_of(i ? "tmp-1-old" : "tmp-1-young"), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
     assert_true(fd >= 0);
     if (i) assert_int_equal(futimens(fd, old), 0);
     (void)close(fd);
@@ -1462,8 +1453,7 @@ static void sweep_what_is_new(intptr_t unused) {
     DIR *names = opendir(directory);
     if (!names) _exit(1);
     for (struct dirent *file; (file = readdir(names));)
-      if (strncmp(file->d_name, "tmp-", 4) == 0 &&
-          unlinkat(dirfd(names), file->d_name, 0) == 0)
+      if (strncmp(file->d_name, "tmp-", 4) == 0 && unlinkat(dirfd(names), file->d_name, 0) == 0)
         (void)atomic_fetch_add(&shared->step, 1);
     (void)closedir(names);
   }
@@ -1477,8 +1467,7 @@ static void a_clock_that_is_ahead_costs_nothing(void **state) {
   give(session);
   pid_t pid = spawn(sweep_what_is_new, 0);
   WAIT_UNTIL(atomic_load(&shared->holders[0]));
-  for (uint32_t bucket = 1; bucket < 20000 && atomic_load(&shared->step) < 5;
-       bucket++) {
+  for (uint32_t bucket = 1; bucket < 20000 && atomic_load(&shared->step) < 5; bucket++) {
     assert_int_equal(take1(session, bucket, HL_EXCLUSIVE, 0), HL_OK);
     give(session);
   }
@@ -1492,7 +1481,9 @@ static void a_clock_that_is_ahead_costs_nothing(void **state) {
 /* How many descriptors of the process lead into the directory. In a child of a process
    with threads, so without malloc: a sanitizer's may be locked for ever there. */
 static int descriptors_into(void) {
-  enum { MOST = 1024 };
+  enum {
+    MOST = 1024
+  };
   int n = 0;
   for (int fd = 0; fd < MOST; fd++) {
     char name[32], target[200];
@@ -1541,7 +1532,9 @@ static void a_child_keeps_no_descriptor(void **state) {
 /* As a program that becomes a daemon does. */
 static void close_all_and_open_others(intptr_t unused) {
   (void)unused;
-  enum { LAST = 40 };
+  enum {
+    LAST = 40
+  };
   struct stat st;
   hl_store *store = store_new();
   hl_session *a = session_new(store), *b = session_new(store), *c;
@@ -1577,7 +1570,9 @@ static void descriptors_of_the_host_are_left_alone(void **state) {
 
 static void ten_thousand_are_held(void **state) {
   (void)state;
-  enum { N = 10000 };
+  enum {
+    N = 10000
+  };
   struct rlimit limit, roomy;
   hl_store *store = store_new();
   hl_session **s = calloc(N, sizeof *s);
@@ -1587,8 +1582,7 @@ static void ten_thousand_are_held(void **state) {
   if (roomy.rlim_cur < 8192) roomy.rlim_cur = 8192;
   assert_int_equal(setrlimit(RLIMIT_NOFILE, &roomy), 0);
   for (uint32_t i = 0; i < N; i++) {
-    hl_row rows[] = {row(0, 1, HL_SHARED), row(1, i, HL_SHARED),
-                     row(2, i, HL_EXCLUSIVE)};
+    hl_row rows[] = {row(0, 1, HL_SHARED), row(1, i, HL_SHARED), row(2, i, HL_EXCLUSIVE)};
     s[i] = session_new(store);
     assert_int_equal(take(s[i], rows, 3, 0, false, NULL), HL_OK);
   }
@@ -1702,8 +1696,7 @@ static void *stress_thread(void *argument) {
     for (uint32_t level = 0; level < 3; level++)
       for (uint32_t bucket = 0; bucket < 3; bucket++)
         if (rand_r(&seed) % 3 == 0)
-          rows[n++] = row(level, bucket,
-                          rand_r(&seed) % 3 ? HL_SHARED : HL_EXCLUSIVE);
+          rows[n++] = row(level, bucket, rand_r(&seed) % 3 ? HL_SHARED : HL_EXCLUSIVE);
     if (n == 0) continue;
     int kind = rand_r(&seed) % 8;
     int64_t timeout = kind == 0 ? 0 : kind == 1 ? 2 : PATIENCE_MS;
@@ -1746,8 +1739,7 @@ static void stress_process(intptr_t unused) {
 static void random_plans_exclude(void **state) {
   (void)state;
   pid_t pids[STRESS_PROCESSES];
-  for (int i = 0; i < STRESS_PROCESSES; i++)
-    pids[i] = spawn(stress_process, i);
+  for (int i = 0; i < STRESS_PROCESSES; i++) pids[i] = spawn(stress_process, i);
   for (int i = 0; i < STRESS_PROCESSES; i++) reap(pids[i]);
   assert_int_equal(atomic_load(&shared->wrong), 0);
   assert_true(atomic_load(&shared->grants[0]) > STRESS_ROUNDS);
@@ -1806,15 +1798,12 @@ int main(int argc, char **argv) {
       SPEC(random_plans_exclude),
       cmocka_unit_test(nothing_is_left),
   };
-  (void)snprintf(directory, sizeof directory, "/dev/shm/hierlock-test-%ld",
-                 (long)getpid());
+  (void)snprintf(directory, sizeof directory, "/dev/shm/hierlock-test-%ld", (long)getpid());
   if (argc > 1) cmocka_set_test_filter(argv[1]);
   if (hl_layout_new(NULL, 0, 0, &layout, NULL) != HL_OK) return 1;
   dsn = (hl_dsn){.store = "file", .path = directory};
-  config = (hl_store_config){.dsn = &dsn, .layout = layout,
-                             .application = "test", .host = "here"};
-  shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE,
-                MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  config = (hl_store_config){.dsn = &dsn, .layout = layout, .application = "test", .host = "here"};
+  shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED) return 1;
   int failed = cmocka_run_group_tests(specs, NULL, NULL);
   hl_layout_unref(layout);

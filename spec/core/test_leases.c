@@ -42,14 +42,13 @@ static struct {
   hl_lease_terms asked[4]; /* of the grants */
   atomic_int takes;
   atomic_int unsettled; /* the status of a settle */
-  atomic_ullong turn; /* of the last refresh; of one lease, where it matters */
+  atomic_ullong turn;   /* of the last refresh; of one lease, where it matters */
   atomic_bool turns_fell;
 } store;
 
 static atomic_int stores; /* not closed: a worker of the manager's may be at them */
 
-static int fake_open(const hl_store_config *config, hl_store **result,
-                     hl_error *error);
+static int fake_open(const hl_store_config *config, hl_store **result, hl_error *error);
 
 static void fake_close(hl_store *self) {
   atomic_fetch_sub(&stores, 1);
@@ -57,8 +56,8 @@ static void fake_close(hl_store *self) {
   free(self);
 }
 
-static int fake_session_open(hl_store *self, int64_t deadline,
-                             hl_session **result, hl_error *error) {
+static int fake_session_open(hl_store *self, int64_t deadline, hl_session **result,
+                             hl_error *error) {
   (void)deadline, (void)error;
   *result = calloc(1, sizeof **result);
   (*result)->store = self;
@@ -68,8 +67,8 @@ static int fake_session_open(hl_store *self, int64_t deadline,
 
 static void fake_session_close(hl_session *self) { free(self); }
 
-static int fake_take(hl_session *self, const hl_request *request,
-                     hl_grant *grant, hl_error *error) {
+static int fake_take(hl_session *self, const hl_request *request, hl_grant *grant,
+                     hl_error *error) {
   (void)self;
   if (request->lease) store.asked[store.takes++ % 4] = *request->lease;
   grant->token = 256;
@@ -97,9 +96,8 @@ static int fake_settle(hl_session *self, int64_t deadline, hl_error *error) {
 
 static void fake_interrupt(hl_session *self) { (void)self; }
 
-static int fake_refresh(hl_session *self, const hl_lease_terms *terms,
-                        int64_t ttl, int64_t deadline, int64_t *sent_ms,
-                        hl_error *error) {
+static int fake_refresh(hl_session *self, const hl_lease_terms *terms, int64_t ttl,
+                        int64_t deadline, int64_t *sent_ms, hl_error *error) {
   (void)self, (void)ttl, (void)deadline;
   int64_t sent = hl__lease_ms() - store.refresh_age;
   if (terms->turn <= store.turn) store.turns_fell = true;
@@ -114,15 +112,15 @@ static int fake_refresh(hl_session *self, const hl_lease_terms *terms,
   return HL_OK;
 }
 
-static int fake_look(hl_session *self, const hl_lease_terms *terms,
-                     int64_t deadline, int64_t *left_ms, hl_error *error) {
+static int fake_look(hl_session *self, const hl_lease_terms *terms, int64_t deadline,
+                     int64_t *left_ms, hl_error *error) {
   (void)self, (void)terms, (void)deadline, (void)error;
   *left_ms = store.left;
   return HL_OK;
 }
 
-static int fake_drop(hl_session *self, const hl_lease_terms *terms,
-                     bool confirm, int64_t deadline, hl_error *error) {
+static int fake_drop(hl_session *self, const hl_lease_terms *terms, bool confirm, int64_t deadline,
+                     hl_error *error) {
   static const uint8_t nobody[16] = {0};
   (void)self, (void)confirm, (void)deadline;
   if (memcmp(store.refused, nobody, 16) != 0 && memcmp(terms->id, store.refused, 16) == 0)
@@ -131,8 +129,8 @@ static int fake_drop(hl_session *self, const hl_lease_terms *terms,
   return HL_OK;
 }
 
-static int fake_convert(hl_session *self, const hl_request *request,
-                        hl_grant *grant, hl_error *error) {
+static int fake_convert(hl_session *self, const hl_request *request, hl_grant *grant,
+                        hl_error *error) {
   (void)self, (void)request, (void)error;
   grant->sent_ms = hl__lease_ms();
   atomic_fetch_add(&store.converts, 1);
@@ -142,10 +140,8 @@ static int fake_convert(hl_session *self, const hl_request *request,
   return status ? hl__error(error, status, "as it was told") : HL_OK;
 }
 
-static const hl_lease_ops fake_leases = {.refresh = fake_refresh,
-                                         .look = fake_look,
-                                         .drop = fake_drop,
-                                         .convert = fake_convert};
+static const hl_lease_ops fake_leases = {
+    .refresh = fake_refresh, .look = fake_look, .drop = fake_drop, .convert = fake_convert};
 
 static int fake_parse(char *text, hl_dsn *dsn, hl_error *error) {
   return hl__dsn_url(text, hl__dsn_host, dsn, error);
@@ -170,8 +166,7 @@ static hl_store_ops fake = {
     .interrupt = fake_interrupt,
 };
 
-static int fake_open(const hl_store_config *config, hl_store **result,
-                     hl_error *error) {
+static int fake_open(const hl_store_config *config, hl_store **result, hl_error *error) {
   (void)error;
   *result = calloc(1, sizeof **result);
   (*result)->ops = &fake;
@@ -210,8 +205,8 @@ static hl_manager *open_only(int64_t hold_timeout) {
   return open_with(hold_timeout);
 }
 
-static int acquire(hl_manager *manager, int64_t ttl, bool refreshes,
-                   bool releases, hl_lock **lock) {
+static int acquire(hl_manager *manager, int64_t ttl, bool refreshes, bool releases,
+                   hl_lock **lock) {
   hl_id id = {"u1", 2};
   hl_options options = HL_OPTIONS_INIT;
   hl_plan *plan = hl_plan_new(hl_manager_layout(manager));
@@ -230,11 +225,11 @@ static hl_lock *lease(hl_manager *manager, int64_t ttl) {
   return lock;
 }
 
-#define WAIT_UNTIL(condition)                                       \
-  do {                                                              \
-    int64_t end_ = hl__now_ms() + SOON_MS;                          \
-    while (!(condition) && hl__now_ms() < end_) (void)usleep(1000); \
-    assert_true(condition);                                         \
+#define WAIT_UNTIL(condition)                                                                      \
+  do {                                                                                             \
+    int64_t end_ = hl__now_ms() + SOON_MS;                                                         \
+    while (!(condition) && hl__now_ms() < end_) (void)usleep(1000);                                \
+    assert_true(condition);                                                                        \
   } while (0)
 
 static void a_lease_is_counted_from_the_sending(void **state) {
@@ -442,14 +437,12 @@ static void without_a_ttl_it_is_a_lease_that_is_refreshed(void **state) {
   assert_in_range(hl_lock_remaining(lock), 1, 1000);
   WAIT_UNTIL(store.refreshes >= 2);
   assert_true(hl_lock_is_held(lock));
-  assert_int_equal(hl_lock_extend(lock, hl_lock_plan(lock), NULL, NULL),
-                   HL_EUNSUPPORTED);
+  assert_int_equal(hl_lock_extend(lock, hl_lock_plan(lock), NULL, NULL), HL_EUNSUPPORTED);
   options.ttl = 5000;
   assert_int_equal(hl_lock_to_lease(lock, &options, NULL), HL_EUNSUPPORTED);
   assert_int_equal(hl_lock_release(lock, true, NULL), HL_OK);
   assert_int_equal(store.drops, 1);
-  assert_int_equal(
-      hl_start(manager, hl_lock_plan(lock), NULL, &pending, NULL), HL_OK);
+  assert_int_equal(hl_start(manager, hl_lock_plan(lock), NULL, &pending, NULL), HL_OK);
   hl_lock_free(lock);
   assert_int_equal(hl_pending_wait(pending, SOON_MS, &lock, &(hl_error){0}), HL_OK);
   assert_int_equal(hl_lock_kind(lock), HL_LEASE);
@@ -543,7 +536,9 @@ static void the_keeper_keeps_to_the_shorter_time(void **state) {
 
 /* However many are due at once. */
 static void a_few_workers_refresh_many(void **state) {
-  enum { LOCKS = 200 };
+  enum {
+    LOCKS = 200
+  };
   (void)state;
   hl_manager *manager = open_manager();
   hl_lock *locks[LOCKS];
@@ -683,8 +678,7 @@ static void options_without_leases_ask_for_a_session(void **state) {
   hl_lock *lock;
   hl_plan *plan = hl_plan_new(hl_manager_layout(manager));
   assert_int_equal(hl_plan_add(plan, &id, 1, HL_EXCLUSIVE, false, NULL), HL_OK);
-  assert_int_equal(hl_acquire(manager, plan, (const hl_options *)(void *)&before,
-                              &lock, NULL),
+  assert_int_equal(hl_acquire(manager, plan, (const hl_options *)(void *)&before, &lock, NULL),
                    HL_OK);
   assert_int_equal(hl_lock_kind(lock), HL_SESSION);
   hl_lock_free(lock);
@@ -729,20 +723,28 @@ static hl_lease_terms terms_of(uint8_t name, int64_t ttl) {
 #define TRACES 1
 #endif
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { MANY = 66 };
+enum {
+  MANY = 66
+};
 #else
-enum { MANY = 130 };
+enum {
+  MANY = 130
+};
 #endif
 
-static int take_rows(hl_session *session, uint32_t first, size_t n,
-                     const hl_lease_terms *terms) {
+static int take_rows(hl_session *session, uint32_t first, size_t n, const hl_lease_terms *terms) {
   hl_row rows[MANY];
   hl_grant grant = {0};
   for (size_t i = 0; i < n; i++)
     rows[i] = (hl_row){.level = 2, .bucket = first + i, .mode = HL_EXCLUSIVE};
-  hl_request request = {.rows = rows, .n = n, .shown = rows, .shown_n = n,
-                        .try_once = true, .path = "u1/a1",
-                        .mode = HL_EXCLUSIVE, .lease = terms};
+  hl_request request = {.rows = rows,
+                        .n = n,
+                        .shown = rows,
+                        .shown_n = n,
+                        .try_once = true,
+                        .path = "u1/a1",
+                        .mode = HL_EXCLUSIVE,
+                        .lease = terms};
   return file->take(session, &request, &grant, NULL);
 }
 
@@ -754,8 +756,7 @@ static void count(void *context, const hl_holder *holder) {
 static unsigned leases(hl_session *session) {
   const hl_lease_filter all = {0};
   unsigned n = 0;
-  assert_int_equal(session->store->leases->list(session, &all, count, &n, 0, NULL),
-                   HL_OK);
+  assert_int_equal(session->store->leases->list(session, &all, count, &n, 0, NULL), HL_OK);
   return n;
 }
 
@@ -778,16 +779,14 @@ HL__UNCHECKED static void check_ledger(hl_session *session) {
     if (is != HL__LEDGER_LIVE && is != HL__LEDGER_REST) continue;
     rows += record->row_count;
     for (uint32_t j = 0; j < record->row_count; j++)
-      counts[hl__file_stripe_of(hl__file_hash(record->rows[j].level,
-                                              record->rows[j].bucket))] +=
+      counts[hl__file_stripe_of(hl__file_hash(record->rows[j].level, record->rows[j].bucket))] +=
           record->rows[j].mode == HL_SHARED ? 1 : UINT64_C(1) << 32;
   }
   for (uint32_t i = 0; i < HL__FILE_STRIPES; i++) {
-    assert_int_equal(atomic_load(&ledger->space->control->signals[i].leases),
-                     counts[i]);
+    assert_int_equal(atomic_load(&ledger->space->control->signals[i].leases), counts[i]);
     for (int mode = HL_SHARED; mode <= HL_EXCLUSIVE; mode++)
-      for (uint32_t row = hl__ledger_chain(ledger, i, (hl_mode)mode);
-           row != HL__LEDGER_NONE; row = hl__ledger_chain_next(ledger, row)) {
+      for (uint32_t row = hl__ledger_chain(ledger, i, (hl_mode)mode); row != HL__LEDGER_NONE;
+           row = hl__ledger_chain_next(ledger, row)) {
         uint32_t number;
         assert_non_null(hl__ledger_row_at(ledger, row, &number));
         found++;
@@ -797,8 +796,7 @@ HL__UNCHECKED static void check_ledger(hl_session *session) {
   assert_int_equal(found, rows);
   for (uint32_t i = atomic_load(&ledger->header->free); i != HL__LEDGER_NONE;
        i = hl__ledger_record_at(ledger, i)->next) {
-    assert_int_equal(atomic_load(&hl__ledger_record_at(ledger, i)->state),
-                     HL__LEDGER_FREE);
+    assert_int_equal(atomic_load(&hl__ledger_record_at(ledger, i)->state), HL__LEDGER_FREE);
     free_ones++;
     assert_true(free_ones <= ledger->records);
   }
@@ -815,14 +813,12 @@ static void do_take(void) { (void)take_rows(victim, 1, MANY, &subject); }
 static void do_drop(void) { (void)drop(victim, &subject); }
 static void do_refresh(void) {
   int64_t sent;
-  (void)victim->store->leases->refresh(victim, &subject, 50000, soon(), &sent,
-                                       NULL);
+  (void)victim->store->leases->refresh(victim, &subject, 50000, soon(), &sent, NULL);
 }
 static void do_revoke(void) {
   const hl_lease_filter filter = {.id = subject.id};
   uint64_t n = 0;
-  (void)victim->store->leases->revoke(victim, &filter, "by", "why", soon(), &n,
-                                      NULL);
+  (void)victim->store->leases->revoke(victim, &filter, "by", "why", soon(), &n, NULL);
 }
 static void do_adopt(void) {
   hl_row rows[MANY];
@@ -831,8 +827,7 @@ static void do_adopt(void) {
     rows[i] = (hl_row){.level = 2, .bucket = 1 + i, .mode = HL_EXCLUSIVE};
   hl_lease_terms other = subject;
   memset(other.holder, 77, sizeof other.holder);
-  hl_request request = {.rows = rows, .n = MANY, .lease = &other,
-                        .deadline = soon()};
+  hl_request request = {.rows = rows, .n = MANY, .lease = &other, .deadline = soon()};
   (void)victim->store->leases->adopt(victim, &request, &grant, NULL);
 }
 
@@ -841,8 +836,8 @@ static void do_regrade(void) {
   hl_grant grant = {0};
   for (size_t i = 0; i < MANY; i++)
     rows[i] = (hl_row){.level = 2, .bucket = 1 + i, .mode = HL_SHARED};
-  hl_request request = {.rows = rows, .n = MANY, .lease = &subject,
-                        .mode = HL_UPDATE, .deadline = soon()};
+  hl_request request = {
+      .rows = rows, .n = MANY, .lease = &subject, .mode = HL_UPDATE, .deadline = soon()};
   (void)victim->store->leases->regrade(victim, &request, &grant, NULL);
 }
 
@@ -904,8 +899,7 @@ static void watch(void (*action)(void), region *regions) {
 }
 
 /* What a process leaves behind that is killed in it: behind each of its writes once. */
-HL__UNCHECKED static void killed_anywhere(void (*action)(void), bool before,
-                                          bool may_go) {
+HL__UNCHECKED static void killed_anywhere(void (*action)(void), bool before, bool may_go) {
   if (!TRACES) skip();
   hl_store *own = file_new();
   hl_session *session = session_new(own);
@@ -915,9 +909,8 @@ HL__UNCHECKED static void killed_anywhere(void (*action)(void), bool before,
   subject = terms_of(1, 100000);
   assert_int_equal(take_rows(session, 1, MANY, &subject), HL_OK);
   if (!before) assert_int_equal(drop(session, &subject), HL_OK);
-  region regions[] = {
-      {(uint8_t *)space->ledger->header, NULL, space->ledger->size},
-      {(uint8_t *)space->control, NULL, sizeof *space->control}};
+  region regions[] = {{(uint8_t *)space->ledger->header, NULL, space->ledger->size},
+                      {(uint8_t *)space->control, NULL, sizeof *space->control}};
   uint8_t *begin[2];
   for (int i = 0; i < 2; i++) {
     regions[i].shadow = malloc(regions[i].size);
@@ -929,8 +922,7 @@ HL__UNCHECKED static void killed_anywhere(void (*action)(void), bool before,
   watch(action, regions);
   assert_true(change_count > 0);
   for (size_t n = 0; n <= change_count; n++) {
-    for (int i = 0; i < 2; i++)
-      memcpy(regions[i].data, begin[i], regions[i].size);
+    for (int i = 0; i < 2; i++) memcpy(regions[i].data, begin[i], regions[i].size);
     for (size_t i = 0; i < n; i++) memcpy(changes[i].at, changes[i].line, 64);
     check_ledger(session);
     unsigned there = leases(session);
@@ -940,8 +932,8 @@ HL__UNCHECKED static void killed_anywhere(void (*action)(void), bool before,
     if (there) {
       uint64_t revoked = 0;
       const hl_lease_filter filter = {.id = subject.id};
-      assert_int_equal(own->leases->revoke(session, &filter, "x", "", soon(),
-                                           &revoked, NULL), HL_OK);
+      assert_int_equal(own->leases->revoke(session, &filter, "x", "", soon(), &revoked, NULL),
+                       HL_OK);
       assert_int_equal(revoked, 1);
       assert_int_equal(drop(session, &subject), HL_ELOST);
       status = take_rows(session, 1, MANY, &other);
@@ -966,8 +958,7 @@ static void a_process_killed_while_it_drops_one_leaves_it_whole_or_not(void **s)
   (void)s;
   killed_anywhere(do_drop, true, true);
 }
-static void a_process_killed_while_it_revokes_one_leaves_it_whole_or_not(
-    void **s) {
+static void a_process_killed_while_it_revokes_one_leaves_it_whole_or_not(void **s) {
   (void)s;
   killed_anywhere(do_revoke, true, true);
 }
@@ -1016,8 +1007,7 @@ static void after_a_reboot_the_wall_clock_counts(void **state) {
   atomic_store(&record->end_unix, hl__unix_ms() - 1);
   atomic_store(&record->end, INT64_MAX);
   assert_int_equal(leases(session), 0);
-  assert_int_equal(own->leases->refresh(session, &one, 100000, soon(), &sent, NULL),
-                   HL_OK);
+  assert_int_equal(own->leases->refresh(session, &one, 100000, soon(), &sent, NULL), HL_OK);
   atomic_store(&record->end_unix, 0);
   assert_int_equal(take_rows(session, 1, 1, &two), HL_TIMEOUT);
   atomic_store(&record->boot[1], 7u);
@@ -1059,20 +1049,17 @@ static void who_does_not_know_the_secret_takes_nothing_over(void **state) {
   hl_row rows[2] = {{.level = 2, .bucket = 1, .mode = HL_EXCLUSIVE},
                     {.level = 2, .bucket = 2, .mode = HL_EXCLUSIVE}};
   hl_grant grant;
-  hl_request request = {.rows = rows, .n = 1, .lease = &forged,
-                        .deadline = soon()};
+  hl_request request = {.rows = rows, .n = 1, .lease = &forged, .deadline = soon()};
   assert_int_equal(take_rows(session, 1, 1, &one), HL_OK);
   memset(forged.holder, 33, sizeof forged.holder);
   forged.secret[15] ^= 1;
   assert_int_equal(own->leases->adopt(session, &request, &grant, NULL), HL_ELOST);
   forged.secret[15] ^= 1;
   request.n = 2; /* nor does who knows it get what it does not lock */
-  assert_int_equal(own->leases->adopt(session, &request, &grant, NULL),
-                   HL_EMISMATCH);
+  assert_int_equal(own->leases->adopt(session, &request, &grant, NULL), HL_EMISMATCH);
   request.n = 1;
   rows[0].mode = HL_SHARED;
-  assert_int_equal(own->leases->adopt(session, &request, &grant, NULL),
-                   HL_EMISMATCH);
+  assert_int_equal(own->leases->adopt(session, &request, &grant, NULL), HL_EMISMATCH);
   rows[0].mode = HL_EXCLUSIVE;
   assert_int_equal(own->leases->adopt(session, &request, &grant, NULL), HL_OK);
   assert_int_equal(drop(session, &one), HL_ELOST);
@@ -1095,7 +1082,8 @@ HL__UNCHECKED static void nonsense_in_the_file_is_not_believed(void **state) {
       for (int i = 0; i < 40; i++) {
         size_t at = offsetof(hl__ledger_header, changing) +
                     (size_t)rand() % (ledger->size - offsetof(hl__ledger_header, changing) - 8);
-        if (round % 2) at = HL__LEDGER_CHUNK + (size_t)rand() % (ledger->size - HL__LEDGER_CHUNK - 8);
+        if (round % 2)
+          at = HL__LEDGER_CHUNK + (size_t)rand() % (ledger->size - HL__LEDGER_CHUNK - 8);
         uint32_t value = rand() % 3 ? (uint32_t)rand() % 200 : (uint32_t)rand();
         if (at / 4 * 4 == offsetof(hl__ledger_header, records)) continue;
         memcpy((char *)ledger->header + at / 4 * 4, &value, 4);
@@ -1138,8 +1126,7 @@ static void a_file_that_was_cut_or_removed_is_an_error(void **state) {
     /* Rows on which there is no lease are as they were. */
     assert_int_equal(take_rows(session, 70000, 1, NULL), HL_OK);
     assert_int_equal(file->give_back(session, NULL), HL_OK);
-    assert_int_equal(own->leases->drop(session, &one, true, soon(), &error),
-                     HL_ESTORE);
+    assert_int_equal(own->leases->drop(session, &one, true, soon(), &error), HL_ESTORE);
     assert_non_null(strstr(error.message, HL__FILE_LEDGER));
     assert_int_equal(take_rows(session, 1, 1, NULL), HL_ESTORE);
     assert_int_equal(take_rows(session, 80000, 1, &two), HL_ESTORE);
@@ -1169,8 +1156,7 @@ static void records_are_used_again(void **state) {
       uint64_t n = 0;
       const hl_lease_filter filter = {.id = one.id};
       hl__ledger_record *record = first_record(session);
-      assert_int_equal(own->leases->revoke(session, &filter, "", "", soon(), &n,
-                                           NULL), HL_OK);
+      assert_int_equal(own->leases->revoke(session, &filter, "", "", soon(), &n, NULL), HL_OK);
       atomic_store(&record->boot[0], 1u);
       atomic_store(&record->end_unix, 1);
       memset(record->id, 99, sizeof record->id);
@@ -1207,8 +1193,7 @@ HL__UNCHECKED static void records_of_what_was_over_long_ago_are_used_again(void 
   hl_lease_terms kept = terms_of(1, 100000);
   int64_t sent;
   memset(kept.id, 77, sizeof kept.id);
-  assert_int_equal(own->leases->refresh(session, &kept, 100000, soon(), &sent, NULL),
-                   HL_OK);
+  assert_int_equal(own->leases->refresh(session, &kept, 100000, soon(), &sent, NULL), HL_OK);
   assert_true(ledger->size <= HL__LEDGER_CHUNK * 3);
   check_ledger(session);
   assert_int_equal(take_rows(session, 1 + 5 * MANY, MANY, NULL), HL_TIMEOUT);
@@ -1219,7 +1204,9 @@ HL__UNCHECKED static void records_of_what_was_over_long_ago_are_used_again(void 
 /* Another process has the ledger, and is stopped. Neither the collector waits for it, nor
    is what was released kept until its time is up. */
 static void what_is_released_meanwhile_is_free_afterwards(void **state) {
-  enum { LOCKS = 30 };
+  enum {
+    LOCKS = 30
+  };
   (void)state;
   char name[128];
   hl_config own = HL_CONFIG_INIT;
@@ -1263,12 +1250,10 @@ static void what_is_released_meanwhile_is_free_afterwards(void **state) {
 
 static int file_begins(void **state) {
   (void)state;
-  (void)snprintf(directory, sizeof directory, "/dev/shm/hierlock-leases-%ld",
-                 (long)getpid());
+  (void)snprintf(directory, sizeof directory, "/dev/shm/hierlock-leases-%ld", (long)getpid());
   dsn = (hl_dsn){.path = directory};
   if (hl_layout_new(NULL, 0, 100000, &layout, NULL)) return -1;
-  config = (hl_store_config){.dsn = &dsn, .layout = layout,
-                             .application = "test", .host = "here"};
+  config = (hl_store_config){.dsn = &dsn, .layout = layout, .application = "test", .host = "here"};
   return 0;
 }
 

@@ -120,16 +120,12 @@ __attribute__((visibility("default"))) void *realloc(void *block, size_t size) {
   return size > 0 && fails(__builtin_return_address(0)) ? NULL : real.realloc(block, size);
 }
 
-__attribute__((visibility("default"))) void *aligned_alloc(size_t alignment,
-                                                           size_t size) {
+__attribute__((visibility("default"))) void *aligned_alloc(size_t alignment, size_t size) {
   if (!real_found()) abort();
-  return fails(__builtin_return_address(0))
-             ? NULL
-             : counted(real.aligned_alloc(alignment, size));
+  return fails(__builtin_return_address(0)) ? NULL : counted(real.aligned_alloc(alignment, size));
 }
 
-__attribute__((visibility("default"))) int posix_memalign(void **block,
-                                                          size_t alignment,
+__attribute__((visibility("default"))) int posix_memalign(void **block, size_t alignment,
                                                           size_t size) {
   if (!real_found()) abort();
   if (fails(__builtin_return_address(0))) return ENOMEM;
@@ -175,8 +171,7 @@ static hl_plan *plan_of(hl_manager *manager, const char *user, const char *accou
   if (!plan) return NULL;
   for (unsigned i = 0; i < (resources ? resources : 1); i++) {
     ids[2].size = 500 + i;
-    if (hl_plan_add(plan, ids, resources ? 3 : 2, mode, false, NULL) == HL_OK)
-      continue;
+    if (hl_plan_add(plan, ids, resources ? 3 : 2, mode, false, NULL) == HL_OK) continue;
     hl_plan_free(plan);
     return NULL;
   }
@@ -252,8 +247,7 @@ static void leases(hl_manager *manager, const hl_plan *plan) {
   if (hl_lock_export(lock, &text, &error) == HL_OK) {
     hl_lock_free(lock);
     lock = NULL;
-    if (hl_import(manager, text, strlen(text), NULL, &lock, &error) == HL_OK)
-      hl_lock_free(lock);
+    if (hl_import(manager, text, strlen(text), NULL, &lock, &error) == HL_OK) hl_lock_free(lock);
     lock = NULL;
     (void)hl_start_import(manager, text, strlen(text), NULL, &pending, &error);
     if (pending) (void)hl_pending_wait(pending, SOON_MS, &lock, &error);
@@ -367,8 +361,7 @@ static void every_allocation(const char *dsn) {
   assert_non_null(observer);
   for (int i = 0; i < 4; i++) { /* there is what libraries keep, and the observer */
     (void)run(dsn, LONG_MAX, false);
-    if (!soon(nothing_held, observer))
-      fail_msg("something is held: %s", in_the_way.message);
+    if (!soon(nothing_held, observer)) fail_msg("something is held: %s", in_the_way.message);
   }
   descriptors_idle = descriptors();
   blocks_before = atomic_load(&blocks);
@@ -378,18 +371,17 @@ static void every_allocation(const char *dsn) {
     for (long n = 1; n <= last; n++) {
       (void)run(dsn, n, stays);
       if (!soon(nothing_held, observer))
-        fail_msg("allocation %ld of %ld: something is held: %s", n, last,
-                 in_the_way.message);
+        fail_msg("allocation %ld of %ld: something is held: %s", n, last, in_the_way.message);
       if (!soon(descriptors_closed, NULL))
-        fail_msg("allocation %ld of %ld: %d descriptors, and %d before", n, last,
-                 descriptors(), descriptors_idle);
+        fail_msg("allocation %ld of %ld: %d descriptors, and %d before", n, last, descriptors(),
+                 descriptors_idle);
       if (soon(blocks_freed, NULL)) continue;
       /* Libraries keep something now and then. What leaks does so again. */
       blocks_before = atomic_load(&blocks);
       (void)run(dsn, n, stays);
       if (!soon(blocks_freed, NULL))
-        fail_msg("allocation %ld of %ld: %ld blocks, and %ld before", n, last,
-                 atomic_load(&blocks), blocks_before);
+        fail_msg("allocation %ld of %ld: %ld blocks, and %ld before", n, last, atomic_load(&blocks),
+                 blocks_before);
     }
   hl_manager_close(observer);
 }
@@ -430,8 +422,7 @@ static void on_postgresql(void **state) {
   const char *server = getenv("HIERLOCK_POSTGRESQL_DSN");
   (void)state;
   if (!server) skip();
-  (void)snprintf(dsn, sizeof dsn, "%s%csslmode=disable", server,
-                 strchr(server, '?') ? '&' : '?');
+  (void)snprintf(dsn, sizeof dsn, "%s%csslmode=disable", server, strchr(server, '?') ? '&' : '?');
   own_only = true;
   every_allocation(dsn);
 }

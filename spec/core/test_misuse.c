@@ -32,9 +32,7 @@ static hl_plan *plan_of(hl_manager *manager, const char *user) {
   return plan;
 }
 
-static void nobody(void *context, const hl_holder *holder) {
-  (void)context, (void)holder;
-}
+static void nobody(void *context, const hl_holder *holder) { (void)context, (void)holder; }
 
 static void no_news(uint64_t tag) { (void)tag; }
 
@@ -45,13 +43,17 @@ typedef struct outcome {
   bool good;
 } outcome;
 
-#define REFUSED(call) {#call, (call) == HL_EMISUSE}
+#define REFUSED(call)                                                                              \
+  { #call, (call) == HL_EMISUSE }
 /* For the NULL, and for nothing else that may be wrong with the call. */
-#define REFUSED_NULL(call) \
-  {#call, (call) == HL_EMISUSE && strstr(error.message, "NULL")}
-#define NOTHING(call) {#call, !(call)}
-#define EMPTY(call) {#call, strcmp(call, "") == 0}
-#define ALLOWED(call) {#call, ((call), true)}
+#define REFUSED_NULL(call)                                                                         \
+  { #call, (call) == HL_EMISUSE &&strstr(error.message, "NULL") }
+#define NOTHING(call)                                                                              \
+  { #call, !(call) }
+#define EMPTY(call)                                                                                \
+  { #call, strcmp(call, "") == 0 }
+#define ALLOWED(call)                                                                              \
+  { #call, ((call), true) }
 
 static void all_good(const outcome *outcomes, size_t n) {
   for (size_t i = 0; i < n; i++)
@@ -322,8 +324,7 @@ static void a_size_that_no_version_has_is_refused(void **state) {
     given.config.dsn = "null:";
     given.config.size = size;
     bool good = whole && size >= offsetof(hl_config, interoperate);
-    assert_int_equal(hl_manager_open(&given.config, &other, NULL),
-                     good ? HL_OK : HL_EMISUSE);
+    assert_int_equal(hl_manager_open(&given.config, &other, NULL), good ? HL_OK : HL_EMISUSE);
     hl_manager_close(other);
 
     memset(&given, 0, sizeof given);
@@ -338,14 +339,12 @@ static void a_size_that_no_version_has_is_refused(void **state) {
     given.filter = (hl_filter)HL_FILTER_INIT;
     given.filter.size = size;
     good = whole && size >= sizeof(hl_filter);
-    assert_int_equal(
-        hl_manager_leases(manager, &given.filter, nobody, NULL, NULL),
-        good ? HL_EUNSUPPORTED : HL_EMISUSE);
+    assert_int_equal(hl_manager_leases(manager, &given.filter, nobody, NULL, NULL),
+                     good ? HL_EUNSUPPORTED : HL_EMISUSE);
   }
   given.options = (hl_options)HL_OPTIONS_INIT;
   given.options.size = SIZE_MAX - sizeof(void *) + 1;
-  assert_int_equal(hl_acquire(manager, plan, &given.options, &lock, NULL),
-                   HL_EMISUSE);
+  assert_int_equal(hl_acquire(manager, plan, &given.options, &lock, NULL), HL_EMISUSE);
   hl_plan_free(plan);
   hl_manager_close(manager);
 }

@@ -65,8 +65,10 @@ static hl_plan *plan_of(hl_manager *manager, const char *account) {
 
 /* Soon, and what it came to is granted, or the connection. */
 static int came_to(const char *what, int64_t begun, int status, const hl_error *error) {
-  if (hl__now_ms() - begun > SOON_MS) fail_msg("%s lasted for %d ms", what, (int)(hl__now_ms() - begun));
-  if (status != HL_OK && status != HL_ECONNECTION && status != HL_ELOST) fail_msg("%s: %s", what, error->message);
+  if (hl__now_ms() - begun > SOON_MS)
+    fail_msg("%s lasted for %d ms", what, (int)(hl__now_ms() - begun));
+  if (status != HL_OK && status != HL_ECONNECTION && status != HL_ELOST)
+    fail_msg("%s: %s", what, error->message);
   return status;
 }
 
@@ -90,7 +92,8 @@ static void what_the_system_refuses_to_send(void **state) {
   (void)state;
   if (!getenv("HIERLOCK_POSTGRESQL_DSN")) skip();
   hl_manager *manager = open_manager(), *other = open_manager();
-  hl_plan *plan = plan_of(manager, "a1"), *more = plan_of(manager, "a2"), *same = plan_of(other, "a1");
+  hl_plan *plan = plan_of(manager, "a1"), *more = plan_of(manager, "a2"),
+          *same = plan_of(other, "a1");
   use(manager, plan, more, 0);
   atomic_store(&sends, 0);
   use(manager, plan, more, 0);
@@ -104,7 +107,8 @@ static void what_the_system_refuses_to_send(void **state) {
     /* Nobody holds it any more. */
     int64_t begun = hl__now_ms();
     int status = hl_acquire(other, same, NULL, &lock, &error);
-    if (status || hl__now_ms() - begun > SOON_MS) fail_msg("send %ld of %ld: something is held", n, last);
+    if (status || hl__now_ms() - begun > SOON_MS)
+      fail_msg("send %ld of %ld: something is held", n, last);
     (void)hl_lock_release(lock, true, NULL);
     hl_lock_free(lock);
   }

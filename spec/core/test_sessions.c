@@ -30,16 +30,16 @@
 
 /* What it does, and what was asked of it. */
 static struct {
-  atomic_int age;      /* ms: as if what locks had been sent so much earlier, */
-  atomic_int sign_age; /* and a sign of life */
-  atomic_bool silent;  /* no answer comes */
-  atomic_bool ended;   /* the connections have ended */
-  atomic_bool told;    /* something has come that nobody has read */
-  atomic_bool blocked; /* a lock is not granted: its wait ends in time */
-  atomic_bool hangs;   /* nor does its wait end in time */
-  atomic_int early;    /* ms after which a wait ends, though its time is not up */
-  atomic_bool asks;    /* who holds is not said as long as this */
-  atomic_bool ends;    /* the connection ends right behind the answer to a sign of life */
+  atomic_int age;        /* ms: as if what locks had been sent so much earlier, */
+  atomic_int sign_age;   /* and a sign of life */
+  atomic_bool silent;    /* no answer comes */
+  atomic_bool ended;     /* the connections have ended */
+  atomic_bool told;      /* something has come that nobody has read */
+  atomic_bool blocked;   /* a lock is not granted: its wait ends in time */
+  atomic_bool hangs;     /* nor does its wait end in time */
+  atomic_int early;      /* ms after which a wait ends, though its time is not up */
+  atomic_bool asks;      /* who holds is not said as long as this */
+  atomic_bool ends;      /* the connection ends right behind the answer to a sign of life */
   atomic_int connect_ms; /* how long the last connecting may have taken */
   atomic_int opened, closed, locks, unlocks, renewals, looks, interrupts, asked;
   atomic_int behind; /* renewals that were sent behind a release */
@@ -54,8 +54,7 @@ typedef struct session {
   atomic_bool interrupted;
 } session;
 
-static int fake_open(const hl_store_config *config, hl_store **result,
-                     hl_error *error) {
+static int fake_open(const hl_store_config *config, hl_store **result, hl_error *error) {
   (void)error;
   *result = calloc(1, sizeof **result);
   assert_non_null(*result);
@@ -68,8 +67,8 @@ static void fake_close(hl_store *self) {
   free(self);
 }
 
-static int fake_session_open(hl_store *self, int64_t deadline,
-                             hl_session **result, hl_error *error) {
+static int fake_session_open(hl_store *self, int64_t deadline, hl_session **result,
+                             hl_error *error) {
   (void)error;
   session *made = calloc(1, sizeof *made);
   assert_non_null(made);
@@ -85,8 +84,8 @@ static void fake_session_close(hl_session *self) {
   free(self);
 }
 
-static int fake_take(hl_session *base, const hl_request *request,
-                     hl_grant *grant, hl_error *error) {
+static int fake_take(hl_session *base, const hl_request *request, hl_grant *grant,
+                     hl_error *error) {
   session *self = (session *)(void *)base;
   int64_t begun = hl__now_ms(), sent = hl__lease_ms();
   atomic_fetch_add(&store.locks, 1);
@@ -94,9 +93,8 @@ static int fake_take(hl_session *base, const hl_request *request,
     int64_t now = hl__now_ms();
     if (self->interrupted || now - begun > HANGS_MS)
       return hl__error(error, HL_ECONNECTION, "the connection has ended");
-    if (!store.hangs &&
-        (request->try_once || now > request->deadline ||
-         (store.early && now - begun >= store.early))) {
+    if (!store.hangs && (request->try_once || now > request->deadline ||
+                         (store.early && now - begun >= store.early))) {
       grant->sent_ms = now; /* it has answered that */
       return hl__error(error, HL_TIMEOUT, "not granted in time");
     }
@@ -129,8 +127,7 @@ static int fake_renew(hl_session *base, int64_t *sent_ms, hl_error *error) {
 static int fake_settle(hl_session *base, int64_t deadline, hl_error *error) {
   session *self = (session *)(void *)base;
   while (self->outstanding && store.silent) {
-    if (hl__left_ms(deadline) == 0)
-      return hl__error(error, HL_TIMEOUT, "no answer yet");
+    if (hl__left_ms(deadline) == 0) return hl__error(error, HL_TIMEOUT, "no answer yet");
     (void)usleep(500);
   }
   self->outstanding = self->released = false;
@@ -141,9 +138,7 @@ static int fake_settle(hl_session *base, int64_t deadline, hl_error *error) {
 static int fake_look(hl_session *self, hl_error *error) {
   (void)self;
   atomic_fetch_add(&store.looks, 1);
-  return store.ended
-             ? hl__error(error, HL_ECONNECTION, "the connection has ended")
-             : HL_OK;
+  return store.ended ? hl__error(error, HL_ECONNECTION, "the connection has ended") : HL_OK;
 }
 
 static bool fake_told(hl_session *self) {
@@ -156,9 +151,8 @@ static void fake_interrupt(hl_session *self) {
   atomic_fetch_add(&store.interrupts, 1);
 }
 
-static int fake_holders(hl_session *self, const hl_lease_filter *filter,
-                        hl_holder_fn fn, void *context, int64_t deadline,
-                        hl_error *error) {
+static int fake_holders(hl_session *self, const hl_lease_filter *filter, hl_holder_fn fn,
+                        void *context, int64_t deadline, hl_error *error) {
   (void)self, (void)filter;
   (void)fn, (void)context, (void)deadline, (void)error;
   atomic_fetch_add(&store.asked, 1);
@@ -195,8 +189,7 @@ static const hl_store_ops fake = {
 
 #define SOON_MS 10000 /* for what must happen on a busy machine */
 
-static hl_manager *open_at(const char *dsn, int64_t hold_timeout,
-                           unsigned pool_size) {
+static hl_manager *open_at(const char *dsn, int64_t hold_timeout, unsigned pool_size) {
   static const hl_store_ops *const stores[] = {&fake, NULL};
   hl_config config = HL_CONFIG_INIT;
   hl_manager *manager;
@@ -220,8 +213,7 @@ static hl_plan *plan_of(hl_manager *manager, const char *user) {
   return plan;
 }
 
-static int try_acquire(hl_manager *manager, const char *user, int64_t timeout,
-                       hl_lock **lock) {
+static int try_acquire(hl_manager *manager, const char *user, int64_t timeout, hl_lock **lock) {
   hl_options options = HL_OPTIONS_INIT;
   hl_plan *plan = plan_of(manager, user);
   options.timeout = timeout;
@@ -312,8 +304,7 @@ static void what_came_during_a_call_may_be_its_loss(void **state) {
   hl_plan *plan = plan_of(manager, "u2");
   hl_pending *pending;
   store.blocked = true;
-  assert_int_equal(hl_lock_start_extend(lock, plan, NULL, &pending, NULL),
-                   HL_OK);
+  assert_int_equal(hl_lock_start_extend(lock, plan, NULL, &pending, NULL), HL_OK);
   (void)await(&store.locks, 2);
   assert_true(hl_lock_is_held(lock));
   store.told = true;
@@ -349,8 +340,7 @@ static void a_lock_is_looked_at_while_holders_are_asked_for(void **state) {
   hl_pending *pending;
   options.timeout = 1;
   store.blocked = store.asks = true;
-  assert_int_equal(hl_lock_start_extend(lock, plan, &options, &pending, NULL),
-                   HL_OK);
+  assert_int_equal(hl_lock_start_extend(lock, plan, &options, &pending, NULL), HL_OK);
   (void)await(&store.asked, 1);
   assert_true(hl_lock_is_held(lock));
   assert_true(hl_lock_remaining(lock) > 0);
@@ -374,8 +364,7 @@ static void a_sign_of_life_before_an_extend_is_not_awaited_after_it(void **state
   hl_plan *plan = plan_of(manager, "u2");
   hl_pending *pending;
   store.blocked = true;
-  assert_int_equal(hl_lock_start_extend(lock, plan, NULL, &pending, NULL),
-                   HL_OK);
+  assert_int_equal(hl_lock_start_extend(lock, plan, NULL, &pending, NULL), HL_OK);
   (void)await(&store.locks, 2);
   hl__manager_mutex_lock(manager);
   lock->hold.connection->asked = hl__lease_ms() - 60000;
@@ -399,8 +388,7 @@ static void an_extend_in_vain_keeps_the_lock(void **state) {
   hl_pending *pending;
   options.timeout = 1500;
   store.blocked = true;
-  assert_int_equal(hl_lock_start_extend(lock, plan, &options, &pending, NULL),
-                   HL_OK);
+  assert_int_equal(hl_lock_start_extend(lock, plan, &options, &pending, NULL), HL_OK);
   assert_int_equal(hl_pending_wait(pending, SOON_MS, &none, NULL), HL_TIMEOUT);
   assert_true(hl_lock_is_held(lock));
   hl_pending_free(pending);
@@ -575,13 +563,11 @@ static void a_release_ends_the_extend_that_waits(void **state) {
   hl_plan *plan = plan_of(manager, "u2");
   hl_pending *pending;
   store.blocked = true;
-  assert_int_equal(hl_lock_start_extend(lock, plan, NULL, &pending, NULL),
-                   HL_OK);
+  assert_int_equal(hl_lock_start_extend(lock, plan, NULL, &pending, NULL), HL_OK);
   (void)await(&store.locks, 2);
   assert_int_equal(hl_lock_release(lock, false, NULL), HL_OK);
   assert_int_equal(store.interrupts, 1);
-  assert_int_equal(hl_pending_wait(pending, SOON_MS, &none, NULL),
-                   HL_ERELEASED);
+  assert_int_equal(hl_pending_wait(pending, SOON_MS, &none, NULL), HL_ERELEASED);
   assert_false(hl_lock_is_held(lock));
   /* The end of its session gives everything back. */
   (void)await(&store.closed, 1);
@@ -618,9 +604,7 @@ static void a_call_that_hangs_is_ended(void **state) {
   hl_manager_close(manager);
 }
 
-static void no_holder(void *context, const hl_holder *holder) {
-  (void)context, (void)holder;
-}
+static void no_holder(void *context, const hl_holder *holder) { (void)context, (void)holder; }
 
 static void *ask_main(void *manager) {
   hl_plan *plan = plan_of(manager, "u1");
@@ -679,9 +663,8 @@ static int acquire_beside(const char *dsn, const char *other) {
 
 /* Who holds a node at one server, and wants the same node at another, waits for nobody. */
 static void no_agent_waits_for_itself_at_another_server(void **state) {
-  static const char *const others[] = {
-      "mysql://me@host:3308/base", "mysql://me@other:3307/base",
-      "mysql://you@host:3307/base", "mysql://me@host:3307/other"};
+  static const char *const others[] = {"mysql://me@host:3308/base", "mysql://me@other:3307/base",
+                                       "mysql://you@host:3307/base", "mysql://me@host:3307/other"};
   (void)state;
   const char *dsn = "mysql://me@host:3307/base";
   assert_int_equal(acquire_beside(dsn, dsn), HL_DEADLOCK);

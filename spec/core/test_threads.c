@@ -33,33 +33,31 @@
 
 #define TABLE "hierlock_spec_threads"
 
-enum { BUCKETS = 64, STORES_MAX = 4, DEADLINE_MS = 60000 };
+enum {
+  BUCKETS = 64,
+  STORES_MAX = 4,
+  DEADLINE_MS = 60000
+};
 
-static struct {
-  char dsn[512];
-} stores[STORES_MAX];
+static struct { char dsn[512]; } stores[STORES_MAX];
 static size_t store_count;
 
 static char directory[64] = "/dev/shm/hierlock-test-XXXXXX";
 
 static int find_stores(void **state) {
-  static const char *const servers[] = {"HIERLOCK_MYSQL_DSN",
-                                        "HIERLOCK_MARIADB_DSN"};
+  static const char *const servers[] = {"HIERLOCK_MYSQL_DSN", "HIERLOCK_MARIADB_DSN"};
   (void)state;
   if (!mkdtemp(directory)) return -1;
-  (void)snprintf(stores[store_count++].dsn, sizeof stores->dsn, "file:%s",
-                 directory);
+  (void)snprintf(stores[store_count++].dsn, sizeof stores->dsn, "file:%s", directory);
   for (int i = 0; i < 2; i++) {
     const char *dsn = getenv(servers[i]);
     if (!dsn) continue;
     provision(dsn, TABLE, BUCKETS);
-    (void)snprintf(stores[store_count++].dsn, sizeof stores->dsn,
-                   "%s%ctable=" TABLE, dsn, strchr(dsn, '?') ? '&' : '?');
+    (void)snprintf(stores[store_count++].dsn, sizeof stores->dsn, "%s%ctable=" TABLE, dsn,
+                   strchr(dsn, '?') ? '&' : '?');
   }
   const char *postgresql = getenv("HIERLOCK_POSTGRESQL_DSN");
-  if (postgresql)
-    (void)snprintf(stores[store_count++].dsn, sizeof stores->dsn, "%s",
-                   postgresql);
+  if (postgresql) (void)snprintf(stores[store_count++].dsn, sizeof stores->dsn, "%s", postgresql);
   return 0;
 }
 
@@ -70,10 +68,8 @@ static int forget_stores(void **state) {
   return system(command);
 }
 
-static hl_manager *open_dsn(const char *dsn, unsigned pool_size,
-                            hl_error *error) {
-  static const hl_store_ops *const ops[] = {&hl_store_mysql,
-                                            &hl_store_postgresql, NULL};
+static hl_manager *open_dsn(const char *dsn, unsigned pool_size, hl_error *error) {
+  static const hl_store_ops *const ops[] = {&hl_store_mysql, &hl_store_postgresql, NULL};
   hl_config config = HL_CONFIG_INIT;
   hl_manager *manager = NULL;
   if (hl_layout_new(NULL, 0, BUCKETS, &config.layout, error)) return NULL;
@@ -90,17 +86,15 @@ static hl_manager *open_dsn(const char *dsn, unsigned pool_size,
 static hl_manager *open_store(size_t store, unsigned pool_size) {
   hl_error error;
   hl_manager *manager = open_dsn(stores[store].dsn, pool_size, &error);
-  if (!manager)
-    (void)fprintf(stderr, "%s: %s\n", stores[store].dsn, error.message);
+  if (!manager) (void)fprintf(stderr, "%s: %s\n", stores[store].dsn, error.message);
   return manager;
 }
 
-static int take(hl_manager *manager, const char *user, const char *account,
-                hl_lock **lock, hl_error *error) {
+static int take(hl_manager *manager, const char *user, const char *account, hl_lock **lock,
+                hl_error *error) {
   hl_id ids[2] = {{user, strlen(user)}, {account, account ? strlen(account) : 0}};
   hl_plan *plan = hl_plan_new(hl_manager_layout(manager));
-  int status =
-      hl_plan_add(plan, ids, account ? 2 : 1, HL_EXCLUSIVE, false, error);
+  int status = hl_plan_add(plan, ids, account ? 2 : 1, HL_EXCLUSIVE, false, error);
   if (status == HL_OK) status = hl_acquire(manager, plan, NULL, lock, error);
   hl_plan_free(plan);
   return status;
@@ -108,7 +102,11 @@ static int take(hl_manager *manager, const char *user, const char *account,
 
 /* ----------------------------------------------------- sharing a manager */
 
-enum { THREADS = 6, USERS = 3, ROUNDS = 60 };
+enum {
+  THREADS = 6,
+  USERS = 3,
+  ROUNDS = 60
+};
 
 static struct {
   hl_manager *manager;
@@ -124,9 +122,7 @@ static void failed(const char *what, const hl_error *error) {
   (void)atomic_fetch_add(&shared.failures, 1);
 }
 
-static void nobody(void *context, const hl_holder *holder) {
-  (void)context, (void)holder;
-}
+static void nobody(void *context, const hl_holder *holder) { (void)context, (void)holder; }
 
 static void use(hl_lock *lock, int round) {
   hl_error error;
@@ -139,14 +135,10 @@ static void use(hl_lock *lock, int round) {
     if (hl_lock_check(lock, &error)) failed("check", &error);
     break;
   case 2:
-    if (hl_lock_remaining(lock) == 0)
-      (void)atomic_fetch_add(&shared.failures, 1);
+    if (hl_lock_remaining(lock) == 0) (void)atomic_fetch_add(&shared.failures, 1);
     break;
-  case 3:
-    hl_manager_stats(shared.manager, &stats);
-    break;
-  default:
-    (void)usleep(1000);
+  case 3: hl_manager_stats(shared.manager, &stats); break;
+  default: (void)usleep(1000);
   }
 }
 
@@ -176,8 +168,7 @@ static void *observe(void *argument) {
   (void)argument;
   (void)hl_plan_add(plan, &id, 1, HL_EXCLUSIVE, false, NULL);
   while (!atomic_load(&shared.stop)) {
-    int status =
-        hl_manager_holders(shared.manager, plan, nobody, NULL, &error);
+    int status = hl_manager_holders(shared.manager, plan, nobody, NULL, &error);
     /* A look gives up soon where the server is busy. */
     if (status < 0 && status != HL_ECONNECTION) failed("holders", &error);
     (void)hl_manager_losses(shared.manager);
@@ -203,8 +194,8 @@ static void threads_share_a_manager(void **state) {
     atomic_store(&shared.stop, true);
     (void)pthread_join(observer, NULL);
     assert_int_equal(atomic_load(&shared.failures), 0);
-    assert_int_equal(shared.counters[0] + shared.counters[1] +
-                         shared.counters[2], THREADS * ROUNDS);
+    assert_int_equal(shared.counters[0] + shared.counters[1] + shared.counters[2],
+                     THREADS * ROUNDS);
     hl_manager_stats(shared.manager, &stats);
     assert_int_equal(stats.acquired, THREADS * ROUNDS);
     assert_int_equal(stats.held, 0);
@@ -217,7 +208,12 @@ static void threads_share_a_manager(void **state) {
 
 /* Calls with so many targets that putting them in order takes a while, begun at one
    moment: whoever stands in line reads the plans of those before him. */
-enum { RESOURCES = 400, ASKED = 200, SORTERS = 4, SORTINGS = 200 };
+enum {
+  RESOURCES = 400,
+  ASKED = 200,
+  SORTERS = 4,
+  SORTINGS = 200
+};
 
 static struct {
   hl_manager *manager;
@@ -275,8 +271,7 @@ static void each_call_takes_the_rows_of_its_plan(void **state) {
   assert_int_equal(hl_manager_open(&config, &crowd.manager, NULL), HL_OK);
   assert_int_equal(pthread_barrier_init(&crowd.together, NULL, SORTERS), 0);
   for (intptr_t i = 0; i < SORTERS; i++)
-    assert_int_equal(
-        pthread_create(&threads[i], NULL, acquire_many, (void *)i), 0);
+    assert_int_equal(pthread_create(&threads[i], NULL, acquire_many, (void *)i), 0);
   for (int i = 0; i < SORTERS; i++) (void)pthread_join(threads[i], NULL);
   (void)pthread_barrier_destroy(&crowd.together);
   assert_int_equal(atomic_load(&crowd.failures), 0);
@@ -320,12 +315,10 @@ static void closing_meets_other_threads(void **state) {
       assert_non_null(shared.manager);
       for (int i = 0; i < THREADS / 2; i++) {
         (void)snprintf(names[i], sizeof names[i], "c%d", i);
-        assert_int_equal(take(shared.manager, names[i], NULL, &lock, NULL),
-                         HL_OK);
-        assert_int_equal(pthread_create(&threads[2 * i], NULL,
-                                        check_until_closed, lock), 0);
-        assert_int_equal(pthread_create(&threads[2 * i + 1], NULL,
-                                        wait_until_closed, names[i / 2]), 0);
+        assert_int_equal(take(shared.manager, names[i], NULL, &lock, NULL), HL_OK);
+        assert_int_equal(pthread_create(&threads[2 * i], NULL, check_until_closed, lock), 0);
+        assert_int_equal(pthread_create(&threads[2 * i + 1], NULL, wait_until_closed, names[i / 2]),
+                         0);
       }
       do {
         hl_manager_stats(shared.manager, &stats);
@@ -401,7 +394,10 @@ static void who_waits_in_a_renamed_directory_goes_on_in_a_new_one(void **state) 
 
 /* ----------------------------------------------------------------- fork */
 
-enum { CHILDREN = 15, CONNECTING = 3 };
+enum {
+  CHILDREN = 15,
+  CONNECTING = 3
+};
 
 /* Connects, and goes away again. */
 static void *connect_and_close(void *argument) {
@@ -450,8 +446,7 @@ static void a_child_born_while_others_connect_acquires(void **state) {
     pthread_t threads[CONNECTING];
     memset(&shared, 0, sizeof shared);
     for (int i = 0; i < CONNECTING; i++)
-      assert_int_equal(
-          pthread_create(&threads[i], NULL, connect_and_close, &store), 0);
+      assert_int_equal(pthread_create(&threads[i], NULL, connect_and_close, &store), 0);
     int status = 0;
     for (int i = 0; i < CHILDREN && status == 0; i++) {
       (void)usleep(1000 + 700 * (unsigned)i % 5000);
@@ -473,8 +468,7 @@ static int listen_silently(unsigned *port) {
   socklen_t size = sizeof address;
   int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  if (fd < 0 || bind(fd, (struct sockaddr *)&address, size) != 0 ||
-      listen(fd, 1) != 0 ||
+  if (fd < 0 || bind(fd, (struct sockaddr *)&address, size) != 0 || listen(fd, 1) != 0 ||
       getsockname(fd, (struct sockaddr *)&address, &size) != 0)
     return -1;
   *port = ntohs(address.sin_port);
@@ -496,8 +490,8 @@ static int count_sockets(unsigned port) {
   for (int fd = 0; fd < 1024; fd++) {
     struct sockaddr_in peer = {0};
     socklen_t size = sizeof peer;
-    if (getpeername(fd, (struct sockaddr *)&peer, &size) == 0 &&
-        peer.sin_family == AF_INET && ntohs(peer.sin_port) == port)
+    if (getpeername(fd, (struct sockaddr *)&peer, &size) == 0 && peer.sin_family == AF_INET &&
+        ntohs(peer.sin_port) == port)
       n++;
   }
   return n;
@@ -556,8 +550,7 @@ static void a_handler_of_exit_acquires(void **state) {
       hl_lock *lock, *blocker;
       (void)atexit(acquire_at_exit);
       until_exit = open_store(store, 4);
-      if (!until_exit || take(until_exit, "busy", NULL, &blocker, NULL))
-        _exit(2);
+      if (!until_exit || take(until_exit, "busy", NULL, &blocker, NULL)) _exit(2);
       /* Needs a worker, whose start has exit() watched. */
       hl_plan *plan = hl_plan_copy(hl_lock_plan(blocker));
       if (hl_start(until_exit, plan, NULL, &pending, NULL)) _exit(3);

@@ -74,8 +74,7 @@ static hl_lock *acquire(hl_manager *manager, const char *path, hl_mode mode) {
   return lock;
 }
 
-static hl_pending *start(hl_manager *manager, const char *path, hl_mode mode,
-                         int64_t timeout) {
+static hl_pending *start(hl_manager *manager, const char *path, hl_mode mode, int64_t timeout) {
   hl_plan *plan = plan_of(manager, path, mode);
   hl_options options = HL_OPTIONS_INIT;
   hl_pending *pending = NULL;
@@ -136,8 +135,7 @@ static void test_a_crowd_shares(void **state) {
   hl_manager *manager = open_manager();
   hl_lock *lock = acquire(manager, "u1/a1/r1", HL_EXCLUSIVE), *shared[30];
   hl_pending *readers[30];
-  for (int i = 0; i < 30; i++)
-    readers[i] = start(manager, "u1/a1/r1", HL_SHARED, -1);
+  for (int i = 0; i < 30; i++) readers[i] = start(manager, "u1/a1/r1", HL_SHARED, -1);
   hl_pending *writer = start(manager, "u1/a1/r1", HL_EXCLUSIVE, -1);
   hl_pending *late = start(manager, "u1/a1/r1", HL_SHARED, -1);
   hl_lock_free(lock);
@@ -160,8 +158,7 @@ static void count_waiting(void *context, const hl_holder *holder) {
 static int at_store(hl_manager *manager, const char *path) {
   int n = 0;
   hl_plan *plan = plan_of(manager, path, HL_EXCLUSIVE);
-  assert_int_equal(hl_manager_holders(manager, plan, count_waiting, &n, NULL),
-                   HL_OK);
+  assert_int_equal(hl_manager_holders(manager, plan, count_waiting, &n, NULL), HL_OK);
   hl_plan_free(plan);
   return n;
 }
@@ -173,8 +170,7 @@ static void test_a_crowd_behind_a_writer(void **state) {
   hl_lock *lock = acquire(manager, "u1/a1/r1", HL_EXCLUSIVE), *shared[20];
   hl_pending *writer = start(manager, "u1/a1/r1", HL_EXCLUSIVE, -1);
   hl_pending *readers[20];
-  for (int i = 0; i < 20; i++)
-    readers[i] = start(manager, "u1/a1/r1", HL_SHARED, -1);
+  for (int i = 0; i < 20; i++) readers[i] = start(manager, "u1/a1/r1", HL_SHARED, -1);
   hl_lock_free(lock);
   lock = granted(writer);
   (void)usleep(50000); /* for those who should not */
@@ -220,8 +216,7 @@ static void test_timeouts_in_line(void **state) {
   hl_lock *lock = acquire(manager, "u1", HL_EXCLUSIVE);
   hl_pending *head = start(manager, "u1", HL_EXCLUSIVE, -1), *waiting[10];
   int64_t begun = hl__now_ms();
-  for (int i = 0; i < 10; i++)
-    waiting[i] = start(manager, "u1/a1", HL_EXCLUSIVE, 200 - 10 * i);
+  for (int i = 0; i < 10; i++) waiting[i] = start(manager, "u1/a1", HL_EXCLUSIVE, 200 - 10 * i);
   for (int i = 9; i >= 0; i--) {
     failed(waiting[i], HL_TIMEOUT);
     int64_t took = hl__now_ms() - begun;
@@ -246,8 +241,7 @@ static void test_threads_stand_in_line_too(void **state) {
   hl_pending *first = start(manager, "u1/a1", HL_EXCLUSIVE, -1);
   pthread_t thread;
   hl_stats stats = {0};
-  assert_int_equal(
-      pthread_create(&thread, NULL, acquire_in_thread, manager), 0);
+  assert_int_equal(pthread_create(&thread, NULL, acquire_in_thread, manager), 0);
   while (stats.waiting < 2) hl_manager_stats(manager, &stats);
   hl_pending *last = start(manager, "u1/a1", HL_EXCLUSIVE, -1);
   hl_lock_free(lock);
@@ -364,8 +358,7 @@ static void test_calls_on_a_lock(void **state) {
   hl_plan *plan = plan_of(manager, "u1/a2", HL_EXCLUSIVE);
   hl_pending *pending;
   hl_error error;
-  assert_int_equal(
-      hl_lock_start_extend(lock, plan, NULL, &pending, &error), HL_OK);
+  assert_int_equal(hl_lock_start_extend(lock, plan, NULL, &pending, &error), HL_OK);
   assert_false(hl_pending_done(pending));
   assert_true(hl_lock_is_held(lock));
   assert_int_equal(hl_lock_check(lock, &error), HL_EMISUSE);
@@ -409,8 +402,7 @@ static void test_lost_while_it_waits(void **state) {
   char control[80], away[80];
   (void)snprintf(control, sizeof control, "%s/control", directory);
   (void)snprintf(away, sizeof away, "%s/control.away", directory);
-  assert_int_equal(
-      hl_lock_start_extend(lock, plan, NULL, &pending, &error), HL_OK);
+  assert_int_equal(hl_lock_start_extend(lock, plan, NULL, &pending, &error), HL_OK);
   assert_true(hl_lock_is_held(lock));
   assert_int_equal(rename(control, away), 0);
   assert_false(hl_lock_is_held(lock));
@@ -434,10 +426,10 @@ static void test_use_given_up(void **state) {
   for (int how = 0; how < 8; how++) {
     hl_lock *lock = acquire(manager, "u1/a1", HL_EXCLUSIVE);
     hl_pending *pending;
-    assert_int_equal(
-        hl_lock_start_extend(lock, plan, NULL, &pending, NULL), HL_OK);
+    assert_int_equal(hl_lock_start_extend(lock, plan, NULL, &pending, NULL), HL_OK);
     /* At once, and when it waits at the store. */
-    if (how % 2) while (at_store(other, "u1/a2") == 0) (void)usleep(200);
+    if (how % 2)
+      while (at_store(other, "u1/a2") == 0) (void)usleep(200);
     switch (how / 2) {
     case 0:
       assert_int_equal(hl_lock_release(lock, false, NULL), HL_OK);
@@ -453,8 +445,7 @@ static void test_use_given_up(void **state) {
       hl_lock_free(lock);
       break;
     case 3:
-      assert_int_equal(hl_lock_start_release(lock, &(hl_pending *){NULL}, NULL),
-                       HL_OK);
+      assert_int_equal(hl_lock_start_release(lock, &(hl_pending *){NULL}, NULL), HL_OK);
       hl_pending_free(pending);
       hl_lock_free(lock);
       break;
@@ -472,8 +463,8 @@ static void test_use_given_up(void **state) {
 static hl_store_ops late_store;
 static bool interrupt_late;
 
-static int late_lock(hl_session *session, const hl_request *request,
-                     hl_grant *grant, hl_error *error) {
+static int late_lock(hl_session *session, const hl_request *request, hl_grant *grant,
+                     hl_error *error) {
   int status = hl_store_file.take(session, request, grant, error);
   if (interrupt_late) hl_store_file.interrupt(session);
   return status;
@@ -550,10 +541,8 @@ static void test_given_up_while_it_looks(void **state) {
     while (hl__now_ms() < end) (void)usleep(10);
     (void)usleep((useconds_t)i * 50);
     hl_pending_cancel(pending);
-    bool late = hl_pending_wait(pending, 0, &(hl_lock *){NULL}, NULL) ==
-                HL_TIMEOUT;
-    for (int j = 0; j < 200; j++)
-      (void)hl_pending_holders(pending, count_waiting, &found, NULL);
+    bool late = hl_pending_wait(pending, 0, &(hl_lock *){NULL}, NULL) == HL_TIMEOUT;
+    for (int j = 0; j < 200; j++) (void)hl_pending_holders(pending, count_waiting, &found, NULL);
     assert_true(late || found == 0);
     hl_pending_free(pending);
     hl_manager_stats(manager, &stats);
@@ -571,8 +560,8 @@ static hl_manager *slow_manager;
 static _Atomic(hl_lock *) released; /* in the middle of the next try */
 
 /* The try of the second goes on until the first is granted. */
-static int slow_try(hl_session *session, const hl_request *request,
-                    hl_grant *grant, hl_error *error) {
+static int slow_try(hl_session *session, const hl_request *request, hl_grant *grant,
+                    hl_error *error) {
   if (request->try_once && released && strcmp(request->path, "u1/a2") == 0) {
     int64_t end = hl__now_ms() + DEADLINE;
     hl_stats stats;
@@ -605,11 +594,9 @@ static void test_given_up_while_it_begins(void **state) {
                               plan_of(slow_manager, "u1/a2", HL_EXCLUSIVE)};
     released = acquire(other, "u1/a1", HL_EXCLUSIVE);
     hl_lock *held = second_held ? acquire(other, "u1/a2", HL_EXCLUSIVE) : NULL;
-    assert_int_equal(
-        hl_start_any(slow_manager, plans, 2, NULL, &pending, NULL), HL_OK);
+    assert_int_equal(hl_start_any(slow_manager, plans, 2, NULL, &pending, NULL), HL_OK);
     hl_lock *lock = granted(pending);
-    assert_string_equal(
-        hl_plan_describe(hl_lock_plan(lock), path, sizeof path), "u1/a1");
+    assert_string_equal(hl_plan_describe(hl_lock_plan(lock), path, sizeof path), "u1/a1");
     hl_manager_stats(slow_manager, &stats);
     assert_int_equal(stats.waiting, 0);
     assert_int_equal(stats.held, 1);
@@ -657,8 +644,7 @@ static void *crowd(void *argument) {
     for (int j = 0; j < n; j++) {
       node[j] = rand_r(&self->seed) % NODES;
       shared[j] = rand_r(&self->seed) % 3 == 0;
-      pending[j] = start(self->manager, paths[node[j]],
-                         shared[j] ? HL_SHARED : HL_EXCLUSIVE,
+      pending[j] = start(self->manager, paths[node[j]], shared[j] ? HL_SHARED : HL_EXCLUSIVE,
                          rand_r(&self->seed) % 20);
     }
     for (int j = 0; j < n; j++) {
@@ -682,8 +668,7 @@ static void test_crowd(void **state) {
     workers[i] = (worker){managers[i % 2], (unsigned)i};
     assert_int_equal(pthread_create(&threads[i], NULL, crowd, &workers[i]), 0);
   }
-  for (int i = 0; i < THREADS; i++)
-    assert_int_equal(pthread_join(threads[i], NULL), 0);
+  for (int i = 0; i < THREADS; i++) assert_int_equal(pthread_join(threads[i], NULL), 0);
   assert_int_equal(atomic_load(&overlaps), 0);
   assert_true(atomic_load(&grants) > ROUNDS);
   /* Nothing was left locked, nothing waits. */
@@ -741,8 +726,7 @@ static void others_go_on(hl_manager *manager, hl_manager *other) {
   hl_lock_free(granted(later));
 }
 
-static void grant_many_below(hl_manager *manager, hl_manager *other,
-                             hl_lock *held, int threads) {
+static void grant_many_below(hl_manager *manager, hl_manager *other, hl_lock *held, int threads) {
   hl_pending **pending = many_below(manager);
   (void)usleep(100000);
   others_go_on(manager, other);
@@ -789,7 +773,9 @@ static void limit_threads(rlim_t more) {
    manager has come meanwhile: never, where they always come. */
 static void test_parked_in_turn(void **state) {
   (void)state;
-  enum { LINE = 12 };
+  enum {
+    LINE = 12
+  };
   hl_manager *manager = open_small(1), *other = open_manager();
   hl_lock *held = acquire(other, "u1", HL_EXCLUSIVE);
   hl_lock *wanted = acquire(other, "u2", HL_EXCLUSIVE);
@@ -841,8 +827,7 @@ static void test_parked_alone(void **state) {
   (void)usleep(300000);
   assert_false(hl_pending_done(parked));
   hl_lock_free(wanted);
-  for (int i = 0; i < 2000 && !hl_pending_done(parked); i++)
-    (void)usleep(10000);
+  for (int i = 0; i < 2000 && !hl_pending_done(parked); i++) (void)usleep(10000);
   assert_true(hl_pending_done(parked));
   hl_lock_free(granted(parked));
   assert_false(hl_pending_done(waiter));
@@ -891,13 +876,14 @@ static void test_few_threads(void **state) {
 /* A crowd is let go when there is no thread for any of it. */
 static void without_a_thread(void **state) {
   (void)state;
-  enum { CROWD = 10000 };
+  enum {
+    CROWD = 10000
+  };
   static hl_pending *pending[CROWD];
   limit_threads(3);
   hl_manager *manager = open_manager(), *other = open_manager();
   hl_lock *held = acquire(other, "u1/a1", HL_EXCLUSIVE);
-  for (int i = 0; i < CROWD; i++)
-    pending[i] = start(manager, "u1/a1/r1", HL_SHARED, 3 * DEADLINE);
+  for (int i = 0; i < CROWD; i++) pending[i] = start(manager, "u1/a1/r1", HL_SHARED, 3 * DEADLINE);
   (void)usleep(20000);
   struct rlimit limit;
   assert_int_equal(getrlimit(RLIMIT_NPROC, &limit), 0);
@@ -931,8 +917,7 @@ static void without_any_thread(void **state) {
   assert_true(error.retryable);
   hl_pending_free(pending);
   hl_plan *plan = plan_of(other, "u2", HL_EXCLUSIVE);
-  assert_int_equal(hl_lock_start_extend(held, plan, NULL, &pending, &error),
-                   HL_OK);
+  assert_int_equal(hl_lock_start_extend(held, plan, NULL, &pending, &error), HL_OK);
   assert_int_equal(hl_pending_wait(pending, DEADLINE, &lock, &error), HL_BUSY);
   assert_true(error.retryable);
   assert_true(hl_lock_is_held(held));
@@ -989,9 +974,7 @@ typedef struct moment {
   double passed, worked; /* ms */
 } moment;
 
-static moment moment_now(void) {
-  return (moment){now_ms(), clock_ms(CLOCK_PROCESS_CPUTIME_ID)};
-}
+static moment moment_now(void) { return (moment){now_ms(), clock_ms(CLOCK_PROCESS_CPUTIME_ID)}; }
 
 static double work_since(moment began) {
   moment now = moment_now();
@@ -1004,14 +987,14 @@ typedef struct measured {
   double slept;        /* ms; passed in the longest call, see SLEEP_MS */
 } measured;
 
-#define TIMED(m, call)                                             \
-  do {                                                             \
-    moment began_ = moment_now();                                  \
-    call;                                                          \
-    double took_ = work_since(began_);                             \
-    if (took_ > (m)->stall) (m)->stall = took_;                    \
-    took_ = now_ms() - began_.passed;                              \
-    if (took_ > (m)->slept) (m)->slept = took_;                    \
+#define TIMED(m, call)                                                                             \
+  do {                                                                                             \
+    moment began_ = moment_now();                                                                  \
+    call;                                                                                          \
+    double took_ = work_since(began_);                                                             \
+    if (took_ > (m)->stall) (m)->stall = took_;                                                    \
+    took_ = now_ms() - began_.passed;                                                              \
+    if (took_ > (m)->slept) (m)->slept = took_;                                                    \
   } while (0)
 
 /* Looks at the manager all the time until so many wait. */
@@ -1053,8 +1036,7 @@ static measured crowd_starts(crowd_of *self, hl_mode mode, int64_t timeout) {
   measured m = {0};
   moment began = moment_now();
   for (int i = 0; i < self->n; i++)
-    TIMED(&m, self->pending[i] =
-                  start(self->manager, "u1/a1/r1", mode, timeout));
+    TIMED(&m, self->pending[i] = start(self->manager, "u1/a1/r1", mode, timeout));
   m.total = work_since(began);
   return m;
 }
@@ -1125,8 +1107,7 @@ static measured many_expire(int n) {
   int64_t end = hl__now_ms() + (n < MANY ? 1000 : 2500);
   for (int i = 0; i < n; i++)
     crowd.pending[i] =
-        start(crowd.manager, "u1/a1/r1", HL_EXCLUSIVE,
-              end > hl__now_ms() ? end - hl__now_ms() : 1);
+        start(crowd.manager, "u1/a1/r1", HL_EXCLUSIVE, end > hl__now_ms() ? end - hl__now_ms() : 1);
   while (hl__now_ms() <= end) (void)usleep(200);
   moment began = moment_now();
   until_waiting(crowd.manager, 0, &m);
@@ -1179,13 +1160,10 @@ static void test_many(void **state) {
   static const struct {
     const char *what;
     measured (*run)(int n);
-  } all[] = {{"start", many_start},
-             {"cancel", many_cancel},
-             {"cancel shared", many_cancel_shared},
-             {"grant shared", many_grant},
-             {"let go", many_go},
-             {"expire", many_expire},
-             {"close", many_close}};
+  } all[] = {
+      {"start", many_start},        {"cancel", many_cancel}, {"cancel shared", many_cancel_shared},
+      {"grant shared", many_grant}, {"let go", many_go},     {"expire", many_expire},
+      {"close", many_close}};
   const char *slower = getenv("HIERLOCK_SLOWER");
   double factor = slower ? strtod(slower, NULL) : 1, limit = STALL_MS * factor;
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
@@ -1194,13 +1172,11 @@ static void test_many(void **state) {
     do { /* what others do on the machine shall not decide */
       few = all[i].run(FEW);
       many = all[i].run(MANY);
-    } while (++tries < TRIES &&
-             (many.stall >= limit || many.slept >= SLEEP_MS * factor ||
-              many.total >= LINEAR * few.total + 200));
+    } while (++tries < TRIES && (many.stall >= limit || many.slept >= SLEEP_MS * factor ||
+                                 many.total >= LINEAR * few.total + 200));
     print_message("%-14s %d: %7.1f ms, stall %5.2f; %d: %7.1f ms, stall %5.2f, "
                   "%5.1f with what others did\n",
-                  all[i].what, FEW, few.total, few.stall, MANY, many.total,
-                  many.stall, many.slept);
+                  all[i].what, FEW, few.total, few.stall, MANY, many.total, many.stall, many.slept);
     assert_true(many.stall < limit);
     assert_true(many.slept < SLEEP_MS * factor);
     /* Of a few milliseconds, the machine's mood decides. */
@@ -1241,8 +1217,7 @@ int main(int argc, char **argv) {
       cmocka_unit_test(test_many),
       cmocka_unit_test(nothing_is_left),
   };
-  (void)snprintf(directory, sizeof directory, "/dev/shm/hierlock-test-%d",
-                 (int)getpid());
+  (void)snprintf(directory, sizeof directory, "/dev/shm/hierlock-test-%d", (int)getpid());
   int failures = 0;
   bool by_itself = false;
   for (size_t i = 0; argc > 1 && i < sizeof alone / sizeof *alone; i++)
@@ -1251,8 +1226,7 @@ int main(int argc, char **argv) {
       failures += _cmocka_run_group_tests(alone[i].name, &alone[i], 1, NULL, NULL);
     }
   if (argc > 1 && !by_itself) cmocka_set_test_filter(argv[1]);
-  if (!by_itself)
-    failures = cmocka_run_group_tests_name("waiting", tests, NULL, NULL);
+  if (!by_itself) failures = cmocka_run_group_tests_name("waiting", tests, NULL, NULL);
   struct rlimit limit;
   (void)getrlimit(RLIMIT_NPROC, &limit);
   limit.rlim_cur = limit.rlim_max;

@@ -18,7 +18,10 @@
 #include <sys/ptrace.h>
 #include <unistd.h>
 
-enum { TIMEOUT_MS = 10000, CANCEL_AFTER_MS = 5 };
+enum {
+  TIMEOUT_MS = 10000,
+  CANCEL_AFTER_MS = 5
+};
 
 static lane_area *area;
 static hl_manager *manager;
@@ -61,15 +64,16 @@ static void hold(holding *h, hl_lock *lock, stage s) {
   stage_is(BETWEEN);
   unsigned rounds = atomic_load(&area->rounds);
   int64_t end = now_ns() + S / 2;
-  while (disturbed() && now_ns() < end && atomic_load(&area->rounds) < rounds + 2 && believe(h, lock))
+  while (disturbed() && now_ns() < end && atomic_load(&area->rounds) < rounds + 2 &&
+         believe(h, lock))
     (void)usleep(300);
 }
 
 /* ------------------------------------------------------------------- judging */
 
-static const char *const stage_names[STAGES] = {"between", "open", "acquire", "hold", "check", "extend", "hold-both",
-                                                "look", "release", "wait", "confirm", "start", "cancel", "again", "last",
-                                                "close"};
+static const char *const stage_names[STAGES] = {
+    "between", "open", "acquire", "hold",  "check",  "extend", "hold-both", "look",
+    "release", "wait", "confirm", "start", "cancel", "again",  "last",      "close"};
 
 /* What a call may come to when something failed under it, beside HL_OK; bits by number. */
 #define MAY(status) (1u << ((status) + 10))
@@ -102,7 +106,9 @@ static hl_lock *acquired(stage s, int nodes, holding **h) {
     stage_is(BETWEEN);
     if (status == HL_OK) handle_granted(*h, lock);
     (void)came_to(s, status, &error, MAY_FAIL);
-    if (status && tries) complain(area, "%s failed again: %s (%s)", stage_names[s], hl_status_name(status), error.message);
+    if (status && tries)
+      complain(area, "%s failed again: %s (%s)", stage_names[s], hl_status_name(status),
+               error.message);
   }
   if (!plan) complain(area, "no plan");
   hl_plan_free(plan);
@@ -187,7 +193,8 @@ static void look(void) {
   stage_is(BETWEEN);
   (void)came_to(LOOK, status, &error, MAY_FAIL | MAY(HL_TIMEOUT));
   /* A server shows who holds as it was up to 0.1 s ago. */
-  if (status == HL_OK && n == 0 && !disturbed() && !shared->server) complain(area, "nobody is shown to hold r3");
+  if (status == HL_OK && n == 0 && !disturbed() && !shared->server)
+    complain(area, "nobody is shown to hold r3");
   hl_plan_free(plan);
 }
 
@@ -231,7 +238,8 @@ static void waited_for(void) {
     if (status == HL_OK) (void)believe(h, lock);
     stage_is(BETWEEN);
     (void)came_to(AGAIN, status, &error, MAY_FAIL);
-    if (status && tries) complain(area, "a start failed again: %s (%s)", hl_status_name(status), error.message);
+    if (status && tries)
+      complain(area, "a start failed again: %s (%s)", hl_status_name(status), error.message);
     if (status == HL_OK && !h->ending) h->ending = now_ns();
     stage_is(AGAIN);
     hl_pending_free(pending);
@@ -304,7 +312,8 @@ static int mappings(void) {
   char line[512];
   int n = 0;
   FILE *file = fopen("/proc/self/maps", "r");
-  while (file && fgets(line, sizeof line, file)) n += area->directory[0] && strstr(line, area->directory);
+  while (file && fgets(line, sizeof line, file))
+    n += area->directory[0] && strstr(line, area->directory);
   if (file) (void)fclose(file);
   return n;
 }
@@ -328,7 +337,8 @@ static void crashed(int number) {
     Dl_info info = {0};
     (void)dladdr(frames[i], &info);
     complain(area, "signal %d: %s + 0x%lx (%s)", number, info.dli_fname,
-             (unsigned long)((char *)frames[i] - (char *)info.dli_fbase), info.dli_sname ? info.dli_sname : "");
+             (unsigned long)((char *)frames[i] - (char *)info.dli_fbase),
+             info.dli_sname ? info.dli_sname : "");
   }
   (void)signal(number, SIG_DFL);
   (void)raise(number);
@@ -353,8 +363,10 @@ _Noreturn void client_main(lane_area *given) {
     threads = entries("/proc/self/task") - 3;
     if (left == 0 && threads == 0) break;
   }
-  if (left || threads) complain(area, "after closing there are %d descriptors and %d threads left", left, threads);
+  if (left || threads)
+    complain(area, "after closing there are %d descriptors and %d threads left", left, threads);
   if (left) show_descriptors();
-  if (mappings()) complain(area, "after closing there are %d mappings of its files left", mappings());
+  if (mappings())
+    complain(area, "after closing there are %d mappings of its files left", mappings());
   exit(0);
 }

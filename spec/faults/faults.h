@@ -39,7 +39,12 @@
 
 /* ------------------------------------------------------------------ points */
 
-typedef enum mode { KILL, STOP, FAIL, MODES } mode;
+typedef enum mode {
+  KILL,
+  STOP,
+  FAIL,
+  MODES
+} mode;
 
 /* Of the script; what is between them counts no calls. */
 typedef enum stage {
@@ -78,10 +83,24 @@ const char *point_show(const point *p, char out[64]);
 
 /* ------------------------------------------------------------ shared memory */
 
-enum { LANES = 16, CALLS = 600, GRANTS = 8192, HANDLES = 16, COMPLAINTS = 24, MESSAGE = 400 };
+enum {
+  LANES = 16,
+  CALLS = 600,
+  GRANTS = 8192,
+  HANDLES = 16,
+  COMPLAINTS = 24,
+  MESSAGE = 400
+};
 
 /* Nodes, as bits: resources of one account, which is in the user. Who has one of the last two has all. */
-enum { R1 = 1, R2 = 2, R3 = 4, ACCOUNT = 8, USER = 16, ALL = 31 };
+enum {
+  R1 = 1,
+  R2 = 2,
+  R3 = 4,
+  ACCOUNT = 8,
+  USER = 16,
+  ALL = 31
+};
 
 static inline bool nodes_conflict(int a, int b) { return (a & b) || ((a | b) & (ACCOUNT | USER)); }
 
@@ -97,10 +116,10 @@ typedef struct holding {
 
 /* What the peer is to do. */
 typedef enum order {
-  REST,  /* hold nothing, have nothing open; then say what is left behind */
-  BUSY,  /* be in the client's way at R3, as the script wants it */
-  GRAB,  /* get everything, however long it takes; then as RACE */
-  RACE,  /* get one node after the other, each for a moment, if it can be had at once */
+  REST, /* hold nothing, have nothing open; then say what is left behind */
+  BUSY, /* be in the client's way at R3, as the script wants it */
+  GRAB, /* get everything, however long it takes; then as RACE */
+  RACE, /* get one node after the other, each for a moment, if it can be had at once */
   QUIT,
   ORDERS
 } order;
@@ -112,7 +131,7 @@ typedef struct lane_area {
 
   /* From here on new in each run. */
   char dsn[512], directory[256]; /* of this run; the directory of the embedded store */
-  bool fresh;           /* the client is to be the first in the directory */
+  bool fresh;                    /* the client is to be the first in the directory */
   bool dirty;           /* a client that was killed, or cannot remove it, leaves a temporary file */
   int64_t hold_timeout; /* ms; the client's */
 
@@ -127,12 +146,13 @@ typedef struct lane_area {
   _Atomic bool disturbed; /* the fault has been done, or begins now */
   _Atomic bool frozen;    /* and the client stands still */
   mode mode;
-  int failure;            /* errno of FAIL */
+  int failure; /* errno of FAIL */
 
   /* The peer's. */
-  _Atomic bool busy;    /* it holds R3 */
-  _Atomic bool asks;    /* for everything */
-  _Atomic int64_t grabbed, grabbed_at; /* when it last asked for everything that it got, and got it */
+  _Atomic bool busy; /* it holds R3 */
+  _Atomic bool asks; /* for everything */
+  _Atomic int64_t grabbed,
+      grabbed_at;          /* when it last asked for everything that it got, and got it */
   _Atomic unsigned rounds; /* it wanted each node once more */
   _Atomic int grants;
   holding grant[GRANTS];
@@ -144,8 +164,8 @@ typedef struct lane_area {
 /* Of all lanes; main's. */
 typedef struct shared_area {
   bool server;
-  pid_t pid;           /* of the main process */
-  char base[512];      /* DSN of the embedded store's directories, or of the server without a database */
+  pid_t pid;      /* of the main process */
+  char base[512]; /* DSN of the embedded store's directories, or of the server without a database */
   char options[2][64]; /* of the server's DSN, by variant */
   char user[64];       /* of the clients */
   uint64_t seed;
@@ -194,20 +214,24 @@ void lane_close(void);
 
 /* ----------------------------------------------------------------- tracer.c */
 
-typedef enum trace_event { TRACE_POINT, TRACE_END, TRACE_LATE } trace_event;
+typedef enum trace_event {
+  TRACE_POINT,
+  TRACE_END,
+  TRACE_LATE
+} trace_event;
 
 typedef struct tracer {
   lane_area *area;
-  pid_t pid, at;       /* of the client; the thread that has come to the point */
-  const point *point;  /* NULL: none */
+  pid_t pid, at;      /* of the client; the thread that has come to the point */
+  const point *point; /* NULL: none */
   census *found;      /* NULL: not wanted */
   int count[STAGES];
-  bool passed;         /* the point: nothing is counted any more */
-  pid_t leaving;       /* the thread whose return is the point, or is changed */
-  int failure;         /* what it returns then; 0: what it is */
+  bool passed;                 /* the point: nothing is counted any more */
+  pid_t leaving;               /* the thread whose return is the point, or is changed */
+  int failure;                 /* what it returns then; 0: what it is */
   unsigned long long argument; /* of brk */
-  int status;          /* at the end */
-  long call, last[STAGES]; /* at the point, of each stage; for messages */
+  int status;                  /* at the end */
+  long call, last[STAGES];     /* at the point, of each stage; for messages */
 } tracer;
 
 /* Forks a client that is traced from its first stage on. */
@@ -234,7 +258,9 @@ void server_remove(int lane);
 int server_connections(int lane);
 int server_transactions(void);
 
-enum { BUCKETS = 997 };
+enum {
+  BUCKETS = 997
+};
 /* Of the main process and the lane. */
 #define DATABASE "hierlock_faults_%d_%d"
 

@@ -69,13 +69,16 @@ static void do_kill(tracer *client, const point *p) {
   int64_t began = now_ns();
   area->dirty = true;
   give_order(GRAB);
-  while (!atomic_load(&area->asks) && atomic_load(&area->grabbed_at) < began && now_ns() < began + S) (void)usleep(100);
+  while (!atomic_load(&area->asks) && atomic_load(&area->grabbed_at) < began &&
+         now_ns() < began + S)
+    (void)usleep(100);
   (void)usleep(IN_LINE / 1000);
   killed_at = now_ns();
   (void)kill(client->pid, SIGKILL);
   (void)trace_run(client, killed_at + SOON);
   if (!peer_had_all(began, killed_at + SOON))
-    complain(area, "%.0f s after the client was killed the peer cannot get what it had", SOON / 1e9);
+    complain(area, "%.0f s after the client was killed the peer cannot get what it had",
+             SOON / 1e9);
   int64_t had = atomic_load(&area->grabbed_at);
   worst(KILL, had > killed_at ? had - killed_at : 0, p);
 }
@@ -86,7 +89,10 @@ static void do_stop(tracer *client, const point *p) {
   give_order(GRAB);
   if (shared->server) {
     if (!peer_had_all(began, began + limit + SOON))
-      complain(area, "the client stands still for %.0f s longer than hold_timeout, and the peer gets nothing", SOON / 1e9);
+      complain(
+          area,
+          "the client stands still for %.0f s longer than hold_timeout, and the peer gets nothing",
+          SOON / 1e9);
     worst(STOP, atomic_load(&area->grabbed_at) - began, p);
     while (now_ns() < began + limit + STILL) (void)usleep(1000);
   } else {
@@ -112,29 +118,36 @@ static void judge_pair(const holding *h, const holding *g) {
   int64_t from = h->granted > g->granted ? h->granted : g->granted;
   int64_t until = h_held < g_held ? h_held : g_held;
   if (h_held && g_held && from < until)
-    complain(area, "two holders for %.3f ms: the client held %d, the peer %d", (double)(until - from) / 1e6, h->nodes, g->nodes);
+    complain(area, "two holders for %.3f ms: the client held %d, the peer %d",
+             (double)(until - from) / 1e6, h->nodes, g->nodes);
   /* Of a failed call a lock may be lost before its time. */
   int64_t end = h->promised;
   if (h->ending && h->ending < end) end = h->ending;
   if (killed_at && killed_at < end) end = killed_at;
   if (area->mode != FAIL && g->granted > h->granted && g->granted < end)
-    complain(area, "the peer was granted %d, %.3f ms before the client's lock could end, as remaining() said", g->nodes,
-             (double)(end - g->granted) / 1e6);
+    complain(
+        area,
+        "the peer was granted %d, %.3f ms before the client's lock could end, as remaining() said",
+        g->nodes, (double)(end - g->granted) / 1e6);
   if (h_held && g_held && (h->granted < g->granted) != (h->token < g->token))
-    complain(area, "the token of the later holder is not greater: %016llx of the client, %016llx of the peer",
-             (unsigned long long)h->token, (unsigned long long)g->token);
+    complain(
+        area,
+        "the token of the later holder is not greater: %016llx of the client, %016llx of the peer",
+        (unsigned long long)h->token, (unsigned long long)g->token);
 }
 
 static void judge(void) {
   for (int i = 0; i < atomic_load(&area->handles); i++)
-    for (int j = 0; j < atomic_load(&area->grants); j++) judge_pair(&area->handle[i], &area->grant[j]);
+    for (int j = 0; j < atomic_load(&area->grants); j++)
+      judge_pair(&area->handle[i], &area->grant[j]);
 }
 
 static void judge_end(const tracer *client, trace_event event) {
   char call[32];
   int in = atomic_load(&area->stage);
   if (event == TRACE_LATE)
-    complain(area, "the client hangs in stage %d, whose last call that was seen is %s", in, call_name(client->last[in], call));
+    complain(area, "the client hangs in stage %d, whose last call that was seen is %s", in,
+             call_name(client->last[in], call));
   else if (WIFSIGNALED(client->status) && !killed_at)
     complain(area, "the client died of signal %d in stage %d", WTERMSIG(client->status), in);
   else if (WIFEXITED(client->status) && WEXITSTATUS(client->status) != 0)
@@ -151,7 +164,8 @@ static void show_threads(pid_t pid) {
     (void)snprintf(name, sizeof name, "/proc/%d/task/%.16s/syscall", (int)pid, entry->d_name);
     FILE *file = entry->d_name[0] == '.' ? NULL : fopen(name, "r");
     if (!file) continue;
-    if (fgets(text, sizeof text, file)) complain(area, "its thread %.16s is in system call %.100s", entry->d_name, text);
+    if (fgets(text, sizeof text, file))
+      complain(area, "its thread %.16s is in system call %.100s", entry->d_name, text);
     (void)fclose(file);
   }
   if (directory) (void)closedir(directory);
@@ -160,7 +174,9 @@ static void show_threads(pid_t pid) {
 /* Of one that is not traced. */
 static void stacks(pid_t pid) {
   char command[128];
-  (void)snprintf(command, sizeof command, "gdb -p %d -batch -ex 'thread apply all bt 30' 2>/dev/null | grep '^[T#]'", (int)pid);
+  (void)snprintf(command, sizeof command,
+                 "gdb -p %d -batch -ex 'thread apply all bt 30' 2>/dev/null | grep '^[T#]'",
+                 (int)pid);
   if (system(command)) {}
 }
 
@@ -170,7 +186,8 @@ static void report(const tracer *client, const point *p) {
   if (n == 0) return;
   (void)atomic_fetch_add(&shared->violations, 1u);
   for (int i = 0; i < n && i < COMPLAINTS; i++)
-    (void)printf("VIOLATION at %s (%s): %s\n", p ? point_show(p, name) : "nothing", call_name(client->call, call), area->complaint[i]);
+    (void)printf("VIOLATION at %s (%s): %s\n", p ? point_show(p, name) : "nothing",
+                 call_name(client->call, call), area->complaint[i]);
   (void)fflush(stdout);
 }
 
@@ -180,7 +197,8 @@ static void files_remove(const char *path, const char *prefix) {
   DIR *directory = opendir(path);
   struct dirent *file;
   while (directory && (file = readdir(directory)))
-    if (strncmp(file->d_name, prefix, strlen(prefix)) == 0) (void)unlinkat(dirfd(directory), file->d_name, 0);
+    if (strncmp(file->d_name, prefix, strlen(prefix)) == 0)
+      (void)unlinkat(dirfd(directory), file->d_name, 0);
   if (directory) (void)closedir(directory);
 }
 
@@ -193,14 +211,16 @@ static void prepare(const point *p, int variant) {
   memset(area->dsn, 0, sizeof *area - offsetof(lane_area, dsn));
   area->mode = p ? p->mode : MODES;
   area->failure = p ? p->failure : 0;
-  area->hold_timeout = shared->server && area->mode == STOP ? SHORT_HOLD_TIMEOUT_MS : HOLD_TIMEOUT_MS;
+  area->hold_timeout =
+      shared->server && area->mode == STOP ? SHORT_HOLD_TIMEOUT_MS : HOLD_TIMEOUT_MS;
   if (shared->server) {
-    (void)snprintf(area->dsn, sizeof area->dsn, "%.400s" DATABASE "%s", shared->base, (int)shared->pid, lane,
-                   shared->options[variant]);
+    (void)snprintf(area->dsn, sizeof area->dsn, "%.400s" DATABASE "%s", shared->base,
+                   (int)shared->pid, lane, shared->options[variant]);
     return;
   }
   area->fresh = variant != 0;
-  (void)snprintf(area->directory, sizeof area->directory, "%.200s-%d-%d", shared->base, lane, area->fresh ? ++runs : 0);
+  (void)snprintf(area->directory, sizeof area->directory, "%.200s-%d-%d", shared->base, lane,
+                 area->fresh ? ++runs : 0);
   (void)snprintf(area->dsn, sizeof area->dsn, "file:%s", area->directory);
 }
 
@@ -219,8 +239,10 @@ void lane_run(const point *p, int variant, census *found) {
     case STOP: do_stop(&client, p); break;
     default: do_fail(&client);
     }
-    if (p->mode != KILL) event = trace_run(&client, began + RUN_LIMIT);
-    else event = TRACE_END;
+    if (p->mode != KILL)
+      event = trace_run(&client, began + RUN_LIMIT);
+    else
+      event = TRACE_END;
   }
   judge_end(&client, event);
   if (event == TRACE_LATE) {
@@ -232,7 +254,8 @@ void lane_run(const point *p, int variant, census *found) {
   }
   int64_t ended = now_ns();
   give_order(GRAB);
-  if (!peer_had_all(ended, ended + SOON)) complain(area, "the client has ended, and the peer cannot get what it had");
+  if (!peer_had_all(ended, ended + SOON))
+    complain(area, "the client has ended, and the peer cannot get what it had");
   if (p && p->mode == FAIL && client.passed) worst(FAIL, atomic_load(&area->grabbed_at) - ended, p);
   give_order(REST);
   while (atomic_load(&area->obeyed) != atomic_load(&area->order)) {
@@ -249,8 +272,10 @@ void lane_run(const point *p, int variant, census *found) {
   }
   judge();
   report(&client, p);
-  if (area->fresh) directory_remove(area->directory);
-  else if (area->dirty) files_remove(area->directory, "tmp-"); /* a sweep spares young ones */
+  if (area->fresh)
+    directory_remove(area->directory);
+  else if (area->dirty)
+    files_remove(area->directory, "tmp-"); /* a sweep spares young ones */
   if (p) (void)atomic_fetch_add(&shared->done[p->mode], 1u);
   if (p && !client.passed) (void)atomic_fetch_add(&shared->missed, 1u);
 }
@@ -277,8 +302,7 @@ void lane_open(int number, const char *admin) {
 void lane_close(void) {
   char path[256];
   give_order(QUIT);
-  while (waitpid(peer, NULL, 0) < 0 && errno == EINTR) {
-  }
+  while (waitpid(peer, NULL, 0) < 0 && errno == EINTR) {}
   if (shared->server) return;
   (void)snprintf(path, sizeof path, "%.200s-%d-0", shared->base, lane);
   directory_remove(path);

@@ -30,13 +30,16 @@ static size_t point_count;
 /* -------------------------------------------------------------------- names */
 
 static const char *const mode_names[MODES] = {"kill", "stop", "fail"};
-static const char *const stage_names[STAGES] = {"between", "open", "acquire", "hold", "check", "extend", "hold-both",
-                                                "look", "release", "wait", "confirm", "start", "cancel", "again", "last",
-                                                "close"};
+static const char *const stage_names[STAGES] = {
+    "between", "open", "acquire", "hold",  "check",  "extend", "hold-both", "look",
+    "release", "wait", "confirm", "start", "cancel", "again",  "last",      "close"};
 
 const char *point_show(const point *p, char out[64]) {
   (void)snprintf(out, 64, "%s:%s.%d:%s:%d", mode_names[p->mode], stage_names[p->stage], p->number,
-                 p->mode == FAIL ? strerrorname_np(p->failure) : p->after ? "exit" : "entry", p->variant);
+                 p->mode == FAIL ? strerrorname_np(p->failure)
+                 : p->after      ? "exit"
+                                 : "entry",
+                 p->variant);
   return out;
 }
 
@@ -58,7 +61,9 @@ static int errno_read(const char *text) {
 static bool point_read(const char *text, point *p) {
   char mode_name[16], stage_name[16], how[32] = "entry";
   *p = (point){0};
-  if (sscanf(text, "%15[^:]:%15[^.].%d:%31[^:]:%d", mode_name, stage_name, &p->number, how, &p->variant) < 3) return false;
+  if (sscanf(text, "%15[^:]:%15[^.].%d:%31[^:]:%d", mode_name, stage_name, &p->number, how,
+             &p->variant) < 3)
+    return false;
   int m = name_find(mode_names, MODES, mode_name), s = name_find(stage_names, STAGES, stage_name);
   if (m < 0 || s < 0 || p->variant < 0 || p->variant > 1) return false;
   p->mode = (mode)m;
@@ -94,7 +99,10 @@ static void points_of_call(const census *c, int variant, stage s, int number) {
 
 static int point_compare(const void *a, const void *b) {
   const point *p = a, *q = b;
-  return p->turn < q->turn ? -1 : p->turn > q->turn ? 1 : p->random < q->random ? -1 : p->random > q->random;
+  return p->turn < q->turn       ? -1
+         : p->turn > q->turn     ? 1
+         : p->random < q->random ? -1
+                                 : p->random > q->random;
 }
 
 /* A random order, which follows from the seed; but each stage has its turn in each mode, so that in a short time the
@@ -124,8 +132,7 @@ static pid_t start(void) {
 
 static int ended(pid_t pid) {
   int status = 0;
-  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {
-  }
+  while (waitpid(pid, &status, 0) < 0 && errno == EINTR) {}
   return status;
 }
 
@@ -136,7 +143,8 @@ static void administer(bool begin) {
     server_connect(admin);
     for (int i = 0; begin && i < shared->lanes; i++) server_provision(admin, i);
     int left = begin ? 0 : server_transactions();
-    for (int64_t until = now_ns() + SOON; left && now_ns() < until; left = server_transactions()) (void)usleep(250000);
+    for (int64_t until = now_ns() + SOON; left && now_ns() < until; left = server_transactions())
+      (void)usleep(250000);
     if (left) (void)printf("VIOLATION at the end: %d transactions are left at the server\n", left);
     for (int i = 0; !begin && !left && i < shared->lanes; i++) server_remove(i);
     exit(left ? 1 : 0);
@@ -164,7 +172,9 @@ static void survey(census *found) {
 static _Noreturn void lane_main(int lane) {
   lane_open(lane, admin);
   for (size_t i = (size_t)lane; i < point_count; i += (size_t)shared->lanes) {
-    if ((shared->end && now_ns() > shared->end) || atomic_load(&shared->violations) >= VIOLATIONS_MAX) break;
+    if ((shared->end && now_ns() > shared->end) ||
+        atomic_load(&shared->violations) >= VIOLATIONS_MAX)
+      break;
     lane_run(&points[i], points[i].variant, NULL);
   }
   lane_close();
@@ -174,9 +184,10 @@ static _Noreturn void lane_main(int lane) {
 static void progress(int64_t began) {
   unsigned kills = atomic_load(&shared->done[KILL]), stops = atomic_load(&shared->done[STOP]);
   unsigned fails = atomic_load(&shared->done[FAIL]);
-  (void)printf("%5.0f s: %u of %zu points: %u kills, %u stops, %u failures; %u not reached; violations: %u\n",
-               (double)(now_ns() - began) / 1e9, kills + stops + fails, point_count, kills, stops, fails,
-               atomic_load(&shared->missed), atomic_load(&shared->violations));
+  (void)printf("%5.0f s: %u of %zu points: %u kills, %u stops, %u failures; %u not reached; "
+               "violations: %u\n",
+               (double)(now_ns() - began) / 1e9, kills + stops + fails, point_count, kills, stops,
+               fails, atomic_load(&shared->missed), atomic_load(&shared->violations));
   (void)fflush(stdout);
 }
 
@@ -208,14 +219,16 @@ static void summary(int64_t began) {
   progress(began);
   for (int m = KILL; m < MODES; m++)
     if (atomic_load(&shared->worst[m]))
-      (void)printf("  %s: %u points; the peer had everything after %.0f ms at most (%s)\n", mode_names[m],
-                   atomic_load(&shared->done[m]), (double)atomic_load(&shared->worst[m]) / 1e6, shared->worst_at[m]);
+      (void)printf("  %s: %u points; the peer had everything after %.0f ms at most (%s)\n",
+                   mode_names[m], atomic_load(&shared->done[m]),
+                   (double)atomic_load(&shared->worst[m]) / 1e6, shared->worst_at[m]);
 }
 
 /* ----------------------------------------------------------------- the options */
 
 static int usage(void) {
-  (void)fprintf(stderr, "usage: faults DSN [--admin=DSN] [--seconds=N] [--seed=N] [--lanes=N] [--modes=kill,stop,fail] [--errno=NAME] [--only=POINT]\n"
+  (void)fprintf(stderr, "usage: faults DSN [--admin=DSN] [--seconds=N] [--seed=N] [--lanes=N] "
+                        "[--modes=kill,stop,fail] [--errno=NAME] [--only=POINT]\n"
                         "without --seconds: every point\n");
   return 2;
 }
@@ -230,7 +243,8 @@ static bool dsn_take(const char *text) {
   }
   if (!admin || !server_dsn(kind, text, &dsn)) return false;
   (void)snprintf(shared->user, sizeof shared->user, "%s", dsn.user);
-  (void)snprintf(shared->base, sizeof shared->base, "%s://%s:%s@%s:%u/", kind->name, dsn.user, dsn.password, dsn.host, dsn.port);
+  (void)snprintf(shared->base, sizeof shared->base, "%s://%s:%s@%s:%u/", kind->name, dsn.user,
+                 dsn.password, dsn.host, dsn.port);
   (void)snprintf(shared->options[0], sizeof shared->options[0], "?%s", kind->plain);
   (void)snprintf(shared->options[1], sizeof shared->options[1], "?%s", kind->secure);
   hl_dsn_dispose(&dsn);
@@ -241,7 +255,8 @@ int main(int argc, char **argv) {
   int64_t began = now_ns(), seconds = 0;
   size_t census_size = 2 * sizeof(census);
   shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  census *found = mmap(NULL, census_size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  census *found =
+      mmap(NULL, census_size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (shared == MAP_FAILED || found == MAP_FAILED || argc < 2) return usage();
   shared->pid = getpid();
   shared->seed = (uint64_t)began % 1000000;
@@ -249,15 +264,22 @@ int main(int argc, char **argv) {
     const char *value = strchr(argv[i], '=');
     if (!value) return usage();
     value++;
-    if (strncmp(argv[i], "--admin=", 8) == 0) admin = value;
-    else if (strncmp(argv[i], "--seconds=", 10) == 0) seconds = atoll(value);
-    else if (strncmp(argv[i], "--seed=", 7) == 0) shared->seed = strtoull(value, NULL, 10);
-    else if (strncmp(argv[i], "--lanes=", 8) == 0) shared->lanes = atoi(value);
-    else if (strncmp(argv[i], "--only=", 7) == 0) only = value;
-    else if (strncmp(argv[i], "--errno=", 8) == 0) errno_wanted = errno_read(value);
+    if (strncmp(argv[i], "--admin=", 8) == 0)
+      admin = value;
+    else if (strncmp(argv[i], "--seconds=", 10) == 0)
+      seconds = atoll(value);
+    else if (strncmp(argv[i], "--seed=", 7) == 0)
+      shared->seed = strtoull(value, NULL, 10);
+    else if (strncmp(argv[i], "--lanes=", 8) == 0)
+      shared->lanes = atoi(value);
+    else if (strncmp(argv[i], "--only=", 7) == 0)
+      only = value;
+    else if (strncmp(argv[i], "--errno=", 8) == 0)
+      errno_wanted = errno_read(value);
     else if (strncmp(argv[i], "--modes=", 8) == 0)
       for (int m = 0; m < MODES; m++) wanted[m] = strstr(value, mode_names[m]) != NULL;
-    else return usage();
+    else
+      return usage();
   }
   /* Of those on servers most stand still most of the time; but all stores run side by side, and a peer that gets no
      processor for 10 s looks like one that is refused. */
@@ -272,11 +294,12 @@ int main(int argc, char **argv) {
   } else {
     for (int variant = 0; variant < 2; variant++)
       for (int s = OPEN; s < STAGES; s++)
-        for (int n = 1; n <= found[variant].count[s] && n < CALLS; n++) points_of_call(&found[variant], variant, (stage)s, n);
+        for (int n = 1; n <= found[variant].count[s] && n < CALLS; n++)
+          points_of_call(&found[variant], variant, (stage)s, n);
     points_shuffle();
   }
-  (void)printf("faults: seed %llu, %d lanes, %zu points; system calls of a run:", (unsigned long long)shared->seed, shared->lanes,
-               point_count);
+  (void)printf("faults: seed %llu, %d lanes, %zu points; system calls of a run:",
+               (unsigned long long)shared->seed, shared->lanes, point_count);
   for (int s = OPEN; s < STAGES; s++) (void)printf(" %s %d", stage_names[s], found[0].count[s]);
   (void)printf("\n");
   if (seconds) shared->end = now_ns() + seconds * S;

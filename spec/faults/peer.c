@@ -12,7 +12,12 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
-enum { TRY_MS = 4, HOLD_US = 1500, SLICE_MS = 5, IN_THE_WAY_US = 12000 };
+enum {
+  TRY_MS = 4,
+  HOLD_US = 1500,
+  SLICE_MS = 5,
+  IN_THE_WAY_US = 12000
+};
 
 static lane_area *area;
 static int lane;
@@ -62,8 +67,8 @@ hl_plan *plan_make(hl_manager *of, int nodes) {
 /* ------------------------------------------------------------------- the peer */
 
 static void failed(const char *what, const hl_error *error) {
-  complain(area, "the peer, to whom nothing was done, cannot %s: %s (%s)", what, hl_status_name(error->status),
-           error->message);
+  complain(area, "the peer, to whom nothing was done, cannot %s: %s (%s)", what,
+           hl_status_name(error->status), error->message);
 }
 
 static bool opened(void) {
@@ -117,7 +122,8 @@ static hl_lock *get(int nodes, int64_t timeout, holding **g) {
   int n = atomic_load(&area->grants);
   if (n == GRANTS) abort();
   *g = &area->grant[n];
-  **g = (holding){.nodes = nodes, .asked = asked, .token = hl_lock_token(lock), .granted = now_ns()};
+  **g =
+      (holding){.nodes = nodes, .asked = asked, .token = hl_lock_token(lock), .granted = now_ns()};
   atomic_store(&area->grants, n + 1);
   (void)believes(*g, lock);
   return lock;
@@ -136,8 +142,10 @@ static void give(holding *g, hl_lock *lock) {
 static void busy(void) {
   holding *g = NULL;
   while (area->fresh && !atomic_load(&area->opened))
-    if (!ordered()) return;
-    else (void)usleep(300);
+    if (!ordered())
+      return;
+    else
+      (void)usleep(300);
   if (!opened()) return;
   for (stage until = WAIT; ordered(); until = STAGES) {
     hl_lock *lock = get(R3, HOLD_TIMEOUT_MS, &g);
@@ -183,7 +191,8 @@ static int files_left(char first[256]) {
   struct dirent *file;
   int n = 0;
   while (directory && (file = readdir(directory)))
-    if (file->d_name[0] != '.' && strcmp(file->d_name, "control") != 0 && strncmp(file->d_name, "rows-", 5) != 0 &&
+    if (file->d_name[0] != '.' && strcmp(file->d_name, "control") != 0 &&
+        strncmp(file->d_name, "rows-", 5) != 0 &&
         !(area->dirty && strncmp(file->d_name, "tmp-", 4) == 0)) {
       (void)snprintf(first, 256, "%s", file->d_name);
       n++;
@@ -204,8 +213,10 @@ static void rest(void) {
     if (area->dirty && !shared->server && opened()) hl_manager_close(manager);
     manager = NULL;
   }
-  if (shared->server) complain(area, "%d connections are left at the server", left);
-  else complain(area, "%d files are left behind, one of them %s", left, first);
+  if (shared->server)
+    complain(area, "%d connections are left at the server", left);
+  else
+    complain(area, "%d files are left behind, one of them %s", left, first);
 }
 
 _Noreturn void peer_main(lane_area *given, int number, const char *admin) {

@@ -119,7 +119,8 @@ const char *call_name(long call, char out[32]) {
 }
 
 static const int file_read[] = {EIO, EINTR, 0}, file_write[] = {ENOSPC, EIO, EINTR, 0};
-static const int socket_read[] = {ECONNRESET, ETIMEDOUT, EINTR, 0}, socket_write[] = {ECONNRESET, EPIPE, 0};
+static const int socket_read[] = {ECONNRESET, ETIMEDOUT, EINTR, 0},
+                 socket_write[] = {ECONNRESET, EPIPE, 0};
 static const int lock_taken[] = {ENOLCK, EIO, 0}, lock_asked[] = {ENOLCK, EIO, 0};
 static const int interrupted[] = {EINTR, 0}, refused[] = {EPERM, 0};
 
@@ -148,16 +149,14 @@ static const int *failures_of(pid_t pid, pid_t tid, const struct __ptrace_syscal
   case SYS_readv:
   case SYS_write:
   case SYS_writev:
-    if (is_kind(pid, (int)first, "socket:"))
-      return writes ? socket_write : socket_read;
+    if (is_kind(pid, (int)first, "socket:")) return writes ? socket_write : socket_read;
     if (is_kind(pid, (int)first, "/")) return writes ? file_write : file_read;
     return interrupted;
   case SYS_fcntl:
     if (second == F_OFD_SETLK) return unlocks(tid, info->entry.args[2]) ? NULL : lock_taken;
     if (second == F_OFD_GETLK) return lock_asked;
     return second == F_SETFD || second == F_GETFD ? NULL : refused;
-  case SYS_newfstatat:
-    return info->entry.args[3] & AT_EMPTY_PATH ? NULL : asked_by_name;
+  case SYS_newfstatat: return info->entry.args[3] & AT_EMPTY_PATH ? NULL : asked_by_name;
   case SYS_futex:
     /* glibc ends a process whose futex says anything else. */
     second &= (unsigned long)FUTEX_CMD_MASK;
@@ -195,8 +194,10 @@ static void call_prevent(tracer *self, pid_t tid, long call) {
 static void call_returns(const tracer *self, pid_t tid) {
   struct user_regs_struct r;
   registers(tid, &r, false);
-  if (self->call == SYS_brk) r.rdi = self->argument; /* the kernel keeps it */
-  else r.rax = (unsigned long long)-(long long)self->failure;
+  if (self->call == SYS_brk)
+    r.rdi = self->argument; /* the kernel keeps it */
+  else
+    r.rax = (unsigned long long)-(long long)self->failure;
   registers(tid, &r, true);
 }
 

@@ -18,14 +18,21 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LAST = 0x8000, RAW = 0x4000, NUMBERED_WRONG = 0x2000, END = 0x1000 };
+enum {
+  LAST = 0x8000,
+  RAW = 0x4000,
+  NUMBERED_WRONG = 0x2000,
+  END = 0x1000
+};
 #define SIZE_MAX_ 0x0FFF /* of a packet */
 
 size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t max_size);
-size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size,
-                               unsigned seed);
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned seed);
 
-enum { OVER_TCP = 1, TLS_PREFERRED = 2 };
+enum {
+  OVER_TCP = 1,
+  TLS_PREFERRED = 2
+};
 
 /* A client that does not say anything for so long waits for more. */
 #define SILENCE_MS 5
@@ -104,35 +111,29 @@ static void play(int client, input *in) {
   while (!ended && in->left > 0) {
     unsigned head = 0;
     next.n = 0;
-    while (in->left > 0 && !(head & (LAST | END)))
-      head = packet_add(&next, in, &number);
+    while (in->left > 0 && !(head & (LAST | END))) head = packet_add(&next, in, &number);
     /* Connector/C 3.3 takes a greeting that is error 65535 for a report of progress, and
        looks for the version of the server, which it has not got: NULL. */
     if (sent < 6 && sent + next.n > 5) next.bytes[5 - sent] &= 0x7F;
     sent += next.n;
-    if (send(client, next.bytes, next.n, MSG_NOSIGNAL) != (ssize_t)next.n ||
-        (head & END))
-      break;
+    if (send(client, next.bytes, next.n, MSG_NOSIGNAL) != (ssize_t)next.n || (head & END)) break;
     (void)command_read(client, &number, &ended);
   }
   (void)shutdown(client, SHUT_WR);
   uint8_t rest[4096];
-  while (recv(client, rest, sizeof rest, 0) > 0) {
-  }
+  while (recv(client, rest, sizeof rest, 0) > 0) {}
 }
 
 /* Between the client and the real server; what that says is written down. */
 static void pass_on(int client) {
-  struct sockaddr_in address = {.sin_family = AF_INET,
-                                .sin_port = htons((uint16_t)real_port)};
+  struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)real_port)};
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   int server = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   CLAIM(connect(server, (struct sockaddr *)&address, sizeof address) == 0);
   uint8_t answer[1 << 16], bytes[1 << 14];
   size_t n = 0;
   for (;;) {
-    struct pollfd p[2] = {{.fd = client, .events = POLLIN},
-                          {.fd = server, .events = POLLIN}};
+    struct pollfd p[2] = {{.fd = client, .events = POLLIN}, {.fd = server, .events = POLLIN}};
     CLAIM(poll(p, 2, -1) > 0);
     if (p[0].revents) {
       /* What came before is one answer. */
@@ -209,8 +210,8 @@ static void begin(void) {
   CLAIM(pipe(done) == 0);
   const char *real = getenv("FUZZ_RECORD");
   if (!real) return;
-  CLAIM(sscanf(real, "%d %63s %63s %63s %255s", &real_port, real_user,
-               real_password, real_database, real_file) == 5);
+  CLAIM(sscanf(real, "%d %63s %63s %63s %255s", &real_port, real_user, real_password, real_database,
+               real_file) == 5);
   record = fopen(real_file, "w");
   CLAIM(record && fputc(OVER_TCP, record) == OVER_TCP);
 }
@@ -253,8 +254,7 @@ static void use(hl_manager *manager) {
   options.timeout = 0;
   options.label = "\x1b[1mlabel";
   options.label_size = 9;
-  claim_outcome(hl_manager_holders(manager, plan, holder_seen, NULL, &error),
-                &error);
+  claim_outcome(hl_manager_holders(manager, plan, holder_seen, NULL, &error), &error);
   for (int i = 0; i < 4; i++) {
     hl_lock *lock = NULL;
     int status = hl_acquire(manager, plan, &options, &lock, &error);
@@ -262,8 +262,7 @@ static void use(hl_manager *manager) {
     CLAIM((status == HL_OK) == (lock != NULL));
     if (!lock) continue;
     claim_outcome(hl_lock_check(lock, &error), &error);
-    if (i == 0)
-      claim_outcome(hl_lock_extend(lock, more, &options, &error), &error);
+    if (i == 0) claim_outcome(hl_lock_extend(lock, more, &options, &error), &error);
     /* It may be lost in between. */
     bool held = hl_lock_remaining(lock) > 0;
     CLAIM(held || !hl_lock_is_held(lock));
@@ -271,8 +270,7 @@ static void use(hl_manager *manager) {
     CLAIM(!hl_lock_is_held(lock));
     hl_lock_free(lock);
   }
-  claim_outcome(hl_manager_holders(manager, plan, holder_seen, NULL, &error),
-                &error);
+  claim_outcome(hl_manager_holders(manager, plan, holder_seen, NULL, &error), &error);
   hl_pending *pending = NULL;
   claim_outcome(hl_start(manager, plan, &options, &pending, &error), &error);
   if (pending) {
@@ -291,8 +289,7 @@ static void use(hl_manager *manager) {
 
 /* Else most of what is changed is no answer any more: one packet is changed, left out or
    said twice, as often as anything is. */
-size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size,
-                               unsigned seed) {
+size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned seed) {
   static uint8_t packet[SIZE_MAX_ + 1];
   size_t at[1024], n = 0;
   for (size_t i = 1; i + 2 <= size && n < 1023;) {
@@ -306,29 +303,25 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size,
   size_t rest = size - ends, payload = ends - begins - 2;
   uint8_t flags = data[begins] & 0xF0;
   switch (seed % 8) {
-    case 3:
-      memmove(data + begins, data + ends, rest);
-      return begins + rest;
-    case 4:
-      if (size + payload + 2 > max_size) return size;
-      memmove(data + ends + payload + 2, data + ends, rest);
-      memcpy(data + ends, data + begins, payload + 2);
-      return size + payload + 2;
-    case 5:
-      data[begins] ^= (uint8_t)(0x10 << seed / 8 / 1024 % 4);
-      return size;
-    default: {
-      size_t most = max_size - begins - 2 - rest;
-      memcpy(packet, data + begins + 2, payload);
-      if (most > SIZE_MAX_) most = SIZE_MAX_;
-      if (payload > most) return size;
-      payload = LLVMFuzzerMutate(packet, payload, most);
-      memmove(data + begins + 2 + payload, data + ends, rest);
-      memcpy(data + begins + 2, packet, payload);
-      data[begins] = flags | (uint8_t)(payload >> 8);
-      data[begins + 1] = (uint8_t)payload;
-      return begins + 2 + payload + rest;
-    }
+  case 3: memmove(data + begins, data + ends, rest); return begins + rest;
+  case 4:
+    if (size + payload + 2 > max_size) return size;
+    memmove(data + ends + payload + 2, data + ends, rest);
+    memcpy(data + ends, data + begins, payload + 2);
+    return size + payload + 2;
+  case 5: data[begins] ^= (uint8_t)(0x10 << seed / 8 / 1024 % 4); return size;
+  default: {
+    size_t most = max_size - begins - 2 - rest;
+    memcpy(packet, data + begins + 2, payload);
+    if (most > SIZE_MAX_) most = SIZE_MAX_;
+    if (payload > most) return size;
+    payload = LLVMFuzzerMutate(packet, payload, most);
+    memmove(data + begins + 2 + payload, data + ends, rest);
+    memcpy(data + begins + 2, packet, payload);
+    data[begins] = flags | (uint8_t)(payload >> 8);
+    data[begins + 1] = (uint8_t)payload;
+    return begins + 2 + payload + rest;
+  }
   }
 }
 
@@ -347,13 +340,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   if (port == 0) begin();
   input in = {data, size};
   uint8_t choices = record ? OVER_TCP : take_byte(&in);
-  if (!(choices & OVER_TCP))
-    (void)snprintf(path, sizeof path, "&socket=%s", socket_path);
-  (void)snprintf(dsn, sizeof dsn,
-                 "mysql://%s:%s@127.0.0.1:%u/%s?connect_timeout=1&tls=%s%s",
-                 record ? real_user : "user", record ? real_password : "password",
-                 port, record ? real_database : "db",
-                 choices & TLS_PREFERRED ? "preferred" : "off", path);
+  if (!(choices & OVER_TCP)) (void)snprintf(path, sizeof path, "&socket=%s", socket_path);
+  (void)snprintf(dsn, sizeof dsn, "mysql://%s:%s@127.0.0.1:%u/%s?connect_timeout=1&tls=%s%s",
+                 record ? real_user : "user", record ? real_password : "password", port,
+                 record ? real_database : "db", choices & TLS_PREFERRED ? "preferred" : "off",
+                 path);
   CLAIM(pthread_create(&server, NULL, serve, &in) == 0);
   config.dsn = dsn;
   config.stores = stores;

@@ -8,8 +8,7 @@ const char *__asan_default_options(void) { return "detect_leaks=0"; }
 
 /* (value): what the core reads of the environment, too. */
 static int set_dsn(lua_State *L) {
-  return luaL_fileresult(L, setenv("HIERLOCK_DSN", luaL_checkstring(L, 1), 1) == 0,
-                         NULL);
+  return luaL_fileresult(L, setenv("HIERLOCK_DSN", luaL_checkstring(L, 1), 1) == 0, NULL);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

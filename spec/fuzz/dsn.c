@@ -33,18 +33,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   memcpy(text, data, size);
   text[size] = '\0';
   static const hl_store_ops *const stores[] = {
-      &hl_store_mysql, &hl_store_postgresql, &hl_store_file, &hl_store_null,
-      &hl_store_sqlite, &hl_store_redis, &hl_store_memcached, &hl_store_quorum};
+      &hl_store_mysql,  &hl_store_postgresql, &hl_store_file,      &hl_store_null,
+      &hl_store_sqlite, &hl_store_redis,      &hl_store_memcached, &hl_store_quorum};
   const char *store = hl_dsn_store(text, &error);
   int status = HL_EDSN;
   memset(&dsn, 0, sizeof dsn);
   for (size_t i = 0; store && i < sizeof stores / sizeof *stores; i++)
-    if (strcmp(stores[i]->scheme, store) == 0) status = hl_dsn_parse(text, stores[i]->parse, &dsn, &error);
+    if (strcmp(stores[i]->scheme, store) == 0)
+      status = hl_dsn_parse(text, stores[i]->parse, &dsn, &error);
   if (status == HL_OK) {
-    const char *parts[] = {dsn.user,   dsn.password, dsn.host,
-                           dsn.socket, dsn.database, dsn.path};
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-      claim_inside(&dsn, parts[i]);
+    const char *parts[] = {dsn.user, dsn.password, dsn.host, dsn.socket, dsn.database, dsn.path};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) claim_inside(&dsn, parts[i]);
     CLAIM(dsn.port <= 65535);
     CLAIM(dsn.param_count <= HL_DSN_PARAMS_MAX);
     for (unsigned i = 0; i < dsn.param_count; i++) {
@@ -69,8 +68,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   } else if (status != HL_ENOMEM) {
     claim_error(&error, HL_EDSN);
   }
-  if (status == HL_EDSN && has_password(text))
-    CLAIM(!strstr(error.message, SECRET));
+  if (status == HL_EDSN && has_password(text)) CLAIM(!strstr(error.message, SECRET));
   hl_dsn_dispose(&dsn);
   free(text);
   return 0;

@@ -68,8 +68,7 @@ static hl_plan *plan_of_user(hl_manager *manager) {
   return plan;
 }
 
-static int acquire(hl_manager *manager, const hl_plan *plan, int64_t timeout,
-                   hl_lock **lock) {
+static int acquire(hl_manager *manager, const hl_plan *plan, int64_t timeout, hl_lock **lock) {
   hl_options options = HL_OPTIONS_INIT;
   hl_error error;
   options.timeout = timeout;
@@ -94,8 +93,7 @@ static uint8_t *read_file(const char *name, size_t *size) {
   return bytes;
 }
 
-static void write_at(const char *name, const void *data, size_t size,
-                     size_t at) {
+static void write_at(const char *name, const void *data, size_t size, size_t at) {
   int fd = openat(directory, name, O_WRONLY | O_CREAT | O_NONBLOCK, 0600);
   if (fd < 0) return; /* it is no file by now */
   (void)!pwrite(fd, data, size, (off_t)at);
@@ -107,8 +105,7 @@ static const char *stripe_name(hl_manager *manager, char name[32]) {
   hl_plan *plan = plan_of_user(manager);
   const hl_row *row = hl_plan_rows(plan, &n);
   CLAIM(n == 1);
-  (void)snprintf(name, 32, "rows-%04u",
-                 hl__file_stripe_of(hl__file_hash(row->level, row->bucket)));
+  (void)snprintf(name, 32, "rows-%04u", hl__file_stripe_of(hl__file_hash(row->level, row->bucket)));
   hl_plan_free(plan);
   return name;
 }
@@ -124,48 +121,43 @@ static bool damage(input *in, const char *stripe) {
   const char *other = names[at % 5];
   bool is_board = name == names[2];
   switch (kind % 8) {
-    case 0: /* a part of what it should be, or all of it, and these bytes */
-    case 1: {
-      const uint8_t *right = is_board ? board : control;
-      size_t right_size = is_board ? board_size : control_size;
-      write_at(name, right, kind % 8 ? at % (right_size + 1) : right_size, 0);
-      write_at(name, bytes, size, at % right_size);
-      break;
-    }
-    case 2: /* these bytes where they matter: of the header, or the first records */
-      write_at(name, bytes, size,
-               is_board && at % 2 ? HL__BOARD_CHUNK + at / 2 % 4096
-                                  : at / 2 % 2048);
-      break;
-    case 3:
-      (void)unlinkat(directory, name, 0);
-      write_at(name, bytes, size, 0);
-      break;
-    case 4: {
-      int fd = openat(directory, name, O_RDWR | O_NONBLOCK);
-      if (fd < 0) break;
-      (void)!ftruncate(fd, (off_t)(at % (control_size * 2)));
-      (void)close(fd);
-      break;
-    }
-    case 5:
-      (void)unlinkat(directory, name, 0);
-      if (at % 4 == 0) (void)mkdirat(directory, name, 0700);
-      if (at % 4 == 1) (void)mkfifoat(directory, name, 0600);
-      if (at % 4 == 2) (void)symlinkat("control", directory, name);
-      break;
-    case 6: /* of the stripe in use: the words by which waiters are woken */
-      if (sscanf(stripe, "rows-%zu", &at) == 1)
-        write_at("control", bytes, size < 32 ? size : 32,
-                 offsetof(hl__file_control, signals) +
-                     at * sizeof(hl__file_signal));
-      break;
-    default:
-      (void)renameat(directory, name, directory, other);
-      replaced |= other == stripe;
+  case 0: /* a part of what it should be, or all of it, and these bytes */
+  case 1: {
+    const uint8_t *right = is_board ? board : control;
+    size_t right_size = is_board ? board_size : control_size;
+    write_at(name, right, kind % 8 ? at % (right_size + 1) : right_size, 0);
+    write_at(name, bytes, size, at % right_size);
+    break;
   }
-  if (kind % 8 == 3 || kind % 8 == 5 || kind % 8 == 7)
-    replaced |= name == stripe;
+  case 2: /* these bytes where they matter: of the header, or the first records */
+    write_at(name, bytes, size,
+             is_board && at % 2 ? HL__BOARD_CHUNK + at / 2 % 4096 : at / 2 % 2048);
+    break;
+  case 3:
+    (void)unlinkat(directory, name, 0);
+    write_at(name, bytes, size, 0);
+    break;
+  case 4: {
+    int fd = openat(directory, name, O_RDWR | O_NONBLOCK);
+    if (fd < 0) break;
+    (void)!ftruncate(fd, (off_t)(at % (control_size * 2)));
+    (void)close(fd);
+    break;
+  }
+  case 5:
+    (void)unlinkat(directory, name, 0);
+    if (at % 4 == 0) (void)mkdirat(directory, name, 0700);
+    if (at % 4 == 1) (void)mkfifoat(directory, name, 0600);
+    if (at % 4 == 2) (void)symlinkat("control", directory, name);
+    break;
+  case 6: /* of the stripe in use: the words by which waiters are woken */
+    if (sscanf(stripe, "rows-%zu", &at) == 1)
+      write_at("control", bytes, size < 32 ? size : 32,
+               offsetof(hl__file_control, signals) + at * sizeof(hl__file_signal));
+    break;
+  default: (void)renameat(directory, name, directory, other); replaced |= other == stripe;
+  }
+  if (kind % 8 == 3 || kind % 8 == 5 || kind % 8 == 7) replaced |= name == stripe;
   if (is_board && board_in_use < 0 &&
       (board_in_use = openat(directory, name, O_RDWR | O_NONBLOCK)) >= 0) {
     struct flock life = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
@@ -239,8 +231,7 @@ static void begin(void) {
   memset(control + offsetof(hl__file_control, inode), 0, sizeof(uint64_t));
   DIR *names = fdopendir(dup(directory));
   for (struct dirent *file; (file = readdir(names));)
-    if (strncmp(file->d_name, "who-", 4) == 0)
-      board = read_file(file->d_name, &board_size);
+    if (strncmp(file->d_name, "who-", 4) == 0) board = read_file(file->d_name, &board_size);
   CLAIM(board);
   (void)closedir(names);
   hl_lock_free(lock);
@@ -258,14 +249,12 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   forget_all();
   replaced = false;
   int64_t start = now_ms();
-  for (int i = 0; i < DAMAGES && damage(&in, stripe); i++) {
-  }
+  for (int i = 0; i < DAMAGES && damage(&in, stripe); i++) {}
   hl_manager *manager = open_manager(&error);
   if (manager) {
     use(manager, stripe_name(manager, stripe));
     replaced = false;
-    for (int i = 0; i < DAMAGES && damage(&in, stripe); i++) {
-    }
+    for (int i = 0; i < DAMAGES && damage(&in, stripe); i++) {}
     use(manager, stripe);
     hl_manager_close(manager);
   }

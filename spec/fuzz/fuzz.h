@@ -31,10 +31,8 @@
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
-#define CLAIM(what)                                                          \
-  ((what) ? (void)0                                                          \
-          : (fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #what), \
-             abort()))
+#define CLAIM(what)                                                                                \
+  ((what) ? (void)0 : (fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #what), abort()))
 
 /* The input, taken from the front; zeros when it has ended. */
 typedef struct input {
@@ -67,8 +65,7 @@ static inline const uint8_t *take_bytes(input *self, size_t *n) {
 static inline void claim_line(const char *text, size_t size) {
   size_t n = strnlen(text, size);
   CLAIM(n < size);
-  for (size_t i = 0; i < n; i++)
-    CLAIM((unsigned char)text[i] >= ' ' && text[i] != 127);
+  for (size_t i = 0; i < n; i++) CLAIM((unsigned char)text[i] >= ' ' && text[i] != 127);
 }
 
 /* The same, and UTF-8 without the control characters above it: what terminals show as

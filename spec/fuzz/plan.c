@@ -13,14 +13,12 @@ typedef struct oracle {
   hl_row rows[TARGETS_MAX * HL_LEVELS_MAX];
 } oracle;
 
-static uint32_t oracle_bucket(const char *name, const hl_id *ids, unsigned n,
-                              uint32_t buckets) {
+static uint32_t oracle_bucket(const char *name, const hl_id *ids, unsigned n, uint32_t buckets) {
   uint32_t hash = 0x811c9dc5;
   for (; *name; name++) hash = (hash ^ (uint8_t)*name) * 0x01000193;
   for (unsigned i = 0; i < n; i++) {
     hash = (hash ^ ':') * 0x01000193;
-    for (size_t k = 0; k < ids[i].size; k++)
-      hash = (hash ^ (uint8_t)ids[i].data[k]) * 0x01000193;
+    for (size_t k = 0; k < ids[i].size; k++) hash = (hash ^ (uint8_t)ids[i].data[k]) * 0x01000193;
   }
   return hash % buckets;
 }
@@ -32,54 +30,46 @@ static bool before_level(uint8_t a, uint8_t b) {
 }
 
 /* Sorted in, once. */
-static void oracle_row(oracle *self, uint8_t level, uint32_t bucket,
-                       uint8_t mode) {
+static void oracle_row(oracle *self, uint8_t level, uint32_t bucket, uint8_t mode) {
   size_t at = 0;
   while (at < self->n && (before_level(self->rows[at].level, level) ||
-                          (self->rows[at].level == level &&
-                           self->rows[at].bucket < bucket)))
+                          (self->rows[at].level == level && self->rows[at].bucket < bucket)))
     at++;
-  if (at < self->n && self->rows[at].level == level &&
-      self->rows[at].bucket == bucket) {
+  if (at < self->n && self->rows[at].level == level && self->rows[at].bucket == bucket) {
     if (mode == HL_EXCLUSIVE) self->rows[at].mode = mode;
     return;
   }
-  memmove(&self->rows[at + 1], &self->rows[at],
-          (self->n - at) * sizeof *self->rows);
+  memmove(&self->rows[at + 1], &self->rows[at], (self->n - at) * sizeof *self->rows);
   self->rows[at] = (hl_row){.level = level, .bucket = bucket, .mode = mode};
   self->n++;
 }
 
-static void oracle_target(oracle *self, const hl_layout *layout,
-                          const hl_id *ids, unsigned n, hl_mode mode) {
+static void oracle_target(oracle *self, const hl_layout *layout, const hl_id *ids, unsigned n,
+                          hl_mode mode) {
   if (n < hl_layout_levels(layout)) mode = HL_EXCLUSIVE;
   if (mode == HL_UPDATE) {
     oracle_row(self, (uint8_t)(n - 1 + 128),
-               oracle_bucket(hl_layout_name(layout, n - 1), ids, n,
-                             hl_layout_buckets(layout)),
+               oracle_bucket(hl_layout_name(layout, n - 1), ids, n, hl_layout_buckets(layout)),
                HL_EXCLUSIVE);
     mode = HL_SHARED;
   }
   for (unsigned i = 0; i < n; i++)
     oracle_row(self, (uint8_t)i,
-               oracle_bucket(hl_layout_name(layout, i), ids, i + 1,
-                             hl_layout_buckets(layout)),
+               oracle_bucket(hl_layout_name(layout, i), ids, i + 1, hl_layout_buckets(layout)),
                (uint8_t)(i + 1 == n ? mode : HL_SHARED));
 }
 
 static void claim_equal(const oracle *expected, const hl_row *rows, size_t n) {
   CLAIM(n == expected->n);
   for (size_t i = 0; i < n; i++)
-    CLAIM(rows[i].level == expected->rows[i].level &&
-          rows[i].bucket == expected->rows[i].bucket &&
+    CLAIM(rows[i].level == expected->rows[i].level && rows[i].bucket == expected->rows[i].bucket &&
           rows[i].mode == expected->rows[i].mode);
 }
 
 static void claim_ordered(const hl_row *rows, size_t n) {
   for (size_t i = 1; i < n; i++)
     CLAIM(before_level(rows[i - 1].level, rows[i].level) ||
-          (rows[i - 1].level == rows[i].level &&
-           rows[i - 1].bucket < rows[i].bucket));
+          (rows[i - 1].level == rows[i].level && rows[i - 1].bucket < rows[i].bucket));
 }
 
 static void claim_texts(hl_plan *plan, size_t size) {
@@ -118,8 +108,7 @@ static void claim_missing(const hl_plan *held, const hl_plan *wanted) {
     bool strong = false;
     for (size_t j = 0; j < k && !strong; j++)
       strong = missing[j].level == whole_rows[i].level &&
-               missing[j].bucket == whole_rows[i].bucket &&
-               missing[j].mode == whole_rows[i].mode;
+               missing[j].bucket == whole_rows[i].bucket && missing[j].mode == whole_rows[i].mode;
     for (size_t j = 0; j < held_n && !strong; j++)
       strong = held_rows[j].level == whole_rows[i].level &&
                held_rows[j].bucket == whole_rows[i].bucket &&
@@ -181,8 +170,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   for (int i = 0; i < TARGETS_MAX && in.left > 0; i++) {
     hl_id ids[HL_LEVELS_MAX + 1];
     unsigned n = take_byte(&in) % (HL_LEVELS_MAX + 2);
-    static const hl_mode modes[] = {HL_EXCLUSIVE, HL_SHARED, HL_UPDATE,
-                                    HL_SHARED};
+    static const hl_mode modes[] = {HL_EXCLUSIVE, HL_SHARED, HL_UPDATE, HL_SHARED};
     hl_mode mode = modes[take_byte(&in) % 4];
     for (unsigned k = 0; k < n && k <= HL_LEVELS_MAX; k++) {
       size_t bytes = take_byte(&in) % 16;
@@ -203,8 +191,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     hl_target target = hl_plan_target(plan, count, kept);
     CLAIM(target.level == n - 1);
     for (unsigned k = 0; k < n; k++)
-      CLAIM(kept[k].size == ids[k].size &&
-            memcmp(kept[k].data, ids[k].data, ids[k].size) == 0);
+      CLAIM(kept[k].size == ids[k].size && memcmp(kept[k].data, ids[k].data, ids[k].size) == 0);
     if (i == 3) before = hl_plan_copy(plan);
   }
   size_t n;

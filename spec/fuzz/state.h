@@ -46,9 +46,8 @@ static inline lua_State *state_new(void) {
 }
 
 /* Calls the file with the input and the directory. */
-static inline void state_call(lua_State *L, const char *file,
-                              const char *directory, const uint8_t *data,
-                              size_t size) {
+static inline void state_call(lua_State *L, const char *file, const char *directory,
+                              const uint8_t *data, size_t size) {
   lua_settop(L, 1);
   int failed = luaL_loadfile(L, file);
   lua_pushlstring(L, (const char *)data, size);

@@ -23,8 +23,7 @@ static int digit_of(char c) {
 }
 
 static char *encode(const uint8_t *data, size_t size) {
-  static const char digits[] =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+  static const char digits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
   size_t bits = size * 8, n = (bits + 5) / 6;
   char *text = malloc(4 + n + 1);
   memcpy(text, "hl1-", 4);

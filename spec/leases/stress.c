@@ -42,8 +42,16 @@
 /* A lease of so long is held through a restart of the server, perhaps; ms. */
 #define OUTLIVES_MS 500
 
-enum { USERS = 2, ACCOUNTS = 2, RESOURCES = 2, PROCESSES_MAX = 16,
-       NOTES = 120000, TEXTS = 4, TEXT_SIZE = 512, HOLDERS = 1 << 22 };
+enum {
+  USERS = 2,
+  ACCOUNTS = 2,
+  RESOURCES = 2,
+  PROCESSES_MAX = 16,
+  NOTES = 120000,
+  TEXTS = 4,
+  TEXT_SIZE = 512,
+  HOLDERS = 1 << 22
+};
 
 /* Beyond the longest ttl, hold_timeout included, on any store; ms. */
 #define LEFT_MS 20000
@@ -54,9 +62,9 @@ enum { USERS = 2, ACCOUNTS = 2, RESOURCES = 2, PROCESSES_MAX = 16,
 typedef struct note {
   int64_t from, to; /* ns */
   uint64_t token;
-  uint64_t holder;  /* the same as long as one handle has it */
-  int8_t path[3];   /* -1: not so deep */
-  int8_t mode;      /* hl_mode */
+  uint64_t holder; /* the same as long as one handle has it */
+  int8_t path[3];  /* -1: not so deep */
+  int8_t mode;     /* hl_mode */
 } note;
 
 typedef struct text {
@@ -69,15 +77,14 @@ typedef struct text {
 static struct shared {
   atomic_int stop;
   atomic_int used[PROCESSES_MAX];
-  _Atomic uint64_t grants[2], waits, refreshes, late, restored, lost, revoked,
-      imports, converted, upgraded, kills, stops, cuts_made, freezes, restarts, connections, holders,
-      failures;
+  _Atomic uint64_t grants[2], waits, refreshes, late, restored, lost, revoked, imports, converted,
+      upgraded, kills, stops, cuts_made, freezes, restarts, connections, holders, failures;
   _Atomic int64_t granted_at, longest_gap; /* ns: without any grant */
   text texts[TEXTS];
   _Atomic int64_t cuts[HOLDERS];   /* when somebody took it away, or 0 */
   _Atomic uint64_t heirs[HOLDERS]; /* who has imported it next, or 0 */
   note notes[PROCESSES_MAX][NOTES];
-} *shared;
+} * shared;
 
 static const char *dsn, *control;
 static bool fails_over;
@@ -130,8 +137,7 @@ static int64_t now(void) {
 }
 
 static void sleep_us(uint64_t us) {
-  struct timespec t = {.tv_sec = (time_t)(us / 1000000),
-                       .tv_nsec = (long)(us % 1000000 * 1000)};
+  struct timespec t = {.tv_sec = (time_t)(us / 1000000), .tv_nsec = (long)(us % 1000000 * 1000)};
   (void)nanosleep(&t, NULL);
 }
 
@@ -162,13 +168,10 @@ static uint64_t add_holder(void) { return atomic_fetch_add(&shared->holders, 1u)
 
 /* ------------------------------------------------------------------ notes */
 
-static note *note_at(int process, int number) {
-  return &shared->notes[process][number];
-}
+static note *note_at(int process, int number) { return &shared->notes[process][number]; }
 
 /* A new one; NULL: there is no room, and the process ends. */
-static note *begin(const int8_t path[3], int8_t mode, uint64_t holder,
-                   uint64_t token) {
+static note *begin(const int8_t path[3], int8_t mode, uint64_t holder, uint64_t token) {
   int number = atomic_load(&shared->used[self]);
   if (number >= NOTES) return NULL;
   note *it = note_at(self, number);
@@ -200,8 +203,8 @@ static void inherit(uint64_t holder, uint64_t heir) {
   do {
     nobody = 0;
     holder = cut(holder, now());
-  } while (holder < HOLDERS && !atomic_compare_exchange_strong(
-                                   &shared->heirs[holder], &nobody, heir));
+  } while (holder < HOLDERS &&
+           !atomic_compare_exchange_strong(&shared->heirs[holder], &nobody, heir));
 }
 
 /* Whether it is held, as far as it is told. */
@@ -226,10 +229,11 @@ static void target(hl_plan *plan, int8_t path[3], int8_t *mode, bool updates) {
     ids[i] = (hl_id){names[i], (size_t)n};
   }
   *mode = HL_EXCLUSIVE;
-  if (depth == 3 && any(3) == 0) *mode = HL_SHARED;
-  else if (depth == 3 && updates && any(3) == 0) *mode = HL_UPDATE;
-  if (hl_plan_add(plan, ids, (unsigned)depth, (hl_mode)*mode, true, NULL))
-    abort();
+  if (depth == 3 && any(3) == 0)
+    *mode = HL_SHARED;
+  else if (depth == 3 && updates && any(3) == 0)
+    *mode = HL_UPDATE;
+  if (hl_plan_add(plan, ids, (unsigned)depth, (hl_mode)*mode, true, NULL)) abort();
 }
 
 /* By it others find its cut. */
@@ -246,14 +250,12 @@ static void revoke_any(hl_manager *manager) {
   hl_holder found = {.id = ""};
   uint64_t count = 0;
   hl_filter filter = HL_FILTER_INIT;
-  if (hl_manager_leases(manager, NULL, revoke_one, &found, NULL) || !found.id[0])
-    return;
+  if (hl_manager_leases(manager, NULL, revoke_one, &found, NULL) || !found.id[0]) return;
   uint64_t owner = strtoull(found.owner, NULL, 10);
   int64_t at = now();
   (void)cut(owner, at);
   filter.id = found.id;
-  if (hl_manager_revoke(manager, &filter, "stress", "at random", &count, NULL) == HL_OK &&
-      count)
+  if (hl_manager_revoke(manager, &filter, "stress", "at random", &count, NULL) == HL_OK && count)
     add(&shared->revoked);
   (void)cut(owner, at); /* somebody may have imported it meanwhile */
 }
@@ -286,8 +288,7 @@ static void import(hl_manager *manager) {
     inherit(slot->holder, holder);
     options.ttl = (int64_t)(4 + any(60));
     options.auto_release = any(2);
-    int status = hl_import(manager, slot->text, strlen(slot->text), &options,
-                           &lock, &error);
+    int status = hl_import(manager, slot->text, strlen(slot->text), &options, &lock, &error);
     if (status != HL_OK) {
       slot->text[0] = '\0';
       /* Whoever had it since has upgraded it. */
@@ -321,7 +322,8 @@ static note *regrade(hl_lock *lock, note *it, bool updates) {
     return begin(it->path, upgrades ? HL_EXCLUSIVE : HL_UPDATE, it->holder, hl_lock_token(lock));
   }
   if (status == HL_TIMEOUT || (status == HL_EUNSUPPORTED && !upgrades)) return it;
-  if (status != HL_ELOST && status != HL_DEADLOCK) add_failure(upgrades ? "upgrade" : "downgrade", status, &error);
+  if (status != HL_ELOST && status != HL_DEADLOCK)
+    add_failure(upgrades ? "upgrade" : "downgrade", status, &error);
   return NULL;
 }
 
@@ -341,10 +343,8 @@ static void use(hl_manager *manager, hl_lock *lock, note *it, int64_t ttl) {
         sleep_us(any((uint64_t)hl_lock_remaining(lock) * 1300 + 1));
       break;
     case 2: /* up to the last moment */
-      if (lease && hl_lock_remaining(lock) > 2 &&
-          (hl_lock_remaining(lock) < 100 || any(8) == 0))
-        sleep_us((uint64_t)(hl_lock_remaining(lock) - 1 - (int64_t)any(2)) * 1000 +
-                 any(2000));
+      if (lease && hl_lock_remaining(lock) > 2 && (hl_lock_remaining(lock) < 100 || any(8) == 0))
+        sleep_us((uint64_t)(hl_lock_remaining(lock) - 1 - (int64_t)any(2)) * 1000 + any(2000));
       break;
     case 3:
       if (!lease && hl_lock_kind(lock) == HL_SESSION) {
@@ -355,7 +355,8 @@ static void use(hl_manager *manager, hl_lock *lock, note *it, int64_t ttl) {
         options.owner = owner;
         int status = hl_lock_to_lease(lock, &options, &error);
         lease = status == HL_OK;
-        if (lease) add(&shared->converted);
+        if (lease)
+          add(&shared->converted);
         else if (status != HL_ELOST && status != HL_EUNSUPPORTED)
           add_failure("to_lease", status, &error);
         if (!lease) return;
@@ -407,8 +408,7 @@ static void note_grant(void) {
   int64_t at = now(), before = atomic_exchange(&shared->granted_at, at);
   int64_t longest = atomic_load(&shared->longest_gap);
   while (before && at - before > longest &&
-         !atomic_compare_exchange_weak(&shared->longest_gap, &longest, at - before)) {
-  }
+         !atomic_compare_exchange_weak(&shared->longest_gap, &longest, at - before)) {}
 }
 
 static void turn(hl_manager *manager) {
@@ -425,7 +425,8 @@ static void turn(hl_manager *manager) {
   options.timeout = any(4) ? (int64_t)any(120) : 0;
   if (lease) {
     options.ttl = (int64_t)(4 + any(50));
-    if ((is_restarted() || fails_over) && any(16) == 0) options.ttl = (int64_t)(OUTLIVES_MS + any(2000));
+    if ((is_restarted() || fails_over) && any(16) == 0)
+      options.ttl = (int64_t)(OUTLIVES_MS + any(2000));
     options.auto_release = any(8 * rarely()) != 0;
     options.auto_refresh = any(4) == 0;
   }
@@ -501,10 +502,9 @@ static bool conflict(const note *a, const note *b) {
 }
 
 static void show(const char *what, const note *it) {
-  printf("%s u%d a%d r%d %s token %016llx holder %llu from %lld to %lld\n", what,
-         it->path[0], it->path[1], it->path[2], hl_mode_name((hl_mode)it->mode),
-         (unsigned long long)it->token, (unsigned long long)it->holder,
-         (long long)it->from, (long long)until(it));
+  printf("%s u%d a%d r%d %s token %016llx holder %llu from %lld to %lld\n", what, it->path[0],
+         it->path[1], it->path[2], hl_mode_name((hl_mode)it->mode), (unsigned long long)it->token,
+         (unsigned long long)it->holder, (long long)it->from, (long long)until(it));
 }
 
 static unsigned check(int processes) {
@@ -536,13 +536,11 @@ static unsigned check(int processes) {
     /* One that was taken away before it began says nothing of the order. */
     if (it->mode != HL_EXCLUSIVE || until(it) <= it->from) continue;
     note **before = &last[it->path[0] + 1][it->path[1] + 1][it->path[2] + 1];
-    if (*before && (*before)->to < it->from && (*before)->token > it->token &&
-        backwards++ < 5)
+    if (*before && (*before)->to < it->from && (*before)->token > it->token && backwards++ < 5)
       show("token fell:", *before), show("       to:", it);
     if (!*before || it->token > (*before)->token) *before = it;
   }
-  printf("%zu intervals: %u times two at once, %u tokens that fell\n", n, wrong,
-         backwards);
+  printf("%zu intervals: %u times two at once, %u tokens that fell\n", n, wrong, backwards);
   free(all), free(active);
   return wrong + backwards;
 }
@@ -583,12 +581,16 @@ static unsigned take_everything(void) {
     return 1;
   }
   hl_lock *locks[USERS] = {NULL};
-  if (!fails_over) status = take_users(manager, 0, USERS, &locks[0], &error);
-  else status = HL_OK;
+  if (!fails_over)
+    status = take_users(manager, 0, USERS, &locks[0], &error);
+  else
+    status = HL_OK;
   for (int i = 0; fails_over && i < USERS && status == HL_OK; i++)
     status = take_users(manager, i, i + 1, &locks[i], &error);
-  if (status) printf("something is left behind: %s\n", error.message);
-  else printf("everything was free %.1f s after the end\n", (double)(now() - begun) / 1e9);
+  if (status)
+    printf("something is left behind: %s\n", error.message);
+  else
+    printf("everything was free %.1f s after the end\n", (double)(now() - begun) / 1e9);
   for (int i = 0; i < USERS; i++) hl_lock_free(locks[i]);
   hl_manager_close(manager);
   return status != HL_OK;
@@ -678,16 +680,17 @@ static void progress(int64_t begun) {
 
 static void report(void) {
   printf("%llu sessions, %llu leases (%llu of them waited), %llu refreshes (%llu late, %llu "
-         "of these in time enough, %llu lost), %llu converted, %llu upgraded, %llu imported, %llu revoked, "
+         "of these in time enough, %llu lost), %llu converted, %llu upgraded, %llu imported, %llu "
+         "revoked, "
          "%llu killed, %llu stopped, %llu cut, server stopped %llu times, restarted %llu times; "
          "%llu calls were not answered, %llu failed otherwise; longest time without a grant "
          "%.1f s\n",
          value(&shared->grants[0]), value(&shared->grants[1]), value(&shared->waits),
          value(&shared->refreshes), value(&shared->late), value(&shared->restored),
-         value(&shared->lost), value(&shared->converted), value(&shared->upgraded), value(&shared->imports),
-         value(&shared->revoked), value(&shared->kills), value(&shared->stops),
-         value(&shared->cuts_made), value(&shared->freezes), value(&shared->restarts),
-         value(&shared->connections), value(&shared->failures),
+         value(&shared->lost), value(&shared->converted), value(&shared->upgraded),
+         value(&shared->imports), value(&shared->revoked), value(&shared->kills),
+         value(&shared->stops), value(&shared->cuts_made), value(&shared->freezes),
+         value(&shared->restarts), value(&shared->connections), value(&shared->failures),
          (double)atomic_load(&shared->longest_gap) / 1e9);
 }
 
@@ -717,13 +720,20 @@ int main(int argc, char **argv) {
   uint64_t seed = (uint64_t)time(NULL);
   for (int i = 1; i < argc; i++) {
     const char *equals = strchr(argv[i], '='), *given = equals ? equals + 1 : "";
-    if (strncmp(argv[i], "--", 2) != 0) dsn = argv[i];
-    else if (strncmp(argv[i], "--seconds=", 10) == 0) seconds = atoi(given);
-    else if (strncmp(argv[i], "--seed=", 7) == 0) seed = strtoull(given, NULL, 0);
-    else if (strncmp(argv[i], "--processes=", 12) == 0) processes = atoi(given);
-    else if (strncmp(argv[i], "--control=", 10) == 0) control = *given ? given : NULL;
-    else if (strcmp(argv[i], "--fails-over") == 0) fails_over = true;
-    else if (strncmp(argv[i], "--admin=", 8) != 0) return 2;
+    if (strncmp(argv[i], "--", 2) != 0)
+      dsn = argv[i];
+    else if (strncmp(argv[i], "--seconds=", 10) == 0)
+      seconds = atoi(given);
+    else if (strncmp(argv[i], "--seed=", 7) == 0)
+      seed = strtoull(given, NULL, 0);
+    else if (strncmp(argv[i], "--processes=", 12) == 0)
+      processes = atoi(given);
+    else if (strncmp(argv[i], "--control=", 10) == 0)
+      control = *given ? given : NULL;
+    else if (strcmp(argv[i], "--fails-over") == 0)
+      fails_over = true;
+    else if (strncmp(argv[i], "--admin=", 8) != 0)
+      return 2;
   }
   if (!dsn || processes < 1 || processes > PROCESSES_MAX) return 2;
   shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE,
@@ -734,7 +744,8 @@ int main(int argc, char **argv) {
   (void)sigaction(SIGUSR1, &cuts, NULL);
   printf("seed %llu, %d processes, %d s\n", (unsigned long long)seed, processes, seconds);
   if (is_restarted()) {
-    if (seed % 2) (void)setenv("HIERLOCK_SERVER_OPTIONS", "--appendonly yes --appendfsync always", 1);
+    if (seed % 2)
+      (void)setenv("HIERLOCK_SERVER_OPTIONS", "--appendonly yes --appendfsync always", 1);
     printf("the server %s\n", seed % 2 ? "keeps its data" : "forgets all when it is restarted");
     if (server("restart")) return 2;
   }

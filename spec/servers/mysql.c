@@ -33,8 +33,10 @@ static sql *log_in(const hl_dsn *dsn, const char *database, int seconds, bool im
     (void)mysql_options(mysql, MYSQL_OPT_READ_TIMEOUT, &one);
     (void)mysql_options(mysql, MYSQL_OPT_WRITE_TIMEOUT, &one);
   }
-  if (mysql_real_connect(mysql, dsn->host, dsn->user, dsn->password, NULL, dsn->port, NULL, CLIENT_FOUND_ROWS) &&
-      mysql_query(mysql, "SET SESSION wait_timeout = 1000000, lock_wait_timeout = 3, innodb_lock_wait_timeout = 3") == 0)
+  if (mysql_real_connect(mysql, dsn->host, dsn->user, dsn->password, NULL, dsn->port, NULL,
+                         CLIENT_FOUND_ROWS) &&
+      mysql_query(mysql, "SET SESSION wait_timeout = 1000000, lock_wait_timeout = 3, "
+                         "innodb_lock_wait_timeout = 3") == 0)
     return (sql *)mysql;
   mysql_close(mysql);
   return NULL;
@@ -56,57 +58,76 @@ static bool ended(sql *self) {
 
 static bool put(sql *self, const char *database, const char *table, int level, int from, int to) {
   char text[8 * 1024];
-  int used = snprintf(text, sizeof text, "INSERT IGNORE INTO %s.%s VALUES (%d,%d)", database, table, level, from);
+  int used = snprintf(text, sizeof text, "INSERT IGNORE INTO %s.%s VALUES (%d,%d)", database, table,
+                      level, from);
   for (int bucket = from + 1; bucket < to; bucket++)
     used += snprintf(text + used, sizeof text - (size_t)used, ",(%d,%d)", level, bucket);
   return run(self, text, NULL, NULL);
 }
 
-static void see(void *context, const char *const *fields) {
-  *(bool *)context = fields[0] != NULL;
-}
+static void see(void *context, const char *const *fields) { *(bool *)context = fields[0] != NULL; }
 
 /* As sql/leases.sql has it. */
 static bool lease(sql *self, const char *database, const char *space) {
   static const char *const tables[] = {
-      "CREATE TABLE IF NOT EXISTS %s.%s_leases (id BINARY(16) NOT NULL PRIMARY KEY, secret BINARY(16) NOT NULL, holder BINARY(16) NOT NULL,"
-      " till DATETIME(6) NOT NULL, turn BIGINT UNSIGNED NOT NULL, since DATETIME(6) NOT NULL, token BIGINT UNSIGNED NOT NULL,"
-      " mode TINYINT NOT NULL, owner VARBINARY(127) NOT NULL, label VARBINARY(255) NOT NULL, path VARBINARY(255) NOT NULL,"
-      " application VARBINARY(255) NOT NULL, host VARBINARY(255) NOT NULL, pid BIGINT NOT NULL, revoked TINYINT NOT NULL,"
-      " revoked_by VARBINARY(63) NULL, reason VARBINARY(127) NULL, KEY (owner), KEY (till)) ENGINE=InnoDB",
-      "CREATE TABLE IF NOT EXISTS %s.%s_leased (level TINYINT NOT NULL, bucket INT NOT NULL, x TINYINT NOT NULL, id BINARY(16) NOT NULL,"
+      "CREATE TABLE IF NOT EXISTS %s.%s_leases (id BINARY(16) NOT NULL PRIMARY KEY, secret "
+      "BINARY(16) NOT NULL, holder BINARY(16) NOT NULL,"
+      " till DATETIME(6) NOT NULL, turn BIGINT UNSIGNED NOT NULL, since DATETIME(6) NOT NULL, "
+      "token BIGINT UNSIGNED NOT NULL,"
+      " mode TINYINT NOT NULL, owner VARBINARY(127) NOT NULL, label VARBINARY(255) NOT NULL, path "
+      "VARBINARY(255) NOT NULL,"
+      " application VARBINARY(255) NOT NULL, host VARBINARY(255) NOT NULL, pid BIGINT NOT NULL, "
+      "revoked TINYINT NOT NULL,"
+      " revoked_by VARBINARY(63) NULL, reason VARBINARY(127) NULL, KEY (owner), KEY (till)) "
+      "ENGINE=InnoDB",
+      "CREATE TABLE IF NOT EXISTS %s.%s_leased (level TINYINT NOT NULL, bucket INT NOT NULL, x "
+      "TINYINT NOT NULL, id BINARY(16) NOT NULL,"
       " PRIMARY KEY (level, bucket, x, id), KEY (id)) ENGINE=InnoDB",
-      "CREATE TABLE IF NOT EXISTS %s.%s_gate (g SMALLINT UNSIGNED NOT NULL PRIMARY KEY, n TINYINT NOT NULL) ENGINE=InnoDB"};
+      "CREATE TABLE IF NOT EXISTS %s.%s_gate (g SMALLINT UNSIGNED NOT NULL PRIMARY KEY, n TINYINT "
+      "NOT NULL) ENGINE=InnoDB"};
   char text[1024];
   for (size_t i = 0; i < sizeof tables / sizeof *tables; i++) {
     (void)snprintf(text, sizeof text, tables[i], database, space);
     if (!run(self, text, NULL, NULL)) return false;
   }
-  (void)snprintf(text, sizeof text, "INSERT IGNORE INTO %s.%s_gate (g, n) WITH RECURSIVE digit (n) AS"
+  (void)snprintf(text, sizeof text,
+                 "INSERT IGNORE INTO %s.%s_gate (g, n) WITH RECURSIVE digit (n) AS"
                  " (SELECT 0 UNION ALL SELECT n + 1 FROM digit WHERE n < 255)"
-                 " SELECT high.n * 256 + low.n AS g, 0 FROM digit AS high, digit AS low ORDER BY g", database, space);
+                 " SELECT high.n * 256 + low.n AS g, 0 FROM digit AS high, digit AS low ORDER BY g",
+                 database, space);
   return run(self, text, NULL, NULL);
 }
 
-static bool provision(sql *self, const char *database, const char *space, int buckets, bool variant, bool leases, const char *user) {
+static bool provision(sql *self, const char *database, const char *space, int buckets, bool variant,
+                      bool leases, const char *user) {
   char text[512], table[80];
   bool there = false;
   (void)variant, (void)user;
   (void)snprintf(table, sizeof table, "%s%s", space, leases ? "_nodes" : "");
-  (void)snprintf(text, sizeof text, "CREATE TABLE IF NOT EXISTS %s.%s (level TINYINT NOT NULL, bucket INT NOT NULL,"
-                 " PRIMARY KEY (level, bucket)) ENGINE=InnoDB", database, table);
+  (void)snprintf(text, sizeof text,
+                 "CREATE TABLE IF NOT EXISTS %s.%s (level TINYINT NOT NULL, bucket INT NOT NULL,"
+                 " PRIMARY KEY (level, bucket)) ENGINE=InnoDB",
+                 database, table);
   if (!run(self, text, NULL, NULL)) return false;
-  (void)snprintf(text, sizeof text, "CREATE TABLE IF NOT EXISTS %s.hier_lock_meta (table_name VARCHAR(64) NOT NULL PRIMARY KEY,"
-                 " buckets INT UNSIGNED NOT NULL, levels VARCHAR(1100) NOT NULL) ENGINE=InnoDB", database);
+  (void)snprintf(
+      text, sizeof text,
+      "CREATE TABLE IF NOT EXISTS %s.hier_lock_meta (table_name VARCHAR(64) NOT NULL PRIMARY KEY,"
+      " buckets INT UNSIGNED NOT NULL, levels VARCHAR(1100) NOT NULL) ENGINE=InnoDB",
+      database);
   if (!run(self, text, NULL, NULL)) return false;
   for (int level = 0; level < 3; level++)
     for (int from = 0; from < buckets; from += 512)
-      if (!put(self, database, table, level, from, from + 512 < buckets ? from + 512 : buckets)) return false;
-  (void)snprintf(text, sizeof text, "SELECT 1 FROM information_schema.tables WHERE table_schema = '%s' AND table_name = '%s_gate'", database,
-                 space);
-  if (!run(self, text, see, &there) || (leases && !there && !lease(self, database, space))) return false;
-  (void)snprintf(text, sizeof text, "REPLACE INTO %s.hier_lock_meta VALUES ('%s', %d, '%suser,account,resource')", database, space,
-                 buckets, leases ? "leases:" : "");
+      if (!put(self, database, table, level, from, from + 512 < buckets ? from + 512 : buckets))
+        return false;
+  (void)snprintf(text, sizeof text,
+                 "SELECT 1 FROM information_schema.tables WHERE table_schema = '%s' AND table_name "
+                 "= '%s_gate'",
+                 database, space);
+  if (!run(self, text, see, &there) || (leases && !there && !lease(self, database, space)))
+    return false;
+  (void)snprintf(text, sizeof text,
+                 "REPLACE INTO %s.hier_lock_meta VALUES ('%s', %d, '%suser,account,resource')",
+                 database, space, buckets, leases ? "leases:" : "");
   return run(self, text, NULL, NULL);
 }
 
@@ -132,7 +153,8 @@ const server_kind server_mysql = {
     .secure = "tls=required",
     .soak = "tls=off&table=hierlock_soak",
     .provision = provision,
-    .space_drop = {"DROP TABLE IF EXISTS {database}.hierlock_soak, {database}.hierlock_soak_nodes, {database}.hierlock_soak_leases,"
+    .space_drop = {"DROP TABLE IF EXISTS {database}.hierlock_soak, {database}.hierlock_soak_nodes, "
+                   "{database}.hierlock_soak_leases,"
                    " {database}.hierlock_soak_leased, {database}.hierlock_soak_gate"},
     .database_make = {"DROP DATABASE IF EXISTS {database}", "CREATE DATABASE {database}",
                       "GRANT ALL ON {database}.* TO '{user}'@'%'"},
@@ -149,28 +171,55 @@ const server_kind server_mysql = {
     .kill = "KILL CONNECTION %lld",
     .interrupt = "KILL QUERY %lld",
     .connections = "SELECT COUNT(*) " CLIENTS,
-    .transactions = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_rows_locked > 0 OR trx_lock_structs > 0",
-    .show = {"SELECT CONCAT_WS(' ', 'transaction of connection', trx_mysql_thread_id, trx_state, 'since', trx_started, 'with',"
+    .transactions = "SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_rows_locked > 0 "
+                    "OR trx_lock_structs > 0",
+    .show = {"SELECT CONCAT_WS(' ', 'transaction of connection', trx_mysql_thread_id, trx_state, "
+             "'since', trx_started, 'with',"
              " trx_rows_locked, 'rows:', LEFT(trx_query, 100)) FROM information_schema.innodb_trx",
              "SELECT CONCAT_WS(' ', 'connection', id, host, command, time, state, LEFT(info, 100))"
              " FROM information_schema.processlist"},
-    .read_only = {{.what = "read_only", .shuts = true, .may = UNSAFE,
-                   .begin = {"SET GLOBAL read_only = 1"}, .end = {"SET GLOBAL read_only = 0"}},
-                  {.what = "super_read_only", .shuts = true, .may = UNSAFE, /* MariaDB knows none: nothing happens there */
-                   .begin = {"SET GLOBAL super_read_only = 1"}, .end = {"SET GLOBAL read_only = 0"}}},
-    .alter = {{.what = "ALTER TABLE FORCE", .may = TABLE_MAY, .begin = {"ALTER TABLE " TABLE " FORCE"}},
-              {.what = "RENAME TABLE", .shuts = true, .may = TABLE_MAY,
-               .begin = {"RENAME TABLE " TABLE " TO " TABLE "_away"}, .end = {"RENAME TABLE " TABLE "_away TO " TABLE}},
-              {.what = "FLUSH TABLES WITH READ LOCK", .may = TABLE_MAY,
-               .begin = {"FLUSH TABLES WITH READ LOCK"}, .end = {"UNLOCK TABLES"}},
-              {.what = "DELETE of users", .shuts = true, .may = TABLE_MAY, .provisions = true,
+    .read_only = {{.what = "read_only",
+                   .shuts = true,
+                   .may = UNSAFE,
+                   .begin = {"SET GLOBAL read_only = 1"},
+                   .end = {"SET GLOBAL read_only = 0"}},
+                  {.what = "super_read_only",
+                   .shuts = true,
+                   .may = UNSAFE, /* MariaDB knows none: nothing happens there */
+                   .begin = {"SET GLOBAL super_read_only = 1"},
+                   .end = {"SET GLOBAL read_only = 0"}}},
+    .alter = {{.what = "ALTER TABLE FORCE",
+               .may = TABLE_MAY,
+               .begin = {"ALTER TABLE " TABLE " FORCE"}},
+              {.what = "RENAME TABLE",
+               .shuts = true,
+               .may = TABLE_MAY,
+               .begin = {"RENAME TABLE " TABLE " TO " TABLE "_away"},
+               .end = {"RENAME TABLE " TABLE "_away TO " TABLE}},
+              {.what = "FLUSH TABLES WITH READ LOCK",
+               .may = TABLE_MAY,
+               .begin = {"FLUSH TABLES WITH READ LOCK"},
+               .end = {"UNLOCK TABLES"}},
+              {.what = "DELETE of users",
+               .shuts = true,
+               .may = TABLE_MAY,
+               .provisions = true,
                .begin = {"DELETE FROM " TABLE " WHERE level = 0"}},
               /* A user can be had without rows of accounts. */
-              {.what = "DELETE of accounts", .may = TABLE_MAY, .provisions = true,
+              {.what = "DELETE of accounts",
+               .may = TABLE_MAY,
+               .provisions = true,
                .begin = {"DELETE FROM " TABLE " WHERE level = 1"}},
-              {.what = "TRUNCATE TABLE", .shuts = true, .may = TABLE_MAY, .provisions = true, .begin = {"TRUNCATE TABLE " TABLE}},
-              {.what = "ENGINE=MyISAM", .shuts = true, .may = TABLE_MAY,
-               .begin = {"ALTER TABLE " TABLE " ENGINE=MyISAM"}, .end = {"ALTER TABLE " TABLE " ENGINE=InnoDB"}}},
+              {.what = "TRUNCATE TABLE",
+               .shuts = true,
+               .may = TABLE_MAY,
+               .provisions = true,
+               .begin = {"TRUNCATE TABLE " TABLE}},
+              {.what = "ENGINE=MyISAM",
+               .shuts = true,
+               .may = TABLE_MAY,
+               .begin = {"ALTER TABLE " TABLE " ENGINE=MyISAM"},
+               .end = {"ALTER TABLE " TABLE " ENGINE=InnoDB"}}},
     .full = {{.what = "max_connections",
               .begin = {"SET @limit = @@GLOBAL.max_connections",
                         "SET @now = (SELECT COUNT(*) FROM information_schema.processlist)",

@@ -29,14 +29,20 @@ static void fill_in(const hl_dsn *clients, unsigned seed, const char *text, char
   (void)snprintf(number, sizeof number, "%u", seed);
   const struct {
     const char *name, *value;
-  } names[] = {{"{database}", clients ? clients->database : NULL}, {"{user}", clients ? clients->user : NULL}, {"{seed}", number},
+  } names[] = {{"{database}", clients ? clients->database : NULL},
+               {"{user}", clients ? clients->user : NULL},
+               {"{seed}", number},
                {"{buckets}", sql_buckets}};
-  enum { NAMES = sizeof names / sizeof *names };
+  enum {
+    NAMES = sizeof names / sizeof *names
+  };
   size_t used = 0;
   while (*text) {
     size_t which = 0, n = 1;
     const char *piece = text;
-    while (which < NAMES && (!names[which].value || strncmp(text, names[which].name, strlen(names[which].name)) != 0)) which++;
+    while (which < NAMES && (!names[which].value ||
+                             strncmp(text, names[which].name, strlen(names[which].name)) != 0))
+      which++;
     if (which < NAMES) {
       piece = names[which].value;
       n = strlen(piece);
@@ -68,7 +74,8 @@ static void number_take(void *context, const char *const *fields) {
   if (*number < 0 && fields[0]) *number = atoll(fields[0]);
 }
 
-long long sql_number(const server_kind *kind, sql *self, const hl_dsn *clients, unsigned seed, const char *text) {
+long long sql_number(const server_kind *kind, sql *self, const hl_dsn *clients, unsigned seed,
+                     const char *text) {
   char filled[1024];
   long long number = -1;
   fill_in(clients, seed, text, filled);

@@ -23,7 +23,9 @@ typedef struct sql sql; /* a connection */
 /* The fields of a row, as texts; NULL where one is NULL. */
 typedef void row_fn(void *context, const char *const *fields);
 
-enum { STATEMENTS = 6 };
+enum {
+  STATEMENTS = 6
+};
 
 /* What an administrator does and takes back. */
 typedef struct trouble {
@@ -31,13 +33,16 @@ typedef struct trouble {
   const char *begin[STATEMENTS], *end[STATEMENTS]; /* NULL behind the last */
   bool provisions; /* before its end, the table of the locks is filled again */
   bool shuts;      /* nothing is granted from its beginning to its end */
-  unsigned may;    /* STATUS_BIT: what a call may come to by it, beside a time-out and a failed connection */
+  unsigned
+      may; /* STATUS_BIT: what a call may come to by it, beside a time-out and a failed connection */
   unsigned leases_may; /* the same, of leases */
 } trouble;
 
 #define STATUS_BIT(status) (1u << ((status) + 10))
 
-enum { TROUBLES = 8 };
+enum {
+  TROUBLES = 8
+};
 
 typedef struct server_kind {
   const char *name;
@@ -67,7 +72,8 @@ typedef struct server_kind {
 
   /* Makes the table of the locks in a database and fills it, where there is such a table. What is there stays. variant:
      the store has tokens of another source, where it has two. leases: the space has them; user: may use them. */
-  bool (*provision)(sql *self, const char *database, const char *table, int buckets, bool variant, bool leases, const char *user);
+  bool (*provision)(sql *self, const char *database, const char *table, int buckets, bool variant,
+                    bool leases, const char *user);
   /* Soak's space, of both kinds. */
   const char *space_drop[STATEMENTS];
   const char *database_make[STATEMENTS], *database_drop[STATEMENTS];
@@ -103,6 +109,7 @@ bool sql_run(const server_kind *kind, sql *self, const hl_dsn *clients, const ch
 /* All, up to the first that fails. */
 bool sql_all(const server_kind *kind, sql *self, const hl_dsn *clients, const char *const *texts);
 /* The number in the first field of the first row; -1: there is none. */
-long long sql_number(const server_kind *kind, sql *self, const hl_dsn *clients, unsigned seed, const char *text);
+long long sql_number(const server_kind *kind, sql *self, const hl_dsn *clients, unsigned seed,
+                     const char *text);
 
 #endif

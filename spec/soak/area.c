@@ -27,8 +27,7 @@ bool area_attach(const char *name) {
 /* ---------------------------------------------------------------- the tree */
 
 int node_parent(int node) {
-  if (node >= FIRST_RESOURCE)
-    return FIRST_ACCOUNT + (node - FIRST_RESOURCE) / RESOURCES;
+  if (node >= FIRST_RESOURCE) return FIRST_ACCOUNT + (node - FIRST_RESOURCE) / RESOURCES;
   if (node >= FIRST_ACCOUNT) return (node - FIRST_ACCOUNT) / ACCOUNTS;
   return -1;
 }
@@ -38,8 +37,7 @@ void node_ids(int node, node_name *name) {
   for (int at = node; at >= 0; at = node_parent(at)) path[n++] = at;
   name->n = (unsigned)n;
   for (int i = 0; i < n; i++) {
-    (void)snprintf(name->text[i], sizeof name->text[i], "%c%d", "uar"[i],
-                   path[n - 1 - i]);
+    (void)snprintf(name->text[i], sizeof name->text[i], "%c%d", "uar"[i], path[n - 1 - i]);
     name->ids[i] = (hl_id){name->text[i], strlen(name->text[i])};
   }
 }
@@ -159,8 +157,10 @@ static bool allows(const fault_window *w, int status) {
 static bool any_allows(int status, int64_t called, bool lease) {
   for (unsigned i = fault_first(); i < atomic_load(&shared->window_count); i++) {
     const fault_window *w = &shared->windows[i % WINDOWS];
-    bool may = allows(w, status) || (lease && atomic_load(&w->leases_may) & (1u << (status + 10))) ||
-               (lease && status == HL_ESTORE && w->kind == STOPSERVER); /* a record that is kept by whom it met */
+    bool may = allows(w, status) ||
+               (lease && atomic_load(&w->leases_may) & (1u << (status + 10))) ||
+               (lease && status == HL_ESTORE &&
+                w->kind == STOPSERVER); /* a record that is kept by whom it met */
     if (may && fault_meets(w, called, now_ns(), ECHO_NS)) return true;
   }
   return false;

@@ -34,12 +34,15 @@ static bool fits(const cell *self, uint64_t counter, uint64_t set) {
   return counter == updates && set == atomic_load(&self->elements);
 }
 
-static void lost_update(const char *where, int node, const cell *self, uint64_t counter, uint64_t set) {
+static void lost_update(const char *where, int node, const cell *self, uint64_t counter,
+                        uint64_t set) {
   char name[32];
-  violation("an update was lost: %s, %s was changed %llu times under its lock (and %llu times perhaps), and is %llu; "
-            "the set should be %016llx and is %016llx", where, node_show(node, name),
-            (unsigned long long)atomic_load(&self->updates), (unsigned long long)atomic_load(&self->unknown),
-            (unsigned long long)counter, (unsigned long long)atomic_load(&self->elements), (unsigned long long)set);
+  violation("an update was lost: %s, %s was changed %llu times under its lock (and %llu times "
+            "perhaps), and is %llu; "
+            "the set should be %016llx and is %016llx",
+            where, node_show(node, name), (unsigned long long)atomic_load(&self->updates),
+            (unsigned long long)atomic_load(&self->unknown), (unsigned long long)counter,
+            (unsigned long long)atomic_load(&self->elements), (unsigned long long)set);
 }
 
 static void forget(cell *self) {
@@ -61,7 +64,8 @@ void row_begun_again(int node) { forget(&shared->rows[node]); }
 void classic_check(void) {
   for (int node = 0; node < NODES; node++) {
     cell *self = &shared->cells[node];
-    bool known = atomic_load(&self->unknown) == 0, fit = !known || fits(self, self->counter, self->set);
+    bool known = atomic_load(&self->unknown) == 0,
+         fit = !known || fits(self, self->counter, self->set);
     if (!fit) lost_update("in memory", node, self, self->counter, self->set);
     if (!known || !fit) forget(self);
   }
@@ -114,17 +118,20 @@ int row_update(int node, uint64_t token, int element, int pause_us) {
   row now = {false, 0, 0};
   const server_kind *kind = server_kind_of(shared->dsn);
   if (!connected(kind)) return -1;
-  (void)snprintf(text, sizeof text, "UPDATE %s SET fence = %llu WHERE node = %d AND fence <= %llu", shared->rows_table, fence, node, fence);
+  (void)snprintf(text, sizeof text, "UPDATE %s SET fence = %llu WHERE node = %d AND fence <= %llu",
+                 shared->rows_table, fence, node, fence);
   int n = update(kind, text);
   if (n <= 0) return n;
-  (void)snprintf(text, sizeof text, "SELECT counter, elements FROM %s WHERE node = %d", shared->rows_table, node);
+  (void)snprintf(text, sizeof text, "SELECT counter, elements FROM %s WHERE node = %d",
+                 shared->rows_table, node);
   if (!kind->run(connection, text, row_take, &now) || !now.found) {
     classic_close();
     return -1;
   }
   (void)usleep((unsigned)pause_us);
-  (void)snprintf(text, sizeof text, "UPDATE %s SET counter = %llu, elements = %llu WHERE node = %d AND fence = %llu", shared->rows_table,
-                 now.counter + 1, now.set ^ bit, node, fence);
+  (void)snprintf(text, sizeof text,
+                 "UPDATE %s SET counter = %llu, elements = %llu WHERE node = %d AND fence = %llu",
+                 shared->rows_table, now.counter + 1, now.set ^ bit, node, fence);
   (void)atomic_fetch_add(&self->unknown, 1u);
   n = update(kind, text);
   if (n < 0) return n;

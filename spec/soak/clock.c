@@ -29,7 +29,8 @@ static clock_function *real_clock(void) {
 int clock_gettime(clockid_t clock, struct timespec *t) {
   clock_function *real = real_clock();
   int result = real(clock, t);
-  if (result == 0 && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE)) t->tv_sec += jump(real);
+  if (result == 0 && (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE))
+    t->tv_sec += jump(real);
   return result;
 }
 

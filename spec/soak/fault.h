@@ -25,12 +25,12 @@ void fault_shut_begin(void);
 void fault_shut_end(void);
 
 /* What must be, sooner or later. */
-#define FAULT_UNTIL(did)                  \
-  do {                                    \
-    for (int tries = 0; !(did); tries++) { \
-      if (tries == 200) fault_fail(#did); \
-      fault_sleep_ms(100);                \
-    }                                     \
+#define FAULT_UNTIL(did)                                                                           \
+  do {                                                                                             \
+    for (int tries = 0; !(did); tries++) {                                                         \
+      if (tries == 200) fault_fail(#did);                                                          \
+      fault_sleep_ms(100);                                                                         \
+    }                                                                                              \
   } while (0)
 
 void fault_crash(void);

@@ -14,7 +14,9 @@
 
 static char directory[256];
 
-static void directory_find(void) { (void)snprintf(directory, sizeof directory, "%s", shared->dsn + strlen("file:")); }
+static void directory_find(void) {
+  (void)snprintf(directory, sizeof directory, "%s", shared->dsn + strlen("file:"));
+}
 
 static const char *in_directory(const char *name) {
   static char path[2][600];
@@ -42,7 +44,8 @@ static void each_file(const char *begins, int percent, void (*act)(const char *p
   DIR *names = opendir(directory);
   struct dirent *file;
   while (names && (file = readdir(names)))
-    if (file->d_name[0] != '.' && strncmp(file->d_name, begins, strlen(begins)) == 0 && roll_percent(&fault_dice, percent))
+    if (file->d_name[0] != '.' && strncmp(file->d_name, begins, strlen(begins)) == 0 &&
+        roll_percent(&fault_dice, percent))
       act(in_directory(file->d_name));
   if (names) (void)closedir(names);
 }
@@ -71,7 +74,8 @@ static void file_fill(const char *path) {
 static void file_replace(const char *path) {
   char other[700], data[8192];
   (void)snprintf(other, sizeof other, "%s.other", path);
-  int from = open(path, O_RDONLY | O_CLOEXEC), to = open(other, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+  int from = open(path, O_RDONLY | O_CLOEXEC),
+      to = open(other, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
   for (ssize_t n; from >= 0 && to >= 0 && (n = read(from, data, sizeof data)) > 0;)
     if (write(to, data, (size_t)n) != n) break;
   (void)close(from);
@@ -117,16 +121,24 @@ static void directory_rename(void) {
   directory_drop(away);
 }
 
-static const char *const junk[] = {"who-fifo-1", "tmp-fifo-1", "rows-", "rows-4096", "rows-00000", "\n", "\xff\xfe", "who-",
-                                   "who-1-0000000000000000", "control.old", "tmp-", "who-link", "tmp-link", "tmp-directory"};
+static const char *const junk[] = {"who-fifo-1",  "tmp-fifo-1",   "rows-",
+                                   "rows-4096",   "rows-00000",   "\n",
+                                   "\xff\xfe",    "who-",         "who-1-0000000000000000",
+                                   "control.old", "tmp-",         "who-link",
+                                   "tmp-link",    "tmp-directory"};
 
 static void junk_make(void) {
   for (size_t i = 0; i < sizeof junk / sizeof *junk; i++) {
     const char *path = in_directory(junk[i]);
     int fd;
-    switch (strstr(junk[i], "fifo") ? 0 : strstr(junk[i], "link") ? 1 : strstr(junk[i], "directory") ? 2 : 3) {
+    switch (strstr(junk[i], "fifo")        ? 0
+            : strstr(junk[i], "link")      ? 1
+            : strstr(junk[i], "directory") ? 2
+                                           : 3) {
     case 0: (void)mkfifo(path, 0600); break;
-    case 1: if (symlink(roll_percent(&fault_dice, 50) ? "control" : "/dev/zero", path)) {} break;
+    case 1:
+      if (symlink(roll_percent(&fault_dice, 50) ? "control" : "/dev/zero", path)) {}
+      break;
     case 2: (void)mkdir(path, 0700); break;
     default:
       fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
@@ -149,7 +161,8 @@ static void junk_rows(void) {
   char name[32];
   for (int i = 0; i < 4096; i++) {
     (void)snprintf(name, sizeof name, "rows-%04d", i);
-    if (roll_percent(&fault_dice, 50)) (void)mkfifo(in_directory(name), 0600);
+    if (roll_percent(&fault_dice, 50))
+      (void)mkfifo(in_directory(name), 0600);
     else if (symlink("control", in_directory(name))) {}
   }
 }
@@ -158,8 +171,14 @@ void fault_hostile(void) {
   directory_find();
   int ms = roll_below(&fault_dice, 400);
   switch (fault_way(10)) {
-  case 0: fault_what("renamed"); directory_rename(); break;
-  case 1: fault_what("removed"); directory_remove(); break;
+  case 0:
+    fault_what("renamed");
+    directory_rename();
+    break;
+  case 1:
+    fault_what("removed");
+    directory_remove();
+    break;
   case 2:
     fault_what("control replaced");
     file_replace(in_directory("control"));
@@ -225,7 +244,9 @@ void fault_disk(void) {
   bool removes = how % 2, names = how >= 2;
   directory_find();
   memset(block, 1, sizeof block);
-  fault_what(names ? removes ? "no inodes, removed" : "no inodes" : removes ? "no space, removed" : "no space");
+  fault_what(names     ? removes ? "no inodes, removed" : "no inodes"
+             : removes ? "no space, removed"
+                       : "no space");
   (void)snprintf(filler, sizeof filler, "%.240s.filler", directory);
   (void)mkdir(filler, 0700);
   char name[340];

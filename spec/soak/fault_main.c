@@ -17,7 +17,9 @@ int fault_way(int n) {
   return (int)((shared->seed / FAULTS + shared->ways[fault_self->kind]++) % (uint64_t)n);
 }
 
-void fault_what(const char *text) { (void)snprintf(fault_self->what, sizeof fault_self->what, "%s", text); }
+void fault_what(const char *text) {
+  (void)snprintf(fault_self->what, sizeof fault_self->what, "%s", text);
+}
 
 void fault_sleep_ms(int ms) { (void)usleep((unsigned)ms * 1000); }
 
@@ -52,7 +54,8 @@ static void limits(void) {
   if (!atomic_load(&shared->worker[worker].attached)) return;
   if (prlimit(pid, which, NULL, &before)) return; /* it was killed */
   now = before;
-  now.rlim_cur = memory ? address_space(pid) + (rlim_t)roll_below(&fault_dice, 200) * 4096 : (rlim_t)(3 + roll_below(&fault_dice, 60));
+  now.rlim_cur = memory ? address_space(pid) + (rlim_t)roll_below(&fault_dice, 200) * 4096
+                        : (rlim_t)(3 + roll_below(&fault_dice, 60));
   if (now.rlim_cur == 0 || prlimit(pid, which, &now, NULL)) return;
   fault_sleep_ms(roll_below(&fault_dice, 1500));
   (void)prlimit(pid, which, &before, NULL);
@@ -60,8 +63,10 @@ static void limits(void) {
 
 int fault_main(int kind, uint64_t seed) {
   static void (*const act[FAULTS])(void) = {
-      [CRASH] = fault_crash, [STOPSERVER] = fault_stop_server, [READONLY] = fault_read_only, [ALTER] = fault_alter,
-      [FULL] = fault_full,   [HOSTILE] = fault_hostile,        [DISK] = fault_disk,          [LIMITS] = limits};
+      [CRASH] = fault_crash,        [STOPSERVER] = fault_stop_server,
+      [READONLY] = fault_read_only, [ALTER] = fault_alter,
+      [FULL] = fault_full,          [HOSTILE] = fault_hostile,
+      [DISK] = fault_disk,          [LIMITS] = limits};
   fault_self = &shared->windows[(atomic_load(&shared->window_count) - 1) % WINDOWS];
   fault_dice = dice_of(seed, 0);
   act[kind]();

@@ -11,7 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { PROCESSES = 1024 };
+enum {
+  PROCESSES = 1024
+};
 
 static sql *administrator;
 static hl_dsn clients;
@@ -20,7 +22,8 @@ static void connect_admin(void) {
   hl_dsn dsn;
   const server_kind *kind = server_kind_of(shared->dsn);
   server_table();
-  if (!server_dsn(kind, shared->dsn, &clients) || !server_dsn(kind, shared->admin_dsn, &dsn)) exit(2);
+  if (!server_dsn(kind, shared->dsn, &clients) || !server_dsn(kind, shared->admin_dsn, &dsn))
+    exit(2);
   FAULT_UNTIL((administrator = kind->connect(&dsn, clients.database, 20, false)));
   hl_dsn_dispose(&dsn);
 }
@@ -29,7 +32,8 @@ static void connect_admin(void) {
 
 static void control(const char *verb) {
   char command[sizeof shared->control + 40];
-  (void)snprintf(command, sizeof command, "%s %s >/dev/null 2>&1 </dev/null", shared->control, verb);
+  (void)snprintf(command, sizeof command, "%s %s >/dev/null 2>&1 </dev/null", shared->control,
+                 verb);
   for (int n = 0; system(command); n++)
     if (n == 3) fault_fail(command);
 }
@@ -94,7 +98,8 @@ void fault_stop_server(void) {
   (void)kill(pid, SIGSTOP);
   int n = children_of(pid, children);
   for (int i = 0; i < n; i++) (void)kill(children[i], SIGSTOP);
-  fault_sleep_ms(roll_below(&fault_dice, roll_percent(&fault_dice, 50) ? 500 : 3 * (int)shared->hold_timeout));
+  fault_sleep_ms(
+      roll_below(&fault_dice, roll_percent(&fault_dice, 50) ? 500 : 3 * (int)shared->hold_timeout));
   for (int i = 0; i < n; i++) (void)kill(children[i], SIGCONT);
   (void)kill(pid, SIGCONT);
 }
@@ -118,8 +123,7 @@ static bool trouble_make(const trouble *t, int most_ms) {
   if (t->shuts) fault_shut_begin();
   fault_sleep_ms(roll_below(&fault_dice, most_ms));
   if (t->shuts) fault_shut_end();
-  if (t->provisions)
-    FAULT_UNTIL(server_fill(kind, administrator, &clients));
+  if (t->provisions) FAULT_UNTIL(server_fill(kind, administrator, &clients));
   FAULT_UNTIL(all(t->end));
   return true;
 }
@@ -133,7 +137,8 @@ static const trouble *trouble_choose(const trouble *list) {
 void fault_read_only(void) {
   const trouble *list = server_kind_of(shared->dsn)->read_only, *t = trouble_choose(list);
   connect_admin();
-  if (!trouble_make(t, 1500) && t != list) (void)trouble_make(list, 1500); /* not every server knows the others */
+  if (!trouble_make(t, 1500) && t != list)
+    (void)trouble_make(list, 1500); /* not every server knows the others */
 }
 
 void fault_alter(void) {

@@ -38,14 +38,10 @@ typedef struct fault_kind {
 } fault_kind;
 
 static const fault_kind kinds[FAULTS] = {
-    [CRASH] = {"crash", true, false, true},
-    [STOPSERVER] = {"stopserver", true, false, true},
-    [READONLY] = {"readonly", true, false, true},
-    [ALTER] = {"alter", true, false, true},
-    [FULL] = {"full", true, false, true},
-    [HOSTILE] = {"hostile", false, true, true},
-    [DISK] = {"disk", false, true, true},
-    [LIMITS] = {"limits", true, true, true},
+    [CRASH] = {"crash", true, false, true},       [STOPSERVER] = {"stopserver", true, false, true},
+    [READONLY] = {"readonly", true, false, true}, [ALTER] = {"alter", true, false, true},
+    [FULL] = {"full", true, false, true},         [HOSTILE] = {"hostile", false, true, true},
+    [DISK] = {"disk", false, true, true},         [LIMITS] = {"limits", true, true, true},
 };
 
 static bool wanted[FAULTS];
@@ -60,7 +56,8 @@ bool fault_add(const char *name, bool all) {
       if ((i == CRASH || i == STOPSERVER) && !shared->control[0])
         (void)printf("soak: without --control there is no %s\n", kinds[i].name);
       else if (i == DISK && !shared->disk)
-        (void)printf("soak: without a file system of its own, which only root can mount, there is no disk\n");
+        (void)printf("soak: without a file system of its own, which only root can mount, there is "
+                     "no disk\n");
       else
         wanted[i] = true;
     }
@@ -79,19 +76,22 @@ static fault_window *window(unsigned i) { return &shared->windows[i % WINDOWS]; 
 
 bool faults_excuse(int64_t from, int64_t to) {
   for (unsigned i = fault_first(); i < atomic_load(&shared->window_count); i++)
-    if (fault_meets(window(i), from, to, patience(15 * S)) && kinds[window(i)->kind].excuses) return true;
+    if (fault_meets(window(i), from, to, patience(15 * S)) && kinds[window(i)->kind].excuses)
+      return true;
   return false;
 }
 
 /* The files of the embedded store go, and the leases in them. */
 static bool loses_leases(const fault_window *w) {
-  if (w->kind == HOSTILE || w->kind == DISK) return atomic_load(&w->lost) || !atomic_load(&w->ended);
+  if (w->kind == HOSTILE || w->kind == DISK)
+    return atomic_load(&w->lost) || !atomic_load(&w->ended);
   return false;
 }
 
 int64_t faults_cut(int64_t from, int64_t to) {
   for (unsigned i = fault_first(); i < atomic_load(&shared->window_count); i++)
-    if (loses_leases(window(i)) && fault_meets(window(i), from, to, 0)) return atomic_load(&window(i)->began);
+    if (loses_leases(window(i)) && fault_meets(window(i), from, to, 0))
+      return atomic_load(&window(i)->began);
   return INT64_MAX;
 }
 
@@ -103,7 +103,9 @@ bool faults_meet(int64_t from, int64_t to) {
 
 bool faults_lose_leases(int64_t from, int64_t to) {
   for (unsigned i = fault_first(); i < atomic_load(&shared->window_count); i++)
-    if ((window(i)->kind == HOSTILE || window(i)->kind == DISK) && fault_meets(window(i), from, to, 0)) return true;
+    if ((window(i)->kind == HOSTILE || window(i)->kind == DISK) &&
+        fault_meets(window(i), from, to, 0))
+      return true;
   return false;
 }
 
@@ -118,7 +120,8 @@ bool faults_new_tokens(int64_t from, int64_t to) {
 
 bool faults_may_end(int status) {
   unsigned count = atomic_load(&shared->window_count);
-  return count && atomic_load(&window(count - 1)->may_end) && WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS;
+  return count && atomic_load(&window(count - 1)->may_end) && WIFSIGNALED(status) &&
+         WTERMSIG(status) == SIGBUS;
 }
 
 /* ------------------------------------------------- what is measured, and held to */
@@ -151,23 +154,26 @@ void faults_check(const record *r) {
   for (unsigned i = fault_first(); i < atomic_load(&shared->window_count); i++) {
     const fault_window *w = window(i);
     measured *m = &found[w->kind];
-    int64_t lost = atomic_load(&w->lost), shut = atomic_load(&w->shut), opened = atomic_load(&w->opened);
+    int64_t lost = atomic_load(&w->lost), shut = atomic_load(&w->shut),
+            opened = atomic_load(&w->opened);
     int64_t held = atomic_load(&r->held), before = atomic_load(&w->before);
     if (lost && !r->lease && r->granted && r->granted < (before ? before : lost) && held > lost) {
       longer(&m->believed, held - lost);
       if (held - lost > (r->proxied ? patience(PROXY_PASSES) : 0)) {
-        violation("%s (%s): lost at %.6f, and believed for %.3f ms more", kinds[w->kind].name, w->what, seconds_at(lost),
-                  (double)(held - lost) / 1e6);
+        violation("%s (%s): lost at %.6f, and believed for %.3f ms more", kinds[w->kind].name,
+                  w->what, seconds_at(lost), (double)(held - lost) / 1e6);
         show_record("it", r);
       }
     }
     /* An extend that wants no more than is held asks nobody, and keeps the token. */
     if (r->granted && r->token != r->before && shut && r->called > shut && r->granted < opened) {
-      violation("%s (%s): granted, and nothing may be from %.6f to %.6f", kinds[w->kind].name, w->what, seconds_at(shut),
-                seconds_at(opened));
+      violation("%s (%s): granted, and nothing may be from %.6f to %.6f", kinds[w->kind].name,
+                w->what, seconds_at(shut), seconds_at(opened));
       show_record("it", r);
     }
-    if (r->how == END_DIED || r->kind == CALL_IMPORT || r->kind == CALL_REVOKE || !fault_meets(w, r->called, r->granted ? r->granted : r->ended, 0)) continue;
+    if (r->how == END_DIED || r->kind == CALL_IMPORT || r->kind == CALL_REVOKE ||
+        !fault_meets(w, r->called, r->granted ? r->granted : r->ended, 0))
+      continue;
     int64_t stopped = atomic_load(&shared->worker[r->worker].stopped) - r->stopped;
     longer(&m->late, (r->granted ? r->granted : r->ended) - r->called - r->timeout * MS - stopped);
   }
@@ -196,15 +202,16 @@ static void serve_turn(int64_t now) {
     if (!unserved[i]) continue;
     int64_t ended = atomic_load(&last->ended), granted = atomic_load(&area->granted_at);
     int64_t stopped = atomic_load(&area->stopped) - unserved_stopped[i];
-    if (atomic_load(&area->pid) != unserved_pid[i] || atomic_load(&area->stopped) < unserved_stopped[i]) {
+    if (atomic_load(&area->pid) != unserved_pid[i] ||
+        atomic_load(&area->stopped) < unserved_stopped[i]) {
       unserved[i] = false; /* killed meanwhile */
     } else if (granted > ended) {
       unserved[i] = false;
       longer(&found[last->kind].served, granted - ended - stopped);
     } else if (now - ended > patience(limit) + stopped + 2 * shared->hold_timeout * MS) {
       unserved[i] = false;
-      violation("%s (%s): %.1f s after its end worker %d has not been granted anything", kinds[last->kind].name, last->what,
-                (double)(now - ended) / 1e9, i);
+      violation("%s (%s): %.1f s after its end worker %d has not been granted anything",
+                kinds[last->kind].name, last->what, (double)(now - ended) / 1e9, i);
     }
   }
 }
@@ -219,12 +226,16 @@ bool faults_reap(pid_t pid, int status) {
   if (pid != running) return false;
   running = 0;
   last = window(atomic_load(&shared->window_count) - 1);
-  if (status) violation("%s (%s): could not be done or undone, status 0x%x", kinds[last->kind].name, last->what, (unsigned)status);
+  if (status)
+    violation("%s (%s): could not be done or undone, status 0x%x", kinds[last->kind].name,
+              last->what, (unsigned)status);
   if (!atomic_load(&last->ended)) atomic_store(&last->ended, now_ns());
   found[last->kind].times++;
-  report_fault(kinds[last->kind].name, last->who, atomic_load(&last->began), atomic_load(&last->ended));
+  report_fault(kinds[last->kind].name, last->who, atomic_load(&last->began),
+               atomic_load(&last->ended));
   say("%s%s%s from %.3f to %.3f%s", kinds[last->kind].name, last->what[0] ? ": " : "", last->what,
-      seconds_at(atomic_load(&last->began)), seconds_at(atomic_load(&last->ended)), atomic_load(&last->lost) ? ", what was held is lost" : "");
+      seconds_at(atomic_load(&last->began)), seconds_at(atomic_load(&last->ended)),
+      atomic_load(&last->lost) ? ", what was held is lost" : "");
   if (last->kind == CRASH) {
     int64_t end = now_ns() + patience(20 * S);
     while (!server_open_again() && now_ns() < end) (void)usleep(20000);
@@ -268,7 +279,10 @@ void faults_summary(FILE *to) {
   for (int i = 0; i < FAULTS; i++) {
     const measured *m = &found[i];
     if (!m->times) continue;
-    (void)fprintf(to, "  %-24s %u times; a loss believed for %.3f s more, a call %.3f s after its time-out, all served %.3f s after its end\n",
-                  kinds[i].name, m->times, (double)m->believed / 1e9, (double)m->late / 1e9, (double)m->served / 1e9);
+    (void)fprintf(to,
+                  "  %-24s %u times; a loss believed for %.3f s more, a call %.3f s after its "
+                  "time-out, all served %.3f s after its end\n",
+                  kinds[i].name, m->times, (double)m->believed / 1e9, (double)m->late / 1e9,
+                  (double)m->served / 1e9);
   }
 }

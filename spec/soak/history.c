@@ -35,7 +35,9 @@
 /* Somebody may import a lease, or be told of its end, for so long. */
 #define LEASES_REMEMBERED (10 * S)
 
-enum { SHOWN = 30 };
+enum {
+  SHOWN = 30
+};
 
 /* Times are for a machine that has room. One on which many more threads want to run
    than can is slower by so much; and one that has just kept main itself from running
@@ -106,10 +108,17 @@ void violation(const char *format, ...) {
   (void)fflush(stdout);
 }
 
-static const char *const kinds[] = {"acquire", "start", "extend", "start_extend", "import", "revoke"};
-static const char *const endings[] = {
-    "released", "freed", "closed its manager", "was told of the loss",
-    "was not granted", "cancelled", "died", "exported it", "left it"};
+static const char *const kinds[] = {"acquire",      "start",  "extend",
+                                    "start_extend", "import", "revoke"};
+static const char *const endings[] = {"released",
+                                      "freed",
+                                      "closed its manager",
+                                      "was told of the loss",
+                                      "was not granted",
+                                      "cancelled",
+                                      "died",
+                                      "exported it",
+                                      "left it"};
 static const char *const filters[] = {"owner", "id", "target", ""};
 
 const char *history_kind(const record *r) { return kinds[r->kind]; }
@@ -127,33 +136,41 @@ static void show(const char *name, const record *r, int node) {
     shared_nodes += r->modes[i] == HL_SHARED;
     exclusive_nodes += r->modes[i] == HL_EXCLUSIVE;
   }
-  (void)fprintf(to, "%s: worker %d (pid %d) thread %d manager %d handle %llu: %s of %d targets "
+  (void)fprintf(to,
+                "%s: worker %d (pid %d) thread %d manager %d handle %llu: %s of %d targets "
                 "(%d nodes exclusive, %d shared), time-out %lld ms%s\n",
-                name, r->worker, (int)r->pid, r->thread, r->manager,
-                (unsigned long long)r->handle, kinds[r->kind], r->targets,
-                exclusive_nodes, shared_nodes, (long long)r->timeout,
+                name, r->worker, (int)r->pid, r->thread, r->manager, (unsigned long long)r->handle,
+                kinds[r->kind], r->targets, exclusive_nodes, shared_nodes, (long long)r->timeout,
                 r->proxied ? ", through the proxy" : "");
   (void)fprintf(to, "                called %.6f", seconds_at(r->called));
   if (r->since) (void)fprintf(to, ", a lease since %.6f", seconds_at(r->since));
-  if (r->granted) (void)fprintf(to, ", granted %.6f, token %016llx", seconds_at(r->granted), (unsigned long long)r->token);
+  if (r->granted)
+    (void)fprintf(to, ", granted %.6f, token %016llx", seconds_at(r->granted),
+                  (unsigned long long)r->token);
   if (r->held) (void)fprintf(to, ", held for sure until %.6f", seconds_at(r->held));
-  if (r->granted && r->promised == INT64_MAX) (void)fprintf(to, ", promised for ever");
-  else if (r->granted && r->promised) (void)fprintf(to, ", promised until %.6f", seconds_at(r->promised));
+  if (r->granted && r->promised == INT64_MAX)
+    (void)fprintf(to, ", promised for ever");
+  else if (r->granted && r->promised)
+    (void)fprintf(to, ", promised until %.6f", seconds_at(r->promised));
   if (r->ended)
     (void)fprintf(to, ", %s %.6f to %.6f", endings[r->how], seconds_at(r->ending),
                   seconds_at(r->ended));
   if (r->lease) {
-    (void)fprintf(to, "\n                lease of owner o%d, ttl at most %lld ms%s%s", r->owner, (long long)r->ttl_most,
-                  r->refreshes ? ", auto_refresh" : "", r->stays ? ", no auto_release" : "");
+    (void)fprintf(to, "\n                lease of owner o%d, ttl at most %lld ms%s%s", r->owner,
+                  (long long)r->ttl_most, r->refreshes ? ", auto_refresh" : "",
+                  r->stays ? ", no auto_release" : "");
     if (r->leased) (void)fprintf(to, ", converted %.6f", seconds_at(r->leased));
     if (r->sure) (void)fprintf(to, ", unbroken at %.6f", seconds_at(r->sure));
-    if (r->yields) (void)fprintf(to, ", may have ended it itself from %.6f on", seconds_at(r->yields));
+    if (r->yields)
+      (void)fprintf(to, ", may have ended it itself from %.6f on", seconds_at(r->yields));
     if (r->cut < INT64_MAX) (void)fprintf(to, ", taken away perhaps at %.6f", seconds_at(r->cut));
-    if (r->lost_at) (void)fprintf(to, ", told of the loss by a call of %.6f", seconds_at(r->lost_at));
+    if (r->lost_at)
+      (void)fprintf(to, ", told of the loss by a call of %.6f", seconds_at(r->lost_at));
     if (r->revocation) (void)fprintf(to, ", by soak-%llu", (unsigned long long)r->revocation);
   }
   if (r->kind == CALL_REVOKE)
-    (void)fprintf(to, "\n                soak-%llu by %s (owner o%d): %llu leases", (unsigned long long)r->revocation, filters[r->filter], r->owner,
+    (void)fprintf(to, "\n                soak-%llu by %s (owner o%d): %llu leases",
+                  (unsigned long long)r->revocation, filters[r->filter], r->owner,
                   (unsigned long long)r->revoked);
   if (r->status) (void)fprintf(to, ", status %s: %s", hl_status_name(r->status), r->why);
   (void)fclose(to);
@@ -191,8 +208,7 @@ static void check_times(const record *r) {
       violation("a time-out came early, by %.3f ms", (double)(timeout - took) / 1e6);
       show("it", r, -1);
     }
-    if (known - timeout - stopped > latest_timeout)
-      latest_timeout = known - timeout - stopped;
+    if (known - timeout - stopped > latest_timeout) latest_timeout = known - timeout - stopped;
   }
   if (known > timeout + stopped + LATE && known > timeout + stopped + patience(LATE)) {
     violation("a call took %.3f s, and its time-out is %.3f s", (double)known / 1e9,
@@ -302,8 +318,7 @@ typedef struct longest {
 
 static void longest_add(longest *self, const entry *e) {
   if (!self->first || e->until > self->first->until) {
-    if (self->first && self->first->record->handle != e->record->handle)
-      self->second = self->first;
+    if (self->first && self->first->record->handle != e->record->handle) self->second = self->first;
     self->first = e;
   } else if (e->record->handle != self->first->record->handle &&
              (!self->second || e->until > self->second->until)) {
@@ -342,9 +357,8 @@ static void check_node(int node, entry *entries, size_t n) {
     }
     if (last_token_at[node] < r->granted && last_token[node] > r->token &&
         !faults_new_tokens(last_token_at[node], r->granted) && !told_already(r, r)) {
-      violation("tokens of %s do not grow: one of %.6f was %016llx",
-                node_show(node, name), seconds_at(last_token_at[node]),
-                (unsigned long long)last_token[node]);
+      violation("tokens of %s do not grow: one of %.6f was %016llx", node_show(node, name),
+                seconds_at(last_token_at[node]), (unsigned long long)last_token[node]);
       show("B", r, node);
     }
     before = r;
@@ -374,7 +388,8 @@ static void check_nodes(void) {
   memcpy(at, first, sizeof at);
   for (size_t i = 0; i < kept_count; i++)
     if (holds(kept[i])) {
-      int64_t from = kept[i]->since ? kept[i]->since : kept[i]->granted, until = held_until(kept[i]);
+      int64_t from = kept[i]->since ? kept[i]->since : kept[i]->granted,
+              until = held_until(kept[i]);
       for (int node = 0; node < NODES; node++)
         if (kept[i]->modes[node]) entries[at[node]++] = (entry){kept[i], from, until};
     }
@@ -417,16 +432,15 @@ static int64_t session_gone_at(const record *r) {
   switch (r->how) {
   case END_RELEASED:
   case END_FREED:
-  case END_CLOSED:
-    return r->ended + patience(r->proxied ? TRAIL_AFTER_FAILURE : TRAIL);
+  case END_CLOSED: return r->ended + patience(r->proxied ? TRAIL_AFTER_FAILURE : TRAIL);
   case END_NO_GRANT:
-    return r->ended + patience(r->status == HL_TIMEOUT && !r->proxied ? TRAIL : TRAIL_AFTER_FAILURE);
+    return r->ended +
+           patience(r->status == HL_TIMEOUT && !r->proxied ? TRAIL : TRAIL_AFTER_FAILURE);
   case END_CANCELLED:
   case END_LOST:
   case END_DIED:
   case END_EXPORTED:
-  case END_LEFT:
-    break;
+  case END_LEFT: break;
   }
   return r->ended + patience(TRAIL_AFTER_FAILURE);
 }
@@ -457,16 +471,16 @@ static void check_free_timeout(const record *r, int64_t now) {
   if (atomic_load(&shared->worker[r->worker].stopped) != r->stopped) return;
   if (faults_excuse(r->called, r->ended)) return;
   for (size_t i = 0; i < kept_count; i++)
-    if (kept[i] != r && kept[i]->kind != CALL_REVOKE && kept[i]->called < r->ended && gone_at(kept[i]) > r->called &&
-        history_in_the_way(kept[i], r))
+    if (kept[i] != r && kept[i]->kind != CALL_REVOKE && kept[i]->called < r->ended &&
+        gone_at(kept[i]) > r->called && history_in_the_way(kept[i], r))
       return;
   /* What is under way, a stopped holder above all, is in the way, too. */
   for (int w = 0; w < shared->workers; w++)
     for (int t = 0; t < shared->threads; t++)
       for (int i = 0; i < RECORDS; i++) {
         record *other = &shared->worker[w].records[t][i];
-        if (atomic_load(&other->state) != FREE && other->kind != CALL_REVOKE && other->called < r->ended &&
-            history_in_the_way(other, r))
+        if (atomic_load(&other->state) != FREE && other->kind != CALL_REVOKE &&
+            other->called < r->ended && history_in_the_way(other, r))
           return;
       }
   violation("`timeout` after %.3f s, and nobody held or wanted any of it",

@@ -20,7 +20,9 @@
 
 static int64_t ttl_choose(dice *d) {
   int kind = roll_below(d, 100);
-  return kind < 60 ? 50 + roll_below(d, 250) : kind < 90 ? 300 + roll_below(d, 700) : 1000 + roll_below(d, TTL_MOST - 999);
+  return kind < 60   ? 50 + roll_below(d, 250)
+         : kind < 90 ? 300 + roll_below(d, 700)
+                     : 1000 + roll_below(d, TTL_MOST - 999);
 }
 
 static void owner_name(char out[24], int owner) { (void)snprintf(out, 24, "o%d", owner); }
@@ -37,7 +39,9 @@ static void plan_refresh(thread *self, lane *l) {
   dice *d = &self->dice;
   int kind = roll_below(d, 100);
   l->late_at = l->heard_at = 0;
-  l->refresh_at = kind < 40 ? INT64_MAX : kind < 65 ? 0 : now_ns() + roll_below(d, (int)l->ttl) * MS;
+  l->refresh_at = kind < 40   ? INT64_MAX
+                  : kind < 65 ? 0
+                              : now_ns() + roll_below(d, (int)l->ttl) * MS;
 }
 
 void lease_choose(thread *self, lane *l, record *r, hl_options *options, char *label, char *owner) {
@@ -89,8 +93,10 @@ void lease_held(thread *self, lane *l) {
     count(COUNT_IMPORTS);
     each_sure(l, r->called);
     if (r->token != r->before)
-      complain("worker %d thread %d: an import changes the token of lease %llu from %016llx to %016llx", r->worker, r->thread,
-               (unsigned long long)r->handle, (unsigned long long)r->before, (unsigned long long)r->token);
+      complain(
+          "worker %d thread %d: an import changes the token of lease %llu from %016llx to %016llx",
+          r->worker, r->thread, (unsigned long long)r->handle, (unsigned long long)r->before,
+          (unsigned long long)r->token);
   }
   plan_refresh(self, l);
   each_expires(l, l->ttl);
@@ -127,7 +133,9 @@ static void text_put(const lane *l, const char *text, dice *d) {
   text_slot *slot = &shared->texts[roll_below(d, TEXTS)];
   const record *first = l->records[0];
   int nobody = 0;
-  if (strlen(text) >= TEXT_MOST || !atomic_compare_exchange_strong(&slot->busy, &nobody, first->worker + 1)) return;
+  if (strlen(text) >= TEXT_MOST ||
+      !atomic_compare_exchange_strong(&slot->busy, &nobody, first->worker + 1))
+    return;
   slot->there = true;
   (void)strcpy(slot->text, text);
   slot->handle = first->handle;
@@ -161,10 +169,12 @@ static void lease_export(thread *self, lane *l) {
     return;
   }
   if (status && !fault_allows_lease(status, ending))
-    complain("worker %d thread %d: an export failed with %s: %s", l->records[0]->worker, self->number, hl_status_name(status), error.message);
+    complain("worker %d thread %d: an export failed with %s: %s", l->records[0]->worker,
+             self->number, hl_status_name(status), error.message);
   if (status == HL_OK) {
     count(COUNT_EXPORTS);
-    if (hl_lock_is_held(l->lock)) complain("worker %d thread %d: is_held after an export", l->records[0]->worker, self->number);
+    if (hl_lock_is_held(l->lock))
+      complain("worker %d thread %d: is_held after an export", l->records[0]->worker, self->number);
     text_put(l, text, &self->dice);
     free(text);
   } else if (!l->records[0]->stays) {
@@ -205,8 +215,10 @@ void lease_drop(thread *self, lane *l) {
     lease_export(self, l);
   } else {
     int64_t ending = now_ns();
-    if (!stays) each_yields(l);
-    else count(COUNT_LEFT);
+    if (!stays)
+      each_yields(l);
+    else
+      count(COUNT_LEFT);
     lease_free(l);
     lane_end(l, stays || pending ? END_LEFT : END_FREED, ending);
   }
@@ -226,10 +238,11 @@ void lease_closed(lane *l, int64_t ending) {
 static void lease_failed(const lane *l, const char *what, int status, const hl_error *error) {
   const record *r = l->records[0];
   count(COUNT_FAILED);
-  if (status == HL_ECONNECTION || status == HL_TIMEOUT || status == HL_BUSY || fault_allows_lease(status, l->asked_at) ||
-      killed_query(error->server_errno, error->message))
+  if (status == HL_ECONNECTION || status == HL_TIMEOUT || status == HL_BUSY ||
+      fault_allows_lease(status, l->asked_at) || killed_query(error->server_errno, error->message))
     return;
-  complain("worker %d thread %d: %s failed with %s: %s", r->worker, r->thread, what, hl_status_name(status), error->message);
+  complain("worker %d thread %d: %s failed with %s: %s", r->worker, r->thread, what,
+           hl_status_name(status), error->message);
 }
 
 static void answered(thread *self, lane *l, int status, const hl_error *error) {
@@ -241,8 +254,10 @@ static void answered(thread *self, lane *l, int status, const hl_error *error) {
       count(COUNT_CONVERTED);
       l->lease = true;
       l->ttl = l->asked_ttl;
-      l->until = now_ns() + hold_lease(&self->dice, l->ttl, roll_below(&self->dice, 3000) * INT64_C(1000));
-      if (hl_lock_kind(l->lock) != HL_LEASE) complain("worker %d: to_lease has left a session", l->records[0]->worker);
+      l->until =
+          now_ns() + hold_lease(&self->dice, l->ttl, roll_below(&self->dice, 3000) * INT64_C(1000));
+      if (hl_lock_kind(l->lock) != HL_LEASE)
+        complain("worker %d: to_lease has left a session", l->records[0]->worker);
     }
     if (l->question == ASK_CHECK) return;
     if (l->question == ASK_REFRESH) count(COUNT_REFRESHES);
@@ -268,7 +283,8 @@ static void answered(thread *self, lane *l, int status, const hl_error *error) {
   }
 }
 
-static void ask(thread *self, lane *l, lane_question question, int64_t ttl, const hl_options *options) {
+static void ask(thread *self, lane *l, lane_question question, int64_t ttl,
+                const hl_options *options) {
   hl_error error;
   int status;
   bool block = self->kind == BLOCKING || roll_percent(&self->dice, 50);
@@ -278,16 +294,21 @@ static void ask(thread *self, lane *l, lane_question question, int64_t ttl, cons
   if (question != ASK_CHECK) each_asks(l, l->asked_ttl);
   switch (question) {
   case ASK_REFRESH:
-    status = block ? hl_lock_refresh(l->lock, ttl, &error) : hl_lock_start_refresh(l->lock, ttl, &l->pending, &error);
+    status = block ? hl_lock_refresh(l->lock, ttl, &error)
+                   : hl_lock_start_refresh(l->lock, ttl, &l->pending, &error);
     break;
   case ASK_CHECK:
-    status = block ? hl_lock_check(l->lock, &error) : hl_lock_start_check(l->lock, &l->pending, &error);
+    status =
+        block ? hl_lock_check(l->lock, &error) : hl_lock_start_check(l->lock, &l->pending, &error);
     break;
   default:
-    status = block ? hl_lock_to_lease(l->lock, options, &error) : hl_lock_start_to_lease(l->lock, options, &l->pending, &error);
+    status = block ? hl_lock_to_lease(l->lock, options, &error)
+                   : hl_lock_start_to_lease(l->lock, options, &l->pending, &error);
   }
-  if (status == HL_OK && l->pending) l->state = LANE_ASKING;
-  else answered(self, l, status, &error);
+  if (status == HL_OK && l->pending)
+    l->state = LANE_ASKING;
+  else
+    answered(self, l, status, &error);
 }
 
 void lease_answer(thread *self, lane *l) {
@@ -312,7 +333,8 @@ void lease_convert(thread *self, lane *l) {
   options.auto_release = roll_percent(d, 90);
   owner_name(owner, number);
   options.owner = owner;
-  options.label_size = (size_t)snprintf(label, sizeof label, "%llu", (unsigned long long)l->records[0]->handle);
+  options.label_size =
+      (size_t)snprintf(label, sizeof label, "%llu", (unsigned long long)l->records[0]->handle);
   options.label = label;
   for (int i = 0; i < l->n; i++) {
     record *r = l->records[i];
@@ -363,8 +385,9 @@ void lease_turn(thread *self, lane *l) {
     hl_error error;
     hl_lock_loss(l->lock, &error);
     if (!l->records[0]->refreshes && !l->heard_at)
-      complain("worker %d thread %d: lease %llu is lost, and nobody has asked: %s", l->records[0]->worker, self->number,
-               (unsigned long long)l->records[0]->handle, error.message);
+      complain("worker %d thread %d: lease %llu is lost, and nobody has asked: %s",
+               l->records[0]->worker, self->number, (unsigned long long)l->records[0]->handle,
+               error.message);
     lease_told(l, &error, l->heard_at ? l->heard_at : atomic_load(&l->records[0]->held), 0);
     return;
   }
@@ -389,7 +412,8 @@ void lease_turn(thread *self, lane *l) {
   } else if (roll_below(d, 300) == 0) {
     int status = hl_lock_extend(l->lock, self->plan, NULL, NULL);
     if (status != HL_EUNSUPPORTED && status != HL_ELOST && status != HL_EMISUSE)
-      complain("worker %d thread %d: extend of a lease is %s", l->records[0]->worker, self->number, hl_status_name(status));
+      complain("worker %d thread %d: extend of a lease is %s", l->records[0]->worker, self->number,
+               hl_status_name(status));
   }
 }
 
@@ -403,9 +427,13 @@ static void import_damaged(thread *self, char *text) {
   text[at] = text[at] == 'A' ? 'B' : 'A';
   int64_t before = now_ns();
   int status = hl_import(self->manager, text, size, NULL, &lock, &error);
-  if (status == HL_OK) complain("worker %d thread %d: a damaged text was imported", self->records->worker, self->number);
-  else if (status != HL_EMISMATCH && status != HL_ELOST && status != HL_ECONNECTION && !fault_allows_lease(status, before))
-    complain("worker %d thread %d: a damaged text is %s: %s", self->records->worker, self->number, hl_status_name(status), error.message);
+  if (status == HL_OK)
+    complain("worker %d thread %d: a damaged text was imported", self->records->worker,
+             self->number);
+  else if (status != HL_EMISMATCH && status != HL_ELOST && status != HL_ECONNECTION &&
+           !fault_allows_lease(status, before))
+    complain("worker %d thread %d: a damaged text is %s: %s", self->records->worker, self->number,
+             hl_status_name(status), error.message);
   hl_lock_free(lock);
 }
 
@@ -426,7 +454,8 @@ void lease_import(thread *self, lane *l) {
     options.auto_release = roll_percent(d, 90);
     l->ttl = options.ttl ? options.ttl : slot->ttl;
     r->handle = slot->handle;
-    record_leases(r, slot->ttl_most > l->ttl ? slot->ttl_most : l->ttl, slot->owner, options.auto_refresh, !options.auto_release);
+    record_leases(r, slot->ttl_most > l->ttl ? slot->ttl_most : l->ttl, slot->owner,
+                  options.auto_refresh, !options.auto_release);
     r->since = slot->since;
     r->promised = slot->promised;
     r->before = slot->token;
@@ -448,16 +477,19 @@ void lease_import(thread *self, lane *l) {
   count(COUNT_CALLS);
   record_call(r);
   bool block = self->kind == BLOCKING;
-  int status = block ? hl_import(self->manager, text, strlen(text), &options, &l->lock, &error)
-                     : hl_start_import(self->manager, text, strlen(text), &options, &l->pending, &error);
+  int status =
+      block ? hl_import(self->manager, text, strlen(text), &options, &l->lock, &error)
+            : hl_start_import(self->manager, text, strlen(text), &options, &l->pending, &error);
   if (status == HL_OK && !block) {
     l->state = LANE_STARTED;
     l->cancel_at = roll_percent(d, 5) ? now_ns() + roll_below(d, 2000) * INT64_C(1000) : 0;
     return;
   }
   call_returned(r, status, l->lock, &error, false);
-  if (status == HL_OK) lane_held(self, l);
-  else l->n = 0, l->lease = false;
+  if (status == HL_OK)
+    lane_held(self, l);
+  else
+    l->n = 0, l->lease = false;
 }
 
 /* ------------------------------------------------------------------ revoking */
@@ -486,11 +518,13 @@ void lease_revoke_sometimes(thread *self) {
   if (how == BY_ID) {
     if (hl_manager_leases(self->manager, NULL, choose_one, &found, NULL) || !found.seen) return;
     if (found.holder.kind != HL_LEASE || found.holder.remaining_ms > TTL_MOST)
-      complain("worker %d: `leases` tells of one that has %lld ms", r->worker, (long long)found.holder.remaining_ms);
+      complain("worker %d: `leases` tells of one that has %lld ms", r->worker,
+               (long long)found.holder.remaining_ms);
     r->handle = strtoull(found.holder.label, NULL, 10);
     filter.id = found.holder.id;
   } else if (how == BY_OWNER) {
-    if (strncmp(shared->dsn, "memcached:", 10) == 0) return; /* unsupported: it finds leases by their nodes alone */
+    if (strncmp(shared->dsn, "memcached:", 10) == 0)
+      return; /* unsupported: it finds leases by their nodes alone */
     r->owner = roll_below(d, OWNERS);
     owner_name(owner, r->owner);
     filter.owner = owner;
@@ -506,8 +540,9 @@ void lease_revoke_sometimes(thread *self) {
   if (r->status == HL_OK && r->revoked) count(COUNT_REVOKES);
   if (r->status == HL_OK && how == BY_ID && r->revoked > 1)
     complain("worker %d: one id is %llu leases", r->worker, (unsigned long long)r->revoked);
-  if (r->status && r->status != HL_ECONNECTION && r->status != HL_TIMEOUT && r->status != HL_BUSY && !fault_allows_lease(r->status, r->called) &&
-      !killed_query(error.server_errno, error.message))
-    complain("worker %d: a revocation failed with %s: %s", r->worker, hl_status_name(r->status), error.message);
+  if (r->status && r->status != HL_ECONNECTION && r->status != HL_TIMEOUT && r->status != HL_BUSY &&
+      !fault_allows_lease(r->status, r->called) && !killed_query(error.server_errno, error.message))
+    complain("worker %d: a revocation failed with %s: %s", r->worker, hl_status_name(r->status),
+             error.message);
   record_end(r, END_NO_GRANT, r->called);
 }

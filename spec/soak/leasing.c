@@ -64,14 +64,17 @@ static int64_t cut_by(const record *event, const record *r) {
   int64_t ended = event->granted ? event->granted : event->ended ? event->ended : INT64_MAX;
   if (event == r || ended <= from || event->called >= r->cut) return INT64_MAX;
   if (event->kind == CALL_IMPORT)
-    return event->handle == r->handle && (event->pid != r->pid || event->called != r->called) ? most(event->called, r->called) : INT64_MAX;
+    return event->handle == r->handle && (event->pid != r->pid || event->called != r->called)
+               ? most(event->called, r->called)
+               : INT64_MAX;
   return matches(event, r) ? event->called : INT64_MAX;
 }
 
 static bool is_event(const record *r) { return r->kind == CALL_REVOKE || r->kind == CALL_IMPORT; }
 
 static bool by_id(const record *event) {
-  return event->kind == CALL_REVOKE && event->filter == BY_ID && event->status == HL_OK && event->revoked == 1 && event->how != END_DIED;
+  return event->kind == CALL_REVOKE && event->filter == BY_ID && event->status == HL_OK &&
+         event->revoked == 1 && event->how != END_DIED;
 }
 
 /* All that there are: ended, and under way. */
@@ -100,7 +103,8 @@ static void events_find(size_t before) {
     for (int t = 0; t < shared->threads; t++)
       for (int i = 0; i < RECORDS; i++) {
         const record *r = &shared->worker[w].records[t][i];
-        if (atomic_load_explicit(&r->state, memory_order_acquire) != FREE && is_event(r)) event_add(r);
+        if (atomic_load_explicit(&r->state, memory_order_acquire) != FREE && is_event(r))
+          event_add(r);
       }
 }
 
@@ -111,8 +115,10 @@ void leases_cut(size_t before) {
   for (size_t i = 0; i < n; i++) {
     record *r = kept[i];
     if (!lease_matters(r)) continue;
-    for (size_t j = i < before ? event_old : 0; j < event_count; j++) r->cut = least(r->cut, cut_by(events[j], r));
-    r->cut = least(r->cut, faults_cut(r->since ? r->since : r->called, r->ended + (r->ttl_most + 1) * MS));
+    for (size_t j = i < before ? event_old : 0; j < event_count; j++)
+      r->cut = least(r->cut, cut_by(events[j], r));
+    r->cut = least(r->cut,
+                   faults_cut(r->since ? r->since : r->called, r->ended + (r->ttl_most + 1) * MS));
   }
 }
 
@@ -123,23 +129,29 @@ static void check_event(const record *event, const record *r) {
   if (event == r || event->handle != r->handle) return;
   /* Of a quorum's try a member has a record, too, and is believed when another one is silent: what is granted later is
      another lease. */
-  bool of_a_try = strncmp(shared->dsn, "quorum:", 7) == 0 && event->called < (r->since ? r->since : r->granted);
+  bool of_a_try =
+      strncmp(shared->dsn, "quorum:", 7) == 0 && event->called < (r->since ? r->since : r->granted);
   if (by_id(event) && !of_a_try) {
     if (sure > event->ended && !history_told(r, event)) {
-      violation("a lease was revoked at %.6f, and its holder was told at %.6f that it is unbroken", seconds_at(event->ended), seconds_at(sure));
+      violation("a lease was revoked at %.6f, and its holder was told at %.6f that it is unbroken",
+                seconds_at(event->ended), seconds_at(sure));
       show_record("it", r);
       show_record("by", event);
     }
     if (held > event->ended + (r->ttl_most + 1) * MS && !history_told(r, event)) {
-      violation("a lease was revoked at %.6f, and believed for %.3f ms, and its ttl was never more than %lld ms", seconds_at(event->ended),
-                (double)(held - event->ended) / 1e6, (long long)r->ttl_most);
+      violation("a lease was revoked at %.6f, and believed for %.3f ms, and its ttl was never more "
+                "than %lld ms",
+                seconds_at(event->ended), (double)(held - event->ended) / 1e6,
+                (long long)r->ttl_most);
       show_record("it", r);
       show_record("by", event);
     }
   }
-  if (event->kind == CALL_IMPORT && event->granted && r->granted && event->called > r->granted && sure > event->granted && !history_told(r, event)) {
-    violation("a lease was imported elsewhere at %.6f, and whoever had it before was told at %.6f that it is unbroken", seconds_at(event->granted),
-              seconds_at(sure));
+  if (event->kind == CALL_IMPORT && event->granted && r->granted && event->called > r->granted &&
+      sure > event->granted && !history_told(r, event)) {
+    violation("a lease was imported elsewhere at %.6f, and whoever had it before was told at %.6f "
+              "that it is unbroken",
+              seconds_at(event->granted), seconds_at(sure));
     show_record("it", r);
     show_record("by", event);
   }
@@ -149,13 +161,17 @@ static void check_event(const record *event, const record *r) {
 static const record *revoked_before(const record *r) {
   int64_t from = r->leased ? r->leased : r->granted;
   for (size_t i = 0; i < event_count; i++)
-    if (by_id(events[i]) && events[i]->handle == r->handle && events[i]->called > from && events[i]->ended < r->lost_at) return events[i];
+    if (by_id(events[i]) && events[i]->handle == r->handle && events[i]->called > from &&
+        events[i]->ended < r->lost_at)
+      return events[i];
   return NULL;
 }
 
 static bool imported_by_another(const record *r) {
   for (size_t i = 0; i < event_count; i++)
-    if (events[i]->kind == CALL_IMPORT && events[i]->handle == r->handle && (events[i]->pid != r->pid || events[i]->called != r->called)) return true;
+    if (events[i]->kind == CALL_IMPORT && events[i]->handle == r->handle &&
+        (events[i]->pid != r->pid || events[i]->called != r->called))
+      return true;
   return false;
 }
 
@@ -174,10 +190,14 @@ static void check_words(const record *r) {
     show_record("it", r);
     return;
   }
-  const record *event = r->granted && !imported_by_another(r) && !faults_lose_leases(r->called, r->ended) ? revoked_before(r) : NULL;
+  const record *event =
+      r->granted && !imported_by_another(r) && !faults_lose_leases(r->called, r->ended)
+          ? revoked_before(r)
+          : NULL;
   /* A wall clock that is set forward by more than an hour makes what was revoked old. */
   if (!event || shared->clock_jumps) return;
-  violation("a lease was revoked at %.6f, and its holder was not told by whom", seconds_at(event->ended));
+  violation("a lease was revoked at %.6f, and its holder was not told by whom",
+            seconds_at(event->ended));
   show_record("it", r);
   show_record("by", event);
 }
@@ -186,7 +206,8 @@ static void check_words(const record *r) {
 
 /* Somebody asked for a node of it when its time may have been up. */
 static bool wanted(const record *other, const record *r) {
-  if (other->handle == r->handle || other->kind == CALL_REVOKE || other->called >= r->ended) return false;
+  if (other->handle == r->handle || other->kind == CALL_REVOKE || other->called >= r->ended)
+    return false;
   int state = atomic_load(&other->state);
   int64_t gone = state == ENDED ? history_gone_at(other) : INT64_MAX;
   return gone > r->promised - REMAINING_NS && history_in_the_way(other, r);
@@ -201,7 +222,8 @@ static bool wanted_by_any(const record *r) {
     for (int t = 0; t < shared->threads; t++)
       for (int i = 0; i < RECORDS; i++) {
         const record *other = &shared->worker[w].records[t][i];
-        if (atomic_load_explicit(&other->state, memory_order_acquire) != FREE && wanted(other, r)) return true;
+        if (atomic_load_explicit(&other->state, memory_order_acquire) != FREE && wanted(other, r))
+          return true;
       }
   return false;
 }
@@ -234,7 +256,9 @@ static bool given_back(const record *r) {
 /* Somebody who had it before may have heard of a revocation: then nobody is told by whom any more. */
 static bool revoked_since(const record *r) {
   for (size_t i = 0; i < event_count; i++)
-    if (events[i]->kind == CALL_REVOKE && (!events[i]->ended || events[i]->ended > r->since) && matches(events[i], r)) return true;
+    if (events[i]->kind == CALL_REVOKE && (!events[i]->ended || events[i]->ended > r->since) &&
+        matches(events[i], r))
+      return true;
   return false;
 }
 
@@ -248,7 +272,8 @@ static void show_others(const record *r) {
     for (int t = 0; t < shared->threads; t++)
       for (int i = 0; i < RECORDS; i++) {
         const record *other = &shared->worker[w].records[t][i];
-        if (atomic_load_explicit(&other->state, memory_order_acquire) != FREE && other != r && other->handle == r->handle)
+        if (atomic_load_explicit(&other->state, memory_order_acquire) != FREE && other != r &&
+            other->handle == r->handle)
           show_record("see", other);
       }
 }
@@ -260,11 +285,14 @@ static void check_loss(const record *r) {
   if (answered_late(r)) return;
   losses_checked++;
   if (r->revocation || (r->since && revoked_since(r))) return;
-  if (r->cut < r->ended || given_back(r) || faults_lose_leases(r->since ? r->since - GRANTING_NS : r->called, r->ended)) return;
+  if (r->cut < r->ended || given_back(r) ||
+      faults_lose_leases(r->since ? r->since - GRANTING_NS : r->called, r->ended))
+    return;
   /* What its exporter was promised another import may have cut short. */
   if (r->kind == CALL_IMPORT && imported_by_another(r)) return;
   if (r->promised - REMAINING_NS > r->ended) {
-    violation("a lease is lost %.3f ms before its end, and nobody has revoked or imported it", (double)(r->promised - r->ended) / 1e6);
+    violation("a lease is lost %.3f ms before its end, and nobody has revoked or imported it",
+              (double)(r->promised - r->ended) / 1e6);
     show_record("it", r);
     show_others(r);
   } else if (!shared->lingers && !wanted_by_any(r)) {
@@ -281,15 +309,21 @@ typedef struct last_one {
 } last_one;
 
 static void last_add(last_one *self, const record *other, const record *r) {
-  if (other == r || other->handle == r->handle || other->kind == CALL_REVOKE || other->called >= r->granted || self->unknown) return;
+  if (other == r || other->handle == r->handle || other->kind == CALL_REVOKE ||
+      other->called >= r->granted || self->unknown)
+    return;
   bool ended = atomic_load(&other->state) == ENDED;
-  bool by_time = other->lease && (other->how == END_DIED || other->how == END_EXPORTED || other->how == END_LEFT);
+  bool by_time = other->lease &&
+                 (other->how == END_DIED || other->how == END_EXPORTED || other->how == END_LEFT);
   int64_t at = by_time ? lease_end(other) : other->ended;
   /* A server may need a while to find out that somebody is gone. */
-  if (ended && ((shared->server || shared->leases_only) && !by_time ? history_gone_at(other) : at) < r->called) return;
+  if (ended && ((shared->server || shared->leases_only) && !by_time ? history_gone_at(other) : at) <
+                   r->called)
+    return;
   if (!history_in_the_way(other, r)) return;
   /* Whoever waits may be before it, or keeps others back. */
-  if (!ended || !other->granted || other->granted > r->granted || ((shared->server || shared->leases_only) && !by_time && at < r->called)) {
+  if (!ended || !other->granted || other->granted > r->granted ||
+      ((shared->server || shared->leases_only) && !by_time && at < r->called)) {
     self->unknown = true;
     return;
   }
@@ -302,17 +336,21 @@ static void check_delay(const record *r) {
   size_t n;
   record **kept = history_kept(&n);
   last_one last = {0, false, false};
-  if (!r->granted || r->granted - r->called < 2 * MS || (r->kind != CALL_ACQUIRE && r->kind != CALL_START)) return;
+  if (!r->granted || r->granted - r->called < 2 * MS ||
+      (r->kind != CALL_ACQUIRE && r->kind != CALL_START))
+    return;
   if (faults_meet(r->called, r->granted)) return;
   for (size_t i = 0; i < n; i++) last_add(&last, kept[i], r);
   for (int w = 0; w < shared->workers && !last.unknown; w++)
     for (int t = 0; t < shared->threads; t++)
       for (int i = 0; i < RECORDS; i++) {
         const record *other = &shared->worker[w].records[t][i];
-        if (atomic_load_explicit(&other->state, memory_order_acquire) != FREE) last_add(&last, other, r);
+        if (atomic_load_explicit(&other->state, memory_order_acquire) != FREE)
+          last_add(&last, other, r);
       }
   if (last.unknown || !last.by_time || last.at <= r->called) return;
-  int64_t stopped = atomic_load(&shared->worker[r->worker].stopped) - r->stopped, delay = r->granted - last.at - stopped;
+  int64_t stopped = atomic_load(&shared->worker[r->worker].stopped) - r->stopped,
+          delay = r->granted - last.at - stopped;
   delays_checked++;
   longest_delay = most(longest_delay, delay);
   if (delay <= patience(DELAY)) return;

@@ -54,9 +54,7 @@
 #define REST_EVERY (20 * S)
 #define MOOD_EVERY (4 * S)
 
-static struct {
-  bool kill, stop, fork, cut, sever, query, extend, clock;
-} faults;
+static struct { bool kill, stop, fork, cut, sever, query, extend, clock; } faults;
 
 static const char *program;
 static char area_name[64];
@@ -107,7 +105,8 @@ pid_t process_start(const char *role, long a, uint64_t b) {
   if (pid < 0) die("fork");
   if (pid == 0) {
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-    if (shared->clock_jumps && strcmp(role, "worker") == 0) (void)setenv("LD_PRELOAD", clock_library, 1);
+    if (shared->clock_jumps && strcmp(role, "worker") == 0)
+      (void)setenv("LD_PRELOAD", clock_library, 1);
     (void)execl("/proc/self/exe", program, role, area_name, first, second, (char *)NULL);
     _exit(2);
   }
@@ -119,21 +118,24 @@ static void worker_start(int i) {
   atomic_store(&shared->worker[i].attached, false);
   rounds++;
   bool lua = lua_script && i == shared->workers - 1;
-  atomic_store(&shared->worker[i].pid, lua ? start_lua(i, rounds) : process_start("worker", i, rounds));
+  atomic_store(&shared->worker[i].pid,
+               lua ? start_lua(i, rounds) : process_start("worker", i, rounds));
 }
 
 static void stacks(pid_t pid) {
   char command[128];
   (void)snprintf(command, sizeof command,
-                 "gdb -p %d -batch -ex 'thread apply all bt 30' 2>/dev/null | grep -v '^\\[New\\|^$' | head -600", (int)pid);
+                 "gdb -p %d -batch -ex 'thread apply all bt 30' 2>/dev/null | grep -v "
+                 "'^\\[New\\|^$' | head -600",
+                 (int)pid);
   (void)fflush(stdout);
   if (system(command)) {}
 }
 
 static void worker_ended(int i, int status, bool expected) {
   if (!expected && !faults_may_end(status))
-    violation("worker %d (pid %d) ended with status 0x%x", i,
-              (int)shared->worker[i].pid, (unsigned)status);
+    violation("worker %d (pid %d) ended with status 0x%x", i, (int)shared->worker[i].pid,
+              (unsigned)status);
   history_died(i, now_ns());
   for (int t = 0; t < TEXTS; t++) { /* a text that it had in its hands is nobody's */
     int its = i + 1;
@@ -222,14 +224,15 @@ static void progress(void) {
   static int64_t before_at;
   uint64_t granted = counted(COUNT_GRANTS);
   int64_t now = now_ns();
-  say("%llu calls, %llu granted (%.0f/s), %llu waited, %llu timed out, %llu cancelled, %llu extends, %llu lost, "
+  say("%llu calls, %llu granted (%.0f/s), %llu waited, %llu timed out, %llu cancelled, %llu "
+      "extends, %llu lost, "
       "longest wait %.2f s; %llu kills, %llu stops, %llu severed, %llu cuts; violations: %u",
       (unsigned long long)counted(COUNT_CALLS), (unsigned long long)granted,
       before_at ? (double)(granted - before) / ((double)(now - before_at) / 1e9) : 0.0,
       (unsigned long long)counted(COUNT_WAITS), (unsigned long long)counted(COUNT_TIMEOUTS),
       (unsigned long long)counted(COUNT_CANCELS), (unsigned long long)counted(COUNT_EXTENDS),
-      (unsigned long long)counted(COUNT_LOST), (double)longest_wait / 1e9, (unsigned long long)kills,
-      (unsigned long long)stops, (unsigned long long)severed,
+      (unsigned long long)counted(COUNT_LOST), (double)longest_wait / 1e9,
+      (unsigned long long)kills, (unsigned long long)stops, (unsigned long long)severed,
       (unsigned long long)(atomic_load(&shared->cuts) + atomic_load(&shared->resets)), violations);
   before = granted;
   before_at = now;
@@ -243,29 +246,61 @@ static void hear_complaints(void) {
 
 /* Also for the report, so each line is a name of 24 characters and a value. */
 static void summary(FILE *to) {
-  static const char *const names[COUNTS] = {
-      "acquisitions", "grants", "waits of 2 ms or more", "time-outs", "cancels", "extends",
-      "deadlocks", "busy", "losses told", "failed connections", "looks at is_held", "forks", "managers opened",
-      "updates in memory", "updates in the table", "refused by the fence",
-      "leases", "of them converted", "refreshes", "of them after its end", "is_held ended in time", "exports", "imports",
-      "revocations", "told by whom", "left to their end"};
-  (void)fprintf(to, "summary of %.0f s, seed %llu\n", seconds_at(now_ns()), (unsigned long long)shared->seed);
+  static const char *const names[COUNTS] = {"acquisitions",
+                                            "grants",
+                                            "waits of 2 ms or more",
+                                            "time-outs",
+                                            "cancels",
+                                            "extends",
+                                            "deadlocks",
+                                            "busy",
+                                            "losses told",
+                                            "failed connections",
+                                            "looks at is_held",
+                                            "forks",
+                                            "managers opened",
+                                            "updates in memory",
+                                            "updates in the table",
+                                            "refused by the fence",
+                                            "leases",
+                                            "of them converted",
+                                            "refreshes",
+                                            "of them after its end",
+                                            "is_held ended in time",
+                                            "exports",
+                                            "imports",
+                                            "revocations",
+                                            "told by whom",
+                                            "left to their end"};
+  (void)fprintf(to, "summary of %.0f s, seed %llu\n", seconds_at(now_ns()),
+                (unsigned long long)shared->seed);
   for (int i = 0; i < (shared->leases ? COUNTS : COUNT_LEASES); i++)
     (void)fprintf(to, "  %-24s %llu\n", names[i], (unsigned long long)counted(i));
-  (void)fprintf(to, "  %-24s %llu\n  %-24s %llu\n  %-24s %llu\n  %-24s %llu\n  %-24s %llu, %llu, %llu, %llu\n", "kill -9",
-               (unsigned long long)kills, "SIGSTOP", (unsigned long long)stops, "KILL", (unsigned long long)severed,
-               "KILL QUERY", (unsigned long long)interrupted, "cut, reset, half, delayed",
-               (unsigned long long)atomic_load(&shared->cuts), (unsigned long long)atomic_load(&shared->resets),
-               (unsigned long long)atomic_load(&shared->halves), (unsigned long long)atomic_load(&shared->delays));
-  (void)fprintf(to, "  %-24s %.3f s\n  %-24s %.3f s\n  %-24s %llu, longest %.3f s\n", "longest wait", (double)longest_wait / 1e9,
-               "latest time-out, by", (double)latest_timeout / 1e9, "rests", (unsigned long long)rests, (double)longest_rest / 1e9);
+  (void)fprintf(
+      to,
+      "  %-24s %llu\n  %-24s %llu\n  %-24s %llu\n  %-24s %llu\n  %-24s %llu, %llu, %llu, %llu\n",
+      "kill -9", (unsigned long long)kills, "SIGSTOP", (unsigned long long)stops, "KILL",
+      (unsigned long long)severed, "KILL QUERY", (unsigned long long)interrupted,
+      "cut, reset, half, delayed", (unsigned long long)atomic_load(&shared->cuts),
+      (unsigned long long)atomic_load(&shared->resets),
+      (unsigned long long)atomic_load(&shared->halves),
+      (unsigned long long)atomic_load(&shared->delays));
+  (void)fprintf(to, "  %-24s %.3f s\n  %-24s %.3f s\n  %-24s %llu, longest %.3f s\n",
+                "longest wait", (double)longest_wait / 1e9, "latest time-out, by",
+                (double)latest_timeout / 1e9, "rests", (unsigned long long)rests,
+                (double)longest_rest / 1e9);
   faults_summary(to);
   if (shared->leases)
-    (void)fprintf(to, "  %-24s %llu, at most %.3f s\n  %-24s %llu\n  %-24s %llu, at most %.3f s late\n  %-24s %llu\n", "taken away, and believed",
-                 (unsigned long long)cut_believed, (double)longest_cut / 1e9, "ends without a believer", (unsigned long long)promises_checked,
-                 "waits for an end alone", (unsigned long long)delays_checked, (double)longest_delay / 1e9, "losses explained",
-                 (unsigned long long)losses_checked);
-  if (longest_overlap) (void)fprintf(to, "  %-24s %.3f ms\n", "longest overlap", (double)longest_overlap / 1e6);
+    (void)fprintf(to,
+                  "  %-24s %llu, at most %.3f s\n  %-24s %llu\n  %-24s %llu, at most %.3f s late\n "
+                  " %-24s %llu\n",
+                  "taken away, and believed", (unsigned long long)cut_believed,
+                  (double)longest_cut / 1e9, "ends without a believer",
+                  (unsigned long long)promises_checked, "waits for an end alone",
+                  (unsigned long long)delays_checked, (double)longest_delay / 1e9,
+                  "losses explained", (unsigned long long)losses_checked);
+  if (longest_overlap)
+    (void)fprintf(to, "  %-24s %.3f ms\n", "longest overlap", (double)longest_overlap / 1e6);
   (void)fprintf(to, "  %-24s %u\n", "violations", violations);
 }
 
@@ -324,8 +359,9 @@ static void rest(void) {
     while (atomic_load(&shared->worker[i].threads_at_rest) < shared->threads) {
       turn(false, false);
       if (now_ns() - began > patience(60 * S)) {
-        violation("worker %d (pid %d) does not come to rest: %d of %d threads", i, (int)shared->worker[i].pid,
-                  atomic_load(&shared->worker[i].threads_at_rest), shared->threads);
+        violation("worker %d (pid %d) does not come to rest: %d of %d threads", i,
+                  (int)shared->worker[i].pid, atomic_load(&shared->worker[i].threads_at_rest),
+                  shared->threads);
         stacks(shared->worker[i].pid);
         atomic_store(&shared->pause, false);
         return;
@@ -413,8 +449,8 @@ static void proxy_start(void) {
   if (bind(fd, (struct sockaddr *)&address, size) || listen(fd, 128) ||
       getsockname(fd, (struct sockaddr *)&address, &size))
     die("listen");
-  (void)snprintf(shared->proxied_dsn, sizeof shared->proxied_dsn,
-                 "%s://%s:%s@127.0.0.1:%u/%s?%s", kind->name, dsn.user, dsn.password, ntohs(address.sin_port), dsn.database,
+  (void)snprintf(shared->proxied_dsn, sizeof shared->proxied_dsn, "%s://%s:%s@127.0.0.1:%u/%s?%s",
+                 kind->name, dsn.user, dsn.password, ntohs(address.sin_port), dsn.database,
                  kind->soak);
   proxy_pid = process_start("proxy", fd, (uint64_t)dsn.port);
   (void)close(fd);
@@ -446,8 +482,9 @@ static bool faults_choose(const char *list) {
   static const struct {
     const char *name;
     bool *wanted;
-  } small[] = {{"kill", &faults.kill},   {"stop", &faults.stop},   {"fork", &faults.fork},     {"cut", &faults.cut},
-               {"sever", &faults.sever}, {"query", &faults.query}, {"extend", &faults.extend}, {"clock", &faults.clock}};
+  } small[] = {{"kill", &faults.kill},     {"stop", &faults.stop},   {"fork", &faults.fork},
+               {"cut", &faults.cut},       {"sever", &faults.sever}, {"query", &faults.query},
+               {"extend", &faults.extend}, {"clock", &faults.clock}};
   char names[256];
   bool all = strcmp(list, "all") == 0;
   (void)snprintf(names, sizeof names, "%s", strcmp(list, "none") == 0 ? "" : list);
@@ -479,8 +516,10 @@ static bool leases_choose(void) {
 }
 
 static int usage(void) {
-  (void)fprintf(stderr, "usage: soak DSN [--admin=DSN] [--control=COMMAND] [--seconds=N] [--seed=N] [--workers=N] [--threads=N] [--mood=mixed|large|narrow]\n"
-                        "            [--leases=yes|no] [--lua=SCRIPT] [--report=FILE] [--faults=NAME,...|none|all]\n");
+  (void)fprintf(stderr, "usage: soak DSN [--admin=DSN] [--control=COMMAND] [--seconds=N] "
+                        "[--seed=N] [--workers=N] [--threads=N] [--mood=mixed|large|narrow]\n"
+                        "            [--leases=yes|no] [--lua=SCRIPT] [--report=FILE] "
+                        "[--faults=NAME,...|none|all]\n");
   return 2;
 }
 
@@ -510,34 +549,47 @@ int main(int argc, char **argv) {
     char *value = strchr(argv[i], '=');
     if (!value) return usage();
     value++;
-    if (strncmp(argv[i], "--admin=", 8) == 0) (void)snprintf(shared->admin_dsn, sizeof shared->admin_dsn, "%s", value);
-    else if (strncmp(argv[i], "--control=", 10) == 0) (void)snprintf(shared->control, sizeof shared->control, "%s", value);
-    else if (strncmp(argv[i], "--seconds=", 10) == 0) seconds = atoll(value);
-    else if (strncmp(argv[i], "--seed=", 7) == 0) shared->seed = strtoull(value, NULL, 10);
-    else if (strncmp(argv[i], "--workers=", 10) == 0) shared->workers = atoi(value);
-    else if (strncmp(argv[i], "--threads=", 10) == 0) shared->threads = atoi(value);
-    else if (strncmp(argv[i], "--report=", 9) == 0) report = value;
-    else if (strncmp(argv[i], "--lua=", 6) == 0) lua_script = value;
-    else if (strncmp(argv[i], "--faults=", 9) == 0) list = value;
-    else if (strncmp(argv[i], "--leases=", 9) == 0) leases_wanted = *value == 'y';
+    if (strncmp(argv[i], "--admin=", 8) == 0)
+      (void)snprintf(shared->admin_dsn, sizeof shared->admin_dsn, "%s", value);
+    else if (strncmp(argv[i], "--control=", 10) == 0)
+      (void)snprintf(shared->control, sizeof shared->control, "%s", value);
+    else if (strncmp(argv[i], "--seconds=", 10) == 0)
+      seconds = atoll(value);
+    else if (strncmp(argv[i], "--seed=", 7) == 0)
+      shared->seed = strtoull(value, NULL, 10);
+    else if (strncmp(argv[i], "--workers=", 10) == 0)
+      shared->workers = atoi(value);
+    else if (strncmp(argv[i], "--threads=", 10) == 0)
+      shared->threads = atoi(value);
+    else if (strncmp(argv[i], "--report=", 9) == 0)
+      report = value;
+    else if (strncmp(argv[i], "--lua=", 6) == 0)
+      lua_script = value;
+    else if (strncmp(argv[i], "--faults=", 9) == 0)
+      list = value;
+    else if (strncmp(argv[i], "--leases=", 9) == 0)
+      leases_wanted = *value == 'y';
     else if (strncmp(argv[i], "--mood=", 7) == 0) {
       only_mood = true;
       atomic_store(&shared->mood, *value == 'm' ? MIXED : *value == 'l' ? LARGE : NARROW);
-    }
-    else return usage();
+    } else
+      return usage();
   }
   const server_kind *kind = server_kind_of(argv[1]);
   shared->server = kind != NULL;
   shared->leases_only = !kind && strncmp(argv[1], "file:", 5) != 0;
-  if (strncmp(argv[1], "memcached:", 10) == 0) shared->lingers = 4 * S; /* whole seconds, and three more */
+  if (strncmp(argv[1], "memcached:", 10) == 0)
+    shared->lingers = 4 * S;                  /* whole seconds, and three more */
   if (shared->leases_only) lua_script = NULL; /* it takes sessions, and extends them */
   if (lua_script) shared->workers++;
   shared->has_lua = lua_script != NULL;
-  if (shared->workers < 1 || shared->workers > WORKERS || shared->threads < 2 || shared->threads > THREADS) return usage();
+  if (shared->workers < 1 || shared->workers > WORKERS || shared->threads < 2 ||
+      shared->threads > THREADS)
+    return usage();
   main_dice = dice_of(shared->seed, 0);
   if (shared->server && !shared->admin_dsn[0]) return usage();
-  (void)snprintf(shared->dsn, sizeof shared->dsn, "%s%s%s", argv[1], shared->server ? strchr(argv[1], '?') ? "&" : "?" : "",
-                 kind ? kind->soak : "");
+  (void)snprintf(shared->dsn, sizeof shared->dsn, "%s%s%s", argv[1],
+                 shared->server ? strchr(argv[1], '?') ? "&" : "?" : "", kind ? kind->soak : "");
   shared->leases = leases_choose();
   if (!faults_choose(list)) return 2;
   shared->forks = faults.fork;
@@ -548,11 +600,13 @@ int main(int argc, char **argv) {
     server_provision();
   }
   if (faults.cut) proxy_start();
-  history_expect(faults.kill || faults.stop || faults.cut || faults.sever || faults.query || faults_any(),
+  history_expect(faults.kill || faults.stop || faults.cut || faults.sever || faults.query ||
+                     faults_any(),
                  faults.sever || faults.query || faults.cut || faults_any());
-  (void)printf("soak: %s, seed %llu, %lld s, %d workers of %d threads, leases: %s, faults: %s\n", kind ? kind->name : shared->dsn,
-               (unsigned long long)shared->seed, (long long)seconds, shared->workers, shared->threads,
-               shared->leases ? "yes" : "no", list);
+  (void)printf("soak: %s, seed %llu, %lld s, %d workers of %d threads, leases: %s, faults: %s\n",
+               kind ? kind->name : shared->dsn, (unsigned long long)shared->seed,
+               (long long)seconds, shared->workers, shared->threads, shared->leases ? "yes" : "no",
+               list);
   for (int i = 0; i < shared->workers; i++) worker_start(i);
 
   int64_t end = now_ns() + seconds * S, rest_at = now_ns() + REST_EVERY;

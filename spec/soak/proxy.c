@@ -66,7 +66,8 @@ static int connect_server(void) {
 static bool pass_on(direction *self, const char *data, ssize_t n, bool in_pieces) {
   for (int passed = 0; n > 0; passed++) {
     size_t piece = in_pieces ? 1 + (size_t)roll_below(&self->dice, 40) : (size_t)n;
-    if (self->both->bytes && passed < BYTES_MOST && !atomic_load(&shared->proxy_harmless)) piece = 1;
+    if (self->both->bytes && passed < BYTES_MOST && !atomic_load(&shared->proxy_harmless))
+      piece = 1;
     if (piece > (size_t)n) piece = (size_t)n;
     ssize_t sent = send(self->to, data, piece, MSG_NOSIGNAL);
     if (sent <= 0) return false;
@@ -101,7 +102,9 @@ static void *direction_main(void *argument) {
       atomic_store(&both->cut, true);
       (void)atomic_fetch_add(&shared->cuts, 1u);
       /* Half of these with the first bytes of an answer. */
-      if (kind < 2) (void)send(self->to, data, 1 + (size_t)roll_below(&self->dice, n > 8 ? 8 : (int)n), MSG_NOSIGNAL);
+      if (kind < 2)
+        (void)send(self->to, data, 1 + (size_t)roll_below(&self->dice, n > 8 ? 8 : (int)n),
+                   MSG_NOSIGNAL);
       continue;
     }
     if (kind < 8) {
@@ -117,7 +120,8 @@ static void *direction_main(void *argument) {
   }
   /* The client first: it should know before the server frees anything. Not of a cut
      connection: nobody learns anything. */
-  if (!atomic_load(&both->cut) || self->from == both->client || both->began < atomic_load(&shared->crashed)) {
+  if (!atomic_load(&both->cut) || self->from == both->client ||
+      both->began < atomic_load(&shared->crashed)) {
     (void)shutdown(both->client, SHUT_RDWR);
     if (!atomic_load(&both->cut)) (void)shutdown(both->server, SHUT_RDWR);
   }

@@ -69,7 +69,7 @@ typedef struct incident {
   char text[400];
   about abouts[2];
   int about_count, node;
-  bool drawn; /* it has lanes, or there can be none */
+  bool drawn;       /* it has lanes, or there can be none */
   int64_t from, to; /* what matters most */
   int64_t left, right;
   record *lanes;
@@ -285,21 +285,33 @@ static void put_text(const char *text, size_t n) {
 }
 
 static const char style[] =
-    ":root{color-scheme:light dark;--bg:#fff;--fg:#1f2328;--dim:#656d76;--grid:#d8dee4;--panel:#f6f8fa;"
+    ":root{color-scheme:light "
+    "dark;--bg:#fff;--fg:#1f2328;--dim:#656d76;--grid:#d8dee4;--panel:#f6f8fa;"
     "--ex:#d9622b;--sh:#3572b0;--bad:#cf222e;--fault:#8250df;--good:#2da44e;--mood:#eaeef2}"
-    "@media(prefers-color-scheme:dark){:root{--bg:#0d1117;--fg:#e6edf3;--dim:#8d96a0;--grid:#30363d;--panel:#161b22;"
+    "@media(prefers-color-scheme:dark){:root{--bg:#0d1117;--fg:#e6edf3;--dim:#8d96a0;--grid:#"
+    "30363d;--panel:#161b22;"
     "--ex:#f0883e;--sh:#58a6ff;--bad:#ff6b63;--fault:#bc8cff;--good:#3fb950;--mood:#21262d}}"
-    "body{background:var(--bg);color:var(--fg);font:14px/1.45 system-ui,sans-serif;max-width:1200px;margin:24px auto;padding:0 16px}"
+    "body{background:var(--bg);color:var(--fg);font:14px/1.45 "
+    "system-ui,sans-serif;max-width:1200px;margin:24px auto;padding:0 16px}"
     "h1{font-size:22px}h2{font-size:18px;margin-top:36px}h3{font-size:15px;margin:28px 0 6px}"
-    "table{border-collapse:collapse}td{padding:2px 18px 2px 0;border-bottom:1px solid var(--grid)}td+td{text-align:right;font-variant-numeric:tabular-nums}"
-    ".sum{columns:2;max-width:900px}.bad{color:var(--bad)}.dim{color:var(--dim)}.about{font:12px/1.5 ui-monospace,monospace;white-space:pre-wrap;"
-    "background:var(--panel);padding:6px 10px;margin:4px 0;border-radius:6px}svg{display:block;max-width:100%;height:auto;margin:8px 0}"
-    "svg text{font:11px system-ui,sans-serif;fill:var(--fg)}svg .dim{fill:var(--dim)}svg .mark{font-weight:600;fill:var(--bad)}"
-    ".grid{stroke:var(--grid)}.ex{fill:var(--ex)}.sh{fill:var(--sh)}.call{fill-opacity:.25}.end{fill-opacity:.55}"
-    ".hex{fill:url(#hex)}.hsh{fill:url(#hsh)}.lex{stroke:var(--ex)}.lsh{stroke:var(--sh)}.fault{fill:var(--fault);stroke:var(--fault)}"
-    ".over{fill:var(--bad);fill-opacity:.16;stroke:var(--bad);stroke-opacity:.6}.row{fill:var(--panel)}.line{fill:none;stroke-width:1.6}"
-    ".mood{fill:var(--mood)}.badline{stroke:var(--bad);stroke-width:1.5}.on{font-size:10px!important;fill:#fff!important;font-weight:600!important}"
-    ".legend span{display:inline-block;margin-right:16px}.legend i{display:inline-block;width:26px;height:10px;margin-right:5px}";
+    "table{border-collapse:collapse}td{padding:2px 18px 2px 0;border-bottom:1px solid "
+    "var(--grid)}td+td{text-align:right;font-variant-numeric:tabular-nums}"
+    ".sum{columns:2;max-width:900px}.bad{color:var(--bad)}.dim{color:var(--dim)}.about{font:12px/"
+    "1.5 ui-monospace,monospace;white-space:pre-wrap;"
+    "background:var(--panel);padding:6px 10px;margin:4px "
+    "0;border-radius:6px}svg{display:block;max-width:100%;height:auto;margin:8px 0}"
+    "svg text{font:11px system-ui,sans-serif;fill:var(--fg)}svg .dim{fill:var(--dim)}svg "
+    ".mark{font-weight:600;fill:var(--bad)}"
+    ".grid{stroke:var(--grid)}.ex{fill:var(--ex)}.sh{fill:var(--sh)}.call{fill-opacity:.25}.end{"
+    "fill-opacity:.55}"
+    ".hex{fill:url(#hex)}.hsh{fill:url(#hsh)}.lex{stroke:var(--ex)}.lsh{stroke:var(--sh)}.fault{"
+    "fill:var(--fault);stroke:var(--fault)}"
+    ".over{fill:var(--bad);fill-opacity:.16;stroke:var(--bad);stroke-opacity:.6}.row{fill:var(--"
+    "panel)}.line{fill:none;stroke-width:1.6}"
+    ".mood{fill:var(--mood)}.badline{stroke:var(--bad);stroke-width:1.5}.on{font-size:10px!"
+    "important;fill:#fff!important;font-weight:600!important}"
+    ".legend span{display:inline-block;margin-right:16px}.legend "
+    "i{display:inline-block;width:26px;height:10px;margin-right:5px}";
 
 /* ---- axes */
 
@@ -330,8 +342,10 @@ static void put_axis(const axis *self, double top, double bottom) {
   for (int64_t at = first; at <= self->to - self->zero; at += step) {
     if (at + self->zero < self->from) continue;
     double x = x_at(self, at + self->zero);
-    put("<line class=grid x1='%.1f' x2='%.1f' y1='%.1f' y2='%.1f'/><text class=dim x='%.1f' y='%.1f' text-anchor='middle'>%.*f %s</text>",
-        x, x, top, bottom, x, bottom + 14, digits, (double)at / (double)(ms ? MS : S), ms ? "ms" : "s");
+    put("<line class=grid x1='%.1f' x2='%.1f' y1='%.1f' y2='%.1f'/><text class=dim x='%.1f' "
+        "y='%.1f' text-anchor='middle'>%.*f %s</text>",
+        x, x, top, bottom, x, bottom + 14, digits, (double)at / (double)(ms ? MS : S),
+        ms ? "ms" : "s");
   }
 }
 
@@ -355,10 +369,12 @@ static const char *end_mark(const record *r) {
   return "";
 }
 
-static void put_bar(const axis *a, const char *class, int64_t from, int64_t to, double y, double height) {
+static void put_bar(const axis *a, const char *class, int64_t from, int64_t to, double y,
+                    double height) {
   if (!from || to < a->from || from > a->to || to < from) return;
   double x = x_at(a, from), width = x_at(a, to) - x;
-  put("<rect class='%s' x='%.2f' y='%.1f' width='%.2f' height='%.1f'/>", class, x, y, width < 0.8 ? 0.8 : width, height);
+  put("<rect class='%s' x='%.2f' y='%.1f' width='%.2f' height='%.1f'/>", class, x, y,
+      width < 0.8 ? 0.8 : width, height);
 }
 
 static void put_record(const incident *v, const axis *a, const record *r, int mode, double y) {
@@ -370,16 +386,23 @@ static void put_record(const incident *v, const axis *a, const record *r, int mo
   bool granted = r->granted != 0;
   if (held < r->granted) held = r->granted;
   put("<g><title>");
-  put("worker %d (pid %d), thread %d, manager %d, handle %llu: %s of %d targets, time-out %lld ms%s%s&#10;called %.6f s",
-      r->worker, (int)r->pid, r->thread, r->manager, (unsigned long long)r->handle, history_kind(r), r->targets,
-      (long long)r->timeout, v->node >= 0 ? mode == HL_SHARED ? ", shared" : ", exclusive" : "",
+  put("worker %d (pid %d), thread %d, manager %d, handle %llu: %s of %d targets, time-out %lld "
+      "ms%s%s&#10;called %.6f s",
+      r->worker, (int)r->pid, r->thread, r->manager, (unsigned long long)r->handle, history_kind(r),
+      r->targets, (long long)r->timeout,
+      v->node >= 0 ? mode == HL_SHARED ? ", shared" : ", exclusive" : "",
       r->proxied ? ", through the proxy" : "", seconds_at(r->called));
-  if (granted) put("&#10;granted %.6f s, token %016llx&#10;held for sure until %.6f s", seconds_at(r->granted), (unsigned long long)r->token, seconds_at(held));
-  if (granted && r->promised == INT64_MAX) put("&#10;promised for ever");
-  else if (granted && r->promised) put("&#10;promised until %.6f s", seconds_at(r->promised));
+  if (granted)
+    put("&#10;granted %.6f s, token %016llx&#10;held for sure until %.6f s", seconds_at(r->granted),
+        (unsigned long long)r->token, seconds_at(held));
+  if (granted && r->promised == INT64_MAX)
+    put("&#10;promised for ever");
+  else if (granted && r->promised)
+    put("&#10;promised until %.6f s", seconds_at(r->promised));
   if (r->lease) put("&#10;a lease, at most %lld ms", (long long)r->ttl_most);
   if (r->lease && r->cut < INT64_MAX) put(", taken away perhaps at %.6f s", seconds_at(r->cut));
-  if (r->ended) put("&#10;%s, %.6f to %.6f s", history_end(r), seconds_at(r->ending), seconds_at(r->ended));
+  if (r->ended)
+    put("&#10;%s, %.6f to %.6f s", history_end(r), seconds_at(r->ending), seconds_at(r->ended));
   if (r->why[0]) put("&#10;"), put_text(r->why, sizeof r->why);
   put("</title>");
   (void)snprintf(name, sizeof name, "%s call", class);
@@ -397,13 +420,17 @@ static void put_record(const incident *v, const axis *a, const record *r, int mo
     if (held > a->from && r->granted < a->to && width > 34) {
       put("<text class=on x='%.1f' y='%.1f'>", x + 4, y + ROW - 7);
       if (which < DRAWN) put("%s ", v->abouts[which].name);
-      if (width > 145) put("token %llx", (unsigned long long)r->token);
-      else if (width > 75) put("…%llx", (unsigned long long)(r->token & 0xffffff));
+      if (width > 145)
+        put("token %llx", (unsigned long long)r->token);
+      else if (width > 75)
+        put("…%llx", (unsigned long long)(r->token & 0xffffff));
       put("</text>");
     }
   }
   if (*mark && ended <= a->to && ended >= a->from)
-    put("<text class='%s' x='%.1f' y='%.1f'>%s</text>", r->how == END_LOST || r->how == END_DIED ? "mark" : "dim", x_at(a, ended) + 3, y + ROW - 7, mark);
+    put("<text class='%s' x='%.1f' y='%.1f'>%s</text>",
+        r->how == END_LOST || r->how == END_DIED ? "mark" : "dim", x_at(a, ended) + 3, y + ROW - 7,
+        mark);
   put("</g>");
 }
 
@@ -420,7 +447,9 @@ static void put_lanes(const incident *v, const axis *a, bool close_up) {
     row_of[i] = -1;
     if (r->called > a->to || last_of(r) < a->from) continue;
     if (close_up && (!r->granted || r->granted > a->to) && about_of(v, r) == DRAWN) continue;
-    while (row < rows && (worker_of[row] != r->worker || thread_of[row] != r->thread || free_at[row] > r->called)) row++;
+    while (row < rows &&
+           (worker_of[row] != r->worker || thread_of[row] != r->thread || free_at[row] > r->called))
+      row++;
     if (row == rows) {
       worker_of[row] = r->worker;
       thread_of[row] = r->thread;
@@ -433,20 +462,23 @@ static void put_lanes(const incident *v, const axis *a, bool close_up) {
     if (which < DRAWN) (void)snprintf(who[row], sizeof who[row], "%s  ", v->abouts[which].name);
   }
   double top = 30, bottom = top + rows * ROW;
-  put("<svg viewBox='0 0 %d %.0f' width='%d' height='%.0f' xmlns='http://www.w3.org/2000/svg'>", WIDTH, bottom + 22, WIDTH, bottom + 22);
+  put("<svg viewBox='0 0 %d %.0f' width='%d' height='%.0f' xmlns='http://www.w3.org/2000/svg'>",
+      WIDTH, bottom + 22, WIDTH, bottom + 22);
   for (int row = 0; row < rows; row += 2)
     put("<rect class=row x='%d' y='%.0f' width='%d' height='%d'/>", 0, top + row * ROW, WIDTH, ROW);
   put_axis(a, top, bottom);
   double x = x_at(a, v->from), width = x_at(a, v->to) - x;
-  put("<rect class=over x='%.2f' y='%.0f' width='%.2f' height='%.0f'><title>the violation: %.6f to %.6f s</title></rect>", x,
-      top - 4, width < 1 ? 1 : width, bottom - top + 4, seconds_at(v->from), seconds_at(v->to));
+  put("<rect class=over x='%.2f' y='%.0f' width='%.2f' height='%.0f'><title>the violation: %.6f to "
+      "%.6f s</title></rect>",
+      x, top - 4, width < 1 ? 1 : width, bottom - top + 4, seconds_at(v->from), seconds_at(v->to));
   for (int row = 0; row < rows; row++) {
     put("<text x='%d' y='%.0f' text-anchor='end'>", LEFT - 8, top + row * ROW + ROW - 7);
     if (who[row][0]) put("<tspan class=mark>%s</tspan>", who[row]);
     put("worker %d thread %d</text>", worker_of[row], thread_of[row]);
   }
   for (int i = 0; i < v->lane_count; i++)
-    if (row_of[i] >= 0) put_record(v, a, &v->lanes[i], mode_in(v, &v->lanes[i]), top + row_of[i] * ROW);
+    if (row_of[i] >= 0)
+      put_record(v, a, &v->lanes[i], mode_in(v, &v->lanes[i]), top + row_of[i] * ROW);
   double last = -100;
   for (size_t i = 0; i < fault_count; i++) {
     const fault *f = &fault_list[i];
@@ -458,8 +490,10 @@ static void put_lanes(const incident *v, const axis *a, bool close_up) {
     if (f->to > f->from && f->worker >= 0)
       for (int row = 0; row < rows; row++)
         if (worker_of[row] == f->worker)
-          put("<rect x='%.1f' y='%.1f' width='%.1f' height='%d' fill-opacity='.25' stroke='none'/>", at, top + row * ROW, wide, ROW);
-    if (f->from >= a->from) put("<line x1='%.1f' x2='%.1f' y1='18' y2='%.0f' stroke-dasharray='3 3'/>", at, at, bottom);
+          put("<rect x='%.1f' y='%.1f' width='%.1f' height='%d' fill-opacity='.25' stroke='none'/>",
+              at, top + row * ROW, wide, ROW);
+    if (f->from >= a->from)
+      put("<line x1='%.1f' x2='%.1f' y1='18' y2='%.0f' stroke-dasharray='3 3'/>", at, at, bottom);
     put("</g>");
     if (at > last + 70) {
       put("<text x='%.1f' y='13' text-anchor='middle'>%s", at, f->what);
@@ -474,7 +508,8 @@ static void put_lanes(const incident *v, const axis *a, bool close_up) {
 static void put_incident(unsigned n) {
   const incident *v = &incidents[n];
   char node[32];
-  put("<h3 id=v%u><span class=bad>Violation %u</span>, told at %.3f s: ", n + 1, n + 1, seconds_at(v->at));
+  put("<h3 id=v%u><span class=bad>Violation %u</span>, told at %.3f s: ", n + 1, n + 1,
+      seconds_at(v->at));
   put_text(v->text, sizeof v->text);
   put("</h3>\n");
   for (int i = 0; i < v->about_count; i++) {
@@ -483,8 +518,11 @@ static void put_incident(unsigned n) {
     put("</div>\n");
   }
   if (!v->lane_count) return;
-  if (v->node >= 0) put("<p class=dim>Who called for %s or held it; seconds since the run began:</p>", node_show(v->node, node));
-  else put("<p class=dim>Who was in its way or wanted any of it (blue); itself (orange):</p>");
+  if (v->node >= 0)
+    put("<p class=dim>Who called for %s or held it; seconds since the run began:</p>",
+        node_show(v->node, node));
+  else
+    put("<p class=dim>Who was in its way or wanted any of it (blue); itself (orange):</p>");
   put_lanes(v, &(axis){v->left, v->right, v->left - (int64_t)(seconds_at(v->left) * 1e9)}, false);
   int64_t span = v->to - v->from;
   if (span < 20000) span = 20000;
@@ -500,12 +538,14 @@ typedef struct column {
   double granted, timed_out, lost, waiting, held, longest, mean;
 } column;
 
-static void put_line(const char *color, const column *columns, int n, size_t field, double most, double top, double height) {
+static void put_line(const char *color, const column *columns, int n, size_t field, double most,
+                     double top, double height) {
   put("<polyline class=line style='stroke:var(--%s)' points='", color);
   for (int i = 0; i < n; i++) {
     double value;
     memcpy(&value, (const char *)&columns[i] + field, sizeof value);
-    put("%.1f,%.1f ", LEFT + PLOT * ((double)i + 0.5) / n, top + height - (most > 0 ? value / most * height : 0));
+    put("%.1f,%.1f ", LEFT + PLOT * ((double)i + 0.5) / n,
+        top + height - (most > 0 ? value / most * height : 0));
   }
   put("'/>");
 }
@@ -524,7 +564,9 @@ typedef struct curve {
   size_t field;
 } curve;
 
-static void put_plot(const axis *a, const column *columns, int n, const char *title, const char *unit, const curve *curves, int curve_count, double top, double height) {
+static void put_plot(const axis *a, const column *columns, int n, const char *title,
+                     const char *unit, const curve *curves, int curve_count, double top,
+                     double height) {
   double most = 0;
   for (int i = 0; i < curve_count; i++) {
     double one = most_of(columns, n, curves[i].field);
@@ -533,19 +575,27 @@ static void put_plot(const axis *a, const column *columns, int n, const char *ti
   put_axis(a, top, top + height);
   put("<text x='0' y='%.0f' style='font-weight:600'>%s</text>", top + 10, title);
   for (int i = 0; i < curve_count; i++)
-    put("<text x='14' y='%.0f'>%s</text><line x1='0' x2='10' y1='%.0f' y2='%.0f' style='stroke:var(--%s);stroke-width:3'/>",
+    put("<text x='14' y='%.0f'>%s</text><line x1='0' x2='10' y1='%.0f' y2='%.0f' "
+        "style='stroke:var(--%s);stroke-width:3'/>",
         top + 28 + 16 * i, curves[i].name, top + 24 + 16 * i, top + 24 + 16 * i, curves[i].color);
-  put("<text class=dim x='%d' y='%.0f' text-anchor='end'>%.3g %s</text>", LEFT - 6, top + height + 4 - height, most, unit);
-  put("<line class=grid x1='%d' x2='%d' y1='%.0f' y2='%.0f'/><line class=grid x1='%d' x2='%d' y1='%.0f' y2='%.0f'/>", LEFT, LEFT + PLOT, top, top,
-      LEFT, LEFT + PLOT, top + height, top + height);
-  for (int i = 0; i < curve_count; i++) put_line(curves[i].color, columns, n, curves[i].field, most, top, height);
+  put("<text class=dim x='%d' y='%.0f' text-anchor='end'>%.3g %s</text>", LEFT - 6,
+      top + height + 4 - height, most, unit);
+  put("<line class=grid x1='%d' x2='%d' y1='%.0f' y2='%.0f'/><line class=grid x1='%d' x2='%d' "
+      "y1='%.0f' y2='%.0f'/>",
+      LEFT, LEFT + PLOT, top, top, LEFT, LEFT + PLOT, top + height, top + height);
+  for (int i = 0; i < curve_count; i++)
+    put_line(curves[i].color, columns, n, curves[i].field, most, top, height);
 }
 
 static void put_time(void) {
   static const char *const moods[MOODS] = {"mixed", "large", "narrow"};
-  enum { KINDS = 24, HEIGHT = 130 };
+  enum {
+    KINDS = 24,
+    HEIGHT = 130
+  };
   if (sample_count < 3) return;
-  axis a = {samples[0].at, samples[sample_count - 1].at, samples[0].at - (int64_t)(seconds_at(samples[0].at) * 1e9)};
+  axis a = {samples[0].at, samples[sample_count - 1].at,
+            samples[0].at - (int64_t)(seconds_at(samples[0].at) * 1e9)};
   int n = sample_count - 1 < COLUMNS ? (int)sample_count - 1 : COLUMNS;
   column *columns = calloc((size_t)n, sizeof *columns);
   const char *kinds[KINDS];
@@ -553,7 +603,8 @@ static void put_time(void) {
   if (!columns) abort();
   for (int i = 0; i < n; i++) {
     column *c = &columns[i];
-    size_t first = 1 + (size_t)i * (sample_count - 1) / (size_t)n, end = 1 + (size_t)(i + 1) * (sample_count - 1) / (size_t)n;
+    size_t first = 1 + (size_t)i * (sample_count - 1) / (size_t)n,
+           end = 1 + (size_t)(i + 1) * (sample_count - 1) / (size_t)n;
     double seconds = (double)(samples[end - 1].at - samples[first - 1].at) / 1e9, sum = 0;
     int ended = 0;
     for (size_t j = first; j < end; j++) {
@@ -575,17 +626,33 @@ static void put_time(void) {
     if (k == kind_count && k < KINDS) kinds[kind_count++] = fault_list[i].what;
   }
   double top = 24, faults_top = top + 3 * (HEIGHT + 34), bottom = faults_top + kind_count * 16 + 20;
-  put("<svg viewBox='0 0 %d %.0f' width='%d' height='%.0f' xmlns='http://www.w3.org/2000/svg'>", WIDTH, bottom, WIDTH, bottom);
+  put("<svg viewBox='0 0 %d %.0f' width='%d' height='%.0f' xmlns='http://www.w3.org/2000/svg'>",
+      WIDTH, bottom, WIDTH, bottom);
   for (size_t i = 1, from = 0; i <= sample_count; i++) {
     if (i < sample_count && samples[i].mood == samples[from].mood) continue;
-    double x = x_at(&a, samples[from].at), width = x_at(&a, samples[i < sample_count ? i : i - 1].at) - x;
-    if (samples[from].mood % 2) put("<rect class=mood x='%.1f' y='%.0f' width='%.1f' height='%.0f'/>", x, top - 16, width, faults_top - top);
-    if (width > 40) put("<text class=dim x='%.1f' y='%.0f'>%s</text>", x + 3, top - 5, moods[samples[from].mood % MOODS]);
+    double x = x_at(&a, samples[from].at),
+           width = x_at(&a, samples[i < sample_count ? i : i - 1].at) - x;
+    if (samples[from].mood % 2)
+      put("<rect class=mood x='%.1f' y='%.0f' width='%.1f' height='%.0f'/>", x, top - 16, width,
+          faults_top - top);
+    if (width > 40)
+      put("<text class=dim x='%.1f' y='%.0f'>%s</text>", x + 3, top - 5,
+          moods[samples[from].mood % MOODS]);
     from = i;
   }
-  put_plot(&a, columns, n, "Calls that ended", "/s", (const curve[]){{"granted", "good", offsetof(column, granted)}, {"timed out", "sh", offsetof(column, timed_out)}, {"lost", "bad", offsetof(column, lost)}}, 3, top, HEIGHT);
-  put_plot(&a, columns, n, "Calls under way", "", (const curve[]){{"waiting", "sh", offsetof(column, waiting)}, {"held", "ex", offsetof(column, held)}}, 2, top + HEIGHT + 34, HEIGHT);
-  put_plot(&a, columns, n, "Until they ended", "s", (const curve[]){{"longest", "ex", offsetof(column, longest)}, {"mean", "sh", offsetof(column, mean)}}, 2, top + 2 * (HEIGHT + 34), HEIGHT);
+  put_plot(&a, columns, n, "Calls that ended", "/s",
+           (const curve[]){{"granted", "good", offsetof(column, granted)},
+                           {"timed out", "sh", offsetof(column, timed_out)},
+                           {"lost", "bad", offsetof(column, lost)}},
+           3, top, HEIGHT);
+  put_plot(&a, columns, n, "Calls under way", "",
+           (const curve[]){{"waiting", "sh", offsetof(column, waiting)},
+                           {"held", "ex", offsetof(column, held)}},
+           2, top + HEIGHT + 34, HEIGHT);
+  put_plot(&a, columns, n, "Until they ended", "s",
+           (const curve[]){{"longest", "ex", offsetof(column, longest)},
+                           {"mean", "sh", offsetof(column, mean)}},
+           2, top + 2 * (HEIGHT + 34), HEIGHT);
   for (int k = 0; k < kind_count; k++) {
     double y = faults_top + k * 16;
     int n_of = 0, last = -1;
@@ -595,18 +662,24 @@ static void put_time(void) {
       n_of++;
       if ((int)x == last) continue;
       last = (int)x;
-      put("<rect class=fault stroke='none' fill-opacity='.8' x='%.1f' y='%.0f' width='%.1f' height='11'><title>%s", x, y, width < 2 ? 2 : width, kinds[k]);
+      put("<rect class=fault stroke='none' fill-opacity='.8' x='%.1f' y='%.0f' width='%.1f' "
+          "height='11'><title>%s",
+          x, y, width < 2 ? 2 : width, kinds[k]);
       if (fault_list[i].worker >= 0) put(" of worker %d", fault_list[i].worker);
       put(", %.3f s</title></rect>", seconds_at(fault_list[i].from));
     }
-    put("<text x='%d' y='%.0f' text-anchor='end'>%s <tspan class=dim>(%d)</tspan></text>", LEFT - 8, y + 10, kinds[k], n_of);
+    put("<text x='%d' y='%.0f' text-anchor='end'>%s <tspan class=dim>(%d)</tspan></text>", LEFT - 8,
+        y + 10, kinds[k], n_of);
   }
   double numbered = 0;
   for (unsigned i = 0; i < incident_count; i++) {
     double x = x_at(&a, incidents[i].from ? incidents[i].from : incidents[i].at);
-    put("<a href='#v%u'><line class=badline x1='%.1f' x2='%.1f' y1='%.0f' y2='%.0f'><title>violation %u</title></line>", i + 1, x, x, top - 4, bottom - 14, i + 1);
+    put("<a href='#v%u'><line class=badline x1='%.1f' x2='%.1f' y1='%.0f' "
+        "y2='%.0f'><title>violation %u</title></line>",
+        i + 1, x, x, top - 4, bottom - 14, i + 1);
     if (x > numbered + 14) {
-      put("<text class=mark x='%.1f' y='%.0f' text-anchor='middle'>%u</text>", x, bottom - 2, i + 1);
+      put("<text class=mark x='%.1f' y='%.0f' text-anchor='middle'>%u</text>", x, bottom - 2,
+          i + 1);
       numbered = x;
     }
     put("</a>");
@@ -637,22 +710,33 @@ int report_write(const char *path, const char *summary) {
     if (!incidents[i].drawn) lanes_copy(&incidents[i]);
   out = fopen(path, "we");
   if (!out) return -1;
-  put("<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'><title>soak, seed %llu</title><style>%s</style>\n",
+  put("<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport "
+      "content='width=device-width'><title>soak, seed %llu</title><style>%s</style>\n",
       (unsigned long long)shared->seed, style);
-  put("<h1>soak of hierlock: %.*s, %.0f s, seed %llu: <span class='%s'>%u violation%s</span></h1>\n", (int)strcspn(shared->dsn, ":"), shared->dsn,
-      seconds_at(now), (unsigned long long)shared->seed, violations ? "bad" : "", violations, violations == 1 ? "" : "s");
+  put("<h1>soak of hierlock: %.*s, %.0f s, seed %llu: <span class='%s'>%u "
+      "violation%s</span></h1>\n",
+      (int)strcspn(shared->dsn, ":"), shared->dsn, seconds_at(now),
+      (unsigned long long)shared->seed, violations ? "bad" : "", violations,
+      violations == 1 ? "" : "s");
   if (!summary) put("<p class=dim>The run goes on; this is how it stood then.</p>");
   put("<h2>Over time</h2>\n");
   put_time();
   if (incident_count) {
     put("<h2>Violations%s</h2>\n", violations > DRAWN ? ": the first ones" : "");
     put("<svg width='0' height='0' style='position:absolute'><defs>"
-        "<pattern id=hex width='5' height='5' patternUnits='userSpaceOnUse' patternTransform='rotate(45)'><line class=lex x1='0' y1='0' x2='0' y2='5' stroke-width='2.4'/></pattern>"
-        "<pattern id=hsh width='5' height='5' patternUnits='userSpaceOnUse' patternTransform='rotate(45)'><line class=lsh x1='0' y1='0' x2='0' y2='5' stroke-width='2.4'/></pattern></defs></svg>");
-    put("<p class='legend dim'><span><i style='background:var(--ex)'></i>exclusive, as it believed</span><span><i style='background:var(--sh)'></i>shared</span>"
+        "<pattern id=hex width='5' height='5' patternUnits='userSpaceOnUse' "
+        "patternTransform='rotate(45)'><line class=lex x1='0' y1='0' x2='0' y2='5' "
+        "stroke-width='2.4'/></pattern>"
+        "<pattern id=hsh width='5' height='5' patternUnits='userSpaceOnUse' "
+        "patternTransform='rotate(45)'><line class=lsh x1='0' y1='0' x2='0' y2='5' "
+        "stroke-width='2.4'/></pattern></defs></svg>");
+    put("<p class='legend dim'><span><i style='background:var(--ex)'></i>exclusive, as it "
+        "believed</span><span><i style='background:var(--sh)'></i>shared</span>"
         "<span><i style='background:var(--ex);opacity:.25'></i>the call waits</span>"
-        "<span><i style='background:repeating-linear-gradient(45deg,var(--ex) 0 2px,transparent 2px 5px)'></i>promised by remaining()</span>"
-        "<span><i style='background:var(--fault);opacity:.4'></i>fault</span><span><i style='background:var(--bad);opacity:.3'></i>the violation</span>"
+        "<span><i style='background:repeating-linear-gradient(45deg,var(--ex) 0 2px,transparent "
+        "2px 5px)'></i>promised by remaining()</span>"
+        "<span><i style='background:var(--fault);opacity:.4'></i>fault</span><span><i "
+        "style='background:var(--bad);opacity:.3'></i>the violation</span>"
         "More is told by the mouse.</p>\n");
   }
   for (unsigned i = 0; i < incident_count; i++) put_incident(i);

@@ -22,15 +22,21 @@ static void must(bool did, const char *what) {
 
 static void query(const char *text) { must(sql_run(kind, administrator, &clients, text), text); }
 
-static void limits_set(void) { must(sql_all(kind, administrator, &clients, kind->limits.begin), "set limits"); }
+static void limits_set(void) {
+  must(sql_all(kind, administrator, &clients, kind->limits.begin), "set limits");
+}
 
-void server_restore(void) { must(sql_all(kind, administrator, &clients, kind->limits.end), "restore limits"); }
+void server_restore(void) {
+  must(sql_all(kind, administrator, &clients, kind->limits.end), "restore limits");
+}
 
 static sql *connect_admin(void) { return kind->connect(&admin_dsn, clients.database, 10, false); }
 
 /* Their numbers are as low as those of the workers' were, before a crash: who is killed
    for somebody of that time is one of them, or a worker. */
-enum { BYSTANDERS = 12 };
+enum {
+  BYSTANDERS = 12
+};
 static sql *bystanders[BYSTANDERS];
 
 static void bystanders_open(void) {
@@ -56,7 +62,8 @@ void server_table(void) { sql_buckets = shared->leases ? SOAK_TABLE "_nodes" : S
 int server_open(void) {
   kind = server_kind_of(shared->dsn);
   server_table();
-  if (!server_dsn(kind, shared->dsn, &clients) || !server_dsn(kind, shared->admin_dsn, &admin_dsn)) return 2;
+  if (!server_dsn(kind, shared->dsn, &clients) || !server_dsn(kind, shared->admin_dsn, &admin_dsn))
+    return 2;
   administrator = connect_admin();
   if (!administrator) {
     (void)fprintf(stderr, "soak: cannot connect as an administrator\n");
@@ -88,17 +95,20 @@ static void rows_make(void) {
                  kind->rows_table, kind->number, kind->number, kind->number);
   query(sql_text);
   int used = snprintf(text, sizeof text, "INSERT INTO %s (node) VALUES (0)", shared->rows_table);
-  for (int node = 1; node < NODES; node++) used += snprintf(text + used, sizeof text - (size_t)used, ",(%d)", node);
+  for (int node = 1; node < NODES; node++)
+    used += snprintf(text + used, sizeof text - (size_t)used, ",(%d)", node);
   must(kind->run(administrator, text, NULL, NULL), "INSERT");
 }
 
 bool server_fill(const server_kind *store, sql *self, const hl_dsn *users) {
-  return store->provision(self, users->database, SOAK_TABLE, BUCKETS, shared->seed % 2, shared->leases, users->user);
+  return store->provision(self, users->database, SOAK_TABLE, BUCKETS, shared->seed % 2,
+                          shared->leases, users->user);
 }
 
 void server_provision(void) {
   const char *name = strstr(kind->rows_table, "{database}");
-  (void)snprintf(shared->rows_table, sizeof shared->rows_table, "%s%s", name ? clients.database : "",
+  (void)snprintf(shared->rows_table, sizeof shared->rows_table, "%s%s",
+                 name ? clients.database : "",
                  name ? name + strlen("{database}") : kind->rows_table);
   shared->buckets = kind->buckets;
   shared->tokens_repeat = shared->seed % 2; /* of a sequence, after the crash of a process */
@@ -132,15 +142,20 @@ void server_rows(void) {
   if (!kind->run(administrator, text, row_look, NULL)) return;
   for (int node = 0; node < NODES; node++) {
     if (!begins_anew[node]) continue;
-    (void)snprintf(text, sizeof text, "UPDATE %s SET fence = fence + 1, counter = 0, elements = 0 WHERE node = %d",
+    (void)snprintf(text, sizeof text,
+                   "UPDATE %s SET fence = fence + 1, counter = 0, elements = 0 WHERE node = %d",
                    shared->rows_table, node);
     if (kind->run(administrator, text, NULL, NULL)) row_begun_again(node);
   }
 }
 
-int server_transactions(void) { return (int)sql_number(kind, administrator, &clients, 0, kind->transactions); }
+int server_transactions(void) {
+  return (int)sql_number(kind, administrator, &clients, 0, kind->transactions);
+}
 
-int server_connections(void) { return (int)sql_number(kind, administrator, &clients, 0, kind->connections); }
+int server_connections(void) {
+  return (int)sql_number(kind, administrator, &clients, 0, kind->connections);
+}
 
 static void show_row(void *context, const char *const *fields) {
   (void)context;
@@ -148,5 +163,6 @@ static void show_row(void *context, const char *const *fields) {
 }
 
 void server_show(void) {
-  for (int i = 0; i < STATEMENTS && kind->show[i]; i++) (void)kind->run(administrator, kind->show[i], show_row, NULL);
+  for (int i = 0; i < STATEMENTS && kind->show[i]; i++)
+    (void)kind->run(administrator, kind->show[i], show_row, NULL);
 }

@@ -88,7 +88,7 @@ int node_parent(int node); /* -1 of a user */
 enum {
   WORKERS = 8,   /* at most */
   THREADS = 8,   /* of each worker, at most */
-  RECORDS = 256,  /* of each thread: called, held, or not yet read */
+  RECORDS = 256, /* of each thread: called, held, or not yet read */
   MESSAGE = 256
 };
 
@@ -115,9 +115,19 @@ typedef enum end_kind {
 } end_kind;
 
 /* What a revocation names. */
-typedef enum revoke_filter { BY_OWNER, BY_ID, BY_TARGET, FILTERS } revoke_filter;
+typedef enum revoke_filter {
+  BY_OWNER,
+  BY_ID,
+  BY_TARGET,
+  FILTERS
+} revoke_filter;
 
-typedef enum record_state { FREE, CALLED, HELD, ENDED } record_state;
+typedef enum record_state {
+  FREE,
+  CALLED,
+  HELD,
+  ENDED
+} record_state;
 
 /* One call and what came of it. The worker owns it until ENDED, then main does
    until FREE. */
@@ -129,9 +139,10 @@ typedef struct record {
   call_kind kind;
   end_kind how;
   bool proxied;
-  int64_t timeout;      /* ms */
+  int64_t timeout; /* ms */
   int64_t called;
-  int64_t asked;        /* of a pending: the last time it was not done; a thread that waits for something else asks late. Or 0 */
+  int64_t
+      asked; /* of a pending: the last time it was not done; a thread that waits for something else asks late. Or 0 */
   int64_t granted;      /* the call returned; 0: it has not, or failed */
   _Atomic int64_t held; /* the last time it was told that it holds; 0: never */
   int64_t promised;     /* until then the lock stays, as remaining() said */
@@ -150,18 +161,18 @@ typedef struct record {
   int owner;             /* its number; of a CALL_REVOKE: whose */
   int64_t since;         /* its grant, by whichever handle; 0: `granted` */
   int64_t leased;        /* a lease since that call; 0: it was called as one */
-  int parts;             /* more than 1: so many records are of one lease, which was extended as a session */
-  int64_t ttl_most;      /* ms: the longest that it was ever asked for */
+  int parts; /* more than 1: so many records are of one lease, which was extended as a session */
+  int64_t ttl_most;        /* ms: the longest that it was ever asked for */
   _Atomic int64_t sure;    /* see above; 0: never */
   _Atomic int64_t yields;  /* from then on its holder itself may end it; 0: not yet */
   _Atomic int64_t expires; /* in the store, at the latest; 0: a refresh may be under way */
-  int64_t asked_ttl;     /* ms: of the refresh or import that was told of the loss; 0: none was */
-  int64_t lost_at;       /* when the call that was told of it began */
-  uint64_t revocation;   /* that it was told of; its own number of a CALL_REVOKE; or 0 */
-  int64_t cut;           /* the checker's: see above; INT64_MAX: not */
+  int64_t asked_ttl;       /* ms: of the refresh or import that was told of the loss; 0: none was */
+  int64_t lost_at;         /* when the call that was told of it began */
+  uint64_t revocation;     /* that it was told of; its own number of a CALL_REVOKE; or 0 */
+  int64_t cut;             /* the checker's: see above; INT64_MAX: not */
   /* ---- of a CALL_REVOKE; of one by id `handle` is the lease's */
   revoke_filter filter;
-  uint64_t revoked;      /* how many */
+  uint64_t revoked; /* how many */
   /* By node, 0 or hl_mode: what is to be locked, ancestors included. */
   unsigned char modes[NODES];
 } record;
@@ -186,13 +197,13 @@ enum {
   COUNT_LEASES,
   COUNT_CONVERTED, /* to_lease */
   COUNT_REFRESHES,
-  COUNT_RESTORED,  /* of them, after its time was up */
-  COUNT_OVER,      /* the time was up, and is_held said so */
+  COUNT_RESTORED, /* of them, after its time was up */
+  COUNT_OVER,     /* the time was up, and is_held said so */
   COUNT_EXPORTS,
   COUNT_IMPORTS,
-  COUNT_REVOKES,   /* that found any */
-  COUNT_TOLD,      /* holders who were told by whom it was revoked */
-  COUNT_LEFT,      /* to their time */
+  COUNT_REVOKES, /* that found any */
+  COUNT_TOLD,    /* holders who were told by whom it was revoked */
+  COUNT_LEFT,    /* to their time */
   COUNTS
 };
 
@@ -215,7 +226,12 @@ typedef struct cell {
 } cell;
 
 /* Texts of exported leases, for whoever takes one. */
-enum { TEXTS = 24, TEXT_MOST = 12 * 1024, OWNERS = 60, TTL_MOST = 3000 };
+enum {
+  TEXTS = 24,
+  TEXT_MOST = 12 * 1024,
+  OWNERS = 60,
+  TTL_MOST = 3000
+};
 
 typedef struct text_slot {
   _Atomic int busy; /* 1 + the worker who is at it; main frees a dead one's */
@@ -224,13 +240,18 @@ typedef struct text_slot {
   uint64_t handle, token;
   int owner, targets;
   int64_t since, promised, put; /* by the exporter; put: when */
-  int64_t ttl, ttl_most; /* ms: its own; the longest that it was ever asked for */
+  int64_t ttl, ttl_most;        /* ms: its own; the longest that it was ever asked for */
   unsigned char modes[NODES];
 } text_slot;
 
 /* What workers want changes every few seconds: some faults need many large
    requests that do not wait, others many that meet at few nodes. */
-typedef enum mood { MIXED, LARGE, NARROW, MOODS } mood;
+typedef enum mood {
+  MIXED,
+  LARGE,
+  NARROW,
+  MOODS
+} mood;
 
 /* ------------------------------------------------------------- the large faults */
 
@@ -246,21 +267,23 @@ typedef enum large_fault {
   FAULTS
 } large_fault;
 
-enum { WINDOWS = 64 };
+enum {
+  WINDOWS = 64
+};
 
 /* The time of one large fault; one at a time. Written by its process, but the last
    two fields. Times are 0 as long as they have not come. */
 typedef struct fault_window {
-  int kind;                  /* large_fault */
-  int who;                   /* the worker that it is done to; -1: all */
+  int kind; /* large_fault */
+  int who;  /* the worker that it is done to; -1: all */
   _Atomic int64_t began;
-  _Atomic int64_t lost;      /* whoever held before that holds nothing any more; */
-  _Atomic int64_t before;    /* but only if it was granted before this, if this is not 0 */
-  _Atomic int64_t shut;      /* from then on nothing is granted, */
-  _Atomic int64_t opened;    /* until then */
-  _Atomic bool new_tokens;   /* those after `lost` do not follow those before */
-  _Atomic bool may_end;      /* a worker may die of it */
-  _Atomic unsigned may;      /* STATUS_BIT (spec/servers): what a call may come to by it */
+  _Atomic int64_t lost;        /* whoever held before that holds nothing any more; */
+  _Atomic int64_t before;      /* but only if it was granted before this, if this is not 0 */
+  _Atomic int64_t shut;        /* from then on nothing is granted, */
+  _Atomic int64_t opened;      /* until then */
+  _Atomic bool new_tokens;     /* those after `lost` do not follow those before */
+  _Atomic bool may_end;        /* a worker may die of it */
+  _Atomic unsigned may;        /* STATUS_BIT (spec/servers): what a call may come to by it */
   _Atomic unsigned leases_may; /* and a call on a lease */
   _Atomic int64_t ended;
   char what[32];
@@ -272,16 +295,18 @@ typedef struct shared_area {
   char rows_table[160];
   uint64_t seed;
   int workers, threads;
-  bool server; /* not the embedded store */
+  bool server;        /* not the embedded store */
   bool buckets;       /* nodes may share one */
   bool tokens_repeat; /* some, when a process of the server crashes: docs/locking.md */
-  bool disk;   /* the embedded store has a file system of its own */
+  bool disk;          /* the embedded store has a file system of its own */
   bool clock_jumps;
   bool has_lua; /* the last worker is Lua's */
   bool extends, forks, queries;
   bool leases; /* the space has them, and workers use them beside sessions */
-  int64_t lingers; /* ns: so much later than its holder others see the end of a lease, at most; the store has deleted it then (Memcached) */
-  bool leases_only; /* SQLite, Redis, Memcached, a quorum: no sessions, no administrator; what is released unconfirmed a thread gives back */
+  int64_t
+      lingers; /* ns: so much later than its holder others see the end of a lease, at most; the store has deleted it then (Memcached) */
+  bool
+      leases_only; /* SQLite, Redis, Memcached, a quorum: no sessions, no administrator; what is released unconfirmed a thread gives back */
   int64_t hold_timeout; /* ms */
 
   _Atomic bool pause, stop;
@@ -296,7 +321,7 @@ typedef struct shared_area {
   _Atomic int64_t crashed;   /* connections from before are dead, cut or not */
 
   _Atomic unsigned window_count;
-  unsigned ways[FAULTS]; /* in which they were done so far; of the process that does one */
+  unsigned ways[FAULTS];         /* in which they were done so far; of the process that does one */
   fault_window windows[WINDOWS]; /* the last ones, in turn */
 
   cell cells[NODES], rows[NODES];
@@ -329,13 +354,9 @@ static inline uint64_t roll(dice *self) {
 }
 
 /* 0 <= result < n */
-static inline int roll_below(dice *self, int n) {
-  return (int)((roll(self) >> 33) % (uint64_t)n);
-}
+static inline int roll_below(dice *self, int n) { return (int)((roll(self) >> 33) % (uint64_t)n); }
 
-static inline bool roll_percent(dice *self, int percent) {
-  return roll_below(self, 100) < percent;
-}
+static inline bool roll_percent(dice *self, int percent) { return roll_below(self, 100) < percent; }
 
 static inline dice dice_of(uint64_t seed, uint64_t which) {
   dice self = {seed * UINT64_C(0x9E3779B97F4A7C15) + which + 1};

@@ -19,7 +19,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { MANAGERS = 3 };
+enum {
+  MANAGERS = 3
+};
 
 static int me;
 static worker_area *area;
@@ -30,7 +32,9 @@ void count(int what) { (void)atomic_fetch_add(&area->counts[what], 1u); }
 static bool proxied(void) { return shared->proxied_dsn[0] && me % 2 == 1; }
 
 static hl_manager *manager_open(void) {
-  static const struct hl_store_ops *const stores[] = {&hl_store_mysql, &hl_store_postgresql, &hl_store_sqlite, &hl_store_redis, &hl_store_memcached, NULL};
+  static const struct hl_store_ops *const stores[] = {&hl_store_mysql,     &hl_store_postgresql,
+                                                      &hl_store_sqlite,    &hl_store_redis,
+                                                      &hl_store_memcached, NULL};
   hl_config config = HL_CONFIG_INIT;
   hl_manager *manager = NULL;
   hl_error error;
@@ -120,7 +124,10 @@ static void target_add(thread *self, record *r, int node, hl_mode mode) {
 void targets_choose(thread *self, record *r, bool few) {
   dice *d = &self->dice;
   int now = atomic_load(&shared->mood), kind = roll_below(d, 100);
-  int n = kind < 50 ? 1 + roll_below(d, 3) : kind < 96 ? 2 + roll_below(d, 19) : kind < 98 ? 1 + roll_below(d, 200) : 200;
+  int n = kind < 50   ? 1 + roll_below(d, 3)
+          : kind < 96 ? 2 + roll_below(d, 19)
+          : kind < 98 ? 1 + roll_below(d, 200)
+                      : 200;
   int shared_percent = roll_percent(d, 50) ? 80 : 30;
   int inner_percent = 8, elsewhere_percent = n > 20 ? 3 : 10;
   int account = roll_below(d, USERS * ACCOUNTS);
@@ -137,11 +144,14 @@ void targets_choose(thread *self, record *r, bool few) {
   for (int i = 0; i < n; i++) {
     hl_mode mode = roll_percent(d, shared_percent) ? HL_SHARED : HL_EXCLUSIVE;
     int level = roll_below(d, 100 + 3 * n);
-    if (now != NARROW && roll_percent(d, elsewhere_percent)) account = roll_below(d, USERS * ACCOUNTS);
+    if (now != NARROW && roll_percent(d, elsewhere_percent))
+      account = roll_below(d, USERS * ACCOUNTS);
     int resource = roll_below(d, now == NARROW ? 6 : RESOURCES);
     int node = FIRST_RESOURCE + account * RESOURCES + resource;
-    if (level < inner_percent / 4) node = roll_below(d, now == NARROW ? 1 : USERS);
-    else if (level < inner_percent) node = FIRST_ACCOUNT + account;
+    if (level < inner_percent / 4)
+      node = roll_below(d, now == NARROW ? 1 : USERS);
+    else if (level < inner_percent)
+      node = FIRST_ACCOUNT + account;
     target_add(self, r, node, mode);
   }
 }
@@ -152,11 +162,10 @@ void targets_choose(thread *self, record *r, bool few) {
 static bool target_steal(thread *self, record *r) {
   dice *d = &self->dice;
   for (int tries = 0; tries < 200; tries++) {
-    const record *other = &shared->worker[roll_below(d, shared->workers)]
-                               .records[roll_below(d, shared->threads)][0];
+    const record *other =
+        &shared->worker[roll_below(d, shared->workers)].records[roll_below(d, shared->threads)][0];
     int i = roll_below(d, RECORDS), node = FIRST_RESOURCE;
-    for (int j = 0; j < RECORDS && atomic_load(&other[i].state) != HELD; j++)
-      i = (i + 1) % RECORDS;
+    for (int j = 0; j < RECORDS && atomic_load(&other[i].state) != HELD; j++) i = (i + 1) % RECORDS;
     if (atomic_load(&other[i].state) != HELD) continue;
     node += roll_below(d, NODES - FIRST_RESOURCE);
     for (int j = FIRST_RESOURCE; j < NODES && !other[i].modes[node]; j++)
@@ -183,15 +192,15 @@ static int64_t hold_choose(dice *d) {
   if (proxied() && kind < 50) return roll_below(d, 3 * (int)shared->hold_timeout) * MS;
   if (atomic_load(&shared->mood) == LARGE)
     return roll_below(d, kind < 700 ? 400 : 20000) * INT64_C(1000);
-  int64_t us = kind < 800   ? roll_below(d, 500)
-               : kind < 980 ? roll_below(d, 5000)
-               : kind < 999 ? roll_below(d, 100000)
-               : roll_percent(d, 50) ? roll_below(d, 300000) : roll_below(d, 6000000);
+  int64_t us = kind < 800            ? roll_below(d, 500)
+               : kind < 980          ? roll_below(d, 5000)
+               : kind < 999          ? roll_below(d, 100000)
+               : roll_percent(d, 50) ? roll_below(d, 300000)
+                                     : roll_below(d, 6000000);
   return us * 1000;
 }
 
-void call_returned(record *r, int status, hl_lock *lock,
-                          const hl_error *error, bool cancelled) {
+void call_returned(record *r, int status, hl_lock *lock, const hl_error *error, bool cancelled) {
   r->status = status;
   if (status == HL_OK) {
     record_grant(r, lock);
@@ -211,13 +220,13 @@ void call_returned(record *r, int status, hl_lock *lock,
       count(COUNT_FAILED);
       break;
     }
-    complain("worker %d thread %d: a call failed with %s: %s", r->worker,
-             r->thread, hl_status_name(status), error->message);
+    complain("worker %d thread %d: a call failed with %s: %s", r->worker, r->thread,
+             hl_status_name(status), error->message);
   }
   /* A statement that an administrator kills is `cancelled`, too. */
   if (status == HL_CANCELLED && !cancelled && !killed_query(error->server_errno, error->message))
-    complain("worker %d thread %d: `cancelled`, and nobody did: %s", r->worker,
-             r->thread, error->message);
+    complain("worker %d thread %d: `cancelled`, and nobody did: %s", r->worker, r->thread,
+             error->message);
   if (status == HL_ELOST && r->kind == CALL_IMPORT) {
     r->revocation = revocation_of(error->revoked_by);
     r->lost_at = r->called;
@@ -273,13 +282,16 @@ void lane_update(thread *self, lane *l) {
   if (!r || atomic_load(&r->state) != HELD) return;
   for (; tries < NODES && r->modes[node] != HL_EXCLUSIVE; tries++) node = (node + 1) % NODES;
   if (tries == NODES || !lane_sample(l)) return;
-  int element = roll_below(d, 64), pause_us = roll_percent(d, 90) ? roll_below(d, 100) : roll_below(d, 3000);
+  int element = roll_below(d, 64),
+      pause_us = roll_percent(d, 90) ? roll_below(d, 100) : roll_below(d, 3000);
   if (shared->server && roll_percent(d, 40)) {
     int done = row_update(node, hl_lock_token(l->lock), element, pause_us);
     if (done >= 0) count(done ? COUNT_ROWS : COUNT_REFUSED);
     if (done == 0 && lane_sample(l) && (!l->lease || lease_confirm(l)))
-      complain("worker %d thread %d: a greater token than %016llx has been there, and handle %llu still holds node %d", me,
-               self->number, (unsigned long long)hl_lock_token(l->lock), (unsigned long long)r->handle, node);
+      complain("worker %d thread %d: a greater token than %016llx has been there, and handle %llu "
+               "still holds node %d",
+               me, self->number, (unsigned long long)hl_lock_token(l->lock),
+               (unsigned long long)r->handle, node);
     return;
   }
   cell_change change;
@@ -370,7 +382,8 @@ static void lane_begin(thread *self, lane *l, bool block) {
   char label[24], owner[24];
   options.timeout = timeout;
   l->lease = false;
-  if (shared->leases && (shared->leases_only || roll_percent(&self->dice, 50))) lease_choose(self, l, r, &options, label, owner);
+  if (shared->leases && (shared->leases_only || roll_percent(&self->dice, 50)))
+    lease_choose(self, l, r, &options, label, owner);
   l->records[0] = r;
   l->n = 1;
   count(COUNT_CALLS);
@@ -378,8 +391,10 @@ static void lane_begin(thread *self, lane *l, bool block) {
   if (block) {
     int status = hl_acquire(self->manager, self->plan, &options, &l->lock, &error);
     call_returned(r, status, l->lock, &error, false);
-    if (status == HL_OK) lane_held(self, l);
-    else l->n = 0, l->lease = false;
+    if (status == HL_OK)
+      lane_held(self, l);
+    else
+      l->n = 0, l->lease = false;
     return;
   }
   int status = hl_start(self->manager, self->plan, &options, &l->pending, &error);
@@ -390,9 +405,8 @@ static void lane_begin(thread *self, lane *l, bool block) {
     return;
   }
   l->state = LANE_STARTED;
-  l->cancel_at = roll_percent(&self->dice, 5)
-                     ? now_ns() + roll_below(&self->dice, 200000) * INT64_C(1000)
-                     : 0;
+  l->cancel_at =
+      roll_percent(&self->dice, 5) ? now_ns() + roll_below(&self->dice, 200000) * INT64_C(1000) : 0;
 }
 
 /* Asks for more. A short time-out, as it may be a deadlock, which the embedded store
@@ -400,11 +414,12 @@ static void lane_begin(thread *self, lane *l, bool block) {
 static void lane_extend(thread *self, lane *l, bool block) {
   /* A call that was cancelled may still be under way. */
   if (l->n == LANE_RECORDS || hl_lock_look(l->lock) != HL_HELD) return;
-  int64_t timeout = roll_percent(&self->dice, 20)   ? 0
-                    : roll_percent(&self->dice, 20) ? roll_below(&self->dice, 2 * (int)shared->hold_timeout)
-                                                    : roll_below(&self->dice, 400);
-  record *r = record_new(self, block ? CALL_EXTEND : CALL_START_EXTEND,
-                         l->records[0]->handle, timeout);
+  int64_t timeout = roll_percent(&self->dice, 20) ? 0
+                    : roll_percent(&self->dice, 20)
+                        ? roll_below(&self->dice, 2 * (int)shared->hold_timeout)
+                        : roll_below(&self->dice, 400);
+  record *r =
+      record_new(self, block ? CALL_EXTEND : CALL_START_EXTEND, l->records[0]->handle, timeout);
   if (!r) return;
   targets_choose(self, r, atomic_load(&shared->mood) != LARGE || roll_percent(&self->dice, 90));
   hl_options options = HL_OPTIONS_INIT;
@@ -484,9 +499,7 @@ static void lane_turn(thread *self, lane *l) {
 
 /* ---------------------------------------------------------- other activities */
 
-static void nobody(void *context, const hl_holder *holder) {
-  (void)context, (void)holder;
-}
+static void nobody(void *context, const hl_holder *holder) { (void)context, (void)holder; }
 
 /* A child's copies are dead, and their end leaves the parent's lock alone. The rest
    of what the child does is of no interest: some live on for a while, with whatever
@@ -500,8 +513,7 @@ static void fork_sometimes(thread *self) {
     for (int i = 0; i < self->lane_count; i++) {
       lane *l = &self->lanes[i];
       if (!l->lock) continue;
-      if (hl_lock_is_held(l->lock))
-        complain("worker %d: a forked child is told that it holds", me);
+      if (hl_lock_is_held(l->lock)) complain("worker %d: a forked child is told that it holds", me);
       if (i % 2) (void)hl_lock_release(l->lock, false, NULL);
       hl_lock_free(l->lock);
     }
@@ -537,8 +549,10 @@ static void close_and_open(thread *self) {
     hl_lock_free(l->lock);
     l->lock = NULL;
     l->pending = NULL;
-    if (l->lease) lease_closed(l, ending);
-    else lane_end(l, END_CLOSED, ending);
+    if (l->lease)
+      lease_closed(l, ending);
+    else
+      lane_end(l, END_CLOSED, ending);
   }
 }
 
@@ -548,8 +562,7 @@ static void thread_rest(thread *self) {
   for (int i = 0; i < self->lane_count; i++)
     if (self->lanes[i].state != LANE_FREE) lane_drop(self, &self->lanes[i]);
   (void)atomic_fetch_add(&area->threads_at_rest, 1);
-  while (atomic_load(&shared->pause) && !atomic_load(&shared->stop))
-    (void)usleep(2000);
+  while (atomic_load(&shared->pause) && !atomic_load(&shared->stop)) (void)usleep(2000);
   (void)atomic_fetch_sub(&area->threads_at_rest, 1);
 }
 
@@ -571,7 +584,8 @@ static void begin_some(thread *self) {
   for (int i = 0; i < self->lane_count; i++)
     if (self->lanes[i].state == LANE_FREE) {
       if (shared->leases && roll_percent(&self->dice, 12)) lease_import(self, &self->lanes[i]);
-      if (self->lanes[i].state == LANE_FREE) lane_begin(self, &self->lanes[i], self->kind == BLOCKING);
+      if (self->lanes[i].state == LANE_FREE)
+        lane_begin(self, &self->lanes[i], self->kind == BLOCKING);
       if (!all) break;
       /* The first is on its way, in a thread of the library's: the others come in
          any moment of that. */
@@ -616,8 +630,7 @@ static void *thread_main(void *argument) {
         } else if (now_ns() > l->until) {
           lane_drop(self, l);
           idle = false;
-        } else if (l->state == LANE_HELD && shared->extends &&
-                   roll_below(&self->dice, 100) < 4) {
+        } else if (l->state == LANE_HELD && shared->extends && roll_below(&self->dice, 100) < 4) {
           lane_extend(self, l, self->kind == BLOCKING && self->lane_count == 1);
         } else if (l->state == LANE_HELD && shared->leases && roll_percent(&self->dice, 4)) {
           lease_convert(self, l);
@@ -632,7 +645,7 @@ static void *thread_main(void *argument) {
     if (shared->leases) lease_revoke_sometimes(self);
     if (self->kind == CLOSING && now_ns() > close_at) {
       close_and_open(self);
-      while (!self->manager && !atomic_load(&shared->stop) ) {
+      while (!self->manager && !atomic_load(&shared->stop)) {
         if (atomic_load(&shared->pause)) thread_rest(self);
         self->manager = manager_open();
         if (!self->manager) (void)usleep(50000);
@@ -674,7 +687,8 @@ int worker_main(int worker, uint64_t round) {
                                                     : (i / 2 + 1) % MANAGERS;
     self->manager = self->kind == CLOSING ? NULL : managers[self->manager_number];
     self->lane_count = self->kind == BLOCKING ? 1 : shared->server ? LANES / 2 : LANES;
-    self->dice = dice_of(shared->seed, (round * WORKERS + (uint64_t)worker) * THREADS + (uint64_t)i);
+    self->dice =
+        dice_of(shared->seed, (round * WORKERS + (uint64_t)worker) * THREADS + (uint64_t)i);
     self->records = area->records[i];
     /* It may be memory that is short: see limits() in faults.c. */
     while (pthread_create(&self->id, NULL, thread_main, self)) (void)usleep(10000);
@@ -689,12 +703,12 @@ int worker_main(int worker, uint64_t round) {
 static void show_holder(void *context, const hl_holder *holder) {
   char *at = context;
   size_t used = strlen(at);
-  (void)snprintf(at + used, MESSAGE - used, "; %s by pid %lld %s", holder->waiting ? "awaited" : "held",
-                 (long long)holder->pid, holder->path);
+  (void)snprintf(at + used, MESSAGE - used, "; %s by pid %lld %s",
+                 holder->waiting ? "awaited" : "held", (long long)holder->pid, holder->path);
   used = strlen(at);
   if (holder->kind == HL_LEASE)
-    (void)snprintf(at + used, MESSAGE - used, ", lease %s of %s for %lld ms", holder->label, holder->owner,
-                   (long long)holder->remaining_ms);
+    (void)snprintf(at + used, MESSAGE - used, ", lease %s of %s for %lld ms", holder->label,
+                   holder->owner, (long long)holder->remaining_ms);
 }
 
 /* While worker 0 rests its records are ours: so the checker sees when we were granted what a lease had been left
@@ -743,7 +757,8 @@ int probe_main(int64_t timeout) {
     record *r = probe_record(user, timeout);
     int status = hl_acquire(manager, plan, &options, &lock, &error);
     /* A starved server ends a connection; then nothing is known of the user. */
-    for (int tries = 0; status == HL_ECONNECTION && tries < 3; tries++) status = hl_acquire(manager, plan, &options, &lock, &error);
+    for (int tries = 0; status == HL_ECONNECTION && tries < 3; tries++)
+      status = hl_acquire(manager, plan, &options, &lock, &error);
     if (r && status == HL_OK) {
       r->granted = now_ns();
       r->token = hl_lock_token(lock);

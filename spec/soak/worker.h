@@ -10,12 +10,25 @@
 
 #include <pthread.h>
 
-enum { LANES = 8, LANE_RECORDS = 4 };
+enum {
+  LANES = 8,
+  LANE_RECORDS = 4
+};
 
 /* ASKING: a refresh, a check or a to_lease was started. */
-typedef enum lane_state { LANE_FREE, LANE_STARTED, LANE_HELD, LANE_EXTENDING, LANE_ASKING } lane_state;
+typedef enum lane_state {
+  LANE_FREE,
+  LANE_STARTED,
+  LANE_HELD,
+  LANE_EXTENDING,
+  LANE_ASKING
+} lane_state;
 
-typedef enum lane_question { ASK_REFRESH, ASK_CHECK, ASK_CONVERT } lane_question;
+typedef enum lane_question {
+  ASK_REFRESH,
+  ASK_CHECK,
+  ASK_CONVERT
+} lane_question;
 
 /* One lock and its extensions; records[0] is the acquisition. */
 typedef struct lane {
@@ -30,8 +43,8 @@ typedef struct lane {
   int64_t cancel_at; /* of the pending; 0: not */
   /* Of a lease. */
   bool lease;
-  int64_t ttl;     /* ms: its own */
-  int64_t late_at; /* its time was up, and then something is done about it; or 0 */
+  int64_t ttl;        /* ms: its own */
+  int64_t late_at;    /* its time was up, and then something is done about it; or 0 */
   int64_t refresh_at; /* in time; 0: in the last moment; INT64_MAX: not */
   int64_t heard_at;   /* a check that was called then has told us of a loss; or 0 */
   /* Of the question that is asked: */
@@ -40,7 +53,11 @@ typedef struct lane {
   bool was_over;
 } lane;
 
-typedef enum thread_kind { BLOCKING, WAITING, CLOSING } thread_kind;
+typedef enum thread_kind {
+  BLOCKING,
+  WAITING,
+  CLOSING
+} thread_kind;
 
 typedef struct thread {
   pthread_t id;

@@ -44,8 +44,7 @@ static int traceback(lua_State *L) {
 }
 
 /* Runs source(argument); leaves nothing, or a message. */
-static int run(lua_State *L, const char *source, const char *argument,
-               budget *b, int counts) {
+static int run(lua_State *L, const char *source, const char *argument, budget *b, int counts) {
   lua_pushcfunction(L, traceback);
   int status = luaL_loadbuffer(L, source, strlen(source), "=chunk");
   if (status == 0) {
@@ -85,8 +84,7 @@ static int l_run(lua_State *L) {
   } steps[] = {{setup, 0}, {body, 1}, {check, 0}};
   for (int i = 0; i < 3; i++) {
     lua_settop(inner, 0);
-    if (run(inner, steps[i].source, argument, &b, steps[i].counts) == 0)
-      continue;
+    if (run(inner, steps[i].source, argument, &b, steps[i].counts) == 0) continue;
     const char *message = lua_tostring(inner, -1);
     strncpy(messages[steps[i].counts], message ? message : "no message", 511);
     if (i == 0) break;

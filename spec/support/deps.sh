@@ -144,7 +144,7 @@ case $kind in
     want chromium fonts-dejavu-core
     ;;
   lint)
-    want lua-check cppcheck clang clang-tidy mandoc
+    want lua-check cppcheck clang clang-format clang-tidy git mandoc
     ;;
   model)
     want spin gcc libc6-dev

@@ -20,8 +20,7 @@ static int l_exit(lua_State *L) { _exit((int)luaL_checkinteger(L, 1)); }
 static int l_wait(lua_State *L) {
   int status;
   if (waitpid((pid_t)luaL_checkinteger(L, 1), &status, 0) < 0) return 0;
-  lua_pushinteger(L, WIFEXITED(status) ? WEXITSTATUS(status)
-                                       : -WTERMSIG(status));
+  lua_pushinteger(L, WIFEXITED(status) ? WEXITSTATUS(status) : -WTERMSIG(status));
   return 1;
 }
 

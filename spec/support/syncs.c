@@ -18,6 +18,4 @@ int fsync(int fd) {
   return (int)syscall(SYS_fsync, fd);
 }
 
-__attribute__((destructor)) static void say(void) {
-  (void)fprintf(stderr, "syncs: %u\n", count);
-}
+__attribute__((destructor)) static void say(void) { (void)fprintf(stderr, "syncs: %u\n", count); }

@@ -26,16 +26,13 @@ static int each(pid_t pid, int (*fn)(pid_t thread)) {
 
 static int stop(pid_t thread) {
   int status;
-  if (ptrace(PTRACE_SEIZE, thread, NULL, NULL) ||
-      ptrace(PTRACE_INTERRUPT, thread, NULL, NULL))
+  if (ptrace(PTRACE_SEIZE, thread, NULL, NULL) || ptrace(PTRACE_INTERRUPT, thread, NULL, NULL))
     return -1;
   while (waitpid(thread, &status, __WALL) < 0 && errno == EINTR) continue;
   return 0;
 }
 
-static int go(pid_t thread) {
-  return (int)ptrace(PTRACE_DETACH, thread, NULL, NULL);
-}
+static int go(pid_t thread) { return (int)ptrace(PTRACE_DETACH, thread, NULL, NULL); }
 
 /* stop(pid), go(pid): how many threads. By the same thread. */
 static int l_stop(lua_State *L) {

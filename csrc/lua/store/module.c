@@ -12,8 +12,7 @@ void *hll_connection_check(lua_State *L, const hll_connection_kind *kind) {
   return self;
 }
 
-int hll_connection_failed(lua_State *L, hll_connection *self,
-                          const hl_error *error) {
+int hll_connection_failed(lua_State *L, hll_connection *self, const hl_error *error) {
   if (error->status == HL_ECONNECTION) self->kind->disconnect(self);
   return hll_failure(L, error, 0);
 }
@@ -98,8 +97,7 @@ static int module_index(lua_State *L) {
   return 1;
 }
 
-int hll_store_module(lua_State *L, const hl_store_ops *ops,
-                     const hll_connection_kind *kind) {
+int hll_store_module(lua_State *L, const hl_store_ops *ops, const hll_connection_kind *kind) {
   module *self = hll_newuserdata(L, sizeof *self);
   *self = (module){.ops = ops, .kind = kind};
   if (luaL_newmetatable(L, HLL_STORE)) {

@@ -34,10 +34,8 @@ typedef struct hll_connection_kind {
 /* The connection at index 1; raises where there is none. */
 void *hll_connection_check(lua_State *L, const hll_connection_kind *kind);
 /* Pushes nil, err and returns 2. A lost connection is ended. */
-int hll_connection_failed(lua_State *L, hll_connection *self,
-                          const hl_error *error);
+int hll_connection_failed(lua_State *L, hll_connection *self, const hl_error *error);
 /* Pushes the module. kind: NULL where the store needs no administration. */
-int hll_store_module(lua_State *L, const hl_store_ops *ops,
-                     const hll_connection_kind *kind);
+int hll_store_module(lua_State *L, const hl_store_ops *ops, const hll_connection_kind *kind);
 
 #endif

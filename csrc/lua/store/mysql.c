@@ -47,10 +47,8 @@ static int connection_query(lua_State *L) {
   const char *sql = luaL_checklstring(L, 2, &size);
   hl_error error;
   MYSQL_RES *result;
-  if (!self->session)
-    return hll_fail(L, HL_ECONNECTION, "the connection is closed");
-  self->session->patience =
-      self->base.answer_ms ? hl__now_ms() + self->base.answer_ms : HL_FOREVER;
+  if (!self->session) return hll_fail(L, HL_ECONNECTION, "the connection is closed");
+  self->session->patience = self->base.answer_ms ? hl__now_ms() + self->base.answer_ms : HL_FOREVER;
   if (hl__mysql_query(self->session, sql, size, &result, &error))
     return hll_connection_failed(L, &self->base, &error);
   if (result) {
@@ -93,9 +91,8 @@ static const luaL_Reg methods[] = {
    without an error. */
 static int set_up(hl__mysql_session *session, hl_error *error) {
   const char *statements[] = {
-      session->repeatable
-          ? "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ WRITE"
-          : "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE",
+      session->repeatable ? "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ WRITE"
+                          : "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE",
       "SET SESSION autocommit=1,completion_type=0,"
       "sql_select_limit=18446744073709551615,sql_big_selects=1",
       session->dialect == HL_MARIADB
@@ -103,8 +100,7 @@ static int set_up(hl__mysql_session *session, hl_error *error) {
           : "SET SESSION max_execution_time=0,cte_max_recursion_depth=1000"};
   for (size_t i = 0; i < sizeof statements / sizeof *statements; i++) {
     MYSQL_RES *none;
-    int status = hl__mysql_query(session, statements[i], strlen(statements[i]),
-                                 &none, error);
+    int status = hl__mysql_query(session, statements[i], strlen(statements[i]), &none, error);
     if (status) return status;
   }
   return HL_OK;
@@ -121,13 +117,11 @@ static int connect_to(lua_State *L, hll_connection *base, hl_error *error) {
   hl__mysql_library_init();
   int status = hl__mysql_params(&self->store, error);
   int64_t deadline = hl__now_ms() + self->store.connect_timeout;
-  if (status == HL_OK)
-    status = hl__mysql_connect(&self->store, deadline, &self->session, error);
+  if (status == HL_OK) status = hl__mysql_connect(&self->store, deadline, &self->session, error);
   base->dsn.password = NULL; /* Lua's string, perhaps */
   if (status == HL_OK) {
     self->session->patience = deadline;
-    if (!lua_toboolean(L, 4))
-      status = hl__mysql_verify_server(self->session, error);
+    if (!lua_toboolean(L, 4)) status = hl__mysql_verify_server(self->session, error);
   }
   return status ? status : set_up(self->session, error);
 }
@@ -147,8 +141,7 @@ static const hll_connection_kind kind = {
     .methods = methods,
 };
 
-__attribute__((visibility("default"))) int
-luaopen_hierlock_store_mysql(lua_State *L);
+__attribute__((visibility("default"))) int luaopen_hierlock_store_mysql(lua_State *L);
 
 int luaopen_hierlock_store_mysql(lua_State *L) {
   return hll_store_module(L, &hl_store_mysql, &kind);

@@ -39,8 +39,7 @@ static int connection_query(lua_State *L) {
   const char *sql = luaL_checkstring(L, 2);
   hl_error error;
   PGresult *result;
-  if (!self->session)
-    return hll_fail(L, HL_ECONNECTION, "the connection is closed");
+  if (!self->session) return hll_fail(L, HL_ECONNECTION, "the connection is closed");
   self->session->patience = hl__now_ms() + self->base.answer_ms;
   if (hl__pg_query(self->session, sql, 0, &result, &error))
     return hll_connection_failed(L, &self->base, &error);
@@ -65,9 +64,8 @@ static int connect_to(lua_State *L, hll_connection *base, hl_error *error) {
   base->answer_ms = ANSWER_MS;
   int status = hl__pg_params(&self->store, error);
   if (status) return status;
-  return hl__pg_connect(&self->store,
-                        hl__now_ms() + self->store.connect_timeout,
-                        &self->session, error);
+  return hl__pg_connect(&self->store, hl__now_ms() + self->store.connect_timeout, &self->session,
+                        error);
 }
 
 static void disconnect(hll_connection *base) {
@@ -85,8 +83,7 @@ static const hll_connection_kind kind = {
     .methods = methods,
 };
 
-__attribute__((visibility("default"))) int
-luaopen_hierlock_store_postgresql(lua_State *L);
+__attribute__((visibility("default"))) int luaopen_hierlock_store_postgresql(lua_State *L);
 
 int luaopen_hierlock_store_postgresql(lua_State *L) {
   return hll_store_module(L, &hl_store_postgresql, &kind);

@@ -23,14 +23,9 @@ static const hll_connection_kind kind;
 static void push_scalar(lua_State *L, const redisReply *reply) {
   switch (reply->type) {
   case REDIS_REPLY_STRING:
-  case REDIS_REPLY_STATUS:
-    lua_pushlstring(L, reply->str, reply->len);
-    break;
-  case REDIS_REPLY_INTEGER:
-    lua_pushnumber(L, (lua_Number)reply->integer);
-    break;
-  default:
-    lua_pushboolean(L, 0);
+  case REDIS_REPLY_STATUS: lua_pushlstring(L, reply->str, reply->len); break;
+  case REDIS_REPLY_INTEGER: lua_pushnumber(L, (lua_Number)reply->integer); break;
+  default: lua_pushboolean(L, 0);
   }
 }
 
@@ -69,20 +64,16 @@ static int connection_command(lua_State *L) {
   int n = lua_gettop(L) - 1;
   hl_error error;
   if (n < 1 || n > WORDS_MAX) hll_misuse(L, "a command has 1 to 8 words");
-  for (int i = 0; i < n; i++)
-    words[i] = luaL_checkstring(L, i + 2);
-  if (!self->session)
-    return hll_fail(L, HL_ECONNECTION, "the connection is closed");
+  for (int i = 0; i < n; i++) words[i] = luaL_checkstring(L, i + 2);
+  if (!self->session) return hll_fail(L, HL_ECONNECTION, "the connection is closed");
   reply_free(self);
-  int status =
-      hl__redis_command(self->session, hl__now_ms() + self->base.answer_ms,
-                        (size_t)n, words, &self->reply, &error);
+  int status = hl__redis_command(self->session, hl__now_ms() + self->base.answer_ms, (size_t)n,
+                                 words, &self->reply, &error);
   if (status) {
     self->reply = NULL;
     /* An answer that has not come would be taken for that to the next command; one that says
        no, in the words of hl__redis_error, has. */
-    if (strncmp(error.message, "the server says: ", 17) != 0)
-      disconnect(&self->base);
+    if (strncmp(error.message, "the server says: ", 17) != 0) disconnect(&self->base);
     return hll_failure(L, &error, 0);
   }
   push_reply(L, self->reply);
@@ -104,8 +95,7 @@ static int connect_to(lua_State *L, hll_connection *base, hl_error *error) {
   int status = hl__redis_params(&self->store, error);
   if (status == HL_OK) status = hl__redis_tls_open(&self->store, error);
   if (status == HL_OK)
-    status = hl__redis_connect(&self->store,
-                               hl__now_ms() + self->store.connect_timeout,
+    status = hl__redis_connect(&self->store, hl__now_ms() + self->store.connect_timeout,
                                &self->session, error);
   return status;
 }
@@ -119,8 +109,7 @@ static const hll_connection_kind kind = {
     .methods = methods,
 };
 
-__attribute__((visibility("default"))) int
-luaopen_hierlock_store_redis(lua_State *L);
+__attribute__((visibility("default"))) int luaopen_hierlock_store_redis(lua_State *L);
 
 int luaopen_hierlock_store_redis(lua_State *L) {
   return hll_store_module(L, &hl_store_redis, &kind);

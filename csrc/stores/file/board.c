@@ -50,8 +50,7 @@ HL__MUTEX_FUNCTIONS(board, hl__file_board, mutex, hl__file_board_mutex)
 
 /* Unchecked, as hl__file_board_free: nobody else has the board. */
 HL__UNCHECKED
-hl__file_board *hl__file_board_new(const hl__file_directory *directory,
-                                   const char *host) {
+hl__file_board *hl__file_board_new(const hl__file_directory *directory, const char *host) {
   hl__file_board *board = calloc(1, sizeof *board);
   if (!board) return NULL;
   board->directory = directory;
@@ -78,24 +77,20 @@ HL__UNCHECKED void hl__file_board_free(hl__file_board *board, bool ours) {
 /* Made under another name, locked, then named. It may only be read, by our own
    user, too: a write to it, or `: >` by mistake, could only do harm. We have our
    descriptor. */
-static bool board_create(hl__file_board *board)
-    HL__REQUIRES(hl__file_board_mutex) {
-  hl__board_header header = {.version = HL__BOARD_VERSION,
-                             .record_size = sizeof(hl__board_record),
-                             .pid = getpid()};
+static bool board_create(hl__file_board *board) HL__REQUIRES(hl__file_board_mutex) {
+  hl__board_header header = {
+      .version = HL__BOARD_VERSION, .record_size = sizeof(hl__board_record), .pid = getpid()};
   struct flock life = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_len = 1};
   char temporary[HL__FILE_NAME_MAX];
   memcpy(header.magic, HL__BOARD_MAGIC, sizeof header.magic);
   memcpy(header.host, board->host, sizeof header.host);
-  int fd = hl__file_temporary(board->directory,
-                              board->directory->file_mode & 0444, temporary);
+  int fd = hl__file_temporary(board->directory, board->directory->file_mode & 0444, temporary);
   if (fd < 0) return false;
   (void)snprintf(board->name, sizeof board->name, HL__FILE_BOARD "%s",
                  temporary + strlen(HL__FILE_TEMPORARY));
   if (fcntl(fd, F_OFD_SETLK, &life) != 0 ||
       pwrite(fd, &header, sizeof header, 0) != (ssize_t)sizeof header ||
-      renameat(board->directory->fd, temporary, board->directory->fd,
-               board->name) != 0) {
+      renameat(board->directory->fd, temporary, board->directory->fd, board->name) != 0) {
     (void)unlinkat(board->directory->fd, temporary, 0);
     hl__file_close(fd);
     return false;
@@ -107,15 +102,14 @@ static bool board_create(hl__file_board *board)
 
 /* One more chunk of free records. Its space is taken first: a full file system
    would otherwise show as a signal at the first touch. */
-static bool board_grow(hl__file_board *board)
-    HL__REQUIRES(hl__file_board_mutex) {
+static bool board_grow(hl__file_board *board) HL__REQUIRES(hl__file_board_mutex) {
   if (board->fd < 0 && !board_create(board)) return false;
   board_chunk *chunk = malloc(sizeof *chunk);
   if (!chunk) return false;
   void *mapping = MAP_FAILED;
   if (posix_fallocate(board->fd, board->size, HL__BOARD_CHUNK) == 0)
-    mapping = mmap(NULL, HL__BOARD_CHUNK, PROT_READ | PROT_WRITE, MAP_SHARED,
-                   board->fd, board->size);
+    mapping =
+        mmap(NULL, HL__BOARD_CHUNK, PROT_READ | PROT_WRITE, MAP_SHARED, board->fd, board->size);
   if (mapping == MAP_FAILED) {
     free(chunk);
     return false;
@@ -149,14 +143,11 @@ static struct hl__file_slot *slot_take(hl__file_board *board) {
 static bool slots_reserve(hl__file_session *session, size_t count) {
   if (count > session->slot_capacity) {
     size_t capacity = count < 4 ? 4 : 2 * count;
-    struct hl__file_slot **grown =
-        malloc(capacity * sizeof(struct hl__file_slot *));
+    struct hl__file_slot **grown = malloc(capacity * sizeof(struct hl__file_slot *));
     if (!grown) return false;
     /* Not realloc: a child that is born meanwhile frees what it finds here. */
     struct hl__file_slot **before = session->slots;
-    if (before)
-      memcpy(grown, before,
-             session->slot_count * sizeof(struct hl__file_slot *));
+    if (before) memcpy(grown, before, session->slot_count * sizeof(struct hl__file_slot *));
     session->slots = grown;
     session->slot_capacity = capacity;
     free(before);
@@ -190,13 +181,10 @@ static void text_copy(char *out, size_t size, const char *text) {
 
 /* Readers are in other processes, or read through the file: they see `sequence`
    odd, or changed, when they met a change. */
-static void record_write(hl__board_record *record,
-                         const hl__file_session *session,
-                         const hl_request *request, const hl_row *rows,
-                         size_t n, int64_t since_ms,
+static void record_write(hl__board_record *record, const hl__file_session *session,
+                         const hl_request *request, const hl_row *rows, size_t n, int64_t since_ms,
                          enum hl__board_state state) {
-  uint32_t sequence =
-      atomic_load_explicit(&record->sequence, memory_order_relaxed) | 1u;
+  uint32_t sequence = atomic_load_explicit(&record->sequence, memory_order_relaxed) | 1u;
   /* An exchange, so that nothing below is done before it. */
   (void)atomic_exchange(&record->sequence, sequence);
   record->session = session->id;
@@ -206,40 +194,33 @@ static void record_write(hl__board_record *record,
   record->agent = request->agent;
   record->blocks = request->blocks;
   for (size_t i = 0; i < n; i++)
-    record->rows[i] = (hl__board_row){.bucket = (uint32_t)rows[i].bucket,
-                                      .level = rows[i].level,
-                                      .mode = rows[i].mode};
-  text_copy(record->application, sizeof record->application,
-            hl__file_session_application(session));
+    record->rows[i] = (hl__board_row){
+        .bucket = (uint32_t)rows[i].bucket, .level = rows[i].level, .mode = rows[i].mode};
+  text_copy(record->application, sizeof record->application, hl__file_session_application(session));
   text_copy(record->path, sizeof record->path, request->path);
   if (request->label_size > 0)
-    (void)hl__escape(record->label, sizeof record->label, request->label,
-                     request->label_size);
+    (void)hl__escape(record->label, sizeof record->label, request->label, request->label_size);
   else
     record->label[0] = '\0';
   atomic_store_explicit(&record->state, (uint8_t)state, memory_order_relaxed);
-  atomic_store_explicit(&record->sequence, sequence + 1,
-                        memory_order_release);
+  atomic_store_explicit(&record->sequence, sequence + 1, memory_order_release);
 }
 
-void hl__file_board_show(hl__file_session *session, size_t first,
-                         const hl_request *request, int64_t since_ms,
-                         enum hl__board_state state) {
+void hl__file_board_show(hl__file_session *session, size_t first, const hl_request *request,
+                         int64_t since_ms, enum hl__board_state state) {
   size_t count = (request->n + HL__BOARD_ROWS - 1) / HL__BOARD_ROWS;
   if (!slots_reserve(session, first + count)) return;
   for (size_t i = 0; i < count; i++) {
     size_t n = request->n - i * HL__BOARD_ROWS;
     record_write(session->slots[first + i]->record, session, request,
-                 request->rows + i * HL__BOARD_ROWS,
-                 n < HL__BOARD_ROWS ? n : HL__BOARD_ROWS, since_ms, state);
+                 request->rows + i * HL__BOARD_ROWS, n < HL__BOARD_ROWS ? n : HL__BOARD_ROWS,
+                 since_ms, state);
   }
   session->slots_used = first + count;
 }
 
-static void record_regrade(hl__board_record *record,
-                           const hl_request *request) {
-  uint32_t sequence =
-      atomic_load_explicit(&record->sequence, memory_order_relaxed) | 1u;
+static void record_regrade(hl__board_record *record, const hl_request *request) {
+  uint32_t sequence = atomic_load_explicit(&record->sequence, memory_order_relaxed) | 1u;
   (void)atomic_exchange(&record->sequence, sequence);
   record->mode = (uint8_t)request->mode;
   for (size_t i = 0; i < record->row_count; i++)
@@ -247,21 +228,18 @@ static void record_regrade(hl__board_record *record,
       if (record->rows[i].bucket == request->rows[j].bucket &&
           record->rows[i].level == request->rows[j].level)
         record->rows[i].mode = request->rows[j].mode;
-  atomic_store_explicit(&record->sequence, sequence + 1,
-                        memory_order_release);
+  atomic_store_explicit(&record->sequence, sequence + 1, memory_order_release);
 }
 
-void hl__file_board_regrade(hl__file_session *session,
-                            const hl_request *request) {
+void hl__file_board_regrade(hl__file_session *session, const hl_request *request) {
   for (size_t i = 0; i < session->slots_used; i++)
     record_regrade(session->slots[i]->record, request);
 }
 
 void hl__file_board_clear(hl__file_session *session, size_t first) {
   while (session->slots_used > first)
-    atomic_store_explicit(
-        &session->slots[--session->slots_used]->record->state,
-        (uint8_t)HL__BOARD_FREE, memory_order_relaxed);
+    atomic_store_explicit(&session->slots[--session->slots_used]->record->state,
+                          (uint8_t)HL__BOARD_FREE, memory_order_relaxed);
   /* One is kept for the next call; a large request's are given to others. */
   slots_return(session, first > 0 ? first : 1);
 }

@@ -23,7 +23,11 @@ typedef struct hl__board_header {
   char host[64];
 } hl__board_header;
 
-enum hl__board_state { HL__BOARD_FREE, HL__BOARD_WAITING, HL__BOARD_HELD };
+enum hl__board_state {
+  HL__BOARD_FREE,
+  HL__BOARD_WAITING,
+  HL__BOARD_HELD
+};
 
 /* An hl_row, as it stands in the file. */
 typedef struct hl__board_row {
@@ -37,10 +41,10 @@ typedef struct hl__board_row {
 typedef struct hl__board_record {
   _Alignas(64) _Atomic uint32_t sequence; /* odd while it is being changed */
   _Atomic uint8_t state;
-  uint8_t mode;       /* hl_mode, of the request's targets */
+  uint8_t mode; /* hl_mode, of the request's targets */
   uint16_t row_count;
-  uint64_t session;   /* a number of the board's own */
-  int64_t since_ms;   /* Unix time */
+  uint64_t session; /* a number of the board's own */
+  int64_t since_ms; /* Unix time */
   char application[64];
   char label[128];
   char path[256];
@@ -50,14 +54,12 @@ typedef struct hl__board_record {
   uint8_t blocks;
 } hl__board_record;
 
-#define HL__BOARD_CHUNK_RECORDS \
-  (HL__BOARD_CHUNK / (uint32_t)sizeof(hl__board_record))
+#define HL__BOARD_CHUNK_RECORDS (HL__BOARD_CHUNK / (uint32_t)sizeof(hl__board_record))
 
 typedef struct hl__file_board hl__file_board;
 
 /* A board without a file yet; NULL when out of memory. */
-hl__file_board *hl__file_board_new(const hl__file_directory *directory,
-                                   const char *host);
+hl__file_board *hl__file_board_new(const hl__file_directory *directory, const char *host);
 /* Removes its file; not where the numbers of the descriptors may be others'. */
 void hl__file_board_free(hl__file_board *board, bool ours);
 
@@ -65,12 +67,10 @@ void hl__file_board_free(hl__file_board *board, bool ours);
    records from number `first` on. since_ms: Unix time of the request. Where
    there is no memory or no space for it, nothing is announced: observers see
    less, and locking goes on. */
-void hl__file_board_show(hl__file_session *session, size_t first,
-                         const hl_request *request, int64_t since_ms,
-                         enum hl__board_state state);
+void hl__file_board_show(hl__file_session *session, size_t first, const hl_request *request,
+                         int64_t since_ms, enum hl__board_state state);
 /* Rows that the session's records show as held are in another mode from now on. */
-void hl__file_board_regrade(hl__file_session *session,
-                            const hl_request *request);
+void hl__file_board_regrade(hl__file_session *session, const hl_request *request);
 /* What the records from number `first` on tell is over. */
 void hl__file_board_clear(hl__file_session *session, size_t first);
 /* Gives the session's records back, before it leaves the space. */
@@ -78,9 +78,8 @@ void hl__file_board_leave(hl__file_session *session);
 
 /* Calls fn for whatever, on any board of the directory, conflicts; n is 0: for all. HL_OK,
    HL_ESTORE, HL_ENOMEM. */
-int hl__file_board_read(const hl__file_directory *directory,
-                        const hl_row *rows, size_t n, hl_holder_fn fn,
-                        void *context, hl_error *error);
+int hl__file_board_read(const hl__file_directory *directory, const hl_row *rows, size_t n,
+                        hl_holder_fn fn, void *context, hl_error *error);
 
 /* Whether a copy of a record, at that place of the file, stays as it is; it is read again until
    it does. */

@@ -45,8 +45,7 @@ typedef struct look {
   size_t n, capacity, may_read;
 } look;
 
-void hl__file_circle_begin(hl__file_session *session,
-                           const hl_request *request) {
+void hl__file_circle_begin(hl__file_session *session, const hl_request *request) {
   bool looks = request->agent && request->blocks && !request->try_once;
   session->circle = (hl__file_circle){
       .agent = looks ? request->agent : 0,
@@ -55,8 +54,7 @@ void hl__file_circle_begin(hl__file_session *session,
 }
 
 static enum hl__board_state state_of(const hl__board_record *record) {
-  return (enum hl__board_state)atomic_load_explicit(&record->state,
-                                                    memory_order_relaxed);
+  return (enum hl__board_state)atomic_load_explicit(&record->state, memory_order_relaxed);
 }
 
 /* What a circle can be made of. */
@@ -82,12 +80,10 @@ static bool look_add(look *self, const hl__board_record *record, int64_t pid) {
 }
 
 static void board_look(look *self, int fd, int64_t pid) {
-  hl__board_record *chunk =
-      aligned_alloc(_Alignof(hl__board_record), HL__BOARD_CHUNK);
+  hl__board_record *chunk = aligned_alloc(_Alignof(hl__board_record), HL__BOARD_CHUNK);
   if (!chunk) return;
-  for (off_t offset = HL__BOARD_CHUNK;
-       self->may_read >= HL__BOARD_CHUNK &&
-       pread(fd, chunk, HL__BOARD_CHUNK, offset) == HL__BOARD_CHUNK;
+  for (off_t offset = HL__BOARD_CHUNK; self->may_read >= HL__BOARD_CHUNK &&
+                                       pread(fd, chunk, HL__BOARD_CHUNK, offset) == HL__BOARD_CHUNK;
        offset += HL__BOARD_CHUNK) {
     self->may_read -= HL__BOARD_CHUNK;
     for (uint32_t i = 0; i < HL__BOARD_CHUNK_RECORDS; i++) {
@@ -107,15 +103,12 @@ static void boards_look(look *self, const hl__file_directory *directory) {
   if (!names) return;
   while (self->may_read > 0 && (file = readdir(names))) {
     hl__board_header header;
-    if (strncmp(file->d_name, HL__FILE_BOARD, strlen(HL__FILE_BOARD)) != 0)
-      continue;
+    if (strncmp(file->d_name, HL__FILE_BOARD, strlen(HL__FILE_BOARD)) != 0) continue;
     int fd = hl__file_open_to_read(directory, file->d_name);
     if (fd < 0) continue;
-    if (!hl__file_is_dead(fd) &&
-        pread(fd, &header, sizeof header, 0) == (ssize_t)sizeof header &&
+    if (!hl__file_is_dead(fd) && pread(fd, &header, sizeof header, 0) == (ssize_t)sizeof header &&
         memcmp(header.magic, HL__BOARD_MAGIC, sizeof header.magic) == 0 &&
-        header.version == HL__BOARD_VERSION &&
-        header.record_size == sizeof(hl__board_record))
+        header.version == HL__BOARD_VERSION && header.record_size == sizeof(hl__board_record))
       board_look(self, fd, header.pid);
     hl__file_close(fd);
   }
@@ -125,21 +118,18 @@ static void boards_look(look *self, const hl__file_directory *directory) {
 static bool conflict(const hl__board_record *a, const hl__board_record *b) {
   for (size_t i = 0; i < a->row_count; i++)
     for (size_t j = 0; j < b->row_count; j++)
-      if (a->rows[i].bucket == b->rows[j].bucket &&
-          a->rows[i].level == b->rows[j].level &&
+      if (a->rows[i].bucket == b->rows[j].bucket && a->rows[i].level == b->rows[j].level &&
           (a->rows[i].mode != HL_SHARED || b->rows[j].mode != HL_SHARED))
         return true;
   return false;
 }
 
 /* Another session's lock in the way of a wait, of that agent; n: none. */
-static size_t obstacle_of(const look *self, const hl__board_record *wait,
-                          uint64_t agent) {
+static size_t obstacle_of(const look *self, const hl__board_record *wait, uint64_t agent) {
   for (size_t i = 0; i < self->n; i++) {
     const hl__board_record *held = &self->all[i].record;
     bool own = held->agent == wait->agent && held->session == wait->session;
-    if (state_of(held) == HL__BOARD_HELD && held->agent == agent && !own &&
-        conflict(wait, held))
+    if (state_of(held) == HL__BOARD_HELD && held->agent == agent && !own && conflict(wait, held))
       return i;
   }
   return self->n;
@@ -159,9 +149,7 @@ static size_t circle_find(look *self, size_t start) {
     const hl__board_record *wait = &self->all[at].record;
     for (size_t i = 0; i < self->n; i++) {
       entry *other = &self->all[i];
-      if (state_of(&other->record) != HL__BOARD_WAITING ||
-          (other->seen && i != start))
-        continue;
+      if (state_of(&other->record) != HL__BOARD_WAITING || (other->seen && i != start)) continue;
       size_t obstacle = obstacle_of(self, wait, other->record.agent);
       if (obstacle == self->n) continue;
       other->obstacle = obstacle;
@@ -189,19 +177,16 @@ static uint64_t record_number(uint64_t h, const hl__board_record *record) {
 }
 
 /* The circle as a number, whoever looks: 0 is none. *youngest: the wait that gives way. */
-static uint64_t circle_number(const look *self, size_t start, size_t last,
-                              size_t *youngest) {
+static uint64_t circle_number(const look *self, size_t start, size_t last, size_t *youngest) {
   uint64_t sum = 0;
   size_t at = last;
   *youngest = start;
   for (;;) {
     const entry *it = &self->all[at], *best = &self->all[*youngest];
-    sum += record_number(
-        record_number(UINT64_C(14695981039346656037), &it->record),
-        &self->all[it->obstacle].record);
+    sum += record_number(record_number(UINT64_C(14695981039346656037), &it->record),
+                         &self->all[it->obstacle].record);
     if (it->record.since_ms > best->record.since_ms ||
-        (it->record.since_ms == best->record.since_ms &&
-         it->record.agent > best->record.agent))
+        (it->record.since_ms == best->record.since_ms && it->record.agent > best->record.agent))
       *youngest = at;
     if (at == start) break;
     at = it->from;
@@ -209,8 +194,7 @@ static uint64_t circle_number(const look *self, size_t start, size_t last,
   return sum ? sum : 1;
 }
 
-static int circle_error(const look *self, size_t start, size_t last,
-                        hl_error *error) {
+static int circle_error(const look *self, size_t start, size_t last, hl_error *error) {
   size_t next = last; /* who holds what this one awaits */
   while (self->all[next].from != start) next = self->all[next].from;
   const entry *own = &self->all[start], *other = &self->all[next];
@@ -249,8 +233,7 @@ int hl__file_circle_look(hl__file_session *session, hl_error *error) {
     if (last == self.n || last == i) continue;
     seen = circle_number(&self, i, last, &youngest);
     mine = youngest == i;
-    if (mine && seen == circle->seen)
-      status = circle_error(&self, i, last, error);
+    if (mine && seen == circle->seen) status = circle_error(&self, i, last, error);
   }
   free(self.all);
   circle->next = hl__now_ms() + (seen && mine ? CONFIRM_MS : AGAIN_MS);

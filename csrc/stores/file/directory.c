@@ -30,27 +30,26 @@
 static int default_open(hl__file_directory *directory, hl_error *error) {
   char path[64];
   struct stat st;
-  (void)snprintf(path, sizeof path, DEFAULT_DIRECTORY,
-                 (unsigned long)geteuid());
+  (void)snprintf(path, sizeof path, DEFAULT_DIRECTORY, (unsigned long)geteuid());
   if (mkdir(path, 0700) != 0 && errno != EEXIST)
     return hl__error_errno(error, HL_ESTORE,
                            "cannot make the lock directory %s; name another "
-                           "one, as in file:/var/lib/mine/locks", path);
+                           "one, as in file:/var/lib/mine/locks",
+                           path);
   /* Whoever may write in /dev/shm could have been there first. */
   directory->fd = open(path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (directory->fd < 0 && (errno == ELOOP || errno == ENOTDIR))
     return hl__error(error, HL_ESTORE,
                      "the lock directory %s is not a directory but something "
-                     "else, or a symbolic link; remove it", path);
+                     "else, or a symbolic link; remove it",
+                     path);
   if (directory->fd < 0 || fstat(directory->fd, &st) != 0)
-    return hl__error_errno(error, HL_ESTORE,
-                           "cannot open the lock directory %s", path);
+    return hl__error_errno(error, HL_ESTORE, "cannot open the lock directory %s", path);
   if (st.st_uid != geteuid())
     return hl__error(error, HL_ESTORE,
                      "the lock directory %s belongs to user %lu, not to user "
                      "%lu; have it removed, or name another one",
-                     path, (unsigned long)st.st_uid,
-                     (unsigned long)geteuid());
+                     path, (unsigned long)st.st_uid, (unsigned long)geteuid());
   if (st.st_mode & (S_IWGRP | S_IWOTH))
     return hl__error(error, HL_ESTORE,
                      "others may write in the lock directory %s (mode %04o); "
@@ -76,24 +75,19 @@ static int named_make(const char *path, char **resolved, hl_error *error) {
   char *real = realpath(parent, NULL);
   free(parent);
   if (!real)
-    return hl__error_errno(error, HL_ESTORE,
-                           "cannot find the parent of the lock directory %s",
+    return hl__error_errno(error, HL_ESTORE, "cannot find the parent of the lock directory %s",
                            path);
   size_t size = strlen(real) + 1 + strlen(last) + 1;
   *resolved = malloc(size);
-  if (*resolved)
-    (void)snprintf(*resolved, size, "%s/%s", strcmp(real, "/") ? real : "",
-                   last);
+  if (*resolved) (void)snprintf(*resolved, size, "%s/%s", strcmp(real, "/") ? real : "", last);
   free(real);
   if (!*resolved) return hl__error_memory(error);
   if (mkdir(*resolved, 0700) != 0 && errno != EEXIST)
-    return hl__error_errno(error, HL_ESTORE,
-                           "cannot make the lock directory %s", *resolved);
+    return hl__error_errno(error, HL_ESTORE, "cannot make the lock directory %s", *resolved);
   return HL_OK;
 }
 
-static int named_open(const char *name, hl__file_directory *directory,
-                      hl_error *error) {
+static int named_open(const char *name, hl__file_directory *directory, hl_error *error) {
   struct stat st;
   int status = HL_OK;
   size_t length = strlen(name);
@@ -103,10 +97,8 @@ static int named_open(const char *name, hl__file_directory *directory,
 
   /* Links further up are as trustworthy as the directories that they are in;
      the last one may lie in a directory where everybody may write. */
-  if (lstat(path, &st) == 0 && S_ISLNK(st.st_mode) &&
-      st.st_uid != geteuid() && st.st_uid != 0) {
-    status = hl__error(error, HL_ESTORE,
-                       "the lock directory %s is a symbolic link of user %lu's",
+  if (lstat(path, &st) == 0 && S_ISLNK(st.st_mode) && st.st_uid != geteuid() && st.st_uid != 0) {
+    status = hl__error(error, HL_ESTORE, "the lock directory %s is a symbolic link of user %lu's",
                        path, (unsigned long)st.st_uid);
     goto out;
   }
@@ -115,11 +107,9 @@ static int named_open(const char *name, hl__file_directory *directory,
     status = named_make(path, &directory->path, error);
     if (status) goto out;
   }
-  if (directory->path)
-    directory->fd = open(directory->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (directory->path) directory->fd = open(directory->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (directory->fd < 0)
-    status = hl__error_errno(error, HL_ESTORE,
-                             "cannot open the lock directory %s", path);
+    status = hl__error_errno(error, HL_ESTORE, "cannot open the lock directory %s", path);
 out:
   free(path);
   return status;
@@ -129,8 +119,7 @@ out:
 static int kind_check(const hl__file_directory *directory, hl_error *error) {
   struct statfs fs;
   if (fstatfs(directory->fd, &fs) != 0)
-    return hl__error_errno(error, HL_ESTORE,
-                           "cannot look what file system %s is on",
+    return hl__error_errno(error, HL_ESTORE, "cannot look what file system %s is on",
                            directory->path);
   const char *remote = hl__remote_kind((unsigned long)fs.f_type);
   if (remote)
@@ -141,19 +130,15 @@ static int kind_check(const hl__file_directory *directory, hl_error *error) {
   return HL_OK;
 }
 
-int hl__file_directory_open(const char *path, hl__file_directory *directory,
-                            hl_error *error) {
+int hl__file_directory_open(const char *path, hl__file_directory *directory, hl_error *error) {
   struct stat st;
   *directory = (hl__file_directory){.fd = -1};
   hl__fork_forbid();
-  int status = path && *path ? named_open(path, directory, error)
-                             : default_open(directory, error);
+  int status = path && *path ? named_open(path, directory, error) : default_open(directory, error);
   if (status == HL_OK) status = kind_check(directory, error);
   if (status == HL_OK && fstat(directory->fd, &st) != 0)
-    status = hl__error_errno(error, HL_ESTORE, "cannot look at %s",
-                             directory->path);
-  if (status == HL_OK && !hl__fork_watch(directory->fd))
-    status = hl__error_memory(error);
+    status = hl__error_errno(error, HL_ESTORE, "cannot look at %s", directory->path);
+  if (status == HL_OK && !hl__fork_watch(directory->fd)) status = hl__error_memory(error);
   if (status && directory->fd >= 0) {
     (void)close(directory->fd);
     directory->fd = -1;
@@ -178,8 +163,7 @@ char *hl__file_control_name(const char *path) {
   char *name;
   int n = path && *path
               ? asprintf(&name, "%s/" HL__FILE_CONTROL, path)
-              : asprintf(&name, DEFAULT_DIRECTORY "/" HL__FILE_CONTROL,
-                         (unsigned long)geteuid());
+              : asprintf(&name, DEFAULT_DIRECTORY "/" HL__FILE_CONTROL, (unsigned long)geteuid());
   return n < 0 ? NULL : name;
 }
 
@@ -206,11 +190,9 @@ void hl__file_close(int fd) {
 
 /* Gives a new file to those who share the directory. What root makes in a user's
    directory is the user's, as it would otherwise keep him out of it. */
-static int file_share(const hl__file_directory *directory, int fd,
-                      mode_t mode) {
+static int file_share(const hl__file_directory *directory, int fd, mode_t mode) {
   int given = 0;
-  if (geteuid() == 0 && directory->owner != 0)
-    given = fchown(fd, directory->owner, (gid_t)-1);
+  if (geteuid() == 0 && directory->owner != 0) given = fchown(fd, directory->owner, (gid_t)-1);
   (void)given; /* where root may not, it stays root's */
   if (fchown(fd, (uid_t)-1, directory->group) != 0)
     /* It has a group of ours, who are nobody special in the directory. */
@@ -229,17 +211,14 @@ int hl__file_temporary(const hl__file_directory *directory, mode_t mode,
       static _Atomic uint64_t count;
       random = (uint64_t)hl__unix_ms() << 20 | atomic_fetch_add(&count, 1u);
     }
-    (void)snprintf(name, HL__FILE_NAME_MAX, HL__FILE_TEMPORARY "%ld-%016llx",
-                   (long)getpid(), (unsigned long long)random);
-    fd = openat(directory->fd, name,
-                O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+    (void)snprintf(name, HL__FILE_NAME_MAX, HL__FILE_TEMPORARY "%ld-%016llx", (long)getpid(),
+                   (unsigned long long)random);
+    fd = openat(directory->fd, name, O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
   } while (fd < 0 && errno == EEXIST);
   fd = watched(fd);
   hl__fork_allow();
   if (fd < 0) return -1;
-  if (fcntl(fd, F_OFD_SETLK, &life) == 0 &&
-      file_share(directory, fd, mode) == 0)
-    return fd;
+  if (fcntl(fd, F_OFD_SETLK, &life) == 0 && file_share(directory, fd, mode) == 0) return fd;
   int saved = errno;
   (void)unlinkat(directory->fd, name, 0);
   hl__file_close(fd);
@@ -249,21 +228,18 @@ int hl__file_temporary(const hl__file_directory *directory, mode_t mode,
 
 /* An earlier version let everybody read whom the directory let read. Not by
    root in a user's directory, who may have put another name of any file there. */
-static void mode_mend(const hl__file_directory *directory, int fd,
-                      const struct stat *st) {
+static void mode_mend(const hl__file_directory *directory, int fd, const struct stat *st) {
   mode_t extra = st->st_mode & 0777 & ~directory->file_mode;
-  if (extra && st->st_uid == geteuid() && directory->owner == st->st_uid &&
-      st->st_nlink == 1)
+  if (extra && st->st_uid == geteuid() && directory->owner == st->st_uid && st->st_nlink == 1)
     (void)fchmod(fd, st->st_mode & 07777 & ~extra);
 }
 
 /* Never with O_CREAT: where fs.protected_regular is set, that would fail on
    somebody else's file in a directory such as /tmp. */
-static int file_open(const hl__file_directory *directory, const char *name,
-                     int how, struct stat *st) {
+static int file_open(const hl__file_directory *directory, const char *name, int how,
+                     struct stat *st) {
   hl__fork_forbid();
-  int fd = openat(directory->fd, name,
-                  how | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+  int fd = openat(directory->fd, name, how | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
   if (fd >= 0 && (fstat(fd, st) != 0 || !S_ISREG(st->st_mode))) {
     (void)close(fd);
     fd = -1;
@@ -274,15 +250,13 @@ static int file_open(const hl__file_directory *directory, const char *name,
   return fd;
 }
 
-int hl__file_open(const hl__file_directory *directory, const char *name,
-                  struct stat *st) {
+int hl__file_open(const hl__file_directory *directory, const char *name, struct stat *st) {
   int fd = file_open(directory, name, O_RDWR, st);
   if (fd >= 0) mode_mend(directory, fd, st);
   return fd;
 }
 
-int hl__file_open_to_read(const hl__file_directory *directory,
-                          const char *name) {
+int hl__file_open_to_read(const hl__file_directory *directory, const char *name) {
   struct stat st;
   return file_open(directory, name, O_RDONLY, &st);
 }
@@ -299,16 +273,12 @@ int hl__file_write(int fd, const void *data, size_t size) {
   return 0;
 }
 
-int hl__file_name(const hl__file_directory *directory, const char *temporary,
-                  const char *name) {
+int hl__file_name(const hl__file_directory *directory, const char *temporary, const char *name) {
   int at = directory->fd;
-  long result = syscall(SYS_renameat2, at, temporary, at, name,
-                        RENAME_NOREPLACE);
+  long result = syscall(SYS_renameat2, at, temporary, at, name, RENAME_NOREPLACE);
   if (result != 0 && (errno == EINVAL || errno == ENOSYS))
     /* A file system that cannot. The second name is removed below. */
-    result = linkat(at, temporary, at, name, 0) == 0
-                 ? unlinkat(at, temporary, 0)
-                 : -1;
+    result = linkat(at, temporary, at, name, 0) == 0 ? unlinkat(at, temporary, 0) : -1;
   return (int)result;
 }
 
@@ -348,8 +318,7 @@ static bool begins(const char *name, const char *prefix) {
   return strncmp(name, prefix, strlen(prefix)) == 0;
 }
 
-static void file_sweep(const hl__file_directory *directory,
-                       const char *name) {
+static void file_sweep(const hl__file_directory *directory, const char *name) {
   struct stat st;
   int fd = hl__file_open_to_read(directory, name);
   if (fd < 0) return;
@@ -361,8 +330,7 @@ static void file_sweep(const hl__file_directory *directory,
 
 DIR *hl__file_list(const hl__file_directory *directory) {
   hl__fork_forbid();
-  int fd = watched(openat(directory->fd, ".",
-                          O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  int fd = watched(openat(directory->fd, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   hl__fork_allow();
   DIR *names = fd >= 0 ? fdopendir(fd) : NULL;
   if (!names) hl__file_close(fd);
@@ -381,8 +349,7 @@ void hl__file_sweep(const hl__file_directory *directory) {
   DIR *names = hl__file_list(directory);
   if (!names) return;
   for (unsigned n = 0; n < SWEEP_MAX && (file = readdir(names)); n++)
-    if (begins(file->d_name, HL__FILE_BOARD) ||
-        begins(file->d_name, HL__FILE_TEMPORARY))
+    if (begins(file->d_name, HL__FILE_BOARD) || begins(file->d_name, HL__FILE_TEMPORARY))
       file_sweep(directory, file->d_name);
   hl__file_list_end(names);
 }

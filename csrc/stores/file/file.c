@@ -51,8 +51,7 @@ const char *hl__file_session_application(const hl__file_session *session) {
   return store_of(session)->config->application;
 }
 
-const hl_store_config *hl__file_session_config(
-    const hl__file_session *session) {
+const hl_store_config *hl__file_session_config(const hl__file_session *session) {
   return store_of(session)->config;
 }
 
@@ -64,9 +63,8 @@ const char *hl__file_session_flocks(const hl__file_session *session) {
 
 /* The space that the DSN's path leads to, the name by which it is checked, and the layout
    that it agrees on. */
-static int space_open(const hl_store_config *config, hl_layout **layout,
-                      hl__file_space **space, char **control,
-                      hl_error *error) {
+static int space_open(const hl_store_config *config, hl_layout **layout, hl__file_space **space,
+                      char **control, hl_error *error) {
   const char *path = config->dsn->path;
   *control = hl__file_control_name(path);
   if (!*control) return hl__error_memory(error);
@@ -76,25 +74,22 @@ static int space_open(const hl_store_config *config, hl_layout **layout,
 }
 
 /* Unchecked, as store_close: nobody else has the store. */
-HL__UNCHECKED static int store_open(const hl_store_config *config,
-                                    hl_store **result, hl_error *error) {
+HL__UNCHECKED static int store_open(const hl_store_config *config, hl_store **result,
+                                    hl_error *error) {
   const hl_dsn *dsn = config->dsn;
   *result = NULL;
   for (unsigned i = 0; i < dsn->param_count; i++)
     if (strcmp(dsn->params[i].name, "flock") != 0)
-      return hl__error(error, HL_EDSN, "file: knows no parameter %s",
-                       dsn->params[i].name);
+      return hl__error(error, HL_EDSN, "file: knows no parameter %s", dsn->params[i].name);
   file_store *store = calloc(1, sizeof *store);
   if (!store) return hl__error_memory(error);
   store->base.ops = &hl_store_file;
   store->base.leases = &hl__file_leases;
   store->config = config;
   int status = HL_OK;
-  if (config->interoperates)
-    status = hl__file_flocks_open(dsn, &store->flocks, error);
+  if (config->interoperates) status = hl__file_flocks_open(dsn, &store->flocks, error);
   if (status == HL_OK)
-    status = space_open(config, &store->base.layout, &store->space,
-                        &store->control, error);
+    status = space_open(config, &store->base.layout, &store->space, &store->control, error);
   if (status) {
     free(store->flocks);
     free(store);
@@ -127,12 +122,10 @@ HL__UNCHECKED static void store_forget(hl_store *base) {
 
 /* The space that the store uses now, with a reference, and a copy of its name;
    opened again when its files are not there any more. */
-static int store_space(file_store *store, hl__file_space **space,
-                       char **control, hl_error *error) {
+static int store_space(file_store *store, hl__file_space **space, char **control, hl_error *error) {
   int status = HL_OK;
   store_lock(store);
-  if (hl__file_space_gone(store->space) ||
-      !hl__file_space_shown(store->space, store->control)) {
+  if (hl__file_space_gone(store->space) || !hl__file_space_shown(store->space, store->control)) {
     hl__file_space *fresh = NULL;
     hl_layout *layout = NULL;
     char *name = NULL;
@@ -160,8 +153,7 @@ static int store_space(file_store *store, hl__file_space **space,
 
 /* -------------------------------------------------------------- sessions */
 
-static int session_open(hl_store *base, int64_t deadline, hl_session **result,
-                        hl_error *error) {
+static int session_open(hl_store *base, int64_t deadline, hl_session **result, hl_error *error) {
   (void)deadline; /* opening waits for nobody */
   *result = NULL;
   hl__file_session *session = calloc(1, sizeof *session);
@@ -170,10 +162,9 @@ static int session_open(hl_store *base, int64_t deadline, hl_session **result,
   session->id = atomic_fetch_add(&session_counter, 1u);
   session->capacity = HOLDINGS_AT_FIRST;
   session->holdings = malloc(session->capacity * sizeof *session->holdings);
-  int status = session->holdings
-                   ? store_space((file_store *)(void *)base, &session->space,
-                                 &session->control, error)
-                   : hl__error_memory(error);
+  int status = session->holdings ? store_space((file_store *)(void *)base, &session->space,
+                                               &session->control, error)
+                                 : hl__error_memory(error);
   if (status) {
     free(session->holdings);
     free(session);
@@ -280,8 +271,7 @@ static void session_close(hl_session *base) {
 static bool holdings_reserve(hl__file_session *session, size_t n) {
   size_t need = session->held + n;
   if (need <= session->capacity) return true;
-  size_t capacity = need < 2 * session->capacity ? 2 * session->capacity
-                                                 : need;
+  size_t capacity = need < 2 * session->capacity ? 2 * session->capacity : need;
   hl__file_holding *grown = malloc(capacity * sizeof *grown);
   if (!grown) return false;
   /* Not realloc: a child that is born meanwhile frees what it finds here. */
@@ -301,24 +291,19 @@ static int holding_compare(const void *a, const void *b) {
 
 /* Takes one row and enters it as a holding, for which there is room. `held`: of
    the row itself, where the session has it already, else NULL. */
-static int row_take(hl__file_session *session, const hl_request *request,
-                    const hl_row *row, uint32_t hash, hl__file_holding *held,
-                    bool *crowded, size_t slots, int64_t since_ms,
-                    hl_error *error) {
-  if (held && hl__mode_covers((hl_mode)held->row.mode, (hl_mode)row->mode))
-    return HL_OK;
+static int row_take(hl__file_session *session, const hl_request *request, const hl_row *row,
+                    uint32_t hash, hl__file_holding *held, bool *crowded, size_t slots,
+                    int64_t since_ms, hl_error *error) {
+  if (held && hl__mode_covers((hl_mode)held->row.mode, (hl_mode)row->mode)) return HL_OK;
   bool conversion = held != NULL;
   hl__file_entry *entry = conversion ? held->entry : NULL;
-  int status = hl__file_row_try(session, row, hash, conversion, *crowded,
-                                &entry, error);
+  int status = hl__file_row_try(session, row, hash, conversion, *crowded, &entry, error);
   if (status == HL_TIMEOUT && !request->try_once) {
     *crowded = true; /* by now others may wait for the rest */
     if (session->slots_used == slots)
-      hl__file_board_show(session, slots, request, since_ms,
-                          HL__BOARD_WAITING);
+      hl__file_board_show(session, slots, request, since_ms, HL__BOARD_WAITING);
     entry = conversion ? held->entry : NULL;
-    status = hl__file_row_wait(session, row, hash, conversion,
-                               request->deadline, &entry, error);
+    status = hl__file_row_wait(session, row, hash, conversion, request->deadline, &entry, error);
   }
   if (status) return status;
   if (conversion) {
@@ -336,19 +321,17 @@ static int row_take(hl__file_session *session, const hl_request *request,
 }
 
 /* The same of a row that is a file of Symfony's: see flock.c. */
-static int named_row_take(hl__file_session *session, const hl_request *request,
-                          const hl_row *row, const hl__file_holding *held,
-                          size_t slots, int64_t since_ms, hl_error *error) {
-  if (held && hl__mode_covers((hl_mode)held->row.mode, (hl_mode)row->mode))
-    return HL_OK;
+static int named_row_take(hl__file_session *session, const hl_request *request, const hl_row *row,
+                          const hl__file_holding *held, size_t slots, int64_t since_ms,
+                          hl_error *error) {
+  if (held && hl__mode_covers((hl_mode)held->row.mode, (hl_mode)row->mode)) return HL_OK;
   /* flock() would give up what it has, and then perhaps not get the other. */
   if (held)
     return hl__error(error, HL_EUNSUPPORTED,
                      "a lock that Symfony's FlockStore shares cannot be made "
                      "exclusive while it is held: acquire it exclusively");
   hl__file_holding *holding = &session->holdings[session->held];
-  int status =
-      hl__file_flock_take(session, request, row, false, holding, error);
+  int status = hl__file_flock_take(session, request, row, false, holding, error);
   if (status == HL_TIMEOUT && !request->try_once) {
     if (session->slots_used == slots)
       hl__file_board_show(session, slots, request, since_ms, HL__BOARD_WAITING);
@@ -360,12 +343,9 @@ static int named_row_take(hl__file_session *session, const hl_request *request,
 
 /* Says which row a call came to its end at. */
 static void row_blame(int status, const hl_row *row, hl_error *error) {
-  if (status == HL_TIMEOUT)
-    (void)hl__error(error, status, "the lock was not granted in time");
-  if (status == HL_CANCELLED)
-    (void)hl__error(error, status, "the wait was cancelled");
-  if (error && (status == HL_TIMEOUT || status == HL_CANCELLED) &&
-      !is_named(row)) {
+  if (status == HL_TIMEOUT) (void)hl__error(error, status, "the lock was not granted in time");
+  if (status == HL_CANCELLED) (void)hl__error(error, status, "the wait was cancelled");
+  if (error && (status == HL_TIMEOUT || status == HL_CANCELLED) && !is_named(row)) {
     error->level = row->level;
     error->bucket = (uint32_t)row->bucket;
   }
@@ -378,8 +358,7 @@ static bool rows_crowded(hl__file_session *session, const hl_request *request) {
   hl__file_holding *room = session->holdings + session->held;
   bool crowded = false;
   for (size_t i = 0; i < request->n && !is_named(&request->rows[i]); i++) {
-    room[i].hash =
-        hl__file_hash(request->rows[i].level, request->rows[i].bucket);
+    room[i].hash = hl__file_hash(request->rows[i].level, request->rows[i].bucket);
     crowded |= hl__file_queue_crowded(session->space, room[i].hash);
   }
   return crowded;
@@ -387,36 +366,30 @@ static bool rows_crowded(hl__file_session *session, const hl_request *request) {
 
 /* All rows of the request, or none. HL_ECONNECTION: the directory was removed;
    nothing that this call took is held. */
-static int rows_take(hl__file_session *session, const hl_request *request,
-                     hl_grant *grant, hl_error *error) {
+static int rows_take(hl__file_session *session, const hl_request *request, hl_grant *grant,
+                     hl_error *error) {
   const size_t before = session->held, slots = session->slots_used;
   int64_t since_ms = hl__unix_ms();
   int status = HL_OK;
   if (!holdings_reserve(session, request->n)) return hl__error_memory(error);
-  if (hl__file_space_gone(session->space))
-    return hl__file_space_gone_error(session->space, error);
+  if (hl__file_space_gone(session->space)) return hl__file_space_gone_error(session->space, error);
   bool crowded = rows_crowded(session, request);
   hl__file_circle_begin(session, request);
 
   for (size_t i = 0; i < request->n && status == HL_OK; i++) {
     const hl__file_holding key = {.row = request->rows[i]};
     hl__file_holding *held =
-        before > 0 ? bsearch(&key, session->holdings, before,
-                             sizeof key, holding_compare)
-                   : NULL;
+        before > 0 ? bsearch(&key, session->holdings, before, sizeof key, holding_compare) : NULL;
     if (is_named(&request->rows[i]))
-      status = named_row_take(session, request, &request->rows[i], held, slots,
-                              since_ms, error);
+      status = named_row_take(session, request, &request->rows[i], held, slots, since_ms, error);
     else
-      status = row_take(session, request, &request->rows[i],
-                        session->holdings[before + i].hash, held, &crowded,
-                        slots, since_ms, error);
+      status = row_take(session, request, &request->rows[i], session->holdings[before + i].hash,
+                        held, &crowded, slots, since_ms, error);
     if (status) row_blame(status, &request->rows[i], error);
   }
   /* Looked at last: whoever opens the path from now on comes to these files, or
      hl_store_ops.look tells. The descriptors were looked at first. */
-  if (status == HL_OK &&
-      !hl__file_space_shown(session->space, session->control)) {
+  if (status == HL_OK && !hl__file_space_shown(session->space, session->control)) {
     session->stale = true;
     status = hl__file_space_gone_error(session->space, error);
   }
@@ -429,9 +402,7 @@ static int rows_take(hl__file_session *session, const hl_request *request,
   }
 
   /* After the grant: so the later of two exclusive holders has the greater. */
-  grant->token =
-      (atomic_fetch_add(&session->space->control->tokens, 1u) + 1)
-      << TOKEN_LOW_BITS;
+  grant->token = (atomic_fetch_add(&session->space->control->tokens, 1u) + 1) << TOKEN_LOW_BITS;
   if (request->lease) {
     status = hl__file_lease_write(session, request, grant, error);
     hl__file_session_clear(session);
@@ -439,8 +410,7 @@ static int rows_take(hl__file_session *session, const hl_request *request,
   }
   for (size_t i = 0; i < before; i++) session->holdings[i].converted = false;
   if (before > 0)
-    qsort(session->holdings, session->held, sizeof *session->holdings,
-          holding_compare);
+    qsort(session->holdings, session->held, sizeof *session->holdings, holding_compare);
   if (request->upgrade) {
     hl__file_board_clear(session, slots); /* that it waited */
     hl__file_board_regrade(session, request);
@@ -451,8 +421,8 @@ static int rows_take(hl__file_session *session, const hl_request *request,
   return HL_OK;
 }
 
-static int session_take(hl_session *base, const hl_request *request,
-                        hl_grant *grant, hl_error *error) {
+static int session_take(hl_session *base, const hl_request *request, hl_grant *grant,
+                        hl_error *error) {
   hl__file_session *session = session_of(base);
   int status;
   int tries = 0;
@@ -460,8 +430,7 @@ static int session_take(hl_session *base, const hl_request *request,
     status = request->extend ? HL_OK : session_refresh(session, error);
     if (status) break;
     status = rows_take(session, request, grant, error);
-  } while (status == HL_ECONNECTION && !request->extend &&
-           ++tries < REOPEN_MAX);
+  } while (status == HL_ECONNECTION && !request->extend && ++tries < REOPEN_MAX);
   /* One that comes later is forgotten by settle. */
   atomic_store(&session->interrupted, false);
   return status;
@@ -469,20 +438,19 @@ static int session_take(hl_session *base, const hl_request *request,
 
 /* No lease can be in the way of who shares: one that was would have kept it from being
    exclusive. */
-static int session_downgrade(hl_session *base, const hl_request *request,
-                             int64_t *sent_ms, hl_error *error) {
+static int session_downgrade(hl_session *base, const hl_request *request, int64_t *sent_ms,
+                             hl_error *error) {
   hl__file_session *session = session_of(base);
   int status = hl__file_session_look(session, error);
   if (status) return status;
   for (size_t i = 0; i < request->n; i++) {
     const hl__file_holding key = {.row = request->rows[i]};
-    hl__file_holding *held = bsearch(&key, session->holdings, session->held,
-                                     sizeof key, holding_compare);
+    hl__file_holding *held =
+        bsearch(&key, session->holdings, session->held, sizeof key, holding_compare);
     if (!held || held->row.mode == HL_SHARED) continue;
     hl__file_row_downgrade(session->space, held);
     held->row.mode = HL_SHARED;
-    if (!hl__file_space_gone(session->space))
-      hl__file_queue_wake(session->space, held->hash);
+    if (!hl__file_space_gone(session->space)) hl__file_queue_wake(session->space, held->hash);
   }
   hl__file_board_regrade(session, request);
   *sent_ms = hl__lease_ms();
@@ -497,23 +465,20 @@ static int session_look(hl_session *base, hl_error *error) {
     const hl__file_holding *holding = &session->holdings[i];
     if (!is_named(&holding->row)) break; /* they come last */
     if (!hl__file_flock_stands(holding))
-      return hl__error(error, HL_ECONNECTION,
-                       "a lock file in %s was removed",
+      return hl__error(error, HL_ECONNECTION, "a lock file in %s was removed",
                        hl__file_session_flocks(session));
   }
   return hl__file_session_look(session, error);
 }
 
-static int session_renew(hl_session *base, int64_t *sent_ms,
-                         hl_error *error) {
+static int session_renew(hl_session *base, int64_t *sent_ms, hl_error *error) {
   *sent_ms = hl__lease_ms();
   return session_look(base, error);
 }
 
 /* Nothing is outstanding but an interruption that came when the call for which it
    was meant had ended. */
-static int session_settle(hl_session *base, int64_t deadline,
-                          hl_error *error) {
+static int session_settle(hl_session *base, int64_t deadline, hl_error *error) {
   (void)deadline, (void)error;
   atomic_store(&session_of(base)->interrupted, false);
   return HL_OK;
@@ -527,13 +492,10 @@ static bool session_told(hl_session *base) {
          !hl__file_space_shown(session->space, session->control);
 }
 
-static void session_interrupt(hl_session *base) {
-  hl__file_queue_interrupt(session_of(base));
-}
+static void session_interrupt(hl_session *base) { hl__file_queue_interrupt(session_of(base)); }
 
-static int session_holders(hl_session *base, const hl_lease_filter *filter,
-                           hl_holder_fn fn, void *context, int64_t deadline,
-                           hl_error *error) {
+static int session_holders(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn,
+                           void *context, int64_t deadline, hl_error *error) {
   hl__file_session *session = session_of(base);
   (void)deadline; /* names are left out: no process tells who has a file */
   if (hl__file_session_look(session, NULL) != HL_OK) {
@@ -542,8 +504,8 @@ static int session_holders(hl_session *base, const hl_lease_filter *filter,
   }
   int status = hl__file_lease_holders(session, filter, fn, context, error);
   if (status) return status;
-  return hl__file_board_read(&session->space->directory, filter->rows,
-                             filter->n, fn, context, error);
+  return hl__file_board_read(&session->space->directory, filter->rows, filter->n, fn, context,
+                             error);
 }
 
 const hl_store_ops hl_store_file = {

@@ -79,8 +79,7 @@ HL__MUTEX_CLASS(hl__file_registry) HL__AFTER(hl__file_store_mutex);
 HL__MUTEX_CLASS(hl__file_stripe_mutex) HL__AFTER(hl__file_registry);
 HL__MUTEX_CLASS(hl__file_guard) HL__AFTER(hl__file_stripe_mutex);
 HL__MUTEX_CLASS(hl__file_ledger_mutex) HL__AFTER(hl__file_guard);
-HL__MUTEX_CLASS(hl__file_board_mutex) HL__AFTER(hl__file_ledger_mutex)
-    HL__BEFORE(hl__births);
+HL__MUTEX_CLASS(hl__file_board_mutex) HL__AFTER(hl__file_ledger_mutex) HL__BEFORE(hl__births);
 
 /* ---------------------------------------------------------- directory.c */
 
@@ -91,7 +90,7 @@ HL__MUTEX_CLASS(hl__file_board_mutex) HL__AFTER(hl__file_ledger_mutex)
 #define HL__FILE_NAME_MAX 64
 
 typedef struct hl__file_directory {
-  int fd; /* -1 when closed */
+  int fd;     /* -1 when closed */
   char *path; /* absolute, without links; malloc'ed */
   dev_t device;
   ino_t inode;
@@ -102,8 +101,7 @@ typedef struct hl__file_directory {
 
 /* Opens the directory of a DSN (NULL: the default one), making it if need be.
    HL_OK, HL_ESTORE, HL_EUNSAFE_SERVER, HL_ENOMEM. */
-int hl__file_directory_open(const char *path, hl__file_directory *directory,
-                            hl_error *error);
+int hl__file_directory_open(const char *path, hl__file_directory *directory, hl_error *error);
 /* Safe on a zeroed structure whose fd is -1. */
 void hl__file_directory_close(hl__file_directory *directory);
 /* The name by which whoever opens this path now finds the control file; malloc'ed,
@@ -117,14 +115,11 @@ int hl__file_temporary(const hl__file_directory *directory, mode_t mode,
                        char name[HL__FILE_NAME_MAX]);
 /* Gives a temporary file its name, unless something has it: EEXIST. 0, or -1
    with errno. */
-int hl__file_name(const hl__file_directory *directory, const char *temporary,
-                  const char *name);
+int hl__file_name(const hl__file_directory *directory, const char *temporary, const char *name);
 /* Opens a file for reading and writing; it must be a regular one. A descriptor
    that is watched, or -1 with errno. */
-int hl__file_open(const hl__file_directory *directory, const char *name,
-                  struct stat *st);
-int hl__file_open_to_read(const hl__file_directory *directory,
-                          const char *name);
+int hl__file_open(const hl__file_directory *directory, const char *name, struct stat *st);
+int hl__file_open_to_read(const hl__file_directory *directory, const char *name);
 /* Makes an empty file unless there is one of that name already. 0, or -1 with
    errno. */
 int hl__file_make(const hl__file_directory *directory, const char *name);
@@ -135,8 +130,7 @@ void hl__file_close(int fd);
 
 /* Whoever has a temporary file locks this byte of it, which is no row's. */
 static inline struct flock hl__file_life(short type) {
-  return (struct flock){
-      .l_type = type, .l_whence = SEEK_SET, .l_start = 1, .l_len = 1};
+  return (struct flock){.l_type = type, .l_whence = SEEK_SET, .l_start = 1, .l_len = 1};
 }
 /* Whether no process has a who-... or tmp-... file in its hands. */
 bool hl__file_is_dead(int fd);
@@ -153,7 +147,7 @@ typedef struct hl__file_signal {
   _Alignas(64) _Atomic uint32_t events; /* futex; grows when it is worth a look */
   _Atomic uint32_t tickets;             /* the next place in a queue */
   _Atomic uint64_t waiters;             /* see queue.c */
-  _Atomic uint64_t inode; /* of rows-NNNN; 0 before it is first made */
+  _Atomic uint64_t inode;               /* of rows-NNNN; 0 before it is first made */
   /* Rows of leases: those that share below, the exclusive ones above 32 bits. See
      ledger.h. */
   _Atomic uint64_t leases;
@@ -177,7 +171,7 @@ typedef struct hl__file_control {
   /* Of this file itself; 0: unknown, an earlier version made it. In a copy it is
      another file's. */
   uint64_t inode;
-  _Atomic uint64_t ledger; /* the inode of `leases`; 0 before it is first made */
+  _Atomic uint64_t ledger;      /* the inode of `leases`; 0 before it is first made */
   _Atomic uint32_t ledger_made; /* it has its header */
   hl__file_signal signals[HL__FILE_STRIPES];
 } hl__file_control;
@@ -215,8 +209,7 @@ typedef struct hl__file_stripe {
   hl__file_entry *heads[HL__FILE_HEADS] HL__GUARDED_BY(hl__file_stripe_mutex);
 } hl__file_stripe;
 
-HL__MUTEX_FUNCTIONS(hl__file_stripe, hl__file_stripe, mutex,
-                    hl__file_stripe_mutex)
+HL__MUTEX_FUNCTIONS(hl__file_stripe, hl__file_stripe, mutex, hl__file_stripe_mutex)
 
 struct hl__file_board;
 struct hl__ledger;
@@ -234,29 +227,28 @@ enum hl__file_gone {
 /* One directory as one process uses it; shared by its stores and sessions. */
 typedef struct hl__file_space {
   struct hl__file_space *next HL__GUARDED_BY(hl__file_registry);
-  atomic_uint references;        /* stores and sessions */
-  unsigned generation;           /* of the process; constant */
-  hl__file_directory directory;  /* constant */
-  int control_fd;                /* constant */
-  ino_t control_inode;           /* constant */
-  dev_t control_device;          /* constant */
+  atomic_uint references;       /* stores and sessions */
+  unsigned generation;          /* of the process; constant */
+  hl__file_directory directory; /* constant */
+  int control_fd;               /* constant */
+  ino_t control_inode;          /* constant */
+  dev_t control_device;         /* constant */
   /* The mapping; constant. Touched soon after hl__file_space_gone has denied:
      that is how little time is left for somebody to cut the file. */
   hl__file_control *control;
-  struct hl__file_board *board;  /* constant */
-  struct hl__ledger *ledger;     /* constant */
-  atomic_int gone;               /* enum hl__file_gone; never HERE again */
+  struct hl__file_board *board; /* constant */
+  struct hl__ledger *ledger;    /* constant */
+  atomic_int gone;              /* enum hl__file_gone; never HERE again */
   atomic_uint open_stripes;
-  atomic_uint hand;              /* which idle stripe to close next */
+  atomic_uint hand; /* which idle stripe to close next */
   hl__file_stripe stripes[HL__FILE_STRIPES];
 } hl__file_space;
 
 /* The space of a directory, made or shared, with a reference for the caller.
    HL_OK, HL_EMISMATCH, HL_EUNSAFE_SERVER, HL_ESTORE, HL_ENOMEM. */
 /* *layout: a reference to what it and config->layout have agreed on. */
-int hl__file_space_open(const char *path, const hl_store_config *config,
-                        hl_layout **layout, hl__file_space **space,
-                        hl_error *error);
+int hl__file_space_open(const char *path, const hl_store_config *config, hl_layout **layout,
+                        hl__file_space **space, hl_error *error);
 void hl__file_space_ref(hl__file_space *space);
 void hl__file_space_unref(hl__file_space *space); /* NULL is fine */
 /* Whether it cannot be used any more, as its locks keep nobody out or its mapping
@@ -273,8 +265,7 @@ int hl__file_space_gone_error(const hl__file_space *space, hl_error *error);
 bool hl__file_stripe_spare(hl__file_space *space);
 /* Opens a stripe's file. HL_OK, HL_ECONNECTION (removed), HL_ESTORE,
    HL_ENOMEM. */
-int hl__file_stripe_open(hl__file_space *space, uint32_t index,
-                         hl_error *error)
+int hl__file_stripe_open(hl__file_space *space, uint32_t index, hl_error *error)
     HL__REQUIRES(hl__file_stripe_mutex);
 
 /* -------------------------------------------------------------- file.c */
@@ -317,17 +308,17 @@ typedef struct hl__file_circle {
 
 typedef struct hl__file_session {
   hl_session base;
-  uint64_t id; /* for observers */
-  hl__file_space *space; /* a reference */
-  char *control; /* the name that must lead to the space; malloc'ed */
-  bool stale;    /* it does not, or the space is gone */
+  uint64_t id;                /* for observers */
+  hl__file_space *space;      /* a reference */
+  char *control;              /* the name that must lead to the space; malloc'ed */
+  bool stale;                 /* it does not, or the space is gone */
   hl__file_holding *holdings; /* the first `held`, in locking order */
   size_t held, capacity;
   struct hl__file_slot **slots; /* its records on the board */
   size_t slot_count, slot_capacity;
-  size_t slots_used;  /* the first ones tell of something */
+  size_t slots_used; /* the first ones tell of something */
   hl__file_waiter waiter;
-  hl__file_circle circle; /* of the request under way */
+  hl__file_circle circle;  /* of the request under way */
   atomic_bool interrupted; /* until the call under way ends, or settle */
   pthread_mutex_t guard;
   /* Which stripe's event it may sleep on. */
@@ -358,27 +349,21 @@ void hl__file_session_clear(hl__file_session *session);
 /* -------------------------------------------------------------- table.c */
 
 uint32_t hl__file_hash(uint32_t level, uint64_t bucket);
-static inline uint32_t hl__file_stripe_of(uint32_t hash) {
-  return hash % HL__FILE_STRIPES;
-}
+static inline uint32_t hl__file_stripe_of(uint32_t hash) { return hash % HL__FILE_STRIPES; }
 
 /* Takes a row at once, or not: HL_OK with *entry set, HL_TIMEOUT (somebody
    holds or awaits it), HL_ECONNECTION, HL_ESTORE, HL_ENOMEM. With `conversion`
    the session holds it shared, and *entry is given. With `crowded` it looks
    whether another process awaits the row. */
-int hl__file_row_try(hl__file_session *session, const hl_row *row,
-                     uint32_t hash, bool conversion, bool crowded,
-                     hl__file_entry **entry, hl_error *error);
+int hl__file_row_try(hl__file_session *session, const hl_row *row, uint32_t hash, bool conversion,
+                     bool crowded, hl__file_entry **entry, hl_error *error);
 /* The same, but waits until the deadline; also HL_CANCELLED. */
-int hl__file_row_wait(hl__file_session *session, const hl_row *row,
-                      uint32_t hash, bool conversion, int64_t deadline,
-                      hl__file_entry **entry, hl_error *error);
+int hl__file_row_wait(hl__file_session *session, const hl_row *row, uint32_t hash, bool conversion,
+                      int64_t deadline, hl__file_entry **entry, hl_error *error);
 /* Gives a row back, or back to shared. Cannot fail. Those who wait for it are not
    told: hl__file_queue_wake. */
-void hl__file_row_release(hl__file_space *space,
-                          const hl__file_holding *holding);
-void hl__file_row_downgrade(hl__file_space *space,
-                            const hl__file_holding *holding);
+void hl__file_row_release(hl__file_space *space, const hl__file_holding *holding);
+void hl__file_row_downgrade(hl__file_space *space, const hl__file_holding *holding);
 /* Whether no session holds or awaits anything. */
 bool hl__file_table_empty(hl__file_space *space);
 void hl__file_table_free(hl__file_space *space);
@@ -388,23 +373,20 @@ void hl__file_table_free(hl__file_space *space);
 /* Enters a session as a holder, taking or upgrading the kernel's lock if the
    process has not got it. HL_OK, HL_TIMEOUT (a holder, here or elsewhere, is in
    the way), HL_ESTORE. */
-int hl__file_entry_grant(hl__file_stripe *stripe, hl__file_entry *entry,
-                         hl_mode mode, bool conversion, hl_error *error)
-    HL__REQUIRES(hl__file_stripe_mutex);
+int hl__file_entry_grant(hl__file_stripe *stripe, hl__file_entry *entry, hl_mode mode,
+                         bool conversion, hl_error *error) HL__REQUIRES(hl__file_stripe_mutex);
 
 /* -------------------------------------------------------------- queue.c */
 
 /* Waits in the entry's queue, giving up the stripe's mutex while asleep. HL_OK,
    HL_TIMEOUT, HL_CANCELLED, HL_ECONNECTION, HL_ESTORE. */
-int hl__file_queue_wait(hl__file_session *session, uint32_t hash,
-                        hl__file_entry *entry, hl_mode mode, bool conversion,
-                        int64_t deadline, hl_error *error)
+int hl__file_queue_wait(hl__file_session *session, uint32_t hash, hl__file_entry *entry,
+                        hl_mode mode, bool conversion, int64_t deadline, hl_error *error)
     HL__REQUIRES(hl__file_stripe_mutex);
 /* Whether anybody at all awaits any row of the stripe. */
 bool hl__file_queue_crowded(hl__file_space *space, uint32_t hash);
 /* Whether another process awaits the row. */
-bool hl__file_queue_elsewhere(hl__file_space *space, uint32_t index,
-                              const hl__file_entry *entry)
+bool hl__file_queue_elsewhere(hl__file_space *space, uint32_t index, const hl__file_entry *entry)
     HL__REQUIRES(hl__file_stripe_mutex);
 /* Lets those look again who wait for a row of this hash, in whatever process.
    To be called after something has been given back and the space was found not
@@ -419,8 +401,8 @@ void hl__file_queue_interrupt(hl__file_session *session);
    session is interrupted. */
 void hl__file_bell_enter(hl__file_session *session, uint32_t hash);
 uint32_t hl__file_bell_seen(const hl__file_session *session, uint32_t hash);
-void hl__file_bell_sleep(const hl__file_session *session, uint32_t hash,
-                         uint32_t seen, int64_t until);
+void hl__file_bell_sleep(const hl__file_session *session, uint32_t hash, uint32_t seen,
+                         int64_t until);
 void hl__file_bell_leave(hl__file_session *session, uint32_t hash);
 /* A lease on such a row has ended. */
 void hl__file_bell_ring(hl__file_space *space, uint32_t hash);
@@ -443,9 +425,8 @@ int hl__file_dsn(char *text, hl_dsn *dsn, hl_error *error);
 /* Locks the file of a row of HL_LEVEL_NAMED, and writes the holding; if it may, it waits until
    the request's deadline. HL_OK, HL_TIMEOUT,
    HL_CANCELLED, HL_ESTORE, HL_ENOMEM. */
-int hl__file_flock_take(hl__file_session *session, const hl_request *request,
-                        const hl_row *row, bool wait, hl__file_holding *holding,
-                        hl_error *error);
+int hl__file_flock_take(hl__file_session *session, const hl_request *request, const hl_row *row,
+                        bool wait, hl__file_holding *holding, hl_error *error);
 void hl__file_flock_release(const hl__file_holding *holding);
 /* Whether the file is still locked by us, and has a name. */
 bool hl__file_flock_stands(const hl__file_holding *holding);
@@ -456,24 +437,21 @@ extern const hl_lease_ops hl__file_leases;
 
 /* Whether a lease may be in the way of a row that the session has locked. Whoever took the
    first lease of the directory had made the ledger before he recorded it. */
-static inline bool hl__file_leased(const hl__file_space *space, uint32_t hash,
-                                   hl_mode mode) {
+static inline bool hl__file_leased(const hl__file_space *space, uint32_t hash, hl_mode mode) {
   if (atomic_load(&space->control->ledger) == 0) return false;
-  uint64_t rows =
-      atomic_load(&space->control->signals[hl__file_stripe_of(hash)].leases);
+  uint64_t rows = atomic_load(&space->control->signals[hl__file_stripe_of(hash)].leases);
   return (mode == HL_SHARED ? rows >> 32 : rows) != 0;
 }
 
 /* Waits until no lease is in the way of a row that the session has locked; deletes those
    whose time is up. HL_OK, HL_TIMEOUT, HL_CANCELLED, HL_ECONNECTION, HL_ESTORE; HL_BEHIND_UPDATE. */
-int hl__file_lease_await(hl__file_session *session, const hl_request *request,
-                         const hl_row *row, uint32_t hash, hl_error *error);
+int hl__file_lease_await(hl__file_session *session, const hl_request *request, const hl_row *row,
+                         uint32_t hash, hl_error *error);
 /* Records the lease of a request whose rows the session has locked. */
-int hl__file_lease_write(hl__file_session *session, const hl_request *request,
-                         hl_grant *grant, hl_error *error);
+int hl__file_lease_write(hl__file_session *session, const hl_request *request, hl_grant *grant,
+                         hl_error *error);
 /* Calls fn for those that conflict with the rows. */
-int hl__file_lease_holders(hl__file_session *session,
-                           const hl_lease_filter *filter, hl_holder_fn fn,
-                           void *context, hl_error *error);
+int hl__file_lease_holders(hl__file_session *session, const hl_lease_filter *filter,
+                           hl_holder_fn fn, void *context, hl_error *error);
 
 #endif

@@ -45,13 +45,12 @@ static uint64_t hash_of(const char *data, size_t size) {
 }
 
 static bool is_shown(unsigned char c) {
-  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') ||
-         (c >= '0' && c <= '9') || c == '.' || c == '_' || c == '-';
+  return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '.' ||
+         c == '_' || c == '-';
 }
 
 /* As FlockStore::lock() has it: what is not plain becomes one '-', and is cut. */
-static void file_name(const char *name, size_t size,
-                      char out[FILE_NAME_MAX_BYTES]) {
+static void file_name(const char *name, size_t size, char out[FILE_NAME_MAX_BYTES]) {
   static const char base64[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuv"
                                "wxyz0123456789+_"; /* '/' is written as '_' */
   char *at = stpcpy(out, "sf."), *end = at + SHOWN_BYTES;
@@ -79,19 +78,16 @@ uint64_t hl__file_name_key(const char *name, size_t size) {
 /* ------------------------------------------------------------- directory */
 
 int hl__file_dsn(char *text, hl_dsn *dsn, hl_error *error) {
-  static const hl__dsn_known known[] = {{"flock", HL__DSN_TEXT, .offset = 0},
-                                        {.name = NULL}};
+  static const hl__dsn_known known[] = {{"flock", HL__DSN_TEXT, .offset = 0}, {.name = NULL}};
   const char *flock;
   int status = hl__dsn_path(text, dsn, error);
-  if (status == HL_OK && !dsn->interoperate)
-    status = hl__dsn_store(dsn, known, &flock, error);
+  if (status == HL_OK && !dsn->interoperate) status = hl__dsn_store(dsn, known, &flock, error);
   if (status || !dsn->interoperate) {
     if (hl_dsn_param_get(dsn, "flock")) dsn->interoperate = "symfony";
     return status;
   }
   /* flock:///directory: it is Symfony's, and ours is the usual one. */
-  if (dsn->param_count)
-    return hl__error(error, HL_EDSN, "flock: takes no parameters");
+  if (dsn->param_count) return hl__error(error, HL_EDSN, "flock: takes no parameters");
   if (!dsn->path) return HL_OK;
   status = hl__dsn_param_add(dsn, "flock", dsn->path, error);
   dsn->path = NULL;
@@ -127,8 +123,7 @@ int hl__file_flocks_open(const hl_dsn *dsn, char **path, hl_error *error) {
     return hl__error_errno(error, HL_ESTORE,
                            "the directory of Symfony's lock files cannot be "
                            "made");
-  if (stat(*path, &st) != 0 || !S_ISDIR(st.st_mode) ||
-      access(*path, W_OK | X_OK) != 0)
+  if (stat(*path, &st) != 0 || !S_ISDIR(st.st_mode) || access(*path, W_OK | X_OK) != 0)
     return hl__error_errno(error, HL_ESTORE,
                            "the directory of Symfony's lock files is no "
                            "directory, or closed to us");
@@ -180,8 +175,8 @@ static int file_open_watched(const char *path, uint64_t *ticket) {
 /* Whether the file that is open is the one of that name. */
 static bool is_named_so(int fd, const char *path) {
   struct stat ours, there;
-  return fstat(fd, &ours) == 0 && lstat(path, &there) == 0 &&
-         ours.st_ino == there.st_ino && ours.st_dev == there.st_dev;
+  return fstat(fd, &ours) == 0 && lstat(path, &there) == 0 && ours.st_ino == there.st_ino &&
+         ours.st_dev == there.st_dev;
 }
 
 /* Between half of `most` and all of it. */
@@ -191,16 +186,15 @@ static int64_t jittered(int64_t most, uint32_t *noise) {
 }
 
 /* Tries until it is ours, and waits in between. */
-static int file_lock(hl__file_session *session, int fd, int mode,
-                     int64_t deadline, bool wait, hl_error *error) {
+static int file_lock(hl__file_session *session, int fd, int mode, int64_t deadline, bool wait,
+                     hl_error *error) {
   int64_t nap = NAP_FIRST_MS;
   uint32_t noise = (uint32_t)hl__now_ms() ^ (uint32_t)session->id << 16;
   for (;;) {
     uint32_t seen = hl__file_nap_seen(session);
     if (flock(fd, mode | LOCK_NB) == 0) return HL_OK;
     if (errno != EWOULDBLOCK && errno != EINTR)
-      return hl__error_errno(error, HL_ESTORE,
-                             "the kernel refuses a lock on a file");
+      return hl__error_errno(error, HL_ESTORE, "the kernel refuses a lock on a file");
     if (!wait) return HL_TIMEOUT;
     if (atomic_load(&session->interrupted)) return HL_CANCELLED;
     /* Never early: the millisecond of the deadline is waited for, too. */
@@ -212,9 +206,8 @@ static int file_lock(hl__file_session *session, int fd, int mode,
   }
 }
 
-int hl__file_flock_take(hl__file_session *session, const hl_request *request,
-                        const hl_row *row, bool wait, hl__file_holding *holding,
-                        hl_error *error) {
+int hl__file_flock_take(hl__file_session *session, const hl_request *request, const hl_row *row,
+                        bool wait, hl__file_holding *holding, hl_error *error) {
   const char *directory = hl__file_session_flocks(session);
   const hl_id name = hl__request_name(request, row);
   const int mode = row->mode == HL_SHARED ? LOCK_SH : LOCK_EX;
@@ -232,17 +225,14 @@ int hl__file_flock_take(hl__file_session *session, const hl_request *request,
     } while (holding->fd < 0 && (errno == EMFILE || errno == ENFILE) &&
              hl__file_stripe_spare(session->space));
     if (holding->fd < 0) {
-      status = hl__error_errno(error, HL_ESTORE,
-                               "cannot open the lock file of Symfony's");
+      status = hl__error_errno(error, HL_ESTORE, "cannot open the lock file of Symfony's");
       break;
     }
-    status = file_lock(session, holding->fd, mode, request->deadline, wait,
-                       error);
+    status = file_lock(session, holding->fd, mode, request->deadline, wait, error);
     if (status == HL_OK && is_named_so(holding->fd, path)) break;
     hl__file_flock_release(holding);
     if (status == HL_OK && ++tries == OPEN_TRIES)
-      status = hl__error(error, HL_ESTORE,
-                         "the lock file of Symfony's is removed again and again");
+      status = hl__error(error, HL_ESTORE, "the lock file of Symfony's is removed again and again");
   } while (status == HL_OK);
   free(path);
   return status;
@@ -257,6 +247,6 @@ void hl__file_flock_release(const hl__file_holding *holding) {
 
 bool hl__file_flock_stands(const hl__file_holding *holding) {
   struct stat st;
-  return hl__fork_watches(holding->fd, holding->ticket) &&
-         fstat(holding->fd, &st) == 0 && st.st_nlink > 0;
+  return hl__fork_watches(holding->fd, holding->ticket) && fstat(holding->fd, &st) == 0 &&
+         st.st_nlink > 0;
 }

@@ -43,17 +43,14 @@ static int row_compare(const void *a, const void *b) {
 }
 
 /* rows: in locking order; none: whatever it tells. */
-static bool record_conflicts(const hl__board_record *record,
-                             const hl_row *rows, size_t n) {
+static bool record_conflicts(const hl__board_record *record, const hl_row *rows, size_t n) {
   uint8_t state = atomic_load_explicit(&record->state, memory_order_relaxed);
   if (state != HL__BOARD_HELD && state != HL__BOARD_WAITING) return false;
   if (n == 0) return true;
   for (size_t i = 0; i < record->row_count && i < HL__BOARD_ROWS; i++) {
-    const hl_row *row =
-        bsearch(&record->rows[i], rows, n, sizeof *rows, row_compare);
+    const hl_row *row = bsearch(&record->rows[i], rows, n, sizeof *rows, row_compare);
     /* Another process writes it: any byte. */
-    hl_mode theirs =
-        record->rows[i].mode == HL_SHARED ? HL_SHARED : HL_EXCLUSIVE;
+    hl_mode theirs = record->rows[i].mode == HL_SHARED ? HL_SHARED : HL_EXCLUSIVE;
     if (row && hl__modes_conflict((hl_mode)row->mode, theirs)) return true;
   }
   return false;
@@ -95,20 +92,17 @@ static bool findings_add(findings *found, const hl__board_header *header,
   hl_holder *holder = &f->holder;
   memset(holder, 0, sizeof *holder); /* it is no lease */
   f->session = record->session;
-  text_take(holder->application, sizeof holder->application,
-            record->application);
+  text_take(holder->application, sizeof holder->application, record->application);
   text_take(holder->host, sizeof holder->host, header->host);
   text_take(holder->label, sizeof holder->label, record->label);
   text_take(holder->path, sizeof holder->path, record->path);
   holder->pid = header->pid;
   /* The sessions of each process have numbers from 0 on. */
-  (void)snprintf(holder->session, sizeof holder->session, "%" PRId64 ".%" PRIu64,
-                 holder->pid, record->session);
+  (void)snprintf(holder->session, sizeof holder->session, "%" PRId64 ".%" PRIu64, holder->pid,
+                 record->session);
   holder->since_ms = record->since_ms;
   holder->mode = hl__mode_read(record->mode);
-  holder->waiting = atomic_load_explicit(&record->state,
-                                         memory_order_relaxed) !=
-                    HL__BOARD_HELD;
+  holder->waiting = atomic_load_explicit(&record->state, memory_order_relaxed) != HL__BOARD_HELD;
   return true;
 }
 
@@ -121,35 +115,28 @@ static int finding_compare(const void *a, const void *b) {
 
 /* Each session once, though it may have several records; of all that there is, also what
    it awaits beside what it holds. */
-static void findings_tell(findings *found, bool all, hl_holder_fn fn,
-                          void *context) {
-  if (found->count > 0)
-    qsort(found->all, found->count, sizeof *found->all, finding_compare);
+static void findings_tell(findings *found, bool all, hl_holder_fn fn, void *context) {
+  if (found->count > 0) qsort(found->all, found->count, sizeof *found->all, finding_compare);
   for (size_t i = 0; i < found->count; i++) {
     const finding *f = &found->all[i];
-    if (i == 0 || f->session != f[-1].session ||
-        (all && f->holder.waiting != f[-1].holder.waiting))
+    if (i == 0 || f->session != f[-1].session || (all && f->holder.waiting != f[-1].holder.waiting))
       fn(context, &f->holder);
   }
 }
 
 /* All conflicting records of a board whose header has been read. */
-static int board_scan(int fd, const hl__board_header *header,
-                      const hl_row *rows, size_t n, findings *found) {
+static int board_scan(int fd, const hl__board_header *header, const hl_row *rows, size_t n,
+                      findings *found) {
   int status = HL_OK;
-  hl__board_record *chunk =
-      aligned_alloc(_Alignof(hl__board_record), HL__BOARD_CHUNK);
+  hl__board_record *chunk = aligned_alloc(_Alignof(hl__board_record), HL__BOARD_CHUNK);
   if (!chunk) return HL_ENOMEM;
   off_t offset = HL__BOARD_CHUNK;
-  while (status == HL_OK && found->may_read >= HL__BOARD_CHUNK &&
-         found->may_find > 0 &&
+  while (status == HL_OK && found->may_read >= HL__BOARD_CHUNK && found->may_find > 0 &&
          pread(fd, chunk, HL__BOARD_CHUNK, offset) == HL__BOARD_CHUNK) {
     found->may_read -= HL__BOARD_CHUNK;
-    for (uint32_t i = 0;
-         i < HL__BOARD_CHUNK_RECORDS && found->may_find > 0; i++) {
+    for (uint32_t i = 0; i < HL__BOARD_CHUNK_RECORDS && found->may_find > 0; i++) {
       if (!record_conflicts(&chunk[i], rows, n) ||
-          !hl__file_record_settle(fd, offset + (off_t)(i * sizeof *chunk),
-                                  &chunk[i]) ||
+          !hl__file_record_settle(fd, offset + (off_t)(i * sizeof *chunk), &chunk[i]) ||
           !record_conflicts(&chunk[i], rows, n))
         continue;
       if (!findings_add(found, header, &chunk[i])) {
@@ -164,8 +151,8 @@ static int board_scan(int fd, const hl__board_header *header,
 }
 
 /* Reads one board, or removes it when its process has gone. */
-static int board_read(const hl__file_directory *directory, const char *name,
-                      const hl_row *rows, size_t n, findings *found) {
+static int board_read(const hl__file_directory *directory, const char *name, const hl_row *rows,
+                      size_t n, findings *found) {
   hl__board_header header;
   int status = HL_OK;
   int fd = hl__file_open_to_read(directory, name);
@@ -177,28 +164,23 @@ static int board_read(const hl__file_directory *directory, const char *name,
   }
   if (pread(fd, &header, sizeof header, 0) == (ssize_t)sizeof header &&
       memcmp(header.magic, HL__BOARD_MAGIC, sizeof header.magic) == 0 &&
-      header.version == HL__BOARD_VERSION &&
-      header.record_size == sizeof(hl__board_record))
+      header.version == HL__BOARD_VERSION && header.record_size == sizeof(hl__board_record))
     status = board_scan(fd, &header, rows, n, found);
 out:
   hl__file_close(fd);
   return status;
 }
 
-int hl__file_board_read(const hl__file_directory *directory,
-                        const hl_row *rows, size_t n, hl_holder_fn fn,
-                        void *context, hl_error *error) {
+int hl__file_board_read(const hl__file_directory *directory, const hl_row *rows, size_t n,
+                        hl_holder_fn fn, void *context, hl_error *error) {
   findings found = {.may_read = READ_MAX, .may_find = FINDINGS_MAX};
   int status = HL_OK;
   struct dirent *file;
   DIR *names = hl__file_list(directory);
-  if (!names)
-    return hl__error_errno(error, HL_ESTORE, "cannot read %s",
-                           directory->path);
+  if (!names) return hl__error_errno(error, HL_ESTORE, "cannot read %s", directory->path);
   unsigned boards = 0;
   while (status == HL_OK && boards < BOARDS_MAX && (file = readdir(names))) {
-    if (strncmp(file->d_name, HL__FILE_BOARD, strlen(HL__FILE_BOARD)) != 0)
-      continue;
+    if (strncmp(file->d_name, HL__FILE_BOARD, strlen(HL__FILE_BOARD)) != 0) continue;
     boards++;
     status = board_read(directory, file->d_name, rows, n, &found);
     if (status == HL_OK)

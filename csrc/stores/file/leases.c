@@ -32,8 +32,7 @@ static int64_t at_least(int64_t deadline) {
 
 /* The ledger of a session whose space is there; HL_ERELEASED where there is none and none
    is to be made. */
-static int ledger_take(hl__file_session *session, bool make, int64_t deadline,
-                       hl_error *error)
+static int ledger_take(hl__file_session *session, bool make, int64_t deadline, hl_error *error)
     HL__ACQUIRES_IF_0(hl__file_ledger_mutex) HL__UNCHECKED {
   int status = hl__file_session_look(session, error);
   if (status) return status;
@@ -51,18 +50,15 @@ static void text_take(char *out, size_t size, const char *text, size_t room) {
   (void)hl__escape(out, size, text, strnlen(text, room - 1));
 }
 
-static bool same(const uint8_t a[16], const uint8_t b[16]) {
-  return memcmp(a, b, 16) == 0;
-}
+static bool same(const uint8_t a[16], const uint8_t b[16]) { return memcmp(a, b, 16) == 0; }
 
 /* ------------------------------------------------------ in the way of a row */
 
 /* One chain. HL_TIMEOUT: a lease is in the way; *nearest: until it ends. Deletes those before
    it whose time is up. It does not look for more: there may be a hundred thousand, and each
    that ends has it look again. Model: ledger.pml, get. */
-static int chain_look(hl__ledger *ledger, const uint8_t *exempt,
-                      const hl_row *row, uint32_t stripe, hl_mode mode,
-                      int64_t *nearest, bool *update)
+static int chain_look(hl__ledger *ledger, const uint8_t *exempt, const hl_row *row, uint32_t stripe,
+                      hl_mode mode, int64_t *nearest, bool *update)
     HL__REQUIRES(hl__file_ledger_mutex) {
   uint64_t steps = (uint64_t)ledger->records * HL__LEDGER_ROWS;
   uint32_t at = hl__ledger_chain(ledger, stripe, mode);
@@ -96,9 +92,8 @@ static int chain_look(hl__ledger *ledger, const uint8_t *exempt,
 }
 
 /* *update: who is in the way may want to make the row exclusive. */
-static int row_look(hl__file_session *session, const hl_request *request,
-                    const hl_row *row, uint32_t hash, int64_t *nearest,
-                    bool *update, hl_error *error) {
+static int row_look(hl__file_session *session, const hl_request *request, const hl_row *row,
+                    uint32_t hash, int64_t *nearest, bool *update, hl_error *error) {
   hl__ledger *ledger = session->space->ledger;
   uint32_t stripe = hl__file_stripe_of(hash);
   int status = ledger_take(session, false, hl__now_ms() + TAKE_MS, error);
@@ -111,18 +106,16 @@ static int row_look(hl__file_session *session, const hl_request *request,
   static const hl_mode modes[] = {HL_EXCLUSIVE, HL_SHARED};
   for (int i = 0; i < 2 && status == HL_OK; i++)
     if (hl__modes_conflict((hl_mode)row->mode, modes[i]))
-      status = chain_look(ledger, request->exempt, row, stripe, modes[i],
-                          nearest, update);
+      status = chain_look(ledger, request->exempt, row, stripe, modes[i], nearest, update);
   hl__ledger_give(ledger);
   return status;
 }
 
-int hl__file_lease_await(hl__file_session *session, const hl_request *request,
-                         const hl_row *row, uint32_t hash, hl_error *error) {
+int hl__file_lease_await(hl__file_session *session, const hl_request *request, const hl_row *row,
+                         uint32_t hash, hl_error *error) {
   int64_t nearest = HL_FOREVER, deadline = request->deadline;
   bool update = false;
-  bool gives_way = request->gives_way &&
-                   hl__may_upgrade(session->base.store->layout, row);
+  bool gives_way = request->gives_way && hl__may_upgrade(session->base.store->layout, row);
   int status = row_look(session, request, row, hash, &nearest, &update, error);
   if (status != HL_TIMEOUT || request->try_once) return status;
   hl__file_bell_enter(session, hash);
@@ -155,28 +148,25 @@ int hl__file_lease_await(hl__file_session *session, const hl_request *request,
 
 static void whose(hl__file_session *session, hl__ledger_record *record) {
   const hl_store_config *config = hl__file_session_config(session);
-  text_copy(record->application, sizeof record->application,
-            config->application);
+  text_copy(record->application, sizeof record->application, config->application);
   text_copy(record->host, sizeof record->host, config->host);
   record->pid = config->pid;
 }
 
 /* The rows are the session's; it keeps them. Model: ledger.pml, add. */
-static int record_write(hl__file_session *session, const hl_request *request,
-                        hl_grant *grant, hl_error *error) {
+static int record_write(hl__file_session *session, const hl_request *request, hl_grant *grant,
+                        hl_error *error) {
   const hl_lease_terms *terms = request->lease;
   hl__ledger *ledger = session->space->ledger;
-  hl__ledger_record model = {.mode = (uint8_t)request->mode,
-                             .since_unix = hl__unix_ms(),
-                             .token = grant->token};
+  hl__ledger_record model = {
+      .mode = (uint8_t)request->mode, .since_unix = hl__unix_ms(), .token = grant->token};
   memcpy(model.id, terms->id, sizeof model.id);
   memcpy(model.secret, terms->secret, sizeof model.secret);
   memcpy(model.holder, terms->holder, sizeof model.holder);
   text_copy(model.owner, sizeof model.owner, terms->owner);
   text_copy(model.path, sizeof model.path, request->path);
   if (request->label_size > 0)
-    (void)hl__escape(model.label, sizeof model.label, request->label,
-                     request->label_size);
+    (void)hl__escape(model.label, sizeof model.label, request->label, request->label_size);
   whose(session, &model);
   uint32_t number;
   int status = ledger_take(session, true, hl__now_ms() + TAKE_MS, error);
@@ -184,21 +174,20 @@ static int record_write(hl__file_session *session, const hl_request *request,
   /* The time counts from here: whoever waits has not seen the record yet. */
   int64_t now = hl__lease_ms();
   hl__ledger_until(ledger, &model, now, terms->ttl);
-  status = hl__ledger_add(ledger, &model, request->shown, request->shown_n,
-                          &number, error);
+  status = hl__ledger_add(ledger, &model, request->shown, request->shown_n, &number, error);
   hl__ledger_give(ledger);
   grant->sent_ms = now;
   grant->place = number;
   return status;
 }
 
-int hl__file_lease_write(hl__file_session *session, const hl_request *request,
-                         hl_grant *grant, hl_error *error) {
+int hl__file_lease_write(hl__file_session *session, const hl_request *request, hl_grant *grant,
+                         hl_error *error) {
   return record_write(session, request, grant, error);
 }
 
-static int lease_convert(hl_session *base, const hl_request *request,
-                         hl_grant *grant, hl_error *error) {
+static int lease_convert(hl_session *base, const hl_request *request, hl_grant *grant,
+                         hl_error *error) {
   hl__file_session *session = session_of(base);
   int status = record_write(session, request, grant, error);
   if (status == HL_OK) hl__file_session_clear(session);
@@ -208,16 +197,14 @@ static int lease_convert(hl_session *base, const hl_request *request,
 /* -------------------------------------------------------------- one record */
 
 /* The record of that id, LIVE or REVOKED; NULL when there is none. */
-static hl__ledger_record *find(hl__ledger *ledger, const hl_lease_terms *terms,
-                               uint32_t *number)
+static hl__ledger_record *find(hl__ledger *ledger, const hl_lease_terms *terms, uint32_t *number)
     HL__REQUIRES(hl__file_ledger_mutex) {
   uint32_t hint = terms->place < UINT32_MAX ? (uint32_t)terms->place : 0;
   for (uint32_t i = 0; i <= ledger->records; i++) {
     *number = i == 0 ? hint : i - 1; /* where it was first, then everywhere */
     hl__ledger_record *record = hl__ledger_record_at(ledger, *number);
     uint32_t state = record ? atomic_load(&record->state) : HL__LEDGER_FREE;
-    if ((state == HL__LEDGER_LIVE || state == HL__LEDGER_REVOKED) &&
-        same(record->id, terms->id))
+    if ((state == HL__LEDGER_LIVE || state == HL__LEDGER_REVOKED) && same(record->id, terms->id))
       return record;
   }
   return NULL;
@@ -237,15 +224,13 @@ static int gone_error(hl_error *error) {
 }
 
 /* The record that this holder has. HL_ELOST: it has none. */
-static int record_of_holder(hl__ledger *ledger, const hl_lease_terms *terms,
-                            uint32_t *number, hl__ledger_record **record,
-                            hl_error *error)
+static int record_of_holder(hl__ledger *ledger, const hl_lease_terms *terms, uint32_t *number,
+                            hl__ledger_record **record, hl_error *error)
     HL__REQUIRES(hl__file_ledger_mutex) {
   *record = find(ledger, terms, number);
   if (!*record) return gone_error(error);
   if (!same((*record)->holder, terms->holder))
-    return hl__error(error, HL_ELOST,
-                     "the lease was imported, and belongs to that handle now");
+    return hl__error(error, HL_ELOST, "the lease was imported, and belongs to that handle now");
   if (atomic_load(&(*record)->state) == HL__LEDGER_LIVE) return HL_OK;
   int status = revoked_error(*record, error);
   hl__ledger_forget(ledger, *number);
@@ -253,16 +238,14 @@ static int record_of_holder(hl__ledger *ledger, const hl_lease_terms *terms,
 }
 
 /* Where there is no ledger there is no lease. */
-static int take_for_record(hl__file_session *session, int64_t deadline,
-                           hl_error *error)
+static int take_for_record(hl__file_session *session, int64_t deadline, hl_error *error)
     HL__ACQUIRES_IF_0(hl__file_ledger_mutex) HL__UNCHECKED {
   int status = ledger_take(session, false, deadline, error);
   return status == HL_ERELEASED ? gone_error(error) : status;
 }
 
-static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
-                         int64_t ttl, int64_t deadline, int64_t *sent_ms,
-                         hl_error *error) {
+static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t ttl,
+                         int64_t deadline, int64_t *sent_ms, hl_error *error) {
   hl__file_session *session = session_of(base);
   hl__ledger *ledger = session->space->ledger;
   hl__ledger_record *record;
@@ -278,8 +261,8 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
   return status;
 }
 
-static int lease_look(hl_session *base, const hl_lease_terms *terms,
-                      int64_t deadline, int64_t *left_ms, hl_error *error) {
+static int lease_look(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
+                      int64_t *left_ms, hl_error *error) {
   hl__file_session *session = session_of(base);
   hl__ledger *ledger = session->space->ledger;
   hl__ledger_record *record;
@@ -292,14 +275,13 @@ static int lease_look(hl_session *base, const hl_lease_terms *terms,
   return status;
 }
 
-static int lease_drop(hl_session *base, const hl_lease_terms *terms,
-                      bool confirm, int64_t deadline, hl_error *error) {
+static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confirm, int64_t deadline,
+                      hl_error *error) {
   hl__file_session *session = session_of(base);
   hl__ledger *ledger = session->space->ledger;
   hl__ledger_record *record;
   uint32_t number;
-  int status = take_for_record(
-      session, confirm ? at_least(deadline) : deadline, error);
+  int status = take_for_record(session, confirm ? at_least(deadline) : deadline, error);
   if (status) return status;
   status = record_of_holder(ledger, terms, &number, &record, error);
   if (status == HL_OK) hl__ledger_remove(ledger, number, HL__LEDGER_FREE);
@@ -315,8 +297,8 @@ static int row_compare(const void *a, const void *b) {
 
 /* Calls `each` for the rows of a lease, until that says false. */
 typedef bool (*row_fn)(void *context, const hl__ledger_row *row);
-static bool rows_visit(hl__ledger *ledger, uint32_t number, row_fn each,
-                       void *context) HL__REQUIRES(hl__file_ledger_mutex) {
+static bool rows_visit(hl__ledger *ledger, uint32_t number, row_fn each, void *context)
+    HL__REQUIRES(hl__file_ledger_mutex) {
   for (uint32_t steps = ledger->records; steps > 0; steps--) {
     const hl__ledger_record *record = hl__ledger_record_at(ledger, number);
     if (!record) return true;
@@ -335,24 +317,20 @@ typedef struct wanted {
 
 static bool row_is_wanted(void *context, const hl__ledger_row *row) {
   wanted *self = context;
-  const hl_row *found =
-      bsearch(row, self->rows, self->n, sizeof *self->rows, row_compare);
+  const hl_row *found = bsearch(row, self->rows, self->n, sizeof *self->rows, row_compare);
   if (found) self->met++;
   return found && found->mode == row->mode;
 }
 
 static bool row_is_free(void *context, const hl__ledger_row *row) {
   const wanted *self = context;
-  const hl_row *found =
-      bsearch(row, self->rows, self->n, sizeof *self->rows, row_compare);
-  return !found ||
-         !hl__modes_conflict((hl_mode)found->mode,
-                             row->mode == HL_SHARED ? HL_SHARED : HL_EXCLUSIVE);
+  const hl_row *found = bsearch(row, self->rows, self->n, sizeof *self->rows, row_compare);
+  return !found || !hl__modes_conflict((hl_mode)found->mode,
+                                       row->mode == HL_SHARED ? HL_SHARED : HL_EXCLUSIVE);
 }
 
-static int adopt(hl__file_session *session, const hl_request *request,
-                 hl_grant *grant, hl_error *error)
-    HL__REQUIRES(hl__file_ledger_mutex) {
+static int adopt(hl__file_session *session, const hl_request *request, hl_grant *grant,
+                 hl_error *error) HL__REQUIRES(hl__file_ledger_mutex) {
   hl__ledger *ledger = session->space->ledger;
   const hl_lease_terms *terms = request->lease;
   uint32_t number;
@@ -362,11 +340,9 @@ static int adopt(hl__file_session *session, const hl_request *request,
     return hl__error(error, HL_CANCELLED, "the import was interrupted");
   hl__ledger_record *record = find(ledger, terms, &number);
   if (!record || !same(record->secret, terms->secret)) return gone_error(error);
-  if (atomic_load(&record->state) != HL__LEDGER_LIVE)
-    return revoked_error(record, error);
+  if (atomic_load(&record->state) != HL__LEDGER_LIVE) return revoked_error(record, error);
   if (!rows_visit(ledger, number, row_is_wanted, &rows) || rows.met != rows.n)
-    return hl__error(error, HL_EMISMATCH,
-                     "the lease locks something else than its text says");
+    return hl__error(error, HL_EMISMATCH, "the lease locks something else than its text says");
   /* Killed in the middle: the holder is nobody, and the text is as good as it was. */
   memcpy(record->holder, terms->holder, sizeof record->holder);
   whose(session, record);
@@ -380,8 +356,8 @@ static int adopt(hl__file_session *session, const hl_request *request,
 /* The rows of an upgrade are locked as for anybody else, so it stands in their queue: who waits there
    waits for this lease no more than for those who share it, as whoever wants them exclusively has given way
    (HL_BEHIND_UPDATE). Then nobody else is there, in a session or by a lease. */
-static int rows_lock(hl__file_session *session, const hl_request *request,
-                     hl_grant *grant, hl_error *error) {
+static int rows_lock(hl__file_session *session, const hl_request *request, hl_grant *grant,
+                     hl_error *error) {
   hl_request own = *request;
   own.lease = NULL;
   own.upgrade = false;
@@ -392,8 +368,8 @@ static int rows_lock(hl__file_session *session, const hl_request *request,
   return hl_store_file.take(&session->base, &own, grant, error);
 }
 
-static int record_regrade(hl__file_session *session, const hl_request *request,
-                          uint64_t token, hl_grant *grant, hl_error *error) {
+static int record_regrade(hl__file_session *session, const hl_request *request, uint64_t token,
+                          hl_grant *grant, hl_error *error) {
   hl__ledger *ledger = session->space->ledger;
   hl__ledger_record *record;
   uint32_t number;
@@ -402,8 +378,7 @@ static int record_regrade(hl__file_session *session, const hl_request *request,
   status = record_of_holder(ledger, request->lease, &number, &record, error);
   if (status == HL_OK) {
     if (request->upgrade) record->token = token;
-    hl__ledger_regrade(ledger, number, request->rows, request->n,
-                       request->mode);
+    hl__ledger_regrade(ledger, number, request->rows, request->n, request->mode);
     grant->place = number;
     grant->token = token;
   }
@@ -411,8 +386,8 @@ static int record_regrade(hl__file_session *session, const hl_request *request,
   return status;
 }
 
-static int lease_regrade(hl_session *base, const hl_request *request,
-                         hl_grant *grant, hl_error *error) {
+static int lease_regrade(hl_session *base, const hl_request *request, hl_grant *grant,
+                         hl_error *error) {
   hl__file_session *session = session_of(base);
   hl_grant held = {0};
   if (!request->upgrade) return record_regrade(session, request, 0, grant, error);
@@ -423,8 +398,8 @@ static int lease_regrade(hl_session *base, const hl_request *request,
   return status;
 }
 
-static int lease_adopt(hl_session *base, const hl_request *request,
-                       hl_grant *grant, hl_error *error) {
+static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *grant,
+                       hl_error *error) {
   hl__file_session *session = session_of(base);
   int status = take_for_record(session, at_least(request->deadline), error);
   if (status) return status;
@@ -436,37 +411,31 @@ static int lease_adopt(hl_session *base, const hl_request *request,
 /* ------------------------------------------------------------ many records */
 
 /* Whether its time is up or not. */
-static bool matches(hl__ledger *ledger, uint32_t number,
-                    const hl_lease_filter *filter)
+static bool matches(hl__ledger *ledger, uint32_t number, const hl_lease_filter *filter)
     HL__REQUIRES(hl__file_ledger_mutex) {
   const hl__ledger_record *record = hl__ledger_record_at(ledger, number);
   wanted rows = {filter->rows, filter->n, 0};
   if (atomic_load(&record->state) != HL__LEDGER_LIVE) return false;
   if (filter->id && !same(filter->id, record->id)) return false;
-  if (filter->owner &&
-      strncmp(filter->owner, record->owner, sizeof record->owner) != 0)
+  if (filter->owner && strncmp(filter->owner, record->owner, sizeof record->owner) != 0)
     return false;
-  if (filter->n > 0 && rows_visit(ledger, number, row_is_free, &rows))
-    return false;
+  if (filter->n > 0 && rows_visit(ledger, number, row_is_free, &rows)) return false;
   return true;
 }
 
-static void holder_fill(const hl__ledger *ledger,
-                        const hl__ledger_record *record, hl_holder *holder) {
+static void holder_fill(const hl__ledger *ledger, const hl__ledger_record *record,
+                        hl_holder *holder) {
   static const char hex[] = "0123456789abcdef";
   *holder = (hl_holder){.pid = record->pid,
                         .since_ms = record->since_unix,
                         .mode = hl__mode_read(record->mode),
                         .kind = HL_LEASE,
                         .remaining_ms = hl__ledger_left(ledger, record)};
-  text_take(holder->application, sizeof holder->application,
-            record->application, sizeof record->application);
-  text_take(holder->host, sizeof holder->host, record->host,
-            sizeof record->host);
-  text_take(holder->label, sizeof holder->label, record->label,
-            sizeof record->label);
-  text_take(holder->path, sizeof holder->path, record->path,
-            sizeof record->path);
+  text_take(holder->application, sizeof holder->application, record->application,
+            sizeof record->application);
+  text_take(holder->host, sizeof holder->host, record->host, sizeof record->host);
+  text_take(holder->label, sizeof holder->label, record->label, sizeof record->label);
+  text_take(holder->path, sizeof holder->path, record->path, sizeof record->path);
   text_copy(holder->owner, sizeof holder->owner, record->owner);
   for (size_t i = 0; i < 16; i++) {
     holder->id[2 * i] = hex[record->id[i] >> 4];
@@ -475,9 +444,8 @@ static void holder_fill(const hl__ledger *ledger,
 }
 
 /* In pieces: fn is called while nobody waits for the ledger. */
-static int list(hl__file_session *session, const hl_lease_filter *filter,
-                hl_holder_fn fn, void *context, int64_t deadline,
-                hl_error *error) {
+static int list(hl__file_session *session, const hl_lease_filter *filter, hl_holder_fn fn,
+                void *context, int64_t deadline, hl_error *error) {
   hl__ledger *ledger = session->space->ledger;
   hl_holder found[LIST_PIECE];
   uint32_t at = 0;
@@ -500,16 +468,14 @@ static int list(hl__file_session *session, const hl_lease_filter *filter,
   return HL_OK;
 }
 
-static int lease_list(hl_session *base, const hl_lease_filter *filter,
-                      hl_holder_fn fn, void *context, int64_t deadline,
-                      hl_error *error) {
+static int lease_list(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn,
+                      void *context, int64_t deadline, hl_error *error) {
   return list(session_of(base), filter, fn, context, deadline, error);
 }
 
 /* Those that are over, too: they may be refreshed, as long as the record is there. */
-static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
-                        const char *by, const char *reason, int64_t deadline,
-                        uint64_t *count, hl_error *error) {
+static int lease_revoke(hl_session *base, const hl_lease_filter *filter, const char *by,
+                        const char *reason, int64_t deadline, uint64_t *count, hl_error *error) {
   hl__file_session *session = session_of(base);
   hl__ledger *ledger = session->space->ledger;
   int status = ledger_take(session, false, at_least(deadline), error);
@@ -527,21 +493,18 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
   return HL_OK;
 }
 
-int hl__file_lease_holders(hl__file_session *session,
-                           const hl_lease_filter *filter, hl_holder_fn fn,
-                           void *context, hl_error *error) {
+int hl__file_lease_holders(hl__file_session *session, const hl_lease_filter *filter,
+                           hl_holder_fn fn, void *context, hl_error *error) {
   if (atomic_load(&session->space->control->ledger) == 0) return HL_OK;
   return list(session, filter, fn, context, 0, error);
 }
 
 /* The counter is the directory's, in the mapping of all who use it. */
-static int lease_raise(hl_session *base, uint64_t token, int64_t deadline,
-                       hl_error *error) {
+static int lease_raise(hl_session *base, uint64_t token, int64_t deadline, hl_error *error) {
   hl__file_session *session = session_of(base);
   (void)deadline;
   int status = hl__file_session_look(session, error);
-  if (status == HL_OK)
-    hl__file_tokens_raise(session->space->control, token >> 8);
+  if (status == HL_OK) hl__file_tokens_raise(session->space->control, token >> 8);
   return status;
 }
 

@@ -54,8 +54,7 @@ static int ledger_version_error(const hl__ledger *ledger, hl_error *error)
                    "%s/" HL__FILE_LEDGER " was made by another version of "
                    "hierlock (format %u, and this one knows %u): see Upgrading in "
                    "docs/operations.md",
-                   directory_path(ledger), ledger->header->version,
-                   HL__LEDGER_VERSION_UPDATES);
+                   directory_path(ledger), ledger->header->version, HL__LEDGER_VERSION_UPDATES);
 }
 
 /* The file, made if need be; and its inode is known to all from now on. */
@@ -91,20 +90,18 @@ static int ledger_open(hl__ledger *ledger, bool make, hl_error *error)
 
 /* The bytes of the file from one place to another are there: a full file system shows here,
    as an error, and not later as a signal. */
-static int file_reserve(hl__ledger *ledger, size_t from, size_t to,
-                        hl_error *error) HL__REQUIRES(hl__file_ledger_mutex) {
+static int file_reserve(hl__ledger *ledger, size_t from, size_t to, hl_error *error)
+    HL__REQUIRES(hl__file_ledger_mutex) {
   errno = posix_fallocate(ledger->fd, (off_t)from, (off_t)(to - from));
   if (errno)
-    return hl__error_errno(error, HL_ESTORE,
-                           "there is no space for a lease in %s",
+    return hl__error_errno(error, HL_ESTORE, "there is no space for a lease in %s",
                            directory_path(ledger));
   return HL_OK;
 }
 
 static int ledger_map(hl__ledger *ledger, size_t size, hl_error *error)
     HL__REQUIRES(hl__file_ledger_mutex) {
-  void *mapping = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED,
-                       ledger->fd, 0);
+  void *mapping = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, ledger->fd, 0);
   if (mapping == MAP_FAILED)
     return hl__error_errno(error, HL_ESTORE, "cannot map %s/" HL__FILE_LEDGER,
                            directory_path(ledger));
@@ -119,8 +116,7 @@ static size_t size_for(uint32_t records) {
 }
 
 /* In a new file; the magic comes last. */
-static int header_make(hl__ledger *ledger, hl_error *error)
-    HL__REQUIRES(hl__file_ledger_mutex) {
+static int header_make(hl__ledger *ledger, hl_error *error) HL__REQUIRES(hl__file_ledger_mutex) {
   int status = file_reserve(ledger, 0, HL__LEDGER_CHUNK, error);
   if (status == HL_OK) status = ledger_map(ledger, HL__LEDGER_CHUNK, error);
   if (status) return status;
@@ -141,13 +137,11 @@ static int header_make(hl__ledger *ledger, hl_error *error)
 static bool file_look(const hl__ledger *ledger, struct stat *st)
     HL__REQUIRES(hl__file_ledger_mutex) {
   return fstat(ledger->fd, st) == 0 && st->st_ino == ledger->inode &&
-         st->st_dev == ledger->device && st->st_nlink > 0 &&
-         st->st_size >= (off_t)ledger->size;
+         st->st_dev == ledger->device && st->st_nlink > 0 && st->st_size >= (off_t)ledger->size;
 }
 
 /* The mapping has all that others have made. The kernel's lock is held. */
-static int ledger_refresh(hl__ledger *ledger, hl_error *error)
-    HL__REQUIRES(hl__file_ledger_mutex) {
+static int ledger_refresh(hl__ledger *ledger, hl_error *error) HL__REQUIRES(hl__file_ledger_mutex) {
   struct stat st;
   int status = HL_OK;
   if (!file_look(ledger, &st)) return hl__ledger_strange_error(ledger, error);
@@ -155,11 +149,9 @@ static int ledger_refresh(hl__ledger *ledger, hl_error *error)
   if (!ledger->header || !made) {
     if (made && st.st_size < (off_t)HL__LEDGER_CHUNK)
       return hl__ledger_strange_error(ledger, error);
-    if (st.st_size >= (off_t)HL__LEDGER_CHUNK)
-      status = ledger_map(ledger, HL__LEDGER_CHUNK, error);
+    if (st.st_size >= (off_t)HL__LEDGER_CHUNK) status = ledger_map(ledger, HL__LEDGER_CHUNK, error);
     /* Whoever made it was killed before he had done. */
-    if (status == HL_OK && !made)
-      status = header_make(ledger, error);
+    if (status == HL_OK && !made) status = header_make(ledger, error);
     if (status) return status;
     if (!file_look(ledger, &st)) return hl__ledger_strange_error(ledger, error);
   }
@@ -167,24 +159,19 @@ static int ledger_refresh(hl__ledger *ledger, hl_error *error)
   uint32_t records = atomic_load(&header->records);
   if (memcmp(header->magic, HL__LEDGER_MAGIC, sizeof header->magic) != 0)
     return hl__ledger_strange_error(ledger, error);
-  if (header->version != HL__LEDGER_VERSION &&
-      header->version != HL__LEDGER_VERSION_UPDATES)
+  if (header->version != HL__LEDGER_VERSION && header->version != HL__LEDGER_VERSION_UPDATES)
     return ledger_version_error(ledger, error);
-  if (header->record_size != sizeof(hl__ledger_record) ||
-      header->stripes != HL__FILE_STRIPES || records > HL__LEDGER_MAX ||
-      st.st_size < (off_t)size_for(records))
+  if (header->record_size != sizeof(hl__ledger_record) || header->stripes != HL__FILE_STRIPES ||
+      records > HL__LEDGER_MAX || st.st_size < (off_t)size_for(records))
     return hl__ledger_strange_error(ledger, error);
-  if (ledger->size < size_for(records))
-    status = ledger_map(ledger, size_for(records), error);
+  if (ledger->size < size_for(records)) status = ledger_map(ledger, size_for(records), error);
   if (status) return status;
   ledger->records = records;
   /* Where the kernel says no id nobody knows. */
-  bool rebooted = ledger->boot[0] && memcmp(ledger->header->boot, ledger->boot,
-                                            sizeof ledger->boot) != 0;
-  if (atomic_load(&ledger->header->changing) || rebooted)
-    hl__ledger_mend(ledger);
-  if (rebooted)
-    memcpy(ledger->header->boot, ledger->boot, sizeof ledger->boot);
+  bool rebooted =
+      ledger->boot[0] && memcmp(ledger->header->boot, ledger->boot, sizeof ledger->boot) != 0;
+  if (atomic_load(&ledger->header->changing) || rebooted) hl__ledger_mend(ledger);
+  if (rebooted) memcpy(ledger->header->boot, ledger->boot, sizeof ledger->boot);
   return HL_OK;
 }
 
@@ -201,8 +188,7 @@ static int ledger_lock(hl__ledger *ledger, bool make, hl_error *error)
   if (status) return status;
   if (fcntl(ledger->fd, F_OFD_SETLK, &range) != 0) {
     if (errno == EAGAIN || errno == EACCES) return HL_TIMEOUT;
-    return hl__error_errno(error, HL_ESTORE,
-                           "the kernel refuses a lock on a file");
+    return hl__error_errno(error, HL_ESTORE, "the kernel refuses a lock on a file");
   }
   status = ledger_refresh(ledger, error);
   if (status) {
@@ -213,8 +199,8 @@ static int ledger_lock(hl__ledger *ledger, bool make, hl_error *error)
 }
 
 /* Unchecked: clang cannot follow a function that returns sometimes with a mutex. */
-HL__UNCHECKED int hl__ledger_take(hl__ledger *ledger, bool make,
-                                  int64_t deadline, hl_error *error) {
+HL__UNCHECKED int hl__ledger_take(hl__ledger *ledger, bool make, int64_t deadline,
+                                  hl_error *error) {
   static const struct timespec pause = {.tv_nsec = PAUSE_NS};
   for (;;) {
     /* Tried only: whoever has it in this process may wait for another one. */
@@ -226,8 +212,7 @@ HL__UNCHECKED int hl__ledger_take(hl__ledger *ledger, bool make,
     }
     if (hl__left_ms(deadline) == 0)
       return hl__error(error, HL_TIMEOUT,
-                       "another process keeps %s/" HL__FILE_LEDGER
-                       " for itself: it may be stopped",
+                       "another process keeps %s/" HL__FILE_LEDGER " for itself: it may be stopped",
                        directory_path(ledger));
     (void)nanosleep(&pause, NULL);
   }
@@ -246,8 +231,7 @@ void hl__ledger_give(hl__ledger *ledger) {
 }
 
 int hl__ledger_extend(hl__ledger *ledger, uint32_t records, hl_error *error) {
-  int status = file_reserve(ledger, size_for(ledger->records), size_for(records),
-                            error);
+  int status = file_reserve(ledger, size_for(ledger->records), size_for(records), error);
   if (status == HL_OK) status = ledger_map(ledger, size_for(records), error);
   if (status == HL_OK) ledger->records = records;
   return status;

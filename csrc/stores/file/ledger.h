@@ -103,8 +103,7 @@ typedef struct hl__ledger_record {
   hl__ledger_row rows[HL__LEDGER_ROWS];
 } hl__ledger_record;
 
-#define HL__LEDGER_CHUNK_RECORDS \
-  (HL__LEDGER_CHUNK / (uint32_t)sizeof(hl__ledger_record))
+#define HL__LEDGER_CHUNK_RECORDS (HL__LEDGER_CHUNK / (uint32_t)sizeof(hl__ledger_record))
 
 typedef struct hl__ledger {
   pthread_mutex_t mutex;
@@ -113,9 +112,9 @@ typedef struct hl__ledger {
   ino_t inode HL__GUARDED_BY(hl__file_ledger_mutex);
   dev_t device HL__GUARDED_BY(hl__file_ledger_mutex);
   hl__ledger_header *header HL__GUARDED_BY(hl__file_ledger_mutex); /* the mapping */
-  size_t size HL__GUARDED_BY(hl__file_ledger_mutex); /* of it */
-  uint32_t records HL__GUARDED_BY(hl__file_ledger_mutex); /* in it, and made */
-  uint64_t boot[2]; /* this one's id */
+  size_t size HL__GUARDED_BY(hl__file_ledger_mutex);               /* of it */
+  uint32_t records HL__GUARDED_BY(hl__file_ledger_mutex);          /* in it, and made */
+  uint64_t boot[2];                                                /* this one's id */
 } hl__ledger;
 
 HL__MUTEX_FUNCTIONS(hl__ledger_mutex, hl__ledger, mutex, hl__file_ledger_mutex)
@@ -128,11 +127,9 @@ void hl__ledger_free(hl__ledger *ledger, bool ours);
    `make`: makes the file where there is none; else that is HL_ERELEASED, and it is not taken.
    HL_OK; HL_TIMEOUT; HL_ECONNECTION: it was removed; HL_ESTORE, HL_ENOMEM. Whoever takes it
    does nothing that blocks until he gives it back. The space was found not to be gone. */
-int hl__ledger_take(hl__ledger *ledger, bool make, int64_t deadline,
-                    hl_error *error)
+int hl__ledger_take(hl__ledger *ledger, bool make, int64_t deadline, hl_error *error)
     HL__ACQUIRES_IF_0(hl__file_ledger_mutex);
-void hl__ledger_give(hl__ledger *ledger)
-    HL__RELEASES(hl__file_ledger_mutex);
+void hl__ledger_give(hl__ledger *ledger) HL__RELEASES(hl__file_ledger_mutex);
 /* Before anybody relies on the counts: has them made anew after a reboot. Whoever has the
    ledger at that moment has done so. */
 void hl__ledger_begin(hl__ledger *ledger);
@@ -153,35 +150,29 @@ uint32_t hl__ledger_chain(hl__ledger *ledger, uint32_t stripe, hl_mode mode)
 uint32_t hl__ledger_chain_next(hl__ledger *ledger, uint32_t row)
     HL__REQUIRES(hl__file_ledger_mutex);
 /* The row, and the number of the first record of its lease. NULL: it is none. */
-const hl__ledger_row *hl__ledger_row_at(hl__ledger *ledger, uint32_t row,
-                                        uint32_t *number)
+const hl__ledger_row *hl__ledger_row_at(hl__ledger *ledger, uint32_t row, uint32_t *number)
     HL__REQUIRES(hl__file_ledger_mutex);
 /* Makes anew what follows from the records. */
 void hl__ledger_mend(hl__ledger *ledger) HL__REQUIRES(hl__file_ledger_mutex);
 
 /* Enters a lease: `model`, which is copied, has all but state, next, first, rows. *number: its
    first record. HL_OK, HL_ESTORE (no space is left). */
-int hl__ledger_add(hl__ledger *ledger, const hl__ledger_record *model,
-                   const hl_row *rows, size_t n, uint32_t *number,
-                   hl_error *error) HL__REQUIRES(hl__file_ledger_mutex);
+int hl__ledger_add(hl__ledger *ledger, const hl__ledger_record *model, const hl_row *rows, size_t n,
+                   uint32_t *number, hl_error *error) HL__REQUIRES(hl__file_ledger_mutex);
 /* These rows of one, in locking order, are in another mode from now on, as is the lease. Wakes those who
    wait for them. */
-void hl__ledger_regrade(hl__ledger *ledger, uint32_t number, const hl_row *rows,
-                        size_t n, hl_mode mode)
-    HL__REQUIRES(hl__file_ledger_mutex);
+void hl__ledger_regrade(hl__ledger *ledger, uint32_t number, const hl_row *rows, size_t n,
+                        hl_mode mode) HL__REQUIRES(hl__file_ledger_mutex);
 /* Ends one; its first record becomes FREE or REVOKED. Wakes those who wait for its rows. */
-void hl__ledger_remove(hl__ledger *ledger, uint32_t number,
-                       enum hl__ledger_state state)
+void hl__ledger_remove(hl__ledger *ledger, uint32_t number, enum hl__ledger_state state)
     HL__REQUIRES(hl__file_ledger_mutex);
 /* A REVOKED one has been read. */
-void hl__ledger_forget(hl__ledger *ledger, uint32_t number)
-    HL__REQUIRES(hl__file_ledger_mutex);
+void hl__ledger_forget(hl__ledger *ledger, uint32_t number) HL__REQUIRES(hl__file_ledger_mutex);
 
 /* Milliseconds until it ends; 0 or less: its time is up. */
-int64_t hl__ledger_left(const hl__ledger *ledger,
-                        const hl__ledger_record *record);
+int64_t hl__ledger_left(const hl__ledger *ledger, const hl__ledger_record *record);
 /* It ends so long after `now` (hl__lease_ms). */
-void hl__ledger_until(const hl__ledger *ledger, hl__ledger_record *record,
-                      int64_t now, int64_t ttl);
+void hl__ledger_until(const hl__ledger *ledger, hl__ledger_record *record, int64_t now,
+                      int64_t ttl);
 
 #endif

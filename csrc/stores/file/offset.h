@@ -38,22 +38,19 @@ static inline off_t hl__file_row_flag(const hl__file_entry *entry, int bit) {
 /* l_type is the caller's; l_pid must be 0 for F_OFD_. */
 static inline struct flock hl__file_row_range(const hl__file_entry *entry) {
   return (struct flock){.l_whence = SEEK_SET,
-                        .l_start = hl__file_row_flag(entry, 36) |
-                                   hl__file_row_number(entry) << 1,
+                        .l_start = hl__file_row_flag(entry, 36) | hl__file_row_number(entry) << 1,
                         .l_len = 1};
 }
 
 /* `count` places of the row's queue, beginning with a ticket. */
-static inline struct flock hl__file_queue_range(const hl__file_entry *entry,
-                                                uint32_t ticket,
+static inline struct flock hl__file_queue_range(const hl__file_entry *entry, uint32_t ticket,
                                                 uint32_t count) {
-  return (struct flock){
-      .l_type = F_WRLCK,
-      .l_whence = SEEK_SET,
-      .l_start = hl__file_row_flag(entry, 62) | HL__FILE_QUEUES |
-                 hl__file_row_number(entry) << HL__FILE_TICKET_BITS |
-                 (off_t)ticket,
-      .l_len = (off_t)count};
+  return (struct flock){.l_type = F_WRLCK,
+                        .l_whence = SEEK_SET,
+                        .l_start = hl__file_row_flag(entry, 62) | HL__FILE_QUEUES |
+                                   hl__file_row_number(entry) << HL__FILE_TICKET_BITS |
+                                   (off_t)ticket,
+                        .l_len = (off_t)count};
 }
 
 #endif

@@ -85,19 +85,17 @@
 
 /* Until `until` (hl__now_ms; HL_FOREVER) at most, or sooner for no reason. A
    word that a set of bits was given for is woken for these bits only. */
-static void futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t until,
-                       bool shared, uint32_t bits) {
+static void futex_wait(_Atomic uint32_t *word, uint32_t seen, int64_t until, bool shared,
+                       uint32_t bits) {
   struct timespec end = {.tv_sec = (time_t)(until / 1000),
                          .tv_nsec = (long)(until % 1000) * 1000000};
-  (void)syscall(SYS_futex, word,
-                FUTEX_WAIT_BITSET | (shared ? 0 : FUTEX_PRIVATE_FLAG), seen,
+  (void)syscall(SYS_futex, word, FUTEX_WAIT_BITSET | (shared ? 0 : FUTEX_PRIVATE_FLAG), seen,
                 until == HL_FOREVER ? NULL : &end, NULL, bits);
 }
 
 static void futex_wake(_Atomic uint32_t *word, bool shared, uint32_t bits) {
-  (void)syscall(SYS_futex, word,
-                FUTEX_WAKE_BITSET | (shared ? 0 : FUTEX_PRIVATE_FLAG),
-                INT_MAX, NULL, NULL, bits);
+  (void)syscall(SYS_futex, word, FUTEX_WAKE_BITSET | (shared ? 0 : FUTEX_PRIVATE_FLAG), INT_MAX,
+                NULL, NULL, bits);
 }
 
 /* Which sleepers on a stripe's word a row concerns; bits of the hash that have
@@ -111,8 +109,7 @@ static void signal_all(hl__file_signal *signal, uint32_t bits) {
 
 void hl__file_queue_wake(hl__file_space *space, uint32_t hash) {
   hl__file_signal *signal = &space->control->signals[hl__file_stripe_of(hash)];
-  if ((atomic_load(&signal->waiters) & WAITERS_COUNT) != 0)
-    signal_all(signal, wake_bits(hash));
+  if ((atomic_load(&signal->waiters) & WAITERS_COUNT) != 0) signal_all(signal, wake_bits(hash));
 }
 
 /* A waiter of this process shall look again. */
@@ -135,8 +132,7 @@ void hl__file_queue_interrupt(hl__file_session *session) {
    that ends costs a call of the kernel more. */
 void hl__file_bell_ring(hl__file_space *space, uint32_t hash) {
   hl__file_signal *signal = &space->control->signals[hl__file_stripe_of(hash)];
-  if (atomic_load(&signal->lease_waiters) != 0)
-    signal_all(signal, wake_bits(hash));
+  if (atomic_load(&signal->lease_waiters) != 0) signal_all(signal, wake_bits(hash));
 }
 
 /* From now on hl__file_queue_interrupt finds the session's stripe. */
@@ -152,16 +148,15 @@ static void asleep_set(hl__file_session *session, hl__file_signal *signal) {
    first there goes to *where. */
 static bool range_taken(int fd, struct flock range, off_t *where) {
   if (range.l_len == 0) return false; /* it would mean: to the end */
-  if (fcntl(fd, F_OFD_GETLK, &range) != 0 || range.l_type == F_UNLCK)
-    return false;
+  if (fcntl(fd, F_OFD_GETLK, &range) != 0 || range.l_type == F_UNLCK) return false;
   *where = range.l_start;
   return true;
 }
 
 /* HL_TIMEOUT: none can be had now. Model: queue.pml, ticket_take. */
 static int ticket_take(hl__file_stripe *stripe, hl__file_signal *signal,
-                       const hl__file_entry *entry, hl__file_waiter *waiter,
-                       hl_error *error) HL__REQUIRES(hl__file_stripe_mutex) {
+                       const hl__file_entry *entry, hl__file_waiter *waiter, hl_error *error)
+    HL__REQUIRES(hl__file_stripe_mutex) {
   if (waiter->ticketed) return HL_OK;
   for (int i = 0; i < TICKET_TRIES; i++) {
     waiter->ticket = atomic_fetch_add(&signal->tickets, 1u) % HL__FILE_TICKETS;
@@ -173,25 +168,21 @@ static int ticket_take(hl__file_stripe *stripe, hl__file_signal *signal,
       return HL_OK;
     }
     if (errno != EAGAIN && errno != EACCES)
-      return hl__error_errno(error, HL_ESTORE,
-                             "the kernel refuses a lock on a file");
+      return hl__error_errno(error, HL_ESTORE, "the kernel refuses a lock on a file");
   }
   return HL_TIMEOUT;
 }
 
 /* Counted down while the byte is still locked: see stale_heal. Model: queue.pml,
    ticket_drop. */
-static void ticket_drop(hl__file_space *space, hl__file_stripe *stripe,
-                        hl__file_signal *signal, const hl__file_entry *entry,
-                        hl__file_waiter *waiter)
+static void ticket_drop(hl__file_space *space, hl__file_stripe *stripe, hl__file_signal *signal,
+                        const hl__file_entry *entry, hl__file_waiter *waiter)
     HL__REQUIRES(hl__file_stripe_mutex) {
   if (!waiter->ticketed) return;
   struct flock range = hl__file_queue_range(entry, waiter->ticket, 1);
   range.l_type = F_UNLCK;
-  if (!hl__file_space_gone(space))
-    (void)atomic_fetch_add(&signal->waiters, WAITERS_VERSION - 1);
-  if (atomic_load(&space->gone) != HL__FILE_CLOSED)
-    (void)fcntl(stripe->fd, F_OFD_SETLK, &range);
+  if (!hl__file_space_gone(space)) (void)atomic_fetch_add(&signal->waiters, WAITERS_VERSION - 1);
+  if (atomic_load(&space->gone) != HL__FILE_CLOSED) (void)fcntl(stripe->fd, F_OFD_SETLK, &range);
   waiter->ticketed = false;
   stripe->tickets--;
 }
@@ -199,20 +190,15 @@ static void ticket_drop(hl__file_space *space, hl__file_stripe *stripe,
 /* Whether another process has an older ticket. Tickets run in a circle; those
    in the half of it before ours are older. The far end of that half belongs to
    neither: of two tickets that lie opposite, each would be older than the other. */
-static bool ticket_older(const hl__file_stripe *stripe,
-                         const hl__file_entry *entry, uint32_t ticket)
-    HL__REQUIRES(hl__file_stripe_mutex) {
+static bool ticket_older(const hl__file_stripe *stripe, const hl__file_entry *entry,
+                         uint32_t ticket) HL__REQUIRES(hl__file_stripe_mutex) {
   const uint32_t half = HL__FILE_TICKETS / 2;
   off_t where;
   if (ticket >= half)
-    return range_taken(stripe->fd,
-                       hl__file_queue_range(entry, ticket - half + 1, half - 1),
+    return range_taken(stripe->fd, hl__file_queue_range(entry, ticket - half + 1, half - 1),
                        &where);
-  return range_taken(stripe->fd, hl__file_queue_range(entry, 0, ticket),
-                     &where) ||
-         range_taken(stripe->fd,
-                     hl__file_queue_range(entry, ticket + half + 1,
-                                          half - 1 - ticket),
+  return range_taken(stripe->fd, hl__file_queue_range(entry, 0, ticket), &where) ||
+         range_taken(stripe->fd, hl__file_queue_range(entry, ticket + half + 1, half - 1 - ticket),
                      &where);
 }
 
@@ -226,13 +212,11 @@ static void stale_heal(hl__file_signal *signal, uint64_t seen) {
 }
 
 bool hl__file_queue_crowded(hl__file_space *space, uint32_t hash) {
-  const hl__file_signal *signal =
-      &space->control->signals[hl__file_stripe_of(hash)];
+  const hl__file_signal *signal = &space->control->signals[hl__file_stripe_of(hash)];
   return (atomic_load(&signal->waiters) & WAITERS_COUNT) != 0;
 }
 
-bool hl__file_queue_elsewhere(hl__file_space *space, uint32_t index,
-                              const hl__file_entry *entry) {
+bool hl__file_queue_elsewhere(hl__file_space *space, uint32_t index, const hl__file_entry *entry) {
   hl__file_stripe *stripe = &space->stripes[index];
   hl__file_signal *signal = &space->control->signals[index];
   uint64_t seen = atomic_load(&signal->waiters);
@@ -269,28 +253,22 @@ static void queue_enter(hl__file_entry *entry, hl__file_waiter *waiter)
 
 static void queue_leave(hl__file_entry *entry, hl__file_waiter *waiter)
     HL__REQUIRES(hl__file_stripe_mutex) {
-  *(waiter->previous ? &waiter->previous->next : &entry->first) =
-      waiter->next;
-  *(waiter->next ? &waiter->next->previous : &entry->last) =
-      waiter->previous;
+  *(waiter->previous ? &waiter->previous->next : &entry->first) = waiter->next;
+  *(waiter->next ? &waiter->next->previous : &entry->last) = waiter->previous;
 }
 
 /* The first of the queue tries. HL_TIMEOUT: not yet. */
-static int first_try(hl__file_stripe *stripe, hl__file_entry *entry,
-                     const hl__file_waiter *waiter, hl_error *error)
-    HL__REQUIRES(hl__file_stripe_mutex) {
-  if (!waiter->conversion && ticket_older(stripe, entry, waiter->ticket))
-    return HL_TIMEOUT;
-  return hl__file_entry_grant(stripe, entry, waiter->mode, waiter->conversion,
-                              error);
+static int first_try(hl__file_stripe *stripe, hl__file_entry *entry, const hl__file_waiter *waiter,
+                     hl_error *error) HL__REQUIRES(hl__file_stripe_mutex) {
+  if (!waiter->conversion && ticket_older(stripe, entry, waiter->ticket)) return HL_TIMEOUT;
+  return hl__file_entry_grant(stripe, entry, waiter->mode, waiter->conversion, error);
 }
 
 /* A shared request has been granted: so are those who stand right behind it, as
    the process has the kernel's lock now. They came before it was granted, so
    whoever waits elsewhere waits for no more than these. */
-static void followers_grant(hl__file_space *space, hl__file_stripe *stripe,
-                            hl__file_signal *signal, hl__file_entry *entry)
-    HL__REQUIRES(hl__file_stripe_mutex) {
+static void followers_grant(hl__file_space *space, hl__file_stripe *stripe, hl__file_signal *signal,
+                            hl__file_entry *entry) HL__REQUIRES(hl__file_stripe_mutex) {
   hl__file_waiter *waiter;
   while ((waiter = entry->first) && waiter->mode == HL_SHARED) {
     queue_leave(entry, waiter);
@@ -301,9 +279,8 @@ static void followers_grant(hl__file_space *space, hl__file_stripe *stripe,
   }
 }
 
-int hl__file_queue_wait(hl__file_session *session, uint32_t hash,
-                        hl__file_entry *entry, hl_mode mode, bool conversion,
-                        int64_t deadline, hl_error *error) {
+int hl__file_queue_wait(hl__file_session *session, uint32_t hash, hl__file_entry *entry,
+                        hl_mode mode, bool conversion, int64_t deadline, hl_error *error) {
   hl__file_space *space = session->space;
   uint32_t index = hl__file_stripe_of(hash);
   hl__file_stripe *stripe = &space->stripes[index];
@@ -343,8 +320,7 @@ int hl__file_queue_wait(hl__file_session *session, uint32_t hash,
     if (session->circle.next < end) end = session->circle.next;
     hl__file_stripe_unlock(stripe);
     if (first)
-      futex_wait(&signal->events, seen,
-                 end < now + LOOK_AGAIN_MS ? end : now + LOOK_AGAIN_MS, true,
+      futex_wait(&signal->events, seen, end < now + LOOK_AGAIN_MS ? end : now + LOOK_AGAIN_MS, true,
                  wake_bits(hash));
     else
       futex_wait(&waiter->wakes, seen, end, false, FUTEX_BITSET_MATCH_ANY);
@@ -360,8 +336,7 @@ int hl__file_queue_wait(hl__file_session *session, uint32_t hash,
   if (waiter->granted) return HL_OK;
   queue_leave(entry, waiter);
   ticket_drop(space, stripe, signal, entry, waiter);
-  if (status == HL_OK && mode == HL_SHARED)
-    followers_grant(space, stripe, signal, entry);
+  if (status == HL_OK && mode == HL_SHARED) followers_grant(space, stripe, signal, entry);
   if (entry->first) waiter_wake(entry->first);
   /* Those who waited only for us. Behind an exclusive holder nobody can be
      granted anything before it gives the row back. */
@@ -375,8 +350,7 @@ uint32_t hl__file_nap_seen(const hl__file_session *session) {
 }
 
 void hl__file_nap(hl__file_session *session, uint32_t seen, int64_t until) {
-  futex_wait(&session->waiter.wakes, seen, until, false,
-             FUTEX_BITSET_MATCH_ANY);
+  futex_wait(&session->waiter.wakes, seen, until, false, FUTEX_BITSET_MATCH_ANY);
 }
 
 /* ------------------------------------------------------ waiting for a lease */
@@ -384,8 +358,7 @@ void hl__file_nap(hl__file_session *session, uint32_t seen, int64_t until) {
 /* The proof above holds here, too: to enter is W2, hl__file_bell_seen is W3, to look at the
    ledger W4; R1 is to remove the record from the ledger, which one at a time has. */
 
-static hl__file_signal *signal_of(const hl__file_session *session,
-                                  uint32_t hash) {
+static hl__file_signal *signal_of(const hl__file_session *session, uint32_t hash) {
   return &session->space->control->signals[hl__file_stripe_of(hash)];
 }
 
@@ -399,11 +372,11 @@ uint32_t hl__file_bell_seen(const hl__file_session *session, uint32_t hash) {
   return atomic_load(&signal_of(session, hash)->events);
 }
 
-void hl__file_bell_sleep(const hl__file_session *session, uint32_t hash,
-                         uint32_t seen, int64_t until) {
+void hl__file_bell_sleep(const hl__file_session *session, uint32_t hash, uint32_t seen,
+                         int64_t until) {
   int64_t again = hl__now_ms() + LOOK_AGAIN_MS;
-  futex_wait(&signal_of(session, hash)->events, seen,
-             until < again ? until : again, true, wake_bits(hash));
+  futex_wait(&signal_of(session, hash)->events, seen, until < again ? until : again, true,
+             wake_bits(hash));
 }
 
 void hl__file_bell_leave(hl__file_session *session, uint32_t hash) {

@@ -16,8 +16,7 @@ _Static_assert(sizeof(hl__ledger_record) == 2048, "part of the format");
 
 /* ----------------------------------------------------------------- clock */
 
-int64_t hl__ledger_left(const hl__ledger *ledger,
-                        const hl__ledger_record *record) {
+int64_t hl__ledger_left(const hl__ledger *ledger, const hl__ledger_record *record) {
   bool same = atomic_load(&record->boot[0]) == ledger->boot[0] &&
               atomic_load(&record->boot[1]) == ledger->boot[1];
   int64_t end = atomic_load(same ? &record->end : &record->end_unix);
@@ -29,8 +28,8 @@ int64_t hl__ledger_left(const hl__ledger *ledger,
 }
 
 /* Killed between any two of these, its end is the new one or the one it was. */
-void hl__ledger_until(const hl__ledger *ledger, hl__ledger_record *record,
-                      int64_t now, int64_t ttl) {
+void hl__ledger_until(const hl__ledger *ledger, hl__ledger_record *record, int64_t now,
+                      int64_t ttl) {
   atomic_store(&record->end_unix, hl__deadline(hl__unix_ms(), ttl));
   atomic_store(&record->end, hl__deadline(now, ttl));
   atomic_store(&record->boot[0], ledger->boot[0]);
@@ -41,19 +40,16 @@ void hl__ledger_until(const hl__ledger *ledger, hl__ledger_record *record,
 
 hl__ledger_record *hl__ledger_record_at(hl__ledger *ledger, uint32_t number) {
   if (number >= ledger->records) return NULL;
-  return (hl__ledger_record *)(void *)((char *)ledger->header +
-                                       HL__LEDGER_CHUNK) + number;
+  return (hl__ledger_record *)(void *)((char *)ledger->header + HL__LEDGER_CHUNK) + number;
 }
 
 static hl__ledger_row *row_at(hl__ledger *ledger, uint32_t row)
     HL__REQUIRES(hl__file_ledger_mutex) {
-  hl__ledger_record *record =
-      hl__ledger_record_at(ledger, row / HL__LEDGER_ROWS);
+  hl__ledger_record *record = hl__ledger_record_at(ledger, row / HL__LEDGER_ROWS);
   return record ? &record->rows[row % HL__LEDGER_ROWS] : NULL;
 }
 
-const hl__ledger_row *hl__ledger_row_at(hl__ledger *ledger, uint32_t row,
-                                        uint32_t *number) {
+const hl__ledger_row *hl__ledger_row_at(hl__ledger *ledger, uint32_t row, uint32_t *number) {
   uint32_t own = row / HL__LEDGER_ROWS;
   const hl__ledger_record *record = hl__ledger_record_at(ledger, own);
   if (!record) return NULL;
@@ -67,8 +63,7 @@ static uint32_t row_hash(const hl__ledger_row *row) {
   return hl__file_hash(row->level, row->bucket);
 }
 
-static hl__file_signal *row_signal(const hl__ledger *ledger,
-                                   const hl__ledger_row *row) {
+static hl__file_signal *row_signal(const hl__ledger *ledger, const hl__ledger_row *row) {
   return &ledger->space->control->signals[hl__file_stripe_of(row_hash(row))];
 }
 
@@ -82,11 +77,9 @@ static bool row_valid(const hl__ledger_row *row) {
          (row->mode == HL_SHARED || row->mode == HL_EXCLUSIVE);
 }
 
-static _Atomic uint32_t *row_head(const hl__ledger *ledger,
-                                  const hl__ledger_row *row)
+static _Atomic uint32_t *row_head(const hl__ledger *ledger, const hl__ledger_row *row)
     HL__REQUIRES(hl__file_ledger_mutex) {
-  return &ledger->header->heads[hl__file_stripe_of(row_hash(row))]
-                               [row->mode != HL_SHARED];
+  return &ledger->header->heads[hl__file_stripe_of(row_hash(row))][row->mode != HL_SHARED];
 }
 
 uint32_t hl__ledger_chain(hl__ledger *ledger, uint32_t stripe, hl_mode mode) {
@@ -100,8 +93,7 @@ uint32_t hl__ledger_chain_next(hl__ledger *ledger, uint32_t row) {
 
 /* ---------------------------------------------------------------- chains */
 
-static void row_link(hl__ledger *ledger, uint32_t row)
-    HL__REQUIRES(hl__file_ledger_mutex) {
+static void row_link(hl__ledger *ledger, uint32_t row) HL__REQUIRES(hl__file_ledger_mutex) {
   hl__ledger_row *it = row_at(ledger, row);
   _Atomic uint32_t *head = row_head(ledger, it);
   uint32_t first = atomic_load(head);
@@ -112,8 +104,7 @@ static void row_link(hl__ledger *ledger, uint32_t row)
   atomic_store(head, row);
 }
 
-static void row_unlink(hl__ledger *ledger, uint32_t row)
-    HL__REQUIRES(hl__file_ledger_mutex) {
+static void row_unlink(hl__ledger *ledger, uint32_t row) HL__REQUIRES(hl__file_ledger_mutex) {
   hl__ledger_row *it = row_at(ledger, row);
   hl__ledger_row *before = row_at(ledger, it->previous);
   hl__ledger_row *behind = row_at(ledger, it->next);
@@ -124,21 +115,18 @@ static void row_unlink(hl__ledger *ledger, uint32_t row)
   if (behind) behind->previous = it->previous;
 }
 
-static void record_free(hl__ledger *ledger, uint32_t number)
-    HL__REQUIRES(hl__file_ledger_mutex) {
+static void record_free(hl__ledger *ledger, uint32_t number) HL__REQUIRES(hl__file_ledger_mutex) {
   hl__ledger_record *record = hl__ledger_record_at(ledger, number);
   atomic_store(&record->state, HL__LEDGER_FREE);
   record->next = atomic_load(&ledger->header->free);
   atomic_store(&ledger->header->free, number);
 }
 
-static void change_begin(hl__ledger *ledger)
-    HL__REQUIRES(hl__file_ledger_mutex) {
+static void change_begin(hl__ledger *ledger) HL__REQUIRES(hl__file_ledger_mutex) {
   atomic_store(&ledger->header->changing, 1u);
 }
 
-static void change_end(hl__ledger *ledger)
-    HL__REQUIRES(hl__file_ledger_mutex) {
+static void change_end(hl__ledger *ledger) HL__REQUIRES(hl__file_ledger_mutex) {
   atomic_store(&ledger->header->changing, 0u);
 }
 
@@ -191,8 +179,7 @@ void hl__ledger_mend(hl__ledger *ledger) {
     }
     for (uint32_t j = 0; j < record->row_count; j++) {
       row_link(ledger, i * HL__LEDGER_ROWS + j);
-      counts[hl__file_stripe_of(row_hash(&record->rows[j]))] +=
-          row_count(&record->rows[j]);
+      counts[hl__file_stripe_of(row_hash(&record->rows[j]))] += row_count(&record->rows[j]);
     }
   }
   for (uint32_t i = 0; i < HL__FILE_STRIPES; i++)
@@ -203,15 +190,13 @@ void hl__ledger_mend(hl__ledger *ledger) {
 /* ------------------------------------------------------ adding, removing */
 
 /* More free records: half as many as there are, at least a chunk of them. */
-static int ledger_grow(hl__ledger *ledger, hl_error *error)
-    HL__REQUIRES(hl__file_ledger_mutex) {
+static int ledger_grow(hl__ledger *ledger, hl_error *error) HL__REQUIRES(hl__file_ledger_mutex) {
   uint32_t before = ledger->records;
   uint32_t chunks = before / HL__LEDGER_CHUNK_RECORDS / 2;
   uint32_t after = before + (chunks ? chunks : 1) * HL__LEDGER_CHUNK_RECORDS;
   if (after > HL__LEDGER_MAX) after = HL__LEDGER_MAX;
   if (after == before)
-    return hl__error(error, HL_ESTORE,
-                     "there are as many leases in %s as it can keep",
+    return hl__error(error, HL_ESTORE, "there are as many leases in %s as it can keep",
                      ledger->space->directory.path);
   int status = hl__ledger_extend(ledger, after, error);
   if (status) return status;
@@ -224,13 +209,11 @@ static int ledger_grow(hl__ledger *ledger, hl_error *error)
 static hl__ledger_record *record_unused(hl__ledger *ledger, uint32_t number)
     HL__REQUIRES(hl__file_ledger_mutex) {
   hl__ledger_record *record = hl__ledger_record_at(ledger, number);
-  return record && atomic_load(&record->state) == HL__LEDGER_FREE ? record
-                                                                  : NULL;
+  return record && atomic_load(&record->state) == HL__LEDGER_FREE ? record : NULL;
 }
 
 /* Whether so many are free. */
-static bool records_unused(hl__ledger *ledger, size_t n)
-    HL__REQUIRES(hl__file_ledger_mutex) {
+static bool records_unused(hl__ledger *ledger, size_t n) HL__REQUIRES(hl__file_ledger_mutex) {
   uint32_t number = atomic_load(&ledger->header->free);
   for (; n > 0; n--) {
     const hl__ledger_record *record = record_unused(ledger, number);
@@ -256,8 +239,7 @@ static int record_take(hl__ledger *ledger, uint32_t *number, hl_error *error)
 }
 
 /* Written, not yet valid. */
-static void record_fill(hl__ledger_record *record,
-                        const hl__ledger_record *model, uint32_t next,
+static void record_fill(hl__ledger_record *record, const hl__ledger_record *model, uint32_t next,
                         uint32_t first, const hl_row *rows, size_t n) {
   /* All behind the words by which a free one is known. */
   const size_t skip = offsetof(hl__ledger_record, mode);
@@ -267,14 +249,12 @@ static void record_fill(hl__ledger_record *record,
   record->first = first;
   record->row_count = (uint16_t)n;
   for (size_t i = 0; i < n; i++)
-    record->rows[i] = (hl__ledger_row){.bucket = (uint32_t)rows[i].bucket,
-                                       .level = rows[i].level,
-                                       .mode = rows[i].mode};
+    record->rows[i] = (hl__ledger_row){
+        .bucket = (uint32_t)rows[i].bucket, .level = rows[i].level, .mode = rows[i].mode};
 }
 
 /* Its rows count and are found, before it is valid. Model: ledger.pml, add. */
-static void record_enter(hl__ledger *ledger, uint32_t number)
-    HL__REQUIRES(hl__file_ledger_mutex) {
+static void record_enter(hl__ledger *ledger, uint32_t number) HL__REQUIRES(hl__file_ledger_mutex) {
   hl__ledger_record *record = hl__ledger_record_at(ledger, number);
   for (uint32_t i = 0; i < record->row_count; i++) {
     hl__ledger_row *row = &record->rows[i];
@@ -283,9 +263,9 @@ static void record_enter(hl__ledger *ledger, uint32_t number)
   }
 }
 
-static int lease_add(hl__ledger *ledger, const hl__ledger_record *model,
-                     const hl_row *rows, size_t n, uint32_t *number,
-                     hl_error *error) HL__REQUIRES(hl__file_ledger_mutex) {
+static int lease_add(hl__ledger *ledger, const hl__ledger_record *model, const hl_row *rows,
+                     size_t n, uint32_t *number, hl_error *error)
+    HL__REQUIRES(hl__file_ledger_mutex) {
   uint32_t next = HL__LEDGER_NONE;
   size_t beyond = n > HL__LEDGER_ROWS ? n - HL__LEDGER_ROWS : 0;
   size_t here = n - beyond;
@@ -317,8 +297,7 @@ static int lease_add(hl__ledger *ledger, const hl__ledger_record *model,
 
 /* It has ceased to be valid: its rows are not found and do not count any more. Model:
    ledger.pml, remove. */
-static void record_leave(hl__ledger *ledger, uint32_t number)
-    HL__REQUIRES(hl__file_ledger_mutex) {
+static void record_leave(hl__ledger *ledger, uint32_t number) HL__REQUIRES(hl__file_ledger_mutex) {
   hl__ledger_record *record = hl__ledger_record_at(ledger, number);
   for (uint32_t i = 0; i < record->row_count && i < HL__LEDGER_ROWS; i++) {
     hl__ledger_row *row = &record->rows[i];
@@ -329,8 +308,7 @@ static void record_leave(hl__ledger *ledger, uint32_t number)
   }
 }
 
-void hl__ledger_remove(hl__ledger *ledger, uint32_t number,
-                       enum hl__ledger_state state) {
+void hl__ledger_remove(hl__ledger *ledger, uint32_t number, enum hl__ledger_state state) {
   hl__ledger_record *record = hl__ledger_record_at(ledger, number);
   uint32_t rest = record->next;
   change_begin(ledger);
@@ -340,8 +318,7 @@ void hl__ledger_remove(hl__ledger *ledger, uint32_t number,
   if (state == HL__LEDGER_FREE) record_free(ledger, number);
   while (rest != HL__LEDGER_NONE) {
     hl__ledger_record *more = hl__ledger_record_at(ledger, rest);
-    if (!more || atomic_load(&more->state) != HL__LEDGER_REST ||
-        more->first != number) {
+    if (!more || atomic_load(&more->state) != HL__LEDGER_REST || more->first != number) {
       hl__ledger_mend(ledger);
       return;
     }
@@ -354,8 +331,7 @@ void hl__ledger_remove(hl__ledger *ledger, uint32_t number,
 }
 
 /* Records become free of what has been over for so long (ms). Returns how many. */
-static uint32_t ledger_sweep(hl__ledger *ledger, int64_t over)
-    HL__REQUIRES(hl__file_ledger_mutex) {
+static uint32_t ledger_sweep(hl__ledger *ledger, int64_t over) HL__REQUIRES(hl__file_ledger_mutex) {
   int64_t now = hl__unix_ms();
   uint32_t freed = 0;
   for (uint32_t i = 0; i < ledger->records; i++) {
@@ -393,15 +369,14 @@ static void row_regrade(hl__ledger *ledger, uint32_t at, uint8_t mode)
   hl__file_bell_ring(ledger->space, row_hash(row));
 }
 
-void hl__ledger_regrade(hl__ledger *ledger, uint32_t number, const hl_row *rows,
-                        size_t n, hl_mode mode) {
+void hl__ledger_regrade(hl__ledger *ledger, uint32_t number, const hl_row *rows, size_t n,
+                        hl_mode mode) {
   hl__ledger_record *record = hl__ledger_record_at(ledger, number);
   record->mode = (uint8_t)mode;
   change_begin(ledger);
   for (uint32_t steps = ledger->records; steps > 0 && record; steps--) {
     for (uint32_t i = 0; i < record->row_count && i < HL__LEDGER_ROWS; i++) {
-      const hl_row *found =
-          bsearch(&record->rows[i], rows, n, sizeof *rows, row_compare);
+      const hl_row *found = bsearch(&record->rows[i], rows, n, sizeof *rows, row_compare);
       if (found && found->mode != record->rows[i].mode)
         row_regrade(ledger, number * HL__LEDGER_ROWS + i, found->mode);
     }
@@ -411,11 +386,9 @@ void hl__ledger_regrade(hl__ledger *ledger, uint32_t number, const hl_row *rows,
   change_end(ledger);
 }
 
-int hl__ledger_add(hl__ledger *ledger, const hl__ledger_record *model,
-                   const hl_row *rows, size_t n, uint32_t *number,
-                   hl_error *error) {
-  if (hl__update_rows(rows, n) > 0)
-    ledger->header->version = HL__LEDGER_VERSION_UPDATES;
+int hl__ledger_add(hl__ledger *ledger, const hl__ledger_record *model, const hl_row *rows, size_t n,
+                   uint32_t *number, hl_error *error) {
+  if (hl__update_rows(rows, n) > 0) ledger->header->version = HL__LEDGER_VERSION_UPDATES;
   /* Where that has found little it is not worth looking again so soon. */
   if (!records_unused(ledger, (n + HL__LEDGER_ROWS - 1) / HL__LEDGER_ROWS) &&
       ledger_sweep(ledger, KEPT_MS) < ledger->records / 16) {

@@ -36,9 +36,9 @@
    2^24 were given in each second. */
 #define TOKEN_SECOND_BITS 24
 
-#define COPIED                                                              \
-  "the lock directory %s is a copy of another one, or was restored from a " \
-  "backup; remove it while no program uses it: nothing in it is worth "     \
+#define COPIED                                                                                     \
+  "the lock directory %s is a copy of another one, or was restored from a "                        \
+  "backup; remove it while no program uses it: nothing in it is worth "                            \
   "keeping"
 
 /* Stripes with nothing held stay open, up to this part of RLIMIT_NOFILE. */
@@ -59,22 +59,18 @@ static hl__file_space *spaces HL__GUARDED_BY(hl__file_registry);
    so that a child recognises a holder who does not exist in it. */
 static atomic_uint registry_holder;
 
-static void registry_lock(void)
-    HL__ACQUIRES(hl__file_registry) HL__UNCHECKED {
+static void registry_lock(void) HL__ACQUIRES(hl__file_registry) HL__UNCHECKED {
   unsigned self = hl__fork_generation() + 1;
   for (;;) {
     unsigned holder = atomic_load(&registry_holder);
-    if (holder != self &&
-        atomic_compare_exchange_weak(&registry_holder, &holder, self))
-      return;
+    if (holder != self && atomic_compare_exchange_weak(&registry_holder, &holder, self)) return;
     /* Held while a directory is opened, at most. */
     const struct timespec moment = {.tv_nsec = 100000};
     (void)nanosleep(&moment, NULL);
   }
 }
 
-static void registry_unlock(void)
-    HL__RELEASES(hl__file_registry) HL__UNCHECKED {
+static void registry_unlock(void) HL__RELEASES(hl__file_registry) HL__UNCHECKED {
   atomic_store(&registry_holder, 0u);
 }
 
@@ -84,30 +80,27 @@ static hl__file_layout layout_of(const hl_layout *layout) {
   hl__file_layout result = {.buckets = hl_layout_buckets(layout),
                             .levels = hl_layout_levels(layout)};
   for (unsigned i = 0; i < result.levels; i++)
-    (void)snprintf(result.names[i], sizeof result.names[i], "%s",
-                   hl_layout_name(layout, i));
+    (void)snprintf(result.names[i], sizeof result.names[i], "%s", hl_layout_name(layout, i));
   return result;
 }
 
 /* "user,account,resource" */
-static void layout_names(char out[HL__LAYOUT_NAMES_MAX],
-                         const hl__file_layout *layout) {
+static void layout_names(char out[HL__LAYOUT_NAMES_MAX], const hl__file_layout *layout) {
   size_t used = 0;
   out[0] = '\0';
   for (uint32_t i = 0; i < layout->levels && i < HL_LEVELS_MAX; i++)
-    used += (size_t)snprintf(out + used, HL__LAYOUT_NAMES_MAX - used, "%s%.*s",
-                             i ? "," : "", HL_LEVEL_NAME_MAX, layout->names[i]);
+    used += (size_t)snprintf(out + used, HL__LAYOUT_NAMES_MAX - used, "%s%.*s", i ? "," : "",
+                             HL_LEVEL_NAME_MAX, layout->names[i]);
 }
 
 /* The layout decides which bytes stand for a node: programs of different ones
    would not exclude each other. */
-static int layout_agree(const hl__file_space *space, hl_layout *wanted,
-                        hl_layout **agreed, hl_error *error) {
+static int layout_agree(const hl__file_space *space, hl_layout *wanted, hl_layout **agreed,
+                        hl_error *error) {
   const hl__file_layout *theirs = &space->control->layout;
   char names[HL__LAYOUT_NAMES_MAX], text[200];
   layout_names(names, theirs);
-  (void)snprintf(text, sizeof text, "the lock directory %.120s",
-                 space->directory.path);
+  (void)snprintf(text, sizeof text, "the lock directory %.120s", space->directory.path);
   return hl__layout_agree(wanted, names, theirs->buckets, text,
                           "give this program a directory of its own "
                           "(file:/path), or remove that one while no program "
@@ -115,8 +108,7 @@ static int layout_agree(const hl__file_space *space, hl_layout *wanted,
                           agreed, error);
 }
 
-static int control_make(hl__file_space *space, const hl_layout *layout,
-                        hl_error *error) {
+static int control_make(hl__file_space *space, const hl_layout *layout, hl_error *error) {
   const hl__file_directory *directory = &space->directory;
   char temporary[HL__FILE_NAME_MAX];
   struct stat st;
@@ -142,25 +134,21 @@ static int control_make(hl__file_space *space, const hl_layout *layout,
   free(fresh);
   /* ENOENT: the directory was removed as we opened it. */
   if (!made && errno != EEXIST)
-    return hl__error_errno(error,
-                           errno == ENOENT ? HL_ECONNECTION : HL_ESTORE,
+    return hl__error_errno(error, errno == ENOENT ? HL_ECONNECTION : HL_ESTORE,
                            "cannot make %s/" CONTROL, space->directory.path);
   return HL_OK;
 }
 
 void hl__file_tokens_raise(hl__file_control *control, uint64_t least) {
   uint64_t last = atomic_load(&control->tokens);
-  while (last < least &&
-         !atomic_compare_exchange_weak(&control->tokens, &last, least)) {
-  }
+  while (last < least && !atomic_compare_exchange_weak(&control->tokens, &last, least)) {}
 }
 
 static void tokens_raise(hl__file_control *control) {
   struct timespec now;
   (void)clock_gettime(CLOCK_REALTIME, &now);
-  uint64_t least =
-      ((uint64_t)now.tv_sec << TOKEN_SECOND_BITS) +
-      ((uint64_t)now.tv_nsec << TOKEN_SECOND_BITS) / 1000000000u;
+  uint64_t least = ((uint64_t)now.tv_sec << TOKEN_SECOND_BITS) +
+                   ((uint64_t)now.tv_nsec << TOKEN_SECOND_BITS) / 1000000000u;
   hl__file_tokens_raise(control, least);
 }
 
@@ -175,7 +163,10 @@ static bool is_mounted_alone(const hl__file_space *space) {
 
 /* Looked at before the size, which another version may have changed. */
 static bool is_other_version(int fd, uint32_t *version) {
-  struct { char magic[8]; uint32_t version; } head;
+  struct {
+    char magic[8];
+    uint32_t version;
+  } head;
   _Static_assert(offsetof(hl__file_control, version) == 8, "as above");
   if (pread(fd, &head, sizeof head, 0) != (ssize_t)sizeof head ||
       memcmp(head.magic, CONTROL_MAGIC, sizeof head.magic) != 0)
@@ -184,8 +175,7 @@ static bool is_other_version(int fd, uint32_t *version) {
   return head.version != CONTROL_VERSION;
 }
 
-static int control_open(hl__file_space *space, const hl_layout *layout,
-                        hl_error *error) {
+static int control_open(hl__file_space *space, const hl_layout *layout, hl_error *error) {
   struct stat st;
   uint32_t version;
   space->control_fd = hl__file_open(&space->directory, CONTROL, &st);
@@ -195,15 +185,15 @@ static int control_open(hl__file_space *space, const hl_layout *layout,
     space->control_fd = hl__file_open(&space->directory, CONTROL, &st);
   }
   if (space->control_fd < 0)
-    return hl__error_errno(error, HL_ESTORE, "cannot open %s/" CONTROL,
-                           space->directory.path);
+    return hl__error_errno(error, HL_ESTORE, "cannot open %s/" CONTROL, space->directory.path);
   space->control_device = st.st_dev;
   space->control_inode = st.st_ino;
   if (is_mounted_alone(space))
     return hl__error(error, HL_EUNSAFE_SERVER,
                      "%s/" CONTROL " is mounted by its own name, and the other "
                      "files would not be those of programs outside: mount the "
-                     "directory", space->directory.path);
+                     "directory",
+                     space->directory.path);
   if (is_other_version(space->control_fd, &version))
     return hl__error(error, HL_ESTORE,
                      "the lock directory %s was made by another version of "
@@ -215,19 +205,19 @@ static int control_open(hl__file_space *space, const hl_layout *layout,
                      "%s/" CONTROL " has %lld bytes instead of %zu: it was "
                      "truncated, or is not hierlock's; remove the directory "
                      "while no program uses it, or name one that is used for "
-                     "nothing else", space->directory.path,
-                     (long long)st.st_size, sizeof *space->control);
-  void *mapping = mmap(NULL, sizeof *space->control, PROT_READ | PROT_WRITE,
-                       MAP_SHARED, space->control_fd, 0);
+                     "nothing else",
+                     space->directory.path, (long long)st.st_size, sizeof *space->control);
+  void *mapping =
+      mmap(NULL, sizeof *space->control, PROT_READ | PROT_WRITE, MAP_SHARED, space->control_fd, 0);
   if (mapping == MAP_FAILED)
-    return hl__error_errno(error, HL_ESTORE, "cannot map %s/" CONTROL,
-                           space->directory.path);
+    return hl__error_errno(error, HL_ESTORE, "cannot map %s/" CONTROL, space->directory.path);
   space->control = mapping;
   if (memcmp(space->control->magic, CONTROL_MAGIC, 8) != 0 ||
       space->control->stripes != HL__FILE_STRIPES)
     return hl__error(error, HL_ESTORE,
                      "%s/" CONTROL " is not hierlock's; name a directory that "
-                     "is used for nothing else", space->directory.path);
+                     "is used for nothing else",
+                     space->directory.path);
   if (space->control->inode && space->control->inode != (uint64_t)st.st_ino)
     return hl__error(error, HL_ESTORE, COPIED, space->directory.path);
   tokens_raise(space->control);
@@ -248,8 +238,7 @@ HL__UNCHECKED static void space_free(hl__file_space *space) {
   hl__file_table_free(space);
   if (space->board) hl__file_board_free(space->board, ours);
   if (space->ledger) hl__ledger_free(space->ledger, ours);
-  if (space->control)
-    (void)munmap(space->control, sizeof *space->control);
+  if (space->control) (void)munmap(space->control, sizeof *space->control);
   if (ours) hl__file_close(space->control_fd);
   if (!ours) space->directory.fd = -1;
   hl__file_directory_close(&space->directory);
@@ -257,12 +246,10 @@ HL__UNCHECKED static void space_free(hl__file_space *space) {
 }
 
 /* Takes over the directory, whatever becomes of it. */
-HL__UNCHECKED static int space_new(hl__file_directory *directory,
-                                   const hl_store_config *config,
+HL__UNCHECKED static int space_new(hl__file_directory *directory, const hl_store_config *config,
                                    hl__file_space **result, hl_error *error) {
   int status;
-  hl__file_space *space = aligned_alloc(_Alignof(hl__file_space),
-                                        sizeof *space);
+  hl__file_space *space = aligned_alloc(_Alignof(hl__file_space), sizeof *space);
   if (!space) {
     hl__file_directory_close(directory);
     return hl__error_memory(error);
@@ -293,8 +280,7 @@ HL__UNCHECKED static int space_new(hl__file_directory *directory,
 }
 
 static bool is_control(const hl__file_space *space, const struct stat *st) {
-  return st->st_ino == space->control_inode &&
-         st->st_dev == space->control_device;
+  return st->st_ino == space->control_inode && st->st_dev == space->control_device;
 }
 
 /* The process' own space of the directory, with a reference for the caller.
@@ -308,21 +294,19 @@ static hl__file_space *space_find(const hl__file_directory *directory)
   for (hl__file_space *space = spaces; space; space = space->next) {
     if (space->generation != hl__fork_generation() ||
         space->directory.device != directory->device ||
-        space->directory.inode != directory->inode ||
-        hl__file_space_gone(space) || !is_control(space, &st))
+        space->directory.inode != directory->inode || hl__file_space_gone(space) ||
+        !is_control(space, &st))
       continue;
     unsigned references = atomic_load(&space->references);
     while (references > 0)
-      if (atomic_compare_exchange_weak(&space->references, &references,
-                                       references + 1))
+      if (atomic_compare_exchange_weak(&space->references, &references, references + 1))
         return space;
   }
   return NULL;
 }
 
-int hl__file_space_open(const char *path, const hl_store_config *config,
-                        hl_layout **layout, hl__file_space **result,
-                        hl_error *error) {
+int hl__file_space_open(const char *path, const hl_store_config *config, hl_layout **layout,
+                        hl__file_space **result, hl_error *error) {
   hl__file_directory directory;
   *result = NULL;
   int status = hl__file_directory_open(path, &directory, error);
@@ -350,9 +334,7 @@ int hl__file_space_open(const char *path, const hl_store_config *config,
   return HL_OK;
 }
 
-void hl__file_space_ref(hl__file_space *space) {
-  (void)atomic_fetch_add(&space->references, 1u);
-}
+void hl__file_space_ref(hl__file_space *space) { (void)atomic_fetch_add(&space->references, 1u); }
 
 void hl__file_space_unref(hl__file_space *space) {
   if (!space || atomic_fetch_sub(&space->references, 1u) != 1) return;
@@ -391,11 +373,13 @@ int hl__file_space_gone_error(const hl__file_space *space, hl_error *error) {
     return hl__error(error, HL_ECONNECTION,
                      "the descriptors of the lock directory %s were closed, "
                      "though not by hierlock; others are not kept out any "
-                     "more", path);
+                     "more",
+                     path);
   case HL__FILE_CUT:
     return hl__error(error, HL_ECONNECTION,
                      "%s/" CONTROL " was truncated while it was in use; remove "
-                     "the directory while no program uses it", path);
+                     "the directory while no program uses it",
+                     path);
   default:
     return hl__error(error, HL_ECONNECTION,
                      "the lock directory %s was removed, renamed or replaced "
@@ -430,9 +414,7 @@ HL__UNCHECKED static bool hand_turn(hl__file_space *space, uint32_t self) {
   return false;
 }
 
-bool hl__file_stripe_spare(hl__file_space *space) {
-  return hand_turn(space, HL__FILE_STRIPES);
-}
+bool hl__file_stripe_spare(hl__file_space *space) { return hand_turn(space, HL__FILE_STRIPES); }
 
 static bool too_many_open(hl__file_space *space) {
   struct rlimit limit;
@@ -472,14 +454,12 @@ static int rows_open(hl__file_space *space, uint32_t index) {
   return fd;
 }
 
-int hl__file_stripe_open(hl__file_space *space, uint32_t index,
-                         hl_error *error) {
+int hl__file_stripe_open(hl__file_space *space, uint32_t index, hl_error *error) {
   hl__file_stripe *stripe = &space->stripes[index];
   int fd;
   do {
     fd = rows_open(space, index);
-  } while (fd < 0 && (errno == EMFILE || errno == ENFILE) &&
-           hand_turn(space, index));
+  } while (fd < 0 && (errno == EMFILE || errno == ENFILE) && hand_turn(space, index));
   if (fd >= 0) {
     stripe->fd = fd;
     (void)atomic_fetch_add(&space->open_stripes, 1u);
@@ -487,8 +467,7 @@ int hl__file_stripe_open(hl__file_space *space, uint32_t index,
     return HL_OK;
   }
   int reason = errno;
-  if (hl__file_space_gone(space))
-    return hl__file_space_gone_error(space, error);
+  if (hl__file_space_gone(space)) return hl__file_space_gone_error(space, error);
   switch (reason) {
   case EMFILE:
   case ENFILE:
@@ -506,7 +485,7 @@ int hl__file_stripe_open(hl__file_space *space, uint32_t index,
                      space->directory.path, index);
   default:
     errno = reason;
-    return hl__error_errno(error, HL_ESTORE, "cannot open %s/rows-%04u",
-                           space->directory.path, index);
+    return hl__error_errno(error, HL_ESTORE, "cannot open %s/rows-%04u", space->directory.path,
+                           index);
   }
 }

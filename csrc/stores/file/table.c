@@ -33,20 +33,16 @@ static hl__file_entry **head_of(hl__file_stripe *stripe, uint32_t hash) {
 
 /* ------------------------------------------------------------- entries */
 
-static bool entry_idle(const hl__file_entry *entry)
-    HL__REQUIRES(hl__file_stripe_mutex) {
+static bool entry_idle(const hl__file_entry *entry) HL__REQUIRES(hl__file_stripe_mutex) {
   return !entry->exclusive && entry->shared == 0 && !entry->first;
 }
 
 /* The row's entry, a new one if need be; NULL when out of memory. */
-static hl__file_entry *entry_find(hl__file_stripe *stripe, uint32_t hash,
-                                  const hl_row *row)
+static hl__file_entry *entry_find(hl__file_stripe *stripe, uint32_t hash, const hl_row *row)
     HL__REQUIRES(hl__file_stripe_mutex) {
   hl__file_entry **head = head_of(stripe, hash);
   hl__file_entry *entry = *head;
-  while (entry &&
-         (entry->bucket != row->bucket || entry->level != row->level))
-    entry = entry->next;
+  while (entry && (entry->bucket != row->bucket || entry->level != row->level)) entry = entry->next;
   if (entry) return entry;
 
   entry = stripe->free;
@@ -54,16 +50,14 @@ static hl__file_entry *entry_find(hl__file_stripe *stripe, uint32_t hash,
     stripe->free = entry->next;
   else if (!(entry = malloc(sizeof *entry)))
     return NULL;
-  *entry = (hl__file_entry){
-      .next = *head, .bucket = (uint32_t)row->bucket, .level = row->level};
+  *entry = (hl__file_entry){.next = *head, .bucket = (uint32_t)row->bucket, .level = row->level};
   *head = entry;
   stripe->entries++;
   return entry;
 }
 
 /* Puts an entry that nobody needs any more on the free list. */
-static void entry_drop(hl__file_stripe *stripe, uint32_t hash,
-                       hl__file_entry *entry)
+static void entry_drop(hl__file_stripe *stripe, uint32_t hash, hl__file_entry *entry)
     HL__REQUIRES(hl__file_stripe_mutex) {
   if (!entry_idle(entry)) return;
   hl__file_entry **link = head_of(stripe, hash);
@@ -74,12 +68,11 @@ static void entry_drop(hl__file_stripe *stripe, uint32_t hash,
   stripe->entries--;
 }
 
-int hl__file_entry_grant(hl__file_stripe *stripe, hl__file_entry *entry,
-                         hl_mode mode, bool conversion, hl_error *error) {
+int hl__file_entry_grant(hl__file_stripe *stripe, hl__file_entry *entry, hl_mode mode,
+                         bool conversion, hl_error *error) {
   /* The sessions of the process: those who convert hold it themselves. */
   uint32_t own = conversion ? 1 : 0;
-  if (entry->exclusive || (mode == HL_EXCLUSIVE && entry->shared > own))
-    return HL_TIMEOUT;
+  if (entry->exclusive || (mode == HL_EXCLUSIVE && entry->shared > own)) return HL_TIMEOUT;
   /* The kernel. Where the process has it shared, that is enough for one more
      who shares. */
   if (mode == HL_EXCLUSIVE || entry->shared == 0) {
@@ -87,8 +80,7 @@ int hl__file_entry_grant(hl__file_stripe *stripe, hl__file_entry *entry,
     range.l_type = mode == HL_EXCLUSIVE ? F_WRLCK : F_RDLCK;
     if (fcntl(stripe->fd, F_OFD_SETLK, &range) != 0) {
       if (errno == EAGAIN || errno == EACCES) return HL_TIMEOUT;
-      return hl__error_errno(error, HL_ESTORE,
-                             "the kernel refuses a lock on a file");
+      return hl__error_errno(error, HL_ESTORE, "the kernel refuses a lock on a file");
     }
   }
   if (mode == HL_SHARED) {
@@ -104,16 +96,15 @@ int hl__file_entry_grant(hl__file_stripe *stripe, hl__file_entry *entry,
 
 /* Finds the row's stripe and entry. On HL_OK the stripe's mutex is held.
    Unchecked: clang cannot follow a function that returns sometimes with it. */
-static int row_enter(hl__file_session *session, const hl_row *row,
-                     uint32_t hash, hl__file_entry **entry, hl_error *error)
+static int row_enter(hl__file_session *session, const hl_row *row, uint32_t hash,
+                     hl__file_entry **entry, hl_error *error)
     HL__ACQUIRES_IF_0(hl__file_stripe_mutex) HL__UNCHECKED {
   uint32_t index = hl__file_stripe_of(hash);
   hl__file_stripe *stripe = &session->space->stripes[index];
   int status = HL_OK;
   hl__file_stripe_lock(stripe);
   stripe->recent = true;
-  if (stripe->fd < 0)
-    status = hl__file_stripe_open(session->space, index, error);
+  if (stripe->fd < 0) status = hl__file_stripe_open(session->space, index, error);
   if (status == HL_OK && !*entry) {
     *entry = entry_find(stripe, hash, row);
     if (!*entry) status = hl__error_memory(error);
@@ -122,8 +113,7 @@ static int row_enter(hl__file_session *session, const hl_row *row,
   return status;
 }
 
-static void row_leave(hl__file_session *session, uint32_t hash, int status,
-                      hl__file_entry **entry)
+static void row_leave(hl__file_session *session, uint32_t hash, int status, hl__file_entry **entry)
     HL__RELEASES(hl__file_stripe_mutex) {
   hl__file_stripe *stripe = &session->space->stripes[hl__file_stripe_of(hash)];
   if (status) {
@@ -133,35 +123,30 @@ static void row_leave(hl__file_session *session, uint32_t hash, int status,
   hl__file_stripe_unlock(stripe);
 }
 
-int hl__file_row_try(hl__file_session *session, const hl_row *row,
-                     uint32_t hash, bool conversion, bool crowded,
-                     hl__file_entry **entry, hl_error *error) {
+int hl__file_row_try(hl__file_session *session, const hl_row *row, uint32_t hash, bool conversion,
+                     bool crowded, hl__file_entry **entry, hl_error *error) {
   uint32_t index = hl__file_stripe_of(hash);
   int status = row_enter(session, row, hash, entry, error);
   if (status) return status;
   /* Nobody passes those who wait, here or elsewhere, but one who holds the row
      shared already and whom they have to wait for. */
-  bool queue = conversion
-                   ? (*entry)->first && (*entry)->first->conversion
-                   : (*entry)->first ||
-                         (crowded &&
-                          hl__file_queue_elsewhere(session->space, index,
-                                                   *entry));
+  bool queue =
+      conversion
+          ? (*entry)->first && (*entry)->first->conversion
+          : (*entry)->first || (crowded && hl__file_queue_elsewhere(session->space, index, *entry));
   status = queue ? HL_TIMEOUT
-                 : hl__file_entry_grant(&session->space->stripes[index],
-                                        *entry, (hl_mode)row->mode,
+                 : hl__file_entry_grant(&session->space->stripes[index], *entry, (hl_mode)row->mode,
                                         conversion, error);
   row_leave(session, hash, status, entry);
   return status;
 }
 
-int hl__file_row_wait(hl__file_session *session, const hl_row *row,
-                      uint32_t hash, bool conversion, int64_t deadline,
-                      hl__file_entry **entry, hl_error *error) {
+int hl__file_row_wait(hl__file_session *session, const hl_row *row, uint32_t hash, bool conversion,
+                      int64_t deadline, hl__file_entry **entry, hl_error *error) {
   int status = row_enter(session, row, hash, entry, error);
   if (status) return status;
-  status = hl__file_queue_wait(session, hash, *entry, (hl_mode)row->mode,
-                               conversion, deadline, error);
+  status =
+      hl__file_queue_wait(session, hash, *entry, (hl_mode)row->mode, conversion, deadline, error);
   row_leave(session, hash, status, entry);
   return status;
 }
@@ -169,8 +154,7 @@ int hl__file_row_wait(hl__file_session *session, const hl_row *row,
 /* -------------------------------------------------------------- giving back */
 
 /* Model: queue.pml, give_back. */
-void hl__file_row_release(hl__file_space *space,
-                          const hl__file_holding *holding) {
+void hl__file_row_release(hl__file_space *space, const hl__file_holding *holding) {
   hl__file_stripe *stripe = &space->stripes[hl__file_stripe_of(holding->hash)];
   hl__file_entry *entry = holding->entry;
   hl__file_stripe_lock(stripe);
@@ -191,15 +175,13 @@ void hl__file_row_release(hl__file_space *space,
   hl__file_stripe_unlock(stripe);
 }
 
-void hl__file_row_downgrade(hl__file_space *space,
-                            const hl__file_holding *holding) {
+void hl__file_row_downgrade(hl__file_space *space, const hl__file_holding *holding) {
   hl__file_stripe *stripe = &space->stripes[hl__file_stripe_of(holding->hash)];
   struct flock range = hl__file_row_range(holding->entry);
   hl__file_stripe_lock(stripe);
   /* Were it to fail, the row would only be kept better than need be. */
   range.l_type = F_RDLCK;
-  if (atomic_load(&space->gone) != HL__FILE_CLOSED)
-    (void)fcntl(stripe->fd, F_OFD_SETLK, &range);
+  if (atomic_load(&space->gone) != HL__FILE_CLOSED) (void)fcntl(stripe->fd, F_OFD_SETLK, &range);
   holding->entry->exclusive = false;
   holding->entry->shared = 1;
   hl__file_stripe_unlock(stripe);

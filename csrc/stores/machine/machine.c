@@ -30,8 +30,7 @@ static const struct {
 };
 
 const char *hl__remote_kind(unsigned long magic) {
-  magic &=
-      0xFFFFFFFFul; /* signed on some machines, and 32 bits wide on others */
+  magic &= 0xFFFFFFFFul; /* signed on some machines, and 32 bits wide on others */
   for (size_t i = 0; i < sizeof remote_kinds / sizeof *remote_kinds; i++)
     if (magic == remote_kinds[i].magic) return remote_kinds[i].name;
   return NULL;
@@ -62,8 +61,7 @@ static void octal_decode(char *text) {
   char *to = text;
   for (const char *from = text; *from; to++) {
     unsigned byte = 0, digits = 0;
-    while (*from == '\\' && digits < 3 && from[1 + digits] >= '0' &&
-           from[1 + digits] <= '7')
+    while (*from == '\\' && digits < 3 && from[1 + digits] >= '0' && from[1 + digits] <= '7')
       byte = byte * 8 + (unsigned)(from[1 + digits++] - '0');
     if (digits == 3)
       *to = (char)byte;

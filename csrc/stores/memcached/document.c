@@ -49,8 +49,7 @@ static void bytes(reader *self, uint8_t *out, size_t size) {
   self->at += size;
 }
 
-static void read_rows(reader *self, hl__memcached_document *document,
-                      hl__memcached_entry *entry) {
+static void read_rows(reader *self, hl__memcached_document *document, hl__memcached_entry *entry) {
   entry->first = document->row_count;
   for (size_t i = 0; i < entry->n && !self->failed; i++) {
     hl_row *row = &document->rows[document->row_count++];
@@ -69,16 +68,14 @@ static void read_rows(reader *self, hl__memcached_document *document,
 }
 
 /* HL_OK, HL_ENOMEM, HL_ESTORE. */
-static int decode(hl__memcached_document *document,
-                  const hl__memcached_item *item, hl_error *error) {
-  reader self = {(const uint8_t *)item->data,
-                 (const uint8_t *)item->data + item->size, false};
+static int decode(hl__memcached_document *document, const hl__memcached_item *item,
+                  hl_error *error) {
+  reader self = {(const uint8_t *)item->data, (const uint8_t *)item->data + item->size, false};
   uint8_t magic[4] = {0};
   bytes(&self, magic, sizeof magic);
   document->token = number(&self, 8);
   uint64_t n = number(&self, 4);
-  if (memcmp(magic, MAGIC, sizeof magic) != 0 || n > item->size / ENTRY_SIZE)
-    self.failed = true;
+  if (memcmp(magic, MAGIC, sizeof magic) != 0 || n > item->size / ENTRY_SIZE) self.failed = true;
   if (!self.failed) {
     /* As many as there can be, and one more: to add one. */
     document->entries = calloc((size_t)n + 1, sizeof *document->entries);
@@ -93,8 +90,7 @@ static int decode(hl__memcached_document *document,
     entry->home = number(&self, 8);
     entry->granted = number(&self, 1) == 1;
     entry->n = (size_t)number(&self, 4);
-    if (entry->n == 0 ||
-        entry->n > (size_t)(self.end - self.at) / ROW_SIZE)
+    if (entry->n == 0 || entry->n > (size_t)(self.end - self.at) / ROW_SIZE)
       self.failed = true;
     else
       read_rows(&self, document, entry);
@@ -104,7 +100,8 @@ static int decode(hl__memcached_document *document,
     return hl__error(error, HL_ESTORE,
                      "what Memcached has of root %016llx was made by another "
                      "version of hierlock, or is damaged: see Upgrading in "
-                     "docs/operations.md", (unsigned long long)document->root);
+                     "docs/operations.md",
+                     (unsigned long long)document->root);
   return hl__error(error, HL_ESTORE,
                    "what Memcached has of root %016llx is not of hierlock's "
                    "making; delete it, and all locks below that root are gone",
@@ -121,21 +118,19 @@ void hl__memcached_document_dispose(hl__memcached_document *document) {
 
 static void key_make(const hl__memcached_session *session, uint64_t root,
                      char out[HL__MEMCACHED_KEY_MAX]) {
-  (void)snprintf(out, HL__MEMCACHED_KEY_MAX, "%s:root:%016llx",
-                 session->store->prefix, (unsigned long long)root);
+  (void)snprintf(out, HL__MEMCACHED_KEY_MAX, "%s:root:%016llx", session->store->prefix,
+                 (unsigned long long)root);
 }
 
-void hl__memcached_document_ask(const hl__memcached_session *session,
-                                hl__memcached_link *link, uint64_t root) {
+void hl__memcached_document_ask(const hl__memcached_session *session, hl__memcached_link *link,
+                                uint64_t root) {
   char key[HL__MEMCACHED_KEY_MAX];
   key_make(session, root, key);
   hl__memcached_addf(&link->out, "gets %s\r\n", key);
 }
 
-int hl__memcached_document_read(hl__memcached_session *session,
-                                hl__memcached_link *link, uint64_t root,
-                                int64_t deadline,
-                                hl__memcached_document *document,
+int hl__memcached_document_read(hl__memcached_session *session, hl__memcached_link *link,
+                                uint64_t root, int64_t deadline, hl__memcached_document *document,
                                 hl_error *error) {
   hl__memcached_item item;
   *document = (hl__memcached_document){.root = root};
@@ -150,27 +145,22 @@ int hl__memcached_document_read(hl__memcached_session *session,
   return status;
 }
 
-int hl__memcached_document_get(hl__memcached_session *session,
-                               hl__memcached_link *link, uint64_t root,
-                               int64_t deadline,
-                               hl__memcached_document *document,
+int hl__memcached_document_get(hl__memcached_session *session, hl__memcached_link *link,
+                               uint64_t root, int64_t deadline, hl__memcached_document *document,
                                hl_error *error) {
   hl__memcached_document_ask(session, link, root);
-  return hl__memcached_document_read(session, link, root, deadline, document,
-                                     error);
+  return hl__memcached_document_read(session, link, root, deadline, document, error);
 }
 
 /* ----------------------------------------------------------------- writing */
 
 static void put(hl__memcached_buffer *out, uint64_t value, size_t size) {
   uint8_t text[8];
-  for (size_t i = 0; i < size; i++)
-    text[i] = (uint8_t)(value >> 8 * (size - 1 - i));
+  for (size_t i = 0; i < size; i++) text[i] = (uint8_t)(value >> 8 * (size - 1 - i));
   hl__memcached_add(out, text, size);
 }
 
-static void put_entry(hl__memcached_buffer *out,
-                      const hl__memcached_document *document,
+static void put_entry(hl__memcached_buffer *out, const hl__memcached_document *document,
                       const hl__memcached_entry *entry) {
   hl__memcached_add(out, entry->id, sizeof entry->id);
   hl__memcached_add(out, entry->holder, sizeof entry->holder);
@@ -186,10 +176,8 @@ static void put_entry(hl__memcached_buffer *out,
   }
 }
 
-int hl__memcached_document_put(const hl__memcached_session *session,
-                               hl__memcached_link *link,
-                               const hl__memcached_document *document,
-                               hl_error *error) {
+int hl__memcached_document_put(const hl__memcached_session *session, hl__memcached_link *link,
+                               const hl__memcached_document *document, hl_error *error) {
   char key[HL__MEMCACHED_KEY_MAX], command[HL__MEMCACHED_KEY_MAX + 64];
   hl__memcached_buffer value = {0};
   uint64_t alive = 0;
@@ -198,13 +186,12 @@ int hl__memcached_document_put(const hl__memcached_session *session,
   put(&value, document->token, 8);
   put(&value, alive, 4);
   for (size_t i = 0; i < document->n; i++)
-    if (!document->entries[i].dead)
-      put_entry(&value, document, &document->entries[i]);
+    if (!document->entries[i].dead) put_entry(&value, document, &document->entries[i]);
   key_make(session, document->root, key);
   if (document->found) {
     /* The size stands before the number that is compared. */
-    (void)snprintf(command, sizeof command, "cas %s 0 0 %zu %llu\r\n", key,
-                   value.used, (unsigned long long)document->cas);
+    (void)snprintf(command, sizeof command, "cas %s 0 0 %zu %llu\r\n", key, value.used,
+                   (unsigned long long)document->cas);
     hl__memcached_add(&link->out, command, strlen(command));
     hl__memcached_add(&link->out, value.data, value.used);
     hl__memcached_add(&link->out, "\r\n", 2);
@@ -217,30 +204,25 @@ int hl__memcached_document_put(const hl__memcached_session *session,
   return hl__memcached_flush(link, error);
 }
 
-int hl__memcached_document_written(hl__memcached_session *session,
-                                   hl__memcached_link *link, int64_t deadline,
-                                   bool *written, hl_error *error) {
+int hl__memcached_document_written(hl__memcached_session *session, hl__memcached_link *link,
+                                   int64_t deadline, bool *written, hl_error *error) {
   const char *line;
   int status = hl__memcached_line(session, link, deadline, &line, error);
   *written = status == HL_OK && strcmp(line, "STORED") == 0;
   return status;
 }
 
-hl__memcached_entry *
-hl__memcached_document_add(hl__memcached_document *document,
-                           const hl_lease_terms *terms, const hl_row *rows,
-                           size_t n, uint64_t home) {
-  hl__memcached_entry *entries =
-      realloc(document->entries, (document->n + 1) * sizeof *entries);
+hl__memcached_entry *hl__memcached_document_add(hl__memcached_document *document,
+                                                const hl_lease_terms *terms, const hl_row *rows,
+                                                size_t n, uint64_t home) {
+  hl__memcached_entry *entries = realloc(document->entries, (document->n + 1) * sizeof *entries);
   if (!entries) return NULL;
   document->entries = entries;
-  hl_row *all = realloc(document->rows,
-                        (document->row_count + n) * sizeof *all);
+  hl_row *all = realloc(document->rows, (document->row_count + n) * sizeof *all);
   if (!all) return NULL;
   document->rows = all;
   hl__memcached_entry *entry = &entries[document->n++];
-  *entry = (hl__memcached_entry){
-      .home = home, .first = document->row_count, .n = n};
+  *entry = (hl__memcached_entry){.home = home, .first = document->row_count, .n = n};
   memcpy(entry->id, terms->id, sizeof entry->id);
   memcpy(entry->holder, terms->holder, sizeof entry->holder);
   memcpy(all + document->row_count, rows, n * sizeof *all);
@@ -250,9 +232,8 @@ hl__memcached_document_add(hl__memcached_document *document,
 
 /* ------------------------------------------------------------------- looking */
 
-hl__memcached_entry *
-hl__memcached_document_find(const hl__memcached_document *document,
-                            const uint8_t id[16], const uint8_t *holder) {
+hl__memcached_entry *hl__memcached_document_find(const hl__memcached_document *document,
+                                                 const uint8_t id[16], const uint8_t *holder) {
   for (size_t i = 0; i < document->n; i++) {
     hl__memcached_entry *entry = &document->entries[i];
     if (!entry->dead && memcmp(entry->id, id, sizeof entry->id) == 0 &&
@@ -264,14 +245,11 @@ hl__memcached_document_find(const hl__memcached_document *document,
 
 /* Both in locking order. */
 bool hl__memcached_conflict(const hl__memcached_document *document,
-                            const hl__memcached_entry *entry,
-                            const hl_row *rows, size_t n) {
+                            const hl__memcached_entry *entry, const hl_row *rows, size_t n) {
   const hl_row *theirs = &document->rows[entry->first];
   for (size_t i = 0, k = 0; i < n && k < entry->n;) {
     int which = hl__row_compare(&rows[i], &theirs[k]);
-    if (which == 0 &&
-        (rows[i].mode == HL_EXCLUSIVE || theirs[k].mode == HL_EXCLUSIVE))
-      return true;
+    if (which == 0 && (rows[i].mode == HL_EXCLUSIVE || theirs[k].mode == HL_EXCLUSIVE)) return true;
     if (which <= 0) i++;
     if (which >= 0) k++;
   }
@@ -291,8 +269,7 @@ bool hl__memcached_has_updates(const hl__memcached_document *document,
 }
 
 hl_row *hl__memcached_row_of(const hl__memcached_document *document,
-                             const hl__memcached_entry *entry,
-                             const hl_row *row) {
+                             const hl__memcached_entry *entry, const hl_row *row) {
   for (size_t i = 0; i < entry->n; i++)
     if (hl__row_compare(&document->rows[entry->first + i], row) == 0)
       return &document->rows[entry->first + i];

@@ -39,8 +39,7 @@ int hl__memcached_dsn(char *text, hl_dsn *dsn, hl_error *error) {
   return HL_OK;
 }
 
-static int server_add(hl__memcached_store *store, char *text,
-                      hl_error *error) {
+static int server_add(hl__memcached_store *store, char *text, hl_error *error) {
   hl_dsn part = {0};
   hl__memcached_server *server = &store->servers[store->server_count];
   if (store->server_count == HL__MEMCACHED_SERVERS_MAX)
@@ -55,10 +54,9 @@ static int server_add(hl__memcached_store *store, char *text,
     server->host[i] = (char)tolower((unsigned char)host[i]);
   server->port = part.port ? part.port : DEFAULT_PORT;
   for (unsigned i = 0; i < store->server_count; i++)
-    if (store->servers[i].port == server->port &&
-        strcmp(store->servers[i].host, server->host) == 0)
-      return hl__error(error, HL_EDSN, "the DSN names the server %s:%u twice",
-                       server->host, server->port);
+    if (store->servers[i].port == server->port && strcmp(store->servers[i].host, server->host) == 0)
+      return hl__error(error, HL_EDSN, "the DSN names the server %s:%u twice", server->host,
+                       server->port);
   store->server_count++;
   return HL_OK;
 }
@@ -82,8 +80,8 @@ static int parse_servers(hl__memcached_store *store, hl_error *error) {
 
 static const hl__dsn_known params[] = {
     {"prefix", HL__DSN_PREFIX, .offset = offsetof(hl__memcached_store, prefix)},
-    {"connect_timeout", HL__DSN_SECONDS,
-     .offset = offsetof(hl__memcached_store, connect_timeout), .most = HL__DSN_DAY},
+    {"connect_timeout", HL__DSN_SECONDS, .offset = offsetof(hl__memcached_store, connect_timeout),
+     .most = HL__DSN_DAY},
     {.name = NULL}};
 
 /* ------------------------------------------------------ which server has it */
@@ -98,31 +96,26 @@ static void digest_make(hl__memcached_store *store) {
   }
   for (unsigned i = 0; i < store->server_count; i++) {
     char name[300];
-    (void)snprintf(name, sizeof name, "%s:%u", store->servers[i].host,
-                   store->servers[i].port);
+    (void)snprintf(name, sizeof name, "%s:%u", store->servers[i].host, store->servers[i].port);
     uint64_t hash = UINT64_C(0xcbf29ce484222325); /* FNV-1a */
-    for (const char *c = name; *c; c++)
-      hash = (hash ^ (unsigned char)*c) * UINT64_C(0x100000001b3);
+    for (const char *c = name; *c; c++) hash = (hash ^ (unsigned char)*c) * UINT64_C(0x100000001b3);
     sum += hash;
   }
-  (void)snprintf(store->list, sizeof store->list, "%u-%016llx",
-                 store->server_count, (unsigned long long)sum);
+  (void)snprintf(store->list, sizeof store->list, "%u-%016llx", store->server_count,
+                 (unsigned long long)sum);
 }
 
 static int distribute(hl__memcached_store *store, hl_error *error) {
   if (store->server_count == 1) return HL_OK;
   memcached_st *library = memcached_create(NULL);
   if (!library) return hl__error_memory(error);
-  memcached_return_t rc = memcached_behavior_set(
-      library, MEMCACHED_BEHAVIOR_KETAMA, 1);
+  memcached_return_t rc = memcached_behavior_set(library, MEMCACHED_BEHAVIOR_KETAMA, 1);
   for (unsigned i = 0; i < store->server_count && memcached_success(rc); i++)
-    rc = memcached_server_add(library, store->servers[i].host,
-                              (in_port_t)store->servers[i].port);
+    rc = memcached_server_add(library, store->servers[i].host, (in_port_t)store->servers[i].port);
   for (unsigned i = 0; i < HL__MEMCACHED_SLOTS && memcached_success(rc); i++) {
     char name[24];
     int size = snprintf(name, sizeof name, "slot-%u", i);
-    store->slots[i] =
-        (uint8_t)memcached_generate_hash(library, name, (size_t)size);
+    store->slots[i] = (uint8_t)memcached_generate_hash(library, name, (size_t)size);
     if (store->slots[i] >= store->server_count) rc = MEMCACHED_FAILURE;
   }
   memcached_free(library);

@@ -18,18 +18,16 @@
 /* ------------------------------------------------------------------ losses */
 
 /* There is no liveness item, or none that counts. */
-static int lost(hl__memcached_session *session, hl__memcached_link *link,
-                const uint8_t id[16], int64_t deadline, hl_error *error) {
+static int lost(hl__memcached_session *session, hl__memcached_link *link, const uint8_t id[16],
+                int64_t deadline, hl_error *error) {
   char key[HL__MEMCACHED_KEY_MAX];
   hl__memcached_item item;
-  hl__memcached_addf(&link->out, "gets %s\r\n",
-                     hl__memcached_id_key(session, "revoked", id, key));
+  hl__memcached_addf(&link->out, "gets %s\r\n", hl__memcached_id_key(session, "revoked", id, key));
   int status = hl__memcached_gets(session, link, deadline, &item, error);
   if (status) return status;
   if (item.found) {
     const char *end = item.data + strlen(item.data);
-    (void)hl__error_revoked(error, item.data,
-                            end < item.data + item.size ? end + 1 : "");
+    (void)hl__error_revoked(error, item.data, end < item.data + item.size ? end + 1 : "");
   } else {
     (void)hl__error(error, HL_ELOST,
                     "the lease has ended, or was imported, and belongs to that "
@@ -47,8 +45,8 @@ static int garbage(const uint8_t id[16], hl_error *error) {
 }
 
 /* HL_OK: the document has the lease, granted. */
-static int granted_check(const hl__memcached_document *document,
-                         const hl_lease_terms *terms, hl_error *error) {
+static int granted_check(const hl__memcached_document *document, const hl_lease_terms *terms,
+                         hl_error *error) {
   const hl__memcached_entry *entry =
       hl__memcached_document_find(document, terms->id, terms->holder);
   if (entry && entry->granted) return HL_OK;
@@ -58,10 +56,8 @@ static int granted_check(const hl__memcached_document *document,
 }
 
 /* The same of the documents of its other roots. */
-static int others_check(hl__memcached_session *session,
-                        const hl__memcached_document *document,
-                        const hl_lease_terms *terms, int64_t deadline,
-                        hl_error *error) {
+static int others_check(hl__memcached_session *session, const hl__memcached_document *document,
+                        const hl_lease_terms *terms, int64_t deadline, hl_error *error) {
   const hl__memcached_entry *entry =
       hl__memcached_document_find(document, terms->id, terms->holder);
   const hl_row *rows = &document->rows[entry->first];
@@ -71,11 +67,9 @@ static int others_check(hl__memcached_session *session,
     hl__memcached_link *link;
     hl__memcached_document other;
     if (rows[i].bucket == document->root) continue;
-    status = hl__memcached_link_of(session, rows[i].bucket, deadline, &link,
-                                   error);
+    status = hl__memcached_link_of(session, rows[i].bucket, deadline, &link, error);
     if (status == HL_OK)
-      status = hl__memcached_document_get(session, link, rows[i].bucket,
-                                          deadline, &other, error);
+      status = hl__memcached_document_get(session, link, rows[i].bucket, deadline, &other, error);
     if (status) return status;
     status = granted_check(&other, terms, error);
     hl__memcached_document_dispose(&other);
@@ -96,22 +90,18 @@ static int lease_read(hl__memcached_session *session, hl__memcached_link *link,
   else
     hl__memcached_addf(&link->out, "gets %s\r\n", key);
   hl__memcached_document_ask(session, link, terms->place);
-  int status =
-      meta ? hl__memcached_meta(session, link, deadline, item, error)
-           : hl__memcached_gets(session, link, deadline, item, error);
+  int status = meta ? hl__memcached_meta(session, link, deadline, item, error)
+                    : hl__memcached_gets(session, link, deadline, item, error);
   if (status) return status;
-  status = hl__memcached_document_read(session, link, terms->place, deadline,
-                                       &document, error);
+  status = hl__memcached_document_read(session, link, terms->place, deadline, &document, error);
   if (status) return status;
   if (!item->found) {
     status = lost(session, link, terms->id, deadline, error);
   } else {
     status = granted_check(&document, terms, error);
-    if (status == HL_OK)
-      status = others_check(session, &document, terms, deadline, error);
+    if (status == HL_OK) status = others_check(session, &document, terms, deadline, error);
     if (status == HL_ELOST &&
-        hl__memcached_live_delete(session, link, terms->id, terms->holder,
-                                  NULL) == HL_OK)
+        hl__memcached_live_delete(session, link, terms->id, terms->holder, NULL) == HL_OK)
       link->outstanding++;
   }
   hl__memcached_document_dispose(&document);
@@ -121,10 +111,9 @@ static int lease_read(hl__memcached_session *session, hl__memcached_link *link,
 /* ------------------------------------------------------------ one lease */
 
 /* One try. HL_BUSY: somebody has written the item meanwhile. */
-static int refresh_once(hl__memcached_session *session,
-                        hl__memcached_link *link, const hl_lease_terms *terms,
-                        int64_t expiry, int64_t deadline, int64_t *sent_ms,
-                        hl_error *error) {
+static int refresh_once(hl__memcached_session *session, hl__memcached_link *link,
+                        const hl_lease_terms *terms, int64_t expiry, int64_t deadline,
+                        int64_t *sent_ms, hl_error *error) {
   hl__memcached_item item = {0};
   hl__memcached_record record;
   hl__memcached_buffer value = {0};
@@ -136,14 +125,12 @@ static int refresh_once(hl__memcached_session *session,
   if (status) return status;
   if (!known) return garbage(terms->id, error);
   if (record.turn >= terms->turn)
-    return hl__error(error, HL_ECONNECTION,
-                     "the server has read a later refresh before");
+    return hl__error(error, HL_ECONNECTION, "the server has read a later refresh before");
   record.turn = terms->turn;
   hl__memcached_record_write(&record, &value);
   (void)hl__memcached_live_key(session, terms->id, terms->holder, key);
   *sent_ms = hl__lease_ms();
-  hl__memcached_addf(&link->out, "cas %s 0 %lld %zu %llu\r\n", key,
-                     (long long)expiry, value.used,
+  hl__memcached_addf(&link->out, "cas %s 0 %lld %zu %llu\r\n", key, (long long)expiry, value.used,
                      (unsigned long long)item.cas);
   hl__memcached_add(&link->out, value.data, value.used);
   hl__memcached_add(&link->out, "\r\n", 2);
@@ -156,20 +143,17 @@ static int refresh_once(hl__memcached_session *session,
   return lost(session, link, terms->id, deadline, error);
 }
 
-static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
-                         int64_t ttl, int64_t deadline, int64_t *sent_ms,
-                         hl_error *error) {
+static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t ttl,
+                         int64_t deadline, int64_t *sent_ms, hl_error *error) {
   hl__memcached_session *session = hl__memcached_session_of(base);
   hl__memcached_link *link;
   int64_t expiry;
   int status = hl__memcached_expiry(ttl, &expiry, error);
   if (status == HL_OK)
-    status = hl__memcached_link_of(session, terms->place, deadline, &link,
-                                   error);
+    status = hl__memcached_link_of(session, terms->place, deadline, &link, error);
   if (status) return status;
   do {
-    status = refresh_once(session, link, terms, expiry, deadline, sent_ms,
-                          error);
+    status = refresh_once(session, link, terms, expiry, deadline, sent_ms, error);
   } while (status == HL_BUSY);
   return status;
 }
@@ -180,13 +164,12 @@ static int64_t left_ms(const hl__memcached_item *item) {
   return seconds > 0 ? seconds * 1000 : 1;
 }
 
-static int lease_look(hl_session *base, const hl_lease_terms *terms,
-                      int64_t deadline, int64_t *left, hl_error *error) {
+static int lease_look(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
+                      int64_t *left, hl_error *error) {
   hl__memcached_session *session = hl__memcached_session_of(base);
   hl__memcached_link *link;
   hl__memcached_item item = {0};
-  int status =
-      hl__memcached_link_of(session, terms->place, deadline, &link, error);
+  int status = hl__memcached_link_of(session, terms->place, deadline, &link, error);
   if (status) return status;
   status = lease_read(session, link, terms, true, deadline, &item, error);
   if (status == HL_OK) *left = left_ms(&item);
@@ -194,8 +177,8 @@ static int lease_look(hl_session *base, const hl_lease_terms *terms,
   return status;
 }
 
-static int lease_drop(hl_session *base, const hl_lease_terms *terms,
-                      bool confirm, int64_t deadline, hl_error *error) {
+static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confirm, int64_t deadline,
+                      hl_error *error) {
   hl__memcached_session *session = hl__memcached_session_of(base);
   hl__memcached_link *link;
   hl__memcached_document document;
@@ -204,12 +187,10 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms,
   link = &session->links[store->slots[terms->place % HL__MEMCACHED_SLOTS]];
   if (!confirm && link->fd < 0) /* it must not block */
     return hl__error(error, HL_ECONNECTION, "there is no connection");
-  int status =
-      hl__memcached_link_of(session, terms->place, deadline, &link, error);
+  int status = hl__memcached_link_of(session, terms->place, deadline, &link, error);
   if (status) return status;
   if (!confirm) {
-    status = hl__memcached_live_delete(session, link, terms->id, terms->holder,
-                                       error);
+    status = hl__memcached_live_delete(session, link, terms->id, terms->holder, error);
     if (status == HL_OK) link->outstanding++;
     return status;
   }
@@ -217,8 +198,7 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms,
      has been read. */
   hl__memcached_document_ask(session, link, terms->place);
   hl__memcached_live_delete_add(session, link, terms->id, terms->holder);
-  status = hl__memcached_document_read(session, link, terms->place, deadline,
-                                       &document, error);
+  status = hl__memcached_document_read(session, link, terms->place, deadline, &document, error);
   hl__memcached_gone_note(session, terms->id, terms->holder);
   if (status) {
     if (link->fd >= 0) link->outstanding++;
@@ -230,15 +210,12 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms,
     return status;
   }
   bool deleted = strcmp(line, "DELETED") == 0;
-  const hl__memcached_entry *entry =
-      hl__memcached_document_find(&document, terms->id, NULL);
-  bool elsewhere = entry && !hl__memcached_document_find(&document, terms->id,
-                                                         terms->holder);
+  const hl__memcached_entry *entry = hl__memcached_document_find(&document, terms->id, NULL);
+  bool elsewhere = entry && !hl__memcached_document_find(&document, terms->id, terms->holder);
   hl_error reason = {0};
   status = deleted ? granted_check(&document, terms, &reason)
                    : lost(session, link, terms->id, deadline, &reason);
-  if (terms->again && !deleted && !elsewhere && status == HL_ELOST &&
-      !*reason.revoked_by)
+  if (terms->again && !deleted && !elsewhere && status == HL_ELOST && !*reason.revoked_by)
     status = HL_ERELEASED;
   if (error) *error = reason;
   hl__memcached_document_dispose(&document);
@@ -247,17 +224,15 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms,
 
 /* Strikes the lease out of a document, and writes that in any case: what was sent before, and
    may be read late, then comes to nothing. */
-static int strike(hl__memcached_session *session, uint64_t root,
-                  const uint8_t id[16], int64_t deadline, hl_error *error) {
+static int strike(hl__memcached_session *session, uint64_t root, const uint8_t id[16],
+                  int64_t deadline, hl_error *error) {
   for (;;) {
     hl__memcached_link *link;
     hl__memcached_document document;
     bool written;
-    int status =
-        hl__memcached_link_of(session, root, deadline, &link, error);
+    int status = hl__memcached_link_of(session, root, deadline, &link, error);
     if (status == HL_OK)
-      status = hl__memcached_document_get(session, link, root, deadline,
-                                          &document, error);
+      status = hl__memcached_document_get(session, link, root, deadline, &document, error);
     if (status) return status;
     if (!document.found) {
       uint64_t seconds;
@@ -266,31 +241,26 @@ static int strike(hl__memcached_session *session, uint64_t root,
     }
     hl__memcached_entry *entry = hl__memcached_document_find(&document, id, NULL);
     if (entry) entry->dead = true;
-    if (status == HL_OK)
-      status = hl__memcached_document_put(session, link, &document, error);
+    if (status == HL_OK) status = hl__memcached_document_put(session, link, &document, error);
     hl__memcached_document_dispose(&document);
     if (status == HL_OK)
-      status = hl__memcached_document_written(session, link, deadline, &written,
-                                              error);
+      status = hl__memcached_document_written(session, link, deadline, &written, error);
     if (status || written) return status;
   }
 }
 
-static int lease_recall(hl_session *base, const hl_lease_terms *terms,
-                        int64_t deadline, hl_error *error) {
+static int lease_recall(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
+                        hl_error *error) {
   hl__memcached_session *session = hl__memcached_session_of(base);
   hl__memcached_link *link;
   hl__memcached_document document;
   const char *line;
-  int status =
-      hl__memcached_link_of(session, terms->place, deadline, &link, error);
+  int status = hl__memcached_link_of(session, terms->place, deadline, &link, error);
   if (status == HL_OK)
-    status = hl__memcached_document_get(session, link, terms->place, deadline,
-                                        &document, error);
+    status = hl__memcached_document_get(session, link, terms->place, deadline, &document, error);
   if (status) return status;
   /* Of several roots the first one, which is its place, was written first. */
-  const hl__memcached_entry *entry =
-      hl__memcached_document_find(&document, terms->id, NULL);
+  const hl__memcached_entry *entry = hl__memcached_document_find(&document, terms->id, NULL);
   if (entry) {
     const hl_row *rows = &document.rows[entry->first];
     size_t roots = hl__memcached_roots(&rows, entry->n);
@@ -299,18 +269,15 @@ static int lease_recall(hl_session *base, const hl_lease_terms *terms,
         status = strike(session, rows[i].bucket, terms->id, deadline, error);
   }
   hl__memcached_document_dispose(&document);
+  if (status == HL_OK) status = strike(session, terms->place, terms->id, deadline, error);
   if (status == HL_OK)
-    status = strike(session, terms->place, terms->id, deadline, error);
-  if (status == HL_OK)
-    status = hl__memcached_live_delete(session, link, terms->id, terms->holder,
-                                       error);
-  if (status == HL_OK)
-    status = hl__memcached_line(session, link, deadline, &line, error);
+    status = hl__memcached_live_delete(session, link, terms->id, terms->holder, error);
+  if (status == HL_OK) status = hl__memcached_line(session, link, deadline, &line, error);
   return status;
 }
 
-static int lease_regrade(hl_session *base, const hl_request *request,
-                         hl_grant *grant, hl_error *error) {
+static int lease_regrade(hl_session *base, const hl_request *request, hl_grant *grant,
+                         hl_error *error) {
   hl__memcached_session *session = hl__memcached_session_of(base);
   const hl_lease_terms *terms = request->lease;
   hl__memcached_link *link;
@@ -318,8 +285,7 @@ static int lease_regrade(hl_session *base, const hl_request *request,
   int status = hl__memcached_regrade(session, request, grant, error);
   grant->place = terms->place;
   /* One that comes later is forgotten by settle. */
-  if (atomic_exchange(&session->interrupted, false))
-    hl__memcached_bell_clear(session);
+  if (atomic_exchange(&session->interrupted, false)) hl__memcached_bell_clear(session);
   if (status == HL_ECONNECTION && error) error->retryable = true;
   if (status != HL_ELOST) return status;
   status = hl__memcached_link_of(session, terms->place, deadline, &link, error);
@@ -328,36 +294,30 @@ static int lease_regrade(hl_session *base, const hl_request *request,
 
 /* ----------------------------------------------------------------- importing */
 
-static bool rows_are(const hl__memcached_document *document,
-                     const hl__memcached_entry *entry,
+static bool rows_are(const hl__memcached_document *document, const hl__memcached_entry *entry,
                      const hl_request *request) {
   const hl_row *rows = &document->rows[entry->first];
   if (entry->n != request->n) return false;
   for (size_t i = 0; i < entry->n; i++)
-    if (rows[i].level != request->rows[i].level ||
-        rows[i].bucket != request->rows[i].bucket ||
+    if (rows[i].level != request->rows[i].level || rows[i].bucket != request->rows[i].bucket ||
         rows[i].mode != request->rows[i].mode)
       return false;
   return true;
 }
 
 static int live_set(hl__memcached_session *session, hl__memcached_link *link,
-                    const hl_lease_terms *terms, hl__memcached_record *record,
-                    int64_t expiry) {
+                    const hl_lease_terms *terms, hl__memcached_record *record, int64_t expiry) {
   const hl_store_config *config = session->store->config;
   hl__memcached_buffer value = {0};
   char key[HL__MEMCACHED_KEY_MAX], command[HL__MEMCACHED_KEY_MAX + 32];
   hl_holder *holder = &record->holder;
   record->turn = 0;
   holder->pid = config->pid;
-  (void)snprintf(holder->application, sizeof holder->application, "%s",
-                 config->application);
+  (void)snprintf(holder->application, sizeof holder->application, "%s", config->application);
   (void)snprintf(holder->host, sizeof holder->host, "%s", config->host);
   hl__memcached_record_write(record, &value);
-  (void)snprintf(
-      command, sizeof command, "set %s 0 %lld",
-      hl__memcached_live_key(session, terms->id, terms->holder, key),
-      (long long)expiry);
+  (void)snprintf(command, sizeof command, "set %s 0 %lld",
+                 hl__memcached_live_key(session, terms->id, terms->holder, key), (long long)expiry);
   hl__memcached_put(link, command, &value);
   free(value.data);
   return HL_OK;
@@ -365,27 +325,23 @@ static int live_set(hl__memcached_session *session, hl__memcached_link *link,
 
 /* The lease belongs to the new holder in another root's document, too. */
 static int adopt_elsewhere(hl__memcached_session *session, uint64_t root,
-                           const hl_lease_terms *terms, int64_t deadline,
-                           hl_error *error) {
+                           const hl_lease_terms *terms, int64_t deadline, hl_error *error) {
   for (;;) {
     hl__memcached_link *link;
     hl__memcached_document document;
     bool written = false;
     int status = hl__memcached_link_of(session, root, deadline, &link, error);
     if (status == HL_OK)
-      status = hl__memcached_document_get(session, link, root, deadline,
-                                          &document, error);
+      status = hl__memcached_document_get(session, link, root, deadline, &document, error);
     if (status) return status;
-    hl__memcached_entry *entry =
-        hl__memcached_document_find(&document, terms->id, NULL);
+    hl__memcached_entry *entry = hl__memcached_document_find(&document, terms->id, NULL);
     if (!entry) {
       status = hl__error(error, HL_ELOST, "Memcached has forgotten the lease");
     } else {
       memcpy(entry->holder, terms->holder, sizeof entry->holder);
       status = hl__memcached_document_put(session, link, &document, error);
       if (status == HL_OK)
-        status = hl__memcached_document_written(session, link, deadline,
-                                                &written, error);
+        status = hl__memcached_document_written(session, link, deadline, &written, error);
     }
     hl__memcached_document_dispose(&document);
     if (status || written) return status;
@@ -394,18 +350,15 @@ static int adopt_elsewhere(hl__memcached_session *session, uint64_t root,
 
 /* The entry of the document is the request's, and its holder lives and knows the secret. HL_OK: *record. */
 static int adopt_check(hl__memcached_session *session, hl__memcached_link *link,
-                       const hl__memcached_document *document,
-                       const hl__memcached_entry *entry,
-                       const hl_request *request, int64_t deadline,
-                       hl__memcached_record *record, hl_error *error) {
+                       const hl__memcached_document *document, const hl__memcached_entry *entry,
+                       const hl_request *request, int64_t deadline, hl__memcached_record *record,
+                       hl_error *error) {
   const hl_lease_terms *terms = request->lease;
   hl__memcached_item item;
   char key[HL__MEMCACHED_KEY_MAX];
-  if (!entry || !entry->granted)
-    return lost(session, link, terms->id, deadline, error);
-  hl__memcached_addf(
-      &link->out, "gets %s\r\n",
-      hl__memcached_live_key(session, entry->id, entry->holder, key));
+  if (!entry || !entry->granted) return lost(session, link, terms->id, deadline, error);
+  hl__memcached_addf(&link->out, "gets %s\r\n",
+                     hl__memcached_live_key(session, entry->id, entry->holder, key));
   int status = hl__memcached_gets(session, link, deadline, &item, error);
   if (status) return status;
   bool found = item.found;
@@ -416,27 +369,23 @@ static int adopt_check(hl__memcached_session *session, hl__memcached_link *link,
   if (memcmp(record->secret, terms->secret, sizeof record->secret) != 0)
     return hl__error(error, HL_ELOST, "the text is not that of the lease");
   if (rows_are(document, entry, request)) return HL_OK;
-  return hl__error(error, HL_EMISMATCH,
-                   "the lease locks something else than its text says");
+  return hl__error(error, HL_EMISMATCH, "the lease locks something else than its text says");
 }
 
 /* One try. HL_BUSY: somebody has written the document meanwhile. */
 static int adopt_once(hl__memcached_session *session, hl__memcached_link *link,
-                      const hl_request *request, int64_t expiry,
-                      int64_t deadline, hl_grant *grant, hl_error *error) {
+                      const hl_request *request, int64_t expiry, int64_t deadline, hl_grant *grant,
+                      hl_error *error) {
   const hl_lease_terms *terms = request->lease;
   hl__memcached_document document;
   hl__memcached_record record;
   uint8_t former[16];
   const char *line;
   bool written = false;
-  int status = hl__memcached_document_get(session, link, grant->place, deadline,
-                                          &document, error);
+  int status = hl__memcached_document_get(session, link, grant->place, deadline, &document, error);
   if (status) return status;
-  hl__memcached_entry *entry =
-      hl__memcached_document_find(&document, terms->id, NULL);
-  status = adopt_check(session, link, &document, entry, request, deadline,
-                       &record, error);
+  hl__memcached_entry *entry = hl__memcached_document_find(&document, terms->id, NULL);
+  status = adopt_check(session, link, &document, entry, request, deadline, &record, error);
   if (status == HL_OK && atomic_load(&session->interrupted)) /* that may be a later import's */
     status = hl__error(error, HL_CANCELLED, "the import was interrupted");
   if (status == HL_OK) {
@@ -451,22 +400,19 @@ static int adopt_once(hl__memcached_session *session, hl__memcached_link *link,
   if (status) return status;
   status = hl__memcached_line(session, link, deadline, &line, error);
   if (status == HL_OK)
-    status = hl__memcached_document_written(session, link, deadline, &written,
-                                            error);
+    status = hl__memcached_document_written(session, link, deadline, &written, error);
   if (status == HL_OK && !written) status = HL_BUSY;
   const hl_row *rows = request->rows;
   size_t roots = hl__memcached_roots(&rows, request->n);
   for (size_t i = 1; i < roots && status == HL_OK; i++)
     status = adopt_elsewhere(session, rows[i].bucket, terms, deadline, error);
-  if (status == HL_OK)
-    status = hl__memcached_live_delete(session, link, terms->id, former, error);
-  if (status == HL_OK)
-    status = hl__memcached_line(session, link, deadline, &line, error);
+  if (status == HL_OK) status = hl__memcached_live_delete(session, link, terms->id, former, error);
+  if (status == HL_OK) status = hl__memcached_line(session, link, deadline, &line, error);
   return status;
 }
 
-static int lease_adopt(hl_session *base, const hl_request *request,
-                       hl_grant *grant, hl_error *error) {
+static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *grant,
+                       hl_error *error) {
   hl__memcached_session *session = hl__memcached_session_of(base);
   int64_t ttl = request->lease->ttl, expiry;
   int64_t deadline = hl__late_answer_by(request->deadline);
@@ -476,8 +422,7 @@ static int lease_adopt(hl_session *base, const hl_request *request,
   grant->place = roots->bucket;
   int status = hl__memcached_expiry(ttl, &expiry, error);
   if (status == HL_OK)
-    status = hl__memcached_link_of(session, grant->place, deadline, &link,
-                                   error);
+    status = hl__memcached_link_of(session, grant->place, deadline, &link, error);
   if (status) return status;
   do {
     status = adopt_once(session, link, request, expiry, deadline, grant, error);
@@ -513,13 +458,12 @@ static uint64_t id_place(const uint8_t id[16]) {
   return place;
 }
 
-static int id_note(const inquiry *self, const hl__memcached_entry *entry,
-                   hl_error *error) {
+static int id_note(const inquiry *self, const hl__memcached_entry *entry, hl_error *error) {
   hl__memcached_link *link;
   hl__memcached_buffer value = {0};
   char key[HL__MEMCACHED_KEY_MAX], command[HL__MEMCACHED_KEY_MAX + 32];
-  int status = hl__memcached_link_of(self->session, id_place(entry->id),
-                                     self->deadline, &link, error);
+  int status =
+      hl__memcached_link_of(self->session, id_place(entry->id), self->deadline, &link, error);
   if (status) return status;
   hl__memcached_addf(&value, "%016llx", (unsigned long long)entry->home);
   (void)snprintf(command, sizeof command, "set %s 0 %d",
@@ -532,13 +476,12 @@ static int id_note(const inquiry *self, const hl__memcached_entry *entry,
   return status;
 }
 
-static int id_find(const inquiry *self, uint64_t *root, bool *found,
-                   hl_error *error) {
+static int id_find(const inquiry *self, uint64_t *root, bool *found, hl_error *error) {
   hl__memcached_link *link;
   hl__memcached_item item;
   char key[HL__MEMCACHED_KEY_MAX], *end;
-  int status = hl__memcached_link_of(self->session, id_place(self->id),
-                                     self->deadline, &link, error);
+  int status =
+      hl__memcached_link_of(self->session, id_place(self->id), self->deadline, &link, error);
   if (status) return status;
   hl__memcached_addf(&link->out, "gets %s\r\n",
                      hl__memcached_id_key(self->session, "id", self->id, key));
@@ -551,8 +494,8 @@ static int id_find(const inquiry *self, uint64_t *root, bool *found,
   return status;
 }
 
-static bool has_root(const hl__memcached_document *document,
-                     const hl__memcached_entry *entry, uint64_t root) {
+static bool has_root(const hl__memcached_document *document, const hl__memcached_entry *entry,
+                     uint64_t root) {
   const hl_row *rows = &document->rows[entry->first];
   size_t roots = hl__memcached_roots(&rows, entry->n);
   for (size_t i = 0; i < roots; i++)
@@ -560,15 +503,12 @@ static bool has_root(const hl__memcached_document *document,
   return false;
 }
 
-static bool is_asked_for(const inquiry *self,
-                         const hl__memcached_document *document,
+static bool is_asked_for(const inquiry *self, const hl__memcached_document *document,
                          const hl__memcached_entry *entry) {
   if (!entry->granted && !self->waits) return false;
-  if (self->id && memcmp(self->id, entry->id, sizeof entry->id) != 0)
-    return false;
+  if (self->id && memcmp(self->id, entry->id, sizeof entry->id) != 0) return false;
   if (!self->n) return true;
-  if (!hl__memcached_conflict(document, entry, self->rows, self->n))
-    return false;
+  if (!hl__memcached_conflict(document, entry, self->rows, self->n)) return false;
   /* One of several roots is shown once: at the first that is asked for. */
   const hl_row *rows = self->rows;
   size_t roots = hl__memcached_roots(&rows, self->n);
@@ -580,8 +520,7 @@ static bool is_asked_for(const inquiry *self,
 }
 
 /* What was asked for, but for an upgrade, the liveness item says; the document, what is. */
-static void holder_fill(const hl__memcached_document *document,
-                        const hl__memcached_entry *entry,
+static void holder_fill(const hl__memcached_document *document, const hl__memcached_entry *entry,
                         const hl__memcached_item *item, hl_holder *holder) {
   holder->kind = HL_LEASE;
   if (holder->mode == HL_UPDATE && hl__memcached_is_upgraded(document, entry))
@@ -593,24 +532,21 @@ static void holder_fill(const hl__memcached_document *document,
 }
 
 /* Who and why, before the lease ends. The answer comes with those of others. */
-static int revocation_put(const inquiry *self, const hl__memcached_entry *entry,
-                          int64_t left, hl_error *error) {
+static int revocation_put(const inquiry *self, const hl__memcached_entry *entry, int64_t left,
+                          hl_error *error) {
   hl__memcached_link *link;
   hl__memcached_buffer value = {0};
   char key[HL__MEMCACHED_KEY_MAX], command[HL__MEMCACHED_KEY_MAX + 32];
   int64_t expiry = left + REVOKED_S;
-  if (left < 0 || expiry > HL__MEMCACHED_EXPIRY_MAX)
-    expiry = HL__MEMCACHED_EXPIRY_MAX;
-  int status = hl__memcached_link_of(self->session, entry->home, self->deadline,
-                                     &link, error);
+  if (left < 0 || expiry > HL__MEMCACHED_EXPIRY_MAX) expiry = HL__MEMCACHED_EXPIRY_MAX;
+  int status = hl__memcached_link_of(self->session, entry->home, self->deadline, &link, error);
   if (status) return status;
   const char *by = self->by ? self->by : "";
   const char *reason = self->reason ? self->reason : "";
   hl__memcached_add(&value, by, strlen(by) + 1);
   hl__memcached_add(&value, reason, strlen(reason));
   (void)snprintf(command, sizeof command, "set %s 0 %lld",
-                 hl__memcached_id_key(self->session, "revoked", entry->id, key),
-                 (long long)expiry);
+                 hl__memcached_id_key(self->session, "revoked", entry->id, key), (long long)expiry);
   hl__memcached_put(link, command, &value);
   free(value.data);
   status = hl__memcached_flush(link, error);
@@ -619,15 +555,12 @@ static int revocation_put(const inquiry *self, const hl__memcached_entry *entry,
 }
 
 /* The item of one that is asked for has come. */
-static int meet(inquiry *self, const hl__memcached_document *document,
-                hl__memcached_entry *entry, const hl__memcached_item *item,
-                hl_error *error) {
+static int meet(inquiry *self, const hl__memcached_document *document, hl__memcached_entry *entry,
+                const hl__memcached_item *item, hl_error *error) {
   hl__memcached_record record;
   if (!item->found) return HL_OK;
-  if (!hl__memcached_record_read(item, &record))
-    return garbage(entry->id, error);
-  if (self->owner && strcmp(self->owner, record.holder.owner) != 0)
-    return HL_OK;
+  if (!hl__memcached_record_read(item, &record)) return garbage(entry->id, error);
+  if (self->owner && strcmp(self->owner, record.holder.owner) != 0) return HL_OK;
   if (self->revokes) {
     entry->dead = true;
     return revocation_put(self, entry, item->left, error);
@@ -638,8 +571,8 @@ static int meet(inquiry *self, const hl__memcached_document *document,
 }
 
 /* So many entries from there on; *next: where to go on. */
-static int meet_batch(inquiry *self, hl__memcached_document *document,
-                      size_t *next, hl_error *error) {
+static int meet_batch(inquiry *self, hl__memcached_document *document, size_t *next,
+                      hl_error *error) {
   hl__memcached_entry *asked[BATCH];
   hl__memcached_link *links[BATCH];
   size_t n = 0;
@@ -649,46 +582,38 @@ static int meet_batch(inquiry *self, hl__memcached_document *document,
     char key[HL__MEMCACHED_KEY_MAX];
     if (!is_asked_for(self, document, entry)) continue;
     asked[n] = entry;
-    status = hl__memcached_link_of(self->session, entry->home, self->deadline,
-                                   &links[n], error);
+    status = hl__memcached_link_of(self->session, entry->home, self->deadline, &links[n], error);
     if (status) return status;
-    hl__memcached_addf(
-        &links[n]->out, "mg %s t v\r\n",
-        hl__memcached_live_key(self->session, entry->id, entry->holder, key));
+    hl__memcached_addf(&links[n]->out, "mg %s t v\r\n",
+                       hl__memcached_live_key(self->session, entry->id, entry->holder, key));
     n++;
   }
   /* All answers are read before anything else is sent. */
   hl__memcached_item items[BATCH];
   size_t have = 0;
   while (have < n && status == HL_OK) {
-    status = hl__memcached_meta(self->session, links[have], self->deadline,
-                                &items[have], error);
+    status = hl__memcached_meta(self->session, links[have], self->deadline, &items[have], error);
     if (status == HL_OK) have++;
   }
   for (size_t i = 0; i < have; i++) {
-    if (status == HL_OK)
-      status = meet(self, document, asked[i], &items[i], error);
+    if (status == HL_OK) status = meet(self, document, asked[i], &items[i], error);
     free(items[i].data);
   }
   return status;
 }
 
 /* Those that were struck out of the document end. */
-static int end_struck(inquiry *self, const hl__memcached_document *document,
-                      hl_error *error) {
+static int end_struck(inquiry *self, const hl__memcached_document *document, hl_error *error) {
   for (size_t i = 0; i < document->n; i++) {
     const hl__memcached_entry *entry = &document->entries[i];
     hl__memcached_link *link;
     const char *line;
     if (!entry->dead) continue;
-    int status = hl__memcached_link_of(self->session, entry->home,
-                                       self->deadline, &link, error);
+    int status = hl__memcached_link_of(self->session, entry->home, self->deadline, &link, error);
     if (status == HL_OK)
-      status = hl__memcached_live_delete(self->session, link, entry->id,
-                                         entry->holder, error);
+      status = hl__memcached_live_delete(self->session, link, entry->id, entry->holder, error);
     if (status == HL_OK)
-      status = hl__memcached_line(self->session, link, self->deadline, &line,
-                                  error);
+      status = hl__memcached_line(self->session, link, self->deadline, &line, error);
     if (status) return status;
     self->count += strcmp(line, "DELETED") == 0;
   }
@@ -696,12 +621,11 @@ static int end_struck(inquiry *self, const hl__memcached_document *document,
 }
 
 /* One try. HL_BUSY: somebody has written the document meanwhile. */
-static int inquire_once(inquiry *self, hl__memcached_link *link, uint64_t root,
-                        hl_error *error) {
+static int inquire_once(inquiry *self, hl__memcached_link *link, uint64_t root, hl_error *error) {
   hl__memcached_document document;
   bool written = true;
-  int status = hl__memcached_document_get(self->session, link, root,
-                                          self->deadline, &document, error);
+  int status =
+      hl__memcached_document_get(self->session, link, root, self->deadline, &document, error);
   for (size_t next = 0; status == HL_OK && next < document.n;)
     status = meet_batch(self, &document, &next, error);
   bool strikes = false;
@@ -710,8 +634,7 @@ static int inquire_once(inquiry *self, hl__memcached_link *link, uint64_t root,
   if (strikes) {
     status = hl__memcached_document_put(self->session, link, &document, error);
     if (status == HL_OK)
-      status = hl__memcached_document_written(self->session, link,
-                                              self->deadline, &written, error);
+      status = hl__memcached_document_written(self->session, link, self->deadline, &written, error);
     if (status == HL_OK && written) status = end_struck(self, &document, error);
   }
   hl__memcached_document_dispose(&document);
@@ -720,8 +643,7 @@ static int inquire_once(inquiry *self, hl__memcached_link *link, uint64_t root,
 
 static int inquire_root(inquiry *self, uint64_t root, hl_error *error) {
   hl__memcached_link *link;
-  int status = hl__memcached_link_of(self->session, root, self->deadline, &link,
-                                     error);
+  int status = hl__memcached_link_of(self->session, root, self->deadline, &link, error);
   if (status) return status;
   do {
     status = inquire_once(self, link, root, error);
@@ -749,9 +671,8 @@ static int inquire(inquiry *self, hl_error *error) {
   return status;
 }
 
-static int lease_list(hl_session *base, const hl_lease_filter *filter,
-                      hl_holder_fn fn, void *context, int64_t deadline,
-                      hl_error *error) {
+static int lease_list(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn,
+                      void *context, int64_t deadline, hl_error *error) {
   inquiry self = {.session = hl__memcached_session_of(base),
                   .rows = filter->rows,
                   .n = filter->n,
@@ -762,14 +683,12 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter,
                   .deadline = deadline};
   int status = inquire(&self, error);
   /* The ids are noted before anybody is told of them. */
-  if (status == HL_OK)
-    status = hl__memcached_settle(self.session, deadline, error);
+  if (status == HL_OK) status = hl__memcached_settle(self.session, deadline, error);
   return status;
 }
 
-static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
-                        const char *by, const char *reason, int64_t deadline,
-                        uint64_t *count, hl_error *error) {
+static int lease_revoke(hl_session *base, const hl_lease_filter *filter, const char *by,
+                        const char *reason, int64_t deadline, uint64_t *count, hl_error *error) {
   inquiry self = {.session = hl__memcached_session_of(base),
                   .rows = filter->rows,
                   .n = filter->n,
@@ -784,9 +703,8 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
   return status;
 }
 
-int hl__memcached_holders(hl_session *base, const hl_lease_filter *filter,
-                          hl_holder_fn fn, void *context, int64_t deadline,
-                          hl_error *error) {
+int hl__memcached_holders(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn,
+                          void *context, int64_t deadline, hl_error *error) {
   inquiry self = {.session = hl__memcached_session_of(base),
                   .rows = filter->rows,
                   .n = filter->n,

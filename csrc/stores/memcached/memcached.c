@@ -22,12 +22,11 @@ static void session_free(hl__memcached_session *session) {
   free(session);
 }
 
-static int session_make(hl__memcached_store *store,
-                        hl__memcached_session **result, hl_error *error) {
+static int session_make(hl__memcached_store *store, hl__memcached_session **result,
+                        hl_error *error) {
   *result = NULL;
   hl__memcached_session *session =
-      calloc(1, sizeof *session +
-                    store->server_count * sizeof session->links[0]);
+      calloc(1, sizeof *session + store->server_count * sizeof session->links[0]);
   if (!session) return hl__error_memory(error);
   session->base.store = &store->base;
   session->store = store;
@@ -48,13 +47,12 @@ static int session_make(hl__memcached_store *store,
 }
 
 /* Connected to all servers. */
-static int session_connected(hl__memcached_store *store,
-                             hl__memcached_session **result, hl_error *error) {
+static int session_connected(hl__memcached_store *store, hl__memcached_session **result,
+                             hl_error *error) {
   int64_t deadline = hl__now_ms() + store->connect_timeout;
   int status = session_make(store, result, error);
   for (unsigned i = 0; i < store->server_count && status == HL_OK; i++)
-    status = hl__memcached_connect(*result, &(*result)->links[i], deadline,
-                                   error);
+    status = hl__memcached_connect(*result, &(*result)->links[i], deadline, error);
   if (status) {
     session_free(*result);
     *result = NULL;
@@ -72,9 +70,7 @@ static void session_forget(hl_session *base) {
   free(session);
 }
 
-static void session_close(hl_session *session) {
-  session_free(hl__memcached_session_of(session));
-}
+static void session_close(hl_session *session) { session_free(hl__memcached_session_of(session)); }
 
 /* ------------------------------------------------------------ the store */
 
@@ -95,8 +91,8 @@ HL__UNCHECKED static void store_close(hl_store *base) {
   free(store);
 }
 
-HL__UNCHECKED static int store_open(const hl_store_config *config,
-                                    hl_store **result, hl_error *error) {
+HL__UNCHECKED static int store_open(const hl_store_config *config, hl_store **result,
+                                    hl_error *error) {
   hl__memcached_store *store = calloc(1, sizeof *store);
   if (!store) return hl__error_memory(error);
   store->base.ops = &hl_store_memcached;
@@ -114,8 +110,7 @@ HL__UNCHECKED static int store_open(const hl_store_config *config,
 }
 
 /* It connects to a server when it first needs that one. */
-static int session_open(hl_store *base, int64_t deadline, hl_session **result,
-                        hl_error *error) {
+static int session_open(hl_store *base, int64_t deadline, hl_session **result, hl_error *error) {
   hl__memcached_store *store = (hl__memcached_store *)(void *)base;
   hl__memcached_store_lock(store);
   hl__memcached_session *session = store->spare;
@@ -129,8 +124,7 @@ static int session_open(hl_store *base, int64_t deadline, hl_session **result,
   if (!session) status = session_make(store, &session, error);
   /* Of one server: now, as others do. */
   if (status == HL_OK && store->server_count == 1 && session->links[0].fd < 0)
-    status = hl__memcached_connect(session, &session->links[0], deadline,
-                                   error);
+    status = hl__memcached_connect(session, &session->links[0], deadline, error);
   if (status) {
     session_free(session);
     session = NULL;
@@ -178,8 +172,7 @@ static void interrupt(hl_session *base) {
   hl__memcached_session *session = hl__memcached_session_of(base);
   static const uint64_t one = 1;
   if (atomic_exchange(&session->interrupted, true)) return;
-  while (write(session->bell, &one, sizeof one) < 0 && errno == EINTR) {
-  }
+  while (write(session->bell, &one, sizeof one) < 0 && errno == EINTR) {}
 }
 
 const hl_store_ops hl_store_memcached = {

@@ -73,8 +73,7 @@ typedef struct hl__memcached_server {
   unsigned port;
 } hl__memcached_server;
 
-HL__MUTEX_CLASS(hl__memcached_mutex) HL__AFTER(hl__connection_mutex)
-    HL__BEFORE(hl__births);
+HL__MUTEX_CLASS(hl__memcached_mutex) HL__AFTER(hl__connection_mutex) HL__BEFORE(hl__births);
 
 typedef struct hl__memcached_session hl__memcached_session;
 
@@ -85,7 +84,7 @@ typedef struct hl__memcached_store {
   int64_t connect_timeout; /* ms */
   hl__memcached_server servers[HL__MEMCACHED_SERVERS_MAX];
   unsigned server_count;
-  char list[24]; /* a digest of the servers' names, in any order */
+  char list[24];                      /* a digest of the servers' names, in any order */
   uint8_t slots[HL__MEMCACHED_SLOTS]; /* the server of each part */
   pthread_mutex_t mutex;
   /* Connected by open, for the first session. */
@@ -96,8 +95,7 @@ typedef struct hl__memcached_store {
   uint8_t gone[HL__MEMCACHED_GONE][32] HL__GUARDED_BY(hl__memcached_mutex);
 } hl__memcached_store;
 
-HL__MUTEX_FUNCTIONS(hl__memcached_store, hl__memcached_store, mutex,
-                    hl__memcached_mutex)
+HL__MUTEX_FUNCTIONS(hl__memcached_store, hl__memcached_store, mutex, hl__memcached_mutex)
 
 /* Bytes that grow. */
 typedef struct hl__memcached_buffer {
@@ -108,7 +106,7 @@ typedef struct hl__memcached_buffer {
 
 /* A connection to one server. */
 typedef struct hl__memcached_link {
-  int fd; /* -1: not connected yet, or ended */
+  int fd;          /* -1: not connected yet, or ended */
   uint64_t ticket; /* see hl__fork_watch */
   bool ended;
   unsigned outstanding; /* answers of one line that nobody waits for; they come first */
@@ -128,8 +126,7 @@ struct hl__memcached_session {
   hl__memcached_link links[]; /* one for each server */
 };
 
-static inline hl__memcached_session *
-hl__memcached_session_of(hl_session *session) {
+static inline hl__memcached_session *hl__memcached_session_of(hl_session *session) {
   return (hl__memcached_session *)(void *)session;
 }
 
@@ -144,21 +141,17 @@ int hl__memcached_params(hl__memcached_store *store, hl_error *error);
 
 /* The connection to that root's server; made, if there is none. HL_OK, HL_ECONNECTION,
    or what hl__memcached_verify says. */
-int hl__memcached_link_of(hl__memcached_session *session, uint64_t root,
-                          int64_t deadline, hl__memcached_link **link,
-                          hl_error *error);
-int hl__memcached_connect(hl__memcached_session *session,
-                          hl__memcached_link *link, int64_t deadline,
-                          hl_error *error);
+int hl__memcached_link_of(hl__memcached_session *session, uint64_t root, int64_t deadline,
+                          hl__memcached_link **link, hl_error *error);
+int hl__memcached_connect(hl__memcached_session *session, hl__memcached_link *link,
+                          int64_t deadline, hl_error *error);
 /* Closes, without waiting; it stays so. */
 void hl__memcached_end(hl__memcached_link *link);
 void hl__memcached_link_free(hl__memcached_link *link);
 
 /* Appends; what is out of memory shows when it is sent. */
-void hl__memcached_add(hl__memcached_buffer *buffer, const void *data,
-                       size_t size);
-void hl__memcached_addf(hl__memcached_buffer *buffer, const char *format, ...)
-    HL__PRINTF(2, 3);
+void hl__memcached_add(hl__memcached_buffer *buffer, const void *data, size_t size);
+void hl__memcached_addf(hl__memcached_buffer *buffer, const char *format, ...) HL__PRINTF(2, 3);
 /* A storage command with its data: `command` is all of its line. */
 void hl__memcached_put(hl__memcached_link *link, const char *command,
                        const hl__memcached_buffer *value);
@@ -167,8 +160,8 @@ int hl__memcached_flush(hl__memcached_link *link, hl_error *error);
 /* The next line of the answers, until the deadline; valid until the next call. An answer that is
    an error is one: HL_ESTORE. HL_TIMEOUT, HL_ECONNECTION: the connection has ended, and it
    may have been done. */
-int hl__memcached_line(hl__memcached_session *session, hl__memcached_link *link,
-                       int64_t deadline, const char **line, hl_error *error);
+int hl__memcached_line(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
+                       const char **line, hl_error *error);
 /* An item, as gets (cas) and mg with t and v (left) tell. */
 typedef struct hl__memcached_item {
   bool found;
@@ -177,19 +170,15 @@ typedef struct hl__memcached_item {
   uint64_t cas;
   int64_t left; /* s; -1: for ever */
 } hl__memcached_item;
-int hl__memcached_gets(hl__memcached_session *session, hl__memcached_link *link,
-                       int64_t deadline, hl__memcached_item *item,
-                       hl_error *error);
-int hl__memcached_meta(hl__memcached_session *session, hl__memcached_link *link,
-                       int64_t deadline, hl__memcached_item *item,
-                       hl_error *error);
+int hl__memcached_gets(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
+                       hl__memcached_item *item, hl_error *error);
+int hl__memcached_meta(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
+                       hl__memcached_item *item, hl_error *error);
 /* The answer to `mg key`, without a value. */
-int hl__memcached_presence(hl__memcached_session *session,
-                           hl__memcached_link *link, int64_t deadline,
-                           bool *present, hl_error *error);
+int hl__memcached_presence(hl__memcached_session *session, hl__memcached_link *link,
+                           int64_t deadline, bool *present, hl_error *error);
 /* Reads the answers that nobody waits for. HL_OK, HL_TIMEOUT (they have not come), HL_ECONNECTION. */
-int hl__memcached_settle(hl__memcached_session *session, int64_t deadline,
-                         hl_error *error);
+int hl__memcached_settle(hl__memcached_session *session, int64_t deadline, hl_error *error);
 /* Whether no connection has ended, without a round trip. */
 bool hl__memcached_stands(hl__memcached_session *session);
 void hl__memcached_bell_clear(const hl__memcached_session *session);
@@ -200,12 +189,11 @@ void hl__memcached_sleep(hl__memcached_session *session, int64_t until);
 
 /* Looks whether leases on this server exclude; the first settles the store's layout. HL_OK,
    HL_EUNSAFE_SERVER, HL_EMISMATCH, or what wire.c says. */
-int hl__memcached_verify(hl__memcached_session *session,
-                         hl__memcached_link *link, int64_t deadline,
+int hl__memcached_verify(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
                          hl_error *error);
 /* Its time, s. */
-int hl__memcached_time(hl__memcached_session *session, hl__memcached_link *link,
-                       int64_t deadline, uint64_t *seconds, hl_error *error);
+int hl__memcached_time(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
+                       uint64_t *seconds, hl_error *error);
 
 /* ---- document.c */
 
@@ -214,7 +202,7 @@ typedef struct hl__memcached_entry {
   uint64_t token;
   uint64_t home; /* the root on whose server the liveness item is */
   bool granted;
-  bool dead; /* not to be written any more */
+  bool dead;       /* not to be written any more */
   size_t first, n; /* of the document's rows */
 } hl__memcached_entry;
 
@@ -222,7 +210,7 @@ typedef struct hl__memcached_document {
   uint64_t root;
   bool found;
   uint64_t cas;
-  uint64_t token; /* the last one */
+  uint64_t token;               /* the last one */
   hl__memcached_entry *entries; /* in the order in which they came */
   size_t n;
   hl_row *rows; /* of all entries */
@@ -232,40 +220,30 @@ typedef struct hl__memcached_document {
 void hl__memcached_document_dispose(hl__memcached_document *document);
 /* Asks for it, and reads it. It is disposed of after any outcome. HL_ESTORE: what is there is no
    document. */
-void hl__memcached_document_ask(const hl__memcached_session *session,
-                                hl__memcached_link *link, uint64_t root);
-int hl__memcached_document_read(hl__memcached_session *session,
-                                hl__memcached_link *link, uint64_t root,
-                                int64_t deadline,
-                                hl__memcached_document *document,
+void hl__memcached_document_ask(const hl__memcached_session *session, hl__memcached_link *link,
+                                uint64_t root);
+int hl__memcached_document_read(hl__memcached_session *session, hl__memcached_link *link,
+                                uint64_t root, int64_t deadline, hl__memcached_document *document,
                                 hl_error *error);
 /* Both. */
-int hl__memcached_document_get(hl__memcached_session *session,
-                               hl__memcached_link *link, uint64_t root,
-                               int64_t deadline,
-                               hl__memcached_document *document,
+int hl__memcached_document_get(hl__memcached_session *session, hl__memcached_link *link,
+                               uint64_t root, int64_t deadline, hl__memcached_document *document,
                                hl_error *error);
 /* Sends it, without those that are dead, for as long as nobody has written it since. The answer is a line:
    hl__memcached_document_written. */
-int hl__memcached_document_put(const hl__memcached_session *session,
-                               hl__memcached_link *link,
-                               const hl__memcached_document *document,
-                               hl_error *error);
-int hl__memcached_document_written(hl__memcached_session *session,
-                                   hl__memcached_link *link, int64_t deadline,
-                                   bool *written, hl_error *error);
+int hl__memcached_document_put(const hl__memcached_session *session, hl__memcached_link *link,
+                               const hl__memcached_document *document, hl_error *error);
+int hl__memcached_document_written(hl__memcached_session *session, hl__memcached_link *link,
+                                   int64_t deadline, bool *written, hl_error *error);
 /* Appends an entry of these rows. NULL: out of memory. */
-hl__memcached_entry *
-hl__memcached_document_add(hl__memcached_document *document,
-                           const hl_lease_terms *terms, const hl_row *rows,
-                           size_t n, uint64_t home);
+hl__memcached_entry *hl__memcached_document_add(hl__memcached_document *document,
+                                                const hl_lease_terms *terms, const hl_row *rows,
+                                                size_t n, uint64_t home);
 /* The entry of that lease; NULL: none. holder NULL: any. */
-hl__memcached_entry *
-hl__memcached_document_find(const hl__memcached_document *document,
-                            const uint8_t id[16], const uint8_t *holder);
+hl__memcached_entry *hl__memcached_document_find(const hl__memcached_document *document,
+                                                 const uint8_t id[16], const uint8_t *holder);
 bool hl__memcached_conflict(const hl__memcached_document *document,
-                            const hl__memcached_entry *entry,
-                            const hl_row *rows, size_t n);
+                            const hl__memcached_entry *entry, const hl_row *rows, size_t n);
 /* How many roots are among rows, on level 0; *rows: the first of them, behind update rows. */
 size_t hl__memcached_roots(const hl_row **rows, size_t n);
 /* Whether it is for update, or was before its upgrade. */
@@ -273,8 +251,7 @@ bool hl__memcached_has_updates(const hl__memcached_document *document,
                                const hl__memcached_entry *entry);
 /* Its row of that level and bucket; NULL: it has none. */
 hl_row *hl__memcached_row_of(const hl__memcached_document *document,
-                             const hl__memcached_entry *entry,
-                             const hl_row *row);
+                             const hl__memcached_entry *entry, const hl_row *row);
 /* Whether what it has for update is exclusive, or about to be. */
 bool hl__memcached_is_upgraded(const hl__memcached_document *document,
                                const hl__memcached_entry *entry);
@@ -288,55 +265,44 @@ typedef struct hl__memcached_record {
   hl_holder holder; /* all but what the document has */
 } hl__memcached_record;
 
-void hl__memcached_record_of(const hl__memcached_session *session,
-                             const hl_request *request,
+void hl__memcached_record_of(const hl__memcached_session *session, const hl_request *request,
                              hl__memcached_record *record);
-void hl__memcached_record_write(const hl__memcached_record *record,
-                                hl__memcached_buffer *out);
+void hl__memcached_record_write(const hl__memcached_record *record, hl__memcached_buffer *out);
 /* False: it is no record. */
-bool hl__memcached_record_read(const hl__memcached_item *item,
-                               hl__memcached_record *record);
+bool hl__memcached_record_read(const hl__memcached_item *item, hl__memcached_record *record);
 /* Keys; each fits in HL__MEMCACHED_KEY_MAX. Returns out. */
-const char *hl__memcached_live_key(const hl__memcached_session *session,
-                                   const uint8_t id[16],
+const char *hl__memcached_live_key(const hl__memcached_session *session, const uint8_t id[16],
                                    const uint8_t holder[16], char *out);
-const char *hl__memcached_id_key(const hl__memcached_session *session,
-                                 const char *kind, const uint8_t id[16],
-                                 char *out);
+const char *hl__memcached_id_key(const hl__memcached_session *session, const char *kind,
+                                 const uint8_t id[16], char *out);
 /* Seconds of expiry after which a lease of ttl ms is over for others: whole ones, rounded up, and as many more
    as the server's clock may be late. HL_OK, HL_EUNSUPPORTED: longer than the server takes. */
 int hl__memcached_expiry(int64_t ttl, int64_t *seconds, hl_error *error);
 /* Sends the deletion of a liveness item that will never be there again, and does not wait. */
-int hl__memcached_live_delete(hl__memcached_session *session,
-                              hl__memcached_link *link, const uint8_t id[16],
-                              const uint8_t holder[16], hl_error *error);
+int hl__memcached_live_delete(hl__memcached_session *session, hl__memcached_link *link,
+                              const uint8_t id[16], const uint8_t holder[16], hl_error *error);
 /* Its two halves: appends the deletion, for what is sent next; from then on nobody here asks whether it lives. */
-void hl__memcached_live_delete_add(const hl__memcached_session *session,
-                                   hl__memcached_link *link,
-                                   const uint8_t id[16],
-                                   const uint8_t holder[16]);
-void hl__memcached_gone_note(const hl__memcached_session *session,
-                             const uint8_t id[16], const uint8_t holder[16]);
+void hl__memcached_live_delete_add(const hl__memcached_session *session, hl__memcached_link *link,
+                                   const uint8_t id[16], const uint8_t holder[16]);
+void hl__memcached_gone_note(const hl__memcached_session *session, const uint8_t id[16],
+                             const uint8_t holder[16]);
 /* Whether that was sent here, of late. */
-bool hl__memcached_is_gone(const hl__memcached_session *session,
-                           const hl__memcached_entry *entry);
+bool hl__memcached_is_gone(const hl__memcached_session *session, const hl__memcached_entry *entry);
 
 /* ---- take.c */
 
 /* As hl_store_ops.take. */
-int hl__memcached_take(hl_session *base, const hl_request *request,
-                       hl_grant *grant, hl_error *error);
+int hl__memcached_take(hl_session *base, const hl_request *request, hl_grant *grant,
+                       hl_error *error);
 /* As hl_lease_ops.regrade; HL_ELOST does not say why. */
-int hl__memcached_regrade(hl__memcached_session *session,
-                          const hl_request *request, hl_grant *grant,
-                          hl_error *error);
+int hl__memcached_regrade(hl__memcached_session *session, const hl_request *request,
+                          hl_grant *grant, hl_error *error);
 
 /* ---- leases.c */
 
 extern const hl_lease_ops hl__memcached_leases;
 /* As hl_store_ops.holders. */
-int hl__memcached_holders(hl_session *base, const hl_lease_filter *filter,
-                          hl_holder_fn fn, void *context, int64_t deadline,
-                          hl_error *error);
+int hl__memcached_holders(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn,
+                          void *context, int64_t deadline, hl_error *error);
 
 #endif

@@ -17,8 +17,7 @@ static void copy(char *out, size_t size, const char *text) {
   (void)snprintf(out, size, "%s", text);
 }
 
-void hl__memcached_record_of(const hl__memcached_session *session,
-                             const hl_request *request,
+void hl__memcached_record_of(const hl__memcached_session *session, const hl_request *request,
                              hl__memcached_record *record) {
   const hl_store_config *config = session->store->config;
   *record = (hl__memcached_record){
@@ -32,12 +31,10 @@ void hl__memcached_record_of(const hl__memcached_session *session,
   copy(holder->host, sizeof holder->host, config->host);
   copy(holder->path, sizeof holder->path, request->path ? request->path : "");
   if (request->label_size)
-    (void)hl__escape(holder->label, sizeof holder->label, request->label,
-                     request->label_size);
+    (void)hl__escape(holder->label, sizeof holder->label, request->label, request->label_size);
 }
 
-static void write_bytes(hl__memcached_buffer *out, const void *data,
-                        size_t size) {
+static void write_bytes(hl__memcached_buffer *out, const void *data, size_t size) {
   hl__memcached_addf(out, "%zu:", size);
   hl__memcached_add(out, data, size);
 }
@@ -52,8 +49,7 @@ static void write_number(hl__memcached_buffer *out, int64_t number) {
   write_text(out, text);
 }
 
-void hl__memcached_record_write(const hl__memcached_record *record,
-                                hl__memcached_buffer *out) {
+void hl__memcached_record_write(const hl__memcached_record *record, hl__memcached_buffer *out) {
   const hl_holder *holder = &record->holder;
   write_text(out, VERSION);
   write_number(out, (int64_t)record->turn);
@@ -76,8 +72,8 @@ typedef struct reader {
 /* The next field. */
 static const char *field(reader *self, size_t *size) {
   *size = 0;
-  while (!self->failed && self->at < self->end && *self->at >= '0' &&
-         *self->at <= '9' && *size < 100000)
+  while (!self->failed && self->at < self->end && *self->at >= '0' && *self->at <= '9' &&
+         *size < 100000)
     *size = *size * 10 + (size_t)(*self->at++ - '0');
   if (self->failed || self->at == self->end || *self->at != ':' ||
       (size_t)(self->end - self->at) - 1 < *size) {
@@ -109,8 +105,7 @@ static int64_t read_number(reader *self) {
   return number;
 }
 
-bool hl__memcached_record_read(const hl__memcached_item *item,
-                               hl__memcached_record *record) {
+bool hl__memcached_record_read(const hl__memcached_item *item, hl__memcached_record *record) {
   reader self = {item->data, item->data + item->size, !item->found};
   char version[8];
   size_t size;
@@ -146,20 +141,16 @@ static int hex(char *out, const uint8_t bytes[16]) {
   return 32;
 }
 
-const char *hl__memcached_id_key(const hl__memcached_session *session,
-                                 const char *kind, const uint8_t id[16],
-                                 char *out) {
-  int used = snprintf(out, HL__MEMCACHED_KEY_MAX, "%s:%s:",
-                      session->store->prefix, kind);
+const char *hl__memcached_id_key(const hl__memcached_session *session, const char *kind,
+                                 const uint8_t id[16], char *out) {
+  int used = snprintf(out, HL__MEMCACHED_KEY_MAX, "%s:%s:", session->store->prefix, kind);
   (void)hex(out + used, id);
   return out;
 }
 
-const char *hl__memcached_live_key(const hl__memcached_session *session,
-                                   const uint8_t id[16],
+const char *hl__memcached_live_key(const hl__memcached_session *session, const uint8_t id[16],
                                    const uint8_t holder[16], char *out) {
-  int used = snprintf(out, HL__MEMCACHED_KEY_MAX, "%s:live:",
-                      session->store->prefix);
+  int used = snprintf(out, HL__MEMCACHED_KEY_MAX, "%s:live:", session->store->prefix);
   used += hex(out + used, id);
   (void)hex(out + used, holder);
   return out;
@@ -181,8 +172,8 @@ static uint8_t *gone_place(hl__memcached_store *store, const uint8_t id[16])
   return store->gone[((unsigned)id[0] << 8 | id[1]) % HL__MEMCACHED_GONE];
 }
 
-void hl__memcached_gone_note(const hl__memcached_session *session,
-                             const uint8_t id[16], const uint8_t holder[16]) {
+void hl__memcached_gone_note(const hl__memcached_session *session, const uint8_t id[16],
+                             const uint8_t holder[16]) {
   hl__memcached_store *store = session->store;
   hl__memcached_store_lock(store);
   uint8_t *gone = gone_place(store, id);
@@ -191,31 +182,25 @@ void hl__memcached_gone_note(const hl__memcached_session *session,
   hl__memcached_store_unlock(store);
 }
 
-void hl__memcached_live_delete_add(const hl__memcached_session *session,
-                                   hl__memcached_link *link,
-                                   const uint8_t id[16],
-                                   const uint8_t holder[16]) {
+void hl__memcached_live_delete_add(const hl__memcached_session *session, hl__memcached_link *link,
+                                   const uint8_t id[16], const uint8_t holder[16]) {
   char key[HL__MEMCACHED_KEY_MAX];
-  hl__memcached_addf(&link->out, "delete %s\r\n",
-                     hl__memcached_live_key(session, id, holder, key));
+  hl__memcached_addf(&link->out, "delete %s\r\n", hl__memcached_live_key(session, id, holder, key));
 }
 
-int hl__memcached_live_delete(hl__memcached_session *session,
-                              hl__memcached_link *link, const uint8_t id[16],
-                              const uint8_t holder[16], hl_error *error) {
+int hl__memcached_live_delete(hl__memcached_session *session, hl__memcached_link *link,
+                              const uint8_t id[16], const uint8_t holder[16], hl_error *error) {
   hl__memcached_live_delete_add(session, link, id, holder);
   int status = hl__memcached_flush(link, error);
   if (status == HL_OK) hl__memcached_gone_note(session, id, holder);
   return status;
 }
 
-bool hl__memcached_is_gone(const hl__memcached_session *session,
-                           const hl__memcached_entry *entry) {
+bool hl__memcached_is_gone(const hl__memcached_session *session, const hl__memcached_entry *entry) {
   hl__memcached_store *store = session->store;
   hl__memcached_store_lock(store);
   const uint8_t *gone = gone_place(store, entry->id);
-  bool found = memcmp(gone, entry->id, 16) == 0 &&
-               memcmp(gone + 16, entry->holder, 16) == 0;
+  bool found = memcmp(gone, entry->id, 16) == 0 && memcmp(gone + 16, entry->holder, 16) == 0;
   hl__memcached_store_unlock(store);
   return found;
 }

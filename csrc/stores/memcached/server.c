@@ -10,36 +10,32 @@
 
 #define OLDEST "1.6"
 
-static int version_check(hl__memcached_session *session,
-                         hl__memcached_link *link, int64_t deadline,
+static int version_check(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
                          hl_error *error) {
   const char *line;
   unsigned major = 0, minor = 0;
   int status = hl__memcached_line(session, link, deadline, &line, error);
   if (status) return status;
   if (sscanf(line, "VERSION %u.%u", &major, &minor) != 2)
-    return hl__error(error, HL_EUNSAFE_SERVER,
-                     "what answers at %s:%u is no Memcached",
+    return hl__error(error, HL_EUNSAFE_SERVER, "what answers at %s:%u is no Memcached",
                      link->server->host, link->server->port);
   if (major > 1 || (major == 1 && minor >= 6)) return HL_OK;
   return hl__error(error, HL_EUNSAFE_SERVER,
-                   "memcached at %s:%u is %u.%u; " OLDEST " or later is needed",
-                   link->server->host, link->server->port, major, minor);
+                   "memcached at %s:%u is %u.%u; " OLDEST " or later is needed", link->server->host,
+                   link->server->port, major, minor);
 }
 
 /* Levels that the program leaves open are taken from the item. */
-static int levels_agree(hl__memcached_store *store, const char *found,
-                        const char *key, hl_error *error) {
-  hl_layout *wanted =
-      store->base.layout ? store->base.layout : store->config->layout;
+static int levels_agree(hl__memcached_store *store, const char *found, const char *key,
+                        hl_error *error) {
+  hl_layout *wanted = store->base.layout ? store->base.layout : store->config->layout;
   hl_layout *agreed = NULL;
   char names[HL__LAYOUT_NAMES_MAX];
   int status = HL_OK;
   if (strcmp(found, hl__layout_names(wanted, names)) == 0)
     agreed = hl_layout_ref(wanted);
   else
-    status = hl__layout_agree(wanted, found, hl_layout_buckets(wanted), key, "",
-                              &agreed, error);
+    status = hl__layout_agree(wanted, found, hl_layout_buckets(wanted), key, "", &agreed, error);
   if (status == HL_EMISMATCH)
     (void)hl__error(error, status,
                     "the levels of this space are %.150s (%s); this program "
@@ -52,22 +48,18 @@ static int levels_agree(hl__memcached_store *store, const char *found,
   return status;
 }
 
-static int space_agree(hl__memcached_session *session,
-                       const hl__memcached_link *link,
-                       const hl__memcached_item *item, const char *key,
-                       hl_error *error) {
+static int space_agree(hl__memcached_session *session, const hl__memcached_link *link,
+                       const hl__memcached_item *item, const char *key, hl_error *error) {
   char head[48];
   (void)snprintf(head, sizeof head, "hierlock1 %s ", session->store->list);
   if (!item->found)
-    return hl__error(error, HL_ECONNECTION,
-                     "memcached at %s:%u does not keep what it is given",
+    return hl__error(error, HL_ECONNECTION, "memcached at %s:%u does not keep what it is given",
                      link->server->host, link->server->port);
   if (item->cas == 0)
     return hl__error(error, HL_EUNSAFE_SERVER,
-                     "memcached at %s:%u cannot compare and swap (option -C)",
-                     link->server->host, link->server->port);
-  if (strncmp(item->data, "hierlock", 8) == 0 &&
-      strncmp(item->data, "hierlock1 ", 10) != 0)
+                     "memcached at %s:%u cannot compare and swap (option -C)", link->server->host,
+                     link->server->port);
+  if (strncmp(item->data, "hierlock", 8) == 0 && strncmp(item->data, "hierlock1 ", 10) != 0)
     return hl__error(error, HL_EMISMATCH,
                      "the item %s on %s:%u was made by another version of "
                      "hierlock: see Upgrading in docs/operations.md",
@@ -87,8 +79,7 @@ static int space_agree(hl__memcached_session *session,
   return levels_agree(session->store, item->data + strlen(head), key, error);
 }
 
-int hl__memcached_verify(hl__memcached_session *session,
-                         hl__memcached_link *link, int64_t deadline,
+int hl__memcached_verify(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
                          hl_error *error) {
   hl__memcached_store *store = session->store;
   char command[HL__MEMCACHED_KEY_MAX], names[HL__LAYOUT_NAMES_MAX];
@@ -96,8 +87,7 @@ int hl__memcached_verify(hl__memcached_session *session,
   hl__memcached_buffer value = {0};
   hl__memcached_item item;
   hl__memcached_addf(&value, "hierlock1 %s ", store->list);
-  (void)hl__layout_names(
-      store->base.layout ? store->base.layout : store->config->layout, names);
+  (void)hl__layout_names(store->base.layout ? store->base.layout : store->config->layout, names);
   hl__memcached_add(&value, names, strlen(names));
   (void)snprintf(command, sizeof command, "add %s:space 0 0", store->prefix);
   hl__memcached_addf(&link->out, "version\r\n");
@@ -106,18 +96,16 @@ int hl__memcached_verify(hl__memcached_session *session,
   hl__memcached_addf(&link->out, "gets %s\r\n", command);
   free(value.data);
   int status = version_check(session, link, deadline, error);
-  if (status == HL_OK)
-    status = hl__memcached_line(session, link, deadline, &line, error);
+  if (status == HL_OK) status = hl__memcached_line(session, link, deadline, &line, error);
   if (status) return status;
   status = hl__memcached_gets(session, link, deadline, &item, error);
-  if (status == HL_OK)
-    status = space_agree(session, link, &item, command, error);
+  if (status == HL_OK) status = space_agree(session, link, &item, command, error);
   free(item.data);
   return status;
 }
 
-int hl__memcached_time(hl__memcached_session *session, hl__memcached_link *link,
-                       int64_t deadline, uint64_t *seconds, hl_error *error) {
+int hl__memcached_time(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
+                       uint64_t *seconds, hl_error *error) {
   const char *line;
   *seconds = 0;
   hl__memcached_addf(&link->out, "stats\r\n");

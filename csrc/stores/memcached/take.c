@@ -51,11 +51,11 @@ typedef struct taking {
   hl__memcached_buffer live; /* the liveness item's value */
   char key[HL__MEMCACHED_KEY_MAX];
   uint64_t home;
-  int64_t expiry; /* of the lease, s */
-  bool lives;     /* the item may be there */
-  bool regrades;  /* it is granted */
-  int64_t heard;  /* when that was written last; ms */
-  int64_t end;    /* until when it is written anew where others are sooner; hl__now_ms */
+  int64_t expiry;   /* of the lease, s */
+  bool lives;       /* the item may be there */
+  bool regrades;    /* it is granted */
+  int64_t heard;    /* when that was written last; ms */
+  int64_t end;      /* until when it is written anew where others are sooner; hl__now_ms */
   int64_t patience; /* answers are awaited until then; hl__now_ms */
   uint64_t token;
 } taking;
@@ -89,8 +89,7 @@ static bool present_already(const looked *self, size_t i) {
 
 /* Those before ours; of those behind it, who cannot be in its way otherwise, the ones that have upgraded
    what they have got. */
-static void blockers_choose(const taking *self,
-                            const hl__memcached_document *document, size_t own,
+static void blockers_choose(const taking *self, const hl__memcached_document *document, size_t own,
                             looked *chosen) {
   const hl_request *request = self->request;
   for (size_t i = 0; i < document->n && chosen->n < BLOCKERS_MAX; i++) {
@@ -104,8 +103,7 @@ static void blockers_choose(const taking *self,
   }
 }
 
-static void others_choose(const taking *self,
-                          const hl__memcached_document *document, size_t own,
+static void others_choose(const taking *self, const hl__memcached_document *document, size_t own,
                           looked *chosen) {
   size_t start = document->n ? draw(self->session) % document->n : 0;
   for (size_t i = 0; i < document->n && i < OTHERS_MAX; i++) {
@@ -116,8 +114,8 @@ static void others_choose(const taking *self,
 }
 
 /* Those that do not live are marked dead. */
-static int look_at(const taking *self, hl__memcached_document *document,
-                   const looked *chosen, hl_error *error) {
+static int look_at(const taking *self, hl__memcached_document *document, const looked *chosen,
+                   hl_error *error) {
   hl__memcached_session *session = self->session;
   int64_t deadline = answer_by(self);
   hl__memcached_link *links[BLOCKERS_MAX + OTHERS_MAX];
@@ -125,33 +123,29 @@ static int look_at(const taking *self, hl__memcached_document *document,
   for (size_t i = 0; i < chosen->n && status == HL_OK; i++) {
     const hl__memcached_entry *entry = &document->entries[chosen->entries[i]];
     char key[HL__MEMCACHED_KEY_MAX];
-    status = hl__memcached_link_of(session, entry->home, deadline, &links[i],
-                                   error);
+    status = hl__memcached_link_of(session, entry->home, deadline, &links[i], error);
     if (status) return status;
-    hl__memcached_addf(
-        &links[i]->out, "mg %s\r\n",
-        hl__memcached_live_key(session, entry->id, entry->holder, key));
+    hl__memcached_addf(&links[i]->out, "mg %s\r\n",
+                       hl__memcached_live_key(session, entry->id, entry->holder, key));
   }
   for (size_t i = 0; i < chosen->n && status == HL_OK; i++) {
     bool present;
     status = hl__memcached_presence(session, links[i], deadline, &present, error);
-    if (status == HL_OK && !present)
-      document->entries[chosen->entries[i]].dead = true;
+    if (status == HL_OK && !present) document->entries[chosen->entries[i]].dead = true;
   }
   return status;
 }
 
 /* The first before `own` that conflicts and lives; SIZE_MAX: none. */
-static int blocker_find(const taking *self, hl__memcached_document *document,
-                        size_t own, size_t *blocker, hl_error *error) {
+static int blocker_find(const taking *self, hl__memcached_document *document, size_t own,
+                        size_t *blocker, hl_error *error) {
   *blocker = SIZE_MAX;
   for (bool first = true;; first = false) {
     looked chosen = {.n = 0};
     blockers_choose(self, document, own, &chosen);
     size_t n = chosen.n;
     /* A trip is made for those who are in the way, or where the dead may pile up. */
-    if (first && (n > 0 || document->n > OTHERS_MAX))
-      others_choose(self, document, own, &chosen);
+    if (first && (n > 0 || document->n > OTHERS_MAX)) others_choose(self, document, own, &chosen);
     if (chosen.n == 0) return HL_OK;
     int status = look_at(self, document, &chosen, error);
     if (status) return status;
@@ -168,15 +162,14 @@ static int blocker_find(const taking *self, hl__memcached_document *document,
 
 static void live_put(taking *self, hl__memcached_link *link, int64_t expiry) {
   char command[HL__MEMCACHED_KEY_MAX + 32];
-  (void)snprintf(command, sizeof command, "set %s 0 %lld", self->key,
-                 (long long)expiry);
+  (void)snprintf(command, sizeof command, "set %s 0 %lld", self->key, (long long)expiry);
   hl__memcached_put(link, command, &self->live);
   self->heard = hl__now_ms();
   self->lives = true;
 }
 
-static int live_answer(const taking *self, hl__memcached_link *link,
-                       int64_t deadline, hl_error *error) {
+static int live_answer(const taking *self, hl__memcached_link *link, int64_t deadline,
+                       hl_error *error) {
   const char *line;
   int status = hl__memcached_line(self->session, link, deadline, &line, error);
   if (status || strcmp(line, "STORED") == 0) return status;
@@ -184,15 +177,13 @@ static int live_answer(const taking *self, hl__memcached_link *link,
 }
 
 /* The liveness item, then the document. *written: nobody else has written it meanwhile. */
-static int submit(taking *self, const hl__memcached_document *document,
-                  int64_t expiry, bool *written, hl_error *error) {
+static int submit(taking *self, const hl__memcached_document *document, int64_t expiry,
+                  bool *written, hl_error *error) {
   hl__memcached_link *link, *home;
   int64_t deadline = answer_by(self);
-  int status = hl__memcached_link_of(self->session, document->root, deadline,
-                                     &link, error);
+  int status = hl__memcached_link_of(self->session, document->root, deadline, &link, error);
   if (status == HL_OK)
-    status = hl__memcached_link_of(self->session, self->home, deadline, &home,
-                                   error);
+    status = hl__memcached_link_of(self->session, self->home, deadline, &home, error);
   if (status) return status;
   *written = false;
   self->grant->sent_ms = hl__lease_ms();
@@ -201,46 +192,38 @@ static int submit(taking *self, const hl__memcached_document *document,
   if (home != link) status = live_answer(self, home, deadline, error);
   if (status) return status;
   status = hl__memcached_document_put(self->session, link, document, error);
-  if (status == HL_OK && home == link)
-    status = live_answer(self, home, deadline, error);
+  if (status == HL_OK && home == link) status = live_answer(self, home, deadline, error);
   if (status == HL_ESTORE && home == link) { /* the other's answer comes, too */
     bool of_no_matter;
-    (void)hl__memcached_document_written(self->session, link, deadline,
-                                         &of_no_matter, NULL);
+    (void)hl__memcached_document_written(self->session, link, deadline, &of_no_matter, NULL);
   }
   if (status) return status;
-  return hl__memcached_document_written(self->session, link, deadline, written,
-                                        error);
+  return hl__memcached_document_written(self->session, link, deadline, written, error);
 }
 
 /* ----------------------------------------------------------------- waiting */
 
 /* One look at the blocker; keeps ourselves alive, where we are not granted. */
-static int peek(taking *self, const hl__memcached_entry *blocker, bool *present,
-                hl_error *error) {
+static int peek(taking *self, const hl__memcached_entry *blocker, bool *present, hl_error *error) {
   hl__memcached_session *session = self->session;
   hl__memcached_link *link, *home;
   char key[HL__MEMCACHED_KEY_MAX];
   int64_t deadline = answer_by(self);
-  int status = hl__memcached_link_of(session, blocker->home, deadline, &link,
-                                     error);
-  if (status == HL_OK)
-    status = hl__memcached_link_of(session, self->home, deadline, &home, error);
+  int status = hl__memcached_link_of(session, blocker->home, deadline, &link, error);
+  if (status == HL_OK) status = hl__memcached_link_of(session, self->home, deadline, &home, error);
   if (status) return status;
-  bool touches =
-      !self->regrades && hl__now_ms() - self->heard >= WAIT_MS;
+  bool touches = !self->regrades && hl__now_ms() - self->heard >= WAIT_MS;
   if (touches) live_put(self, home, WAIT_S);
-  hl__memcached_addf(
-      &link->out, "mg %s\r\n",
-      hl__memcached_live_key(session, blocker->id, blocker->holder, key));
+  hl__memcached_addf(&link->out, "mg %s\r\n",
+                     hl__memcached_live_key(session, blocker->id, blocker->holder, key));
   if (touches) status = live_answer(self, home, deadline, error);
   if (status) return status;
   return hl__memcached_presence(session, link, deadline, present, error);
 }
 
 /* Until the blocker is gone; of one that may be downgraded: for a while. */
-static int await(taking *self, const hl__memcached_entry *blocker,
-                 bool downgrades, hl_error *error) {
+static int await(taking *self, const hl__memcached_entry *blocker, bool downgrades,
+                 hl_error *error) {
   const hl_request *request = self->request;
   uint32_t longest = blocker->granted ? PAUSE_MS : QUEUED_MS, pause = 1;
   for (;;) {
@@ -261,14 +244,13 @@ static int await(taking *self, const hl__memcached_entry *blocker,
 
 /* ----------------------------------------------------------------- one root */
 
-static int token_begin(taking *self, hl__memcached_document *document,
-                       hl__memcached_link *link, hl_error *error) {
+static int token_begin(taking *self, hl__memcached_document *document, hl__memcached_link *link,
+                       hl_error *error) {
   if (!document->found) {
     /* The first grant, or everything was forgotten: beyond all that were given before, as
        long as there were less than a million in a second. */
     uint64_t seconds;
-    int status = hl__memcached_time(self->session, link,
-                                    answer_by(self), &seconds, error);
+    int status = hl__memcached_time(self->session, link, answer_by(self), &seconds, error);
     if (status) return status;
     document->token = seconds * 1000000;
   }
@@ -277,30 +259,29 @@ static int token_begin(taking *self, hl__memcached_document *document,
   return HL_OK;
 }
 
-static size_t own_find(const taking *self,
-                       const hl__memcached_document *document) {
-  const hl__memcached_entry *entry = hl__memcached_document_find(
-      document, self->request->lease->id, self->request->lease->holder);
+static size_t own_find(const taking *self, const hl__memcached_document *document) {
+  const hl__memcached_entry *entry =
+      hl__memcached_document_find(document, self->request->lease->id, self->request->lease->holder);
   return entry ? (size_t)(entry - document->entries) : document->n;
 }
 
 /* Appends ours where it is missing. */
-static int own_make(const taking *self, hl__memcached_document *document,
-                    size_t own, hl__memcached_entry **entry, hl_error *error) {
+static int own_make(const taking *self, hl__memcached_document *document, size_t own,
+                    hl__memcached_entry **entry, hl_error *error) {
   *entry = own < document->n
                ? &document->entries[own]
-               : hl__memcached_document_add(document, self->request->lease,
-                                            self->request->rows,
+               : hl__memcached_document_add(document, self->request->lease, self->request->rows,
                                             self->request->n, self->home);
   return *entry ? HL_OK : hl__error_memory(error);
 }
 
-enum { AGAIN = 1000 }; /* no hl_status */
+enum {
+  AGAIN = 1000
+}; /* no hl_status */
 
 /* One round. HL_OK: granted. */
-static int enter_once(taking *self, hl__memcached_link *link,
-                      hl__memcached_document *document, bool last,
-                      hl_error *error) {
+static int enter_once(taking *self, hl__memcached_link *link, hl__memcached_document *document,
+                      bool last, hl_error *error) {
   const hl_request *request = self->request;
   hl__memcached_entry *entry;
   size_t own = own_find(self, document), blocker;
@@ -313,8 +294,7 @@ static int enter_once(taking *self, hl__memcached_link *link,
     if (status) return status;
     entry->granted = true;
     entry->token = document->token;
-    status = submit(self, document, last ? self->expiry : WAIT_S, &written,
-                    error);
+    status = submit(self, document, last ? self->expiry : WAIT_S, &written, error);
     if (status == HL_OK && written) self->token = document->token;
     return status || written ? status : AGAIN;
   }
@@ -322,13 +302,11 @@ static int enter_once(taking *self, hl__memcached_link *link,
     return hl__error(error, HL_TIMEOUT, "the lock is not free");
   if (own == document->n) {
     status = own_make(self, document, own, &entry, error);
-    if (status == HL_OK)
-      status = submit(self, document, WAIT_S, &written, error);
+    if (status == HL_OK) status = submit(self, document, WAIT_S, &written, error);
     if (status || !written) return status ? status : AGAIN;
   }
   status = await(self, &document->entries[blocker],
-                 hl__memcached_has_updates(document, &document->entries[blocker]),
-                 error);
+                 hl__memcached_has_updates(document, &document->entries[blocker]), error);
   return status ? status : AGAIN;
 }
 
@@ -337,8 +315,7 @@ static int again(taking *self, uint32_t tries, hl_error *error) {
   if (self->request->cancellable && atomic_load(&self->session->interrupted))
     return hl__error(error, HL_CANCELLED, "the wait was cancelled");
   if (hl__left_ms(self->end) == 0)
-    return hl__error(error, HL_TIMEOUT,
-                     "the lock is not free, or too many write below its root");
+    return hl__error(error, HL_TIMEOUT, "the lock is not free, or too many write below its root");
   /* Many write the same document: apart from each other, in the end one gets through. */
   if (tries > 2) {
     int64_t until = hl__now_ms() + draw(self->session) % (tries < 10 ? tries : 10);
@@ -352,11 +329,9 @@ static int enter(taking *self, uint64_t root, bool last, hl_error *error) {
     hl__memcached_link *link;
     hl__memcached_document document;
     int64_t deadline = answer_by(self);
-    int status = hl__memcached_link_of(self->session, root, deadline, &link,
-                                       error);
+    int status = hl__memcached_link_of(self->session, root, deadline, &link, error);
     if (status == HL_OK)
-      status = hl__memcached_document_get(self->session, link, root, deadline,
-                                          &document, error);
+      status = hl__memcached_document_get(self->session, link, root, deadline, &document, error);
     if (status) return status;
     status = enter_once(self, link, &document, last, error);
     hl__memcached_document_dispose(&document);
@@ -373,23 +348,19 @@ static int token_raise(taking *self, uint64_t root, hl_error *error) {
     hl__memcached_document document;
     bool written = false;
     int64_t deadline = answer_by(self);
-    int status = hl__memcached_link_of(self->session, root, deadline, &link,
-                                       error);
+    int status = hl__memcached_link_of(self->session, root, deadline, &link, error);
     if (status == HL_OK)
-      status = hl__memcached_document_get(self->session, link, root, deadline,
-                                          &document, error);
+      status = hl__memcached_document_get(self->session, link, root, deadline, &document, error);
     if (status) return status;
     size_t own = own_find(self, &document);
     if (own == document.n) {
-      status = hl__error(error, HL_ECONNECTION,
-                         "the server has forgotten what it has granted");
+      status = hl__error(error, HL_ECONNECTION, "the server has forgotten what it has granted");
     } else {
       document.entries[own].token = self->token;
       if (document.token < self->token) document.token = self->token;
       status = hl__memcached_document_put(self->session, link, &document, error);
       if (status == HL_OK)
-        status = hl__memcached_document_written(self->session, link, deadline,
-                                                &written, error);
+        status = hl__memcached_document_written(self->session, link, deadline, &written, error);
     }
     hl__memcached_document_dispose(&document);
     if (status == HL_OK && !written) status = again(self, tries, error);
@@ -414,15 +385,13 @@ static int enter_all(taking *self, hl_error *error) {
 static int undo(const taking *self, int status) {
   hl__memcached_link *link;
   int64_t deadline = hl__now_ms() + UNDO_MS;
-  if (hl__memcached_link_of(self->session, self->home, deadline, &link, NULL) !=
-      HL_OK)
+  if (hl__memcached_link_of(self->session, self->home, deadline, &link, NULL) != HL_OK)
     return HL_ECONNECTION;
   hl__memcached_addf(&link->out, "delete %s\r\n", self->key);
   if (hl__memcached_flush(link, NULL) != HL_OK) return HL_ECONNECTION;
   link->outstanding++;
   /* The core may try once more under the same name. */
-  if (status == HL_TIMEOUT &&
-      hl__memcached_settle(self->session, deadline, NULL) != HL_OK)
+  if (status == HL_TIMEOUT && hl__memcached_settle(self->session, deadline, NULL) != HL_OK)
     return HL_ECONNECTION;
   return status;
 }
@@ -432,14 +401,13 @@ static int refuse(const hl_request *request, hl_error *error) {
   return hl__error(error, HL_EUNSUPPORTED, "Memcached has only leases");
 }
 
-int hl__memcached_take(hl_session *base, const hl_request *request,
-                       hl_grant *grant, hl_error *error) {
+int hl__memcached_take(hl_session *base, const hl_request *request, hl_grant *grant,
+                       hl_error *error) {
   hl__memcached_session *session = hl__memcached_session_of(base);
   hl__memcached_record record;
   taking self = {.session = session, .request = request, .grant = grant};
   int status = refuse(request, error);
-  if (status == HL_OK)
-    status = hl__memcached_expiry(request->lease->ttl, &self.expiry, error);
+  if (status == HL_OK) status = hl__memcached_expiry(request->lease->ttl, &self.expiry, error);
   if (status) return status;
   self.patience = hl__answer_by(request->deadline);
   self.end = request->try_once ? self.patience : request->deadline;
@@ -449,16 +417,14 @@ int hl__memcached_take(hl_session *base, const hl_request *request,
   grant->sent_ms = 0;
   hl__memcached_record_of(session, request, &record);
   hl__memcached_record_write(&record, &self.live);
-  (void)hl__memcached_live_key(session, request->lease->id,
-                               request->lease->holder, self.key);
+  (void)hl__memcached_live_key(session, request->lease->id, request->lease->holder, self.key);
   session->interruptible = request->cancellable;
   status = enter_all(&self, error);
   session->interruptible = false;
   grant->token = self.token;
   if (status == HL_TIMEOUT && !hl__memcached_stands(session))
     status = HL_ECONNECTION; /* it has not answered in time */
-  if (status && status != HL_ECONNECTION && self.lives)
-    status = undo(&self, status);
+  if (status && status != HL_ECONNECTION && self.lives) status = undo(&self, status);
   if (status == HL_ECONNECTION && error) {
     error->status = status;
     error->retryable = true;
@@ -466,16 +432,15 @@ int hl__memcached_take(hl_session *base, const hl_request *request,
   if (status && status != HL_ECONNECTION) grant->sent_ms = 0;
   free(self.live.data);
   /* One that comes later is forgotten by settle. */
-  if (atomic_exchange(&session->interrupted, false))
-    hl__memcached_bell_clear(session);
+  if (atomic_exchange(&session->interrupted, false)) hl__memcached_bell_clear(session);
   return status;
 }
 
 /* ------------------------------------------------------------- regrading */
 
 /* Somebody else who holds what is to be exclusive, and lives; SIZE_MAX: nobody does. */
-static int sharer_find(const taking *self, hl__memcached_document *document,
-                       size_t own, size_t *sharer, hl_error *error) {
+static int sharer_find(const taking *self, hl__memcached_document *document, size_t own,
+                       size_t *sharer, hl_error *error) {
   const hl_request *request = self->request;
   looked chosen;
   *sharer = SIZE_MAX;
@@ -492,29 +457,25 @@ static int sharer_find(const taking *self, hl__memcached_document *document,
     int status = look_at(self, document, &chosen, error);
     if (status) return status;
     for (size_t i = 0; i < chosen.n; i++)
-      if (!document->entries[chosen.entries[i]].dead)
-        *sharer = chosen.entries[i];
+      if (!document->entries[chosen.entries[i]].dead) *sharer = chosen.entries[i];
   } while (chosen.n > 0 && *sharer == SIZE_MAX);
   return HL_OK;
 }
 
 /* Writes the request's rows of the entry in that mode. */
 static int mode_write(const taking *self, hl__memcached_link *link,
-                      hl__memcached_document *document, size_t own,
-                      hl_mode mode, bool *written, hl_error *error) {
+                      hl__memcached_document *document, size_t own, hl_mode mode, bool *written,
+                      hl_error *error) {
   const hl_request *request = self->request;
   for (size_t i = 0; i < request->n; i++) {
-    hl_row *row = hl__memcached_row_of(document, &document->entries[own],
-                                       &request->rows[i]);
-    if (!row)
-      return hl__error(error, HL_ELOST, "the lease locks something else");
+    hl_row *row = hl__memcached_row_of(document, &document->entries[own], &request->rows[i]);
+    if (!row) return hl__error(error, HL_ELOST, "the lease locks something else");
     row->mode = (uint8_t)mode;
   }
   self->grant->sent_ms = hl__lease_ms();
   int status = hl__memcached_document_put(self->session, link, document, error);
   if (status) return status;
-  return hl__memcached_document_written(
-      self->session, link, answer_by(self), written, error);
+  return hl__memcached_document_written(self->session, link, answer_by(self), written, error);
 }
 
 /* Whether the liveness item is there still: then nobody has struck the lease out, nor will. */
@@ -522,12 +483,10 @@ static int alive_check(const taking *self, hl_error *error) {
   hl__memcached_link *link;
   bool present;
   int64_t deadline = answer_by(self);
-  int status =
-      hl__memcached_link_of(self->session, self->home, deadline, &link, error);
+  int status = hl__memcached_link_of(self->session, self->home, deadline, &link, error);
   if (status) return status;
   hl__memcached_addf(&link->out, "mg %s\r\n", self->key);
-  status =
-      hl__memcached_presence(self->session, link, deadline, &present, error);
+  status = hl__memcached_presence(self->session, link, deadline, &present, error);
   if (status || present) return status;
   return hl__error(error, HL_ELOST, "the lease is over");
 }
@@ -540,9 +499,8 @@ typedef enum step {
 } step;
 
 /* One round. HL_OK: done. AGAIN. */
-static int regrade_once(taking *self, hl__memcached_link *link,
-                        hl__memcached_document *document, step *next,
-                        hl_error *error) {
+static int regrade_once(taking *self, hl__memcached_link *link, hl__memcached_document *document,
+                        step *next, hl_error *error) {
   const hl_request *request = self->request;
   size_t own = own_find(self, document), sharer = SIZE_MAX;
   bool written = false;
@@ -567,8 +525,8 @@ static int regrade_once(taking *self, hl__memcached_link *link,
     document->entries[own].token = ++document->token;
     self->token = document->token;
   }
-  status = mode_write(self, link, document, own,
-                      *next == SHARE ? HL_SHARED : HL_EXCLUSIVE, &written, error);
+  status = mode_write(self, link, document, own, *next == SHARE ? HL_SHARED : HL_EXCLUSIVE,
+                      &written, error);
   if (status || !written) return status ? status : AGAIN;
   if (*next != MARK) return alive_check(self, error);
   *next = FINISH;
@@ -581,11 +539,10 @@ static int regrade(taking *self, step next, int64_t end, hl_error *error) {
     hl__memcached_document document;
     int64_t deadline = answer_by(self);
     step before = next;
-    int status = hl__memcached_link_of(self->session, self->home, deadline,
-                                       &link, error);
+    int status = hl__memcached_link_of(self->session, self->home, deadline, &link, error);
     if (status == HL_OK)
-      status = hl__memcached_document_get(self->session, link, self->home,
-                                          deadline, &document, error);
+      status =
+          hl__memcached_document_get(self->session, link, self->home, deadline, &document, error);
     if (status) return status;
     status = regrade_once(self, link, &document, &next, error);
     hl__memcached_document_dispose(&document);
@@ -596,9 +553,8 @@ static int regrade(taking *self, step next, int64_t end, hl_error *error) {
   }
 }
 
-int hl__memcached_regrade(hl__memcached_session *session,
-                          const hl_request *request, hl_grant *grant,
-                          hl_error *error) {
+int hl__memcached_regrade(hl__memcached_session *session, const hl_request *request,
+                          hl_grant *grant, hl_error *error) {
   taking self = {.session = session,
                  .request = request,
                  .grant = grant,
@@ -606,12 +562,10 @@ int hl__memcached_regrade(hl__memcached_session *session,
                  .patience = hl__answer_by(request->deadline),
                  .regrades = true};
   int64_t answer = hl__now_ms() + TRY_MS;
-  (void)hl__memcached_live_key(session, request->lease->id,
-                               request->lease->holder, self.key);
+  (void)hl__memcached_live_key(session, request->lease->id, request->lease->holder, self.key);
   if (!request->upgrade) return regrade(&self, SHARE, answer, error);
   session->interruptible = request->cancellable;
-  int status = regrade(&self, MARK,
-                       request->try_once ? answer : request->deadline, error);
+  int status = regrade(&self, MARK, request->try_once ? answer : request->deadline, error);
   session->interruptible = false;
   if (status == HL_OK) grant->token = self.token;
   if (status != HL_TIMEOUT && status != HL_CANCELLED) return status;
@@ -623,6 +577,5 @@ int hl__memcached_regrade(hl__memcached_session *session,
   int undone = regrade(&self, SHARE, hl__now_ms() + TRY_MS, &reason);
   if (undone == HL_OK) return status;
   if (error) *error = reason;
-  return undone == HL_TIMEOUT ? hl__error(error, HL_ECONNECTION, "%s", reason.message)
-                              : undone;
+  return undone == HL_TIMEOUT ? hl__error(error, HL_ECONNECTION, "%s", reason.message) : undone;
 }

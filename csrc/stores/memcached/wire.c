@@ -35,8 +35,7 @@ static bool reserve(hl__memcached_buffer *buffer, size_t size) {
   return true;
 }
 
-void hl__memcached_add(hl__memcached_buffer *buffer, const void *data,
-                       size_t size) {
+void hl__memcached_add(hl__memcached_buffer *buffer, const void *data, size_t size) {
   if (!size || !reserve(buffer, size)) return;
   memcpy(buffer->data + buffer->used, data, size);
   buffer->used += size;
@@ -84,46 +83,41 @@ static int broken(hl__memcached_link *link, hl_error *error) {
   int failure = errno;
   hl__memcached_end(link);
   errno = failure;
-  return hl__error_errno(error, HL_ECONNECTION, "memcached at %s:%u",
-                         link->server->host, link->server->port);
+  return hl__error_errno(error, HL_ECONNECTION, "memcached at %s:%u", link->server->host,
+                         link->server->port);
 }
 
 static int gone(hl__memcached_link *link, const char *why, hl_error *error) {
   hl__memcached_end(link);
-  return hl__error(error, HL_ECONNECTION, "memcached at %s:%u: %s",
-                   link->server->host, link->server->port, why);
+  return hl__error(error, HL_ECONNECTION, "memcached at %s:%u: %s", link->server->host,
+                   link->server->port, why);
 }
 
 /* Until there is something to read, or room to write. HL_OK, HL_TIMEOUT, HL_CANCELLED,
    HL_ECONNECTION. */
-static int wait_for_server(const hl__memcached_session *session,
-                           const hl__memcached_link *link, short events,
-                           int64_t deadline) {
+static int wait_for_server(const hl__memcached_session *session, const hl__memcached_link *link,
+                           short events, int64_t deadline) {
   const hl_store_config *config = session->store->config;
   struct pollfd p[2] = {{.fd = link->fd, .events = events},
                         {.fd = session->bell, .events = POLLIN}};
   for (;;) {
     int64_t left = hl__left_ms(deadline);
     if (left > 0 && config->wait_begin) config->wait_begin();
-    int n = poll(p, session->interruptible ? 2 : 1,
-                 left > INT32_MAX ? INT32_MAX : (int)left);
+    int n = poll(p, session->interruptible ? 2 : 1, left > INT32_MAX ? INT32_MAX : (int)left);
     int failure = errno;
     if (left > 0 && config->wait_end) config->wait_end();
     errno = failure;
     if (n < 0 && errno != EINTR) return HL_ECONNECTION;
     if (n > 0 && p[0].revents) return HL_OK;
-    if (session->interruptible && atomic_load(&session->interrupted))
-      return HL_CANCELLED;
+    if (session->interruptible && atomic_load(&session->interrupted)) return HL_CANCELLED;
     if (n == 0 && left == 0) return HL_TIMEOUT;
   }
 }
 
 static int connect_to(hl__memcached_session *session, hl__memcached_link *link,
-                      const struct addrinfo *address, int64_t deadline,
-                      hl_error *error) {
+                      const struct addrinfo *address, int64_t deadline, hl_error *error) {
   hl__fork_forbid();
-  link->fd = socket(address->ai_family,
-                    SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  link->fd = socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   int failure = errno;
   if (link->fd >= 0) link->ticket = hl__fork_watch(link->fd);
   hl__fork_allow();
@@ -131,23 +125,19 @@ static int connect_to(hl__memcached_session *session, hl__memcached_link *link,
   if (link->fd < 0) return broken(link, error);
   const int on = 1;
   (void)setsockopt(link->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  if (connect(link->fd, address->ai_addr, address->ai_addrlen) == 0)
-    return HL_OK;
+  if (connect(link->fd, address->ai_addr, address->ai_addrlen) == 0) return HL_OK;
   if (errno != EINPROGRESS) return broken(link, error);
   int status = wait_for_server(session, link, POLLOUT, deadline);
-  if (status == HL_TIMEOUT)
-    return gone(link, "cannot connect: no answer in time", error);
+  if (status == HL_TIMEOUT) return gone(link, "cannot connect: no answer in time", error);
   if (status) return gone(link, "cannot connect: it was interrupted", error);
   socklen_t size = sizeof failure;
-  if (getsockopt(link->fd, SOL_SOCKET, SO_ERROR, &failure, &size) != 0)
-    failure = errno;
+  if (getsockopt(link->fd, SOL_SOCKET, SO_ERROR, &failure, &size) != 0) failure = errno;
   errno = failure;
   return failure ? broken(link, error) : HL_OK;
 }
 
-int hl__memcached_connect(hl__memcached_session *session,
-                          hl__memcached_link *link, int64_t deadline,
-                          hl_error *error) {
+int hl__memcached_connect(hl__memcached_session *session, hl__memcached_link *link,
+                          int64_t deadline, hl_error *error) {
   struct addrinfo wanted = {.ai_socktype = SOCK_STREAM}, *found = NULL;
   char port[8];
   int64_t patience = hl__now_ms() + session->store->connect_timeout;
@@ -161,21 +151,17 @@ int hl__memcached_connect(hl__memcached_session *session,
     status = connect_to(session, link, one, deadline, error);
   }
   freeaddrinfo(found);
-  if (status == HL_OK)
-    status = hl__memcached_verify(session, link, deadline, error);
+  if (status == HL_OK) status = hl__memcached_verify(session, link, deadline, error);
   if (status) hl__memcached_end(link);
-  if (status == HL_TIMEOUT)
-    status = gone(link, "it does not answer", error);
+  if (status == HL_TIMEOUT) status = gone(link, "it does not answer", error);
   return status;
 }
 
-int hl__memcached_link_of(hl__memcached_session *session, uint64_t root,
-                          int64_t deadline, hl__memcached_link **link,
-                          hl_error *error) {
+int hl__memcached_link_of(hl__memcached_session *session, uint64_t root, int64_t deadline,
+                          hl__memcached_link **link, hl_error *error) {
   const hl__memcached_store *store = session->store;
   *link = &session->links[store->slots[root % HL__MEMCACHED_SLOTS]];
-  if ((*link)->ended)
-    return hl__error(error, HL_ECONNECTION, "the connection has ended");
+  if ((*link)->ended) return hl__error(error, HL_ECONNECTION, "the connection has ended");
   if ((*link)->fd >= 0) return HL_OK;
   return hl__memcached_connect(session, *link, deadline, error);
 }
@@ -188,11 +174,10 @@ int hl__memcached_flush(hl__memcached_link *link, hl_error *error) {
     hl__memcached_end(link);
     return hl__error_memory(error);
   }
-  if (link->fd < 0)
-    return hl__error(error, HL_ECONNECTION, "the connection has ended");
+  if (link->fd < 0) return hl__error(error, HL_ECONNECTION, "the connection has ended");
   while (link->out_sent < out->used) {
-    ssize_t n = send(link->fd, out->data + link->out_sent,
-                     out->used - link->out_sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+    ssize_t n = send(link->fd, out->data + link->out_sent, out->used - link->out_sent,
+                     MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n >= 0) {
       link->out_sent += (size_t)n;
     } else if (errno == EAGAIN) {
@@ -217,8 +202,7 @@ static int read_some(hl__memcached_link *link, size_t *n, hl_error *error) {
     return hl__error_memory(error);
   }
   for (;;) {
-    ssize_t got = recv(link->fd, in->data + in->used, in->capacity - in->used,
-                       MSG_DONTWAIT);
+    ssize_t got = recv(link->fd, in->data + in->used, in->capacity - in->used, MSG_DONTWAIT);
     if (got > 0) {
       in->used += (size_t)got;
       *n = (size_t)got;
@@ -231,8 +215,8 @@ static int read_some(hl__memcached_link *link, size_t *n, hl_error *error) {
 }
 
 /* Until more has come. */
-static int more(hl__memcached_session *session, hl__memcached_link *link,
-                int64_t deadline, hl_error *error) {
+static int more(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
+                hl_error *error) {
   for (;;) {
     size_t n;
     int status = hl__memcached_flush(link, error);
@@ -241,24 +225,23 @@ static int more(hl__memcached_session *session, hl__memcached_link *link,
     short events = link->out.used > 0 ? POLLIN | POLLOUT : POLLIN;
     status = wait_for_server(session, link, events, deadline);
     if (status == HL_TIMEOUT)
-      return hl__error(error, HL_TIMEOUT, "memcached at %s:%u does not answer",
-                       link->server->host, link->server->port);
+      return hl__error(error, HL_TIMEOUT, "memcached at %s:%u does not answer", link->server->host,
+                       link->server->port);
     if (status == HL_CANCELLED) return gone(link, "it was interrupted", error);
     if (status) return broken(link, error);
   }
 }
 
 /* The next line, as it is. After HL_TIMEOUT nothing is lost. */
-static int raw_line(hl__memcached_session *session, hl__memcached_link *link,
-                    int64_t deadline, char **line, hl_error *error) {
+static int raw_line(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
+                    char **line, hl_error *error) {
   static char none[] = "";
   size_t looked = 0;
   *line = none;
   for (;;) {
     char *from = link->in.data + link->in_read;
     size_t size = link->in.used - link->in_read;
-    char *end = size > looked ? memchr(from + looked, '\n', size - looked)
-                              : NULL;
+    char *end = size > looked ? memchr(from + looked, '\n', size - looked) : NULL;
     if (end) {
       if (end == from || end[-1] != '\r')
         return gone(link, "the answer is none of Memcached's", error);
@@ -268,8 +251,7 @@ static int raw_line(hl__memcached_session *session, hl__memcached_link *link,
       return HL_OK;
     }
     looked = size;
-    if (size > LINE_MAX_SIZE)
-      return gone(link, "the answer is none of Memcached's", error);
+    if (size > LINE_MAX_SIZE) return gone(link, "the answer is none of Memcached's", error);
     int status = more(session, link, deadline, error);
     if (status) return status;
   }
@@ -280,15 +262,14 @@ static bool begins(const char *text, const char *word) {
 }
 
 /* Those that nobody waits for come first. */
-static int skip(hl__memcached_session *session, hl__memcached_link *link,
-                int64_t deadline, hl_error *error) {
+static int skip(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
+                hl_error *error) {
   while (link->outstanding > 0) {
     char *line;
     int status = raw_line(session, link, deadline, &line, error);
     if (status) return status;
     link->outstanding--;
-    if (begins(line, "ERROR") || begins(line, "CLIENT_ERROR") ||
-        begins(line, "SERVER_ERROR")) {
+    if (begins(line, "ERROR") || begins(line, "CLIENT_ERROR") || begins(line, "SERVER_ERROR")) {
       char said[128];
       (void)hl__escape(said, sizeof said, line, strlen(line));
       return gone(link, said, error);
@@ -297,26 +278,23 @@ static int skip(hl__memcached_session *session, hl__memcached_link *link,
   return HL_OK;
 }
 
-int hl__memcached_line(hl__memcached_session *session, hl__memcached_link *link,
-                       int64_t deadline, const char **line, hl_error *error) {
+int hl__memcached_line(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
+                       const char **line, hl_error *error) {
   char *found = NULL, said[256];
   *line = "";
-  if (link->fd < 0)
-    return hl__error(error, HL_ECONNECTION, "the connection has ended");
+  if (link->fd < 0) return hl__error(error, HL_ECONNECTION, "the connection has ended");
   int status = skip(session, link, deadline, error);
-  if (status == HL_OK)
-    status = raw_line(session, link, deadline, &found, error);
+  if (status == HL_OK) status = raw_line(session, link, deadline, &found, error);
   if (status == HL_TIMEOUT) hl__memcached_end(link); /* nobody waits for it */
   if (status) return status;
   *line = found;
-  if (!begins(found, "ERROR") && !begins(found, "CLIENT_ERROR") &&
-      !begins(found, "SERVER_ERROR"))
+  if (!begins(found, "ERROR") && !begins(found, "CLIENT_ERROR") && !begins(found, "SERVER_ERROR"))
     return HL_OK;
   (void)hl__escape(said, sizeof said, found, strlen(found));
   /* Nobody knows what the server takes for a command after those. */
   if (!begins(found, "SERVER_ERROR")) hl__memcached_end(link);
-  (void)hl__error(error, HL_ESTORE, "memcached at %s:%u says: %s%s",
-                  link->server->host, link->server->port, said,
+  (void)hl__error(error, HL_ESTORE, "memcached at %s:%u says: %s%s", link->server->host,
+                  link->server->port, said,
                   strstr(said, "too large")
                       ? " (what is locked at once, or in one tree, does not fit into "
                         "an item: memcached -I makes them larger)"
@@ -326,11 +304,9 @@ int hl__memcached_line(hl__memcached_session *session, hl__memcached_link *link,
 }
 
 /* The bytes of an item, and what ends them. */
-static int item_bytes(hl__memcached_session *session, hl__memcached_link *link,
-                      int64_t deadline, hl__memcached_item *item,
-                      hl_error *error) {
-  if (item->size > ITEM_MAX)
-    return gone(link, "the answer is none of Memcached's", error);
+static int item_bytes(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
+                      hl__memcached_item *item, hl_error *error) {
+  if (item->size > ITEM_MAX) return gone(link, "the answer is none of Memcached's", error);
   while (link->in.used - link->in_read < item->size + 2) {
     int status = more(session, link, deadline, error);
     if (status == HL_TIMEOUT) hl__memcached_end(link);
@@ -358,9 +334,8 @@ static int item_end(hl__memcached_item *item, int status) {
   return status;
 }
 
-int hl__memcached_gets(hl__memcached_session *session, hl__memcached_link *link,
-                       int64_t deadline, hl__memcached_item *item,
-                       hl_error *error) {
+int hl__memcached_gets(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
+                       hl__memcached_item *item, hl_error *error) {
   const char *line;
   unsigned long long cas;
   *item = (hl__memcached_item){0};
@@ -370,16 +345,14 @@ int hl__memcached_gets(hl__memcached_session *session, hl__memcached_link *link,
     return gone(link, "the answer is none of Memcached's", error);
   item->cas = cas;
   status = item_bytes(session, link, deadline, item, error);
-  if (status == HL_OK)
-    status = hl__memcached_line(session, link, deadline, &line, error);
+  if (status == HL_OK) status = hl__memcached_line(session, link, deadline, &line, error);
   if (status == HL_OK && strcmp(line, "END") != 0)
     status = gone(link, "the answer is none of Memcached's", error);
   return item_end(item, status);
 }
 
-int hl__memcached_meta(hl__memcached_session *session, hl__memcached_link *link,
-                       int64_t deadline, hl__memcached_item *item,
-                       hl_error *error) {
+int hl__memcached_meta(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
+                       hl__memcached_item *item, hl_error *error) {
   const char *line;
   long long left;
   *item = (hl__memcached_item){0};
@@ -391,9 +364,8 @@ int hl__memcached_meta(hl__memcached_session *session, hl__memcached_link *link,
   return item_end(item, item_bytes(session, link, deadline, item, error));
 }
 
-int hl__memcached_presence(hl__memcached_session *session,
-                           hl__memcached_link *link, int64_t deadline,
-                           bool *present, hl_error *error) {
+int hl__memcached_presence(hl__memcached_session *session, hl__memcached_link *link,
+                           int64_t deadline, bool *present, hl_error *error) {
   const char *line;
   int status = hl__memcached_line(session, link, deadline, &line, error);
   if (status) return status;
@@ -402,12 +374,10 @@ int hl__memcached_presence(hl__memcached_session *session,
   return gone(link, "the answer is none of Memcached's", error);
 }
 
-int hl__memcached_settle(hl__memcached_session *session, int64_t deadline,
-                         hl_error *error) {
+int hl__memcached_settle(hl__memcached_session *session, int64_t deadline, hl_error *error) {
   for (unsigned i = 0; i < session->store->server_count; i++) {
     hl__memcached_link *link = &session->links[i];
-    if (link->ended)
-      return hl__error(error, HL_ECONNECTION, "the connection has ended");
+    if (link->ended) return hl__error(error, HL_ECONNECTION, "the connection has ended");
     int status = skip(session, link, deadline, error);
     if (status) return status;
   }
@@ -432,8 +402,7 @@ bool hl__memcached_stands(hl__memcached_session *session) {
 
 void hl__memcached_bell_clear(const hl__memcached_session *session) {
   uint64_t count;
-  while (read(session->bell, &count, sizeof count) < 0 && errno == EINTR) {
-  }
+  while (read(session->bell, &count, sizeof count) < 0 && errno == EINTR) {}
 }
 
 void hl__memcached_sleep(hl__memcached_session *session, int64_t until) {

@@ -20,17 +20,16 @@
 
 /* ---------------------------------------------------------- parameters */
 
-static const hl__dsn_word tls_words[] = {
-    {"off", HL__TLS_OFF},
-    {"preferred", HL__TLS_PREFERRED},
-    {"required", HL__TLS_REQUIRED},
-    {"verify-ca", HL__TLS_VERIFY_CA},
-    {"verify-identity", HL__TLS_VERIFY_IDENTITY},
-    /* as Go's driver says it */
-    {"false", HL__TLS_OFF},
-    {"skip-verify", HL__TLS_REQUIRED},
-    {"true", HL__TLS_VERIFY_IDENTITY},
-    {.word = NULL}};
+static const hl__dsn_word tls_words[] = {{"off", HL__TLS_OFF},
+                                         {"preferred", HL__TLS_PREFERRED},
+                                         {"required", HL__TLS_REQUIRED},
+                                         {"verify-ca", HL__TLS_VERIFY_CA},
+                                         {"verify-identity", HL__TLS_VERIFY_IDENTITY},
+                                         /* as Go's driver says it */
+                                         {"false", HL__TLS_OFF},
+                                         {"skip-verify", HL__TLS_REQUIRED},
+                                         {"true", HL__TLS_VERIFY_IDENTITY},
+                                         {.word = NULL}};
 
 #define AT(field) .offset = offsetof(hl__mysql_store, field)
 static const hl__dsn_known params[] = {
@@ -53,11 +52,9 @@ static const hl__dsn_known params[] = {
 #undef AT
 
 static int table_check(const char *name, hl_error *error) {
-  static const char allowed[] =
-      "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_$";
+  static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_$";
   size_t n = strlen(name);
-  if (n >= 1 && n <= HL__MYSQL_NAME_MAX && strspn(name, allowed) == n)
-    return HL_OK;
+  if (n >= 1 && n <= HL__MYSQL_NAME_MAX && strspn(name, allowed) == n) return HL_OK;
   return hl__error(error, HL_EDSN,
                    "the parameter table in the DSN must be a plain name of "
                    "1 to %d letters, digits, _ or $",
@@ -99,9 +96,8 @@ static void tls_options(const hl__mysql_store *store, MYSQL *mysql) {
 
 /* The server offers no TLS, and none is required. */
 static void tls_give_up(MYSQL *mysql) {
-  static const enum mysql_option files[] = {
-      MYSQL_OPT_SSL_KEY,    MYSQL_OPT_SSL_CERT, MYSQL_OPT_SSL_CA,
-      MYSQL_OPT_SSL_CAPATH, MYSQL_OPT_SSL_CIPHER};
+  static const enum mysql_option files[] = {MYSQL_OPT_SSL_KEY, MYSQL_OPT_SSL_CERT, MYSQL_OPT_SSL_CA,
+                                            MYSQL_OPT_SSL_CAPATH, MYSQL_OPT_SSL_CIPHER};
   my_bool no = 0;
   /* Each of these would switch it on again. */
   for (size_t i = 0; i < sizeof files / sizeof *files; i++)
@@ -127,8 +123,7 @@ static void tls_options(const hl__mysql_store *store, MYSQL *mysql) {
 #endif
 
 static int tls_error(hl_error *error) {
-  return hl__error(error, HL_ECONNECTION,
-                   "the server offers no TLS, which the DSN requires");
+  return hl__error(error, HL_ECONNECTION, "the server offers no TLS, which the DSN requires");
 }
 
 static int tls_check(const hl__mysql_session *session, hl_error *error) {
@@ -143,16 +138,14 @@ static void keep_alive(int fd, int64_t hold_timeout) {
   int yes = 1;
   int seconds = (int)(hold_timeout / 3000);
   int probes = 3;
-  unsigned milliseconds =
-      hold_timeout < INT32_MAX ? (unsigned)hold_timeout : INT32_MAX;
+  unsigned milliseconds = hold_timeout < INT32_MAX ? (unsigned)hold_timeout : INT32_MAX;
   if (seconds < 1) seconds = 1;
   if (seconds > 3600) seconds = 3600;
   (void)setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &yes, sizeof yes);
   (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPIDLE, &seconds, sizeof seconds);
   (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPINTVL, &seconds, sizeof seconds);
   (void)setsockopt(fd, IPPROTO_TCP, TCP_KEEPCNT, &probes, sizeof probes);
-  (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &milliseconds,
-                   sizeof milliseconds);
+  (void)setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &milliseconds, sizeof milliseconds);
 }
 
 static int socket_of(MYSQL *mysql) {
@@ -193,8 +186,7 @@ static int socket_watch(hl__mysql_session *session, int fd) {
 static _Thread_local hl__mysql_session *waiting;
 
 /* 1: ready, or broken: reading will tell. 0: not before `end`. */
-static int wait_until(hl__mysql_session *session, int fd, short events,
-                      int64_t end) {
+static int wait_until(hl__mysql_session *session, int fd, short events, int64_t end) {
   struct pollfd p = {.fd = fd, .events = events};
   for (;;) {
     int64_t left = hl__left_ms(end);
@@ -253,8 +245,7 @@ static greeting greeting_read(const unsigned char *data, size_t size) {
 static void clear_text_refuse(MYSQL *mysql) {
 #ifdef CR_PLUGIN_NOT_ALLOWED
   const char *named = NULL;
-  if (mysql_get_optionv(mysql, MARIADB_OPT_RESTRICTED_AUTH, &named) != 0 ||
-      !named)
+  if (mysql_get_optionv(mysql, MARIADB_OPT_RESTRICTED_AUTH, &named) != 0 || !named)
     (void)mysql_optionsv(mysql, MARIADB_OPT_RESTRICTED_AUTH,
                          "mysql_native_password,caching_sha2_password,"
                          "sha256_password,client_ed25519,parsec,"
@@ -287,21 +278,18 @@ static int greeting_check(hl__mysql_session *session, int fd) {
     found = greeting_read(data, (size_t)read);
     if (found == INCOMPLETE && (size_t)read == sizeof data) found = NONSENSE;
     if (found == NONSENSE)
-      (void)hl__escape(session->stranger, sizeof session->stranger,
-                       (const char *)data, (size_t)(read < 16 ? read : 16));
+      (void)hl__escape(session->stranger, sizeof session->stranger, (const char *)data,
+                       (size_t)(read < 16 ? read : 16));
     if (found != INCOMPLETE) break;
     const struct timespec part = {.tv_nsec = 2000000};
     (void)nanosleep(&part, NULL);
     if (hl__left_ms(session->patience) == 0) return 0;
   }
   session->greeted = true;
-  session->untrusted =
-      found == WITHOUT_TLS && session->store->tls > HL__TLS_PREFERRED;
+  session->untrusted = found == WITHOUT_TLS && session->store->tls > HL__TLS_PREFERRED;
   if (found == NONSENSE || session->untrusted) return -1;
-  if (session->store->tls == HL__TLS_OFF || found == WITHOUT_TLS)
-    clear_text_refuse(session->mysql);
-  if (session->store->tls == HL__TLS_PREFERRED && found == WITHOUT_TLS)
-    tls_give_up(session->mysql);
+  if (session->store->tls == HL__TLS_OFF || found == WITHOUT_TLS) clear_text_refuse(session->mysql);
+  if (session->store->tls == HL__TLS_PREFERRED && found == WITHOUT_TLS) tls_give_up(session->mysql);
   return 1;
 }
 
@@ -311,8 +299,7 @@ static int wait_io(my_socket fd, my_bool is_read, int timeout) {
   hl__mysql_session *session = waiting;
   (void)timeout;
   limits_set(fd, true);
-  return wait_until(session, fd, is_read ? POLLIN : POLLOUT,
-                    session->patience);
+  return wait_until(session, fd, is_read ? POLLIN : POLLOUT, session->patience);
 }
 
 /* Of a session without bounds: until the server ends its wait, or the keeper the
@@ -322,8 +309,7 @@ static int wait_plain(my_socket fd, my_bool is_read, int timeout) {
   int n;
   (void)timeout;
   if (is_read && waiting) return wait_until(waiting, fd, POLLIN, HL_FOREVER);
-  do
-    n = poll(&p, 1, -1);
+  do n = poll(&p, 1, -1);
   while (n < 0 && errno == EINTR);
   return n;
 }
@@ -341,8 +327,7 @@ static int wait_connecting(my_socket fd, my_bool is_read, int timeout)
   return n;
 }
 
-static void wait_set(hl__mysql_session *session,
-                     int (*callback)(my_socket, my_bool, int)) {
+static void wait_set(hl__mysql_session *session, int (*callback)(my_socket, my_bool, int)) {
   waiting = callback != wait_plain ? session : NULL;
   (void)mysql_optionsv(session->mysql, MARIADB_OPT_IO_WAIT, callback);
 }
@@ -368,25 +353,16 @@ void hl__mysql_statement_end(hl__mysql_session *session) {
 #else
 /* We are not asked when it waits: at least exit() does not wait for it, and the
    thread does nothing more afterwards. */
-void hl__mysql_statement_begin(hl__mysql_session *session) {
-  hl__mysql_wait_begin(session->store);
-}
+void hl__mysql_statement_begin(hl__mysql_session *session) { hl__mysql_wait_begin(session->store); }
 
-void hl__mysql_statement_end(hl__mysql_session *session) {
-  hl__mysql_wait_end(session->store);
-}
+void hl__mysql_statement_end(hl__mysql_session *session) { hl__mysql_wait_end(session->store); }
 
-static void wait_io_set(hl__mysql_session *session, bool on) {
-  (void)session, (void)on;
-}
+static void wait_io_set(hl__mysql_session *session, bool on) { (void)session, (void)on; }
 
-void hl__mysql_waits_bound(hl__mysql_session *session, bool on) {
-  (void)session, (void)on;
-}
+void hl__mysql_waits_bound(hl__mysql_session *session, bool on) { (void)session, (void)on; }
 #endif
 
-static void options_set(hl__mysql_store *store, MYSQL *mysql,
-                        int64_t deadline) {
+static void options_set(hl__mysql_store *store, MYSQL *mysql, int64_t deadline) {
   int64_t left = hl__left_ms(deadline);
   unsigned seconds = (unsigned)((left + 999) / 1000);
   if (seconds < 1) seconds = 1;
@@ -425,9 +401,8 @@ static int log_in(hl__mysql_session *session, hl_error *error) {
   hl__sigpipe guard = hl__sigpipe_begin(session);
   hl__fork_forbid();
   wait_io_set(session, true);
-  if (!mysql_real_connect(session->mysql, host, dsn->user, dsn->password,
-                          dsn->database, dsn->socket ? 0 : dsn->port,
-                          dsn->socket, CLIENT_MULTI_STATEMENTS)) {
+  if (!mysql_real_connect(session->mysql, host, dsn->user, dsn->password, dsn->database,
+                          dsn->socket ? 0 : dsn->port, dsn->socket, CLIENT_MULTI_STATEMENTS)) {
     status = hl__mysql_error(session, NULL, "connect", error);
     if (session->untrusted) status = tls_error(error);
     if (*session->stranger)
@@ -451,8 +426,8 @@ static int log_in(hl__mysql_session *session, hl_error *error) {
   return status;
 }
 
-int hl__mysql_connect(hl__mysql_store *store, int64_t deadline,
-                      hl__mysql_session **result, hl_error *error) {
+int hl__mysql_connect(hl__mysql_store *store, int64_t deadline, hl__mysql_session **result,
+                      hl_error *error) {
   const hl_dsn *dsn = store->config->dsn;
   int status = HL_OK;
   *result = NULL;
@@ -475,9 +450,8 @@ int hl__mysql_connect(hl__mysql_store *store, int64_t deadline,
   status = log_in(session, error);
   if (status) goto out;
   session->tls = mysql_get_ssl_cipher(session->mysql) != NULL;
-  session->dialect = strstr(mysql_get_server_info(session->mysql), "MariaDB")
-                         ? HL_MARIADB
-                         : HL_MYSQL;
+  session->dialect =
+      strstr(mysql_get_server_info(session->mysql), "MariaDB") ? HL_MARIADB : HL_MYSQL;
   if (!dsn->socket) {
     keep_alive(session->fd, store->config->hold_timeout);
     status = tls_check(session, error);
@@ -500,8 +474,7 @@ void hl__mysql_disconnect(hl__mysql_session *session) {
   }
   /* Without their connection, statements are only memory. */
   for (size_t i = 0; i < HL__SHAPES_MAX; i++)
-    if (session->shapes[i].statement)
-      (void)mysql_stmt_close(session->shapes[i].statement);
+    if (session->shapes[i].statement) (void)mysql_stmt_close(session->shapes[i].statement);
   free(session->tag);
   free(session);
 }

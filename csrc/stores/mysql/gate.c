@@ -43,8 +43,7 @@ static int64_t answer_by(int64_t limit) {
   return usual < limit ? usual : limit;
 }
 
-int64_t hl__mysql_gate(const hl__mysql_session *session,
-                       const hl_request *request) {
+int64_t hl__mysql_gate(const hl__mysql_session *session, const hl_request *request) {
   const hl__mysql_store *store = session->store;
   uint64_t buckets = hl_layout_buckets(store->base.layout);
   int64_t gate = -1;
@@ -68,8 +67,8 @@ void hl__mysql_put_conflicts(hl__text *t, const hl_row *rows, size_t n) {
 
 /* ------------------------------------------------------- the other connection */
 
-static int aside_take(hl__mysql_store *store, int64_t deadline,
-                      hl__mysql_session **session, hl_error *error) {
+static int aside_take(hl__mysql_store *store, int64_t deadline, hl__mysql_session **session,
+                      hl_error *error) {
   hl__mysql_store_lock(store);
   *session = store->aside;
   store->aside = NULL;
@@ -78,12 +77,10 @@ static int aside_take(hl__mysql_store *store, int64_t deadline,
     hl__mysql_disconnect(*session);
     *session = NULL;
   }
-  return *session ? HL_OK
-                  : hl__mysql_connect_verified(store, deadline, session, error);
+  return *session ? HL_OK : hl__mysql_connect_verified(store, deadline, session, error);
 }
 
-static void aside_give(hl__mysql_store *store, hl__mysql_session *session,
-                       bool stands) {
+static void aside_give(hl__mysql_store *store, hl__mysql_session *session, bool stands) {
   if (stands) {
     hl__mysql_store_lock(store);
     hl__mysql_session *other = store->aside;
@@ -96,9 +93,8 @@ static void aside_give(hl__mysql_store *store, hl__mysql_session *session,
 
 /* Autocommit is on there: each is a transaction. former: hexadecimal, of hl_lease_terms, or
    "". *gone: whether anything was deleted. */
-static int expired_delete(hl__mysql_store *store, char (*ids)[33], unsigned n,
-                          const char *former, int64_t limit, bool *gone,
-                          hl_error *error) {
+static int expired_delete(hl__mysql_store *store, char (*ids)[33], unsigned n, const char *former,
+                          int64_t limit, bool *gone, hl_error *error) {
   hl__mysql_session *aside;
   int64_t deadline = answer_by(limit);
   int status = aside_take(store, deadline, &aside, error);
@@ -110,9 +106,7 @@ static int expired_delete(hl__mysql_store *store, char (*ids)[33], unsigned n,
                         "DELETE l,r FROM %s l LEFT JOIN %s r ON r.id=l.id WHERE "
                         "l.id=0x%s%s",
                         store->leases, store->rows, ids[i],
-                        strcmp(ids[i], former) == 0
-                            ? ""
-                            : " AND l.till<=UTC_TIMESTAMP(6)");
+                        strcmp(ids[i], former) == 0 ? "" : " AND l.till<=UTC_TIMESTAMP(6)");
     aside->patience = answer_by(limit);
     status = hl__mysql_commands(aside, sql, (size_t)size, 1, &deleted, error);
     if (deleted > 0) *gone = true;
@@ -134,13 +128,13 @@ static void gate_shut(hl__mysql_store *store, uint32_t gate, int64_t limit) {
     last = ((gate + 1) * buckets + HL__SQL_GATES - 1) / HL__SQL_GATES - 1;
   }
   if (aside_take(store, answer_by(limit), &aside, NULL)) return;
-  int size = snprintf(
-      sql, sizeof sql,
-      "BEGIN;SET @hierlock_gate=(SELECT g FROM %s WHERE g=%u FOR UPDATE SKIP LOCKED);"
-      "UPDATE %s SET n=0 WHERE g=@hierlock_gate AND NOT EXISTS (SELECT 1 FROM %s r WHERE "
-      "r.level=0 AND r.bucket BETWEEN %llu AND %llu);COMMIT",
-      store->gate, (unsigned)gate, store->gate, store->rows,
-      (unsigned long long)first, (unsigned long long)last);
+  int size =
+      snprintf(sql, sizeof sql,
+               "BEGIN;SET @hierlock_gate=(SELECT g FROM %s WHERE g=%u FOR UPDATE SKIP LOCKED);"
+               "UPDATE %s SET n=0 WHERE g=@hierlock_gate AND NOT EXISTS (SELECT 1 FROM %s r WHERE "
+               "r.level=0 AND r.bucket BETWEEN %llu AND %llu);COMMIT",
+               store->gate, (unsigned)gate, store->gate, store->rows, (unsigned long long)first,
+               (unsigned long long)last);
   aside->patience = answer_by(limit);
   int status = hl__mysql_commands(aside, sql, (size_t)size, 4, affected, NULL);
   aside_give(store, aside, status == HL_OK);
@@ -158,8 +152,7 @@ typedef struct finding {
   char expired[EXPIRED_MAX][33];
 } finding;
 
-static size_t row_find(const hl_row *rows, size_t n, const char *level,
-                       const char *bucket) {
+static size_t row_find(const hl_row *rows, size_t n, const char *level, const char *bucket) {
   size_t i = 0;
   uint8_t l = (uint8_t)strtol(level, NULL, 10);
   unsigned long b = strtoul(bucket, NULL, 10);
@@ -167,8 +160,8 @@ static size_t row_find(const hl_row *rows, size_t n, const char *level,
   return i;
 }
 
-static void finding_add(finding *found, const hl_layout *layout,
-                        const hl_row *rows, size_t n, MYSQL_ROW row) {
+static void finding_add(finding *found, const hl_layout *layout, const hl_row *rows, size_t n,
+                        MYSQL_ROW row) {
   if (!row[0] || !row[1] || !row[2] || !row[3] || !row[4]) return;
   int64_t left = strtoll(row[3], NULL, 10);
   found->blocked = true;
@@ -178,14 +171,13 @@ static void finding_add(finding *found, const hl_layout *layout,
     return;
   }
   size_t i = row_find(rows, n, row[0], row[1]);
-  if (row[4][0] == '1' && hl__may_upgrade(layout, &rows[i]))
-    found->update = true;
+  if (row[4][0] == '1' && hl__may_upgrade(layout, &rows[i])) found->update = true;
   if (left < found->nearest_us) found->nearest_us = left;
   if (i < found->row) found->row = i;
 }
 
-static int look(hl__mysql_session *session, const hl_request *request,
-                finding *found, hl_error *error) {
+static int look(hl__mysql_session *session, const hl_request *request, finding *found,
+                hl_error *error) {
   const hl_row *rows = request->rows;
   size_t n = request->n;
   const hl_lease_terms *terms = request->lease;
@@ -199,11 +191,9 @@ static int look(hl__mysql_session *session, const hl_request *request,
     hl__text t;
     MYSQL_RES *result;
     MYSQL_ROW row;
-    if (!hl__text_new(&t, 1024 + some * HL__MYSQL_CONFLICT_ROOM))
-      return hl__error_memory(error);
-    hl__text_put(&t,
-                 "SELECT r.level,r.bucket,HEX(r.id),"
-                 "TIMESTAMPDIFF(MICROSECOND,UTC_TIMESTAMP(6),l.till),");
+    if (!hl__text_new(&t, 1024 + some * HL__MYSQL_CONFLICT_ROOM)) return hl__error_memory(error);
+    hl__text_put(&t, "SELECT r.level,r.bucket,HEX(r.id),"
+                     "TIMESTAMPDIFF(MICROSECOND,UTC_TIMESTAMP(6),l.till),");
     if (request->gives_way)
       hl__text_put(&t,
                    "EXISTS(SELECT 1 FROM %s u WHERE u.id=r.id AND "
@@ -211,8 +201,8 @@ static int look(hl__mysql_session *session, const hl_request *request,
                    store->rows, HL_LEVEL_UPDATE);
     else
       hl__text_put(&t, "0");
-    hl__text_put(&t, " FROM %s r STRAIGHT_JOIN %s l ON l.id=r.id WHERE",
-                 store->rows, store->leases);
+    hl__text_put(&t, " FROM %s r STRAIGHT_JOIN %s l ON l.id=r.id WHERE", store->rows,
+                 store->leases);
     if (request->exempt) {
       hl__text_put(&t, " r.id<>");
       hl__text_hex(&t, request->exempt, 16);
@@ -227,10 +217,8 @@ static int look(hl__mysql_session *session, const hl_request *request,
       finding_add(found, store->base.layout, rows, n, row);
     mysql_free_result(result);
   }
-  if (status == HL_OK &&
-      !(session->mysql->server_status & SERVER_STATUS_IN_TRANS))
-    status = hl__error(error, HL_ECONNECTION,
-                       "the server has rolled the transaction back");
+  if (status == HL_OK && !(session->mysql->server_status & SERVER_STATUS_IN_TRANS))
+    status = hl__error(error, HL_ECONNECTION, "the server has rolled the transaction back");
   return status;
 }
 
@@ -249,18 +237,15 @@ typedef struct bell {
 } bell;
 
 #define BELL_NAME_ROOM (HL__MYSQL_NAME_MAX + 160)
-static void put_bell_name(hl__text *t, const hl__mysql_session *session,
-                          const hl_row *row) {
+static void put_bell_name(hl__text *t, const hl__mysql_session *session, const hl_row *row) {
   hl__text_put(t,
                "CONCAT('hierlock-',LEFT(SHA2(CONCAT_WS('/',DATABASE(),'%s',%d,%u),"
                "256),32))",
-               session->store->rows, hl__sql_level(row->level),
-               (unsigned)row->bucket);
+               session->store->rows, hl__sql_level(row->level), (unsigned)row->bucket);
 }
 
 /* The row's first two columns are truth values; -1: NULL. */
-static int bell_ask(hl__mysql_session *session, hl__text *t, int said[2],
-                    hl_error *error) {
+static int bell_ask(hl__mysql_session *session, hl__text *t, int said[2], hl_error *error) {
   MYSQL_RES *result;
   int status = hl__mysql_query(session, t->data, t->used, &result, error);
   free(t->data);
@@ -281,14 +266,12 @@ static int bell_leave(hl__mysql_session *session, bell *self, hl_error *error) {
   self->ours = false;
   return bell_ask(session, &t, none, error) == HL_OK
              ? HL_OK
-             : hl__error(error, HL_ECONNECTION,
-                         "the server did not answer in time");
+             : hl__error(error, HL_ECONNECTION, "the server did not answer in time");
 }
 
 /* Until the bell is ours, its lease has ended, its owner has been given long enough, or the
    deadline. */
-static int bell_await(hl__mysql_session *session, int64_t deadline, bell *self,
-                      hl_error *error) {
+static int bell_await(hl__mysql_session *session, int64_t deadline, bell *self, hl_error *error) {
   hl__text t;
   int said[2];
   if (!hl__text_new(&t, 3 * BELL_NAME_ROOM + 256)) return hl__error_memory(error);
@@ -308,8 +291,7 @@ static int bell_await(hl__mysql_session *session, int64_t deadline, bell *self,
     return HL_OK;
   }
   /* Its end may have come just when the bell was ours. */
-  if (status != HL_ECONNECTION && bell_leave(session, self, error))
-    return HL_ECONNECTION;
+  if (status != HL_ECONNECTION && bell_leave(session, self, error)) return HL_ECONNECTION;
   if (status == HL_TIMEOUT) return HL_OK;
   if (status && error) *error = reason;
   return status;
@@ -330,8 +312,7 @@ static void pause_us(hl__mysql_session *session, int64_t us) {
   hl__mysql_wait_end(session->store);
 }
 
-static int waiting_show(hl__mysql_session *session, bool waiting,
-                        hl_error *error) {
+static int waiting_show(hl__mysql_session *session, bool waiting, hl_error *error) {
   hl__text t;
   uint64_t none;
   if (!hl__text_new(&t, 64 + 2 * HL__TAG_MAX)) return hl__error_memory(error);
@@ -353,8 +334,7 @@ static int token_redraw(hl__mysql_session *session, hl_error *error) {
   if (row && row[0])
     session->token = strtoull(row[0], NULL, 10);
   else
-    status = hl__error(error, HL_ECONNECTION,
-                       "the server answers what was not asked");
+    status = hl__error(error, HL_ECONNECTION, "the server answers what was not asked");
   mysql_free_result(result);
   return status;
 }
@@ -369,26 +349,23 @@ static int blocked_error(const hl_row *row, hl_error *error) {
 }
 
 /* Each turn of a wait: HL_OK when no lease is in the way, or what ends the wait. */
-static int turns(hl__mysql_session *session, const hl_request *request,
-                 bell *rung, int64_t *sent, hl_error *error) {
+static int turns(hl__mysql_session *session, const hl_request *request, bell *rung, int64_t *sent,
+                 hl_error *error) {
   int64_t pause = POLL_MIN_US;
   bool shown = false;
   for (unsigned turn = 0;; turn++) {
     finding found;
     int64_t asked = hl__lease_ms();
     int status = look(session, request, &found, error);
-    if (status == HL_OK && !found.blocked && shown)
-      status = waiting_show(session, false, error);
-    if (status == HL_OK && !found.blocked && turn > 0)
-      status = token_redraw(session, error);
+    if (status == HL_OK && !found.blocked && shown) status = waiting_show(session, false, error);
+    if (status == HL_OK && !found.blocked && turn > 0) status = token_redraw(session, error);
     if (status) return status;
     *sent = asked;
     if (!found.blocked) return HL_OK;
     bool gone = false;
     if (found.expired_n > 0) {
-      status = expired_delete(session->store, found.expired, found.expired_n,
-                              found.former, hl__late_answer_by(request->deadline),
-                              &gone, error);
+      status = expired_delete(session->store, found.expired, found.expired_n, found.former,
+                              hl__late_answer_by(request->deadline), &gone, error);
       if (status == HL_ESTORE || status == HL_ENOMEM) return status;
     }
     if (gone) continue;
@@ -421,18 +398,15 @@ static int turns(hl__mysql_session *session, const hl_request *request,
   }
 }
 
-int hl__mysql_leases_await(hl__mysql_session *session,
-                           const hl_request *request, int64_t *sent,
+int hl__mysql_leases_await(hl__mysql_session *session, const hl_request *request, int64_t *sent,
                            hl_error *error) {
   bell rung = {.ours = false};
   int status = turns(session, request, &rung, sent, error);
-  if (rung.ours && status != HL_ECONNECTION &&
-      bell_leave(session, &rung, error) != HL_OK)
+  if (rung.ours && status != HL_ECONNECTION && bell_leave(session, &rung, error) != HL_OK)
     status = HL_ECONNECTION;
   if (status) return status;
   int64_t gate = hl__mysql_gate(session, request);
   if (gate >= 0 && random_below(session, SWEEP_PART) == 0)
-    gate_shut(session->store, (uint32_t)gate,
-              hl__late_answer_by(request->deadline));
+    gate_shut(session->store, (uint32_t)gate, hl__late_answer_by(request->deadline));
   return HL_OK;
 }

@@ -23,7 +23,7 @@
 #define SEPARATOR "\x1f"
 #define FIELDS 9
 #define LABEL_MAX 128
-#define ROW_MAX 16 /* "15.2147483647x," */
+#define ROW_MAX 16     /* "15.2147483647x," */
 #define NUMBERS_MAX 64 /* time, pid, mode and separators */
 #define QUERY_MAX 16384
 /* As many rows are asked for; whoever asks for more gets those of the first. */
@@ -45,12 +45,10 @@ static char *put_number(char *at, uint64_t number) {
   return at;
 }
 
-
-size_t hl__mysql_tag_room(const hl__mysql_session *session,
-                          const hl_request *request) {
+size_t hl__mysql_tag_room(const hl__mysql_session *session, const hl_request *request) {
   const hl_store_config *config = session->store->config;
-  size_t room = NUMBERS_MAX + strlen(config->application) +
-                strlen(config->host) + strlen(request->path) + LABEL_MAX;
+  size_t room = NUMBERS_MAX + strlen(config->application) + strlen(config->host) +
+                strlen(request->path) + LABEL_MAX;
   if (request->shown_n > (HL__TAG_MAX - room) / ROW_MAX) return HL__TAG_MAX;
   return room + request->shown_n * ROW_MAX;
 }
@@ -70,8 +68,7 @@ void hl__mysql_tag(hl__mysql_session *session, const hl_request *request) {
   *at++ = SEPARATOR[0];
   at = put_text(at, request->path);
   *at++ = SEPARATOR[0];
-  at += hl__escape(at, LABEL_MAX, request->label ? request->label : "",
-                   request->label_size);
+  at += hl__escape(at, LABEL_MAX, request->label ? request->label : "", request->label_size);
   *at++ = SEPARATOR[0];
   const char *end = session->tag + session->tag_capacity - ROW_MAX;
   for (size_t i = 0; i < request->shown_n && at <= end; i++) {
@@ -84,8 +81,7 @@ void hl__mysql_tag(hl__mysql_session *session, const hl_request *request) {
   session->tag_size = (unsigned long)(at - session->tag);
 }
 
-void hl__mysql_put_waiting(hl__text *t, const hl__mysql_session *session,
-                           bool waiting) {
+void hl__mysql_put_waiting(hl__text *t, const hl__mysql_session *session, bool waiting) {
   hl__text_put(t, "SET @hierlock=");
   hl__text_hex(t, session->tag, session->tag_size);
   if (waiting) hl__text_put(t, "77");
@@ -125,8 +121,7 @@ static bool tag_read(char *text, hl_holder *holder, char **rows) {
 }
 
 /* With no rows of ours, all do. */
-static bool conflicts(const hl_row *rows, size_t n, unsigned level,
-                      uint32_t bucket, hl_mode mode) {
+static bool conflicts(const hl_row *rows, size_t n, unsigned level, uint32_t bucket, hl_mode mode) {
   if (n == 0) return true;
   for (size_t i = 0; i < n; i++)
     if (rows[i].level == level && rows[i].bucket == bucket &&
@@ -141,12 +136,8 @@ static bool rows_conflict(const hl_row *rows, size_t n, const char *named) {
   uint32_t bucket;
   char mode;
   int used = 0; /* stays so when there is no comma */
-  while (sscanf(named, "%u.%" SCNu32 "%c,%n", &level, &bucket, &mode,
-                &used) == 3 &&
-         used > 0) {
-    if (conflicts(rows, n, level, bucket,
-                  mode == 's' ? HL_SHARED : HL_EXCLUSIVE))
-      return true;
+  while (sscanf(named, "%u.%" SCNu32 "%c,%n", &level, &bucket, &mode, &used) == 3 && used > 0) {
+    if (conflicts(rows, n, level, bucket, mode == 's' ? HL_SHARED : HL_EXCLUSIVE)) return true;
     named += used;
     used = 0;
   }
@@ -159,14 +150,14 @@ static bool rows_conflict(const hl_row *rows, size_t n, const char *named) {
 #define HASTE_MS 35
 
 /* Each query has a limit on the server: not what a short wait has left to the session. */
-static int look_query(hl__mysql_session *session, const hl_lease_filter *filter,
-                      const char *sql, MYSQL_RES **result, hl_error *error) {
+static int look_query(hl__mysql_session *session, const hl_lease_filter *filter, const char *sql,
+                      MYSQL_RES **result, hl_error *error) {
   int64_t ms = filter->most ? HASTE_MS : hl__left_ms(session->patience) + 1;
   hl__text t;
   if (!hl__text_new(&t, strlen(sql) + 128)) return hl__error_memory(error);
   if (session->dialect == HL_MARIADB)
-    hl__text_put(&t, "SET STATEMENT max_statement_time=%d.%03d FOR %s",
-                 (int)(ms / 1000), (int)(ms % 1000), sql);
+    hl__text_put(&t, "SET STATEMENT max_statement_time=%d.%03d FOR %s", (int)(ms / 1000),
+                 (int)(ms % 1000), sql);
   else
     hl__text_put(&t, "SELECT /*+ MAX_EXECUTION_TIME(%d) */ %s", (int)ms,
                  sql + sizeof "SELECT " - 1);
@@ -191,11 +182,17 @@ typedef struct lists {
   size_t n;
 } lists;
 
-enum { WHICH, KEY, FIRST, SECOND, SINCE, TELLS, COLUMNS };
+enum {
+  WHICH,
+  KEY,
+  FIRST,
+  SECOND,
+  SINCE,
+  TELLS,
+  COLUMNS
+};
 
-static uint64_t number(const char *text) {
-  return text ? strtoull(text, NULL, 10) : 0;
-}
+static uint64_t number(const char *text) { return text ? strtoull(text, NULL, 10) : 0; }
 
 static int by_key(const void *a, const void *b) {
   MYSQL_ROW x = *(const MYSQL_ROW *)a, y = *(const MYSQL_ROW *)b;
@@ -203,8 +200,8 @@ static int by_key(const void *a, const void *b) {
   return x[WHICH][0] != y[WHICH][0] ? x[WHICH][0] - y[WHICH][0] : (m > n) - (m < n);
 }
 
-static int lists_get(hl__mysql_session *session, const hl_lease_filter *filter,
-                     const char *sql, lists *self, hl_error *error) {
+static int lists_get(hl__mysql_session *session, const hl_lease_filter *filter, const char *sql,
+                     lists *self, hl_error *error) {
   MYSQL_ROW row;
   int status = look_query(session, filter, sql, &self->result, error);
   if (status || !self->result) return status;
@@ -221,8 +218,7 @@ static MYSQL_ROW lists_find(const lists *self, char list, char *key) {
   char name[] = {list, '\0'};
   char *columns[] = {name, key};
   MYSQL_ROW wanted = columns, *found = NULL;
-  if (key && self->n > 0)
-    found = bsearch(&wanted, self->rows, self->n, sizeof *self->rows, by_key);
+  if (key && self->n > 0) found = bsearch(&wanted, self->rows, self->n, sizeof *self->rows, by_key);
   return found ? *found : NULL;
 }
 
@@ -236,11 +232,11 @@ static bool is_one(const char *value) { return value && value[0] == '1'; }
 /* INNODB_TRX may be 100 ms old, while the variables and the sessions' commands are
    not. So a transaction counts only if it had locked or awaited a row then, and
    not one that has only looked, as we do here, and whose session locks by now. */
-#define TRANSACTIONS                                                           \
-  "SELECT 'T',trx_mysql_thread_id,trx_state='LOCK WAIT',trx_id,"               \
-  "CAST(UNIX_TIMESTAMP(trx_started)*1000 AS SIGNED),@@performance_schema "     \
-  "FROM information_schema.INNODB_TRX WHERE "                                  \
-  "trx_mysql_thread_id<>CONNECTION_ID() AND "                                  \
+#define TRANSACTIONS                                                                               \
+  "SELECT 'T',trx_mysql_thread_id,trx_state='LOCK WAIT',trx_id,"                                   \
+  "CAST(UNIX_TIMESTAMP(trx_started)*1000 AS SIGNED),@@performance_schema "                         \
+  "FROM information_schema.INNODB_TRX WHERE "                                                      \
+  "trx_mysql_thread_id<>CONNECTION_ID() AND "                                                      \
   "(trx_rows_locked>0 OR trx_state='LOCK WAIT')"
 
 /* ------------------------------------------------------------- MariaDB */
@@ -248,14 +244,12 @@ static bool is_one(const char *value) { return value && value[0] == '1'; }
 /* Calls fn for what a session says of itself, if that conflicts. A session that executes
    something waits for its rows, whatever it did when the list of transactions was made.
    False: the session says nothing of our making. */
-static bool tag_tell(char *text, bool waits, const char *id,
-                     const hl_lease_filter *filter, hl_holder_fn fn,
-                     void *context) {
+static bool tag_tell(char *text, bool waits, const char *id, const hl_lease_filter *filter,
+                     hl_holder_fn fn, void *context) {
   hl_holder holder;
   char *named;
   if (!tag_read(text, &holder, &named)) return false;
-  if (filter->n > 0 && !rows_conflict(filter->rows, filter->n, named))
-    return true;
+  if (filter->n > 0 && !rows_conflict(filter->rows, filter->n, named)) return true;
   holder.waiting = waits || tag_waits(named);
   text_take(holder.session, sizeof holder.session, id);
   fn(context, &holder);
@@ -263,16 +257,15 @@ static bool tag_tell(char *text, bool waits, const char *id,
 }
 
 /* *tells: whether the server tells what its sessions say of themselves. */
-static int holders_mariadb(hl__mysql_session *session,
-                           const hl_lease_filter *filter, hl_holder_fn fn,
-                           void *context, bool *tells, hl_error *error) {
-  static const char sql[] = TRANSACTIONS
-      " UNION ALL SELECT 'P',PROCESSLIST_ID,THREAD_ID,"
-      "PROCESSLIST_COMMAND<>'Sleep',NULL,NULL FROM performance_schema.threads "
-      "WHERE PROCESSLIST_ID>0 "
-      "UNION ALL SELECT 'V',THREAD_ID,VARIABLE_VALUE,NULL,NULL,NULL FROM "
-      "performance_schema.user_variables_by_thread "
-      "WHERE VARIABLE_NAME='hierlock'";
+static int holders_mariadb(hl__mysql_session *session, const hl_lease_filter *filter,
+                           hl_holder_fn fn, void *context, bool *tells, hl_error *error) {
+  static const char sql[] =
+      TRANSACTIONS " UNION ALL SELECT 'P',PROCESSLIST_ID,THREAD_ID,"
+                   "PROCESSLIST_COMMAND<>'Sleep',NULL,NULL FROM performance_schema.threads "
+                   "WHERE PROCESSLIST_ID>0 "
+                   "UNION ALL SELECT 'V',THREAD_ID,VARIABLE_VALUE,NULL,NULL,NULL FROM "
+                   "performance_schema.user_variables_by_thread "
+                   "WHERE VARIABLE_NAME='hierlock'";
   lists all = {.n = 0};
   int status = lists_get(session, filter, sql, &all, error);
   for (size_t i = 0; status == HL_OK && i < all.n; i++) {
@@ -282,8 +275,8 @@ static int holders_mariadb(hl__mysql_session *session,
     MYSQL_ROW thread = lists_find(&all, 'P', one[KEY]);
     MYSQL_ROW said = thread ? lists_find(&all, 'V', thread[FIRST]) : NULL;
     if (said && said[FIRST])
-      (void)tag_tell(said[FIRST], is_one(one[FIRST]) || is_one(thread[SECOND]),
-                     one[KEY], filter, fn, context);
+      (void)tag_tell(said[FIRST], is_one(one[FIRST]) || is_one(thread[SECOND]), one[KEY], filter,
+                     fn, context);
   }
   lists_free(&all);
   return status;
@@ -298,8 +291,7 @@ static char *tag_of_statement(char *sql) {
   char *tag = sql ? strstr(sql, mark) : NULL, *to = tag;
   unsigned byte;
   if (!tag) return NULL;
-  for (const char *at = tag + sizeof mark - 1;
-       sscanf(at, "%2x", &byte) == 1 && byte; at += 2)
+  for (const char *at = tag + sizeof mark - 1; sscanf(at, "%2x", &byte) == 1 && byte; at += 2)
     *to++ = (char)byte;
   *to = '\0';
   return tag;
@@ -307,25 +299,21 @@ static char *tag_of_statement(char *sql) {
 
 /* A transaction, and a row of it that is waited for, where there is one. */
 static void stranger_tell(MYSQL_ROW one, MYSQL_ROW process, MYSQL_ROW lock,
-                          const hl_lease_filter *filter, hl_holder_fn fn,
-                          void *context) {
+                          const hl_lease_filter *filter, hl_holder_fn fn, void *context) {
   int level = 0;
   uint32_t bucket = 0;
   hl_holder holder = {.waiting = is_one(one[FIRST])};
   if (lock && lock[FIRST] && lock[SECOND] &&
       sscanf(lock[SECOND], "%d, %" SCNu32, &level, &bucket) == 2) {
     holder.mode = lock[FIRST][0] == 'S' ? HL_SHARED : HL_EXCLUSIVE;
-    (void)snprintf(holder.path, sizeof holder.path, "bucket (%d, %" PRIu32 ")",
-                   level, bucket);
+    (void)snprintf(holder.path, sizeof holder.path, "bucket (%d, %" PRIu32 ")", level, bucket);
   }
   /* It may hold others of them. */
   if (filter->n > 0 &&
-      (!holder.mode || !conflicts(filter->rows, filter->n, (uint8_t)level,
-                                  bucket, holder.mode)))
+      (!holder.mode || !conflicts(filter->rows, filter->n, (uint8_t)level, bucket, holder.mode)))
     return;
   text_take(holder.application, sizeof holder.application, "unknown");
-  if (process && process[FIRST])
-    text_take(holder.host, sizeof holder.host, process[FIRST]);
+  if (process && process[FIRST]) text_take(holder.host, sizeof holder.host, process[FIRST]);
   holder.host[strcspn(holder.host, ":")] = '\0'; /* the port */
   holder.since_ms = (int64_t)number(one[SINCE]);
   text_take(holder.session, sizeof holder.session, one[KEY] ? one[KEY] : "");
@@ -334,18 +322,16 @@ static void stranger_tell(MYSQL_ROW one, MYSQL_ROW process, MYSQL_ROW lock,
 
 /* Calls fn for what is to be seen: those who wait say in their statements who they are, and
    MariaDB lists the rows that are waited for. *unseen: how many hold others. */
-static int holders_blind(hl__mysql_session *session,
-                         const hl_lease_filter *filter, hl_holder_fn fn,
+static int holders_blind(hl__mysql_session *session, const hl_lease_filter *filter, hl_holder_fn fn,
                          void *context, size_t *unseen, hl_error *error) {
   char sql[1536], rows[512] = "";
   lists all = {.n = 0};
   if (session->dialect == HL_MARIADB)
-    (void)snprintf(
-        rows, sizeof rows,
-        " UNION ALL SELECT 'L',lock_trx_id,lock_mode,lock_data,NULL,NULL FROM "
-        "information_schema.INNODB_LOCKS WHERE lock_type='RECORD' AND "
-        "lock_trx_id<>0 AND lock_table=CONCAT('`',DATABASE(),'`.`%s`')",
-        session->store->table);
+    (void)snprintf(rows, sizeof rows,
+                   " UNION ALL SELECT 'L',lock_trx_id,lock_mode,lock_data,NULL,NULL FROM "
+                   "information_schema.INNODB_LOCKS WHERE lock_type='RECORD' AND "
+                   "lock_trx_id<>0 AND lock_table=CONCAT('`',DATABASE(),'`.`%s`')",
+                   session->store->table);
   (void)snprintf(sql, sizeof sql,
                  TRANSACTIONS " UNION ALL SELECT 'P',ID,HOST,INFO,NULL,NULL FROM "
                               "information_schema.PROCESSLIST%s",
@@ -358,8 +344,7 @@ static int holders_blind(hl__mysql_session *session,
     char *tag = process ? tag_of_statement(process[SECOND]) : NULL;
     if (tag && tag_tell(tag, true, one[KEY], filter, fn, context)) continue;
     (*unseen)++;
-    stranger_tell(one, process, lists_find(&all, 'L', one[SECOND]), filter, fn,
-                  context);
+    stranger_tell(one, process, lists_find(&all, 'L', one[SECOND]), filter, fn, context);
   }
   lists_free(&all);
   return status;
@@ -376,30 +361,29 @@ static int blind_error(size_t unseen, hl_error *error) {
 
 /* --------------------------------------------------------------- MySQL */
 
-static void mysql_sql(const hl__mysql_session *session, const hl_row *rows,
-                        size_t n, char sql[QUERY_MAX]) {
-  int used = snprintf(
-      sql, QUERY_MAX,
-      "SELECT d.LOCK_DATA,d.LOCK_MODE,d.LOCK_STATUS,t.PROCESSLIST_ID,"
-      "t.PROCESSLIST_HOST,u.VARIABLE_VALUE,"
-      "(SELECT a.ATTR_VALUE FROM performance_schema.session_connect_attrs a "
-      "WHERE a.PROCESSLIST_ID=t.PROCESSLIST_ID AND "
-      "a.ATTR_NAME='program_name'),"
-      "(SELECT a.ATTR_VALUE FROM performance_schema.session_connect_attrs a "
-      "WHERE a.PROCESSLIST_ID=t.PROCESSLIST_ID AND a.ATTR_NAME='_pid'),"
-      "t.PROCESSLIST_COMMAND IN ('Query','Execute') "
-      "FROM performance_schema.data_locks d "
-      "LEFT JOIN performance_schema.threads t ON t.THREAD_ID=d.THREAD_ID "
-      "LEFT JOIN performance_schema.user_variables_by_thread u ON "
-      "u.THREAD_ID=d.THREAD_ID AND u.VARIABLE_NAME='hierlock' "
-      "WHERE d.OBJECT_SCHEMA=DATABASE() AND d.OBJECT_NAME='%s' AND "
-      "d.LOCK_TYPE='RECORD' AND NOT t.PROCESSLIST_ID<=>CONNECTION_ID()",
-      session->store->table);
+static void mysql_sql(const hl__mysql_session *session, const hl_row *rows, size_t n,
+                      char sql[QUERY_MAX]) {
+  int used = snprintf(sql, QUERY_MAX,
+                      "SELECT d.LOCK_DATA,d.LOCK_MODE,d.LOCK_STATUS,t.PROCESSLIST_ID,"
+                      "t.PROCESSLIST_HOST,u.VARIABLE_VALUE,"
+                      "(SELECT a.ATTR_VALUE FROM performance_schema.session_connect_attrs a "
+                      "WHERE a.PROCESSLIST_ID=t.PROCESSLIST_ID AND "
+                      "a.ATTR_NAME='program_name'),"
+                      "(SELECT a.ATTR_VALUE FROM performance_schema.session_connect_attrs a "
+                      "WHERE a.PROCESSLIST_ID=t.PROCESSLIST_ID AND a.ATTR_NAME='_pid'),"
+                      "t.PROCESSLIST_COMMAND IN ('Query','Execute') "
+                      "FROM performance_schema.data_locks d "
+                      "LEFT JOIN performance_schema.threads t ON t.THREAD_ID=d.THREAD_ID "
+                      "LEFT JOIN performance_schema.user_variables_by_thread u ON "
+                      "u.THREAD_ID=d.THREAD_ID AND u.VARIABLE_NAME='hierlock' "
+                      "WHERE d.OBJECT_SCHEMA=DATABASE() AND d.OBJECT_NAME='%s' AND "
+                      "d.LOCK_TYPE='RECORD' AND NOT t.PROCESSLIST_ID<=>CONNECTION_ID()",
+                      session->store->table);
   size_t size = (size_t)used;
   for (size_t i = 0; i < n; i++)
     size += (size_t)snprintf(sql + size, QUERY_MAX - size, "%s'%d, %" PRIu64 "'",
-                             i ? "," : " AND d.LOCK_DATA IN (",
-                             hl__sql_level(rows[i].level), rows[i].bucket);
+                             i ? "," : " AND d.LOCK_DATA IN (", hl__sql_level(rows[i].level),
+                             rows[i].bucket);
   /* Of one session, the row that it waits for, if any, comes first. The last part: whether
      the server tells anything. */
   (void)snprintf(sql + size, QUERY_MAX - size,
@@ -409,20 +393,17 @@ static void mysql_sql(const hl__mysql_session *session, const hl_row *rows,
 }
 
 /* A session that does not say who it is: another program's. */
-static void stranger_read(MYSQL_ROW row, int level, uint32_t bucket,
-                          hl_mode mode, hl_holder *holder) {
+static void stranger_read(MYSQL_ROW row, int level, uint32_t bucket, hl_mode mode,
+                          hl_holder *holder) {
   memset(holder, 0, sizeof *holder);
-  text_take(holder->application, sizeof holder->application,
-            row[6] ? row[6] : "unknown");
+  text_take(holder->application, sizeof holder->application, row[6] ? row[6] : "unknown");
   text_take(holder->host, sizeof holder->host, row[4] ? row[4] : "");
   holder->pid = row[7] ? strtoll(row[7], NULL, 10) : 0;
-  (void)snprintf(holder->path, sizeof holder->path, "bucket (%d, %" PRIu32 ")",
-                 level, bucket);
+  (void)snprintf(holder->path, sizeof holder->path, "bucket (%d, %" PRIu32 ")", level, bucket);
   holder->mode = mode;
 }
 
-static int holders_mysql(hl__mysql_session *session,
-                         const hl_lease_filter *filter, hl_holder_fn fn,
+static int holders_mysql(hl__mysql_session *session, const hl_lease_filter *filter, hl_holder_fn fn,
                          void *context, bool *tells, hl_error *error) {
   char sql[QUERY_MAX];
   MYSQL_RES *result = NULL;
@@ -458,8 +439,8 @@ static int holders_mysql(hl__mysql_session *session,
   return HL_OK;
 }
 
-int hl__mysql_holders(hl__mysql_session *session, const hl_lease_filter *filter,
-                      hl_holder_fn fn, void *context, hl_error *error) {
+int hl__mysql_holders(hl__mysql_session *session, const hl_lease_filter *filter, hl_holder_fn fn,
+                      void *context, hl_error *error) {
   bool tells = true;
   size_t unseen = 0;
   hl_error said = {.status = HL_OK};

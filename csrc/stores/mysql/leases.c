@@ -19,9 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static hl__mysql_session *session_of(hl_session *session) {
-  return (hl__mysql_session *)session;
-}
+static hl__mysql_session *session_of(hl_session *session) { return (hl__mysql_session *)session; }
 
 /* After a plain read, which has begun a transaction. */
 static int end(hl__mysql_session *session, int status, hl_error *error) {
@@ -30,8 +28,8 @@ static int end(hl__mysql_session *session, int status, hl_error *error) {
   return sent && status == HL_OK ? hl__mysql_gone(error) : status;
 }
 
-static int lease_convert(hl_session *base, const hl_request *request,
-                         hl_grant *grant, hl_error *error) {
+static int lease_convert(hl_session *base, const hl_request *request, hl_grant *grant,
+                         hl_error *error) {
   return hl__mysql_record(session_of(base), request, true, grant, error);
 }
 
@@ -61,8 +59,7 @@ static int revoked_error(MYSQL_ROW row, hl_error *error) {
 
 /* Row: revoked, by whom, why; whether it is the holder's, or, by_secret, whether the secret
    is right; for how many us; who is the holder. */
-static int record_query(hl__mysql_session *session,
-                        const hl_lease_terms *terms, bool by_secret,
+static int record_query(hl__mysql_session *session, const hl_lease_terms *terms, bool by_secret,
                         MYSQL_RES **result, hl_error *error) {
   hl__text t;
   *result = NULL;
@@ -83,8 +80,7 @@ static int record_query(hl__mysql_session *session,
 }
 
 /* Whether the holder has it: HL_OK, and how long; HL_ELOST, and why not. */
-static int record_judge(hl__mysql_session *session,
-                        const hl_lease_terms *terms, int64_t *left_ms,
+static int record_judge(hl__mysql_session *session, const hl_lease_terms *terms, int64_t *left_ms,
                         hl_error *error) {
   MYSQL_RES *result;
   int status = record_query(session, terms, false, &result, error);
@@ -93,8 +89,7 @@ static int record_judge(hl__mysql_session *session,
     if (!row)
       status = gone_error(terms, error);
     else if (!is_one(row[3]))
-      status = hl__error(error, HL_ELOST,
-                         "the lease was imported, and belongs to that handle now");
+      status = hl__error(error, HL_ELOST, "the lease was imported, and belongs to that handle now");
     else if (is_one(row[0]))
       status = revoked_error(row, error);
     else
@@ -104,62 +99,55 @@ static int record_judge(hl__mysql_session *session,
   return end(session, status, error);
 }
 
-static int lease_look(hl_session *base, const hl_lease_terms *terms,
-                      int64_t deadline, int64_t *left_ms, hl_error *error) {
+static int lease_look(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
+                      int64_t *left_ms, hl_error *error) {
   hl__mysql_session *session = session_of(base);
   int status = hl__mysql_begin(session, deadline, error);
   return status ? status : record_judge(session, terms, left_ms, error);
 }
 
 /* It was changed by nobody: the record is not there, or not this holder's. */
-static int why(hl__mysql_session *session, const hl_lease_terms *terms,
-               hl_error *error) {
+static int why(hl__mysql_session *session, const hl_lease_terms *terms, hl_error *error) {
   int64_t left;
   int status = record_judge(session, terms, &left, error);
   return status ? status : gone_error(terms, error);
 }
 
-static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
-                         int64_t ttl, int64_t deadline, int64_t *sent_ms,
-                         hl_error *error) {
+static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t ttl,
+                         int64_t deadline, int64_t *sent_ms, hl_error *error) {
   hl__mysql_session *session = session_of(base);
   hl__text t;
   uint64_t affected[2];
   int status = hl__mysql_begin(session, deadline, error);
   if (status) return status;
   if (!hl__text_new(&t, 512)) return hl__error_memory(error);
-  hl__text_put(&t, "UPDATE %s SET till=" HL__END_AFTER ",turn=%llu",
-               session->store->leases, hl__mysql_us(ttl),
-               (unsigned long long)terms->turn);
+  hl__text_put(&t, "UPDATE %s SET till=" HL__END_AFTER ",turn=%llu", session->store->leases,
+               hl__mysql_us(ttl), (unsigned long long)terms->turn);
   hl__mysql_put_id(&t, " WHERE id=", terms->id);
   hl__mysql_put_id(&t, " AND holder=", terms->holder);
-  hl__text_put(&t, " AND revoked=0 AND turn<%llu;COMMIT",
-               (unsigned long long)terms->turn);
+  hl__text_put(&t, " AND revoked=0 AND turn<%llu;COMMIT", (unsigned long long)terms->turn);
   *sent_ms = hl__lease_ms();
   status = hl__mysql_whole(session, &t, 2, affected, deadline, error);
   free(t.data);
-  if (status == HL_OK && affected[0] == 0)
-    status = why(session, terms, error);
+  if (status == HL_OK && affected[0] == 0) status = why(session, terms, error);
   return status;
 }
 
-static int lease_drop(hl_session *base, const hl_lease_terms *terms,
-                      bool confirm, int64_t deadline, hl_error *error) {
+static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confirm, int64_t deadline,
+                      hl_error *error) {
   hl__mysql_session *session = session_of(base);
   uint64_t deleted = 0;
   int status = hl__mysql_begin(session, confirm ? deadline : 0, error);
-  if (status == HL_OK)
-    status = hl__mysql_record_delete(session, terms, confirm, &deleted, error);
-  if (status == HL_OK && confirm && deleted == 0)
-    status = why(session, terms, error);
+  if (status == HL_OK) status = hl__mysql_record_delete(session, terms, confirm, &deleted, error);
+  if (status == HL_OK && confirm && deleted == 0) status = why(session, terms, error);
   return status;
 }
 
 /* Whoever has sent what makes the record is gone, and the server may read it still, or be at it: so it is
    not enough to delete what is there. A record of the same id, revoked, is left behind: its INSERT
    waits for one that is under way, and a later one fails. It is forgotten as others are. */
-static int lease_recall(hl_session *base, const hl_lease_terms *terms,
-                        int64_t deadline, hl_error *error) {
+static int lease_recall(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
+                        hl_error *error) {
   hl__mysql_session *session = session_of(base);
   const hl__mysql_store *store = session->store;
   uint64_t affected[3];
@@ -173,8 +161,9 @@ static int lease_recall(hl_session *base, const hl_lease_terms *terms,
                store->leases);
   hl__mysql_put_id(&t, "", terms->id);
   hl__mysql_put_id(&t, ",'',", terms->holder);
-  hl__text_put(&t, ",UTC_TIMESTAMP(6),0,UTC_TIMESTAMP(6),0,0,'','','','','',0,1) "
-                   "ON DUPLICATE KEY UPDATE revoked=1;DELETE FROM %s",
+  hl__text_put(&t,
+               ",UTC_TIMESTAMP(6),0,UTC_TIMESTAMP(6),0,0,'','','','','',0,1) "
+               "ON DUPLICATE KEY UPDATE revoked=1;DELETE FROM %s",
                store->rows);
   hl__mysql_put_id(&t, " WHERE id=", terms->id);
   hl__text_put(&t, ";COMMIT");
@@ -183,8 +172,8 @@ static int lease_recall(hl_session *base, const hl_lease_terms *terms,
   return status;
 }
 
-static int lease_drop_all(hl_session *base, const hl_lease_terms *terms,
-                          size_t n, int64_t deadline, hl_error *error) {
+static int lease_drop_all(hl_session *base, const hl_lease_terms *terms, size_t n, int64_t deadline,
+                          hl_error *error) {
   hl__mysql_session *session = session_of(base);
   const hl__mysql_store *store = session->store;
   uint64_t affected[3];
@@ -196,8 +185,7 @@ static int lease_drop_all(hl_session *base, const hl_lease_terms *terms,
                HL__RECORD_LIMIT "DELETE l,r FROM %s l LEFT JOIN %s r ON r.id=l.id "
                                 "WHERE l.id IN ",
                store->leases, store->rows);
-  for (size_t i = 0; i < n; i++)
-    hl__mysql_put_id(&t, i ? "," : "(", terms[i].id);
+  for (size_t i = 0; i < n; i++) hl__mysql_put_id(&t, i ? "," : "(", terms[i].id);
   hl__text_put(&t, ") AND (l.id,l.holder) IN (");
   for (size_t i = 0; i < n; i++) {
     hl__mysql_put_id(&t, i ? "),(" : "(", terms[i].id);
@@ -214,22 +202,19 @@ static int lease_drop_all(hl_session *base, const hl_lease_terms *terms,
 #define ROW_ROOM 40
 
 /* A SELECT: 1 where the record locks just the request's rows. */
-static void put_rows_fit(hl__text *t, const hl__mysql_store *store,
-                         const hl_request *request) {
-  hl__text_put(t, "SELECT COUNT(*)=%zu AND SUM((r.level,r.bucket,r.x) IN (",
-               request->n);
+static void put_rows_fit(hl__text *t, const hl__mysql_store *store, const hl_request *request) {
+  hl__text_put(t, "SELECT COUNT(*)=%zu AND SUM((r.level,r.bucket,r.x) IN (", request->n);
   for (size_t i = 0; i < request->n; i++)
-    hl__text_put(t, "%s(%d,%" PRIu64 ",%d)", i ? "," : "",
-                 hl__sql_level(request->rows[i].level), request->rows[i].bucket,
-                 request->rows[i].mode != HL_SHARED);
+    hl__text_put(t, "%s(%d,%" PRIu64 ",%d)", i ? "," : "", hl__sql_level(request->rows[i].level),
+                 request->rows[i].bucket, request->rows[i].mode != HL_SHARED);
   hl__text_put(t, "))=%zu FROM %s r", request->n, store->rows);
   hl__mysql_put_id(t, " WHERE r.id=", request->lease->id);
 }
 
 /* Which handle has it now: HL_OK, and its name in digits. HL_ELOST: why who knows the secret
    cannot have it. */
-static int holder_find(hl__mysql_session *session, const hl_lease_terms *terms,
-                       char holder[33], hl_error *error) {
+static int holder_find(hl__mysql_session *session, const hl_lease_terms *terms, char holder[33],
+                       hl_error *error) {
   MYSQL_RES *result;
   int status = record_query(session, terms, true, &result, error);
   if (status == HL_OK) {
@@ -248,18 +233,17 @@ static int holder_find(hl__mysql_session *session, const hl_lease_terms *terms,
 /* In one trip, from that holder alone, and only where the text fits the record; else HL_BUSY. The first
    statement is a plain read: a SET would lock its rows before the record, and whoever deletes a
    record locks that first. */
-static int adopt_from(hl__mysql_session *session, const hl_request *request,
-                      const char *holder, int64_t deadline, hl_grant *grant,
-                      hl_error *error) {
+static int adopt_from(hl__mysql_session *session, const hl_request *request, const char *holder,
+                      int64_t deadline, hl_grant *grant, hl_error *error) {
   const hl_lease_terms *terms = request->lease;
   const hl_store_config *config = session->store->config;
   hl__text t;
   uint64_t affected[3] = {0, 0, 0};
-  if (!hl__text_new(&t, 2560 + request->n * ROW_ROOM))
-    return hl__error_memory(error);
+  if (!hl__text_new(&t, 2560 + request->n * ROW_ROOM)) return hl__error_memory(error);
   put_rows_fit(&t, session->store, request);
-  hl__text_put(&t, " INTO @hierlock_fits;UPDATE %s SET token=LAST_INSERT_ID(token),till=" HL__END_AFTER
-                   ",turn=0",
+  hl__text_put(&t,
+               " INTO @hierlock_fits;UPDATE %s SET token=LAST_INSERT_ID(token),till=" HL__END_AFTER
+               ",turn=0",
                session->store->leases, hl__mysql_us(terms->ttl));
   hl__mysql_put_id(&t, ",holder=", terms->holder);
   hl__text_put(&t, ",application=");
@@ -278,8 +262,8 @@ static int adopt_from(hl__mysql_session *session, const hl_request *request,
 
 /* A change that is carried out late, when its caller has given it up and imported again, finds
    another holder than it names, and changes nothing. */
-static int lease_adopt(hl_session *base, const hl_request *request,
-                       hl_grant *grant, hl_error *error) {
+static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *grant,
+                       hl_error *error) {
   hl__mysql_session *session = session_of(base);
   char holder[33], before[33] = "";
   int64_t deadline = hl__late_answer_by(request->deadline); /* it waits for nobody */
@@ -288,8 +272,7 @@ static int lease_adopt(hl_session *base, const hl_request *request,
     if (status) return status;
     status = holder_find(session, request->lease, holder, error);
     if (status == HL_OK && strcmp(holder, before) == 0)
-      status = hl__error(error, HL_EMISMATCH,
-                         "the lease locks something else than its text says");
+      status = hl__error(error, HL_EMISMATCH, "the lease locks something else than its text says");
     if (status) return end(session, status, error);
     status = adopt_from(session, request, holder, deadline, grant, error);
     if (status != HL_BUSY) return status;
@@ -297,22 +280,21 @@ static int lease_adopt(hl_session *base, const hl_request *request,
   }
 }
 
-static int lease_regrade(hl_session *base, const hl_request *request,
-                         hl_grant *grant, hl_error *error) {
+static int lease_regrade(hl_session *base, const hl_request *request, hl_grant *grant,
+                         hl_error *error) {
   hl__mysql_session *session = session_of(base);
   uint64_t changed = 0;
   int64_t left;
   hl_error reason;
-  int status =
-      hl__mysql_record_regrade(session, request, grant, &changed, error);
+  int status = hl__mysql_record_regrade(session, request, grant, &changed, error);
   /* After the deadline the server has ended the wait, or hangs. */
   if (status == HL_ECONNECTION && atomic_load(&session->interrupted) &&
       hl__left_ms(request->deadline) > 0)
     hl__mysql_kill(session, request->deadline);
   bool unsure = status == HL_TIMEOUT || (status == HL_OK && changed == 0);
   if (!unsure) return status;
-  int seen = lease_look(base, request->lease, hl__late_answer_by(request->deadline),
-                        &left, &reason);
+  int seen =
+      lease_look(base, request->lease, hl__late_answer_by(request->deadline), &left, &reason);
   if (seen == HL_OK) return status;
   if (status == HL_TIMEOUT && seen != HL_ELOST) return status;
   if (error) *error = reason;
@@ -322,8 +304,7 @@ static int lease_regrade(hl_session *base, const hl_request *request,
 /* ------------------------------------------------------------ many records */
 
 /* columns FROM those that match; over: also those whose time is up. NULL data: out of memory. */
-static hl__text filter_sql(const hl__mysql_store *store,
-                           const hl_lease_filter *filter,
+static hl__text filter_sql(const hl__mysql_store *store, const hl_lease_filter *filter,
                            const char *columns, bool over) {
   hl__text t;
   if (!hl__text_new(&t, 2048 + filter->n * HL__MYSQL_CONFLICT_ROOM)) return t;
@@ -334,8 +315,7 @@ static hl__text filter_sql(const hl__mysql_store *store,
     hl__text_put(&t, ") c STRAIGHT_JOIN ");
   }
   hl__text_put(&t, "%s l%s WHERE l.revoked=0%s", store->leases,
-               filter->n > 0 ? " ON l.id=c.id" : "",
-               over ? "" : " AND l.till>UTC_TIMESTAMP(6)");
+               filter->n > 0 ? " ON l.id=c.id" : "", over ? "" : " AND l.till>UTC_TIMESTAMP(6)");
   if (filter->id) hl__mysql_put_id(&t, " AND l.id=", filter->id);
   if (filter->owner) {
     hl__text_put(&t, " AND l.owner=");
@@ -360,17 +340,15 @@ static void holder_read(MYSQL_ROW row, hl_holder *holder) {
   text_take(holder->host, sizeof holder->host, row[6]);
 }
 
-int hl__mysql_leases_list(hl__mysql_session *session,
-                          const hl_lease_filter *filter, hl_holder_fn fn,
-                          void *context, hl_error *error) {
+int hl__mysql_leases_list(hl__mysql_session *session, const hl_lease_filter *filter,
+                          hl_holder_fn fn, void *context, hl_error *error) {
   char columns[512];
-  (void)snprintf(
-      columns, sizeof columns,
-      "LOWER(HEX(l.id)),l.owner,l.label,l.path,l.mode,l.application,l.host,l.pid,"
-      "TIMESTAMPDIFF(MICROSECOND,'1970-01-01',l.since) DIV 1000,"
-      "GREATEST(0,TIMESTAMPDIFF(MICROSECOND,UTC_TIMESTAMP(6),l.till)) DIV 1000,"
-      "EXISTS(SELECT 1 FROM %s u WHERE u.id=l.id AND u.level<0)",
-      session->store->rows);
+  (void)snprintf(columns, sizeof columns,
+                 "LOWER(HEX(l.id)),l.owner,l.label,l.path,l.mode,l.application,l.host,l.pid,"
+                 "TIMESTAMPDIFF(MICROSECOND,'1970-01-01',l.since) DIV 1000,"
+                 "GREATEST(0,TIMESTAMPDIFF(MICROSECOND,UTC_TIMESTAMP(6),l.till)) DIV 1000,"
+                 "EXISTS(SELECT 1 FROM %s u WHERE u.id=l.id AND u.level<0)",
+                 session->store->rows);
   hl__text t = filter_sql(session->store, filter, columns, filter->over);
   MYSQL_RES *result;
   MYSQL_ROW row;
@@ -387,9 +365,8 @@ int hl__mysql_leases_list(hl__mysql_session *session,
   return status;
 }
 
-static int lease_list(hl_session *base, const hl_lease_filter *filter,
-                      hl_holder_fn fn, void *context, int64_t deadline,
-                      hl_error *error) {
+static int lease_list(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn,
+                      void *context, int64_t deadline, hl_error *error) {
   hl__mysql_session *session = session_of(base);
   int status = hl__mysql_begin(session, deadline, error);
   if (status) return status;
@@ -400,16 +377,15 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter,
 /* One of those that were found, unless it was released or deleted since. Not only before its
    time is up: it may be refreshed, as long as the record is there. Its turn, which no refresh needs
    any more, says which call has ended it. */
-static int revoke_one(hl__mysql_session *session, const char *id,
-                      const hl_lease_filter *filter, const char *by,
-                      const char *reason, int64_t deadline, uint64_t *count,
+static int revoke_one(hl__mysql_session *session, const char *id, const hl_lease_filter *filter,
+                      const char *by, const char *reason, int64_t deadline, uint64_t *count,
                       hl_error *error) {
   const hl__mysql_store *store = session->store;
   hl__text t;
   uint64_t affected[3] = {0, 0, 0};
   if (!hl__text_new(&t, 1536)) return hl__error_memory(error);
-  hl__text_put(&t, "UPDATE %s SET revoked=1,turn=%llu,revoked_by=",
-               store->leases, (unsigned long long)filter->call);
+  hl__text_put(&t, "UPDATE %s SET revoked=1,turn=%llu,revoked_by=", store->leases,
+               (unsigned long long)filter->call);
   hl__mysql_put_string(&t, by, 63);
   hl__text_put(&t, ",reason=");
   hl__mysql_put_string(&t, reason, 127);
@@ -425,17 +401,14 @@ static int revoke_one(hl__mysql_session *session, const char *id,
 }
 
 /* How many that call has ended, those of an earlier try included. */
-static int revoked_count(hl__mysql_session *session,
-                         const hl_lease_filter *filter, int64_t deadline,
-                         uint64_t *count, hl_error *error) {
+static int revoked_count(hl__mysql_session *session, const hl_lease_filter *filter,
+                         int64_t deadline, uint64_t *count, hl_error *error) {
   char sql[256];
   MYSQL_RES *result;
-  int n = snprintf(sql, sizeof sql,
-                   "SELECT COUNT(*) FROM %s WHERE revoked=1 AND turn=%llu",
+  int n = snprintf(sql, sizeof sql, "SELECT COUNT(*) FROM %s WHERE revoked=1 AND turn=%llu",
                    session->store->leases, (unsigned long long)filter->call);
   int status = hl__mysql_begin(session, deadline, error);
-  if (status == HL_OK)
-    status = hl__mysql_query(session, sql, (size_t)n, &result, error);
+  if (status == HL_OK) status = hl__mysql_query(session, sql, (size_t)n, &result, error);
   if (status) return status;
   MYSQL_ROW row = hl__mysql_row(result, 1);
   if (row && row[0]) *count = strtoull(row[0], NULL, 10);
@@ -443,9 +416,8 @@ static int revoked_count(hl__mysql_session *session,
   return end(session, HL_OK, error);
 }
 
-static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
-                        const char *by, const char *reason, int64_t deadline,
-                        uint64_t *count, hl_error *error) {
+static int lease_revoke(hl_session *base, const hl_lease_filter *filter, const char *by,
+                        const char *reason, int64_t deadline, uint64_t *count, hl_error *error) {
   hl__mysql_session *session = session_of(base);
   int status = hl__mysql_begin(session, deadline, error);
   if (status) return status;
@@ -459,13 +431,11 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
   while (status == HL_OK && (row = hl__mysql_row(result, 1))) {
     status = hl__mysql_begin(session, deadline, error);
     if (status == HL_OK && row[0])
-      status = revoke_one(session, row[0], filter, by, reason, deadline, count,
-                          error);
+      status = revoke_one(session, row[0], filter, by, reason, deadline, count, error);
   }
   mysql_free_result(result);
-  return status == HL_OK && filter->again
-             ? revoked_count(session, filter, deadline, count, error)
-             : status;
+  return status == HL_OK && filter->again ? revoked_count(session, filter, deadline, count, error)
+                                          : status;
 }
 
 const hl_lease_ops hl__mysql_leases = {

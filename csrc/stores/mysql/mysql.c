@@ -22,9 +22,7 @@
    longer for a server that hangs. */
 #define LOOK_SETTLE_MS 250
 
-static hl__mysql_session *session_of(hl_session *session) {
-  return (hl__mysql_session *)session;
-}
+static hl__mysql_session *session_of(hl_session *session) { return (hl__mysql_session *)session; }
 
 /* The library sets SIGPIPE to be ignored: the host may have other wishes. */
 static void library_init(void) {
@@ -51,8 +49,7 @@ int hl__mysql_connect_verified(hl__mysql_store *store, int64_t deadline,
   if (status == HL_OK) {
     status = hl__mysql_verify(*session, error);
     if (status == HL_TIMEOUT) /* of a table's metadata lock, say */
-      status = hl__error(error, HL_ECONNECTION,
-                         "the server did not answer in time");
+      status = hl__error(error, HL_ECONNECTION, "the server did not answer in time");
   }
   if (status) {
     hl__mysql_disconnect(*session);
@@ -95,8 +92,8 @@ HL__UNCHECKED static void store_close(hl_store *base) {
   store_free(store);
 }
 
-HL__UNCHECKED static int store_open(const hl_store_config *config,
-                                    hl_store **result, hl_error *error) {
+HL__UNCHECKED static int store_open(const hl_store_config *config, hl_store **result,
+                                    hl_error *error) {
   hl__mysql_library_init();
   hl__mysql_store *store = calloc(1, sizeof *store);
   if (!store) return hl__error_memory(error);
@@ -110,8 +107,8 @@ HL__UNCHECKED static int store_open(const hl_store_config *config,
   (void)pthread_condattr_destroy(&monotonic);
   int status = hl__mysql_params(store, error);
   if (status == HL_OK)
-    status = hl__mysql_connect_verified(
-        store, hl__now_ms() + store->connect_timeout, &store->spare, error);
+    status = hl__mysql_connect_verified(store, hl__now_ms() + store->connect_timeout, &store->spare,
+                                        error);
   if (status) {
     store_close(&store->base);
     return status;
@@ -121,8 +118,7 @@ HL__UNCHECKED static int store_open(const hl_store_config *config,
   return HL_OK;
 }
 
-static int session_open(hl_store *base, int64_t deadline, hl_session **result,
-                        hl_error *error) {
+static int session_open(hl_store *base, int64_t deadline, hl_session **result, hl_error *error) {
   hl__mysql_store *store = (hl__mysql_store *)base;
   hl__mysql_store_lock(store);
   hl__mysql_session *session = store->spare;
@@ -133,15 +129,12 @@ static int session_open(hl_store *base, int64_t deadline, hl_session **result,
     session = NULL;
   }
   int status = HL_OK;
-  if (!session)
-    status = hl__mysql_connect_verified(store, deadline, &session, error);
+  if (!session) status = hl__mysql_connect_verified(store, deadline, &session, error);
   *result = session ? &session->base : NULL;
   return status;
 }
 
-static void session_close(hl_session *session) {
-  hl__mysql_disconnect(session_of(session));
-}
+static void session_close(hl_session *session) { hl__mysql_disconnect(session_of(session)); }
 
 /* ------------------------------------------------------- ending a wait
 
@@ -228,8 +221,7 @@ static void killer_prepare(hl__mysql_store *store, int64_t ms) {
    one. (Numbers of 32 bits come again after four thousand million connections in
    one life of a server. That is not looked at.) False: the killer is of no use, as
    it is connected to another server, or to none any more. */
-static bool killer_kill(hl__mysql_store *store,
-                        const hl__mysql_session *session) {
+static bool killer_kill(hl__mysql_store *store, const hl__mysql_session *session) {
   hl__mysql_session *killer = store->killer;
   if (strcmp(killer->server, session->server) != 0) return false;
   char sql[64];
@@ -237,8 +229,7 @@ static bool killer_kill(hl__mysql_store *store,
   MYSQL_RES *none;
   killer->patience = hl__now_ms() + killer_step(store);
   /* There may be no such connection any more: so much the better. */
-  return hl__mysql_query(killer, sql, (size_t)n, &none, NULL) !=
-         HL_ECONNECTION;
+  return hl__mysql_query(killer, sql, (size_t)n, &none, NULL) != HL_ECONNECTION;
 }
 
 /* The server ends the wait itself at `end`. Model: acquire.pml, kill_remote. */
@@ -276,8 +267,7 @@ static int64_t patience_ms(const hl_request *request) {
   return hl__now_ms() + (half < SETTLE_MS ? half : SETTLE_MS);
 }
 
-static int take(hl_session *base, const hl_request *request, hl_grant *grant,
-                hl_error *error) {
+static int take(hl_session *base, const hl_request *request, hl_grant *grant, hl_error *error) {
   hl__mysql_session *session = session_of(base);
   /* Not while rows are held: their lease runs. */
   if (request->cancellable && !request->try_once && !request->extend)
@@ -286,12 +276,10 @@ static int take(hl_session *base, const hl_request *request, hl_grant *grant,
      for: that is no timeout, and on another connection it may go on. */
   int status = hl__mysql_settle(session, patience_ms(request), error);
   if (status == HL_TIMEOUT)
-    status = hl__error(error, HL_ECONNECTION,
-                       "the server has not answered the last release");
+    status = hl__error(error, HL_ECONNECTION, "the server has not answered the last release");
   while (status == HL_OK) {
-    status = request->lease
-                 ? hl__mysql_lease_take(session, request, grant, error)
-                 : hl__mysql_lock_rows(session, request, grant, error);
+    status = request->lease ? hl__mysql_lease_take(session, request, grant, error)
+                            : hl__mysql_lock_rows(session, request, grant, error);
     /* One that upgrades its lock does not pass us, who wait for it: MariaDB, and MySQL before 8.0.41,
        have us give way. Nothing is held: so we come back behind it. */
     if (status != HL_DEADLOCK || request->extend || request->try_once ||
@@ -311,8 +299,7 @@ static int take(hl_session *base, const hl_request *request, hl_grant *grant,
 static int give_back(hl_session *base, hl_error *error) {
   hl__mysql_session *session = session_of(base);
   int status = hl__mysql_settle(session, 0, error);
-  if (status == HL_TIMEOUT)
-    return hl__error(error, HL_BUSY, "an earlier answer has not come yet");
+  if (status == HL_TIMEOUT) return hl__error(error, HL_BUSY, "an earlier answer has not come yet");
   if (status) return status;
   return hl__mysql_rollback_send(session, error);
 }
@@ -348,17 +335,14 @@ static void interrupt(hl_session *base) {
   /* Once: the library closes the socket when it notices, and the number may be
      that of the connection on which its wait is being killed. */
   if (atomic_exchange(&session->interrupted, true)) return;
-  if (hl__fork_watches(session->fd, session->ticket))
-    (void)shutdown(session->fd, SHUT_RDWR);
+  if (hl__fork_watches(session->fd, session->ticket)) (void)shutdown(session->fd, SHUT_RDWR);
 }
 
-static int holders(hl_session *base, const hl_lease_filter *filter,
-                   hl_holder_fn fn, void *context, int64_t deadline,
-                   hl_error *error) {
+static int holders(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn, void *context,
+                   int64_t deadline, hl_error *error) {
   hl__mysql_session *session = session_of(base);
   int64_t settled = hl__now_ms() + LOOK_SETTLE_MS;
-  int status = hl__mysql_settle(session, settled < deadline ? settled : deadline,
-                                error);
+  int status = hl__mysql_settle(session, settled < deadline ? settled : deadline, error);
   if (status) return status == HL_TIMEOUT ? hl__mysql_gone(error) : status;
   session->patience = deadline;
   status = hl__mysql_holders(session, filter, fn, context, error);
@@ -380,11 +364,8 @@ static void thread_end(void) {
 const hl_store_ops hl_store_mysql = {
     .abi = HL_STORE_ABI,
     .scheme = "mysql",
-    .traits = {.scarce = true,
-               .expires = true,
-               .blocks = true,
-               .updates = true,
-               .leases_update = true},
+    .traits =
+        {.scarce = true, .expires = true, .blocks = true, .updates = true, .leases_update = true},
     .parse = hl__mysql_dsn,
     .open = store_open,
     .close = store_close,

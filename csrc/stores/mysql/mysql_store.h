@@ -65,22 +65,21 @@ typedef enum hl__tls {
 
 typedef struct hl__mysql_session hl__mysql_session;
 
-HL__MUTEX_CLASS(hl__mysql_store_mutex) HL__AFTER(hl__connection_mutex)
-    HL__BEFORE(hl__births);
+HL__MUTEX_CLASS(hl__mysql_store_mutex) HL__AFTER(hl__connection_mutex) HL__BEFORE(hl__births);
 
 typedef struct hl__mysql_store {
   hl_store base;
   const hl_store_config *config;
   hl__tls tls;
   const char *tls_ca, *tls_cert, *tls_key, *my_cnf_group; /* NULL: none */
-  int64_t connect_timeout; /* ms */
-  atomic_int_fast64_t connecting; /* how long it took the last time; ms */
+  int64_t connect_timeout;                                /* ms */
+  atomic_int_fast64_t connecting;                         /* how long it took the last time; ms */
   const char *space; /* the table's name, as the DSN says; at most HL__MYSQL_NAME_MAX */
   /* The table of the buckets: of that name, or in a space with leases of another one,
      which older programs do not find. Constant from the first session on, as are the
      others. */
   char table[HL__MYSQL_NAME_MAX + 1];
-  bool leased;                        /* the space has leases */
+  bool leased;                         /* the space has leases */
   char leases[HL__MYSQL_NAME_MAX + 1]; /* one row for each lease */
   char rows[HL__MYSQL_NAME_MAX + 1];   /* what they lock */
   char gate[HL__MYSQL_NAME_MAX + 1];   /* where there may be any */
@@ -98,8 +97,7 @@ typedef struct hl__mysql_store {
   int64_t killer_after HL__GUARDED_BY(hl__mysql_store_mutex);
 } hl__mysql_store;
 
-HL__MUTEX_FUNCTIONS(hl__mysql_store, hl__mysql_store, mutex,
-                    hl__mysql_store_mutex)
+HL__MUTEX_FUNCTIONS(hl__mysql_store, hl__mysql_store, mutex, hl__mysql_store_mutex)
 
 /* A statement that is prepared once for each shape of a request (levels and
    modes of its rows), and then only told other buckets. */
@@ -109,7 +107,7 @@ HL__MUTEX_FUNCTIONS(hl__mysql_store, hl__mysql_store, mutex,
 typedef struct hl__shape {
   uint8_t key[HL__SHAPE_ROWS_MAX + 1]; /* see statement.c */
   size_t size;
-  uint64_t used; /* a clock for choosing which one to forget */
+  uint64_t used;         /* a clock for choosing which one to forget */
   MYSQL_STMT *statement; /* NULL: seen once, and not prepared yet */
 } hl__shape;
 
@@ -146,14 +144,14 @@ struct hl__mysql_session {
      what we remember (settle). */
   bool holds;
   bool tells_transaction; /* the outstanding answer shall say so */
-  int64_t patience; /* hl__mysql_query waits until then; hl__now_ms */
-  bool unprepared;  /* the server has refused to prepare: no more tries */
+  int64_t patience;       /* hl__mysql_query waits until then; hl__now_ms */
+  bool unprepared;        /* the server has refused to prepare: no more tries */
   atomic_bool interrupted;
-  bool begun;      /* autocommit is off: a lock statement begins a transaction */
-  bool repeatable; /* in REPEATABLE READ instead of READ COMMITTED: see below */
+  bool begun;          /* autocommit is off: a lock statement begins a transaction */
+  bool repeatable;     /* in REPEATABLE READ instead of READ COMMITTED: see below */
   bool in_transaction; /* after a lock statement: as the server says */
-  int64_t looked; /* the table was of InnoDB then; hl__lease_ms */
-  int64_t wait; /* the session's time limits on the server; ms */
+  int64_t looked;      /* the table was of InnoDB then; hl__lease_ms */
+  int64_t wait;        /* the session's time limits on the server; ms */
   uint64_t clock, dice;
   hl__shape shapes[HL__SHAPES_MAX];
   /* What the prepared statements are told and what they return, bound once:
@@ -203,8 +201,8 @@ int hl__mysql_dsn(char *text, hl_dsn *dsn, hl_error *error);
 int hl__mysql_params(hl__mysql_store *store, hl_error *error);
 /* Connects and logs in; nothing else. Until the deadline, or for connect_timeout if
    that is shorter; session->patience is left at this moment. */
-int hl__mysql_connect(hl__mysql_store *store, int64_t deadline,
-                      hl__mysql_session **session, hl_error *error);
+int hl__mysql_connect(hl__mysql_store *store, int64_t deadline, hl__mysql_session **session,
+                      hl_error *error);
 /* On: until it is off again, the client library reads on this connection until
    session->patience at the latest. By this thread. */
 void hl__mysql_waits_bound(hl__mysql_session *session, bool on);
@@ -231,12 +229,10 @@ int hl__mysql_verify(hl__mysql_session *session, hl_error *error);
 /* The statement that asks for the table's engine; its length, less than
    HL__MYSQL_TABLE_SQL. */
 #define HL__MYSQL_TABLE_SQL 384
-int hl__mysql_table_sql(const hl__mysql_session *session, char *out,
-                        size_t size);
+int hl__mysql_table_sql(const hl__mysql_session *session, char *out, size_t size);
 /* What its result says of the table: HL_OK, HL_EUNSAFE_SERVER (an engine that locks
    no rows), HL_ENOT_PROVISIONED, HL_EDSN. Notes when the session has looked. */
-int hl__mysql_table_refuse(hl__mysql_session *session, MYSQL_RES *result,
-                           hl_error *error);
+int hl__mysql_table_refuse(hl__mysql_session *session, MYSQL_RES *result, hl_error *error);
 /* Both, in a trip of its own. */
 int hl__mysql_table_check(hl__mysql_session *session, hl_error *error);
 
@@ -246,14 +242,13 @@ int hl__mysql_table_check(hl__mysql_session *session, hl_error *error);
 #define HL__MYSQL_WAIT_MAX 3600000
 /* The assignments of a SET SESSION that limit a wait to so many ms. Returns their
    length. */
-int hl__mysql_limits(const hl__mysql_session *session, int64_t wait, char *out,
-                     size_t size);
+int hl__mysql_limits(const hl__mysql_session *session, int64_t wait, char *out, size_t size);
 
 /* ---- rows.c */
 
 /* As hl_store_ops.take, for a session lock. */
-int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request,
-                        hl_grant *grant, hl_error *error);
+int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request, hl_grant *grant,
+                        hl_error *error);
 
 /* Statements that record a lease, behind the one that locks its rows and in the same trip. */
 typedef struct hl__tail {
@@ -262,12 +257,10 @@ typedef struct hl__tail {
   bool begun, recorded, committed; /* what the server has answered */
 } hl__tail;
 /* Whether that can be done for the request: its roots have one gate, and so on. */
-bool hl__mysql_records_at_once(const hl__mysql_session *session,
-                               const hl_request *request);
+bool hl__mysql_records_at_once(const hl__mysql_session *session, const hl_request *request);
 /* Tries to lock the rows, without waiting, with the tail. Afterwards nothing is locked. HL_OK:
    see the tail. grant: token, and when it was sent, once it was. */
-int hl__mysql_lock_and_record(hl__mysql_session *session,
-                              const hl_request *request, hl__tail *tail,
+int hl__mysql_lock_and_record(hl__mysql_session *session, const hl_request *request, hl__tail *tail,
                               hl_grant *grant, hl_error *error);
 
 /* ---- gate.c */
@@ -275,13 +268,11 @@ int hl__mysql_lock_and_record(hl__mysql_session *session,
 /* Those who lock a node read, last of all, the row of its root's gate (hl__sql_gate); 1 says that
    there may be leases there. Of the roots of all that the request is to hold; -1: there is not
    one gate for all, or there are no leases in this space. */
-int64_t hl__mysql_gate(const hl__mysql_session *session,
-                       const hl_request *request);
+int64_t hl__mysql_gate(const hl__mysql_session *session, const hl_request *request);
 /* The session holds the request's rows. Returns when no lease is in the way of them, but
    request->exempt. Deletes those whose time is up. session->token is another one after a wait.
    HL_TIMEOUT. HL_BEHIND_UPDATE. *sent: when the last command that was answered was sent. */
-int hl__mysql_leases_await(hl__mysql_session *session,
-                           const hl_request *request, int64_t *sent,
+int hl__mysql_leases_await(hl__mysql_session *session, const hl_request *request, int64_t *sent,
                            hl_error *error);
 /* " (r.level=0 AND r.bucket=1 AND r.x=1 OR ...)": the rows of leases that conflict. Room:
    HL__MYSQL_CONFLICT_ROOM for each. */
@@ -292,35 +283,32 @@ void hl__mysql_put_conflicts(hl__text *t, const hl_row *rows, size_t n);
 
 extern const hl_lease_ops hl__mysql_leases;
 /* As hl_store_ops.take, for a lease. */
-int hl__mysql_lease_take(hl__mysql_session *session, const hl_request *request,
-                         hl_grant *grant, hl_error *error);
+int hl__mysql_lease_take(hl__mysql_session *session, const hl_request *request, hl_grant *grant,
+                         hl_error *error);
 /* Those that are in the way of the rows; the session is idle. */
-int hl__mysql_leases_list(hl__mysql_session *session,
-                          const hl_lease_filter *filter, hl_holder_fn fn,
-                          void *context, hl_error *error);
+int hl__mysql_leases_list(hl__mysql_session *session, const hl_lease_filter *filter,
+                          hl_holder_fn fn, void *context, hl_error *error);
 
 /* ---- holders.c */
 
 /* From now on, or no longer, what the session holds is said to wait: it stands behind a
    lease. Part of the next statement: HL__TAG_MAX * 2 + 32 bytes of room. */
-void hl__mysql_put_waiting(hl__text *t, const hl__mysql_session *session,
-                           bool waiting);
+void hl__mysql_put_waiting(hl__text *t, const hl__mysql_session *session, bool waiting);
 
 /* As many bytes as the value of @hierlock for a request may have. */
-size_t hl__mysql_tag_room(const hl__mysql_session *session,
-                          const hl_request *request);
+size_t hl__mysql_tag_room(const hl__mysql_session *session, const hl_request *request);
 /* Puts that value, as holders.c reads it, into the session's tag, which has the
    room: no NUL, not empty. */
 void hl__mysql_tag(hl__mysql_session *session, const hl_request *request);
-int hl__mysql_holders(hl__mysql_session *session, const hl_lease_filter *filter,
-                      hl_holder_fn fn, void *context, hl_error *error);
+int hl__mysql_holders(hl__mysql_session *session, const hl_lease_filter *filter, hl_holder_fn fn,
+                      void *context, hl_error *error);
 
 /* ---- wire.c */
 
 /* What a client library's error means for a caller, with errno and SQLSTATE.
    `doing` is what was tried ("connect", "lock rows"). */
-int hl__mysql_error(hl__mysql_session *session, MYSQL_STMT *statement,
-                    const char *doing, hl_error *error);
+int hl__mysql_error(hl__mysql_session *session, MYSQL_STMT *statement, const char *doing,
+                    hl_error *error);
 /* HL_ECONNECTION: the connection has ended, and nobody said why. */
 int hl__mysql_gone(hl_error *error);
 /* Whether the socket can be read: something has come, or the connection has
@@ -334,29 +322,27 @@ bool hl__mysql_answer_await(const hl__mysql_session *session, int64_t deadline);
 void hl__mysql_wait_begin(const hl__mysql_store *store);
 void hl__mysql_wait_end(const hl__mysql_store *store);
 /* Sends without waiting; the answer is outstanding. */
-int hl__mysql_send(hl__mysql_session *session, const char *sql, size_t size,
-                   hl_error *error);
+int hl__mysql_send(hl__mysql_session *session, const char *sql, size_t size, hl_error *error);
 int hl__mysql_rollback_send(hl__mysql_session *session, hl_error *error);
 /* Reads the outstanding answer: as hl_store_ops.settle. */
-int hl__mysql_settle(hl__mysql_session *session, int64_t deadline,
-                     hl_error *error);
+int hl__mysql_settle(hl__mysql_session *session, int64_t deadline, hl_error *error);
 /* Sends a query and waits for its result until session->patience: *result may be
    NULL (no rows). Nothing is outstanding. HL_OK or what hl__mysql_error says;
    HL_ECONNECTION when the server does not answer. A SELECT has a limit of its own at the
    server, sooner by HL__MYSQL_ANSWER_MS, for the answer: HL_TIMEOUT. The session's limit may be
    that of a very short wait. */
 #define HL__MYSQL_ANSWER_MS 50
-int hl__mysql_query(hl__mysql_session *session, const char *sql, size_t size,
-                    MYSQL_RES **result, hl_error *error);
+int hl__mysql_query(hl__mysql_session *session, const char *sql, size_t size, MYSQL_RES **result,
+                    hl_error *error);
 
 /* The same of several statements that return no rows: affected has how many rows each has
    changed, session->number what LAST_INSERT_ID(…) of one of them was. When one fails, the
    ones behind it are not executed. */
-int hl__mysql_commands(hl__mysql_session *session, const char *sql, size_t size,
-                       unsigned n, uint64_t *affected, hl_error *error);
+int hl__mysql_commands(hl__mysql_session *session, const char *sql, size_t size, unsigned n,
+                       uint64_t *affected, hl_error *error);
 /* Sends so many of them; the answers are outstanding. */
-int hl__mysql_commands_send(hl__mysql_session *session, const char *sql,
-                            size_t size, unsigned n, hl_error *error);
+int hl__mysql_commands_send(hl__mysql_session *session, const char *sql, size_t size, unsigned n,
+                            hl_error *error);
 
 /* The next row of a result; NULL when there is none, or none of so many columns: what
    has answered is no server then. */

@@ -23,27 +23,23 @@
 
 /* ---------------------------------------------------------------- shared */
 
-int hl__mysql_begin(hl__mysql_session *session, int64_t deadline,
-                    hl_error *error) {
+int hl__mysql_begin(hl__mysql_session *session, int64_t deadline, hl_error *error) {
   int status = hl__mysql_settle(session, deadline, error);
   session->patience = deadline;
   return status == HL_TIMEOUT
-             ? hl__error(error, HL_ECONNECTION,
-                         "the server has not answered the last release")
+             ? hl__error(error, HL_ECONNECTION, "the server has not answered the last release")
              : status;
 }
 
-int hl__mysql_changes(hl__mysql_session *session, hl__text *t, unsigned n,
-                    uint64_t *affected, hl_error *error) {
-  int status =
-      hl__mysql_commands(session, t->data, t->used, n, affected, error);
-  if (status != HL_OK && status != HL_ECONNECTION)
-    (void)hl__mysql_rollback_send(session, NULL);
+int hl__mysql_changes(hl__mysql_session *session, hl__text *t, unsigned n, uint64_t *affected,
+                      hl_error *error) {
+  int status = hl__mysql_commands(session, t->data, t->used, n, affected, error);
+  if (status != HL_OK && status != HL_ECONNECTION) (void)hl__mysql_rollback_send(session, NULL);
   return status;
 }
 
-int hl__mysql_whole(hl__mysql_session *session, hl__text *t, unsigned n,
-                    uint64_t *affected, int64_t deadline, hl_error *error) {
+int hl__mysql_whole(hl__mysql_session *session, hl__text *t, unsigned n, uint64_t *affected,
+                    int64_t deadline, hl_error *error) {
   for (;;) {
     int status = hl__mysql_changes(session, t, n, affected, error);
     if (status != HL_DEADLOCK) return status;
@@ -57,8 +53,7 @@ void hl__mysql_put_id(hl__text *t, const char *column, const uint8_t id[16]) {
   hl__text_hex(t, id, 16);
 }
 
-void hl__mysql_put_secret(hl__text *t, const char *column,
-                          const uint8_t secret[16]) {
+void hl__mysql_put_secret(hl__text *t, const char *column, const uint8_t secret[16]) {
   hl__text_put(t, "%sLEFT(UNHEX(SHA2(", column);
   hl__text_hex(t, secret, 16);
   hl__text_put(t, ",256)),16)");
@@ -86,8 +81,8 @@ static void put_lease_columns(hl__text *t, const hl__mysql_store *store) {
 }
 
 /* token: SQL. mode: 1 when it is not exclusive; with an update row: for update. */
-static void put_lease_values(hl__text *t, const hl__mysql_store *store,
-                             const hl_request *request, const char *token) {
+static void put_lease_values(hl__text *t, const hl__mysql_store *store, const hl_request *request,
+                             const char *token) {
   const hl_lease_terms *terms = request->lease;
   const hl_store_config *config = store->config;
   char label[128];
@@ -97,8 +92,8 @@ static void put_lease_values(hl__text *t, const hl__mysql_store *store,
   hl__mysql_put_id(t, "", terms->id);
   hl__mysql_put_secret(t, ",", terms->secret);
   hl__mysql_put_id(t, ",", terms->holder);
-  hl__text_put(t, "," HL__END_AFTER ",0,UTC_TIMESTAMP(6),%s,%d,", hl__mysql_us(terms->ttl),
-               token, request->mode != HL_EXCLUSIVE);
+  hl__text_put(t, "," HL__END_AFTER ",0,UTC_TIMESTAMP(6),%s,%d,", hl__mysql_us(terms->ttl), token,
+               request->mode != HL_EXCLUSIVE);
   hl__mysql_put_string(t, terms->owner, HL_OWNER_MAX);
   hl__text_put(t, ",");
   hl__mysql_put_string(t, label, sizeof label);
@@ -112,16 +107,14 @@ static void put_lease_values(hl__text *t, const hl__mysql_store *store,
 }
 
 /* " WHERE g IN (...)": the roots' gates. */
-static void put_gates(hl__text *t, const hl__mysql_store *store,
-                      const hl_request *request) {
+static void put_gates(hl__text *t, const hl__mysql_store *store, const hl_request *request) {
   uint64_t buckets = hl_layout_buckets(store->base.layout);
   int64_t before = -1;
   hl__text_put(t, " WHERE g IN (");
   for (size_t i = hl__update_rows(request->rows, request->n);
        i < request->n && request->rows[i].level == 0; i++) {
     int64_t gate = hl__sql_gate(request->rows[i].bucket, buckets);
-    if (gate != before)
-      hl__text_put(t, "%s%u", before >= 0 ? "," : "", (unsigned)gate);
+    if (gate != before) hl__text_put(t, "%s%u", before >= 0 ? "," : "", (unsigned)gate);
     before = gate;
   }
   hl__text_put(t, ")");
@@ -136,8 +129,8 @@ static void put_gates_open(hl__text *t, const hl__mysql_session *session,
   long long ms = hl__left_ms(hl__late_answer_by(request->deadline));
   ms = ms > RECORD_WAIT_MS ? RECORD_WAIT_MS : ms / 2 + 1;
   if (session->dialect == HL_MARIADB)
-    hl__text_put(t, "SET STATEMENT max_statement_time=%lld.%03lld FOR SELECT ",
-                 ms / 1000, ms % 1000);
+    hl__text_put(t, "SET STATEMENT max_statement_time=%lld.%03lld FOR SELECT ", ms / 1000,
+                 ms % 1000);
   else
     hl__text_put(t, "SELECT /*+ MAX_EXECUTION_TIME(%lld) */ ", ms);
   hl__text_put(t, "COUNT(*) INTO @hierlock_gates FROM %s", store->gate);
@@ -148,8 +141,8 @@ static void put_gates_open(hl__text *t, const hl__mysql_session *session,
 }
 
 /* Four statements. */
-static void put_record(hl__text *t, const hl__mysql_session *session,
-                       const hl_request *request, uint64_t token) {
+static void put_record(hl__text *t, const hl__mysql_session *session, const hl_request *request,
+                       uint64_t token) {
   const hl__mysql_store *store = session->store;
   char number[24];
   (void)snprintf(number, sizeof number, "%llu", (unsigned long long)token);
@@ -163,10 +156,8 @@ static void put_record(hl__text *t, const hl__mysql_session *session,
   put_lease_values(t, store, request, number);
   hl__text_put(t, ");INSERT INTO %s (level,bucket,x,id) VALUES ", store->rows);
   for (size_t i = 0; i < request->shown_n; i++) {
-    hl__text_put(t, "%s(%d,%u,%d", i ? "," : "",
-                 hl__sql_level(request->shown[i].level),
-                 (unsigned)request->shown[i].bucket,
-                 request->shown[i].mode != HL_SHARED);
+    hl__text_put(t, "%s(%d,%u,%d", i ? "," : "", hl__sql_level(request->shown[i].level),
+                 (unsigned)request->shown[i].bucket, request->shown[i].mode != HL_SHARED);
     hl__mysql_put_id(t, ",", request->lease->id);
     hl__text_put(t, ")");
   }
@@ -174,8 +165,8 @@ static void put_record(hl__text *t, const hl__mysql_session *session,
 
 /* The same behind a lock statement, in one trip with it: only where its last row has given a
    token, the gate says 1 already, and no lease is in the way. */
-static void put_record_at_once(hl__text *t, const hl__mysql_store *store,
-                               const hl_request *request, uint32_t gate) {
+static void put_record_at_once(hl__text *t, const hl__mysql_store *store, const hl_request *request,
+                               uint32_t gate) {
   put_lease_columns(t, store);
   hl__text_put(t, "SELECT ");
   put_lease_values(t, store, request, "@hierlock_token<<8");
@@ -189,30 +180,25 @@ static void put_record_at_once(hl__text *t, const hl__mysql_store *store,
                store->rows);
   for (size_t i = 0; i < request->shown_n; i++)
     hl__text_put(t, i ? " UNION ALL SELECT %d,%u,%d" : "SELECT %d a,%u b,%d c",
-                 hl__sql_level(request->shown[i].level),
-                 (unsigned)request->shown[i].bucket,
+                 hl__sql_level(request->shown[i].level), (unsigned)request->shown[i].bucket,
                  request->shown[i].mode != HL_SHARED);
   hl__text_put(t, ") r JOIN %s l", store->leases);
   hl__mysql_put_id(t, " ON l.id=", request->lease->id);
   hl__text_put(t, ";COMMIT");
 }
 
-int hl__mysql_record_delete(hl__mysql_session *session,
-                         const hl_lease_terms *terms, bool confirm,
-                         uint64_t *deleted, hl_error *error) {
+int hl__mysql_record_delete(hl__mysql_session *session, const hl_lease_terms *terms, bool confirm,
+                            uint64_t *deleted, hl_error *error) {
   const hl__mysql_store *store = session->store;
   hl__text t;
   uint64_t affected[2] = {0, 0};
   if (!hl__text_new(&t, 512)) return hl__error_memory(error);
-  hl__text_put(&t, "DELETE l,r FROM %s l LEFT JOIN %s r ON r.id=l.id",
-               store->leases, store->rows);
+  hl__text_put(&t, "DELETE l,r FROM %s l LEFT JOIN %s r ON r.id=l.id", store->leases, store->rows);
   hl__mysql_put_id(&t, " WHERE l.id=", terms->id);
   hl__mysql_put_id(&t, " AND l.holder=", terms->holder);
   hl__text_put(&t, " AND l.revoked=0;COMMIT");
-  int status = confirm ? hl__mysql_whole(session, &t, 2, affected,
-                                         session->patience, error)
-                       : hl__mysql_commands_send(session, t.data, t.used, 2,
-                                                 error);
+  int status = confirm ? hl__mysql_whole(session, &t, 2, affected, session->patience, error)
+                       : hl__mysql_commands_send(session, t.data, t.used, 2, error);
   free(t.data);
   *deleted = affected[0];
   return status;
@@ -229,8 +215,8 @@ static void recall(hl__mysql_session *session, const hl_lease_terms *terms) {
 }
 
 /* Once. The session's limits are unknown afterwards. */
-static int record_try(hl__mysql_session *session, const hl_request *request,
-                      bool kept, hl_grant *grant, hl_error *error) {
+static int record_try(hl__mysql_session *session, const hl_request *request, bool kept,
+                      hl_grant *grant, hl_error *error) {
   hl__text t;
   uint64_t affected[7];
   if (!record_room(&t, request)) return hl__error_memory(error);
@@ -241,8 +227,7 @@ static int record_try(hl__mysql_session *session, const hl_request *request,
   if (kept && request->deadline < session->patience)
     session->patience = request->deadline; /* else the keeper ends it */
   grant->sent_ms = hl__lease_ms();
-  int status = hl__mysql_commands(session, t.data, t.used, kept ? 7 : 6,
-                                  affected, error);
+  int status = hl__mysql_commands(session, t.data, t.used, kept ? 7 : 6, affected, error);
   session->wait = 0;
   free(t.data);
   return status;
@@ -253,15 +238,13 @@ static int record_undo(hl__mysql_session *session, int status, hl_error *error) 
   static const char back[] = "ROLLBACK TO SAVEPOINT hierlock";
   uint64_t none;
   session->patience = hl__now_ms() + HL__SETTLE_MS;
-  if (status == HL_DEADLOCK ||
-      hl__mysql_commands(session, back, sizeof back - 1, 1, &none, NULL))
-    return hl__error(error, HL_ECONNECTION,
-                     "the server has rolled the transaction back");
+  if (status == HL_DEADLOCK || hl__mysql_commands(session, back, sizeof back - 1, 1, &none, NULL))
+    return hl__error(error, HL_ECONNECTION, "the server has rolled the transaction back");
   return status;
 }
 
-int hl__mysql_record(hl__mysql_session *session, const hl_request *request,
-                  bool kept, hl_grant *grant, hl_error *error) {
+int hl__mysql_record(hl__mysql_session *session, const hl_request *request, bool kept,
+                     hl_grant *grant, hl_error *error) {
   for (;;) {
     int status = record_try(session, request, kept, grant, error);
     if (status == HL_OK) {
@@ -275,21 +258,19 @@ int hl__mysql_record(hl__mysql_session *session, const hl_request *request,
     grant->sent_ms = 0;
     if (!kept) recall(session, request->lease);
     /* Without its rows it begins anew, as the caller does. */
-    if (!kept || status != HL_TIMEOUT ||
-        hl__left_ms(request->deadline) < RECORD_WAIT_MS)
+    if (!kept || status != HL_TIMEOUT || hl__left_ms(request->deadline) < RECORD_WAIT_MS)
       return status;
   }
 }
 
 /* In the trip that locks the rows. HL_OK: see tail->recorded. */
-static int take_at_once(hl__mysql_session *session, const hl_request *request,
-                        hl__tail *tail, hl_grant *grant, hl_error *error) {
+static int take_at_once(hl__mysql_session *session, const hl_request *request, hl__tail *tail,
+                        hl_grant *grant, hl_error *error) {
   if (!record_room(&tail->text, request)) return hl__error_memory(error);
   put_record_at_once(&tail->text, session->store, request,
                      (uint32_t)hl__mysql_gate(session, request));
   tail->statements = 3;
-  int status =
-      hl__mysql_lock_and_record(session, request, tail, grant, error);
+  int status = hl__mysql_lock_and_record(session, request, tail, grant, error);
   free(tail->text.data);
   if (status == HL_ECONNECTION) return status; /* grant->sent_ms: it may be there */
   if (status && tail->begun) {
@@ -303,12 +284,11 @@ static int take_at_once(hl__mysql_session *session, const hl_request *request,
   return status;
 }
 
-static int take_in_steps(hl__mysql_session *session, const hl_request *request,
-                         hl_grant *grant, hl_error *error) {
+static int take_in_steps(hl__mysql_session *session, const hl_request *request, hl_grant *grant,
+                         hl_error *error) {
   for (int tries = 1;; tries++) {
     int status = hl__mysql_begin(session, hl__now_ms() + HL__SETTLE_MS, error);
-    if (status == HL_OK)
-      status = hl__mysql_lock_rows(session, request, grant, error);
+    if (status == HL_OK) status = hl__mysql_lock_rows(session, request, grant, error);
     if (status) {
       grant->sent_ms = 0;
       return status;
@@ -336,8 +316,7 @@ static void forget_some(hl__mysql_session *session) {
     n = snprintf(sql, sizeof sql,
                  "DELETE l,r FROM %s l LEFT JOIN %s r ON r.id=l.id WHERE "
                  "l.id=0x%.32s AND l.till<UTC_TIMESTAMP(6)-INTERVAL %d HOUR;COMMIT",
-                 store->leases, store->rows, row[0] ? row[0] : "0",
-                 FORGET_HOURS);
+                 store->leases, store->rows, row[0] ? row[0] : "0", FORGET_HOURS);
     session->patience = hl__now_ms() + HL__SETTLE_MS;
     status = hl__mysql_commands(session, sql, (size_t)n, 2, affected, NULL);
   }
@@ -345,8 +324,8 @@ static void forget_some(hl__mysql_session *session) {
   if (status != HL_ECONNECTION) (void)hl__mysql_rollback_send(session, NULL);
 }
 
-int hl__mysql_lease_take(hl__mysql_session *session, const hl_request *request,
-                         hl_grant *grant, hl_error *error) {
+int hl__mysql_lease_take(hl__mysql_session *session, const hl_request *request, hl_grant *grant,
+                         hl_error *error) {
   hl__tail tail = {.recorded = false};
   int status = HL_OK;
   int64_t again = hl__deadline(hl__late_answer_by(request->deadline), -HL__TRY_MS);
@@ -359,17 +338,15 @@ int hl__mysql_lease_take(hl__mysql_session *session, const hl_request *request,
   /* It does not wait for the gate either, which somebody may have for a moment. What an
      administrator has locked, for longer, takes all of a try's time. */
   if (status && (status != HL_TIMEOUT || hl__left_ms(again) == 0)) return status;
-  if (!tail.recorded)
-    status = take_in_steps(session, request, grant, error);
+  if (!tail.recorded) status = take_in_steps(session, request, grant, error);
   if (status) return status;
   session->clock++;
   if (session->clock % FORGET_PART == 0) forget_some(session);
   /* The answer took long, and its end counts from when it was sent. */
   if (hl__lease_ms() - grant->sent_ms > request->lease->ttl / 4) {
     int64_t sent;
-    if (hl__mysql_leases.refresh(&session->base, request->lease,
-                                 request->lease->ttl, hl__now_ms() + RECORD_MS,
-                                 &sent, NULL) == HL_OK)
+    if (hl__mysql_leases.refresh(&session->base, request->lease, request->lease->ttl,
+                                 hl__now_ms() + RECORD_MS, &sent, NULL) == HL_OK)
       grant->sent_ms = sent;
   }
   return HL_OK;
@@ -379,23 +356,20 @@ int hl__mysql_lease_take(hl__mysql_session *session, const hl_request *request,
 
 /* One statement: others see the record as it was, or as it is then. *changed: 0 when it is not
    there, or was so already. Commits. */
-static int record_regrade(hl__mysql_session *session, const hl_request *request,
-                          uint64_t token, uint64_t *changed, hl_error *error) {
+static int record_regrade(hl__mysql_session *session, const hl_request *request, uint64_t token,
+                          uint64_t *changed, hl_error *error) {
   const hl__mysql_store *store = session->store;
   uint64_t affected[3];
   hl__text t;
   if (!hl__text_new(&t, 1024 + request->n * HL__MYSQL_CONFLICT_ROOM))
     return hl__error_memory(error);
-  hl__text_put(&t,
-               HL__RECORD_LIMIT "UPDATE %s l JOIN %s r ON r.id=l.id SET l.mode=%d,r.x=%d",
+  hl__text_put(&t, HL__RECORD_LIMIT "UPDATE %s l JOIN %s r ON r.id=l.id SET l.mode=%d,r.x=%d",
                store->leases, store->rows, !request->upgrade, request->upgrade);
-  if (request->upgrade)
-    hl__text_put(&t, ",l.token=%llu", (unsigned long long)token);
+  if (request->upgrade) hl__text_put(&t, ",l.token=%llu", (unsigned long long)token);
   hl__mysql_put_id(&t, " WHERE l.id=", request->lease->id);
   /* Read late, behind an upgrade, it changes nothing. */
   if (!request->upgrade)
-    hl__text_put(&t, " AND l.token DIV 256=%llu",
-                 (unsigned long long)(token >> 8));
+    hl__text_put(&t, " AND l.token DIV 256=%llu", (unsigned long long)(token >> 8));
   hl__mysql_put_id(&t, " AND l.holder=", request->lease->holder);
   hl__text_put(&t, " AND l.revoked=0 AND");
   hl__mysql_put_conflicts(&t, request->rows, request->n);
@@ -410,8 +384,8 @@ static int record_regrade(hl__mysql_session *session, const hl_request *request,
 
 /* The rows as anybody else would take them whom this lease does not concern, so it stands in their
    queue. Then nobody else is there, in a session or by a lease. */
-static int upgrade_lock(hl__mysql_session *session, const hl_request *request,
-                        hl_grant *grant, hl_error *error) {
+static int upgrade_lock(hl__mysql_session *session, const hl_request *request, hl_grant *grant,
+                        hl_error *error) {
   hl_request own = *request;
   own.lease = NULL;
   own.extend = own.upgrade = false;
@@ -421,17 +395,14 @@ static int upgrade_lock(hl__mysql_session *session, const hl_request *request,
   return hl__mysql_lock_rows(session, &own, grant, error);
 }
 
-int hl__mysql_record_regrade(hl__mysql_session *session,
-                             const hl_request *request, hl_grant *grant,
+int hl__mysql_record_regrade(hl__mysql_session *session, const hl_request *request, hl_grant *grant,
                              uint64_t *changed, hl_error *error) {
   for (;;) {
     hl_grant held = {.token = grant->token};
     int status = hl__mysql_begin(session, hl__now_ms() + HL__SETTLE_MS, error);
-    if (status == HL_OK && request->upgrade)
-      status = upgrade_lock(session, request, &held, error);
+    if (status == HL_OK && request->upgrade) status = upgrade_lock(session, request, &held, error);
     bool locked = status == HL_OK;
-    if (locked)
-      status = record_regrade(session, request, held.token, changed, error);
+    if (locked) status = record_regrade(session, request, held.token, changed, error);
     if (locked && status != HL_ECONNECTION) session->holds = false;
     grant->token = held.token;
     /* Somebody else is at the record, for a moment; or the server has ended a circle. */

@@ -11,25 +11,21 @@
 
 /* Names the first row that is missing. Best effort: the rows are no longer
    locked. */
-static int missing(hl__mysql_session *session, const hl_row *rows, size_t n,
-                   hl_error *error) {
+static int missing(hl__mysql_session *session, const hl_row *rows, size_t n, hl_error *error) {
   const char *table = session->store->table;
   (void)hl__error(error, HL_ENOT_PROVISIONED,
                   "a bucket row is missing in table %s; run `hierlock "
                   "provision`",
                   table);
-  if (!error ||
-      hl__mysql_settle(session, hl__now_ms() + 1000, NULL) != HL_OK)
+  if (!error || hl__mysql_settle(session, hl__now_ms() + 1000, NULL) != HL_OK)
     return HL_ENOT_PROVISIONED;
   session->patience = hl__now_ms() + 1000;
   for (size_t i = 0; i < n; i++) {
     char sql[256];
     MYSQL_RES *result;
-    int size = snprintf(sql, sizeof sql,
-                        "SELECT 1 FROM %s WHERE level=%d AND bucket=%" PRIu64,
+    int size = snprintf(sql, sizeof sql, "SELECT 1 FROM %s WHERE level=%d AND bucket=%" PRIu64,
                         table, hl__sql_level(rows[i].level), rows[i].bucket);
-    if (hl__mysql_query(session, sql, (size_t)size, &result, NULL) || !result)
-      break;
+    if (hl__mysql_query(session, sql, (size_t)size, &result, NULL) || !result) break;
     bool there = mysql_num_rows(result) > 0;
     mysql_free_result(result);
     if (there) continue;
@@ -51,8 +47,7 @@ static int missing(hl__mysql_session *session, const hl_row *rows, size_t n,
    Says which engine the table is of, where it can be seen. */
 static int no_transaction(hl__mysql_session *session, hl_error *error) {
   int status = HL_OK;
-  if (error &&
-      hl__mysql_settle(session, hl__now_ms() + 1000, NULL) == HL_OK) {
+  if (error && hl__mysql_settle(session, hl__now_ms() + 1000, NULL) == HL_OK) {
     session->patience = hl__now_ms() + 1000;
     status = hl__mysql_table_check(session, error);
     (void)hl__mysql_rollback_send(session, NULL);
@@ -67,16 +62,13 @@ static int no_transaction(hl__mysql_session *session, hl_error *error) {
 /* The server's lease began when it answered, which we know only to lie after the
    request was sent. After a long wait that is too long ago to be of use: then a
    sign of life tells a later time. Model: lease.pml, BEGINNING. */
-static int lease_begin(hl__mysql_session *session, int64_t *sent,
-                       hl_error *error) {
+static int lease_begin(hl__mysql_session *session, int64_t *sent, hl_error *error) {
   int64_t hold_timeout = session->store->config->hold_timeout;
   if (hl__lease_ms() - *sent < hold_timeout / 4) return HL_OK;
   int status = session->base.store->ops->renew(&session->base, sent, error);
-  if (status == HL_OK)
-    status = hl__mysql_settle(session, hl__now_ms() + hold_timeout, error);
+  if (status == HL_OK) status = hl__mysql_settle(session, hl__now_ms() + hold_timeout, error);
   return status == HL_TIMEOUT
-             ? hl__error(error, HL_ECONNECTION,
-                         "the server did not answer in time")
+             ? hl__error(error, HL_ECONNECTION, "the server did not answer in time")
              : status;
 }
 
@@ -94,16 +86,14 @@ static hl__text held_statement(const hl__mysql_session *session) {
 
 /* After an extend that failed: tells observers again what is held, and asks at
    once whether it still is. */
-static int extend_undo(hl__mysql_session *session, const hl__text *held,
-                       unsigned long held_size, hl_grant *grant,
-                       hl_error *error) {
+static int extend_undo(hl__mysql_session *session, const hl__text *held, unsigned long held_size,
+                       hl_grant *grant, hl_error *error) {
   memcpy(session->tag, held->data + held->used, held_size);
   session->tag_size = held_size;
   int64_t sent = hl__lease_ms();
   int status = hl__mysql_send(session, held->data, held->used, error);
   if (status == HL_OK)
-    status = hl__mysql_settle(
-        session, hl__now_ms() + session->store->config->hold_timeout, error);
+    status = hl__mysql_settle(session, hl__now_ms() + session->store->config->hold_timeout, error);
   if (status == HL_OK) grant->sent_ms = sent;
   return status == HL_TIMEOUT ? HL_ECONNECTION : status;
 }
@@ -114,50 +104,41 @@ static int extend_undo(hl__mysql_session *session, const hl__text *held,
    to look is most often the caller, on another connection. */
 #define RETRACT_MS 100
 static int rollback_retracting(hl__mysql_session *session) {
-  static const char sql[] =
-      "BEGIN NOT ATOMIC SET @hierlock=NULL; ROLLBACK; END";
+  static const char sql[] = "BEGIN NOT ATOMIC SET @hierlock=NULL; ROLLBACK; END";
   session->holds = false;
   int status = hl__mysql_send(session, sql, sizeof sql - 1, NULL);
-  if (status == HL_OK)
-    status = hl__mysql_settle(session, hl__now_ms() + RETRACT_MS, NULL);
+  if (status == HL_OK) status = hl__mysql_settle(session, hl__now_ms() + RETRACT_MS, NULL);
   return status == HL_TIMEOUT ? HL_OK : status;
 }
 
 /* After a request that failed. Most errors leave the first rows locked. Model:
    acquire.pml, where the store said TIMEOUT. */
-static int undo(hl__mysql_session *session, const hl_request *request,
-                const hl__text *held, unsigned long held_size, int status,
-                hl_grant *grant, hl_error *error) {
+static int undo(hl__mysql_session *session, const hl_request *request, const hl__text *held,
+                unsigned long held_size, int status, hl_grant *grant, hl_error *error) {
   if (status == HL_DEADLOCK) session->holds = false;
   if (status == HL_ECONNECTION || status == HL_DEADLOCK) return status;
   if (request->extend) {
     hl_error reason;
-    if (extend_undo(session, held, held_size, grant, &reason) != HL_ECONNECTION)
-      return status;
+    if (extend_undo(session, held, held_size, grant, &reason) != HL_ECONNECTION) return status;
     if (error) *error = reason;
     return HL_ECONNECTION;
   }
-  int undone = session->dialect == HL_MARIADB
-                   ? rollback_retracting(session)
-                   : hl__mysql_rollback_send(session, NULL);
-  if (undone != HL_OK)
-    return hl__error(error, HL_ECONNECTION, "the connection has ended");
+  int undone = session->dialect == HL_MARIADB ? rollback_retracting(session)
+                                              : hl__mysql_rollback_send(session, NULL);
+  if (undone != HL_OK) return hl__error(error, HL_ECONNECTION, "the connection has ended");
   return status;
 }
 
 /* All rows of a request, in as many statements as they need; *missed: those of which not all
    are there. */
-static int rows_lock(hl__mysql_session *session, const hl_request *request,
-                     hl__tail *tail, bool *untransacted, hl__part *missed,
-                     int64_t *sent, hl_error *error) {
+static int rows_lock(hl__mysql_session *session, const hl_request *request, hl__tail *tail,
+                     bool *untransacted, hl__part *missed, int64_t *sent, hl_error *error) {
   int64_t gate = hl__mysql_gate(session, request);
   int status = HL_OK;
   missed->n = 0;
   *untransacted = false;
   for (size_t done = 0; done < request->n && status == HL_OK;) {
-    hl__part p = {.rows = request->rows + done,
-              .n = request->n - done,
-              .records = tail != NULL};
+    hl__part p = {.rows = request->rows + done, .n = request->n - done, .records = tail != NULL};
     size_t count = 0;
     if (p.n > HL__STATEMENT_ROWS_MAX) p.n = HL__STATEMENT_ROWS_MAX;
     done += p.n;
@@ -170,8 +151,7 @@ static int rows_lock(hl__mysql_session *session, const hl_request *request,
       *untransacted = !request->extend;
       status = *untransacted
                    ? HL_EUNSAFE_SERVER
-                   : hl__error(error, HL_ECONNECTION,
-                               "the server has rolled the transaction back");
+                   : hl__error(error, HL_ECONNECTION, "the server has rolled the transaction back");
     }
     if (status != HL_DEADLOCK && status != HL_ECONNECTION)
       atomic_store(&session->in_hand, false); /* what was held before, is */
@@ -188,8 +168,8 @@ static int rows_lock(hl__mysql_session *session, const hl_request *request,
   return status;
 }
 
-static int missed_error(hl__mysql_session *session, const hl__part *missed,
-                        bool extend, hl_error *error) {
+static int missed_error(hl__mysql_session *session, const hl__part *missed, bool extend,
+                        hl_error *error) {
   if (!extend) return missing(session, missed->rows, missed->n, error);
   bool updates = hl__update_rows(missed->rows, missed->n) > 0;
   return hl__error(error, HL_ENOT_PROVISIONED,
@@ -202,21 +182,17 @@ static int missed_error(hl__mysql_session *session, const hl__part *missed,
 
 static int rolled_back(hl__mysql_session *session, hl_error *error) {
   int status = hl__mysql_rollback_send(session, error);
-  if (status == HL_OK)
-    status = hl__mysql_settle(session, hl__now_ms() + HL__TRY_MS, error);
+  if (status == HL_OK) status = hl__mysql_settle(session, hl__now_ms() + HL__TRY_MS, error);
   return status == HL_TIMEOUT
-             ? hl__error(error, HL_ECONNECTION,
-                         "the server did not answer in time")
+             ? hl__error(error, HL_ECONNECTION, "the server did not answer in time")
              : status;
 }
 
 /* Whoever waits for a lease keeps his rows, and a lease that is for update may want one of them. So
    a request with update rows that has found a lease in its way begins anew: it waits with those
    only, and then takes the others. */
-static int rows_take_in_turn(hl__mysql_session *session,
-                             const hl_request *request, size_t updates,
-                             bool *untransacted, hl__part *missed,
-                             int64_t *sent, hl_error *error) {
+static int rows_take_in_turn(hl__mysql_session *session, const hl_request *request, size_t updates,
+                             bool *untransacted, hl__part *missed, int64_t *sent, hl_error *error) {
   hl_request part = *request;
   int status = rolled_back(session, error);
   part.n = updates;
@@ -224,8 +200,7 @@ static int rows_take_in_turn(hl__mysql_session *session,
     status = rows_lock(session, &part, NULL, untransacted, missed, sent, error);
     if (status == HL_OK) {
       session->holds = true;
-      if (session->gate)
-        status = hl__mysql_leases_await(session, &part, sent, error);
+      if (session->gate) status = hl__mysql_leases_await(session, &part, sent, error);
     }
     part.rows += updates;
     part.n = request->n - updates;
@@ -234,27 +209,24 @@ static int rows_take_in_turn(hl__mysql_session *session,
 }
 
 /* HL_OK: the rows are the session's, and no lease is in the way. */
-static int rows_take(hl__mysql_session *session, const hl_request *request,
-                     bool *untransacted, hl__part *missed, int64_t *sent,
-                     hl_error *error) {
+static int rows_take(hl__mysql_session *session, const hl_request *request, bool *untransacted,
+                     hl__part *missed, int64_t *sent, hl_error *error) {
   bool leaves = !request->extend && !request->try_once;
   size_t updates = leaves ? hl__update_rows(request->rows, request->n) : 0;
   hl_request looks = *request;
   if (updates > 0) looks.try_once = true;
-  int status =
-      rows_lock(session, request, NULL, untransacted, missed, sent, error);
+  int status = rows_lock(session, request, NULL, untransacted, missed, sent, error);
   if (status) return status;
   session->holds = true;
   if (!session->store->leased || !session->gate) return HL_OK;
   status = hl__mysql_leases_await(session, &looks, sent, error);
   if (status == HL_TIMEOUT && updates > 0)
-    return rows_take_in_turn(session, request, updates, untransacted, missed,
-                             sent, error);
+    return rows_take_in_turn(session, request, updates, untransacted, missed, sent, error);
   return status;
 }
 
-int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request,
-                        hl_grant *grant, hl_error *error) {
+int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request, hl_grant *grant,
+                        hl_error *error) {
   hl__part missed;
   int64_t sent = 0;
   bool untransacted;
@@ -269,8 +241,7 @@ int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request,
     return hl__error_memory(error);
   }
   hl__mysql_tag(session, request);
-  int status =
-      rows_take(session, request, &untransacted, &missed, &sent, error);
+  int status = rows_take(session, request, &untransacted, &missed, &sent, error);
   if (status == HL_OK) status = lease_begin(session, &sent, error);
   if (status == HL_OK) {
     free(held.data);
@@ -282,21 +253,18 @@ int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request,
   }
   status = undo(session, request, &held, held_size, status, grant, error);
   free(held.data);
-  if (untransacted && status == HL_EUNSAFE_SERVER)
-    return no_transaction(session, error);
+  if (untransacted && status == HL_EUNSAFE_SERVER) return no_transaction(session, error);
   if (missed.n > 0 && status == HL_ENOT_PROVISIONED)
     status = missed_error(session, &missed, request->extend, error);
   return status;
 }
 
-bool hl__mysql_records_at_once(const hl__mysql_session *session,
-                               const hl_request *request) {
+bool hl__mysql_records_at_once(const hl__mysql_session *session, const hl_request *request) {
   return session->begun && request->n <= HL__STATEMENT_ROWS_MAX &&
          hl__mysql_gate(session, request) >= 0 && !hl__mysql_look_is_due(session);
 }
 
-int hl__mysql_lock_and_record(hl__mysql_session *session,
-                              const hl_request *request, hl__tail *tail,
+int hl__mysql_lock_and_record(hl__mysql_session *session, const hl_request *request, hl__tail *tail,
                               hl_grant *grant, hl_error *error) {
   hl__part missed;
   bool untransacted;
@@ -304,13 +272,11 @@ int hl__mysql_lock_and_record(hl__mysql_session *session,
   if (!hl__mysql_tag_reserve(session, hl__mysql_tag_room(session, request)))
     return hl__error_memory(error);
   hl__mysql_tag(session, request);
-  int status = rows_lock(session, request, tail, &untransacted, &missed,
-                         &grant->sent_ms, error);
+  int status = rows_lock(session, request, tail, &untransacted, &missed, &grant->sent_ms, error);
   grant->token = (uint64_t)session->token << 8;
   if (status == HL_OK) return HL_OK;
   status = undo(session, request, &nothing, 0, status, grant, error);
-  if (untransacted && status == HL_EUNSAFE_SERVER)
-    return no_transaction(session, error);
+  if (untransacted && status == HL_EUNSAFE_SERVER) return no_transaction(session, error);
   if (missed.n > 0 && status == HL_ENOT_PROVISIONED)
     status = missed_error(session, &missed, false, error);
   return status;

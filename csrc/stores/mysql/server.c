@@ -13,8 +13,7 @@
 #include <string.h>
 #include <time.h>
 
-static const char variables_sql[] =
-    "SHOW GLOBAL VARIABLES WHERE " HL__MYSQL_VARIABLES;
+static const char variables_sql[] = "SHOW GLOBAL VARIABLES WHERE " HL__MYSQL_VARIABLES;
 
 /* A proxy may send a locking SELECT to a replica, or two statements of one
    transaction to two servers. ProxySQL answers the text SELECT CONNECTION_ID(),
@@ -22,48 +21,39 @@ static const char variables_sql[] =
    its MySQL_Session.cpp); so it is asked in other words. */
 static const char connection_sql[] = "SELECT 0+CONNECTION_ID()";
 
-static int proxy_refuse(const hl__mysql_session *session, MYSQL_RES *result,
-                        hl_error *error) {
+static int proxy_refuse(const hl__mysql_session *session, MYSQL_RES *result, hl_error *error) {
   MYSQL_ROW row = hl__mysql_row(result, 1);
-  if (row && row[0] &&
-      strtoul(row[0], NULL, 10) == mysql_thread_id(session->mysql))
-    return HL_OK;
+  if (row && row[0] && strtoul(row[0], NULL, 10) == mysql_thread_id(session->mysql)) return HL_OK;
   return hl__error(error, HL_EUNSAFE_SERVER,
                    "a proxy stands before the server, and may send locks "
                    "elsewhere: connect to the server itself");
 }
 
 /* It has a limit of its own: the session's may be that of a very short wait. */
-int hl__mysql_table_sql(const hl__mysql_session *session, char *out,
-                        size_t size) {
+int hl__mysql_table_sql(const hl__mysql_session *session, char *out, size_t size) {
   bool mariadb = session->dialect == HL_MARIADB;
   return snprintf(out, size,
                   "%sSELECT%s DATABASE(),(SELECT ENGINE FROM "
                   "information_schema.TABLES WHERE TABLE_SCHEMA=DATABASE() "
                   "AND TABLE_NAME='%s' AND TABLE_TYPE='BASE TABLE')",
                   mariadb ? "SET STATEMENT max_statement_time=1 FOR " : "",
-                  mariadb ? "" : " /*+ MAX_EXECUTION_TIME(1000) */",
-                  session->store->table);
+                  mariadb ? "" : " /*+ MAX_EXECUTION_TIME(1000) */", session->store->table);
 }
 
 /* Rows of any engine but InnoDB are not locked at all. */
-int hl__mysql_table_refuse(hl__mysql_session *session, MYSQL_RES *result,
-                           hl_error *error) {
+int hl__mysql_table_refuse(hl__mysql_session *session, MYSQL_RES *result, hl_error *error) {
   const char *table = session->store->table;
   MYSQL_ROW row = hl__mysql_row(result, 2);
-  if (!row || !row[0])
-    return hl__error(error, HL_EDSN, "the DSN names no database");
+  if (!row || !row[0]) return hl__error(error, HL_EDSN, "the DSN names no database");
   /* MariaDB: when the time is up, a table is shown as none, with a warning. */
   if (!row[1] && mysql_warning_count(session->mysql) > 0)
-    return hl__error(error, HL_TIMEOUT,
-                     "the server could not look at the table %s in time", table);
+    return hl__error(error, HL_TIMEOUT, "the server could not look at the table %s in time", table);
   if (!row[1])
     return hl__error(error, HL_ENOT_PROVISIONED,
                      "there is no table %s in database %.64s, or this account may "
                      "not see it (GRANT SELECT%s ON %.64s.%s); run `hierlock "
                      "provision`",
-                     table, row[0],
-                     session->dialect == HL_MARIADB ? "" : ", UPDATE", row[0],
+                     table, row[0], session->dialect == HL_MARIADB ? "" : ", UPDATE", row[0],
                      table);
   if (strcmp(row[1], "InnoDB") != 0)
     return hl__error(error, HL_EUNSAFE_SERVER,
@@ -95,8 +85,7 @@ static int absence_confirm(hl__mysql_session *session, hl_error *error) {
 }
 
 /* Last of all, as there may be no such table. */
-static int layout_sql(const hl__mysql_session *session, char *out,
-                      size_t size) {
+static int layout_sql(const hl__mysql_session *session, char *out, size_t size) {
   return snprintf(out, size,
                   "SELECT buckets,levels FROM hier_lock_meta WHERE "
                   "table_name='%s'",
@@ -113,8 +102,7 @@ static int leased_names(hl__mysql_store *store, hl_error *error) {
   size_t n = strlen(store->space), m = sizeof suffix - 1;
   if (n > m && strcmp(store->space + n - m, suffix) == 0) n -= m;
   if (n + 7 > HL__MYSQL_NAME_MAX)
-    return hl__error(error, HL_EDSN, "the name %s is too long for leases",
-                     store->space);
+    return hl__error(error, HL_EDSN, "the name %s is too long for leases", store->space);
   const struct {
     char *name;
     const char *suffix;
@@ -123,15 +111,14 @@ static int leased_names(hl__mysql_store *store, hl_error *error) {
                {store->rows, "_leased"},
                {store->gate, "_gate"}};
   for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-    (void)snprintf(names[i].name, HL__MYSQL_NAME_MAX + 1, "%.*s%s", (int)n,
-                   store->space, names[i].suffix);
+    (void)snprintf(names[i].name, HL__MYSQL_NAME_MAX + 1, "%.*s%s", (int)n, store->space,
+                   names[i].suffix);
   return HL_OK;
 }
 
 /* The first session settles whether the space has leases. It may get them later: then this
    program's table is gone, and none that connects is told other things than the first. */
-static int leased_agree(const hl__mysql_session *session, bool leased,
-                        hl_error *error) {
+static int leased_agree(const hl__mysql_session *session, bool leased, hl_error *error) {
   hl__mysql_store *store = session->store;
   if (store->base.layout && store->leased != leased)
     return hl__error(error, HL_EMISMATCH,
@@ -148,8 +135,7 @@ static int leased_agree(const hl__mysql_session *session, bool leased,
    defaults, so that tables made by others keep working. row: NULL where there
    is none, or no hier_lock_meta. The first session settles what the program has left
    open; nobody else has the store then. */
-static int layout_refuse(const hl__mysql_session *session, MYSQL_ROW row,
-                         hl_error *error) {
+static int layout_refuse(const hl__mysql_session *session, MYSQL_ROW row, hl_error *error) {
   hl__mysql_store *store = session->store;
   char space[200];
   hl_layout *agreed;
@@ -162,11 +148,10 @@ static int layout_refuse(const hl__mysql_session *session, MYSQL_ROW row,
   if (status) return status;
   (void)snprintf(space, sizeof space, "the table %s%s", store->space,
                  recorded ? "" : " (as hier_lock_meta does not say)");
-  status = hl__layout_agree(
-      store->base.layout ? store->base.layout : store->config->layout, levels,
-      recorded ? (uint32_t)strtoul(row[0], NULL, 10) : HL_BUCKETS_DEFAULT,
-      space, "name another table (?table=), made by `hierlock provision`",
-      &agreed, error);
+  status = hl__layout_agree(store->base.layout ? store->base.layout : store->config->layout, levels,
+                            recorded ? (uint32_t)strtoul(row[0], NULL, 10) : HL_BUCKETS_DEFAULT,
+                            space, "name another table (?table=), made by `hierlock provision`",
+                            &agreed, error);
   if (status) return status;
   if (store->base.layout)
     hl_layout_unref(agreed);
@@ -177,8 +162,7 @@ static int layout_refuse(const hl__mysql_session *session, MYSQL_ROW row,
 
 /* Who takes the defaults while there is a record locks other rows than everybody else.
    So the answer that shows none is not believed either: a KILL QUERY may have cut it. */
-static int layout_confirm(hl__mysql_session *session, const char *sql,
-                          hl_error *error) {
+static int layout_confirm(hl__mysql_session *session, const char *sql, hl_error *error) {
   MYSQL_RES *result;
   int status = hl__mysql_query(session, sql, strlen(sql), &result, error);
   if (status == HL_OK || status == HL_ENOT_PROVISIONED)
@@ -209,8 +193,7 @@ static const char *identity_sql(const hl__mysql_session *session) {
 static bool identity_read(hl__mysql_session *session, MYSQL_RES *result) {
   MYSQL_ROW row = hl__mysql_row(result, 2);
   session->id = mysql_thread_id(session->mysql);
-  (void)snprintf(session->server, sizeof session->server, "%s",
-                 row && row[0] ? row[0] : "");
+  (void)snprintf(session->server, sizeof session->server, "%s", row && row[0] ? row[0] : "");
   return row && row[1] && strcmp(row[1], "0") == 0;
 }
 
@@ -252,8 +235,7 @@ static void session_sql(hl__mysql_session *session, char *out, size_t size) {
   const hl_store_config *config = session->store->config;
   char limits[160];
   /* As statement.c will want it for a wait of the usual length. */
-  session->wait = 1 + (config->timeout > HL__MYSQL_WAIT_MAX ? HL__MYSQL_WAIT_MAX
-                                                            : config->timeout);
+  session->wait = 1 + (config->timeout > HL__MYSQL_WAIT_MAX ? HL__MYSQL_WAIT_MAX : config->timeout);
   if (session->wait < LOOK_MIN_MS) session->wait = LOOK_MIN_MS;
   (void)hl__mysql_limits(session, session->wait, limits, sizeof limits);
   int64_t lease = (config->hold_timeout + 999) / 1000;
@@ -263,11 +245,10 @@ static void session_sql(hl__mysql_session *session, char *out, size_t size) {
                  "sql_big_selects=1,wait_timeout=%lld,"
                  "%s%s",
                  (long long)lease, limits,
-                 session->dialect == HL_MARIADB
-                     ? ",idle_transaction_timeout=0,"
-                       "idle_readonly_transaction_timeout=0,"
-                       "idle_write_transaction_timeout=0"
-                     : "");
+                 session->dialect == HL_MARIADB ? ",idle_transaction_timeout=0,"
+                                                  "idle_readonly_transaction_timeout=0,"
+                                                  "idle_write_transaction_timeout=0"
+                                                : "");
 }
 
 /* By its greeting, as an old server would not understand what is asked next; and
@@ -276,8 +257,7 @@ static int greeting_refuse(const hl__mysql_session *session, hl_error *error) {
   return hl__mysql_version_judge(mysql_get_server_info(session->mysql), error);
 }
 
-static int variables_refuse(hl__mysql_session *session, MYSQL_RES *result,
-                            hl_error *error) {
+static int variables_refuse(hl__mysql_session *session, MYSQL_RES *result, hl_error *error) {
   hl__mysql_server server = {0};
   MYSQL_ROW row;
   while ((row = hl__mysql_row(result, 2)))
@@ -290,44 +270,52 @@ int hl__mysql_verify_server(hl__mysql_session *session, hl_error *error) {
   MYSQL_RES *result = NULL;
   int status = greeting_refuse(session, error);
   if (status) return status;
-  status = hl__mysql_query(session, variables_sql, sizeof variables_sql - 1,
-                           &result, error);
+  status = hl__mysql_query(session, variables_sql, sizeof variables_sql - 1, &result, error);
   if (status == HL_OK) status = variables_refuse(session, result, error);
   mysql_free_result(result);
   if (status) return status;
-  status = hl__mysql_query(session, connection_sql, sizeof connection_sql - 1,
-                           &result, error);
+  status = hl__mysql_query(session, connection_sql, sizeof connection_sql - 1, &result, error);
   if (status == HL_OK) status = proxy_refuse(session, result, error);
   mysql_free_result(result);
   return status;
 }
 
-enum { SET, VARIABLES, CONNECTION, IDENTITY, TABLE, LAYOUT, QUESTIONS };
+enum {
+  SET,
+  VARIABLES,
+  CONNECTION,
+  IDENTITY,
+  TABLE,
+  LAYOUT,
+  QUESTIONS
+};
 
 /* Those that are asked in one trip, as connecting over a slow line takes long enough.
    A library that does not tell us when it waits does so without bounds for all answers
    but the first; so the last one has a trip of its own there: whoever has locked
    hier_lock_meta keeps its answer back. */
 #ifdef HL__BOUNDS_WAITS
-enum { TOGETHER = QUESTIONS };
+enum {
+  TOGETHER = QUESTIONS
+};
 #else
-enum { TOGETHER = LAYOUT };
+enum {
+  TOGETHER = LAYOUT
+};
 #endif
 
 /* Asks the i-th question; result: NULL where it has none, or no answer came. */
-static int ask(hl__mysql_session *session, const char *const *questions, int i,
-               MYSQL_RES **result, hl_error *error) {
+static int ask(hl__mysql_session *session, const char *const *questions, int i, MYSQL_RES **result,
+               hl_error *error) {
   char together[4096];
   const char *sql = questions[i];
   if (i == 0) {
     size_t n = 0;
     for (int k = 0; k < TOGETHER; k++)
-      n += (size_t)snprintf(together + n, sizeof together - n, "%s%s",
-                            k ? ";" : "", questions[k]);
+      n += (size_t)snprintf(together + n, sizeof together - n, "%s%s", k ? ";" : "", questions[k]);
     sql = together;
   }
-  if (i == 0 || i >= TOGETHER)
-    return hl__mysql_query(session, sql, strlen(sql), result, error);
+  if (i == 0 || i >= TOGETHER) return hl__mysql_query(session, sql, strlen(sql), result, error);
   *result = NULL;
   hl__sigpipe guard = hl__sigpipe_begin(session);
   int next = mysql_next_result(session->mysql); /* -1: there is none */
@@ -346,18 +334,14 @@ typedef struct asked_later {
 } asked_later;
 
 /* What the answer to the i-th question says of the server. */
-static int judge(hl__mysql_session *session, int i, MYSQL_RES *result,
-                 asked_later *later, hl_error *error) {
+static int judge(hl__mysql_session *session, int i, MYSQL_RES *result, asked_later *later,
+                 hl_error *error) {
   int status;
   MYSQL_ROW row;
   switch (i) {
-  case VARIABLES:
-    return variables_refuse(session, result, error);
-  case CONNECTION:
-    return proxy_refuse(session, result, error);
-  case IDENTITY:
-    later->young = identity_read(session, result);
-    return HL_OK;
+  case VARIABLES: return variables_refuse(session, result, error);
+  case CONNECTION: return proxy_refuse(session, result, error);
+  case IDENTITY: later->young = identity_read(session, result); return HL_OK;
   case TABLE:
     status = hl__mysql_table_refuse(session, result, error);
     later->absent = status == HL_ENOT_PROVISIONED;
@@ -366,41 +350,35 @@ static int judge(hl__mysql_session *session, int i, MYSQL_RES *result,
     row = hl__mysql_row(result, 2);
     later->unrecorded = !row;
     return row ? layout_refuse(session, row, error) : HL_OK;
-  default:
-    return HL_OK;
+  default: return HL_OK;
   }
 }
 
 /* Records are written in READ COMMITTED, which locks no gaps; also before the first lock. A
    server that logs statements writes nothing in it. */
-static int leased_begin(hl__mysql_session *session, bool first,
-                        hl_error *error) {
-  static const char sql[] =
-      "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE";
+static int leased_begin(hl__mysql_session *session, bool first, hl_error *error) {
+  static const char sql[] = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE";
   uint64_t none;
   if (session->repeatable)
     return hl__error(error, HL_EUNSAFE_SERVER,
                      "the server logs statements (binlog_format=STATEMENT), "
                      "which leases cannot be recorded with; set it to ROW");
   int status = first ? absence_confirm(session, error) : HL_OK;
-  return status ? status
-                : hl__mysql_commands(session, sql, sizeof sql - 1, 1, &none,
-                                     error);
+  return status ? status : hl__mysql_commands(session, sql, sizeof sql - 1, 1, &none, error);
 }
 
 /* Autocommit is on till the first lock, so that looking leaves no transaction. */
 int hl__mysql_verify(hl__mysql_session *session, hl_error *error) {
   char set[512], table[HL__MYSQL_TABLE_SQL], layout[192];
-  const char *questions[QUESTIONS] = {
-      set, variables_sql, connection_sql, identity_sql(session), table, layout};
+  const char *questions[QUESTIONS] = {set,   variables_sql, connection_sql, identity_sql(session),
+                                      table, layout};
   asked_later later = {.young = false};
   bool first = !session->store->base.layout;
   int status = greeting_refuse(session, error);
   if (status) return status;
   session_sql(session, set, sizeof set);
   /* Where it is not known yet whether there are leases: see leased_agree. */
-  if (first)
-    strcpy(session->store->table, session->store->space);
+  if (first) strcpy(session->store->table, session->store->space);
   (void)hl__mysql_table_sql(session, table, sizeof table);
   (void)layout_sql(session, layout, sizeof layout);
   hl__mysql_waits_bound(session, true);
@@ -408,14 +386,12 @@ int hl__mysql_verify(hl__mysql_session *session, hl_error *error) {
     MYSQL_RES *result = NULL;
     status = ask(session, questions, i, &result, error);
     if (status == HL_OK && !result && i != SET)
-      status = hl__error(error, HL_ECONNECTION,
-                         "the server's answer broke off while connecting");
+      status = hl__error(error, HL_ECONNECTION, "the server's answer broke off while connecting");
     if (status == HL_ENOT_PROVISIONED && i == LAYOUT) status = HL_OK;
     if (status == HL_OK) status = judge(session, i, result, &later, error);
     mysql_free_result(result);
   }
-  if (status == HL_OK && later.unrecorded)
-    status = layout_confirm(session, layout, error);
+  if (status == HL_OK && later.unrecorded) status = layout_confirm(session, layout, error);
   if (status == HL_OK && session->store->leased) {
     status = leased_begin(session, first, error);
     later.absent = false;

@@ -76,8 +76,7 @@ static void put_tag(hl__text *t, const hl__mysql_session *session, bool prepared
   hl__text_put(t, ") IS NOT NULL");
 }
 
-#define TOKEN_AND_READ_ONLY \
-  "UUID_SHORT(),CONCAT(@@global.read_only) NOT IN ('0','OFF')"
+#define TOKEN_AND_READ_ONLY "UUID_SHORT(),CONCAT(@@global.read_only) NOT IN ('0','OFF')"
 
 /* What marks the row of the gate, where a row of the table has whether it is read-only. */
 #define GATE 2
@@ -90,8 +89,8 @@ static void put_gate(hl__text *t, const hl__part *p, bool prepared) {
 }
 
 /* The lock statement; prepared: with parameters instead of buckets and tag. */
-static void put_union(hl__text *t, const hl__mysql_session *session,
-                      const hl__part *p, bool prepared) {
+static void put_union(hl__text *t, const hl__mysql_session *session, const hl__part *p,
+                      bool prepared) {
   const hl__mysql_store *store = session->store;
   bool mariadb = session->dialect == HL_MARIADB;
   const char *shared = mariadb ? "LOCK IN SHARE MODE" : "FOR SHARE";
@@ -101,13 +100,11 @@ static void put_union(hl__text *t, const hl__mysql_session *session,
       hl__text_put(t, "/*+ MAX_EXECUTION_TIME(%d) */ ", HL__TRY_MS);
     hl__text_put(t, "%s%s FROM %s WHERE level=%d AND bucket=",
                  i + 1 == p->n && p->records ? "@hierlock_token:=" : "",
-                 i + 1 == p->n ? TOKEN_AND_READ_ONLY
-                               : "CAST(0 AS UNSIGNED) t,0 r",
-                 store->table, hl__sql_level(p->rows[i].level));
+                 i + 1 == p->n ? TOKEN_AND_READ_ONLY : "CAST(0 AS UNSIGNED) t,0 r", store->table,
+                 hl__sql_level(p->rows[i].level));
     put_bucket(t, &p->rows[i], prepared);
     if (i == 0) put_tag(t, session, prepared);
-    hl__text_put(t, " %s%s)",
-                 p->rows[i].mode == HL_SHARED ? shared : "FOR UPDATE",
+    hl__text_put(t, " %s%s)", p->rows[i].mode == HL_SHARED ? shared : "FOR UPDATE",
                  p->nowait ? " NOWAIT" : "");
   }
   if (!p->gated) return;
@@ -119,18 +116,17 @@ static void put_union(hl__text *t, const hl__mysql_session *session,
 
 /* The same on MySQL, as a join of look-ups, which it plans sooner. One row comes back
    when all are there. */
-static void put_join(hl__text *t, const hl__mysql_session *session,
-                     const hl__part *p, bool prepared) {
+static void put_join(hl__text *t, const hl__mysql_session *session, const hl__part *p,
+                     bool prepared) {
   hl__text_put(t, "SELECT ");
   if (p->nowait) hl__text_put(t, "/*+ MAX_EXECUTION_TIME(%d) */ ", HL__TRY_MS);
   hl__text_put(t, TOKEN_AND_READ_ONLY "%s FROM", p->gated ? ",g.n" : "");
   for (size_t i = 0; i < p->n; i++)
-    hl__text_put(t, "%s %s r%zu", i ? " STRAIGHT_JOIN" : "",
-                 session->store->table, i);
+    hl__text_put(t, "%s %s r%zu", i ? " STRAIGHT_JOIN" : "", session->store->table, i);
   if (p->gated) hl__text_put(t, " STRAIGHT_JOIN %s g", session->store->gate);
   for (size_t i = 0; i < p->n; i++) {
-    hl__text_put(t, " %s r%zu.level=%d AND r%zu.bucket=", i ? "AND" : "WHERE",
-                 i, hl__sql_level(p->rows[i].level), i);
+    hl__text_put(t, " %s r%zu.level=%d AND r%zu.bucket=", i ? "AND" : "WHERE", i,
+                 hl__sql_level(p->rows[i].level), i);
     put_bucket(t, &p->rows[i], prepared);
     if (i == 0) put_tag(t, session, prepared);
   }
@@ -139,8 +135,7 @@ static void put_join(hl__text *t, const hl__mysql_session *session,
     put_gate(t, p, prepared);
   }
   for (size_t i = 0; i < p->n; i++)
-    hl__text_put(t, " FOR %s OF r%zu%s",
-                 p->rows[i].mode == HL_SHARED ? "SHARE" : "UPDATE", i,
+    hl__text_put(t, " FOR %s OF r%zu%s", p->rows[i].mode == HL_SHARED ? "SHARE" : "UPDATE", i,
                  p->nowait ? " NOWAIT" : "");
 }
 
@@ -151,8 +146,7 @@ static size_t shape_key(const hl__part *p, uint8_t key[HL__SHAPE_ROWS_MAX + 1]) 
   for (size_t i = 0; i < p->n; i++) /* a level is below 16, or of an update row */
     key[i + 1] =
         (uint8_t)((p->rows[i].level & HL_LEVEL_UPDATE) |
-                  (p->rows[i].level & ~HL_LEVEL_UPDATE) << 1 |
-                  (p->rows[i].mode == HL_EXCLUSIVE));
+                  (p->rows[i].level & ~HL_LEVEL_UPDATE) << 1 | (p->rows[i].mode == HL_EXCLUSIVE));
   return p->n + 1;
 }
 
@@ -163,8 +157,7 @@ static void shape_clear(hl__shape *shape) {
 
 /* The parameters: the first bucket, the tag, the other buckets, the gate. Nonzero when it
    fails. The library takes as many of both as the server says that there are. */
-static int shape_bind(hl__mysql_session *session, MYSQL_STMT *statement,
-                      const hl__part *p) {
+static int shape_bind(hl__mysql_session *session, MYSQL_STMT *statement, const hl__part *p) {
   MYSQL_BIND parameters[HL__SHAPE_ROWS_MAX + 2], results[3];
   unsigned columns = p->gated && session->dialect == HL_MYSQL ? 3 : 2;
   if (mysql_stmt_param_count(statement) != p->n + 1 + p->gated ||
@@ -186,14 +179,13 @@ static int shape_bind(hl__mysql_session *session, MYSQL_STMT *statement,
     results[i].buffer = &session->fetched[i];
     results[i].is_unsigned = 1;
   }
-  return mysql_stmt_bind_param(statement, parameters) ||
-         mysql_stmt_bind_result(statement, results);
+  return mysql_stmt_bind_param(statement, parameters) || mysql_stmt_bind_result(statement, results);
 }
 
 /* The statement for a shape that is seen again; NULL when it is seen for the
    first time, or cannot be prepared: then it is sent as text. */
-static int shape_find(hl__mysql_session *session, const hl__part *p,
-                      MYSQL_STMT **statement, hl_error *error) {
+static int shape_find(hl__mysql_session *session, const hl__part *p, MYSQL_STMT **statement,
+                      hl_error *error) {
   uint8_t key[HL__SHAPE_ROWS_MAX + 1];
   hl__shape *shape = NULL, *oldest = &session->shapes[0];
   *statement = NULL;
@@ -229,8 +221,7 @@ static int shape_find(hl__mysql_session *session, const hl__part *p,
     if (mysql_stmt_prepare(shape->statement, t.data, (unsigned long)t.used) ||
         shape_bind(session, shape->statement, p)) {
       /* The server may have as many statements as it wants: as text, then. */
-      int status =
-          hl__mysql_error(session, shape->statement, "prepare", error);
+      int status = hl__mysql_error(session, shape->statement, "prepare", error);
       free(t.data);
       shape_clear(shape);
       if (status != HL_ESTORE) return status;
@@ -245,14 +236,12 @@ static int shape_find(hl__mysql_session *session, const hl__part *p,
 
 /* After a lock statement. */
 static void transaction_note(hl__mysql_session *session) {
-  session->in_transaction =
-      session->mysql->server_status & SERVER_STATUS_IN_TRANS;
+  session->in_transaction = session->mysql->server_status & SERVER_STATUS_IN_TRANS;
 }
 
 /* A row of the union came: one that was locked, or the gate's. */
-static void row_came(hl__mysql_session *session, const hl__part *p,
-                     unsigned long long token, unsigned long long mark,
-                     size_t *count) {
+static void row_came(hl__mysql_session *session, const hl__part *p, unsigned long long token,
+                     unsigned long long mark, size_t *count) {
   if (p->gated && *count == p->n && mark == GATE) {
     session->gate = token != 0;
     session->gate_seen = true;
@@ -263,14 +252,12 @@ static void row_came(hl__mysql_session *session, const hl__part *p,
   session->read_only = mark;
 }
 
-static int execute_prepared(hl__mysql_session *session, MYSQL_STMT *statement,
-                            const hl__part *p, size_t *count, hl_error *error) {
-  for (size_t i = 0; i < p->n; i++)
-    session->buckets[i] = (int32_t)p->rows[i].bucket;
+static int execute_prepared(hl__mysql_session *session, MYSQL_STMT *statement, const hl__part *p,
+                            size_t *count, hl_error *error) {
+  for (size_t i = 0; i < p->n; i++) session->buckets[i] = (int32_t)p->rows[i].bucket;
   if (p->gated) session->buckets[p->n] = (int32_t)p->gate;
   *count = 0;
-  if (mysql_stmt_execute(statement))
-    return hl__mysql_error(session, statement, "lock rows", error);
+  if (mysql_stmt_execute(statement)) return hl__mysql_error(session, statement, "lock rows", error);
   int fetched;
   bool joined = session->dialect == HL_MYSQL;
   while ((fetched = mysql_stmt_fetch(statement)) == 0) {
@@ -284,26 +271,22 @@ static int execute_prepared(hl__mysql_session *session, MYSQL_STMT *statement,
   if (joined && *count == 1) *count = p->n;
   transaction_note(session);
   int status = HL_OK;
-  if (fetched != MYSQL_NO_DATA)
-    status = hl__mysql_error(session, statement, "lock rows", error);
+  if (fetched != MYSQL_NO_DATA) status = hl__mysql_error(session, statement, "lock rows", error);
   (void)mysql_stmt_free_result(statement);
   return status;
 }
 
 /* ---------------------------------------------------- as text, for once */
 
-int hl__mysql_limits(const hl__mysql_session *session, int64_t wait, char *out,
-                     size_t size) {
+int hl__mysql_limits(const hl__mysql_session *session, int64_t wait, char *out, size_t size) {
   long long ms = wait, seconds = (wait + 999) / 1000 + NET_SECONDS;
   char exact[64];
   if (session->dialect == HL_MARIADB)
-    (void)snprintf(exact, sizeof exact, "max_statement_time=%lld.%03lld",
-                   ms / 1000, ms % 1000);
+    (void)snprintf(exact, sizeof exact, "max_statement_time=%lld.%03lld", ms / 1000, ms % 1000);
   else
     (void)snprintf(exact, sizeof exact, "max_execution_time=%lld", ms);
-  return snprintf(out, size,
-                  "%s,innodb_lock_wait_timeout=%lld,lock_wait_timeout=%lld",
-                  exact, seconds, seconds);
+  return snprintf(out, size, "%s,innodb_lock_wait_timeout=%lld,lock_wait_timeout=%lld", exact,
+                  seconds, seconds);
 }
 
 /* A KILL QUERY that comes between two statements of a text ends the text: the server
@@ -317,8 +300,8 @@ static int text_error(hl__mysql_session *session, hl_error *error) {
 
 /* The result behind those of so many SETs, which have succeeded then: the session has
    the limits for such a wait. */
-static int text_result(hl__mysql_session *session, unsigned sets, int64_t wait,
-                       const hl__part *p, size_t *count, hl_error *error) {
+static int text_result(hl__mysql_session *session, unsigned sets, int64_t wait, const hl__part *p,
+                       size_t *count, hl_error *error) {
   MYSQL *mysql = session->mysql;
   for (; sets > 0; sets--)
     if (mysql_next_result(mysql) != 0) return text_error(session, error);
@@ -338,12 +321,9 @@ static int text_result(hl__mysql_session *session, unsigned sets, int64_t wait,
 /* The result behind that of the lock statement: the table's engine. The look has a limit
    of its own; when it could not be taken in time, the next request looks. */
 static int engine_result(hl__mysql_session *session, hl_error *error) {
-  MYSQL_RES *result = mysql_next_result(session->mysql) == 0
-                          ? mysql_store_result(session->mysql)
-                          : NULL;
-  int status = result
-                   ? hl__mysql_table_refuse(session, result, error)
-                   : text_error(session, error);
+  MYSQL_RES *result =
+      mysql_next_result(session->mysql) == 0 ? mysql_store_result(session->mysql) : NULL;
+  int status = result ? hl__mysql_table_refuse(session, result, error) : text_error(session, error);
   mysql_free_result(result);
   /* Rows of it were locked just now: a look that was ended saw none. */
   return status == HL_TIMEOUT || status == HL_ENOT_PROVISIONED ? HL_OK : status;
@@ -351,11 +331,9 @@ static int engine_result(hl__mysql_session *session, hl_error *error) {
 
 /* The results of the statements that record a lease. The first one tells whether it was
    recorded; the answer to the last, COMMIT, that it will stay. */
-static int tail_result(hl__mysql_session *session, hl__tail *tail,
-                       hl_error *error) {
+static int tail_result(hl__mysql_session *session, hl__tail *tail, hl_error *error) {
   for (unsigned i = 0; i < tail->statements; i++) {
-    if (mysql_next_result(session->mysql) != 0)
-      return text_error(session, error);
+    if (mysql_next_result(session->mysql) != 0) return text_error(session, error);
     tail->begun = true;
     if (i == 0) tail->recorded = mysql_affected_rows(session->mysql) == 1;
   }
@@ -365,12 +343,10 @@ static int tail_result(hl__mysql_session *session, hl__tail *tail,
 
 /* wait: the session's new limits, in the same trip; 0: as they are. look: asks
    for the table's engine, too. tail: what follows, or NULL. */
-static int execute_text(hl__mysql_session *session, int64_t wait, bool look,
-                        const hl__part *p, hl__tail *tail, size_t *count,
-                        hl_error *error) {
+static int execute_text(hl__mysql_session *session, int64_t wait, bool look, const hl__part *p,
+                        hl__tail *tail, size_t *count, hl_error *error) {
   hl__text t;
-  if (!hl__text_new(&t, 1024 + p->n * (200 + HL__MYSQL_NAME_MAX) +
-                            2 * session->tag_size +
+  if (!hl__text_new(&t, 1024 + p->n * (200 + HL__MYSQL_NAME_MAX) + 2 * session->tag_size +
                             (tail ? tail->text.used : 0)))
     return hl__error_memory(error);
   unsigned sets = 0;
@@ -395,8 +371,7 @@ static int execute_text(hl__mysql_session *session, int64_t wait, bool look,
     hl__text_put(&t, ";%s", sql);
   }
   if (tail) hl__text_put(&t, ";%s", tail->text.data);
-  int failed =
-      mysql_real_query(session->mysql, t.data, (unsigned long)t.used);
+  int failed = mysql_real_query(session->mysql, t.data, (unsigned long)t.used);
   free(t.data);
   if (failed) return hl__mysql_error(session, NULL, "lock rows", error);
   int status = text_result(session, sets, wait, p, count, error);
@@ -412,8 +387,8 @@ bool hl__mysql_look_is_due(const hl__mysql_session *session) {
   return hl__lease_ms() - session->looked >= LOOK_AGAIN_MS;
 }
 
-int hl__mysql_execute(hl__mysql_session *session, const hl_request *request,
-                   hl__part *p, hl__tail *tail, size_t *count, hl_error *error) {
+int hl__mysql_execute(hl__mysql_session *session, const hl_request *request, hl__part *p,
+                      hl__tail *tail, size_t *count, hl_error *error) {
   MYSQL_STMT *statement = NULL;
   /* Connecting may have taken all the time there was: then it still tries. */
   p->nowait = tail || request->try_once || hl__left_ms(request->deadline) == 0;
@@ -421,8 +396,7 @@ int hl__mysql_execute(hl__mysql_session *session, const hl_request *request,
   int64_t left = p->nowait ? HL__TRY_MS : hl__left_ms(request->deadline) + 1;
   /* A try on MySQL has a limit of its own, and MariaDB's NOWAIT only must not be
      ended by what is left of a very short wait. */
-  bool same = session->wait >= left &&
-              (p->nowait || session->wait - left <= WAIT_SLACK_MS);
+  bool same = session->wait >= left && (p->nowait || session->wait - left <= WAIT_SLACK_MS);
   if (p->nowait && session->dialect == HL_MYSQL) same = true;
   bool text_only = !session->begun || !same || tail;
   bool look = hl__mysql_look_is_due(session);
@@ -430,8 +404,7 @@ int hl__mysql_execute(hl__mysql_session *session, const hl_request *request,
   session->gate_seen = false;
   hl__sigpipe guard = hl__sigpipe_begin(session);
   hl__mysql_statement_begin(session);
-  if (!text_only && !look)
-    status = shape_find(session, p, &statement, error);
+  if (!text_only && !look) status = shape_find(session, p, &statement, error);
   if (status == HL_OK && statement)
     status = execute_prepared(session, statement, p, count, error);
   else if (status == HL_OK)
@@ -448,10 +421,9 @@ bool hl__mysql_tag_reserve(hl__mysql_session *session, size_t room) {
   char *tag = malloc(room);
   if (!tag) return false;
   hl__sigpipe guard = hl__sigpipe_begin(session);
-  for (size_t i = 0; i < HL__SHAPES_MAX; i++)
-    shape_clear(&session->shapes[i]);
+  for (size_t i = 0; i < HL__SHAPES_MAX; i++) shape_clear(&session->shapes[i]);
   hl__sigpipe_end(guard, true); /* perhaps: nobody says */
-  char *before = session->tag; /* a child that is born meanwhile frees what it finds */
+  char *before = session->tag;  /* a child that is born meanwhile frees what it finds */
   session->tag = tag;
   session->tag_capacity = room;
   free(before);

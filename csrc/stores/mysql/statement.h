@@ -27,9 +27,8 @@ typedef struct hl__part {
 
 /* Locks the rows of a part (at most HL__STATEMENT_ROWS_MAX) by one statement; tail: what
    follows in the same trip, or NULL. *count: rows that came back; session->token, gate. */
-int hl__mysql_execute(hl__mysql_session *session, const hl_request *request,
-                      hl__part *p, hl__tail *tail, size_t *count,
-                      hl_error *error);
+int hl__mysql_execute(hl__mysql_session *session, const hl_request *request, hl__part *p,
+                      hl__tail *tail, size_t *count, hl_error *error);
 /* Whether the next statement asks for the table's engine, too. */
 bool hl__mysql_look_is_due(const hl__mysql_session *session);
 /* Room for the request's tag. Prepared statements know the old place: they are

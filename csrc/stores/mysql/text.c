@@ -17,8 +17,7 @@ bool hl__text_new(hl__text *text, size_t capacity) {
 void hl__text_put(hl__text *text, const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  int n = vsnprintf(text->data + text->used, text->capacity - text->used,
-                    format, arguments);
+  int n = vsnprintf(text->data + text->used, text->capacity - text->used, format, arguments);
   va_end(arguments);
   if (n > 0) text->used += (size_t)n;
 }

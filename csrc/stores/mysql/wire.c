@@ -30,23 +30,20 @@ static bool is_client_error(unsigned number) {
   return number >= CR_MIN_ERROR && number <= CR_MAX_ERROR;
 }
 
-int hl__mysql_error(hl__mysql_session *session, MYSQL_STMT *statement,
-                    const char *doing, hl_error *error) {
+int hl__mysql_error(hl__mysql_session *session, MYSQL_STMT *statement, const char *doing,
+                    hl_error *error) {
   /* An error behind the first row of a prepared statement is the connection's, with
      Connector/C. */
   if (statement && mysql_stmt_errno(statement) == 0) statement = NULL;
-  unsigned number =
-      statement ? mysql_stmt_errno(statement) : mysql_errno(session->mysql);
-  const char *said = statement ? mysql_stmt_error(statement)
-                               : mysql_error(session->mysql);
+  unsigned number = statement ? mysql_stmt_errno(statement) : mysql_errno(session->mysql);
+  const char *said = statement ? mysql_stmt_error(statement) : mysql_error(session->mysql);
   char advice[HL__MYSQL_HINT_MAX] = "";
-  int status = is_client_error(number)
-                   ? HL_ECONNECTION
-                   : hl__mysql_error_judge(number, said, advice, sizeof advice);
+  int status = is_client_error(number) ? HL_ECONNECTION
+                                       : hl__mysql_error_judge(number, said, advice, sizeof advice);
   if (!error) return status;
   char state[6] = "";
-  const char *sqlstate = statement ? mysql_stmt_sqlstate(statement)
-                                   : mysql_sqlstate(session->mysql);
+  const char *sqlstate =
+      statement ? mysql_stmt_sqlstate(statement) : mysql_sqlstate(session->mysql);
   (void)snprintf(state, sizeof state, "%s", sqlstate);
   const char *hint = advice;
   if (number == CR_AUTH_PLUGIN_CANNOT_LOAD)
@@ -71,8 +68,8 @@ int hl__mysql_error(hl__mysql_session *session, MYSQL_STMT *statement,
     memcpy(error->sqlstate, state, sizeof state);
   }
   /* Wrong credentials stay wrong. */
-  if (number == 1698 || number == ER_ACCESS_DENIED_ERROR ||
-      number == ER_DBACCESS_DENIED_ERROR || number == CR_AUTH_PLUGIN_CANNOT_LOAD)
+  if (number == 1698 || number == ER_ACCESS_DENIED_ERROR || number == ER_DBACCESS_DENIED_ERROR ||
+      number == CR_AUTH_PLUGIN_CANNOT_LOAD)
     error->retryable = false;
 #ifdef CR_PLUGIN_NOT_ALLOWED
   if (number == CR_PLUGIN_NOT_ALLOWED) error->retryable = false;
@@ -106,11 +103,9 @@ void hl__sigpipe_end(hl__sigpipe guard, bool failed) {
     (void)sigpending(&pending);
     (void)sigemptyset(&pipe);
     (void)sigaddset(&pipe, SIGPIPE);
-    if (sigismember(&pending, SIGPIPE))
-      (void)sigtimedwait(&pipe, NULL, &at_once);
+    if (sigismember(&pending, SIGPIPE)) (void)sigtimedwait(&pipe, NULL, &at_once);
   }
-  if (!guard.was_blocked)
-    (void)pthread_sigmask(SIG_SETMASK, &guard.before, NULL);
+  if (!guard.was_blocked) (void)pthread_sigmask(SIG_SETMASK, &guard.before, NULL);
 }
 
 /* ------------------------------------------- sending and reading answers */
@@ -118,8 +113,7 @@ void hl__sigpipe_end(hl__sigpipe guard, bool failed) {
 bool hl__mysql_readable(const hl__mysql_session *session) {
   struct pollfd p = {.fd = session->fd, .events = POLLIN};
   int n;
-  do
-    n = poll(&p, 1, 0);
+  do n = poll(&p, 1, 0);
   while (n < 0 && errno == EINTR);
   return n > 0;
 }
@@ -130,14 +124,10 @@ bool hl__mysql_readable(const hl__mysql_session *session) {
 
 /* How many bytes the unit that begins with these has: a packet of the protocol, or a
    record of TLS. 0: its header is not complete. */
-static size_t unit_size(const hl__mysql_session *session,
-                        const unsigned char *head, size_t n) {
-  if (session->tls)
-    return n < 5 ? 0 : 5 + ((size_t)head[3] << 8 | head[4]);
+static size_t unit_size(const hl__mysql_session *session, const unsigned char *head, size_t n) {
+  if (session->tls) return n < 5 ? 0 : 5 + ((size_t)head[3] << 8 | head[4]);
   size_t header = session->mysql->net.compress ? 7 : 4;
-  return n < header
-             ? 0
-             : header + ((size_t)head[2] << 16 | (size_t)head[1] << 8 | head[0]);
+  return n < header ? 0 : header + ((size_t)head[2] << 16 | (size_t)head[1] << 8 | head[0]);
 }
 
 /* Whether the library can read an answer's first packet and need not wait. Both
@@ -162,8 +152,7 @@ static bool answer_complete(const hl__mysql_session *session, bool ended) {
   bool plain = !session->tls && !session->mysql->net.compress;
   size_t at = 0;
   for (unsigned left = session->answers;; left--) {
-    size_t size =
-        at < (size_t)n ? unit_size(session, head + at, (size_t)n - at) : 0;
+    size_t size = at < (size_t)n ? unit_size(session, head + at, (size_t)n - at) : 0;
     if (size == 0) return false;
     /* Behind an error nothing comes. */
     bool failed = plain && at + 4 < (size_t)n && head[at + 4] == 0xff;
@@ -186,16 +175,14 @@ void hl__mysql_wait_end(const hl__mysql_store *store) {
 static int parts_open(int fd) {
   struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | EPOLLET};
   int parts = epoll_create1(EPOLL_CLOEXEC);
-  if (parts < 0 || epoll_ctl(parts, EPOLL_CTL_ADD, fd, &event) == 0)
-    return parts;
+  if (parts < 0 || epoll_ctl(parts, EPOLL_CTL_ADD, fd, &event) == 0) return parts;
   (void)close(parts);
   return -1;
 }
 
 /* The answers to several statements come one by one, as to that which deletes a lease and
    to its COMMIT. So waiting for the next part must not take longer than that takes. */
-bool hl__mysql_answer_await(const hl__mysql_session *session,
-                            int64_t deadline) {
+bool hl__mysql_answer_await(const hl__mysql_session *session, int64_t deadline) {
   struct pollfd p = {.fd = session->fd, .events = POLLIN | POLLRDHUP};
   int parts = -1;
   bool complete = false;
@@ -210,8 +197,7 @@ bool hl__mysql_answer_await(const hl__mysql_session *session,
     if (left) hl__mysql_wait_end(session->store);
     if (n < 0 && failure == EINTR) continue;
     if (n <= 0) break;
-    bool ended = parts < 0 ? p.revents & ~POLLIN
-                           : (event.events & ~(uint32_t)EPOLLIN) != 0;
+    bool ended = parts < 0 ? p.revents & ~POLLIN : (event.events & ~(uint32_t)EPOLLIN) != 0;
     complete = answer_complete(session, ended);
     if (complete || left == 0) break;
     if (parts < 0) parts = parts_open(session->fd);
@@ -230,11 +216,9 @@ int hl__mysql_gone(hl_error *error) {
                    "went down");
 }
 
-int hl__mysql_send(hl__mysql_session *session, const char *sql, size_t size,
-                   hl_error *error) {
+int hl__mysql_send(hl__mysql_session *session, const char *sql, size_t size, hl_error *error) {
   hl__sigpipe guard = hl__sigpipe_begin(session);
-  bool failed =
-      mysql_send_query(session->mysql, sql, (unsigned long)size) != 0;
+  bool failed = mysql_send_query(session->mysql, sql, (unsigned long)size) != 0;
   hl__sigpipe_end(guard, failed);
   if (failed) return hl__mysql_error(session, NULL, "send to the server", error);
   session->outstanding = true;
@@ -259,8 +243,7 @@ static bool answer_read(hl__mysql_session *session) {
   return !failed;
 }
 
-int hl__mysql_settle(hl__mysql_session *session, int64_t deadline,
-                     hl_error *error) {
+int hl__mysql_settle(hl__mysql_session *session, int64_t deadline, hl_error *error) {
   if (!session->outstanding) return HL_OK;
   bool read = true;
   while (session->outstanding) {
@@ -272,9 +255,8 @@ int hl__mysql_settle(hl__mysql_session *session, int64_t deadline,
     /* Somebody's KILL QUERY, or on MariaDB the limit that a very short wait has left;
        they end a statement and not the transaction. So it
        is said again: a sign of life, or what gives everything back. */
-    int status = session->holds
-                     ? hl__mysql_send(session, "DO 0", 4, error)
-                     : hl__mysql_rollback_send(session, error);
+    int status = session->holds ? hl__mysql_send(session, "DO 0", 4, error)
+                                : hl__mysql_rollback_send(session, error);
     if (status) return status;
     read = true;
   }
@@ -286,16 +268,13 @@ int hl__mysql_settle(hl__mysql_session *session, int64_t deadline,
   }
   /* Some errors end the whole transaction (MariaDB with
      innodb_rollback_on_timeout, a full lock table), and others may. */
-  if (session->tells_transaction &&
-      !(session->mysql->server_status & SERVER_STATUS_IN_TRANS))
-    return hl__error(error, HL_ECONNECTION,
-                     "the server has rolled the transaction back");
+  if (session->tells_transaction && !(session->mysql->server_status & SERVER_STATUS_IN_TRANS))
+    return hl__error(error, HL_ECONNECTION, "the server has rolled the transaction back");
   return HL_OK;
 }
 
 /* A SELECT with a limit of its own: see hl__mysql_query. */
-static int query_send(hl__mysql_session *session, const char *sql, size_t size,
-                      hl_error *error) {
+static int query_send(hl__mysql_session *session, const char *sql, size_t size, hl_error *error) {
   static const char select[] = "SELECT";
   size_t verb = sizeof select - 1;
   hl__text t;
@@ -305,8 +284,7 @@ static int query_send(hl__mysql_session *session, const char *sql, size_t size,
   left = left / 2 > HL__MYSQL_ANSWER_MS ? left - HL__MYSQL_ANSWER_MS : left / 2 + 1;
   if (!hl__text_new(&t, 96 + size)) return hl__error_memory(error);
   if (session->dialect == HL_MARIADB) {
-    hl__text_put(&t, "SET STATEMENT max_statement_time=%lld.%03lld FOR ",
-                 left / 1000, left % 1000);
+    hl__text_put(&t, "SET STATEMENT max_statement_time=%lld.%03lld FOR ", left / 1000, left % 1000);
     verb = 0;
   } else {
     hl__text_put(&t, "SELECT /*+ MAX_EXECUTION_TIME(%lld) */", left);
@@ -317,14 +295,13 @@ static int query_send(hl__mysql_session *session, const char *sql, size_t size,
   return status;
 }
 
-int hl__mysql_query(hl__mysql_session *session, const char *sql, size_t size,
-                    MYSQL_RES **result, hl_error *error) {
+int hl__mysql_query(hl__mysql_session *session, const char *sql, size_t size, MYSQL_RES **result,
+                    hl_error *error) {
   *result = NULL;
   int status = query_send(session, sql, size, error);
   if (status) return status;
   if (!hl__mysql_answer_await(session, session->patience))
-    return hl__error(error, HL_ECONNECTION,
-                     "the server did not answer in time");
+    return hl__error(error, HL_ECONNECTION, "the server did not answer in time");
   session->outstanding = false;
   hl__sigpipe guard = hl__sigpipe_begin(session);
   bool failed = mysql_read_query_result(session->mysql) != 0;
@@ -339,11 +316,10 @@ int hl__mysql_query(hl__mysql_session *session, const char *sql, size_t size,
    among the commands on MySQL. */
 #define COMMAND_MS 10000
 #define SELECT_MS 1000
-static int commands_send(hl__mysql_session *session, const char *sql,
-                         size_t size, unsigned *n, hl_error *error) {
+static int commands_send(hl__mysql_session *session, const char *sql, size_t size, unsigned *n,
+                         hl_error *error) {
   int64_t least = session->dialect == HL_MARIADB ? COMMAND_MS : SELECT_MS;
-  if (session->wait >= least)
-    return hl__mysql_send(session, sql, size, error);
+  if (session->wait >= least) return hl__mysql_send(session, sql, size, error);
   hl__text t;
   char limits[160];
   if (!hl__text_new(&t, sizeof limits + 32 + size)) return hl__error_memory(error);
@@ -357,15 +333,15 @@ static int commands_send(hl__mysql_session *session, const char *sql,
   return status;
 }
 
-int hl__mysql_commands_send(hl__mysql_session *session, const char *sql,
-                            size_t size, unsigned n, hl_error *error) {
+int hl__mysql_commands_send(hl__mysql_session *session, const char *sql, size_t size, unsigned n,
+                            hl_error *error) {
   int status = commands_send(session, sql, size, &n, error);
   if (status == HL_OK) session->answers = n;
   return status;
 }
 
-int hl__mysql_commands(hl__mysql_session *session, const char *sql, size_t size,
-                       unsigned n, uint64_t *affected, hl_error *error) {
+int hl__mysql_commands(hl__mysql_session *session, const char *sql, size_t size, unsigned n,
+                       uint64_t *affected, hl_error *error) {
   MYSQL *mysql = session->mysql;
   /* Where an error cannot be told from an answer, the first one is waited for. */
   bool plain = !session->tls && !mysql->net.compress;
@@ -375,8 +351,7 @@ int hl__mysql_commands(hl__mysql_session *session, const char *sql, size_t size,
   if (status) return status;
   if (plain) session->answers = sent;
   if (!hl__mysql_answer_await(session, session->patience))
-    return hl__error(error, HL_ECONNECTION,
-                     "the server did not answer in time");
+    return hl__error(error, HL_ECONNECTION, "the server did not answer in time");
   session->outstanding = false;
   hl__sigpipe guard = hl__sigpipe_begin(session);
   bool failed = mysql_read_query_result(mysql) != 0;
@@ -393,13 +368,10 @@ int hl__mysql_commands(hl__mysql_session *session, const char *sql, size_t size,
   }
   hl__sigpipe_end(guard, failed);
   if (failed && mysql_errno(mysql) == 0) /* a KILL QUERY between two of them */
-    return hl__error(error, HL_CANCELLED,
-                     "an administrator has ended the request");
-  return failed ? hl__mysql_error(session, NULL, "query the server", error)
-                : HL_OK;
+    return hl__error(error, HL_CANCELLED, "an administrator has ended the request");
+  return failed ? hl__mysql_error(session, NULL, "query the server", error) : HL_OK;
 }
 
 MYSQL_ROW hl__mysql_row(MYSQL_RES *result, unsigned columns) {
-  return result && mysql_num_fields(result) >= columns ? mysql_fetch_row(result)
-                                                       : NULL;
+  return result && mysql_num_fields(result) >= columns ? mysql_fetch_row(result) : NULL;
 }

@@ -34,8 +34,7 @@ static int null_parse(char *text, hl_dsn *dsn, hl_error *error) {
   return status ? status : hl__dsn_store(dsn, none, NULL, error);
 }
 
-static int null_open(const hl_store_config *config, hl_store **store,
-                     hl_error *error) {
+static int null_open(const hl_store_config *config, hl_store **store, hl_error *error) {
   *store = calloc(1, sizeof **store);
   if (!*store) return hl__error_memory(error);
   (*store)->ops = &hl_store_null;
@@ -48,8 +47,8 @@ static void null_close(hl_store *store) {
   free(store);
 }
 
-static int null_session_open(hl_store *store, int64_t deadline,
-                             hl_session **session, hl_error *error) {
+static int null_session_open(hl_store *store, int64_t deadline, hl_session **session,
+                             hl_error *error) {
   (void)deadline;
   *session = calloc(1, sizeof **session);
   if (!*session) return hl__error_memory(error);
@@ -59,16 +58,16 @@ static int null_session_open(hl_store *store, int64_t deadline,
 
 static void null_session_close(hl_session *session) { free(session); }
 
-static int null_take(hl_session *session, const hl_request *request,
-                     hl_grant *grant, hl_error *error) {
+static int null_take(hl_session *session, const hl_request *request, hl_grant *grant,
+                     hl_error *error) {
   (void)session, (void)request, (void)error;
   grant->token = token_next();
   grant->sent_ms = hl__lease_ms();
   return HL_OK;
 }
 
-static int null_downgrade(hl_session *session, const hl_request *request,
-                          int64_t *sent_ms, hl_error *error) {
+static int null_downgrade(hl_session *session, const hl_request *request, int64_t *sent_ms,
+                          hl_error *error) {
   (void)session, (void)request, (void)error;
   *sent_ms = hl__lease_ms();
   return HL_OK;
@@ -79,15 +78,13 @@ static int null_give_back(hl_session *session, hl_error *error) {
   return HL_OK;
 }
 
-static int null_renew(hl_session *session, int64_t *sent_ms,
-                      hl_error *error) {
+static int null_renew(hl_session *session, int64_t *sent_ms, hl_error *error) {
   (void)session, (void)error;
   *sent_ms = hl__lease_ms();
   return HL_OK;
 }
 
-static int null_settle(hl_session *session, int64_t deadline,
-                       hl_error *error) {
+static int null_settle(hl_session *session, int64_t deadline, hl_error *error) {
   (void)session, (void)deadline, (void)error;
   return HL_OK;
 }
@@ -99,9 +96,8 @@ static int null_look(hl_session *session, hl_error *error) {
 
 static void null_interrupt(hl_session *session) { (void)session; }
 
-static int null_holders(hl_session *session, const hl_lease_filter *filter,
-                        hl_holder_fn fn, void *context, int64_t deadline,
-                        hl_error *error) {
+static int null_holders(hl_session *session, const hl_lease_filter *filter, hl_holder_fn fn,
+                        void *context, int64_t deadline, hl_error *error) {
   (void)session, (void)filter, (void)fn;
   (void)context, (void)deadline, (void)error;
   return HL_OK;

@@ -17,16 +17,15 @@
 #include <string.h>
 
 static int cancel_error(hl_error *error) {
-  return hl__error(error, HL_ECONNECTION,
-                   "the server could not be told in time to end the wait");
+  return hl__error(error, HL_ECONNECTION, "the server could not be told in time to end the wait");
 }
 
 #ifdef LIBPQ_HAS_ASYNC_CANCEL /* libpq 17 */
 
 /* One step; its socket may become another one. No child is born meanwhile: see log_in in
    connect.c. One that cannot be watched is left to the child. */
-static PostgresPollingStatusType step(PGcancelConn *request, bool first,
-                                      int *fd, uint64_t *ticket) {
+static PostgresPollingStatusType step(PGcancelConn *request, bool first, int *fd,
+                                      uint64_t *ticket) {
   PostgresPollingStatusType next = PGRES_POLLING_FAILED;
   hl__fork_forbid();
   if (!first)
@@ -50,17 +49,15 @@ static void finish(PGcancelConn *request, int fd, uint64_t ticket) {
   hl__fork_allow();
 }
 
-int hl__pg_cancel(hl__pg_session *session, int64_t deadline,
-                  hl_error *error) {
+int hl__pg_cancel(hl__pg_session *session, int64_t deadline, hl_error *error) {
   int fd = -1;
   uint64_t ticket = 0;
   PGcancelConn *request = PQcancelCreate(session->connection);
   if (!request) return cancel_error(error); /* memory: the wait goes on */
   PostgresPollingStatusType next = step(request, true, &fd, &ticket);
   while (next != PGRES_POLLING_OK && next != PGRES_POLLING_FAILED) {
-    struct pollfd p = {
-        .fd = fd,
-        .events = (short)(next == PGRES_POLLING_WRITING ? POLLOUT : POLLIN)};
+    struct pollfd p = {.fd = fd,
+                       .events = (short)(next == PGRES_POLLING_WRITING ? POLLOUT : POLLIN)};
     int64_t left = hl__left_ms(deadline);
     if (left == 0) break;
     hl__pg_wait_begin(session->store);
@@ -136,8 +133,7 @@ static bool request_start(request *self) {
   return failure == 0;
 }
 
-int hl__pg_cancel(hl__pg_session *session, int64_t deadline,
-                  hl_error *error) {
+int hl__pg_cancel(hl__pg_session *session, int64_t deadline, hl_error *error) {
   request *self = request_new(session);
   if (!self) return cancel_error(error);
   if (!request_start(self)) {

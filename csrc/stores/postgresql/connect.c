@@ -39,8 +39,7 @@ static void option_number(options *o, const char *name, int64_t value) {
 
 /* The i-th of a list with commas between, as an option; where there is but one, that.
    Long ones are left to libpq. */
-static void option_of_list(options *o, const char *name, const char *list,
-                           unsigned i) {
+static void option_of_list(options *o, const char *name, const char *list, unsigned i) {
   const char *end;
   if (!list) return;
   while (i > 0 && (end = strchr(list, ','))) list = end + 1, i--;
@@ -70,18 +69,16 @@ static bool is_overheard(const hl_dsn *dsn, const char *host) {
   const char *mode = hl_dsn_param_get(dsn, "sslmode");
   if (!mode) mode = getenv("PGSSLMODE");
   if (!host) host = getenv("PGHOST");
-  bool local = !hl_dsn_param_get(dsn, "hostaddr") &&
-               (!host || !*host || *host == '/' || *host == '@');
-  bool required = mode && (strcmp(mode, "require") == 0 ||
-                           strncmp(mode, "verify-", 7) == 0);
+  bool local =
+      !hl_dsn_param_get(dsn, "hostaddr") && (!host || !*host || *host == '/' || *host == '@');
+  bool required = mode && (strcmp(mode, "require") == 0 || strncmp(mode, "verify-", 7) == 0);
   return !local && !required && !is_set(dsn, "service", "PGSERVICE");
 }
 
 /* A cut network is noticed by the kernel, too, and not only by our clocks. Of several
    hosts, the one with this number: libpq has a limit for each of them only where it
    may block. */
-static void options_fill(const hl__pg_store *store, unsigned host,
-                         options *o) {
+static void options_fill(const hl__pg_store *store, unsigned host, options *o) {
   const hl_store_config *config = store->config;
   const hl_dsn *dsn = config->dsn;
   int64_t seconds = config->hold_timeout / 3000;
@@ -93,8 +90,7 @@ static void options_fill(const hl__pg_store *store, unsigned host,
   option_number(o, "keepalives_interval", seconds);
   option_number(o, "keepalives_count", 3);
   option_number(o, "tcp_user_timeout",
-                config->hold_timeout < INT32_MAX ? config->hold_timeout
-                                                 : INT32_MAX);
+                config->hold_timeout < INT32_MAX ? config->hold_timeout : INT32_MAX);
   option(o, "host", dsn->host);
   if (dsn->port) option_number(o, "port", dsn->port);
   option(o, "user", dsn->user);
@@ -145,8 +141,7 @@ static int log_in_error(PGconn *connection, hl_error *error) {
    makes it close-on-exec itself. */
 static int socket_watch(hl__pg_session *session) {
   int fd = PQsocket(session->connection);
-  if (fd < 0 || (fd == session->fd && hl__fork_watches(fd, session->ticket)))
-    return HL_OK;
+  if (fd < 0 || (fd == session->fd && hl__fork_watches(fd, session->ticket))) return HL_OK;
   if (session->fd >= 0) hl__fork_unwatch(session->fd, session->ticket);
   session->ticket = hl__fork_watch(fd);
   session->fd = session->ticket ? fd : -1;
@@ -158,10 +153,9 @@ static int connect_late(hl_error *error) {
 }
 
 /* Waits for what libpq wants to do next. */
-static int wait_for_socket(const hl__pg_session *session, bool writes,
-                           int64_t deadline, hl_error *error) {
-  struct pollfd p = {.fd = session->fd,
-                     .events = (short)(writes ? POLLOUT : POLLIN)};
+static int wait_for_socket(const hl__pg_session *session, bool writes, int64_t deadline,
+                           hl_error *error) {
+  struct pollfd p = {.fd = session->fd, .events = (short)(writes ? POLLOUT : POLLIN)};
   for (;;) {
     int64_t left = hl__left_ms(deadline);
     hl__pg_wait_begin(session->store);
@@ -170,8 +164,7 @@ static int wait_for_socket(const hl__pg_session *session, bool writes,
     hl__pg_wait_end(session->store);
     if (n > 0) return HL_OK;
     if (n == 0) return connect_late(error);
-    if (failure != EINTR)
-      return hl__error(error, HL_ECONNECTION, "cannot connect");
+    if (failure != EINTR) return hl__error(error, HL_ECONNECTION, "cannot connect");
   }
 }
 
@@ -183,8 +176,7 @@ static int wait_for_socket(const hl__pg_session *session, bool writes,
    nobody closes in it, and mutexes of OpenSSL's, locked for ever. fork() does not wait
    for a server that hangs: births are allowed while we wait for it. (A name server that
    hangs is waited for inside of libpq.) */
-static int log_in(hl__pg_session *session, const options *o, int64_t deadline,
-                  hl_error *error) {
+static int log_in(hl__pg_session *session, const options *o, int64_t deadline, hl_error *error) {
   int status = HL_OK;
   PostgresPollingStatusType next = PGRES_POLLING_WRITING;
   unsigned late = 0;
@@ -201,10 +193,8 @@ static int log_in(hl__pg_session *session, const options *o, int64_t deadline,
       status = hl__error_memory(error);
   }
   hl__fork_allow();
-  while (status == HL_OK && next != PGRES_POLLING_OK &&
-         next != PGRES_POLLING_FAILED) {
-    status = wait_for_socket(session, next == PGRES_POLLING_WRITING, deadline,
-                             error);
+  while (status == HL_OK && next != PGRES_POLLING_OK && next != PGRES_POLLING_FAILED) {
+    status = wait_for_socket(session, next == PGRES_POLLING_WRITING, deadline, error);
     if (status == HL_OK && hl__left_ms(deadline) == 0 && ++late > LATE_STEPS)
       status = connect_late(error);
     if (status) break;
@@ -247,8 +237,8 @@ static int connect_host(hl__pg_store *store, unsigned host, int64_t deadline,
 }
 
 /* Of several hosts, the first that will do. */
-int hl__pg_connect(hl__pg_store *store, int64_t deadline,
-                   hl__pg_session **session, hl_error *error) {
+int hl__pg_connect(hl__pg_store *store, int64_t deadline, hl__pg_session **session,
+                   hl_error *error) {
   unsigned hosts = list_size(store->config->dsn->host);
   int status = HL_ECONNECTION;
   for (unsigned i = 0; i < hosts; i++) {

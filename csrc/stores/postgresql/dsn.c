@@ -108,8 +108,7 @@ static int parse_whole(char *text, hl_dsn *dsn, hl_error *error) {
 
 int hl__pg_dsn(char *text, hl_dsn *dsn, hl_error *error) {
   bool url = text != dsn->text && text[-1] == '/';
-  int status = url ? hl__dsn_url(text, parse_hosts, dsn, error)
-                   : parse_whole(text, dsn, error);
+  int status = url ? hl__dsn_url(text, parse_hosts, dsn, error) : parse_whole(text, dsn, error);
   if (status) return status;
   if (dsn->interoperate) params_drop(dsn);
   for (unsigned i = 0; i < dsn->param_count; i++) {
@@ -148,12 +147,12 @@ int hl__pg_params(hl__pg_store *store, hl_error *error) {
   store->connect_timeout = CONNECT_TIMEOUT_MS;
   const char *said = hl_dsn_param_get(dsn, "connect_timeout");
   if (said)
-    return hl__dsn_seconds(said, "the parameter connect_timeout in the DSN",
-                           HL__DSN_DAY, false, &store->connect_timeout, error);
+    return hl__dsn_seconds(said, "the parameter connect_timeout in the DSN", HL__DSN_DAY, false,
+                           &store->connect_timeout, error);
   said = getenv("PGCONNECT_TIMEOUT");
   /* libpq takes 0 for no limit; we know none. */
   if (said && *said && strcmp(said, "0") != 0)
-    return hl__dsn_seconds(said, "PGCONNECT_TIMEOUT", HL__DSN_DAY, false,
-                           &store->connect_timeout, error);
+    return hl__dsn_seconds(said, "PGCONNECT_TIMEOUT", HL__DSN_DAY, false, &store->connect_timeout,
+                           error);
   return HL_OK;
 }

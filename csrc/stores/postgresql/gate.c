@@ -59,20 +59,19 @@ const char *hl__pg_gate_column(const hl__pg_session *session) {
 static int blind_look(hl__pg_session *session, hl_error *error) {
   PGresult *result;
   session->patience = hl__pg_answer_by(session);
-  int status = hl__pg_query(
-      session,
-      "SELECT count(*) FROM pg_catalog.pg_class WHERE relname='hier_lock_gate' "
-      "AND relnamespace=(SELECT n.oid FROM pg_catalog.pg_namespace n WHERE "
-      "n.nspname='public')",
-      1, &result, error);
+  int status =
+      hl__pg_query(session,
+                   "SELECT count(*) FROM pg_catalog.pg_class WHERE relname='hier_lock_gate' "
+                   "AND relnamespace=(SELECT n.oid FROM pg_catalog.pg_namespace n WHERE "
+                   "n.nspname='public')",
+                   1, &result, error);
   const char *count = hl__pg_field(result, 0, 0);
   session->outdated = status == HL_OK && (!count || *count != '0');
   if (session->outdated)
-    status = hl__pg_denied(
-        hl__error(error, HL_ENOT_PROVISIONED,
-                  "there are leases in this database, and no privilege to see "
-                  "them: GRANT USAGE ON SCHEMA public"),
-        error);
+    status = hl__pg_denied(hl__error(error, HL_ENOT_PROVISIONED,
+                                     "there are leases in this database, and no privilege to see "
+                                     "them: GRANT USAGE ON SCHEMA public"),
+                           error);
   PQclear(result);
   return status;
 }
@@ -86,8 +85,7 @@ char *hl__pg_keys(const hl_row *rows, size_t n, bool exclusive) {
   for (size_t i = 0; i < n; i++) {
     if (exclusive && rows[i].mode == HL_SHARED) continue;
     if (at[-1] != '{') *at++ = ',';
-    at += snprintf(at, 21, "%" PRId64,
-                   hl__pg_key(rows[i].level, rows[i].bucket));
+    at += snprintf(at, 21, "%" PRId64, hl__pg_key(rows[i].level, rows[i].bucket));
   }
   *at++ = '}';
   *at = '\0';
@@ -97,27 +95,31 @@ char *hl__pg_keys(const hl_row *rows, size_t n, bool exclusive) {
 /* alone: nobody else can be the first in a queue for what it locks. */
 /* update: it has the update row of a row for which the request gives way; the key of one is the
    other's complement. */
-enum { ID, LEFT, ALONE, UPDATE, COLUMNS };
+enum {
+  ID,
+  LEFT,
+  ALONE,
+  UPDATE,
+  COLUMNS
+};
 /* The exclusive rows of all keys, and all rows of those wanted exclusively: two scans of an index
    each. With one condition the server would read all rows of an ancestor, which are as many as
    there are leases below it. exclusive, upgradable, keys, exclusive, exempt */
-#define LOOK                                                                   \
-  "SELECT l.id," HL__PG_LEFT ","                                               \
-  "bool_or(r.key=ANY('%s'::int8[])),bool_or(r.key=ANY('%s'::int8[]) AND "      \
-  "EXISTS(SELECT FROM public.hier_lock_lease_rows u WHERE u.id=r.id AND "      \
-  "u.key=(~r.key))) FROM (SELECT id,key FROM public.hier_lock_lease_rows "     \
-  "WHERE exclusive AND key=ANY('%s'::int8[]) UNION ALL SELECT id,key FROM "    \
-  "public.hier_lock_lease_rows WHERE key=ANY('%s'::int8[])) r "                \
-  "JOIN public.hier_lock_leases l ON l.id=r.id WHERE true%s "                  \
+#define LOOK                                                                                       \
+  "SELECT l.id," HL__PG_LEFT ","                                                                   \
+  "bool_or(r.key=ANY('%s'::int8[])),bool_or(r.key=ANY('%s'::int8[]) AND "                          \
+  "EXISTS(SELECT FROM public.hier_lock_lease_rows u WHERE u.id=r.id AND "                          \
+  "u.key=(~r.key))) FROM (SELECT id,key FROM public.hier_lock_lease_rows "                         \
+  "WHERE exclusive AND key=ANY('%s'::int8[]) UNION ALL SELECT id,key FROM "                        \
+  "public.hier_lock_lease_rows WHERE key=ANY('%s'::int8[])) r "                                    \
+  "JOIN public.hier_lock_leases l ON l.id=r.id WHERE true%s "                                      \
   "GROUP BY l.id,l.till ORDER BY l.till LIMIT 50"
 
-bool hl__pg_look_queue(hl__pg_session *session, const char *keys,
-                       const char *exclusive) {
-  hl__pg_part part = {
-      .number = HL__PG_LOOK,
-      .sql = "SELECT id FROM public.hier_lock_lease_rows WHERE exclusive AND "
-             "key=ANY($1::int8[]) UNION ALL SELECT id FROM "
-             "public.hier_lock_lease_rows WHERE key=ANY($2::int8[]) LIMIT 1"};
+bool hl__pg_look_queue(hl__pg_session *session, const char *keys, const char *exclusive) {
+  hl__pg_part part = {.number = HL__PG_LOOK,
+                      .sql = "SELECT id FROM public.hier_lock_lease_rows WHERE exclusive AND "
+                             "key=ANY($1::int8[]) UNION ALL SELECT id FROM "
+                             "public.hier_lock_lease_rows WHERE key=ANY($2::int8[]) LIMIT 1"};
   hl__pg_value(&part, keys);
   hl__pg_value(&part, exclusive);
   return hl__pg_part_queue(session, &part);
@@ -141,33 +143,28 @@ static char *upgradable(const hl_layout *layout, const hl_request *request) {
   hl_row *rows = malloc((n + 1) * sizeof *rows);
   if (!rows) return NULL;
   for (size_t i = 0; i < n; i++)
-    if (hl__may_upgrade(layout, &request->rows[i]))
-      rows[kept++] = request->rows[i];
+    if (hl__may_upgrade(layout, &request->rows[i])) rows[kept++] = request->rows[i];
   char *keys = hl__pg_keys(rows, kept, false);
   free(rows);
   return keys;
 }
 
 /* The look, with a comment in front. NULL: out of memory. The caller frees it. */
-static char *look_text(const hl__pg_session *session, const char *tag,
-                       const hl_request *request) {
+static char *look_text(const hl__pg_session *session, const char *tag, const hl_request *request) {
   char *keys = hl__pg_keys(request->rows, request->n, false);
   char *exclusive = hl__pg_keys(request->rows, request->n, true);
   char *behind = upgradable(session->store->base.layout, request);
   char exempt[64] = "", *sql = NULL;
   if (request->exempt) {
     char *at = stpcpy(exempt, " AND l.id<>'");
-    for (size_t i = 0; i < 16; i++)
-      at += sprintf(at, "%02x", request->exempt[i]);
+    for (size_t i = 0; i < 16; i++) at += sprintf(at, "%02x", request->exempt[i]);
     (void)stpcpy(at, "'");
   }
   if (keys && exclusive && behind) {
-    size_t size = sizeof LOOK + HL__PG_TAG_MAX + strlen(keys) +
-                  2 * strlen(exclusive) + strlen(behind) + strlen(exempt);
+    size_t size = sizeof LOOK + HL__PG_TAG_MAX + strlen(keys) + 2 * strlen(exclusive) +
+                  strlen(behind) + strlen(exempt);
     sql = malloc(size);
-    if (sql)
-      (void)snprintf(sql, size, "%s" LOOK, tag, exclusive, behind, keys,
-                     exclusive, exempt);
+    if (sql) (void)snprintf(sql, size, "%s" LOOK, tag, exclusive, behind, keys, exclusive, exempt);
   }
   free(keys);
   free(exclusive);
@@ -182,16 +179,14 @@ static int ask(wait *self, const char *sql, int columns, hl_error *error) {
   self->sent = hl__lease_ms();
   self->session->patience = hl__pg_answer_by(self->session);
   hl_error said;
-  int status =
-      hl__pg_query(self->session, sql, columns, &self->found, &said);
+  int status = hl__pg_query(self->session, sql, columns, &self->found, &said);
   if (status == HL_OK) return status;
   /* Nobody has asked for its end: what is held is not to be relied on. */
   if (status == HL_CANCELLED) status = said.status = HL_ECONNECTION;
   /* Undefined things, privileges. What else there is, no provisioning mends. */
   if (status == HL_ESTORE && strncmp(said.sqlstate, "42", 2) == 0) {
     status = hl__error(error, HL_ENOT_PROVISIONED,
-                       "there are leases, and they cannot be looked at: %.200s",
-                       said.message);
+                       "there are leases, and they cannot be looked at: %.200s", said.message);
     if (error) memcpy(error->sqlstate, said.sqlstate, sizeof error->sqlstate);
   } else if (error) {
     *error = said;
@@ -228,17 +223,15 @@ static int over_delete(wait *self, hl_error *error) {
       if (*c != '-') *at++ = *c;
     *at = '\0';
     if (strtoll(left, NULL, 10) > 0 && strcmp(plain, mine) != 0) continue;
-    used += (size_t)snprintf(ids + used, sizeof ids - used, "%s%s",
-                             used ? "," : "", plain);
+    used += (size_t)snprintf(ids + used, sizeof ids - used, "%s%s", used ? "," : "", plain);
   }
   if (!used) return HL_OK;
-  (void)snprintf(
-      sql, sizeof sql,
-      "WITH gone AS (DELETE FROM public.hier_lock_leases WHERE id IN (SELECT "
-      "l.id FROM public.hier_lock_leases l WHERE l.id=ANY('{%s}'::uuid[]) AND "
-      "(l.till<=clock_timestamp()%s%s%s) FOR UPDATE SKIP LOCKED) RETURNING id) "
-      "DELETE FROM public.hier_lock_lease_rows r USING gone WHERE r.id=gone.id",
-      ids, own ? " OR l.id='" : "", mine, own ? "'" : "");
+  (void)snprintf(sql, sizeof sql,
+                 "WITH gone AS (DELETE FROM public.hier_lock_leases WHERE id IN (SELECT "
+                 "l.id FROM public.hier_lock_leases l WHERE l.id=ANY('{%s}'::uuid[]) AND "
+                 "(l.till<=clock_timestamp()%s%s%s) FOR UPDATE SKIP LOCKED) RETURNING id) "
+                 "DELETE FROM public.hier_lock_lease_rows r USING gone WHERE r.id=gone.id",
+                 ids, own ? " OR l.id='" : "", mine, own ? "'" : "");
   int status = hl__pg_aside(self->session, sql, error);
   /* The server did not come to it in its time, or takes no other connection now; ours stands. Then it is in
      the way still. */
@@ -297,17 +290,14 @@ static void bell_of(const char *id, char numbers[32]) {
     memcpy(low + 4, id + 14, 4);
     high[8] = low[8] = '\0';
   }
-  (void)snprintf(numbers, 32, "%" PRId32 ",%" PRId32,
-                 (int32_t)(uint32_t)strtoul(high, NULL, 16),
+  (void)snprintf(numbers, 32, "%" PRId32 ",%" PRId32, (int32_t)(uint32_t)strtoul(high, NULL, 16),
                  (int32_t)(uint32_t)strtoul(low, NULL, 16));
 }
 
 /* Whether it is ours now. */
-static int bell_try(wait *self, const char *numbers, bool *ours,
-                    hl_error *error) {
+static int bell_try(wait *self, const char *numbers, bool *ours, hl_error *error) {
   char sql[HL__PG_TAG_MAX + 128];
-  (void)snprintf(sql, sizeof sql, "%sSELECT pg_try_advisory_lock(%s)",
-                 self->tag, numbers);
+  (void)snprintf(sql, sizeof sql, "%sSELECT pg_try_advisory_lock(%s)", self->tag, numbers);
   int status = ask(self, sql, 1, error);
   const char *got = hl__pg_field(self->found, 0, 0);
   *ours = got && *got == 't';
@@ -316,8 +306,7 @@ static int bell_try(wait *self, const char *numbers, bool *ours,
 
 static int bell_leave(wait *self, const char *numbers, hl_error *error) {
   char sql[HL__PG_TAG_MAX + 128];
-  (void)snprintf(sql, sizeof sql, "%sSELECT pg_advisory_unlock(%s)", self->tag,
-                 numbers);
+  (void)snprintf(sql, sizeof sql, "%sSELECT pg_advisory_unlock(%s)", self->tag, numbers);
   return ask(self, sql, 1, error);
 }
 
@@ -332,14 +321,12 @@ static int bell_await(wait *self, const char *numbers, hl_error *error) {
   self->sent = hl__lease_ms();
   (void)snprintf(sql, sizeof sql,
                  "%sSAVEPOINT hierlock_bell;SET LOCAL lock_timeout=0;"
-                 "SET LOCAL statement_timeout=%" PRId64
-                 ";SELECT pg_advisory_xact_lock_shared(%s);"
+                 "SET LOCAL statement_timeout=%" PRId64 ";SELECT pg_advisory_xact_lock_shared(%s);"
                  "ROLLBACK TO SAVEPOINT hierlock_bell;"
                  "RELEASE SAVEPOINT hierlock_bell",
                  self->tag, most + 1, numbers);
   int status = hl__pg_wait_run(self->session, self->request, sql, error);
-  if (status != HL_CANCELLED || atomic_load(&self->session->interrupted) ||
-      hl__now_ms() < end)
+  if (status != HL_CANCELLED || atomic_load(&self->session->interrupted) || hl__now_ms() < end)
     return status;
   return hl__pg_wait_run(self->session, self->request,
                          "ROLLBACK TO SAVEPOINT hierlock_bell;"
@@ -350,8 +337,7 @@ static int bell_await(wait *self, const char *numbers, hl_error *error) {
 /* ------------------------------------------------------------------ waiting */
 
 static int cancelled(wait *self, int status, hl_error *error) {
-  if (status == HL_CANCELLED)
-    return hl__error(error, status, "the wait was cancelled");
+  if (status == HL_CANCELLED) return hl__error(error, status, "the wait was cancelled");
   return hl__pg_gone(self->session, error);
 }
 
@@ -379,8 +365,7 @@ static int turn(wait *self, int64_t *pause, char id[40], hl_error *error) {
   const char *first = hl__pg_field(self->found, 0, ID);
   const char *alone = hl__pg_field(self->found, 0, ALONE);
   if (!first || !alone)
-    return hl__error(error, HL_ECONNECTION,
-                     "the server answers what was not asked");
+    return hl__error(error, HL_ECONNECTION, "the server answers what was not asked");
   bool ours = *id != '\0';
   if (!ours && *alone != 't') {
     (void)snprintf(id, 40, "%s", first);
@@ -435,23 +420,20 @@ static int turns(wait *self, hl_error *error) {
 }
 
 /* To observers it is no waiter any more. */
-static int waited(hl__pg_session *session, const char *tag, uint64_t *token,
-                  int64_t *sent, hl_error *error) {
+static int waited(hl__pg_session *session, const char *tag, uint64_t *token, int64_t *sent,
+                  hl_error *error) {
   char sql[128] = "SELECT ";
   (void)hl__pg_token(session, sql + strlen(sql), sizeof sql - strlen(sql));
   int status = hl__pg_command(session, tag, sql, sent, error);
   if (status) return status;
   const char *number = hl__pg_field(session->kept, 0, 0);
-  if (!number)
-    return hl__error(error, HL_ECONNECTION,
-                     "the server answers what was not asked");
+  if (!number) return hl__error(error, HL_ECONNECTION, "the server answers what was not asked");
   *token = strtoull(number, NULL, 10);
   return HL_OK;
 }
 
-int hl__pg_leases_await(hl__pg_session *session, const hl_request *request,
-                        const char *tag, uint64_t *token, int64_t *sent,
-                        hl_error *error) {
+int hl__pg_leases_await(hl__pg_session *session, const hl_request *request, const char *tag,
+                        uint64_t *token, int64_t *sent, hl_error *error) {
   if (session->blind) return blind_look(session, error);
   if (session->gate != HL__PG_GATE_OPEN) return HL_OK;
   wait self = {.session = session,
@@ -462,8 +444,7 @@ int hl__pg_leases_await(hl__pg_session *session, const hl_request *request,
   session->holds = true;
   int status = HL_OK;
   /* What was in the same trip says only whether there is one. */
-  if (!self.found || PQnfields(self.found) != 1 ||
-      PQntuples(self.found) > 0) {
+  if (!self.found || PQnfields(self.found) != 1 || PQntuples(self.found) > 0) {
     char *first = look_text(session, tag, request);
     status = first ? ask(&self, first, COLUMNS, error) : hl__error_memory(error);
     free(first);

@@ -70,8 +70,7 @@ void hl__pg_tag(const hl__pg_session *session, const hl_request *request,
   const hl_store_config *config = session->store->config;
   char label[128] = "";
   if (request->label_size)
-    (void)hl__escape(label, sizeof label, request->label,
-                     request->label_size);
+    (void)hl__escape(label, sizeof label, request->label, request->label_size);
   char *at = stpcpy(tag, BEGINNING);
   at = put_number(at, (uint64_t)hl__unix_ms());
   *at++ = '|';
@@ -123,8 +122,7 @@ static void field_take(char *out, size_t size, char *field) {
    it. */
 static bool tag_read(const char *query, hl_holder *holder) {
   char text[2048], *fields[FIELDS];
-  if (!query || strncmp(query, BEGINNING, strlen(BEGINNING)) != 0)
-    return false;
+  if (!query || strncmp(query, BEGINNING, strlen(BEGINNING)) != 0) return false;
   (void)snprintf(text, sizeof text, "%s", query + strlen(BEGINNING));
   char *end = strstr(text, "*/"), *rest = text;
   if (end) *end = '\0';
@@ -148,11 +146,21 @@ static bool tag_read(const char *query, hl_holder *holder) {
 /* What a look for err.holders may cost the server: its caller waited in vain already. */
 #define HASTE_MS 35
 
-enum { BACKEND, MODE, GRANTED, KEY, APPLICATION, HOST, QUERY, SINCE, WAITS, COLUMNS };
+enum {
+  BACKEND,
+  MODE,
+  GRANTED,
+  KEY,
+  APPLICATION,
+  HOST,
+  QUERY,
+  SINCE,
+  WAITS,
+  COLUMNS
+};
 
 /* With no rows of ours, all do. */
-static bool conflicts(const hl_row *rows, size_t n, int64_t key,
-                      hl_mode mode) {
+static bool conflicts(const hl_row *rows, size_t n, int64_t key, hl_mode mode) {
   if (n == 0) return true;
   for (size_t i = 0; i < n; i++)
     if (hl__pg_key(rows[i].level, rows[i].bucket) == key &&
@@ -164,27 +172,24 @@ static bool conflicts(const hl_row *rows, size_t n, int64_t key,
 /* Of one session, the row that it waits for, if any, comes first. The functions are
    those below the views pg_locks and pg_stat_activity, and show what these show: the
    views join catalogs that nothing here needs, which makes a look three times as long. */
-static void holders_sql(const hl_row *rows, size_t n, int ms,
-                        char sql[QUERY_MAX]) {
+static void holders_sql(const hl_row *rows, size_t n, int ms, char sql[QUERY_MAX]) {
   static const char key[] = "((l.classid::int8<<32)|l.objid::int8)";
-  int used = snprintf(
-      sql, QUERY_MAX,
-      "SET LOCAL statement_timeout=%d;SELECT l.pid,l.mode,l.granted,%s,a.application_name,"
-      "host(a.client_addr),a.query,"
-      "(extract(epoch FROM a.xact_start)*1000)::int8,"
-      "a.wait_event_type='Lock' AND a.wait_event='advisory' "
-      "FROM pg_lock_status() l "
-      "LEFT JOIN pg_stat_get_activity(NULL) a ON a.pid=l.pid "
-      "WHERE l.locktype='advisory' AND l.objsubid=1 AND l.pid<>pg_backend_pid()"
-      " AND l.database=(SELECT d.oid FROM pg_database d WHERE "
-      "d.datname=current_database())",
-      ms, key);
+  int used =
+      snprintf(sql, QUERY_MAX,
+               "SET LOCAL statement_timeout=%d;SELECT l.pid,l.mode,l.granted,%s,a.application_name,"
+               "host(a.client_addr),a.query,"
+               "(extract(epoch FROM a.xact_start)*1000)::int8,"
+               "a.wait_event_type='Lock' AND a.wait_event='advisory' "
+               "FROM pg_lock_status() l "
+               "LEFT JOIN pg_stat_get_activity(NULL) a ON a.pid=l.pid "
+               "WHERE l.locktype='advisory' AND l.objsubid=1 AND l.pid<>pg_backend_pid()"
+               " AND l.database=(SELECT d.oid FROM pg_database d WHERE "
+               "d.datname=current_database())",
+               ms, key);
   for (size_t i = 0; i < n; i++)
-    used += snprintf(sql + used, QUERY_MAX - (size_t)used, "%s%s%s'%" PRId64 "'",
-                     i ? "" : " AND ", i ? "" : key, i ? "," : " IN (",
-                     hl__pg_key(rows[i].level, rows[i].bucket));
-  (void)snprintf(sql + used, QUERY_MAX - (size_t)used,
-                 "%s ORDER BY l.pid,l.granted", n ? ")" : "");
+    used += snprintf(sql + used, QUERY_MAX - (size_t)used, "%s%s%s'%" PRId64 "'", i ? "" : " AND ",
+                     i ? "" : key, i ? "," : " IN (", hl__pg_key(rows[i].level, rows[i].bucket));
+  (void)snprintf(sql + used, QUERY_MAX - (size_t)used, "%s ORDER BY l.pid,l.granted", n ? ")" : "");
 }
 
 static void text_take(char *out, size_t size, const char *text) {
@@ -192,25 +197,22 @@ static void text_take(char *out, size_t size, const char *text) {
 }
 
 /* A session that does not say who it is, or not to us. */
-static void stranger_read(const PGresult *result, int row, hl_mode mode,
-                          hl_holder *holder) {
+static void stranger_read(const PGresult *result, int row, hl_mode mode, hl_holder *holder) {
   const char *since = hl__pg_field(result, row, SINCE);
   const char *application = hl__pg_field(result, row, APPLICATION);
   memset(holder, 0, sizeof *holder);
   text_take(holder->application, sizeof holder->application,
             application && *application ? application : "unknown");
-  text_take(holder->host, sizeof holder->host,
-            hl__pg_field(result, row, HOST));
+  text_take(holder->host, sizeof holder->host, hl__pg_field(result, row, HOST));
   (void)snprintf(holder->path, sizeof holder->path,
                  "advisory lock %.24s of the server's process %.16s",
-                 hl__pg_field(result, row, KEY),
-                 hl__pg_field(result, row, BACKEND));
+                 hl__pg_field(result, row, KEY), hl__pg_field(result, row, BACKEND));
   holder->mode = mode;
   holder->since_ms = since ? strtoll(since, NULL, 10) : 0;
 }
 
-int hl__pg_holders(hl__pg_session *session, const hl_lease_filter *filter,
-                   hl_holder_fn fn, void *context, hl_error *error) {
+int hl__pg_holders(hl__pg_session *session, const hl_lease_filter *filter, hl_holder_fn fn,
+                   void *context, hl_error *error) {
   char sql[QUERY_MAX], previous[32] = "";
   PGresult *result;
   const hl_row *rows = filter->rows;
@@ -228,13 +230,11 @@ int hl__pg_holders(hl__pg_session *session, const hl_lease_filter *filter,
     const char *key = hl__pg_field(result, i, KEY);
     if (!backend || !shown || !granted || !key) continue;
     hl_mode mode = *shown == 'S' ? HL_SHARED : HL_EXCLUSIVE;
-    if (strcmp(backend, previous) == 0 ||
-        !conflicts(rows, n, strtoll(key, NULL, 10), mode))
+    if (strcmp(backend, previous) == 0 || !conflicts(rows, n, strtoll(key, NULL, 10), mode))
       continue;
     (void)snprintf(previous, sizeof previous, "%s", backend);
     hl_holder holder;
-    if (!tag_read(hl__pg_field(result, i, QUERY), &holder))
-      stranger_read(result, i, mode, &holder);
+    if (!tag_read(hl__pg_field(result, i, QUERY), &holder)) stranger_read(result, i, mode, &holder);
     /* The key that it waits for may be none of ours. */
     const char *waits = hl__pg_field(result, i, WAITS);
     if (*granted == 'f' || (waits && *waits == 't')) holder.waiting = true;

@@ -14,9 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static hl__pg_session *session_of(hl_session *session) {
-  return (hl__pg_session *)(void *)session;
-}
+static hl__pg_session *session_of(hl_session *session) { return (hl__pg_session *)(void *)session; }
 
 static int gone_error(const hl_lease_terms *terms, hl_error *error) {
   if (terms->again) return HL_ERELEASED;
@@ -30,8 +28,7 @@ static int ready(hl__pg_session *session, int64_t deadline, hl_error *error) {
   session->limit = deadline;
   int status = hl__pg_settle(session, deadline, false, error);
   if (status == HL_TIMEOUT)
-    return hl__error(error, HL_ECONNECTION,
-                     "the server has not answered what came before");
+    return hl__error(error, HL_ECONNECTION, "the server has not answered what came before");
   if (status == HL_OK) status = hl__pg_tables(session, false, error);
   return status;
 }
@@ -46,24 +43,21 @@ static int begin(hl__pg_session *session, int64_t deadline, hl_error *error) {
 static int count(const hl__pg_session *session) {
   PGresult *result = session->kept;
   if (!result) return 0;
-  return PQresultStatus(result) == PGRES_TUPLES_OK
-             ? PQntuples(result)
-             : atoi(PQcmdTuples(result));
+  return PQresultStatus(result) == PGRES_TUPLES_OK ? PQntuples(result) : atoi(PQcmdTuples(result));
 }
 
-static int run(hl__pg_session *session, const hl__pg_part *part,
-               int64_t deadline, hl_error *error) {
+static int run(hl__pg_session *session, const hl__pg_part *part, int64_t deadline,
+               hl_error *error) {
   return hl__pg_pipeline_run(session, part, 1, deadline, error);
 }
 
 /* -------------------------------------------------------------- one record */
 
-static void text_take(const PGresult *result, int row, int column, char *out,
-                      size_t size, bool raw) {
+static void text_take(const PGresult *result, int row, int column, char *out, size_t size,
+                      bool raw) {
   const char *field = hl__pg_field(result, row, column);
   size_t n = 0;
-  unsigned char *data =
-      field ? PQunescapeBytea((const unsigned char *)field, &n) : NULL;
+  unsigned char *data = field ? PQunescapeBytea((const unsigned char *)field, &n) : NULL;
   out[0] = '\0';
   if (data && raw && n < size) {
     memcpy(out, data, n);
@@ -76,13 +70,12 @@ static void text_take(const PGresult *result, int row, int column, char *out,
 
 /* Why there is no record of that holder, or, with `holder`, for who knows the secret: else HL_OK,
    and who the holder is. */
-static int look_up(hl__pg_session *session, const hl_lease_terms *terms,
-                   char holder[40], int64_t deadline, hl_error *error) {
-  hl__pg_part part = {
-      .number = -1,
-      .sql = "SELECT l.holder=$2::uuid,l.revoked IS NOT NULL,l.revoked_by,"
-             "l.reason,l.secret=sha256($3::bytea),l.holder::text FROM "
-             "public.hier_lock_leases l WHERE l.id=$1::uuid"};
+static int look_up(hl__pg_session *session, const hl_lease_terms *terms, char holder[40],
+                   int64_t deadline, hl_error *error) {
+  hl__pg_part part = {.number = -1,
+                      .sql = "SELECT l.holder=$2::uuid,l.revoked IS NOT NULL,l.revoked_by,"
+                             "l.reason,l.secret=sha256($3::bytea),l.holder::text FROM "
+                             "public.hier_lock_leases l WHERE l.id=$1::uuid"};
   hl__pg_bytes(&part, terms->id, 16);
   hl__pg_bytes(&part, terms->holder, 16);
   hl__pg_bytes(&part, terms->secret, 16);
@@ -102,30 +95,27 @@ static int look_up(hl__pg_session *session, const hl_lease_terms *terms,
     return hl__error_revoked(error, by, reason);
   }
   if (!holder)
-    return hl__error(error, HL_ELOST,
-                     "the lease was imported, and belongs to that handle now");
+    return hl__error(error, HL_ELOST, "the lease was imported, and belongs to that handle now");
   (void)snprintf(holder, 40, "%s", name);
   return HL_OK;
 }
 
-static int lost(hl__pg_session *session, const hl_lease_terms *terms,
-                int64_t deadline, hl_error *error) {
+static int lost(hl__pg_session *session, const hl_lease_terms *terms, int64_t deadline,
+                hl_error *error) {
   return look_up(session, terms, NULL, deadline, error);
 }
 
-static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
-                         int64_t ttl, int64_t deadline, int64_t *sent_ms,
-                         hl_error *error) {
+static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t ttl,
+                         int64_t deadline, int64_t *sent_ms, hl_error *error) {
   hl__pg_session *session = session_of(base);
   char number[24], turn[24];
   int status = begin(session, deadline, error);
   if (status) return status == HL_ERELEASED ? gone_error(terms, error) : status;
-  hl__pg_part part = {
-      .number = HL__PG_REFRESH,
-      .sql = "UPDATE public.hier_lock_leases SET turn=$4::int8,"
-             "till=clock_timestamp()+$3::int8*interval '1 millisecond' WHERE "
-             "id=$1::uuid AND holder=$2::uuid AND revoked IS NULL AND "
-             "turn<$4::int8"};
+  hl__pg_part part = {.number = HL__PG_REFRESH,
+                      .sql = "UPDATE public.hier_lock_leases SET turn=$4::int8,"
+                             "till=clock_timestamp()+$3::int8*interval '1 millisecond' WHERE "
+                             "id=$1::uuid AND holder=$2::uuid AND revoked IS NULL AND "
+                             "turn<$4::int8"};
   hl__pg_bytes(&part, terms->id, 16);
   hl__pg_bytes(&part, terms->holder, 16);
   hl__pg_number(&part, number, ttl);
@@ -133,19 +123,18 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
   *sent_ms = hl__lease_ms();
   status = run(session, &part, deadline, error);
   if (status) return status;
-  return count(session) == 1 ? HL_OK
-                             : lost(session, terms, deadline, error);
+  return count(session) == 1 ? HL_OK : lost(session, terms, deadline, error);
 }
 
-static int lease_look(hl_session *base, const hl_lease_terms *terms,
-                      int64_t deadline, int64_t *left_ms, hl_error *error) {
+static int lease_look(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
+                      int64_t *left_ms, hl_error *error) {
   hl__pg_session *session = session_of(base);
   int status = begin(session, deadline, error);
   if (status) return status == HL_ERELEASED ? gone_error(terms, error) : status;
-  hl__pg_part part = {
-      .number = -1,
-      .sql = "SELECT " HL__PG_LEFT " FROM public.hier_lock_leases l WHERE l.id=$1::uuid AND "
-             "l.holder=$2::uuid AND l.revoked IS NULL"};
+  hl__pg_part part = {.number = -1,
+                      .sql = "SELECT " HL__PG_LEFT
+                             " FROM public.hier_lock_leases l WHERE l.id=$1::uuid AND "
+                             "l.holder=$2::uuid AND l.revoked IS NULL"};
   hl__pg_bytes(&part, terms->id, 16);
   hl__pg_bytes(&part, terms->holder, 16);
   status = run(session, &part, deadline, error);
@@ -157,13 +146,13 @@ static int lease_look(hl_session *base, const hl_lease_terms *terms,
   return HL_OK;
 }
 
-#define DROP                                                                   \
-  "WITH gone AS (DELETE FROM public.hier_lock_leases WHERE id=$1::uuid AND "   \
-  "holder=$2::uuid AND revoked IS NULL RETURNING id) DELETE FROM "             \
+#define DROP                                                                                       \
+  "WITH gone AS (DELETE FROM public.hier_lock_leases WHERE id=$1::uuid AND "                       \
+  "holder=$2::uuid AND revoked IS NULL RETURNING id) DELETE FROM "                                 \
   "public.hier_lock_lease_rows r USING gone WHERE r.id=gone.id"
 
-static int lease_drop(hl_session *base, const hl_lease_terms *terms,
-                      bool confirm, int64_t deadline, hl_error *error) {
+static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confirm, int64_t deadline,
+                      hl_error *error) {
   hl__pg_session *session = session_of(base);
   hl__pg_part part = {.number = -1, .sql = DROP};
   hl__pg_bytes(&part, terms->id, 16);
@@ -174,21 +163,19 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms,
     part.number = HL__PG_DROP;
     status = run(session, &part, deadline, error);
     if (status) return status;
-    return count(session) > 0 ? HL_OK
-                              : lost(session, terms, deadline, error);
+    return count(session) > 0 ? HL_OK : lost(session, terms, deadline, error);
   }
   int status = hl__pg_settle(session, deadline, false, error);
   if (status == HL_TIMEOUT)
-    return hl__error(error, HL_ECONNECTION,
-                     "the server has not answered what came before");
+    return hl__error(error, HL_ECONNECTION, "the server has not answered what came before");
   if (status) return status;
   return hl__pg_pipeline(session, &part, 1, error);
 }
 
-#define DROP_ALL                                                               \
-  "WITH gone AS (DELETE FROM public.hier_lock_leases l USING "                 \
-  "unnest($1::uuid[],$2::uuid[]) u(id,holder) WHERE l.id=u.id AND "            \
-  "l.holder=u.holder AND l.revoked IS NULL RETURNING l.id) DELETE FROM "       \
+#define DROP_ALL                                                                                   \
+  "WITH gone AS (DELETE FROM public.hier_lock_leases l USING "                                     \
+  "unnest($1::uuid[],$2::uuid[]) u(id,holder) WHERE l.id=u.id AND "                                \
+  "l.holder=u.holder AND l.revoked IS NULL RETURNING l.id) DELETE FROM "                           \
   "public.hier_lock_lease_rows r USING gone WHERE r.id=gone.id"
 
 static char *put_uuid(char *at, char before, const uint8_t id[16]) {
@@ -197,8 +184,8 @@ static char *put_uuid(char *at, char before, const uint8_t id[16]) {
   return at;
 }
 
-static int lease_drop_all(hl_session *base, const hl_lease_terms *terms,
-                          size_t n, int64_t deadline, hl_error *error) {
+static int lease_drop_all(hl_session *base, const hl_lease_terms *terms, size_t n, int64_t deadline,
+                          hl_error *error) {
   hl__pg_session *session = session_of(base);
   hl__pg_part part = {.number = -1, .sql = DROP_ALL};
   int status = begin(session, deadline, error);
@@ -223,20 +210,19 @@ static int lease_drop_all(hl_session *base, const hl_lease_terms *terms,
    it is not enough to delete what is there. A record of the same id, revoked, is left behind:
    its INSERT waits for one that is under way, and a later one fails. It is swept as others
    are. The second statement sees what the first has waited for. */
-#define RECALL                                                                 \
-  "INSERT INTO public.hier_lock_leases AS l (id,holder,secret,till,token,"     \
-  "shared,owner,path,label,application,host,pid,since,revoked) SELECT "        \
-  "$1::uuid,$2::uuid,'',t,0,false,'','','','','',0,t,t FROM "                  \
-  "clock_timestamp() t ON CONFLICT (id) DO UPDATE SET "                        \
+#define RECALL                                                                                     \
+  "INSERT INTO public.hier_lock_leases AS l (id,holder,secret,till,token,"                         \
+  "shared,owner,path,label,application,host,pid,since,revoked) SELECT "                            \
+  "$1::uuid,$2::uuid,'',t,0,false,'','','','','',0,t,t FROM "                                      \
+  "clock_timestamp() t ON CONFLICT (id) DO UPDATE SET "                                            \
   "revoked=coalesce(l.revoked,excluded.revoked)"
 
-static int lease_recall(hl_session *base, const hl_lease_terms *terms,
-                        int64_t deadline, hl_error *error) {
+static int lease_recall(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
+                        hl_error *error) {
   hl__pg_session *session = session_of(base);
   hl__pg_part parts[2] = {
       {.number = -1, .sql = RECALL},
-      {.number = -1,
-       .sql = "DELETE FROM public.hier_lock_lease_rows WHERE id=$1::uuid"}};
+      {.number = -1, .sql = "DELETE FROM public.hier_lock_lease_rows WHERE id=$1::uuid"}};
   hl__pg_bytes(&parts[0], terms->id, 16);
   hl__pg_bytes(&parts[0], terms->holder, 16);
   hl__pg_bytes(&parts[1], terms->id, 16);
@@ -246,18 +232,17 @@ static int lease_recall(hl_session *base, const hl_lease_terms *terms,
 }
 
 /* $5: keys, $6: those locked exclusively, $7: how many keys, $11: from which holder. */
-#define ADOPT                                                                  \
-  "UPDATE public.hier_lock_leases l SET holder=$2::uuid,turn=0,"               \
-  "till=clock_timestamp()+$4::int8*interval '1 millisecond',"                  \
-  "application=$8::bytea,host=$9::bytea,pid=$10::int8 WHERE l.id=$1::uuid "    \
-  "AND l.secret=sha256($3::bytea) AND l.holder=$11::uuid AND l.revoked IS NULL AND " \
-  "(SELECT count(*)=$7::int8 AND bool_and(r.key=ANY($5::int8[]) AND "          \
-  "r.exclusive=(r.key=ANY($6::int8[]))) FROM public.hier_lock_lease_rows r "   \
+#define ADOPT                                                                                      \
+  "UPDATE public.hier_lock_leases l SET holder=$2::uuid,turn=0,"                                   \
+  "till=clock_timestamp()+$4::int8*interval '1 millisecond',"                                      \
+  "application=$8::bytea,host=$9::bytea,pid=$10::int8 WHERE l.id=$1::uuid "                        \
+  "AND l.secret=sha256($3::bytea) AND l.holder=$11::uuid AND l.revoked IS NULL AND "               \
+  "(SELECT count(*)=$7::int8 AND bool_and(r.key=ANY($5::int8[]) AND "                              \
+  "r.exclusive=(r.key=ANY($6::int8[]))) FROM public.hier_lock_lease_rows r "                       \
   "WHERE r.id=$1::uuid) RETURNING l.token"
 
-static int adopt_from(hl__pg_session *session, const hl_request *request,
-                      const char *holder, int64_t deadline, hl_grant *grant,
-                      hl_error *error) {
+static int adopt_from(hl__pg_session *session, const hl_request *request, const char *holder,
+                      int64_t deadline, hl_grant *grant, hl_error *error) {
   const hl_lease_terms *terms = request->lease;
   const hl_store_config *config = session->store->config;
   char ttl[24], n[24], pid[24];
@@ -289,8 +274,8 @@ static int adopt_from(hl__pg_session *session, const hl_request *request,
 
 /* A change that is carried out late, when its caller has given it up and imported again, finds
    another holder than it names, and changes nothing. */
-static int lease_adopt(hl_session *base, const hl_request *request,
-                       hl_grant *grant, hl_error *error) {
+static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *grant,
+                       hl_error *error) {
   hl__pg_session *session = session_of(base);
   char holder[40], before[40] = "";
   const char *token = NULL;
@@ -303,8 +288,7 @@ static int lease_adopt(hl_session *base, const hl_request *request,
     if (atomic_load(&session->interrupted)) /* that may be a later import's */
       return hl__error(error, HL_CANCELLED, "the import was interrupted");
     if (strcmp(holder, before) == 0)
-      return hl__error(error, HL_EMISMATCH,
-                       "the lease locks something else than its text says");
+      return hl__error(error, HL_EMISMATCH, "the lease locks something else than its text says");
     status = adopt_from(session, request, holder, deadline, grant, error);
     if (status) return status;
     token = hl__pg_field(session->kept, 0, 0);
@@ -314,8 +298,8 @@ static int lease_adopt(hl_session *base, const hl_request *request,
   return HL_OK;
 }
 
-static int lease_regrade(hl_session *base, const hl_request *request,
-                         hl_grant *grant, hl_error *error) {
+static int lease_regrade(hl_session *base, const hl_request *request, hl_grant *grant,
+                         hl_error *error) {
   hl__pg_session *session = session_of(base);
   const hl_lease_terms *terms = request->lease;
   int64_t left, limit = hl__late_answer_by(request->deadline);
@@ -325,12 +309,10 @@ static int lease_regrade(hl_session *base, const hl_request *request,
     status = hl__pg_lease_regrade(session, request, grant, error);
   else if (status == HL_ERELEASED)
     status = gone_error(terms, error);
-  if (status == HL_ELOST)
-    return lost(session, terms, limit, error);
+  if (status == HL_ELOST) return lost(session, terms, limit, error);
   (void)hl__pg_interruption_take(session); /* one that comes later is forgotten by settle */
   /* Somebody may have it because the lease has ended. */
-  if (status == HL_TIMEOUT &&
-      lease_look(base, terms, limit, &left, &reason) == HL_ELOST) {
+  if (status == HL_TIMEOUT && lease_look(base, terms, limit, &left, &reason) == HL_ELOST) {
     if (error) *error = reason;
     return HL_ELOST;
   }
@@ -339,19 +321,32 @@ static int lease_regrade(hl_session *base, const hl_request *request,
 
 /* ------------------------------------------------------------ many records */
 
-enum { ID, OWNER, PATH, LABEL, APPLICATION, HOST, PID, SHARED, UPDATE, SINCE, LEFT, COLUMNS };
+enum {
+  ID,
+  OWNER,
+  PATH,
+  LABEL,
+  APPLICATION,
+  HOST,
+  PID,
+  SHARED,
+  UPDATE,
+  SINCE,
+  LEFT,
+  COLUMNS
+};
 
 /* $1 owner, $2 id, $3 keys, $4 those wanted exclusively; NULL: any. */
-#define MATCHES                                                                \
-  "l.revoked IS NULL AND "                                                     \
-  "($1::bytea IS NULL OR l.owner=$1) AND ($2::uuid IS NULL OR l.id=$2) AND "   \
-  "($3::int8[] IS NULL OR l.id IN (SELECT id FROM "                            \
-  "public.hier_lock_lease_rows WHERE exclusive AND key=ANY($3) UNION ALL "     \
+#define MATCHES                                                                                    \
+  "l.revoked IS NULL AND "                                                                         \
+  "($1::bytea IS NULL OR l.owner=$1) AND ($2::uuid IS NULL OR l.id=$2) AND "                       \
+  "($3::int8[] IS NULL OR l.id IN (SELECT id FROM "                                                \
+  "public.hier_lock_lease_rows WHERE exclusive AND key=ANY($3) UNION ALL "                         \
   "SELECT id FROM public.hier_lock_lease_rows WHERE key=ANY($4::int8[])))"
 
 /* The caller frees *keys and *exclusive. */
-static int filter_fill(hl__pg_part *part, const hl_lease_filter *filter,
-                       char **keys, char **exclusive, hl_error *error) {
+static int filter_fill(hl__pg_part *part, const hl_lease_filter *filter, char **keys,
+                       char **exclusive, hl_error *error) {
   *keys = filter->n ? hl__pg_keys(filter->rows, filter->n, false) : NULL;
   *exclusive = filter->n ? hl__pg_keys(filter->rows, filter->n, true) : NULL;
   if (filter->n && (!*keys || !*exclusive)) return hl__error_memory(error);
@@ -386,24 +381,22 @@ static void holder_read(const PGresult *result, int row, hl_holder *holder) {
   text_take(result, row, OWNER, holder->owner, sizeof holder->owner, true);
   text_take(result, row, PATH, holder->path, sizeof holder->path, false);
   text_take(result, row, LABEL, holder->label, sizeof holder->label, false);
-  text_take(result, row, APPLICATION, holder->application,
-            sizeof holder->application, false);
+  text_take(result, row, APPLICATION, holder->application, sizeof holder->application, false);
   text_take(result, row, HOST, holder->host, sizeof holder->host, false);
   char *at = holder->id;
   for (; id && *id && at < holder->id + sizeof holder->id - 1; id++)
     if (*id != '-') *at++ = *id;
 }
 
-static int list(hl__pg_session *session, const hl_lease_filter *filter,
-                hl_holder_fn fn, void *context, int64_t deadline,
-                hl_error *error) {
+static int list(hl__pg_session *session, const hl_lease_filter *filter, hl_holder_fn fn,
+                void *context, int64_t deadline, hl_error *error) {
   char *keys, *exclusive, most[24];
   hl__pg_part part = {
       .number = -1,
       .sql = "SELECT * FROM (SELECT l.id,l.owner,l.path,l.label,l.application,l.host,l.pid,"
              "l.shared,EXISTS(SELECT FROM public.hier_lock_lease_rows u WHERE "
-             "u.id=l.id AND u.key<0),(extract(epoch FROM l.since)*1000)::int8 AS since,"
-             HL__PG_LEFT " FROM public.hier_lock_leases l WHERE " MATCHES
+             "u.id=l.id AND u.key<0),(extract(epoch FROM l.since)*1000)::int8 AS since," HL__PG_LEFT
+             " FROM public.hier_lock_leases l WHERE " MATCHES
              " AND ($5::boolean OR l.till>clock_timestamp()) LIMIT $6::int8) "
              "found ORDER BY since,id"};
   int status = filter_fill(&part, filter, &keys, &exclusive, error);
@@ -424,9 +417,8 @@ static int list(hl__pg_session *session, const hl_lease_filter *filter,
   return HL_OK;
 }
 
-static int lease_list(hl_session *base, const hl_lease_filter *filter,
-                      hl_holder_fn fn, void *context, int64_t deadline,
-                      hl_error *error) {
+static int lease_list(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn,
+                      void *context, int64_t deadline, hl_error *error) {
   hl__pg_session *session = session_of(base);
   int status = begin(session, deadline, error);
   if (status == HL_OK) status = hl__pg_sweep(session, error);
@@ -434,12 +426,10 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter,
   return list(session, filter, fn, context, deadline, error);
 }
 
-int hl__pg_lease_holders(hl__pg_session *session,
-                         const hl_lease_filter *filter, hl_holder_fn fn,
+int hl__pg_lease_holders(hl__pg_session *session, const hl_lease_filter *filter, hl_holder_fn fn,
                          void *context, hl_error *error) {
   /* As they were when it last locked something: what kept it out was there. */
-  if (session->gate != HL__PG_GATE_OPEN && !session->gated && !session->ready)
-    return HL_OK;
+  if (session->gate != HL__PG_GATE_OPEN && !session->gated && !session->ready) return HL_OK;
 #ifdef LIBPQ_HAS_PIPELINING
   int status = hl__pg_tables(session, false, error);
   if (status) return status == HL_ERELEASED ? HL_OK : status;
@@ -453,28 +443,26 @@ int hl__pg_lease_holders(hl__pg_session *session,
 /* In the order of their ids, so that two of them do not meet in a circle. Those that are over,
    too: they may be refreshed, as long as the record is there. Their turn, which no refresh needs any
    more, says which call has ended them ($7). */
-#define REVOKE                                                                 \
-  "WITH found AS (SELECT l.id FROM public.hier_lock_leases l WHERE " MATCHES   \
-  " ORDER BY l.id FOR UPDATE),ended AS (UPDATE public.hier_lock_leases l SET " \
-  "revoked=clock_timestamp(),revoked_by=$5::bytea,reason=$6::bytea,turn=$7::int8 FROM " \
-  "found WHERE l.id=found.id RETURNING l.id),freed AS (DELETE FROM "           \
-  "public.hier_lock_lease_rows r USING ended WHERE r.id=ended.id) "            \
+#define REVOKE                                                                                     \
+  "WITH found AS (SELECT l.id FROM public.hier_lock_leases l WHERE " MATCHES                       \
+  " ORDER BY l.id FOR UPDATE),ended AS (UPDATE public.hier_lock_leases l SET "                     \
+  "revoked=clock_timestamp(),revoked_by=$5::bytea,reason=$6::bytea,turn=$7::int8 FROM "            \
+  "found WHERE l.id=found.id RETURNING l.id),freed AS (DELETE FROM "                               \
+  "public.hier_lock_lease_rows r USING ended WHERE r.id=ended.id) "                                \
   "SELECT count(*) FROM ended"
 
 /* Those of an earlier try included. */
-static int revoked_count(hl__pg_session *session, const char *call,
-                         int64_t deadline, hl_error *error) {
-  hl__pg_part part = {
-      .number = -1,
-      .sql = "SELECT count(*) FROM public.hier_lock_leases WHERE "
-             "revoked IS NOT NULL AND turn=$1::int8"};
+static int revoked_count(hl__pg_session *session, const char *call, int64_t deadline,
+                         hl_error *error) {
+  hl__pg_part part = {.number = -1,
+                      .sql = "SELECT count(*) FROM public.hier_lock_leases WHERE "
+                             "revoked IS NOT NULL AND turn=$1::int8"};
   hl__pg_value(&part, call);
   return run(session, &part, deadline, error);
 }
 
-static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
-                        const char *by, const char *reason, int64_t deadline,
-                        uint64_t *number, hl_error *error) {
+static int lease_revoke(hl_session *base, const hl_lease_filter *filter, const char *by,
+                        const char *reason, int64_t deadline, uint64_t *number, hl_error *error) {
   hl__pg_session *session = session_of(base);
   char *keys, *exclusive, call[24];
   hl__pg_part part = {.number = -1, .sql = REVOKE};
@@ -487,8 +475,7 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
   if (status == HL_OK) status = run(session, &part, deadline, error);
   free(keys);
   free(exclusive);
-  if (status == HL_OK && filter->again)
-    status = revoked_count(session, call, deadline, error);
+  if (status == HL_OK && filter->again) status = revoked_count(session, call, deadline, error);
   if (status) return status;
   const char *text = hl__pg_field(session->kept, 0, 0);
   *number = text ? strtoull(text, NULL, 10) : 0;

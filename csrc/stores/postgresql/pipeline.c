@@ -14,9 +14,7 @@
 /* So many sets of statements a session may leave behind. */
 #define GENERATIONS_MAX 50u
 
-void hl__pg_value(hl__pg_part *part, const char *text) {
-  part->values[part->n++] = text;
-}
+void hl__pg_value(hl__pg_part *part, const char *text) { part->values[part->n++] = text; }
 
 void hl__pg_bytes(hl__pg_part *part, const void *data, size_t size) {
   part->formats[part->n] = 1;
@@ -35,16 +33,15 @@ bool hl__pg_part_queue(hl__pg_session *session, const hl__pg_part *part) {
   PGconn *connection = session->connection;
   char name[48];
   if (part->number < 0)
-    return PQsendQueryParams(connection, part->sql, part->n, NULL,
-                             part->values, part->lengths, part->formats, 0);
-  (void)snprintf(name, sizeof name, "hierlock_%u_%d", session->generation,
-                 part->number);
+    return PQsendQueryParams(connection, part->sql, part->n, NULL, part->values, part->lengths,
+                             part->formats, 0);
+  (void)snprintf(name, sizeof name, "hierlock_%u_%d", session->generation, part->number);
   if (!(session->prepared >> part->number & 1u)) {
     if (!PQsendPrepare(connection, name, part->sql, 0, NULL)) return false;
     session->prepared |= 1u << part->number;
   }
-  return PQsendQueryPrepared(connection, name, part->n, part->values,
-                             part->lengths, part->formats, 0);
+  return PQsendQueryPrepared(connection, name, part->n, part->values, part->lengths, part->formats,
+                             0);
 }
 
 void hl__pg_unprepare(hl__pg_session *session) {
@@ -61,8 +58,7 @@ static int send_error(hl__pg_session *session, hl_error *error) {
   return HL_ECONNECTION;
 }
 
-int hl__pg_pipeline(hl__pg_session *session, const hl__pg_part *parts,
-                    size_t n, hl_error *error) {
+int hl__pg_pipeline(hl__pg_session *session, const hl__pg_part *parts, size_t n, hl_error *error) {
   PGconn *connection = session->connection;
   hl__pg_results_clear(session);
   session->releases = false;
@@ -70,10 +66,8 @@ int hl__pg_pipeline(hl__pg_session *session, const hl__pg_part *parts,
     return hl__error(error, HL_ECONNECTION, "too many statements have failed");
   if (!PQenterPipelineMode(connection)) return send_error(session, error);
   for (size_t i = 0; i < n; i++)
-    if (!hl__pg_part_queue(session, &parts[i]))
-      return send_error(session, error);
-  if (!PQpipelineSync(connection) || PQflush(connection) < 0)
-    return send_error(session, error);
+    if (!hl__pg_part_queue(session, &parts[i])) return send_error(session, error);
+  if (!PQpipelineSync(connection) || PQflush(connection) < 0) return send_error(session, error);
   session->outstanding = session->pipelined = true;
   session->tells_transaction = false;
   return HL_OK;
@@ -88,8 +82,7 @@ bool hl__pg_part_queue(hl__pg_session *session, const hl__pg_part *part) {
 
 void hl__pg_unprepare(hl__pg_session *session) { (void)session; }
 
-int hl__pg_pipeline(hl__pg_session *session, const hl__pg_part *parts,
-                    size_t n, hl_error *error) {
+int hl__pg_pipeline(hl__pg_session *session, const hl__pg_part *parts, size_t n, hl_error *error) {
   (void)session, (void)parts, (void)n;
   return hl__error(error, HL_EUNSUPPORTED, "leases need libpq 14 or later");
 }
@@ -97,8 +90,7 @@ int hl__pg_pipeline(hl__pg_session *session, const hl__pg_part *parts,
 #endif
 
 /* The tables were dropped, or altered, or closed to this role; whoever comes next looks. */
-static int tables_error(hl__pg_session *session, const char *state,
-                        hl_error *error) {
+static int tables_error(hl__pg_session *session, const char *state, hl_error *error) {
   session->ready = false;
   int status = hl__error(error, HL_ENOT_PROVISIONED,
                          "the tables of leases are not what they should be (%.5s): "
@@ -108,26 +100,23 @@ static int tables_error(hl__pg_session *session, const char *state,
   return status;
 }
 
-int hl__pg_pipeline_run(hl__pg_session *session, const hl__pg_part *parts,
-                        size_t n, int64_t deadline, hl_error *error) {
+int hl__pg_pipeline_run(hl__pg_session *session, const hl__pg_part *parts, size_t n,
+                        int64_t deadline, hl_error *error) {
   int status = hl__pg_pipeline(session, parts, n, error);
   if (status) return status;
   status = hl__pg_await(session, deadline, true, error);
   if (status == HL_TIMEOUT || status == HL_CANCELLED)
     return hl__error(error, HL_ECONNECTION, "the server did not answer in time");
   if (status) return status;
-  if (!session->kept || PQresultStatus(session->kept) != PGRES_FATAL_ERROR)
-    return HL_OK;
+  if (!session->kept || PQresultStatus(session->kept) != PGRES_FATAL_ERROR) return HL_OK;
   hl__pg_unprepare(session);
   status = hl__pg_error(session, session->kept, "write leases", error);
   const char *state = PQresultErrorField(session->kept, PG_DIAG_SQLSTATE);
   /* undefined and ambiguous things, privileges, plans, types */
   if (state && status == HL_ESTORE &&
-      (strncmp(state, "42", 2) == 0 || strcmp(state, "0A000") == 0 ||
-       strcmp(state, "XX000") == 0))
+      (strncmp(state, "42", 2) == 0 || strcmp(state, "0A000") == 0 || strcmp(state, "XX000") == 0))
     return tables_error(session, state, error);
   if (status == HL_CANCELLED)
-    status = hl__error(error, HL_TIMEOUT,
-                       "somebody keeps a record or a table of leases locked");
+    status = hl__error(error, HL_TIMEOUT, "somebody keeps a record or a table of leases locked");
   return status;
 }

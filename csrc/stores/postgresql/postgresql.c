@@ -17,9 +17,7 @@
    longer for a server that hangs. */
 #define LOOK_SETTLE_MS 250
 
-static hl__pg_session *session_of(hl_session *session) {
-  return (hl__pg_session *)session;
-}
+static hl__pg_session *session_of(hl_session *session) { return (hl__pg_session *)session; }
 
 /* ------------------------------------------------------------ the store */
 
@@ -41,8 +39,8 @@ static int not_connected(int status, hl_error *error) {
 /* A connection that could be made is not given up for a short wait, or no wait over
    a slow line would ever get one: it may take thrice as long as the last one. One that was given
    up does not count: a server that hangs would keep each call longer than the one before. */
-static int connect_verified(hl__pg_store *store, int64_t deadline,
-                            hl__pg_session **session, hl_error *error) {
+static int connect_verified(hl__pg_store *store, int64_t deadline, hl__pg_session **session,
+                            hl_error *error) {
   int64_t begun = hl__now_ms();
   int64_t usual = hl__deadline(begun, 3 * atomic_load(&store->connecting));
   if (deadline < usual) deadline = usual;
@@ -79,8 +77,8 @@ HL__UNCHECKED static void store_close(hl_store *base) {
   free(store);
 }
 
-HL__UNCHECKED static int store_open(const hl_store_config *config,
-                                    hl_store **result, hl_error *error) {
+HL__UNCHECKED static int store_open(const hl_store_config *config, hl_store **result,
+                                    hl_error *error) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   (void)pthread_once(&once, library_init);
   hl__pg_store *store = calloc(1, sizeof *store);
@@ -90,8 +88,7 @@ HL__UNCHECKED static int store_open(const hl_store_config *config,
   (void)pthread_mutex_init(&store->mutex, NULL);
   int status = hl__pg_params(store, error);
   if (status == HL_OK)
-    status = connect_verified(store, hl__now_ms() + store->connect_timeout,
-                              &store->spare, error);
+    status = connect_verified(store, hl__now_ms() + store->connect_timeout, &store->spare, error);
   if (status) {
     store_close(&store->base);
     return status;
@@ -103,8 +100,7 @@ HL__UNCHECKED static int store_open(const hl_store_config *config,
   return HL_OK;
 }
 
-static int session_open(hl_store *base, int64_t deadline, hl_session **result,
-                        hl_error *error) {
+static int session_open(hl_store *base, int64_t deadline, hl_session **result, hl_error *error) {
   hl__pg_store *store = (hl__pg_store *)base;
   hl__pg_store_lock(store);
   hl__pg_session *session = store->spare;
@@ -120,14 +116,11 @@ static int session_open(hl_store *base, int64_t deadline, hl_session **result,
   return status;
 }
 
-static void session_close(hl_session *session) {
-  hl__pg_disconnect(session_of(session));
-}
+static void session_close(hl_session *session) { hl__pg_disconnect(session_of(session)); }
 
 /* ------------------------------------------------------------ a session */
 
-static int take(hl_session *base, const hl_request *request, hl_grant *grant,
-                hl_error *error) {
+static int take(hl_session *base, const hl_request *request, hl_grant *grant, hl_error *error) {
   hl__pg_session *session = session_of(base);
   /* The answer to the last release must be read first. Without it nothing was asked
      for: that is no timeout, and on another connection it may go on, for which half of the time is
@@ -137,16 +130,13 @@ static int take(hl_session *base, const hl_request *request, hl_grant *grant,
   int64_t patience = hl__now_ms() + (half < SETTLE_MS ? half : SETTLE_MS);
   int status = hl__pg_settle(session, patience, true, error);
   if (status == HL_TIMEOUT)
-    status = hl__error(error, HL_ECONNECTION,
-                       "the server has not answered the last release");
+    status = hl__error(error, HL_ECONNECTION, "the server has not answered the last release");
   /* Where there are leases: somebody has to. */
-  if (status == HL_OK && !request->extend &&
-      (request->lease || session->gate == HL__PG_GATE_OPEN))
+  if (status == HL_OK && !request->extend && (request->lease || session->gate == HL__PG_GATE_OPEN))
     status = hl__pg_sweep(session, error);
   if (status == HL_OK)
-    status = request->lease
-                 ? hl__pg_lease_take(session, request, grant, error)
-                 : hl__pg_lock_rows(session, request, grant, error);
+    status = request->lease ? hl__pg_lease_take(session, request, grant, error)
+                            : hl__pg_lock_rows(session, request, grant, error);
   /* One that comes later is forgotten by settle. */
   (void)hl__pg_interruption_take(session);
   return status;
@@ -155,8 +145,7 @@ static int take(hl_session *base, const hl_request *request, hl_grant *grant,
 static int give_back(hl_session *base, hl_error *error) {
   hl__pg_session *session = session_of(base);
   int status = hl__pg_settle(session, 0, false, error);
-  if (status == HL_TIMEOUT)
-    return hl__error(error, HL_BUSY, "an earlier answer has not come yet");
+  if (status == HL_TIMEOUT) return hl__error(error, HL_BUSY, "an earlier answer has not come yet");
   if (status) return status;
   return hl__pg_rollback_send(session, error);
 }
@@ -174,8 +163,7 @@ static int settle(hl_session *base, int64_t deadline, hl_error *error) {
   /* Where it does not wait, an interruption is late. */
   if (deadline == 0) (void)hl__pg_interruption_take(session);
   int status = hl__pg_settle(session, deadline, deadline != 0, error);
-  if (status == HL_CANCELLED)
-    status = hl__error(error, HL_ECONNECTION, "the wait was interrupted");
+  if (status == HL_CANCELLED) status = hl__error(error, HL_ECONNECTION, "the wait was interrupted");
   if (status == HL_OK && session->outdated && !session->holds)
     status = hl__error(error, HL_ECONNECTION, "the session is outdated");
   return status;
@@ -200,17 +188,14 @@ static void interrupt(hl_session *base) {
   hl__pg_session *session = session_of(base);
   const uint64_t one = 1;
   if (atomic_exchange(&session->interrupted, true)) return;
-  while (write(session->bell, &one, sizeof one) < 0 && errno == EINTR) {
-  }
+  while (write(session->bell, &one, sizeof one) < 0 && errno == EINTR) {}
 }
 
-static int holders(hl_session *base, const hl_lease_filter *filter,
-                   hl_holder_fn fn, void *context, int64_t deadline,
-                   hl_error *error) {
+static int holders(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn, void *context,
+                   int64_t deadline, hl_error *error) {
   hl__pg_session *session = session_of(base);
   int64_t settled = hl__now_ms() + LOOK_SETTLE_MS;
-  int status = hl__pg_settle(session, settled < deadline ? settled : deadline,
-                             false, error);
+  int status = hl__pg_settle(session, settled < deadline ? settled : deadline, false, error);
   if (status) return status == HL_TIMEOUT ? hl__pg_gone(session, error) : status;
   session->patience = session->limit = deadline;
   return hl__pg_holders(session, filter, fn, context, error);
@@ -225,11 +210,8 @@ static void thread_end(void) {
 const hl_store_ops hl_store_postgresql = {
     .abi = HL_STORE_ABI,
     .scheme = "postgresql",
-    .traits = {.scarce = true,
-               .expires = true,
-               .blocks = true,
-               .updates = true,
-               .leases_update = true},
+    .traits =
+        {.scarce = true, .expires = true, .blocks = true, .updates = true, .leases_update = true},
     .parse = hl__pg_dsn,
     .name_key = hl__pg_name_key,
     .open = store_open,

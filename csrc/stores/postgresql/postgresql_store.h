@@ -40,20 +40,18 @@
 
 /* OpenSSL's, where libpq is linked with that; else NULL. */
 extern void OPENSSL_thread_stop(void) __attribute__((weak));
-extern int OPENSSL_init_ssl(uint64_t options, const void *settings)
-    __attribute__((weak));
+extern int OPENSSL_init_ssl(uint64_t options, const void *settings) __attribute__((weak));
 
 typedef struct hl__pg_session hl__pg_session;
 
-HL__MUTEX_CLASS(hl__pg_store_mutex) HL__AFTER(hl__connection_mutex)
-    HL__BEFORE(hl__births);
+HL__MUTEX_CLASS(hl__pg_store_mutex) HL__AFTER(hl__connection_mutex) HL__BEFORE(hl__births);
 
 typedef struct hl__pg_store {
   hl_store base;
   const hl_store_config *config;
-  int64_t connect_timeout; /* ms; for each host, where the DSN names several */
+  int64_t connect_timeout;        /* ms; for each host, where the DSN names several */
   atomic_int_fast64_t connecting; /* how long it took the last time; ms */
-  bool provisions; /* it makes the tables of leases, and needs not find them whole */
+  bool provisions;                /* it makes the tables of leases, and needs not find them whole */
   pthread_mutex_t mutex;
   /* When the tables of leases are to be swept next; hl__now_ms. */
   atomic_int_fast64_t sweep;
@@ -144,7 +142,11 @@ typedef struct hl__pg_part {
   int lengths[16], formats[16];
 } hl__pg_part;
 enum { /* numbers */
-  HL__PG_LOOK, HL__PG_TAKE, HL__PG_REFRESH, HL__PG_DROP, HL__PG_ADOPT,
+  HL__PG_LOOK,
+  HL__PG_TAKE,
+  HL__PG_REFRESH,
+  HL__PG_DROP,
+  HL__PG_ADOPT,
   HL__PG_SHAPES /* and above: lock statements of leases */
 };
 
@@ -159,8 +161,8 @@ int hl__pg_params(hl__pg_store *store, hl_error *error);
 
 /* Connects and logs in; nothing else. Until the deadline, or for connect_timeout if
    that is shorter. */
-int hl__pg_connect(hl__pg_store *store, int64_t deadline,
-                   hl__pg_session **session, hl_error *error);
+int hl__pg_connect(hl__pg_store *store, int64_t deadline, hl__pg_session **session,
+                   hl_error *error);
 /* Closes politely, without waiting; frees. NULL is fine. */
 void hl__pg_disconnect(hl__pg_session *session);
 
@@ -182,24 +184,29 @@ static inline int64_t hl__pg_key(unsigned level, uint64_t bucket) {
   return hl__row_key(level, bucket);
 }
 /* What a lock statement returns, as its last columns. */
-enum { HL__PG_REFUSED, HL__PG_TOKEN, HL__PG_SERVER, HL__PG_GATE, HL__PG_COLUMNS };
+enum {
+  HL__PG_REFUSED,
+  HL__PG_TOKEN,
+  HL__PG_SERVER,
+  HL__PG_GATE,
+  HL__PG_COLUMNS
+};
 /* Writes all but the first of them. */
 int hl__pg_columns(const hl__pg_session *session, char *out, size_t size);
 /* The first of them, and what the row says. */
 int hl__pg_token(const hl__pg_session *session, char *out, size_t size);
-int hl__pg_grant_read(hl__pg_session *session, bool try_once, uint64_t *token,
-                      hl_error *error);
-int hl__pg_lock_rows(hl__pg_session *session, const hl_request *request,
-                     hl_grant *grant, hl_error *error);
+int hl__pg_grant_read(hl__pg_session *session, bool try_once, uint64_t *token, hl_error *error);
+int hl__pg_lock_rows(hl__pg_session *session, const hl_request *request, hl_grant *grant,
+                     hl_error *error);
 /* hl_store_ops.downgrade */
-int hl__pg_downgrade(hl_session *session, const hl_request *request,
-                     int64_t *sent_ms, hl_error *error);
+int hl__pg_downgrade(hl_session *session, const hl_request *request, int64_t *sent_ms,
+                     hl_error *error);
 /* Sends a statement that waits, and waits for it, as the request says. */
-int hl__pg_wait_run(hl__pg_session *session, const hl_request *request,
-                    const char *sql, hl_error *error);
+int hl__pg_wait_run(hl__pg_session *session, const hl_request *request, const char *sql,
+                    hl_error *error);
 /* Sends what must succeed while rows are held, and waits for that. */
-int hl__pg_command(hl__pg_session *session, const char *tag, const char *sql,
-                   int64_t *sent, hl_error *error);
+int hl__pg_command(hl__pg_session *session, const char *tag, const char *sql, int64_t *sent,
+                   hl_error *error);
 
 /* ---- prepared.c */
 
@@ -207,19 +214,17 @@ int hl__pg_command(hl__pg_session *session, const char *tag, const char *sql,
    sends, and does not wait. The answer has a lock statement's columns; when they say that
    it was refused, the transaction holds some of the first rows. False: nothing was sent,
    as this is not possible for such a request; use another way. */
-bool hl__pg_send_try(hl__pg_session *session, const hl_request *request,
-                     const char *tag, int *status, hl_error *error);
+bool hl__pg_send_try(hl__pg_session *session, const hl_request *request, const char *tag,
+                     int *status, hl_error *error);
 /* Whether that was prepared by it, and can be again. */
-void hl__pg_try_done(hl__pg_session *session, const hl_request *request,
-                     bool fine);
+void hl__pg_try_done(hl__pg_session *session, const hl_request *request, bool fine);
 
 /* ---- holders.c */
 
 /* Writes what observers are shown of the request, as a comment of SQL. */
-void hl__pg_tag(const hl__pg_session *session, const hl_request *request,
-                char tag[HL__PG_TAG_MAX]);
-int hl__pg_holders(hl__pg_session *session, const hl_lease_filter *filter,
-                   hl_holder_fn fn, void *context, hl_error *error);
+void hl__pg_tag(const hl__pg_session *session, const hl_request *request, char tag[HL__PG_TAG_MAX]);
+int hl__pg_holders(hl__pg_session *session, const hl_lease_filter *filter, hl_holder_fn fn,
+                   void *context, hl_error *error);
 
 /* The same, of one that holds its rows and waits for a lease. */
 void hl__pg_tag_waits(char tag[HL__PG_TAG_MAX]);
@@ -232,39 +237,36 @@ const char *hl__pg_gate_column(const hl__pg_session *session);
    so. NULL: out of memory. The caller frees it. */
 char *hl__pg_keys(const hl_row *rows, size_t n, bool exclusive);
 /* How long the record `l` lasts: ms, of SQL. Somebody may have written an endless time. */
-#define HL__PG_LEFT                                                            \
-  "ceil(least(greatest((extract(epoch FROM l.till)-extract(epoch FROM "        \
+#define HL__PG_LEFT                                                                                \
+  "ceil(least(greatest((extract(epoch FROM l.till)-extract(epoch FROM "                            \
   "clock_timestamp()))*1000,-1),9e15))::int8"
 /* Puts the look behind a lock statement of a pipeline. keys: as of hl__pg_keys. */
-bool hl__pg_look_queue(hl__pg_session *session, const char *keys,
-                       const char *exclusive);
+bool hl__pg_look_queue(hl__pg_session *session, const char *keys, const char *exclusive);
 /* After the rows of the request have been locked: waits until no lease is in the way, but
    request->exempt, with the rows in hand. *token is another one after a wait: that of the lease may
    have grown meanwhile. HL_OK; HL_TIMEOUT, HL_CANCELLED; HL_BEHIND_UPDATE. */
-int hl__pg_leases_await(hl__pg_session *session, const hl_request *request,
-                        const char *tag, uint64_t *token, int64_t *sent,
-                        hl_error *error);
+int hl__pg_leases_await(hl__pg_session *session, const hl_request *request, const char *tag,
+                        uint64_t *token, int64_t *sent, hl_error *error);
 
 /* ---- record.c */
 
 /* As hl_store_ops.take, for a lease. */
-int hl__pg_lease_take(hl__pg_session *session, const hl_request *request,
-                      hl_grant *grant, hl_error *error);
-int hl__pg_lease_convert(hl_session *session, const hl_request *request,
-                         hl_grant *grant, hl_error *error);
+int hl__pg_lease_take(hl__pg_session *session, const hl_request *request, hl_grant *grant,
+                      hl_error *error);
+int hl__pg_lease_convert(hl_session *session, const hl_request *request, hl_grant *grant,
+                         hl_error *error);
 /* As hl_lease_ops.regrade, on a session with tables; HL_ELOST does not say why. */
-int hl__pg_lease_regrade(hl__pg_session *session, const hl_request *request,
-                         hl_grant *grant, hl_error *error);
+int hl__pg_lease_regrade(hl__pg_session *session, const hl_request *request, hl_grant *grant,
+                         hl_error *error);
 /* ---- pipeline.c */
 
 /* Sends the parts as one pipeline; the answer is outstanding. */
-int hl__pg_pipeline(hl__pg_session *session, const hl__pg_part *parts,
-                    size_t n, hl_error *error);
+int hl__pg_pipeline(hl__pg_session *session, const hl__pg_part *parts, size_t n, hl_error *error);
 /* The same, and waits for it until the deadline; what the server says against it is
    judged: HL_ENOT_PROVISIONED where the tables are not what they should be, HL_TIMEOUT where
    somebody has locked what is to be written. */
-int hl__pg_pipeline_run(hl__pg_session *session, const hl__pg_part *parts,
-                        size_t n, int64_t deadline, hl_error *error);
+int hl__pg_pipeline_run(hl__pg_session *session, const hl__pg_part *parts, size_t n,
+                        int64_t deadline, hl_error *error);
 /* What was prepared is not known any more. */
 void hl__pg_unprepare(hl__pg_session *session);
 /* Queues a part. */
@@ -277,8 +279,7 @@ void hl__pg_number(hl__pg_part *part, char room[24], int64_t number);
 /* ---- leases.c */
 
 extern const hl_lease_ops hl__pg_leases;
-int hl__pg_lease_holders(hl__pg_session *session,
-                         const hl_lease_filter *filter, hl_holder_fn fn,
+int hl__pg_lease_holders(hl__pg_session *session, const hl_lease_filter *filter, hl_holder_fn fn,
                          void *context, hl_error *error);
 
 /* ---- tables.c */
@@ -310,11 +311,10 @@ void hl__pg_notice(void *argument, const PGresult *result);
 int hl__pg_denied(int status, hl_error *error);
 /* What an error means for a caller. result: NULL, the connection's. `doing` is what was
    tried ("connect", "lock rows"). */
-int hl__pg_error(const hl__pg_session *session, const PGresult *result,
-                 const char *doing, hl_error *error);
+int hl__pg_error(const hl__pg_session *session, const PGresult *result, const char *doing,
+                 hl_error *error);
 /* The same, of an SQLSTATE ("": libpq's own) and a message. */
-int hl__pg_error_state(const char *state, const char *message,
-                       const char *doing, hl_error *error);
+int hl__pg_error_state(const char *state, const char *message, const char *doing, hl_error *error);
 /* HL_ECONNECTION: the connection has ended. */
 int hl__pg_gone(const hl__pg_session *session, hl_error *error);
 /* Whether the connection stands, without a round trip: reads what has come while no
@@ -341,20 +341,18 @@ int hl__pg_rollback_send(hl__pg_session *session, hl_error *error);
 /* Reads the outstanding answer into session->kept, waiting until the deadline
    (hl__now_ms; 0: not at all). HL_OK; HL_TIMEOUT; HL_CANCELLED: interrupted, where
    that was allowed; both leave it outstanding. HL_ECONNECTION. */
-int hl__pg_await(hl__pg_session *session, int64_t deadline, bool interruptible,
-                 hl_error *error);
+int hl__pg_await(hl__pg_session *session, int64_t deadline, bool interruptible, hl_error *error);
 /* As hl_store_ops.settle, but an interruption is not forgotten; it ends the wait, where
    that is allowed. */
-int hl__pg_settle(hl__pg_session *session, int64_t deadline,
-                  bool interruptible, hl_error *error);
+int hl__pg_settle(hl__pg_session *session, int64_t deadline, bool interruptible, hl_error *error);
 /* Whether the session has been interrupted, and is no more: the bell is still. */
 bool hl__pg_interruption_take(hl__pg_session *session);
 /* Sends a query and waits for its result until session->patience: *result is the last
    one with rows, of so many columns at least (0: none is wanted, it may be NULL); the
    caller clears it. HL_OK or what hl__pg_error says; HL_ECONNECTION when the server does
    not answer. */
-int hl__pg_query(hl__pg_session *session, const char *sql, int columns,
-                 PGresult **result, hl_error *error);
+int hl__pg_query(hl__pg_session *session, const char *sql, int columns, PGresult **result,
+                 hl_error *error);
 /* A field of a result; NULL where it is NULL, or not there. */
 const char *hl__pg_field(const PGresult *result, int row, int column);
 

@@ -30,29 +30,24 @@
 #define EACH " WHEN NOT pg_try_advisory_xact_lock_shared($16::int8) THEN 1"
 
 /* "hierlock_ssx" */
-static void shape_name(const hl_request *request, char modes[],
-                       char name[32]) {
-  for (size_t i = 0; i < request->n; i++)
-    modes[i] = request->rows[i].mode == HL_SHARED ? 's' : 'x';
+static void shape_name(const hl_request *request, char modes[], char name[32]) {
+  for (size_t i = 0; i < request->n; i++) modes[i] = request->rows[i].mode == HL_SHARED ? 's' : 'x';
   modes[request->n] = '\0';
   (void)snprintf(name, 32, "hierlock_%s", modes);
 }
 
-static bool shape_is_prepared(const hl__pg_session *session,
-                              const char *modes) {
+static bool shape_is_prepared(const hl__pg_session *session, const char *modes) {
   for (unsigned i = 0; i < session->shape_count; i++)
     if (strcmp(session->shapes[i], modes) == 0) return true;
   return false;
 }
 
-static void shape_sql(const hl__pg_session *session, const char *modes,
-                      char *out, size_t size) {
+static void shape_sql(const hl__pg_session *session, const char *modes, char *out, size_t size) {
   size_t used = (size_t)snprintf(out, size, BEFORE);
   for (size_t i = 0; modes[i]; i++)
-    used += (size_t)snprintf(
-        out + used, size - used,
-        " WHEN NOT pg_try_advisory_xact_lock%s($%zu::int8) THEN 1",
-        modes[i] == 's' ? "_shared" : "", i + 1);
+    used += (size_t)snprintf(out + used, size - used,
+                             " WHEN NOT pg_try_advisory_xact_lock%s($%zu::int8) THEN 1",
+                             modes[i] == 's' ? "_shared" : "", i + 1);
   used += (size_t)snprintf(out + used, size - used, " ELSE 0 END,");
   (void)hl__pg_columns(session, out + used, size - used);
 }
@@ -67,8 +62,7 @@ static bool look_queue(hl__pg_session *session, const hl_request *request) {
 }
 
 /* Queues everything; false: a part could not be. */
-static bool queue(hl__pg_session *session, const hl_request *request,
-                  const char *tag) {
+static bool queue(hl__pg_session *session, const hl_request *request, const char *tag) {
   PGconn *connection = session->connection;
   char modes[HL__PG_SHAPE_ROWS_MAX + 1], name[32];
   char sql[HL__PG_SHAPE_ROWS_MAX * sizeof EACH + 1024];
@@ -77,34 +71,28 @@ static bool queue(hl__pg_session *session, const hl_request *request,
   shape_name(request, modes, name);
   for (size_t i = 0; i < request->n; i++) {
     const hl_row *row = &request->rows[i];
-    (void)snprintf(keys[i], sizeof keys[i], "%" PRId64,
-                   hl__pg_key(row->level, row->bucket));
+    (void)snprintf(keys[i], sizeof keys[i], "%" PRId64, hl__pg_key(row->level, row->bucket));
     values[i] = keys[i];
   }
-  if (!PQsendQueryParams(connection, "BEGIN", 0, NULL, NULL, NULL, NULL, 0))
-    return false;
+  if (!PQsendQueryParams(connection, "BEGIN", 0, NULL, NULL, NULL, NULL, 0)) return false;
   if (!shape_is_prepared(session, modes)) {
     shape_sql(session, modes, sql, sizeof sql);
     if (!PQsendPrepare(connection, name, sql, 0, NULL)) return false;
   }
-  if (!PQsendQueryPrepared(connection, name, (int)request->n, values, NULL,
-                           NULL, 0) ||
+  if (!PQsendQueryPrepared(connection, name, (int)request->n, values, NULL, NULL, 0) ||
       !PQsendPrepare(connection, "", tag, 0, NULL))
     return false;
   /* Where there are leases, the look is likely to be wanted: in the same trip. */
-  if (session->gate == HL__PG_GATE_OPEN && !look_queue(session, request))
-    return false;
+  if (session->gate == HL__PG_GATE_OPEN && !look_queue(session, request)) return false;
   return PQpipelineSync(connection);
 }
 
-bool hl__pg_send_try(hl__pg_session *session, const hl_request *request,
-                     const char *tag, int *status, hl_error *error) {
+bool hl__pg_send_try(hl__pg_session *session, const hl_request *request, const char *tag,
+                     int *status, hl_error *error) {
   char modes[HL__PG_SHAPE_ROWS_MAX + 1], name[32];
   if (request->extend || request->n > HL__PG_SHAPE_ROWS_MAX) return false;
   shape_name(request, modes, name);
-  if (!shape_is_prepared(session, modes) &&
-      session->shape_count >= HL__PG_SHAPES_MAX)
-    return false;
+  if (!shape_is_prepared(session, modes) && session->shape_count >= HL__PG_SHAPES_MAX) return false;
   if (!PQenterPipelineMode(session->connection)) return false;
   hl__pg_results_clear(session);
   session->releases = false;
@@ -120,8 +108,7 @@ bool hl__pg_send_try(hl__pg_session *session, const hl_request *request,
 }
 
 /* Where it failed, nobody knows what is prepared: no more shapes are. */
-void hl__pg_try_done(hl__pg_session *session, const hl_request *request,
-                     bool fine) {
+void hl__pg_try_done(hl__pg_session *session, const hl_request *request, bool fine) {
   char modes[HL__PG_SHAPE_ROWS_MAX + 1], name[32];
   shape_name(request, modes, name);
   if (!fine) hl__pg_unprepare(session);
@@ -134,14 +121,13 @@ void hl__pg_try_done(hl__pg_session *session, const hl_request *request,
 
 #else
 
-bool hl__pg_send_try(hl__pg_session *session, const hl_request *request,
-                     const char *tag, int *status, hl_error *error) {
+bool hl__pg_send_try(hl__pg_session *session, const hl_request *request, const char *tag,
+                     int *status, hl_error *error) {
   (void)session, (void)request, (void)tag, (void)status, (void)error;
   return false;
 }
 
-void hl__pg_try_done(hl__pg_session *session, const hl_request *request,
-                     bool fine) {
+void hl__pg_try_done(hl__pg_session *session, const hl_request *request, bool fine) {
   (void)session, (void)request, (void)fine;
 }
 

@@ -35,26 +35,30 @@
 /* $1 id, $2 holder, $3 secret, $4 ttl, $5 keys, $6 exclusive keys, $7 owner, $8 path,
    $9 label, $10 application, $11 host, $12 pid, $13 not exclusive (with a key of an update row: for
    update), $14 token or NULL, $15 its rows are held. */
-#define TAKE                                                                   \
-  "WITH made AS (INSERT INTO public.hier_lock_leases (id,holder,secret,till,"  \
-  "token,shared,owner,path,label,application,host,pid,since) SELECT "          \
-  "$1::uuid,$2::uuid,sha256($3::bytea),"                                       \
-  "clock_timestamp()+$4::int8*interval '1 millisecond',"                       \
-  "coalesce($14::int8,%s),$13::bool,$7::bytea,$8::bytea,$9::bytea,"            \
-  "$10::bytea,$11::bytea,$12::int8,clock_timestamp() WHERE $15::bool OR ("     \
-  "current_setting('hierlock.refused',true)='0' AND NOT EXISTS (SELECT FROM "  \
-  "public.hier_lock_lease_rows WHERE exclusive AND key=ANY($5::int8[])) AND "  \
-  "NOT EXISTS (SELECT FROM public.hier_lock_lease_rows WHERE "                 \
-  "key=ANY($6::int8[]))) RETURNING token),"                                    \
-  "kept AS (INSERT INTO public.hier_lock_lease_rows (key,exclusive,id) "       \
-  "SELECT k,k=ANY($6::int8[]),$1::uuid FROM made,unnest($5::int8[]) k) "       \
-  "SELECT made.token,CASE WHEN pg_is_in_recovery() THEN 0 ELSE "               \
-  "pg_backend_pid() END,"                                                      \
-  "pg_advisory_xact_lock_shared(1751999844,1952409963)::text,"                 \
-  "CASE WHEN pg_sequence_last_value('public.hier_lock_gate'::regclass)=2 "     \
+#define TAKE                                                                                       \
+  "WITH made AS (INSERT INTO public.hier_lock_leases (id,holder,secret,till,"                      \
+  "token,shared,owner,path,label,application,host,pid,since) SELECT "                              \
+  "$1::uuid,$2::uuid,sha256($3::bytea),"                                                           \
+  "clock_timestamp()+$4::int8*interval '1 millisecond',"                                           \
+  "coalesce($14::int8,%s),$13::bool,$7::bytea,$8::bytea,$9::bytea,"                                \
+  "$10::bytea,$11::bytea,$12::int8,clock_timestamp() WHERE $15::bool OR ("                         \
+  "current_setting('hierlock.refused',true)='0' AND NOT EXISTS (SELECT FROM "                      \
+  "public.hier_lock_lease_rows WHERE exclusive AND key=ANY($5::int8[])) AND "                      \
+  "NOT EXISTS (SELECT FROM public.hier_lock_lease_rows WHERE "                                     \
+  "key=ANY($6::int8[]))) RETURNING token),"                                                        \
+  "kept AS (INSERT INTO public.hier_lock_lease_rows (key,exclusive,id) "                           \
+  "SELECT k,k=ANY($6::int8[]),$1::uuid FROM made,unnest($5::int8[]) k) "                           \
+  "SELECT made.token,CASE WHEN pg_is_in_recovery() THEN 0 ELSE "                                   \
+  "pg_backend_pid() END,"                                                                          \
+  "pg_advisory_xact_lock_shared(1751999844,1952409963)::text,"                                     \
+  "CASE WHEN pg_sequence_last_value('public.hier_lock_gate'::regclass)=2 "                         \
   "THEN 2 ELSE setval('public.hier_lock_gate'::regclass,2) END FROM made"
 
-enum { TOKEN, SERVER, COLUMNS = 4 };
+enum {
+  TOKEN,
+  SERVER,
+  COLUMNS = 4
+};
 
 /* What a part of TAKE points to. */
 typedef struct record {
@@ -71,9 +75,8 @@ static void record_dispose(record *self) {
 }
 
 /* token: 0 where it is to be made. held: the rows are. */
-static int record_fill(record *self, const hl__pg_session *session,
-                       const hl_request *request, int64_t token, bool held,
-                       hl_error *error) {
+static int record_fill(record *self, const hl__pg_session *session, const hl_request *request,
+                       int64_t token, bool held, hl_error *error) {
   const hl_store_config *config = session->store->config;
   const hl_lease_terms *terms = request->lease;
   hl__pg_part *part = &self->part;
@@ -88,8 +91,7 @@ static int record_fill(record *self, const hl__pg_session *session,
   (void)hl__pg_token(session, made, sizeof made);
   (void)snprintf(self->sql, sizeof self->sql, TAKE, made);
   if (request->label_size)
-    (void)hl__escape(self->label, sizeof self->label, request->label,
-                     request->label_size);
+    (void)hl__escape(self->label, sizeof self->label, request->label, request->label_size);
   part->number = HL__PG_TAKE;
   part->sql = self->sql;
   hl__pg_bytes(part, terms->id, 16);
@@ -114,13 +116,12 @@ static int record_fill(record *self, const hl__pg_session *session,
 }
 
 /* The row that TAKE has returned. */
-static int record_read(const hl__pg_session *session, const PGresult *result,
-                       uint64_t *token, hl_error *error) {
+static int record_read(const hl__pg_session *session, const PGresult *result, uint64_t *token,
+                       hl_error *error) {
   const char *number = hl__pg_field(result, 0, TOKEN);
   const char *server = hl__pg_field(result, 0, SERVER);
   if (!number || !server)
-    return hl__error(error, HL_ECONNECTION,
-                     "the server answers what was not asked");
+    return hl__error(error, HL_ECONNECTION, "the server answers what was not asked");
   if (atoi(server) != session->backend)
     return hl__error(error, HL_EUNSAFE_SERVER,
                      "a proxy has led the request to another server than that "
@@ -140,21 +141,19 @@ static int shape_number(const hl_request *request) {
 }
 
 /* With keys as parameters, or, where it has no number, in it. */
-static void shape_fill(hl__pg_part *part, const hl__pg_session *session,
-                       const hl_request *request, char *sql, size_t size,
-                       char keys[SHAPE_ROWS_MAX][24]) {
+static void shape_fill(hl__pg_part *part, const hl__pg_session *session, const hl_request *request,
+                       char *sql, size_t size, char keys[SHAPE_ROWS_MAX][24]) {
   char columns[768];
-  size_t used = (size_t)snprintf(
-      sql, size, "SELECT " HL__PG_TRY ",set_config('hierlock.refused',CASE");
+  size_t used =
+      (size_t)snprintf(sql, size, "SELECT " HL__PG_TRY ",set_config('hierlock.refused',CASE");
   part->number = shape_number(request);
   part->sql = sql;
   for (size_t i = 0; i < request->n; i++) {
     const hl_row *row = &request->rows[i];
     hl__pg_number(part, keys[i], hl__pg_key(row->level, row->bucket));
-    used += (size_t)snprintf(
-        sql + used, size - used,
-        " WHEN NOT pg_try_advisory_xact_lock%s($%zu::int8) THEN '1'",
-        row->mode == HL_SHARED ? "_shared" : "", i + 1);
+    used += (size_t)snprintf(sql + used, size - used,
+                             " WHEN NOT pg_try_advisory_xact_lock%s($%zu::int8) THEN '1'",
+                             row->mode == HL_SHARED ? "_shared" : "", i + 1);
   }
   (void)hl__pg_columns(session, columns, sizeof columns);
   (void)snprintf(sql + used, size - used, " ELSE '0' END,true),%s", columns);
@@ -163,8 +162,8 @@ static void shape_fill(hl__pg_part *part, const hl__pg_session *session,
 /* HL_OK: granted. HL_TIMEOUT: somebody keeps the tables locked. HL_BUSY: the rows were not free;
    HL_ERELEASED: a lease may be in the way, or it cannot be asked so. Nothing is held or
    written then. */
-static int take_at_once(hl__pg_session *session, const hl_request *request,
-                        hl_grant *grant, hl_error *error) {
+static int take_at_once(hl__pg_session *session, const hl_request *request, hl_grant *grant,
+                        hl_error *error) {
   hl__pg_part parts[4] = {
       {.number = -1, .sql = "BEGIN"}, {0}, {0}, {.number = -1, .sql = "COMMIT"}};
   char sql[SHAPE_ROWS_MAX * ROW_BYTES + 1024], keys[SHAPE_ROWS_MAX][24];
@@ -199,8 +198,8 @@ static int take_at_once(hl__pg_session *session, const hl_request *request,
 
 /* token: of the session; 0: a new one. After any failure but HL_ECONNECTION the rows are
    held still. */
-static int write_held(hl__pg_session *session, const hl_request *request,
-                      uint64_t token, hl_grant *grant, hl_error *error) {
+static int write_held(hl__pg_session *session, const hl_request *request, uint64_t token,
+                      hl_grant *grant, hl_error *error) {
   char patience[64];
   hl__pg_part parts[5] = {{.number = -1, .sql = "SAVEPOINT hierlock_record"},
                           {.number = -1, .sql = "SET LOCAL statement_timeout=5000"},
@@ -208,8 +207,7 @@ static int write_held(hl__pg_session *session, const hl_request *request,
                           {0},
                           {.number = -1, .sql = "COMMIT"}};
   record made;
-  (void)snprintf(patience, sizeof patience, "SET LOCAL lock_timeout=%d",
-                 HL__PG_TABLE_MS);
+  (void)snprintf(patience, sizeof patience, "SET LOCAL lock_timeout=%d", HL__PG_TABLE_MS);
   uint64_t number = 0;
   int status = record_fill(&made, session, request, (int64_t)token, true, error);
   if (status) return status;
@@ -237,8 +235,8 @@ static int write_held(hl__pg_session *session, const hl_request *request,
   return HL_ECONNECTION;
 }
 
-int hl__pg_lease_take(hl__pg_session *session, const hl_request *request,
-                      hl_grant *grant, hl_error *error) {
+int hl__pg_lease_take(hl__pg_session *session, const hl_request *request, hl_grant *grant,
+                      hl_error *error) {
   hl_grant held = {0};
   int status = hl__pg_tables(session, true, error);
   if (status) return status;
@@ -249,28 +247,25 @@ int hl__pg_lease_take(hl__pg_session *session, const hl_request *request,
   status = hl__pg_lock_rows(session, request, &held, error);
   if (status) return status;
   status = write_held(session, request, 0, grant, error);
-  if (status && status != HL_ECONNECTION &&
-      hl__pg_rollback_send(session, NULL) != HL_OK)
+  if (status && status != HL_ECONNECTION && hl__pg_rollback_send(session, NULL) != HL_OK)
     return hl__error(error, HL_ECONNECTION, "the connection has ended");
   return status;
 }
 
-int hl__pg_lease_convert(hl_session *base, const hl_request *request,
-                         hl_grant *grant, hl_error *error) {
+int hl__pg_lease_convert(hl_session *base, const hl_request *request, hl_grant *grant,
+                         hl_error *error) {
   hl__pg_session *session = (hl__pg_session *)(void *)base;
   uint64_t token = grant->token;
   session->limit = request->deadline;
   int status = hl__pg_settle(session, hl__pg_answer_by(session), false, error);
-  if (status == HL_TIMEOUT)
-    status = hl__error(error, HL_ECONNECTION, "the server does not answer");
+  if (status == HL_TIMEOUT) status = hl__error(error, HL_ECONNECTION, "the server does not answer");
   if (status == HL_OK) status = hl__pg_tables(session, true, error);
   if (status && PQtransactionStatus(session->connection) != PQTRANS_INTRANS) {
     /* An error of the server's has ended the transaction. */
     if (error) error->status = HL_ECONNECTION;
     return HL_ECONNECTION;
   }
-  if (status == HL_OK)
-    status = write_held(session, request, token >> 8, grant, error);
+  if (status == HL_OK) status = write_held(session, request, token >> 8, grant, error);
   if (status == HL_OK) grant->token = token;
   return status;
 }
@@ -278,17 +273,17 @@ int hl__pg_lease_convert(hl_session *base, const hl_request *request,
 /* ----------------------------------------------------- rows in another mode */
 
 /* $1 id, $2 holder, $3 keys, $4 exclusively, $5 token: the new one, or that which it must have still */
-#define REGRADE                                                                \
-  "WITH held AS (UPDATE public.hier_lock_leases SET shared=NOT $4::bool,"      \
-  "token=$5::int8 WHERE id=$1::uuid AND holder=$2::uuid AND revoked IS NULL "  \
-  "AND ($4::bool OR token=$5::int8) RETURNING id) "                            \
-  "UPDATE public.hier_lock_lease_rows r SET "                                  \
-  "exclusive=$4::bool FROM held WHERE r.id=held.id AND "                       \
+#define REGRADE                                                                                    \
+  "WITH held AS (UPDATE public.hier_lock_leases SET shared=NOT $4::bool,"                          \
+  "token=$5::int8 WHERE id=$1::uuid AND holder=$2::uuid AND revoked IS NULL "                      \
+  "AND ($4::bool OR token=$5::int8) RETURNING id) "                                                \
+  "UPDATE public.hier_lock_lease_rows r SET "                                                      \
+  "exclusive=$4::bool FROM held WHERE r.id=held.id AND "                                           \
   "r.key=ANY($3::int8[]) RETURNING r.key"
 
 /* Its statement is a transaction, or, in an upgrade, the last of that which has the rows. */
-static int record_regrade(hl__pg_session *session, const hl_request *request,
-                          uint64_t token, hl_error *error) {
+static int record_regrade(hl__pg_session *session, const hl_request *request, uint64_t token,
+                          hl_error *error) {
   hl__pg_part parts[3] = {{.number = -1, .sql = REGRADE}};
   size_t n = 1;
   char number[24], *keys = hl__pg_keys(request->rows, request->n, false);
@@ -301,19 +296,17 @@ static int record_regrade(hl__pg_session *session, const hl_request *request,
   if (request->upgrade) {
     parts[n++] = parts[0];
     parts[n++] = (hl__pg_part){.number = -1, .sql = "COMMIT"};
-    parts[0] = (hl__pg_part){.number = -1,
-                             .sql = "SET LOCAL statement_timeout=5000"};
+    parts[0] = (hl__pg_part){.number = -1, .sql = "SET LOCAL statement_timeout=5000"};
   }
-  int status = hl__pg_pipeline_run(session, parts, n,
-                                   hl__pg_answer_by(session), error);
+  int status = hl__pg_pipeline_run(session, parts, n, hl__pg_answer_by(session), error);
   free(keys);
   return status;
 }
 
 /* An upgrade takes the rows as anybody else would whom this lease does not concern, so it stands in
    their queue. Then nobody else is there, in a session or by a lease. */
-int hl__pg_lease_regrade(hl__pg_session *session, const hl_request *request,
-                         hl_grant *grant, hl_error *error) {
+int hl__pg_lease_regrade(hl__pg_session *session, const hl_request *request, hl_grant *grant,
+                         hl_error *error) {
   hl_grant held = {.token = grant->token};
   int status = HL_OK;
   if (request->upgrade) {
@@ -328,8 +321,7 @@ int hl__pg_lease_regrade(hl__pg_session *session, const hl_request *request,
   }
   status = record_regrade(session, request, held.token, error);
   if (status == HL_ECONNECTION) return status;
-  if (request->upgrade && status &&
-      hl__pg_rollback_send(session, NULL) != HL_OK)
+  if (request->upgrade && status && hl__pg_rollback_send(session, NULL) != HL_OK)
     return hl__error(error, HL_ECONNECTION, "the connection has ended");
   if (status) return status;
   session->holds = session->savepoint = false;

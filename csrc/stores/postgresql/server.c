@@ -16,18 +16,27 @@ static int greeting_refuse(const hl__pg_session *session, hl_error *error) {
   PGconn *connection = session->connection;
   const char *version = PQparameterStatus(connection, "server_version");
   if (PQparameterStatus(connection, "crdb_version"))
-    return hl__error(error, HL_EUNSAFE_SERVER,
-                     "CockroachDB has no advisory locks");
+    return hl__error(error, HL_EUNSAFE_SERVER, "CockroachDB has no advisory locks");
   const hl__pg_server server = {.version = version ? version : "",
                                 .number = PQserverVersion(connection)};
   return hl__pg_server_judge(&server, error);
 }
 
-enum { VERSION, STANDBY, BACKEND, MULTIPLE, SEQUENCE, MAY_USE, LEVELS, GATE, COLUMNS };
+enum {
+  VERSION,
+  STANDBY,
+  BACKEND,
+  MULTIPLE,
+  SEQUENCE,
+  MAY_USE,
+  LEVELS,
+  GATE,
+  COLUMNS
+};
 
 static const char server_sql[] =
-    "SELECT version(),pg_is_in_recovery(),pg_backend_pid(),"
-    HL__PG_MULTIPLE ",s.oid,has_sequence_privilege(s.oid,'USAGE'),"
+    "SELECT version(),pg_is_in_recovery(),pg_backend_pid()," HL__PG_MULTIPLE
+    ",s.oid,has_sequence_privilege(s.oid,'USAGE'),"
     "obj_description(s.oid,'pg_class'),"
     "(SELECT CASE WHEN NOT pg_catalog.has_schema_privilege(n.oid,'USAGE') "
     "THEN 'b' WHEN " HL__PG_GATE_NAME " IS NULL THEN "
@@ -40,18 +49,15 @@ static const char server_sql[] =
 
 static bool is_true(const char *value) { return value && *value == 't'; }
 
-static int server_refuse(hl__pg_session *session, const PGresult *result,
-                         hl_error *error) {
+static int server_refuse(hl__pg_session *session, const PGresult *result, hl_error *error) {
   const char *version = hl__pg_field(result, 0, VERSION);
   const char *backend = hl__pg_field(result, 0, BACKEND);
   if (!version || !backend)
-    return hl__error(error, HL_ECONNECTION,
-                     "the server answers what was not asked");
-  const hl__pg_server server = {
-      .version = version,
-      .number = PQserverVersion(session->connection),
-      .standby = is_true(hl__pg_field(result, 0, STANDBY)),
-      .multiple = is_true(hl__pg_field(result, 0, MULTIPLE))};
+    return hl__error(error, HL_ECONNECTION, "the server answers what was not asked");
+  const hl__pg_server server = {.version = version,
+                                .number = PQserverVersion(session->connection),
+                                .standby = is_true(hl__pg_field(result, 0, STANDBY)),
+                                .multiple = is_true(hl__pg_field(result, 0, MULTIPLE))};
   int status = hl__pg_server_judge(&server, error);
   if (status) return status;
   /* A pooler gives a number of its own, and may lead each transaction to another
@@ -65,21 +71,18 @@ static int server_refuse(hl__pg_session *session, const PGresult *result,
 
 /* Tokens are made of a sequence where an administrator has made one. All programs must
    make them of the same. */
-static int sequence_read(hl__pg_session *session, const PGresult *result,
-                         hl_error *error) {
+static int sequence_read(hl__pg_session *session, const PGresult *result, hl_error *error) {
   const char *oid = hl__pg_field(result, 0, SEQUENCE);
   session->sequence = oid ? (unsigned)strtoul(oid, NULL, 10) : 0;
   if (!oid || is_true(hl__pg_field(result, 0, MAY_USE))) return HL_OK;
-  return hl__pg_denied(
-      hl__error(error, HL_ESTORE,
-                "there is a sequence public.hier_lock_token, and no privilege "
-                "to use it: GRANT USAGE ON SEQUENCE public.hier_lock_token"),
-      error);
+  return hl__pg_denied(hl__error(error, HL_ESTORE,
+                                 "there is a sequence public.hier_lock_token, and no privilege "
+                                 "to use it: GRANT USAGE ON SEQUENCE public.hier_lock_token"),
+                       error);
 }
 
 /* What this role can see of leases: see gate.c. */
-static int gate_read(hl__pg_session *session, const PGresult *result,
-                     hl_error *error) {
+static int gate_read(hl__pg_session *session, const PGresult *result, hl_error *error) {
   const char *gate = hl__pg_field(result, 0, GATE);
   session->blind = gate && *gate == 'b';
   session->gated = gate && *gate == 't';
@@ -90,13 +93,12 @@ static int gate_read(hl__pg_session *session, const PGresult *result,
                      "public.hier_lock_lease_rows is there: hierlock provision "
                      "--leases mends it");
   if (!gate || *gate != 'u') return HL_OK;
-  return hl__pg_denied(
-      hl__error(error, HL_ENOT_PROVISIONED,
-                "there are leases in this database, and no privilege to see "
-                "them: GRANT SELECT ON SEQUENCE public.hier_lock_gate, and "
-                "SELECT, DELETE, UPDATE ON public.hier_lock_leases, "
-                "public.hier_lock_lease_rows"),
-      error);
+  return hl__pg_denied(hl__error(error, HL_ENOT_PROVISIONED,
+                                 "there are leases in this database, and no privilege to see "
+                                 "them: GRANT SELECT ON SEQUENCE public.hier_lock_gate, and "
+                                 "SELECT, DELETE, UPDATE ON public.hier_lock_leases, "
+                                 "public.hier_lock_lease_rows"),
+                       error);
 }
 
 /* The keys of other levels are other keys, so a program with other levels would exclude
@@ -105,11 +107,9 @@ static int gate_read(hl__pg_session *session, const PGresult *result,
    store then. */
 #define LEVELS_ARE "hierlock levels: "
 
-static int layout_agree(hl__pg_session *session, const char *comment,
-                        hl_error *error) {
+static int layout_agree(hl__pg_session *session, const char *comment, hl_error *error) {
   hl__pg_store *store = session->store;
-  const hl_layout *wanted =
-      store->base.layout ? store->base.layout : store->config->layout;
+  const hl_layout *wanted = store->base.layout ? store->base.layout : store->config->layout;
   hl_layout *agreed;
   int status;
   char ours[HL__LAYOUT_NAMES_MAX];
@@ -124,8 +124,7 @@ static int layout_agree(hl__pg_session *session, const char *comment,
   }
   if (!store->base.layout && wanted->levels_open) {
     status = hl__layout_agree(store->config->layout, comment, wanted->buckets,
-                              "the comment of public.hier_lock_token",
-                              "mend it", &agreed, error);
+                              "the comment of public.hier_lock_token", "mend it", &agreed, error);
     if (status) return status;
     status = hl__layout_unbucketed(agreed, &store->base.layout, error);
     hl_layout_unref(agreed);
@@ -143,23 +142,20 @@ static int layout_agree(hl__pg_session *session, const char *comment,
    few rows they had when it was planned; where row-level security would hide some of it, that
    is to be an error (row_security). After `idle_in_transaction_session_timeout` of silence the server
    ends a session that holds locks: the lease. */
-static void session_sql(const hl__pg_session *session, char *out,
-                        size_t size) {
+static void session_sql(const hl__pg_session *session, char *out, size_t size) {
   int64_t lease = session->store->config->hold_timeout;
-  (void)snprintf(
-      out, size,
-      "SET statement_timeout=0;SET lock_timeout=%d;%sSET search_path=pg_catalog;"
-      "SET default_transaction_isolation='read committed';"
-      "SET default_transaction_read_only=off;"
-      "SET default_transaction_deferrable=off;"
-      "SET row_security=off;SET enable_seqscan=off;SET jit=off;SET plan_cache_mode=force_generic_plan;"
-      "SET idle_in_transaction_session_timeout=%lld;%s",
-      session->store->provisions ? 0 : HL__PG_TABLE_MS,
-      PQserverVersion(session->connection) >= 170000
-          ? "SET transaction_timeout=0;"
-          : "",
-      /* 24 days are the most that it knows. Longer than we believe is no harm. */
-      (long long)(lease <= INT32_MAX ? lease : 0), server_sql);
+  (void)snprintf(out, size,
+                 "SET statement_timeout=0;SET lock_timeout=%d;%sSET search_path=pg_catalog;"
+                 "SET default_transaction_isolation='read committed';"
+                 "SET default_transaction_read_only=off;"
+                 "SET default_transaction_deferrable=off;"
+                 "SET row_security=off;SET enable_seqscan=off;SET jit=off;SET "
+                 "plan_cache_mode=force_generic_plan;"
+                 "SET idle_in_transaction_session_timeout=%lld;%s",
+                 session->store->provisions ? 0 : HL__PG_TABLE_MS,
+                 PQserverVersion(session->connection) >= 170000 ? "SET transaction_timeout=0;" : "",
+                 /* 24 days are the most that it knows. Longer than we believe is no harm. */
+                 (long long)(lease <= INT32_MAX ? lease : 0), server_sql);
 }
 
 /* How often a server looks whether the client still is there while its session waits for
@@ -176,12 +172,10 @@ int hl__pg_verify(hl__pg_session *session, hl_error *error) {
   if (status == HL_OK) status = server_refuse(session, result, error);
   if (status == HL_OK) status = sequence_read(session, result, error);
   if (status == HL_OK) status = gate_read(session, result, error);
-  if (status == HL_OK)
-    status = layout_agree(session, hl__pg_field(result, 0, LEVELS), error);
+  if (status == HL_OK) status = layout_agree(session, hl__pg_field(result, 0, LEVELS), error);
   PQclear(result);
   if (status || PQserverVersion(session->connection) < 140000) return status;
-  (void)snprintf(sql, sizeof sql, "SET client_connection_check_interval=%d",
-                 LOOK_MS);
+  (void)snprintf(sql, sizeof sql, "SET client_connection_check_interval=%d", LOOK_MS);
   status = hl__pg_query(session, sql, 0, &result, error);
   PQclear(result);
   return status == HL_ECONNECTION ? status : HL_OK;

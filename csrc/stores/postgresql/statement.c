@@ -58,8 +58,7 @@ static void put(text *t, const char *format, ...) HL__PRINTF(2, 3);
 static void put(text *t, const char *format, ...) {
   va_list arguments;
   va_start(arguments, format);
-  int n = vsnprintf(t->data + t->used, t->capacity - t->used, format,
-                    arguments);
+  int n = vsnprintf(t->data + t->used, t->capacity - t->used, format, arguments);
   va_end(arguments);
   if (n > 0) t->used += (size_t)n;
 }
@@ -76,8 +75,7 @@ uint64_t hl__pg_name_key(const char *name, size_t size) {
   uint32_t crc = UINT32_MAX;
   for (size_t i = 0; i < size; i++) {
     crc ^= (unsigned char)name[i];
-    for (int bit = 0; bit < 8; bit++)
-      crc = crc >> 1 ^ (crc & 1u ? UINT32_C(0xEDB88320) : 0);
+    for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1u ? UINT32_C(0xEDB88320) : 0);
   }
   return (uint32_t)~crc;
 }
@@ -87,22 +85,18 @@ uint64_t hl__pg_name_key(const char *name, size_t size) {
    when a server has crashed before they were on its disk. */
 int hl__pg_token(const hl__pg_session *session, char *out, size_t size) {
   if (session->sequence)
-    return snprintf(
-        out, size,
-        "(date_part('epoch',pg_postmaster_start_time())::int8<<24)+nextval('%u')",
-        session->sequence);
+    return snprintf(out, size,
+                    "(date_part('epoch',pg_postmaster_start_time())::int8<<24)+nextval('%u')",
+                    session->sequence);
   /* 51 bits: exact */
-  return snprintf(out, size,
-                  "(date_part('epoch',clock_timestamp())*1000000)::int8");
+  return snprintf(out, size, "(date_part('epoch',clock_timestamp())*1000000)::int8");
 }
 
 int hl__pg_columns(const hl__pg_session *session, char *out, size_t size) {
   char token[128];
   (void)hl__pg_token(session, token, sizeof token);
-  return snprintf(
-      out, size,
-      "%s,CASE WHEN pg_is_in_recovery() THEN 0 ELSE pg_backend_pid() END,%s",
-      token, hl__pg_gate_column(session));
+  return snprintf(out, size, "%s,CASE WHEN pg_is_in_recovery() THEN 0 ELSE pg_backend_pid() END,%s",
+                  token, hl__pg_gate_column(session));
 }
 
 /* The names of functions and columns are the same for rows that are waited for. */
@@ -112,8 +106,7 @@ static void put_locks(text *t, const hl_row *rows, size_t n, bool try_once) {
     const char *mode = rows[i].mode == HL_SHARED ? "_shared" : "";
     int64_t key = hl__pg_key(rows[i].level, rows[i].bucket);
     if (try_once)
-      put(t, " WHEN NOT pg_try_advisory_xact_lock%s('%" PRId64 "') THEN 1",
-          mode, key);
+      put(t, " WHEN NOT pg_try_advisory_xact_lock%s('%" PRId64 "') THEN 1", mode, key);
     else
       put(t, "pg_advisory_xact_lock%s('%" PRId64 "'),", mode, key);
   }
@@ -121,22 +114,19 @@ static void put_locks(text *t, const hl_row *rows, size_t n, bool try_once) {
 }
 
 /* wait: ms, where it does not try once. first: of the statements of a request. */
-static void put_statement(text *t, const hl__pg_session *session,
-                          const hl_request *request, const char *tag,
-                          const hl_row *rows, size_t n, int64_t wait,
-                          bool first) {
+static void put_statement(text *t, const hl__pg_session *session, const hl_request *request,
+                          const char *tag, const hl_row *rows, size_t n, int64_t wait, bool first) {
   put(t, "%s", tag);
-  if (first && request->extend && session->savepoint)
-    put(t, "RELEASE SAVEPOINT hierlock;");
+  if (first && request->extend && session->savepoint) put(t, "RELEASE SAVEPOINT hierlock;");
   if (first) put(t, "%s;", request->extend ? "SAVEPOINT hierlock" : "BEGIN");
   if (!request->try_once)
-    put(t, "SET LOCAL lock_timeout=0;SET LOCAL statement_timeout=%" PRId64 ";",
-        wait);
+    put(t, "SET LOCAL lock_timeout=0;SET LOCAL statement_timeout=%" PRId64 ";", wait);
   put(t, "SELECT %s", request->try_once ? HL__PG_TRY "," : "");
   put_locks(t, rows, n, request->try_once);
   if (!request->try_once)
-    put(t, "set_config('lock_timeout','%d',true),"
-           "set_config('statement_timeout','0',true),",
+    put(t,
+        "set_config('lock_timeout','%d',true),"
+        "set_config('statement_timeout','0',true),",
         HL__PG_TABLE_MS);
   char columns[768];
   (void)hl__pg_columns(session, columns, sizeof columns);
@@ -147,22 +137,18 @@ static void put_statement(text *t, const hl__pg_session *session,
 
 /* Waits for the answer. Interrupted, it has the server end the wait; the answer comes
    all the same, and may be a grant. */
-static int answer_await(hl__pg_session *session, const hl_request *request,
-                        hl_error *error) {
+static int answer_await(hl__pg_session *session, const hl_request *request, hl_error *error) {
   int status = hl__pg_await(session, HL_FOREVER, true, error);
   if (status != HL_CANCELLED) return status;
   /* A try waits for nothing that could be ended; and after the deadline the server has
      ended the wait itself, or hangs. */
   if (request->try_once || hl__left_ms(request->deadline) == 0)
-    return hl__error(error, HL_ECONNECTION,
-                     "the server did not answer in time");
+    return hl__error(error, HL_ECONNECTION, "the server did not answer in time");
   int64_t patience = hl__now_ms() + CANCEL_MS;
   status = hl__pg_cancel(session, patience, error);
-  if (status == HL_OK)
-    status = hl__pg_await(session, patience + CANCEL_MS, false, error);
+  if (status == HL_OK) status = hl__pg_await(session, patience + CANCEL_MS, false, error);
   if (status == HL_TIMEOUT)
-    status = hl__error(error, HL_ECONNECTION,
-                       "the server did not end the wait in time");
+    status = hl__error(error, HL_ECONNECTION, "the server did not end the wait in time");
   return status;
 }
 
@@ -179,16 +165,14 @@ static int failure(hl__pg_session *session, int64_t end, hl_error *error) {
     if (error) error->status = HL_ECONNECTION;
     return HL_ECONNECTION;
   }
-  if (status != HL_CANCELLED || atomic_load(&session->interrupted) ||
-      hl__now_ms() < end)
+  if (status != HL_CANCELLED || atomic_load(&session->interrupted) || hl__now_ms() < end)
     return status;
   if (error) error->status = HL_TIMEOUT;
   return HL_TIMEOUT;
 }
 
 /* The row that a lock statement has returned. */
-int hl__pg_grant_read(hl__pg_session *session, bool try_once, uint64_t *token,
-                      hl_error *error) {
+int hl__pg_grant_read(hl__pg_session *session, bool try_once, uint64_t *token, hl_error *error) {
   const PGresult *result = session->kept;
   int last = (result ? PQnfields(result) : 0) - HL__PG_COLUMNS;
   const char *refused = hl__pg_field(result, 0, last + HL__PG_REFUSED);
@@ -196,18 +180,15 @@ int hl__pg_grant_read(hl__pg_session *session, bool try_once, uint64_t *token,
   const char *server = hl__pg_field(result, 0, last + HL__PG_SERVER);
   const char *gate = hl__pg_field(result, 0, last + HL__PG_GATE);
   if (!refused || !number || !server || !gate)
-    return hl__error(error, HL_ECONNECTION,
-                     "the server answers what was not asked");
-  if (try_once && *refused != '0')
-    return hl__error(error, HL_TIMEOUT, "the lock is not free");
+    return hl__error(error, HL_ECONNECTION, "the server answers what was not asked");
+  if (try_once && *refused != '0') return hl__error(error, HL_TIMEOUT, "the lock is not free");
   if (atoi(server) != session->backend)
     return hl__error(error, HL_EUNSAFE_SERVER,
                      "a proxy has led the request to another server than that "
                      "to which it has connected: connect to the server itself");
   session->gate = atoi(gate);
   if (session->gate > HL__PG_GATE_OPEN)
-    return hl__error(error, HL_ECONNECTION,
-                     "the server answers what was not asked");
+    return hl__error(error, HL_ECONNECTION, "the server answers what was not asked");
   if (session->gate == HL__PG_GATE_UNKNOWN)
     return hl__error(error, HL_ECONNECTION,
                      "the tables of leases were replaced, or closed to this role");
@@ -215,40 +196,35 @@ int hl__pg_grant_read(hl__pg_session *session, bool try_once, uint64_t *token,
   return HL_OK;
 }
 
-int hl__pg_wait_run(hl__pg_session *session, const hl_request *request,
-                    const char *sql, hl_error *error) {
+int hl__pg_wait_run(hl__pg_session *session, const hl_request *request, const char *sql,
+                    hl_error *error) {
   int64_t end = request->deadline;
   int status = hl__pg_send(session, sql, error);
   if (status == HL_OK) status = answer_await(session, request, error);
-  if (status == HL_OK && session->kept &&
-      PQresultStatus(session->kept) == PGRES_FATAL_ERROR)
+  if (status == HL_OK && session->kept && PQresultStatus(session->kept) == PGRES_FATAL_ERROR)
     status = failure(session, end, error);
   return status;
 }
 
 /* Whether the server has granted what was sent, and the transaction is there. */
-static int answer_judge(hl__pg_session *session, const hl_request *request,
-                        int64_t end, bool tried, uint64_t *token,
-                        hl_error *error) {
+static int answer_judge(hl__pg_session *session, const hl_request *request, int64_t end, bool tried,
+                        uint64_t *token, hl_error *error) {
   int status = answer_await(session, request, error);
   if (status) return status;
   if (session->kept && PQresultStatus(session->kept) == PGRES_FATAL_ERROR)
     return failure(session, end, error);
   if (PQtransactionStatus(session->connection) != PQTRANS_INTRANS)
-    return hl__error(error, HL_ECONNECTION,
-                     "the server has rolled the transaction back");
+    return hl__error(error, HL_ECONNECTION, "the server has rolled the transaction back");
   return hl__pg_grant_read(session, tried, token, error);
 }
 
 /* Locks n rows (at most STATEMENT_ROWS_MAX) by one message. *begun: a transaction is open, or,
    in an extend, a savepoint; afterwards one is, or nothing was sent. */
-static int execute(hl__pg_session *session, const hl_request *request,
-                   const char *tag, const hl_row *rows, size_t n, bool *begun,
-                   uint64_t *token, hl_error *error) {
+static int execute(hl__pg_session *session, const hl_request *request, const char *tag,
+                   const hl_row *rows, size_t n, bool *begun, uint64_t *token, hl_error *error) {
   text t;
   /* Never early: our milliseconds are cut. */
-  int64_t wait =
-      request->try_once ? 0 : hl__left_ms(request->deadline) + 1;
+  int64_t wait = request->try_once ? 0 : hl__left_ms(request->deadline) + 1;
   if (!text_new(&t, n)) return hl__error_memory(error);
   put_statement(&t, session, request, tag, rows, n, wait, !*begun);
   *begun = true;
@@ -262,18 +238,14 @@ static int execute(hl__pg_session *session, const hl_request *request,
 /* Takes all rows, if they are free: most are. *begun: a transaction is open. HL_TIMEOUT:
    they are not; or this cannot be asked so. HL_BUSY: they are, but somebody keeps the tables of
    leases locked; the transaction has failed. */
-static int execute_try(hl__pg_session *session, const hl_request *request,
-                       const char *tag, bool *begun, uint64_t *token,
-                       hl_error *error) {
+static int execute_try(hl__pg_session *session, const hl_request *request, const char *tag,
+                       bool *begun, uint64_t *token, hl_error *error) {
   int status;
   *begun = false;
-  if (!hl__pg_send_try(session, request, tag, &status, error))
-    return HL_TIMEOUT;
-  if (status == HL_OK)
-    status = answer_judge(session, request, HL_FOREVER, true, token, error);
+  if (!hl__pg_send_try(session, request, tag, &status, error)) return HL_TIMEOUT;
+  if (status == HL_OK) status = answer_judge(session, request, HL_FOREVER, true, token, error);
   *begun = status == HL_OK || status == HL_TIMEOUT;
-  if (status == HL_TIMEOUT &&
-      PQtransactionStatus(session->connection) != PQTRANS_INTRANS)
+  if (status == HL_TIMEOUT && PQtransactionStatus(session->connection) != PQTRANS_INTRANS)
     status = HL_BUSY;
   hl__pg_try_done(session, request, *begun && status != HL_BUSY);
   return status;
@@ -281,34 +253,30 @@ static int execute_try(hl__pg_session *session, const hl_request *request,
 
 /* ------------------------------------------------------------- locking */
 
-int hl__pg_command(hl__pg_session *session, const char *tag, const char *sql,
-                   int64_t *sent, hl_error *error) {
+int hl__pg_command(hl__pg_session *session, const char *tag, const char *sql, int64_t *sent,
+                   hl_error *error) {
   char both[HL__PG_TAG_MAX + 128];
   *sent = hl__lease_ms();
   (void)snprintf(both, sizeof both, "%s%s", tag, sql);
   session->holds = true;
   int status = hl__pg_send(session, both, error);
-  if (status == HL_OK)
-    status = hl__pg_settle(session, hl__pg_answer_by(session), true, error);
+  if (status == HL_OK) status = hl__pg_settle(session, hl__pg_answer_by(session), true, error);
   if (status == HL_TIMEOUT || status == HL_CANCELLED)
-    status = hl__error(error, HL_ECONNECTION,
-                       "the server did not answer in time");
+    status = hl__error(error, HL_ECONNECTION, "the server did not answer in time");
   return status;
 }
 
 /* After an extend that failed: gives back what it took, and tells observers again what
    is held. */
-static int extend_undo(hl__pg_session *session, int64_t *sent,
-                       hl_error *error) {
+static int extend_undo(hl__pg_session *session, int64_t *sent, hl_error *error) {
   session->savepoint = false;
-  return hl__pg_command(
-      session, session->tag,
-      "ROLLBACK TO SAVEPOINT hierlock;RELEASE SAVEPOINT hierlock", sent, error);
+  return hl__pg_command(session, session->tag,
+                        "ROLLBACK TO SAVEPOINT hierlock;RELEASE SAVEPOINT hierlock", sent, error);
 }
 
 /* After a request that failed. On HL_DEADLOCK nothing must be held any more. */
-static int undo(hl__pg_session *session, const hl_request *request,
-                int status, hl_grant *grant, hl_error *error) {
+static int undo(hl__pg_session *session, const hl_request *request, int status, hl_grant *grant,
+                hl_error *error) {
   hl_error reason;
   if (status == HL_ECONNECTION) return status;
   if (request->extend && status != HL_DEADLOCK) {
@@ -326,24 +294,21 @@ static int undo(hl__pg_session *session, const hl_request *request,
 /* The server's lease began when it answered, which we know only to lie after the
    request was sent. After a long wait that is too long ago to be of use: then a
    sign of life tells a later time. Model: lease.pml, BEGINNING. */
-static int lease_begin(hl__pg_session *session, int64_t *sent,
-                       hl_error *error) {
+static int lease_begin(hl__pg_session *session, int64_t *sent, hl_error *error) {
   int64_t hold_timeout = session->store->config->hold_timeout;
   if (hl__lease_ms() - *sent < hold_timeout / 4) return HL_OK;
   return hl__pg_command(session, session->tag, "", sent, error);
 }
 
 /* All rows of the request, one statement after the other. *sent, *token: of the last one. */
-static int rows_take(hl__pg_session *session, const hl_request *request,
-                     const char *tag, bool *begun, uint64_t *token,
-                     int64_t *sent, hl_error *error) {
+static int rows_take(hl__pg_session *session, const hl_request *request, const char *tag,
+                     bool *begun, uint64_t *token, int64_t *sent, hl_error *error) {
   int status = HL_OK;
   for (size_t done = 0; done < request->n && status == HL_OK;) {
     size_t n = request->n - done;
     if (n > STATEMENT_ROWS_MAX) n = STATEMENT_ROWS_MAX;
     *sent = hl__lease_ms();
-    status = execute(session, request, tag, request->rows + done, n, begun,
-                     token, error);
+    status = execute(session, request, tag, request->rows + done, n, begun, token, error);
     done += n;
   }
   return status;
@@ -351,38 +316,33 @@ static int rows_take(hl__pg_session *session, const hl_request *request,
 
 /* With all rows in hand, waits until no lease is in the way; of a request with update rows: sees
    whether none is, and otherwise begins anew, and waits with those only. */
-static int leases_await(hl__pg_session *session, const hl_request *request,
-                        const char *tag, uint64_t *token, int64_t *sent,
-                        hl_error *error) {
+static int leases_await(hl__pg_session *session, const hl_request *request, const char *tag,
+                        uint64_t *token, int64_t *sent, hl_error *error) {
   hl_request part = *request;
-  size_t updates =
-      request->extend ? 0 : hl__update_rows(request->rows, request->n);
+  size_t updates = request->extend ? 0 : hl__update_rows(request->rows, request->n);
   if (updates == 0 || request->try_once)
     return hl__pg_leases_await(session, request, tag, token, sent, error);
   part.try_once = true;
   int status = hl__pg_leases_await(session, &part, tag, token, sent, error);
   if (status != HL_TIMEOUT) return status;
   status = hl__pg_rollback_send(session, error);
-  if (status == HL_OK)
-    status = hl__pg_settle(session, hl__pg_answer_by(session), false, error);
+  if (status == HL_OK) status = hl__pg_settle(session, hl__pg_answer_by(session), false, error);
   if (status)
-    return hl__error(error, HL_ECONNECTION,
-                     "the server did not give back in time what was locked");
+    return hl__error(error, HL_ECONNECTION, "the server did not give back in time what was locked");
   bool begun = false;
   part = *request;
   part.n = updates;
   for (int i = 0; i < 2 && status == HL_OK; i++) {
     status = rows_take(session, &part, tag, &begun, token, sent, error);
-    if (status == HL_OK)
-      status = hl__pg_leases_await(session, &part, tag, token, sent, error);
+    if (status == HL_OK) status = hl__pg_leases_await(session, &part, tag, token, sent, error);
     part.rows += updates;
     part.n = request->n - updates;
   }
   return status;
 }
 
-int hl__pg_lock_rows(hl__pg_session *session, const hl_request *request,
-                     hl_grant *grant, hl_error *error) {
+int hl__pg_lock_rows(hl__pg_session *session, const hl_request *request, hl_grant *grant,
+                     hl_error *error) {
   char tag[HL__PG_TAG_MAX];
   uint64_t token = 0;
   int64_t sent = 0;
@@ -393,13 +353,11 @@ int hl__pg_lock_rows(hl__pg_session *session, const hl_request *request,
   status = execute_try(session, request, tag, &begun, &token, error);
   refused = status == HL_TIMEOUT && !(begun && request->try_once);
   if (status == HL_BUSY) status = HL_TIMEOUT;
-  if (refused)
-    status = rows_take(session, request, tag, &begun, &token, &sent, error);
+  if (refused) status = rows_take(session, request, tag, &begun, &token, &sent, error);
   if (status != HL_DEADLOCK && status != HL_ECONNECTION)
-    atomic_store(&session->in_hand, false); /* what was held before, is */
+    atomic_store(&session->in_hand, false);         /* what was held before, is */
   if (status == HL_ENOMEM && !begun) return status; /* nothing was sent */
-  if (status == HL_OK)
-    status = leases_await(session, request, tag, &token, &sent, error);
+  if (status == HL_OK) status = leases_await(session, request, tag, &token, &sent, error);
   if (status) return undo(session, request, status, grant, error);
   session->holds = true;
   session->savepoint = request->extend; /* the next one ends it */
@@ -413,8 +371,8 @@ int hl__pg_lock_rows(hl__pg_session *session, const hl_request *request,
   return HL_OK;
 }
 
-int hl__pg_downgrade(hl_session *base, const hl_request *request,
-                     int64_t *sent_ms, hl_error *error) {
+int hl__pg_downgrade(hl_session *base, const hl_request *request, int64_t *sent_ms,
+                     hl_error *error) {
   hl__pg_session *session = (hl__pg_session *)base;
   char tag[HL__PG_TAG_MAX];
   if (!session->savepoint || !session->upgraded)
@@ -426,9 +384,7 @@ int hl__pg_downgrade(hl_session *base, const hl_request *request,
   session->savepoint = false;
   session->limit = request->deadline;
   int status = hl__pg_command(
-      session, tag,
-      "ROLLBACK TO SAVEPOINT hierlock;RELEASE SAVEPOINT hierlock", sent_ms,
-      error);
+      session, tag, "ROLLBACK TO SAVEPOINT hierlock;RELEASE SAVEPOINT hierlock", sent_ms, error);
   if (status == HL_OK)
     memcpy(session->tag, tag, sizeof tag);
   else if (status != HL_ENOMEM)

@@ -49,8 +49,7 @@ int64_t hl__pg_answer_by(const hl__pg_session *session) {
 int hl__pg_aside(hl__pg_session *session, const char *sql, hl_error *error) {
   hl__pg_session *other;
   PGresult *result = NULL;
-  int status = hl__pg_connect(session->store, hl__pg_answer_by(session), &other,
-                              error);
+  int status = hl__pg_connect(session->store, hl__pg_answer_by(session), &other, error);
   if (status) return status;
   other->patience = hl__pg_answer_by(session);
   status = hl__pg_verify(other, error);
@@ -66,34 +65,39 @@ int hl__pg_aside(hl__pg_session *session, const char *sql, hl_error *error) {
 
 /* ---------------------------------------------------------------- there? */
 
-enum { TABLES, PRIVILEGES, MAY_CREATE, READ_ONLY, COLUMNS };
+enum {
+  TABLES,
+  PRIVILEGES,
+  MAY_CREATE,
+  READ_ONLY,
+  COLUMNS
+};
 
 /* Nothing of it is an error where there is nothing. */
-#define USES(name, what)                                                       \
+#define USES(name, what)                                                                           \
   "coalesce(has_table_privilege(to_regclass('public." name "'),'" what "'),false)"
 static const char look_sql[] =
     "SELECT (to_regclass('public.hier_lock_leases') IS NOT NULL)::int+"
     "(to_regclass('public.hier_lock_lease_rows') IS NOT NULL)::int+"
-    "(to_regclass('public.hier_lock_gate') IS NOT NULL)::int,"
-    USES("hier_lock_leases", "SELECT") " AND "
-    USES("hier_lock_leases", "INSERT") " AND "
-    USES("hier_lock_leases", "UPDATE") " AND "
-    USES("hier_lock_leases", "DELETE") " AND "
-    USES("hier_lock_lease_rows", "SELECT") " AND "
-    USES("hier_lock_lease_rows", "INSERT") " AND "
-    USES("hier_lock_lease_rows", "DELETE") " AND "
-    "coalesce(has_sequence_privilege(to_regclass('public.hier_lock_gate'),"
-    "'SELECT') AND has_sequence_privilege("
-    "to_regclass('public.hier_lock_gate'),'UPDATE'),false),"
-    "coalesce((SELECT has_schema_privilege(n.oid,'CREATE') FROM "
-    "pg_catalog.pg_namespace n WHERE n.nspname='public'),false),"
-    "(SELECT s.reset_val FROM pg_catalog.pg_settings s WHERE "
-    "s.name='default_transaction_read_only')";
+    "(to_regclass('public.hier_lock_gate') IS NOT NULL)::int," USES("hier_lock_leases", "SELECT") " AND " USES("hier_lock_leases", "INSERT") " AND " USES(
+        "hier_lock_leases",
+        "UPDATE") " AND " USES("hier_lock_leases",
+                               "DELETE") " AND " USES("hier_lock_lease_rows",
+                                                      "SELECT") " AND " USES("hier_lock_lease_rows",
+                                                                             "INSERT") " AND " USES("hier_lock_lease_rows",
+                                                                                                    "DELETE") " AND "
+                                                                                                              "coalesce(has_sequence_privilege(to_regclass('public.hier_lock_gate'),"
+                                                                                                              "'SELECT') AND has_sequence_privilege("
+                                                                                                              "to_regclass('public.hier_lock_gate'),'UPDATE'),false),"
+                                                                                                              "coalesce((SELECT has_schema_privilege(n.oid,'CREATE') FROM "
+                                                                                                              "pg_catalog.pg_namespace n WHERE n.nspname='public'),false),"
+                                                                                                              "(SELECT s.reset_val FROM pg_catalog.pg_settings s WHERE "
+                                                                                                              "s.name='default_transaction_read_only')";
 
 static bool is_true(const char *value) { return value && *value == 't'; }
 
-static int look(hl__pg_session *session, int *tables, bool *may_use,
-                bool *may_create, hl_error *error) {
+static int look(hl__pg_session *session, int *tables, bool *may_use, bool *may_create,
+                hl_error *error) {
   PGresult *result;
   session->patience = hl__pg_answer_by(session);
   int status = hl__pg_query(session, look_sql, COLUMNS, &result, error);
@@ -128,15 +132,13 @@ int hl__pg_tables(hl__pg_session *session, bool make, hl_error *error) {
   if (tables == 0 && !make) return HL_ERELEASED;
   if (tables < 3) {
     if (!may_create)
-      return hl__pg_denied(
-          hl__error(error, HL_ENOT_PROVISIONED,
-                    "this database has no tables for leases, and the role may "
-                    "not make them: %s",
-                    hint),
-          error);
+      return hl__pg_denied(hl__error(error, HL_ENOT_PROVISIONED,
+                                     "this database has no tables for leases, and the role may "
+                                     "not make them: %s",
+                                     hint),
+                           error);
     status = hl__pg_aside(session, tables_sql, error);
-    if (status == HL_OK)
-      status = look(session, &tables, &may_use, &may_create, error);
+    if (status == HL_OK) status = look(session, &tables, &may_use, &may_create, error);
     if (status) return status;
   }
   if (tables < 3 || !may_use)
@@ -151,8 +153,7 @@ int hl__pg_tables(hl__pg_session *session, bool make, hl_error *error) {
   /* What writes is to end, whatever somebody else does with the tables. */
   if (!session->holds) {
     PGresult *result;
-    status = hl__pg_query(session, "SET statement_timeout=10000", 0, &result,
-                          error);
+    status = hl__pg_query(session, "SET statement_timeout=10000", 0, &result, error);
     PQclear(result);
   }
   if (status == HL_OK) session->ready = !session->holds;
@@ -184,8 +185,7 @@ int hl__pg_sweep(hl__pg_session *session, hl_error *error) {
   int64_t now = hl__now_ms(), due = atomic_load(&store->sweep);
   PGresult *result = NULL;
   if (now < due) return HL_OK;
-  if (!atomic_compare_exchange_strong(&store->sweep, &due, now + SWEEP_MS))
-    return HL_OK;
+  if (!atomic_compare_exchange_strong(&store->sweep, &due, now + SWEEP_MS)) return HL_OK;
   hl_error reason = {0};
   int status = hl__pg_tables(session, false, &reason);
   if (status == HL_OK) {

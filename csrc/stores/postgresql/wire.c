@@ -32,16 +32,15 @@ static int status_of(const char *state) {
       "53300", /* too_many_connections */
       "57P",   /* shutdown, and idle_session_timeout */
       NULL};
-  if (!*state) return HL_ECONNECTION; /* libpq's own: no server has spoken */
-  if (strcmp(state, "55P03") == 0) return HL_TIMEOUT; /* lock_not_available */
+  if (!*state) return HL_ECONNECTION;                   /* libpq's own: no server has spoken */
+  if (strcmp(state, "55P03") == 0) return HL_TIMEOUT;   /* lock_not_available */
   if (strcmp(state, "57014") == 0) return HL_CANCELLED; /* query_canceled */
   if (strcmp(state, "40P01") == 0) return HL_DEADLOCK;
   if (strcmp(state, "25006") == 0) return HL_EUNSAFE_SERVER; /* read-only */
   return is_state(state, connection) ? HL_ECONNECTION : HL_ESTORE;
 }
 
-int hl__pg_error_state(const char *state, const char *message,
-                       const char *doing, hl_error *error) {
+int hl__pg_error_state(const char *state, const char *message, const char *doing, hl_error *error) {
   int status = status_of(state);
   if (!error) return status;
   const char *hint = "";
@@ -50,8 +49,7 @@ int hl__pg_error_state(const char *state, const char *message,
            "max_locks_per_transaction)";
   /* libpq ends its messages with a line feed. */
   int size = (int)strcspn(message, "\n");
-  (void)hl__error(error, status, "cannot %s: %.*s%s", doing, size, message,
-                  hint);
+  (void)hl__error(error, status, "cannot %s: %.*s%s", doing, size, message, hint);
   (void)snprintf(error->sqlstate, sizeof error->sqlstate, "%.5s", state);
   /* Wrong credentials stay wrong. */
   if (strncmp(state, "28", 2) == 0) error->retryable = false;
@@ -63,8 +61,8 @@ int hl__pg_denied(int status, hl_error *error) {
   return status;
 }
 
-int hl__pg_error(const hl__pg_session *session, const PGresult *result,
-                 const char *doing, hl_error *error) {
+int hl__pg_error(const hl__pg_session *session, const PGresult *result, const char *doing,
+                 hl_error *error) {
   const char *state = NULL, *message = NULL;
   if (result) {
     state = PQresultErrorField(result, PG_DIAG_SQLSTATE);
@@ -72,11 +70,9 @@ int hl__pg_error(const hl__pg_session *session, const PGresult *result,
     if (!message) message = PQresultErrorMessage(result);
   }
   if (!message || !*message) message = PQerrorMessage(session->connection);
-  int status =
-      hl__pg_error_state(state ? state : "", message, doing, error);
+  int status = hl__pg_error_state(state ? state : "", message, doing, error);
   /* Whatever the server said, it has ended the connection. */
-  if (PQstatus(session->connection) == CONNECTION_BAD &&
-      status != HL_ECONNECTION) {
+  if (PQstatus(session->connection) == CONNECTION_BAD && status != HL_ECONNECTION) {
     if (error) error->status = HL_ECONNECTION;
     if (error) error->retryable = true;
     status = HL_ECONNECTION;
@@ -86,8 +82,7 @@ int hl__pg_error(const hl__pg_session *session, const PGresult *result,
 
 int hl__pg_gone(const hl__pg_session *session, hl_error *error) {
   if (session->ended) {
-    (void)hl__pg_error_state(session->ended_state, session->ended_message,
-                             "go on", error);
+    (void)hl__pg_error_state(session->ended_state, session->ended_message, "go on", error);
     if (error) error->status = HL_ECONNECTION;
     return HL_ECONNECTION;
   }
@@ -100,16 +95,12 @@ int hl__pg_gone(const hl__pg_session *session, hl_error *error) {
 /* A server says why it ends a connection while nothing was asked of it. */
 void hl__pg_notice(void *argument, const PGresult *result) {
   hl__pg_session *session = argument;
-  const char *severity =
-      PQresultErrorField(result, PG_DIAG_SEVERITY_NONLOCALIZED);
+  const char *severity = PQresultErrorField(result, PG_DIAG_SEVERITY_NONLOCALIZED);
   const char *state = PQresultErrorField(result, PG_DIAG_SQLSTATE);
   const char *message = PQresultErrorField(result, PG_DIAG_MESSAGE_PRIMARY);
-  if (!severity || (strcmp(severity, "FATAL") != 0 &&
-                    strcmp(severity, "PANIC") != 0))
-    return;
+  if (!severity || (strcmp(severity, "FATAL") != 0 && strcmp(severity, "PANIC") != 0)) return;
   session->ended = true;
-  (void)snprintf(session->ended_state, sizeof session->ended_state, "%.5s",
-                 state ? state : "");
+  (void)snprintf(session->ended_state, sizeof session->ended_state, "%.5s", state ? state : "");
   (void)snprintf(session->ended_message, sizeof session->ended_message, "%s",
                  message ? message : "");
 }
@@ -127,8 +118,7 @@ void hl__pg_wait_end(const hl__pg_store *store) {
 bool hl__pg_readable(const hl__pg_session *session) {
   struct pollfd p = {.fd = session->fd, .events = POLLIN};
   int n;
-  do
-    n = poll(&p, 1, 0);
+  do n = poll(&p, 1, 0);
   while (n < 0 && errno == EINTR);
   return n > 0;
 }
@@ -148,18 +138,15 @@ bool hl__pg_interruption_take(hl__pg_session *session) {
   uint64_t rung;
   if (!atomic_load(&session->interrupted)) return false;
   atomic_store(&session->interrupted, false);
-  while (read(session->bell, &rung, sizeof rung) < 0 && errno == EINTR) {
-  }
+  while (read(session->bell, &rung, sizeof rung) < 0 && errno == EINTR) {}
   return true;
 }
 
 /* Waits until something has come (HL_OK), the deadline, or an interruption. */
-static int wait_for_server(hl__pg_session *session, bool flushed,
-                           int64_t deadline, bool interruptible) {
-  struct pollfd p[2] = {
-      {.fd = session->fd,
-       .events = (short)(flushed ? POLLIN : POLLIN | POLLOUT)},
-      {.fd = session->bell, .events = POLLIN}};
+static int wait_for_server(hl__pg_session *session, bool flushed, int64_t deadline,
+                           bool interruptible) {
+  struct pollfd p[2] = {{.fd = session->fd, .events = (short)(flushed ? POLLIN : POLLIN | POLLOUT)},
+                        {.fd = session->bell, .events = POLLIN}};
   for (;;) {
     int64_t left = deadline ? hl__left_ms(deadline) : 0;
     /* Without a wait it may be called with a mutex. */
@@ -180,8 +167,8 @@ static int wait_for_server(hl__pg_session *session, bool flushed,
 
 /* Whether to read on. A server that never stops talking lets no poll() run out, nor one
    for the bell be looked at. */
-static int lateness(const hl__pg_session *session, int64_t deadline,
-                    bool interruptible, unsigned *reads) {
+static int lateness(const hl__pg_session *session, int64_t deadline, bool interruptible,
+                    unsigned *reads) {
   bool rung = interruptible && atomic_load(&session->interrupted);
   bool over = !deadline || hl__left_ms(deadline) == 0;
   if ((!rung && !over) || ++*reads <= LATE_READS) return HL_OK;
@@ -207,9 +194,8 @@ bool hl__pg_sent(hl__pg_session *session) {
 int hl__pg_send_error(const hl__pg_session *session, hl_error *error) {
   if (session->ended) return hl__pg_gone(session, error);
   const char *why = PQerrorMessage(session->connection);
-  (void)hl__pg_error_state(
-      "", *why ? why : "the system has not taken what was to be sent",
-      "send to the server", error);
+  (void)hl__pg_error_state("", *why ? why : "the system has not taken what was to be sent",
+                           "send to the server", error);
   return HL_ECONNECTION;
 }
 
@@ -241,19 +227,16 @@ int hl__pg_rollback_send(hl__pg_session *session, hl_error *error) {
    those behind. */
 static void keep(hl__pg_session *session, PGresult *result) {
   PGresult *drop = result;
-  if (session->pipelined && PQresultStatus(result) == PGRES_TUPLES_OK &&
-      session->kept && PQresultStatus(session->kept) == PGRES_TUPLES_OK) {
+  if (session->pipelined && PQresultStatus(result) == PGRES_TUPLES_OK && session->kept &&
+      PQresultStatus(session->kept) == PGRES_TUPLES_OK) {
     PQclear(session->second);
     session->second = result;
     return;
   }
-  bool failed = session->kept &&
-                PQresultStatus(session->kept) == PGRES_FATAL_ERROR;
+  bool failed = session->kept && PQresultStatus(session->kept) == PGRES_FATAL_ERROR;
   ExecStatusType status = PQresultStatus(result);
-  bool rows = session->kept &&
-              PQresultStatus(session->kept) == PGRES_TUPLES_OK;
-  if (!failed && (status == PGRES_FATAL_ERROR || status == PGRES_TUPLES_OK ||
-                  !rows)) {
+  bool rows = session->kept && PQresultStatus(session->kept) == PGRES_TUPLES_OK;
+  if (!failed && (status == PGRES_FATAL_ERROR || status == PGRES_TUPLES_OK || !rows)) {
     drop = session->kept;
     session->kept = result;
   }
@@ -263,8 +246,8 @@ static void keep(hl__pg_session *session, PGresult *result) {
 /* The results of a pipeline: after each statement NULL, at the end that of the sync. Those
    behind one that has failed say so. */
 static bool is_ours(ExecStatusType status) {
-  return status == PGRES_TUPLES_OK || status == PGRES_COMMAND_OK ||
-         status == PGRES_EMPTY_QUERY || status == PGRES_FATAL_ERROR;
+  return status == PGRES_TUPLES_OK || status == PGRES_COMMAND_OK || status == PGRES_EMPTY_QUERY ||
+         status == PGRES_FATAL_ERROR;
 }
 
 /* What has come. False: more is to come. *stranger: it is nothing that we have asked
@@ -285,8 +268,7 @@ static bool answer_read(hl__pg_session *session, bool *stranger) {
     ends = 0;
     ExecStatusType status = PQresultStatus(result);
 #ifdef LIBPQ_HAS_PIPELINING
-    if (session->pipelined && (status == PGRES_PIPELINE_SYNC ||
-                               status == PGRES_PIPELINE_ABORTED)) {
+    if (session->pipelined && (status == PGRES_PIPELINE_SYNC || status == PGRES_PIPELINE_ABORTED)) {
       PQclear(result);
       if (status == PGRES_PIPELINE_ABORTED) continue;
       session->outstanding = session->pipelined = false;
@@ -309,8 +291,7 @@ static void last_words(hl__pg_session *session) {
   session->outstanding = false;
 }
 
-int hl__pg_await(hl__pg_session *session, int64_t deadline, bool interruptible,
-                 hl_error *error) {
+int hl__pg_await(hl__pg_session *session, int64_t deadline, bool interruptible, hl_error *error) {
   PGconn *connection = session->connection;
   bool stranger = false;
   unsigned late = 0;
@@ -320,29 +301,20 @@ int hl__pg_await(hl__pg_session *session, int64_t deadline, bool interruptible,
     if (flushed == 0 && errno) flushed = -1; /* as in hl__pg_sent */
     if (answer_read(session, &stranger)) break;
     int status = flushed < 0 ? HL_ECONNECTION
-                             : wait_for_server(session, flushed == 0, deadline,
-                                               interruptible);
-    if (status == HL_OK)
-      status = lateness(session, deadline, interruptible, &late);
-    if (status == HL_TIMEOUT)
-      return hl__error(error, status, "the server has not answered yet");
-    if (status == HL_CANCELLED)
-      return hl__error(error, status, "the wait was cancelled");
+                             : wait_for_server(session, flushed == 0, deadline, interruptible);
+    if (status == HL_OK) status = lateness(session, deadline, interruptible, &late);
+    if (status == HL_TIMEOUT) return hl__error(error, status, "the server has not answered yet");
+    if (status == HL_CANCELLED) return hl__error(error, status, "the wait was cancelled");
     /* What was read before it ended, says why. */
     if (status == HL_ECONNECTION || !PQconsumeInput(connection)) {
       if (PQstatus(connection) == CONNECTION_BAD) last_words(session);
       break;
     }
   }
-  if (stranger)
-    return hl__error(error, HL_ECONNECTION,
-                     "the server answers what was not asked");
-  if (!session->outstanding && PQstatus(connection) != CONNECTION_BAD)
-    return HL_OK;
-  if (session->kept &&
-      PQresultStatus(session->kept) == PGRES_FATAL_ERROR) {
-    (void)hl__pg_error(session, session->kept, "read the server's answer",
-                       error);
+  if (stranger) return hl__error(error, HL_ECONNECTION, "the server answers what was not asked");
+  if (!session->outstanding && PQstatus(connection) != CONNECTION_BAD) return HL_OK;
+  if (session->kept && PQresultStatus(session->kept) == PGRES_FATAL_ERROR) {
+    (void)hl__pg_error(session, session->kept, "read the server's answer", error);
     return HL_ECONNECTION;
   }
   return hl__pg_gone(session, error);
@@ -351,21 +323,17 @@ int hl__pg_await(hl__pg_session *session, int64_t deadline, bool interruptible,
 /* The answer to a ROLLBACK or a sign of life, which has come. */
 static int answer_judge(hl__pg_session *session, hl_error *error) {
   PGTransactionStatusType now = PQtransactionStatus(session->connection);
-  if (session->kept &&
-      PQresultStatus(session->kept) == PGRES_FATAL_ERROR) {
-    (void)hl__pg_error(session, session->kept, "read the server's answer",
-                       error);
+  if (session->kept && PQresultStatus(session->kept) == PGRES_FATAL_ERROR) {
+    (void)hl__pg_error(session, session->kept, "read the server's answer", error);
     if (error) error->status = HL_ECONNECTION;
     return HL_ECONNECTION;
   }
   if (session->tells_transaction && now != PQTRANS_INTRANS)
-    return hl__error(error, HL_ECONNECTION,
-                     "the server has rolled the transaction back");
+    return hl__error(error, HL_ECONNECTION, "the server has rolled the transaction back");
   return HL_OK;
 }
 
-int hl__pg_settle(hl__pg_session *session, int64_t deadline,
-                  bool interruptible, hl_error *error) {
+int hl__pg_settle(hl__pg_session *session, int64_t deadline, bool interruptible, hl_error *error) {
   if (!session->outstanding) return HL_OK;
   for (;;) {
     int status = hl__pg_await(session, deadline, interruptible, error);
@@ -381,21 +349,18 @@ int hl__pg_settle(hl__pg_session *session, int64_t deadline,
   }
 }
 
-int hl__pg_query(hl__pg_session *session, const char *sql, int columns,
-                 PGresult **result, hl_error *error) {
+int hl__pg_query(hl__pg_session *session, const char *sql, int columns, PGresult **result,
+                 hl_error *error) {
   *result = NULL;
   int status = hl__pg_send(session, sql, error);
-  if (status == HL_OK)
-    status = hl__pg_await(session, session->patience, true, error);
+  if (status == HL_OK) status = hl__pg_await(session, session->patience, true, error);
   if (status == HL_TIMEOUT || status == HL_CANCELLED)
-    status = hl__error(error, HL_ECONNECTION,
-                       "the server did not answer in time");
+    status = hl__error(error, HL_ECONNECTION, "the server did not answer in time");
   if (status) return status;
   if (session->kept && PQresultStatus(session->kept) == PGRES_FATAL_ERROR)
     return hl__pg_error(session, session->kept, "query the server", error);
   if (columns > 0 && (!session->kept || PQnfields(session->kept) < columns))
-    return hl__error(error, HL_ECONNECTION,
-                     "the server answers what was not asked");
+    return hl__error(error, HL_ECONNECTION, "the server answers what was not asked");
   *result = session->kept;
   session->kept = NULL;
   return HL_OK;

@@ -34,8 +34,7 @@ hl__quorum_rows *hl__rows_new(const hl_row *rows, size_t n, hl_mode mode) {
 
 hl__quorum_rows *hl__rows_shared(const hl_row *rows, size_t n) {
   hl__quorum_rows *made = hl__rows_new(rows, n, HL_SHARED);
-  for (size_t i = 0; made && i < n; i++)
-    made->rows[i].mode = HL_SHARED;
+  for (size_t i = 0; made && i < n; i++) made->rows[i].mode = HL_SHARED;
   return made;
 }
 
@@ -59,8 +58,7 @@ void hl__known_unref(hl__quorum_lease *lease) {
 }
 
 void hl__known_forget(hl__quorum_store *store, hl__quorum_lease *lease) {
-  for (hl__quorum_lease **at = chain(store, lease->terms.id); *at;
-       at = &(*at)->next) {
+  for (hl__quorum_lease **at = chain(store, lease->terms.id); *at; at = &(*at)->next) {
     if (*at != lease) continue;
     *at = lease->next;
     hl__known_unref(lease);
@@ -72,8 +70,7 @@ static bool is_busy(const hl__quorum_part *part) {
   return part->making || part->dropping || part->regrading;
 }
 
-static bool is_needed(const hl__quorum_store *store,
-                      const hl__quorum_lease *lease, int64_t now) {
+static bool is_needed(const hl__quorum_store *store, const hl__quorum_lease *lease, int64_t now) {
   for (unsigned i = 0; i < store->n; i++)
     if (is_busy(&lease->at[i])) return true;
   if (lease->references > 1) return true; /* somebody asks for it now */
@@ -97,10 +94,8 @@ static void sweep(hl__quorum_store *store) HL__REQUIRES(hl__quorum_mutex) {
   }
 }
 
-hl__quorum_lease *hl__known_find(hl__quorum_store *store,
-                                 const hl_lease_terms *terms) {
-  for (hl__quorum_lease *lease = *chain(store, terms->id); lease;
-       lease = lease->next) {
+hl__quorum_lease *hl__known_find(hl__quorum_store *store, const hl_lease_terms *terms) {
+  for (hl__quorum_lease *lease = *chain(store, terms->id); lease; lease = lease->next) {
     if (memcmp(lease->terms.id, terms->id, 16) != 0 ||
         memcmp(lease->terms.holder, terms->holder, 16) != 0)
       continue;
@@ -110,8 +105,7 @@ hl__quorum_lease *hl__known_find(hl__quorum_store *store,
   return NULL;
 }
 
-hl__quorum_lease *hl__known_make(hl__quorum_store *store,
-                                 const hl_lease_terms *terms,
+hl__quorum_lease *hl__known_make(hl__quorum_store *store, const hl_lease_terms *terms,
                                  const hl_request *request) {
   sweep(store);
   hl__quorum_lease *lease = hl__known_find(store, terms);
@@ -125,18 +119,15 @@ hl__quorum_lease *hl__known_make(hl__quorum_store *store,
   lease->heal_at = HL_FOREVER;
   lease->references = 1;
   if (request) {
-    lease->shown =
-        hl__rows_new(request->shown, request->shown_n, request->mode);
+    lease->shown = hl__rows_new(request->shown, request->shown_n, request->mode);
     lease->label = malloc(request->label_size + 1);
     if (!lease->shown || !lease->label) {
       hl__known_unref(lease);
       return NULL;
     }
-    if (request->label_size)
-      memcpy(lease->label, request->label, request->label_size);
+    if (request->label_size) memcpy(lease->label, request->label, request->label_size);
     lease->label_size = request->label_size;
-    (void)strncpy(lease->path, request->path ? request->path : "",
-                  sizeof lease->path - 1);
+    (void)strncpy(lease->path, request->path ? request->path : "", sizeof lease->path - 1);
   } else {
     /* Nobody knows: all may have it. */
     for (unsigned i = 0; i < store->n; i++) {
@@ -170,8 +161,7 @@ void hl__known_sent(hl__quorum_part *part, int64_t sent_ms, int64_t ttl) {
   part->till = hl__deadline(sent_ms, ttl - drift(ttl));
 }
 
-void hl__known_old(const hl__quorum_store *store, hl__quorum_lease *lease,
-                   unsigned i) {
+void hl__known_old(const hl__quorum_store *store, hl__quorum_lease *lease, unsigned i) {
   hl__quorum_part *part = &lease->at[i];
   part->old = part->leftover = true;
   if (hl__known_in(store, lease) > store->need) part->in = false;
@@ -181,22 +171,18 @@ void hl__known_flush(hl__quorum_member *member) {
   hl__quorum_store *store = member->store;
   int64_t now = hl__lease_ms();
   for (size_t i = 0; i < HL__QUORUM_CHAINS; i++)
-    for (hl__quorum_lease *lease = store->leases[i]; lease;
-         lease = lease->next) {
+    for (hl__quorum_lease *lease = store->leases[i]; lease; lease = lease->next) {
       hl__quorum_part *part = &lease->at[member->number];
-      if (!lease->dropped || !part->leftover || part->making ||
-          part->dropping || now >= lease->end)
+      if (!lease->dropped || !part->leftover || part->making || part->dropping || now >= lease->end)
         continue;
       part->leftover = false;
       hl__ask_drop(member, lease);
     }
 }
 
-unsigned hl__known_in(const hl__quorum_store *store,
-                      const hl__quorum_lease *lease) {
+unsigned hl__known_in(const hl__quorum_store *store, const hl__quorum_lease *lease) {
   unsigned in = 0;
-  for (unsigned i = 0; i < store->n; i++)
-    in += lease->at[i].in;
+  for (unsigned i = 0; i < store->n; i++) in += lease->at[i].in;
   return in;
 }
 
@@ -206,15 +192,13 @@ static int64_t nth(const hl__quorum_store *store, int64_t *times, unsigned n) {
   for (unsigned i = 1; i < n; i++) {
     int64_t time = times[i];
     unsigned at = i; /* the newest first */
-    for (; at > 0 && times[at - 1] < time; at--)
-      times[at] = times[at - 1];
+    for (; at > 0 && times[at - 1] < time; at--) times[at] = times[at - 1];
     times[at] = time;
   }
   return n < store->need ? 0 : times[store->need - 1];
 }
 
-int64_t hl__known_since(const hl__quorum_store *store,
-                        const hl__quorum_lease *lease, int64_t ttl) {
+int64_t hl__known_since(const hl__quorum_store *store, const hl__quorum_lease *lease, int64_t ttl) {
   int64_t sent[HL__QUORUM_MAX] = {0};
   unsigned n = 0;
   for (unsigned i = 0; i < store->n; i++)
@@ -223,8 +207,7 @@ int64_t hl__known_since(const hl__quorum_store *store,
   return since ? since - drift(ttl) : 0;
 }
 
-int64_t hl__known_till(const hl__quorum_store *store,
-                       const hl__quorum_lease *lease) {
+int64_t hl__known_till(const hl__quorum_store *store, const hl__quorum_lease *lease) {
   int64_t till[HL__QUORUM_MAX] = {0};
   unsigned n = 0;
   for (unsigned i = 0; i < store->n; i++)
@@ -272,8 +255,7 @@ static void heal_later(hl__quorum_store *store, hl__quorum_lease *lease)
   }
 }
 
-static void heal(hl__quorum_store *store, hl__quorum_lease *lease)
-    HL__REQUIRES(hl__quorum_mutex) {
+static void heal(hl__quorum_store *store, hl__quorum_lease *lease) HL__REQUIRES(hl__quorum_mutex) {
   bool whole = true;
   lease->heal_at = HL_FOREVER;
   if (!lease->shown || !lease->held || lease->left || lease->dropped ||
@@ -295,8 +277,7 @@ void hl__known_heal(hl__quorum_store *store, hl__quorum_lease *lease) {
 void hl__known_heal_due(hl__quorum_store *store) {
   int64_t now = hl__now_ms(), next = HL_FOREVER;
   for (size_t i = 0; i < HL__QUORUM_CHAINS; i++)
-    for (hl__quorum_lease *lease = store->leases[i]; lease;
-         lease = lease->next) {
+    for (hl__quorum_lease *lease = store->leases[i]; lease; lease = lease->next) {
       if (lease->heal_at <= now) heal(store, lease);
       if (lease->heal_at < next) next = lease->heal_at;
     }

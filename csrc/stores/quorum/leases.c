@@ -27,15 +27,13 @@ static polling polling_of(hl_session *base) {
 static hl__quorum_ask *ask_add(polling *self, unsigned i, hl__quorum_kind kind,
                                hl__quorum_lease *lease, hl__quorum_query *query)
     HL__REQUIRES(hl__quorum_mutex) {
-  self->ask[i] =
-      hl__ask_new(&self->store->members[i], kind, lease, query, self->session);
+  self->ask[i] = hl__ask_new(&self->store->members[i], kind, lease, query, self->session);
   return self->ask[i];
 }
 
 bool hl__quorum_is_revoked(const hl__quorum_ask *ask) {
-  return ask->status == HL_ELOST &&
-         (ask->error.revoked_by[0] || ask->error.reason[0] ||
-          strstr(ask->error.message, "revoked"));
+  return ask->status == HL_ELOST && (ask->error.revoked_by[0] || ask->error.reason[0] ||
+                                     strstr(ask->error.message, "revoked"));
 }
 
 static void count(polling *self) HL__REQUIRES(hl__quorum_mutex) {
@@ -55,8 +53,7 @@ static void count(polling *self) HL__REQUIRES(hl__quorum_mutex) {
 
 /* Until a quorum has said so, or cannot; those that have not answered by then
    are left behind. */
-static void await(polling *self, int64_t deadline)
-    HL__REQUIRES(hl__quorum_mutex) {
+static void await(polling *self, int64_t deadline) HL__REQUIRES(hl__quorum_mutex) {
   const hl__quorum_store *store = self->store;
   int64_t patience = self->begun + HL__QUORUM_ANSWER_MS;
   int64_t end = deadline < patience ? deadline : patience;
@@ -64,8 +61,7 @@ static void await(polling *self, int64_t deadline)
     count(self);
     if (self->open == 0 || self->ok >= store->need || self->revoked ||
         self->lost > store->n - store->need ||
-        (self->ok + self->open < store->need &&
-         self->lost + self->open <= store->n - store->need))
+        (self->ok + self->open < store->need && self->lost + self->open <= store->n - store->need))
       return;
     if (hl__now_ms() >= end) break;
     hl__quorum_wait(self->session, end);
@@ -76,8 +72,7 @@ static void await(polling *self, int64_t deadline)
 }
 
 /* Those that are not answered go on, unless they are unwanted. */
-static void polling_end(polling *self, bool unwanted)
-    HL__REQUIRES(hl__quorum_mutex) {
+static void polling_end(polling *self, bool unwanted) HL__REQUIRES(hl__quorum_mutex) {
   for (unsigned i = 0; i < self->store->n; i++)
     if (self->ask[i]) hl__ask_leave(self->ask[i], unwanted);
 }
@@ -85,8 +80,7 @@ static void polling_end(polling *self, bool unwanted)
 /* What the members have said is nothing that is known. */
 static int unknown(polling *self, const char *what, hl_error *error)
     HL__REQUIRES(hl__quorum_mutex) {
-  int status =
-      self->open > 0 ? HL_TIMEOUT : hl__quorum_failure(self->store, self->ask);
+  int status = self->open > 0 ? HL_TIMEOUT : hl__quorum_failure(self->store, self->ask);
   return hl__quorum_error(self->store, status, self->ask, what, error);
 }
 
@@ -95,8 +89,7 @@ static int gone(polling *self, hl_error *error) HL__REQUIRES(hl__quorum_mutex) {
     if (error) *error = *self->revoked;
     return HL_ELOST;
   }
-  return hl__quorum_error(self->store, HL_ELOST, self->ask,
-                          "do not have the lease", error);
+  return hl__quorum_error(self->store, HL_ELOST, self->ask, "do not have the lease", error);
 }
 
 /* -------------------------------------------------------------- one lease */
@@ -105,13 +98,11 @@ void hl__quorum_abandon(hl__quorum_store *store, hl__quorum_lease *lease) {
   lease->dropped = true;
   lease->held = false;
   for (unsigned i = 0; i < store->n; i++)
-    if (lease->at[i].in || lease->at[i].old)
-      hl__ask_drop(&store->members[i], lease);
+    if (lease->at[i].in || lease->at[i].old) hl__ask_drop(&store->members[i], lease);
 }
 
-static int refresh(polling *self, hl__quorum_lease *lease,
-                   const hl_lease_terms *terms, int64_t ttl, int64_t deadline,
-                   int64_t *sent_ms, hl_error *error)
+static int refresh(polling *self, hl__quorum_lease *lease, const hl_lease_terms *terms, int64_t ttl,
+                   int64_t deadline, int64_t *sent_ms, hl_error *error)
     HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_store *store = self->store;
   int64_t doubt = hl__deadline(hl__lease_ms(), ttl);
@@ -146,15 +137,13 @@ static int refresh(polling *self, hl__quorum_lease *lease,
   return HL_OK;
 }
 
-static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
-                         int64_t ttl, int64_t deadline, int64_t *sent_ms,
-                         hl_error *error) {
+static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t ttl,
+                         int64_t deadline, int64_t *sent_ms, hl_error *error) {
   polling self = polling_of(base);
   hl__quorum_mutex_lock(self.store);
   hl__quorum_lease *lease = hl__known_make(self.store, terms, NULL);
-  int status = lease
-                   ? refresh(&self, lease, terms, ttl, deadline, sent_ms, error)
-                   : hl__error_memory(error);
+  int status =
+      lease ? refresh(&self, lease, terms, ttl, deadline, sent_ms, error) : hl__error_memory(error);
   polling_end(&self, false);
   hl__known_unref(lease);
   hl__quorum_mutex_unlock(self.store);
@@ -162,11 +151,9 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
 }
 
 /* Numbers, the greatest first. */
-static void number_add(int64_t numbers[HL__QUORUM_MAX], unsigned *n,
-                       int64_t number) {
+static void number_add(int64_t numbers[HL__QUORUM_MAX], unsigned *n, int64_t number) {
   unsigned at = (*n)++;
-  for (; at > 0 && numbers[at - 1] < number; at--)
-    numbers[at] = numbers[at - 1];
+  for (; at > 0 && numbers[at - 1] < number; at--) numbers[at] = numbers[at - 1];
   numbers[at] = number;
 }
 
@@ -182,16 +169,15 @@ static int64_t nth_left(const polling *self) HL__REQUIRES(hl__quorum_mutex) {
   return n < self->store->need ? 0 : times[self->store->need - 1];
 }
 
-static int lease_look(hl_session *base, const hl_lease_terms *terms,
-                      int64_t deadline, int64_t *left_ms, hl_error *error) {
+static int lease_look(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
+                      int64_t *left_ms, hl_error *error) {
   polling self = polling_of(base);
   int status = HL_OK;
   hl__quorum_mutex_lock(self.store);
   hl__quorum_lease *lease = hl__known_make(self.store, terms, NULL);
   unsigned asked = 0;
   for (unsigned i = 0; lease && i < self.store->n; i++) {
-    if (!lease->at[i].in || !ask_add(&self, i, HL__ASK_LOOK, lease, NULL))
-      continue;
+    if (!lease->at[i].in || !ask_add(&self, i, HL__ASK_LOOK, lease, NULL)) continue;
     hl__ask_give(self.ask[i]);
     asked++;
   }
@@ -212,25 +198,21 @@ static int lease_look(hl_session *base, const hl_lease_terms *terms,
 
 /* ---------------------------------------------------------------- dropping */
 
-static void drop_ask(polling *self, hl__quorum_lease *lease)
-    HL__REQUIRES(hl__quorum_mutex) {
+static void drop_ask(polling *self, hl__quorum_lease *lease) HL__REQUIRES(hl__quorum_mutex) {
   /* What was given back while it was acquired is no answer to this. */
-  for (unsigned i = 0; !lease->dropped && i < self->store->n; i++)
-    lease->at[i].gone = false;
+  for (unsigned i = 0; !lease->dropped && i < self->store->n; i++) lease->at[i].gone = false;
   lease->dropped = true;
   lease->held = false;
   for (unsigned i = 0; i < self->store->n; i++) {
     hl__quorum_part *part = &lease->at[i];
-    if (!part->in && !part->leftover)
-      continue; /* what is made now goes at once */
+    if (!part->in && !part->leftover) continue; /* what is made now goes at once */
     if (!ask_add(self, i, HL__ASK_DROP, lease, NULL)) continue;
     part->leftover = true; /* until it is answered */
     hl__ask_give(self->ask[i]);
   }
 }
 
-static int drop_confirmed(polling *self, hl__quorum_lease *lease,
-                          int64_t deadline, hl_error *error)
+static int drop_confirmed(polling *self, hl__quorum_lease *lease, int64_t deadline, hl_error *error)
     HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_store *store = self->store;
   int64_t patience = self->begun + HL__QUORUM_ANSWER_MS;
@@ -244,14 +226,12 @@ static int drop_confirmed(polling *self, hl__quorum_lease *lease,
       done += part->gone;
       open += !part->gone && (part->in || part->leftover || part->making > 0);
     }
-    if (done >= store->need || done + open < store->need || self->open == 0 ||
-        hl__now_ms() >= end)
+    if (done >= store->need || done + open < store->need || self->open == 0 || hl__now_ms() >= end)
       break;
     hl__quorum_wait(self->session, end);
   }
   for (unsigned i = 0; end == patience && i < store->n; i++)
-    if (self->open && done < store->need && self->ask[i] &&
-        self->ask[i]->state != HL__ASK_DONE)
+    if (self->open && done < store->need && self->ask[i] && self->ask[i]->state != HL__ASK_DONE)
       hl__member_suspect(&store->members[i]);
   if (done >= store->need) return HL_OK;
   if (self->revoked || done + open < store->need) return gone(self, error);
@@ -269,8 +249,8 @@ void hl__quorum_drops_leave(hl__quorum_session *session) {
 
 /* Without confirm all members are told, and none is waited for, but by settle.
  */
-static int lease_drop(hl_session *base, const hl_lease_terms *terms,
-                      bool confirm, int64_t deadline, hl_error *error) {
+static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confirm, int64_t deadline,
+                      hl_error *error) {
   polling self = polling_of(base);
   int status = HL_OK;
   hl__quorum_mutex_lock(self.store);
@@ -297,8 +277,8 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms,
 
 /* --------------------------------------------------------------- adopting */
 
-static int adopt(polling *self, hl__quorum_lease *lease, hl_grant *grant,
-                 hl_error *error) HL__REQUIRES(hl__quorum_mutex) {
+static int adopt(polling *self, hl__quorum_lease *lease, hl_grant *grant, hl_error *error)
+    HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_store *store = self->store;
   unsigned mismatch = 0;
   uint64_t highest = 0;
@@ -330,18 +310,16 @@ static int adopt(polling *self, hl__quorum_lease *lease, hl_grant *grant,
   }
   if (mismatch > store->n - store->need)
     return hl__quorum_error(store, HL_EMISMATCH, self->ask, "refused", error);
-  if (self->revoked || self->lost > store->n - store->need)
-    return gone(self, error);
+  if (self->revoked || self->lost > store->n - store->need) return gone(self, error);
   return unknown(self, "did not hand it over", error);
 }
 
-static int lease_adopt(hl_session *base, const hl_request *request,
-                       hl_grant *grant, hl_error *error) {
+static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *grant,
+                       hl_error *error) {
   polling self = polling_of(base);
   hl__quorum_mutex_lock(self.store);
   hl__quorum_lease *lease = hl__known_make(self.store, request->lease, request);
-  int status =
-      lease ? adopt(&self, lease, grant, error) : hl__error_memory(error);
+  int status = lease ? adopt(&self, lease, grant, error) : hl__error_memory(error);
   polling_end(&self, false);
   if (lease && status) hl__known_forget(self.store, lease);
   hl__known_unref(lease);
@@ -367,10 +345,9 @@ static void text_copy(char *out, size_t size, const char *text) {
   out[n] = '\0';
 }
 
-static hl__quorum_query *query_new(const hl_lease_filter *filter,
-                                   const char *by, const char *reason) {
-  hl__quorum_query *query =
-      calloc(1, sizeof *query + filter->n * sizeof *filter->rows);
+static hl__quorum_query *query_new(const hl_lease_filter *filter, const char *by,
+                                   const char *reason) {
+  hl__quorum_query *query = calloc(1, sizeof *query + filter->n * sizeof *filter->rows);
   if (!query) return NULL;
   query->references = 1;
   query->filter.over = filter->over;
@@ -394,9 +371,8 @@ static hl__quorum_query *query_new(const hl_lease_filter *filter,
 }
 
 /* Asks all. HL_OK: a quorum has answered. */
-static int query_all(polling *self, hl__quorum_kind kind,
-                     const hl_lease_filter *filter, const char *by,
-                     const char *reason, hl_error *error)
+static int query_all(polling *self, hl__quorum_kind kind, const hl_lease_filter *filter,
+                     const char *by, const char *reason, hl_error *error)
     HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_store *store = self->store;
   hl__quorum_query *query = query_new(filter, by, reason);
@@ -417,10 +393,8 @@ static int query_all(polling *self, hl__quorum_kind kind,
     hl__quorum_wait(self->session, end);
   }
   for (unsigned i = 0; i < store->n; i++)
-    if (self->ask[i] && self->ask[i]->state != HL__ASK_DONE)
-      hl__member_suspect(&store->members[i]);
-  return self->ok >= store->need ? HL_OK
-                                 : unknown(self, "could not be asked", error);
+    if (self->ask[i] && self->ask[i]->state != HL__ASK_DONE) hl__member_suspect(&store->members[i]);
+  return self->ok >= store->need ? HL_OK : unknown(self, "could not be asked", error);
 }
 
 static bool is_answer(const hl__quorum_ask *ask) {
@@ -429,8 +403,7 @@ static bool is_answer(const hl__quorum_ask *ask) {
 
 /* How many members know of it; in *holder, how long a quorum of them does, and the mode
    that a quorum has: behind an upgrade, the first member's record may be an older one. */
-static unsigned seen(const polling *self, hl_holder *holder)
-    HL__REQUIRES(hl__quorum_mutex) {
+static unsigned seen(const polling *self, hl_holder *holder) HL__REQUIRES(hl__quorum_mutex) {
   int64_t times[HL__QUORUM_MAX] = {0};
   unsigned n = 0, modes[HL_UPDATE + 1] = {0};
   for (unsigned i = 0; i < self->store->n; i++) {
@@ -441,8 +414,7 @@ static unsigned seen(const polling *self, hl_holder *holder)
       number_add(times, &n, ask->found[j].remaining_ms);
       /* A member's answer may be damaged. */
       hl_mode mode = ask->found[j].mode;
-      if (mode <= HL_UPDATE && ++modes[mode] == self->store->need)
-        holder->mode = mode;
+      if (mode <= HL_UPDATE && ++modes[mode] == self->store->need) holder->mode = mode;
       break;
     }
   }
@@ -455,8 +427,7 @@ static unsigned seen(const polling *self, hl_holder *holder)
 static bool is_named(const polling *self, unsigned before, const char *id)
     HL__REQUIRES(hl__quorum_mutex) {
   for (unsigned i = 0; i < before; i++)
-    for (size_t j = 0; is_answer(self->ask[i]) && j < self->ask[i]->found_n;
-         j++)
+    for (size_t j = 0; is_answer(self->ask[i]) && j < self->ask[i]->found_n; j++)
       if (strcmp(self->ask[i]->found[j].id, id) == 0) return true;
   return false;
 }
@@ -474,8 +445,7 @@ static void tell(const polling *self, hl_holder_fn fn, void *context)
       hl_holder holder = ask->found[j];
       bool named = holder.id[0] && !holder.waiting;
       if (named ? !is_named(self, i, holder.id) &&
-                      seen(self, &holder) + (self->store->n - self->ok) >=
-                          self->store->need
+                      seen(self, &holder) + (self->store->n - self->ok) >= self->store->need
                 : first || holder.waiting)
         fn(context, &holder);
     }
@@ -483,9 +453,8 @@ static void tell(const polling *self, hl_holder_fn fn, void *context)
   }
 }
 
-static int lease_list(hl_session *base, const hl_lease_filter *filter,
-                      hl_holder_fn fn, void *context, int64_t deadline,
-                      hl_error *error) {
+static int lease_list(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn,
+                      void *context, int64_t deadline, hl_error *error) {
   polling self = polling_of(base);
   (void)deadline;
   hl__quorum_mutex_lock(self.store);
@@ -496,9 +465,8 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter,
   return status;
 }
 
-int hl__quorum_holders(hl_session *base, const hl_lease_filter *filter,
-                       hl_holder_fn fn, void *context, int64_t deadline,
-                       hl_error *error) {
+int hl__quorum_holders(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn,
+                       void *context, int64_t deadline, hl_error *error) {
   polling self = polling_of(base);
   (void)deadline;
   hl__quorum_mutex_lock(self.store);
@@ -512,22 +480,19 @@ int hl__quorum_holders(hl_session *base, const hl_lease_filter *filter,
 /* How many leases of a quorum they have revoked, if those that have not
    answered have as many: a single member has records of tries, too, which may
    be granted yet. */
-static uint64_t revoked_count(const polling *self)
-    HL__REQUIRES(hl__quorum_mutex) {
+static uint64_t revoked_count(const polling *self) HL__REQUIRES(hl__quorum_mutex) {
   int64_t counts[HL__QUORUM_MAX] = {0};
   unsigned n = 0, silent = self->store->n - self->ok;
   for (unsigned i = 0; i < self->store->n; i++)
-    if (is_answer(self->ask[i]))
-      number_add(counts, &n, (int64_t)self->ask[i]->count);
+    if (is_answer(self->ask[i])) number_add(counts, &n, (int64_t)self->ask[i]->count);
   unsigned nth = self->store->need > silent ? self->store->need - silent : 1;
   return n < nth ? 0 : (uint64_t)counts[nth - 1];
 }
 
 /* A member that could not be asked keeps its record, which is no quorum; its
    holder hears of the others that it was revoked. */
-static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
-                        const char *by, const char *reason, int64_t deadline,
-                        uint64_t *revoked, hl_error *error) {
+static int lease_revoke(hl_session *base, const hl_lease_filter *filter, const char *by,
+                        const char *reason, int64_t deadline, uint64_t *revoked, hl_error *error) {
   polling self = polling_of(base);
   (void)deadline;
   hl__quorum_mutex_lock(self.store);

@@ -38,16 +38,14 @@
 HL__UNCHECKED static void store_free(hl__quorum_store *store) {
   for (unsigned i = 0; i < store->n; i++) {
     hl__quorum_member *member = &store->members[i];
-    while (member->idle_count > 0)
-      member->ops->session_close(member->idle[--member->idle_count]);
+    while (member->idle_count > 0) member->ops->session_close(member->idle[--member->idle_count]);
     if (member->inner) member->ops->close(member->inner);
     (void)pthread_cond_destroy(&member->work);
     (void)pthread_cond_destroy(&member->opened);
     hl_dsn_dispose(&member->dsn);
   }
   for (size_t i = 0; i < HL__QUORUM_CHAINS; i++)
-    while (store->leases[i])
-      hl__known_forget(store, store->leases[i]);
+    while (store->leases[i]) hl__known_forget(store, store->leases[i]);
   if (store->awaited) hl__exit_await_end();
   (void)pthread_mutex_destroy(&store->mutex);
   hl_layout_unref(store->wanted);
@@ -109,8 +107,7 @@ hl__quorum_ask *hl__ask_new(hl__quorum_member *member, hl__quorum_kind kind,
   return ask;
 }
 
-void hl__ask_rows(hl__quorum_ask *ask, hl__quorum_rows *rows,
-                  hl__quorum_rows *shown) {
+void hl__ask_rows(hl__quorum_ask *ask, hl__quorum_rows *rows, hl__quorum_rows *shown) {
   if (rows) {
     rows->references++;
     hl__rows_unref(ask->rows);
@@ -123,11 +120,9 @@ void hl__ask_rows(hl__quorum_ask *ask, hl__quorum_rows *rows,
   }
 }
 
-static bool thread_start(hl__quorum_member *member)
-    HL__REQUIRES(hl__quorum_mutex);
+static bool thread_start(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex);
 
-static void suspect_end(hl__quorum_member *member)
-    HL__REQUIRES(hl__quorum_mutex) {
+static void suspect_end(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex) {
   member->heard = hl__now_ms();
   member->silent = false;
   if (!member->suspect) return;
@@ -146,8 +141,7 @@ static void ask_interrupt(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
 }
 
 /* Whether a record that came to be late is what the lease has now. */
-static bool is_wanted(const hl__quorum_ask *ask)
-    HL__REQUIRES(hl__quorum_mutex) {
+static bool is_wanted(const hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   const hl__quorum_lease *lease = ask->lease;
   return lease->held && !lease->dropped && hl__lease_ms() < lease->end &&
          hl__rows_match(ask->shown, lease->shown);
@@ -167,8 +161,7 @@ static bool grant_keep(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
 
 void hl__ask_drop(hl__quorum_member *member, hl__quorum_lease *lease) {
   hl__quorum_ask *ask =
-      member->suspect ? NULL
-                      : hl__ask_new(member, HL__ASK_DROP, lease, NULL, NULL);
+      member->suspect ? NULL : hl__ask_new(member, HL__ASK_DROP, lease, NULL, NULL);
   lease->at[member->number].in = false;
   if (!ask) {
     lease->at[member->number].leftover = true;
@@ -191,8 +184,7 @@ static bool regrades(const hl__quorum_ask *ask) {
 static void upgrade_undo(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_rows *rows = hl__rows_shared(ask->rows->rows, ask->rows->n);
   hl__quorum_ask *back =
-      rows ? hl__ask_new(ask->member, HL__ASK_DOWNGRADE, ask->lease, NULL, NULL)
-           : NULL;
+      rows ? hl__ask_new(ask->member, HL__ASK_DOWNGRADE, ask->lease, NULL, NULL) : NULL;
   if (back) {
     hl__ask_rows(back, rows, NULL);
     hl__ask_give(back);
@@ -239,8 +231,7 @@ static void regrade_done(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
 
 /* It is answered; its thread has nothing to clean up. */
 static void ask_done(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
-  hl__quorum_part *part =
-      ask->lease ? &ask->lease->at[ask->member->number] : NULL;
+  hl__quorum_part *part = ask->lease ? &ask->lease->at[ask->member->number] : NULL;
   ask->state = HL__ASK_DONE;
   if (ask->stray) ask->member->strays--;
   if (makes(ask)) part->making--;
@@ -259,8 +250,7 @@ static void ask_done(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
 static void queue_remove(hl__quorum_member *member, hl__quorum_ask *ask)
     HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_ask **at = &member->first, *before = NULL;
-  for (; *at && *at != ask; at = &(*at)->next)
-    before = *at;
+  for (; *at && *at != ask; at = &(*at)->next) before = *at;
   if (!*at) return;
   *at = ask->next;
   if (member->last == ask) member->last = before;
@@ -271,10 +261,9 @@ static void queue_remove(hl__quorum_member *member, hl__quorum_ask *ask)
    beyond some nothing is left there. A refresh or a look counts as not
    answered; what was to be dropped is a leftover (hl__known_flush). Takes,
    imports and what regrades stay: of each lease there is one at most. */
-static bool is_too_many(const hl__quorum_ask *ask)
-    HL__REQUIRES(hl__quorum_mutex) {
-  return ask->member->suspect && ask->member->queued > STRAYS && !makes(ask) &&
-         !regrades(ask) && ask->kind != HL__ASK_OPEN;
+static bool is_too_many(const hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
+  return ask->member->suspect && ask->member->queued > STRAYS && !makes(ask) && !regrades(ask) &&
+         ask->kind != HL__ASK_OPEN;
 }
 
 void hl__ask_leave(hl__quorum_ask *ask, bool unwanted) {
@@ -287,9 +276,8 @@ void hl__ask_leave(hl__quorum_ask *ask, bool unwanted) {
       ask->lease->at[ask->member->number].regraded = false;
       regrade_late(ask);
     }
-    if (takes && ask->listener && ask->status == HL_OK &&
-        !ask->lease->at[ask->member->number].in && !grant_keep(ask) &&
-        (ask->kind == HL__ASK_TAKE || ask->lease->dropped))
+    if (takes && ask->listener && ask->status == HL_OK && !ask->lease->at[ask->member->number].in &&
+        !grant_keep(ask) && (ask->kind == HL__ASK_TAKE || ask->lease->dropped))
       hl__ask_drop(ask->member, ask->lease);
   } else if (unwanted && ask->state == HL__ASK_QUEUED) {
     queue_remove(ask->member, ask);
@@ -310,20 +298,16 @@ void hl__ask_leave(hl__quorum_ask *ask, bool unwanted) {
 
 static bool is_same_layout(const hl_layout *a, const hl_layout *b) {
   unsigned levels = hl_layout_levels(a);
-  if (levels != hl_layout_levels(b) ||
-      hl_layout_buckets(a) != hl_layout_buckets(b))
-    return false;
+  if (levels != hl_layout_levels(b) || hl_layout_buckets(a) != hl_layout_buckets(b)) return false;
   for (unsigned i = 0; i < levels; i++)
     if (strcmp(hl_layout_name(a, i), hl_layout_name(b, i)) != 0) return false;
   return true;
 }
 
 /* Opens the store of the member, or waits until another thread has. */
-static int inner_open(hl__quorum_member *member, hl_error *error)
-    HL__REQUIRES(hl__quorum_mutex) {
+static int inner_open(hl__quorum_member *member, hl_error *error) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_store *store = member->store;
-  while (member->opens)
-    hl__cond_wait(&member->opened, &store->mutex, HL_FOREVER);
+  while (member->opens) hl__cond_wait(&member->opened, &store->mutex, HL_FOREVER);
   if (member->inner) return HL_OK;
   if (member->refusal) {
     *error = member->reason;
@@ -342,10 +326,9 @@ static int inner_open(hl__quorum_member *member, hl_error *error)
     if (!ours)
       store->base.layout = hl_layout_ref(inner->layout);
     else if (!is_same_layout(ours, inner->layout))
-      status =
-          hl__error(error, HL_EMISMATCH,
-                    "it has other levels or buckets than the stores before "
-                    "it");
+      status = hl__error(error, HL_EMISMATCH,
+                         "it has other levels or buckets than the stores before "
+                         "it");
   }
   if (status == HL_OK)
     member->inner = inner;
@@ -369,8 +352,7 @@ static void session_close(hl__quorum_member *member, hl_session *session)
 }
 
 /* A session on which nothing is outstanding. *used: it was used before. */
-static int session_get(hl__quorum_member *member, hl_session **session,
-                       bool *used, hl_error *error)
+static int session_get(hl__quorum_member *member, hl_session **session, bool *used, hl_error *error)
     HL__REQUIRES(hl__quorum_mutex) {
   const hl_store_ops *ops = member->ops;
   int status = inner_open(member, error);
@@ -379,8 +361,7 @@ static int session_get(hl__quorum_member *member, hl_session **session,
     hl_session *old = member->idle[--member->idle_count];
     hl__quorum_mutex_unlock(member->store);
     status = ops->settle(old, 0, NULL);
-    if (status == HL_TIMEOUT)
-      status = ops->settle(old, hl__now_ms() + SETTLE_MS, NULL);
+    if (status == HL_TIMEOUT) status = ops->settle(old, hl__now_ms() + SETTLE_MS, NULL);
     if (status == HL_OK) status = ops->look(old, NULL);
     if (status) ops->session_close(old);
     hl__quorum_mutex_lock(member->store);
@@ -391,8 +372,7 @@ static int session_get(hl__quorum_member *member, hl_session **session,
   }
   *used = false;
   hl__quorum_mutex_unlock(member->store);
-  status = ops->session_open(member->inner, hl__now_ms() + HL__QUORUM_ANSWER_MS,
-                             session, error);
+  status = ops->session_open(member->inner, hl__now_ms() + HL__QUORUM_ANSWER_MS, session, error);
   hl__quorum_mutex_lock(member->store);
   return status;
 }
@@ -443,16 +423,13 @@ static int ask_send(hl__quorum_ask *ask, hl_session *session) {
   switch (ask->kind) {
   case HL__ASK_OPEN:
     /* What hinders the look hinders the presence, too, and is told then. */
-    (void)leases->list(session, &hl__presences, hl__ask_found, ask,
-                       ask->deadline, NULL);
+    (void)leases->list(session, &hl__presences, hl__ask_found, ask, ask->deadline, NULL);
     return HL_OK;
   case HL__ASK_JOIN: return HL_OK;
-  case HL__ASK_PART:
-    return leases->drop(session, &ask->terms, true, ask->deadline, error);
+  case HL__ASK_PART: return leases->drop(session, &ask->terms, true, ask->deadline, error);
   case HL__ASK_TAKE:
     /* Of a grant, what another holder has made of it. */
-    if (ask->old)
-      status = leases->drop(session, &ask->terms, true, ask->deadline, error);
+    if (ask->old) status = leases->drop(session, &ask->terms, true, ask->deadline, error);
     if (ask->old && status != HL_OK && status != HL_ELOST) return status;
     if (ask->old)
       status = HL_ELOST;
@@ -462,14 +439,10 @@ static int ask_send(hl__quorum_ask *ask, hl_session *session) {
     if (status != HL_ELOST || lease->adopted) return status;
     memset(&ask->grant, 0, sizeof ask->grant);
     return ops->take(session, &request, &ask->grant, error);
-  case HL__ASK_ADOPT:
-    return leases->adopt(session, &request, &ask->grant, error);
+  case HL__ASK_ADOPT: return leases->adopt(session, &request, &ask->grant, error);
   case HL__ASK_REFRESH:
-    return leases->refresh(session, &ask->terms, ask->ttl, ask->deadline,
-                           &ask->sent_ms, error);
-  case HL__ASK_LOOK:
-    return leases->look(session, &ask->terms, ask->deadline, &ask->left_ms,
-                        error);
+    return leases->refresh(session, &ask->terms, ask->ttl, ask->deadline, &ask->sent_ms, error);
+  case HL__ASK_LOOK: return leases->look(session, &ask->terms, ask->deadline, &ask->left_ms, error);
   case HL__ASK_DROP:
     ask->terms.again = ask->again;
     status = leases->drop(session, &ask->terms, true, ask->deadline, error);
@@ -480,24 +453,20 @@ static int ask_send(hl__quorum_ask *ask, hl_session *session) {
     request.upgrade = ask->kind == HL__ASK_UPGRADE;
     ask->grant = (hl_grant){.place = ask->terms.place, .token = ask->token};
     return leases->regrade(session, &request, &ask->grant, error);
-  case HL__ASK_RAISE:
-    return leases->raise(session, ask->token, ask->deadline, error);
+  case HL__ASK_RAISE: return leases->raise(session, ask->token, ask->deadline, error);
   case HL__ASK_LIST:
-    return leases->list(session, &ask->query->filter, hl__ask_found, ask,
-                        ask->deadline, error);
+    return leases->list(session, &ask->query->filter, hl__ask_found, ask, ask->deadline, error);
   case HL__ASK_REVOKE:
     filter = ask->query->filter;
     filter.again = ask->again;
-    return leases->revoke(session, &filter, ask->query->by, ask->query->reason,
-                          ask->deadline, &ask->count, error);
+    return leases->revoke(session, &filter, ask->query->by, ask->query->reason, ask->deadline,
+                          &ask->count, error);
   case HL__ASK_HOLDERS:
-    status = ops->holders(session, &ask->query->filter, hl__ask_found, ask,
-                          ask->deadline, error);
+    status = ops->holders(session, &ask->query->filter, hl__ask_found, ask, ask->deadline, error);
     if (status != HL_EUNSUPPORTED) return status;
     /* The quorum has leases only: a server that does not show its sessions shows these. */
     ask->found_n = 0;
-    return leases->list(session, &ask->query->filter, hl__ask_found, ask,
-                        ask->deadline, error);
+    return leases->list(session, &ask->query->filter, hl__ask_found, ask, ask->deadline, error);
   }
   return status;
 }
@@ -505,13 +474,11 @@ static int ask_send(hl__quorum_ask *ask, hl_session *session) {
 /* Whether it may be asked again when the session had ended before: it changes
    nothing, or the second time nothing more. */
 static bool is_repeatable(const hl__quorum_ask *ask) {
-  return ask->kind == HL__ASK_TAKE
-             ? ask->grant.sent_ms == 0 && !ask->old
-             : ask->kind != HL__ASK_REFRESH && ask->kind != HL__ASK_ADOPT;
+  return ask->kind == HL__ASK_TAKE ? ask->grant.sent_ms == 0 && !ask->old
+                                   : ask->kind != HL__ASK_REFRESH && ask->kind != HL__ASK_ADOPT;
 }
 
-static int ask_once(hl__quorum_ask *ask, bool *again)
-    HL__REQUIRES(hl__quorum_mutex) {
+static int ask_once(hl__quorum_ask *ask, bool *again) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_member *member = ask->member;
   hl_session *session = NULL;
   bool used = false;
@@ -535,8 +502,7 @@ static int ask_once(hl__quorum_ask *ask, bool *again)
     session_close(member, session);
   else
     session_put(member, session);
-  *again = status == HL_ECONNECTION && used && !ask->interrupted &&
-           (!sends || is_repeatable(ask));
+  *again = status == HL_ECONNECTION && used && !ask->interrupted && (!sends || is_repeatable(ask));
   return status;
 }
 
@@ -585,8 +551,7 @@ static void presence_renew(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_member *member = ask->member;
   hl_session *session;
   bool used;
-  if (!hl__presence_is_due(ask) || session_get(member, &session, &used, NULL))
-    return;
+  if (!hl__presence_is_due(ask) || session_get(member, &session, &used, NULL)) return;
   if (hl__presence_renew(ask, session) == HL_ECONNECTION)
     session_close(member, session);
   else
@@ -596,8 +561,7 @@ static void presence_renew(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
 static void ask_run(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_member *member = ask->member;
   bool again;
-  if (ask->kind == HL__ASK_TAKE &&
-      (ask->lease->dropped || (ask->heals && ask->lease->left))) {
+  if (ask->kind == HL__ASK_TAKE && (ask->lease->dropped || (ask->heals && ask->lease->left))) {
     ask->status = HL_CANCELLED;
     ask_done(ask);
     if (ask->old) hl__ask_drop(member, ask->lease);
@@ -611,8 +575,7 @@ static void ask_run(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
     suspect_end(member);
   else if (ask->status == HL_ECONNECTION && !ask->interrupted && member->inner)
     member->heard = hl__now_ms(); /* nobody waits for it in vain */
-  if (ask->heals && ask->status != HL_OK && ask->status != HL_TIMEOUT &&
-      ask->status != HL_ELOST)
+  if (ask->heals && ask->status != HL_OK && ask->status != HL_TIMEOUT && ask->status != HL_ELOST)
     member->silent = true; /* the next lease would be told the same */
   if (ask->kind == HL__ASK_REFRESH && !ask->listener) refresh_late(ask);
   if (makes(ask)) {
@@ -633,8 +596,7 @@ static void ask_run(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
     part->spoiled = part->spoiled || ask->status == HL_ECONNECTION;
   }
   ask_done(ask);
-  if (regrades(ask) && !ask->listener && ask->status == HL_OK)
-    regrade_late(ask);
+  if (regrades(ask) && !ask->listener && ask->status == HL_OK) regrade_late(ask);
 }
 
 /* Until there is work for the thread, or it has had none for long. The last one
@@ -650,8 +612,7 @@ static void idle(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex) {
     bool stays = member->threads == 1 && store->heal_at != HL_FOREVER;
     if (hl__left_ms(end) == 0 && !stays) break;
     int64_t until = hl__left_ms(end) == 0 ? HL_FOREVER : end;
-    hl__cond_wait(&member->work, &store->mutex,
-                  until < store->heal_at ? until : store->heal_at);
+    hl__cond_wait(&member->work, &store->mutex, until < store->heal_at ? until : store->heal_at);
   }
 }
 
@@ -662,8 +623,7 @@ static void *thread_main(void *argument) {
   hl__quorum_mutex_lock(store);
   for (;;) {
     hl__quorum_ask *ask = member->first;
-    bool spare = member->suspect &&
-                 member->threads - member->idle_threads > SUSPECT_THREADS;
+    bool spare = member->suspect && member->threads - member->idle_threads > SUSPECT_THREADS;
     if (spare) break;
     if (ask) {
       queue_remove(member, ask);
@@ -697,8 +657,7 @@ static void *thread_main(void *argument) {
   return NULL;
 }
 
-static bool thread_start(hl__quorum_member *member)
-    HL__REQUIRES(hl__quorum_mutex) {
+static bool thread_start(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex) {
   sigset_t all, before;
   pthread_t thread;
   pthread_attr_t detached;
@@ -735,8 +694,7 @@ void hl__ask_give(hl__quorum_ask *ask) {
   unsigned most = member->suspect ? SUSPECT_THREADS : THREADS_MAX;
   if (member->idle_threads >= member->queued) {
     (void)pthread_cond_signal(&member->work);
-  } else if ((member->threads >= most || !thread_start(member)) &&
-             member->threads == 0) {
+  } else if ((member->threads >= most || !thread_start(member)) && member->threads == 0) {
     queue_remove(member, ask);
     ask->status = hl__error(&ask->error, HL_BUSY, "cannot start a thread");
     ask_done(ask);
@@ -746,23 +704,20 @@ void hl__ask_give(hl__quorum_ask *ask) {
 
 /* ---------------------------------------------------------------- errors */
 
-int hl__quorum_failure(const hl__quorum_store *store,
-                       hl__quorum_ask *const *asks) {
+int hl__quorum_failure(const hl__quorum_store *store, hl__quorum_ask *const *asks) {
   int status = HL_ECONNECTION;
   for (unsigned i = 0; i < store->n; i++) {
     const hl__quorum_ask *ask = asks[i];
     if (!ask || ask->state != HL__ASK_DONE) continue;
-    if (ask->status != HL_OK && ask->status != HL_ECONNECTION &&
-        ask->status != HL_TIMEOUT && ask->status != HL_CANCELLED &&
-        ask->status != HL_ELOST && ask->status != HL_BUSY)
+    if (ask->status != HL_OK && ask->status != HL_ECONNECTION && ask->status != HL_TIMEOUT &&
+        ask->status != HL_CANCELLED && ask->status != HL_ELOST && ask->status != HL_BUSY)
       status = ask->status;
   }
   return status;
 }
 
-int hl__quorum_error(const hl__quorum_store *store, int status,
-                     hl__quorum_ask *const *asks, const char *what,
-                     hl_error *error) {
+int hl__quorum_error(const hl__quorum_store *store, int status, hl__quorum_ask *const *asks,
+                     const char *what, hl_error *error) {
   char text[400] = "";
   size_t used = 0;
   unsigned count = 0;
@@ -775,19 +730,16 @@ int hl__quorum_error(const hl__quorum_store *store, int status,
     if (ask->state == HL__ASK_DONE && ask->status == HL_TIMEOUT &&
         (ask->kind == HL__ASK_TAKE || ask->kind == HL__ASK_UPGRADE))
       said = "locked by another";
-    else if (ask->state == HL__ASK_DONE && ask->status != HL_CANCELLED &&
-             ask->error.message[0])
+    else if (ask->state == HL__ASK_DONE && ask->status != HL_CANCELLED && ask->error.message[0])
       said = ask->error.message;
     count++;
-    if (ask->state == HL__ASK_DONE && ask->status == status && !first)
-      first = &ask->error;
+    if (ask->state == HL__ASK_DONE && ask->status == status && !first) first = &ask->error;
     if (used < sizeof text - 1)
-      used += (size_t)snprintf(text + used, sizeof text - used, "%s%s: %.160s",
-                               used ? "; " : "", store->members[i].name, said);
+      used += (size_t)snprintf(text + used, sizeof text - used, "%s%s: %.160s", used ? "; " : "",
+                               store->members[i].name, said);
   }
   hl_error own = first ? *first : (hl_error){.level = -1};
-  status = hl__error(error, status, "%u of %u stores %s: %s", count, store->n,
-                     what, text);
+  status = hl__error(error, status, "%u of %u stores %s: %s", count, store->n, what, text);
   if (error && first) {
     error->server_errno = own.server_errno;
     memcpy(error->sqlstate, own.sqlstate, sizeof error->sqlstate);

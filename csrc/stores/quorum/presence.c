@@ -27,12 +27,10 @@
 #define NUMBER_SIZE 16u /* of a list: hexadecimal digits; so many has a name: */
 #define HASH_SIZE 7u
 
-static const hl_row present = {.bucket = HL__PRESENCE_BUCKET,
-                               .mode = HL_SHARED,
-                               .root = HL__PRESENCE_BUCKET};
-static const hl_row looked_for = {.bucket = HL__PRESENCE_BUCKET,
-                                  .mode = HL_EXCLUSIVE,
-                                  .root = HL__PRESENCE_BUCKET};
+static const hl_row present = {
+    .bucket = HL__PRESENCE_BUCKET, .mode = HL_SHARED, .root = HL__PRESENCE_BUCKET};
+static const hl_row looked_for = {
+    .bucket = HL__PRESENCE_BUCKET, .mode = HL_EXCLUSIVE, .root = HL__PRESENCE_BUCKET};
 const hl_lease_filter hl__presences = {.rows = &looked_for, .n = 1};
 
 /* ------------------------------------------------------------------- names */
@@ -48,23 +46,18 @@ static void name_hash(hl__quorum_member *member) {
   const hl_dsn *dsn = &member->dsn;
   char port[16];
   (void)snprintf(port, sizeof port, "%u", dsn->port);
-  const char *parts[] = {dsn->store,  dsn->host, port,
-                         dsn->socket, dsn->path, dsn->database};
+  const char *parts[] = {dsn->store, dsn->host, port, dsn->socket, dsn->path, dsn->database};
   uint64_t hash = UINT64_C(14695981039346656037);
-  for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-    hash = hash_add(hash, parts[i]);
+  for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) hash = hash_add(hash, parts[i]);
   for (unsigned i = 0; i < dsn->param_count; i++)
-    if (strcmp(dsn->params[i].name, "table") == 0 ||
-        strcmp(dsn->params[i].name, "prefix") == 0 ||
+    if (strcmp(dsn->params[i].name, "table") == 0 || strcmp(dsn->params[i].name, "prefix") == 0 ||
         strcmp(dsn->params[i].name, "service") == 0)
       hash = hash_add(hash, dsn->params[i].value);
   (void)snprintf(member->hash, sizeof member->hash, "%07x",
                  (unsigned)((hash ^ hash >> 32) & 0xfffffff));
 }
 
-static int hash_compare(const void *a, const void *b) {
-  return memcmp(a, b, HASH_SIZE);
-}
+static int hash_compare(const void *a, const void *b) { return memcmp(a, b, HASH_SIZE); }
 
 void hl__presence_init(hl__quorum_store *store) {
   char hashes[HL__QUORUM_MAX * HASH_SIZE + 1] = "";
@@ -73,13 +66,12 @@ void hl__presence_init(hl__quorum_store *store) {
     name_hash(&store->members[i]);
     memcpy(hashes + (size_t)i * HASH_SIZE, store->members[i].hash, HASH_SIZE + 1);
     if (used < sizeof store->shown)
-      used += (size_t)snprintf(store->shown + used, sizeof store->shown - used,
-                               "%s%s", i ? ", " : "", store->members[i].name);
+      used += (size_t)snprintf(store->shown + used, sizeof store->shown - used, "%s%s",
+                               i ? ", " : "", store->members[i].name);
   }
   qsort(hashes, store->n, HASH_SIZE, hash_compare); /* in any order */
   (void)snprintf(store->list, sizeof store->list, "%016llx%s",
-                 (unsigned long long)hash_add(UINT64_C(14695981039346656037), hashes),
-                 hashes);
+                 (unsigned long long)hash_add(UINT64_C(14695981039346656037), hashes), hashes);
 }
 
 void hl__presence_adopt(hl__quorum_store *store, hl__quorum_ask *const *asks) {
@@ -89,8 +81,7 @@ void hl__presence_adopt(hl__quorum_store *store, hl__quorum_ask *const *asks) {
     if (!ask || ask->state != HL__ASK_DONE) continue;
     for (size_t j = 0; j < ask->found_n; j++) {
       if (strcmp(ask->found[j].owner, store->list) == 0) return;
-      if (!first && strlen(ask->found[j].owner) == strlen(store->list))
-        first = &ask->found[j];
+      if (!first && strlen(ask->found[j].owner) == strlen(store->list)) first = &ask->found[j];
     }
   }
   if (!first) return;
@@ -115,8 +106,8 @@ static int judge(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
     (void)hl__error(error, HL_EMISMATCH,
                     "%.60s is used with another list of stores by %.40s (process %lld "
                     "on %.40s): %.160s; %s",
-                    ask->member->name, other->application, (long long)other->pid,
-                    other->host, other->path, mend);
+                    ask->member->name, other->application, (long long)other->pid, other->host,
+                    other->path, mend);
   }
   for (const char *at = store->list + NUMBER_SIZE; *at; at += HASH_SIZE)
     known = known || memcmp(at, ask->member->hash, HASH_SIZE) == 0;
@@ -140,19 +131,24 @@ static int look(hl__quorum_ask *ask, hl_session *session, int64_t deadline)
   hl__quorum_member *member = ask->member;
   ask->found_n = 0;
   hl__quorum_mutex_unlock(member->store);
-  int status = member->inner->leases->list(session, &hl__presences, hl__ask_found,
-                                           ask, deadline, &ask->error);
+  int status = member->inner->leases->list(session, &hl__presences, hl__ask_found, ask, deadline,
+                                           &ask->error);
   hl__quorum_mutex_lock(member->store);
   return status ? status : judge(ask);
 }
 
 /* Renews it, or makes it, where there is none: *anew. */
-static int write(hl__quorum_member *member, hl_session *session, int64_t deadline,
-                 bool *anew, hl_error *error) HL__REQUIRES(hl__quorum_mutex) {
+static int write(hl__quorum_member *member, hl_session *session, int64_t deadline, bool *anew,
+                 hl_error *error) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_store *store = member->store;
   hl_lease_terms terms = member->presence;
-  hl_request request = {.rows = &present, .n = 1, .shown = &present, .shown_n = 1,
-                        .lease = &terms, .deadline = deadline, .try_once = true,
+  hl_request request = {.rows = &present,
+                        .n = 1,
+                        .shown = &present,
+                        .shown_n = 1,
+                        .lease = &terms,
+                        .deadline = deadline,
+                        .try_once = true,
                         .mode = HL_SHARED};
   char owner[sizeof store->list], path[sizeof store->shown];
   hl_grant grant = {.place = terms.place};
@@ -167,8 +163,8 @@ static int write(hl__quorum_member *member, hl_session *session, int64_t deadlin
   *anew = terms.turn == 1;
   hl__quorum_mutex_unlock(store);
   if (!*anew)
-    status = member->inner->leases->refresh(session, &terms, terms.ttl, deadline,
-                                            &grant.sent_ms, error);
+    status =
+        member->inner->leases->refresh(session, &terms, terms.ttl, deadline, &grant.sent_ms, error);
   if (status == HL_ELOST) {
     *anew = true;
     terms.turn = 1;
@@ -193,8 +189,7 @@ static int join(hl__quorum_ask *ask, hl_session *session, bool anew)
   bool made = false;
   member->joins = true;
   int status = anew ? look(ask, session, deadline) : HL_OK;
-  if (status == HL_OK)
-    status = write(member, session, deadline, &made, &ask->error);
+  if (status == HL_OK) status = write(member, session, deadline, &made, &ask->error);
   if (status == HL_OK && (anew || made)) {
     int64_t till = member->present_till;
     member->present_till = 0;
@@ -208,8 +203,8 @@ static int join(hl__quorum_ask *ask, hl_session *session, bool anew)
 }
 
 static bool grants(const hl__quorum_ask *ask) {
-  return ask->kind == HL__ASK_JOIN || ask->kind == HL__ASK_TAKE ||
-         ask->kind == HL__ASK_ADOPT || ask->kind == HL__ASK_REFRESH;
+  return ask->kind == HL__ASK_JOIN || ask->kind == HL__ASK_TAKE || ask->kind == HL__ASK_ADOPT ||
+         ask->kind == HL__ASK_REFRESH;
 }
 
 bool hl__presence_stands(const hl__quorum_member *member) {
@@ -220,8 +215,7 @@ int hl__presence_keep(hl__quorum_ask *ask, hl_session *session, bool used) {
   hl__quorum_member *member = ask->member;
   hl__quorum_store *store = member->store;
   if (!grants(ask) && ask->kind != HL__ASK_PART) return HL_OK;
-  while (member->joins)
-    hl__cond_wait(&member->opened, &store->mutex, HL_FOREVER);
+  while (member->joins) hl__cond_wait(&member->opened, &store->mutex, HL_FOREVER);
   bool stands = hl__presence_stands(member);
   if (ask->kind == HL__ASK_PART) {
     ask->terms = member->presence;
@@ -233,8 +227,7 @@ int hl__presence_keep(hl__quorum_ask *ask, hl_session *session, bool used) {
   if (status || store->closing) return status;
   if (ask->ttl > store->longest) store->longest = ask->ttl;
   /* What a new session comes to may have been emptied, or be another server. */
-  if (stands && used && member->present_till - hl__lease_ms() >= ask->ttl)
-    return HL_OK;
+  if (stands && used && member->present_till - hl__lease_ms() >= ask->ttl) return HL_OK;
   status = join(ask, session, !stands);
   if (status == HL_OK) memset(&ask->error, 0, sizeof ask->error);
   return status;
@@ -242,10 +235,8 @@ int hl__presence_keep(hl__quorum_ask *ask, hl_session *session, bool used) {
 
 bool hl__presence_is_due(const hl__quorum_ask *ask) {
   const hl__quorum_member *member = ask->member;
-  return grants(ask) && !member->joins && !member->store->closing &&
-         hl__presence_stands(member) &&
-         member->present_till - hl__lease_ms() <
-             member->store->longest + SLACK_MS / 2;
+  return grants(ask) && !member->joins && !member->store->closing && hl__presence_stands(member) &&
+         member->present_till - hl__lease_ms() < member->store->longest + SLACK_MS / 2;
 }
 
 int hl__presence_renew(hl__quorum_ask *ask, hl_session *session) {

@@ -25,8 +25,7 @@ static hl__quorum_session *session_of(hl_session *session) {
 
 static int quorum_parse(char *text, hl_dsn *dsn, hl_error *error) {
   char *strategy = hl__dsn_cut(&text, ";");
-  if (!strategy ||
-      (strcmp(strategy, "majority") != 0 && strcmp(strategy, "all") != 0))
+  if (!strategy || (strcmp(strategy, "majority") != 0 && strcmp(strategy, "all") != 0))
     return hl__error(error, HL_EDSN,
                      "write a quorum as quorum:majority;dsn;dsn;dsn or "
                      "quorum:all;dsn;dsn");
@@ -37,20 +36,17 @@ static int quorum_parse(char *text, hl_dsn *dsn, hl_error *error) {
     if (status) return status;
     for (unsigned i = 0; i < dsn->param_count; i++)
       if (strcmp(dsn->params[i].value, member) == 0)
-        return hl__error(error, HL_EDSN,
-                         "stores %u and %u of the quorum are the same", i + 1,
+        return hl__error(error, HL_EDSN, "stores %u and %u of the quorum are the same", i + 1,
                          dsn->param_count + 1);
     if (dsn->param_count == HL__QUORUM_MAX)
-      return hl__error(error, HL_EDSN, "a quorum has at most %d stores",
-                       HL__QUORUM_MAX);
+      return hl__error(error, HL_EDSN, "a quorum has at most %d stores", HL__QUORUM_MAX);
     dsn->params[dsn->param_count++] = (hl_dsn_param){strategy, member};
   }
   if (strcmp(strategy, "majority") == 0 && dsn->param_count < 3)
-    return hl__error(
-        error, HL_EDSN,
-        "%u stores are no majority of anything: when one is down no "
-        "majority is left; name three, or set quorum = \"all\"",
-        dsn->param_count);
+    return hl__error(error, HL_EDSN,
+                     "%u stores are no majority of anything: when one is down no "
+                     "majority is left; name three, or set quorum = \"all\"",
+                     dsn->param_count);
   return HL_OK;
 }
 
@@ -58,20 +54,15 @@ static int quorum_parse(char *text, hl_dsn *dsn, hl_error *error) {
 static void member_name(hl__quorum_member *member) {
   const hl_dsn *dsn = &member->dsn;
   char place[96];
-  const char *where = dsn->path     ? dsn->path
-                      : dsn->socket ? dsn->socket
-                                    : dsn->host;
-  (void)hl__escape(place, sizeof place, where ? where : "",
-                   where ? strlen(where) : 0);
+  const char *where = dsn->path ? dsn->path : dsn->socket ? dsn->socket : dsn->host;
+  (void)hl__escape(place, sizeof place, where ? where : "", where ? strlen(where) : 0);
   if (dsn->path)
-    (void)snprintf(member->name, sizeof member->name, "%s:%s", dsn->store,
-                   place);
+    (void)snprintf(member->name, sizeof member->name, "%s:%s", dsn->store, place);
   else if (dsn->port)
-    (void)snprintf(member->name, sizeof member->name, "%s at %s:%u", dsn->store,
-                   place, dsn->port);
+    (void)snprintf(member->name, sizeof member->name, "%s at %s:%u", dsn->store, place, dsn->port);
   else
-    (void)snprintf(member->name, sizeof member->name, "%s%s%s", dsn->store,
-                   *place ? " at " : "", place);
+    (void)snprintf(member->name, sizeof member->name, "%s%s%s", dsn->store, *place ? " at " : "",
+                   place);
 }
 
 /* Says of whose DSN that is. */
@@ -79,22 +70,19 @@ static int member_error(unsigned number, int status, hl_error *error) {
   hl_error said;
   if (!error) return status;
   said = *error;
-  return hl__error(error, status, "store %u of the quorum: %.400s", number + 1,
-                   said.message);
+  return hl__error(error, status, "store %u of the quorum: %.400s", number + 1, said.message);
 }
 
-static int member_make(hl__quorum_member *member, const hl_store_config *config,
-                       const char *text, hl_error *error) {
+static int member_make(hl__quorum_member *member, const hl_store_config *config, const char *text,
+                       hl_error *error) {
   int status = config->find(config, text, &member->ops, error);
-  if (status == HL_OK)
-    status = hl_dsn_parse(text, member->ops->parse, &member->dsn, error);
+  if (status == HL_OK) status = hl_dsn_parse(text, member->ops->parse, &member->dsn, error);
   if (status) return status;
   if (member->dsn.path && member->dsn.path[0] != '/')
-    return hl__error(
-        error, HL_EDSN,
-        "the directory '%.80s' is not absolute: in another working "
-        "directory it would name another store",
-        member->dsn.path);
+    return hl__error(error, HL_EDSN,
+                     "the directory '%.80s' is not absolute: in another working "
+                     "directory it would name another store",
+                     member->dsn.path);
   member->config = *config;
   member->config.dsn = &member->dsn;
   member->config.layout = member->store->wanted;
@@ -107,8 +95,7 @@ static int member_make(hl__quorum_member *member, const hl_store_config *config,
 /* ------------------------------------------------------------- the store */
 
 /* Unchecked, as all that makes or ends a store: nobody else has it. */
-HL__UNCHECKED static int members_make(hl__quorum_store *store,
-                                      const hl_store_config *config,
+HL__UNCHECKED static int members_make(hl__quorum_store *store, const hl_store_config *config,
                                       hl_error *error) {
   pthread_condattr_t monotonic;
   (void)pthread_condattr_init(&monotonic);
@@ -138,15 +125,13 @@ HL__UNCHECKED static int members_make(hl__quorum_store *store,
 
 /* Asks all, until a quorum has said HL_OK, and the others had a moment more, or it cannot any more;
    only: those whose answer there was HL_OK, until all have answered, or the same. */
-static void members_ask(hl__quorum_store *store, hl__quorum_session *session,
-                        hl__quorum_kind kind, hl__quorum_ask *const *only,
-                        hl__quorum_ask **asks, unsigned *opened)
+static void members_ask(hl__quorum_store *store, hl__quorum_session *session, hl__quorum_kind kind,
+                        hl__quorum_ask *const *only, hl__quorum_ask **asks, unsigned *opened)
     HL__REQUIRES(hl__quorum_mutex) {
   unsigned open = 0;
   int64_t patience = HL_FOREVER;
   for (unsigned i = 0; i < store->n; i++) {
-    if (only && !(only[i] && only[i]->state == HL__ASK_DONE && !only[i]->status))
-      continue;
+    if (only && !(only[i] && only[i]->state == HL__ASK_DONE && !only[i]->status)) continue;
     asks[i] = hl__ask_new(&store->members[i], kind, NULL, NULL, session);
     if (asks[i]) hl__ask_give(asks[i]);
   }
@@ -154,19 +139,14 @@ static void members_ask(hl__quorum_store *store, hl__quorum_session *session,
     open = *opened = 0;
     for (unsigned i = 0; i < store->n; i++) {
       open += asks[i] && asks[i]->state != HL__ASK_DONE;
-      *opened +=
-          asks[i] && asks[i]->state == HL__ASK_DONE && asks[i]->status == HL_OK;
+      *opened += asks[i] && asks[i]->state == HL__ASK_DONE && asks[i]->status == HL_OK;
     }
-    if (*opened >= store->need && patience == HL_FOREVER)
-      patience = hl__now_ms() + OPEN_MS;
-    if (open == 0 || hl__now_ms() >= patience ||
-        (!only && *opened + open < store->need))
-      break;
+    if (*opened >= store->need && patience == HL_FOREVER) patience = hl__now_ms() + OPEN_MS;
+    if (open == 0 || hl__now_ms() >= patience || (!only && *opened + open < store->need)) break;
     hl__quorum_wait(session, patience);
   }
   for (unsigned i = 0; i < store->n; i++)
-    if (asks[i] && asks[i]->state != HL__ASK_DONE)
-      hl__member_suspect(&store->members[i]);
+    if (asks[i] && asks[i]->state != HL__ASK_DONE) hl__member_suspect(&store->members[i]);
 }
 
 static void asks_leave(hl__quorum_ask **asks) HL__REQUIRES(hl__quorum_mutex) {
@@ -176,8 +156,8 @@ static void asks_leave(hl__quorum_ask **asks) HL__REQUIRES(hl__quorum_mutex) {
 
 /* Opens all at once. HL_OK: a quorum is open, none is refused for what will not pass, and none that
    has answered is used with another list. */
-static int members_open(hl__quorum_store *store, hl__quorum_session *session,
-                        hl_error *error) HL__REQUIRES(hl__quorum_mutex) {
+static int members_open(hl__quorum_store *store, hl__quorum_session *session, hl_error *error)
+    HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_ask *asks[HL__QUORUM_MAX] = {NULL}, *joins[HL__QUORUM_MAX] = {NULL};
   unsigned opened, joined;
   members_ask(store, session, HL__ASK_OPEN, NULL, asks, &opened);
@@ -217,8 +197,8 @@ static void members_part(hl__quorum_store *store) HL__REQUIRES(hl__quorum_mutex)
 
 /* Two processes that come at once with different lists stop each other: then one of them is to be
    first. And those that were there before may just be leaving. */
-static int members_join(hl__quorum_store *store, hl__quorum_session *session,
-                        hl_error *error) HL__REQUIRES(hl__quorum_mutex) {
+static int members_join(hl__quorum_store *store, hl__quorum_session *session, hl_error *error)
+    HL__REQUIRES(hl__quorum_mutex) {
   for (int tries = 1;; tries++) {
     uint8_t random;
     hl__presence_init(store);
@@ -227,8 +207,7 @@ static int members_join(hl__quorum_store *store, hl__quorum_session *session,
     members_part(store);
     if (getrandom(&random, 1, 0) != 1) random = (uint8_t)hl__now_ms();
     int64_t end = hl__now_ms() + PAUSE_MS + (int64_t)tries * (random % PAUSE_MS);
-    while (hl__left_ms(end) > 0)
-      hl__quorum_wait(session, end);
+    while (hl__left_ms(end) > 0) hl__quorum_wait(session, end);
     store->stopped.status = HL_OK;
   }
 }
@@ -266,8 +245,7 @@ HL__UNCHECKED static void store_forget(hl_store *base) {
   hl__quorum_store *store = (hl__quorum_store *)(void *)base;
   for (unsigned i = 0; i < store->n; i++) {
     hl__quorum_member *member = &store->members[i];
-    while (member->idle_count > 0)
-      member->ops->session_forget(member->idle[--member->idle_count]);
+    while (member->idle_count > 0) member->ops->session_forget(member->idle[--member->idle_count]);
     if (member->inner) member->ops->forget(member->inner);
     hl_dsn_dispose(&member->dsn);
   }
@@ -276,8 +254,8 @@ HL__UNCHECKED static void store_forget(hl_store *base) {
   free(store);
 }
 
-HL__UNCHECKED static int store_open(const hl_store_config *config,
-                                    hl_store **result, hl_error *error) {
+HL__UNCHECKED static int store_open(const hl_store_config *config, hl_store **result,
+                                    hl_error *error) {
   hl__quorum_session session = {.interrupted = false};
   hl__quorum_store *store = calloc(1, sizeof *store);
   if (!store) return hl__error_memory(error);
@@ -285,13 +263,11 @@ HL__UNCHECKED static int store_open(const hl_store_config *config,
   store->base.leases = &hl__quorum_leases;
   store->references = 1;
   store->heal_at = HL_FOREVER;
-  store->all = config->dsn->param_count &&
-               strcmp(config->dsn->params[0].name, "all") == 0;
+  store->all = config->dsn->param_count && strcmp(config->dsn->params[0].name, "all") == 0;
   store->wanted = hl_layout_ref(config->layout);
   store->wait_begin = config->wait_begin;
   store->wait_end = config->wait_end;
-  (void)snprintf(store->application, sizeof store->application, "%s",
-                 config->application);
+  (void)snprintf(store->application, sizeof store->application, "%s", config->application);
   (void)snprintf(store->host, sizeof store->host, "%s", config->host);
   (void)pthread_mutex_init(&store->mutex, NULL);
   session_init(&session, store);
@@ -311,8 +287,7 @@ HL__UNCHECKED static int store_open(const hl_store_config *config,
 
 /* ------------------------------------------------------------- a session */
 
-static int session_open(hl_store *base, int64_t deadline, hl_session **result,
-                        hl_error *error) {
+static int session_open(hl_store *base, int64_t deadline, hl_session **result, hl_error *error) {
   hl__quorum_store *store = (hl__quorum_store *)(void *)base;
   hl__quorum_session *session = calloc(1, sizeof *session);
   (void)deadline;
@@ -369,18 +344,14 @@ static int settle(hl_session *base, int64_t deadline, hl_error *error) {
       const hl__quorum_ask *ask = session->drops[i];
       if (store->members[i].suspect) continue;
       open += session->dropped->at[i].making > 0 ||
-              (ask && ask->state != HL__ASK_DONE &&
-               now < ask->begun + HL__QUORUM_ANSWER_MS / 2);
+              (ask && ask->state != HL__ASK_DONE && now < ask->begun + HL__QUORUM_ANSWER_MS / 2);
     }
-    if (open == 0 ||
-        (store->n - open >= store->need && now >= session->told + GRACE_MS))
-      break;
+    if (open == 0 || (store->n - open >= store->need && now >= session->told + GRACE_MS)) break;
     if (hl__left_ms(deadline) == 0) {
       status = hl__error(error, HL_TIMEOUT, "the release is not answered yet");
       break;
     }
-    int64_t end =
-        now + 5 < deadline ? now + 5 : deadline; /* a take has no listener */
+    int64_t end = now + 5 < deadline ? now + 5 : deadline; /* a take has no listener */
     hl__quorum_wait(session, end);
   }
   if (status == HL_OK) hl__quorum_drops_leave(session);

@@ -55,12 +55,12 @@ typedef struct hl__quorum_rows {
 
 /* What is known of a lease at a member. */
 typedef struct hl__quorum_part {
-  bool in;       /* it has the record: see above */
-  bool regraded; /* it has said so since the upgrade that is under way began */
-  bool old;      /* what is left over there may be in a mode of before */
-  bool leftover; /* it may have one that nobody wants: to be dropped */
-  bool gone;     /* it has said that it dropped it, since the lease is dropped */
-  bool spoiled;  /* a grant was recalled, or a drop not answered, which may still
+  bool in;           /* it has the record: see above */
+  bool regraded;     /* it has said so since the upgrade that is under way began */
+  bool old;          /* what is left over there may be in a mode of before */
+  bool leftover;     /* it may have one that nobody wants: to be dropped */
+  bool gone;         /* it has said that it dropped it, since the lease is dropped */
+  bool spoiled;      /* a grant was recalled, or a drop not answered, which may still
                     be carried out: no other can be had by the same id */
   unsigned making;   /* takes that are not answered */
   unsigned dropping; /* drops that are not */
@@ -73,12 +73,12 @@ typedef struct hl__quorum_part {
 typedef struct hl__quorum_lease {
   struct hl__quorum_lease *next; /* in the store's table */
   unsigned references;           /* the table's, each ask's, each caller's */
-  bool held; /* granted, and not dropped: late grants are welcome until `end` */
-  bool adopted; /* by its text, which does not tell owner and label: so it is never made
+  bool held;                     /* granted, and not dropped: late grants are welcome until `end` */
+  bool adopted;    /* by its text, which does not tell owner and label: so it is never made
                    anew where its record is gone */
-  bool left;    /* handed over as a text: its new holder heals it */
-  bool dropped; /* nobody wants it any more */
-  int64_t end;  /* until when it is believed to be held; hl__lease_ms */
+  bool left;       /* handed over as a text: its new holder heals it */
+  bool dropped;    /* nobody wants it any more */
+  int64_t end;     /* until when it is believed to be held; hl__lease_ms */
   int64_t heal_at; /* when members that are out of it are asked again; hl__now_ms */
   int64_t heal_pause;
   hl__quorum_part at[HL__QUORUM_MAX];
@@ -124,12 +124,15 @@ struct hl__quorum_ask {
   hl__quorum_ask *next; /* in the queue */
   hl__quorum_member *member;
   hl__quorum_kind kind;
-  hl__quorum_lease *lease; /* or NULL */
-  hl__quorum_query *query; /* or NULL */
-  bool again;              /* it was sent before, and was not answered */
-  hl__quorum_session
-      *listener; /* who waits for the answer; NULL: nobody does */
-  enum { HL__ASK_QUEUED, HL__ASK_RUNS, HL__ASK_DONE } state;
+  hl__quorum_lease *lease;      /* or NULL */
+  hl__quorum_query *query;      /* or NULL */
+  bool again;                   /* it was sent before, and was not answered */
+  hl__quorum_session *listener; /* who waits for the answer; NULL: nobody does */
+  enum {
+    HL__ASK_QUEUED,
+    HL__ASK_RUNS,
+    HL__ASK_DONE
+  } state;
   bool unwanted; /* a grant that comes is given back */
   bool interrupted;
   bool stray;          /* nobody waits for it any more, and it goes on */
@@ -140,8 +143,7 @@ struct hl__quorum_ask {
   hl_lease_terms terms;
   int64_t ttl, deadline;
   uint64_t token;
-  hl__quorum_rows
-      *rows; /* to be locked, or to be regraded; NULL: those shown */
+  hl__quorum_rows *rows;  /* to be locked, or to be regraded; NULL: those shown */
   hl__quorum_rows *shown; /* what the record has then */
   bool try_once, gives_way;
   bool heals; /* where the record is there still, it is adopted */
@@ -175,11 +177,11 @@ struct hl__quorum_member {
   unsigned queued, threads, idle_threads, strays;
   hl_session *idle[HL__QUORUM_IDLE];
   unsigned idle_count;
-  bool suspect;  /* has left a question without an answer */
-  bool silent;   /* the last try to heal a lease there has failed */
-  int64_t probe_at; /* until then no lease is healed there while it is one of
+  bool suspect;            /* has left a question without an answer */
+  bool silent;             /* the last try to heal a lease there has failed */
+  int64_t probe_at;        /* until then no lease is healed there while it is one of
                        these; hl__now_ms */
-  int64_t heard; /* when it answered last: hl__now_ms */
+  int64_t heard;           /* when it answered last: hl__now_ms */
   hl_lease_terms presence; /* turn is 0: there is none */
   int64_t present_till;    /* so long it stands; hl__lease_ms; 0: not */
   bool joins;              /* a thread looks, or writes it */
@@ -201,11 +203,11 @@ struct hl__quorum_store {
   bool closing, awaited;
   unsigned sessions;
   hl__quorum_lease *leases[HL__QUORUM_CHAINS];
-  int64_t swept; /* hl__now_ms */
-  int64_t heal_at; /* the first of its leases'; HL_FOREVER: none */
+  int64_t swept;                           /* hl__now_ms */
+  int64_t heal_at;                         /* the first of its leases'; HL_FOREVER: none */
   char list[HL_OWNER_MAX + 1], shown[256]; /* the list: presence.c; for people */
   int64_t longest;                         /* ttl that was asked for */
-  hl_error stopped; /* status: HL_EMISMATCH, for ever; or HL_OK */
+  hl_error stopped;                        /* status: HL_EMISMATCH, for ever; or HL_OK */
 };
 
 /* A caller; nothing is held between its calls. */
@@ -231,44 +233,37 @@ HL__MUTEX_FUNCTIONS(hl__quorum_mutex, hl__quorum_store, mutex, hl__quorum_mutex)
    caller. NULL: no memory. */
 hl__quorum_ask *hl__ask_new(hl__quorum_member *member, hl__quorum_kind kind,
                             hl__quorum_lease *lease, hl__quorum_query *query,
-                            hl__quorum_session *listener)
-    HL__REQUIRES(hl__quorum_mutex);
+                            hl__quorum_session *listener) HL__REQUIRES(hl__quorum_mutex);
 /* Those rows, instead of what the lease has; either may be NULL: the same. */
-void hl__ask_rows(hl__quorum_ask *ask, hl__quorum_rows *rows,
-                  hl__quorum_rows *shown) HL__REQUIRES(hl__quorum_mutex);
+void hl__ask_rows(hl__quorum_ask *ask, hl__quorum_rows *rows, hl__quorum_rows *shown)
+    HL__REQUIRES(hl__quorum_mutex);
 /* Asks it. */
 void hl__ask_give(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex);
 /* The caller listens no more, and gives his reference back. unwanted: the
    member is to stop, and what it has granted, or will grant, goes. */
-void hl__ask_leave(hl__quorum_ask *ask, bool unwanted)
-    HL__REQUIRES(hl__quorum_mutex);
+void hl__ask_leave(hl__quorum_ask *ask, bool unwanted) HL__REQUIRES(hl__quorum_mutex);
 /* An hl_holder_fn: keeps it in the ask. */
 void hl__ask_found(void *ask, const hl_holder *holder);
 /* Nobody waits for the answer; drops a lease there. */
 void hl__ask_drop(hl__quorum_member *member, hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex);
 /* It has not answered in time. */
-void hl__member_suspect(hl__quorum_member *member)
-    HL__REQUIRES(hl__quorum_mutex);
+void hl__member_suspect(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex);
 /* Waits, without the mutex, until something was answered, or interrupted, or
  * the time. */
-void hl__quorum_wait(hl__quorum_session *session, int64_t until)
-    HL__REQUIRES(hl__quorum_mutex);
+void hl__quorum_wait(hl__quorum_session *session, int64_t until) HL__REQUIRES(hl__quorum_mutex);
 /* Without the mutex. Frees the store with the last reference. */
 void hl__quorum_unref(hl__quorum_store *store);
 
 /* ---- known.c; with the mutex */
 
 /* What is known of that lease, with a reference; NULL: nothing. */
-hl__quorum_lease *hl__known_find(hl__quorum_store *store,
-                                 const hl_lease_terms *terms)
+hl__quorum_lease *hl__known_find(hl__quorum_store *store, const hl_lease_terms *terms)
     HL__REQUIRES(hl__quorum_mutex);
 /* The same; made, where nothing is known. request: NULL where its rows are not
    known. NULL: no memory. */
-hl__quorum_lease *hl__known_make(hl__quorum_store *store,
-                                 const hl_lease_terms *terms,
-                                 const hl_request *request)
-    HL__REQUIRES(hl__quorum_mutex);
+hl__quorum_lease *hl__known_make(hl__quorum_store *store, const hl_lease_terms *terms,
+                                 const hl_request *request) HL__REQUIRES(hl__quorum_mutex);
 void hl__known_unref(hl__quorum_lease *lease) HL__REQUIRES(hl__quorum_mutex);
 /* With a reference for the caller. NULL: no memory. */
 hl__quorum_rows *hl__rows_new(const hl_row *rows, size_t n, hl_mode mode);
@@ -278,37 +273,32 @@ hl__quorum_rows *hl__rows_shared(const hl_row *rows, size_t n);
 bool hl__rows_match(const hl__quorum_rows *a, const hl__quorum_rows *b);
 void hl__rows_unref(hl__quorum_rows *rows) HL__REQUIRES(hl__quorum_mutex);
 /* Has those rows from now on, and the reference. */
-void hl__known_show(hl__quorum_lease *lease, hl__quorum_rows *shown)
-    HL__REQUIRES(hl__quorum_mutex);
+void hl__known_show(hl__quorum_lease *lease, hl__quorum_rows *shown) HL__REQUIRES(hl__quorum_mutex);
 /* Whether a lease may be held that nobody has given back. */
-bool hl__known_goes_on(const hl__quorum_store *store)
-    HL__REQUIRES(hl__quorum_mutex);
+bool hl__known_goes_on(const hl__quorum_store *store) HL__REQUIRES(hl__quorum_mutex);
 /* A record was there, or came to last for ttl ms, by what was asked for then.
  */
 void hl__known_sent(hl__quorum_part *part, int64_t sent_ms, int64_t ttl)
     HL__REQUIRES(hl__quorum_mutex);
 /* Its record may be in another mode than the lease: it counts no more, as long
    as a quorum is left without it, and is made anew when the lease is healed. */
-void hl__known_old(const hl__quorum_store *store, hl__quorum_lease *lease,
-                   unsigned i) HL__REQUIRES(hl__quorum_mutex);
+void hl__known_old(const hl__quorum_store *store, hl__quorum_lease *lease, unsigned i)
+    HL__REQUIRES(hl__quorum_mutex);
 /* Nothing is to be known of it any more. */
 void hl__known_forget(hl__quorum_store *store, hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex);
 /* Drops what that member has and nobody wants. */
 void hl__known_flush(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex);
 /* So many members are in it. */
-unsigned hl__known_in(const hl__quorum_store *store,
-                      const hl__quorum_lease *lease)
+unsigned hl__known_in(const hl__quorum_store *store, const hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex);
 /* From when on a quorum of those that are in it counts: the time at which the
    record of the `need`-th newest was asked for, less what clocks may differ in
    ttl ms. */
-int64_t hl__known_since(const hl__quorum_store *store,
-                        const hl__quorum_lease *lease, int64_t ttl)
+int64_t hl__known_since(const hl__quorum_store *store, const hl__quorum_lease *lease, int64_t ttl)
     HL__REQUIRES(hl__quorum_mutex);
 /* Until when a quorum of those that are in it has it; hl__lease_ms. */
-int64_t hl__known_till(const hl__quorum_store *store,
-                       const hl__quorum_lease *lease)
+int64_t hl__known_till(const hl__quorum_store *store, const hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex);
 /* Makes the members that are out of it take it, and does not wait for them.
    They are asked again, after pauses that grow, until all are in it, or it is
@@ -335,51 +325,43 @@ int hl__quorum_stopped(const hl__quorum_store *store, hl_error *error)
    there, for at least as long. HL_OK; HL_EMISMATCH; or why it could not be made. */
 int hl__presence_keep(hl__quorum_ask *ask, hl_session *session, bool used)
     HL__REQUIRES(hl__quorum_mutex);
-bool hl__presence_stands(const hl__quorum_member *member)
-    HL__REQUIRES(hl__quorum_mutex);
+bool hl__presence_stands(const hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex);
 /* Once such an ask is answered: whether the presence is to be renewed, while nobody waits. */
-bool hl__presence_is_due(const hl__quorum_ask *ask)
-    HL__REQUIRES(hl__quorum_mutex);
-int hl__presence_renew(hl__quorum_ask *ask, hl_session *session)
-    HL__REQUIRES(hl__quorum_mutex);
+bool hl__presence_is_due(const hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex);
+int hl__presence_renew(hl__quorum_ask *ask, hl_session *session) HL__REQUIRES(hl__quorum_mutex);
 
 /* ---- errors */
 
 /* Says what the asks have been answered: "2 of 3 stores ...: file:/a: ...".
    `what`: "could not be asked". Those with HL_OK, or of another status than
    `only` (0: any), are left out. */
-int hl__quorum_error(const hl__quorum_store *store, int status,
-                     hl__quorum_ask *const *asks, const char *what,
-                     hl_error *error) HL__REQUIRES(hl__quorum_mutex);
+int hl__quorum_error(const hl__quorum_store *store, int status, hl__quorum_ask *const *asks,
+                     const char *what, hl_error *error) HL__REQUIRES(hl__quorum_mutex);
 /* What a failure of so many members amounts to: that of the first that will not
    pass, else HL_ECONNECTION. */
-int hl__quorum_failure(const hl__quorum_store *store,
-                       hl__quorum_ask *const *asks)
+int hl__quorum_failure(const hl__quorum_store *store, hl__quorum_ask *const *asks)
     HL__REQUIRES(hl__quorum_mutex);
 
 /* ---- take.c, regrade.c, leases.c; without the mutex, unless they say
  * otherwise */
 
 /* What was released, and is not answered, goes on. With the mutex. */
-void hl__quorum_drops_leave(hl__quorum_session *session)
-    HL__REQUIRES(hl__quorum_mutex);
+void hl__quorum_drops_leave(hl__quorum_session *session) HL__REQUIRES(hl__quorum_mutex);
 
-int hl__quorum_take(hl_session *session, const hl_request *request,
-                    hl_grant *grant, hl_error *error);
+int hl__quorum_take(hl_session *session, const hl_request *request, hl_grant *grant,
+                    hl_error *error);
 /* hl_lease_ops.regrade; the first one to exclusive rows only */
-int hl__quorum_upgrade(hl_session *session, const hl_request *request,
-                       hl_grant *grant, hl_error *error);
-int hl__quorum_regrade(hl_session *session, const hl_request *request,
-                       hl_grant *grant, hl_error *error);
+int hl__quorum_upgrade(hl_session *session, const hl_request *request, hl_grant *grant,
+                       hl_error *error);
+int hl__quorum_regrade(hl_session *session, const hl_request *request, hl_grant *grant,
+                       hl_error *error);
 /* It cannot be had again: what is left of it goes. With the mutex. */
 void hl__quorum_abandon(hl__quorum_store *store, hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex);
 /* A member has said that it was revoked. */
-bool hl__quorum_is_revoked(const hl__quorum_ask *ask)
-    HL__REQUIRES(hl__quorum_mutex);
-int hl__quorum_holders(hl_session *session, const hl_lease_filter *filter,
-                       hl_holder_fn fn, void *context, int64_t deadline,
-                       hl_error *error);
+bool hl__quorum_is_revoked(const hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex);
+int hl__quorum_holders(hl_session *session, const hl_lease_filter *filter, hl_holder_fn fn,
+                       void *context, int64_t deadline, hl_error *error);
 extern const hl_lease_ops hl__quorum_leases;
 
 #endif

@@ -35,16 +35,13 @@ static int answers(hl__quorum_session *session, hl__quorum_ask **asks)
      * each. */
     if (ok >= store->need && awaited == 0) return HL_OK;
     if (open == 0 || hl__now_ms() >= end)
-      return ok >= store->need ? HL_OK
-             : open > 0        ? HL_TIMEOUT
-                               : hl__quorum_failure(store, asks);
+      return ok >= store->need ? HL_OK : open > 0 ? HL_TIMEOUT : hl__quorum_failure(store, asks);
     hl__quorum_wait(session, end);
   }
 }
 
-static int downgrade(hl__quorum_session *session, hl__quorum_lease *lease,
-                     hl__quorum_rows *rows, hl__quorum_rows *shown,
-                     hl_error *error) HL__REQUIRES(hl__quorum_mutex) {
+static int downgrade(hl__quorum_session *session, hl__quorum_lease *lease, hl__quorum_rows *rows,
+                     hl__quorum_rows *shown, hl_error *error) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_store *store = hl__quorum_store_of(&session->base);
   hl__quorum_ask *asks[HL__QUORUM_MAX] = {NULL};
   const hl__quorum_ask *revoked = NULL;
@@ -54,8 +51,7 @@ static int downgrade(hl__quorum_session *session, hl__quorum_lease *lease,
   for (unsigned i = 0; i < store->n; i++) {
     if (!lease->at[i].in) continue;
     if (!lease->at[i].regrading)
-      asks[i] = hl__ask_new(&store->members[i], HL__ASK_DOWNGRADE, lease, NULL,
-                            session);
+      asks[i] = hl__ask_new(&store->members[i], HL__ASK_DOWNGRADE, lease, NULL, session);
     if (!asks[i]) {
       hl__known_old(store, lease, i);
       continue;
@@ -70,8 +66,7 @@ static int downgrade(hl__quorum_session *session, hl__quorum_lease *lease,
     asks[i]->listener = NULL;
   }
   if (revoked || hl__known_in(store, lease) < store->need) {
-    status =
-        hl__quorum_error(store, HL_ELOST, asks, "do not have the lease", error);
+    status = hl__quorum_error(store, HL_ELOST, asks, "do not have the lease", error);
     if (revoked && error) *error = revoked->error;
     if (!lease->dropped) hl__quorum_abandon(store, lease);
   } else if (status) {
@@ -82,23 +77,20 @@ static int downgrade(hl__quorum_session *session, hl__quorum_lease *lease,
   return status;
 }
 
-int hl__quorum_regrade(hl_session *base, const hl_request *request,
-                       hl_grant *grant, hl_error *error) {
+int hl__quorum_regrade(hl_session *base, const hl_request *request, hl_grant *grant,
+                       hl_error *error) {
   hl__quorum_session *session = (hl__quorum_session *)(void *)base;
   hl__quorum_store *store = hl__quorum_store_of(base);
   if (request->upgrade) return hl__quorum_upgrade(base, request, grant, error);
   hl__quorum_mutex_lock(store);
   hl__quorum_lease *lease = hl__known_find(store, request->lease);
-  hl__quorum_rows *rows =
-      hl__rows_new(request->rows, request->n, request->mode);
-  hl__quorum_rows *shown =
-      hl__rows_new(request->shown, request->shown_n, request->mode);
+  hl__quorum_rows *rows = hl__rows_new(request->rows, request->n, request->mode);
+  hl__quorum_rows *shown = hl__rows_new(request->shown, request->shown_n, request->mode);
   int status;
   if (!rows || !shown)
     status = hl__error_memory(error);
   else if (!lease || lease->dropped)
-    status =
-        hl__error(error, HL_ELOST, "nothing is known of the lease any more");
+    status = hl__error(error, HL_ELOST, "nothing is known of the lease any more");
   else
     status = downgrade(session, lease, rows, shown, error);
   hl__rows_unref(rows);

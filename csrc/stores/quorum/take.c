@@ -40,32 +40,28 @@ typedef struct taking {
   hl__quorum_store *store;
   hl__quorum_lease *lease;
   const hl_request *request;
-  hl__quorum_rows
-      *rows; /* to be locked, where those are not what the lease shows */
+  hl__quorum_rows *rows;         /* to be locked, where those are not what the lease shows */
   hl__quorum_rows *shown, *back; /* an upgrade's: what the lease has then; what
                                     is given back; or NULL */
   int64_t deadline;
   hl__quorum_ask *ask[HL__QUORUM_MAX];  /* to take, or to give back */
   hl__quorum_ask *last[HL__QUORUM_MAX]; /* the last take that was answered */
-  hl__quorum_ask
-      *keep[HL__QUORUM_MAX]; /* to keep what was granted, or raise it */
+  hl__quorum_ask *keep[HL__QUORUM_MAX]; /* to keep what was granted, or raise it */
   bool failed[HL__QUORUM_MAX], refused[HL__QUORUM_MAX], raised[HL__QUORUM_MAX];
   bool unraised[HL__QUORUM_MAX]; /* it could not be told the token */
-  int waits;             /* the member that is waited for; -1: none */
-  hl__quorum_ask *alive; /* whether that is alive */
-  bool trying;           /* members are tried */
-  bool again_asked; /* the core asks once more: it has waited for all of them
+  int waits;                     /* the member that is waited for; -1: none */
+  hl__quorum_ask *alive;         /* whether that is alive */
+  bool trying;                   /* members are tried */
+  bool again_asked;              /* the core asks once more: it has waited for all of them
                        already */
-  bool behind;      /* it is to stand behind an update lock */
-  const hl_error *revoked; /* what a member has said of it */
-  bool freshened; /* what was granted long ago has been refreshed, at the end */
+  bool behind;                   /* it is to stand behind an update lock */
+  const hl_error *revoked;       /* what a member has said of it */
+  bool freshened;                /* what was granted long ago has been refreshed, at the end */
   int64_t tried, again, pause;
   uint64_t token;
 } taking;
 
-static hl__quorum_part *part_of(const taking *self, unsigned i) {
-  return &self->lease->at[i];
-}
+static hl__quorum_part *part_of(const taking *self, unsigned i) { return &self->lease->at[i]; }
 
 /* Whether that member has granted. */
 static bool has(const taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex) {
@@ -74,22 +70,19 @@ static bool has(const taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex) {
 
 static unsigned granted_by(const taking *self) HL__REQUIRES(hl__quorum_mutex) {
   unsigned n = 0;
-  for (unsigned i = 0; i < self->store->n; i++)
-    n += has(self, i);
+  for (unsigned i = 0; i < self->store->n; i++) n += has(self, i);
   return n;
 }
 
-static void last_set(taking *self, unsigned i, hl__quorum_ask *ask)
-    HL__REQUIRES(hl__quorum_mutex) {
+static void last_set(taking *self, unsigned i, hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   if (self->last[i]) hl__ask_leave(self->last[i], false);
   self->last[i] = ask;
 }
 
-static void take_ask(taking *self, unsigned i, bool try_once)
-    HL__REQUIRES(hl__quorum_mutex) {
-  hl__quorum_ask *ask = hl__ask_new(
-      &self->store->members[i], self->shown ? HL__ASK_UPGRADE : HL__ASK_TAKE,
-      self->lease, NULL, self->session);
+static void take_ask(taking *self, unsigned i, bool try_once) HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_ask *ask =
+      hl__ask_new(&self->store->members[i], self->shown ? HL__ASK_UPGRADE : HL__ASK_TAKE,
+                  self->lease, NULL, self->session);
   self->refused[i] = false;
   if (!ask) {
     self->failed[i] = true;
@@ -98,25 +91,23 @@ static void take_ask(taking *self, unsigned i, bool try_once)
   hl__ask_rows(ask, self->rows, self->shown);
   ask->try_once = try_once;
   ask->gives_way = self->request->gives_way && !try_once;
-  ask->deadline =
-      try_once ? hl__now_ms() + HL__QUORUM_ANSWER_MS : self->deadline;
+  ask->deadline = try_once ? hl__now_ms() + HL__QUORUM_ANSWER_MS : self->deadline;
   self->ask[i] = ask;
   hl__ask_give(ask);
 }
 
 static bool is_taking(const taking *self, unsigned i) {
-  return self->ask[i] && (self->ask[i]->kind == HL__ASK_TAKE ||
-                          self->ask[i]->kind == HL__ASK_UPGRADE);
+  return self->ask[i] &&
+         (self->ask[i]->kind == HL__ASK_TAKE || self->ask[i]->kind == HL__ASK_UPGRADE);
 }
 
-static bool is_idle(const taking *self, unsigned i)
-    HL__REQUIRES(hl__quorum_mutex) {
+static bool is_idle(const taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex) {
   const hl__quorum_part *part = part_of(self, i);
   if (self->shown)
-    return part->in && !part->regraded && !self->ask[i] && !part->making &&
-           !part->dropping && !part->regrading;
-  return !part->in && !self->ask[i] && !part->making && !part->dropping &&
-         !part->leftover && !part->spoiled;
+    return part->in && !part->regraded && !self->ask[i] && !part->making && !part->dropping &&
+           !part->regrading;
+  return !part->in && !self->ask[i] && !part->making && !part->dropping && !part->leftover &&
+         !part->spoiled;
 }
 
 static void try_all(taking *self) HL__REQUIRES(hl__quorum_mutex) {
@@ -127,9 +118,9 @@ static void try_all(taking *self) HL__REQUIRES(hl__quorum_mutex) {
 }
 
 static void give_back(taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex) {
-  hl__quorum_ask *ask = hl__ask_new(
-      &self->store->members[i], self->shown ? HL__ASK_DOWNGRADE : HL__ASK_DROP,
-      self->lease, NULL, self->session);
+  hl__quorum_ask *ask =
+      hl__ask_new(&self->store->members[i], self->shown ? HL__ASK_DOWNGRADE : HL__ASK_DROP,
+                  self->lease, NULL, self->session);
   if (!self->shown) part_of(self, i)->in = false;
   part_of(self, i)->regraded = self->raised[i] = false;
   if (self->keep[i]) hl__ask_leave(self->keep[i], true);
@@ -145,8 +136,7 @@ static void give_back(taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex) {
 }
 
 /* The answer of a member to a take, or to what was given back. */
-static void answer_read(taking *self, unsigned i)
-    HL__REQUIRES(hl__quorum_mutex) {
+static void answer_read(taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_ask *ask = self->ask[i];
   hl__quorum_part *part = part_of(self, i);
   bool takes = is_taking(self, i);
@@ -199,8 +189,8 @@ static void keep_read(taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex) {
 static void keep_ask(taking *self, unsigned i, hl__quorum_kind kind)
     HL__REQUIRES(hl__quorum_mutex) {
   if (self->keep[i]) return;
-  hl__quorum_ask *ask = hl__ask_new(&self->store->members[i], kind, self->lease,
-                                    NULL, self->session);
+  hl__quorum_ask *ask =
+      hl__ask_new(&self->store->members[i], kind, self->lease, NULL, self->session);
   if (!ask) return;
   ask->token = self->token;
   self->keep[i] = ask;
@@ -209,8 +199,7 @@ static void keep_ask(taking *self, unsigned i, hl__quorum_kind kind)
 
 /* What was granted long ago is refreshed: its time counts from the grant of the
    last. True: everything is fresh enough. */
-static bool refresh_old(taking *self, int64_t part_of_ttl)
-    HL__REQUIRES(hl__quorum_mutex) {
+static bool refresh_old(taking *self, int64_t part_of_ttl) HL__REQUIRES(hl__quorum_mutex) {
   int64_t now = hl__lease_ms();
   bool fresh = true;
   if (self->shown) return fresh; /* whose lease it is refreshes it */
@@ -225,8 +214,7 @@ static bool refresh_old(taking *self, int64_t part_of_ttl)
 }
 
 /* It has left a question open for too long. */
-static void leave_behind(taking *self, unsigned i)
-    HL__REQUIRES(hl__quorum_mutex) {
+static void leave_behind(taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex) {
   hl__member_suspect(&self->store->members[i]);
   self->failed[i] = true;
   if (self->waits == (int)i) self->waits = -1;
@@ -253,8 +241,8 @@ static bool try_is_over(taking *self) HL__REQUIRES(hl__quorum_mutex) {
   if (open == 0) return true;
   if (granted_by(self) + open < self->store->need) return true;
   bool late = now >= self->tried + HL__QUORUM_ANSWER_MS;
-  if (!late && (open > suspect || (refused == 0 && !self->again_asked) ||
-                now < self->tried + GRACE_MS))
+  if (!late &&
+      (open > suspect || (refused == 0 && !self->again_asked) || now < self->tried + GRACE_MS))
     return false;
   for (unsigned i = 0; i < self->store->n; i++)
     if (is_taking(self, i) && self->waits != (int)i) leave_behind(self, i);
@@ -263,8 +251,7 @@ static bool try_is_over(taking *self) HL__REQUIRES(hl__quorum_mutex) {
 
 /* No quorum: what is in nobody's way is kept, that is, what comes before the
    first that is to be waited for. */
-static void try_end(taking *self, unsigned first)
-    HL__REQUIRES(hl__quorum_mutex) {
+static void try_end(taking *self, unsigned first) HL__REQUIRES(hl__quorum_mutex) {
   self->trying = false;
   self->again = hl__now_ms() + self->pause;
   self->pause = 2 * self->pause < AGAIN_MAX_MS ? 2 * self->pause : AGAIN_MAX_MS;
@@ -281,26 +268,22 @@ static void try_end(taking *self, unsigned first)
 /* The first member that is to be waited for; store->n: none. */
 static unsigned first_open(const taking *self) HL__REQUIRES(hl__quorum_mutex) {
   for (unsigned i = 0; i < self->store->n; i++)
-    if (!has(self, i) && !self->failed[i] &&
-        !(self->request->try_once && self->refused[i]))
+    if (!has(self, i) && !self->failed[i] && !(self->request->try_once && self->refused[i]))
       return i;
   return self->store->n;
 }
 
 /* How many could still be had, with those that are. */
-static unsigned within_reach(const taking *self)
-    HL__REQUIRES(hl__quorum_mutex) {
+static unsigned within_reach(const taking *self) HL__REQUIRES(hl__quorum_mutex) {
   unsigned n = 0;
   for (unsigned i = 0; i < self->store->n; i++)
-    n += has(self, i) ||
-         (!self->failed[i] && !(self->request->try_once && self->refused[i]));
+    n += has(self, i) || (!self->failed[i] && !(self->request->try_once && self->refused[i]));
   return n;
 }
 
 static unsigned failures(const taking *self) HL__REQUIRES(hl__quorum_mutex) {
   unsigned n = 0;
-  for (unsigned i = 0; i < self->store->n; i++)
-    n += self->failed[i] && !has(self, i);
+  for (unsigned i = 0; i < self->store->n; i++) n += self->failed[i] && !has(self, i);
   return n;
 }
 
@@ -309,8 +292,7 @@ static int one_by_one(taking *self) HL__REQUIRES(hl__quorum_mutex) {
   int64_t now = hl__now_ms();
   bool over = !self->request->try_once && now > self->deadline;
   if (over) return HL_TIMEOUT;
-  if (self->store->n - failures(self) < self->store->need)
-    return HL_ECONNECTION;
+  if (self->store->n - failures(self) < self->store->need) return HL_ECONNECTION;
   if (within_reach(self) < self->store->need) return HL_TIMEOUT;
   if (self->waits >= 0 && !self->ask[self->waits]) {
     if (self->alive) hl__ask_leave(self->alive, true);
@@ -325,8 +307,7 @@ static int one_by_one(taking *self) HL__REQUIRES(hl__quorum_mutex) {
       self->store->members[first].heard = now;
       take_ask(self, first, self->request->try_once);
     } else if (!self->ask[first]) {
-      self->failed[first] =
-          true; /* a record of ours may be there: see member.c */
+      self->failed[first] = true; /* a record of ours may be there: see member.c */
     } else if (self->ask[first]->begun + HL__QUORUM_ANSWER_MS < now) {
       leave_behind(self, first);
     }
@@ -344,19 +325,16 @@ static int one_by_one(taking *self) HL__REQUIRES(hl__quorum_mutex) {
     return HL_OK;
   }
   if (!self->alive && now >= member->heard + HL__QUORUM_ANSWER_MS) {
-    self->alive =
-        hl__ask_new(member, HL__ASK_LOOK, self->lease, NULL, self->session);
+    self->alive = hl__ask_new(member, HL__ASK_LOOK, self->lease, NULL, self->session);
     if (self->alive) hl__ask_give(self->alive);
   }
-  if (!self->trying && !self->request->try_once && now >= self->again)
-    try_all(self);
+  if (!self->trying && !self->request->try_once && now >= self->again) try_all(self);
   return HL_OK;
 }
 
 /* Whether the token of that member can be raised: what it forgets does not matter
    then, as long as a quorum does not. */
-static bool is_raisable(const taking *self, unsigned i)
-    HL__REQUIRES(hl__quorum_mutex) {
+static bool is_raisable(const taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex) {
   const hl_store *inner = self->store->members[i].inner;
   return inner && inner->leases->raise && !self->unraised[i];
 }
@@ -369,8 +347,7 @@ static unsigned token_write(taking *self, bool granted, unsigned *open)
   for (unsigned i = 0; i < self->store->n; i++) {
     if (has(self, i) != granted || !is_raisable(self, i)) continue;
     if (!granted && self->store->members[i].suspect) continue;
-    if (granted && part_of(self, i)->token >= self->token)
-      self->raised[i] = true;
+    if (granted && part_of(self, i)->token >= self->token) self->raised[i] = true;
     if (!self->raised[i]) keep_ask(self, i, HL__ASK_RAISE);
     written += self->raised[i];
     *open += !self->raised[i];
@@ -384,11 +361,9 @@ static unsigned token_write(taking *self, bool granted, unsigned *open)
 static bool is_token_written(taking *self) HL__REQUIRES(hl__quorum_mutex) {
   unsigned open = 0, mute = 0;
   unsigned written = token_write(self, true, &open);
-  if (written + open < self->store->need)
-    written += token_write(self, false, &open);
+  if (written + open < self->store->need) written += token_write(self, false, &open);
   if (written >= self->store->need) return true;
-  for (unsigned i = 0; i < self->store->n; i++)
-    mute += has(self, i) && !is_raisable(self, i);
+  for (unsigned i = 0; i < self->store->n; i++) mute += has(self, i) && !is_raisable(self, i);
   return open == 0 && written + mute >= self->store->need;
 }
 
@@ -402,8 +377,7 @@ static bool is_settled(taking *self) HL__REQUIRES(hl__quorum_mutex) {
     if (self->keep[i] && self->keep[i]->kind == HL__ASK_ADOPT) return false;
   uint64_t highest = 0;
   for (unsigned i = 0; i < self->store->n; i++)
-    if (has(self, i) && part_of(self, i)->token > highest)
-      highest = part_of(self, i)->token;
+    if (has(self, i) && part_of(self, i)->token > highest) highest = part_of(self, i)->token;
   if (highest > self->token) {
     self->token = highest;
     memset(self->raised, 0, sizeof self->raised);
@@ -455,9 +429,8 @@ static bool is_judged(const taking *self) HL__REQUIRES(hl__quorum_mutex) {
 
 /* An upgrade's: the lease is not had by a quorum any more. */
 static bool is_gone(const taking *self) HL__REQUIRES(hl__quorum_mutex) {
-  return self->shown &&
-         (self->revoked || self->lease->dropped ||
-          hl__known_in(self->store, self->lease) < self->store->need);
+  return self->shown && (self->revoked || self->lease->dropped ||
+                         hl__known_in(self->store, self->lease) < self->store->need);
 }
 
 static int take(taking *self) HL__REQUIRES(hl__quorum_mutex) {
@@ -486,12 +459,10 @@ static int take(taking *self) HL__REQUIRES(hl__quorum_mutex) {
           /* Once more, in order: two that have split the votes do not do so
            * again. */
           if (self->request->try_once &&
-              (granted_by(self) == 0 ||
-               hl__now_ms() > self->tried + SPLIT_MS) &&
+              (granted_by(self) == 0 || hl__now_ms() > self->tried + SPLIT_MS) &&
               within_reach(self) < self->store->need)
-            return failures(self) > self->store->n - self->store->need
-                       ? HL_ECONNECTION
-                       : HL_TIMEOUT;
+            return failures(self) > self->store->n - self->store->need ? HL_ECONNECTION
+                                                                       : HL_TIMEOUT;
           memset(self->refused, 0, sizeof self->refused);
           self->trying = false;
         }
@@ -515,8 +486,7 @@ static void rest_leave(taking *self) HL__REQUIRES(hl__quorum_mutex) {
 
 /* Who granted is in it. What is not answered may still come: it is welcome
    while the lease is held; the wait for a member is over. */
-static void granted(taking *self, hl_grant *grant)
-    HL__REQUIRES(hl__quorum_mutex) {
+static void granted(taking *self, hl_grant *grant) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_lease *lease = self->lease;
   int64_t since = hl__known_since(self->store, lease, lease->terms.ttl);
   grant->sent_ms = since;
@@ -530,14 +500,12 @@ static void granted(taking *self, hl_grant *grant)
 
 /* Who has upgraded is in it; the others lose what they have, or upgrade late.
  */
-static void upgraded(taking *self, hl_grant *grant)
-    HL__REQUIRES(hl__quorum_mutex) {
+static void upgraded(taking *self, hl_grant *grant) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_lease *lease = self->lease;
   hl__known_show(lease, self->shown);
   self->shown->references++;
   for (unsigned i = 0; i < self->store->n; i++)
-    if (lease->at[i].in && !lease->at[i].regraded)
-      hl__known_old(self->store, lease, i);
+    if (lease->at[i].in && !lease->at[i].regraded) hl__known_old(self->store, lease, i);
   grant->token = grant->place = self->token;
   grant->until_ms = hl__known_till(self->store, lease);
   if (grant->until_ms < lease->end) lease->end = grant->until_ms;
@@ -583,14 +551,11 @@ static void taking_end(taking *self) HL__REQUIRES(hl__quorum_mutex) {
 }
 
 /* HL_ECONNECTION: of so many failures. */
-static int failure(taking *self, int status, hl_error *error)
-    HL__REQUIRES(hl__quorum_mutex) {
-  if (status == HL_ECONNECTION)
-    status = hl__quorum_failure(self->store, self->last);
+static int failure(taking *self, int status, hl_error *error) HL__REQUIRES(hl__quorum_mutex) {
+  if (status == HL_ECONNECTION) status = hl__quorum_failure(self->store, self->last);
   if (status == HL_BEHIND_UPDATE) return status;
   if (status == HL_EMISMATCH && hl__quorum_stopped(self->store, error)) return status;
-  if (status == HL_CANCELLED)
-    return hl__error(error, status, "the wait was interrupted");
+  if (status == HL_CANCELLED) return hl__error(error, status, "the wait was interrupted");
   if (status == HL_ELOST && self->revoked) {
     if (error) *error = *self->revoked;
     return status;
@@ -602,8 +567,7 @@ static int failure(taking *self, int status, hl_error *error)
                           error);
 }
 
-int hl__quorum_take(hl_session *base, const hl_request *request,
-                    hl_grant *grant, hl_error *error) {
+int hl__quorum_take(hl_session *base, const hl_request *request, hl_grant *grant, hl_error *error) {
   hl__quorum_session *session = (hl__quorum_session *)(void *)base;
   hl__quorum_store *store = hl__quorum_store_of(base);
   taking self = {.session = session,
@@ -639,8 +603,8 @@ int hl__quorum_take(hl_session *base, const hl_request *request,
   return status;
 }
 
-int hl__quorum_upgrade(hl_session *base, const hl_request *request,
-                       hl_grant *grant, hl_error *error) {
+int hl__quorum_upgrade(hl_session *base, const hl_request *request, hl_grant *grant,
+                       hl_error *error) {
   hl__quorum_session *session = (hl__quorum_session *)(void *)base;
   hl__quorum_store *store = hl__quorum_store_of(base);
   taking self = {.session = session,
@@ -672,8 +636,7 @@ int hl__quorum_upgrade(hl_session *base, const hl_request *request,
     else
       give_up(&self);
     if (status) status = failure(&self, status, error);
-    if (status == HL_ELOST && !self.lease->dropped)
-      hl__quorum_abandon(store, self.lease);
+    if (status == HL_ELOST && !self.lease->dropped) hl__quorum_abandon(store, self.lease);
   }
   taking_end(&self);
   hl__known_unref(self.lease);

@@ -24,8 +24,7 @@ static int subscribe(hl__redis_store *store, hl__redis_session **result) {
   redisReply *reply;
   int64_t deadline = hl__now_ms() + CONNECT_MS;
   int status = hl__redis_connect(store, deadline, result, NULL);
-  if (status == HL_OK)
-    status = hl__redis_command(*result, deadline, 2, words, &reply, NULL);
+  if (status == HL_OK) status = hl__redis_command(*result, deadline, 2, words, &reply, NULL);
   if (status == HL_OK) {
     freeReplyObject(reply);
     return HL_OK;
@@ -39,13 +38,11 @@ bool hl__redis_bells_join(hl__redis_session *session, const uint8_t id[16]) {
   hl__redis_store *store = session->store;
   hl__redis_store_lock(store);
   if (hl__list_empty(&session->node)) {
-    for (size_t i = 0; i < 16; i++)
-      (void)snprintf(session->id + 2 * i, 3, "%02x", id[i]);
+    for (size_t i = 0; i < 16; i++) (void)snprintf(session->id + 2 * i, 3, "%02x", id[i]);
     session->rung = false;
     hl__list_add(&store->waiting, &session->node);
   }
-  bool connects = !store->bells && !store->reading &&
-                  hl__now_ms() >= store->bells_again;
+  bool connects = !store->bells && !store->reading && hl__now_ms() >= store->bells_again;
   if (connects) store->reading = true;
   hl__redis_store_unlock(store);
   if (connects) {
@@ -68,10 +65,8 @@ static void ring(hl__redis_session *session) HL__REQUIRES(hl__redis_mutex) {
   hl__redis_bell_ring(session);
 }
 
-static void ring_named(hl__redis_store *store, const char *id)
-    HL__REQUIRES(hl__redis_mutex) {
-  for (hl__list *node = store->waiting.next; node != &store->waiting;
-       node = node->next) {
+static void ring_named(hl__redis_store *store, const char *id) HL__REQUIRES(hl__redis_mutex) {
+  for (hl__list *node = store->waiting.next; node != &store->waiting; node = node->next) {
     hl__redis_session *session = HL__LIST_ENTRY(node, hl__redis_session, node);
     if (strcmp(session->id, id) == 0) ring(session);
   }
@@ -83,8 +78,7 @@ static void bells_lose(hl__redis_store *store) HL__REQUIRES(hl__redis_mutex) {
   store->bells = NULL; /* before it is freed: a child may be born */
   hl__redis_disconnect(bells);
   store->bells_again = hl__now_ms();
-  for (hl__list *node = store->waiting.next; node != &store->waiting;
-       node = node->next)
+  for (hl__list *node = store->waiting.next; node != &store->waiting; node = node->next)
     ring(HL__LIST_ENTRY(node, hl__redis_session, node));
 }
 
@@ -109,8 +103,7 @@ static void bells_read(hl__redis_store *store, hl__redis_session *bells) {
 static void pass_on(hl__redis_store *store, const hl__redis_session *from)
     HL__REQUIRES(hl__redis_mutex) {
   store->reading = false;
-  for (hl__list *node = store->waiting.next; node != &store->waiting;
-       node = node->next) {
+  for (hl__list *node = store->waiting.next; node != &store->waiting; node = node->next) {
     hl__redis_session *session = HL__LIST_ENTRY(node, hl__redis_session, node);
     if (session == from || session->rung) continue;
     hl__redis_bell_ring(session);
@@ -133,11 +126,9 @@ void hl__redis_bells_sleep(hl__redis_session *session, int64_t until) {
   bool reads = false;
   for (;;) {
     hl__redis_store_lock(store);
-    bool awake = session->rung || atomic_load(&session->interrupted) ||
-                 hl__left_ms(until) == 0;
+    bool awake = session->rung || atomic_load(&session->interrupted) || hl__left_ms(until) == 0;
     if (reads && !store->bells) reads = store->reading = false; /* it was lost */
-    if (!awake && !reads && store->bells && !store->reading)
-      reads = store->reading = true;
+    if (!awake && !reads && store->bells && !store->reading) reads = store->reading = true;
     if (awake && reads) pass_on(store, session);
     if (awake) session->rung = false;
     hl__redis_session *bells = reads ? store->bells : NULL;

@@ -40,8 +40,7 @@ static unsigned slot_of(const char *text, size_t size) {
   unsigned crc = 0;
   for (size_t i = 0; i < size; i++) {
     crc ^= (unsigned)(unsigned char)text[i] << 8;
-    for (int bit = 0; bit < 8; bit++)
-      crc = crc & 0x8000 ? (crc << 1 ^ 0x1021) & 0xffff : crc << 1;
+    for (int bit = 0; bit < 8; bit++) crc = crc & 0x8000 ? (crc << 1 ^ 0x1021) & 0xffff : crc << 1;
   }
   return crc % SLOTS;
 }
@@ -69,8 +68,7 @@ static int cluster_make(hl__redis_store *store, hl_error *error) {
   return HL_OK;
 }
 
-void hl__redis_memory_key(const hl__redis_store *store, uint32_t root,
-                          char out[96]) {
+void hl__redis_memory_key(const hl__redis_store *store, uint32_t root, char out[96]) {
   if (store->cluster)
     (void)snprintf(out, 96, "%s:{%" PRIx32 "}:memory", store->prefix,
                    store->cluster->tags[slot_of_root(root)]);
@@ -79,14 +77,12 @@ void hl__redis_memory_key(const hl__redis_store *store, uint32_t root,
 }
 
 bool hl__redis_memory_seen(hl__redis_store *store, uint32_t root) {
-  return atomic_load(store->cluster ? &store->cluster->seen[slot_of_root(root)]
-                                    : &store->seen);
+  return atomic_load(store->cluster ? &store->cluster->seen[slot_of_root(root)] : &store->seen);
 }
 
 void hl__redis_memory_see(hl__redis_store *store, uint32_t root) {
   atomic_store(&store->seen, true);
-  if (store->cluster)
-    atomic_store(&store->cluster->seen[slot_of_root(root)], true);
+  if (store->cluster) atomic_store(&store->cluster->seen[slot_of_root(root)], true);
 }
 
 /* ------------------------------------------------------------------ the map */
@@ -103,8 +99,7 @@ static unsigned node_put(hl__redis_cluster *map, const hl__redis_session *from,
   /* A node that knows no address of its own leaves it out. */
   if (!*host || strcmp(host, "?") == 0) host = from->address.host;
   (void)snprintf(map->nodes[i].id, sizeof map->nodes[i].id, "%s", id);
-  (void)snprintf(map->nodes[i].address.host, sizeof map->nodes[i].address.host,
-                 "%s", host);
+  (void)snprintf(map->nodes[i].address.host, sizeof map->nodes[i].address.host, "%s", host);
   map->nodes[i].address.port = (unsigned)hl__redis_reply_number(reply, 1);
   return map->n++;
 }
@@ -117,13 +112,11 @@ static void map_read(hl__redis_cluster *map, const hl__redis_session *from,
     int64_t slot = hl__redis_reply_number(range, 0);
     int64_t last = hl__redis_reply_number(range, 1);
     unsigned owner = node_put(map, from, range->element[2]);
-    for (; slot >= 0 && slot <= last && slot < SLOTS; slot++)
-      map->owner[slot] = (uint8_t)owner;
+    for (; slot >= 0 && slot <= last && slot < SLOTS; slot++) map->owner[slot] = (uint8_t)owner;
   }
 }
 
-int hl__redis_cluster_read(hl__redis_session *session, int64_t deadline,
-                           hl_error *error) {
+int hl__redis_cluster_read(hl__redis_session *session, int64_t deadline, hl_error *error) {
   hl__redis_store *store = session->store;
   const char *words[] = {"CLUSTER", "SLOTS"}, *who[] = {"CLUSTER", "MYID"};
   redisReply *reply;
@@ -175,8 +168,7 @@ void hl__redis_cluster_hint(hl__redis_session *session, const char *said) {
 }
 
 /* Where a new session connects to: the DSN's address, or, after that has failed, the others. False: there is none. */
-bool hl__redis_cluster_seed(hl__redis_store *store, unsigned i,
-                            hl__redis_address *address) {
+bool hl__redis_cluster_seed(hl__redis_store *store, unsigned i, hl__redis_address *address) {
   bool found = false;
   if (!store->cluster || i == 0) return false;
   hl__redis_store_lock(store);
@@ -211,17 +203,15 @@ static hl__redis_session *link_find(hl__redis_session *session, const char *id) 
   return NULL;
 }
 
-static int link_make(hl__redis_session *session, const node *to,
-                     int64_t deadline, hl__redis_session **result,
-                     hl_error *error) {
+static int link_make(hl__redis_session *session, const node *to, int64_t deadline,
+                     hl__redis_session **result, hl_error *error) {
   hl__redis_store *store = session->store;
   const hl_dsn *dsn = store->config->dsn;
   const char *password = dsn->password ? dsn->password : getenv("REDISCLI_AUTH");
   int64_t patience = hl__now_ms() + store->connect_timeout;
   hl__redis_session *link;
   if (patience < deadline) deadline = patience;
-  int status = hl__redis_dial(store, &to->address, dsn->user, password,
-                              deadline, &link, error);
+  int status = hl__redis_dial(store, &to->address, dsn->user, password, deadline, &link, error);
   if (status == HL_OK) {
     link->face = session;
     status = hl__redis_verify(link, deadline, error);
@@ -243,9 +233,8 @@ static int link_make(hl__redis_session *session, const node *to,
   return status;
 }
 
-static int route_node(hl__redis_session *session, const node *to,
-                      int64_t deadline, hl__redis_session **at,
-                      hl_error *error) {
+static int route_node(hl__redis_session *session, const node *to, int64_t deadline,
+                      hl__redis_session **at, hl_error *error) {
   if (strcmp(session->node_id, to->id) == 0 && session->master) {
     *at = session;
     return HL_OK;
@@ -257,9 +246,8 @@ static int route_node(hl__redis_session *session, const node *to,
   return link_make(session, to, deadline, at, error);
 }
 
-static int route_slot(hl__redis_session *session, unsigned slot,
-                      int64_t deadline, hl__redis_session **at,
-                      hl_error *error) {
+static int route_slot(hl__redis_session *session, unsigned slot, int64_t deadline,
+                      hl__redis_session **at, hl_error *error) {
   hl__redis_store *store = session->store;
   hl__redis_cluster *cluster = store->cluster;
   node to = {.id = ""};
@@ -291,17 +279,15 @@ int hl__redis_route(hl__redis_session *session, uint32_t root, int64_t deadline,
   return route_slot(session, slot_of_root(root), deadline, at, error);
 }
 
-int hl__redis_route_key(hl__redis_session *session, const char *key,
-                        int64_t deadline, hl__redis_session **at,
-                        hl_error *error) {
+int hl__redis_route_key(hl__redis_session *session, const char *key, int64_t deadline,
+                        hl__redis_session **at, hl_error *error) {
   *at = session;
   if (!session->store->cluster) return HL_OK;
   return route_slot(session, slot_of(key, strlen(key)), deadline, at, error);
 }
 
 int hl__redis_each_master(hl__redis_session *session, int64_t deadline,
-                          int (*fn)(hl__redis_session *at, void *context,
-                                    hl_error *error),
+                          int (*fn)(hl__redis_session *at, void *context, hl_error *error),
                           void *context, hl_error *error) {
   hl__redis_store *store = session->store;
   hl__redis_cluster *cluster = store->cluster;
@@ -321,8 +307,8 @@ int hl__redis_each_master(hl__redis_session *session, int64_t deadline,
   return status;
 }
 
-int hl__redis_one_root(const hl__redis_store *store, const hl_row *rows,
-                       size_t n, hl_error *error) {
+int hl__redis_one_root(const hl__redis_store *store, const hl_row *rows, size_t n,
+                       hl_error *error) {
   size_t roots = 0, updates = hl__update_rows(rows, n);
   rows += updates;
   n -= updates;

@@ -21,15 +21,12 @@ static int socket_open(hl__redis_session *session, hl_error *error) {
   const hl__redis_address *address = &session->address;
   int status = HL_OK;
   hl__fork_forbid();
-  session->context =
-      *address->host
-          ? redisConnectNonBlock(address->host, (int)address->port)
-          : redisConnectUnixNonBlock(session->store->config->dsn->socket);
+  session->context = *address->host ? redisConnectNonBlock(address->host, (int)address->port)
+                                    : redisConnectUnixNonBlock(session->store->config->dsn->socket);
   if (!session->context) {
     status = hl__error_memory(error);
   } else if (session->context->err) {
-    status = hl__error(error, HL_ECONNECTION, "cannot connect: %s",
-                       session->context->errstr);
+    status = hl__error(error, HL_ECONNECTION, "cannot connect: %s", session->context->errstr);
   } else {
     session->fd = session->context->fd;
     session->ticket = hl__fork_watch(session->fd);
@@ -39,8 +36,7 @@ static int socket_open(hl__redis_session *session, hl_error *error) {
   return status;
 }
 
-static int socket_await(const hl__redis_session *session, int64_t deadline,
-                        hl_error *error) {
+static int socket_await(const hl__redis_session *session, int64_t deadline, hl_error *error) {
   struct pollfd p = {.fd = session->fd, .events = POLLOUT};
   int n = 0;
   do {
@@ -51,15 +47,12 @@ static int socket_await(const hl__redis_session *session, int64_t deadline,
     hl__redis_wait_end(session->store);
     errno = failure;
   } while (n < 0 && errno == EINTR);
-  if (n == 0)
-    return hl__error(error, HL_ECONNECTION, "cannot connect: no answer in time");
+  if (n == 0) return hl__error(error, HL_ECONNECTION, "cannot connect: no answer in time");
   socklen_t size = sizeof errno;
   int failure = 0;
-  if (getsockopt(session->fd, SOL_SOCKET, SO_ERROR, &failure, &size) != 0)
-    failure = errno;
+  if (getsockopt(session->fd, SOL_SOCKET, SO_ERROR, &failure, &size) != 0) failure = errno;
   errno = failure;
-  if (failure)
-    return hl__error_errno(error, HL_ECONNECTION, "cannot connect");
+  if (failure) return hl__error_errno(error, HL_ECONNECTION, "cannot connect");
   const int on = 1;
   (void)setsockopt(session->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
   /* Nobody speaks on the subscribed one. */
@@ -70,19 +63,17 @@ static int socket_await(const hl__redis_session *session, int64_t deadline,
   return HL_OK;
 }
 
-static int log_in(hl__redis_session *session, const char *user,
-                  const char *password, int64_t deadline, hl_error *error) {
+static int log_in(hl__redis_session *session, const char *user, const char *password,
+                  int64_t deadline, hl_error *error) {
   redisReply *reply = NULL;
   if (!password || !*password) return HL_OK;
   const char *words[] = {"AUTH", user ? user : password, password};
-  int status = hl__redis_command(session, deadline, user ? 3 : 2, words, &reply,
-                                 error);
+  int status = hl__redis_command(session, deadline, user ? 3 : 2, words, &reply, error);
   if (status == HL_OK) freeReplyObject(reply);
   return status;
 }
 
-static int database_select(hl__redis_session *session, int64_t deadline,
-                           hl_error *error) {
+static int database_select(hl__redis_session *session, int64_t deadline, hl_error *error) {
   redisReply *reply = NULL;
   char number[24];
   if (!session->store->database) return HL_OK;
@@ -93,9 +84,9 @@ static int database_select(hl__redis_session *session, int64_t deadline,
   return status;
 }
 
-int hl__redis_dial(hl__redis_store *store, const hl__redis_address *address,
-                   const char *user, const char *password, int64_t deadline,
-                   hl__redis_session **result, hl_error *error) {
+int hl__redis_dial(hl__redis_store *store, const hl__redis_address *address, const char *user,
+                   const char *password, int64_t deadline, hl__redis_session **result,
+                   hl_error *error) {
   *result = NULL;
   hl__redis_session *session = calloc(1, sizeof *session);
   if (!session) return hl__error_memory(error);
@@ -111,8 +102,7 @@ int hl__redis_dial(hl__redis_store *store, const hl__redis_address *address,
   if (status == HL_OK) status = socket_open(session, error);
   if (status == HL_OK) status = socket_await(session, deadline, error);
   if (status == HL_OK) status = hl__redis_tls_start(session, deadline, error);
-  if (status == HL_OK)
-    status = log_in(session, user, password, deadline, error);
+  if (status == HL_OK) status = log_in(session, user, password, deadline, error);
   if (status == HL_OK)
     *result = session;
   else
@@ -121,23 +111,20 @@ int hl__redis_dial(hl__redis_store *store, const hl__redis_address *address,
 }
 
 /* The server of the DSN, or the master that the sentinels name. */
-static int address_find(hl__redis_store *store, int64_t deadline,
-                        hl__redis_address *address, hl_error *error) {
+static int address_find(hl__redis_store *store, int64_t deadline, hl__redis_address *address,
+                        hl_error *error) {
   const hl_dsn *dsn = store->config->dsn;
-  if (store->service)
-    return hl__redis_sentinels_ask(store, deadline, address, error);
-  if (hl__redis_cluster_seed(store, atomic_load(&store->seed), address))
-    return HL_OK;
+  if (store->service) return hl__redis_sentinels_ask(store, deadline, address, error);
+  if (hl__redis_cluster_seed(store, atomic_load(&store->seed), address)) return HL_OK;
   *address = (hl__redis_address){.port = dsn->port ? dsn->port : DEFAULT_PORT};
-  if (!dsn->socket &&
-      snprintf(address->host, sizeof address->host, "%s",
-               dsn->host ? dsn->host : "127.0.0.1") >= (int)sizeof address->host)
+  if (!dsn->socket && snprintf(address->host, sizeof address->host, "%s",
+                               dsn->host ? dsn->host : "127.0.0.1") >= (int)sizeof address->host)
     return hl__error(error, HL_ECONNECTION, "the host's name is too long");
   return HL_OK;
 }
 
-int hl__redis_connect(hl__redis_store *store, int64_t deadline,
-                      hl__redis_session **result, hl_error *error) {
+int hl__redis_connect(hl__redis_store *store, int64_t deadline, hl__redis_session **result,
+                      hl_error *error) {
   const hl_dsn *dsn = store->config->dsn;
   int64_t patience = hl__now_ms() + store->connect_timeout;
   hl__redis_address address;
@@ -147,10 +134,8 @@ int hl__redis_connect(hl__redis_store *store, int64_t deadline,
   *result = NULL;
   int status = address_find(store, deadline, &address, error);
   if (status == HL_OK) {
-    status = hl__redis_dial(store, &address, dsn->user, password, deadline,
-                            result, error);
-    if (status == HL_OK)
-      status = database_select(*result, deadline, error);
+    status = hl__redis_dial(store, &address, dsn->user, password, deadline, result, error);
+    if (status == HL_OK) status = database_select(*result, deadline, error);
     if (status) hl__redis_named(store, &address, error);
   }
   if (status > 0) { /* no outcome of connecting */
@@ -164,8 +149,8 @@ int hl__redis_connect(hl__redis_store *store, int64_t deadline,
   return status;
 }
 
-void hl__redis_named(const hl__redis_store *store,
-                     const hl__redis_address *address, hl_error *error) {
+void hl__redis_named(const hl__redis_store *store, const hl__redis_address *address,
+                     hl_error *error) {
   if (!store->service || !error) return;
   hl_error said = *error;
   (void)hl__error(error, said.status, "%.100s:%u, which the sentinels name as '%.100s': %.250s",

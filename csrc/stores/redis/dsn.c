@@ -42,8 +42,7 @@ static int parse_socket(char *text, hl_dsn *dsn, hl_error *error) {
     if (status) return status;
   }
   if (!path || (!at && path != text) || (at && path != at + 1))
-    return hl__error(error, HL_EDSN,
-                     "write a socket in the DSN as redis+unix:///path/to.sock");
+    return hl__error(error, HL_EDSN, "write a socket in the DSN as redis+unix:///path/to.sock");
   dsn->socket = path;
   int status = hl__dsn_decode(path, "socket", error);
   return status ? status : hl__dsn_params(params, true, dsn, error);
@@ -55,7 +54,8 @@ static int parse_host(char *text, hl_dsn *dsn, hl_error *error) {
     return HL_OK;
   }
   if (!strchr(text, ',')) return hl__dsn_host(text, dsn, error);
-  return hl__error(error, HL_EDSN, "the DSN names several hosts: write redis+sentinel:// for "
+  return hl__error(error, HL_EDSN,
+                   "the DSN names several hosts: write redis+sentinel:// for "
                    "sentinels");
 }
 
@@ -87,11 +87,10 @@ int hl__redis_dsn(char *text, hl_dsn *dsn, hl_error *error) {
 /* ---------------------------------------------------------- parameters */
 
 /* The words that MySQL's DSNs have. */
-static const hl__dsn_word tls_words[] = {
-    {"required", HL__REDIS_TLS_REQUIRED},
-    {"verify-ca", HL__REDIS_TLS_VERIFY_CA},
-    {"verify-identity", HL__REDIS_TLS_VERIFY_IDENTITY},
-    {.word = NULL}};
+static const hl__dsn_word tls_words[] = {{"required", HL__REDIS_TLS_REQUIRED},
+                                         {"verify-ca", HL__REDIS_TLS_VERIFY_CA},
+                                         {"verify-identity", HL__REDIS_TLS_VERIFY_IDENTITY},
+                                         {.word = NULL}};
 
 #define AT(field) .offset = offsetof(hl__redis_store, field)
 static const hl__dsn_known params[] = {
@@ -118,20 +117,18 @@ int hl__redis_params(hl__redis_store *store, hl_error *error) {
   store->connect_timeout = CONNECT_TIMEOUT_MS;
   store->quarantine = store->config->hold_timeout;
   bool encrypts = scheme_is(dsn, "rediss:") || scheme_is(dsn, "valkeys:") ||
-                  scheme_is(dsn, "rediss+sentinel:") ||
-                  scheme_is(dsn, "valkeys+sentinel:");
+                  scheme_is(dsn, "rediss+sentinel:") || scheme_is(dsn, "valkeys+sentinel:");
   if (encrypts) store->tls = HL__REDIS_TLS_VERIFY_IDENTITY;
   if (dsn->database)
-    status = hl__dsn_number(dsn->database, "the database in the DSN",
-                            DATABASE_MAX, &store->database, error);
+    status = hl__dsn_number(dsn->database, "the database in the DSN", DATABASE_MAX,
+                            &store->database, error);
   if (status == HL_OK)
-    status = hl__dsn_store(dsn, by_sentinels(dsn) ? params : params + OF_SENTINELS,
-                           store, error);
+    status = hl__dsn_store(dsn, by_sentinels(dsn) ? params : params + OF_SENTINELS, store, error);
   (void)snprintf(store->own_names, sizeof store->own_names, "%s:", store->prefix);
   store->base.own_names = store->own_names;
-  if (status == HL_OK && !encrypts && (store->tls || store->tls_ca || store->tls_cert || store->tls_key))
-    status = hl__error(error, HL_EDSN,
-                       "the DSN has parameters of TLS: write rediss:// for it");
+  if (status == HL_OK && !encrypts &&
+      (store->tls || store->tls_ca || store->tls_cert || store->tls_key))
+    status = hl__error(error, HL_EDSN, "the DSN has parameters of TLS: write rediss:// for it");
   if (status == HL_OK && store->tls_key && !store->tls_cert)
     status = hl__error(error, HL_EDSN, "the DSN has tls_key without tls_cert");
   if (status == HL_OK && by_sentinels(dsn)) {

@@ -18,23 +18,20 @@
 static int begin(hl__redis_session *session, int64_t deadline, hl_error *error) {
   int status = hl__redis_settle(session, deadline, error);
   if (status == HL_TIMEOUT)
-    status = hl__error(error, HL_ECONNECTION,
-                       "the server has not answered what came before");
+    status = hl__error(error, HL_ECONNECTION, "the server has not answered what came before");
   return status;
 }
 
 /* Ready on the connection to the master of the tree. */
-static int begin_at(hl_session *base, uint64_t place, int64_t deadline,
-                    hl__redis_session **at, hl_error *error) {
+static int begin_at(hl_session *base, uint64_t place, int64_t deadline, hl__redis_session **at,
+                    hl_error *error) {
   *at = hl__redis_session_of(base);
   int status = begin(*at, deadline, error);
-  if (status == HL_OK)
-    status = hl__redis_route(*at, (uint32_t)place, deadline, at, error);
+  if (status == HL_OK) status = hl__redis_route(*at, (uint32_t)place, deadline, at, error);
   return status;
 }
 
-int hl__redis_replicated(hl__redis_session *session, int64_t deadline,
-                         hl_error *error) {
+int hl__redis_replicated(hl__redis_session *session, int64_t deadline, hl_error *error) {
   char count[24], wait[24];
   const char *words[] = {"WAIT", count, wait};
   int64_t left = hl__left_ms(deadline) - REPLICATED_ANSWER_MS;
@@ -44,14 +41,12 @@ int hl__redis_replicated(hl__redis_session *session, int64_t deadline,
   (void)snprintf(count, sizeof count, "%u", wanted);
   if (left > REPLICATED_MS) left = REPLICATED_MS;
   (void)snprintf(wait, sizeof wait, "%lld", (long long)(left > 1 ? left : 1));
-  int status = hl__redis_command(session, hl__answer_by(deadline), 3, words,
-                                 &reply, error);
+  int status = hl__redis_command(session, hl__answer_by(deadline), 3, words, &reply, error);
   if (status) return status;
   int64_t have = reply->type == REDIS_REPLY_INTEGER ? reply->integer : 0;
   freeReplyObject(reply);
   if (have >= (int64_t)wanted) return HL_OK;
-  (void)hl__error(error, HL_ESTORE,
-                  "%lld of the %u replicas have it that wait_replicas wants",
+  (void)hl__error(error, HL_ESTORE, "%lld of the %u replicas have it that wait_replicas wants",
                   (long long)have, wanted);
   if (error) error->retryable = true;
   return HL_ESTORE;
@@ -62,31 +57,25 @@ int hl__redis_judge(const redisReply *reply, hl_error *error) {
   const char *why = hl__redis_reply_text(reply, 1);
   if (hl__redis_reply_number(reply, 0) == 1) return HL_OK;
   if (strcmp(why, "revoked") == 0)
-    return hl__error_revoked(error, hl__redis_reply_text(reply, 2),
-                             hl__redis_reply_text(reply, 3));
+    return hl__error_revoked(error, hl__redis_reply_text(reply, 2), hl__redis_reply_text(reply, 3));
   if (strcmp(why, "imported") == 0)
-    return hl__error(error, HL_ELOST,
-                     "the lease was imported, and belongs to that handle now");
+    return hl__error(error, HL_ELOST, "the lease was imported, and belongs to that handle now");
   if (strcmp(why, "mismatch") == 0)
-    return hl__error(error, HL_EMISMATCH,
-                     "the lease locks something else than its text says");
+    return hl__error(error, HL_EMISMATCH, "the lease locks something else than its text says");
   if (strcmp(why, "late") == 0)
-    return hl__error(error, HL_ECONNECTION,
-                     "the server has read a later refresh before");
+    return hl__error(error, HL_ECONNECTION, "the server has read a later refresh before");
   return hl__error(error, HL_ELOST,
                    "the lease has ended, and somebody has taken what it locked, or "
                    "given it back; or the server has forgotten it");
 }
 
 /* Runs it, disposes of it, and judges the answer, which is the caller's with HL_OK. */
-static int run(hl__redis_session *session, hl__redis_call *call,
-               int64_t deadline, int64_t *sent_ms, redisReply **reply,
-               hl_error *error) {
+static int run(hl__redis_session *session, hl__redis_call *call, int64_t deadline, int64_t *sent_ms,
+               redisReply **reply, hl_error *error) {
   int status = begin(session, deadline, error);
   *reply = NULL;
   if (status == HL_OK)
-    status = hl__redis_call_run(session, call, deadline, false, sent_ms, reply,
-                                error);
+    status = hl__redis_call_run(session, call, deadline, false, sent_ms, reply, error);
   hl__redis_call_dispose(call);
   if (status) return status;
   status = hl__redis_judge(*reply, error);
@@ -105,8 +94,7 @@ static void begin_call(hl__redis_call *call, const hl__redis_session *session,
 
 /* What the server remembers, and which server the session means; nobody's where it is of no
    matter. */
-static void memory_add(hl__redis_call *call, const hl__redis_session *session,
-                       uint64_t place) {
+static void memory_add(hl__redis_call *call, const hl__redis_session *session, uint64_t place) {
   const hl__redis_store *store = session->store;
   char memory[96];
   hl__redis_memory_key(store, (uint32_t)place, memory);
@@ -114,9 +102,8 @@ static void memory_add(hl__redis_call *call, const hl__redis_session *session,
   hl__redis_text(call, store->quarantine ? session->run : "");
 }
 
-static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
-                         int64_t ttl, int64_t deadline, int64_t *sent_ms,
-                         hl_error *error) {
+static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t ttl,
+                         int64_t deadline, int64_t *sent_ms, hl_error *error) {
   hl__redis_session *session;
   hl__redis_call call;
   redisReply *reply;
@@ -133,8 +120,8 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
   return hl__redis_replicated(session, deadline, error);
 }
 
-static int lease_look(hl_session *base, const hl_lease_terms *terms,
-                      int64_t deadline, int64_t *left_ms, hl_error *error) {
+static int lease_look(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
+                      int64_t *left_ms, hl_error *error) {
   hl__redis_session *session;
   hl__redis_call call;
   redisReply *reply;
@@ -148,8 +135,8 @@ static int lease_look(hl_session *base, const hl_lease_terms *terms,
   return HL_OK;
 }
 
-static int lease_drop(hl_session *base, const hl_lease_terms *terms,
-                      bool confirm, int64_t deadline, hl_error *error) {
+static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confirm, int64_t deadline,
+                      hl_error *error) {
   hl__redis_session *session;
   hl__redis_call call;
   redisReply *reply;
@@ -169,15 +156,14 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms,
   return status;
 }
 
-static int lease_recall(hl_session *base, const hl_lease_terms *terms,
-                        int64_t deadline, hl_error *error) {
+static int lease_recall(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
+                        hl_error *error) {
   hl__redis_session *session;
   hl__redis_call call;
   redisReply *reply;
   int status = begin_at(base, terms->place, deadline, &session, error);
   if (status) return status;
-  hl__redis_call_init(&call, session->store, HL__REDIS_RECALL,
-                      (uint32_t)terms->place);
+  hl__redis_call_init(&call, session->store, HL__REDIS_RECALL, (uint32_t)terms->place);
   hl__redis_id(&call, terms->id);
   status = run(session, &call, deadline, NULL, &reply, error);
   if (status == HL_OK) freeReplyObject(reply);
@@ -186,15 +172,14 @@ static int lease_recall(hl_session *base, const hl_lease_terms *terms,
 
 /* From that holder alone. *reply: {1, token}; {1, -1, holder}, where another one has it. */
 static int adopt_from(hl__redis_session *session, const hl_request *request,
-                      const hl_lease_terms *terms, const char *holder,
-                      int64_t *sent_ms, redisReply **reply, hl_error *error) {
+                      const hl_lease_terms *terms, const char *holder, int64_t *sent_ms,
+                      redisReply **reply, hl_error *error) {
   const hl_store_config *config = session->store->config;
   hl__redis_call call;
   begin_call(&call, session, HL__REDIS_ADOPT, terms);
   hl__redis_id(&call, terms->secret);
   hl__redis_number(&call, terms->ttl);
-  hl__redis_rows(&call, session->store, request->rows, request->n,
-                 request->names);
+  hl__redis_rows(&call, session->store, request->rows, request->n, request->names);
   hl__redis_text(&call, config->application);
   hl__redis_text(&call, config->host);
   hl__redis_number(&call, config->pid);
@@ -203,8 +188,8 @@ static int adopt_from(hl__redis_session *session, const hl_request *request,
   return run(session, &call, hl__redis_answer_by(session), sent_ms, reply, error);
 }
 
-static int lease_adopt(hl_session *base, const hl_request *request,
-                       hl_grant *grant, hl_error *error) {
+static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *grant,
+                       hl_error *error) {
   hl__redis_session *session = hl__redis_session_of(base);
   int64_t token = -1;
   hl_lease_terms terms = *request->lease;
@@ -212,14 +197,11 @@ static int lease_adopt(hl_session *base, const hl_request *request,
   redisReply *reply;
   terms.place = grant->place = request->rows[0].root;
   session->patience = hl__late_answer_by(request->deadline);
-  int status = hl__redis_one_root(session->store, request->rows, request->n,
-                                  error);
+  int status = hl__redis_one_root(session->store, request->rows, request->n, error);
   if (status == HL_OK)
-    status = begin_at(base, terms.place, hl__redis_answer_by(session), &session,
-                      error);
+    status = begin_at(base, terms.place, hl__redis_answer_by(session), &session, error);
   while (status == HL_OK && token < 0) {
-    status = adopt_from(session, request, &terms, holder, &grant->sent_ms,
-                        &reply, error);
+    status = adopt_from(session, request, &terms, holder, &grant->sent_ms, &reply, error);
     if (status) break;
     token = hl__redis_reply_number(reply, 1);
     (void)snprintf(holder, sizeof holder, "%s", hl__redis_reply_text(reply, 2));
@@ -258,19 +240,28 @@ static void copy(char *out, size_t size, const char *text) {
 }
 
 static void holder_read(const redisReply *reply, hl_holder *holder) {
-  enum { ID, OWNER, PATH, LABEL, APPLICATION, HOST, PID, MODE, SINCE, LEFT };
-  *holder = (hl_holder){
-      .pid = hl__redis_reply_number(reply, PID),
-      .since_ms = hl__redis_reply_number(reply, SINCE),
-      .mode = hl__mode_of_letter(*hl__redis_reply_text(reply, MODE)),
-      .kind = HL_LEASE};
+  enum {
+    ID,
+    OWNER,
+    PATH,
+    LABEL,
+    APPLICATION,
+    HOST,
+    PID,
+    MODE,
+    SINCE,
+    LEFT
+  };
+  *holder = (hl_holder){.pid = hl__redis_reply_number(reply, PID),
+                        .since_ms = hl__redis_reply_number(reply, SINCE),
+                        .mode = hl__mode_of_letter(*hl__redis_reply_text(reply, MODE)),
+                        .kind = HL_LEASE};
   int64_t left = hl__redis_reply_number(reply, LEFT);
   holder->waiting = left < 0; /* it has no lease yet */
   if (holder->waiting) holder->kind = HL_SESSION;
   copy(holder->path, sizeof holder->path, hl__redis_reply_text(reply, PATH));
   copy(holder->label, sizeof holder->label, hl__redis_reply_text(reply, LABEL));
-  copy(holder->application, sizeof holder->application,
-       hl__redis_reply_text(reply, APPLICATION));
+  copy(holder->application, sizeof holder->application, hl__redis_reply_text(reply, APPLICATION));
   copy(holder->host, sizeof holder->host, hl__redis_reply_text(reply, HOST));
   copy(holder->owner, sizeof holder->owner, hl__redis_reply_text(reply, OWNER));
   if (holder->waiting) return;
@@ -278,8 +269,7 @@ static void holder_read(const redisReply *reply, hl_holder *holder) {
   copy(holder->id, sizeof holder->id, hl__redis_reply_text(reply, ID));
 }
 
-static int inquire_tree(hl__redis_session *session, inquiry *self,
-                        uint32_t root, hl_error *error) {
+static int inquire_tree(hl__redis_session *session, inquiry *self, uint32_t root, hl_error *error) {
   static const uint8_t any[16] = {0};
   hl__redis_call call;
   redisReply *reply;
@@ -295,12 +285,12 @@ static int inquire_tree(hl__redis_session *session, inquiry *self,
   hl__redis_text(&call, self->node);
   hl__redis_text(&call, self->revocation ? self->revocation : "");
   hl__redis_number(&call, (int64_t)self->most);
-  int status = hl__redis_call_run(session, &call, self->deadline, false, NULL,
-                                  &reply, error);
+  int status = hl__redis_call_run(session, &call, self->deadline, false, NULL, &reply, error);
   hl__redis_call_dispose(&call);
   if (status) return status;
   if (self->revokes) self->count += (uint64_t)hl__redis_reply_number(reply, 0);
-  for (size_t i = 0; !self->revokes && reply->type == REDIS_REPLY_ARRAY && i < (size_t)reply->elements; i++) {
+  for (size_t i = 0;
+       !self->revokes && reply->type == REDIS_REPLY_ARRAY && i < (size_t)reply->elements; i++) {
     hl_holder holder;
     holder_read(reply->element[i], &holder);
     self->fn(self->context, &holder);
@@ -311,9 +301,8 @@ static int inquire_tree(hl__redis_session *session, inquiry *self,
 
 /* What one step of SCAN tells of: the leases of a tree, and the waiters of a root. It may tell
    of one twice, which *seen sees to. */
-static int inquire_page(hl__redis_session *session, inquiry *self,
-                        const redisReply *keys, uint64_t **seen, size_t *count,
-                        hl_error *error) {
+static int inquire_page(hl__redis_session *session, inquiry *self, const redisReply *keys,
+                        uint64_t **seen, size_t *count, hl_error *error) {
   static const char leases[] = "leases", waiters[] = ":w";
   int status = HL_OK;
   for (size_t i = 0; i < (size_t)keys->elements && status == HL_OK; i++) {
@@ -331,8 +320,7 @@ static int inquire_page(hl__redis_session *session, inquiry *self,
           strcmp(key + size - (sizeof waiters - 1), waiters) != 0)
         continue;
       name = strtoull(kind + 2, NULL, 16) | UINT64_C(1) << 63;
-      (void)snprintf(node, sizeof node, "%.*s",
-                     (int)(size - (sizeof waiters - 1)), key);
+      (void)snprintf(node, sizeof node, "%.*s", (int)(size - (sizeof waiters - 1)), key);
     }
     bool known = false;
     for (size_t j = 0; j < *count; j++) known = known || (*seen)[j] == name;
@@ -350,8 +338,7 @@ static int inquire_page(hl__redis_session *session, inquiry *self,
 
 /* All trees: whoever asks for so much waits for a look at all keys. Every waiter waits for a
    root, at least shared. */
-static int inquire_all(hl__redis_session *session, void *context,
-                       hl_error *error) {
+static int inquire_all(hl__redis_session *session, void *context, hl_error *error) {
   inquiry *self = context;
   char pattern[96], cursor[32] = "0";
   uint64_t *seen = NULL;
@@ -382,17 +369,14 @@ static int inquire(hl_session *base, inquiry *self, hl_error *error) {
   int status = hl__redis_one_root(session->store, self->rows, self->n, error);
   if (status == HL_OK) status = begin(session, self->deadline, error);
   if (status) return status;
-  if (!self->n)
-    return hl__redis_each_master(session, self->deadline, inquire_all, self,
-                                 error);
+  if (!self->n) return hl__redis_each_master(session, self->deadline, inquire_all, self, error);
   uint32_t root = self->rows[0].root;
   status = hl__redis_route(session, root, self->deadline, &session, error);
   return status ? status : inquire_tree(session, self, root, error);
 }
 
-static int lease_list(hl_session *base, const hl_lease_filter *filter,
-                      hl_holder_fn fn, void *context, int64_t deadline,
-                      hl_error *error) {
+static int lease_list(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn,
+                      void *context, int64_t deadline, hl_error *error) {
   inquiry self = {.rows = filter->rows,
                   .n = filter->n,
                   .names = filter->names,
@@ -406,9 +390,8 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter,
   return inquire(base, &self, error);
 }
 
-static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
-                        const char *by, const char *reason, int64_t deadline,
-                        uint64_t *count, hl_error *error) {
+static int lease_revoke(hl_session *base, const hl_lease_filter *filter, const char *by,
+                        const char *reason, int64_t deadline, uint64_t *count, hl_error *error) {
   char number[24];
   (void)snprintf(number, sizeof number, "%llx", (unsigned long long)filter->call);
   inquiry self = {.rows = filter->rows,
@@ -428,9 +411,8 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
   return status;
 }
 
-int hl__redis_holders(hl_session *base, const hl_lease_filter *filter,
-                      hl_holder_fn fn, void *context, int64_t deadline,
-                      hl_error *error) {
+int hl__redis_holders(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn,
+                      void *context, int64_t deadline, hl_error *error) {
   inquiry self = {.rows = filter->rows,
                   .n = filter->n,
                   .names = filter->names,
@@ -444,8 +426,7 @@ int hl__redis_holders(hl_session *base, const hl_lease_filter *filter,
 }
 
 /* Of all trees: so it is kept beside them, for as long as the server keeps anything. */
-static int lease_raise(hl_session *base, uint64_t token, int64_t deadline,
-                       hl_error *error) {
+static int lease_raise(hl_session *base, uint64_t token, int64_t deadline, hl_error *error) {
   hl__redis_session *session = hl__redis_session_of(base);
   hl__redis_call call;
   redisReply *reply;

@@ -11,8 +11,8 @@
 
 /* ------------------------------------------------------------ the store */
 
-static int connect_verified(hl__redis_store *store, int64_t deadline,
-                            hl__redis_session **session, hl_error *error) {
+static int connect_verified(hl__redis_store *store, int64_t deadline, hl__redis_session **session,
+                            hl_error *error) {
   int status = hl__redis_connect(store, deadline, session, error);
   if (status == HL_OK) {
     status = hl__redis_verify(*session, deadline, error);
@@ -74,15 +74,14 @@ static int channel_draw(hl__redis_store *store, hl_error *error) {
   uint8_t random[16];
   if (getrandom(random, sizeof random, 0) != sizeof random)
     return hl__error_errno(error, HL_ESTORE, "there are no random numbers");
-  int used = snprintf(store->channel, sizeof store->channel, "%s:bells:",
-                      store->prefix);
+  int used = snprintf(store->channel, sizeof store->channel, "%s:bells:", store->prefix);
   for (size_t i = 0; i < sizeof random; i++)
     used += snprintf(store->channel + used, 3, "%02x", random[i]);
   return HL_OK;
 }
 
-HL__UNCHECKED static int store_open(const hl_store_config *config,
-                                    hl_store **result, hl_error *error) {
+HL__UNCHECKED static int store_open(const hl_store_config *config, hl_store **result,
+                                    hl_error *error) {
   hl__redis_store *store = calloc(1, sizeof *store);
   if (!store) return hl__error_memory(error);
   store->base.ops = &hl_store_redis;
@@ -98,8 +97,7 @@ HL__UNCHECKED static int store_open(const hl_store_config *config,
   if (status == HL_OK) status = hl__redis_tls_open(store, error);
   if (status == HL_OK) status = channel_draw(store, error);
   if (status == HL_OK)
-    status = connect_verified(store, hl__now_ms() + store->connect_timeout,
-                              &store->spare, error);
+    status = connect_verified(store, hl__now_ms() + store->connect_timeout, &store->spare, error);
   if (status) {
     store_close(&store->base);
     return status;
@@ -108,8 +106,7 @@ HL__UNCHECKED static int store_open(const hl_store_config *config,
   return HL_OK;
 }
 
-static int session_open(hl_store *base, int64_t deadline, hl_session **result,
-                        hl_error *error) {
+static int session_open(hl_store *base, int64_t deadline, hl_session **result, hl_error *error) {
   hl__redis_store *store = (hl__redis_store *)(void *)base;
   hl__redis_store_lock(store);
   hl__redis_session *session = store->spare;
@@ -157,8 +154,7 @@ static int renew(hl_session *base, int64_t *sent_ms, hl_error *error) {
 static int settle(hl_session *base, int64_t deadline, hl_error *error) {
   hl__redis_session *session = hl__redis_session_of(base);
   /* Where it does not wait, an interruption is late. */
-  if (deadline == 0 && atomic_exchange(&session->interrupted, false))
-    hl__redis_bell_clear(session);
+  if (deadline == 0 && atomic_exchange(&session->interrupted, false)) hl__redis_bell_clear(session);
   return hl__redis_settle(session, deadline, error);
 }
 
@@ -179,7 +175,8 @@ const hl_store_ops hl_store_redis = {
     .traits = {.scarce = true,
                .expires = true,
                .blocks = true,
-               .leases_only = true, .updates = true,
+               .leases_only = true,
+               .updates = true,
                .leases_update = true,
                .drop_sends = true},
     .parse = hl__redis_dsn,

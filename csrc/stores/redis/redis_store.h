@@ -56,12 +56,12 @@ typedef enum hl__redis_script {
 
 typedef struct hl__redis_session hl__redis_session;
 typedef struct hl__redis_cluster hl__redis_cluster; /* see cluster.c */
-typedef struct hl__redis_tls hl__redis_tls; /* of a connection; see tls.c */
+typedef struct hl__redis_tls hl__redis_tls;         /* of a connection; see tls.c */
 
 typedef enum hl__redis_tls_mode {
   HL__REDIS_TLS_OFF,
-  HL__REDIS_TLS_REQUIRED,  /* whoever the server is */
-  HL__REDIS_TLS_VERIFY_CA, /* its certificate is trusted */
+  HL__REDIS_TLS_REQUIRED,       /* whoever the server is */
+  HL__REDIS_TLS_VERIFY_CA,      /* its certificate is trusted */
   HL__REDIS_TLS_VERIFY_IDENTITY /* and has the DSN's host */
 } hl__redis_tls_mode;
 
@@ -73,8 +73,7 @@ typedef struct hl__redis_address {
 #define HL__REDIS_SENTINELS 16
 #define HL__REDIS_SLOTS 16384
 
-HL__MUTEX_CLASS(hl__redis_mutex) HL__AFTER(hl__connection_mutex)
-    HL__BEFORE(hl__births);
+HL__MUTEX_CLASS(hl__redis_mutex) HL__AFTER(hl__connection_mutex) HL__BEFORE(hl__births);
 
 typedef struct hl__redis_store {
   hl_store base;
@@ -82,11 +81,11 @@ typedef struct hl__redis_store {
   /* What the DSN says. */
   const char *prefix;
   char own_names[HL__OWN_NAMES_MAX + 1]; /* "PREFIX:" */
-  int64_t connect_timeout; /* ms */
+  int64_t connect_timeout;               /* ms */
   unsigned database, wait_replicas;
   hl__redis_tls_mode tls;
   const char *tls_ca, *tls_cert, *tls_key; /* paths; NULL: the system's, none */
-  void *tls_context; /* OpenSSL's SSL_CTX */
+  void *tls_context;                       /* OpenSSL's SSL_CTX */
   /* Of redis+sentinel://. The name of the master; NULL: the DSN names the server itself. */
   const char *service, *sentinel_user, *sentinel_password;
   char *sentinel_text;
@@ -123,14 +122,14 @@ struct hl__redis_session {
   hl_session base;
   hl__redis_store *store;
   redisContext *context;
-  hl__redis_tls *tls; /* NULL: in clear text */
+  hl__redis_tls *tls;        /* NULL: in clear text */
   hl__redis_address address; /* host "": by the DSN's socket */
-  int fd; /* of the connection; see hl__fork_watch */
+  int fd;                    /* of the connection; see hl__fork_watch */
   uint64_t ticket;
   int bell; /* an eventfd: readable once the session is rung or interrupted */
   uint64_t bell_ticket;
   atomic_bool interrupted;
-  int64_t patience; /* of the request that is under way: answers are awaited until then */
+  int64_t patience;     /* of the request that is under way: answers are awaited until then */
   unsigned outstanding; /* answers that nobody waits for */
   /* What is to be sent, of which so much is. */
   char *out;
@@ -167,15 +166,15 @@ int hl__redis_params(hl__redis_store *store, hl_error *error);
 /* ---- connect.c */
 
 /* Connects to that address, or to the DSN's socket (NULL), and logs in; password NULL: it does not. */
-int hl__redis_dial(hl__redis_store *store, const hl__redis_address *address,
-                   const char *user, const char *password, int64_t deadline,
-                   hl__redis_session **result, hl_error *error);
+int hl__redis_dial(hl__redis_store *store, const hl__redis_address *address, const char *user,
+                   const char *password, int64_t deadline, hl__redis_session **result,
+                   hl_error *error);
 /* Connects and logs in, until the deadline, or for connect_timeout if that is shorter. */
-int hl__redis_connect(hl__redis_store *store, int64_t deadline,
-                      hl__redis_session **session, hl_error *error);
+int hl__redis_connect(hl__redis_store *store, int64_t deadline, hl__redis_session **session,
+                      hl_error *error);
 /* Has the message say which server it was that the sentinels named. */
-void hl__redis_named(const hl__redis_store *store,
-                     const hl__redis_address *address, hl_error *error);
+void hl__redis_named(const hl__redis_store *store, const hl__redis_address *address,
+                     hl_error *error);
 /* Closes, without waiting; frees. NULL is fine. */
 void hl__redis_disconnect(hl__redis_session *session);
 
@@ -184,38 +183,32 @@ void hl__redis_disconnect(hl__redis_session *session);
 /* The sentinels of the DSN, into the store. HL_OK, HL_EDSN, HL_ENOMEM. */
 int hl__redis_sentinels_read(hl__redis_store *store, hl_error *error);
 /* Asks one after the other for the master, until one answers. HL_OK, HL_ECONNECTION, HL_ENOMEM. */
-int hl__redis_sentinels_ask(hl__redis_store *store, int64_t deadline,
-                            hl__redis_address *master, hl_error *error);
+int hl__redis_sentinels_ask(hl__redis_store *store, int64_t deadline, hl__redis_address *master,
+                            hl_error *error);
 
 /* ---- cluster.c. Where the store has none, each takes the session itself, and the one memory. */
 
 /* Reads the map, on a face; learns who the node is. */
-int hl__redis_cluster_read(hl__redis_session *session, int64_t deadline,
-                           hl_error *error);
+int hl__redis_cluster_read(hl__redis_session *session, int64_t deadline, hl_error *error);
 /* What a node has said instead of an answer: MOVED is kept in mind. */
 void hl__redis_cluster_hint(hl__redis_session *session, const char *said);
 /* The i-th address beside the DSN's. False: take the DSN's. */
-bool hl__redis_cluster_seed(hl__redis_store *store, unsigned i,
-                            hl__redis_address *address);
+bool hl__redis_cluster_seed(hl__redis_store *store, unsigned i, hl__redis_address *address);
 unsigned hl__redis_cluster_size(hl__redis_store *store);
 /* The connection to the master of the tree, or of the key; made where there is none. A deadline that is over:
    only one that is there, else HL_TIMEOUT. The session owns it. HL_ECONNECTION, HL_EUNSAFE_SERVER ... */
 int hl__redis_route(hl__redis_session *session, uint32_t root, int64_t deadline,
                     hl__redis_session **at, hl_error *error);
-int hl__redis_route_key(hl__redis_session *session, const char *key,
-                        int64_t deadline, hl__redis_session **at,
-                        hl_error *error);
+int hl__redis_route_key(hl__redis_session *session, const char *key, int64_t deadline,
+                        hl__redis_session **at, hl_error *error);
 /* Calls fn for all masters, until it fails. */
 int hl__redis_each_master(hl__redis_session *session, int64_t deadline,
-                          int (*fn)(hl__redis_session *at, void *context,
-                                    hl_error *error),
+                          int (*fn)(hl__redis_session *at, void *context, hl_error *error),
                           void *context, hl_error *error);
 /* HL_EUNSUPPORTED: a cluster, and rows of several roots. */
-int hl__redis_one_root(const hl__redis_store *store, const hl_row *rows,
-                       size_t n, hl_error *error);
+int hl__redis_one_root(const hl__redis_store *store, const hl_row *rows, size_t n, hl_error *error);
 /* The memory of the server: of the tree's slot in a cluster, where each node forgets by itself. */
-void hl__redis_memory_key(const hl__redis_store *store, uint32_t root,
-                          char out[96]);
+void hl__redis_memory_key(const hl__redis_store *store, uint32_t root, char out[96]);
 bool hl__redis_memory_seen(hl__redis_store *store, uint32_t root);
 void hl__redis_memory_see(hl__redis_store *store, uint32_t root);
 
@@ -228,11 +221,9 @@ void hl__redis_tls_close(hl__redis_store *store);
 /* As hl_store_ops.thread_end. */
 void hl__redis_tls_thread_end(void);
 /* The handshake, until the deadline, where the DSN wants one. HL_OK, HL_ECONNECTION, HL_ENOMEM. */
-int hl__redis_tls_start(hl__redis_session *session, int64_t deadline,
-                        hl_error *error);
+int hl__redis_tls_start(hl__redis_session *session, int64_t deadline, hl_error *error);
 /* Sends session->out without blocking. *done: all is sent. */
-int hl__redis_tls_write(hl__redis_session *session, bool *done,
-                        hl_error *error);
+int hl__redis_tls_write(hl__redis_session *session, bool *done, hl_error *error);
 /* Has hiredis parse what has come, without blocking. False: the connection has ended. */
 bool hl__redis_tls_read(hl__redis_session *session);
 /* Frees, and sends nothing. */
@@ -243,8 +234,7 @@ void hl__redis_tls_end(hl__redis_session *session);
 /* Looks whether leases on this server exclude, and learns what the session has of it. The first
    settles the store's layout, and learns the digests. HL_OK, HL_EUNSAFE_SERVER, HL_EMISMATCH, or what
    wire.c says. */
-int hl__redis_verify(hl__redis_session *session, int64_t deadline,
-                     hl_error *error);
+int hl__redis_verify(hl__redis_session *session, int64_t deadline, hl_error *error);
 
 /* ---- wire.c */
 
@@ -256,22 +246,19 @@ int hl__redis_gone(const hl__redis_session *session, hl_error *error);
 /* What an answer that is an error means. */
 int hl__redis_error(const char *said, hl_error *error);
 /* Queues a command; hl__redis_flush sends what it can without blocking. */
-int hl__redis_queue(hl__redis_session *session, size_t n,
-                    const char *const *words, const size_t *sizes,
-                    hl_error *error);
+int hl__redis_queue(hl__redis_session *session, size_t n, const char *const *words,
+                    const size_t *sizes, hl_error *error);
 int hl__redis_flush(hl__redis_session *session, hl_error *error);
 /* The next answer, until the deadline; the caller frees it. An answer that is an error is one.
    HL_TIMEOUT: it has not come; HL_CANCELLED: interrupted, where it is interruptible. */
-int hl__redis_await(hl__redis_session *session, int64_t deadline,
-                    bool interruptible, redisReply **reply, hl_error *error);
+int hl__redis_await(hl__redis_session *session, int64_t deadline, bool interruptible,
+                    redisReply **reply, hl_error *error);
 /* Sends one command of words and waits for its answer, which is freed where it is an error, as
    hl__redis_error says. */
 int hl__redis_command(hl__redis_session *session, int64_t deadline, size_t n,
-                      const char *const *words, redisReply **reply,
-                      hl_error *error);
+                      const char *const *words, redisReply **reply, hl_error *error);
 /* Reads the answers that nobody waits for. HL_OK, HL_TIMEOUT, HL_ECONNECTION. */
-int hl__redis_settle(hl__redis_session *session, int64_t deadline,
-                     hl_error *error);
+int hl__redis_settle(hl__redis_session *session, int64_t deadline, hl_error *error);
 /* Whether the connection stands, without a round trip. Nothing is outstanding. */
 bool hl__redis_stands(hl__redis_session *session);
 /* Takes what has come to the eventfd. */
@@ -304,8 +291,8 @@ void hl__redis_number(hl__redis_call *call, int64_t number);
 void hl__redis_id(hl__redis_call *call, const uint8_t id[16]);
 /* Rows as the scripts have them, and the tags of their roots. names: as in hl_request; NULL: those
    of HL_LEVEL_NAMED are left out. */
-void hl__redis_rows(hl__redis_call *call, const hl__redis_store *store,
-                    const hl_row *rows, size_t n, const char *names);
+void hl__redis_rows(hl__redis_call *call, const hl__redis_store *store, const hl_row *rows,
+                    size_t n, const char *names);
 void hl__redis_roots(hl__redis_call *call, const hl_row *rows, size_t n);
 
 /* As hl_store_ops.name_key. */
@@ -313,18 +300,15 @@ uint64_t hl__redis_name_key(const char *name, size_t size);
 
 /* Sends it, and does not wait: the answer is outstanding. As a whole script, where others send its
    digest. */
-int hl__redis_call_send(hl__redis_session *session, hl__redis_call *call,
-                        hl_error *error);
+int hl__redis_call_send(hl__redis_session *session, hl__redis_call *call, hl_error *error);
 /* Sends it, and waits for the answer, which the caller frees; again with the script, where the
    server has forgotten that. An answer that is an error is what hl__redis_error says.
    HL_ECONNECTION with *sent_ms: it may have been run; with 0 it was refused. sent_ms may be
    NULL. */
-int hl__redis_call_run(hl__redis_session *session, hl__redis_call *call,
-                       int64_t deadline, bool interruptible, int64_t *sent_ms,
-                       redisReply **reply, hl_error *error);
+int hl__redis_call_run(hl__redis_session *session, hl__redis_call *call, int64_t deadline,
+                       bool interruptible, int64_t *sent_ms, redisReply **reply, hl_error *error);
 /* Has the server tell the digests. */
-int hl__redis_scripts_load(hl__redis_session *session, int64_t deadline,
-                           hl_error *error);
+int hl__redis_scripts_load(hl__redis_session *session, int64_t deadline, hl_error *error);
 
 /* The element of an answer: a number, or 0; a text, or "". */
 int64_t hl__redis_reply_number(const redisReply *reply, size_t i);
@@ -348,11 +332,10 @@ void hl__redis_longest_note(hl__redis_store *store, int64_t ttl);
 /* Until when the answer to what is asked now is awaited: patience, or what is usual. */
 int64_t hl__redis_answer_by(const hl__redis_session *session);
 /* As hl_store_ops.take. */
-int hl__redis_take(hl_session *base, const hl_request *request, hl_grant *grant,
-                   hl_error *error);
+int hl__redis_take(hl_session *base, const hl_request *request, hl_grant *grant, hl_error *error);
 /* hl_lease_ops.regrade */
-int hl__redis_regrade(hl_session *base, const hl_request *request,
-                      hl_grant *grant, hl_error *error);
+int hl__redis_regrade(hl_session *base, const hl_request *request, hl_grant *grant,
+                      hl_error *error);
 
 /* ---- leases.c */
 
@@ -362,11 +345,9 @@ int hl__redis_judge(const redisReply *reply, hl_error *error);
 extern const hl_lease_ops hl__redis_leases;
 /* What was written on this session is on as many replicas as the DSN wants. HL_ESTORE: not by the
    deadline, or within 500 ms. */
-int hl__redis_replicated(hl__redis_session *session, int64_t deadline,
-                         hl_error *error);
+int hl__redis_replicated(hl__redis_session *session, int64_t deadline, hl_error *error);
 /* As hl_store_ops.holders. */
-int hl__redis_holders(hl_session *base, const hl_lease_filter *filter,
-                      hl_holder_fn fn, void *context, int64_t deadline,
-                      hl_error *error);
+int hl__redis_holders(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn,
+                      void *context, int64_t deadline, hl_error *error);
 
 #endif

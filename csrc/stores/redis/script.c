@@ -13,16 +13,11 @@
 #include <string.h>
 
 static const char *const bodies[HL__REDIS_SCRIPTS] = {
-    [HL__REDIS_TAKE] = hl__redis_lua_take,
-    [HL__REDIS_LEAVE] = hl__redis_lua_leave,
-    [HL__REDIS_REFRESH] = hl__redis_lua_refresh,
-    [HL__REDIS_LOOK] = hl__redis_lua_look,
-    [HL__REDIS_DROP] = hl__redis_lua_drop,
-    [HL__REDIS_RECALL] = hl__redis_lua_recall,
-    [HL__REDIS_ADOPT] = hl__redis_lua_adopt,
-    [HL__REDIS_REGRADE] = hl__redis_lua_regrade,
-    [HL__REDIS_LIST] = hl__redis_lua_list,
-    [HL__REDIS_RAISE] = hl__redis_lua_raise,
+    [HL__REDIS_TAKE] = hl__redis_lua_take,       [HL__REDIS_LEAVE] = hl__redis_lua_leave,
+    [HL__REDIS_REFRESH] = hl__redis_lua_refresh, [HL__REDIS_LOOK] = hl__redis_lua_look,
+    [HL__REDIS_DROP] = hl__redis_lua_drop,       [HL__REDIS_RECALL] = hl__redis_lua_recall,
+    [HL__REDIS_ADOPT] = hl__redis_lua_adopt,     [HL__REDIS_REGRADE] = hl__redis_lua_regrade,
+    [HL__REDIS_LIST] = hl__redis_lua_list,       [HL__REDIS_RAISE] = hl__redis_lua_raise,
 };
 
 /* The whole text; the caller frees it. Those that are sent whole, drop and leave, do without
@@ -33,8 +28,8 @@ static char *script_text(hl__redis_script script) {
                    script == HL__REDIS_ADOPT || script == HL__REDIS_REGRADE;
   const char *more = grants ? hl__redis_lua_grants : "";
   const char *memory = remembers ? hl__redis_lua_amnesia : "";
-  size_t size = strlen(hl__redis_lua_common) + strlen(more) + strlen(memory) +
-                strlen(bodies[script]) + 1;
+  size_t size =
+      strlen(hl__redis_lua_common) + strlen(more) + strlen(memory) + strlen(bodies[script]) + 1;
   char *text = malloc(size);
   if (text) {
     strcpy(text, hl__redis_lua_common);
@@ -89,8 +84,7 @@ void hl__redis_id(hl__redis_call *call, const uint8_t id[16]) {
   static const uint8_t none[16] = {0};
   char digits[33] = "";
   if (memcmp(id, none, 16) != 0)
-    for (size_t i = 0; i < 16; i++)
-      (void)snprintf(digits + 2 * i, 3, "%02x", id[i]);
+    for (size_t i = 0; i < 16; i++) (void)snprintf(digits + 2 * i, 3, "%02x", id[i]);
   hl__redis_text(call, digits);
 }
 
@@ -131,12 +125,11 @@ static hl_id name_of(const char *names, const hl_row *row) {
   return hl__request_name(&request, row);
 }
 
-void hl__redis_rows(hl__redis_call *call, const hl__redis_store *store,
-                    const hl_row *rows, size_t n, const char *names) {
+void hl__redis_rows(hl__redis_call *call, const hl__redis_store *store, const hl_row *rows,
+                    size_t n, const char *names) {
   size_t used = 0, size = n * ROW_MAX + 1;
   for (size_t i = 0; names && i < n; i++)
-    if (rows[i].level == HL_LEVEL_NAMED)
-      size += 3 * name_of(names, &rows[i]).size;
+    if (rows[i].level == HL_LEVEL_NAMED) size += 3 * name_of(names, &rows[i]).size;
   char *text = malloc(size);
   if (!text) {
     call->failed = true;
@@ -145,9 +138,8 @@ void hl__redis_rows(hl__redis_call *call, const hl__redis_store *store,
   for (size_t i = 0; i < n; i++) {
     char mode = rows[i].mode == HL_SHARED ? 's' : 'x';
     if (rows[i].level != HL_LEVEL_NAMED)
-      used += (size_t)snprintf(
-          text + used, ROW_MAX, "%c%s:{%08" PRIx32 "}:%u:%015" PRIx64 "\n",
-          mode, store->prefix, rows[i].root, rows[i].level, rows[i].bucket);
+      used += (size_t)snprintf(text + used, ROW_MAX, "%c%s:{%08" PRIx32 "}:%u:%015" PRIx64 "\n",
+                               mode, store->prefix, rows[i].root, rows[i].level, rows[i].bucket);
     else if (names)
       used += name_write(text + used, mode, name_of(names, &rows[i]));
   }
@@ -193,8 +185,8 @@ void hl__redis_call_dispose(hl__redis_call *call) {
 
 /* ------------------------------------------------------------- running */
 
-static int queue(hl__redis_session *session, hl__redis_call *call,
-                 const char *command, const char *script, hl_error *error) {
+static int queue(hl__redis_session *session, hl__redis_call *call, const char *command,
+                 const char *script, hl_error *error) {
   const char *words[66] = {command, script};
   size_t sizes[66] = {strlen(command), strlen(script)};
   if (call->failed) return hl__error_memory(error);
@@ -206,8 +198,7 @@ static int queue(hl__redis_session *session, hl__redis_call *call,
 }
 
 /* By its digest: the server may answer that it does not know it. */
-static int send_digest(hl__redis_session *session, hl__redis_call *call,
-                       hl_error *error) {
+static int send_digest(hl__redis_session *session, hl__redis_call *call, hl_error *error) {
   char digest[41];
   hl__redis_store *store = session->store;
   hl__redis_store_lock(store);
@@ -219,11 +210,9 @@ static int send_digest(hl__redis_session *session, hl__redis_call *call,
 }
 
 /* As a whole: nobody reads the answer soon who could send it once more. */
-int hl__redis_call_send(hl__redis_session *session, hl__redis_call *call,
-                        hl_error *error) {
+int hl__redis_call_send(hl__redis_session *session, hl__redis_call *call, hl_error *error) {
   char *text = script_text(call->script);
-  int status = text ? queue(session, call, "EVAL", text, error)
-                    : hl__error_memory(error);
+  int status = text ? queue(session, call, "EVAL", text, error) : hl__error_memory(error);
   free(text);
   if (status == HL_OK) status = hl__redis_flush(session, error);
   if (status == HL_OK) session->outstanding++;
@@ -233,39 +222,33 @@ int hl__redis_call_send(hl__redis_session *session, hl__redis_call *call,
 /* An interruption leaves the server so long to answer. */
 #define LAST_WORD_MS 500
 
-static int run(hl__redis_session *session, int64_t deadline, bool interruptible,
-               redisReply **reply, hl_error *error) {
+static int run(hl__redis_session *session, int64_t deadline, bool interruptible, redisReply **reply,
+               hl_error *error) {
   int status = hl__redis_await(session, deadline, interruptible, reply, error);
   if (status != HL_CANCELLED) return status;
-  return hl__redis_await(session, hl__now_ms() + LAST_WORD_MS, false, reply,
-                         error);
+  return hl__redis_await(session, hl__now_ms() + LAST_WORD_MS, false, reply, error);
 }
 
-int hl__redis_call_run(hl__redis_session *session, hl__redis_call *call,
-                       int64_t deadline, bool interruptible, int64_t *sent_ms,
-                       redisReply **reply, hl_error *error) {
+int hl__redis_call_run(hl__redis_session *session, hl__redis_call *call, int64_t deadline,
+                       bool interruptible, int64_t *sent_ms, redisReply **reply, hl_error *error) {
   int64_t sent = hl__lease_ms();
   *reply = NULL;
   int status = send_digest(session, call, error);
-  if (status == HL_OK)
-    status = run(session, deadline, interruptible, reply, error);
+  if (status == HL_OK) status = run(session, deadline, interruptible, reply, error);
   if (status == HL_OK && (*reply)->type == REDIS_REPLY_ERROR &&
       strncmp((*reply)->str, "NOSCRIPT", 8) == 0) {
     char *text = script_text(call->script);
     freeReplyObject(*reply);
     *reply = NULL;
     sent = hl__lease_ms();
-    status = text ? queue(session, call, "EVAL", text, error)
-                  : hl__error_memory(error);
+    status = text ? queue(session, call, "EVAL", text, error) : hl__error_memory(error);
     free(text);
-    if (status == HL_OK)
-      status = run(session, deadline, interruptible, reply, error);
+    if (status == HL_OK) status = run(session, deadline, interruptible, reply, error);
   }
   bool refused = status == HL_OK && (*reply)->type == REDIS_REPLY_ERROR;
   if (sent_ms) *sent_ms = refused ? 0 : sent;
   /* Its answer may still come, and must not be taken for another's. */
-  if (status == HL_TIMEOUT)
-    status = hl__error(error, HL_ECONNECTION, "the server does not answer");
+  if (status == HL_TIMEOUT) status = hl__error(error, HL_ECONNECTION, "the server does not answer");
   if (status) return status;
   session->moving = false;
   if (!refused) return HL_OK;
@@ -280,8 +263,7 @@ int hl__redis_call_run(hl__redis_session *session, hl__redis_call *call,
   return status;
 }
 
-int hl__redis_scripts_load(hl__redis_session *session, int64_t deadline,
-                           hl_error *error) {
+int hl__redis_scripts_load(hl__redis_session *session, int64_t deadline, hl_error *error) {
   hl__redis_store *store = session->store;
   for (unsigned i = 0; i < HL__REDIS_SCRIPTS; i++) {
     char *text = script_text(i);
@@ -296,8 +278,7 @@ int hl__redis_scripts_load(hl__redis_session *session, int64_t deadline,
     if (good) memcpy(store->digests[i], reply->str, 41);
     hl__redis_store_unlock(store);
     freeReplyObject(reply);
-    if (!good)
-      return hl__error(error, HL_ESTORE, "the server answers what was not asked");
+    if (!good) return hl__error(error, HL_ESTORE, "the server answers what was not asked");
   }
   return HL_OK;
 }

@@ -30,11 +30,10 @@ int hl__redis_sentinels_read(hl__redis_store *store, hl_error *error) {
     if (!one.host && (rest || store->sentinel_count))
       return hl__error(error, HL_EDSN, "the DSN has a sentinel without a host");
     if (store->sentinel_count == HL__REDIS_SENTINELS)
-      return hl__error(error, HL_EDSN, "the DSN names more than %d sentinels",
-                       HL__REDIS_SENTINELS);
+      return hl__error(error, HL_EDSN, "the DSN names more than %d sentinels", HL__REDIS_SENTINELS);
     hl__redis_address *sentinel = &store->sentinels[store->sentinel_count++];
-    if (snprintf(sentinel->host, sizeof sentinel->host, "%s",
-                 one.host ? one.host : "127.0.0.1") >= (int)sizeof sentinel->host)
+    if (snprintf(sentinel->host, sizeof sentinel->host, "%s", one.host ? one.host : "127.0.0.1") >=
+        (int)sizeof sentinel->host)
       return hl__error(error, HL_EDSN, "a sentinel's host in the DSN is too long");
     sentinel->port = one.port;
   }
@@ -44,8 +43,7 @@ int hl__redis_sentinels_read(hl__redis_store *store, hl_error *error) {
 static int master_read(const hl__redis_store *store, const redisReply *reply,
                        hl__redis_address *master, hl_error *error) {
   if (reply->type == REDIS_REPLY_NIL)
-    return hl__error(error, HL_ECONNECTION, "it knows no master '%.100s'",
-                     store->service);
+    return hl__error(error, HL_ECONNECTION, "it knows no master '%.100s'", store->service);
   const char *host = hl__redis_reply_text(reply, 0);
   unsigned port = 0;
   if (!*host || strlen(host) >= sizeof master->host ||
@@ -56,13 +54,12 @@ static int master_read(const hl__redis_store *store, const redisReply *reply,
   return HL_OK;
 }
 
-static int ask(hl__redis_store *store, const hl__redis_address *sentinel,
-               int64_t deadline, hl__redis_address *master, hl_error *error) {
+static int ask(hl__redis_store *store, const hl__redis_address *sentinel, int64_t deadline,
+               hl__redis_address *master, hl_error *error) {
   hl__redis_session *session;
   redisReply *reply;
-  int status = hl__redis_dial(store, sentinel, store->sentinel_user,
-                              store->sentinel_password, deadline, &session,
-                              error);
+  int status = hl__redis_dial(store, sentinel, store->sentinel_user, store->sentinel_password,
+                              deadline, &session, error);
   if (status) return status;
   const char *words[] = {"SENTINEL", "GET-MASTER-ADDR-BY-NAME", store->service};
   status = hl__redis_command(session, deadline, 3, words, &reply, error);
@@ -74,8 +71,8 @@ static int ask(hl__redis_store *store, const hl__redis_address *sentinel,
   return status;
 }
 
-int hl__redis_sentinels_ask(hl__redis_store *store, int64_t deadline,
-                            hl__redis_address *master, hl_error *error) {
+int hl__redis_sentinels_ask(hl__redis_store *store, int64_t deadline, hl__redis_address *master,
+                            hl_error *error) {
   unsigned count = store->sentinel_count;
   unsigned first = atomic_load(&store->sentinel) % count;
   hl_error last = {.status = HL_ECONNECTION};

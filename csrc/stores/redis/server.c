@@ -33,16 +33,16 @@ static bool info_is(const char *text, const char *field, const char *value) {
   return strcmp(info(text, field, found), value) == 0;
 }
 
-static int refuse(const hl__redis_session *session, const char *text,
-                  bool sentinels, hl_error *error) {
+static int refuse(const hl__redis_session *session, const char *text, bool sentinels,
+                  hl_error *error) {
   const hl__redis_store *store = session->store;
   bool cluster = info_is(text, "cluster_enabled", "1");
   char found[64];
   unsigned major = 0, minor = 0;
   if (sscanf(info(text, "redis_version", found), "%u.%u", &major, &minor) != 2 ||
       major * 100 + minor < OLDEST)
-    return hl__error(error, HL_EUNSAFE_SERVER,
-                     "the server is Redis %s; 6.2 or later is needed", found);
+    return hl__error(error, HL_EUNSAFE_SERVER, "the server is Redis %s; 6.2 or later is needed",
+                     found);
   if (info_is(text, "loading", "1"))
     return hl__error(error, HL_ECONNECTION, "the server is loading its data");
   if (sentinels && !info_is(text, "role", "master"))
@@ -65,8 +65,7 @@ static int refuse(const hl__redis_session *session, const char *text,
     return HL_ECONNECTION;
   }
   if (!info_is(text, "role", "master"))
-    return hl__error(error, HL_EUNSAFE_SERVER,
-                     "the server is a replica: connect to its master");
+    return hl__error(error, HL_EUNSAFE_SERVER, "the server is a replica: connect to its master");
   if (!info_is(text, "maxmemory_policy", "noeviction"))
     return hl__error(error, HL_EUNSAFE_SERVER,
                      "the server may evict locks when its memory is full "
@@ -77,8 +76,8 @@ static int refuse(const hl__redis_session *session, const char *text,
 }
 
 /* Whether a restart forgets nothing. Who may not ask takes it for one that forgets. */
-static int durability_read(hl__redis_session *session, const char *text,
-                           int64_t deadline, hl_error *error) {
+static int durability_read(hl__redis_session *session, const char *text, int64_t deadline,
+                           hl_error *error) {
   const char *words[] = {"CONFIG", "GET", "*appendfsync*"};
   redisReply *reply;
   bool always = false, pauses = false;
@@ -88,7 +87,8 @@ static int durability_read(hl__redis_session *session, const char *text,
   if (session->store->service || session->store->cluster) return HL_OK;
   int status = hl__redis_command(session, deadline, 3, words, &reply, error);
   if (status == HL_OK) {
-    for (size_t i = 0; reply->type == REDIS_REPLY_ARRAY && i + 1 < (size_t)reply->elements; i += 2) {
+    for (size_t i = 0; reply->type == REDIS_REPLY_ARRAY && i + 1 < (size_t)reply->elements;
+         i += 2) {
       const char *name = hl__redis_reply_text(reply, i);
       const char *value = hl__redis_reply_text(reply, i + 1);
       if (strcmp(name, "appendfsync") == 0) always = strcmp(value, "always") == 0;
@@ -101,8 +101,8 @@ static int durability_read(hl__redis_session *session, const char *text,
 }
 
 /* When it was started, by its own clock. */
-static int start_read(hl__redis_session *session, const char *text,
-                      int64_t deadline, hl_error *error) {
+static int start_read(hl__redis_session *session, const char *text, int64_t deadline,
+                      hl_error *error) {
   static const char never[] = "0000000000000000000000000000000000000000";
   const char *words[] = {"TIME"};
   char found[64];
@@ -118,11 +118,9 @@ static int start_read(hl__redis_session *session, const char *text,
 }
 
 /* Nodes of other levels have other names, so a program with other levels would exclude nobody. */
-static int layout_agree(hl__redis_session *session, int64_t deadline,
-                        hl_error *error) {
+static int layout_agree(hl__redis_session *session, int64_t deadline, hl_error *error) {
   hl__redis_store *store = session->store;
-  hl_layout *wanted =
-      store->base.layout ? store->base.layout : store->config->layout;
+  hl_layout *wanted = store->base.layout ? store->base.layout : store->config->layout;
   hl_layout *agreed = NULL;
   char key[96], names[HL__LAYOUT_NAMES_MAX];
   (void)snprintf(key, sizeof key, "%s:levels", store->prefix);
@@ -130,22 +128,19 @@ static int layout_agree(hl__redis_session *session, int64_t deadline,
   const char *get[] = {"GET", key};
   redisReply *reply = NULL;
   int status = hl__redis_route_key(session, key, deadline, &session, error);
-  if (status == HL_OK)
-    status = hl__redis_command(session, deadline, 2, get, &reply, error);
+  if (status == HL_OK) status = hl__redis_command(session, deadline, 2, get, &reply, error);
   if (status == HL_OK && reply->type == REDIS_REPLY_NIL) { /* the first, or it was emptied */
     freeReplyObject(reply);
     status = hl__redis_command(session, deadline, 3, set, &reply, error);
     if (status == HL_OK) freeReplyObject(reply);
-    if (status == HL_OK)
-      status = hl__redis_command(session, deadline, 2, get, &reply, error);
+    if (status == HL_OK) status = hl__redis_command(session, deadline, 2, get, &reply, error);
   }
   if (status) return status;
   const char *found = reply->type == REDIS_REPLY_STRING ? reply->str : "";
   if (strcmp(found, names) == 0)
     agreed = hl_layout_ref(wanted);
   else
-    status = hl__layout_agree(wanted, found, hl_layout_buckets(wanted), key, "",
-                              &agreed, error);
+    status = hl__layout_agree(wanted, found, hl_layout_buckets(wanted), key, "", &agreed, error);
   if (status == HL_EMISMATCH)
     (void)hl__error(error, status,
                     "the levels of this database are %.150s (%s); this program "
@@ -159,8 +154,7 @@ static int layout_agree(hl__redis_session *session, int64_t deadline,
   return status;
 }
 
-int hl__redis_verify(hl__redis_session *session, int64_t deadline,
-                     hl_error *error) {
+int hl__redis_verify(hl__redis_session *session, int64_t deadline, hl_error *error) {
   const char *words[] = {"INFO"};
   redisReply *reply;
   char found[64];
@@ -172,8 +166,8 @@ int hl__redis_verify(hl__redis_session *session, int64_t deadline,
   if (status == HL_OK && info_is(text, "cluster_enabled", "1"))
     status = hl__redis_cluster_read(session, deadline, error);
   /* The database, too: two may be swapped. */
-  (void)snprintf(session->run, sizeof session->run, "%s/%u",
-                 info(text, "run_id", found), session->store->database);
+  (void)snprintf(session->run, sizeof session->run, "%s/%u", info(text, "run_id", found),
+                 session->store->database);
   if (status == HL_OK) status = start_read(session, text, deadline, error);
   if (status == HL_OK) status = durability_read(session, text, deadline, error);
   freeReplyObject(reply);

@@ -17,21 +17,18 @@
 
 void hl__redis_longest_note(hl__redis_store *store, int64_t ttl) {
   int_fast64_t before = atomic_load(&store->longest);
-  while (before < ttl &&
-         !atomic_compare_exchange_weak(&store->longest, &before, ttl)) {
-  }
+  while (before < ttl && !atomic_compare_exchange_weak(&store->longest, &before, ttl)) {}
 }
 
 /* Whose the request is: of an upgrade the lease knows it. */
 static uint32_t home_of(const hl_request *request) {
-  return request->upgrade ? (uint32_t)request->lease->place
-                          : request->rows[0].root;
+  return request->upgrade ? (uint32_t)request->lease->place : request->rows[0].root;
 }
 
 /* The arguments of take.lua, and of regrade.lua: token is the one that the lease has. */
 static void call_fill(hl__redis_call *call, hl__redis_script script,
-                      const hl__redis_session *session,
-                      const hl_request *request, bool queues, uint64_t token) {
+                      const hl__redis_session *session, const hl_request *request, bool queues,
+                      uint64_t token) {
   hl__redis_store *store = session->store;
   const hl_store_config *config = store->config;
   const hl_lease_terms *terms = request->lease;
@@ -73,8 +70,7 @@ static void call_fill(hl__redis_call *call, hl__redis_script script,
   hl__redis_text(call, mode);
   hl__redis_roots(call, request->shown, request->shown_n);
   hl__redis_rows(call, store, request->rows, request->n, request->names);
-  if (!takes)
-    hl__redis_rows(call, store, request->shown, request->shown_n, NULL);
+  if (!takes) hl__redis_rows(call, store, request->shown, request->shown_n, NULL);
   if (!takes) hl__redis_number(call, (int64_t)(token >> 8));
 }
 
@@ -82,12 +78,10 @@ static void call_fill(hl__redis_call *call, hl__redis_script script,
 static void leave(hl__redis_session *session, const hl_request *request) {
   hl__redis_call call;
   uint32_t root = home_of(request);
-  if (hl__redis_route(session, root, hl__now_ms(), &session, NULL) != HL_OK)
-    return;
+  if (hl__redis_route(session, root, hl__now_ms(), &session, NULL) != HL_OK) return;
   hl__redis_call_init(&call, session->store, HL__REDIS_LEAVE, root);
   hl__redis_id(&call, request->lease->id);
-  hl__redis_rows(&call, session->store, request->rows, request->n,
-                 request->names);
+  hl__redis_rows(&call, session->store, request->rows, request->n, request->names);
   (void)hl__redis_call_send(session, &call, NULL);
   hl__redis_call_dispose(&call);
 }
@@ -98,28 +92,30 @@ int64_t hl__redis_answer_by(const hl__redis_session *session) {
   return usual < patience ? usual : patience;
 }
 
-enum { BLOCKED = 0, GRANTED = 1, FORGETFUL = 2, RECALLED = 3 };
+enum {
+  BLOCKED = 0,
+  GRANTED = 1,
+  FORGETFUL = 2,
+  RECALLED = 3
+};
 
 /* One question. *wait: ms until the next. */
-static int ask_at(hl__redis_session *session, const hl_request *request,
-               bool queues, int *answer, int64_t *wait, hl_grant *grant,
-               hl_error *error) {
+static int ask_at(hl__redis_session *session, const hl_request *request, bool queues, int *answer,
+                  int64_t *wait, hl_grant *grant, hl_error *error) {
   hl__redis_call call;
   redisReply *reply;
   int64_t sent;
-  call_fill(&call, request->upgrade ? HL__REDIS_REGRADE : HL__REDIS_TAKE, session,
-            request, queues, grant->token);
-  int status = hl__redis_call_run(session, &call,
-                                  hl__redis_answer_by(session),
-                                  true, &sent, &reply, error);
+  call_fill(&call, request->upgrade ? HL__REDIS_REGRADE : HL__REDIS_TAKE, session, request, queues,
+            grant->token);
+  int status =
+      hl__redis_call_run(session, &call, hl__redis_answer_by(session), true, &sent, &reply, error);
   hl__redis_call_dispose(&call);
   /* Where it was not answered, it may have been granted all the same. */
   if (status == HL_ECONNECTION) grant->sent_ms = sent;
   if (status) return status;
   *answer = (int)hl__redis_reply_number(reply, 0);
   *wait = hl__redis_reply_number(reply, 1);
-  if (request->upgrade && *hl__redis_reply_text(reply, 1))
-    status = hl__redis_judge(reply, error);
+  if (request->upgrade && *hl__redis_reply_text(reply, 1)) status = hl__redis_judge(reply, error);
   if (*answer == GRANTED) {
     grant->token = (uint64_t)hl__redis_reply_number(reply, 1) << 8;
     grant->sent_ms = sent;
@@ -130,7 +126,8 @@ static int ask_at(hl__redis_session *session, const hl_request *request,
   if (status) return status;
   hl__redis_memory_see(session->store, home_of(request));
   if (*answer == RECALLED)
-    return hl__error(error, HL_ELOST, "the try was recalled, or what it was granted before was revoked");
+    return hl__error(error, HL_ELOST,
+                     "the try was recalled, or what it was granted before was revoked");
   if (*answer < BLOCKED || *answer > FORGETFUL)
     return hl__error(error, HL_ESTORE, "the server answers what was not asked");
   return HL_OK;
@@ -140,22 +137,19 @@ static int ask_at(hl__redis_session *session, const hl_request *request,
 #define MOVING_MS 20
 #define MOVED_TRIES_MS 500
 
-static int ask(hl__redis_session *session, const hl_request *request,
-               bool queues, int *answer, int64_t *wait, hl_grant *grant,
-               hl_error *error) {
+static int ask(hl__redis_session *session, const hl_request *request, bool queues, int *answer,
+               int64_t *wait, hl_grant *grant, hl_error *error) {
   int64_t patience = hl__now_ms() + MOVED_TRIES_MS;
-  if (!request->try_once && request->deadline > patience)
-    patience = request->deadline;
+  if (!request->try_once && request->deadline > patience) patience = request->deadline;
   for (;;) {
     hl__redis_session *at;
-    int status = hl__redis_route(session, home_of(request),
-                                 hl__redis_answer_by(session), &at, error);
+    int status =
+        hl__redis_route(session, home_of(request), hl__redis_answer_by(session), &at, error);
     if (status == HL_OK)
       status = ask_at(at, request, queues, answer, wait, grant, error);
     else
       return status;
-    if (status != HL_ECONNECTION || !at->moving || hl__left_ms(patience) == 0)
-      return status;
+    if (status != HL_ECONNECTION || !at->moving || hl__left_ms(patience) == 0) return status;
     if (atomic_load(&session->interrupted))
       return hl__error(error, HL_CANCELLED, "the wait was cancelled");
     hl__redis_bells_sleep(session, hl__now_ms() + MOVING_MS);
@@ -163,17 +157,16 @@ static int ask(hl__redis_session *session, const hl_request *request,
 }
 
 /* As many replicas have it as the DSN wants; or it is given back. */
-static int replicate(hl__redis_session *session, const hl_request *request,
-                     hl_grant *grant, hl_error *error) {
+static int replicate(hl__redis_session *session, const hl_request *request, hl_grant *grant,
+                     hl_error *error) {
   hl__redis_session *at;
-  int status = hl__redis_route(session, (uint32_t)grant->place,
-                               hl__redis_answer_by(session), &at, error);
+  int status =
+      hl__redis_route(session, (uint32_t)grant->place, hl__redis_answer_by(session), &at, error);
   if (status == HL_OK) status = hl__redis_replicated(at, hl__redis_answer_by(session), error);
   if (status == HL_OK || status == HL_ECONNECTION) return status;
   hl_lease_terms terms = *request->lease;
   terms.place = grant->place;
-  if (hl__redis_leases.drop(&session->base, &terms, false,
-                            hl__now_ms() + SETTLE_MS, NULL) != HL_OK)
+  if (hl__redis_leases.drop(&session->base, &terms, false, hl__now_ms() + SETTLE_MS, NULL) != HL_OK)
     status = HL_ECONNECTION;
   else
     grant->sent_ms = 0;
@@ -185,13 +178,14 @@ static int forgetful_error(int64_t wait, hl_error *error) {
   if (!error) return HL_TIMEOUT;
   (void)snprintf(error->reason, sizeof error->reason,
                  "nothing is granted for %.0f s more: the server has forgotten "
-                 "what it had granted", ceil((double)wait / 1000));
+                 "what it had granted",
+                 ceil((double)wait / 1000));
   error->retry_after_ms = wait;
   return HL_TIMEOUT;
 }
 
-static int wait_granted(hl__redis_session *session, const hl_request *request,
-                        hl_grant *grant, hl_error *error) {
+static int wait_granted(hl__redis_session *session, const hl_request *request, hl_grant *grant,
+                        hl_error *error) {
   bool joined = false, rings = false, queued = false;
   int status;
   for (;;) {
@@ -228,23 +222,18 @@ static int wait_granted(hl__redis_session *session, const hl_request *request,
   return status;
 }
 
-int hl__redis_take(hl_session *base, const hl_request *request, hl_grant *grant,
-                   hl_error *error) {
+int hl__redis_take(hl_session *base, const hl_request *request, hl_grant *grant, hl_error *error) {
   hl__redis_session *session = hl__redis_session_of(base);
-  if (!request->lease)
-    return hl__error(error, HL_EUNSUPPORTED, "Redis has only leases");
-  int status = hl__redis_one_root(session->store, request->rows, request->n,
-                                  error);
+  if (!request->lease) return hl__error(error, HL_EUNSUPPORTED, "Redis has only leases");
+  int status = hl__redis_one_root(session->store, request->rows, request->n, error);
   if (status) return status;
   session->patience = hl__answer_by(request->deadline);
   status = hl__redis_settle(session, hl__redis_answer_by(session), error);
   if (status == HL_TIMEOUT)
-    status = hl__error(error, HL_ECONNECTION,
-                       "the server has not answered what came before");
+    status = hl__error(error, HL_ECONNECTION, "the server has not answered what came before");
   grant->place = home_of(request);
   if (status == HL_OK) status = wait_granted(session, request, grant, error);
-  if (status == HL_OK && !request->upgrade)
-    status = replicate(session, request, grant, error);
+  if (status == HL_OK && !request->upgrade) status = replicate(session, request, grant, error);
   /* One that comes later is forgotten by settle. */
   if (atomic_exchange(&session->interrupted, false)) hl__redis_bell_clear(session);
   return status;
@@ -252,8 +241,8 @@ int hl__redis_take(hl_session *base, const hl_request *request, hl_grant *grant,
 
 /* ------------------------------------------------------------- regrading */
 
-static int downgrade(hl__redis_session *session, const hl_request *request,
-                     uint64_t token, hl_error *error) {
+static int downgrade(hl__redis_session *session, const hl_request *request, uint64_t token,
+                     hl_error *error) {
   hl__redis_session *at;
   hl__redis_call call;
   redisReply *reply;
@@ -263,8 +252,8 @@ static int downgrade(hl__redis_session *session, const hl_request *request,
                              hl__now_ms() + HL__REDIS_ANSWER_MS, &at, error);
   if (status) return status;
   call_fill(&call, HL__REDIS_REGRADE, at, request, false, token);
-  status = hl__redis_call_run(at, &call, hl__now_ms() + HL__REDIS_ANSWER_MS,
-                              false, NULL, &reply, error);
+  status =
+      hl__redis_call_run(at, &call, hl__now_ms() + HL__REDIS_ANSWER_MS, false, NULL, &reply, error);
   hl__redis_call_dispose(&call);
   if (status) return status;
   status = hl__redis_judge(reply, error);
@@ -274,14 +263,14 @@ static int downgrade(hl__redis_session *session, const hl_request *request,
 
 /* Where too few replicas have it, it is exclusive there, and its holder does not know: it keeps out more
    than need be, until it is released, or upgraded again. */
-int hl__redis_regrade(hl_session *base, const hl_request *request,
-                      hl_grant *grant, hl_error *error) {
+int hl__redis_regrade(hl_session *base, const hl_request *request, hl_grant *grant,
+                      hl_error *error) {
   hl__redis_session *session = hl__redis_session_of(base), *at;
   grant->place = request->lease->place;
   if (!request->upgrade) return downgrade(session, request, grant->token, error);
   int status = hl__redis_take(base, request, grant, error);
   if (status) return status;
-  status = hl__redis_route(session, (uint32_t)grant->place,
-                           hl__redis_answer_by(session), &at, error);
+  status =
+      hl__redis_route(session, (uint32_t)grant->place, hl__redis_answer_by(session), &at, error);
   return status ? status : hl__redis_replicated(at, hl__redis_answer_by(session), error);
 }

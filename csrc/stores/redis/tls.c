@@ -36,16 +36,12 @@ static int tls_error(const char *what, hl_error *error) {
 
 /* ---------------------------------------------------------------- settings */
 
-static int files_load(SSL_CTX *context, const hl__redis_store *store,
-                      hl_error *error) {
+static int files_load(SSL_CTX *context, const hl__redis_store *store, hl_error *error) {
   ERR_clear_error();
-  if (store->tls_ca
-          ? SSL_CTX_load_verify_locations(context, store->tls_ca, NULL) != 1
-          : SSL_CTX_set_default_verify_paths(context) != 1)
-    return tls_error("cannot read the certificates that are trusted (tls_ca)",
-                     error);
-  if (store->tls_cert &&
-      SSL_CTX_use_certificate_chain_file(context, store->tls_cert) != 1)
+  if (store->tls_ca ? SSL_CTX_load_verify_locations(context, store->tls_ca, NULL) != 1
+                    : SSL_CTX_set_default_verify_paths(context) != 1)
+    return tls_error("cannot read the certificates that are trusted (tls_ca)", error);
+  if (store->tls_cert && SSL_CTX_use_certificate_chain_file(context, store->tls_cert) != 1)
     return tls_error("cannot read our certificate (tls_cert)", error);
   const char *key = store->tls_key ? store->tls_key : store->tls_cert;
   if (key && SSL_CTX_use_PrivateKey_file(context, key, SSL_FILETYPE_PEM) != 1)
@@ -63,10 +59,8 @@ int hl__redis_tls_open(hl__redis_store *store, hl_error *error) {
   int status = files_load(context, store, error);
   (void)SSL_CTX_set_min_proto_version(context, TLS1_2_VERSION);
   (void)SSL_CTX_set_options(context, SSL_OP_NO_RENEGOTIATION);
-  SSL_CTX_set_verify(context,
-                     store->tls == HL__REDIS_TLS_REQUIRED ? SSL_VERIFY_NONE
-                                                          : SSL_VERIFY_PEER,
-                     NULL);
+  SSL_CTX_set_verify(
+      context, store->tls == HL__REDIS_TLS_REQUIRED ? SSL_VERIFY_NONE : SSL_VERIFY_PEER, NULL);
   if (status) {
     SSL_CTX_free(context);
     if (error) error->retryable = false;
@@ -120,14 +114,12 @@ static bool name_set(const hl__redis_session *session, SSL *ssl) {
   ERR_clear_error();
   bool named = address || SSL_set_tlsext_host_name(ssl, host) == 1;
   if (store->tls != HL__REDIS_TLS_VERIFY_IDENTITY) return named;
-  return named &&
-         (address ? X509_VERIFY_PARAM_set1_ip_asc(verified, host)
-                  : X509_VERIFY_PARAM_set1_host(verified, host, 0)) == 1;
+  return named && (address ? X509_VERIFY_PARAM_set1_ip_asc(verified, host)
+                           : X509_VERIFY_PARAM_set1_host(verified, host, 0)) == 1;
 }
 
 /* Sends what is encrypted, without blocking. *done: all is sent. */
-static int flush(const hl__redis_session *session, bool *done,
-                 hl_error *error) {
+static int flush(const hl__redis_session *session, bool *done, hl_error *error) {
   hl__redis_tls *self = session->tls;
   *done = false;
   for (;;) {
@@ -137,12 +129,11 @@ static int flush(const hl__redis_session *session, bool *done,
       self->sent = 0;
       if (n <= 0) break;
     }
-    ssize_t n = send(session->fd, self->pending + self->sent,
-                     self->size - self->sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+    ssize_t n = send(session->fd, self->pending + self->sent, self->size - self->sent,
+                     MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return HL_OK;
-    if (n < 0)
-      return hl__error_errno(error, HL_ECONNECTION, "the connection has ended");
+    if (n < 0) return hl__error_errno(error, HL_ECONNECTION, "the connection has ended");
     self->sent += (size_t)n;
   }
   *done = true;
@@ -162,23 +153,19 @@ static bool receive(const hl__redis_session *session) {
 
 static int handshake_error(const SSL *ssl, hl_error *error) {
   long verified = SSL_get_verify_result(ssl);
-  if (verified == X509_V_OK)
-    return tls_error("the handshake has failed", error);
+  if (verified == X509_V_OK) return tls_error("the handshake has failed", error);
   ERR_clear_error();
-  int status =
-      hl__error(error, HL_ECONNECTION, "TLS: the server's certificate: %s",
-                X509_verify_cert_error_string(verified));
+  int status = hl__error(error, HL_ECONNECTION, "TLS: the server's certificate: %s",
+                         X509_verify_cert_error_string(verified));
   if (error) error->retryable = false;
   return status;
 }
 
-int hl__redis_tls_start(hl__redis_session *session, int64_t deadline,
-                        hl_error *error) {
+int hl__redis_tls_start(hl__redis_session *session, int64_t deadline, hl_error *error) {
   hl__redis_store *store = session->store;
   if (store->tls == HL__REDIS_TLS_OFF) return HL_OK;
   session->tls = tls_new(store);
-  if (!session->tls || !name_set(session, session->tls->ssl))
-    return hl__error_memory(error);
+  if (!session->tls || !name_set(session, session->tls->ssl)) return hl__error_memory(error);
   SSL *ssl = session->tls->ssl;
   for (;;) {
     bool sent;
@@ -190,16 +177,14 @@ int hl__redis_tls_start(hl__redis_session *session, int64_t deadline,
     int flushed = flush(session, &sent, status ? &unsent : error);
     if (status || flushed) return status ? status : flushed;
     if (done == 1) return HL_OK; /* what is left goes with the first command */
-    struct pollfd p = {.fd = session->fd,
-                       .events = (short)(POLLIN | (sent ? 0 : POLLOUT))};
+    struct pollfd p = {.fd = session->fd, .events = (short)(POLLIN | (sent ? 0 : POLLOUT))};
     int64_t left = hl__left_ms(deadline);
     hl__redis_wait_begin(store);
     int n = poll(&p, 1, left > INT32_MAX ? INT32_MAX : (int)left);
     int failure = errno;
     hl__redis_wait_end(store);
     if (n == 0 || (n < 0 && failure != EINTR))
-      return hl__error(error, HL_ECONNECTION,
-                       "TLS: the handshake has no end in time");
+      return hl__error(error, HL_ECONNECTION, "TLS: the handshake has no end in time");
     if (n > 0 && p.revents & ~POLLOUT && !receive(session))
       return hl__error(error, HL_ECONNECTION,
                        "TLS: the server has closed the connection; does it "
@@ -207,8 +192,7 @@ int hl__redis_tls_start(hl__redis_session *session, int64_t deadline,
   }
 }
 
-int hl__redis_tls_write(hl__redis_session *session, bool *done,
-                        hl_error *error) {
+int hl__redis_tls_write(hl__redis_session *session, bool *done, hl_error *error) {
   *done = false;
   while (session->out_sent < session->out_size) {
     size_t left = session->out_size - session->out_sent;
@@ -229,9 +213,7 @@ bool hl__redis_tls_read(hl__redis_session *session) {
     ERR_clear_error();
     int n = SSL_read(ssl, plain, sizeof plain);
     if (n > 0) {
-      if (redisReaderFeed(session->context->reader, plain, (size_t)n) !=
-          REDIS_OK)
-        return false;
+      if (redisReaderFeed(session->context->reader, plain, (size_t)n) != REDIS_OK) return false;
       continue;
     }
     if (SSL_get_error(ssl, n) != SSL_ERROR_WANT_READ) open = false;
@@ -246,11 +228,10 @@ bool hl__redis_tls_read(hl__redis_session *session) {
 
 int hl__redis_tls_open(hl__redis_store *store, hl_error *error) {
   if (store->tls == HL__REDIS_TLS_OFF) return HL_OK;
-  return hl__error(
-      error, HL_EUNSUPPORTED,
-      "this build of hierlock has no TLS for Redis: build it where "
-      "OpenSSL's headers are (libssl-dev), or write redis://, on "
-      "a network that is yours");
+  return hl__error(error, HL_EUNSUPPORTED,
+                   "this build of hierlock has no TLS for Redis: build it where "
+                   "OpenSSL's headers are (libssl-dev), or write redis://, on "
+                   "a network that is yours");
 }
 
 void hl__redis_tls_close(hl__redis_store *store) { (void)store; }
@@ -259,14 +240,12 @@ void hl__redis_tls_thread_end(void) {}
 
 void hl__redis_tls_end(hl__redis_session *session) { (void)session; }
 
-int hl__redis_tls_start(hl__redis_session *session, int64_t deadline,
-                        hl_error *error) {
+int hl__redis_tls_start(hl__redis_session *session, int64_t deadline, hl_error *error) {
   (void)session, (void)deadline, (void)error;
   return HL_OK;
 }
 
-int hl__redis_tls_write(hl__redis_session *session, bool *done,
-                        hl_error *error) {
+int hl__redis_tls_write(hl__redis_session *session, bool *done, hl_error *error) {
   (void)session, (void)done;
   return hl__error(error, HL_ECONNECTION, "there is no TLS");
 }

@@ -33,8 +33,9 @@ static bool begins(const char *text, const char *word) {
 /* What says that another connection, or a later try, may do. */
 static bool is_of_connection(const char *said) {
   static const char *const words[] = {
-      "READONLY",  "LOADING", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN",
-      "UNBLOCKED", "BUSY ",   "ERR max number of clients",  NULL};
+      "READONLY", "LOADING",   "MASTERDOWN", "CLUSTERDOWN",
+      "TRYAGAIN", "UNBLOCKED", "BUSY ",      "ERR max number of clients",
+      NULL};
   for (const char *const *word = words; *word; word++)
     if (begins(said, *word)) return true;
   return false;
@@ -42,9 +43,7 @@ static bool is_of_connection(const char *said) {
 
 /* Redis 6.2 says first which script it was: "ERR Error running script (...): ...: -OOM ...". */
 static const char *word_of(const char *said) {
-  const char *at = begins(said, "ERR Error running script")
-                       ? strstr(said, ": -")
-                       : NULL;
+  const char *at = begins(said, "ERR Error running script") ? strstr(said, ": -") : NULL;
   return at ? at + 3 : said;
 }
 
@@ -61,14 +60,13 @@ int hl__redis_error(const char *text, hl_error *error) {
     status = HL_ECONNECTION;
     retryable = true;
   } else if (begins(said, "NOAUTH") || begins(said, "WRONGPASS") ||
-             begins(said, "ERR invalid password") ||
-             begins(said, "ERR AUTH") || begins(said, "ERR Client sent AUTH")) {
+             begins(said, "ERR invalid password") || begins(said, "ERR AUTH") ||
+             begins(said, "ERR Client sent AUTH")) {
     status = HL_ECONNECTION;
   } else if (strstr(said, "NOPERM") || strstr(said, "ACL failure") ||
              strstr(said, "can't run this command")) {
     hint = " (docs/security.md lists what the user must be allowed)";
-  } else if (begins(said, "MOVED") || begins(said, "ASK") ||
-             strstr(said, "non local key")) {
+  } else if (begins(said, "MOVED") || begins(said, "ASK") || strstr(said, "non local key")) {
     status = HL_ECONNECTION;
     retryable = true;
     hint = " (the slot is being moved, or was)";
@@ -83,14 +81,11 @@ int hl__redis_error(const char *text, hl_error *error) {
   return status;
 }
 
-int hl__redis_queue(hl__redis_session *session, size_t n,
-                    const char *const *words, const size_t *sizes,
-                    hl_error *error) {
+int hl__redis_queue(hl__redis_session *session, size_t n, const char *const *words,
+                    const size_t *sizes, hl_error *error) {
   char *command = NULL;
-  int size = (int)redisFormatCommandArgv(&command, (int)n, (const char **)words,
-                                         sizes);
-  char *grown = size > 0 ? realloc(session->out, session->out_size + (size_t)size)
-                         : NULL;
+  int size = (int)redisFormatCommandArgv(&command, (int)n, (const char **)words, sizes);
+  char *grown = size > 0 ? realloc(session->out, session->out_size + (size_t)size) : NULL;
   if (grown) {
     memcpy(grown + session->out_size, command, (size_t)size);
     session->out = grown;
@@ -109,12 +104,10 @@ static int write_some(hl__redis_session *session, bool *done, hl_error *error) {
   }
   while (session->out_sent < session->out_size) {
     ssize_t n = send(session->fd, session->out + session->out_sent,
-                     session->out_size - session->out_sent,
-                     MSG_NOSIGNAL | MSG_DONTWAIT);
+                     session->out_size - session->out_sent, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
-    if (n < 0)
-      return hl__error_errno(error, HL_ECONNECTION, "the connection has ended");
+    if (n < 0) return hl__error_errno(error, HL_ECONNECTION, "the connection has ended");
     session->out_sent += (size_t)n;
   }
   *done = session->out_sent == session->out_size;
@@ -129,22 +122,19 @@ int hl__redis_flush(hl__redis_session *session, hl_error *error) {
 
 void hl__redis_bell_clear(const hl__redis_session *session) {
   uint64_t count;
-  while (read(session->bell, &count, sizeof count) < 0 && errno == EINTR) {
-  }
+  while (read(session->bell, &count, sizeof count) < 0 && errno == EINTR) {}
 }
 
 void hl__redis_bell_ring(const hl__redis_session *session) {
   static const uint64_t one = 1;
-  while (write(session->bell, &one, sizeof one) < 0 && errno == EINTR) {
-  }
+  while (write(session->bell, &one, sizeof one) < 0 && errno == EINTR) {}
 }
 
 /* Until there is something to read, or room to write. HL_OK, HL_TIMEOUT, HL_CANCELLED. */
-static int wait_for_server(hl__redis_session *session, bool writes,
-                           int64_t deadline, bool interruptible) {
-  struct pollfd p[2] = {
-      {.fd = session->fd, .events = (short)(POLLIN | (writes ? POLLOUT : 0))},
-      {.fd = session->face->bell, .events = POLLIN}};
+static int wait_for_server(hl__redis_session *session, bool writes, int64_t deadline,
+                           bool interruptible) {
+  struct pollfd p[2] = {{.fd = session->fd, .events = (short)(POLLIN | (writes ? POLLOUT : 0))},
+                        {.fd = session->face->bell, .events = POLLIN}};
   for (;;) {
     if (interruptible && atomic_load(&session->face->interrupted)) return HL_CANCELLED;
     int64_t left = hl__left_ms(deadline);
@@ -162,8 +152,7 @@ static int wait_for_server(hl__redis_session *session, bool writes,
 
 /* Has hiredis parse what has come, without blocking. */
 static bool read_some(hl__redis_session *session) {
-  return session->tls ? hl__redis_tls_read(session)
-                      : redisBufferRead(session->context) == REDIS_OK;
+  return session->tls ? hl__redis_tls_read(session) : redisBufferRead(session->context) == REDIS_OK;
 }
 
 /* The next answer that has come; NULL: none yet. False: the connection has ended. */
@@ -176,8 +165,8 @@ static bool reply_next(hl__redis_session *session, void **reply) {
   return open || *reply;
 }
 
-int hl__redis_await(hl__redis_session *session, int64_t deadline,
-                    bool interruptible, redisReply **reply, hl_error *error) {
+int hl__redis_await(hl__redis_session *session, int64_t deadline, bool interruptible,
+                    redisReply **reply, hl_error *error) {
   bool done = false;
   *reply = NULL;
   for (;;) {
@@ -192,25 +181,20 @@ int hl__redis_await(hl__redis_session *session, int64_t deadline,
       return HL_OK;
     }
     int status = wait_for_server(session, !done, deadline, interruptible);
-    if (status == HL_TIMEOUT)
-      return hl__error(error, status, "the server has not answered yet");
-    if (status == HL_CANCELLED)
-      return hl__error(error, status, "the wait was cancelled");
+    if (status == HL_TIMEOUT) return hl__error(error, status, "the server has not answered yet");
+    if (status == HL_CANCELLED) return hl__error(error, status, "the wait was cancelled");
     if (status) return hl__redis_gone(session, error);
   }
 }
 
 int hl__redis_command(hl__redis_session *session, int64_t deadline, size_t n,
-                      const char *const *words, redisReply **reply,
-                      hl_error *error) {
+                      const char *const *words, redisReply **reply, hl_error *error) {
   size_t sizes[8];
   *reply = NULL;
   for (size_t i = 0; i < n; i++) sizes[i] = strlen(words[i]);
   int status = hl__redis_queue(session, n, words, sizes, error);
-  if (status == HL_OK)
-    status = hl__redis_await(session, deadline, false, reply, error);
-  if (status == HL_TIMEOUT)
-    status = hl__error(error, HL_ECONNECTION, "the server does not answer");
+  if (status == HL_OK) status = hl__redis_await(session, deadline, false, reply, error);
+  if (status == HL_TIMEOUT) status = hl__error(error, HL_ECONNECTION, "the server does not answer");
   if (status) return status;
   if ((*reply)->type != REDIS_REPLY_ERROR) return HL_OK;
   status = hl__redis_error((*reply)->str, error);
@@ -219,8 +203,7 @@ int hl__redis_command(hl__redis_session *session, int64_t deadline, size_t n,
   return status;
 }
 
-static int settle_one(hl__redis_session *session, int64_t deadline,
-                      hl_error *error) {
+static int settle_one(hl__redis_session *session, int64_t deadline, hl_error *error) {
   while (session->outstanding > 0) {
     redisReply *reply;
     int status = hl__redis_await(session, deadline, false, &reply, error);
@@ -239,20 +222,16 @@ static int settle_one(hl__redis_session *session, int64_t deadline,
   return HL_OK;
 }
 
-int hl__redis_settle(hl__redis_session *session, int64_t deadline,
-                     hl_error *error) {
+int hl__redis_settle(hl__redis_session *session, int64_t deadline, hl_error *error) {
   int status = settle_one(session, deadline, error);
-  for (hl__list *at = session->links.next;
-       status == HL_OK && at != &session->links; at = at->next)
-    status = settle_one(HL__LIST_ENTRY(at, hl__redis_session, links), deadline,
-                        error);
+  for (hl__list *at = session->links.next; status == HL_OK && at != &session->links; at = at->next)
+    status = settle_one(HL__LIST_ENTRY(at, hl__redis_session, links), deadline, error);
   return status;
 }
 
 bool hl__redis_stands(hl__redis_session *session) {
   void *found = NULL;
-  if (!read_some(session) ||
-      redisGetReplyFromReader(session->context, &found) != REDIS_OK)
+  if (!read_some(session) || redisGetReplyFromReader(session->context, &found) != REDIS_OK)
     return false;
   if (!found) return true;
   freeReplyObject(found); /* nothing was asked: it says good-bye */

@@ -11,20 +11,16 @@
 
 /* ------------------------------------------------------------ the server */
 
-static bool is_on(const char *value) {
-  return strcmp(value, "ON") == 0 || strcmp(value, "1") == 0;
-}
+static bool is_on(const char *value) { return strcmp(value, "ON") == 0 || strcmp(value, "1") == 0; }
 
-void hl__mysql_server_note(hl__mysql_server *server, const char *name,
-                           const char *value) {
+void hl__mysql_server_note(hl__mysql_server *server, const char *name, const char *value) {
   if (strcmp(name, "version") == 0) {
     (void)snprintf(server->version, sizeof server->version, "%s", value);
     server->mariadb = strstr(value, "MariaDB");
   } else if (strcmp(name, "read_only") == 0) {
     /* MariaDB 11 and later also know NO_LOCK and NO_LOCK_NO_ADMIN. */
     server->read_only |= strcmp(value, "OFF") != 0 && strcmp(value, "0") != 0;
-  } else if (strcmp(name, "super_read_only") == 0 ||
-             strcmp(name, "innodb_read_only") == 0) {
+  } else if (strcmp(name, "super_read_only") == 0 || strcmp(name, "innodb_read_only") == 0) {
     server->read_only |= is_on(value);
   } else if (strcmp(name, "wsrep_on") == 0) {
     server->galera = is_on(value);
@@ -42,14 +38,11 @@ void hl__mysql_server_note(hl__mysql_server *server, const char *name,
 int hl__mysql_version_judge(const char *version, hl_error *error) {
   int major = 0, minor = 0;
   if (strstr(version, "TiDB"))
-    return hl__error(error, HL_EUNSAFE_SERVER,
-                     "TiDB (%.60s) takes no shared row locks", version);
+    return hl__error(error, HL_EUNSAFE_SERVER, "TiDB (%.60s) takes no shared row locks", version);
   /* MariaDB puts this before its version, for clients of old. */
-  const char *number =
-      strncmp(version, "5.5.5-", 6) == 0 ? version + 6 : version;
+  const char *number = strncmp(version, "5.5.5-", 6) == 0 ? version + 6 : version;
   (void)sscanf(number, "%d.%d", &major, &minor);
-  if (strstr(version, "MariaDB") ? major < 10 || (major == 10 && minor < 6)
-                                 : major < 8)
+  if (strstr(version, "MariaDB") ? major < 10 || (major == 10 && minor < 6) : major < 8)
     return hl__error(error, HL_EUNSAFE_SERVER,
                      "the server is too old (%.60s): MySQL 8.0 or MariaDB 10.6 "
                      "and later are supported",
@@ -87,13 +80,13 @@ static const struct {
     {3024, HL_TIMEOUT, ""}, /* MySQL: max_execution_time */
     {3572, HL_TIMEOUT, ""}, /* MySQL: NOWAIT */
     {1213, HL_DEADLOCK, ""},
-    {1317, HL_CANCELLED, ""}, /* KILL QUERY */
+    {1317, HL_CANCELLED, ""},                                  /* KILL QUERY */
     {1146, HL_ENOT_PROVISIONED, "; run `hierlock provision`"}, /* no table */
     {1290, HL_EUNSAFE_SERVER, ""}, /* an option of the server: read_only */
-    {1040, HL_ECONNECTION, ""}, /* too many connections */
-    {1044, HL_ECONNECTION, ""}, /* access denied, to a database */
-    {1045, HL_ECONNECTION, ""}, /* access denied */
-    {1698, HL_ECONNECTION, /* access denied: a plugin that takes no password */
+    {1040, HL_ECONNECTION, ""},    /* too many connections */
+    {1044, HL_ECONNECTION, ""},    /* access denied, to a database */
+    {1045, HL_ECONNECTION, ""},    /* access denied */
+    {1698, HL_ECONNECTION,         /* access denied: a plugin that takes no password */
      "; where it logs in by the server's socket, say so in the DSN: "
      "?socket=/run/mysqld/mysqld.sock"},
     {1053, HL_ECONNECTION, ""}, /* shutdown */
@@ -120,19 +113,16 @@ static void denied_hint(const char *message, char *hint, size_t size) {
   on += sizeof table - 1;
   bool locks = strncmp(message, "SELECT with lock", 16) == 0;
   size_t n = strlen(on), quoted = *on == '\'' && n > 2;
-  (void)snprintf(hint, size, "; GRANT %.*s ON %.*s to it",
-                 locks ? 6 : (int)(end - message), locks ? "UPDATE" : message,
-                 (int)(n - 2 * quoted), on + quoted);
+  (void)snprintf(hint, size, "; GRANT %.*s ON %.*s to it", locks ? 6 : (int)(end - message),
+                 locks ? "UPDATE" : message, (int)(n - 2 * quoted), on + quoted);
 }
 
-int hl__mysql_error_judge(unsigned number, const char *message, char *hint,
-                          size_t size) {
+int hl__mysql_error_judge(unsigned number, const char *message, char *hint, size_t size) {
   *hint = '\0';
   if (number == 1142) denied_hint(message, hint, size); /* a table's privileges */
   for (size_t i = 0; i < sizeof mysql_errors / sizeof *mysql_errors; i++)
     if (mysql_errors[i].number == number) {
-      if (*mysql_errors[i].hint)
-        (void)snprintf(hint, size, "%s", mysql_errors[i].hint);
+      if (*mysql_errors[i].hint) (void)snprintf(hint, size, "%s", mysql_errors[i].hint);
       return mysql_errors[i].status;
     }
   return HL_ESTORE;
@@ -144,8 +134,7 @@ int hl__mysql_error_judge(unsigned number, const char *message, char *hint,
 
 int hl__pg_server_judge(const hl__pg_server *server, hl_error *error) {
   const char *version = server->version;
-  if (strstr(version, "-YB-") || strstr(version, "CockroachDB") ||
-      strstr(version, "Redshift"))
+  if (strstr(version, "-YB-") || strstr(version, "CockroachDB") || strstr(version, "Redshift"))
     return hl__error(error, HL_EUNSAFE_SERVER,
                      "the server is not PostgreSQL (%.60s): its advisory locks "
                      "are other ones, or none",

@@ -30,14 +30,13 @@ typedef struct hl__mysql_server {
 
 /* The variables that tell it, as a condition for SHOW GLOBAL VARIABLES: not every server
    has all. */
-#define HL__MYSQL_VARIABLES                                                  \
-  "Variable_name IN ('version','read_only','super_read_only',"               \
-  "'innodb_read_only','wsrep_on','log_bin','binlog_format',"                 \
+#define HL__MYSQL_VARIABLES                                                                        \
+  "Variable_name IN ('version','read_only','super_read_only',"                                     \
+  "'innodb_read_only','wsrep_on','log_bin','binlog_format',"                                       \
   "'group_replication_group_name','group_replication_single_primary_mode')"
 
 /* Notes one of them; others are left out. */
-void hl__mysql_server_note(hl__mysql_server *server, const char *name,
-                           const char *value);
+void hl__mysql_server_note(hl__mysql_server *server, const char *name, const char *value);
 /* HL_OK, or HL_EUNSAFE_SERVER: it is too old, or takes no row locks. */
 int hl__mysql_version_judge(const char *version, hl_error *error);
 /* HL_OK, or HL_EUNSAFE_SERVER: its version, or a lock there protects nothing. */
@@ -46,8 +45,7 @@ int hl__mysql_server_judge(const hl__mysql_server *server, hl_error *error);
 /* The status that an error number of the server's stands for, and in *hint what a person
    could do about it, to be put behind the server's message. */
 #define HL__MYSQL_HINT_MAX 160
-int hl__mysql_error_judge(unsigned number, const char *message, char *hint,
-                          size_t size);
+int hl__mysql_error_judge(unsigned number, const char *message, char *hint, size_t size);
 
 /* What a PostgreSQL says of itself. */
 typedef struct hl__pg_server {
@@ -58,8 +56,8 @@ typedef struct hl__pg_server {
 } hl__pg_server;
 
 /* Whether it belongs to a group with several primaries, as an SQL expression. */
-#define HL__PG_MULTIPLE                                                       \
-  "EXISTS(SELECT FROM pg_catalog.pg_extension WHERE extname IN "              \
+#define HL__PG_MULTIPLE                                                                            \
+  "EXISTS(SELECT FROM pg_catalog.pg_extension WHERE extname IN "                                   \
   "('bdr','spock'))"
 
 /* Whether there may be leases, to be evaluated behind the locks, in their statement: 2; 1 or
@@ -67,11 +65,11 @@ typedef struct hl__pg_server {
    somebody has dropped it alone. See ../postgresql/gate.c. */
 #define HL__PG_GATE_NAME "pg_catalog.to_regclass('public.hier_lock_gate')"
 #define HL__PG_GATE_ROWS "pg_catalog.to_regclass('public.hier_lock_lease_rows')"
-#define HL__PG_GATE_VALUE(unseen)                                             \
-  "CASE WHEN pg_catalog.pg_relation_is_updatable(1259,false) IS NULL THEN "   \
-  unseen " ELSE coalesce(pg_catalog.pg_sequence_last_value(" HL__PG_GATE_NAME \
-  "),CASE WHEN " HL__PG_GATE_NAME " IS NULL AND " HL__PG_GATE_ROWS            \
-  " IS NULL THEN 0 ELSE " unseen " END) END"
+#define HL__PG_GATE_VALUE(unseen)                                                                  \
+  "CASE WHEN pg_catalog.pg_relation_is_updatable(1259,false) IS NULL THEN " unseen                 \
+  " ELSE coalesce(pg_catalog.pg_sequence_last_value(" HL__PG_GATE_NAME                             \
+  "),CASE WHEN " HL__PG_GATE_NAME " IS NULL AND " HL__PG_GATE_ROWS " IS NULL THEN 0 ELSE " unseen  \
+  " END) END"
 
 /* HL_OK, or HL_EUNSAFE_SERVER: it is too old, or a lock there protects nothing. */
 int hl__pg_server_judge(const hl__pg_server *server, hl_error *error);

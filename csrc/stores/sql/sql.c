@@ -22,8 +22,7 @@ static hl_plan *without_buckets(const hl_plan *plan) {
   for (size_t i = 0; made && i < hl_plan_target_count(plan); i++) {
     hl_id ids[HL_LEVELS_MAX];
     hl_target target = hl_plan_target(plan, i, ids);
-    if (hl_plan_add(made, ids, target.level + 1, target.mode,
-                    target.mode_given, NULL) != HL_OK) {
+    if (hl_plan_add(made, ids, target.level + 1, target.mode, target.mode_given, NULL) != HL_OK) {
       hl_plan_free(made);
       return NULL;
     }
@@ -37,43 +36,34 @@ static hl_plan *without_buckets(const hl_plan *plan) {
    way it cannot know: then its row does not come back. The schema is named, as somebody
    else's function in the program's search_path may fit the literal better. */
 static char *postgresql_sql(const hl_plan *plan) {
-  static const char format[] =
-      "%sSELECT pg_catalog.pg_advisory_xact_lock%s('%" PRId64 "')";
-  static const char before[] = "SELECT l FROM (", behind[] =
-      " AS l," HL__PG_GATE_VALUE("2") " AS gate OFFSET 0) last WHERE gate "
-      "OPERATOR(pg_catalog.<) 2";
+  static const char format[] = "%sSELECT pg_catalog.pg_advisory_xact_lock%s('%" PRId64 "')";
+  static const char before[] = "SELECT l FROM (",
+                    behind[] = " AS l," HL__PG_GATE_VALUE("2") " AS gate OFFSET 0) last WHERE gate "
+                                                               "OPERATOR(pg_catalog.<) 2";
   hl_plan *own = without_buckets(plan);
   if (!own) return NULL;
   size_t n, used = 0, each = sizeof format + 64;
   const hl_row *rows = hl_plan_rows(own, &n);
   each += sizeof before;
-  char *sql = n < SIZE_MAX / each - sizeof behind
-                  ? malloc(n * each + sizeof behind)
-                  : NULL;
+  char *sql = n < SIZE_MAX / each - sizeof behind ? malloc(n * each + sizeof behind) : NULL;
   if (sql) sql[0] = '\0';
   for (size_t i = 0; sql && i < n; i++) {
-    if (i == n - 1)
-      used += (size_t)sprintf(sql + used, "%s%s", i ? " UNION ALL " : "", before);
-    used += (size_t)snprintf(
-        sql + used, each, format, i && i < n - 1 ? " UNION ALL " : "",
-        rows[i].mode == HL_SHARED ? "_shared" : "",
-        hl__row_key(rows[i].level, rows[i].bucket));
+    if (i == n - 1) used += (size_t)sprintf(sql + used, "%s%s", i ? " UNION ALL " : "", before);
+    used += (size_t)snprintf(sql + used, each, format, i && i < n - 1 ? " UNION ALL " : "",
+                             rows[i].mode == HL_SHARED ? "_shared" : "",
+                             hl__row_key(rows[i].level, rows[i].bucket));
   }
   if (sql && n > 0) (void)strcpy(sql + used, behind);
   hl_plan_free(own);
   return sql;
 }
 
-static bool has_tables(hl_dialect dialect) {
-  return dialect == HL_MYSQL || dialect == HL_MARIADB;
-}
+static bool has_tables(hl_dialect dialect) { return dialect == HL_MYSQL || dialect == HL_MARIADB; }
 
 char *hl_plan_sql(hl_plan *plan, hl_dialect dialect, const char *table) {
   static const char format[] =
-      "%s(SELECT level,bucket FROM %s WHERE level=%d AND bucket=%" PRIu64
-      " %s)";
-  const char *shared =
-      dialect == HL_MARIADB ? "LOCK IN SHARE MODE" : "FOR SHARE";
+      "%s(SELECT level,bucket FROM %s WHERE level=%d AND bucket=%" PRIu64 " %s)";
+  const char *shared = dialect == HL_MARIADB ? "LOCK IN SHARE MODE" : "FOR SHARE";
   size_t n;
   if (plan && dialect == HL_POSTGRESQL) return postgresql_sql(plan);
   if (!plan || !table || !has_tables(dialect)) return NULL;
@@ -85,17 +75,15 @@ char *hl_plan_sql(hl_plan *plan, hl_dialect dialect, const char *table) {
   size_t used = 0;
   sql[0] = '\0';
   for (size_t i = 0; i < n; i++)
-    used += (size_t)snprintf(sql + used, each, format, i ? " UNION ALL " : "",
-                             table, hl__sql_level(rows[i].level), rows[i].bucket,
+    used += (size_t)snprintf(sql + used, each, format, i ? " UNION ALL " : "", table,
+                             hl__sql_level(rows[i].level), rows[i].bucket,
                              rows[i].mode == HL_SHARED ? shared : "FOR UPDATE");
   return sql;
 }
 
-char *hl_plan_sql_leased(hl_plan *plan, hl_dialect dialect, const char *table,
-                         size_t *gates) {
+char *hl_plan_sql_leased(hl_plan *plan, hl_dialect dialect, const char *table, size_t *gates) {
   static const char suffix[] = "_buckets";
-  static const char format[] =
-      " UNION ALL (SELECT -1,g FROM %.*s_gate WHERE g=%u AND n=0 %s)";
+  static const char format[] = " UNION ALL (SELECT -1,g FROM %.*s_gate WHERE g=%u AND n=0 %s)";
   const size_t end = sizeof suffix - 1;
   if (gates) *gates = 0;
   if (!plan || !table || !gates || !has_tables(dialect)) return NULL;
@@ -124,8 +112,7 @@ char *hl_plan_sql_leased(hl_plan *plan, hl_dialect dialect, const char *table,
     unsigned gate = hl__sql_gate(rows[i].bucket, buckets);
     if (i > 0 && hl__sql_gate(rows[i - 1].bucket, buckets) == gate) continue;
     used += (size_t)snprintf(longer + used, each, format, (int)stem, table, gate,
-                             dialect == HL_MARIADB ? "LOCK IN SHARE MODE"
-                                                   : "FOR SHARE");
+                             dialect == HL_MARIADB ? "LOCK IN SHARE MODE" : "FOR SHARE");
     (*gates)++;
   }
   return longer;

@@ -55,8 +55,7 @@ static int ask(sqlite3 *db, const char *sql, char *out, size_t size) {
   if (size > 0) out[0] = '\0';
   if (code == SQLITE_OK) {
     code = sqlite3_step(statement);
-    const unsigned char *text =
-        code == SQLITE_ROW ? sqlite3_column_text(statement, 0) : NULL;
+    const unsigned char *text = code == SQLITE_ROW ? sqlite3_column_text(statement, 0) : NULL;
     if (text && size > 0) (void)snprintf(out, size, "%s", (const char *)text);
     if (code == SQLITE_ROW || code == SQLITE_DONE) code = SQLITE_OK;
   }
@@ -75,37 +74,30 @@ static int ask_number(sqlite3 *db, const char *sql, long long *number) {
 
 /* SQLite's code; *status says more where the file is not for us. In a
  *transaction, or not; empty: there is nothing in it. */
-static int whose(hl__sqlite_session *session, bool *empty, int *status,
-                 hl_error *error) {
+static int whose(hl__sqlite_session *session, bool *empty, int *status, hl_error *error) {
   long long tables, application, version;
   /* First: others may be making them, with what is asked then, at one stroke.
    */
-  int code =
-      ask_number(session->db, "SELECT count(*) FROM sqlite_master", &tables);
-  if (code == SQLITE_OK)
-    code = ask_number(session->db, "PRAGMA application_id", &application);
-  if (code == SQLITE_OK)
-    code = ask_number(session->db, "PRAGMA user_version", &version);
+  int code = ask_number(session->db, "SELECT count(*) FROM sqlite_master", &tables);
+  if (code == SQLITE_OK) code = ask_number(session->db, "PRAGMA application_id", &application);
+  if (code == SQLITE_OK) code = ask_number(session->db, "PRAGMA user_version", &version);
   if (code != SQLITE_OK) return code;
   *empty = tables == 0;
   if (!*empty && application != APPLICATION_ID)
-    *status =
-        hl__error(error, HL_ESTORE,
-                  "%s is a database of something else; name a file of its "
-                  "own for hierlock",
-                  session->path);
+    *status = hl__error(error, HL_ESTORE,
+                        "%s is a database of something else; name a file of its "
+                        "own for hierlock",
+                        session->path);
   else if (!*empty && version != VERSION)
-    *status =
-        hl__error(error, HL_ESTORE,
-                  "%s was made by another version of hierlock (format %lld, and "
-                  "this one knows %d): see Upgrading in docs/operations.md",
-                  session->path, version, VERSION);
+    *status = hl__error(error, HL_ESTORE,
+                        "%s was made by another version of hierlock (format %lld, and "
+                        "this one knows %d): see Upgrading in docs/operations.md",
+                        session->path, version, VERSION);
   return SQLITE_OK;
 }
 
 /* Makes the tables, unless another process is first. */
-static int tables_make(hl__sqlite_session *session, int *status,
-                       hl_error *error) {
+static int tables_make(hl__sqlite_session *session, int *status, hl_error *error) {
   char names[HL__LAYOUT_NAMES_MAX];
   bool empty = false;
   sqlite3_stmt *statement = NULL;
@@ -116,9 +108,8 @@ static int tables_make(hl__sqlite_session *session, int *status,
   if (code == SQLITE_OK && empty) {
     code = sqlite3_exec(session->db, schema, NULL, NULL, NULL);
     if (code == SQLITE_OK)
-      code =
-          sqlite3_prepare_v2(session->db, "INSERT INTO hierlock VALUES(?1,0)",
-                             -1, &statement, NULL);
+      code = sqlite3_prepare_v2(session->db, "INSERT INTO hierlock VALUES(?1,0)", -1, &statement,
+                                NULL);
     if (code == SQLITE_OK) {
       (void)sqlite3_bind_text(statement, 1, names, -1, SQLITE_STATIC);
       (void)sqlite3_step(statement);
@@ -133,29 +124,22 @@ static int tables_make(hl__sqlite_session *session, int *status,
 
 /* ------------------------------------------------------------- the levels */
 
-static int layout_agree(hl__sqlite_session *session, const char *names,
-                        hl_error *error) {
+static int layout_agree(hl__sqlite_session *session, const char *names, hl_error *error) {
   hl__sqlite_store *store = session->store;
-  hl_layout *wanted =
-      store->base.layout ? store->base.layout : store->config->layout;
+  hl_layout *wanted = store->base.layout ? store->base.layout : store->config->layout;
   hl_layout *said = NULL;
   char ours[HL__LAYOUT_NAMES_MAX];
   if (strcmp(hl__layout_names(wanted, ours), names) == 0)
-    return store->base.layout
-               ? HL_OK
-               : hl__layout_unbucketed(wanted, &store->base.layout, error);
+    return store->base.layout ? HL_OK : hl__layout_unbucketed(wanted, &store->base.layout, error);
   if (store->base.layout || !wanted->levels_open)
-    return hl__error(
-        error, HL_EMISMATCH,
-        "%s has the levels %.130s; this program wants %.90s: leave "
-        "out `levels`, and it takes what is there; or name another "
-        "file",
-        session->path, names, ours);
-  int status =
-      hl__layout_agree(wanted, names, hl_layout_buckets(wanted), session->path,
-                       "name another file", &said, error);
-  if (status == HL_OK)
-    status = hl__layout_unbucketed(said, &store->base.layout, error);
+    return hl__error(error, HL_EMISMATCH,
+                     "%s has the levels %.130s; this program wants %.90s: leave "
+                     "out `levels`, and it takes what is there; or name another "
+                     "file",
+                     session->path, names, ours);
+  int status = hl__layout_agree(wanted, names, hl_layout_buckets(wanted), session->path,
+                                "name another file", &said, error);
+  if (status == HL_OK) status = hl__layout_unbucketed(said, &store->base.layout, error);
   hl_layout_unref(said);
   return status;
 }
@@ -179,12 +163,9 @@ static int set_up(hl__sqlite_session *session, int *status, hl_error *error) {
                         session->path, said);
     return SQLITE_OK;
   }
-  code = ask(db,
-             session->store->lasts ? "PRAGMA synchronous=FULL"
-                                   : "PRAGMA synchronous=NORMAL",
+  code = ask(db, session->store->lasts ? "PRAGMA synchronous=FULL" : "PRAGMA synchronous=NORMAL",
              NULL, 0);
-  if (code == SQLITE_OK)
-    code = ask(db, "PRAGMA journal_size_limit=" LOG_MAX, NULL, 0);
+  if (code == SQLITE_OK) code = ask(db, "PRAGMA journal_size_limit=" LOG_MAX, NULL, 0);
   long long size;
   if (code == SQLITE_OK) code = ask_number(db, "PRAGMA page_size", &size);
   if (code == SQLITE_OK) session->page_size = size;
@@ -197,31 +178,25 @@ static int set_up(hl__sqlite_session *session, int *status, hl_error *error) {
   return code;
 }
 
-int hl__sqlite_open(hl__sqlite_session *session, int64_t deadline,
-                    hl_error *error) {
+int hl__sqlite_open(hl__sqlite_session *session, int64_t deadline, hl_error *error) {
   static const struct timespec pause = {.tv_nsec = PAUSE_NS};
   int code = sqlite3_open_v2(session->path, &session->db,
                              SQLITE_OPEN_READWRITE | SQLITE_OPEN_NOMUTEX, NULL);
   int status = HL_OK;
-  if (code == SQLITE_OK && sqlite3_db_readonly(session->db, "main") == 1)
-    code = SQLITE_READONLY;
+  if (code == SQLITE_OK && sqlite3_db_readonly(session->db, "main") == 1) code = SQLITE_READONLY;
   if (code == SQLITE_OK) {
     /* The log would be taken apart by the last to close, which takes its time.
      */
-    (void)sqlite3_db_config(session->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1,
-                            NULL);
+    (void)sqlite3_db_config(session->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL);
     int chunk = HL__SQLITE_CHUNK;
-    (void)sqlite3_file_control(session->db, "main", SQLITE_FCNTL_CHUNK_SIZE,
-                               &chunk);
-    while ((code = set_up(session, &status, error)) == SQLITE_BUSY &&
-           hl__left_ms(deadline) > 0)
+    (void)sqlite3_file_control(session->db, "main", SQLITE_FCNTL_CHUNK_SIZE, &chunk);
+    while ((code = set_up(session, &status, error)) == SQLITE_BUSY && hl__left_ms(deadline) > 0)
       (void)nanosleep(&pause, NULL);
   }
   if (code != SQLITE_OK) {
     status = hl__sqlite_error(session, code, "open the database", error);
     if (status == HL_TIMEOUT)
-      status = hl__error(error, HL_ECONNECTION,
-                         "another program keeps %s locked", session->path);
+      status = hl__error(error, HL_ECONNECTION, "another program keeps %s locked", session->path);
   }
   if (status == HL_OK && !hl__sqlite_place_stands(session))
     status = hl__sqlite_moved_error(session, error);

@@ -20,8 +20,7 @@ int hl__sqlite_dsn(char *text, hl_dsn *dsn, hl_error *error) {
   if (status) return status;
   size_t size = strlen(text);
   if (size == 0 || text[size - 1] == '/')
-    return hl__error(error, HL_EDSN,
-                     "the DSN names no file: write sqlite:/path/to/file");
+    return hl__error(error, HL_EDSN, "the DSN names no file: write sqlite:/path/to/file");
   if (strcmp(text, ":memory:") == 0 || strcmp(text, "/:memory:") == 0)
     return hl__error(error, HL_EDSN,
                      "a database in memory is that of one connection, and keeps "
@@ -31,12 +30,10 @@ int hl__sqlite_dsn(char *text, hl_dsn *dsn, hl_error *error) {
 }
 
 int hl__sqlite_params(hl__sqlite_store *store, hl_error *error) {
-  static const hl__dsn_word words[] = {
-      {"full", true}, {"normal", false}, {.word = NULL}};
+  static const hl__dsn_word words[] = {{"full", true}, {"normal", false}, {.word = NULL}};
   unsigned lasts = true;
-  static const hl__dsn_known params[] = {
-      {"synchronous", HL__DSN_WORD, .words = words},
-      {.name = NULL}};
+  static const hl__dsn_known params[] = {{"synchronous", HL__DSN_WORD, .words = words},
+                                         {.name = NULL}};
   int status = hl__dsn_store(store->config->dsn, params, &lasts, error);
   store->lasts = lasts;
   return status;

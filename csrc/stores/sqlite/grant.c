@@ -33,9 +33,8 @@
 
 /* In the way of one row: a lease, but not `own`. Those whose time is up are deleted, or, where
    nothing may be written, end the look. */
-static int lease_at(hl__sqlite_session *session, const hl_row *row, int64_t own,
-                    bool writes, hl__sqlite_blocker *blocker, bool *found,
-                    bool *unsure) {
+static int lease_at(hl__sqlite_session *session, const hl_row *row, int64_t own, bool writes,
+                    hl__sqlite_blocker *blocker, bool *found, bool *unsure) {
   for (;;) {
     hl__sqlite_end_time end;
     sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_BLOCKER);
@@ -55,14 +54,12 @@ static int lease_at(hl__sqlite_session *session, const hl_row *row, int64_t own,
         *unsure = true;
       } else {
         int changes = sqlite3_total_changes(session->db);
-        code = hl__sqlite_record_delete(
-            session, number, sqlite3_column_blob(it, 4),
-            (size_t)sqlite3_column_bytes(it, 4), true);
+        code = hl__sqlite_record_delete(session, number, sqlite3_column_blob(it, 4),
+                                        (size_t)sqlite3_column_bytes(it, 4), true);
         (void)sqlite3_reset(it);
         if (code != SQLITE_OK) return code;
         /* It would be met for ever. */
-        if (sqlite3_total_changes(session->db) == changes)
-          return SQLITE_CORRUPT;
+        if (sqlite3_total_changes(session->db) == changes) return SQLITE_CORRUPT;
         continue;
       }
     }
@@ -73,19 +70,15 @@ static int lease_at(hl__sqlite_session *session, const hl_row *row, int64_t own,
 
 /* *found: what is in the way of the request; earlier waiters first, so that of
    many who wait for one lease only the first looks when that is over. */
-static int look(hl__sqlite_session *session, const hl_request *request,
-                int64_t ticket, int64_t own, bool waiters, bool writes,
-                hl__sqlite_blocker *blocker, bool *found, bool *unsure) {
+static int look(hl__sqlite_session *session, const hl_request *request, int64_t ticket, int64_t own,
+                bool waiters, bool writes, hl__sqlite_blocker *blocker, bool *found, bool *unsure) {
   int code = SQLITE_OK;
   *found = *unsure = false;
   /* Whoever waits for what is to be upgraded waits for that lease: it passes them. */
   if (waiters && !request->upgrade)
-    code = hl__sqlite_earlier(session, request, ticket, writes, blocker, found,
-                              unsure);
-  for (size_t i = 0; i < request->n && code == SQLITE_OK && !*found && !*unsure;
-       i++)
-    code = lease_at(session, &request->rows[i], own, writes, blocker, found,
-                    unsure);
+    code = hl__sqlite_earlier(session, request, ticket, writes, blocker, found, unsure);
+  for (size_t i = 0; i < request->n && code == SQLITE_OK && !*found && !*unsure; i++)
+    code = lease_at(session, &request->rows[i], own, writes, blocker, found, unsure);
   return code;
 }
 
@@ -99,16 +92,15 @@ typedef struct attempt {
   int64_t own;    /* of an upgrade: the number of the lease; else 0 */
   int lost;       /* of an upgrade: HL_ELOST, and `why` */
   hl_error why;
-  bool barred;    /* another transaction was in the way, for all the time there was */
-  bool draws;     /* one is to be drawn, in a transaction that need not last */
+  bool barred; /* another transaction was in the way, for all the time there was */
+  bool draws;  /* one is to be drawn, in a transaction that need not last */
   hl__sqlite_blocker blocker;
 } attempt;
 
 /* The next number; never one that was given before, also when what was written
    last was lost with the power (synchronous=normal): unless the clock was set
    back, too, or tokens were raised beyond it. */
-static int number_next(hl__sqlite_session *session, int64_t last, bool ticket,
-                       int64_t *number) {
+static int number_next(hl__sqlite_session *session, int64_t last, bool ticket, int64_t *number) {
   int64_t now = hl__unix_ms() * 1000;
   *number = now > last ? now : last + 1;
   if (ticket) *number = hl__sqlite_beat_free(session, *number);
@@ -120,8 +112,7 @@ static int number_next(hl__sqlite_session *session, int64_t last, bool ticket,
 
 /* The ticket is there no more: a request took it for dead, or passed it, or it
  * was never committed. */
-static int ticket_look(hl__sqlite_session *session, attempt *self,
-                       bool *there) {
+static int ticket_look(hl__sqlite_session *session, attempt *self, bool *there) {
   *there = false;
   if (!self->ticket) return SQLITE_OK;
   sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_GET_WAITER);
@@ -134,14 +125,12 @@ static int ticket_look(hl__sqlite_session *session, attempt *self,
 }
 
 static void ticket_give(hl__sqlite_session *session, attempt *self) {
-  if (self->locked)
-    hl__sqlite_byte_unlock(session, HL__SQLITE_TICKETS, (uint64_t)self->ticket);
+  if (self->locked) hl__sqlite_byte_unlock(session, HL__SQLITE_TICKETS, (uint64_t)self->ticket);
   self->locked = false;
   self->ticket = 0;
 }
 
-static int ticket_draw(hl__sqlite_session *session, attempt *self,
-                       int64_t last) {
+static int ticket_draw(hl__sqlite_session *session, attempt *self, int64_t last) {
   int64_t ticket;
   ticket_give(session, self);
   int code = number_next(session, last, true, &ticket);
@@ -149,8 +138,7 @@ static int ticket_draw(hl__sqlite_session *session, attempt *self,
   if (code != SQLITE_OK) return code;
   self->ticket = ticket;
   /* Before anybody can see it. */
-  self->locked =
-      hl__sqlite_byte_lock(session, HL__SQLITE_TICKETS, (uint64_t)ticket);
+  self->locked = hl__sqlite_byte_lock(session, HL__SQLITE_TICKETS, (uint64_t)ticket);
   return hl__sqlite_ticket_add(session, self->request, ticket);
 }
 
@@ -165,8 +153,7 @@ static int room_reserve(hl__sqlite_session *session) {
   if (code != SQLITE_ROW) return code == SQLITE_DONE ? SQLITE_ERROR : code;
   size = size * session->page_size + HL__SQLITE_CHUNK / 4;
   if (session->file_size >= size) return SQLITE_OK;
-  return sqlite3_file_control(session->db, "main", SQLITE_FCNTL_SIZE_HINT,
-                              &size) == SQLITE_OK
+  return sqlite3_file_control(session->db, "main", SQLITE_FCNTL_SIZE_HINT, &size) == SQLITE_OK
              ? SQLITE_OK
              : SQLITE_FULL;
 }
@@ -175,8 +162,7 @@ static int room_reserve(hl__sqlite_session *session) {
    way, and a ticket was drawn; or one is to be drawn: self->draws. A ticket
    need not outlive its process: that it is there is no reason to wait for the
    disk. */
-static int attempt_make(hl__sqlite_session *session, attempt *self,
-                        bool *granted) {
+static int attempt_make(hl__sqlite_session *session, attempt *self, bool *granted) {
   const hl_request *request = self->request;
   bool found = false, unsure, there;
   int64_t number;
@@ -192,12 +178,11 @@ static int attempt_make(hl__sqlite_session *session, attempt *self,
   (void)sqlite3_reset(it);
   code = ticket_look(session, self, &there);
   if (code == SQLITE_OK && request->upgrade)
-    code = hl__sqlite_held(session, request->lease, &self->own, &self->lost,
-                           &self->why);
+    code = hl__sqlite_held(session, request->lease, &self->own, &self->lost, &self->why);
   if (code == SQLITE_OK && self->lost) return code;
   if (code == SQLITE_OK)
-    code = look(session, request, there ? self->ticket : 0, self->own, waiters,
-                true, &self->blocker, &found, &unsure);
+    code = look(session, request, there ? self->ticket : 0, self->own, waiters, true,
+                &self->blocker, &found, &unsure);
   if (code != SQLITE_OK) return code;
   bool draws = found && !there && !request->try_once;
   self->draws = draws && session->store->lasts && !session->relax;
@@ -207,8 +192,8 @@ static int attempt_make(hl__sqlite_session *session, attempt *self,
     uint8_t *packed = sqlite3_malloc64(request->n * HL__SQLITE_ROW_SIZE);
     if (!packed) return SQLITE_NOMEM;
     hl__sqlite_rows_pack(request->rows, request->n, packed);
-    code = hl__sqlite_ticket_delete(session, self->ticket, packed,
-                                    request->n * HL__SQLITE_ROW_SIZE);
+    code =
+        hl__sqlite_ticket_delete(session, self->ticket, packed, request->n * HL__SQLITE_ROW_SIZE);
     sqlite3_free(packed);
   }
   if (request->upgrade)
@@ -218,8 +203,7 @@ static int attempt_make(hl__sqlite_session *session, attempt *self,
   /* The time counts from here: whoever waits has not seen the record yet. */
   int64_t now = hl__lease_ms();
   if (code == SQLITE_OK && request->upgrade)
-    code = hl__sqlite_regrade(session, request, NULL, NULL, &self->lost,
-                              &self->why);
+    code = hl__sqlite_regrade(session, request, NULL, NULL, &self->lost, &self->why);
   else if (code == SQLITE_OK)
     code = hl__sqlite_record_add(session, request, number, now);
   if (code == SQLITE_OK) code = room_reserve(session);
@@ -232,8 +216,8 @@ static int attempt_make(hl__sqlite_session *session, attempt *self,
 }
 
 /* HL_OK: granted. HL_TIMEOUT: something is, or was, in the way. */
-static int attempt_once(hl__sqlite_session *session, attempt *self,
-                        int64_t deadline, hl_error *error) {
+static int attempt_once(hl__sqlite_session *session, attempt *self, int64_t deadline,
+                        hl_error *error) {
   static const char doing[] = "record a lease";
   for (bool again = false;; again = true) {
     bool granted = false;
@@ -258,8 +242,8 @@ static int attempt_once(hl__sqlite_session *session, attempt *self,
 
 /* The same; where something is in the way there is a ticket then, unless the
    request tries once, or it went out of the way meanwhile. */
-static int attempt_run(hl__sqlite_session *session, attempt *self,
-                       int64_t deadline, hl_error *error) {
+static int attempt_run(hl__sqlite_session *session, attempt *self, int64_t deadline,
+                       hl_error *error) {
   int status = attempt_once(session, self, deadline, error);
   if (status != HL_TIMEOUT || !self->draws) return status;
   self->draws = false;
@@ -273,8 +257,7 @@ static int attempt_run(hl__sqlite_session *session, attempt *self,
 
 /* Whether nothing seems to be in the way any more; else what is. HL_OK:
    nothing; HL_TIMEOUT: something. */
-static int look_again(hl__sqlite_session *session, attempt *self,
-                      hl_error *error) {
+static int look_again(hl__sqlite_session *session, attempt *self, hl_error *error) {
   bool found = false, unsure = false, there = true;
   int status = hl__sqlite_enter(session, error);
   if (status) return status;
@@ -284,8 +267,8 @@ static int look_again(hl__sqlite_session *session, attempt *self,
   }
   int code = ticket_look(session, self, &there);
   if (code == SQLITE_OK && there)
-    code = look(session, self->request, self->ticket, self->own, true, false,
-                &self->blocker, &found, &unsure);
+    code = look(session, self->request, self->ticket, self->own, true, false, &self->blocker,
+                &found, &unsure);
   if (code != SQLITE_OK) {
     status = hl__sqlite_error(session, code, "look for leases", error);
     found = status == HL_TIMEOUT; /* somebody recovers the log: later */
@@ -298,19 +281,16 @@ static int look_again(hl__sqlite_session *session, attempt *self,
 
 /* Sleeps until there is a reason to look: the bell, the end of what is in the
    way, its death or that it was stopped, the deadline, an interruption, or LOOK_MS. */
-static void sleep_on(hl__sqlite_session *session, const attempt *self,
-                     hl__sqlite_bell *bell, uint32_t seen, int64_t deadline) {
+static void sleep_on(hl__sqlite_session *session, const attempt *self, hl__sqlite_bell *bell,
+                     uint32_t seen, int64_t deadline) {
   int64_t now = hl__now_ms();
   int64_t end = hl__deadline(now, LOOK_MS);
   int64_t over = hl__deadline(now, self->blocker.left);
   if (over < end) end = over;
   if (hl__deadline(deadline, 1) < end) end = hl__deadline(deadline, 1);
-  while (now < end && atomic_load(&bell->events) == seen &&
-         !atomic_load(&session->interrupted)) {
+  while (now < end && atomic_load(&bell->events) == seen && !atomic_load(&session->interrupted)) {
     int64_t ticket = self->blocker.ticket;
-    if (ticket &&
-        !hl__sqlite_is_alive(session, HL__SQLITE_TICKETS, (uint64_t)ticket))
-      return;
+    if (ticket && !hl__sqlite_is_alive(session, HL__SQLITE_TICKETS, (uint64_t)ticket)) return;
     int64_t piece = now + ALIVE_MS;
     hl__sqlite_sleep(session, bell, seen, piece < end ? piece : end);
     now = hl__now_ms();
@@ -318,8 +298,8 @@ static void sleep_on(hl__sqlite_session *session, const attempt *self,
 }
 
 /* HL_OK: it is worth another attempt. */
-static int wait_for_it(hl__sqlite_session *session, attempt *self,
-                       int64_t deadline, hl_error *error) {
+static int wait_for_it(hl__sqlite_session *session, attempt *self, int64_t deadline,
+                       hl_error *error) {
   int status = HL_TIMEOUT;
   while (status == HL_TIMEOUT) {
     int64_t key = self->blocker.key;
@@ -346,18 +326,16 @@ static int wait_for_it(hl__sqlite_session *session, attempt *self,
   return status;
 }
 
-int hl__sqlite_take(hl__sqlite_session *session, const hl_request *request,
-                    hl_grant *grant, hl_error *error) {
+int hl__sqlite_take(hl__sqlite_session *session, const hl_request *request, hl_grant *grant,
+                    hl_error *error) {
   attempt self = {.request = request, .grant = grant};
-  int64_t deadline =
-      request->try_once ? hl__answer_by(request->deadline) : request->deadline;
+  int64_t deadline = request->try_once ? hl__answer_by(request->deadline) : request->deadline;
   int status;
   for (;;) {
     status = attempt_run(session, &self, deadline, error);
     if (status != HL_TIMEOUT || request->try_once) break;
     if (hl__now_ms() > deadline) break; /* also where nothing is in the way */
-    if (!self.ticket)
-      continue; /* it did not come to its turn, or need not wait */
+    if (!self.ticket) continue;         /* it did not come to its turn, or need not wait */
     /* Others, who come now, would neither see that we live nor ring for us. */
     if (!hl__sqlite_side_stands(session)) {
       status = hl__sqlite_moved_error(session, error);
@@ -371,16 +349,14 @@ int hl__sqlite_take(hl__sqlite_session *session, const hl_request *request,
   /* Those who waited only for us. Where a lease was granted they wait for that.
    */
   for (size_t i = 0; waited && status != HL_OK && i < request->n; i++)
-    hl__sqlite_ring(
-        hl__sqlite_bell_of(session, hl__sqlite_key(&request->rows[i])));
+    hl__sqlite_ring(hl__sqlite_bell_of(session, hl__sqlite_key(&request->rows[i])));
   if (status == HL_TIMEOUT) {
     (void)hl__error(error, HL_TIMEOUT, "the lock is not free");
     if (self.barred && error)
-      (void)snprintf(error->reason, sizeof error->reason,
-                     "another program keeps %s locked", session->path);
+      (void)snprintf(error->reason, sizeof error->reason, "another program keeps %s locked",
+                     session->path);
     return HL_TIMEOUT;
   }
-  if (status == HL_CANCELLED)
-    return hl__error(error, HL_CANCELLED, "the wait was interrupted");
+  if (status == HL_CANCELLED) return hl__error(error, HL_CANCELLED, "the wait was interrupted");
   return status;
 }

@@ -58,15 +58,13 @@ static int64_t at_least(int64_t deadline) {
 
 static bool is_bytes(sqlite3_stmt *it, int column, const uint8_t bytes[16]) {
   const void *blob = sqlite3_column_blob(it, column);
-  return blob && sqlite3_column_bytes(it, column) == 16 &&
-         memcmp(blob, bytes, 16) == 0;
+  return blob && sqlite3_column_bytes(it, column) == 16 && memcmp(blob, bytes, 16) == 0;
 }
 
 static int gone_error(hl_error *error) {
-  return hl__error(
-      error, HL_ELOST,
-      "the lease has ended, and somebody has taken what it locked, or "
-      "given it back");
+  return hl__error(error, HL_ELOST,
+                   "the lease has ended, and somebody has taken what it locked, or "
+                   "given it back");
 }
 
 static int revoked_error(sqlite3_stmt *it, hl_error *error) {
@@ -77,8 +75,7 @@ static int revoked_error(sqlite3_stmt *it, hl_error *error) {
 }
 
 /* Wakes those who wait for any of the rows. */
-static void rows_ring(const hl__sqlite_session *session, const uint8_t *packed,
-                      size_t size) {
+static void rows_ring(const hl__sqlite_session *session, const uint8_t *packed, size_t size) {
   for (size_t i = 0; i < size / HL__SQLITE_ROW_SIZE; i++) {
     bool exclusive;
     int64_t key = hl__sqlite_rows_at(packed, i, &exclusive);
@@ -106,16 +103,15 @@ static int find(hl__sqlite_session *session, const hl_lease_terms *terms,
                 sqlite3_stmt **statement) {
   /* Of one that was granted while it was cancelled nobody has the place. */
   bool placed = terms->place != 0;
-  *statement = hl__sqlite_statement(
-      session, placed ? HL__SQLITE_GET_LEASE : HL__SQLITE_GET_LEASE_BY_ID);
+  *statement =
+      hl__sqlite_statement(session, placed ? HL__SQLITE_GET_LEASE : HL__SQLITE_GET_LEASE_BY_ID);
   if (!*statement) return sqlite3_errcode(session->db);
   if (placed)
     (void)sqlite3_bind_int64(*statement, 1, (int64_t)terms->place);
   else
     (void)sqlite3_bind_blob(*statement, 1, terms->id, 16, SQLITE_TRANSIENT);
   int code = hl__sqlite_step(*statement);
-  if (code == SQLITE_ROW && !is_bytes(*statement, ID, terms->id))
-    code = SQLITE_DONE;
+  if (code == SQLITE_ROW && !is_bytes(*statement, ID, terms->id)) code = SQLITE_DONE;
   return code;
 }
 
@@ -125,8 +121,7 @@ static int find_held(hl__sqlite_session *session, const hl_lease_terms *terms,
                      sqlite3_stmt **statement, int *status, hl_error *error) {
   int code = find(session, terms, statement);
   sqlite3_stmt *it = *statement;
-  if (code == SQLITE_ROW && is_bytes(it, HOLDER, terms->holder) &&
-      !sqlite3_column_int(it, REVOKED))
+  if (code == SQLITE_ROW && is_bytes(it, HOLDER, terms->holder) && !sqlite3_column_int(it, REVOKED))
     return SQLITE_ROW;
   if (code == SQLITE_DONE) {
     *status = gone_error(error);
@@ -136,8 +131,7 @@ static int find_held(hl__sqlite_session *session, const hl_lease_terms *terms,
       *status = revoked_error(it, error);
     else
       *status =
-          hl__error(error, HL_ELOST,
-                    "the lease was imported, and belongs to that handle now");
+          hl__error(error, HL_ELOST, "the lease was imported, and belongs to that handle now");
   }
   return code;
 }
@@ -164,8 +158,7 @@ static int end_set(hl__sqlite_session *session, operation *self) {
   return hl__sqlite_run(session, HL__SQLITE_SET_END);
 }
 
-static int refresh_in(hl__sqlite_session *session, void *context, int *status,
-                      hl_error *error) {
+static int refresh_in(hl__sqlite_session *session, void *context, int *status, hl_error *error) {
   operation *self = context;
   hl__sqlite_end_time before;
   sqlite3_stmt *it;
@@ -175,8 +168,7 @@ static int refresh_in(hl__sqlite_session *session, void *context, int *status,
     self->number = sqlite3_column_int64(it, NUMBER);
     /* Those who wait for its end must hear that it is sooner. */
     code = SQLITE_OK;
-    if (self->ttl < hl__sqlite_left(session->store, &before))
-      code = rows_keep(self, it);
+    if (self->ttl < hl__sqlite_left(session->store, &before)) code = rows_keep(self, it);
     (void)sqlite3_reset(it);
     return code == SQLITE_OK ? end_set(session, self) : code;
   }
@@ -184,22 +176,20 @@ static int refresh_in(hl__sqlite_session *session, void *context, int *status,
   return code == SQLITE_DONE ? SQLITE_OK : code;
 }
 
-static int lease_refresh(hl_session *base, const hl_lease_terms *terms,
-                         int64_t ttl, int64_t deadline, int64_t *sent_ms,
-                         hl_error *error) {
+static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t ttl,
+                         int64_t deadline, int64_t *sent_ms, hl_error *error) {
   hl__sqlite_session *session = session_of(base);
   operation self = {.terms = terms, .ttl = ttl};
-  int status = hl__sqlite_write(session, refresh_in, &self, "refresh a lease",
-                                at_least(deadline), error);
+  int status =
+      hl__sqlite_write(session, refresh_in, &self, "refresh a lease", at_least(deadline), error);
   if (status == HL_OK) *sent_ms = self.sent_ms;
-  if (status == HL_OK && self.packed)
-    rows_ring(session, self.packed, self.size);
+  if (status == HL_OK && self.packed) rows_ring(session, self.packed, self.size);
   free(self.packed);
   return status;
 }
 
-static int lease_look(hl_session *base, const hl_lease_terms *terms,
-                      int64_t deadline, int64_t *left_ms, hl_error *error) {
+static int lease_look(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
+                      int64_t *left_ms, hl_error *error) {
   hl__sqlite_session *session = session_of(base);
   hl__sqlite_end_time end;
   sqlite3_stmt *it;
@@ -222,8 +212,7 @@ static int lease_look(hl_session *base, const hl_lease_terms *terms,
   return status;
 }
 
-static int drop_in(hl__sqlite_session *session, void *context, int *status,
-                   hl_error *error) {
+static int drop_in(hl__sqlite_session *session, void *context, int *status, hl_error *error) {
   operation *self = context;
   sqlite3_stmt *it;
   int code = find_held(session, self->terms, &it, status, error);
@@ -233,12 +222,11 @@ static int drop_in(hl__sqlite_session *session, void *context, int *status,
   }
   (void)sqlite3_reset(it);
   if (code != SQLITE_OK) return code == SQLITE_DONE ? SQLITE_OK : code;
-  return hl__sqlite_record_delete(session, self->number, self->packed,
-                                  self->size, true);
+  return hl__sqlite_record_delete(session, self->number, self->packed, self->size, true);
 }
 
-static int lease_drop(hl_session *base, const hl_lease_terms *terms,
-                      bool confirm, int64_t deadline, hl_error *error) {
+static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confirm, int64_t deadline,
+                      hl_error *error) {
   hl__sqlite_session *session = session_of(base);
   operation self = {.terms = terms};
   int status = hl__sqlite_write(session, drop_in, &self, "release a lease",
@@ -254,8 +242,7 @@ typedef struct several {
 } several;
 
 /* In one transaction; those that are not there are left out. */
-static int drop_all_in(hl__sqlite_session *session, void *context, int *status,
-                       hl_error *error) {
+static int drop_all_in(hl__sqlite_session *session, void *context, int *status, hl_error *error) {
   several *self = context;
   int code = SQLITE_OK, gone;
   (void)status;
@@ -264,17 +251,16 @@ static int drop_all_in(hl__sqlite_session *session, void *context, int *status,
   return code;
 }
 
-static int lease_drop_all(hl_session *base, const hl_lease_terms *terms,
-                          size_t n, int64_t deadline, hl_error *error) {
+static int lease_drop_all(hl_session *base, const hl_lease_terms *terms, size_t n, int64_t deadline,
+                          hl_error *error) {
   hl__sqlite_session *session = session_of(base);
   several self = {.each = calloc(n, sizeof *self.each), .n = n};
   if (!self.each) return hl__error_memory(error);
   for (size_t i = 0; i < n; i++) self.each[i].terms = &terms[i];
-  int status = hl__sqlite_write(session, drop_all_in, &self, "release leases",
-                                at_least(deadline), error);
+  int status =
+      hl__sqlite_write(session, drop_all_in, &self, "release leases", at_least(deadline), error);
   for (size_t i = 0; i < n; i++) {
-    if (status == HL_OK)
-      rows_ring(session, self.each[i].packed, self.each[i].size);
+    if (status == HL_OK) rows_ring(session, self.each[i].packed, self.each[i].size);
     free(self.each[i].packed);
   }
   free(self.each);
@@ -294,8 +280,7 @@ static bool is_same_rows(sqlite3_stmt *it, const hl_request *request) {
   return same;
 }
 
-static int adopt_in(hl__sqlite_session *session, void *context, int *status,
-                    hl_error *error) {
+static int adopt_in(hl__sqlite_session *session, void *context, int *status, hl_error *error) {
   operation *self = context;
   const hl_lease_terms *terms = self->terms;
   const hl_store_config *config = session->store->config;
@@ -307,14 +292,12 @@ static int adopt_in(hl__sqlite_session *session, void *context, int *status,
     return SQLITE_OK;
   }
   int code = find(session, terms, &it);
-  if (code == SQLITE_DONE ||
-      (code == SQLITE_ROW && !is_bytes(it, SECRET, terms->secret)))
+  if (code == SQLITE_DONE || (code == SQLITE_ROW && !is_bytes(it, SECRET, terms->secret)))
     *status = gone_error(error);
   else if (code == SQLITE_ROW && sqlite3_column_int(it, REVOKED))
     *status = revoked_error(it, error);
   else if (code == SQLITE_ROW && !is_same_rows(it, self->request))
-    *status = hl__error(error, HL_EMISMATCH,
-                        "the lease locks something else than its text says");
+    *status = hl__error(error, HL_EMISMATCH, "the lease locks something else than its text says");
   if (code == SQLITE_ROW) self->number = sqlite3_column_int64(it, NUMBER);
   (void)sqlite3_reset(it);
   if (code != SQLITE_ROW && code != SQLITE_DONE) return code;
@@ -334,12 +317,11 @@ static int adopt_in(hl__sqlite_session *session, void *context, int *status,
   return code;
 }
 
-static int lease_adopt(hl_session *base, const hl_request *request,
-                       hl_grant *grant, hl_error *error) {
+static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *grant,
+                       hl_error *error) {
   operation self = {.terms = request->lease, .request = request};
-  int status =
-      hl__sqlite_write(session_of(base), adopt_in, &self, "import a lease",
-                       hl__answer_by(request->deadline), error);
+  int status = hl__sqlite_write(session_of(base), adopt_in, &self, "import a lease",
+                                hl__answer_by(request->deadline), error);
   if (status) return status;
   grant->sent_ms = self.sent_ms;
   grant->token = (uint64_t)self.number << 8;
@@ -349,8 +331,8 @@ static int lease_adopt(hl_session *base, const hl_request *request,
 
 /* -------------------------------------------------------------- regrading */
 
-int hl__sqlite_held(hl__sqlite_session *session, const hl_lease_terms *terms,
-                    int64_t *number, int *status, hl_error *error) {
+int hl__sqlite_held(hl__sqlite_session *session, const hl_lease_terms *terms, int64_t *number,
+                    int *status, hl_error *error) {
   sqlite3_stmt *it;
   int code = find_held(session, terms, &it, status, error);
   if (code == SQLITE_ROW) *number = sqlite3_column_int64(it, NUMBER);
@@ -358,9 +340,8 @@ int hl__sqlite_held(hl__sqlite_session *session, const hl_lease_terms *terms,
   return code == SQLITE_ROW || code == SQLITE_DONE ? SQLITE_OK : code;
 }
 
-int hl__sqlite_regrade(hl__sqlite_session *session, const hl_request *request,
-                       uint8_t **packed, size_t *size, int *status,
-                       hl_error *error) {
+int hl__sqlite_regrade(hl__sqlite_session *session, const hl_request *request, uint8_t **packed,
+                       size_t *size, int *status, hl_error *error) {
   operation self = {.terms = request->lease};
   sqlite3_stmt *it;
   int code = find_held(session, self.terms, &it, status, error);
@@ -370,8 +351,7 @@ int hl__sqlite_regrade(hl__sqlite_session *session, const hl_request *request,
   }
   (void)sqlite3_reset(it);
   if (code == SQLITE_OK)
-    code = hl__sqlite_record_regrade(session, request, self.number, self.packed,
-                                     self.size);
+    code = hl__sqlite_record_regrade(session, request, self.number, self.packed, self.size);
   if (packed) {
     free(*packed);
     *packed = self.packed;
@@ -388,15 +368,13 @@ typedef struct regrading {
   size_t size;
 } regrading;
 
-static int downgrade_in(hl__sqlite_session *session, void *context, int *status,
-                        hl_error *error) {
+static int downgrade_in(hl__sqlite_session *session, void *context, int *status, hl_error *error) {
   regrading *self = context;
-  return hl__sqlite_regrade(session, self->request, &self->packed, &self->size,
-                            status, error);
+  return hl__sqlite_regrade(session, self->request, &self->packed, &self->size, status, error);
 }
 
-static int lease_regrade(hl_session *base, const hl_request *request,
-                         hl_grant *grant, hl_error *error) {
+static int lease_regrade(hl_session *base, const hl_request *request, hl_grant *grant,
+                         hl_error *error) {
   hl__sqlite_session *session = session_of(base);
   if (request->upgrade) return hl__sqlite_take(session, request, grant, error);
   regrading self = {.request = request};
@@ -419,25 +397,20 @@ static int key_compare(const void *key, const void *row) {
   return a < b ? -1 : a > b;
 }
 
-static int turned_compare(const void *key, const void *row) {
-  return key_compare(key, row) * -1;
-}
+static int turned_compare(const void *key, const void *row) { return key_compare(key, row) * -1; }
 
 /* The first of these rows, in locking order, with which a lease, or a ticket,
    of the packed ones conflicts; n: none. */
-static size_t first_met(const hl_row *rows, size_t n, const uint8_t *packed,
-                        size_t size) {
+static size_t first_met(const hl_row *rows, size_t n, const uint8_t *packed, size_t size) {
   size_t first = n;
   for (size_t k = 0; k < size / HL__SQLITE_ROW_SIZE; k++) {
     bool exclusive;
     uint64_t key = (uint64_t)hl__sqlite_rows_at(packed, k, &exclusive);
     size_t updates = hl__update_rows(rows, n);
-    const hl_row *row = bsearch(&key, rows + updates, n - updates, sizeof *rows,
-                                key_compare);
+    const hl_row *row = bsearch(&key, rows + updates, n - updates, sizeof *rows, key_compare);
     if (!row) row = bsearch(&key, rows, updates, sizeof *rows, turned_compare);
     if (row && (size_t)(row - rows) < first &&
-        hl__modes_conflict((hl_mode)row->mode,
-                           exclusive ? HL_EXCLUSIVE : HL_SHARED))
+        hl__modes_conflict((hl_mode)row->mode, exclusive ? HL_EXCLUSIVE : HL_SHARED))
       first = (size_t)(row - rows);
   }
   return first;
@@ -456,8 +429,8 @@ static bool matches(const hl__sqlite_session *session, sqlite3_stmt *it,
   }
   if (filter->n > 0) {
     const void *blob = sqlite3_column_blob(it, ROWS);
-    if (!blob || first_met(filter->rows, filter->n, blob,
-                           (size_t)sqlite3_column_bytes(it, ROWS)) != i)
+    if (!blob ||
+        first_met(filter->rows, filter->n, blob, (size_t)sqlite3_column_bytes(it, ROWS)) != i)
       return false;
   }
   if (filter->over) return true;
@@ -466,23 +439,20 @@ static bool matches(const hl__sqlite_session *session, sqlite3_stmt *it,
 }
 
 /* Calls fn for each record that matches, at `it`. fn's code, or SQLite's. */
-typedef int (*record_fn)(hl__sqlite_session *session, sqlite3_stmt *it,
-                         void *context);
-static int visit(hl__sqlite_session *session, const hl_lease_filter *filter,
-                 record_fn fn, void *context) {
+typedef int (*record_fn)(hl__sqlite_session *session, sqlite3_stmt *it, void *context);
+static int visit(hl__sqlite_session *session, const hl_lease_filter *filter, record_fn fn,
+                 void *context) {
   int code = SQLITE_OK;
-  for (size_t i = 0; code == SQLITE_OK && i < (filter->n ? filter->n : 1);
-       i++) {
-    sqlite3_stmt *it = hl__sqlite_statement(
-        session, filter->n ? HL__SQLITE_LIST_AT : HL__SQLITE_LIST);
+  for (size_t i = 0; code == SQLITE_OK && i < (filter->n ? filter->n : 1); i++) {
+    sqlite3_stmt *it =
+        hl__sqlite_statement(session, filter->n ? HL__SQLITE_LIST_AT : HL__SQLITE_LIST);
     if (!it) return sqlite3_errcode(session->db);
     if (filter->n) {
       (void)sqlite3_bind_int64(it, 1, hl__sqlite_key(&filter->rows[i]));
       (void)sqlite3_bind_int(it, 2, filter->rows[i].mode == HL_SHARED);
     }
     while (code == SQLITE_OK && (code = hl__sqlite_step(it)) == SQLITE_ROW)
-      code = matches(session, it, filter, i) ? fn(session, it, context)
-                                             : SQLITE_OK;
+      code = matches(session, it, filter, i) ? fn(session, it, context) : SQLITE_OK;
     if (code == SQLITE_DONE) code = SQLITE_OK;
     (void)sqlite3_reset(it);
   }
@@ -494,8 +464,7 @@ typedef struct listing {
   void *context;
 } listing;
 
-static int list_one(hl__sqlite_session *session, sqlite3_stmt *it,
-                    void *context) {
+static int list_one(hl__sqlite_session *session, sqlite3_stmt *it, void *context) {
   static const char hex[] = "0123456789abcdef";
   const listing *self = context;
   hl__sqlite_end_time end;
@@ -507,12 +476,10 @@ static int list_one(hl__sqlite_session *session, sqlite3_stmt *it,
   holder.remaining_ms = hl__sqlite_left(session->store, &end);
   hl__sqlite_column_text(it, PATH, holder.path, sizeof holder.path);
   hl__sqlite_column_text(it, LABEL, holder.label, sizeof holder.label);
-  hl__sqlite_column_text(it, APPLICATION, holder.application,
-                         sizeof holder.application);
+  hl__sqlite_column_text(it, APPLICATION, holder.application, sizeof holder.application);
   hl__sqlite_column_text(it, HOST, holder.host, sizeof holder.host);
   const unsigned char *owner = sqlite3_column_text(it, OWNER);
-  (void)snprintf(holder.owner, sizeof holder.owner, "%s",
-                 owner ? (const char *)owner : "");
+  (void)snprintf(holder.owner, sizeof holder.owner, "%s", owner ? (const char *)owner : "");
   const uint8_t *id = sqlite3_column_blob(it, ID);
   size_t id_size = (size_t)sqlite3_column_bytes(it, ID);
   for (size_t i = 0; id && i < 16 && i < id_size; i++) {
@@ -532,14 +499,13 @@ static int read_begin(hl__sqlite_session *session, hl_error *error) {
   return hl__sqlite_moved_error(session, error);
 }
 
-static int list(hl__sqlite_session *session, const hl_lease_filter *filter,
-                hl_holder_fn fn, void *context, hl_error *error) {
+static int list(hl__sqlite_session *session, const hl_lease_filter *filter, hl_holder_fn fn,
+                void *context, hl_error *error) {
   listing self = {fn, context};
   int status = read_begin(session, error);
   if (status) return status;
   int code = visit(session, filter, list_one, &self);
-  if (code != SQLITE_OK)
-    status = hl__sqlite_error(session, code, "list leases", error);
+  if (code != SQLITE_OK) status = hl__sqlite_error(session, code, "list leases", error);
   hl__sqlite_leave();
   return status;
 }
@@ -570,8 +536,7 @@ static bool is_old(const hl__sqlite_session *session, sqlite3_stmt *it) {
          hl__between_ms(end.till_unix, hl__unix_ms()) >= KEPT_MS;
 }
 
-static int sweep_in(hl__sqlite_session *session, void *context, int *status,
-                    hl_error *error) {
+static int sweep_in(hl__sqlite_session *session, void *context, int *status, hl_error *error) {
   const numbers *old = context;
   int code = SQLITE_OK;
   (void)status, (void)error;
@@ -581,9 +546,8 @@ static int sweep_in(hl__sqlite_session *session, void *context, int *status,
     (void)sqlite3_bind_int64(it, 1, old->list[i]);
     code = hl__sqlite_step(it);
     if (code == SQLITE_ROW && is_old(session, it))
-      code = hl__sqlite_record_delete(
-          session, old->list[i], sqlite3_column_blob(it, ROWS),
-          (size_t)sqlite3_column_bytes(it, ROWS), true);
+      code = hl__sqlite_record_delete(session, old->list[i], sqlite3_column_blob(it, ROWS),
+                                      (size_t)sqlite3_column_bytes(it, ROWS), true);
     else if (code == SQLITE_ROW || code == SQLITE_DONE)
       code = SQLITE_OK;
     (void)sqlite3_reset(it);
@@ -596,20 +560,15 @@ void hl__sqlite_sweep(hl__sqlite_session *session) {
   int64_t now = hl__now_ms();
   int_fast64_t due = atomic_load(&store->sweep);
   numbers old = {NULL, 0, 0};
-  if (now < due ||
-      !atomic_compare_exchange_strong(&store->sweep, &due, now + SWEEP_MS))
-    return;
+  if (now < due || !atomic_compare_exchange_strong(&store->sweep, &due, now + SWEEP_MS)) return;
   if (hl__sqlite_enter(session, NULL) != HL_OK) return;
   sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_LIST);
   int code = SQLITE_OK;
-  while (it && old.n < SWEEP_MAX && code == SQLITE_OK &&
-         hl__sqlite_step(it) == SQLITE_ROW)
-    if (is_old(session, it))
-      code = number_add(&old, sqlite3_column_int64(it, NUMBER));
+  while (it && old.n < SWEEP_MAX && code == SQLITE_OK && hl__sqlite_step(it) == SQLITE_ROW)
+    if (is_old(session, it)) code = number_add(&old, sqlite3_column_int64(it, NUMBER));
   (void)sqlite3_reset(it);
   hl__sqlite_leave();
-  if (old.n > 0)
-    (void)hl__sqlite_write(session, sweep_in, &old, "sweep", now, NULL);
+  if (old.n > 0) (void)hl__sqlite_write(session, sweep_in, &old, "sweep", now, NULL);
   free(old.list);
 }
 
@@ -623,8 +582,7 @@ typedef struct revocation {
   size_t size;
 } revocation;
 
-static int revoke_find(hl__sqlite_session *session, sqlite3_stmt *it,
-                       void *context) {
+static int revoke_find(hl__sqlite_session *session, sqlite3_stmt *it, void *context) {
   (void)session;
   return number_add(context, sqlite3_column_int64(it, NUMBER));
 }
@@ -638,8 +596,7 @@ static int rows_append(revocation *self, const void *rows, size_t size) {
   return SQLITE_OK;
 }
 
-static int revoke_one(hl__sqlite_session *session, revocation *self,
-                      int64_t number) {
+static int revoke_one(hl__sqlite_session *session, revocation *self, int64_t number) {
   sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_GET_LEASE);
   if (!it) return sqlite3_errcode(session->db);
   (void)sqlite3_bind_int64(it, 1, number);
@@ -648,8 +605,7 @@ static int revoke_one(hl__sqlite_session *session, revocation *self,
     const void *rows = sqlite3_column_blob(it, ROWS);
     size_t size = (size_t)sqlite3_column_bytes(it, ROWS);
     code = rows_append(self, rows, size);
-    if (code == SQLITE_OK)
-      code = hl__sqlite_record_delete(session, number, rows, size, false);
+    if (code == SQLITE_OK) code = hl__sqlite_record_delete(session, number, rows, size, false);
   }
   (void)sqlite3_reset(it);
   if (code != SQLITE_OK) return code;
@@ -663,8 +619,7 @@ static int revoke_one(hl__sqlite_session *session, revocation *self,
   return code;
 }
 
-static int revoke_in(hl__sqlite_session *session, void *context, int *status,
-                     hl_error *error) {
+static int revoke_in(hl__sqlite_session *session, void *context, int *status, hl_error *error) {
   revocation *self = context;
   (void)status, (void)error;
   self->found.n = 0;
@@ -675,16 +630,15 @@ static int revoke_in(hl__sqlite_session *session, void *context, int *status,
   return code;
 }
 
-static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
-                        const char *by, const char *reason, int64_t deadline,
-                        uint64_t *count, hl_error *error) {
+static int lease_revoke(hl_session *base, const hl_lease_filter *filter, const char *by,
+                        const char *reason, int64_t deadline, uint64_t *count, hl_error *error) {
   hl__sqlite_session *session = session_of(base);
   /* Those that are over, too: they may be refreshed, as long as the record is there. */
   hl_lease_filter all = *filter;
   all.over = true;
   revocation self = {.filter = &all, .by = by, .reason = reason};
-  int status = hl__sqlite_write(session, revoke_in, &self, "revoke leases",
-                                at_least(deadline), error);
+  int status =
+      hl__sqlite_write(session, revoke_in, &self, "revoke leases", at_least(deadline), error);
   if (status == HL_OK) {
     *count += self.found.n;
     rows_ring(session, self.packed, self.size);
@@ -694,9 +648,8 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter,
   return status;
 }
 
-static int lease_list(hl_session *base, const hl_lease_filter *filter,
-                      hl_holder_fn fn, void *context, int64_t deadline,
-                      hl_error *error) {
+static int lease_list(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn,
+                      void *context, int64_t deadline, hl_error *error) {
   (void)deadline;
   hl__sqlite_sweep(session_of(base));
   return list(session_of(base), filter, fn, context, error);
@@ -704,8 +657,7 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter,
 
 /* ----------------------------------------------------------------- tokens */
 
-static int raise_in(hl__sqlite_session *session, void *context, int *status,
-                    hl_error *error) {
+static int raise_in(hl__sqlite_session *session, void *context, int *status, hl_error *error) {
   const int64_t *least = context;
   (void)status, (void)error;
   sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_RAISE);
@@ -716,11 +668,10 @@ static int raise_in(hl__sqlite_session *session, void *context, int *status,
 
 /* The next number is beyond it, whatever the clock shows. It lasts as a grant does: with
    synchronous=full it is on the disk before this returns, where it was not before. */
-static int lease_raise(hl_session *base, uint64_t token, int64_t deadline,
-                       hl_error *error) {
+static int lease_raise(hl_session *base, uint64_t token, int64_t deadline, hl_error *error) {
   int64_t least = (int64_t)(token >> 8);
-  return hl__sqlite_write(session_of(base), raise_in, &least, "raise tokens",
-                          at_least(deadline), error);
+  return hl__sqlite_write(session_of(base), raise_in, &least, "raise tokens", at_least(deadline),
+                          error);
 }
 
 /* -------------------------------------------------------------- observers */
@@ -745,8 +696,7 @@ static void waiter_read(sqlite3_stmt *it, hl_holder *holder) {
                         .waiting = true};
   hl__sqlite_column_text(it, W_PATH, holder->path, sizeof holder->path);
   hl__sqlite_column_text(it, W_LABEL, holder->label, sizeof holder->label);
-  hl__sqlite_column_text(it, W_APPLICATION, holder->application,
-                         sizeof holder->application);
+  hl__sqlite_column_text(it, W_APPLICATION, holder->application, sizeof holder->application);
   hl__sqlite_column_text(it, W_HOST, holder->host, sizeof holder->host);
 }
 
@@ -756,8 +706,7 @@ static bool waiter_conflicts(sqlite3_stmt *it, const hl_row *rows, size_t n) {
   return n == 0 || (blob && first_met(rows, n, blob, size) < n);
 }
 
-int hl__sqlite_holders(hl__sqlite_session *session,
-                       const hl_lease_filter *filter, hl_holder_fn fn,
+int hl__sqlite_holders(hl__sqlite_session *session, const hl_lease_filter *filter, hl_holder_fn fn,
                        void *context, hl_error *error) {
   int status = list(session, filter, fn, context, error);
   if (status) return status;
@@ -768,15 +717,13 @@ int hl__sqlite_holders(hl__sqlite_session *session,
   while ((code = hl__sqlite_step(it)) == SQLITE_ROW) {
     hl_holder holder;
     if (!hl__sqlite_bytes_locked(session, HL__SQLITE_TICKETS,
-                                 (uint64_t)sqlite3_column_int64(it, W_TICKET),
-                                 1, NULL) ||
+                                 (uint64_t)sqlite3_column_int64(it, W_TICKET), 1, NULL) ||
         !waiter_conflicts(it, filter->rows, filter->n))
       continue;
     waiter_read(it, &holder);
     fn(context, &holder);
   }
-  if (code != SQLITE_DONE)
-    status = hl__sqlite_error(session, code, "list waiters", error);
+  if (code != SQLITE_DONE) status = hl__sqlite_error(session, code, "list waiters", error);
   (void)sqlite3_reset(it);
   hl__sqlite_leave();
   return status;

@@ -13,11 +13,9 @@
 #include <unistd.h>
 
 /* Invariant 4: a place where leases might not exclude is refused. */
-static int place_check(const char *path, const struct stat *st,
-                       hl_error *error) {
+static int place_check(const char *path, const struct stat *st, hl_error *error) {
   struct statfs fs;
-  if (!S_ISREG(st->st_mode))
-    return hl__error(error, HL_ESTORE, "%s is not a regular file", path);
+  if (!S_ISREG(st->st_mode)) return hl__error(error, HL_ESTORE, "%s is not a regular file", path);
   /* SQLite names its log after the name by which it has opened the file. */
   if (st->st_nlink > 1)
     return hl__error(error, HL_EUNSAFE_SERVER,
@@ -30,8 +28,7 @@ static int place_check(const char *path, const struct stat *st,
                      "not be the log of those outside: mount its directory",
                      path);
   if (statfs(path, &fs) != 0)
-    return hl__error_errno(error, HL_ESTORE,
-                           "cannot look what file system %s is on", path);
+    return hl__error_errno(error, HL_ESTORE, "cannot look what file system %s is on", path);
   const char *remote = hl__remote_kind((unsigned long)fs.f_type);
   if (remote)
     return hl__error(error, HL_EUNSAFE_SERVER,
@@ -41,8 +38,7 @@ static int place_check(const char *path, const struct stat *st,
   return HL_OK;
 }
 
-int hl__sqlite_place(hl__sqlite_session *session, const char *path,
-                     hl_error *error) {
+int hl__sqlite_place(hl__sqlite_session *session, const char *path, hl_error *error) {
   struct stat st;
   /* For its owner alone, as there are secrets in it; SQLite, and we, give the
      files beside it the same mode. Whoever wants to share it with others makes
@@ -59,16 +55,13 @@ int hl__sqlite_place(hl__sqlite_session *session, const char *path,
 
 bool hl__sqlite_place_stands(hl__sqlite_session *session) {
   struct stat st;
-  if (stat(session->path, &st) != 0 || st.st_dev != session->device ||
-      st.st_ino != session->inode)
+  if (stat(session->path, &st) != 0 || st.st_dev != session->device || st.st_ino != session->inode)
     return false;
   session->file_size = st.st_size;
   return true;
 }
 
 int hl__sqlite_moved_error(const hl__sqlite_session *session, hl_error *error) {
-  return hl__error(
-      error, HL_ECONNECTION,
-      "the file %s was removed, renamed or replaced while it was used",
-      session->path);
+  return hl__error(error, HL_ECONNECTION,
+                   "the file %s was removed, renamed or replaced while it was used", session->path);
 }

@@ -21,8 +21,7 @@ static bool is_alive(const hl__sqlite_session *session, int64_t ticket) {
 }
 
 /* A dead one. */
-static int ticket_clear(hl__sqlite_session *session, int64_t ticket,
-                        int64_t key, bool exclusive) {
+static int ticket_clear(hl__sqlite_session *session, int64_t ticket, int64_t key, bool exclusive) {
   uint8_t none[HL__SQLITE_ROW_SIZE];
   sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_GET_WAITER);
   if (!it) return sqlite3_errcode(session->db);
@@ -38,15 +37,14 @@ static int ticket_clear(hl__sqlite_session *session, int64_t ticket,
   if (code != SQLITE_OK) return code;
   /* The row that was met, also where it belongs to no ticket: not what we
    * write. */
-  for (int byte = 0; byte < 8; byte++)
-    none[byte] = (uint8_t)((uint64_t)key >> 8 * byte);
+  for (int byte = 0; byte < 8; byte++) none[byte] = (uint8_t)((uint64_t)key >> 8 * byte);
   none[8] = exclusive;
   return hl__sqlite_ticket_delete(session, ticket, none, sizeof none);
 }
 
 /* A ticket before that one at a row. *ticket: 0, there is none. */
-static int earlier_at(hl__sqlite_session *session, int64_t key, bool exclusive,
-                      int64_t before, int64_t *ticket) {
+static int earlier_at(hl__sqlite_session *session, int64_t key, bool exclusive, int64_t before,
+                      int64_t *ticket) {
   sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_EARLIER);
   if (!it) return sqlite3_errcode(session->db);
   (void)sqlite3_bind_int64(it, 1, key);
@@ -58,9 +56,8 @@ static int earlier_at(hl__sqlite_session *session, int64_t key, bool exclusive,
   return code == SQLITE_ROW || code == SQLITE_DONE ? SQLITE_OK : code;
 }
 
-int hl__sqlite_earlier(hl__sqlite_session *session, const hl_request *request,
-                       int64_t ticket, bool writes, hl__sqlite_blocker *blocker,
-                       bool *found, bool *unsure) {
+int hl__sqlite_earlier(hl__sqlite_session *session, const hl_request *request, int64_t ticket,
+                       bool writes, hl__sqlite_blocker *blocker, bool *found, bool *unsure) {
   *found = *unsure = false;
   for (size_t i = 0; i < request->n; i++) {
     const hl_row *row = &request->rows[i];
@@ -103,7 +100,6 @@ int hl__sqlite_tickets_sweep(hl__sqlite_session *session) {
     if (!is_alive(session, ticket)) dead[n++] = ticket;
   }
   (void)sqlite3_reset(it);
-  for (int i = 0; i < n && code == SQLITE_OK; i++)
-    code = ticket_clear(session, dead[i], 0, false);
+  for (int i = 0; i < n && code == SQLITE_OK; i++) code = ticket_clear(session, dead[i], 0, false);
   return code;
 }

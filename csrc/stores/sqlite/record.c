@@ -11,8 +11,7 @@
 void hl__sqlite_rows_pack(const hl_row *rows, size_t n, uint8_t *out) {
   for (size_t i = 0; i < n; i++) {
     uint64_t key = (uint64_t)hl__sqlite_key(&rows[i]);
-    for (int byte = 0; byte < 8; byte++)
-      *out++ = (uint8_t)(key >> 8 * byte);
+    for (int byte = 0; byte < 8; byte++) *out++ = (uint8_t)(key >> 8 * byte);
     *out++ = rows[i].mode != HL_SHARED;
   }
 }
@@ -20,8 +19,7 @@ void hl__sqlite_rows_pack(const hl_row *rows, size_t n, uint8_t *out) {
 int64_t hl__sqlite_rows_at(const uint8_t *packed, size_t i, bool *exclusive) {
   const uint8_t *row = packed + i * HL__SQLITE_ROW_SIZE;
   uint64_t key = 0;
-  for (int byte = 8; byte-- > 0;)
-    key = key << 8 | row[byte];
+  for (int byte = 8; byte-- > 0;) key = key << 8 | row[byte];
   *exclusive = row[8] != 0;
   return (int64_t)key;
 }
@@ -35,8 +33,7 @@ void hl__sqlite_until(const hl__sqlite_store *store, int64_t now, int64_t ttl,
   end->till_unix = hl__deadline(hl__unix_ms(), ttl);
 }
 
-int64_t hl__sqlite_left(const hl__sqlite_store *store,
-                        const hl__sqlite_end_time *end) {
+int64_t hl__sqlite_left(const hl__sqlite_store *store, const hl__sqlite_end_time *end) {
   bool same = memcmp(end->boot, store->boot, sizeof end->boot) == 0;
   int64_t till = same ? end->till : end->till_unix;
   int64_t now = same ? hl__lease_ms() : hl__unix_ms();
@@ -46,16 +43,13 @@ int64_t hl__sqlite_left(const hl__sqlite_store *store,
   return left < HL_TTL_MAX ? left : HL_TTL_MAX;
 }
 
-void hl__sqlite_bind_end(sqlite3_stmt *statement, int first,
-                         const hl__sqlite_end_time *end) {
-  (void)sqlite3_bind_blob(statement, first, end->boot, sizeof end->boot,
-                          SQLITE_STATIC);
+void hl__sqlite_bind_end(sqlite3_stmt *statement, int first, const hl__sqlite_end_time *end) {
+  (void)sqlite3_bind_blob(statement, first, end->boot, sizeof end->boot, SQLITE_STATIC);
   (void)sqlite3_bind_int64(statement, first + 1, end->till);
   (void)sqlite3_bind_int64(statement, first + 2, end->till_unix);
 }
 
-void hl__sqlite_column_end(sqlite3_stmt *statement, int first,
-                           hl__sqlite_end_time *end) {
+void hl__sqlite_column_end(sqlite3_stmt *statement, int first, hl__sqlite_end_time *end) {
   memset(end, 0, sizeof *end);
   const void *boot = sqlite3_column_blob(statement, first);
   if (boot && sqlite3_column_bytes(statement, first) == sizeof end->boot)
@@ -64,8 +58,7 @@ void hl__sqlite_column_end(sqlite3_stmt *statement, int first,
   end->till_unix = sqlite3_column_int64(statement, first + 2);
 }
 
-void hl__sqlite_column_text(sqlite3_stmt *statement, int column, char *out,
-                            size_t size) {
+void hl__sqlite_column_text(sqlite3_stmt *statement, int column, char *out, size_t size) {
   const unsigned char *text = sqlite3_column_text(statement, column);
   int n = sqlite3_column_bytes(statement, column);
   out[0] = '\0';
@@ -75,8 +68,8 @@ void hl__sqlite_column_text(sqlite3_stmt *statement, int column, char *out,
 /* -------------------------------------------------------------- recording */
 
 /* The rows of a number. SQLite's code. */
-static int rows_add(hl__sqlite_session *session, hl__sqlite_number statement,
-                    const hl_row *rows, size_t n, int64_t number) {
+static int rows_add(hl__sqlite_session *session, hl__sqlite_number statement, const hl_row *rows,
+                    size_t n, int64_t number) {
   int code = SQLITE_OK;
   for (size_t i = 0; i < n && code == SQLITE_OK; i++) {
     sqlite3_stmt *it = hl__sqlite_statement(session, statement);
@@ -116,12 +109,10 @@ static void bind_bytes(sqlite3_stmt *it, int number, const uint8_t bytes[16]) {
 /* The label, fit for people. */
 static void label_fill(const hl_request *request, char label[128]) {
   label[0] = '\0';
-  if (request->label_size > 0)
-    (void)hl__escape(label, 128, request->label, request->label_size);
+  if (request->label_size > 0) (void)hl__escape(label, 128, request->label, request->label_size);
 }
 
-int hl__sqlite_record_add(hl__sqlite_session *session,
-                          const hl_request *request, int64_t number,
+int hl__sqlite_record_add(hl__sqlite_session *session, const hl_request *request, int64_t number,
                           int64_t now) {
   const hl_lease_terms *terms = request->lease;
   const hl_store_config *config = session->store->config;
@@ -152,12 +143,11 @@ int hl__sqlite_record_add(hl__sqlite_session *session,
   if (code == SQLITE_OK) code = hl__sqlite_run(session, HL__SQLITE_ADD_LEASE);
   (void)sqlite3_clear_bindings(it);
   if (code != SQLITE_OK) return code;
-  return rows_add(session, HL__SQLITE_ADD_ROW, request->rows, request->n,
-                  number);
+  return rows_add(session, HL__SQLITE_ADD_ROW, request->rows, request->n, number);
 }
 
-int hl__sqlite_record_delete(hl__sqlite_session *session, int64_t number,
-                             const void *packed, size_t size, bool record) {
+int hl__sqlite_record_delete(hl__sqlite_session *session, int64_t number, const void *packed,
+                             size_t size, bool record) {
   int code = rows_delete(session, HL__SQLITE_DELETE_ROW, packed, size, number);
   if (code != SQLITE_OK || !record) return code;
   sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_DELETE_LEASE);
@@ -166,9 +156,8 @@ int hl__sqlite_record_delete(hl__sqlite_session *session, int64_t number,
   return hl__sqlite_run(session, HL__SQLITE_DELETE_LEASE);
 }
 
-int hl__sqlite_record_regrade(hl__sqlite_session *session,
-                              const hl_request *request, int64_t number,
-                              const void *packed, size_t size) {
+int hl__sqlite_record_regrade(hl__sqlite_session *session, const hl_request *request,
+                              int64_t number, const void *packed, size_t size) {
   size_t own_size = request->shown_n * HL__SQLITE_ROW_SIZE;
   int code = rows_delete(session, HL__SQLITE_DELETE_ROW, packed, size, number);
   if (code != SQLITE_OK) return code;
@@ -183,12 +172,10 @@ int hl__sqlite_record_regrade(hl__sqlite_session *session,
   if (code == SQLITE_OK) code = hl__sqlite_run(session, HL__SQLITE_SET_ROWS);
   (void)sqlite3_clear_bindings(it);
   if (code != SQLITE_OK) return code;
-  return rows_add(session, HL__SQLITE_ADD_ROW, request->shown, request->shown_n,
-                  number);
+  return rows_add(session, HL__SQLITE_ADD_ROW, request->shown, request->shown_n, number);
 }
 
-int hl__sqlite_ticket_add(hl__sqlite_session *session,
-                          const hl_request *request, int64_t ticket) {
+int hl__sqlite_ticket_add(hl__sqlite_session *session, const hl_request *request, int64_t ticket) {
   const hl_store_config *config = session->store->config;
   size_t size = request->n * HL__SQLITE_ROW_SIZE;
   char label[128];
@@ -210,12 +197,11 @@ int hl__sqlite_ticket_add(hl__sqlite_session *session,
   if (code == SQLITE_OK) code = hl__sqlite_run(session, HL__SQLITE_ADD_WAITER);
   (void)sqlite3_clear_bindings(it);
   if (code != SQLITE_OK) return code;
-  return rows_add(session, HL__SQLITE_ADD_WAIT, request->rows, request->n,
-                  ticket);
+  return rows_add(session, HL__SQLITE_ADD_WAIT, request->rows, request->n, ticket);
 }
 
-int hl__sqlite_ticket_delete(hl__sqlite_session *session, int64_t ticket,
-                             const void *packed, size_t size) {
+int hl__sqlite_ticket_delete(hl__sqlite_session *session, int64_t ticket, const void *packed,
+                             size_t size) {
   int code = rows_delete(session, HL__SQLITE_DELETE_WAIT, packed, size, ticket);
   if (code != SQLITE_OK) return code;
   sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_DELETE_WAITER);

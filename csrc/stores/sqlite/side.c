@@ -75,23 +75,18 @@ static int side_descriptor(const char *path, mode_t mode) {
   return -1;
 }
 
-static int side_map(hl__sqlite_session *session, const char *path,
-                    hl_error *error) {
+static int side_map(hl__sqlite_session *session, const char *path, hl_error *error) {
   struct stat *st = &session->side_stat;
   if (fstat(session->side_fd, st) != 0 || !S_ISREG(st->st_mode))
     return hl__error(error, HL_ESTORE, "%s is not a regular file", path);
   /* A full file system shows here, and not later as a signal. */
   errno = st->st_size < SIZE ? posix_fallocate(session->side_fd, 0, SIZE) : 0;
-  if (errno)
-    return hl__error_errno(error, HL_ESTORE, "there is no space for %s", path);
-  void *mapping =
-      mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, session->side_fd, 0);
-  if (mapping == MAP_FAILED)
-    return hl__error_errno(error, HL_ESTORE, "cannot map %s", path);
+  if (errno) return hl__error_errno(error, HL_ESTORE, "there is no space for %s", path);
+  void *mapping = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, session->side_fd, 0);
+  if (mapping == MAP_FAILED) return hl__error_errno(error, HL_ESTORE, "cannot map %s", path);
   session->side = mapping;
   uint32_t version = 0;
-  if (!atomic_compare_exchange_strong(&session->side->version, &version,
-                                      VERSION) &&
+  if (!atomic_compare_exchange_strong(&session->side->version, &version, VERSION) &&
       version != VERSION)
     return hl__error(error, HL_ESTORE,
                      "%s was made by another version of hierlock: see Upgrading "
@@ -135,8 +130,7 @@ void hl__sqlite_side_close(hl__sqlite_session *session) {
 bool hl__sqlite_side_stands(const hl__sqlite_session *session) {
   struct stat st;
   char *path = side_path(session);
-  bool stands = path && stat(path, &st) == 0 &&
-                st.st_dev == session->side_stat.st_dev &&
+  bool stands = path && stat(path, &st) == 0 && st.st_dev == session->side_stat.st_dev &&
                 st.st_ino == session->side_stat.st_ino && st.st_size >= SIZE;
   free(path);
   return stands;
@@ -144,16 +138,15 @@ bool hl__sqlite_side_stands(const hl__sqlite_session *session) {
 
 /* ------------------------------------------------------------------ bytes */
 
-static struct flock byte_range(hl__sqlite_range range, uint64_t first,
-                               uint64_t n, short type) {
+static struct flock byte_range(hl__sqlite_range range, uint64_t first, uint64_t n, short type) {
   return (struct flock){.l_type = type,
                         .l_whence = SEEK_SET,
                         .l_start = places[range] + (off_t)first,
                         .l_len = (off_t)n};
 }
 
-static _Atomic uint32_t *beat_of(const hl__sqlite_session *session,
-                                 hl__sqlite_range range, uint64_t number) {
+static _Atomic uint32_t *beat_of(const hl__sqlite_session *session, hl__sqlite_range range,
+                                 uint64_t number) {
   return &session->side->beats[range][number % HL__SQLITE_BEATS];
 }
 
@@ -168,8 +161,7 @@ static void beat(hl__sqlite_session *session, hl__sqlite_range range) {
     session->beaten[range] = now;
 }
 
-bool hl__sqlite_byte_lock(hl__sqlite_session *session, hl__sqlite_range range,
-                          uint64_t number) {
+bool hl__sqlite_byte_lock(hl__sqlite_session *session, hl__sqlite_range range, uint64_t number) {
   struct flock lock = byte_range(range, number, 1, F_WRLCK);
   if (fcntl(session->side_fd, F_OFD_SETLK, &lock) != 0) return false;
   session->beats[range] = beat_of(session, range, number);
@@ -178,8 +170,7 @@ bool hl__sqlite_byte_lock(hl__sqlite_session *session, hl__sqlite_range range,
   return true;
 }
 
-void hl__sqlite_byte_unlock(hl__sqlite_session *session, hl__sqlite_range range,
-                            uint64_t number) {
+void hl__sqlite_byte_unlock(hl__sqlite_session *session, hl__sqlite_range range, uint64_t number) {
   struct flock lock = byte_range(range, number, 1, F_UNLCK);
   uint32_t ours = session->beaten[range];
   (void)atomic_compare_exchange_strong(session->beats[range], &ours, 0u);
@@ -187,48 +178,42 @@ void hl__sqlite_byte_unlock(hl__sqlite_session *session, hl__sqlite_range range,
   (void)fcntl(session->side_fd, F_OFD_SETLK, &lock);
 }
 
-bool hl__sqlite_bytes_locked(const hl__sqlite_session *session,
-                             hl__sqlite_range range, uint64_t first, uint64_t n,
-                             uint64_t *which) {
+bool hl__sqlite_bytes_locked(const hl__sqlite_session *session, hl__sqlite_range range,
+                             uint64_t first, uint64_t n, uint64_t *which) {
   struct flock lock = byte_range(range, first, n, F_WRLCK);
   if (n == 0) return false; /* it would mean: to the end */
-  if (fcntl(session->side_fd, F_OFD_GETLK, &lock) != 0 ||
-      lock.l_type == F_UNLCK)
-    return false;
+  if (fcntl(session->side_fd, F_OFD_GETLK, &lock) != 0 || lock.l_type == F_UNLCK) return false;
   if (which) *which = (uint64_t)(lock.l_start - places[range]);
   return true;
 }
 
-bool hl__sqlite_is_stopped(const hl__sqlite_session *session,
-                           hl__sqlite_range range, uint64_t number) {
+bool hl__sqlite_is_stopped(const hl__sqlite_session *session, hl__sqlite_range range,
+                           uint64_t number) {
   uint32_t beat = atomic_load(beat_of(session, range, number));
   return beat != 0 && (int32_t)(beat_now() - beat) > STOPPED_MS;
 }
 
-bool hl__sqlite_is_alive(const hl__sqlite_session *session,
-                         hl__sqlite_range range, uint64_t number) {
+bool hl__sqlite_is_alive(const hl__sqlite_session *session, hl__sqlite_range range,
+                         uint64_t number) {
   return hl__sqlite_bytes_locked(session, range, number, 1, NULL) &&
          !hl__sqlite_is_stopped(session, range, number);
 }
 
-int64_t hl__sqlite_beat_free(const hl__sqlite_session *session,
-                             int64_t number) {
+int64_t hl__sqlite_beat_free(const hl__sqlite_session *session, int64_t number) {
   for (unsigned i = 0; i < HL__SQLITE_BEATS; i++)
-    if (atomic_load(beat_of(session, HL__SQLITE_TICKETS,
-                            (uint64_t)number + i)) == 0)
+    if (atomic_load(beat_of(session, HL__SQLITE_TICKETS, (uint64_t)number + i)) == 0)
       return number + i;
   return number;
 }
 
-void hl__sqlite_beat_clear(const hl__sqlite_session *session,
-                           hl__sqlite_range range, uint64_t number) {
+void hl__sqlite_beat_clear(const hl__sqlite_session *session, hl__sqlite_range range,
+                           uint64_t number) {
   atomic_store(beat_of(session, range, number), 0u);
 }
 
 /* ------------------------------------------------------------------ bells */
 
-hl__sqlite_bell *hl__sqlite_bell_of(const hl__sqlite_session *session,
-                                    int64_t key) {
+hl__sqlite_bell *hl__sqlite_bell_of(const hl__sqlite_session *session, int64_t key) {
   return &session->side->bells[(uint64_t)key % HL__SQLITE_BELLS];
 }
 
@@ -241,8 +226,8 @@ void hl__sqlite_ring(hl__sqlite_bell *bell) {
   if (atomic_load(&bell->sleepers) != 0) bell_ring(bell);
 }
 
-void hl__sqlite_sleep(hl__sqlite_session *session, hl__sqlite_bell *bell,
-                      uint32_t seen, int64_t until) {
+void hl__sqlite_sleep(hl__sqlite_session *session, hl__sqlite_bell *bell, uint32_t seen,
+                      int64_t until) {
   const hl_store_config *config = session->store->config;
   struct timespec end = {.tv_sec = (time_t)(until / 1000),
                          .tv_nsec = (long)(until % 1000) * 1000000};

@@ -36,16 +36,14 @@ static void session_forget(hl_session *base) {
 /* Opens what belongs to a session. */
 static int session_begin(hl__sqlite_session *session, hl_error *error) {
   hl__sqlite_forks_add(session);
-  int status =
-      hl__sqlite_place(session, session->store->config->dsn->path, error);
+  int status = hl__sqlite_place(session, session->store->config->dsn->path, error);
   if (status == HL_OK) status = hl__sqlite_enter(session, error);
   if (status) return status;
   hl__sqlite_leave();
   return hl__sqlite_side_open(session, error);
 }
 
-static int session_open(hl_store *base, int64_t deadline, hl_session **result,
-                        hl_error *error) {
+static int session_open(hl_store *base, int64_t deadline, hl_session **result, hl_error *error) {
   hl__sqlite_store *store = (hl__sqlite_store *)(void *)base;
   *result = NULL;
   (void)deadline;
@@ -86,13 +84,11 @@ static void store_close(hl_store *base) {
   free(store);
 }
 
-static int store_open(const hl_store_config *config, hl_store **result,
-                      hl_error *error) {
+static int store_open(const hl_store_config *config, hl_store **result, hl_error *error) {
   hl_session *session;
   hl__sqlite_forks_init();
   if (!sqlite3_threadsafe())
-    return hl__error(error, HL_ESTORE,
-                     "this SQLite was built for programs without threads");
+    return hl__error(error, HL_ESTORE, "this SQLite was built for programs without threads");
   hl__sqlite_store *store = calloc(1, sizeof *store);
   if (!store) return hl__error_memory(error);
   store->base.ops = &hl_store_sqlite;
@@ -112,8 +108,7 @@ static int store_open(const hl_store_config *config, hl_store **result,
 
 /* ---------------------------------------------------------- between calls */
 
-static int take(hl_session *base, const hl_request *request, hl_grant *grant,
-                hl_error *error) {
+static int take(hl_session *base, const hl_request *request, hl_grant *grant, hl_error *error) {
   hl__sqlite_session *session = session_of(base);
   hl__sqlite_sweep(session);
   int status = hl__sqlite_take(session, request, grant, error);
@@ -146,13 +141,10 @@ static int look(hl_session *base, hl_error *error) {
   return session->side ? HL_OK : hl__sqlite_moved_error(session, error);
 }
 
-static void interrupt(hl_session *base) {
-  hl__sqlite_interrupt(session_of(base));
-}
+static void interrupt(hl_session *base) { hl__sqlite_interrupt(session_of(base)); }
 
-static int holders(hl_session *base, const hl_lease_filter *filter,
-                   hl_holder_fn fn, void *context, int64_t deadline,
-                   hl_error *error) {
+static int holders(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn, void *context,
+                   int64_t deadline, hl_error *error) {
   (void)deadline;
   return hl__sqlite_holders(session_of(base), filter, fn, context, error);
 }
@@ -160,8 +152,11 @@ static int holders(hl_session *base, const hl_lease_filter *filter,
 const hl_store_ops hl_store_sqlite = {
     .abi = HL_STORE_ABI,
     .scheme = "sqlite",
-    .traits = {.scarce = true, .blocks = true, .leases_only = true,
-               .updates = true, .leases_update = true},
+    .traits = {.scarce = true,
+               .blocks = true,
+               .leases_only = true,
+               .updates = true,
+               .leases_update = true},
     .parse = hl__sqlite_dsn,
     .open = store_open,
     .close = store_close,

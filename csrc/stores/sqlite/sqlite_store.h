@@ -1,32 +1,30 @@
 /*
- * sqlite_store.h - what the files of the SQLite store share. This folder is the
- * only one that includes <sqlite3.h>.
+ * sqlite_store.h - what the files of the SQLite store share. Only this folder includes <sqlite3.h>.
  *
  *     sqlite.c     the store's operations: the life of a session
- *     dsn.c        a DSN, taken apart
+ *     dsn.c        takes a DSN apart
  *     place.c      which file it is, and whether it can be trusted
- *     database.c   a connection of SQLite's to it: opened, set up, closed; the
- * tables forks.c      no connection of SQLite's lives through a fork
+ *     database.c   opens, sets up and closes a connection of SQLite's to the file
+ *     forks.c      lets no connection of SQLite's live through a fork
  *     statement.c  prepared statements; what an error of SQLite's means
  *     side.c       the file beside it: bells, and who is alive
- *     turn.c       transactions that write, one after the other, in the order
- * in which they came queue.c      tickets: who waits for what, and is alive
+ *     turn.c       write transactions, one after the other, in the order in which they came
+ *     queue.c      tickets: who waits for what, and is alive
  *     grant.c      grants a lease, or waits for it
- *     leases.c     the other operations on records (hl_lease_ops), and
- * observers record.c     how a record is written and read; its time
+ *     leases.c     the other operations on records (hl_lease_ops), and observers
+ *     record.c     how a record is written and read; its time
  *
- * csrc/lua/sqlite makes a Lua module of it.
+ * csrc/lua/store makes a Lua module of it.
  *
- * There are leases only. Each operation is one transaction of SQLite's, so it
- * is done or not done wherever its process is killed. A row of a request is a
- * number of 64 bits, the level in the upper four and a hash in the others, as
- * on PostgreSQL: there are no buckets. The tables:
+ * The store has leases only. Each operation is one transaction of SQLite's, so it is done or not done
+ * wherever its process is killed. A row of a request is a number of 64 bits, the level in the upper four
+ * and a hash in the others, as on PostgreSQL: there are no buckets. The tables:
  *
  *     hierlock          one row: levels, and the last number that was given
- *     hierlock_leases   a row for each lease, and for what is left of one that
- * was revoked hierlock_rows     a row for each row of a lease: key, mode,
- * number of the lease hierlock_waiters  a row for each ticket: a request that
- * waits hierlock_waits    a row for each row of such a request
+ *     hierlock_leases   a row for each lease, and for what is left of one that was revoked
+ *     hierlock_rows     a row for each row of a lease: key, mode, number of the lease
+ *     hierlock_waiters  a row for each ticket: a request that waits
+ *     hierlock_waits    a row for each row of such a request
  *
  * Rules.
  *
@@ -83,11 +81,10 @@ typedef enum hl__sqlite_range {
 #define HL__SQLITE_BEATS 2048u
 
 typedef struct hl__sqlite_side {
-  _Atomic uint32_t version; /* of this structure */
-  hl__sqlite_bell turn;     /* rung when a write transaction has ended */
-  _Atomic uint64_t turns;   /* the last number that was drawn for one */
-  _Atomic uint64_t
-      turn_waiters; /* how many wait for it; above them a version */
+  _Atomic uint32_t version;                /* of this structure */
+  hl__sqlite_bell turn;                    /* rung when a write transaction has ended */
+  _Atomic uint64_t turns;                  /* the last number that was drawn for one */
+  _Atomic uint64_t turn_waiters;           /* how many wait for it; above them a version */
   hl__sqlite_bell bells[HL__SQLITE_BELLS]; /* by key */
   /* Versions before had zeros from here on. Turns before this one were passed. */
   _Atomic uint64_t turns_from;
@@ -100,8 +97,7 @@ typedef struct hl__sqlite_store {
   const hl_store_config *config;
   bool lasts; /* what was granted survives a power failure (synchronous=full) */
   uint64_t boot[2];
-  atomic_int_fast64_t
-      sweep; /* when records that ended long ago go; hl__now_ms */
+  atomic_int_fast64_t sweep; /* when records that ended long ago go; hl__now_ms */
 } hl__sqlite_store;
 
 /* The statements of a session; statement.c has their texts. */
@@ -177,8 +173,7 @@ int hl__sqlite_params(hl__sqlite_store *store, hl_error *error);
 
 /* Finds the file, or makes an empty one; sets path, device and inode.
    HL_ESTORE, HL_EUNSAFE_SERVER, HL_ENOMEM. */
-int hl__sqlite_place(hl__sqlite_session *session, const char *path,
-                     hl_error *error);
+int hl__sqlite_place(hl__sqlite_session *session, const char *path, hl_error *error);
 /* Whether the path still leads to that file; and how large it is. */
 bool hl__sqlite_place_stands(hl__sqlite_session *session);
 /* HL_ECONNECTION: it does not. */
@@ -188,8 +183,7 @@ int hl__sqlite_moved_error(const hl__sqlite_session *session, hl_error *error);
 
 /* Opens session->db, makes the tables where there are none, and compares the
    levels; the first session settles the store's layout. Until the deadline. */
-int hl__sqlite_open(hl__sqlite_session *session, int64_t deadline,
-                    hl_error *error);
+int hl__sqlite_open(hl__sqlite_session *session, int64_t deadline, hl_error *error);
 void hl__sqlite_close(hl__sqlite_session *session);
 
 /* ---- forks.c */
@@ -212,8 +206,7 @@ void hl__sqlite_forks_remove(hl__sqlite_session *session);
 
 /* The statement, prepared and without values; NULL: sqlite3_errcode says why.
  */
-sqlite3_stmt *hl__sqlite_statement(hl__sqlite_session *session,
-                                   hl__sqlite_number number);
+sqlite3_stmt *hl__sqlite_statement(hl__sqlite_session *session, hl__sqlite_number number);
 /* Runs one without values, or whose values are bound, to its end. SQLITE_OK or
  * an error. */
 int hl__sqlite_run(hl__sqlite_session *session, hl__sqlite_number number);
@@ -221,8 +214,7 @@ int hl__sqlite_run(hl__sqlite_session *session, hl__sqlite_number number);
 int hl__sqlite_step(sqlite3_stmt *statement);
 /* What SQLite says means for a caller. `doing` is what was tried ("grant a
    lease"). HL_TIMEOUT: somebody else writes. */
-int hl__sqlite_error(hl__sqlite_session *session, int code, const char *doing,
-                     hl_error *error);
+int hl__sqlite_error(hl__sqlite_session *session, int code, const char *doing, hl_error *error);
 
 /* ---- side.c */
 
@@ -237,37 +229,33 @@ bool hl__sqlite_side_stands(const hl__sqlite_session *session);
 /* Byte locks of the session's, at most one of each range; each is one number's.
    False: another has it. From here to the unlocking hl__sqlite_sleep says that
    the session is at work. */
-bool hl__sqlite_byte_lock(hl__sqlite_session *session, hl__sqlite_range range,
-                          uint64_t number);
-void hl__sqlite_byte_unlock(hl__sqlite_session *session, hl__sqlite_range range,
-                            uint64_t number);
+bool hl__sqlite_byte_lock(hl__sqlite_session *session, hl__sqlite_range range, uint64_t number);
+void hl__sqlite_byte_unlock(hl__sqlite_session *session, hl__sqlite_range range, uint64_t number);
 /* Whether another session has locked any of n numbers from the first on; *which:
    one of them, unless NULL. */
-bool hl__sqlite_bytes_locked(const hl__sqlite_session *session,
-                             hl__sqlite_range range, uint64_t first, uint64_t n,
-                             uint64_t *which);
+bool hl__sqlite_bytes_locked(const hl__sqlite_session *session, hl__sqlite_range range,
+                             uint64_t first, uint64_t n, uint64_t *which);
 /* Whether the session that has the number is stopped: for so long it has not
    said that it is at work. */
-bool hl__sqlite_is_stopped(const hl__sqlite_session *session,
-                           hl__sqlite_range range, uint64_t number);
+bool hl__sqlite_is_stopped(const hl__sqlite_session *session, hl__sqlite_range range,
+                           uint64_t number);
 /* Whether it has the byte, and is not stopped. */
-bool hl__sqlite_is_alive(const hl__sqlite_session *session,
-                         hl__sqlite_range range, uint64_t number);
+bool hl__sqlite_is_alive(const hl__sqlite_session *session, hl__sqlite_range range,
+                         uint64_t number);
 /* The first number from this one on which no other shares its beat. */
 int64_t hl__sqlite_beat_free(const hl__sqlite_session *session, int64_t number);
 /* The number is nobody's any more. */
-void hl__sqlite_beat_clear(const hl__sqlite_session *session,
-                           hl__sqlite_range range, uint64_t number);
+void hl__sqlite_beat_clear(const hl__sqlite_session *session, hl__sqlite_range range,
+                           uint64_t number);
 
-hl__sqlite_bell *hl__sqlite_bell_of(const hl__sqlite_session *session,
-                                    int64_t key);
+hl__sqlite_bell *hl__sqlite_bell_of(const hl__sqlite_session *session, int64_t key);
 /* Wakes all who sleep on it, and have counted themselves in `sleepers`; without
    a system call where there are none. */
 void hl__sqlite_ring(hl__sqlite_bell *bell);
 /* The session's thread sleeps until the bell's word is not `seen` any more,
    until `until` (hl__now_ms), or less. */
-void hl__sqlite_sleep(hl__sqlite_session *session, hl__sqlite_bell *bell,
-                      uint32_t seen, int64_t until);
+void hl__sqlite_sleep(hl__sqlite_session *session, hl__sqlite_bell *bell, uint32_t seen,
+                      int64_t until);
 /* From any thread: ends the session's sleep, and its wait. */
 void hl__sqlite_interrupt(hl__sqlite_session *session);
 
@@ -276,21 +264,19 @@ void hl__sqlite_interrupt(hl__sqlite_session *session);
 /* Begins a write transaction. It waits for its turn until the deadline. HL_OK:
    entered; hl__sqlite_end follows. HL_TIMEOUT; HL_CANCELLED, where it may be;
    HL_ECONNECTION: the file is another one now; HL_ESTORE. */
-int hl__sqlite_begin(hl__sqlite_session *session, int64_t deadline,
-                     bool cancellable, hl_error *error);
+int hl__sqlite_begin(hl__sqlite_session *session, int64_t deadline, bool cancellable,
+                     hl_error *error);
 /* Ends it: commits where status is HL_OK, else rolls back. Returns status; or
    why it could not be committed. Leaves. */
-int hl__sqlite_end(hl__sqlite_session *session, int status, const char *doing,
-                   hl_error *error);
+int hl__sqlite_end(hl__sqlite_session *session, int status, const char *doing, hl_error *error);
 /* A write transaction that runs fn, and once more where there was no space for
    it: the log may be reused then. fn returns SQLite's code, and an outcome in
    *status: where that is not HL_OK, or the code not SQLITE_OK, nothing is
    changed. */
-typedef int (*hl__sqlite_fn)(hl__sqlite_session *session, void *context,
-                             int *status, hl_error *error);
-int hl__sqlite_write(hl__sqlite_session *session, hl__sqlite_fn fn,
-                     void *context, const char *doing, int64_t deadline,
-                     hl_error *error);
+typedef int (*hl__sqlite_fn)(hl__sqlite_session *session, void *context, int *status,
+                             hl_error *error);
+int hl__sqlite_write(hl__sqlite_session *session, hl__sqlite_fn fn, void *context,
+                     const char *doing, int64_t deadline, hl_error *error);
 
 /* ---- record.c */
 
@@ -314,34 +300,26 @@ typedef struct hl__sqlite_end_time {
 void hl__sqlite_until(const hl__sqlite_store *store, int64_t now, int64_t ttl,
                       hl__sqlite_end_time *end);
 /* Milliseconds until then; 0: it is over. */
-int64_t hl__sqlite_left(const hl__sqlite_store *store,
-                        const hl__sqlite_end_time *end);
-void hl__sqlite_bind_end(sqlite3_stmt *statement, int first,
-                         const hl__sqlite_end_time *end);
-void hl__sqlite_column_end(sqlite3_stmt *statement, int first,
-                           hl__sqlite_end_time *end);
+int64_t hl__sqlite_left(const hl__sqlite_store *store, const hl__sqlite_end_time *end);
+void hl__sqlite_bind_end(sqlite3_stmt *statement, int first, const hl__sqlite_end_time *end);
+void hl__sqlite_column_end(sqlite3_stmt *statement, int first, hl__sqlite_end_time *end);
 /* Text that others have written, made fit for people. */
-void hl__sqlite_column_text(sqlite3_stmt *statement, int column, char *out,
-                            size_t size);
+void hl__sqlite_column_text(sqlite3_stmt *statement, int column, char *out, size_t size);
 /* In a write transaction: writes the lease under a number; SQLite's code. */
-int hl__sqlite_record_add(hl__sqlite_session *session,
-                          const hl_request *request, int64_t number,
+int hl__sqlite_record_add(hl__sqlite_session *session, const hl_request *request, int64_t number,
                           int64_t now);
 /* In a write transaction: deletes the record and its rows, or, where it becomes
    revoked, the rows only. */
-int hl__sqlite_record_delete(hl__sqlite_session *session, int64_t number,
-                             const void *packed, size_t size, bool record);
+int hl__sqlite_record_delete(hl__sqlite_session *session, int64_t number, const void *packed,
+                             size_t size, bool record);
 
 /* In a write transaction: the lease of a number, which has these rows, gets the rows and mode of the
    request (shown). It keeps its number, and so its token: nobody else has been exclusive since.
    SQLite's code. */
-int hl__sqlite_record_regrade(hl__sqlite_session *session,
-                              const hl_request *request, int64_t number,
-                              const void *packed, size_t size);
+int hl__sqlite_record_regrade(hl__sqlite_session *session, const hl_request *request,
+                              int64_t number, const void *packed, size_t size);
 /* How the mode of a request stands in the tables, in the column `shared`. */
-static inline int hl__sqlite_mode(hl_mode mode) {
-  return mode == HL_EXCLUSIVE ? 0 : (int)mode;
-}
+static inline int hl__sqlite_mode(hl_mode mode) { return mode == HL_EXCLUSIVE ? 0 : (int)mode; }
 static inline hl_mode hl__sqlite_mode_read(int column) {
   if (column == 0) return HL_EXCLUSIVE;
   return column == HL_UPDATE ? HL_UPDATE : HL_SHARED;
@@ -359,16 +337,14 @@ typedef struct hl__sqlite_blocker {
   int64_t left;   /* ms; HL_FOREVER of a waiter */
 } hl__sqlite_blocker;
 /* In a write transaction: enters a ticket, whose byte is locked before. */
-int hl__sqlite_ticket_add(hl__sqlite_session *session,
-                          const hl_request *request, int64_t ticket);
-int hl__sqlite_ticket_delete(hl__sqlite_session *session, int64_t ticket,
-                             const void *packed, size_t size);
+int hl__sqlite_ticket_add(hl__sqlite_session *session, const hl_request *request, int64_t ticket);
+int hl__sqlite_ticket_delete(hl__sqlite_session *session, int64_t ticket, const void *packed,
+                             size_t size);
 /* Looks for a living waiter before `ticket` (0: before a newcomer) that
    conflicts with the request. `writes`: deletes those it meets that have died;
    else one of them ends the look, and *unsure is set. *found. SQLite's code. */
-int hl__sqlite_earlier(hl__sqlite_session *session, const hl_request *request,
-                       int64_t ticket, bool writes, hl__sqlite_blocker *blocker,
-                       bool *found, bool *unsure);
+int hl__sqlite_earlier(hl__sqlite_session *session, const hl_request *request, int64_t ticket,
+                       bool writes, hl__sqlite_blocker *blocker, bool *found, bool *unsure);
 /* In a write transaction: deletes some that have died. */
 int hl__sqlite_tickets_sweep(hl__sqlite_session *session);
 
@@ -376,25 +352,23 @@ int hl__sqlite_tickets_sweep(hl__sqlite_session *session);
 
 /* As hl_store_ops.take. With request->upgrade: the lease, which is there, gets the rows in
    their new mode; as hl_lease_ops.regrade. */
-int hl__sqlite_take(hl__sqlite_session *session, const hl_request *request,
-                    hl_grant *grant, hl_error *error);
+int hl__sqlite_take(hl__sqlite_session *session, const hl_request *request, hl_grant *grant,
+                    hl_error *error);
 
 /* ---- leases.c */
 
 extern const hl_lease_ops hl__sqlite_leases;
 /* In a write transaction: the number of the record of that id and holder. *status: HL_ELOST, there
    is none. SQLite's code. */
-int hl__sqlite_held(hl__sqlite_session *session, const hl_lease_terms *terms,
-                      int64_t *number, int *status, hl_error *error);
+int hl__sqlite_held(hl__sqlite_session *session, const hl_lease_terms *terms, int64_t *number,
+                    int *status, hl_error *error);
 /* The same record gets the rows and mode of the request. *packed: the rows that it had, malloc'ed;
    NULL: not wanted. */
-int hl__sqlite_regrade(hl__sqlite_session *session, const hl_request *request,
-                       uint8_t **packed, size_t *size, int *status,
-                       hl_error *error);
+int hl__sqlite_regrade(hl__sqlite_session *session, const hl_request *request, uint8_t **packed,
+                       size_t *size, int *status, hl_error *error);
 /* Now and then: deletes what has ended long ago. */
 void hl__sqlite_sweep(hl__sqlite_session *session);
-int hl__sqlite_holders(hl__sqlite_session *session,
-                       const hl_lease_filter *filter, hl_holder_fn fn,
+int hl__sqlite_holders(hl__sqlite_session *session, const hl_lease_filter *filter, hl_holder_fn fn,
                        void *context, hl_error *error);
 
 #endif

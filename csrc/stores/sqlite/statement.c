@@ -8,78 +8,63 @@
 #include <string.h>
 
 /* Statements name columns of records in this order: record.c, leases.c. */
-#define RECORD                                                                 \
-  "number,id,secret,holder,boot,till,till_unix,rows,shared,owner,path,label,"  \
+#define RECORD                                                                                     \
+  "number,id,secret,holder,boot,till,till_unix,rows,shared,owner,path,label,"                      \
   "application,host,pid,since,revoked,revoked_by,reason"
 
 static const char *const texts[HL__SQLITE_STATEMENTS] = {
     [HL__SQLITE_BEGIN] = "BEGIN IMMEDIATE",
     [HL__SQLITE_COMMIT] = "COMMIT",
     [HL__SQLITE_ROLLBACK] = "ROLLBACK",
-    [HL__SQLITE_STATE] =
-        "SELECT counter,EXISTS(SELECT 1 FROM hierlock_waiters) FROM hierlock",
+    [HL__SQLITE_STATE] = "SELECT counter,EXISTS(SELECT 1 FROM hierlock_waiters) FROM hierlock",
     [HL__SQLITE_PAGES] = "PRAGMA page_count",
     [HL__SQLITE_COUNT] = "UPDATE hierlock SET counter=?1",
     [HL__SQLITE_RAISE] = "UPDATE hierlock SET counter=?1 WHERE counter<?1",
     /* ?2: 0 where any lease conflicts, 1 where exclusive ones do; ?3: not this one. */
-    [HL__SQLITE_BLOCKER] =
-        "SELECT l.number,l.boot,l.till,l.till_unix,l.rows FROM hierlock_rows r "
-        "CROSS JOIN hierlock_leases l ON l.number=r.number WHERE r.key=?1 AND "
-        "r.exclusive>=?2 AND r.number<>?3 LIMIT 1",
-    [HL__SQLITE_ADD_LEASE] =
-        "INSERT INTO hierlock_leases(" RECORD ") VALUES(?1,?2,?3,?4,?5,?6,?7,"
-        "?8,?9,?10,?11,?12,?13,?14,?15,?16,0,NULL,NULL)",
-    [HL__SQLITE_ADD_ROW] =
-        "INSERT INTO hierlock_rows(key,exclusive,number) VALUES(?1,?2,?3)",
-    [HL__SQLITE_GET_LEASE] =
-        "SELECT " RECORD " FROM hierlock_leases WHERE number=?1",
-    [HL__SQLITE_GET_LEASE_BY_ID] =
-        "SELECT " RECORD " FROM hierlock_leases WHERE id=?1",
+    [HL__SQLITE_BLOCKER] = "SELECT l.number,l.boot,l.till,l.till_unix,l.rows FROM hierlock_rows r "
+                           "CROSS JOIN hierlock_leases l ON l.number=r.number WHERE r.key=?1 AND "
+                           "r.exclusive>=?2 AND r.number<>?3 LIMIT 1",
+    [HL__SQLITE_ADD_LEASE] = "INSERT INTO hierlock_leases(" RECORD ") VALUES(?1,?2,?3,?4,?5,?6,?7,"
+                             "?8,?9,?10,?11,?12,?13,?14,?15,?16,0,NULL,NULL)",
+    [HL__SQLITE_ADD_ROW] = "INSERT INTO hierlock_rows(key,exclusive,number) VALUES(?1,?2,?3)",
+    [HL__SQLITE_GET_LEASE] = "SELECT " RECORD " FROM hierlock_leases WHERE number=?1",
+    [HL__SQLITE_GET_LEASE_BY_ID] = "SELECT " RECORD " FROM hierlock_leases WHERE id=?1",
     [HL__SQLITE_DELETE_LEASE] = "DELETE FROM hierlock_leases WHERE number=?1",
     [HL__SQLITE_DELETE_ROW] =
         "DELETE FROM hierlock_rows WHERE key=?1 AND exclusive=?2 AND number=?3",
     [HL__SQLITE_SET_END] = "UPDATE hierlock_leases SET "
                            "boot=?2,till=?3,till_unix=?4 WHERE number=?1",
-    [HL__SQLITE_SET_HOLDER] =
-        "UPDATE hierlock_leases SET boot=?2,till=?3,till_unix=?4,holder=?5,"
-        "application=?6,host=?7,pid=?8 WHERE number=?1",
+    [HL__SQLITE_SET_HOLDER] = "UPDATE hierlock_leases SET boot=?2,till=?3,till_unix=?4,holder=?5,"
+                              "application=?6,host=?7,pid=?8 WHERE number=?1",
     [HL__SQLITE_SET_ROWS] = "UPDATE hierlock_leases SET "
                             "rows=?2,shared=?3 WHERE number=?1",
-    [HL__SQLITE_SET_REVOKED] =
-        "UPDATE hierlock_leases SET revoked=1,revoked_by=?2,reason=?3 WHERE "
-        "number=?1",
-    [HL__SQLITE_LIST] =
-        "SELECT " RECORD " FROM hierlock_leases ORDER BY number",
-    [HL__SQLITE_LIST_AT] =
-        "SELECT " RECORD " FROM hierlock_leases WHERE number IN (SELECT number "
-        "FROM hierlock_rows WHERE key=?1 AND exclusive>=?2) ORDER BY number",
-    [HL__SQLITE_ADD_WAITER] =
-        "INSERT INTO "
-        "hierlock_waiters(ticket,rows,shared,path,label,application,"
-        "host,pid,since) VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9)",
-    [HL__SQLITE_ADD_WAIT] =
-        "INSERT INTO hierlock_waits(key,exclusive,ticket) VALUES(?1,?2,?3)",
-    [HL__SQLITE_GET_WAITER] =
-        "SELECT rows FROM hierlock_waiters WHERE ticket=?1",
+    [HL__SQLITE_SET_REVOKED] = "UPDATE hierlock_leases SET revoked=1,revoked_by=?2,reason=?3 WHERE "
+                               "number=?1",
+    [HL__SQLITE_LIST] = "SELECT " RECORD " FROM hierlock_leases ORDER BY number",
+    [HL__SQLITE_LIST_AT] = "SELECT " RECORD " FROM hierlock_leases WHERE number IN (SELECT number "
+                           "FROM hierlock_rows WHERE key=?1 AND exclusive>=?2) ORDER BY number",
+    [HL__SQLITE_ADD_WAITER] = "INSERT INTO "
+                              "hierlock_waiters(ticket,rows,shared,path,label,application,"
+                              "host,pid,since) VALUES(?1,?2,?3,?4,?5,?6,?7,?8,?9)",
+    [HL__SQLITE_ADD_WAIT] = "INSERT INTO hierlock_waits(key,exclusive,ticket) VALUES(?1,?2,?3)",
+    [HL__SQLITE_GET_WAITER] = "SELECT rows FROM hierlock_waiters WHERE ticket=?1",
     [HL__SQLITE_DELETE_WAITER] = "DELETE FROM hierlock_waiters WHERE ticket=?1",
     [HL__SQLITE_DELETE_WAIT] = "DELETE FROM hierlock_waits WHERE key=?1 AND "
                                "exclusive=?2 AND ticket=?3",
-    [HL__SQLITE_EARLIER] =
-        "SELECT ticket FROM hierlock_waits WHERE key=?1 AND exclusive=?2 AND "
-        "ticket<?3 ORDER BY ticket LIMIT 1",
+    [HL__SQLITE_EARLIER] = "SELECT ticket FROM hierlock_waits WHERE key=?1 AND exclusive=?2 AND "
+                           "ticket<?3 ORDER BY ticket LIMIT 1",
     [HL__SQLITE_LIST_WAITERS] =
         "SELECT ticket,rows,shared,path,label,application,host,pid,since FROM "
         "hierlock_waiters ORDER BY ticket",
 };
 
-sqlite3_stmt *hl__sqlite_statement(hl__sqlite_session *session,
-                                   hl__sqlite_number number) {
+sqlite3_stmt *hl__sqlite_statement(hl__sqlite_session *session, hl__sqlite_number number) {
   sqlite3_stmt **statement = &session->statements[number];
   if (*statement)
     (void)sqlite3_reset(*statement);
   else
-    (void)sqlite3_prepare_v3(session->db, texts[number], -1,
-                             SQLITE_PREPARE_PERSISTENT, statement, NULL);
+    (void)sqlite3_prepare_v3(session->db, texts[number], -1, SQLITE_PREPARE_PERSISTENT, statement,
+                             NULL);
   return *statement;
 }
 
@@ -96,10 +81,8 @@ int hl__sqlite_run(hl__sqlite_session *session, hl__sqlite_number number) {
   return code == SQLITE_DONE || code == SQLITE_ROW ? SQLITE_OK : code;
 }
 
-int hl__sqlite_error(hl__sqlite_session *session, int code, const char *doing,
-                     hl_error *error) {
-  bool told =
-      session->db && (sqlite3_errcode(session->db) & 0xFF) == (code & 0xFF);
+int hl__sqlite_error(hl__sqlite_session *session, int code, const char *doing, hl_error *error) {
+  bool told = session->db && (sqlite3_errcode(session->db) & 0xFF) == (code & 0xFF);
   const char *said = told ? sqlite3_errmsg(session->db) : sqlite3_errstr(code);
   int extended = told ? sqlite3_extended_errcode(session->db) : code;
   int status = HL_ESTORE;
@@ -115,24 +98,21 @@ int hl__sqlite_error(hl__sqlite_session *session, int code, const char *doing,
     hint = ": there may be no space left for it";
     break;
   case SQLITE_READONLY:
-    if (extended == SQLITE_READONLY_DBMOVED)
-      return hl__sqlite_moved_error(session, error);
+    if (extended == SQLITE_READONLY_DBMOVED) return hl__sqlite_moved_error(session, error);
     hint = ": the file, or its directory, must not be read-only";
     break;
   case SQLITE_CANTOPEN:
     /* What the system says of it, where that is something else. */
-    hint =
-        session->db && (sqlite3_system_errno(session->db) == EMFILE ||
-                        sqlite3_system_errno(session->db) == ENFILE)
-            ? ": there are too many open files"
-            : ": its directory must be writable, as SQLite makes files there";
+    hint = session->db && (sqlite3_system_errno(session->db) == EMFILE ||
+                           sqlite3_system_errno(session->db) == ENFILE)
+               ? ": there are too many open files"
+               : ": its directory must be writable, as SQLite makes files there";
     break;
   case SQLITE_CORRUPT:
   case SQLITE_NOTADB: hint = ": it is damaged, or no database"; break;
   default: break;
   }
-  (void)hl__error(error, status, "cannot %s in %s: %s%s", doing, session->path,
-                  said, hint);
+  (void)hl__error(error, status, "cannot %s in %s: %s%s", doing, session->path, said, hint);
   if (error) error->server_errno = (unsigned)extended;
   return status;
 }

@@ -32,11 +32,9 @@ static bool others(const hl__sqlite_session *session, uint64_t number) {
   _Atomic uint64_t *from = &session->side->turns_from;
   uint64_t least = atomic_load(from), which;
   while (least < number &&
-         hl__sqlite_bytes_locked(session, HL__SQLITE_TURNS, least,
-                                 number - least, &which)) {
+         hl__sqlite_bytes_locked(session, HL__SQLITE_TURNS, least, number - least, &which)) {
     if (!hl__sqlite_is_stopped(session, HL__SQLITE_TURNS, which)) return true;
-    if (atomic_compare_exchange_strong(from, &least, which + 1))
-      least = which + 1;
+    if (atomic_compare_exchange_strong(from, &least, which + 1)) least = which + 1;
   }
   return false;
 }
@@ -56,11 +54,9 @@ static bool crowded(const hl__sqlite_session *session) {
 
 /* As the session wants it; not in a transaction. */
 static int durability_set(hl__sqlite_session *session) {
-  if (!session->store->lasts || session->relax == session->relaxed)
-    return SQLITE_OK;
+  if (!session->store->lasts || session->relax == session->relaxed) return SQLITE_OK;
   int code = sqlite3_exec(session->db,
-                          session->relax ? "PRAGMA synchronous=NORMAL"
-                                         : "PRAGMA synchronous=FULL",
+                          session->relax ? "PRAGMA synchronous=NORMAL" : "PRAGMA synchronous=FULL",
                           NULL, NULL, NULL);
   if (code == SQLITE_OK) session->relaxed = session->relax;
   return code;
@@ -85,8 +81,8 @@ static int try_begin(hl__sqlite_session *session, hl_error *error) {
   return status;
 }
 
-static int stand_in_line(hl__sqlite_session *session, uint64_t number,
-                         int64_t deadline, bool cancellable, hl_error *error) {
+static int stand_in_line(hl__sqlite_session *session, uint64_t number, int64_t deadline,
+                         bool cancellable, hl_error *error) {
   hl__sqlite_bell *bell = &session->side->turn;
   int status;
   atomic_store(&session->asleep, bell);
@@ -112,8 +108,8 @@ static int stand_in_line(hl__sqlite_session *session, uint64_t number,
   return status;
 }
 
-int hl__sqlite_begin(hl__sqlite_session *session, int64_t deadline,
-                     bool cancellable, hl_error *error) {
+int hl__sqlite_begin(hl__sqlite_session *session, int64_t deadline, bool cancellable,
+                     hl_error *error) {
   hl__sqlite_side *side = session->side;
   int status = crowded(session) ? HL_TIMEOUT : try_begin(session, error);
   if (status != HL_TIMEOUT) return status;
@@ -128,20 +124,17 @@ int hl__sqlite_begin(hl__sqlite_session *session, int64_t deadline,
     if (status) hl__sqlite_ring(&side->turn);
   }
   if (status == HL_TIMEOUT)
-    return hl__error(error, HL_TIMEOUT, "another program keeps %s locked",
-                     session->path);
+    return hl__error(error, HL_TIMEOUT, "another program keeps %s locked", session->path);
   return status;
 }
 
-int hl__sqlite_end(hl__sqlite_session *session, int status, const char *doing,
-                   hl_error *error) {
+int hl__sqlite_end(hl__sqlite_session *session, int status, const char *doing, hl_error *error) {
   if (status == HL_OK) {
     int code = hl__sqlite_run(session, HL__SQLITE_COMMIT);
     if (code != SQLITE_OK) {
       status = hl__sqlite_error(session, code, doing, error);
       if (status == HL_TIMEOUT) /* it is no outcome of this */
-        status = hl__error(error, HL_ESTORE, "cannot %s: %s is locked", doing,
-                           session->path);
+        status = hl__error(error, HL_ESTORE, "cannot %s: %s is locked", doing, session->path);
     }
   }
   if (status && !sqlite3_get_autocommit(session->db))
@@ -149,16 +142,14 @@ int hl__sqlite_end(hl__sqlite_session *session, int status, const char *doing,
   /* What is in the log is written to its place, so that the log can begin anew.
    */
   if (status && session->full)
-    (void)sqlite3_wal_checkpoint_v2(session->db, NULL,
-                                    SQLITE_CHECKPOINT_PASSIVE, NULL, NULL);
+    (void)sqlite3_wal_checkpoint_v2(session->db, NULL, SQLITE_CHECKPOINT_PASSIVE, NULL, NULL);
   hl__sqlite_leave();
   hl__sqlite_ring(&session->side->turn);
   return status;
 }
 
-int hl__sqlite_write(hl__sqlite_session *session, hl__sqlite_fn fn,
-                     void *context, const char *doing, int64_t deadline,
-                     hl_error *error) {
+int hl__sqlite_write(hl__sqlite_session *session, hl__sqlite_fn fn, void *context,
+                     const char *doing, int64_t deadline, hl_error *error) {
   for (bool again = false;; again = true) {
     int status = hl__sqlite_begin(session, deadline, false, error);
     if (status) return status;

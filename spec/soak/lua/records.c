@@ -27,7 +27,8 @@ static int attach(lua_State *L) {
   uint64_t round = (uint64_t)luaL_checkinteger(L, 3);
   me = (int)luaL_checkinteger(L, 2);
   luaL_argcheck(L, me >= 0 && me < WORKERS, 2, "no such worker");
-  if (!area_attach(luaL_checkstring(L, 1))) return luaL_error(L, "there is no area %s", lua_tostring(L, 1));
+  if (!area_attach(luaL_checkstring(L, 1)))
+    return luaL_error(L, "there is no area %s", lua_tostring(L, 1));
   area = &shared->worker[me];
   our_dice = dice_of(shared->seed, (round * WORKERS + (uint64_t)me) * THREADS);
   /* Not every process goes through the proxy: it opens managers while others wait. */
@@ -85,10 +86,11 @@ static int rest(lua_State *L) {
 }
 
 static int count(lua_State *L) {
-  static const char *const names[] = {"calls", "grants", "waits", "timeouts", "cancels", "extends", "deadlocks", "busy", "lost",
-                                      "failed", "samples", "forks", "opens", "updates", "rows", "refused", "leases",
-                                      "converted", "refreshes", "restored", "over", "exports", "imports", "revokes", "told",
-                                      "left", NULL};
+  static const char *const names[] = {
+      "calls",   "grants",  "waits",   "timeouts",  "cancels",   "extends",  "deadlocks",
+      "busy",    "lost",    "failed",  "samples",   "forks",     "opens",    "updates",
+      "rows",    "refused", "leases",  "converted", "refreshes", "restored", "over",
+      "exports", "imports", "revokes", "told",      "left",      NULL};
   (void)atomic_fetch_add(&area->counts[luaL_checkoption(L, 1, NULL, names)], 1u);
   return 0;
 }
@@ -179,10 +181,20 @@ static int promised(lua_State *L) {
 }
 
 static int status_of(const char *code) {
-  static const struct { const char *code; int status; } codes[] = {
-      {"timeout", HL_TIMEOUT}, {"deadlock", HL_DEADLOCK}, {"cancelled", HL_CANCELLED}, {"busy", HL_BUSY},
-      {"lost", HL_ELOST}, {"released", HL_ERELEASED}, {"connection", HL_ECONNECTION}, {"store", HL_ESTORE},
-      {"not_provisioned", HL_ENOT_PROVISIONED}, {"unsafe_server", HL_EUNSAFE_SERVER}, {"mismatch", HL_EMISMATCH}};
+  static const struct {
+    const char *code;
+    int status;
+  } codes[] = {{"timeout", HL_TIMEOUT},
+               {"deadlock", HL_DEADLOCK},
+               {"cancelled", HL_CANCELLED},
+               {"busy", HL_BUSY},
+               {"lost", HL_ELOST},
+               {"released", HL_ERELEASED},
+               {"connection", HL_ECONNECTION},
+               {"store", HL_ESTORE},
+               {"not_provisioned", HL_ENOT_PROVISIONED},
+               {"unsafe_server", HL_EUNSAFE_SERVER},
+               {"mismatch", HL_EMISMATCH}};
   for (size_t i = 0; i < sizeof codes / sizeof codes[0]; i++)
     if (strcmp(codes[i].code, code) == 0) return codes[i].status;
   return HL_OK;
@@ -197,7 +209,8 @@ static int called(lua_State *L) {
 /* soak.allows(code, time [, lease]): whether what was begun then may end so, because of a fault */
 static int allows(lua_State *L) {
   bool lease = lua_toboolean(L, 3);
-  lua_pushboolean(L, (lease ? fault_allows_lease : fault_allows)(status_of(luaL_checkstring(L, 1)), (int64_t)luaL_checkinteger(L, 2)));
+  lua_pushboolean(L, (lease ? fault_allows_lease : fault_allows)(status_of(luaL_checkstring(L, 1)),
+                                                                 (int64_t)luaL_checkinteger(L, 2)));
   return 1;
 }
 
@@ -209,7 +222,8 @@ static int killed(lua_State *L) {
 
 /* soak.ended(record, how, time of ending [, code, message]) */
 static int ended(lua_State *L) {
-  static const char *const hows[] = {"released", "freed", "closed", "lost", "refused", "cancelled", "died", "exported", "left", NULL};
+  static const char *const hows[] = {"released",  "freed", "closed",   "lost", "refused",
+                                     "cancelled", "died",  "exported", "left", NULL};
   record *r = record_at(L, 1);
   const char *code = luaL_optstring(L, 4, "");
   r->how = (end_kind)luaL_checkoption(L, 2, NULL, hows);
@@ -227,7 +241,8 @@ static int ended(lua_State *L) {
 static int lease(lua_State *L) {
   record *r = record_at(L, 1);
   if (lua_toboolean(L, 6)) r->leased = now_ns(), r->promised = 0;
-  record_leases(r, (int64_t)luaL_checkinteger(L, 2), (int)luaL_checkinteger(L, 3), lua_toboolean(L, 4), lua_toboolean(L, 5));
+  record_leases(r, (int64_t)luaL_checkinteger(L, 2), (int)luaL_checkinteger(L, 3),
+                lua_toboolean(L, 4), lua_toboolean(L, 5));
   return 0;
 }
 
@@ -256,7 +271,8 @@ static int asks(lua_State *L) {
 /* soak.expires(record, ttl in ms): it was granted, or refreshed. */
 static int expires(lua_State *L) {
   record *r = record_at(L, 1);
-  if (!r->refreshes) atomic_store(&r->expires, now_ns() + ((int64_t)luaL_checkinteger(L, 2) + 1) * MS);
+  if (!r->refreshes)
+    atomic_store(&r->expires, now_ns() + ((int64_t)luaL_checkinteger(L, 2) + 1) * MS);
   return 0;
 }
 
@@ -328,7 +344,8 @@ static int take(lua_State *L) {
     int64_t ttl = (int64_t)luaL_checkinteger(L, 2);
     if (!ttl) ttl = slot->ttl;
     r->handle = slot->handle;
-    record_leases(r, slot->ttl_most > ttl ? slot->ttl_most : ttl, slot->owner, lua_toboolean(L, 3), lua_toboolean(L, 4));
+    record_leases(r, slot->ttl_most > ttl ? slot->ttl_most : ttl, slot->owner, lua_toboolean(L, 3),
+                  lua_toboolean(L, 4));
     r->since = slot->since;
     r->promised = slot->promised;
     r->before = slot->token;
@@ -371,8 +388,8 @@ static int cell_read_lua(lua_State *L) {
 }
 
 static cell_change change_at(lua_State *L) {
-  return (cell_change){(int)luaL_checkinteger(L, 1), (uint64_t)luaL_checkinteger(L, 2), (uint64_t)luaL_checkinteger(L, 3),
-                       (uint64_t)luaL_checkinteger(L, 4)};
+  return (cell_change){(int)luaL_checkinteger(L, 1), (uint64_t)luaL_checkinteger(L, 2),
+                       (uint64_t)luaL_checkinteger(L, 3), (uint64_t)luaL_checkinteger(L, 4)};
 }
 
 static int cell_write_lua(lua_State *L) {
@@ -389,14 +406,40 @@ static int cell_confirm_lua(lua_State *L) {
 
 int luaopen_hierlock_spec_soak(lua_State *L);
 int luaopen_hierlock_spec_soak(lua_State *L) {
-  static const luaL_Reg functions[] = {
-      {"attach", attach},   {"now", now},           {"roll", roll_lua},       {"stopping", stopping},
-      {"pausing", pausing}, {"mood", mood_name},    {"rest", rest},           {"count", count},
-      {"complain", complain_lua}, {"names", names}, {"call", call},           {"granted", granted},
-      {"held", held}, {"lease", lease}, {"discard", discard}, {"is_lease", is_lease}, {"unlease", unlease}, {"asks", asks}, {"expires", expires}, {"sure", sure}, {"yields", yields},
-      {"told", told}, {"put", put}, {"take", take},
-             {"promised", promised}, {"ended", ended},         {"exclusive", exclusive},
-      {"called", called},   {"allows", allows},     {"killed", killed},     {"read", cell_read_lua}, {"write", cell_write_lua}, {"confirm", cell_confirm_lua}, {NULL, NULL}};
+  static const luaL_Reg functions[] = {{"attach", attach},
+                                       {"now", now},
+                                       {"roll", roll_lua},
+                                       {"stopping", stopping},
+                                       {"pausing", pausing},
+                                       {"mood", mood_name},
+                                       {"rest", rest},
+                                       {"count", count},
+                                       {"complain", complain_lua},
+                                       {"names", names},
+                                       {"call", call},
+                                       {"granted", granted},
+                                       {"held", held},
+                                       {"lease", lease},
+                                       {"discard", discard},
+                                       {"is_lease", is_lease},
+                                       {"unlease", unlease},
+                                       {"asks", asks},
+                                       {"expires", expires},
+                                       {"sure", sure},
+                                       {"yields", yields},
+                                       {"told", told},
+                                       {"put", put},
+                                       {"take", take},
+                                       {"promised", promised},
+                                       {"ended", ended},
+                                       {"exclusive", exclusive},
+                                       {"called", called},
+                                       {"allows", allows},
+                                       {"killed", killed},
+                                       {"read", cell_read_lua},
+                                       {"write", cell_write_lua},
+                                       {"confirm", cell_confirm_lua},
+                                       {NULL, NULL}};
   luaL_newlib(L, functions);
 #define NUMBER(name) (lua_pushinteger(L, name), lua_setfield(L, -2, #name))
   NUMBER(USERS);

@@ -28,17 +28,11 @@ static int authenticate(MYSQL_PLUGIN_VIO *vio, MYSQL *mysql) {
     SHA1(text, sizeof text, answer);
     for (size_t i = 0; i < sizeof answer; i++) answer[i] ^= once[i];
   }
-  return vio->write_packet(vio, answer, size ? (int)sizeof answer : 0)
-             ? CR_ERROR
-             : CR_OK;
+  return vio->write_packet(vio, answer, size ? (int)sizeof answer : 0) ? CR_ERROR : CR_OK;
 }
 
-__attribute__((visibility("default")))
-mysql_declare_client_plugin(AUTHENTICATION)
-  .name = "mysql_native_password",
-  .author = "hierlock",
-  .desc = "for the specs",
-  .version = {1, 0, 0},
-  .license = "MIT",
-  .authenticate_user = authenticate,
-mysql_end_client_plugin;
+__attribute__((visibility("default"))) mysql_declare_client_plugin(AUTHENTICATION).name =
+    "mysql_native_password",
+                                       .author = "hierlock", .desc = "for the specs",
+                                       .version = {1, 0, 0}, .license = "MIT",
+                                       .authenticate_user = authenticate, mysql_end_client_plugin;
