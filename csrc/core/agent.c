@@ -275,7 +275,7 @@ bool hl__wait_counts(const hl_options *options, int64_t timeout) {
 
 bool hl__wait_is_vain(const hl__wait *wait) { return in_the_way(wait, wait, true) != NULL; }
 
-/* Enters it into the books, or refuses it. HL_BUSY: neither; it may close a
+/* Enters it into the books, or refuses it. HL__AGAIN: neither; it may close a
    circle, when the store has said that `these` have not been revoked. `known`:
    of which it was asked. Without `asks` it cannot be asked: then such a circle
    is none. */
@@ -288,7 +288,7 @@ static int enter(hl__wait *wait, leases *these, bool asks, const leases *known, 
     bool all = leases_of(these, &found);
     bool sure = these->n == 0 || leases_within(these, known);
     if (all && asks)
-      status = sure ? circle_error(error, &found) : HL_BUSY;
+      status = sure ? circle_error(error, &found) : HL__AGAIN;
     else if (all && these->n == 0)
       status = circle_error(error, &found);
   }
@@ -297,7 +297,7 @@ static int enter(hl__wait *wait, leases *these, bool asks, const leases *known, 
     hl__list_add(&waits, &wait->node);
   }
   books_unlock();
-  if (status != HL_BUSY) leases_end(these);
+  if (status != HL__AGAIN) leases_end(these);
   return status;
 }
 
@@ -319,7 +319,7 @@ int hl__wait_begin(hl__wait *wait, hl_error *error) {
     leases these = {0};
     status = enter(wait, &these, asks, &known, error);
     leases_end(&known);
-    if (status != HL_BUSY) break;
+    if (status != HL__AGAIN) break;
     asks = leases_ask(&these);
     known = these;
   }

@@ -15,6 +15,7 @@
 #include "exit.h"
 #include "plan.h"
 
+#include <assert.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -196,6 +197,7 @@ static int piece_run(hl__call *call, hl_request *request, hl_grant *grant, hl_er
   hl__manager_mutex_unlock(manager);
   hl__exit_check(0);
   int status = manager->ops->take(session, request, grant, error);
+  assert(!hl__is_step(status) || (status == HL__BEHIND_UPDATE && request->gives_way));
   hl__manager_mutex_lock(manager);
   return status;
 }
@@ -319,7 +321,7 @@ static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline, h
       continue;
     }
     hl__pool_put(manager, connection);
-    if (status == HL_BEHIND_UPDATE) return status;
+    if (status == HL__BEHIND_UPDATE) return status;
     if (status == HL_TIMEOUT && !request->try_once && hl__left_ms(deadline) > 0)
       continue; /* only a piece has ended */
     if (status != HL_TIMEOUT || !request->try_once || !dropping) return status;
@@ -334,7 +336,7 @@ static int acquire(hl__call *call, hl_request *request, int64_t deadline, hl_err
   request->gives_way = !request->try_once;
   int status = acquire_rows(call, request, deadline, error);
   request->gives_way = false;
-  if (status != HL_BEHIND_UPDATE) return status;
+  if (status != HL__BEHIND_UPDATE) return status;
   size_t n;
   hl_row *rows = hl__plan_behind_updates(call->lock->plan, &n);
   if (!rows) return hl__error_memory(error);

@@ -13,6 +13,18 @@
 #define HL__PRINTF(f, a)
 #endif
 
+/* What functions within hierlock tell each other besides the public statuses. Each caller of such a
+   function handles the step itself: no step reaches a program, and none has a text in an hl_error. */
+enum hl__step {
+  HL__ABSENT = 1000, /* what was asked for is not there, and was not to be made */
+  HL__AGAIN,         /* somebody else was faster, or it is undecided: begin anew */
+  HL__IN_STEPS,      /* one request cannot decide this: ask in several */
+  HL__UNFREE,        /* a row was not free at this moment */
+  HL__BEHIND_UPDATE, /* see hl_request.gives_way */
+  HL__TABLES_LOCKED  /* the rows are free, but somebody keeps the tables of leases locked */
+};
+static inline bool hl__is_step(int status) { return status >= HL__ABSENT; }
+
 /* Fills in *error (unless NULL) with a status, its usual retryability and a
    message; clears the rest. Returns status, so that a caller can write
    `return hl__error(error, HL_ESTORE, "...")`. */

@@ -128,7 +128,7 @@ static int drop_run(hl_session *session, operation *self, hl_error *error) {
   const hl_lease_ops *ops = self->lease->manager->store->leases;
   int status = ops->drop(session, &self->terms, self->confirm, self->deadline, error);
   self->terms.again = true;
-  if (status != HL_ERELEASED) return status;
+  if (status != HL__ABSENT) return status;
   if (!self->lease->imported && hl__lease_ms() < self->end) return HL_OK;
   return hl__error(error, HL_ECONNECTION,
                    "the answer to the release was cut off; the lease is not there "

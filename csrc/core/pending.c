@@ -319,8 +319,7 @@ static void give_away(hl_pending *pending) {
 }
 
 /* Where a try blocks nobody, it is tried before it takes a place among those that
-   wait. HL_PARKED_AGAIN: it has none; it stands in line again, or is done. */
-#define HL_PARKED_AGAIN 1000
+   wait. HL__AGAIN: it has none; it stands in line again, or is done. */
 static int try_and_wait(hl_pending *pending, hl_error *error) {
   hl__call *call = &pending->call;
   hl_manager *manager = call->manager;
@@ -333,7 +332,7 @@ static int try_and_wait(hl_pending *pending, hl_error *error) {
   hl__manager_mutex_unlock(manager);
   if (!wanted) return HL_CANCELLED;
   if (late) return hl__timeout_error(error, call->waiter.plan, call->timeout);
-  if (!waits) return HL_PARKED_AGAIN;
+  if (!waits) return HL__AGAIN;
   return hl__call_acquire(call, call->timeout, error);
 }
 
@@ -392,7 +391,7 @@ static void run(hl__task *task) {
   bool given_up = call->given_up;
   hl__manager_mutex_unlock(manager);
   int status = given_up ? HL_CANCELLED : work(pending, &error);
-  if (status == HL_PARKED_AGAIN) {
+  if (status == HL__AGAIN) {
     unref(pending);
     return;
   }

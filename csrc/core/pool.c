@@ -9,6 +9,7 @@
 #include "error.h"
 #include "exit.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <stdlib.h>
 
@@ -398,6 +399,7 @@ static int run_once(hl_manager *manager, hl__take how, int (*run)(hl_session *, 
   hl__pool_watch(manager, connection, deadline);
   hl__manager_mutex_unlock(manager);
   status = run(connection->session, context, error);
+  assert(!hl__is_step(status));
   hl__manager_mutex_lock(manager);
   if (status == HL_ECONNECTION && connection->overrun)
     status = hl__error(error, HL_ECONNECTION, "the server did not answer in time");

@@ -96,21 +96,24 @@ typedef struct hl_lease_terms {
 typedef struct hl_request {
   const hl_row *rows; /* in locking order, each once */
   size_t n;
-  const char *names;     /* hl__request_name */
-  int64_t deadline;      /* hl__now_ms(); HL_FOREVER; ignored when try_once */
-  bool try_once;         /* do not wait for any row */
-  bool cancellable;      /* interrupt may come: the wait must then end at the store,
+  const char *names; /* hl__request_name */
+  int64_t deadline;  /* hl__now_ms(); HL_FOREVER; ignored when try_once */
+  bool try_once;     /* do not wait for any row */
+  bool cancellable;  /* interrupt may come: the wait must then end at the store,
                         too */
-  bool extend;           /* the session holds rows already, and keeps them when
+  bool extend;       /* the session holds rows already, and keeps them when
                         this fails, except with HL_DEADLOCK and
                         HL_ECONNECTION (it ended, or holds nothing any more) */
-  bool gives_way;        /* HL_BEHIND_UPDATE */
+  /* take may return HL__BEHIND_UPDATE, holding nothing, where the request wants a node of the deepest level
+     exclusively and a lease for update is in the way, whose holder may want the same. The core then asks
+     again with the node's update row: so the waiter waits there, and does not hold the node. */
+  bool gives_way;
   const uint8_t *exempt; /* the id of a lease that is not in the way; NULL: each is */
   bool upgrade;          /* extend: it holds all rows shared, and nobody else waits in order to get
                         them exclusively and holds them shared himself */
   const hl_row
       *shown; /* for observers, and records of leases: the rows, and those already held; not
-                          update rows that HL_BEHIND_UPDATE has added */
+                          update rows that HL__BEHIND_UPDATE has added */
   size_t shown_n;
   const char *path;  /* for observers; one line, escaped, at most 255 bytes */
   const char *label; /* for observers; any bytes */
@@ -134,11 +137,6 @@ static inline bool hl__is_presence(const uint8_t id[16]) {
   static const uint8_t zeroes[8] = {0};
   return memcmp(id, zeroes, sizeof zeroes) == 0;
 }
-
-/* take, of a request that gives_way, for a node of the deepest level that it wants exclusively: a lease that
-   is for update is in the way, and its holder may want the same. Nothing is held. It is to come again with
-   the node's update row, and so waits there without holding the node. */
-#define HL_BEHIND_UPDATE 1001
 
 /* The name of a row of the request, which is on HL_LEVEL_NAMED; not ended by a NUL. */
 static inline hl_id hl__request_name(const hl_request *request, const hl_row *row) {
@@ -190,7 +188,7 @@ typedef struct hl_lease_ops {
   /* Whether the record is there, and how long it lasts: 0 when its time is up. */
   int (*look)(hl_session *session, const hl_lease_terms *terms, int64_t deadline, int64_t *left_ms,
               hl_error *error);
-  /* Deletes the record, and wakes those who wait. HL_OK only when it was there. HL_ERELEASED: terms->again, and it
+  /* Deletes the record, and wakes those who wait. HL_OK only when it was there. HL__ABSENT: terms->again, and it
      is not there, nor is there word of who else has ended it: the earlier one has, perhaps. Without
      confirm the answer may be left outstanding, as give_back's is; it never blocks then, on
      a session on which nothing is outstanding. */

@@ -30,7 +30,7 @@ static int64_t at_least(int64_t deadline) {
   return deadline > least ? deadline : least;
 }
 
-/* The ledger of a session whose space is there; HL_ERELEASED where there is none and none
+/* The ledger of a session whose space is there; HL__ABSENT where there is none and none
    is to be made. */
 static int ledger_take(hl__file_session *session, bool make, int64_t deadline, hl_error *error)
     HL__ACQUIRES_IF_0(hl__file_ledger_mutex) HL__UNCHECKED {
@@ -97,7 +97,7 @@ static int row_look(hl__file_session *session, const hl_request *request, const 
   hl__ledger *ledger = session->space->ledger;
   uint32_t stripe = hl__file_stripe_of(hash);
   int status = ledger_take(session, false, hl__now_ms() + TAKE_MS, error);
-  if (status == HL_ERELEASED) return HL_OK;
+  if (status == HL__ABSENT) return HL_OK;
   if (status == HL_TIMEOUT) {
     *nearest = 0; /* nobody knows: look again */
     return status;
@@ -126,7 +126,7 @@ int hl__file_lease_await(hl__file_session *session, const hl_request *request, c
     status = row_look(session, request, row, hash, &nearest, &update, error);
     if (status != HL_TIMEOUT) break;
     if (update && gives_way) {
-      status = HL_BEHIND_UPDATE;
+      status = HL__BEHIND_UPDATE;
       break;
     }
     if (atomic_load(&session->interrupted)) {
@@ -241,7 +241,7 @@ static int record_of_holder(hl__ledger *ledger, const hl_lease_terms *terms, uin
 static int take_for_record(hl__file_session *session, int64_t deadline, hl_error *error)
     HL__ACQUIRES_IF_0(hl__file_ledger_mutex) HL__UNCHECKED {
   int status = ledger_take(session, false, deadline, error);
-  return status == HL_ERELEASED ? gone_error(error) : status;
+  return status == HL__ABSENT ? gone_error(error) : status;
 }
 
 static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t ttl,
@@ -355,7 +355,7 @@ static int adopt(hl__file_session *session, const hl_request *request, hl_grant 
 
 /* The rows of an upgrade are locked as for anybody else, so it stands in their queue: who waits there
    waits for this lease no more than for those who share it, as whoever wants them exclusively has given way
-   (HL_BEHIND_UPDATE). Then nobody else is there, in a session or by a lease. */
+   (HL__BEHIND_UPDATE). Then nobody else is there, in a session or by a lease. */
 static int rows_lock(hl__file_session *session, const hl_request *request, hl_grant *grant,
                      hl_error *error) {
   hl_request own = *request;
@@ -452,7 +452,7 @@ static int list(hl__file_session *session, const hl_lease_filter *filter, hl_hol
   for (bool more = true; more;) {
     unsigned n = 0;
     int status = ledger_take(session, false, at_least(deadline), error);
-    if (status == HL_ERELEASED) return HL_OK;
+    if (status == HL__ABSENT) return HL_OK;
     if (status) return status;
     uint32_t end = at + 1024;
     for (; at < ledger->records && at < end && n < LIST_PIECE; at++) {
@@ -479,7 +479,7 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter, const c
   hl__file_session *session = session_of(base);
   hl__ledger *ledger = session->space->ledger;
   int status = ledger_take(session, false, at_least(deadline), error);
-  if (status == HL_ERELEASED) return HL_OK;
+  if (status == HL__ABSENT) return HL_OK;
   if (status) return status;
   for (uint32_t i = 0; i < ledger->records; i++) {
     if (!matches(ledger, i, filter)) continue;

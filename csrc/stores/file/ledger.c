@@ -66,7 +66,7 @@ static int ledger_open(hl__ledger *ledger, bool make, hl_error *error)
   struct stat st;
   /* As with rows-NNNN: a new file must not take the place of one that others use. */
   bool made = atomic_load(known) != 0;
-  if (!made && !make) return HL_ERELEASED;
+  if (!made && !make) return HL__ABSENT;
   int fd = hl__file_open(&space->directory, HL__FILE_LEDGER, &st);
   if (fd < 0 && errno == ENOENT && !made) {
     if (hl__file_make(&space->directory, HL__FILE_LEDGER) == 0)

@@ -124,7 +124,7 @@ hl__ledger *hl__ledger_new(hl__file_space *space); /* NULL: out of memory */
 void hl__ledger_free(hl__ledger *ledger, bool ours);
 
 /* Takes it; waits until the deadline for others to give it back, who have it for a moment.
-   `make`: makes the file where there is none; else that is HL_ERELEASED, and it is not taken.
+   `make`: makes the file where there is none; else that is HL__ABSENT, and it is not taken.
    HL_OK; HL_TIMEOUT; HL_ECONNECTION: it was removed; HL_ESTORE, HL_ENOMEM. Whoever takes it
    does nothing that blocks until he gives it back. The space was found not to be gone. */
 int hl__ledger_take(hl__ledger *ledger, bool make, int64_t deadline, hl_error *error)

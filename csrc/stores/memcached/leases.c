@@ -110,7 +110,7 @@ static int lease_read(hl__memcached_session *session, hl__memcached_link *link,
 
 /* ------------------------------------------------------------ one lease */
 
-/* One try. HL_BUSY: somebody has written the item meanwhile. */
+/* One try. HL__AGAIN: somebody has written the item meanwhile. */
 static int refresh_once(hl__memcached_session *session, hl__memcached_link *link,
                         const hl_lease_terms *terms, int64_t expiry, int64_t deadline,
                         int64_t *sent_ms, hl_error *error) {
@@ -139,7 +139,7 @@ static int refresh_once(hl__memcached_session *session, hl__memcached_link *link
   status = hl__memcached_line(session, link, deadline, &line, error);
   if (status) return status;
   if (strcmp(line, "STORED") == 0) return HL_OK;
-  if (strcmp(line, "EXISTS") == 0) return HL_BUSY;
+  if (strcmp(line, "EXISTS") == 0) return HL__AGAIN;
   return lost(session, link, terms->id, deadline, error);
 }
 
@@ -154,7 +154,7 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t 
   if (status) return status;
   do {
     status = refresh_once(session, link, terms, expiry, deadline, sent_ms, error);
-  } while (status == HL_BUSY);
+  } while (status == HL__AGAIN);
   return status;
 }
 
@@ -216,7 +216,7 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confir
   status = deleted ? granted_check(&document, terms, &reason)
                    : lost(session, link, terms->id, deadline, &reason);
   if (terms->again && !deleted && !elsewhere && status == HL_ELOST && !*reason.revoked_by)
-    status = HL_ERELEASED;
+    status = HL__ABSENT;
   if (error) *error = reason;
   hl__memcached_document_dispose(&document);
   return status;
@@ -372,7 +372,7 @@ static int adopt_check(hl__memcached_session *session, hl__memcached_link *link,
   return hl__error(error, HL_EMISMATCH, "the lease locks something else than its text says");
 }
 
-/* One try. HL_BUSY: somebody has written the document meanwhile. */
+/* One try. HL__AGAIN: somebody has written the document meanwhile. */
 static int adopt_once(hl__memcached_session *session, hl__memcached_link *link,
                       const hl_request *request, int64_t expiry, int64_t deadline, hl_grant *grant,
                       hl_error *error) {
@@ -401,7 +401,7 @@ static int adopt_once(hl__memcached_session *session, hl__memcached_link *link,
   status = hl__memcached_line(session, link, deadline, &line, error);
   if (status == HL_OK)
     status = hl__memcached_document_written(session, link, deadline, &written, error);
-  if (status == HL_OK && !written) status = HL_BUSY;
+  if (status == HL_OK && !written) status = HL__AGAIN;
   const hl_row *rows = request->rows;
   size_t roots = hl__memcached_roots(&rows, request->n);
   for (size_t i = 1; i < roots && status == HL_OK; i++)
@@ -426,7 +426,7 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
   if (status) return status;
   do {
     status = adopt_once(session, link, request, expiry, deadline, grant, error);
-  } while (status == HL_BUSY);
+  } while (status == HL__AGAIN);
   if (status == HL_TIMEOUT) {
     if (error) error->status = HL_ECONNECTION;
     status = HL_ECONNECTION;
@@ -620,7 +620,7 @@ static int end_struck(inquiry *self, const hl__memcached_document *document, hl_
   return HL_OK;
 }
 
-/* One try. HL_BUSY: somebody has written the document meanwhile. */
+/* One try. HL__AGAIN: somebody has written the document meanwhile. */
 static int inquire_once(inquiry *self, hl__memcached_link *link, uint64_t root, hl_error *error) {
   hl__memcached_document document;
   bool written = true;
@@ -638,7 +638,7 @@ static int inquire_once(inquiry *self, hl__memcached_link *link, uint64_t root, 
     if (status == HL_OK && written) status = end_struck(self, &document, error);
   }
   hl__memcached_document_dispose(&document);
-  return status == HL_OK && !written ? HL_BUSY : status;
+  return status == HL_OK && !written ? HL__AGAIN : status;
 }
 
 static int inquire_root(inquiry *self, uint64_t root, hl_error *error) {
@@ -647,7 +647,7 @@ static int inquire_root(inquiry *self, uint64_t root, hl_error *error) {
   if (status) return status;
   do {
     status = inquire_once(self, link, root, error);
-  } while (status == HL_BUSY);
+  } while (status == HL__AGAIN);
   return status;
 }
 

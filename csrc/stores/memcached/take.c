@@ -275,10 +275,6 @@ static int own_make(const taking *self, hl__memcached_document *document, size_t
   return *entry ? HL_OK : hl__error_memory(error);
 }
 
-enum {
-  AGAIN = 1000
-}; /* no hl_status */
-
 /* One round. HL_OK: granted. */
 static int enter_once(taking *self, hl__memcached_link *link, hl__memcached_document *document,
                       bool last, hl_error *error) {
@@ -296,18 +292,18 @@ static int enter_once(taking *self, hl__memcached_link *link, hl__memcached_docu
     entry->token = document->token;
     status = submit(self, document, last ? self->expiry : WAIT_S, &written, error);
     if (status == HL_OK && written) self->token = document->token;
-    return status || written ? status : AGAIN;
+    return status || written ? status : HL__AGAIN;
   }
   if (request->try_once || hl__left_ms(request->deadline) == 0)
     return hl__error(error, HL_TIMEOUT, "the lock is not free");
   if (own == document->n) {
     status = own_make(self, document, own, &entry, error);
     if (status == HL_OK) status = submit(self, document, WAIT_S, &written, error);
-    if (status || !written) return status ? status : AGAIN;
+    if (status || !written) return status ? status : HL__AGAIN;
   }
   status = await(self, &document->entries[blocker],
                  hl__memcached_has_updates(document, &document->entries[blocker]), error);
-  return status ? status : AGAIN;
+  return status ? status : HL__AGAIN;
 }
 
 /* Somebody else has written the document. HL_OK: it may be tried again. */
@@ -335,7 +331,7 @@ static int enter(taking *self, uint64_t root, bool last, hl_error *error) {
     if (status) return status;
     status = enter_once(self, link, &document, last, error);
     hl__memcached_document_dispose(&document);
-    if (status != AGAIN) return status;
+    if (status != HL__AGAIN) return status;
     status = again(self, tries, error);
     if (status) return status;
   }
@@ -498,7 +494,7 @@ typedef enum step {
   SHARE   /* shared */
 } step;
 
-/* One round. HL_OK: done. AGAIN. */
+/* One round. HL_OK: done. HL__AGAIN. */
 static int regrade_once(taking *self, hl__memcached_link *link, hl__memcached_document *document,
                         step *next, hl_error *error) {
   const hl_request *request = self->request;
@@ -519,7 +515,7 @@ static int regrade_once(taking *self, hl__memcached_link *link, hl__memcached_do
     if (request->try_once || hl__left_ms(request->deadline) == 0)
       return hl__error(error, HL_TIMEOUT, "the lock is not free");
     status = await(self, &document->entries[sharer], true, error);
-    return status ? status : AGAIN;
+    return status ? status : HL__AGAIN;
   }
   if (*next == FINISH) {
     document->entries[own].token = ++document->token;
@@ -527,10 +523,10 @@ static int regrade_once(taking *self, hl__memcached_link *link, hl__memcached_do
   }
   status = mode_write(self, link, document, own, *next == SHARE ? HL_SHARED : HL_EXCLUSIVE,
                       &written, error);
-  if (status || !written) return status ? status : AGAIN;
+  if (status || !written) return status ? status : HL__AGAIN;
   if (*next != MARK) return alive_check(self, error);
   *next = FINISH;
-  return AGAIN;
+  return HL__AGAIN;
 }
 
 static int regrade(taking *self, step next, int64_t end, hl_error *error) {
@@ -546,10 +542,10 @@ static int regrade(taking *self, step next, int64_t end, hl_error *error) {
     if (status) return status;
     status = regrade_once(self, link, &document, &next, error);
     hl__memcached_document_dispose(&document);
-    if (status != AGAIN) return status;
+    if (status != HL__AGAIN) return status;
     self->end = end;
     if (next == before) status = again(self, tries, error);
-    if (status != AGAIN && status) return status;
+    if (status != HL__AGAIN && status) return status;
   }
 }
 

@@ -13,7 +13,7 @@
  * up, in a transaction of another connection, for this one keeps the rows.
  *
  * But a lease that is for update may want a row exclusively that such a request keeps. So
- * whoever wants that row himself gives way (HL_BEHIND_UPDATE).
+ * whoever wants that row himself gives way (HL__BEHIND_UPDATE).
  */
 #include "mysql_store.h"
 
@@ -376,7 +376,7 @@ static int turns(hl__mysql_session *session, const hl_request *request, bell *ru
       return blocked_error(row, error);
     }
     if (hl__left_ms(request->deadline) == 0) return blocked_error(row, error);
-    if (found.update) return HL_BEHIND_UPDATE;
+    if (found.update) return HL__BEHIND_UPDATE;
     if (!shown) status = waiting_show(session, true, error);
     shown = true;
     /* The lease for which it looked is gone, and another one is in the way. */

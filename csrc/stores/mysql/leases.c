@@ -41,7 +41,7 @@ static void text_take(char *out, size_t size, const char *text) {
 }
 
 static int gone_error(const hl_lease_terms *terms, hl_error *error) {
-  if (terms->again) return HL_ERELEASED;
+  if (terms->again) return HL__ABSENT;
   return hl__error(error, HL_ELOST,
                    "the lease has ended, and somebody has taken what it locked, or "
                    "given it back");
@@ -230,7 +230,7 @@ static int holder_find(hl__mysql_session *session, const hl_lease_terms *terms, 
   return status;
 }
 
-/* In one trip, from that holder alone, and only where the text fits the record; else HL_BUSY. The first
+/* In one trip, from that holder alone, and only where the text fits the record; else HL__AGAIN. The first
    statement is a plain read: a SET would lock its rows before the record, and whoever deletes a
    record locks that first. */
 static int adopt_from(hl__mysql_session *session, const hl_request *request, const char *holder,
@@ -257,7 +257,7 @@ static int adopt_from(hl__mysql_session *session, const hl_request *request, con
   int status = hl__mysql_whole(session, &t, 3, affected, deadline, error);
   free(t.data);
   grant->token = session->number;
-  return status == HL_OK && affected[1] == 0 ? HL_BUSY : status;
+  return status == HL_OK && affected[1] == 0 ? HL__AGAIN : status;
 }
 
 /* A change that is carried out late, when its caller has given it up and imported again, finds
@@ -275,7 +275,7 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
       status = hl__error(error, HL_EMISMATCH, "the lease locks something else than its text says");
     if (status) return end(session, status, error);
     status = adopt_from(session, request, holder, deadline, grant, error);
-    if (status != HL_BUSY) return status;
+    if (status != HL__AGAIN) return status;
     memcpy(before, holder, sizeof before); /* or it has been imported since */
   }
 }

@@ -271,7 +271,7 @@ int hl__mysql_lock_and_record(hl__mysql_session *session, const hl_request *requ
 int64_t hl__mysql_gate(const hl__mysql_session *session, const hl_request *request);
 /* The session holds the request's rows. Returns when no lease is in the way of them, but
    request->exempt. Deletes those whose time is up. session->token is another one after a wait.
-   HL_TIMEOUT. HL_BEHIND_UPDATE. *sent: when the last command that was answered was sent. */
+   HL_TIMEOUT. HL__BEHIND_UPDATE. *sent: when the last command that was answered was sent. */
 int hl__mysql_leases_await(hl__mysql_session *session, const hl_request *request, int64_t *sent,
                            hl_error *error);
 /* " (r.level=0 AND r.bucket=1 AND r.x=1 OR ...)": the rows of leases that conflict. Room:

@@ -25,7 +25,7 @@
  * numbers, of the session) for which the others wait. Whoever has a bell waits for no lock.
  *
  * But a lease that is for update may want a row exclusively that such a request keeps. So
- * whoever wants that row himself gives way (HL_BEHIND_UPDATE).
+ * whoever wants that row himself gives way (HL__BEHIND_UPDATE).
  */
 #include "postgresql_store.h"
 
@@ -406,7 +406,7 @@ static int turns(wait *self, hl_error *error) {
     if (self->request->try_once || hl__left_ms(self->request->deadline) == 0)
       status = hl__error(error, HL_TIMEOUT, "a lease is in the way");
     else if (is_behind_update(self))
-      status = HL_BEHIND_UPDATE;
+      status = HL__BEHIND_UPDATE;
     else
       status = turn(self, &pause, id, error);
   }

@@ -17,13 +17,13 @@
 static hl__pg_session *session_of(hl_session *session) { return (hl__pg_session *)(void *)session; }
 
 static int gone_error(const hl_lease_terms *terms, hl_error *error) {
-  if (terms->again) return HL_ERELEASED;
+  if (terms->again) return HL__ABSENT;
   return hl__error(error, HL_ELOST,
                    "the lease has ended, and somebody has taken what it locked, or "
                    "given it back");
 }
 
-/* Ready for a statement. HL_ERELEASED: there are no tables. */
+/* Ready for a statement. HL__ABSENT: there are no tables. */
 static int ready(hl__pg_session *session, int64_t deadline, hl_error *error) {
   session->limit = deadline;
   int status = hl__pg_settle(session, deadline, false, error);
@@ -110,7 +110,7 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t 
   hl__pg_session *session = session_of(base);
   char number[24], turn[24];
   int status = begin(session, deadline, error);
-  if (status) return status == HL_ERELEASED ? gone_error(terms, error) : status;
+  if (status) return status == HL__ABSENT ? gone_error(terms, error) : status;
   hl__pg_part part = {.number = HL__PG_REFRESH,
                       .sql = "UPDATE public.hier_lock_leases SET turn=$4::int8,"
                              "till=clock_timestamp()+$3::int8*interval '1 millisecond' WHERE "
@@ -130,7 +130,7 @@ static int lease_look(hl_session *base, const hl_lease_terms *terms, int64_t dea
                       int64_t *left_ms, hl_error *error) {
   hl__pg_session *session = session_of(base);
   int status = begin(session, deadline, error);
-  if (status) return status == HL_ERELEASED ? gone_error(terms, error) : status;
+  if (status) return status == HL__ABSENT ? gone_error(terms, error) : status;
   hl__pg_part part = {.number = -1,
                       .sql = "SELECT " HL__PG_LEFT
                              " FROM public.hier_lock_leases l WHERE l.id=$1::uuid AND "
@@ -159,7 +159,7 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confir
   hl__pg_bytes(&part, terms->holder, 16);
   if (confirm) {
     int status = begin(session, deadline, error);
-    if (status) return status == HL_ERELEASED ? gone_error(terms, error) : status;
+    if (status) return status == HL__ABSENT ? gone_error(terms, error) : status;
     part.number = HL__PG_DROP;
     status = run(session, &part, deadline, error);
     if (status) return status;
@@ -189,7 +189,7 @@ static int lease_drop_all(hl_session *base, const hl_lease_terms *terms, size_t 
   hl__pg_session *session = session_of(base);
   hl__pg_part part = {.number = -1, .sql = DROP_ALL};
   int status = begin(session, deadline, error);
-  if (status) return status == HL_ERELEASED ? gone_error(terms, error) : status;
+  if (status) return status == HL__ABSENT ? gone_error(terms, error) : status;
   char *ids = malloc(2 * (n * 33 + 2));
   if (!ids) return hl__error_memory(error);
   char *holders = ids + n * 33 + 2, *id = ids, *holder = holders;
@@ -227,7 +227,7 @@ static int lease_recall(hl_session *base, const hl_lease_terms *terms, int64_t d
   hl__pg_bytes(&parts[0], terms->holder, 16);
   hl__pg_bytes(&parts[1], terms->id, 16);
   int status = begin(session, deadline, error);
-  if (status) return status == HL_ERELEASED ? HL_OK : status;
+  if (status) return status == HL__ABSENT ? HL_OK : status;
   return hl__pg_pipeline_run(session, parts, 2, deadline, error);
 }
 
@@ -281,7 +281,7 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
   const char *token = NULL;
   int64_t deadline = hl__late_answer_by(request->deadline); /* it waits for nobody */
   int status = ready(session, deadline, error); /* settle has forgotten earlier interruptions */
-  if (status) return status == HL_ERELEASED ? gone_error(request->lease, error) : status;
+  if (status) return status == HL__ABSENT ? gone_error(request->lease, error) : status;
   while (!token) {
     status = look_up(session, request->lease, holder, deadline, error);
     if (status) return status;
@@ -307,7 +307,7 @@ static int lease_regrade(hl_session *base, const hl_request *request, hl_grant *
   int status = ready(session, limit, error);
   if (status == HL_OK)
     status = hl__pg_lease_regrade(session, request, grant, error);
-  else if (status == HL_ERELEASED)
+  else if (status == HL__ABSENT)
     status = gone_error(terms, error);
   if (status == HL_ELOST) return lost(session, terms, limit, error);
   (void)hl__pg_interruption_take(session); /* one that comes later is forgotten by settle */
@@ -422,7 +422,7 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter, hl_holder
   hl__pg_session *session = session_of(base);
   int status = begin(session, deadline, error);
   if (status == HL_OK) status = hl__pg_sweep(session, error);
-  if (status) return status == HL_ERELEASED ? HL_OK : status;
+  if (status) return status == HL__ABSENT ? HL_OK : status;
   return list(session, filter, fn, context, deadline, error);
 }
 
@@ -432,7 +432,7 @@ int hl__pg_lease_holders(hl__pg_session *session, const hl_lease_filter *filter,
   if (session->gate != HL__PG_GATE_OPEN && !session->gated && !session->ready) return HL_OK;
 #ifdef LIBPQ_HAS_PIPELINING
   int status = hl__pg_tables(session, false, error);
-  if (status) return status == HL_ERELEASED ? HL_OK : status;
+  if (status) return status == HL__ABSENT ? HL_OK : status;
   return list(session, filter, fn, context, session->patience, error);
 #else
   (void)filter, (void)fn, (void)context, (void)error;
@@ -467,7 +467,7 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter, const c
   char *keys, *exclusive, call[24];
   hl__pg_part part = {.number = -1, .sql = REVOKE};
   int status = begin(session, deadline, error);
-  if (status) return status == HL_ERELEASED ? HL_OK : status;
+  if (status) return status == HL__ABSENT ? HL_OK : status;
   status = filter_fill(&part, filter, &keys, &exclusive, error);
   hl__pg_bytes(&part, by, strlen(by));
   hl__pg_bytes(&part, reason, strlen(reason));

@@ -244,7 +244,7 @@ char *hl__pg_keys(const hl_row *rows, size_t n, bool exclusive);
 bool hl__pg_look_queue(hl__pg_session *session, const char *keys, const char *exclusive);
 /* After the rows of the request have been locked: waits until no lease is in the way, but
    request->exempt, with the rows in hand. *token is another one after a wait: that of the lease may
-   have grown meanwhile. HL_OK; HL_TIMEOUT, HL_CANCELLED; HL_BEHIND_UPDATE. */
+   have grown meanwhile. HL_OK; HL_TIMEOUT, HL_CANCELLED; HL__BEHIND_UPDATE. */
 int hl__pg_leases_await(hl__pg_session *session, const hl_request *request, const char *tag,
                         uint64_t *token, int64_t *sent, hl_error *error);
 
@@ -285,7 +285,7 @@ int hl__pg_lease_holders(hl__pg_session *session, const hl_lease_filter *filter,
 /* ---- tables.c */
 
 /* Whether there are tables of leases that this role may use; otherwise they are made, if
-   they can be, and that is wanted. HL_ERELEASED: there are none, and were not wanted. */
+   they can be, and that is wanted. HL__ABSENT: there are none, and were not wanted. */
 int hl__pg_tables(hl__pg_session *session, bool make, hl_error *error);
 /* Now and then: closes the gate, deletes what has ended long ago. On an idle session. */
 int hl__pg_sweep(hl__pg_session *session, hl_error *error);

@@ -159,9 +159,9 @@ static void shape_fill(hl__pg_part *part, const hl__pg_session *session, const h
   (void)snprintf(sql + used, size - used, " ELSE '0' END,true),%s", columns);
 }
 
-/* HL_OK: granted. HL_TIMEOUT: somebody keeps the tables locked. HL_BUSY: the rows were not free;
-   HL_ERELEASED: a lease may be in the way, or it cannot be asked so. Nothing is held or
-   written then. */
+/* HL_OK: granted. HL_TIMEOUT: somebody keeps the tables locked. HL__UNFREE: a row was not free.
+   HL__IN_STEPS: a lease may be in the way, or the request has too many rows for one statement. Nothing is
+   held or written then. */
 static int take_at_once(hl__pg_session *session, const hl_request *request, hl_grant *grant,
                         hl_error *error) {
   hl__pg_part parts[4] = {
@@ -169,7 +169,7 @@ static int take_at_once(hl__pg_session *session, const hl_request *request, hl_g
   char sql[SHAPE_ROWS_MAX * ROW_BYTES + 1024], keys[SHAPE_ROWS_MAX][24];
   record made;
   uint64_t token = 0;
-  if (request->n > SHAPE_ROWS_MAX) return HL_ERELEASED;
+  if (request->n > SHAPE_ROWS_MAX) return HL__IN_STEPS;
   int status = record_fill(&made, session, request, 0, false, error);
   if (status) return status;
   shape_fill(&parts[1], session, request, sql, sizeof sql, keys);
@@ -185,12 +185,12 @@ static int take_at_once(hl__pg_session *session, const hl_request *request, hl_g
     return status;
   }
   status = hl__pg_grant_read(session, true, &token, error);
-  if (status == HL_TIMEOUT) status = HL_BUSY;
-  if (status == HL_OK && PQntuples(session->second) == 0) status = HL_ERELEASED;
+  if (status == HL_TIMEOUT) status = HL__UNFREE;
+  if (status == HL_OK && PQntuples(session->second) == 0) status = HL__IN_STEPS;
   if (status == HL_OK) status = record_read(session, session->second, &token, error);
   grant->token = token << 8;
   /* Here nothing was written, but where a stranger has answered. */
-  if (status == HL_BUSY || status == HL_ERELEASED) grant->sent_ms = 0;
+  if (hl__is_step(status)) grant->sent_ms = 0;
   return status;
 }
 
@@ -241,9 +241,9 @@ int hl__pg_lease_take(hl__pg_session *session, const hl_request *request, hl_gra
   int status = hl__pg_tables(session, true, error);
   if (status) return status;
   status = take_at_once(session, request, grant, error);
-  if (status == HL_BUSY && request->try_once)
+  if (status == HL__UNFREE && request->try_once)
     return hl__error(error, HL_TIMEOUT, "the lock is not free");
-  if (status != HL_BUSY && status != HL_ERELEASED) return status;
+  if (!hl__is_step(status)) return status;
   status = hl__pg_lock_rows(session, request, &held, error);
   if (status) return status;
   status = write_held(session, request, 0, grant, error);

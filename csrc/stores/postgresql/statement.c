@@ -236,7 +236,7 @@ static int execute(hl__pg_session *session, const hl_request *request, const cha
 }
 
 /* Takes all rows, if they are free: most are. *begun: a transaction is open. HL_TIMEOUT:
-   they are not; or this cannot be asked so. HL_BUSY: they are, but somebody keeps the tables of
+   they are not; or this cannot be asked so. HL__TABLES_LOCKED: they are, but somebody keeps the tables of
    leases locked; the transaction has failed. */
 static int execute_try(hl__pg_session *session, const hl_request *request, const char *tag,
                        bool *begun, uint64_t *token, hl_error *error) {
@@ -246,8 +246,8 @@ static int execute_try(hl__pg_session *session, const hl_request *request, const
   if (status == HL_OK) status = answer_judge(session, request, HL_FOREVER, true, token, error);
   *begun = status == HL_OK || status == HL_TIMEOUT;
   if (status == HL_TIMEOUT && PQtransactionStatus(session->connection) != PQTRANS_INTRANS)
-    status = HL_BUSY;
-  hl__pg_try_done(session, request, *begun && status != HL_BUSY);
+    status = HL__TABLES_LOCKED;
+  hl__pg_try_done(session, request, *begun && status != HL__TABLES_LOCKED);
   return status;
 }
 
@@ -352,7 +352,7 @@ int hl__pg_lock_rows(hl__pg_session *session, const hl_request *request, hl_gran
   sent = hl__lease_ms();
   status = execute_try(session, request, tag, &begun, &token, error);
   refused = status == HL_TIMEOUT && !(begun && request->try_once);
-  if (status == HL_BUSY) status = HL_TIMEOUT;
+  if (status == HL__TABLES_LOCKED) status = HL_TIMEOUT;
   if (refused) status = rows_take(session, request, tag, &begun, &token, &sent, error);
   if (status != HL_DEADLOCK && status != HL_ECONNECTION)
     atomic_store(&session->in_hand, false);         /* what was held before, is */

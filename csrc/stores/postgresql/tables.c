@@ -126,10 +126,10 @@ int hl__pg_tables(hl__pg_session *session, bool make, hl_error *error) {
     return make ? hl__pg_denied(hl__error(error, HL_ENOT_PROVISIONED,
                                           "leases need GRANT USAGE ON SCHEMA public"),
                                 error)
-                : HL_ERELEASED;
+                : HL__ABSENT;
   status = look(session, &tables, &may_use, &may_create, error);
   if (status) return status;
-  if (tables == 0 && !make) return HL_ERELEASED;
+  if (tables == 0 && !make) return HL__ABSENT;
   if (tables < 3) {
     if (!may_create)
       return hl__pg_denied(hl__error(error, HL_ENOT_PROVISIONED,

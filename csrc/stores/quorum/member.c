@@ -446,7 +446,7 @@ static int ask_send(hl__quorum_ask *ask, hl_session *session) {
   case HL__ASK_DROP:
     ask->terms.again = ask->again;
     status = leases->drop(session, &ask->terms, true, ask->deadline, error);
-    return status == HL_ERELEASED ? HL_OK : status;
+    return status == HL__ABSENT ? HL_OK : status;
   case HL__ASK_UPGRADE:
   case HL__ASK_DOWNGRADE:
     request.extend = true;

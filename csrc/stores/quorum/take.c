@@ -148,7 +148,7 @@ static void answer_read(taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex)
     return;
   }
   if (hl__quorum_is_revoked(ask)) self->revoked = &ask->error;
-  self->behind = self->behind || ask->status == HL_BEHIND_UPDATE;
+  self->behind = self->behind || ask->status == HL__BEHIND_UPDATE;
   if (ask->status == HL_OK && self->shown) {
     self->failed[i] = self->raised[i] = false;
   } else if (ask->status == HL_OK) {
@@ -443,7 +443,7 @@ static int take(taking *self) HL__REQUIRES(hl__quorum_mutex) {
     keeps_overdue(self);
     if (self->session->interrupted) return HL_CANCELLED;
     if (is_gone(self)) return HL_ELOST;
-    if (self->behind) return HL_BEHIND_UPDATE;
+    if (self->behind) return HL__BEHIND_UPDATE;
     if (self->store->stopped.status) return HL_EMISMATCH;
     if (granted_by(self) >= self->store->need) {
       if (is_settled(self) && is_judged(self)) return HL_OK;
@@ -553,7 +553,7 @@ static void taking_end(taking *self) HL__REQUIRES(hl__quorum_mutex) {
 /* HL_ECONNECTION: of so many failures. */
 static int failure(taking *self, int status, hl_error *error) HL__REQUIRES(hl__quorum_mutex) {
   if (status == HL_ECONNECTION) status = hl__quorum_failure(self->store, self->last);
-  if (status == HL_BEHIND_UPDATE) return status;
+  if (status == HL__BEHIND_UPDATE) return status;
   if (status == HL_EMISMATCH && hl__quorum_stopped(self->store, error)) return status;
   if (status == HL_CANCELLED) return hl__error(error, status, "the wait was interrupted");
   if (status == HL_ELOST && self->revoked) {

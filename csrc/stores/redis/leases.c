@@ -149,7 +149,7 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confir
     if (status) return status;
     bool gone = strcmp(hl__redis_reply_text(reply, 1), "gone") == 0;
     freeReplyObject(reply);
-    return gone ? HL_ERELEASED : HL_OK;
+    return gone ? HL__ABSENT : HL_OK;
   }
   status = hl__redis_call_send(session, &call, error);
   hl__redis_call_dispose(&call);
