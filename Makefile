@@ -201,12 +201,20 @@ $(BUILD)/obj/lua/%.o: HL_CFLAGS += $(LUA_CFLAGS)
 $(BUILD)/obj/stores/mysql/%.o: HL_CFLAGS += $(MYSQL_CFLAGS)
 $(BUILD)/obj/stores/postgresql/%.o: HL_CFLAGS += $(POSTGRESQL_CFLAGS)
 $(BUILD)/obj/lua/store/%.o: HL_CFLAGS += -Icsrc/lua
+SQL_TEXTS := $(BUILD)/obj/stores/postgresql/tables.o $(BUILD)/obj/lua/store/mysql.o
+$(SQL_TEXTS): HL_CFLAGS += -I$(BUILD)/sql -Wno-overlength-strings
+$(SQL_TEXTS): $(patsubst %,$(BUILD)/sql/%.sql.h,schema leases postgresql_leases)
 $(call objects,$(POSTGRESQL_BINDING)): HL_CFLAGS += $(POSTGRESQL_CFLAGS) -Icsrc/stores/postgresql
 $(call objects,$(MYSQL_BINDING)): HL_CFLAGS += $(MYSQL_CFLAGS) -Icsrc/stores/mysql
 $(call objects,$(REDIS_BINDING)): HL_CFLAGS += $(REDIS_CFLAGS) -Icsrc/stores/redis
 
 $(BUILD)/obj/stores/redis/%.o: HL_CFLAGS += -I$(BUILD)/redis -Wno-overlength-strings
 $(BUILD)/obj/stores/redis/script.o: $(BUILD)/redis/scripts.h
+
+# What sql/ says, as strings of C.
+$(BUILD)/sql/%.sql.h: sql/%.sql
+	@mkdir -p $(@D)
+	@sed 's/\\/\\\\/g; s/"/\\"/g; s/.*/"&\\n"/' $< >$@
 
 # The scripts as strings of C, without their comments and indents: scripts/take.lua is hl__redis_lua_take.
 $(BUILD)/redis/scripts.h: $(wildcard csrc/stores/redis/scripts/*.lua)
@@ -701,16 +709,16 @@ lint:
 	luacheck --no-color -q lua spec bench examples
 	mandoc -T lint -W warning docs/*.1
 	clang-format --dry-run --Werror $$(git ls-files '*.c' '*.h')
-	cppcheck -q --std=c11 --enable=warning,performance,portability --inline-suppr \
-	  --suppress=missingIncludeSystem --error-exitcode=1 -D_GNU_SOURCE -Icsrc/core -Icsrc/lua csrc
 	$(MAKE) --no-print-directory -s -j $$(nproc) all VARIANT=lint CC=clang CFLAGS='-O1 -Werror -Wthread-safety -Wthread-safety-beta'
 	$(MAKE) --no-print-directory -s -j $$(nproc) all VARIANT=lint-gcc CC=gcc CFLAGS='-O2 -Werror'
+	cppcheck -q --std=c11 --enable=warning,performance,portability --inline-suppr \
+	  --suppress=missingIncludeSystem --error-exitcode=1 -D_GNU_SOURCE -Icsrc/core -Icsrc/lua -I$(BUILD)-lint/sql csrc
 	@echo clang-tidy
 	@printf '%s\n' $(CORE) $(BINDING) $(MYSQL) $(MYSQL_BINDING) $(POSTGRESQL) $(POSTGRESQL_BINDING) \
 	  $(foreach store,$(BUILT_STORES),$($(store)) $($(store)_BINDING)) | xargs -P $$(nproc) -n 4 bash -o pipefail -c ' \
 	  clang-tidy --quiet --warnings-as-errors="*" "$$@" -- \
 	    $(HL_CFLAGS) $(LUA_CFLAGS) $(MYSQL_CFLAGS) $(POSTGRESQL_CFLAGS) $(foreach store,$(BUILT_STORES),$($(store)_CFLAGS)) -Icsrc/lua -Icsrc/stores/mysql -Icsrc/stores/postgresql -Icsrc/stores/redis \
-	    -I$(BUILD)-lint/redis 2>&1 | { grep -v "warnings generated" || true; }' bash
+	    -I$(BUILD)-lint/redis -I$(BUILD)-lint/sql 2>&1 | { grep -v "warnings generated" || true; }' bash
 
 # What the locks promise, proved on models of the code by spin; and that each model fails when a bug is planted
 # in it. MODEL=queue: that one; LANES: how many runs at a time, each of at most 1.8 GB.

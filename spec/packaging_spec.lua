@@ -95,7 +95,8 @@ local function expected(version)
     "lib/lua/" .. version .. "/hierlock/store/memcached.so",
     "lib/lua/" .. version .. "/hierlock/store/redis.so",
     "share/bash-completion/completions/hierlock", "share/zsh/site-functions/_hierlock",
-    "share/hierlock/sql/leases.sql", "share/hierlock/sql/postgresql.sql", "share/hierlock/sql/provision.sql", "share/hierlock/sql/schema.sql",
+    "share/hierlock/sql/leases.sql", "share/hierlock/sql/postgresql.sql", "share/hierlock/sql/postgresql_leases.sql",
+    "share/hierlock/sql/provision.sql", "share/hierlock/sql/schema.sql",
   }
   for _, name in ipairs(lua_files()) do list[#list + 1] = "share/lua/" .. version .. "/" .. name end
   if exists("docs/hierlock.1") then list[#list + 1] = "share/man/man1/hierlock.1" end

@@ -129,7 +129,14 @@ function connection.query(_, sql)
 end
 
 package.preload["hierlock.store.mysql"] = function()
+  local texts = {}
+  for i, name in ipairs { "schema", "leases" } do
+    local file = assert(io.open("sql/" .. name .. ".sql"))
+    texts[i] = file:read "*a"
+    file:close()
+  end
   return {
+    sql = table.concat(texts),
     connect = function(where, application)
       assert(type(where) == "string" and type(application) == "string")
       queries = queries + 1

@@ -91,7 +91,9 @@ typedef struct module {
 static int module_index(lua_State *L) {
   const module *self = hll_testudata(L, 1, HLL_STORE);
   const char *name = lua_tostring(L, 2);
-  if (!self || !self->kind || !name || strcmp(name, "connect") != 0) return 0;
+  if (!self || !self->kind || !name) return 0;
+  if (strcmp(name, "sql") == 0) return lua_pushstring(L, self->kind->sql), 1;
+  if (strcmp(name, "connect") != 0) return 0;
   lua_pushlightuserdata(L, (void *)self->kind);
   lua_pushcclosure(L, connect_new, 1);
   return 1;

@@ -29,6 +29,7 @@ typedef struct hll_connection_kind {
   /* Ends the session, if there is one. */
   void (*disconnect)(hll_connection *self);
   const luaL_Reg *methods; /* beside close and answers_within */
+  const char *sql; /* makes the store's tables, for people and `hierlock provision`; or NULL */
 } hll_connection_kind;
 
 /* The connection at index 1; raises where there is none. */

@@ -18,6 +18,12 @@ typedef struct connection {
 
 static const hll_connection_kind kind;
 
+/* Makes the tables of hier_lock_buckets, and then those of its leases. */
+static const char tables_sql[] =
+#include "schema.sql.h"
+#include "leases.sql.h"
+    ;
+
 /* ------------------------------------------------------------- methods */
 
 /* The rows of a result as a list of lists of strings, false for NULL. */
@@ -139,6 +145,7 @@ static const hll_connection_kind kind = {
     .connect = connect_to,
     .disconnect = disconnect,
     .methods = methods,
+    .sql = tables_sql,
 };
 
 __attribute__((visibility("default"))) int luaopen_hierlock_store_mysql(lua_State *L);

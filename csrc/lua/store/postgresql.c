@@ -81,6 +81,7 @@ static const hll_connection_kind kind = {
     .connect = connect_to,
     .disconnect = disconnect,
     .methods = methods,
+    .sql = hl__pg_tables_sql,
 };
 
 __attribute__((visibility("default"))) int luaopen_hierlock_store_postgresql(lua_State *L);

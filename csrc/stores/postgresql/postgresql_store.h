@@ -284,6 +284,8 @@ int hl__pg_lease_holders(hl__pg_session *session, const hl_lease_filter *filter,
 
 /* ---- tables.c */
 
+/* Makes the tables of leases: one transaction. */
+extern const char hl__pg_tables_sql[];
 /* Whether there are tables of leases that this role may use; otherwise they are made, if
    they can be, and that is wanted. HL__ABSENT: there are none, and were not wanted. */
 int hl__pg_tables(hl__pg_session *session, bool make, hl_error *error);

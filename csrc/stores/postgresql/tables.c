@@ -6,8 +6,7 @@
  *     public.hier_lock_lease_rows  the rows that it locks; those of a revoked one are gone
  *     public.hier_lock_gate        a sequence: 2 when there may be leases, else 1 (gate.c)
  *
- * Their text is that of `hierlock provision --leases` (lua/hierlock/command/lease_tables.lua), too. What
- * programs write in them is bytes, of any encoding.
+ * sql/postgresql_leases.sql says what they are. What programs write in them is bytes, of any encoding.
  */
 #include "postgresql_store.h"
 
@@ -18,28 +17,9 @@
 /* Each store sweeps when it begins, and then so often. */
 #define SWEEP_MS 60000
 
-/* In one transaction: nobody sees a part of it. */
-static const char tables_sql[] =
-    "BEGIN;SELECT pg_advisory_xact_lock(1751999844,1952409964);"
-    "CREATE TABLE IF NOT EXISTS public.hier_lock_leases ("
-    "id uuid PRIMARY KEY,holder uuid NOT NULL,secret bytea NOT NULL,"
-    "till timestamptz NOT NULL,token bigint NOT NULL,shared boolean NOT NULL,"
-    "owner bytea NOT NULL,path bytea NOT NULL,label bytea NOT NULL,"
-    "application bytea NOT NULL,host bytea NOT NULL,pid bigint NOT NULL,"
-    "since timestamptz NOT NULL,turn bigint NOT NULL DEFAULT 0,"
-    "revoked timestamptz,revoked_by bytea,reason bytea) WITH (fillfactor=50);"
-    "CREATE TABLE IF NOT EXISTS public.hier_lock_lease_rows ("
-    "key bigint NOT NULL,exclusive boolean NOT NULL,id uuid NOT NULL,"
-    "PRIMARY KEY (key,id));"
-    "CREATE INDEX IF NOT EXISTS hier_lock_lease_rows_id ON "
-    "public.hier_lock_lease_rows (id);"
-    "CREATE INDEX IF NOT EXISTS hier_lock_lease_rows_exclusive ON "
-    "public.hier_lock_lease_rows (key) WHERE exclusive;"
-    "CREATE SEQUENCE IF NOT EXISTS public.hier_lock_gate MINVALUE 1 MAXVALUE 2;"
-    "SELECT pg_advisory_xact_lock(1751999844,1952409963);"
-    "SELECT setval('public.hier_lock_gate',CASE WHEN EXISTS(SELECT FROM "
-    "public.hier_lock_lease_rows) THEN 2 ELSE 1 END);"
-    "COMMIT";
+const char hl__pg_tables_sql[] =
+#include "postgresql_leases.sql.h"
+    ;
 
 int64_t hl__pg_answer_by(const hl__pg_session *session) {
   int64_t usual = hl__now_ms() + ANSWER_MS;
@@ -137,7 +117,7 @@ int hl__pg_tables(hl__pg_session *session, bool make, hl_error *error) {
                                      "not make them: %s",
                                      hint),
                            error);
-    status = hl__pg_aside(session, tables_sql, error);
+    status = hl__pg_aside(session, hl__pg_tables_sql, error);
     if (status == HL_OK) status = look(session, &tables, &may_use, &may_create, error);
     if (status) return status;
   }

@@ -1,32 +1,10 @@
 --- What `hierlock provision --leases` makes on PostgreSQL, as SQL: the tables of leases and their
--- gate (csrc/stores/postgresql/tables.c makes the same). For others it is to be run by hand, too.
+-- gate, as sql/postgresql_leases.sql has them.
 
 local server = require "hierlock.command.server"
 local terminal = require "hierlock.command.terminal"
 
 local leases = {}
-
-local TABLES = [[
-BEGIN;
--- One at a time, and no table by halves.
-SELECT pg_advisory_xact_lock(1751999844, 1952409964);
--- A record for each lease. What programs write is bytes, of any encoding.
-CREATE TABLE IF NOT EXISTS public.hier_lock_leases (
-  id uuid PRIMARY KEY, holder uuid NOT NULL, secret bytea NOT NULL, till timestamptz NOT NULL, token bigint NOT NULL,
-  shared boolean NOT NULL, owner bytea NOT NULL, path bytea NOT NULL, label bytea NOT NULL, application bytea NOT NULL,
-  host bytea NOT NULL, pid bigint NOT NULL, since timestamptz NOT NULL, turn bigint NOT NULL DEFAULT 0,
-  revoked timestamptz, revoked_by bytea, reason bytea) WITH (fillfactor=50);
--- The rows that they lock.
-CREATE TABLE IF NOT EXISTS public.hier_lock_lease_rows (
-  key bigint NOT NULL, exclusive boolean NOT NULL, id uuid NOT NULL, PRIMARY KEY (key, id));
-CREATE INDEX IF NOT EXISTS hier_lock_lease_rows_id ON public.hier_lock_lease_rows (id);
--- Who locks below a node looks for those alone: of shared rows the node has as many as there are leases below it.
-CREATE INDEX IF NOT EXISTS hier_lock_lease_rows_exclusive ON public.hier_lock_lease_rows (key) WHERE exclusive;
--- 2: there may be leases; 1: there are none. Whoever is about to record one has this lock, shared.
-CREATE SEQUENCE IF NOT EXISTS public.hier_lock_gate MINVALUE 1 MAXVALUE 2;
-SELECT pg_advisory_xact_lock(1751999844, 1952409963);
-SELECT setval('public.hier_lock_gate', CASE WHEN EXISTS (SELECT FROM public.hier_lock_lease_rows) THEN 2 ELSE 1 END);
-%sCOMMIT]]
 
 local GRANTS = [[
 GRANT SELECT, INSERT, UPDATE, DELETE ON public.hier_lock_leases, public.hier_lock_lease_rows TO %s;
@@ -35,7 +13,8 @@ GRANT SELECT, UPDATE ON SEQUENCE public.hier_lock_gate TO %s;
 
 --- The SQL; role: who may use leases, as SQL names it, or nil.
 function leases.postgresql(role)
-  return TABLES:format(role and GRANTS:format(role, role) or "")
+  local grants = role and GRANTS:format(role, role) or ""
+  return (require("hierlock.store.postgresql").sql:gsub("\nCOMMIT;.*", function() return "\n" .. grants .. "COMMIT" end))
 end
 
 --- hierlock provision --leases, on PostgreSQL: an exit status; nil, err.

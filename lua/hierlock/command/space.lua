@@ -182,21 +182,24 @@ end
 
 -- ------------------------------------------------------------- what should be
 
---- The statements that make the two tables, where they are missing.
-function space:schema()
-  return {
-    ("CREATE TABLE IF NOT EXISTS %s (\n" ..
-     "  level  TINYINT NOT NULL,\n" ..
-     "  bucket INT NOT NULL,\n" ..
-     "  PRIMARY KEY (level, bucket)\n" ..
-     ") ENGINE=InnoDB"):format(self.table),
-    "CREATE TABLE IF NOT EXISTS hier_lock_meta (\n" ..
-    "  table_name VARCHAR(64) NOT NULL PRIMARY KEY,\n" ..
-    "  buckets    INT UNSIGNED NOT NULL,\n" ..
-    "  levels     VARCHAR(1100) NOT NULL\n" ..
-    ") ENGINE=InnoDB",
-  }
+-- The statement of sql/schema.sql or sql/leases.sql that begins so, with the space's own names.
+function space:statement(beginning)
+  local sql = ("\n" .. require("hierlock.store.mysql").sql):gsub("[ \n]*%-%-[^\n]*", "")
+  local _, at = assert(sql:find("\n" .. beginning, 1, true))
+  return (sql:sub(at - #beginning + 1, sql:find(";", at, true) - 1):gsub("hier_lock_(%l+)", function(name)
+    if name == "buckets" then return self.table end
+    return name ~= "meta" and self.stem .. "_" .. name
+  end))
 end
+
+local function create(self, ...)
+  local statements = {}
+  for i, name in ipairs { ... } do statements[i] = self:statement("CREATE TABLE IF NOT EXISTS hier_lock_" .. name) end
+  return statements
+end
+
+--- The statements that make the two tables, where they are missing.
+function space:schema() return create(self, "buckets", "meta") end
 
 --- The statement that records what the table is for.
 function space:record(buckets, levels)
@@ -205,53 +208,10 @@ function space:record(buckets, levels)
 end
 
 --- The statements that make the tables of leases, where they are missing.
-function space:lease_schema()
-  return {
-    ("CREATE TABLE IF NOT EXISTS %s_leases (\n" ..
-     "  id          BINARY(16) NOT NULL PRIMARY KEY,\n" ..
-     "  secret      BINARY(16) NOT NULL,\n" ..
-     "  holder      BINARY(16) NOT NULL,\n" ..
-     "  till        DATETIME(6) NOT NULL,\n" ..
-     "  turn        BIGINT UNSIGNED NOT NULL,\n" ..
-     "  since       DATETIME(6) NOT NULL,\n" ..
-     "  token       BIGINT UNSIGNED NOT NULL,\n" ..
-     "  mode        TINYINT NOT NULL,\n" ..
-     "  owner       VARBINARY(127) NOT NULL,\n" ..
-     "  label       VARBINARY(255) NOT NULL,\n" ..
-     "  path        VARBINARY(255) NOT NULL,\n" ..
-     "  application VARBINARY(255) NOT NULL,\n" ..
-     "  host        VARBINARY(255) NOT NULL,\n" ..
-     "  pid         BIGINT NOT NULL,\n" ..
-     "  revoked     TINYINT NOT NULL,\n" ..
-     "  revoked_by  VARBINARY(63) NULL,\n" ..
-     "  reason      VARBINARY(127) NULL,\n" ..
-     "  KEY (owner),\n" ..
-     "  KEY (till)\n" ..
-     ") ENGINE=InnoDB"):format(self.stem),
-    ("CREATE TABLE IF NOT EXISTS %s_leased (\n" ..
-     "  level  TINYINT NOT NULL,\n" ..
-     "  bucket INT NOT NULL,\n" ..
-     "  x      TINYINT NOT NULL,\n" ..
-     "  id     BINARY(16) NOT NULL,\n" ..
-     "  PRIMARY KEY (level, bucket, x, id),\n" ..
-     "  KEY (id)\n" ..
-     ") ENGINE=InnoDB"):format(self.stem),
-    ("CREATE TABLE IF NOT EXISTS %s_gate (\n" ..
-     "  g SMALLINT UNSIGNED NOT NULL PRIMARY KEY,\n" ..
-     "  n TINYINT NOT NULL\n" ..
-     ") ENGINE=InnoDB"):format(self.stem),
-  }
-end
+function space:lease_schema() return create(self, "leases", "leased", "gate") end
 
 --- The statement that fills the gate: what is missing.
-function space:fill_gate()
-  return ("INSERT INTO %s_gate (g, n)\n" ..
-    "WITH RECURSIVE digit (n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM digit WHERE n < 255)\n" ..
-    "SELECT high.n * 256 + low.n AS g, EXISTS (SELECT 1 FROM %s_leased)\n" ..
-    "FROM digit AS high, digit AS low\n" ..
-    "WHERE NOT EXISTS (SELECT 1 FROM %s_gate AS there WHERE there.g = high.n * 256 + low.n)\n" ..
-    "ORDER BY g"):format(self.stem, self.stem, self.stem)
-end
+function space:fill_gate() return self:statement "INSERT INTO hier_lock_gate" end
 
 --- How many rows a table has; nil, err.
 function space:rows(name)
