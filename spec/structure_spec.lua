@@ -56,9 +56,21 @@ local function circle(graph)
 end
 
 describe("csrc", function()
-  it("has a core without circles", function()
-    local found = circle(uses { "core" })
-    assert.is_nil(found, found and table.concat(found, " -> "))
+  for _, room in ipairs { "core", "lua" } do
+    it("has no circle in " .. room, function()
+      local found = circle(uses { room })
+      assert.is_nil(found, found and table.concat(found, " -> "))
+    end)
+  end
+
+  it("has a map that names each file", function()
+    for path in lines "find csrc -name '*.c'" do
+      local folder, name = path:match "^(.*)/(.-)$"
+      local quoted = "%f[%w_]" .. name:gsub("%.", "%%.")
+      local named = io.open("csrc/README.md"):read("*a"):find(quoted)
+      for header in lines("find %s -name '*.h'", folder) do named = named or io.open(header):read("*a"):find(quoted) end
+      assert.truthy(named, path)
+    end
   end)
 
   it("has a core that uses nothing of the stores but the operations of those that are in it", function()

@@ -13,47 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
-hll_handle *hll_handle_test(lua_State *L, int index) { return hll_testudata(L, index, HLL_HANDLE); }
-
-hll_handle *hll_handle_check(lua_State *L) {
-  hll_handle *self = hll_handle_test(L, 1);
-  if (!self) hll_misuse(L, "self must be a handle, not %s", hll_typename(L, 1, HLL_HANDLE));
-  return self;
-}
-
-int hll_handle_collected(lua_State *L) {
-  return hll_fail(L, HL_ERELEASED, "the lock has been released");
-}
-
-static int push_true(lua_State *L) {
-  lua_pushboolean(L, 1);
-  return 1;
-}
-
-/* Whether the method is to start its call instead of waiting for it. */
-static bool starts(lua_State *L) { return lua_toboolean(L, lua_upvalueindex(HLL_STARTS)) != 0; }
-
-hll_pending *hll_handle_pending(lua_State *L) {
-  if (!starts(L)) return NULL;
-  hll_getuservalue(L, 1);
-  return hll_pending_push(L, lua_gettop(L), 1);
-}
-
-int hll_handle_started(lua_State *L, int index, int status, const hl_error *error) {
-  if (status) return hll_failure(L, error, 0);
-  lua_pushvalue(L, index);
-  return hll_pending_test(L, -1)->pending ? 1 : push_true(L);
-}
-
-int hll_handle_result(lua_State *L, int status, const hl_error *error) {
-  return status ? hll_failure(L, error, 0) : push_true(L);
-}
-
-void hll_token_push(lua_State *L, uint64_t token) {
-  char text[17];
-  (void)snprintf(text, sizeof text, "%016llx", (unsigned long long)token);
-  lua_pushstring(L, text);
-}
+/* ------------------------------------------------------------- methods */
 
 /* The handle at 1 holds nothing any more: the release came to that. */
 static void trace_end(lua_State *L, const hll_handle *self, int status, const char *by) {
@@ -62,14 +22,6 @@ static void trace_end(lua_State *L, const hll_handle *self, int status, const ch
   hll_trace_end(L, lua_gettop(L), self->trace, status == HL_ELOST ? "lost" : by);
   lua_pop(L, 1);
 }
-
-void hll_handle_losses(lua_State *L) {
-  hll_getuservalue(L, 1);
-  hll_losses_tell(L, lua_gettop(L));
-  lua_pop(L, 1);
-}
-
-/* ------------------------------------------------------------- methods */
 
 static int release_option(lua_State *L, const char *name, void *context) {
   if (strcmp(name, "confirm") != 0) return 0;
@@ -144,7 +96,7 @@ static int handle_release(lua_State *L) {
   hl_error error;
   hll_options(L, 2, release_option, &confirm);
   hll_pending *pending = confirm ? hll_handle_pending(L) : NULL;
-  if (!self->lock) return push_true(L);
+  if (!self->lock) return hll_handle_result(L, HL_OK, NULL);
   if (pending) {
     int begun = hl_lock_start_release(self->lock, &pending->pending, &error);
     trace_end(L, self, begun, "release");
@@ -245,7 +197,7 @@ static int handle_extend(lua_State *L) {
   int shared = hll_manager_shared(L, 3), status;
   hll_losses_tell(L, shared);
   hll_plan *borrowed = hll_plan_borrow(L, shared);
-  hll_pending *pending = starts(L) ? hll_pending_push(L, shared, 1) : NULL;
+  hll_pending *pending = hll_starts(L) ? hll_pending_push(L, shared, 1) : NULL;
   lua_rawgeti(L, shared, 1);
   hll_manager *manager = hll_testudata(L, -1, HLL_MANAGER);
   lua_pop(L, 1); /* the shared table has it */
@@ -271,7 +223,7 @@ static int handle_extend(lua_State *L) {
   status = hl_lock_extend(self->lock, plan, &options.core, &error);
   int values = 1;
   if (status == HL_OK) {
-    (void)push_true(L);
+    lua_pushboolean(L, 1);
   } else {
     lua_rawgeti(L, shared, 1);
     values = hll_acquire_refused(L, &error, plan, hll_testudata(L, -1, HLL_MANAGER));
@@ -361,7 +313,7 @@ static int handle_upgrade(lua_State *L) {
     return hll_handle_started(L, place, begun, &error);
   }
   int status = hl_lock_upgrade(self->lock, &options.core, &error);
-  if (status == HL_OK) return push_true(L);
+  if (status == HL_OK) return hll_handle_result(L, HL_OK, NULL);
   int values = upgrade_failed(L, shared, &error, plan);
   if (status == HL_DEADLOCK) trace_end(L, self, status, "deadlock");
   return values;
@@ -518,16 +470,6 @@ static const luaL_Reg metamethods[] = {
     {"__tostring", handle_tostring},
     {NULL, NULL},
 };
-
-hll_handle *hll_handle_push(lua_State *L, int shared) {
-  hll_handle *self = hll_newuserdata(L, sizeof *self);
-  *self = (hll_handle){.lock = NULL};
-  lua_pushvalue(L, shared);
-  hll_setuservalue(L, -2);
-  luaL_getmetatable(L, HLL_HANDLE);
-  lua_setmetatable(L, -2);
-  return self;
-}
 
 void hll_handle_register(lua_State *L) {
   (void)luaL_newmetatable(L, HLL_HANDLE);

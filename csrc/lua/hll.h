@@ -50,6 +50,11 @@ void hll_error_register(lua_State *L);
 const char *hll_word(lua_State *L, int index);
 /* `what` names the option or argument in messages. */
 int64_t hll_milliseconds(lua_State *L, int index, const char *what);
+/* The value on the top as a boolean, or as a string of 1 to `most` bytes; the value at index as a
+   duration of a lease in ms. They raise where it is something else. */
+bool hll_boolean(lua_State *L, const char *what);
+const char *hll_text(lua_State *L, const char *what, size_t most);
+int64_t hll_ttl(lua_State *L, int index);
 /* Calls each(L, context) for the fields of the table at index (none or nil: no
    fields) with the value on the top and its name; each returns false for a
    name that it does not know, which raises. */
@@ -68,21 +73,7 @@ typedef struct hll_layout_options {
 int hll_layout_option(lua_State *L, const char *name, hll_layout_options *options);
 hl_layout *hll_layout_new(lua_State *L, const hll_layout_options *options);
 
-/* ---- target.c */
-
-/* Adds the target at index to the plan. mode: for a target without its own.
-   Allocates nothing in Lua, unless it raises. */
-void hll_target_add(lua_State *L, int index, hl_plan *plan, hl_mode mode);
-void hll_targets_add(lua_State *L, int index, hl_plan *plan, hl_mode mode);
-/* An id at a stack index, for the level; the bytes live as long as the value,
-   or in `room`. */
-hl_id hll_id(lua_State *L, int index, const char *level, char room[24]);
-/* manager:unit */
-int hll_manager_unit(lua_State *L);
-/* Pushes a target of the plan as a table keyed by level. */
-void hll_target_push(lua_State *L, const hl_plan *plan, size_t i);
-
-/* ---- plan.c */
+/* ---- classes.c */
 
 typedef struct hll_plan {
   hl_plan *plan; /* NULL before it is made, and after collection */
@@ -101,11 +92,6 @@ hl_plan *hll_plan_begin(lua_State *L, hll_plan *self, hl_layout *layout);
 /* Gives back the plan at stack index `plan`. Does not raise once a plan has been
    borrowed: its place in the table is there. */
 void hll_plan_return(lua_State *L, int shared, int plan);
-int hll_plan_new(lua_State *L);
-int hll_manager_plan(lua_State *L);
-void hll_plan_register(lua_State *L);
-
-/* ---- manager.c */
 
 typedef struct hll_report hll_report;
 
@@ -133,10 +119,61 @@ typedef struct hll_manager {
   hll_report *reports;                            /* still to be told */
 } hll_manager;
 
-/* The store of that name (hl_dsn_store), its module loaded; pushes what it needs. NULL:
-   it is not there, and the message is on the top. */
-const struct hl_store_ops *hll_store_load(lua_State *L, const char *name);
-int hll_manager_open(lua_State *L);
+hll_manager *hll_manager_test(lua_State *L, int index);
+
+/* What lives as long as a request of the program's host (nginx): a member of a handle or
+   a pending. All zero: it is tied to none. */
+typedef struct hll_tied hll_tied;
+struct hll_tied {
+  hll_tied *next, **at;
+  void (*end)(hll_tied *tied);
+};
+
+/* end must not call Lua. */
+void hll_tie(hll_tied *tied, hll_tied **list, void (*end)(hll_tied *tied));
+void hll_untie(hll_tied *tied); /* does nothing when it is not tied */
+
+typedef struct hll_handle {
+  hl_lock *lock; /* NULL before it is granted, and after collection */
+  hll_tied tied;
+  hll_trace *trace, *extending; /* of its acquisition, of an extend; or NULL */
+} hll_handle;
+
+/* Pushes an empty handle that shares the table at index. */
+hll_handle *hll_handle_push(lua_State *L, int shared);
+hll_handle *hll_handle_test(lua_State *L, int index);
+/* Pushes 16 hexadecimal digits. */
+void hll_token_push(lua_State *L, uint64_t token);
+
+typedef struct hll_pending {
+  hl_pending *pending; /* NULL before it is started, and after collection */
+  hll_tied tied;
+  hll_trace *trace; /* or NULL */
+} hll_pending;
+
+/* Pushes an empty pending that will fill in the handle at index, or uses it. */
+hll_pending *hll_pending_push(lua_State *L, int shared, int handle);
+hll_pending *hll_pending_test(lua_State *L, int index);
+
+/* ---- target.c */
+
+/* Adds the target at index to the plan. mode: for a target without its own.
+   Allocates nothing in Lua, unless it raises. */
+void hll_target_add(lua_State *L, int index, hl_plan *plan, hl_mode mode);
+void hll_targets_add(lua_State *L, int index, hl_plan *plan, hl_mode mode);
+/* An id at a stack index, for the level; the bytes live as long as the value,
+   or in `room`. */
+hl_id hll_id(lua_State *L, int index, const char *level, char room[24]);
+/* Pushes a target of the plan as a table keyed by level. */
+void hll_target_push(lua_State *L, const hl_plan *plan, size_t i);
+
+/* ---- plan.c */
+
+int hll_plan_new(lua_State *L);
+void hll_plan_register(lua_State *L);
+
+/* ---- shared.c */
+
 /* The manager at stack index 1; raises when it is closed. Tells on_lost. */
 hll_manager *hll_manager_check(lua_State *L);
 /* Settles the stack to n values, the first a manager or a handle, and pushes the
@@ -144,6 +181,81 @@ hll_manager *hll_manager_check(lua_State *L);
 int hll_manager_shared(lua_State *L, int n);
 /* Tells on_lost what has been lost; the shared table is at index. */
 void hll_losses_tell(lua_State *L, int shared);
+/* For what acquires, in acquire.c and lease.c. Counts a call; the manager, which an allocation
+   may have closed: raises then; an empty handle, of whose loss on_lost will hear. */
+void hll_manager_account(lua_State *L, hll_manager *self);
+hl_manager *hll_manager_still_open(lua_State *L, const hll_manager *self);
+hll_handle *hll_handle_watch(lua_State *L, int shared);
+/* For its methods. The handle at 1; one that was collected has no lock: its finalizer may be
+   followed by others that still see it. */
+hll_handle *hll_handle_check(lua_State *L);
+/* What such a one answers: nil, err. */
+int hll_handle_collected(lua_State *L);
+/* Pushes true, or nil, err. */
+int hll_handle_result(lua_State *L, int status, const hl_error *error);
+/* Tells on_lost. */
+void hll_handle_losses(lua_State *L);
+/* The handle at that index is held, perhaps again: on_lost hears of its next loss. */
+void hll_handle_rewatch(lua_State *L, int index);
+
+/* ---- asker.c */
+
+/* Options of an acquisition: timeout, mode, label, and those of a lease. The label lives as long as
+   nothing allocates: see above. */
+typedef struct hll_acquire_options {
+  hl_options core;
+  hl_mode mode;
+} hll_acquire_options;
+void hll_acquire_options_read(lua_State *L, int index, hll_acquire_options *options);
+/* After a hook, which may have changed them; who asks stays. */
+void hll_acquire_options_again(lua_State *L, int index, hll_acquire_options *options);
+/* Adds who asks. `where`: room for hl_options.where. hll_strand is called before, as it
+   may allocate: the number of the running coroutine, where the manager wants it, else 0. */
+void hll_asker_add(lua_State *L, const hll_manager *self, uint64_t strand,
+                   char where[HL_WHERE_SIZE], hl_options *options);
+uint64_t hll_strand(lua_State *L, const hll_manager *self);
+/* Takes the value on the top for ttl, owner, auto_refresh or auto_release; returns false
+   when name is none of them. The owner lives as long as nothing allocates. */
+int hll_lease_option(lua_State *L, const char *name, hl_options *options);
+
+/* ---- blockers.c */
+
+/* Those who are in the way; a userdata without methods, which frees them. Filled in
+   by the core, which must not be left by an error of Lua's. */
+typedef struct hll_holders {
+  hl_holder *list;
+  size_t n, capacity;
+  hl_error error; /* why there may be others; HL_OK: these are all */
+} hll_holders;
+
+hll_holders *hll_holders_push(lua_State *L);
+/* An hl_holder_fn; context: hll_holders. */
+void hll_holders_add(void *context, const hl_holder *holder);
+/* Those whom a request that has just failed had in its way, as far as can be told in time. */
+void hll_holders_find(hll_holders *self, hl_manager *manager, const hl_plan *plan);
+/* Pushes the list of them as tables. */
+void hll_holders_list(lua_State *L, const hll_holders *self);
+/* Pushes nil, err of a request that was not granted, and returns 2: with err.target,
+   where there is one in the plan, and err.holders, whose first one the message
+   names. The plan is the caller's alone. */
+int hll_acquire_failure(lua_State *L, hl_error *error, const hl_plan *plan,
+                        const hll_holders *found);
+/* The same for one that the manager has just refused: looks for the holders itself. */
+int hll_acquire_refused(lua_State *L, hl_error *error, const hl_plan *plan,
+                        const hll_manager *manager);
+/* manager:holders(target) */
+int hll_manager_holders(lua_State *L);
+void hll_holders_register(lua_State *L);
+
+/* ---- manager.c */
+
+/* The store of that name (hl_dsn_store), its module loaded; pushes what it needs. NULL:
+   it is not there, and the message is on the top. */
+const struct hl_store_ops *hll_store_load(lua_State *L, const char *name);
+int hll_manager_open(lua_State *L);
+/* manager:unit */
+int hll_manager_unit(lua_State *L);
+int hll_manager_plan(lua_State *L);
 void hll_manager_register(lua_State *L);
 
 /* ---- hook.c: owner is where a handle or a pending has its trace, or NULL. What a hook raises is
@@ -197,64 +309,8 @@ void hll_reports_end(hll_manager *self);
 extern const luaL_Reg hll_acquire_methods[];
 /* Adds the table `any` to the table on the top. */
 void hll_any_register(lua_State *L);
-/* Where the upvalue with this index is true, a method that waits starts its call
-   instead, and returns a pending. */
-#define HLL_STARTS 2
-/* The same, and its coroutine waits for the pending, and does nothing else. */
-#define HLL_AWAITS 3
-/* It does neither, and only checks its order. */
-#define HLL_CHECKS 4
-/* Those who are in the way; a userdata without methods, which frees them. Filled in
-   by the core, which must not be left by an error of Lua's. */
-typedef struct hll_holders {
-  hl_holder *list;
-  size_t n, capacity;
-  hl_error error; /* why there may be others; HL_OK: these are all */
-} hll_holders;
-
-hll_holders *hll_holders_push(lua_State *L);
-/* An hl_holder_fn; context: hll_holders. */
-void hll_holders_add(void *context, const hl_holder *holder);
-/* Those whom a request that has just failed had in its way, as far as can be told in time. */
-void hll_holders_find(hll_holders *self, hl_manager *manager, const hl_plan *plan);
-/* Pushes the list of them as tables. */
-void hll_holders_list(lua_State *L, const hll_holders *self);
-/* Pushes nil, err of a request that was not granted, and returns 2: with err.target,
-   where there is one in the plan, and err.holders, whose first one the message
-   names. The plan is the caller's alone. */
-int hll_acquire_failure(lua_State *L, hl_error *error, const hl_plan *plan,
-                        const hll_holders *found);
-/* The same for one that the manager has just refused: looks for the holders itself. */
-int hll_acquire_refused(lua_State *L, hl_error *error, const hl_plan *plan,
-                        const hll_manager *manager);
-/* manager:holders(target) */
-int hll_manager_holders(lua_State *L);
-void hll_holders_register(lua_State *L);
-/* Options of an acquisition: timeout, mode, label, and those of a lease. The label lives as long as
-   nothing allocates: see above. */
-typedef struct hll_acquire_options {
-  hl_options core;
-  hl_mode mode;
-} hll_acquire_options;
-void hll_acquire_options_read(lua_State *L, int index, hll_acquire_options *options);
-/* After a hook, which may have changed them; who asks stays. */
-void hll_acquire_options_again(lua_State *L, int index, hll_acquire_options *options);
-/* Adds who asks. `where`: room for hl_options.where. hll_strand is called before, as it
-   may allocate: the number of the running coroutine, where the manager wants it, else 0. */
-void hll_asker_add(lua_State *L, const hll_manager *self, uint64_t strand,
-                   char where[HL_WHERE_SIZE], hl_options *options);
-uint64_t hll_strand(lua_State *L, const hll_manager *self);
-
-/* For what acquires, in acquire.c and lease.c. Counts a call; the manager, which an allocation
-   may have closed: raises then; an empty handle, of whose loss on_lost will hear. */
-void hll_manager_account(lua_State *L, hll_manager *self);
-hl_manager *hll_manager_still_open(lua_State *L, const hll_manager *self);
-
 /* ---- lease.c */
 
-/* Takes the value on the top for ttl, owner, auto_refresh or auto_release; returns false
-   when name is none of them. The owner lives as long as nothing allocates. */
-int hll_lease_option(lua_State *L, const char *name, hl_options *options);
 int hll_manager_import(lua_State *L);
 int hll_manager_leases(lua_State *L);
 int hll_manager_revoke(lua_State *L);
@@ -264,17 +320,6 @@ int hll_handle_export(lua_State *L);
 
 /* ---- request.c */
 
-/* What lives as long as a request of the program's host (nginx): a member of a handle or
-   a pending. All zero: it is tied to none. */
-typedef struct hll_tied hll_tied;
-struct hll_tied {
-  hll_tied *next, **at;
-  void (*end)(hll_tied *tied);
-};
-
-/* end must not call Lua. */
-void hll_tie(hll_tied *tied, hll_tied **list, void (*end)(hll_tied *tied));
-void hll_untie(hll_tied *tied); /* does nothing when it is not tied */
 /* Adds functions to the table on the top. */
 void hll_request_register(lua_State *L);
 
@@ -285,15 +330,18 @@ void hll_bell_register(lua_State *L);
 
 /* ---- pending.c */
 
-typedef struct hll_pending {
-  hl_pending *pending; /* NULL before it is started, and after collection */
-  hll_tied tied;
-  hll_trace *trace; /* or NULL */
-} hll_pending;
-
-/* Pushes an empty pending that will fill in the handle at index, or uses it. */
-hll_pending *hll_pending_push(lua_State *L, int shared, int handle);
-hll_pending *hll_pending_test(lua_State *L, int index);
+/* Where the upvalue with this index is true, a method that waits starts its call
+   instead, and returns a pending. */
+#define HLL_STARTS 2
+/* The same, and its coroutine waits for the pending, and does nothing else. */
+#define HLL_AWAITS 3
+/* It does neither, and only checks its order. */
+#define HLL_CHECKS 4
+bool hll_starts(lua_State *L);
+/* An empty pending of the handle at 1, to be started; NULL when the method waits. */
+hll_pending *hll_handle_pending(lua_State *L);
+/* Pushes the pending at index, or true where there was nothing to wait for; or nil, err. */
+int hll_handle_started(lua_State *L, int index, int status, const hl_error *error);
 /* pending:wait */
 int hll_pending_wait(lua_State *L);
 /* __close, __gc */
@@ -302,35 +350,8 @@ void hll_pending_register(lua_State *L);
 
 /* ---- handle.c */
 
-typedef struct hll_handle {
-  hl_lock *lock; /* NULL before it is granted, and after collection */
-  hll_tied tied;
-  hll_trace *trace, *extending; /* of its acquisition, of an extend; or NULL */
-} hll_handle;
-
 /* The methods that wait for the store. */
 extern const luaL_Reg hll_handle_calls[];
-/* Pushes an empty handle that shares the table at index. */
-hll_handle *hll_handle_push(lua_State *L, int shared);
-hll_handle *hll_handle_watch(lua_State *L, int shared);
-hll_handle *hll_handle_test(lua_State *L, int index);
-/* For its methods. The handle at 1; one that was collected has no lock: its finalizer may be
-   followed by others that still see it. */
-hll_handle *hll_handle_check(lua_State *L);
-/* What such a one answers: nil, err. */
-int hll_handle_collected(lua_State *L);
-/* An empty pending of the handle at 1, to be started; NULL when the method waits. */
-hll_pending *hll_handle_pending(lua_State *L);
-/* Pushes the pending at index, or true where there was nothing to wait for; or nil, err. */
-int hll_handle_started(lua_State *L, int index, int status, const hl_error *error);
-/* Pushes 16 hexadecimal digits. */
-void hll_token_push(lua_State *L, uint64_t token);
-/* Pushes true, or nil, err. */
-int hll_handle_result(lua_State *L, int status, const hl_error *error);
-/* Tells on_lost. */
-void hll_handle_losses(lua_State *L);
-/* The handle at that index is held, perhaps again: on_lost hears of its next loss. */
-void hll_handle_rewatch(lua_State *L, int index);
 void hll_handle_register(lua_State *L);
 
 #endif

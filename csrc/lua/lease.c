@@ -8,43 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ------------------------------------------------------------- options */
-
-static bool boolean(lua_State *L, const char *what) {
-  if (!lua_isboolean(L, -1))
-    hll_misuse(L, "%s must be a boolean, not %s", what, luaL_typename(L, -1));
-  return lua_toboolean(L, -1) != 0;
-}
-
-static int64_t ttl(lua_State *L, int index) {
-  int64_t ms = hll_milliseconds(L, index, "ttl");
-  if (ms < 1 || ms > HL_TTL_MAX) hll_misuse(L, "ttl must be 0.001 to 315360000 seconds");
-  return ms;
-}
-
-static const char *word(lua_State *L, const char *what, size_t most) {
-  const char *found = hll_word(L, -1);
-  if (!found)
-    hll_misuse(L, "%s must be a string without NUL bytes, not %s", what, luaL_typename(L, -1));
-  size_t size = strlen(found);
-  if (size < 1 || size > most) hll_misuse(L, "%s must have 1 to %d bytes", what, (int)most);
-  return found;
-}
-
-int hll_lease_option(lua_State *L, const char *name, hl_options *options) {
-  if (strcmp(name, "ttl") == 0)
-    options->ttl = ttl(L, -1);
-  else if (strcmp(name, "owner") == 0)
-    options->owner = word(L, "owner", HL_OWNER_MAX);
-  else if (strcmp(name, "auto_refresh") == 0)
-    options->auto_refresh = boolean(L, name);
-  else if (strcmp(name, "auto_release") == 0)
-    options->auto_release = boolean(L, name);
-  else
-    return 0;
-  return 1;
-}
-
 static int import_option(lua_State *L, const char *name, void *context) {
   return strcmp(name, "owner") != 0 && hll_lease_option(L, name, context);
 }
@@ -80,7 +43,7 @@ nodes meanwhile.
 int hll_handle_refresh(lua_State *L) {
   hll_handle *self = hll_handle_check(L);
   hl_error error;
-  int64_t ms = lua_isnoneornil(L, 2) ? 0 : ttl(L, 2);
+  int64_t ms = lua_isnoneornil(L, 2) ? 0 : hll_ttl(L, 2);
   hll_handle_losses(L);
   hll_pending *pending = hll_handle_pending(L);
   if (!self->lock) return hll_handle_collected(L);
@@ -233,11 +196,11 @@ typedef struct filter {
 static int filter_option(lua_State *L, const char *name, void *context) {
   filter *self = context;
   if (strcmp(name, "owner") == 0) {
-    self->core.owner = word(L, "owner", HL_OWNER_MAX);
+    self->core.owner = hll_text(L, "owner", HL_OWNER_MAX);
   } else if (strcmp(name, "id") == 0) {
-    self->core.id = word(L, "id", HL_LEASE_ID_SIZE - 1);
+    self->core.id = hll_text(L, "id", HL_LEASE_ID_SIZE - 1);
   } else if (strcmp(name, "over") == 0) {
-    self->core.over = boolean(L, name);
+    self->core.over = hll_boolean(L, name);
   } else if (strcmp(name, "target") == 0) {
     hll_target_add(L, lua_gettop(L), self->plan, HL_EXCLUSIVE);
     self->core.plan = self->plan;
@@ -293,9 +256,9 @@ typedef struct revoke_options {
 static int revoke_option(lua_State *L, const char *name, void *context) {
   revoke_options *options = context;
   if (strcmp(name, "by") == 0)
-    options->by = word(L, "by", 63);
+    options->by = hll_text(L, "by", 63);
   else if (strcmp(name, "reason") == 0)
-    options->reason = word(L, "reason", 127);
+    options->reason = hll_text(L, "reason", 127);
   else
     return 0;
   return 1;

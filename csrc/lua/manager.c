@@ -16,99 +16,6 @@
 /* Of a quorum. */
 #define STORES_MAX 15
 
-static hll_manager *manager_test(lua_State *L, int index) {
-  return hll_testudata(L, index, HLL_MANAGER);
-}
-
-hll_manager *hll_manager_check(lua_State *L) {
-  hll_manager *self = manager_test(L, 1);
-  if (!self)
-    hll_misuse(L, "self must be a manager, not %s; call it with a colon",
-               hll_typename(L, 1, HLL_MANAGER));
-  if (!self->manager) hll_misuse(L, "the manager is closed");
-  hll_getuservalue(L, 1);
-  hll_losses_tell(L, lua_gettop(L));
-  lua_pop(L, 1);
-  if (!self->manager) hll_misuse(L, "the manager is closed"); /* by on_lost */
-  return self;
-}
-
-int hll_manager_shared(lua_State *L, int n) {
-  lua_settop(L, n);
-  hll_getuservalue(L, 1);
-  return n + 1;
-}
-
-void hll_losses_tell(lua_State *L, int shared) {
-  lua_rawgeti(L, shared, 1);
-  hll_manager *self = manager_test(L, -1);
-  lua_pop(L, 1);
-  if (!self || !self->manager) return;
-  if (self->ended) {
-    hll_traces_tell(L, shared, self);
-    if (!self->manager) return;
-  }
-  if (self->reports) {
-    hll_reports_tell(L, shared, self);
-    if (!self->manager) return; /* closed by one who was told */
-  }
-  uint64_t losses = hl_manager_losses(self->manager);
-  if (losses == self->losses) return;
-  lua_getfield(L, shared, "handles");
-  if (!lua_istable(L, -1)) {
-    lua_pop(L, 1);
-    return;
-  }
-  /* Collected first, called afterwards: a callback may acquire. */
-  int handles = lua_gettop(L);
-  lua_newtable(L);
-  int lost = handles + 1, n = 0;
-  bool in_use = false; /* of one that is, nothing can be told yet */
-  for (lua_pushnil(L); lua_next(L, handles); lua_pop(L, 1)) {
-    if (!lua_toboolean(L, -1)) continue; /* it was told */
-    hll_handle *handle = hll_handle_test(L, -2);
-    hl_lock_state state = handle && handle->lock ? hl_lock_look(handle->lock) : HL_RELEASED;
-    if (state == HL_IN_USE) in_use = true;
-    if (state == HL_LOST || state == HL_OVER) {
-      lua_pushvalue(L, -2);
-      lua_rawseti(L, lost, ++n);
-    }
-  }
-  for (int i = 1; i <= n; i++) {
-    lua_rawgeti(L, lost, i);
-    lua_pushvalue(L, -1);
-    lua_rawget(L, handles);
-    bool told = !lua_toboolean(L, -1); /* by a call of the callback's own */
-    lua_pop(L, 1);
-    if (told) {
-      lua_pop(L, 1);
-      continue;
-    }
-    lua_pushvalue(L, -1);
-    lua_pushboolean(L, 0);
-    lua_rawset(L, handles); /* it is told once, even if the callback raises */
-    lua_getfield(L, shared, "on_lost");
-    lua_insert(L, -2);
-    hl_error why;
-    hll_handle *handle = hll_handle_test(L, -1);
-    bool gone = handle->lock && hl_lock_look(handle->lock) == HL_LOST;
-    (void)hl__error(&why, HL_ELOST, "the lock was lost while it was held");
-    if (handle->lock) hl_lock_loss(handle->lock, &why);
-    (void)hll_failure(L, &why, 0);
-    lua_remove(L, -2); /* the nil of nil, err */
-    bool traced = handle->trace != NULL;
-    if (traced) hll_trace_push(L, shared, handle->trace);
-    if (lua_isnil(L, lost + 1))
-      lua_settop(L, lost);
-    else
-      lua_call(L, 2 + traced, 0);
-    if (gone) hll_trace_end(L, shared, handle->trace, "lost");
-  }
-  /* Not sooner: were one to raise, the rest is told next. */
-  if (!in_use) self->losses = losses;
-  lua_settop(L, handles - 1);
-}
-
 /* ------------------------------------------------------------- opening */
 
 typedef struct open_options {
@@ -534,7 +441,7 @@ int hll_manager_open(lua_State *L) {
 /* ------------------------------------------------------------- methods */
 
 static int manager_end(lua_State *L, void (*end)(hl_manager *)) {
-  hll_manager *self = manager_test(L, 1);
+  hll_manager *self = hll_manager_test(L, 1);
   if (self && self->manager) {
     hl_manager *manager = self->manager;
     self->manager = NULL;
@@ -547,14 +454,14 @@ static int manager_end(lua_State *L, void (*end)(hl_manager *)) {
 }
 
 static int manager_gc(lua_State *L) {
-  hll_manager *self = manager_test(L, 1);
+  hll_manager *self = hll_manager_test(L, 1);
   if (self) hll_traces_drop(self);
   return manager_end(L, hl__manager_collect);
 }
 
 /* The end of its scope: tells of what it has ended, and what was to be told before. */
 static int manager_close_scope(lua_State *L) {
-  hll_manager *self = manager_test(L, 1);
+  hll_manager *self = hll_manager_test(L, 1);
   if (!self) return 0;
   int shared = hll_manager_shared(L, 1);
   if (self->manager && self->reports) hll_reports_tell(L, shared, self);
@@ -580,7 +487,7 @@ afterwards, and the handles' methods find their locks released.
 @treturn boolean true
 */
 static int manager_close_method(lua_State *L) {
-  if (!manager_test(L, 1))
+  if (!hll_manager_test(L, 1))
     hll_misuse(L, "self must be a manager, not %s; call it with a colon",
                hll_typename(L, 1, HLL_MANAGER));
   (void)manager_close_scope(L);
@@ -696,7 +603,7 @@ static int manager_stats(lua_State *L) {
 /* --------------------------------------------------------- metamethods */
 
 static int manager_tostring(lua_State *L) {
-  hll_manager *self = manager_test(L, 1);
+  hll_manager *self = hll_manager_test(L, 1);
   lua_pushfstring(L, "hierlock.manager (%s)", self && self->manager ? "open" : "closed");
   return 1;
 }
@@ -725,4 +632,73 @@ void hll_manager_register(lua_State *L) {
   hll_setfuncs(L, hll_acquire_methods);
   lua_setfield(L, -2, "__index");
   lua_pop(L, 1);
+}
+
+static int manager_plan_option(lua_State *L, const char *name, void *context) {
+  if (strcmp(name, "mode") != 0) return 0;
+  *(hl_mode *)context = hll_mode(L, -1);
+  return 1;
+}
+
+/***
+@type manager
+*/
+
+/***
+As `hierlock.plan`, with the manager's levels and buckets: what its acquisitions lock. Does not
+block.
+@function manager:plan
+@tparam {table,...} targets at least one, each as for `manager:acquire`
+@tparam[opt] table options an unknown name raises
+@string[opt="exclusive"] options.mode for targets without their own
+@treturn plan
+*/
+int hll_manager_plan(lua_State *L) {
+  hll_manager *self = hll_manager_check(L);
+  hl_mode mode = HL_EXCLUSIVE;
+  lua_settop(L, 3);
+  hll_plan *plan = hll_plan_push(L);
+  hll_options(L, 3, manager_plan_option, &mode);
+  plan->plan = hl_plan_new(hl_manager_layout(hll_manager_still_open(L, self)));
+  if (!plan->plan) return luaL_error(L, "not enough memory");
+  hll_targets_add(L, 2, plan->plan, mode);
+  return 1;
+}
+
+/***
+@type manager
+*/
+
+/***
+A target of a unit, for `acquire` and all that takes targets: `manager:unit("order", 7)` is `{"order", "7"}`, by
+a name that has been looked at. Without ids, the whole unit: who holds it keeps out all who want one of its. A `mode` may
+be added to it.
+@function manager:unit
+@string name one of the option `units`; another one raises
+@tparam string|integer ... ids, from the second level on
+@treturn table target
+*/
+int hll_manager_unit(lua_State *L) {
+  int n = lua_gettop(L);
+  const hl_manager *manager = hll_manager_check(L)->manager;
+  hl_layout *layout = hl_manager_layout(manager);
+  size_t size;
+  if (lua_type(L, 2) != LUA_TSTRING)
+    hll_misuse(L, "name must be a string, not %s", luaL_typename(L, 2));
+  const char *name = lua_tolstring(L, 2, &size);
+  if (!hl_manager_has_unit(manager, name, size)) hll_misuse(L, "unknown unit '%s'", name);
+  if (n - 1 > (int)hl_layout_levels(layout))
+    hll_misuse(L, "the manager has %d levels for ids of a unit", (int)hl_layout_levels(layout) - 1);
+  char room[24];
+  for (int i = 3; i <= n; i++) (void)hll_id(L, i, hl_layout_name(layout, (unsigned)i - 2), room);
+  /* What allocates may close the manager: from here on it is not looked at. */
+  lua_createtable(L, n - 1, 1);
+  lua_pushvalue(L, 2);
+  lua_rawseti(L, -2, 1);
+  for (int i = 3; i <= n; i++) {
+    hl_id id = hll_id(L, i, "id", room);
+    lua_pushlstring(L, id.data, id.size);
+    lua_rawseti(L, -2, i - 1);
+  }
+  return 1;
 }

@@ -84,3 +84,24 @@ hl_layout *hll_layout_new(lua_State *L, const hll_layout_options *options) {
     (void)hll_failure(L, &error, 0);
   return layout;
 }
+
+bool hll_boolean(lua_State *L, const char *what) {
+  if (!lua_isboolean(L, -1))
+    hll_misuse(L, "%s must be a boolean, not %s", what, luaL_typename(L, -1));
+  return lua_toboolean(L, -1) != 0;
+}
+
+int64_t hll_ttl(lua_State *L, int index) {
+  int64_t ms = hll_milliseconds(L, index, "ttl");
+  if (ms < 1 || ms > HL_TTL_MAX) hll_misuse(L, "ttl must be 0.001 to 315360000 seconds");
+  return ms;
+}
+
+const char *hll_text(lua_State *L, const char *what, size_t most) {
+  const char *found = hll_word(L, -1);
+  if (!found)
+    hll_misuse(L, "%s must be a string without NUL bytes, not %s", what, luaL_typename(L, -1));
+  size_t size = strlen(found);
+  if (size < 1 || size > most) hll_misuse(L, "%s must have 1 to %d bytes", what, (int)most);
+  return found;
+}

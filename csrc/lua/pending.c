@@ -229,26 +229,6 @@ static const luaL_Reg metamethods[] = {
     {NULL, NULL},
 };
 
-hll_pending *hll_pending_test(lua_State *L, int index) {
-  return hll_testudata(L, index, HLL_PENDING);
-}
-
-hll_pending *hll_pending_push(lua_State *L, int shared, int handle) {
-  hll_pending *self = hll_newuserdata(L, sizeof *self);
-  self->pending = NULL;
-  self->tied = (hll_tied){0};
-  self->trace = NULL;
-  lua_createtable(L, 2, 0);
-  lua_pushvalue(L, shared);
-  lua_rawseti(L, -2, 1);
-  lua_pushvalue(L, handle);
-  lua_rawseti(L, -2, 2);
-  hll_setuservalue(L, -2);
-  luaL_getmetatable(L, HLL_PENDING);
-  lua_setmetatable(L, -2);
-  return self;
-}
-
 void hll_pending_register(lua_State *L) {
   (void)luaL_newmetatable(L, HLL_PENDING);
   hll_setfuncs(L, metamethods);
@@ -258,4 +238,19 @@ void hll_pending_register(lua_State *L) {
   hll_setfuncs(L, methods);
   lua_setfield(L, -2, "__index");
   lua_pop(L, 1);
+}
+
+/* Whether the method is to start its call instead of waiting for it. */
+bool hll_starts(lua_State *L) { return lua_toboolean(L, lua_upvalueindex(HLL_STARTS)) != 0; }
+
+hll_pending *hll_handle_pending(lua_State *L) {
+  if (!hll_starts(L)) return NULL;
+  hll_getuservalue(L, 1);
+  return hll_pending_push(L, lua_gettop(L), 1);
+}
+
+int hll_handle_started(lua_State *L, int index, int status, const hl_error *error) {
+  if (status) return hll_failure(L, error, 0);
+  lua_pushvalue(L, index);
+  return hll_pending_test(L, -1)->pending ? 1 : hll_handle_result(L, HL_OK, NULL);
 }

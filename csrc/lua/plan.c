@@ -204,44 +204,6 @@ static const luaL_Reg metamethods[] = {
     {NULL, NULL},
 };
 
-hll_plan *hll_plan_push(lua_State *L) {
-  hll_plan *self = hll_newuserdata(L, sizeof *self);
-  self->plan = NULL;
-  self->sql = NULL;
-  self->gates = 0;
-  luaL_getmetatable(L, HLL_PLAN);
-  lua_setmetatable(L, -2);
-  return self;
-}
-
-hll_plan *hll_plan_test(lua_State *L, int index) { return hll_testudata(L, index, HLL_PLAN); }
-
-hll_plan *hll_plan_borrow(lua_State *L, int shared) {
-  lua_rawgeti(L, shared, 2);
-  hll_plan *self = hll_testudata(L, -1, HLL_PLAN);
-  if (self && self->plan) { /* else it has been finalized */
-    lua_pushnil(L);
-    lua_rawseti(L, shared, 2);
-    return self;
-  }
-  lua_pop(L, 1);
-  return hll_plan_push(L);
-}
-
-hl_plan *hll_plan_begin(lua_State *L, hll_plan *self, hl_layout *layout) {
-  if (self->plan)
-    hl_plan_clear(self->plan);
-  else
-    self->plan = hl_plan_new(layout);
-  if (!self->plan) (void)luaL_error(L, "not enough memory");
-  return self->plan;
-}
-
-void hll_plan_return(lua_State *L, int shared, int plan) {
-  lua_pushvalue(L, plan);
-  lua_rawseti(L, shared, 2);
-}
-
 typedef struct plan_options {
   hll_layout_options layout;
   hl_mode mode;
@@ -281,37 +243,6 @@ int hll_plan_new(lua_State *L) {
   hl_layout_unref(layout);
   if (!self->plan) return luaL_error(L, "not enough memory");
   hll_targets_add(L, 1, self->plan, options.mode);
-  return 1;
-}
-
-static int manager_plan_option(lua_State *L, const char *name, void *context) {
-  if (strcmp(name, "mode") != 0) return 0;
-  *(hl_mode *)context = hll_mode(L, -1);
-  return 1;
-}
-
-/***
-@type manager
-*/
-
-/***
-As `hierlock.plan`, with the manager's levels and buckets: what its acquisitions lock. Does not
-block.
-@function manager:plan
-@tparam {table,...} targets at least one, each as for `manager:acquire`
-@tparam[opt] table options an unknown name raises
-@string[opt="exclusive"] options.mode for targets without their own
-@treturn plan
-*/
-int hll_manager_plan(lua_State *L) {
-  hll_manager *self = hll_manager_check(L);
-  hl_mode mode = HL_EXCLUSIVE;
-  lua_settop(L, 3);
-  hll_plan *plan = hll_plan_push(L);
-  hll_options(L, 3, manager_plan_option, &mode);
-  plan->plan = hl_plan_new(hl_manager_layout(hll_manager_still_open(L, self)));
-  if (!plan->plan) return luaL_error(L, "not enough memory");
-  hll_targets_add(L, 2, plan->plan, mode);
   return 1;
 }
 

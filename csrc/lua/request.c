@@ -46,20 +46,6 @@ static request *ended;
 
 static request **chain(uintptr_t id) { return &requests[(id >> 6 ^ id >> 14) % CHAINS]; }
 
-void hll_tie(hll_tied *tied, hll_tied **list, void (*end)(hll_tied *tied)) {
-  hll_untie(tied);
-  *tied = (hll_tied){*list, list, end};
-  if (*list) (*list)->at = &tied->next;
-  *list = tied;
-}
-
-void hll_untie(hll_tied *tied) {
-  if (!tied->at) return;
-  *tied->at = tied->next;
-  if (tied->next) tied->next->at = tied->at;
-  *tied = (hll_tied){0};
-}
-
 static void handle_end(hll_tied *tied) {
   hll_handle *self = (hll_handle *)(void *)((char *)tied - offsetof(hll_handle, tied));
   if (!self->lock) return;

@@ -166,44 +166,6 @@ void hll_targets_add(lua_State *L, int index, hl_plan *plan, hl_mode mode) {
   if (fields != n) hll_misuse(L, "targets must be a list; it has other keys than 1 to %d", (int)n);
 }
 
-/***
-@type manager
-*/
-
-/***
-A target of a unit, for `acquire` and all that takes targets: `manager:unit("order", 7)` is `{"order", "7"}`, by
-a name that has been looked at. Without ids, the whole unit: who holds it keeps out all who want one of its. A `mode` may
-be added to it.
-@function manager:unit
-@string name one of the option `units`; another one raises
-@tparam string|integer ... ids, from the second level on
-@treturn table target
-*/
-int hll_manager_unit(lua_State *L) {
-  int n = lua_gettop(L);
-  const hl_manager *manager = hll_manager_check(L)->manager;
-  hl_layout *layout = hl_manager_layout(manager);
-  size_t size;
-  if (lua_type(L, 2) != LUA_TSTRING)
-    hll_misuse(L, "name must be a string, not %s", luaL_typename(L, 2));
-  const char *name = lua_tolstring(L, 2, &size);
-  if (!hl_manager_has_unit(manager, name, size)) hll_misuse(L, "unknown unit '%s'", name);
-  if (n - 1 > (int)hl_layout_levels(layout))
-    hll_misuse(L, "the manager has %d levels for ids of a unit", (int)hl_layout_levels(layout) - 1);
-  char room[24];
-  for (int i = 3; i <= n; i++) (void)hll_id(L, i, hl_layout_name(layout, (unsigned)i - 2), room);
-  /* What allocates may close the manager: from here on it is not looked at. */
-  lua_createtable(L, n - 1, 1);
-  lua_pushvalue(L, 2);
-  lua_rawseti(L, -2, 1);
-  for (int i = 3; i <= n; i++) {
-    hl_id id = hll_id(L, i, "id", room);
-    lua_pushlstring(L, id.data, id.size);
-    lua_rawseti(L, -2, i - 1);
-  }
-  return 1;
-}
-
 void hll_target_push(lua_State *L, const hl_plan *plan, size_t i) {
   hl_id ids[HL_LEVELS_MAX];
   hl_target target = hl_plan_target(plan, i, ids);

@@ -1,0 +1,100 @@
+/*
+ * classes.c - makes and recognises the userdata of each class.
+ */
+#include "hll.h"
+
+#include <string.h>
+
+hll_handle *hll_handle_test(lua_State *L, int index) { return hll_testudata(L, index, HLL_HANDLE); }
+
+void hll_token_push(lua_State *L, uint64_t token) {
+  char text[17];
+  (void)snprintf(text, sizeof text, "%016llx", (unsigned long long)token);
+  lua_pushstring(L, text);
+}
+
+hll_handle *hll_handle_push(lua_State *L, int shared) {
+  hll_handle *self = hll_newuserdata(L, sizeof *self);
+  *self = (hll_handle){.lock = NULL};
+  lua_pushvalue(L, shared);
+  hll_setuservalue(L, -2);
+  luaL_getmetatable(L, HLL_HANDLE);
+  lua_setmetatable(L, -2);
+  return self;
+}
+
+hll_pending *hll_pending_test(lua_State *L, int index) {
+  return hll_testudata(L, index, HLL_PENDING);
+}
+
+hll_pending *hll_pending_push(lua_State *L, int shared, int handle) {
+  hll_pending *self = hll_newuserdata(L, sizeof *self);
+  self->pending = NULL;
+  self->tied = (hll_tied){0};
+  self->trace = NULL;
+  lua_createtable(L, 2, 0);
+  lua_pushvalue(L, shared);
+  lua_rawseti(L, -2, 1);
+  lua_pushvalue(L, handle);
+  lua_rawseti(L, -2, 2);
+  hll_setuservalue(L, -2);
+  luaL_getmetatable(L, HLL_PENDING);
+  lua_setmetatable(L, -2);
+  return self;
+}
+
+hll_plan *hll_plan_push(lua_State *L) {
+  hll_plan *self = hll_newuserdata(L, sizeof *self);
+  self->plan = NULL;
+  self->sql = NULL;
+  self->gates = 0;
+  luaL_getmetatable(L, HLL_PLAN);
+  lua_setmetatable(L, -2);
+  return self;
+}
+
+hll_plan *hll_plan_test(lua_State *L, int index) { return hll_testudata(L, index, HLL_PLAN); }
+
+hll_plan *hll_plan_borrow(lua_State *L, int shared) {
+  lua_rawgeti(L, shared, 2);
+  hll_plan *self = hll_testudata(L, -1, HLL_PLAN);
+  if (self && self->plan) { /* else it has been finalized */
+    lua_pushnil(L);
+    lua_rawseti(L, shared, 2);
+    return self;
+  }
+  lua_pop(L, 1);
+  return hll_plan_push(L);
+}
+
+hl_plan *hll_plan_begin(lua_State *L, hll_plan *self, hl_layout *layout) {
+  if (self->plan)
+    hl_plan_clear(self->plan);
+  else
+    self->plan = hl_plan_new(layout);
+  if (!self->plan) (void)luaL_error(L, "not enough memory");
+  return self->plan;
+}
+
+void hll_plan_return(lua_State *L, int shared, int plan) {
+  lua_pushvalue(L, plan);
+  lua_rawseti(L, shared, 2);
+}
+
+void hll_tie(hll_tied *tied, hll_tied **list, void (*end)(hll_tied *tied)) {
+  hll_untie(tied);
+  *tied = (hll_tied){*list, list, end};
+  if (*list) (*list)->at = &tied->next;
+  *list = tied;
+}
+
+void hll_untie(hll_tied *tied) {
+  if (!tied->at) return;
+  *tied->at = tied->next;
+  if (tied->next) tied->next->at = tied->at;
+  *tied = (hll_tied){0};
+}
+
+hll_manager *hll_manager_test(lua_State *L, int index) {
+  return hll_testudata(L, index, HLL_MANAGER);
+}

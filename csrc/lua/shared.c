@@ -1,0 +1,171 @@
+/*
+ * shared.c - what each method of a manager or a handle begins with: checks, and what happened meanwhile.
+ */
+#include "hll.h"
+
+#include "error.h"
+
+#include <string.h>
+
+hl_manager *hll_manager_still_open(lua_State *L, const hll_manager *self) {
+  if (!self->manager) hll_misuse(L, "the manager is closed");
+  return self->manager;
+}
+
+/* A lock costs about a KiB outside of Lua. */
+#define HLL_ACCOUNT_EACH 16
+
+void hll_manager_account(lua_State *L, hll_manager *self) {
+  if (++self->acquired % HLL_ACCOUNT_EACH == 0) hll_gc_account(L, HLL_ACCOUNT_EACH);
+}
+
+hll_handle *hll_handle_watch(lua_State *L, int shared) {
+  hll_handle *self = hll_handle_push(L, shared);
+  lua_getfield(L, shared, "handles");
+  if (lua_istable(L, -1)) { /* somebody wants to hear of its loss */
+    lua_pushvalue(L, -2);
+    lua_pushboolean(L, 1);
+    lua_rawset(L, -3);
+  }
+  lua_pop(L, 1);
+  return self;
+}
+
+void hll_handle_rewatch(lua_State *L, int index) {
+  hll_getuservalue(L, index);
+  lua_getfield(L, -1, "handles");
+  if (lua_istable(L, -1)) {
+    lua_pushvalue(L, index);
+    lua_rawget(L, -2);
+    if (lua_isboolean(L, -1)) { /* it is there: nothing is allocated */
+      lua_pushvalue(L, index);
+      lua_pushboolean(L, 1);
+      lua_rawset(L, -4);
+    }
+    lua_pop(L, 1);
+  }
+  lua_pop(L, 2);
+}
+
+hll_manager *hll_manager_check(lua_State *L) {
+  hll_manager *self = hll_manager_test(L, 1);
+  if (!self)
+    hll_misuse(L, "self must be a manager, not %s; call it with a colon",
+               hll_typename(L, 1, HLL_MANAGER));
+  if (!self->manager) hll_misuse(L, "the manager is closed");
+  hll_getuservalue(L, 1);
+  hll_losses_tell(L, lua_gettop(L));
+  lua_pop(L, 1);
+  if (!self->manager) hll_misuse(L, "the manager is closed"); /* by on_lost */
+  return self;
+}
+
+int hll_manager_shared(lua_State *L, int n) {
+  lua_settop(L, n);
+  hll_getuservalue(L, 1);
+  return n + 1;
+}
+
+/* Leaves on the stack a list of the handles that are lost or over and of which on_lost has not heard.
+   Returns how many; *in_use: one is in use, and cannot be judged yet. */
+static int losses_list(lua_State *L, int handles, bool *in_use) {
+  int lost = handles + 1, n = 0;
+  *in_use = false;
+  lua_newtable(L);
+  for (lua_pushnil(L); lua_next(L, handles); lua_pop(L, 1)) {
+    if (!lua_toboolean(L, -1)) continue; /* on_lost has heard of it */
+    hll_handle *handle = hll_handle_test(L, -2);
+    hl_lock_state state = handle && handle->lock ? hl_lock_look(handle->lock) : HL_RELEASED;
+    if (state == HL_IN_USE) *in_use = true;
+    if (state == HL_LOST || state == HL_OVER) {
+      lua_pushvalue(L, -2);
+      lua_rawseti(L, lost, ++n);
+    }
+  }
+  return n;
+}
+
+/* Tells on_lost of the handle on the top, which it pops. */
+static void loss_tell(lua_State *L, int shared, int handles) {
+  int top = lua_gettop(L);
+  lua_pushvalue(L, top);
+  lua_rawget(L, handles);
+  bool told = !lua_toboolean(L, -1); /* by a call of the callback's own */
+  lua_settop(L, told ? top - 1 : top);
+  if (told) return;
+  lua_pushvalue(L, top);
+  lua_pushboolean(L, 0);
+  lua_rawset(L, handles); /* it is told once, even if the callback raises */
+  lua_getfield(L, shared, "on_lost");
+  lua_insert(L, top);
+  hl_error why;
+  hll_handle *handle = hll_handle_test(L, top + 1);
+  bool gone = handle->lock && hl_lock_look(handle->lock) == HL_LOST;
+  (void)hl__error(&why, HL_ELOST, "the lock was lost while it was held");
+  if (handle->lock) hl_lock_loss(handle->lock, &why);
+  (void)hll_failure(L, &why, 0);
+  lua_remove(L, -2); /* the nil of nil, err */
+  bool traced = handle->trace != NULL;
+  if (traced) hll_trace_push(L, shared, handle->trace);
+  if (lua_isnil(L, top))
+    lua_settop(L, top - 1);
+  else
+    lua_call(L, 2 + traced, 0);
+  if (gone) hll_trace_end(L, shared, handle->trace, "lost");
+}
+
+void hll_losses_tell(lua_State *L, int shared) {
+  lua_rawgeti(L, shared, 1);
+  hll_manager *self = hll_manager_test(L, -1);
+  lua_pop(L, 1);
+  if (!self || !self->manager) return;
+  if (self->ended) {
+    hll_traces_tell(L, shared, self);
+    if (!self->manager) return;
+  }
+  if (self->reports) {
+    hll_reports_tell(L, shared, self);
+    if (!self->manager) return; /* closed by the function that was told */
+  }
+  uint64_t losses = hl_manager_losses(self->manager);
+  if (losses == self->losses) return;
+  lua_getfield(L, shared, "handles");
+  int handles = lua_gettop(L);
+  if (lua_istable(L, handles)) {
+    bool in_use;
+    /* First all losses are listed, then told: a callback may acquire. */
+    int n = losses_list(L, handles, &in_use);
+    for (int i = 1; i <= n; i++) {
+      lua_rawgeti(L, handles + 1, i);
+      loss_tell(L, shared, handles);
+    }
+    /* Not sooner: where a callback raises, the next call tells the rest. */
+    if (!in_use) self->losses = losses;
+  }
+  lua_settop(L, handles - 1);
+}
+
+hll_handle *hll_handle_check(lua_State *L) {
+  hll_handle *self = hll_handle_test(L, 1);
+  if (!self) hll_misuse(L, "self must be a handle, not %s", hll_typename(L, 1, HLL_HANDLE));
+  return self;
+}
+
+int hll_handle_collected(lua_State *L) {
+  return hll_fail(L, HL_ERELEASED, "the lock has been released");
+}
+
+static int push_true(lua_State *L) {
+  lua_pushboolean(L, 1);
+  return 1;
+}
+
+int hll_handle_result(lua_State *L, int status, const hl_error *error) {
+  return status ? hll_failure(L, error, 0) : push_true(L);
+}
+
+void hll_handle_losses(lua_State *L) {
+  hll_getuservalue(L, 1);
+  hll_losses_tell(L, lua_gettop(L));
+  lua_pop(L, 1);
+}
