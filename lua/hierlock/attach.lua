@@ -1,16 +1,14 @@
---- Locks inside the program's own transaction, on the connection of its own driver:
--- they live and die together with what the transaction writes. That is the strongest
--- guarantee there is: a program whose lock is lost (KILL, a cut network, a crash) has lost
--- its writes, too. So there is no handle to release, no lease to renew and no fencing
--- token to compare. COMMIT or ROLLBACK, the program's own, ends the locks.
+--- Locks inside the program's own transaction, on the connection of its own driver: they live and die together with
+-- what the transaction writes. No guarantee is stronger: a program whose lock is lost (KILL, a cut network, a crash)
+-- has lost its writes, too. So there is no handle to release, no lease to renew and no fencing token to compare.
+-- COMMIT or ROLLBACK, the program's own, ends the locks.
 --
--- The locks are those of `hierlock.open` on the same table, and exclude them. For
--- MySQL 8.0+ and MariaDB 10.6+; which of them it is, the server says.
+-- They exclude the locks that `hierlock.open` takes on the same table, and are excluded by them. For MySQL 8.0+ and
+-- MariaDB 10.6+; the object asks the server which of them it is.
 --
--- Take locks first. In REPEATABLE READ, the servers' default, the first plain SELECT of a
--- transaction fixes what all later ones see; one before `acquire` would show, under
--- the lock, what was there before it. (Locking reads and UPDATE always see the
--- present.) Acquiring does not fix it.
+-- Take locks first. In REPEATABLE READ, the servers' default, the first plain SELECT of a transaction fixes what all
+-- later ones see. A SELECT before `acquire` would show, under the lock, the data from before it. (Locking reads and
+-- UPDATE always see the present.) Acquiring fixes no view.
 --
 -- After an error, ROLLBACK. The servers keep the rows that a failed request had locked
 -- already; single rows cannot be given back.
@@ -18,23 +16,22 @@
 -- Two requests in one transaction may deadlock with another program's; name all
 -- targets in one (`attached:acquire_all`), and nothing can.
 --
--- Nothing of the session's settings is changed. Three statements for each request:
--- SAVEPOINT, the one that locks, RELEASE SAVEPOINT. The savepoint, `hierlock`, shows
--- that a transaction is open: outside of one there is none to release. The first request
--- of an object also looks whether the server excludes and the table fits; what was found
--- right counts for ten seconds, for other objects of the Lua state, too.
+-- Nothing of the session's settings is changed. Each request sends three statements: SAVEPOINT, the locking
+-- statement, RELEASE SAVEPOINT. The savepoint, `hierlock`, shows that a transaction is open: outside of a
+-- transaction the server has none to release. The first request of an object also checks that the server excludes
+-- and that the table fits. A good result counts for ten seconds, for other objects of the Lua state, too.
 --
--- PostgreSQL is the same with advisory locks, of which there is no table: option `table` is of no
--- matter there, nor is `buckets`; levels are what the program says, or the default ones. After an
--- error the transaction is what it was before the request. Its drivers give no `errno` and no
--- `sqlstate`; and where the server speaks another language than English (`lc_messages`), a
--- `deadlock` is `store`.
+-- On PostgreSQL the same is done with advisory locks, which need no table: the options `table` and `buckets` have no
+-- effect there. The levels are the program's, or the default ones. After an error the transaction is as it was
+-- before the request. PostgreSQL's drivers give no `errno` and no `sqlstate`; where the server speaks another
+-- language than English (`lc_messages`), a `deadlock` is reported as `store`.
 --
--- In a space with leases a lease that is in the way is, on MySQL and MariaDB, `timeout` at once, whatever the
--- time-out: to wait for it would keep its holder from giving it back. Roll back, and try again. (MariaDB 11.6+
--- says `deadlock` where the transaction's view is older than the lease.) Until the transaction ends, nobody records new
--- leases below the same root; nor, unless it is READ COMMITTED, anywhere in the space. On
--- PostgreSQL it is waited for; in a transaction that is not READ COMMITTED it cannot be seen: `store`.
+-- In a space with leases on MySQL and MariaDB, a conflicting lease fails the request with `timeout` at once,
+-- whatever the time-out. Waiting would keep the lease's holder from releasing it. Roll back, and try again. (MariaDB
+-- 11.6+ says `deadlock` where the transaction's view is older than the lease.) Until the transaction ends, no
+-- program can record a new lease below the same root. Unless the transaction is READ COMMITTED, none can anywhere in
+-- the space. On PostgreSQL the request waits for the lease. A transaction that is not READ COMMITTED cannot see the
+-- lease: the request fails with `store`.
 --
 -- Observers see such a holder as a program that does not use hierlock: on MySQL by its
 -- rows, on MariaDB not at all. (What the session says of itself would outlive the
@@ -75,11 +72,11 @@ local NET = 2
 
 -- ER_SP_DOES_NOT_EXIST: the transaction in which it was set has ended.
 local NO_SAVEPOINT = 1305
--- ER_CHECKREAD: MariaDB with innodb_snapshot_isolation, the default from 11.6 on; the transaction's view is older than a
--- lease. It must begin again, as after a deadlock.
+-- ER_CHECKREAD: MariaDB with innodb_snapshot_isolation, the default from 11.6 on; the transaction's view is older
+-- than a lease. The program must begin the transaction again, as after a deadlock.
 local RECORD_CHANGED = 1020
 
--- What the driver said, as an err.
+-- Makes an err of the driver's message, errno and sqlstate.
 local function fail(message, errno, sqlstate, target)
   local code, hint = "connection", ""
   if errno then code, hint = core.judge_mysql_error(errno, tostring(message)) end
@@ -107,9 +104,9 @@ local function limited(self, sql, ms)
     :format(math.floor(ms / 1000), ms % 1000, net, net) .. sql
 end
 
--- Locks; tries once where ms is 0. On MySQL the session's innodb_lock_wait_timeout may end the
--- wait before its time: what was locked stays locked, and the same again waits on; unless
--- the server has rolled back everything (innodb_rollback_on_timeout), savepoint included.
+-- Locks; tries once where ms is 0. On MySQL the session's innodb_lock_wait_timeout may end the wait early. The rows
+-- locked so far stay locked, and the same statement, sent again, waits on. But the server may have rolled back
+-- everything (innodb_rollback_on_timeout), savepoint included.
 local function lock(self, sql, ms)
   if ms == 0 then
     local nowait = sql:gsub("(FOR %u+)%)", "%1 NOWAIT)"):gsub("(LOCK IN SHARE MODE)%)", "%1 NOWAIT)")
@@ -170,7 +167,7 @@ local function check_table(self)
   return true
 end
 
--- From now on the program wants just that: what it holds must not be counted otherwise.
+-- Fixes the buckets and levels. Later requests must count in the same way, as the program may hold locks by then.
 local function settle(self, buckets, levels, leased)
   self.leased = leased
   self.wanted_buckets, self.wanted_levels = buckets, levels
@@ -216,9 +213,8 @@ local function savepoint(self)
   return fail(message, errno, sqlstate)
 end
 
--- What was found right, for a while: key -> { dialect, buckets, levels, expires }. So that a program which
--- attaches anew for each request, as in nginx, looks once, and then only asks which server
--- it is.
+-- Spaces found right, for a while: key -> { dialect, buckets, levels, expires }. A program that attaches anew for
+-- each request, as in nginx, checks once, and then only asks which server it is.
 local verified = {}
 local VERIFIED_FOR = 10 -- seconds
 
@@ -310,7 +306,8 @@ local function attached_check(self)
   end
 end
 
--- keys: those of a sister, which names the default levels; levels: none are known yet.
+-- keys: of a method that names the default levels, like acquire_account; else nil. levels: nil while they are
+-- unknown.
 local function check_keys(keys, levels)
   for i in ipairs(levels and keys or {}) do
     if levels[i] ~= DEFAULT_LEVELS[i] then

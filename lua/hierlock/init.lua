@@ -1,5 +1,5 @@
---- Hierarchical locks: while I change this account, nobody touches the account
--- or anything in it; but others may work on other accounts.
+--- Hierarchical locks: while I change this account, no other caller touches the account or anything in it; but others
+-- may work on other accounts.
 --
 -- Conventions. Misuse (a wrong type, an unknown option, an empty id, a closed
 -- manager) raises, at the caller's position; so does want of memory. Everything that
@@ -68,8 +68,8 @@ function hierlock.open(dsn, options)
   return core.set_loop(manager, loop)
 end
 
--- The methods that wait yield in a coroutine under a known loop. Those that
--- acquire are functions of the module, too, on a default manager.
+-- The methods that wait yield in a coroutine under a known loop. The methods that acquire are functions of the
+-- module, too, on a default manager.
 for name in pairs(core.start) do
   local methods = core.handle_methods[name] and core.handle_methods or core.manager_methods
   methods[name] = waiting.wrap(name, methods[name], core.await[name])
@@ -115,7 +115,7 @@ end
 core.manager_methods.acquire_any = acquire_any
 core.manager_methods.start_any = core.any.start
 
--- What fn raised, with the traceback of where it did. Errors that are no strings, or that have a
+-- Adds to the string that fn raised the traceback of where it did. Errors that are no strings, or that have a
 -- traceback of an inner call, are passed on as they are.
 local function traceback(raised)
   if type(raised) == "string" and not raised:find("\nstack traceback:\n", 1, true) then return debug.traceback(raised, 2) end
@@ -135,7 +135,7 @@ local function with(manager, target, options, fn, ...)
   local handle, err = manager:acquire(target, options)
   if not handle then return nil, err end
   local arguments, n = {...}, select("#", ...)
-  -- Whoever closes the coroutine while fn yields ends the loop, which closes the handle.
+  -- The loop closes the handle even when the coroutine is closed while fn yields.
   for _ in waiting.once, nil, nil, handle do -- luacheck: ignore 512
     return finish(handle, xpcall(function()
       return fn(handle, (table.unpack or unpack)(arguments, 1, n))
@@ -203,7 +203,7 @@ core.manager_methods.start = core.start.acquire
 
 --- @section end
 
---- As `manager:acquire`, on the default manager: one for each Lua state, opened at first
+--- Calls `manager:acquire` on the default manager: one for each Lua state, opened at first
 -- use as `hierlock.open()` does, and again once it was closed. So it may also
 -- fail with what `hierlock.open` says.
 -- @function hierlock.acquire
@@ -213,7 +213,7 @@ core.manager_methods.start = core.start.acquire
 -- @return[2] nil
 -- @return[2] err as from `manager:acquire` and `hierlock.open`
 
---- As `manager:acquire_user`, on the default manager.
+--- Calls `manager:acquire_user` on the default manager.
 -- @function hierlock.acquire_user
 -- @tparam string|integer user
 -- @tparam[opt] table options as for `manager:acquire`
@@ -221,7 +221,7 @@ core.manager_methods.start = core.start.acquire
 -- @return[2] nil
 -- @return[2] err as from `hierlock.acquire`
 
---- As `manager:acquire_account`, on the default manager.
+--- Calls `manager:acquire_account` on the default manager.
 -- @function hierlock.acquire_account
 -- @tparam string|integer user
 -- @tparam string|integer account
@@ -230,7 +230,7 @@ core.manager_methods.start = core.start.acquire
 -- @return[2] nil
 -- @return[2] err as from `hierlock.acquire`
 
---- As `manager:acquire_resource`, on the default manager.
+--- Calls `manager:acquire_resource` on the default manager.
 -- @function hierlock.acquire_resource
 -- @tparam string|integer user
 -- @tparam string|integer account
@@ -240,7 +240,7 @@ core.manager_methods.start = core.start.acquire
 -- @return[2] nil
 -- @return[2] err as from `hierlock.acquire`
 
---- As `manager:acquire_resources`, on the default manager.
+--- Calls `manager:acquire_resources` on the default manager.
 -- @function hierlock.acquire_resources
 -- @tparam string|integer user
 -- @tparam string|integer account
@@ -250,7 +250,7 @@ core.manager_methods.start = core.start.acquire
 -- @return[2] nil
 -- @return[2] err as from `hierlock.acquire`
 
---- As `manager:acquire_all`, on the default manager.
+--- Calls `manager:acquire_all` on the default manager.
 -- @function hierlock.acquire_all
 -- @tparam {table,...} targets
 -- @tparam[opt] table options as for `manager:acquire`
@@ -258,7 +258,7 @@ core.manager_methods.start = core.start.acquire
 -- @return[2] nil
 -- @return[2] err as from `hierlock.acquire`
 
---- As `manager:acquire_any`, on the default manager.
+--- Calls `manager:acquire_any` on the default manager.
 -- @function hierlock.acquire_any
 -- @tparam {table,...} targets
 -- @tparam[opt] table options as for `manager:acquire`
@@ -271,7 +271,7 @@ function hierlock.acquire_any(...)
   return manager:acquire_any(...)
 end
 
---- As `manager:import`, on the default manager.
+--- Calls `manager:import` on the default manager.
 -- @function hierlock.import
 -- @string text
 -- @tparam[opt] table options as for `manager:import`
@@ -279,7 +279,7 @@ end
 -- @return[2] nil
 -- @return[2] err as from `manager:import` and `hierlock.open`
 
---- As `manager:holders`, on the default manager.
+--- Calls `manager:holders` on the default manager.
 -- @function hierlock.holders
 -- @tparam[opt] table target
 -- @treturn[1] {table,...} as from `manager:holders`
@@ -313,7 +313,7 @@ function hierlock.prometheus(source, options)
   return require("hierlock.prometheus").text(source, options)
 end
 
---- As `manager:with`, on the default manager.
+--- Calls `manager:with` on the default manager.
 -- @function hierlock.with
 -- @tparam table target
 -- @tparam[opt] table options as for `manager:acquire`

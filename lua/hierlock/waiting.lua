@@ -3,10 +3,9 @@
 -- In the main thread, or without a loop, they block. Wraps the methods of
 -- hierlock.core; internal.
 --
--- A loop is a function `loop(pending)` that returns once `pending:done()`. It may yield
--- as its event loop wants; `pending:fd()` becomes readable. The modules
--- hierlock.loop.NAME are such functions; or a table, whose `call` does it all,
--- where there is more to it than to yield. What a loop raises ends the wait, and so
+-- A loop is a function `loop(pending)` that returns once `pending:done()`. The loop may yield as its event loop
+-- wants; `pending:fd()` becomes readable. The modules hierlock.loop.NAME are such functions; or a table, whose
+-- `call` does it all, where there is more to it than to yield. An error that a loop raises ends the wait, and so
 -- does `nil, err` with an err of hierlock's; then nothing stays locked.
 
 local core = require "hierlock.core"
@@ -22,9 +21,9 @@ local needs_no_yield = {}
 -- collector cancels.
 local yields_across_pcall = _VERSION ~= "Lua 5.1" or rawget(_G, "jit") ~= nil
 
--- Without an option: ngx and cqueues say by themselves whether they run this
--- coroutine. One that the program has made in a coroutine of cqueues' blocks: what it
--- yields goes to the program, which may not know what to do with it.
+-- Without an option: ngx and cqueues say by themselves whether they run this coroutine. A coroutine that the program
+-- has made inside a coroutine of cqueues' blocks. Its yields go to the program, which may not know what to do with
+-- them.
 local function notice(yields)
   local ngx = rawget(_G, "ngx")
   if ngx and ngx.get_phase then return require "hierlock.loop.ngx" end
@@ -51,9 +50,8 @@ function waiting.loop(option)
   return loop
 end
 
---- An iterator of one turn. `for _ in once, nil, nil, value do … end` closes the value when
--- the loop is left, however it is left, in Lua 5.4; in the older ones, which have nothing to
--- close, it does not. As `local value <close>`, which they cannot read.
+--- An iterator of one turn. In Lua 5.4 `for _ in once, nil, nil, value do … end` closes the value when the loop is
+-- left, however it is left. Older Luas close nothing, but can read it; `local value <close>` they cannot read.
 function waiting.once(_, done)
   if not done then return true end
 end
@@ -61,7 +59,7 @@ end
 -- Cancels when it is closed. Not the pending itself: a loop may be polling its descriptor.
 local guard_class = { __close = function(guard) guard.pending:cancel() end }
 
--- What it gives; its descriptor goes at once.
+-- Returns the pending's result, and closes its descriptor at once.
 local function take(pending)
   local result, err = pending:wait(0)
   core.close(pending)
@@ -90,7 +88,7 @@ local function wait_unguarded(loop, pending)
 end
 
 local function wait(loop, pending)
-  -- Nobody takes what a coroutine has waited for that was closed meanwhile.
+  -- If the coroutine is closed during the wait, no caller takes the result: the guard cancels.
   for _ in waiting.once, nil, nil, setmetatable({ pending = pending }, guard_class) do -- luacheck: ignore 512
     return wait_unguarded(loop, pending)
   end

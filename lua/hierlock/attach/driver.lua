@@ -1,18 +1,19 @@
---- The drivers that hierlock.attach and hierlock.rows know, each as a function query(sql, wait). It returns
--- the rows, each a list or a table by name, or whatever is true; or nil, message, errno, sqlstate, of
--- which a driver for PostgreSQL has the message only, and the SQLSTATE 08006 where it knows that it was not the
--- server who spoke. For MySQL no errno means that the connection is of no use any more. `affected_rows` of
--- what is returned: how many rows a statement has written, as the driver counts. wait: ms for which the
--- server may be silent. LuaSQL's rows are lists, unless `shape` is "a": by name. Internal.
+--- The drivers that hierlock.attach and hierlock.rows know, each as a function query(sql, wait). It returns the rows,
+-- each a list or a table by name, or another true value; on failure nil, message, errno, sqlstate. A driver for
+-- PostgreSQL gives the message only, and the SQLSTATE 08006 where it knows that the message is not the server's. For
+-- MySQL no errno means that the connection is of no use any more. `affected_rows` of the result: how many rows a
+-- statement has written, as the driver counts. wait: ms for which the server may be silent. LuaSQL's rows are lists,
+-- unless `shape` is "a": by name. Internal.
 --
 -- A driver of OpenResty's that gives up waiting leaves the connection open, and the answer still comes: the next
--- question would get it. So whenever the server has not answered, the connection is closed. The driver's own next query
+-- question would get it. So whenever the server has not answered, the connection is closed. The driver's own next
+-- query
 -- fails then, and no pool takes the connection.
 
 local driver = {}
 
--- In nginx a driver gives up by its own limit, and the connection with it: so the limit is longer
--- while the server may be silent, if we know what to set it to afterwards.
+-- In nginx a driver gives up after its own limit, and closes the connection. So the limit is raised while the server
+-- may be silent, if we know which limit to restore.
 local SOCKET_SLACK = 5000
 local SOCKET_LONGEST = 2147483647 -- ngx takes no more
 
@@ -32,7 +33,7 @@ end
 -- -------------------------------------------------------------- LuaSQL
 
 -- All rows, or nil, message. has_ghosts: LuaSQL 2.8 gives an empty table for SQLite's "no row". It looks like a row
--- that is NULL in each column: whoever may meet one asks for a column that is not.
+-- that is NULL in each column: a caller that may meet one asks for a column that is never NULL.
 local function luasql_run(connection, sql, shape, has_ghosts)
   local cursor, message = connection:execute(sql)
   if not cursor then return nil, tostring(message) end
@@ -106,7 +107,7 @@ function driver.resty_mysql(db, socket_timeout)
   end, function(ms) db:set_timeout(ms) end, socket_timeout)
 end
 
---- Its query, and what closes the connection.
+--- Returns pgmoon's query function, and a function that closes the connection.
 function driver.pgmoon(db, socket_timeout)
   local function close() drop(db, "disconnect") end
   return patient(function(sql)

@@ -1,4 +1,4 @@
---- hierlock graph: who waits for whom, as a graph for Graphviz. Changes nothing.
+--- hierlock graph: draws each waiter and the holders that it waits for, as a graph for Graphviz. Changes nothing.
 
 local uv = require "luv"
 local lookup = require "hierlock.command.lookup"
@@ -23,7 +23,7 @@ function graph.options(parser)
   lookup.store_options(parser)
 end
 
--- Its beginning, of whole characters.
+-- Cuts a line to at most LABEL_MAX bytes, without splitting a character.
 local function cut(line)
   if #line <= LABEL_MAX then return line end
   local n = LABEL_MAX - 3
@@ -31,7 +31,8 @@ local function cut(line)
   return line:sub(1, n) .. "..."
 end
 
--- ASCII, and nothing that DOT takes for something else; what is not ASCII as a character reference.
+-- Joins lines into a quoted DOT label: ASCII only, other characters as character references, and nothing that DOT
+-- interprets.
 local function quoted(lines)
   local parts = {}
   for i, line in ipairs(lines) do
@@ -52,7 +53,7 @@ local function describe(entries)
   return quoted(lines)
 end
 
--- Those who wait and those who are waited for; one node for each session.
+-- Makes one node for each session that waits or is waited for.
 local function nodes_of(entries)
   local concerned, nodes, of = {}, {}, {}
   local sessions = {}

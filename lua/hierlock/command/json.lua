@@ -1,5 +1,5 @@
---- What --json prints: an array of objects, with a line for each. Needs dkjson, which the rest of the command
--- does without.
+--- Encodes the output of --json: an array of objects, with a line for each. Needs dkjson, which the rest of the
+-- command does without.
 
 local text = require "hierlock.command.text"
 

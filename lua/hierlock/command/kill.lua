@@ -1,5 +1,5 @@
---- hierlock kill: ends what others hold, session locks and leases. Lists it, asks, looks again, and ends just what it has
--- listed and is still there: whoever has come meanwhile stays.
+--- hierlock kill: ends what others hold, session locks and leases. The command lists the holders, asks, looks again,
+-- and ends only the listed holders that are still there. Holders that came meanwhile stay.
 
 local core = require "hierlock.core"
 local uv = require "luv"
@@ -24,7 +24,7 @@ local NONE = 1 -- the exit status when nothing was ended
 -- s for a holder to go, ms between two looks: MariaDB shows an old picture to those who look more often than every 100.
 local PATIENCE, PAUSE = 5, 120
 local SIGNALS = { HUP = true, INT = true, KILL = true, QUIT = true, TERM = true }
--- Of MySQL and MariaDB; of PostgreSQL.
+-- Error codes of MySQL and MariaDB; an SQLSTATE of PostgreSQL.
 local NO_SUCH_THREAD, NOT_OWNER, ACCESS_DENIED = 1094, 1095, 1227
 local INSUFFICIENT_PRIVILEGE = "42501"
 
@@ -60,7 +60,8 @@ local function is_named(arguments, holder)
   return not arguments.owner or (holder.owner or holder.application) == arguments.owner
 end
 
--- What is held now of that which the arguments name, and as lookup.holders the err that says why that may not be all; nil, err.
+-- Lists the holders that the arguments name; also, as lookup.holders, the err that says why the list may be
+-- incomplete; nil, err.
 local function find(manager, arguments, target)
   local all, err = lookup.holders(manager, target)
   if not all then return nil, err end
@@ -71,8 +72,8 @@ local function find(manager, arguments, target)
   return found, err
 end
 
--- The same lock or lease again, and not what its session has locked since. A session of which no more is known than the
--- beginning of its transaction shows a row only while somebody waits for it.
+-- Whether b is the same lock or lease as a, and not a later lock of the same session. A session known only by the
+-- beginning of its transaction shows a row only while another session waits for it.
 local function is_same(a, b)
   if a.id or b.id then return a.id == b.id end
   return waits.same_session(a, b) and a.since == b.since and (a.path == b.path or (a.since and not a.pid))
@@ -113,7 +114,8 @@ end
 
 local KILLS = { mysql = kill_on_mysql, postgresql = kill_on_postgresql }
 
--- Whether the process has a file of the store's directory open: what it says of itself others may have written.
+-- Whether the process has a file of the store's directory open. Its record alone proves nothing: another process may
+-- have written it.
 local function uses(pid, directory)
   local wanted = uv.fs_stat(directory)
   local list = wanted and uv.fs_scandir(("/proc/%d/fd"):format(pid))

@@ -15,13 +15,13 @@ local YEAR_10000 = 253402300800
 
 local function held_since(lease, ascii)
   if not lease.since then return "" end
-  -- Of a record that hierlock has not made.
+  -- A record that hierlock has not made may hold any number.
   if lease.since < 0 or lease.since >= YEAR_10000 then return ("%.0f"):format(lease.since) end
   -- The machine's own time zone for who looks at it; the same everywhere for who keeps it.
   return os.date(ascii and "!%Y-%m-%dT%H:%M:%SZ" or "%Y-%m-%d %H:%M:%S", math.floor(lease.since))
 end
 
---- What there is to know of a lease or a holder, by the names of the columns. words: what is said of it below a line.
+--- Each fact about a lease or a holder, by the name of its column. words: the fact's form in the text below a line.
 listing.columns = {
   TARGET = { of = function(lease) return lease.path end, words = "%s" },
   MODE = { of = function(lease) return lease.mode end, words = "%s" },
@@ -132,7 +132,7 @@ function listing:lines(leases, width, ascii)
   return table.concat(lines, "\n")
 end
 
---- The lines for whoever reads standard output.
+--- Returns the lines for standard output: as wide as the terminal, or in full where the output is no terminal.
 function listing:for_output(leases)
   if not terminal.shows() then return self:lines(leases) end
   return self:lines(leases, terminal.width(), not terminal.takes_utf8())

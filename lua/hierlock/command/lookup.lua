@@ -48,7 +48,7 @@ function lookup.whole(option, least)
   end
 end
 
---- What a wrong command line is answered with.
+--- Answers a wrong command line: nil, and an err with the code `dsn`.
 function lookup.usage(message, ...)
   if select("#", ...) > 0 then message = message:format(...) end
   return nil, { code = "dsn", message = message, retryable = false }
@@ -96,8 +96,8 @@ function lookup.open(arguments, what, options)
   return manager, wanted
 end
 
---- What was raised because the target is wrong in a way that only the store knows, which has other
--- levels, as nil, err; anything else goes on.
+--- Turns a raised misuse into nil, err: only the store, which has other levels, knows that the target is wrong.
+-- Raises anything else again.
 function lookup.misuse(raised)
   local misuse = tostring(raised):match "hierlock: (.*)$"
   if misuse then return lookup.usage("%s", misuse) end
@@ -107,7 +107,7 @@ end
 -- Parents before their children, those before the parents' next sisters.
 local function place(lease) return (lease.path:gsub("/", "\0")) end
 
--- Those who hold before those who wait.
+-- Orders entries by place, then holders before waiters, then by time.
 local function before(a, b)
   if a.place ~= b.place then return a.place < b.place end
   if a.waiting ~= b.waiting then return not a.waiting end
@@ -128,8 +128,8 @@ end
 --- The leases that the filter lets through, sorted by target; nil, err.
 function lookup.find(manager, filter) return sorted(pcall(manager.leases, manager, filter)) end
 
---- Those who hold or await what keeps others from the target, or anything, where it is nil; sorted likewise; nil, err.
--- Where the store shows only some of them: these, and the err that says why.
+--- Lists the holders and waiters that keep others from the target, or from anything where it is nil; sorted likewise;
+-- nil, err. Where the store shows only some of them: these, and the err that says why.
 function lookup.holders(manager, target)
   local found, err
   if target then
@@ -139,7 +139,7 @@ function lookup.holders(manager, target)
   end
   for _, holder in ipairs(found or {}) do
     holder.mode = holder.mode or "unknown"
-    -- It has none yet, though some stores know already what it will be.
+    -- A waiter has no lease yet, though some stores know its id already.
     if holder.waiting then holder.kind, holder.id, holder.remaining = nil, nil, nil end
   end
   return found, err

@@ -12,7 +12,7 @@
 
 local SUBCOMMANDS = { "provision", "verify", "run", "leases", "revoke", "ps", "top", "explain", "graph", "kill", "doctor", "matrix", "bench" }
 
--- The numbers are those of <sysexits.h>, so that 1 stays free for "no".
+-- The numbers come from <sysexits.h>, so that 1 stays free for "no".
 local USAGE, UNAVAILABLE, SOFTWARE, OUTPUT, NO_PERMISSION, CONFIGURATION, INTERRUPTED = 64, 69, 70, 74, 77, 78, 130
 local STATUS = {
   dsn = USAGE,
@@ -43,11 +43,11 @@ local function need(module, package)
     :format(module, package, package, loaded))
 end
 
--- Standard descriptors that are closed would be those of what is opened next: a socket, into which messages then go, or the
--- loop's own, with which libuv aborts. So each gets one that fails as a closed one does.
+-- The next file opened would take the number of a closed standard descriptor: a socket, into which messages then go,
+-- or the loop's own, with which libuv aborts. So each gets a file that fails as a closed one does.
 local NO_ENTRY = 2 -- ENOENT
 local kept = {}
--- What LuaRocks' loader has opened, and left to the collector, may have such a number, and would lose it later.
+-- A file that LuaRocks' loader opened and left to the collector may have such a number, and would lose it later.
 collectgarbage()
 for fd = 0, 2 do
   -- There: it is no directory, or it is one, and is opened. In order, as the least that is free is taken.
@@ -90,7 +90,7 @@ local function traceback(raised)
   return debug.traceback(tostring(raised), 2)
 end
 
--- Its command line, and the one behind "--", if it may have one.
+-- Splits the command line into its own words and, if the subcommand takes a command line, the words behind "--".
 local function split()
   local words, tail = {}, nil
   local subcommand = subcommands[arg[1]]

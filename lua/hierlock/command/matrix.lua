@@ -31,8 +31,8 @@ local function node(names, ids)
   return table.concat(parts, "/")
 end
 
--- A path from root to leaf, and beside it another root, another leaf and, where there is a level between, another node
--- there. Those on the deepest level are locked in both modes; on another one, shared is exclusive.
+-- A path from root to leaf, and beside it another root, another leaf and, where there is a level between, another
+-- node there. Nodes on the deepest level are locked in both modes; on another level, shared is exclusive.
 local function requests(names)
   local list, depth = {}, #names
   local function add(n, last)
@@ -60,14 +60,14 @@ end
 
 -- --------------------------------------------------------------- taking them
 
--- The ids that are locked: below a root that nobody else uses.
+-- The ids to lock, below a root that no other program uses.
 local function target(root, request)
   local ids = {}
   for i, id in ipairs(request.ids) do ids[i] = i == 1 and ("%s %d"):format(root, id) or ("%d"):format(id) end
   return ids
 end
 
--- Whether the second is granted what it asks for while the first holds the other; nil, err.
+-- Whether the second manager is granted its request while the first holds the other; nil, err.
 local function goes(second, root, request)
   local handle, err = second:acquire(target(root, request), { timeout = 0, mode = request.mode })
   if handle then
@@ -148,7 +148,7 @@ local function drawn(found, width, ascii, colours)
   return table.concat(lines, "\n")
 end
 
---- What is said of a pair that the rule has otherwise.
+--- Describes a pair that did not behave as the rule says.
 function matrix.oddity(granted)
   return granted and "WENT TOGETHER, AND MUST NOT: this store does not exclude" or
     "waits, and need not: two nodes in one bucket, or somebody else's lock"

@@ -1,4 +1,4 @@
---- What `hierlock matrix --html` writes: one page, without scripts and without anything from elsewhere, that explains
+--- Writes the page of `hierlock matrix --html`. The page needs no scripts and nothing from elsewhere, and explains
 -- what it shows.
 
 local text = require "hierlock.command.text"

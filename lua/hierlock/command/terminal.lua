@@ -39,8 +39,8 @@ function terminal.takes_colours()
   return terminal.shows() and os.getenv "TERM" ~= "dumb" and (os.getenv "NO_COLOR" or "") == ""
 end
 
---- Watches for Ctrl-C, so that it ends nothing in the middle: watch.hit is true after one. Lua's own
--- way raises wherever it comes. watch:look() notes what has come; watch:close() ends it.
+--- Watches for Ctrl-C, so that it ends nothing in the middle: watch.hit is true after one. Lua's own handler raises
+-- at any point. watch:look() notes an interruption; watch:close() ends the watch.
 function terminal.interruptions()
   local watch, signal = { hit = false }, uv.new_signal()
   signal:start("sigint", function()
@@ -58,8 +58,7 @@ function terminal.interruptions()
   return watch
 end
 
---- Writes to standard output, at once. True; nil, err. Who reads no further has had enough, and that is no
--- error.
+--- Writes to standard output, at once. True; nil, err. A closed pipe is no error: its reader has had enough.
 function terminal.write(...)
   local ok, message, number = io.stdout:write(...)
   if ok then ok, message, number = io.stdout:flush() end

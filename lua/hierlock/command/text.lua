@@ -3,8 +3,8 @@
 
 local text = {}
 
--- Of Unicode 14: marks, which take no column, and East Asian wide characters, which take two.
--- What is not assigned between two of a range is taken for one of it.
+-- Ranges of Unicode 14: marks, which take no column, and East Asian wide characters, which take two. An unassigned
+-- character within a range counts as part of it.
 local ZERO = [[
   300-36f 483-489 591-5bd 5bf 5c1-5c2 5c4-5c5 5c7 610-61a 64b-65f 670 6d6-6dc 6df-6e4 6e7-6e8 6ea-6ed 711 730-74a
   7a6-7b0 7eb-7f3 7fd 816-819 81b-823 825-827 829-82d 859-85b 898-89f 8ca-8e1 8e3-902 93a 93c 941-948 94d 951-957
@@ -40,8 +40,8 @@ local WIDE = [[
   1f93c-1f945 1f947-1f9ff 1fa70-1faf6 20000-3fffd
 ]]
 
--- Shown by nothing, or turning the direction of writing, or ending a line: who reads a text
--- with one of them does not read what it says. U+0080 to U+009F are a terminal's controls.
+-- Characters that show nothing, turn the direction of writing, or end a line: a text that contains one shows
+-- something else than it says. U+0080 to U+009F are a terminal's controls.
 local HIDDEN = [[
   80-9f ad 34f 61c 115f-1160 17b4-17b5 180b-180f 200b-200f 2028-202e 2060-206f 3164 feff ffa0 fff0-fffb e0000-e0fff
 ]]
@@ -90,8 +90,8 @@ local function character(s, i)
   return code, size
 end
 
---- s with each character replaced by replace(code, the character), or replace(nil, byte) where
--- there is none; nil or false: it stays.
+--- Replaces each character of s by replace(code, the character), or replace(nil, byte) for a byte outside any
+-- character. Where replace returns nil or false, the character stays.
 function text.map(s, replace)
   local parts, i = {}, 1
   while i <= #s do

@@ -49,14 +49,14 @@ end
 
 -- ------------------------------------------------------------------ what is seen
 
--- Which lock it is, as far as anybody can tell from outside.
+-- Names the lock by all that is visible outside its process.
 local function name_of(holder)
   return table.concat({ holder.path, holder.mode, holder.host or "", tostring(holder.pid or ""), holder.session or "",
     holder.id or "", holder.application or "", holder.label or "" }, "\0")
 end
 
--- How much has happened between two looks: a wait that has gone was granted if one of that name is held that was not.
--- Else it has ended in vain, or what it got was given back before it was seen.
+-- Counts the events between two looks. A wait that has gone was granted if a lock of its name is held that was not
+-- held before. Else the wait has failed, or its lock was given back before the second look.
 local function changes(before, now)
   local granted, waited, ceased, new = 0, 0, 0, {}
   for key, holder in pairs(now.held) do
@@ -82,7 +82,7 @@ history.__index = history
 
 local function new_history() return setmetatable({ samples = {} }, history) end
 
---- Notes what was seen at a time, in seconds.
+--- Notes the holders seen at a time, in seconds.
 function history:add(holders, time)
   local now = { time = time, held = {}, waiting = {}, held_count = 0, waiting_count = 0 }
   for _, holder in ipairs(holders) do
@@ -208,7 +208,7 @@ local function look(self)
   self.now = uv.gettimeofday()
   if not found then
     self.unseen = nil
-    -- It may be back at the next look.
+    -- The store may be back at the next look.
     if not self.history.last or not err.retryable then return nil, err end
     self.failure = err.message
     return true
@@ -221,7 +221,7 @@ local function look(self)
   return true
 end
 
--- Where nobody types: pictures one after the other.
+-- Prints pictures one after the other, without a keyboard.
 local function plain(self, count)
   local watch = terminal.interruptions()
   local ascii = not (terminal.shows() and terminal.takes_utf8())

@@ -1,5 +1,5 @@
---- What `hierlock matrix` and `hierlock bench` share: a tree that nobody else uses, on the store that the arguments name,
--- and managers that open it.
+--- Serves `hierlock matrix` and `hierlock bench`: a tree that no other program uses, on the store that the arguments
+-- name, and managers that open it.
 
 local hierlock = require "hierlock"
 local server = require "hierlock.command.server"
@@ -17,7 +17,8 @@ function trials.options(parser)
   parser:option("--levels", "Names of the levels, from root to leaf. Default: as recorded, else user,account,resource."):argname "NAMES"
 end
 
---- The store: where (for people), said, open(options) (a manager | nil, err), root (an id that nobody else uses); nil, err.
+--- Describes the store: where (for people), said, open(options) (a manager | nil, err), root (an id that no other
+-- program uses); nil, err.
 function trials.store(arguments, what)
   local wanted, err = server.parse(arguments)
   if not wanted then return nil, err end
@@ -32,8 +33,8 @@ function trials.store(arguments, what)
   return self
 end
 
---- The names of a manager's levels, from root to leaf; nil, err. Only the manager knows, and it says by refusing what
--- is too deep.
+--- The names of a manager's levels, from root to leaf; nil, err. Only the manager knows them, and it refuses a target
+-- that is too deep.
 function trials.levels(manager, root)
   for n = LEVELS_MAX, 1, -1 do
     local ids, place = { root }, { [root] = 1 }

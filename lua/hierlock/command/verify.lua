@@ -1,5 +1,5 @@
---- hierlock verify: counts the rows of each level, and names what is missing. It
--- changes nothing and locks nothing.
+--- hierlock verify: counts the rows of each level, and names the missing ones. The command changes nothing and locks
+-- nothing.
 
 local hierlock = require "hierlock"
 local leases = require "hierlock.command.lease_tables"
@@ -30,8 +30,8 @@ local function say(line)
   if not ok then unwritten = unwritten or err end
 end
 
---- Counts a level: how many are missing, and the first ranges of them; nil, err. level: from 0;
--- beyond the deepest, that of the update rows.
+--- Counts a level: how many rows are missing, and their first ranges; nil, err. level: from 0; beyond the deepest,
+-- the level of the update rows.
 function verify.count_level(found, at, bar)
   local level = at < #found.levels and at or space.update_level(#found.levels)
   local missing, holes = 0, {}
@@ -56,7 +56,7 @@ function verify.count_level(found, at, bar)
   return missing, holes
 end
 
---- The same in words.
+--- Says the result of verify.count_level in words.
 function verify.describe(missing, holes)
   if missing == 0 then return "complete" end
   local ranges = {}
@@ -102,7 +102,7 @@ function verify.report_updates(found, bar)
   return missing == 0
 end
 
--- Prints what it finds; whether all is well; nil, err.
+-- Prints the findings; returns whether all is well; nil, err.
 local function report(found, bar)
   local well = true
   say(("%s in %s: %s buckets for each of the levels %s%s"):format(found.space.table, found.where,

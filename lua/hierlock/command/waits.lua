@@ -1,5 +1,6 @@
---- Who waits for whom: derived from what each holder and waiter says it has asked for, by the rows that this tree has
--- for it. So it is the same on every store, and knows false conflicts, too. A server knows more of its own queue.
+--- Finds the holders that each waiter waits for. Compares the rows that this tree has for each holder's and each
+-- waiter's request. So the result is the same on every store, and includes false conflicts, too. A server knows more
+-- of its own queue.
 
 local lookup = require "hierlock.command.lookup"
 
@@ -10,7 +11,7 @@ waits.NAMED = 10
 
 local SHARED, EXCLUSIVE = "shared", "exclusive"
 
--- "u1/a1/r1, u1/a1/r2" as targets. What was cut off at the end is missing.
+-- "u1/a1/r1, u1/a1/r2" as targets. A target that was cut off at the end is missing.
 local function targets(path)
   local list = {}
   for part in (path .. ", "):gmatch "(.-), " do list[#list + 1] = part end
@@ -19,9 +20,9 @@ local function targets(path)
   return list
 end
 
--- The names of its rows, and their modes. Holders can say anything of themselves: then there are none.
+-- The names of its rows, and their modes. A holder can report any path; where it makes no plan, there are no rows.
 local function rows_of(manager, entry)
-  -- As those are shown that do not say who they are.
+  -- Entries that do not say who they are have such paths.
   local level, bucket = entry.path:match "^bucket %((%d+), (%d+)%)$"
   local key = entry.path:match "^advisory lock (%-?%d+) of the server's process %d+$"
   if level then return { { name = level .. "." .. bucket, mode = entry.mode } } end
@@ -32,7 +33,7 @@ local function rows_of(manager, entry)
   return rows
 end
 
---- Whether two entries are of one session, which holds something and waits for more.
+--- Whether two entries belong to the same session, which holds something and waits for more.
 function waits.same_session(a, b)
   return a.session ~= nil and a.session == b.session and a.pid == b.pid and a.host == b.host
 end
@@ -52,7 +53,7 @@ local function index(entries)
   return by
 end
 
--- Those in `all` with whom one of the entry's rows conflicts, and whom `counts` lets through.
+-- Lists the entries in `all` that conflict with a row of the entry and that `counts` lets through; and their number.
 local function in_the_way(entry, all, counts)
   local found, seen, n = {}, {}, 0
   for _, row in ipairs(entry.rows) do
@@ -89,7 +90,7 @@ function waits.find(manager, entries)
   return entries
 end
 
---- "billing 4711@db3", of a lease that somebody owns "anna, billing 4711@db3": what people call it.
+--- Names an entry as people do: "billing 4711@db3", or with the lease's owner "anna, billing 4711@db3".
 function waits.name(entry)
   local name = entry.owner and entry.owner ~= entry.application and entry.owner .. ", " or ""
   name = name .. entry.application
@@ -98,7 +99,7 @@ function waits.name(entry)
   return name
 end
 
---- For whom a waiter waits, in a few words: the first, and how many more.
+--- Says in a few words what a waiter waits for: the first holder, and how many more.
 function waits.first(entry)
   local first = entry.waits_for[1]
   if not first then return "?" end

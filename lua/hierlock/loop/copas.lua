@@ -13,7 +13,7 @@ local socket = require "socket"
 return function(pending)
   local fd, err = pending:fd()
   if not fd then return nil, err end
-  -- Else `select` would raise, in the main loop.
+  -- Refuse it here: `select` would raise in the main loop.
   if fd >= (socket._SETSIZE or math.huge) then
     error(("hierlock: descriptor %d is too large for LuaSocket's select"):format(fd), 0)
   end

@@ -3,7 +3,7 @@
 local cqueues = require "cqueues"
 
 return function(pending)
-  -- One without a descriptor would be polled for ever.
+  -- cqueues would poll a pending without a descriptor for ever.
   local fd, err = pending:fd()
   if not fd then return nil, err end
   while not pending:done() do cqueues.poll(pending) end

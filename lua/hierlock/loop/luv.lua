@@ -7,10 +7,10 @@ return function(pending)
   local fd, err = pending:fd()
   if not fd then return nil, err end
   local poll = assert(uv.new_poll(fd))
-  -- It keeps the pending, and with it the descriptor, for as long as it is open.
+  -- The poll handle keeps the pending, and with it the descriptor, for as long as it is open.
   local started, why = poll:start("r", function()
     poll:close()
-    -- Whoever has closed the coroutine meanwhile wants no lock any more.
+    -- A coroutine that was closed meanwhile wants no lock any more.
     if coroutine.status(thread) ~= "suspended" then return pending:cancel() end
     local ok, raised = coroutine.resume(thread)
     if ok then return end

@@ -4,7 +4,7 @@ local core = require "hierlock.core"
 
 local sql = {}
 
--- Of expressions, and of the one value that Lua has none for.
+-- The class of expressions, and SQL's NULL, for which Lua has no value.
 local expression = { __name = "hierlock.expression" }
 sql.null = setmetatable({}, { __tostring = function() return "NULL" end })
 
@@ -44,7 +44,7 @@ local function check_name(name, what)
   end
 end
 
---- A name, quoted; that of a table may say its schema. As it is stored: quoted names are not folded.
+--- Quotes a name, as it is stored: quoted names are not folded. A table's name may include its schema.
 function sql.name(self, name, what)
   local mark = (self.dialect == "mysql" or self.dialect == "mariadb") and "`" or '"'
   if what == "table" and type(name) == "string" then
@@ -172,7 +172,7 @@ function sql.order(self, order)
   return " ORDER BY " .. table.concat(parts, ",")
 end
 
---- What comes behind a SELECT that locks. On SQLite the transaction has locked everything.
+--- The clause behind a SELECT that locks. On SQLite the transaction has locked everything.
 function sql.lock(self, options)
   if self.dialect == "sqlite" or not options.lock then return "" end
   local words = options.lock == "update" and " FOR UPDATE"
@@ -188,8 +188,8 @@ local function step(value)
   return 10 ^ (6 - math.min(digits, 6))
 end
 
---- The time for a timestamp column: the server's, and later than the one that is there by what the column can tell
--- apart, so that two writers never leave the same. value: what was read, or nil.
+--- The new time of a timestamp column: the server's time, or the present value and one step of the column's
+-- precision, whichever is later. So two writers never leave the same time. value: the value that was read, or nil.
 function sql.later(self, column, value)
   local name, micros = sql.name(self, column), step(value)
   if self.dialect == "postgresql" then

@@ -1,5 +1,6 @@
---- Whether the stores of a quorum have the same leases. A lease of a program that names these stores comes to stand at all
--- of them that answer; one of a program that names others, or one store alone, stands at those that both name.
+--- Whether the stores of a quorum have the same leases. A lease of a program that names these stores comes to stand
+-- at all of them that answer. A lease of a program that names others, or one store alone, stands only at the stores
+-- that both name.
 
 local hierlock = require "hierlock"
 local uv = require "luv"
@@ -18,8 +19,8 @@ local MEND = {
 
 local function list_of(indices) return (#indices == 1 and "store " or "stores ") .. table.concat(indices, ", ") end
 
--- The leases of the stores that tell them, by id: holder, and at[i] of each store that has it; and the numbers of these stores.
--- managers[i]: false where nobody has used the store yet.
+-- Collects the leases of the stores that list them, by id: holder, and at[i] for each store that has it. Also
+-- returns the numbers of these stores. managers[i]: false where no program has used the store yet.
 local function look(managers)
   local leases, told = {}, {}
   for i, manager in pairs(managers) do
@@ -38,7 +39,7 @@ end
 
 local function who(holder) return ("%s %s %s"):format(holder.host, holder.pid or "?", holder.path or "?") end
 
--- Those who wait for a store have what they hold at those before it at these alone.
+-- Returns the waiting programs. While a program waits at one store, its lease stands only at the stores before it.
 local function waiters(managers)
   local waiting = {}
   for _, manager in pairs(managers) do
@@ -49,7 +50,7 @@ local function waiters(managers)
   return waiting
 end
 
--- Of `before` (nil: all) those that are not everywhere, by id.
+-- Returns the leases, of `before` (nil: of all), that some store lacks, by id.
 local function astray(managers, before)
   local leases, told = look(managers)
   local partial, n = {}, 0

@@ -1,4 +1,4 @@
---- What can be wrong with the directory of the embedded store.
+--- Checks the directory of the embedded store.
 
 local files = require "hierlock.command.examine.files"
 local subject_of = require "hierlock.command.examine.subject"
@@ -62,13 +62,15 @@ local function rights(found, path, stat, named)
   end
 end
 
--- The mode that the store gives its files: whom the directory lets write may use them, and nobody else may even read.
+-- The mode that the store gives its files. Accounts that may write the directory may use them; other accounts may
+-- not even read them.
 local function mode_for(directory)
   local group, others = files.shared(directory)
   return "06" .. (group and 6 or 0) .. (others and 6 or 0)
 end
 
--- What makes hierlock's files usable again. chown must not follow a link that somebody has put there meanwhile.
+-- Commands that make hierlock's files usable again. chown must not follow a link that another account has put there
+-- meanwhile.
 local function share(path, directory, names, stats)
   local lines, strangers, all = {}, false, all_quoted(path, names)
   for _, stat in ipairs(stats) do strangers = strangers or stat.uid ~= directory.uid or stat.gid ~= directory.gid end
@@ -116,7 +118,7 @@ local function descriptors(subject, found)
       or ("more than %s need root: LimitNOFILE=%d in the program's unit, or nofile in /etc/security/limits.conf"):format(most, wanted))
 end
 
---- As hierlock.command.examine.mysql has it.
+--- Works like the function of hierlock.command.examine.mysql.
 function file.examine(subject, found)
   local path, named = subject.where, subject.path ~= nil
   local why = "All programs that are to exclude each other come to this directory."

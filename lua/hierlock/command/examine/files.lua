@@ -1,5 +1,5 @@
---- What the stores in files have in common: rights, file system, space, and what a container hides. Opens none of
--- the store's files.
+--- Checks that the stores in files share: rights, file system, space, and what a container hides. Opens none of the
+-- store's files.
 
 local core = require "hierlock.core"
 local subject_of = require "hierlock.command.examine.subject"
@@ -29,7 +29,7 @@ function files.word(word)
   return ([["$(printf '%s')"]]):format(format)
 end
 
---- A path for a command, which would take one that begins with a dash for an option.
+--- Quotes a path for a command, which would take a leading dash for an option.
 function files.quoted(path) return files.word((path:gsub("^%-", "./-"))) end
 
 --- The directory that a path is in.

@@ -84,7 +84,7 @@ local function look(subject, found, host, port, several)
   return true
 end
 
---- As hierlock.command.examine.mysql has it.
+--- Works like the function of hierlock.command.examine.mysql.
 function memcached.examine(subject, found)
   local servers, all = {}, true
   for each in (subject.said.host .. ","):gmatch "([^,]+)," do servers[#servers + 1] = each end

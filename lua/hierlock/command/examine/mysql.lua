@@ -1,5 +1,5 @@
---- What can be wrong with a MySQL or MariaDB: its settings, by its own word; the tables of the space; what
--- this account may do. Asks with no more privileges than programs need; what they do not show is said.
+--- Checks a MySQL or MariaDB: its settings, as the server reports them; the tables of the space; the account's
+-- rights. Asks with no more privileges than programs need, and names what these do not show.
 
 local core = require "hierlock.core"
 local progress = require "hierlock.command.progress"
@@ -62,7 +62,7 @@ local function set(self, name, to)
   return { ("SET PERSIST %s = %s;"):format(name, to) }
 end
 
--- The same of what each session has from its beginning.
+-- Sets a variable that a session reads only at its beginning.
 local function set_anew(self, name, to)
   local mends = set(self, name, to)
   mends[#mends + 1] = "then have the programs connect anew"
@@ -228,7 +228,7 @@ local function tls(self, found)
   end
 end
 
--- Statements that somebody has every connection begin with.
+-- Warns of statements that the server runs at the beginning of each connection.
 local function greeting(self, found)
   local said = self.variables.init_connect or ""
   if said == "" then return end

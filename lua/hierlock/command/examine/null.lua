@@ -2,7 +2,7 @@
 
 local null = {}
 
---- As hierlock.command.examine.mysql has it. There is nothing to try.
+--- Works like the function of hierlock.command.examine.mysql. There is nothing to try.
 function null.examine(_, found)
   found:add("store", "warning", "it grants everything at once", "It is for tests of the calling program: it keeps nobody out.",
     "another DSN, file: say, where a lock is to exclude")

@@ -1,5 +1,5 @@
---- What can be wrong with a PostgreSQL: its settings, the tables of leases, what this role may do. Asks with no more
--- privileges than programs need.
+--- Checks a PostgreSQL: its settings, the tables of leases, the role's rights. Asks with no more privileges than
+-- programs need.
 
 local core = require "hierlock.core"
 local server = require "hierlock.command.server"
@@ -234,7 +234,7 @@ local function unreached(err)
   return "start the server, or mend host and port in the DSN"
 end
 
---- As hierlock.command.examine.mysql has it.
+--- Works like the function of hierlock.command.examine.mysql.
 function postgresql.examine(subject, found)
   local connection, err = connect(subject)
   local settings, facts

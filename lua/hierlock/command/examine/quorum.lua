@@ -1,4 +1,4 @@
---- What can be wrong with a quorum: with each of its stores, with their number, and with who uses them.
+--- Checks a quorum: each of its stores, their number, and the programs that use them.
 
 local alike = require "hierlock.command.examine.alike"
 local files = require "hierlock.command.examine.files"
@@ -7,7 +7,7 @@ local subject_of = require "hierlock.command.examine.subject"
 
 local quorum = {}
 
---- As hierlock.command.examine.mysql has it.
+--- Works like the function of hierlock.command.examine.mysql.
 function quorum.examine(subject, found)
   local stores, strategy = server.members(subject.dsn)
   local all, members, unsettled = strategy == "all", {}, false

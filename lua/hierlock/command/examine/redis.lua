@@ -1,5 +1,5 @@
---- What can be wrong with a Redis or Valkey: its role, what it forgets, and what this user may do. Asks INFO, which
--- programs need, too, and what else an administrator may have left open: CONFIG GET, ACL WHOAMI.
+--- Checks a Redis or Valkey: its role, what it may forget, and the user's rights. Asks INFO, which programs need,
+-- too, and commands that an administrator may have left open: CONFIG GET, ACL WHOAMI.
 
 local files = require "hierlock.command.examine.files"
 
@@ -13,7 +13,7 @@ local SLOTS = 16384
 local NEARLY = 0.9 -- of maxmemory
 local SEEN = 1000  -- keys that are looked at, to see whose they are
 
--- Of some of the keys, how many begin otherwise.
+-- Counts, among some of the keys, the keys that begin otherwise.
 local FOREIGN = [[
 local n = 0
 for _, key in ipairs(redis.call('SCAN', '0', 'COUNT', ARGV[2])[2]) do
@@ -21,7 +21,7 @@ for _, key in ipairs(redis.call('SCAN', '0', 'COUNT', ARGV[2])[2]) do
 end
 return n]]
 
--- What redis-cli has for parameters of the DSN.
+-- The options of redis-cli for parameters of the DSN.
 local TLS_FILES = { { "tls_ca", "cacert" }, { "tls_cert", "cert" }, { "tls_key", "key" } }
 
 local WHY_REACHED = "Nothing can be locked on a server that cannot be reached."
@@ -36,7 +36,7 @@ local function denied(err) return err.message:find "NOPERM" or err.message:find 
 -- redis-cli asks for the password, as whatever stands on a command line is shown to everybody.
 local function command_line(self, words)
   local subject, said = self.subject, self.subject.said
-  -- Which one that is now, the sentinels know.
+  -- The sentinels know which server is the master now.
   if subject.sentinels then return "on the master: redis-cli " .. words end
   local parts = { "redis-cli", said.socket and "-s " .. files.quoted(said.socket)
     or ("-h %s -p %d"):format(files.word(said.host or "127.0.0.1"), said.port ~= 0 and said.port or 6379) }
@@ -61,7 +61,8 @@ local function commands(self, ...)
   return lines
 end
 
--- The same for settings, as "NAME VALUE", and so that they last. They are hierlock's to change on a server for locks alone.
+-- Like commands, for settings as "NAME VALUE", and so that they last. hierlock may change them on a server for locks
+-- alone.
 local function config(self, ...)
   local settings = { ... }
   if self.shared then
@@ -186,7 +187,7 @@ local function unreached(err)
   return "start the server, or mend host, port or socket in the DSN"
 end
 
--- Whether nobody has used the store yet. In a cluster another node may know.
+-- Whether no program has used the store yet. In a cluster another node may know.
 local function unsettled(subject, connection)
   local key = (subject.dsn:match "[?&]prefix=([^&]*)" or "hierlock") .. ":levels"
   local levels, err = connection:command("GET", key)
@@ -219,7 +220,7 @@ local function is_shared(self)
   return self.connection:command("EVAL", FOREIGN, "0", prefix, tostring(SEEN)) ~= 0
 end
 
---- As hierlock.command.examine.mysql has it.
+--- Works like the function of hierlock.command.examine.mysql.
 function redis.examine(subject, found)
   local connection, err = connect(subject)
   local text
