@@ -25,8 +25,9 @@
  *
  *     memcached.c   the store's operations: the life of a session
  *     dsn.c         a DSN, taken apart; which server has a root (libmemcached)
- *     wire.c        connecting, sending, answers, errors
+ *     wire.c        sending, answers, errors
  *     server.c      does this server exclude?
+ *     connect.c     a connection to one server, made when it is first needed
  *     document.c    the document of a root
  *     record.c      the liveness item of a lease
  *     take.c        acquiring: reads the document, stands in its queue, looks whether who is before it lives
@@ -139,15 +140,16 @@ int hl__memcached_params(hl__memcached_store *store, hl_error *error);
 
 /* ---- wire.c */
 
-/* The connection to that root's server; made, if there is none. HL_OK, HL_ECONNECTION,
-   or what hl__memcached_verify says. */
-int hl__memcached_link_of(hl__memcached_session *session, uint64_t root, int64_t deadline,
-                          hl__memcached_link **link, hl_error *error);
-int hl__memcached_connect(hl__memcached_session *session, hl__memcached_link *link,
-                          int64_t deadline, hl_error *error);
 /* Closes, without waiting; it stays so. */
 void hl__memcached_end(hl__memcached_link *link);
 void hl__memcached_link_free(hl__memcached_link *link);
+/* Ends the connection. HL_ECONNECTION, with the text of errno, or with why. */
+int hl__memcached_broken(hl__memcached_link *link, hl_error *error);
+int hl__memcached_ended(hl__memcached_link *link, const char *why, hl_error *error);
+/* Waits until there is something to read, or room to write (POLLIN, POLLOUT). HL_OK, HL_TIMEOUT,
+   HL_CANCELLED, HL_ECONNECTION. */
+int hl__memcached_await(const hl__memcached_session *session, const hl__memcached_link *link,
+                        short events, int64_t deadline);
 
 /* Appends; what is out of memory shows when it is sent. */
 void hl__memcached_add(hl__memcached_buffer *buffer, const void *data, size_t size);
@@ -194,6 +196,15 @@ int hl__memcached_verify(hl__memcached_session *session, hl__memcached_link *lin
 /* Its time, s. */
 int hl__memcached_time(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
                        uint64_t *seconds, hl_error *error);
+
+/* ---- connect.c */
+
+/* The connection to that root's server; made, if there is none. HL_OK, HL_ECONNECTION,
+   or what hl__memcached_verify says. */
+int hl__memcached_link_of(hl__memcached_session *session, uint64_t root, int64_t deadline,
+                          hl__memcached_link **link, hl_error *error);
+int hl__memcached_connect(hl__memcached_session *session, hl__memcached_link *link,
+                          int64_t deadline, hl_error *error);
 
 /* ---- document.c */
 

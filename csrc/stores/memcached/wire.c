@@ -1,13 +1,10 @@
 /*
- * wire.c - connecting, sending, answers, errors: the text protocol of Memcached. It never
+ * wire.c - sending, answers, errors: the text protocol of Memcached. It never
  * blocks but in poll(), with an end.
  */
 #include "memcached_store.h"
 
 #include <errno.h>
-#include <netdb.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -78,8 +75,7 @@ void hl__memcached_link_free(hl__memcached_link *link) {
   free(link->out.data);
 }
 
-/* The server has to do with it; errno is appended. */
-static int broken(hl__memcached_link *link, hl_error *error) {
+int hl__memcached_broken(hl__memcached_link *link, hl_error *error) {
   int failure = errno;
   hl__memcached_end(link);
   errno = failure;
@@ -87,16 +83,14 @@ static int broken(hl__memcached_link *link, hl_error *error) {
                          link->server->port);
 }
 
-static int gone(hl__memcached_link *link, const char *why, hl_error *error) {
+int hl__memcached_ended(hl__memcached_link *link, const char *why, hl_error *error) {
   hl__memcached_end(link);
   return hl__error(error, HL_ECONNECTION, "memcached at %s:%u: %s", link->server->host,
                    link->server->port, why);
 }
 
-/* Until there is something to read, or room to write. HL_OK, HL_TIMEOUT, HL_CANCELLED,
-   HL_ECONNECTION. */
-static int wait_for_server(const hl__memcached_session *session, const hl__memcached_link *link,
-                           short events, int64_t deadline) {
+int hl__memcached_await(const hl__memcached_session *session, const hl__memcached_link *link,
+                        short events, int64_t deadline) {
   const hl_store_config *config = session->store->config;
   struct pollfd p[2] = {{.fd = link->fd, .events = events},
                         {.fd = session->bell, .events = POLLIN}};
@@ -112,58 +106,6 @@ static int wait_for_server(const hl__memcached_session *session, const hl__memca
     if (session->interruptible && atomic_load(&session->interrupted)) return HL_CANCELLED;
     if (n == 0 && left == 0) return HL_TIMEOUT;
   }
-}
-
-static int connect_to(hl__memcached_session *session, hl__memcached_link *link,
-                      const struct addrinfo *address, int64_t deadline, hl_error *error) {
-  hl__fork_forbid();
-  link->fd = socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  int failure = errno;
-  if (link->fd >= 0) link->ticket = hl__fork_watch(link->fd);
-  hl__fork_allow();
-  errno = failure;
-  if (link->fd < 0) return broken(link, error);
-  const int on = 1;
-  (void)setsockopt(link->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  if (connect(link->fd, address->ai_addr, address->ai_addrlen) == 0) return HL_OK;
-  if (errno != EINPROGRESS) return broken(link, error);
-  int status = wait_for_server(session, link, POLLOUT, deadline);
-  if (status == HL_TIMEOUT) return gone(link, "cannot connect: no answer in time", error);
-  if (status) return gone(link, "cannot connect: it was interrupted", error);
-  socklen_t size = sizeof failure;
-  if (getsockopt(link->fd, SOL_SOCKET, SO_ERROR, &failure, &size) != 0) failure = errno;
-  errno = failure;
-  return failure ? broken(link, error) : HL_OK;
-}
-
-int hl__memcached_connect(hl__memcached_session *session, hl__memcached_link *link,
-                          int64_t deadline, hl_error *error) {
-  struct addrinfo wanted = {.ai_socktype = SOCK_STREAM}, *found = NULL;
-  char port[8];
-  int64_t patience = hl__now_ms() + session->store->connect_timeout;
-  if (patience < deadline) deadline = patience;
-  (void)snprintf(port, sizeof port, "%u", link->server->port);
-  int failure = getaddrinfo(link->server->host, port, &wanted, &found);
-  if (failure) return gone(link, gai_strerror(failure), error);
-  int status = HL_ECONNECTION;
-  for (const struct addrinfo *one = found; one && status; one = one->ai_next) {
-    link->ended = false;
-    status = connect_to(session, link, one, deadline, error);
-  }
-  freeaddrinfo(found);
-  if (status == HL_OK) status = hl__memcached_verify(session, link, deadline, error);
-  if (status) hl__memcached_end(link);
-  if (status == HL_TIMEOUT) status = gone(link, "it does not answer", error);
-  return status;
-}
-
-int hl__memcached_link_of(hl__memcached_session *session, uint64_t root, int64_t deadline,
-                          hl__memcached_link **link, hl_error *error) {
-  const hl__memcached_store *store = session->store;
-  *link = &session->links[store->slots[root % HL__MEMCACHED_SLOTS]];
-  if ((*link)->ended) return hl__error(error, HL_ECONNECTION, "the connection has ended");
-  if ((*link)->fd >= 0) return HL_OK;
-  return hl__memcached_connect(session, *link, deadline, error);
 }
 
 /* ------------------------------------------------------------------- sending */
@@ -183,7 +125,7 @@ int hl__memcached_flush(hl__memcached_link *link, hl_error *error) {
     } else if (errno == EAGAIN) {
       return HL_OK;
     } else if (errno != EINTR) {
-      return broken(link, error);
+      return hl__memcached_broken(link, error);
     }
   }
   out->used = link->out_sent = 0;
@@ -208,9 +150,9 @@ static int read_some(hl__memcached_link *link, size_t *n, hl_error *error) {
       *n = (size_t)got;
       return HL_OK;
     }
-    if (got == 0) return gone(link, "the server has closed it", error);
+    if (got == 0) return hl__memcached_ended(link, "the server has closed it", error);
     if (errno == EAGAIN) return HL_OK;
-    if (errno != EINTR) return broken(link, error);
+    if (errno != EINTR) return hl__memcached_broken(link, error);
   }
 }
 
@@ -223,12 +165,12 @@ static int more(hl__memcached_session *session, hl__memcached_link *link, int64_
     if (status == HL_OK) status = read_some(link, &n, error);
     if (status || n > 0) return status;
     short events = link->out.used > 0 ? POLLIN | POLLOUT : POLLIN;
-    status = wait_for_server(session, link, events, deadline);
+    status = hl__memcached_await(session, link, events, deadline);
     if (status == HL_TIMEOUT)
       return hl__error(error, HL_TIMEOUT, "memcached at %s:%u does not answer", link->server->host,
                        link->server->port);
-    if (status == HL_CANCELLED) return gone(link, "it was interrupted", error);
-    if (status) return broken(link, error);
+    if (status == HL_CANCELLED) return hl__memcached_ended(link, "it was interrupted", error);
+    if (status) return hl__memcached_broken(link, error);
   }
 }
 
@@ -244,14 +186,15 @@ static int raw_line(hl__memcached_session *session, hl__memcached_link *link, in
     char *end = size > looked ? memchr(from + looked, '\n', size - looked) : NULL;
     if (end) {
       if (end == from || end[-1] != '\r')
-        return gone(link, "the answer is none of Memcached's", error);
+        return hl__memcached_ended(link, "the answer is none of Memcached's", error);
       end[-1] = '\0';
       *line = from;
       link->in_read += (size_t)(end + 1 - from);
       return HL_OK;
     }
     looked = size;
-    if (size > LINE_MAX_SIZE) return gone(link, "the answer is none of Memcached's", error);
+    if (size > LINE_MAX_SIZE)
+      return hl__memcached_ended(link, "the answer is none of Memcached's", error);
     int status = more(session, link, deadline, error);
     if (status) return status;
   }
@@ -272,7 +215,7 @@ static int skip(hl__memcached_session *session, hl__memcached_link *link, int64_
     if (begins(line, "ERROR") || begins(line, "CLIENT_ERROR") || begins(line, "SERVER_ERROR")) {
       char said[128];
       (void)hl__escape(said, sizeof said, line, strlen(line));
-      return gone(link, said, error);
+      return hl__memcached_ended(link, said, error);
     }
   }
   return HL_OK;
@@ -306,7 +249,8 @@ int hl__memcached_line(hl__memcached_session *session, hl__memcached_link *link,
 /* The bytes of an item, and what ends them. */
 static int item_bytes(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
                       hl__memcached_item *item, hl_error *error) {
-  if (item->size > ITEM_MAX) return gone(link, "the answer is none of Memcached's", error);
+  if (item->size > ITEM_MAX)
+    return hl__memcached_ended(link, "the answer is none of Memcached's", error);
   while (link->in.used - link->in_read < item->size + 2) {
     int status = more(session, link, deadline, error);
     if (status == HL_TIMEOUT) hl__memcached_end(link);
@@ -314,7 +258,7 @@ static int item_bytes(hl__memcached_session *session, hl__memcached_link *link, 
   }
   const char *from = link->in.data + link->in_read;
   if (memcmp(from + item->size, "\r\n", 2) != 0)
-    return gone(link, "the answer is none of Memcached's", error);
+    return hl__memcached_ended(link, "the answer is none of Memcached's", error);
   item->data = malloc(item->size + 1);
   if (!item->data) {
     hl__memcached_end(link);
@@ -342,12 +286,12 @@ int hl__memcached_gets(hl__memcached_session *session, hl__memcached_link *link,
   int status = hl__memcached_line(session, link, deadline, &line, error);
   if (status || strcmp(line, "END") == 0) return status;
   if (sscanf(line, "VALUE %*s %*u %zu %llu", &item->size, &cas) != 2)
-    return gone(link, "the answer is none of Memcached's", error);
+    return hl__memcached_ended(link, "the answer is none of Memcached's", error);
   item->cas = cas;
   status = item_bytes(session, link, deadline, item, error);
   if (status == HL_OK) status = hl__memcached_line(session, link, deadline, &line, error);
   if (status == HL_OK && strcmp(line, "END") != 0)
-    status = gone(link, "the answer is none of Memcached's", error);
+    status = hl__memcached_ended(link, "the answer is none of Memcached's", error);
   return item_end(item, status);
 }
 
@@ -359,7 +303,7 @@ int hl__memcached_meta(hl__memcached_session *session, hl__memcached_link *link,
   int status = hl__memcached_line(session, link, deadline, &line, error);
   if (status || begins(line, "EN")) return status;
   if (sscanf(line, "VA %zu t%lld", &item->size, &left) != 2)
-    return gone(link, "the answer is none of Memcached's", error);
+    return hl__memcached_ended(link, "the answer is none of Memcached's", error);
   item->left = left;
   return item_end(item, item_bytes(session, link, deadline, item, error));
 }
@@ -371,7 +315,7 @@ int hl__memcached_presence(hl__memcached_session *session, hl__memcached_link *l
   if (status) return status;
   *present = !begins(line, "EN");
   if (!*present || begins(line, "HD") || begins(line, "OK")) return HL_OK;
-  return gone(link, "the answer is none of Memcached's", error);
+  return hl__memcached_ended(link, "the answer is none of Memcached's", error);
 }
 
 int hl__memcached_settle(hl__memcached_session *session, int64_t deadline, hl_error *error) {

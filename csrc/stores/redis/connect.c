@@ -1,114 +1,12 @@
 /*
- * connect.c - from a DSN to a logged-in connection. It never blocks: each wait is a poll()
- * of ours, with an end.
+ * connect.c - from a DSN to a connection: which server it is, and which database.
  */
 #include "redis_store.h"
 
-#include <errno.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #define DEFAULT_PORT 6379
-
-/* No child is born with a socket that it does not close. (A name server that hangs is waited for
-   in here.) */
-static int socket_open(hl__redis_session *session, hl_error *error) {
-  const hl__redis_address *address = &session->address;
-  int status = HL_OK;
-  hl__fork_forbid();
-  session->context = *address->host ? redisConnectNonBlock(address->host, (int)address->port)
-                                    : redisConnectUnixNonBlock(session->store->config->dsn->socket);
-  if (!session->context) {
-    status = hl__error_memory(error);
-  } else if (session->context->err) {
-    status = hl__error(error, HL_ECONNECTION, "cannot connect: %s", session->context->errstr);
-  } else {
-    session->fd = session->context->fd;
-    session->ticket = hl__fork_watch(session->fd);
-    if (!session->ticket) status = hl__error_memory(error);
-  }
-  hl__fork_allow();
-  return status;
-}
-
-static int socket_await(const hl__redis_session *session, int64_t deadline, hl_error *error) {
-  struct pollfd p = {.fd = session->fd, .events = POLLOUT};
-  int n = 0;
-  do {
-    int64_t left = hl__left_ms(deadline);
-    hl__redis_wait_begin(session->store);
-    n = poll(&p, 1, left > INT32_MAX ? INT32_MAX : (int)left);
-    int failure = errno;
-    hl__redis_wait_end(session->store);
-    errno = failure;
-  } while (n < 0 && errno == EINTR);
-  if (n == 0) return hl__error(error, HL_ECONNECTION, "cannot connect: no answer in time");
-  socklen_t size = sizeof errno;
-  int failure = 0;
-  if (getsockopt(session->fd, SOL_SOCKET, SO_ERROR, &failure, &size) != 0) failure = errno;
-  errno = failure;
-  if (failure) return hl__error_errno(error, HL_ECONNECTION, "cannot connect");
-  const int on = 1;
-  (void)setsockopt(session->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  /* Nobody speaks on the subscribed one. */
-  const int idle = 15;
-  (void)setsockopt(session->fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
-  (void)setsockopt(session->fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
-  (void)setsockopt(session->fd, IPPROTO_TCP, TCP_KEEPINTVL, &idle, sizeof idle);
-  return HL_OK;
-}
-
-static int log_in(hl__redis_session *session, const char *user, const char *password,
-                  int64_t deadline, hl_error *error) {
-  redisReply *reply = NULL;
-  if (!password || !*password) return HL_OK;
-  const char *words[] = {"AUTH", user ? user : password, password};
-  int status = hl__redis_command(session, deadline, user ? 3 : 2, words, &reply, error);
-  if (status == HL_OK) freeReplyObject(reply);
-  return status;
-}
-
-static int database_select(hl__redis_session *session, int64_t deadline, hl_error *error) {
-  redisReply *reply = NULL;
-  char number[24];
-  if (!session->store->database) return HL_OK;
-  (void)snprintf(number, sizeof number, "%u", session->store->database);
-  const char *words[] = {"SELECT", number};
-  int status = hl__redis_command(session, deadline, 2, words, &reply, error);
-  if (status == HL_OK) freeReplyObject(reply);
-  return status;
-}
-
-int hl__redis_dial(hl__redis_store *store, const hl__redis_address *address, const char *user,
-                   const char *password, int64_t deadline, hl__redis_session **result,
-                   hl_error *error) {
-  *result = NULL;
-  hl__redis_session *session = calloc(1, sizeof *session);
-  if (!session) return hl__error_memory(error);
-  session->base.store = &store->base;
-  session->store = store;
-  if (address) session->address = *address;
-  session->fd = session->bell = -1;
-  hl__list_init(&session->node);
-  hl__list_init(&session->links);
-  session->face = session;
-  atomic_init(&session->interrupted, false);
-  int status = hl__fork_eventfd(&session->bell, &session->bell_ticket, error);
-  if (status == HL_OK) status = socket_open(session, error);
-  if (status == HL_OK) status = socket_await(session, deadline, error);
-  if (status == HL_OK) status = hl__redis_tls_start(session, deadline, error);
-  if (status == HL_OK) status = log_in(session, user, password, deadline, error);
-  if (status == HL_OK)
-    *result = session;
-  else
-    hl__redis_disconnect(session);
-  return status;
-}
 
 /* The server of the DSN, or the master that the sentinels name. */
 static int address_find(hl__redis_store *store, int64_t deadline, hl__redis_address *address,
@@ -121,6 +19,17 @@ static int address_find(hl__redis_store *store, int64_t deadline, hl__redis_addr
                                dsn->host ? dsn->host : "127.0.0.1") >= (int)sizeof address->host)
     return hl__error(error, HL_ECONNECTION, "the host's name is too long");
   return HL_OK;
+}
+
+static int database_select(hl__redis_session *session, int64_t deadline, hl_error *error) {
+  redisReply *reply = NULL;
+  char number[24];
+  if (!session->store->database) return HL_OK;
+  (void)snprintf(number, sizeof number, "%u", session->store->database);
+  const char *words[] = {"SELECT", number};
+  int status = hl__redis_command(session, deadline, 2, words, &reply, error);
+  if (status == HL_OK) freeReplyObject(reply);
+  return status;
 }
 
 int hl__redis_connect(hl__redis_store *store, int64_t deadline, hl__redis_session **result,
@@ -156,26 +65,4 @@ void hl__redis_named(const hl__redis_store *store, const hl__redis_address *addr
   (void)hl__error(error, said.status, "%.100s:%u, which the sentinels name as '%.100s': %.250s",
                   address->host, address->port, store->service, said.message);
   error->retryable = said.retryable;
-}
-
-static void one_disconnect(hl__redis_session *session) {
-  if (session->fd >= 0) hl__fork_unwatch(session->fd, session->ticket);
-  hl__redis_tls_end(session);
-  if (session->context) redisFree(session->context);
-  free(session->out);
-  if (session->bell >= 0) {
-    hl__fork_unwatch(session->bell, session->bell_ticket);
-    (void)close(session->bell);
-  }
-  free(session);
-}
-
-void hl__redis_disconnect(hl__redis_session *session) {
-  if (!session) return;
-  hl__list *next; /* those of a cluster's masters have none of their own */
-  for (hl__list *node = session->links.next; node != &session->links; node = next) {
-    next = node->next;
-    one_disconnect(HL__LIST_ENTRY(node, hl__redis_session, links));
-  }
-  one_disconnect(session);
 }

@@ -10,10 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* How long replicas are waited for, and the answer that says so. */
-#define REPLICATED_MS 500
-#define REPLICATED_ANSWER_MS 50
-
 /* Ready for a script. */
 static int begin(hl__redis_session *session, int64_t deadline, hl_error *error) {
   int status = hl__redis_settle(session, deadline, error);
@@ -29,44 +25,6 @@ static int begin_at(hl_session *base, uint64_t place, int64_t deadline, hl__redi
   int status = begin(*at, deadline, error);
   if (status == HL_OK) status = hl__redis_route(*at, (uint32_t)place, deadline, at, error);
   return status;
-}
-
-int hl__redis_replicated(hl__redis_session *session, int64_t deadline, hl_error *error) {
-  char count[24], wait[24];
-  const char *words[] = {"WAIT", count, wait};
-  int64_t left = hl__left_ms(deadline) - REPLICATED_ANSWER_MS;
-  unsigned wanted = session->store->wait_replicas;
-  redisReply *reply;
-  if (!wanted) return HL_OK;
-  (void)snprintf(count, sizeof count, "%u", wanted);
-  if (left > REPLICATED_MS) left = REPLICATED_MS;
-  (void)snprintf(wait, sizeof wait, "%lld", (long long)(left > 1 ? left : 1));
-  int status = hl__redis_command(session, hl__answer_by(deadline), 3, words, &reply, error);
-  if (status) return status;
-  int64_t have = reply->type == REDIS_REPLY_INTEGER ? reply->integer : 0;
-  freeReplyObject(reply);
-  if (have >= (int64_t)wanted) return HL_OK;
-  (void)hl__error(error, HL_ESTORE, "%lld of the %u replicas have it that wait_replicas wants",
-                  (long long)have, wanted);
-  if (error) error->retryable = true;
-  return HL_ESTORE;
-}
-
-/* {1, ...}: HL_OK. {0, why, by, reason}: there is no record of that holder. */
-int hl__redis_judge(const redisReply *reply, hl_error *error) {
-  const char *why = hl__redis_reply_text(reply, 1);
-  if (hl__redis_reply_number(reply, 0) == 1) return HL_OK;
-  if (strcmp(why, "revoked") == 0)
-    return hl__error_revoked(error, hl__redis_reply_text(reply, 2), hl__redis_reply_text(reply, 3));
-  if (strcmp(why, "imported") == 0)
-    return hl__error(error, HL_ELOST, "the lease was imported, and belongs to that handle now");
-  if (strcmp(why, "mismatch") == 0)
-    return hl__error(error, HL_EMISMATCH, "the lease locks something else than its text says");
-  if (strcmp(why, "late") == 0)
-    return hl__error(error, HL_ECONNECTION, "the server has read a later refresh before");
-  return hl__error(error, HL_ELOST,
-                   "the lease has ended, and somebody has taken what it locked, or "
-                   "given it back; or the server has forgotten it");
 }
 
 /* Runs it, disposes of it, and judges the answer, which is the caller's with HL_OK. */

@@ -4,7 +4,8 @@
  *
  *     redis.c       the store's operations: the life of a session
  *     dsn.c         a DSN, taken apart
- *     connect.c     from a DSN to a logged-in connection
+ *     connect.c     from a DSN to a connection
+ *     dial.c        reaches one server: socket, TLS, login
  *     sentinel.c    which server is the master, where the DSN names sentinels
  *     cluster.c     which node has a tree, in Redis Cluster
  *     tls.c         rediss://, by OpenSSL
@@ -163,20 +164,23 @@ int hl__redis_dsn(char *text, hl_dsn *dsn, hl_error *error);
 /* Reads the DSN into the store. HL_OK, HL_EDSN, HL_EUNSUPPORTED. */
 int hl__redis_params(hl__redis_store *store, hl_error *error);
 
-/* ---- connect.c */
+/* ---- dial.c */
 
 /* Connects to that address, or to the DSN's socket (NULL), and logs in; password NULL: it does not. */
 int hl__redis_dial(hl__redis_store *store, const hl__redis_address *address, const char *user,
                    const char *password, int64_t deadline, hl__redis_session **result,
                    hl_error *error);
+/* Closes, without waiting; frees. NULL is fine. */
+void hl__redis_disconnect(hl__redis_session *session);
+
+/* ---- connect.c */
+
 /* Connects and logs in, until the deadline, or for connect_timeout if that is shorter. */
 int hl__redis_connect(hl__redis_store *store, int64_t deadline, hl__redis_session **session,
                       hl_error *error);
 /* Has the message say which server it was that the sentinels named. */
 void hl__redis_named(const hl__redis_store *store, const hl__redis_address *address,
                      hl_error *error);
-/* Closes, without waiting; frees. NULL is fine. */
-void hl__redis_disconnect(hl__redis_session *session);
 
 /* ---- sentinel.c */
 
@@ -324,10 +328,15 @@ void hl__redis_bells_leave(hl__redis_session *session);
 void hl__redis_bells_sleep(hl__redis_session *session, int64_t until);
 void hl__redis_bells_close(hl__redis_store *store);
 
-/* ---- take.c */
-
 /* One of that time may be held. */
 void hl__redis_longest_note(hl__redis_store *store, int64_t ttl);
+/* What a script says of a lease: HL_OK; HL_ELOST, and why. */
+int hl__redis_judge(const redisReply *reply, hl_error *error);
+/* What was written on this session is on as many replicas as the DSN wants. HL_ESTORE: not by the
+   deadline, or within 500 ms. */
+int hl__redis_replicated(hl__redis_session *session, int64_t deadline, hl_error *error);
+
+/* ---- take.c */
 
 /* Until when the answer to what is asked now is awaited: patience, or what is usual. */
 int64_t hl__redis_answer_by(const hl__redis_session *session);
@@ -339,13 +348,7 @@ int hl__redis_regrade(hl_session *base, const hl_request *request, hl_grant *gra
 
 /* ---- leases.c */
 
-/* What a script says of a lease: HL_OK; HL_ELOST, and why. */
-int hl__redis_judge(const redisReply *reply, hl_error *error);
-
 extern const hl_lease_ops hl__redis_leases;
-/* What was written on this session is on as many replicas as the DSN wants. HL_ESTORE: not by the
-   deadline, or within 500 ms. */
-int hl__redis_replicated(hl__redis_session *session, int64_t deadline, hl_error *error);
 /* As hl_store_ops.holders. */
 int hl__redis_holders(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn,
                       void *context, int64_t deadline, hl_error *error);

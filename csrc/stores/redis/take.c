@@ -15,11 +15,6 @@
 /* Between two looks of one whom nobody rings. */
 #define UNRUNG_MS 50
 
-void hl__redis_longest_note(hl__redis_store *store, int64_t ttl) {
-  int_fast64_t before = atomic_load(&store->longest);
-  while (before < ttl && !atomic_compare_exchange_weak(&store->longest, &before, ttl)) {}
-}
-
 /* Whose the request is: of an upgrade the lease knows it. */
 static uint32_t home_of(const hl_request *request) {
   return request->upgrade ? (uint32_t)request->lease->place : request->rows[0].root;
@@ -166,7 +161,8 @@ static int replicate(hl__redis_session *session, const hl_request *request, hl_g
   if (status == HL_OK || status == HL_ECONNECTION) return status;
   hl_lease_terms terms = *request->lease;
   terms.place = grant->place;
-  if (hl__redis_leases.drop(&session->base, &terms, false, hl__now_ms() + SETTLE_MS, NULL) != HL_OK)
+  if (session->store->base.leases->drop(&session->base, &terms, false, hl__now_ms() + SETTLE_MS,
+                                        NULL) != HL_OK)
     status = HL_ECONNECTION;
   else
     grant->sent_ms = 0;

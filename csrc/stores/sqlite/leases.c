@@ -23,29 +23,6 @@
 #define SWEEP_MS 60000
 #define SWEEP_MAX 256
 
-/* Columns of a record, as statement.c names them. */
-enum {
-  NUMBER,
-  ID,
-  SECRET,
-  HOLDER,
-  BOOT,
-  TILL,
-  TILL_UNIX,
-  ROWS,
-  SHARED,
-  OWNER,
-  PATH,
-  LABEL,
-  APPLICATION,
-  HOST,
-  PID,
-  SINCE,
-  REVOKED,
-  REVOKED_BY,
-  REASON
-};
-
 static hl__sqlite_session *session_of(hl_session *session) {
   return (hl__sqlite_session *)(void *)session;
 }
@@ -54,24 +31,6 @@ static hl__sqlite_session *session_of(hl_session *session) {
 static int64_t at_least(int64_t deadline) {
   int64_t least = hl__answer_by(0);
   return deadline > least ? deadline : least;
-}
-
-static bool is_bytes(sqlite3_stmt *it, int column, const uint8_t bytes[16]) {
-  const void *blob = sqlite3_column_blob(it, column);
-  return blob && sqlite3_column_bytes(it, column) == 16 && memcmp(blob, bytes, 16) == 0;
-}
-
-static int gone_error(hl_error *error) {
-  return hl__error(error, HL_ELOST,
-                   "the lease has ended, and somebody has taken what it locked, or "
-                   "given it back");
-}
-
-static int revoked_error(sqlite3_stmt *it, hl_error *error) {
-  char by[64], reason[128];
-  hl__sqlite_column_text(it, REVOKED_BY, by, sizeof by);
-  hl__sqlite_column_text(it, REASON, reason, sizeof reason);
-  return hl__error_revoked(error, by, reason);
 }
 
 /* Wakes those who wait for any of the rows. */
@@ -83,8 +42,6 @@ static void rows_ring(const hl__sqlite_session *session, const uint8_t *packed, 
   }
 }
 
-/* ------------------------------------------------------------- one record */
-
 /* What is done with a record. */
 typedef struct operation {
   const hl_lease_terms *terms;
@@ -92,60 +49,10 @@ typedef struct operation {
   int64_t number; /* the record's */
   int64_t sent_ms;
   const hl_request *request; /* adopt */
-  /* Its rows, for those to be rung for; NULL: nobody. */
+  /* The record's rows, whose waiters are to be woken; NULL: none. */
   uint8_t *packed;
   size_t size;
 } operation;
-
-/* The record of that id, at *statement, to be reset; SQLITE_ROW, or
- * SQLITE_DONE: there is none. */
-static int find(hl__sqlite_session *session, const hl_lease_terms *terms,
-                sqlite3_stmt **statement) {
-  /* Of one that was granted while it was cancelled nobody has the place. */
-  bool placed = terms->place != 0;
-  *statement =
-      hl__sqlite_statement(session, placed ? HL__SQLITE_GET_LEASE : HL__SQLITE_GET_LEASE_BY_ID);
-  if (!*statement) return sqlite3_errcode(session->db);
-  if (placed)
-    (void)sqlite3_bind_int64(*statement, 1, (int64_t)terms->place);
-  else
-    (void)sqlite3_bind_blob(*statement, 1, terms->id, 16, SQLITE_TRANSIENT);
-  int code = hl__sqlite_step(*statement);
-  if (code == SQLITE_ROW && !is_bytes(*statement, ID, terms->id)) code = SQLITE_DONE;
-  return code;
-}
-
-/* The same, of this holder and not revoked; else *status and *error say why
- * not, and SQLITE_DONE. */
-static int find_held(hl__sqlite_session *session, const hl_lease_terms *terms,
-                     sqlite3_stmt **statement, int *status, hl_error *error) {
-  int code = find(session, terms, statement);
-  sqlite3_stmt *it = *statement;
-  if (code == SQLITE_ROW && is_bytes(it, HOLDER, terms->holder) && !sqlite3_column_int(it, REVOKED))
-    return SQLITE_ROW;
-  if (code == SQLITE_DONE) {
-    *status = gone_error(error);
-  } else if (code == SQLITE_ROW) {
-    code = SQLITE_DONE;
-    if (is_bytes(it, HOLDER, terms->holder))
-      *status = revoked_error(it, error);
-    else
-      *status =
-          hl__error(error, HL_ELOST, "the lease was imported, and belongs to that handle now");
-  }
-  return code;
-}
-
-/* Its rows, before the statement is reset. */
-static int rows_keep(operation *self, sqlite3_stmt *it) {
-  const void *blob = sqlite3_column_blob(it, ROWS);
-  self->size = (size_t)sqlite3_column_bytes(it, ROWS);
-  free(self->packed);
-  self->packed = malloc(self->size ? self->size : 1);
-  if (!self->packed) return SQLITE_NOMEM;
-  if (blob && self->size) memcpy(self->packed, blob, self->size);
-  return SQLITE_OK;
-}
 
 static int end_set(hl__sqlite_session *session, operation *self) {
   hl__sqlite_end_time end;
@@ -162,13 +69,14 @@ static int refresh_in(hl__sqlite_session *session, void *context, int *status, h
   operation *self = context;
   hl__sqlite_end_time before;
   sqlite3_stmt *it;
-  int code = find_held(session, self->terms, &it, status, error);
+  int code = hl__sqlite_find_held(session, self->terms, &it, status, error);
   if (code == SQLITE_ROW) {
-    hl__sqlite_column_end(it, BOOT, &before);
-    self->number = sqlite3_column_int64(it, NUMBER);
+    hl__sqlite_column_end(it, HL__COLUMN_BOOT, &before);
+    self->number = sqlite3_column_int64(it, HL__COLUMN_NUMBER);
     /* Those who wait for its end must hear that it is sooner. */
     code = SQLITE_OK;
-    if (self->ttl < hl__sqlite_left(session->store, &before)) code = rows_keep(self, it);
+    if (self->ttl < hl__sqlite_left(session->store, &before))
+      code = hl__sqlite_rows_keep(it, &self->packed, &self->size);
     (void)sqlite3_reset(it);
     return code == SQLITE_OK ? end_set(session, self) : code;
   }
@@ -200,9 +108,9 @@ static int lease_look(hl_session *base, const hl_lease_terms *terms, int64_t dea
     hl__sqlite_leave();
     return hl__sqlite_moved_error(session, error);
   }
-  int code = find_held(session, terms, &it, &status, error);
+  int code = hl__sqlite_find_held(session, terms, &it, &status, error);
   if (code == SQLITE_ROW) {
-    hl__sqlite_column_end(it, BOOT, &end);
+    hl__sqlite_column_end(it, HL__COLUMN_BOOT, &end);
     *left_ms = hl__sqlite_left(session->store, &end);
   } else if (code != SQLITE_DONE) {
     status = hl__sqlite_error(session, code, "look at a lease", error);
@@ -215,10 +123,10 @@ static int lease_look(hl_session *base, const hl_lease_terms *terms, int64_t dea
 static int drop_in(hl__sqlite_session *session, void *context, int *status, hl_error *error) {
   operation *self = context;
   sqlite3_stmt *it;
-  int code = find_held(session, self->terms, &it, status, error);
+  int code = hl__sqlite_find_held(session, self->terms, &it, status, error);
   if (code == SQLITE_ROW) {
-    self->number = sqlite3_column_int64(it, NUMBER);
-    code = rows_keep(self, it);
+    self->number = sqlite3_column_int64(it, HL__COLUMN_NUMBER);
+    code = hl__sqlite_rows_keep(it, &self->packed, &self->size);
   }
   (void)sqlite3_reset(it);
   if (code != SQLITE_OK) return code == SQLITE_DONE ? SQLITE_OK : code;
@@ -271,8 +179,8 @@ static int lease_drop_all(hl_session *base, const hl_lease_terms *terms, size_t 
 
 static bool is_same_rows(sqlite3_stmt *it, const hl_request *request) {
   size_t size = request->n * HL__SQLITE_ROW_SIZE;
-  const void *blob = sqlite3_column_blob(it, ROWS);
-  if (!blob || (size_t)sqlite3_column_bytes(it, ROWS) != size) return false;
+  const void *blob = sqlite3_column_blob(it, HL__COLUMN_ROWS);
+  if (!blob || (size_t)sqlite3_column_bytes(it, HL__COLUMN_ROWS) != size) return false;
   uint8_t *packed = malloc(size);
   if (packed) hl__sqlite_rows_pack(request->rows, request->n, packed);
   bool same = packed && memcmp(blob, packed, size) == 0;
@@ -291,14 +199,15 @@ static int adopt_in(hl__sqlite_session *session, void *context, int *status, hl_
     *status = hl__error(error, HL_CANCELLED, "the import was interrupted");
     return SQLITE_OK;
   }
-  int code = find(session, terms, &it);
-  if (code == SQLITE_DONE || (code == SQLITE_ROW && !is_bytes(it, SECRET, terms->secret)))
-    *status = gone_error(error);
-  else if (code == SQLITE_ROW && sqlite3_column_int(it, REVOKED))
-    *status = revoked_error(it, error);
+  int code = hl__sqlite_find(session, terms, &it);
+  if (code == SQLITE_DONE ||
+      (code == SQLITE_ROW && !hl__sqlite_is_bytes(it, HL__COLUMN_SECRET, terms->secret)))
+    *status = hl__sqlite_gone(error);
+  else if (code == SQLITE_ROW && sqlite3_column_int(it, HL__COLUMN_REVOKED))
+    *status = hl__sqlite_revoked(it, error);
   else if (code == SQLITE_ROW && !is_same_rows(it, self->request))
     *status = hl__error(error, HL_EMISMATCH, "the lease locks something else than its text says");
-  if (code == SQLITE_ROW) self->number = sqlite3_column_int64(it, NUMBER);
+  if (code == SQLITE_ROW) self->number = sqlite3_column_int64(it, HL__COLUMN_NUMBER);
   (void)sqlite3_reset(it);
   if (code != SQLITE_ROW && code != SQLITE_DONE) return code;
   if (*status) return SQLITE_OK;
@@ -327,39 +236,6 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
   grant->token = (uint64_t)self.number << 8;
   grant->place = (uint64_t)self.number;
   return HL_OK;
-}
-
-/* -------------------------------------------------------------- regrading */
-
-int hl__sqlite_held(hl__sqlite_session *session, const hl_lease_terms *terms, int64_t *number,
-                    int *status, hl_error *error) {
-  sqlite3_stmt *it;
-  int code = find_held(session, terms, &it, status, error);
-  if (code == SQLITE_ROW) *number = sqlite3_column_int64(it, NUMBER);
-  (void)sqlite3_reset(it);
-  return code == SQLITE_ROW || code == SQLITE_DONE ? SQLITE_OK : code;
-}
-
-int hl__sqlite_regrade(hl__sqlite_session *session, const hl_request *request, uint8_t **packed,
-                       size_t *size, int *status, hl_error *error) {
-  operation self = {.terms = request->lease};
-  sqlite3_stmt *it;
-  int code = find_held(session, self.terms, &it, status, error);
-  if (code == SQLITE_ROW) {
-    self.number = sqlite3_column_int64(it, NUMBER);
-    code = rows_keep(&self, it);
-  }
-  (void)sqlite3_reset(it);
-  if (code == SQLITE_OK)
-    code = hl__sqlite_record_regrade(session, request, self.number, self.packed, self.size);
-  if (packed) {
-    free(*packed);
-    *packed = self.packed;
-    *size = self.size;
-  } else {
-    free(self.packed);
-  }
-  return code == SQLITE_DONE ? SQLITE_OK : code;
 }
 
 typedef struct regrading {
@@ -421,20 +297,20 @@ static size_t first_met(const hl_row *rows, size_t n, const uint8_t *packed, siz
 static bool matches(const hl__sqlite_session *session, sqlite3_stmt *it,
                     const hl_lease_filter *filter, size_t i) {
   hl__sqlite_end_time end;
-  if (sqlite3_column_int(it, REVOKED)) return false;
-  if (filter->id && !is_bytes(it, ID, filter->id)) return false;
+  if (sqlite3_column_int(it, HL__COLUMN_REVOKED)) return false;
+  if (filter->id && !hl__sqlite_is_bytes(it, HL__COLUMN_ID, filter->id)) return false;
   if (filter->owner) {
-    const unsigned char *owner = sqlite3_column_text(it, OWNER);
+    const unsigned char *owner = sqlite3_column_text(it, HL__COLUMN_OWNER);
     if (!owner || strcmp((const char *)owner, filter->owner) != 0) return false;
   }
   if (filter->n > 0) {
-    const void *blob = sqlite3_column_blob(it, ROWS);
-    if (!blob ||
-        first_met(filter->rows, filter->n, blob, (size_t)sqlite3_column_bytes(it, ROWS)) != i)
+    const void *blob = sqlite3_column_blob(it, HL__COLUMN_ROWS);
+    if (!blob || first_met(filter->rows, filter->n, blob,
+                           (size_t)sqlite3_column_bytes(it, HL__COLUMN_ROWS)) != i)
       return false;
   }
   if (filter->over) return true;
-  hl__sqlite_column_end(it, BOOT, &end);
+  hl__sqlite_column_end(it, HL__COLUMN_BOOT, &end);
   return hl__sqlite_left(session->store, &end) > 0;
 }
 
@@ -469,19 +345,19 @@ static int list_one(hl__sqlite_session *session, sqlite3_stmt *it, void *context
   const listing *self = context;
   hl__sqlite_end_time end;
   hl_holder holder = {.kind = HL_LEASE,
-                      .pid = sqlite3_column_int64(it, PID),
-                      .since_ms = sqlite3_column_int64(it, SINCE),
-                      .mode = hl__sqlite_mode_read(sqlite3_column_int(it, SHARED))};
-  hl__sqlite_column_end(it, BOOT, &end);
+                      .pid = sqlite3_column_int64(it, HL__COLUMN_PID),
+                      .since_ms = sqlite3_column_int64(it, HL__COLUMN_SINCE),
+                      .mode = hl__sqlite_mode_read(sqlite3_column_int(it, HL__COLUMN_SHARED))};
+  hl__sqlite_column_end(it, HL__COLUMN_BOOT, &end);
   holder.remaining_ms = hl__sqlite_left(session->store, &end);
-  hl__sqlite_column_text(it, PATH, holder.path, sizeof holder.path);
-  hl__sqlite_column_text(it, LABEL, holder.label, sizeof holder.label);
-  hl__sqlite_column_text(it, APPLICATION, holder.application, sizeof holder.application);
-  hl__sqlite_column_text(it, HOST, holder.host, sizeof holder.host);
-  const unsigned char *owner = sqlite3_column_text(it, OWNER);
+  hl__sqlite_column_text(it, HL__COLUMN_PATH, holder.path, sizeof holder.path);
+  hl__sqlite_column_text(it, HL__COLUMN_LABEL, holder.label, sizeof holder.label);
+  hl__sqlite_column_text(it, HL__COLUMN_APPLICATION, holder.application, sizeof holder.application);
+  hl__sqlite_column_text(it, HL__COLUMN_HOST, holder.host, sizeof holder.host);
+  const unsigned char *owner = sqlite3_column_text(it, HL__COLUMN_OWNER);
   (void)snprintf(holder.owner, sizeof holder.owner, "%s", owner ? (const char *)owner : "");
-  const uint8_t *id = sqlite3_column_blob(it, ID);
-  size_t id_size = (size_t)sqlite3_column_bytes(it, ID);
+  const uint8_t *id = sqlite3_column_blob(it, HL__COLUMN_ID);
+  size_t id_size = (size_t)sqlite3_column_bytes(it, HL__COLUMN_ID);
   for (size_t i = 0; id && i < 16 && i < id_size; i++) {
     holder.id[2 * i] = hex[id[i] >> 4];
     holder.id[2 * i + 1] = hex[id[i] & 15];
@@ -531,7 +407,7 @@ static int number_add(numbers *self, int64_t number) {
 
 static bool is_old(const hl__sqlite_session *session, sqlite3_stmt *it) {
   hl__sqlite_end_time end;
-  hl__sqlite_column_end(it, BOOT, &end);
+  hl__sqlite_column_end(it, HL__COLUMN_BOOT, &end);
   return hl__sqlite_left(session->store, &end) == 0 &&
          hl__between_ms(end.till_unix, hl__unix_ms()) >= KEPT_MS;
 }
@@ -546,8 +422,9 @@ static int sweep_in(hl__sqlite_session *session, void *context, int *status, hl_
     (void)sqlite3_bind_int64(it, 1, old->list[i]);
     code = hl__sqlite_step(it);
     if (code == SQLITE_ROW && is_old(session, it))
-      code = hl__sqlite_record_delete(session, old->list[i], sqlite3_column_blob(it, ROWS),
-                                      (size_t)sqlite3_column_bytes(it, ROWS), true);
+      code =
+          hl__sqlite_record_delete(session, old->list[i], sqlite3_column_blob(it, HL__COLUMN_ROWS),
+                                   (size_t)sqlite3_column_bytes(it, HL__COLUMN_ROWS), true);
     else if (code == SQLITE_ROW || code == SQLITE_DONE)
       code = SQLITE_OK;
     (void)sqlite3_reset(it);
@@ -565,7 +442,7 @@ void hl__sqlite_sweep(hl__sqlite_session *session) {
   sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_LIST);
   int code = SQLITE_OK;
   while (it && old.n < SWEEP_MAX && code == SQLITE_OK && hl__sqlite_step(it) == SQLITE_ROW)
-    if (is_old(session, it)) code = number_add(&old, sqlite3_column_int64(it, NUMBER));
+    if (is_old(session, it)) code = number_add(&old, sqlite3_column_int64(it, HL__COLUMN_NUMBER));
   (void)sqlite3_reset(it);
   hl__sqlite_leave();
   if (old.n > 0) (void)hl__sqlite_write(session, sweep_in, &old, "sweep", now, NULL);
@@ -584,7 +461,7 @@ typedef struct revocation {
 
 static int revoke_find(hl__sqlite_session *session, sqlite3_stmt *it, void *context) {
   (void)session;
-  return number_add(context, sqlite3_column_int64(it, NUMBER));
+  return number_add(context, sqlite3_column_int64(it, HL__COLUMN_NUMBER));
 }
 
 static int rows_append(revocation *self, const void *rows, size_t size) {
@@ -602,8 +479,8 @@ static int revoke_one(hl__sqlite_session *session, revocation *self, int64_t num
   (void)sqlite3_bind_int64(it, 1, number);
   int code = hl__sqlite_step(it);
   if (code == SQLITE_ROW) {
-    const void *rows = sqlite3_column_blob(it, ROWS);
-    size_t size = (size_t)sqlite3_column_bytes(it, ROWS);
+    const void *rows = sqlite3_column_blob(it, HL__COLUMN_ROWS);
+    size_t size = (size_t)sqlite3_column_bytes(it, HL__COLUMN_ROWS);
     code = rows_append(self, rows, size);
     if (code == SQLITE_OK) code = hl__sqlite_record_delete(session, number, rows, size, false);
   }

@@ -210,3 +210,105 @@ int hl__sqlite_ticket_delete(hl__sqlite_session *session, int64_t ticket, const 
   hl__sqlite_beat_clear(session, HL__SQLITE_TICKETS, (uint64_t)ticket);
   return hl__sqlite_run(session, HL__SQLITE_DELETE_WAITER);
 }
+
+/* ------------------------------------------------------------- one record */
+
+bool hl__sqlite_is_bytes(sqlite3_stmt *it, int column, const uint8_t bytes[16]) {
+  const void *blob = sqlite3_column_blob(it, column);
+  return blob && sqlite3_column_bytes(it, column) == 16 && memcmp(blob, bytes, 16) == 0;
+}
+
+int hl__sqlite_gone(hl_error *error) {
+  return hl__error(error, HL_ELOST,
+                   "the lease has ended, and somebody has taken what it locked, or "
+                   "given it back");
+}
+
+int hl__sqlite_revoked(sqlite3_stmt *it, hl_error *error) {
+  char by[64], reason[128];
+  hl__sqlite_column_text(it, HL__COLUMN_REVOKED_BY, by, sizeof by);
+  hl__sqlite_column_text(it, HL__COLUMN_REASON, reason, sizeof reason);
+  return hl__error_revoked(error, by, reason);
+}
+
+int hl__sqlite_find(hl__sqlite_session *session, const hl_lease_terms *terms,
+                    sqlite3_stmt **statement) {
+  /* Of one that was granted while it was cancelled nobody has the place. */
+  bool placed = terms->place != 0;
+  *statement =
+      hl__sqlite_statement(session, placed ? HL__SQLITE_GET_LEASE : HL__SQLITE_GET_LEASE_BY_ID);
+  if (!*statement) return sqlite3_errcode(session->db);
+  if (placed)
+    (void)sqlite3_bind_int64(*statement, 1, (int64_t)terms->place);
+  else
+    (void)sqlite3_bind_blob(*statement, 1, terms->id, 16, SQLITE_TRANSIENT);
+  int code = hl__sqlite_step(*statement);
+  if (code == SQLITE_ROW && !hl__sqlite_is_bytes(*statement, HL__COLUMN_ID, terms->id))
+    code = SQLITE_DONE;
+  return code;
+}
+
+int hl__sqlite_find_held(hl__sqlite_session *session, const hl_lease_terms *terms,
+                         sqlite3_stmt **statement, int *status, hl_error *error) {
+  int code = hl__sqlite_find(session, terms, statement);
+  sqlite3_stmt *it = *statement;
+  if (code == SQLITE_ROW && hl__sqlite_is_bytes(it, HL__COLUMN_HOLDER, terms->holder) &&
+      !sqlite3_column_int(it, HL__COLUMN_REVOKED))
+    return SQLITE_ROW;
+  if (code == SQLITE_DONE) {
+    *status = hl__sqlite_gone(error);
+  } else if (code == SQLITE_ROW) {
+    code = SQLITE_DONE;
+    if (hl__sqlite_is_bytes(it, HL__COLUMN_HOLDER, terms->holder))
+      *status = hl__sqlite_revoked(it, error);
+    else
+      *status =
+          hl__error(error, HL_ELOST, "the lease was imported, and belongs to that handle now");
+  }
+  return code;
+}
+
+int hl__sqlite_rows_keep(sqlite3_stmt *it, uint8_t **packed, size_t *size) {
+  const void *blob = sqlite3_column_blob(it, HL__COLUMN_ROWS);
+  *size = (size_t)sqlite3_column_bytes(it, HL__COLUMN_ROWS);
+  free(*packed);
+  *packed = malloc(*size ? *size : 1);
+  if (!*packed) return SQLITE_NOMEM;
+  if (blob && *size) memcpy(*packed, blob, *size);
+  return SQLITE_OK;
+}
+
+/* -------------------------------------------------------------- regrading */
+
+int hl__sqlite_held(hl__sqlite_session *session, const hl_lease_terms *terms, int64_t *number,
+                    int *status, hl_error *error) {
+  sqlite3_stmt *it;
+  int code = hl__sqlite_find_held(session, terms, &it, status, error);
+  if (code == SQLITE_ROW) *number = sqlite3_column_int64(it, HL__COLUMN_NUMBER);
+  (void)sqlite3_reset(it);
+  return code == SQLITE_ROW || code == SQLITE_DONE ? SQLITE_OK : code;
+}
+
+int hl__sqlite_regrade(hl__sqlite_session *session, const hl_request *request, uint8_t **packed,
+                       size_t *size, int *status, hl_error *error) {
+  uint8_t *rows = NULL;
+  size_t rows_size = 0;
+  int64_t number = 0;
+  sqlite3_stmt *it;
+  int code = hl__sqlite_find_held(session, request->lease, &it, status, error);
+  if (code == SQLITE_ROW) {
+    number = sqlite3_column_int64(it, HL__COLUMN_NUMBER);
+    code = hl__sqlite_rows_keep(it, &rows, &rows_size);
+  }
+  (void)sqlite3_reset(it);
+  if (code == SQLITE_OK)
+    code = hl__sqlite_record_regrade(session, request, number, rows, rows_size);
+  if (packed) {
+    free(*packed);
+    *packed = rows;
+    *size = rows_size;
+  } else {
+    free(rows);
+  }
+  return code == SQLITE_DONE ? SQLITE_OK : code;
+}

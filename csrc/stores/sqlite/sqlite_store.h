@@ -355,9 +355,42 @@ int hl__sqlite_tickets_sweep(hl__sqlite_session *session);
 int hl__sqlite_take(hl__sqlite_session *session, const hl_request *request, hl_grant *grant,
                     hl_error *error);
 
-/* ---- leases.c */
-
-extern const hl_lease_ops hl__sqlite_leases;
+/* Columns of a record, as statement.c names them. */
+enum hl__sqlite_column {
+  HL__COLUMN_NUMBER,
+  HL__COLUMN_ID,
+  HL__COLUMN_SECRET,
+  HL__COLUMN_HOLDER,
+  HL__COLUMN_BOOT,
+  HL__COLUMN_TILL,
+  HL__COLUMN_TILL_UNIX,
+  HL__COLUMN_ROWS,
+  HL__COLUMN_SHARED,
+  HL__COLUMN_OWNER,
+  HL__COLUMN_PATH,
+  HL__COLUMN_LABEL,
+  HL__COLUMN_APPLICATION,
+  HL__COLUMN_HOST,
+  HL__COLUMN_PID,
+  HL__COLUMN_SINCE,
+  HL__COLUMN_REVOKED,
+  HL__COLUMN_REVOKED_BY,
+  HL__COLUMN_REASON
+};
+/* Finds the record of that id. SQLITE_ROW, with the record at *statement, which the caller resets;
+   SQLITE_DONE: there is none. */
+int hl__sqlite_find(hl__sqlite_session *session, const hl_lease_terms *terms,
+                    sqlite3_stmt **statement);
+/* Likewise, where it is this holder's and not revoked; else SQLITE_DONE, and *status and *error say why. */
+int hl__sqlite_find_held(hl__sqlite_session *session, const hl_lease_terms *terms,
+                         sqlite3_stmt **statement, int *status, hl_error *error);
+bool hl__sqlite_is_bytes(sqlite3_stmt *it, int column, const uint8_t bytes[16]);
+/* HL_ELOST: nothing is left of the record; or it was revoked, as it says. */
+int hl__sqlite_gone(hl_error *error);
+int hl__sqlite_revoked(sqlite3_stmt *it, hl_error *error);
+/* Copies the rows of the record, before its statement is reset. *packed: malloc'ed; what was there is
+   freed. SQLITE_OK, SQLITE_NOMEM. */
+int hl__sqlite_rows_keep(sqlite3_stmt *it, uint8_t **packed, size_t *size);
 /* In a write transaction: the number of the record of that id and holder. *status: HL_ELOST, there
    is none. SQLite's code. */
 int hl__sqlite_held(hl__sqlite_session *session, const hl_lease_terms *terms, int64_t *number,
@@ -366,6 +399,10 @@ int hl__sqlite_held(hl__sqlite_session *session, const hl_lease_terms *terms, in
    NULL: not wanted. */
 int hl__sqlite_regrade(hl__sqlite_session *session, const hl_request *request, uint8_t **packed,
                        size_t *size, int *status, hl_error *error);
+
+/* ---- leases.c */
+
+extern const hl_lease_ops hl__sqlite_leases;
 /* Now and then: deletes what has ended long ago. */
 void hl__sqlite_sweep(hl__sqlite_session *session);
 int hl__sqlite_holders(hl__sqlite_session *session, const hl_lease_filter *filter, hl_holder_fn fn,
