@@ -3,7 +3,7 @@
 -- has lost its writes, too. So there is no handle to release, no lease to renew and no fencing token to compare.
 -- COMMIT or ROLLBACK, the program's own, ends the locks.
 --
--- They exclude the locks that `hierlock.open` takes on the same table, and are excluded by them. For MySQL 8.0+ and
+-- The locks exclude, and are excluded by, the locks that `hierlock.open` takes on the same table. For MySQL 8.0+ and
 -- MariaDB 10.6+; the object asks the server which of them it is.
 --
 -- Take locks first. In REPEATABLE READ, the servers' default, the first plain SELECT of a transaction fixes what all
@@ -27,15 +27,14 @@
 -- language than English (`lc_messages`), a `deadlock` is reported as `store`.
 --
 -- In a space with leases on MySQL and MariaDB, a conflicting lease fails the request with `timeout` at once,
--- whatever the time-out. Waiting would keep the lease's holder from releasing it. Roll back, and try again. (MariaDB
--- 11.6+ says `deadlock` where the transaction's view is older than the lease.) Until the transaction ends, no
--- program can record a new lease below the same root. Unless the transaction is READ COMMITTED, none can anywhere in
--- the space. On PostgreSQL the request waits for the lease. A transaction that is not READ COMMITTED cannot see the
--- lease: the request fails with `store`.
+-- whatever the time-out. Waiting would keep the lease's holder from releasing it. Roll back, and try again. (Where
+-- the transaction's view is older than the lease, MariaDB 11.6+ says `deadlock`.) The server keeps other programs
+-- from recording new leases below the same root until the transaction ends. Unless the transaction is READ
+-- COMMITTED, it keeps them from that anywhere in the space. On PostgreSQL the request waits for the lease. A
+-- transaction that is not READ COMMITTED cannot see the lease: the request fails with `store`.
 --
--- Observers see such a holder as a program that does not use hierlock: on MySQL by its
--- rows, on MariaDB not at all. (What the session says of itself would outlive the
--- transaction.)
+-- Observers see such a holder as a program that does not use hierlock: on MySQL by its rows, on MariaDB not at all.
+-- (A name that the session gave itself would outlive the transaction.)
 --
 -- @module hierlock.attach
 -- @usage
@@ -443,7 +442,7 @@ function attached.acquire_resource(self, user, account, resource, options)
   return take_ids(self, options, RESOURCE, user, account, resource)
 end
 
---- Locks several resources of one account, in any order, free of deadlock.
+--- Locks several resources in one account, in any order, free of deadlock.
 -- @function attached:acquire_resources
 -- @tparam string|integer user
 -- @tparam string|integer account

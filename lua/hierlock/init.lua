@@ -12,9 +12,8 @@
 -- connections has one thread of its own, from its first acquisition on; it calls no
 -- Lua and handles no signals.
 --
--- Forks. In a child, the copy of a manager starts afresh at its first use (and may
--- then fail with what `hierlock.open` says), and copies of handles are dead; the
--- parent's locks stay the parent's.
+-- Forks. In a child, a manager's copy starts afresh at its first use (and may then fail with what `hierlock.open`
+-- says). The child's copies of handles are dead; the parent's locks stay the parent's.
 --
 -- @module hierlock
 -- @usage
@@ -182,9 +181,9 @@ core.manager_methods.with = with_arguments
 -- @return[2] err
 core.manager_methods.start = core.start.acquire
 
---- Acquires the first of several targets that is free, in the order of the list; when none is, waits in every
--- queue, and takes what is granted first. `handle.targets` says which it is. A second one that is granted
--- at the same moment goes back at once. Blocks as `manager:acquire` does.
+--- Acquires the first free target of the list. When none is free, waits in every queue, and takes the first grant.
+-- `handle.targets` says which it is. A second grant at the same moment goes back at once. Blocks as
+-- `manager:acquire` does.
 -- @function manager:acquire_any
 -- @tparam {table,...} targets 1 to 1000, each as for `manager:acquire`
 -- @tparam[opt] table options as for `manager:acquire`
@@ -291,9 +290,8 @@ function hierlock.holders(...)
   return manager:holders(...)
 end
 
---- What managers count, for Prometheus: a text of its exposition format 0.0.4, which goes by
--- HTTP as `text/plain; version=0.0.4`. docs/observability.md has the table of metrics. Does not
--- block, and asks no store.
+--- Writes the counts of managers for Prometheus: a text of its exposition format 0.0.4, which goes by HTTP as
+-- `text/plain; version=0.0.4`. docs/observability.md has the table of metrics. Does not block, and asks no store.
 -- @function hierlock.prometheus
 -- @tparam[opt] manager|{manager|string,...} source a manager; or a list of managers and of texts that this function
 --   has made, perhaps in another process: series that are the same are added up; by default the default manager

@@ -1,9 +1,9 @@
---- What managers count, as a text that Prometheus reads: its text exposition format 0.0.4
+--- Writes the counts of managers as a text that Prometheus reads: its text exposition format 0.0.4
 -- (https://prometheus.io/docs/instrumenting/exposition_formats/). Made of manager:stats() alone.
 
 local core = require "hierlock.core"
 
--- Of stats(), in the order of the text: name there, name and type here, help.
+-- The fields of stats(), in the order of the text: name there, name and type here, help.
 local METRICS = {
   { "acquired", "acquired_total", "counter", "Acquisitions that were granted." },
   { "waited", "waited_total", "counter", "Of those, the ones that took 2 ms or longer." },
@@ -26,7 +26,7 @@ local HISTOGRAMS = {
 
 -- ----------------------------------------------------------------- labels
 
--- How many bytes the UTF-8 character at i has; nil where there is none (RFC 3629).
+-- How many bytes the UTF-8 character at i has; nil where no character begins (RFC 3629).
 local function character_size(text, i)
   local a, b = text:byte(i, i + 1)
   if a < 0x80 then return 1 end
@@ -77,8 +77,8 @@ end
 -- Digits, whatever the locale has for a decimal point.
 local function number(value) return (("%.14g"):format(value):gsub(",", ".")) end
 
--- A text while it is made: families in order, each with its samples; a sample that comes again is
--- added to what is there.
+-- A text while it is made: families in order, each with its samples; a sample that comes again is added to the
+-- first.
 local function new_text() return { families = {}, values = {} } end
 
 local function family(text, name, kind, help)
@@ -141,7 +141,7 @@ local function add_manager(text, manager, prefix, labels)
   end
 end
 
--- One that this module has made, perhaps in another process.
+-- Adds a text that this module has made, perhaps in another process.
 local function add_text(text, other)
   local current, help
   for line in other:gmatch "[^\n]+" do

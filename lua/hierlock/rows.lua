@@ -9,9 +9,8 @@
 -- - A lock needs `db:transaction`, and ends with it.
 -- - An error is `nil, err`, as everywhere in hierlock, and misuse raises.
 --
--- On SQLite each transaction has the whole database for writing (BEGIN IMMEDIATE) and is serializable, so
--- that a lock of a row waits for nothing any more, and there is nothing locked to skip: waiting happens where the
--- transaction begins.
+-- On SQLite each transaction has the whole database for writing (BEGIN IMMEDIATE) and is serializable. So a lock of
+-- a row never waits, and there is nothing locked to skip: the transaction waits where it begins.
 --
 -- Beside the codes of hierlock's other errors there are these:
 --
@@ -26,8 +25,8 @@
 -- A failed serialization (SQLSTATE 40001) is `deadlock`: nothing of the transaction stands, and it may be tried again. The
 -- drivers for PostgreSQL tell no SQLSTATE: what its English messages say is understood.
 --
--- After an error other than `stale` and `refused`, and than the `timeout` of a read, return it from the transaction's
--- function: on PostgreSQL the transaction can only be undone then, and COMMIT is `lost`.
+-- After an error other than `stale` and `refused`, and than the `timeout` of a read, return the error from the
+-- transaction's function. PostgreSQL can then only undo the transaction, and COMMIT is `lost`.
 --
 -- @module hierlock.rows
 -- @usage
@@ -73,7 +72,7 @@ local RECORD_CHANGED = 1020 -- ER_CHECKREAD: MariaDB with innodb_snapshot_isolat
 -- The server has decided against a COMMIT: certification, or SSI.
 local NOT_COMMITTED = { [1213] = true, [3101] = true }
 
--- What PostgreSQL and SQLite say: code, sqlstate.
+-- Messages of PostgreSQL and SQLite: text, code, sqlstate.
 local MESSAGES = {
   { "deadlock detected", "deadlock", "40P01" },
   { "could not serialize access", "deadlock", "40001" },
@@ -88,7 +87,7 @@ local MESSAGES = {
   { "no such savepoint: hierlock_rows", "lost" },
 }
 
--- What the driver said, as an err.
+-- Makes an err of the driver's message.
 local function server_failure(self, message, errno, sqlstate)
   message = tostring(message)
   local code
@@ -163,7 +162,7 @@ local function ready(self)
   if not left then return nil, reason end
   if self.settled then return true end
   if self.dialect then
-    -- Else SQLite would not wait at all.
+    -- Without this SQLite would not wait at all.
     if self.dialect == "sqlite" and not self.query(("PRAGMA busy_timeout=%d"):format(self.timeout)) then
       return failure("connection", "SQLite does not answer")
     end
@@ -233,13 +232,14 @@ local function unanswered(message, errno, sqlstate)
     errno, sqlstate)
 end
 
--- To the COMMIT of a transaction that has failed PostgreSQL says ROLLBACK, and drivers do not tell; and it warns only, where
--- there is none. So it is looked at before, in the same trip.
+-- On COMMIT of a failed transaction PostgreSQL says ROLLBACK, which drivers do not tell; without a transaction it
+-- only warns. So the transaction is checked before, in the same trip.
 local COMMIT_POSTGRESQL = "SELECT CASE WHEN pg_catalog.current_setting('hierlock.rows',true)='%s' THEN 1 ELSE " ..
   "CAST('hierlock: the transaction had ended ' || pg_catalog.clock_timestamp()::text AS integer) END;COMMIT"
 local ENDED = "the transaction had ended before its COMMIT; it was not carried out as a whole"
 
--- true; or nil, err, and nothing was committed; or nil, err with code `unknown`. mark: that of `begin`.
+-- Commits: true; or nil, err, and nothing was committed; or nil, err with code `unknown`. mark: the result of
+-- `begin`.
 local function commit(self, mark)
   if self.dialect ~= "postgresql" then
     local ok, err = run(self, "RELEASE SAVEPOINT hierlock_rows")
@@ -256,7 +256,7 @@ local function commit(self, mark)
     told = errno and NOT_COMMITTED[errno]
     if told then self.query "ROLLBACK" end
   else
-    -- Who still answers has answered the COMMIT, too.
+    -- A server that still answers has answered the COMMIT, too.
     told = sqlstate ~= "08006" and self.query "ROLLBACK"
     -- SQLite has nothing to roll back where it has done so itself.
     if self.dialect == "sqlite" then told = true end
@@ -287,7 +287,7 @@ local function attempt(self, isolation, fn)
   self.transacted = nil
   local again = failed(results) and passing(results[1] and results[3] or results[2])
   if failed(results) or state.broken then
-    -- It says nothing new where the connection is gone, and LuaSQL raises where the program has closed it.
+    -- ROLLBACK says nothing new where the connection is gone, and LuaSQL raises where the program has closed it.
     pcall(self.query, "ROLLBACK")
     if not failed(results) then results, again = pack(true, nil, state.broken), false end
   else
@@ -297,7 +297,7 @@ local function attempt(self, isolation, fn)
   return results, again
 end
 
--- The server sleeps for us, as it does under every loop of the program's. On SQLite, whoever begins waits.
+-- The server sleeps for us, as it does under every loop of the program's. On SQLite, the next BEGIN waits.
 local function back_off(self, try)
   if self.dialect == "sqlite" then return end
   local seconds = math.random() * math.min(BACKOFF_FIRST * 2 ^ try, BACKOFF_LONGEST)
@@ -326,23 +326,23 @@ local function nested(self, options, fn)
 end
 
 --- Runs fn(db) between BEGIN and COMMIT. ROLLBACK when it raises, or returns nil and an err. A call inside of fn is a
--- savepoint: when it fails, only what was done in it is undone.
+-- savepoint: when the inner call fails, only its own work is undone.
 --
--- The program must not begin, commit or roll back by itself meanwhile, nor have a transaction open before. A coroutine that is closed
--- inside of fn leaves the transaction open: the next call of the db rolls it back first. Where
--- the transaction had ended though fn says that all is well, COMMIT is `lost`: what came before that end was undone, or by such a statement
--- as CREATE TABLE committed; on MySQL and MariaDB what came after it stands.
+-- The program must not begin, commit or roll back by itself meanwhile, nor have a transaction open before. A
+-- coroutine that is closed inside of fn leaves the transaction open: the next call of the db rolls it back first.
+-- Where the transaction had ended though fn reports success, COMMIT is `lost`. Work before that end was undone, or
+-- committed by such a statement as CREATE TABLE; on MySQL and MariaDB the work after it stands.
 -- @function db:transaction
 -- @tparam[opt] table options an unknown name raises; those of an inner call must be none
 -- @string[opt] options.isolation `"read uncommitted"`, `"read committed"`, `"repeatable read"` or `"serializable"`; by default
 --   the session's. On SQLite all are serializable
 -- @int[opt=0] options.retries how often fn is called again after a deadlock, a time-out or a failed serialization,
---   each time in a new transaction, after a while by chance, the longer the more often. Never after `unknown`. What fn does
---   outside of the database it may do several times
+--   each time in a new transaction, after a while by chance, the longer the more often. Never after `unknown`. Work of
+--   fn outside of the database may be done several times
 -- @tparam function fn called as fn(db)
 -- @return[1] what fn returned
 -- @return[2] nil
--- @return[2] err what fn returned, or that of BEGIN or COMMIT: `unknown`, `lost`, `connection`, `deadlock`, `timeout` …
+-- @return[2] err what fn returned, or the error of BEGIN or COMMIT: `unknown`, `lost`, `connection`, `deadlock`, `timeout` …
 -- @raise what fn raised, with its traceback when it is a string
 function db.transaction(self, options, fn)
   local ok, err = ready(self)
@@ -432,18 +432,18 @@ local READ_OPTIONS = { lock = true, wait = true, skip_locked = true, columns = t
 
 --- Reads a row, and may lock it until the transaction ends.
 --
--- After a `timeout` the transaction goes on; what was locked before stays locked.
+-- After a `timeout` the transaction goes on; its earlier locks stay.
 -- @function db:read
 -- @string table_name may name its schema, `schema.table`
 -- @param key the value of the key column, `id` unless `options.tables` of the db says otherwise; or {column = value, …}. A
 --   number or a string, compared as what the column is; a boolean only on PostgreSQL
 -- @tparam[opt] table options an unknown name raises
--- @string[opt] options.lock `"update"`: for writing; `"share"`: others may read it likewise, and nobody writes
+-- @string[opt] options.lock `"update"`: for writing; `"share"`: others may read it likewise, and none may write
 -- @number[opt] options.wait seconds, to the millisecond; `0` does not wait; by default the db's `timeout`. On MySQL the
---   session's `innodb_lock_wait_timeout` (50 s) may end it before
--- @bool[opt] options.skip_locked a row that somebody else has locked is as if it were not there
+--   session's `innodb_lock_wait_timeout` (50 s) may end the wait before
+-- @bool[opt] options.skip_locked skips a row that another transaction has locked
 -- @tparam[opt] {string,...} options.columns by default all
--- @treturn[1] table the row; NULL is nil. false when there is none
+-- @treturn[1] table the row; NULL is nil. false when there is no row
 -- @return[2] nil
 -- @return[2] err `timeout`, `deadlock`, `connection`, `store` …
 function db.read(self, table_name, key, options)
@@ -475,7 +475,8 @@ local function marked(self, table_name, kind)
   return described or (kind == "version" and "version" or "updated_at"), described ~= nil
 end
 
--- What the row must be like, as SQL: as it was read, and as the condition says. nil where nothing was said.
+-- Builds the SQL that a row must fulfil: as it was read, and as the condition says. nil for a part that the caller
+-- left out.
 local function conditions(self, table_name, options)
   local same = {}
   for _, kind in ipairs { "version", "timestamp" } do
@@ -529,8 +530,8 @@ end
 
 local function is_one(value) return tonumber(value) == 1 end
 
--- Why nothing was written: nil, err; or true, when the row is as it must be. Where the servers of MySQL's kind are asked in a
--- transaction, the row is locked from then on, and what is seen is the present.
+-- Finds out why a statement wrote nothing: nil, err; or true, when the row is as it must be. In a transaction on
+-- servers of MySQL's kind, the row is locked from then on, and the look sees the present.
 local function explain(self, table_name, key, same, where, lock)
   local text = ("SELECT *,CASE WHEN %s THEN 1 ELSE 0 END AS hierlock_same,CASE WHEN %s THEN 1 ELSE 0 END AS hierlock_fits FROM %s " ..
     "WHERE %s%s"):format(same or "1=1", where and "(" .. where .. ")" or "1=1", table_name, key, lock)
@@ -552,10 +553,10 @@ local function explain(self, table_name, key, same, where, lock)
   return nil, reason
 end
 
--- How often a row may change to what is wanted between a statement and the look at why it wrote nothing.
+-- How often a row may change to fit between a statement and the look at why it wrote nothing.
 local LOOKS = 10
 
--- Runs a statement on one row until it is known what it did. text: up to its WHERE.
+-- Runs a statement on one row until its effect is known. text: up to its WHERE.
 local function write(self, text, table_name, key, same, where)
   local full = text .. " WHERE " .. key .. (same and " AND " .. same or "") .. (where and " AND (" .. where .. ")" or "")
   for _ = 1, LOOKS do
@@ -568,8 +569,8 @@ local function write(self, text, table_name, key, same, where)
     local n = tonumber(result.affected_rows) or 0
     if n > 0 then return n end
     if is_mysql(self) then
-      -- These count what was changed, unless the connection says otherwise: nothing, where all values were there already.
-      -- Under the lock the same again is decided.
+      -- MySQL and MariaDB count changed rows, unless the connection says otherwise: none, where all values were
+      -- there already. Under the lock the same again is decided.
       return self:transaction(function()
         local fits, reason = explain(self, table_name, key, same, where, " FOR UPDATE")
         if not fits then return nil, reason end
@@ -578,14 +579,14 @@ local function write(self, text, table_name, key, same, where)
         return 1
       end)
     end
-    -- The others count what was matched. Where it fits now, somebody has changed it in between.
+    -- The other servers count matched rows. Where the row fits now, another program has changed it in between.
     local fits, reason = explain(self, table_name, key, same, where, "")
     if not fits then return nil, reason end
   end
   return failure("refused", "the row is as it must be, and the server does not write it: a trigger, or row-level security")
 end
 
--- For whom the options are empty, a version was probably nil.
+-- Empty options probably mean that a version was nil.
 local function check_write(self, options, needed)
   if options ~= nil and type(options) == "table" and next(options) == nil then
     core.misuse "options are empty: was the version nil?"
@@ -610,12 +611,12 @@ end
 -- @tparam table changes {column = value, …}; `rows.null` for NULL, `rows.expr` for what the server computes. An expression
 --   may use no other column that is changed
 -- @tparam[opt] table options an unknown name raises, and so does an empty table
--- @param[opt] options.version what was read of column `version`, or of the one that the table is described with: a whole number
+-- @param[opt] options.version the value read of column `version`, or of the column that `options.tables` names: a whole number
 -- @param[opt] options.timestamp likewise of `updated_at`. On SQLite, text as strftime writes it. The resolution is that of the
 --   text; where it is whole seconds the time runs ahead of the clock when a row is changed more often
 -- @tparam[opt] table options.old a row that was read, and `columns`: which ones of it are compared. Text is compared by every
 --   letter, NULL is equal to NULL. Not for BLOB, JSON nor, on MySQL and MariaDB, FLOAT columns
--- @tparam[opt] {string,...} options.columns those of `old`; one that the row does not have counts as NULL
+-- @tparam[opt] {string,...} options.columns columns of `old`; a column that the row does not have counts as NULL
 -- @tparam[opt] table options.where {sql, value, …}, a `?` for each value
 -- @treturn[1] number of rows: 1
 -- @return[2] nil
@@ -668,7 +669,7 @@ end
 
 -- ----------------------------------------------------------------- claims
 
---- Made by `db:claim`. `rows`: what was claimed, none or more.
+--- Made by `db:claim`. `rows`: the claimed rows, perhaps none.
 -- @type claim
 local claim = {}
 local claim_class = { __index = claim, __name = "hierlock.claim" }
@@ -715,11 +716,12 @@ end
 
 --- @type db
 
---- Claims rows that are unprocessed and that nobody else has claimed, until the transaction ends; for batches that run side by
--- side. Their condition is looked at under the lock. On SQLite the transaction has kept everybody else out anyway.
+--- Claims unprocessed rows that no other batch has claimed, until the transaction ends; for batches that run side by
+-- side. Their condition is checked under the lock. On SQLite the transaction has kept all others out anyway.
 --
--- In a transaction of `read committed` only these rows are locked. At higher levels MySQL and MariaDB lock what they have looked
--- at, and other batches find less. Process few rows in one transaction: one, where each takes a while.
+-- In a transaction of `read committed` only these rows are locked. At higher levels MySQL and MariaDB lock every row
+-- that they look at, and other batches find fewer. Process few rows in one transaction: one, where each takes a
+-- while.
 -- @function db:claim
 -- @string table_name as for `db:read`
 -- @tparam table options an unknown name raises
@@ -763,15 +765,15 @@ end
 -- In nginx `ngx.null` is as good.
 rows.null = sql.null
 
---- What the server is to compute, for the changes of `db:update`.
+--- An expression that the server computes, for the changes of `db:update`.
 -- @function rows.expr
 -- @string text SQL, of the program, never of its users; a `?` for each value
 -- @param ... the values
 -- @return expression
 function rows.expr(...) return sql.expr({ ... }, select("#", ...)) end
 
---- A text of values that a form carries to a user and back: he can read it, and not change it. So a version survives
--- from the request that shows a screen to the one that saves it.
+--- A text of values that a form carries to a user and back: the user can read it, and not change it. So a version
+-- survives from the request that shows a screen to the request that saves it.
 -- @function rows.seal
 -- @string secret the program's own, at least 16 bytes, that users cannot guess
 -- @string purpose what it is good for, as in "product 7": it is in the signature, not in the text
@@ -779,7 +781,7 @@ function rows.expr(...) return sql.expr({ ... }, select("#", ...)) end
 -- @treturn string for forms, URLs and cookies as it is, but for what HTML wants of `&`
 function rows.seal(secret, purpose, values) return seal.seal(secret, purpose, values) end
 
---- What was sealed.
+--- Opens a sealed text.
 -- @function rows.open
 -- @string secret
 -- @string purpose the same as when it was sealed
@@ -819,8 +821,8 @@ end
 -- @tparam[opt] table options an unknown name raises
 -- @tparam[opt] table options.tables name = {key = column or list of columns (`id`), version = column, timestamp = column}: for tables
 --   whose rows have such a column each update changes it
--- @number[opt=50] options.timeout seconds that a lock is waited for, unless its `wait` says; on SQLite, a transaction. What an
---   UPDATE waits for is up to the session (`innodb_lock_wait_timeout`, `lock_timeout`)
+-- @number[opt=50] options.timeout seconds that a lock is waited for, unless its `wait` says; on SQLite, a transaction. The
+--   session limits how long an UPDATE waits (`innodb_lock_wait_timeout`, `lock_timeout`)
 -- @treturn db
 function rows.luasql(connection, options)
   local ok, execute = pcall(function() return connection.execute end)

@@ -22,7 +22,7 @@ local needs_no_yield = {}
 local yields_across_pcall = _VERSION ~= "Lua 5.1" or rawget(_G, "jit") ~= nil
 
 -- Without an option: ngx and cqueues say by themselves whether they run this coroutine. A coroutine that the program
--- has made inside a coroutine of cqueues' blocks. Its yields go to the program, which may not know what to do with
+-- has made inside a coroutine of cqueues' blocks. The program gets its yields, and may not know what to do with
 -- them.
 local function notice(yields)
   local ngx = rawget(_G, "ngx")
@@ -50,8 +50,9 @@ function waiting.loop(option)
   return loop
 end
 
---- An iterator of one turn. In Lua 5.4 `for _ in once, nil, nil, value do … end` closes the value when the loop is
--- left, however it is left. Older Luas close nothing, but can read it; `local value <close>` they cannot read.
+--- An iterator with a single turn. In Lua 5.4 `for _ in once, nil, nil, value do … end` closes the value when the
+-- loop is left, however it is left. Older Luas close nothing, but can read it; `local value <close>` they cannot
+-- read.
 function waiting.once(_, done)
   if not done then return true end
 end

@@ -1,9 +1,9 @@
---- The drivers that hierlock.attach and hierlock.rows know, each as a function query(sql, wait). It returns the rows,
--- each a list or a table by name, or another true value; on failure nil, message, errno, sqlstate. A driver for
--- PostgreSQL gives the message only, and the SQLSTATE 08006 where it knows that the message is not the server's. For
--- MySQL no errno means that the connection is of no use any more. `affected_rows` of the result: how many rows a
--- statement has written, as the driver counts. wait: ms for which the server may be silent. LuaSQL's rows are lists,
--- unless `shape` is "a": by name. Internal.
+--- The drivers that hierlock.attach and hierlock.rows know, each as a function query(sql, wait). The function returns
+-- the rows, each a list or a table by name, or another true value; on failure nil, message, errno, sqlstate. A
+-- driver for PostgreSQL gives the message only, and the SQLSTATE 08006 where it knows that the message is not the
+-- server's. For MySQL no errno means that the connection is of no use any more. `affected_rows` of the result: how
+-- many rows a statement has written, as the driver counts. wait: ms for which the server may be silent. LuaSQL's
+-- rows are lists, unless `shape` is "a": by name. Internal.
 --
 -- A driver of OpenResty's that gives up waiting leaves the connection open, and the answer still comes: the next
 -- question would get it. So whenever the server has not answered, the connection is closed. The driver's own next
@@ -32,8 +32,8 @@ end
 
 -- -------------------------------------------------------------- LuaSQL
 
--- All rows, or nil, message. has_ghosts: LuaSQL 2.8 gives an empty table for SQLite's "no row". It looks like a row
--- that is NULL in each column: a caller that may meet one asks for a column that is never NULL.
+-- All rows, or nil, message. has_ghosts: LuaSQL 2.8 gives an empty table for SQLite's "no row". Such a table looks
+-- like a row that is NULL in each column: a caller that may meet one asks for a column that is never NULL.
 local function luasql_run(connection, sql, shape, has_ghosts)
   local cursor, message = connection:execute(sql)
   if not cursor then return nil, tostring(message) end
@@ -119,7 +119,7 @@ function driver.pgmoon(db, socket_timeout)
       close()
       return nil, message, nil, "08006"
     end
-    -- Of several statements it is a list of results, and `message` their number.
+    -- For several statements the result is a list of results, and `message` their number.
     if type(message) == "number" and message > 1 then result = result[message] end
     return result
   end, function(ms) db:settimeout(ms) end, socket_timeout), close

@@ -6,18 +6,18 @@
 
 local leases = {}
 
--- What stands before the levels in the record of a space with leases: as in hierlock.command.space.
+-- The mark before the levels in the record of a space with leases: as in hierlock.command.space.
 local MARK = "leases:"
 -- The level of a gate's row in what the statement of a plan returns.
 local GATE = -1
 
---- What hier_lock_meta says of the levels, and whether the space has leases.
+--- Splits the levels in hier_lock_meta: returns the levels, and whether the space has leases.
 function leases.read(levels)
   if levels:sub(1, #MARK) == MARK then return levels:sub(#MARK + 1), true end
   return levels, false
 end
 
---- What the names of a space's tables begin with.
+--- The stem with which the names of a space's tables begin.
 function leases.stem(name) return (name:gsub("_buckets$", "")) end
 
 --- The table of the buckets.

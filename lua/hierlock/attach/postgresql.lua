@@ -1,8 +1,8 @@
---- What hierlock.attach does on a connection to PostgreSQL: advisory locks of the program's own
--- transaction, with the keys of `hierlock.open`. Internal.
+--- Does the work of hierlock.attach on a connection to PostgreSQL: advisory locks of the program's own transaction,
+-- with the keys of `hierlock.open`. Internal.
 --
--- An error would end the transaction, so the locks are asked for behind a savepoint. After one
--- that failed the transaction is what it was before.
+-- An error would end the transaction, so the locks are asked for behind a savepoint. After a failed request the
+-- transaction is as it was before.
 
 local core = require "hierlock.core"
 
@@ -11,8 +11,8 @@ local postgresql = {}
 -- Longer than any other wait, in ms: what statement_timeout can say, 24 days.
 local LONGEST = 2147483647
 
--- The drivers give messages only, and no SQLSTATE. They are in the server's language (lc_messages):
--- what is not understood is a `store`. A time-out is known by the time that has passed.
+-- The drivers give messages only, and no SQLSTATE. The messages are in the server's language (lc_messages): a
+-- message that is not understood is a `store`. A time-out is known by the time that has passed.
 local CODES = {
   ["deadlock detected"] = "deadlock",
   ["canceling statement due to user request"] = "cancelled",
@@ -26,11 +26,11 @@ local HINTS = {
 
 local NO_TRANSACTION = "no transaction is open, and a lock ends with its transaction: BEGIN first"
 
--- What a driver says that has had no answer, and has closed the connection.
+-- The SQLSTATE of a driver that has had no answer, and has closed the connection.
 local GONE = "08006"
 
--- What the driver said, as an err; code: where it is known better. `sqlstate` is 08006 where the driver has closed the
--- connection, whatever the message.
+-- Makes an err of the driver's message; code: where the caller knows it better. `sqlstate` is 08006 where the driver
+-- has closed the connection, whatever the message.
 local function fail(message, target, code, sqlstate)
   local hint = ""
   if sqlstate == GONE then
@@ -51,11 +51,11 @@ local function column(row, n)
   return value
 end
 
--- Drivers give it as it came, or as what it means.
+-- Drivers give a boolean as the server sent it, or as a boolean of Lua.
 local function is_true(value) return value == true or value == "t" end
 
--- The schema is named: the program's search_path may have functions of the same names, of somebody else. c7: a question has
--- a number, so that the answer to another one is known as such.
+-- The schema is named: the program's search_path may have functions of the same names, by another author. c7: the
+-- question's number, which tells its answer from another's.
 local LOOK = "SAVEPOINT hierlock;SELECT pg_catalog.current_setting('statement_timeout') AS c1," ..
   "pg_catalog.current_setting('lock_timeout') AS c2,pg_catalog.pg_is_in_recovery() AS c3," ..
   "pg_catalog.current_setting('server_version_num') AS c4,pg_catalog.version() AS c5," ..
@@ -72,7 +72,7 @@ local function begin(run, drop)
     if sqlstate == GONE then return fail(message, nil, nil, sqlstate) end
     -- 25P01, and 25P02, which says so itself
     if message:find("SAVEPOINT", 1, true) then core.misuse(NO_TRANSACTION) end
-    -- The server quotes what is no statement, in a transaction that has failed, too.
+    -- The server quotes a word that begins no statement, in a failed transaction, too.
     local quoted = "hierlock_question_" .. asked
     local _, said = run(quoted)
     if tostring(said):find(quoted, 1, true) then return fail(message) end
@@ -113,8 +113,8 @@ local function keys_of(sql)
   return table.concat(all, ","), table.concat(exclusive, ",")
 end
 
--- Waits until no lease is in the way, with the rows locked. True; false: one is; nil, message. What
--- is over stays in the way until a manager has deleted it: here that would end, or not, with the
+-- Waits until no lease is in the way, with the rows locked. True; false: a lease is in the way; nil, message. A
+-- lease that is over stays in the way until a manager has deleted it. A deletion here would end, or not, with the
 -- caller's transaction.
 local function await_leases(run, sql, gate, isolation, deadline)
   if gate == 0 or gate == 1 then return true end
@@ -137,7 +137,7 @@ local function await_leases(run, sql, gate, isolation, deadline)
   end
 end
 
--- One after the other, up to the first that is not free.
+-- Tries the locks one after the other, up to the first that is not free.
 local function try_sql(sql)
   local list = {}
   for call in sql:gmatch "pg_advisory_xact_lock[^)]*%)" do
@@ -146,7 +146,7 @@ local function try_sql(sql)
   return "SELECT CASE" .. table.concat(list) .. " ELSE 0 END AS c1," .. GATE
 end
 
--- What was asked for is not locked: undoes the rest of it, and says why.
+-- Undoes a request that failed, whatever of it is locked, and says why.
 local function refuse(run, outcome, describe, target)
   -- The server's clock counts by its own milliseconds.
   local ms, took = outcome.ms, math.ceil((core.now() - outcome.started) * 1000) + 1
@@ -160,8 +160,8 @@ local function refuse(run, outcome, describe, target)
   return fail(outcome.message, target)
 end
 
---- Locks the rows of a plan until the transaction ends. ms: of the wait; 0: tries once. describe: what is
--- to be locked, for people. driver: `run`, and `drop`, which closes the connection. Returns true, or nil, err. Once the
+--- Locks the rows of a plan until the transaction ends. ms: the longest wait; 0: tries once. describe: names the
+-- target for people. driver: `run`, and `drop`, which closes the connection. Returns true, or nil, err. Once the
 -- driver has had no answer, nothing more is asked.
 function postgresql.take(driver, plan, ms, describe, target)
   local before, err = begin(driver.run, driver.drop)

@@ -47,7 +47,7 @@ local function fail(found, err)
   found.err = found.err or err
 end
 
--- One after the other, as a program without a loop does it.
+-- Acquires locks one after the other, as a program without a loop does.
 local function alone(found, managers, seconds, show, watch)
   local start, id = now(), 0
   local drawn = 0
@@ -81,7 +81,7 @@ local function together(found, managers, clients, seconds, shared, show, watch)
   local function granted(i, pending, began)
     local handle, err = pending:wait(0)
     if handle then
-      -- Those that were still waiting when the time was up are let go, and not counted.
+      -- Waiters that are left when the time is up give up, and are not counted.
       if not over then note(found, now() - began) end
       handle:release()
     elseif not over then
@@ -235,7 +235,7 @@ local function check(arguments)
   return true
 end
 
--- Many managers of one connection each, as many programs have them; nil, err.
+-- Opens many managers with one connection each, as many programs would; nil, err.
 local function strangers(store, n, into)
   for i = 1, n do
     local manager, err = store.open { pool_size = 1 }

@@ -29,7 +29,7 @@ function doctor.options(parser)
   parser:flag("--json", "Print a JSON object.")
 end
 
--- The command line of another subcommand on this store. What the environment says is not repeated: there may be a
+-- The command line of another subcommand on this store. Does not repeat the environment's DSN: there may be a
 -- password in it.
 local OF_LEASES = { leases = true }
 local function command_on(dsn)

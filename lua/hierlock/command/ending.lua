@@ -1,4 +1,5 @@
---- What `hierlock revoke` and `kill` share: in whose name they end what others hold, and whose that was.
+--- Serves `hierlock revoke` and `kill`: names the operator who ends locks, and the owners of the locks that were
+-- ended.
 
 local uv = require "luv"
 local lookup = require "hierlock.command.lookup"
@@ -29,8 +30,8 @@ function ending.check(arguments)
   return true
 end
 
---- Who has logged in here, whoever they have become since by su or sudo; else the user of this
--- process, who has not logged in: of cron, in a container.
+--- The user who has logged in here, even after su or sudo. Otherwise, as under cron or in a container, the user of this
+-- process.
 function ending.operator()
   local pipe = io.popen "logname 2>/dev/null"
   local name = pipe and pipe:read "*l"

@@ -20,7 +20,7 @@ local HASH_BITS = 60
 local NODES_SHOWN, PAIRS_SHOWN = 3, 100
 local SHARED, EXCLUSIVE = "shared", "exclusive"
 
--- What locks the rows, where that is no SQL.
+-- How a store locks the rows, where it does so without SQL.
 local TAKES = {
   file = "A try locks a byte for each bucket, by fcntl(F_OFD_SETLK), in this order: see csrc/stores/file/offset.h.",
   null = "Nothing is locked: it grants at once.",
@@ -45,10 +45,10 @@ function explain.options(parser)
   lookup.store_options(parser)
 end
 
--- As targets are shown.
+-- A plan's targets in the form that people see.
 local function shown(plan) return (tostring(plan):gsub("^[^(]*%(", ""):gsub("%)$", "")) end
 
--- Of each node, the root first, what it is called, and its row.
+-- Lists for each node, the root first, its name and its row.
 local function path_of(manager, ids, mode)
   local nodes, prefix = {}, {}
   local rows = manager:plan({ ids }, { mode = mode }):rows()
@@ -61,7 +61,7 @@ end
 
 local function row_name(row) return row.key or ("%d.%.0f"):format(row.level, row.bucket) end
 
--- As the store's documents have it.
+-- The key of a row in the form of the store's documents.
 local function key_of(store, row)
   if not row.key then return ("%.0f"):format(row.bucket) end
   return (store == "redis" or store == "memcached") and row.node or row.key

@@ -1,4 +1,5 @@
---- What `hierlock doctor` has found out, as lines for people, or as JSON for programs. Asks nobody.
+--- Collects the findings of `hierlock doctor`, and prints them as lines for people, or as JSON for programs. Asks no
+-- store.
 
 local text = require "hierlock.command.text"
 
@@ -98,7 +99,7 @@ end
 
 local KEYS = { "store", "where", "verdict", "findings", "check", "status", "found", "why", "mend" }
 
---- One object, with a line for each finding.
+--- Encodes the findings as one object, with a line for each.
 -- @param json dkjson
 function findings:json(json, store, where)
   local list = {}

@@ -114,7 +114,7 @@ end
 
 local KILLS = { mysql = kill_on_mysql, postgresql = kill_on_postgresql }
 
--- Whether the process has a file of the store's directory open. Its record alone proves nothing: another process may
+-- Whether the process has a file of the store's directory open. The record alone proves nothing: another process may
 -- have written it.
 local function uses(pid, directory)
   local wanted = uv.fs_stat(directory)

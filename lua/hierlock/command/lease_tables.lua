@@ -1,5 +1,5 @@
---- What `hierlock provision --leases` makes on PostgreSQL, as SQL: the tables of leases and their
--- gate, as sql/postgresql_leases.sql has them.
+--- The SQL that `hierlock provision --leases` runs on PostgreSQL: the tables of leases and their gate, as
+-- sql/postgresql_leases.sql has them.
 
 local server = require "hierlock.command.server"
 local terminal = require "hierlock.command.terminal"

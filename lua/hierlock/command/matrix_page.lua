@@ -1,5 +1,5 @@
 --- Writes the page of `hierlock matrix --html`. The page needs no scripts and nothing from elsewhere, and explains
--- what it shows.
+-- itself.
 
 local text = require "hierlock.command.text"
 

@@ -97,7 +97,7 @@ function progress:say(message)
   if not self.quiet then io.stderr:write(message, "\n") end
 end
 
---- The bar stays as it was last; what is written next begins a line.
+--- Leaves the bar as it is; the next output begins a line.
 function progress:finish(done, what)
   if not self.quiet and done then self:draw(done, what) end
   if self.drawn then io.stderr:write("\n") end

@@ -1,7 +1,6 @@
---- hierlock provision: makes the table of buckets and fills it. In chunks, each a
--- transaction of its own, in the order of the primary key; what is there stays as
--- it is. So it can be interrupted at any moment, and run again at any time, also
--- while other programs lock.
+--- hierlock provision: makes the table of buckets and fills it. Fills in chunks, each a transaction of its own, in
+-- the order of the primary key; rows that are there stay as they are. So it can be interrupted at any moment, and
+-- run again at any time, also while other programs lock.
 
 local uv = require "luv"
 local leases = require "hierlock.command.lease_tables"
@@ -93,10 +92,9 @@ local function execute_all(job, statements)
   return true
 end
 
--- What leases need, in this order: their tables and the gate; the record, from which on
--- programs that know of no leases do not connect; the new name of the buckets, from which on
--- nobody locks by the old one. In between nobody records a lease, for who would does not
--- find the buckets.
+-- The steps to leases, in this order. First their tables and the gate. Then the record, from which on programs that
+-- know of no leases do not connect. Then the new name of the buckets, from which on no program locks by the old
+-- name. In between no program records a lease, as a program that would does not find the buckets.
 local function lease(job, found)
   local self = job.space
   if #self.stem > 57 then
@@ -127,8 +125,7 @@ end
 -- --------------------------------------------------------------- the chunks
 
 
--- What the server says it has inserted is counted: some settings end a statement early
--- without an error.
+-- Counts the rows that the server says it has inserted: some settings end a statement early without an error.
 local function insert(job, level, first, last, there)
   local inserted, statements, err = 0
   if there > 0 and job.space.connection:logs_statements() then
@@ -154,8 +151,8 @@ local function insert(job, level, first, last, there)
   return true
 end
 
--- One chunk, from where the job stands. Every run counts what is there, as rows may
--- be missing anywhere; counting costs a twentieth of inserting.
+-- Fills one chunk, from where the job stands. Every run counts the rows, as some may be missing anywhere; counting
+-- costs a twentieth of inserting.
 local function fill_chunk(job)
   local first = job.bucket
   -- Behind the levels come the update rows, where they are wanted.
@@ -178,7 +175,7 @@ local function fill_chunk(job)
   return missing
 end
 
--- With --rate: sleeps off what has been inserted too early.
+-- With --rate: sleeps for as long as the insertions are ahead of it.
 local function throttle(job, started, before)
   local early = started + (job.inserted - before) / job.rate - now()
   if early > 0 then uv.sleep(math.ceil(early * 1000)) end
@@ -227,7 +224,7 @@ local function prepare(job)
   if job.leases or found.leased then return lease(job, found) end
   if not found.engine or not found.buckets then
     ok, err = execute_all(job, job.space:schema())
-    -- Before the first row, so that nobody takes a part of it for something else.
+    -- Record before the first row, so that no program takes a part of the table for something else.
     if ok and not found.buckets then ok, err = execute(job, job.space:record(job.buckets, job.levels)) end
   end
   return ok, err

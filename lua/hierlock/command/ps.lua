@@ -26,7 +26,7 @@ local NAMES = { "target", "kind", "owner", "application", "host", "pid", "sessio
 
 local function first_name(entry) return entry.waiting and waits.first(entry) or "" end
 
---- Of what waits.find returns.
+--- Layouts for the entries that waits.find returns.
 ps.listing = listing.new({
   { "TARGET", "STATE", "MODE", "KIND", "OWNER", "APPLICATION", "HOST", "PID", "LABEL", "SINCE", "REMAINING", "WAITS FOR",
     "SESSION", "ID" },

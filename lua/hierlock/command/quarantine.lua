@@ -1,5 +1,6 @@
---- Whether a Redis grants nothing for a while, as it has forgotten what it had granted: csrc/stores/redis/scripts/amnesia.lua.
--- Nothing is held or awaited then, so observers would see an idle store. Changes nothing.
+--- Whether a Redis grants nothing for a while, as it has forgotten its earlier grants:
+-- csrc/stores/redis/scripts/amnesia.lua. Nothing is held or awaited then, so observers would see an idle store.
+-- Changes nothing.
 
 local quarantine = {}
 

@@ -1,5 +1,5 @@
---- hierlock revoke: ends leases of others. Lists them, asks, and then ends each of those by its id:
--- whoever has come between the list and the answer stays.
+--- hierlock revoke: ends leases of others. Lists them, asks, and then ends each listed lease by its id: a lease
+-- granted between the list and the answer stays.
 
 local ending = require "hierlock.command.ending"
 local listing = require "hierlock.command.listing"
@@ -43,7 +43,7 @@ local function end_each(manager, found, options, watch)
   return done
 end
 
--- Tells what has become of them; true; nil, err.
+-- Tells the fate of the leases; true; nil, err.
 local function report(done, found)
   local ended, gone, lines = done.ended, done.gone, {}
   if #gone > 0 then
@@ -58,7 +58,7 @@ local function report(done, found)
   return terminal.write(table.concat(lines))
 end
 
--- With a list of what is to be ended: an exit status; nil, err.
+-- Lists the leases that are to be ended, asks, and ends them: an exit status; nil, err.
 local function finish(manager, arguments, found, watch)
   local ok, err = terminal.write(listing.leases:for_output(found))
   if not ok then return nil, err end
@@ -81,7 +81,7 @@ function revoke.run(arguments)
   if not ok then return nil, err end
   filter, err = lookup.filter(arguments)
   if not filter then return nil, err end
-  -- Those whose time is up, too: their holders could come back by a refresh.
+  -- Include leases whose time is up: their holders could come back by a refresh.
   filter.over = true
   manager, err = lookup.open(arguments, "revoke")
   if not manager then return nil, err end

@@ -1,5 +1,5 @@
---- hierlock run: takes locks, runs a command while they are held, releases them. The command is told before anybody
--- else can hold what it relies on, and its exit status is passed on.
+--- hierlock run: takes locks, runs a command while they are held, releases them. The command is told before another
+-- caller can hold its locks, and its exit status is passed on.
 
 local uv = require "luv"
 local core = require "hierlock.core"
@@ -21,19 +21,21 @@ local NOT_ACQUIRED, LOST, SIGNALLED = 75, 76, 128
 local GRACE, HOLD_TIMEOUT = 5, 30 -- s
 local TIMEOUT, PAUSE_MS = 50, 200 -- s; between two tries to reach a store
 local LOOK_MS = 100 -- between two looks whether the locks are held
--- What cannot be passed on is missing: the other stop signals stop us together with the command, or only us.
+-- Signals that cannot be passed on are missing: the other stop signals stop us together with the command, or only
+-- us.
 local PASSED = { "sighup", "sigint", "sigquit", "sigterm", "sigusr1", "sigusr2", "sigalrm", "sigwinch", "sigcont" }
 -- The terminal sends these to the command, too.
 local OF_TERMINAL = { sigint = true, sigquit = true, sigwinch = true }
 -- So long before the end of the locks the command is gone: s.
 local MARGIN = 0.1
 
--- What becomes the command. It tells the guard its number first, as this process can die at any moment. The first word:
--- signals that it ignores, as this process does.
+-- The script that becomes the command. First it tells the guard its number, as this process can die at any moment.
+-- The first word: signals that it ignores, as this process does.
 local BEGIN = [[echo "$$" >&3; exec 3>&-; [ -z "$1" ] || trap "" $1; shift; exec "$@"]]
--- The guard. It reads the command's number, and then a word that it has ended. Where that does not come before everybody
--- has closed the pipe, this process has died, and the guard ends the command, within the grace: a lease has not more left.
--- One sleep is for all of the grace, as on a busy machine many short ones take longer. Where sleep takes no fractions, sooner.
+-- The guard. The guard reads the command's number, and then a word that the command has ended. If the pipe is closed
+-- at every writer before that word, this process has died. Then the guard ends the command within the grace: a lease
+-- has no more time left. A single sleep covers all of the grace, as on a busy machine many short ones take longer.
+-- Where sleep takes no fractions, sooner.
 local GUARD = [[
 read -r pid || exit
 read -r word && exit
@@ -71,8 +73,8 @@ local function encoded(id)
   return (tostring(id):gsub("[^%w._~-]", function(c) return ("%%%02X"):format(c:byte()) end))
 end
 
--- What the command finds in $HIERLOCK_DSN. Without any it would lock in `file:`, where it excludes no other machine; with
--- this a program that takes its store from there says that it cannot.
+-- The value that the command finds in $HIERLOCK_DSN. Without any it would lock in `file:`, where it excludes no
+-- other machine; with this a program that takes its store from there says that it cannot.
 local WITHHELD = "withheld-by-hierlock-run://"
 
 -- The environment of the command: what this process was given, without a password that it was told since.
@@ -177,7 +179,7 @@ local function hold(arguments, handle, targets, grace, signals, given)
       child:kill "sigterm"
       child:kill "sigcont" -- a stopped one hears nothing else
     end
-    -- What is still held is held for so long only.
+    -- A lock that is still held ends after `left`.
     if told and (uv.now() - told >= grace * 1000 or (held and left < MARGIN)) then child:kill "sigkill" end
   end)
   while not ended do uv.run() end

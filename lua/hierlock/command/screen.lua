@@ -1,6 +1,6 @@
---- The whole of a terminal as one picture, which is drawn again and again, and the keys that are typed at it.
--- What was on the terminal before is there again at the end: after a key, a signal, an error, and while the program
--- is stopped (Ctrl-Z).
+--- The whole of a terminal as one picture, which is drawn again and again, and the keys that are typed at it. The
+-- terminal shows its former contents again at the end: after a key, a signal, an error, and while the program is
+-- stopped (Ctrl-Z).
 
 local terminal = require "hierlock.command.terminal"
 local text = require "hierlock.command.text"
@@ -46,7 +46,7 @@ local function hear(self, name, fn)
   self.handles[#self.handles + 1] = signal
 end
 
---- Takes the terminal. Whoever does it has seen that there is one: `terminal.answers`.
+--- Takes the terminal. The caller has checked that there is one: `terminal.answers`.
 function screen.open()
   local self = setmetatable({ tty = assert(uv.new_tty(0, true)), out = assert(uv.new_tty(1, false)), handles = {}, told = {} }, screen)
   for _, name in ipairs(ENDING) do
@@ -61,7 +61,7 @@ function screen.open()
       self.status = 0
       return self:tell "end"
     end
-    -- What begins with an escape is a key without a letter; nothing is bound to those.
+    -- An escape begins a key without a letter; nothing is bound to such keys.
     for key in data:gsub("\27%[[%d;]*.?", ""):gmatch "." do
       if key == CTRL_C or key == CTRL_D or key == CTRL_BACKSLASH then
         self.status = key == CTRL_C and SIGNALLED + uv.constants.SIGINT or 0
@@ -79,13 +79,13 @@ function screen.open()
   return self
 end
 
---- Its columns and rows.
+--- The terminal's columns and rows.
 function screen:size()
   local columns, rows = self.out:get_winsize()
   return (columns or 0) > 0 and columns or 80, (rows or 0) > 0 and rows or 24
 end
 
---- Shows these lines from the first row on; those that do not fit are cut. Only what has changed is written.
+--- Shows these lines from the first row on; those that do not fit are cut. Writes only the changes.
 -- @tparam {string,...} lines safe text; those in `lines.bold` and `lines.reverse`, sets of their numbers, stand out
 -- @treturn[1] boolean true
 -- @treturn[2] nil

@@ -25,7 +25,7 @@ local function failure(code, message)
   return nil, { code = code, message = message, retryable = false }
 end
 
--- What ends the question, or stops it: the terminal shows again what is typed before any of these acts.
+-- Signals that end or stop the question: the terminal shows typed text again before any of them acts.
 local ENDING = { "sigint", "sigterm", "sighup", "sigquit" }
 
 local function show_typed(shows) os.execute(("stty %secho </dev/tty"):format(shows and "" or "-")) end
@@ -94,8 +94,8 @@ function server.has_password(dsn, said)
   return decoded:find "[?&%s][%w_]*password%s*=%s*[^%s&]" ~= nil
 end
 
---- What the arguments say: a table with dsn, password, where (for people),
--- store, and buckets and levels where they were given; nil, err.
+--- Reads the arguments: a table with dsn, password, where (for people), store, and buckets and levels where they were
+-- given; nil, err.
 function server.parse(arguments)
   local said, err = core.dsn(arguments.dsn)
   if not said then return nil, err end
@@ -133,7 +133,7 @@ function server.parse(arguments)
   return wanted
 end
 
---- The DSN for hierlock.open, with the password that was asked for. It stays in this process.
+--- The DSN for hierlock.open, with the password that was asked for. The password stays in this process.
 function server.with_password(wanted)
   -- libpq has got it already.
   if wanted.password and wanted.store == "mysql" then uv.os_setenv("MYSQL_PWD", wanted.password) end
@@ -143,9 +143,9 @@ end
 --- So long, in seconds, an answer may take for which the server has little to do; and one for which it counts rows.
 server.ANSWER, server.COUNT = 10, 60
 
---- A connection to a server of MySQL's kind or PostgreSQL | nil, err. What it is for is shown to those who look
--- at the server's list of connections. within: how long each answer may take, or as long as the server likes. any: also to
--- a server on which locks would not exclude.
+--- A connection to a server of MySQL's kind or PostgreSQL | nil, err. The server's list of connections shows `what`,
+-- its purpose. within: how long each answer may take, or as long as the server likes. any: also to a server on which
+-- locks would not exclude.
 function server.connect(wanted, what, within, any)
   local ok, store = pcall(require, "hierlock.store." .. wanted.store)
   if not ok then

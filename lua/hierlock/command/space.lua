@@ -1,6 +1,5 @@
---- The space of buckets of one table as SQL: what it should be, what is there,
--- and the statements that make it so. sql/ says the same for people to run by
--- hand. Decides nothing, prints nothing.
+--- The space of buckets of one table as SQL: the wanted state, the present state, and the statements that lead from
+-- one to the other. sql/ says the same for people to run by hand. Decides nothing, prints nothing.
 
 local hierlock = require "hierlock"
 
@@ -15,8 +14,7 @@ space.CHUNK_MAX = 1000000
 --- Rows of the gate.
 space.GATES = 65536
 
--- What stands before the levels in the record of a space with leases: programs that know of no
--- leases refuse it.
+-- The mark before the levels in the record of a space with leases: programs that know of no leases refuse it.
 local LEASED = "leases:"
 
 --- self.name is the space, as the DSN names it; self.table the table of its buckets, which
@@ -57,16 +55,15 @@ end
 
 -- -------------------------------------------------------------- what is there
 
---- The engine of a table, false where there is none; nil, err.
+--- The engine of a table, false where there is no table; nil, err.
 function space:engine(name)
   return first_value(self:query(
     "SELECT ENGINE FROM information_schema.TABLES WHERE TABLE_SCHEMA = DATABASE() AND TABLE_NAME = '%s'", name))
 end
 
---- Looks at the two tables: {engine, buckets, levels, empty, leased, unmoved}. engine is nil
--- where there is no table; buckets and levels are nil where nothing is recorded; unmoved:
--- there are to be leases, and the buckets still have the name of a space without.
--- nil, err.
+--- Looks at the two tables: {engine, buckets, levels, empty, leased, unmoved}. engine is nil where there is no table;
+-- buckets and levels are nil where nothing is recorded. unmoved: leases are wanted, but the buckets still have the
+-- name of a space without. Or nil, err.
 function space:look()
   local found = {}
   local recorded, err = self:query("SELECT buckets, levels FROM hier_lock_meta WHERE table_name = '%s'", self.name)
@@ -136,11 +133,11 @@ function space:count(level, first, last)
   return tonumber(n), err
 end
 
---- The level of the update rows of a tree of so many levels: those of its nodes on the deepest one.
+--- The level of the update rows of a tree with so many levels: the update rows of its deepest nodes.
 function space.update_level(levels) return levels - 1 - 128 end
 
---- Where rows lie outside of the space, left by a larger one, perhaps: a list of {range, rows}, each range of the
--- primary key, so that who deletes one locks no rows that programs lock; nil, err.
+--- Lists the rows outside of the space, left by a larger one, perhaps: {range, rows}, or nil, err. Each range is one
+-- of the primary key, so that deleting it locks no rows that programs lock.
 function space:surplus(buckets, levels)
   local update, found = space.update_level(levels), {}
   local ranges = { ("level < %d"):format(update), ("level > %d AND level < 0"):format(update), ("level >= %d"):format(levels) }
@@ -210,7 +207,7 @@ end
 --- The statements that make the tables of leases, where they are missing.
 function space:lease_schema() return create(self, "leases", "leased", "gate") end
 
---- The statement that fills the gate: what is missing.
+--- The statement that fills the gate with its missing rows.
 function space:fill_gate() return self:statement "INSERT INTO hier_lock_gate" end
 
 --- How many rows a table has; nil, err.
@@ -219,16 +216,14 @@ function space:rows(name)
   return tonumber(n), err
 end
 
---- The statement by which the buckets leave the name that older programs know. It waits for those
--- who hold locks.
+--- The statement by which the buckets leave the name that older programs know. The statement waits for the holders of
+-- locks.
 function space:move() return ("RENAME TABLE %s TO %s"):format(self.name, self.table) end
 
---- The statement that makes the buckets first .. last of a level, CHUNK_MAX at
--- most. In the order of the primary key, as pages that are filled in order are
--- filled to the brim: the table is half as large as in any other. By numbers up
--- to 999, crossed: MySQL ends a recursive query after 1,000. some: a part of them is
--- there, and may be locked; INSERT IGNORE would wait for whoever holds such a
--- row, and this does not.
+--- The statement that makes the buckets first .. last of a level, CHUNK_MAX at most. In the order of the primary key,
+-- as pages that are filled in order are filled to the brim: the table is half as large as in any other. By numbers
+-- up to 999, crossed: MySQL ends a recursive query after 1,000. some: a part of the rows is there, and may be
+-- locked; INSERT IGNORE would wait for the holder of such a row, and this does not.
 function space:fill(level, first, last, some)
   local bucket = ("%d + thousand.n * 1000 + one.n"):format(first)
   return ("INSERT INTO %s (level, bucket)\n" ..
@@ -241,8 +236,8 @@ function space:fill(level, first, last, some)
       :format(self.table, level, bucket) or "")
 end
 
---- The same for a server that logs statements, where the above would wait for
--- rows that are locked: the missing rows by name, in statements of PIECE rows; nil, err.
+--- Does the work of `fill` on a server that logs statements, where `fill` would wait for locked rows: names the
+-- missing rows, in statements of PIECE rows; nil, err.
 local PIECE = 10000
 function space:fill_by_name(level, first, last)
   local holes, err = self:holes(level, first, last, last - first + 1)
@@ -270,8 +265,8 @@ local function lock_name(self)
   return ("CONCAT('hierlock', SHA2(CONCAT(DATABASE(), '.%s'), 224))"):format(self.name)
 end
 
---- Waits so many seconds until nobody else provisions this table: true, or false
--- and the connection that does; nil, err. Ends with the connection.
+--- Waits so many seconds until no other connection provisions this table: true, or false and the connection that
+-- does; nil, err. Ends with the connection.
 function space:lock(seconds)
   local got, err = first_value(self:query("SELECT GET_LOCK(%s, %d)", lock_name(self), seconds))
   if got == nil then return nil, err end

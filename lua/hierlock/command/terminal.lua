@@ -1,5 +1,4 @@
---- The terminal that a person sits at: whether there is one, how wide it is, what it can show;
--- a question, and Ctrl-C.
+--- The terminal of a person: whether there is one, how wide it is, which characters it shows; a question, and Ctrl-C.
 
 local uv = require "luv"
 
@@ -8,13 +7,13 @@ local terminal = {}
 local IN, OUT = 0, 1
 local EPIPE = 32
 
---- Whether what is written can be seen by a person at once.
+--- Whether a person sees the output at once.
 function terminal.shows() return uv.guess_handle(OUT) == "tty" end
 
 --- Whether that person can answer, too.
 function terminal.answers() return terminal.shows() and uv.guess_handle(IN) == "tty" end
 
---- Its columns; 80 where it does not say.
+--- The terminal's columns; 80 where it does not say.
 function terminal.width()
   local tty = uv.new_tty(OUT, false)
   local width = tty and tty:get_winsize() or 0

@@ -107,8 +107,8 @@ local function escape(part)
   return (part:gsub(".", function(c) return ("\\x%02x"):format(c:byte()) end))
 end
 
---- One line, and nothing that a terminal obeys: control characters, characters that hide or
--- turn others, and bytes that are not UTF-8 become \xNN.
+--- Makes one line with nothing that a terminal obeys: control characters, characters that hide or turn others, and
+-- bytes that are not UTF-8 become \xNN.
 -- @string s
 -- @bool[opt] ascii so does everything but ASCII
 -- @treturn string

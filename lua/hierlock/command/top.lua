@@ -56,7 +56,7 @@ local function name_of(holder)
 end
 
 -- Counts the events between two looks. A wait that has gone was granted if a lock of its name is held that was not
--- held before. Else the wait has failed, or its lock was given back before the second look.
+-- held before. Otherwise the wait has failed, or its lock was given back before the second look.
 local function changes(before, now)
   local granted, waited, ceased, new = 0, 0, 0, {}
   for key, holder in pairs(now.held) do

@@ -70,8 +70,8 @@ local function in_the_way(entry, all, counts)
   return found, n
 end
 
---- Gives each that waits `waits_for`, a list of entries, and `waits_for_count`: those who hold what it wants; where none of
--- them does, others who wait for it, for longer where there are such.
+--- Gives each waiter `waits_for`, a list of entries, and `waits_for_count`. The entries are the holders of its rows. Where
+-- no entry holds any, they are the waiters for its rows: the longer waiting ones, or else all.
 -- @param manager on the space
 -- @tparam {table,...} entries as from lookup.holders
 function waits.find(manager, entries)

@@ -1,19 +1,16 @@
---- The loop of nginx (ngx_lua, OpenResty): requests and timers wait without keeping their
--- worker from others, and what they hold ends with them.
+--- The loop of nginx (ngx_lua, OpenResty): requests and timers wait without keeping their worker from others, and
+-- their locks end with them.
 --
--- Waiting. A coroutine waits for a semaphore of its own. While anybody waits, one timer
--- of the worker reads a socket on which the library's threads ring when a pending is
--- done (csrc/lua/bell.c), and posts the semaphore. So waiting costs no connection of
--- the worker but that one, and no polling. When nobody waits there is no timer, and
--- nothing that would keep a worker from quitting.
+-- Waiting. A coroutine waits for a semaphore of its own. During a wait, one timer of the worker reads a socket on
+-- which the library's threads ring when a pending is done (csrc/lua/bell.c), and posts the semaphore. So waiting
+-- costs no connection of the worker but that one, and no polling. Without a wait there is no timer, and nothing that
+-- would keep a worker from quitting.
 --
--- The end. A handle lives as long as its request, whatever becomes of the variable: the
--- local of one phase is garbage in the next. And nginx drops the coroutines of a request
--- that is aborted without a word to them. So pendings and handles are tied to the
--- request (csrc/lua/request.c), and cancelled or released by a clean-up handler in C, which
--- nginx calls whenever and however the request ends. It stays through an internal
--- redirect, which replaces ngx.ctx. A timer has a request of its own; a subrequest's
--- handler is its main request's.
+-- The end. A handle lives as long as its request, even when the variable is gone: the local of one phase is garbage
+-- in the next. And nginx drops the coroutines of a request that is aborted without a word to them. So pendings and
+-- handles are tied to the request (csrc/lua/request.c), and cancelled or released by a clean-up handler in C, which
+-- nginx calls whenever and however the request ends. The tie stays through an internal redirect, which replaces
+-- ngx.ctx. A timer has a request of its own; a subrequest's handler is its main request's.
 
 local base = require "resty.core.base"
 local semaphore = require "ngx.semaphore"
@@ -27,7 +24,7 @@ local loop = {}
 -- ----------------------------------------------------------------- phases
 
 local YIELDS = { server_rewrite = true, rewrite = true, access = true, content = true, timer = true }
--- Before there are requests, and after: nobody else waits for this worker.
+-- Phases before the first request and after the last: no request waits for this worker.
 local BLOCKS = { init = true, init_worker = true, exit_worker = true }
 
 -- ---------------------------------------------------------------- requests
@@ -52,7 +49,7 @@ end
 
 -- ----------------------------------------------------------------- waiting
 
--- Who waits: a pending and its semaphore, by number.
+-- The waiters: a pending and its semaphore, by number.
 local waiting = {}
 local last = 0
 -- The timer that listens, or is to do so since `since`: a table of its own, with `runs`
@@ -64,8 +61,7 @@ local BEGINS = 0.1
 -- no connection for it. Seconds.
 local PATIENCE = 1
 
--- Wakes those who are done. One that nobody waits for any more was waited for by a
--- light thread that has been killed.
+-- Wakes the waiters that are done. A waiter that no longer waits was a light thread that has been killed.
 local function wake(number)
   local waiter = waiting[number]
   if not waiter or not waiter.pending:done() then return end
@@ -134,7 +130,7 @@ end
 function loop.call(name, blocking, start, self, ...)
   local phase = get_phase()
   if BLOCKS[phase] then return blocking(self, ...) end
-  -- Before it is started: whoever gives an `extend` up may lose the lock. Only a release need not wait.
+  -- Decide before the start: a caller that gives up an `extend` may lose the lock. Only a release need not wait.
   local yields = YIELDS[phase] and ngx.config.subsystem == "http"
   local pending, err
   if yields or name == "release" then

@@ -1,5 +1,5 @@
---- The loop of Tarantool, for its fibers. These are no coroutines that Lua could yield: each has a C stack of its own, so
--- socket.iowait lets the others run from wherever it is called.
+--- The loop of Tarantool, for its fibers. A fiber is no coroutine that Lua could yield: each has a C stack of its
+-- own, so socket.iowait lets the others run from wherever it is called.
 
 local socket = require "socket"
 

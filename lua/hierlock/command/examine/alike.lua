@@ -94,7 +94,7 @@ local function report(found, partial, told, n, stores)
   end
 end
 
---- Adds what it finds. Changes nothing.
+--- Adds its findings. Changes nothing.
 -- @param subject the quorum, as hierlock.command.examine.subject has it
 -- @param found findings
 -- @param members its stores, in the same way; unused: nobody has used it yet, and nothing else is wrong with it

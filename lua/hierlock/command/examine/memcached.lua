@@ -1,4 +1,4 @@
---- What can be wrong with a list of Memcacheds: asked in their text protocol, which knows no log-in.
+--- Checks a list of Memcacheds, in their text protocol, which knows no log-in.
 
 local uv = require "luv"
 
@@ -9,7 +9,7 @@ local NEARLY = 0.9    -- of the memory
 local PORT = 11211
 local LOOPBACK = { localhost = true, ["127.0.0.1"] = true, ["::1"] = true }
 
--- What it answers to commands that end with END: name -> value; nil, why.
+-- Sends commands whose answers end with END, and returns the statistics in them: name -> value; nil, why.
 local function ask(host, port, commands)
   local got, ended, why = "", false, nil
   local address, failure = uv.getaddrinfo(host, tostring(port), { socktype = "stream" })

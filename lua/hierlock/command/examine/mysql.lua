@@ -324,7 +324,7 @@ local function buffer(self)
     set(self, "innodb_buffer_pool_size", ("%.0f"):format(math.ceil(size * 1.5 / 2 ^ 27) * 2 ^ 27)))
 end
 
--- What the account may do is shown by doing it; but not what is recorded.
+-- Prepares the GRANT statements for a trial that fails: the trial itself finds out what the account may do.
 local function grants(self)
   local function on(name) return qualified(self, name) end
   local grant = { ("GRANT SELECT ON %s TO %s;"):format(on "hier_lock_meta", self.account),
@@ -404,8 +404,7 @@ local function unreached(err, subject)
   return "start the server, or mend host, port or socket in the DSN"
 end
 
---- Adds what it finds, and what programs are to be told of the trial that follows. False: there is no server
--- to try.
+--- Adds its findings, and tells the subject the mends for the trial that follows. False: there is no server to try.
 function mysql.examine(subject, found)
   local connection, err = server.connect(subject, "doctor", server.ANSWER, true)
   if not connection then

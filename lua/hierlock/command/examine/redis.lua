@@ -1,4 +1,4 @@
---- Checks a Redis or Valkey: its role, what it may forget, and the user's rights. Asks INFO, which programs need,
+--- Checks a Redis or Valkey: its role, its data's durability, and the user's rights. Asks INFO, which programs need,
 -- too, and commands that an administrator may have left open: CONFIG GET, ACL WHOAMI.
 
 local files = require "hierlock.command.examine.files"

@@ -1,5 +1,5 @@
---- What can be wrong with the file of the SQLite store. Opens it only as programs do (see trial.lua): whoever
--- closes a descriptor of it takes the locks of his process away.
+--- Checks the file of the SQLite store. Opens it only as programs do (see trial.lua): a process that closes a
+-- descriptor of the file loses its locks on it.
 
 local files = require "hierlock.command.examine.files"
 local uv = require "luv"
@@ -15,7 +15,7 @@ local BESIDE = { "", "-wal", "-shm", "-hierlock" } -- what a database consists o
 -- Whether the file is of hierlock's making, by what lies beside it: then its rights may be changed for hierlock's sake.
 local function is_ours(path) return uv.fs_stat(path .. "-hierlock") ~= nil end
 
---- As hierlock.command.examine.mysql has it.
+--- Works like the function of hierlock.command.examine.mysql.
 function sqlite.examine(subject, found)
   local path, ok = subject.path, pcall(require, "hierlock.store.sqlite")
   local parent, why = files.parent_of(path), "All programs that are to exclude each other come to this file."

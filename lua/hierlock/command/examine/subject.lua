@@ -1,6 +1,6 @@
---- The store that is examined, as the files beside this one have it: dsn, said (what core.dsn says of it), store, path,
--- where (for people), command(words) (another subcommand's command line), and what the arguments say: levels,
--- buckets, pool_size, processes, quick, quiet. A store of a quorum has leases_wanted.
+--- The store that is examined, as the files beside this one have it. Its fields: dsn, said (the result of core.dsn),
+-- store, path, where (for people), command(words) (another subcommand's command line). From the arguments come
+-- levels, buckets, pool_size, processes, quick, quiet. A store of a quorum has leases_wanted.
 
 local core = require "hierlock.core"
 local uv = require "luv"

@@ -1,5 +1,5 @@
---- What no setting tells: really takes a lock on the store, in a tree that nobody else uses, and looks
--- whether it keeps another connection out, whether observers see it, and whether it is given back.
+--- Tests what no setting tells: really takes a lock on the store, in a tree that no other program uses. Checks that
+-- the lock keeps another connection out, that observers see it, and that it is given back.
 
 local hierlock = require "hierlock"
 local uv = require "luv"
@@ -23,7 +23,7 @@ local function words(err)
   return err.code .. ": " .. err.message
 end
 
---- What a failure asks for, where its code says enough; else the caller's words.
+--- The mend for a failure, where its code says enough; else the caller's words.
 local function way_out(subject, err, else_mend)
   if err.code == "not_provisioned" then return subject.command "provision" end
   if err.code == "mismatch" then return "leave out --levels and --buckets, or name another space in the DSN" end
@@ -61,7 +61,7 @@ local function time(seconds)
   return ("%.1f ms"):format(seconds * 1e3)
 end
 
---- Whether the second manager is refused what the handle of the first holds; with what it was told.
+--- Whether the second manager is refused the lock that the first one's handle holds; and the err that it got.
 local function excludes(second, target, options)
   local other, err = second:acquire(target, options)
   if other then other:release() end
@@ -129,10 +129,9 @@ local function try(subject, found, first, second, target)
   if subject.leases_tried ~= false then try_leases(subject, found, first, second, target) end
 end
 
---- The same for every store. subject.lock_denied, leases_denied, observers_blind: what to do where the store
--- denies that; leases_tried: false where a lease is not to be tried, or
--- the lock is one.
--- unsettled: nobody has used the store yet, and whoever opens it first settles its levels.
+--- Tries a store, of whatever kind. subject.lock_denied, leases_denied, observers_blind: the mend where the store
+-- denies that; leases_tried: false where no lease can be tried, or the lock is one. unsettled: no program has used
+-- the store yet, and the first to open it settles its levels.
 function trial.run(subject, found)
   if subject.unsettled and not subject.levels then
     return found:add("opens", "unseen", "nobody has used the store yet, and the first to open it settles its levels", WHY_OPEN,
