@@ -11,9 +11,9 @@
 #include <string.h>
 #include <unistd.h>
 
-/* File systems of which another machine may have a part, on which either its
-   locks or its futexes would not reach us. FUSE does not say what is behind it
-   (sshfs keeps locks on this side), so it is refused as a whole. */
+/* File systems of which another machine may have a part, on which either its locks or its
+   futexes would not reach us. FUSE does not say which file system is behind it (sshfs keeps
+   locks on this side), so it is refused as a whole. */
 static const struct {
   unsigned long magic; /* statfs(2) */
   const char *name;

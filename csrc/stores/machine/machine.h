@@ -1,7 +1,7 @@
 /*
- * machine.h - what the stores of one machine must know of it: which boot this
- * is, whether a file is on a file system of which another machine may have a
- * part, and whether it was mounted by its own name. A store that is a module of its own has its own copy.
+ * machine.h - facts that the stores of one machine need. Which boot is this? Is a file on a file
+ * system of which another machine may have a part? Was it mounted by its own name? A store that
+ * is a module of its own has its own copy.
  */
 #ifndef HIERLOCK_MACHINE_H
 #define HIERLOCK_MACHINE_H
@@ -13,9 +13,8 @@
    thread; not while births are forbidden (fork.h). */
 void hl__boot_id(uint64_t boot[2]);
 
-/* What people call a file system that other machines may share, by its number
-   in statfs(2): "NFS" ...; NULL: it is a local one, as far as we know. Static.
- */
+/* The usual name of a file system that other machines may share, by its number in statfs(2):
+   "NFS" ...; NULL: it is a local one, as far as we know. Static. */
 const char *hl__remote_kind(unsigned long magic);
 
 /* Whether something is mounted at this very path, which has no symbolic links.

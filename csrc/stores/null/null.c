@@ -1,7 +1,7 @@
 /*
- * null.c - the store that grants everything at once. For tests of programs
- * that use hierlock: they run without a server and without waiting. It must
- * not be mistaken for a lock: nobody is kept out of anything.
+ * null.c - the store that grants everything at once. For tests of programs that use hierlock:
+ * they run without a server and without waiting. Never use it as a lock: it keeps no program out
+ * of anything.
  */
 #include "clock.h"
 #include "error.h"
@@ -10,9 +10,8 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-/* Fencing tokens have 56 bits of counter above 8 zero bits, as those of the
-   other stores do. Unix seconds in the counter's upper 32 bits let tokens grow
-   from one run of a program to the next. */
+/* Fencing tokens have 56 bits of counter above 8 zero bits, as in the other stores. Unix seconds
+   in the counter's upper 32 bits let tokens grow from one run of a program to the next. */
 #define TOKEN_SECOND_BITS 24
 #define TOKEN_LOW_BITS 8
 

@@ -1,6 +1,6 @@
 /*
- * judge.c - see judge.h. Knows no client library: the numbers are those of the servers'
- * manuals, as both have numbers that the header of the other does not name.
+ * judge.c - see judge.h. Knows no client library: it takes the numbers from the servers'
+ * manuals, as each server has numbers that the other's header does not name.
  */
 #include "judge.h"
 

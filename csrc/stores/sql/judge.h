@@ -1,14 +1,15 @@
 /*
- * judge.h - what a server says of itself, and what its errors mean: does it exclude, is it
- * to be asked again? One judge for the stores, and for programs that lock on connections of
- * their own (hierlock.attach). Any thread.
+ * judge.h - judges a server by its settings and its errors: does it exclude, is it to be asked
+ * again? The same judge serves the stores, and programs that lock on connections of their own
+ * (hierlock.attach). Any thread.
  */
 #ifndef HIERLOCK_JUDGE_H
 #define HIERLOCK_JUDGE_H
 
 #include "hierlock.h"
 
-/* A level as a column of type TINYINT has it: those of update rows are below 0. */
+/* Converts a level to its form in a column of type TINYINT: the levels of update rows are below
+   0. */
 static inline int hl__sql_level(uint8_t level) { return (int8_t)level; }
 
 /* So many rows has the gate of a space with leases (MySQL, MariaDB). A root's gate stands in one
@@ -18,7 +19,7 @@ static inline unsigned hl__sql_gate(uint64_t bucket, uint64_t buckets) {
   return (unsigned)(buckets <= HL__SQL_GATES ? bucket : bucket * HL__SQL_GATES / buckets);
 }
 
-/* What a MySQL or MariaDB says of itself. Begins as zeroes. */
+/* The facts that a MySQL or MariaDB reports about itself. Begins as zeroes. */
 typedef struct hl__mysql_server {
   char version[64];
   bool mariadb;
@@ -47,7 +48,7 @@ int hl__mysql_server_judge(const hl__mysql_server *server, hl_error *error);
 #define HL__MYSQL_HINT_MAX 160
 int hl__mysql_error_judge(unsigned number, const char *message, char *hint, size_t size);
 
-/* What a PostgreSQL says of itself. */
+/* The facts that a PostgreSQL reports about itself. */
 typedef struct hl__pg_server {
   const char *version; /* version() */
   int number;          /* server_version_num */
@@ -60,9 +61,9 @@ typedef struct hl__pg_server {
   "EXISTS(SELECT FROM pg_catalog.pg_extension WHERE extname IN "                                   \
   "('bdr','spock'))"
 
-/* Whether there may be leases, to be evaluated behind the locks, in their statement: 2; 1 or
-   0 when there are none; `unseen` when that may not be known, as the gate has no value, or
-   somebody has dropped it alone. See ../postgresql/gate.c. */
+/* Whether there may be leases, to be evaluated behind the locks, in their statement: 2: there
+   may be; 1 or 0: there are none; `unseen`: the role may not know, as the gate has no value, or
+   was dropped alone. See ../postgresql/gate.c. */
 #define HL__PG_GATE_NAME "pg_catalog.to_regclass('public.hier_lock_gate')"
 #define HL__PG_GATE_ROWS "pg_catalog.to_regclass('public.hier_lock_lease_rows')"
 #define HL__PG_GATE_VALUE(unseen)                                                                  \

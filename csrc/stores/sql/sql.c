@@ -1,6 +1,6 @@
 /*
- * sql.c - the statements of a plan, for programs that lock in a transaction of their own,
- * on a connection of their own driver. What the stores send themselves is theirs.
+ * sql.c - the statements of a plan, for programs that lock in a transaction of their own, on a
+ * connection of their own driver. The stores build the statements that they send themselves.
  */
 #include "hierlock.h"
 #include "layout.h"
@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The same targets where there are no buckets; NULL when out of memory. */
+/* Makes a plan with the same targets, but without buckets; NULL when out of memory. */
 static hl_plan *without_buckets(const hl_plan *plan) {
   hl_layout *layout;
   if (hl__layout_unbucketed(hl_plan_layout(plan), &layout, NULL) != HL_OK) return NULL;
@@ -30,11 +30,11 @@ static hl_plan *without_buckets(const hl_plan *plan) {
   return made;
 }
 
-/* One SELECT for each row, as a select list has an end; and as many rows come back. They
-   are executed in their order, and one cannot be left out. The last one looks, behind its
-   lock, whether there may be leases (csrc/stores/postgresql/gate.c). Whether they are in the
-   way it cannot know: then its row does not come back. The schema is named, as somebody
-   else's function in the program's search_path may fit the literal better. */
+/* Each row has a SELECT of its own, as a select list may only have so many columns; so each row
+   returns a row. The server executes them in their order, and leaves none out. The last one
+   looks, behind its lock, whether there may be leases (csrc/stores/postgresql/gate.c). Whether
+   they are in the way it cannot know: then its row does not come back. The schema is named, as a
+   function of another author in the program's search_path may fit the literal better. */
 static char *postgresql_sql(const hl_plan *plan) {
   static const char format[] = "%sSELECT pg_catalog.pg_advisory_xact_lock%s('%" PRId64 "')";
   static const char before[] = "SELECT l FROM (",

@@ -76,8 +76,8 @@ static int ask_number(sqlite3 *db, const char *sql, long long *number) {
  *transaction, or not; empty: there is nothing in it. */
 static int whose(hl__sqlite_session *session, bool *empty, int *status, hl_error *error) {
   long long tables, application, version;
-  /* First: others may be making them, with what is asked then, at one stroke.
-   */
+  /* Ask this first: other processes may be making the tables, with all that is asked below, at
+   * one stroke. */
   int code = ask_number(session->db, "SELECT count(*) FROM sqlite_master", &tables);
   if (code == SQLITE_OK) code = ask_number(session->db, "PRAGMA application_id", &application);
   if (code == SQLITE_OK) code = ask_number(session->db, "PRAGMA user_version", &version);
@@ -146,7 +146,7 @@ static int layout_agree(hl__sqlite_session *session, const char *names, hl_error
 
 /* ---------------------------------------------------------------- opening */
 
-/* What has to be set for each connection. SQLite's code. */
+/* Sets up a new connection. SQLite's code. */
 static int set_up(hl__sqlite_session *session, int *status, hl_error *error) {
   sqlite3 *db = session->db;
   char said[HL__LAYOUT_NAMES_MAX];

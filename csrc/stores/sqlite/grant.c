@@ -11,9 +11,9 @@
  *                               ^         |
  *                               '---------'
  *
- * A look is made by reading alone, so those who wait do not keep each other,
- * nor those who grant and release, from writing. What it finds free is looked
- * at once more in the write transaction that grants.
+ * A look is made by reading alone, so those who wait do not keep each other, nor those who grant
+ * and release, from writing. The write transaction that grants checks once more what the look
+ * found free.
  */
 #include "sqlite_store.h"
 
@@ -25,14 +25,14 @@
 
 /* How soon it is noticed that an earlier waiter has died. */
 #define ALIVE_MS 50
-/* A sleeper looks so often by itself: whoever frees a row may be killed before
-   he rings, or change the database by other means. */
+/* A sleeper looks so often by itself: a process that frees a row may be killed before it rings,
+   or may change the database by other means. */
 #define LOOK_MS 250
 
 /* ---------------------------------------------------------------- looking */
 
-/* In the way of one row: a lease, but not `own`. Those whose time is up are deleted, or, where
-   nothing may be written, end the look. */
+/* Finds a lease that blocks one row, but not `own`. Expired leases are deleted or, where nothing
+   may be written, end the look. */
 static int lease_at(hl__sqlite_session *session, const hl_row *row, int64_t own, bool writes,
                     hl__sqlite_blocker *blocker, bool *found, bool *unsure) {
   for (;;) {
@@ -58,7 +58,7 @@ static int lease_at(hl__sqlite_session *session, const hl_row *row, int64_t own,
                                         (size_t)sqlite3_column_bytes(it, 4), true);
         (void)sqlite3_reset(it);
         if (code != SQLITE_OK) return code;
-        /* It would be met for ever. */
+        /* The loop would meet the lease for ever. */
         if (sqlite3_total_changes(session->db) == changes) return SQLITE_CORRUPT;
         continue;
       }
@@ -68,13 +68,13 @@ static int lease_at(hl__sqlite_session *session, const hl_row *row, int64_t own,
   }
 }
 
-/* *found: what is in the way of the request; earlier waiters first, so that of
-   many who wait for one lease only the first looks when that is over. */
+/* Finds what blocks the request, *found: earlier waiters first, so that of many waiters for one
+   lease only the first looks when the lease is over. */
 static int look(hl__sqlite_session *session, const hl_request *request, int64_t ticket, int64_t own,
                 bool waiters, bool writes, hl__sqlite_blocker *blocker, bool *found, bool *unsure) {
   int code = SQLITE_OK;
   *found = *unsure = false;
-  /* Whoever waits for what is to be upgraded waits for that lease: it passes them. */
+  /* A waiter for the rows that are to be upgraded waits for that lease: the upgrade passes it. */
   if (waiters && !request->upgrade)
     code = hl__sqlite_earlier(session, request, ticket, writes, blocker, found, unsure);
   for (size_t i = 0; i < request->n && code == SQLITE_OK && !*found && !*unsure; i++)
@@ -97,9 +97,9 @@ typedef struct attempt {
   hl__sqlite_blocker blocker;
 } attempt;
 
-/* The next number; never one that was given before, also when what was written
-   last was lost with the power (synchronous=normal): unless the clock was set
-   back, too, or tokens were raised beyond it. */
+/* Draws the next number. It repeats no earlier number, even when the last ones were lost with
+   the power (synchronous=normal), unless the clock was set back, too, or tokens were raised
+   beyond it. */
 static int number_next(hl__sqlite_session *session, int64_t last, bool ticket, int64_t *number) {
   int64_t now = hl__unix_ms() * 1000;
   *number = now > last ? now : last + 1;
@@ -137,14 +137,14 @@ static int ticket_draw(hl__sqlite_session *session, attempt *self, int64_t last)
   if (code == SQLITE_OK) code = hl__sqlite_tickets_sweep(session);
   if (code != SQLITE_OK) return code;
   self->ticket = ticket;
-  /* Before anybody can see it. */
+  /* Lock the byte before another session can see the ticket. */
   self->locked = hl__sqlite_byte_lock(session, HL__SQLITE_TICKETS, (uint64_t)ticket);
   return hl__sqlite_ticket_add(session, self->request, ticket);
 }
 
-/* The file has room for all that is in the log, and some more: else the log
-   could not be written to its place, nor begin anew, and on a full disk nothing
-   could be given back any more. SQLITE_FULL: there is no space. */
+/* Reserves room in the file for all that is in the log, and some more. Without it the log could
+   not be written to its place, nor begin anew, and on a full disk no lease could be given back
+   any more. SQLITE_FULL: there is no space. */
 static int room_reserve(hl__sqlite_session *session) {
   sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_PAGES);
   int code = hl__sqlite_step(it);
@@ -200,7 +200,7 @@ static int attempt_make(hl__sqlite_session *session, attempt *self, bool *grante
     number = self->own;
   else if (code == SQLITE_OK)
     code = number_next(session, last, false, &number);
-  /* The time counts from here: whoever waits has not seen the record yet. */
+  /* The time counts from here: no waiter has seen the record yet. */
   int64_t now = hl__lease_ms();
   if (code == SQLITE_OK && request->upgrade)
     code = hl__sqlite_regrade(session, request, NULL, NULL, &self->lost, &self->why);
@@ -240,8 +240,8 @@ static int attempt_once(hl__sqlite_session *session, attempt *self, int64_t dead
   }
 }
 
-/* The same; where something is in the way there is a ticket then, unless the
-   request tries once, or it went out of the way meanwhile. */
+/* Like attempt_once. After HL_TIMEOUT there is a ticket, unless the request tries once, or the
+   blocker left meanwhile. */
 static int attempt_run(hl__sqlite_session *session, attempt *self, int64_t deadline,
                        hl_error *error) {
   int status = attempt_once(session, self, deadline, error);
@@ -255,8 +255,8 @@ static int attempt_run(hl__sqlite_session *session, attempt *self, int64_t deadl
 
 /* ---------------------------------------------------------------- waiting */
 
-/* Whether nothing seems to be in the way any more; else what is. HL_OK:
-   nothing; HL_TIMEOUT: something. */
+/* Whether the request seems to be free now; else finds its blocker. HL_OK: free; HL_TIMEOUT:
+   blocked. */
 static int look_again(hl__sqlite_session *session, attempt *self, hl_error *error) {
   bool found = false, unsure = false, there = true;
   int status = hl__sqlite_enter(session, error);
@@ -271,7 +271,7 @@ static int look_again(hl__sqlite_session *session, attempt *self, hl_error *erro
                 &found, &unsure);
   if (code != SQLITE_OK) {
     status = hl__sqlite_error(session, code, "look for leases", error);
-    found = status == HL_TIMEOUT; /* somebody recovers the log: later */
+    found = status == HL_TIMEOUT; /* another process recovers the log: later */
     if (found) self->blocker = (hl__sqlite_blocker){0, 0, 1};
   }
   hl__sqlite_leave();
@@ -279,8 +279,8 @@ static int look_again(hl__sqlite_session *session, attempt *self, hl_error *erro
   return found ? HL_TIMEOUT : HL_OK;
 }
 
-/* Sleeps until there is a reason to look: the bell, the end of what is in the
-   way, its death or that it was stopped, the deadline, an interruption, or LOOK_MS. */
+/* Sleeps until there is a reason to look: the bell, the end of the blocker, its death or stop,
+   the deadline, an interruption, or LOOK_MS. */
 static void sleep_on(hl__sqlite_session *session, const attempt *self, hl__sqlite_bell *bell,
                      uint32_t seen, int64_t deadline) {
   int64_t now = hl__now_ms();
@@ -346,8 +346,7 @@ int hl__sqlite_take(hl__sqlite_session *session, const hl_request *request, hl_g
   }
   bool waited = self.ticket != 0;
   ticket_give(session, &self);
-  /* Those who waited only for us. Where a lease was granted they wait for that.
-   */
+  /* Wake the sessions that waited only for us. After a grant they wait for the lease instead. */
   for (size_t i = 0; waited && status != HL_OK && i < request->n; i++)
     hl__sqlite_ring(hl__sqlite_bell_of(session, hl__sqlite_key(&request->rows[i])));
   if (status == HL_TIMEOUT) {

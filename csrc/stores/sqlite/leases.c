@@ -1,11 +1,11 @@
 /*
- * leases.c - the operations on records of leases (hl_lease_ops), but taking;
- * and who holds or awaits a row. Each is a write transaction, or reads alone.
+ * leases.c - the operations on records of leases (hl_lease_ops), except taking; and the
+ * observers' list of the holders and waiters of a row. Each is a write transaction, or reads
+ * alone.
  *
- * A record is found by its number (terms->place), and id and holder are
- * compared. Presence decides: a refresh finds the record or does not, and does
- * not ask for the time; whoever is kept out by a record whose time is up
- * deletes it. Both write, so one of them is first.
+ * A record is found by its number (terms->place), and id and holder are compared. Presence
+ * decides: a refresh finds the record or does not, and does not ask for the time; a request that
+ * meets an expired record deletes it. Both write, so one of them is first.
  */
 #include "sqlite_store.h"
 
@@ -15,8 +15,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What is left of a revoked lease stays so long beyond the lease's time; and a
-   record that nobody has released, refreshed or wanted since. */
+/* A revoked record stays so long beyond the lease's time; so does a record that no session has
+   released, refreshed or met since. */
 #define KEPT_MS 3600000
 /* Such records are looked for so often by each manager that uses leases, and at
    most so many are deleted at a time. */
@@ -42,7 +42,7 @@ static void rows_ring(const hl__sqlite_session *session, const uint8_t *packed, 
   }
 }
 
-/* What is done with a record. */
+/* An operation on a record. */
 typedef struct operation {
   const hl_lease_terms *terms;
   int64_t ttl;
@@ -73,7 +73,7 @@ static int refresh_in(hl__sqlite_session *session, void *context, int *status, h
   if (code == SQLITE_ROW) {
     hl__sqlite_column_end(it, HL__COLUMN_BOOT, &before);
     self->number = sqlite3_column_int64(it, HL__COLUMN_NUMBER);
-    /* Those who wait for its end must hear that it is sooner. */
+    /* The waiters for its end must hear that it is sooner. */
     code = SQLITE_OK;
     if (self->ttl < hl__sqlite_left(session->store, &before))
       code = hl__sqlite_rows_keep(it, &self->packed, &self->size);
@@ -101,7 +101,7 @@ static int lease_look(hl_session *base, const hl_lease_terms *terms, int64_t dea
   hl__sqlite_session *session = session_of(base);
   hl__sqlite_end_time end;
   sqlite3_stmt *it;
-  (void)deadline; /* reading waits for nobody */
+  (void)deadline; /* reading never waits */
   int status = hl__sqlite_enter(session, error);
   if (status) return status;
   if (!hl__sqlite_place_stands(session)) {
@@ -194,7 +194,7 @@ static int adopt_in(hl__sqlite_session *session, void *context, int *status, hl_
   const hl_store_config *config = session->store->config;
   hl__sqlite_end_time end;
   sqlite3_stmt *it;
-  /* Given up while it waited for the file: somebody may have imported since. */
+  /* Given up while it waited for the file: another process may have imported since. */
   if (atomic_load(&session->interrupted)) {
     *status = hl__error(error, HL_CANCELLED, "the import was interrupted");
     return SQLITE_OK;
@@ -266,7 +266,8 @@ static int lease_regrade(hl_session *base, const hl_request *request, hl_grant *
 
 /* ----------------------------------------------------------- many records */
 
-/* Of a key and a row: the locking order. Those of update rows, which come first, are turned over. */
+/* Compares a key with a row in the locking order. The keys of update rows, which come first, are
+   turned over. */
 static int key_compare(const void *key, const void *row) {
   uint64_t a = *(const uint64_t *)key;
   uint64_t b = (uint64_t)hl__sqlite_key(row);
@@ -292,8 +293,8 @@ static size_t first_met(const hl_row *rows, size_t n, const uint8_t *packed, siz
   return first;
 }
 
-/* Whether a record is one that the filter wants; the i-th of its rows is the
-   first that it meets: so each is found once. */
+/* Whether the filter wants a record. The i-th row of the filter must be the first that the
+   record meets: so each record is found once. */
 static bool matches(const hl__sqlite_session *session, sqlite3_stmt *it,
                     const hl_lease_filter *filter, size_t i) {
   hl__sqlite_end_time end;
@@ -366,7 +367,7 @@ static int list_one(hl__sqlite_session *session, sqlite3_stmt *it, void *context
   return SQLITE_OK;
 }
 
-/* One snapshot of the database. HL_TIMEOUT: somebody recovers it. */
+/* Begins to read a snapshot of the database. HL_TIMEOUT: another process recovers the database. */
 static int read_begin(hl__sqlite_session *session, hl_error *error) {
   int status = hl__sqlite_enter(session, error);
   if (status) return status;
@@ -510,7 +511,7 @@ static int revoke_in(hl__sqlite_session *session, void *context, int *status, hl
 static int lease_revoke(hl_session *base, const hl_lease_filter *filter, const char *by,
                         const char *reason, int64_t deadline, uint64_t *count, hl_error *error) {
   hl__sqlite_session *session = session_of(base);
-  /* Those that are over, too: they may be refreshed, as long as the record is there. */
+  /* Include expired leases: as long as the record is there they may be refreshed. */
   hl_lease_filter all = *filter;
   all.over = true;
   revocation self = {.filter = &all, .by = by, .reason = reason};
@@ -543,7 +544,7 @@ static int raise_in(hl__sqlite_session *session, void *context, int *status, hl_
   return hl__sqlite_run(session, HL__SQLITE_RAISE);
 }
 
-/* The next number is beyond it, whatever the clock shows. It lasts as a grant does: with
+/* The next number is beyond it, whatever the clock shows. The raise lasts as a grant does: with
    synchronous=full it is on the disk before this returns, where it was not before. */
 static int lease_raise(hl_session *base, uint64_t token, int64_t deadline, hl_error *error) {
   int64_t least = (int64_t)(token >> 8);

@@ -40,9 +40,8 @@ static int place_check(const char *path, const struct stat *st, hl_error *error)
 
 int hl__sqlite_place(hl__sqlite_session *session, const char *path, hl_error *error) {
   struct stat st;
-  /* For its owner alone, as there are secrets in it; SQLite, and we, give the
-     files beside it the same mode. Whoever wants to share it with others makes
-     it, or changes its mode. */
+  /* For its owner alone, as there are secrets in it; SQLite, and we, give the files beside it
+     the same mode. An operator who wants to share the file makes it, or changes its mode. */
   if (mknod(path, S_IFREG | 0600, 0) != 0 && errno != EEXIST)
     return hl__error_errno(error, HL_ESTORE, "cannot make the file %s", path);
   session->path = realpath(path, NULL);

@@ -1,12 +1,11 @@
 /*
- * queue.c - tickets: who waits for what, in which order, and who of them is
+ * queue.c - tickets: the rows that each waiter waits for, their order, and which waiters are
  * alive.
  *
- * A ticket is a number, lower than all that are drawn later; the session that
- * has it keeps the byte of that number locked. Where nobody has locked the
- * byte, its process has died, or its wait has ended: nobody writes only to say
- * that he has given up. Such a ticket, and that of a session which is stopped,
- * is in nobody's way: the next write transaction that meets it deletes it.
+ * A ticket is a number, lower than all that are drawn later; the session that has it keeps the
+ * byte of that number locked. If the byte is not locked, its process has died, or its wait has
+ * ended: a waiter writes nothing only to say that it gives up. Such a ticket blocks no request,
+ * nor does the ticket of a stopped session: the next write transaction that meets it deletes it.
  */
 #include "sqlite_store.h"
 
@@ -42,7 +41,7 @@ static int ticket_clear(hl__sqlite_session *session, int64_t ticket, int64_t key
   return hl__sqlite_ticket_delete(session, ticket, none, sizeof none);
 }
 
-/* A ticket before that one at a row. *ticket: 0, there is none. */
+/* Finds a ticket before `before` at a row. *ticket: 0, no ticket. */
 static int earlier_at(hl__sqlite_session *session, int64_t key, bool exclusive, int64_t before,
                       int64_t *ticket) {
   sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_EARLIER);
@@ -83,7 +82,7 @@ int hl__sqlite_earlier(hl__sqlite_session *session, const hl_request *request, i
       int changes = sqlite3_total_changes(session->db);
       code = ticket_clear(session, other, key, exclusive);
       if (code != SQLITE_OK) return code;
-      /* It would be met for ever: it is not what we write. */
+      /* The loop would meet it for ever: it is not a row that we write. */
       if (sqlite3_total_changes(session->db) == changes) return SQLITE_CORRUPT;
     }
   }

@@ -233,7 +233,7 @@ int hl__sqlite_revoked(sqlite3_stmt *it, hl_error *error) {
 
 int hl__sqlite_find(hl__sqlite_session *session, const hl_lease_terms *terms,
                     sqlite3_stmt **statement) {
-  /* Of one that was granted while it was cancelled nobody has the place. */
+  /* A lease that was granted while it was cancelled has no known place. */
   bool placed = terms->place != 0;
   *statement =
       hl__sqlite_statement(session, placed ? HL__SQLITE_GET_LEASE : HL__SQLITE_GET_LEASE_BY_ID);

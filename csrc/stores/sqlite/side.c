@@ -3,9 +3,9 @@
  * processes have a mapping, and bytes that they lock. Nothing in it has to
  * survive anything: a new one is as good, for those who come later.
  *
- * Bells. A waiter sleeps on the bell of the key where it was found to be in
- * somebody's way. Whoever frees a row rings its bell. No wake-up is lost, as in
- * the embedded store (queue.c there has the proof):
+ * Bells. A waiter sleeps on the bell of the key where it was found to be blocked. A session that
+ * frees a row rings its bell. No wake-up is lost, as in the embedded store (queue.c there has
+ * the proof):
  *
  *     who waits                        who frees a row
  *     W1  sleepers += 1                R1  COMMIT, or unlocks a ticket's byte
@@ -13,9 +13,9 @@
  *     W3  looks; is in somebody's way  R3  events += 1
  *     W4  sleeps if events == e        R4  wakes those who sleep on events
  *
- * A process that is killed between R1 and R4 rings no bell; so a waiter looks
- * again by itself now and then. One that is killed while it sleeps leaves
- * `sleepers` too high: a bell then costs a system call more.
+ * A process that is killed between R1 and R4 rings no bell; so a waiter looks again by itself
+ * now and then. A sleeper that is killed leaves `sleepers` too high: a bell then costs one
+ * system call more.
  *
  * Bytes. A session locks the byte of its turn (turn.c) and of its ticket
  * (queue.c) while it has it: by that the others know that it is alive.
@@ -60,9 +60,8 @@ static char *side_path(const hl__sqlite_session *session) {
   return asprintf(&path, "%s" SUFFIX, session->path) < 0 ? NULL : path;
 }
 
-/* Births are forbidden. Never O_CREAT on what is there: where
-   fs.protected_regular is set that fails on another user's file in a directory
-   such as /tmp. */
+/* Births are forbidden. Never O_CREAT on an existing file: where fs.protected_regular is set
+   that fails on another user's file in a directory such as /tmp. */
 static int side_descriptor(const char *path, mode_t mode) {
   const int how = O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK;
   for (int i = 0; i < 3; i++) {

@@ -60,9 +60,9 @@ static int session_open(hl_store *base, int64_t deadline, hl_session **result, h
   return status;
 }
 
-/* The file was taken away under a request that waits: it goes on in the new
-   one, once. The old words stay mapped, as somebody may be interrupting its
-   sleep on one. HL_ECONNECTION: the session is of no more use. */
+/* The file was taken away under a request that waits: it goes on in the new one, once. The old
+   words stay mapped, as another thread may be interrupting its sleep on one. HL_ECONNECTION: the
+   session is of no more use. */
 static int session_renew(hl__sqlite_session *session, hl_error *error) {
   if (session->retired) return HL_ECONNECTION;
   hl__sqlite_forks_remove(session);
@@ -114,7 +114,7 @@ static int take(hl_session *base, const hl_request *request, hl_grant *grant, hl
   int status = hl__sqlite_take(session, request, grant, error);
   if (status == HL_ECONNECTION && session_renew(session, error) == HL_OK)
     status = hl__sqlite_take(session, request, grant, error);
-  atomic_store(&session->interrupted, false); /* one that comes later: settle */
+  atomic_store(&session->interrupted, false); /* a late one: settle */
   return status;
 }
 

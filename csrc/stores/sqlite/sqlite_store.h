@@ -32,17 +32,16 @@
  * an earlier waiter, that conflicts with any of its rows. SQLite has one such
  * transaction at a time. So no two leases conflict, whatever else here goes
  * wrong.
- *   2. Presence decides. Whoever meets a lease whose time is up deletes it, in
- * the transaction in which he looks at its time; a refresh finds the record, or
- * does not, and does not ask for the time.
- *   3. A request that has to wait draws a ticket, and locks the byte of that
- * number in the side file. It is granted once no lease and no living earlier
- * ticket is in its way. It holds nothing before: there is no deadlock. The
- * kernel unlocks the byte of a process that dies, however it dies. A request
- * that meets such a ticket deletes it, and so it does with that of a process
- * which was stopped for 3 s: that one draws another when it goes on.
- *   4. What is in the side file is for order and for bells. Where it is lost or
- * damaged, requests wait longer, or in another order; rule 1 is not concerned.
+ *   2. Presence decides. A session that meets an expired lease deletes it, in the transaction in
+ * which it looks at the lease's time. A refresh finds the record, or does not, and does not ask for
+ * the time.
+ *   3. A request that has to wait draws a ticket, and locks the byte of that number in the side file.
+ * The request is granted once no lease and no living earlier ticket blocks it. Before the grant it
+ * holds nothing: there is no deadlock. The kernel unlocks the byte of a process that dies, however it
+ * dies. A request that meets such a ticket deletes it. It also deletes the ticket of a process that
+ * was stopped for 3 s: that process draws another when it goes on.
+ *   4. The side file serves order and bells only. Where it is lost or damaged, requests wait longer, or
+ * in another order; rule 1 is not concerned.
  */
 #ifndef HIERLOCK_SQLITE_STORE_H
 #define HIERLOCK_SQLITE_STORE_H
@@ -95,7 +94,7 @@ typedef struct hl__sqlite_side {
 typedef struct hl__sqlite_store {
   hl_store base;
   const hl_store_config *config;
-  bool lasts; /* what was granted survives a power failure (synchronous=full) */
+  bool lasts; /* a grant survives a power failure (synchronous=full) */
   uint64_t boot[2];
   atomic_int_fast64_t sweep; /* when records that ended long ago go; hl__now_ms */
 } hl__sqlite_store;
@@ -142,19 +141,18 @@ struct hl__sqlite_session {
   int side_fd; /* of this session alone: byte locks belong to it */
   struct stat side_stat;
   hl__sqlite_side *side;
-  hl__sqlite_side *retired; /* that of a file which was taken away; or NULL */
+  hl__sqlite_side *retired; /* the side file of a file that was taken away; or NULL */
   atomic_bool interrupted;
-  /* What is committed need not survive a power failure: as it is wanted; as it
-   * is set. */
+  /* Commits need not survive a power failure: as the caller wants it; as the connection is set. */
   bool relax, relaxed;
-  bool full; /* there was no space for what was written last */
+  bool full; /* the last write found no space */
   /* On which it sleeps; NULL: it does not. Set by the session's thread. */
   hl__sqlite_bell *_Atomic asleep;
-  /* Of the numbers that it has: what it says by, and what it said last. */
+  /* For the session's numbers: the word that it beats, and its last beat. */
   _Atomic uint32_t *beats[HL__SQLITE_RANGES];
   uint32_t beaten[HL__SQLITE_RANGES];
-  /* Between hl__sqlite_enter and leave the session's thread's; else that of a
-     thread that forks. NULL: closed, by a fork or as it was of no more use. */
+  /* Between hl__sqlite_enter and leave the session's thread owns it; else a thread that forks
+     does. NULL: closed, by a fork or because it had become useless. */
   sqlite3 *db;
   int64_t page_size; /* bytes */
   int64_t file_size; /* as it was looked at last; bytes */
@@ -181,18 +179,17 @@ int hl__sqlite_moved_error(const hl__sqlite_session *session, hl_error *error);
 
 /* ---- database.c; between enter and leave */
 
-/* Opens session->db, makes the tables where there are none, and compares the
-   levels; the first session settles the store's layout. Until the deadline. */
+/* Opens session->db, makes missing tables, and compares the levels; the first session settles
+   the store's layout. Until the deadline. */
 int hl__sqlite_open(hl__sqlite_session *session, int64_t deadline, hl_error *error);
 void hl__sqlite_close(hl__sqlite_session *session);
 
 /* ---- forks.c */
 
-/* SQLite must not be carried over a fork: what it knows of its files and their
-   locks belongs to the process. So fork() waits until nobody is between enter
-   and leave, and closes all connections before the child is born; parent and
-   child open them again. Whoever is between the two does nothing that waits for
-   others, and nothing of fork.h. Not nested. */
+/* SQLite must not be carried over a fork: its knowledge of its files and their locks belongs to
+   the process. So fork() waits until every thread has left, and closes all connections before
+   the child is born; parent and child open them again. Between enter and leave a thread does
+   nothing that waits for others, and calls nothing of fork.h. Not nested. */
 void hl__sqlite_forks_init(void); /* before anything else */
 /* Opens the connection where it is closed. HL_ECONNECTION: it is another file
    now. After any failure it is not entered. */
@@ -212,8 +209,8 @@ sqlite3_stmt *hl__sqlite_statement(hl__sqlite_session *session, hl__sqlite_numbe
 int hl__sqlite_run(hl__sqlite_session *session, hl__sqlite_number number);
 /* The next row of it: SQLITE_ROW, or SQLITE_DONE, or an error. */
 int hl__sqlite_step(sqlite3_stmt *statement);
-/* What SQLite says means for a caller. `doing` is what was tried ("grant a
-   lease"). HL_TIMEOUT: somebody else writes. */
+/* Translates an error of SQLite's for a caller. `doing` names the attempt ("grant a lease").
+   HL_TIMEOUT: another process writes. */
 int hl__sqlite_error(hl__sqlite_session *session, int code, const char *doing, hl_error *error);
 
 /* ---- side.c */
@@ -244,13 +241,13 @@ bool hl__sqlite_is_alive(const hl__sqlite_session *session, hl__sqlite_range ran
                          uint64_t number);
 /* The first number from this one on which no other shares its beat. */
 int64_t hl__sqlite_beat_free(const hl__sqlite_session *session, int64_t number);
-/* The number is nobody's any more. */
+/* Marks the number as unused. */
 void hl__sqlite_beat_clear(const hl__sqlite_session *session, hl__sqlite_range range,
                            uint64_t number);
 
 hl__sqlite_bell *hl__sqlite_bell_of(const hl__sqlite_session *session, int64_t key);
-/* Wakes all who sleep on it, and have counted themselves in `sleepers`; without
-   a system call where there are none. */
+/* Wakes all sleepers that have counted themselves in `sleepers`; without a system call where the
+   count is 0. */
 void hl__sqlite_ring(hl__sqlite_bell *bell);
 /* The session's thread sleeps until the bell's word is not `seen` any more,
    until `until` (hl__now_ms), or less. */
@@ -261,18 +258,17 @@ void hl__sqlite_interrupt(hl__sqlite_session *session);
 
 /* ---- turn.c */
 
-/* Begins a write transaction. It waits for its turn until the deadline. HL_OK:
-   entered; hl__sqlite_end follows. HL_TIMEOUT; HL_CANCELLED, where it may be;
-   HL_ECONNECTION: the file is another one now; HL_ESTORE. */
+/* Begins a write transaction. The caller waits for its turn until the deadline. HL_OK: entered;
+   hl__sqlite_end follows. HL_TIMEOUT; HL_CANCELLED, where it may be; HL_ECONNECTION: the file is
+   another one now; HL_ESTORE. */
 int hl__sqlite_begin(hl__sqlite_session *session, int64_t deadline, bool cancellable,
                      hl_error *error);
 /* Ends it: commits where status is HL_OK, else rolls back. Returns status; or
    why it could not be committed. Leaves. */
 int hl__sqlite_end(hl__sqlite_session *session, int status, const char *doing, hl_error *error);
-/* A write transaction that runs fn, and once more where there was no space for
-   it: the log may be reused then. fn returns SQLite's code, and an outcome in
-   *status: where that is not HL_OK, or the code not SQLITE_OK, nothing is
-   changed. */
+/* Runs fn in a write transaction, and once more where there was no space for it: the log may be
+   reused then. fn returns SQLite's code, and an outcome in *status. Where status is not HL_OK,
+   or the code not SQLITE_OK, nothing is changed. */
 typedef int (*hl__sqlite_fn)(hl__sqlite_session *session, void *context, int *status,
                              hl_error *error);
 int hl__sqlite_write(hl__sqlite_session *session, hl__sqlite_fn fn, void *context,
@@ -313,9 +309,9 @@ int hl__sqlite_record_add(hl__sqlite_session *session, const hl_request *request
 int hl__sqlite_record_delete(hl__sqlite_session *session, int64_t number, const void *packed,
                              size_t size, bool record);
 
-/* In a write transaction: the lease of a number, which has these rows, gets the rows and mode of the
-   request (shown). It keeps its number, and so its token: nobody else has been exclusive since.
-   SQLite's code. */
+/* In a write transaction: the lease of a number, which has these rows, gets the rows and mode of
+   the request (shown). The lease keeps its number, and so its token: no other lease has been
+   exclusive since. SQLite's code. */
 int hl__sqlite_record_regrade(hl__sqlite_session *session, const hl_request *request,
                               int64_t number, const void *packed, size_t size);
 /* How the mode of a request stands in the tables, in the column `shared`. */
@@ -325,12 +321,12 @@ static inline hl_mode hl__sqlite_mode_read(int column) {
   return column == HL_UPDATE ? HL_UPDATE : HL_SHARED;
 }
 
-/* The space that the file takes beyond what is in it, a multiple of which it is. */
+/* The file grows by this much at a time; its size is a multiple of it. */
 #define HL__SQLITE_CHUNK 262144
 
 /* ---- queue.c */
 
-/* What stands in a request's way: a lease, for so long; or a waiter. */
+/* A request's blocker: a lease, with its remaining time; or a waiter. */
 typedef struct hl__sqlite_blocker {
   int64_t key;    /* of the row where it stands */
   int64_t ticket; /* 0: it is a lease */
@@ -377,33 +373,34 @@ enum hl__sqlite_column {
   HL__COLUMN_REVOKED_BY,
   HL__COLUMN_REASON
 };
-/* Finds the record of that id. SQLITE_ROW, with the record at *statement, which the caller resets;
-   SQLITE_DONE: there is none. */
+/* Finds the record of that id. SQLITE_ROW, with the record at *statement, which the caller
+   resets; SQLITE_DONE: not found. */
 int hl__sqlite_find(hl__sqlite_session *session, const hl_lease_terms *terms,
                     sqlite3_stmt **statement);
-/* Likewise, where it is this holder's and not revoked; else SQLITE_DONE, and *status and *error say why. */
+/* Like hl__sqlite_find, where the record is this holder's and not revoked; else SQLITE_DONE, and
+   *status and *error say why. */
 int hl__sqlite_find_held(hl__sqlite_session *session, const hl_lease_terms *terms,
                          sqlite3_stmt **statement, int *status, hl_error *error);
 bool hl__sqlite_is_bytes(sqlite3_stmt *it, int column, const uint8_t bytes[16]);
 /* HL_ELOST: nothing is left of the record; or it was revoked, as it says. */
 int hl__sqlite_gone(hl_error *error);
 int hl__sqlite_revoked(sqlite3_stmt *it, hl_error *error);
-/* Copies the rows of the record, before its statement is reset. *packed: malloc'ed; what was there is
-   freed. SQLITE_OK, SQLITE_NOMEM. */
+/* Copies the rows of the record, before its statement is reset. *packed: malloc'ed; its old
+   value is freed. SQLITE_OK, SQLITE_NOMEM. */
 int hl__sqlite_rows_keep(sqlite3_stmt *it, uint8_t **packed, size_t *size);
-/* In a write transaction: the number of the record of that id and holder. *status: HL_ELOST, there
-   is none. SQLite's code. */
+/* In a write transaction: the number of the record of that id and holder. *status: HL_ELOST, not
+   found. SQLite's code. */
 int hl__sqlite_held(hl__sqlite_session *session, const hl_lease_terms *terms, int64_t *number,
                     int *status, hl_error *error);
-/* The same record gets the rows and mode of the request. *packed: the rows that it had, malloc'ed;
-   NULL: not wanted. */
+/* Gives the held record the rows and mode of the request. *packed: the rows that it had,
+   malloc'ed; NULL: not wanted. */
 int hl__sqlite_regrade(hl__sqlite_session *session, const hl_request *request, uint8_t **packed,
                        size_t *size, int *status, hl_error *error);
 
 /* ---- leases.c */
 
 extern const hl_lease_ops hl__sqlite_leases;
-/* Now and then: deletes what has ended long ago. */
+/* Deletes now and then the records that ended long ago. */
 void hl__sqlite_sweep(hl__sqlite_session *session);
 int hl__sqlite_holders(hl__sqlite_session *session, const hl_lease_filter *filter, hl_holder_fn fn,
                        void *context, hl_error *error);

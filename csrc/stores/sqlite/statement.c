@@ -102,7 +102,7 @@ int hl__sqlite_error(hl__sqlite_session *session, int code, const char *doing, h
     hint = ": the file, or its directory, must not be read-only";
     break;
   case SQLITE_CANTOPEN:
-    /* What the system says of it, where that is something else. */
+    /* The system's own reason, where it is another one. */
     hint = session->db && (sqlite3_system_errno(session->db) == EMFILE ||
                            sqlite3_system_errno(session->db) == ENFILE)
                ? ": there are too many open files"

@@ -1,25 +1,23 @@
 /*
- * turn.c - write transactions. SQLite has one at a time, and lets those who
- * come meanwhile try again; who of them is next is chance. So they stand in
- * line: whoever finds others draws a number, locks its byte, and tries when
- * nobody who lives has a lower one. Whoever ends a transaction rings. Numbers
- * up to that of a session which is stopped in line are passed.
+ * turn.c - write transactions. SQLite has one at a time, and lets those who come meanwhile try
+ * again; chance decides which of them is next. So they stand in line: a session that finds
+ * others draws a number, locks its byte, and tries when no living session has a lower number. A
+ * session that ends a transaction rings. A session that is stopped in line is passed, with all
+ * numbers up to its own.
  *
- * A transaction of ours takes microseconds, and as long as the disk takes for
- * what is to survive a power failure. A process that is stopped in the middle
- * of one keeps the others waiting, until their time is up.
+ * A transaction of ours takes microseconds, or as long as the disk takes for data that must
+ * survive a power failure. A process that is stopped inside a transaction keeps the others
+ * waiting, until their time is up.
  */
 #include "sqlite_store.h"
 
-/* The first in line tries again by itself so often: another program may have
-   been writing, or a process that was killed. Those behind it: the first may
-   have been. */
+/* The first in line tries again by itself so often: another program may have been writing, or a
+   process that was killed. Sessions behind the first do so, too: the first may have been killed. */
 #define FIRST_MS 1
 #define OTHERS_MS 10
 
-/* turn_waiters: how many below, above a version that every change raises, so
-   that a count that is too high, as processes were killed, is told from one
-   that changes. */
+/* turn_waiters: the count is in the lower bits, below a version that every change raises. Thus a
+   count that is too high, because processes were killed, differs from one in change. */
 #define VERSION_ONE (UINT64_C(1) << 32)
 #define COUNT (VERSION_ONE - 1)
 
@@ -39,9 +37,9 @@ static bool others(const hl__sqlite_session *session, uint64_t number) {
   return false;
 }
 
-/* Whether a session stands in line. Each change of the count is made while a
-   byte is locked; so where none is locked, what is counted was killed. A
-   session that was passed may make the count wrong, until it is set right here. */
+/* Whether a session stands in line. Each change of the count is made while a byte is locked; so
+   where no byte is locked, the counted sessions were killed. A session that was passed may make
+   the count wrong, until it is set right here. */
 static bool crowded(const hl__sqlite_session *session) {
   hl__sqlite_side *side = session->side;
   uint64_t seen = atomic_load(&side->turn_waiters);
@@ -52,7 +50,7 @@ static bool crowded(const hl__sqlite_session *session) {
   return false;
 }
 
-/* As the session wants it; not in a transaction. */
+/* Sets the durability that the session wants; not in a transaction. */
 static int durability_set(hl__sqlite_session *session) {
   if (!session->store->lasts || session->relax == session->relaxed) return SQLITE_OK;
   int code = sqlite3_exec(session->db,
@@ -62,15 +60,14 @@ static int durability_set(hl__sqlite_session *session) {
   return code;
 }
 
-/* HL_OK: begun, and entered. HL_TIMEOUT: somebody else writes. */
+/* HL_OK: begun, and entered. HL_TIMEOUT: another process writes. */
 static int try_begin(hl__sqlite_session *session, hl_error *error) {
   int status = hl__sqlite_enter(session, error);
   if (status) return status;
   int code = durability_set(session);
   if (code == SQLITE_OK) code = hl__sqlite_run(session, HL__SQLITE_BEGIN);
   if (code == SQLITE_OK) {
-    /* Whoever has opened the new file does not see what would be written here.
-     */
+    /* Readers of the new file would not see a write here. */
     if (hl__sqlite_place_stands(session)) return HL_OK;
     (void)hl__sqlite_run(session, HL__SQLITE_ROLLBACK);
     status = hl__sqlite_moved_error(session, error);
@@ -120,7 +117,7 @@ int hl__sqlite_begin(hl__sqlite_session *session, int64_t deadline, bool cancell
   if (locked) {
     (void)atomic_fetch_add(&side->turn_waiters, VERSION_ONE - 1);
     hl__sqlite_byte_unlock(session, HL__SQLITE_TURNS, number);
-    /* Whoever is behind us is first now; he tries when we have done. */
+    /* The session behind us is first now; it tries when we have done. */
     if (status) hl__sqlite_ring(&side->turn);
   }
   if (status == HL_TIMEOUT)
@@ -139,8 +136,7 @@ int hl__sqlite_end(hl__sqlite_session *session, int status, const char *doing, h
   }
   if (status && !sqlite3_get_autocommit(session->db))
     (void)hl__sqlite_run(session, HL__SQLITE_ROLLBACK);
-  /* What is in the log is written to its place, so that the log can begin anew.
-   */
+  /* Writes the log to its place, so that it can begin anew. */
   if (status && session->full)
     (void)sqlite3_wal_checkpoint_v2(session->db, NULL, SQLITE_CHECKPOINT_PASSIVE, NULL, NULL);
   hl__sqlite_leave();
