@@ -1,12 +1,13 @@
 /*
- * bells.c - the one subscription by which all that wait here are woken.
+ * bells.c - the single subscription that wakes all waiters of this manager.
  *
- * Who waits sleeps on an eventfd of his own. One of the sleepers reads the subscribed connection,
- * too, and rings the others; when he leaves, another one is woken, and reads. So no thread is needed for
- * it. What is published while nobody sleeps stays in the socket, and is read by the next.
+ * Each waiter sleeps on an eventfd of its own. One sleeper reads the subscribed connection, too,
+ * and rings the others; when it leaves, it wakes another, which reads. So no thread is needed
+ * for it. A message that is published while no waiter sleeps stays in the socket, and the next
+ * one reads it.
  *
- * Bells only spare time: who is not rung looks each second, and as often as FALLBACK_MS where there is no
- * subscription.
+ * Bells only save time: a waiter that is not rung looks each second, and as often as FALLBACK_MS
+ * where there is no subscription.
  */
 #include "redis_store.h"
 
@@ -99,7 +100,7 @@ static void bells_read(hl__redis_store *store, hl__redis_session *bells) {
   }
 }
 
-/* Another one that sleeps reads from now on. */
+/* Another sleeper reads from now on. */
 static void pass_on(hl__redis_store *store, const hl__redis_session *from)
     HL__REQUIRES(hl__redis_mutex) {
   store->reading = false;
@@ -116,7 +117,7 @@ void hl__redis_bells_leave(hl__redis_session *session) {
   hl__redis_store_lock(store);
   hl__list_remove(&session->node);
   session->rung = false;
-  /* It may have been the one that was to read next, and was not asleep. */
+  /* The session may have been due to read next, and was not asleep. */
   if (store->bells && !store->reading) pass_on(store, session);
   hl__redis_store_unlock(store);
 }
@@ -145,7 +146,7 @@ void hl__redis_bells_sleep(hl__redis_session *session, int64_t until) {
   }
 }
 
-/* Unchecked: nobody else has the store. */
+/* Unchecked: no other thread has the store. */
 HL__UNCHECKED void hl__redis_bells_close(hl__redis_store *store) {
   hl__redis_disconnect(store->bells);
   store->bells = NULL;

@@ -167,7 +167,8 @@ void hl__redis_cluster_hint(hl__redis_session *session, const char *said) {
   hl__redis_store_unlock(store);
 }
 
-/* Where a new session connects to: the DSN's address, or, after that has failed, the others. False: there is none. */
+/* Where a new session connects to: the DSN's address, or, after that has failed, the others.
+   False: no such address. */
 bool hl__redis_cluster_seed(hl__redis_store *store, unsigned i, hl__redis_address *address) {
   bool found = false;
   if (!store->cluster || i == 0) return false;

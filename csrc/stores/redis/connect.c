@@ -37,7 +37,7 @@ int hl__redis_connect(hl__redis_store *store, int64_t deadline, hl__redis_sessio
   const hl_dsn *dsn = store->config->dsn;
   int64_t patience = hl__now_ms() + store->connect_timeout;
   hl__redis_address address;
-  /* As redis-cli has it. */
+  /* Named as in redis-cli. */
   const char *password = dsn->password ? dsn->password : getenv("REDISCLI_AUTH");
   if (patience < deadline) deadline = patience;
   *result = NULL;

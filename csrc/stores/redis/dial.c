@@ -1,5 +1,5 @@
 /*
- * dial.c - reaches one server: socket, TLS, login. It never blocks: each wait is a poll() of ours,
+ * dial.c - reaches one server: socket, TLS, login. Never blocks: each wait is a poll() of ours,
  * with an end.
  */
 #include "redis_store.h"
@@ -53,7 +53,7 @@ static int socket_await(const hl__redis_session *session, int64_t deadline, hl_e
   if (failure) return hl__error_errno(error, HL_ECONNECTION, "cannot connect");
   const int on = 1;
   (void)setsockopt(session->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
-  /* Nobody speaks on the subscribed one. */
+  /* The server may send nothing on the subscribed connection for long. */
   const int idle = 15;
   (void)setsockopt(session->fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   (void)setsockopt(session->fd, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
@@ -111,7 +111,7 @@ static void one_disconnect(hl__redis_session *session) {
 
 void hl__redis_disconnect(hl__redis_session *session) {
   if (!session) return;
-  hl__list *next; /* those of a cluster's masters have none of their own */
+  hl__list *next; /* a link to a cluster's master has no links */
   for (hl__list *node = session->links.next; node != &session->links; node = next) {
     next = node->next;
     one_disconnect(HL__LIST_ENTRY(node, hl__redis_session, links));

@@ -75,7 +75,7 @@ int hl__redis_dsn(char *text, hl_dsn *dsn, hl_error *error) {
                      "the DSN names no host: write a socket as "
                      "redis+unix://[:password@]/path/to.sock[?database=1]");
   int status = hl__dsn_url(text, parse_host, dsn, error);
-  /* It would log in as nobody, or as somebody else. */
+  /* The login would be as no user, or as another. */
   if (status == HL_OK && dsn->user && !dsn->password && !getenv("REDISCLI_AUTH"))
     return hl__error(error, HL_EDSN,
                      "the DSN names a user and no password: write "

@@ -50,8 +50,8 @@ static void begin_call(hl__redis_call *call, const hl__redis_session *session,
   hl__redis_id(call, terms->holder);
 }
 
-/* What the server remembers, and which server the session means; nobody's where it is of no
-   matter. */
+/* Adds the key of the server's memory, and the run id of the session's server: empty where the
+   DSN wants no quarantine. */
 static void memory_add(hl__redis_call *call, const hl__redis_session *session, uint64_t place) {
   const hl__redis_store *store = session->store;
   char memory[96];
@@ -175,7 +175,7 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
 
 /* ------------------------------------------------------------ many records */
 
-/* What list.lua is asked, beside the tree. */
+/* The questions for list.lua, beside the tree. */
 typedef struct inquiry {
   const hl_row *rows;
   size_t n;
@@ -257,8 +257,8 @@ static int inquire_tree(hl__redis_session *session, inquiry *self, uint32_t root
   return HL_OK;
 }
 
-/* What one step of SCAN tells of: the leases of a tree, and the waiters of a root. It may tell
-   of one twice, which *seen sees to. */
+/* Reads the keys of one step of SCAN: the leases of a tree, and the waiters of a root. SCAN may
+   return a key twice, which *seen sees to. */
 static int inquire_page(hl__redis_session *session, inquiry *self, const redisReply *keys,
                         uint64_t **seen, size_t *count, hl_error *error) {
   static const char leases[] = "leases", waiters[] = ":w";
@@ -294,8 +294,8 @@ static int inquire_page(hl__redis_session *session, inquiry *self, const redisRe
   return status;
 }
 
-/* All trees: whoever asks for so much waits for a look at all keys. Every waiter waits for a
-   root, at least shared. */
+/* All trees: a caller that asks for so much waits for a look at all keys. Every waiter waits for
+   a root, at least shared. */
 static int inquire_all(hl__redis_session *session, void *context, hl_error *error) {
   inquiry *self = context;
   char pattern[96], cursor[32] = "0";
@@ -383,7 +383,8 @@ int hl__redis_holders(hl_session *base, const hl_lease_filter *filter, hl_holder
   return inquire(base, &self, error);
 }
 
-/* Of all trees: so it is kept beside them, for as long as the server keeps anything. */
+/* Raises the tokens of all trees: the number is kept beside them, for as long as the server
+   keeps anything. */
 static int lease_raise(hl_session *base, uint64_t token, int64_t deadline, hl_error *error) {
   hl__redis_session *session = hl__redis_session_of(base);
   hl__redis_call call;

@@ -1,6 +1,6 @@
 /*
- * redis.c - the store's operations: the life of a session. What is asked of the server is
- * in take.c and leases.c.
+ * redis.c - the store's operations: the life of a session. take.c and leases.c have the
+ * questions to the server.
  */
 #include "redis_store.h"
 
@@ -26,7 +26,7 @@ static int connect_verified(hl__redis_store *store, int64_t deadline, hl__redis_
 }
 
 static void one_forget(hl__redis_session *session) {
-  /* Its descriptors were closed when this process was born. */
+  /* The session's descriptors were closed when this process was born. */
   session->context->fd = -1;
   redisFree(session->context);
   hl__redis_tls_end(session);
@@ -36,7 +36,7 @@ static void one_forget(hl__redis_session *session) {
 
 static void session_forget(hl_session *base) {
   hl__redis_session *session = hl__redis_session_of(base);
-  hl__list *next; /* those of a cluster's masters have none of their own */
+  hl__list *next; /* a link to a cluster's master has no links */
   for (hl__list *node = session->links.next; node != &session->links; node = next) {
     next = node->next;
     one_forget(HL__LIST_ENTRY(node, hl__redis_session, links));
@@ -44,8 +44,8 @@ static void session_forget(hl_session *base) {
   one_forget(session);
 }
 
-/* Unchecked, as the other two: nobody else has the store. The mutex may be a thread's of the
-   parent: it is not touched. */
+/* Unchecked, like the other two: no other thread has the store. The mutex may be a thread's of
+   the parent: it is not touched. */
 HL__UNCHECKED static void store_forget(hl_store *base) {
   hl__redis_store *store = (hl__redis_store *)(void *)base;
   if (store->spare) session_forget(&store->spare->base);
@@ -69,7 +69,7 @@ HL__UNCHECKED static void store_close(hl_store *base) {
   free(store);
 }
 
-/* Nobody else's bells are heard there. */
+/* No other manager's bells are heard there. */
 static int channel_draw(hl__redis_store *store, hl_error *error) {
   uint8_t random[16];
   if (getrandom(random, sizeof random, 0) != sizeof random)
@@ -134,7 +134,7 @@ static void session_close(hl_session *session) {
 
 /* ------------------------------------------------------------ a session */
 
-/* It holds nothing. */
+/* A session holds nothing between two calls. */
 static int give_back(hl_session *session, hl_error *error) {
   (void)session, (void)error;
   return HL_OK;

@@ -1,6 +1,6 @@
 /*
- * redis_store.h - what the files of the Redis store share. This folder is the only one that
- * includes hiredis. It serves Redis and Valkey.
+ * redis_store.h - what the files of the Redis store share. Only this folder includes hiredis. It
+ * serves Redis and Valkey.
  *
  *     redis.c       the store's operations: the life of a session
  *     dsn.c         a DSN, taken apart
@@ -61,7 +61,7 @@ typedef struct hl__redis_tls hl__redis_tls;         /* of a connection; see tls.
 
 typedef enum hl__redis_tls_mode {
   HL__REDIS_TLS_OFF,
-  HL__REDIS_TLS_REQUIRED,       /* whoever the server is */
+  HL__REDIS_TLS_REQUIRED,       /* any server */
   HL__REDIS_TLS_VERIFY_CA,      /* its certificate is trusted */
   HL__REDIS_TLS_VERIFY_IDENTITY /* and has the DSN's host */
 } hl__redis_tls_mode;
@@ -79,7 +79,7 @@ HL__MUTEX_CLASS(hl__redis_mutex) HL__AFTER(hl__connection_mutex) HL__BEFORE(hl__
 typedef struct hl__redis_store {
   hl_store base;
   const hl_store_config *config;
-  /* What the DSN says. */
+  /* The parameters of the DSN. */
   const char *prefix;
   char own_names[HL__OWN_NAMES_MAX + 1]; /* "PREFIX:" */
   int64_t connect_timeout;               /* ms */
@@ -111,7 +111,7 @@ typedef struct hl__redis_store {
   char digests[HL__REDIS_SCRIPTS][41] HL__GUARDED_BY(hl__redis_mutex);
   /* Sessions that wait to be rung. */
   hl__list waiting HL__GUARDED_BY(hl__redis_mutex);
-  /* The subscribed connection; NULL: none. Who reads it has it for himself. */
+  /* The subscribed connection; NULL: none. The reader has it alone. */
   hl__redis_session *bells HL__GUARDED_BY(hl__redis_mutex);
   bool reading HL__GUARDED_BY(hl__redis_mutex);
   int64_t bells_again HL__GUARDED_BY(hl__redis_mutex); /* not connected before */
@@ -131,17 +131,18 @@ struct hl__redis_session {
   uint64_t bell_ticket;
   atomic_bool interrupted;
   int64_t patience;     /* of the request that is under way: answers are awaited until then */
-  unsigned outstanding; /* answers that nobody waits for */
-  /* What is to be sent, of which so much is. */
+  unsigned outstanding; /* answers that no caller awaits */
+  /* Bytes to be sent; out_sent of them are. */
   char *out;
   size_t out_size, out_sent;
-  /* The server: its run id, and the database; when it was started, ms of its TIME (0: it was another's replica
-     once, and took its place who knows when); whether it forgets nothing. */
+  /* The server: its run id, and the database. start: when it was started, ms of its TIME; 0: it
+     was once a replica of another, and took its place at an unknown time. durable: it forgets
+     nothing. */
   char run[72];
   int64_t start;
   bool durable;
-  /* Of a cluster: connections to other nodes, and their face, which is what the core has, and what is
-     interrupted. */
+  /* In a cluster: connections to other nodes, and their face: the session that the core has, and
+     interrupts. */
   hl__redis_session *face;
   hl__list links;
   char node_id[41];
@@ -194,13 +195,14 @@ int hl__redis_sentinels_ask(hl__redis_store *store, int64_t deadline, hl__redis_
 
 /* Reads the map, on a face; learns who the node is. */
 int hl__redis_cluster_read(hl__redis_session *session, int64_t deadline, hl_error *error);
-/* What a node has said instead of an answer: MOVED is kept in mind. */
+/* Notes a node's redirection, given instead of an answer: MOVED is kept in mind. */
 void hl__redis_cluster_hint(hl__redis_session *session, const char *said);
 /* The i-th address beside the DSN's. False: take the DSN's. */
 bool hl__redis_cluster_seed(hl__redis_store *store, unsigned i, hl__redis_address *address);
 unsigned hl__redis_cluster_size(hl__redis_store *store);
-/* The connection to the master of the tree, or of the key; made where there is none. A deadline that is over:
-   only one that is there, else HL_TIMEOUT. The session owns it. HL_ECONNECTION, HL_EUNSAFE_SERVER ... */
+/* Finds the connection to the master of the tree, or of the key; makes a missing one. With a
+   deadline that is over: only an existing connection, else HL_TIMEOUT. The session owns it.
+   HL_ECONNECTION, HL_EUNSAFE_SERVER ... */
 int hl__redis_route(hl__redis_session *session, uint32_t root, int64_t deadline,
                     hl__redis_session **at, hl_error *error);
 int hl__redis_route_key(hl__redis_session *session, const char *key, int64_t deadline,
@@ -228,7 +230,7 @@ void hl__redis_tls_thread_end(void);
 int hl__redis_tls_start(hl__redis_session *session, int64_t deadline, hl_error *error);
 /* Sends session->out without blocking. *done: all is sent. */
 int hl__redis_tls_write(hl__redis_session *session, bool *done, hl_error *error);
-/* Has hiredis parse what has come, without blocking. False: the connection has ended. */
+/* Has hiredis parse the received bytes, without blocking. False: the connection has ended. */
 bool hl__redis_tls_read(hl__redis_session *session);
 /* Frees, and sends nothing. */
 void hl__redis_tls_end(hl__redis_session *session);
@@ -247,9 +249,9 @@ void hl__redis_wait_begin(const hl__redis_store *store);
 void hl__redis_wait_end(const hl__redis_store *store);
 /* HL_ECONNECTION: the connection has ended. */
 int hl__redis_gone(const hl__redis_session *session, hl_error *error);
-/* What an answer that is an error means. */
+/* Translates an answer that is an error. */
 int hl__redis_error(const char *said, hl_error *error);
-/* Queues a command; hl__redis_flush sends what it can without blocking. */
+/* Queues a command; hl__redis_flush sends as much as it can without blocking. */
 int hl__redis_queue(hl__redis_session *session, size_t n, const char *const *words,
                     const size_t *sizes, hl_error *error);
 int hl__redis_flush(hl__redis_session *session, hl_error *error);
@@ -261,11 +263,11 @@ int hl__redis_await(hl__redis_session *session, int64_t deadline, bool interrupt
    hl__redis_error says. */
 int hl__redis_command(hl__redis_session *session, int64_t deadline, size_t n,
                       const char *const *words, redisReply **reply, hl_error *error);
-/* Reads the answers that nobody waits for. HL_OK, HL_TIMEOUT, HL_ECONNECTION. */
+/* Reads the answers that no caller awaits. HL_OK, HL_TIMEOUT, HL_ECONNECTION. */
 int hl__redis_settle(hl__redis_session *session, int64_t deadline, hl_error *error);
 /* Whether the connection stands, without a round trip. Nothing is outstanding. */
 bool hl__redis_stands(hl__redis_session *session);
-/* Takes what has come to the eventfd. */
+/* Takes the rings out of the eventfd. */
 void hl__redis_bell_clear(const hl__redis_session *session);
 void hl__redis_bell_ring(const hl__redis_session *session);
 
@@ -284,7 +286,7 @@ typedef struct hl__redis_call {
   char inside[2048];
 } hl__redis_call;
 
-/* For the tree of that root. Its first arguments are the prefix and the root's tag. */
+/* For the tree of that root. The call's first arguments are the prefix and the root's tag. */
 void hl__redis_call_init(hl__redis_call *call, const hl__redis_store *store,
                          hl__redis_script script, uint32_t root);
 void hl__redis_call_dispose(hl__redis_call *call);
@@ -293,8 +295,8 @@ void hl__redis_text(hl__redis_call *call, const char *text); /* NULL: "" */
 void hl__redis_number(hl__redis_call *call, int64_t number);
 /* 16 bytes, in hexadecimal; all zeroes: "". */
 void hl__redis_id(hl__redis_call *call, const uint8_t id[16]);
-/* Rows as the scripts have them, and the tags of their roots. names: as in hl_request; NULL: those
-   of HL_LEVEL_NAMED are left out. */
+/* Rows as the scripts have them, and the tags of their roots. names: as in hl_request; NULL:
+   leaves out the rows of HL_LEVEL_NAMED. */
 void hl__redis_rows(hl__redis_call *call, const hl__redis_store *store, const hl_row *rows,
                     size_t n, const char *names);
 void hl__redis_roots(hl__redis_call *call, const hl_row *rows, size_t n);
@@ -302,8 +304,8 @@ void hl__redis_roots(hl__redis_call *call, const hl_row *rows, size_t n);
 /* As hl_store_ops.name_key. */
 uint64_t hl__redis_name_key(const char *name, size_t size);
 
-/* Sends it, and does not wait: the answer is outstanding. As a whole script, where others send its
-   digest. */
+/* Sends it, and does not wait: the answer is outstanding. Sends the whole script, where others
+   send its digest. */
 int hl__redis_call_send(hl__redis_session *session, hl__redis_call *call, hl_error *error);
 /* Sends it, and waits for the answer, which the caller frees; again with the script, where the
    server has forgotten that. An answer that is an error is what hl__redis_error says.
@@ -320,7 +322,7 @@ const char *hl__redis_reply_text(const redisReply *reply, size_t i);
 
 /* ---- bells.c */
 
-/* Has the session rung, from now on, for the waiter of that id. False: nobody rings; look
+/* Has the session rung, from now on, for the waiter of that id. False: no bell rings; look
    often. */
 bool hl__redis_bells_join(hl__redis_session *session, const uint8_t id[16]);
 void hl__redis_bells_leave(hl__redis_session *session);
@@ -328,17 +330,17 @@ void hl__redis_bells_leave(hl__redis_session *session);
 void hl__redis_bells_sleep(hl__redis_session *session, int64_t until);
 void hl__redis_bells_close(hl__redis_store *store);
 
-/* One of that time may be held. */
+/* Notes that a lease of that time may be held. */
 void hl__redis_longest_note(hl__redis_store *store, int64_t ttl);
-/* What a script says of a lease: HL_OK; HL_ELOST, and why. */
+/* Translates a script's answer about a lease: HL_OK; HL_ELOST, and why. */
 int hl__redis_judge(const redisReply *reply, hl_error *error);
-/* What was written on this session is on as many replicas as the DSN wants. HL_ESTORE: not by the
-   deadline, or within 500 ms. */
+/* Waits until as many replicas as the DSN wants have the writes of this session. HL_ESTORE: not
+   by the deadline, or within 500 ms. */
 int hl__redis_replicated(hl__redis_session *session, int64_t deadline, hl_error *error);
 
 /* ---- take.c */
 
-/* Until when the answer to what is asked now is awaited: patience, or what is usual. */
+/* The end of the wait for an answer: patience, or the usual time. */
 int64_t hl__redis_answer_by(const hl__redis_session *session);
 /* As hl_store_ops.take. */
 int hl__redis_take(hl_session *base, const hl_request *request, hl_grant *grant, hl_error *error);

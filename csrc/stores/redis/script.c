@@ -20,7 +20,7 @@ static const char *const bodies[HL__REDIS_SCRIPTS] = {
     [HL__REDIS_LIST] = hl__redis_lua_list,       [HL__REDIS_RAISE] = hl__redis_lua_raise,
 };
 
-/* The whole text; the caller frees it. Those that are sent whole, drop and leave, do without
+/* The whole text; the caller frees it. Scripts that are sent whole, drop and leave, do without
    grants.lua: the server digests all of a text before it runs it. */
 static char *script_text(hl__redis_script script) {
   bool grants = script != HL__REDIS_DROP && script != HL__REDIS_LEAVE;
@@ -147,7 +147,7 @@ void hl__redis_rows(hl__redis_call *call, const hl__redis_store *store, const hl
   free(text);
 }
 
-/* Behind update rows they begin with those of the roots. */
+/* After update rows the others begin with the rows of the roots. */
 void hl__redis_roots(hl__redis_call *call, const hl_row *rows, size_t n) {
   size_t count = 0, updates = hl__update_rows(rows, n);
   rows += updates;
@@ -209,7 +209,7 @@ static int send_digest(hl__redis_session *session, hl__redis_call *call, hl_erro
   return status;
 }
 
-/* As a whole: nobody reads the answer soon who could send it once more. */
+/* Sends the script whole: no caller reads the answer soon and could send it once more. */
 int hl__redis_call_send(hl__redis_session *session, hl__redis_call *call, hl_error *error) {
   char *text = script_text(call->script);
   int status = text ? queue(session, call, "EVAL", text, error) : hl__error_memory(error);
@@ -247,7 +247,7 @@ int hl__redis_call_run(hl__redis_session *session, hl__redis_call *call, int64_t
   }
   bool refused = status == HL_OK && (*reply)->type == REDIS_REPLY_ERROR;
   if (sent_ms) *sent_ms = refused ? 0 : sent;
-  /* Its answer may still come, and must not be taken for another's. */
+  /* The answer may still come, and must not be taken for another's. */
   if (status == HL_TIMEOUT) status = hl__error(error, HL_ECONNECTION, "the server does not answer");
   if (status) return status;
   session->moving = false;

@@ -9,7 +9,7 @@
 #include <string.h>
 
 #define SENTINEL_PORT 26379
-/* One that does not answer leaves time for the others. */
+/* A silent sentinel leaves time for the others. */
 #define ANSWER_MS 2000
 
 int hl__redis_sentinels_read(hl__redis_store *store, hl_error *error) {

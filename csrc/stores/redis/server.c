@@ -1,7 +1,6 @@
 /*
  * server.c - does this server exclude? Looked at on each connection, as another server may have
- * taken the address over. What one has forgotten is for take.lua to notice, with what is
- * learned here.
+ * taken the address over. take.lua notices forgotten leases, with the facts that are read here.
  */
 #include "redis_store.h"
 
@@ -75,7 +74,7 @@ static int refuse(const hl__redis_session *session, const char *text, bool senti
   return HL_OK;
 }
 
-/* Whether a restart forgets nothing. Who may not ask takes it for one that forgets. */
+/* Whether a restart forgets nothing. Without the right to ask, assume that it forgets. */
 static int durability_read(hl__redis_session *session, const char *text, int64_t deadline,
                            hl_error *error) {
   const char *words[] = {"CONFIG", "GET", "*appendfsync*"};
@@ -117,7 +116,7 @@ static int start_read(hl__redis_session *session, const char *text, int64_t dead
   return HL_OK;
 }
 
-/* Nodes of other levels have other names, so a program with other levels would exclude nobody. */
+/* Nodes of other levels have other names, so a program with other levels would exclude none. */
 static int layout_agree(hl__redis_session *session, int64_t deadline, hl_error *error) {
   hl__redis_store *store = session->store;
   hl_layout *wanted = store->base.layout ? store->base.layout : store->config->layout;

@@ -10,17 +10,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* For the answers to what was sent before, a release perhaps. */
+/* For the answers to earlier commands, a release perhaps. */
 #define SETTLE_MS 1000
-/* Between two looks of one whom nobody rings. */
+/* Between two looks of a waiter that no bell rings. */
 #define UNRUNG_MS 50
 
-/* Whose the request is: of an upgrade the lease knows it. */
+/* The home of a request: an upgrade's lease knows it. */
 static uint32_t home_of(const hl_request *request) {
   return request->upgrade ? (uint32_t)request->lease->place : request->rows[0].root;
 }
 
-/* The arguments of take.lua, and of regrade.lua: token is the one that the lease has. */
+/* The arguments of take.lua, and of regrade.lua: token is the lease's token. */
 static void call_fill(hl__redis_call *call, hl__redis_script script,
                       const hl__redis_session *session, const hl_request *request, bool queues,
                       uint64_t token) {
@@ -69,7 +69,7 @@ static void call_fill(hl__redis_call *call, hl__redis_script script,
   if (!takes) hl__redis_number(call, (int64_t)(token >> 8));
 }
 
-/* It waits no longer: those behind it go on. Nobody waits for the answer. */
+/* Gives up the wait: the waiters behind it go on. No caller awaits the answer. */
 static void leave(hl__redis_session *session, const hl_request *request) {
   hl__redis_call call;
   uint32_t root = home_of(request);
@@ -94,7 +94,7 @@ enum {
   RECALLED = 3
 };
 
-/* One question. *wait: ms until the next. */
+/* Asks once. *wait: ms until the next question. */
 static int ask_at(hl__redis_session *session, const hl_request *request, bool queues, int *answer,
                   int64_t *wait, hl_grant *grant, hl_error *error) {
   hl__redis_call call;
@@ -151,7 +151,7 @@ static int ask(hl__redis_session *session, const hl_request *request, bool queue
   }
 }
 
-/* As many replicas have it as the DSN wants; or it is given back. */
+/* Waits for as many replicas as the DSN wants; or gives the lease back. */
 static int replicate(hl__redis_session *session, const hl_request *request, hl_grant *grant,
                      hl_error *error) {
   hl__redis_session *at;
@@ -188,7 +188,7 @@ static int wait_granted(hl__redis_session *session, const hl_request *request, h
     int answer = BLOCKED;
     int64_t wait = 0;
     status = ask(session, request, joined, &answer, &wait, grant, error);
-    if (status == HL_ECONNECTION) queued = false; /* nobody can be told */
+    if (status == HL_ECONNECTION) queued = false; /* no server to tell */
     if (status || answer == GRANTED) {
       queued = queued && status;
       break;
@@ -230,7 +230,7 @@ int hl__redis_take(hl_session *base, const hl_request *request, hl_grant *grant,
   grant->place = home_of(request);
   if (status == HL_OK) status = wait_granted(session, request, grant, error);
   if (status == HL_OK && !request->upgrade) status = replicate(session, request, grant, error);
-  /* One that comes later is forgotten by settle. */
+  /* A late interruption is forgotten by settle. */
   if (atomic_exchange(&session->interrupted, false)) hl__redis_bell_clear(session);
   return status;
 }

@@ -1,9 +1,8 @@
 /*
- * tls.c - rediss://. OpenSSL encrypts and decrypts in memory only; the socket
- * is ours, as it is without: so nothing blocks, no signal is raised, and a
- * child that is born with a connection cannot send a byte on it by freeing it.
- * hiredis' own TLS would do neither, and does not look at the name in a
- * certificate.
+ * tls.c - rediss://. OpenSSL encrypts and decrypts in memory only; the socket is ours, as
+ * without TLS. So nothing blocks, no signal is raised, and a child that is born with a
+ * connection cannot send a byte on it by freeing it. hiredis' own TLS would do neither, and does
+ * not check the name in a certificate.
  */
 #include "redis_store.h"
 
@@ -20,12 +19,12 @@
 
 struct hl__redis_tls {
   SSL *ssl;
-  BIO *in, *out;      /* of ssl: what has come, what is to be sent */
+  BIO *in, *out;      /* of ssl: received bytes, bytes to be sent */
   char pending[4096]; /* taken from `out`, of which so much is sent */
   size_t size, sent;
 };
 
-/* What OpenSSL says last; the queue of the thread is emptied. */
+/* Makes an error of OpenSSL's last message; empties the thread's queue. */
 static int tls_error(const char *what, hl_error *error) {
   char text[200] = "no reason was given";
   unsigned long code = ERR_peek_last_error();
@@ -75,8 +74,8 @@ void hl__redis_tls_close(hl__redis_store *store) {
   store->tls_context = NULL;
 }
 
-/* What OpenSSL keeps for a thread would be freed when that has ended, and by
-   then exit() may be taking the library apart. */
+/* OpenSSL's memory for a thread would be freed after the thread's end, and by then exit() may be
+   taking the library apart. */
 void hl__redis_tls_thread_end(void) { OPENSSL_thread_stop(); }
 
 /* ------------------------------------------------------------- a connection */
@@ -104,7 +103,7 @@ static hl__redis_tls *tls_new(hl__redis_store *store) {
   return NULL;
 }
 
-/* Whose certificate it must be: RFC 6125, by OpenSSL. */
+/* Sets the name that the certificate must have: RFC 6125, by OpenSSL. */
 static bool name_set(const hl__redis_session *session, SSL *ssl) {
   const hl__redis_store *store = session->store;
   const char *host = session->address.host;
@@ -118,7 +117,7 @@ static bool name_set(const hl__redis_session *session, SSL *ssl) {
                            : X509_VERIFY_PARAM_set1_host(verified, host, 0)) == 1;
 }
 
-/* Sends what is encrypted, without blocking. *done: all is sent. */
+/* Sends the encrypted bytes, without blocking. *done: all is sent. */
 static int flush(const hl__redis_session *session, bool *done, hl_error *error) {
   hl__redis_tls *self = session->tls;
   *done = false;
@@ -140,7 +139,7 @@ static int flush(const hl__redis_session *session, bool *done, hl_error *error) 
   return HL_OK;
 }
 
-/* Takes what has come, without blocking. False: it was the end. */
+/* Takes the received bytes, without blocking. False: the connection has ended. */
 static bool receive(const hl__redis_session *session) {
   char bytes[16384];
   ssize_t n;
@@ -176,7 +175,7 @@ int hl__redis_tls_start(hl__redis_session *session, int64_t deadline, hl_error *
     hl_error unsent; /* of an alert, too, which tells the server why */
     int flushed = flush(session, &sent, status ? &unsent : error);
     if (status || flushed) return status ? status : flushed;
-    if (done == 1) return HL_OK; /* what is left goes with the first command */
+    if (done == 1) return HL_OK; /* the rest goes with the first command */
     struct pollfd p = {.fd = session->fd, .events = (short)(POLLIN | (sent ? 0 : POLLOUT))};
     int64_t left = hl__left_ms(deadline);
     hl__redis_wait_begin(store);
@@ -220,7 +219,7 @@ bool hl__redis_tls_read(hl__redis_session *session) {
     ERR_clear_error();
     break;
   }
-  /* What was read may want an answer, of a key that changes. */
+  /* The bytes read may want an answer, of a key that changes. */
   return flush(session, &sent, NULL) == HL_OK && open;
 }
 

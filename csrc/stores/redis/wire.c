@@ -30,7 +30,7 @@ static bool begins(const char *text, const char *word) {
   return strncmp(text, word, strlen(word)) == 0;
 }
 
-/* What says that another connection, or a later try, may do. */
+/* Messages that say that another connection, or a later try, may succeed. */
 static bool is_of_connection(const char *said) {
   static const char *const words[] = {
       "READONLY", "LOADING",   "MASTERDOWN", "CLUSTERDOWN",
@@ -150,7 +150,7 @@ static int wait_for_server(hl__redis_session *session, bool writes, int64_t dead
   }
 }
 
-/* Has hiredis parse what has come, without blocking. */
+/* Has hiredis parse the received bytes, without blocking. */
 static bool read_some(hl__redis_session *session) {
   return session->tls ? hl__redis_tls_read(session) : redisBufferRead(session->context) == REDIS_OK;
 }
@@ -159,7 +159,7 @@ static bool read_some(hl__redis_session *session) {
 static bool reply_next(hl__redis_session *session, void **reply) {
   if (redisGetReplyFromReader(session->context, reply) != REDIS_OK) return false;
   if (*reply) return true;
-  /* What came before the end counts. */
+  /* Bytes that came before the end count. */
   bool open = read_some(session);
   if (redisGetReplyFromReader(session->context, reply) != REDIS_OK) return false;
   return open || *reply;
@@ -213,7 +213,7 @@ static int settle_one(hl__redis_session *session, int64_t deadline, hl_error *er
     if (refused) (void)hl__redis_error(reply->str, error);
     if (refused) hl__redis_cluster_hint(session, reply->str);
     freeReplyObject(reply);
-    /* Whoever sent it does it again, on another connection. */
+    /* The caller sends it again, on another connection. */
     if (refused) {
       if (error) error->status = HL_ECONNECTION;
       return HL_ECONNECTION;

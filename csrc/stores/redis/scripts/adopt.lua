@@ -1,5 +1,5 @@
--- A new holder, who knows the secret: {1, token}. It names the holder from whom the lease comes, and any other one is
--- what is answered: {1, -1, holder}. So an import that was given up, and comes late, changes nothing.
+-- A new holder, who knows the secret: {1, token}. The call names the holder that gives the lease away; where another
+-- holds it the answer is {1, -1, holder}. So an import that was given up, and comes late, changes nothing.
 local root, id, holder, secret, ttl, rows = ARGV[2], ARGV[3], ARGV[4], ARGV[5], tonumber(ARGV[6]), ARGV[7]
 local lease = key(root, 'l', id)
 local found = redis.call('HMGET', lease, 'secret', 'rows', 'token', 'ends', 'holder')

@@ -1,17 +1,17 @@
--- Between grants.lua and what grants or refreshes: take.lua, refresh.lua and adopt.lua.
+-- Stands between grants.lua and the scripts that grant or refresh: take.lua, refresh.lua and adopt.lua.
 --
 -- Amnesia. A server may have forgotten leases that their holders believe in: it was restarted without its last data,
--- emptied, or a replica that lagged took over. Of that only it or a client can know. So P:memory says who granted here
--- last: `run`, the run id of that server, and `place`, when it became master if it had been a replica. Whoever asks and
--- finds another one there, or nothing, begins a quarantine: nothing is granted from then on for the longest ttl that he or
--- the memory knows of. All that was forgotten had been granted before, for no longer, so it is over then.
+-- emptied, or a replica that lagged took over. Only the server or a client can know. So P:memory says which server
+-- granted here last: `run`, its run id, and `place`, when it became master if it had been a replica. A request that finds
+-- another server there, or none, begins a quarantine: nothing is granted from then on for the longest ttl that the request
+-- or the memory knows of. The forgotten leases had been granted before, for no longer, so they are over then.
 --
---   from, until   of the quarantine. Who comes while it lasts, and knows of longer ones, makes it longer
+--   from, until   of the quarantine. A request that comes while it lasts, and knows of a longer ttl, makes it longer
 --   longest       ttl that was granted or refreshed here; never less, as long as the memory is there
---   format        of all keys of the prefix; absent: 1. Where it is another one nothing is granted: FOREIGN
---   durable       1: as far as anybody saw, this run wrote all to the disk before it answered (appendfsync always)
+--   format        of all keys of the prefix; absent: 1. With another format nothing is granted: FOREIGN
+--   durable       1: as far as any request saw, this run wrote all to the disk before it answered (appendfsync always)
 --
--- What it found            What was forgotten                  From when it counts
+-- The request found        Forgotten leases                    Quarantine from
 --   another run            whatever came after the memory      now
 --    both durable          nothing                             a quarantine that lasts goes on; none begins
 --   the run, other place   what a master between had granted,  now
@@ -20,8 +20,8 @@
 --    been a replica, was emptied, or this program has been granted something before
 --   nothing, else          all that was before its start       its start: most often nothing ever was here
 --
--- While it lasts, and before anybody has looked, a lease is refreshed or imported only if its time is not up: what was
--- granted after that may be forgotten. docs/leases.md says what nobody notices.
+-- While it lasts, and before any request has looked, a lease is refreshed or imported only if its time is not up: a lease
+-- granted after that may be forgotten. docs/leases.md lists the losses that no program notices.
 local FORMAT = '1'
 local FOREIGN = 'OTHERVERSION'
 
@@ -45,7 +45,7 @@ local function emptied()
   return string.find(stats, 'cmdstat_flush', 1, true) or string.find(stats, 'cmdstat_swapdb', 1, true)
 end
 
--- Whether a lease that ended then may be there again, though somebody else has had its nodes since.
+-- Whether a lease that ended then may have come back, though another has had its nodes since.
 local function may_be_stale(memory, run, ends)
   local now = clock()
   if ends > now or run == '' then return false end

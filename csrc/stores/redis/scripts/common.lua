@@ -1,27 +1,27 @@
--- What the scripts share: it stands before each of them; before all but those that are sent whole, drop.lua and
--- leave.lua, so does grants.lua. A script runs alone on its server, and its effects are there all or none: each is one
--- step of the protocol.
+-- Common to the scripts: it stands before each of them; before all but drop.lua and leave.lua, which are sent whole,
+-- so does grants.lua. A script runs alone on its server, and its effects are there all or none: each is one step of
+-- the protocol.
 --
 -- Names. P is the prefix, R the tag of a tree: the same for all its nodes, so Redis Cluster has them in one slot.
 --
---   P:{R}:LEVEL:HASH      a node, in the layout of Symfony Lock: a sorted set of those that hold it, by the end of
---                         their time (ms of TIME); who holds it alone has added __write__, with the same end
---   P:{R}:LEVEL:HASH:w    who waits for it, by ticket; :x those that want it alone
---   P:{R}:l:ID            a lease (hash); ID@R, of its home R, stands for it in its nodes. It locks nodes of several
---                         trees, perhaps, and has its home in the first
---   P:{R}:leases          those whose home is R, by their end
+--   P:{R}:LEVEL:HASH      a node, in the layout of Symfony Lock: a sorted set of its holders, by the end of
+--                         their time (ms of TIME); an exclusive holder has added __write__, with the same end
+--   P:{R}:LEVEL:HASH:w    its waiters, by ticket; :x the exclusive ones
+--   P:{R}:l:ID            a lease (hash); ID@R, of its home R, stands for it in its nodes. A lease may lock nodes of
+--                         several trees, and has its home in the first
+--   P:{R}:leases          the leases whose home is R, by their end
 --   P:{R}:q:ID            a waiter (hash); it lives as long as it looks
---   P:{R}:c:N             what the revocation N has ended (hash), for a minute
+--   P:{R}:c:N             the leases that revocation N has ended (hash), for a minute
 --   P:{R}:n               the last ticket or token
 --   P:memory              which server grants here: see amnesia.lua; in Redis Cluster P:{T}:memory for each slot, of which T is a tag
 --   NAME                  a node by its name in Symfony Lock, where the program interoperates, beside the node of our
 --                         own, behind which all of ours queue: it has no :w, :x
 --
--- Members that are no ID@R are Symfony's tokens. Its scripts delete any member whose time is up (theirs, ours), by
--- TIME, too, and ring nobody.
+-- Members that are no ID@R are Symfony's tokens. Symfony's scripts delete any expired member (theirs, ours), by
+-- TIME, too, and ring no bell.
 --
--- Presence decides. A lease is unbroken while its record and all its members are there, whatever its time; whoever
--- finds one in his way whose time is up deletes all of it. So the keys outlive their time by GRACE (grants.lua).
+-- Presence decides. A lease is unbroken while its record and all its members are there, whatever its time; a request
+-- that meets an expired one deletes all of it. So the keys outlive their time by GRACE (grants.lua).
 
 local P = ARGV[1]
 
@@ -31,8 +31,8 @@ end
 
 local function split(member) return string.match(member, '^(%x+)@(%x+)$') end
 
--- The rows of a request or a lease: "xNODE\nsNODE\n", each with its mode; those by name behind all others, "x~NAME\n",
--- whose bytes may be %XX: their names as they are written are third.
+-- The rows of a request or a lease: "xNODE\nsNODE\n", each with its mode. Rows by name follow all others:
+-- "x~NAME\n", whose bytes may be %XX; the third result is the name as it is written.
 local function each_row(rows)
   local step = string.gmatch(rows, '(%l)(~?)([^\n]*)\n')
   return function()
@@ -42,13 +42,13 @@ local function each_row(rows)
   end
 end
 
--- nil also where somebody has put something else in the place of a node that goes by name.
+-- nil also where another program has put something else in the place of a node that goes by name.
 local function score(node, member)
   local found = redis.pcall('ZSCORE', node, member)
   return type(found) == 'string' and tonumber(found) or nil
 end
 
--- Has a waiter look again. Who may not publish, or hear it, looks each second.
+-- Has a waiter look again. A waiter that may not publish, or hear it, looks each second.
 local function ring(member)
   local id, root = split(member)
   local channel = id and redis.call('HGET', key(root, 'q', id), 'channel')
@@ -82,7 +82,7 @@ local function ring_next(node, mode)
   end
 end
 
--- What a lease locks is free.
+-- Frees the nodes that a lease locks.
 local function free(root, id)
   local rows = redis.call('HGET', key(root, 'l', id), 'rows')
   local member = id .. '@' .. root
@@ -98,7 +98,7 @@ local function drop(root, id)
   redis.call('DEL', key(root, 'l', id))
 end
 
--- Why there is none of that holder; nil: there is. Also where somebody has deleted a part of it.
+-- Says why that holder has no lease; nil: it has. It also has none where another program has deleted a part of it.
 local function lost(root, id, holder)
   local lease = key(root, 'l', id)
   local found = redis.call('HMGET', lease, 'holder', 'revoked', 'by', 'reason', 'rows')

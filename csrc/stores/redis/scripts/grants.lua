@@ -1,9 +1,9 @@
--- Behind common.lua: what has to do with time, with granting, refreshing and recalling.
+-- Behind common.lua: the parts about time, granting, refreshing and recalling.
 
 local GRACE = 3600000
 local WAITER_MS = 3000
 
--- Whole ms, of one that has begun: so what lasts ttl ends ttl + 1 after it, and never too early.
+-- Whole ms, rounded down: so a lease of ttl ends ttl + 1 later, and never too early.
 local function clock()
   local time = redis.call('TIME')
   return tonumber(time[1]) * 1000 + math.floor(tonumber(time[2]) / 1000),
@@ -12,7 +12,7 @@ end
 
 local function text(number) return string.format('%.0f', number) end
 
--- It is not there, and a take that makes it, and is read after this, finds so.
+-- The lease is not there, and a take that makes it, and is read after this, finds so.
 local function recall(root, id)
   drop(root, id)
   redis.call('HSET', key(root, 'l', id), 'recalled', '1')
@@ -20,8 +20,8 @@ local function recall(root, id)
   redis.call('DEL', key(root, 'q', id))
 end
 
--- Whoever wants the node in this mode finds nobody in his way whose time is up. Who is not in the way may be
--- refreshed yet, for GRACE.
+-- Deletes expired members that conflict with this mode. Expired members that do not conflict may still be refreshed,
+-- for GRACE.
 local function clean(node, mode, now)
   if mode == 's' then
     local ends = redis.call('ZSCORE', node, '__write__')
@@ -56,7 +56,7 @@ end
 -- A presence (store.h) locks nothing: none is missed where it was forgotten.
 local function is_presence(id) return string.find(id, '^0000000000000000') end
 
--- Leases of that time are in use: so long nothing is granted by one that has forgotten them.
+-- Notes that leases of that time are in use: a server that has forgotten them grants nothing for so long.
 local function longest_note(memory, id, ttl)
   if not is_presence(id) and ttl > tonumber(redis.call('HGET', memory, 'longest') or 0) then redis.call('HSET', memory, 'longest', text(ttl)) end
 end

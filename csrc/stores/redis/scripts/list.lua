@@ -2,10 +2,11 @@
 -- instead of the last, -1. Or ends them, and says how many. With `overs` also those whose time is up, as long as there
 -- is a record.
 --
--- Which: those of the tree, or those that exclude one of the rows; of that owner, of that id, where they are given. With
--- `awaited`, the node of a root: only those who wait for it, and have their home in the tree. At most `most`; 0: all.
+-- Which: the leases of the tree, or the leases that exclude one of the rows; of that owner, of that id, where they
+-- are given. With `awaited`, the node of a root: only those who wait for it, and have their home in the tree. At
+-- most `most`; 0: all.
 local root, rows, owner, wanted, waits, overs, revokes, by, reason, awaited, revocation, most = unpack(ARGV, 2, 13)
--- What an earlier try of this call has ended counts, too, though its answer was cut off.
+-- The count includes leases that an earlier try of this call has ended, though its answer was cut off.
 local before = 0
 if revokes == '1' then before = tonumber(redis.call('HGET', key(root, 'c', revocation), 'count') or 0) end
 local now = clock()
@@ -17,7 +18,7 @@ local function choose(member)
   order[#order + 1] = member
 end
 
--- What Symfony's programs hold by this name: nobody knows who they are.
+-- Locks of Symfony's programs by this name: their holders are unknown.
 local function choose_foreign(node, name, mode)
   if owner ~= '' or wanted ~= '' or redis.call('TYPE', node).ok ~= 'zset' then return end
   local writes = score(node, '__write__')

@@ -1,5 +1,5 @@
--- The lease ends ttl from now. Makes nothing: where a part of it is missing, it is lost. One that was sent before
--- another that has been read already does nothing.
+-- The lease ends ttl from now. Makes nothing: where a part of it is missing, it is lost. A refresh that was sent
+-- before another one but is read after it does nothing.
 local root, id, holder, ttl, turn = ARGV[2], ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
 local why = lost(root, id, holder)
 if why then return why end

@@ -1,11 +1,11 @@
--- Rows of a lease come to be in another mode: all of `rows`, or none; `whole`: all that it has, as they then are. Made
--- alone: when nobody else holds them. Those who wait for them wait for this lease, so it passes them: its ticket is before
--- all others. Made shared: at once.
+-- Rows of a lease come to be in another mode: all of `rows`, or none; `whole`: all that it has, as they then are.
+-- Made exclusive: when no other lease holds them. The waiters for them wait for this lease, so it passes them: its
+-- ticket is before all others. Made shared: at once.
 --
--- Done twice, it is done once; but an upgrade of what is exclusive already gives a new token: a downgrade of before it,
--- which nobody waits for any more, may be read late, and knows the old one.
+-- A repeated call changes nothing more. But an upgrade of exclusive rows gives a new token: an earlier downgrade,
+-- whose answer no caller awaits any more, may be read late, and knows only the old token.
 --
--- Answer: as that of take.lua; or why there is no such lease.
+-- Answers like take.lua; or says why there is no such lease.
 local root, id, holder, queues, channel = ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1', ARGV[6]
 local memory, run, start, durable, longest, seen =
   ARGV[7], ARGV[8], tonumber(ARGV[9]), ARGV[10] == '1', tonumber(ARGV[11]), ARGV[12] == '1'
@@ -19,7 +19,7 @@ local why = lost(root, id, holder)
 if why then return why end
 local found = redis.call('HMGET', lease, 'ends', 'rows', 'token')
 local ends = tonumber(found[1])
--- Whoever takes what is over deletes it; and so does this, as nobody knows who has had the nodes since.
+-- A take that meets an expired lease deletes it. So does this, as others may have had the nodes since.
 if ends <= now then
   drop(root, id)
   return { 0, 'gone' }
@@ -27,7 +27,7 @@ end
 local upgrades, already = string.sub(rows, 1, 1) == 'x', found[2] == whole
 if not upgrades then
   if already then return { 1, tonumber(found[3]) } end
-  -- It was sent before an upgrade, and is read behind it: nobody waits for the answer.
+  -- The downgrade was sent before an upgrade, and is read behind it: no caller awaits the answer.
   if tonumber(found[3]) ~= token then return { 1, tonumber(found[3]) } end
   redis.call('HSET', lease, 'rows', whole, 'mode', mode)
   for _, node in each_row(rows) do
@@ -41,7 +41,7 @@ local replication = redis.pcall('INFO', 'replication')
 if type(replication) == 'string' and string.find(replication, 'role:slave', 1, true) then
   return redis.error_reply('READONLY this server has become a replica')
 end
--- Those who share it may have been forgotten.
+-- The server may have forgotten leases that share it.
 local till, least = remember(memory, run, place_of(replication), start, durable, longest, seen, now)
 if not till then return redis.error_reply(FOREIGN) end
 if till > now then return { 2, till - now } end

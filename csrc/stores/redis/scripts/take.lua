@@ -1,5 +1,5 @@
--- Grants a lease of all rows, or of none. Blocked by a live holder, or by an earlier waiter that wants what
--- excludes: so nobody is passed by, and of two requests one is first, on all their nodes.
+-- Grants a lease of all rows, or of none. A live holder blocks it, or an earlier waiter whose mode conflicts: so no
+-- waiter is passed, and of two requests one is first, on all their nodes.
 --
 -- Answer: {1, token}; {0, ms}: look again when rung, or then; {2, ms}: nothing is granted until then, for amnesia;
 -- {3}: this try was recalled.
@@ -26,8 +26,7 @@ if till > now and not is_presence(id) then return { 2, till - now } end
 local waiter = key(root, 'q', id)
 local ticket = tonumber(redis.call('HGET', waiter, 'ticket') or nil)
 local blocked, wait = false, 1000
--- Nobody rings for what Symfony gives back: one who has waited for long is late by a tenth of that, and never by more
--- than 50 ms.
+-- No bell rings when Symfony releases: a long waiter is late by a tenth of its wait, and never by more than 50 ms.
 local since = tonumber(redis.call('HGET', waiter, 'since') or now)
 local soon = math.max(5, math.min(50, math.floor((now - since) / 10)))
 for row_mode, node, name in each_row(rows) do
