@@ -1,5 +1,5 @@
 /*
- * document.c - the document of a root: who holds or awaits what in its tree, in the order in
+ * document.c - the document of a root: the holders and waiters in its tree, in the order in
  * which they came. Numbers are big-endian:
  *
  *     "HLD1"  last token: 8  entries: 4
@@ -8,8 +8,7 @@
  *
  * Programs of before there were update rows refuse a document with one: for them its levels are too many.
  *
- * It comes from a server that anybody may write to: nothing in it is believed before it was
- * looked at.
+ * Any client may write to the server, so every field is checked before it is believed.
  */
 #include "memcached_store.h"
 
@@ -77,7 +76,7 @@ static int decode(hl__memcached_document *document, const hl__memcached_item *it
   uint64_t n = number(&self, 4);
   if (memcmp(magic, MAGIC, sizeof magic) != 0 || n > item->size / ENTRY_SIZE) self.failed = true;
   if (!self.failed) {
-    /* As many as there can be, and one more: to add one. */
+    /* Room for as many as there can be, and for one more. */
     document->entries = calloc((size_t)n + 1, sizeof *document->entries);
     document->rows = calloc(item->size / ROW_SIZE + 1, sizeof *document->rows);
     if (!document->entries || !document->rows) return hl__error_memory(error);

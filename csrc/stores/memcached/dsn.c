@@ -86,8 +86,8 @@ static const hl__dsn_known params[] = {
 
 /* ------------------------------------------------------ which server has it */
 
-/* The same of the same servers, in whatever order they are named: so is ketama. One alone may have
-   several names: all find the same there. */
+/* Makes the same digest of the same servers in any order: so does ketama. A single server may
+   have several names: all programs find the same there. */
 static void digest_make(hl__memcached_store *store) {
   uint64_t sum = 0;
   if (store->server_count == 1) {

@@ -1,8 +1,8 @@
 /*
- * leases.c - the operations on leases (hl_lease_ops), but taking, which is take.c's.
+ * leases.c - the operations on leases (hl_lease_ops), except taking, which is in take.c.
  *
  * Presence of the liveness item decides. A refresh looks into the document, too: where the
- * server has forgotten that (an eviction), somebody else may have been let in.
+ * server has forgotten it (an eviction), another request may have been let in.
  */
 #include "memcached_store.h"
 
@@ -10,9 +10,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Who revoked a lease and why is kept for so long beyond its time; s. */
+/* The account of a revocation is kept so long beyond the lease's time; s. */
 #define REVOKED_S 3600
-/* Of how many leases is asked at once. */
+/* Liveness items read in one batch. */
 #define BATCH 64
 
 /* ------------------------------------------------------------------ losses */
@@ -55,7 +55,7 @@ static int granted_check(const hl__memcached_document *document, const hl_lease_
                    "the server restarted");
 }
 
-/* The same of the documents of its other roots. */
+/* Checks the documents of a lease's other roots, too. */
 static int others_check(hl__memcached_session *session, const hl__memcached_document *document,
                         const hl_lease_terms *terms, int64_t deadline, hl_error *error) {
   const hl__memcached_entry *entry =
@@ -77,8 +77,8 @@ static int others_check(hl__memcached_session *session, const hl__memcached_docu
   return status;
 }
 
-/* What a lease has at the servers: its item, and that its documents have it. HL_ELOST: it is not so;
-   the item, if there is one, is deleted. The caller frees item->data. */
+/* Reads a lease at the servers: its item, and its place in its documents. HL_ELOST: a part is
+   missing; the item, if there is one, is deleted. The caller frees item->data. */
 static int lease_read(hl__memcached_session *session, hl__memcached_link *link,
                       const hl_lease_terms *terms, bool meta, int64_t deadline,
                       hl__memcached_item *item, hl_error *error) {
@@ -110,7 +110,7 @@ static int lease_read(hl__memcached_session *session, hl__memcached_link *link,
 
 /* ------------------------------------------------------------ one lease */
 
-/* One try. HL__AGAIN: somebody has written the item meanwhile. */
+/* One try. HL__AGAIN: another client has written the item meanwhile. */
 static int refresh_once(hl__memcached_session *session, hl__memcached_link *link,
                         const hl_lease_terms *terms, int64_t expiry, int64_t deadline,
                         int64_t *sent_ms, hl_error *error) {
@@ -158,7 +158,7 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t 
   return status;
 }
 
-/* What is left of it, for sure. */
+/* The time that the item has left, at least. */
 static int64_t left_ms(const hl__memcached_item *item) {
   int64_t seconds = item->left - HL__MEMCACHED_EARLY;
   return seconds > 0 ? seconds * 1000 : 1;
@@ -194,8 +194,8 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confir
     if (status == HL_OK) link->outstanding++;
     return status;
   }
-  /* Before it is deleted: then whoever waits may strike it out at once. So those here hear of it when the document
-     has been read. */
+  /* Ask before the deletion: after it a waiter may strike the lease out at once. So waiters of
+     this manager hear of the deletion once the document has been read. */
   hl__memcached_document_ask(session, link, terms->place);
   hl__memcached_live_delete_add(session, link, terms->id, terms->holder);
   status = hl__memcached_document_read(session, link, terms->place, deadline, &document, error);
@@ -222,8 +222,8 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confir
   return status;
 }
 
-/* Strikes the lease out of a document, and writes that in any case: what was sent before, and
-   may be read late, then comes to nothing. */
+/* Strikes the lease out of a document, and writes the document in any case: so a write that was
+   sent before, and may be read late, comes to nothing. */
 static int strike(hl__memcached_session *session, uint64_t root, const uint8_t id[16],
                   int64_t deadline, hl_error *error) {
   for (;;) {
@@ -259,7 +259,7 @@ static int lease_recall(hl_session *base, const hl_lease_terms *terms, int64_t d
   if (status == HL_OK)
     status = hl__memcached_document_get(session, link, terms->place, deadline, &document, error);
   if (status) return status;
-  /* Of several roots the first one, which is its place, was written first. */
+  /* Of several roots the first, the lease's place, was written first. */
   const hl__memcached_entry *entry = hl__memcached_document_find(&document, terms->id, NULL);
   if (entry) {
     const hl_row *rows = &document.rows[entry->first];
@@ -284,7 +284,7 @@ static int lease_regrade(hl_session *base, const hl_request *request, hl_grant *
   int64_t deadline = hl__now_ms() + HL__MEMCACHED_ANSWER_MS;
   int status = hl__memcached_regrade(session, request, grant, error);
   grant->place = terms->place;
-  /* One that comes later is forgotten by settle. */
+  /* A late interruption is forgotten by settle. */
   if (atomic_exchange(&session->interrupted, false)) hl__memcached_bell_clear(session);
   if (status == HL_ECONNECTION && error) error->retryable = true;
   if (status != HL_ELOST) return status;
@@ -372,7 +372,7 @@ static int adopt_check(hl__memcached_session *session, hl__memcached_link *link,
   return hl__error(error, HL_EMISMATCH, "the lease locks something else than its text says");
 }
 
-/* One try. HL__AGAIN: somebody has written the document meanwhile. */
+/* One try. HL__AGAIN: another client has written the document meanwhile. */
 static int adopt_once(hl__memcached_session *session, hl__memcached_link *link,
                       const hl_request *request, int64_t expiry, int64_t deadline, hl_grant *grant,
                       hl_error *error) {
@@ -451,7 +451,7 @@ typedef struct inquiry {
   uint64_t count;
 } inquiry;
 
-/* An id says nothing of its root; so one is written down when it is shown to somebody. */
+/* An id does not show its root; so the root of an id is noted before a caller sees the id. */
 static uint64_t id_place(const uint8_t id[16]) {
   uint64_t place = 0;
   for (int i = 0; i < 8; i++) place = place << 8 | id[i];
@@ -509,7 +509,7 @@ static bool is_asked_for(const inquiry *self, const hl__memcached_document *docu
   if (self->id && memcmp(self->id, entry->id, sizeof entry->id) != 0) return false;
   if (!self->n) return true;
   if (!hl__memcached_conflict(document, entry, self->rows, self->n)) return false;
-  /* One of several roots is shown once: at the first that is asked for. */
+  /* A lease with several roots is shown once: at the first root that the caller asks for. */
   const hl_row *rows = self->rows;
   size_t roots = hl__memcached_roots(&rows, self->n);
   for (size_t i = 0; i < roots; i++) {
@@ -519,7 +519,8 @@ static bool is_asked_for(const inquiry *self, const hl__memcached_document *docu
   return true;
 }
 
-/* What was asked for, but for an upgrade, the liveness item says; the document, what is. */
+/* The liveness item has the mode that the request asked for. For an upgrade, the document has
+   the present one. */
 static void holder_fill(const hl__memcached_document *document, const hl__memcached_entry *entry,
                         const hl__memcached_item *item, hl_holder *holder) {
   holder->kind = HL_LEASE;
@@ -531,7 +532,8 @@ static void holder_fill(const hl__memcached_document *document, const hl__memcac
     (void)snprintf(holder->id + 2 * i, 3, "%02x", entry->id[i]);
 }
 
-/* Who and why, before the lease ends. The answer comes with those of others. */
+/* Writes the account of a revocation before the lease ends. The answer comes with the answers to
+   others. */
 static int revocation_put(const inquiry *self, const hl__memcached_entry *entry, int64_t left,
                           hl_error *error) {
   hl__memcached_link *link;
@@ -554,7 +556,7 @@ static int revocation_put(const inquiry *self, const hl__memcached_entry *entry,
   return status;
 }
 
-/* The item of one that is asked for has come. */
+/* Handles the item of a lease that the inquiry asks for. */
 static int meet(inquiry *self, const hl__memcached_document *document, hl__memcached_entry *entry,
                 const hl__memcached_item *item, hl_error *error) {
   hl__memcached_record record;
@@ -602,7 +604,7 @@ static int meet_batch(inquiry *self, hl__memcached_document *document, size_t *n
   return status;
 }
 
-/* Those that were struck out of the document end. */
+/* Ends the leases that were struck out of the document. */
 static int end_struck(inquiry *self, const hl__memcached_document *document, hl_error *error) {
   for (size_t i = 0; i < document->n; i++) {
     const hl__memcached_entry *entry = &document->entries[i];
@@ -620,7 +622,7 @@ static int end_struck(inquiry *self, const hl__memcached_document *document, hl_
   return HL_OK;
 }
 
-/* One try. HL__AGAIN: somebody has written the document meanwhile. */
+/* One try. HL__AGAIN: another client has written the document meanwhile. */
 static int inquire_once(inquiry *self, hl__memcached_link *link, uint64_t root, hl_error *error) {
   hl__memcached_document document;
   bool written = true;
@@ -682,7 +684,7 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter, hl_holder
                   .context = context,
                   .deadline = deadline};
   int status = inquire(&self, error);
-  /* The ids are noted before anybody is told of them. */
+  /* Note the ids before a caller sees them. */
   if (status == HL_OK) status = hl__memcached_settle(self.session, deadline, error);
   return status;
 }

@@ -1,6 +1,6 @@
 /*
- * memcached.c - the store's operations: the life of a session, which is a connection to each server
- * that it has needed. What is asked of the servers is in take.c and leases.c.
+ * memcached.c - the store's operations: the life of a session, which is a connection to each
+ * server that it has needed. take.c and leases.c have the questions to the servers.
  */
 #include "memcached_store.h"
 
@@ -62,7 +62,7 @@ static int session_connected(hl__memcached_store *store, hl__memcached_session *
 
 static void session_forget(hl_session *base) {
   hl__memcached_session *session = hl__memcached_session_of(base);
-  /* Its descriptors were closed when this process was born. */
+  /* The session's descriptors were closed when this process was born. */
   for (unsigned i = 0; i < session->store->server_count; i++) {
     free(session->links[i].in.data);
     free(session->links[i].out.data);
@@ -74,8 +74,8 @@ static void session_close(hl_session *session) { session_free(hl__memcached_sess
 
 /* ------------------------------------------------------------ the store */
 
-/* Unchecked, as the other two: nobody else has the store. The mutex may be a thread's of the
-   parent: it is not touched. */
+/* Unchecked, like the other two: no other thread has the store. The mutex may be a thread's of
+   the parent: it is not touched. */
 HL__UNCHECKED static void store_forget(hl_store *base) {
   hl__memcached_store *store = (hl__memcached_store *)(void *)base;
   if (store->spare) session_forget(&store->spare->base);
@@ -109,7 +109,7 @@ HL__UNCHECKED static int store_open(const hl_store_config *config, hl_store **re
   return HL_OK;
 }
 
-/* It connects to a server when it first needs that one. */
+/* A session connects to a server when it first needs that server. */
 static int session_open(hl_store *base, int64_t deadline, hl_session **result, hl_error *error) {
   hl__memcached_store *store = (hl__memcached_store *)(void *)base;
   hl__memcached_store_lock(store);
@@ -122,7 +122,7 @@ static int session_open(hl_store *base, int64_t deadline, hl_session **result, h
   }
   int status = HL_OK;
   if (!session) status = session_make(store, &session, error);
-  /* Of one server: now, as others do. */
+  /* With a single server: connect now, as other stores do. */
   if (status == HL_OK && store->server_count == 1 && session->links[0].fd < 0)
     status = hl__memcached_connect(session, &session->links[0], deadline, error);
   if (status) {
@@ -135,7 +135,7 @@ static int session_open(hl_store *base, int64_t deadline, hl_session **result, h
 
 /* ------------------------------------------------------------ a session */
 
-/* It holds nothing. */
+/* A session holds nothing between two calls. */
 static int give_back(hl_session *session, hl_error *error) {
   (void)session, (void)error;
   return HL_OK;

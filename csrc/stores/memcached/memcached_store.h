@@ -1,27 +1,28 @@
 /*
  * memcached_store.h - what the files of the Memcached store share.
  *
- * For efficiency, never for correctness. What is wrong with it comes first:
+ * For efficiency, never for correctness. The dangers come first:
  *
  * - Memcached forgets. A restart, flush_all, or the eviction of one item, when memory is short,
- *   ends locks without a word: somebody else gets them at once, and the holder hears of it at his
- *   next refresh or check, not before.
- * - Nothing is written to a disk or to a second server. Nobody is asked for a majority.
+ *   ends locks without a word. Others get them at once, and the holder hears of it at its next
+ *   refresh or check, not before.
+ * - Nothing is written to a disk or to a second server. There is no majority to ask.
  * - Its clock ticks once a second. A lease ends for others one to four seconds after its time. A
- *   server that was stopped for more than a second (SIGSTOP, a paused machine) counts from a clock that
- *   stands, until it ticks again: what it is told before that may end too early.
+ *   server that was stopped for more than a second (SIGSTOP, a paused machine) counts from a clock
+ *   that stands, until it ticks again: an item that is written before the tick may end too early.
  * - Several programs with different lists of servers would not exclude each other. Each server has a
  *   record of the list, and another list is refused (HL_EMISMATCH); but the record may be evicted, too.
- * - A server of the list that is down takes its share of the roots with it: HL_ECONNECTION. They never move to
- *   another server.
- * - Whoever reaches the port can read, end and forge every lock: there is no log-in here.
+ * - A server of the list that is down takes its share of the roots with it: HL_ECONNECTION. The roots
+ *   never move to another server.
+ * - Every client that reaches the port can read, end and forge every lock: there is no log-in here.
  *
- * There are no scripts and no steps on several keys. So each root has one item, the document:
- * all that is held or awaited in its tree, in the order in which it came. It is changed by compare-and-swap
- * only. And each lease, held or awaited, has a liveness item: presence = alive. It is made before the
- * document names it, and one of a granted lease is never made again. So whoever finds none may strike
- * the lease out of the document, by compare-and-swap, and nobody comes back from there. A release
- * deletes the liveness item, and leaves the document to the next who writes it.
+ * There are no scripts and no steps on several keys. So each root has one item, the document: all
+ * leases that are held or awaited in its tree, in the order in which they came. The document is changed
+ * by compare-and-swap only. And each lease, held or awaited, has a liveness item: presence = alive. The
+ * item is made before the document names it, and the item of a granted lease is never made again. So a
+ * client that finds no item may strike the lease out of the document, by compare-and-swap, and the lease
+ * never comes back from there. A release deletes the liveness item, and leaves the document to the next
+ * client that writes it.
  *
  *     memcached.c   the store's operations: the life of a session
  *     dsn.c         a DSN, taken apart; which server has a root (libmemcached)
@@ -30,14 +31,14 @@
  *     connect.c     a connection to one server, made when it is first needed
  *     document.c    the document of a root
  *     record.c      the liveness item of a lease
- *     take.c        acquiring: reads the document, stands in its queue, looks whether who is before it lives
+ *     take.c        acquiring: reads the document, stands in its queue, looks whether earlier entries live
  *     leases.c      the other operations on leases (hl_lease_ops)
  *
  * csrc/lua/memcached makes a Lua module of it.
  *
- * libmemcached distributes the roots over the servers (consistent hashing, ketama). It sends nothing: it
- * could neither send several commands at once, nor end a wait to the millisecond, nor show its sockets to those
- * who must close them in a forked child.
+ * libmemcached distributes the roots over the servers (consistent hashing, ketama). We send the bytes:
+ * libmemcached could neither send several commands at once, nor end a wait to the millisecond, nor show
+ * its sockets to the code that must close them in a forked child.
  *
  * Source of the protocol: doc/protocol.txt of memcached 1.6.
  */
@@ -61,10 +62,11 @@
 /* Beyond that an expiry is a date for the server; s. */
 #define HL__MEMCACHED_EXPIRY_MAX 2592000
 #define HL__MEMCACHED_KEY_MAX 200
-/* How much earlier than its expiry says an item may vanish; s. The server reads its clock once a second, in whole
-   seconds, cut off: what it reads is up to two seconds old. (Its timer drifts, a little with each tick; so now and then
-   two ticks fall into the first and the third of three seconds, and the clock jumps by two.) A third second, since
-   a tick comes late where others want the processor. Source: clock_handler and realtime in memcached.c. */
+/* How much earlier than its expiry says an item may vanish; s. The server reads its clock once a
+   second, in whole seconds, rounded down: its reading is up to two seconds old. (Its timer
+   drifts, a little with each tick; so now and then two ticks fall into the first and the third
+   of three seconds, and the clock jumps by two.) A third second, since a tick comes late where
+   others want the processor. Source: clock_handler and realtime in memcached.c. */
 #define HL__MEMCACHED_EARLY 3
 /* A power of two: two bytes of an id choose a place among them. */
 #define HL__MEMCACHED_GONE 1024
@@ -90,9 +92,9 @@ typedef struct hl__memcached_store {
   pthread_mutex_t mutex;
   /* Connected by open, for the first session. */
   hl__memcached_session *spare HL__GUARDED_BY(hl__memcached_mutex);
-  /* Leases (id and holder) whose deletion was sent here of late: nobody asks whether they live. Whether the
-     server has read it yet is of no matter: who held them holds them no more. Each has the place that its id
-     says, until another one's says the same. */
+  /* Leases (id and holder) whose deletion was sent here of late: no session asks whether they
+     live. The server need not have read the deletion yet: the holder no longer holds them. Each
+     has the place that its id says, until another one's says the same. */
   uint8_t gone[HL__MEMCACHED_GONE][32] HL__GUARDED_BY(hl__memcached_mutex);
 } hl__memcached_store;
 
@@ -110,7 +112,7 @@ typedef struct hl__memcached_link {
   int fd;          /* -1: not connected yet, or ended */
   uint64_t ticket; /* see hl__fork_watch */
   bool ended;
-  unsigned outstanding; /* answers of one line that nobody waits for; they come first */
+  unsigned outstanding; /* answers of one line that no caller awaits; they come first */
   hl__memcached_buffer in, out;
   size_t in_read, out_sent;
   const hl__memcached_server *server;
@@ -122,7 +124,7 @@ struct hl__memcached_session {
   int bell; /* an eventfd: readable once the session is interrupted */
   uint64_t bell_ticket;
   atomic_bool interrupted;
-  bool interruptible; /* what is under way now */
+  bool interruptible; /* the present operation */
   uint32_t random;
   hl__memcached_link links[]; /* one for each server */
 };
@@ -151,7 +153,7 @@ int hl__memcached_ended(hl__memcached_link *link, const char *why, hl_error *err
 int hl__memcached_await(const hl__memcached_session *session, const hl__memcached_link *link,
                         short events, int64_t deadline);
 
-/* Appends; what is out of memory shows when it is sent. */
+/* Appends; the send reports want of memory. */
 void hl__memcached_add(hl__memcached_buffer *buffer, const void *data, size_t size);
 void hl__memcached_addf(hl__memcached_buffer *buffer, const char *format, ...) HL__PRINTF(2, 3);
 /* A storage command with its data: `command` is all of its line. */
@@ -179,7 +181,8 @@ int hl__memcached_meta(hl__memcached_session *session, hl__memcached_link *link,
 /* The answer to `mg key`, without a value. */
 int hl__memcached_presence(hl__memcached_session *session, hl__memcached_link *link,
                            int64_t deadline, bool *present, hl_error *error);
-/* Reads the answers that nobody waits for. HL_OK, HL_TIMEOUT (they have not come), HL_ECONNECTION. */
+/* Reads the answers that no caller awaits. HL_OK, HL_TIMEOUT (they have not come),
+   HL_ECONNECTION. */
 int hl__memcached_settle(hl__memcached_session *session, int64_t deadline, hl_error *error);
 /* Whether no connection has ended, without a round trip. */
 bool hl__memcached_stands(hl__memcached_session *session);
@@ -193,14 +196,14 @@ void hl__memcached_sleep(hl__memcached_session *session, int64_t until);
    HL_EUNSAFE_SERVER, HL_EMISMATCH, or what wire.c says. */
 int hl__memcached_verify(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
                          hl_error *error);
-/* Its time, s. */
+/* Reads the server's time, s. */
 int hl__memcached_time(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
                        uint64_t *seconds, hl_error *error);
 
 /* ---- connect.c */
 
-/* The connection to that root's server; made, if there is none. HL_OK, HL_ECONNECTION,
-   or what hl__memcached_verify says. */
+/* Finds the connection to that root's server; makes a missing one. HL_OK, HL_ECONNECTION, or
+   what hl__memcached_verify says. */
 int hl__memcached_link_of(hl__memcached_session *session, uint64_t root, int64_t deadline,
                           hl__memcached_link **link, hl_error *error);
 int hl__memcached_connect(hl__memcached_session *session, hl__memcached_link *link,
@@ -229,8 +232,8 @@ typedef struct hl__memcached_document {
 } hl__memcached_document;
 
 void hl__memcached_document_dispose(hl__memcached_document *document);
-/* Asks for it, and reads it. It is disposed of after any outcome. HL_ESTORE: what is there is no
-   document. */
+/* Asks for it, and reads it. The caller disposes of the document after any outcome. HL_ESTORE:
+   the item is no document. */
 void hl__memcached_document_ask(const hl__memcached_session *session, hl__memcached_link *link,
                                 uint64_t root);
 int hl__memcached_document_read(hl__memcached_session *session, hl__memcached_link *link,
@@ -240,8 +243,8 @@ int hl__memcached_document_read(hl__memcached_session *session, hl__memcached_li
 int hl__memcached_document_get(hl__memcached_session *session, hl__memcached_link *link,
                                uint64_t root, int64_t deadline, hl__memcached_document *document,
                                hl_error *error);
-/* Sends it, without those that are dead, for as long as nobody has written it since. The answer is a line:
-   hl__memcached_document_written. */
+/* Sends the document, without its dead entries; the server takes it unless another client has
+   written it since. The answer is a line: hl__memcached_document_written. */
 int hl__memcached_document_put(const hl__memcached_session *session, hl__memcached_link *link,
                                const hl__memcached_document *document, hl_error *error);
 int hl__memcached_document_written(hl__memcached_session *session, hl__memcached_link *link,
@@ -260,16 +263,16 @@ size_t hl__memcached_roots(const hl_row **rows, size_t n);
 /* Whether it is for update, or was before its upgrade. */
 bool hl__memcached_has_updates(const hl__memcached_document *document,
                                const hl__memcached_entry *entry);
-/* Its row of that level and bucket; NULL: it has none. */
+/* Finds an entry's row of that level and bucket; NULL: it has none. */
 hl_row *hl__memcached_row_of(const hl__memcached_document *document,
                              const hl__memcached_entry *entry, const hl_row *row);
-/* Whether what it has for update is exclusive, or about to be. */
+/* Whether the entry's rows for update are exclusive, or about to be. */
 bool hl__memcached_is_upgraded(const hl__memcached_document *document,
                                const hl__memcached_entry *entry);
 
 /* ---- record.c */
 
-/* What a liveness item says. */
+/* The contents of a liveness item. */
 typedef struct hl__memcached_record {
   uint64_t turn;
   uint8_t secret[16];
@@ -292,7 +295,8 @@ int hl__memcached_expiry(int64_t ttl, int64_t *seconds, hl_error *error);
 /* Sends the deletion of a liveness item that will never be there again, and does not wait. */
 int hl__memcached_live_delete(hl__memcached_session *session, hl__memcached_link *link,
                               const uint8_t id[16], const uint8_t holder[16], hl_error *error);
-/* Its two halves: appends the deletion, for what is sent next; from then on nobody here asks whether it lives. */
+/* The two halves of it. The first appends the deletion to the next packet; after the second no
+   session here asks whether the lease lives. */
 void hl__memcached_live_delete_add(const hl__memcached_session *session, hl__memcached_link *link,
                                    const uint8_t id[16], const uint8_t holder[16]);
 void hl__memcached_gone_note(const hl__memcached_session *session, const uint8_t id[16],

@@ -1,7 +1,8 @@
 /*
- * record.c - the liveness item of a lease: it is there as long as the lease is unbroken, or its waiter
- * alive. Its value says what people want to know of it, and what a refresh and an import
- * must: `turn` and the secret. All fields are "size:bytes", in the order of record_write.
+ * record.c - the liveness item of a lease: it is there as long as the lease is unbroken, or its
+ * waiter alive. The item's value has what people want to know of the lease, and what a refresh
+ * and an import need: `turn` and the secret. All fields are "size:bytes", in the order of
+ * record_write.
  */
 #include "memcached_store.h"
 

@@ -1,6 +1,6 @@
 /*
- * server.c - does this server exclude? What all who use it must agree on, the levels and the list
- * of servers, it has in an item: prefix:space.
+ * server.c - does this server exclude? An item, prefix:space, has what all its users must agree
+ * on: the levels, and the list of servers.
  */
 #include "memcached_store.h"
 

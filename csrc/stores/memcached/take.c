@@ -2,25 +2,26 @@
  * take.c - acquiring. For each root of the request, in locking order:
  *
  *     1. Read the document.
- *     2. Look whether those live who came before and conflict. Who does not is struck out by 3 or 4.
- *     3. None lives: write the document with the grant. Somebody has written it meanwhile: 1.
+ *     2. Look whether the earlier entries that conflict live. The dead are struck out by 3 or 4.
+ *     3. All are dead: write the document with the grant. Another client has written it meanwhile: 1.
  *     4. One lives: write the document with a place in its queue, once. Look at the first of them, often,
- *        until his liveness item is gone: 1.
+ *        until its liveness item is gone: 1.
  *
- * So those who came first are served first, and nobody barges. The liveness item is written in the same packet, before
- * the document. While it waits it lives for WAIT_S only, and is kept alive: a waiter that dies
- * blocks those behind it for no longer.
+ * So waiters are served in the order in which they came, and none barges. The liveness item is written
+ * in the same packet, before the document. A waiter's item lives for WAIT_S only, and is kept alive: a
+ * waiter that dies blocks the entries behind it for no longer.
  *
- * A waiter may write his liveness item anew when it is gone. Somebody may have struck him out
- * meanwhile; then he finds himself nowhere in the document, and queues again. Once granted he never does.
+ * A waiter may write its liveness item anew when it is gone. Another client may have struck the waiter
+ * out meanwhile; then it finds itself nowhere in the document, and queues again. Once granted it never
+ * writes the item anew.
  *
- * What is held of several roots is taken in one order by all: no circle.
+ * All requests take several roots in one order: no circle.
  *
- * An upgrade writes first that its rows are exclusive, so that nobody comes any more, not even those who
- * have waited longer; and then waits until those who share them have gone. That is all: from then on it is
- * exclusive. One that was not granted in time writes that its rows are shared again. Whatever is written
- * for one lease by the way of a connection that has ended comes to nothing, as each regrading begins by
- * writing the document: so nothing that is read late can undo what is believed.
+ * An upgrade first writes that its rows are exclusive, so that no other request gets in any more, not
+ * even a longer waiting one. Then it waits until the leases that share its rows have gone. From then on it is
+ * exclusive. An upgrade that was not granted in time writes that its rows are shared again. A write
+ * for a lease that was sent over a connection that has ended comes to nothing, as each regrading begins by
+ * writing the document: so a write that is read late can undo nothing that is believed.
  */
 #include "memcached_store.h"
 
@@ -39,7 +40,7 @@
 #define BLOCKERS_MAX 60
 /* Others that are looked at, so that the dead do not pile up. */
 #define OTHERS_MAX 4
-/* How long one that tries once writes anew what others have written meanwhile. */
+/* How long a request that tries once writes anew after other clients' writes. */
 #define TRY_MS 1000
 /* For the answer to the deletion of what did not get its lock. */
 #define UNDO_MS 300
@@ -87,8 +88,8 @@ static bool present_already(const looked *self, size_t i) {
   return false;
 }
 
-/* Those before ours; of those behind it, who cannot be in its way otherwise, the ones that have upgraded
-   what they have got. */
+/* Chooses the entries before ours; behind it only granted ones, as only an upgrade makes those
+   conflict. */
 static void blockers_choose(const taking *self, const hl__memcached_document *document, size_t own,
                             looked *chosen) {
   const hl_request *request = self->request;
@@ -113,7 +114,7 @@ static void others_choose(const taking *self, const hl__memcached_document *docu
   }
 }
 
-/* Those that do not live are marked dead. */
+/* Marks the entries that do not live as dead. */
 static int look_at(const taking *self, hl__memcached_document *document, const looked *chosen,
                    hl_error *error) {
   hl__memcached_session *session = self->session;
@@ -176,7 +177,8 @@ static int live_answer(const taking *self, hl__memcached_link *link, int64_t dea
   return hl__error(error, HL_ESTORE, "memcached does not store: %.60s", line);
 }
 
-/* The liveness item, then the document. *written: nobody else has written it meanwhile. */
+/* Writes the liveness item, then the document. *written: no other client has written the
+   document meanwhile. */
 static int submit(taking *self, const hl__memcached_document *document, int64_t expiry,
                   bool *written, hl_error *error) {
   hl__memcached_link *link, *home;
@@ -203,7 +205,7 @@ static int submit(taking *self, const hl__memcached_document *document, int64_t 
 
 /* ----------------------------------------------------------------- waiting */
 
-/* One look at the blocker; keeps ourselves alive, where we are not granted. */
+/* Looks once at the blocker; keeps our own waiter alive, where it is not granted. */
 static int peek(taking *self, const hl__memcached_entry *blocker, bool *present, hl_error *error) {
   hl__memcached_session *session = self->session;
   hl__memcached_link *link, *home;
@@ -221,7 +223,7 @@ static int peek(taking *self, const hl__memcached_entry *blocker, bool *present,
   return hl__memcached_presence(session, link, deadline, present, error);
 }
 
-/* Until the blocker is gone; of one that may be downgraded: for a while. */
+/* Waits until the blocker is gone; for a while only, where it may be downgraded. */
 static int await(taking *self, const hl__memcached_entry *blocker, bool downgrades,
                  hl_error *error) {
   const hl_request *request = self->request;
@@ -306,7 +308,7 @@ static int enter_once(taking *self, hl__memcached_link *link, hl__memcached_docu
   return status ? status : HL__AGAIN;
 }
 
-/* Somebody else has written the document. HL_OK: it may be tried again. */
+/* Another client has written the document. HL_OK: it may be tried again. */
 static int again(taking *self, uint32_t tries, hl_error *error) {
   if (self->request->cancellable && atomic_load(&self->session->interrupted))
     return hl__error(error, HL_CANCELLED, "the wait was cancelled");
@@ -427,14 +429,14 @@ int hl__memcached_take(hl_session *base, const hl_request *request, hl_grant *gr
   }
   if (status && status != HL_ECONNECTION) grant->sent_ms = 0;
   free(self.live.data);
-  /* One that comes later is forgotten by settle. */
+  /* A late interruption is forgotten by settle. */
   if (atomic_exchange(&session->interrupted, false)) hl__memcached_bell_clear(session);
   return status;
 }
 
 /* ------------------------------------------------------------- regrading */
 
-/* Somebody else who holds what is to be exclusive, and lives; SIZE_MAX: nobody does. */
+/* Finds another living holder of the rows that are to be exclusive; SIZE_MAX: there is no other. */
 static int sharer_find(const taking *self, hl__memcached_document *document, size_t own,
                        size_t *sharer, hl_error *error) {
   const hl_request *request = self->request;
@@ -474,7 +476,7 @@ static int mode_write(const taking *self, hl__memcached_link *link,
   return hl__memcached_document_written(self->session, link, answer_by(self), written, error);
 }
 
-/* Whether the liveness item is there still: then nobody has struck the lease out, nor will. */
+/* Whether the liveness item is there still: then no client has struck the lease out, nor will. */
 static int alive_check(const taking *self, hl_error *error) {
   hl__memcached_link *link;
   bool present;
@@ -487,10 +489,10 @@ static int alive_check(const taking *self, hl_error *error) {
   return hl__error(error, HL_ELOST, "the lease is over");
 }
 
-/* What is to be done to the document of the lease's root. */
+/* The steps of a regrade, in the document of the lease's root. */
 typedef enum step {
   MARK,   /* exclusive, for those who come */
-  FINISH, /* exclusive, as nobody shares it any more: with a new token */
+  FINISH, /* exclusive, as no other lease shares it any more: with a new token */
   SHARE   /* shared */
 } step;
 

@@ -1,6 +1,6 @@
 /*
- * wire.c - sending, answers, errors: the text protocol of Memcached. It never
- * blocks but in poll(), with an end.
+ * wire.c - sending, answers, errors: the text protocol of Memcached. Blocks only in poll(), with
+ * an end.
  */
 #include "memcached_store.h"
 
@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #define LINE_MAX_SIZE 2048
-/* What an item may have at most, whatever the server says of it. */
+/* The largest item that we accept, whatever the server says. */
 #define ITEM_MAX ((size_t)64 << 20)
 
 /* ------------------------------------------------------------------ buffers */
@@ -134,7 +134,7 @@ int hl__memcached_flush(hl__memcached_link *link, hl_error *error) {
 
 /* ------------------------------------------------------------------- answers */
 
-/* Reads what has come. *n: how much. HL_OK, HL_ECONNECTION, HL_ENOMEM. */
+/* Reads the bytes that have come. *n: how many. HL_OK, HL_ECONNECTION, HL_ENOMEM. */
 static int read_some(hl__memcached_link *link, size_t *n, hl_error *error) {
   hl__memcached_buffer *in = &link->in;
   *n = 0;
@@ -204,7 +204,7 @@ static bool begins(const char *text, const char *word) {
   return strncmp(text, word, strlen(word)) == 0;
 }
 
-/* Those that nobody waits for come first. */
+/* Answers that no caller awaits come first. */
 static int skip(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
                 hl_error *error) {
   while (link->outstanding > 0) {
@@ -228,13 +228,13 @@ int hl__memcached_line(hl__memcached_session *session, hl__memcached_link *link,
   if (link->fd < 0) return hl__error(error, HL_ECONNECTION, "the connection has ended");
   int status = skip(session, link, deadline, error);
   if (status == HL_OK) status = raw_line(session, link, deadline, &found, error);
-  if (status == HL_TIMEOUT) hl__memcached_end(link); /* nobody waits for it */
+  if (status == HL_TIMEOUT) hl__memcached_end(link); /* no caller awaits it */
   if (status) return status;
   *line = found;
   if (!begins(found, "ERROR") && !begins(found, "CLIENT_ERROR") && !begins(found, "SERVER_ERROR"))
     return HL_OK;
   (void)hl__escape(said, sizeof said, found, strlen(found));
-  /* Nobody knows what the server takes for a command after those. */
+  /* After those the server may take any bytes for a command. */
   if (!begins(found, "SERVER_ERROR")) hl__memcached_end(link);
   (void)hl__error(error, HL_ESTORE, "memcached at %s:%u says: %s%s", link->server->host,
                   link->server->port, said,
@@ -334,8 +334,8 @@ bool hl__memcached_stands(hl__memcached_session *session) {
     size_t n = 0;
     if (link->ended) return false;
     if (link->fd < 0 || link->outstanding) continue;
-    /* What says something without being asked says good-bye; and what is left of an answer
-       that nobody read to its end must not become the next one's. */
+    /* A server that speaks without being asked is closing. The rest of an answer that was not
+       read to its end must not become the next one's. */
     if (link->in_read < link->in.used) return false;
     if (read_some(link, &n, NULL) != HL_OK || n > 0) return false;
   }
