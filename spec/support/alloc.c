@@ -13,7 +13,7 @@
 typedef struct budget {
   int counts;    /* requests are counted, and may fail */
   long requests; /* so far */
-  long first;    /* the first one that fails; 0: none does */
+  long first;    /* the number of the first that fails; 0: all succeed */
   long failures; /* how many fail from there on; < 0: all */
 } budget;
 

@@ -23,10 +23,10 @@ function checkout.start(options)
   return server
 end
 
---- Somebody in front of a browser of his own, who is not logged in yet.
+--- A person in front of a browser of their own, not logged in yet.
 function server_methods:person() return setmetatable({ server = self }, person_class) end
 
---- Somebody who is.
+--- A person who is logged in.
 function server_methods:log_in(login, administrator)
   local person = self:person()
   assert(person:post("/login", { login = login, administrator = administrator and 1 or "" }) == 303)
@@ -49,8 +49,8 @@ end
 
 function person_class:get(path, headers) return ask(self, "GET", path, nil, headers) end
 
---- Sends a form, with what each of the pages' forms contains unless the fields say otherwise. Who takes a customer sees
--- the editor, as a browser goes where it is sent.
+--- Sends a form, with what each of the pages' forms contains unless the fields say otherwise. A person who takes a
+-- customer sees the editor, as a browser follows the redirection.
 function person_class:post(path, fields, headers)
   local all = { form = self.form, token = self.token }
   for name, value in pairs(fields or {}) do all[name] = value end

@@ -18,7 +18,7 @@ function chromium.find()
   end
 end
 
---- Why there is none, or nil.
+--- Why Chromium is missing, or nil.
 function chromium.missing() return not chromium.find() and "Chromium cannot be had here (Debian: chromium)" or nil end
 
 local browser_class, page_class = {}, {}
@@ -104,7 +104,7 @@ function page_class:size(height)
             { width = self.width, height = height, deviceScaleFactor = 1.5, mobile = false })
 end
 
---- The value of an expression of JavaScript; of a promise, what it comes to.
+--- The value of an expression of JavaScript; of a promise, its result.
 function page_class:run(expression)
   local result = self:call("Runtime.evaluate", { expression = expression, returnByValue = true, awaitPromise = true })
   if result.exceptionDetails then

@@ -1,7 +1,7 @@
 /*
- * fork.c - for the specs of what happens in a forked child: fork, _exit and
- * waiting for the child's end, which no Lua library offers on all Luas; and locking a file,
- * so that a store which keeps it locked for moments is slow.
+ * fork.c - for the specs of forked children: fork, _exit and waiting for the child's end, which
+ * no Lua library offers on all Luas. It also locks a file, so that a store which keeps the file
+ * locked for moments is slow.
  */
 #include <fcntl.h>
 #include <lauxlib.h>

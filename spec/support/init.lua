@@ -1,5 +1,5 @@
---- What the specs share: the stores that they run on, peers that hold or await
--- locks in other processes and threads, and waiting for conditions.
+--- Shared by the specs: the stores that they run on, peers that hold or await locks in other processes and threads,
+-- and waiting for conditions.
 --
 -- Stores come from the environment, as spec/support/servers.sh sets it; MYSQL_DSN
 -- names a server of the user's instead. A store that cannot be had is reported
@@ -19,16 +19,15 @@ function support.now() return uv.hrtime() / 1e9 end
 -- luv takes a negative time for weeks.
 function support.sleep(seconds) uv.sleep(math.max(math.floor(seconds * 1000 + 0.5), 0)) end
 
---- Collects all that the program cannot reach any more. What LuaJIT has compiled goes first: a loop that was
--- compiled for one function keeps that, and what it has for upvalues.
+--- Collects all that the program cannot reach any more. Compiled code of LuaJIT goes first: a loop that was compiled
+-- for one function keeps that function, and its upvalues.
 function support.collect()
   local jit = rawget(_G, "jit")
   if jit then jit.flush() end
   for _ = 1, 3 do collectgarbage() end
 end
 
---- Waits until condition() is true, and returns what it returned; fails after
--- so many seconds, or DEADLINE.
+--- Waits until condition() is true, and returns its result; fails after so many seconds, or DEADLINE.
 function support.wait_until(condition, what, patience)
   local deadline, pause = support.now() + (patience or support.DEADLINE), 0.002
   repeat
@@ -43,11 +42,10 @@ end
 -- How many tries, and for how long, a wait has to end in time, see ends_in_time.
 local TRIES, PATIENCE = 40, 30
 
---- Fails unless a try ends so many seconds after its time, at most: the machine may be
--- busy, so the best try counts, and what the best of the mere sleeps beside them was late
--- is taken off. Fails at once when a single try ends early: that has no excuse.
--- wait(seconds): waits in vain, checks how that ended, and returns how long it took.
--- store: where the time runs, on a server or here.
+--- Fails unless a try ends so many seconds after its time, at most. The machine may be busy, so the best try counts,
+-- less the best lateness of the mere sleeps beside them. Fails at once when a single try ends early: that has no
+-- excuse. wait(seconds): waits without success, checks how the wait ended, and returns how long it took. store:
+-- where the time runs, on a server or here.
 function support.ends_in_time(store, seconds, late, wait)
   local control = support.process(nil)
   control:call("handles.sql = ... and support.sql_connection(...)", store.bare_dsn)
@@ -79,8 +77,7 @@ end
 
 local BUCKETS = 10000
 local TABLE = "hierlock_spec_buckets"
--- Of acquisitions that have none of their own: less than DEADLINE, so that a peer
--- which waits in vain says so.
+-- For acquisitions without a time-out of their own: less than DEADLINE, so that a peer whose wait fails says so.
 local TIMEOUT = 15
 
 local function read_file(name)
@@ -113,14 +110,14 @@ end
 
 local luasql, luasql_postgresql
 
---- LuaSQL's environment: one for the process, never closed. Its close() ends the client
--- library (mysql_library_end), while threads of ours may be in it.
+--- LuaSQL's environment: one for the process, never closed. The environment's close() ends the client library
+-- (mysql_library_end), while threads of ours may be in it.
 function support.luasql()
   luasql = luasql or require("luasql.mysql").mysql()
   return luasql
 end
 
---- The same of its driver for PostgreSQL.
+--- Like support.luasql, for its driver for PostgreSQL.
 function support.luasql_postgresql()
   luasql_postgresql = luasql_postgresql or require("luasql.postgres").postgres()
   return luasql_postgresql
@@ -165,7 +162,7 @@ function support.provision(connection, table_name, buckets, levels)
                    table.concat(levels or { "user", "account", "resource" }, ","))
 end
 
---- The same with leases, by the statements of `hierlock provision --leases`.
+--- Like support.provision, with leases, by the statements of `hierlock provision --leases`.
 function support.provision_leases(connection, table_name, buckets, levels)
   local wanted = {
     table = function() return table_name end,
@@ -199,7 +196,7 @@ end
 
 local function with_param(dsn, param) return dsn .. (dsn:find("?", 1, true) and "&" or "?") .. param end
 
--- What the servers have in common; `command` ends a session, `queries` list them.
+-- Common to the servers; `command` ends a session, `queries` list them.
 local function server_store(name, dsn, root_dsn, control)
   local store = {
     name = name,
@@ -250,7 +247,8 @@ local function mysql_store(...)
       "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND user = SUBSTRING_INDEX(USER(), '@', 1)" ..
       (busy and " AND command NOT IN ('Sleep', 'Daemon')" or "")))
   end
-  --- The same of those with an open transaction, as an administrator; `waiting`: only those that wait for a row.
+  --- The sessions with an open transaction, as an administrator sees them; `waiting`: only sessions that wait for a
+  -- row.
   function store.transactions(waiting)
     -- Both servers show an old picture to those who look more often.
     support.sleep(waiting and 0.15 or 0.11)
@@ -288,8 +286,8 @@ local function mysql_store(...)
   return store
 end
 
---- The same server with a space that has update rows, and leases, if so; `store` itself where that needs nothing
--- of its own.
+--- Returns the server with a space that has update rows, and leases, if `leases`; `store` itself where that needs
+-- nothing of its own.
 function support.updated(store, leases)
   if not store.table then return leases and support.leased(store) or store end
   local made = setmetatable({}, { __index = leases and support.leased(store) or store })
@@ -313,7 +311,7 @@ function support.updated(store, leases)
   return made
 end
 
---- The same server with a space that has leases; `store` itself where that needs nothing of its own.
+--- Returns the server with a space that has leases; `store` itself where that needs nothing of its own.
 function support.leased(store)
   if not store.table then return store end
   if store.with_leases then return store.with_leases end
@@ -327,7 +325,7 @@ function support.leased(store)
     store.prepare()
     support.provision_leases(store.sql(), leased.table, BUCKETS)
   end
-  --- Those who look at a lease wait for no row.
+  --- Waiters that look at a lease wait for no row.
   function leased.waiting(target)
     if store.dialect == "mariadb" then support.sleep(0.11) end
     local n, observer = 0, support.open(leased)
@@ -344,7 +342,7 @@ local function postgresql_store(...)
   local store = server_store(...)
   store.dialect = "postgresql"
   store.unbucketed = true -- each node has a row of its own
-  -- Like those of mysql_store.
+  -- Sessions, as in mysql_store.
   local SESSIONS = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
   function store.sessions(busy)
     return support.column(store.sql():query(SESSIONS .. " AND usename = current_user" .. (busy and " AND state = 'active'" or "")))
@@ -354,7 +352,7 @@ local function postgresql_store(...)
       (waiting and " AND wait_event_type = 'Lock'" or " AND xact_start IS NOT NULL")))
   end
   function store.kill(id) (store.root() or store.sql()):query("SELECT pg_terminate_backend(%s)", id) end
-  -- `more`: so many, instead of one.
+  -- `more`: so many more connections; else one.
   function store.limit_connections(more)
     local root = store.root()
     root:query("ALTER ROLE testuser CONNECTION LIMIT %d",
@@ -362,7 +360,7 @@ local function postgresql_store(...)
     return function() root:query "ALTER ROLE testuser CONNECTION LIMIT -1" end
   end
   function store.waiting()
-    -- Those that have their locks and wait for a lease say so.
+    -- Waiters that have their locks and wait for a lease say so.
     return tonumber(store.sql():query("SELECT (SELECT COUNT(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted) + " ..
       "(SELECT COUNT(*) FROM pg_stat_activity WHERE query ~ '^/[*]hierlock1[|][0-9]+[|][0-9]+[|][sx]w[|]' AND NOT EXISTS " ..
       "(SELECT FROM pg_locks l WHERE l.pid = pg_stat_activity.pid AND NOT l.granted))")[1][1])
@@ -381,7 +379,7 @@ local function memcached_store(name, dsn, root_dsn, control)
   store.leases_only, store.unbucketed, store.whole_seconds, store.lists_by_root = true, true, true, true
   store.host, store.port = dsn:match "//([^:/]+):(%d+)"
   function store.sql() error "Memcached has no SQL" end
-  --- What it answers to a command of the text protocol (all of what comes at once).
+  --- The server's answer to a command of the text protocol (all of what comes at once).
   function store.say(command)
     local socket = assert(require("socket").connect(store.host, tonumber(store.port)))
     socket:settimeout(5)
@@ -414,7 +412,7 @@ local function redis_store(name, dsn, root_dsn, control)
   store.host, store.port = dsn:match "@([^:/]+):(%d+)"
   function store.sql() error "Redis has no SQL" end
   function store.root() end
-  --- What redis-cli prints, as the administrator.
+  --- The output of redis-cli, as the administrator.
   function store.cli(...)
     local words = {}
     for i, word in ipairs { ... } do words[i] = "'" .. tostring(word):gsub("'", "'\\''") .. "'" end
@@ -522,7 +520,7 @@ end
 -- reason in `missing`.
 support.stores = { embedded_store() }
 if os.getenv("MYSQL_DSN") then
-  -- As a URL, whatever its form: some specs change its parts.
+  -- Makes a URL of a DSN in any form: some specs change its parts.
   local function encoded(text)
     return (text:gsub("[^%w_.~-]", function(c) return ("%%%02X"):format(c:byte()) end))
   end
@@ -542,7 +540,7 @@ if not os.getenv("MYSQL_DSN") or os.getenv("HIERLOCK_POSTGRESQL_DSN") then
   support.stores[#support.stores + 1] = started_store("postgresql", postgresql_store)
 end
 
---- Those that only have leases.
+--- Stores that only have leases.
 support.leases_only = { sqlite_store(), quorum_store() }
 if not os.getenv("MYSQL_DSN") or os.getenv("HIERLOCK_REDIS_DSN") then
   support.leases_only[#support.leases_only + 1] = started_store("redis", redis_store)
@@ -595,13 +593,13 @@ function support.each_store(fn)
   each(stores, fn)
 end
 
---- The same for every store that has leases, or might have, those that have nothing else included.
+--- Like each_store, for every store that has leases, or might have, including stores that have nothing else.
 function support.each_leasing_store(fn)
   each(support.leases_only, fn)
   support.each_store(fn)
 end
 
--- The same for one that only has leases.
+-- Runs fn on a store that only has leases.
 local function on_leases_only(name, fn)
   local stores = {}
   for _, store in ipairs(support.leases_only) do
@@ -627,7 +625,7 @@ local function servers_of(wanted)
   return servers
 end
 
---- The same for the servers of MySQL's kind only.
+--- Runs fn on each server of MySQL's kind only.
 function support.each_server(fn) each(servers_of(function(name) return name ~= "postgresql" end), fn) end
 
 --- For PostgreSQL only.
@@ -684,8 +682,7 @@ local function decode_all(line)
   return unpack(values, 1, values.n)
 end
 
--- What a peer's chunks see: `manager`, `hierlock`, `support` and a table `handles` to
--- keep things in.
+-- The environment of a peer's chunks: `manager`, `hierlock`, `support` and a table `handles` to keep things in.
 local function environment_for(dsn, options)
   return setmetatable({
     hierlock = hierlock,
@@ -702,8 +699,8 @@ local function load_chunk(text, environment)
   return chunk, err
 end
 
---- What a peer does, in its own process or thread: reads requests, each a chunk
--- and its arguments, and writes what it returned.
+--- The work of a peer, in its own process or thread: reads requests, each a chunk and its arguments, and writes the
+-- chunk's results.
 function support.serve(read_line, write_line, dsn, options)
   local environment = environment_for(dsn, options)
   for line in read_line do
@@ -739,7 +736,7 @@ local function checked(ok, ...)
   return ...
 end
 
---- Waits for what the last chunk returned; raises what it raised.
+--- Waits for the results of the last chunk; raises its error.
 function peer_methods:result()
   return checked(decode_all(self:read(support.DEADLINE) or error("the peer does not answer", 2)))
 end
@@ -777,15 +774,14 @@ function support.keep(handle)
   return handle
 end
 
--- Reads one line of what has come into self.buffer.
+-- Takes one line out of self.buffer.
 local function take_line(self)
   local line, rest = self.buffer:match("^([^\n]*)\n(.*)$")
   if line then self.buffer = rest end
   return line
 end
 
---- A peer in another process. command: what to run instead of one of ours, a list; it is not waited
--- for.
+--- Starts a peer in another process. command: a list to run instead of our own peer; it is not waited for.
 function support.process(store, options, dsn, command)
   local self = setmetatable({ buffer = "", exited = false, unanswered = (store or dsn) and 1 or 0 }, peer_methods)
   local all = {}
@@ -831,7 +827,7 @@ function support.process(store, options, dsn, command)
   function self:finish()
     if not input:is_closing() then input:close() end
   end
-  --- Ends it in the ordinary way; one that still waits for a lock is killed.
+  --- Ends the peer in the ordinary way; a peer that still waits for a lock is killed.
   function self:close()
     live[self] = nil
     self:finish()
@@ -851,10 +847,9 @@ function support.process(store, options, dsn, command)
   return self
 end
 
---- A program that knows nothing of hierlock: a process with a connection of
--- LuaSQL's. send(query) does not wait; result() is then the rows (or the number
--- of rows), or nil, the server's error number and its message. query(...) does
--- both. `id` is the connection's.
+--- A program that knows nothing of hierlock: a process with a connection of LuaSQL's. send(query) does not wait;
+-- result() is then the rows (or the number of rows), or nil, the server's error number and its message. query(...)
+-- does both. `id` is the connection's.
 function support.foreign(store)
   local self = support.process(nil)
   function self:send(query, ...)
@@ -869,7 +864,7 @@ function support.foreign(store)
   return self
 end
 
---- What a foreign program does: rows, or nil, number, message.
+--- Runs a query as a foreign program does: rows, or nil, number, message.
 function support.try_query(connection, query)
   local cursor, message = connection:try(query)
   if not cursor then
@@ -962,16 +957,15 @@ function support.coroutine(store, options, name)
   return self
 end
 
---- The kinds of peers: what they are called, and how to make one on a store.
+--- The kinds of peers: their names, and how to make each on a store.
 support.peer_kinds = { { "process", support.process }, { "thread", support.thread } }
 for _, name in ipairs(require("spec.support.loops").names) do
   support.peer_kinds[#support.peer_kinds + 1] =
     { "coroutine of " .. name, function(store, options) return support.coroutine(store, options, name) end }
 end
 
---- Runs a chunk in a Lua process of its own; returns what it printed, on both
--- streams, and its exit status as a shell says it (128 + n: ended by signal n).
--- before: shell commands and words in front of the interpreter's name.
+--- Runs a chunk in a Lua process of its own; returns its output, on both streams, and its exit status as a shell says
+-- it (128 + n: ended by signal n). before: shell commands and words in front of the interpreter's name.
 function support.run(chunk, before)
   local pipe = assert(io.popen(("{ %s %s -e '%s' ; } 2>&1; echo \"=$?\""):format(
     before or "", os.getenv("HIERLOCK_LUA") or "lua", (chunk:gsub("'", [['\'']])))))

@@ -1,6 +1,6 @@
---- Run by LDoc (`ldoc --filter spec.support.ldoc.dump`): prints what it has read from
--- the comments, one line for each item: type, name, and all of its text. Functions of hierlock.rows, some of which are called as
--- those of hierlock are, have their module before them.
+--- Run by LDoc (`ldoc --filter spec.support.ldoc.dump`): prints the comments that it has read, one line for each
+-- item: type, name, and all of its text. Functions of hierlock.rows have their module before them, as some have the
+-- name of a function of hierlock.
 
 local function texts(item)
   local list = { item.summary or "", item.description or "" }

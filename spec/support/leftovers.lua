@@ -1,6 +1,6 @@
---- busted's helper (--helper): after each spec file nothing may be left of it. No
--- connection or transaction at a server, no descriptor, thread, child or mapping of this
--- process. What needs a moment to go, is waited for.
+--- busted's helper (--helper): after each spec file nothing may be left of it. No connection or transaction at a
+-- server, no descriptor, thread, child or mapping of this process. The helper waits for things that need a moment to
+-- go.
 
 local busted = require "busted"
 
@@ -30,14 +30,14 @@ end
 
 local function threads() return tonumber(read("/proc/self/status"):match("Threads:%s*(%d+)")) end
 
--- What the library opens: files of lock directories, connections, and what tells that a
--- pending is done. Pipes and epoll are those of event loops, which keep them.
+-- The library's own descriptors: files of lock directories, connections, and the signals that a pending is done.
+-- Pipes and epoll belong to event loops, which keep them.
 local function is_ours(name)
   return name:find("^socket:") or name:find("eventfd", 1, true)
     or name:find(package.loaded["spec.support"].stores[1].directory, 1, true)
 end
 
--- The same at a server.
+-- Lists the leftovers at a server.
 local function left_at(store)
   local support, found = package.loaded["spec.support"], {}
   local connected, root = pcall(support.sql_connection, store.root_dsn)
@@ -58,7 +58,7 @@ local function left_at(store)
   return found
 end
 
--- What is there, and should not be, a line each; "": nothing.
+-- Lists all leftovers, a line each; "": nothing.
 local function left()
   local support = package.loaded["spec.support"]
   local found = {}
@@ -110,7 +110,7 @@ busted.subscribe({ "file", "end" }, function(file, parent)
   for _, store in ipairs(support.stores) do
     if store.close_connections then store.close_connections() end
   end
-  -- LuaJIT may keep an object that nobody can reach, and with it what a manager leaves to its last handle.
+  -- LuaJIT may keep an unreachable object, and with it the things that a manager leaves to its last handle.
   if UNFINISHED[file.name] or jit then return end -- luacheck: ignore 113
   local patience, what = support.now() + support.DEADLINE, left()
   while what ~= "" and support.now() < patience do

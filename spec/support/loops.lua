@@ -143,7 +143,7 @@ loops["a function"] = function()
   local self = { name = "a function" }
   local wanted, times = {}, {} -- thread -> descriptor, or the time to wake up
 
-  -- What hierlock needs to know of it.
+  -- The option that tells hierlock about this loop.
   function self.option(pending)
     while not pending:done() do coroutine.yield("read", pending:fd()) end
   end
@@ -172,8 +172,8 @@ loops["a function"] = function()
   return self
 end
 
---- The names, in order. copas may be there without what it needs itself, as in a Debian
--- that does not have its binaryheap: then `missing` says why, and loop_spec tells.
+--- The names, in order. copas may be installed without its own needs, as in a Debian without binaryheap: then
+-- `missing` says why, and loop_spec tells.
 loops.names = { "cqueues", "luv", "copas", "a function" }
 local loaded, why = pcall(require_copas)
 if not loaded then

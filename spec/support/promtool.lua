@@ -3,8 +3,8 @@
 
 local promtool = {}
 
--- Of `promtool check` with such arguments, %s being the name of a file with the text: its exit status (0:
--- fine) and its output.
+-- Runs `promtool check` with such arguments, %s being the name of a file with the text: its exit status (0: fine)
+-- and its output.
 local function check(arguments, text)
   local name = os.tmpname()
   local file = assert(io.open(name, "wb"))

@@ -1,7 +1,6 @@
---- A TCP proxy before a server, in the spec's own process: it counts what a client
--- sends, can keep the server's answers back, and can change them. It works while
--- the spec waits for a peer (which runs luv's loop); so the client has to be a
--- process of its own.
+--- A TCP proxy before a server, in the spec's own process: it counts what a client sends, can keep the server's
+-- answers back, and can change them. The proxy works while the spec waits for a peer (which runs luv's loop); so the
+-- client has to be a process of its own.
 
 local uv = require "luv"
 
@@ -13,8 +12,7 @@ local COMMANDS = {
   [25] = "close statement", [26] = "reset statement",
 }
 
--- Of what has come from a client: whole packets whose sequence number is 0 are
--- commands. Returns what is left.
+-- Notes a client's commands: whole packets whose sequence number is 0. Returns the rest of the buffer.
 local function note_commands(buffer, found)
   while #buffer >= 4 do
     local a, b, c, sequence = buffer:byte(1, 4)
@@ -31,7 +29,7 @@ local function note_commands(buffer, found)
   return buffer
 end
 
--- The same of PostgreSQL's protocol: what a client says first has no type.
+-- Notes the commands of PostgreSQL's protocol: a client's first message has no type.
 local MESSAGES = { Q = "query", X = "quit", p = "password" }
 
 local function note_messages(buffer, found)
@@ -52,7 +50,7 @@ local function note_messages(buffer, found)
   return buffer
 end
 
--- The same of Redis': arrays of strings. Its name is a command's first word, in small letters.
+-- Notes the commands of Redis' protocol: arrays of strings. A command's name is its first word, in small letters.
 local function note_arrays(buffer, found)
   while true do
     local n, at = buffer:match "^%*(%d+)\r\n()"
@@ -69,24 +67,21 @@ local function note_arrays(buffer, found)
   end
 end
 
--- Of other protocols no commands are seen.
+-- Other protocols' commands are not noted.
 local function note_nothing() return "" end
 
---- Opens a proxy before the server of a store.
--- rewrite(data, first): what the client is told instead of the server's data;
--- first: it is the greeting. tls: the DSN's parameter (tls, sslmode), "off" unless said;
--- with another no commands are seen. own_port: the proxy's; any that is free unless said.
--- Returns a table: `dsn`, for clients; `commands`, a list of {name, text, connection};
--- `hold(n [, bytes])`, which keeps the answers of the n-th connection back until
--- `let(n)`, all but the first so many bytes; `detain(n [, passes])`, which keeps back what the client of the
--- n-th connection says, all but the next so many times, until `deliver(n)`, though that has ended meanwhile; `drip(n, ms)`: from then on its answers
--- come in single bytes, each so much later than the one before, or those of all later
--- connections, without n; `freeze()`: nothing
--- more goes through the connections that there are, in either direction, and none
--- ends; `cut()`: likewise, and new ones get no answer either; `refuse(n)`: only so many
--- more connections are let through, and others are ended at once; `delay(ms)`: each
--- answer comes so much later; `turns`: how often a client has said something after an
--- answer, or at first; `sent`: all that clients have said; `close()`.
+--- Opens a proxy before the server of a store. rewrite(data, first): what the client is told instead of the server's
+-- data; first: it is the greeting. tls: the DSN's parameter (tls, sslmode), "off" unless said; with another no
+-- commands are seen. own_port: the proxy's; any that is free unless said. Returns a table: `dsn`, for clients;
+-- `commands`, a list of {name, text, connection}; `hold(n [, bytes])`, which keeps the answers of the n-th
+-- connection back until `let(n)`, all but the first so many bytes; `detain(n [, passes])`, which keeps back what the
+-- client of the n-th connection says, all but the next so many times, until `deliver(n)`, though that has ended
+-- meanwhile; `drip(n, ms)`: from then on the answers of the n-th connection come in single bytes, each so much later
+-- than the one before; without n, the answers of all later connections; `freeze()`: nothing more goes through the
+-- connections that there are, in either direction, and none ends; `cut()`: likewise, and new ones get no answer
+-- either; `refuse(n)`: only so many more connections are let through, and others are ended at once; `delay(ms)`:
+-- each answer comes so much later; `turns`: how often a client has said something after an answer, or at first;
+-- `sent`: all that clients have said; `close()`.
 function proxy.open(store, rewrite, tls, own_port)
   local self = { commands = {}, connections = {}, turns = 0, sent = "" }
   local server = uv.new_tcp()
@@ -203,7 +198,7 @@ function proxy.open(store, rewrite, tls, own_port)
   end
   --- The commands since the last call, as "name" or, of queries, the text.
   function self.take()
-    -- What has been sent before the peer said that it is done may not have been read yet.
+    -- The server's side may not yet have read what the peer sent before it was done.
     for _ = 1, 3 do uv.run("nowait") end
     local list = {}
     for i, command in ipairs(self.commands) do list[i] = command.text or command.name end

@@ -1,5 +1,5 @@
--- Embedded stores of a quorum, three unless said, each in a directory of its own: what they have, and how they fail.
--- before_each(quorum.begin), after_each(quorum.finish).
+-- Embedded stores of a quorum, three unless said, each in a directory of its own: their contents, and their
+-- failures. before_each(quorum.begin), after_each(quorum.finish).
 
 local fork = require "hierlock_spec.fork"
 local hierlock = require "hierlock"
@@ -32,7 +32,8 @@ function quorum.single(i) return assert(quorum.open("file:" .. quorum.directorie
 
 function quorum.records(i) return #assert(quorum.single(i):leases()) end
 
--- A file stands where the directory was. Who asks meanwhile may make that anew, so it is taken out until a file is there.
+-- A file stands where the directory was. A request meanwhile may make the directory anew, so it is taken out until a
+-- file is there.
 function quorum.fail(i)
   local name = quorum.directories[i]
   local stat = uv.fs_lstat(name)

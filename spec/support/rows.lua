@@ -1,4 +1,4 @@
---- What the specs of hierlock.rows share: servers with a database of LuaSQL's, SQLite among them; programs in
+--- Shared by the specs of hierlock.rows: servers with a database of LuaSQL's, SQLite among them; programs in
 -- processes of their own, each with a connection.
 
 local rows = require "hierlock.rows"

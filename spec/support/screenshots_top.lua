@@ -12,7 +12,8 @@ local DSN = "file:" .. DIRECTORY
 local SOCKET = ("hierlock-picture-%d"):format(uv.os_getpid())
 local PICTURE = "docs/top.webp"
 
--- Each process: its host, application, what it holds, and what it then waits for. Those that wait for each other come in this order.
+-- Each process: its host, application, locks, and then its waits. Processes that wait for each other come in this
+-- order.
 local PROGRAMS = {
   { host = "web1", application = "shop", holds = { { "anna", "orders", "1041", label = "pay" }, { "bert", "orders", "977", label = "pay" } } },
   { host = "night", application = "billing", holds = { { "anna", "invoices", label = "monthly run" }, { "dora", label = "close account" } } },
@@ -90,7 +91,7 @@ i { font-style: normal; background: #d6d9de; color: #1c1f24; }
 b { color: #fff; }
 </style><pre>%s</pre>]]
 
--- What tmux shows, with its sequences for looks, as HTML.
+-- Turns tmux' screen, with its sequences for looks, into HTML.
 local function html_of(shown)
   local bold, reverse = false, false
   local body = shown:gsub("%s+$", ""):gsub("[&<]", { ["&"] = "&amp;", ["<"] = "&lt;" }):gsub("\27%[([%d;]*)m", function(looks)
@@ -112,7 +113,7 @@ local ok, err = pcall(function()
     programs[i] = start(program)
     support.sleep(0.4) -- so that they have not all begun at once
   end
-  -- The path of the directory is nobody's matter: it runs in that.
+  -- The path of the directory must not show: the command runs in it.
   tmux("new-session", "-d", "-x", tostring(COLUMNS), "-y", tostring(ROWS),
     ("cd %s && exec env TERM=screen LC_ALL=C.UTF-8 HIERLOCK_DSN=file:shop LUA_PATH=%s LUA_CPATH=%s %s %s/lua/hierlock/command/main.lua top"):format(
       quoted(DIRECTORY .. "/.."), quoted(os.getenv "LUA_PATH"), quoted(os.getenv "LUA_CPATH"), interpreter, uv.cwd()))

@@ -6,8 +6,8 @@ local stress = {}
 
 local BUILD = assert((os.getenv("LUA_CPATH") or ""):match("^(.-)/%?%.so"), "run the specs by `make spec`")
 
--- Runs it for so many seconds; calls `fault` again and again until they are nearly over. `log`: a file for what it says.
--- Returns how much was granted, whether its checker has found nothing, and what it says.
+-- Runs it for so many seconds; calls `fault` again and again until they are nearly over. `log`: a file for its
+-- output. Returns how much was granted, whether its checker has found nothing, and its output.
 local function run_once(dsn, log, seconds, fault)
   local seed = os.time() % 100000
   os.execute(("%s/stress '%s' --seconds=%d --seed=%d --processes=6 --fails-over >%s 2>&1 &"):format(BUILD, dsn, seconds, seed, log))
@@ -25,8 +25,9 @@ local function run_once(dsn, log, seconds, fault)
   return tonumber(sessions) + tonumber(leases), text:find(("seed %d: no violation"):format(seed), 1, true), text
 end
 
---- The same, again until so much was granted: servers that fail over on a busy machine may be long about it. Fails when
--- its checker has found something. `counts`: whether a run does; else what was done to the servers in it was more than `fault`.
+--- Like run_once, again until so much was granted: servers that fail over on a busy machine may be long about it.
+-- Fails when the checker has found something. `counts`: whether a run counts; in one that does not, more was done to
+-- the servers than `fault`.
 function stress.run(dsn, log, seconds, least, fault, counts)
   local granted = 0
   for _ = 1, 5 do

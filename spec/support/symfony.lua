@@ -8,7 +8,7 @@ local function encode(word)
   return (tostring(word):gsub("[^%w_.~-]", function(c) return ("%%%02X"):format(c:byte()) end))
 end
 
--- What Debian's php-symfony-lock installs; or that of another version.
+-- The autoloader of Debian's php-symfony-lock; or of another version.
 local AUTOLOAD = os.getenv("HIERLOCK_SYMFONY") or "/usr/share/php/Symfony/Component/Lock/autoload.php"
 
 --- Why there is no PHP here; nil where there is.

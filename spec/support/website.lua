@@ -68,7 +68,7 @@ local function try(self)
     args = { "-c", "exec " .. command }, env = environment, stdio = { nil, nil, output },
   }, function(code, signal) self.exit = { code = code, signal = signal } end))
   uv.fs_close(output)
-  -- It is written once the port is its own; until then, somebody else may answer there.
+  -- The pid file is written once the port is the server's own; until then, another program may answer there.
   local pid_file = self.directory .. "/hierlock-" .. self.name .. ".pid"
   wait_until(function() return self.exit or uv.fs_stat(pid_file) and website.ask(self, "GET", "/style.css") end, "nginx")
 end
@@ -81,10 +81,11 @@ local function start_on_free_port(self)
   if self.exit then error("nginx does not start: " .. self:output()) end
 end
 
---- Starts it. name: of the example; dsn: of its locks, by default of an embedded store of its own; variables(directory): of its environment,
--- by name. Its data are to be in directory/hierlock-NAME.
+--- Starts it. name: of the example; dsn: of its locks, by default of an embedded store of its own;
+-- variables(directory): of its environment, by name. The example must keep its data in directory/hierlock-NAME.
 function website.start(name, dsn, variables)
-  -- The workers, who are nobody if root runs the specs, make the store and the data. Not longer than nginx bears.
+  -- The workers, which run as user nobody if root runs the specs, make the store and the data. Not longer than nginx
+  -- bears.
   local directory = assert(uv.fs_mkdtemp "/dev/shm/hierlock-spec-XXXXXX")
   uv.fs_chmod(directory, tonumber("777", 8))
   local self = setmetatable({ name = name, directory = directory, dsn = dsn or "file:" .. directory .. "/locks",
@@ -99,7 +100,7 @@ end
 
 function server_class:output() return read(self.directory .. "/output") end
 
---- Its workers' pids: the master's children.
+--- The workers' pids: the master's children.
 function server_class:workers()
   local workers = {}
   for pid in read(("/proc/%d/task/%d/children"):format(self.pid, self.pid)):gmatch "%d+" do workers[tonumber(pid)] = true end
@@ -167,7 +168,7 @@ local function parsed(answer)
 end
 
 --- Sends a request; fields: of a form. Returns a function that waits for the answer: status, page, headers (names in
--- lower case); or nothing if there is none.
+-- lower case); or nothing without an answer.
 function website.send(server, method, path, fields, headers)
   local body = {}
   for name, value in pairs(fields or {}) do body[#body + 1] = encoded(name) .. "=" .. encoded(value) end
@@ -208,7 +209,7 @@ function website.send(server, method, path, fields, headers)
   end
 end
 
---- The same, and waits.
+--- Sends a request, and waits for the answer.
 function website.ask(...) return website.send(...)() end
 
 return website
