@@ -345,6 +345,53 @@ describe("an update lock", function()
           assert.is_true(peer:call "return handles.u:release { confirm = true }")
         end)
 
+        it("is shared by a downgrade, though an upgrade that failed was carried out late", function()
+          if kind == "session" or not store.server or store.name == "memcached" then return end
+          local between = proxy.open(store)
+          finally(function() between.close() end)
+          for _, form in ipairs { "blocking", "pending" } do
+            local peer = support.process(setmetatable({ dsn = between.dsn }, { __index = store }),
+              form == "pending" and { loop = "luv" } or nil)
+            peer:call("handles.u = assert(manager:acquire(..., { mode = 'update', ttl = 60 }))", R1)
+            local n, late = #between.connections, nil
+            -- What locks the rows comes before what changes the record, where these are two trips.
+            for i = 1, n do between.detain(i, store.name == "postgresql" and "held AS" or store.table and "r.x=1" or 0) end
+            between.refuse(0)
+            peer:start "return select(2, handles.u:upgrade { timeout = 5 }).code"
+            support.wait_until(function()
+              uv.run "nowait"
+              for i = 1, n do late = #(between.connections[i].detained or "") > 0 and i or late end
+              return late
+            end, "the upgrade")
+            for i = 1, n do between.connections[i].client:close() end
+            assert.equal("connection", peer:result())
+            between.refuse(1000)
+            between.deliver(late)
+            support.wait_until(function()
+              local listed = manager:leases { target = R1 }
+              return listed and listed[1] and listed[1].mode == "exclusive"
+            end, "an exclusive lease")
+            if form == "blocking" then
+              assert.is_true(peer:call "return handles.u.mode == 'update' and handles.u:downgrade()")
+            else
+              peer:call [[
+                local uv = require "luv"
+                local ok, err
+                coroutine.wrap(function() ok, err = handles.u:downgrade() end)()
+                while ok == nil and err == nil do uv.run "once" end
+                assert(ok, err)
+              ]]
+            end
+            assert(assert(acquire(R1, "shared", { timeout = 0 })):release { confirm = true })
+            -- And is what it was.
+            assert.is_true(peer:call "return handles.u:check()")
+            assert_code("timeout", acquire(R1, "update", { timeout = 0 }))
+            peer:call "assert(handles.u:release { confirm = true })"
+            between.close()
+            between = proxy.open(store)
+          end
+        end)
+
         it("is freed when its holder is killed, before, in and after an upgrade", function()
           if kind == "lease" then return end
           for _, moment in ipairs { "before", "in", "after" } do

@@ -496,6 +496,7 @@ static int lease_regrade(hl__call *call, hl_request *request, hl_error *error) {
       break;
     }
     if (status == HL_ELOST) hl__lease_lost(lease, &reason);
+    if (status == HL_ECONNECTION) lease->unsure = true;
     if (status == HL_OK) {
       lease->terms.place = grant.place;
       if (grant.until_ms) hl__lease_until(lease, grant.until_ms);

@@ -30,12 +30,21 @@ int hl__extension_regrade(hl__extension *self, hl_lock *lock, bool exclusive, hl
   hl_plan *whole = hl__plan_regraded(lock->plan, exclusive);
   self->whole = whole;
   self->plan = whole ? hl_plan_copy(whole) : NULL;
-  if (!self->plan) return hl__error_memory(error);
+  /* What the store may have, whatever the lock's plan says. */
+  bool unsure = !exclusive && lock->lease && lock->lease->unsure;
+  hl_plan *most = unsure ? hl__plan_regraded(lock->plan, true) : NULL;
+  if (!self->plan || (unsure && !most)) {
+    hl_plan_free(most);
+    return hl__error_memory(error);
+  }
   (void)hl__plan_rows(whole, &n);
   self->missing = malloc(n * sizeof *self->missing);
+  if (self->missing)
+    self->missing_count = exclusive
+                              ? hl__plan_missing(whole, lock->plan, self->missing)
+                              : hl__plan_missing(most ? most : lock->plan, whole, self->missing);
+  hl_plan_free(most);
   if (!self->missing) return hl__error_memory(error);
-  self->missing_count = exclusive ? hl__plan_missing(whole, lock->plan, self->missing)
-                                  : hl__plan_missing(lock->plan, whole, self->missing);
   for (size_t i = 0; i < self->missing_count && !exclusive; i++) self->missing[i].mode = HL_SHARED;
   self->token = lock->hold.token;
   return HL_OK;

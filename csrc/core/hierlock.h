@@ -548,13 +548,14 @@ int hl_lock_extend(hl_lock *lock, const hl_plan *plan, const hl_options *options
    can become exclusive before, and newcomers wait meanwhile where the store is fair. HL_OK, also
    when it is so already; then it has a new token. HL_TIMEOUT, HL_CANCELLED, and any failure beside
    those that follow: it is what it was; but a lease whose request or answer was delayed or cut off may be exclusive at
-   the store, until it is upgraded and downgraded, or released. Several nodes in one lock, which others share in one request, can
+   the store, until it is downgraded or released. Several nodes in one lock, which others share in one request, can
    stand in a circle: HL_DEADLOCK, and the lock holds nothing any more; so can a lock on MariaDB, or on MySQL before
    8.0.41, for which somebody waits who wants many nodes. HL_ELOST, HL_ERELEASED. HL_EMISUSE: it was
    not asked for in that mode. Of options only timeout and who asks count; NULL: the manager's. */
 int hl_lock_upgrade(hl_lock *lock, const hl_options *options, hl_error *error);
 /* And is HL_UPDATE again, with no moment in between in which anybody else could have changed it;
-   those who share it may come. HL_OK, also when it is so already; HL_EUNSUPPORTED: the store
+   those who share it may come. HL_OK, also when it is so already; a lease with an upgrade or a downgrade that was
+   not answered asks the store even then; HL_EUNSUPPORTED: the store
    gives back no single row (sessions of MySQL and MariaDB), or, on PostgreSQL, the lock was extended
    meanwhile; HL_ELOST, HL_ERELEASED, HL_EMISUSE. */
 int hl_lock_downgrade(hl_lock *lock, hl_error *error);

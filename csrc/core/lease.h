@@ -30,7 +30,10 @@ typedef struct hl__lease {
   bool refreshes, releases; /* auto_refresh, auto_release */
   bool imported;            /* others may have its text; constant once it was granted */
   hl_lease_terms terms;     /* constant once it was granted, but for its place */
-  atomic_ullong turn;       /* of the last refresh that was sent */
+  /* An upgrade or a downgrade was sent and not answered: it may be carried out late, and the record be
+     exclusive though the handle says HL_UPDATE. Of whoever uses the lock. */
+  bool unsure;
+  atomic_ullong turn; /* of the last refresh that was sent */
   hl__lease_state state HL__GUARDED_BY(hl__manager_mutex);
   hl__span span HL__GUARDED_BY(hl__manager_mutex); /* set by who begins it */
   /* Of the manager's leases while it is HELD, then perhaps of its drops. */

@@ -208,7 +208,8 @@ typedef struct hl_lease_ops {
      In one step: others see the lease in the one state or the other. shown: all its rows as they
      then are. upgrade: to exclusive ones. The time of the lease stays. *grant: place; token, of exclusive ones; before,
      the token that the lease has: where a shared one may be carried out late, behind an upgrade that was sent later, it
-     is not, as that has changed the token. HL_OK; HL_ELOST; as take. NULL: traits.leases_update is false. */
+     is not, as that has changed the token. A downgrade that finds another one, which an upgrade that was not
+     answered gave the lease, is made again with that. HL_OK; HL_ELOST; as take. NULL: traits.leases_update is false. */
   int (*regrade)(hl_session *session, const hl_request *request, hl_grant *grant, hl_error *error);
   /* A new holder: whoever knows id and secret. The record ends ttl from now; its rows must be
      those of the request (HL_EMISMATCH). Waits for nobody. Of the request only lease, rows,

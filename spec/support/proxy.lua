@@ -75,8 +75,8 @@ local function note_nothing() return "" end
 -- commands are seen. own_port: the proxy's; any that is free unless said. Returns a table: `dsn`, for clients;
 -- `commands`, a list of {name, text, connection}; `hold(n [, bytes])`, which keeps the answers of the n-th
 -- connection back until `let(n)`, all but the first so many bytes; `detain(n [, passes])`, which keeps back what the
--- client of the n-th connection says, all but the next so many times, until `deliver(n)`, though that has ended
--- meanwhile; `drip(n, ms)`: from then on the answers of the n-th connection come in single bytes, each so much later
+-- client of the n-th connection says, all but the next so many times, or from that text on, until `deliver(n)`,
+-- though that has ended meanwhile; `drip(n, ms)`: from then on the answers of the n-th connection come in single bytes, each so much later
 -- than the one before; without n, the answers of all later connections; `freeze()`: nothing more goes through the
 -- connections that there are, in either direction, and none ends; `cut()`: likewise, and new ones get no answer
 -- either; `refuse(n)`: only so many more connections are let through, and others are ended at once; `delay(ms)`:
@@ -116,6 +116,9 @@ function proxy.open(store, rewrite, tls, own_port)
       if err then return finish() end
       client:read_start(function(_, data)
         if self.is_cut or connection.frozen then return end
+        if connection.text and data and data:find(connection.text, 1, true) then
+          connection.text, connection.detained = nil, {}
+        end
         if connection.detained and connection.spared > 0 then
           connection.spared = connection.spared - 1
         elseif connection.detained then
@@ -173,7 +176,9 @@ function proxy.open(store, rewrite, tls, own_port)
     connection.kept = {}
   end
   function self.detain(n, passes)
-    self.connections[n].detained, self.connections[n].spared = {}, passes or 0
+    local connection, from = self.connections[n], type(passes) == "string"
+    connection.text = from and passes or nil
+    connection.detained, connection.spared = not from and {} or nil, not from and passes or 0
   end
   --- Returns when the server has begun to answer.
   function self.deliver(n)

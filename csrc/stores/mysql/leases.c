@@ -280,13 +280,38 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
   }
 }
 
+/* A downgrade has found nothing to change. Whether the lease is there, with another token than the downgrade
+   named: an upgrade that was not answered has given it that. */
+static bool token_find(hl__mysql_session *session, const hl_lease_terms *terms, uint64_t *token,
+                       int64_t deadline) {
+  hl__text t;
+  MYSQL_RES *result = NULL;
+  uint64_t named = *token >> 8;
+  if (hl__mysql_begin(session, deadline, NULL) != HL_OK || !hl__text_new(&t, 256)) return false;
+  hl__text_put(&t, "SELECT l.token FROM %s l", session->store->leases);
+  hl__mysql_put_id(&t, " WHERE l.id=", terms->id);
+  hl__mysql_put_id(&t, " AND l.holder=", terms->holder);
+  int status = hl__mysql_query(session, t.data, t.used, &result, NULL);
+  MYSQL_ROW row = status == HL_OK ? hl__mysql_row(result, 1) : NULL;
+  bool found = row && row[0];
+  if (found) *token = strtoull(row[0], NULL, 10);
+  mysql_free_result(result);
+  free(t.data);
+  return end(session, status, NULL) == HL_OK && found && *token >> 8 != named;
+}
+
 static int lease_regrade(hl_session *base, const hl_request *request, hl_grant *grant,
                          hl_error *error) {
   hl__mysql_session *session = session_of(base);
   uint64_t changed = 0;
   int64_t left;
   hl_error reason;
-  int status = hl__mysql_record_regrade(session, request, grant, &changed, error);
+  int status;
+  do {
+    status = hl__mysql_record_regrade(session, request, grant, &changed, error);
+  } while (
+      status == HL_OK && changed == 0 && !request->upgrade &&
+      token_find(session, request->lease, &grant->token, hl__late_answer_by(request->deadline)));
   /* After the deadline the server has ended the wait, or hangs. */
   if (status == HL_ECONNECTION && atomic_load(&session->interrupted) &&
       hl__left_ms(request->deadline) > 0)

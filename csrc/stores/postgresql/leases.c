@@ -298,6 +298,22 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
   return HL_OK;
 }
 
+/* A downgrade has found nothing to change. Whether the lease is there, with another token than the downgrade
+   named: an upgrade that was not answered has given it that. */
+static bool token_find(hl__pg_session *session, const hl_lease_terms *terms, uint64_t *token,
+                       int64_t deadline) {
+  hl__pg_part part = {.number = -1,
+                      .sql = "SELECT l.token FROM public.hier_lock_leases l WHERE "
+                             "l.id=$1::uuid AND l.holder=$2::uuid AND l.revoked IS NULL"};
+  hl__pg_bytes(&part, terms->id, 16);
+  hl__pg_bytes(&part, terms->holder, 16);
+  if (run(session, &part, deadline, NULL) != HL_OK) return false;
+  const char *found = hl__pg_field(session->kept, 0, 0);
+  uint64_t named = *token >> 8;
+  if (found) *token = strtoull(found, NULL, 10) << 8;
+  return found && *token >> 8 != named;
+}
+
 static int lease_regrade(hl_session *base, const hl_request *request, hl_grant *grant,
                          hl_error *error) {
   hl__pg_session *session = session_of(base);
@@ -305,8 +321,10 @@ static int lease_regrade(hl_session *base, const hl_request *request, hl_grant *
   int64_t left, limit = hl__late_answer_by(request->deadline);
   hl_error reason;
   int status = ready(session, limit, error);
-  if (status == HL_OK)
-    status = hl__pg_lease_regrade(session, request, grant, error);
+  if (status == HL_OK) do {
+      status = hl__pg_lease_regrade(session, request, grant, error);
+    } while (status == HL_ELOST && !request->upgrade &&
+             token_find(session, terms, &grant->token, limit));
   else if (status == HL__ABSENT)
     status = gone_error(terms, error);
   if (status == HL_ELOST) return lost(session, terms, limit, error);

@@ -237,8 +237,9 @@ int hl__redis_take(hl_session *base, const hl_request *request, hl_grant *grant,
 
 /* ------------------------------------------------------------- regrading */
 
-static int downgrade(hl__redis_session *session, const hl_request *request, uint64_t token,
-                     hl_error *error) {
+/* *token: the one that the lease has now, and where that is another one, the lease is not shared yet. */
+static int downgrade_once(hl__redis_session *session, const hl_request *request, uint64_t *token,
+                          hl_error *error) {
   hl__redis_session *at;
   hl__redis_call call;
   redisReply *reply;
@@ -247,13 +248,26 @@ static int downgrade(hl__redis_session *session, const hl_request *request, uint
     status = hl__redis_route(session, (uint32_t)request->lease->place,
                              hl__now_ms() + HL__REDIS_ANSWER_MS, &at, error);
   if (status) return status;
-  call_fill(&call, HL__REDIS_REGRADE, at, request, false, token);
+  call_fill(&call, HL__REDIS_REGRADE, at, request, false, *token);
   status =
       hl__redis_call_run(at, &call, hl__now_ms() + HL__REDIS_ANSWER_MS, false, NULL, &reply, error);
   hl__redis_call_dispose(&call);
   if (status) return status;
   status = hl__redis_judge(reply, error);
+  if (status == HL_OK) *token = (uint64_t)hl__redis_reply_number(reply, 1) << 8;
   freeReplyObject(reply);
+  return status;
+}
+
+/* An upgrade that was not answered may have given the lease another token than its holder knows. */
+static int downgrade(hl__redis_session *session, const hl_request *request, uint64_t token,
+                     hl_error *error) {
+  uint64_t named;
+  int status;
+  do {
+    named = token;
+    status = downgrade_once(session, request, &token, error);
+  } while (status == HL_OK && token >> 8 != named >> 8);
   return status;
 }
 
