@@ -28,7 +28,7 @@ describe("acquire_any", function()
 
     it("takes the first that is free, in the order of the list", function()
       local manager, other = open(), open()
-      -- What an earlier one gave back, a busy server may not have heard yet.
+      -- A busy server may not have heard yet of an earlier spec's release.
       assert(assert(manager:acquire({ "any" }, { timeout = support.DEADLINE })):release { confirm = true })
       local one = assert(manager:acquire_any { A, B, C })
       assert.equal("any/a1/r1", path(one))

@@ -1,6 +1,5 @@
---- What the MySQL store takes for granted of its servers, seen on the bare servers
--- through another driver: not one line of ours runs here. Each title is an assumption;
--- the day a server changes it, this file says so.
+--- The MySQL store's assumptions about its servers, seen on the bare servers through another driver: not one line of
+-- ours runs here. Each title is an assumption; the day a server changes it, this file says so.
 
 local support = require "spec.support"
 local unpack = table.unpack or unpack -- luacheck: ignore
@@ -123,11 +122,11 @@ support.each_server(function(store)
     end)
   end)
 
-  -- What MySQL executes for a shape that comes again; see csrc/stores/mysql/statement.c.
+  -- MySQL's plan for a statement of a known shape; see csrc/stores/mysql/statement.c.
   if store.dialect == "mysql" then
     describe("a join of look-ups", function()
       local modes = { "SHARE", "UPDATE", "SHARE", "UPDATE" }
-      -- Of the four rows (0, bucket), taken in the order of the list.
+      -- Builds a join of the four rows (0, bucket), taken in the order of the list.
       local function join(buckets, columns, tag, nowait)
         local tables, where, locks = {}, {}, {}
         for i, bucket in ipairs(buckets) do
@@ -308,7 +307,7 @@ support.each_server(function(store)
   end)
 
   describe("the end of a wait", function()
-    -- What ends a wait of 0.3 s, what of none, and what the session's limit is.
+    -- Each: the error, the limit in seconds and the statement that ends a wait.
     local limits = {
       mysql = {
         { 3024, 0.3, "(SELECT /*+ MAX_EXECUTION_TIME(300) */ bucket FROM %s WHERE level=0 AND " ..
@@ -526,7 +525,8 @@ support.each_server(function(store)
       end
     end
 
-    -- What the statement returns, as "0 1 1", or the error's number; while it waits for a row, 1 is committed.
+    -- Returns the statement's result, as "0 1 1", or the error's number; while the statement waits for a row, 1 is
+    -- committed.
     local function read(statement)
       if type(statement) == "function" then statement = statement(b) end
       assert(a:query(exclusive(2)))
@@ -574,7 +574,7 @@ support.each_server(function(store)
       assert.equal("7 0", read(two .. " UNION ALL " .. gate))
       store.sql():query("UPDATE %s SET n=0", GATE)
       assert(b:query(("SELECT n FROM %s"):format(GATE)))
-      -- MariaDB 11.6 and later let nobody lock what is newer than his snapshot.
+      -- MariaDB 11.6 and later refuse to lock a row that is newer than the transaction's snapshot.
       local refuses = #store.sql():query "SHOW VARIABLES WHERE Variable_name='innodb_snapshot_isolation' AND Value='ON'" > 0
       assert.equal(refuses and 1020 or "7 1", read(two .. " UNION ALL " .. gate:gsub("%)$", " " .. shared .. ")")))
     end)

@@ -1,5 +1,5 @@
---- Locks inside the program's own transaction with lua-resty-mysql, in a real nginx with
--- one worker: what waits lets others run. What is to be run there comes with the request.
+--- Locks inside the program's own transaction with lua-resty-mysql, in a real nginx with one worker: a waiting
+-- request lets others run. The chunk to run there comes with the request.
 --
 -- Debian has no package of lua-resty-mysql; where HIERLOCK_DRIVERS has none (CONTRIBUTING.md), this is pending, and says so.
 
@@ -42,7 +42,7 @@ http {
   init_by_lua_block {
     attach, hierlock = require "hierlock.attach", require "hierlock"
     options = { table = "%s", buckets = %d, timeout = 15 }
-    -- A new connection, in a transaction, and what is attached to it.
+    -- Opens a new connection, in a transaction, and attaches to it.
     function connect(more)
       local db = assert(require("resty.mysql"):new())
       db:set_timeout(20000)
@@ -90,7 +90,7 @@ support.each_server(function(store)
     return text
   end
 
-  -- Sends a chunk to be run; answer() waits for what it returned, as a string.
+  -- Sends a chunk to run; answer() waits for its result, as a string.
   local function send(chunk)
     local self = { text = "" }
     local pipe = uv.new_pipe(false)
@@ -302,7 +302,8 @@ support.each_server(function(store)
     end)
   end)
 
-  -- What hierlock.rows does, its own spec shows by LuaSQL. Here, what is the driver's own: values, counts, silence.
+  -- The spec of hierlock.rows shows its work by LuaSQL. This one shows the driver's own part: values, counts,
+  -- silence.
   describe("hierlock.rows by lua-resty-mysql", function()
     local OPEN = ([[
       local rows = require "hierlock.rows"

@@ -1,6 +1,6 @@
---- Locks inside the program's own transaction: they exclude those of other processes, both
--- ways; they live and die with what the transaction writes; what cannot be locked is
--- refused, and the session is left as it was.
+--- Locks inside the program's own transaction. They exclude the locks of other processes, and are excluded by them;
+-- they live and die with the transaction's writes. Unlockable requests are refused, and the session is left as it
+-- was.
 
 local attach = require "hierlock.attach"
 local hierlock = require "hierlock"
@@ -32,7 +32,7 @@ support.each_server(function(store)
   setup(function() make_tables(store) end)
   teardown(function() drop_tables(store) end)
 
-  -- What LuaSQL wants of the store's DSN.
+  -- Connects with the parts of the store's DSN that LuaSQL wants.
   local function connect()
     local user, password, host, port, database = store.bare_dsn:match("^%a+://(.-):(.-)@(.-):(%d+)/([^?]*)")
     local new = assert(support.luasql():connect(database, user, password, host, tonumber(port)))
@@ -219,7 +219,7 @@ support.each_server(function(store)
       assert_locked(R1)
       peer:signal("sigkill")
       assert_free(R1)
-      -- Nobody holds the row that it wrote either.
+      -- The row that it wrote is free, too.
       run("UPDATE %s SET value=value WHERE id=1", DATA)
       assert.equal(before, value("SELECT value FROM %s", DATA))
     end)
@@ -410,7 +410,7 @@ support.each_server(function(store)
     local function settings()
       local all = {}
       for _, row in ipairs(run "SHOW SESSION VARIABLES") do all[row[1]] = row[2] end
-      -- These change by themselves.
+      -- Variables that change by themselves.
       for _, name in ipairs { "timestamp", "rand_seed1", "rand_seed2", "warning_count", "error_count", "in_transaction",
                               "last_gtid", "gtid_executed", "statement_id", "pseudo_thread_id" } do
         all[name] = nil
@@ -535,7 +535,7 @@ support.each_server(function(store)
         assert.matches("has 1000 buckets for each of the levels user,account,resource; this program wants ", err.message)
       end
       run "ROLLBACK"
-      -- What is left open is as recorded, also for the next that looks.
+      -- An option that is left out is as recorded, also for the next object.
       begin()
       for _ = 1, 2 do
         local open_one = attach.luasql(connection, { table = TABLE })
@@ -593,7 +593,7 @@ support.each_server(function(store)
       assert.is_true(locks:acquire(R1))
     end)
 
-    -- By what they say of themselves; mysql_refusals_spec.lua has real ones.
+    -- Servers are known by what they report; mysql_refusals_spec.lua has real ones.
     it("servers that would not exclude", function()
       local cases = {
         { { version = "8.0.11-TiDB-v7.5.0" }, "TiDB" },

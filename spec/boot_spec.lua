@@ -2,13 +2,13 @@
 
 local support = require "spec.support"
 
--- What follows in a command runs where the clocks have just begun.
+-- The shell command that follows it runs where the clocks have just begun.
 local BEGINNING = "unshare --time --monotonic -$(cut -d. -f1 /proc/uptime) --boottime -$(cut -d. -f1 /proc/uptime)"
 
 -- A hundredth of it is more than the time since the start as long as the specs run.
 local TTL = 7 * 86400
 
--- Those of spec/leases_spec.lua that measure time.
+-- The specs of spec/leases_spec.lua that measure time.
 local TITLES = {
   "is there from its grant", "is over when its time is up", "no sooner than the end of remaining", "counts from its grant",
   "lets a waiter in as soon as its time is up", "ends ttl after a refresh", "has had since is lost",

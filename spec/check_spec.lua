@@ -1,5 +1,5 @@
--- What a manager says of how its program uses it: handles that only the collector has released,
--- and locks that are taken in changing orders.
+-- A manager's reports about its program: handles that only the collector has released, and locks that are taken in
+-- changing orders.
 
 local hierlock = require "hierlock"
 local support = require "spec.support"
@@ -18,7 +18,7 @@ local function collector(reports)
   return function(message) reports[#reports + 1] = message end
 end
 
--- Runs a chunk as a program of its own; what it says on stderr.
+-- Runs a chunk as a program of its own; returns its output on stderr.
 local function stderr(chunk, environment)
   local output = support.run(([[
     local hierlock = require "hierlock"
@@ -123,7 +123,7 @@ describe("check_order", function()
     x:release { confirm = true }
   end
 
-  -- What it has learnt stays with the process: each spec has kinds of its own.
+  -- The process keeps the learned orders: each spec has kinds of its own.
   local n = 0
   local function labels()
     n = n + 1

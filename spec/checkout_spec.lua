@@ -1,7 +1,6 @@
 -- The example of check-out, examples/checkout: a real nginx with two workers, started by the line that the example
--- prints; two people and an administrator over HTTP; and the same in a browser.
---
--- nginx's Lua is LuaJIT, and it loads the very module that is tested; so these specs are for LuaJIT.
+-- prints. Two people and an administrator use it over HTTP, and in a browser. nginx's Lua is LuaJIT, and it loads
+-- the very module that is tested; so these specs are for LuaJIT.
 if not rawget(_G, "jit") then return pending "checkout: skipped: needs LUAS=luajit" end
 
 local hierlock = require "hierlock"
@@ -36,7 +35,7 @@ describe("the example of check-out", function()
     local function has(page, text) assert(page:find(text, 1, true), text .. " is not in\n" .. page) end
     local function has_not(page, text) assert(not page:find(text, 1, true), text .. " is in\n" .. page) end
 
-    -- What SQLite has of it.
+    -- Reads rows of the example's SQLite database.
     local function rows(query)
       local connection = assert(require("luasql.sqlite3").sqlite3():connect(server.database))
       assert(connection:execute "PRAGMA busy_timeout = 5000"):close() -- a worker may be writing
@@ -52,7 +51,7 @@ describe("the example of check-out", function()
 
     support.each_store(function(store)
       store = support.leased(store)
-      -- Of the embedded one, a directory that the workers make, as they may be another user.
+      -- An embedded store is in a directory that the workers make, as they may be another user.
       local dsn = store.server and store.dsn or nil
       setup(function() store.prepare() end)
       teardown(function() -- its connections, too
@@ -154,7 +153,7 @@ describe("the example of check-out", function()
           assert.equal(200, status)
           has(page, "of clerk2</textarea>")
           assert.equal(200, (clerk1:post(BAKERY .. "/renew")))
-          -- One that was refused can be mended in its window.
+          -- A refused form can be mended in its window.
           assert.equal(422, (clerk1:post(BAKERY .. "/save", { name = " ", phone = "1", note = "x" })))
           assert.equal(303, (clerk1:post(BAKERY .. "/save", TYPED)))
         end)
@@ -174,7 +173,7 @@ describe("the example of check-out", function()
           local manager = assert(hierlock.open(server.dsn))
           finally(function() manager:close() end)
           local function remaining() return manager:leases({ owner = "clerk1" })[1].remaining end
-          -- It was renewed long ago.
+          -- Act as if the lease was renewed long ago.
           local text = rows("SELECT text FROM taken")[1].text
           assert(manager:import(text, { ttl = 60, auto_release = false }))
           assert.is_true(remaining() <= 60)
@@ -183,7 +182,7 @@ describe("the example of check-out", function()
           assert.matches("^yours until %d%d:%d%d$", said)
           assert.equal("text/plain; charset=utf-8", headers["content-type"])
           assert.is_true(remaining() > 800)
-          -- So does each other look at it.
+          -- Each other look at the page renews it, too.
           assert(manager:import(text, { ttl = 60, auto_release = false }))
           assert.equal(200, (clerk1:get(BAKERY)))
           assert.is_true(remaining() > 800)
@@ -552,7 +551,7 @@ describe("the example of check-out", function()
       support.unless_missing(chromium.missing(), "chromium", function()
         local browser
 
-        -- Somebody who is logged in, in a browser of his own.
+        -- Logs a person in, in a browser of their own.
         local function log_in(login, administrator)
           local page = browser:page()
           page:go("http://127.0.0.1:" .. server.port .. "/")
@@ -627,7 +626,7 @@ describe("the example of check-out", function()
           local clerk = log_in "clerk1"
           clerk:click "td.action button"
           clerk:wait_for "your time is up"
-          -- It is not up for long: what is shown from now on.
+          -- The message is not shown for long: note every text from now on.
           clerk:run [[
             shown = []
             new MutationObserver(() => shown.push(state.textContent)).observe(state, { childList: true })

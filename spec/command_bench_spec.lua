@@ -1,5 +1,5 @@
---- `hierlock bench`, as an operator runs it: it measures on every store, says what it has seen, and leaves nothing behind.
--- How fast a store is, is of no matter here.
+--- `hierlock bench`, as an operator runs it: it measures on every store, reports its figures, and leaves nothing
+-- behind. The speed of a store does not matter here.
 
 local uv = require "luv"
 local json = require "dkjson"

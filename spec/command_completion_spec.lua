@@ -1,4 +1,4 @@
---- What completes the command line in a shell, in that shell.
+--- The completion of the command line in a shell, run in that shell.
 
 local program = require "spec.support.command"
 local support = require "spec.support"
@@ -45,7 +45,7 @@ describe("completion", function()
     assert.equal("", output("zsh -n %s 2>&1", file))
     assert.is_nil(said:find("sEcReT", 1, true))
     assert.is_nil(said:find "[^\\]%$HIERLOCK") -- the shell would put its value there
-    -- zsh completes on a terminal only, by what it finds in a directory.
+    -- zsh completes on a terminal only, with functions that it finds in a directory.
     output("mkdir %s.d && cp %s %s.d/_hierlock", file, file, file)
     local opened = assert(io.open(file, "w"))
     opened:write(([==[

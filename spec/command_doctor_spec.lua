@@ -1,5 +1,5 @@
---- `hierlock doctor`, as an operator runs it: what is wrong with a real store is named, and the line that it prints
--- mends it, if it is really run.
+--- `hierlock doctor`, as an operator runs it: it names the faults of a real store, and its printed line mends them
+-- when it is run.
 
 local uv = require "luv"
 local json = require "dkjson"
@@ -22,7 +22,7 @@ end)
 
 local function at_end(fn) undo[#undo + 1] = fn end
 
--- Its findings by name, and the exit status.
+-- Returns the doctor's findings by name, and the exit status.
 local function findings_of(said)
   local object, _, err = json.decode(said.out)
   assert.is_nil(err, said.out .. said.err)
@@ -50,9 +50,9 @@ local function shell(line)
   assert(ok == true or ok == 0, line)
 end
 
--- Does what the lines say, as an administrator: statements by sql(line), commands by the shell; what is said in words
--- is left to the spec, but for a server's options: restart(options) where they want one. Returns how many lines there
--- were, and the options.
+-- Obeys the lines as an administrator: statements by sql(line), commands by the shell. Lines in words are left to
+-- the spec, but for a server's options: restart(options) where they want one. Returns how many lines there were, and
+-- the options.
 local function follow(dsn, finding, sql, restart)
   local done, options = 0, {}
   for _, line in ipairs(finding.mend) do
@@ -67,7 +67,7 @@ local function follow(dsn, finding, sql, restart)
     elseif line:find "^then restart the server" and restart then
       restart(table.concat(options, " "))
     elseif line:find "^redis%-cli " then
-      -- It asks for the password, of the user that it names.
+      -- The command asks for the password of the user that it names.
       local password = line:find(" --user ", 1, true) and dsn:match "//[^:/]*:([^@]*)@" or "rootpassword"
       shell(("printf '%%s\\n' '%s' | %s"):format(password, line))
     elseif line:find "^chmod " or line:find "^chown " or line:find "^rm " or line:find "^install " or line:find "^sqlite3 " then
@@ -80,7 +80,7 @@ local function follow(dsn, finding, sql, restart)
   return done, table.concat(options, " ")
 end
 
--- The same by another user, which needs root.
+-- Examines a store as another user, which needs root.
 local function examined_by(user, at, options, limits)
   -- A copy of the command, where everybody may read it.
   local out, copy = os.tmpname(), os.tmpname()
@@ -188,7 +188,7 @@ end)
 
 support.each_store(function(plain)
   local store = support.leased(plain)
-  -- So that it may try one that nobody has used yet.
+  -- The arguments with which it may try an unused store.
   local settling = { "--levels", "user,account,resource", "--buckets", ("%d"):format(store.options and store.options.buckets or 10000) }
   setup(function() store.prepare() end)
 
@@ -283,8 +283,8 @@ support.each_server(function(plain)
     end
   end)
 
-  -- What they say for my.cnf is given to MariaDB behind the options with which it was started. With MySQL, which is
-  -- started by options here, these go before what SET PERSIST has kept.
+  -- MariaDB gets the lines for my.cnf behind the options with which it was started. With MySQL, which is started by
+  -- options here, these go before what SET PERSIST has kept.
   it("settings with which the server was started are named, and put right by the lines", function()
     local mysql = store.dialect == "mysql"
     local ill = "--transaction-isolation=SERIALIZABLE --innodb-deadlock-detect=OFF --innodb-lock-wait-timeout=1 --read-only=ON " ..
@@ -576,7 +576,7 @@ support.on_postgresql(function(store)
     store.command "restart"
   end
 
-  -- Names it, does what is said, and it is gone.
+  -- Checks that the finding is named, follows its lines, and checks that it is gone.
   local function assert_mended(check, status, breaks, mends)
     at_end(function()
       root = store.root()
@@ -1081,7 +1081,7 @@ describe("a directory", function()
       assert_finding("ok", found, "directory")
       assert_finding("ok", found, "a lock")
     end
-    -- It does not come to that directory, whoever makes it.
+    -- The other user cannot enter that directory, whoever owns it.
     shell("chmod 0700 " .. directory)
     assert.matches("^name another directory", examined_by(65534, dsn .. "/f").directory.mend[1])
   end)
@@ -1091,7 +1091,7 @@ describe("a directory", function()
       local place = name:find "^%-" and name or directory .. "/" .. name
       local at = "file:" .. place:gsub("%%", "%%25")
       at_end(function() shell("rm -rf ./-h4*") end)
-      -- Of a store that nobody has used, named by an argument.
+      -- An unused store, named by an argument.
       local opens = findings_of(run(nil, "doctor", "--json", at)).opens
       assert.equal("unseen", opens.status)
       shell(("hierlock() { %s lua/hierlock/command/main.lua \"$@\"; }; %s"):format(program.interpreter, opens.mend[1]))
@@ -1114,7 +1114,7 @@ describe("a directory", function()
     assert_finding("absent", examine(dsn), "other files")
   end)
 
-  -- One that is not seen from another container may live: who removes its file hides what it holds.
+  -- A process of another container is not seen, but may live: removing its file would hide its locks.
   it("is told to be freed of no process's file, as the store does that itself", function()
     local manager = assert(require("hierlock").open(dsn))
     at_end(function() manager:close() end)
@@ -1144,7 +1144,7 @@ describe("a directory", function()
     assert.matches("^have user 0 give it to a group", found.rights.mend[1])
   end)
 
-  -- Its user's programs may lock in it.
+  -- The directory's owner may have programs that lock in it.
   it("of another user, in the place of this user's own, is not said to be removed", function()
     if uv.getuid() ~= 0 then return pending "needs root, to be another user" end
     shell "mkdir -m 0700 /dev/shm/hierlock-54321"

@@ -9,7 +9,7 @@ local unpack = table.unpack or unpack
 
 after_each(program.close)
 
--- Its table, a list of lists; and all that it said.
+-- Returns the command's table, a list of lists; and all of its output.
 local function explained(dsn, ...)
   local said = assert_status(0, run(dsn, "explain", ...))
   assert.equal("", said.err)

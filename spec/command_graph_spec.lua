@@ -20,7 +20,7 @@ local function read_file(name)
   return all
 end
 
--- What Graphviz reads: {label = {labels of those that it waits for}}; and the DOT.
+-- Reads the graph as Graphviz does: {label = {labels of its blockers}}; and the DOT.
 local function drawn(dsn, ...)
   local said = assert_status(0, run(dsn, "graph", ...))
   assert.equal("", said.err)

@@ -1,4 +1,5 @@
---- `hierlock kill`, as an operator runs it, on every store: what it ends, and nothing else; by what privilege.
+--- `hierlock kill`, as an operator runs it, on every store: it ends the named locks, and no others; and it needs
+-- privileges.
 
 local uv = require "luv"
 local support = require "spec.support"
@@ -293,7 +294,7 @@ support.each_leasing_store(function(store)
         local bytes = file:read "*a"
         file:close()
         if bytes:find("the till", 1, true) then
-          -- It may only be read; root, or its user after a chmod, can write it all the same.
+          -- The file may only be read; root, or its owner after a chmod, can write it all the same.
           local function little(number)
             local out = {}
             for i = 1, 8 do out[i], number = string.char(number % 256), math.floor(number / 256) end

@@ -1,5 +1,5 @@
---- `hierlock leases` and `hierlock revoke`, as an operator runs them, on every store that has leases:
--- what is listed, and how, whatever holders have written; what is ended, and nothing else.
+--- `hierlock leases` and `hierlock revoke`, as an operator runs them, on every store that has leases. They list
+-- leases safely, whatever texts the holders wrote; they end the named leases, and no others.
 
 local uv = require "luv"
 local json = require "dkjson"
@@ -12,7 +12,7 @@ local unpack = table.unpack or unpack
 local LONG = 251 -- s, of a lease that is not waited for
 local PID = ("%d"):format(uv.os_getpid())
 local QUESTION = "[y/N] "
--- What a holder may write: a terminal's commands, lines, a turned direction, no UTF-8, too much of it.
+-- Texts that a holder may write: a terminal's commands, lines, a turned direction, no UTF-8, too much of it.
 local HOSTILE = {
   "\27[31mred\27]0;mine\7", "one\ntwo\r\nthree\8\8", "\194\15531m", "\226\128\174gnp.exe", "\255\254\192\175", "a  b ", "$(id);`id`",
   "\226\128\168", "\243\160\128\129x", ("\27[2J"):rep(262144),
@@ -276,7 +276,7 @@ support.each_store(function(plain)
       end
       for _, arguments in ipairs { "leases", "leases --json", "revoke --yes u1" } do
         assert.matches("^hierlock: cannot write: [^\n]*\n=74\n$", into('>/dev/full; echo "=$?"', arguments))
-        -- Who reads no further has had enough.
+        -- A reader that reads no further has had enough.
         assert.equal("", into("| :", (arguments:gsub("u1", "u2"))))
       end
       assert.same({ "u1" }, targets())

@@ -1,5 +1,5 @@
---- `hierlock matrix`, as an operator runs it: what it draws is what the rule says, on every store, and what it does not
--- hide where a store does not exclude; its page, in a browser.
+--- `hierlock matrix`, as an operator runs it: it draws what the rule says, on every store, and shows where a store
+-- does not exclude; its page, in a browser.
 
 local uv = require "luv"
 local chromium = require "spec.support.chromium"
@@ -8,7 +8,7 @@ local support = require "spec.support"
 
 local run, assert_status = program.run, program.assert_status
 
--- As the rule has it; both: they go together, wait: the second waits.
+-- The rule's table; both: the two go together, wait: the second waits.
 local RULE = [[
 held                      A    B    C    D    E    F    G    H
 A  u1        exclusive wait wait wait wait wait wait wait both
@@ -38,7 +38,7 @@ local function directory()
   return name
 end
 
--- Its nodes have other ids each time, and two may fall into one bucket: then it says so, and is asked again.
+-- The nodes have other ids each time, and two may fall into one bucket: then matrix says so, and is asked again.
 local function matrix(...)
   local said
   for _ = 1, 5 do
@@ -128,7 +128,7 @@ describe("hierlock matrix", function()
       assert.equal(0, count "pre b b") -- a level's name is no markup
       assert.equal("While u1 is held exclusively, a request for u1/<1, exclusive, waits.", page:run "document.querySelectorAll('td')[1].title"
         :gsub("u1/%a+1", "u1/<1"):gsub("u1/n1", "u1/<1"))
-      -- What goes together looks other than what waits; nothing is wider than the screen.
+      -- Pairs that go together look different from pairs that wait; nothing is wider than the screen.
       assert.not_equal(page:run "getComputedStyle(document.querySelector('td.both')).backgroundColor",
         page:run "getComputedStyle(document.querySelector('td.wait')).backgroundColor")
       assert.truthy(#page:picture("png") > 10000)

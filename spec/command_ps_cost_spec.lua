@@ -1,4 +1,4 @@
---- What `hierlock ps` costs where a thousand hold something: the operator, and those who lock.
+--- The cost of `hierlock ps` with a thousand holders: for the operator, and for the holders.
 
 local support = require "spec.support"
 local program = require "spec.support.command"
@@ -19,8 +19,8 @@ support.each_leasing_store(function(store)
   end)
 
   it("lists a thousand holders in less than a second, or fewer in less, and costs those who lock a twentieth at most", function()
-    -- A session is a connection each, and costs a server much to make: so fewer of them, for whom a look that grows with
-    -- the square of their number may take as much less.
+    -- Each session is a connection, and expensive for a server: so there are fewer of them. A look that grows with
+    -- the square of their number may then take as much less.
     local sessions = store.server and not store.leases_only
     local holders, window = sessions and 400 or 1000, sessions and 2 or 5 -- s, with one look
     local limit = (holders / 1000) ^ 2

@@ -1,5 +1,5 @@
---- `hierlock ps`, as an operator runs it, on every store: who holds, who waits and for whom, session locks and leases,
--- whatever they have written. How soon, and at whose cost: command_ps_cost_spec.lua.
+--- `hierlock ps`, as an operator runs it, on every store: holders, waiters and their blockers, session locks and
+-- leases, whatever texts they wrote. How soon, and at whose cost: command_ps_cost_spec.lua.
 
 local uv = require "luv"
 local json = require "dkjson"
@@ -67,7 +67,7 @@ support.each_leasing_store(function(store)
     manager = nil
     support.close_peers()
     if not store.leases_only then return end
-    -- Whoever was killed is listed there until his time is up.
+    -- A killed holder is listed there until its time is up.
     local observer = support.open(store)
     local ended, why = pcall(support.wait_until, function() return #assert(observer:holders { "u1" }) == 0 end, "the end of who was killed", 60)
     observer:close()
@@ -83,7 +83,7 @@ support.each_leasing_store(function(store)
     return found
   end
 
-  -- Of all that there is; where it has to be named, of what the specs use.
+  -- Lists all holders; where a target has to be named, the holders of the specs' target.
   local function all() return decoded(named and "u1" or nil) end
 
   local function hold(target, options) return assert(manager:acquire(target, options)) end

@@ -18,7 +18,7 @@ local STAYS = [[trap 'echo told' TERM; echo "as $$ here"; while :; do sleep 0.02
 after_each(program.close)
 
 local function runs(self) return self.until_true(function() return self.out:match "as (%d+) here" end, "the command") end
--- Whether it runs: one that has ended, and was not asked for yet, does not.
+-- Whether a process runs: a zombie does not.
 local function is_there(pid)
   local file = io.open("/proc/" .. pid .. "/stat")
   local state = file and file:read("*a"):match "^%d+ %(.*%) (%a)"
@@ -87,7 +87,7 @@ support.each_store(function(plain)
     return self, runs(self)
   end
 
-  -- What another program is told now that asks for it.
+  -- The answer to another program that asks for it now.
   local function ask(target, options)
     local all = { timeout = 0 }
     for k, v in pairs(options or {}) do all[k] = v end
@@ -259,7 +259,7 @@ support.each_store(function(plain)
     uv.kill(self.pid, "sigkill")
     support.wait_until(function() return not is_there(pid) end, "the end of the command")
     os.execute("rm -r " .. directory)
-    -- One sleep is late by what it takes to start; ten would be by three seconds.
+    -- One sleep is late by its own start; ten would be late by three seconds.
     assert.is_true((uv.hrtime() - began) / 1e9 < 3)
     self.join()
   end)

@@ -1,7 +1,6 @@
---- The command `hierlock`: provision makes the table that programs need, whatever
--- interrupts it and whoever locks meanwhile, and never one that they would
--- disagree about; verify finds what is missing. As a user runs it: a process of
--- its own, on a terminal where it matters.
+--- The command `hierlock`. provision makes the table that programs need, whatever interrupts it and whatever programs
+-- lock meanwhile, and never one that they would disagree about. verify finds missing rows. Each runs as a user runs
+-- it: a process of its own, on a terminal where it matters.
 
 local uv = require "luv"
 local hierlock = require "hierlock"
@@ -100,7 +99,7 @@ describe("the command line", function()
     assert_status(0, run(nil, "verify", "null:"))
   end)
 
-  -- As a shell runs it, with something done to its descriptors: what it says, and its exit status.
+  -- Runs the command as a shell does, with something done to its descriptors: its output, and its exit status.
   local function shell(arguments, descriptors)
     local pipe = assert(io.popen(("{ HIERLOCK_DSN=%s %s %s %s %s; } 2>&1; echo =$?"):format(NAMED, INTERPRETER, PROGRAM, arguments, descriptors)))
     local said = pipe:read "*a"
@@ -121,7 +120,7 @@ describe("the command line", function()
     assert.equal("=64\n", shell("explain", "2>&-"))
   end)
 
-  -- As LuaRocks' loader does, which runs before the command.
+  -- Opens a file as LuaRocks' loader does, which runs before the command.
   it("works where a closed standard descriptor became a file's that is garbage", function()
     local line = ([[%s -e 'io.open "/bin/sh"' %s run 'of the spec %d' -- sh -c 'readlink /proc/$$/fd/0']])
       :format(INTERPRETER, PROGRAM, uv.os_getpid())
@@ -393,7 +392,7 @@ support.each_server(function(store)
         :format((dsn:gsub(":[^:@]+@", "@"))))
       assert.matches("Password: ", screen, 1, true)
       assert.matches("=0\n$", screen)
-      -- script(1) itself echoes what was typed before the command turned that off.
+      -- script(1) itself echoes text that is typed before the command turns echo off.
       assert.is_nil(screen:gsub("^[^:]*Password: ", ""):find(password, 1, true))
       assert.equal(30, count())
     end)
@@ -492,7 +491,7 @@ support.each_server(function(store)
       assert.truthy(statements[#statements]:find("^RENAME"))
       for n = 1, #statements - 1 do
         sql(statements[n])
-        -- Nobody excludes others than those who are there.
+        -- A lock excludes only programs that are there.
         local manager, err = hierlock.open(dsn)
         if manager then
           assert.is_nil((lease(manager)))
@@ -531,7 +530,7 @@ support.each_server(function(store)
       local levels = sql("SELECT levels FROM hier_lock_meta WHERE table_name='%s'", TABLE)[1][1]
       local names = {}
       for name in levels:gmatch "[^,]+" do names[#names + 1] = name end
-      -- What they do with the record: no such levels can be.
+      -- Whatever they do with the record, no such levels can exist.
       assert.is_false((pcall(hierlock.plan, { { "x" } }, { levels = names })))
       assert.is_nil(store.sql():try("SELECT 1 FROM " .. TABLE))
     end)
@@ -551,7 +550,7 @@ support.each_server(function(store)
       assert.equal("user,account,resource", sql("SELECT levels FROM hier_lock_meta WHERE table_name='%s'", other)[1][1])
       assert_status(0, run(others, "verify"))
       assert_complete()
-      -- Nor one without leases the table of one that has some.
+      -- A space without leases does not take the table of a space with leases either.
       command = run((dsn:gsub(TABLE, STEM .. "_nodes")), "provision")
       assert.matches(STEM .. "_nodes already", command.err, 1, true)
     end)

@@ -34,7 +34,7 @@ local function shows(text)
   assert(pcall(support.wait_until, there), ("%s is not on the screen, but:\n%s"):format(text, seen))
 end
 
--- A shell, and what it is told.
+-- Opens a shell; commands are typed into it.
 local function open_terminal(columns, rows)
   local said = tmux("new-session", "-d", "-x", tostring(columns), "-y", tostring(rows),
                     "env PS1='ready> ' TERM=screen LC_ALL=C.UTF-8 bash --norc --noprofile")
@@ -52,9 +52,9 @@ local function starts_top(dsn, ...)
   shows(KEYS)
 end
 
--- It has ended: the shell asks, and the terminal is as it was.
+-- Checks that top has ended: the shell asks, and the terminal is as it was.
 local function ends(status)
-  -- What is typed before the shell asks, it throws away.
+  -- The shell throws text away that is typed before it asks.
   support.wait_until(function() return screen():find "ready>%s*$" end, "the shell")
   types("-l", "echo [$?] && stty -a | grep -o '[-]*icanon' && stty -a | grep -o ' [-]*echo '")
   types "Enter"

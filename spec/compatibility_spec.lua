@@ -10,7 +10,7 @@ local account11, account12 = { "u1", "a1" }, { "u1", "a2" }
 local resource111, resource112 = { "u1", "a1", "r1" }, { "u1", "a1", "r2" }
 local resource121, resource211 = { "u1", "a2", "r1" }, { "u2", "a1", "r1" }
 
--- Who holds, and who asks and waits, or is granted.
+-- The holder, the second request, and whether it waits or is granted.
 local PAIRS = {
   { "a resource", resource111, "the same resource", resource111, waits = true },
   { "a resource", resource111, "another resource of the account", resource112 },

@@ -1,10 +1,9 @@
--- A crowd of coroutines that come, go and give up at random, with an administrator who
--- kills what he sees: never two holders at once, nobody waits for ever, and at the end
--- nothing is left locked.
+-- A crowd of coroutines that come, go and give up at random, with an administrator who kills sessions. There are
+-- never two holders at once, no wait lasts for ever, and at the end nothing is left locked.
 local support = require "spec.support"
 local has_cqueues, cqueues = pcall(require, "cqueues")
 
--- It goes on for SECONDS, and on a busy machine until there were enough grants, or for PATIENCE.
+-- The crowd goes on for SECONDS, and on a busy machine until there were enough grants, or for PATIENCE.
 local COROUTINES, SECONDS, PATIENCE = 200, 5, 60
 local NODES = { { "crowd" }, { "crowd", "a1" }, { "crowd", "a1", "r1" }, { "crowd", "a1", "r2" }, { "crowd", "a2", "r1" } }
 

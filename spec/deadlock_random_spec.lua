@@ -1,12 +1,12 @@
--- Threads and processes nest at random on the embedded store. Each notes what it asks for, gets and releases; a checker
--- that knows nothing of ours makes the graph of who waited for whom of that: a `deadlock` needs a circle in it, and no
--- circle lasts.
+-- Threads and processes nest at random on the embedded store. Each notes its requests, grants and releases. A
+-- checker that knows nothing of ours makes the waits-for graph: a `deadlock` needs a circle in it, and no circle
+-- lasts.
 
 local support = require "spec.support"
 local uv = require "luv"
 
--- How long a circle may last: inside a process it is told at once; else after a second, and after three more where the
--- one that is to give way had seen another circle first. The rest is for a machine that is busy.
+-- How long a circle may last: inside a process it ends at once; else after a second, and after three more where the
+-- victim had seen another circle first. The rest is for a machine that is busy.
 local ONE_PROCESS, PROCESSES = tonumber(os.getenv "HIERLOCK_RANDOM_LIMIT") or 2, 6
 local SECONDS, PEERS, NODES = tonumber(os.getenv "HIERLOCK_RANDOM_SECONDS") or 6, 6, 5
 
@@ -96,7 +96,7 @@ local PEER = [[
   return count, told
 ]]
 
--- What is above the deepest level is locked exclusively, also by those who ask for it shared.
+-- Nodes above the deepest level are locked exclusively, even by requests for shared.
 local function conflict(a, b)
   local both_shared = a.mode == "shared" and b.mode == "shared"
   for _, i in ipairs(a.nodes) do
@@ -177,7 +177,7 @@ local function circle_at(start, at, waits, holds, sure)
   end
 end
 
--- What was asked for and held during a wait, for whoever reads a failure.
+-- Lists the requests and locks during a wait, for the reader of a failure.
 local function around(wait, waits, holds)
   local lines = {}
   for name, list in pairs { waited = waits, held = holds } do

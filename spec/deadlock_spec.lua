@@ -1,4 +1,4 @@
--- Who would wait for himself, or in a circle inside one process, is told at once; nobody else is.
+-- A request that would wait for its own caller, or in a circle inside one process, is told at once; no other is.
 
 local hierlock = require "hierlock"
 local support = require "spec.support"
@@ -125,8 +125,8 @@ describe("a deadlock", function()
       local waiting = {}
       for i = 1, 2 do
         waiting[i] = peers[i]:acquire("y", "acquire", targets[i + 1], { timeout = support.DEADLINE })
-        -- Servers count those who wait for anything. Who holds would not do: one whose statement has just
-        -- been answered may be shown as waiting still, and then the circle is closed by another one.
+        -- Servers count those who wait for anything. Counting holders would not do: a holder whose statement has
+        -- just been answered may still be shown as waiting, and then another one closes the circle.
         support.wait_for_waiters(store, targets[i + 1], store.dialect and i or 1)
       end
       local granted, code = peers[3]:acquire("y", "acquire", A, { timeout = support.DEADLINE }):result()
@@ -244,7 +244,8 @@ describe("a deadlock", function()
     local targets = { A, B, C }
     after_each(support.close_peers)
 
-    -- Each of n peers holds its target and asks for the next one's; what they get, in the order of the peers.
+    -- Each of n peers holds its target and asks for the next one's; returns their results, in the order of the
+    -- peers.
     local function circle(n, method, make)
       local peers, since = {}, nil
       for i = 1, n do

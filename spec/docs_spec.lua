@@ -1,6 +1,6 @@
---- What is written is true: each function that Lua can call has its documentation, and
--- nothing else has; links lead somewhere; code compiles; the SQL for administrators
--- runs, and the user that it makes can lock; the table of odds is what its formula says.
+--- The pages are true. Each function that Lua can call has its documentation, and nothing else has; links lead
+-- somewhere; code compiles. The SQL for administrators runs, and the user that it makes can lock; the table of odds
+-- follows its formula.
 
 local attach = require "hierlock.attach"
 local hierlock = require "hierlock"
@@ -41,7 +41,7 @@ describe("the reference", function()
     end
   end)
 
-  -- What the library binds: name in the reference -> function.
+  -- The functions that the library binds: name in the reference -> function.
   local function bound()
     local found = {}
     local core = require "hierlock.core"
@@ -162,7 +162,7 @@ describe("the reference", function()
     for _, option in ipairs { "timeout", "hold_timeout", "levels", "buckets", "pool_size", "application",
                               "on_lost", "on_wait", "on_grant", "on_timeout", "on_error", "on_release", "loop",
                               "own_handles", "check_order", "warn_unreleased", "units" } do
-      -- It is an option: a wrong value raises, and does not say that it is unknown.
+      -- A known option: a wrong value raises, and does not say that the option is unknown.
       local _, message = pcall(hierlock.open, "null:", { [option] = io.stdout })
       assert.is_nil(message:find("unknown option"), message)
       names("open", option)
@@ -215,7 +215,7 @@ local function parts(name)
   return prose, code
 end
 
--- As GitHub makes them of headings.
+-- Makes anchors of headings, as GitHub does.
 local function anchors(name)
   local found = {}
   for _, line in ipairs((parts(name))) do

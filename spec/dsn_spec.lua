@@ -1,7 +1,6 @@
--- Data source names: which are understood, which are refused with what word, and
--- that no password is ever shown. What a DSN is taken apart into is looked at in
--- spec/core/test_core.c; here is what a program sees. Port 1 has no server, so a
--- DSN of MySQL that was understood ends in `connection`.
+-- Data source names: which are understood, which are refused with what word, and that no password is ever shown.
+-- spec/core/test_core.c checks the parts of a DSN; this spec checks the view of a program. Port 1 has no server, so
+-- a DSN of MySQL that was understood ends in `connection`.
 
 local hierlock = require "hierlock"
 local support = require "spec.support"

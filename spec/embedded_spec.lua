@@ -127,7 +127,7 @@ describe("the directory", function()
   refused("is a link to nowhere", function(d) sh("ln -s /nonexistent/x %s", d) end, "store", "lock directory")
   refused("is used for something else", function(d) sh("mkdir %s && echo mine > %s/control", d, d) end, "store", "not hierlock's")
   refused("has a directory for a control file", function(d) sh("mkdir -p %s/control", d) end, "store", "control")
-  -- As they would be of a later version; offsets as in file.h, ledger.h.
+  -- Sets the version to a later one; offsets as in file.h, ledger.h.
   local function version_set(path, bytes)
     local file = assert(io.open(path, "r+b"))
     file:seek("set", 8)

@@ -1,6 +1,5 @@
--- Error values: their fields, how they are shown, and that is_error tells them
--- from everything else. Which call gives which code is the matter of the specs of
--- those calls; here the table of codes is checked against the ones that a single
+-- Error values: their fields, how they are shown, and that is_error tells them from everything else. The specs of
+-- the calls check which call gives which code; this one checks the table of codes against the codes that a single
 -- process can bring about.
 
 local hierlock = require "hierlock"

@@ -1,6 +1,6 @@
--- The examples, each run by the command lines that its opening comment prints, as
--- somebody would type them: `lua` is the Lua that the specs run on, `cc` takes no
--- warning, and files are made in a scratch directory that looks like a checkout.
+-- The examples, each run by the command lines that its opening comment prints, as a user would type them: `lua` is
+-- the Lua that the specs run on, `cc` takes no warning, and files are made in a scratch directory that looks like a
+-- checkout.
 
 local uv = require "luv"
 local hierlock = require "hierlock"
@@ -21,7 +21,7 @@ local function file_lines(name)
   return lines
 end
 
--- What the opening comment prints, indented, under the paragraph that begins so.
+-- The lines that the opening comment prints, indented, under the paragraph that begins so.
 local function printed(example, beginning)
   local lines, state = {}, "before"
   for _, line in ipairs(file_lines("examples/" .. example)) do
@@ -69,8 +69,8 @@ local function make_scratch()
   ]]):format(quoted(BUILD), quoted(scratch), FIND_CONFIG))
 end
 
--- Runs shell commands in the scratch directory. The result has `output`, what has
--- come until now on both streams, and `at`, when each line of it came.
+-- Runs shell commands in the scratch directory. The result has `output`, the text so far on both streams, and `at`,
+-- when each line of it came.
 local function start(commands, dsn)
   local self = { output = "", lines = {}, at = {} }
   local pipe, open, exited = uv.new_pipe(false), true, false
@@ -218,7 +218,7 @@ describe("the examples", function()
 
     setup(function()
       if store.server then dsn = store.bare_dsn end
-      -- For the accounts of attached.lua. Since 15, nobody may by himself.
+      -- For the accounts of attached.lua. Since 15, ordinary users may not create tables in public.
       if is_postgresql then store.root():query("GRANT CREATE ON SCHEMA public TO testuser") end
       if not has_table then return end
       dsn = dsn .. "?table=" .. TABLE
@@ -254,7 +254,7 @@ describe("the examples", function()
 
     local function run(commands, other_dsn) return start(commands, other_dsn or dsn).finish() end
 
-    -- Who waits for, and who holds, rows of the target: lists of holders.
+    -- Lists the waiters and the holders of rows of the target.
     local function look(target)
       if store.dialect == "mariadb" then support.sleep(0.11) end -- it shows an old picture before
       local waiting, holding = {}, {}
@@ -338,7 +338,7 @@ describe("the examples", function()
         hold_work()
         local process = start(printed("nightly.lua", "Run it:"), dsn)
         local locked, refused = process.wait_for("works on a1"), process.wait_for("a1 is in use")
-        -- What a screen takes that waits for nobody: the machine may be busy.
+        -- The start-up time of a screen that need not wait: the machine may be busy.
         local start_up = process.wait_for("screen: has a2, after 0%.%d s") - refused
         go_on()
         local output, status = process.finish()
@@ -514,7 +514,7 @@ describe("the examples", function()
           for seconds in output:gmatch("seat %d, after ([%d.]+) s") do longest = math.max(longest, tonumber(seconds)) end
           return longest
         end
-        -- One after the other they take twice as long: 0.8 s, and more on a busy machine.
+        -- Run one after the other they take twice as long: 0.8 s, and more on a busy machine.
         support.wait_until(function()
           local output, status = run(lines)
           assert.equal(0, status)

@@ -1,12 +1,12 @@
--- What `release` called done is done when the process has ended, however it ends, and the end
--- takes no longer than a round trip.
+-- A release that was called is done when the process has ended, however it ends, and the end takes no longer than a
+-- round trip.
 local support = require "spec.support"
 
--- Of a program's end, which takes a trip. Not what it may wait for a server that hangs.
+-- The longest end of a program, which takes a trip. A server that hangs may take longer.
 local PROMPT = 1.5
 local MANY = 60
 
--- Releases what it has acquired, says when, and ends.
+-- Releases all its locks, says when, and ends.
 local PROGRAM = [[
   local uv = require "luv"
   local manager = assert(require "hierlock".open(%q, %s))

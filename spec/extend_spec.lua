@@ -1,5 +1,5 @@
--- What a handle is worth after an extension, on every store: its token, what others
--- see of it, and whether it is still held when the extension failed.
+-- The state of a handle after an extension, on every store: its token, its look to others, and whether it is still
+-- held when the extension failed.
 
 local support = require "spec.support"
 
@@ -149,7 +149,7 @@ end)
 
 describe("on_lost", function()
   support.each_connection(function(store)
-    -- Into `handles`, as nobody is told of the loss of one that was collected.
+    -- The handles are kept in `handles`, as the loss of a collected handle is not reported.
     local function kill(manager, n, handles)
       for i = 1, n do handles[i] = assert(manager:acquire { "lost", "a", "r" .. i }) end
       for _, id in ipairs(store.sessions()) do store.kill(id) end

@@ -1,6 +1,6 @@
--- Finalizers and callbacks that pull the ground from under a call: they run inside of it, at
--- any of its allocations, and close, finalize or change what it works on. The call raises,
--- fails or succeeds; it never touches what is gone (make asan sees whether it does).
+-- Finalizers and callbacks that pull the ground from under a call: they run inside of it, at any of its allocations,
+-- and close, finalize or change its objects. The call raises, fails or succeeds; it never touches a freed object
+-- (make asan sees whether it does).
 
 local support = require "spec.support"
 
@@ -27,7 +27,7 @@ local HARNESS = [[
     return proxy
   end
 
-  -- What the end of a Lua state does, and anybody who looks for it can.
+  -- Finalizes an object, as the end of a Lua state does, and as any program can.
   local function finalize(object) getmetatable(object).__gc(object) end
 
   local function at_every_moment(prepare, call, interfere)
@@ -123,7 +123,7 @@ local function run(chunk, dsn)
 end
 
 describe("a finalizer that runs inside of any call", function()
-  -- title -> what it does
+  -- title -> chunk
   local interferences = {
     ["closes the manager"] = [[ s.manager:close() ]],
     ["closes and finalizes the manager"] = [[ finalize(s.manager) s.manager = nil ]],
@@ -157,7 +157,7 @@ describe("a finalizer that runs inside of any call", function()
 end)
 
 describe("an on_lost that is called inside of a call", function()
-  -- Of two locks that were lost, one is known to be: the call on the other tells on_lost of it.
+  -- Two locks are lost, and one is known to be: the call on the other tells on_lost of it.
   local function losing(call, interfere)
     local directory = os.tmpname()
     os.remove(directory)

@@ -1,5 +1,4 @@
--- What a fork does and does not do to a lock, on every store: a child has none of its
--- parent's, and keeps none for it.
+-- The effects of a fork on a lock, on every store: a child has none of its parent's locks, and keeps none for it.
 
 local uv = require "luv"
 local support = require "spec.support"

@@ -8,8 +8,8 @@ local loops = require "spec.support.loops"
 
 local NAMES = { "on_wait", "on_grant", "on_timeout", "on_error", "on_release", "on_lost" }
 
--- Options with hooks that write down what they hear: {name, event, ...}; what each does besides may be
--- given by name. `told()` gives the names, since it was last called.
+-- Options with hooks that write down their events: {name, event, ...}; a hook's further work may be given by name.
+-- `told()` gives the names, since it was last called.
 local function recorder(also)
   local self = { heard = {}, options = {} }
   for _, name in ipairs(NAMES) do

@@ -1,6 +1,5 @@
---- Programs that lock the same rows by SQL of their own, on connections of their own
--- driver, and ours exclude each other: the existing deployments, who count the buckets
--- themselves, and those who use plan:sql.
+--- Programs that lock the same rows by SQL of their own, on connections of their own driver, and ours exclude each
+-- other. They are the existing deployments, which count the buckets themselves, and programs that use plan:sql.
 
 local hierlock = require "hierlock"
 local support = require "spec.support"
@@ -68,7 +67,7 @@ support.each_server(function(store)
   local opened, foreign
 
   setup(function()
-    -- As it was made before there was any hierlock; nothing records its buckets.
+    -- The table as it was made before there was any hierlock; nothing records its buckets.
     local sql = store.sql()
     sql:query("DROP TABLE IF EXISTS " .. TABLE)
     sql:query([[CREATE TABLE %s (level TINYINT NOT NULL, bucket INT NOT NULL,
@@ -96,7 +95,7 @@ support.each_server(function(store)
     return manager
   end
 
-  -- What the deployments do. Does not wait; the result is the number of rows.
+  -- Locks as the deployments do. Does not wait; the result is the number of rows.
   local function foreign_lock(path)
     local shared = store.dialect == "mariadb" and "LOCK IN SHARE MODE" or "FOR SHARE"
     local queries = { "SET innodb_lock_wait_timeout=15", "START TRANSACTION" }
@@ -114,7 +113,7 @@ support.each_server(function(store)
     ]], queries)
   end
 
-  -- Theirs, ours, and whether they are in each other's way.
+  -- Their path, our path, and whether the two conflict.
   local pairs_of_paths = {
     { R1, R1, true },
     { R1, R2, false },
@@ -218,11 +217,11 @@ support.each_server(function(store)
       local manager = open()
       assert.equal(3, foreign_lock(R1):result())
       assert.same(expected, shown(assert(manager:holders(R1))))
-      -- Above all it does not name the one who waited in vain.
+      -- Above all it does not name the waiter that gave up.
       for _ = 1, 6 do
         local handle, err = manager:acquire(R1, { timeout = 0.15 })
         assert.is_nil(handle)
-        -- There are none where the server was too slow to say.
+        -- The err has no holders where the server was too slow to say.
         if err.holders then assert.same(expected, shown(err.holders)) end
       end
       foreign:query("COMMIT")

@@ -1,5 +1,5 @@
--- What every store that has leases must do for one: from its grant to its end, renewed, handed
--- over, revoked, over, forgotten; beside session locks; and when processes die.
+-- The duties of every store that has leases: a lease from its grant to its end, renewed, handed over, revoked, over,
+-- forgotten; beside session locks; and when processes die.
 
 local uv = require "luv"
 local hierlock = require "hierlock"
@@ -63,7 +63,7 @@ describe("a lease", function()
       support.close_peers()
       if LEASES[store.name] then assert(open():revoke { target = U1 }) end
       for _, one in ipairs(opened) do one:close() end
-      -- An on_lost has what it was told of, and with that a lock of the space, as long as its manager is there.
+      -- An on_lost keeps its arguments, and with them a lock of the space, as long as its manager is there.
       manager, other, opened = nil, nil, nil
     end)
 
@@ -79,10 +79,10 @@ describe("a lease", function()
       return
     end
 
-    -- Whoever does not ask for the answer of a server is not told that the lease was lost, nor
-    -- waits until the record is gone.
+    -- A caller that does not ask for a server's answer does not hear that the lease was lost, nor wait until the
+    -- record is gone.
     local CONFIRM = (store.server or store.leases_only) and { confirm = true } or nil
-    -- What is acquired without a ttl.
+    -- The kind of lock that is acquired without a ttl.
     local PLAIN = store.leases_only and "lease" or "session"
     local function it_with_sessions(name, fn) if not store.leases_only then it(name, fn) end end
     -- Where the store deletes a record by itself when its time is up, no refresh brings that back.
@@ -97,7 +97,7 @@ describe("a lease", function()
     -- All leases of the specs.
     local function leases(one) return one:leases(scope {}) end
 
-    -- As soon as what nobody waited for has reached the server.
+    -- Waits until commands without an awaited answer have reached the server.
     local function eventually(check)
       return support.wait_until(function() return pcall(check) end)
     end
@@ -120,7 +120,7 @@ describe("a lease", function()
       return assert_code("timeout", other:acquire(target, all))
     end
 
-    -- Its waiting ends with a grant, soon.
+    -- Checks that a peer's wait ends with a grant, soon.
     local function granted_promptly(peer)
       local start = support.now()
       assert.is_true(peer:result())
@@ -353,7 +353,7 @@ describe("a lease", function()
         local handle = assert(lease(R1, 0.4))
         local granted = assert(other:acquire(R1, { ttl = options.ttl, timeout = 10 }))
         local waited = support.now() - start
-        -- Milliseconds are counted whole, from one that had begun.
+        -- Milliseconds are counted whole, rounded down.
         assert.is_true(waited >= 0.399 and waited < 0.4 + PROMPT + TICKS, waited)
         assert.is_false(handle:is_held())
         assert_code("lost", handle:refresh())
@@ -726,7 +726,7 @@ describe("a lease", function()
       assert_code("lost", manager:import(text))
     end)
 
-    -- The import fails at first, and is made once more; what it had said then, the server reads last.
+    -- The import fails at first, and is made once more; the server reads its first message last.
     it("is not taken back by an earlier import that the store carries out late", function()
       if not store.server then return end -- no request is under way behind its caller's back
       local STEPS = { memcached = 3 }
@@ -756,7 +756,7 @@ describe("a lease", function()
       end
     end)
 
-    -- What it asks the server who has the lease, the server answers when a later import has it.
+    -- The import asks the server for the lease's holder; the answer comes when a later import has the lease.
     it("is not taken from a later import by one that was given up", function()
       if not store.server or not coroutine.close then return end
       local between = proxy.open(store)
@@ -835,7 +835,7 @@ describe("a lease", function()
       local RELEASE = "local ok, err = handles.lease:release { confirm = true } return ok, err and err.code"
       assert.is_true(cut_off("handles.lease = assert(manager:acquire(..., { ttl = 60 })) assert(handles.lease:refresh())",
                              RELEASE, is_gone, R1))
-      -- Who had its text, too, may have released it in between: so nobody knows.
+      -- Another holder of its text may have released the lease in between: so the outcome is unknown.
       local text = assert(assert(lease(R1)):export())
       local ok, code = cut_off("handles.lease = assert(manager:import(...))", RELEASE, is_gone, text)
       assert.is_nil(ok)

@@ -1,5 +1,5 @@
--- Coroutines that wait, under each event loop: everything else goes on, calls give what
--- they would give if they blocked, and whatever ends a wait, nothing stays locked.
+-- Coroutines that wait, under each event loop: everything else goes on, calls give the same results as when they
+-- block, and whatever ends a wait, nothing stays locked.
 
 local uv = require "luv"
 local cqueues = require "cqueues"
@@ -17,7 +17,7 @@ local function line_of(fn) return ("loop_spec.lua:%d: "):format(debug.getinfo(fn
 describe("a coroutine", function()
   if loops.missing then pending(loops.missing) end
   support.each_store(function(store)
-    -- What only sessions can: leases are not extended.
+    -- Only sessions can extend: leases are not extended.
     local it_extends = store.leases_only and function() end or it
     local other, opened, held
 
@@ -66,7 +66,7 @@ describe("a coroutine", function()
           error("gave up waiting", 2)
         end
 
-        -- Runs fn in a coroutine; the table gets `done`, and what it returned.
+        -- Runs fn in a coroutine; the table gets `done`, and its results.
         local function spawn(fn, ...)
           local results = {}
           loop.spawn(function(...)
@@ -151,7 +151,7 @@ describe("a coroutine", function()
 
         it("holds with `with`, and its function may wait, too", function()
           if _VERSION == "Lua 5.1" and not rawget(_G, "jit") then
-            -- pcall cannot be yielded across there: what is called in it blocks.
+            -- pcall cannot be yielded across there: calls inside it block.
             local results = { result_of(spawn(function()
               return manager:with(R1, function(handle, ...)
                 assert(manager:acquire(R2)):release()
@@ -400,7 +400,7 @@ describe("a coroutine", function()
       controller:wrap(function()
         while manager:stats().waiting == 0 do cqueues.sleep(0.001) end
         order[#order + 1] = "goes on"
-        -- A generator of the program's: it must not get what is meant for cqueues.
+        -- A generator of the program's: it must not get yields that are meant for cqueues.
         local generator = coroutine.wrap(function()
           local nothing, err = manager:acquire(R1, { timeout = 0.02 })
           coroutine.yield(nothing, err.code)
@@ -534,7 +534,7 @@ describe("a coroutine", function()
         end
       end }
       hold(R1)
-      -- Of table.sort's, no Lua lets anybody yield out.
+      -- No Lua can yield out of table.sort.
       local function sort()
         local code
         table.sort({ 1, 2 }, function(a, b)

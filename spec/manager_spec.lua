@@ -1,5 +1,5 @@
--- Managers: opening, the default one of the module, closing in every way, what
--- they tell. on_lost and what happens with servers is in other specs.
+-- Managers: opening, the default one of the module, closing in every way, and their reports. on_lost and the specs
+-- with servers are elsewhere.
 
 local hierlock = require "hierlock"
 local support = require "spec.support"

@@ -1,7 +1,6 @@
--- Every ordered pair of requests on a whole tree: two users, two accounts in each,
--- two resources in each; exclusive, and for the resources shared, too. What must
--- wait is worked out twice: from the rule alone, for ids that share no bucket; and
--- from the rows of the plans, for ids that do.
+-- Every ordered pair of requests on a whole tree: two users, two accounts in each, two resources in each; exclusive,
+-- and for the resources shared, too. The waits are worked out twice: from the rule alone, for ids that share no
+-- bucket; and from the rows of the plans, for ids that do.
 
 local hierlock = require "hierlock"
 local support = require "spec.support"
@@ -89,8 +88,7 @@ local function conflict_by_rule(a, b)
   return #a.target ~= #b.target or a.mode == "exclusive" or b.mode == "exclusive"
 end
 
--- What buckets make of it: two requests conflict when they have a row in common
--- that either wants exclusively.
+-- The rule of buckets: two requests conflict when they have a row in common that either wants exclusively.
 local function conflict_by_rows(a, b)
   local modes = {}
   for _, row in ipairs(hierlock.plan({ a.target }, { mode = a.mode, buckets = PLAN.buckets }):rows()) do
@@ -182,9 +180,8 @@ describe("the matrix of all pairs", function()
       it(("is as the rule says, where no two nodes share a bucket (the other one is a %s)"):format(kind[1]), function()
         local tried, refused, wrong = compare(manager, kind[2](store), APART, conflict_by_rule)
         assert.same({}, wrong)
-        -- Counted by hand: with itself, what is above and what is below, a user is in
-        -- conflict with 7 nodes, an account with 4, a resource with 3; a shared resource
-        -- with 3 exclusive nodes, asked for before or after it.
+        -- Counted by hand, each with itself and the nodes above and below it. A user conflicts with 7 nodes, an
+        -- account with 4, a resource with 3; a shared resource with 3 exclusive nodes, asked for before or after it.
         assert.equal(22 * 22, tried)
         assert.equal(2 * 7 + 4 * 4 + 8 * 3 + 2 * 8 * 3, refused)
       end)

@@ -1,6 +1,5 @@
--- What is Memcached's own: what it promises not, and that it keeps what it does; hostile items; several
--- servers; the server stopped, restarted, flushed, cut off. What it has in common with others is in
--- leases_spec.lua.
+-- Memcached's own matters: its missing promises, and that it keeps the others; hostile items; several servers; the
+-- server stopped, restarted, flushed, cut off. leases_spec.lua has the matters that it shares with other stores.
 
 local uv = require "luv"
 local hierlock = require "hierlock"
@@ -53,7 +52,7 @@ describe("Memcached", function()
       return key
     end
 
-    -- Those of liveness items.
+    -- Lists the keys of liveness items.
     local function live_keys()
       local keys = {}
       for line in store.say("lru_crawler metadump all"):gmatch "[^\n]+" do
@@ -264,7 +263,7 @@ describe("Memcached", function()
         head .. "\0\0\0\1" .. ("i"):rep(48) .. "\1\0\0\0\1\0\9" .. ("b"):rep(8), ("z"):rep(100000) } do
         put(key, bad)
         local said = assert_code("store", other:acquire(R1, { timeout = 0 })).message
-        -- It may be of a later version, which nobody must be told to delete.
+        -- The item may be of a later version, and no message may ask for its deletion.
         local ours = bad:sub(1, 3) == "HLD"
         assert.matches(ours and "made by another version of hierlock" or "not of hierlock's making", said)
         assert.equal(not ours, said:find("delete", 1, true) ~= nil)
@@ -360,8 +359,8 @@ describe("Memcached", function()
       end
     end)
 
-    -- What a manager has released it strikes out without a question, perhaps before the server reads the release; whoever
-    -- released was unbroken until then all the same.
+    -- A manager strikes its own released leases out without a question, perhaps before the server reads the release;
+    -- all the same, the lease was unbroken until its release.
     it("calls no release `lost` because others of its manager strike it out before the server has read it", function()
       local between = proxy.open(store)
       finally(function() between.close() end)
@@ -459,7 +458,7 @@ describe("Memcached", function()
       free(R2)
     end)
 
-    -- Others who read the document strike out whoever is in it and does not live.
+    -- Clients that read the document strike out every entry that does not live.
     it("has the item of one that lives before the document that names him, however late it answers", function()
       local between = proxy.open(store)
       finally(function() between.close() end)
@@ -471,7 +470,7 @@ describe("Memcached", function()
         return version, #line + size + #"\r\n\r\nEND\r\n"
       end
       local before, answer = document()
-      -- It reads the document, and hears nothing more.
+      -- The peer reads the document, and hears nothing more.
       for i = 1, #between.connections do between.hold(i, answer) end
       peer:start("handles.lease = manager:acquire(..., { ttl = 60, timeout = 0 }) return handles.lease ~= nil", R1)
       support.wait_until(function()

@@ -1,6 +1,5 @@
--- Memory: what is left held when Lua runs out of it at any place, what a busy
--- collector and the end of a state do, and that cycles without end need no more
--- and more of it.
+-- Memory: nothing is left held when Lua runs out of it at any place, with a busy collector, or at the end of a
+-- state; and endless cycles do not need more and more of it.
 
 local alloc = require "hierlock_spec.alloc"
 local hierlock = require "hierlock"
@@ -17,8 +16,7 @@ local SETUP = ([[
   manager = assert(hierlock.open("file:" .. ..., options))
 ]]):format(package.path, package.cpath)
 
--- What runs out of memory at each of its allocations. Errors in pcall are those of
--- misuse, or of memory.
+-- The code that runs out of memory at each of its allocations. An error in pcall is one of misuse, or of memory.
 local BODY = [[
   local directory = ...
   local other = assert(hierlock.open("file:" .. directory,
@@ -64,7 +62,7 @@ local CHECK = [[
   assert(manager:acquire_all(all, try)):release()
 ]]
 
--- The same of leases: they are not released by forgetting them.
+-- The same for leases: forgetting them does not release them.
 local LEASES = [[
   text = nil
   local handle = assert(manager:acquire({ "o1" }, { ttl = 600, timeout = 0, owner = "me" }))
@@ -88,7 +86,7 @@ local LEASES_CHECK = [[
   assert(#assert(manager:leases()) == 0, "a lease stays")
 ]]
 
--- A stack that could not grow is told as one that is too deep: lua_checkstack does not say why.
+-- A stack that could not grow is reported as too deep: lua_checkstack does not say why.
 local function is_about_memory(message)
   return message:find("not enough memory", 1, true) or message:find("error in error handling", 1, true)
     or message:find("stack overflow (target)", 1, true)
@@ -143,7 +141,7 @@ describe("when Lua runs out of memory", function()
     for n = 1, requests do one_place(SETUP, BODY, CHECK, n, failures) end
   end)
 
-  -- What a call has of its own, beside Lua's memory, is large here, so that a leak of it shows.
+  -- A call's own memory, beside Lua's, is large here, so that a leak of it shows.
   for name, body in pairs {
     ["what a DSN says"] = [[ require("hierlock.core").dsn("mysql://u:" .. ("p"):rep(4000) .. "@h/d") ]],
     ["an extend"] = [[
@@ -304,8 +302,8 @@ describe("cycles without end leave memory where it was:", function()
     return pages * 4
   end
 
-  -- Collects now and then, because how much garbage lies about is not the point;
-  -- twice, because what has a finalizer is freed the second time.
+  -- Collects now and then, because the amount of garbage is not the point; twice, because an object with a finalizer
+  -- is freed the second time.
   local function stays(n, cycle)
     local before, kilobytes
     for i = 1, n do

@@ -1,6 +1,6 @@
--- Misuse: every public function with every kind of wrong argument raises, with
--- the argument's name and the position of the caller; what is right at the edge of
--- wrong does not. Also that nothing can be done with objects that are collected.
+-- Misuse: every public function with every kind of wrong argument raises, with the argument's name and the position
+-- of the caller; a right argument at the edge of wrong does not raise. Also that nothing can be done with objects
+-- that are collected.
 
 local hierlock = require "hierlock"
 local uv = require "luv"
@@ -370,8 +370,8 @@ describe("tostring", function()
   end)
 end)
 
--- Objects of one cycle are finalised one after another, the youngest first; so the
--- finalizer here sees objects that were collected before it.
+-- The objects of a cycle are finalised one after another, the youngest first; so the finalizer here sees objects
+-- that were collected before it.
 describe("in a finalizer", function()
   local function finalizer(fn)
     if not newproxy then return setmetatable({}, { __gc = fn }) end -- luacheck: ignore

@@ -1,5 +1,5 @@
---- What observers are told by a server that does not show who holds: what can be seen, what cannot and by what setting or
--- privilege it could, and never that there is nobody.
+--- The answers to observers on a server that does not show its holders: they say what is visible, what is not and by
+-- which setting or privilege it would be, and never that there are no holders.
 
 local json = require "dkjson"
 local support = require "spec.support"
@@ -30,7 +30,7 @@ support.each_server(function(store)
     return manager:holders()
   end
 
-  -- What is seen of all, by session; and the err.
+  -- Returns all visible holders, by session; and the err.
   local function seen()
     local found, err = holders()
     local by = {}
@@ -86,7 +86,7 @@ support.each_server(function(store)
       end
       assert.is_false(is_lost "h")
 
-      -- Its session is seen, and can be ended by its number.
+      -- The session is visible, and can be ended by its number.
       local said = assert_status(0, run(store.dsn, "kill", "--yes", "--session", holds.session))
       assert.matches("\n1 lock ended, of unknown on 127.0.0.1\n$", said.out)
       assert.equal("", said.err)

@@ -1,5 +1,4 @@
---- What acquiring and releasing cost a server: round trips, prepared statements, and
--- that nothing is written.
+--- The cost of acquiring and releasing at a server: round trips, prepared statements, and no writes.
 
 local proxy = require "spec.support.proxy"
 local support = require "spec.support"
@@ -30,7 +29,7 @@ support.each_server(function(store)
   describe("round trips", function()
     local peer
 
-    -- A peer behind a proxy. Its first connection is that of `open`.
+    -- A peer behind a proxy. The peer's first connection belongs to `open`.
     local function behind_proxy(options)
       between = proxy.open(store)
       peer = support.process(store, options, between.dsn)
@@ -56,9 +55,9 @@ support.each_server(function(store)
       end, "prepared statements")
     end
 
-    -- A session tells the server its time limits again when less time is left than they
-    -- say, by a few milliseconds: a busy machine may take that long between two steps. So
-    -- what is done is done again, until nothing of that is seen. Returns the commands.
+    -- A session tells the server its time limits again when less time is left than they say, by a few milliseconds:
+    -- a busy machine may take that long between two steps. So the work is repeated until no such command is seen.
+    -- Returns the commands.
     local function undisturbed(fn)
       local commands
       for _ = 1, 40 do
@@ -217,8 +216,8 @@ support.each_server(function(store)
   end)
 
   describe("acquiring and releasing", function()
-    -- Statements of the whole server (MySQL also counts rows), and what was done to
-    -- the table. The spec's own looking is no INSERT, UPDATE or DELETE either.
+    -- Statements of the whole server (MySQL also counts rows), and the changes to the table. The spec's own looking
+    -- is no INSERT, UPDATE or DELETE either.
     local function writes()
       local counters = {}
       for _, row in ipairs(store.sql():query([[

@@ -1,6 +1,6 @@
--- Leases on MySQL and MariaDB, as far as they differ from those of other stores: the gate, the trips, the
--- privileges, what older programs see, and what is left when a connection or a server goes down in
--- the middle. What every store must do is in leases_spec.lua.
+-- Leases on MySQL and MariaDB, as far as they differ from other stores' leases: the gate, the trips, the privileges,
+-- the view of older programs, and the leftovers when a connection or a server goes down in the middle.
+-- leases_spec.lua has the duties of every store.
 
 local uv = require "luv"
 local attach = require "hierlock.attach"
@@ -55,8 +55,8 @@ support.each_server(function(server)
     return peer
   end
 
-  -- They go together, and the server gives up the whole statement; then each goes by itself. MySQL ends a wait of a second
-  -- up to a second late, twice of which is too late for those that come behind.
+  -- The releases go together, and the server gives up the whole statement; then each goes by itself. MySQL ends a
+  -- wait of a second up to a second late, twice of which is too late for those that come behind.
   it("that were released before exit() are gone, though a stranger keeps the record of one locked", function()
     local peer, stranger = support.process(store), support.foreign(store)
     local path = server.name == "mariadb" and "u1/a1/r4" or "u1/a1/r8"
@@ -307,7 +307,7 @@ support.each_server(function(server)
       end
       support.wait_for_waiters(store, { "u1" }, 8)
       local function said() return tonumber(sql("SHOW GLOBAL STATUS LIKE 'Questions'")[1][2]) end
-      -- Alone, somebody looks every 12 to 25 ms; eight would do so 160 times and more in half a second.
+      -- A single waiter looks every 12 to 25 ms; eight would do so 160 times and more in half a second.
       support.wait_until(function()
         local before = said()
         support.sleep(0.5)
@@ -324,14 +324,14 @@ support.each_server(function(server)
     sql("DELETE FROM %s_nodes WHERE level = 2", stem)
     finally(function() assert.equal(0, program.run(store.dsn, "provision", "--quiet").status) end)
     local fresh = support.open(store)
-    -- What comes next is locked and recorded in one trip.
+    -- The next lease is locked and recorded in one trip.
     assert(assert(fresh:acquire { "u1", "a1" }):release { confirm = true })
     for _ = 1, 3 do assert_code("not_provisioned", fresh:acquire(R1, { ttl = LONG })) end
     assert.equal(1, leases())
     assert(lease:release { confirm = true })
   end)
 
-  -- As beside a transaction of a program's own that has passed the records of leases.
+  -- Such a deadlock occurs beside a program's own transaction that has passed the records of leases.
   for _, what in ipairs { "handles.lease:release { confirm = true }", "manager:revoke { target = { 'u1' } }" } do
     it(("%s is made again when the server has chosen it as a deadlock's victim"):format(what:match ":(%a+)"), function()
       local peer = support.process(store)
@@ -339,7 +339,7 @@ support.each_server(function(server)
       local other = support.foreign(store)
       finally(function() other:close() end)
       assert(other:query "SET autocommit=0")
-      -- It has changed more than the peer, and so is not the victim.
+      -- The transaction has changed more than the peer, and so is not the victim.
       assert(other:query(("UPDATE %s_gate SET n=1-n WHERE g>=65000"):format(stem)))
       assert(other:query(("SELECT id FROM %s_leased FORCE INDEX (id) WHERE id>'' FOR UPDATE"):format(stem)))
       peer:start(("local ok, err = %s return ok or err.code"):format(what))
@@ -382,7 +382,7 @@ support.each_server(function(server)
 
   it("and that is just being refreshed is not passed", function()
       local lease = assert(manager:acquire(R1, { ttl = 0.3, auto_release = false }))
-      -- Somebody in the middle of a refresh: it will be unbroken.
+      -- Another session is in the middle of a refresh: the lease will be unbroken.
       local refreshing = support.foreign(store)
       refreshing:query("SET autocommit=0")
       support.sleep(0.35)
@@ -452,7 +452,7 @@ support.each_server(function(server)
         assert.is_true(granted, err and err.message)
         assert.equal(1, leases())
         assert.equal(3, rows())
-        -- What is still under way of the first try, or of its end, does not meet it.
+        -- Messages that are still under way of the first try, or of its end, do not meet it.
         assert.not_equal(id, first("SELECT HEX(id) FROM %s_leases WHERE revoked=0", stem))
         assert.is_true(peer:call "return handles.lock:check()")
         peer:release "lock"
@@ -603,7 +603,8 @@ support.each_server(function(server)
         local i, what = random(2), random(6)
         local list, nodes = targets()
         if what <= 2 then
-          -- Who records a lease waits for a second, whatever its time-out, where a transaction has the gate.
+          -- A request that records a lease waits for a second, whatever its time-out, where a transaction has the
+          -- gate.
           if what == 1 then
             for each = 1, 2 do finish(each) end
           end
@@ -637,7 +638,7 @@ support.each_server(function(server)
       for _, earlier in ipairs { "START TRANSACTION", "START TRANSACTION WITH CONSISTENT SNAPSHOT" } do
         run(earlier)
         local lease = assert(manager:acquire(R1, { ttl = LONG }))
-        -- MariaDB 11.6+ lets nobody lock what is newer than his view.
+        -- MariaDB 11.6+ refuses to lock a row that is newer than the transaction's view.
         local refuses = #store.sql():query "SHOW VARIABLES WHERE Variable_name='innodb_snapshot_isolation' AND Value='ON'" > 0
         assert_code(refuses and earlier:find "SNAPSHOT" and "deadlock" or "timeout", locks:acquire(R1))
         run "ROLLBACK"

@@ -1,5 +1,4 @@
---- Connections of a manager: how many there are, that they are used again, and what
--- is said when there are no more.
+--- Connections of a manager: their number, their reuse, and the error when there are no more.
 
 local support = require "spec.support"
 
@@ -18,7 +17,7 @@ support.each_server(function(store)
     return manager
   end
 
-  -- As the server counts them.
+  -- Counts connections as the server does.
   local function connections(application)
     return tonumber(store.sql():query([[
       SELECT COUNT(*) FROM performance_schema.session_connect_attrs

@@ -1,7 +1,6 @@
---- Servers on which locks would be granted and protect nothing are refused: read-only
--- ones, nodes of a cluster with several primaries, ones too old or of another kind, and
--- ones behind a proxy that hands connections on. Real servers, started or set so; what
--- cannot be had (old versions, TiDB) is a real server whose name is changed on the way.
+--- Servers on which locks would be granted and protect nothing are refused: read-only ones, nodes of a cluster with
+-- several primaries, servers too old or of another kind, and servers behind a proxy that hands connections on. Real
+-- servers are started or set so; for old versions and TiDB a real server's name is changed on the way.
 
 local hierlock = require "hierlock"
 local proxy = require "spec.support.proxy"
@@ -20,7 +19,7 @@ local function as_version(version)
   end
 end
 
--- The greeting says which connection it is; this says that of another.
+-- The greeting gives the number of the connection; this changes it to another's.
 local function as_another_connection(data, first)
   if not first then return data end
   local at = data:find("\0", 6, true) + 1

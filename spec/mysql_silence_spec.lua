@@ -1,6 +1,6 @@
---- When a connection stands and its server's answers do not come, or only a part of one: behind
--- a proxy that takes what is sent and passes nothing on. One such connection costs its own
--- lock, and nobody else anything; an idle one costs nothing.
+--- A connection stands but its server's answers do not come, or only a part of one: behind a proxy that takes all
+-- bytes and passes none on. Such a connection costs its own lock, and no other caller anything; an idle one costs
+-- nothing.
 
 local proxy = require "spec.support.proxy"
 local support = require "spec.support"
@@ -78,8 +78,8 @@ support.each_server(function(store)
         assert.equal("lost", code)
       end)
 
-      -- Whoever looks again after a while has slept for too long when the rest comes, as it does at once when a lease
-      -- is refreshed or given back.
+      -- A waiter that looks now and then would still sleep when the rest comes; it comes at once when a lease is
+      -- refreshed or given back.
       it("is waited for asleep, and not looked at again and again", function()
         between = proxy.open(store, nil, tls)
         local holder = support.process(store, { hold_timeout = 1 }, between.dsn)
@@ -115,7 +115,7 @@ support.each_server(function(store)
   end
 
   describe("idle connections that are half open", function()
-    -- In a peer: three connections; `free` is what is done with the last lock of each.
+    -- In a peer: three connections; `free` is run on the last lock of each.
     local function frozen(hold_timeout, free)
       between = proxy.open(store)
       local peer = support.process(store, { hold_timeout = hold_timeout }, between.dsn)

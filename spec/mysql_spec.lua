@@ -1,6 +1,5 @@
---- What is particular to row locks of a server while all goes well: the order in
--- which rows are taken, timeouts, tokens over a crash, what observers see, and what a
--- session is set to. Logging in is in mysql_connect_spec, round trips and writes in
+--- Row locks of a server while all goes well: the order in which rows are taken, timeouts, tokens over a crash, the
+-- view of observers, and the settings of a session. Logging in is in mysql_connect_spec, round trips and writes in
 -- mysql_cost_spec, trouble in mysql_trouble_spec.
 
 local hierlock = require "hierlock"
@@ -21,8 +20,7 @@ local function select_row(store, row, clause)
     store.table, row.level, row.bucket, clause)
 end
 
--- Which of the rows somebody has locked: a list of booleans. Takes what is free,
--- for the moment of one statement.
+-- Which of the rows are locked: a list of booleans. Locks the free rows for the moment of one statement.
 local function taken(store, rows)
   local parts, free, list = {}, {}, {}
   for i, row in ipairs(rows) do parts[i] = select_row(store, row, "FOR UPDATE SKIP LOCKED") end
@@ -33,7 +31,7 @@ local function taken(store, rows)
   return list
 end
 
--- What taken() says when the first n rows, and no others, are locked.
+-- The result of taken() when the first n rows, and no others, are locked.
 local function first(n, rows)
   local list = {}
   for i = 1, #rows do list[i] = i <= n end
@@ -258,8 +256,8 @@ support.each_server(function(store)
       end
     end)
 
-    -- Whoever can log in can set @hierlock. Nothing of it reaches a terminal as it is, and
-    -- whatever the rows look like, they end.
+    -- Every client that can log in can set @hierlock. Nothing of it reaches a terminal as it is, and whatever the
+    -- rows look like, they end.
     it("of another's making is shown as text", function()
       local manager, stranger = open(), support.sql_connection(store.bare_dsn)
       local row = plan_rows(store, { { "u1" } })[1]
@@ -285,8 +283,8 @@ support.each_server(function(store)
   end)
 
   describe("a session", function()
-    -- Of our sessions; fails unless there are n. The servers show an old picture to
-    -- those who look more often than every 100 ms.
+    -- Lists the transactions of our sessions; fails unless there are n. The servers show an old picture to those who
+    -- look more often than every 100 ms.
     local function transactions(n)
       return support.wait_until(function()
         support.sleep(0.11)
@@ -335,7 +333,7 @@ support.each_server(function(store)
       handle:release()
     end)
 
-    -- What an administrator may have set for everybody; MariaDB's names second.
+    -- Settings that an administrator may have made for all sessions; MariaDB's names second.
     local defaults = {
       ["usual nuisances"] = {
         { "completion_type", "2" }, { "autocommit", "OFF" }, { "wait_timeout", "1" },
@@ -378,8 +376,8 @@ support.each_server(function(store)
   end)
 
   describe("tokens", function()
-    -- Its top byte is the server's id: with that, a server whose id is lowered would give lesser
-    -- tokens than before.
+    -- The number's top byte is the server's id: with that, a server whose id is lowered would give lesser tokens
+    -- than before.
     it("are the server's own number, whatever its id, and leave the last byte free", function()
       local function number()
         return store.sql():query("SELECT LPAD(HEX(UUID_SHORT() & 0xFFFFFFFFFFFFFF), 14, '0')")[1][1]:lower()

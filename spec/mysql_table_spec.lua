@@ -9,7 +9,7 @@ local TABLE = "hierlock_spec_own"
 local BUCKETS = 100
 local TARGET = { user = "u1", account = "a1", resource = "r1" }
 
--- What a server says, without the row of its first answer from a table.
+-- Rewrites the server's data, without the row of its first answer from a table.
 local function without_the_first_row(name)
   local done = false
   return function(data)
@@ -278,7 +278,7 @@ support.each_server(function(store)
       for _, options in ipairs { {}, { buckets = BUCKETS }, { levels = { "user", "account", "resource" } } } do
         local manager = assert(open(options))
         local handle = assert(manager:acquire_user "u1")
-        -- It is that very row.
+        -- The first row is that very row.
         local root = store.sql()
         root:query("BEGIN")
         local free = root:try(("SELECT 1 FROM %s WHERE level=0 AND bucket=%d FOR UPDATE NOWAIT"):format(TABLE, bucket))

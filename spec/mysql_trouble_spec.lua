@@ -1,6 +1,5 @@
---- When things break while locks are held or awaited: killed connections, servers that
--- stop, die or hang, holders that vanish, cut networks. What is lost is known to be
--- lost before anybody else can have it, and what was not lost goes on.
+--- Trouble while locks are held or awaited: killed connections, servers that stop, die or hang, holders that vanish,
+-- cut networks. A lost lock is known to be lost before another caller can have it, and all other locks go on.
 
 local uv = require "luv"
 local proxy = require "spec.support.proxy"
@@ -246,8 +245,8 @@ support.each_server(function(store)
       acquire_by_another():release("h")
     end)
 
-    -- It ends a text between two statements, and the server says nothing more: a library that
-    -- does not tell waits for the rest without bounds.
+    -- The kill ends a text between two statements, and the server says nothing more: a library that does not tell
+    -- waits for the rest without bounds.
     support.it_where_waits_are_told("that hits anything is told as such, whatever it hits", function()
       local busy, killer = support.process(nil), support.process(nil)
       busy:start([[
@@ -295,7 +294,7 @@ support.each_server(function(store)
         assert.equal("cancelled", code, round .. ": " .. tostring(message))
       end
       assert(handle:release { confirm = true })
-      -- It had its user and its account already, and keeps neither, although its connection stays.
+      -- The waiter had its user and its account already, and keeps neither, although its connection stays.
       assert(open():acquire({ user = TARGET.user }, { timeout = SOON })):release()
     end)
   end)
@@ -333,7 +332,7 @@ support.each_server(function(store)
   end)
 
   describe("a server that hangs", function()
-    -- What has happened before the server hangs, and what is done first when it does.
+    -- Each case: what happens before the server hangs, and the first call after it does.
     local cases = {
       ["an idle session"] = {
         before = "assert(manager:acquire {'u8'}):release {confirm = true}",
@@ -439,7 +438,7 @@ support.each_server(function(store)
       assert.is_true(peer:release("h"))
     end)
 
-    -- The server's time began when it answered, or sooner: nobody knows how long that was on its way.
+    -- The server's time began when it answered, or sooner: the time of the answer on its way is unknown.
     it("behind a slow line counts from when it asked", function()
       between = proxy.open(store)
       local holder = support.process(store, { hold_timeout = 30 }, between.dsn)
@@ -526,7 +525,7 @@ support.each_server(function(store)
       local manager = open()
       local handle = assert(manager:acquire(TARGET))
       local waiter = support.process(store)
-      -- It waits for the account, holding the user shared.
+      -- The waiter waits for the account, holding the user shared.
       waiter:acquire("h", "acquire", { user = "u1", account = "a1" }, { timeout = 1.5 })
       support.wait_until(is_waiting, "the waiter")
       waiter:signal("sigkill")

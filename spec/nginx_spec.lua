@@ -1,9 +1,6 @@
--- hierlock in nginx: a real one with two workers, of the machine's own (Debian's
--- libnginx-mod-http-lua, or OpenResty: HIERLOCK_NGINX names it), and real clients. What
--- is to be run there, in which phase, comes with the request.
---
--- nginx's Lua is LuaJIT, and it loads the very module that is tested; so these
--- specs are for LuaJIT.
+-- hierlock in nginx: a real one with two workers, of the machine's own (Debian's libnginx-mod-http-lua, or
+-- OpenResty: HIERLOCK_NGINX names it), and real clients. The chunk to run there, and its phase, come with the
+-- request. nginx's Lua is LuaJIT, and it loads the very module that is tested; so these specs are for LuaJIT.
 if not rawget(_G, "jit") then return pending "nginx: skipped: needs LUAS=luajit" end
 
 local uv = require "luv"
@@ -64,9 +61,9 @@ http {
       return assert(loadstring(ngx.unescape_uri(chunk)))()
     end
     function answer() ngx.print(tostring((run()))) ngx.exit(200) end
-    -- As answer, for phases without one: it is asked for afterwards.
+    -- Like answer, for phases without one: the result is asked for afterwards.
     function remember() ngx.shared.shared:set("remembered", tostring(select(2, pcall(run)))) end
-    -- What must not be done by two at once.
+    -- A section that two callers must not be in at once.
     function critical()
       local shared = ngx.shared.shared
       if shared:incr("inside", 1, 0) ~= 1 then shared:incr("overlaps", 1, 0) end
@@ -225,7 +222,7 @@ describe("nginx", function()
   support.each_store(function(store)
     local nginx, mine
 
-    -- One that was not reloaded yet, and whose log tells of no other spec.
+    -- Starts an nginx that was not reloaded yet, and whose log is empty.
     local function begin_anew()
       nginx:stop()
       nginx = start(store)
@@ -241,7 +238,7 @@ describe("nginx", function()
       if nginx then nginx:stop() end
     end)
 
-    -- Nobody holds it, and not because the collector came.
+    -- Checks that a target is free, without the help of the collector.
     local function assert_free(...)
       assert(assert(mine:acquire({ ... })):release { confirm = true })
     end
@@ -306,7 +303,7 @@ describe("nginx", function()
       assert.same({ "on_wait ", "on_grant GET1", "on_wait ", "on_grant GET1" }, told())
       assert_free("kept")
       assert_free("waited for")
-      -- In both workers, as nobody knows which one it was.
+      -- Ask both workers, as either may have served the request.
       local list = {}
       wait_until(function()
         nginx:content "if traced then traced:stats() end"
@@ -315,7 +312,7 @@ describe("nginx", function()
       end, "on_release")
       assert.same({ "on_release GET1 by request", "on_release GET1 by request" }, list)
 
-      -- One that waits when its client goes away.
+      -- A request that waits when its client goes away.
       held = assert(mine:acquire { "waited for" })
       request = nginx:start("/content?n=2", OPEN .. [[ traced:acquire { "waited for" } ]])
       wait_waiters("waited for", 1)
@@ -549,14 +546,14 @@ describe("nginx", function()
           manager:acquire({ "u" }, { timeout = math.huge })
         ]])
       end
-      -- Who hangs up before its request has begun is not noticed by nginx.
+      -- nginx does not notice a client that hangs up before its request has begun.
       wait_until(function() return nginx:content [[ return ngx.shared.shared:get("begun") ]] == "6" end, "the requests")
       wait_waiters("u", 1)
       for i = 1, 6 do requests[i].close() end
       wait_no_waiters("u")
       handle:release { confirm = true }
       assert_free("u")
-      -- In line, too: of neither worker does anybody wait any more.
+      -- No request waits in line either, in neither worker.
       local seen = {}
       wait_until(function()
         local pid, n = nginx:content([[ return ngx.worker.pid() .. " " .. manager:stats().waiting ]]):match("(%d+) (%d+)")
@@ -688,7 +685,7 @@ describe("nginx", function()
       handle:release()
     end)
 
-    -- Two wait in one worker; what they wait for is let go at once.
+    -- Two requests wait in one worker; their locks are released at once.
     local function assert_woken(other)
       local held = { assert(mine:acquire { "w1" }), assert(mine:acquire { "w2" }) }
       local requests = {}
@@ -743,7 +740,7 @@ describe("nginx", function()
       handle:release()
       wait_until(function() return nginx:content [[ return ngx.shared.shared:get("timers") ]] == "8" end, "the timers")
 
-      -- As soon as it has, they are woken at once again.
+      -- Then waiters are woken at once again.
       local woken = 0
       while woken < 3 do
         handle = assert(mine:acquire { "u" })
@@ -866,7 +863,7 @@ describe("nginx", function()
   describe("running the example", function()
     local example
 
-    -- As printed there, but for the port.
+    -- Runs the example as its comment prints it, but for the port.
     local function run(dsn, name)
       local directory = assert(uv.fs_mkdtemp("/dev/shm/hierlock-spec-XXXXXX"))
       uv.fs_chmod(directory, tonumber("777", 8)) -- its workers, who are nobody, may make a store
@@ -916,7 +913,7 @@ describe("nginx", function()
       assert.equal("", answer.body) -- nobody has locked anything yet
       assert_wants_ids()
       local done, workers = {}, 0
-      -- As many by each worker as it says, and all of them in the end, whichever is asked.
+      -- Each worker does as many as it says, and in the end all are done, whichever worker answers.
       wait_until(function()
         local pid = assert(example:try("/withdraw?user=u1&account=a1").body:match("^worker (%d+)\n$"), example:read("output"))
         if not done[pid] then workers = workers + 1 end

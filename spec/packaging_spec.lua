@@ -17,8 +17,8 @@ local LUAS = {
 
 local directory, source, headers, library
 
---- A shell command without what `make spec` says to those below it; returns what
--- it printed, on both streams, and its exit status.
+--- Runs a shell command without the variables that `make spec` sets for its children; returns its output, on both
+-- streams, and its exit status.
 local function sh(command, ...)
   if select("#", ...) > 0 then command = command:format(...) end
   local pipe = assert(io.popen(("env -i PATH=\"$PATH\" HOME=%s MAKEFLAGS=-j2 bash -c '%s' 2>&1; echo \"=$?\""):format(
@@ -29,7 +29,7 @@ local function sh(command, ...)
   return output, tonumber(status)
 end
 
---- The same, where it must succeed.
+--- Runs a shell command that must succeed.
 local function must(command, ...)
   local output, status = sh(command, ...)
   if status ~= 0 then error(("%s\nexits with %d:\n%s"):format(command:format(...), status, output), 2) end
@@ -75,7 +75,7 @@ local function sorted(list)
   return list
 end
 
---- What a Lua prints that has nothing but these directories and Debian's own.
+--- The output of a Lua that has only these directories and Debian's own.
 local function run_lua(lua, luadir, libdir, chunk)
   write_file(directory .. "/chunk.lua", chunk)
   return sh("cd / && LUA_PATH='%s/?.lua;%s/?/init.lua;;' LUA_CPATH='%s/?.so;;' %s %s/chunk.lua",
@@ -86,7 +86,7 @@ local function lua_files()
   return lines(must("cd %s/lua && find . -name '*.lua' -printf '%%P\\n'", source))
 end
 
--- What make install puts below PREFIX.
+-- The files that make install puts below PREFIX.
 local function expected(version)
   local list = {
     "bin/hierlock", "include/hierlock.h", "lib/libhierlock.a", "lib/pkgconfig/hierlock.pc",
@@ -187,7 +187,7 @@ describe("make install", function()
 end)
 
 describe("make", function()
-  -- What it says, in one line, before it compiles anything.
+  -- The message of make, in one line, before it compiles anything.
   local function says(words, ...)
     local root = must("mktemp -d -p %s", directory):match("[^\n]+")
     local output, status = sh("cd %s && MAKEFLAGS= make BUILD=%s/build %s", source, root, words)
@@ -377,7 +377,7 @@ describe("luarocks make", function()
       local built = must("cat %s/build/%s-luarocks/obj/lua/core.d", source, lua.name)
       assert.is_truthy(built:find(lua.includes .. "/lua.h", 1, true), built)
 
-      -- Its pages link to nothing that it does not have.
+      -- The rock's pages link only to files in the rock.
       local rock = ("%s/lib/luarocks/rocks-%s/hierlock"):format(tree, lua.version)
       rock = rock .. "/" .. must("ls %s", rock):match("%S+")
       for _, page in ipairs(lines(must("cd %s && find . -name '*.md'", rock))) do
@@ -402,7 +402,7 @@ describe("a client library", function()
     return where .. "/bin"
   end
 
-  -- program: what it is called; flags: what it prints for what it is asked.
+  -- program: its name; flags: its output for each question.
   local function stub(where, program, flags)
     local cases = {}
     for question, answer in pairs(flags) do cases[#cases + 1] = ("  '%s') echo '%s' ;;\n"):format(question, answer) end
@@ -413,7 +413,7 @@ describe("a client library", function()
   local function put(root, include, lib, name, suffix)
     must("mkdir -p %s%s %s%s && cp -rL %s/. %s%s", root, include, root, lib, headers, root, include)
     must("ln -s %s %s%s/lib%s%s", library, root, lib, name, suffix or ".so")
-    -- What tells the kinds of headers apart.
+    -- The file that tells the kinds of headers apart.
     must("cd %s%s && [ -e mariadb_version.h ] || touch mariadb_version.h", root, include)
     if name == "mysqlclient" then
       must("cd %s%s && mkdir other && mv *.h other && for file in mysql mysqld_error errmsg; do " ..
@@ -421,7 +421,7 @@ describe("a client library", function()
     end
   end
 
-  -- Tells what a program said from what was found without it.
+  -- Tells a program's flags from flags that were found without it.
   local SAID = " -DSAID"
 
   local function config(program, include, lib, name)
@@ -526,7 +526,7 @@ describe("a client library", function()
     assert.are.equal(0, status, ran)
     assert.is_truthy(ran:find("nil\tstore\tthe mysql store is not built or cannot be loaded (it needs " ..
                               "libmysqlclient or MariaDB Connector/C): module 'hierlock.store.mysql' not found\n", 1, true), ran)
-    -- One that cannot be loaded: what the loader says.
+    -- A store that cannot be loaded: the loader's message.
     write_file(root .. "/prefix/lib/lua/5.4/hierlock/store/mysql.so", "")
     ran = run_lua("lua5.4", root .. "/prefix/share/lua/5.4", root .. "/prefix/lib/lua/5.4",
                   [[print(require("hierlock").open("mysql://app:secret@127.0.0.1/shop"))]])
@@ -570,7 +570,7 @@ describe("docker-compose.yml", function()
         root:query("REVOKE ALL ON " .. DATABASE .. ".* FROM testuser@'%'")
         root:query("DROP DATABASE " .. DATABASE)
       end)
-      -- As the images' entry point does: each by the server's administrator, with the client.
+      -- Run each as the images' entry point does: by the server's administrator, with the client.
       local user, password, host, port = store.root_dsn:match("//(.-):(.-)@(.-):(%d+)/")
       for _, script in ipairs(mounted) do
         must("MYSQL_PWD=%s mariadb --no-defaults --host=%s --port=%s --user=%s %s <%s",

@@ -1,14 +1,12 @@
--- Acquisitions that are started and not waited for, on every store: what a pending
--- says, what becomes of it in each of its states, and that no end of it keeps a lock,
--- a descriptor or a place.
+-- Acquisitions that are started and not waited for, on every store: a pending's report and its fate in each of its
+-- states. No end of it keeps a lock, a descriptor or a place.
 
 local uv = require "luv"
 local cqueues = require "cqueues"
 local support = require "spec.support"
 
 local U1, A1, R1, R2 = { "u1" }, { "u1", "a1" }, { "u1", "a1", "r1" }, { "u1", "a1", "r2" }
--- Of what should not wait at all; on a server, a release or a cancellation may be
--- under way still.
+-- For calls that should not wait at all; on a server, a release or a cancellation may be under way still.
 local SOON = { timeout = 2 }
 
 local function here(offset) return ("pending_spec.lua:%d: "):format(debug.getinfo(2, "l").currentline + offset) end
@@ -51,14 +49,14 @@ describe("a pending", function()
       held = nil
     end)
 
-    -- Somebody else holds the target.
+    -- Another manager holds the target.
     local function hold(target) held = assert(other:acquire(target)) end
     local function let_go() assert(held:release { confirm = true }) end
     local function assert_free(target)
       assert(assert(other:acquire(target, SOON)):release { confirm = true })
     end
 
-    -- Pendings for R1 in each state, and whoever keeps them there.
+    -- Pendings for R1 in each state, and the lock or caller that keeps them there.
     local STATES = {
       { "at the store", function()
         hold(R1)

@@ -46,8 +46,7 @@ local function names(n)
   return list
 end
 
--- What the rule says, computed in another way than the library does: a table by
--- level and bucket, then sorted.
+-- The rows by the rule, computed in another way than the library does: a table by level and bucket, then sorted.
 local function expected_rows(targets, levels, buckets, mode)
   local strongest, list = {}, {}
   for _, target in ipairs(targets) do

@@ -6,8 +6,8 @@ local support = require "spec.support"
 
 local R1, R2 = { "u1", "a1", "r1" }, { "u1", "a1", "r2" }
 
--- How a program that has this driver connects, sends SQL and attaches. execute: what it gave, or nil, message; value:
--- of the only column of the only row.
+-- How a program that has this driver connects, sends SQL and attaches. execute: returns the driver's result, or nil,
+-- message; value: of the only column of the only row.
 local drivers = {
   luasql = {
     connect = function(user, password, host, port, database)
@@ -178,7 +178,7 @@ local function attached(store, name)
         handle:release { confirm = true }
       end)
 
-      -- The answer still comes. Whoever asks next on this connection would get it.
+      -- The answer still comes. The next query on this connection would get it.
       it("closes the connection where the driver has given an answer up", function()
         local handle = assert(manager:acquire(R1))
         connection:settimeout(100)

@@ -1,6 +1,5 @@
--- Leases on PostgreSQL: what they take for granted of the server; tables that are not there yet, or not
--- any more, or closed to a role; what befalls connections and servers; what it costs. What all
--- stores have in common is in leases_spec.lua.
+-- Leases on PostgreSQL: their assumptions about the server; tables that are missing, were dropped, or are closed to
+-- a role; trouble with connections and servers; their cost. leases_spec.lua has the duties of every store.
 
 local hierlock = require "hierlock"
 local proxy = require "spec.support.proxy"
@@ -79,7 +78,7 @@ support.on_postgresql(function(store)
       root "DROP TABLE public.hierlock_spec_t"
     end)
 
-    -- What `two` reads behind the wait for a lock, while `one` does something and gives it up.
+    -- The value that `two` reads behind the wait for a lock, while `one` does something and gives it up.
     local function behind(before, expression, meanwhile)
       one:query "BEGIN"
       one:query("SELECT pg_advisory_xact_lock(%d)", KEY)
@@ -240,13 +239,13 @@ support.on_postgresql(function(store)
     local dsn = role("GRANT SELECT ON SEQUENCE public.hier_lock_gate TO little",
       "GRANT SELECT, UPDATE, DELETE ON public.hier_lock_leases, public.hier_lock_lease_rows TO little")
     local owner, little = open(), assert(open(nil, dsn))
-    -- Whoever only takes session locks:
+    -- A role that only takes session locks:
     local over = assert(lease(owner, R1, SHORT))
     assert_code("timeout", little:acquire(R1, { timeout = 0 }))
     assert(little:acquire(R1)):release { confirm = true }
     assert_code("lost", over:refresh())
     assert_code("not_provisioned", lease(little, R1))
-    -- Whoever takes leases:
+    -- A role that takes leases:
     root "GRANT INSERT ON public.hier_lock_leases, public.hier_lock_lease_rows TO little"
     root "GRANT UPDATE ON SEQUENCE public.hier_lock_gate TO little"
     local handle = assert(lease(little, R1))
@@ -463,7 +462,7 @@ support.on_postgresql(function(store)
     assert.is_true(handle:refresh())
   end)
 
-  -- Whoever may make functions and operators in a schema of the path can offer other ones of the same names.
+  -- A role that may make functions and operators in a schema of the path can offer others of the same names.
   it("is seen, whatever the path of the program that has attached leads to", function()
     root "CREATE SCHEMA evil"
     local connection
@@ -518,7 +517,7 @@ support.on_postgresql(function(store)
     local checked, held = peer:result()
     assert.is_true(checked and held)
     assert.equal(1, #manager:leases())
-    -- What is still under way of the first try, or of its end, does not meet it.
+    -- Messages that are still under way of the first try, or of its end, do not meet it.
     assert.not_equal(id, manager:leases()[1].id)
     assert.is_true(peer:call "return handles.h:release { confirm = true }")
     assert.equal(0, #manager:leases())
@@ -684,7 +683,7 @@ support.on_postgresql(function(store)
     assert.is_true(handle:release { confirm = true })
     open():leases()
     assert.equal("1", gate())
-    -- It opens again, for whoever is connected already, too.
+    -- The gate opens again, also for sessions that are connected already.
     local other = open()
     assert(other:acquire(R1)):release { confirm = true }
     support.keep(assert(lease(open(), R1)))
@@ -716,7 +715,7 @@ support.on_postgresql(function(store)
     assert.is_true(left > 1.8 and left <= 3, left)
   end)
 
-  -- They go together, and the server gives up the whole statement.
+  -- The releases go together, and the server gives up the whole statement.
   it("that were released before exit() are gone, though a stranger keeps the record of one locked", function()
     local peer, stranger = support.process(store), support.foreign(store)
     peer:call "for i = 1, 8 do handles[i] = assert(manager:acquire({ 'u1', 'a1', 'r' .. i }, { ttl = 60 })) end"

@@ -1,5 +1,5 @@
---- What docs/security.md claims of PostgreSQL, where no other spec shows it: servers that are not what they seem,
--- what is sent to them, and what other roles of a real server can see, do and plant.
+--- The claims of docs/security.md about PostgreSQL, where no other spec shows them: servers that are not what they
+-- seem, the bytes that are sent to them, and the powers of other roles on a real server.
 
 local uv = require "luv"
 local attach = require "hierlock.attach"
@@ -10,7 +10,7 @@ local support = require "spec.support"
 local USER, PASSWORD = "hierlock_secure", "Geheim-4711"
 local R1 = { "u1", "a1", "r1" }
 
--- What a client does, in a process of its own, as the servers below work while we wait for one:
+-- The outcome of a client, in a process of its own, as the servers below work while we wait for one. The outcome is
 -- "open" when it could lock, or else the code, the message, whether trying again may help; and how long it took.
 local function seen(dsn, options, timeout)
   return support.process(nil):call([[
@@ -68,9 +68,9 @@ local BEGIN = PARSED .. BOUND .. message("n", "") .. complete("BEGIN") .. PARSED
 local function granted(...) return BEGIN .. fields(select("#", ...)) .. row(...) .. complete("SELECT 1") .. PARSED .. BEGUN end
 local GRANTED = granted("0", "1234567890", BACKEND, "0")
 
--- Listens; answers each time that a client has said something by the next one of the answers: a text, or a function
--- that is given a write(text), or false: nothing is said, and nothing ends. After the last it ends. `sent`: all that
--- clients have said.
+-- Listens, and answers each message of a client by the next of the answers. An answer is a text, or a function that
+-- is given a write(text), or false: nothing is said, and nothing ends. After the last it ends. `sent`: all bytes
+-- from clients.
 local function fake(answers)
   local self = { sent = "", handles = {}, tls = answers.tls }
   local server = uv.new_tcp()
@@ -82,7 +82,7 @@ local function fake(answers)
     self.handles[#self.handles + 1] = client
     client:read_start(function(_, data)
       if not data or client:is_closing() then return client:is_closing() or client:close() end
-      -- To a request for GSS or TLS: there is none. To cancel: no word.
+      -- A request for GSS or TLS is answered by no. To cancel: no word.
       self.sent, n = self.sent .. data, n + 1
       if #data == 8 and data:find("^%z%z%z\8\4\210\22[/0]") and not self.tls then
         n = n - 1
@@ -177,12 +177,12 @@ describe("a hostile server of PostgreSQL's kind", function()
       end
     end
     if not known then return end
-    -- Who says what he wants, has that.
+    -- A caller that asks for it explicitly has it.
     assert.equal("open", (ask({ authentication(3), GREETING, VERIFIED, SET, GRANTED }, "sslmode=disable&require_auth=password")))
     assert.truthy(server.sent:find(PASSWORD, 1, true))
   end)
 
-  -- What a server says to a request for TLS.
+  -- Answers of a server to a request for TLS.
   for title, answer in pairs {
     ["that it has none"] = "N",
     ["by an error"] = failure("08P01"),
@@ -323,7 +323,7 @@ support.on_postgresql(function(store)
     managers[#managers + 1] = manager
     return manager, err
   end
-  -- As the administrator; with what takes it back.
+  -- Runs SQL as the administrator; `back` takes it back.
   local function administrate(sql, back)
     local root = store.root() or pending("no administrator here")
     if back then table.insert(undo, 1, back) end
@@ -357,7 +357,7 @@ support.on_postgresql(function(store)
     assert(other:acquire(R1, { timeout = 0 })):release { confirm = true }
   end
 
-  -- What the owner of the database, or of a schema in it, can do to names.
+  -- The powers of the owner of the database, or of a schema in it, over names.
   it("is not led astray by functions of the same names in the role's path", function()
     local evil = {}
     for _, name in ipairs { "pg_try_advisory_xact_lock", "pg_try_advisory_xact_lock_shared" } do
@@ -379,8 +379,8 @@ support.on_postgresql(function(store)
     handle:release()
   end)
 
-  -- Who may make functions in a schema of the path (before PostgreSQL 15 everybody may, in public) can offer one
-  -- that fits a literal better.
+  -- A role that may make functions in a schema of the path (before PostgreSQL 15 every role may, in public) can
+  -- offer one that fits a literal better.
   it("is not led astray in the program's own transaction, nor by a plan's SQL", function()
     local evil = {}
     for _, name in ipairs { "pg_try_advisory_xact_lock", "pg_try_advisory_xact_lock_shared" } do

@@ -1,6 +1,5 @@
--- The store on PostgreSQL: what it takes for granted of the server, what it sends, and
--- what befalls its connections. What all stores have in common is in stores_spec.lua
--- and others.
+-- The store on PostgreSQL: its assumptions about the server, its messages, and trouble with its connections.
+-- stores_spec.lua and others have the duties of all stores.
 
 local hierlock = require "hierlock"
 local proxy = require "spec.support.proxy"
@@ -19,7 +18,7 @@ support.on_postgresql(function(store)
     managers[#managers + 1] = support.open(store, options, params)
     return managers[#managers]
   end
-  -- As support.open puts its parameters behind a '?'.
+  -- Opens a DSN as it is: support.open puts its parameters behind a '?'.
   local function open_dsn(dsn, options)
     local manager, err = hierlock.open(dsn, options or store.options)
     managers[#managers + 1] = manager
@@ -268,7 +267,7 @@ support.on_postgresql(function(store)
     peer:call "assert(manager:acquire({ 'u1' }, { timeout = 0 })):extend({ 'u2' })"
     local sent = between.take()
     assert.matches("SAVEPOINT hierlock;SET LOCAL lock_timeout=0;SET LOCAL statement_timeout=%d+;SELECT pg_advisory_xact_lock%('[^;]*$", sent[#sent])
-    -- What the one has left open, the next one ends.
+    -- The next acquisition ends the savepoint that the one has left open.
     peer:call "handles.two = assert(manager:acquire({ 'u5' }, { timeout = 0 })) assert(handles.two:extend({ 'u6' }) and handles.two:extend({ 'u7' }))"
     sent = between.take()
     assert.matches("RELEASE SAVEPOINT hierlock;SAVEPOINT hierlock;SET LOCAL", sent[#sent])
@@ -507,7 +506,7 @@ support.on_postgresql(function(store)
     local before = root:query "SELECT pg_snapshot_xmax(pg_current_snapshot())"[1][1]
     local handle = assert(little:acquire(R1))
     assert(handle:extend { "u2" })
-    -- Of other roles it sees no more than a name.
+    -- The role sees no more than a name of other roles' sessions.
     local other = open { application = "the other" }
     local theirs = assert(other:acquire { "u3" })
     local seen = assert(little:holders { "u3" })
@@ -571,7 +570,7 @@ support.on_postgresql(function(store)
       token = handle.token
       handle:release()
     end
-    -- Its comment may say which levels there are to be.
+    -- The sequence's comment may say which levels there are to be.
     root:query "COMMENT ON SEQUENCE public.hier_lock_token IS 'hierlock levels: tenant,project'"
     local third = open { application = "third" }
     assert(third:acquire { tenant = "t", project = "p" })

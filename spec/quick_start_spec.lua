@@ -36,7 +36,7 @@ local function blocks(language)
   return found
 end
 
--- What its curl asks for, by the first word of the path.
+-- The paths that its curl asks for, by their first word.
 local function paths()
   local found = {}
   for path in table.concat(blocks "sh"):gmatch("curl http://127%.0%.0%.1:8080(/[%w/]+)") do
@@ -157,7 +157,7 @@ describe("the quick start of nginx", function()
         if name ~= "HIERLOCK_DSN" then environment[#environment + 1] = name .. "=" .. value end
       end
       local output = assert(uv.fs_open(directory .. "/output", "w", 384))
-      -- Workers of root's nginx are nobody, who may not come to this checkout.
+      -- Workers of root's nginx run as user nobody, which may not enter this checkout.
       process = assert(uv.spawn(NGINX, {
         args = { "-p", directory, "-e", "stderr", "-c", "nginx.conf", uv.getuid() == 0 and "-g" or nil, "user root;" },
         stdio = { nil, output, output },

@@ -1,5 +1,5 @@
--- Programs that name different lists of stores: who comes second is refused. Who names one of the stores alone is not
--- noticed by the library, nor is an earlier version: `hierlock doctor` of the quorum finds their leases.
+-- Programs that name different lists of stores: the second is refused. The library does not notice a program that
+-- names one of the stores alone, nor an earlier version: `hierlock doctor` of the quorum finds their leases.
 
 local hierlock = require "hierlock"
 local json = require "dkjson"
@@ -16,7 +16,7 @@ local function quorum_of(dsns)
   return "quorum:majority;" .. table.concat(words, ";")
 end
 
--- What doctor says of the list.
+-- Checks the doctor's finding about the list.
 local function assert_status(expected, dsns)
   local said = program.run(quorum_of(dsns), "doctor", "--quick", "--json")
   local object = assert(json.decode(said.out), said.out .. said.err)
@@ -35,7 +35,7 @@ support.each_leasing_store(function(plain)
   local scheme = store.unbucketed and "sqlite" or "file"
   local count, a, b, c, d, e = 0, nil, nil, nil, nil, nil
 
-  -- One that nobody has used.
+  -- A store that no program has used.
   local function fresh()
     count = count + 1
     return ("%s:%s%d"):format(scheme, ROOT, count)
@@ -54,7 +54,7 @@ support.each_leasing_store(function(plain)
   before_each(function()
     a, b, d, e = fresh(), fresh(), fresh(), fresh()
     c = store.server and store.dsn or fresh()
-    -- What was killed on a busy machine is present for another half a minute.
+    -- A process that was killed on a busy machine is present for another half a minute.
     support.wait_until(function()
       local manager = hierlock.open(quorum_of { a, b, c }, store.options)
       if manager then manager:close() end
@@ -78,7 +78,7 @@ support.each_leasing_store(function(plain)
     return
   end
 
-  -- One that has not opened anything yet.
+  -- A program that has not opened anything yet.
   local function newcomer() return support.process(nil) end
   local OPENS = [[
     local err
@@ -109,13 +109,13 @@ support.each_leasing_store(function(plain)
     assert_refused { c, a, d }
     assert_refused { d, c, e }
     assert.matches(" is used with another list of stores by .- %(process %d+ on .-%): .*One list", assert_refused { a, b, c, d })
-    -- Who was there is not disturbed, and its list can be used.
+    -- The first program is not disturbed, and its list can be used.
     assert(first:release "lease")
     assert(first:acquire("lease", "acquire", N1, { ttl = LONG }):result())
     assert_kept_out(start { b, a, c })
     assert(first:release "lease")
     support.close_peers()
-    -- They have gone, so the list may be another one.
+    -- The programs have gone, so the list may be another one.
     local other = holder { c, d, e }
     assert_refused { a, c, b }
     assert(other:release "lease")

@@ -1,4 +1,4 @@
--- A quorum of stores: what it grants, refreshes and gives back when single stores refuse, fail, do not answer, have
+-- A quorum of stores: its grants, refreshes and releases when single stores refuse, fail, do not answer, have
 -- forgotten everything, or come back.
 
 local hierlock = require "hierlock"
@@ -75,7 +75,7 @@ describe("a quorum", function()
     assert(assert(one:acquire(R1, { timeout = 0 })):release { confirm = true })
     fail(2)
     assert.is_nil((one:acquire(R1, { timeout = 0 })))
-    -- What could be two halves.
+    -- A split that could be two halves.
     mend(1)
     mend(2)
     for i = 1, 2 do assert(single(i):acquire(R1, { ttl = LONG, auto_release = false })) end
@@ -155,7 +155,7 @@ describe("a quorum", function()
     local handle = assert(manager:acquire(R1, { ttl = LONG }))
     for round = 1, 600 do
       local all = {}
-      -- It is over when two have refused: the third may be about to be asked.
+      -- The request is over when two have refused: the third may be about to be asked.
       for i = 1, 4 do all[i] = assert(manager:start(R1, { timeout = round % 8 == 0 and 10 or 0 })) end
       for i = 1, 4 do
         if round % 8 == 0 then all[i]:cancel() end
@@ -183,7 +183,7 @@ describe("a quorum", function()
     end
   end)
 
-  -- That a store has dropped what was tried there is no answer to the release.
+  -- A store's answer that it has dropped a try is no answer to the release.
   it("that was given back at two stores while it was waited for is not taken for released there later", function()
     local manager, strangers = quorum(), {}
     local function lock(i) strangers[i] = assert(single(i):acquire(R1, { ttl = LONG, timeout = 5 })) end
@@ -340,7 +340,7 @@ describe("a quorum", function()
 
   it("stands on all stores soon after its grant, however many wanted it, so that one may be emptied", function()
     local manager, other = quorum(), quorum()
-    -- As a try of somebody else that was granted a part.
+    -- Like another program's try that was granted a part.
     local part = assert(single(3):acquire(R1, { ttl = LONG }))
     local handle = assert(manager:acquire(R1, { ttl = LONG, timeout = 0 }))
     assert.is_true(part:release { confirm = true })
@@ -552,7 +552,7 @@ describe("a quorum", function()
     assert.is_true(handle:upgrade { timeout = 5 })
     assert.equal("exclusive", handle.mode)
     go_on(3)
-    -- It has heard of the upgrade late, or hears of it at a refresh.
+    -- The store has heard of the upgrade late, or hears of it at a refresh.
     support.wait_until(function()
       assert(handle:refresh())
       return modes() == "exclusive exclusive exclusive"
@@ -590,7 +590,7 @@ describe("a quorum", function()
   it("is lost when the majority that has upgraded has forgotten it", function()
     local handle = assert(quorum():acquire(R1, UPDATE))
     modes_become "update update update"
-    -- It is in nobody's way but at the third store, whose part says nothing of readers.
+    -- The reader blocks only at the third store, whose part says nothing of readers.
     local reader = assert(single(3):acquire(R1, { mode = "shared", ttl = LONG }))
     assert.is_true(handle:upgrade { timeout = 5 })
     assert.matches("^exclusive exclusive", modes())

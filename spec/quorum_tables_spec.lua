@@ -1,4 +1,4 @@
--- What a quorum grants and refreshes for each combination of what three stores say.
+-- The grants and refreshes of a quorum for each combination of three stores' answers.
 
 local stores = require "spec.support.quorum"
 local support = require "spec.support"
@@ -10,7 +10,7 @@ describe("a quorum", function()
   before_each(stores.begin)
   after_each(stores.finish)
 
-  -- Of n stores so many have to grant.
+  -- How many of n stores have to grant.
   local NEED = { majority = 2, all = 3 }
 
   -- Calls fn(states) for each combination of three.
@@ -59,7 +59,7 @@ describe("a quorum", function()
         else
           assert.is_nil(handle, what)
           local spare = 3 - NEED[strategy]
-          -- Where both would do, it is what was heard first.
+          -- Where both codes are right, the first answer decides.
           if n.error > spare and n.no + n.slow == 0 then
             assert.equal("store", err.code, what .. ": " .. tostring(err)) -- what the embedded store says then
           elseif n.error + n.slow == 0 then
@@ -113,7 +113,7 @@ describe("a quorum", function()
         if n.yes + n.expired >= NEED[strategy] then
           assert.is_true(ok, what .. ": " .. tostring(err))
           assert.is_true(handle:remaining() > LONG - 3, what)
-          -- Who has lost it is made to have it again.
+          -- A store that has lost the lease gets it again.
           for i, state in ipairs(states) do
             -- By that refresh; or by the next one, where the store did not answer in time.
             if state == "no" then

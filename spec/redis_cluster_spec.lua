@@ -166,7 +166,7 @@ describe("redis cluster", function()
     local function set(i, words) assert.equal("OK", cli(i, ("CLUSTER SETSLOT %d %s"):format(slot, words))) end
     set(3, "IMPORTING " .. nodes[2].id)
     set(2, "MIGRATING " .. nodes[3].id)
-    -- Key by key; nobody gets it meanwhile.
+    -- Moves the slot key by key; no caller gets the lock meanwhile.
     while true do
       local key = cli(2, ("--raw CLUSTER GETKEYSINSLOT %d 1"):format(slot)):match "[^\n]+"
       if not key then break end
@@ -239,7 +239,7 @@ describe("redis cluster", function()
     end)
     eventually("the refresh", function() return held:refresh() end)
     assert(held:release { confirm = true })
-    -- It is free, and yet nobody gets it: something else may have been forgotten.
+    -- The lock is free, and yet no caller gets it: something else may have been forgotten.
     assert_code("timeout", other:acquire(root, { timeout = 0.5 }))
   end)
 

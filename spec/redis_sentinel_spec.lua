@@ -152,7 +152,7 @@ sentinel failover-timeout locks %d
       err = assert_code("connection", open((dsn "quarantine=0":gsub("//:secret@", "//:wr0ng@"))))
       assert.truthy(err.message:find("127.0.0.1:" .. servers[1].port, 1, true), err.message)
       assert.is_false(err.retryable)
-      -- One sentinel is enough, whichever.
+      -- A single sentinel is enough, whichever.
       signal(sentinels[1], "STOP")
       signal(sentinels[2], "KILL")
       local manager = assert(open(dsn "quarantine=0"))
@@ -210,9 +210,9 @@ sentinel failover-timeout locks %d
       assert.is_true(late:check())
     end)
 
-    -- What is lost is over when the quarantine is; so no two hold, by the checker of spec/leases/stress.c, whose leases last
-    -- up to 2.5 s. A master that lives on grants for some seconds, until it hears that it is none: only wait_replicas helps
-    -- against that, as docs/leases.md says. So without it masters die.
+    -- A lost lease is over when the quarantine is. So no two hold, by the checker of spec/leases/stress.c, whose
+    -- leases last up to 2.5 s. A master that lives on grants for some seconds, until it hears that it is none: only
+    -- wait_replicas helps against that, as docs/leases.md says. So without it masters die.
     local function fail_over_often(params, lives_on)
       watch(servers[1], 1000)
       local times = 0
@@ -231,7 +231,7 @@ sentinel failover-timeout locks %d
         if role(master) ~= "master" or role(other) ~= "slave" then return nil end
         return cli(master, "INFO replication"):find "state=online" and { master, other }
       end
-      -- And the master of one of those lives on, and grants for a while.
+      -- After a fail-over of the sentinels' own, the old master lives on, and grants for a while.
       local function fail_overs()
         local most = 0
         for _, one in ipairs(sentinels) do
@@ -284,7 +284,7 @@ sentinel failover-timeout locks %d
       fail_over_often("wait_replicas=0")
     end)
 
-    -- Nobody asks the other one while it is the master.
+    -- No request reaches the other server while it is the master.
     it("grants nothing after a fail-over there and back", function()
       local own = ("redis://:secret@127.0.0.1:%s/0?quarantine=3"):format(servers[1].port)
       local manager = assert(open(own))

@@ -1,5 +1,5 @@
--- What only Redis and Valkey can get wrong: servers that would not exclude, that forget, scripts that are
--- forgotten, bells, privileges. What they share with others: leases_spec, scenarios_spec, loop_spec.
+-- Trouble of Redis and Valkey alone: servers that would not exclude, that forget, scripts that are forgotten, bells,
+-- privileges. leases_spec, scenarios_spec, loop_spec have the duties that they share with other stores.
 
 local uv = require "luv"
 local hierlock = require "hierlock"
@@ -278,7 +278,7 @@ describe("redis", function()
       local handle = assert(short:acquire(R1, { timeout = 10 }))
       assert.is_true(support.now() - start > 3.9, support.now() - start)
       assert(handle:release { confirm = true })
-      -- It is over: leases that were granted since were not forgotten.
+      -- The quarantine is over: leases that were granted since were not forgotten.
       local kept = assert(short:acquire(R1, { ttl = 3600 }))
       assert(assert(short:acquire(R2, { timeout = 0 })):release { confirm = true })
       assert(assert(long:acquire(R2, { timeout = 0 })):release { confirm = true })
@@ -365,7 +365,7 @@ describe("redis", function()
       end)
     end)
 
-    -- As a snapshot has it that was made before the lease.
+    -- The server restarts from a snapshot that was made before the lease.
     it("that has forgotten a lease grants nothing for as long as it was imported for", function()
       local manager = assert(open({}, "quarantine=0"))
       local handle = assert(manager:acquire(R1, { ttl = 1, auto_release = false }))
@@ -561,7 +561,7 @@ describe("redis", function()
       end
     end)
 
-    -- Several leave at once, of whom one reads, and another was to read next.
+    -- Several waiters leave at once: one of them reads, and another was to read next.
     it("wakes each of many waiters of a program at once, whichever of them leave at the same time", function()
       local N, ROUNDS, slowest = 10, 30, 0
       local manager, waiters = assert(open()), assert(open { pool_size = 2 * N, timeout = 20 })

@@ -1,5 +1,5 @@
--- rediss://: whom it trusts, and that everything goes over it as it does without. The server has no port for TLS
--- before.
+-- rediss://: which certificates it trusts, and that everything goes over it as it does without. The server has no
+-- port for TLS before.
 
 local hierlock = require "hierlock"
 local socket = require "socket"

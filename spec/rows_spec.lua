@@ -491,7 +491,7 @@ each(function(kind, dsn, store, by)
     peer:run([[
       local t, way = ...
       handles.work = coroutine.wrap(function()
-        -- pcall in Lua 5.1 lets nobody yield: so by hand.
+        -- pcall in Lua 5.1 cannot be yielded across: so by hand.
         connection:execute(way.begin)
         assert(connection:execute(way.lock)):close()
         coroutine.yield()
@@ -946,7 +946,7 @@ each(function(kind, dsn, store, by)
       end },
     }
 
-    -- What docs/exclusive-control.md says: of each level, of each anomaly.
+    -- The claims of docs/exclusive-control.md: for each level, for each anomaly.
     local function documented(level)
       local file = assert(io.open "docs/exclusive-control.md")
       local text = file:read "*a"
@@ -1065,7 +1065,7 @@ support.each_server(function(store)
       return query(text, ...)
     end
     for code, expected in page:gmatch "```lua\n([^`]*)```\n\n```sql\n(.-)```" do
-      -- What it begins with, as the text around it says.
+      -- The beginning state, as the text around it says.
       for _, text in ipairs {
         "DELETE FROM product", "DELETE FROM article",
         ("INSERT INTO product VALUES (7,'Tea',%d,10,3)"):format(expected:find "`stock`=10" and 15 or 5),
@@ -1126,7 +1126,7 @@ describe("a sealed text", function()
     assert.equal("773ea91e36800e46854db8ebd09181a72959098b3ef8c122d9635514ced565fe", core.hmac(bytes(20, 0xaa), bytes(50, 0xdd)))
     assert.equal("60e431591ee0b67f0d8a26aacbf5b77f8e0bc6213728c5140546040f0ee37f54",
       core.hmac(bytes(131, 0xaa), "Test Using Larger Than Block-Size Key - Hash Key First"))
-    -- Of all sizes around a block: the MAC of each, one after the other, as Python's hmac has them.
+    -- Texts of all sizes around a block: the MAC of each, one after the other, as Python's hmac has them.
     local all = {}
     for i = 0, 200 do all[#all + 1] = core.hmac(bytes(i, 107), bytes(i, 116)) end
     assert.equal("7724c9ece4bd7657f7fd7ada5b3510f9e43f794f101dad9ccb1853a46fb0adc2", core.hmac("", table.concat(all)))

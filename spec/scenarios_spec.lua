@@ -1,7 +1,6 @@
--- The seven scenarios of docs/scenarios.md, on every store. What the second one of
--- each pair does, it does in another process, in another thread, and in another
--- coroutine of the same thread, one that tries again and one that waits under each
--- loop. Whether somebody waits is seen by looking.
+-- The seven scenarios of docs/scenarios.md, on every store. The second of each pair acts in another process, in
+-- another thread, and in another coroutine of the same thread: one that tries again and one that waits under each
+-- loop. The specs look whether a caller waits.
 
 local hierlock = require "hierlock"
 local support = require "spec.support"
@@ -117,8 +116,8 @@ local function half_a_circle(store, first, second)
   support.wait_for_waiters(store, R2)
 end
 
--- The server sees the circle, and ends it: at once, or after deadlock_timeout. One of two threads of a process is told
--- before it asks the server.
+-- The server sees the circle, and ends it: at once, or after deadlock_timeout. A thread that closes a circle inside
+-- its process is told before it asks the server.
 local function deadlock_on_a_server(store, manager, first, second, within)
   half_a_circle(store, first, second)
   second:start(EXTEND, R1)
@@ -130,19 +129,19 @@ local function deadlock_on_a_server(store, manager, first, second, within)
   local message = victim == first and message_of_first or message_of_second
   assert.same({ code = "deadlock", errno = not within and store.table and 1213 or nil, held = false }, of_victim)
   assert.same({ ok = true, held = true }, of_survivor)
-  -- Its picture of the server may be a tenth of a second old: then the survivor still waits.
+  -- The picture of the server may be a tenth of a second old: then the survivor still waits.
   assert.matches(within and "waited for in a circle: u1/a1/r%d is held by another thread" or "u1/a1/r%d is [%a ]+ by .*%(pid %d+ on ",
     message)
   assert.equal(1, victim:call("return manager:stats().deadlocks"))
   assert.equal(0, victim:call("return manager:stats().held"))
   assert.equal(0, survivor:call("return manager:stats().deadlocks"))
   assert.is_true(survivor:release("lock"))
-  -- What the victim had is free, though it has not released anything.
+  -- The victim's locks are free, though it has not released anything.
   assert(manager:acquire(U1, { timeout = 0 }))
 end
 
--- Nobody looks for circles: the one with the shorter patience gives up, keeps what
--- it had, and the other one gets no further until that is released.
+-- Nothing looks for circles: the caller with the shorter patience gives up, and keeps its locks; the other gets no
+-- further until they are released.
 local function deadlock_by_timeout(store, first, second)
   half_a_circle(store, first, second)
   local of_second = second:call(EXTEND, R1, 0.2)
@@ -154,8 +153,8 @@ end
 
 -- ------------------------------------------------------------- scenario 7
 
--- Lists of resources under u1/a1, in the order of their ids. Those of a pair fall in
--- the same two buckets, in opposite order: a program that locks by id deadlocks.
+-- Lists of resources under u1/a1, in the order of their ids. The resources of a pair fall in the same two buckets,
+-- in opposite order: a program that locks by id deadlocks.
 local KNOWN = { { "r10746", "r1978" }, { "r10747", "r1979" } }
 
 local function buckets_of(list, buckets)
@@ -166,7 +165,7 @@ local function buckets_of(list, buckets)
   return found
 end
 
--- The same where there are no buckets; the numbers have as many digits.
+-- Pairs for a store without buckets; the numbers have as many digits.
 local function keys_of(list)
   local found = {}
   for i, resource in ipairs(list) do
@@ -275,7 +274,7 @@ describe("scenario", function()
           local handle = assert(manager:acquire_resource("u1", "a1", list[low]))
           other:acquire("lock", "acquire_resources", "u1", "a1", list)
           support.wait_for_waiters(store, { "u1", "a1", list[low] })
-          -- It stands in the queue of both, before us, where there is one for each.
+          -- In a store of leases `other` stands in the queues of both resources, before us.
           if not store.leases_only then
             local free = assert(manager:acquire_resource("u1", "a1", list[high], { timeout = 0 }))
             assert(free:release { confirm = true })

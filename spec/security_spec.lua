@@ -1,6 +1,5 @@
---- What docs/security.md claims, where no other spec shows it: servers that are not
--- what they seem, certificates that are no good, who may block, see and end whom, and
--- what is in the texts of strangers.
+--- The claims of docs/security.md, where no other spec shows them: servers that are not what they seem, bad
+-- certificates, the power to block, see and end others' locks, and texts of strangers.
 
 local uv = require "luv"
 local hierlock = require "hierlock"
@@ -9,7 +8,7 @@ local support = require "spec.support"
 
 local USER, PASSWORD = "hierlock_secure", "Geheim-4711"
 
--- What a client does, in a process of its own, as the servers below work while we wait for one:
+-- The outcome of a client, in a process of its own, as the servers below work while we wait for one. The outcome is
 -- "open" when it could lock, or else the code, the message, and whether trying again may help.
 local function seen(dsn, options)
   return support.process(nil):call([[
@@ -34,7 +33,7 @@ end
 local OK = "\0\0\0\2\0\0\0"
 local TLS = 8 -- in the second byte of the flags
 
--- What a server says first. flags: of its second byte; version: of its own.
+-- A server's first message. flags: of its second byte; version: of its own.
 local function greeting(flags, version)
   return packet(0, "\10" .. (version or "8.4.0") .. "\0\1\0\0\0" .. "abcdefgh" .. "\0" ..
     string.char(0x0D, 0xA2 + (flags or 0)) .. "\45\2\0" .. "\8\0" .. "\21" .. ("\0"):rep(10) ..
@@ -192,7 +191,7 @@ support.each_connection(function(store)
         store.root():query(store.dialect == "mysql" and "ALTER INSTANCE RELOAD TLS" or "FLUSH SSL")
         return
       end
-      -- It does so when it comes to it; a new session knows whether that was before.
+      -- The server reloads in its own time; a new session knows whether it has.
       local function loaded()
         local sql = support.sql_connection(store.bare_dsn)
         local at = sql:query("SELECT extract(epoch FROM pg_conf_load_time())")[1][1]
@@ -203,7 +202,7 @@ support.each_connection(function(store)
       store.root():query "SELECT pg_reload_conf()"
       support.wait_until(function() return loaded() ~= before end, "the new certificate")
     end
-    -- What the store calls a mode.
+    -- The store's own name of a mode.
     local function parameters(mode)
       if not postgresql then return "tls=" .. mode .. (mode ~= "required" and "&tls_ca=" .. ca or "") end
       return "sslmode=" .. (({ required = "require", ["verify-identity"] = "verify-full" })[mode] or mode) ..
@@ -230,7 +229,7 @@ support.each_connection(function(store)
     }
     for _, case in ipairs(cases) do
       local title, make, taken_by, refused_by_mysql = (table.unpack or unpack)(case)
-      -- Such a one MySQL does not show to anybody.
+      -- MySQL presents no such certificate to any client.
       if not (refused_by_mysql and store.name == "mysql") then it(title .. " is taken under " .. table.concat(taken_by, ", ") .. " alone", function()
         if not ca or not io.open(directory .. "/ca-key.pem") then pending("the server is not this machine's") end
         sh("cp -p cert.pem cert.good")
@@ -343,7 +342,7 @@ support.each_server(function(store)
       opened[#opened + 1] = manager
       assert.equal("store", select(2, manager:holders { "u1", "a1" }).code)
       assert.is_true(handle:check())
-      -- The same user can.
+      -- The same user can end it.
       store.sql():query("KILL %d", id)
       assert.equal("lost", select(2, handle:check()).code)
     end)
@@ -429,7 +428,7 @@ describe("another user of the machine", function()
       end
     end
     assert.is_false(can ": > new")
-    -- The directory itself he can lock, which harms nobody.
+    -- That user can lock the directory itself, which harms no caller.
     local blocker = assert(io.popen(("cd %s && exec setpriv --reuid=%d --clear-groups flock -x . sh -c 'echo; read x'")
       :format(directory, UID), "w"))
     assert(manager:acquire({ "u2" }, { timeout = 0 })):release()

@@ -1,6 +1,6 @@
--- The example of a shop, examples/shop: a real nginx with four workers, started by the line that the example prints;
--- customers, clerks, batches and workers at once, in each of its ways; what each error looks like; and the same in a browser.
--- With hierlock.rows by itself, each way against each trouble is in rows_spec.lua.
+-- The example of a shop, examples/shop: a real nginx with four workers, started by the line that the example prints.
+-- Customers, clerks, batches and workers act at once, in each of its ways; each error has its page; and the same in
+-- a browser. With hierlock.rows by itself, each way against each trouble is in rows_spec.lua.
 --
 -- nginx's Lua is LuaJIT, and it loads the very module that is tested; so these specs are for LuaJIT.
 if not rawget(_G, "jit") then return pending "shop: skipped: needs LUAS=luajit" end
@@ -33,7 +33,7 @@ describe("the example of a shop", function()
 
     local ENTITIES = { amp = "&", lt = "<", gt = ">", quot = '"' }
 
-    -- What a field of the page's form contains.
+    -- The contents of a field of the page's form.
     local function field(page, name)
       local value = assert(page:match('name="' .. name .. '"[^>]- value="([^"]*)"'), name .. " is not in\n" .. page)
       return (value:gsub("&(%a+);", ENTITIES):gsub("&#39;", "'"))
@@ -87,7 +87,7 @@ describe("the example of a shop", function()
       return list
     end
 
-    -- Starts a program of the example. Returns what waits for it: what it has said.
+    -- Starts a program of the example. Returns a function that waits for it and returns its output.
     local function program(name, ...)
       local environment = { "PATH=/usr/bin:/bin", "LUA_PATH=examples/?.lua;lua/?.lua;lua/?/init.lua;;", "LUA_CPATH=build/luajit/?.so;;",
                             "HIERLOCK_DSN=" .. server.dsn }
@@ -125,7 +125,7 @@ describe("the example of a shop", function()
 
     -- --------------------------------------------------------- the troubles
 
-    -- What goes wrong without control is a matter of luck: looked for until it is seen.
+    -- Without control, trouble is a matter of luck: try until it is seen.
     local function troubles()
       it("without control sells what is not there, loses deliveries and prices, and sends twice", function()
         begin_anew "none"

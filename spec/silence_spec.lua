@@ -1,6 +1,7 @@
--- A store that does not answer: its server is stopped (SIGSTOP), the network takes what is sent and passes nothing on,
--- another program, or an administrator, keeps it locked. No call returns later than 0.2 s after its timeout, on the servers
--- that hold session locks a second, and none on a lock later than that lock is sure. What comes late at the store is recalled, or goes with its session.
+-- A store that does not answer: its server is stopped (SIGSTOP), the network takes all bytes and passes none on,
+-- another program, or an administrator, keeps it locked. No call returns later than 0.2 s after its timeout, on the
+-- servers that hold session locks a second, and none on a lock later than that lock is sure. A command that comes
+-- late at the store is recalled, or goes with its session.
 
 local hierlock = require "hierlock"
 local proxy = require "spec.support.proxy"
@@ -18,8 +19,8 @@ local function timed(fn)
   return support.now() - start, ok, err
 end
 
--- silence(): from now on it does not answer; speak(): it does again. kinds: options of what is acquired, on a server that
--- holds session locks.
+-- silence(): from now on the store does not answer; speak(): it does again. kinds: options for acquiring, on a
+-- server that holds session locks.
 local function promises(store, params, silence, speak, kinds)
   local late = kinds and LATER or LATE
   local function open(options)
@@ -49,7 +50,7 @@ local function promises(store, params, silence, speak, kinds)
           assert.is_true(took < timeout + late + BUSY, took)
         end
       end)
-      -- What was sent all the same is recalled.
+      -- A request that was sent all the same is recalled.
       support.wait_until(function()
         local handle = managers[0]:acquire({ "u1" }, { timeout = 0 })
         return handle and handle:release { confirm = true }

@@ -1,6 +1,6 @@
--- The SQLite store, sqlite:, as processes see it: which file, who is refused, what becomes of
--- leases and waiters when others are killed, stopped, write for long, fork, take the file away or leave no
--- space. What it must do as every store with leases: leases_spec.
+-- The SQLite store, sqlite:, as processes see it: which file it is, and who is refused. Leases and waiters when
+-- others are killed, stopped, write for long, fork, take the file away or leave no space. leases_spec has the duties
+-- of every store with leases.
 
 local hierlock = require "hierlock"
 local support = require "spec.support"
@@ -208,7 +208,7 @@ support.on_sqlite(function(store)
       assert_code("unsafe_server", open(path .. ".second"))
     end)
 
-    -- As `docker -v /host/l.db:/l.db` does it: each side would have its own -wal, -shm and -hierlock.
+    -- Mounts it as `docker -v /host/l.db:/l.db` does: each side would have its own -wal, -shm and -hierlock.
     it("is refused where it was mounted by its own name, and not where its directory was", function()
       local path = fresh()
       assert(open(path)):close()
@@ -529,7 +529,7 @@ support.on_sqlite(function(store)
       assert.is_true(stopped:result())
     end)
 
-    -- Its bell is in the side file: see side.c.
+    -- The waiter's bell is in the side file: see side.c.
     it("that ends in vain wakes those who waited for it alone", function()
       local path = fresh()
       local manager = assert(open(path))
@@ -554,7 +554,7 @@ support.on_sqlite(function(store)
       assert(handle:release { confirm = true })
     end)
 
-    -- One that is stopped in the line of those who write keeps its place there: nobody else comes to write.
+    -- A session that is stopped in the line of writers keeps its place there: no other session comes to write.
     it("ends in time though what was in its way is over, and one that is stopped is before it", function()
       local path = fresh()
       local manager = assert(open(path))
@@ -575,7 +575,7 @@ support.on_sqlite(function(store)
       assert.is_true(stopped:result())
     end)
 
-    -- It would look by itself in 250 ms.
+    -- The waiter would look by itself in 250 ms.
     it("hears of a release at once, and that a lease will end sooner than it was to", function()
       local path = fresh()
       local manager = assert(open(path))

@@ -1,6 +1,6 @@
--- Several Lua states in one process, each in a thread and with a manager of its own.
--- What one state has does not reach another one: cqueues passes plain values only,
--- luv copies the bytes of a userdata, which then must not count as a second owner.
+-- Several Lua states in one process, each in a thread and with a manager of its own. No object of one state reaches
+-- another one: cqueues passes plain values only, luv copies the bytes of a userdata, which then must not count as a
+-- second owner.
 
 local support = require "spec.support"
 

@@ -1,6 +1,6 @@
--- The histograms of manager:stats(): how long acquisitions waited, and for how long was held
--- what they got, for each level. On every store, for whatever route a wait or a hold ends by,
--- by one thread or by several of the same process.
+-- The histograms of manager:stats(): how long acquisitions waited, and how long their locks were held, for each
+-- level. On every store, for whatever route a wait or a hold ends by, by one thread or by several of the same
+-- process.
 
 local hierlock = require "hierlock"
 local support = require "spec.support"
@@ -16,7 +16,7 @@ local function sum(list)
   return total
 end
 
--- Those that took so many seconds or longer, as far as the bounds tell: one of these.
+-- Counts the waits of so many seconds or longer, as far as the bounds tell: one of these.
 local function at_least(histogram, seconds)
   local n = 0
   for i, count in ipairs(histogram.buckets) do

@@ -1,6 +1,5 @@
--- What every store must do for a lock from its request to its end: all or nothing,
--- release by every route and once only, exact timeouts, fencing tokens, what a handle
--- and an observer can see, and the counters.
+-- The duties of every store, for a lock from its request to its end: all or nothing, release by every route and once
+-- only, exact timeouts, fencing tokens, the view of a handle and an observer, and the counters.
 
 local uv = require "luv"
 local hierlock = require "hierlock"
@@ -86,7 +85,7 @@ describe("a store", function()
       return peer
     end
 
-    -- Its waiting ends with a grant, soon.
+    -- Checks that a peer's wait ends with a grant, soon.
     local function granted_promptly(peer)
       local start = support.now()
       assert.is_true(peer:result())
@@ -211,7 +210,7 @@ describe("a store", function()
     end
 
     local function gives_up(seconds, late)
-      -- Not here: whoever would wait for itself for a second is told `deadlock`.
+      -- Not in this process: a request that would wait for itself for a second is told `deadlock`.
       support.process(store):acquire("h", "acquire", R1):result()
       local second = open()
       assert(second:acquire { "u2" }):release { confirm = true }
@@ -234,7 +233,7 @@ describe("a store", function()
         local start = support.now()
         for i = 1, 4 do handles[i]:release() end
         local handle, err = one:acquire({ "u1", "a1" }, { timeout = 0 })
-        -- It waits 0.1 s for the answers to what was released, which a busy machine may exceed.
+        -- The call waits 0.1 s for the answers to earlier releases, which a busy machine may exceed.
         assert.is_true(handle ~= nil or support.now() - start >= 0.1, ("round %d: %s"):format(round, tostring(err)))
         if handle then
           granted = granted + 1
@@ -277,7 +276,7 @@ describe("a store", function()
       local peer = support.process(store, { application = "billing" })
       peer:acquire("lock", "acquire", { "u1", "a1" }, { label = "nightly" })
       assert.is_true(peer:result())
-      -- The same of each: what was wanted, and then who is in the way.
+      -- Checks an err: the wanted target, and then the blocker.
       local function assert_said(wanted, handle, err)
         assert.is_nil(handle)
         assert.equal("timeout", err.code)
@@ -433,7 +432,7 @@ describe("a store", function()
       peer:acquire("lock", "acquire", R1, { label = "for %s & <b>", mode = "shared" })
       local observer = open()
       local function look(target)
-        -- As in store.waiting: it shows an old picture to those who look more often.
+        -- As in store.waiting: MariaDB shows an old picture to observers that look more often.
         if store.dialect == "mariadb" then support.sleep(0.11) end
         return assert(observer:holders(target))
       end
@@ -483,7 +482,7 @@ describe("a store", function()
       assert.same({ user = "u1", account = "a1", resource = "r1" }, err.target)
     end)
 
-    -- From the look on the server says nothing: then nobody knows whether somebody is in the way.
+    -- From the look on the server says nothing: then it is unknown whether a holder blocks.
     it("keeps a caller 50 ms for who was in the way, and says that it does not know", function()
       if not store.server or store.leases_only then return end
       hold(R1)
@@ -528,7 +527,7 @@ describe("a store", function()
       assert.matches("tried once; who is in the way is not known: " .. err.holders_unknown, err.message, 1, true)
     end)
 
-    -- MariaDB's picture is up to 100 ms old where somebody else has just looked.
+    -- MariaDB's picture is up to 100 ms old where another session has just looked.
     it("tells of nobody who has waited in vain, not even right afterwards", function()
       hold(R1)
       local loser, observer = support.process(store), open()

@@ -1,10 +1,10 @@
--- Very many who wait for one lease, in queues of their own: what they cost the server, and that all of
--- them are granted.
+-- Very many waiters for one lease, in queues of their own: their cost to the server, and that all of them are
+-- granted.
 
 local support = require "spec.support"
 
--- Of each kind; and in how many managers, as those of one that only share wait behind the first.
--- STORM: so many in all; prints what it saw.
+-- The number of each kind, and of managers: sharing waiters of one manager wait behind the first. STORM: so many in
+-- all; prints its observations.
 local ALL = tonumber(os.getenv "STORM" or 100)
 local SHARED = 10
 local LEASES = math.floor((ALL - SHARED) / 2)

@@ -1,12 +1,12 @@
--- PHP programs with Symfony Lock and ours on one Redis, at random, while they are killed and stopped, connections are cut,
--- scripts forgotten, the server is killed and started again: nobody is in it together. Each writes down, in one file, when it
--- held what, by a clock that all processes of the machine have:
+-- PHP programs with Symfony Lock and ours share one Redis, at random, while programs are killed and stopped,
+-- connections are cut, scripts forgotten, the server is killed and started again: no two conflicting holders. Each
+-- writes down, in one file, when it held what, by a clock that all processes of the machine have:
 --
 --   g ID NAME MODE FROM UNTIL   granted: from the return of the call, until then for sure
 --   u ID UNTIL                  refreshed
 --   e ID AT                     given back: the call begins
 --
--- Times are ns. One that was killed may be believed until the last UNTIL. HIERLOCK_HISTORY: for how many seconds.
+-- Times are ns. A killed holder may be believed until the last UNTIL. HIERLOCK_HISTORY: for how many seconds.
 
 local uv = require "luv"
 local support = require "spec.support"
@@ -92,8 +92,8 @@ local OURS_CHUNK = [[
   return granted
 ]]
 
--- What the file says: those who held a name together, that exclude each other, as text; how many grants there were of
--- each kind; how many of both kinds ended while another one wanted it.
+-- Reads the file: the conflicting holders of a name at the same time, as text; the number of grants of each kind;
+-- and how many of both kinds ended while another one wanted it.
 local function examine(path)
   local grants, by_name, count = {}, {}, { php = 0, ours = 0 }
   for line in io.lines(path) do
@@ -136,7 +136,7 @@ local function examine(path)
   return together, count
 end
 
--- A server of its own, as one that was restarted and emptied grants nothing for a while to other specs.
+-- A server of its own, as a server that was restarted and emptied grants nothing for a while to other specs.
 local function new_server()
   local directory, self = assert(os.getenv "HIERLOCK_SPEC_DIRECTORY") .. "/symfony-history", {}
   local function servers(words, options)

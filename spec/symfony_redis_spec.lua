@@ -1,5 +1,5 @@
 -- Side by side with PHP programs that use Symfony Lock on Redis: real ones, on the same server. docs/symfony.md says
--- what keeps out whom; symfony_spec has the stores whose locks end with a session.
+-- which lock excludes which; symfony_spec has the stores whose locks end with a session.
 
 local hierlock = require "hierlock"
 local support = require "spec.support"
@@ -164,7 +164,7 @@ describe("beside Symfony Lock in Redis,", function()
         return time[1] * 1000000 + time[2] ]]
       local late, seen = 0, 0
       while seen < 20 do
-        -- What the program of theirs counts from is before this.
+        -- The PHP program counts from a time before this.
         local began = tonumber((store.cli("EVAL", SAVE, "1", "u1/a1/r1")))
         if began % 1000 > 500 then
           seen = seen + 1
@@ -245,7 +245,7 @@ describe("beside Symfony Lock in Redis,", function()
       local err = assert_code("timeout", manager:acquire(R2, { timeout = 0.1 }))
       assert.equal(1, #err.holders)
       assert.matches("u1/a1 is held by Symfony Lock, and for %d%d%d s more$", err.message)
-      -- Whatever lies under a name that is nobody's lock.
+      -- Keys under such a name that are no lock.
       store.cli("SET", "u1/a1/r1:w", "x")
       store.cli("HSET", "u1/a1/r3", "f", "x")
       assert.equal(3, #assert(manager:holders(R1)))
@@ -270,7 +270,7 @@ describe("beside Symfony Lock in Redis,", function()
       assert.equal(sent, tonumber(store.cli("INFO", "commandstats"):match "cmdstat_evalsha:calls=(%d+)"))
       for _, user in ipairs { "p1", "p1/", "hierlock:x" } do assert(prefixed:acquire({ user }, { timeout = 1 })):release() end
       assert(manager:acquire({ "hierlock" }, { timeout = 1 })):release()
-      -- Those that do not share names may use any, and a lease of theirs has no name here.
+      -- Programs that do not share names may use any, and their leases have no name here.
       local plain = assert(hierlock.open(dsn))
       opened[#opened + 1] = plain
       local text = assert(assert(plain:acquire({ "hierlock:x" }, { ttl = LONG })):export())

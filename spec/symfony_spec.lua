@@ -1,5 +1,5 @@
--- Side by side with PHP programs that use Symfony Lock: real ones, on the same store. docs/symfony.md says what
--- keeps out whom.
+-- Side by side with PHP programs that use Symfony Lock: real ones, on the same store. docs/symfony.md says which
+-- lock excludes which.
 
 local uv = require "luv"
 local hierlock = require "hierlock"

@@ -96,7 +96,7 @@ describe("units", function()
   local embedded = support.stores[1]
   local function open(...) return open_on(embedded, ...) end
 
-  -- Runs a chunk as a program of its own, with `manager`; what it says.
+  -- Runs a chunk as a program of its own, with `manager`; returns its output.
   local function program(chunk, options, environment)
     local output, status = support.run(([[
       local hierlock = require "hierlock"
@@ -126,7 +126,7 @@ describe("units", function()
   end)
 
   it("raise each time, and a report is told once for each pair", function()
-    -- What was told stays with the process: these names are nobody else's.
+    -- The process keeps the reported names: no other spec uses these.
     local first, second, third = "told first", "told second", "told third"
     local reports = {}
     local raises = open({ first, second, third }, "raise")
@@ -312,7 +312,7 @@ describe("units", function()
       nested(unit "account", unit("order", 5))
       nested(unit("account", 7), unit "order")
       nested(unit("account", 7), unit("order", 5))
-      -- Of one unit two nodes in one order.
+      -- Two nodes of one unit in one order.
       nested(unit("order", 5), unit("order", 6))
       nested(unit("order", 5), unit("order", 7))
       say "1"

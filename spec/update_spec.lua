@@ -48,7 +48,7 @@ local function with(options, kind)
   return all
 end
 
--- What waits, by the rule alone.
+-- Whether the second waits, by the rule alone.
 local function conflict(a, b)
   for level = 1, math.min(#a.target, #b.target) do
     if a.target[level] ~= b.target[level] then return false end
@@ -337,7 +337,7 @@ describe("an update lock", function()
           for i = 1, before do between.connections[i].client:close() end
           assert.equal("connection", peer:result())
           between.refuse(1000)
-          -- It finds that it is exclusive still.
+          -- The upgrade finds the lock exclusive still.
           assert.is_true(peer:call "return handles.u:upgrade { timeout = 5 }")
           between.deliver(late)
           assert_code("timeout", acquire(R1, "shared", { timeout = 0 }))
@@ -477,7 +477,7 @@ describe("an update lock", function()
               local out = assert(io.open(file, "w"))
               out:setvbuf "no"
               local now = uv.hrtime
-              -- What it has from then to then: as late and as early as it knows.
+              -- Writes the span of a lock: as late and as early as the peer knows.
               local function span(mode, from, to) out:write(mode, " ", from, " ", to, "\n") end
               while now() < until_ns do
                 local options = { mode = ({ "shared", "update", "update", "exclusive" })[math.random(4)],
@@ -517,7 +517,7 @@ describe("an update lock", function()
               KEEPS[store.name] and own == "session" or false)
           end
           for i = 1, N do begin(i) end
-          -- A lease goes on when its process is killed: nobody else would get anything.
+          -- A lease goes on when its process is killed: no other would get anything.
           for i = 1, kind == "session" and 2 or 0 do
             support.sleep(0.3)
             peers[i]:signal("sigkill")

@@ -1,4 +1,4 @@
--- What goes wrong while a call waits without blocking.
+-- Trouble while a call waits without blocking.
 local proxy = require "spec.support.proxy"
 local support = require "spec.support"
 local core = require "hierlock.core"
@@ -41,7 +41,7 @@ support.each_store(function(store)
     end
     assert.is_true(handle:is_held())
     pending:cancel()
-    -- The embedded store ends the wait, and keeps what is held.
+    -- The embedded store ends the wait, and keeps the handle's locks.
     assert.equal(not store.server, handle:is_held())
     assert.equal(not store.server, handle:remaining() > 0)
     blocker:release()
@@ -151,8 +151,8 @@ support.each_store(function(store)
       end)
     end
 
-    -- One tells the server for all, one after the other: each takes a trip. And connecting for that takes
-    -- as long as on such a line it does.
+    -- A single thread tells the server for all, one after the other: each takes a trip. Connecting for that takes as
+    -- long as the line makes it.
     for title, line in pairs { ["long"] = { delay = 80, waits = 30 }, ["very long"] = { delay = 400, waits = 3 } } do
       it("leaves no waiter at the server when it cancels over a " .. title .. " line", function()
         local resources = {}

@@ -1,5 +1,5 @@
--- manager:with and hierlock.with: a lock for as long as a function runs. What is
--- passed through, and that nothing stays held, however the function ends.
+-- manager:with and hierlock.with: a lock for as long as a function runs. Results are passed through, and nothing
+-- stays held, however the function ends.
 
 local hierlock = require "hierlock"
 local support = require "spec.support"
@@ -180,7 +180,7 @@ describe("with", function()
       assert.is_false(is_free())
       assert(coroutine.close(thread))
       assert.is_true(is_free())
-      -- The same where the function cleans up for itself.
+      -- The function may also clean up for itself.
       local closed
       thread = coroutine.create(function()
         manager:with({ "w1" }, function(handle)
@@ -206,7 +206,7 @@ describe("with", function()
       assert(coroutine.close(thread))
       assert.equal(0, yielding:stats().waiting)
       holder:release { confirm = true }
-      -- Its thread, which has been told, may still come to have it, and gives it back then.
+      -- The cancelled thread may still get the lock, and gives it back then.
       support.wait_until(is_free, "the end of the wait")
       yielding:close()
     end)
