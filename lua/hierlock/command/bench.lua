@@ -8,9 +8,8 @@ local uv = require "luv"
 
 local bench = {
   summary = "Measure grants per second, and how long each takes, on a store.",
-  description = "Measures on a store, from here, how many locks are granted per second, and how long each takes: alone, side by side, " ..
-    "and all on one node. It takes locks in a tree of its own, whose nodes nobody else uses, and nobody waits for them; but the store is busy " ..
-    "with it.",
+  description = "Measures how many locks a store grants per second to this machine, and how long each grant takes: alone, side by side, " ..
+    "and all on one node. The tree has a root of its own, so no other program waits for it, but the store is busy.",
 }
 
 local SECONDS, CLIENTS = 2, 8

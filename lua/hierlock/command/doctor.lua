@@ -11,10 +11,10 @@ local terminal = require "hierlock.command.terminal"
 local trial = require "hierlock.command.examine.trial"
 
 local doctor = {
-  summary = "Look for all that can be wrong with a store, and say what mends it.",
-  description = "Looks for all that can be wrong with a store: its version and settings, tables and rows, what this account " ..
-    "may do, and by really taking a lock in a tree of its own. Says of each check whether it is ok, a warning, wrong or could not " ..
-    "be seen, why it matters, and the command or statement that mends it. Its exit status is 1 when something is wrong.",
+  summary = "Look for faults of a store, and say what mends them.",
+  description = "Looks for faults of a store: in its version and settings, tables and rows, the privileges of this account. Also takes " ..
+    "a lock in a tree of its own. Each check is ok, a warning, wrong or unseen, and says why it matters, and which command " ..
+    "or statement mends it. The exit status is 1 when something is wrong.",
 }
 
 local WRONG = 1
@@ -22,7 +22,7 @@ local POOL_SIZE = 64
 
 function doctor.options(parser)
   server.options(parser)
-  parser:option("--pool-size", "Connections of a program, as it says to hierlock.open."):convert(tonumber):default(tostring(POOL_SIZE))
+  parser:option("--pool-size", "Connections of a program, as given to hierlock.open."):convert(tonumber):default(tostring(POOL_SIZE))
     :argname "N"
   parser:option("--processes", "How many such programs there are."):convert(tonumber):default "1":argname "N"
   parser:flag("--quick", "Do not count the rows.")

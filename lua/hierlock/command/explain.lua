@@ -11,9 +11,9 @@ local text = require "hierlock.command.text"
 
 local explain = {
   summary = "Say what an acquisition of targets would lock, and how.",
-  description = "Says which rows an acquisition of all targets would lock: level, bucket or key, mode, in their order; by " ..
-    "which statement or script; which of the targets exclude each other, when different programs want them, and " ..
-    "why; and how likely a false conflict is. Asks the store for its levels and buckets, and locks nothing.",
+  description = "Says which rows an acquisition of all targets would lock, in their order: level, bucket or key, mode; and by " ..
+    "which statement or script. Says which targets exclude each other, when different programs want them, and why; " ..
+    "and how likely a false conflict is. Asks the store for its levels and buckets, and locks nothing.",
 }
 
 local HASH_BITS = 60
@@ -39,7 +39,7 @@ end
 
 function explain.options(parser)
   parser:argument("targets", "Nodes, as u1/a1/r1; %2F stands for a slash in an id, %25 for a %."):args "+":argname "TARGET"
-  parser:flag("--shared", "For readers: others may hold the same.")
+  parser:flag("--shared", "Lock for readers: other readers may hold the same node.")
   parser:option("--held", "For the odds of a false conflict: how many locks others hold. Default: 1000.")
     :argname "N":convert(held):default "1000"
   lookup.store_options(parser)

@@ -8,9 +8,9 @@ local waits = require "hierlock.command.waits"
 
 local graph = {
   summary = "Draw who waits for whom.",
-  description = "Writes the wait-for graph in the language DOT of Graphviz: those who wait, those they wait for, and what each " ..
-    "holds or wants; of the whole space, or of those who keep others from locking the target. Where it goes into a file " ..
-    "whose name ends in .svg, .png or .pdf, Graphviz draws it.",
+  description = "Writes the wait-for graph in the language DOT of Graphviz: waiters, the holders that they wait for, and the targets " ..
+    "of each; of the whole space, or only those that block a lock on the target. If the name of the output file ends in " ..
+    ".svg, .png or .pdf, Graphviz draws the graph.",
 }
 
 local DRAWN = { svg = true, png = true, pdf = true }

@@ -13,11 +13,10 @@ local text = require "hierlock.command.text"
 local waits = require "hierlock.command.waits"
 
 local kill = {
-  summary = "End what others hold: sessions and leases.",
-  description = "Ends what keeps others from locking the target (on the node, above it and below it), what an owner holds, or " ..
-    "one session: a lease is revoked; a session lock ends with its connection, which the server ends. The holder's next call " ..
-    "is told that the lock is lost; what it has begun meanwhile goes on. An embedded session lock belongs to a process: " ..
-    "that is only signalled with --signal.",
+  summary = "End session locks and leases of other programs.",
+  description = "Ends the locks that block the target (on the node, above it and below it), the locks of an owner, or one session. " ..
+    "Revokes leases; has the server end the connection of a session lock. The holder's next call reports the lock lost; its " ..
+    "program goes on working until then. An embedded session lock belongs to a process, which gets a signal only with --signal.",
 }
 
 local NONE = 1 -- the exit status when nothing was ended
@@ -30,9 +29,9 @@ local INSUFFICIENT_PRIVILEGE = "42501"
 
 function kill.options(parser)
   lookup.target_option(parser)
-  parser:option("--owner", "Only what this owner holds: of a session lock, this application."):argname "OWNER"
+  parser:option("--owner", "Only leases of this owner, and session locks of this application."):argname "OWNER"
   parser:option("--session", "Only this session, as `hierlock ps` shows it, also while it waits."):argname "SESSION"
-  parser:option("--signal", "On an embedded store: send HUP, INT, KILL, QUIT or TERM to the process that holds it."):argname "NAME"
+  parser:option("--signal", "On an embedded store: send HUP, INT, KILL, QUIT or TERM to the holding process."):argname "NAME"
   lookup.store_options(parser)
   ending.options(parser)
 end

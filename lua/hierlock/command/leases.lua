@@ -7,8 +7,8 @@ local terminal = require "hierlock.command.terminal"
 
 local leases = {
   summary = "List the leases of a space.",
-  description = "Lists the leases whose time is not up: of the whole space, or those that keep others from locking " ..
-    "the target: on the node, above it and below it. Session locks are not among them.",
+  description = "Lists the leases whose time is not up: all of the space, or only those that block a lock on the target " ..
+    "(on the node, above it and below it). Session locks are not listed.",
 }
 
 function leases.options(parser)

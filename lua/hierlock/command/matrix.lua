@@ -7,9 +7,9 @@ local trials = require "hierlock.command.trials"
 local uv = require "luv"
 
 local matrix = {
-  summary = "Show which locks go together, by really taking each pair.",
-  description = "Takes each pair of locks of a small tree, one after the other, on two connections, and shows which pairs go together " ..
-    "and of which the second has to wait. The tree is its own: nobody else uses its nodes, and nobody waits for it. Its exit status is 1 " ..
+  summary = "Take each pair of locks, and show which go together.",
+  description = "Takes each pair of locks of a small tree, one after the other, on two connections. Shows which pairs go together, and in " ..
+    "which the second lock has to wait. The tree has a root of its own, so no other program waits for it. The exit status is 1 " ..
     "when a pair went together that the rule forbids.",
 }
 

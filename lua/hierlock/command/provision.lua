@@ -14,7 +14,7 @@ local unpack = table.unpack or unpack -- luacheck: ignore
 local provision = {
   summary = "Make the table of buckets and fill it.",
   description = "Makes the table of buckets (hier_lock_buckets, or the table that the DSN names) and fills it, in chunks. " ..
-    "What is there already stays; an interrupted run is continued by the same command.",
+    "Existing rows stay. To continue an interrupted run, give the same command again.",
 }
 
 local CHUNK = 50000   -- rows; about a tenth of a second
@@ -25,9 +25,9 @@ function provision.options(parser)
   parser:option("--chunk", "Rows of one transaction, at most 1000000."):convert(tonumber):default(tostring(CHUNK))
     :argname "ROWS"
   parser:option("--rate", "Rows per second at most, to spare a busy server."):convert(tonumber):argname "ROWS"
-  parser:flag("--leases", "Make it a space with leases, too; see hierlock(1). Older programs are refused from then on.")
-  parser:flag("--updates", "Add the rows that mode=\"update\" needs, a third of those of three levels more; see hierlock(1).")
-  parser:option("--grant-to", "Who may use leases on PostgreSQL: a role, or PUBLIC."):argname "ROLE"
+  parser:flag("--leases", "Make a space with leases; see hierlock(1). From then on programs of older versions are refused.")
+  parser:flag("--updates", "Add the rows that mode=\"update\" needs: with three levels, a third more rows; see hierlock(1).")
+  parser:option("--grant-to", "The role that may use leases on PostgreSQL, or PUBLIC."):argname "ROLE"
   parser:flag("-n --dry-run", "Print the SQL that is still to be run, and change nothing.")
 end
 

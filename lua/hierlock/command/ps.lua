@@ -8,10 +8,10 @@ local terminal = require "hierlock.command.terminal"
 local waits = require "hierlock.command.waits"
 
 local ps = {
-  summary = "List who holds and who waits, and for whom.",
-  description = "Lists who holds locks and who waits for them, session locks and leases: in the whole space, or what " ..
-    "keeps others from locking the target, on the node, above it and below it; and for whom each waits. " ..
-    "Memcached lists only what a target names.",
+  summary = "List holders and waiters, and for whom each waits.",
+  description = "Lists holders and waiters, with session locks and leases: all of the space, or only those that block a " ..
+    "lock on the target (on the node, above it and below it). Also says for whom each waits. " ..
+    "On Memcached a target is needed.",
 }
 
 function ps.options(parser)

@@ -9,17 +9,16 @@ local text = require "hierlock.command.text"
 
 local revoke = {
   summary = "End leases of others.",
-  description = "Ends leases, whoever holds them: those that keep others from locking the target (on the node, above it " ..
-    "and below it), those of an owner, or one; also those whose time is up, which a refresh would have back. What they lock is " ..
-    "free at once; each holder is told at its next call. " ..
-    "Session locks cannot be ended so.",
+  description = "Ends leases of any holder: those that block a lock on the target (on the node, above it and below it), " ..
+    "those of an owner, or a single one. Also ends expired leases, as a refresh could revive them. Their nodes are " ..
+    "free at once; each holder learns of it at its next call. Cannot end session locks.",
 }
 
 local NONE = 1 -- the exit status when none was ended
 
 function revoke.options(parser)
   lookup.options(parser)
-  parser:option("--id", "Only this one."):argname "ID"
+  parser:option("--id", "Only this lease."):argname "ID"
   ending.options(parser)
 end
 

@@ -10,8 +10,8 @@ local unpack = table.unpack or unpack -- luacheck: ignore
 
 local run = {
   summary = "Run a command while locks are held.",
-  description = "Takes the locks on all targets, in one call that cannot deadlock, runs the command, releases them, and exits " ..
-    "as the command did. Signals are passed on to the command. If the locks are lost, the command is ended.",
+  description = "Takes the locks on all targets, in one call that cannot deadlock. Then runs the command, releases the locks, and " ..
+    "exits with the command's status. Passes signals on to the command. Ends the command if the locks are lost.",
   -- Behind "--" there is another program's command line.
   tail = "command",
 }
@@ -56,11 +56,11 @@ function run.options(parser)
   parser:argument("targets", "Nodes, as u1/a1/r1; %2F stands for a slash in an id, %25 for a %."):args "+":argname "TARGET"
   parser:option("-t --timeout", "Seconds to wait for the locks; 0: not at all; inf: for ever. Default: 50.")
     :argname "SECONDS":convert(lookup.seconds("--timeout", 0, true))
-  parser:option("--ttl", "Take a lease, which outlives this process by so many seconds; it is refreshed while the command runs.")
+  parser:option("--ttl", "Take a lease of so many seconds, refreshed while the command runs; it outlives this process by that time at most.")
     :argname "SECONDS":convert(lookup.seconds("--ttl", 0.001))
   parser:flag("--keep-dsn", "Leave $HIERLOCK_DSN, which may have a password, to the command.")
-  parser:flag("--shared", "Lock for readers: others may hold the same.")
-  parser:option("--label", "Shown to those who look who holds the locks. Default: the command's name."):argname "TEXT"
+  parser:flag("--shared", "Lock for readers: other readers may hold the same node.")
+  parser:option("--label", "The text that lists of holders show. Default: the command's name."):argname "TEXT"
   parser:option("--grace", "Seconds between SIGTERM and SIGKILL when the locks are lost. Default: 5, or a third of the lease's time.")
     :argname "SECONDS":convert(lookup.seconds("--grace", 0))
   parser:option("-E --conflict-exit-code", "Exit with this when the locks were not granted in time. Default: 75.")

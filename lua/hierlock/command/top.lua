@@ -10,10 +10,10 @@ local uv = require "luv"
 local waits = require "hierlock.command.waits"
 
 local top = {
-  summary = "Watch who holds and who waits.",
-  description = "Shows the nodes that most wait for, the longest waits and who holds, and draws them anew each second. On a terminal " ..
-    "keys sort the list and end it; elsewhere one picture follows another. What is granted and given back between two looks " ..
-    "is not seen, so there are more grants than the rates say; a wait that ceased was in vain, or for a lock so short.",
+  summary = "Watch holders and waiters.",
+  description = "Shows the nodes with the most waiters, the longest waits and the holders, and draws them anew each second. On a " ..
+    "terminal keys sort the list and end it; elsewhere one picture follows another. Misses locks that are granted and " ..
+    "released between two looks, so there are more grants than the rates say. A wait that ceased failed, or got such a lock.",
 }
 
 local GAP = "  "

@@ -9,8 +9,8 @@ local space = require "hierlock.command.space"
 local terminal = require "hierlock.command.terminal"
 
 local verify = {
-  summary = "Count the buckets of each level, and name what is missing.",
-  description = "Counts the buckets of each level, and names what is missing. Changes nothing and locks nothing. " ..
+  summary = "Count the buckets of each level, and name missing ones.",
+  description = "Counts the buckets of each level, and names missing ones. Changes nothing and locks nothing. " ..
     "Its exit status is 1 when the table is not as it should be.",
 }
 
