@@ -43,3 +43,43 @@ describe("where the clocks have just begun", function()
     end
   end)
 end)
+
+-- A time namespace shifts CLOCK_BOOTTIME, by which leases end.
+describe("where a container's clock is another one", function()
+  support.unless_missing(missing(), "unshare", function()
+    local function try(store, ttl, before)
+      return support.run(([[
+        local manager = assert(require("hierlock").open "%s")
+        local lease, err = manager:acquire({ "u1" }, { ttl = %g, timeout = 0, auto_release = false })
+        print(lease and "granted" or err.code)
+      ]]):format(store, ttl), before)
+    end
+
+    for _, kind in ipairs { "file", "sqlite" } do
+      for _, shift in ipairs { "86400", "-$(cut -d. -f1 /proc/uptime)" } do
+        it(("a lease keeps the others out there and outside, on %s, with %s"):format(kind, shift), function()
+          local container = "unshare --time --boottime " .. shift
+          for i, at in ipairs { { "", container }, { container, "" } } do
+            local path = ("%s/shifted-%s%s%d"):format(os.getenv "HIERLOCK_SPEC_DIRECTORY", kind, shift:sub(1, 1), i)
+            support.run(("os.execute 'mkdir -m 700 %s'"):format(path))
+            local store = kind .. ":" .. path .. (kind == "sqlite" and "/one.db" or "")
+            assert.equal("granted\n", (try(store, 60, at[1])))
+            assert.equal("timeout\n", (try(store, 60, at[2])))
+            assert.equal("timeout\n", (try(store, 60, at[1])))
+          end
+        end)
+
+        it(("a lease is over there and outside when its time is up, on %s, with %s"):format(kind, shift), function()
+          local container = "unshare --time --boottime " .. shift
+          for i, at in ipairs { { "", container }, { container, "" } } do
+            local path = ("%s/over-%s%s%d"):format(os.getenv "HIERLOCK_SPEC_DIRECTORY", kind, shift:sub(1, 1), i)
+            support.run(("os.execute 'mkdir -m 700 %s'"):format(path))
+            local store = kind .. ":" .. path .. (kind == "sqlite" and "/one.db" or "")
+            assert.equal("granted\n", (try(store, 0.3, at[1])))
+            support.wait_until(function() return try(store, 0.3, at[2]) == "granted\n" end, "the end of the lease", 10)
+          end
+        end)
+      end
+    end
+  end)
+end)

@@ -168,8 +168,7 @@ static int ledger_refresh(hl__ledger *ledger, hl_error *error) HL__REQUIRES(hl__
   if (status) return status;
   ledger->records = records;
   /* Where the kernel says no id nobody knows. */
-  bool rebooted =
-      ledger->boot[0] && memcmp(ledger->header->boot, ledger->boot, sizeof ledger->boot) != 0;
+  bool rebooted = ledger->boot[0] && ledger->header->boot[0] != ledger->boot[0];
   if (atomic_load(&ledger->header->changing) || rebooted) hl__ledger_mend(ledger);
   if (rebooted) memcpy(ledger->header->boot, ledger->boot, sizeof ledger->boot);
   return HL_OK;

@@ -36,23 +36,37 @@ const char *hl__remote_kind(unsigned long magic) {
   return NULL;
 }
 
-void hl__boot_id(uint64_t boot[2]) {
-  char text[64] = "";
-  uint8_t id[16] = {0};
-  unsigned digits = 0;
+/* The beginning of a file of the kernel's; "" where there is none. */
+static void kernel_says(const char *name, char *text, size_t size) {
   hl__fork_forbid();
-  int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-  ssize_t n = fd >= 0 ? read(fd, text, sizeof text - 1) : 0;
+  int fd = open(name, O_RDONLY | O_CLOEXEC);
+  ssize_t n = fd >= 0 ? read(fd, text, size - 1) : 0;
   if (fd >= 0) (void)close(fd);
   hl__fork_allow();
-  for (ssize_t i = 0; i < n && digits < 32; i++) {
+  text[n > 0 ? n : 0] = '\0';
+}
+
+void hl__boot_id(uint64_t boot[2]) {
+  char text[256];
+  uint8_t id[16] = {0};
+  unsigned digits = 0;
+  kernel_says("/proc/sys/kernel/random/boot_id", text, sizeof text);
+  for (const char *from = text; *from && digits < 32; from++) {
     static const char hex[] = "0123456789abcdef";
-    const char *digit = text[i] ? strchr(hex, text[i]) : NULL;
+    const char *digit = strchr(hex, *from);
     if (!digit) continue;
     id[digits / 2] = (uint8_t)(id[digits / 2] << 4 | (digit - hex));
     digits++;
   }
-  memcpy(boot, id, sizeof id);
+  memcpy(boot, id, 16);
+
+  kernel_says("/proc/self/timens_offsets", text, sizeof text);
+  const char *line = strstr(text, "boottime");
+  if (line) {
+    char *behind;
+    int64_t seconds = strtoll(line + strlen("boottime"), &behind, 10);
+    boot[1] ^= (uint64_t)(seconds * 1000000000 + strtoll(behind, NULL, 10));
+  }
 }
 
 /* In /proc/PID/mountinfo a space, a tab, a newline and a backslash of a path are

@@ -9,8 +9,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* The id of this boot, as the kernel says it; zeroes where it says none. Any
-   thread; not while births are forbidden (fork.h). */
+/* The id of this boot, as the kernel says it; zeroes where it says none. In a time
+   namespace that shifts CLOCK_BOOTTIME the second half is another one, as its
+   times cannot be compared with those outside. Any thread; not while births are
+   forbidden (fork.h). */
 void hl__boot_id(uint64_t boot[2]);
 
 /* The usual name of a file system that other machines may share, by its number in statfs(2):
