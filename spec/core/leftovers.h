@@ -1,7 +1,7 @@
 /*
- * leftovers.h - nothing_is_left is the last test of each program here: no thread,
- * child, descriptor or mapping of a lock directory may be left of those before.
- * What needs a moment to end, is waited for.
+ * leftovers.h - nothing_is_left is the last test of each program here: no thread, child,
+ * descriptor or mapping of a lock directory may be left of those before. The test waits for
+ * things that need a moment to end.
  *
  * Include behind <cmocka.h>; once in a program.
  */
@@ -45,7 +45,7 @@ __attribute__((constructor)) static void leftovers_begin(void) {
   descriptors_before = entries_of("/proc/self/fd");
 }
 
-/* Of the control file and the board of a lock directory. */
+/* Counts mappings of the control file and the board of a lock directory. */
 static int mappings_of_stores(void) {
   char line[512];
   int n = 0;

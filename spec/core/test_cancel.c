@@ -148,7 +148,7 @@ static void a_cancelled_manager_ends_all_waits_and_stays(void **state) {
   }
   assert_int_equal(hl_pending_wait(pending, LONG_MS, &got, NULL), HL_CANCELLED);
   hl_pending_free(pending);
-  /* New ones, also of what is free; and what is held is held. */
+  /* New requests fail, even for a free node; held locks stay held. */
   assert_int_equal(hl_acquire(manager, plan, NULL, &got, NULL), HL_CANCELLED);
   assert_int_equal(hl_acquire(manager, free_one, NULL, &got, NULL), HL_CANCELLED);
   assert_int_equal(hl_start(manager, plan, NULL, &pending, NULL), HL_OK);

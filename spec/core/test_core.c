@@ -1,7 +1,6 @@
 /*
- * test_core.c - the core without Lua: layouts, plans, DSNs, errors, what
- * happens in a forked child, and managers and locks on the stores file: and
- * null:, as a program in C uses them.
+ * test_core.c - the core without Lua: layouts, plans, DSNs, errors, and forked children. Also
+ * managers and locks on the stores file: and null:, as a program in C uses them.
  */
 #include "clock.h"
 #include "dsn.h"
@@ -60,7 +59,7 @@ static void layout_hashes_as_in_the_contract(void **state) {
   hl_layout_unref(layout);
 }
 
-/* The numbers are those of another implementation. */
+/* The numbers come from another implementation. */
 static void layout_without_buckets_has_the_hash_itself(void **state) {
   (void)state;
   static const uint64_t buckets[] = {810262712412770932u, 301773293904552679u, 804619361403833793u,
@@ -508,7 +507,7 @@ static void escaping_keeps_utf8_and_nothing_else_odd(void **state) {
       {"\x7f\x1b", 2, "\\x7f\\x1b"},
       {"\xc2\x9b\xc2\xa0", 4, "\\xc2\\x9b\xc2\xa0"}, /* a terminal's CSI */
       {"\xc3\xa4\xe2\x82\xac\xf0\x9f\x94\x92", 9, "\xc3\xa4\xe2\x82\xac\xf0\x9f\x94\x92"},
-      /* What turns the direction of writing (U+202E, U+2066, U+061C), or ends a line
+      /* Characters that turn the direction of writing (U+202E, U+2066, U+061C), or end a line
          (U+2028); their neighbours U+200D and U+2030 do not. */
       {"\xe2\x80\xae\xe2\x81\xa6", 6, "\\xe2\\x80\\xae\\xe2\\x81\\xa6"},
       {"\xd8\x9c\xe2\x80\xa8", 5, "\\xd8\\x9c\\xe2\\x80\\xa8"},
@@ -598,7 +597,7 @@ static void a_forked_child_closes_what_is_watched(void **state) {
   (void)close(input);
 }
 
-/* A library has closed it, and the number is somebody else's by now. */
+/* A library has closed it, and by now the number belongs to another descriptor. */
 static void a_descriptor_is_unwatched_by_its_own_ticket(void **state) {
   (void)state;
   int fds[3];
@@ -721,7 +720,7 @@ static void misuse_of_acquire_is_named(void **state) {
   hl_manager_close(manager), hl_manager_close(other);
 }
 
-/* As a program passes them that was compiled with another version. */
+/* Structures as a program passes them that was compiled with another version. */
 static void structures_of_other_sizes(void **state) {
   (void)state;
   struct {
@@ -801,7 +800,7 @@ static void a_closed_manager_leaves_locks_that_hold_nothing(void **state) {
   assert_int_equal(hl_lock_check(lock, NULL), HL_ERELEASED);
   assert_int_equal(hl_lock_extend(lock, plan, NULL, NULL), HL_ERELEASED);
   assert_int_equal(hl_lock_release(lock, true, NULL), HL_OK);
-  hl_lock_free(lock); /* the manager goes with it */
+  hl_lock_free(lock); /* the lock takes the manager with it */
   hl_plan_free(plan);
   assert_true(hl_lock_is_held(second));
   hl_manager_close(other);
@@ -927,7 +926,7 @@ static void sums_of_times_saturate(void **state) {
       assert_true(hl__deadline(times[i], times[j]) == (int64_t)sum);
       assert_true(hl__between_ms(times[i], times[j]) == (int64_t)between);
     }
-  /* What is granted when the machine has just been started is over in time. */
+  /* A lock that is granted when the machine has just been started is over in time. */
   assert_int_equal(hl__deadline(-6048002, 604800000), 598751998);
 }
 

@@ -1,8 +1,7 @@
 /*
- * test_file_store.c - the embedded store, through its hl_store_ops: what it
- * grants, in which order, and what is left when processes die, fork or lose
- * their directory. Other processes are real ones: a forked child opens the
- * store afresh, as another program would.
+ * test_file_store.c - the embedded store, through its hl_store_ops: its grants, their order, and
+ * the leftovers when processes die, fork or lose their directory. Other processes are real ones:
+ * a forked child opens the store afresh, as another program would.
  *
  * Link with the core's layout.c, error.c, clock.c, fork.c and with all of
  * csrc/stores/file; libcmocka, libpthread.
@@ -49,7 +48,7 @@ static char directory[64];
 static hl_dsn dsn;
 static hl_store_config config;
 
-/* What the processes of one test share; zero at its beginning. */
+/* Shared by the processes of one test; zero at its beginning. */
 static struct shared {
   atomic_int step, stop, holders[16], writers[16], wrong, grants[16];
   _Atomic uint64_t token;
@@ -247,7 +246,7 @@ static int waiting_end(waiting *w) {
   return atomic_load(&w->status);
 }
 
-/* What observers see. */
+/* An observer's view. */
 typedef struct seen {
   int held, waiting;
   hl_holder last;
@@ -533,7 +532,7 @@ static void tickets_turn(uint32_t next) {
   (void)munmap(control, sizeof *control);
 }
 
-/* One round of it: chance may put them in order by itself. */
+/* Runs one round: chance may put the waiters in order by itself. */
 static void serve_in_order(hl_session *session) {
   pid_t pids[4];
   atomic_store(&shared->stop, 0);
@@ -546,7 +545,7 @@ static void serve_in_order(hl_session *session) {
   give(session);
   for (int i = 1; i < 4; i++) {
     WAIT_UNTIL(atomic_load(&shared->grants[i]));
-    /* Whoever comes now, comes after those who wait. */
+    /* A newcomer comes after the waiters. */
     assert_int_equal(take1(session, 1, HL_EXCLUSIVE, 0), HL_TIMEOUT);
     if (i < 3) assert_int_equal(atomic_load(&shared->grants[i + 1]), 0);
     atomic_store(&shared->stop, i);
@@ -589,8 +588,8 @@ static void *stopping_run(void *argument) {
   return waiting_run(w);
 }
 
-/* Of one process: who is woken between his look and his sleep does not sleep. Nobody
-   would wake him again. */
+/* In one process: a waiter that is woken between its look and its sleep does not sleep. No other
+   would wake it again. */
 static void no_wake_up_is_lost(void **state) {
   (void)state;
   static const struct {
@@ -655,7 +654,7 @@ static void *take_and_give(void *store) {
   return NULL;
 }
 
-/* The same at moments that nobody has thought of: none of many sleeps on. */
+/* The same at random moments: none of many sleeps on. */
 static void many_hand_over(void **state) {
   (void)state;
   enum {
@@ -877,7 +876,7 @@ static void a_failed_extend_is_undone(void **state) {
   ops->close(store);
 }
 
-/* What an earlier extend has got is not given up by one that fails. */
+/* A failed extend does not give up the grant of an earlier one. */
 static void a_failed_extend_undoes_no_earlier_one(void **state) {
   (void)state;
   hl_store *store = store_new();
@@ -930,7 +929,7 @@ static void a_removed_directory_is_noticed(void **state) {
   remove_directory();
   assert_int_equal(ops->look(a, NULL), HL_ECONNECTION);
   assert_int_equal(take1(b, 2, HL_EXCLUSIVE, 0), HL_ECONNECTION);
-  /* Who opens now, opens what everybody else opens now. */
+  /* A session that opens now, opens the same directory as all others that open now. */
   c = session_new(store);
   assert_int_equal(take1(c, 1, HL_EXCLUSIVE, 0), HL_OK);
   give(a);
@@ -1046,7 +1045,7 @@ static void files_are_for_writers_alone(void **state) {
     ops->session_close(a);
     ops->close(store);
 
-    /* As an earlier version made them. */
+    /* Give the files the modes of an earlier version. */
     assert_int_equal(chmod(path_of("control"), 0644), 0);
     assert_int_equal(chmod(rows_of(1), 0644), 0);
     store = store_new();
@@ -1092,8 +1091,8 @@ static void what_root_makes_is_the_directorys_owners(void **state) {
 
 /* ----------------------------------------- renamed, replaced, truncated */
 
-/* Who opens the path afterwards is kept out by nobody who came before, and none
-   of these believes that he does. */
+/* A session that opens the path afterwards is kept out by no earlier session, and no earlier
+   session believes that it still holds. */
 static void what_the_path_does_not_show_is_lost(int how) {
   hl_store *store = store_new(), *fresh;
   hl_session *a = session_new(store), *b = session_new(store), *c = session_new(store), *d;
@@ -1143,7 +1142,7 @@ static void a_replaced_control_file_is_noticed(void **state) {
   what_the_path_does_not_show_is_lost(2);
 }
 
-/* Of two names for one directory only one leads elsewhere. */
+/* Two names lead to one directory; then one of them leads elsewhere. */
 static void a_changed_link_is_noticed(void **state) {
   (void)state;
   char link_path[400];
@@ -1174,7 +1173,7 @@ static void a_changed_link_is_noticed(void **state) {
   ops->close(linked);
 }
 
-/* Who waits in it goes on where everybody is now. */
+/* A waiter in it goes on in the present directory. */
 static void a_waiter_leaves_a_renamed_directory(void **state) {
   (void)state;
   pid_t pid = spawn(hold_until_stop, HL_EXCLUSIVE);
@@ -1262,7 +1261,7 @@ static void a_copied_directory_is_refused(void **state) {
 
 /* ------------------------------------------------- hostile, and careless */
 
-/* Whoever can read a file can lock all of it, shared. */
+/* A process that can read a file can lock all of it, shared. */
 static void who_locks_everything_stops_nobody_for_ever(void **state) {
   (void)state;
   hl_store *store = store_new();
@@ -1311,8 +1310,8 @@ static void a_blown_up_board_keeps_nobody(void **state) {
   ops->close(store);
 }
 
-/* Whoever may write in the directory can make any name first: a link to a file of
-   the victim's, a second name of it, a FIFO at which an open would hang. */
+/* An account that may write in the directory can make any name first: a link to a file of the
+   victim's, a second name of it, a FIFO at which an open would hang. */
 static void planted_names_are_not_followed(void **state) {
   (void)state;
   enum {
@@ -1381,7 +1380,7 @@ static void see_text(void *context, const hl_holder *holder) {
                  holder->path);
 }
 
-/* Others of the directory can say of themselves what they like. */
+/* Other users of the directory can write what they like about themselves. */
 static void what_a_board_says_is_escaped_and_cut(void **state) {
   (void)state;
   static _Alignas(hl__board_record) char chunk[HL__BOARD_CHUNK];
@@ -1445,7 +1444,7 @@ static void what_the_killed_left_is_swept(void **state) {
   reap(pid);
 }
 
-/* As one whose clock is ahead: every new file looks old to it. */
+/* Sweeps like a process whose clock is ahead: every new file looks old to it. */
 static void sweep_what_is_new(intptr_t unused) {
   (void)unused;
   atomic_store(&shared->holders[0], 1);
@@ -1529,7 +1528,7 @@ static void a_child_keeps_no_descriptor(void **state) {
   assert_int_equal(kept, 0);
 }
 
-/* As a program that becomes a daemon does. */
+/* Acts like a program that becomes a daemon. */
 static void close_all_and_open_others(intptr_t unused) {
   (void)unused;
   enum {

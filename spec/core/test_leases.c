@@ -1,8 +1,8 @@
 /*
- * test_leases.c - leases in two places. What the core believes of one: the store is a script
- * of this program, which answers when it is told to. And the records of the embedded
- * store: what is left of them when a process is killed between any two instructions, or
- * when somebody else has written in them.
+ * test_leases.c - leases in two places. First the core's belief about a lease: the store is a
+ * script of this program, which answers when it is told to. Then the records of the embedded
+ * store: their state when a process is killed between any two instructions, or when another has
+ * written in them.
  */
 #include "hierlock.h"
 #include "clock.h"
@@ -42,7 +42,7 @@ static struct {
   hl_lease_terms asked[4]; /* of the grants */
   atomic_int takes;
   atomic_int unsettled; /* the status of a settle */
-  atomic_ullong turn;   /* of the last refresh; of one lease, where it matters */
+  atomic_ullong turn;   /* number of the last refresh; of one lease, where it matters */
   atomic_bool turns_fell;
 } store;
 
@@ -182,7 +182,7 @@ static hl_manager *open_with(int64_t hold_timeout) {
   static const hl_store_ops *const known[] = {&fake, NULL};
   hl_config config = HL_CONFIG_INIT;
   hl_manager *manager;
-  /* What the manager before this one still gives back is no drop of this one's. */
+  /* A drop by the manager before this one is no drop of this one's. */
   int64_t end = hl__now_ms() + SOON_MS;
   while (stores > 0 && hl__now_ms() < end) (void)usleep(1000);
   assert_int_equal(stores, 0);
@@ -379,7 +379,7 @@ static void the_store_says_who_revoked_it(void **state) {
   hl_manager_close(manager);
 }
 
-/* The worker waits for the store; nobody waits for the worker, but who wants a refresh. */
+/* The worker waits for the store; only callers that want a refresh wait for the worker. */
 static void a_refresh_that_hangs_keeps_nobody_waiting(void **state) {
   (void)state;
   hl_manager *manager = open_manager();
@@ -392,7 +392,7 @@ static void a_refresh_that_hangs_keeps_nobody_waiting(void **state) {
   assert_int_equal(hl_lock_release(other, false, NULL), HL_OK);
   WAIT_UNTIL(hl_lock_look(lock) == HL_OVER);
   assert_int_equal(store.refreshes, 1);
-  store.hangs = false; /* what it answers is too old by now, the next is not */
+  store.hangs = false; /* its answer is too old by now, the next is not */
   WAIT_UNTIL(hl_lock_look(lock) == HL_HELD);
   int64_t end = hl__now_ms() + 3000;
   while (hl__now_ms() < end) {
@@ -498,7 +498,7 @@ static void a_release_whose_connection_ends_is_made_again(void **state) {
   hl_manager_close(manager);
 }
 
-/* The store may have read it at once, and nobody knows before it has answered. */
+/* The store may have read it at once, and this is unknown before it has answered. */
 static void a_shorter_time_counts_before_it_is_answered(void **state) {
   (void)state;
   hl_manager *manager = open_manager();
@@ -521,7 +521,7 @@ static void a_shorter_time_counts_before_it_is_answered(void **state) {
   hl_manager_close(manager);
 }
 
-/* Who wants it soon refreshed gets it refreshed sooner. */
+/* A lease that must be refreshed soon is refreshed sooner. */
 static void the_keeper_keeps_to_the_shorter_time(void **state) {
   (void)state;
   hl_manager *manager = open_manager();
@@ -571,7 +571,7 @@ static void to_lease(hl_lock *lock, int64_t ttl, hl_pending **pending) {
   WAIT_UNTIL(store.converts == 1);
 }
 
-/* It may be one already, and end. */
+/* The lock may be a lease already, and end. */
 static void what_becomes_a_lease_is_believed_no_longer_than_one(void **state) {
   (void)state;
   hl_manager *manager = open_manager();
@@ -589,7 +589,7 @@ static void what_becomes_a_lease_is_believed_no_longer_than_one(void **state) {
   hl_manager_close(manager);
 }
 
-/* Nobody is asked for who was in the way. */
+/* The store is not asked for the blockers. */
 static void a_started_refresh_that_the_store_has_no_time_for_is_a_timeout(void **state) {
   (void)state;
   hl_manager *manager = open_manager();
@@ -664,7 +664,7 @@ static void what_becomes_a_lease_as_its_manager_ends_is_released(void **state) {
   hl_lock_free(lock);
 }
 
-/* As a program passes them that was compiled before there were leases. */
+/* Options as a program passes them that was compiled before there were leases. */
 static void options_without_leases_ask_for_a_session(void **state) {
   (void)state;
   hl_manager *manager = open_manager();
@@ -715,8 +715,8 @@ static hl_lease_terms terms_of(uint8_t name, int64_t ttl) {
   return terms;
 }
 
-/* Rows: three records. A sanitizer's code has ten times as many instructions. That of
-   ThreadSanitizer has more, and here it has nothing to find: there is one thread. */
+/* Rows: three records. A sanitizer's code has ten times as many instructions. ThreadSanitizer's
+   code has more, and here it has nothing to find: there is one thread. */
 #if defined(__SANITIZE_THREAD__)
 #define TRACES 0
 #else
@@ -766,7 +766,7 @@ static int drop(hl_session *session, const hl_lease_terms *terms) {
   return session->store->leases->drop(session, terms, true, soon(), NULL);
 }
 
-/* What follows from the records is as it should be: chains, counts, the free ones. */
+/* Checks the values that follow from the records: chains, counts, the free ones. */
 HL__UNCHECKED static void check_ledger(hl_session *session) {
   hl__ledger *ledger = ((hl__file_session *)(void *)session)->space->ledger;
   uint64_t counts[HL__FILE_STRIPES] = {0};
@@ -841,13 +841,14 @@ static void do_regrade(void) {
   (void)victim->store->leases->regrade(victim, &request, &grant, NULL);
 }
 
-/* What processes share of the records: where it is mapped here, and as it was. */
+/* The part of the records that processes share: where it is mapped here, and its former
+   contents. */
 typedef struct region {
   uint8_t *data, *shadow;
   size_t size;
 } region;
 
-/* One line of a region that has changed. */
+/* A changed line of a region. */
 typedef struct change {
   uint8_t *at;
   uint8_t line[64];
@@ -856,7 +857,7 @@ typedef struct change {
 static change *changes;
 static size_t change_count;
 
-/* Notes what has changed since it was called before. Returns how many lines. */
+/* Notes the changes since the call before. Returns how many lines. */
 static size_t note(region *it) {
   size_t before = change_count;
   if (memcmp(it->data, it->shadow, it->size) == 0) return 0;
@@ -898,7 +899,8 @@ static void watch(void (*action)(void), region *regions) {
   assert_int_equal(waitpid(pid, &status, 0), pid);
 }
 
-/* What a process leaves behind that is killed in it: behind each of its writes once. */
+/* Tests what a process leaves behind that is killed in the action: once behind each of its
+   writes. */
 HL__UNCHECKED static void killed_anywhere(void (*action)(void), bool before, bool may_go) {
   if (!TRACES) skip();
   hl_store *own = file_new();
@@ -990,7 +992,7 @@ HL__UNCHECKED static hl__ledger_record *first_record(hl_session *session) {
   return NULL;
 }
 
-/* Its end by the clock of the boot means nothing in another one. */
+/* A lease's end by the clock of one boot means nothing in another boot. */
 static void after_a_reboot_the_wall_clock_counts(void **state) {
   (void)state;
   hl_store *own = file_new();
@@ -1018,7 +1020,7 @@ static void after_a_reboot_the_wall_clock_counts(void **state) {
   file->close(own);
 }
 
-/* Of the two files a power failure may have kept the one as it was then, the other as it was
+/* A power failure may have kept one of the two files as it was then, and the other as it was
    before. */
 HL__UNCHECKED static void after_a_reboot_the_counts_are_made_anew(void **state) {
   (void)state;
@@ -1055,7 +1057,7 @@ static void who_does_not_know_the_secret_takes_nothing_over(void **state) {
   forged.secret[15] ^= 1;
   assert_int_equal(own->leases->adopt(session, &request, &grant, NULL), HL_ELOST);
   forged.secret[15] ^= 1;
-  request.n = 2; /* nor does who knows it get what it does not lock */
+  request.n = 2; /* nor does a caller that knows it get rows that it does not lock */
   assert_int_equal(own->leases->adopt(session, &request, &grant, NULL), HL_EMISMATCH);
   request.n = 1;
   rows[0].mode = HL_SHARED;
@@ -1068,7 +1070,7 @@ static void who_does_not_know_the_secret_takes_nothing_over(void **state) {
   file->close(own);
 }
 
-/* Whatever stands in it: no crash, no hang; and what is no lease keeps nobody out. */
+/* Any bytes in it cause no crash and no hang; a record that is no lease keeps no request out. */
 HL__UNCHECKED static void nonsense_in_the_file_is_not_believed(void **state) {
   (void)state;
   srand(4711);
@@ -1142,8 +1144,7 @@ static void a_file_that_was_cut_or_removed_is_an_error(void **state) {
   }
 }
 
-/* What is left of a revoked one does not stay for ever; nor does the file grow for what was
-   given back. */
+/* The rest of a revoked lease does not stay for ever; nor does the file grow for released ones. */
 static void records_are_used_again(void **state) {
   (void)state;
   hl_store *own = file_new();
@@ -1170,7 +1171,7 @@ static void records_are_used_again(void **state) {
   file->close(own);
 }
 
-/* What nobody refreshes, releases or wants does not fill the disk. */
+/* Leases that no caller refreshes, releases or wants do not fill the disk. */
 HL__UNCHECKED static void records_of_what_was_over_long_ago_are_used_again(void **state) {
   (void)state;
   hl_store *own = file_new();
@@ -1184,7 +1185,7 @@ HL__UNCHECKED static void records_of_what_was_over_long_ago_are_used_again(void 
       if (atomic_load(&record->state) != HL__LEDGER_LIVE ||
           atomic_exchange(&record->boot[0], 1u) == 1)
         continue;
-      /* One whose time has been up for a moment stays, as does one that is not over. */
+      /* A lease whose time has been up for a moment stays, as does a lease that is not over. */
       int64_t ends = i == 3 ? hl__unix_ms() - 1 : i == 5 ? INT64_MAX : 1;
       atomic_store(&record->end_unix, ends);
       if (i == 3) memset(record->id, 77, sizeof record->id);
@@ -1201,8 +1202,8 @@ HL__UNCHECKED static void records_of_what_was_over_long_ago_are_used_again(void 
   file->close(own);
 }
 
-/* Another process has the ledger, and is stopped. Neither the collector waits for it, nor
-   is what was released kept until its time is up. */
+/* Another process has the ledger, and is stopped. The collector does not wait for it, and
+   released locks are not kept until their time is up. */
 static void what_is_released_meanwhile_is_free_afterwards(void **state) {
   enum {
     LOCKS = 30

@@ -1,13 +1,12 @@
 /*
- * test_memory.c - malloc fails at each of its calls, alone or with all that follow, in
- * every thread, while a program opens a manager, locks in every
- * way that there is, and closes it; on the embedded store, and on the servers that the
- * environment names (see spec/support/servers.sh). Whatever a call returns then, the
- * process goes on, and after the manager is closed nothing is held, no descriptor is open
- * and nothing has leaked.
+ * test_memory.c - malloc fails at each of its calls, alone or with all that follow, in every
+ * thread. Meanwhile a program opens a manager, locks in every way that there is, and closes it.
+ * It runs on the embedded store, and on the servers that the environment names (see
+ * spec/support/servers.sh). Whatever a call returns then, the process goes on, and after the
+ * manager is closed nothing is held, no descriptor is open and nothing has leaked.
  *
- * The allocator is this program's own, in front of the real one. spec/memory_spec.lua is
- * for that of Lua.
+ * The allocator is this program's own, in front of the real one. spec/memory_spec.lua tests
+ * Lua's allocator.
  */
 #include "hierlock.h"
 #include "clock.h"
@@ -42,7 +41,7 @@ extern const char __executable_start, etext; /* the linker's */
 
 static bool all_that_follow;
 static atomic_long calls;   /* so far, of those that may fail */
-static atomic_long failing; /* the number of the one that does; 0: none */
+static atomic_long failing; /* the number of the failing call; 0: none */
 static atomic_long blocks;  /* that are in use */
 
 static bool fails(const void *caller) {
@@ -218,7 +217,7 @@ static void start(hl_manager *manager, const hl_plan *plan, bool cancels) {
   give_back(lock);
 }
 
-/* Where the store has leases. One that could not be given back for want of memory ends by
+/* Where the store has leases. A lease that could not be given back for want of memory ends by
    itself. */
 static void leases(hl_manager *manager, const hl_plan *plan) {
   int seen = 0;
@@ -263,7 +262,7 @@ static void leases(hl_manager *manager, const hl_plan *plan) {
   give_back(lock);
 }
 
-/* Everything that hierlock.h has. What fails is left out, and the rest done. */
+/* Calls everything in hierlock.h. Leaves a failed part out, and does the rest. */
 static void program(const char *dsn) {
   int seen = 0;
   hl_error error;
@@ -376,7 +375,7 @@ static void every_allocation(const char *dsn) {
         fail_msg("allocation %ld of %ld: %d descriptors, and %d before", n, last, descriptors(),
                  descriptors_idle);
       if (soon(blocks_freed, NULL)) continue;
-      /* Libraries keep something now and then. What leaks does so again. */
+      /* Libraries keep something now and then. A real leak leaks again. */
       blocks_before = atomic_load(&blocks);
       (void)run(dsn, n, stays);
       if (!soon(blocks_freed, NULL))

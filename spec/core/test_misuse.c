@@ -1,6 +1,6 @@
 /*
- * test_misuse.c - what a program in C may do wrong, and what it may do though it was compiled
- * with another version's header: nothing of it crashes, and nothing is taken for something else.
+ * test_misuse.c - errors that a program in C may make, and calls by a program that was compiled
+ * with another version's header: none crashes, and none is mistaken for something else.
  */
 #include "hierlock.h"
 
@@ -226,7 +226,7 @@ static void a_null_that_must_not_be_is_refused(void **state) {
   };
   all_good(nothing, sizeof nothing / sizeof *nothing);
 
-  /* What the header allows. */
+  /* Calls that the header allows. */
   hl_layout_unref(NULL);
   hl_plan_free(NULL);
   hl_manager_close(NULL);

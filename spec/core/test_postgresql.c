@@ -1,6 +1,7 @@
 /*
- * test_postgresql.c - what befalls the PostgreSQL store below libpq: here the system takes nothing of what it is
- * given to send, once, as when it has no memory for it, and the connection stands. libpq does not tell.
+ * test_postgresql.c - trouble of the PostgreSQL store below libpq: here the system takes, once,
+ * none of the bytes that it is given to send, as when it has no memory for them, and the
+ * connection stands. libpq does not tell.
  *
  * With $HIERLOCK_POSTGRESQL_DSN; without it nothing is tested.
  */
@@ -22,7 +23,8 @@
 #include <string.h>
 #include <sys/socket.h>
 
-/* A call that waits for an answer to what was never sent, lasts as long as its time-out. */
+/* A call that waits for an answer to a message that was never sent lasts as long as its
+   time-out. */
 #define TIMEOUT_MS 30000
 #define SOON_MS 15000
 
@@ -63,7 +65,7 @@ static hl_plan *plan_of(hl_manager *manager, const char *account) {
   return plan;
 }
 
-/* Soon, and what it came to is granted, or the connection. */
+/* Checks that a call ended soon, granted or with a connection error. */
 static int came_to(const char *what, int64_t begun, int status, const hl_error *error) {
   if (hl__now_ms() - begun > SOON_MS)
     fail_msg("%s lasted for %d ms", what, (int)(hl__now_ms() - begun));
@@ -104,7 +106,7 @@ static void what_the_system_refuses_to_send(void **state) {
     hl_lock *lock = NULL;
     use(manager, plan, more, n);
     atomic_store(&failing, 0);
-    /* Nobody holds it any more. */
+    /* The lock is free now. */
     int64_t begun = hl__now_ms();
     int status = hl_acquire(other, same, NULL, &lock, &error);
     if (status || hl__now_ms() - begun > SOON_MS)

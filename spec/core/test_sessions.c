@@ -28,13 +28,13 @@
 
 /* ------------------------------------------------------------- the store */
 
-/* What it does, and what was asked of it. */
+/* The store's behaviour, and the calls that it has had. */
 static struct {
   atomic_int age;        /* ms: as if what locks had been sent so much earlier, */
   atomic_int sign_age;   /* and a sign of life */
   atomic_bool silent;    /* no answer comes */
   atomic_bool ended;     /* the connections have ended */
-  atomic_bool told;      /* something has come that nobody has read */
+  atomic_bool told;      /* bytes have come that are not read yet */
   atomic_bool blocked;   /* a lock is not granted: its wait ends in time */
   atomic_bool hangs;     /* nor does its wait end in time */
   atomic_int early;      /* ms after which a wait ends, though its time is not up */
@@ -50,7 +50,7 @@ static struct {
 
 typedef struct session {
   hl_session base;
-  bool outstanding, released; /* what has not been answered is a release */
+  bool outstanding, released; /* the unanswered statement is a release */
   atomic_bool interrupted;
 } session;
 
@@ -236,14 +236,14 @@ static int64_t await(const atomic_int *counter, int n) {
   return hl__now_ms() - begun;
 }
 
-/* Returns when the keeper has just looked at a lock that is held: it does so again in a
-   second at the earliest. Nobody else looks meanwhile. */
+/* Returns when the keeper has just looked at a lock that is held: it does so again in a second
+   at the earliest. No other thread looks meanwhile. */
 static void await_keeper(void) { (void)await(&store.looks, store.looks + 1); }
 
 /* ------------------------------------------------- how long it is believed */
 
-/* The store's time runs from some moment after the request was sent, and nobody knows
-   which. So it is counted from the sending, however late the answer comes. */
+/* The store's time runs from some moment after the request was sent; that moment is unknown. So
+   it is counted from the sending, however late the answer comes. */
 static void a_lock_is_counted_from_the_sending(void **state) {
   (void)state;
   hl_manager *manager = open_manager(60000, 0);
@@ -256,7 +256,7 @@ static void a_lock_is_counted_from_the_sending(void **state) {
   (void)await(&store.renewals, 1);
   store.silent = false;
   assert_in_range(hl_lock_remaining(lock), 35001, 51000);
-  /* One whose answer is waited for. */
+  /* A check that waits for its answer. */
   store.sign_age = 5000;
   assert_int_equal(hl_lock_check(lock, NULL), HL_OK);
   assert_in_range(hl_lock_remaining(lock), 51001, 55000);
@@ -296,7 +296,7 @@ static void the_keeper_renews_what_is_held(void **state) {
   hl_manager_close(manager);
 }
 
-/* While an extend waits, nobody but it reads what the server says. */
+/* While an extend waits, only the extend reads the server's messages. */
 static void what_came_during_a_call_may_be_its_loss(void **state) {
   (void)state;
   hl_manager *manager = open_manager(60000, 0);
@@ -318,7 +318,8 @@ static void what_came_during_a_call_may_be_its_loss(void **state) {
   hl_manager_close(manager);
 }
 
-/* What has come behind the answer to a check counts: the server says that it ends the connection, say. */
+/* A message behind the answer to a check counts: the server says that it ends the connection,
+   say. */
 static void a_check_looks_once_more_behind_the_answer(void **state) {
   (void)state;
   hl_manager *manager = open_manager(60000, 0);
@@ -356,7 +357,7 @@ static void a_lock_is_looked_at_while_holders_are_asked_for(void **state) {
   hl_manager_close(manager);
 }
 
-/* It was sent when the extend began, and its answer came before that of the extend. */
+/* The sign of life was sent when the extend began, and its answer came before the extend's. */
 static void a_sign_of_life_before_an_extend_is_not_awaited_after_it(void **state) {
   (void)state;
   hl_manager *manager = open_manager(60000, 0);
@@ -465,7 +466,7 @@ static void an_acquisition_takes_the_mutex_at_most_thrice(void **state) {
 
 /* -------------------------------------------------------------- releasing */
 
-/* Whoever asked to be told does not want to know any more. */
+/* The caller asked to be told, and then does not want to know any more. */
 static void a_release_that_is_given_up_releases(void **state) {
   (void)state;
   hl_manager *manager = open_manager(60000, 0);
@@ -487,7 +488,7 @@ static void *release_main(void *argument) {
   return NULL;
 }
 
-/* Its answer would be taken for that of the session's next statement. */
+/* The sign's answer would be taken for the answer to the session's next statement. */
 static void no_sign_of_life_is_sent_behind_a_release(void **state) {
   (void)state;
   hl_manager *manager = open_manager(60000, 0);
@@ -554,8 +555,8 @@ static void a_deferred_release_goes_with_the_answer(void **state) {
   hl_manager_close(manager);
 }
 
-/* What was held goes back although the extend waits for something that is not to be
-   had; and not when its time is up. */
+/* The held lock goes back although the extend waits for a lock that it cannot get; and not only
+   when its time is up. */
 static void a_release_ends_the_extend_that_waits(void **state) {
   (void)state;
   hl_manager *manager = open_manager(60000, 0);
@@ -613,7 +614,8 @@ static void *ask_main(void *manager) {
   return NULL;
 }
 
-/* Its answer has come after all. What tells the next call to end is in the session still. */
+/* The wait's answer has come after all. The message that tells the next call to end is still in
+   the session. */
 static void a_session_that_was_ended_is_used_by_nobody_else(void **state) {
   (void)state;
   hl_manager *manager = open_manager(60000, 0);
@@ -661,7 +663,8 @@ static int acquire_beside(const char *dsn, const char *other) {
   return status;
 }
 
-/* Who holds a node at one server, and wants the same node at another, waits for nobody. */
+/* An agent that holds a node at one server, and wants the same node at another, waits for no
+   agent. */
 static void no_agent_waits_for_itself_at_another_server(void **state) {
   static const char *const others[] = {"mysql://me@host:3308/base", "mysql://me@other:3307/base",
                                        "mysql://you@host:3307/base", "mysql://me@host:3307/other"};
@@ -672,8 +675,8 @@ static void no_agent_waits_for_itself_at_another_server(void **state) {
     assert_int_equal(acquire_beside(dsn, others[i]), HL_OK);
 }
 
-/* Who waits for room in the pool goes on as soon as there is some: also when it was made
-   by the loss of a lock. */
+/* A caller that waits for room in the pool goes on as soon as there is some, even when the loss
+   of a lock made it. */
 static void a_lost_lock_leaves_room(void **state) {
   (void)state;
   hl_manager *manager = open_manager(60000, 1);

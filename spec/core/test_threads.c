@@ -1,8 +1,7 @@
 /*
- * test_threads.c - many threads on one manager, and children born while they
- * are at it: on the embedded store, and on the servers that the environment
- * names (see spec/support/servers.sh). What it looks for shows best under
- * ThreadSanitizer: `make tsan`.
+ * test_threads.c - many threads on one manager, and children born while they are at it: on the
+ * embedded store, and on the servers that the environment names (see spec/support/servers.sh).
+ * Its errors show best under ThreadSanitizer: `make tsan`.
  */
 #include "dsn.h"
 #include "hierlock.h"
@@ -206,8 +205,8 @@ static void threads_share_a_manager(void **state) {
 
 /* --------------------------------------------------------- many targets */
 
-/* Calls with so many targets that putting them in order takes a while, begun at one
-   moment: whoever stands in line reads the plans of those before him. */
+/* Calls with so many targets that putting them in order takes a while, begun at one moment: a
+   caller in line reads the plans of the callers before it. */
 enum {
   RESOURCES = 400,
   ASKED = 200,
@@ -301,7 +300,7 @@ static void *wait_until_closed(void *argument) {
   return NULL;
 }
 
-/* Of those who wait for a node, one is at the store, and the other stands behind him. */
+/* Of two waiters for a node, one is at the store, and the other stands behind it. */
 static void closing_meets_other_threads(void **state) {
   static char names[THREADS / 2][16];
   (void)state;
@@ -413,7 +412,7 @@ static void *connect_and_close(void *argument) {
   return NULL;
 }
 
-/* What the child of a program with threads does: acquires for itself. */
+/* The work of a child of a program with threads: it acquires for itself. */
 static void acquire_in_child(size_t store) {
   hl_lock *lock;
   hl_manager *manager = open_store(store, 1);

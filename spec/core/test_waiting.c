@@ -1,8 +1,7 @@
 /*
- * test_waiting.c - who of one process waits where: the line, pendings in every
- * state, and a crowd of threads and pendings that come, go and give up at random,
- * under a checker that sees two holders at once. On the embedded store, as that
- * needs no server.
+ * test_waiting.c - where the callers of one process wait: the line, pendings in every state, and
+ * a crowd of threads and pendings that come, go and give up at random, under a checker that sees
+ * two holders at once. On the embedded store, as that needs no server.
  */
 #include "hierlock.h"
 #include "clock.h"
@@ -101,7 +100,7 @@ static void failed(hl_pending *pending, int expected) {
   hl_pending_free(pending);
 }
 
-/* Nobody holds it, or not for long. */
+/* Checks that the target is free, or soon will be. */
 static void assert_free(hl_manager *manager, const char *path) {
   hl_plan *plan = plan_of(manager, path, HL_EXCLUSIVE);
   hl_options options = HL_OPTIONS_INIT;
@@ -163,7 +162,7 @@ static int at_store(hl_manager *manager, const char *path) {
   return n;
 }
 
-/* Behind whoever holds it now, the first of a crowd waits for all. */
+/* Behind the present holder, the first of a crowd waits for all. */
 static void test_a_crowd_behind_a_writer(void **state) {
   (void)state;
   hl_manager *manager = open_manager(), *observer = open_manager();
@@ -175,7 +174,7 @@ static void test_a_crowd_behind_a_writer(void **state) {
   lock = granted(writer);
   (void)usleep(50000); /* for those who should not */
   assert_int_equal(at_store(observer, "u1/a1/r1"), 1);
-  /* It gives up: the next waits alone. */
+  /* The first gives up: the next waits alone. */
   hl_pending_free(readers[0]);
   (void)usleep(50000);
   assert_int_equal(at_store(observer, "u1/a1/r1"), 1);
@@ -186,8 +185,8 @@ static void test_a_crowd_behind_a_writer(void **state) {
   hl_manager_close(manager);
 }
 
-/* Whoever waits for something else does not hold up those who could have theirs
-   now, though it will want the same later. */
+/* A waiter for something else does not hold up callers that could have their locks now, though
+   it will want the same later. */
 static void test_no_false_wait(void **state) {
   (void)state;
   hl_manager *manager = open_manager();
@@ -502,8 +501,8 @@ static void test_cancelled_too_late(void **state) {
   hl_manager_close(other);
 }
 
-/* Its owner may look at it, and free it, at each moment of the release that its
-   worker makes. What goes wrong then, AddressSanitizer sees. */
+/* The owner of a lock may look at it, and free it, at each moment of the release that its worker
+   makes. AddressSanitizer sees the errors of that. */
 static void test_released_by_the_worker(void **state) {
   (void)state;
   hl_manager *manager = open_manager();
@@ -522,8 +521,8 @@ static void test_released_by_the_worker(void **state) {
   hl_manager_close(manager);
 }
 
-/* The worker looks who was in the way while its owner gives up, and reads what it
-   has found: nothing. What goes wrong then, ThreadSanitizer sees. */
+/* The worker looks for the blockers while its owner gives up, and reads the result: nothing.
+   ThreadSanitizer sees the errors of that. */
 static void test_given_up_while_it_looks(void **state) {
   (void)state;
   hl_manager *manager = open_manager(), *other = open_manager();
@@ -574,7 +573,7 @@ static int slow_try(hl_session *session, const hl_request *request, hl_grant *gr
   return hl_store_file.take(session, request, grant, error);
 }
 
-/* It ends once, and is counted once; what it gets after all goes back. */
+/* The pending ends once, and is counted once; a late grant goes back. */
 static void test_given_up_while_it_begins(void **state) {
   const hl_store_ops *const stores[] = {&slow_store, NULL};
   hl_config config = HL_CONFIG_INIT;
@@ -711,7 +710,7 @@ static hl_pending **many_below(hl_manager *manager) {
   return pending;
 }
 
-/* Whatever they wait for, others are granted what is free, or becomes free. */
+/* Whatever the pendings wait for, others are granted a node that is free, or becomes free. */
 static void others_go_on(hl_manager *manager, hl_manager *other) {
   hl_lock_free(granted(start(manager, "u2", HL_EXCLUSIVE, DEADLINE)));
   hl_lock *held = acquire(other, "u3", HL_EXCLUSIVE);
@@ -745,7 +744,7 @@ static void test_threads_are_bounded(void **state) {
   (void)state;
   hl_manager *manager = open_manager(), *other = open_manager();
   hl_lock *held = acquire(other, "u1/a1", HL_EXCLUSIVE);
-  /* pool_size, one that tries, the two keepers, this one; a few on their way out. */
+  /* pool_size, one that tries, the two keepers, this thread; a few on their way out. */
   grant_many_below(manager, other, held, 64 + 16);
   hl_manager_close(other);
   hl_manager_close(manager);
@@ -768,9 +767,9 @@ static void limit_threads(rlim_t more) {
   assert_int_equal(pthread_join(thread, NULL), 0);
 }
 
-/* A manager with one place at the store, and a line whose next one always wants it:
-   who is parked gets it all the same. Else he is granted only when nobody of another
-   manager has come meanwhile: never, where they always come. */
+/* A manager has one place at the store, and a line whose next waiter always wants that place:
+   the parked waiter is granted all the same. Otherwise it is granted only when no waiter of
+   another manager has come meanwhile: never, where they always come. */
 static void test_parked_in_turn(void **state) {
   (void)state;
   enum {
@@ -814,8 +813,8 @@ static void test_parked_in_turn(void **state) {
   hl_manager_close(other);
 }
 
-/* The only place is taken by one who waits for ever: the one that is parked gets its row
-   when that is given back, though nobody else's departure lets the line advance. */
+/* A waiter that waits for ever has the only place. The parked waiter gets its row when that is
+   given back, though no other departure lets the line advance. */
 static void test_parked_alone(void **state) {
   (void)state;
   hl_manager *manager = open_small(1), *other = open_manager();
@@ -839,8 +838,7 @@ static void test_parked_alone(void **state) {
 
 /* Runs one test in a process of its own, as limits last. */
 static void in_process(const char *name) {
-  /* Its name is read first: under valgrind the link is right, and what it leads to
-     is valgrind. */
+  /* Read the program's name first: under valgrind the link is right, but leads to valgrind. */
   char program[PATH_MAX];
   ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
   assert_true(n > 0);
@@ -857,7 +855,7 @@ static void in_process(const char *name) {
   assert_int_equal(WEXITSTATUS(status), 0);
 }
 
-/* What cannot have a thread now waits until it can. */
+/* A call that cannot have a thread now waits until it can. */
 static void with_few_threads(void **state) {
   (void)state;
   limit_threads(6);
@@ -923,7 +921,7 @@ static void without_any_thread(void **state) {
   assert_true(hl_lock_is_held(held));
   hl_pending_free(pending);
   hl_plan_free(plan);
-  /* It goes back all the same. */
+  /* The lock goes back all the same. */
   assert_int_equal(hl_lock_start_release(held, &pending, &error), HL_OK);
   assert_int_equal(hl_pending_wait(pending, DEADLINE, &lock, &error), HL_BUSY);
   hl_pending_free(pending);
@@ -940,8 +938,8 @@ static void test_without_any_thread(void **state) {
 
 /* --------------------------------------------------------- very many */
 
-/* What one thread, that of an event loop, sees of very many waiters: how long all
-   of it takes, and its longest call. */
+/* Very many waiters as one thread, an event loop's, sees them: the time for all of them, and the
+   longest call. */
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 #define FEW 500
 #define MANY 2000
@@ -949,12 +947,11 @@ static void test_without_any_thread(void **state) {
 #define FEW 5000
 #define MANY 20000
 #endif
-/* No call may keep the others waiting for longer, while MANY wait. Counted is what this
-   process worked meanwhile, in any thread, as the machine may give the processor to
-   others in the middle of a call; but no more than the time that passed. In some of
-   the TRIES another thread may have worked then that nobody waited for.
-   HIERLOCK_SLOWER: so many times slower is what runs the program, valgrind for
-   instance. */
+/* No call may keep the others waiting for longer, while MANY wait. Counted is the processor time
+   of this process meanwhile, in any thread, as the machine may give the processor to others in
+   the middle of a call. The count is never more than the time that passed. In some of the TRIES
+   another thread may have worked then that was not waited for. HIERLOCK_SLOWER: so many times
+   slower is what runs the program, valgrind for instance. */
 #define STALL_MS 20
 #define TRIES 8
 /* Nor may any call sleep for long. */
@@ -1120,7 +1117,7 @@ static measured many_expire(int n) {
   return m;
 }
 
-/* Each for a node of its own, behind one that gives up. */
+/* Each waits for a node of its own, behind a waiter that gives up. */
 static measured many_go(int n) {
   crowd_of crowd;
   measured m = {0};
@@ -1179,7 +1176,7 @@ static void test_many(void **state) {
                   all[i].what, FEW, few.total, few.stall, MANY, many.total, many.stall, many.slept);
     assert_true(many.stall < limit);
     assert_true(many.slept < SLEEP_MS * factor);
-    /* Of a few milliseconds, the machine's mood decides. */
+    /* With a few milliseconds, the machine's mood decides. */
     assert_true(many.total < LINEAR * few.total + 200);
   }
 }
