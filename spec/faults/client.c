@@ -1,7 +1,7 @@
 /*
- * client.c - the script of a client: what a program does with locks, from opening to
- * closing. It notes what it is told, goes on after errors, tries once more what has failed,
- * and says what does not fit docs.
+ * client.c - the script of a client: what a program does with locks, from opening to closing.
+ * The client notes its results, goes on after errors, tries a failed call once more, and reports
+ * results that do not fit docs.
  */
 #include "faults.h"
 
@@ -75,7 +75,8 @@ static const char *const stage_names[STAGES] = {
     "between", "open", "acquire", "hold",  "check",  "extend", "hold-both", "look",
     "release", "wait", "confirm", "start", "cancel", "again",  "last",      "close"};
 
-/* What a call may come to when something failed under it, beside HL_OK; bits by number. */
+/* The statuses, beside HL_OK, with which a call may end when something failed under it; bits by
+   number. */
 #define MAY(status) (1u << ((status) + 10))
 #define MAY_FAIL (MAY(HL_ECONNECTION) | MAY(HL_ESTORE) | MAY(HL_ENOMEM) | MAY(HL_BUSY))
 
@@ -83,8 +84,8 @@ static const char *const stage_names[STAGES] = {
 static bool came_to(stage s, int status, const hl_error *error, unsigned may) {
   if (status == HL_OK) return true;
   area->failed[s]++;
-  /* To stand still costs nothing on the embedded store, and a call that was only interrupted goes on. On a busy
-     machine may fail, too, what has a short limit of its own. */
+  /* To stand still costs nothing on the embedded store, and a call that was only interrupted
+     goes on. On a busy machine a call with a short limit of its own may fail, too. */
   bool excused = shared->server && (area->mode == STOP || s == LOOK);
   if (disturbed() && area->mode == FAIL && area->failure != EINTR) excused = true;
   if (!excused || !(may & MAY(status)) || status != error->status || !error->message[0])
@@ -166,7 +167,7 @@ static void extend_and_look(holding *h, hl_lock *lock) {
   status = hl_lock_extend(lock, more, &options, &error);
   stage_is(BETWEEN);
   if (came_to(EXTEND, status, &error, MAY_FAIL | MAY(HL_ELOST))) {
-    /* One of its own, as it counts from now. */
+    /* A handle of its own, as it counts from now. */
     holding *both = handle_new(R1 | R2, now_ns());
     if (!h->ending) h->ending = now_ns();
     handle_granted(both, lock);

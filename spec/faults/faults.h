@@ -16,11 +16,11 @@
  *   peer.c     the peer, and what is left behind in the directory or at the server
  *   server.c   an administrator's connection to the server; its library and statements: spec/servers
  *
- * What it counts. A holder asks hl_lock_is_held again and again. When the answer
- * is yes, it notes the time at which it *began* to ask. So each holding is an interval
- * from its grant to the last such moment. Two conflicting ones of client and peer that
- * overlap are two holders at once, whatever was killed, stopped or failed. What
- * remaining() says is a promise until a time; it must not be broken either.
+ * What it counts. A holder asks hl_lock_is_held again and again. When the answer is yes, it
+ * notes the time at which it *began* to ask. So each holding is an interval from its grant to
+ * the last such moment. Two conflicting ones of client and peer that overlap are two holders at
+ * once, whatever was killed, stopped or failed. A result of remaining() is a promise until a
+ * time; it must not be broken either.
  *
  * A point is named by the stage of the script and the number of the call in it, as
  * the threads of a client do not always come in the same order. So a name may mean
@@ -46,7 +46,7 @@ typedef enum mode {
   MODES
 } mode;
 
-/* Of the script; what is between them counts no calls. */
+/* The stages of the script; the code between stages counts no calls. */
 typedef enum stage {
   BETWEEN,
   OPEN,
@@ -92,7 +92,8 @@ enum {
   MESSAGE = 400
 };
 
-/* Nodes, as bits: resources of one account, which is in the user. Who has one of the last two has all. */
+/* Nodes, as bits: resources of one account, which is in the user. A holder of one of the last
+   two has all. */
 enum {
   R1 = 1,
   R2 = 2,
@@ -104,7 +105,7 @@ enum {
 
 static inline bool nodes_conflict(int a, int b) { return (a & b) || ((a | b) & (ACCOUNT | USER)); }
 
-/* One lock of the client or the peer. Written by its holder. */
+/* A lock of the client or the peer. Written by its holder. */
 typedef struct holding {
   int nodes;
   uint64_t token;
@@ -114,9 +115,9 @@ typedef struct holding {
   int64_t ending;       /* release called, or the loss known; 0: not yet */
 } holding;
 
-/* What the peer is to do. */
+/* Orders for the peer. */
 typedef enum order {
-  REST, /* hold nothing, have nothing open; then say what is left behind */
+  REST, /* hold nothing, have nothing open; then report the leftovers */
   BUSY, /* be in the client's way at R3, as the script wants it */
   GRAB, /* get everything, however long it takes; then as RACE */
   RACE, /* get one node after the other, each for a moment, if it can be had at once */
@@ -161,7 +162,7 @@ typedef struct lane_area {
   char complaint[COMPLAINTS][MESSAGE];
 } lane_area;
 
-/* Of all lanes; main's. */
+/* Shared by all lanes; main owns it. */
 typedef struct shared_area {
   bool server;
   pid_t pid;      /* of the main process */
@@ -188,19 +189,19 @@ static inline int64_t now_ns(void) {
 #define MS INT64_C(1000000)
 #define S (1000 * MS)
 
-/* How long the peer may need for everything once nobody has it or may have it: much
-   longer than measured, as machines are loaded, and much shorter than the hold_timeout
-   of those who are killed. */
+/* How long the peer may need for everything once no client has it or may have it. This is much
+   longer than measured, as machines are loaded, and much shorter than the hold_timeout of killed
+   clients. */
 #define SOON (10 * S)
 #define HOLD_TIMEOUT_MS 30000
 #define SHORT_HOLD_TIMEOUT_MS 1000
 
-/* What is wrong with the run at hand, from any process of the lane. */
+/* Reports an error of the present run, from any process of the lane. */
 void complain(lane_area *area, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* ------------------------------------------------------------------- lane.c */
 
-/* The system calls of one undisturbed run, by stage. */
+/* The system calls of an undisturbed run, by stage. */
 typedef struct census {
   int count[STAGES];
   long call[STAGES][CALLS];
@@ -208,7 +209,7 @@ typedef struct census {
 } census;
 
 void lane_open(int lane, const char *admin);
-/* One run. p is NULL: without a fault, and counted. */
+/* Runs a lane once. p is NULL: without a fault, and counted. */
 void lane_run(const point *p, int variant, census *found);
 void lane_close(void);
 
@@ -228,7 +229,7 @@ typedef struct tracer {
   int count[STAGES];
   bool passed;                 /* the point: nothing is counted any more */
   pid_t leaving;               /* the thread whose return is the point, or is changed */
-  int failure;                 /* what it returns then; 0: what it is */
+  int failure;                 /* its changed result; 0: the real one */
   unsigned long long argument; /* of brk */
   int status;                  /* at the end */
   long call, last[STAGES];     /* at the point, of each stage; for messages */
@@ -251,7 +252,7 @@ hl_manager *manager_open(const lane_area *area, int64_t hold_timeout, int *statu
 hl_plan *plan_make(hl_manager *manager, int nodes);
 
 void server_connect(const char *admin);
-/* Of a lane, its database; by a connection of its own, too. */
+/* Makes a lane's database, and removes it; each by a connection of its own. */
 void server_provision(const char *admin, int lane);
 void server_remove(int lane);
 /* Connections to the lane's database; or of transactions with locks, of all. */
@@ -261,7 +262,7 @@ int server_transactions(void);
 enum {
   BUCKETS = 997
 };
-/* Of the main process and the lane. */
+/* The numbers are of the main process and the lane. */
 #define DATABASE "hierlock_faults_%d_%d"
 
 #endif

@@ -1,6 +1,6 @@
 /*
- * lane.c - one lane: a client, a peer, and one fault after the other. Here is what is done
- * at a point, and what must hold then.
+ * lane.c - one lane: a client, a peer, and one fault after the other. This file does the fault
+ * at a point, and judges its outcome.
  */
 #include "faults.h"
 
@@ -20,7 +20,7 @@
 
 /* A client that has not ended by then hangs: each of its calls has a shorter limit. */
 #define RUN_LIMIT (60 * S)
-/* How long a client of the embedded store stands still. Its locks have no end. */
+/* How long a client of the embedded store stands still. The client's locks have no end. */
 #define STILL (120 * MS)
 /* For the peer to stand in line before the client is killed. */
 #define IN_LINE (2 * MS)
@@ -120,7 +120,7 @@ static void judge_pair(const holding *h, const holding *g) {
   if (h_held && g_held && from < until)
     complain(area, "two holders for %.3f ms: the client held %d, the peer %d",
              (double)(until - from) / 1e6, h->nodes, g->nodes);
-  /* Of a failed call a lock may be lost before its time. */
+  /* A failed call may lose a lock before its time. */
   int64_t end = h->promised;
   if (h->ending && h->ending < end) end = h->ending;
   if (killed_at && killed_at < end) end = killed_at;
@@ -154,7 +154,7 @@ static void judge_end(const tracer *client, trace_event event) {
     complain(area, "the client ended with status %d in stage %d", WEXITSTATUS(client->status), in);
 }
 
-/* Where a thread of one that hangs is: what the kernel says of it. */
+/* Shows where each thread of a hanging client is, by the kernel's account. */
 static void show_threads(pid_t pid) {
   char name[64], text[200];
   (void)snprintf(name, sizeof name, "/proc/%d/task", (int)pid);
@@ -171,7 +171,7 @@ static void show_threads(pid_t pid) {
   if (directory) (void)closedir(directory);
 }
 
-/* Of one that is not traced. */
+/* Shows the stacks of a process that is not traced. */
 static void stacks(pid_t pid) {
   char command[128];
   (void)snprintf(command, sizeof command,

@@ -57,7 +57,7 @@ static int errno_read(const char *text) {
   return 0;
 }
 
-/* As point_show writes it; what comes last may be missing. */
+/* Reads a point as point_show writes it; the last parts may be missing. */
 static bool point_read(const char *text, point *p) {
   char mode_name[16], stage_name[16], how[32] = "entry";
   *p = (point){0};
@@ -105,8 +105,9 @@ static int point_compare(const void *a, const void *b) {
                                  : p->random > q->random;
 }
 
-/* A random order, which follows from the seed; but each stage has its turn in each mode, so that in a short time the
-   many calls of a log-in leave some of it for those with which rows are locked. */
+/* Puts the points in a random order, which follows from the seed. But each stage has its turn in
+   each mode, so that in a short time the many calls of a log-in leave time for the calls that
+   lock rows. */
 static void points_shuffle(void) {
   uint64_t state = shared->seed * UINT64_C(0x9E3779B97F4A7C15) + 1;
   int turns[MODES][STAGES] = {0};
@@ -136,7 +137,8 @@ static int ended(pid_t pid) {
   return status;
 }
 
-/* A client library belongs into a process of its own: clients are born of lanes, and those of this one. */
+/* A client library belongs into a process of its own: clients are children of lanes, and lanes
+   of this process. */
 static void administer(bool begin) {
   pid_t pid = shared->server ? start() : -1;
   if (pid == 0) {
@@ -281,8 +283,8 @@ int main(int argc, char **argv) {
     else
       return usage();
   }
-  /* Of those on servers most stand still most of the time; but all stores run side by side, and a peer that gets no
-     processor for 10 s looks like one that is refused. */
+  /* Most lanes on servers stand still most of the time; but all stores run side by side, and a
+     peer that gets no processor for 10 s looks like one that is refused. */
   if (!shared->lanes) shared->lanes = only ? 1 : strncmp(argv[1], "file:", 5) == 0 ? 4 : 5;
   if (shared->lanes < 1 || shared->lanes > LANES || !dsn_take(argv[1])) return usage();
   administer(true);

@@ -1,6 +1,6 @@
 /*
- * peer.c - another process that wants the client's nodes, by the same library. Nothing is
- * done to it: what it is told holds. It obeys an order until the next one comes.
+ * peer.c - another process that wants the client's nodes, by the same library. No fault is done
+ * to the peer: its answers hold. The peer obeys an order until the next one comes.
  */
 #include "faults.h"
 
@@ -23,7 +23,7 @@ static lane_area *area;
 static int lane;
 static hl_manager *manager;
 
-static unsigned order_now; /* what it obeys */
+static unsigned order_now; /* the present order */
 
 /* No other one has come. */
 static bool ordered(void) { return atomic_load(&area->order) == order_now; }
@@ -50,7 +50,7 @@ static bool plan_path(hl_plan *plan, const char *resource, unsigned n) {
   return hl_plan_add(plan, ids, n, HL_EXCLUSIVE, false, NULL) == HL_OK;
 }
 
-/* All its rows exclusively, those of an ancestor only where that one is named. */
+/* Plans all the rows exclusively; an ancestor's only where the ancestor itself is named. */
 hl_plan *plan_make(hl_manager *of, int nodes) {
   hl_plan *plan = hl_plan_new(hl_manager_layout(of));
   bool made = plan != NULL;
@@ -201,7 +201,7 @@ static int files_left(char first[256]) {
   return n;
 }
 
-/* Everything is closed. Whoever opens the directory removes what the dead have left there. */
+/* Everything is closed. A process that opens the directory removes the leftovers of the dead. */
 static void rest(void) {
   char first[256] = "";
   int left = 0;

@@ -1,6 +1,7 @@
 /*
- * server.c - an administrator's connection to the server: one database for each lane, so that a lane sees what is left
- * of its own client. One connection for each process. What differs between servers is in spec/servers.
+ * server.c - an administrator's connection to the server: one database for each lane, so that a
+ * lane sees its own client's leftovers. Each process has a connection of its own. spec/servers
+ * has the differences between servers.
  */
 #include "faults.h"
 
@@ -31,7 +32,7 @@ static sql *log_in(const char *admin, const char *database) {
 
 void server_connect(const char *admin) { administrator = log_in(admin, NULL); }
 
-/* Who a lane's clients are. */
+/* The account of a lane's clients. */
 static hl_dsn clients_of(int lane, const char *user, char name[64]) {
   (void)snprintf(name, 64, DATABASE, (int)shared->pid, lane);
   return (hl_dsn){.database = name, .user = user};

@@ -1,7 +1,7 @@
 /*
- * tracer.c - a client under ptrace. Stops at the entry and the return of each system
- * call of all its threads, counts them, and can change what one returns. What a call may
- * fail with stands in a table.
+ * tracer.c - a client under ptrace. Stops at the entry and the return of each system call of all
+ * its threads, counts them, and can change what one returns. A table has the errors with which a
+ * call may fail.
  */
 #include "faults.h"
 
@@ -26,9 +26,10 @@
 
 #define ERRNOS(...) ((const int[]){__VA_ARGS__, 0})
 
-/* What a call could fail with. Left out is what does not happen on a local file or a socket: that munmap, fstat of an
-   open file or the unlocking of a whole range fails; that a signal interrupts open, a lock that is not waited for,
-   or the sending of a small packet. A socket or a file: see failures_of. */
+/* Errors of each call. Left out are errors that do not happen on a local file or a socket:
+   munmap, fstat of an open file or the unlocking of a whole range do not fail; no signal
+   interrupts open, a lock that is not waited for, or the sending of a small packet. A socket or
+   a file: see failures_of. */
 static const int asked_by_name[] = {EIO, ENOMEM, 0};
 
 static const struct {
@@ -257,7 +258,7 @@ void trace_start(tracer *self, lane_area *area, const point *p, census *found) {
   go(self, self->pid, 0);
 }
 
-/* Of one that has stopped. True: at the point. */
+/* Handles a thread that has stopped. True: at the point. */
 static bool stopped(tracer *self, pid_t tid, int status) {
   int signal_number = WSTOPSIG(status);
   if (signal_number == (SIGTRAP | 0x80)) {

@@ -1,13 +1,12 @@
-/* answers.c - a server, or what says that it is one, answers anything at all: whoever
-   connects, acquires, extends, looks and releases gets what he asked for or an error in
-   one line, in time.
-   The input is a byte of choices, and then the packets that the server says. Each begins
-   with two bytes: its size, and what else becomes of it (see below). Those up to one that
+/* answers.c - a server, or a program that claims to be one, answers anything at all. A caller
+   that connects, acquires, extends, looks and releases succeeds or gets an error in one line, in
+   time. The input is a byte of choices, and then the packets that the server says. Each begins
+   with two bytes: its size, and what else becomes of it (see below). The packets up to one that
    is the last of an answer are sent when the client has said something, or does not say
    anything; at the end the connection is closed.
 
-   FUZZ_RECORD="port user password database file", and one run with any input: makes the
-   same calls on a real server, and writes what it answers to the file, as an input. */
+   FUZZ_RECORD="port user password database file", and one run with any input: makes the same
+   calls on a real server, and writes its answers to the file, as an input. */
 #include "fuzz.h"
 
 #include <arpa/inet.h>
@@ -61,8 +60,8 @@ static bool read_all(int fd, uint8_t *data, size_t n) {
   return n == 0 || recv(fd, data, n, MSG_WAITALL) == (ssize_t)n;
 }
 
-/* Reads one command of the client's that wants an answer, and sets the number that the
-   next packet has. False when there is none in time. *ended: nor will there be. */
+/* Reads one command of the client's that wants an answer, and sets the number that the next
+   packet has. False when no command comes in time. *ended: none will come. */
 static bool command_read(int client, uint8_t *number, bool *ended) {
   static uint8_t said[1 << 16];
   for (;;) {
@@ -136,7 +135,7 @@ static void pass_on(int client) {
     struct pollfd p[2] = {{.fd = client, .events = POLLIN}, {.fd = server, .events = POLLIN}};
     CLAIM(poll(p, 2, -1) > 0);
     if (p[0].revents) {
-      /* What came before is one answer. */
+      /* The packets before are one answer. */
       for (size_t at = 0; at + 4 <= n;) {
         size_t size = answer[at] | (size_t)answer[at + 1] << 8;
         size_t head = size | (at + 4 + size == n ? LAST : 0);
@@ -160,7 +159,7 @@ static void pass_on(int client) {
   (void)close(server);
 }
 
-/* One connection after the other. */
+/* Serves one connection after the other. */
 static void *serve(void *context) {
   for (;;) {
     struct pollfd p[3] = {{.fd = by_tcp, .events = POLLIN},
@@ -263,7 +262,7 @@ static void use(hl_manager *manager) {
     if (!lock) continue;
     claim_outcome(hl_lock_check(lock, &error), &error);
     if (i == 0) claim_outcome(hl_lock_extend(lock, more, &options, &error), &error);
-    /* It may be lost in between. */
+    /* The lock may be lost in between. */
     bool held = hl_lock_remaining(lock) > 0;
     CLAIM(held || !hl_lock_is_held(lock));
     claim_outcome(hl_lock_release(lock, true, &error), &error);
@@ -287,7 +286,7 @@ static void use(hl_manager *manager) {
 
 /* ------------------------------------------------------------- the mutator */
 
-/* Else most of what is changed is no answer any more: one packet is changed, left out or
+/* Without this most changed inputs are no answers any more: one packet is changed, left out or
    said twice, as often as anything is. */
 size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsigned seed) {
   static uint8_t packet[SIZE_MAX_ + 1];
@@ -325,8 +324,8 @@ size_t LLVMFuzzerCustomMutator(uint8_t *data, size_t size, size_t max_size, unsi
   }
 }
 
-/* Connector/C leaks what it has read of a result whose columns are more than there is memory
-   for. That every result is freed, spec/core/test_memory.c looks. */
+/* Connector/C leaks the part that it has read of a result whose columns need more memory than
+   there is. spec/core/test_memory.c checks that every result is freed. */
 const char *__lsan_default_suppressions(void);
 const char *__lsan_default_suppressions(void) { return "leak:libmariadb.so\n"; }
 

@@ -1,7 +1,6 @@
--- The command `hierlock` with any arguments. It ends with a status that hierlock(1) names,
--- and a message that is no traceback; what it writes of others' leases has nothing that a
--- terminal obeys. No server is connected to: what stands in its place answers with what the
--- input has.
+-- The command `hierlock` with any arguments. The command ends with a status that hierlock(1) names, and a message
+-- that is no traceback; its output about others' leases has nothing that a terminal obeys. No server is connected
+-- to: what stands in its place answers with what the input has.
 --
 -- The input is lines: the arguments, an empty one, the DSN of the environment, and then a
 -- server's answers: "-CODE" fails, "N" changes N rows, "a,b" is a row of two or a lease, and
@@ -86,8 +85,8 @@ function connection.table() return "hier_lock_buckets" end
 function connection.logs_statements() return #data % 2 == 0 end
 function connection.close() end
 
--- What it says is of the type that was asked for; its worth is anybody's guess. Answers of
--- other types are spec/fuzz/answers.c's.
+-- An answer has the type that was asked for; its value is arbitrary. Answers of other types are
+-- spec/fuzz/answers.c's.
 local function number(text) return math.tointeger(tonumber(text)) or 0 end
 local function few(text) return number(text) % 100 end
 local TYPES = {
@@ -198,7 +197,7 @@ end
 
 -- --------------------------------------------------------------------- the run
 
--- The same table each time: argparse has kept it.
+-- Use the same table each time: argparse has kept it.
 arg = arg or {} -- luacheck: ignore 121
 for i = 1, math.max(#arg, #arguments) do arg[i] = arguments[i] end -- luacheck: ignore 122
 local main = assert(loadfile "lua/hierlock/command/main.lua")

@@ -1,8 +1,8 @@
-/* files.c - a lock directory whose files somebody has written over, before it was opened
-   and while it is used: a program that opens it gets its lock, or an error in one line,
-   in time. Whatever is in the files, who has a row's byte locked keeps others out. A
-   directory without any files is as good as new.
-   The input: damage to what is there, a zero, and damage to what is in use. See damage. */
+/* files.c - a lock directory whose files were overwritten, before it was opened and while it is
+   used: a program that opens it gets its lock, or an error in one line, in time. Whatever is in
+   the files, a holder of a row's byte keeps others out. A directory without any files is as good
+   as new. The input: damage to the present files, a zero, and damage to the files in use. See
+   damage. */
 #include "fuzz.h"
 
 #include "board.h"
@@ -21,7 +21,7 @@ static char dsn[80];
 static int directory = -1;
 static uint8_t *control, *board; /* as they are in a healthy directory */
 static size_t control_size, board_size;
-/* The board is shown only while somebody has it locked. */
+/* The board is shown only while a process has it locked. */
 static int board_in_use = -1;
 /* The stripe's file is another than it was: no program is let at it. */
 static bool replaced;
@@ -110,7 +110,7 @@ static const char *stripe_name(hl_manager *manager, char name[32]) {
   return name;
 }
 
-/* One: a kind, a place, how many bytes, and they. False at the end. */
+/* Does one damage: a kind, a place, a number of bytes, and the bytes. False at the end. */
 static bool damage(input *in, const char *stripe) {
   uint8_t kind = take_byte(in);
   if (kind == 0) return false;
@@ -121,7 +121,7 @@ static bool damage(input *in, const char *stripe) {
   const char *other = names[at % 5];
   bool is_board = name == names[2];
   switch (kind % 8) {
-  case 0: /* a part of what it should be, or all of it, and these bytes */
+  case 0: /* a part of the right contents, or all of them, and these bytes */
   case 1: {
     const uint8_t *right = is_board ? board : control;
     size_t right_size = is_board ? board_size : control_size;
@@ -200,7 +200,7 @@ static void use(hl_manager *manager, const char *stripe) {
   if (looked) claim_error(&error, looked);
   const hl_row *row = hl_plan_rows(plan, &n);
   int other = row_lock(stripe, row);
-  /* Whoever has it, and can say so, has it for all others, too. */
+  /* A holder that knows of its lock has it for all others, too. */
   if (lock && hl_lock_is_held(lock)) CLAIM(other < 0 || replaced);
   hl_lock_free(lock);
   if (other < 0) other = row_lock(stripe, row);
@@ -215,7 +215,7 @@ static void use(hl_manager *manager, const char *stripe) {
   hl_plan_free(plan);
 }
 
-/* What the files are when all is well. */
+/* The files when all is well. */
 static void begin(void) {
   hl_error error;
   hl_lock *lock;

@@ -61,15 +61,15 @@ static inline const uint8_t *take_bytes(input *self, size_t *n) {
   return bytes;
 }
 
-/* One line for people: it ends, and has no control bytes. */
+/* Claims that a text is one line for people: it ends, and has no control bytes. */
 static inline void claim_line(const char *text, size_t size) {
   size_t n = strnlen(text, size);
   CLAIM(n < size);
   for (size_t i = 0; i < n; i++) CLAIM((unsigned char)text[i] >= ' ' && text[i] != 127);
 }
 
-/* The same, and UTF-8 without the control characters above it: what terminals show as
-   it is. */
+/* Claims that a text is one line, and UTF-8 without the control characters above it: terminals
+   show it as it is. */
 static inline void claim_text(const char *text, size_t size) {
   char again[2048];
   claim_line(text, size);

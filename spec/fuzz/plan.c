@@ -1,13 +1,12 @@
-/* plan.c - any targets: the rows are those that a plain reading of the contract gives, and
-   a call that is refused changes nothing; what is missing is what is not held; texts
-   fit. */
+/* plan.c - any targets: the rows are as a plain reading of the contract gives them, and a
+   refused call changes nothing; the missing rows are the rows that are not held; texts fit. */
 #include "fuzz.h"
 
 #include "plan.h"
 
 #define TARGETS_MAX 64
 
-/* What the contract says, in the plainest way. */
+/* The contract, computed in the plainest way. */
 typedef struct oracle {
   size_t n;
   hl_row rows[TARGETS_MAX * HL_LEVELS_MAX];
@@ -23,7 +22,7 @@ static uint32_t oracle_bucket(const char *name, const hl_id *ids, unsigned n, ui
   return hash % buckets;
 }
 
-/* Whether rows of the one come before those of the other: update rows first. */
+/* Whether rows of level a come before rows of level b: update rows first. */
 static bool before_level(uint8_t a, uint8_t b) {
   bool update = a >= 128, other = b >= 128;
   return update == other ? a < b : update;
@@ -90,7 +89,7 @@ static void claim_texts(hl_plan *plan, size_t size) {
   }
 }
 
-/* What two plans need is what the one needs, and what is missing for the other. */
+/* Two plans together need the rows of the one, and the rows that are missing for the other. */
 static void claim_missing(const hl_plan *held, const hl_plan *wanted) {
   size_t n, k, all, held_n;
   hl_plan *whole = hl_plan_copy(held);
@@ -119,8 +118,8 @@ static void claim_missing(const hl_plan *held, const hl_plan *wanted) {
   hl_plan_free(whole);
 }
 
-/* An upgrade asks for nothing but rows that are shared, exclusively; back again the plan is what it
-   was. */
+/* An upgrade asks only for rows that are shared, exclusively; after a downgrade the plan is as
+   it was. */
 static void claim_regraded(const hl_plan *plan) {
   size_t n, m, k;
   const hl_row *rows = hl__plan_rows(plan, &n);

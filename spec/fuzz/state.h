@@ -1,6 +1,6 @@
 /*
  * state.h - for fuzzers that come to the library through Lua: a Lua state in which a file is
- * called with the input. What that raises has been found.
+ * called with the input. An error that the file raises is a finding.
  */
 #ifndef FUZZ_STATE_H
 #define FUZZ_STATE_H
@@ -19,7 +19,7 @@ static inline int traceback(lua_State *L) {
   return 1;
 }
 
-/* What has run of our own Lua counts as what was reached. */
+/* Lines of our own Lua count as code reached. */
 __attribute__((section("__libfuzzer_extra_counters"))) static uint8_t lines[4096];
 
 static inline void line_reached(lua_State *L, lua_Debug *ar) {

@@ -1,7 +1,6 @@
-/* texts.c - any text as an exported lease: it is understood or refused in one line; what is
-   understood can be written again, and is the same then. Behind a first byte that is odd
-   the input is what the text stands for: it gets the check and the layout that it should
-   have, as nobody hits upon these. */
+/* texts.c - any text as an exported lease: it is understood or refused in one line; an
+   understood text can be written again, and is the same then. Behind an odd first byte the input
+   is the text's contents: it gets the right check and layout, as no fuzzer would hit upon these. */
 #include "fuzz.h"
 
 #include "export.h"
@@ -65,7 +64,7 @@ static char *text_of(hl_layout *layout, const uint8_t *data, size_t size) {
   return text;
 }
 
-/* What was read, written. */
+/* Writes again a text that was read. */
 static char *written(const char *text, size_t size, hl_layout *layout) {
   hl_lease_terms terms = {0};
   hl_plan *plan;

@@ -23,7 +23,7 @@ local WORDS = { "user", "account", "resource", "resources", "mode", "shared", "e
 -- Nothing that would be waited for: a millisecond at most.
 local NUMBERS = { 0, 1, -1, 2, 3, 16, 17, 100, 2147483647, 2147483648, math.maxinteger, math.mininteger, 0.0, 0.5, -0.5,
   1e300, -1e300, math.huge, -math.huge, 0 / 0, 1.0, 31536000001 }
--- What may be raised by values of ours.
+-- The error that our values raise.
 local RAISED = "values.lua raised this"
 
 local objects = {} -- what calls have returned, to be selves and arguments
@@ -230,7 +230,7 @@ local function method()
     table.insert(arguments, 1, self)
     arguments.n = arguments.n + 1
   end
-  -- A finalizer is nobody's to call, but anybody can.
+  -- No program should call a finalizer, but any can.
   call(name, fn, arguments)
 end
 

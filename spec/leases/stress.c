@@ -3,27 +3,28 @@
  *
  *   stress DSN [--seconds=N] [--seed=N] [--processes=N] [--control=COMMAND | --fails-over]
  *
- * On a store that has leases. COMMAND starts and stops its server (spec/support/servers.sh control);
- * without it nothing is done to that. --fails-over: somebody else does something to the servers, as
- * spec/redis_cluster_spec.lua and spec/redis_sentinel_spec.lua do, which run this.
+ * On a store that has leases. COMMAND starts and stops its server (spec/support/servers.sh
+ * control); without it the server is left alone. --fails-over: the caller does something to the
+ * servers, as spec/redis_cluster_spec.lua and spec/redis_sentinel_spec.lua do, which run this.
  *
- * Processes acquire, upgrade and downgrade update locks, refresh (often in the last moment, sometimes too late), sleep beyond
- * their time, hand over, convert, revoke, forget, and are stopped (also beyond the time of
- * what they hold) and killed anywhere; their connections are cut. The server is stopped for a
- * moment. Redis is also killed and started again: with an odd seed it keeps its data, with an
- * even one it has lost them, and grants nothing until what it had granted is over. Memcached,
- * which promises nothing after that, is not.
+ * Processes acquire, upgrade and downgrade update locks, refresh (often in the last moment,
+ * sometimes too late), sleep beyond their time, hand over, convert, revoke and forget. They are
+ * stopped (also beyond the time of their locks) and killed anywhere; their connections are cut.
+ * The server is stopped for a moment. Redis is also killed and started again: with an odd seed
+ * it keeps its data, with an even one it has lost them, and grants nothing until its former
+ * grants are over. Memcached, which promises nothing after that, is not.
  *
- * Each notes in a shared mapping what it was told: from when to when it held what, with
- * which token. An interval begins when the call that granted it, or a refresh, has
- * returned, and lasts to the last moment at which the process *began* to ask whether it still
- * held it, and was told yes. Where somebody revokes a lease, its holder cannot know: whoever
- * does it cuts the holder's intervals, before he does it; so does whoever imports one.
+ * Each process notes its results in a shared mapping: from when to when it held which lock, with
+ * which token. An interval begins when the call that granted it, or a refresh, has returned. It
+ * lasts to the last moment at which the process *began* to ask whether it still held it, and the
+ * answer was yes. A holder whose lease is revoked cannot know: the revoker cuts the holder's
+ * intervals, before it revokes; so does an importer.
  *
- * In the end the checker goes through all intervals. It knows of hierlock only the rule: a
- * path is held exclusively, or, if wanted, shared or for update, and all above it shared. Two intervals that
- * conflict and overlap, of two holders, are two holders at once. And of two exclusive ones
- * of a path the later has the greater token. In the end, when all have gone, everything can be had.
+ * In the end the checker goes through all intervals. The checker knows of hierlock only the
+ * rule: a path is held exclusively, or, if wanted, shared or for update, and all above it
+ * shared. Two intervals that conflict and overlap, of two holders, are two holders at once. And
+ * of two exclusive ones of a path the later has the greater token. In the end, when all have
+ * gone, everything can be had.
  */
 #include "hierlock.h"
 
@@ -55,10 +56,10 @@ enum {
 
 /* Beyond the longest ttl, hold_timeout included, on any store; ms. */
 #define LEFT_MS 20000
-/* Where there are only leases, whoever is killed keeps so long what has no ttl; ms. */
+/* In a store of leases only, a killed process keeps a lock without a ttl for so long; ms. */
 #define HOLD_MS 1000
 
-/* What a process was told. Written by it alone. */
+/* The results that a process was told. Written by it alone. */
 typedef struct note {
   int64_t from, to; /* ns */
   uint64_t token;
@@ -81,7 +82,7 @@ static struct shared {
       upgraded, kills, stops, cuts_made, freezes, restarts, connections, holders, failures;
   _Atomic int64_t granted_at, longest_gap; /* ns: without any grant */
   text texts[TEXTS];
-  _Atomic int64_t cuts[HOLDERS];   /* when somebody took it away, or 0 */
+  _Atomic int64_t cuts[HOLDERS];   /* when it was taken away, or 0 */
   _Atomic uint64_t heirs[HOLDERS]; /* who has imported it next, or 0 */
   note notes[PROCESSES_MAX][NOTES];
 } * shared;
@@ -112,7 +113,7 @@ static bool is_store(const char *name) {
   return strncmp(dsn, name, n) == 0 && dsn[n] == ':';
 }
 
-/* What has no ttl there is a lease, too, of hold_timeout. */
+/* In these stores a lock without a ttl is a lease, too, of hold_timeout. */
 static bool leases_only(void) {
   return is_store("sqlite") || is_store("redis") || is_store("redis+sentinel") ||
          is_store("memcached") || is_store("quorum");
@@ -143,11 +144,11 @@ static void sleep_us(uint64_t us) {
 
 static void add(_Atomic uint64_t *counter) { (void)atomic_fetch_add(counter, 1u); }
 
-/* Whether what it has granted, or what it knows of that, survives a restart. */
+/* Whether the server's grants, or its knowledge of them, survive a restart. */
 static bool is_restarted(void) { return control && strstr(dsn, "redis:"); }
 
-/* Memcached's leases last for whole seconds. What would leave one behind is done less often there:
-   else all would wait for the ends of those all the time. */
+/* Memcached's leases last for whole seconds. Acts that would leave a lease behind are done less
+   often there: otherwise all would wait all the time for the ends of these leases. */
 static unsigned rarely(void) { return is_store("memcached") ? 8 : 1; }
 
 /* Where connections are cut and servers stopped, or a process while it writes, a call may remain
@@ -184,8 +185,8 @@ static note *begin(const int8_t path[3], int8_t mode, uint64_t holder, uint64_t 
   return it;
 }
 
-/* Whoever has it, or has had it, cannot rely on it from that time on. Returns the last of
-   them. */
+/* Notes that no present or former holder can rely on the lease from that time on. Returns the
+   last of them. */
 static uint64_t cut(uint64_t holder, int64_t at) {
   for (;;) {
     int64_t none = 0;
@@ -197,7 +198,7 @@ static uint64_t cut(uint64_t holder, int64_t at) {
   }
 }
 
-/* It is about to be imported by that one. */
+/* Notes the heir that is about to import the lease. */
 static void inherit(uint64_t holder, uint64_t heir) {
   uint64_t nobody;
   do {
@@ -257,10 +258,10 @@ static void revoke_any(hl_manager *manager) {
   filter.id = found.id;
   if (hl_manager_revoke(manager, &filter, "stress", "at random", &count, NULL) == HL_OK && count)
     add(&shared->revoked);
-  (void)cut(owner, at); /* somebody may have imported it meanwhile */
+  (void)cut(owner, at); /* another process may have imported it meanwhile */
 }
 
-/* Puts a text where somebody may find it. */
+/* Puts a text where other processes may find it. */
 static void publish(const char *exported, const note *it) {
   text *slot = &shared->texts[any(TEXTS)];
   int free_one = 0;
@@ -291,7 +292,7 @@ static void import(hl_manager *manager) {
     int status = hl_import(manager, slot->text, strlen(slot->text), &options, &lock, &error);
     if (status != HL_OK) {
       slot->text[0] = '\0';
-      /* Whoever had it since has upgraded it. */
+      /* A holder since then has upgraded it. */
       bool other = status == HL_EMISMATCH && slot->mode == HL_UPDATE;
       if (status != HL_ELOST && !other) add_failure("import", status, &error);
     }
@@ -308,7 +309,7 @@ static void import(hl_manager *manager) {
   hl_lock_free(lock);
 }
 
-/* What is for update becomes exclusive, or is for update again. NULL: it has ended. */
+/* Makes a lock for update exclusive, or for update again. NULL: it has ended. */
 static note *regrade(hl_lock *lock, note *it, bool updates) {
   hl_options options = HL_OPTIONS_INIT;
   hl_error error;
@@ -382,7 +383,7 @@ static void use(hl_manager *manager, hl_lock *lock, note *it, int64_t ttl) {
         add_failure("refresh", status, &error);
         return;
       }
-      /* What was between is nobody's, where it was over. */
+      /* Where the lease was over, the time between belongs to no holder. */
       if (!held) {
         add(&shared->restored);
         it = begin(it->path, it->mode, it->holder, it->token);
@@ -401,7 +402,7 @@ static void use(hl_manager *manager, hl_lock *lock, note *it, int64_t ttl) {
     }
   } else if (any(10 * rarely())) {
     (void)hl_lock_release(lock, any(2), NULL);
-  } /* else its end does it, or nobody */
+  } /* otherwise its end does it, or no call */
 }
 
 static void note_grant(void) {
@@ -518,7 +519,7 @@ static unsigned check(int processes) {
     for (int j = 0; j < atomic_load(&shared->used[i]); j++) all[n++] = note_at(i, j);
   qsort(all, n, sizeof *all, by_time);
   size_t live = 0;
-  /* Of each path the last exclusive holder. */
+  /* The last exclusive holder of each path. */
   note *last[USERS + 1][ACCOUNTS + 1][RESOURCES + 1] = {{{NULL}}};
   for (size_t i = 0; i < n; i++) {
     note *it = all[i];
@@ -533,7 +534,7 @@ static unsigned check(int processes) {
     }
     live = kept;
     active[live++] = it;
-    /* One that was taken away before it began says nothing of the order. */
+    /* A lease that was taken away before it began says nothing of the order. */
     if (it->mode != HL_EXCLUSIVE || until(it) <= it->from) continue;
     note **before = &last[it->path[0] + 1][it->path[1] + 1][it->path[2] + 1];
     if (*before && (*before)->to < it->from && (*before)->token > it->token && backwards++ < 5)
@@ -566,7 +567,8 @@ static int take_users(hl_manager *manager, int first, int end, hl_lock **lock, h
   return status;
 }
 
-/* When all have gone, everything can be had: at once, or, where that is no call of one server, one after the other. */
+/* When all have gone, takes everything: at once, or, where that is no call of one server, one
+   after the other. */
 static unsigned take_everything(void) {
   hl_config config = HL_CONFIG_INIT;
   hl_manager *manager;
@@ -598,7 +600,7 @@ static unsigned take_everything(void) {
 
 /* -------------------------------------------------------------------- faults */
 
-/* In a process: all its connections end. What was sent is read by the server yet, perhaps. */
+/* Ends all connections of a process. The server may still read the bytes that were sent. */
 static void cut_connections(int signal) {
   int before = errno;
   (void)signal;
@@ -694,7 +696,7 @@ static void report(void) {
          (double)atomic_load(&shared->longest_gap) / 1e9);
 }
 
-/* Starts those anew that have ended. Those that should not have: *died. False: one is full. */
+/* Starts ended processes anew. *died: the number that should not have ended. False: one is full. */
 static bool tend(pid_t *pids, int processes, uint64_t seed, unsigned *died) {
   bool goes_on = true;
   for (int i = 0; i < processes; i++) {
@@ -706,7 +708,7 @@ static bool tend(pid_t *pids, int processes, uint64_t seed, unsigned *died) {
       (*died)++;
       printf("process %d ended with status %x\n", i, (unsigned)status);
     }
-    for (int j = 0; j < TEXTS; j++) { /* what it had in its hands */
+    for (int j = 0; j < TEXTS; j++) { /* the texts that it was using */
       int its = i + 1;
       (void)atomic_compare_exchange_strong(&shared->texts[j].busy, &its, 0);
     }

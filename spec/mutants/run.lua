@@ -5,10 +5,11 @@
 --   lua5.4 spec/mutants/run.lua N SEED [FILE…]      as `make mutants` runs it
 --
 -- N mutants of the files that git knows below csrc and lua, or of FILE… only. SEED repeats the choice. The program
--- works in a copy of the tree and uses the servers that the environment names. It prints a line for each mutant, the
--- rate of each area, and the diff of each survivor. `spec/mutants/equivalent` lists survivors that change nothing.
--- A check is a C test or a spec file of the table below. Without a mutant each check must pass; with one it finds the
--- mutant when it fails, crashes, or needs three times as long as before: twice, as a busy machine fails once.
+-- works in a copy of the tree and uses the servers that the environment names. The program prints a line for
+-- each mutant, the rate of each area, and the diff of each survivor. `spec/mutants/equivalent` lists survivors that
+-- change nothing. A check is a C test or a spec file of the table below. Without a mutant each check must pass; with
+-- one it finds the mutant when it fails, crashes, or needs three times as long as before: twice, as a busy machine
+-- fails once.
 
 local checks = dofile("spec/mutants/checks.lua")
 local work = assert(os.getenv("MUTANTS_WORK"), "make mutants sets MUTANTS_WORK")
@@ -71,7 +72,7 @@ local function negated(line)
   return before and before .. "(!" .. condition .. ")" .. after
 end
 
--- Every changed form of one line.
+-- Lists every changed form of a line.
 local function changes(line, language)
   local found = {}
   for _, rule in ipairs(languages[language]) do
@@ -96,7 +97,7 @@ local function changes(line, language)
   return found
 end
 
--- The numbers of the lines of code that can be changed, of one file.
+-- Lists the numbers of a file's lines of code that can be changed.
 local function candidates(path)
   local language = path:match("%.([ch])$") and "c" or "lua"
   local found, number, comment = {}, 0, false
@@ -130,7 +131,7 @@ local function command_of(check)
 end
 
 local limits = {}
--- The seconds that a check may take: three times what it takes without a mutant.
+-- The seconds that a check may take: three times its time without a mutant.
 local function limit_of(check)
   if not limits[check] then
     local ok, took = run(command_of(check), 600)
@@ -167,8 +168,8 @@ local function mutate(place, new)
   return function() write(target, text) end
 end
 
--- The check that finds what is in the copy now; nil: none does. "build": it cannot be built. A warning of the compiler
--- counts, as `make lint` fails by it.
+-- The check that finds the mutant in the copy; nil: no check does. "build": it cannot be built. A warning of the
+-- compiler counts, as `make lint` fails by it.
 local function found_by(area)
   local build = ("make -s -j2 LUA=%s CFLAGS='-O2 -g %%s' spec-built"):format(lua)
   if not run(build:format "-Werror", 300) then return run(build:format "", 300) and "a warning" or "build" end

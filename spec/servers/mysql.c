@@ -67,7 +67,7 @@ static bool put(sql *self, const char *database, const char *table, int level, i
 
 static void see(void *context, const char *const *fields) { *(bool *)context = fields[0] != NULL; }
 
-/* As sql/leases.sql has it. */
+/* The tables of sql/leases.sql. */
 static bool lease(sql *self, const char *database, const char *space) {
   static const char *const tables[] = {
       "CREATE TABLE IF NOT EXISTS %s.%s_leases (id BINARY(16) NOT NULL PRIMARY KEY, secret "

@@ -1,5 +1,6 @@
 /*
- * postgresql.c - PostgreSQL, by libpq. Its locks need no table: what is done to that elsewhere has no like here.
+ * postgresql.c - PostgreSQL, by libpq. PostgreSQL's locks need no table: so the acts on a table
+ * have no like here.
  */
 #include "servers.h"
 
@@ -120,7 +121,7 @@ static bool ended(sql *self) {
 }
 
 /* There is no table. Tokens are made of the clock or, if an administrator has made one, of a sequence. */
-/* As `hierlock provision --leases` has it. */
+/* The tables of `hierlock provision --leases`. */
 static bool lease(sql *self, const char *user) {
   static const char *const tables[] = {
       "CREATE TABLE public.hier_lock_leases (id uuid PRIMARY KEY, holder uuid NOT NULL, secret "
@@ -189,8 +190,8 @@ const server_kind server_postgresql = {
     .database_drop = {"DROP DATABASE {database}"},
     .rows_table = "public.hierlock_soak_rows",
     .number = "NUMERIC(20)",
-    /* A connection that the proxy cuts while it is idle, or logs in, would stay for ever: in an hour of cuts they use the
-       server up. Those of the pool give signs of life. */
+    /* A connection that the proxy cuts while it is idle, or logs in, would stay for ever: in an
+       hour of cuts they use the server up. The pool's connections give signs of life. */
     .limits = {.begin = {"ALTER SYSTEM SET idle_session_timeout = '10s'",
                          "ALTER SYSTEM SET authentication_timeout = '10s'", RELOAD},
                .end = {"ALTER SYSTEM RESET idle_session_timeout",
@@ -229,8 +230,9 @@ const server_kind server_postgresql = {
                          OF_ROLE "SET default_transaction_read_only = on",
                          OF_ROLE "SET search_path = ''"},
                .end = {OF_ROLE "RESET ALL"}}},
-    /* max_connections can only be changed by a restart; the limit of a role has the same error. And the table of all locks:
-       these keys are pairs, and nobody's. What was taken before the error stays. */
+    /* max_connections can only be changed by a restart; the limit of a role has the same error.
+       The table of all locks is filled, too: these keys are pairs, and no lock of ours. The
+       locks taken before the error stay. */
     .full =
         {{.what = "connections of the role",
           .begin = {"DO 'BEGIN EXECUTE format(''ALTER ROLE {user} CONNECTION LIMIT %s'',"

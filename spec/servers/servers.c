@@ -1,5 +1,5 @@
 /*
- * servers.c - what is the same for all servers: which kind a DSN is of, statements that are filled in.
+ * servers.c - common to all servers: the kind of a DSN, and statements that are filled in.
  */
 #include "servers.h"
 

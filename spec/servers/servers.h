@@ -27,7 +27,7 @@ enum {
   STATEMENTS = 6
 };
 
-/* What an administrator does and takes back. */
+/* A trouble that an administrator makes and takes back. */
 typedef struct trouble {
   const char *what;
   const char *begin[STATEMENTS], *end[STATEMENTS]; /* NULL behind the last */
@@ -51,11 +51,12 @@ typedef struct server_kind {
 
   /* ---- the client library */
 
-  /* Connects to a database of theirs, NULL: to that of the DSN; within so many seconds. impatient: no statement takes
-     more than one. Without a limit of the server's on its silence. NULL: it could not. */
+  /* Connects to a database of the clients, NULL: to the DSN's; within so many seconds.
+     impatient: no statement takes more than a second. Without a limit of the server's on its
+     silence. NULL: it could not. */
   sql *(*connect)(const hl_dsn *dsn, const char *database, int seconds, bool impatient);
   void (*close)(sql *self); /* NULL is fine */
-  /* One statement; fn, if there is one, is called for each row. False: it failed. */
+  /* Runs a statement; fn, if it is not NULL, is called for each row. False: it failed. */
   bool (*run)(sql *self, const char *text, row_fn *fn, void *context);
   /* Rows that the last statement has found and changed. */
   int (*changed)(const sql *self);
@@ -70,8 +71,9 @@ typedef struct server_kind {
 
   /* ---- statements */
 
-  /* Makes the table of the locks in a database and fills it, where there is such a table. What is there stays. variant:
-     the store has tokens of another source, where it has two. leases: the space has them; user: may use them. */
+  /* Makes the table of the locks in a database and fills it, where there is such a table.
+     Existing rows stay. variant: the store has tokens of another source, where it has two.
+     leases: the space has them; user: may use them. */
   bool (*provision)(sql *self, const char *database, const char *table, int buckets, bool variant,
                     bool leases, const char *user);
   /* Soak's space, of both kinds. */
@@ -81,10 +83,10 @@ typedef struct server_kind {
   const char *rows_table, *number;
   /* Limits that soon end what a cut network has left behind. */
   trouble limits;
-  /* Of those clients who do not come by the proxy, one chosen by the seed; who is busy. And what ends its connection
-     or its statement. */
+  /* Find a client that does not come by the proxy, chosen by the seed; and one that is busy. And
+     what ends its connection or its statement. */
   const char *victim, *victim_busy, *kill, *interrupt;
-  /* How many connections clients have; transactions with locks there are, anybody's. */
+  /* Count the connections of clients; and the transactions with locks, of all accounts. */
   const char *connections, *transactions;
   /* For people: who is there. */
   const char *show[STATEMENTS];
@@ -104,11 +106,11 @@ extern const char *sql_buckets;
 
 /* Takes apart; false, with a message: it is none. */
 bool server_dsn(const server_kind *kind, const char *text, hl_dsn *dsn);
-/* One statement, filled in. */
+/* Runs a statement, filled in. */
 bool sql_run(const server_kind *kind, sql *self, const hl_dsn *clients, const char *text);
 /* All, up to the first that fails. */
 bool sql_all(const server_kind *kind, sql *self, const hl_dsn *clients, const char *const *texts);
-/* The number in the first field of the first row; -1: there is none. */
+/* The number in the first field of the first row; -1: no row. */
 long long sql_number(const server_kind *kind, sql *self, const hl_dsn *clients, unsigned seed,
                      const char *text);
 

@@ -119,8 +119,8 @@ void cell_confirm(const cell_change *change) {
   (void)atomic_fetch_sub(&self->unknown, 1u);
 }
 
-/* MySQL and MariaDB give a number, or hierlock has seen by itself what it was. PostgreSQL gives the same code for a
-   time-out, and says it in words. */
+/* MySQL and MariaDB give a number, or hierlock has seen the cause by itself. PostgreSQL gives
+   the same code for a time-out, and says it in words. */
 bool killed_query(unsigned number, const char *message) {
   return shared->queries && (number == 1317 || strstr(message, "an administrator has ended") ||
                              strstr(message, "due to user request"));
@@ -128,8 +128,8 @@ bool killed_query(unsigned number, const char *message) {
 
 /* --------------------------------------------------------- the large faults */
 
-/* What a worker was told may still come of a fault that has ended so long ago: a
-   connection was begun before. */
+/* A worker's results may still come of a fault that has ended so long ago: a connection was
+   begun before. */
 #define ECHO_NS (3 * S)
 
 unsigned fault_first(void) {
@@ -160,7 +160,7 @@ static bool any_allows(int status, int64_t called, bool lease) {
     bool may = allows(w, status) ||
                (lease && atomic_load(&w->leases_may) & (1u << (status + 10))) ||
                (lease && status == HL_ESTORE &&
-                w->kind == STOPSERVER); /* a record that is kept by whom it met */
+                w->kind == STOPSERVER); /* a record that is kept, with the fault that it met */
     if (may && fault_meets(w, called, now_ns(), ECHO_NS)) return true;
   }
   return false;

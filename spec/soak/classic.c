@@ -1,8 +1,8 @@
 /*
- * classic.c - the test that needs no theory: for each node there is a counter and a set,
- * which a holder of that node, if it is exclusive, reads, and writes anew a moment later.
- * Now and then, when all rest, they must be what all the updates together make of them.
- * One that is missing was lost: two held at once.
+ * classic.c - the test that needs no theory: for each node there is a counter and a set, which a
+ * holder of that node, if it is exclusive, reads, and writes anew a moment later. Now and then,
+ * when all rest, they must be what all the updates together make of them. A missing update was
+ * lost: two held at once.
  *
  * Once in memory. A lock may be lost while it is held, by a process that is stopped above
  * all, and who does not know it yet writes over what others wrote. So an update counts when
@@ -10,11 +10,10 @@
  * held in between. A node on which another update was begun, which does not count (lost,
  * killed), is not looked at, and begins anew at the next rest.
  *
- * Once in a table of the database, by a connection of the worker's own, and fenced: a
- * holder first writes its token, unless a greater one is there, then reads, then writes if
- * its token still is the one that is there. So nothing that has been written is ever
- * lost, whatever was done to whom: that tests the tokens. Whoever is refused, and is told
- * afterwards that he still holds, is one of two holders.
+ * Once in a table of the database, by a connection of the worker's own, and fenced: a holder
+ * first writes its token, unless a greater one is there, then reads, then writes if its token is
+ * still there. So no write is ever lost, whatever the faults: that tests the tokens. A holder
+ * that is refused, and is told afterwards that it still holds, is one of two holders.
  */
 #include "soak.h"
 
@@ -27,7 +26,7 @@
 
 /* ----------------------------------------------------------------- what fits */
 
-/* What should be there, and what may. */
+/* Whether the counter and the set fit the known updates, and the unknown ones. */
 static bool fits(const cell *self, uint64_t counter, uint64_t set) {
   uint64_t updates = atomic_load(&self->updates), unknown = atomic_load(&self->unknown);
   if (unknown) return counter >= updates && counter <= updates + unknown;
@@ -77,7 +76,7 @@ void classic_check(void) {
 static _Thread_local sql *connection;
 static _Thread_local int64_t next_try;
 
-/* As an administrator, so that it is not killed. Nothing may take long: this thread has
+/* Connects as an administrator, so that it is not killed. Nothing may take long: this thread has
    other calls to look after. */
 static bool connected(const server_kind *kind) {
   hl_dsn dsn;

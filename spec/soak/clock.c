@@ -1,8 +1,8 @@
 /*
- * clock.c - a library that is preloaded into the workers, for the fault `clock`: the
- * wall clock jumps forward and back, by up to twelve hours, several times a second.
- * The clocks that only grow are left alone. As nothing of hierlock's may depend on the
- * wall clock, nothing may change.
+ * clock.c - a library that is preloaded into the workers, for the fault `clock`: the wall clock
+ * jumps forward and back, by up to twelve hours, several times a second. The clocks that only
+ * grow are left alone. Nothing of hierlock's may depend on the wall clock, so nothing may
+ * change.
  */
 #include <dlfcn.h>
 #include <stdint.h>
