@@ -11,11 +11,51 @@
 
 /* ------------------------------------------------------------ the store */
 
+/* Nodes of other levels have other names, so a program with other levels would exclude none. */
+static int layout_agree(hl__redis_session *session, int64_t deadline, hl_error *error) {
+  hl__redis_store *store = session->store;
+  hl_layout *wanted = store->base.layout ? store->base.layout : store->config->layout;
+  hl_layout *agreed = NULL;
+  char key[96], names[HL__LAYOUT_NAMES_MAX];
+  (void)snprintf(key, sizeof key, "%s:levels", store->prefix);
+  const char *set[] = {"SETNX", key, hl__layout_names(wanted, names)};
+  const char *get[] = {"GET", key};
+  redisReply *reply = NULL;
+  int status = hl__redis_route_key(session, key, deadline, &session, error);
+  if (status == HL_OK) status = hl__redis_command(session, deadline, 2, get, &reply, error);
+  if (status == HL_OK && reply->type == REDIS_REPLY_NIL) { /* the first, or it was emptied */
+    freeReplyObject(reply);
+    status = hl__redis_command(session, deadline, 3, set, &reply, error);
+    if (status == HL_OK) freeReplyObject(reply);
+    if (status == HL_OK) status = hl__redis_command(session, deadline, 2, get, &reply, error);
+  }
+  if (status) return status;
+  const char *found = reply->type == REDIS_REPLY_STRING ? reply->str : "";
+  if (strcmp(found, names) == 0)
+    agreed = hl_layout_ref(wanted);
+  else
+    status = hl__layout_agree(wanted, found, hl_layout_buckets(wanted), key, "", &agreed, error);
+  if (status == HL_EMISMATCH)
+    (void)hl__error(error, status,
+                    "the levels of this database are %.150s (%s); this program "
+                    "wants %.150s: leave out `levels`, and it takes what is "
+                    "there; or write another ?prefix= in the DSN",
+                    found, key, names);
+  freeReplyObject(reply);
+  if (status == HL_OK && !store->base.layout)
+    status = hl__layout_unbucketed(agreed, &store->base.layout, error);
+  hl_layout_unref(agreed);
+  return status;
+}
+
 static int connect_verified(hl__redis_store *store, int64_t deadline, hl__redis_session **session,
                             hl_error *error) {
   int status = hl__redis_connect(store, deadline, session, error);
   if (status == HL_OK) {
     status = hl__redis_verify(*session, deadline, error);
+    /* In a cluster one node has it, and the others serve while that is down: open alone looks. */
+    if (status == HL_OK && !(store->cluster && store->base.layout))
+      status = layout_agree(*session, deadline, error);
     if (status) hl__redis_named(store, &(*session)->address, error);
   }
   if (status) {

@@ -7,7 +7,8 @@
  *     connect.c     from a DSN to a connection
  *     dial.c        reaches one server: socket, TLS, login
  *     sentinel.c    which server is the master, where the DSN names sentinels
- *     cluster.c     which node has a tree, in Redis Cluster
+ *     slots.c       Redis Cluster: which slot a tree is in, and which node has it
+ *     cluster.c     connections to the nodes of a cluster
  *     tls.c         rediss://, by OpenSSL
  *     server.c      does this server exclude?
  *     wire.c        sending, answers, errors
@@ -56,8 +57,7 @@ typedef enum hl__redis_script {
 #define HL__REDIS_ANSWER_MS 5000
 
 typedef struct hl__redis_session hl__redis_session;
-typedef struct hl__redis_cluster hl__redis_cluster; /* see cluster.c */
-typedef struct hl__redis_tls hl__redis_tls;         /* of a connection; see tls.c */
+typedef struct hl__redis_tls hl__redis_tls; /* of a connection; see tls.c */
 
 typedef enum hl__redis_tls_mode {
   HL__REDIS_TLS_OFF,
@@ -73,6 +73,27 @@ typedef struct hl__redis_address {
 
 #define HL__REDIS_SENTINELS 16
 #define HL__REDIS_SLOTS 16384
+
+/* A master of Redis Cluster. */
+typedef struct hl__redis_node {
+  char id[41];
+  hl__redis_address address;
+} hl__redis_node;
+
+#define HL__REDIS_NODES 255
+#define HL__REDIS_NO_NODE 255
+
+/* Which node has which slot. */
+typedef struct hl__redis_cluster {
+  atomic_bool stale; /* a node has said so */
+  atomic_bool seen[HL__REDIS_SLOTS];
+  /* The masters, so many. This and what follows: under the store's mutex. */
+  unsigned n;
+  hl__redis_node nodes[HL__REDIS_NODES];
+  uint8_t owner[HL__REDIS_SLOTS]; /* index, or HL__REDIS_NO_NODE */
+  /* A number, in hexadecimal a tag of that slot. Never changed. */
+  uint32_t tags[HL__REDIS_SLOTS];
+} hl__redis_cluster;
 
 HL__MUTEX_CLASS(hl__redis_mutex) HL__AFTER(hl__connection_mutex) HL__BEFORE(hl__births);
 
@@ -95,6 +116,7 @@ typedef struct hl__redis_store {
   atomic_uint sentinel; /* that has answered last */
   /* Redis Cluster: its map; made by open, and of no other kind later. NULL: one server. */
   hl__redis_cluster *cluster;
+  void (*hint)(hl__redis_session *session, const char *said); /* an error reply; NULL: no cluster */
   atomic_uint seed; /* which of its addresses new sessions connect to */
   /* After what a server has forgotten, so long nothing is granted, at least; ms. 0: it is
      no matter. */
@@ -191,15 +213,25 @@ int hl__redis_sentinels_read(hl__redis_store *store, hl_error *error);
 int hl__redis_sentinels_ask(hl__redis_store *store, int64_t deadline, hl__redis_address *master,
                             hl_error *error);
 
-/* ---- cluster.c. Where the store has none, each takes the session itself, and the one memory. */
+/* ---- slots.c. Where the store has no cluster, there is the one memory. */
 
+/* The slot of a key, and of a tree's keys. */
+unsigned hl__redis_slot(const char *text, size_t size);
+unsigned hl__redis_slot_of_root(uint32_t root);
 /* Reads the map, on a face; learns who the node is. */
 int hl__redis_cluster_read(hl__redis_session *session, int64_t deadline, hl_error *error);
-/* Notes a node's redirection, given instead of an answer: MOVED is kept in mind. */
-void hl__redis_cluster_hint(hl__redis_session *session, const char *said);
 /* The i-th address beside the DSN's. False: take the DSN's. */
 bool hl__redis_cluster_seed(hl__redis_store *store, unsigned i, hl__redis_address *address);
 unsigned hl__redis_cluster_size(hl__redis_store *store);
+/* HL_EUNSUPPORTED: a cluster, and rows of several roots. */
+int hl__redis_one_root(const hl__redis_store *store, const hl_row *rows, size_t n, hl_error *error);
+/* The memory of the server: of the tree's slot in a cluster, where each node forgets by itself. */
+void hl__redis_memory_key(const hl__redis_store *store, uint32_t root, char out[96]);
+bool hl__redis_memory_seen(hl__redis_store *store, uint32_t root);
+void hl__redis_memory_see(hl__redis_store *store, uint32_t root);
+
+/* ---- cluster.c. Where the store has none, each takes the session itself. */
+
 /* Finds the connection to the master of the tree, or of the key; makes a missing one. With a
    deadline that is over: only an existing connection, else HL_TIMEOUT. The session owns it.
    HL_ECONNECTION, HL_EUNSAFE_SERVER ... */
@@ -211,12 +243,6 @@ int hl__redis_route_key(hl__redis_session *session, const char *key, int64_t dea
 int hl__redis_each_master(hl__redis_session *session, int64_t deadline,
                           int (*fn)(hl__redis_session *at, void *context, hl_error *error),
                           void *context, hl_error *error);
-/* HL_EUNSUPPORTED: a cluster, and rows of several roots. */
-int hl__redis_one_root(const hl__redis_store *store, const hl_row *rows, size_t n, hl_error *error);
-/* The memory of the server: of the tree's slot in a cluster, where each node forgets by itself. */
-void hl__redis_memory_key(const hl__redis_store *store, uint32_t root, char out[96]);
-bool hl__redis_memory_seen(hl__redis_store *store, uint32_t root);
-void hl__redis_memory_see(hl__redis_store *store, uint32_t root);
 
 /* ---- tls.c */
 
@@ -237,16 +263,19 @@ void hl__redis_tls_end(hl__redis_session *session);
 
 /* ---- server.c */
 
-/* Looks whether leases on this server exclude, and learns what the session has of it. The first
-   settles the store's layout, and learns the digests. HL_OK, HL_EUNSAFE_SERVER, HL_EMISMATCH, or what
-   wire.c says. */
+/* Looks whether leases on this server exclude, and learns what the session has of it; the first
+   learns the digests. HL_OK, HL_EUNSAFE_SERVER, or what wire.c says. */
 int hl__redis_verify(hl__redis_session *session, int64_t deadline, hl_error *error);
 
 /* ---- wire.c */
 
 /* hl_store_config.wait_begin, wait_end. */
-void hl__redis_wait_begin(const hl__redis_store *store);
-void hl__redis_wait_end(const hl__redis_store *store);
+static inline void hl__redis_wait_begin(const hl__redis_store *store) {
+  if (store->config->wait_begin) store->config->wait_begin();
+}
+static inline void hl__redis_wait_end(const hl__redis_store *store) {
+  if (store->config->wait_end) store->config->wait_end();
+}
 /* HL_ECONNECTION: the connection has ended. */
 int hl__redis_gone(const hl__redis_session *session, hl_error *error);
 /* Translates an answer that is an error. */

@@ -257,7 +257,7 @@ int hl__redis_call_run(hl__redis_session *session, hl__redis_call *call, int64_t
   session->moving = session->store->cluster &&
                     (strncmp(said, "MOVED", 5) == 0 || strncmp(said, "ASK", 3) == 0 ||
                      strncmp(said, "TRYAGAIN", 8) == 0 || strstr(said, "non local key"));
-  hl__redis_cluster_hint(session, said);
+  if (session->store->hint) session->store->hint(session, said);
   freeReplyObject(*reply);
   *reply = NULL;
   return status;

@@ -116,43 +116,6 @@ static int start_read(hl__redis_session *session, const char *text, int64_t dead
   return HL_OK;
 }
 
-/* Nodes of other levels have other names, so a program with other levels would exclude none. */
-static int layout_agree(hl__redis_session *session, int64_t deadline, hl_error *error) {
-  hl__redis_store *store = session->store;
-  hl_layout *wanted = store->base.layout ? store->base.layout : store->config->layout;
-  hl_layout *agreed = NULL;
-  char key[96], names[HL__LAYOUT_NAMES_MAX];
-  (void)snprintf(key, sizeof key, "%s:levels", store->prefix);
-  const char *set[] = {"SETNX", key, hl__layout_names(wanted, names)};
-  const char *get[] = {"GET", key};
-  redisReply *reply = NULL;
-  int status = hl__redis_route_key(session, key, deadline, &session, error);
-  if (status == HL_OK) status = hl__redis_command(session, deadline, 2, get, &reply, error);
-  if (status == HL_OK && reply->type == REDIS_REPLY_NIL) { /* the first, or it was emptied */
-    freeReplyObject(reply);
-    status = hl__redis_command(session, deadline, 3, set, &reply, error);
-    if (status == HL_OK) freeReplyObject(reply);
-    if (status == HL_OK) status = hl__redis_command(session, deadline, 2, get, &reply, error);
-  }
-  if (status) return status;
-  const char *found = reply->type == REDIS_REPLY_STRING ? reply->str : "";
-  if (strcmp(found, names) == 0)
-    agreed = hl_layout_ref(wanted);
-  else
-    status = hl__layout_agree(wanted, found, hl_layout_buckets(wanted), key, "", &agreed, error);
-  if (status == HL_EMISMATCH)
-    (void)hl__error(error, status,
-                    "the levels of this database are %.150s (%s); this program "
-                    "wants %.150s: leave out `levels`, and it takes what is "
-                    "there; or write another ?prefix= in the DSN",
-                    found, key, names);
-  freeReplyObject(reply);
-  if (status == HL_OK && !store->base.layout)
-    status = hl__layout_unbucketed(agreed, &store->base.layout, error);
-  hl_layout_unref(agreed);
-  return status;
-}
-
 int hl__redis_verify(hl__redis_session *session, int64_t deadline, hl_error *error) {
   const char *words[] = {"INFO"};
   redisReply *reply;
@@ -170,10 +133,6 @@ int hl__redis_verify(hl__redis_session *session, int64_t deadline, hl_error *err
   if (status == HL_OK) status = start_read(session, text, deadline, error);
   if (status == HL_OK) status = durability_read(session, text, deadline, error);
   freeReplyObject(reply);
-  /* In a cluster one node has it, and the others serve while that is down: open alone looks. */
-  if (status == HL_OK && session->face == session &&
-      !(session->store->cluster && session->store->base.layout))
-    status = layout_agree(session, deadline, error);
   if (status == HL_OK && !session->store->seen)
     status = hl__redis_scripts_load(session, deadline, error);
   return status;

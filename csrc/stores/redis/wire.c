@@ -12,14 +12,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-void hl__redis_wait_begin(const hl__redis_store *store) {
-  if (store->config->wait_begin) store->config->wait_begin();
-}
-
-void hl__redis_wait_end(const hl__redis_store *store) {
-  if (store->config->wait_end) store->config->wait_end();
-}
-
 int hl__redis_gone(const hl__redis_session *session, hl_error *error) {
   const redisContext *context = session->context;
   return hl__error(error, HL_ECONNECTION, "the connection has ended: %s",
@@ -211,7 +203,7 @@ static int settle_one(hl__redis_session *session, int64_t deadline, hl_error *er
     session->outstanding--;
     bool refused = reply->type == REDIS_REPLY_ERROR;
     if (refused) (void)hl__redis_error(reply->str, error);
-    if (refused) hl__redis_cluster_hint(session, reply->str);
+    if (refused && session->store->hint) session->store->hint(session, reply->str);
     freeReplyObject(reply);
     /* The caller sends it again, on another connection. */
     if (refused) {
