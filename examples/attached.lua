@@ -1,14 +1,14 @@
 -- Transfers between accounts in the program's own transaction, on its own connection.
 --
--- Shows: the locks are taken by the transaction that moves the money, on the connection
--- of LuaSQL. What is written and what is locked end together: a process that is killed in
--- the middle, or whose connection is cut, has locked nothing any more and written nothing.
--- No fencing token is needed. After an error the transaction is rolled back, and what is
--- retryable is done again from the beginning.
+-- Shows: the transaction that moves the money takes the locks, on the connection of
+-- LuaSQL. Locks and writes end together: if a process is killed in the middle, or its
+-- connection is cut, it holds no lock any more and has written nothing. No fencing token
+-- is needed. After an error the program rolls the transaction back, and does retryable
+-- work again from the beginning.
 --
--- Not to be copied blindly: the DSN, taken apart by a pattern, for LuaSQL wants its
--- parts; ids that are put into SQL as they are, as they are this file's own. A lock on
--- whole accounts is more than two rows need: it also covers what else belongs to them.
+-- Not to be copied blindly: the pattern that takes the DSN apart, as LuaSQL wants its
+-- parts; ids in SQL without escaping, as this file has made them. A lock on a whole
+-- account is more than two rows need: it also covers everything else of the account.
 --
 -- Run it: on MySQL, MariaDB or PostgreSQL ($HIERLOCK_DSN, as a URL), four processes, 100 transfers each; the
 -- three balances sum to 300.

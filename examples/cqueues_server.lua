@@ -1,13 +1,13 @@
 -- A server of one thread and many coroutines, on cqueues: it books seats over TCP.
 --
 -- Shows: in a coroutine of cqueues, acquire yields by itself, no option is needed. While
--- some clients wait for one flight, those of another one are served. However many
--- want the same flight, one of them waits at the store, the others in line.
+-- some clients wait for one flight, the server serves clients of another flight. Of many
+-- clients that want the same flight, one waits at the store, the others in line.
 --
 -- Not to be copied blindly: the seats are in memory, so this one server could do
--- without a lock that other processes see. Where they are in a database, read and
--- write them there, and compare the token. And a client that goes away while it waits
--- is noticed only when its turn comes.
+-- without a lock that other processes see. If your seats are in a database, read and
+-- write them there, and compare the token. And the server notices a client that goes
+-- away while it waits only when its turn comes.
 --
 -- Run it: eight clients at once, four for each of two flights. A booking takes 0.1 s, so
 -- all of them take 0.4 s.

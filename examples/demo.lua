@@ -1,7 +1,7 @@
 -- The seven scenarios of docs/scenarios.md, live: several processes lock nodes of
--- one tree on the embedded store, and each has a column of its own. What is
--- printed is what happened; a scenario that goes otherwise ends the demonstration
--- with an error.
+-- a tree on the embedded store, and each has a column of its own. The
+-- demonstration prints real events; a scenario that goes otherwise ends it with
+-- an error.
 --
 --     make demo                     all of them
 --     make demo DEMO='3 6'          some of them
@@ -12,7 +12,7 @@ local hierlock = require "hierlock"
 
 -- ---------------------------------------------------------------- worker
 
--- A process of a scenario: reads what to do, says what came of it.
+-- A process of a scenario: reads its orders, and prints the results.
 if arg[1] == "worker" then
   local manager, failure = hierlock.open(arg[2], { application = arg[3] })
   if not manager then error(tostring(failure), 0) end
@@ -46,8 +46,9 @@ end
 
 -- ------------------------------------------------------------- scenarios
 
--- Steps: who, what, node; and what is to happen: it holds at once ("holds"), it
--- waits ("waits"), or one who waited gets it after this step (gets = who).
+-- A step has the process, the operation and the node; and the expected result:
+-- the process holds at once ("holds"), waits ("waits"), or a waiter gets the
+-- node after this step (gets = process).
 local scenarios = {
   { "The same resource twice: one after the other",
     { "A", "acquire", "u1/a1/r1", "holds" },
@@ -152,7 +153,7 @@ local function expect(wanted, found)
   if wanted ~= found then error(("expected '%s', but it was '%s'"):format(wanted, found), 0) end
 end
 
--- Looks until `who` waits for the node; says for whom.
+-- Looks until `who` waits for the node; returns the holder that it waits for.
 local function await_waiting(observer, who, path)
   local target = {}
   for id in path:gmatch("[^/]+") do target[#target + 1] = id:match("^[^,]+") end

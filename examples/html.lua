@@ -1,5 +1,5 @@
--- HTML for the examples that have pages. Whatever comes into a template is escaped, unless it has been made by a
--- template itself: nothing can be forgotten.
+-- HTML for the examples with pages. A template escapes every value that another template has not made, so an
+-- example cannot forget to.
 
 local ENTITIES = { ["&"] = "&amp;", ["<"] = "&lt;", [">"] = "&gt;", ['"'] = "&quot;", ["'"] = "&#39;" }
 

@@ -2,11 +2,11 @@
  * Runs a command under a lock, as flock(1) does, but on nodes of a tree.
  *
  * Shows: the C interface, from hl_manager_open to hl_manager_close; how errors
- * come back; who was in the way, when the lock was not granted in time.
+ * come back; the holders in the way, when the lock was not granted in time.
  *
- * Not to be copied blindly: the command is another process. When this one is
+ * Not to be copied blindly: the command is another process. When this program is
  * killed outright, its lock is free at once, and the command runs on without it.
- * And a lock that is lost meanwhile is noticed only after the command: what must
+ * And the program notices a lost lock only after the command: work that must
  * stop then has to ask hl_lock_is_held as it goes.
  *
  * Run it, from a checkout, after `make`:
@@ -29,8 +29,8 @@
  *     cc -Wall -DWITH_POSTGRESQL -Icsrc/core -o build/locked examples/locked.c \
  *       build/lua5.4/libhierlock.a $(pkg-config --cflags --libs libpq) -lm -pthread
  *
- * Its exit status is the command's; 75 when the lock was not granted in time, 70
- * when it was lost meanwhile, 69 for everything else (see sysexits.h).
+ * The exit status is the command's; 75 when the lock was not granted in time, 70
+ * when it was lost meanwhile, 69 for other errors (see sysexits.h).
  */
 #include <hierlock.h>
 
@@ -43,7 +43,8 @@
 
 extern char **environ;
 
-/* Those that need a client library are linked when they are named. */
+/* Stores that need a client library are linked only if this array names them.
+ * */
 static const struct hl_store_ops *const stores[] = {
 #ifdef WITH_MYSQL
     &hl_store_mysql,
@@ -60,7 +61,8 @@ static void print_holder(void *context, const hl_holder *holder) {
             holder->application, holder->label, (long long)holder->pid, holder->host);
 }
 
-/* Adds the node "u1/a1/r1". One id too many is left for hl_plan_add to refuse. */
+/* Adds the node "u1/a1/r1". Passes on an id too many, for hl_plan_add to refuse.
+ * */
 static int plan_add(hl_plan *plan, const char *path, hl_error *error) {
   hl_id ids[HL_LEVELS_MAX + 1];
   unsigned n = 0;

@@ -1,14 +1,14 @@
 -- A program on luv that goes on while it waits for a lock, and may give up.
 --
 -- Shows: with loop = "luv", acquire yields in a coroutine, and libuv's callbacks go on,
--- here a timer that shows how long it has waited. Whoever must be able to give up
--- starts the acquisition, and cancels it: the wait ends in the store, too.
+-- here a timer that shows the time of the wait. A program that may give up starts the
+-- acquisition, and cancels it: the wait ends in the store, too.
 --
--- Not to be copied blindly: what a coroutine raises in a callback ends the process, as
--- luv has it. A poll handle of one's own on pending:fd() must be closed before the
--- pending is collected, as the descriptor goes with it.
+-- Not to be copied blindly: under luv, an error that a coroutine raises in a callback
+-- ends the process. If you make your own poll handle on pending:fd(), close it before
+-- the pending is collected: the collection closes the descriptor.
 --
--- Run it: one holds the report for two seconds, one gives up soon, one gets it.
+-- Run it: A holds the report for two seconds, B gives up soon, C gets it.
 --
 --     lua examples/luv_watch.lua A hold & sleep 1
 --     lua examples/luv_watch.lua B give-up & lua examples/luv_watch.lua C wait; wait

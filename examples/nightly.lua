@@ -1,13 +1,14 @@
 -- A nightly batch beside the users of an online screen.
 --
 -- Shows: the batch locks account by account, each for as long as that account
--- takes; had it locked the user u1, every screen would wait for all of them. An
--- account that somebody works on is put off, and comes again at the end. The screen
--- waits for at most a second, and then says who is in the way, from err.holders.
+-- takes; had it locked the user u1, every screen would wait for all of them. The
+-- batch puts off an account that a user works on, and comes back to it at the end.
+-- The screen waits for at most a second, and then names the holder, from
+-- err.holders.
 --
 -- Not to be copied blindly: err.holders is a picture of a moment ago; show it to
--- people, decide nothing by it. It is absent where the store does not let us look
--- (MySQL wants a privilege for it). os.execute stands for work.
+-- people, decide nothing by it. The list is absent if the store does not show
+-- holders (on MySQL the program needs a privilege). os.execute stands for work.
 --
 -- Run it: account a1 takes the batch two seconds; the screen gives up on a1 after
 -- one, and meanwhile gets a2.
@@ -61,7 +62,7 @@ local function screen(account)
   print("screen: " .. account .. " is in use. Please try again later.")
   for _, holder in ipairs(err.holders or {}) do
     if not holder.waiting then
-      -- Who does not use hierlock says less of himself.
+      -- The store knows less about a program without hierlock.
       print(("screen: in use by %s (%s), process %s on %s, since %s"):format(
         holder.application, holder.label or "?", holder.pid or "?", holder.host,
         holder.since and os.date("%H:%M:%S", math.floor(holder.since)) or "?"))

@@ -1,9 +1,9 @@
--- A work queue without a queue server: workers agree by locks who does which job.
+-- A work queue without a queue server: locks decide which worker does which job.
 --
 -- Shows: a worker tries each job with timeout = 0 and goes on to the next when
--- another has it. One that is killed leaves its lock at once, and another worker
--- does its job. Whether a job is done is read after its lock was granted: before,
--- another may just be finishing it.
+-- another worker has it. When a worker is killed, its lock is free at once, and
+-- another worker does its job. A worker reads whether a job is done only after
+-- its lock was granted: before, another worker may just be finishing the job.
 --
 -- Not to be copied blindly: each job is done exactly once only because its effect
 -- and the mark that it is done are one and the same short write. Where they are two
@@ -32,7 +32,7 @@ end
 local function work(job, handle)
   os.execute("sleep 0.1")
   if not handle:is_held() then return end
-  -- One write at the file's end: it is there as a whole, or not at all.
+  -- A single write at the file's end: the file has all of it, or nothing.
   local file = assert(io.open(done_file, "a"))
   assert(file:write(job, " ", name, "\n"))
   assert(file:close())

@@ -1,16 +1,16 @@
--- Trying again, as a program does that has to get its work done.
+-- How a program tries again until its work is done.
 --
--- Shows: only what err.retryable says is tried again; with pauses that grow and are
--- random, so that those who were refused together do not come back together; and
--- with a deadline for all tries. Each try opens the store if need be, takes the
--- lock, and reads the state afresh.
+-- Shows: the program tries again only after errors with err.retryable. The pauses
+-- grow and are random, so that callers that were refused together do not come back
+-- together. All tries have one deadline. Each try opens the store if need be, takes
+-- the lock, and reads the state afresh.
 --
 -- Not to be copied blindly: the short timeout, which is here to fail. A longer
--- timeout is better than trying again: a waiter keeps its place in the queue, and
--- is woken at once. Trying again is for what waiting does not mend: a connection
--- that broke, a victim of a deadlock, a lock that was lost. After `lost` (and any
--- error in the middle) nobody knows whether the work was done; so each request has an
--- id, which is looked for before the work is done again. os.time counts whole
+-- timeout is better than trying again: a waiter keeps its place in the queue, and is
+-- woken at once. Trying again is for errors that waiting does not mend: a broken
+-- connection, a deadlock, a lost lock. After `lost` (and any error in the middle) the
+-- program cannot know whether the work was done. So each request has an id, and the
+-- program looks for this id before it does the work again. os.time counts whole
 -- seconds and can jump; take your event loop's clock, and its sleep.
 --
 -- Run it: four box offices sell twenty seats.
@@ -49,8 +49,7 @@ end
 
 local manager
 
--- "sold", "sold out", or nil and err. Whoever calls it twice for one request sells
--- one seat.
+-- "sold", "sold out", or nil and err. Two calls for one request sell one seat.
 local function sell(request)
   if not manager then
     local err

@@ -1,9 +1,10 @@
 -- Transfers between accounts, by several processes at once.
 --
 -- Shows: a transfer locks both accounts in one call. Two transfers in opposite
--- directions cannot deadlock, in whatever order they name the accounts. The fencing
--- token is kept with each balance, so that a holder which lost its lock unnoticed
--- (it was stopped for longer than hold_timeout) cannot undo what a later one wrote.
+-- directions cannot deadlock; they may name the accounts in any order. The fencing
+-- token is stored with each balance. So a holder that lost its lock unnoticed (it
+-- was stopped for longer than hold_timeout) cannot undo the writes of a later
+-- holder.
 --
 -- Not to be copied blindly: the files. Two of them cannot be written as one, so a
 -- crash in between loses money, and a file does not compare tokens while it is
@@ -41,13 +42,13 @@ local function write(account, balance, token)
   assert(file:close())
 end
 
--- true, or nil and why not. What is raised on the way ends the process, and that
--- releases; a program that goes on after errors says `local handle <close>` (Lua
--- 5.4), or pcall and release.
+-- true, or nil and the reason. An error that is raised on the way ends the
+-- process, which releases the lock. A program that goes on after errors needs
+-- `local handle <close>` (Lua 5.4), or pcall and release.
 local function transfer(from, to, amount)
   local handle, err = manager:acquire_all({ from, to }, { timeout = 10, label = "transfer" })
   if not handle then return nil, err end
-  -- Read under the lock: what was read before it may have changed since.
+  -- Read under the lock: values that were read before may have changed.
   local from_balance, from_token = read(from)
   local to_balance, to_token = read(to)
   local done, why = nil, "not enough money"

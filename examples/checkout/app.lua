@@ -1,4 +1,4 @@
--- The requests: who may do what, and what is answered.
+-- The requests: who may make them, and their answers.
 --
 --   423   somebody else has the customer          409   you had it, and have it no more
 --   401   you are not logged in                   403   you may not; or the form is of another site
@@ -17,7 +17,7 @@ local function word(status, text) return reply(status, text, { ["Content-Type"] 
 
 local function redirect(where, cookie) return reply(303, "", { Location = where, ["Set-Cookie"] = cookie }) end
 
--- What is none of the pages; session: nil where there is none.
+-- Answers that are none of the pages; session: nil without one.
 local function problem(status, session, title, text, typed, headers)
   return reply(status, pages.problem(session, title, text, typed), headers)
 end
@@ -36,7 +36,7 @@ local function failure(request, err)
   return problem(500, request.session, "Sorry", "The locks cannot be used. The log says why.", request.typed)
 end
 
--- What was typed into the editor, without control characters and carriage returns.
+-- The text typed into the editor, without control characters and carriage returns.
 local function typed(post)
   local customer = {}
   for name, most in pairs { name = 100, phone = 40, note = 2000 } do
@@ -49,7 +49,7 @@ local function typed(post)
   return customer
 end
 
--- The session had it, and has it no more: says why, once.
+-- The session has lost the customer: says why, once.
 local function lost(request, err)
   if err.code ~= "lost" then return failure(request, err) end
   local holder_of, trouble = locks.holders()
@@ -71,16 +71,17 @@ local function not_taken(request)
   return reply(409, pages.customer(request.session, customer, holder_of(customer.id), why, nil, request.typed))
 end
 
--- The form is of a window in which the person had taken the customer before. He has given it back since, somebody may have
--- changed it, and then he has taken it again: that window does not show what it would write over.
+-- The form comes from an older window of the same person, who has given the customer back since, and taken it again.
+-- In between another person may have changed the customer, so that window does not show the values that it would
+-- overwrite.
 local function of_before(request)
   local why = "You have opened it again since, in another window."
   if request.action == "renew" then return word(409, why) end
   return problem(409, request.session, request.customer.name, why, request.typed)
 end
 
--- Keeps it for longer, if the session still has it, and the form, if it is one, is of this time: its token and its
--- text. Else nil and what to answer.
+-- Keeps the customer for longer, if the session still has it and the form, if any, is of this lease; returns the
+-- lease's token and text. Else nil and the answer.
 local function keep(request)
   local text = data.taken(request.session, request.customer.id)
   if not text then return nil, not_taken(request) end
@@ -106,7 +107,8 @@ end
 
 POST["/logout"] = function(request)
   local who = request.session.login
-  -- First: what another request of his is just taking, no session gets any more, or it is there to be given back.
+  -- First: if another request of the same person is just taking a customer, it then finds no session and gives
+  -- the customer back, or the lease is there to be given back.
   data.log_out(who)
   request.session = nil
   local count, err = locks.give_back_all(who)
@@ -142,8 +144,8 @@ GET.look = function(request)
   return reply(200, pages.editor(session, customer, token, locks.ttl, nil, good))
 end
 
--- Of two clicks at one moment the first takes it, and is not done yet: whether it is soon. A server may show it as a
--- session of ours, which has no owner.
+-- Two clicks at one moment: the first takes the customer, and may not be done yet, so wait until it is. A server may
+-- show the first as a session lock of this program, which has no owner.
 local function first_click(session, id, holder)
   local may_be_ours = not holder or holder.owner == session.login or
     holder.kind == "session" and holder.application == locks.application
@@ -169,7 +171,7 @@ POST.take = function(request)
     local why = holder and "Somebody else has it." or "It was in use. Try again."
     return reply(423, pages.customer(session, request.customer, holder, why))
   end
-  -- Whoever had it before, and does not know yet that his time is up, cannot write any more.
+  -- An earlier holder that does not know yet that its time is up cannot write any more.
   if not data.fence(id, token) then
     locks.give_back(text)
     error("the tokens of the store are older than those of the data: was the store replaced?")
@@ -231,7 +233,8 @@ end
 
 -- --------------------------------------------------------------- requests
 
--- A browser says where a form was. Ours come from here.
+-- A browser says which site a form came from. The forms of this program come
+-- from here.
 local function is_foreign()
   local origin = ngx.var.http_origin
   return origin and origin:match "^https?://(.*)$" ~= ngx.var.http_host

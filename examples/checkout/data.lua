@@ -1,7 +1,7 @@
 -- The customers, and the sessions of those who have logged in, in SQLite. Raises what SQLite says.
 --
--- What a person has taken is in his session here, on the server, and never goes to the browser: who has the text
--- of a lease has the customer. A browser keeps only the session's id, which ends with the log-out.
+-- The session here, on the server, keeps the text of a person's lease. The text never goes to the browser: a
+-- person with the text has the customer. A browser keeps only the session's id, which ends with the log-out.
 
 local luasql = require "luasql.sqlite3"
 
@@ -75,8 +75,8 @@ end
 function data.customers() return query "SELECT * FROM customer ORDER BY name" end
 function data.customer(id) return query("SELECT * FROM customer WHERE id = ?", id)[1] end
 
---- Fences off whoever had it before: what he writes from now on is refused. To be called before the new one reads
--- what he is to edit. False: somebody with a later token was here.
+--- Fences off the earlier holder: from now on its writes are refused. Call it before the new holder reads the
+-- customer. False: a holder with a later token was here.
 function data.fence(id, token)
   return query("UPDATE customer SET token = ? WHERE id = ? AND token <= ?", token, id, token) == 1
 end
@@ -96,7 +96,7 @@ local function random()
   return (bytes:gsub(".", function(byte) return ("%02x"):format(byte:byte()) end))
 end
 
---- The session of that id, or nil: there is none, or it was begun half a day ago.
+--- The session of that id; or nil, if it does not exist or began half a day ago.
 function data.session(id)
   return query("SELECT * FROM session WHERE id = ? AND since >= ?", id, os.time() - SESSION_SECONDS)[1]
 end

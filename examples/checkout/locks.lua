@@ -1,9 +1,9 @@
--- Which customer is whose: all of the example that is about locks. Functions return nil and an err of hierlock's
--- where something can go wrong.
+-- All locking of the example: which person has which customer. After an error a function returns nil and an err
+-- of hierlock.
 
 local hierlock = require "hierlock"
 
--- How long a customer stays somebody's without a sign of life from him.
+-- How long a person keeps a customer without a sign of life.
 local TTL = tonumber(os.getenv("CHECKOUT_TTL")) or 900
 
 local locks = { ttl = TTL, application = "checkout" }
@@ -12,7 +12,7 @@ local PATH = { "office", "customer" }
 
 local function target(id) return { PATH[1], PATH[2], id } end
 
--- Each worker opens its own manager, when a request first needs it. Where that fails, it is tried again a
+-- Each worker opens its own manager, when a request first needs it. After a failure it tries again a
 -- second later; not before, as opening blocks the worker.
 local opened, failure
 local again = 0
@@ -26,7 +26,7 @@ local function manager()
 end
 
 --- Takes a customer for a person. Returns the text by which further requests keep it, and the fencing token.
--- `timeout`: somebody has it. timeout = 0: nobody waits here, neither a person nor a worker.
+-- `timeout`: another person has the customer. timeout = 0: neither a person nor a worker waits here.
 function locks.take(id, login)
   local store, err = manager()
   if not store then return nil, err end
@@ -40,8 +40,8 @@ function locks.take(id, login)
   return text, token
 end
 
---- Keeps it for another TTL, and returns its token. `lost`: it is somebody else's, or an administrator took it.
--- If its time was up and nobody has had it since, it is kept as well.
+--- Keeps the customer for another TTL, and returns the token. `lost`: another person has it, or an
+-- administrator took it. An expired lease is kept as well, if no other person has had the customer since.
 function locks.keep(text)
   local store, err = manager()
   if not store then return nil, err end
@@ -60,14 +60,14 @@ function locks.give_back(text)
     handle, err = store:import(text)
     if not handle then return nil, err end
     ok, err = handle:release { confirm = true }
-  -- Lost in between: the person's other request, say a renewal, has imported the same text. Once more; if it is
-  -- really gone, the import says so.
+  -- Lost in between: another request of the person, say a renewal, has imported the same text. Try once more;
+  -- if the lease is really gone, the import says so.
   until ok or err.code ~= "lost"
   return ok, err
 end
 
 --- A function that returns the lease that a customer is under, or nil: its owner, since (Unix time), remaining
--- (seconds), id. Whoever has leased all customers, or the office, has each of them.
+-- (seconds), id. A lease on all customers, or on the office, counts for each customer.
 function locks.holders()
   local store, err = manager()
   if not store then return nil, err end
@@ -80,15 +80,16 @@ function locks.holders()
   return function(id) return by_path[all .. "/" .. id] or by_path[all] or by_path[office] end
 end
 
---- Gives back all that a person has, wherever: he logs out. How many.
+--- Gives back all customers of a person who logs out, on any machine. Returns
+-- how many.
 function locks.give_back_all(login)
   local store, err = manager()
   if not store then return nil, err end
   return store:revoke({ owner = login }, { by = login, reason = "logged out" })
 end
 
---- Takes a customer from whoever has it by this lease, by its id: not from one who has taken it since the
--- administrator looked. How many.
+--- Ends this lease of a customer, by its id, so that a person who took the customer after the
+-- administrator looked keeps it. Returns how many were ended.
 function locks.take_away(id, lease, by, reason)
   local store, err = manager()
   if not store then return nil, err end

@@ -10,7 +10,7 @@ local function clock(time) return os.date("%H:%M", time) end
 
 -- -------------------------------------------------------------- words
 
--- The holder is a lease, or whoever else is in the way: a program's lock has no end, and not every store knows more.
+-- The holder is a lease, or another program's lock, which has no end; not every store knows more.
 local function in_use(holder)
   local text = "in use by " .. (holder.owner or holder.application or "?")
   if holder.since then text = ("%s since %s"):format(text, clock(holder.since)) end
@@ -26,7 +26,8 @@ local function state(session, holder)
   return html('<span class="state used">{text}</span>', { text = in_use(holder) })
 end
 
---- What a person is told who has lost a customer, as plain text. holder: who has it now, or nil.
+--- The message for a person who has lost a customer, as plain text. holder: the present holder,
+-- or nil.
 function pages.why_lost(err, holder)
   if err.revoked_by then
     return err.revoked_by .. " took it from you" .. (err.reason and ": " .. err.reason or "")
@@ -69,7 +70,7 @@ local function notice(kind, text)
   return html('<p class="notice {kind}" role="status">{text}</p>\n', { kind = kind, text = text })
 end
 
--- What somebody has typed, and could not be saved.
+-- The typed text that could not be saved.
 local function unsaved(typed)
   if not typed then return NOTHING end
   return html([[
@@ -78,7 +79,7 @@ local function unsaved(typed)
 ]], typed)
 end
 
--- A form of one button.
+-- A form with a single button.
 local function button(session, action, text, class)
   return html('<form method="post" action="{action}"><input type="hidden" name="form" value="{form}">' ..
               '<button class="{class}">{text}</button></form>',
@@ -98,7 +99,7 @@ function pages.login(why)
 ]], { why = notice("bad", why) }))
 end
 
---- done: what has just been done, or nil.
+--- done: the operation just done, or nil.
 function pages.list(session, customers, holder_of, done)
   local rows = {}
   for i, customer in ipairs(customers) do
@@ -122,7 +123,7 @@ function pages.list(session, customers, holder_of, done)
 ]], { done = notice("good", done), rows = joined(rows) }))
 end
 
---- A customer whom the session has not taken. bad, good: what is to be said, or nil; typed: what could not be saved.
+--- A customer that the session has not taken. bad, good: a message, or nil; typed: the text that could not be saved.
 function pages.customer(session, customer, holder, bad, good, typed)
   local path = "/customer/" .. customer.id
   local below
@@ -149,7 +150,8 @@ function pages.customer(session, customer, holder, bad, good, typed)
       heading = typed and html("<h2>As it is now</h2>", {}) or NOTHING, phone = customer.phone, note = customer.note, below = below }))
 end
 
---- One that the session has taken, with that token: until ttl seconds from now, or longer, as editor.js renews it.
+--- A customer that the session has taken, with that token: until ttl seconds from now, or longer, as editor.js
+-- renews it.
 function pages.editor(session, customer, token, ttl, bad, good)
   return page(customer.name, session, html([[
 {bad}{good}<form class="card" method="post" action="{path}/save" data-renew="{path}/renew" data-ttl="{ttl}">

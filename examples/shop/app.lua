@@ -1,4 +1,4 @@
--- The requests: what is done, and what is answered.
+-- The requests, and their answers.
 --
 --   409   somebody else was first: what has changed       423   somebody has it just now: who
 --   422   what you typed cannot be                        303   done; look there
@@ -17,10 +17,11 @@ local function random(bytes)
   return (text:gsub(".", function(byte) return ("%02x"):format(byte:byte()) end))
 end
 
--- Of what the forms carry. It is made before the workers are, and after a reload it is another one: who has a form from before opens it anew.
+-- The secret that signs the forms' fields. nginx makes it before the workers, and anew at a reload: then a user must
+-- open an old form again.
 local SECRET = random(16)
 
--- What the forms that carry no row contain: a page of another site cannot read it.
+-- The token in forms without a row: a page of another site cannot read it.
 local FORM = random(16)
 
 local NIGHT = 5 -- seconds that the batch comes back to what was put aside
@@ -35,7 +36,8 @@ local function not_found() return reply(404, pages.problem("Not found", "There i
 
 local RETRY = { ["Retry-After"] = 1 }
 
--- For an err that is not about what the user does. typed: what he would lose.
+-- For an err that is not about the user's action. typed: the text that the
+-- user would lose.
 local function failure(err, typed)
   ngx.log(ngx.ERR, tostring(err.message or err))
   if err.code == "unknown" then
@@ -46,7 +48,7 @@ local function failure(err, typed)
   return reply(500, pages.problem("Sorry", "The shop cannot do that. The log says why.", typed))
 end
 
--- For an err of one of the ways. changed(err): the answer where somebody else was first.
+-- For an err of one of the ways. changed(err): the answer if another user was first.
 local function answer_to(err, typed, changed)
   if err.code == "refused" or err.code == "stale" then
     if err.gone then return not_found() end
@@ -68,7 +70,7 @@ end
 
 local function purpose(id) return "product " .. id end
 
---- What a form carries of the row that it was made from.
+--- The part of a row that its form carries.
 local function sealed(product)
   return rows.seal(SECRET, purpose(product.id),
                    { name = product.name, price = product.price, stock = product.stock, version = product.version })
@@ -89,7 +91,7 @@ local DONE = {
   saved = "Saved.", delivered = "It is in the stock.", night = "The batch has run.",
 }
 
--- What every page says of the shop.
+-- The state of the shop that every page shows.
 local function state(done) return { way = data.way(), orders = data.orders(), done = DONE[done], form = FORM } end
 
 GET["/"] = function(request) return reply(200, pages.shop(state(request.done), data.products(), function() return random(16) end)) end
@@ -177,10 +179,11 @@ end
 
 -- --------------------------------------------------------------- requests
 
--- What changes the shop for all.
+-- Requests that change the shop for all.
 local CONTROL = { ["/way"] = true, ["/reset"] = true, ["/night"] = true }
 
--- A browser says where a form was. Ours come from here.
+-- A browser says which site a form came from. The forms of this shop come
+-- from here.
 local function is_foreign()
   local origin = ngx.var.http_origin
   return origin and origin:match "^https?://(.*)$" ~= ngx.var.http_host

@@ -1,5 +1,5 @@
--- The shop's batches, as programs beside its users: the nightly prices, and workers that send the messages of orders. Any number
--- of workers may run at a time, on any machines; they do as the way says that is chosen on the page.
+-- The shop's batches, as programs beside its users: the nightly prices, and workers that send the messages of orders.
+-- Any number of workers may run at a time, on any machines; they follow the way that is chosen on the page.
 --
 -- Run it from the source tree, with the variables of examples/shop/nginx.conf as the shop has them:
 --

@@ -1,5 +1,5 @@
--- The data of the shop, in SQLite, MySQL, MariaDB or PostgreSQL: one connection for each worker. It is enough: no
--- request yields between the begin of a transaction and its end.
+-- The data of the shop, in SQLite, MySQL, MariaDB or PostgreSQL: one connection for each worker. One is enough:
+-- no request yields between the begin of a transaction and its end.
 
 local hierlock = require "hierlock"
 local rows = require "hierlock.rows"
@@ -9,7 +9,7 @@ local data = {}
 local DATABASE = os.getenv "SHOP_DATABASE" or "sqlite:/tmp/hierlock-shop/data.db"
 local MAIL = os.getenv "SHOP_MAIL" or "/tmp/hierlock-shop/mail"
 
---- Seconds that a request waits for what somebody else has.
+--- Seconds that a request waits for another holder.
 data.WAIT = tonumber(os.getenv "SHOP_WAIT") or 2
 
 local OPTIONS = { timeout = data.WAIT, tables = {
@@ -87,7 +87,8 @@ end
 local failure
 local later = 0
 
---- The manager of locks; or nil, err. Opening blocks the worker: where it fails, it is tried again a second later, and not before.
+--- The manager of locks; or nil, err. Opening blocks the worker: after a failure it tries again a second later, and
+-- not before.
 function data.locks()
   if not locks and os.time() >= later then
     locks, failure = hierlock.open(nil, { application = "shop" })
@@ -148,7 +149,8 @@ function data.product(id) return run("SELECT * FROM shop_product WHERE id = ?", 
 
 function data.order(ref) return run("SELECT * FROM shop_order WHERE ref = ?", ref)[1] end
 
---- Writes an order, in the transaction of the sale. `ref` is of the form: a form that is sent twice is one order.
+--- Writes an order, in the transaction of the sale. `ref` comes from the form: a form that is sent twice makes
+-- one order.
 function data.add_order(ref, product, number, price)
   return run("INSERT INTO shop_order (ref, product, number, price, status, version) VALUES (?, ?, ?, ?, 'new', 1)",
              ref, product, number, price)
@@ -161,7 +163,7 @@ function data.orders()
   return count
 end
 
---- Orders whose message is to be sent, so many at most.
+--- Orders whose message is to be sent, at most so many.
 function data.new_orders(limit) return run("SELECT * FROM shop_order WHERE status = 'new' ORDER BY ref LIMIT ?", limit) end
 
 function data.way() return run("SELECT value FROM shop_setting WHERE name = 'way'")[1].value end
@@ -173,7 +175,8 @@ function data.reset()
   os.remove(MAIL)
 end
 
---- Sends the customer his message. It is out at once, and no ROLLBACK takes it back.
+--- Sends the customer a message. The message is out at once, and no ROLLBACK takes
+-- it back.
 function data.send(order)
   local file = assert(io.open(MAIL, "a"))
   file:write(order.ref, "\n") -- in one piece, as it is short

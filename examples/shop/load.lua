@@ -1,6 +1,6 @@
--- Lets many use the shop at once, in each of its ways, and counts what has gone wrong: packets sold that were not there,
--- deliveries that are not in the stock, prices of the batch that were overwritten, messages sent twice. Then how many
--- sales a second the way is good for.
+-- Lets many clients use the shop at once, in each of its ways, and counts the errors: packets sold without stock,
+-- deliveries missing in the stock, overwritten prices of the batch, messages sent twice. Then measures the sales per
+-- second of each way.
 --
 -- Needs Debian's lua-argparse, lua-http and lua-dkjson. The shop begins anew for it. Run it from the source tree while the shop
 -- runs, with the shop's variables:
@@ -8,7 +8,7 @@
 --     export LUA_PATH="examples/?.lua;lua/?.lua;lua/?/init.lua;;" LUA_CPATH="build/luajit/?.so;;"
 --     luajit examples/shop/load.lua
 --
--- Exit status: 1 if anything went wrong in a way that is one.
+-- Exit status: 1 if anything went wrong in a way other than "none".
 
 local argparse = require "argparse"
 local cqueues = require "cqueues"
@@ -37,13 +37,13 @@ local function encoded(text)
   return (tostring(text):gsub("[^%w._-]", function(c) return ("%%%02X"):format(c:byte()) end))
 end
 
--- What a field of a page's form contains, or nil.
+-- The value of a field of a page's form, or nil.
 local function field_in(page, name)
   local value = page:match('name="' .. name .. '"[^>]- value="([^"]+)"')
   return value and value:gsub("&quot;", '"'):gsub("&lt;", "<"):gsub("&gt;", ">"):gsub("&#39;", "'"):gsub("&amp;", "&")
 end
 
--- What the forms of the office and of the control contain.
+-- The token in the forms of the office and of the control.
 local function form_of(one) return (assert(field_in(select(2, one:get "/"), "form"))) end
 
 local function seal_in(page) return (assert(field_in(page, "seen"), page)) end
@@ -51,7 +51,7 @@ local function seal_in(page) return (assert(field_in(page, "seen"), page)) end
 local browser_class = {}
 browser_class.__index = browser_class
 
--- Somebody with a connection of his own.
+-- A client with a connection of its own.
 local function browser()
   return setmetatable({ connection = assert(client.connect({ host = options.host, port = options.port, tls = false, version = 1.1 }, TIMEOUT)) },
                       browser_class)
@@ -78,8 +78,8 @@ function browser_class:get(path) return self:ask("GET", path) end
 
 local SECONDS_TO_WAIT = { [423] = 0.05, [503] = 0.05 }
 
--- Sends a form. Whoever hears that another one has it tries again; who hears that the row has changed takes the form of
--- the answer, as a person would after a look. Returns the last status, the page, and how often.
+-- Sends a form. If another client has the row, it tries again; if the row has changed, it sends the form of the
+-- answer, as a person would after a look. Returns the last status, the page, and the number of tries.
 function browser_class:post(path, fields)
   for try = 1, TRIES do
     local status, page = self:ask("POST", path, fields)
@@ -106,7 +106,7 @@ local function new_ref()
 end
 
 
--- What all see: stock and price by product.
+-- The public page: stock and price by product.
 local function products(one)
   local _, page = one:get "/"
   local stock, price = {}, {}
@@ -117,7 +117,7 @@ local function products(one)
   return stock, price
 end
 
--- Calls fn(browser, i) for so many at once, and waits for all.
+-- Calls fn(browser, i) for so many clients at once, and waits for all.
 local function together(n, fn)
   local queue = cqueues.new()
   for i = 1, n do
@@ -140,7 +140,8 @@ local function begin_anew(way)
   end)
 end
 
--- All want the last five packets, of each product. Returns how many were sold that were not there.
+-- All clients want the last five packets, of each product. Returns how many packets were sold
+-- without stock.
 local function last_packets()
   together(options.clients, function(one)
     for id = 1, PRODUCTS do one:post("/buy", { id = id, number = STOCK, ref = new_ref() }) end
@@ -152,7 +153,8 @@ local function last_packets()
   return wrong
 end
 
--- Each has looked at the stock, and adds ten packets. Returns how many of them are missing.
+-- Each clerk has looked at the stock, and adds ten packets. Returns how many packets are
+-- missing.
 local function deliveries()
   local pages = {}
   together(options.clients, function(one, i) pages[i] = select(2, one:get "/clerk/1") end)
@@ -165,7 +167,7 @@ local function deliveries()
 end
 
 -- Clerks have opened all products when two batches compute the prices, and save new names meanwhile. Returns how many
--- prices are not what the batches made of them.
+-- of the batches' prices were overwritten.
 local function screens()
   local pages, before, wrong = {}, nil, 0
   together(PRODUCTS, function(one, id)
@@ -190,7 +192,8 @@ local function screens()
   return wrong
 end
 
--- Several workers send the messages of all orders. Returns how many were sent that had been sent before, and how many were not.
+-- Several workers send the messages of all orders. Returns how many messages were sent again, and how many were not
+-- sent.
 local function messages()
   local running = {}
   for i = 1, options.workers do running[i] = assert(io.popen("luajit examples/shop/batch.lua messages 2>&1")) end
@@ -207,7 +210,8 @@ local function messages()
   return twice
 end
 
--- Sales per second, of one product or of all. Returns also how many orders there are.
+-- Returns the sales per second, of a single product or of all, and the number of
+-- orders.
 local function sales(of)
   together(of, function(one, id)
     local _, page = one:get("/clerk/" .. id)
@@ -228,7 +232,7 @@ end
 ffi.cdef "int isatty(int);"
 local on_terminal = ffi.C.isatty(2) == 1
 
--- What it is at; nothing: takes that away.
+-- Shows the present step; without one, clears the line.
 local function progress(way, what)
   if not on_terminal then return end
   io.stderr:write("\r\27[K", way and way .. ": " .. what or "")

@@ -20,7 +20,7 @@ local money = pages.money
 
 -- ---------------------------------------------------------------- frame
 
--- state: nil on pages that say what went wrong.
+-- state: nil on pages of an error.
 local function page(title, state, body)
   local bar = NOTHING
   if state then
@@ -59,7 +59,7 @@ end
 
 local function bad(text) return html('<p class="notice bad" role="status">{text}</p>\n', { text = text }) end
 
--- What somebody has typed, and could not be done: { label = text, … }.
+-- The typed values of a request that failed: { label = text, … }.
 local function unsaved(typed)
   if not typed then return NOTHING end
   local items, names = {}, {}
@@ -96,7 +96,7 @@ function pages.shop(state, products, ref)
 ]], { rows = joined(rows), new = state.orders.new, sending = state.orders.sending, sent = state.orders.sent }))
 end
 
---- Somebody else has bought them.
+--- Another customer has bought the packets.
 function pages.sold_out(state, product, number)
   local left = product.stock
   return page(product.name, state, html([[
@@ -142,14 +142,14 @@ local function delivery(product, seal, number)
 ]], { id = product.id, seal = seal, stock = stock(product), number = number })
 end
 
---- A clerk's screen. seal: what its forms carry.
+--- A clerk's screen. seal: the sealed field of its forms.
 function pages.product(state, product, seal)
   return page(product.name, state,
               joined { editor(product, seal, product.name, money(product.price)), delivery(product, seal, 10) })
 end
 
---- Somebody else has changed the product since the form was made: what he saw, what he typed, what is there now; and the form
--- again, of what is there now.
+--- Another user has changed the product since the form was made: shows the values that the clerk saw and typed, the
+-- present values, and the form again with the present values.
 function pages.changed(state, product, seen, typed, seal)
   local lines = {}
   local function line(label, name, show)
@@ -184,12 +184,13 @@ local function held_by(holders)
                                         holder.since and os.date(", since %H:%M:%S", holder.since) or "")
 end
 
---- Somebody has it just now. holders: who, where that is known.
+--- Another holder has the product just now. holders: the holders, where they
+-- are known.
 function pages.held(holders, typed)
   return page("In use", nil, html("{bad}{typed}<p>Go back, and try again in a moment.</p>\n", { bad = bad(held_by(holders)), typed = unsaved(typed) }))
 end
 
---- What the batch could not do.
+--- The cases that the batch could not do.
 function pages.night(done, left)
   local items = {}
   for i, case in ipairs(left) do

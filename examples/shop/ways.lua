@@ -1,4 +1,5 @@
--- Five ways to do the shop's work while others do the same, of which one is no control at all. Each has:
+-- Five ways to do the shop's work while others do the same; the first has no control at all. Each way
+-- has:
 --
 --   buy(ref, id, number)          a customer buys; ref is the order's name, of his form
 --   deliver(id, number, seen)     a clerk adds to the stock that he has seen: `seen` is the row as his screen had it
@@ -22,8 +23,8 @@ local TRIES = 10 -- of who reads anew because another one was first
 local DEARER = 10
 local MANY = 10 -- orders that a worker looks at
 
--- What a sale costs. It takes a while to find out, as if another program were asked: that blocks the worker, as a
--- driver does that is not nginx's. Meanwhile others change the row.
+-- The price of a sale. Computing it takes a while, as if another program were asked. This blocks the worker, like
+-- a driver that does not yield to nginx. Meanwhile others change the row.
 local function cost(product, number)
   ffi.C.poll(nil, 0, THINK)
   return product.price * number
@@ -33,12 +34,12 @@ local function refused(product) return nil, { code = "refused", message = "there
 
 local function gone() return nil, { code = "stale", message = "there is no such product", gone = true } end
 
---- Seconds. In nginx others go on meanwhile.
+--- Sleeps so many seconds. In nginx other requests go on meanwhile.
 function ways.sleep(seconds)
   if ngx then ngx.sleep(seconds) else ffi.C.poll(nil, 0, seconds * 1000) end
 end
 
--- Calls fn until nobody was first, a few times.
+-- Calls fn, a few times at most, until no other program was first.
 local function again(fn)
   for try = 1, TRIES do
     local done, err = fn()
@@ -46,7 +47,7 @@ local function again(fn)
   end
 end
 
--- Calls fn(db) in a transaction, which a deadlock begins anew.
+-- Calls fn(db) in a transaction; after a deadlock it tries again.
 local function transaction(fn) return data.db():transaction({ retries = 3 }, fn) end
 
 -- The product, with a lock that the transaction keeps to its end.
@@ -55,14 +56,15 @@ local function locked(db, id)
   return product and data.numbers(product), err
 end
 
--- Calls fn while nobody else has what the node stands for: {"shop", kind, id}.
+-- Calls fn under a lock on the node {"shop", kind, id}.
 local function alone(kind, id, label, timeout, fn)
   local manager, err = data.locks()
   if not manager then return nil, err end
   return manager:with({ "shop", kind, id }, { timeout = timeout, label = label }, fn)
 end
 
--- For a worker: whether somebody else has this order, or has had it, so that he looks at the next one.
+-- For a worker: whether another worker has, or has had, this order, so that it looks at the next
+-- order.
 local PASSED_BY = { refused = true, stale = true, timeout = true }
 
 -- Calls send(order) for orders that seem to be new until one is sent.
@@ -77,7 +79,8 @@ end
 
 -- ------------------------------------------------------------------ none
 
--- Each statement is right, and the whole is not: what was read is no longer so when it is written.
+-- Each statement is right, and the whole is not: the value has changed between the read and the
+-- write.
 local none = {}
 ways.none = none
 
@@ -118,7 +121,8 @@ end
 
 -- ----------------------------------------------------------- conditional
 
--- One statement changes the row, if it still is as it must be. Nothing is held, and nobody tries again.
+-- A single statement changes the row, if the condition still holds. It holds no lock, and needs no
+-- retry.
 local conditional = {}
 ways.conditional = conditional
 
@@ -138,7 +142,7 @@ function conditional.deliver(id, number)
   return data.db():update("shop_product", id, { stock = rows.expr("stock + ?", number) }, { where = { "stock >= 0" } })
 end
 
--- The condition is that what he changes is what he has seen.
+-- The condition: the row still has the values that the clerk has seen.
 function conditional.save(id, typed, seen)
   return data.db():update("shop_product", id, { name = typed.name, price = typed.price }, { old = seen, columns = { "name", "price" } })
 end
@@ -147,8 +151,8 @@ function conditional.reprice(id)
   return data.db():update("shop_product", id, { price = rows.expr("price + ?", DEARER) }, { where = { "price > 0" } })
 end
 
--- The state in between is committed before the message is sent. Who dies then leaves an order that is `sending`: a
--- person has to find out whether its message is out.
+-- The worker commits the state in between before it sends the message. If it dies then, the order stays `sending`:
+-- a person has to find out whether its message is out.
 local function by_states(first)
   return function()
     return first_new(function(order)
@@ -164,7 +168,8 @@ conditional.send = by_states(function() return { where = { "status = ?", "new" }
 
 -- ------------------------------------------------------------ optimistic
 
--- Nothing is held while one thinks. Who writes names the version that he has read; whoever was not first hears of it.
+-- No lock is held while the price is computed. A write names the version that was read; if another writer was first,
+-- it fails.
 local optimistic = {}
 ways.optimistic = optimistic
 
@@ -183,7 +188,8 @@ function optimistic.buy(ref, id, number)
   end)
 end
 
--- He has seen another number than there is now: he is to look again, as he may have counted.
+-- The clerk has seen another number than the present one, and must look again, as the clerk
+-- may have counted.
 function optimistic.deliver(id, number, seen)
   return data.db():update("shop_product", id, { stock = seen.stock + number }, { version = seen.version })
 end
@@ -263,8 +269,8 @@ end
 
 -- -------------------------------------------------------------- hierlock
 
--- What one works on is a node: the stock of a product, its price, an order's message. No transaction is open while one thinks,
--- stock and price do not wait for each other, and who waits learns for whom.
+-- Each piece of work is a node: the stock of a product, its price, an order's message. No transaction is open while
+-- the price is computed, stock and price do not wait for each other, and a waiter learns the holder's name.
 local by_node = {}
 ways.hierlock = by_node
 
@@ -291,7 +297,8 @@ function by_node.deliver(id, number)
   end)
 end
 
--- Nor does this lock span the two requests. Who is to keep what he is typing checks the product out: examples/checkout.
+-- This lock does not span the two requests either. To protect the typed text, check the product out:
+-- examples/checkout.
 function by_node.save(id, typed, seen)
   return alone("price", id, "a clerk's screen", data.WAIT, function()
     return data.db():update("shop_product", id, { name = typed.name, price = typed.price },
@@ -320,9 +327,9 @@ end
 
 -- ------------------------------------------------------------- the batch
 
---- The nightly batch: each product by itself, committed at once. What somebody has just now is put aside, and tried again
--- in the end, for so many seconds. Returns how many were done, and a list of { product, holders } of those that were not, with
--- who was seen to have it; or nil and an err that is not about one product.
+--- The nightly batch: each product by itself, committed at once. The batch puts held products aside, and tries them
+-- again in the end, for so many seconds. Returns how many were done, and a list of { product, holders } of the
+-- others, with the holders that were seen. Or returns nil and an err that is not about a single product.
 function ways.nightly(way, seconds)
   local aside, done, ends = {}, 0, os.time() + seconds
   for _, product in ipairs(data.products()) do aside[#aside + 1] = { product = product } end
