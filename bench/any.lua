@@ -1,4 +1,5 @@
--- How fast a work queue hands over: threads take the first free one of n targets, and give it back at once.
+-- Measures how fast a work queue hands over: threads take the first free target of n, and give it back at
+-- once.
 --     lua bench/any.lua DSN TARGETS THREADS SECONDS
 -- TARGETS = 1 is `acquire`, to compare with.
 

@@ -1,6 +1,6 @@
 /*
- * bare.c - what the server and the wire cost, without any library of ours. It
- * takes and releases three row locks (shared, shared, exclusive), or GET_LOCK's.
+ * bare.c - the cost of the server and the wire, without hierlock. Takes and
+ * releases three row locks (shared, shared, exclusive), or GET_LOCK's.
  *
  *   bare mode=rows host=127.0.0.1 port=3306 user=app password=pw db=test
  *        table=hier_lock_buckets buckets=10000 [socket=/path] [tls=1]

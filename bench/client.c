@@ -1,14 +1,15 @@
 /*
  * client.c - the conversation that every client of the bench has with
- * contest.lua; loop.lua and symfony.php speak it as well. It reads lines, and
- * answers each by one:
+ * contest.lua; loop.lua and symfony.php speak it as well. The client reads
+ * lines, and answers each by a line:
  *
  *   N       N times take + give, names at random       microseconds of one
  *   take    takes the lock that is handed over         when it began, when it had it
  *   give    gives it back                              when it began
  *
- * Before the first N it uses each name once: files and the like come into being.
- * Points in time are nanoseconds of CLOCK_MONOTONIC, which processes share.
+ * Before the first N the client uses each name once, so that files and the like
+ * exist. Points in time are nanoseconds of CLOCK_MONOTONIC, which processes
+ * share.
  */
 #include "client.h"
 
@@ -17,7 +18,7 @@
 #include <string.h>
 #include <time.h>
 
-/* Names 0 to NAMES - 1; the one that is handed over is none of them. */
+/* Names 0 to NAMES - 1. The handed-over lock has another name. */
 enum {
   NAMES = 2000
 };

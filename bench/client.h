@@ -1,6 +1,6 @@
 /*
- * client.h - what a client of the bench in C has to say: how it opens its lock,
- * takes it and gives it back. client.c does the rest: the loop, the clock and the
+ * client.h - the functions of a client of the bench in C: it opens its lock,
+ * takes it and gives it back. client.c has the loop, the clock and the
  * conversation with contest.lua. A failure ends the program, with a message.
  */
 #ifndef BENCH_CLIENT_H
@@ -8,7 +8,7 @@
 
 /* With the program's own arguments, without its name. */
 void client_open(int argc, char **argv);
-/* Waits until it has the lock. It never takes a second one. */
+/* Waits until the client has the lock. A client never takes a second lock. */
 void client_take(unsigned name);
 void client_give(void);
 

@@ -1,10 +1,10 @@
 /*
  * clients.c - blocking clients, on the public header: threads that take and release
- * an account again and again, each of them one of `accounts` at random.
+ * an account again and again, each time at random out of `accounts`.
  *
  *   clients THREADS ACCOUNTS SECONDS BUCKETS        on $HIERLOCK_DSN
  *
- * Prints how many sections a second they did, all together.
+ * Prints the critical sections per second of all threads together.
  */
 #include <hierlock.h>
 

@@ -1,6 +1,6 @@
--- hierlock beside what others lock with (peers.lua), in one run: how long it takes
--- to take and give back a lock that nobody else wants, and how long a waiter waits
--- on after the release. Prints a table, in Markdown, and draws it (chart.lua).
+-- hierlock beside other locks (peers.lua), in one run. Measures acquire + release
+-- without contention, and the time from a release to the waiter's return. Prints a
+-- table, in Markdown, and draws it (chart.lua).
 
 local uv = require "luv"
 local contest = require "bench.contest"
@@ -10,7 +10,8 @@ local SVG = assert(os.getenv("BENCH_SVG"), "run it by `make bench`")
 local ROUND_MS, WAIT_MS, HANDOVERS = 20, 5, 3 -- of a round; at least; in a round
 
 -- With two CPUs, a server has the first and its clients the second, as if on
--- machines of their own. Without a server, whoever releases has the first.
+-- machines of their own. Without a server, the releasing process has the
+-- first.
 local two_cpus = #uv.cpu_info() > 1
 
 local function open(peer)
@@ -30,7 +31,7 @@ local function measure(peers)
   contest.alternate(takers, nil, ROUND_MS)
   for _ = 1, contest.rounds * HANDOVERS do
     for _, peer in ipairs(peers) do
-      -- One that polls is met at any point between two tries.
+      -- The release comes at any point between two tries of a polling waiter.
       local pause = WAIT_MS + (peer.polls and math.random(0, peer.polls) or 0)
       table.insert(peer.handovers, contest.handover(peer.giver, peer.taker, pause))
     end
@@ -70,7 +71,8 @@ local function circumstances()
   }
 end
 
--- Those that were not run, and how to have them: nothing is installed unasked.
+-- The locks that were not run, and the packages that they need: the bench
+-- installs nothing.
 local function print_missing(all)
   local packages, listed = {}, {}
   for _, peer in ipairs(all) do

@@ -1,14 +1,14 @@
--- What a fair comparison needs: clients that wait for their turn, rounds that
--- alternate, medians. All that is compared runs in short rounds of one run: the
--- machine may be busy, but it is then busy for all. Knows nothing of locks; client.c
--- says what is spoken with a client.
+-- The parts of a fair comparison: clients that wait for their turn, rounds that
+-- alternate, medians. All compared clients run in short rounds of one run, so that a
+-- busy machine is busy for all. This file knows nothing of locks; client.c describes
+-- the conversation with a client.
 
 local uv = require "luv"
 local unpack = table.unpack or unpack
 
 local contest = { rounds = tonumber(os.getenv("BENCH_ROUNDS") or 21) }
 
--- The values at a quarter, half and three quarters of the sorted ones, and the
+-- The values at a quarter, half and three quarters of the sorted list, the
 -- least and the greatest.
 function contest.quartiles(values)
   local sorted = {}
@@ -30,7 +30,7 @@ function contest.rss_kib()
   return pages * 4
 end
 
--- A program that answers each line by one. cpu: where it is to run, or nil.
+-- A program that answers each line by a line. cpu: the CPU to run on, or nil.
 function contest.client(name, command, args, cpu)
   local input, output, buffer, ended = uv.new_pipe(false), uv.new_pipe(false), "", nil
   if cpu then
@@ -80,7 +80,7 @@ function contest.alternate(clients, cycles, ms)
   end
 end
 
--- One hand-over of the lock, in microseconds: from the holder's call of release to
+-- A hand-over of the lock, in microseconds: from the holder's call of release to
 -- the waiter's return. The waiter waits for at least so many milliseconds.
 function contest.handover(holder, waiter, ms)
   while true do
@@ -93,7 +93,8 @@ function contest.handover(holder, waiter, ms)
     local began, got = waiter.answer():match("^(%d+) (%d+)$")
     waiter.ask("give")
     assert(tonumber(got) > released, holder.name .. " does not exclude")
-    -- It may have been kept from its CPU, and not have begun to wait in time.
+    -- Another process may have had the waiter's CPU, so that it did not begin
+    -- to wait in time.
     if released - tonumber(began) >= ms * 1e6 then return (tonumber(got) - released) / 1e3 end
   end
 end

@@ -1,5 +1,5 @@
--- Acquires and releases a resource, as often as said, to count what a cycle costs in instructions: as the
--- difference of two runs under callgrind, of hierlock's own functions.
+-- Acquires and releases a resource, the given number of times, to count the instructions of a cycle. The
+-- count is the difference of two runs under callgrind, of hierlock's own functions.
 --
 --   count() {
 --     valgrind --tool=callgrind --callgrind-out-file=/tmp/cycle.out lua5.4 bench/cycle.lua "$@" >/dev/null 2>&1

@@ -1,5 +1,5 @@
--- How fast and how small hierlock promises to be: each store against what bounds
--- it, on its own. How it compares with what others offer is peers.lua's.
+-- The goals of speed and size: each store against its lower bound. peers.lua
+-- compares hierlock with other locks.
 
 local uv = require "luv"
 local contest = require "bench.contest"
@@ -22,7 +22,7 @@ local function show(clients, reference)
   end
 end
 
--- what: a ratio that is promised, at most (or at least) limit
+-- what: a promised ratio, at most (or at least) limit
 local function verdict(what, value, limit, at_least)
   local ok = at_least and value >= limit or not at_least and value <= limit
   print(("  %-58s %6.2f  (%s %.2f: %s)"):format(what, value, at_least and "at least" or "at most", limit,
@@ -66,7 +66,8 @@ local function on_server(name)
   end
 end
 
--- Leases beside the same packets from C; sessions of a space with leases beside those of one without.
+-- Leases beside the same packets from C; sessions of a space with leases beside sessions of a space
+-- without.
 local function leases_on(name)
   local server = servers[name]
   if not server then return end
@@ -78,7 +79,8 @@ local function leases_on(name)
   print(("\nleases on %s over tcp, client and server on two CPUs"):format(name))
   show({ ours, bare }, bare)
   verdict("a lease by hierlock / bare C", median(ours.results) / median(bare.results), 1.25)
-  -- In so few buckets what these hold would be in the way of those above.
+  -- In so few buckets the locks of these clients would block the clients
+  -- above.
   local refreshed = contest.client("refresh", LUA, server.leased("tcp", "0", "refresh"), "1")
   local imported = contest.client("export and import", LUA, server.leased("tcp", "0", "import"), "1")
   alternate({ refreshed, imported }, 100)
@@ -114,7 +116,8 @@ function goals.postgresql()
     show({ ours, rows, lock }, rows)
     verdict("hierlock / bare C", median(ours.results) / median(rows.results), 1.2)
   end
-  -- The gate is a database's, so those beside a lease have one of their own.
+  -- The gate belongs to a database, so clients beside a lease have a database
+  -- of their own.
   local function leases(placement, client_cpu, server_cpu)
     pin({ pid = pid }, server_cpu)
     local sql = require("hierlock.command.lease_tables").postgresql()
@@ -140,7 +143,7 @@ function goals.postgresql()
     print(("\nleases on postgresql over a socket, client and server %s"):format(placement))
     show(leased, bare)
     verdict("a lease by hierlock / bare C", median(ours.results) / median(bare.results), 1.25)
-    -- What the leases above have opened, closes when a manager begins.
+    -- A new manager closes the gate that the leases above have opened.
     local closing = assert(require("hierlock").open(url:format "postgres"))
     assert(closing:leases())
     closing:close()
@@ -234,7 +237,7 @@ end
 
 -- ------------------------------------------------- stores with leases only
 
--- Of a round: long enough for a client's caches to be warm again.
+-- The time of a round: long enough for a client's caches to be warm again.
 local ROUND_MS = 50
 
 -- The hand-overs of so many rounds, in microseconds. Clients that poll are met at any point between two tries.
@@ -248,8 +251,9 @@ local function handovers(name, client, rounds, polls)
   return middle
 end
 
--- All of them in turn. Each is { name, command, arguments, bare = the name of its floor, limit, polls = ms between two tries,
--- hands_over = how often, goal = at most so many microseconds }, or { name, missing = why it is not run }.
+-- Runs all clients in turn. Each is { name, command, arguments, bare = the name of its floor, limit, polls = ms
+-- between two tries, hands_over = how often, goal = at most so many microseconds }, or { name, missing = why it is
+-- not run }.
 local function beside(title, cpu, all)
   local clients, by_name = {}, {}
   local function client(one, name) return contest.client(name or one.name, one[1], one[2], cpu) end
@@ -283,7 +287,7 @@ local BARE_SENT, BARE_WAITED = "bare C, release not waited for", "bare C, releas
 
 local function loop(dsn, how, interoperate) return { "bench/loop.lua", dsn, "10000000", "0", how, interoperate } end
 
--- Without it PHP is left out, and said to be.
+-- Without it PHP is left out, with a message.
 local function php(store, extension, package, ...)
   return { "php", { "bench/symfony.php", ... }, name = "Symfony " .. store .. ", PHP, one name",
            missing = symfony.missing(extension, package) }
@@ -312,7 +316,7 @@ function goals.redis()
               missing = symfony.lacks_redis_py() }, 60),
     polling(php("RedisStore", "redis", "php-redis", "redis", socket), 60),
   })
-  -- From one to the other: each looks at a lock of the other's in its own way.
+  -- From hierlock to PHP and back: each polls the other's lock in its own way.
   local theirs = php("RedisStore", "redis", "php-redis", "redis", socket)
   if theirs.missing then return end
   for _, giver in ipairs { "Symfony", "hierlock" } do
@@ -340,12 +344,13 @@ function goals.memcached()
   })
 end
 
--- BENCH_SQLITE: a directory on a disk; its speed is what most of it is.
+-- BENCH_SQLITE: a directory on a disk, whose speed makes up most of the time.
 function goals.sqlite()
   local directory = os.getenv "BENCH_SQLITE" or FILES
   for _, synchronous in ipairs { "full", "normal" } do
     local file = ("%s/%s-%d"):format(directory, synchronous, uv.os_getpid())
-    -- A file for each: what one has written would be strange to the others' caches.
+    -- A file for each client: in a common file, one client's writes would make the
+    -- others' caches stale.
     local function dsn(name) return ("sqlite:%s-%s.db?synchronous=%s"):format(file, name, synchronous) end
     for _, name in ipairs { "waited", "sent", "bare" } do assert(require("hierlock").open(dsn(name))):close() end
     local all = {
@@ -363,8 +368,8 @@ end
 
 -- --------------------------------------------------------------- waiting
 
--- What it costs to start and to wait, instead of blocking; and what a coroutine
--- costs that waits.
+-- The cost of `start` and `wait` instead of blocking, and of a waiting
+-- coroutine.
 local function waiting(name, dsn)
   print("\n" .. name .. ", waiting without blocking")
   local function client(label, ...) return contest.client(label, LUA, { "bench/loop.lua", dsn, "10000", "0", ... }) end
@@ -391,7 +396,7 @@ local function waiting(name, dsn)
   end
   local before = add(10)
   local after = add(900)
-  -- Only the first time: later, what is needed has been given back before.
+  -- Only for the first store: later stores reuse memory that was freed before.
   if name == "embedded" then verdict("KiB for a waiting coroutine, of 900", (after - before) / 900, 4) end
   verdict("connections of its manager meanwhile", manager:stats().connections, 2)
   held:release()

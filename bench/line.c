@@ -1,11 +1,12 @@
 /*
  * line.c - a slow line: forwards TCP connections to a server and delivers each byte
  * so many microseconds after it came, in both directions. Bytes do not wait for
- * each other: what is slow is the way, not the line's width.
+ * each other: the line has latency, and no limit of its width.
  *
  *   line HOST PORT MICROSECONDS
  *
- * It listens on a port of its own, prints it, and ends with its standard input.
+ * The program listens on a port of its own, prints the port, and ends with its
+ * standard input.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -30,14 +31,14 @@ enum {
   CHUNK = 16384
 };
 
-/* What came, and when it is to be delivered. */
+/* Bytes that came, and the time to deliver them. */
 struct chunk {
   int64_t due;
   size_t size;
   char data[CHUNK];
 };
 
-/* One end of a connection: what is read from it goes to the other one. */
+/* An end of a connection: its input goes to the other end. */
 struct end {
   int fd;
   struct end *other;

@@ -1,6 +1,6 @@
--- Load and limits: what becomes of throughput and of waiting when many want one node;
--- how many locks a process can hold; how many coroutines can wait. Prints tables, and
--- draws them (BENCH_LOAD_SVG).
+-- Load and limits: throughput and waits when many clients want one node; how many
+-- locks a process can hold; how many coroutines can wait. Prints tables, and draws
+-- them (BENCH_LOAD_SVG).
 
 local uv = require "luv"
 local hierlock = require "hierlock"
@@ -10,7 +10,7 @@ local servers = require "bench.mysql"
 
 local LUA = os.getenv("HIERLOCK_LUA") or "lua5.4"
 local FILES = assert(os.getenv("BENCH_FILES"), "run it by `make bench`")
--- Of embedded tables of so many rows few names share one.
+-- The number of buckets: so large that few names share one.
 local MANY = 10000000
 local SECONDS = 3
 -- Cycles that are not counted: connections are made, files are opened.
@@ -22,8 +22,8 @@ local function say(...) print((("  "):rep(1) .. ("%12s"):rep(select("#", ...))):
 
 -- ------------------------------------------------------------ contention
 
--- Clients that want one account, each a process: grants per second, and what one
--- waited.
+-- Clients that want one account, each a process: grants per second, and the
+-- waits of a client.
 local function contention(name, dsn, buckets)
   local clients, series = {}, { name = name, x = {}, throughput = {}, unfair = {} }
   print(("\n%s: clients that want one account all the time, for %d s"):format(name, SECONDS))
@@ -52,7 +52,7 @@ end
 
 -- ------------------------------------------------------------------ held
 
--- What a cycle takes while the manager holds more and more locks.
+-- The time of a cycle while the manager holds more and more locks.
 local function held(name, dsn, options, steps)
   local manager = assert(hierlock.open(dsn, options))
   local handles, tried, before = {}, 0, contest.rss_kib()
@@ -92,8 +92,8 @@ local function descriptors_at_most()
   return tonumber(limit)
 end
 
--- So many coroutines of one loop wait for an account; then it is released, and each of
--- them gets it and gives it back. How long the loop stood still at most.
+-- So many coroutines of one loop wait for an account; then it is released, and each
+-- coroutine gets it and gives it back. Returns how long the loop stood still at most.
 local function waiting(counts)
   local series = { name = "embedded, luv", x = {}, stall = {}, total = {} }
   print("\nembedded: coroutines of one loop that wait for one account, then get it one after the other")
@@ -116,7 +116,7 @@ local function waiting(counts)
       left = left - 1
     end
     local began, started = uv.hrtime(), 0
-    -- A program is asked for them in turns, and not all in one.
+    -- Starts the coroutines in turns, as a program's requests come, and not all at once.
     local starter = uv.new_idle()
     starter:start(function()
       for _ = 1, math.min(50, count - started) do

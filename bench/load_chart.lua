@@ -1,5 +1,5 @@
 -- Draws what load.lua measured, as an SVG: panels of lines. Both axes are logarithmic;
--- a 0 stands at the left end. Ground and colours as those of chart.lua.
+-- a 0 stands at the left end. Ground and colours are as in chart.lua.
 
 local svg = require "bench.svg"
 

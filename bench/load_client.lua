@@ -1,10 +1,10 @@
--- One of many clients that want the same account: speaks with contest.lua as client.c
+-- A client of many that want the same account: speaks with contest.lua as client.c
 -- does.
 --
 --   load_client.lua DSN BUCKETS
 --
 -- A line "AT UNTIL", nanoseconds of the machine's clock: from AT to UNTIL it takes and
--- releases the account again and again. It answers with how long it waited each time, in
+-- releases the account again and again. The client answers with its waits, in
 -- microseconds.
 local uv = require "luv"
 local hierlock = require "hierlock"

@@ -1,5 +1,5 @@
--- hierlock as a client of the bench: speaks with contest.lua as client.c does. A
--- lock is that of a resource: three rows.
+-- hierlock as a client of the bench: speaks with contest.lua as client.c does.
+-- It locks a resource: three rows.
 --
 --   loop.lua DSN [buckets [held [start|lease|sent|refresh|import|beside [interoperate]]]]
 --
@@ -21,8 +21,8 @@ while #others < held do -- of 10,000 a few share a bucket with another
   others[#others + 1] = manager:acquire_resource("other" .. tried, "a", "r", { timeout = 0 })
 end
 
--- Ids as a program has them: made before they are locked; none shares a bucket
--- with what is held.
+-- As in a program, the ids are made before they are locked. None shares a
+-- bucket with a held lock.
 local paths = {}
 while #paths < 2000 do
   tried = tried + 1

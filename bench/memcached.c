@@ -1,7 +1,7 @@
 /*
- * memcached.c - what memcached and the wire cost, without any library of ours: a lease of three nodes, as the store
- * takes it where nobody is in the way. The document of the root is read; the liveness item and the document, by
- * compare-and-swap, are written in one packet; the liveness item is deleted.
+ * memcached.c - the cost of memcached and the wire, without hierlock: a lease of three nodes, as the store takes it
+ * without contention. The client reads the document of the root. It writes the liveness item and, by
+ * compare-and-swap, the document in one packet. Then it deletes the liveness item.
  *
  *   memcached HOST PORT lease   the release is waited for, and reads the document once more
  *   memcached HOST PORT sent    it is one packet, whose answer is read behind the next lock's
@@ -18,7 +18,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* Of three rows: see csrc/stores/memcached/document.c; a usual liveness item: record.c. */
+/* The size of a document of three rows, see csrc/stores/memcached/document.c, and of a
+ * usual liveness item, see record.c. */
 enum {
   USERS = 50,
   DOCUMENT = 99,
@@ -35,7 +36,7 @@ static void say(const char *text, int size) {
   if (send(fd, text, (size_t)size, MSG_NOSIGNAL) != size) client_die("memcached", "cannot send");
 }
 
-/* Reads until what has come ends so, and no sooner than so many bytes. */
+/* Reads until the input ends so, and has at least so many bytes. */
 static void hear(const char *end) {
   size_t size = strlen(end);
   while (used < size || memcmp(in + used - size, end, size) != 0) {

@@ -34,7 +34,8 @@ local function open(kind)
       or ("mysql://%s:%s@%s:%s/%s?tls=off"):format(user, password, host, tonumber(over) or port, database)
     return { "bench/loop.lua", url, BUCKETS }
   end
-  -- Spaces with leases, beside the other; BARE is for bare clients, whose gates nobody shuts, CROWDED for many leases.
+  -- Spaces with leases, beside the plain space. BARE is for bare clients, whose gates are never closed; CROWDED is
+  -- for many leases.
   local LEASED, BARE, CROWDED = "bench_leased", "bench_bare", "bench_crowded"
   local buckets = { [LEASED] = BUCKETS, [BARE] = BUCKETS, [CROWDED] = "100000" }
   -- 10,000 leases of a hundred users, for an hour.
@@ -47,7 +48,8 @@ INSERT INTO hier_leased (level, bucket, x, id)
     (SELECT bucket n FROM hier_nodes WHERE level = 0 AND bucket < 10000) leases,
     (SELECT DISTINCT level FROM hier_nodes WHERE bucket = 0) levels;
 UPDATE hier_gate SET n = 1 WHERE g BETWEEN 0 AND 100]]
-  --- Makes them, once; from then on the three below can be used.
+  --- Makes the spaces, once; from then on the three functions below can be
+  -- used.
   local made = false
   function self.lease()
     if made then return end
@@ -71,7 +73,8 @@ UPDATE hier_gate SET n = 1 WHERE g BETWEEN 0 AND 100]]
     for _, argument in ipairs { ... } do arguments[#arguments + 1] = argument end
     return arguments
   end
-  -- What follows is loop.lua's: how many are held, and how.
+  -- The further arguments are loop.lua's: the number of held locks, and the
+  -- kind.
   function self.leased(over, ...) return leased(LEASED, over, ...) end
   function self.crowded(over, ...) return leased(CROWDED, over, ...) end
   function self.symfony()
@@ -87,7 +90,7 @@ UPDATE hier_gate SET n = 1 WHERE g BETWEEN 0 AND 100]]
   return self
 end
 
--- mysql.mysql, mysql.mariadb: a server, or nil where there is none. Made at first use.
+-- mysql.mysql, mysql.mariadb: a server, or nil without one. Made at first use.
 return setmetatable({}, { __index = function(servers, kind)
   servers[kind] = open(kind)
   return rawget(servers, kind)

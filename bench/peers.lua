@@ -1,7 +1,7 @@
--- What is compared: hierlock on each of its stores, and what else people lock with
--- on this machine. To add a peer: an entry of MEANS, and one `add` below. A client
--- in C implements client.h (its libraries stand in the Makefile, BENCH_LIBRARIES);
--- one in another language speaks as client.c says.
+-- The compared locks: hierlock on each of its stores, and other locks on this
+-- machine. To add a peer: an entry of MEANS, and one `add` below. A client in C
+-- implements client.h (its libraries stand in the Makefile, BENCH_LIBRARIES); a
+-- client in another language speaks as client.c says.
 --
 --   on        what does the locking: a heading
 --   name      what it is called
@@ -20,7 +20,7 @@ local CLIENTS = os.getenv("BENCH_CLIENTS")
 local FILES = os.getenv("BENCH_FILES")
 local LUA = os.getenv("HIERLOCK_LUA") or "lua5.4"
 
--- What a lock of it is, and when it ends by itself.
+-- For each kind of lock: its object, and when it ends by itself.
 local LEASE = " s after it was taken or renewed, though its holder may still be at work"
 local MEANS = {
   ["hierlock, embedded"] = "a path: ancestors shared, the node exclusive or shared; ends with the process",
@@ -98,7 +98,7 @@ end
 
 -- --------------------------------------------------------------- SQLite
 
--- On a disk, as it would be used; and without waiting for that.
+-- On a disk, as in production, and without waiting for the disk.
 local function on_sqlite()
   local on = "SQLite, a file"
   local lacks = lacks_client("sqlite", "libsqlite3-dev")
@@ -141,7 +141,7 @@ end
 
 -- ----------------------------------------------------- PostgreSQL, redis
 
--- What bench/servers.sh has started.
+-- The servers that bench/servers.sh has started.
 local function started(called)
   local variable = "BENCH_" .. called:upper()
   local where, version = os.getenv(variable), os.getenv(variable .. "_VERSION")
@@ -180,7 +180,7 @@ end
 
 -- ----------------------------------------------------- redis, memcached
 
--- The server has only just begun; nobody had a lock before that.
+-- The server has only just started, so no program had a lock before.
 local function on_redis()
   local socket, pid, on = started "redis"
   local none = not socket and "needs redis-server libhiredis-dev"

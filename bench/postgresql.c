@@ -1,6 +1,6 @@
 /*
- * postgresql.c - what PostgreSQL and the wire cost, without any library of ours: advisory locks,
- * numbers of 64 bits.
+ * postgresql.c - the cost of PostgreSQL and the wire, without hierlock: advisory locks, numbers
+ * of 64 bits.
  *
  *   postgresql lock CONNINFO   one number, locked until it is unlocked; both statements are prepared, and
  *                              both waited for
@@ -49,7 +49,7 @@ static void lock_prepare(struct session *s) {
   prepare(s, "give", "SELECT pg_advisory_unlock($1)");
 }
 
-/* Executes; the answer of one row must be `expected`. */
+/* Executes; the answer must have one row, `expected`. */
 static void execute(struct session *s, const char *statement, const char *expected) {
   PGresult *result = PQexecPrepared(s->connection, statement, 1, values, NULL, NULL, 0);
   check(s, statement, PQresultStatus(result) == PGRES_TUPLES_OK);
@@ -71,7 +71,7 @@ static void rows_prepare(struct session *s) {
   check(s, "pipeline", PQenterPipelineMode(s->connection));
 }
 
-/* Reads results up to that of the sync. */
+/* Reads the results, up to the sync. */
 static void read_answers(struct session *s) {
   for (;;) {
     PGresult *result = PQgetResult(s->connection);

@@ -1,5 +1,5 @@
 /*
- * redis.c - what redis and the wire cost, without any library of ours.
+ * redis.c - the cost of redis and the wire, without hierlock.
  *
  *   redis SOCKET recipe   redis' own recipe for a lock: SET a random token if the name is not set, for 30 s; to
  *                         give it back, a script deletes it if it still has that token. Nobody is told that a

@@ -1,5 +1,5 @@
--- The ways of examples/shop beside each other, on each database: what goes wrong, and how many sales a second. Prints a table
--- for docs/exclusive-control.md, and draws it.
+-- Compares the ways of examples/shop on each database: the errors, and the sales per second. Prints a table for
+-- docs/exclusive-control.md, and draws it.
 --
 --   make bench-shop        BENCH_SECONDS: of each run; BENCH_SHOP_SVG: where the picture goes
 local json = require "dkjson"
@@ -10,7 +10,8 @@ local website = require "spec.support.website"
 local SECONDS = tonumber(os.getenv "BENCH_SECONDS") or 5
 local WAYS = { "none", "conditional", "optimistic", "pessimistic", "hierlock" }
 
--- What the load script counts of a shop with this database; dsn: of the locks.
+-- The counts of the load script for a shop with this database; dsn: the store
+-- of the locks.
 local function measure(dsn, database)
   local server = website.start("shop", dsn, function(directory)
     return { SHOP_DATABASE = database or "sqlite:" .. directory .. "/hierlock-shop/data.db",

@@ -1,5 +1,5 @@
 /*
- * sqlite.c - what SQLite and the disk cost, without any library of ours.
+ * sqlite.c - the cost of SQLite and the disk, without hierlock.
  *
  *   sqlite FILE full|normal   a lease of three rows, as the store takes it: a transaction that looks whether another
  *                             one is in the way, and an INSERT for the lease and for each row; then one that reads and
@@ -73,7 +73,7 @@ void client_open(int argc, char **argv) {
           SQLITE_OK, texts[i]);
 }
 
-/* Runs it; one that has a row is left at it. */
+/* Runs the statement; if it has a row, leaves it at that row. */
 static void run(int which, int expected) {
   check(sqlite3_step(statements[which]), expected, texts[which]);
   if (expected == SQLITE_DONE) sqlite3_reset(statements[which]);

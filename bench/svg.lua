@@ -1,5 +1,5 @@
--- What the pictures of the bench have in common: a ground of their own, which follows the
--- reader's preference of light or dark, and text.
+-- The common parts of the bench's pictures: a ground, which follows the reader's
+-- preference of light or dark, and text.
 
 local svg = {}
 
@@ -19,14 +19,14 @@ local function escape(text)
   return (text:gsub("[&<>]", { ["&"] = "&amp;", ["<"] = "&lt;", [">"] = "&gt;" }))
 end
 
---- A picture that is put together from its parts.
+--- A picture, made of its parts.
 function svg.new()
   local parts, self = {}, {}
   function self.put(format, ...) parts[#parts + 1] = format:format(...) end
   function self.text(x, y, class, content)
     self.put('<text x="%.0f" y="%.0f" class="%s">%s</text>', x, y, class, escape(content))
   end
-  --- The whole. what: its title; how: the line below; style: more than the common one.
+  --- The whole picture. what: its title; how: the line below; style: additional style.
   function self.document(width, height, what, how, style)
     return ([[
 <svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" width="%d" height="%d" role="img" aria-label="%s">

@@ -1,4 +1,5 @@
--- What symfony.php and redis_lock.py need, and whether this machine has it.
+-- The packages that symfony.php and redis_lock.py need, and whether this
+-- machine has them.
 
 local symfony = {}
 
@@ -9,7 +10,7 @@ local function output(command)
   return text
 end
 
---- Why it cannot run: the packages that it needs; false if it can.
+--- Why symfony.php cannot run: the packages that it needs; false if it can.
 -- @param extension of PHP, or something that it comes with anyway
 -- @param package that has it
 function symfony.missing(extension, package)

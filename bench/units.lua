@@ -1,4 +1,4 @@
--- What it costs that the order of units is looked at: acquire and release, in µs, the best of 400 rounds.
+-- The cost of checking the order of units: acquire and release, in µs, the best of 400 rounds.
 --     lua bench/units.lua [DSN]
 
 local hierlock = require "hierlock"
