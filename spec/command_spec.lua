@@ -94,6 +94,24 @@ describe("the command line", function()
     assert.same({ "=143 echo ", "=129 echo ", "=131 echo ", "=130 echo " }, found, said)
   end)
 
+  it("ends by Ctrl-C with 130 while it still loads what it is made of, and blames no module", function()
+    for _, module in ipairs { "argparse", "luv", "hierlock", "hierlock.command.run" } do
+      local load = ([[
+        package.preload["%s"] = function()
+          local kill = io.popen("kill -INT $PPID")
+          kill:read "*a"
+          kill:close()
+          while true do end
+        end
+        arg = { [0] = "hierlock", "--version" }
+        dofile "%s"
+      ]]):format(module, PROGRAM)
+      local output, status = support.run(load)
+      assert.equal("", output)
+      assert.equal(130, status)
+    end
+  end)
+
   it("is fine for a store that needs nothing", function()
     assert_status(0, run("file:", "provision"))
     assert_status(0, run(nil, "verify", "null:"))

@@ -34,8 +34,20 @@ local function leave(status, message)
   os.exit(status, true)
 end
 
-local function need(module, package)
+-- As pcall(require, module); but Ctrl-C, which Lua makes an error of, ends the command here as it does later.
+local function load(module)
   local ok, loaded = pcall(require, module)
+  if not ok and tostring(loaded):find "interrupted!" then leave(INTERRUPTED) end
+  return ok, loaded
+end
+
+local function own(module)
+  local ok, loaded = load(module)
+  return ok and loaded or error(loaded, 0)
+end
+
+local function need(module, package)
+  local ok, loaded = load(module)
   if ok then return loaded end
   -- Not where it was looked for, which is a long list.
   if loaded:find("^module '" .. module .. "' not found:") then loaded = "it is not installed for " .. _VERSION end
@@ -61,7 +73,7 @@ if jit then jit.off() end
 
 local argparse = need("argparse", "argparse")
 need("luv", "luv")
-local hierlock = require "hierlock"
+local hierlock = own "hierlock"
 
 local parser = argparse("hierlock", "Hierarchical locks: runs commands under them, looks after their table on MySQL and MariaDB, lists leases and ends them.")
   :epilog "hierlock COMMAND --help tells more; so does hierlock(1)."
@@ -78,7 +90,7 @@ end
 
 local subcommands = {}
 for _, name in ipairs(SUBCOMMANDS) do
-  local subcommand = require("hierlock.command." .. name)
+  local subcommand = own("hierlock.command." .. name)
   local subparser = parser:command(name, subcommand.description):summary(subcommand.summary)
   function subparser:error(message) return parser.error(self, message) end
   subcommand.options(subparser)
