@@ -45,17 +45,6 @@
 /* Who waits for a bell for so long looks for himself: its owner may have been stopped. */
 #define BELL_NET_MS 15000
 
-/* -------------------------------------------------------------- the gate */
-
-const char *hl__pg_gate_column(const hl__pg_session *session) {
-  if (session->blind) return "0";
-  /* A sequence that was restarted, or restored without its data, has no value. */
-  if (session->gated)
-    return "coalesce(pg_sequence_last_value(" HL__PG_GATE_NAME "),"
-           "CASE WHEN " HL__PG_GATE_NAME " IS NULL THEN -1 ELSE 2 END)";
-  return HL__PG_GATE_VALUE("-1");
-}
-
 static int blind_look(hl__pg_session *session, hl_error *error) {
   PGresult *result;
   session->patience = hl__pg_answer_by(session);
@@ -74,22 +63,6 @@ static int blind_look(hl__pg_session *session, hl_error *error) {
                            error);
   PQclear(result);
   return status;
-}
-
-/* ------------------------------------------------------------- the look */
-
-char *hl__pg_keys(const hl_row *rows, size_t n, bool exclusive) {
-  char *text = malloc(n * 21 + 3), *at = text;
-  if (!text) return NULL;
-  *at++ = '{';
-  for (size_t i = 0; i < n; i++) {
-    if (exclusive && rows[i].mode == HL_SHARED) continue;
-    if (at[-1] != '{') *at++ = ',';
-    at += snprintf(at, 21, "%" PRId64, hl__pg_key(rows[i].level, rows[i].bucket));
-  }
-  *at++ = '}';
-  *at = '\0';
-  return text;
 }
 
 /* alone: nobody else can be the first in a queue for what it locks. */
@@ -114,16 +87,6 @@ enum {
   "public.hier_lock_lease_rows WHERE key=ANY('%s'::int8[])) r "                                    \
   "JOIN public.hier_lock_leases l ON l.id=r.id WHERE true%s "                                      \
   "GROUP BY l.id,l.till ORDER BY l.till LIMIT 50"
-
-bool hl__pg_look_queue(hl__pg_session *session, const char *keys, const char *exclusive) {
-  hl__pg_part part = {.number = HL__PG_LOOK,
-                      .sql = "SELECT id FROM public.hier_lock_lease_rows WHERE exclusive AND "
-                             "key=ANY($1::int8[]) UNION ALL SELECT id FROM "
-                             "public.hier_lock_lease_rows WHERE key=ANY($2::int8[]) LIMIT 1"};
-  hl__pg_value(&part, keys);
-  hl__pg_value(&part, exclusive);
-  return hl__pg_part_queue(session, &part);
-}
 
 /* What waits: its statement, which says so to observers. */
 typedef struct wait {

@@ -1,15 +1,9 @@
 /*
- * holders.c - who holds or awaits a row. Each session says so itself, in a comment in
- * front of whatever it sends while it waits or holds, which others see in
- * pg_stat_activity:
- *
- *     (slash)*hierlock1|since|pid|mode|application|host|label|path*(slash)
- *
- * in ASCII: all other bytes, and the characters that mean something here, are written as
- * %XX. The mode is "s" or "x", with a "w" behind it while the session has the locks, and waits
- * for a lease. pg_locks says which sessions hold or await which keys, programs of others
- * included. Statements of other roles are shown only to members of pg_read_all_stats:
- * without that, a session's application_name is all that is known of it.
+ * holders.c - who holds or awaits a row. Each session says so itself, in a comment (tag.c) in front
+ * of what it sends while it waits or holds, which others see in pg_stat_activity. pg_locks says which
+ * sessions hold or await which keys, programs of others included. Statements of other roles are shown
+ * only to members of pg_read_all_stats: without that, a session's application_name is all that is
+ * known of it.
  */
 #include "postgresql_store.h"
 
@@ -19,127 +13,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define BEGINNING "/*hierlock1|"
-#define FIELDS 7
 #define QUERY_MAX 16384
 /* As many rows are asked for; whoever asks for more gets those of the first. */
 #define ASKED_MAX 400
-/* Bytes of the encoded fields; with numbers and separators, less than HL__PG_TAG_MAX. */
-#define NAME_MAX_BYTES 120
-#define LABEL_MAX_BYTES 220
-#define PATH_MAX_BYTES 400
-
-/* -------------------------------------------------------------- the tag */
-
-static bool is_plain(unsigned char c) {
-  return c >= ' ' && c < 0x7F && c != '%' && c != '|' && c != '*';
-}
-
-/* By hand: it is written for every acquisition. At most size bytes, and only whole
-   characters. */
-static char *put_field(char *at, size_t size, const char *text) {
-  static const char digits[] = "0123456789ABCDEF";
-  char *end = at + size, *whole = at;
-  for (; *text; text++) {
-    unsigned char c = (unsigned char)*text;
-    if ((c & 0xC0) != 0x80) whole = at; /* else it goes on a character */
-    if (at + (is_plain(c) ? 1 : 3) > end) return whole;
-    if (is_plain(c)) {
-      *at++ = (char)c;
-    } else {
-      *at++ = '%';
-      *at++ = digits[c >> 4];
-      *at++ = digits[c & 15];
-    }
-  }
-  return at;
-}
-
-static char *put_number(char *at, uint64_t number) {
-  char digits[20];
-  int n = 0;
-  do digits[n++] = (char)('0' + number % 10);
-  while (number /= 10);
-  while (n > 0) *at++ = digits[--n];
-  return at;
-}
-
-void hl__pg_tag(const hl__pg_session *session, const hl_request *request,
-                char tag[HL__PG_TAG_MAX]) {
-  const hl_store_config *config = session->store->config;
-  char label[128] = "";
-  if (request->label_size)
-    (void)hl__escape(label, sizeof label, request->label, request->label_size);
-  char *at = stpcpy(tag, BEGINNING);
-  at = put_number(at, (uint64_t)hl__unix_ms());
-  *at++ = '|';
-  at = put_number(at, (uint64_t)config->pid);
-  *at++ = '|';
-  *at++ = hl__mode_letter(request->mode);
-  *at++ = '|';
-  at = put_field(at, NAME_MAX_BYTES, config->application);
-  *at++ = '|';
-  at = put_field(at, NAME_MAX_BYTES, config->host);
-  *at++ = '|';
-  at = put_field(at, LABEL_MAX_BYTES, label);
-  *at++ = '|';
-  at = put_field(at, PATH_MAX_BYTES, request->path);
-  (void)stpcpy(at, "*/");
-}
-
-void hl__pg_tag_waits(char tag[HL__PG_TAG_MAX]) {
-  char *mode = strchr(strchr(tag + strlen(BEGINNING), '|') + 1, '|') + 1;
-  size_t rest = strlen(mode + 1) + 1;
-  if (mode + 2 + rest > tag + HL__PG_TAG_MAX) return;
-  memmove(mode + 2, mode + 1, rest);
-  mode[1] = 'w';
-}
-
-static int hex_value(char c) {
-  if (c >= '0' && c <= '9') return c - '0';
-  if (c >= 'A' && c <= 'F') return c - 'A' + 10;
-  return -1;
-}
-
-/* Whoever has a connection can say anything of himself. Decodes in place. */
-static void field_take(char *out, size_t size, char *field) {
-  char *end = field;
-  for (const char *in = field; *in; in++) {
-    int high = *in == '%' ? hex_value(in[1]) : -1;
-    int low = high < 0 ? -1 : hex_value(in[2]);
-    if (low < 0) {
-      *end++ = *in;
-    } else {
-      *end++ = (char)(unsigned char)(high * 16 + low);
-      in += 2;
-    }
-  }
-  (void)hl__escape(out, size, field, (size_t)(end - field));
-}
-
-/* What a session says of itself. False: it is not of our making. A server may have cut
-   it. */
-static bool tag_read(const char *query, hl_holder *holder) {
-  char text[2048], *fields[FIELDS];
-  if (!query || strncmp(query, BEGINNING, strlen(BEGINNING)) != 0) return false;
-  (void)snprintf(text, sizeof text, "%s", query + strlen(BEGINNING));
-  char *end = strstr(text, "*/"), *rest = text;
-  if (end) *end = '\0';
-  for (int i = 0; i < FIELDS; i++) {
-    fields[i] = rest ? strsep(&rest, "|") : text + strlen(text);
-  }
-  memset(holder, 0, sizeof *holder);
-  holder->since_ms = strtoll(fields[0], NULL, 10);
-  holder->pid = strtoll(fields[1], NULL, 10);
-  holder->mode = hl__mode_of_letter(*fields[2]);
-  holder->waiting = *fields[2] && fields[2][1] == 'w';
-  field_take(holder->application, sizeof holder->application, fields[3]);
-  field_take(holder->host, sizeof holder->host, fields[4]);
-  field_take(holder->label, sizeof holder->label, fields[5]);
-  field_take(holder->path, sizeof holder->path, fields[6]);
-  return true;
-}
 
 /* ------------------------------------------------------------ the locks */
 
@@ -234,7 +110,8 @@ int hl__pg_holders(hl__pg_session *session, const hl_lease_filter *filter, hl_ho
       continue;
     (void)snprintf(previous, sizeof previous, "%s", backend);
     hl_holder holder;
-    if (!tag_read(hl__pg_field(result, i, QUERY), &holder)) stranger_read(result, i, mode, &holder);
+    if (!hl__pg_tag_read(hl__pg_field(result, i, QUERY), &holder))
+      stranger_read(result, i, mode, &holder);
     /* The key that it waits for may be none of ours. */
     const char *waits = hl__pg_field(result, i, WAITS);
     if (*granted == 'f' || (waits && *waits == 't')) holder.waiting = true;

@@ -6,6 +6,9 @@
  *     dsn.c         a DSN, taken apart
  *     connect.c     from a DSN to a logged-in connection
  *     server.c      does this server exclude? and what a session wants of it
+ *     tag.c         the comment before a statement, by which observers know who waits for what
+ *     trip.c        one trip: what it locks, and what its answer means
+ *     prepared.c    takes what is free, by a statement that is prepared
  *     statement.c   the one statement that locks the rows of a request
  *     wire.c        sending, answers, errors
  *     cancel.c      ends a wait at the server
@@ -173,7 +176,17 @@ void hl__pg_disconnect(hl__pg_session *session);
    HL_EUNSAFE_SERVER, HL_EMISMATCH or what hl__pg_query says. */
 int hl__pg_verify(hl__pg_session *session, hl_error *error);
 
-/* ---- statement.c */
+/* ---- tag.c */
+
+/* Writes what observers are shown of the request, as a comment of SQL. */
+void hl__pg_tag(const hl__pg_session *session, const hl_request *request, char tag[HL__PG_TAG_MAX]);
+/* The same, of one that holds its rows and waits for a lease. */
+void hl__pg_tag_waits(char tag[HL__PG_TAG_MAX]);
+/* What a session says of itself. False: it is not of our making. A server may have cut
+   it. */
+bool hl__pg_tag_read(const char *query, hl_holder *holder);
+
+/* ---- trip.c */
 
 /* The advisory lock that Symfony's PostgreSqlStore and DoctrineDbalPostgreSqlStore take for
    a name: PHP's crc32(). */
@@ -196,17 +209,31 @@ int hl__pg_columns(const hl__pg_session *session, char *out, size_t size);
 /* The first of them, and what the row says. */
 int hl__pg_token(const hl__pg_session *session, char *out, size_t size);
 int hl__pg_grant_read(hl__pg_session *session, bool try_once, uint64_t *token, hl_error *error);
-int hl__pg_lock_rows(hl__pg_session *session, const hl_request *request, hl_grant *grant,
-                     hl_error *error);
-/* hl_store_ops.downgrade */
-int hl__pg_downgrade(hl_session *session, const hl_request *request, int64_t *sent_ms,
-                     hl_error *error);
+/* The column HL__PG_GATE: evaluated behind the locks, in their statement. */
+const char *hl__pg_gate_column(const hl__pg_session *session);
+/* Keys of rows as an array of SQL, "{1,2}"; of those that are wanted exclusively only, if
+   so. NULL: out of memory. The caller frees it. */
+char *hl__pg_keys(const hl_row *rows, size_t n, bool exclusive);
+/* Waits for the answer. Interrupted, it has the server end the wait; the answer comes
+   all the same, and may be a grant. */
+int hl__pg_answer_await(hl__pg_session *session, const hl_request *request, hl_error *error);
+/* The server ends a statement for its time-out and for somebody's request with the same
+   code. `end`: when it was to end it itself; hl__now_ms. */
+int hl__pg_failure(hl__pg_session *session, int64_t end, hl_error *error);
 /* Sends a statement that waits, and waits for it, as the request says. */
 int hl__pg_wait_run(hl__pg_session *session, const hl_request *request, const char *sql,
                     hl_error *error);
 /* Sends what must succeed while rows are held, and waits for that. */
 int hl__pg_command(hl__pg_session *session, const char *tag, const char *sql, int64_t *sent,
                    hl_error *error);
+
+/* ---- statement.c */
+
+int hl__pg_lock_rows(hl__pg_session *session, const hl_request *request, hl_grant *grant,
+                     hl_error *error);
+/* hl_store_ops.downgrade */
+int hl__pg_downgrade(hl_session *session, const hl_request *request, int64_t *sent_ms,
+                     hl_error *error);
 
 /* ---- prepared.c */
 
@@ -216,32 +243,22 @@ int hl__pg_command(hl__pg_session *session, const char *tag, const char *sql, in
    as this is not possible for such a request; use another way. */
 bool hl__pg_send_try(hl__pg_session *session, const hl_request *request, const char *tag,
                      int *status, hl_error *error);
+/* Puts the look behind a lock statement of a pipeline. keys: as of hl__pg_keys. */
+bool hl__pg_look_queue(hl__pg_session *session, const char *keys, const char *exclusive);
 /* Whether that was prepared by it, and can be again. */
 void hl__pg_try_done(hl__pg_session *session, const hl_request *request, bool fine);
 
 /* ---- holders.c */
 
-/* Writes what observers are shown of the request, as a comment of SQL. */
-void hl__pg_tag(const hl__pg_session *session, const hl_request *request, char tag[HL__PG_TAG_MAX]);
 int hl__pg_holders(hl__pg_session *session, const hl_lease_filter *filter, hl_holder_fn fn,
                    void *context, hl_error *error);
 
-/* The same, of one that holds its rows and waits for a lease. */
-void hl__pg_tag_waits(char tag[HL__PG_TAG_MAX]);
-
 /* ---- gate.c */
 
-/* The column HL__PG_GATE: evaluated behind the locks, in their statement. */
-const char *hl__pg_gate_column(const hl__pg_session *session);
-/* Keys of rows as an array of SQL, "{1,2}"; of those that are wanted exclusively only, if
-   so. NULL: out of memory. The caller frees it. */
-char *hl__pg_keys(const hl_row *rows, size_t n, bool exclusive);
 /* How long the record `l` lasts: ms, of SQL. Somebody may have written an endless time. */
 #define HL__PG_LEFT                                                                                \
   "ceil(least(greatest((extract(epoch FROM l.till)-extract(epoch FROM "                            \
   "clock_timestamp()))*1000,-1),9e15))::int8"
-/* Puts the look behind a lock statement of a pipeline. keys: as of hl__pg_keys. */
-bool hl__pg_look_queue(hl__pg_session *session, const char *keys, const char *exclusive);
 /* After the rows of the request have been locked: waits until no lease is in the way, but
    request->exempt, with the rows in hand. *token is another one after a wait: that of the lease may
    have grown meanwhile. HL_OK; HL_TIMEOUT, HL_CANCELLED; HL__BEHIND_UPDATE. */

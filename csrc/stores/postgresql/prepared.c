@@ -132,3 +132,13 @@ void hl__pg_try_done(hl__pg_session *session, const hl_request *request, bool fi
 }
 
 #endif
+
+bool hl__pg_look_queue(hl__pg_session *session, const char *keys, const char *exclusive) {
+  hl__pg_part part = {.number = HL__PG_LOOK,
+                      .sql = "SELECT id FROM public.hier_lock_lease_rows WHERE exclusive AND "
+                             "key=ANY($1::int8[]) UNION ALL SELECT id FROM "
+                             "public.hier_lock_lease_rows WHERE key=ANY($2::int8[]) LIMIT 1"};
+  hl__pg_value(&part, keys);
+  hl__pg_value(&part, exclusive);
+  return hl__pg_part_queue(session, &part);
+}

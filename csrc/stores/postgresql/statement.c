@@ -24,7 +24,7 @@
  *   them. So a request with update rows that finds a lease in its way gives all back, and begins
  *   anew: it takes its update rows, waits there until no lease is in the way of them, and then
  *   takes the others.
- * - A comment in front tells observers who waits or holds: see holders.c.
+ * - A comment in front tells observers who waits or holds: see tag.c.
  * - The server says in the same trip that it is the one to which we have connected, and no
  *   standby: a proxy may lead a SELECT elsewhere.
  */
@@ -43,8 +43,6 @@
 #define STATEMENT_ROWS_MAX 500
 /* Bytes that a row takes in a statement, at most. */
 #define ROW_BYTES 96
-/* When a wait was interrupted: for the cancel request, and for the answer. */
-#define CANCEL_MS 1000
 
 /* --------------------------------------------------------------- text */
 
@@ -68,35 +66,6 @@ static bool text_new(text *t, size_t rows) {
   t->capacity = 2048 + HL__PG_TAG_MAX + rows * ROW_BYTES;
   t->data = malloc(t->capacity);
   return t->data != NULL;
-}
-
-/* CRC-32 of IEEE 802.3, bit by bit: names are short. */
-uint64_t hl__pg_name_key(const char *name, size_t size) {
-  uint32_t crc = UINT32_MAX;
-  for (size_t i = 0; i < size; i++) {
-    crc ^= (unsigned char)name[i];
-    for (int bit = 0; bit < 8; bit++) crc = crc >> 1 ^ (crc & 1u ? UINT32_C(0xEDB88320) : 0);
-  }
-  return (uint32_t)~crc;
-}
-
-/* A token of the clock has microseconds of Unix time. One of the sequence has the second
-   of the server's start above 24 bits, and is greater: numbers of a sequence come again
-   when a server has crashed before they were on its disk. */
-int hl__pg_token(const hl__pg_session *session, char *out, size_t size) {
-  if (session->sequence)
-    return snprintf(out, size,
-                    "(date_part('epoch',pg_postmaster_start_time())::int8<<24)+nextval('%u')",
-                    session->sequence);
-  /* 51 bits: exact */
-  return snprintf(out, size, "(date_part('epoch',clock_timestamp())*1000000)::int8");
-}
-
-int hl__pg_columns(const hl__pg_session *session, char *out, size_t size) {
-  char token[128];
-  (void)hl__pg_token(session, token, sizeof token);
-  return snprintf(out, size, "%s,CASE WHEN pg_is_in_recovery() THEN 0 ELSE pg_backend_pid() END,%s",
-                  token, hl__pg_gate_column(session));
 }
 
 /* The names of functions and columns are the same for rows that are waited for. */
@@ -133,86 +102,13 @@ static void put_statement(text *t, const hl__pg_session *session, const hl_reque
   put(t, "%s", columns);
 }
 
-/* ------------------------------------------------------------- one trip */
-
-/* Waits for the answer. Interrupted, it has the server end the wait; the answer comes
-   all the same, and may be a grant. */
-static int answer_await(hl__pg_session *session, const hl_request *request, hl_error *error) {
-  int status = hl__pg_await(session, HL_FOREVER, true, error);
-  if (status != HL_CANCELLED) return status;
-  /* A try waits for nothing that could be ended; and after the deadline the server has
-     ended the wait itself, or hangs. */
-  if (request->try_once || hl__left_ms(request->deadline) == 0)
-    return hl__error(error, HL_ECONNECTION, "the server did not answer in time");
-  int64_t patience = hl__now_ms() + CANCEL_MS;
-  status = hl__pg_cancel(session, patience, error);
-  if (status == HL_OK) status = hl__pg_await(session, patience + CANCEL_MS, false, error);
-  if (status == HL_TIMEOUT)
-    status = hl__error(error, HL_ECONNECTION, "the server did not end the wait in time");
-  return status;
-}
-
-/* The server ends a statement for its time-out and for somebody's request with the same
-   code. `end`: when it was to end it itself; hl__now_ms. */
-static int failure(hl__pg_session *session, int64_t end, hl_error *error) {
-  int status = hl__pg_error(session, session->kept, "lock rows", error);
-  const char *state = PQresultErrorField(session->kept, PG_DIAG_SQLSTATE);
-  const char *said = PQresultErrorMessage(session->kept);
-  /* The tables of leases were dropped, or closed to this role: a new session is told
-     which. Servers translate all but names. */
-  if (state && (strcmp(state, "XX000") == 0 ||
-                (strncmp(state, "42", 2) == 0 && strstr(said, "hier_lock_")))) {
-    if (error) error->status = HL_ECONNECTION;
-    return HL_ECONNECTION;
-  }
-  if (status != HL_CANCELLED || atomic_load(&session->interrupted) || hl__now_ms() < end)
-    return status;
-  if (error) error->status = HL_TIMEOUT;
-  return HL_TIMEOUT;
-}
-
-/* The row that a lock statement has returned. */
-int hl__pg_grant_read(hl__pg_session *session, bool try_once, uint64_t *token, hl_error *error) {
-  const PGresult *result = session->kept;
-  int last = (result ? PQnfields(result) : 0) - HL__PG_COLUMNS;
-  const char *refused = hl__pg_field(result, 0, last + HL__PG_REFUSED);
-  const char *number = hl__pg_field(result, 0, last + HL__PG_TOKEN);
-  const char *server = hl__pg_field(result, 0, last + HL__PG_SERVER);
-  const char *gate = hl__pg_field(result, 0, last + HL__PG_GATE);
-  if (!refused || !number || !server || !gate)
-    return hl__error(error, HL_ECONNECTION, "the server answers what was not asked");
-  if (try_once && *refused != '0') return hl__error(error, HL_TIMEOUT, "the lock is not free");
-  if (atoi(server) != session->backend)
-    return hl__error(error, HL_EUNSAFE_SERVER,
-                     "a proxy has led the request to another server than that "
-                     "to which it has connected: connect to the server itself");
-  session->gate = atoi(gate);
-  if (session->gate > HL__PG_GATE_OPEN)
-    return hl__error(error, HL_ECONNECTION, "the server answers what was not asked");
-  if (session->gate == HL__PG_GATE_UNKNOWN)
-    return hl__error(error, HL_ECONNECTION,
-                     "the tables of leases were replaced, or closed to this role");
-  *token = strtoull(number, NULL, 10);
-  return HL_OK;
-}
-
-int hl__pg_wait_run(hl__pg_session *session, const hl_request *request, const char *sql,
-                    hl_error *error) {
-  int64_t end = request->deadline;
-  int status = hl__pg_send(session, sql, error);
-  if (status == HL_OK) status = answer_await(session, request, error);
-  if (status == HL_OK && session->kept && PQresultStatus(session->kept) == PGRES_FATAL_ERROR)
-    status = failure(session, end, error);
-  return status;
-}
-
 /* Whether the server has granted what was sent, and the transaction is there. */
 static int answer_judge(hl__pg_session *session, const hl_request *request, int64_t end, bool tried,
                         uint64_t *token, hl_error *error) {
-  int status = answer_await(session, request, error);
+  int status = hl__pg_answer_await(session, request, error);
   if (status) return status;
   if (session->kept && PQresultStatus(session->kept) == PGRES_FATAL_ERROR)
-    return failure(session, end, error);
+    return hl__pg_failure(session, end, error);
   if (PQtransactionStatus(session->connection) != PQTRANS_INTRANS)
     return hl__error(error, HL_ECONNECTION, "the server has rolled the transaction back");
   return hl__pg_grant_read(session, tried, token, error);
@@ -248,21 +144,6 @@ static int execute_try(hl__pg_session *session, const hl_request *request, const
   if (status == HL_TIMEOUT && PQtransactionStatus(session->connection) != PQTRANS_INTRANS)
     status = HL__TABLES_LOCKED;
   hl__pg_try_done(session, request, *begun && status != HL__TABLES_LOCKED);
-  return status;
-}
-
-/* ------------------------------------------------------------- locking */
-
-int hl__pg_command(hl__pg_session *session, const char *tag, const char *sql, int64_t *sent,
-                   hl_error *error) {
-  char both[HL__PG_TAG_MAX + 128];
-  *sent = hl__lease_ms();
-  (void)snprintf(both, sizeof both, "%s%s", tag, sql);
-  session->holds = true;
-  int status = hl__pg_send(session, both, error);
-  if (status == HL_OK) status = hl__pg_settle(session, hl__pg_answer_by(session), true, error);
-  if (status == HL_TIMEOUT || status == HL_CANCELLED)
-    status = hl__error(error, HL_ECONNECTION, "the server did not answer in time");
   return status;
 }
 
