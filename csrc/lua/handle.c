@@ -96,7 +96,7 @@ static int handle_release(lua_State *L) {
   hl_error error;
   hll_options(L, 2, release_option, &confirm);
   hll_pending *pending = confirm ? hll_handle_pending(L) : NULL;
-  if (!self->lock) return hll_handle_result(L, HL_OK, NULL);
+  if (!self->lock) return hll_push_true(L);
   if (pending) {
     int begun = hl_lock_start_release(self->lock, &pending->pending, &error);
     trace_end(L, self, begun, "release");
@@ -313,7 +313,7 @@ static int handle_upgrade(lua_State *L) {
     return hll_handle_started(L, place, begun, &error);
   }
   int status = hl_lock_upgrade(self->lock, &options.core, &error);
-  if (status == HL_OK) return hll_handle_result(L, HL_OK, NULL);
+  if (status == HL_OK) return hll_push_true(L);
   int values = upgrade_failed(L, shared, &error, plan);
   if (status == HL_DEADLOCK) trace_end(L, self, status, "deadlock");
   return values;

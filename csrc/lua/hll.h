@@ -191,6 +191,7 @@ hll_handle *hll_handle_watch(lua_State *L, int shared);
 hll_handle *hll_handle_check(lua_State *L);
 /* What such a one answers: nil, err. */
 int hll_handle_collected(lua_State *L);
+int hll_push_true(lua_State *L);
 /* Pushes true, or nil, err. */
 int hll_handle_result(lua_State *L, int status, const hl_error *error);
 /* Tells on_lost. */

@@ -252,5 +252,5 @@ hll_pending *hll_handle_pending(lua_State *L) {
 int hll_handle_started(lua_State *L, int index, int status, const hl_error *error) {
   if (status) return hll_failure(L, error, 0);
   lua_pushvalue(L, index);
-  return hll_pending_test(L, -1)->pending ? 1 : hll_handle_result(L, HL_OK, NULL);
+  return hll_pending_test(L, -1)->pending ? 1 : hll_push_true(L);
 }

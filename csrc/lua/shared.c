@@ -155,13 +155,13 @@ int hll_handle_collected(lua_State *L) {
   return hll_fail(L, HL_ERELEASED, "the lock has been released");
 }
 
-static int push_true(lua_State *L) {
+int hll_push_true(lua_State *L) {
   lua_pushboolean(L, 1);
   return 1;
 }
 
 int hll_handle_result(lua_State *L, int status, const hl_error *error) {
-  return status ? hll_failure(L, error, 0) : push_true(L);
+  return status ? hll_failure(L, error, 0) : hll_push_true(L);
 }
 
 void hll_handle_losses(lua_State *L) {

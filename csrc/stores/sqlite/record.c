@@ -270,11 +270,11 @@ int hl__sqlite_find_held(hl__sqlite_session *session, const hl_lease_terms *term
 
 int hl__sqlite_rows_keep(sqlite3_stmt *it, uint8_t **packed, size_t *size) {
   const void *blob = sqlite3_column_blob(it, HL__COLUMN_ROWS);
-  *size = (size_t)sqlite3_column_bytes(it, HL__COLUMN_ROWS);
+  *size = blob ? (size_t)sqlite3_column_bytes(it, HL__COLUMN_ROWS) : 0;
   free(*packed);
   *packed = malloc(*size ? *size : 1);
   if (!*packed) return SQLITE_NOMEM;
-  if (blob && *size) memcpy(*packed, blob, *size);
+  if (*size) memcpy(*packed, blob, *size);
   return SQLITE_OK;
 }
 
