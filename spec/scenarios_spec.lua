@@ -130,8 +130,9 @@ local function deadlock_on_a_server(store, manager, first, second, within)
   assert.same({ code = "deadlock", errno = not within and store.table and 1213 or nil, held = false }, of_victim)
   assert.same({ ok = true, held = true }, of_survivor)
   -- The picture of the server may be a tenth of a second old: then the survivor still waits.
-  assert.matches(within and "waited for in a circle: u1/a1/r%d is held by another thread" or "u1/a1/r%d is [%a ]+ by .*%(pid %d+ on ",
-    message)
+  -- On a busy machine the store may not tell within 50 ms who is in the way; the message then says so.
+  local known = within and "waited for in a circle: u1/a1/r%d is held by another thread" or "u1/a1/r%d is [%a ]+ by .*%(pid %d+ on "
+  if within or not message:find("the store did not tell in time", 1, true) then assert.matches(known, message) end
   assert.equal(1, victim:call("return manager:stats().deadlocks"))
   assert.equal(0, victim:call("return manager:stats().held"))
   assert.equal(0, survivor:call("return manager:stats().deadlocks"))

@@ -111,7 +111,8 @@ local function signals_of(store)
     -- PostgreSQL is one process for each session; the first, stopped, makes no more.
     for name in uv.fs_scandir_next, assert(uv.fs_scandir "/proc") do
       local file = name:find "^%d+$" and io.open("/proc/" .. name .. "/stat")
-      local parent = file and file:read("*a"):match "%) %S (%d+)"
+      local stat = file and file:read "*a" -- nil: the process has ended
+      local parent = stat and stat:match "%) %S (%d+)"
       if file then file:close() end
       if tonumber(parent) == pid then list[#list + 1] = tonumber(name) end
     end
