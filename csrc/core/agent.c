@@ -275,10 +275,9 @@ bool hl__wait_counts(const hl_options *options, int64_t timeout) {
 
 bool hl__wait_is_vain(const hl__wait *wait) { return in_the_way(wait, wait, true) != NULL; }
 
-/* Enters it into the books, or refuses it. HL__AGAIN: neither; it may close a
-   circle, when the store has said that `these` have not been revoked. `known`:
-   of which it was asked. Without `asks` it cannot be asked: then such a circle
-   is none. */
+/* Registers the wait, or refuses it. HL__AGAIN: undecided, as the wait closes a circle if none of `these` leases
+   was revoked; the caller asks their stores and calls again. known: the leases of which the stores were
+   asked. asks false: the stores cannot be asked, and such a circle counts as none. */
 static int enter(hl__wait *wait, leases *these, bool asks, const leases *known, hl_error *error) {
   circle found;
   int status = HL_OK;

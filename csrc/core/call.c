@@ -264,8 +264,8 @@ static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline, h
     if (!manager->store->leases) return hl__lease_unsupported(manager, error);
     kept = kept || call->lease->refreshes;
   }
-  /* What this process has released, and not given back yet, must not refuse one that tries
-     once: then it tries once more. */
+  /* A try must not fail on a lease that this process has released but not deleted yet: it waits for those
+     deletions, then tries once more. */
   uint64_t put = manager->drops_put;
   bool dropping = manager->ops->traits.blocks && manager->drops_gone < put;
   const int64_t limit = answer_by(call, deadline); /* a store that hangs gets no more */

@@ -189,8 +189,8 @@ typedef struct hl_row {
 
 /* What one call will lock: targets, and the rows that they need, each once,
    in the strongest mode that any target needs, shared or exclusive: first the update rows, then the
-   others, each in the order (level, bucket). That order, common to all callers, is why calls cannot deadlock; see
-   plan.c. A plan is used by one thread at a time. */
+   others, each in the order (level, bucket). All callers take rows in that order, so calls cannot deadlock.
+   One thread at a time uses a plan. */
 typedef struct hl_plan hl_plan;
 
 typedef struct hl_target {
@@ -282,9 +282,9 @@ typedef struct hl_config {
   /* Stores beyond file: and null:, e.g. { &hl_store_mysql, NULL }; may be
      NULL. */
   const struct hl_store_ops *const *stores;
-  /* "symfony": each node of a plan is locked twice, in our way and then by its name as
-     Symfony Lock locks that on the same store. NULL: as the DSN says. There are no leases
-     then, but on a store that has nothing else. HL_EUNSUPPORTED where the store cannot. */
+  /* "symfony": also locks each node by its name, as Symfony Lock does on the same store. Leases are then
+     unsupported, except on stores that have only leases. NULL: as the DSN says. HL_EUNSUPPORTED where the
+     store cannot. */
   const char *interoperate;
   /* With it: the name of a node, for each level, and NULL behind the last. "{level}"
      stands for the id of that level: "invoice-{resource}". NULL: ids joined by '/'. */

@@ -410,7 +410,7 @@ static bool is_due(const hl__lease *lease, int64_t now) HL__REQUIRES(hl__manager
   return lease->refreshes && !lease->busy && lease->due <= now;
 }
 
-/* Another one whose time has come, looked for behind that one; NULL: none. */
+/* The next lease that is due for a refresh, searching after `behind`; NULL: none. */
 static hl__lease *next_due(hl_manager *manager, hl__lease *behind) HL__REQUIRES(hl__manager_mutex) {
   int64_t now = hl__lease_ms();
   const hl__list *begin = behind->state == HL__LEASE_HELD ? &behind->node : &manager->leases;

@@ -69,15 +69,15 @@ void hl__lease_forget(hl__lease *lease);
 /* The store has granted it. False: it is over already, or the manager is closed; the record
    is to be dropped. */
 bool hl__lease_begin(hl__lease *lease, const hl_grant *grant) HL__REQUIRES(hl__manager_mutex);
-/* The record of one that was granted and is not wanted goes, on any connection; also when
-   the manager is closed. */
+/* Deletes the record of a granted lease that its caller does not want, over any connection, even of a closed
+   manager. */
 void hl__lease_undo(hl__lease *lease) HL__REQUIRES(hl__manager_mutex);
 /* The same of one whose grant was asked for, and not answered. HL_OK: there is none; another
    try needs another name. Else, also where the deadline is over, it is not known, and a worker goes
    on: no caller waits for a server that hangs beyond its timeout. */
 int hl__lease_recall(hl__lease *lease, int64_t deadline) HL__REQUIRES(hl__manager_mutex);
-/* Waits, for a second at most, until those that were released by then (manager->drops_put) have
-   been given back. */
+/* Waits up to a second until the deletions that were queued so far are done (put: manager->drops_put
+   then). */
 void hl__leases_drops_await(hl_manager *manager, uint64_t put, int64_t deadline)
     HL__REQUIRES(hl__manager_mutex);
 /* HL_ELOST: the grant was over when it came. */

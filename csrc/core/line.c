@@ -353,8 +353,8 @@ static void succeed(hl__line *line, hl__member *gone) HL__REQUIRES(hl__manager_m
   hl__list_move(&line->loose, &gone->followers);
 }
 
-/* Those behind it follow the member before it as well, so they stand behind that one now.
-   Without one they have to find out whom they follow. */
+/* The member's followers now follow the member before it, whom they followed as well. Where there is none, they
+   look for another. */
 static void member_leave(hl__line *line, hl__member *member, bool granted)
     HL__REQUIRES(hl__manager_mutex) {
   hl__member *before = member->previous;

@@ -48,8 +48,8 @@ hl_lock *hl__lock_new(hl_manager *manager, const hl_plan *plan, const hl_options
 int hl__lock_wait_begin(hl__wait *wait, hl_manager *manager, const hl_plan *plan,
                         const hl_options *options, int64_t timeout, const hl__held *own,
                         hl_error *error);
-/* Gives the lock a lease that is to be granted, as the options want it, which were checked.
-   HL_OK; HL_ENOMEM, also where *lock is NULL, HL_ESTORE: then the lock is gone. */
+/* Creates the lease that *lock will hold, from options that were checked. HL_OK. HL_ENOMEM, also where *lock
+   is NULL, HL_ESTORE: it has freed *lock. */
 int hl__lock_lease(hl_lock **lock, const hl_options *options, hl_error *error);
 /* The lock of an import, with a lease that is to be adopted; and the options of that, of those
    that were given. What hl_import says. */

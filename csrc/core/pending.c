@@ -53,9 +53,9 @@ typedef struct any {
 struct hl_pending {
   atomic_uint references; /* its owner's, its worker's */
   unsigned generation;    /* of the process that started it */
-  /* call.lock: of HL__ACQUIRE, to be filled in. Its worker's until it is done, or, when
-     it is given up, until the end; then its owner's. NULL once it has been taken.
-     Otherwise the lock that is occupied; NULL once it is not. */
+  /* call.lock, of HL__ACQUIRE: the new lock. The worker owns it until `done` (if the call was given up:
+     until the worker returns), then the owner does. NULL once it was taken.
+     Of other calls: the occupied lock; NULL once the occupation has ended. */
   hl__call call;
   hl__task task;
   hl__occupant occupant;
@@ -264,9 +264,8 @@ static const hl__waiter_ops waiter_ops = {
 
 /* --------------------------------------------------------- its occupation */
 
-/* The occupation of the lock ends: for its worker, or, when that has done its work,
-   for its owner. What its owner has asked for meanwhile is done before: as soon as
-   nobody occupies the lock it is its owner's again, who may free it. */
+/* Ends the occupation of the lock. Runs a pending release first. Afterwards the owner may free the
+   lock. */
 static void occupation_end(hl_pending *pending, bool commit) {
   hl_manager *manager = pending->call.manager;
   hl_lock *lock = pending->call.lock;
@@ -541,8 +540,7 @@ static void member_of(hl_pending *pending, hl_pending *whole, hl_pending **resul
   hl__manager_mutex_unlock(manager);
 }
 
-/* `status`, with `lock`: what making it has come to. `whole`: whose member it becomes;
-   NULL: none's. */
+/* status: the result of creating `lock`. whole: the acquire_any group that the pending joins, or NULL. */
 static int begin(hl_manager *manager, const hl_options *options, int status, hl_lock *lock,
                  bool adopts, hl_pending *whole, hl_pending **result, hl_error *error) {
   hl_pending *pending = lock ? pending_new(manager, HL__ACQUIRE, lock, options) : NULL;
@@ -679,8 +677,8 @@ static bool all_vain(hl_manager *manager, const hl_plan *const *plans, size_t n,
   return true;
 }
 
-/* Those that are deeper come first, and of one node the shared ones: behind one that waits for
-   more, one that waits for less would wait for nothing. */
+/* Deeper targets come first; on one node, shared before exclusive. Else a weaker request would queue
+   behind our own stronger one. */
 static int compare_places(const hl_plan *x, const hl_plan *y) {
   unsigned i = hl__plan_level(x), j = hl__plan_level(y);
   if (i != j) return i < j ? 1 : -1;
@@ -987,7 +985,7 @@ int hl_pending_wait(hl_pending *pending, int64_t timeout, hl_lock **lock, hl_err
   return status;
 }
 
-/* Of one that is no group. */
+/* Cancels a pending that is no group. */
 static void cancel(hl_pending *pending) {
   hl_manager *manager = pending->call.manager;
   bool granted = false, ended = false, extended = false;
@@ -1068,8 +1066,8 @@ const hl_plan *hl_pending_plan(const hl_pending *pending) {
   return pending ? pending->call.waiter.plan : NULL;
 }
 
-/* Of one that is no group, or whose group is freed: its owner leaves it. What is its owner's is freed
-   by its owner: unchecked. */
+/* Drops the owner's reference to a pending that is no group, or whose group is freed. Unchecked: only the
+   owner touches these fields. */
 HL__UNCHECKED static void end(hl_pending *pending) {
   hl__wait_end(&pending->wait);
   hl_pending_cancel(pending);

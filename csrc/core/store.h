@@ -83,9 +83,9 @@ typedef struct hl_lease_terms {
      record one that nobody wants: it may be deleted at any time. Zeroes: there was none. */
   uint8_t former[16];
   int64_t ttl; /* ms */
-  /* From 1 on: that of a refresh, each time that one is sent. A store that may carry one out
-     late, behind one that was sent later, keeps the last (an import sets it to 0), and does
-     none that is not greater: it would set an end that is not believed any more. */
+  /* The number of a refresh, from 1, one more for each that is sent. A store that may carry out a refresh
+     late keeps the last number that it applied, and ignores a refresh whose number is not greater: the
+     holder does not believe its end any more. An import sets the number to 0. */
   uint64_t turn;
   uint64_t place;    /* where the store has the record: what a grant, or the last regrade, has
                          said; of no matter to anybody else */

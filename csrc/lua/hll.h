@@ -210,11 +210,12 @@ typedef struct hll_acquire_options {
 void hll_acquire_options_read(lua_State *L, int index, hll_acquire_options *options);
 /* After a hook, which may have changed them; who asks stays. */
 void hll_acquire_options_again(lua_State *L, int index, hll_acquire_options *options);
-/* Adds who asks. `where`: room for hl_options.where. hll_strand is called before, as it
-   may allocate: the number of the running coroutine, where the manager wants it, else 0. */
+/* The number of the running coroutine, where the manager wants it, else 0. May allocate. */
+uint64_t hll_strand(lua_State *L, const hll_manager *self);
+/* Fills in the asker's fields of options. where: room for hl_options.where. The caller calls hll_strand before,
+   as that may allocate. */
 void hll_asker_add(lua_State *L, const hll_manager *self, uint64_t strand,
                    char where[HL_WHERE_SIZE], hl_options *options);
-uint64_t hll_strand(lua_State *L, const hll_manager *self);
 /* Takes the value on the top for ttl, owner, auto_refresh or auto_release; returns false
    when name is none of them. The owner lives as long as nothing allocates. */
 int hll_lease_option(lua_State *L, const char *name, hl_options *options);
