@@ -24,7 +24,7 @@
  *
  * Caveats, which every user should have read once:
  *
- * - Locks are advisory: they keep out those who ask for them, nobody else.
+ * - Locks are advisory: they keep out programs that ask for them, and no others.
  * - A lock can be lost while it is held (a killed connection, a restarted
  *   server, a process stopped for longer than hold_timeout). hl_lock_is_held
  *   says so without a round trip; a fencing token (hl_lock_token) protects a
@@ -42,7 +42,7 @@
  *
  * Status. Functions that can fail return an int: 0 is success, a positive
  * number an expected outcome (HL_TIMEOUT ...), a negative one a failure
- * (HL_ECONNECTION ...). They fill in *error, which belongs to the caller, is
+ * (HL_ECONNECTION ...). Such functions fill in *error, which belongs to the caller, is
  * of fixed size and is never freed; error may be NULL.
  *
  * NULL. Where a comment says so, NULL is fine or stands for a default; so it is for the context of
@@ -64,7 +64,7 @@ extern "C" {
 #endif
 
 #define HL_VERSION "0.1.0"
-/* The HL_VERSION of the library, which may be another than that of the header. Static storage. */
+/* The HL_VERSION of the library, which may differ from the header's. Static storage. */
 const char *hl_version(void);
 
 /* ------------------------------------------------------------- status */
@@ -140,8 +140,8 @@ typedef struct hl_layout hl_layout;
 /* names: 1 to HL_LEVELS_MAX distinct, non-empty names of at most
    HL_LEVEL_NAME_MAX bytes, without ',' or ':' or control bytes; NULL stands
    for user, account, resource. buckets: 1 to 2^31 - 1; 0 stands for
-   HL_BUCKETS_DEFAULT. The names are copied. What was NULL or 0, a manager that is
-   opened with the layout takes from its space instead: hl_config.
+   HL_BUCKETS_DEFAULT. The names are copied. A manager that is opened with the layout takes from its
+   space what was NULL or 0 here: hl_config.
    Fails with HL_EMISUSE, HL_ENOMEM. */
 int hl_layout_new(const char *const *names, unsigned levels, uint32_t buckets, hl_layout **layout,
                   hl_error *error);
@@ -174,13 +174,13 @@ typedef struct hl_row {
   uint64_t bucket;
   uint8_t level;
   uint8_t mode; /* hl_mode */
-  /* The same number for all rows of a tree: of its root's bucket. Of HL_LEVEL_NAMED: where the
+  /* The bucket of the tree's root, so all rows of a tree have the same number. On HL_LEVEL_NAMED: where the
      plan has the name. */
   uint32_t root;
 } hl_row;
 
-/* The level of rows that are no nodes of ours, but what programs of another kind lock for
-   them, by name: see hl_config.interoperate. They come behind all others. */
+/* The level of rows that are no nodes, but the names that programs of another kind lock for nodes: see
+   hl_config.interoperate. These rows come behind all others. */
 #define HL_LEVEL_NAMED HL_LEVELS_MAX
 
 /* Added to the level of a node: its update row, which whoever has the node for update holds
@@ -236,12 +236,12 @@ typedef enum hl_dialect {
 
 /* The one statement that locks the plan's rows in the caller's own
    transaction, as a malloc'ed string that the caller frees; NULL when out of
-   memory, or there is no such dialect. table is an identifier ([A-Za-z0-9_$]+), as checked by the caller; of no
-   matter for HL_POSTGRESQL. It returns as many rows as the plan has. */
+   memory, or for an unknown dialect. table is an identifier ([A-Za-z0-9_$]+), which the caller has
+   checked; HL_POSTGRESQL does not use it. The statement returns as many rows as the plan has. */
 char *hl_plan_sql(hl_plan *plan, hl_dialect dialect, const char *table);
-/* The same for a space with leases, of MySQL or MariaDB: table is the name that the DSN
-   gives. It locks and reads the roots' gates, too, last of all, and returns *gates rows more;
-   fewer where there may be leases below one of them, which it cannot look at. */
+/* As hl_plan_sql, for a space of MySQL or MariaDB with leases: table is the name that the DSN gives.
+   The statement locks and reads the roots' gates, too, last of all, and returns *gates rows more. It
+   returns fewer where leases may be below a root: the caller then looks for them. */
 char *hl_plan_sql_leased(hl_plan *plan, hl_dialect dialect, const char *table, size_t *gates);
 
 /* ------------------------------------------------------------ manager */
@@ -250,9 +250,8 @@ char *hl_plan_sql_leased(hl_plan *plan, hl_dialect dialect, const char *table, s
 
 struct hl_store_ops; /* store.h: for those who bring a store of their own */
 
-/* MySQL and MariaDB. Whoever names it links the client library as well
-   (pkg-config --static --libs hierlock). Not there where hierlock was built
-   without one. */
+/* MySQL and MariaDB. A program that names this store links the client library as well
+   (pkg-config --static --libs hierlock). A hierlock that was built without one does not have it. */
 extern const struct hl_store_ops hl_store_mysql;
 /* PostgreSQL; likewise, with libpq. */
 extern const struct hl_store_ops hl_store_postgresql;
@@ -322,20 +321,20 @@ int hl_manager_open(const hl_config *config, hl_manager **manager, hl_error *err
 /* Releases every lock of the manager, ends its threads and connections, and
    drops the caller's reference. Waits of other threads end with
    HL_CANCELLED. Locks that still exist afterwards hold nothing and are freed
-   by hl_lock_free as usual. Waits until the store has given back what was released,
-   or was granted and is not wanted: a round trip. Where a server hangs, for two seconds
-   at most; then the threads end behind it, and exit() waits for them, for 2.5 s at most. No
-   other call on the manager may begin afterwards, or while this one runs: a program with
-   several threads calls hl_manager_cancel, joins them, and closes then. NULL is fine. */
+   by hl_lock_free as usual. Waits until the store has given back all released and unwanted
+   locks: a round trip. Where a server hangs, this takes two seconds at most; the threads then end
+   later, and exit() waits for them for 2.5 s at most. No other call on the manager may begin
+   afterwards, or while this one runs: a program with several threads calls hl_manager_cancel, joins
+   the threads, and then closes. NULL is fine. */
 void hl_manager_close(hl_manager *manager);
 
-/* Ends all waits of the manager, in any thread, with HL_CANCELLED; those that begin later end so
-   at once, until it is closed. What is held stays held, and is released as usual. An extend
-   that is ended so may cost its lock, see hl_lock_start_extend. Any thread; any number of times. */
+/* Ends all waits of the manager, in any thread, with HL_CANCELLED; until the manager is closed, later
+   waits end so at once. Locks stay held, and are released as usual. An extend that this ends may
+   cost its lock, see hl_lock_start_extend. Any thread; any number of times. */
 void hl_manager_cancel(hl_manager *manager);
 
-/* Its own, of which plans for it are made: as its space records, else as in
-   hl_config, else the default. Lives as long as the manager. */
+/* The layout for plans of this manager: as its space records, else as in hl_config, else the default.
+   Lives as long as the manager. */
 hl_layout *hl_manager_layout(const hl_manager *manager);
 
 /* Whether hl_config.units had that name. */
@@ -376,9 +375,9 @@ typedef struct hl_histogram {
 /* Microseconds; 100 us to 5,000 s, in steps of 1, 2, 5. From HL_HISTOGRAM_BOUNDS on: INT64_MAX. */
 int64_t hl_histogram_bound_us(unsigned i);
 
-/* Of the acquisitions whose deepest target was on that level, since the manager was opened:
-   how long they waited, granted or not; and how long was held what they got and what is
-   not held any more. A level beyond the deepest has none. Any thread. */
+/* Tells of the acquisitions whose deepest target was on that level, since the manager was opened: how long
+   they waited, granted or not; and how long their locks, which are not held any more, were held. A level
+   beyond the deepest has none. Any thread. */
 void hl_manager_histograms(hl_manager *manager, unsigned level, hl_histogram *waits,
                            hl_histogram *holds);
 
@@ -405,13 +404,12 @@ typedef struct hl_holder {
   hl_mode mode;     /* of its target; 0 where unknown */
   bool waiting;
   hl_kind kind;
-  /* Of a lease; "" and 0 otherwise. */
+  /* A lease has these; "" and 0 otherwise. */
   char owner[HL_OWNER_MAX + 1];
   char id[HL_LEASE_ID_SIZE];
   int64_t remaining_ms;
-  /* Of a session: what its store calls it (MySQL: the connection's id; PostgreSQL: the number
-     of the server's process; file: PID.NUMBER), which is how an administrator ends it. "" where the store
-     knows none. */
+  /* The store's name of a session (MySQL: the connection's id; PostgreSQL: the number of the server's
+     process; file: PID.NUMBER), by which an administrator ends it. "" where the store knows none. */
   char session[24];
 } hl_holder;
 
@@ -425,11 +423,11 @@ typedef void (*hl_holder_fn)(void *context, const hl_holder *holder);
 int hl_manager_holders(hl_manager *manager, const hl_plan *plan, hl_holder_fn fn, void *context,
                        hl_error *error);
 
-/* The same, after a failed acquisition, for a caller who has no time: a hundred at most, and
-   within 50 ms. HL_TIMEOUT: the store has not told all by then; fn has been called for those
-   that are known. HL_BUSY: it was not asked, because it has not answered the last look yet, or
-   was asked ten times for this manager in this second. Looking costs the server more than a try
-   does, and programs try in loops. After any failure there may be holders that fn does not know. */
+/* As hl_manager_holders, after a failed acquisition, for a caller in a hurry: a hundred at most, and
+   within 50 ms. HL_TIMEOUT: the store has not told all by then; fn was called for the known ones.
+   HL_BUSY: the store was not asked, because it has not answered the last look yet, or was asked ten
+   times for this manager in this second. Looking costs the server more than a try does, and programs
+   try in loops. After any failure there may be holders that fn does not know. */
 int hl_manager_blockers(hl_manager *manager, const hl_plan *plan, hl_holder_fn fn, void *context,
                         hl_error *error);
 
@@ -452,11 +450,10 @@ typedef struct hl_filter {
    HL_ENOMEM. */
 int hl_manager_leases(hl_manager *manager, const hl_filter *filter, hl_holder_fn fn, void *context,
                       hl_error *error);
-/* Ends leases, whoever holds them: what they lock is free at once. Also those whose time is
-   up: a refresh would have them back, as long as nobody has wanted what they lock. The next call of each
-   holder's is HL_ELOST with `by` and `reason` (NULL: none; at most 63 and 127 bytes of
-   them) in its hl_error. A filter that gives nothing is HL_EMISUSE. *count: how many. Fails
-   as hl_manager_leases. */
+/* Ends leases of any holder, and frees their nodes at once. Ends leases whose time is up, too: a refresh
+   could bring them back, as long as no other request has wanted their nodes. The next call of each
+   holder is HL_ELOST with `by` and `reason` (NULL: none; at most 63 and 127 bytes of them) in its
+   hl_error. A filter that gives nothing is HL_EMISUSE. *count: how many. Fails as hl_manager_leases. */
 int hl_manager_revoke(hl_manager *manager, const hl_filter *filter, const char *by,
                       const char *reason, uint64_t *count, hl_error *error);
 
@@ -464,11 +461,10 @@ int hl_manager_revoke(hl_manager *manager, const hl_filter *filter, const char *
 
 typedef struct hl_lock hl_lock;
 
-/* Who asks: a part of a program that does one thing at a time, such as a Lua state. With
-   it the program promises that nobody else releases what it is granted. So a
-   request that would wait for the agent itself, or in a circle of agents that wait, is
-   HL_DEADLOCK at once, before it waits, if it may wait for a second or longer. Used by one thread
-   at a time. NULL: out of memory. */
+/* The asker: a part of a program that does one thing at a time, such as a Lua state. A program that names
+   an agent promises that no other part of it releases the agent's locks. So a request that would wait
+   for the agent itself, or in a circle of waiting agents, is HL_DEADLOCK before it waits, if it may wait
+   for a second or longer. One thread at a time uses an agent. NULL: out of memory. */
 typedef struct hl_agent hl_agent;
 hl_agent *hl_agent_new(void);
 hl_agent *hl_agent_ref(hl_agent *agent); /* NULL is fine */
@@ -476,9 +472,9 @@ void hl_agent_unref(hl_agent *agent);    /* NULL is fine; also before its locks 
 
 #define HL_WHERE_SIZE 96
 
-/* A lease is a record in the store. It ends at a time of the store's clock, survives its
-   process, and can be renewed, listed, handed over and revoked. A session lock and a
-   lease on the same nodes exclude each other. */
+/* A lease is a record in the store. The lease ends at a time of the store's clock, survives its process,
+   and can be renewed, listed, handed over and revoked. A session lock and a lease on the same nodes
+   exclude each other. */
 typedef struct hl_options {
   size_t size;       /* sizeof(hl_options); see hl_config */
   int64_t timeout;   /* ms; 0 tries once; HL_FOREVER; < 0: the manager's */
@@ -510,18 +506,19 @@ typedef struct hl_options {
 
 #define HL_REPORT_SIZE 1024
 
-/* For tests of a program. To be called before each request of an agent: learns what kinds of
-   targets (a unit; else a level, and a label with its digits made one '#') it takes while its task holds
-   others, over the whole run of the process. True: for the first time these orders make a circle, a
-   deadlock that has not happened yet; the report says in one line what and where. Sets
+/* For tests of a program, which calls this before each request of an agent. Learns which kinds of targets
+   the agent takes while its task holds others, over the whole run of the process. A kind is a unit; else
+   a level, and a label with its digits made one '#'. True: for the first time these orders make a
+   circle, a deadlock that has not happened yet; the report says in one line what and where. Sets
    options->kinds. Any thread. */
 bool hl_order_check(const hl_manager *manager, const hl_plan *plan, hl_options *options,
                     char report[HL_REPORT_SIZE]);
 
-/* Likewise, where the order is not learnt but declared: hl_config.units. True: it asks for a unit while
-   its task holds one that comes after it, by a manager that has units, too; the report says what and
-   where. first: no call of this process has said so of these two units before. What one request takes has
-   an order of its own, and one that tries once waits for nothing: neither breaks it. Any thread. */
+/* As hl_order_check, where the order is not learnt but declared: hl_config.units. True: the agent asks for a
+   unit while its task holds a later one, by a manager that has units, too; the report says what and
+   where. first: no call of this process has said so of these two units before. The targets of one request
+   have an order of their own, and a request that tries once waits for nothing: neither breaks the
+   declared order. Any thread. */
 bool hl_units_check(const hl_manager *manager, const hl_plan *plan, const hl_options *options,
                     bool *first, char report[HL_REPORT_SIZE]);
 
@@ -530,34 +527,34 @@ bool hl_units_check(const hl_manager *manager, const hl_plan *plan, const hl_opt
    Returns HL_OK with *lock set; HL_TIMEOUT, HL_DEADLOCK, HL_CANCELLED,
    HL_BUSY; HL_ECONNECTION, HL_ENOT_PROVISIONED, HL_EUNSAFE_SERVER,
    HL_ESTORE, HL_EMISUSE (an empty plan, another layout), HL_ENOMEM; then
-   *lock is NULL and nothing is held. A call of this function closes no circle of
-   waiters, but it can stand in one that another's hl_lock_extend has closed, and
-   the store may pick it as the victim: HL_DEADLOCK. Try again. With options->agent HL_DEADLOCK, too,
-   before it waits, where it would wait for ever; see hl_agent. */
+   *lock is NULL and nothing is held. A call of this function closes no circle of waiters. It can
+   stand in a circle that an hl_lock_extend has closed, and the store may pick it as the victim:
+   HL_DEADLOCK. Try again. With options->agent a call that would wait for ever is HL_DEADLOCK, too, before
+   it waits; see hl_agent. */
 int hl_acquire(hl_manager *manager, const hl_plan *plan, const hl_options *options, hl_lock **lock,
                hl_error *error);
 
-/* More locks in the same transaction. May break the common order, so it, and
-   only it, can close a circle of waiters. options may be NULL. When the store picks this call as the
-   victim: HL_DEADLOCK, and the lock holds nothing any more. After any other failure it holds what it held before; a store that
-   cannot give back single rows (MySQL) may keep some of the rows asked for
-   until the lock is released. */
+/* Takes more locks in the same transaction. May break the common order: so this call alone can close a
+   circle of waiters. options may be NULL. HL_DEADLOCK: the store has picked this call as the victim, and the
+   lock holds nothing any more. After any other failure the lock holds what it held before; a store
+   that cannot give back single rows (MySQL) may keep some of the wanted rows until the lock is released. */
 int hl_lock_extend(hl_lock *lock, const hl_plan *plan, const hl_options *options, hl_error *error);
 
-/* What was asked for in HL_UPDATE becomes exclusive, when those who share it have gone: nobody else
-   can become exclusive before, and newcomers wait meanwhile where the store is fair. HL_OK, also
-   when it is so already; then it has a new token. HL_TIMEOUT, HL_CANCELLED, and any failure beside
-   those that follow: it is what it was; but a lease whose request or answer was delayed or cut off may be exclusive at
-   the store, until it is downgraded or released. Several nodes in one lock, which others share in one request, can
-   stand in a circle: HL_DEADLOCK, and the lock holds nothing any more; so can a lock on MariaDB, or on MySQL before
-   8.0.41, for which somebody waits who wants many nodes. HL_ELOST, HL_ERELEASED. HL_EMISUSE: it was
-   not asked for in that mode. Of options only timeout and who asks count; NULL: the manager's. */
+/* Makes exclusive what the lock has in HL_UPDATE, as soon as the sharing holders have gone. No other lock
+   can become exclusive before, and newcomers wait meanwhile where the store is fair. HL_OK, also when the
+   lock is exclusive already; it has a new token then. HL_TIMEOUT, HL_CANCELLED, and any failure beside the
+   following: the lock is what it was; but a lease whose request or answer was delayed or cut off may be
+   exclusive at the store, until it is downgraded or released. HL_DEADLOCK: the lock holds nothing any more.
+   Several nodes in one lock, which others share in one request, can stand in a circle; so can a lock
+   on MariaDB, or on MySQL before 8.0.41, for which a request of many nodes waits. HL_ELOST, HL_ERELEASED.
+   HL_EMISUSE: the caller did not ask for HL_UPDATE. Only timeout and the asker of options count; NULL: the
+   manager's. */
 int hl_lock_upgrade(hl_lock *lock, const hl_options *options, hl_error *error);
-/* And is HL_UPDATE again, with no moment in between in which anybody else could have changed it;
-   those who share it may come. HL_OK, also when it is so already; a lease with an upgrade or a downgrade that was
-   not answered asks the store even then; HL_EUNSUPPORTED: the store
-   gives back no single row (sessions of MySQL and MariaDB), or, on PostgreSQL, the lock was extended
-   meanwhile; HL_ELOST, HL_ERELEASED, HL_EMISUSE. */
+/* Makes the lock HL_UPDATE again, with no moment in between in which another program could change its nodes;
+   sharing holders may then come. HL_OK, also when the lock is so already; a lease with an upgrade or a
+   downgrade that was not answered asks the store even then. HL_EUNSUPPORTED: the store gives back no single
+   row (sessions of MySQL and MariaDB), or, on PostgreSQL, the lock was extended meanwhile. HL_ELOST,
+   HL_ERELEASED, HL_EMISUSE. */
 int hl_lock_downgrade(hl_lock *lock, hl_error *error);
 
 /* Gives everything back; once. A second call returns HL_OK and does nothing.
@@ -570,29 +567,28 @@ int hl_lock_release(hl_lock *lock, bool confirm, hl_error *error);
    auto_release goes on. */
 int hl_lock_close(hl_lock *lock, hl_error *error);
 
-/* As hl_lock_close, and frees; never blocks. NULL is fine. */
+/* Does what hl_lock_close does, and frees the lock; never blocks. NULL is fine. */
 void hl_lock_free(hl_lock *lock);
 
 /* A lease ends ttl ms from now (0: its own ttl), sooner or later than before. HL_OK: it was
-   unbroken, though its time may have been up for a while. HL_ELOST: somebody has taken what
-   it locked, or has revoked it, or has imported it; or the answer came when the new
-   time was up already. HL_ERELEASED; HL_EUNSUPPORTED: a session lock; HL_ECONNECTION,
+   unbroken, though its time may have been up for a while. HL_ELOST: another request has taken its
+   nodes, or it was revoked or imported; or the answer came when the new time was up already. HL_ERELEASED; HL_EUNSUPPORTED: a session lock; HL_ECONNECTION,
    HL_ESTORE, HL_TIMEOUT: it was not refreshed, and ends when it would have ended. */
 int hl_lock_refresh(hl_lock *lock, int64_t ttl, hl_error *error);
-/* A session lock becomes a lease, with no moment in between in which it is free. Uses ttl,
-   owner, auto_refresh, auto_release and label of options. HL_OK; HL_ELOST, HL_ERELEASED;
-   after any other failure it is what it was. */
+/* Makes a session lock a lease, with no moment in between in which its nodes are free. Uses ttl, owner,
+   auto_refresh, auto_release and label of options. HL_OK; HL_ELOST, HL_ERELEASED; after any other
+   failure the lock is what it was. */
 int hl_lock_to_lease(hl_lock *lock, const hl_options *options, hl_error *error);
 /* A printable text, malloc'ed, to be freed by the caller, with which hl_import takes the
-   lease over, in any process. The lease goes on; the lock is as if released. Who has the text
+   lease over, in any process. The lease goes on; the lock is as if released. A program that has the text
    has the lease. HL_EUNSUPPORTED: a session lock. HL_ELOST, HL_ERELEASED, HL_ENOMEM. */
 int hl_lock_export(hl_lock *lock, char **text, hl_error *error);
 /* In two steps, for who has to keep the text safe before the lock is as if released: the
    text alone; then hl_lock_export with text NULL. */
 int hl_lock_text(hl_lock *lock, char **text, hl_error *error);
 /* Takes a lease over, with one refresh: for options' ttl (0: its own) from now. options may
-   be NULL; of the others only auto_refresh and auto_release are used. Of two imports of one
-   text the later wins, and the earlier lock is lost. Returns HL_OK with *lock set; HL_ELOST: the
+   be NULL; of the others only auto_refresh and auto_release are used. The later of two imports of one
+   text wins, and the earlier lock is lost. Returns HL_OK with *lock set; HL_ELOST: the
    lease is not there any more; HL_EMISMATCH: the text is damaged, or of another layout; as
    hl_acquire. */
 int hl_import(hl_manager *manager, const char *text, size_t size, const hl_options *options,
@@ -624,8 +620,8 @@ hl_kind hl_lock_kind(const hl_lock *lock);
 hl_mode hl_lock_mode(const hl_lock *lock);
 unsigned hl_lock_level(const hl_lock *lock); /* the deepest of its targets */
 int64_t hl_lock_waited(const hl_lock *lock); /* ms until it was granted */
-/* The fencing token; of two exclusive holders of one node the later one's is
-   greater. hl_lock_extend and hl_lock_upgrade give a new one. */
+/* The fencing token: a later exclusive holder of a node has a greater one than an earlier holder.
+   hl_lock_extend and hl_lock_upgrade give a new token. */
 uint64_t hl_lock_token(const hl_lock *lock);
 /* What it locks, or locked. Lives as long as the lock. */
 const hl_plan *hl_lock_plan(const hl_lock *lock);
