@@ -10,21 +10,21 @@
 
 #include "soak.h"
 
-/* What is done, and when; its random choices. */
+/* The present fault, with its times; its random choices. */
 extern fault_window *fault_self;
 extern dice fault_dice;
 
-/* One of so many ways, each in its turn; the seed says with which they begin. */
+/* Chooses one of n ways, each in its turn; the seed says with which they begin. */
 int fault_way(int n);
 void fault_what(const char *text);
 void fault_sleep_ms(int ms);
-/* It could not be done or undone: ends the process. */
+/* The fault could not be done or undone: ends the process. */
 _Noreturn void fault_fail(const char *text);
 /* From now on nothing is granted, and until now. */
 void fault_shut_begin(void);
 void fault_shut_end(void);
 
-/* What must be, sooner or later. */
+/* Repeats until the condition is true, as it must be sooner or later. */
 #define FAULT_UNTIL(did)                                                                           \
   do {                                                                                             \
     for (int tries = 0; !(did); tries++) {                                                         \

@@ -1,6 +1,6 @@
 /*
- * fault_directory.c - what is done to the lock directory of the embedded store, its files and its disk, in the process
- * that does a large fault.
+ * fault_directory.c - faults of the lock directory of the embedded store, its files and its
+ * disk, in the process that does a large fault.
  */
 #include "fault.h"
 
@@ -32,7 +32,7 @@ static void lose_next(void) {
   if (shared->clock_jumps) atomic_store(&fault_self->new_tokens, true);
 }
 
-/* Nobody holds anything there any more, nor gets it, until it is removed. */
+/* From now on no worker holds anything there, nor gets it, until it is removed. */
 static void all_lost(void) {
   lose_next();
   atomic_store(&fault_self->lost, now_ns());
@@ -95,7 +95,7 @@ static void directory_remove(void) {
   if (shut) fault_shut_end(); /* before others can make a new one */
   (void)unlink(in_directory("control"));
   if (!shut) atomic_store(&fault_self->lost, now_ns());
-  (void)rmdir(directory); /* or somebody has made a new control file by now */
+  (void)rmdir(directory); /* or another process has made a new control file by now */
 }
 
 static void directory_drop(const char *path) {
@@ -156,7 +156,7 @@ static void junk_remove(void) {
   }
 }
 
-/* In the place of stripes that nobody has needed yet. */
+/* Puts junk in the place of stripes that no worker has needed yet. */
 static void junk_rows(void) {
   char name[32];
   for (int i = 0; i < 4096; i++) {

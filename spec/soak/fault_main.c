@@ -1,5 +1,6 @@
 /*
- * fault_main.c - the process that does one large fault, and what it may use of one; what is used up of a worker.
+ * fault_main.c - the process that does one large fault, and the resources that it may use of a
+ * worker.
  */
 #include "fault.h"
 
@@ -50,7 +51,7 @@ static void limits(void) {
   enum __rlimit_resource which = memory ? RLIMIT_AS : RLIMIT_NOFILE;
   fault_self->who = worker;
   fault_what(memory ? "memory" : "descriptors");
-  /* One that begins just now could not even map the area. */
+  /* A worker that begins just now could not even map the area. */
   if (!atomic_load(&shared->worker[worker].attached)) return;
   if (prlimit(pid, which, NULL, &before)) return; /* it was killed */
   now = before;

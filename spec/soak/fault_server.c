@@ -1,6 +1,6 @@
 /*
- * fault_server.c - what is done to a server, in the process that does a large fault: to its processes, and, by an
- * administrator's statements, to what it allows. Which statements: spec/servers.
+ * fault_server.c - faults of a server, in the process that does a large fault: of its processes,
+ * and, by an administrator's statements, of its limits. Which statements: spec/servers.
  */
 #include "fault.h"
 
@@ -48,7 +48,7 @@ static pid_t server_pid(void) {
   return pid;
 }
 
-/* Those that a server has for its connections, if it is not one process. */
+/* Lists the processes that a server has for its connections, if it is not one process. */
 static int children_of(pid_t pid, pid_t children[PROCESSES]) {
   char path[64];
   int n = 0;
@@ -59,8 +59,9 @@ static int children_of(pid_t pid, pid_t children[PROCESSES]) {
   return n;
 }
 
-/* One of its processes dies, and it ends the others and begins anew, by itself: when, nobody is told, and others may
-   have been granted something before we see it. True: it has such processes. */
+/* Kills one of the server's processes; the server ends the others and begins anew, by itself.
+   The time of that is unknown, and others may have been granted something before we see it.
+   True: it has such processes. */
 static bool crash_of_one(void) {
   static pid_t children[PROCESSES];
   const server_kind *kind = server_kind_of(shared->dsn);
@@ -80,7 +81,7 @@ static bool crash_of_one(void) {
   return true;
 }
 
-/* Its locks are gone with it, and their numbers are used again. */
+/* The server's locks are gone with it, and their numbers are used again. */
 void fault_crash(void) {
   if (fault_way(2) && crash_of_one()) return;
   fault_what("all of it");
@@ -110,7 +111,7 @@ static bool all(const char *const *texts) {
   return sql_all(server_kind_of(shared->dsn), administrator, &clients, texts);
 }
 
-/* A statement may fail, as somebody has waited for too long: then it is only taken back. */
+/* A statement may fail, as a wait took too long: then it is only taken back. */
 static bool trouble_make(const trouble *t, int most_ms) {
   const server_kind *kind = server_kind_of(shared->dsn);
   fault_what(t->what);

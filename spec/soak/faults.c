@@ -26,15 +26,15 @@
 #define FAULT_HANGS (90 * S)
 /* A holder behind the proxy hears of the loss when that has passed it on. */
 #define PROXY_PASSES (1 * S)
-/* Of a worker, until its next grant: holders let go after 6 s, a call waits for 5 s,
-   connecting has 10 s; on a server, what was cut meanwhile is freed within a lease. */
+/* The limits for a worker, until its next grant: holders let go after 6 s, a call waits for 5 s,
+   connecting has 10 s; on a server, locks that were cut meanwhile are freed within a lease. */
 #define SERVED_SERVER (25 * S)
 #define SERVED_FILE (15 * S)
 
 typedef struct fault_kind {
   const char *name;
   bool server, file; /* where it can be done */
-  bool excuses;      /* calls may wait in vain, though nobody holds */
+  bool excuses;      /* calls may time out, though no worker holds */
 } fault_kind;
 
 static const fault_kind kinds[FAULTS] = {
@@ -110,7 +110,7 @@ bool faults_lose_leases(int64_t from, int64_t to) {
 }
 
 bool faults_new_tokens(int64_t from, int64_t to) {
-  /* Of what was before the windows that are remembered nobody knows. */
+  /* Nothing is known of the time before the windows that are remembered. */
   unsigned first = fault_first();
   if (first > 0 && from < atomic_load(&window(first)->began)) return true;
   for (unsigned i = fault_first(); i < atomic_load(&shared->window_count); i++)
@@ -137,8 +137,8 @@ static void longer(int64_t *longest, int64_t time) {
   if (time > *longest) *longest = time;
 }
 
-/* On the embedded store a lock is lost only by what was done after its call: one of a
-   directory that was gone before is not granted. */
+/* On the embedded store only a fault after its call loses a lock: a lock in a directory that was
+   gone before is not granted. */
 static void check_loss(const record *r) {
   if (shared->server || !r->granted || r->how != END_LOST || r->lease) return;
   for (unsigned i = fault_first(); i < atomic_load(&shared->window_count); i++) {
@@ -165,7 +165,7 @@ void faults_check(const record *r) {
         show_record("it", r);
       }
     }
-    /* An extend that wants no more than is held asks nobody, and keeps the token. */
+    /* An extend that wants no more than is held asks no store, and keeps the token. */
     if (r->granted && r->token != r->before && shut && r->called > shut && r->granted < opened) {
       violation("%s (%s): granted, and nothing may be from %.6f to %.6f", kinds[w->kind].name,
                 w->what, seconds_at(shut), seconds_at(opened));

@@ -1,21 +1,20 @@
 /*
- * history.c - reads what the workers wrote and decides whether it fits the rule:
+ * history.c - reads the workers' records and decides whether they fit the rules:
  *
  *   1. Two handles that hold a node at once both hold it shared: see soak.h for
  *      what counts as holding.
  *   2. Of two exclusive holders of a node the later one's token is greater.
  *   3. A time-out comes neither early nor later than LATE.
  *   4. No call outlives its time-out by HANG.
- *   5. Nobody is told `timeout` when nobody else held or wanted his nodes in all
- *      that time (of FREE_WAIT or longer).
+ *   5. No call is told `timeout` when no other held or wanted its nodes in all that time (of
+ *      FREE_WAIT or longer).
  *   6. Without faults no session is lost.
  *
- * And what leasing.c asks of leases.
+ * And the rules of leasing.c for leases.
  *
- * Nothing is looked at before it is final. A record that ended at t can only meet
- * those that were granted before t, and whoever is granted later than the beginning of
- * this sweep can't: so it can be forgotten once no call or lock that is under way
- * began before t.
+ * Nothing is looked at before it is final. A record that ended at t can only meet records that were
+ * granted before t. A record granted later than the beginning of this sweep cannot meet it. So it can
+ * be forgotten once no call or lock that is under way began before t.
  */
 #include "leasing.h"
 
@@ -28,20 +27,20 @@
 #define LATE (5 * S)
 #define HANG (30 * S)
 #define FREE_WAIT (3 * S)
-/* How long after an end a lock may still be in others' way: its release is on its way;
-   after a failure or a death the server may need as long as a wait or a lease. */
+/* How long after an end a lock may still block others. After a release, the release is on its
+   way; after a failure or a death the server may need as long as a wait or a lease. */
 #define TRAIL (500 * MS)
 #define TRAIL_AFTER_FAILURE (12 * S)
-/* Somebody may import a lease, or be told of its end, for so long. */
+/* So long another thread may import a lease, or be told of its end. */
 #define LEASES_REMEMBERED (10 * S)
 
 enum {
   SHOWN = 30
 };
 
-/* Times are for a machine that has room. One on which many more threads want to run
-   than can is slower by so much; and one that has just kept main itself from running
-   keeps others as well, each of the several that a call needs. */
+/* Times are for a machine that has room. A machine on which many more threads want to run than
+   can is slower by so much. A machine that has just kept main itself from running keeps others
+   as well, each of the several that a call needs. */
 static int64_t lateness, lateness_at;
 
 void history_late(int64_t by, int64_t now) {
@@ -72,7 +71,7 @@ static int64_t began;
 
 static record **kept;
 static size_t kept_count, kept_capacity;
-/* Of each node: the greatest token of those forgotten. */
+/* For each node: the greatest token of the forgotten records. */
 static uint64_t last_token[NODES];
 static int64_t last_token_at[NODES];
 
@@ -124,7 +123,7 @@ static const char *const filters[] = {"owner", "id", "target", ""};
 const char *history_kind(const record *r) { return kinds[r->kind]; }
 const char *history_end(const record *r) { return endings[r->how]; }
 
-/* One that the last violation is about; the node: or -1. */
+/* Shows a record that the last violation is about; the node: or -1. */
 static void show(const char *name, const record *r, int node) {
   if (violations > SHOWN) return;
   int shared_nodes = 0, exclusive_nodes = 0;
@@ -263,7 +262,7 @@ void history_died(int worker, int64_t now) {
     }
 }
 
-/* Of a granted one, what is compared. A holding that was never confirmed is none. */
+/* The end of a granted holding, for comparisons. A holding that was never confirmed is none. */
 static int64_t held_until(const record *r) {
   if (r->lease) return lease_until(r);
   int64_t until = atomic_load(&r->held);
@@ -326,7 +325,7 @@ static void longest_add(longest *self, const entry *e) {
   }
 }
 
-/* Whoever held longest before e was granted must have ended. */
+/* The longest holder before e must have ended before e was granted. */
 static void check_overlap(int node, const longest *before, const entry *e) {
   const entry *a = before->first;
   if (a && a->record->handle == e->record->handle) a = before->second;
@@ -365,7 +364,8 @@ static void check_node(int node, entry *entries, size_t n) {
   }
 }
 
-/* It counts as a holder; not a lease that somebody took away before its grant was heard. */
+/* Whether the record counts as a holder; a lease that was taken away before its grant was heard
+   does not. */
 static bool holds(const record *r) {
   if (r->lease) return r->granted && lease_until(r) > (r->since ? r->since : r->granted);
   return r->granted && r->held;
@@ -427,7 +427,7 @@ bool history_in_the_way(const record *a, const record *b) {
   return false;
 }
 
-/* When it is not in anybody's way any more, at the latest. */
+/* The latest time from which the session blocks no other. */
 static int64_t session_gone_at(const record *r) {
   switch (r->how) {
   case END_RELEASED:
@@ -445,7 +445,7 @@ static int64_t session_gone_at(const record *r) {
   return r->ended + patience(TRAIL_AFTER_FAILURE);
 }
 
-/* A lease that nobody could give back is there until its time is up. */
+/* A lease that could not be given back is there until its time is up. */
 static int64_t gone_at(const record *r) {
   int64_t gone = session_gone_at(r);
   bool given_back = r->how == END_RELEASED || r->how == END_FREED || r->how == END_CLOSED ||
@@ -474,7 +474,7 @@ static void check_free_timeout(const record *r, int64_t now) {
     if (kept[i] != r && kept[i]->kind != CALL_REVOKE && kept[i]->called < r->ended &&
         gone_at(kept[i]) > r->called && history_in_the_way(kept[i], r))
       return;
-  /* What is under way, a stopped holder above all, is in the way, too. */
+  /* A lock or call under way, a stopped holder above all, blocks, too. */
   for (int w = 0; w < shared->workers; w++)
     for (int t = 0; t < shared->threads; t++)
       for (int i = 0; i < RECORDS; i++) {

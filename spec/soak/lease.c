@@ -3,8 +3,9 @@
  * checker decides. Where an answer can be wrong by itself (a token that an import changes, a lease that is `released`
  * while it is had), the thread complains at once.
  *
- * Times to live are short, so that many end: most leases are given back long before, some are held to their last
- * moment, some beyond it. Whoever is over waits for a while, or not, and then refreshes, releases or forgets it.
+ * Times to live are short, so that many end: most leases are given back long before, some are
+ * held to their last moment, some beyond it. A holder whose lease is over waits for a while, or
+ * not, and then refreshes, releases or forgets it.
  */
 #include "worker.h"
 
@@ -15,7 +16,7 @@
 
 /* An import and a revocation have no time-out; the library gives up after that. */
 #define ANSWER_MS 10000
-/* Nobody imports a text that was put so long ago. */
+/* No thread imports a text that was put so long ago. */
 #define TEXT_OLD (8 * S)
 
 static int64_t ttl_choose(dice *d) {
@@ -68,7 +69,7 @@ static void each_yields(lane *l) {
   for (int i = 0; i < l->n; i++) record_yields(l->records[i]);
 }
 
-/* A refresh is sent: nobody knows its end before it is answered, and it may be an earlier one. */
+/* A refresh is sent: its end is unknown before it is answered, and it may be an earlier one. */
 static void each_asks(lane *l, int64_t ttl) {
   for (int i = 0; i < l->n; i++) {
     record *r = l->records[i];
@@ -78,7 +79,7 @@ static void each_asks(lane *l, int64_t ttl) {
   }
 }
 
-/* It was refreshed, for so long at most. */
+/* The lease was refreshed, for so long at most. */
 static void each_expires(lane *l, int64_t ttl) {
   for (int i = 0; i < l->n; i++)
     if (!l->records[i]->refreshes) atomic_store(&l->records[i]->expires, now_ns() + (ttl + 1) * MS);
@@ -111,7 +112,7 @@ static void lease_free(lane *l) {
   l->lock = NULL;
 }
 
-/* Its holder hears that it is lost, and perhaps by whom. */
+/* The holder hears that the lease is lost, and perhaps who revoked it. */
 static void lease_told(lane *l, const hl_error *error, int64_t asked_at, int64_t asked_ttl) {
   int64_t ending = now_ns();
   for (int i = 0; i < l->n; i++) {
@@ -128,7 +129,7 @@ static void lease_told(lane *l, const hl_error *error, int64_t asked_at, int64_t
   lane_end(l, END_LOST, ending);
 }
 
-/* Where somebody may find it. */
+/* Puts the text where another thread may find it. */
 static void text_put(const lane *l, const char *text, dice *d) {
   text_slot *slot = &shared->texts[roll_below(d, TEXTS)];
   const record *first = l->records[0];
@@ -234,7 +235,7 @@ void lease_closed(lane *l, int64_t ending) {
 
 /* ------------------------------------------------------------------ questions */
 
-/* What a call on the lock failed with, of which it need not be lost. */
+/* Notes the failure of a call on the lock, which need not be lost by it. */
 static void lease_failed(const lane *l, const char *what, int status, const hl_error *error) {
   const record *r = l->records[0];
   count(COUNT_FAILED);
@@ -279,7 +280,7 @@ static void answered(thread *self, lane *l, int status, const hl_error *error) {
   } else {
     lease_failed(l, names[l->question], status, error);
     if (l->question == ASK_CONVERT)
-      for (int i = 0; i < l->n; i++) l->records[i]->lease = false; /* it is what it was */
+      for (int i = 0; i < l->n; i++) l->records[i]->lease = false; /* it is a session again */
   }
 }
 
@@ -338,7 +339,7 @@ void lease_convert(thread *self, lane *l) {
   options.label = label;
   for (int i = 0; i < l->n; i++) {
     record *r = l->records[i];
-    r->promised = 0; /* that of the session */
+    r->promised = 0; /* the session's promise */
     r->leased = now;
     r->parts = l->n;
     record_leases(r, options.ttl, number, options.auto_refresh, !options.auto_release);
@@ -359,7 +360,7 @@ bool lease_confirm(lane *l) {
 
 static int64_t refresh_ttl(dice *d) { return roll_percent(d, 60) ? 0 : ttl_choose(d); }
 
-/* Its time is up: for a while nothing is done. */
+/* The lease's time is up: does nothing for a while. */
 static void over(thread *self, lane *l) {
   dice *d = &self->dice;
   if (!l->late_at) {
@@ -381,7 +382,7 @@ void lease_turn(thread *self, lane *l) {
   bool held = lane_sample(l);
   if (l->state == LANE_ASKING) return;
   if (!held && hl_lock_look(l->lock) == HL_LOST) {
-    /* Who refreshes it for us has heard it. */
+    /* The keeper, which refreshes it for us, has heard it. */
     hl_error error;
     hl_lock_loss(l->lock, &error);
     if (!l->records[0]->refreshes && !l->heard_at)
@@ -463,7 +464,7 @@ void lease_import(thread *self, lane *l) {
     r->targets = slot->targets;
     memcpy(r->modes, slot->modes, sizeof r->modes);
   }
-  /* Else somebody imports it again: the later one has it. */
+  /* Otherwise the text stays for another import: the later one has the lease. */
   if (roll_percent(d, 40)) slot->there = false;
   atomic_store(&slot->busy, 0);
   if (!there) return;

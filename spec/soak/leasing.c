@@ -1,16 +1,16 @@
 /*
- * leasing.c - what the checker (history.c) asks of leases beside its rules for all locks. soak.h says what is known
- * of one; docs/leases.md is what it is held to:
+ * leasing.c - the rules of the checker (history.c) for leases beside its rules for all locks. soak.h
+ * says what is known of a lease; docs/leases.md has the promises:
  *
- *   7. Who is told that his lease is lost has had it taken: it was revoked or imported, or its time was up and
- *      somebody wanted its nodes since, or the answer came when the new time was up, too.
- *   8. Who is told by whom it was revoked was revoked by that one; and after a revocation by id that
- *      found the lease its holder is told so, and never that it is unbroken.
- *   9. Of two that import one text the earlier is never told that his is unbroken once the later has it.
- *  10. Nobody believes in a revoked lease for longer than the longest time that it was asked for.
- *  11. When a lease ends by its time, whoever has waited for it alone is granted within DELAY.
+ *   7. A holder that is told that its lease is lost has had it taken: it was revoked or imported, or its
+ *      time was up and another wanted its nodes since, or the answer came when the new time was up, too.
+ *   8. A holder that is told by whom its lease was revoked was revoked by that one. After a revocation by
+ *      id that found the lease its holder is told so, and never that it is unbroken.
+ *   9. When two import one text, the earlier is never told that its lease is unbroken once the later has it.
+ *  10. No holder believes in a revoked lease for longer than the longest time that it was asked for.
+ *  11. When a lease ends by its time, a waiter that has waited for it alone is granted within DELAY.
  *
- * That nobody else gets its nodes before its end, whether or not its holder lives, is rule 1.
+ * Rule 1 says that no other gets its nodes before its end, whether or not its holder lives.
  */
 #include "leasing.h"
 
@@ -46,7 +46,7 @@ bool lease_matters(const record *r) {
 
 /* ------------------------------------------------------ revocations and imports */
 
-/* What revokes one part of a lease revokes them all. */
+/* A revocation that matches one part of a lease revokes all its parts. */
 static bool matches(const record *revocation, const record *r) {
   switch (revocation->filter) {
   case BY_OWNER: return revocation->owner == r->owner;
@@ -127,8 +127,8 @@ void leases_cut(size_t before) {
 static void check_event(const record *event, const record *r) {
   int64_t sure = atomic_load(&r->sure), held = atomic_load(&r->held);
   if (event == r || event->handle != r->handle) return;
-  /* Of a quorum's try a member has a record, too, and is believed when another one is silent: what is granted later is
-     another lease. */
+  /* A member has a record of a quorum's try, too, and is believed when another member is silent:
+     a later grant is another lease. */
   bool of_a_try =
       strncmp(shared->dsn, "quorum:", 7) == 0 && event->called < (r->since ? r->since : r->granted);
   if (by_id(event) && !of_a_try) {
@@ -157,7 +157,7 @@ static void check_event(const record *event, const record *r) {
   }
 }
 
-/* It was revoked before that call, for certain; NULL: not. */
+/* The revocation of the lease before that call, for certain; NULL: none. */
 static const record *revoked_before(const record *r) {
   int64_t from = r->leased ? r->leased : r->granted;
   for (size_t i = 0; i < event_count; i++)
@@ -194,7 +194,7 @@ static void check_words(const record *r) {
       r->granted && !imported_by_another(r) && !faults_lose_leases(r->called, r->ended)
           ? revoked_before(r)
           : NULL;
-  /* A wall clock that is set forward by more than an hour makes what was revoked old. */
+  /* A wall clock that is set forward by more than an hour makes the account of a revocation old. */
   if (!event || shared->clock_jumps) return;
   violation("a lease was revoked at %.6f, and its holder was not told by whom",
             seconds_at(event->ended));
@@ -204,7 +204,7 @@ static void check_words(const record *r) {
 
 /* ------------------------------------------------------------------- rule 7 */
 
-/* Somebody asked for a node of it when its time may have been up. */
+/* Whether another asked for a node of the lease when its time may have been up. */
 static bool wanted(const record *other, const record *r) {
   if (other->handle == r->handle || other->kind == CALL_REVOKE || other->called >= r->ended)
     return false;
@@ -253,7 +253,7 @@ static bool given_back(const record *r) {
   return false;
 }
 
-/* Somebody who had it before may have heard of a revocation: then nobody is told by whom any more. */
+/* An earlier holder may have heard of a revocation: then no later one is told who revoked it. */
 static bool revoked_since(const record *r) {
   for (size_t i = 0; i < event_count; i++)
     if (events[i]->kind == CALL_REVOKE && (!events[i]->ended || events[i]->ended > r->since) &&
@@ -288,7 +288,7 @@ static void check_loss(const record *r) {
   if (r->cut < r->ended || given_back(r) ||
       faults_lose_leases(r->since ? r->since - GRANTING_NS : r->called, r->ended))
     return;
-  /* What its exporter was promised another import may have cut short. */
+  /* Another import may have cut short the promise to its exporter. */
   if (r->kind == CALL_IMPORT && imported_by_another(r)) return;
   if (r->promised - REMAINING_NS > r->ended) {
     violation("a lease is lost %.3f ms before its end, and nobody has revoked or imported it",
@@ -316,12 +316,12 @@ static void last_add(last_one *self, const record *other, const record *r) {
   bool by_time = other->lease &&
                  (other->how == END_DIED || other->how == END_EXPORTED || other->how == END_LEFT);
   int64_t at = by_time ? lease_end(other) : other->ended;
-  /* A server may need a while to find out that somebody is gone. */
+  /* A server may need a while to notice that a client is gone. */
   if (ended && ((shared->server || shared->leases_only) && !by_time ? history_gone_at(other) : at) <
                    r->called)
     return;
   if (!history_in_the_way(other, r)) return;
-  /* Whoever waits may be before it, or keeps others back. */
+  /* Another waiter may be before it, or keep others back. */
   if (!ended || !other->granted || other->granted > r->granted ||
       ((shared->server || shared->leases_only) && !by_time && at < r->called)) {
     self->unknown = true;

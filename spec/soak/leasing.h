@@ -10,22 +10,22 @@
 
 /* ------------------------------------------------------------ in history.c */
 
-/* What has ended and can still matter. */
+/* The records that have ended and can still matter. */
 record **history_kept(size_t *n);
-/* When it is in nobody's way any more, at the latest. */
+/* The latest time from which the record blocks no other. */
 int64_t history_gone_at(const record *r);
 /* Whether of these two something was said already; from now on it was. */
 bool history_told(const record *a, const record *b);
 
 /* ------------------------------------------------------------ in leasing.c */
 
-/* Until then nobody else may hold any of it. */
+/* Until then no other may hold any of it. */
 int64_t lease_until(const record *r);
-/* When its time is up for others at the latest, if nobody ends it before. */
+/* The latest time at which its time is up for others, if no call ends it before. */
 int64_t lease_end(const record *r);
-/* Whose belief does not count from when on. Before pairs are compared. */
+/* Cuts each holder's belief at the time from which it does not count. Before pairs are compared. */
 void leases_cut(size_t before);
-/* It was granted, or is an import. */
+/* Whether it was granted, or is an import. */
 bool lease_matters(const record *r);
 /* The rules; those from `before` on are new. */
 void leases_check(size_t before);

@@ -137,7 +137,7 @@ static void worker_ended(int i, int status, bool expected) {
     violation("worker %d (pid %d) ended with status 0x%x", i, (int)shared->worker[i].pid,
               (unsigned)status);
   history_died(i, now_ns());
-  for (int t = 0; t < TEXTS; t++) { /* a text that it had in its hands is nobody's */
+  for (int t = 0; t < TEXTS; t++) { /* a text that it was using is free again */
     int its = i + 1;
     if (atomic_load(&shared->texts[t].busy) != its) continue;
     shared->texts[t].there = false;
@@ -155,7 +155,7 @@ static void worker_continue(int i) {
   (void)kill(shared->worker[i].pid, SIGCONT);
 }
 
-/* Children that nobody waited for come to us: see PR_SET_CHILD_SUBREAPER. */
+/* Orphaned children come to us: see PR_SET_CHILD_SUBREAPER. */
 static void reap(void) {
   int status;
   for (pid_t pid; (pid = waitpid(-1, &status, WNOHANG)) > 0;)
@@ -347,13 +347,14 @@ static void turn(bool disturbed, bool begin) {
   history_late(woken - now - 5 * MS, woken);
 }
 
-/* All let go; then somebody else must get everything, within the time that a dead
-   waiter or a cut connection may need. */
+/* All let go; then another process must get everything, within the time that a dead waiter or a
+   cut connection may need. */
 static void rest(void) {
   while (!faults_settled()) turn(true, false);
   int64_t began = now_ns();
   atomic_store(&shared->pause, true);
-  /* First of all, each of them: one that stands still in a transaction of SQLite's keeps the others from their rest. */
+  /* Continue each worker first: a worker that stands still in a transaction of SQLite's keeps
+     the others from their rest. */
   for (int i = 0; i < shared->workers; i++) worker_continue(i);
   for (int i = 0; i < shared->workers; i++) {
     while (atomic_load(&shared->worker[i].threads_at_rest) < shared->threads) {
@@ -384,7 +385,7 @@ static void rest(void) {
 static void wait_for_none(const char *what, int (*count)(void)) {
   int64_t end = now_ns() + patience(20 * S);
   int left = 0;
-  /* Who asks more often than each 0.1 s is shown the same old transactions. */
+  /* A server shows the same old transactions when it is asked more often than each 0.1 s. */
   while (now_ns() < end && (left = count()) > 0) (void)usleep(250000);
   if (left > 0) {
     violation("at the end there are %d %s left", left, what);
@@ -466,8 +467,8 @@ static void clock_find(void) {
   shared->clock_jumps = true;
 }
 
-/* A small file system for the directory, in a mount namespace of our own, gone with us.
-   It is mounted on the parent of the directory. */
+/* A small file system for the directory, in a mount namespace of our own, gone with us. The file
+   system is mounted on the parent of the directory. */
 static void disk_make(void) {
   char parent[sizeof shared->dsn];
   (void)snprintf(parent, sizeof parent, "%s", shared->dsn + strlen("file:"));
@@ -505,7 +506,8 @@ static bool faults_choose(const char *list) {
   return true;
 }
 
-/* Of each seed one store in four has no leases; which, in the order of this list, changes with the seed. */
+/* With each seed one store in four has no leases; which, in the order of this list, changes with
+   the seed. */
 static bool leases_choose(void) {
   static const char *const stores[] = {"file", "mysql", "mariadb", "postgresql"};
   uint64_t which = 0;

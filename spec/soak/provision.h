@@ -10,7 +10,7 @@
 
 /* Which table statements mean: of each process, before the first one. */
 void server_table(void);
-/* Makes its tables and fills them; what is there stays. */
+/* Makes the tables and fills them; existing rows stay. */
 bool server_fill(const server_kind *store, sql *self, const hl_dsn *users);
 
 #endif

@@ -2,17 +2,17 @@
  * proxy.c - a TCP proxy that makes a bad network: two threads for each connection,
  * one for each direction. From time to time a connection
  *
- *   is slow     what comes is passed on after up to 0.2 s, byte by byte at times
+ *   is slow     its bytes are passed on after up to 0.2 s, byte by byte at times
  *   is cut      nothing is passed on any more, in either direction; both ends stay open,
- *               and whatever is sent is taken
+ *               and all bytes sent are taken
  *   is reset    both ends are closed
  *   is halved   one of the two directions is closed
  *
  * Of each three connections one passes everything on in single bytes, all the time.
  *
- * Now and then all that there are are cut at once: then some hold for long.
+ * Now and then all connections are cut at once: then some hold for long.
  *
- * It connects from 127.0.0.2, so that an administrator can tell its connections.
+ * The proxy connects from 127.0.0.2, so that an administrator can tell its connections.
  */
 #include "soak.h"
 
@@ -44,7 +44,7 @@ typedef struct direction {
   dice dice;
 } direction;
 
-/* Of what has come together; it would take too long. */
+/* The most bytes of one arrival that go singly; more would take too long. */
 #define BYTES_MOST 600
 
 static int server_port;
@@ -118,8 +118,8 @@ static void *direction_main(void *argument) {
     }
     if (!pass_on(self, data, n, in_pieces)) break;
   }
-  /* The client first: it should know before the server frees anything. Not of a cut
-     connection: nobody learns anything. */
+  /* The client first: it should know before the server frees anything. Not the client of a cut
+     connection: no side learns anything. */
   if (!atomic_load(&both->cut) || self->from == both->client ||
       both->began < atomic_load(&shared->crashed)) {
     (void)shutdown(both->client, SHUT_RDWR);

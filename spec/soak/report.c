@@ -1,12 +1,12 @@
 /*
- * report.c - what a person looks at after a run: one HTML file without scripts, with
- * the summary, throughput and waiting over time, the faults on the same axis, and for
- * each of the first violations its lanes: who called, held and believed what, on a row
- * of his own.
+ * report.c - the page for people after a run: one HTML file without scripts, with the summary,
+ * throughput and waiting over time, and the faults on the same axis. Each of the first
+ * violations has its lanes: the threads that called, held and believed, each on a row of its
+ * own.
  *
- * The history tells it of every record that it has read, main of every fault. Of
- * records it remembers the last MEMORY; the lanes of a violation are copied from there
- * a moment later, when its other side has ended, too.
+ * The history tells it of every record that it has read, main of every fault. The report
+ * remembers the last MEMORY records; the lanes of a violation are copied from there a moment
+ * later, when its other side has ended, too.
  */
 #include "soak.h"
 
@@ -143,7 +143,7 @@ void report_about(const char *name, const record *r, int node, const char *text)
 
 /* ----------------------------------------------------------------- the lanes */
 
-/* In the mode HL_EXCLUSIVE is drawn what it is about, where that is no node. */
+/* A violation that is about no node shows its own record in the mode HL_EXCLUSIVE. */
 static int mode_in(const incident *self, const record *r) {
   if (self->node >= 0) return r->modes[self->node];
   const record *it = &self->abouts[0].record;
@@ -170,7 +170,7 @@ static int about_of(const incident *v, const record *r) {
   return DRAWN;
 }
 
-/* Those that it is about on top. */
+/* The violation's own records come on top. */
 static int by_lane(const void *left, const void *right) {
   const record *a = left, *b = right;
   int first = about_of(sorted, a), second = about_of(sorted, b);
@@ -187,7 +187,7 @@ static void lane_add(incident *self, const record *r, size_t *capacity) {
   memcpy(&self->lanes[self->lane_count++], r, sizeof *r);
 }
 
-/* Of all that is remembered and under way, what touched it. */
+/* Copies the records, remembered or under way, that touched it. */
 static void lanes_copy(incident *self) {
   size_t capacity = 0, known = remembered < MEMORY ? remembered : MEMORY;
   self->drawn = true;

@@ -1,6 +1,6 @@
 /*
- * server.c - an administrator's connection to the server, in the main process. What differs between servers is in
- * spec/servers.
+ * server.c - an administrator's connection to the server, in the main process. spec/servers has
+ * the differences between servers.
  */
 #include "soak.h"
 
@@ -32,8 +32,8 @@ void server_restore(void) {
 
 static sql *connect_admin(void) { return kind->connect(&admin_dsn, clients.database, 10, false); }
 
-/* Their numbers are as low as those of the workers' were, before a crash: who is killed
-   for somebody of that time is one of them, or a worker. */
+/* The bystanders' numbers are as low as the workers' were, before a crash: a kill that is meant
+   for a session of that time hits one of them, or a worker. */
 enum {
   BYSTANDERS = 12
 };

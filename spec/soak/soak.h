@@ -1,7 +1,7 @@
 /*
- * soak.h - a stress test with a checker of its own. A main process starts worker
- * processes, which acquire and release at random, and disturbs them; both sides
- * meet in a shared mapping, so that what a worker wrote survives its kill -9.
+ * soak.h - a stress test with a checker of its own. A main process starts worker processes, which
+ * acquire and release at random, and disturbs them. Both sides meet in a shared mapping, so that a
+ * worker's records survive its kill -9.
  *
  *   main.c     starts workers, does the small faults, prints progress and the summary
  *   faults.c   the large faults, what is expected of each, what was measured
@@ -29,21 +29,21 @@
  * once, whatever was killed, stopped or cut. The death of a process needs no care: it
  * asks no more.
  *
- * Leases beside sessions. A lease has one handle number as long as its record lives, through
- * all who import it. What is known of it is more than what its holder believes:
+ * Leases beside sessions. A lease has one handle number as long as its record lives, through all
+ * holders that import it. More is known of it than its holder believes:
  *
  *   held       as of a session
  *   sure       a refresh, check or release that was called then said that the lease is unbroken:
- *              nobody else had any of its nodes from its grant to that call, also while its
- *              time was up, or nobody had it between an export and an import
+ *              no other had any of its nodes from its grant to that call, also while its
+ *              time was up, or no holder had it between an export and an import
  *   promised   remaining() said that the store keeps it until then, whether or not its holder
  *              lives. REMAINING_NS before: remaining() counts whole milliseconds
  *
- * The interval of a lease ends at the latest of these, and it begins at its grant, however often
- * it was exported since. Two things end belief without the believer: somebody revokes the lease, or
- * imports it. The holder is told at its next call. What is held and promised does not count from
- * the call of such a one on (`cut`): that is counted apart. But `sure` counts: who is told after a
- * revocation that his lease is unbroken is a violation.
+ * The interval of a lease ends at the latest of these, and it begins at its grant, however often it
+ * was exported since. Two acts end belief without the believer: another process revokes the lease, or
+ * imports it. The holder is told at its next call. `held` and `promised` do not count from the call of
+ * such an act on (`cut`): that is counted apart. But `sure` counts: a holder that is told after a
+ * revocation that its lease is unbroken is a violation.
  *
  * All times are nanoseconds of CLOCK_MONOTONIC, which all processes share.
  */
@@ -98,7 +98,7 @@ typedef enum call_kind {
   CALL_EXTEND,
   CALL_START_EXTEND,
   CALL_IMPORT,
-  CALL_REVOKE /* not of a lock: what it revokes is in `filter` */
+  CALL_REVOKE /* not of a lock: `filter` names the leases that it revokes */
 } call_kind;
 
 typedef enum end_kind {
@@ -109,12 +109,12 @@ typedef enum end_kind {
   END_NO_GRANT,  /* the call failed */
   END_CANCELLED, /* by us */
   END_DIED,      /* its process */
-  /* Of leases: they go on until their time is up. */
+  /* Leases only: they go on until their time is up. */
   END_EXPORTED,
-  END_LEFT /* without auto_release; or nobody knows whether the release came through */
+  END_LEFT /* without auto_release; or it is unknown whether the release came through */
 } end_kind;
 
-/* What a revocation names. */
+/* Says what a revocation names. */
 typedef enum revoke_filter {
   BY_OWNER,
   BY_ID,
@@ -129,8 +129,7 @@ typedef enum record_state {
   ENDED
 } record_state;
 
-/* One call and what came of it. The worker owns it until ENDED, then main does
-   until FREE. */
+/* A call and its outcome. The worker owns it until ENDED, then main does until FREE. */
 typedef struct record {
   _Atomic int state; /* record_state */
   uint64_t handle;   /* an extension has its lock's */
@@ -161,7 +160,7 @@ typedef struct record {
   int owner;             /* its number; of a CALL_REVOKE: whose */
   int64_t since;         /* its grant, by whichever handle; 0: `granted` */
   int64_t leased;        /* a lease since that call; 0: it was called as one */
-  int parts; /* more than 1: so many records are of one lease, which was extended as a session */
+  int parts; /* more than 1: so many records belong to one lease, which was extended as a session */
   int64_t ttl_most;        /* ms: the longest that it was ever asked for */
   _Atomic int64_t sure;    /* see above; 0: never */
   _Atomic int64_t yields;  /* from then on its holder itself may end it; 0: not yet */
@@ -170,10 +169,10 @@ typedef struct record {
   int64_t lost_at;         /* when the call that was told of it began */
   uint64_t revocation;     /* that it was told of; its own number of a CALL_REVOKE; or 0 */
   int64_t cut;             /* the checker's: see above; INT64_MAX: not */
-  /* ---- of a CALL_REVOKE; of one by id `handle` is the lease's */
+  /* ---- a CALL_REVOKE's; by id `handle` is the lease's */
   revoke_filter filter;
   uint64_t revoked; /* how many */
-  /* By node, 0 or hl_mode: what is to be locked, ancestors included. */
+  /* By node, 0 or hl_mode: the nodes to be locked, ancestors included. */
   unsigned char modes[NODES];
 } record;
 
@@ -202,7 +201,7 @@ enum {
   COUNT_EXPORTS,
   COUNT_IMPORTS,
   COUNT_REVOKES, /* that found any */
-  COUNT_TOLD,    /* holders who were told by whom it was revoked */
+  COUNT_TOLD,    /* holders that were told who revoked their lease */
   COUNT_LEFT,    /* to their time */
   COUNTS
 };
@@ -219,13 +218,13 @@ typedef struct worker_area {
 } worker_area;
 
 /* A counter and a set of 64 elements of a node, and what all updates that are known make of
-   them: see classic.c. Of a row of the table, only the latter. */
+   them: see classic.c. A row of the table has only the latter. */
 typedef struct cell {
   volatile uint64_t counter, set; /* read and written under the lock, and not atomic */
   _Atomic uint64_t updates, elements, unknown;
 } cell;
 
-/* Texts of exported leases, for whoever takes one. */
+/* Texts of exported leases, for any thread that takes one. */
 enum {
   TEXTS = 24,
   TEXT_MOST = 12 * 1024,
@@ -244,8 +243,8 @@ typedef struct text_slot {
   unsigned char modes[NODES];
 } text_slot;
 
-/* What workers want changes every few seconds: some faults need many large
-   requests that do not wait, others many that meet at few nodes. */
+/* The workers' wishes change every few seconds: some faults need many large requests that do not
+   wait, others many that meet at few nodes. */
 typedef enum mood {
   MIXED,
   LARGE,
@@ -261,7 +260,7 @@ typedef enum large_fault {
   READONLY,   /* the server takes no writes for a while */
   ALTER,      /* what an administrator does to the table of locks, rights, settings */
   FULL,       /* no connection is left, or no room for a lock */
-  HOSTILE,    /* somebody does things to the lock directory and its files */
+  HOSTILE,    /* another program changes the lock directory and its files */
   DISK,       /* the file system is full */
   LIMITS,     /* a worker gets no more descriptors or memory */
   FAULTS
@@ -271,13 +270,13 @@ enum {
   WINDOWS = 64
 };
 
-/* The time of one large fault; one at a time. Written by its process, but the last
-   two fields. Times are 0 as long as they have not come. */
+/* The time of one large fault; one at a time. Its process writes all but the last two fields.
+   Times are 0 as long as they have not come. */
 typedef struct fault_window {
   int kind; /* large_fault */
   int who;  /* the worker that it is done to; -1: all */
   _Atomic int64_t began;
-  _Atomic int64_t lost;        /* whoever held before that holds nothing any more; */
+  _Atomic int64_t lost;        /* earlier holders hold nothing any more; */
   _Atomic int64_t before;      /* but only if it was granted before this, if this is not 0 */
   _Atomic int64_t shut;        /* from then on nothing is granted, */
   _Atomic int64_t opened;      /* until then */
@@ -305,8 +304,8 @@ typedef struct shared_area {
   bool leases; /* the space has them, and workers use them beside sessions */
   int64_t
       lingers; /* ns: so much later than its holder others see the end of a lease, at most; the store has deleted it then (Memcached) */
-  bool
-      leases_only; /* SQLite, Redis, Memcached, a quorum: no sessions, no administrator; what is released unconfirmed a thread gives back */
+  bool leases_only; /* SQLite, Redis, Memcached, a quorum: no sessions, no administrator; a thread
+                      gives back unconfirmed releases */
   int64_t hold_timeout; /* ms */
 
   _Atomic bool pause, stop;
@@ -314,7 +313,7 @@ typedef struct shared_area {
   /* Violations that a worker sees itself, in turn. */
   _Atomic unsigned complaints;
   char complaint[64][MESSAGE];
-  /* What the proxy did. */
+  /* Counts of the proxy's acts. */
   _Atomic uint64_t cuts, resets, halves, delays;
   _Atomic bool proxy_harmless;
   _Atomic int64_t partition; /* connections from before are cut */
@@ -370,11 +369,11 @@ void complain(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
 /* All that a call has not written yet is as if it was never asked. The state is left. */
 void record_clear(record *r);
-/* Its time as a lease counts from now on. */
+/* The record's time as a lease counts from now on. */
 void record_leases(record *r, int64_t ttl, int owner, bool refreshes, bool stays);
-/* Its holder itself may end it from now on, or from before. */
+/* The holder itself may end it from now on, or from before. */
 void record_yields(record *r);
-/* By whom a lease was revoked, in the words of `by`; 0: by none of ours. */
+/* The revocation that ended a lease, in the words of `by`; 0: none of ours. */
 uint64_t revocation_of(const char *by);
 
 /* An update in memory: the read, the write, and, when it was held before and after, that it counts. */
@@ -387,11 +386,11 @@ void cell_write(const cell_change *change);
 void cell_confirm(const cell_change *change);
 /* Whether it lasted, with an echo after its end, into the time between these two. */
 bool fault_meets(const fault_window *w, int64_t from, int64_t to, int64_t echo);
-/* Of the last large faults, which can still matter, the first one's number. */
+/* The number of the first large fault that can still matter. */
 unsigned fault_first(void);
-/* In a worker: whether a call that began then may end so, because of one. */
+/* In a worker: whether a large fault allows a call begun then to end so. */
 bool fault_allows(int status, int64_t called);
-/* The same of a call on a lease. */
+/* Likewise for a call on a lease. */
 bool fault_allows_lease(int status, int64_t called);
 /* Whether an administrator has ended the statement. */
 bool killed_query(unsigned number, const char *message);
@@ -403,7 +402,7 @@ pid_t process_start(const char *role, long a, uint64_t b);
 
 /* ---------------------------------------------------------------- faults.c */
 
-/* Adds one by its name; false: there is none such. */
+/* Adds a fault by its name; false: no such fault. */
 bool fault_add(const char *name, bool all);
 bool faults_any(void);
 /* In main, again and again: begins one when it is time. */
@@ -412,7 +411,7 @@ void faults_turn(dice *dice, bool begin);
 bool faults_settled(void);
 /* An ended process of ours; whether it was the fault's. */
 bool faults_reap(pid_t pid, int status);
-/* Of a call that has ended: is what came of it as it should be? */
+/* Checks that the outcome of a call that has ended is as it should be. */
 void faults_check(const record *r);
 /* A call that lasted from .. to may have been kept waiting by one. */
 bool faults_excuse(int64_t from, int64_t to);
@@ -420,41 +419,42 @@ bool faults_excuse(int64_t from, int64_t to);
 int64_t faults_cut(int64_t from, int64_t to);
 /* Whether there was one then, or shortly before. */
 bool faults_meet(int64_t from, int64_t to);
-/* Whether a holder may be told so, and nobody has taken anything. */
+/* Whether a fault may tell a holder so, though its lock was not taken. */
 bool faults_lose_leases(int64_t from, int64_t to);
 /* Between these two, tokens may have begun anew. */
 bool faults_new_tokens(int64_t from, int64_t to);
 /* Whether a worker may end so. */
 bool faults_may_end(int status);
 void faults_summary(FILE *to);
-/* Of a process of its own: does it. */
+/* Does the fault, in a process of its own. */
 int fault_main(int kind, uint64_t seed);
 
 /* ---------------------------------------------------------------- worker.c */
 
-/* Of a process of its own. */
+/* Runs a worker, in a process of its own. */
 int worker_main(int worker, uint64_t round);
 /* Takes and releases every user in turn, each within so many ms; 0: it could. */
 int probe_main(int64_t timeout);
 
 /* --------------------------------------------------------------- history.c */
 
-/* Reads what has ended, and looks at all that can still matter. */
+/* Reads the records that have ended, and checks all that can still matter. */
 void history_sweep(int64_t now);
-/* A worker has ended: what it held and called ends now. */
+/* A worker has ended: its locks and calls end now. */
 void history_died(int worker, int64_t now);
-/* Whether its workers can lose their locks, or be slow, by what is done. */
+/* Whether the run's faults can lose locks of its workers, or make them slow. */
 void history_expect(bool faults, bool kills);
 /* Main slept longer than it wanted to, by so much. */
 void history_late(int64_t by, int64_t now);
-/* What that time comes to on this machine, as busy as it is. */
+/* Stretches the time for this machine, as busy as it is. */
 int64_t patience(int64_t time);
 
 extern unsigned violations;
 extern int64_t longest_wait, latest_timeout, longest_overlap;
 extern uint64_t grants_checked;
-/* Of leases: how many were believed after a revocation or an import, and for how long at most; how long after the end
-   of one a waiter was granted; how many ended by their time with a promise to somebody dead or gone. */
+/* Figures of leases: how many were believed after a revocation or an import, and for how long at
+   most; how long after a lease's end a waiter was granted; how many ended by their time with a
+   promise to a holder dead or gone. */
 extern uint64_t cut_believed, promises_checked, delays_checked, losses_checked;
 extern int64_t longest_cut, longest_delay;
 
@@ -477,7 +477,7 @@ int row_update(int node, uint64_t token, int element, int pause_us);
 void classic_close(void);
 /* While all rest: whether any was lost. */
 void classic_check(void);
-/* What stands in a row; whether all that was done to it is known. */
+/* The contents of a row; returns whether all updates of it are known. */
 bool row_seen(int node, uint64_t counter, uint64_t set);
 void row_begun_again(int node);
 
@@ -486,7 +486,7 @@ void row_begun_again(int node);
 /* Something was done, to a worker or (-1) to all: marked on the axes. The name is a
    literal. A moment when `to` is not after `from`. */
 void report_fault(const char *what, int worker, int64_t from, int64_t to);
-/* One that has ended. */
+/* Takes a record that has ended. */
 void report_record(const record *r);
 /* A violation, and then up to two records that it is about, of a node (or -1). */
 void report_violation(const char *text);
@@ -508,8 +508,8 @@ void server_provision(void);
 /* Ends a random connection of the workers, or its statement; false: none. */
 bool server_kill(dice *dice, bool query);
 /* Transactions that hold rows of ours, connections of ours. */
-/* Shows classic.c what stands in its rows. Those that it is not sure of begin anew, with a fence that
-   keeps out whoever has written his token there. */
+/* Shows classic.c what stands in its rows. Rows that it is not sure of begin anew, with a fence
+   that keeps out every holder that has written its token there. */
 void server_rows(void);
 int server_transactions(void);
 int server_connections(void);
@@ -517,7 +517,7 @@ void server_show(void);
 
 /* ----------------------------------------------------------------- proxy.c */
 
-/* Of a process of its own: listens on the descriptor, in front of a port of this
+/* Runs the proxy, in a process of its own: listens on the descriptor, in front of a port of this
    machine. */
 int proxy_main(int listener, int port, uint64_t seed);
 

@@ -1,7 +1,7 @@
 /*
- * worker.c - a worker process: threads that acquire random targets, look again and
- * again whether they hold, and end it in all the ways there are. They share a few
- * managers. There are three kinds:
+ * worker.c - a worker process: threads that acquire random targets, look again and again whether
+ * they hold, and end it in all the ways there are. The threads share a few managers. There are
+ * three kinds:
  *
  *   blocking   one lock at a time, with hl_acquire and hl_lock_extend
  *   waiting    several at a time, with hl_start and its sisters, as a program with an
@@ -118,9 +118,9 @@ static void target_add(thread *self, record *r, int node, hl_mode mode) {
     if (!r->modes[at]) r->modes[at] = HL_SHARED;
 }
 
-/* Chooses targets, in random order, some of them twice. Of MIXED ones most are in one
-   account. LARGE ones share, and meet a few small exclusive ones, and thieves. NARROW ones are few
-   resources of one user. */
+/* Chooses targets, in random order, some of them twice. MIXED requests are mostly in one
+   account. LARGE ones share, and meet a few small exclusive ones, and thieves. NARROW requests
+   are few resources of one user. */
 void targets_choose(thread *self, record *r, bool few) {
   dice *d = &self->dice;
   int now = atomic_load(&shared->mood), kind = roll_below(d, 100);
@@ -156,9 +156,8 @@ void targets_choose(thread *self, record *r, bool few) {
   }
 }
 
-/* A thief: a resource that somebody else holds just now, exclusive. When a large
-   request has got all but one of its rows, only who asks for that one sees it. False:
-   there is none. */
+/* A thief: a resource that another thread holds just now, exclusive. When a large request has
+   got all but one of its rows, only a request for that one sees it. False: no such resource. */
 static bool target_steal(thread *self, record *r) {
   dice *d = &self->dice;
   for (int tries = 0; tries < 200; tries++) {
@@ -245,11 +244,10 @@ static void believe(lane *self, int64_t when) {
   }
 }
 
-/* Asks whether it holds. False: it does not any more, and its records end. While an
-   extend waits, the server may end a deadlock at its cost, and grants the other one
-   before it says so. So what is believed meanwhile counts when it is known that this is
-   not what happened; of one that was cancelled, and is still under way, nobody will be told
-   what did. */
+/* Asks whether it holds. False: it does not any more, and its records end. While an extend
+   waits, the server may end a deadlock at its cost, and grants the other one before it says so.
+   So belief during the extend counts only once it is known that this did not happen; of an
+   extend that was cancelled, and is still under way, the outcome will stay unknown. */
 bool lane_sample(lane *self) {
   int64_t before = now_ns();
   if (self->cancelled && hl_lock_look(self->lock) != HL_IN_USE) self->cancelled = false;
@@ -454,8 +452,8 @@ static void lane_turn(thread *self, lane *l) {
   bool extending = l->state == LANE_EXTENDING;
   record *r = l->records[l->n - 1];
   if (l->cancel_at && now_ns() > l->cancel_at) {
-    /* A result may have come, and goes with it: an extension that was granted
-       stays granted, but nobody was told. */
+    /* A result may have come, and goes with it: an extension that was granted stays granted, but
+       the caller was not told. */
     int64_t ending = now_ns();
     hl_pending_cancel(l->pending);
     count(COUNT_CANCELS);
@@ -572,7 +570,7 @@ static int free_lanes(const thread *self) {
   return n;
 }
 
-/* Of LARGE ones, all at once or none: it matters that nobody is before them. */
+/* LARGE requests begin all at once or not: no others must be before them. */
 static bool begins(thread *self) {
   int n = free_lanes(self);
   if (self->kind != BLOCKING && atomic_load(&shared->mood) == LARGE) return n == self->lane_count;
@@ -671,7 +669,7 @@ int worker_main(int worker, uint64_t round) {
   me = worker;
   area = &shared->worker[worker];
   atomic_store(&area->attached, true);
-  signal(SIGCHLD, SIG_IGN); /* forked children are nobody's concern */
+  signal(SIGCHLD, SIG_IGN); /* forked children need no care */
   for (int i = 0; i < MANAGERS; i++)
     while (!managers[i] && !atomic_load(&shared->stop)) {
       managers[i] = manager_open();
@@ -690,7 +688,7 @@ int worker_main(int worker, uint64_t round) {
     self->dice =
         dice_of(shared->seed, (round * WORKERS + (uint64_t)worker) * THREADS + (uint64_t)i);
     self->records = area->records[i];
-    /* It may be memory that is short: see limits() in faults.c. */
+    /* Memory may be short: see limits() in faults.c. */
     while (pthread_create(&self->id, NULL, thread_main, self)) (void)usleep(10000);
   }
   for (int i = 0; i < shared->threads; i++) (void)pthread_join(threads[i].id, NULL);

@@ -1,7 +1,7 @@
 /*
- * worker.h - what the two halves of a worker share: worker.c, which acquires, extends and ends locks of
- * both kinds, and lease.c, which does all that only leases have: refreshes them, in time, in the last moment and
- * late, exports, imports, converts and revokes.
+ * worker.h - shared by the two halves of a worker. worker.c acquires, extends and ends locks of
+ * both kinds. lease.c does all that only leases have: refreshes them, in time, in the last
+ * moment and late, exports, imports, converts and revokes.
  */
 #ifndef WORKER_H
 #define WORKER_H
@@ -30,7 +30,7 @@ typedef enum lane_question {
   ASK_CONVERT
 } lane_question;
 
-/* One lock and its extensions; records[0] is the acquisition. */
+/* A lock and its extensions; records[0] is the acquisition. */
 typedef struct lane {
   lane_state state;
   hl_lock *lock;
@@ -41,13 +41,13 @@ typedef struct lane {
   int n;
   int64_t until;     /* hold so long */
   int64_t cancel_at; /* of the pending; 0: not */
-  /* Of a lease. */
+  /* Fields of a lease. */
   bool lease;
   int64_t ttl;        /* ms: its own */
   int64_t late_at;    /* its time was up, and then something is done about it; or 0 */
   int64_t refresh_at; /* in time; 0: in the last moment; INT64_MAX: not */
   int64_t heard_at;   /* a check that was called then has told us of a loss; or 0 */
-  /* Of the question that is asked: */
+  /* The question under way: */
   lane_question question;
   int64_t asked_at, asked_ttl;
   bool was_over;
@@ -83,9 +83,9 @@ record *record_new(thread *self, call_kind kind, uint64_t handle, int64_t timeou
 uint64_t handle_new(void);
 void record_call(record *r);
 void record_end(record *r, end_kind how, int64_t ending);
-/* What is to be locked, into the record and the thread's plan. */
+/* Chooses the targets, into the record and the thread's plan. */
 void targets_choose(thread *self, record *r, bool few);
-/* What a call came to; the record of a failed one ends here. */
+/* Notes the outcome of a call; the record of a failed one ends here. */
 void call_returned(record *r, int status, hl_lock *lock, const hl_error *error, bool cancelled);
 bool lane_sample(lane *self);
 void lane_promise(lane *self);
@@ -95,11 +95,12 @@ void lane_held(thread *self, lane *l);
 
 /* ----------------------------------------------------------------- lease.c */
 
-/* Makes the record that of a lease, at random, and fills in the options; label: at least 24 bytes, as `owner`. */
+/* Makes the record a lease's, at random, and fills in the options; label: at least 24 bytes, as
+   `owner`. */
 void lease_choose(thread *self, lane *l, record *r, hl_options *options, char *label, char *owner);
-/* It was granted. */
+/* Notes that the lease was granted. */
 void lease_held(thread *self, lane *l);
-/* What the holder of a lease does next. */
+/* Does the next act of a lease's holder. */
 void lease_turn(thread *self, lane *l);
 /* A session becomes one. */
 void lease_convert(thread *self, lane *l);
@@ -110,9 +111,10 @@ void lease_drop(thread *self, lane *l);
 /* Just before its manager is closed, and just after. */
 void lease_closing(lane *l);
 void lease_closed(lane *l, int64_t ending);
-/* Whether the store says that nobody has had it since it was granted: for who has written under it. */
+/* Whether the store says that no other has had it since it was granted: for a holder that has
+   written under it. */
 bool lease_confirm(lane *l);
-/* Takes over what somebody has exported, if there is any. */
+/* Takes over a lease that another thread has exported, if there is any. */
 void lease_import(thread *self, lane *l);
 void lease_revoke_sometimes(thread *self);
 

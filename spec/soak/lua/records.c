@@ -206,7 +206,7 @@ static int called(lua_State *L) {
   return 1;
 }
 
-/* soak.allows(code, time [, lease]): whether what was begun then may end so, because of a fault */
+/* soak.allows(code, time [, lease]): whether a fault allows a call begun then to end so */
 static int allows(lua_State *L) {
   bool lease = lua_toboolean(L, 3);
   lua_pushboolean(L, (lease ? fault_allows_lease : fault_allows)(status_of(luaL_checkstring(L, 1)),
@@ -252,7 +252,7 @@ static int discard(lua_State *L) {
   return 0;
 }
 
-/* soak.unlease(record): it is what it was. */
+/* soak.unlease(record): makes it a session's again. */
 static int unlease(lua_State *L) {
   record_at(L, 1)->lease = false;
   return 0;
@@ -310,7 +310,7 @@ static text_slot *text_slot_any(void) {
   return atomic_compare_exchange_strong(&slot->busy, &nobody, me + 1) ? slot : NULL;
 }
 
-/* soak.put(record, text, ttl in ms): where somebody may find it. */
+/* soak.put(record, text, ttl in ms): puts the text where another thread may find it. */
 static int put(lua_State *L) {
   const record *r = record_at(L, 1);
   const char *text = luaL_checkstring(L, 2);

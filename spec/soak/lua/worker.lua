@@ -1,9 +1,6 @@
---- A worker of soak in Lua: coroutines under an event loop, cqueues' or luv's, which
--- acquire, look whether they hold, extend and end it in all the ways that Lua has: release, leaving
--- a scope, an error, `with`, the collector, closing the manager. What they do stands in
--- records, as of a worker in C; the checker makes no difference.
---
---     lua5.4 worker.lua AREA WORKER ROUND
+--- A worker of soak in Lua: coroutines under an event loop, cqueues' or luv's. They acquire, look whether they hold,
+-- extend, and end it in all the ways that Lua has: release, leaving a scope, an error, `with`, the collector,
+-- closing the manager. Records note their acts, as for a worker in C; the checker makes no difference.
 
 local soak = require "hierlock_spec.soak"
 local hierlock = require "hierlock"
@@ -98,7 +95,7 @@ end
 
 -- -------------------------------------------------------------------- choices
 
--- As targets_choose in worker.c: {node, mode, …} and what acquire_all takes.
+-- Chooses as targets_choose in worker.c: {node, mode, …} and the argument of acquire_all.
 local function choose_targets(few)
   local mood, kind = soak.mood(), roll(100)
   local n = kind < 50 and 1 + roll(3) or kind < 96 and 2 + roll(19) or 1 + roll(200)
@@ -125,7 +122,7 @@ local function choose_targets(few)
   return nodes, targets
 end
 
--- For those calls that take one target: a node, or resources of one account. And its mode.
+-- Chooses for the calls that take one target: a node, or resources of one account. And its mode.
 local function choose_target(few)
   local nodes = choose_targets(few)
   local node, mode = nodes[1], nodes[2]
@@ -149,7 +146,7 @@ end
 
 local function choose_hold(self, lock)
   local kind = roll(1000)
-  -- One coroutine holds for longer than a lease, so that somebody has to renew it.
+  -- One coroutine holds for longer than a lease, so that the lease must be renewed.
   if self.number == 1 and percent(25) and lock.handle.mode == "shared" then
     return math.floor(run.hold_timeout * (1000 + roll(1000))) * 1000000
   end
@@ -159,7 +156,7 @@ end
 
 -- ---------------------------------------------------------------------- a lock
 
--- What a call failed with. `ours`: we have cancelled it, or closed its manager.
+-- Notes the error of a call. `ours`: we have cancelled it, or closed its manager.
 local function refused(record, err, ours, ending)
   local counter = ({ timeout = "timeouts", cancelled = "cancels", deadlock = "deadlocks", busy = "busy",
                      lost = "lost", connection = "failed" })[err.code]
@@ -373,8 +370,8 @@ end
 
 -- -------------------------------------------------------------------- leases
 
--- As lease.c does it, with what the binding has: see soak.h for what is noted. A lock is a table as
--- above, and `ttl` its own, in ms.
+-- Does the work of lease.c, with the binding: see soak.h for the notes. A lock is a table as above, and `ttl` its
+-- own, in ms.
 local leases = {}
 
 local function ttl_choose()
@@ -399,7 +396,7 @@ local function lease_each(lock, what, ...)
   for _, record in ipairs(lock.records) do soak[what](record, ...) end
 end
 
--- It hears that it is lost.
+-- The holder hears that the lease is lost.
 local function lease_told(lock, err, at, ttl)
   count("lost")
   lease_each(lock, "told", at, ttl, err.revoked_by)
