@@ -55,29 +55,31 @@ describe("where a container's clock is another one", function()
       ]]):format(store, ttl), before)
     end
 
+    -- Calls check(store, here, there) for a lease that is taken outside and wanted in the container, and the other way round.
+    local function each_way(kind, shift, check)
+      local container = "unshare --time --boottime " .. shift
+      for _, at in ipairs { { "", container }, { container, "" } } do
+        local path = os.getenv "HIERLOCK_SPEC_DIRECTORY" .. "/shifted"
+        support.run(("os.execute 'rm -rf %s && mkdir -m 700 %s'"):format(path, path))
+        check(kind .. ":" .. path .. (kind == "sqlite" and "/one.db" or ""), at[1], at[2])
+      end
+    end
+
     for _, kind in ipairs { "file", "sqlite" } do
       for _, shift in ipairs { "86400", "-$(cut -d. -f1 /proc/uptime)" } do
         it(("a lease keeps the others out there and outside, on %s, with %s"):format(kind, shift), function()
-          local container = "unshare --time --boottime " .. shift
-          for i, at in ipairs { { "", container }, { container, "" } } do
-            local path = ("%s/shifted-%s%s%d"):format(os.getenv "HIERLOCK_SPEC_DIRECTORY", kind, shift:sub(1, 1), i)
-            support.run(("os.execute 'mkdir -m 700 %s'"):format(path))
-            local store = kind .. ":" .. path .. (kind == "sqlite" and "/one.db" or "")
-            assert.equal("granted\n", (try(store, 60, at[1])))
-            assert.equal("timeout\n", (try(store, 60, at[2])))
-            assert.equal("timeout\n", (try(store, 60, at[1])))
-          end
+          each_way(kind, shift, function(store, here, there)
+            assert.equal("granted\n", (try(store, 60, here)))
+            assert.equal("timeout\n", (try(store, 60, there)))
+            assert.equal("timeout\n", (try(store, 60, here)))
+          end)
         end)
 
         it(("a lease is over there and outside when its time is up, on %s, with %s"):format(kind, shift), function()
-          local container = "unshare --time --boottime " .. shift
-          for i, at in ipairs { { "", container }, { container, "" } } do
-            local path = ("%s/over-%s%s%d"):format(os.getenv "HIERLOCK_SPEC_DIRECTORY", kind, shift:sub(1, 1), i)
-            support.run(("os.execute 'mkdir -m 700 %s'"):format(path))
-            local store = kind .. ":" .. path .. (kind == "sqlite" and "/one.db" or "")
-            assert.equal("granted\n", (try(store, 0.3, at[1])))
-            support.wait_until(function() return try(store, 0.3, at[2]) == "granted\n" end, "the end of the lease", 10)
-          end
+          each_way(kind, shift, function(store, here, there)
+            assert.equal("granted\n", (try(store, 0.3, here)))
+            support.wait_until(function() return try(store, 0.3, there) == "granted\n" end, "the end of the lease", 10)
+          end)
         end)
       end
     end

@@ -572,8 +572,9 @@ void hl_lock_free(hl_lock *lock);
 
 /* A lease ends ttl ms from now (0: its own ttl), sooner or later than before. HL_OK: it was
    unbroken, though its time may have been up for a while. HL_ELOST: another request has taken its
-   nodes, or it was revoked or imported; or the answer came when the new time was up already. HL_ERELEASED; HL_EUNSUPPORTED: a session lock; HL_ECONNECTION,
-   HL_ESTORE, HL_TIMEOUT: it was not refreshed, and ends when it would have ended. */
+   nodes, or it was revoked or imported; or the answer came when the new time was up already.
+   HL_ERELEASED; HL_EUNSUPPORTED: a session lock; HL_ECONNECTION, HL_ESTORE, HL_TIMEOUT: it was not
+   refreshed, and ends when it would have ended. */
 int hl_lock_refresh(hl_lock *lock, int64_t ttl, hl_error *error);
 /* Makes a session lock a lease, with no moment in between in which its nodes are free. Uses ttl, owner,
    auto_refresh, auto_release and label of options. HL_OK; HL_ELOST, HL_ERELEASED; after any other

@@ -30,8 +30,9 @@ typedef struct hl__lease {
   bool refreshes, releases; /* auto_refresh, auto_release */
   bool imported;            /* others may have its text; constant once it was granted */
   hl_lease_terms terms;     /* constant once it was granted, but for its place */
-  /* An upgrade or a downgrade was sent and not answered: it may be carried out late, and the record be
-     exclusive though the handle says HL_UPDATE. Of whoever uses the lock. */
+  /* An upgrade or a downgrade was sent and not answered. The store may carry it out late, so the record may be
+     exclusive though the handle says HL_UPDATE. Never taken back, for the same reason. The thread that uses the
+     lock has it. */
   bool unsure;
   atomic_ullong turn; /* of the last refresh that was sent */
   hl__lease_state state HL__GUARDED_BY(hl__manager_mutex);
