@@ -321,12 +321,11 @@ static int lease_regrade(hl_session *base, const hl_request *request, hl_grant *
   int64_t left, limit = hl__late_answer_by(request->deadline);
   hl_error reason;
   int status = ready(session, limit, error);
-  if (status == HL_OK) do {
-      status = hl__pg_lease_regrade(session, request, grant, error);
-    } while (status == HL_ELOST && !request->upgrade &&
-             token_find(session, terms, &grant->token, limit));
-  else if (status == HL__ABSENT)
-    status = gone_error(terms, error);
+  if (status) return status == HL__ABSENT ? gone_error(terms, error) : status;
+  do {
+    status = hl__pg_lease_regrade(session, request, grant, error);
+  } while (status == HL_ELOST && !request->upgrade &&
+           token_find(session, terms, &grant->token, limit));
   if (status == HL_ELOST) return lost(session, terms, limit, error);
   (void)hl__pg_interruption_take(session); /* one that comes later is forgotten by settle */
   /* Somebody may have it because the lease has ended. */
