@@ -120,8 +120,8 @@ static void request_fill(hl_request *request, const hl__call *call, const hl_pla
       .rows = rows,
       .n = n,
       .names = hl__plan_names(plan),
-      .shown = rows,
-      .shown_n = n,
+      .recorded = rows,
+      .recorded_n = n,
       .try_once = timeout == 0,
       .cancellable = call->by_worker,
       .path = hl_plan_describe(plan, path, 256),
@@ -315,7 +315,7 @@ static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline, h
          nothing was held yet. */
       if (repaired || (fresh && scarce) || hl__left_ms(limit) == 0) return status;
       repaired = true;
-      if (call->lease && (status = hl__lease_rename(call->lease, call->adopts, error)) != HL_OK)
+      if (call->lease && (status = hl__lease_redraw(call->lease, call->adopts, error)) != HL_OK)
         return status;
       hl__manager_event(manager, HL__CONNECTION_REPAIRED, 0, 0);
       continue;
@@ -457,7 +457,7 @@ static int extend_pieces(hl__call *call, hl__connection *connection, hl_request 
 
 /* The lease of the lock comes to have those rows in their new mode, by whatever connection. Done
    twice, as after a connection that ended without an answer, it is done once. */
-static int lease_regrade(hl__call *call, hl_request *request, hl_error *error) {
+static int lease_convert(hl__call *call, hl_request *request, hl_error *error) {
   hl_manager *manager = call->manager;
   hl__lease *lease = call->lock->lease;
   hl_error reason = {0};
@@ -480,7 +480,7 @@ static int lease_regrade(hl__call *call, hl_request *request, hl_error *error) {
     if (wanted) {
       hl__manager_mutex_unlock(manager);
       hl__exit_check(0);
-      status = manager->store->leases->regrade(connection->session, request, &grant, &reason);
+      status = manager->store->leases->convert(connection->session, request, &grant, &reason);
       hl__manager_mutex_lock(manager);
     }
     call->connection = NULL; /* nobody interrupts it any more */
@@ -574,9 +574,9 @@ int hl__call_extend(hl__call *call, hl_error *error) {
   request.n = extension->missing_count;
   request.names = hl__plan_names(extension->plan);
   request.extend = true;
-  request.upgrade = extension->regrades;
+  request.upgrade = extension->converts;
   if (call->lock->lease) {
-    int done = lease_regrade(call, &request, error);
+    int done = lease_convert(call, &request, error);
     if (done == HL_TIMEOUT) timeout_say(error, extension->plan, call->timeout);
     return done;
   }
@@ -598,7 +598,7 @@ int hl__call_downgrade(hl__call *call, hl_error *error) {
   request.rows = extension->missing;
   request.n = extension->missing_count;
   request.deadline = call->deadline;
-  if (call->lock->lease) return lease_regrade(call, &request, error);
+  if (call->lock->lease) return lease_convert(call, &request, error);
   return hl__hold_downgrade(&call->lock->hold, &request, error);
 }
 
@@ -633,7 +633,7 @@ int hl__call_to_lease(hl__call *call, hl_error *error) {
     status = hl__keeper_start(manager, error);
     hl__manager_mutex_unlock(manager);
   }
-  if (status == HL_OK) status = hl__hold_convert(hold, &request, &grant, error);
+  if (status == HL_OK) status = hl__hold_to_lease(hold, &request, &grant, error);
   if (status == HL_ELOST && grant.sent_ms) { /* the record may be there */
     hl__manager_mutex_lock(manager);
     (void)hl__lease_recall(call->lease, limit);

@@ -20,7 +20,7 @@ int64_t hl__now_us(void) {
   return (int64_t)t.tv_sec * 1000000 + t.tv_nsec / 1000;
 }
 
-int64_t hl__lease_ms(void) { return clock_ms(CLOCK_BOOTTIME); }
+int64_t hl__boot_ms(void) { return clock_ms(CLOCK_BOOTTIME); }
 
 int64_t hl__unix_ms(void) { return clock_ms(CLOCK_REALTIME); }
 
@@ -32,7 +32,7 @@ static int64_t left_at(int64_t now, int64_t deadline) {
 int64_t hl__left_ms(int64_t deadline) { return left_at(hl__now_ms(), deadline); }
 
 int64_t hl__lease_left_ms(int64_t end) {
-  return left_at(hl__lease_ms() + 1, end); /* the clock's milliseconds are cut */
+  return left_at(hl__boot_ms() + 1, end); /* the clock's milliseconds are cut */
 }
 
 /* The rest of the 200 ms is for what the call does beside waiting. */

@@ -15,7 +15,7 @@ int64_t hl__now_ms(void);
 int64_t hl__now_us(void);
 /* Milliseconds of CLOCK_BOOTTIME, which goes on while the machine sleeps, as the
    server's lease does: for nothing but leases. Not comparable with hl__now_ms. */
-int64_t hl__lease_ms(void);
+int64_t hl__boot_ms(void);
 int64_t hl__unix_ms(void);
 
 /* Sums and differences saturate here. A time that a store, a text or an option gave
@@ -23,7 +23,7 @@ int64_t hl__unix_ms(void);
 
 /* Milliseconds left until deadline, never negative; HL_FOREVER stays. */
 int64_t hl__left_ms(int64_t deadline);
-/* The time that a lease surely lasts which ends then by hl__lease_ms: rounded down, never
+/* The time that a lease surely lasts which ends then by hl__boot_ms: rounded down, never
    negative; HL_FOREVER stays. */
 int64_t hl__lease_left_ms(int64_t end);
 /* now + ms; HL_FOREVER stays. Either may be negative. */

@@ -24,15 +24,15 @@ int hl__extension_init(hl__extension *self, hl_lock *lock, const hl_plan *plan, 
   return HL_OK;
 }
 
-int hl__extension_regrade(hl__extension *self, hl_lock *lock, bool exclusive, hl_error *error) {
+int hl__extension_convert(hl__extension *self, hl_lock *lock, bool exclusive, hl_error *error) {
   size_t n;
-  *self = (hl__extension){.regrades = true};
-  hl_plan *whole = hl__plan_regraded(lock->plan, exclusive);
+  *self = (hl__extension){.converts = true};
+  hl_plan *whole = hl__plan_converted(lock->plan, exclusive);
   self->whole = whole;
   self->plan = whole ? hl_plan_copy(whole) : NULL;
   /* What the store may have, whatever the lock's plan says. */
   bool unsure = !exclusive && lock->lease && lock->lease->unsure;
-  hl_plan *most = unsure ? hl__plan_regraded(lock->plan, true) : NULL;
+  hl_plan *most = unsure ? hl__plan_converted(lock->plan, true) : NULL;
   if (!self->plan || (unsure && !most)) {
     hl_plan_free(most);
     return hl__error_memory(error);

@@ -13,14 +13,14 @@ typedef struct hl__extension {
   hl_row *missing;      /* what the lock does not hold yet, in order */
   size_t missing_count;
   uint64_t token; /* the lock's as it will be */
-  bool regrades;  /* an upgrade or a downgrade */
+  bool converts;  /* an upgrade or a downgrade */
 } hl__extension;
 
 /* To be disposed of after any outcome. HL_OK, HL_ENOMEM. */
 int hl__extension_init(hl__extension *extension, hl_lock *lock, const hl_plan *plan,
                        hl_error *error);
 /* The same of an upgrade, or of its opposite; missing: what is to be locked in another mode. */
-int hl__extension_regrade(hl__extension *extension, hl_lock *lock, bool exclusive, hl_error *error);
+int hl__extension_convert(hl__extension *extension, hl_lock *lock, bool exclusive, hl_error *error);
 /* After it was granted, by whoever uses the lock. */
 void hl__extension_commit(hl__extension *extension, hl_lock *lock);
 void hl__extension_dispose(hl__extension *extension);

@@ -16,7 +16,7 @@
 
 /* ------------------------------------------------------- its connection */
 
-int64_t hl__hold_lease_left(const hl_manager *manager, const hl__connection *connection) {
+int64_t hl__connection_left(const hl_manager *manager, const hl__connection *connection) {
   return hl__lease_left_ms(hl__deadline(connection->answered, manager->config.hold_timeout));
 }
 
@@ -25,7 +25,7 @@ int64_t hl__hold_lease_left(const hl_manager *manager, const hl__connection *con
 static int64_t end_by(const hl_manager *manager, const hl__connection *connection,
                       int64_t deadline) {
   if (!manager->ops->traits.expires) return deadline;
-  int64_t end = hl__deadline(hl__now_ms(), hl__hold_lease_left(manager, connection));
+  int64_t end = hl__deadline(hl__now_ms(), hl__connection_left(manager, connection));
   return end < deadline ? end : deadline;
 }
 
@@ -51,7 +51,7 @@ int hl__hold_look(hl_manager *manager, hl__connection *connection, hl_error *err
     }
   }
   int status = ops->look(connection->session, error);
-  if (status == HL_OK && ops->traits.expires && hl__hold_lease_left(manager, connection) == 0)
+  if (status == HL_OK && ops->traits.expires && hl__connection_left(manager, connection) == 0)
     status = hl__error(error, HL_ECONNECTION,
                        "the server has not answered for hold_timeout, and may "
                        "have given the lock away");
@@ -142,7 +142,7 @@ HL__UNCHECKED int hl__hold_use(hl__hold *hold, hl_error *error) {
 int64_t hl__hold_left(hl__hold *hold) {
   if (hl__hold_use(hold, NULL)) return 0;
   int64_t left = hold->manager->ops->traits.expires
-                     ? hl__hold_lease_left(hold->manager, hold->connection)
+                     ? hl__connection_left(hold->manager, hold->connection)
                      : HL_FOREVER;
   hl__connection_mutex_unlock(hold->connection);
   return left;
@@ -216,7 +216,7 @@ int hl__hold_release(hl__hold *hold, bool confirm, hl_error *error) {
   hl_error reason;
   status = send_release(manager, connection, confirm, &reason);
   /* The keeper, which may come before us, sends nothing behind it. */
-  if (status == HL_OK) connection->answered = hl__lease_ms();
+  if (status == HL_OK) connection->answered = hl__boot_ms();
   hl__connection_mutex_unlock(connection);
   if (status != HL_OK && status != HL_BUSY) return hl__hold_lose(hold, &reason, error);
 
@@ -230,7 +230,7 @@ int hl__hold_release(hl__hold *hold, bool confirm, hl_error *error) {
     if (status == HL_OK) {
       hl__pool_idle(manager, connection);
     } else {
-      connection->answered = hl__lease_ms();
+      connection->answered = hl__boot_ms();
       connection->state = HL__RELEASING;
       connection->idle_since = hl__now_ms();
       (void)pthread_cond_signal(&manager->keeper.wakeup);
@@ -267,7 +267,7 @@ int hl__hold_downgrade(hl__hold *hold, const hl_request *request, hl_error *erro
   return status;
 }
 
-int hl__hold_convert(hl__hold *hold, const hl_request *request, hl_grant *grant, hl_error *error) {
+int hl__hold_to_lease(hl__hold *hold, const hl_request *request, hl_grant *grant, hl_error *error) {
   hl_manager *manager = hold->manager;
   int status = hl__hold_use(hold, error);
   if (status) return status;
@@ -280,8 +280,8 @@ int hl__hold_convert(hl__hold *hold, const hl_request *request, hl_grant *grant,
   }
   hl_request own = *request;
   own.deadline = end_by(manager, connection, hl__late_answer_by(request->deadline));
-  status = manager->store->leases->convert(connection->session, &own, grant, &reason);
-  if (status == HL_OK) connection->answered = hl__lease_ms();
+  status = manager->store->leases->to_lease(connection->session, &own, grant, &reason);
+  if (status == HL_OK) connection->answered = hl__boot_ms();
   hl__connection_mutex_unlock(connection);
   if (status == HL_ECONNECTION) return hl__hold_lose(hold, &reason, error);
   if (status) {

@@ -18,7 +18,7 @@ typedef struct hl__hold {
   /* A call of a worker's is under way on it. Until its end the owner of the lock looks
      at the fields below instead of the connection, which is the worker's. */
   bool busy HL__GUARDED_BY(hl__manager_mutex);
-  /* The store keeps it until then at least. hl__lease_ms; HL_FOREVER. 0: its session
+  /* The store keeps it until then at least. hl__boot_ms; HL_FOREVER. 0: its session
      was interrupted, and may have ended. */
   int64_t kept_until HL__GUARDED_BY(hl__manager_mutex);
   /* Whose session to ask whether it has been told something; NULL: nobody's. */
@@ -44,7 +44,7 @@ int hl__hold_check(hl__hold *hold, hl_error *error);
 int hl__hold_release(hl__hold *hold, bool confirm, hl_error *error);
 /* Its rows become a lease's, with no moment in between, and it holds nothing any more. HL_OK;
    HL_ELOST, HL_ERELEASED; after anything else it holds what it held. */
-int hl__hold_convert(hl__hold *hold, const hl_request *request, hl_grant *grant, hl_error *error);
+int hl__hold_to_lease(hl__hold *hold, const hl_request *request, hl_grant *grant, hl_error *error);
 /* What it made exclusive becomes shared; it keeps all else. HL_OK; HL_ELOST, HL_ERELEASED; after
    anything else it holds what it held. */
 int hl__hold_downgrade(hl__hold *hold, const hl_request *request, hl_error *error);
@@ -58,7 +58,7 @@ int64_t hl__hold_left_busy(hl__hold *hold);
 
 /* Milliseconds for which the store keeps what a connection holds. Model: lease.pml,
    BELIEVES. */
-int64_t hl__hold_lease_left(const hl_manager *manager, const hl__connection *connection);
+int64_t hl__connection_left(const hl_manager *manager, const hl__connection *connection);
 /* Reads the answer to the last sign of life, waiting for it, so that the
    session can be used; until the deadline, but no longer than the lease lasts, for then the
    hold is lost anyhow. */

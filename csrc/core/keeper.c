@@ -36,7 +36,7 @@
 /* Sends a sign of life when it is time: thrice in a hold_timeout, so that two
    may be late. The session is ours: see pool.h. */
 static int renew_if_due(hl_manager *manager, hl__connection *connection) {
-  if (connection->asked || hl__lease_ms() - connection->answered < manager->config.hold_timeout / 3)
+  if (connection->asked || hl__boot_ms() - connection->answered < manager->config.hold_timeout / 3)
     return HL_OK;
   return manager->ops->renew(connection->session, &connection->asked, NULL);
 }

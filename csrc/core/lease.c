@@ -62,7 +62,7 @@ static int names_draw(hl_lease_terms *terms, bool adopts, hl_error *error) {
   return HL_OK;
 }
 
-int hl__lease_rename(hl__lease *lease, bool adopts, hl_error *error) {
+int hl__lease_redraw(hl__lease *lease, bool adopts, hl_error *error) {
   uint8_t before[16];
   memcpy(before, lease->terms.id, sizeof before);
   int status = names_draw(&lease->terms, adopts, error);
@@ -129,7 +129,7 @@ static int drop_run(hl_session *session, operation *self, hl_error *error) {
   int status = ops->drop(session, &self->terms, self->confirm, self->deadline, error);
   self->terms.again = true;
   if (status != HL__ABSENT) return status;
-  if (!self->lease->imported && hl__lease_ms() < self->end) return HL_OK;
+  if (!self->lease->imported && hl__boot_ms() < self->end) return HL_OK;
   return hl__error(error, HL_ECONNECTION,
                    "the answer to the release was cut off; the lease is not there "
                    "any more, but somebody else may have ended it before");
@@ -156,7 +156,7 @@ static void operation_begin(hl__lease *lease, operation *self) HL__REQUIRES(hl__
   if (!self->patience && !self->confirm) self->patience = DROP_MS;
   if (!self->patience) {
     /* Nobody is kept beyond its end by a store that hangs. */
-    int64_t left = lease->end - hl__lease_ms() - RETURN_MS;
+    int64_t left = lease->end - hl__boot_ms() - RETURN_MS;
     if (left > ANSWER_MS) left = ANSWER_MS;
     self->patience = left > LEAST_MS ? left : LEAST_MS;
   }
@@ -180,7 +180,7 @@ static int operate_alone(hl__lease *lease, operation *self) HL__REQUIRES(hl__man
 
 /* Has the keeper look when it is due, or before. */
 static void hurry(const hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
-  int64_t wait = lease->due - hl__lease_ms();
+  int64_t wait = lease->due - hl__boot_ms();
   if (!lease->refreshes) return;
   if (wait > TURN_MS) wait = TURN_MS;
   hl__manager_hurry(lease->manager, hl__now_ms() + (wait > 0 ? wait : 0));
@@ -212,7 +212,7 @@ void hl__lease_until(hl__lease *lease, int64_t end) {
 /* One is sent now. A shorter time counts at once: the store may have read it,
    and nobody knows before it has answered. */
 static void doubt(hl__lease *lease, int64_t ttl) HL__REQUIRES(hl__manager_mutex) {
-  hl__lease_until(lease, hl__deadline(hl__lease_ms(), ttl));
+  hl__lease_until(lease, hl__deadline(hl__boot_ms(), ttl));
 }
 
 static int64_t left(const hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
@@ -272,7 +272,7 @@ bool hl__lease_begin(hl__lease *lease, const hl_grant *grant) {
   hl_manager *manager = lease->manager;
   lease->terms.place = grant->place;
   believe(lease, grant->sent_ms, lease->terms.ttl);
-  if (manager->closed || lease->end <= hl__lease_ms()) return false;
+  if (manager->closed || lease->end <= hl__boot_ms()) return false;
   lease->state = HL__LEASE_HELD;
   hl__list_add(&manager->leases, &lease->node);
   hl__manager_event(manager, HL__HOLD_BEGINS, 0, 0);
@@ -402,7 +402,7 @@ static void refresh_due(hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
   (void)pthread_cond_broadcast(&lease->manager->done);
   if (status) {
     int64_t again = lease->terms.ttl / AGAIN_PART;
-    lease->due = hl__lease_ms() + (again > AGAIN_MS ? again : AGAIN_MS);
+    lease->due = hl__boot_ms() + (again > AGAIN_MS ? again : AGAIN_MS);
   }
 }
 
@@ -412,7 +412,7 @@ static bool is_due(const hl__lease *lease, int64_t now) HL__REQUIRES(hl__manager
 
 /* The next lease that is due for a refresh, searching after `behind`; NULL: none. */
 static hl__lease *next_due(hl_manager *manager, hl__lease *behind) HL__REQUIRES(hl__manager_mutex) {
-  int64_t now = hl__lease_ms();
+  int64_t now = hl__boot_ms();
   const hl__list *begin = behind->state == HL__LEASE_HELD ? &behind->node : &manager->leases;
   for (hl__list *node = begin->next; node != begin; node = node->next) {
     if (node == &manager->leases) continue;
@@ -458,7 +458,7 @@ static bool task_give(hl__lease *lease, hl__task *task, void (*run)(hl__task *ta
 }
 
 int64_t hl__leases_keep(hl_manager *manager) {
-  int64_t now = hl__lease_ms(), wait = HL_FOREVER;
+  int64_t now = hl__boot_ms(), wait = HL_FOREVER;
   if (manager->closed) return HL_FOREVER;
   for (hl__list *node = manager->leases.next; node != &manager->leases; node = node->next) {
     hl__lease *lease = HL__LIST_ENTRY(node, hl__lease, node);
@@ -480,7 +480,7 @@ int64_t hl__leases_keep(hl_manager *manager) {
 void hl__leases_look(hl_manager *manager) {
   hl__manager_renew(manager);
   hl__manager_mutex_lock(manager);
-  int64_t now = hl__lease_ms(), next = HL_FOREVER;
+  int64_t now = hl__boot_ms(), next = HL_FOREVER;
   for (hl__list *node = manager->leases.next; node != &manager->leases; node = node->next) {
     hl__lease *lease = HL__LIST_ENTRY(node, hl__lease, node);
     if (lease->told) continue;
@@ -554,7 +554,7 @@ static void drops_end(hl_manager *manager, size_t n) HL__REQUIRES(hl__manager_mu
 static void drops_turn(hl_manager *manager, size_t n) HL__REQUIRES(hl__manager_mutex) {
   for (; n > 0; n--) {
     hl__lease *lease = HL__LIST_ENTRY(manager->drops.next, hl__lease, node);
-    if (hl__lease_ms() >= lease->end) {
+    if (hl__boot_ms() >= lease->end) {
       drops_end(manager, 1);
       continue;
     }
@@ -675,7 +675,7 @@ int hl__lease_recall(hl__lease *lease, int64_t deadline) {
   if (status == HL_OK || status == HL_ELOST) return HL_OK;
   if (lease->manager->closed) return status;
   lease->recalls = true;
-  lease->end = hl__deadline(hl__lease_ms(), lease->terms.ttl);
+  lease->end = hl__deadline(hl__boot_ms(), lease->terms.ttl);
   (void)drop_later(lease);
   return status;
 }

@@ -39,8 +39,8 @@ typedef struct hl__lease {
   hl__span span HL__GUARDED_BY(hl__manager_mutex); /* set by who begins it */
   /* Of the manager's leases while it is HELD, then perhaps of its drops. */
   hl__list node HL__GUARDED_BY(hl__manager_mutex);
-  int64_t end HL__GUARDED_BY(hl__manager_mutex); /* hl__lease_ms */
-  /* When the keeper has it refreshed; hl__lease_ms. */
+  int64_t end HL__GUARDED_BY(hl__manager_mutex); /* hl__boot_ms */
+  /* When the keeper has it refreshed; hl__boot_ms. */
   int64_t due HL__GUARDED_BY(hl__manager_mutex);
   bool busy HL__GUARDED_BY(hl__manager_mutex); /* a refresh is under way */
   bool told HL__GUARDED_BY(hl__manager_mutex); /* that it is over was counted */
@@ -61,7 +61,7 @@ int hl__lease_new(hl_manager *manager, const hl_options *options, hl__lease **le
 /* Before another try of a grant that was not answered: that one may still be carried out, or
    its recall, and must not meet what this one makes. adopts: the id and the secret are those
    of a text. HL_OK, HL_ESTORE. */
-int hl__lease_rename(hl__lease *lease, bool adopts, hl_error *error);
+int hl__lease_redraw(hl__lease *lease, bool adopts, hl_error *error);
 /* The owner's reference. NULL is fine. */
 void hl__lease_unref(hl__lease *lease);
 /* In a forked child: the parent's copy. */

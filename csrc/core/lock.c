@@ -235,9 +235,9 @@ int hl_lock_extend(hl_lock *lock, const hl_plan *plan, const hl_options *given, 
   return status;
 }
 
-/* -------------------------------------------------------------- regrading */
+/* -------------------------------------------------------------- converting */
 
-int hl__lock_regrade_check(hl_lock *lock, hl_error *error) {
+int hl__lock_convert_check(hl_lock *lock, hl_error *error) {
   if (is_foreign(lock)) return foreign_error(error);
   if (hl__lock_is_occupied(lock)) return hl__lock_occupied_error(error);
   if (hl__plan_updates(lock->plan)) return HL_OK;
@@ -255,11 +255,11 @@ int hl_lock_upgrade(hl_lock *lock, const hl_options *given, hl_error *error) {
   hl_options options;
   hl__extension extension;
   hl__call call;
-  int status = hl__lock_regrade_check(lock, error);
+  int status = hl__lock_convert_check(lock, error);
   if (status == HL_OK) status = hl__options_take(given, &options, error);
   if (status) return status;
   hl__lock_relabel(lock, &options);
-  status = hl__extension_regrade(&extension, lock, true, error);
+  status = hl__extension_convert(&extension, lock, true, error);
   if (status == HL_OK) {
     hl__call_init(&call, lock->hold.manager, HL__EXTEND, lock, &options);
     call.extension = &extension;
@@ -276,10 +276,10 @@ int hl_lock_downgrade(hl_lock *lock, hl_error *error) {
   hl_options options = HL_OPTIONS_INIT;
   hl__extension extension;
   hl__call call;
-  int status = hl__lock_regrade_check(lock, error);
+  int status = hl__lock_convert_check(lock, error);
   if (status) return status;
   hl__lock_relabel(lock, &options);
-  status = hl__extension_regrade(&extension, lock, false, error);
+  status = hl__extension_convert(&extension, lock, false, error);
   if (status == HL_OK) {
     hl__call_init(&call, lock->hold.manager, HL__DOWNGRADE, lock, &options);
     call.extension = &extension;

@@ -58,7 +58,7 @@ int hl__import_begin(hl_manager *manager, const char *text, size_t size, const h
 /* The label that the lock was acquired with. */
 void hl__lock_relabel(const hl_lock *lock, hl_options *options);
 /* HL_OK: the lock is for update, and its owner's; HL_EMISUSE, HL_ERELEASED. */
-int hl__lock_regrade_check(hl_lock *lock, hl_error *error);
+int hl__lock_convert_check(hl_lock *lock, hl_error *error);
 /* hl_lock_check and the release, for whoever occupies the lock. */
 int hl__lock_check(hl_lock *lock, hl_error *error);
 int hl__lock_release(hl_lock *lock, bool confirm, hl_error *error);

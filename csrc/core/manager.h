@@ -45,7 +45,7 @@ struct hl_manager {
   char host[64];
   hl_store *store; /* set before the first call is let in */
   atomic_uint_fast64_t losses;
-  /* When the next lease is over that was not counted as lost; hl__lease_ms, HL_FOREVER.
+  /* When the next lease is over that was not counted as lost; hl__boot_ms, HL_FOREVER.
      It may say so too soon. */
   _Atomic int64_t leases_end;
 

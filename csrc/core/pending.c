@@ -374,7 +374,7 @@ static blockers *blockers_find(const hl__call *call) {
   hl_error error = {.status = HL_OK};
   blockers *found = calloc(1, sizeof *found);
   if (!found) return NULL;
-  found->upgrade = call->extension && call->extension->regrades;
+  found->upgrade = call->extension && call->extension->converts;
   if (hl_manager_blockers(call->manager, call->waiter.plan, blockers_add, found, &error))
     found->error = error;
   return found;
@@ -773,7 +773,7 @@ static int extension_new(hl_lock *lock, hl__call_kind kind, const hl_plan *plan,
   *result = calloc(1, sizeof **result);
   if (!*result) return hl__error_memory(error);
   if (plan) return hl__extension_init(*result, lock, plan, error);
-  return hl__extension_regrade(*result, lock, kind == HL__EXTEND, error);
+  return hl__extension_convert(*result, lock, kind == HL__EXTEND, error);
 }
 
 /* Starts a call on a lock that is held, and occupies the lock; `plan` for
@@ -802,15 +802,15 @@ HL__UNCHECKED /* nobody else has the pending yet */
       return status;
     }
   }
-  int64_t kept_until = hl__deadline(hl__lease_ms(), hl_lock_remaining(lock));
+  int64_t kept_until = hl__deadline(hl__boot_ms(), hl_lock_remaining(lock));
   if (kind == HL__RELEASE) { /* also when nobody can confirm it */
     lock->released = pending->release_then = true;
     hl__agent_forget(&lock->held);
     kept_until = 0;
   }
   /* It may be one before anybody here hears of it, and end. */
-  if (kind == HL__TO_LEASE && kept_until > hl__deadline(hl__lease_ms(), options->ttl))
-    kept_until = hl__deadline(hl__lease_ms(), options->ttl);
+  if (kind == HL__TO_LEASE && kept_until > hl__deadline(hl__boot_ms(), options->ttl))
+    kept_until = hl__deadline(hl__boot_ms(), options->ttl);
   hl__manager_mutex_lock(manager);
   hold->busy = true;
   hold->kept_until = kept_until;
@@ -844,7 +844,7 @@ int hl_lock_start_upgrade(hl_lock *lock, const hl_options *given, hl_pending **r
   int status = hl__options_take(given, &options, error);
   if (status) return status;
   /* Where there is nothing to wait for, it says at once what is the matter. */
-  if (!hl_lock_is_held(lock) || hl__lock_regrade_check(lock, NULL) != HL_OK)
+  if (!hl_lock_is_held(lock) || hl__lock_convert_check(lock, NULL) != HL_OK)
     return hl_lock_upgrade(lock, &options, error);
   hl__lock_relabel(lock, &options);
   return occupy(lock, HL__EXTEND, NULL, &options, result, error);
@@ -853,7 +853,7 @@ int hl_lock_start_upgrade(hl_lock *lock, const hl_options *given, hl_pending **r
 int hl_lock_start_downgrade(hl_lock *lock, hl_pending **result, hl_error *error) {
   HL__NEEDS(lock && result, error);
   *result = NULL;
-  if (!hl_lock_is_held(lock) || hl__lock_regrade_check(lock, NULL) != HL_OK)
+  if (!hl_lock_is_held(lock) || hl__lock_convert_check(lock, NULL) != HL_OK)
     return hl_lock_downgrade(lock, error);
   hl_options options = HL_OPTIONS_INIT;
   hl__lock_relabel(lock, &options);

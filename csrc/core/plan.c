@@ -269,7 +269,7 @@ int hl_plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode, bool 
   return hl__plan_add(plan, ids, n, mode, mode_given, false, error);
 }
 
-hl_plan *hl__plan_regraded(const hl_plan *plan, bool exclusive) {
+hl_plan *hl__plan_converted(const hl_plan *plan, bool exclusive) {
   hl_plan *made = hl_plan_new(plan->layout);
   for (size_t i = 0; made && i < plan->target_count; i++) {
     hl_id ids[HL_LEVELS_MAX];

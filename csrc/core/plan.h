@@ -56,7 +56,7 @@ const char *hl__plan_names(const hl_plan *plan);
 size_t hl__plan_missing(const hl_plan *plan, const hl_plan *held, hl_row *missing);
 /* A plan of the same targets, in which those that were asked for in HL_UPDATE are exclusive, or
    not; their update rows are rows of it either way. In order. NULL: out of memory. */
-hl_plan *hl__plan_regraded(const hl_plan *plan, bool exclusive);
+hl_plan *hl__plan_converted(const hl_plan *plan, bool exclusive);
 /* Its rows, and the update rows of all nodes of the deepest level that it wants exclusively: *n, malloc'ed.
    NULL: out of memory. The plan is in order. */
 hl_row *hl__plan_behind_updates(const hl_plan *plan, size_t *n);

@@ -180,7 +180,7 @@ int hl__pool_settle(hl_manager *manager, hl__connection *connection) {
     connection->asked = 0;
     sent_end(connection, true);
   } else if (status == HL_TIMEOUT) {
-    int64_t age = connection->asked ? hl__lease_ms() - connection->asked
+    int64_t age = connection->asked ? hl__boot_ms() - connection->asked
                                     : hl__now_ms() - connection->idle_since;
     if (age > ANSWER_MS) status = HL_ECONNECTION;
   }
@@ -291,7 +291,7 @@ static int connection_open(hl_manager *manager, hl__connection *connection, int6
                            hl_error *error) HL__REQUIRES(hl__manager_mutex) {
   hl_session *session = NULL;
   hl__manager_mutex_unlock(manager);
-  int64_t sent = hl__lease_ms();
+  int64_t sent = hl__boot_ms();
   hl__exit_await(1);
   hl__exit_check(1);
   int status = manager->ops->session_open(manager->store, deadline, &session, error);

@@ -51,7 +51,7 @@ struct hl__connection {
   /* The store's part. NULL while it is made, and when ENDED. */
   hl_session *session;
   /* When the last command that was answered was sent, and when a sign of life
-     was sent that is not answered yet (0: none); hl__lease_ms. As the session. */
+     was sent that is not answered yet (0: none); hl__boot_ms. As the session. */
   int64_t answered, asked;
   bool fresh;    /* it has just been made; its thread's */
   hl__span span; /* HELD: what it holds */

@@ -87,7 +87,7 @@ typedef struct hl_lease_terms {
      late keeps the last number that it applied, and ignores a refresh whose number is not greater: the
      holder does not believe its end any more. An import sets the number to 0. */
   uint64_t turn;
-  uint64_t place;    /* where the store has the record: what a grant, or the last regrade, has
+  uint64_t place;    /* where the store has the record: what a grant, or the last conversion, has
                          said; of no matter to anybody else */
   const char *owner; /* 1 to HL_OWNER_MAX bytes */
   bool again;        /* of a drop: an earlier one was sent, and was not answered */
@@ -112,9 +112,9 @@ typedef struct hl_request {
   bool upgrade;          /* extend: it holds all rows shared, and nobody else waits in order to get
                         them exclusively and holds them shared himself */
   const hl_row
-      *shown; /* for observers, and records of leases: the rows, and those already held; not
+      *recorded; /* for observers, and records of leases: the rows, and those already held; not
                           update rows that HL__BEHIND_UPDATE has added */
-  size_t shown_n;
+  size_t recorded_n;
   const char *path;  /* for observers; one line, escaped, at most 255 bytes */
   const char *label; /* for observers; any bytes */
   size_t label_size;
@@ -147,15 +147,15 @@ static inline hl_id hl__request_name(const hl_request *request, const hl_row *ro
 
 typedef struct hl_grant {
   uint64_t token; /* fencing token, comparable over all processes */
-  /* When the last command that was answered was sent (hl__lease_ms). A failed
+  /* When the last command that was answered was sent (hl__boot_ms). A failed
      extend, too, sets it, where the session still stands; so does, with
      HL_ECONNECTION, the grant of a lease whose record may be there: the core then has
      it dropped, on another session, before it does anything else. 0 otherwise. */
   int64_t sent_ms;
   /* Of a lease: for hl_lease_terms.place. Also of one that may be there, see sent_ms. */
   uint64_t place;
-  /* Of a regrade: until when the lease is to be believed now, if not for longer
-     before (hl__lease_ms); 0: that has not changed. */
+  /* Of a conversion: until when the lease is to be believed now, if not for longer
+     before (hl__boot_ms); 0: that has not changed. */
   int64_t until_ms;
 } hl_grant;
 
@@ -182,7 +182,7 @@ typedef struct hl_lease_filter {
    count, and what is named. */
 typedef struct hl_lease_ops {
   /* The lease ends ttl from now. terms->turn counts. Never makes a record. *sent_ms: when the command was sent
-     (hl__lease_ms), not when it was answered. */
+     (hl__boot_ms), not when it was answered. */
   int (*refresh)(hl_session *session, const hl_lease_terms *terms, int64_t ttl, int64_t deadline,
                  int64_t *sent_ms, hl_error *error);
   /* Whether the record is there, and how long it lasts: 0 when its time is up. */
@@ -205,19 +205,19 @@ typedef struct hl_lease_ops {
                 hl_error *error);
   /* The request's rows, which are rows of the lease, come to be in another mode: exclusive ones when
      nobody but this lease is in the way, for which it waits until the deadline; shared ones at once.
-     In one step: others see the lease in the one state or the other. shown: all its rows as they
+     In one step: others see the lease in the one state or the other. recorded: all its rows as they
      then are. upgrade: to exclusive ones. The time of the lease stays. *grant: place; token, of exclusive ones; before,
      the token that the lease has: where a shared one may be carried out late, behind an upgrade that was sent later, it
      is not, as that has changed the token. A downgrade that finds another one, which an upgrade that was not
      answered gave the lease, is made again with that. HL_OK; HL_ELOST; as take. NULL: traits.leases_update is false. */
-  int (*regrade)(hl_session *session, const hl_request *request, hl_grant *grant, hl_error *error);
+  int (*convert)(hl_session *session, const hl_request *request, hl_grant *grant, hl_error *error);
   /* A new holder: whoever knows id and secret. The record ends ttl from now; its rows must be
      those of the request (HL_EMISMATCH). Waits for nobody. Of the request only lease, rows,
      deadline count. */
   int (*adopt)(hl_session *session, const hl_request *request, hl_grant *grant, hl_error *error);
   /* On a session that holds the request's rows: writes the record, then gives the rows back,
      as give_back does. grant->token is the session's, and becomes the lease's. After any failure but HL_ECONNECTION it holds them still. */
-  int (*convert)(hl_session *session, const hl_request *request, hl_grant *grant, hl_error *error);
+  int (*to_lease)(hl_session *session, const hl_request *request, hl_grant *grant, hl_error *error);
   /* Calls fn for each whose time is not up; with filter->over for the others, too. */
   int (*list)(hl_session *session, const hl_lease_filter *filter, hl_holder_fn fn, void *context,
               int64_t deadline, hl_error *error);
@@ -261,7 +261,7 @@ typedef struct hl_store_traits {
   bool blocks;
   /* There are no session locks: what is acquired without a ttl is a lease of hold_timeout,
      which the core refreshes. Each take is for a lease, none for an extend; a session never
-     holds anything, and convert is never called. */
+     holds anything, and to_lease is never called. */
   bool leases_only;
   /* hl_lease_ops.drop without confirm sends, and does not block, on a session on which
      nothing is outstanding: the core has it do so at once, under a mutex. */
@@ -319,7 +319,7 @@ typedef struct hl_store_ops {
   int (*give_back)(hl_session *session, hl_error *error);
   /* Sends a sign of life, so that the store goes on keeping the session.
      HL_OK: its answer is outstanding; *sent_ms is when it was sent
-     (hl__lease_ms). */
+     (hl__boot_ms). */
   int (*renew)(hl_session *session, int64_t *sent_ms, hl_error *error);
   /* Reads the outstanding answer, waiting until deadline (0: not at all), and
      forgets an interruption that came after the call for which it was meant.

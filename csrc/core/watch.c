@@ -53,7 +53,7 @@ void hl_manager_histograms(hl_manager *manager, unsigned level, hl_histogram *wa
 uint64_t hl_manager_losses(hl_manager *manager) {
   if (!manager) return 0;
   int64_t end = atomic_load(&manager->leases_end);
-  if (end != HL_FOREVER && end <= hl__lease_ms()) hl__leases_look(manager);
+  if (end != HL_FOREVER && end <= hl__boot_ms()) hl__leases_look(manager);
   return atomic_load(&manager->losses);
 }
 

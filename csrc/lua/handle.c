@@ -260,7 +260,7 @@ static const hl_plan *push_upgraded(lua_State *L, const hll_handle *self) {
   if (!self->lock) return NULL;
   if (!hl__plan_updates(hl_lock_plan(self->lock)))
     hll_misuse(L, "the handle is none for update: acquire it with mode=\"update\"");
-  made->plan = hl__plan_regraded(hl_lock_plan(self->lock), true);
+  made->plan = hl__plan_converted(hl_lock_plan(self->lock), true);
   if (!made->plan) (void)luaL_error(L, "not enough memory");
   return made->plan;
 }

@@ -72,7 +72,7 @@ static int fake_take(hl_session *self, const hl_request *request, hl_grant *gran
   (void)self;
   if (request->lease) store.asked[store.takes++ % 4] = *request->lease;
   grant->token = 256;
-  grant->sent_ms = hl__lease_ms() - store.grant_age;
+  grant->sent_ms = hl__boot_ms() - store.grant_age;
   if (store.unanswered == 0) return HL_OK;
   store.unanswered--;
   return hl__error(error, HL_ECONNECTION, "it was not answered");
@@ -85,7 +85,7 @@ static int fake_nothing(hl_session *self, hl_error *error) {
 
 static int fake_renew(hl_session *self, int64_t *sent_ms, hl_error *error) {
   (void)self, (void)error;
-  *sent_ms = hl__lease_ms();
+  *sent_ms = hl__boot_ms();
   return HL_OK;
 }
 
@@ -99,7 +99,7 @@ static void fake_interrupt(hl_session *self) { (void)self; }
 static int fake_refresh(hl_session *self, const hl_lease_terms *terms, int64_t ttl,
                         int64_t deadline, int64_t *sent_ms, hl_error *error) {
   (void)self, (void)ttl, (void)deadline;
-  int64_t sent = hl__lease_ms() - store.refresh_age;
+  int64_t sent = hl__boot_ms() - store.refresh_age;
   if (terms->turn <= store.turn) store.turns_fell = true;
   store.turn = terms->turn;
   atomic_fetch_add(&store.refreshes, 1);
@@ -129,10 +129,10 @@ static int fake_drop(hl_session *self, const hl_lease_terms *terms, bool confirm
   return HL_OK;
 }
 
-static int fake_convert(hl_session *self, const hl_request *request, hl_grant *grant,
-                        hl_error *error) {
+static int fake_to_lease(hl_session *self, const hl_request *request, hl_grant *grant,
+                         hl_error *error) {
   (void)self, (void)request, (void)error;
-  grant->sent_ms = hl__lease_ms();
+  grant->sent_ms = hl__boot_ms();
   atomic_fetch_add(&store.converts, 1);
   while (store.hangs) (void)usleep(500);
   int status = store.fails;
@@ -141,7 +141,7 @@ static int fake_convert(hl_session *self, const hl_request *request, hl_grant *g
 }
 
 static const hl_lease_ops fake_leases = {
-    .refresh = fake_refresh, .look = fake_look, .drop = fake_drop, .convert = fake_convert};
+    .refresh = fake_refresh, .look = fake_look, .drop = fake_drop, .to_lease = fake_to_lease};
 
 static int fake_parse(char *text, hl_dsn *dsn, hl_error *error) {
   return hl__dsn_url(text, hl__dsn_host, dsn, error);
@@ -739,8 +739,8 @@ static int take_rows(hl_session *session, uint32_t first, size_t n, const hl_lea
     rows[i] = (hl_row){.level = 2, .bucket = first + i, .mode = HL_EXCLUSIVE};
   hl_request request = {.rows = rows,
                         .n = n,
-                        .shown = rows,
-                        .shown_n = n,
+                        .recorded = rows,
+                        .recorded_n = n,
                         .try_once = true,
                         .path = "u1/a1",
                         .mode = HL_EXCLUSIVE,
@@ -831,14 +831,14 @@ static void do_adopt(void) {
   (void)victim->store->leases->adopt(victim, &request, &grant, NULL);
 }
 
-static void do_regrade(void) {
+static void do_convert(void) {
   hl_row rows[MANY];
   hl_grant grant = {0};
   for (size_t i = 0; i < MANY; i++)
     rows[i] = (hl_row){.level = 2, .bucket = 1 + i, .mode = HL_SHARED};
   hl_request request = {
       .rows = rows, .n = MANY, .lease = &subject, .mode = HL_UPDATE, .deadline = soon()};
-  (void)victim->store->leases->regrade(victim, &request, &grant, NULL);
+  (void)victim->store->leases->convert(victim, &request, &grant, NULL);
 }
 
 /* The part of the records that processes share: where it is mapped here, and its former
@@ -975,7 +975,7 @@ static void a_process_killed_while_it_adopts_one_leaves_it(void **s) {
 
 static void a_process_killed_while_it_shares_one_leaves_it(void **s) {
   (void)s;
-  killed_anywhere(do_regrade, true, false);
+  killed_anywhere(do_convert, true, false);
 }
 
 /* --------------------------------------------------------- other times, others */

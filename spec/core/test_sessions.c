@@ -87,7 +87,7 @@ static void fake_session_close(hl_session *self) {
 static int fake_take(hl_session *base, const hl_request *request, hl_grant *grant,
                      hl_error *error) {
   session *self = (session *)(void *)base;
-  int64_t begun = hl__now_ms(), sent = hl__lease_ms();
+  int64_t begun = hl__now_ms(), sent = hl__boot_ms();
   atomic_fetch_add(&store.locks, 1);
   while (store.blocked || store.hangs) {
     int64_t now = hl__now_ms();
@@ -117,7 +117,7 @@ static int fake_give_back(hl_session *base, hl_error *error) {
 static int fake_renew(hl_session *base, int64_t *sent_ms, hl_error *error) {
   session *self = (session *)(void *)base;
   (void)error;
-  *sent_ms = hl__lease_ms() - store.sign_age;
+  *sent_ms = hl__boot_ms() - store.sign_age;
   if (self->released) atomic_fetch_add(&store.behind, 1);
   self->outstanding = true;
   atomic_fetch_add(&store.renewals, 1);
@@ -368,7 +368,7 @@ static void a_sign_of_life_before_an_extend_is_not_awaited_after_it(void **state
   assert_int_equal(hl_lock_start_extend(lock, plan, NULL, &pending, NULL), HL_OK);
   (void)await(&store.locks, 2);
   hl__manager_mutex_lock(manager);
-  lock->hold.connection->asked = hl__lease_ms() - 60000;
+  lock->hold.connection->asked = hl__boot_ms() - 60000;
   hl__manager_mutex_unlock(manager);
   store.blocked = false;
   assert_int_equal(hl_pending_wait(pending, SOON_MS, &none, NULL), HL_OK);

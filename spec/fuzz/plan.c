@@ -120,11 +120,11 @@ static void claim_missing(const hl_plan *held, const hl_plan *wanted) {
 
 /* An upgrade asks only for rows that are shared, exclusively; after a downgrade the plan is as
    it was. */
-static void claim_regraded(const hl_plan *plan) {
+static void claim_converted(const hl_plan *plan) {
   size_t n, m, k;
   const hl_row *rows = hl__plan_rows(plan, &n);
-  hl_plan *up = hl__plan_regraded(plan, true);
-  hl_plan *down = hl__plan_regraded(up, false);
+  hl_plan *up = hl__plan_converted(plan, true);
+  hl_plan *down = hl__plan_converted(up, false);
   const hl_row *raised = hl__plan_rows(up, &m);
   claim_ordered(raised, m);
   CLAIM(m == n);
@@ -197,7 +197,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   const hl_row *rows = hl_plan_rows(plan, &n);
   claim_equal(&expected, rows, n);
   if (hl_plan_target_count(plan) > 0) claim_texts(plan, size);
-  if (hl_plan_target_count(plan) > 0) claim_regraded(plan);
+  if (hl_plan_target_count(plan) > 0) claim_converted(plan);
   if (before) {
     hl_plan *copy = hl_plan_copy(plan);
     claim_missing(before, copy);

@@ -310,7 +310,7 @@ static void import(hl_manager *manager) {
 }
 
 /* Makes a lock for update exclusive, or for update again. NULL: it has ended. */
-static note *regrade(hl_lock *lock, note *it, bool updates) {
+static note *convert(hl_lock *lock, note *it, bool updates) {
   hl_options options = HL_OPTIONS_INIT;
   hl_error error;
   bool upgrades = it->mode == HL_UPDATE;
@@ -332,7 +332,7 @@ static void use(hl_manager *manager, hl_lock *lock, note *it, int64_t ttl) {
   bool lease = ttl > 0, updates = it->mode == HL_UPDATE;
   hl_error error;
   for (uint64_t turns = any(4); turns > 0; turns--) {
-    it = regrade(lock, it, updates);
+    it = convert(lock, it, updates);
     if (!it) return;
     (void)ask(lock, it);
     if (ttl >= OUTLIVES_MS) sleep_us(any((uint64_t)ttl * 500));

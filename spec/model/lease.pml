@@ -4,7 +4,7 @@
  * may take as long as it likes, a program may be stopped, the network may be cut.
  *
  * A Client is the owner of a handle together with its keeper (csrc/core/hold.c:
- * hl__hold_lease_left, _look, _release; keeper.c: held_turn, releasing_turn;
+ * hl__connection_left, _look, _release; keeper.c: held_turn, releasing_turn;
  * call.c: the pieces of a wait; csrc/stores/mysql/rows.c: lease_begin). It
  * never sees the server close its connection: the clock alone must do.
  *

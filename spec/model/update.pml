@@ -1,7 +1,7 @@
 /*
  * update.pml - update locks on one node, for sessions and leases, where whoever waits for a
  * lease keeps the rows that he has locked: csrc/core/plan.c, call.c (acquire), csrc/core/mode.h;
- * csrc/stores/postgresql/statement.c (leases_await), gate.c, record.c (hl__pg_lease_regrade). The
+ * csrc/stores/postgresql/statement.c (leases_await), gate.c, record.c (hl__pg_lease_convert). The
  * embedded store is the same row by row.
  *
  * The node has two rows, its own and its update row, each with a queue as the server has it: who

@@ -219,7 +219,7 @@ void hl__file_board_show(hl__file_session *session, size_t first, const hl_reque
   session->slots_used = first + count;
 }
 
-static void record_regrade(hl__board_record *record, const hl_request *request) {
+static void record_convert(hl__board_record *record, const hl_request *request) {
   uint32_t sequence = atomic_load_explicit(&record->sequence, memory_order_relaxed) | 1u;
   (void)atomic_exchange(&record->sequence, sequence);
   record->mode = (uint8_t)request->mode;
@@ -231,9 +231,9 @@ static void record_regrade(hl__board_record *record, const hl_request *request) 
   atomic_store_explicit(&record->sequence, sequence + 1, memory_order_release);
 }
 
-void hl__file_board_regrade(hl__file_session *session, const hl_request *request) {
+void hl__file_board_convert(hl__file_session *session, const hl_request *request) {
   for (size_t i = 0; i < session->slots_used; i++)
-    record_regrade(session->slots[i]->record, request);
+    record_convert(session->slots[i]->record, request);
 }
 
 void hl__file_board_clear(hl__file_session *session, size_t first) {

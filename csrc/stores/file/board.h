@@ -70,7 +70,7 @@ void hl__file_board_free(hl__file_board *board, bool ours);
 void hl__file_board_show(hl__file_session *session, size_t first, const hl_request *request,
                          int64_t since_ms, enum hl__board_state state);
 /* Rows that the session's records show as held are in another mode from now on. */
-void hl__file_board_regrade(hl__file_session *session, const hl_request *request);
+void hl__file_board_convert(hl__file_session *session, const hl_request *request);
 /* What the records from number `first` on tell is over. */
 void hl__file_board_clear(hl__file_session *session, size_t first);
 /* Gives the session's records back, before it leaves the space. */

@@ -413,11 +413,11 @@ static int rows_take(hl__file_session *session, const hl_request *request, hl_gr
     qsort(session->holdings, session->held, sizeof *session->holdings, holding_compare);
   if (request->upgrade) {
     hl__file_board_clear(session, slots); /* that it waited */
-    hl__file_board_regrade(session, request);
+    hl__file_board_convert(session, request);
   } else {
     hl__file_board_show(session, slots, request, since_ms, HL__BOARD_HELD);
   }
-  grant->sent_ms = hl__lease_ms();
+  grant->sent_ms = hl__boot_ms();
   return HL_OK;
 }
 
@@ -452,8 +452,8 @@ static int session_downgrade(hl_session *base, const hl_request *request, int64_
     held->row.mode = HL_SHARED;
     if (!hl__file_space_gone(session->space)) hl__file_queue_wake(session->space, held->hash);
   }
-  hl__file_board_regrade(session, request);
-  *sent_ms = hl__lease_ms();
+  hl__file_board_convert(session, request);
+  *sent_ms = hl__boot_ms();
   return HL_OK;
 }
 
@@ -472,7 +472,7 @@ static int session_look(hl_session *base, hl_error *error) {
 }
 
 static int session_renew(hl_session *base, int64_t *sent_ms, hl_error *error) {
-  *sent_ms = hl__lease_ms();
+  *sent_ms = hl__boot_ms();
   return session_look(base, error);
 }
 

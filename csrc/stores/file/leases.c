@@ -172,9 +172,9 @@ static int record_write(hl__file_session *session, const hl_request *request, hl
   int status = ledger_take(session, true, hl__now_ms() + TAKE_MS, error);
   if (status) return status;
   /* The time counts from here: whoever waits has not seen the record yet. */
-  int64_t now = hl__lease_ms();
+  int64_t now = hl__boot_ms();
   hl__ledger_until(ledger, &model, now, terms->ttl);
-  status = hl__ledger_add(ledger, &model, request->shown, request->shown_n, &number, error);
+  status = hl__ledger_add(ledger, &model, request->recorded, request->recorded_n, &number, error);
   hl__ledger_give(ledger);
   grant->sent_ms = now;
   grant->place = number;
@@ -186,8 +186,7 @@ int hl__file_lease_write(hl__file_session *session, const hl_request *request, h
   return record_write(session, request, grant, error);
 }
 
-static int lease_convert(hl_session *base, const hl_request *request, hl_grant *grant,
-                         hl_error *error) {
+static int to_lease(hl_session *base, const hl_request *request, hl_grant *grant, hl_error *error) {
   hl__file_session *session = session_of(base);
   int status = record_write(session, request, grant, error);
   if (status == HL_OK) hl__file_session_clear(session);
@@ -254,7 +253,7 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t 
   if (status) return status;
   status = record_of_holder(ledger, terms, &number, &record, error);
   if (status == HL_OK) {
-    *sent_ms = hl__lease_ms();
+    *sent_ms = hl__boot_ms();
     hl__ledger_until(ledger, record, *sent_ms, ttl);
   }
   hl__ledger_give(ledger);
@@ -346,7 +345,7 @@ static int adopt(hl__file_session *session, const hl_request *request, hl_grant 
   /* Killed in the middle: the holder is nobody, and the text is as good as it was. */
   memcpy(record->holder, terms->holder, sizeof record->holder);
   whose(session, record);
-  grant->sent_ms = hl__lease_ms();
+  grant->sent_ms = hl__boot_ms();
   grant->token = record->token;
   grant->place = number;
   hl__ledger_until(ledger, record, grant->sent_ms, terms->ttl);
@@ -362,13 +361,13 @@ static int rows_lock(hl__file_session *session, const hl_request *request, hl_gr
   own.lease = NULL;
   own.upgrade = false;
   own.extend = false;
-  own.shown = own.rows;
-  own.shown_n = own.n;
+  own.recorded = own.rows;
+  own.recorded_n = own.n;
   own.exempt = request->lease->id;
   return hl_store_file.take(&session->base, &own, grant, error);
 }
 
-static int record_regrade(hl__file_session *session, const hl_request *request, uint64_t token,
+static int record_convert(hl__file_session *session, const hl_request *request, uint64_t token,
                           hl_grant *grant, hl_error *error) {
   hl__ledger *ledger = session->space->ledger;
   hl__ledger_record *record;
@@ -378,7 +377,7 @@ static int record_regrade(hl__file_session *session, const hl_request *request, 
   status = record_of_holder(ledger, request->lease, &number, &record, error);
   if (status == HL_OK) {
     if (request->upgrade) record->token = token;
-    hl__ledger_regrade(ledger, number, request->rows, request->n, request->mode);
+    hl__ledger_convert(ledger, number, request->rows, request->n, request->mode);
     grant->place = number;
     grant->token = token;
   }
@@ -386,14 +385,14 @@ static int record_regrade(hl__file_session *session, const hl_request *request, 
   return status;
 }
 
-static int lease_regrade(hl_session *base, const hl_request *request, hl_grant *grant,
+static int lease_convert(hl_session *base, const hl_request *request, hl_grant *grant,
                          hl_error *error) {
   hl__file_session *session = session_of(base);
   hl_grant held = {0};
-  if (!request->upgrade) return record_regrade(session, request, 0, grant, error);
+  if (!request->upgrade) return record_convert(session, request, 0, grant, error);
   int status = rows_lock(session, request, &held, error);
   if (status) return status;
-  status = record_regrade(session, request, held.token, grant, error);
+  status = record_convert(session, request, held.token, grant, error);
   hl__file_session_clear(session);
   return status;
 }
@@ -512,9 +511,9 @@ const hl_lease_ops hl__file_leases = {
     .refresh = lease_refresh,
     .look = lease_look,
     .drop = lease_drop,
-    .regrade = lease_regrade,
-    .adopt = lease_adopt,
     .convert = lease_convert,
+    .adopt = lease_adopt,
+    .to_lease = to_lease,
     .list = lease_list,
     .revoke = lease_revoke,
     .raise = lease_raise,

@@ -161,7 +161,7 @@ int hl__ledger_add(hl__ledger *ledger, const hl__ledger_record *model, const hl_
                    uint32_t *number, hl_error *error) HL__REQUIRES(hl__file_ledger_mutex);
 /* These rows of one, in locking order, are in another mode from now on, as is the lease. Wakes those who
    wait for them. */
-void hl__ledger_regrade(hl__ledger *ledger, uint32_t number, const hl_row *rows, size_t n,
+void hl__ledger_convert(hl__ledger *ledger, uint32_t number, const hl_row *rows, size_t n,
                         hl_mode mode) HL__REQUIRES(hl__file_ledger_mutex);
 /* Ends one; its first record becomes FREE or REVOKED. Wakes those who wait for its rows. */
 void hl__ledger_remove(hl__ledger *ledger, uint32_t number, enum hl__ledger_state state)
@@ -171,7 +171,7 @@ void hl__ledger_forget(hl__ledger *ledger, uint32_t number) HL__REQUIRES(hl__fil
 
 /* Milliseconds until it ends; 0 or less: its time is up. */
 int64_t hl__ledger_left(const hl__ledger *ledger, const hl__ledger_record *record);
-/* It ends so long after `now` (hl__lease_ms). */
+/* It ends so long after `now` (hl__boot_ms). */
 void hl__ledger_until(const hl__ledger *ledger, hl__ledger_record *record, int64_t now,
                       int64_t ttl);
 

@@ -20,7 +20,7 @@ int64_t hl__ledger_left(const hl__ledger *ledger, const hl__ledger_record *recor
   bool same = atomic_load(&record->boot[0]) == ledger->boot[0] &&
               atomic_load(&record->boot[1]) == ledger->boot[1];
   int64_t end = atomic_load(same ? &record->end : &record->end_unix);
-  int64_t now = same ? hl__lease_ms() : hl__unix_ms();
+  int64_t now = same ? hl__boot_ms() : hl__unix_ms();
   if (end <= now) return 0;
   /* Whatever is written there. */
   int64_t left = hl__between_ms(now, end);
@@ -356,7 +356,7 @@ static int row_compare(const void *a, const void *b) {
   return hl__row_order(x->level, x->bucket, y->level, y->bucket);
 }
 
-static void row_regrade(hl__ledger *ledger, uint32_t at, uint8_t mode)
+static void row_convert(hl__ledger *ledger, uint32_t at, uint8_t mode)
     HL__REQUIRES(hl__file_ledger_mutex) {
   hl__ledger_row *row = row_at(ledger, at);
   hl__file_signal *signal = row_signal(ledger, row);
@@ -369,7 +369,7 @@ static void row_regrade(hl__ledger *ledger, uint32_t at, uint8_t mode)
   hl__file_bell_ring(ledger->space, row_hash(row));
 }
 
-void hl__ledger_regrade(hl__ledger *ledger, uint32_t number, const hl_row *rows, size_t n,
+void hl__ledger_convert(hl__ledger *ledger, uint32_t number, const hl_row *rows, size_t n,
                         hl_mode mode) {
   hl__ledger_record *record = hl__ledger_record_at(ledger, number);
   record->mode = (uint8_t)mode;
@@ -378,7 +378,7 @@ void hl__ledger_regrade(hl__ledger *ledger, uint32_t number, const hl_row *rows,
     for (uint32_t i = 0; i < record->row_count && i < HL__LEDGER_ROWS; i++) {
       const hl_row *found = bsearch(&record->rows[i], rows, n, sizeof *rows, row_compare);
       if (found && found->mode != record->rows[i].mode)
-        row_regrade(ledger, number * HL__LEDGER_ROWS + i, found->mode);
+        row_convert(ledger, number * HL__LEDGER_ROWS + i, found->mode);
     }
     number = record->next;
     record = hl__ledger_record_at(ledger, number);

@@ -129,7 +129,7 @@ static int refresh_once(hl__memcached_session *session, hl__memcached_link *link
   record.turn = terms->turn;
   hl__memcached_record_write(&record, &value);
   (void)hl__memcached_live_key(session, terms->id, terms->holder, key);
-  *sent_ms = hl__lease_ms();
+  *sent_ms = hl__boot_ms();
   hl__memcached_addf(&link->out, "cas %s 0 %lld %zu %llu\r\n", key, (long long)expiry, value.used,
                      (unsigned long long)item.cas);
   hl__memcached_add(&link->out, value.data, value.used);
@@ -276,13 +276,13 @@ static int lease_recall(hl_session *base, const hl_lease_terms *terms, int64_t d
   return status;
 }
 
-static int lease_regrade(hl_session *base, const hl_request *request, hl_grant *grant,
+static int lease_convert(hl_session *base, const hl_request *request, hl_grant *grant,
                          hl_error *error) {
   hl__memcached_session *session = hl__memcached_session_of(base);
   const hl_lease_terms *terms = request->lease;
   hl__memcached_link *link;
   int64_t deadline = hl__now_ms() + HL__MEMCACHED_ANSWER_MS;
-  int status = hl__memcached_regrade(session, request, grant, error);
+  int status = hl__memcached_convert(session, request, grant, error);
   grant->place = terms->place;
   /* A late interruption is forgotten by settle. */
   if (atomic_exchange(&session->interrupted, false)) hl__memcached_bell_clear(session);
@@ -392,7 +392,7 @@ static int adopt_once(hl__memcached_session *session, hl__memcached_link *link,
     memcpy(former, entry->holder, sizeof former);
     memcpy(entry->holder, terms->holder, sizeof entry->holder);
     grant->token = entry->token;
-    grant->sent_ms = hl__lease_ms();
+    grant->sent_ms = hl__boot_ms();
     (void)live_set(session, link, terms, &record, expiry);
     status = hl__memcached_document_put(session, link, &document, error);
   }
@@ -721,7 +721,7 @@ const hl_lease_ops hl__memcached_leases = {.refresh = lease_refresh,
                                            .look = lease_look,
                                            .drop = lease_drop,
                                            .recall = lease_recall,
-                                           .regrade = lease_regrade,
+                                           .convert = lease_convert,
                                            .adopt = lease_adopt,
                                            .list = lease_list,
                                            .revoke = lease_revoke};

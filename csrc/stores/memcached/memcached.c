@@ -143,7 +143,7 @@ static int give_back(hl_session *session, hl_error *error) {
 
 static int renew(hl_session *base, int64_t *sent_ms, hl_error *error) {
   hl__memcached_session *session = hl__memcached_session_of(base);
-  *sent_ms = hl__lease_ms();
+  *sent_ms = hl__boot_ms();
   for (unsigned i = 0; i < session->store->server_count; i++) {
     hl__memcached_link *link = &session->links[i];
     if (link->fd < 0) continue;

@@ -309,8 +309,8 @@ bool hl__memcached_is_gone(const hl__memcached_session *session, const hl__memca
 /* As hl_store_ops.take. */
 int hl__memcached_take(hl_session *base, const hl_request *request, hl_grant *grant,
                        hl_error *error);
-/* As hl_lease_ops.regrade; HL_ELOST does not say why. */
-int hl__memcached_regrade(hl__memcached_session *session, const hl_request *request,
+/* As hl_lease_ops.convert; HL_ELOST does not say why. */
+int hl__memcached_convert(hl__memcached_session *session, const hl_request *request,
                           hl_grant *grant, hl_error *error);
 
 /* ---- leases.c */

@@ -20,7 +20,7 @@
  * An upgrade first writes that its rows are exclusive, so that no other request gets in any more, not
  * even a longer waiting one. Then it waits until the leases that share its rows have gone. From then on it is
  * exclusive. An upgrade that was not granted in time writes that its rows are shared again. A write
- * for a lease that was sent over a connection that has ended comes to nothing, as each regrading begins by
+ * for a lease that was sent over a connection that has ended comes to nothing, as each converting begins by
  * writing the document: so a write that is read late can undo nothing that is believed.
  */
 #include "memcached_store.h"
@@ -54,7 +54,7 @@ typedef struct taking {
   uint64_t home;
   int64_t expiry;   /* of the lease, s */
   bool lives;       /* the item may be there */
-  bool regrades;    /* it is granted */
+  bool converts;    /* it is granted */
   int64_t heard;    /* when that was written last; ms */
   int64_t end;      /* until when it is written anew where others are sooner; hl__now_ms */
   int64_t patience; /* answers are awaited until then; hl__now_ms */
@@ -188,7 +188,7 @@ static int submit(taking *self, const hl__memcached_document *document, int64_t 
     status = hl__memcached_link_of(self->session, self->home, deadline, &home, error);
   if (status) return status;
   *written = false;
-  self->grant->sent_ms = hl__lease_ms();
+  self->grant->sent_ms = hl__boot_ms();
   live_put(self, home, expiry);
   /* On two servers: the one is there before the other says so. */
   if (home != link) status = live_answer(self, home, deadline, error);
@@ -214,7 +214,7 @@ static int peek(taking *self, const hl__memcached_entry *blocker, bool *present,
   int status = hl__memcached_link_of(session, blocker->home, deadline, &link, error);
   if (status == HL_OK) status = hl__memcached_link_of(session, self->home, deadline, &home, error);
   if (status) return status;
-  bool touches = !self->regrades && hl__now_ms() - self->heard >= WAIT_MS;
+  bool touches = !self->converts && hl__now_ms() - self->heard >= WAIT_MS;
   if (touches) live_put(self, home, WAIT_S);
   hl__memcached_addf(&link->out, "mg %s\r\n",
                      hl__memcached_live_key(session, blocker->id, blocker->holder, key));
@@ -434,7 +434,7 @@ int hl__memcached_take(hl_session *base, const hl_request *request, hl_grant *gr
   return status;
 }
 
-/* ------------------------------------------------------------- regrading */
+/* ------------------------------------------------------------- converting */
 
 /* Finds another living holder of the rows that are to be exclusive; SIZE_MAX: there is no other. */
 static int sharer_find(const taking *self, hl__memcached_document *document, size_t own,
@@ -470,7 +470,7 @@ static int mode_write(const taking *self, hl__memcached_link *link,
     if (!row) return hl__error(error, HL_ELOST, "the lease locks something else");
     row->mode = (uint8_t)mode;
   }
-  self->grant->sent_ms = hl__lease_ms();
+  self->grant->sent_ms = hl__boot_ms();
   int status = hl__memcached_document_put(self->session, link, document, error);
   if (status) return status;
   return hl__memcached_document_written(self->session, link, answer_by(self), written, error);
@@ -489,7 +489,7 @@ static int alive_check(const taking *self, hl_error *error) {
   return hl__error(error, HL_ELOST, "the lease is over");
 }
 
-/* The steps of a regrade, in the document of the lease's root. */
+/* The steps of a conversion, in the document of the lease's root. */
 typedef enum step {
   MARK,   /* exclusive, for those who come */
   FINISH, /* exclusive, as no other lease shares it any more: with a new token */
@@ -497,7 +497,7 @@ typedef enum step {
 } step;
 
 /* One round. HL_OK: done. HL__AGAIN. */
-static int regrade_once(taking *self, hl__memcached_link *link, hl__memcached_document *document,
+static int convert_once(taking *self, hl__memcached_link *link, hl__memcached_document *document,
                         step *next, hl_error *error) {
   const hl_request *request = self->request;
   size_t own = own_find(self, document), sharer = SIZE_MAX;
@@ -531,7 +531,7 @@ static int regrade_once(taking *self, hl__memcached_link *link, hl__memcached_do
   return HL__AGAIN;
 }
 
-static int regrade(taking *self, step next, int64_t end, hl_error *error) {
+static int convert(taking *self, step next, int64_t end, hl_error *error) {
   for (uint32_t tries = 0;; tries++) {
     hl__memcached_link *link;
     hl__memcached_document document;
@@ -542,7 +542,7 @@ static int regrade(taking *self, step next, int64_t end, hl_error *error) {
       status =
           hl__memcached_document_get(self->session, link, self->home, deadline, &document, error);
     if (status) return status;
-    status = regrade_once(self, link, &document, &next, error);
+    status = convert_once(self, link, &document, &next, error);
     hl__memcached_document_dispose(&document);
     if (status != HL__AGAIN) return status;
     self->end = end;
@@ -551,19 +551,19 @@ static int regrade(taking *self, step next, int64_t end, hl_error *error) {
   }
 }
 
-int hl__memcached_regrade(hl__memcached_session *session, const hl_request *request,
+int hl__memcached_convert(hl__memcached_session *session, const hl_request *request,
                           hl_grant *grant, hl_error *error) {
   taking self = {.session = session,
                  .request = request,
                  .grant = grant,
                  .home = request->lease->place,
                  .patience = hl__answer_by(request->deadline),
-                 .regrades = true};
+                 .converts = true};
   int64_t answer = hl__now_ms() + TRY_MS;
   (void)hl__memcached_live_key(session, request->lease->id, request->lease->holder, self.key);
-  if (!request->upgrade) return regrade(&self, SHARE, answer, error);
+  if (!request->upgrade) return convert(&self, SHARE, answer, error);
   session->interruptible = request->cancellable;
-  int status = regrade(&self, MARK, request->try_once ? answer : request->deadline, error);
+  int status = convert(&self, MARK, request->try_once ? answer : request->deadline, error);
   session->interruptible = false;
   if (status == HL_OK) grant->token = self.token;
   if (status != HL_TIMEOUT && status != HL_CANCELLED) return status;
@@ -572,7 +572,7 @@ int hl__memcached_regrade(hl__memcached_session *session, const hl_request *requ
   self.request = &back;
   self.patience = hl__answer_by(request->deadline);
   hl_error reason;
-  int undone = regrade(&self, SHARE, hl__now_ms() + TRY_MS, &reason);
+  int undone = convert(&self, SHARE, hl__now_ms() + TRY_MS, &reason);
   if (undone == HL_OK) return status;
   if (error) *error = reason;
   return undone == HL_TIMEOUT ? hl__error(error, HL_ECONNECTION, "%s", reason.message) : undone;

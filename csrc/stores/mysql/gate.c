@@ -48,9 +48,9 @@ int64_t hl__mysql_gate(const hl__mysql_session *session, const hl_request *reque
   uint64_t buckets = hl_layout_buckets(store->base.layout);
   int64_t gate = -1;
   if (!store->leased) return -1;
-  for (size_t i = hl__update_rows(request->shown, request->shown_n);
-       i < request->shown_n && request->shown[i].level == 0; i++) {
-    int64_t next = hl__sql_gate(request->shown[i].bucket, buckets);
+  for (size_t i = hl__update_rows(request->recorded, request->recorded_n);
+       i < request->recorded_n && request->recorded[i].level == 0; i++) {
+    int64_t next = hl__sql_gate(request->recorded[i].bucket, buckets);
     if (gate >= 0 && next != gate) return -1;
     gate = next;
   }
@@ -355,7 +355,7 @@ static int turns(hl__mysql_session *session, const hl_request *request, bell *ru
   bool shown = false;
   for (unsigned turn = 0;; turn++) {
     finding found;
-    int64_t asked = hl__lease_ms();
+    int64_t asked = hl__boot_ms();
     int status = look(session, request, &found, error);
     if (status == HL_OK && !found.blocked && shown) status = waiting_show(session, false, error);
     if (status == HL_OK && !found.blocked && turn > 0) status = token_redraw(session, error);

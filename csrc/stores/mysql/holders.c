@@ -49,8 +49,8 @@ size_t hl__mysql_tag_room(const hl__mysql_session *session, const hl_request *re
   const hl_store_config *config = session->store->config;
   size_t room = NUMBERS_MAX + strlen(config->application) + strlen(config->host) +
                 strlen(request->path) + LABEL_MAX;
-  if (request->shown_n > (HL__TAG_MAX - room) / ROW_MAX) return HL__TAG_MAX;
-  return room + request->shown_n * ROW_MAX;
+  if (request->recorded_n > (HL__TAG_MAX - room) / ROW_MAX) return HL__TAG_MAX;
+  return room + request->recorded_n * ROW_MAX;
 }
 
 void hl__mysql_tag(hl__mysql_session *session, const hl_request *request) {
@@ -71,11 +71,11 @@ void hl__mysql_tag(hl__mysql_session *session, const hl_request *request) {
   at += hl__escape(at, LABEL_MAX, request->label ? request->label : "", request->label_size);
   *at++ = SEPARATOR[0];
   const char *end = session->tag + session->tag_capacity - ROW_MAX;
-  for (size_t i = 0; i < request->shown_n && at <= end; i++) {
-    at = put_number(at, request->shown[i].level);
+  for (size_t i = 0; i < request->recorded_n && at <= end; i++) {
+    at = put_number(at, request->recorded[i].level);
     *at++ = '.';
-    at = put_number(at, request->shown[i].bucket);
-    *at++ = hl__mode_letter((hl_mode)request->shown[i].mode);
+    at = put_number(at, request->recorded[i].bucket);
+    *at++ = hl__mode_letter((hl_mode)request->recorded[i].mode);
     *at++ = ',';
   }
   session->tag_size = (unsigned long)(at - session->tag);

@@ -28,8 +28,7 @@ static int end(hl__mysql_session *session, int status, hl_error *error) {
   return sent && status == HL_OK ? hl__mysql_gone(error) : status;
 }
 
-static int lease_convert(hl_session *base, const hl_request *request, hl_grant *grant,
-                         hl_error *error) {
+static int to_lease(hl_session *base, const hl_request *request, hl_grant *grant, hl_error *error) {
   return hl__mysql_record(session_of(base), request, true, grant, error);
 }
 
@@ -126,7 +125,7 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t 
   hl__mysql_put_id(&t, " WHERE id=", terms->id);
   hl__mysql_put_id(&t, " AND holder=", terms->holder);
   hl__text_put(&t, " AND revoked=0 AND turn<%llu;COMMIT", (unsigned long long)terms->turn);
-  *sent_ms = hl__lease_ms();
+  *sent_ms = hl__boot_ms();
   status = hl__mysql_whole(session, &t, 2, affected, deadline, error);
   free(t.data);
   if (status == HL_OK && affected[0] == 0) status = why(session, terms, error);
@@ -270,7 +269,7 @@ static int adopt_from(hl__mysql_session *session, const hl_request *request, con
   hl__text_put(&t, ",pid=%lld", (long long)config->pid);
   hl__mysql_put_id(&t, " WHERE id=", terms->id);
   hl__text_put(&t, " AND holder=0x%s AND revoked=0 AND @hierlock_fits;COMMIT", holder);
-  grant->sent_ms = hl__lease_ms();
+  grant->sent_ms = hl__boot_ms();
   int status = hl__mysql_whole(session, &t, 3, affected, deadline, error);
   free(t.data);
   grant->token = session->number;
@@ -317,7 +316,7 @@ static bool token_find(hl__mysql_session *session, const hl_lease_terms *terms, 
   return end(session, status, NULL) == HL_OK && found && *token >> 8 != named;
 }
 
-static int lease_regrade(hl_session *base, const hl_request *request, hl_grant *grant,
+static int lease_convert(hl_session *base, const hl_request *request, hl_grant *grant,
                          hl_error *error) {
   hl__mysql_session *session = session_of(base);
   uint64_t changed = 0;
@@ -325,7 +324,7 @@ static int lease_regrade(hl_session *base, const hl_request *request, hl_grant *
   hl_error reason;
   int status;
   do {
-    status = hl__mysql_record_regrade(session, request, grant, &changed, error);
+    status = hl__mysql_record_convert(session, request, grant, &changed, error);
   } while (
       status == HL_OK && changed == 0 && !request->upgrade &&
       token_find(session, request->lease, &grant->token, hl__late_answer_by(request->deadline)));
@@ -486,9 +485,9 @@ const hl_lease_ops hl__mysql_leases = {
     .drop = lease_drop,
     .drop_all = lease_drop_all,
     .recall = lease_recall,
-    .regrade = lease_regrade,
-    .adopt = lease_adopt,
     .convert = lease_convert,
+    .adopt = lease_adopt,
+    .to_lease = to_lease,
     .list = lease_list,
     .revoke = lease_revoke,
 };

@@ -306,7 +306,7 @@ static int give_back(hl_session *base, hl_error *error) {
 
 static int renew(hl_session *base, int64_t *sent_ms, hl_error *error) {
   hl__mysql_session *session = session_of(base);
-  *sent_ms = hl__lease_ms();
+  *sent_ms = hl__boot_ms();
   return hl__mysql_send(session, "DO 0", 4, error);
 }
 

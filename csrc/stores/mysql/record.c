@@ -69,7 +69,7 @@ void hl__mysql_put_string(hl__text *t, const char *text, size_t most) {
 #define ROW_ROOM 48
 
 static bool record_room(hl__text *t, const hl_request *request) {
-  return hl__text_new(t, RECORD_ROOM + (request->n + request->shown_n) *
+  return hl__text_new(t, RECORD_ROOM + (request->n + request->recorded_n) *
                                            (ROW_ROOM + 32 + HL__MYSQL_CONFLICT_ROOM));
 }
 
@@ -155,9 +155,9 @@ static void put_record(hl__text *t, const hl__mysql_session *session, const hl_r
   hl__text_put(t, "VALUES (");
   put_lease_values(t, store, request, number);
   hl__text_put(t, ");INSERT INTO %s (level,bucket,x,id) VALUES ", store->rows);
-  for (size_t i = 0; i < request->shown_n; i++) {
-    hl__text_put(t, "%s(%d,%u,%d", i ? "," : "", hl__sql_level(request->shown[i].level),
-                 (unsigned)request->shown[i].bucket, request->shown[i].mode != HL_SHARED);
+  for (size_t i = 0; i < request->recorded_n; i++) {
+    hl__text_put(t, "%s(%d,%u,%d", i ? "," : "", hl__sql_level(request->recorded[i].level),
+                 (unsigned)request->recorded[i].bucket, request->recorded[i].mode != HL_SHARED);
     hl__mysql_put_id(t, ",", request->lease->id);
     hl__text_put(t, ")");
   }
@@ -178,10 +178,10 @@ static void put_record_at_once(hl__text *t, const hl__mysql_store *store, const 
   hl__mysql_put_conflicts(t, request->rows, request->n);
   hl__text_put(t, ");INSERT INTO %s (level,bucket,x,id) SELECT r.a,r.b,r.c,l.id FROM (",
                store->rows);
-  for (size_t i = 0; i < request->shown_n; i++)
+  for (size_t i = 0; i < request->recorded_n; i++)
     hl__text_put(t, i ? " UNION ALL SELECT %d,%u,%d" : "SELECT %d a,%u b,%d c",
-                 hl__sql_level(request->shown[i].level), (unsigned)request->shown[i].bucket,
-                 request->shown[i].mode != HL_SHARED);
+                 hl__sql_level(request->recorded[i].level), (unsigned)request->recorded[i].bucket,
+                 request->recorded[i].mode != HL_SHARED);
   hl__text_put(t, ") r JOIN %s l", store->leases);
   hl__mysql_put_id(t, " ON l.id=", request->lease->id);
   hl__text_put(t, ";COMMIT");
@@ -226,7 +226,7 @@ static int record_try(hl__mysql_session *session, const hl_request *request, boo
   session->patience = hl__now_ms() + RECORD_MS;
   if (kept && request->deadline < session->patience)
     session->patience = request->deadline; /* else the keeper ends it */
-  grant->sent_ms = hl__lease_ms();
+  grant->sent_ms = hl__boot_ms();
   int status = hl__mysql_commands(session, t.data, t.used, kept ? 7 : 6, affected, error);
   session->wait = 0;
   free(t.data);
@@ -343,7 +343,7 @@ int hl__mysql_lease_take(hl__mysql_session *session, const hl_request *request, 
   session->clock++;
   if (session->clock % FORGET_PART == 0) forget_some(session);
   /* The answer took long, and its end counts from when it was sent. */
-  if (hl__lease_ms() - grant->sent_ms > request->lease->ttl / 4) {
+  if (hl__boot_ms() - grant->sent_ms > request->lease->ttl / 4) {
     int64_t sent;
     if (hl__mysql_leases.refresh(&session->base, request->lease, request->lease->ttl,
                                  hl__now_ms() + RECORD_MS, &sent, NULL) == HL_OK)
@@ -356,7 +356,7 @@ int hl__mysql_lease_take(hl__mysql_session *session, const hl_request *request, 
 
 /* One statement: others see the record as it was, or as it is then. *changed: 0 when it is not
    there, or was so already. Commits. */
-static int record_regrade(hl__mysql_session *session, const hl_request *request, uint64_t token,
+static int record_convert(hl__mysql_session *session, const hl_request *request, uint64_t token,
                           uint64_t *changed, hl_error *error) {
   const hl__mysql_store *store = session->store;
   uint64_t affected[3];
@@ -389,20 +389,20 @@ static int upgrade_lock(hl__mysql_session *session, const hl_request *request, h
   hl_request own = *request;
   own.lease = NULL;
   own.extend = own.upgrade = false;
-  own.shown = own.rows;
-  own.shown_n = own.n;
+  own.recorded = own.rows;
+  own.recorded_n = own.n;
   own.exempt = request->lease->id;
   return hl__mysql_lock_rows(session, &own, grant, error);
 }
 
-int hl__mysql_record_regrade(hl__mysql_session *session, const hl_request *request, hl_grant *grant,
+int hl__mysql_record_convert(hl__mysql_session *session, const hl_request *request, hl_grant *grant,
                              uint64_t *changed, hl_error *error) {
   for (;;) {
     hl_grant held = {.token = grant->token};
     int status = hl__mysql_begin(session, hl__now_ms() + HL__SETTLE_MS, error);
     if (status == HL_OK && request->upgrade) status = upgrade_lock(session, request, &held, error);
     bool locked = status == HL_OK;
-    if (locked) status = record_regrade(session, request, held.token, changed, error);
+    if (locked) status = record_convert(session, request, held.token, changed, error);
     if (locked && status != HL_ECONNECTION) session->holds = false;
     grant->token = held.token;
     /* Somebody else is at the record, for a moment; or the server has ended a circle. */

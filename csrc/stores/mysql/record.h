@@ -37,9 +37,9 @@ void hl__mysql_put_string(hl__text *t, const char *text, size_t most);
    record may be there. After any other failure nothing is. `kept`: the rows still are. */
 int hl__mysql_record(hl__mysql_session *session, const hl_request *request, bool kept,
                      hl_grant *grant, hl_error *error);
-/* The rows of the holder's record come to be in another mode, as hl_lease_ops.regrade wants it.
+/* The rows of the holder's record come to be in another mode, as hl_lease_ops.convert wants it.
    *changed: 0 when it is not there, or was so already. */
-int hl__mysql_record_regrade(hl__mysql_session *session, const hl_request *request, hl_grant *grant,
+int hl__mysql_record_convert(hl__mysql_session *session, const hl_request *request, hl_grant *grant,
                              uint64_t *changed, hl_error *error);
 /* The holder's. *deleted: more than 0 when it was there; with confirm. */
 int hl__mysql_record_delete(hl__mysql_session *session, const hl_lease_terms *terms, bool confirm,

@@ -62,9 +62,9 @@ static int no_transaction(hl__mysql_session *session, hl_error *error) {
 /* The server's lease began when it answered, which we know only to lie after the
    request was sent. After a long wait that is too long ago to be of use: then a
    sign of life tells a later time. Model: lease.pml, BEGINNING. */
-static int lease_begin(hl__mysql_session *session, int64_t *sent, hl_error *error) {
+static int keep_alive_begin(hl__mysql_session *session, int64_t *sent, hl_error *error) {
   int64_t hold_timeout = session->store->config->hold_timeout;
-  if (hl__lease_ms() - *sent < hold_timeout / 4) return HL_OK;
+  if (hl__boot_ms() - *sent < hold_timeout / 4) return HL_OK;
   int status = session->base.store->ops->renew(&session->base, sent, error);
   if (status == HL_OK) status = hl__mysql_settle(session, hl__now_ms() + hold_timeout, error);
   return status == HL_TIMEOUT
@@ -90,7 +90,7 @@ static int extend_undo(hl__mysql_session *session, const hl__text *held, unsigne
                        hl_grant *grant, hl_error *error) {
   memcpy(session->tag, held->data + held->used, held_size);
   session->tag_size = held_size;
-  int64_t sent = hl__lease_ms();
+  int64_t sent = hl__boot_ms();
   int status = hl__mysql_send(session, held->data, held->used, error);
   if (status == HL_OK)
     status = hl__mysql_settle(session, hl__now_ms() + session->store->config->hold_timeout, error);
@@ -145,7 +145,7 @@ static int rows_lock(hl__mysql_session *session, const hl_request *request, hl__
     /* Last of all: what is read sooner may be older than a lease. */
     p.gated = gate >= 0 && done == request->n;
     if (p.gated) p.gate = (uint32_t)gate;
-    *sent = hl__lease_ms();
+    *sent = hl__boot_ms();
     status = hl__mysql_execute(session, request, &p, tail, &count, error);
     if (status == HL_OK && !session->in_transaction) {
       *untransacted = !request->extend;
@@ -242,7 +242,7 @@ int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request, h
   }
   hl__mysql_tag(session, request);
   int status = rows_take(session, request, &untransacted, &missed, &sent, error);
-  if (status == HL_OK) status = lease_begin(session, &sent, error);
+  if (status == HL_OK) status = keep_alive_begin(session, &sent, error);
   if (status == HL_OK) {
     free(held.data);
     /* The top byte is the server's id; the lowest is left for hand-overs inside

@@ -60,7 +60,7 @@ int hl__mysql_table_refuse(hl__mysql_session *session, MYSQL_RES *result, hl_err
                      "the table %s is of engine %.32s, which locks no rows; "
                      "it must be InnoDB",
                      table, row[1]);
-  session->looked = hl__lease_ms();
+  session->looked = hl__boot_ms();
   return HL_OK;
 }
 

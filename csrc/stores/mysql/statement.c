@@ -384,7 +384,7 @@ static int execute_text(hl__mysql_session *session, int64_t wait, bool look, con
 /* ------------------------------------------------------------- locking */
 
 bool hl__mysql_look_is_due(const hl__mysql_session *session) {
-  return hl__lease_ms() - session->looked >= LOOK_AGAIN_MS;
+  return hl__boot_ms() - session->looked >= LOOK_AGAIN_MS;
 }
 
 int hl__mysql_execute(hl__mysql_session *session, const hl_request *request, hl__part *p,

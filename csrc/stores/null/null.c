@@ -61,14 +61,14 @@ static int null_take(hl_session *session, const hl_request *request, hl_grant *g
                      hl_error *error) {
   (void)session, (void)request, (void)error;
   grant->token = token_next();
-  grant->sent_ms = hl__lease_ms();
+  grant->sent_ms = hl__boot_ms();
   return HL_OK;
 }
 
 static int null_downgrade(hl_session *session, const hl_request *request, int64_t *sent_ms,
                           hl_error *error) {
   (void)session, (void)request, (void)error;
-  *sent_ms = hl__lease_ms();
+  *sent_ms = hl__boot_ms();
   return HL_OK;
 }
 
@@ -79,7 +79,7 @@ static int null_give_back(hl_session *session, hl_error *error) {
 
 static int null_renew(hl_session *session, int64_t *sent_ms, hl_error *error) {
   (void)session, (void)error;
-  *sent_ms = hl__lease_ms();
+  *sent_ms = hl__boot_ms();
   return HL_OK;
 }
 

@@ -139,7 +139,7 @@ static char *look_text(const hl__pg_session *session, const char *tag, const hl_
 static int ask(wait *self, const char *sql, int columns, hl_error *error) {
   PQclear(self->found);
   self->found = NULL;
-  self->sent = hl__lease_ms();
+  self->sent = hl__boot_ms();
   self->session->patience = hl__pg_answer_by(self->session);
   hl_error said;
   int status = hl__pg_query(self->session, sql, columns, &self->found, &said);
@@ -281,7 +281,7 @@ static int bell_await(wait *self, const char *numbers, hl_error *error) {
   int64_t most = hl__left_ms(self->request->deadline);
   if (most > BELL_NET_MS) most = BELL_NET_MS;
   int64_t end = hl__now_ms() + most;
-  self->sent = hl__lease_ms();
+  self->sent = hl__boot_ms();
   (void)snprintf(sql, sizeof sql,
                  "%sSAVEPOINT hierlock_bell;SET LOCAL lock_timeout=0;"
                  "SET LOCAL statement_timeout=%" PRId64 ";SELECT pg_advisory_xact_lock_shared(%s);"

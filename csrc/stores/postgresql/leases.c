@@ -120,7 +120,7 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t 
   hl__pg_bytes(&part, terms->holder, 16);
   hl__pg_number(&part, number, ttl);
   hl__pg_number(&part, turn, (int64_t)terms->turn);
-  *sent_ms = hl__lease_ms();
+  *sent_ms = hl__boot_ms();
   status = run(session, &part, deadline, error);
   if (status) return status;
   return count(session) == 1 ? HL_OK : lost(session, terms, deadline, error);
@@ -262,7 +262,7 @@ static int adopt_from(hl__pg_session *session, const hl_request *request, const 
     hl__pg_bytes(&part, config->host, strlen(config->host));
     hl__pg_number(&part, pid, config->pid);
     hl__pg_value(&part, holder);
-    grant->sent_ms = hl__lease_ms();
+    grant->sent_ms = hl__boot_ms();
     status = run(session, &part, deadline, error);
   } else {
     status = hl__error_memory(error);
@@ -314,7 +314,7 @@ static bool token_find(hl__pg_session *session, const hl_lease_terms *terms, uin
   return found && *token >> 8 != named;
 }
 
-static int lease_regrade(hl_session *base, const hl_request *request, hl_grant *grant,
+static int lease_convert(hl_session *base, const hl_request *request, hl_grant *grant,
                          hl_error *error) {
   hl__pg_session *session = session_of(base);
   const hl_lease_terms *terms = request->lease;
@@ -323,7 +323,7 @@ static int lease_regrade(hl_session *base, const hl_request *request, hl_grant *
   int status = ready(session, limit, error);
   if (status) return status == HL__ABSENT ? gone_error(terms, error) : status;
   do {
-    status = hl__pg_lease_regrade(session, request, grant, error);
+    status = hl__pg_lease_convert(session, request, grant, error);
   } while (status == HL_ELOST && !request->upgrade &&
            token_find(session, terms, &grant->token, limit));
   if (status == HL_ELOST) return lost(session, terms, limit, error);
@@ -505,9 +505,9 @@ const hl_lease_ops hl__pg_leases = {
     .drop = lease_drop,
     .drop_all = lease_drop_all,
     .recall = lease_recall,
-    .regrade = lease_regrade,
+    .convert = lease_convert,
     .adopt = lease_adopt,
-    .convert = hl__pg_lease_convert,
+    .to_lease = hl__pg_to_lease,
     .list = lease_list,
     .revoke = lease_revoke,
 };

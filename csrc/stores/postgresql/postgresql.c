@@ -154,7 +154,7 @@ static int give_back(hl_session *base, hl_error *error) {
    But it has heard from us, and says whether the transaction is still there. */
 static int renew(hl_session *base, int64_t *sent_ms, hl_error *error) {
   hl__pg_session *session = session_of(base);
-  *sent_ms = hl__lease_ms();
+  *sent_ms = hl__boot_ms();
   return hl__pg_send(session, session->holds ? session->tag : "", error);
 }
 

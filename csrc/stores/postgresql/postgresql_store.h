@@ -270,10 +270,10 @@ int hl__pg_leases_await(hl__pg_session *session, const hl_request *request, cons
 /* As hl_store_ops.take, for a lease. */
 int hl__pg_lease_take(hl__pg_session *session, const hl_request *request, hl_grant *grant,
                       hl_error *error);
-int hl__pg_lease_convert(hl_session *session, const hl_request *request, hl_grant *grant,
-                         hl_error *error);
-/* As hl_lease_ops.regrade, on a session with tables; HL_ELOST does not say why. */
-int hl__pg_lease_regrade(hl__pg_session *session, const hl_request *request, hl_grant *grant,
+int hl__pg_to_lease(hl_session *session, const hl_request *request, hl_grant *grant,
+                    hl_error *error);
+/* As hl_lease_ops.convert, on a session with tables; HL_ELOST does not say why. */
+int hl__pg_lease_convert(hl__pg_session *session, const hl_request *request, hl_grant *grant,
                          hl_error *error);
 /* ---- pipeline.c */
 

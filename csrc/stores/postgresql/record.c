@@ -82,8 +82,8 @@ static int record_fill(record *self, const hl__pg_session *session, const hl_req
   hl__pg_part *part = &self->part;
   char made[128];
   memset(self, 0, sizeof *self);
-  self->keys = hl__pg_keys(request->shown, request->shown_n, false);
-  self->exclusive = hl__pg_keys(request->shown, request->shown_n, true);
+  self->keys = hl__pg_keys(request->recorded, request->recorded_n, false);
+  self->exclusive = hl__pg_keys(request->recorded, request->recorded_n, true);
   if (!self->keys || !self->exclusive) {
     record_dispose(self);
     return hl__error_memory(error);
@@ -174,7 +174,7 @@ static int take_at_once(hl__pg_session *session, const hl_request *request, hl_g
   if (status) return status;
   shape_fill(&parts[1], session, request, sql, sizeof sql, keys);
   parts[2] = made.part;
-  grant->sent_ms = hl__lease_ms();
+  grant->sent_ms = hl__boot_ms();
   status = hl__pg_pipeline_run(session, parts, 4, hl__pg_answer_by(session), error);
   record_dispose(&made);
   if (status == HL_ECONNECTION) return status; /* it may be there */
@@ -212,7 +212,7 @@ static int write_held(hl__pg_session *session, const hl_request *request, uint64
   int status = record_fill(&made, session, request, (int64_t)token, true, error);
   if (status) return status;
   parts[3] = made.part;
-  grant->sent_ms = hl__lease_ms();
+  grant->sent_ms = hl__boot_ms();
   status = hl__pg_pipeline_run(session, parts, 5, hl__pg_answer_by(session), error);
   record_dispose(&made);
   if (status == HL_ECONNECTION) return status; /* it may be there */
@@ -252,8 +252,7 @@ int hl__pg_lease_take(hl__pg_session *session, const hl_request *request, hl_gra
   return status;
 }
 
-int hl__pg_lease_convert(hl_session *base, const hl_request *request, hl_grant *grant,
-                         hl_error *error) {
+int hl__pg_to_lease(hl_session *base, const hl_request *request, hl_grant *grant, hl_error *error) {
   hl__pg_session *session = (hl__pg_session *)(void *)base;
   uint64_t token = grant->token;
   session->limit = request->deadline;
@@ -273,7 +272,7 @@ int hl__pg_lease_convert(hl_session *base, const hl_request *request, hl_grant *
 /* ----------------------------------------------------- rows in another mode */
 
 /* $1 id, $2 holder, $3 keys, $4 exclusively, $5 token: the new one, or that which it must have still */
-#define REGRADE                                                                                    \
+#define CONVERT                                                                                    \
   "WITH held AS (UPDATE public.hier_lock_leases SET shared=NOT $4::bool,"                          \
   "token=$5::int8 WHERE id=$1::uuid AND holder=$2::uuid AND revoked IS NULL "                      \
   "AND ($4::bool OR token=$5::int8) RETURNING id) "                                                \
@@ -282,9 +281,9 @@ int hl__pg_lease_convert(hl_session *base, const hl_request *request, hl_grant *
   "r.key=ANY($3::int8[]) RETURNING r.key"
 
 /* Its statement is a transaction, or, in an upgrade, the last of that which has the rows. */
-static int record_regrade(hl__pg_session *session, const hl_request *request, uint64_t token,
+static int record_convert(hl__pg_session *session, const hl_request *request, uint64_t token,
                           hl_error *error) {
-  hl__pg_part parts[3] = {{.number = -1, .sql = REGRADE}};
+  hl__pg_part parts[3] = {{.number = -1, .sql = CONVERT}};
   size_t n = 1;
   char number[24], *keys = hl__pg_keys(request->rows, request->n, false);
   if (!keys) return hl__error_memory(error);
@@ -305,7 +304,7 @@ static int record_regrade(hl__pg_session *session, const hl_request *request, ui
 
 /* An upgrade takes the rows as anybody else would whom this lease does not concern, so it stands in
    their queue. Then nobody else is there, in a session or by a lease. */
-int hl__pg_lease_regrade(hl__pg_session *session, const hl_request *request, hl_grant *grant,
+int hl__pg_lease_convert(hl__pg_session *session, const hl_request *request, hl_grant *grant,
                          hl_error *error) {
   hl_grant held = {.token = grant->token};
   int status = HL_OK;
@@ -313,13 +312,13 @@ int hl__pg_lease_regrade(hl__pg_session *session, const hl_request *request, hl_
     hl_request own = *request;
     own.lease = NULL;
     own.extend = own.upgrade = false;
-    own.shown = own.rows;
-    own.shown_n = own.n;
+    own.recorded = own.rows;
+    own.recorded_n = own.n;
     own.exempt = request->lease->id;
     status = hl__pg_lock_rows(session, &own, &held, error);
     if (status) return status;
   }
-  status = record_regrade(session, request, held.token, error);
+  status = record_convert(session, request, held.token, error);
   if (status == HL_ECONNECTION) return status;
   if (request->upgrade && status && hl__pg_rollback_send(session, NULL) != HL_OK)
     return hl__error(error, HL_ECONNECTION, "the connection has ended");

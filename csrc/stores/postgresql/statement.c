@@ -175,9 +175,9 @@ static int undo(hl__pg_session *session, const hl_request *request, int status, 
 /* The server's lease began when it answered, which we know only to lie after the
    request was sent. After a long wait that is too long ago to be of use: then a
    sign of life tells a later time. Model: lease.pml, BEGINNING. */
-static int lease_begin(hl__pg_session *session, int64_t *sent, hl_error *error) {
+static int keep_alive_begin(hl__pg_session *session, int64_t *sent, hl_error *error) {
   int64_t hold_timeout = session->store->config->hold_timeout;
-  if (hl__lease_ms() - *sent < hold_timeout / 4) return HL_OK;
+  if (hl__boot_ms() - *sent < hold_timeout / 4) return HL_OK;
   return hl__pg_command(session, session->tag, "", sent, error);
 }
 
@@ -188,7 +188,7 @@ static int rows_take(hl__pg_session *session, const hl_request *request, const c
   for (size_t done = 0; done < request->n && status == HL_OK;) {
     size_t n = request->n - done;
     if (n > STATEMENT_ROWS_MAX) n = STATEMENT_ROWS_MAX;
-    *sent = hl__lease_ms();
+    *sent = hl__boot_ms();
     status = execute(session, request, tag, request->rows + done, n, begun, token, error);
     done += n;
   }
@@ -230,7 +230,7 @@ int hl__pg_lock_rows(hl__pg_session *session, const hl_request *request, hl_gran
   int status = HL_OK;
   hl__pg_tag(session, request, tag);
   bool begun, refused;
-  sent = hl__lease_ms();
+  sent = hl__boot_ms();
   status = execute_try(session, request, tag, &begun, &token, error);
   refused = status == HL_TIMEOUT && !(begun && request->try_once);
   if (status == HL__TABLES_LOCKED) status = HL_TIMEOUT;
@@ -244,7 +244,7 @@ int hl__pg_lock_rows(hl__pg_session *session, const hl_request *request, hl_gran
   session->savepoint = request->extend; /* the next one ends it */
   session->upgraded = request->upgrade;
   memcpy(session->tag, tag, sizeof tag);
-  status = lease_begin(session, &sent, error);
+  status = keep_alive_begin(session, &sent, error);
   if (status) return status;
   /* The lowest byte is left for hand-overs inside a process. */
   grant->token = token << 8;

@@ -112,7 +112,7 @@ int hl__pg_wait_run(hl__pg_session *session, const hl_request *request, const ch
 int hl__pg_command(hl__pg_session *session, const char *tag, const char *sql, int64_t *sent,
                    hl_error *error) {
   char both[HL__PG_TAG_MAX + 128];
-  *sent = hl__lease_ms();
+  *sent = hl__boot_ms();
   (void)snprintf(both, sizeof both, "%s%s", tag, sql);
   session->holds = true;
   int status = hl__pg_send(session, both, error);

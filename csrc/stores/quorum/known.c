@@ -67,7 +67,7 @@ void hl__known_forget(hl__quorum_store *store, hl__quorum_lease *lease) {
 }
 
 static bool is_busy(const hl__quorum_part *part) {
-  return part->making || part->dropping || part->regrading;
+  return part->making || part->dropping || part->converting;
 }
 
 static bool is_needed(const hl__quorum_store *store, const hl__quorum_lease *lease, int64_t now) {
@@ -78,7 +78,7 @@ static bool is_needed(const hl__quorum_store *store, const hl__quorum_lease *lea
 }
 
 static void sweep(hl__quorum_store *store) HL__REQUIRES(hl__quorum_mutex) {
-  int64_t now = hl__lease_ms();
+  int64_t now = hl__boot_ms();
   if (hl__now_ms() - store->swept < SWEEP_MS) return;
   store->swept = hl__now_ms();
   for (size_t i = 0; i < HL__QUORUM_CHAINS; i++) {
@@ -115,11 +115,11 @@ hl__quorum_lease *hl__known_make(hl__quorum_store *store, const hl_lease_terms *
   lease->terms = *terms;
   (void)strncpy(lease->owner, terms->owner ? terms->owner : "", HL_OWNER_MAX);
   lease->terms.owner = lease->owner;
-  lease->end = hl__deadline(hl__lease_ms(), terms->ttl);
+  lease->end = hl__deadline(hl__boot_ms(), terms->ttl);
   lease->heal_at = HL_FOREVER;
   lease->references = 1;
   if (request) {
-    lease->shown = hl__rows_new(request->shown, request->shown_n, request->mode);
+    lease->shown = hl__rows_new(request->recorded, request->recorded_n, request->mode);
     lease->label = malloc(request->label_size + 1);
     if (!lease->shown || !lease->label) {
       hl__known_unref(lease);
@@ -149,7 +149,7 @@ void hl__known_show(hl__quorum_lease *lease, hl__quorum_rows *shown) {
 bool hl__known_goes_on(const hl__quorum_store *store) {
   for (size_t i = 0; i < HL__QUORUM_CHAINS; i++)
     for (const hl__quorum_lease *lease = store->leases[i]; lease; lease = lease->next)
-      if (!lease->dropped && hl__lease_ms() < lease->end) return true;
+      if (!lease->dropped && hl__boot_ms() < lease->end) return true;
   return false;
 }
 
@@ -169,7 +169,7 @@ void hl__known_old(const hl__quorum_store *store, hl__quorum_lease *lease, unsig
 
 void hl__known_flush(hl__quorum_member *member) {
   hl__quorum_store *store = member->store;
-  int64_t now = hl__lease_ms();
+  int64_t now = hl__boot_ms();
   for (size_t i = 0; i < HL__QUORUM_CHAINS; i++)
     for (hl__quorum_lease *lease = store->leases[i]; lease; lease = lease->next) {
       hl__quorum_part *part = &lease->at[member->number];
@@ -258,8 +258,7 @@ static void heal_later(hl__quorum_store *store, hl__quorum_lease *lease)
 static void heal(hl__quorum_store *store, hl__quorum_lease *lease) HL__REQUIRES(hl__quorum_mutex) {
   bool whole = true;
   lease->heal_at = HL_FOREVER;
-  if (!lease->shown || !lease->held || lease->left || lease->dropped ||
-      hl__lease_ms() >= lease->end)
+  if (!lease->shown || !lease->held || lease->left || lease->dropped || hl__boot_ms() >= lease->end)
     return;
   for (unsigned i = 0; i < store->n; i++) {
     if (lease->at[i].in || lease->at[i].spoiled) continue;

@@ -105,7 +105,7 @@ static int refresh(polling *self, hl__quorum_lease *lease, const hl_lease_terms 
                    int64_t deadline, int64_t *sent_ms, hl_error *error)
     HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_store *store = self->store;
-  int64_t doubt = hl__deadline(hl__lease_ms(), ttl);
+  int64_t doubt = hl__deadline(hl__boot_ms(), ttl);
   if (doubt < lease->end) lease->end = doubt;
   for (unsigned i = 0; i < store->n; i++) {
     if (!lease->at[i].in) continue;
@@ -507,7 +507,7 @@ const hl_lease_ops hl__quorum_leases = {
     .refresh = lease_refresh,
     .look = lease_look,
     .drop = lease_drop,
-    .regrade = hl__quorum_regrade,
+    .convert = hl__quorum_convert,
     .adopt = lease_adopt,
     .list = lease_list,
     .revoke = lease_revoke,

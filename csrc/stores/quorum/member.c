@@ -143,7 +143,7 @@ static void ask_interrupt(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
 /* Whether a record that came to be late is what the lease has now. */
 static bool is_wanted(const hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   const hl__quorum_lease *lease = ask->lease;
-  return lease->held && !lease->dropped && hl__lease_ms() < lease->end &&
+  return lease->held && !lease->dropped && hl__boot_ms() < lease->end &&
          hl__rows_match(ask->shown, lease->shown);
 }
 
@@ -152,7 +152,7 @@ static bool grant_keep(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_part *part = &ask->lease->at[ask->member->number];
   if (ask->unwanted || !is_wanted(ask)) return false;
   part->in = true;
-  part->regraded = false;
+  part->converted = false;
   part->place = ask->grant.place;
   part->token = ask->grant.token;
   hl__known_sent(part, ask->grant.sent_ms, ask->ttl);
@@ -176,7 +176,7 @@ static bool makes(const hl__quorum_ask *ask) {
   return ask->kind == HL__ASK_TAKE || ask->kind == HL__ASK_ADOPT;
 }
 
-static bool regrades(const hl__quorum_ask *ask) {
+static bool converts(const hl__quorum_ask *ask) {
   return ask->kind == HL__ASK_UPGRADE || ask->kind == HL__ASK_DOWNGRADE;
 }
 
@@ -196,7 +196,7 @@ static void upgrade_undo(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
 }
 
 /* It has been carried out, and nobody listens any more. */
-static void regrade_late(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
+static void convert_late(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_lease *lease = ask->lease;
   hl__quorum_part *part = &lease->at[ask->member->number];
   if (lease->dropped) return;
@@ -212,14 +212,14 @@ static void regrade_late(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
 
 /* What it says of the record counts from here on, not from when a listener
    reads it: the record may be lost meanwhile, and made anew as it was. */
-static void regrade_done(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
+static void convert_done(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_part *part = &ask->lease->at[ask->member->number];
   bool upgrades = ask->kind == HL__ASK_UPGRADE;
-  part->regrading--;
+  part->converting--;
   if (ask->status == HL_OK) {
     part->place = ask->grant.place;
     if (upgrades) part->token = ask->grant.token;
-    if (ask->listener) part->regraded = upgrades && part->in;
+    if (ask->listener) part->converted = upgrades && part->in;
     if (ask->listener && part->in) part->old = false;
   } else if (ask->status == HL_ELOST) {
     part->in = false;
@@ -235,7 +235,7 @@ static void ask_done(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   ask->state = HL__ASK_DONE;
   if (ask->stray) ask->member->strays--;
   if (makes(ask)) part->making--;
-  if (regrades(ask)) regrade_done(ask);
+  if (converts(ask)) convert_done(ask);
   if (ask->kind == HL__ASK_DROP) {
     bool gone = ask->status == HL_OK || ask->status == HL_ELOST;
     part->dropping--;
@@ -260,9 +260,9 @@ static void queue_remove(hl__quorum_member *member, hl__quorum_ask *ask)
 /* Those who leave questions at a member that hangs do not fill the memory:
    beyond some nothing is left there. A refresh or a look counts as not
    answered; what was to be dropped is a leftover (hl__known_flush). Takes,
-   imports and what regrades stay: of each lease there is one at most. */
+   imports and what converts stay: of each lease there is one at most. */
 static bool is_too_many(const hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
-  return ask->member->suspect && ask->member->queued > STRAYS && !makes(ask) && !regrades(ask) &&
+  return ask->member->suspect && ask->member->queued > STRAYS && !makes(ask) && !converts(ask) &&
          ask->kind != HL__ASK_OPEN;
 }
 
@@ -272,9 +272,9 @@ void hl__ask_leave(hl__quorum_ask *ask, bool unwanted) {
   ask->unwanted = ask->unwanted || unwanted;
   if (ask->state == HL__ASK_DONE) {
     /* A grant, or the like, that its listener has not seen. */
-    if (regrades(ask) && ask->listener && ask->status == HL_OK) {
-      ask->lease->at[ask->member->number].regraded = false;
-      regrade_late(ask);
+    if (converts(ask) && ask->listener && ask->status == HL_OK) {
+      ask->lease->at[ask->member->number].converted = false;
+      convert_late(ask);
     }
     if (takes && ask->listener && ask->status == HL_OK && !ask->lease->at[ask->member->number].in &&
         !grant_keep(ask) && (ask->kind == HL__ASK_TAKE || ask->lease->dropped))
@@ -409,8 +409,8 @@ static int ask_send(hl__quorum_ask *ask, hl_session *session) {
     const hl__quorum_rows *rows = ask->rows ? ask->rows : ask->shown;
     request.rows = rows->rows;
     request.n = rows->n;
-    request.shown = ask->shown->rows;
-    request.shown_n = ask->shown->n;
+    request.recorded = ask->shown->rows;
+    request.recorded_n = ask->shown->n;
     request.try_once = ask->try_once;
     request.gives_way = ask->gives_way;
     request.cancellable = true;
@@ -452,7 +452,7 @@ static int ask_send(hl__quorum_ask *ask, hl_session *session) {
     request.extend = true;
     request.upgrade = ask->kind == HL__ASK_UPGRADE;
     ask->grant = (hl_grant){.place = ask->terms.place, .token = ask->token};
-    return leases->regrade(session, &request, &ask->grant, error);
+    return leases->convert(session, &request, &ask->grant, error);
   case HL__ASK_RAISE: return leases->raise(session, ask->token, ask->deadline, error);
   case HL__ASK_LIST:
     return leases->list(session, &ask->query->filter, hl__ask_found, ask, ask->deadline, error);
@@ -596,7 +596,7 @@ static void ask_run(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
     part->spoiled = part->spoiled || ask->status == HL_ECONNECTION;
   }
   ask_done(ask);
-  if (regrades(ask) && !ask->listener && ask->status == HL_OK) regrade_late(ask);
+  if (converts(ask) && !ask->listener && ask->status == HL_OK) convert_late(ask);
 }
 
 /* Until there is work for the thread, or it has had none for long. The last one
@@ -680,7 +680,7 @@ void hl__ask_give(hl__quorum_ask *ask) {
   hl__quorum_member *member = ask->member;
   if (makes(ask)) ask->lease->at[member->number].making++;
   if (ask->kind == HL__ASK_DROP) ask->lease->at[member->number].dropping++;
-  if (regrades(ask)) ask->lease->at[member->number].regrading++;
+  if (converts(ask)) ask->lease->at[member->number].converting++;
   ask->references++;
   ask->state = HL__ASK_QUEUED;
   ask->next = NULL;

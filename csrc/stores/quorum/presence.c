@@ -144,8 +144,8 @@ static int write(hl__quorum_member *member, hl_session *session, int64_t deadlin
   hl_lease_terms terms = member->presence;
   hl_request request = {.rows = &present,
                         .n = 1,
-                        .shown = &present,
-                        .shown_n = 1,
+                        .recorded = &present,
+                        .recorded_n = 1,
                         .lease = &terms,
                         .deadline = deadline,
                         .try_once = true,
@@ -208,7 +208,7 @@ static bool grants(const hl__quorum_ask *ask) {
 }
 
 bool hl__presence_stands(const hl__quorum_member *member) {
-  return member->present_till > hl__lease_ms();
+  return member->present_till > hl__boot_ms();
 }
 
 int hl__presence_keep(hl__quorum_ask *ask, hl_session *session, bool used) {
@@ -227,7 +227,7 @@ int hl__presence_keep(hl__quorum_ask *ask, hl_session *session, bool used) {
   if (status || store->closing) return status;
   if (ask->ttl > store->longest) store->longest = ask->ttl;
   /* What a new session comes to may have been emptied, or be another server. */
-  if (stands && used && member->present_till - hl__lease_ms() >= ask->ttl) return HL_OK;
+  if (stands && used && member->present_till - hl__boot_ms() >= ask->ttl) return HL_OK;
   status = join(ask, session, !stands);
   if (status == HL_OK) memset(&ask->error, 0, sizeof ask->error);
   return status;
@@ -236,7 +236,7 @@ int hl__presence_keep(hl__quorum_ask *ask, hl_session *session, bool used) {
 bool hl__presence_is_due(const hl__quorum_ask *ask) {
   const hl__quorum_member *member = ask->member;
   return grants(ask) && !member->joins && !member->store->closing && hl__presence_stands(member) &&
-         member->present_till - hl__lease_ms() < member->store->longest + SLACK_MS / 2;
+         member->present_till - hl__boot_ms() < member->store->longest + SLACK_MS / 2;
 }
 
 int hl__presence_renew(hl__quorum_ask *ask, hl_session *session) {

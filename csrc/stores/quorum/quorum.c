@@ -321,7 +321,7 @@ static int give_back(hl_session *session, hl_error *error) {
 
 static int renew(hl_session *session, int64_t *sent_ms, hl_error *error) {
   (void)session, (void)error;
-  *sent_ms = hl__lease_ms();
+  *sent_ms = hl__boot_ms();
   return HL_OK;
 }
 

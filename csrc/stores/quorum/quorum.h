@@ -7,7 +7,7 @@
  *   member.c   asks a member, by threads of its own
  *   known.c    what is known of a lease: which members have its record
  *   take.c     acquires, and upgrades
- *   regrade.c  what a lease has in another mode
+ *   convert.c  what a lease has in another mode
  *   leases.c   the operations on records
  *   presence.c  that all programs name the same members
  *
@@ -16,7 +16,7 @@
  * there. Only those count in a refresh. So a record that was made late, or
  * again, proves nothing of the time before: at each moment of a lease that is
  * unbroken a majority had its record all the time. What a lease has can come to
- * be in another mode (regrade.c): then only those are in it whose record is in
+ * be in another mode (convert.c): then only those are in it whose record is in
  * that mode.
  *
  * Mutexes: store->mutex guards everything but what is said to be constant, or a
@@ -56,7 +56,7 @@ typedef struct hl__quorum_rows {
 /* What is known of a lease at a member. */
 typedef struct hl__quorum_part {
   bool in;           /* it has the record: see above */
-  bool regraded;     /* it has said so since the upgrade that is under way began */
+  bool converted;    /* it has said so since the upgrade that is under way began */
   bool old;          /* what is left over there may be in a mode of before */
   bool leftover;     /* it may have one that nobody wants: to be dropped */
   bool gone;         /* it has said that it dropped it, since the lease is dropped */
@@ -64,9 +64,9 @@ typedef struct hl__quorum_part {
                     be carried out: no other can be had by the same id */
   unsigned making;   /* takes that are not answered */
   unsigned dropping; /* drops that are not */
-  unsigned regrading;
+  unsigned converting;
   uint64_t place, token;
-  int64_t sent_ms; /* of the last grant or refresh: hl__lease_ms */
+  int64_t sent_ms; /* of the last grant or refresh: hl__boot_ms */
   int64_t till;    /* and until when it has the record, by that; the same */
 } hl__quorum_part;
 
@@ -78,7 +78,7 @@ typedef struct hl__quorum_lease {
                    anew where its record is gone */
   bool left;       /* handed over as a text: its new holder heals it */
   bool dropped;    /* nobody wants it any more */
-  int64_t end;     /* until when it is believed to be held; hl__lease_ms */
+  int64_t end;     /* until when it is believed to be held; hl__boot_ms */
   int64_t heal_at; /* when members that are out of it are asked again; hl__now_ms */
   int64_t heal_pause;
   hl__quorum_part at[HL__QUORUM_MAX];
@@ -143,7 +143,7 @@ struct hl__quorum_ask {
   hl_lease_terms terms;
   int64_t ttl, deadline;
   uint64_t token;
-  hl__quorum_rows *rows;  /* to be locked, or to be regraded; NULL: those shown */
+  hl__quorum_rows *rows;  /* to be locked, or to be converted; NULL: those shown */
   hl__quorum_rows *shown; /* what the record has then */
   bool try_once, gives_way;
   bool heals; /* where the record is there still, it is adopted */
@@ -183,7 +183,7 @@ struct hl__quorum_member {
                        these; hl__now_ms */
   int64_t heard;           /* when it answered last: hl__now_ms */
   hl_lease_terms presence; /* turn is 0: there is none */
-  int64_t present_till;    /* so long it stands; hl__lease_ms; 0: not */
+  int64_t present_till;    /* so long it stands; hl__boot_ms; 0: not */
   bool joins;              /* a thread looks, or writes it */
 };
 
@@ -297,7 +297,7 @@ unsigned hl__known_in(const hl__quorum_store *store, const hl__quorum_lease *lea
    ttl ms. */
 int64_t hl__known_since(const hl__quorum_store *store, const hl__quorum_lease *lease, int64_t ttl)
     HL__REQUIRES(hl__quorum_mutex);
-/* Until when a quorum of those that are in it has it; hl__lease_ms. */
+/* Until when a quorum of those that are in it has it; hl__boot_ms. */
 int64_t hl__known_till(const hl__quorum_store *store, const hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex);
 /* Makes the members that are out of it take it, and does not wait for them.
@@ -342,7 +342,7 @@ int hl__quorum_error(const hl__quorum_store *store, int status, hl__quorum_ask *
 int hl__quorum_failure(const hl__quorum_store *store, hl__quorum_ask *const *asks)
     HL__REQUIRES(hl__quorum_mutex);
 
-/* ---- take.c, regrade.c, leases.c; without the mutex, unless they say
+/* ---- take.c, convert.c, leases.c; without the mutex, unless they say
  * otherwise */
 
 /* What was released, and is not answered, goes on. With the mutex. */
@@ -350,10 +350,10 @@ void hl__quorum_drops_leave(hl__quorum_session *session) HL__REQUIRES(hl__quorum
 
 int hl__quorum_take(hl_session *session, const hl_request *request, hl_grant *grant,
                     hl_error *error);
-/* hl_lease_ops.regrade; the first one to exclusive rows only */
+/* hl_lease_ops.convert; the first one to exclusive rows only */
 int hl__quorum_upgrade(hl_session *session, const hl_request *request, hl_grant *grant,
                        hl_error *error);
-int hl__quorum_regrade(hl_session *session, const hl_request *request, hl_grant *grant,
+int hl__quorum_convert(hl_session *session, const hl_request *request, hl_grant *grant,
                        hl_error *error);
 /* It cannot be had again: what is left of it goes. With the mutex. */
 void hl__quorum_abandon(hl__quorum_store *store, hl__quorum_lease *lease)

@@ -65,7 +65,7 @@ static hl__quorum_part *part_of(const taking *self, unsigned i) { return &self->
 
 /* Whether that member has granted. */
 static bool has(const taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex) {
-  return part_of(self, i)->in && (!self->shown || part_of(self, i)->regraded);
+  return part_of(self, i)->in && (!self->shown || part_of(self, i)->converted);
 }
 
 static unsigned granted_by(const taking *self) HL__REQUIRES(hl__quorum_mutex) {
@@ -104,8 +104,8 @@ static bool is_taking(const taking *self, unsigned i) {
 static bool is_idle(const taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex) {
   const hl__quorum_part *part = part_of(self, i);
   if (self->shown)
-    return part->in && !part->regraded && !self->ask[i] && !part->making && !part->dropping &&
-           !part->regrading;
+    return part->in && !part->converted && !self->ask[i] && !part->making && !part->dropping &&
+           !part->converting;
   return !part->in && !self->ask[i] && !part->making && !part->dropping && !part->leftover &&
          !part->spoiled;
 }
@@ -122,7 +122,7 @@ static void give_back(taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex) {
       hl__ask_new(&self->store->members[i], self->shown ? HL__ASK_DOWNGRADE : HL__ASK_DROP,
                   self->lease, NULL, self->session);
   if (!self->shown) part_of(self, i)->in = false;
-  part_of(self, i)->regraded = self->raised[i] = false;
+  part_of(self, i)->converted = self->raised[i] = false;
   if (self->keep[i]) hl__ask_leave(self->keep[i], true);
   self->keep[i] = NULL;
   if (!ask && self->shown) hl__known_old(self->store, self->lease, i);
@@ -200,7 +200,7 @@ static void keep_ask(taking *self, unsigned i, hl__quorum_kind kind)
 /* What was granted long ago is refreshed: its time counts from the grant of the
    last. True: everything is fresh enough. */
 static bool refresh_old(taking *self, int64_t part_of_ttl) HL__REQUIRES(hl__quorum_mutex) {
-  int64_t now = hl__lease_ms();
+  int64_t now = hl__boot_ms();
   bool fresh = true;
   if (self->shown) return fresh; /* whose lease it is refreshes it */
   for (unsigned i = 0; i < self->store->n; i++) {
@@ -505,7 +505,7 @@ static void upgraded(taking *self, hl_grant *grant) HL__REQUIRES(hl__quorum_mute
   hl__known_show(lease, self->shown);
   self->shown->references++;
   for (unsigned i = 0; i < self->store->n; i++)
-    if (lease->at[i].in && !lease->at[i].regraded) hl__known_old(self->store, lease, i);
+    if (lease->at[i].in && !lease->at[i].converted) hl__known_old(self->store, lease, i);
   grant->token = grant->place = self->token;
   grant->until_ms = hl__known_till(self->store, lease);
   if (grant->until_ms < lease->end) lease->end = grant->until_ms;
@@ -530,7 +530,7 @@ static void give_up(taking *self) HL__REQUIRES(hl__quorum_mutex) {
     for (unsigned i = 0; i < self->store->n; i++) {
       answer_read(self, i);
       open = open ||
-             ((part_of(self, i)->making || part_of(self, i)->regrading) &&
+             ((part_of(self, i)->making || part_of(self, i)->converting) &&
               !self->store->members[i].suspect) ||
              (self->ask[i] && !self->store->members[i].suspect);
     }
@@ -578,9 +578,9 @@ int hl__quorum_take(hl_session *base, const hl_request *request, hl_grant *grant
                  .pause = AGAIN_MS};
   int status;
   hl__quorum_mutex_lock(store);
-  if (request->rows != request->shown)
+  if (request->rows != request->recorded)
     self.rows = hl__rows_new(request->rows, request->n, request->mode);
-  if (self.rows || request->rows == request->shown)
+  if (self.rows || request->rows == request->recorded)
     self.lease = hl__known_make(store, request->lease, request);
   if (self.lease) {
     self.lease->dropped = false;
@@ -619,7 +619,7 @@ int hl__quorum_upgrade(hl_session *base, const hl_request *request, hl_grant *gr
   hl__quorum_mutex_lock(store);
   self.lease = hl__known_find(store, request->lease);
   self.rows = hl__rows_new(request->rows, request->n, request->mode);
-  self.shown = hl__rows_new(request->shown, request->shown_n, request->mode);
+  self.shown = hl__rows_new(request->recorded, request->recorded_n, request->mode);
   self.back = hl__rows_shared(request->rows, request->n);
   if (!self.rows || !self.shown || !self.back) {
     status = hl__error_memory(error);
@@ -627,7 +627,7 @@ int hl__quorum_upgrade(hl_session *base, const hl_request *request, hl_grant *gr
     (void)hl__error(error, status, "nothing is known of the lease any more");
   } else {
     for (unsigned i = 0; i < store->n; i++) {
-      part_of(&self, i)->regraded = false;
+      part_of(&self, i)->converted = false;
       self.failed[i] = !part_of(&self, i)->in;
     }
     status = take(&self);

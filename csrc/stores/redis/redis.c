@@ -184,7 +184,7 @@ static int renew(hl_session *base, int64_t *sent_ms, hl_error *error) {
   hl__redis_session *session = hl__redis_session_of(base);
   const char *words[] = {"PING"};
   const size_t sizes[] = {4};
-  *sent_ms = hl__lease_ms();
+  *sent_ms = hl__boot_ms();
   int status = hl__redis_queue(session, 1, words, sizes, error);
   if (status == HL_OK) status = hl__redis_flush(session, error);
   if (status == HL_OK) session->outstanding++;

@@ -47,7 +47,7 @@ typedef enum hl__redis_script {
   HL__REDIS_DROP,
   HL__REDIS_RECALL,
   HL__REDIS_ADOPT,
-  HL__REDIS_REGRADE,
+  HL__REDIS_CONVERT,
   HL__REDIS_LIST,
   HL__REDIS_RAISE,
   HL__REDIS_SCRIPTS
@@ -373,8 +373,8 @@ int hl__redis_replicated(hl__redis_session *session, int64_t deadline, hl_error 
 int64_t hl__redis_answer_by(const hl__redis_session *session);
 /* As hl_store_ops.take. */
 int hl__redis_take(hl_session *base, const hl_request *request, hl_grant *grant, hl_error *error);
-/* hl_lease_ops.regrade */
-int hl__redis_regrade(hl_session *base, const hl_request *request, hl_grant *grant,
+/* hl_lease_ops.convert */
+int hl__redis_convert(hl_session *base, const hl_request *request, hl_grant *grant,
                       hl_error *error);
 
 /* ---- leases.c */

@@ -16,7 +16,7 @@ static const char *const bodies[HL__REDIS_SCRIPTS] = {
     [HL__REDIS_TAKE] = hl__redis_lua_take,       [HL__REDIS_LEAVE] = hl__redis_lua_leave,
     [HL__REDIS_REFRESH] = hl__redis_lua_refresh, [HL__REDIS_LOOK] = hl__redis_lua_look,
     [HL__REDIS_DROP] = hl__redis_lua_drop,       [HL__REDIS_RECALL] = hl__redis_lua_recall,
-    [HL__REDIS_ADOPT] = hl__redis_lua_adopt,     [HL__REDIS_REGRADE] = hl__redis_lua_regrade,
+    [HL__REDIS_ADOPT] = hl__redis_lua_adopt,     [HL__REDIS_CONVERT] = hl__redis_lua_convert,
     [HL__REDIS_LIST] = hl__redis_lua_list,       [HL__REDIS_RAISE] = hl__redis_lua_raise,
 };
 
@@ -25,7 +25,7 @@ static const char *const bodies[HL__REDIS_SCRIPTS] = {
 static char *script_text(hl__redis_script script) {
   bool grants = script != HL__REDIS_DROP && script != HL__REDIS_LEAVE;
   bool remembers = script == HL__REDIS_TAKE || script == HL__REDIS_REFRESH ||
-                   script == HL__REDIS_ADOPT || script == HL__REDIS_REGRADE;
+                   script == HL__REDIS_ADOPT || script == HL__REDIS_CONVERT;
   const char *more = grants ? hl__redis_lua_grants : "";
   const char *memory = remembers ? hl__redis_lua_amnesia : "";
   size_t size =
@@ -231,7 +231,7 @@ static int run(hl__redis_session *session, int64_t deadline, bool interruptible,
 
 int hl__redis_call_run(hl__redis_session *session, hl__redis_call *call, int64_t deadline,
                        bool interruptible, int64_t *sent_ms, redisReply **reply, hl_error *error) {
-  int64_t sent = hl__lease_ms();
+  int64_t sent = hl__boot_ms();
   *reply = NULL;
   int status = send_digest(session, call, error);
   if (status == HL_OK) status = run(session, deadline, interruptible, reply, error);
@@ -240,7 +240,7 @@ int hl__redis_call_run(hl__redis_session *session, hl__redis_call *call, int64_t
     char *text = script_text(call->script);
     freeReplyObject(*reply);
     *reply = NULL;
-    sent = hl__lease_ms();
+    sent = hl__boot_ms();
     status = text ? queue(session, call, "EVAL", text, error) : hl__error_memory(error);
     free(text);
     if (status == HL_OK) status = run(session, deadline, interruptible, reply, error);

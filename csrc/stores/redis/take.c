@@ -20,7 +20,7 @@ static uint32_t home_of(const hl_request *request) {
   return request->upgrade ? (uint32_t)request->lease->place : request->rows[0].root;
 }
 
-/* The arguments of take.lua, and of regrade.lua: token is the lease's token. */
+/* The arguments of take.lua, and of convert.lua: token is the lease's token. */
 static void call_fill(hl__redis_call *call, hl__redis_script script,
                       const hl__redis_session *session, const hl_request *request, bool queues,
                       uint64_t token) {
@@ -63,9 +63,9 @@ static void call_fill(hl__redis_call *call, hl__redis_script script,
   hl__redis_number(call, config->pid);
   const char mode[] = {hl__mode_letter(request->mode), '\0'};
   hl__redis_text(call, mode);
-  hl__redis_roots(call, request->shown, request->shown_n);
+  hl__redis_roots(call, request->recorded, request->recorded_n);
   hl__redis_rows(call, store, request->rows, request->n, request->names);
-  if (!takes) hl__redis_rows(call, store, request->shown, request->shown_n, NULL);
+  if (!takes) hl__redis_rows(call, store, request->recorded, request->recorded_n, NULL);
   if (!takes) hl__redis_number(call, (int64_t)(token >> 8));
 }
 
@@ -100,7 +100,7 @@ static int ask_at(hl__redis_session *session, const hl_request *request, bool qu
   hl__redis_call call;
   redisReply *reply;
   int64_t sent;
-  call_fill(&call, request->upgrade ? HL__REDIS_REGRADE : HL__REDIS_TAKE, session, request, queues,
+  call_fill(&call, request->upgrade ? HL__REDIS_CONVERT : HL__REDIS_TAKE, session, request, queues,
             grant->token);
   int status =
       hl__redis_call_run(session, &call, hl__redis_answer_by(session), true, &sent, &reply, error);
@@ -235,7 +235,7 @@ int hl__redis_take(hl_session *base, const hl_request *request, hl_grant *grant,
   return status;
 }
 
-/* ------------------------------------------------------------- regrading */
+/* ------------------------------------------------------------- converting */
 
 /* *token: the one that the lease has now, and where that is another one, the lease is not shared yet. */
 static int downgrade_once(hl__redis_session *session, const hl_request *request, uint64_t *token,
@@ -248,7 +248,7 @@ static int downgrade_once(hl__redis_session *session, const hl_request *request,
     status = hl__redis_route(session, (uint32_t)request->lease->place,
                              hl__now_ms() + HL__REDIS_ANSWER_MS, &at, error);
   if (status) return status;
-  call_fill(&call, HL__REDIS_REGRADE, at, request, false, *token);
+  call_fill(&call, HL__REDIS_CONVERT, at, request, false, *token);
   status =
       hl__redis_call_run(at, &call, hl__now_ms() + HL__REDIS_ANSWER_MS, false, NULL, &reply, error);
   hl__redis_call_dispose(&call);
@@ -273,7 +273,7 @@ static int downgrade(hl__redis_session *session, const hl_request *request, uint
 
 /* Where too few replicas have it, it is exclusive there, and its holder does not know: it keeps out more
    than need be, until it is released, or upgraded again. */
-int hl__redis_regrade(hl_session *base, const hl_request *request, hl_grant *grant,
+int hl__redis_convert(hl_session *base, const hl_request *request, hl_grant *grant,
                       hl_error *error) {
   hl__redis_session *session = hl__redis_session_of(base), *at;
   grant->place = request->lease->place;

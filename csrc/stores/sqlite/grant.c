@@ -201,9 +201,9 @@ static int attempt_make(hl__sqlite_session *session, attempt *self, bool *grante
   else if (code == SQLITE_OK)
     code = number_next(session, last, false, &number);
   /* The time counts from here: no waiter has seen the record yet. */
-  int64_t now = hl__lease_ms();
+  int64_t now = hl__boot_ms();
   if (code == SQLITE_OK && request->upgrade)
-    code = hl__sqlite_regrade(session, request, NULL, NULL, &self->lost, &self->why);
+    code = hl__sqlite_convert(session, request, NULL, NULL, &self->lost, &self->why);
   else if (code == SQLITE_OK)
     code = hl__sqlite_record_add(session, request, number, now);
   if (code == SQLITE_OK) code = room_reserve(session);

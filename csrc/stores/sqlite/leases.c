@@ -56,7 +56,7 @@ typedef struct operation {
 
 static int end_set(hl__sqlite_session *session, operation *self) {
   hl__sqlite_end_time end;
-  self->sent_ms = hl__lease_ms();
+  self->sent_ms = hl__boot_ms();
   hl__sqlite_until(session->store, self->sent_ms, self->ttl, &end);
   sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_SET_END);
   if (!it) return sqlite3_errcode(session->db);
@@ -211,7 +211,7 @@ static int adopt_in(hl__sqlite_session *session, void *context, int *status, hl_
   (void)sqlite3_reset(it);
   if (code != SQLITE_ROW && code != SQLITE_DONE) return code;
   if (*status) return SQLITE_OK;
-  self->sent_ms = hl__lease_ms();
+  self->sent_ms = hl__boot_ms();
   hl__sqlite_until(session->store, self->sent_ms, terms->ttl, &end);
   it = hl__sqlite_statement(session, HL__SQLITE_SET_HOLDER);
   if (!it) return sqlite3_errcode(session->db);
@@ -238,22 +238,22 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
   return HL_OK;
 }
 
-typedef struct regrading {
+typedef struct converting {
   const hl_request *request;
   uint8_t *packed;
   size_t size;
-} regrading;
+} converting;
 
 static int downgrade_in(hl__sqlite_session *session, void *context, int *status, hl_error *error) {
-  regrading *self = context;
-  return hl__sqlite_regrade(session, self->request, &self->packed, &self->size, status, error);
+  converting *self = context;
+  return hl__sqlite_convert(session, self->request, &self->packed, &self->size, status, error);
 }
 
-static int lease_regrade(hl_session *base, const hl_request *request, hl_grant *grant,
+static int lease_convert(hl_session *base, const hl_request *request, hl_grant *grant,
                          hl_error *error) {
   hl__sqlite_session *session = session_of(base);
   if (request->upgrade) return hl__sqlite_take(session, request, grant, error);
-  regrading self = {.request = request};
+  converting self = {.request = request};
   int status = hl__sqlite_write(session, downgrade_in, &self, "share a lease",
                                 hl__answer_by(request->deadline), error);
   if (status == HL_OK) {
@@ -612,7 +612,7 @@ const hl_lease_ops hl__sqlite_leases = {
     .look = lease_look,
     .drop = lease_drop,
     .drop_all = lease_drop_all,
-    .regrade = lease_regrade,
+    .convert = lease_convert,
     .adopt = lease_adopt,
     .list = lease_list,
     .revoke = lease_revoke,

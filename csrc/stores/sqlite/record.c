@@ -36,7 +36,7 @@ void hl__sqlite_until(const hl__sqlite_store *store, int64_t now, int64_t ttl,
 int64_t hl__sqlite_left(const hl__sqlite_store *store, const hl__sqlite_end_time *end) {
   bool same = memcmp(end->boot, store->boot, sizeof end->boot) == 0;
   int64_t till = same ? end->till : end->till_unix;
-  int64_t now = same ? hl__lease_ms() : hl__unix_ms();
+  int64_t now = same ? hl__boot_ms() : hl__unix_ms();
   if (till <= now) return 0;
   /* Whatever is written there. */
   int64_t left = hl__between_ms(now, till);
@@ -156,23 +156,23 @@ int hl__sqlite_record_delete(hl__sqlite_session *session, int64_t number, const 
   return hl__sqlite_run(session, HL__SQLITE_DELETE_LEASE);
 }
 
-int hl__sqlite_record_regrade(hl__sqlite_session *session, const hl_request *request,
+int hl__sqlite_record_convert(hl__sqlite_session *session, const hl_request *request,
                               int64_t number, const void *packed, size_t size) {
-  size_t own_size = request->shown_n * HL__SQLITE_ROW_SIZE;
+  size_t own_size = request->recorded_n * HL__SQLITE_ROW_SIZE;
   int code = rows_delete(session, HL__SQLITE_DELETE_ROW, packed, size, number);
   if (code != SQLITE_OK) return code;
   sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_SET_ROWS);
   if (!it) return sqlite3_errcode(session->db);
   uint8_t *own = sqlite3_malloc64(own_size);
   if (!own) return SQLITE_NOMEM;
-  hl__sqlite_rows_pack(request->shown, request->shown_n, own);
+  hl__sqlite_rows_pack(request->recorded, request->recorded_n, own);
   (void)sqlite3_bind_int64(it, 1, number);
   code = sqlite3_bind_blob64(it, 2, own, own_size, sqlite3_free);
   (void)sqlite3_bind_int(it, 3, hl__sqlite_mode(request->mode));
   if (code == SQLITE_OK) code = hl__sqlite_run(session, HL__SQLITE_SET_ROWS);
   (void)sqlite3_clear_bindings(it);
   if (code != SQLITE_OK) return code;
-  return rows_add(session, HL__SQLITE_ADD_ROW, request->shown, request->shown_n, number);
+  return rows_add(session, HL__SQLITE_ADD_ROW, request->recorded, request->recorded_n, number);
 }
 
 int hl__sqlite_ticket_add(hl__sqlite_session *session, const hl_request *request, int64_t ticket) {
@@ -278,7 +278,7 @@ int hl__sqlite_rows_keep(sqlite3_stmt *it, uint8_t **packed, size_t *size) {
   return SQLITE_OK;
 }
 
-/* -------------------------------------------------------------- regrading */
+/* -------------------------------------------------------------- converting */
 
 int hl__sqlite_held(hl__sqlite_session *session, const hl_lease_terms *terms, int64_t *number,
                     int *status, hl_error *error) {
@@ -289,7 +289,7 @@ int hl__sqlite_held(hl__sqlite_session *session, const hl_lease_terms *terms, in
   return code == SQLITE_ROW || code == SQLITE_DONE ? SQLITE_OK : code;
 }
 
-int hl__sqlite_regrade(hl__sqlite_session *session, const hl_request *request, uint8_t **packed,
+int hl__sqlite_convert(hl__sqlite_session *session, const hl_request *request, uint8_t **packed,
                        size_t *size, int *status, hl_error *error) {
   uint8_t *rows = NULL;
   size_t rows_size = 0;
@@ -302,7 +302,7 @@ int hl__sqlite_regrade(hl__sqlite_session *session, const hl_request *request, u
   }
   (void)sqlite3_reset(it);
   if (code == SQLITE_OK)
-    code = hl__sqlite_record_regrade(session, request, number, rows, rows_size);
+    code = hl__sqlite_record_convert(session, request, number, rows, rows_size);
   if (packed) {
     free(*packed);
     *packed = rows;

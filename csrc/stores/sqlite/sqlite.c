@@ -125,7 +125,7 @@ static int give_back(hl_session *base, hl_error *error) {
 
 static int renew(hl_session *base, int64_t *sent_ms, hl_error *error) {
   (void)base, (void)error;
-  *sent_ms = hl__lease_ms();
+  *sent_ms = hl__boot_ms();
   return HL_OK;
 }
 

@@ -312,7 +312,7 @@ int hl__sqlite_record_delete(hl__sqlite_session *session, int64_t number, const 
 /* In a write transaction: the lease of a number, which has these rows, gets the rows and mode of
    the request (shown). The lease keeps its number, and so its token: no other lease has been
    exclusive since. SQLite's code. */
-int hl__sqlite_record_regrade(hl__sqlite_session *session, const hl_request *request,
+int hl__sqlite_record_convert(hl__sqlite_session *session, const hl_request *request,
                               int64_t number, const void *packed, size_t size);
 /* How the mode of a request stands in the tables, in the column `shared`. */
 static inline int hl__sqlite_mode(hl_mode mode) { return mode == HL_EXCLUSIVE ? 0 : (int)mode; }
@@ -347,7 +347,7 @@ int hl__sqlite_tickets_sweep(hl__sqlite_session *session);
 /* ---- grant.c */
 
 /* As hl_store_ops.take. With request->upgrade: the lease, which is there, gets the rows in
-   their new mode; as hl_lease_ops.regrade. */
+   their new mode; as hl_lease_ops.convert. */
 int hl__sqlite_take(hl__sqlite_session *session, const hl_request *request, hl_grant *grant,
                     hl_error *error);
 
@@ -394,7 +394,7 @@ int hl__sqlite_held(hl__sqlite_session *session, const hl_lease_terms *terms, in
                     int *status, hl_error *error);
 /* Gives the held record the rows and mode of the request. *packed: the rows that it had,
    malloc'ed; NULL: not wanted. */
-int hl__sqlite_regrade(hl__sqlite_session *session, const hl_request *request, uint8_t **packed,
+int hl__sqlite_convert(hl__sqlite_session *session, const hl_request *request, uint8_t **packed,
                        size_t *size, int *status, hl_error *error);
 
 /* ---- leases.c */

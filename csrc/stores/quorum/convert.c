@@ -1,5 +1,5 @@
 /*
- * regrade.c - what a lease has at a quorum comes to be in another mode.
+ * convert.c - what a lease has at a quorum comes to be in another mode.
  *
  * Upgraded it is when a quorum of those that are in it has made its rows
  * exclusive (take.c). The others are out of it from then on: their record is in
@@ -13,7 +13,7 @@
  *
  * A member is asked for one of them at a time, so that none is carried out
  * behind a later one. One that was sent on a connection that has ended since is
- * refused by the member itself: see the tokens of hl_lease_ops.regrade.
+ * refused by the member itself: see the tokens of hl_lease_ops.convert.
  */
 #include "quorum.h"
 
@@ -50,7 +50,7 @@ static int downgrade(hl__quorum_session *session, hl__quorum_lease *lease, hl__q
   hl__known_show(lease, shown);
   for (unsigned i = 0; i < store->n; i++) {
     if (!lease->at[i].in) continue;
-    if (!lease->at[i].regrading)
+    if (!lease->at[i].converting)
       asks[i] = hl__ask_new(&store->members[i], HL__ASK_DOWNGRADE, lease, NULL, session);
     if (!asks[i]) {
       hl__known_old(store, lease, i);
@@ -77,7 +77,7 @@ static int downgrade(hl__quorum_session *session, hl__quorum_lease *lease, hl__q
   return status;
 }
 
-int hl__quorum_regrade(hl_session *base, const hl_request *request, hl_grant *grant,
+int hl__quorum_convert(hl_session *base, const hl_request *request, hl_grant *grant,
                        hl_error *error) {
   hl__quorum_session *session = (hl__quorum_session *)(void *)base;
   hl__quorum_store *store = hl__quorum_store_of(base);
@@ -85,7 +85,7 @@ int hl__quorum_regrade(hl_session *base, const hl_request *request, hl_grant *gr
   hl__quorum_mutex_lock(store);
   hl__quorum_lease *lease = hl__known_find(store, request->lease);
   hl__quorum_rows *rows = hl__rows_new(request->rows, request->n, request->mode);
-  hl__quorum_rows *shown = hl__rows_new(request->shown, request->shown_n, request->mode);
+  hl__quorum_rows *shown = hl__rows_new(request->recorded, request->recorded_n, request->mode);
   int status;
   if (!rows || !shown)
     status = hl__error_memory(error);
