@@ -297,14 +297,13 @@ describe("the pages", function()
 
   it("name in docs/reliability.md each bug that `make planted` plants, and each can still be planted", function()
     local page, names = read_file("docs/reliability.md"), {}
-    for name in lines((run("ls spec/planted"))) do
-      name = name:match("^(.*)%.patch$")
-      if name then
-        names[name] = true
-        assert.is_truthy(page:find("| `" .. name .. "` |", 1, true), name)
-        local output, status = run("patch -p1 -F0 --dry-run < spec/planted/" .. name .. ".patch")
-        assert(status == 0, name .. ": " .. output)
-      end
+    for path in run("ls spec/planted/*/*.patch"):gmatch("%S+") do
+      local name = path:match("([^/]*)%.patch$")
+      assert.is_nil(names[name], name .. " is there twice")
+      names[name] = true
+      assert.is_truthy(page:find("| `" .. name .. "` |", 1, true), name)
+      local output, status = run("patch -p1 -F0 --dry-run < " .. path)
+      assert(status == 0, name .. ": " .. output)
     end
     for name in page:gmatch("\n| `([%w-]+)` |") do assert.is_true(names[name], name) end
     assert.is_truthy(next(names))

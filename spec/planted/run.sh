@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 #
-# Plants bugs, one at a time, and says which check finds each. A bug is a patch in this directory; its first lines
-# say which promise it breaks, and after "Check:" what is quickest to find it:
+# Plants bugs, one at a time, and says which check finds each. A bug is a patch, in the folder of the area whose files
+# it changes (of several: the first). The first lines of the patch say which promise it breaks, and after "Check:" what
+# is quickest to find it:
 #
 #   core:TEST NAME            of spec/core/TEST.c, the tests whose names match NAME
 #   [LUA] spec/FILE PATTERN   of a spec file, the specs whose titles match that pattern of Lua's
@@ -31,8 +32,9 @@ export MALLOC_PERTURB_=165 MAKEFLAGS='' SSL_CERT_FILE=/dev/null SSL_CERT_DIR=/no
 say() { printf '%s\n' "$*"; }
 die() { say "planted: $*" >&2; exit 1; }
 usage() { sed -n '3,/^$/s/^# \{0,1\}//p' "$self"; }
-promise() { sed '/^Check: /,$d' "$bugs/$1.patch"; }
-checks() { sed -n 's/^Check: //p' "$bugs/$1.patch"; }
+patch_of() { echo "$bugs"/*/"$1.patch"; }  # BUG: where its patch is; names are unique
+promise() { sed '/^Check: /,$d' "$(patch_of "$1")"; }
+checks() { sed -n 's/^Check: //p' "$(patch_of "$1")"; }
 clock() { echo "${EPOCHREALTIME/[.,]/}"; }
 seconds() { awk -v us="$(($(clock) - $1))" 'BEGIN { printf "%.1f", us / 1e6 }'; }
 
@@ -109,11 +111,11 @@ plant() {                               # BUG: sets $by and $took; false: nothin
   rm -rf "$tree"
   cp -a --reflink=auto "$work/clean" "$tree"
   cd "$tree"
-  if ! patch -s -p1 -F0 --dry-run <"$bugs/$1.patch" >"$log" 2>&1; then
+  if ! patch -s -p1 -F0 --dry-run <"$(patch_of "$1")" >"$log" 2>&1; then
     cat "$log" >&2
     die "the patch $1 does not apply any more"
   fi
-  patch -s -p1 -F0 <"$bugs/$1.patch"
+  patch -s -p1 -F0 <"$(patch_of "$1")"
   while read -r one; do
     build "$one" >"$log" 2>&1 || { cat "$log" >&2; die "with the patch $1 it does not build"; }
     status=0
@@ -215,11 +217,11 @@ while [[ ${1:-} == -* ]]; do
   shift
 done
 if ((!$#)); then
-  for bug in "$bugs"/*.patch; do set -- "$@" "$(basename "$bug" .patch)"; done
+  for bug in "$bugs"/*/*.patch; do set -- "$@" "$(basename "$bug" .patch)"; done
 fi
 for bug; do
-  [[ -e $bugs/$bug.patch ]] || die "there is no bug $bug; see --list"
-  [[ $(checks "$bug") ]] || die "no check is named in $bug.patch"
+  [[ -e $(patch_of "$bug") ]] || die "there is no bug $bug; see --list"
+  [[ $(checks "$bug") ]] || die "no check is named in $(patch_of "$bug")"
 done
 if [[ $list ]]; then
   for bug; do printf '%s\n' "$bug"; { promise "$bug"; checks "$bug"; } | sed 's/^./    &/'; done
