@@ -11,11 +11,15 @@
  *   command.c  command lines
  *   texts.c    exported leases
  *
- * `make fuzz` builds and runs them; corpus/ has what they begin with. Whatever one has
- * found goes there, too, once it is mended; and so does what reached new places in a long
- * run, made small:
+ * `make fuzz` builds and runs them. corpus/TARGET.txt has the inputs that they begin with,
+ * one a line. What a fuzzer has found is added there once it is mended:
  *
- *   build/lua5.4-fuzz/fuzz_dsn -merge=1 NEW spec/fuzz/corpus/dsn build/lua5.4-fuzz/fuzz/dsn/corpus
+ *   spec/fuzz/run.sh --lines build/lua5.4-fuzz/fuzz/dsn/crashes/crash-… >>spec/fuzz/corpus/dsn.txt
+ *
+ * So are the inputs that reached new places in a long run, made few:
+ *
+ *   cd build/lua5.4-fuzz && mkdir NEW && ./fuzz_dsn -merge=1 NEW fuzz/dsn/given fuzz/dsn/corpus
+ *   cd NEW && ../../../spec/fuzz/run.sh --lines * >../../../spec/fuzz/corpus/dsn.txt
  */
 #ifndef FUZZ_H
 #define FUZZ_H
