@@ -12,11 +12,6 @@
 /* What is over is kept so long, for a refresh that comes late. */
 #define KEPT_MS 3600000
 #define SWEEP_MS 5000
-/* Pauses between two tries to heal a lease, the first and the longest, or a
-   sixth of its ttl; and between questions to a member that does not answer: ms. */
-#define HEAL_MS 10
-#define HEAL_MAX_MS 1000
-#define PROBE_MS 1000
 
 static hl__quorum_lease **chain(hl__quorum_store *store, const uint8_t id[16]) {
   return &store->leases[id[0] % HL__QUORUM_CHAINS];
@@ -66,13 +61,13 @@ void hl__known_forget(hl__quorum_store *store, hl__quorum_lease *lease) {
   }
 }
 
-static bool is_busy(const hl__quorum_part *part) {
+bool hl__known_is_busy(const hl__quorum_part *part) {
   return part->making || part->dropping || part->converting;
 }
 
 static bool is_needed(const hl__quorum_store *store, const hl__quorum_lease *lease, int64_t now) {
   for (unsigned i = 0; i < store->n; i++)
-    if (is_busy(&lease->at[i])) return true;
+    if (hl__known_is_busy(&lease->at[i])) return true;
   if (lease->references > 1) return true; /* somebody asks for it now */
   return hl__deadline(lease->end, lease->dropped ? 0 : KEPT_MS) > now;
 }
@@ -167,19 +162,6 @@ void hl__known_old(const hl__quorum_store *store, hl__quorum_lease *lease, unsig
   if (hl__known_in(store, lease) > store->need) part->in = false;
 }
 
-void hl__known_flush(hl__quorum_member *member) {
-  hl__quorum_store *store = member->store;
-  int64_t now = hl__boot_ms();
-  for (size_t i = 0; i < HL__QUORUM_CHAINS; i++)
-    for (hl__quorum_lease *lease = store->leases[i]; lease; lease = lease->next) {
-      hl__quorum_part *part = &lease->at[member->number];
-      if (!lease->dropped || !part->leftover || part->making || part->dropping || now >= lease->end)
-        continue;
-      part->leftover = false;
-      hl__ask_drop(member, lease);
-    }
-}
-
 unsigned hl__known_in(const hl__quorum_store *store, const hl__quorum_lease *lease) {
   unsigned in = 0;
   for (unsigned i = 0; i < store->n; i++) in += lease->at[i].in;
@@ -213,73 +195,4 @@ int64_t hl__known_till(const hl__quorum_store *store, const hl__quorum_lease *le
   for (unsigned i = 0; i < store->n; i++)
     if (lease->at[i].in) till[n++] = lease->at[i].till;
   return nth(store, till, n);
-}
-
-/* Of those that do not answer one question a second is enough: of any lease. */
-static bool may_ask(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex) {
-  int64_t now = hl__now_ms();
-  if (!member->suspect && !member->silent) return true;
-  if (now < member->probe_at) return false;
-  member->probe_at = now + PROBE_MS;
-  return true;
-}
-
-static void heal_at(hl__quorum_member *member, hl__quorum_lease *lease)
-    HL__REQUIRES(hl__quorum_mutex) {
-  hl__quorum_part *part = &lease->at[member->number];
-  if (is_busy(part) || !may_ask(member)) return;
-  hl__quorum_ask *ask = hl__ask_new(member, HL__ASK_TAKE, lease, NULL, NULL);
-  if (!ask) return;
-  /* What may be there is adopted, or dropped. */
-  ask->old = part->old;
-  part->leftover = part->old = false;
-  ask->try_once = ask->heals = true;
-  hl__ask_give(ask);
-  hl__ask_leave(ask, false);
-}
-
-/* Has a thread look when that is due. Those that are at work look by themselves. */
-static void heal_later(hl__quorum_store *store, hl__quorum_lease *lease)
-    HL__REQUIRES(hl__quorum_mutex) {
-  int64_t most = lease->terms.ttl / 6;
-  lease->heal_at = hl__now_ms() + lease->heal_pause;
-  lease->heal_pause *= 2;
-  if (most < HEAL_MAX_MS) most = HEAL_MAX_MS;
-  if (lease->heal_pause > most) lease->heal_pause = most;
-  if (lease->heal_at >= store->heal_at) return;
-  store->heal_at = lease->heal_at;
-  for (unsigned i = 0; i < store->n; i++) {
-    if (store->members[i].idle_threads == 0) continue;
-    (void)pthread_cond_signal(&store->members[i].work);
-    return;
-  }
-}
-
-static void heal(hl__quorum_store *store, hl__quorum_lease *lease) HL__REQUIRES(hl__quorum_mutex) {
-  bool whole = true;
-  lease->heal_at = HL_FOREVER;
-  if (!lease->shown || !lease->held || lease->left || lease->dropped || hl__boot_ms() >= lease->end)
-    return;
-  for (unsigned i = 0; i < store->n; i++) {
-    if (lease->at[i].in || lease->at[i].spoiled) continue;
-    whole = false;
-    heal_at(&store->members[i], lease);
-  }
-  if (!whole) heal_later(store, lease);
-}
-
-void hl__known_heal(hl__quorum_store *store, hl__quorum_lease *lease) {
-  lease->heal_pause = HEAL_MS;
-  heal(store, lease);
-}
-
-void hl__known_heal_due(hl__quorum_store *store) {
-  int64_t now = hl__now_ms(), next = HL_FOREVER;
-  for (size_t i = 0; i < HL__QUORUM_CHAINS; i++)
-    for (hl__quorum_lease *lease = store->leases[i]; lease; lease = lease->next) {
-      if (lease->heal_at <= now) heal(store, lease);
-      if (lease->heal_at < next) next = lease->heal_at;
-    }
-  /* Many leases are healed together. */
-  store->heal_at = next > now + HEAL_MS ? next : now + HEAL_MS;
 }

@@ -31,11 +31,6 @@ static hl__quorum_ask *ask_add(polling *self, unsigned i, hl__quorum_kind kind,
   return self->ask[i];
 }
 
-bool hl__quorum_is_revoked(const hl__quorum_ask *ask) {
-  return ask->status == HL_ELOST && (ask->error.revoked_by[0] || ask->error.reason[0] ||
-                                     strstr(ask->error.message, "revoked"));
-}
-
 static void count(polling *self) HL__REQUIRES(hl__quorum_mutex) {
   self->ok = self->lost = self->open = 0;
   for (unsigned i = 0; i < self->store->n; i++) {
@@ -94,13 +89,6 @@ static int gone(polling *self, hl_error *error) HL__REQUIRES(hl__quorum_mutex) {
 
 /* -------------------------------------------------------------- one lease */
 
-void hl__quorum_abandon(hl__quorum_store *store, hl__quorum_lease *lease) {
-  lease->dropped = true;
-  lease->held = false;
-  for (unsigned i = 0; i < store->n; i++)
-    if (lease->at[i].in || lease->at[i].old) hl__ask_drop(&store->members[i], lease);
-}
-
 static int refresh(polling *self, hl__quorum_lease *lease, const hl_lease_terms *terms, int64_t ttl,
                    int64_t deadline, int64_t *sent_ms, hl_error *error)
     HL__REQUIRES(hl__quorum_mutex) {
@@ -133,7 +121,7 @@ static int refresh(polling *self, hl__quorum_lease *lease, const hl_lease_terms 
   *sent_ms = hl__known_since(store, lease, ttl);
   lease->held = !lease->dropped;
   lease->end = hl__deadline(*sent_ms, ttl);
-  hl__known_heal(store, lease); /* only while a quorum has it for sure */
+  hl__quorum_heal(store, lease); /* only while a quorum has it for sure */
   return HL_OK;
 }
 
@@ -305,7 +293,7 @@ static int adopt(polling *self, hl__quorum_lease *lease, hl_grant *grant, hl_err
     grant->place = grant->token;
     lease->held = lease->adopted = true;
     lease->end = hl__deadline(grant->sent_ms, lease->terms.ttl);
-    hl__known_heal(store, lease);
+    hl__quorum_heal(store, lease);
     return HL_OK;
   }
   if (mismatch > store->n - store->need)

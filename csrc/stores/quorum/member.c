@@ -13,9 +13,7 @@
 
 #include "exit.h"
 
-#include <errno.h>
 #include <signal.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,14 +21,17 @@
  */
 #define THREADS_MAX 4096u
 #define SUSPECT_THREADS 2u
-/* Questions that nobody waits for any more: a member with more of them is suspect, and so
-   many stay in its queue then, to be asked when it goes on. */
-#define STRAYS 16u
 /* A thread without work stays so long: ms. */
 #define IDLE_MS 10000
 /* For the answer to what was sent before on a session. */
 #define SETTLE_MS 250
 #define STACK_BYTES ((size_t)256 * 1024)
+
+/* Pauses between two tries to heal a lease, the first and the longest, or a
+   sixth of its ttl; and between questions to a member that does not answer: ms. */
+#define HEAL_MS 10
+#define HEAL_MAX_MS 1000
+#define PROBE_MS 1000
 
 /* ------------------------------------------------------------- the store */
 
@@ -60,238 +61,88 @@ void hl__quorum_unref(hl__quorum_store *store) {
   if (last) store_free(store);
 }
 
-void hl__quorum_wait(hl__quorum_session *session, int64_t until) {
-  hl__quorum_store *store = hl__quorum_store_of(&session->base);
-  if (store->wait_begin) store->wait_begin();
-  hl__cond_wait(&session->answered, &store->mutex, until);
-  if (!hl__library_is_inside()) return;
-  hl__quorum_mutex_unlock(store);
-  store->wait_end();
-  hl__quorum_mutex_lock(store);
+/* --------------------------------------------------------------- healing */
+
+static void flush(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_store *store = member->store;
+  int64_t now = hl__boot_ms();
+  for (size_t i = 0; i < HL__QUORUM_CHAINS; i++)
+    for (hl__quorum_lease *lease = store->leases[i]; lease; lease = lease->next) {
+      hl__quorum_part *part = &lease->at[member->number];
+      if (!lease->dropped || !part->leftover || part->making || part->dropping || now >= lease->end)
+        continue;
+      part->leftover = false;
+      hl__ask_drop(member, lease);
+    }
 }
 
-/* --------------------------------------------------------------- asking */
-
-static void ask_unref(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
-  if (--ask->references > 0) return;
-  hl__known_unref(ask->lease);
-  if (ask->query && --ask->query->references == 0) free(ask->query);
-  hl__rows_unref(ask->rows);
-  hl__rows_unref(ask->shown);
-  free(ask->found);
-  free(ask);
-}
-
-hl__quorum_ask *hl__ask_new(hl__quorum_member *member, hl__quorum_kind kind,
-                            hl__quorum_lease *lease, hl__quorum_query *query,
-                            hl__quorum_session *listener) {
-  hl__quorum_ask *ask = calloc(1, sizeof *ask);
-  if (!ask) return NULL;
-  ask->references = 1;
-  ask->member = member;
-  ask->kind = kind;
-  ask->lease = lease;
-  ask->query = query;
-  ask->listener = listener;
-  ask->begun = hl__now_ms();
-  ask->deadline = ask->begun + HL__QUORUM_ANSWER_MS;
-  if (query) query->references++;
-  if (lease) {
-    lease->references++;
-    ask->terms = lease->terms;
-    ask->terms.place = lease->at[member->number].place;
-    ask->ttl = lease->terms.ttl;
-    ask->token = lease->at[member->number].token;
-    hl__ask_rows(ask, NULL, lease->shown);
-  }
-  return ask;
-}
-
-void hl__ask_rows(hl__quorum_ask *ask, hl__quorum_rows *rows, hl__quorum_rows *shown) {
-  if (rows) {
-    rows->references++;
-    hl__rows_unref(ask->rows);
-    ask->rows = rows;
-  }
-  if (shown) {
-    shown->references++;
-    hl__rows_unref(ask->shown);
-    ask->shown = shown;
-  }
-}
-
-static bool thread_start(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex);
-
-static void suspect_end(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex) {
-  member->heard = hl__now_ms();
-  member->silent = false;
-  if (!member->suspect) return;
-  member->suspect = false;
-  for (unsigned i = member->idle_threads; i < member->queued; i++)
-    if (!thread_start(member)) break;
-  hl__known_flush(member);
-}
-
-void hl__member_suspect(hl__quorum_member *member) { member->suspect = true; }
-
-static void ask_interrupt(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
-  if (ask->interrupted) return;
-  ask->interrupted = true;
-  if (ask->session) ask->member->ops->interrupt(ask->session);
-}
-
-/* Whether a record that came to be late is what the lease has now. */
-static bool is_wanted(const hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
-  const hl__quorum_lease *lease = ask->lease;
-  return lease->held && !lease->dropped && hl__boot_ms() < lease->end &&
-         hl__rows_match(ask->shown, lease->shown);
-}
-
-/* The grant of one that nobody waits for. False: it has to be given back. */
-static bool grant_keep(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
-  hl__quorum_part *part = &ask->lease->at[ask->member->number];
-  if (ask->unwanted || !is_wanted(ask)) return false;
-  part->in = true;
-  part->converted = false;
-  part->place = ask->grant.place;
-  part->token = ask->grant.token;
-  hl__known_sent(part, ask->grant.sent_ms, ask->ttl);
+/* Of those that do not answer one question a second is enough: of any lease. */
+static bool may_ask(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex) {
+  int64_t now = hl__now_ms();
+  if (!member->suspect && !member->silent) return true;
+  if (now < member->probe_at) return false;
+  member->probe_at = now + PROBE_MS;
   return true;
 }
 
-void hl__ask_drop(hl__quorum_member *member, hl__quorum_lease *lease) {
-  hl__quorum_ask *ask =
-      member->suspect ? NULL : hl__ask_new(member, HL__ASK_DROP, lease, NULL, NULL);
-  lease->at[member->number].in = false;
-  if (!ask) {
-    lease->at[member->number].leftover = true;
+static void heal_at(hl__quorum_member *member, hl__quorum_lease *lease)
+    HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_part *part = &lease->at[member->number];
+  if (hl__known_is_busy(part) || !may_ask(member)) return;
+  hl__quorum_ask *ask = hl__ask_new(member, HL__ASK_TAKE, lease, NULL, NULL);
+  if (!ask) return;
+  /* What may be there is adopted, or dropped. */
+  ask->old = part->old;
+  part->leftover = part->old = false;
+  ask->try_once = ask->heals = true;
+  hl__ask_give(ask);
+  hl__ask_leave(ask, false);
+}
+
+/* Has a thread look when that is due. Those that are at work look by themselves. */
+static void heal_later(hl__quorum_store *store, hl__quorum_lease *lease)
+    HL__REQUIRES(hl__quorum_mutex) {
+  int64_t most = lease->terms.ttl / 6;
+  lease->heal_at = hl__now_ms() + lease->heal_pause;
+  lease->heal_pause *= 2;
+  if (most < HEAL_MAX_MS) most = HEAL_MAX_MS;
+  if (lease->heal_pause > most) lease->heal_pause = most;
+  if (lease->heal_at >= store->heal_at) return;
+  store->heal_at = lease->heal_at;
+  for (unsigned i = 0; i < store->n; i++) {
+    if (store->members[i].idle_threads == 0) continue;
+    (void)pthread_cond_signal(&store->members[i].work);
     return;
   }
-  hl__ask_give(ask);
-  ask_unref(ask);
 }
 
-/* After it there may be a record of this holder. */
-static bool makes(const hl__quorum_ask *ask) {
-  return ask->kind == HL__ASK_TAKE || ask->kind == HL__ASK_ADOPT;
-}
-
-static bool converts(const hl__quorum_ask *ask) {
-  return ask->kind == HL__ASK_UPGRADE || ask->kind == HL__ASK_DOWNGRADE;
-}
-
-/* An upgrade that has come to nothing: the rows are shared again. */
-static void upgrade_undo(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
-  hl__quorum_rows *rows = hl__rows_shared(ask->rows->rows, ask->rows->n);
-  hl__quorum_ask *back =
-      rows ? hl__ask_new(ask->member, HL__ASK_DOWNGRADE, ask->lease, NULL, NULL) : NULL;
-  if (back) {
-    hl__ask_rows(back, rows, NULL);
-    hl__ask_give(back);
-    ask_unref(back);
-  } else {
-    hl__known_old(ask->member->store, ask->lease, ask->member->number);
+static void heal(hl__quorum_store *store, hl__quorum_lease *lease) HL__REQUIRES(hl__quorum_mutex) {
+  bool whole = true;
+  lease->heal_at = HL_FOREVER;
+  if (!lease->shown || !lease->held || lease->left || lease->dropped || hl__boot_ms() >= lease->end)
+    return;
+  for (unsigned i = 0; i < store->n; i++) {
+    if (lease->at[i].in || lease->at[i].spoiled) continue;
+    whole = false;
+    heal_at(&store->members[i], lease);
   }
-  hl__rows_unref(rows);
+  if (!whole) heal_later(store, lease);
 }
 
-/* It has been carried out, and nobody listens any more. */
-static void convert_late(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
-  hl__quorum_lease *lease = ask->lease;
-  hl__quorum_part *part = &lease->at[ask->member->number];
-  if (lease->dropped) return;
-  if (is_wanted(ask)) {
-    part->in = true;
-    part->old = part->leftover = false;
-  } else if (ask->kind == HL__ASK_UPGRADE) {
-    upgrade_undo(ask);
-  } else {
-    hl__known_old(ask->member->store, lease, ask->member->number);
-  }
+void hl__quorum_heal(hl__quorum_store *store, hl__quorum_lease *lease) {
+  lease->heal_pause = HEAL_MS;
+  heal(store, lease);
 }
 
-/* What it says of the record counts from here on, not from when a listener
-   reads it: the record may be lost meanwhile, and made anew as it was. */
-static void convert_done(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
-  hl__quorum_part *part = &ask->lease->at[ask->member->number];
-  bool upgrades = ask->kind == HL__ASK_UPGRADE;
-  part->converting--;
-  if (ask->status == HL_OK) {
-    part->place = ask->grant.place;
-    if (upgrades) part->token = ask->grant.token;
-    if (ask->listener) part->converted = upgrades && part->in;
-    if (ask->listener && part->in) part->old = false;
-  } else if (ask->status == HL_ELOST) {
-    part->in = false;
-  } else if (!upgrades || (ask->status == HL_ECONNECTION && ask->sent)) {
-    /* Nobody knows. */
-    hl__known_old(ask->member->store, ask->lease, ask->member->number);
-  }
-}
-
-/* It is answered; its thread has nothing to clean up. */
-static void ask_done(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
-  hl__quorum_part *part = ask->lease ? &ask->lease->at[ask->member->number] : NULL;
-  ask->state = HL__ASK_DONE;
-  if (ask->stray) ask->member->strays--;
-  if (makes(ask)) part->making--;
-  if (converts(ask)) convert_done(ask);
-  if (ask->kind == HL__ASK_DROP) {
-    bool gone = ask->status == HL_OK || ask->status == HL_ELOST;
-    part->dropping--;
-    if (gone) part->gone = part->gone || ask->status == HL_OK;
-    part->leftover = !gone;
-    part->spoiled = part->spoiled || (!gone && ask->sent);
-    if (gone) part->in = false;
-  }
-  if (ask->listener) (void)pthread_cond_signal(&ask->listener->answered);
-}
-
-static void queue_remove(hl__quorum_member *member, hl__quorum_ask *ask)
-    HL__REQUIRES(hl__quorum_mutex) {
-  hl__quorum_ask **at = &member->first, *before = NULL;
-  for (; *at && *at != ask; at = &(*at)->next) before = *at;
-  if (!*at) return;
-  *at = ask->next;
-  if (member->last == ask) member->last = before;
-  member->queued--;
-}
-
-/* Those who leave questions at a member that hangs do not fill the memory:
-   beyond some nothing is left there. A refresh or a look counts as not
-   answered; what was to be dropped is a leftover (hl__known_flush). Takes,
-   imports and what converts stay: of each lease there is one at most. */
-static bool is_too_many(const hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
-  return ask->member->suspect && ask->member->queued > STRAYS && !makes(ask) && !converts(ask) &&
-         ask->kind != HL__ASK_OPEN;
-}
-
-void hl__ask_leave(hl__quorum_ask *ask, bool unwanted) {
-  bool takes = makes(ask);
-  if (ask->state == HL__ASK_QUEUED && is_too_many(ask)) unwanted = true;
-  ask->unwanted = ask->unwanted || unwanted;
-  if (ask->state == HL__ASK_DONE) {
-    /* A grant, or the like, that its listener has not seen. */
-    if (converts(ask) && ask->listener && ask->status == HL_OK) {
-      ask->lease->at[ask->member->number].converted = false;
-      convert_late(ask);
+static void heal_due(hl__quorum_store *store) HL__REQUIRES(hl__quorum_mutex) {
+  int64_t now = hl__now_ms(), next = HL_FOREVER;
+  for (size_t i = 0; i < HL__QUORUM_CHAINS; i++)
+    for (hl__quorum_lease *lease = store->leases[i]; lease; lease = lease->next) {
+      if (lease->heal_at <= now) heal(store, lease);
+      if (lease->heal_at < next) next = lease->heal_at;
     }
-    if (takes && ask->listener && ask->status == HL_OK && !ask->lease->at[ask->member->number].in &&
-        !grant_keep(ask) && (ask->kind == HL__ASK_TAKE || ask->lease->dropped))
-      hl__ask_drop(ask->member, ask->lease);
-  } else if (unwanted && ask->state == HL__ASK_QUEUED) {
-    queue_remove(ask->member, ask);
-    ask->status = HL_CANCELLED;
-    ask_done(ask);
-    ask->references--; /* the queue's; the caller's is left */
-  } else if (unwanted) {
-    ask_interrupt(ask);
-  } else if (!ask->stray) {
-    ask->stray = true;
-    if (++ask->member->strays > STRAYS) hl__member_suspect(ask->member);
-  }
-  ask->listener = NULL;
-  ask_unref(ask);
+  /* Many leases are healed together. */
+  store->heal_at = next > now + HEAL_MS ? next : now + HEAL_MS;
 }
 
 /* ------------------------------------------------------- a thread's part */
@@ -383,18 +234,6 @@ static void session_put(hl__quorum_member *member, hl_session *session)
     member->idle[member->idle_count++] = session;
   else
     session_close(member, session);
-}
-
-void hl__ask_found(void *context, const hl_holder *holder) {
-  hl__quorum_ask *ask = context;
-  if (ask->found_n == ask->found_room) {
-    size_t room = ask->found_room ? 2 * ask->found_room : 16;
-    hl_holder *more = realloc(ask->found, room * sizeof *more);
-    if (!more) return;
-    ask->found = more;
-    ask->found_room = room;
-  }
-  ask->found[ask->found_n++] = *holder;
 }
 
 /* What is asked, on a session; without the mutex. */
@@ -544,7 +383,7 @@ static void refresh_late(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
     hl__known_sent(part, ask->sent_ms, ask->ttl);
   if (ask->status != HL_ELOST || hl__quorum_is_revoked(ask)) return;
   part->in = false;
-  hl__known_heal(ask->member->store, lease);
+  hl__quorum_heal(ask->member->store, lease);
 }
 
 static void presence_renew(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
@@ -558,12 +397,22 @@ static void presence_renew(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
     session_put(member, session);
 }
 
+static void suspect_end(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex) {
+  member->heard = hl__now_ms();
+  member->silent = false;
+  if (!member->suspect) return;
+  member->suspect = false;
+  for (unsigned i = member->idle_threads; i < member->queued; i++)
+    if (!hl__member_start(member)) break;
+  flush(member);
+}
+
 static void ask_run(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_member *member = ask->member;
   bool again;
   if (ask->kind == HL__ASK_TAKE && (ask->lease->dropped || (ask->heals && ask->lease->left))) {
     ask->status = HL_CANCELLED;
-    ask_done(ask);
+    hl__ask_done(ask);
     if (ask->old) hl__ask_drop(member, ask->lease);
     return;
   }
@@ -578,10 +427,10 @@ static void ask_run(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   if (ask->heals && ask->status != HL_OK && ask->status != HL_TIMEOUT && ask->status != HL_ELOST)
     member->silent = true; /* the next lease would be told the same */
   if (ask->kind == HL__ASK_REFRESH && !ask->listener) refresh_late(ask);
-  if (makes(ask)) {
+  if (hl__ask_makes(ask)) {
     bool take = ask->kind == HL__ASK_TAKE;
     bool unsure = take && ask->status == HL_ECONNECTION && ask->grant.sent_ms;
-    bool late = ask->status == HL_OK && !ask->listener && !grant_keep(ask);
+    bool late = ask->status == HL_OK && !ask->listener && !hl__ask_keep(ask);
     /* An import that has failed leaves the lease to whose text it was. */
     if (!take && !ask->lease->dropped) late = false;
     if ((unsure || late) && !record_undo(ask)) {
@@ -595,8 +444,8 @@ static void ask_run(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
     part->old = part->leftover = true;
     part->spoiled = part->spoiled || ask->status == HL_ECONNECTION;
   }
-  ask_done(ask);
-  if (converts(ask) && !ask->listener && ask->status == HL_OK) convert_late(ask);
+  hl__ask_done(ask);
+  if (hl__ask_converts(ask) && !ask->listener && ask->status == HL_OK) hl__ask_convert_late(ask);
 }
 
 /* Until there is work for the thread, or it has had none for long. The last one
@@ -606,7 +455,7 @@ static void idle(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex) {
   int64_t end = hl__now_ms() + IDLE_MS;
   while (!member->first && !store->closing) {
     if (hl__left_ms(store->heal_at) == 0) {
-      hl__known_heal_due(store);
+      heal_due(store);
       continue;
     }
     bool stays = member->threads == 1 && store->heal_at != HL_FOREVER;
@@ -622,13 +471,10 @@ static void *thread_main(void *argument) {
   bool uses_library = member->ops->traits.blocks;
   hl__quorum_mutex_lock(store);
   for (;;) {
-    hl__quorum_ask *ask = member->first;
     bool spare = member->suspect && member->threads - member->idle_threads > SUSPECT_THREADS;
     if (spare) break;
+    hl__quorum_ask *ask = hl__ask_next(member);
     if (ask) {
-      queue_remove(member, ask);
-      ask->next = NULL;
-      ask->state = HL__ASK_RUNS; /* the reference is ours: see hl__ask_leave */
       if (uses_library) {
         hl__quorum_mutex_unlock(store);
         hl__library_enter();
@@ -636,7 +482,7 @@ static void *thread_main(void *argument) {
       }
       ask_run(ask);
       presence_renew(ask);
-      ask_unref(ask);
+      hl__ask_unref(ask);
       if (uses_library) hl__library_leave();
       continue;
     }
@@ -657,10 +503,11 @@ static void *thread_main(void *argument) {
   return NULL;
 }
 
-static bool thread_start(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex) {
+bool hl__member_start(hl__quorum_member *member) {
   sigset_t all, before;
   pthread_t thread;
   pthread_attr_t detached;
+  if (member->threads >= (member->suspect ? SUSPECT_THREADS : THREADS_MAX)) return false;
   hl__exit_watch(member->store->base.ops);
   (void)pthread_attr_init(&detached);
   (void)pthread_attr_setdetachstate(&detached, PTHREAD_CREATE_DETACHED);
@@ -674,79 +521,4 @@ static bool thread_start(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mute
   member->threads++;
   member->store->references++;
   return true;
-}
-
-void hl__ask_give(hl__quorum_ask *ask) {
-  hl__quorum_member *member = ask->member;
-  if (makes(ask)) ask->lease->at[member->number].making++;
-  if (ask->kind == HL__ASK_DROP) ask->lease->at[member->number].dropping++;
-  if (converts(ask)) ask->lease->at[member->number].converting++;
-  ask->references++;
-  ask->state = HL__ASK_QUEUED;
-  ask->next = NULL;
-  if (member->last)
-    member->last->next = ask;
-  else
-    member->first = ask;
-  member->last = ask;
-  if (!member->first) member->first = ask;
-  member->queued++;
-  unsigned most = member->suspect ? SUSPECT_THREADS : THREADS_MAX;
-  if (member->idle_threads >= member->queued) {
-    (void)pthread_cond_signal(&member->work);
-  } else if ((member->threads >= most || !thread_start(member)) && member->threads == 0) {
-    queue_remove(member, ask);
-    ask->status = hl__error(&ask->error, HL_BUSY, "cannot start a thread");
-    ask_done(ask);
-    ask->references--;
-  }
-}
-
-/* ---------------------------------------------------------------- errors */
-
-int hl__quorum_failure(const hl__quorum_store *store, hl__quorum_ask *const *asks) {
-  int status = HL_ECONNECTION;
-  for (unsigned i = 0; i < store->n; i++) {
-    const hl__quorum_ask *ask = asks[i];
-    if (!ask || ask->state != HL__ASK_DONE) continue;
-    if (ask->status != HL_OK && ask->status != HL_ECONNECTION && ask->status != HL_TIMEOUT &&
-        ask->status != HL_CANCELLED && ask->status != HL_ELOST && ask->status != HL_BUSY)
-      status = ask->status;
-  }
-  return status;
-}
-
-int hl__quorum_error(const hl__quorum_store *store, int status, hl__quorum_ask *const *asks,
-                     const char *what, hl_error *error) {
-  char text[400] = "";
-  size_t used = 0;
-  unsigned count = 0;
-  const hl_error *first = NULL;
-  for (unsigned i = 0; i < store->n; i++) {
-    const hl__quorum_ask *ask = asks[i];
-    if (ask && ask->state == HL__ASK_DONE && ask->status == HL_OK) continue;
-    if (!ask) continue;
-    const char *said = "it did not answer in time";
-    if (ask->state == HL__ASK_DONE && ask->status == HL_TIMEOUT &&
-        (ask->kind == HL__ASK_TAKE || ask->kind == HL__ASK_UPGRADE))
-      said = "locked by another";
-    else if (ask->state == HL__ASK_DONE && ask->status != HL_CANCELLED && ask->error.message[0])
-      said = ask->error.message;
-    count++;
-    if (ask->state == HL__ASK_DONE && ask->status == status && !first) first = &ask->error;
-    if (used < sizeof text - 1)
-      used += (size_t)snprintf(text + used, sizeof text - used, "%s%s: %.160s", used ? "; " : "",
-                               store->members[i].name, said);
-  }
-  hl_error own = first ? *first : (hl_error){.level = -1};
-  status = hl__error(error, status, "%u of %u stores %s: %s", count, store->n, what, text);
-  if (error && first) {
-    error->server_errno = own.server_errno;
-    memcpy(error->sqlstate, own.sqlstate, sizeof error->sqlstate);
-    error->level = own.level;
-    error->bucket = own.bucket;
-    memcpy(error->revoked_by, own.revoked_by, sizeof error->revoked_by);
-    memcpy(error->reason, own.reason, sizeof error->reason);
-  }
-  return status;
 }

@@ -263,6 +263,7 @@ HL__UNCHECKED static int store_open(const hl_store_config *config, hl_store **re
   store->base.leases = &hl__quorum_leases;
   store->references = 1;
   store->heal_at = HL_FOREVER;
+  store->thread_start = hl__member_start;
   store->all = config->dsn->param_count && strcmp(config->dsn->params[0].name, "all") == 0;
   store->wanted = hl_layout_ref(config->layout);
   store->wait_begin = config->wait_begin;

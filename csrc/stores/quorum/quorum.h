@@ -3,13 +3,17 @@
  * makes its own grants; a lease is held when so many of them have a record of
  * it. Two majorities meet in a member, which refuses the second.
  *
- *   quorum.c   opens and closes; the operations of a store
- *   member.c   asks a member, by threads of its own
- *   known.c    what is known of a lease: which members have its record
- *   take.c     acquires, and upgrades
- *   convert.c  what a lease has in another mode
- *   leases.c   the operations on records
+ *   quorum.c    opens and closes; the operations of a store
+ *   leases.c    the operations on records
+ *   convert.c   what a lease has in another mode
+ *   take.c      acquires, and upgrades
+ *   member.c    the threads of a member, which ask it, and heal leases
  *   presence.c  that all programs name the same members
+ *   ask.c       a question to a member: given, answered, left
+ *   known.c     what is known of a lease: which members have its record
+ *
+ * Each file uses only those below it. ask.c has a thread started by a function
+ * that member.c gave it: store->thread_start.
  *
  * Each member has the same id, secret and holder. A member is *in* a lease when
  * it has said, while the lease was believed to be held, that its record is
@@ -196,6 +200,7 @@ struct hl__quorum_store {
   char application[64], host[64];
   void (*wait_begin)(void);
   void (*wait_end)(void);
+  bool (*thread_start)(hl__quorum_member *member); /* hl__member_start */
   hl__quorum_member members[HL__QUORUM_MAX];
   pthread_mutex_t mutex;
   /* Guarded by it. */
@@ -227,7 +232,7 @@ static inline hl__quorum_store *hl__quorum_store_of(hl_session *session) {
 
 HL__MUTEX_FUNCTIONS(hl__quorum_mutex, hl__quorum_store, mutex, hl__quorum_mutex)
 
-/* ---- member.c; with the mutex, unless it says otherwise */
+/* ---- ask.c; with the mutex, unless it says otherwise */
 
 /* A new question; `lease` and `query` may be NULL. With a reference for the
    caller. NULL: no memory. */
@@ -252,6 +257,45 @@ void hl__member_suspect(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex
 /* Waits, without the mutex, until something was answered, or interrupted, or
  * the time. */
 void hl__quorum_wait(hl__quorum_session *session, int64_t until) HL__REQUIRES(hl__quorum_mutex);
+/* For the thread that asks: the first in the queue, which runs from now on, with the queue's
+   reference; NULL: there is none. */
+hl__quorum_ask *hl__ask_next(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex);
+void hl__ask_unref(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex);
+/* It is answered; its thread has nothing to clean up. */
+void hl__ask_done(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex);
+/* After it there may be a record of this holder. */
+bool hl__ask_makes(const hl__quorum_ask *ask);
+/* It puts the record into another mode. */
+bool hl__ask_converts(const hl__quorum_ask *ask);
+/* The grant of one that nobody waits for. False: it has to be given back. */
+bool hl__ask_keep(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex);
+/* It has been carried out, and nobody listens any more. */
+void hl__ask_convert_late(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex);
+/* Says what the asks have been answered: "2 of 3 stores ...: file:/a: ...".
+   `what`: "could not be asked". Those with HL_OK, or of another status than
+   `only` (0: any), are left out. */
+int hl__quorum_error(const hl__quorum_store *store, int status, hl__quorum_ask *const *asks,
+                     const char *what, hl_error *error) HL__REQUIRES(hl__quorum_mutex);
+/* What a failure of so many members amounts to: that of the first that will not
+   pass, else HL_ECONNECTION. */
+int hl__quorum_failure(const hl__quorum_store *store, hl__quorum_ask *const *asks)
+    HL__REQUIRES(hl__quorum_mutex);
+
+/* It cannot be had again: what is left of it goes. */
+void hl__quorum_abandon(hl__quorum_store *store, hl__quorum_lease *lease)
+    HL__REQUIRES(hl__quorum_mutex);
+/* A member has said that it was revoked. */
+bool hl__quorum_is_revoked(const hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex);
+
+/* ---- member.c; with the mutex, unless it says otherwise */
+
+/* Starts a thread of the member. False: it has as many as it may, or there is none to be had. */
+bool hl__member_start(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex);
+/* Makes the members that are out of it take it, and does not wait for them.
+   They are asked again, after pauses that grow, until all are in it, or it is
+   over. */
+void hl__quorum_heal(hl__quorum_store *store, hl__quorum_lease *lease)
+    HL__REQUIRES(hl__quorum_mutex);
 /* Without the mutex. Frees the store with the last reference. */
 void hl__quorum_unref(hl__quorum_store *store);
 
@@ -274,6 +318,8 @@ bool hl__rows_match(const hl__quorum_rows *a, const hl__quorum_rows *b);
 void hl__rows_unref(hl__quorum_rows *rows) HL__REQUIRES(hl__quorum_mutex);
 /* Has those rows from now on, and the reference. */
 void hl__known_show(hl__quorum_lease *lease, hl__quorum_rows *shown) HL__REQUIRES(hl__quorum_mutex);
+/* Whether a question that makes or ends a record there is not answered yet. */
+bool hl__known_is_busy(const hl__quorum_part *part) HL__REQUIRES(hl__quorum_mutex);
 /* Whether a lease may be held that nobody has given back. */
 bool hl__known_goes_on(const hl__quorum_store *store) HL__REQUIRES(hl__quorum_mutex);
 /* A record was there, or came to last for ttl ms, by what was asked for then.
@@ -287,8 +333,6 @@ void hl__known_old(const hl__quorum_store *store, hl__quorum_lease *lease, unsig
 /* Nothing is to be known of it any more. */
 void hl__known_forget(hl__quorum_store *store, hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex);
-/* Drops what that member has and nobody wants. */
-void hl__known_flush(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex);
 /* So many members are in it. */
 unsigned hl__known_in(const hl__quorum_store *store, const hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex);
@@ -300,14 +344,6 @@ int64_t hl__known_since(const hl__quorum_store *store, const hl__quorum_lease *l
 /* Until when a quorum of those that are in it has it; hl__boot_ms. */
 int64_t hl__known_till(const hl__quorum_store *store, const hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex);
-/* Makes the members that are out of it take it, and does not wait for them.
-   They are asked again, after pauses that grow, until all are in it, or it is
-   over. */
-void hl__known_heal(hl__quorum_store *store, hl__quorum_lease *lease)
-    HL__REQUIRES(hl__quorum_mutex);
-/* The same of all whose time for that has come: a thread of a member calls it. */
-void hl__known_heal_due(hl__quorum_store *store) HL__REQUIRES(hl__quorum_mutex);
-
 /* ---- presence.c; with the mutex, which is given back while a member is asked */
 
 /* Those of all processes at a member. */
@@ -330,20 +366,7 @@ bool hl__presence_stands(const hl__quorum_member *member) HL__REQUIRES(hl__quoru
 bool hl__presence_is_due(const hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex);
 int hl__presence_renew(hl__quorum_ask *ask, hl_session *session) HL__REQUIRES(hl__quorum_mutex);
 
-/* ---- errors */
-
-/* Says what the asks have been answered: "2 of 3 stores ...: file:/a: ...".
-   `what`: "could not be asked". Those with HL_OK, or of another status than
-   `only` (0: any), are left out. */
-int hl__quorum_error(const hl__quorum_store *store, int status, hl__quorum_ask *const *asks,
-                     const char *what, hl_error *error) HL__REQUIRES(hl__quorum_mutex);
-/* What a failure of so many members amounts to: that of the first that will not
-   pass, else HL_ECONNECTION. */
-int hl__quorum_failure(const hl__quorum_store *store, hl__quorum_ask *const *asks)
-    HL__REQUIRES(hl__quorum_mutex);
-
-/* ---- take.c, convert.c, leases.c; without the mutex, unless they say
- * otherwise */
+/* ---- take.c, convert.c, leases.c; without the mutex, unless they say otherwise */
 
 /* What was released, and is not answered, goes on. With the mutex. */
 void hl__quorum_drops_leave(hl__quorum_session *session) HL__REQUIRES(hl__quorum_mutex);
@@ -355,11 +378,6 @@ int hl__quorum_upgrade(hl_session *session, const hl_request *request, hl_grant 
                        hl_error *error);
 int hl__quorum_convert(hl_session *session, const hl_request *request, hl_grant *grant,
                        hl_error *error);
-/* It cannot be had again: what is left of it goes. With the mutex. */
-void hl__quorum_abandon(hl__quorum_store *store, hl__quorum_lease *lease)
-    HL__REQUIRES(hl__quorum_mutex);
-/* A member has said that it was revoked. */
-bool hl__quorum_is_revoked(const hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex);
 int hl__quorum_holders(hl_session *session, const hl_lease_filter *filter, hl_holder_fn fn,
                        void *context, int64_t deadline, hl_error *error);
 extern const hl_lease_ops hl__quorum_leases;

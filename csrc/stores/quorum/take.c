@@ -495,7 +495,7 @@ static void granted(taking *self, hl_grant *grant) HL__REQUIRES(hl__quorum_mutex
   lease->held = true;
   lease->end = hl__deadline(since, lease->terms.ttl);
   rest_leave(self);
-  hl__known_heal(self->store, lease);
+  hl__quorum_heal(self->store, lease);
 }
 
 /* Who has upgraded is in it; the others lose what they have, or upgrade late.
@@ -510,7 +510,7 @@ static void upgraded(taking *self, hl_grant *grant) HL__REQUIRES(hl__quorum_mute
   grant->until_ms = hl__known_till(self->store, lease);
   if (grant->until_ms < lease->end) lease->end = grant->until_ms;
   rest_leave(self);
-  hl__known_heal(self->store, lease);
+  hl__quorum_heal(self->store, lease);
 }
 
 /* Nothing is held any more; what had to be given back is, if it can be done

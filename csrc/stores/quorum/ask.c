@@ -1,0 +1,356 @@
+/*
+ * ask.c - a question to a member, from the caller's side: it is made, put into
+ * the member's queue, waited for, and left. Here, too, is what an answer says
+ * of a lease's record at the member.
+ *
+ * A caller who leaves a question (hl__ask_leave) does not learn what becomes of
+ * it. Then the thread that asks (member.c) gives back what was granted too
+ * late. Until it has done that, part->making keeps others from making a record
+ * of the same id there.
+ */
+#include "quorum.h"
+
+#include "exit.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Questions that nobody waits for any more: a member with more of them is suspect, and so
+   many stay in its queue then, to be asked when it goes on. */
+#define STRAYS 16u
+
+/* --------------------------------------------------------------- a question */
+
+/* After it there may be a record of this holder. */
+bool hl__ask_makes(const hl__quorum_ask *ask) {
+  return ask->kind == HL__ASK_TAKE || ask->kind == HL__ASK_ADOPT;
+}
+
+bool hl__ask_converts(const hl__quorum_ask *ask) {
+  return ask->kind == HL__ASK_UPGRADE || ask->kind == HL__ASK_DOWNGRADE;
+}
+
+void hl__ask_unref(hl__quorum_ask *ask) {
+  if (--ask->references > 0) return;
+  hl__known_unref(ask->lease);
+  if (ask->query && --ask->query->references == 0) free(ask->query);
+  hl__rows_unref(ask->rows);
+  hl__rows_unref(ask->shown);
+  free(ask->found);
+  free(ask);
+}
+
+hl__quorum_ask *hl__ask_new(hl__quorum_member *member, hl__quorum_kind kind,
+                            hl__quorum_lease *lease, hl__quorum_query *query,
+                            hl__quorum_session *listener) {
+  hl__quorum_ask *ask = calloc(1, sizeof *ask);
+  if (!ask) return NULL;
+  ask->references = 1;
+  ask->member = member;
+  ask->kind = kind;
+  ask->lease = lease;
+  ask->query = query;
+  ask->listener = listener;
+  ask->begun = hl__now_ms();
+  ask->deadline = ask->begun + HL__QUORUM_ANSWER_MS;
+  if (query) query->references++;
+  if (lease) {
+    lease->references++;
+    ask->terms = lease->terms;
+    ask->terms.place = lease->at[member->number].place;
+    ask->ttl = lease->terms.ttl;
+    ask->token = lease->at[member->number].token;
+    hl__ask_rows(ask, NULL, lease->shown);
+  }
+  return ask;
+}
+
+void hl__ask_rows(hl__quorum_ask *ask, hl__quorum_rows *rows, hl__quorum_rows *shown) {
+  if (rows) {
+    rows->references++;
+    hl__rows_unref(ask->rows);
+    ask->rows = rows;
+  }
+  if (shown) {
+    shown->references++;
+    hl__rows_unref(ask->shown);
+    ask->shown = shown;
+  }
+}
+
+void hl__ask_found(void *context, const hl_holder *holder) {
+  hl__quorum_ask *ask = context;
+  if (ask->found_n == ask->found_room) {
+    size_t room = ask->found_room ? 2 * ask->found_room : 16;
+    hl_holder *more = realloc(ask->found, room * sizeof *more);
+    if (!more) return;
+    ask->found = more;
+    ask->found_room = room;
+  }
+  ask->found[ask->found_n++] = *holder;
+}
+
+/* ------------------------------------------------------ a queue of a member */
+
+static void queue_remove(hl__quorum_member *member, hl__quorum_ask *ask)
+    HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_ask **at = &member->first, *before = NULL;
+  for (; *at && *at != ask; at = &(*at)->next) before = *at;
+  if (!*at) return;
+  *at = ask->next;
+  if (member->last == ask) member->last = before;
+  member->queued--;
+}
+
+hl__quorum_ask *hl__ask_next(hl__quorum_member *member) {
+  hl__quorum_ask *ask = member->first;
+  if (!ask) return NULL;
+  queue_remove(member, ask);
+  ask->next = NULL;
+  ask->state = HL__ASK_RUNS;
+  return ask;
+}
+
+/* ---------------------------------------------------------------- an answer */
+
+/* Whether a record that came to be late is what the lease has now. */
+static bool is_wanted(const hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
+  const hl__quorum_lease *lease = ask->lease;
+  return lease->held && !lease->dropped && hl__boot_ms() < lease->end &&
+         hl__rows_match(ask->shown, lease->shown);
+}
+
+/* The grant of one that nobody waits for. False: it has to be given back. */
+bool hl__ask_keep(hl__quorum_ask *ask) {
+  hl__quorum_part *part = &ask->lease->at[ask->member->number];
+  if (ask->unwanted || !is_wanted(ask)) return false;
+  part->in = true;
+  part->converted = false;
+  part->place = ask->grant.place;
+  part->token = ask->grant.token;
+  hl__known_sent(part, ask->grant.sent_ms, ask->ttl);
+  return true;
+}
+
+/* An upgrade that has come to nothing: the rows are shared again. */
+static void upgrade_undo(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_rows *rows = hl__rows_shared(ask->rows->rows, ask->rows->n);
+  hl__quorum_ask *back =
+      rows ? hl__ask_new(ask->member, HL__ASK_DOWNGRADE, ask->lease, NULL, NULL) : NULL;
+  if (back) {
+    hl__ask_rows(back, rows, NULL);
+    hl__ask_give(back);
+    hl__ask_unref(back);
+  } else {
+    hl__known_old(ask->member->store, ask->lease, ask->member->number);
+  }
+  hl__rows_unref(rows);
+}
+
+/* It has been carried out, and nobody listens any more. */
+void hl__ask_convert_late(hl__quorum_ask *ask) {
+  hl__quorum_lease *lease = ask->lease;
+  hl__quorum_part *part = &lease->at[ask->member->number];
+  if (lease->dropped) return;
+  if (is_wanted(ask)) {
+    part->in = true;
+    part->old = part->leftover = false;
+  } else if (ask->kind == HL__ASK_UPGRADE) {
+    upgrade_undo(ask);
+  } else {
+    hl__known_old(ask->member->store, lease, ask->member->number);
+  }
+}
+
+/* What it says of the record counts from here on, not from when a listener
+   reads it: the record may be lost meanwhile, and made anew as it was. */
+static void convert_done(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_part *part = &ask->lease->at[ask->member->number];
+  bool upgrades = ask->kind == HL__ASK_UPGRADE;
+  part->converting--;
+  if (ask->status == HL_OK) {
+    part->place = ask->grant.place;
+    if (upgrades) part->token = ask->grant.token;
+    if (ask->listener) part->converted = upgrades && part->in;
+    if (ask->listener && part->in) part->old = false;
+  } else if (ask->status == HL_ELOST) {
+    part->in = false;
+  } else if (!upgrades || (ask->status == HL_ECONNECTION && ask->sent)) {
+    /* Nobody knows. */
+    hl__known_old(ask->member->store, ask->lease, ask->member->number);
+  }
+}
+
+/* It is answered; its thread has nothing to clean up. */
+void hl__ask_done(hl__quorum_ask *ask) {
+  hl__quorum_part *part = ask->lease ? &ask->lease->at[ask->member->number] : NULL;
+  ask->state = HL__ASK_DONE;
+  if (ask->stray) ask->member->strays--;
+  if (hl__ask_makes(ask)) part->making--;
+  if (hl__ask_converts(ask)) convert_done(ask);
+  if (ask->kind == HL__ASK_DROP) {
+    bool gone = ask->status == HL_OK || ask->status == HL_ELOST;
+    part->dropping--;
+    if (gone) part->gone = part->gone || ask->status == HL_OK;
+    part->leftover = !gone;
+    part->spoiled = part->spoiled || (!gone && ask->sent);
+    if (gone) part->in = false;
+  }
+  if (ask->listener) (void)pthread_cond_signal(&ask->listener->answered);
+}
+
+/* ----------------------------------------------------------- given and left */
+
+void hl__ask_give(hl__quorum_ask *ask) {
+  hl__quorum_member *member = ask->member;
+  if (hl__ask_makes(ask)) ask->lease->at[member->number].making++;
+  if (ask->kind == HL__ASK_DROP) ask->lease->at[member->number].dropping++;
+  if (hl__ask_converts(ask)) ask->lease->at[member->number].converting++;
+  ask->references++;
+  ask->state = HL__ASK_QUEUED;
+  ask->next = NULL;
+  if (member->last)
+    member->last->next = ask;
+  else
+    member->first = ask;
+  member->last = ask;
+  if (!member->first) member->first = ask;
+  member->queued++;
+  if (member->idle_threads >= member->queued) {
+    (void)pthread_cond_signal(&member->work);
+  } else if (!member->store->thread_start(member) && member->threads == 0) {
+    queue_remove(member, ask);
+    ask->status = hl__error(&ask->error, HL_BUSY, "cannot start a thread");
+    hl__ask_done(ask);
+    ask->references--;
+  }
+}
+
+static void ask_interrupt(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
+  if (ask->interrupted) return;
+  ask->interrupted = true;
+  if (ask->session) ask->member->ops->interrupt(ask->session);
+}
+
+/* Those who leave questions at a member that hangs do not fill the memory:
+   beyond some nothing is left there. A refresh or a look counts as not
+   answered; what was to be dropped is a leftover (hl__known_flush). Takes,
+   imports and what converts stay: of each lease there is one at most. */
+static bool is_too_many(const hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
+  return ask->member->suspect && ask->member->queued > STRAYS && !hl__ask_makes(ask) &&
+         !hl__ask_converts(ask) && ask->kind != HL__ASK_OPEN;
+}
+
+void hl__member_suspect(hl__quorum_member *member) { member->suspect = true; }
+
+void hl__ask_leave(hl__quorum_ask *ask, bool unwanted) {
+  bool takes = hl__ask_makes(ask);
+  if (ask->state == HL__ASK_QUEUED && is_too_many(ask)) unwanted = true;
+  ask->unwanted = ask->unwanted || unwanted;
+  if (ask->state == HL__ASK_DONE) {
+    /* A grant, or the like, that its listener has not seen. */
+    if (hl__ask_converts(ask) && ask->listener && ask->status == HL_OK) {
+      ask->lease->at[ask->member->number].converted = false;
+      hl__ask_convert_late(ask);
+    }
+    if (takes && ask->listener && ask->status == HL_OK && !ask->lease->at[ask->member->number].in &&
+        !hl__ask_keep(ask) && (ask->kind == HL__ASK_TAKE || ask->lease->dropped))
+      hl__ask_drop(ask->member, ask->lease);
+  } else if (unwanted && ask->state == HL__ASK_QUEUED) {
+    queue_remove(ask->member, ask);
+    ask->status = HL_CANCELLED;
+    hl__ask_done(ask);
+    ask->references--; /* the queue's; the caller's is left */
+  } else if (unwanted) {
+    ask_interrupt(ask);
+  } else if (!ask->stray) {
+    ask->stray = true;
+    if (++ask->member->strays > STRAYS) hl__member_suspect(ask->member);
+  }
+  ask->listener = NULL;
+  hl__ask_unref(ask);
+}
+
+void hl__ask_drop(hl__quorum_member *member, hl__quorum_lease *lease) {
+  hl__quorum_ask *ask =
+      member->suspect ? NULL : hl__ask_new(member, HL__ASK_DROP, lease, NULL, NULL);
+  lease->at[member->number].in = false;
+  if (!ask) {
+    lease->at[member->number].leftover = true;
+    return;
+  }
+  hl__ask_give(ask);
+  hl__ask_unref(ask);
+}
+
+void hl__quorum_abandon(hl__quorum_store *store, hl__quorum_lease *lease) {
+  lease->dropped = true;
+  lease->held = false;
+  for (unsigned i = 0; i < store->n; i++)
+    if (lease->at[i].in || lease->at[i].old) hl__ask_drop(&store->members[i], lease);
+}
+
+void hl__quorum_wait(hl__quorum_session *session, int64_t until) {
+  hl__quorum_store *store = hl__quorum_store_of(&session->base);
+  if (store->wait_begin) store->wait_begin();
+  hl__cond_wait(&session->answered, &store->mutex, until);
+  if (!hl__library_is_inside()) return;
+  hl__quorum_mutex_unlock(store);
+  store->wait_end();
+  hl__quorum_mutex_lock(store);
+}
+
+/* -------------------------------------------------------- what was answered */
+
+bool hl__quorum_is_revoked(const hl__quorum_ask *ask) {
+  return ask->status == HL_ELOST && (ask->error.revoked_by[0] || ask->error.reason[0] ||
+                                     strstr(ask->error.message, "revoked"));
+}
+
+int hl__quorum_failure(const hl__quorum_store *store, hl__quorum_ask *const *asks) {
+  int status = HL_ECONNECTION;
+  for (unsigned i = 0; i < store->n; i++) {
+    const hl__quorum_ask *ask = asks[i];
+    if (!ask || ask->state != HL__ASK_DONE) continue;
+    if (ask->status != HL_OK && ask->status != HL_ECONNECTION && ask->status != HL_TIMEOUT &&
+        ask->status != HL_CANCELLED && ask->status != HL_ELOST && ask->status != HL_BUSY)
+      status = ask->status;
+  }
+  return status;
+}
+
+int hl__quorum_error(const hl__quorum_store *store, int status, hl__quorum_ask *const *asks,
+                     const char *what, hl_error *error) {
+  char text[400] = "";
+  size_t used = 0;
+  unsigned count = 0;
+  const hl_error *first = NULL;
+  for (unsigned i = 0; i < store->n; i++) {
+    const hl__quorum_ask *ask = asks[i];
+    if (ask && ask->state == HL__ASK_DONE && ask->status == HL_OK) continue;
+    if (!ask) continue;
+    const char *said = "it did not answer in time";
+    if (ask->state == HL__ASK_DONE && ask->status == HL_TIMEOUT &&
+        (ask->kind == HL__ASK_TAKE || ask->kind == HL__ASK_UPGRADE))
+      said = "locked by another";
+    else if (ask->state == HL__ASK_DONE && ask->status != HL_CANCELLED && ask->error.message[0])
+      said = ask->error.message;
+    count++;
+    if (ask->state == HL__ASK_DONE && ask->status == status && !first) first = &ask->error;
+    if (used < sizeof text - 1)
+      used += (size_t)snprintf(text + used, sizeof text - used, "%s%s: %.160s", used ? "; " : "",
+                               store->members[i].name, said);
+  }
+  hl_error own = first ? *first : (hl_error){.level = -1};
+  status = hl__error(error, status, "%u of %u stores %s: %s", count, store->n, what, text);
+  if (error && first) {
+    error->server_errno = own.server_errno;
+    memcpy(error->sqlstate, own.sqlstate, sizeof error->sqlstate);
+    error->level = own.level;
+    error->bucket = own.bucket;
+    memcpy(error->revoked_by, own.revoked_by, sizeof error->revoked_by);
+    memcpy(error->reason, own.reason, sizeof error->reason);
+  }
+  return status;
+}
