@@ -17,6 +17,8 @@
 #   deps.sh model            spin, and what it needs
 #   deps.sh packages NAME…   these packages
 #
+# KIND+KIND… gets all of these at once: deps.sh build+test+servers lua5.4.
+#
 # Says what it installs, how much that is and how to remove it, and asks for root only then. On another system
 # it says what is missing and leaves the rest to you. It must install nothing that is there already, start no
 # service, and leave none that the next boot starts: the specs have servers of their own.
@@ -52,6 +54,11 @@ export INSTALL='
 policy=/usr/sbin/policy-rc.d
 exec 9>/run/lock/hierlock-deps
 flock 9
+# No PostgreSQL server is made and started where its packages are.
+if [[ " $* " == *" postgresql "* ]]; then
+  mkdir -p /etc/postgresql-common
+  echo "create_main_cluster = false" >/etc/postgresql-common/createcluster.conf
+fi
 begun() { find /etc/rc[2-5].d /etc/systemd/system -type l \( -name "S*" -o -path "*.wants/*" \) 2>/dev/null | sort; }
 put_back() { rm -f "$policy"; [[ ! -e $policy.kept && ! -L $policy.kept ]] || mv "$policy.kept" "$policy"; }
 [[ ! -e $policy.kept ]] || put_back
@@ -83,9 +90,9 @@ install() {                             # PACKAGE…
   "${root[@]}" bash -euc "$INSTALL" bash "$@" >&2
 }
 
-kind=${1:?build, demo, test, servers, lint, docs, model or valgrind}
+kinds=${1:?build, demo, test, servers, lint, docs, model or valgrind} after=()
 shift
-[[ $kind != packages ]] || { install "$@"; exit; }
+[[ $kinds != packages ]] || { install "$@"; exit; }
 (($#)) || set -- lua5.4
 
 if ! have dpkg-query; then
@@ -98,64 +105,68 @@ fi
 specs=(lua-busted lua-luv lua-cqueues lua-copas lua-socket lua-sql-mysql lua-sql-postgres lua-sql-sqlite3 lua-argparse lua-dkjson libcmocka-dev procps iproute2 sqlite3 zsh lua-ldoc patch graphviz
   php-cli php-symfony-lock php-pgsql php-redis tmux prometheus)
 
-case $kind in
-  build)
-    want gcc libc6-dev make pkg-config
-    for lua; do want_lua "$lua"; done
-    # Either client library will do. The demonstration needs none.
-    if [[ -z ${HIERLOCK_WITHOUT_CLIENTS:-} ]]; then
-      if ! have mysql_config && ! have mariadb_config; then want libmariadb-dev; fi
-      want libpq-dev libhiredis-dev libsqlite3-dev libmemcached-dev
-    fi
-    ;;
-  demo)
-    want lua-luv
-    ;;
-  test)
-    want "${specs[@]}"
-    for lua; do
-      if [[ $lua == luajit ]] && ! installed libluajit-5.1-2; then
-        want nginx libnginx-mod-http-lua lua-resty-core lua-http # which the shop's load script asks by
+for kind in ${kinds//+/ }; do
+  case $kind in
+    build)
+      want gcc libc6-dev make pkg-config
+      for lua; do want_lua "$lua"; done
+      # Either client library will do. The demonstration needs none.
+      if [[ -z ${HIERLOCK_WITHOUT_CLIENTS:-} ]]; then
+        if ! have mysql_config && ! have mariadb_config; then want libmariadb-dev; fi
+        want libpq-dev libhiredis-dev libsqlite3-dev libmemcached-dev
       fi
-    done
-    ;;
-  servers)
-    exec spec/support/servers.sh install
-    ;;
-  valgrind)
-    want valgrind
-    ;;
-  bare)
-    # make, to begin with: as README.md says.
-    spec/support/root.sh install
-    exec spec/support/root.sh make bare bookworm make
-    ;;
-  libmysqlclient)
-    spec/support/servers.sh install
-    # Servers are started inside, too; PostgreSQL and libpq are the newest there.
-    exec spec/support/root.sh make libmysqlclient sid libmysqlclient-dev gcc libc6-dev make pkg-config \
-      lua5.4 liblua5.4-dev lua5.5 liblua5.5-dev "${specs[@]}" mariadb-server-core mariadb-client-core galera-4 openssl mount bsdutils \
-      libpq-dev libsqlite3-dev libhiredis-dev libmemcached-dev postgresql redis-server valkey-server memcached
-    ;;
-  packaging)
-    want luarocks musl-tools lua-yaml lua-argparse lua-luv mariadb-client-core
-    ;;
-  browser)
-    want chromium fonts-dejavu-core
-    ;;
-  lint)
-    want lua-check cppcheck clang clang-format clang-tidy git mandoc
-    ;;
-  model)
-    want spin gcc libc6-dev
-    ;;
-  fuzz)
-    want clang libclang-rt-dev lua-argparse lua-dkjson # clang only recommends its own libraries
-    ;;
-  docs)
-    for lua; do want_lua "$lua"; done
-    want lua-ldoc
-    ;;
-esac
+      ;;
+    demo)
+      want lua-luv
+      ;;
+    test)
+      want "${specs[@]}"
+      for lua; do
+        if [[ $lua == luajit ]] && ! installed libluajit-5.1-2; then
+          want nginx libnginx-mod-http-lua lua-resty-core lua-http # which the shop's load script asks by
+        fi
+      done
+      ;;
+    servers)
+      read -ra missing <<<"$(spec/support/servers.sh missing)"
+      wanted+=("${missing[@]}") after+=('spec/support/servers.sh install')
+      ;;
+    valgrind)
+      want valgrind
+      ;;
+    bare)
+      # make, to begin with: as README.md says.
+      spec/support/root.sh install
+      exec spec/support/root.sh make bare bookworm make
+      ;;
+    libmysqlclient)
+      spec/support/servers.sh install
+      # Servers are started inside, too; PostgreSQL and libpq are the newest there.
+      exec spec/support/root.sh make libmysqlclient sid libmysqlclient-dev gcc libc6-dev make pkg-config \
+        lua5.4 liblua5.4-dev lua5.5 liblua5.5-dev "${specs[@]}" mariadb-server-core mariadb-client-core galera-4 openssl mount bsdutils \
+        libpq-dev libsqlite3-dev libhiredis-dev libmemcached-dev postgresql redis-server valkey-server memcached
+      ;;
+    packaging)
+      want luarocks musl-tools lua-yaml lua-argparse lua-luv mariadb-client-core
+      ;;
+    browser)
+      want chromium fonts-dejavu-core
+      ;;
+    lint)
+      want lua-check cppcheck clang clang-format clang-tidy git mandoc
+      ;;
+    model)
+      want spin gcc libc6-dev
+      ;;
+    fuzz)
+      want clang libclang-rt-dev lua-argparse lua-dkjson # clang only recommends its own libraries
+      ;;
+    docs)
+      for lua; do want_lua "$lua"; done
+      want lua-ldoc
+      ;;
+  esac
+done
 
 ((!${#wanted[@]})) || install "${wanted[@]}"
+for command in "${after[@]}"; do $command; done

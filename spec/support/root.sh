@@ -7,6 +7,7 @@
 # "install", and leave no mount and no process behind.
 #
 #   root.sh install                        get what is missing to make one
+#   root.sh missing                        say which packages these are
 #   root.sh make NAME SUITE PACKAGE…       make the root NAME of a suite, with these packages
 #   root.sh run NAME SUITE COMMAND…        run COMMAND in it, in this directory, which is the same inside;
 #                                          so are /tmp, /dev, /proc, the cache, processes and network
@@ -28,13 +29,18 @@ say() { echo "root.sh: $*" >&2; }
 die() { say "$*"; exit 1; }
 usage() { sed -n 's/^#   root\.sh/usage: root.sh/p' "$self" >&2; exit 2; }
 
-install() {
+missing() {                             # the packages that are not there, on one line
   local missing=()
   command -v mmdebstrap >/dev/null || missing+=(mmdebstrap)
   [[ -e $keyring ]] || missing+=(debian-archive-keyring)
   ((EUID == 0)) || command -v newuidmap >/dev/null || missing+=(uidmap)
-  ((${#missing[@]})) || return 0
-  "$(dirname "$self")/deps.sh" packages "${missing[@]}"
+  echo "${missing[*]}"
+}
+
+install() {
+  local missing
+  read -ra missing <<<"$(missing)"
+  ((!${#missing[@]})) || "$(dirname "$self")/deps.sh" packages "${missing[@]}"
 }
 
 make_root() {                           # PACKAGE…: under another name, so never there by halves
@@ -110,6 +116,7 @@ alone() {                               # COMMAND…
   exit "$status"
 }
 
+[[ $* != missing ]] || { missing; exit; }
 [[ $* != install ]] || { install; exit; }
 (($# >= 4)) || usage
 name=$2 suite=$3

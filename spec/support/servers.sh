@@ -16,6 +16,7 @@
 #   servers.sh start-again DIR KIND                start a stopped or killed one: same port and data
 #   servers.sh control DIR KIND stop|start|restart|kill|pid      as one command
 #   servers.sh install                             get what is missing: packages, MySQL's files
+#   servers.sh missing                             say which packages these are
 #
 # KIND: mysql, mariadb, postgresql, redis, memcached. The last three are left out by default where they are not installed.
 # HIERLOCK_SERVER_OPTIONS: more options for a server that is started, without spaces inside them.
@@ -386,7 +387,7 @@ run() {                                 # COMMAND…: in the background, so that
   exit "$status"
 }
 
-install() {
+missing() {                             # the packages that are not there, on one line
   local missing=()
   command -v mariadbd >/dev/null || missing+=(mariadb-server-core mariadb-client-core)
   ls /usr/lib/galera/libgalera_smm.so >/dev/null 2>&1 || missing+=(galera-4)
@@ -395,16 +396,17 @@ install() {
   [[ $pg_bin ]] || missing+=(postgresql)
   command -v memcached >/dev/null || missing+=(memcached)
   command -v redis-server >/dev/null || missing+=(redis-server)
-  if ((${#missing[@]})); then
-    # No server is to be made and started by an installation.
-    [[ $pg_bin ]] || "${as[@]}" sh -ec 'mkdir -p /etc/postgresql-common
-      echo "create_main_cluster = false" >/etc/postgresql-common/createcluster.conf' >&2
-    "$(dirname "$self")/deps.sh" packages "${missing[@]}"
-  fi
-  "$roots" install
+  echo "${missing[*]}" "$("$roots" missing)"
+}
+
+install() {
+  local missing
+  read -ra missing <<<"$(missing)"
+  ((!${#missing[@]})) || "$(dirname "$self")/deps.sh" packages "${missing[@]}"
   get_root
 }
 
+[[ $* != missing ]] || { missing; exit; }
 [[ $* != install ]] || { install; exit; }
 [[ $# -ge 2 && $2 ]] || usage
 verb=$1
