@@ -65,7 +65,8 @@ bool hl__known_is_busy(const hl__quorum_part *part) {
   return part->making || part->dropping || part->converting;
 }
 
-static bool is_needed(const hl__quorum_store *store, const hl__quorum_lease *lease, int64_t now) {
+static bool is_needed(const hl__quorum_store *store, const hl__quorum_lease *lease, int64_t now)
+    HL__REQUIRES(hl__quorum_mutex) {
   for (unsigned i = 0; i < store->n; i++)
     if (hl__known_is_busy(&lease->at[i])) return true;
   if (lease->references > 1) return true; /* somebody asks for it now */
