@@ -1,5 +1,5 @@
 -- Measures how fast a work queue hands over: threads take the first free target of n, and give it back at
--- once.
+-- once. Usage:
 --     lua bench/any.lua DSN TARGETS THREADS SECONDS
 -- TARGETS = 1 is `acquire`, to compare with.
 

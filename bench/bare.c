@@ -1,18 +1,18 @@
 /*
  * bare.c - the cost of the server and the wire, without hierlock. Takes and
- * releases three row locks (shared, shared, exclusive), or GET_LOCK's.
+ * releases three row locks (shared, shared, exclusive), or GET_LOCK's. Usage:
  *
  *   bare mode=rows host=127.0.0.1 port=3306 user=app password=pw db=test
  *        table=hier_lock_buckets buckets=10000 [socket=/path] [tls=1]
  *
- * mode=rows     one prepared statement (MySQL: a join, MariaDB: a UNION ALL of look-ups); ROLLBACK is sent,
- *               its answer read at the session's next use; two sessions in turn (mode=rows1: one session)
- * mode=getlock  GET_LOCK + RELEASE_LOCK, both prepared, both waited for
- * mode=design   SET innodb_lock_wait_timeout, START TRANSACTION, three prepared SELECTs, ROLLBACK,
- *               each waited for
- * mode=lease    a lease of three rows, as the store takes it where there were leases before: the locks, an INSERT which
- *               looks whether another one is in the way, COMMIT, in one packet; then a DELETE, waited for. In the space
- *               with leases that `table` begins the names of
+ * mode=rows     One prepared statement (MySQL: a join, MariaDB: a UNION ALL of look-ups). ROLLBACK is sent;
+ *               the session's next use reads the answer. Two sessions in turn (mode=rows1: one session).
+ * mode=getlock  GET_LOCK + RELEASE_LOCK, both prepared; the client waits for both answers.
+ * mode=design   SET innodb_lock_wait_timeout, START TRANSACTION, three prepared SELECTs, ROLLBACK;
+ *               the client waits for each answer.
+ * mode=lease    A lease of three rows, as the store takes it where there were leases before. The locks, an INSERT
+ *               which looks whether another lease is in the way, and COMMIT go in one packet. Then comes a DELETE,
+ *               whose answer the client waits for. `table` is the beginning of the tables' names.
  *
  * The table must hold (level 0..2) x (bucket 0..buckets-1).
  */

@@ -3,7 +3,7 @@
  * contest.lua; loop.lua and symfony.php speak it as well. The client reads
  * lines, and answers each by a line:
  *
- *   N       N times take + give, names at random       microseconds of one
+ *   N       N times take + give, names at random       microseconds of a pair
  *   take    takes the lock that is handed over         when it began, when it had it
  *   give    gives it back                              when it began
  *

@@ -1,7 +1,7 @@
 /*
  * client.h - the functions of a client of the bench in C: it opens its lock,
- * takes it and gives it back. client.c has the loop, the clock and the
- * conversation with contest.lua. A failure ends the program, with a message.
+ * takes it and gives it back. The loop, the clock and the conversation with
+ * contest.lua are in client.c. A failure ends the program, with a message.
  */
 #ifndef BENCH_CLIENT_H
 #define BENCH_CLIENT_H

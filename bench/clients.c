@@ -1,6 +1,6 @@
 /*
  * clients.c - blocking clients, on the public header: threads that take and release
- * an account again and again, each time at random out of `accounts`.
+ * an account again and again, each time at random out of `accounts`. Usage:
  *
  *   clients THREADS ACCOUNTS SECONDS BUCKETS        on $HIERLOCK_DSN
  *

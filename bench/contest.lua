@@ -1,6 +1,6 @@
 -- The parts of a fair comparison: clients that wait for their turn, rounds that
--- alternate, medians. All compared clients run in short rounds of one run, so that a
--- busy machine is busy for all. This file knows nothing of locks; client.c describes
+-- alternate, medians. All compared clients take turns in short rounds, so that a busy
+-- machine is busy for all. This file knows nothing of locks; client.c describes
 -- the conversation with a client.
 
 local uv = require "luv"

@@ -1,5 +1,5 @@
 -- Acquires and releases a resource, the given number of times, to count the instructions of a cycle. The
--- count is the difference of two runs under callgrind, of hierlock's own functions.
+-- count is the difference of two runs under callgrind, of hierlock's own functions. In a shell:
 --
 --   count() {
 --     valgrind --tool=callgrind --callgrind-out-file=/tmp/cycle.out lua5.4 bench/cycle.lua "$@" >/dev/null 2>&1

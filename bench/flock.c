@@ -1,6 +1,6 @@
 /*
- * flock.c - one file for each name, locked whole, by flock(2); opened to take it
- * and closed to give it back.
+ * flock.c - one file for each name, locked whole, by flock(2). The client opens
+ * the file to take the lock, and closes it to give the lock back. Usage:
  *
  *   flock DIRECTORY             calls flock(2)
  *   flock DIRECTORY command     has flock(1) do it, as a shell script does:

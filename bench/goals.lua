@@ -251,9 +251,9 @@ local function handovers(name, client, rounds, polls)
   return middle
 end
 
--- Runs all clients in turn. Each is { name, command, arguments, bare = the name of its floor, limit, polls = ms
--- between two tries, hands_over = how often, goal = at most so many microseconds }, or { name, missing = why it is
--- not run }.
+-- Runs all clients in turn. A client that cannot run here is { name, missing = why }. The others are
+-- { name, command, arguments, bare = the name of its floor, limit, polls = ms between two tries,
+-- hands_over = how often, goal = at most so many microseconds }.
 local function beside(title, cpu, all)
   local clients, by_name = {}, {}
   local function client(one, name) return contest.client(name or one.name, one[1], one[2], cpu) end

@@ -1,7 +1,7 @@
 /*
  * line.c - a slow line: forwards TCP connections to a server and delivers each byte
  * so many microseconds after it came, in both directions. Bytes do not wait for
- * each other: the line has latency, and no limit of its width.
+ * each other: the line has latency, and no limit of its width. Usage:
  *
  *   line HOST PORT MICROSECONDS
  *
@@ -101,7 +101,7 @@ static void read_some(struct end *e) {
   e->count++;
 }
 
-/* Delivers what is due; returns when the next is, or `next`. A chunk without bytes is the
+/* Delivers the bytes that are due; returns when the next bytes are due, or `next`. A chunk without bytes is the
    end of the connection. */
 static int64_t deliver(struct end *e, int64_t next) {
   for (; e->fd >= 0 && e->count; e->first = (e->first + 1) % CHUNKS, e->count--) {

@@ -92,8 +92,8 @@ local function descriptors_at_most()
   return tonumber(limit)
 end
 
--- So many coroutines of one loop wait for an account; then it is released, and each
--- coroutine gets it and gives it back. Returns how long the loop stood still at most.
+-- So many coroutines of a loop wait for an account; then the account is released, and
+-- each coroutine gets it and gives it back. Returns how long the loop stood still at most.
 local function waiting(counts)
   local series = { name = "embedded, luv", x = {}, stall = {}, total = {} }
   print("\nembedded: coroutines of one loop that wait for one account, then get it one after the other")

@@ -1,9 +1,9 @@
 -- A client of many that want the same account: speaks with contest.lua as client.c
--- does.
+-- does. Usage:
 --
 --   load_client.lua DSN BUCKETS
 --
--- A line "AT UNTIL", nanoseconds of the machine's clock: from AT to UNTIL it takes and
+-- The line "AT UNTIL" has nanoseconds of the machine's clock. From AT to UNTIL the client takes and
 -- releases the account again and again. The client answers with its waits, in
 -- microseconds.
 local uv = require "luv"

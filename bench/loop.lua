@@ -1,11 +1,15 @@
 -- hierlock as a client of the bench: speaks with contest.lua as client.c does.
--- It locks a resource: three rows.
+-- The client locks a resource: three rows. Usage:
 --
 --   loop.lua DSN [buckets [held [start|lease|sent|refresh|import|beside [interoperate]]]]
 --
---   held: so many other locks are held. start: acquisitions are started and waited for. lease: they are leases, of fifty
---   users, and their release is waited for; sent: it is not. refresh: one lease is refreshed; import: one is exported and
---   imported. beside: somewhere else a lease is held.
+-- held: The client holds so many other locks.
+-- start: The client starts acquisitions and waits for them.
+-- lease: The locks are leases, of fifty users, and the client waits for their release.
+-- sent: The same, without a wait for the release.
+-- refresh: The client refreshes a lease.
+-- import: The client exports and imports a lease.
+-- beside: Another program holds a lease somewhere else.
 local uv = require "luv"
 local hierlock = require "hierlock"
 
@@ -21,8 +25,8 @@ while #others < held do -- of 10,000 a few share a bucket with another
   others[#others + 1] = manager:acquire_resource("other" .. tried, "a", "r", { timeout = 0 })
 end
 
--- As in a program, the ids are made before they are locked. None shares a
--- bucket with a held lock.
+-- The client makes the ids before it locks them, as a program does. No id shares
+-- a bucket with a held lock.
 local paths = {}
 while #paths < 2000 do
   tried = tried + 1

@@ -1,10 +1,10 @@
 /*
  * memcached.c - the cost of memcached and the wire, without hierlock: a lease of three nodes, as the store takes it
- * without contention. The client reads the document of the root. It writes the liveness item and, by
- * compare-and-swap, the document in one packet. Then it deletes the liveness item.
+ * without contention. The client reads the document of the root. One packet writes the liveness item and, by
+ * compare-and-swap, the document. Then the client deletes the liveness item. Usage:
  *
- *   memcached HOST PORT lease   the release is waited for, and reads the document once more
- *   memcached HOST PORT sent    it is one packet, whose answer is read behind the next lock's
+ *   memcached HOST PORT lease   The client waits for the release, and reads the document once more.
+ *   memcached HOST PORT sent    The release is a packet; the client reads its answer behind the next lock's.
  */
 #include "client.h"
 

@@ -1,15 +1,15 @@
 -- The compared locks: hierlock on each of its stores, and other locks on this
 -- machine. To add a peer: an entry of MEANS, and one `add` below. A client in C
 -- implements client.h (its libraries stand in the Makefile, BENCH_LIBRARIES); a
--- client in another language speaks as client.c says.
+-- client in another language speaks as client.c says. Fields:
 --
---   on        what does the locking: a heading
---   name      what it is called
---   client    what its client is written in
---   takes     what one operation locks
+--   on        the heading: the server, or no server
+--   name      the name of the lock
+--   client    the language of the client
+--   takes     the nodes that an operation locks
 --   polls     milliseconds between two tries of a waiter, at most; absent, it is woken
 --   command, args   how to run the client; args is a function
---   pid       of the server, to give it a CPU of its own
+--   pid       the server's, to give it a CPU of its own
 --   missing   why it can't run here; nil or false if it can
 
 local uv = require "luv"

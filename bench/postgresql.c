@@ -1,14 +1,14 @@
 /*
  * postgresql.c - the cost of PostgreSQL and the wire, without hierlock: advisory locks, numbers
- * of 64 bits.
+ * of 64 bits. Usage:
  *
- *   postgresql lock CONNINFO   one number, locked until it is unlocked; both statements are prepared, and
- *                              both waited for
- *   postgresql rows CONNINFO   three numbers (shared, shared, exclusive) in a transaction, prepared, in one trip;
- *                              ROLLBACK is sent, its answer read at the session's next use; two sessions in turn
- *   postgresql lease CONNINFO  a lease of three rows, as the store takes it: BEGIN, the locks, an INSERT which looks
- *                              whether another one is in the way, COMMIT, in one trip; then a DELETE, waited for. In a
- *                              database that has tables for leases
+ *   postgresql lock CONNINFO   One number, locked until it is unlocked. Both statements are prepared, and the client
+ *                              waits for both answers.
+ *   postgresql rows CONNINFO   Three numbers (shared, shared, exclusive) in a transaction, prepared, in one trip.
+ *                              ROLLBACK is sent; the session's next use reads the answer. Two sessions in turn.
+ *   postgresql lease CONNINFO  A lease of three rows, as the store takes it. BEGIN, the locks, an INSERT which looks
+ *                              whether another lease is in the way, and COMMIT go in one trip. Then comes a DELETE,
+ *                              whose answer the client waits for. The database has tables for leases.
  */
 #include "client.h"
 

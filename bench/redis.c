@@ -1,12 +1,12 @@
 /*
- * redis.c - the cost of redis and the wire, without hierlock.
+ * redis.c - the cost of redis and the wire, without hierlock. Usage:
  *
- *   redis SOCKET recipe   redis' own recipe for a lock: SET a random token if the name is not set, for 30 s; to
- *                         give it back, a script deletes it if it still has that token. Nobody is told that a
- *                         name has become free: who waits asks again every 100 ms, as redis-py does by default
- *   redis SOCKET lease    a lease of three nodes by hierlock's own scripts, each by its digest, with the arguments
- *                         that the store sends; both answers waited for
- *   redis SOCKET sent     the same; the answer to the release is read behind the next lock's
+ *   redis SOCKET recipe   Redis' own recipe for a lock: SET a random token if the name is not set, for 30 s. To
+ *                         give the lock back, a script deletes the name if it still has that token. Redis wakes no
+ *                         waiter; a waiter asks again every 100 ms, as redis-py does by default.
+ *   redis SOCKET lease    A lease of three nodes by hierlock's own scripts, each by its digest, with the arguments
+ *                         that the store sends. The client waits for both answers.
+ *   redis SOCKET sent     As lease; the client reads the answer to the release behind the next lock's.
  */
 #include "client.h"
 

@@ -1,4 +1,4 @@
--- How fast and how small hierlock is, and how it compares.
+-- How fast and how small hierlock is, and how it compares. Usage:
 --
 --   make bench            everything
 --   bench/run.lua NAME…   embedded, mysql, mariadb, postgresql, redis, sqlite, memcached: its goals (goals.lua)

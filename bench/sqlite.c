@@ -1,9 +1,9 @@
 /*
- * sqlite.c - the cost of SQLite and the disk, without hierlock.
+ * sqlite.c - the cost of SQLite and the disk, without hierlock. Usage:
  *
- *   sqlite FILE full|normal   a lease of three rows, as the store takes it: a transaction that looks whether another
- *                             one is in the way, and an INSERT for the lease and for each row; then one that reads and
- *                             deletes them. In a database that hierlock has made
+ *   sqlite FILE full|normal   A lease of three rows, as the store takes it. A transaction looks whether another lease
+ *                             is in the way, and inserts the lease and its rows. A second transaction reads and
+ *                             deletes them. The database is made by hierlock.
  */
 #include "client.h"
 

@@ -10,7 +10,7 @@
 -- parts; ids in SQL without escaping, as this file has made them. A lock on a whole
 -- account is more than two rows need: it also covers everything else of the account.
 --
--- Run it: on MySQL, MariaDB or PostgreSQL ($HIERLOCK_DSN, as a URL), four processes, 100 transfers each; the
+-- Run it: on MySQL, MariaDB or PostgreSQL ($HIERLOCK_DSN, as a URL). Four processes make 100 transfers each; the
 -- three balances sum to 300.
 --
 --     lua examples/attached.lua open

@@ -1,8 +1,8 @@
--- A server of one thread and many coroutines, on cqueues: it books seats over TCP.
+-- A server with one thread and many coroutines, on cqueues: it books seats over TCP.
 --
 -- Shows: in a coroutine of cqueues, acquire yields by itself, no option is needed. While
--- some clients wait for one flight, the server serves clients of another flight. Of many
--- clients that want the same flight, one waits at the store, the others in line.
+-- some clients wait for a flight, the server serves clients of another flight. If many
+-- clients want the same flight, the first waits at the store, the others in line.
 --
 -- Not to be copied blindly: the seats are in memory, so this one server could do
 -- without a lock that other processes see. If your seats are in a database, read and

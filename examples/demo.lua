@@ -46,8 +46,8 @@ end
 
 -- ------------------------------------------------------------- scenarios
 
--- A step has the process, the operation and the node; and the expected result:
--- the process holds at once ("holds"), waits ("waits"), or a waiter gets the
+-- A step has the process, the operation, the node, and the expected result. The
+-- process holds the node at once ("holds"), or waits ("waits"), or a waiter gets the
 -- node after this step (gets = process).
 local scenarios = {
   { "The same resource twice: one after the other",

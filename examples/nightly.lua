@@ -10,8 +10,8 @@
 -- people, decide nothing by it. The list is absent if the store does not show
 -- holders (on MySQL the program needs a privilege). os.execute stands for work.
 --
--- Run it: account a1 takes the batch two seconds; the screen gives up on a1 after
--- one, and meanwhile gets a2.
+-- Run it: account a1 takes the batch two seconds. The screen gives up on a1 after a
+-- second, and meanwhile gets a2.
 --
 --     lua examples/nightly.lua batch a1 2 a2 0 a3 0 | {
 --       read line; echo "$line"

@@ -10,8 +10,8 @@
 -- woken at once. Trying again is for errors that waiting does not mend: a broken
 -- connection, a deadlock, a lost lock. After `lost` (and any error in the middle) the
 -- program cannot know whether the work was done. So each request has an id, and the
--- program looks for this id before it does the work again. os.time counts whole
--- seconds and can jump; take your event loop's clock, and its sleep.
+-- program looks for this id before it does the work again. The clock os.time counts
+-- whole seconds and can jump; take your event loop's clock, and its sleep.
 --
 -- Run it: four box offices sell twenty seats.
 --

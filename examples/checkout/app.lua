@@ -1,6 +1,6 @@
 -- The requests: who may make them, and their answers.
 --
---   423   somebody else has the customer          409   you had it, and have it no more
+--   423   another user has the customer           409   you had it, and have it no more
 --   401   you are not logged in                   403   you may not; or the form is of another site
 --   422   what you typed cannot be                303   done; look there
 --   413   more than a form has                    421   asked by another name than its own (nginx.conf)
@@ -81,7 +81,7 @@ local function of_before(request)
 end
 
 -- Keeps the customer for longer, if the session still has it and the form, if any, is of this lease; returns the
--- lease's token and text. Else nil and the answer.
+-- lease's token and text, or nil and the answer.
 local function keep(request)
   local text = data.taken(request.session, request.customer.id)
   if not text then return nil, not_taken(request) end

@@ -1,6 +1,6 @@
 -- The requests, and their answers.
 --
---   409   somebody else was first: what has changed       423   somebody has it just now: who
+--   409   another user was first: what has changed        423   another user has it just now: who
 --   422   what you typed cannot be                        303   done; look there
 --   413   more than a form has                            421   asked by another name than its own (nginx.conf)
 --   503   the database or the locks do not answer now     403, 404, 405, 500
@@ -48,7 +48,7 @@ local function failure(err, typed)
   return reply(500, pages.problem("Sorry", "The shop cannot do that. The log says why.", typed))
 end
 
--- For an err of one of the ways. changed(err): the answer if another user was first.
+-- The answer to an err of a way. changed(err): the answer if another user was first.
 local function answer_to(err, typed, changed)
   if err.code == "refused" or err.code == "stale" then
     if err.gone then return not_found() end

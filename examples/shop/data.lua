@@ -1,4 +1,4 @@
--- The data of the shop, in SQLite, MySQL, MariaDB or PostgreSQL: one connection for each worker. One is enough:
+-- The data of the shop, in SQLite, MySQL, MariaDB or PostgreSQL: one connection for each worker. More would be idle:
 -- no request yields between the begin of a transaction and its end.
 
 local hierlock = require "hierlock"

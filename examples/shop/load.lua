@@ -1,5 +1,5 @@
--- Lets many clients use the shop at once, in each of its ways, and counts the errors: packets sold without stock,
--- deliveries missing in the stock, overwritten prices of the batch, messages sent twice. Then measures the sales per
+-- Lets many clients use the shop at once, in each of its ways, and counts the errors. These are packets sold without
+-- stock, deliveries missing in the stock, overwritten prices of the batch, and messages sent twice. Then measures the sales per
 -- second of each way.
 --
 -- Needs Debian's lua-argparse, lua-http and lua-dkjson. The shop begins anew for it. Run it from the source tree while the shop

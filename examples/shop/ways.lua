@@ -5,9 +5,9 @@
 --   deliver(id, number, seen)     a clerk adds to the stock that he has seen: `seen` is the row as his screen had it
 --   save(id, typed, seen)         a clerk saves a screen that he opened a while ago: name and price
 --   reprice(id)                   the nightly batch makes one product dearer
---   send()                        a worker sends the message of one order; false: there is none to be had just now
+--   send()                        a worker sends the message of an order; false: no message is free just now
 --
--- They return true, or nil and an err: `refused`, `stale`, `timeout`, or what else hierlock.rows and hierlock say.
+-- Each returns true, or nil and an err: `refused`, `stale`, `timeout`, or what else hierlock.rows and hierlock say.
 -- docs/exclusive-control.md has the SQL that goes over the wire.
 
 local ffi = require "ffi"
@@ -121,7 +121,7 @@ end
 
 -- ----------------------------------------------------------- conditional
 
--- A single statement changes the row, if the condition still holds. It holds no lock, and needs no
+-- A single statement changes the row, if the condition still holds. The way holds no lock, and needs no
 -- retry.
 local conditional = {}
 ways.conditional = conditional
