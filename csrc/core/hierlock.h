@@ -3,13 +3,17 @@
  *
  * To lock a node of a tree (user -> account -> resource, or other levels) a
  * caller takes a shared lock on each ancestor and an exclusive lock on the
- * node. The nodes are mapped to a fixed number of buckets for each level, and
- * the buckets are locked in a store: row locks of MySQL or MariaDB, advisory locks of
- * PostgreSQL (which has no buckets), records of Redis, Valkey, SQLite or Memcached, several
- * of these as a quorum, byte-range locks of the kernel (`file:`), or nothing at all (`null:`,
- * for tests of the calling program).
+ * node. A store maps the nodes to a fixed number of buckets for each level, and
+ * locks the buckets. The stores:
  *
- * A program uses it in this order:
+ *     mysql:, mariadb:             row locks
+ *     postgresql:                  advisory locks, without buckets
+ *     redis:, sqlite:, memcached:  records, without buckets
+ *     file:                        byte-range locks of the kernel
+ *     a quorum                     several of these
+ *     null:                        no locks at all, for tests of the calling program
+ *
+ * A program makes these calls, in this order. Example:
  *
  *     hl_config config = HL_CONFIG_INIT;
  *     hl_manager_open(&config, &manager, &error);
@@ -26,9 +30,9 @@
  *
  * - Locks are advisory: they keep out programs that ask for them, and no others.
  * - A lock can be lost while it is held (a killed connection, a restarted
- *   server, a process stopped for longer than hold_timeout). hl_lock_is_held
- *   says so without a round trip; a fencing token (hl_lock_token) protects a
- *   resource that can compare numbers.
+ *   server, a process stopped for longer than hold_timeout). The function
+ *   hl_lock_is_held says so without a round trip. A fencing token
+ *   (hl_lock_token) protects a resource that can compare numbers.
  * - After fork(), the child's copies of managers and locks are not the
  *   parent's: a copied lock is dead, a copied manager starts afresh. While
  *   another thread is logging in to a server, fork() waits for it: for
@@ -73,8 +77,8 @@ enum hl_status {
   HL_OK = 0,
   HL_TIMEOUT = 1,   /* not granted in time */
   HL_DEADLOCK = 2,  /* chosen as the victim; the transaction is gone */
-  HL_CANCELLED = 3, /* somebody cancelled the wait, or all waits of the manager, or
-                       closed it */
+  HL_CANCELLED = 3, /* the program cancelled the wait, or all waits of the manager, or
+                       closed the manager */
   HL_BUSY = 4,      /* all connections of the pool are in use, or no thread can
                        be started */
 
@@ -88,8 +92,8 @@ enum hl_status {
   HL_ESTORE = -8,           /* anything else that the store reported */
   HL_EMISUSE = -9,          /* a bug of the caller's: the message names it */
   HL_ENOMEM = -10,          /* out of memory */
-  HL_EUNSUPPORTED = -11     /* the store cannot do that; the message names one that
-                               can */
+  HL_EUNSUPPORTED = -11     /* the store cannot do that; the message names a store
+                               that can */
 };
 
 typedef struct hl_error {
@@ -100,7 +104,7 @@ typedef struct hl_error {
   int level;             /* the row concerned, -1 where none is */
   uint32_t bucket;       /* valid where level >= 0 */
   char message[512];     /* one line for people, NUL-terminated */
-  /* HL_ELOST of a lease that somebody has revoked: who, and why. HL_TIMEOUT: why, where it was
+  /* HL_ELOST of a revoked lease: who revoked it, and why. HL_TIMEOUT: the reason, where it was
      something else than other locks. Else "". */
   char revoked_by[64];
   char reason[128];
@@ -117,20 +121,20 @@ const char *hl_status_name(int status);
 
 #define HL_LEVELS_MAX 16
 #define HL_LEVEL_NAME_MAX 64
-#define HL_ID_MAX 1024 /* bytes of one id */
+#define HL_ID_MAX 1024 /* bytes of an id */
 #define HL_BUCKETS_DEFAULT 10000000u
 
-/* HL_UPDATE: one holder, beside those who share; he alone may become exclusive, see
-   hl_lock_upgrade. */
+/* HL_UPDATE: one holder, beside any number of sharing holders. Only the update holder may become
+   exclusive, see hl_lock_upgrade. */
 typedef enum hl_mode {
   HL_SHARED = 1,
   HL_EXCLUSIVE = 2,
   HL_UPDATE = 3
 } hl_mode;
 
-/* "shared", "exclusive", "update"; "" of what is no mode. Static storage. */
+/* "shared", "exclusive", "update"; "" for another number. Static storage. */
 const char *hl_mode_name(hl_mode mode);
-/* The mode of that name; false, and *mode as it was, when there is none. */
+/* The mode of that name. False, and *mode unchanged, when no mode has it. */
 bool hl_mode_named(const char *name, hl_mode *mode);
 
 /* The shape of a tree: names of its levels from root to leaf, and the number
@@ -140,8 +144,8 @@ typedef struct hl_layout hl_layout;
 /* names: 1 to HL_LEVELS_MAX distinct, non-empty names of at most
    HL_LEVEL_NAME_MAX bytes, without ',' or ':' or control bytes; NULL stands
    for user, account, resource. buckets: 1 to 2^31 - 1; 0 stands for
-   HL_BUCKETS_DEFAULT. The names are copied. A manager that is opened with the layout takes from its
-   space what was NULL or 0 here: hl_config.
+   HL_BUCKETS_DEFAULT. The names are copied. If names was NULL or buckets 0, a manager that is opened
+   with the layout takes them from its space: hl_config.
    Fails with HL_EMISUSE, HL_ENOMEM. */
 int hl_layout_new(const char *const *names, unsigned levels, uint32_t buckets, hl_layout **layout,
                   hl_error *error);
@@ -180,17 +184,17 @@ typedef struct hl_row {
 } hl_row;
 
 /* The level of rows that are no nodes, but the names that programs of another kind lock for nodes: see
-   hl_config.interoperate. These rows come behind all others. */
+   hl_config.interoperate. Rows with names come behind all others. */
 #define HL_LEVEL_NAMED HL_LEVELS_MAX
 
-/* Added to the level of a node: its update row, which whoever has the node for update holds
-   exclusively. They come before all others. */
+/* Added to the level of a node: its update row, which the update holder of the node holds
+   exclusively. Update rows come before all others. */
 #define HL_LEVEL_UPDATE 128u
 
-/* What one call will lock: targets, and the rows that they need, each once,
-   in the strongest mode that any target needs, shared or exclusive: first the update rows, then the
-   others, each in the order (level, bucket). All callers take rows in that order, so calls cannot deadlock.
-   One thread at a time uses a plan. */
+/* The targets of a call, and the rows that they need. Each row is there once, in the strongest mode
+   that any target needs, shared or exclusive. The update rows come first, then the others, both in the
+   order (level, bucket). All callers take rows in that order, so calls cannot deadlock. A plan is used
+   by one thread at a time. */
 typedef struct hl_plan hl_plan;
 
 typedef struct hl_target {
@@ -202,7 +206,7 @@ typedef struct hl_target {
 
 /* An empty plan, or NULL when out of memory. Takes a reference to layout. */
 hl_plan *hl_plan_new(hl_layout *layout);
-/* Its rows are in locking order already. NULL when out of memory. */
+/* The copy's rows are in locking order already. NULL when out of memory. */
 hl_plan *hl_plan_copy(const hl_plan *plan);
 void hl_plan_free(const hl_plan *plan); /* NULL is fine */
 void hl_plan_clear(hl_plan *plan);      /* makes it empty again */
@@ -239,9 +243,9 @@ typedef enum hl_dialect {
    memory, or for an unknown dialect. table is an identifier ([A-Za-z0-9_$]+), which the caller has
    checked; HL_POSTGRESQL does not use it. The statement returns as many rows as the plan has. */
 char *hl_plan_sql(hl_plan *plan, hl_dialect dialect, const char *table);
-/* As hl_plan_sql, for a space of MySQL or MariaDB with leases: table is the name that the DSN gives.
-   The statement locks and reads the roots' gates, too, last of all, and returns *gates rows more. It
-   returns fewer where leases may be below a root: the caller then looks for them. */
+/* The statement of hl_plan_sql for a space of MySQL or MariaDB with leases. table is the name that the
+   DSN gives. The statement locks and reads the roots' gates, too, last of all, and returns *gates rows
+   more. If leases may be below a root, the statement returns fewer rows: the caller then looks for leases. */
 char *hl_plan_sql_leased(hl_plan *plan, hl_dialect dialect, const char *table, size_t *gates);
 
 /* ------------------------------------------------------------ manager */
@@ -274,8 +278,8 @@ typedef struct hl_config {
                               programs of the same user alone */
   int64_t timeout;         /* of an acquisition; ms; HL_FOREVER */
   int64_t hold_timeout;    /* ms, at least 1000 */
-  hl_layout *layout;       /* what it leaves to the default, the space decides;
-                              NULL: all of it. See hl_manager_layout */
+  hl_layout *layout;       /* the space decides about NULL and 0 in it;
+                              NULL: about all of it. See hl_manager_layout */
   unsigned pool_size;      /* connections at most */
   const char *application; /* NULL: the program's name */
   /* Stores beyond file: and null:, e.g. { &hl_store_mysql, NULL }; may be
@@ -308,9 +312,9 @@ typedef struct hl_manager hl_manager;
 const char *hl_dsn_default(const char *dsn);
 
 /* The store that a DSN asks for, by its form: "mysql", "postgresql", "redis", "sqlite", "memcached",
-   "file", "null" or "quorum" (quorum:majority;dsn;dsn;dsn or quorum:all;..., with '%' as %25 and
-   ';' as %3B in each of them). Static
-   storage. NULL, with HL_EDSN in *error, when it asks for none that is known. */
+   "file", "null" or "quorum". A quorum is quorum:majority;dsn;dsn;dsn or quorum:all;..., with '%' as
+   %25 and ';' as %3B in each dsn. Static storage. NULL, with HL_EDSN in *error, when no known store
+   has that form. */
 const char *hl_dsn_store(const char *dsn, hl_error *error);
 
 /* Opens the store and looks whether it will exclude. Everything in config is
@@ -375,14 +379,14 @@ typedef struct hl_histogram {
 /* Microseconds; 100 us to 5,000 s, in steps of 1, 2, 5. From HL_HISTOGRAM_BOUNDS on: INT64_MAX. */
 int64_t hl_histogram_bound_us(unsigned i);
 
-/* Tells of the acquisitions whose deepest target was on that level, since the manager was opened: how long
-   they waited, granted or not; and how long their locks, which are not held any more, were held. A level
-   beyond the deepest has none. Any thread. */
+/* The acquisitions whose deepest target was on that level, since the manager was opened. waits: how
+   long they waited, granted or not. holds: how long their locks were held that are not held any more. A
+   level beyond the deepest has no acquisitions. Any thread. */
 void hl_manager_histograms(hl_manager *manager, unsigned level, hl_histogram *waits,
                            hl_histogram *holds);
 
 /* How many locks this manager has found lost so far, or leases over; grows by one for each.
-   Two atomic reads: for those who want to look at their locks only then. */
+   Two atomic reads, so a caller can look at its locks only when the number has grown. */
 uint64_t hl_manager_losses(hl_manager *manager);
 
 /* How a lock is held: as long as its connection or process lives, or until a time. */
@@ -423,7 +427,7 @@ typedef void (*hl_holder_fn)(void *context, const hl_holder *holder);
 int hl_manager_holders(hl_manager *manager, const hl_plan *plan, hl_holder_fn fn, void *context,
                        hl_error *error);
 
-/* As hl_manager_holders, after a failed acquisition, for a caller in a hurry: a hundred at most, and
+/* hl_manager_holders after a failed acquisition, for a caller in a hurry: at most a hundred holders,
    within 50 ms. HL_TIMEOUT: the store has not told all by then; fn was called for the known ones.
    HL_BUSY: the store was not asked, because it has not answered the last look yet, or was asked ten
    times for this manager in this second. Looking costs the server more than a try does, and programs
@@ -464,7 +468,7 @@ typedef struct hl_lock hl_lock;
 /* The asker: a part of a program that does one thing at a time, such as a Lua state. A program that names
    an agent promises that no other part of it releases the agent's locks. So a request that would wait
    for the agent itself, or in a circle of waiting agents, is HL_DEADLOCK before it waits, if it may wait
-   for a second or longer. One thread at a time uses an agent. NULL: out of memory. */
+   for a second or longer. An agent is used by one thread at a time. NULL: out of memory. */
 typedef struct hl_agent hl_agent;
 hl_agent *hl_agent_new(void);
 hl_agent *hl_agent_ref(hl_agent *agent); /* NULL is fine */
@@ -481,8 +485,8 @@ typedef struct hl_options {
   const char *label; /* free text shown to observers; NULL: none */
   size_t label_size;
   /* ms from the grant until the lease ends, unless it is refreshed: 1 to HL_TTL_MAX. 0: a
-     session lock, and the fields below are of no matter; but on a store that has only leases
-     one of the manager's hold_timeout, with auto_refresh. */
+     session lock, for which the next three fields have no effect. On a store that has only leases,
+     0 means a lease of the manager's hold_timeout, with auto_refresh. */
   int64_t ttl;
   const char *owner; /* who holds it: 1 to HL_OWNER_MAX bytes; NULL: the application */
   bool auto_refresh; /* a thread of the manager's refreshes it thrice in its ttl */
@@ -514,10 +518,10 @@ typedef struct hl_options {
 bool hl_order_check(const hl_manager *manager, const hl_plan *plan, hl_options *options,
                     char report[HL_REPORT_SIZE]);
 
-/* As hl_order_check, where the order is not learnt but declared: hl_config.units. True: the agent asks for a
-   unit while its task holds a later one, by a manager that has units, too; the report says what and
-   where. first: no call of this process has said so of these two units before. The targets of one request
-   have an order of their own, and a request that tries once waits for nothing: neither breaks the
+/* Checks a request against the declared order, hl_config.units. True: the agent asks for a unit while its
+   task holds a later unit, by a manager that has units, too; the report says which, and where. first:
+   no call of this process has said so of these two units before. A request with several targets
+   takes them in an order of its own, and a request that tries once waits for nothing: neither breaks the
    declared order. Any thread. */
 bool hl_units_check(const hl_manager *manager, const hl_plan *plan, const hl_options *options,
                     bool *first, char report[HL_REPORT_SIZE]);
@@ -527,26 +531,26 @@ bool hl_units_check(const hl_manager *manager, const hl_plan *plan, const hl_opt
    Returns HL_OK with *lock set; HL_TIMEOUT, HL_DEADLOCK, HL_CANCELLED,
    HL_BUSY; HL_ECONNECTION, HL_ENOT_PROVISIONED, HL_EUNSAFE_SERVER,
    HL_ESTORE, HL_EMISUSE (an empty plan, another layout), HL_ENOMEM; then
-   *lock is NULL and nothing is held. A call of this function closes no circle of waiters. It can
-   stand in a circle that an hl_lock_extend has closed, and the store may pick it as the victim:
-   HL_DEADLOCK. Try again. With options->agent a call that would wait for ever is HL_DEADLOCK, too, before
+   *lock is NULL and nothing is held. A call of this function closes no circle of waiters. But the call
+   can stand in a circle that an hl_lock_extend has closed, and the store may pick the call as the
+   victim: HL_DEADLOCK. Try again. With options->agent a call that would wait for ever is HL_DEADLOCK, too, before
    it waits; see hl_agent. */
 int hl_acquire(hl_manager *manager, const hl_plan *plan, const hl_options *options, hl_lock **lock,
                hl_error *error);
 
 /* Takes more locks in the same transaction. May break the common order: so this call alone can close a
    circle of waiters. options may be NULL. HL_DEADLOCK: the store has picked this call as the victim, and the
-   lock holds nothing any more. After any other failure the lock holds what it held before; a store
-   that cannot give back single rows (MySQL) may keep some of the wanted rows until the lock is released. */
+   lock holds nothing any more. After any other failure the lock holds the rows that it held before.
+   MySQL, which cannot give back single rows, may keep some of the wanted rows until the lock is released. */
 int hl_lock_extend(hl_lock *lock, const hl_plan *plan, const hl_options *options, hl_error *error);
 
 /* Makes exclusive what the lock has in HL_UPDATE, as soon as the sharing holders have gone. No other lock
    can become exclusive before, and newcomers wait meanwhile where the store is fair. HL_OK, also when the
    lock is exclusive already; it has a new token then. HL_TIMEOUT, HL_CANCELLED, and any failure beside the
-   following: the lock is what it was; but a lease whose request or answer was delayed or cut off may be
+   following: the lock is unchanged. But a lease whose request or answer was delayed or cut off may be
    exclusive at the store, until it is downgraded or released. HL_DEADLOCK: the lock holds nothing any more.
-   Several nodes in one lock, which others share in one request, can stand in a circle; so can a lock
-   on MariaDB, or on MySQL before 8.0.41, for which a request of many nodes waits. HL_ELOST, HL_ERELEASED.
+   A lock of several nodes can stand in a circle, if other requests share several of them. A lock on MariaDB,
+   or on MySQL before 8.0.41, can, too, if a request of many nodes waits for it. HL_ELOST, HL_ERELEASED.
    HL_EMISUSE: the caller did not ask for HL_UPDATE. Only timeout and the asker of options count; NULL: the
    manager's. */
 int hl_lock_upgrade(hl_lock *lock, const hl_options *options, hl_error *error);
@@ -578,17 +582,17 @@ void hl_lock_free(hl_lock *lock);
 int hl_lock_refresh(hl_lock *lock, int64_t ttl, hl_error *error);
 /* Makes a session lock a lease, with no moment in between in which its nodes are free. Uses ttl, owner,
    auto_refresh, auto_release and label of options. HL_OK; HL_ELOST, HL_ERELEASED; after any other
-   failure the lock is what it was. */
+   failure the lock is unchanged. */
 int hl_lock_to_lease(hl_lock *lock, const hl_options *options, hl_error *error);
 /* A printable text, malloc'ed, to be freed by the caller, with which hl_import takes the
    lease over, in any process. The lease goes on; the lock is as if released. A program that has the text
    has the lease. HL_EUNSUPPORTED: a session lock. HL_ELOST, HL_ERELEASED, HL_ENOMEM. */
 int hl_lock_export(hl_lock *lock, char **text, hl_error *error);
-/* In two steps, for who has to keep the text safe before the lock is as if released: the
-   text alone; then hl_lock_export with text NULL. */
+/* hl_lock_export in two steps, for a caller that must keep the text safe before the lock is as if
+   released: first this gives the text alone; then call hl_lock_export with text NULL. */
 int hl_lock_text(hl_lock *lock, char **text, hl_error *error);
 /* Takes a lease over, with one refresh: for options' ttl (0: its own) from now. options may
-   be NULL; of the others only auto_refresh and auto_release are used. The later of two imports of one
+   be NULL; of the others only auto_refresh and auto_release are used. The later of two imports of a
    text wins, and the earlier lock is lost. Returns HL_OK with *lock set; HL_ELOST: the
    lease is not there any more; HL_EMISMATCH: the text is damaged, or of another layout; as
    hl_acquire. */
@@ -610,8 +614,8 @@ typedef enum hl_lock_state {
   HL_LOST,
   HL_IN_USE,  /* by a call that was started, and whose result is not taken */
   HL_FOREIGN, /* it belongs to the parent of this process */
-  HL_OVER     /* a lease whose time is up: whether somebody has had its nodes since, only
-             hl_lock_refresh can tell */
+  HL_OVER     /* a lease whose time is up: only hl_lock_refresh can tell whether another holder
+             has had its nodes since */
 } hl_lock_state;
 
 hl_lock_state hl_lock_look(hl_lock *lock);
@@ -624,7 +628,7 @@ int64_t hl_lock_waited(const hl_lock *lock); /* ms until it was granted */
 /* The fencing token: a later exclusive holder of a node has a greater one than an earlier holder.
    hl_lock_extend and hl_lock_upgrade give a new token. */
 uint64_t hl_lock_token(const hl_lock *lock);
-/* What it locks, or locked. Lives as long as the lock. */
+/* The plan that the lock holds, or held. Lives as long as the lock. */
 const hl_plan *hl_lock_plan(const hl_lock *lock);
 /* Whether hl_lock_free releases it: not a lease without auto_release. */
 bool hl_lock_auto_releases(const hl_lock *lock);
@@ -634,33 +638,32 @@ const char *hl_lock_where(const hl_lock *lock);
 /* ------------------------------------------------------------ pending */
 
 /* An acquisition that has been started and is not waited for: for programs with
-   an event loop. It is used by one thread at a time, and has threads of the
-   library's own do the waiting; while it waits behind another request of the same
-   manager, none. */
+   an event loop. A pending is used by one thread at a time. A thread of the library
+   waits for it, unless it waits behind another request of the same manager. */
 typedef struct hl_pending hl_pending;
 
-/* As hl_acquire, but returns at once. HL_OK: *pending will be done, whatever the
-   outcome; hl_pending_wait tells it. HL_EMISUSE, HL_ENOMEM: there is none. */
+/* Starts hl_acquire, and returns at once. HL_OK: *pending will be done, whatever the
+   outcome; hl_pending_wait returns the outcome. HL_EMISUSE, HL_ENOMEM: no pending was made. */
 int hl_start(hl_manager *manager, const hl_plan *plan, const hl_options *options,
              hl_pending **pending, hl_error *error);
 
-/* The same for the first of n plans that is granted: hl_pending_wait gives that lock, whose
-   hl_lock_plan says which. It waits in every queue; the first grant ends the other waits, so of two that come
-   together one is given back at once, without being anybody's. When several could be granted at once, the
-   first in the list is, where the store tells without blocking. HL_TIMEOUT: none was; any other failure
-   of one ends all. Each wait takes what hl_start takes: a connection, where they are scarce. The plans are
-   copied; options, as hl_start; with `awaited` and no strand the agent itself blocks until it is done. */
+/* Starts n acquisitions, of which the first that is granted counts: hl_pending_wait gives its lock, and
+   hl_lock_plan says which plan that is. The pending waits in every queue. The first grant ends the other
+   waits; a second grant that comes together with it is given back at once, and no caller sees it. When
+   several plans could be granted at once, the first in the list is, where the store tells without blocking.
+   HL_TIMEOUT: no plan was granted. Any other failure of a plan ends all. Each wait takes a connection, as
+   hl_start does, where connections are scarce. The plans are copied. options, as for hl_start; with
+   `awaited` and no strand the agent itself blocks until the pending is done. */
 int hl_start_any(hl_manager *manager, const hl_plan *const *plans, size_t n,
                  const hl_options *options, hl_pending **pending, hl_error *error);
 /* Whether a call of this manager's store may block, a try, too. */
 bool hl_manager_blocks(const hl_manager *manager);
 
-/* The same for calls on a lock: hl_lock_extend, hl_lock_upgrade, hl_lock_check and hl_lock_release
-   with confirm. Until its result has been taken by hl_pending_wait (which
-   returns no lock then), or it has been cancelled and has ended, the lock is in
-   use: another call on it is HL_EMISUSE, except hl_lock_release and
-   hl_lock_free, which give the call up. A call that is given up may cost the lock.
-   HL_OK with *pending NULL: it is done already, and well. Any other status: as
+/* Start calls on a lock: hl_lock_extend, hl_lock_upgrade, hl_lock_check, hl_lock_release with confirm,
+   and so on. The lock is in use until hl_pending_wait has taken the result (it returns no lock then), or
+   until the call was cancelled and has ended. Meanwhile another call on the lock is HL_EMISUSE. Only
+   hl_lock_release and hl_lock_free may be called: they give the started call up, which may cost the lock.
+   HL_OK with *pending NULL: the call is done already, and well. Any other status: as
    that call. */
 int hl_lock_start_extend(hl_lock *lock, const hl_plan *plan, const hl_options *options,
                          hl_pending **pending, hl_error *error);
@@ -673,20 +676,20 @@ int hl_lock_start_refresh(hl_lock *lock, int64_t ttl, hl_pending **pending, hl_e
 int hl_lock_start_to_lease(hl_lock *lock, const hl_options *options, hl_pending **pending,
                            hl_error *error);
 
-/* As hl_start, for hl_import. Given up, it leaves the lease to whoever has the text. */
+/* Starts hl_import. A pending that is given up leaves the lease to the programs that have the text. */
 int hl_start_import(hl_manager *manager, const char *text, size_t size, const hl_options *options,
                     hl_pending **pending, hl_error *error);
 
 bool hl_pending_done(hl_pending *pending);
 
-/* A descriptor that becomes readable when it is done, and stays so: to be
-   polled, not read, and not closed by the caller. It lives as long as the pending.
+/* A descriptor that becomes readable when the pending is done, and stays so: to be
+   polled, not read, and not closed by the caller. The descriptor lives as long as the pending.
    Made at the first call. HL_ESTORE: no descriptor can be had. */
 int hl_pending_fd(hl_pending *pending, hl_error *error);
 
-/* Calls fn(tag) once, when it is done: in the thread that ends it, or here, when
-   that was before. fn must not block and must not call this library. The tag is a
-   number, as what it stands for in the caller may be gone by then. */
+/* Calls fn(tag) once, when the pending is done: in the thread that ends it, or here, when
+   it is done already. fn must not block and must not call this library. The tag is a
+   number, because the caller's object for it may be gone by then. */
 typedef void (*hl_notify_fn)(uint64_t tag);
 void hl_pending_notify(hl_pending *pending, hl_notify_fn fn, uint64_t tag);
 
@@ -695,18 +698,18 @@ void hl_pending_notify(hl_pending *pending, hl_notify_fn fn, uint64_t tag);
    it is not done yet, and goes on. HL_EMISUSE: it has given its result already. */
 int hl_pending_wait(hl_pending *pending, int64_t timeout, hl_lock **lock, hl_error *error);
 
-/* Ends the wait, in the store too, and does not wait for that. It is done: its
+/* Ends the wait, in the store too, and does not wait for that. The pending is done: the
    result is HL_CANCELLED, also when the lock had been granted and not yet been
-   taken by hl_pending_wait; then it is released. */
+   taken by hl_pending_wait; then the lock is released. */
 void hl_pending_cancel(hl_pending *pending);
 
-/* What it is to lock; NULL once hl_pending_wait has returned the lock. Lives as long
+/* The plan to be locked; NULL once hl_pending_wait has returned the lock. Lives as long
    as the pending. */
 const hl_plan *hl_pending_plan(const hl_pending *pending);
 
-/* Calls fn for those who were in the way, when it is done with HL_TIMEOUT or HL_DEADLOCK. Returns
-   what hl_manager_blockers said then: after a failure there may be others. HL_BUSY, too, when
-   it stood in line inside this process until its end, and has not been at the store. */
+/* Calls fn for the holders that were in the way, when the pending is done with HL_TIMEOUT or HL_DEADLOCK.
+   Returns the status of hl_manager_blockers at that time: after a failure there may be others. HL_BUSY,
+   too, when the pending stood in line inside this process until its end, and never reached the store. */
 int hl_pending_holders(hl_pending *pending, hl_holder_fn fn, void *context, hl_error *error);
 
 /* Cancels if need be and frees; never blocks. NULL is fine. */
