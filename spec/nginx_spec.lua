@@ -660,7 +660,7 @@ describe("nginx", function()
       assert_held("master")
     end)
 
-    it("wakes a thousand that are done at once, more than the bell can say", function()
+    it("wakes a thousand that are done at once, more than the notifier can say", function()
       local handle = assert(mine:acquire { "u" })
       local request = nginx:start("/content", [[
         local other = assert(hierlock.open(dsn, options))

@@ -729,7 +729,7 @@ support.on_postgresql(function(store)
   end)
 
   -- The server grants a lock, and ends the wait for it, in either order: here it is stopped between.
-  it("leaves no bell behind in a session whose wait ends when that is granted", function()
+  it("leaves no lead behind in a session whose wait ends when that is granted", function()
     local handle = assert(lease(open(), U1))
     local first, second = support.process(store), support.process(store)
     first:acquire("lock", "acquire", { "u1", "a1", "n1" }, { timeout = 15 })
@@ -738,7 +738,7 @@ support.on_postgresql(function(store)
     local backend = support.wait_until(function()
       local rows = root "SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND objsubid = 2 AND NOT granted"
       return rows[1] and tonumber(rows[1][1])
-    end, "who waits for the bell")
+    end, "who waits for the lead")
     local uv = require "luv"
     local start = support.now()
     uv.kill(backend, "sigstop")

@@ -1,4 +1,4 @@
--- Trouble of Redis and Valkey alone: servers that would not exclude, that forget, scripts that are forgotten, bells,
+-- Trouble of Redis and Valkey alone: servers that would not exclude, that forget, scripts that are forgotten, wake-ups,
 -- privileges. leases_spec, scenarios_spec, loop_spec have the duties that they share with other stores.
 
 local uv = require "luv"
@@ -671,7 +671,7 @@ describe("redis", function()
       assert.equal(1, #manager:leases())
       assert.equal(1, manager:revoke({ target = U1 }, { by = "x" }))
       assert_code("lost", handle:check())
-      -- Without bells it waits, too.
+      -- Without wake-ups it waits, too.
       cli("ACL", "SETUSER", "least", "-publish", "-subscribe")
       handle = assert(manager:acquire(R1))
       pending = assert(other:start(R1))

@@ -529,14 +529,14 @@ support.on_sqlite(function(store)
       assert.is_true(stopped:result())
     end)
 
-    -- The waiter's bell is in the side file: see side.c.
+    -- The waiter's futex is in the side file: see side.c.
     it("that ends in vain wakes those who waited for it alone", function()
       local path = fresh()
       local manager = assert(open(path))
       local function rung()
-        local bells, n = read_file(path .. "-hierlock"):sub(33, 32 + 8000), 0
-        for i = 1, #bells, 8 do
-          local a, b, c, d = bells:byte(i, i + 3)
+        local futexes, n = read_file(path .. "-hierlock"):sub(33, 32 + 8000), 0
+        for i = 1, #futexes, 8 do
+          local a, b, c, d = futexes:byte(i, i + 3)
           n = n + a + 256 * (b + 256 * (c + 256 * d))
         end
         return n

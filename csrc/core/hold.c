@@ -39,7 +39,7 @@ int hl__hold_settle(hl_manager *manager, hl__connection *connection, int64_t dea
   return status;
 }
 
-int hl__hold_look(hl_manager *manager, hl__connection *connection, hl_error *error) {
+int hl__connection_check(hl_manager *manager, hl__connection *connection, hl_error *error) {
   const hl_store_ops *ops = manager->ops;
   if (connection->asked) {
     int status = ops->settle(connection->session, 0, error);
@@ -50,7 +50,7 @@ int hl__hold_look(hl_manager *manager, hl__connection *connection, hl_error *err
       return status;
     }
   }
-  int status = ops->look(connection->session, error);
+  int status = ops->check(connection->session, error);
   if (status == HL_OK && ops->traits.expires && hl__connection_left(manager, connection) == 0)
     status = hl__error(error, HL_ECONNECTION,
                        "the server has not answered for hold_timeout, and may "
@@ -123,7 +123,7 @@ HL__UNCHECKED int hl__hold_use(hl__hold *hold, hl_error *error) {
   hl_error reason;
   hl__connection_mutex_lock(connection);
   if (connection->session) {
-    if (hl__hold_look(manager, connection, &reason) == HL_OK) return HL_OK;
+    if (hl__connection_check(manager, connection, &reason) == HL_OK) return HL_OK;
     hl__connection_mutex_unlock(connection);
     return hl__hold_lose(hold, &reason, error);
   }
@@ -187,7 +187,7 @@ int hl__hold_check(hl__hold *hold, hl_error *error) {
     connection->asked = sent;
     status = hl__hold_settle(manager, connection, HL_FOREVER, &reason);
   }
-  if (status == HL_OK) status = ops->look(connection->session, &reason);
+  if (status == HL_OK) status = ops->check(connection->session, &reason);
   hl__connection_mutex_unlock(connection);
   return status == HL_OK ? HL_OK : hl__hold_lose(hold, &reason, error);
 }

@@ -67,7 +67,7 @@ int hl__hold_settle(hl_manager *manager, hl__connection *connection, int64_t dea
 /* Whether the session of a HELD connection stands, as far as can be told without
    waiting: reads an answer that has come, looks at the session and at the
    clock. */
-int hl__hold_look(hl_manager *manager, hl__connection *connection, hl_error *error)
+int hl__connection_check(hl_manager *manager, hl__connection *connection, hl_error *error)
     HL__REQUIRES(hl__connection_mutex);
 /* A HELD connection has been lost, or its manager is closed: ends its session. */
 void hl__hold_end(hl_manager *manager, hl__connection *connection, bool lost)

@@ -46,7 +46,7 @@ static void held_turn(hl_manager *manager, hl__connection *connection)
   /* Its owner is at it: then it needs no keeper. */
   if (hl__connection_mutex_trylock(connection) != 0) return;
   if (connection->session) {
-    int status = hl__hold_look(manager, connection, NULL);
+    int status = hl__connection_check(manager, connection, NULL);
     if (status == HL_OK) status = renew_if_due(manager, connection);
     if (status) hl__hold_end(manager, connection, true);
   }
@@ -58,7 +58,7 @@ static bool idle_turn(hl_manager *manager, hl__connection *connection, int64_t n
     HL__REQUIRES(hl__manager_mutex) {
   int status = hl__pool_settle(manager, connection);
   if (status == HL_OK) {
-    status = manager->ops->look(connection->session, NULL);
+    status = manager->ops->check(connection->session, NULL);
     if (status == HL_OK) status = renew_if_due(manager, connection);
   }
   return (status == HL_OK || status == HL_TIMEOUT) && now - connection->idle_since < IDLE_MS;

@@ -106,7 +106,7 @@ void hl__lease_forget(hl__lease *lease) { free(lease); }
 
 typedef enum operation_kind {
   REFRESH,
-  LOOK,
+  INSPECT,
   DROP,
   RECALL
 } operation_kind;
@@ -142,7 +142,7 @@ static int operation_run(hl_session *session, void *context, hl_error *error) {
   case REFRESH:
     self->terms.turn = atomic_fetch_add(&self->lease->turn, 1u) + 1;
     return ops->refresh(session, &self->terms, self->ttl, self->deadline, &self->sent_ms, error);
-  case LOOK: return ops->look(session, &self->terms, self->deadline, &self->left_ms, error);
+  case INSPECT: return ops->inspect(session, &self->terms, self->deadline, &self->left_ms, error);
   case DROP: return drop_run(session, self, error);
   case RECALL: return ops->recall(session, &self->terms, self->deadline, error);
   }
@@ -298,7 +298,7 @@ int64_t hl__lease_left(hl__lease *lease) {
   return ms;
 }
 
-hl_lock_state hl__lease_look(hl__lease *lease) {
+hl_lock_state hl__lease_inspect(hl__lease *lease) {
   hl_lock_state state = HL_RELEASED;
   hl__manager_mutex_lock(lease->manager);
   if (lease->state == HL__LEASE_HELD)
@@ -373,7 +373,7 @@ int hl__lease_refresh(hl__lease *lease, int64_t ttl, hl_error *error) {
 
 int hl__lease_check(hl__lease *lease, hl_error *error) {
   hl_manager *manager = lease->manager;
-  operation self = {.kind = LOOK, .confirm = true};
+  operation self = {.kind = INSPECT, .confirm = true};
   hl_error reason = {0};
   hl__manager_mutex_lock(manager);
   int status;
@@ -477,7 +477,7 @@ int64_t hl__leases_keep(hl_manager *manager) {
   return hl__deadline(hl__now_ms(), wait);
 }
 
-void hl__leases_look(hl_manager *manager) {
+void hl__leases_inspect(hl_manager *manager) {
   hl__manager_renew(manager);
   hl__manager_mutex_lock(manager);
   int64_t now = hl__boot_ms(), next = HL_FOREVER;

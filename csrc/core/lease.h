@@ -89,7 +89,7 @@ int hl__lease_unsupported(const hl_manager *manager, hl_error *error);
 /* Milliseconds for which it is held for sure. */
 int64_t hl__lease_left(hl__lease *lease);
 /* HL_HELD, HL_OVER, HL_LOST, HL_RELEASED */
-hl_lock_state hl__lease_look(hl__lease *lease);
+hl_lock_state hl__lease_inspect(hl__lease *lease);
 /* Why it is lost, or over. */
 void hl__lease_loss(hl__lease *lease, hl_error *error);
 
@@ -113,7 +113,7 @@ int hl__lease_release(hl__lease *lease, bool confirm, hl_error *error);
 int hl__lease_leave(hl__lease *lease, hl_error *error);
 
 /* Counts those that are over and were not counted. In a forked child: none. */
-void hl__leases_look(hl_manager *manager);
+void hl__leases_inspect(hl_manager *manager);
 /* The keeper: has those refreshed whose time has come. Returns when it wants to be called
    next (hl__now_ms), or HL_FOREVER. */
 int64_t hl__leases_keep(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);

@@ -19,7 +19,7 @@ static bool is_foreign(const hl_lock *lock) { return lock->generation != hl__for
 /* A lease that was revoked may not know it yet: its own thread asks. */
 static bool lease_stands(hl__lease *lease, int64_t ms, bool mine) {
   hl_error error;
-  if (hl__lease_look(lease) != HL_HELD || !(lease->refreshes || hl__lease_left(lease) > ms))
+  if (hl__lease_inspect(lease) != HL_HELD || !(lease->refreshes || hl__lease_left(lease) > ms))
     return false;
   return !mine || hl__lease_check(lease, &error) == HL_OK;
 }
@@ -35,7 +35,7 @@ static bool held_stands(hl__held *held, int64_t ms, bool mine) {
   /* BUSY: its own thread waits in a call that extends it. */
   bool stands = connection && (connection->state == HL__HELD || connection->state == HL__BUSY);
   if (stands && connection->state == HL__HELD && hl__connection_mutex_trylock(connection) == 0) {
-    stands = connection->session && hl__hold_look(manager, connection, NULL) == HL_OK;
+    stands = connection->session && hl__connection_check(manager, connection, NULL) == HL_OK;
     hl__connection_mutex_unlock(connection);
   }
   hl__manager_mutex_unlock(manager);
@@ -165,7 +165,7 @@ hl_lock_state hl_lock_look(hl_lock *lock) {
   if (!lock) return HL_RELEASED;
   if (is_foreign(lock)) return HL_FOREIGN;
   if (hl__lock_is_occupied(lock)) return lock->released ? HL_RELEASED : HL_IN_USE;
-  if (lock->lease) return lock->released ? HL_RELEASED : hl__lease_look(lock->lease);
+  if (lock->lease) return lock->released ? HL_RELEASED : hl__lease_inspect(lock->lease);
   if (hl_lock_is_held(lock)) return HL_HELD;
   return lock->hold.lost ? HL_LOST : HL_RELEASED;
 }

@@ -31,7 +31,7 @@ HL__UNCHECKED static void fields_init(hl_manager *manager) {
   manager->drops_begun = false;
   manager->drops_put = manager->drops_gone = manager->drops_failed = 0;
   manager->refreshers = 0;
-  manager->looks_late = 0;
+  manager->queries_late = 0;
   atomic_store(&manager->leases_end, HL_FOREVER);
   (void)pthread_mutex_init(&manager->mutex, NULL);
   (void)pthread_cond_init(&manager->pool.freed, &monotonic);

@@ -72,9 +72,9 @@ struct hl_manager {
     hl_histogram waits, holds;
   } levels[HL_LEVELS_MAX] HL__GUARDED_BY(hl__manager_mutex);
   /* Looks for holders, of the current second: see watch.c. */
-  int64_t looks_since HL__GUARDED_BY(hl__manager_mutex);
-  unsigned looks HL__GUARDED_BY(hl__manager_mutex);
-  unsigned looks_late HL__GUARDED_BY(hl__manager_mutex); /* their callers have left */
+  int64_t queries_since HL__GUARDED_BY(hl__manager_mutex);
+  unsigned queries HL__GUARDED_BY(hl__manager_mutex);
+  unsigned queries_late HL__GUARDED_BY(hl__manager_mutex); /* their callers have left */
 };
 
 HL__MUTEX_FUNCTIONS(hl__manager_mutex, hl_manager, mutex, hl__manager_mutex)

@@ -87,7 +87,7 @@ void hl__pool_sent(hl__connection *connection, hl__sent *sent) {
 hl__connection *hl__pool_quiet(hl_manager *manager) {
   hl__connection *connection = manager->pool.newest;
   while (connection && (hl__pool_settle(manager, connection) != HL_OK ||
-                        manager->ops->look(connection->session, NULL) != HL_OK))
+                        manager->ops->check(connection->session, NULL) != HL_OK))
     connection = connection->older;
   return connection;
 }
@@ -193,7 +193,7 @@ static bool idle_try(hl_manager *manager, hl__connection *connection, hl__connec
                      hl__connection **dead) HL__REQUIRES(hl__manager_mutex) {
   int status = hl__pool_settle(manager, connection);
   if (status == HL_OK && manager->ops->traits.scarce)
-    status = manager->ops->look(connection->session, NULL);
+    status = manager->ops->check(connection->session, NULL);
   if (status == HL_OK) return true;
   if (status == HL_TIMEOUT) {
     *pending = connection;

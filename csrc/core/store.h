@@ -19,7 +19,7 @@
  * session holds. See hl_lease_ops.
  *
  * give_back and renew send and do not wait; the answer is outstanding until
- * settle has read it. While one is outstanding only settle, look, take,
+ * settle has read it. While one is outstanding only settle, check, take,
  * give_back, interrupt, close and forget may be called; take and give_back settle
  * by themselves (take waits for it; give_back must not, see there).
  *
@@ -186,8 +186,8 @@ typedef struct hl_lease_ops {
   int (*refresh)(hl_session *session, const hl_lease_terms *terms, int64_t ttl, int64_t deadline,
                  int64_t *sent_ms, hl_error *error);
   /* Whether the record is there, and how long it lasts: 0 when its time is up. */
-  int (*look)(hl_session *session, const hl_lease_terms *terms, int64_t deadline, int64_t *left_ms,
-              hl_error *error);
+  int (*inspect)(hl_session *session, const hl_lease_terms *terms, int64_t deadline,
+                 int64_t *left_ms, hl_error *error);
   /* Deletes the record, and wakes those who wait. HL_OK only when it was there. HL__ABSENT: terms->again, and it
      is not there, nor is there word of who else has ended it: the earlier one has, perhaps. Without
      confirm the answer may be left outstanding, as give_back's is; it never blocks then, on
@@ -330,7 +330,7 @@ typedef struct hl_store_ops {
   /* Whether the session stands, without a round trip: HL_OK or
      HL_ECONNECTION. While an answer is outstanding it may say HL_OK of a
      session that has just ended. */
-  int (*look)(hl_session *session, hl_error *error);
+  int (*check)(hl_session *session, hl_error *error);
   /* From any thread, also while another is in take, renew or settle: whether something
      has come from the server that the other one has not told yet. It may be that its
      connection has ended, or that the store has given everything back. Where there

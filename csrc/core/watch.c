@@ -13,7 +13,7 @@
 #include <string.h>
 
 /* Looking costs the server more than a try does, and programs try in loops. */
-#define LOOKS_EACH_SECOND 10
+#define QUERIES_EACH_SECOND 10
 /* After a wait in vain, which its caller wanted to end by now: so long it waits for a look, and so
    long that look, which a worker makes, may wait for the store. What is told then: so many, at most
    half of whom only wait. */
@@ -21,7 +21,7 @@
 #define BLOCKERS_MS 200
 #define BLOCKERS_MAX 100
 /* For a look at the holders, where the server does not end it sooner. */
-#define LOOK_MS 1000
+#define QUERY_MS 1000
 /* For a list of all, for a person who waits. */
 #define LIST_MS 10000
 
@@ -53,7 +53,7 @@ void hl_manager_histograms(hl_manager *manager, unsigned level, hl_histogram *wa
 uint64_t hl_manager_losses(hl_manager *manager) {
   if (!manager) return 0;
   int64_t end = atomic_load(&manager->leases_end);
-  if (end != HL_FOREVER && end <= hl__boot_ms()) hl__leases_look(manager);
+  if (end != HL_FOREVER && end <= hl__boot_ms()) hl__leases_inspect(manager);
   return atomic_load(&manager->losses);
 }
 
@@ -69,40 +69,40 @@ static void tell(void *context, const hl_holder *holder) {
   if (strncmp(holder->id, presence, sizeof presence - 1) != 0) self->fn(self->context, holder);
 }
 
-typedef struct looking {
+typedef struct query {
   const hl_manager *manager;
   hl_lease_filter filter;
   hl_holder_fn fn;
   void *context;
   int64_t ms;       /* for the look, without connecting, */
   int64_t deadline; /* or, where that comes first, with it */
-} looking;
+} query;
 
-static int64_t look_end(const looking *self) {
+static int64_t query_end(const query *self) {
   int64_t end = hl__deadline(hl__now_ms(), self->ms);
   return end < self->deadline ? end : self->deadline;
 }
 
-static int look(hl_session *session, void *context, hl_error *error) {
-  const looking *self = context;
+static int query_send(hl_session *session, void *context, hl_error *error) {
+  const query *self = context;
   telling told = {self->fn, self->context};
-  return self->manager->ops->holders(session, &self->filter, tell, &told, look_end(self), error);
+  return self->manager->ops->holders(session, &self->filter, tell, &told, query_end(self), error);
 }
 
-static int look_run(hl_manager *manager, const hl_plan *plan, looking *self, hl_error *error) {
+static int query_run(hl_manager *manager, const hl_plan *plan, query *self, hl_error *error) {
   hl_plan *copy = plan ? hl_plan_copy(plan) : NULL;
   if (plan && !copy) return hl__error_memory(error);
   if (copy) {
     self->filter.rows = hl__plan_rows(copy, &self->filter.n);
     self->filter.names = hl__plan_names(copy);
   }
-  int64_t end = look_end(self);
+  int64_t end = query_end(self);
   hl__manager_renew(manager);
   hl__manager_mutex_lock(manager);
   int status = hl__manager_enter(manager, error);
   bool entered = status == HL_OK;
   if (entered && manager->ops->traits.expires) status = hl__keeper_start(manager, error);
-  if (status == HL_OK) status = hl__pool_run(manager, look, self, end, error);
+  if (status == HL_OK) status = hl__pool_run(manager, query_send, self, end, error);
   hl__manager_mutex_unlock(manager);
   hl_plan_free(copy);
   if (entered) hl__manager_leave(manager);
@@ -113,19 +113,19 @@ int hl_manager_holders(hl_manager *manager, const hl_plan *plan, hl_holder_fn fn
                        hl_error *error) {
   HL__UNCANCELLED;
   HL__NEEDS(manager && fn, error);
-  looking self = {.manager = manager,
-                  .fn = fn,
-                  .context = context,
-                  .ms = plan ? LOOK_MS : LIST_MS,
-                  .deadline = HL_FOREVER};
-  return look_run(manager, plan, &self, error);
+  query self = {.manager = manager,
+                .fn = fn,
+                .context = context,
+                .ms = plan ? QUERY_MS : LIST_MS,
+                .deadline = HL_FOREVER};
+  return query_run(manager, plan, &self, error);
 }
 
 /* A look after a wait in vain: its caller waits for a worker, that may come too late. */
 typedef struct nearest {
   hl__task task;
   hl_manager *manager;
-  looking looking;
+  query query;
   hl_plan *plan;  /* or NULL */
   size_t waiting; /* of those below; its worker's */
   bool done HL__GUARDED_BY(hl__manager_mutex);
@@ -158,22 +158,22 @@ HL__UNCHECKED static nearest *nearest_new(hl_manager *manager, const hl_plan *pl
   if (!self) return NULL;
   memset(self, 0, offsetof(nearest, list));
   self->manager = manager;
-  self->looking = (looking){.manager = manager,
-                            .filter.most = BLOCKERS_MAX,
-                            .fn = nearest_add,
-                            .context = self,
-                            .ms = BLOCKERS_MS,
-                            .deadline = hl__now_ms() + BLOCKERS_MS};
+  self->query = (query){.manager = manager,
+                        .filter.most = BLOCKERS_MAX,
+                        .fn = nearest_add,
+                        .context = self,
+                        .ms = BLOCKERS_MS,
+                        .deadline = hl__now_ms() + BLOCKERS_MS};
   self->plan = plan ? hl_plan_copy(plan) : NULL;
   if (!plan || self->plan) return self;
   free(self);
   return NULL;
 }
 
-static void nearest_look(nearest *self) HL__REQUIRES(hl__manager_mutex) {
+static void nearest_query(nearest *self) HL__REQUIRES(hl__manager_mutex) {
   hl_error error = {.status = HL_OK};
   hl__manager_mutex_unlock(self->manager);
-  int status = look_run(self->manager, self->plan, &self->looking, &error);
+  int status = query_run(self->manager, self->plan, &self->query, &error);
   hl__manager_mutex_lock(self->manager);
   self->status = status;
   self->error = error;
@@ -184,9 +184,9 @@ static void nearest_run(hl__task *task) {
   nearest *self = HL__LIST_ENTRY(task, nearest, task);
   hl_manager *manager = self->manager;
   hl__manager_mutex_lock(manager);
-  nearest_look(self);
+  nearest_query(self);
   bool left = self->left;
-  if (left) manager->looks_late--;
+  if (left) manager->queries_late--;
   hl__worker_comes(manager);
   (void)pthread_cond_broadcast(&manager->done);
   hl__manager_mutex_unlock(manager);
@@ -199,7 +199,7 @@ static int nearest_get(nearest *self, int64_t end, size_t *n, hl_error *error)
   hl_manager *manager = self->manager;
   self->task.run = nearest_run;
   if (!manager->ops->traits.blocks) {
-    nearest_look(self);
+    nearest_query(self);
   } else if (!hl__worker_give(manager, &self->task)) {
     self->done = true;
     self->status = hl__error(&self->error, HL_BUSY, "no thread can be started");
@@ -211,17 +211,17 @@ static int nearest_get(nearest *self, int64_t end, size_t *n, hl_error *error)
   return self->status;
 }
 
-static int looks_count(hl_manager *manager, int64_t now, hl_error *error)
+static int queries_count(hl_manager *manager, int64_t now, hl_error *error)
     HL__REQUIRES(hl__manager_mutex) {
-  if (now - manager->looks_since >= 1000) {
-    manager->looks_since = now;
-    manager->looks = 0;
+  if (now - manager->queries_since >= 1000) {
+    manager->queries_since = now;
+    manager->queries = 0;
   }
-  if (manager->looks_late > 0)
+  if (manager->queries_late > 0)
     return hl__error(error, HL_BUSY, "the store has not answered the last look yet");
-  if (manager->looks == LOOKS_EACH_SECOND)
-    return hl__error(error, HL_BUSY, "more than %d looks in a second", LOOKS_EACH_SECOND);
-  manager->looks++;
+  if (manager->queries == QUERIES_EACH_SECOND)
+    return hl__error(error, HL_BUSY, "more than %d queries in a second", QUERIES_EACH_SECOND);
+  manager->queries++;
   return HL_OK;
 }
 
@@ -233,7 +233,7 @@ int hl_manager_blockers(hl_manager *manager, const hl_plan *plan, hl_holder_fn f
   size_t n = 0;
   hl__manager_renew(manager);
   hl__manager_mutex_lock(manager);
-  int status = looks_count(manager, now, error);
+  int status = queries_count(manager, now, error);
   if (status == HL_OK) status = hl__manager_enter(manager, error);
   hl__manager_mutex_unlock(manager);
   if (status) return status;
@@ -246,7 +246,7 @@ int hl_manager_blockers(hl_manager *manager, const hl_plan *plan, hl_holder_fn f
     hl__manager_mutex_lock(manager);
     bool done = self->done;
     self->left = true;
-    if (!done) manager->looks_late++;
+    if (!done) manager->queries_late++;
     hl__manager_mutex_unlock(manager);
     if (done) nearest_free(self);
   } else {

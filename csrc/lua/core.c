@@ -401,7 +401,7 @@ int luaopen_hierlock_core(lua_State *L) {
   lua_newtable(L);
   hll_setfuncs(L, functions);
   hll_request_register(L);
-  hll_bell_register(L);
+  hll_notifier_register(L);
   hll_any_register(L);
   lua_pushliteral(L, HL_VERSION);
   lua_setfield(L, -2, "version");

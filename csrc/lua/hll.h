@@ -325,10 +325,10 @@ int hll_handle_export(lua_State *L);
 /* Adds functions to the table on the top. */
 void hll_request_register(lua_State *L);
 
-/* ---- bell.c */
+/* ---- notifier.c */
 
 /* Adds functions to the table on the top. */
-void hll_bell_register(lua_State *L);
+void hll_notifier_register(lua_State *L);
 
 /* ---- pending.c */
 

@@ -792,7 +792,7 @@ static void a_child_leaves_the_parents_locks_alone(void **state) {
   assert_int_equal(take1(parents_session, 1, HL_EXCLUSIVE, 0), HL_OK);
   reap(spawn(forget_and_try, 0));
   memset(shared, 0, sizeof *shared);
-  assert_int_equal(ops->look(parents_session, NULL), HL_OK);
+  assert_int_equal(ops->check(parents_session, NULL), HL_OK);
   pid_t pid = spawn(hold_until_stop, HL_EXCLUSIVE);
   sleep_ms(STAYS_MS);
   assert_int_equal(atomic_load(&shared->step), 0);
@@ -839,7 +839,7 @@ static void a_conversion_waits_for_other_processes(void **state) {
   WAIT_UNTIL(atomic_load(&shared->step));
   assert_int_equal(take1(session, 1, HL_SHARED, 0), HL_OK);
   assert_int_equal(extend1(session, 1, HL_EXCLUSIVE, 30), HL_TIMEOUT);
-  assert_int_equal(ops->look(session, NULL), HL_OK);
+  assert_int_equal(ops->check(session, NULL), HL_OK);
   atomic_store(&shared->stop, 1);
   assert_int_equal(extend1(session, 1, HL_EXCLUSIVE, PATIENCE_MS), HL_OK);
   reap(pid);
@@ -927,13 +927,13 @@ static void a_removed_directory_is_noticed(void **state) {
   hl_session *a = session_new(store), *b = session_new(store), *c;
   assert_int_equal(take1(a, 1, HL_EXCLUSIVE, 0), HL_OK);
   remove_directory();
-  assert_int_equal(ops->look(a, NULL), HL_ECONNECTION);
+  assert_int_equal(ops->check(a, NULL), HL_ECONNECTION);
   assert_int_equal(take1(b, 2, HL_EXCLUSIVE, 0), HL_ECONNECTION);
   /* A session that opens now, opens the same directory as all others that open now. */
   c = session_new(store);
   assert_int_equal(take1(c, 1, HL_EXCLUSIVE, 0), HL_OK);
   give(a);
-  assert_int_equal(ops->look(c, NULL), HL_OK);
+  assert_int_equal(ops->check(c, NULL), HL_OK);
   assert_int_equal(take1(b, 1, HL_SHARED, 0), HL_TIMEOUT);
   pid_t pid = spawn(hold_until_stop, HL_SHARED);
   sleep_ms(STAYS_MS);
@@ -1107,18 +1107,18 @@ static void what_the_path_does_not_show_is_lost(int how) {
     break;
   default:;
   }
-  assert_int_equal(ops->look(a, NULL), HL_ECONNECTION);
+  assert_int_equal(ops->check(a, NULL), HL_ECONNECTION);
   assert_int_equal(take1(b, 3, HL_SHARED, 0), HL_ECONNECTION);
   fresh = store_new();
   d = session_new(fresh);
   if (how == 0) assert_int_equal(take1(d, 1, HL_EXCLUSIVE, 0), HL_OK);
-  assert_int_equal(ops->look(c, NULL), HL_ECONNECTION);
+  assert_int_equal(ops->check(c, NULL), HL_ECONNECTION);
   give(a);
   give(c);
   if (how == 0) {
     assert_int_equal(take1(a, 1, HL_SHARED, 0), HL_TIMEOUT);
     assert_int_equal(take1(b, 1, HL_SHARED, 0), HL_TIMEOUT);
-    assert_int_equal(ops->look(d, NULL), HL_OK);
+    assert_int_equal(ops->check(d, NULL), HL_OK);
     give(d);
   }
   assert_int_equal(take1(b, 1, HL_EXCLUSIVE, 0), HL_OK);
@@ -1160,8 +1160,8 @@ static void a_changed_link_is_noticed(void **state) {
   assert_int_equal(mkdir(path_of("-x"), 0700), 0);
   assert_int_equal(unlink(link_path), 0);
   assert_int_equal(symlink(path_of("-x"), link_path), 0);
-  assert_int_equal(ops->look(b, NULL), HL_ECONNECTION);
-  assert_int_equal(ops->look(a, NULL), HL_OK);
+  assert_int_equal(ops->check(b, NULL), HL_ECONNECTION);
+  assert_int_equal(ops->check(a, NULL), HL_OK);
   d = session_new(linked);
   assert_int_equal(take1(d, 2, HL_EXCLUSIVE, 0), HL_OK);
   give(a);
@@ -1184,7 +1184,7 @@ static void a_waiter_leaves_a_renamed_directory(void **state) {
   waiting_start(&w, a, HL_EXCLUSIVE, HL_FOREVER, false);
   assert_int_equal(rename(directory, path_of("-x")), 0);
   assert_int_equal(waiting_end(&w), HL_OK);
-  assert_int_equal(ops->look(a, NULL), HL_OK);
+  assert_int_equal(ops->check(a, NULL), HL_OK);
   assert_int_equal(access(path_of("control"), F_OK), 0);
   atomic_store(&shared->stop, 1);
   reap(pid);
@@ -1215,7 +1215,7 @@ static void go_on_with_a_cut_file(intptr_t unused) {
   if (pthread_create(&thread, NULL, interrupt_later, d)) _exit(1);
   if (truncate(path_of("control"), 0) != 0) _exit(2);
   if (extend1(b, 2, HL_EXCLUSIVE, 0) != HL_ECONNECTION) _exit(3);
-  if (ops->look(a, NULL) != HL_ECONNECTION) _exit(4);
+  if (ops->check(a, NULL) != HL_ECONNECTION) _exit(4);
   int status = waiting_end(&w);
   if (status != HL_ECONNECTION && status != HL_ESTORE) _exit(5);
   (void)waiting_end(&v);
@@ -1541,7 +1541,7 @@ static void close_all_and_open_others(intptr_t unused) {
   for (int fd = 3; fd < LAST; fd++) (void)close(fd);
   for (int fd = 3; fd < LAST; fd++)
     if (open("/dev/zero", O_RDONLY | O_CLOEXEC) != fd) _exit(2);
-  if (ops->look(a, NULL) != HL_ECONNECTION) _exit(3);
+  if (ops->check(a, NULL) != HL_ECONNECTION) _exit(3);
   c = session_new(store); /* opened anew */
   if (take1(c, 1, HL_EXCLUSIVE, PATIENCE_MS) != HL_OK) _exit(4);
   (void)ops->give_back(a, NULL);
@@ -1555,7 +1555,7 @@ static void close_all_and_open_others(intptr_t unused) {
   for (int fd = 3; fd < LAST; fd++)
     if (fstat(fd, &st) != 0 || !S_ISCHR(st.st_mode)) _exit(6);
   if (pid == 0) _exit(descriptors_into() > 0);
-  if (ops->look(c, NULL) != HL_OK) _exit(7);
+  if (ops->check(c, NULL) != HL_OK) _exit(7);
   ops->session_close(c);
   ops->close(store);
 }

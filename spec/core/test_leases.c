@@ -112,8 +112,8 @@ static int fake_refresh(hl_session *self, const hl_lease_terms *terms, int64_t t
   return HL_OK;
 }
 
-static int fake_look(hl_session *self, const hl_lease_terms *terms, int64_t deadline,
-                     int64_t *left_ms, hl_error *error) {
+static int fake_inspect(hl_session *self, const hl_lease_terms *terms, int64_t deadline,
+                        int64_t *left_ms, hl_error *error) {
   (void)self, (void)terms, (void)deadline, (void)error;
   *left_ms = store.left;
   return HL_OK;
@@ -141,7 +141,7 @@ static int fake_to_lease(hl_session *self, const hl_request *request, hl_grant *
 }
 
 static const hl_lease_ops fake_leases = {
-    .refresh = fake_refresh, .look = fake_look, .drop = fake_drop, .to_lease = fake_to_lease};
+    .refresh = fake_refresh, .inspect = fake_inspect, .drop = fake_drop, .to_lease = fake_to_lease};
 
 static int fake_parse(char *text, hl_dsn *dsn, hl_error *error) {
   return hl__dsn_url(text, hl__dsn_host, dsn, error);
@@ -162,7 +162,7 @@ static hl_store_ops fake = {
     .give_back = fake_nothing,
     .renew = fake_renew,
     .settle = fake_settle,
-    .look = fake_nothing,
+    .check = fake_nothing,
     .interrupt = fake_interrupt,
 };
 

@@ -135,7 +135,7 @@ static int fake_settle(hl_session *base, int64_t deadline, hl_error *error) {
   return HL_OK;
 }
 
-static int fake_look(hl_session *self, hl_error *error) {
+static int fake_check(hl_session *self, hl_error *error) {
   (void)self;
   atomic_fetch_add(&store.looks, 1);
   return store.ended ? hl__error(error, HL_ECONNECTION, "the connection has ended") : HL_OK;
@@ -179,7 +179,7 @@ static const hl_store_ops fake = {
     .give_back = fake_give_back,
     .renew = fake_renew,
     .settle = fake_settle,
-    .look = fake_look,
+    .check = fake_check,
     .told = fake_told,
     .interrupt = fake_interrupt,
     .holders = fake_holders,

@@ -44,7 +44,7 @@ bool waiting[2], extending[2];
 byte idle[2] = NONE;    /* since it answered; NONE: a statement runs */
 bool over[2];           /* it has ended the connection, and answers nothing any more */
 
-/* hold.c: hl__hold_look, and hl__hold_left during an extend. */
+/* hold.c: hl__connection_check, and hl__hold_left during an extend. */
 #define BELIEVES(i) ((state[i] == HELD || state[i] == EXTENDING || state[i] == SETTLING) && \
                      answered[i] < LEASE)
 

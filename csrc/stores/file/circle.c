@@ -40,10 +40,10 @@ typedef struct entry {
   size_t obstacle; /* the lock of this one's agent that is in the way of the one before */
 } entry;
 
-typedef struct look {
+typedef struct scan {
   entry *all;
   size_t n, capacity, may_read;
-} look;
+} scan;
 
 void hl__file_circle_begin(hl__file_session *session, const hl_request *request) {
   bool looks = request->agent && request->blocks && !request->try_once;
@@ -64,7 +64,7 @@ static bool is_of_use(const hl__board_record *record) {
           (state_of(record) == HL__BOARD_WAITING && record->blocks));
 }
 
-static bool look_add(look *self, const hl__board_record *record, int64_t pid) {
+static bool scan_add(scan *self, const hl__board_record *record, int64_t pid) {
   if (self->n == RECORDS_MAX) return false;
   if (self->n == self->capacity) {
     size_t capacity = self->capacity ? 2 * self->capacity : 64;
@@ -79,7 +79,7 @@ static bool look_add(look *self, const hl__board_record *record, int64_t pid) {
   return true;
 }
 
-static void board_look(look *self, int fd, int64_t pid) {
+static void board_scan(scan *self, int fd, int64_t pid) {
   hl__board_record *chunk = aligned_alloc(_Alignof(hl__board_record), HL__BOARD_CHUNK);
   if (!chunk) return;
   for (off_t offset = HL__BOARD_CHUNK; self->may_read >= HL__BOARD_CHUNK &&
@@ -89,7 +89,7 @@ static void board_look(look *self, int fd, int64_t pid) {
     for (uint32_t i = 0; i < HL__BOARD_CHUNK_RECORDS; i++) {
       off_t at = offset + (off_t)(i * sizeof *chunk);
       if (is_of_use(&chunk[i]) && hl__file_record_settle(fd, at, &chunk[i]) &&
-          is_of_use(&chunk[i]) && !look_add(self, &chunk[i], pid))
+          is_of_use(&chunk[i]) && !scan_add(self, &chunk[i], pid))
         self->may_read = 0;
     }
   }
@@ -97,7 +97,7 @@ static void board_look(look *self, int fd, int64_t pid) {
 }
 
 /* All that is on the boards of the directory and of use; what cannot be read is not there. */
-static void boards_look(look *self, const hl__file_directory *directory) {
+static void boards_scan(scan *self, const hl__file_directory *directory) {
   struct dirent *file;
   DIR *names = hl__file_list(directory);
   if (!names) return;
@@ -109,7 +109,7 @@ static void boards_look(look *self, const hl__file_directory *directory) {
     if (!hl__file_is_dead(fd) && pread(fd, &header, sizeof header, 0) == (ssize_t)sizeof header &&
         memcmp(header.magic, HL__BOARD_MAGIC, sizeof header.magic) == 0 &&
         header.version == HL__BOARD_VERSION && header.record_size == sizeof(hl__board_record))
-      board_look(self, fd, header.pid);
+      board_scan(self, fd, header.pid);
     hl__file_close(fd);
   }
   hl__file_list_end(names);
@@ -125,7 +125,7 @@ static bool conflict(const hl__board_record *a, const hl__board_record *b) {
 }
 
 /* Another session's lock in the way of a wait, of that agent; n: none. */
-static size_t obstacle_of(const look *self, const hl__board_record *wait, uint64_t agent) {
+static size_t obstacle_of(const scan *self, const hl__board_record *wait, uint64_t agent) {
   for (size_t i = 0; i < self->n; i++) {
     const hl__board_record *held = &self->all[i].record;
     bool own = held->agent == wait->agent && held->session == wait->session;
@@ -137,7 +137,7 @@ static size_t obstacle_of(const look *self, const hl__board_record *wait, uint64
 
 /* The wait that closes the circle back to `start`, which is a wait's index; n: there is none. Each
    wait on the way is come to once. */
-static size_t circle_find(look *self, size_t start) {
+static size_t circle_find(scan *self, size_t start) {
   size_t *queue = malloc(self->n * sizeof *queue), first = 0, last = 0;
   size_t found = self->n;
   if (!queue) return found;
@@ -177,7 +177,7 @@ static uint64_t record_number(uint64_t h, const hl__board_record *record) {
 }
 
 /* The circle as a number, whoever looks: 0 is none. *youngest: the wait that gives way. */
-static uint64_t circle_number(const look *self, size_t start, size_t last, size_t *youngest) {
+static uint64_t circle_number(const scan *self, size_t start, size_t last, size_t *youngest) {
   uint64_t sum = 0;
   size_t at = last;
   *youngest = start;
@@ -194,7 +194,7 @@ static uint64_t circle_number(const look *self, size_t start, size_t last, size_
   return sum ? sum : 1;
 }
 
-static int circle_error(const look *self, size_t start, size_t last, hl_error *error) {
+static int circle_error(const scan *self, size_t start, size_t last, hl_error *error) {
   size_t next = last; /* who holds what this one awaits */
   while (self->all[next].from != start) next = self->all[next].from;
   const entry *own = &self->all[start], *other = &self->all[next];
@@ -216,14 +216,14 @@ static int circle_error(const look *self, size_t start, size_t last, hl_error *e
                    wanted, held, (long long)other->pid, awaited, had);
 }
 
-int hl__file_circle_look(hl__file_session *session, hl_error *error) {
+int hl__file_circle_scan(hl__file_session *session, hl_error *error) {
   hl__file_circle *circle = &session->circle;
   if (hl__now_ms() < circle->next) return HL_OK;
-  look self = {.may_read = READ_MAX};
+  scan self = {.may_read = READ_MAX};
   int status = HL_OK;
   uint64_t seen = 0;
   bool mine = false;
-  boards_look(&self, &session->space->directory);
+  boards_scan(&self, &session->space->directory);
   for (size_t i = 0; i < self.n && !seen; i++) {
     const hl__board_record *record = &self.all[i].record;
     if (record->agent != circle->agent || record->session != session->id ||

@@ -177,7 +177,7 @@ static int session_open(hl_store *base, int64_t deadline, hl_session **result, h
 
 static bool is_named(const hl_row *row) { return row->level == HL_LEVEL_NAMED; }
 
-int hl__file_session_look(hl__file_session *session, hl_error *error) {
+int hl__file_session_check(hl__file_session *session, hl_error *error) {
   if (!hl__file_space_gone(session->space) &&
       hl__file_space_shown(session->space, session->control))
     return HL_OK;
@@ -388,7 +388,7 @@ static int rows_take(hl__file_session *session, const hl_request *request, hl_gr
     if (status) row_blame(status, &request->rows[i], error);
   }
   /* Looked at last: whoever opens the path from now on comes to these files, or
-     hl_store_ops.look tells. The descriptors were looked at first. */
+     hl_store_ops.check tells. The descriptors were looked at first. */
   if (status == HL_OK && !hl__file_space_shown(session->space, session->control)) {
     session->stale = true;
     status = hl__file_space_gone_error(session->space, error);
@@ -441,7 +441,7 @@ static int session_take(hl_session *base, const hl_request *request, hl_grant *g
 static int session_downgrade(hl_session *base, const hl_request *request, int64_t *sent_ms,
                              hl_error *error) {
   hl__file_session *session = session_of(base);
-  int status = hl__file_session_look(session, error);
+  int status = hl__file_session_check(session, error);
   if (status) return status;
   for (size_t i = 0; i < request->n; i++) {
     const hl__file_holding key = {.row = request->rows[i]};
@@ -459,7 +459,7 @@ static int session_downgrade(hl_session *base, const hl_request *request, int64_
 
 /* ------------------------------------------------------------ the rest */
 
-static int session_look(hl_session *base, hl_error *error) {
+static int session_check(hl_session *base, hl_error *error) {
   hl__file_session *session = session_of(base);
   for (size_t i = session->held; i-- > 0;) {
     const hl__file_holding *holding = &session->holdings[i];
@@ -468,12 +468,12 @@ static int session_look(hl_session *base, hl_error *error) {
       return hl__error(error, HL_ECONNECTION, "a lock file in %s was removed",
                        hl__file_session_flocks(session));
   }
-  return hl__file_session_look(session, error);
+  return hl__file_session_check(session, error);
 }
 
 static int session_renew(hl_session *base, int64_t *sent_ms, hl_error *error) {
   *sent_ms = hl__boot_ms();
-  return session_look(base, error);
+  return session_check(base, error);
 }
 
 /* Nothing is outstanding but an interruption that came when the call for which it
@@ -498,7 +498,7 @@ static int session_holders(hl_session *base, const hl_lease_filter *filter, hl_h
                            void *context, int64_t deadline, hl_error *error) {
   hl__file_session *session = session_of(base);
   (void)deadline; /* names are left out: no process tells who has a file */
-  if (hl__file_session_look(session, NULL) != HL_OK) {
+  if (hl__file_session_check(session, NULL) != HL_OK) {
     int status = session_refresh(session, error);
     if (status) return status;
   }
@@ -525,7 +525,7 @@ const hl_store_ops hl_store_file = {
     .give_back = session_give_back,
     .renew = session_renew,
     .settle = session_settle,
-    .look = session_look,
+    .check = session_check,
     .told = session_told,
     .interrupt = session_interrupt,
     .holders = session_holders,

@@ -334,13 +334,13 @@ void hl__file_tokens_raise(hl__file_control *control, uint64_t least);
 
 /* Whether its locks keep out whoever opens its path now. HL_OK, HL_ECONNECTION.
    An fstat and a stat. */
-int hl__file_session_look(hl__file_session *session, hl_error *error);
+int hl__file_session_check(hl__file_session *session, hl_error *error);
 /* What the session belongs to: host and process, for observers. */
 const hl_store_config *hl__file_session_config(const hl__file_session *session);
 /* At the beginning of a request; now and then while it waits, without a mutex. look: HL_OK;
    HL_DEADLOCK: it is the one of a circle that has to give way. (circle.c) */
 void hl__file_circle_begin(hl__file_session *session, const hl_request *request);
-int hl__file_circle_look(hl__file_session *session, hl_error *error);
+int hl__file_circle_scan(hl__file_session *session, hl_error *error);
 /* Where Symfony's files are. */
 const char *hl__file_session_flocks(const hl__file_session *session);
 /* Gives back all that it holds, and wakes those who wait. */
@@ -396,16 +396,16 @@ void hl__file_queue_wake(hl__file_space *space, uint32_t hash);
 void hl__file_queue_interrupt(hl__file_session *session);
 
 /* Those who wait for a lease to end, on a row that they have locked: they sleep on the
-   stripe's word, too, and are counted by a word of their own. A sleep ends when the bell was
-   rung after `seen` was returned, at `until` (hl__now_ms), after LOOK_AGAIN_MS, or when the
+   stripe's word, too, and are counted by a word of their own. A sleep ends when the futex was
+   woken after `seen` was returned, at `until` (hl__now_ms), after POLL_MS, or when the
    session is interrupted. */
-void hl__file_bell_enter(hl__file_session *session, uint32_t hash);
-uint32_t hl__file_bell_seen(const hl__file_session *session, uint32_t hash);
-void hl__file_bell_sleep(const hl__file_session *session, uint32_t hash, uint32_t seen,
-                         int64_t until);
-void hl__file_bell_leave(hl__file_session *session, uint32_t hash);
+void hl__file_futex_enter(hl__file_session *session, uint32_t hash);
+uint32_t hl__file_futex_seen(const hl__file_session *session, uint32_t hash);
+void hl__file_futex_sleep(const hl__file_session *session, uint32_t hash, uint32_t seen,
+                          int64_t until);
+void hl__file_futex_leave(hl__file_session *session, uint32_t hash);
 /* A lease on such a row has ended. */
-void hl__file_bell_ring(hl__file_space *space, uint32_t hash);
+void hl__file_futex_wake(hl__file_space *space, uint32_t hash);
 
 /* Where such a wait is none for a stripe: what is seen before the session looks whether it was
    interrupted, or may go on; and a sleep until `until` (hl__now_ms) that ends with that. */

@@ -34,7 +34,7 @@ static int64_t at_least(int64_t deadline) {
    is to be made. */
 static int ledger_take(hl__file_session *session, bool make, int64_t deadline, hl_error *error)
     HL__ACQUIRES_IF_0(hl__file_ledger_mutex) HL__UNCHECKED {
-  int status = hl__file_session_look(session, error);
+  int status = hl__file_session_check(session, error);
   if (status) return status;
   return hl__ledger_take(session->space->ledger, make, deadline, error);
 }
@@ -57,7 +57,7 @@ static bool same(const uint8_t a[16], const uint8_t b[16]) { return memcmp(a, b,
 /* One chain. HL_TIMEOUT: a lease is in the way; *nearest: until it ends. Deletes those before
    it whose time is up. It does not look for more: there may be a hundred thousand, and each
    that ends has it look again. Model: ledger.pml, get. */
-static int chain_look(hl__ledger *ledger, const uint8_t *exempt, const hl_row *row, uint32_t stripe,
+static int chain_scan(hl__ledger *ledger, const uint8_t *exempt, const hl_row *row, uint32_t stripe,
                       hl_mode mode, int64_t *nearest, bool *update)
     HL__REQUIRES(hl__file_ledger_mutex) {
   uint64_t steps = (uint64_t)ledger->records * HL__LEDGER_ROWS;
@@ -92,7 +92,7 @@ static int chain_look(hl__ledger *ledger, const uint8_t *exempt, const hl_row *r
 }
 
 /* *update: who is in the way may want to make the row exclusive. */
-static int row_look(hl__file_session *session, const hl_request *request, const hl_row *row,
+static int row_scan(hl__file_session *session, const hl_request *request, const hl_row *row,
                     uint32_t hash, int64_t *nearest, bool *update, hl_error *error) {
   hl__ledger *ledger = session->space->ledger;
   uint32_t stripe = hl__file_stripe_of(hash);
@@ -106,7 +106,7 @@ static int row_look(hl__file_session *session, const hl_request *request, const 
   static const hl_mode modes[] = {HL_EXCLUSIVE, HL_SHARED};
   for (int i = 0; i < 2 && status == HL_OK; i++)
     if (hl__modes_conflict((hl_mode)row->mode, modes[i]))
-      status = chain_look(ledger, request->exempt, row, stripe, modes[i], nearest, update);
+      status = chain_scan(ledger, request->exempt, row, stripe, modes[i], nearest, update);
   hl__ledger_give(ledger);
   return status;
 }
@@ -116,14 +116,14 @@ int hl__file_lease_await(hl__file_session *session, const hl_request *request, c
   int64_t nearest = HL_FOREVER, deadline = request->deadline;
   bool update = false;
   bool gives_way = request->gives_way && hl__may_upgrade(session->base.store->layout, row);
-  int status = row_look(session, request, row, hash, &nearest, &update, error);
+  int status = row_scan(session, request, row, hash, &nearest, &update, error);
   if (status != HL_TIMEOUT || request->try_once) return status;
-  hl__file_bell_enter(session, hash);
+  hl__file_futex_enter(session, hash);
   for (;;) {
-    uint32_t seen = hl__file_bell_seen(session, hash);
+    uint32_t seen = hl__file_futex_seen(session, hash);
     nearest = HL_FOREVER;
     update = false;
-    status = row_look(session, request, row, hash, &nearest, &update, error);
+    status = row_scan(session, request, row, hash, &nearest, &update, error);
     if (status != HL_TIMEOUT) break;
     if (update && gives_way) {
       status = HL__BEHIND_UPDATE;
@@ -138,9 +138,9 @@ int hl__file_lease_await(hl__file_session *session, const hl_request *request, c
     if (now > deadline) break;
     int64_t end = hl__deadline(deadline, 1);
     int64_t over = hl__deadline(now, nearest);
-    hl__file_bell_sleep(session, hash, seen, over < end ? over : end);
+    hl__file_futex_sleep(session, hash, seen, over < end ? over : end);
   }
-  hl__file_bell_leave(session, hash);
+  hl__file_futex_leave(session, hash);
   return status;
 }
 
@@ -260,8 +260,8 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t 
   return status;
 }
 
-static int lease_look(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
-                      int64_t *left_ms, hl_error *error) {
+static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
+                         int64_t *left_ms, hl_error *error) {
   hl__file_session *session = session_of(base);
   hl__ledger *ledger = session->space->ledger;
   hl__ledger_record *record;
@@ -502,14 +502,14 @@ int hl__file_lease_holders(hl__file_session *session, const hl_lease_filter *fil
 static int lease_raise(hl_session *base, uint64_t token, int64_t deadline, hl_error *error) {
   hl__file_session *session = session_of(base);
   (void)deadline;
-  int status = hl__file_session_look(session, error);
+  int status = hl__file_session_check(session, error);
   if (status == HL_OK) hl__file_tokens_raise(session->space->control, token >> 8);
   return status;
 }
 
 const hl_lease_ops hl__file_leases = {
     .refresh = lease_refresh,
-    .look = lease_look,
+    .inspect = lease_inspect,
     .drop = lease_drop,
     .convert = lease_convert,
     .adopt = lease_adopt,

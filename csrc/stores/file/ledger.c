@@ -134,7 +134,7 @@ static int header_make(hl__ledger *ledger, hl_error *error) HL__REQUIRES(hl__fil
 }
 
 /* Whether it is still the file, and the mapping lies within it. */
-static bool file_look(const hl__ledger *ledger, struct stat *st)
+static bool file_check(const hl__ledger *ledger, struct stat *st)
     HL__REQUIRES(hl__file_ledger_mutex) {
   return fstat(ledger->fd, st) == 0 && st->st_ino == ledger->inode &&
          st->st_dev == ledger->device && st->st_nlink > 0 && st->st_size >= (off_t)ledger->size;
@@ -144,7 +144,7 @@ static bool file_look(const hl__ledger *ledger, struct stat *st)
 static int ledger_refresh(hl__ledger *ledger, hl_error *error) HL__REQUIRES(hl__file_ledger_mutex) {
   struct stat st;
   int status = HL_OK;
-  if (!file_look(ledger, &st)) return hl__ledger_strange_error(ledger, error);
+  if (!file_check(ledger, &st)) return hl__ledger_strange_error(ledger, error);
   bool made = atomic_load(&ledger->space->control->ledger_made) != 0;
   if (!ledger->header || !made) {
     if (made && st.st_size < (off_t)HL__LEDGER_CHUNK)
@@ -153,7 +153,7 @@ static int ledger_refresh(hl__ledger *ledger, hl_error *error) HL__REQUIRES(hl__
     /* Whoever made it was killed before he had done. */
     if (status == HL_OK && !made) status = header_make(ledger, error);
     if (status) return status;
-    if (!file_look(ledger, &st)) return hl__ledger_strange_error(ledger, error);
+    if (!file_check(ledger, &st)) return hl__ledger_strange_error(ledger, error);
   }
   const hl__ledger_header *header = ledger->header;
   uint32_t records = atomic_load(&header->records);

@@ -54,7 +54,7 @@
  * spec/model/queue.pml goes through all orders of these steps.
  *
  * A process that is killed gives back without R2 to R4. Therefore a first one
- * looks again by itself every LOOK_AGAIN_MS; nobody else polls. So does one that
+ * looks again by itself every POLL_MS; nobody else polls. So does one that
  * could draw no ticket, which nobody who gives back knows of; it tries for a ticket
  * again, and for the row when it has one.
  */
@@ -69,7 +69,7 @@
 #include <unistd.h>
 
 /* How soon it is noticed that a holder was killed. */
-#define LOOK_AGAIN_MS 50
+#define POLL_MS 50
 
 /* How many tickets a waiter draws before it goes without. That one is another's
    happens after 2^26 tickets; that all are, only where somebody who uses the files
@@ -130,7 +130,7 @@ void hl__file_queue_interrupt(hl__file_session *session) {
 
 /* A process that is killed may have counted itself: the word is too high then, and a lease
    that ends costs a call of the kernel more. */
-void hl__file_bell_ring(hl__file_space *space, uint32_t hash) {
+void hl__file_futex_wake(hl__file_space *space, uint32_t hash) {
   hl__file_signal *signal = &space->control->signals[hl__file_stripe_of(hash)];
   if (atomic_load(&signal->lease_waiters) != 0) signal_all(signal, wake_bits(hash));
 }
@@ -299,7 +299,7 @@ int hl__file_queue_wait(hl__file_session *session, uint32_t hash, hl__file_entry
     if (first) {
       /* Before the mapping is touched; and whoever waits in a directory that was
          renamed would wait for nobody. */
-      status = hl__file_session_look(session, error);
+      status = hl__file_session_check(session, error);
       if (status) break;
       status = ticket_take(stripe, signal, entry, waiter, error);
       seen = atomic_load(&signal->events);
@@ -320,11 +320,11 @@ int hl__file_queue_wait(hl__file_session *session, uint32_t hash, hl__file_entry
     if (session->circle.next < end) end = session->circle.next;
     hl__file_stripe_unlock(stripe);
     if (first)
-      futex_wait(&signal->events, seen, end < now + LOOK_AGAIN_MS ? end : now + LOOK_AGAIN_MS, true,
+      futex_wait(&signal->events, seen, end < now + POLL_MS ? end : now + POLL_MS, true,
                  wake_bits(hash));
     else
       futex_wait(&waiter->wakes, seen, end, false, FUTEX_BITSET_MATCH_ANY);
-    int circle = hl__file_circle_look(session, error);
+    int circle = hl__file_circle_scan(session, error);
     hl__file_stripe_lock(stripe);
     if (circle && !waiter->granted) {
       status = circle;
@@ -355,31 +355,31 @@ void hl__file_nap(hl__file_session *session, uint32_t seen, int64_t until) {
 
 /* ------------------------------------------------------ waiting for a lease */
 
-/* The proof above holds here, too: to enter is W2, hl__file_bell_seen is W3, to look at the
+/* The proof above holds here, too: to enter is W2, hl__file_futex_seen is W3, to look at the
    ledger W4; R1 is to remove the record from the ledger, which one at a time has. */
 
 static hl__file_signal *signal_of(const hl__file_session *session, uint32_t hash) {
   return &session->space->control->signals[hl__file_stripe_of(hash)];
 }
 
-void hl__file_bell_enter(hl__file_session *session, uint32_t hash) {
+void hl__file_futex_enter(hl__file_session *session, uint32_t hash) {
   hl__file_signal *signal = signal_of(session, hash);
   (void)atomic_fetch_add(&signal->lease_waiters, 1u);
   asleep_set(session, signal);
 }
 
-uint32_t hl__file_bell_seen(const hl__file_session *session, uint32_t hash) {
+uint32_t hl__file_futex_seen(const hl__file_session *session, uint32_t hash) {
   return atomic_load(&signal_of(session, hash)->events);
 }
 
-void hl__file_bell_sleep(const hl__file_session *session, uint32_t hash, uint32_t seen,
-                         int64_t until) {
-  int64_t again = hl__now_ms() + LOOK_AGAIN_MS;
+void hl__file_futex_sleep(const hl__file_session *session, uint32_t hash, uint32_t seen,
+                          int64_t until) {
+  int64_t again = hl__now_ms() + POLL_MS;
   futex_wait(&signal_of(session, hash)->events, seen, until < again ? until : again, true,
              wake_bits(hash));
 }
 
-void hl__file_bell_leave(hl__file_session *session, uint32_t hash) {
+void hl__file_futex_leave(hl__file_session *session, uint32_t hash) {
   asleep_set(session, NULL);
   if (!hl__file_space_gone(session->space))
     (void)atomic_fetch_sub(&signal_of(session, hash)->lease_waiters, 1u);

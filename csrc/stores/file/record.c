@@ -304,7 +304,7 @@ static void record_leave(hl__ledger *ledger, uint32_t number) HL__REQUIRES(hl__f
     if (!row_valid(row)) continue;
     row_unlink(ledger, number * HL__LEDGER_ROWS + i);
     (void)atomic_fetch_sub(&row_signal(ledger, row)->leases, row_count(row));
-    hl__file_bell_ring(ledger->space, row_hash(row));
+    hl__file_futex_wake(ledger->space, row_hash(row));
   }
 }
 
@@ -366,7 +366,7 @@ static void row_convert(hl__ledger *ledger, uint32_t at, uint8_t mode)
   (void)atomic_fetch_add(&signal->leases, row_count(row));
   row_link(ledger, at);
   (void)atomic_fetch_sub(&signal->leases, before);
-  hl__file_bell_ring(ledger->space, row_hash(row));
+  hl__file_futex_wake(ledger->space, row_hash(row));
 }
 
 void hl__ledger_convert(hl__ledger *ledger, uint32_t number, const hl_row *rows, size_t n,

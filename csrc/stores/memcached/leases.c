@@ -164,8 +164,8 @@ static int64_t left_ms(const hl__memcached_item *item) {
   return seconds > 0 ? seconds * 1000 : 1;
 }
 
-static int lease_look(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
-                      int64_t *left, hl_error *error) {
+static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
+                         int64_t *left, hl_error *error) {
   hl__memcached_session *session = hl__memcached_session_of(base);
   hl__memcached_link *link;
   hl__memcached_item item = {0};
@@ -285,7 +285,7 @@ static int lease_convert(hl_session *base, const hl_request *request, hl_grant *
   int status = hl__memcached_convert(session, request, grant, error);
   grant->place = terms->place;
   /* A late interruption is forgotten by settle. */
-  if (atomic_exchange(&session->interrupted, false)) hl__memcached_bell_clear(session);
+  if (atomic_exchange(&session->interrupted, false)) hl__memcached_wakeup_clear(session);
   if (status == HL_ECONNECTION && error) error->retryable = true;
   if (status != HL_ELOST) return status;
   status = hl__memcached_link_of(session, terms->place, deadline, &link, error);
@@ -718,7 +718,7 @@ int hl__memcached_holders(hl_session *base, const hl_lease_filter *filter, hl_ho
 }
 
 const hl_lease_ops hl__memcached_leases = {.refresh = lease_refresh,
-                                           .look = lease_look,
+                                           .inspect = lease_inspect,
                                            .drop = lease_drop,
                                            .recall = lease_recall,
                                            .convert = lease_convert,

@@ -15,9 +15,9 @@ static void session_free(hl__memcached_session *session) {
   if (!session) return;
   for (unsigned i = 0; i < session->store->server_count; i++)
     hl__memcached_link_free(&session->links[i]);
-  if (session->bell >= 0) {
-    hl__fork_unwatch(session->bell, session->bell_ticket);
-    (void)close(session->bell);
+  if (session->wakeup >= 0) {
+    hl__fork_unwatch(session->wakeup, session->wakeup_ticket);
+    (void)close(session->wakeup);
   }
   free(session);
 }
@@ -30,14 +30,14 @@ static int session_make(hl__memcached_store *store, hl__memcached_session **resu
   if (!session) return hl__error_memory(error);
   session->base.store = &store->base;
   session->store = store;
-  session->bell = -1;
+  session->wakeup = -1;
   atomic_init(&session->interrupted, false);
   session->random = (uint32_t)hl__now_ms() ^ (uint32_t)(uintptr_t)session;
   for (unsigned i = 0; i < store->server_count; i++) {
     session->links[i].fd = -1;
     session->links[i].server = &store->servers[i];
   }
-  int status = hl__fork_eventfd(&session->bell, &session->bell_ticket, error);
+  int status = hl__fork_eventfd(&session->wakeup, &session->wakeup_ticket, error);
   if (status) {
     session_free(session);
     return status;
@@ -159,11 +159,11 @@ static int settle(hl_session *base, int64_t deadline, hl_error *error) {
   hl__memcached_session *session = hl__memcached_session_of(base);
   /* Where it does not wait, an interruption is late. */
   if (deadline == 0 && atomic_exchange(&session->interrupted, false))
-    hl__memcached_bell_clear(session);
+    hl__memcached_wakeup_clear(session);
   return hl__memcached_settle(session, deadline, error);
 }
 
-static int look(hl_session *base, hl_error *error) {
+static int session_check(hl_session *base, hl_error *error) {
   if (hl__memcached_stands(hl__memcached_session_of(base))) return HL_OK;
   return hl__error(error, HL_ECONNECTION, "the server has closed the connection");
 }
@@ -172,7 +172,7 @@ static void interrupt(hl_session *base) {
   hl__memcached_session *session = hl__memcached_session_of(base);
   static const uint64_t one = 1;
   if (atomic_exchange(&session->interrupted, true)) return;
-  while (write(session->bell, &one, sizeof one) < 0 && errno == EINTR) {}
+  while (write(session->wakeup, &one, sizeof one) < 0 && errno == EINTR) {}
 }
 
 const hl_store_ops hl_store_memcached = {
@@ -196,7 +196,7 @@ const hl_store_ops hl_store_memcached = {
     .give_back = give_back,
     .settle = settle,
     .renew = renew,
-    .look = look,
+    .check = session_check,
     .interrupt = interrupt,
     .holders = hl__memcached_holders,
 };

@@ -121,8 +121,8 @@ typedef struct hl__memcached_link {
 struct hl__memcached_session {
   hl_session base;
   hl__memcached_store *store;
-  int bell; /* an eventfd: readable once the session is interrupted */
-  uint64_t bell_ticket;
+  int wakeup; /* an eventfd: readable once the session is interrupted */
+  uint64_t wakeup_ticket;
   atomic_bool interrupted;
   bool interruptible; /* the present operation */
   uint32_t random;
@@ -186,7 +186,7 @@ int hl__memcached_presence(hl__memcached_session *session, hl__memcached_link *l
 int hl__memcached_settle(hl__memcached_session *session, int64_t deadline, hl_error *error);
 /* Whether no connection has ended, without a round trip. */
 bool hl__memcached_stands(hl__memcached_session *session);
-void hl__memcached_bell_clear(const hl__memcached_session *session);
+void hl__memcached_wakeup_clear(const hl__memcached_session *session);
 /* Sleeps until the session is interrupted, or until then. */
 void hl__memcached_sleep(hl__memcached_session *session, int64_t until);
 

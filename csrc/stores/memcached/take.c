@@ -38,7 +38,7 @@
 #define PAUSE_MS 25
 #define QUEUED_MS 50
 #define BLOCKERS_MAX 60
-/* Others that are looked at, so that the dead do not pile up. */
+/* Others that are sample at, so that the dead do not pile up. */
 #define OTHERS_MAX 4
 /* How long a request that tries once writes anew after other clients' writes. */
 #define TRY_MS 1000
@@ -77,12 +77,12 @@ static uint32_t draw(hl__memcached_session *session) {
 
 /* --------------------------------------------------------- who is in the way */
 
-typedef struct looked {
+typedef struct sample {
   size_t entries[BLOCKERS_MAX + OTHERS_MAX];
   size_t n;
-} looked;
+} sample;
 
-static bool present_already(const looked *self, size_t i) {
+static bool present_already(const sample *self, size_t i) {
   for (size_t k = 0; k < self->n; k++)
     if (self->entries[k] == i) return true;
   return false;
@@ -91,7 +91,7 @@ static bool present_already(const looked *self, size_t i) {
 /* Chooses the entries before ours; behind it only granted ones, as only an upgrade makes those
    conflict. */
 static void blockers_choose(const taking *self, const hl__memcached_document *document, size_t own,
-                            looked *chosen) {
+                            sample *chosen) {
   const hl_request *request = self->request;
   for (size_t i = 0; i < document->n && chosen->n < BLOCKERS_MAX; i++) {
     hl__memcached_entry *entry = &document->entries[i];
@@ -105,7 +105,7 @@ static void blockers_choose(const taking *self, const hl__memcached_document *do
 }
 
 static void others_choose(const taking *self, const hl__memcached_document *document, size_t own,
-                          looked *chosen) {
+                          sample *chosen) {
   size_t start = document->n ? draw(self->session) % document->n : 0;
   for (size_t i = 0; i < document->n && i < OTHERS_MAX; i++) {
     size_t at = (start + i) % document->n;
@@ -115,8 +115,8 @@ static void others_choose(const taking *self, const hl__memcached_document *docu
 }
 
 /* Marks the entries that do not live as dead. */
-static int look_at(const taking *self, hl__memcached_document *document, const looked *chosen,
-                   hl_error *error) {
+static int sample_check(const taking *self, hl__memcached_document *document, const sample *chosen,
+                        hl_error *error) {
   hl__memcached_session *session = self->session;
   int64_t deadline = answer_by(self);
   hl__memcached_link *links[BLOCKERS_MAX + OTHERS_MAX];
@@ -142,13 +142,13 @@ static int blocker_find(const taking *self, hl__memcached_document *document, si
                         size_t *blocker, hl_error *error) {
   *blocker = SIZE_MAX;
   for (bool first = true;; first = false) {
-    looked chosen = {.n = 0};
+    sample chosen = {.n = 0};
     blockers_choose(self, document, own, &chosen);
     size_t n = chosen.n;
     /* A trip is made for those who are in the way, or where the dead may pile up. */
     if (first && (n > 0 || document->n > OTHERS_MAX)) others_choose(self, document, own, &chosen);
     if (chosen.n == 0) return HL_OK;
-    int status = look_at(self, document, &chosen, error);
+    int status = sample_check(self, document, &chosen, error);
     if (status) return status;
     for (size_t i = 0; i < n; i++) {
       if (document->entries[chosen.entries[i]].dead) continue;
@@ -430,7 +430,7 @@ int hl__memcached_take(hl_session *base, const hl_request *request, hl_grant *gr
   if (status && status != HL_ECONNECTION) grant->sent_ms = 0;
   free(self.live.data);
   /* A late interruption is forgotten by settle. */
-  if (atomic_exchange(&session->interrupted, false)) hl__memcached_bell_clear(session);
+  if (atomic_exchange(&session->interrupted, false)) hl__memcached_wakeup_clear(session);
   return status;
 }
 
@@ -440,7 +440,7 @@ int hl__memcached_take(hl_session *base, const hl_request *request, hl_grant *gr
 static int sharer_find(const taking *self, hl__memcached_document *document, size_t own,
                        size_t *sharer, hl_error *error) {
   const hl_request *request = self->request;
-  looked chosen;
+  sample chosen;
   *sharer = SIZE_MAX;
   do {
     chosen.n = 0;
@@ -452,7 +452,7 @@ static int sharer_find(const taking *self, hl__memcached_document *document, siz
       else if (hl__memcached_conflict(document, entry, request->rows, request->n))
         chosen.entries[chosen.n++] = i;
     }
-    int status = look_at(self, document, &chosen, error);
+    int status = sample_check(self, document, &chosen, error);
     if (status) return status;
     for (size_t i = 0; i < chosen.n; i++)
       if (!document->entries[chosen.entries[i]].dead) *sharer = chosen.entries[i];

@@ -93,7 +93,7 @@ int hl__memcached_await(const hl__memcached_session *session, const hl__memcache
                         short events, int64_t deadline) {
   const hl_store_config *config = session->store->config;
   struct pollfd p[2] = {{.fd = link->fd, .events = events},
-                        {.fd = session->bell, .events = POLLIN}};
+                        {.fd = session->wakeup, .events = POLLIN}};
   for (;;) {
     int64_t left = hl__left_ms(deadline);
     if (left > 0 && config->wait_begin) config->wait_begin();
@@ -178,12 +178,12 @@ static int more(hl__memcached_session *session, hl__memcached_link *link, int64_
 static int raw_line(hl__memcached_session *session, hl__memcached_link *link, int64_t deadline,
                     char **line, hl_error *error) {
   static char none[] = "";
-  size_t looked = 0;
+  size_t searched = 0;
   *line = none;
   for (;;) {
     char *from = link->in.data + link->in_read;
     size_t size = link->in.used - link->in_read;
-    char *end = size > looked ? memchr(from + looked, '\n', size - looked) : NULL;
+    char *end = size > searched ? memchr(from + searched, '\n', size - searched) : NULL;
     if (end) {
       if (end == from || end[-1] != '\r')
         return hl__memcached_ended(link, "the answer is none of Memcached's", error);
@@ -192,7 +192,7 @@ static int raw_line(hl__memcached_session *session, hl__memcached_link *link, in
       link->in_read += (size_t)(end + 1 - from);
       return HL_OK;
     }
-    looked = size;
+    searched = size;
     if (size > LINE_MAX_SIZE)
       return hl__memcached_ended(link, "the answer is none of Memcached's", error);
     int status = more(session, link, deadline, error);
@@ -342,16 +342,16 @@ bool hl__memcached_stands(hl__memcached_session *session) {
   return true;
 }
 
-/* ------------------------------------------------------------------ the bell */
+/* ------------------------------------------------------------------ the wake-up */
 
-void hl__memcached_bell_clear(const hl__memcached_session *session) {
+void hl__memcached_wakeup_clear(const hl__memcached_session *session) {
   uint64_t count;
-  while (read(session->bell, &count, sizeof count) < 0 && errno == EINTR) {}
+  while (read(session->wakeup, &count, sizeof count) < 0 && errno == EINTR) {}
 }
 
 void hl__memcached_sleep(hl__memcached_session *session, int64_t until) {
   const hl_store_config *config = session->store->config;
-  struct pollfd p = {.fd = session->bell, .events = POLLIN};
+  struct pollfd p = {.fd = session->wakeup, .events = POLLIN};
   while (!atomic_load(&session->interrupted) && hl__left_ms(until) > 0) {
     int64_t left = hl__left_ms(until);
     if (config->wait_begin) config->wait_begin();

@@ -8,7 +8,7 @@
  * lease, and where there are none looking costs nothing.
  *
  * The first in the queue looks, again and again, and keeps his place; the others sleep. Many
- * can be the first in a queue below one lease, and then one of them has the bell of that row:
+ * can be the first in a queue below one lease, and then one of them has the lead of that row:
  * see there. A record whose time is up is never ignored: it is deleted, if its time is still
  * up, in a transaction of another connection, for this one keeps the rows.
  *
@@ -26,11 +26,11 @@
 #define POLL_MIN_US 1000
 #define POLL_MAX_US 25000
 /* A look or a deletion takes a round trip. Longer, and its server hangs. */
-#define LOOK_MS 1000
-/* Who waits for a bell for so long looks for himself: its owner may have been stopped. */
-#define BELL_NET_SECONDS 15
+#define POLL_MS 1000
+/* Who waits for a lead for so long looks for himself: its owner may have been stopped. */
+#define LEAD_NET_SECONDS 15
 /* Rows of one look; more need several. */
-#define LOOK_ROWS 256u
+#define POLL_ROWS 256u
 /* So many ids are deleted at once. */
 #define EXPIRED_MAX 16u
 /* Every so many times that the gate says 1 and no lease is in the way, somebody looks
@@ -39,7 +39,7 @@
 
 /* `limit`: when the caller is to have its answer. */
 static int64_t answer_by(int64_t limit) {
-  int64_t usual = hl__now_ms() + LOOK_MS;
+  int64_t usual = hl__now_ms() + POLL_MS;
   return usual < limit ? usual : limit;
 }
 
@@ -176,8 +176,8 @@ static void finding_add(finding *found, const hl_layout *layout, const hl_row *r
   if (i < found->row) found->row = i;
 }
 
-static int look(hl__mysql_session *session, const hl_request *request, finding *found,
-                hl_error *error) {
+static int conflicts_find(hl__mysql_session *session, const hl_request *request, finding *found,
+                          hl_error *error) {
   const hl_row *rows = request->rows;
   size_t n = request->n;
   const hl_lease_terms *terms = request->lease;
@@ -186,8 +186,8 @@ static int look(hl__mysql_session *session, const hl_request *request, finding *
   for (size_t i = 0; terms && i < sizeof terms->former; i++)
     (void)snprintf(found->former + 2 * i, 3, "%02X", terms->former[i]);
   int status = HL_OK;
-  for (size_t done = 0; done < n && status == HL_OK; done += LOOK_ROWS) {
-    size_t some = n - done < LOOK_ROWS ? n - done : LOOK_ROWS;
+  for (size_t done = 0; done < n && status == HL_OK; done += POLL_ROWS) {
+    size_t some = n - done < POLL_ROWS ? n - done : POLL_ROWS;
     hl__text t;
     MYSQL_RES *result;
     MYSQL_ROW row;
@@ -222,22 +222,22 @@ static int look(hl__mysql_session *session, const hl_request *request, finding *
   return status;
 }
 
-/* --------------------------------------------------------------- the bell
+/* --------------------------------------------------------------- the lead
 
    Those who share a row that is leased exclusively stand in no queue for it. The one who has
-   its bell, a lock of a name at the server, looks; the others wait for the bell there. Who
+   its lead, a lock of a name at the server, looks; the others wait for the lead there. Who
    gets it and finds the lease still recorded keeps it, and looks from then on; else the
    server passes it on within the same statement, so that all are awake a moment after the
-   lease has ended, however far away they are. Who has a bell waits for no lock. The bell
+   lease has ended, however far away they are. Who has a lead waits for no lock. The lead
    decides nothing: who has had it, or not, looks at the records. */
 
-typedef struct bell {
+typedef struct lead {
   bool ours;
   hl_row row;
-} bell;
+} lead;
 
-#define BELL_NAME_ROOM (HL__MYSQL_NAME_MAX + 160)
-static void put_bell_name(hl__text *t, const hl__mysql_session *session, const hl_row *row) {
+#define LEAD_NAME_ROOM (HL__MYSQL_NAME_MAX + 160)
+static void put_lead_name(hl__text *t, const hl__mysql_session *session, const hl_row *row) {
   hl__text_put(t,
                "CONCAT('hierlock-',LEFT(SHA2(CONCAT_WS('/',DATABASE(),'%s',%d,%u),"
                "256),32))",
@@ -245,7 +245,7 @@ static void put_bell_name(hl__text *t, const hl__mysql_session *session, const h
 }
 
 /* The row's first two columns are truth values; -1: NULL. */
-static int bell_ask(hl__mysql_session *session, hl__text *t, int said[2], hl_error *error) {
+static int lead_ask(hl__mysql_session *session, hl__text *t, int said[2], hl_error *error) {
   MYSQL_RES *result;
   int status = hl__mysql_query(session, t->data, t->used, &result, error);
   free(t->data);
@@ -255,43 +255,43 @@ static int bell_ask(hl__mysql_session *session, hl__text *t, int said[2], hl_err
   return status;
 }
 
-static int bell_leave(hl__mysql_session *session, bell *self, hl_error *error) {
+static int lead_leave(hl__mysql_session *session, lead *self, hl_error *error) {
   hl__text t;
   int none[2];
-  if (!hl__text_new(&t, BELL_NAME_ROOM + 64)) return hl__error_memory(error);
+  if (!hl__text_new(&t, LEAD_NAME_ROOM + 64)) return hl__error_memory(error);
   hl__text_put(&t, "SELECT RELEASE_LOCK(");
-  put_bell_name(&t, session, &self->row);
+  put_lead_name(&t, session, &self->row);
   hl__text_put(&t, "),1");
-  session->patience = hl__now_ms() + LOOK_MS;
+  session->patience = hl__now_ms() + POLL_MS;
   self->ours = false;
-  return bell_ask(session, &t, none, error) == HL_OK
+  return lead_ask(session, &t, none, error) == HL_OK
              ? HL_OK
              : hl__error(error, HL_ECONNECTION, "the server did not answer in time");
 }
 
-/* Until the bell is ours, its lease has ended, its owner has been given long enough, or the
+/* Until the lead is ours, its lease has ended, its owner has been given long enough, or the
    deadline. */
-static int bell_await(hl__mysql_session *session, int64_t deadline, bell *self, hl_error *error) {
+static int lead_await(hl__mysql_session *session, int64_t deadline, lead *self, hl_error *error) {
   hl__text t;
   int said[2];
-  if (!hl__text_new(&t, 3 * BELL_NAME_ROOM + 256)) return hl__error_memory(error);
+  if (!hl__text_new(&t, 3 * LEAD_NAME_ROOM + 256)) return hl__error_memory(error);
   hl__text_put(&t, "SELECT GET_LOCK(");
-  put_bell_name(&t, session, &self->row);
-  hl__text_put(&t, ",%d),IF((SELECT COUNT(*) FROM %s r WHERE", BELL_NET_SECONDS,
+  put_lead_name(&t, session, &self->row);
+  hl__text_put(&t, ",%d),IF((SELECT COUNT(*) FROM %s r WHERE", LEAD_NET_SECONDS,
                session->store->rows);
   hl__mysql_put_conflicts(&t, &self->row, 1);
   hl__text_put(&t, ")>0,0,RELEASE_LOCK(");
-  put_bell_name(&t, session, &self->row);
+  put_lead_name(&t, session, &self->row);
   hl__text_put(&t, "))");
   session->patience = hl__deadline(deadline, HL__MYSQL_ANSWER_MS + 1);
   hl_error reason;
-  int status = bell_ask(session, &t, said, &reason);
+  int status = lead_ask(session, &t, said, &reason);
   if (status == HL_OK && said[0] >= 0) {
     self->ours = said[0] == 1 && said[1] != 1;
     return HL_OK;
   }
-  /* Its end may have come just when the bell was ours. */
-  if (status != HL_ECONNECTION && bell_leave(session, self, error)) return HL_ECONNECTION;
+  /* Its end may have come just when the lead was ours. */
+  if (status != HL_ECONNECTION && lead_leave(session, self, error)) return HL_ECONNECTION;
   if (status == HL_TIMEOUT) return HL_OK;
   if (status && error) *error = reason;
   return status;
@@ -317,7 +317,7 @@ static int waiting_show(hl__mysql_session *session, bool waiting, hl_error *erro
   uint64_t none;
   if (!hl__text_new(&t, 64 + 2 * HL__TAG_MAX)) return hl__error_memory(error);
   hl__mysql_put_waiting(&t, session, waiting);
-  session->patience = hl__now_ms() + LOOK_MS;
+  session->patience = hl__now_ms() + POLL_MS;
   int status = hl__mysql_commands(session, t.data, t.used, 1, &none, error);
   free(t.data);
   return status;
@@ -327,7 +327,7 @@ static int waiting_show(hl__mysql_session *session, bool waiting, hl_error *erro
 static int token_redraw(hl__mysql_session *session, hl_error *error) {
   static const char sql[] = "SELECT UUID_SHORT()";
   MYSQL_RES *result;
-  session->patience = hl__now_ms() + LOOK_MS;
+  session->patience = hl__now_ms() + POLL_MS;
   int status = hl__mysql_query(session, sql, sizeof sql - 1, &result, error);
   if (status) return status;
   MYSQL_ROW row = hl__mysql_row(result, 1);
@@ -349,14 +349,14 @@ static int blocked_error(const hl_row *row, hl_error *error) {
 }
 
 /* Each turn of a wait: HL_OK when no lease is in the way, or what ends the wait. */
-static int turns(hl__mysql_session *session, const hl_request *request, bell *rung, int64_t *sent,
+static int turns(hl__mysql_session *session, const hl_request *request, lead *rung, int64_t *sent,
                  hl_error *error) {
   int64_t pause = POLL_MIN_US;
   bool shown = false;
   for (unsigned turn = 0;; turn++) {
     finding found;
     int64_t asked = hl__boot_ms();
-    int status = look(session, request, &found, error);
+    int status = conflicts_find(session, request, &found, error);
     if (status == HL_OK && !found.blocked && shown) status = waiting_show(session, false, error);
     if (status == HL_OK && !found.blocked && turn > 0) status = token_redraw(session, error);
     if (status) return status;
@@ -381,11 +381,11 @@ static int turns(hl__mysql_session *session, const hl_request *request, bell *ru
     shown = true;
     /* The lease for which it looked is gone, and another one is in the way. */
     if (status == HL_OK && rung->ours && hl__row_compare(&rung->row, row) != 0)
-      status = bell_leave(session, rung, error);
+      status = lead_leave(session, rung, error);
     if (status) return status;
     if (!rung->ours && found.row < request->n && row->mode == HL_SHARED) {
       rung->row = *row;
-      status = bell_await(session, request->deadline, rung, error);
+      status = lead_await(session, request->deadline, rung, error);
       if (status) return status;
       pause = POLL_MIN_US;
       continue;
@@ -400,9 +400,9 @@ static int turns(hl__mysql_session *session, const hl_request *request, bell *ru
 
 int hl__mysql_leases_await(hl__mysql_session *session, const hl_request *request, int64_t *sent,
                            hl_error *error) {
-  bell rung = {.ours = false};
+  lead rung = {.ours = false};
   int status = turns(session, request, &rung, sent, error);
-  if (rung.ours && status != HL_ECONNECTION && bell_leave(session, &rung, error) != HL_OK)
+  if (rung.ours && status != HL_ECONNECTION && lead_leave(session, &rung, error) != HL_OK)
     status = HL_ECONNECTION;
   if (status) return status;
   int64_t gate = hl__mysql_gate(session, request);

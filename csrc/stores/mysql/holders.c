@@ -150,8 +150,8 @@ static bool rows_conflict(const hl_row *rows, size_t n, const char *named) {
 #define HASTE_MS 35
 
 /* Each query has a limit on the server: not what a short wait has left to the session. */
-static int look_query(hl__mysql_session *session, const hl_lease_filter *filter, const char *sql,
-                      MYSQL_RES **result, hl_error *error) {
+static int query_run(hl__mysql_session *session, const hl_lease_filter *filter, const char *sql,
+                     MYSQL_RES **result, hl_error *error) {
   int64_t ms = filter->most ? HASTE_MS : hl__left_ms(session->patience) + 1;
   hl__text t;
   if (!hl__text_new(&t, strlen(sql) + 128)) return hl__error_memory(error);
@@ -203,7 +203,7 @@ static int by_key(const void *a, const void *b) {
 static int lists_get(hl__mysql_session *session, const hl_lease_filter *filter, const char *sql,
                      lists *self, hl_error *error) {
   MYSQL_ROW row;
-  int status = look_query(session, filter, sql, &self->result, error);
+  int status = query_run(session, filter, sql, &self->result, error);
   if (status || !self->result) return status;
   size_t n = (size_t)mysql_num_rows(self->result);
   self->rows = malloc((n + 1) * sizeof *self->rows);
@@ -411,7 +411,7 @@ static int holders_mysql(hl__mysql_session *session, const hl_lease_filter *filt
   const hl_row *rows = filter->rows;
   size_t n = filter->n > ASKED_MAX ? ASKED_MAX : filter->n;
   mysql_sql(session, rows, n, sql);
-  int status = look_query(session, filter, sql, &result, error);
+  int status = query_run(session, filter, sql, &result, error);
   if (status) return status;
   char previous[32] = "";
   while ((row = hl__mysql_row(result, 9))) {

@@ -98,8 +98,8 @@ static int record_judge(hl__mysql_session *session, const hl_lease_terms *terms,
   return end(session, status, error);
 }
 
-static int lease_look(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
-                      int64_t *left_ms, hl_error *error) {
+static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
+                         int64_t *left_ms, hl_error *error) {
   hl__mysql_session *session = session_of(base);
   int status = hl__mysql_begin(session, deadline, error);
   return status ? status : record_judge(session, terms, left_ms, error);
@@ -335,7 +335,7 @@ static int lease_convert(hl_session *base, const hl_request *request, hl_grant *
   bool unsure = status == HL_TIMEOUT || (status == HL_OK && changed == 0);
   if (!unsure) return status;
   int seen =
-      lease_look(base, request->lease, hl__late_answer_by(request->deadline), &left, &reason);
+      lease_inspect(base, request->lease, hl__late_answer_by(request->deadline), &left, &reason);
   if (seen == HL_OK) return status;
   if (status == HL_TIMEOUT && seen != HL_ELOST) return status;
   if (error) *error = reason;
@@ -481,7 +481,7 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter, const c
 
 const hl_lease_ops hl__mysql_leases = {
     .refresh = lease_refresh,
-    .look = lease_look,
+    .inspect = lease_inspect,
     .drop = lease_drop,
     .drop_all = lease_drop_all,
     .recall = lease_recall,

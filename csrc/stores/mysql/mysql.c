@@ -20,7 +20,7 @@
 #define SETTLE_MS 1000
 /* The same for a look at the holders: a caller that has just waited in vain waits no
    longer for a server that hangs. */
-#define LOOK_SETTLE_MS 250
+#define QUERY_SETTLE_MS 250
 
 static hl__mysql_session *session_of(hl_session *session) { return (hl__mysql_session *)session; }
 
@@ -316,7 +316,7 @@ static int settle(hl_session *session, int64_t deadline, hl_error *error) {
 
 /* A server that ends a connection writes to it or closes it; nothing else makes
    it readable while no answer is awaited. */
-static int look(hl_session *base, hl_error *error) {
+static int session_check(hl_session *base, hl_error *error) {
   hl__mysql_session *session = session_of(base);
   if (session->outstanding || !hl__mysql_readable(session)) return HL_OK;
   return hl__mysql_gone(error);
@@ -341,7 +341,7 @@ static void interrupt(hl_session *base) {
 static int holders(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn, void *context,
                    int64_t deadline, hl_error *error) {
   hl__mysql_session *session = session_of(base);
-  int64_t settled = hl__now_ms() + LOOK_SETTLE_MS;
+  int64_t settled = hl__now_ms() + QUERY_SETTLE_MS;
   int status = hl__mysql_settle(session, settled < deadline ? settled : deadline, error);
   if (status) return status == HL_TIMEOUT ? hl__mysql_gone(error) : status;
   session->patience = deadline;
@@ -377,7 +377,7 @@ const hl_store_ops hl_store_mysql = {
     .give_back = give_back,
     .settle = settle,
     .renew = renew,
-    .look = look,
+    .check = session_check,
     .told = told,
     .interrupt = interrupt,
     .thread_end = thread_end,

@@ -150,7 +150,7 @@ struct hl__mysql_session {
   bool begun;          /* autocommit is off: a lock statement begins a transaction */
   bool repeatable;     /* in REPEATABLE READ instead of READ COMMITTED: see below */
   bool in_transaction; /* after a lock statement: as the server says */
-  int64_t looked;      /* the table was of InnoDB then; hl__boot_ms */
+  int64_t checked;     /* the table was of InnoDB then; hl__boot_ms */
   int64_t wait;        /* the session's time limits on the server; ms */
   uint64_t clock, dice;
   hl__shape shapes[HL__SHAPES_MAX];

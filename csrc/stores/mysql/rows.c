@@ -261,7 +261,7 @@ int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request, h
 
 bool hl__mysql_records_at_once(const hl__mysql_session *session, const hl_request *request) {
   return session->begun && request->n <= HL__STATEMENT_ROWS_MAX &&
-         hl__mysql_gate(session, request) >= 0 && !hl__mysql_look_is_due(session);
+         hl__mysql_gate(session, request) >= 0 && !hl__mysql_check_is_due(session);
 }
 
 int hl__mysql_lock_and_record(hl__mysql_session *session, const hl_request *request, hl__tail *tail,

@@ -60,7 +60,7 @@ int hl__mysql_table_refuse(hl__mysql_session *session, MYSQL_RES *result, hl_err
                      "the table %s is of engine %.32s, which locks no rows; "
                      "it must be InnoDB",
                      table, row[1]);
-  session->looked = hl__boot_ms();
+  session->checked = hl__boot_ms();
   return HL_OK;
 }
 
@@ -226,7 +226,7 @@ static int tokens_wait(hl__mysql_session *session, hl_error *error) {
 }
 
 /* For the questions that follow in the same trip, though a program waits for no lock. */
-#define LOOK_MIN_MS 1000
+#define WAIT_LEAST_MS 1000
 
 /* The assignments of all that the server's administrator may have changed and that
    we rely on; but for those that statement.c sends with the first lock. After
@@ -236,7 +236,7 @@ static void session_sql(hl__mysql_session *session, char *out, size_t size) {
   char limits[160];
   /* As statement.c will want it for a wait of the usual length. */
   session->wait = 1 + (config->timeout > HL__MYSQL_WAIT_MAX ? HL__MYSQL_WAIT_MAX : config->timeout);
-  if (session->wait < LOOK_MIN_MS) session->wait = LOOK_MIN_MS;
+  if (session->wait < WAIT_LEAST_MS) session->wait = WAIT_LEAST_MS;
   (void)hl__mysql_limits(session, session->wait, limits, sizeof limits);
   int64_t lease = (config->hold_timeout + 999) / 1000;
   (void)snprintf(out, size,

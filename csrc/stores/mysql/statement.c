@@ -32,7 +32,7 @@
  * - An ALTER TABLE may give the table to an engine that locks no rows. It waits
  *   for those who hold, so the engine cannot change while a lock is held. With an
  *   engine without transactions the server says that none is open: looked at on
- *   each grant. MariaDB's Aria says that one is; so every LOOK_AGAIN_MS the session
+ *   each grant. MariaDB's Aria says that one is; so every CHECK_AGAIN_MS the session
  *   asks for the engine, behind the lock statement and in the same trip.
  * - In a space with leases the last part, or the last table of the join, is the row of the
  *   root's gate, which is not locked: gate.c. In READ COMMITTED the view is made at the first
@@ -51,7 +51,7 @@
 /* The whole-second limits, a second net behind the exact one. */
 #define NET_SECONDS 2
 /* For so long a session believes that the table is still of InnoDB. */
-#define LOOK_AGAIN_MS 10000
+#define CHECK_AGAIN_MS 10000
 
 /* --------------------------------------------------------------- text */
 
@@ -343,7 +343,7 @@ static int tail_result(hl__mysql_session *session, hl__tail *tail, hl_error *err
 
 /* wait: the session's new limits, in the same trip; 0: as they are. look: asks
    for the table's engine, too. tail: what follows, or NULL. */
-static int execute_text(hl__mysql_session *session, int64_t wait, bool look, const hl__part *p,
+static int execute_text(hl__mysql_session *session, int64_t wait, bool check, const hl__part *p,
                         hl__tail *tail, size_t *count, hl_error *error) {
   hl__text t;
   if (!hl__text_new(&t, 1024 + p->n * (200 + HL__MYSQL_NAME_MAX) + 2 * session->tag_size +
@@ -365,7 +365,7 @@ static int execute_text(hl__mysql_session *session, int64_t wait, bool look, con
     session->wait = 0; /* not known, until it has succeeded */
   }
   put_union(&t, session, p, false);
-  if (look) {
+  if (check) {
     char sql[HL__MYSQL_TABLE_SQL];
     (void)hl__mysql_table_sql(session, sql, sizeof sql);
     hl__text_put(&t, ";%s", sql);
@@ -376,15 +376,15 @@ static int execute_text(hl__mysql_session *session, int64_t wait, bool look, con
   if (failed) return hl__mysql_error(session, NULL, "lock rows", error);
   int status = text_result(session, sets, wait, p, count, error);
   if (status == HL_OK) session->begun = true;
-  if (status == HL_OK && look) status = engine_result(session, error);
+  if (status == HL_OK && check) status = engine_result(session, error);
   if (status == HL_OK && tail) status = tail_result(session, tail, error);
   return status;
 }
 
 /* ------------------------------------------------------------- locking */
 
-bool hl__mysql_look_is_due(const hl__mysql_session *session) {
-  return hl__boot_ms() - session->looked >= LOOK_AGAIN_MS;
+bool hl__mysql_check_is_due(const hl__mysql_session *session) {
+  return hl__boot_ms() - session->checked >= CHECK_AGAIN_MS;
 }
 
 int hl__mysql_execute(hl__mysql_session *session, const hl_request *request, hl__part *p,
@@ -399,16 +399,16 @@ int hl__mysql_execute(hl__mysql_session *session, const hl_request *request, hl_
   bool same = session->wait >= left && (p->nowait || session->wait - left <= WAIT_SLACK_MS);
   if (p->nowait && session->dialect == HL_MYSQL) same = true;
   bool text_only = !session->begun || !same || tail;
-  bool look = hl__mysql_look_is_due(session);
+  bool check = hl__mysql_check_is_due(session);
   int status = HL_OK;
   session->gate_seen = false;
   hl__sigpipe guard = hl__sigpipe_begin(session);
   hl__mysql_statement_begin(session);
-  if (!text_only && !look) status = shape_find(session, p, &statement, error);
+  if (!text_only && !check) status = shape_find(session, p, &statement, error);
   if (status == HL_OK && statement)
     status = execute_prepared(session, statement, p, count, error);
   else if (status == HL_OK)
-    status = execute_text(session, same ? 0 : left, look, p, tail, count, error);
+    status = execute_text(session, same ? 0 : left, check, p, tail, count, error);
   hl__mysql_statement_end(session);
   hl__sigpipe_end(guard, status != HL_OK);
   /* Without its row nobody knows whether there are leases. */

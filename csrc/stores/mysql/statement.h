@@ -30,7 +30,7 @@ typedef struct hl__part {
 int hl__mysql_execute(hl__mysql_session *session, const hl_request *request, hl__part *p,
                       hl__tail *tail, size_t *count, hl_error *error);
 /* Whether the next statement asks for the table's engine, too. */
-bool hl__mysql_look_is_due(const hl__mysql_session *session);
+bool hl__mysql_check_is_due(const hl__mysql_session *session);
 /* Room for the request's tag. Prepared statements know the old place: they are
    made again. False: out of memory. */
 bool hl__mysql_tag_reserve(hl__mysql_session *session, size_t room);

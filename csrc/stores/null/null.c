@@ -88,7 +88,7 @@ static int null_settle(hl_session *session, int64_t deadline, hl_error *error) {
   return HL_OK;
 }
 
-static int null_look(hl_session *session, hl_error *error) {
+static int null_check(hl_session *session, hl_error *error) {
   (void)session, (void)error;
   return HL_OK;
 }
@@ -118,7 +118,7 @@ const hl_store_ops hl_store_null = {
     .give_back = null_give_back,
     .renew = null_renew,
     .settle = null_settle,
-    .look = null_look,
+    .check = null_check,
     .interrupt = null_interrupt,
     .holders = null_holders,
 };

@@ -218,12 +218,12 @@ static int connect_host(hl__pg_store *store, unsigned host, int64_t deadline,
   if (!session) return hl__error_memory(error);
   session->base.store = &store->base;
   session->store = store;
-  session->fd = session->bell = -1;
+  session->fd = session->wakeup = -1;
   session->patience = patience;
   atomic_init(&session->interrupted, false);
   atomic_init(&session->in_hand, false);
   options_fill(store, host, &o);
-  int status = hl__fork_eventfd(&session->bell, &session->bell_ticket, error);
+  int status = hl__fork_eventfd(&session->wakeup, &session->wakeup_ticket, error);
   if (status == HL_OK) status = log_in(session, &o, patience, error);
   if (status == HL_OK) {
     (void)PQsetErrorVerbosity(session->connection, PQERRORS_DEFAULT);
@@ -253,9 +253,9 @@ void hl__pg_disconnect(hl__pg_session *session) {
   if (session->fd >= 0) hl__fork_unwatch(session->fd, session->ticket);
   hl__pg_results_clear(session);
   PQfinish(session->connection);
-  if (session->bell >= 0) {
-    hl__fork_unwatch(session->bell, session->bell_ticket);
-    (void)close(session->bell);
+  if (session->wakeup >= 0) {
+    hl__fork_unwatch(session->wakeup, session->wakeup_ticket);
+    (void)close(session->wakeup);
   }
   free(session);
 }

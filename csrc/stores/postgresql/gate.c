@@ -21,8 +21,8 @@
  * A request that finds a lease in its way keeps its rows, and looks again and again. What is
  * over it deletes, if it is over still, in one statement and on a connection of its own, as its
  * transaction is to end by ROLLBACK. Behind it the server's queue sleeps. Many can be the first
- * in a queue below one lease: then one of them looks, and has a bell (an advisory lock of two
- * numbers, of the session) for which the others wait. Whoever has a bell waits for no lock.
+ * in a queue below one lease: then one of them looks, and has a lead (an advisory lock of two
+ * numbers, of the session) for which the others wait. Whoever has a lead waits for no lock.
  *
  * But a lease that is for update may want a row exclusively that such a request keeps. So
  * whoever wants that row himself gives way (HL__BEHIND_UPDATE).
@@ -42,10 +42,10 @@
 /* Between two looks, in ms; from the first to the last. */
 #define PAUSE_FIRST_MS 1
 #define PAUSE_LAST_MS 25
-/* Who waits for a bell for so long looks for himself: its owner may have been stopped. */
-#define BELL_NET_MS 15000
+/* Who waits for a lead for so long looks for himself: its owner may have been stopped. */
+#define LEAD_NET_MS 15000
 
-static int blind_look(hl__pg_session *session, hl_error *error) {
+static int blind_check(hl__pg_session *session, hl_error *error) {
   PGresult *result;
   session->patience = hl__pg_answer_by(session);
   int status =
@@ -78,7 +78,7 @@ enum {
 /* The exclusive rows of all keys, and all rows of those wanted exclusively: two scans of an index
    each. With one condition the server would read all rows of an ancestor, which are as many as
    there are leases below it. exclusive, upgradable, keys, exclusive, exempt */
-#define LOOK                                                                                       \
+#define CONFLICTS                                                                                  \
   "SELECT l.id," HL__PG_LEFT ","                                                                   \
   "bool_or(r.key=ANY('%s'::int8[])),bool_or(r.key=ANY('%s'::int8[]) AND "                          \
   "EXISTS(SELECT FROM public.hier_lock_lease_rows u WHERE u.id=r.id AND "                          \
@@ -113,7 +113,8 @@ static char *upgradable(const hl_layout *layout, const hl_request *request) {
 }
 
 /* The look, with a comment in front. NULL: out of memory. The caller frees it. */
-static char *look_text(const hl__pg_session *session, const char *tag, const hl_request *request) {
+static char *conflicts_text(const hl__pg_session *session, const char *tag,
+                            const hl_request *request) {
   char *keys = hl__pg_keys(request->rows, request->n, false);
   char *exclusive = hl__pg_keys(request->rows, request->n, true);
   char *behind = upgradable(session->store->base.layout, request);
@@ -124,10 +125,11 @@ static char *look_text(const hl__pg_session *session, const char *tag, const hl_
     (void)stpcpy(at, "'");
   }
   if (keys && exclusive && behind) {
-    size_t size = sizeof LOOK + HL__PG_TAG_MAX + strlen(keys) + 2 * strlen(exclusive) +
+    size_t size = sizeof CONFLICTS + HL__PG_TAG_MAX + strlen(keys) + 2 * strlen(exclusive) +
                   strlen(behind) + strlen(exempt);
     sql = malloc(size);
-    if (sql) (void)snprintf(sql, size, "%s" LOOK, tag, exclusive, behind, keys, exclusive, exempt);
+    if (sql)
+      (void)snprintf(sql, size, "%s" CONFLICTS, tag, exclusive, behind, keys, exclusive, exempt);
   }
   free(keys);
   free(exclusive);
@@ -208,7 +210,7 @@ static int over_delete(wait *self, hl_error *error) {
 static int nap(wait *self, int64_t ms) {
   hl__pg_session *session = self->session;
   struct pollfd p[2] = {{.fd = session->fd, .events = POLLIN},
-                        {.fd = session->bell, .events = POLLIN}};
+                        {.fd = session->wakeup, .events = POLLIN}};
   int64_t end = hl__now_ms() + ms;
   for (;;) {
     if (atomic_load(&session->interrupted)) return HL_CANCELLED;
@@ -243,9 +245,9 @@ static int64_t pause_ms(wait *self, int64_t *pause) {
   return ms > 0 ? ms : 1;
 }
 
-/* --------------------------------------------------------------- the bell */
+/* --------------------------------------------------------------- the lead */
 
-static void bell_of(const char *id, char numbers[32]) {
+static void lead_of(const char *id, char numbers[32]) {
   char high[9] = "0", low[9] = "0";
   if (strlen(id) == 36) {
     memcpy(high, id, 8);
@@ -258,7 +260,7 @@ static void bell_of(const char *id, char numbers[32]) {
 }
 
 /* Whether it is ours now. */
-static int bell_try(wait *self, const char *numbers, bool *ours, hl_error *error) {
+static int lead_try(wait *self, const char *numbers, bool *ours, hl_error *error) {
   char sql[HL__PG_TAG_MAX + 128];
   (void)snprintf(sql, sizeof sql, "%sSELECT pg_try_advisory_lock(%s)", self->tag, numbers);
   int status = ask(self, sql, 1, error);
@@ -267,7 +269,7 @@ static int bell_try(wait *self, const char *numbers, bool *ours, hl_error *error
   return status;
 }
 
-static int bell_leave(wait *self, const char *numbers, hl_error *error) {
+static int lead_leave(wait *self, const char *numbers, hl_error *error) {
   char sql[HL__PG_TAG_MAX + 128];
   (void)snprintf(sql, sizeof sql, "%sSELECT pg_advisory_unlock(%s)", self->tag, numbers);
   return ask(self, sql, 1, error);
@@ -276,24 +278,24 @@ static int bell_leave(wait *self, const char *numbers, hl_error *error) {
 /* Until its owner leaves it, with the server's queue, as for a row, or has been given long
    enough. A wait that is ended at the moment at which it is granted may leave the lock behind,
    so it is the transaction's: it goes with the savepoint, or with all. */
-static int bell_await(wait *self, const char *numbers, hl_error *error) {
+static int lead_await(wait *self, const char *numbers, hl_error *error) {
   char sql[HL__PG_TAG_MAX + 256];
   int64_t most = hl__left_ms(self->request->deadline);
-  if (most > BELL_NET_MS) most = BELL_NET_MS;
+  if (most > LEAD_NET_MS) most = LEAD_NET_MS;
   int64_t end = hl__now_ms() + most;
   self->sent = hl__boot_ms();
   (void)snprintf(sql, sizeof sql,
-                 "%sSAVEPOINT hierlock_bell;SET LOCAL lock_timeout=0;"
+                 "%sSAVEPOINT hierlock_lead;SET LOCAL lock_timeout=0;"
                  "SET LOCAL statement_timeout=%" PRId64 ";SELECT pg_advisory_xact_lock_shared(%s);"
-                 "ROLLBACK TO SAVEPOINT hierlock_bell;"
-                 "RELEASE SAVEPOINT hierlock_bell",
+                 "ROLLBACK TO SAVEPOINT hierlock_lead;"
+                 "RELEASE SAVEPOINT hierlock_lead",
                  self->tag, most + 1, numbers);
   int status = hl__pg_wait_run(self->session, self->request, sql, error);
   if (status != HL_CANCELLED || atomic_load(&self->session->interrupted) || hl__now_ms() < end)
     return status;
   return hl__pg_wait_run(self->session, self->request,
-                         "ROLLBACK TO SAVEPOINT hierlock_bell;"
-                         "RELEASE SAVEPOINT hierlock_bell",
+                         "ROLLBACK TO SAVEPOINT hierlock_lead;"
+                         "RELEASE SAVEPOINT hierlock_lead",
                          error);
 }
 
@@ -322,7 +324,7 @@ static bool is_behind_update(const wait *self) {
   return false;
 }
 
-/* One look later. A bell that it has is that of *id. */
+/* One look later. A lead that it has is that of *id. */
 static int turn(wait *self, int64_t *pause, char id[40], hl_error *error) {
   char numbers[32];
   const char *first = hl__pg_field(self->found, 0, ID);
@@ -332,10 +334,10 @@ static int turn(wait *self, int64_t *pause, char id[40], hl_error *error) {
   bool ours = *id != '\0';
   if (!ours && *alone != 't') {
     (void)snprintf(id, 40, "%s", first);
-    bell_of(id, numbers);
-    int status = bell_try(self, numbers, &ours, error);
+    lead_of(id, numbers);
+    int status = lead_try(self, numbers, &ours, error);
     if (!ours) *id = '\0';
-    if (status == HL_OK && !ours) status = bell_await(self, numbers, error);
+    if (status == HL_OK && !ours) status = lead_await(self, numbers, error);
     if (status) return status;
     if (!ours) return ask(self, self->sql, COLUMNS, error);
   }
@@ -350,9 +352,9 @@ static int turn(wait *self, int64_t *pause, char id[40], hl_error *error) {
   /* What it rang for is gone. */
   PGresult *found = self->found;
   self->found = NULL;
-  bell_of(id, numbers);
+  lead_of(id, numbers);
   *id = '\0';
-  status = bell_leave(self, numbers, error);
+  status = lead_leave(self, numbers, error);
   PQclear(self->found);
   self->found = found;
   return status;
@@ -375,8 +377,8 @@ static int turns(wait *self, hl_error *error) {
   }
   if (!*id || status == HL_ECONNECTION) return status;
   hl_error reason;
-  bell_of(id, numbers);
-  int left = bell_leave(self, numbers, &reason);
+  lead_of(id, numbers);
+  int left = lead_leave(self, numbers, &reason);
   if (left == HL_OK) return status;
   if (error) *error = reason;
   return HL_ECONNECTION;
@@ -397,7 +399,7 @@ static int waited(hl__pg_session *session, const char *tag, uint64_t *token, int
 
 int hl__pg_leases_await(hl__pg_session *session, const hl_request *request, const char *tag,
                         uint64_t *token, int64_t *sent, hl_error *error) {
-  if (session->blind) return blind_look(session, error);
+  if (session->blind) return blind_check(session, error);
   if (session->gate != HL__PG_GATE_OPEN) return HL_OK;
   wait self = {.session = session,
                .request = request,
@@ -408,14 +410,14 @@ int hl__pg_leases_await(hl__pg_session *session, const hl_request *request, cons
   int status = HL_OK;
   /* What was in the same trip says only whether there is one. */
   if (!self.found || PQnfields(self.found) != 1 || PQntuples(self.found) > 0) {
-    char *first = look_text(session, tag, request);
+    char *first = conflicts_text(session, tag, request);
     status = first ? ask(&self, first, COLUMNS, error) : hl__error_memory(error);
     free(first);
   }
   if (status == HL_OK && PQntuples(self.found) > 0) {
     memcpy(self.tag, tag, sizeof self.tag);
     hl__pg_tag_waits(self.tag);
-    char *later = look_text(session, self.tag, request);
+    char *later = conflicts_text(session, self.tag, request);
     self.sql = later;
     status = later ? turns(&self, error) : hl__error_memory(error);
     free(later);

@@ -70,8 +70,8 @@ static void text_take(const PGresult *result, int row, int column, char *out, si
 
 /* Why there is no record of that holder, or, with `holder`, for who knows the secret: else HL_OK,
    and who the holder is. */
-static int look_up(hl__pg_session *session, const hl_lease_terms *terms, char holder[40],
-                   int64_t deadline, hl_error *error) {
+static int record_find(hl__pg_session *session, const hl_lease_terms *terms, char holder[40],
+                       int64_t deadline, hl_error *error) {
   hl__pg_part part = {.number = -1,
                       .sql = "SELECT l.holder=$2::uuid,l.revoked IS NOT NULL,l.revoked_by,"
                              "l.reason,l.secret=sha256($3::bytea),l.holder::text FROM "
@@ -102,7 +102,7 @@ static int look_up(hl__pg_session *session, const hl_lease_terms *terms, char ho
 
 static int lost(hl__pg_session *session, const hl_lease_terms *terms, int64_t deadline,
                 hl_error *error) {
-  return look_up(session, terms, NULL, deadline, error);
+  return record_find(session, terms, NULL, deadline, error);
 }
 
 static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t ttl,
@@ -126,8 +126,8 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t 
   return count(session) == 1 ? HL_OK : lost(session, terms, deadline, error);
 }
 
-static int lease_look(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
-                      int64_t *left_ms, hl_error *error) {
+static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
+                         int64_t *left_ms, hl_error *error) {
   hl__pg_session *session = session_of(base);
   int status = begin(session, deadline, error);
   if (status) return status == HL__ABSENT ? gone_error(terms, error) : status;
@@ -283,7 +283,7 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
   int status = ready(session, deadline, error); /* settle has forgotten earlier interruptions */
   if (status) return status == HL__ABSENT ? gone_error(request->lease, error) : status;
   while (!token) {
-    status = look_up(session, request->lease, holder, deadline, error);
+    status = record_find(session, request->lease, holder, deadline, error);
     if (status) return status;
     if (atomic_load(&session->interrupted)) /* that may be a later import's */
       return hl__error(error, HL_CANCELLED, "the import was interrupted");
@@ -329,7 +329,7 @@ static int lease_convert(hl_session *base, const hl_request *request, hl_grant *
   if (status == HL_ELOST) return lost(session, terms, limit, error);
   (void)hl__pg_interruption_take(session); /* one that comes later is forgotten by settle */
   /* Somebody may have it because the lease has ended. */
-  if (status == HL_TIMEOUT && lease_look(base, terms, limit, &left, &reason) == HL_ELOST) {
+  if (status == HL_TIMEOUT && lease_inspect(base, terms, limit, &left, &reason) == HL_ELOST) {
     if (error) *error = reason;
     return HL_ELOST;
   }
@@ -501,7 +501,7 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter, const c
 
 const hl_lease_ops hl__pg_leases = {
     .refresh = lease_refresh,
-    .look = lease_look,
+    .inspect = lease_inspect,
     .drop = lease_drop,
     .drop_all = lease_drop_all,
     .recall = lease_recall,

@@ -15,7 +15,7 @@
 #define SETTLE_MS 1000
 /* The same for a look at the holders: a caller that has just waited in vain waits no
    longer for a server that hangs. */
-#define LOOK_SETTLE_MS 250
+#define QUERY_SETTLE_MS 250
 
 static hl__pg_session *session_of(hl_session *session) { return (hl__pg_session *)session; }
 
@@ -169,7 +169,7 @@ static int settle(hl_session *base, int64_t deadline, hl_error *error) {
   return status;
 }
 
-static int look(hl_session *base, hl_error *error) {
+static int session_check(hl_session *base, hl_error *error) {
   hl__pg_session *session = session_of(base);
   if (session->outstanding || hl__pg_stands(session)) return HL_OK;
   return hl__pg_gone(session, error);
@@ -188,13 +188,13 @@ static void interrupt(hl_session *base) {
   hl__pg_session *session = session_of(base);
   const uint64_t one = 1;
   if (atomic_exchange(&session->interrupted, true)) return;
-  while (write(session->bell, &one, sizeof one) < 0 && errno == EINTR) {}
+  while (write(session->wakeup, &one, sizeof one) < 0 && errno == EINTR) {}
 }
 
 static int holders(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn, void *context,
                    int64_t deadline, hl_error *error) {
   hl__pg_session *session = session_of(base);
-  int64_t settled = hl__now_ms() + LOOK_SETTLE_MS;
+  int64_t settled = hl__now_ms() + QUERY_SETTLE_MS;
   int status = hl__pg_settle(session, settled < deadline ? settled : deadline, false, error);
   if (status) return status == HL_TIMEOUT ? hl__pg_gone(session, error) : status;
   session->patience = session->limit = deadline;
@@ -225,7 +225,7 @@ const hl_store_ops hl_store_postgresql = {
     .give_back = give_back,
     .settle = settle,
     .renew = renew,
-    .look = look,
+    .check = session_check,
     .told = told,
     .interrupt = interrupt,
     .thread_end = thread_end,

@@ -70,7 +70,7 @@ HL__MUTEX_FUNCTIONS(hl__pg_store, hl__pg_store, mutex, hl__pg_store_mutex)
 #define HL__PG_TAG_MAX 960u
 
 /* Whoever alters, or cleans up, the tables of leases keeps everybody from them: what asks for
-   them fails after so long (lock_timeout; ms). What waits for rows, or a bell, has an end of its own
+   them fails after so long (lock_timeout; ms). What waits for rows, or a lead, has an end of its own
    (statement_timeout), and lifts this. A try's end comes before its caller's time is up
    (hl__late_answer_by): a request that may wait is then tried again. */
 #define HL__PG_TABLE_MS 1000
@@ -94,8 +94,8 @@ struct hl__pg_session {
   PGconn *connection;
   int fd; /* of the connection, for other threads; see hl__fork_watch */
   uint64_t ticket;
-  int bell; /* an eventfd: readable once the session is interrupted */
-  uint64_t bell_ticket;
+  int wakeup; /* an eventfd: readable once the session is interrupted */
+  uint64_t wakeup_ticket;
   atomic_bool interrupted;
   /* What has come from the server is being read, and may be a loss. */
   atomic_bool in_hand;
@@ -145,7 +145,7 @@ typedef struct hl__pg_part {
   int lengths[16], formats[16];
 } hl__pg_part;
 enum { /* numbers */
-  HL__PG_LOOK,
+  HL__PG_CONFLICTS,
   HL__PG_TAKE,
   HL__PG_REFRESH,
   HL__PG_DROP,
@@ -244,7 +244,7 @@ int hl__pg_downgrade(hl_session *session, const hl_request *request, int64_t *se
 bool hl__pg_send_try(hl__pg_session *session, const hl_request *request, const char *tag,
                      int *status, hl_error *error);
 /* Puts the look behind a lock statement of a pipeline. keys: as of hl__pg_keys. */
-bool hl__pg_look_queue(hl__pg_session *session, const char *keys, const char *exclusive);
+bool hl__pg_conflicts_queue(hl__pg_session *session, const char *keys, const char *exclusive);
 /* Whether that was prepared by it, and can be again. */
 void hl__pg_try_done(hl__pg_session *session, const hl_request *request, bool fine);
 
@@ -364,7 +364,7 @@ int hl__pg_await(hl__pg_session *session, int64_t deadline, bool interruptible, 
 /* As hl_store_ops.settle, but an interruption is not forgotten; it ends the wait, where
    that is allowed. */
 int hl__pg_settle(hl__pg_session *session, int64_t deadline, bool interruptible, hl_error *error);
-/* Whether the session has been interrupted, and is no more: the bell is still. */
+/* Whether the session has been interrupted, and is no more: its wake-up is still readable. */
 bool hl__pg_interruption_take(hl__pg_session *session);
 /* Sends a query and waits for its result until session->patience: *result is the last
    one with rows, of so many columns at least (0: none is wanted, it may be NULL); the

@@ -52,10 +52,10 @@ static void shape_sql(const hl__pg_session *session, const char *modes, char *ou
   (void)hl__pg_columns(session, out + used, size - used);
 }
 
-static bool look_queue(hl__pg_session *session, const hl_request *request) {
+static bool conflicts_queue(hl__pg_session *session, const hl_request *request) {
   char *keys = hl__pg_keys(request->rows, request->n, false);
   char *exclusive = hl__pg_keys(request->rows, request->n, true);
-  bool done = keys && exclusive && hl__pg_look_queue(session, keys, exclusive);
+  bool done = keys && exclusive && hl__pg_conflicts_queue(session, keys, exclusive);
   free(keys);
   free(exclusive);
   return done;
@@ -83,7 +83,7 @@ static bool queue(hl__pg_session *session, const hl_request *request, const char
       !PQsendPrepare(connection, "", tag, 0, NULL))
     return false;
   /* Where there are leases, the look is likely to be wanted: in the same trip. */
-  if (session->gate == HL__PG_GATE_OPEN && !look_queue(session, request)) return false;
+  if (session->gate == HL__PG_GATE_OPEN && !conflicts_queue(session, request)) return false;
   return PQpipelineSync(connection);
 }
 
@@ -133,8 +133,8 @@ void hl__pg_try_done(hl__pg_session *session, const hl_request *request, bool fi
 
 #endif
 
-bool hl__pg_look_queue(hl__pg_session *session, const char *keys, const char *exclusive) {
-  hl__pg_part part = {.number = HL__PG_LOOK,
+bool hl__pg_conflicts_queue(hl__pg_session *session, const char *keys, const char *exclusive) {
+  hl__pg_part part = {.number = HL__PG_CONFLICTS,
                       .sql = "SELECT id FROM public.hier_lock_lease_rows WHERE exclusive AND "
                              "key=ANY($1::int8[]) UNION ALL SELECT id FROM "
                              "public.hier_lock_lease_rows WHERE key=ANY($2::int8[]) LIMIT 1"};

@@ -160,7 +160,7 @@ static void session_sql(const hl__pg_session *session, char *out, size_t size) {
 
 /* How often a server looks whether the client still is there while its session waits for
    a lock: ms. Since PostgreSQL 14, and not everywhere. */
-#define LOOK_MS 1000
+#define CHECK_MS 1000
 
 int hl__pg_verify(hl__pg_session *session, hl_error *error) {
   char sql[2400];
@@ -175,7 +175,7 @@ int hl__pg_verify(hl__pg_session *session, hl_error *error) {
   if (status == HL_OK) status = layout_agree(session, hl__pg_field(result, 0, LEVELS), error);
   PQclear(result);
   if (status || PQserverVersion(session->connection) < 140000) return status;
-  (void)snprintf(sql, sizeof sql, "SET client_connection_check_interval=%d", LOOK_MS);
+  (void)snprintf(sql, sizeof sql, "SET client_connection_check_interval=%d", CHECK_MS);
   status = hl__pg_query(session, sql, 0, &result, error);
   PQclear(result);
   return status == HL_ECONNECTION ? status : HL_OK;

@@ -56,7 +56,7 @@ enum {
 /* Nothing of it is an error where there is nothing. */
 #define USES(name, what)                                                                           \
   "coalesce(has_table_privilege(to_regclass('public." name "'),'" what "'),false)"
-static const char look_sql[] =
+static const char tables_sql[] =
     "SELECT (to_regclass('public.hier_lock_leases') IS NOT NULL)::int+"
     "(to_regclass('public.hier_lock_lease_rows') IS NOT NULL)::int+"
     "(to_regclass('public.hier_lock_gate') IS NOT NULL)::int," USES("hier_lock_leases", "SELECT") " AND " USES("hier_lock_leases", "INSERT") " AND " USES(
@@ -76,11 +76,11 @@ static const char look_sql[] =
 
 static bool is_true(const char *value) { return value && *value == 't'; }
 
-static int look(hl__pg_session *session, int *tables, bool *may_use, bool *may_create,
-                hl_error *error) {
+static int tables_read(hl__pg_session *session, int *tables, bool *may_use, bool *may_create,
+                       hl_error *error) {
   PGresult *result;
   session->patience = hl__pg_answer_by(session);
-  int status = hl__pg_query(session, look_sql, COLUMNS, &result, error);
+  int status = hl__pg_query(session, tables_sql, COLUMNS, &result, error);
   if (status) return status;
   const char *count = hl__pg_field(result, 0, TABLES);
   const char *read_only = hl__pg_field(result, 0, READ_ONLY);
@@ -107,7 +107,7 @@ int hl__pg_tables(hl__pg_session *session, bool make, hl_error *error) {
                                           "leases need GRANT USAGE ON SCHEMA public"),
                                 error)
                 : HL__ABSENT;
-  status = look(session, &tables, &may_use, &may_create, error);
+  status = tables_read(session, &tables, &may_use, &may_create, error);
   if (status) return status;
   if (tables == 0 && !make) return HL__ABSENT;
   if (tables < 3) {
@@ -118,7 +118,7 @@ int hl__pg_tables(hl__pg_session *session, bool make, hl_error *error) {
                                      hint),
                            error);
     status = hl__pg_aside(session, hl__pg_tables_sql, error);
-    if (status == HL_OK) status = look(session, &tables, &may_use, &may_create, error);
+    if (status == HL_OK) status = tables_read(session, &tables, &may_use, &may_create, error);
     if (status) return status;
   }
   if (tables < 3 || !may_use)

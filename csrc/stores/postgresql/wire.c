@@ -3,7 +3,7 @@
  * what errors mean. Knows no locks.
  *
  * The connection never blocks: libpq is only let at what has come, and we wait, with
- * poll(), for the socket and for the session's bell.
+ * poll(), for the socket and for the session's wake-up (an eventfd).
  */
 #include "postgresql_store.h"
 
@@ -138,7 +138,7 @@ bool hl__pg_interruption_take(hl__pg_session *session) {
   uint64_t rung;
   if (!atomic_load(&session->interrupted)) return false;
   atomic_store(&session->interrupted, false);
-  while (read(session->bell, &rung, sizeof rung) < 0 && errno == EINTR) {}
+  while (read(session->wakeup, &rung, sizeof rung) < 0 && errno == EINTR) {}
   return true;
 }
 
@@ -146,7 +146,7 @@ bool hl__pg_interruption_take(hl__pg_session *session) {
 static int wait_for_server(hl__pg_session *session, bool flushed, int64_t deadline,
                            bool interruptible) {
   struct pollfd p[2] = {{.fd = session->fd, .events = (short)(flushed ? POLLIN : POLLIN | POLLOUT)},
-                        {.fd = session->bell, .events = POLLIN}};
+                        {.fd = session->wakeup, .events = POLLIN}};
   for (;;) {
     int64_t left = deadline ? hl__left_ms(deadline) : 0;
     /* Without a wait it may be called with a mutex. */
@@ -166,7 +166,7 @@ static int wait_for_server(hl__pg_session *session, bool flushed, int64_t deadli
 #define LATE_READS 16
 
 /* Whether to read on. A server that never stops talking lets no poll() run out, nor one
-   for the bell be looked at. */
+   for the wake-up be checked. */
 static int lateness(const hl__pg_session *session, int64_t deadline, bool interruptible,
                     unsigned *reads) {
   bool rung = interruptible && atomic_load(&session->interrupted);

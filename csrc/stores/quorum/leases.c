@@ -157,15 +157,15 @@ static int64_t nth_left(const polling *self) HL__REQUIRES(hl__quorum_mutex) {
   return n < self->store->need ? 0 : times[self->store->need - 1];
 }
 
-static int lease_look(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
-                      int64_t *left_ms, hl_error *error) {
+static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
+                         int64_t *left_ms, hl_error *error) {
   polling self = polling_of(base);
   int status = HL_OK;
   hl__quorum_mutex_lock(self.store);
   hl__quorum_lease *lease = hl__known_make(self.store, terms, NULL);
   unsigned asked = 0;
   for (unsigned i = 0; lease && i < self.store->n; i++) {
-    if (!lease->at[i].in || !ask_add(&self, i, HL__ASK_LOOK, lease, NULL)) continue;
+    if (!lease->at[i].in || !ask_add(&self, i, HL__ASK_INSPECT, lease, NULL)) continue;
     hl__ask_give(self.ask[i]);
     asked++;
   }
@@ -493,7 +493,7 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter, const c
 
 const hl_lease_ops hl__quorum_leases = {
     .refresh = lease_refresh,
-    .look = lease_look,
+    .inspect = lease_inspect,
     .drop = lease_drop,
     .convert = hl__quorum_convert,
     .adopt = lease_adopt,

@@ -213,7 +213,7 @@ static int session_get(hl__quorum_member *member, hl_session **session, bool *us
     hl__quorum_mutex_unlock(member->store);
     status = ops->settle(old, 0, NULL);
     if (status == HL_TIMEOUT) status = ops->settle(old, hl__now_ms() + SETTLE_MS, NULL);
-    if (status == HL_OK) status = ops->look(old, NULL);
+    if (status == HL_OK) status = ops->check(old, NULL);
     if (status) ops->session_close(old);
     hl__quorum_mutex_lock(member->store);
     if (status) continue;
@@ -281,7 +281,8 @@ static int ask_send(hl__quorum_ask *ask, hl_session *session) {
   case HL__ASK_ADOPT: return leases->adopt(session, &request, &ask->grant, error);
   case HL__ASK_REFRESH:
     return leases->refresh(session, &ask->terms, ask->ttl, ask->deadline, &ask->sent_ms, error);
-  case HL__ASK_LOOK: return leases->look(session, &ask->terms, ask->deadline, &ask->left_ms, error);
+  case HL__ASK_INSPECT:
+    return leases->inspect(session, &ask->terms, ask->deadline, &ask->left_ms, error);
   case HL__ASK_DROP:
     ask->terms.again = ask->again;
     status = leases->drop(session, &ask->terms, true, ask->deadline, error);

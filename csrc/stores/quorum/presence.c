@@ -126,7 +126,7 @@ int hl__quorum_stopped(const hl__quorum_store *store, hl_error *error) {
 
 /* ---------------------------------------------------- at a member: its thread */
 
-static int look(hl__quorum_ask *ask, hl_session *session, int64_t deadline)
+static int presences_list(hl__quorum_ask *ask, hl_session *session, int64_t deadline)
     HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_member *member = ask->member;
   ask->found_n = 0;
@@ -188,12 +188,12 @@ static int join(hl__quorum_ask *ask, hl_session *session, bool anew)
   int64_t deadline = hl__now_ms() + HL__QUORUM_ANSWER_MS;
   bool made = false;
   member->joins = true;
-  int status = anew ? look(ask, session, deadline) : HL_OK;
+  int status = anew ? presences_list(ask, session, deadline) : HL_OK;
   if (status == HL_OK) status = write(member, session, deadline, &made, &ask->error);
   if (status == HL_OK && (anew || made)) {
     int64_t till = member->present_till;
     member->present_till = 0;
-    status = look(ask, session, deadline);
+    status = presences_list(ask, session, deadline);
     if (status == HL_OK) member->present_till = till;
   }
   member->joins = false;

@@ -360,7 +360,7 @@ static int settle(hl_session *base, int64_t deadline, hl_error *error) {
   return status;
 }
 
-static int look(hl_session *session, hl_error *error) {
+static int session_check(hl_session *session, hl_error *error) {
   (void)session, (void)error;
   return HL_OK;
 }
@@ -394,7 +394,7 @@ const hl_store_ops hl_store_quorum = {
     .give_back = give_back,
     .renew = renew,
     .settle = settle,
-    .look = look,
+    .check = session_check,
     .interrupt = interrupt,
     .holders = hl__quorum_holders,
 };

@@ -102,7 +102,7 @@ typedef enum hl__quorum_kind {
   HL__ASK_TAKE,
   HL__ASK_ADOPT,
   HL__ASK_REFRESH,
-  HL__ASK_LOOK,
+  HL__ASK_INSPECT,
   HL__ASK_DROP,
   HL__ASK_UPGRADE,
   HL__ASK_DOWNGRADE,

@@ -325,7 +325,7 @@ static int one_by_one(taking *self) HL__REQUIRES(hl__quorum_mutex) {
     return HL_OK;
   }
   if (!self->alive && now >= member->heard + HL__QUORUM_ANSWER_MS) {
-    self->alive = hl__ask_new(member, HL__ASK_LOOK, self->lease, NULL, self->session);
+    self->alive = hl__ask_new(member, HL__ASK_INSPECT, self->lease, NULL, self->session);
     if (self->alive) hl__ask_give(self->alive);
   }
   if (!self->trying && !self->request->try_once && now >= self->again) try_all(self);
@@ -386,7 +386,7 @@ static bool is_settled(taking *self) HL__REQUIRES(hl__quorum_mutex) {
 }
 
 /* When to look again, if nothing is answered before. */
-static int64_t next_look(const taking *self) HL__REQUIRES(hl__quorum_mutex) {
+static int64_t next_poll(const taking *self) HL__REQUIRES(hl__quorum_mutex) {
   int64_t now = hl__now_ms(), next = now + HL__QUORUM_ANSWER_MS;
   int64_t third = self->lease->terms.ttl / 6 + 1;
   int64_t over = hl__deadline(self->deadline, 1);
@@ -472,7 +472,7 @@ static int take(taking *self) HL__REQUIRES(hl__quorum_mutex) {
         if (status) return status;
       }
     }
-    hl__quorum_wait(self->session, next_look(self));
+    hl__quorum_wait(self->session, next_poll(self));
   }
 }
 

@@ -80,12 +80,12 @@ int hl__redis_dial(hl__redis_store *store, const hl__redis_address *address, con
   session->base.store = &store->base;
   session->store = store;
   if (address) session->address = *address;
-  session->fd = session->bell = -1;
+  session->fd = session->wakeup = -1;
   hl__list_init(&session->node);
   hl__list_init(&session->links);
   session->face = session;
   atomic_init(&session->interrupted, false);
-  int status = hl__fork_eventfd(&session->bell, &session->bell_ticket, error);
+  int status = hl__fork_eventfd(&session->wakeup, &session->wakeup_ticket, error);
   if (status == HL_OK) status = socket_open(session, error);
   if (status == HL_OK) status = socket_await(session, deadline, error);
   if (status == HL_OK) status = hl__redis_tls_start(session, deadline, error);
@@ -102,9 +102,9 @@ static void one_disconnect(hl__redis_session *session) {
   hl__redis_tls_end(session);
   if (session->context) redisFree(session->context);
   free(session->out);
-  if (session->bell >= 0) {
-    hl__fork_unwatch(session->bell, session->bell_ticket);
-    (void)close(session->bell);
+  if (session->wakeup >= 0) {
+    hl__fork_unwatch(session->wakeup, session->wakeup_ticket);
+    (void)close(session->wakeup);
   }
   free(session);
 }

@@ -78,14 +78,14 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t 
   return hl__redis_replicated(session, deadline, error);
 }
 
-static int lease_look(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
-                      int64_t *left_ms, hl_error *error) {
+static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
+                         int64_t *left_ms, hl_error *error) {
   hl__redis_session *session;
   hl__redis_call call;
   redisReply *reply;
   int status = begin_at(base, terms->place, deadline, &session, error);
   if (status) return status;
-  begin_call(&call, session, HL__REDIS_LOOK, terms);
+  begin_call(&call, session, HL__REDIS_INSPECT, terms);
   status = run(session, &call, deadline, NULL, &reply, error);
   if (status) return status;
   *left_ms = hl__redis_reply_number(reply, 1);
@@ -403,7 +403,7 @@ static int lease_raise(hl_session *base, uint64_t token, int64_t deadline, hl_er
 }
 
 const hl_lease_ops hl__redis_leases = {.refresh = lease_refresh,
-                                       .look = lease_look,
+                                       .inspect = lease_inspect,
                                        .drop = lease_drop,
                                        .recall = lease_recall,
                                        .convert = hl__redis_convert,

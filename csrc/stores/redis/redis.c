@@ -89,7 +89,7 @@ static void session_forget(hl_session *base) {
 HL__UNCHECKED static void store_forget(hl_store *base) {
   hl__redis_store *store = (hl__redis_store *)(void *)base;
   if (store->spare) session_forget(&store->spare->base);
-  if (store->bells) session_forget(&store->bells->base);
+  if (store->subscription) session_forget(&store->subscription->base);
   hl__redis_tls_close(store);
   free(store->cluster);
   hl_layout_unref(base->layout);
@@ -100,7 +100,7 @@ HL__UNCHECKED static void store_forget(hl_store *base) {
 HL__UNCHECKED static void store_close(hl_store *base) {
   hl__redis_store *store = (hl__redis_store *)(void *)base;
   hl__redis_disconnect(store->spare);
-  hl__redis_bells_close(store);
+  hl__redis_subscription_close(store);
   hl__redis_tls_close(store);
   free(store->cluster);
   (void)pthread_mutex_destroy(&store->mutex);
@@ -109,7 +109,7 @@ HL__UNCHECKED static void store_close(hl_store *base) {
   free(store);
 }
 
-/* No other manager's bells are heard there. */
+/* The channel of this manager alone: no other one's waiters are woken there. */
 static int channel_draw(hl__redis_store *store, hl_error *error) {
   uint8_t random[16];
   if (getrandom(random, sizeof random, 0) != sizeof random)
@@ -194,11 +194,12 @@ static int renew(hl_session *base, int64_t *sent_ms, hl_error *error) {
 static int settle(hl_session *base, int64_t deadline, hl_error *error) {
   hl__redis_session *session = hl__redis_session_of(base);
   /* Where it does not wait, an interruption is late. */
-  if (deadline == 0 && atomic_exchange(&session->interrupted, false)) hl__redis_bell_clear(session);
+  if (deadline == 0 && atomic_exchange(&session->interrupted, false))
+    hl__redis_wakeup_clear(session);
   return hl__redis_settle(session, deadline, error);
 }
 
-static int look(hl_session *base, hl_error *error) {
+static int session_check(hl_session *base, hl_error *error) {
   hl__redis_session *session = hl__redis_session_of(base);
   if (session->outstanding || hl__redis_stands(session)) return HL_OK;
   return hl__redis_gone(session, error);
@@ -206,7 +207,7 @@ static int look(hl_session *base, hl_error *error) {
 
 static void interrupt(hl_session *base) {
   hl__redis_session *session = hl__redis_session_of(base);
-  if (!atomic_exchange(&session->interrupted, true)) hl__redis_bell_ring(session);
+  if (!atomic_exchange(&session->interrupted, true)) hl__redis_wake(session);
 }
 
 const hl_store_ops hl_store_redis = {
@@ -231,7 +232,7 @@ const hl_store_ops hl_store_redis = {
     .give_back = give_back,
     .settle = settle,
     .renew = renew,
-    .look = look,
+    .check = session_check,
     .interrupt = interrupt,
     .holders = hl__redis_holders,
     .thread_end = hl__redis_tls_thread_end,

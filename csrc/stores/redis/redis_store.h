@@ -16,7 +16,7 @@
  *     scripts/      the steps of the protocol, in Lua; common.lua has the keys, amnesia.lua what a
  *                   server may have forgotten
  *     take.c        acquiring: asks, stands in the queue, sleeps, asks again
- *     bells.c       the one subscription by which all that wait here are woken
+ *     subscription.c       the one subscription by which all that wait here are woken
  *     leases.c      the other operations on records (hl_lease_ops)
  *
  * csrc/lua/store makes a Lua module of it.
@@ -43,7 +43,7 @@ typedef enum hl__redis_script {
   HL__REDIS_TAKE,
   HL__REDIS_LEAVE,
   HL__REDIS_REFRESH,
-  HL__REDIS_LOOK,
+  HL__REDIS_INSPECT,
   HL__REDIS_DROP,
   HL__REDIS_RECALL,
   HL__REDIS_ADOPT,
@@ -124,7 +124,7 @@ typedef struct hl__redis_store {
   /* The longest ttl that was asked for here, and whether the server's memory was seen. */
   atomic_int_fast64_t longest;
   atomic_bool seen;
-  char channel[128]; /* of the bells of this store; drawn when it is opened */
+  char channel[128]; /* wakes the waiters of this store; drawn when it is opened */
 
   pthread_mutex_t mutex;
   /* Connected by open, for the first session. */
@@ -134,9 +134,9 @@ typedef struct hl__redis_store {
   /* Sessions that wait to be rung. */
   hl__list waiting HL__GUARDED_BY(hl__redis_mutex);
   /* The subscribed connection; NULL: none. The reader has it alone. */
-  hl__redis_session *bells HL__GUARDED_BY(hl__redis_mutex);
+  hl__redis_session *subscription HL__GUARDED_BY(hl__redis_mutex);
   bool reading HL__GUARDED_BY(hl__redis_mutex);
-  int64_t bells_again HL__GUARDED_BY(hl__redis_mutex); /* not connected before */
+  int64_t subscribe_again HL__GUARDED_BY(hl__redis_mutex); /* not connected before */
 } hl__redis_store;
 
 HL__MUTEX_FUNCTIONS(hl__redis_store, hl__redis_store, mutex, hl__redis_mutex)
@@ -149,8 +149,8 @@ struct hl__redis_session {
   hl__redis_address address; /* host "": by the DSN's socket */
   int fd;                    /* of the connection; see hl__fork_watch */
   uint64_t ticket;
-  int bell; /* an eventfd: readable once the session is rung or interrupted */
-  uint64_t bell_ticket;
+  int wakeup; /* an eventfd: readable once the session is rung or interrupted */
+  uint64_t wakeup_ticket;
   atomic_bool interrupted;
   int64_t patience;     /* of the request that is under way: answers are awaited until then */
   unsigned outstanding; /* answers that no caller awaits */
@@ -297,8 +297,8 @@ int hl__redis_settle(hl__redis_session *session, int64_t deadline, hl_error *err
 /* Whether the connection stands, without a round trip. Nothing is outstanding. */
 bool hl__redis_stands(hl__redis_session *session);
 /* Takes the rings out of the eventfd. */
-void hl__redis_bell_clear(const hl__redis_session *session);
-void hl__redis_bell_ring(const hl__redis_session *session);
+void hl__redis_wakeup_clear(const hl__redis_session *session);
+void hl__redis_wake(const hl__redis_session *session);
 
 /* ---- script.c */
 
@@ -349,15 +349,15 @@ int hl__redis_scripts_load(hl__redis_session *session, int64_t deadline, hl_erro
 int64_t hl__redis_reply_number(const redisReply *reply, size_t i);
 const char *hl__redis_reply_text(const redisReply *reply, size_t i);
 
-/* ---- bells.c */
+/* ---- subscription.c */
 
-/* Has the session rung, from now on, for the waiter of that id. False: no bell rings; look
+/* Has the session rung, from now on, for the waiter of that id. False: nothing wakes it; poll
    often. */
-bool hl__redis_bells_join(hl__redis_session *session, const uint8_t id[16]);
-void hl__redis_bells_leave(hl__redis_session *session);
+bool hl__redis_subscription_join(hl__redis_session *session, const uint8_t id[16]);
+void hl__redis_subscription_leave(hl__redis_session *session);
 /* Sleeps until the session is rung or interrupted, or until then. */
-void hl__redis_bells_sleep(hl__redis_session *session, int64_t until);
-void hl__redis_bells_close(hl__redis_store *store);
+void hl__redis_subscription_sleep(hl__redis_session *session, int64_t until);
+void hl__redis_subscription_close(hl__redis_store *store);
 
 /* Notes that a lease of that time may be held. */
 void hl__redis_longest_note(hl__redis_store *store, int64_t ttl);

@@ -14,7 +14,7 @@
 
 static const char *const bodies[HL__REDIS_SCRIPTS] = {
     [HL__REDIS_TAKE] = hl__redis_lua_take,       [HL__REDIS_LEAVE] = hl__redis_lua_leave,
-    [HL__REDIS_REFRESH] = hl__redis_lua_refresh, [HL__REDIS_LOOK] = hl__redis_lua_look,
+    [HL__REDIS_REFRESH] = hl__redis_lua_refresh, [HL__REDIS_INSPECT] = hl__redis_lua_inspect,
     [HL__REDIS_DROP] = hl__redis_lua_drop,       [HL__REDIS_RECALL] = hl__redis_lua_recall,
     [HL__REDIS_ADOPT] = hl__redis_lua_adopt,     [HL__REDIS_CONVERT] = hl__redis_lua_convert,
     [HL__REDIS_LIST] = hl__redis_lua_list,       [HL__REDIS_RAISE] = hl__redis_lua_raise,

@@ -12,7 +12,7 @@
 
 /* For the answers to earlier commands, a release perhaps. */
 #define SETTLE_MS 1000
-/* Between two looks of a waiter that no bell rings. */
+/* The pause between two polls of a waiter that nothing wakes. */
 #define UNRUNG_MS 50
 
 /* The home of a request: an upgrade's lease knows it. */
@@ -147,7 +147,7 @@ static int ask(hl__redis_session *session, const hl_request *request, bool queue
     if (status != HL_ECONNECTION || !at->moving || hl__left_ms(patience) == 0) return status;
     if (atomic_load(&session->interrupted))
       return hl__error(error, HL_CANCELLED, "the wait was cancelled");
-    hl__redis_bells_sleep(session, hl__now_ms() + MOVING_MS);
+    hl__redis_subscription_sleep(session, hl__now_ms() + MOVING_MS);
   }
 }
 
@@ -202,7 +202,7 @@ static int wait_granted(hl__redis_session *session, const hl_request *request, h
       status = hl__error(error, HL_CANCELLED, "the wait was cancelled");
     if (status) break;
     /* Each time: the subscription may have ended. */
-    rings = hl__redis_bells_join(session, request->lease->id);
+    rings = hl__redis_subscription_join(session, request->lease->id);
     if (!joined) {
       joined = true;
       continue; /* and has a place in the queue from now on */
@@ -211,9 +211,9 @@ static int wait_granted(hl__redis_session *session, const hl_request *request, h
     if (!rings && wait > UNRUNG_MS) wait = UNRUNG_MS;
     int64_t until = hl__now_ms() + (wait > 0 ? wait : 1);
     if (request->deadline < until) until = request->deadline;
-    hl__redis_bells_sleep(session, until);
+    hl__redis_subscription_sleep(session, until);
   }
-  if (joined) hl__redis_bells_leave(session);
+  if (joined) hl__redis_subscription_leave(session);
   if (queued) leave(session, request);
   return status;
 }
@@ -231,7 +231,7 @@ int hl__redis_take(hl_session *base, const hl_request *request, hl_grant *grant,
   if (status == HL_OK) status = wait_granted(session, request, grant, error);
   if (status == HL_OK && !request->upgrade) status = replicate(session, request, grant, error);
   /* A late interruption is forgotten by settle. */
-  if (atomic_exchange(&session->interrupted, false)) hl__redis_bell_clear(session);
+  if (atomic_exchange(&session->interrupted, false)) hl__redis_wakeup_clear(session);
   return status;
 }
 

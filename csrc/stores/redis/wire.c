@@ -112,21 +112,21 @@ int hl__redis_flush(hl__redis_session *session, hl_error *error) {
   return write_some(session, &done, error);
 }
 
-void hl__redis_bell_clear(const hl__redis_session *session) {
+void hl__redis_wakeup_clear(const hl__redis_session *session) {
   uint64_t count;
-  while (read(session->bell, &count, sizeof count) < 0 && errno == EINTR) {}
+  while (read(session->wakeup, &count, sizeof count) < 0 && errno == EINTR) {}
 }
 
-void hl__redis_bell_ring(const hl__redis_session *session) {
+void hl__redis_wake(const hl__redis_session *session) {
   static const uint64_t one = 1;
-  while (write(session->bell, &one, sizeof one) < 0 && errno == EINTR) {}
+  while (write(session->wakeup, &one, sizeof one) < 0 && errno == EINTR) {}
 }
 
 /* Until there is something to read, or room to write. HL_OK, HL_TIMEOUT, HL_CANCELLED. */
 static int wait_for_server(hl__redis_session *session, bool writes, int64_t deadline,
                            bool interruptible) {
   struct pollfd p[2] = {{.fd = session->fd, .events = (short)(POLLIN | (writes ? POLLOUT : 0))},
-                        {.fd = session->face->bell, .events = POLLIN}};
+                        {.fd = session->face->wakeup, .events = POLLIN}};
   for (;;) {
     if (interruptible && atomic_load(&session->face->interrupted)) return HL_CANCELLED;
     int64_t left = hl__left_ms(deadline);
@@ -138,7 +138,7 @@ static int wait_for_server(hl__redis_session *session, bool writes, int64_t dead
     if (n == 0 && left == 0) return HL_TIMEOUT;
     if (n > 0 && p[0].revents) return HL_OK;
     /* Or it was rung for its place in a queue: that it keeps in mind. */
-    if (n > 0) hl__redis_bell_clear(session->face);
+    if (n > 0) hl__redis_wakeup_clear(session->face);
   }
 }
 

@@ -27,7 +27,7 @@
 #define ALIVE_MS 50
 /* A sleeper looks so often by itself: a process that frees a row may be killed before it rings,
    or may change the database by other means. */
-#define LOOK_MS 250
+#define POLL_MS 250
 
 /* ---------------------------------------------------------------- looking */
 
@@ -70,8 +70,9 @@ static int lease_at(hl__sqlite_session *session, const hl_row *row, int64_t own,
 
 /* Finds what blocks the request, *found: earlier waiters first, so that of many waiters for one
    lease only the first looks when the lease is over. */
-static int look(hl__sqlite_session *session, const hl_request *request, int64_t ticket, int64_t own,
-                bool waiters, bool writes, hl__sqlite_blocker *blocker, bool *found, bool *unsure) {
+static int blocker_find(hl__sqlite_session *session, const hl_request *request, int64_t ticket,
+                        int64_t own, bool waiters, bool writes, hl__sqlite_blocker *blocker,
+                        bool *found, bool *unsure) {
   int code = SQLITE_OK;
   *found = *unsure = false;
   /* A waiter for the rows that are to be upgraded waits for that lease: the upgrade passes it. */
@@ -112,7 +113,7 @@ static int number_next(hl__sqlite_session *session, int64_t last, bool ticket, i
 
 /* The ticket is there no more: a request took it for dead, or passed it, or it
  * was never committed. */
-static int ticket_look(hl__sqlite_session *session, attempt *self, bool *there) {
+static int ticket_check(hl__sqlite_session *session, attempt *self, bool *there) {
   *there = false;
   if (!self->ticket) return SQLITE_OK;
   sqlite3_stmt *it = hl__sqlite_statement(session, HL__SQLITE_GET_WAITER);
@@ -176,13 +177,13 @@ static int attempt_make(hl__sqlite_session *session, attempt *self, bool *grante
   int64_t last = sqlite3_column_int64(it, 0);
   bool waiters = sqlite3_column_int(it, 1) != 0;
   (void)sqlite3_reset(it);
-  code = ticket_look(session, self, &there);
+  code = ticket_check(session, self, &there);
   if (code == SQLITE_OK && request->upgrade)
     code = hl__sqlite_held(session, request->lease, &self->own, &self->lost, &self->why);
   if (code == SQLITE_OK && self->lost) return code;
   if (code == SQLITE_OK)
-    code = look(session, request, there ? self->ticket : 0, self->own, waiters, true,
-                &self->blocker, &found, &unsure);
+    code = blocker_find(session, request, there ? self->ticket : 0, self->own, waiters, true,
+                        &self->blocker, &found, &unsure);
   if (code != SQLITE_OK) return code;
   bool draws = found && !there && !request->try_once;
   self->draws = draws && session->store->lasts && !session->relax;
@@ -257,7 +258,7 @@ static int attempt_run(hl__sqlite_session *session, attempt *self, int64_t deadl
 
 /* Whether the request seems to be free now; else finds its blocker. HL_OK: free; HL_TIMEOUT:
    blocked. */
-static int look_again(hl__sqlite_session *session, attempt *self, hl_error *error) {
+static int poll_again(hl__sqlite_session *session, attempt *self, hl_error *error) {
   bool found = false, unsure = false, there = true;
   int status = hl__sqlite_enter(session, error);
   if (status) return status;
@@ -265,10 +266,10 @@ static int look_again(hl__sqlite_session *session, attempt *self, hl_error *erro
     hl__sqlite_leave();
     return hl__sqlite_moved_error(session, error);
   }
-  int code = ticket_look(session, self, &there);
+  int code = ticket_check(session, self, &there);
   if (code == SQLITE_OK && there)
-    code = look(session, self->request, self->ticket, self->own, true, false, &self->blocker,
-                &found, &unsure);
+    code = blocker_find(session, self->request, self->ticket, self->own, true, false,
+                        &self->blocker, &found, &unsure);
   if (code != SQLITE_OK) {
     status = hl__sqlite_error(session, code, "look for leases", error);
     found = status == HL_TIMEOUT; /* another process recovers the log: later */
@@ -279,20 +280,20 @@ static int look_again(hl__sqlite_session *session, attempt *self, hl_error *erro
   return found ? HL_TIMEOUT : HL_OK;
 }
 
-/* Sleeps until there is a reason to look: the bell, the end of the blocker, its death or stop,
-   the deadline, an interruption, or LOOK_MS. */
-static void sleep_on(hl__sqlite_session *session, const attempt *self, hl__sqlite_bell *bell,
+/* Sleeps until there is a reason to look: the futex, the end of the blocker, its death or stop,
+   the deadline, an interruption, or POLL_MS. */
+static void sleep_on(hl__sqlite_session *session, const attempt *self, hl__sqlite_futex *futex,
                      uint32_t seen, int64_t deadline) {
   int64_t now = hl__now_ms();
-  int64_t end = hl__deadline(now, LOOK_MS);
+  int64_t end = hl__deadline(now, POLL_MS);
   int64_t over = hl__deadline(now, self->blocker.left);
   if (over < end) end = over;
   if (hl__deadline(deadline, 1) < end) end = hl__deadline(deadline, 1);
-  while (now < end && atomic_load(&bell->events) == seen && !atomic_load(&session->interrupted)) {
+  while (now < end && atomic_load(&futex->events) == seen && !atomic_load(&session->interrupted)) {
     int64_t ticket = self->blocker.ticket;
     if (ticket && !hl__sqlite_is_alive(session, HL__SQLITE_TICKETS, (uint64_t)ticket)) return;
     int64_t piece = now + ALIVE_MS;
-    hl__sqlite_sleep(session, bell, seen, piece < end ? piece : end);
+    hl__sqlite_sleep(session, futex, seen, piece < end ? piece : end);
     now = hl__now_ms();
   }
 }
@@ -303,12 +304,12 @@ static int wait_for_it(hl__sqlite_session *session, attempt *self, int64_t deadl
   int status = HL_TIMEOUT;
   while (status == HL_TIMEOUT) {
     int64_t key = self->blocker.key;
-    hl__sqlite_bell *bell = hl__sqlite_bell_of(session, key);
-    (void)atomic_fetch_add(&bell->sleepers, 1u);
-    atomic_store(&session->asleep, bell);
+    hl__sqlite_futex *futex = hl__sqlite_futex_of(session, key);
+    (void)atomic_fetch_add(&futex->sleepers, 1u);
+    atomic_store(&session->asleep, futex);
     for (;;) {
-      uint32_t seen = atomic_load(&bell->events);
-      status = look_again(session, self, error);
+      uint32_t seen = atomic_load(&futex->events);
+      status = poll_again(session, self, error);
       if (status != HL_TIMEOUT) break;
       if (atomic_load(&session->interrupted)) {
         status = HL_CANCELLED;
@@ -316,11 +317,11 @@ static int wait_for_it(hl__sqlite_session *session, attempt *self, int64_t deadl
       }
       /* Never early: the millisecond of the deadline is waited for, too. */
       if (hl__now_ms() > deadline) break;
-      if (hl__sqlite_bell_of(session, self->blocker.key) != bell) break;
-      sleep_on(session, self, bell, seen, deadline);
+      if (hl__sqlite_futex_of(session, self->blocker.key) != futex) break;
+      sleep_on(session, self, futex, seen, deadline);
     }
     atomic_store(&session->asleep, NULL);
-    (void)atomic_fetch_sub(&bell->sleepers, 1u);
+    (void)atomic_fetch_sub(&futex->sleepers, 1u);
     if (hl__now_ms() > deadline) break;
   }
   return status;
@@ -348,7 +349,7 @@ int hl__sqlite_take(hl__sqlite_session *session, const hl_request *request, hl_g
   ticket_give(session, &self);
   /* Wake the sessions that waited only for us. After a grant they wait for the lease instead. */
   for (size_t i = 0; waited && status != HL_OK && i < request->n; i++)
-    hl__sqlite_ring(hl__sqlite_bell_of(session, hl__sqlite_key(&request->rows[i])));
+    hl__sqlite_wake(hl__sqlite_futex_of(session, hl__sqlite_key(&request->rows[i])));
   if (status == HL_TIMEOUT) {
     (void)hl__error(error, HL_TIMEOUT, "the lock is not free");
     if (self.barred && error)

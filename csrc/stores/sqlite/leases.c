@@ -38,7 +38,7 @@ static void rows_ring(const hl__sqlite_session *session, const uint8_t *packed, 
   for (size_t i = 0; i < size / HL__SQLITE_ROW_SIZE; i++) {
     bool exclusive;
     int64_t key = hl__sqlite_rows_at(packed, i, &exclusive);
-    hl__sqlite_ring(hl__sqlite_bell_of(session, key));
+    hl__sqlite_wake(hl__sqlite_futex_of(session, key));
   }
 }
 
@@ -96,8 +96,8 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t 
   return status;
 }
 
-static int lease_look(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
-                      int64_t *left_ms, hl_error *error) {
+static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
+                         int64_t *left_ms, hl_error *error) {
   hl__sqlite_session *session = session_of(base);
   hl__sqlite_end_time end;
   sqlite3_stmt *it;
@@ -609,7 +609,7 @@ int hl__sqlite_holders(hl__sqlite_session *session, const hl_lease_filter *filte
 
 const hl_lease_ops hl__sqlite_leases = {
     .refresh = lease_refresh,
-    .look = lease_look,
+    .inspect = lease_inspect,
     .drop = lease_drop,
     .drop_all = lease_drop_all,
     .convert = lease_convert,

@@ -3,8 +3,8 @@
  * processes have a mapping, and bytes that they lock. Nothing in it has to
  * survive anything: a new one is as good, for those who come later.
  *
- * Bells. A waiter sleeps on the bell of the key where it was found to be blocked. A session that
- * frees a row rings its bell. No wake-up is lost, as in the embedded store (queue.c there has
+ * Futexes. A waiter sleeps on the futex of the key where it was found to be blocked. A session that
+ * frees a row rings its futex. No wake-up is lost, as in the embedded store (queue.c there has
  * the proof):
  *
  *     who waits                        who frees a row
@@ -13,8 +13,8 @@
  *     W3  looks; is in somebody's way  R3  events += 1
  *     W4  sleeps if events == e        R4  wakes those who sleep on events
  *
- * A process that is killed between R1 and R4 rings no bell; so a waiter looks again by itself
- * now and then. A sleeper that is killed leaves `sleepers` too high: a bell then costs one
+ * A process that is killed between R1 and R4 rings no futex; so a waiter looks again by itself
+ * now and then. A sleeper that is killed leaves `sleepers` too high: a futex then costs one
  * system call more.
  *
  * Bytes. A session locks the byte of its turn (turn.c) and of its ticket
@@ -210,22 +210,22 @@ void hl__sqlite_beat_clear(const hl__sqlite_session *session, hl__sqlite_range r
   atomic_store(beat_of(session, range, number), 0u);
 }
 
-/* ------------------------------------------------------------------ bells */
+/* ------------------------------------------------------------------ futexes */
 
-hl__sqlite_bell *hl__sqlite_bell_of(const hl__sqlite_session *session, int64_t key) {
-  return &session->side->bells[(uint64_t)key % HL__SQLITE_BELLS];
+hl__sqlite_futex *hl__sqlite_futex_of(const hl__sqlite_session *session, int64_t key) {
+  return &session->side->futexes[(uint64_t)key % HL__SQLITE_FUTEXES];
 }
 
-static void bell_ring(hl__sqlite_bell *bell) {
-  (void)atomic_fetch_add(&bell->events, 1u);
-  (void)syscall(SYS_futex, &bell->events, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+static void futex_wake(hl__sqlite_futex *futex) {
+  (void)atomic_fetch_add(&futex->events, 1u);
+  (void)syscall(SYS_futex, &futex->events, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
 }
 
-void hl__sqlite_ring(hl__sqlite_bell *bell) {
-  if (atomic_load(&bell->sleepers) != 0) bell_ring(bell);
+void hl__sqlite_wake(hl__sqlite_futex *futex) {
+  if (atomic_load(&futex->sleepers) != 0) futex_wake(futex);
 }
 
-void hl__sqlite_sleep(hl__sqlite_session *session, hl__sqlite_bell *bell, uint32_t seen,
+void hl__sqlite_sleep(hl__sqlite_session *session, hl__sqlite_futex *futex, uint32_t seen,
                       int64_t until) {
   const hl_store_config *config = session->store->config;
   struct timespec end = {.tv_sec = (time_t)(until / 1000),
@@ -233,13 +233,13 @@ void hl__sqlite_sleep(hl__sqlite_session *session, hl__sqlite_bell *bell, uint32
   for (int range = 0; range < HL__SQLITE_RANGES; range++)
     if (session->beats[range]) beat(session, (hl__sqlite_range)range);
   if (config->wait_begin) config->wait_begin();
-  (void)syscall(SYS_futex, &bell->events, FUTEX_WAIT_BITSET, seen, &end, NULL,
+  (void)syscall(SYS_futex, &futex->events, FUTEX_WAIT_BITSET, seen, &end, NULL,
                 FUTEX_BITSET_MATCH_ANY);
   if (config->wait_end) config->wait_end();
 }
 
 void hl__sqlite_interrupt(hl__sqlite_session *session) {
   atomic_store(&session->interrupted, true);
-  hl__sqlite_bell *bell = atomic_load(&session->asleep);
-  if (bell) bell_ring(bell);
+  hl__sqlite_futex *futex = atomic_load(&session->asleep);
+  if (futex) futex_wake(futex);
 }

@@ -136,7 +136,7 @@ static int settle(hl_session *base, int64_t deadline, hl_error *error) {
 }
 
 /* Whether the file is still there is looked at in each transaction. */
-static int look(hl_session *base, hl_error *error) {
+static int session_check(hl_session *base, hl_error *error) {
   const hl__sqlite_session *session = session_of(base);
   return session->side ? HL_OK : hl__sqlite_moved_error(session, error);
 }
@@ -168,7 +168,7 @@ const hl_store_ops hl_store_sqlite = {
     .give_back = give_back,
     .settle = settle,
     .renew = renew,
-    .look = look,
+    .check = session_check,
     .interrupt = interrupt,
     .holders = holders,
 };

@@ -7,7 +7,7 @@
  *     database.c   opens, sets up and closes a connection of SQLite's to the file
  *     forks.c      lets no connection of SQLite's live through a fork
  *     statement.c  prepared statements; what an error of SQLite's means
- *     side.c       the file beside it: bells, and who is alive
+ *     side.c       the file beside it: futexes, and who is alive
  *     turn.c       write transactions, one after the other, in the order in which they came
  *     queue.c      tickets: who waits for what, and is alive
  *     grant.c      grants a lease, or waits for it
@@ -40,7 +40,7 @@
  * holds nothing: there is no deadlock. The kernel unlocks the byte of a process that dies, however it
  * dies. A request that meets such a ticket deletes it. It also deletes the ticket of a process that
  * was stopped for 3 s: that process draws another when it goes on.
- *   4. The side file serves order and bells only. Where it is lost or damaged, requests wait longer, or
+ *   4. The side file serves order and futexes only. Where it is lost or damaged, requests wait longer, or
  * in another order; rule 1 is not concerned.
  */
 #ifndef HIERLOCK_SQLITE_STORE_H
@@ -63,12 +63,12 @@
 
 /* The words of the side file, mapped. All are counters that wrap around, or go
    too high when a process is killed: see side.c and turn.c. */
-typedef struct hl__sqlite_bell {
+typedef struct hl__sqlite_futex {
   _Atomic uint32_t events;
   _Atomic uint32_t sleepers;
-} hl__sqlite_bell;
+} hl__sqlite_futex;
 
-#define HL__SQLITE_BELLS 1000u
+#define HL__SQLITE_FUTEXES 1000u
 
 /* Lines in which numbers stand: those who write, and tickets. */
 typedef enum hl__sqlite_range {
@@ -80,11 +80,11 @@ typedef enum hl__sqlite_range {
 #define HL__SQLITE_BEATS 2048u
 
 typedef struct hl__sqlite_side {
-  _Atomic uint32_t version;                /* of this structure */
-  hl__sqlite_bell turn;                    /* rung when a write transaction has ended */
-  _Atomic uint64_t turns;                  /* the last number that was drawn for one */
-  _Atomic uint64_t turn_waiters;           /* how many wait for it; above them a version */
-  hl__sqlite_bell bells[HL__SQLITE_BELLS]; /* by key */
+  _Atomic uint32_t version;                     /* of this structure */
+  hl__sqlite_futex turn;                        /* rung when a write transaction has ended */
+  _Atomic uint64_t turns;                       /* the last number that was drawn for one */
+  _Atomic uint64_t turn_waiters;                /* how many wait for it; above them a version */
+  hl__sqlite_futex futexes[HL__SQLITE_FUTEXES]; /* by key */
   /* Versions before had zeros from here on. Turns before this one were passed. */
   _Atomic uint64_t turns_from;
   /* By number: when its session was last seen at work, in ms; 0: not known. */
@@ -147,7 +147,7 @@ struct hl__sqlite_session {
   bool relax, relaxed;
   bool full; /* the last write found no space */
   /* On which it sleeps; NULL: it does not. Set by the session's thread. */
-  hl__sqlite_bell *_Atomic asleep;
+  hl__sqlite_futex *_Atomic asleep;
   /* For the session's numbers: the word that it beats, and its last beat. */
   _Atomic uint32_t *beats[HL__SQLITE_RANGES];
   uint32_t beaten[HL__SQLITE_RANGES];
@@ -245,13 +245,13 @@ int64_t hl__sqlite_beat_free(const hl__sqlite_session *session, int64_t number);
 void hl__sqlite_beat_clear(const hl__sqlite_session *session, hl__sqlite_range range,
                            uint64_t number);
 
-hl__sqlite_bell *hl__sqlite_bell_of(const hl__sqlite_session *session, int64_t key);
+hl__sqlite_futex *hl__sqlite_futex_of(const hl__sqlite_session *session, int64_t key);
 /* Wakes all sleepers that have counted themselves in `sleepers`; without a system call where the
    count is 0. */
-void hl__sqlite_ring(hl__sqlite_bell *bell);
-/* The session's thread sleeps until the bell's word is not `seen` any more,
+void hl__sqlite_wake(hl__sqlite_futex *futex);
+/* The session's thread sleeps until the futex's word is not `seen` any more,
    until `until` (hl__now_ms), or less. */
-void hl__sqlite_sleep(hl__sqlite_session *session, hl__sqlite_bell *bell, uint32_t seen,
+void hl__sqlite_sleep(hl__sqlite_session *session, hl__sqlite_futex *futex, uint32_t seen,
                       int64_t until);
 /* From any thread: ends the session's sleep, and its wait. */
 void hl__sqlite_interrupt(hl__sqlite_session *session);

@@ -80,12 +80,12 @@ static int try_begin(hl__sqlite_session *session, hl_error *error) {
 
 static int stand_in_line(hl__sqlite_session *session, uint64_t number, int64_t deadline,
                          bool cancellable, hl_error *error) {
-  hl__sqlite_bell *bell = &session->side->turn;
+  hl__sqlite_futex *futex = &session->side->turn;
   int status;
-  atomic_store(&session->asleep, bell);
-  (void)atomic_fetch_add(&bell->sleepers, 1u);
+  atomic_store(&session->asleep, futex);
+  (void)atomic_fetch_add(&futex->sleepers, 1u);
   for (;;) {
-    uint32_t seen = atomic_load(&bell->events);
+    uint32_t seen = atomic_load(&futex->events);
     bool first = !others(session, number);
     status = first ? try_begin(session, error) : HL_TIMEOUT;
     if (status != HL_TIMEOUT) break;
@@ -98,9 +98,9 @@ static int stand_in_line(hl__sqlite_session *session, uint64_t number, int64_t d
     if (now > deadline) break;
     int64_t again = now + (first ? FIRST_MS : OTHERS_MS);
     int64_t end = hl__deadline(deadline, 1);
-    hl__sqlite_sleep(session, bell, seen, again < end ? again : end);
+    hl__sqlite_sleep(session, futex, seen, again < end ? again : end);
   }
-  (void)atomic_fetch_sub(&bell->sleepers, 1u);
+  (void)atomic_fetch_sub(&futex->sleepers, 1u);
   atomic_store(&session->asleep, NULL);
   return status;
 }
@@ -118,7 +118,7 @@ int hl__sqlite_begin(hl__sqlite_session *session, int64_t deadline, bool cancell
     (void)atomic_fetch_add(&side->turn_waiters, VERSION_ONE - 1);
     hl__sqlite_byte_unlock(session, HL__SQLITE_TURNS, number);
     /* The session behind us is first now; it tries when we have done. */
-    if (status) hl__sqlite_ring(&side->turn);
+    if (status) hl__sqlite_wake(&side->turn);
   }
   if (status == HL_TIMEOUT)
     return hl__error(error, HL_TIMEOUT, "another program keeps %s locked", session->path);
@@ -140,7 +140,7 @@ int hl__sqlite_end(hl__sqlite_session *session, int status, const char *doing, h
   if (status && session->full)
     (void)sqlite3_wal_checkpoint_v2(session->db, NULL, SQLITE_CHECKPOINT_PASSIVE, NULL, NULL);
   hl__sqlite_leave();
-  hl__sqlite_ring(&session->side->turn);
+  hl__sqlite_wake(&session->side->turn);
   return status;
 }
 

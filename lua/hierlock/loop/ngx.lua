@@ -2,7 +2,7 @@
 -- their locks end with them.
 --
 -- Waiting. A coroutine waits for a semaphore of its own. During a wait, one timer of the worker reads a socket on
--- which the library's threads ring when a pending is done (csrc/lua/bell.c), and posts the semaphore. So waiting
+-- which the library's threads ring when a pending is done (csrc/lua/notifier.c), and posts the semaphore. So waiting
 -- costs no connection of the worker but that one, and no polling. Without a wait there is no timer, and nothing that
 -- would keep a worker from quitting.
 --
@@ -84,7 +84,7 @@ local function read(socket)
   while next(waiting) do
     local digits, err = socket:receive(8)
     if digits then wake(tonumber(digits, 16)) elseif err ~= "timeout" then return nil, err end
-    if core.bell_missed() then wake_all() end
+    if core.notifier_missed() then wake_all() end
   end
   return true
 end
@@ -93,15 +93,15 @@ local function listen_now(_, mark)
   if listening ~= mark then return end
   mark.runs = true
   local socket = tcp()
-  local address, err = core.bell_address()
+  local address, err = core.notifier_address()
   local ok = address
   if ok then ok, err = socket:connect(address) end
-  if ok then ok, err = core.bell_answer() end
+  if ok then ok, err = core.notifier_answer() end
   if ok then ok, err = read(socket) end
   socket:close()
   if listening ~= mark then return end
   listening = nil
-  core.bell_end()
+  core.notifier_end()
   if not ok then ngx.log(ngx.ERR, "hierlock: waiting requests are late, as nobody wakes them: ", err) end
 end
 
@@ -116,7 +116,7 @@ local function wait(pending)
   local number = last
   local waiter = { pending = pending, semaphore = assert(semaphore.new()) }
   waiting[number] = waiter
-  core.bell_ring(pending, number)
+  core.notifier_watch(pending, number)
   repeat
     listen()
     waiter.semaphore:wait(PATIENCE)

@@ -18,7 +18,7 @@
 --                         own, behind which all of ours queue: it has no :w, :x
 --
 -- Members that are no ID@R are Symfony's tokens. Symfony's scripts delete any expired member (theirs, ours), by
--- TIME, too, and ring no bell.
+-- TIME, too, and wake no waiter.
 --
 -- Presence decides. A lease is unbroken while its record and all its members are there, whatever its time; a request
 -- that meets an expired one deletes all of it. So the keys outlive their time by GRACE (grants.lua).

@@ -26,7 +26,7 @@ if till > now and not is_presence(id) then return { 2, till - now } end
 local waiter = key(root, 'q', id)
 local ticket = tonumber(redis.call('HGET', waiter, 'ticket') or nil)
 local blocked, wait = false, 1000
--- No bell rings when Symfony releases: a long waiter is late by a tenth of its wait, and never by more than 50 ms.
+-- Symfony wakes no waiter when it releases: a long waiter is late by a tenth of its wait, and never by more than 50 ms.
 local since = tonumber(redis.call('HGET', waiter, 'since') or now)
 local soon = math.max(5, math.min(50, math.floor((now - since) / 10)))
 for row_mode, node, name in each_row(rows) do

@@ -1,12 +1,12 @@
 /*
- * bells.c - the single subscription that wakes all waiters of this manager.
+ * subscription.c - the single subscription that wakes all waiters of this manager.
  *
  * Each waiter sleeps on an eventfd of its own. One sleeper reads the subscribed connection, too,
  * and rings the others; when it leaves, it wakes another, which reads. So no thread is needed
  * for it. A message that is published while no waiter sleeps stays in the socket, and the next
  * one reads it.
  *
- * Bells only save time: a waiter that is not rung looks each second, and as often as FALLBACK_MS
+ * Wake-ups only save time: a waiter that misses one polls each second, and as often as FALLBACK_MS
  * where there is no subscription.
  */
 #include "redis_store.h"
@@ -35,7 +35,7 @@ static int subscribe(hl__redis_store *store, hl__redis_session **result) {
   return status;
 }
 
-bool hl__redis_bells_join(hl__redis_session *session, const uint8_t id[16]) {
+bool hl__redis_subscription_join(hl__redis_session *session, const uint8_t id[16]) {
   hl__redis_store *store = session->store;
   hl__redis_store_lock(store);
   if (hl__list_empty(&session->node)) {
@@ -43,27 +43,27 @@ bool hl__redis_bells_join(hl__redis_session *session, const uint8_t id[16]) {
     session->rung = false;
     hl__list_add(&store->waiting, &session->node);
   }
-  bool connects = !store->bells && !store->reading && hl__now_ms() >= store->bells_again;
+  bool connects = !store->subscription && !store->reading && hl__now_ms() >= store->subscribe_again;
   if (connects) store->reading = true;
   hl__redis_store_unlock(store);
   if (connects) {
-    hl__redis_session *bells = NULL;
-    (void)subscribe(store, &bells);
+    hl__redis_session *subscription = NULL;
+    (void)subscribe(store, &subscription);
     hl__redis_store_lock(store);
-    store->bells = bells;
+    store->subscription = subscription;
     store->reading = false;
-    if (!bells) store->bells_again = hl__now_ms() + AGAIN_MS;
+    if (!subscription) store->subscribe_again = hl__now_ms() + AGAIN_MS;
     hl__redis_store_unlock(store);
   }
   hl__redis_store_lock(store);
-  bool rings = store->bells != NULL;
+  bool rings = store->subscription != NULL;
   hl__redis_store_unlock(store);
   return rings;
 }
 
 static void ring(hl__redis_session *session) HL__REQUIRES(hl__redis_mutex) {
   session->rung = true;
-  hl__redis_bell_ring(session);
+  hl__redis_wake(session);
 }
 
 static void ring_named(hl__redis_store *store, const char *id) HL__REQUIRES(hl__redis_mutex) {
@@ -73,25 +73,25 @@ static void ring_named(hl__redis_store *store, const char *id) HL__REQUIRES(hl__
   }
 }
 
-/* The subscription has ended: bells may be lost, so all look. */
-static void bells_lose(hl__redis_store *store) HL__REQUIRES(hl__redis_mutex) {
-  hl__redis_session *bells = store->bells;
-  store->bells = NULL; /* before it is freed: a child may be born */
-  hl__redis_disconnect(bells);
-  store->bells_again = hl__now_ms();
+/* The subscription has ended. Wake-ups may be lost, so all waiters poll. */
+static void subscription_lose(hl__redis_store *store) HL__REQUIRES(hl__redis_mutex) {
+  hl__redis_session *subscription = store->subscription;
+  store->subscription = NULL; /* before it is freed: a child may be born */
+  hl__redis_disconnect(subscription);
+  store->subscribe_again = hl__now_ms();
   for (hl__list *node = store->waiting.next; node != &store->waiting; node = node->next)
     ring(HL__LIST_ENTRY(node, hl__redis_session, node));
 }
 
 /* Reads all that has come. The caller is the reader. */
-static void bells_read(hl__redis_store *store, hl__redis_session *bells) {
+static void subscription_read(hl__redis_store *store, hl__redis_session *subscription) {
   for (;;) {
     redisReply *reply;
-    int status = hl__redis_await(bells, 0, false, &reply, NULL);
+    int status = hl__redis_await(subscription, 0, false, &reply, NULL);
     if (status == HL_TIMEOUT) return;
     hl__redis_store_lock(store);
     if (status)
-      bells_lose(store);
+      subscription_lose(store);
     else
       ring_named(store, hl__redis_reply_text(reply, 2));
     hl__redis_store_unlock(store);
@@ -107,47 +107,47 @@ static void pass_on(hl__redis_store *store, const hl__redis_session *from)
   for (hl__list *node = store->waiting.next; node != &store->waiting; node = node->next) {
     hl__redis_session *session = HL__LIST_ENTRY(node, hl__redis_session, node);
     if (session == from || session->rung) continue;
-    hl__redis_bell_ring(session);
+    hl__redis_wake(session);
     return;
   }
 }
 
-void hl__redis_bells_leave(hl__redis_session *session) {
+void hl__redis_subscription_leave(hl__redis_session *session) {
   hl__redis_store *store = session->store;
   hl__redis_store_lock(store);
   hl__list_remove(&session->node);
   session->rung = false;
   /* The session may have been due to read next, and was not asleep. */
-  if (store->bells && !store->reading) pass_on(store, session);
+  if (store->subscription && !store->reading) pass_on(store, session);
   hl__redis_store_unlock(store);
 }
 
-void hl__redis_bells_sleep(hl__redis_session *session, int64_t until) {
+void hl__redis_subscription_sleep(hl__redis_session *session, int64_t until) {
   hl__redis_store *store = session->store;
   bool reads = false;
   for (;;) {
     hl__redis_store_lock(store);
     bool awake = session->rung || atomic_load(&session->interrupted) || hl__left_ms(until) == 0;
-    if (reads && !store->bells) reads = store->reading = false; /* it was lost */
-    if (!awake && !reads && store->bells && !store->reading) reads = store->reading = true;
+    if (reads && !store->subscription) reads = store->reading = false; /* it was lost */
+    if (!awake && !reads && store->subscription && !store->reading) reads = store->reading = true;
     if (awake && reads) pass_on(store, session);
     if (awake) session->rung = false;
-    hl__redis_session *bells = reads ? store->bells : NULL;
+    hl__redis_session *subscription = reads ? store->subscription : NULL;
     hl__redis_store_unlock(store);
     if (awake) return;
-    struct pollfd p[2] = {{.fd = session->bell, .events = POLLIN},
-                          {.fd = bells ? bells->fd : -1, .events = POLLIN}};
+    struct pollfd p[2] = {{.fd = session->wakeup, .events = POLLIN},
+                          {.fd = subscription ? subscription->fd : -1, .events = POLLIN}};
     hl__redis_wait_begin(store);
     int64_t left = hl__left_ms(until);
-    int n = poll(p, bells ? 2 : 1, left > INT32_MAX ? INT32_MAX : (int)left);
+    int n = poll(p, subscription ? 2 : 1, left > INT32_MAX ? INT32_MAX : (int)left);
     hl__redis_wait_end(store);
-    if (n > 0 && p[0].revents) hl__redis_bell_clear(session);
-    if (n > 0 && bells && p[1].revents) bells_read(store, bells);
+    if (n > 0 && p[0].revents) hl__redis_wakeup_clear(session);
+    if (n > 0 && subscription && p[1].revents) subscription_read(store, subscription);
   }
 }
 
 /* Unchecked: no other thread has the store. */
-HL__UNCHECKED void hl__redis_bells_close(hl__redis_store *store) {
-  hl__redis_disconnect(store->bells);
-  store->bells = NULL;
+HL__UNCHECKED void hl__redis_subscription_close(hl__redis_store *store) {
+  hl__redis_disconnect(store->subscription);
+  store->subscription = NULL;
 }

@@ -1,5 +1,5 @@
 /*
- * bell.c - wakes an event loop from the library's threads. nginx lets Lua code poll only
+ * notifier.c - wakes an event loop from the library's threads. nginx lets Lua code poll only
  * sockets that this code has connected. So the process listens on a Unix socket, the loop
  * connects to it, and a thread that ends a pending writes the pending's number to the
  * other end: eight hexadecimal digits.
@@ -7,7 +7,7 @@
  * The listening socket has a name in a directory of mode 0700, for the moment until the loop has
  * connected. Both are removed then.
  *
- * Each Lua state has a bell of its own: with `lua_code_cache off` nginx makes one for each request.
+ * Each Lua state has a notifier of its own: with `lua_code_cache off` nginx makes one for each request.
  *
  * Writing never blocks. When the socket is full because the loop is busy, the number is
  * dropped and `missed` is set: the reader then looks at all pendings. He will, since
@@ -26,9 +26,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-typedef struct bell bell;
-struct bell {
-  bell *next;
+typedef struct notifier notifier;
+struct notifier {
+  notifier *next;
   uint32_t id;
   pid_t process; /* that made it: a forked child makes its own */
   int listener;
@@ -39,9 +39,9 @@ struct bell {
 
 /* The mutex is taken after all those of mutex.h. */
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
-static bell *bells;
+static notifier *notifiers;
 static uint32_t last_id;
-static const char key; /* of a state's bell in its registry */
+static const char key; /* of a state's notifier in its registry */
 
 static int failure(lua_State *L, const char *what) {
   lua_pushnil(L);
@@ -54,7 +54,7 @@ static void discard(int *fd) {
   *fd = -1;
 }
 
-static void writer_set(bell *self, int fd) {
+static void writer_set(notifier *self, int fd) {
   pthread_mutex_lock(&mutex);
   discard(&self->writer);
   self->writer = fd;
@@ -62,7 +62,7 @@ static void writer_set(bell *self, int fd) {
   pthread_mutex_unlock(&mutex);
 }
 
-static void name_remove(bell *self) {
+static void name_remove(notifier *self) {
   char *path = self->address.sun_path, *end = strrchr(path, '/');
   if (!end) return;
   (void)unlink(path);
@@ -72,14 +72,14 @@ static void name_remove(bell *self) {
 }
 
 /* What a parent has made is not the child's to remove. */
-static void listener_end(bell *self) {
+static void listener_end(notifier *self) {
   discard(&self->listener);
   if (self->process == getpid()) name_remove(self);
   self->address.sun_path[0] = '\0';
 }
 
 /* Binds the socket in a new directory. */
-static bool listener_begin(bell *self) {
+static bool listener_begin(notifier *self) {
   static const char *const parents[] = {"/dev/shm", "/tmp", "/var/tmp"};
   struct sockaddr_un *address = &self->address;
   char directory[64];
@@ -92,15 +92,15 @@ static bool listener_begin(bell *self) {
   }
   if (!made) return false;
   address->sun_family = AF_UNIX;
-  (void)snprintf(address->sun_path, sizeof address->sun_path, "%s/bell", directory);
+  (void)snprintf(address->sun_path, sizeof address->sun_path, "%s/notifier", directory);
   return bind(self->listener, (struct sockaddr *)address, sizeof *address) == 0 &&
          listen(self->listener, 8) == 0;
 }
 
-static int bell_gc(lua_State *L) {
-  bell *self = lua_touserdata(L, 1);
+static int notifier_gc(lua_State *L) {
+  notifier *self = lua_touserdata(L, 1);
   pthread_mutex_lock(&mutex);
-  bell **at = &bells;
+  notifier **at = &notifiers;
   while (*at && *at != self) at = &(*at)->next;
   if (*at) *at = self->next;
   pthread_mutex_unlock(&mutex);
@@ -110,15 +110,15 @@ static int bell_gc(lua_State *L) {
 }
 
 /* The state's own. */
-static bell *bell_of(lua_State *L) {
+static notifier *notifier_of(lua_State *L) {
   lua_pushlightuserdata(L, (void *)&key);
   lua_rawget(L, LUA_REGISTRYINDEX);
-  bell *self = lua_touserdata(L, -1);
+  notifier *self = lua_touserdata(L, -1);
   if (!self) {
     self = lua_newuserdata(L, sizeof *self); /* nobody but the registry has it */
-    *self = (bell){.listener = -1, .writer = -1};
+    *self = (notifier){.listener = -1, .writer = -1};
     lua_createtable(L, 0, 1);
-    lua_pushcfunction(L, bell_gc);
+    lua_pushcfunction(L, notifier_gc);
     lua_setfield(L, -2, "__gc");
     lua_setmetatable(L, -2);
     lua_pushlightuserdata(L, (void *)&key);
@@ -126,8 +126,8 @@ static bell *bell_of(lua_State *L) {
     lua_rawset(L, LUA_REGISTRYINDEX);
     pthread_mutex_lock(&mutex);
     self->id = ++last_id;
-    self->next = bells;
-    bells = self;
+    self->next = notifiers;
+    notifiers = self;
     pthread_mutex_unlock(&mutex);
   }
   if (self->process != getpid()) {
@@ -140,15 +140,15 @@ static bell *bell_of(lua_State *L) {
 
 /***
 The address to which the event loop is to connect; for hierlock's own Lua code, as
-all functions of the bell.
-@function core.bell_address
+all functions of the notifier.
+@function core.notifier_address
 @local
 @treturn[1] string
 @return[2] nil
 @treturn[2] string why not
 */
 static int address(lua_State *L) {
-  bell *self = bell_of(L);
+  notifier *self = notifier_of(L);
   listener_end(self);
   if (!listener_begin(self)) {
     int values = failure(L, "cannot make a socket in /dev/shm or /tmp");
@@ -161,17 +161,17 @@ static int address(lua_State *L) {
 
 /***
 Accepts the loop's connection. An earlier one is closed.
-@function core.bell_answer
+@function core.notifier_answer
 @local
 @treturn[1] boolean true
 @return[2] nil
 @treturn[2] string why not
 */
 static int answer(lua_State *L) {
-  bell *self = bell_of(L);
+  notifier *self = notifier_of(L);
   for (;;) {
     int fd = accept4(self->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (fd < 0) return failure(L, "cannot accept the bell's own connection");
+    if (fd < 0) return failure(L, "cannot accept the notifier's own connection");
     struct ucred peer = {0};
     socklen_t size = sizeof peer;
     if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 || peer.pid != getpid()) {
@@ -187,12 +187,12 @@ static int answer(lua_State *L) {
 
 /***
 Closes the loop's connection.
-@function core.bell_end
+@function core.notifier_end
 @local
 @return nothing
 */
 static int end(lua_State *L) {
-  bell *self = bell_of(L);
+  notifier *self = notifier_of(L);
   listener_end(self);
   writer_set(self, -1);
   return 0;
@@ -200,12 +200,12 @@ static int end(lua_State *L) {
 
 /***
 Whether a number has been dropped since the last call.
-@function core.bell_missed
+@function core.notifier_missed
 @local
 @treturn boolean
 */
 static int missed(lua_State *L) {
-  bell *self = bell_of(L);
+  notifier *self = notifier_of(L);
   pthread_mutex_lock(&mutex);
   bool before = self->missed;
   self->missed = false;
@@ -214,12 +214,12 @@ static int missed(lua_State *L) {
   return 1;
 }
 
-/* Called by the thread that ends the pending. Above: the bell's id; its state may have ended. */
+/* Called by the thread that ends the pending. Above: the notifier's id; its state may have ended. */
 static void ring(uint64_t number) {
   char digits[9];
   (void)snprintf(digits, sizeof digits, "%08x", (unsigned)number);
   pthread_mutex_lock(&mutex);
-  bell *self = bells;
+  notifier *self = notifiers;
   while (self && self->id != number >> 32) self = self->next;
   if (self && self->writer >= 0 && send(self->writer, digits, 8, MSG_NOSIGNAL) != 8)
     self->missed = true;
@@ -229,7 +229,7 @@ static void ring(uint64_t number) {
 /***
 Writes the number to the loop when the pending is done. While the loop is not connected
 nothing is written: once connected, it looks at all pendings first.
-@function core.bell_ring
+@function core.notifier_watch
 @local
 @param pending
 @int number 1 to 2^32 - 1
@@ -239,13 +239,14 @@ static int ring_when_done(lua_State *L) {
   hll_pending *pending = hll_pending_test(L, 1);
   lua_Number number = luaL_checknumber(L, 2);
   if (pending && pending->pending)
-    hl_pending_notify(pending->pending, ring, (uint64_t)bell_of(L)->id << 32 | (uint32_t)number);
+    hl_pending_notify(pending->pending, ring,
+                      (uint64_t)notifier_of(L)->id << 32 | (uint32_t)number);
   return 0;
 }
 
-void hll_bell_register(lua_State *L) {
+void hll_notifier_register(lua_State *L) {
   static const luaL_Reg functions[] = {
-      {"bell_address", address}, {"bell_answer", answer},       {"bell_end", end},
-      {"bell_missed", missed},   {"bell_ring", ring_when_done}, {NULL, NULL}};
+      {"notifier_address", address}, {"notifier_answer", answer},        {"notifier_end", end},
+      {"notifier_missed", missed},   {"notifier_watch", ring_when_done}, {NULL, NULL}};
   hll_setfuncs(L, functions);
 }
