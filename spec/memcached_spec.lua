@@ -243,7 +243,7 @@ describe("Memcached", function()
       local handle = assert(manager:acquire(R1, { ttl = LONG }))
       local names = {}
       for i = 1, 120000 do names[i] = "n" .. i end
-      local err = assert_code("store", manager:acquire_resources("u1", "a2", names, { ttl = LONG, timeout = 0 }))
+      local err = assert_code("store", manager:acquire_resources("u1", "a2", names, { ttl = LONG, timeout = 10 }))
       assert.truthy(err.message:find("does not fit into an item", 1, true), err.message)
       assert.is_true(handle:check())
       free { "u1", "a2" }

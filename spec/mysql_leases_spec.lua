@@ -1,6 +1,7 @@
 -- Leases on MySQL and MariaDB, as far as they differ from other stores' leases: the gate, the trips, the privileges,
 -- the view of older programs, and the leftovers when a connection or a server goes down in the middle.
 -- leases_spec.lua has the duties of every store.
+-- Parts: stores
 
 local uv = require "luv"
 local attach = require "hierlock.attach"
@@ -258,13 +259,23 @@ support.each_server(function(server)
       peer:call(code, ...)
       return between.take()
     end
+    -- The list of whichever try has at most n statements: a session tells the server its time limits again when less
+    -- time is left than they say, by a few milliseconds, and a busy machine may take that long between two steps.
+    local function at_most(n, ...)
+      local list
+      for _ = 1, 10 do
+        list = statements(...)
+        if #list <= n then break end
+      end
+      return list
+    end
     local CYCLE = "assert(assert(manager:acquire(...)):release { confirm = true })"
 
     it("takes one trip where there are no leases, and two where there may be some", function()
       local behind = setmetatable({ dsn = between.dsn }, { __index = store })
-      assert.same({ "execute", "ROLLBACK" }, statements(behind, CYCLE, R1))
+      assert.same({ "execute", "ROLLBACK" }, at_most(2, behind, CYCLE, R1))
       local lease = assert(manager:acquire({ "u1", "a9" }, { ttl = LONG }))
-      local list = statements(behind, CYCLE, R1)
+      local list = at_most(3, behind, CYCLE, R1)
       assert.equal(3, #list, table.concat(list, "\n"))
       assert.equal("execute", list[1])
       assert.truthy(list[2]:find("_leased r ", 1, true))
@@ -276,7 +287,7 @@ support.each_server(function(server)
       local behind = setmetatable({ dsn = between.dsn }, { __index = store })
       local lease = assert(manager:acquire({ "u1", "a9" }, { ttl = LONG }))
       local token = lease.token
-      local list = statements(behind, [[
+      local list = at_most(3, behind, [[
         local lease = assert(manager:acquire(..., { ttl = 60 }))
         assert(lease:refresh())
         assert(lease:release { confirm = true })
@@ -729,21 +740,31 @@ support.each_server(function(server)
       assert.is_false((pcall(plan.sql, plan, store.dialect, store.table, 1)))
     end)
 
+    -- A call on a lease that is over waits 170 ms for the server's answer, which a busy machine may exceed: then the
+    -- call says `connection`.
+    local function assert_lost(lease)
+      support.wait_until(function()
+        local _, err = lease:refresh()
+        return err.code ~= "connection" and assert.equal("lost", err.code)
+      end, "the server's answer")
+    end
+
     it("takes the time from the server, whatever the program has set it to", function()
-      for _, set in ipairs { "UNIX_TIMESTAMP()+7200", "UNIX_TIMESTAMP()-7200", "UNIX_TIMESTAMP()+86400*180" } do
+      for _, timestamp in ipairs { "UNIX_TIMESTAMP()+7200", "UNIX_TIMESTAMP()-7200", "UNIX_TIMESTAMP()+86400*180" } do
         for _, zone in ipairs { "+00:00", "-11:00" } do
           local lease = assert(manager:acquire(R1, { ttl = LONG }))
-          run("SET time_zone='" .. zone .. "',timestamp=" .. set)
+          run("SET time_zone='" .. zone .. "',timestamp=" .. timestamp)
           run "START TRANSACTION"
           assert_code("timeout", locks:acquire(R1))
           run "ROLLBACK"
-          assert.is_true(lease:refresh(0.05))
+          local set, why = lease:refresh(0.05)
+          assert(set or why.code == "lost", tostring(why)) -- lost: the answer came when the time was up
           support.sleep(0.1)
           run "SET timestamp=DEFAULT"
           run "START TRANSACTION"
           assert.is_true(locks:acquire(R1))
           run "COMMIT"
-          assert_code("lost", lease:refresh())
+          assert_lost(lease)
         end
       end
     end)
@@ -760,7 +781,7 @@ support.each_server(function(server)
       run "START TRANSACTION"
       assert.is_true(locks:acquire(R1))
       run "COMMIT"
-      assert_code("lost", lease:refresh())
+      assert_lost(lease)
       assert.same({ 0, 0 }, { leases(), rows() })
     end)
   end)

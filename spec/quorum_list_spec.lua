@@ -1,5 +1,6 @@
 -- Programs that name different lists of stores: the second is refused. The library does not notice a program that
 -- names one of the stores alone, nor an earlier version: `hierlock doctor` of the quorum finds their leases.
+-- Parts: stores
 
 local hierlock = require "hierlock"
 local json = require "dkjson"
@@ -59,7 +60,7 @@ support.each_leasing_store(function(plain)
       local manager = hierlock.open(quorum_of { a, b, c }, store.options)
       if manager then manager:close() end
       return manager
-    end, "the presences of the spec before to end", 40)
+    end, "the presences of the spec before to end", 90)
   end)
 
   after_each(function()
