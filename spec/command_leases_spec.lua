@@ -1,5 +1,6 @@
 --- `hierlock leases` and `hierlock revoke`, as an operator runs them, on every store that has leases. They list
 -- leases safely, whatever texts the holders wrote; they end the named leases, and no others.
+-- Parts: stores
 
 local uv = require "luv"
 local json = require "dkjson"

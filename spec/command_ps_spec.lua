@@ -1,5 +1,6 @@
 --- `hierlock ps`, as an operator runs it, on every store: holders, waiters and their blockers, session locks and
--- leases, whatever texts they wrote. How soon, and at whose cost: command_ps_cost_spec.lua.
+-- leases, whatever texts they wrote. How soon, and at whose cost: bench/ps_cost_spec.lua.
+-- Parts: stores
 
 local uv = require "luv"
 local json = require "dkjson"
@@ -237,5 +238,62 @@ support.each_leasing_store(function(store)
     assert.equal("", said.out .. said.err)
     local terminal = program.on_terminal(store.dsn, 80, "ps", "nobody's")
     assert.equal("nobody holds or waits\r\n", assert_status(0, terminal.join()).out)
+  end)
+end)
+
+support.each_leasing_store(function(store)
+  if store.lists_by_root then return end -- there all holders of a root are in one document
+
+  local manager
+
+  after_each(function()
+    support.close_peers()
+    if manager then manager:close() end
+    manager = nil
+  end)
+
+  it("lists a thousand holders in less than a second, or fewer in less", function()
+    -- Each session is a connection, and expensive for a server: so there are fewer of them. A look that grows with
+    -- the square of their number may then take as much less.
+    local holders = store.server and not store.leases_only and 400 or 1000
+    local limit = (holders / 1000) ^ 2
+    manager = support.open(store)
+    local crowd, held = support.process(store, { pool_size = 1000, hold_timeout = 600 }), 0
+    while held < holders do -- in steps, as a peer has to answer in time
+      held = crowd:call([[
+        local first, last, ttl = ...
+        for i = first, last do handles[i] = assert(manager:acquire({ "crowd" .. i, "a", "r" }, { mode = "shared", ttl = ttl })) end
+        return last
+      ]], held + 1, held + 50, store.leases_only and 600 or nil)
+    end
+    support.wait_until(function() -- MariaDB shows an old picture
+      return select(2, assert_status(0, run(store.dsn, "ps")).out:gsub("\n", "")) == holders
+    end, "all of them in the list", 60)
+    local observer = support.process(store)
+    support.wait_until(function() -- the machine may be busy
+      support.sleep(0.15)
+      local n, took = observer:call [[
+        local begun = support.now()
+        local holders = assert(manager:holders())
+        return #holders, support.now() - begun
+      ]]
+      return n == holders and took < limit
+    end, "a fast look", 60)
+  end)
+
+  it("names a hundred at most to who waited in vain", function()
+    manager = support.open(store)
+    local crowd = support.process(store, { pool_size = 128, hold_timeout = 600 })
+    crowd:call([[
+      for i = 1, 110 do handles[i] = assert(manager:acquire({ "crowd", "a" .. i }, { mode = "shared", ttl = ... })) end
+    ]], store.leases_only and 600 or nil)
+    local err
+    support.wait_until(function() -- the machine may be too busy to look
+      support.sleep(0.11) -- MariaDB shows an old picture to those who look more often
+      err = select(2, manager:acquire({ "crowd" }, { timeout = 0 }))
+      return err.holders
+    end, "the holders")
+    assert.is_true(#err.holders <= 100, #err.holders .. " are named")
+    assert.is_false(err.holders[1].waiting)
   end)
 end)

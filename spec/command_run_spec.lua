@@ -1,5 +1,6 @@
 --- `hierlock run`, as an operator and his crontab run it: what the command gets, what comes of its end, of signals, of
 -- lost locks, and of the death of `hierlock` itself.
+-- Parts: stores
 
 local uv = require "luv"
 local program = require "spec.support.command"

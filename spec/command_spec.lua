@@ -1,6 +1,7 @@
 --- The command `hierlock`. provision makes the table that programs need, whatever interrupts it and whatever programs
 -- lock meanwhile, and never one that they would disagree about. verify finds missing rows. Each runs as a user runs
 -- it: a process of its own, on a terminal where it matters.
+-- Parts: stores
 
 local uv = require "luv"
 local hierlock = require "hierlock"

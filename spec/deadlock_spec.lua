@@ -1,4 +1,5 @@
 -- A request that would wait for its own caller, or in a circle inside one process, is told at once; no other is.
+-- Parts: stores
 
 local hierlock = require "hierlock"
 local support = require "spec.support"

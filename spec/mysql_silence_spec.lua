@@ -1,6 +1,7 @@
 --- A connection stands but its server's answers do not come, or only a part of one: behind a proxy that takes all
 -- bytes and passes none on. Such a connection costs its own lock, and no other caller anything; an idle one costs
 -- nothing.
+-- Parts: stores
 
 local proxy = require "spec.support.proxy"
 local support = require "spec.support"

@@ -1,5 +1,6 @@
 --- Trouble while locks are held or awaited: killed connections, servers that stop, die or hang, holders that vanish,
 -- cut networks. A lost lock is known to be lost before another caller can have it, and all other locks go on.
+-- Parts: stores
 
 local uv = require "luv"
 local proxy = require "spec.support.proxy"

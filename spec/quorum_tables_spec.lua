@@ -1,4 +1,5 @@
 -- The grants and refreshes of a quorum for each combination of three stores' answers.
+-- Parts: grants_by_majority grants_by_all refreshes_by_majority
 
 local stores = require "spec.support.quorum"
 local support = require "spec.support"

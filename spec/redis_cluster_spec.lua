@@ -1,5 +1,6 @@
 -- Redis Cluster: three masters, of which the first has a replica, on loopback. Calls go to the master of their root's
 -- slot; what moves or fails over costs time, never a second holder.
+-- Parts: no_two_in_while promoted_replica
 
 local hierlock = require "hierlock"
 local program = require "spec.support.command"

@@ -2,6 +2,7 @@
 -- another program, or an administrator, keeps it locked. No call returns later than 0.2 s after its timeout, on the
 -- servers that hold session locks a second, and none on a lock later than that lock is sure. A command that comes
 -- late at the store is recalled, or goes with its session.
+-- Parts: redis memcached sqlite stores
 
 local hierlock = require "hierlock"
 local proxy = require "spec.support.proxy"

@@ -1,5 +1,6 @@
 -- The duties of every store, for a lock from its request to its end: all or nothing, release by every route and once
 -- only, exact timeouts, fencing tokens, the view of a handle and an observer, and the counters.
+-- Parts: gives_up stores
 
 local uv = require "luv"
 local hierlock = require "hierlock"

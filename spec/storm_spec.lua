@@ -1,5 +1,6 @@
 -- Very many waiters for one lease, in queues of their own: their cost to the server, and that all of them are
 -- granted.
+-- Parts: stores
 
 local support = require "spec.support"
 

@@ -1,5 +1,6 @@
 -- Update locks: one beside those who share, who alone may become exclusive. On every store, for session locks
 -- and for leases.
+-- Parts: stores
 
 local hierlock = require "hierlock"
 local command = require "spec.support.command"

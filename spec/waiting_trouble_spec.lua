@@ -1,4 +1,5 @@
 -- Trouble while a call waits without blocking.
+-- Parts: stores
 local proxy = require "spec.support.proxy"
 local support = require "spec.support"
 local core = require "hierlock.core"

@@ -7,6 +7,10 @@
 #
 #   suite.sh LUA:FILE…       FILE: a spec, run with that Lua, or a C test, as `make` runs them
 #
+# A long spec file is run in parts, which lanes share: its line "-- Parts: WORD…" names them. FILE@WORD runs the specs
+# whose titles have that word, with `_` for a space, and none of the words before it; FILE@rest runs all others. The
+# word "stores" stands for the names of the stores that the file comes to: FILE@redis.
+#
 # Files that measure how exact time-outs are, or how soon something is sent, run at the end and one by one, for
 # beside others they would measure the machine.
 #
@@ -19,9 +23,47 @@ self=$(realpath "${BASH_SOURCE[0]}")
 cd "$(dirname "$self")/../.."
 export LANES=${LANES:-$(($(nproc) * 3))} SEED=${SEED:-$((RANDOM % 10000))} LIMIT=${LIMIT:-600}
 make=("${MAKE:-make}" --no-print-directory -s)
-alone='/(stores|.*_cost|with)_spec\.lua$'
-# What takes minutes begins first: the others go on beside it.
-long='/(quorum_tables|leases)_spec\.lua$'
+alone='(/.*_cost_spec\.lua|/with_spec\.lua|@gives_up)$'
+# What takes longest begins first: the others go on beside it.
+long='/(quorum_tables|redis_sentinel|redis_cluster|storm|command_doctor|mysql_trouble|silence)_spec\.lua(@.*)?$'
+
+# --- Parts of files ----------------------------------------------------------------------------
+
+words() {                               # FILE: the names of its parts, without "rest"
+  local word
+  for word in $(sed -n 's/^-- Parts: //p' "$1"); do
+    [[ $word == stores ]] || { echo "$word"; continue; }
+    ! grep -q 'each_leasing_store(' "$1" || printf '%s\n' sqlite quorum redis memcached
+    ! grep -qE 'each_(server|connection|store|leasing_store)\(' "$1" || printf '%s\n' mysql mariadb
+    ! grep -qE 'each_(connection|store|leasing_store)\(' "$1" || echo postgresql
+    ! grep -qE 'each_(store|leasing_store)\(' "$1" || echo embedded
+  done
+}
+
+title() {                               # WORD: what busted looks for
+  case $1 in
+    sqlite | quorum | redis | memcached | mysql | mariadb | postgresql | embedded) echo "on.$1:" ;;
+    *) echo "${1//_/.}" ;;
+  esac
+}
+
+filters() {                             # FILE@WORD: what busted is told
+  local word of=${1#*@}
+  printf ' --lazy'                      # nothing is set up that no spec of the part uses
+  for word in $(words "${1%@*}"); do
+    [[ $word != "$of" ]] || { printf " --filter='%s'" "$(title "$word")"; return; }
+    printf " --filter-out='%s'" "$(title "$word")"
+  done
+}
+
+in_parts() {                            # LUA:FILE…: one a line, each in its parts
+  local item part
+  for item; do
+    [[ -e ${item#*:} ]] || { echo "$item"; continue; }
+    for part in $(words "${item#*:}"); do echo "$item@$part"; done
+    if grep -q '^-- Parts: ' "${item#*:}"; then echo "$item@rest"; else echo "$item"; fi
+  done
+}
 
 # --- One lane: takes files from the queue until there are none ---------------------------------
 
@@ -50,10 +92,11 @@ stood() {                               # what the file's processes do now; with
 }
 
 run_item() {                            # sets $status; the output is in $log
-  local clock first command=("${make[@]}" test-core "CORE_TESTS=${item#*:}" LIMIT=0)
-  [[ $item != *.lua ]] || command=("${make[@]}" spec "LUA=${item%%:*}" "SPECS=${item#*:}"
+  local clock first file=${item#*:} command
+  command=("${make[@]}" test-core "CORE_TESTS=$file" LIMIT=0)
+  [[ $item != *.lua* ]] || command=("${make[@]}" spec "LUA=${item%%:*}" "SPECS=${file%@*}"
     "REPORT=--output=gtest --shuffle-tests --seed=$SEED")
-  [[ ! -s $log.only ]] || command[-1]+=" --config-file=$log.only"
+  if [[ -s $log.only ]]; then command[-1]+=" --config-file=$log.only"; elif [[ $file == *@* ]]; then command[-1]+=$(filters "$file"); fi
   # Its specs follow what is installed and uninstalled.
   [[ $item != *packaging_spec.lua ]] || command[-1]="REPORT=--output=gtest"
   set -m                                # a process group of its own, to be ended as a whole
@@ -216,13 +259,14 @@ finish() {
 trap finish EXIT
 trap 'exit 130' INT; trap 'exit 143' TERM; trap 'exit 129' HUP
 
-printf '%s\n' "$@" | awk -v seed="$SEED" -v long="$long" 'BEGIN { srand(seed) } { print ($0 ~ long ? 0 : rand()) "\t" $0 }' | sort -n | cut -f 2- >"$work/all"
+in_parts "$@" | awk -v seed="$SEED" -v long="$long" 'BEGIN { srand(seed) } { print ($0 ~ long ? 0 : rand()) "\t" $0 }' | sort -n | cut -f 2- >"$work/all"
 grep -Ev "$alone" "$work/all" >"$work/queue" || true
 grep -E "$alone" "$work/all" >"$work/alone" || true
-echo $# >"$work/count"
+count=$(wc -l <"$work/all")
+echo "$count" >"$work/count"
 [[ ! ${MYSQL_DSN:-} ]] || LANES=1
-((LANES <= $#)) || LANES=$#
-echo "$# files in $LANES lanes, SEED=$SEED"
+((LANES <= count)) || LANES=$count
+echo "$# files, in $count parts and $LANES lanes, SEED=$SEED; first the servers of each lane start"
 for ((i = 1; i <= LANES; i++)); do
   lane=("$self" --lane "$work")
   [[ ${MYSQL_DSN:-} ]] || lane=(spec/support/servers.sh run "$work/$i" -- "${lane[@]}")
