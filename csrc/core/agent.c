@@ -1,9 +1,9 @@
 /*
  * agent.c - see agent.h.
  *
- * The list of waits is the process's. Its lock is a word, as a mutex could not be given back
- * in a forked child: there, whoever finds the number of another generation in it takes
- * it over, and with it an empty list. It comes before the mutex of a manager.
+ * There is one list of waits for the process. An atomic word locks it, as a forked child could not
+ * unlock a mutex. A child that finds the number of another generation in the word takes it over and
+ * starts with an empty list. This lock comes before the mutex of a manager.
  */
 #include "agent.h"
 
@@ -21,9 +21,9 @@
 #include <sys/random.h>
 
 struct hl_agent {
-  unsigned references; /* its owner's, each lock's and wait's in its books */
+  unsigned references; /* the owner's, and one for each lock and wait in its books */
   hl__list held;
-  uint64_t number; /* random; 0: none could be had */
+  uint64_t number; /* random; 0: no random numbers were available */
 };
 
 hl_agent *hl_agent_new(void) {
@@ -36,7 +36,7 @@ hl_agent *hl_agent_new(void) {
   return agent;
 }
 
-/* In each forked child it is another one: what that has copied it does not hold. */
+/* The number differs in each forked child: the child's copies hold nothing. */
 uint64_t hl__agent_number(const hl_agent *agent) {
   uint64_t process = hl__fork_identity();
   if (!agent || !agent->number || !process) return 0;
@@ -68,10 +68,10 @@ void hl__agent_forget(hl__held *held) {
 
 /* -------------------------------------------------------------- all waits */
 
-/* What is its holder's generation, and one more: 0 is free. */
+/* 0: free; else the generation of the process that holds it, plus 1. */
 static atomic_uint lock_word;
 static hl__list waits;
-static unsigned waits_generation; /* of the list; 0: it was never made */
+static unsigned waits_generation; /* of the list; 0: never initialised */
 static unsigned marks;
 
 static void books_lock(void) {
@@ -85,7 +85,7 @@ static void books_lock(void) {
   }
   if (waits_generation == mine) return;
   waits_generation = mine;
-  hl__list_init(&waits); /* those in it are the parent's */
+  hl__list_init(&waits); /* its entries are the parent's */
 }
 
 static void books_unlock(void) { atomic_store(&lock_word, 0u); }
@@ -94,8 +94,8 @@ static void books_unlock(void) { atomic_store(&lock_word, 0u); }
 
 static bool same(const char *a, const char *b) { return a == b || (a && b && strcmp(a, b) == 0); }
 
-/* Whether rows of the two are rows of one space, as far as their DSNs tell: when in doubt,
-   they are not. */
+/* Whether the two managers lock rows of the same space, as far as their DSNs tell. False if in
+   doubt. */
 static bool same_space(const hl_manager *a, const hl_manager *b) {
   const hl_dsn *x = &a->dsn, *y = &b->dsn;
   if (a == b) return true;
@@ -116,7 +116,7 @@ static bool same_space(const hl_manager *a, const hl_manager *b) {
   return true;
 }
 
-/* Both are in order. Rows of other programs' names, behind them, add nothing. */
+/* Both plans are in locking order. Named rows come last, and add no conflict. */
 static bool plans_conflict(const hl_plan *a, const hl_plan *b) {
   size_t n, m, i = 0, j = 0;
   const hl_row *x = hl__plan_rows(a, &n), *y = hl__plan_rows(b, &m);
@@ -132,7 +132,7 @@ static bool plans_conflict(const hl_plan *a, const hl_plan *b) {
   return false;
 }
 
-/* Whether the wait is stuck behind a lock of another wait's agent or strand: which. */
+/* A lock that `holder`'s agent or strand holds and that conflicts with `wait`; NULL: none. */
 static hl__held *in_the_way(const hl__wait *wait, const hl__wait *holder, bool mine) {
   hl_agent *agent = holder->agent;
   for (hl__list *node = agent->held.next; node != &agent->held; node = node->next) {
@@ -147,12 +147,12 @@ static hl__held *in_the_way(const hl__wait *wait, const hl__wait *holder, bool m
 }
 
 typedef struct circle {
-  const hl__wait *start, *end; /* `end` waits for what start holds: `last` */
+  const hl__wait *start, *end; /* `end` waits for `last`, which the agent of `start` holds */
   const hl__held *last;
 } circle;
 
-/* Whether the first one is stuck behind itself, along others: breadth first, so it is the
-   shortest circle. */
+/* Whether `start` is stuck behind itself, along other waits. Searches breadth first, so it finds
+   the shortest circle. */
 static bool find(hl__wait *start, circle *found) {
   hl__wait *last = start;
   start->queue = NULL;
@@ -164,7 +164,7 @@ static bool find(hl__wait *start, circle *found) {
     }
     for (hl__list *node = waits.next; node != &waits; node = node->next) {
       hl__wait *other = HL__LIST_ENTRY(node, hl__wait, node);
-      /* Of an agent that goes on in another thread nothing can be read. */
+      /* The books of an agent that still runs in another thread cannot be read. */
       if (other->mark == marks || (!other->blocks && other->agent != start->agent) ||
           (other->over && other->over(other)))
         continue;
@@ -193,13 +193,14 @@ static int self_error(hl_error *error, const hl__wait *wait, const hl__held *hel
                   hl_plan_describe(wait->plan, wanted, sizeof wanted),
                   hl_plan_describe(*held->plan, path, sizeof path),
                   wait->blocks ? "thread" : "coroutine", where(held->where));
-  if (error) error->retryable = false; /* not while it holds that */
+  if (error) error->retryable = false; /* not while it holds that lock */
   return HL_DEADLOCK;
 }
 
 static int circle_error(hl_error *error, const circle *found) {
   char wanted[128], first[96], last[96];
-  const hl__wait *next = found->end; /* who holds what start waits for */
+  const hl__wait *next = found->end; /* `next` becomes the wait whose agent holds what `start` waits
+                                        for */
   while (next->from != found->start) next = next->from;
   return hl__error(error, HL_DEADLOCK,
                    "%s would be waited for in a circle: %s is held by another %s, which "
@@ -216,7 +217,7 @@ static int circle_error(hl_error *error, const circle *found) {
 
 #define LEASES_MAX 16
 
-/* Those that a circle hangs on. Their agents may go on while the store is asked. */
+/* The leases on which a circle depends. Their agents may go on while the stores are asked. */
 typedef struct leases {
   size_t n;
   hl__lease *all[LEASES_MAX];
@@ -241,7 +242,7 @@ static bool lease_add(leases *self, const hl__held *held) {
   return true;
 }
 
-/* False: there are more than can be asked for. */
+/* False: there are more than LEASES_MAX. */
 static bool leases_of(leases *self, const circle *found) {
   bool all = lease_add(self, found->last);
   for (const hl__wait *at = found->end; all && at != found->start; at = at->from)
@@ -257,7 +258,8 @@ static bool leases_within(const leases *self, const leases *known) {
   return true;
 }
 
-/* False: of one of them its store did not say anything. One that is lost stands no more. */
+/* Asks the stores whether the leases stand. False: a store did not answer for one of them. A lost
+   lease no longer stands. */
 static bool leases_ask(const leases *self) {
   for (size_t i = 0; i < self->n; i++) {
     int status = hl__lease_check(self->all[i], NULL);
@@ -275,9 +277,10 @@ bool hl__wait_counts(const hl_options *options, int64_t timeout) {
 
 bool hl__wait_is_vain(const hl__wait *wait) { return in_the_way(wait, wait, true) != NULL; }
 
-/* Registers the wait, or refuses it. HL__AGAIN: undecided, as the wait closes a circle if none of `these` leases
-   was revoked; the caller asks their stores and calls again. known: the leases of which the stores were
-   asked. asks false: the stores cannot be asked, and such a circle counts as none. */
+/* Registers the wait, or refuses it. HL__AGAIN: undecided, as the wait closes a circle unless one
+   of `these` leases was revoked; the caller asks their stores and calls again. known: the leases
+   whose stores were asked. asks false: the stores cannot be asked, and such a circle counts as
+   none. */
 static int enter(hl__wait *wait, leases *these, bool asks, const leases *known, hl_error *error) {
   circle found;
   int status = HL_OK;
@@ -301,7 +304,7 @@ static int enter(hl__wait *wait, leases *these, bool asks, const leases *known, 
 }
 
 int hl__wait_begin(hl__wait *wait, hl_error *error) {
-  /* Without the lock: it is asked by the agent's own thread, and may ask the store. */
+  /* The agent's own thread asks, without the lock, as `stands` may ask the store. */
   hl_agent *agent = wait->agent;
   wait->agent = NULL;
   hl__wait probe = *wait;
@@ -309,7 +312,7 @@ int hl__wait_begin(hl__wait *wait, hl_error *error) {
   const hl__held *held = in_the_way(&probe, &probe, true);
   if (held) return self_error(error, &probe, held);
 
-  /* Of the last circle that was found; their stores were asked. */
+  /* The leases of the last circle found. Their stores were asked. */
   leases known = {0};
   int status;
   wait->agent = agent;
@@ -330,7 +333,7 @@ void hl__wait_end(hl__wait *wait) {
   hl_agent *agent = wait->agent;
   if (!agent) return;
   if (wait->generation == hl__fork_generation()) {
-    books_lock(); /* other threads look at it until then */
+    books_lock(); /* other threads read the wait until then */
     hl__list_remove(&wait->node);
     books_unlock();
   }
@@ -344,13 +347,13 @@ static bool tries_once(const hl_manager *manager, const hl_options *options) {
   return options->timeout == 0 || (options->timeout < 0 && manager->config.timeout == 0);
 }
 
-/* Not what is the parent's of a forked child, nor what a call under way may be releasing. */
+/* False for a lock of a forked child's parent, and for one that a call under way may release. */
 static bool task_holds(hl__held *held, const hl_options *options) {
   return held->task == options->task && held->stands(held, 0, false);
 }
 
-/* Who asks; NULL: not said, or something else is not, as by a program whose hl_options end before
-   what is asked for. */
+/* The agent that asks. NULL: none was given, or another argument is missing; also for hl_options of
+   an older program that end before `kinds`. */
 static const hl_agent *checkable(const hl_manager *manager, const hl_plan *plan,
                                  const hl_options *options, const char *report) {
   const size_t least = offsetof(hl_options, kinds) + sizeof options->kinds;

@@ -1,6 +1,6 @@
 /*
- * manager.c - the life of a manager: who has it, and what becomes of it in a forked
- * child. How it is opened and closed is in open.c.
+ * manager.c - the life of a manager: who has references to it, and what becomes of it in a forked
+ * child. open.c opens and closes it.
  */
 #include "manager.h"
 
@@ -13,8 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Everything that belongs to one process generation: no store, no connections.
-   Unchecked, as hl__manager_renew: nobody else can have the mutex. */
+/* Initialises everything that belongs to one process generation, with no store and no connections.
+   Unchecked, as in hl__manager_renew: no other thread can have the mutex. */
 HL__UNCHECKED static void fields_init(hl_manager *manager) {
   pthread_condattr_t monotonic;
   (void)pthread_condattr_init(&monotonic);
@@ -26,7 +26,7 @@ HL__UNCHECKED static void fields_init(hl_manager *manager) {
   manager->stats = (hl_stats){0};
   memset(manager->levels, 0, sizeof manager->levels);
   hl__line_init(&manager->line);
-  hl__list_init(&manager->leases); /* those in it are the parent's */
+  hl__list_init(&manager->leases); /* its entries are the parent's */
   hl__list_init(&manager->drops);
   manager->drops_begun = false;
   manager->drops_put = manager->drops_gone = manager->drops_failed = 0;
@@ -52,9 +52,9 @@ HL__UNCHECKED hl_manager *hl__manager_new(void (*room)(hl_manager *)) {
   return manager;
 }
 
-/* In a forked child: mutexes may be in any state, the keeper does not exist, and
-   sessions, connections and store are the parent's. They are forgotten, not freed by
-   their usual ways. Two threads of the child must not do it at once. */
+/* In a forked child, mutexes may be in any state, the keeper does not run, and sessions,
+   connections and store are the parent's. They are forgotten, not closed. `renewing` keeps two
+   threads of the child from doing this at once. */
 HL__UNCHECKED void hl__manager_renew(hl_manager *manager) {
   static pthread_mutex_t renewing = PTHREAD_MUTEX_INITIALIZER;
   if (atomic_load(&manager->generation) == hl__fork_generation()) return;
@@ -77,7 +77,8 @@ HL__UNCHECKED void hl__manager_renew(hl_manager *manager) {
 
 int hl__manager_store_open(hl_manager *manager, hl_error *error) {
   int status = manager->ops->open(&manager->config, &manager->store, error);
-  /* A record keeps nobody out who looks at names only; unless it is what they look at. */
+  /* A program that looks only at names does not see a record, so a record does not exclude it.
+     Leases are possible only where they are what such programs look at. */
   if (status == HL_OK && manager->config.interoperates && !manager->ops->traits.leases_only)
     manager->store->leases = NULL;
   return status;
@@ -93,7 +94,7 @@ int hl__manager_enter(hl_manager *manager, hl_error *error) {
   return status;
 }
 
-/* Unchecked: nobody else has it. */
+/* Unchecked: no other thread has it. */
 HL__UNCHECKED void hl__manager_leave(hl_manager *manager) {
   if (atomic_fetch_sub(&manager->references, 1u) != 1) return;
   if (manager->store) {
@@ -134,14 +135,14 @@ int hl__manager_closed_error(hl_error *error) {
   return hl__error(error, HL_CANCELLED, "the manager was closed, or its waits were cancelled");
 }
 
-/* No structure of any version is larger: what says so was not begun. */
+/* No structure of any version is larger. A greater size means that it was not initialised. */
 #define STRUCT_MAX 4096u
 
 int hl__struct_take(void *own, size_t size, size_t least, const void *given, const char *name,
                     hl_error *error) {
   size_t given_size;
   memcpy(&given_size, given, sizeof given_size);
-  /* Each version ends where a pointer or a number of 64 bits does. */
+  /* The size of each version is a multiple of a pointer's. */
   if (given_size < least || given_size > STRUCT_MAX || given_size % sizeof(void *) != 0)
     return hl__error(error, HL_EMISUSE, "%s was not begun with its _INIT", name);
   for (size_t i = size; i < given_size; i++)

@@ -1,7 +1,6 @@
 /*
- * pool.c - see pool.h. A connection whose release is still on its way lies in the pool,
- * too: the next acquisition takes one whose answer has come, so that it need not wait
- * for it.
+ * pool.c - see pool.h. A connection whose release is not answered yet is in the pool, too. The next
+ * acquisition prefers one whose answer has come, so it need not wait for it.
  */
 #include "manager.h"
 
@@ -13,22 +12,20 @@
 #include <errno.h>
 #include <stdlib.h>
 
-/* A program that acquires and releases in turn never waits for an answer when
-   it has two sessions. With more, it would only keep connections busy. */
+/* A program that acquires and releases in turn never waits for an answer if it has two sessions.
+   More would only keep connections busy. */
 #define POOL_PAIR 2
 
-/* How long to wait for a connection beyond the time that is left, so that a
-   try (timeout 0) can still connect. */
+/* The least time for connecting, even if less is left, so that a try (timeout 0) can connect. */
 #define CONNECT_AT_LEAST_MS 1000
 
-/* The answer to a release or to a sign of life takes a round trip. An idle connection
-   that waits for one for so long is given up: it may be half open, and a new one can be
-   had. */
+/* An answer to a release or a sign of life takes a round trip. An idle connection that waits longer
+   than this is given up: it may be half open, and a new one can be opened. */
 #define ANSWER_MS 1000
 
 static void all_insert(hl_manager *manager, hl__connection *connection)
     HL__REQUIRES(hl__manager_mutex) {
-  /* The keeper sleeps while there is nothing to keep. */
+  /* The keeper sleeps while there are no connections. */
   if (!manager->pool.all && manager->ops->traits.expires) hl__manager_hurry(manager, 0);
   connection->next = manager->pool.all;
   connection->previous = NULL;
@@ -128,14 +125,14 @@ void hl__pool_bury(hl_manager *manager, hl__connection *connection, hl__connecti
   *dead = connection;
 }
 
-/* Of a connection in no list of the manager's. */
+/* The connection is in no list of the manager. */
 static void connection_free(hl_manager *manager, hl__connection *connection) {
   if (connection->session) manager->ops->session_close(connection->session);
   (void)pthread_mutex_destroy(&connection->mutex);
   free(connection);
 }
 
-/* Unchecked: nobody else has the list. */
+/* Unchecked: no other thread has the list. */
 HL__UNCHECKED void hl__pool_free(hl_manager *manager, hl__connection *dead) {
   while (dead) {
     hl__connection *next = dead->next;
@@ -187,8 +184,8 @@ int hl__pool_settle(hl_manager *manager, hl__connection *connection) {
   return status;
 }
 
-/* Whether the connection can be used at once. One that is still waiting for an answer
-   becomes *pending; one that has ended is moved to *dead. */
+/* Whether the connection can be used at once. If it still waits for an answer, it becomes *pending;
+   if it has ended, it is moved to *dead. */
 static bool idle_try(hl_manager *manager, hl__connection *connection, hl__connection **pending,
                      hl__connection **dead) HL__REQUIRES(hl__manager_mutex) {
   int status = hl__pool_settle(manager, connection);
@@ -203,11 +200,11 @@ static bool idle_try(hl_manager *manager, hl__connection *connection, hl__connec
   return false;
 }
 
-/* An idle connection whose answer has come, one of the newest: its statements are
-   prepared and its memory is warm. The newest of all is tried after the next
-   one: it has only just been released. But first where no answer can be on its way, as
-   nothing is held and releases are waited for: of two in turn, each would read anew what
-   the other has changed. NULL with *pending: all are still waiting for an answer. */
+/* Finds an idle connection whose answer has come, preferring new ones: their statements are
+   prepared and their memory is warm. The newest was only just released, so its answer may be
+   outstanding: the second newest is tried first. But where no answer can be outstanding (leases
+   only, and releases wait for their answer) the newest is tried first: two connections in turn
+   would each read again what the other has changed. NULL with *pending: all wait for an answer. */
 static hl__connection *idle_find(hl_manager *manager, hl__connection **pending,
                                  hl__connection **dead) HL__REQUIRES(hl__manager_mutex) {
   hl__connection *newest = manager->pool.newest;
@@ -227,9 +224,9 @@ static hl__connection *idle_find(hl_manager *manager, hl__connection **pending,
   return NULL;
 }
 
-/* A try must not be refused by a lock that this process has given back: it waits
-   for the answers to the releases that have just been sent: a round trip, in all.
-   It waits without the mutex; so meanwhile each connection is BUSY, and its own. */
+/* A try must not fail because of a lock that this process has already released. So it waits for the
+   answers to the releases sent just before: one round trip in all. It waits without the mutex;
+   meanwhile the connection is BUSY, and this thread's. */
 #define RELEASES_MS 100
 
 static hl__connection *releases_next(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
@@ -257,7 +254,7 @@ static void releases_await(hl_manager *manager, hl__connection **dead)
     if (manager->closed || (status != HL_OK && status != HL_TIMEOUT)) {
       hl__pool_bury(manager, connection, dead);
     } else {
-      connection->state = HL__IDLE; /* for as long as before */
+      connection->state = HL__IDLE; /* idle_since stays */
       idle_insert(manager, connection);
       manager->pool.room(manager);
     }
@@ -265,8 +262,7 @@ static void releases_await(hl_manager *manager, hl__connection **dead)
   }
 }
 
-/* Whether everything in use is held by this very thread, so that waiting for
-   it would be waiting for ourselves. */
+/* Whether this thread holds all connections in use, so that it would wait for itself. */
 static bool all_ours(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   for (hl__connection *connection = manager->pool.all; connection; connection = connection->next)
     if (connection->state != HL__HELD || !pthread_equal(connection->owner, pthread_self()))
@@ -280,13 +276,13 @@ static hl__connection *connection_new(hl_manager *manager) HL__REQUIRES(hl__mana
   (void)pthread_mutex_init(&connection->mutex, NULL);
   connection->state = HL__BUSY;
   connection->owner = pthread_self();
-  connection->due = HL_FOREVER; /* the store bounds its own connecting */
+  connection->due = HL_FOREVER; /* the store limits how long it connects */
   connection->fresh = true;
   all_insert(manager, connection);
   return connection;
 }
 
-/* The connection is BUSY, and in the list of all, so that it counts. */
+/* Opens the session of a BUSY connection, which is in the list of all and so counts. */
 static int connection_open(hl_manager *manager, hl__connection *connection, int64_t deadline,
                            hl_error *error) HL__REQUIRES(hl__manager_mutex) {
   hl_session *session = NULL;
@@ -302,7 +298,7 @@ static int connection_open(hl_manager *manager, hl__connection *connection, int6
   return status;
 }
 
-/* The connection, which is IDLE, is this thread's. */
+/* Makes an IDLE connection BUSY, and this thread its owner. */
 static void connection_take(hl_manager *manager, hl__connection *connection)
     HL__REQUIRES(hl__manager_mutex) {
   idle_remove(manager, connection);
@@ -312,8 +308,8 @@ static void connection_take(hl_manager *manager, hl__connection *connection)
   connection->fresh = connection->waits = false;
 }
 
-/* Finds a connection, or the right to make one: *made; it has no session then. HL_BUSY
-   when there is none in time. */
+/* Finds an idle connection, or makes one, *made, that has no session yet. HL_BUSY if neither is
+   possible in time. */
 static int find(hl_manager *manager, hl__take how, int64_t deadline, bool try_once,
                 const bool *given_up, hl__connection **found, bool *made, hl__connection **dead,
                 hl_error *error) HL__REQUIRES(hl__manager_mutex) {
@@ -327,14 +323,14 @@ static int find(hl_manager *manager, hl__take how, int64_t deadline, bool try_on
     if (try_once && how == HL__TAKE_ANY && scarce) releases_await(manager, dead);
     if (how != HL__TAKE_FRESH && (*found = idle_find(manager, &pending, dead)) != NULL)
       return HL_OK;
-    /* A look rather waits for an answer than for a connection. */
+    /* A query waits for an answer rather than connect. */
     if (manager->pool.count < limit &&
         (!pending || (manager->pool.count < POOL_PAIR && how != HL__TAKE_EXTRA))) {
       *found = connection_new(manager);
       *made = *found != NULL;
       return *found ? HL_OK : hl__error_memory(error);
     }
-    /* Nothing is free at once, but an answer must come soon. */
+    /* None is free at once, but an answer must come soon. */
     *found = pending ? pending : manager->pool.oldest;
     if (*found) return HL_OK;
     bool ours = all_ours(manager);

@@ -1,6 +1,5 @@
 /*
- * watch.c - what a manager tells about itself, and about those who hold or await
- * what it wants.
+ * watch.c - what a manager tells about itself, and about the holders and waiters in its way.
  */
 #include "lease.h"
 
@@ -12,17 +11,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Looking costs the server more than a try does, and programs try in loops. */
+/* A query for holders costs the server more than a try does, and programs try in loops. */
 #define QUERIES_EACH_SECOND 10
-/* After a wait in vain, which its caller wanted to end by now: so long it waits for a look, and so
-   long that look, which a worker makes, may wait for the store. What is told then: so many, at most
-   half of whom only wait. */
+/* After a wait has failed, its caller wants to return. It waits CALLER_MS for the query that a
+   worker makes; the query may wait BLOCKERS_MS for the store. The caller is told of at most
+   BLOCKERS_MAX, of whom at most half are waiters. */
 #define CALLER_MS 40
 #define BLOCKERS_MS 200
 #define BLOCKERS_MAX 100
-/* For a look at the holders, where the server does not end it sooner. */
+/* A limit for a query of one plan's holders, if the server does not end it sooner. */
 #define QUERY_MS 1000
-/* For a list of all, for a person who waits. */
+/* A limit for a list of all holders: a person waits for it. */
 #define LIST_MS 10000
 
 hl_layout *hl_manager_layout(const hl_manager *manager) { return manager ? manager->layout : NULL; }
@@ -57,7 +56,7 @@ uint64_t hl_manager_losses(hl_manager *manager) {
   return atomic_load(&manager->losses);
 }
 
-/* What is told of who holds what, but for presences. */
+/* Passes holders on, but not presences. */
 typedef struct telling {
   hl_holder_fn fn;
   void *context;
@@ -74,8 +73,8 @@ typedef struct query {
   hl_lease_filter filter;
   hl_holder_fn fn;
   void *context;
-  int64_t ms;       /* for the look, without connecting, */
-  int64_t deadline; /* or, where that comes first, with it */
+  int64_t ms;       /* for the query, without connecting */
+  int64_t deadline; /* for both; the earlier one counts */
 } query;
 
 static int64_t query_end(const query *self) {
@@ -121,20 +120,21 @@ int hl_manager_holders(hl_manager *manager, const hl_plan *plan, hl_holder_fn fn
   return query_run(manager, plan, &self, error);
 }
 
-/* A look after a wait in vain: its caller waits for a worker, that may come too late. */
+/* A query after a failed wait. A worker makes it, while the caller waits; it may come too late. */
 typedef struct nearest {
   hl__task task;
   hl_manager *manager;
   query query;
   hl_plan *plan;  /* or NULL */
-  size_t waiting; /* of those below; its worker's */
+  size_t waiting; /* how many of `list` only wait; the worker's */
   bool done HL__GUARDED_BY(hl__manager_mutex);
-  bool left HL__GUARDED_BY(hl__manager_mutex); /* by its caller: who is done frees it */
+  bool left HL__GUARDED_BY(hl__manager_mutex); /* the caller has left: the worker frees it */
   int status HL__GUARDED_BY(hl__manager_mutex);
   hl_error error HL__GUARDED_BY(hl__manager_mutex);
-  /* Not guarded by it: a store may have a mutex when it calls nearest_add, which comes behind. */
-  atomic_size_t n;              /* its worker counts */
-  hl_holder list[BLOCKERS_MAX]; /* those that n counts change no more */
+  /* Not guarded by the manager's mutex: a store may hold a mutex of its own when it calls
+     nearest_add, and that one comes later in the order. */
+  atomic_size_t n;              /* the worker counts up */
+  hl_holder list[BLOCKERS_MAX]; /* entries below n do not change any more */
 } nearest;
 
 static void nearest_add(void *context, const hl_holder *holder) {
@@ -152,7 +152,7 @@ static void nearest_free(nearest *self) {
   free(self);
 }
 
-/* Unchecked: nobody else has it yet. */
+/* Unchecked: no other thread has it yet. */
 HL__UNCHECKED static nearest *nearest_new(hl_manager *manager, const hl_plan *plan) {
   nearest *self = malloc(sizeof *self);
   if (!self) return NULL;
@@ -193,7 +193,7 @@ static void nearest_run(hl__task *task) {
   if (left) nearest_free(self);
 }
 
-/* For as long as the caller has time: *n are known by then. */
+/* Waits for the query until `end`. *n: the holders that are known by then. */
 static int nearest_get(nearest *self, int64_t end, size_t *n, hl_error *error)
     HL__REQUIRES(hl__manager_mutex) {
   hl_manager *manager = self->manager;
@@ -262,7 +262,7 @@ typedef struct request {
   const hl_manager *manager;
   hl_lease_filter filter;
   int64_t deadline;
-  hl_holder_fn fn; /* NULL: to revoke */
+  hl_holder_fn fn; /* NULL: revoke them */
   void *context;
   const char *by, *reason;
   uint64_t count;
@@ -285,7 +285,7 @@ static int digit(char c) {
   return c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
 }
 
-/* False: it is no id. */
+/* False: the text is no id. */
 static bool id_read(const char *text, uint8_t id[16]) {
   if (strlen(text) != HL_LEASE_ID_SIZE - 1) return false;
   for (size_t i = 0; i < 16; i++) {

@@ -10,9 +10,9 @@
 
 /* An idle worker ends after this. */
 #define IDLE_MS 10000
-/* An interrupted call of a worker's ends within this, where its server answers. */
+/* Within this time an interrupted call of a worker ends, if its server answers. */
 #define END_MS 1000
-/* A client library of a database, with TLS, needs less than half of this. */
+/* The client library of a database, with TLS, needs less than half of this. */
 #define STACK_BYTES ((size_t)512 * 1024)
 
 static void task_add(hl__workers *workers, hl__task *task) HL__REQUIRES(hl__manager_mutex) {
@@ -40,9 +40,9 @@ static void task_remove(hl__workers *workers, hl__task *task) HL__REQUIRES(hl__m
   workers->tasks--;
 }
 
-/* Whether an idle worker is to stay, though it has nothing to do. Where a wait costs a
-   thread, all others may wait, and none be left to try what comes new; and a thread may
-   not be to be had then. */
+/* Whether an idle worker must stay although it has no task. If a wait costs a thread, all other
+   workers may be waiting, and none would be left to try new requests. Perhaps no thread could be
+   started then. */
 static bool is_spare(const hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   return manager->line.waiting > 0 && !manager->closed &&
          manager->workers.idle + manager->workers.coming == 0;
@@ -91,7 +91,7 @@ static void *worker_main(void *argument) {
   return NULL;
 }
 
-/* False: the system has no thread for us now. */
+/* False: the system gives us no thread now. */
 static bool worker_start(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   sigset_t all, before;
   hl__exit_watch(manager->ops->traits.blocks ? manager->ops : NULL);
@@ -107,7 +107,7 @@ static bool worker_start(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
   (void)pthread_attr_destroy(&detached);
   if (failure) {
-    atomic_fetch_sub(&manager->references, 1u); /* not the last: the caller's */
+    atomic_fetch_sub(&manager->references, 1u); /* not the last one: the caller has one */
     return false;
   }
   if (manager->closed) /* hl__workers_end has counted the others */
@@ -121,7 +121,7 @@ static bool worker_start(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
 
 bool hl__worker_spare(hl_manager *manager) {
   const hl__workers *workers = &manager->workers;
-  /* Workers would only stay. */
+  /* The client library has been taken apart: a new worker would only block. */
   if (manager->ops->traits.blocks && hl__library_closed()) return false;
   return workers->idle + workers->coming > workers->tasks || worker_start(manager);
 }
