@@ -4,7 +4,7 @@
  * the server does with a client that has gone. No time passes here: see lease.pml.
  *
  * A Client is a program with one session (csrc/core/call.c, hold.c; below it
- * csrc/stores/mysql/mysql.c, rows.c). A Connection is what the server runs for
+ * csrc/stores/mysql/mysql.c, kill.c, rows.c). A Connection is what the server runs for
  * one connection. Owner cancels calls (hl_pending_cancel), Fate ends connections.
  *
  * Each client makes CALLS calls, so every run ends; what shall hold "at last" is
@@ -378,7 +378,7 @@ inline await() {
   fi
 }
 
-/* mysql.c, kill_remote: ends the wait at the server by KILL on another connection,
+/* kill.c, kill_remote: ends the wait at the server by KILL on another connection,
    which must be to the server, and in the life of it, that gave this one its number. */
 inline kill_remote() {
 #ifndef BUG_NO_KILL

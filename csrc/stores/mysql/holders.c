@@ -1,12 +1,5 @@
 /*
- * holders.c - who holds or awaits a row. Each session says so itself, in its user
- * variable @hierlock, which others see in performance_schema:
- *
- *     2 SEP since SEP application SEP host SEP pid SEP mode SEP path SEP label
- *     SEP rows
- *
- * with SEP the byte 0x1F, and rows such as "0.3142546s,2.185732x,"; a "w" behind them
- * says that a lease is waited for, and that the rows are only locked meanwhile. On MySQL,
+ * holders.c - who holds or awaits a row. Each session says so itself, in @hierlock (tag.c). On MySQL,
  * data_locks says which sessions hold which rows, programs of others included,
  * and @hierlock who they are. MariaDB lists only contended locks; there we go by
  * the transactions that are open, and by what they say of themselves.
@@ -19,106 +12,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-#define SEPARATOR "\x1f"
-#define FIELDS 9
-#define LABEL_MAX 128
-#define ROW_MAX 16     /* "15.2147483647x," */
-#define NUMBERS_MAX 64 /* time, pid, mode and separators */
 #define QUERY_MAX 16384
 /* As many rows are asked for; whoever asks for more gets those of the first. */
 #define ASKED_MAX 200
-
-/* By hand: it is written for every acquisition, and printf took a tenth of the
-   client's time. The caller sees to the room. */
-static char *put_text(char *at, const char *text) {
-  while (*text) *at++ = *text++;
-  return at;
-}
-
-static char *put_number(char *at, uint64_t number) {
-  char digits[20];
-  int n = 0;
-  do digits[n++] = (char)('0' + number % 10);
-  while (number /= 10);
-  while (n > 0) *at++ = digits[--n];
-  return at;
-}
-
-size_t hl__mysql_tag_room(const hl__mysql_session *session, const hl_request *request) {
-  const hl_store_config *config = session->store->config;
-  size_t room = NUMBERS_MAX + strlen(config->application) + strlen(config->host) +
-                strlen(request->path) + LABEL_MAX;
-  if (request->recorded_n > (HL__TAG_MAX - room) / ROW_MAX) return HL__TAG_MAX;
-  return room + request->recorded_n * ROW_MAX;
-}
-
-void hl__mysql_tag(hl__mysql_session *session, const hl_request *request) {
-  const hl_store_config *config = session->store->config;
-  char *at = put_text(session->tag, "2" SEPARATOR);
-  at = put_number(at, (uint64_t)hl__unix_ms());
-  *at++ = SEPARATOR[0];
-  at = put_text(at, config->application);
-  *at++ = SEPARATOR[0];
-  at = put_text(at, config->host);
-  *at++ = SEPARATOR[0];
-  at = put_number(at, (uint64_t)config->pid);
-  *at++ = SEPARATOR[0];
-  *at++ = hl__mode_letter(request->mode);
-  *at++ = SEPARATOR[0];
-  at = put_text(at, request->path);
-  *at++ = SEPARATOR[0];
-  at += hl__escape(at, LABEL_MAX, request->label ? request->label : "", request->label_size);
-  *at++ = SEPARATOR[0];
-  const char *end = session->tag + session->tag_capacity - ROW_MAX;
-  for (size_t i = 0; i < request->recorded_n && at <= end; i++) {
-    at = put_number(at, request->recorded[i].level);
-    *at++ = '.';
-    at = put_number(at, request->recorded[i].bucket);
-    *at++ = hl__mode_letter((hl_mode)request->recorded[i].mode);
-    *at++ = ',';
-  }
-  session->tag_size = (unsigned long)(at - session->tag);
-}
-
-void hl__mysql_put_waiting(hl__text *t, const hl__mysql_session *session, bool waiting) {
-  hl__text_put(t, "SET @hierlock=");
-  hl__text_hex(t, session->tag, session->tag_size);
-  if (waiting) hl__text_put(t, "77");
-}
-
-static bool tag_waits(const char *rows) {
-  size_t n = strlen(rows);
-  return n > 0 && rows[n - 1] == 'w';
-}
-
-/* Whoever has a connection can say anything of himself. */
-static void text_take(char *out, size_t size, const char *text) {
-  (void)hl__escape(out, size, text, strlen(text));
-}
-
-/* What a session says of itself; the fields point into its text, which is cut
-   up. False: it is not of our making. */
-static bool tag_read(char *text, hl_holder *holder, char **rows) {
-  char *fields[FIELDS];
-  for (int i = 0; i < FIELDS; i++) {
-    if (!text) return false;
-    fields[i] = text;
-    text = strchr(text, SEPARATOR[0]);
-    if (text) *text++ = '\0';
-  }
-  if (strcmp(fields[0], "2") != 0) return false;
-  memset(holder, 0, sizeof *holder);
-  holder->since_ms = strtoll(fields[1], NULL, 10);
-  text_take(holder->application, sizeof holder->application, fields[2]);
-  text_take(holder->host, sizeof holder->host, fields[3]);
-  holder->pid = strtoll(fields[4], NULL, 10);
-  holder->mode = hl__mode_of_letter(fields[5][0]);
-  text_take(holder->path, sizeof holder->path, fields[6]);
-  text_take(holder->label, sizeof holder->label, fields[7]);
-  *rows = fields[8];
-  return true;
-}
 
 /* With no rows of ours, all do. */
 static bool conflicts(const hl_row *rows, size_t n, unsigned level, uint32_t bucket, hl_mode mode) {
@@ -248,10 +144,10 @@ static bool tag_tell(char *text, bool waits, const char *id, const hl_lease_filt
                      hl_holder_fn fn, void *context) {
   hl_holder holder;
   char *named;
-  if (!tag_read(text, &holder, &named)) return false;
+  if (!hl__mysql_tag_read(text, &holder, &named)) return false;
   if (filter->n > 0 && !rows_conflict(filter->rows, filter->n, named)) return true;
-  holder.waiting = waits || tag_waits(named);
-  text_take(holder.session, sizeof holder.session, id);
+  holder.waiting = holder.waiting || waits;
+  hl__text_take(holder.session, sizeof holder.session, id);
   fn(context, &holder);
   return true;
 }
@@ -312,11 +208,11 @@ static void stranger_tell(MYSQL_ROW one, MYSQL_ROW process, MYSQL_ROW lock,
   if (filter->n > 0 &&
       (!holder.mode || !conflicts(filter->rows, filter->n, (uint8_t)level, bucket, holder.mode)))
     return;
-  text_take(holder.application, sizeof holder.application, "unknown");
-  if (process && process[FIRST]) text_take(holder.host, sizeof holder.host, process[FIRST]);
+  hl__text_take(holder.application, sizeof holder.application, "unknown");
+  if (process && process[FIRST]) hl__text_take(holder.host, sizeof holder.host, process[FIRST]);
   holder.host[strcspn(holder.host, ":")] = '\0'; /* the port */
   holder.since_ms = (int64_t)number(one[SINCE]);
-  text_take(holder.session, sizeof holder.session, one[KEY] ? one[KEY] : "");
+  hl__text_take(holder.session, sizeof holder.session, one[KEY] ? one[KEY] : "");
   fn(context, &holder);
 }
 
@@ -396,8 +292,8 @@ static void mysql_sql(const hl__mysql_session *session, const hl_row *rows, size
 static void stranger_read(MYSQL_ROW row, int level, uint32_t bucket, hl_mode mode,
                           hl_holder *holder) {
   memset(holder, 0, sizeof *holder);
-  text_take(holder->application, sizeof holder->application, row[6] ? row[6] : "unknown");
-  text_take(holder->host, sizeof holder->host, row[4] ? row[4] : "");
+  hl__text_take(holder->application, sizeof holder->application, row[6] ? row[6] : "unknown");
+  hl__text_take(holder->host, sizeof holder->host, row[4] ? row[4] : "");
   holder->pid = row[7] ? strtoll(row[7], NULL, 10) : 0;
   (void)snprintf(holder->path, sizeof holder->path, "bucket (%d, %" PRIu32 ")", level, bucket);
   holder->mode = mode;
@@ -427,12 +323,12 @@ static int holders_mysql(hl__mysql_session *session, const hl_lease_filter *filt
     hl_holder holder;
     char *named;
     bool waits = row[2] && strcmp(row[2], "WAITING") == 0;
-    if (!row[5] || !tag_read(row[5], &holder, &named))
+    if (!row[5] || !hl__mysql_tag_read(row[5], &holder, &named))
       stranger_read(row, level, bucket, mode, &holder);
-    else /* the row that it waits for may be none of ours */
-      waits = waits || (row[8] && row[8][0] == '1') || tag_waits(named);
-    holder.waiting = waits;
-    text_take(holder.session, sizeof holder.session, id);
+    else if (is_one(row[8])) /* the row that it waits for may be none of ours */
+      waits = true;
+    holder.waiting = holder.waiting || waits;
+    hl__text_take(holder.session, sizeof holder.session, id);
     fn(context, &holder);
   }
   mysql_free_result(result);

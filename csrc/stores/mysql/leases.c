@@ -34,11 +34,6 @@ static int to_lease(hl_session *base, const hl_request *request, hl_grant *grant
 
 /* -------------------------------------------------------------- one record */
 
-/* What others have written: cut to size, and nothing that a terminal obeys. */
-static void text_take(char *out, size_t size, const char *text) {
-  (void)hl__escape(out, size, text ? text : "", text ? strlen(text) : 0);
-}
-
 static int gone_error(const hl_lease_terms *terms, hl_error *error) {
   if (terms->again) return HL__ABSENT;
   return hl__error(error, HL_ELOST,
@@ -51,8 +46,8 @@ static bool is_one(const char *value) { return value && value[0] == '1'; }
 /* Row: whether it is revoked, by whom, why. */
 static int revoked_error(MYSQL_ROW row, hl_error *error) {
   char by[64], reason[128];
-  text_take(by, sizeof by, row[1]);
-  text_take(reason, sizeof reason, row[2]);
+  hl__text_take(by, sizeof by, row[1]);
+  hl__text_take(reason, sizeof reason, row[2]);
   return hl__error_revoked(error, by, reason);
 }
 
@@ -115,20 +110,11 @@ static int why(hl__mysql_session *session, const hl_lease_terms *terms, hl_error
 static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t ttl,
                          int64_t deadline, int64_t *sent_ms, hl_error *error) {
   hl__mysql_session *session = session_of(base);
-  hl__text t;
-  uint64_t affected[2];
+  uint64_t changed = 0;
   int status = hl__mysql_begin(session, deadline, error);
-  if (status) return status;
-  if (!hl__text_new(&t, 512)) return hl__error_memory(error);
-  hl__text_put(&t, "UPDATE %s SET till=" HL__END_AFTER ",turn=%llu", session->store->leases,
-               hl__mysql_us(ttl), (unsigned long long)terms->turn);
-  hl__mysql_put_id(&t, " WHERE id=", terms->id);
-  hl__mysql_put_id(&t, " AND holder=", terms->holder);
-  hl__text_put(&t, " AND revoked=0 AND turn<%llu;COMMIT", (unsigned long long)terms->turn);
-  *sent_ms = hl__boot_ms();
-  status = hl__mysql_whole(session, &t, 2, affected, deadline, error);
-  free(t.data);
-  if (status == HL_OK && affected[0] == 0) status = why(session, terms, error);
+  if (status == HL_OK)
+    status = hl__mysql_record_refresh(session, terms, ttl, sent_ms, &changed, error);
+  if (status == HL_OK && changed == 0) status = why(session, terms, error);
   return status;
 }
 
@@ -373,12 +359,12 @@ static void holder_read(MYSQL_ROW row, hl_holder *holder) {
                         .pid = row[7] ? strtoll(row[7], NULL, 10) : 0,
                         .since_ms = row[8] ? strtoll(row[8], NULL, 10) : 0,
                         .remaining_ms = row[9] ? strtoll(row[9], NULL, 10) : 0};
-  text_take(holder->id, sizeof holder->id, row[0]);
+  hl__text_take(holder->id, sizeof holder->id, row[0]);
   (void)snprintf(holder->owner, sizeof holder->owner, "%s", row[1] ? row[1] : "");
-  text_take(holder->label, sizeof holder->label, row[2]);
-  text_take(holder->path, sizeof holder->path, row[3]);
-  text_take(holder->application, sizeof holder->application, row[5]);
-  text_take(holder->host, sizeof holder->host, row[6]);
+  hl__text_take(holder->label, sizeof holder->label, row[2]);
+  hl__text_take(holder->path, sizeof holder->path, row[3]);
+  hl__text_take(holder->application, sizeof holder->application, row[5]);
+  hl__text_take(holder->host, sizeof holder->host, row[6]);
 }
 
 int hl__mysql_leases_list(hl__mysql_session *session, const hl_lease_filter *filter,

@@ -5,13 +5,8 @@
  */
 #include "mysql_store.h"
 
-#include <mysqld_error.h>
-#include <poll.h>
-#include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
-#include <time.h>
 
 /* ---------------------------------------------------------- operations */
 
@@ -35,29 +30,6 @@ static void library_init(void) {
 void hl__mysql_library_init(void) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   (void)pthread_once(&once, library_init);
-}
-
-/* A connection that could be made is not given up for a short wait, or no wait over
-   a slow line would ever get one: it may take thrice as long as the last one. One that was given
-   up does not count: a server that hangs would keep each call longer than the one before. */
-int hl__mysql_connect_verified(hl__mysql_store *store, int64_t deadline,
-                               hl__mysql_session **session, hl_error *error) {
-  int64_t begun = hl__now_ms();
-  int64_t usual = hl__deadline(begun, 3 * atomic_load(&store->connecting));
-  if (deadline < usual) deadline = usual;
-  int status = hl__mysql_connect(store, deadline, session, error);
-  if (status == HL_OK) {
-    status = hl__mysql_verify(*session, error);
-    if (status == HL_TIMEOUT) /* of a table's metadata lock, say */
-      status = hl__error(error, HL_ECONNECTION, "the server did not answer in time");
-  }
-  if (status) {
-    hl__mysql_disconnect(*session);
-    *session = NULL;
-  } else {
-    atomic_store(&store->connecting, hl__now_ms() - begun);
-  }
-  return status;
 }
 
 /* The descriptor is closed already, and its number may be in use again: the
@@ -136,128 +108,6 @@ static int session_open(hl_store *base, int64_t deadline, hl_session **result, h
 
 static void session_close(hl_session *session) { hl__mysql_disconnect(session_of(session)); }
 
-/* ------------------------------------------------------- ending a wait
-
-   A client that goes away does not end its wait: the server looks at the socket
-   only afterwards, and the dead waiter keeps the rows that it has got. So the
-   thread that was interrupted has the server told, on another connection.
-
-   That one, the killer, must be there before it is needed: when a manager is
-   closed whose waits have taken all connections that the server had left, no new
-   one can be had. So it is connected with the first wait that can be cancelled,
-   and kept. One thread at a time uses it; no mutex is held meanwhile. */
-
-/* Each answer of the killer gets a step, and so does connecting: a second, or where
-   connecting takes long, thrice what it took last. A new one is tried for KILL_MS, or two
-   steps. Whoever waits for his turn does so until the server ends the wait itself.
-   exit() waits for all of them, but not for much longer than KILL_MS (worker.c). */
-#define KILL_MS 2000
-#define KILL_STEP_MS 1000
-/* The server had no connection left: those that are being killed give some back. */
-#define KILL_AGAIN_NS 20000000L
-
-static bool killer_take(hl__mysql_store *store, int64_t deadline) {
-  hl__mysql_wait_begin(store);
-  hl__mysql_store_lock(store);
-  while (store->killing && hl__left_ms(deadline) > 0)
-    hl__cond_wait(&store->killed, &store->mutex, deadline);
-  bool taken = !store->killing;
-  if (taken) store->killing = true;
-  hl__mysql_store_unlock(store);
-  hl__mysql_wait_end(store);
-  return taken;
-}
-
-static void killer_give(hl__mysql_store *store) {
-  hl__mysql_store_lock(store);
-  store->killing = false;
-  (void)pthread_cond_signal(&store->killed);
-  hl__mysql_store_unlock(store);
-}
-
-static int64_t killer_step(hl__mysql_store *store) {
-  int64_t usual = 3 * atomic_load(&store->connecting);
-  return usual > KILL_STEP_MS ? usual : KILL_STEP_MS;
-}
-
-static void killer_drop(hl__mysql_store *store) {
-  hl__mysql_disconnect(store->killer);
-  store->killer = NULL;
-}
-
-/* By the thread that has taken it. */
-static int killer_connect(hl__mysql_store *store, hl_error *error) {
-  int64_t deadline = hl__now_ms() + killer_step(store);
-  int status = hl__mysql_connect(store, deadline, &store->killer, error);
-  if (status) return status;
-  store->killer->patience = deadline;
-  status = hl__mysql_identify(store->killer, error);
-  if (status) killer_drop(store);
-  return status;
-}
-
-/* A wait begins that may be cancelled, and lasts so long. Not to have a killer is no
-   failure of that wait; the next one tries again, but not all the time. One that
-   lasts no longer than connecting needs none: its server ends it as soon. */
-static void killer_prepare(hl__mysql_store *store, int64_t ms) {
-  if (ms <= killer_step(store)) return;
-  hl__mysql_store_lock(store);
-  bool wanted = !store->killing && hl__now_ms() >= store->killer_after &&
-                (!store->killer || hl__mysql_readable(store->killer));
-  if (wanted) store->killing = true;
-  hl__mysql_store_unlock(store);
-  if (!wanted) return;
-  killer_drop(store);
-  int status = killer_connect(store, NULL);
-  hl__mysql_store_lock(store);
-  if (status) store->killer_after = hl__now_ms() + KILL_STEP_MS;
-  hl__mysql_store_unlock(store);
-  killer_give(store);
-}
-
-/* KILL of the session, if the killer is connected to the very server that gave it
-   its number; else the number may be an innocent's. A server that is started again
-   ends the killer's connection, so between looking and killing it stays the same
-   one. (Numbers of 32 bits come again after four thousand million connections in
-   one life of a server. That is not looked at.) False: the killer is of no use, as
-   it is connected to another server, or to none any more. */
-static bool killer_kill(hl__mysql_store *store, const hl__mysql_session *session) {
-  hl__mysql_session *killer = store->killer;
-  if (strcmp(killer->server, session->server) != 0) return false;
-  char sql[64];
-  int n = snprintf(sql, sizeof sql, "KILL %lu", session->id);
-  MYSQL_RES *none;
-  killer->patience = hl__now_ms() + killer_step(store);
-  /* There may be no such connection any more: so much the better. */
-  return hl__mysql_query(killer, sql, (size_t)n, &none, NULL) != HL_ECONNECTION;
-}
-
-/* The server ends the wait itself at `end`. Model: acquire.pml, kill_remote. */
-void hl__mysql_kill(const hl__mysql_session *session, int64_t end) {
-  static const struct timespec again = {.tv_nsec = KILL_AGAIN_NS};
-  hl__mysql_store *store = session->store;
-  if (!*session->server || !killer_take(store, end)) return;
-  if (store->killer && killer_kill(store, session)) goto out;
-  killer_drop(store);
-  /* A killer that hangs has cost a step already. */
-  int64_t step = killer_step(store);
-  int64_t deadline = hl__now_ms() + (KILL_MS > 2 * step ? KILL_MS : 2 * step);
-  while (hl__left_ms(deadline) >= step) {
-    hl_error error;
-    if (killer_connect(store, &error) == HL_OK) {
-      (void)killer_kill(store, session);
-      break;
-    }
-    if (error.server_errno != ER_CON_COUNT_ERROR &&
-        error.server_errno != ER_TOO_MANY_USER_CONNECTIONS &&
-        error.server_errno != ER_USER_LIMIT_REACHED)
-      break;
-    (void)nanosleep(&again, NULL);
-  }
-out:
-  killer_give(store);
-}
-
 /* ------------------------------------------------------- a session */
 
 /* For the answer to the last release: at most half of the time that there is, the rest is for another
@@ -271,7 +121,7 @@ static int take(hl_session *base, const hl_request *request, hl_grant *grant, hl
   hl__mysql_session *session = session_of(base);
   /* Not while rows are held: their lease runs. */
   if (request->cancellable && !request->try_once && !request->extend)
-    killer_prepare(session->store, hl__left_ms(request->deadline));
+    hl__mysql_killer_prepare(session->store, hl__left_ms(request->deadline));
   /* The answer to the last release must be read first. Without it nothing was asked
      for: that is no timeout, and on another connection it may go on. */
   int status = hl__mysql_settle(session, patience_ms(request), error);

@@ -4,19 +4,21 @@
  * Connector/C.
  *
  *     mysql.c      the store's operations: the life of a session
- *     dsn.c        a DSN, taken apart
- *     wire.c       sending, answers, errors
- *     connect.c    from a DSN to a logged-in connection; TLS, option files
- *     server.c     does this server exclude? and is the table the right one?
- *     statement.c  the one statement that locks the rows of a request
- *     rows.c       all rows of a request, or none
  *     holders.c    who holds or awaits a row
  *     leases.c     leases, in a space that has them: the operations on their records
- *     record.c     recording one
+ *     kill.c       ends a wait at the server
+ *     record.c     one record: written, refreshed, converted, deleted
+ *     rows.c       all rows of a request, or none
  *     gate.c       whether there are leases in the way of what was locked
+ *     tag.c        what a session says of itself to observers
+ *     statement.c  the one statement that locks the rows of a request
+ *     server.c     does this server exclude? and is the table the right one?
+ *     connect.c    from a DSN to a logged-in connection; TLS, option files
+ *     wire.c       sending, answers, errors
  *     text.c       SQL, put together
+ *     dsn.c        a DSN, taken apart
  *
- * csrc/lua/mysql makes a Lua module of it.
+ * Each file uses only those below it. csrc/lua/store/mysql.c makes a Lua module of them.
  *
  * The session of a server:  connect, SET and look (server.c); then many times
  * { lock statement, ROLLBACK }. With autocommit off, which is sent with the first
@@ -178,17 +180,22 @@ bool hl__text_new(hl__text *text, size_t capacity);
 void hl__text_put(hl__text *text, const char *format, ...) HL__PRINTF(2, 3);
 /* As a literal. */
 void hl__text_hex(hl__text *text, const void *data, size_t n);
+/* What others have written: cut to size, and nothing that a terminal obeys. NULL: nothing. */
+void hl__text_take(char *out, size_t size, const char *text);
 
 /* ---- mysql.c */
 
-/* As connect and verify, in the time that there is; a session that is not the pool's. */
-int hl__mysql_connect_verified(hl__mysql_store *store, int64_t deadline,
-                               hl__mysql_session **session, hl_error *error);
-/* The server ends whatever the session does there, by `end`. */
-void hl__mysql_kill(const hl__mysql_session *session, int64_t end);
-
 /* Once, before anything else of the client library. */
 void hl__mysql_library_init(void);
+
+/* ---- kill.c */
+
+/* The server ends whatever the session does there, by `end`. */
+void hl__mysql_kill(const hl__mysql_session *session, int64_t end);
+/* A wait begins that may be cancelled, and lasts so long. Not to have a killer is no
+   failure of that wait; the next one tries again, but not all the time. One that
+   lasts no longer than connecting needs none: its server ends it as soon. */
+void hl__mysql_killer_prepare(hl__mysql_store *store, int64_t ms);
 
 /* ---- dsn.c */
 
@@ -225,6 +232,9 @@ int hl__mysql_verify_server(hl__mysql_session *session, hl_error *error);
 /* The same, and whether the table is the one that the layout needs; sets the
    session up. */
 int hl__mysql_verify(hl__mysql_session *session, hl_error *error);
+/* As connect and verify, in the time that there is; a session that is not the pool's. */
+int hl__mysql_connect_verified(hl__mysql_store *store, int64_t deadline,
+                               hl__mysql_session **session, hl_error *error);
 
 /* The statement that asks for the table's engine; its length, less than
    HL__MYSQL_TABLE_SQL. */
@@ -235,14 +245,6 @@ int hl__mysql_table_sql(const hl__mysql_session *session, char *out, size_t size
 int hl__mysql_table_refuse(hl__mysql_session *session, MYSQL_RES *result, hl_error *error);
 /* Both, in a trip of its own. */
 int hl__mysql_table_check(hl__mysql_session *session, hl_error *error);
-
-/* ---- statement.c */
-
-/* No wait of a session is longer; ms. The core cuts longer ones. */
-#define HL__MYSQL_WAIT_MAX 3600000
-/* The assignments of a SET SESSION that limit a wait to so many ms. Returns their
-   length. */
-int hl__mysql_limits(const hl__mysql_session *session, int64_t wait, char *out, size_t size);
 
 /* ---- rows.c */
 
@@ -289,7 +291,7 @@ int hl__mysql_lease_take(hl__mysql_session *session, const hl_request *request, 
 int hl__mysql_leases_list(hl__mysql_session *session, const hl_lease_filter *filter,
                           hl_holder_fn fn, void *context, hl_error *error);
 
-/* ---- holders.c */
+/* ---- tag.c */
 
 /* From now on, or no longer, what the session holds is said to wait: it stands behind a
    lease. Part of the next statement: HL__TAG_MAX * 2 + 32 bytes of room. */
@@ -297,14 +299,24 @@ void hl__mysql_put_waiting(hl__text *t, const hl__mysql_session *session, bool w
 
 /* As many bytes as the value of @hierlock for a request may have. */
 size_t hl__mysql_tag_room(const hl__mysql_session *session, const hl_request *request);
-/* Puts that value, as holders.c reads it, into the session's tag, which has the
-   room: no NUL, not empty. */
+/* Puts that value into the session's tag, which has the room: no NUL, not empty. */
 void hl__mysql_tag(hl__mysql_session *session, const hl_request *request);
+/* What a session says of itself; the fields point into its text, which is cut
+   up. False: it is not of our making. */
+bool hl__mysql_tag_read(char *text, hl_holder *holder, char **rows);
+
+/* ---- holders.c */
+
 int hl__mysql_holders(hl__mysql_session *session, const hl_lease_filter *filter, hl_holder_fn fn,
                       void *context, hl_error *error);
 
 /* ---- wire.c */
 
+/* No wait of a session is longer; ms. The core cuts longer ones. */
+#define HL__MYSQL_WAIT_MAX 3600000
+/* The assignments of a SET SESSION that limit a wait to so many ms. Returns their
+   length. */
+int hl__mysql_limits(const hl__mysql_session *session, int64_t wait, char *out, size_t size);
 /* What a client library's error means for a caller, with errno and SQLSTATE.
    `doing` is what was tried ("connect", "lock rows"). */
 int hl__mysql_error(hl__mysql_session *session, MYSQL_STMT *statement, const char *doing,

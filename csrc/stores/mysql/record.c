@@ -1,6 +1,6 @@
 /*
- * record.c - recording a lease, in the transaction that locks its rows, and taking that back;
- * and what those who work with records share.
+ * record.c - one record: written in the transaction that locks the lease's rows, refreshed,
+ * converted and deleted; and what those who work with records share.
  *
  * Times are the server's, UTC_TIMESTAMP(6): of the beginning of a statement that does not
  * wait for those whom it keeps out. What locks and waits is another statement.
@@ -204,6 +204,23 @@ int hl__mysql_record_delete(hl__mysql_session *session, const hl_lease_terms *te
   return status;
 }
 
+int hl__mysql_record_refresh(hl__mysql_session *session, const hl_lease_terms *terms, int64_t ttl,
+                             int64_t *sent_ms, uint64_t *changed, hl_error *error) {
+  hl__text t;
+  uint64_t affected[2] = {0, 0};
+  if (!hl__text_new(&t, 512)) return hl__error_memory(error);
+  hl__text_put(&t, "UPDATE %s SET till=" HL__END_AFTER ",turn=%llu", session->store->leases,
+               hl__mysql_us(ttl), (unsigned long long)terms->turn);
+  hl__mysql_put_id(&t, " WHERE id=", terms->id);
+  hl__mysql_put_id(&t, " AND holder=", terms->holder);
+  hl__text_put(&t, " AND revoked=0 AND turn<%llu;COMMIT", (unsigned long long)terms->turn);
+  *sent_ms = hl__boot_ms();
+  int status = hl__mysql_whole(session, &t, 2, affected, session->patience, error);
+  free(t.data);
+  *changed = affected[0];
+  return status;
+}
+
 /* The record of one that was not granted, should it be there. The session holds nothing
    afterwards. */
 static void recall(hl__mysql_session *session, const hl_lease_terms *terms) {
@@ -345,8 +362,11 @@ int hl__mysql_lease_take(hl__mysql_session *session, const hl_request *request, 
   /* The answer took long, and its end counts from when it was sent. */
   if (hl__boot_ms() - grant->sent_ms > request->lease->ttl / 4) {
     int64_t sent;
-    if (hl__mysql_leases.refresh(&session->base, request->lease, request->lease->ttl,
-                                 hl__now_ms() + RECORD_MS, &sent, NULL) == HL_OK)
+    uint64_t changed;
+    if (hl__mysql_begin(session, hl__now_ms() + RECORD_MS, NULL) == HL_OK &&
+        hl__mysql_record_refresh(session, request->lease, request->lease->ttl, &sent, &changed,
+                                 NULL) == HL_OK &&
+        changed > 0)
       grant->sent_ms = sent;
   }
   return HL_OK;

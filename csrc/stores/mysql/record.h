@@ -41,6 +41,10 @@ int hl__mysql_record(hl__mysql_session *session, const hl_request *request, bool
    *changed: 0 when it is not there, or was so already. */
 int hl__mysql_record_convert(hl__mysql_session *session, const hl_request *request, hl_grant *grant,
                              uint64_t *changed, hl_error *error);
+/* The holder's record ends `ttl` from now, after hl__mysql_begin. *sent_ms: when that was sent. *changed: 0
+   when it is not there, is revoked, or has seen a later turn. */
+int hl__mysql_record_refresh(hl__mysql_session *session, const hl_lease_terms *terms, int64_t ttl,
+                             int64_t *sent_ms, uint64_t *changed, hl_error *error);
 /* The holder's. *deleted: more than 0 when it was there; with confirm. */
 int hl__mysql_record_delete(hl__mysql_session *session, const hl_lease_terms *terms, bool confirm,
                             uint64_t *deleted, hl_error *error);

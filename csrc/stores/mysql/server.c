@@ -404,3 +404,26 @@ int hl__mysql_verify(hl__mysql_session *session, hl_error *error) {
   hl__mysql_waits_bound(session, false);
   return status;
 }
+
+/* A connection that could be made is not given up for a short wait, or no wait over
+   a slow line would ever get one: it may take thrice as long as the last one. One that was given
+   up does not count: a server that hangs would keep each call longer than the one before. */
+int hl__mysql_connect_verified(hl__mysql_store *store, int64_t deadline,
+                               hl__mysql_session **session, hl_error *error) {
+  int64_t begun = hl__now_ms();
+  int64_t usual = hl__deadline(begun, 3 * atomic_load(&store->connecting));
+  if (deadline < usual) deadline = usual;
+  int status = hl__mysql_connect(store, deadline, session, error);
+  if (status == HL_OK) {
+    status = hl__mysql_verify(*session, error);
+    if (status == HL_TIMEOUT) /* of a table's metadata lock, say */
+      status = hl__error(error, HL_ECONNECTION, "the server did not answer in time");
+  }
+  if (status) {
+    hl__mysql_disconnect(*session);
+    *session = NULL;
+  } else {
+    atomic_store(&store->connecting, hl__now_ms() - begun);
+  }
+  return status;
+}

@@ -48,8 +48,6 @@
 
 /* The session's limits serve for waits that are shorter by at most this. */
 #define WAIT_SLACK_MS 4
-/* The whole-second limits, a second net behind the exact one. */
-#define NET_SECONDS 2
 /* For so long a session believes that the table is still of InnoDB. */
 #define CHECK_AGAIN_MS 10000
 
@@ -277,17 +275,6 @@ static int execute_prepared(hl__mysql_session *session, MYSQL_STMT *statement, c
 }
 
 /* ---------------------------------------------------- as text, for once */
-
-int hl__mysql_limits(const hl__mysql_session *session, int64_t wait, char *out, size_t size) {
-  long long ms = wait, seconds = (wait + 999) / 1000 + NET_SECONDS;
-  char exact[64];
-  if (session->dialect == HL_MARIADB)
-    (void)snprintf(exact, sizeof exact, "max_statement_time=%lld.%03lld", ms / 1000, ms % 1000);
-  else
-    (void)snprintf(exact, sizeof exact, "max_execution_time=%lld", ms);
-  return snprintf(out, size, "%s,innodb_lock_wait_timeout=%lld,lock_wait_timeout=%lld", exact,
-                  seconds, seconds);
-}
 
 /* A KILL QUERY that comes between two statements of a text ends the text: the server
    leaves out the others, and reports no error. */

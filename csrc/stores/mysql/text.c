@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 bool hl__text_new(hl__text *text, size_t capacity) {
   text->used = 0;
@@ -34,4 +35,8 @@ void hl__text_hex(hl__text *text, const void *data, size_t n) {
     text->data[text->used++] = digits[bytes[i] >> 4];
     text->data[text->used++] = digits[bytes[i] & 15];
   }
+}
+
+void hl__text_take(char *out, size_t size, const char *text) {
+  (void)hl__escape(out, size, text ? text : "", text ? strlen(text) : 0);
 }

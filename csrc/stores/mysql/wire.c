@@ -312,6 +312,20 @@ int hl__mysql_query(hl__mysql_session *session, const char *sql, size_t size, MY
   return HL_OK;
 }
 
+/* The whole-second limits, a second net behind the exact one. */
+#define NET_SECONDS 2
+
+int hl__mysql_limits(const hl__mysql_session *session, int64_t wait, char *out, size_t size) {
+  long long ms = wait, seconds = (wait + 999) / 1000 + NET_SECONDS;
+  char exact[64];
+  if (session->dialect == HL_MARIADB)
+    (void)snprintf(exact, sizeof exact, "max_statement_time=%lld.%03lld", ms / 1000, ms % 1000);
+  else
+    (void)snprintf(exact, sizeof exact, "max_execution_time=%lld", ms);
+  return snprintf(out, size, "%s,innodb_lock_wait_timeout=%lld,lock_wait_timeout=%lld", exact,
+                  seconds, seconds);
+}
+
 /* The limit that a short wait has left would end any statement on MariaDB, and a SELECT
    among the commands on MySQL. */
 #define COMMAND_MS 10000
