@@ -8,10 +8,10 @@
 
 #include <stdlib.h>
 
-/* For the answer to a confirmed release. */
+/* The time for the answer to a confirmed release. */
 #define CONFIRM_MS 10000
-/* What has come from the server is read at once, when its worker gets a processor. On a
-   machine so full that it does not get one for so long, nothing is sure. */
+/* A worker reads the server's message as soon as it gets a processor. If it gets none for so long,
+   the machine is so full that the lock counts as lost. */
 #define READING_MS 100
 
 /* ------------------------------------------------------- its connection */
@@ -20,8 +20,8 @@ int64_t hl__connection_left(const hl_manager *manager, const hl__connection *con
   return hl__lease_left_ms(hl__deadline(connection->answered, manager->config.hold_timeout));
 }
 
-/* The deadline; sooner, when nobody is sure of the lock any more: no call on it waits longer for
-   a store that hangs. */
+/* The deadline, or the end of the hold's certainty if that is earlier: no call on the hold waits
+   longer for a store that hangs. */
 static int64_t end_by(const hl_manager *manager, const hl__connection *connection,
                       int64_t deadline) {
   if (!manager->ops->traits.expires) return deadline;
@@ -85,7 +85,7 @@ void hl__hold_begin(hl__hold *hold, hl__connection *connection, const hl_grant *
 
 /* ---------------------------------------------------------------- using */
 
-/* The connection has ended: nothing but the hold points to it any more. */
+/* Frees the ended connection: only the hold points to it. */
 static void connection_drop(hl__hold *hold) {
   hl__manager_mutex_lock(hold->manager);
   hold->watched = NULL;
@@ -112,8 +112,7 @@ static int lost_error(hl_error *error) {
   return hl__error(error, HL_ELOST, "the lock was lost while it was held");
 }
 
-/* Unchecked: clang cannot follow a function that returns sometimes with a
-   mutex. */
+/* Unchecked: clang cannot follow a function that returns with a mutex only sometimes. */
 HL__UNCHECKED int hl__hold_use(hl__hold *hold, hl_error *error) {
   hl_manager *manager = hold->manager;
   hl__connection *connection = hold->connection;
@@ -127,7 +126,7 @@ HL__UNCHECKED int hl__hold_use(hl__hold *hold, hl_error *error) {
     hl__connection_mutex_unlock(connection);
     return hl__hold_lose(hold, &reason, error);
   }
-  /* The keeper, or hl_manager_close, has ended it. */
+  /* The keeper or hl_manager_close has ended it. */
   hl__connection_mutex_unlock(connection);
   connection_drop(hold);
   hl__manager_mutex_lock(manager);
@@ -168,7 +167,7 @@ int64_t hl__hold_left_busy(hl__hold *hold) {
       (void)nanosleep(&moment, NULL);
       continue;
     }
-    if (told) end = 0; /* it may be that the lock is lost */
+    if (told) end = 0; /* the lock may be lost */
     return hl__lease_left_ms(end);
   }
 }
@@ -194,8 +193,8 @@ int hl__hold_check(hl__hold *hold, hl_error *error) {
 
 /* ----------------------------------------------------------- giving back */
 
-/* Sends the release; when confirming, waits for its answer. HL_BUSY: it cannot
-   be sent before an earlier answer has come. */
+/* Sends the release; with confirm, waits for its answer. HL_BUSY: it cannot be sent before an
+   earlier answer has come. */
 static int send_release(hl_manager *manager, hl__connection *connection, bool confirm,
                         hl_error *error) HL__REQUIRES(hl__connection_mutex) {
   const hl_store_ops *ops = manager->ops;
@@ -215,7 +214,7 @@ int hl__hold_release(hl__hold *hold, bool confirm, hl_error *error) {
   hl__connection *connection = hold->connection;
   hl_error reason;
   status = send_release(manager, connection, confirm, &reason);
-  /* The keeper, which may come before us, sends nothing behind it. */
+  /* If the keeper comes first, it must send no sign of life behind the release. */
   if (status == HL_OK) connection->answered = hl__boot_ms();
   hl__connection_mutex_unlock(connection);
   if (status != HL_OK && status != HL_BUSY) return hl__hold_lose(hold, &reason, error);

@@ -1,19 +1,17 @@
 /*
  * keeper.c - the thread of keeper.h. It
  *
- *   - renews what is held and what lies idle, well before the store would give
- *     it up;
+ *   - renews held and idle sessions, well before the store would give them up;
  *   - notices what has been lost;
  *   - finishes releases that could not be sent at once;
- *   - interrupts a call that is overdue, because its server hangs or the network is
- *     cut;
- *   - closes what nobody has used for long;
- *   - has leases refreshed by workers;
- *   - ends pendings whose time is up while they stand in line.
+ *   - interrupts a call that is overdue, because its server hangs or the network is cut;
+ *   - closes connections that were idle for long;
+ *   - has workers refresh leases;
+ *   - ends pendings whose time is up while they are in line.
  *
- * It never waits for an answer: it sends, and reads at a later turn. So one dead
- * connection does not keep it from the others. Its thread blocks all signals. When it
- * renews, and what it may believe: spec/model/lease.pml.
+ * The keeper never waits for an answer: it sends, and reads in a later turn. So a dead connection
+ * does not keep it from the others. Its thread blocks all signals. spec/model/lease.pml says when
+ * it renews, and what it may believe.
  */
 #include "hold.h"
 #include "lease.h"
@@ -26,15 +24,15 @@
 #include <errno.h>
 #include <signal.h>
 
-/* The longest time between two looks at everything. */
+/* The longest pause between two turns. */
 #define TURN_MS 1000
-/* While a release waits for an earlier answer. */
+/* The pause while a release waits for an earlier answer. */
 #define TURN_SOON_MS 2
-/* An idle session is renewed for so long, and then closed. */
+/* An idle session is renewed for this long, then closed. */
 #define IDLE_MS 300000
 
-/* Sends a sign of life when it is time: thrice in a hold_timeout, so that two
-   may be late. The session is ours: see pool.h. */
+/* Sends a sign of life if it is due: three times per hold_timeout, so that two may be late. The
+   caller owns the session: see pool.h. */
 static int renew_if_due(hl_manager *manager, hl__connection *connection) {
   if (connection->asked || hl__boot_ms() - connection->answered < manager->config.hold_timeout / 3)
     return HL_OK;
@@ -43,7 +41,7 @@ static int renew_if_due(hl_manager *manager, hl__connection *connection) {
 
 static void held_turn(hl_manager *manager, hl__connection *connection)
     HL__REQUIRES(hl__manager_mutex) {
-  /* Its owner is at it: then it needs no keeper. */
+  /* The owner is using it, and so needs no keeper. */
   if (hl__connection_mutex_trylock(connection) != 0) return;
   if (connection->session) {
     int status = hl__connection_check(manager, connection, NULL);
@@ -53,7 +51,7 @@ static void held_turn(hl_manager *manager, hl__connection *connection)
   hl__connection_mutex_unlock(connection);
 }
 
-/* False: its session has ended, or has been idle for too long. */
+/* False: the session has ended, or was idle for too long. */
 static bool idle_turn(hl_manager *manager, hl__connection *connection, int64_t now)
     HL__REQUIRES(hl__manager_mutex) {
   int status = hl__pool_settle(manager, connection);
@@ -64,8 +62,8 @@ static bool idle_turn(hl_manager *manager, hl__connection *connection, int64_t n
   return (status == HL_OK || status == HL_TIMEOUT) && now - connection->idle_since < IDLE_MS;
 }
 
-/* One call has waited in vain for its server. The idle sessions may be as dead: each
-   gives a sign of life at once, and is given up when that is not answered. */
+/* Sends a sign of life on each idle session, after a call had to be interrupted. These sessions may
+   be as dead as that one, and are given up if they do not answer. */
 static void idle_suspect(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   for (hl__connection *connection = manager->pool.newest; connection;
        connection = connection->older)
@@ -73,8 +71,8 @@ static void idle_suspect(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
       (void)manager->ops->renew(connection->session, &connection->asked, NULL);
 }
 
-/* True: it is released, or has ended, or is given up: the end of its connection
-   releases it, too. False: the answer has still not come. */
+/* True: the connection is IDLE again, or has ended, or was given up, which releases the rows, too.
+   False: the answer has still not come. */
 static bool releasing_turn(hl_manager *manager, hl__connection *connection, hl__connection **dead)
     HL__REQUIRES(hl__manager_mutex) {
   int status = hl__pool_settle(manager, connection);
@@ -87,8 +85,8 @@ static bool releasing_turn(hl_manager *manager, hl__connection *connection, hl__
   return true;
 }
 
-/* One look at everything. Buries the connections that are to be closed. Returns how
-   long the next turn may wait; ms. */
+/* Visits all connections. Buries those that are to be closed. Returns the longest pause before the
+   next turn; ms. */
 static int64_t turn(hl_manager *manager, hl__connection **dead) HL__REQUIRES(hl__manager_mutex) {
   int64_t now = hl__now_ms();
   if (!manager->ops->traits.expires || !manager->pool.all) return HL_FOREVER;
@@ -127,7 +125,7 @@ static void *keeper_main(void *argument) {
   hl__manager_mutex_lock(manager);
   while (!manager->keeper.stops) {
     hl__connection *dead = NULL;
-    manager->keeper.next = HL_FOREVER; /* sooner when it is hurried meanwhile */
+    manager->keeper.next = HL_FOREVER; /* earlier if hl__manager_hurry is called meanwhile */
     hl__manager_hurry(manager, hl__line_keep(manager));
     hl__manager_hurry(manager, hl__leases_keep(manager));
     int64_t now = hl__now_ms();
@@ -138,7 +136,7 @@ static void *keeper_main(void *argument) {
       hl__manager_mutex_lock(manager);
       continue;
     }
-    /* With nothing to keep: until there is something. */
+    /* Without connections it sleeps until there is one. */
     hl__manager_wait(&manager->keeper.wakeup, manager, manager->keeper.next);
   }
   hl__manager_mutex_unlock(manager);

@@ -1,10 +1,9 @@
 /*
  * store.h - what a store must implement.
  *
- * A store keeps the rows. A session is one transaction's worth of it: it
- * locks the rows of one request, keeps them, and gives all of them back at
- * once. The core makes sessions, reuses them and decides when; a store knows
- * nothing of handles, pools or Lua.
+ * A store keeps the rows. A session is one transaction's worth of it: it locks the rows of one
+ * request, keeps them, and gives all of them back at once. The core makes sessions, reuses them and
+ * decides when; a store knows nothing of handles, pools or Lua.
  *
  * The life of a session:
  *
@@ -15,20 +14,19 @@
  *               |     (nothing held)   |
  *               '------ give_back -----'
  *
- * A take for a lease leaves the session idle: what was granted is a record then, which no
- * session holds. See hl_lease_ops.
+ * A take for a lease leaves the session idle: it grants a record, which no session holds. See
+ * hl_lease_ops.
  *
- * give_back and renew send and do not wait; the answer is outstanding until
- * settle has read it. While one is outstanding only settle, check, take,
- * give_back, interrupt, close and forget may be called; take and give_back settle
- * by themselves (take waits for it; give_back must not, see there).
+ * give_back and renew send and do not wait. The answer is outstanding until settle has read it.
+ * While an answer is outstanding, the core calls only settle, check, take, give_back, interrupt,
+ * close and forget. take waits for the answer first; give_back must not, see there.
  *
- * Threads: the core calls the functions of one session from one thread at a
- * time; interrupt and told alone come from any thread while another is in take,
- * check or settle. Functions of a store may be called by several threads at once.
+ * Threads: the core calls the functions of one session from one thread at a time. Only interrupt
+ * and told come from any thread, while another is in take, check or settle. Several threads may
+ * call the functions of a store at once.
  *
- * Forks: a store watches its descriptors with hl__fork_watch (fork.h), so
- * that a child closes its copies at once; the core then calls only forget.
+ * Forks: a store watches its descriptors with hl__fork_watch (fork.h), so that a child closes its
+ * copies at once. The core calls only forget in the child.
  */
 #ifndef HIERLOCK_STORE_H
 #define HIERLOCK_STORE_H
@@ -38,107 +36,104 @@
 
 #include <string.h>
 
-/* Raised whenever anything in this file changes its meaning. A store built
-   for another number is refused. */
+/* Raised whenever anything in this file changes its meaning. The core refuses a store that was
+   built for another number. */
 #define HL_STORE_ABI 22u
 
 typedef struct hl_store hl_store;
 typedef struct hl_session hl_session;
 
-/* What the core tells a store when it opens it. Outlives the store. */
+/* The core's settings for a store that it opens. They outlive the store. */
 typedef struct hl_store_config hl_store_config;
 struct hl_store_config {
   const hl_dsn *dsn;
-  /* What the program wants; from the first open on, what it and the space have
-     agreed on (hl__layout_agree). */
+  /* The program's layout; from the first open on, the layout on which program and space have agreed
+     (hl__layout_agree). */
   hl_layout *layout;
-  int64_t timeout;         /* the usual one of an acquisition; ms */
+  int64_t timeout;         /* the default of an acquisition; ms */
   int64_t hold_timeout;    /* ms */
   const char *application; /* shown to observers */
-  const char *host;        /* likewise */
+  const char *host;        /* shown to observers */
   int64_t pid;
   bool interoperates; /* plans have rows of HL_LEVEL_NAMED */
-  /* Around each wait for the server that may take long. wait_end does not return
-     once another thread runs exit(), as the client library is being taken apart
-     then: to be called without a mutex, and before the library goes on. NULL: nobody
-     waits. */
+  /* Called around each wait for the server that may take long, without a mutex. wait_end does not
+     return once another thread runs exit(), as the client library is being taken apart then; so
+     call it before the library goes on. NULL: nothing to call. */
   void (*wait_begin)(void);
   void (*wait_end)(void);
-  /* For a store that is made of others: which store a DSN asks for. HL_EDSN; HL_ESTORE: it is
-     not available. */
+  /* For a store that is made of other stores: finds the store of a DSN. HL_EDSN; HL_ESTORE: the
+     store is not available. */
   int (*find)(const hl_store_config *config, const char *dsn, const struct hl_store_ops **ops,
               hl_error *error);
   const struct hl_store_ops *const *stores; /* for find */
 };
 
-/* A lease, as the store is told of it. The record that the store keeps of it is there as
-   long as the lease is unbroken: presence decides, and time only permits deletion. Whoever
-   meets a record that is in the way and whose time is up deletes it if it is still up, in one
-   step; he never ignores it. */
+/* A lease, as the store sees it. The store keeps its record as long as the lease is unbroken:
+   presence decides, and time only permits deletion. A request that meets an expired record in its
+   way deletes it in one step, provided that it is still expired. It never ignores the record. */
 typedef struct hl_lease_terms {
-  uint8_t id[16];     /* random: its name */
-  uint8_t secret[16]; /* random: who knows it may take the lease over */
-  uint8_t holder[16]; /* random: which handle has it now */
-  /* The id under which an earlier try of this grant, which was not answered, may come to
-     record one that nobody wants: it may be deleted at any time. Zeroes: there was none. */
+  uint8_t id[16];     /* the name of the lease; random */
+  uint8_t secret[16]; /* knowing it permits an import; random */
+  uint8_t holder[16]; /* the handle that has the lease now; random */
+  /* The id of an earlier, unanswered try of this grant. That try may still write a record, which no
+     caller wants: it may be deleted at any time. Zeroes: there was no such try. */
   uint8_t former[16];
   int64_t ttl; /* ms */
-  /* The number of a refresh, from 1, one more for each that is sent. A store that may carry out a refresh
-     late keeps the last number that it applied, and ignores a refresh whose number is not greater: the
-     holder does not believe its end any more. An import sets the number to 0. */
+  /* The number of a refresh, counted from 1. A store that may apply a refresh late keeps the last
+     number that it applied, and ignores a refresh whose number is not greater: the holder does not
+     believe its end any more. An import sets the number to 0. */
   uint64_t turn;
-  uint64_t place;    /* where the store has the record: what a grant, or the last conversion, has
-                         said; of no matter to anybody else */
+  uint64_t place;    /* where the store has the record, as a grant or the last conversion has said;
+                        only the store uses it */
   const char *owner; /* 1 to HL_OWNER_MAX bytes */
-  bool again;        /* of a drop: an earlier one was sent, and was not answered */
+  bool again;        /* of a drop: an earlier one was sent and not answered */
 } hl_lease_terms;
 
 typedef struct hl_request {
   const hl_row *rows; /* in locking order, each once */
   size_t n;
   const char *names; /* hl__request_name */
-  int64_t deadline;  /* hl__now_ms(); HL_FOREVER; ignored when try_once */
-  bool try_once;     /* do not wait for any row */
-  bool cancellable;  /* interrupt may come: the wait must then end at the store,
-                        too */
-  bool extend;       /* the session holds rows already, and keeps them when
-                        this fails, except with HL_DEADLOCK and
-                        HL_ECONNECTION (it ended, or holds nothing any more) */
-  /* take may return HL__BEHIND_UPDATE, holding nothing, where the request wants a node of the deepest level
-     exclusively and a lease for update is in the way, whose holder may want the same. The core then asks
-     again with the node's update row: so the waiter waits there, and does not hold the node. */
+  int64_t deadline;  /* hl__now_ms or HL_FOREVER; ignored if try_once */
+  bool try_once;     /* wait for no row */
+  bool cancellable;  /* interrupt may come, and must then end the wait at the store, too */
+  bool extend;       /* the session holds rows already. It keeps them when this fails, except with
+                        HL_DEADLOCK and HL_ECONNECTION, after which it has ended or holds nothing */
+  /* take may return HL__BEHIND_UPDATE, and hold nothing, if the request wants a node of the deepest
+     level exclusively, and in its way is a lease for update whose holder may want the same. The
+     core then asks again with the node's update row: so the waiter waits there, and does not hold
+     the node. */
   bool gives_way;
-  const uint8_t *exempt; /* the id of a lease that is not in the way; NULL: each is */
-  bool upgrade;          /* extend: it holds all rows shared, and nobody else waits in order to get
-                        them exclusively and holds them shared himself */
+  const uint8_t *exempt; /* the id of a lease that is not in the way; NULL: none */
+  bool upgrade;          /* of an extend: it holds all rows shared and wants them exclusively; no
+                            other session that holds them shared waits for the same */
   const hl_row
-      *recorded; /* for observers, and records of leases: the rows, and those already held; not
-                          update rows that HL__BEHIND_UPDATE has added */
+      *recorded; /* for observers and records of leases: the requested rows and those already held,
+                    without the update rows that HL__BEHIND_UPDATE has added */
   size_t recorded_n;
   const char *path;  /* for observers; one line, escaped, at most 255 bytes */
   const char *label; /* for observers; any bytes */
   size_t label_size;
-  hl_mode mode; /* for observers: of the targets */
-  /* NULL: a session lock. Else the rows are taken in the same way, in the same queue and
-     order; then a record is written, and the session holds nothing any more. */
+  hl_mode mode; /* of the targets; for observers */
+  /* NULL: a session lock. Else take locks the rows in the same way, queue and order, then writes a
+     record, after which the session holds nothing. */
   const hl_lease_terms *lease;
-  /* A number that no other agent has, of any process, for a store that looks for circles of
-     waiters itself: an agent releases nothing while it waits in a request that `blocks` it.
-     0: not said. */
+  /* The agent's number, which no other agent of any process has; 0: none. For stores that search
+     for circles of waiters themselves: while a request `blocks` its agent, the agent releases
+     nothing. */
   uint64_t agent;
   bool blocks;
 } hl_request;
 
-/* The row of a *presence*: a lease that is no lock, but says that a process of a quorum is here
-   (../stores/quorum/presence.c), shared. No target has that bucket. Its id begins with eight zeroes,
-   as no other's; the core shows it to nobody. */
+/* The row of a *presence*: a lease that is no lock, but says that a process of a quorum is there
+   (../stores/quorum/presence.c). It is shared. No target has this bucket. Only the id of a presence
+   begins with eight zeroes; the core shows it to no caller. */
 #define HL__PRESENCE_BUCKET 2147483647u
 static inline bool hl__is_presence(const uint8_t id[16]) {
   static const uint8_t zeroes[8] = {0};
   return memcmp(id, zeroes, sizeof zeroes) == 0;
 }
 
-/* The name of a row of the request, which is on HL_LEVEL_NAMED; not ended by a NUL. */
+/* The name of a request's row on HL_LEVEL_NAMED; not terminated by a NUL. */
 static inline hl_id hl__request_name(const hl_request *request, const hl_row *row) {
   uint32_t size;
   memcpy(&size, request->names + row->root, sizeof size);
@@ -147,128 +142,131 @@ static inline hl_id hl__request_name(const hl_request *request, const hl_row *ro
 
 typedef struct hl_grant {
   uint64_t token; /* fencing token, comparable over all processes */
-  /* When the last command that was answered was sent (hl__boot_ms). A failed
-     extend, too, sets it, where the session still stands; so does, with
-     HL_ECONNECTION, the grant of a lease whose record may be there: the core then has
-     it dropped, on another session, before it does anything else. 0 otherwise. */
+  /* When the last answered command was sent (hl__boot_ms); else 0. Also set by a failed extend
+     whose session still stands. With HL_ECONNECTION and a value, the record of a lease may exist:
+     the core first has it deleted, over another session. */
   int64_t sent_ms;
-  /* Of a lease: for hl_lease_terms.place. Also of one that may be there, see sent_ms. */
+  /* Of a lease: the value for hl_lease_terms.place; also when a record only may exist, see
+     sent_ms. */
   uint64_t place;
-  /* Of a conversion: until when the lease is to be believed now, if not for longer
-     before (hl__boot_ms); 0: that has not changed. */
+  /* Of a conversion: how long the holder may believe the lease now, unless it already did for
+     longer (hl__boot_ms); 0: unchanged. */
   int64_t until_ms;
 } hl_grant;
 
-/* Which leases: hl_filter, as the store is told. */
+/* Which leases; hl_filter in the store's terms. */
 typedef struct hl_lease_filter {
   const char *owner;  /* NULL: any */
   const uint8_t *id;  /* 16 bytes; NULL: any */
-  const hl_row *rows; /* in locking order; those that conflict with any of them */
+  const hl_row *rows; /* in locking order: only leases that conflict with one of them */
   size_t n;           /* 0: any */
-  const char *names;  /* of rows on HL_LEVEL_NAMED, as in hl_request; NULL: leave those out */
-  bool over;          /* to list: also those whose time is up */
-  size_t most;        /* to list: the caller takes no more; 0: all */
-  /* To revoke: a random number of the call, below 2^63; and whether it was sent before, and was not answered. Then
-     the count is of both. */
+  const char *names;  /* of rows on HL_LEVEL_NAMED, as in hl_request; NULL: leave such rows out */
+  bool over;          /* of a list: include expired leases */
+  size_t most;        /* of a list: the caller needs no more; 0: all */
+  /* Of a revoke: a random number of this call, below 2^63, and whether the same call was sent
+     before and not answered. Then it counts the leases of both. */
   uint64_t call;
   bool again;
 } hl_lease_filter;
 
-/* What an opened store does with leases. Each is called on a session that holds nothing,
-   unless it says otherwise, and blocks until the deadline at most (hl__now_ms), when it
-   returns HL_TIMEOUT. HL_ECONNECTION: the session has ended, and the core does it once more
-   on another one. HL_ELOST: there is no record of that id and holder any more; where it was
-   revoked, *error says by whom (hl__error_revoked). Only terms->id, holder, place
-   count, and what is named. */
+/* The store's operations on leases. Each is called on a session that holds nothing, unless it says
+   otherwise, and returns HL_TIMEOUT if it is not done by the deadline (hl__now_ms).
+
+   HL_ECONNECTION: the session has ended; the core repeats the call on another one. HL_ELOST: there
+   is no record of that id and holder any more; if it was revoked, *error says by whom
+   (hl__error_revoked). Of terms, only id, holder, place and the fields that are named count. */
 typedef struct hl_lease_ops {
-  /* The lease ends ttl from now. terms->turn counts. Never makes a record. *sent_ms: when the command was sent
-     (hl__boot_ms), not when it was answered. */
+  /* Has the lease end `ttl` from now. terms->turn counts. Never creates a record. *sent_ms: when
+     the command was sent (hl__boot_ms), not when it was answered. */
   int (*refresh)(hl_session *session, const hl_lease_terms *terms, int64_t ttl, int64_t deadline,
                  int64_t *sent_ms, hl_error *error);
-  /* Whether the record is there, and how long it lasts: 0 when its time is up. */
+  /* Whether the record is there, and how long it lasts: 0 if it has expired. */
   int (*inspect)(hl_session *session, const hl_lease_terms *terms, int64_t deadline,
                  int64_t *left_ms, hl_error *error);
-  /* Deletes the record, and wakes those who wait. HL_OK only when it was there. HL__ABSENT: terms->again, and it
-     is not there, nor is there word of who else has ended it: the earlier one has, perhaps. Without
-     confirm the answer may be left outstanding, as give_back's is; it never blocks then, on
+  /* Deletes the record, and wakes its waiters. HL_OK: the record was there. HL__ABSENT: with
+     terms->again, it is not there, and no note says who ended it: perhaps the earlier drop did.
+     Without confirm the answer may stay outstanding, as give_back's does; then drop never blocks on
      a session on which nothing is outstanding. */
   int (*drop)(hl_session *session, const hl_lease_terms *terms, bool confirm, int64_t deadline,
               hl_error *error);
-  /* drop with confirm, of n at once, in a trip for all or for many of them. HL_OK also when some were
-     not there. NULL: one after the other. */
+  /* Like drop with confirm, but deletes n records in one or few round trips. HL_OK, even if some
+     were not there. NULL: the core drops them one after the other. */
   int (*drop_all)(hl_session *session, const hl_lease_terms *terms, size_t n, int64_t deadline,
                   hl_error *error);
-  /* The same of a record whose making was sent and not answered. HL_OK: it is not there, and
-     never will be, even if the server reads late what was sent. NULL: drop has to do, as the
-     store has ended that session at the server. */
+  /* Like drop, but for a record whose creation was sent and not answered. HL_OK: the record is not
+     there and never will be, even if the server reads the command late. NULL: the core uses drop,
+     as the store has ended that session at the server. */
   int (*recall)(hl_session *session, const hl_lease_terms *terms, int64_t deadline,
                 hl_error *error);
-  /* The request's rows, which are rows of the lease, come to be in another mode: exclusive ones when
-     nobody but this lease is in the way, for which it waits until the deadline; shared ones at once.
-     In one step: others see the lease in the one state or the other. recorded: all its rows as they
-     then are. upgrade: to exclusive ones. The time of the lease stays. *grant: place; token, of exclusive ones; before,
-     the token that the lease has: where a shared one may be carried out late, behind an upgrade that was sent later, it
-     is not, as that has changed the token. A downgrade that finds another one, which an upgrade that was not
-     answered gave the lease, is made again with that. HL_OK; HL_ELOST; as take. NULL: traits.leases_update is false. */
+  /* Changes the mode of the request's rows, which are rows of the lease, in one step: others see
+     the lease in the one mode or the other. upgrade: to exclusive, once only this lease is in the
+     way, which it awaits until the deadline; else to shared, at once. recorded: all rows of the
+     lease, in the modes that they get. The lease's end stays.
+
+     *grant: place, and for an upgrade the token. Before the call, grant->token is the token of the
+     lease: a downgrade that the server reads late, after a later upgrade, finds another token, and
+     changes nothing. If a downgrade finds another token because an unanswered upgrade was carried
+     out, the core calls again with that token. HL_OK; HL_ELOST; else as take. NULL:
+     traits.leases_update is false. */
   int (*convert)(hl_session *session, const hl_request *request, hl_grant *grant, hl_error *error);
-  /* A new holder: whoever knows id and secret. The record ends ttl from now; its rows must be
-     those of the request (HL_EMISMATCH). Waits for nobody. Of the request only lease, rows,
+  /* Gives the lease to a new holder, who knows id and secret. The record ends `ttl` from now. Its
+     rows must be the request's (HL_EMISMATCH). Does not wait. Of the request only lease, rows and
      deadline count. */
   int (*adopt)(hl_session *session, const hl_request *request, hl_grant *grant, hl_error *error);
-  /* On a session that holds the request's rows: writes the record, then gives the rows back,
-     as give_back does. grant->token is the session's, and becomes the lease's. After any failure but HL_ECONNECTION it holds them still. */
+  /* On a session that holds the request's rows: writes the record, then gives the rows back, as
+     give_back does. grant->token is the session's, and becomes the lease's. After a failure other
+     than HL_ECONNECTION the session still holds the rows. */
   int (*to_lease)(hl_session *session, const hl_request *request, hl_grant *grant, hl_error *error);
-  /* Calls fn for each whose time is not up; with filter->over for the others, too. */
+  /* Calls fn for each lease that has not expired; with filter->over, for expired ones, too. */
   int (*list)(hl_session *session, const hl_lease_filter *filter, hl_holder_fn fn, void *context,
               int64_t deadline, hl_error *error);
-  /* Ends them, keeps in mind by whom and why until the holder asks, for an hour beyond
-     their time at least, and wakes those who wait. Those whose time is up, too, and they
-     count: their holders could come back by a refresh. */
+  /* Ends the matching leases and wakes their waiters. Keeps who ended them, and why, until the
+     holder asks, at least for an hour beyond their end. Ends and counts expired leases, too, as a
+     refresh could revive them. */
   int (*revoke)(hl_session *session, const hl_lease_filter *filter, const char *by,
                 const char *reason, int64_t deadline, uint64_t *count, hl_error *error);
-  /* Each token that is made from now on is greater than that. NULL: the store makes them of
-     what nobody can set; of a quorum of such stores tokens may fall. */
+  /* Makes every later token greater than `token`. NULL: the store's tokens come from a source that
+     cannot be set; in a quorum of such stores tokens may fall. */
   int (*raise)(hl_session *session, uint64_t token, int64_t deadline, hl_error *error);
-  /* This process has handed the lease over as a text, and makes nothing of it any more.
-     Never blocks; any thread. NULL: the store makes nothing by itself. */
+  /* Says that this process has exported the lease, and must do nothing to it any more. Never
+     blocks; any thread. NULL: the store does nothing to leases by itself. */
   void (*leave)(hl_store *store, const hl_lease_terms *terms);
 } hl_lease_ops;
 
 struct hl_store {
   const struct hl_store_ops *ops;
-  hl_layout *layout;          /* a reference: what open has agreed on; until the store ends */
+  hl_layout *layout; /* a reference: the layout on which open has agreed; until the store ends */
   const hl_lease_ops *leases; /* NULL: it has none */
-  /* How names begin that are the store's own, where those of HL_LEVEL_NAMED lie beside them:
-     at most HL__OWN_NAMES_MAX bytes, until the store ends. NULL: they lie elsewhere. */
+  /* The prefix of the store's own names, if names of HL_LEVEL_NAMED lie beside them: at most
+     HL__OWN_NAMES_MAX bytes, until the store ends. NULL: they lie elsewhere. */
   const char *own_names;
 };
 
-/* A store's own structures begin with these. */
+/* A store's own session begins with this. */
 struct hl_session {
   hl_store *store;
 };
 
-/* What a store says of itself. One whose connections are scarce blocks. */
+/* What a store says of itself. A store whose connections are scarce also blocks. */
 typedef struct hl_store_traits {
-  /* A session is a connection to somebody: pool_size counts, and one that lay in
-     the pool may have ended. */
+  /* A session is a connection to a server: pool_size counts, and a session may have ended while it
+     was in the pool. */
   bool scarce;
-  /* The store gives up what it has heard nothing of for hold_timeout: the keeper
-     renews it, and nobody believes in it any longer. */
+  /* The store gives up a session of which it has heard nothing for hold_timeout. The keeper renews
+     the session, and the core does not believe in its locks for longer. */
   bool expires;
-  /* Every call may block, a try, too; and is made by a client library, which exit()
-     takes apart. */
+  /* Every call may block, even a try. A client library makes it, which exit() takes apart. */
   bool blocks;
-  /* There are no session locks: what is acquired without a ttl is a lease of hold_timeout,
-     which the core refreshes. Each take is for a lease, none for an extend; a session never
-     holds anything, and to_lease is never called. */
+  /* There are no session locks: an acquisition without a ttl becomes a lease of hold_timeout, which
+     the core refreshes. Each take is for a lease, and none for an extend. A session never holds
+     anything, and to_lease is never called. */
   bool leases_only;
-  /* hl_lease_ops.drop without confirm sends, and does not block, on a session on which
-     nothing is outstanding: the core has it do so at once, under a mutex. */
+  /* hl_lease_ops.drop without confirm sends, and does not block, on a session on which nothing is
+     outstanding: the core calls it at once, under a mutex. */
   bool drop_sends;
-  /* Nobody ever waits. */
+  /* No request ever waits. */
   bool grants_all;
-  /* Requests may have update rows: of session locks, and of leases. */
+  /* Requests may have update rows: for session locks, and for leases. */
   bool updates, leases_update;
 } hl_store_traits;
 
@@ -276,78 +274,73 @@ typedef struct hl_store_ops {
   uint32_t abi;       /* HL_STORE_ABI */
   const char *scheme; /* as in hl_dsn.store */
   hl_store_traits traits;
-  /* Takes the DSNs apart that ask for this store. */
+  /* Parses the DSNs of this store. */
   hl_dsn_fn parse;
 
-  /* The bucket, on HL_LEVEL_NAMED, of what programs of another kind lock by this name on
-     such a store. One lock of theirs has one bucket, and only very rarely does it share it
-     with another one. NULL: the store knows none. Any thread. */
+  /* The bucket, on HL_LEVEL_NAMED, of a lock that other programs take by this name on such a store.
+     Each such lock has one bucket, and very rarely shares it with another. NULL: the store knows no
+     such locks. Any thread. */
   uint64_t (*name_key)(const char *name, size_t size);
 
-  /* Makes the store; looks whether it excludes (replicas, clusters, other
-     buckets or levels ...) and refuses with HL_EUNSAFE_SERVER, HL_EMISMATCH,
-     HL_ENOT_PROVISIONED, HL_EDSN, HL_ECONNECTION, HL_ESTORE, HL_ENOMEM. */
+  /* Makes the store. Checks that it excludes (replicas, clusters, other buckets or levels ...), and
+     refuses with HL_EUNSAFE_SERVER, HL_EMISMATCH, HL_ENOT_PROVISIONED, HL_EDSN, HL_ECONNECTION,
+     HL_ESTORE or HL_ENOMEM. */
   int (*open)(const hl_store_config *config, hl_store **store, hl_error *error);
-  /* After all sessions have been closed. Never blocks. */
+  /* Called after all sessions have been closed. Never blocks. */
   void (*close)(hl_store *store);
-  /* In a forked child, instead of close: touches nothing of the parent's. */
+  /* Called in a forked child instead of close: touches nothing that is the parent's. */
   void (*forget)(hl_store *store);
 
-  /* Blocks until `deadline` at most (ms, hl__now_ms). */
+  /* Connects; blocks until `deadline` at most (ms, hl__now_ms). */
   int (*session_open)(hl_store *store, int64_t deadline, hl_session **session, hl_error *error);
-  /* Whatever its state; gives back what it holds. Never blocks. */
+  /* Closes a session in any state, and so gives back its rows. Never blocks. */
   void (*session_close)(hl_session *session);
   void (*session_forget)(hl_session *session); /* in a forked child */
 
-  /* Locks the rows of the request, waiting until its deadline. On anything
-     but HL_OK nothing that this call took is held (but see extend above).
-     HL_TIMEOUT, HL_DEADLOCK, HL_CANCELLED (interrupted); HL_ECONNECTION (the
-     session has ended), HL_ENOT_PROVISIONED (error->level, bucket are set),
-     HL_EUNSAFE_SERVER, HL_ESTORE, HL_ENOMEM. */
+  /* Locks the rows of the request, waiting until its deadline. After a failure the session holds no
+     row that this call has locked (but see extend above).
+
+     HL_OK; HL_TIMEOUT, HL_DEADLOCK, HL_CANCELLED (interrupted); HL_ECONNECTION (the session has
+     ended), HL_ENOT_PROVISIONED (error->level and bucket are set), HL_EUNSAFE_SERVER, HL_ESTORE,
+     HL_ENOMEM. */
   int (*take)(hl_session *session, const hl_request *request, hl_grant *grant, hl_error *error);
-  /* On a session that holds rows: those of the request, which it made exclusive by `upgrade`,
-     become shared, with no moment in between in which it holds them not at all. Waits
+  /* Makes rows shared that the session made exclusive by `upgrade`; it holds them throughout. Waits
      until the request's deadline. HL_OK: *sent_ms as hl_grant.sent_ms. HL_EUNSUPPORTED: not
-     these, and all is as it was; HL_ECONNECTION: the session has ended. NULL: it cannot. */
+     possible for these rows, and nothing has changed; HL_ECONNECTION: the session has ended. NULL:
+     the store cannot. */
   int (*downgrade)(hl_session *session, const hl_request *request, int64_t *sent_ms,
                    hl_error *error);
-  /* Gives everything back without waiting; the caller has just looked whether
-     the session stands. HL_OK: the answer, if the store
-     answers at all, is outstanding. HL_BUSY: an earlier answer has to be
-     settled first, and it has not come: call again after settle.
-     HL_ECONNECTION: the session has ended. */
+  /* Gives all rows back without waiting. The caller has just checked the session. HL_OK: the
+     answer, if the store answers at all, is outstanding. HL_BUSY: an earlier answer has not come,
+     and must be settled before the next call. HL_ECONNECTION: the session has ended. */
   int (*give_back)(hl_session *session, hl_error *error);
-  /* Sends a sign of life, so that the store goes on keeping the session.
-     HL_OK: its answer is outstanding; *sent_ms is when it was sent
-     (hl__boot_ms). */
+  /* Sends a sign of life, so that the store keeps the session. HL_OK: its answer is outstanding;
+     *sent_ms is when it was sent (hl__boot_ms). */
   int (*renew)(hl_session *session, int64_t *sent_ms, hl_error *error);
-  /* Reads the outstanding answer, waiting until deadline (0: not at all), and
-     forgets an interruption that came after the call for which it was meant.
-     HL_OK: nothing is outstanding (any more). HL_TIMEOUT: it has not come.
-     HL_ECONNECTION: the session has ended, or does not hold any more what it
-     should. */
+  /* Reads the outstanding answer, waiting until deadline (0: not at all). Also forgets an
+     interruption that came after the call for which it was meant. HL_OK: nothing is outstanding.
+     HL_TIMEOUT: the answer has not come. HL_ECONNECTION: the session has ended, or no longer holds
+     what it should. */
   int (*settle)(hl_session *session, int64_t deadline, hl_error *error);
-  /* Whether the session stands, without a round trip: HL_OK or
-     HL_ECONNECTION. While an answer is outstanding it may say HL_OK of a
-     session that has just ended. */
+  /* Checks the session without a round trip: HL_OK or HL_ECONNECTION. While an answer is
+     outstanding it may say HL_OK of a session that has just ended. */
   int (*check)(hl_session *session, hl_error *error);
-  /* From any thread, also while another is in take, renew or settle: whether something
-     has come from the server that the other one has not told yet. It may be that its
-     connection has ended, or that the store has given everything back. Where there
-     are no connections: whether what the session holds is lost. NULL: it never is. */
+  /* Whether the server has sent something that the thread in take, renew or settle has not reported
+     yet: perhaps that the connection has ended, or that the rows were given back. Without
+     connections: whether the rows of the session are lost. Any thread. NULL: never. */
   bool (*told)(hl_session *session);
-  /* From any thread: a blocking call on the session, or the next one, ends soon.
-     The session may end with it. */
+  /* Ends a blocking call on the session soon, or else the next one. The session may end with it.
+     Any thread. */
   void (*interrupt)(hl_session *session);
 
-  /* The last call of a thread of the core's, for what a client library keeps for
-     each; NULL: nothing. */
+  /* The last call of each thread of the core, so that a client library can free its memory of the
+     thread. NULL: there is none. */
   void (*thread_end)(void);
 
-  /* Calls fn for every lock, held or awaited, that conflicts with any of the
-     filter's rows; n is 0: for every one of the space. On an idle session. HL_TIMEOUT: the
-     store does not answer until the deadline. Where the store does not show all of
-     them, it calls fn for those that it shows, and fails: *error says what is missing. */
+  /* Calls fn for every lock, held or awaited, that conflicts with one of the filter's rows; if n is
+     0, for every lock of the space. On an idle session. HL_TIMEOUT: no answer by the deadline. If
+     the store shows only some of the locks, calls fn for these, and fails: *error says what is
+     missing. */
   int (*holders)(hl_session *session, const hl_lease_filter *filter, hl_holder_fn fn, void *context,
                  int64_t deadline, hl_error *error);
 } hl_store_ops;
