@@ -18,7 +18,6 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -128,17 +127,6 @@ void hl__fork_unwatch(int fd, uint64_t ticket) {
   if (fd >= 0 && (size_t)fd < watched.capacity && (!ticket || watched.files[fd].ticket == ticket))
     watched.files[fd].ticket = 0;
   table_unlock(&watched);
-}
-
-int hl__fork_eventfd(int *fd, uint64_t *ticket, hl_error *error) {
-  hl__fork_forbid();
-  *fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  int failure = errno;
-  *ticket = *fd < 0 ? 0 : hl__fork_watch(*fd);
-  hl__fork_allow();
-  errno = failure;
-  if (*fd < 0) return hl__error_errno(error, HL_ECONNECTION, "cannot make an eventfd");
-  return *ticket ? HL_OK : hl__error_memory(error);
 }
 
 bool hl__fork_watches(int fd, uint64_t ticket) {

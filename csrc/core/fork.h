@@ -18,9 +18,6 @@
    another's is left alone. Ticket 0: whoever watches it. */
 uint64_t hl__fork_watch(int fd);
 void hl__fork_unwatch(int fd, uint64_t ticket);
-/* An eventfd that does not block, watched. HL_OK; HL_ECONNECTION, HL_ENOMEM: *fd may be open, and
-   is not watched. */
-int hl__fork_eventfd(int *fd, uint64_t *ticket, hl_error *error);
 /* Whether the number is still what was watched under this ticket. */
 bool hl__fork_watches(int fd, uint64_t ticket);
 /* Closes a watched descriptor; nothing, if it is another file by now, because a

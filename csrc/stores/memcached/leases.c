@@ -285,7 +285,7 @@ static int lease_convert(hl_session *base, const hl_request *request, hl_grant *
   int status = hl__memcached_convert(session, request, grant, error);
   grant->place = terms->place;
   /* A late interruption is forgotten by settle. */
-  if (atomic_exchange(&session->interrupted, false)) hl__memcached_wakeup_clear(session);
+  (void)hl__wakeup_interruption_take(&session->wakeup);
   if (status == HL_ECONNECTION && error) error->retryable = true;
   if (status != HL_ELOST) return status;
   status = hl__memcached_link_of(session, terms->place, deadline, &link, error);
@@ -386,7 +386,8 @@ static int adopt_once(hl__memcached_session *session, hl__memcached_link *link,
   if (status) return status;
   hl__memcached_entry *entry = hl__memcached_document_find(&document, terms->id, NULL);
   status = adopt_check(session, link, &document, entry, request, deadline, &record, error);
-  if (status == HL_OK && atomic_load(&session->interrupted)) /* that may be a later import's */
+  /* The lease may be a later import's. */
+  if (status == HL_OK && atomic_load(&session->wakeup.interrupted))
     status = hl__error(error, HL_CANCELLED, "the import was interrupted");
   if (status == HL_OK) {
     memcpy(former, entry->holder, sizeof former);

@@ -4,10 +4,8 @@
  */
 #include "memcached_store.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* ------------------------------------------------------------ a session's life */
 
@@ -15,10 +13,7 @@ static void session_free(hl__memcached_session *session) {
   if (!session) return;
   for (unsigned i = 0; i < session->store->server_count; i++)
     hl__memcached_link_free(&session->links[i]);
-  if (session->wakeup >= 0) {
-    hl__fork_unwatch(session->wakeup, session->wakeup_ticket);
-    (void)close(session->wakeup);
-  }
+  hl__wakeup_close(&session->wakeup);
   free(session);
 }
 
@@ -30,14 +25,12 @@ static int session_make(hl__memcached_store *store, hl__memcached_session **resu
   if (!session) return hl__error_memory(error);
   session->base.store = &store->base;
   session->store = store;
-  session->wakeup = -1;
-  atomic_init(&session->interrupted, false);
   session->random = (uint32_t)hl__now_ms() ^ (uint32_t)(uintptr_t)session;
   for (unsigned i = 0; i < store->server_count; i++) {
     session->links[i].fd = -1;
     session->links[i].server = &store->servers[i];
   }
-  int status = hl__fork_eventfd(&session->wakeup, &session->wakeup_ticket, error);
+  int status = hl__wakeup_open(&session->wakeup, error);
   if (status) {
     session_free(session);
     return status;
@@ -158,8 +151,7 @@ static int renew(hl_session *base, int64_t *sent_ms, hl_error *error) {
 static int settle(hl_session *base, int64_t deadline, hl_error *error) {
   hl__memcached_session *session = hl__memcached_session_of(base);
   /* Where it does not wait, an interruption is late. */
-  if (deadline == 0 && atomic_exchange(&session->interrupted, false))
-    hl__memcached_wakeup_clear(session);
+  if (deadline == 0) (void)hl__wakeup_interruption_take(&session->wakeup);
   return hl__memcached_settle(session, deadline, error);
 }
 
@@ -169,10 +161,7 @@ static int session_check(hl_session *base, hl_error *error) {
 }
 
 static void interrupt(hl_session *base) {
-  hl__memcached_session *session = hl__memcached_session_of(base);
-  static const uint64_t one = 1;
-  if (atomic_exchange(&session->interrupted, true)) return;
-  while (write(session->wakeup, &one, sizeof one) < 0 && errno == EINTR) {}
+  hl__wakeup_interrupt(&hl__memcached_session_of(base)->wakeup);
 }
 
 const hl_store_ops hl_store_memcached = {

@@ -49,10 +49,10 @@
 #include "error.h"
 #include "fork.h"
 #include "layout.h"
+#include "socket.h"
 #include "store.h"
 
 #include <pthread.h>
-#include <stdatomic.h>
 
 #define HL__MEMCACHED_SERVERS_MAX 64
 /* Roots are distributed in so many parts. */
@@ -121,9 +121,7 @@ typedef struct hl__memcached_link {
 struct hl__memcached_session {
   hl_session base;
   hl__memcached_store *store;
-  int wakeup; /* an eventfd: readable once the session is interrupted */
-  uint64_t wakeup_ticket;
-  atomic_bool interrupted;
+  hl__wakeup wakeup;
   bool interruptible; /* the present operation */
   uint32_t random;
   hl__memcached_link links[]; /* one for each server */
@@ -186,7 +184,6 @@ int hl__memcached_presence(hl__memcached_session *session, hl__memcached_link *l
 int hl__memcached_settle(hl__memcached_session *session, int64_t deadline, hl_error *error);
 /* Whether no connection has ended, without a round trip. */
 bool hl__memcached_stands(hl__memcached_session *session);
-void hl__memcached_wakeup_clear(const hl__memcached_session *session);
 /* Sleeps until the session is interrupted, or until then. */
 void hl__memcached_sleep(hl__memcached_session *session, int64_t until);
 

@@ -233,7 +233,7 @@ static int await(taking *self, const hl__memcached_entry *blocker, bool downgrad
     int64_t until = hl__now_ms() + 1 + draw(self->session) % pause;
     if (request->deadline < until) until = request->deadline;
     hl__memcached_sleep(self->session, until);
-    if (request->cancellable && atomic_load(&self->session->interrupted))
+    if (request->cancellable && atomic_load(&self->session->wakeup.interrupted))
       return hl__error(error, HL_CANCELLED, "the wait was cancelled");
     bool over = hl__left_ms(request->deadline) == 0;
     int status = peek(self, blocker, &present, error);
@@ -310,7 +310,7 @@ static int enter_once(taking *self, hl__memcached_link *link, hl__memcached_docu
 
 /* Another client has written the document. HL_OK: it may be tried again. */
 static int again(taking *self, uint32_t tries, hl_error *error) {
-  if (self->request->cancellable && atomic_load(&self->session->interrupted))
+  if (self->request->cancellable && atomic_load(&self->session->wakeup.interrupted))
     return hl__error(error, HL_CANCELLED, "the wait was cancelled");
   if (hl__left_ms(self->end) == 0)
     return hl__error(error, HL_TIMEOUT, "the lock is not free, or too many write below its root");
@@ -430,7 +430,7 @@ int hl__memcached_take(hl_session *base, const hl_request *request, hl_grant *gr
   if (status && status != HL_ECONNECTION) grant->sent_ms = 0;
   free(self.live.data);
   /* A late interruption is forgotten by settle. */
-  if (atomic_exchange(&session->interrupted, false)) hl__memcached_wakeup_clear(session);
+  (void)hl__wakeup_interruption_take(&session->wakeup);
   return status;
 }
 

@@ -91,21 +91,8 @@ int hl__memcached_ended(hl__memcached_link *link, const char *why, hl_error *err
 
 int hl__memcached_await(const hl__memcached_session *session, const hl__memcached_link *link,
                         short events, int64_t deadline) {
-  const hl_store_config *config = session->store->config;
-  struct pollfd p[2] = {{.fd = link->fd, .events = events},
-                        {.fd = session->wakeup, .events = POLLIN}};
-  for (;;) {
-    int64_t left = hl__left_ms(deadline);
-    if (left > 0 && config->wait_begin) config->wait_begin();
-    int n = poll(p, session->interruptible ? 2 : 1, left > INT32_MAX ? INT32_MAX : (int)left);
-    int failure = errno;
-    if (left > 0 && config->wait_end) config->wait_end();
-    errno = failure;
-    if (n < 0 && errno != EINTR) return HL_ECONNECTION;
-    if (n > 0 && p[0].revents) return HL_OK;
-    if (session->interruptible && atomic_load(&session->interrupted)) return HL_CANCELLED;
-    if (n == 0 && left == 0) return HL_TIMEOUT;
-  }
+  return hl__socket_await(session->store->config, link->fd, events,
+                          session->interruptible ? &session->wakeup : NULL, deadline);
 }
 
 /* ------------------------------------------------------------------- sending */
@@ -342,20 +329,6 @@ bool hl__memcached_stands(hl__memcached_session *session) {
   return true;
 }
 
-/* ------------------------------------------------------------------ the wake-up */
-
-void hl__memcached_wakeup_clear(const hl__memcached_session *session) {
-  uint64_t count;
-  while (read(session->wakeup, &count, sizeof count) < 0 && errno == EINTR) {}
-}
-
 void hl__memcached_sleep(hl__memcached_session *session, int64_t until) {
-  const hl_store_config *config = session->store->config;
-  struct pollfd p = {.fd = session->wakeup, .events = POLLIN};
-  while (!atomic_load(&session->interrupted) && hl__left_ms(until) > 0) {
-    int64_t left = hl__left_ms(until);
-    if (config->wait_begin) config->wait_begin();
-    (void)poll(&p, 1, left > INT32_MAX ? INT32_MAX : (int)left);
-    if (config->wait_end) config->wait_end();
-  }
+  (void)hl__socket_await(session->store->config, -1, 0, &session->wakeup, until);
 }

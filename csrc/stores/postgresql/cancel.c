@@ -56,14 +56,9 @@ int hl__pg_cancel(hl__pg_session *session, int64_t deadline, hl_error *error) {
   if (!request) return cancel_error(error); /* memory: the wait goes on */
   PostgresPollingStatusType next = step(request, true, &fd, &ticket);
   while (next != PGRES_POLLING_OK && next != PGRES_POLLING_FAILED) {
-    struct pollfd p = {.fd = fd,
-                       .events = (short)(next == PGRES_POLLING_WRITING ? POLLOUT : POLLIN)};
-    int64_t left = hl__left_ms(deadline);
-    if (left == 0) break;
-    hl__pg_wait_begin(session->store);
-    int n = poll(&p, 1, (int)left);
-    hl__pg_wait_end(session->store);
-    if (n > 0) next = step(request, false, &fd, &ticket);
+    short events = next == PGRES_POLLING_WRITING ? POLLOUT : POLLIN;
+    if (hl__socket_await(session->store->config, fd, events, NULL, deadline)) break;
+    next = step(request, false, &fd, &ticket);
   }
   finish(request, fd, ticket);
   return next == PGRES_POLLING_OK ? HL_OK : cancel_error(error);
@@ -140,14 +135,14 @@ int hl__pg_cancel(hl__pg_session *session, int64_t deadline, hl_error *error) {
     request_free(self);
     return cancel_error(error);
   }
-  hl__pg_wait_begin(session->store);
+  hl__server_wait_begin(session->store->config);
   (void)pthread_mutex_lock(&self->mutex);
   while (!self->done && hl__left_ms(deadline) > 0)
     hl__cond_wait(&self->changed, &self->mutex, deadline);
   bool done = self->done, sent = self->sent;
   self->left = true;
   (void)pthread_mutex_unlock(&self->mutex);
-  hl__pg_wait_end(session->store);
+  hl__server_wait_end(session->store->config);
   if (done) request_free(self);
   return done && sent ? HL_OK : cancel_error(error);
 }

@@ -4,13 +4,11 @@
  */
 #include "postgresql_store.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* ------------------------------------------------------------- options */
 
@@ -155,17 +153,10 @@ static int connect_late(hl_error *error) {
 /* Waits for what libpq wants to do next. */
 static int wait_for_socket(const hl__pg_session *session, bool writes, int64_t deadline,
                            hl_error *error) {
-  struct pollfd p = {.fd = session->fd, .events = (short)(writes ? POLLOUT : POLLIN)};
-  for (;;) {
-    int64_t left = hl__left_ms(deadline);
-    hl__pg_wait_begin(session->store);
-    int n = poll(&p, 1, left > INT32_MAX ? -1 : (int)left);
-    int failure = errno;
-    hl__pg_wait_end(session->store);
-    if (n > 0) return HL_OK;
-    if (n == 0) return connect_late(error);
-    if (failure != EINTR) return hl__error(error, HL_ECONNECTION, "cannot connect");
-  }
+  int status = hl__socket_await(session->store->config, session->fd, writes ? POLLOUT : POLLIN,
+                                NULL, deadline);
+  if (status == HL_TIMEOUT) return connect_late(error);
+  return status ? hl__error(error, HL_ECONNECTION, "cannot connect") : HL_OK;
 }
 
 /* So many more steps are made once the time is over, as it may be done by then. A server
@@ -218,12 +209,11 @@ static int connect_host(hl__pg_store *store, unsigned host, int64_t deadline,
   if (!session) return hl__error_memory(error);
   session->base.store = &store->base;
   session->store = store;
-  session->fd = session->wakeup = -1;
+  session->fd = -1;
   session->patience = patience;
-  atomic_init(&session->interrupted, false);
   atomic_init(&session->in_hand, false);
   options_fill(store, host, &o);
-  int status = hl__fork_eventfd(&session->wakeup, &session->wakeup_ticket, error);
+  int status = hl__wakeup_open(&session->wakeup, error);
   if (status == HL_OK) status = log_in(session, &o, patience, error);
   if (status == HL_OK) {
     (void)PQsetErrorVerbosity(session->connection, PQERRORS_DEFAULT);
@@ -253,9 +243,6 @@ void hl__pg_disconnect(hl__pg_session *session) {
   if (session->fd >= 0) hl__fork_unwatch(session->fd, session->ticket);
   hl__pg_results_clear(session);
   PQfinish(session->connection);
-  if (session->wakeup >= 0) {
-    hl__fork_unwatch(session->wakeup, session->wakeup_ticket);
-    (void)close(session->wakeup);
-  }
+  hl__wakeup_close(&session->wakeup);
   free(session);
 }

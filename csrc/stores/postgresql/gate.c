@@ -209,22 +209,12 @@ static int over_delete(wait *self, hl_error *error) {
 /* Sleeps, unless it is interrupted, or the connection has something to say. */
 static int nap(wait *self, int64_t ms) {
   hl__pg_session *session = self->session;
-  struct pollfd p[2] = {{.fd = session->fd, .events = POLLIN},
-                        {.fd = session->wakeup, .events = POLLIN}};
   int64_t end = hl__now_ms() + ms;
   for (;;) {
-    if (atomic_load(&session->interrupted)) return HL_CANCELLED;
-    int64_t left = hl__left_ms(end);
-    if (left == 0) return HL_OK;
-    hl__pg_wait_begin(session->store);
-    int n = poll(p, 2, (int)left);
-    int failure = errno;
-    hl__pg_wait_end(session->store);
-    if (n > 0 && p[0].revents) {
-      if (!hl__pg_stands(session)) return HL_ECONNECTION;
-    } else if (n < 0 && failure != EINTR) {
-      return HL_ECONNECTION;
-    }
+    int status =
+        hl__socket_await(session->store->config, session->fd, POLLIN, &session->wakeup, end);
+    if (status) return status == HL_TIMEOUT ? HL_OK : status;
+    if (!hl__pg_stands(session)) return HL_ECONNECTION;
   }
 }
 
@@ -291,7 +281,8 @@ static int lead_await(wait *self, const char *numbers, hl_error *error) {
                  "RELEASE SAVEPOINT hierlock_lead",
                  self->tag, most + 1, numbers);
   int status = hl__pg_wait_run(self->session, self->request, sql, error);
-  if (status != HL_CANCELLED || atomic_load(&self->session->interrupted) || hl__now_ms() < end)
+  if (status != HL_CANCELLED || atomic_load(&self->session->wakeup.interrupted) ||
+      hl__now_ms() < end)
     return status;
   return hl__pg_wait_run(self->session, self->request,
                          "ROLLBACK TO SAVEPOINT hierlock_lead;"

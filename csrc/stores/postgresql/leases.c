@@ -35,7 +35,7 @@ static int ready(hl__pg_session *session, int64_t deadline, hl_error *error) {
 
 /* The same, where nothing waits. */
 static int begin(hl__pg_session *session, int64_t deadline, hl_error *error) {
-  (void)hl__pg_interruption_take(session); /* it was for an earlier call */
+  (void)hl__wakeup_interruption_take(&session->wakeup); /* it was for an earlier call */
   return ready(session, deadline, error);
 }
 
@@ -285,7 +285,7 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
   while (!token) {
     status = record_find(session, request->lease, holder, deadline, error);
     if (status) return status;
-    if (atomic_load(&session->interrupted)) /* that may be a later import's */
+    if (atomic_load(&session->wakeup.interrupted)) /* that may be a later import's */
       return hl__error(error, HL_CANCELLED, "the import was interrupted");
     if (strcmp(holder, before) == 0)
       return hl__error(error, HL_EMISMATCH, "the lease locks something else than its text says");
@@ -327,7 +327,8 @@ static int lease_convert(hl_session *base, const hl_request *request, hl_grant *
   } while (status == HL_ELOST && !request->upgrade &&
            token_find(session, terms, &grant->token, limit));
   if (status == HL_ELOST) return lost(session, terms, limit, error);
-  (void)hl__pg_interruption_take(session); /* one that comes later is forgotten by settle */
+  /* One that comes later is forgotten by settle. */
+  (void)hl__wakeup_interruption_take(&session->wakeup);
   /* Somebody may have it because the lease has ended. */
   if (status == HL_TIMEOUT && lease_inspect(base, terms, limit, &left, &reason) == HL_ELOST) {
     if (error) *error = reason;

@@ -5,10 +5,8 @@
  */
 #include "postgresql_store.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* For the answer to the last release, before the rows of the next request can be
    asked for. */
@@ -138,7 +136,7 @@ static int take(hl_session *base, const hl_request *request, hl_grant *grant, hl
     status = request->lease ? hl__pg_lease_take(session, request, grant, error)
                             : hl__pg_lock_rows(session, request, grant, error);
   /* One that comes later is forgotten by settle. */
-  (void)hl__pg_interruption_take(session);
+  (void)hl__wakeup_interruption_take(&session->wakeup);
   return status;
 }
 
@@ -161,7 +159,7 @@ static int renew(hl_session *base, int64_t *sent_ms, hl_error *error) {
 static int settle(hl_session *base, int64_t deadline, hl_error *error) {
   hl__pg_session *session = session_of(base);
   /* Where it does not wait, an interruption is late. */
-  if (deadline == 0) (void)hl__pg_interruption_take(session);
+  if (deadline == 0) (void)hl__wakeup_interruption_take(&session->wakeup);
   int status = hl__pg_settle(session, deadline, deadline != 0, error);
   if (status == HL_CANCELLED) status = hl__error(error, HL_ECONNECTION, "the wait was interrupted");
   if (status == HL_OK && session->outdated && !session->holds)
@@ -184,12 +182,7 @@ static bool told(hl_session *base) {
 }
 
 /* Whoever waits hears it, and has the server end the wait: nothing here may block. */
-static void interrupt(hl_session *base) {
-  hl__pg_session *session = session_of(base);
-  const uint64_t one = 1;
-  if (atomic_exchange(&session->interrupted, true)) return;
-  while (write(session->wakeup, &one, sizeof one) < 0 && errno == EINTR) {}
-}
+static void interrupt(hl_session *base) { hl__wakeup_interrupt(&session_of(base)->wakeup); }
 
 static int holders(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn, void *context,
                    int64_t deadline, hl_error *error) {

@@ -35,6 +35,7 @@
 #include "error.h"
 #include "fork.h"
 #include "layout.h"
+#include "socket.h"
 #include "store.h"
 
 #include <libpq-fe.h>
@@ -94,9 +95,7 @@ struct hl__pg_session {
   PGconn *connection;
   int fd; /* of the connection, for other threads; see hl__fork_watch */
   uint64_t ticket;
-  int wakeup; /* an eventfd: readable once the session is interrupted */
-  uint64_t wakeup_ticket;
-  atomic_bool interrupted;
+  hl__wakeup wakeup;
   /* What has come from the server is being read, and may be a loss. */
   atomic_bool in_hand;
   int backend;       /* number of the server's process */
@@ -341,9 +340,6 @@ int hl__pg_gone(const hl__pg_session *session, hl_error *error);
 bool hl__pg_stands(hl__pg_session *session);
 /* Whether something has come on the socket, or it has ended. Any thread. */
 bool hl__pg_readable(const hl__pg_session *session);
-/* hl_store_config.wait_begin, wait_end. */
-void hl__pg_wait_begin(const hl__pg_store *store);
-void hl__pg_wait_end(const hl__pg_store *store);
 /* What the kernel refuses to send, as for want of memory, libpq drops, with all that
    follows, and calls it sent: it expects to read the end of the connection, which may
    never come. So: hl__pg_sending; then libpq is given something to send; hl__pg_sent sends
@@ -364,8 +360,6 @@ int hl__pg_await(hl__pg_session *session, int64_t deadline, bool interruptible, 
 /* As hl_store_ops.settle, but an interruption is not forgotten; it ends the wait, where
    that is allowed. */
 int hl__pg_settle(hl__pg_session *session, int64_t deadline, bool interruptible, hl_error *error);
-/* Whether the session has been interrupted, and is no more: its wake-up is still readable. */
-bool hl__pg_interruption_take(hl__pg_session *session);
 /* Sends a query and waits for its result until session->patience: *result is the last
    one with rows, of so many columns at least (0: none is wanted, it may be NULL); the
    caller clears it. HL_OK or what hl__pg_error says; HL_ECONNECTION when the server does

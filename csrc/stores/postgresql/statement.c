@@ -161,7 +161,7 @@ static int undo(hl__pg_session *session, const hl_request *request, int status, 
   hl_error reason;
   if (status == HL_ECONNECTION) return status;
   if (request->extend && status != HL_DEADLOCK) {
-    (void)hl__pg_interruption_take(session);
+    (void)hl__wakeup_interruption_take(&session->wakeup);
     if (extend_undo(session, &grant->sent_ms, &reason) == HL_OK) return status;
     grant->sent_ms = 0;
     if (error) *error = reason;

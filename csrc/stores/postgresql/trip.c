@@ -68,7 +68,7 @@ int hl__pg_failure(hl__pg_session *session, int64_t end, hl_error *error) {
     if (error) error->status = HL_ECONNECTION;
     return HL_ECONNECTION;
   }
-  if (status != HL_CANCELLED || atomic_load(&session->interrupted) || hl__now_ms() < end)
+  if (status != HL_CANCELLED || atomic_load(&session->wakeup.interrupted) || hl__now_ms() < end)
     return status;
   if (error) error->status = HL_TIMEOUT;
   return HL_TIMEOUT;

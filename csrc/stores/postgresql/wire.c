@@ -11,7 +11,6 @@
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
-#include <unistd.h>
 
 /* -------------------------------------------------------------- errors */
 
@@ -107,14 +106,6 @@ void hl__pg_notice(void *argument, const PGresult *result) {
 
 /* ------------------------------------------------------------- waiting */
 
-void hl__pg_wait_begin(const hl__pg_store *store) {
-  if (store->config->wait_begin) store->config->wait_begin();
-}
-
-void hl__pg_wait_end(const hl__pg_store *store) {
-  if (store->config->wait_end) store->config->wait_end();
-}
-
 bool hl__pg_readable(const hl__pg_session *session) {
   struct pollfd p = {.fd = session->fd, .events = POLLIN};
   int n;
@@ -134,32 +125,15 @@ bool hl__pg_stands(hl__pg_session *session) {
   return read && !session->ended && PQstatus(connection) == CONNECTION_OK;
 }
 
-bool hl__pg_interruption_take(hl__pg_session *session) {
-  uint64_t rung;
-  if (!atomic_load(&session->interrupted)) return false;
-  atomic_store(&session->interrupted, false);
-  while (read(session->wakeup, &rung, sizeof rung) < 0 && errno == EINTR) {}
-  return true;
-}
-
 /* Waits until something has come (HL_OK), the deadline, or an interruption. */
 static int wait_for_server(hl__pg_session *session, bool flushed, int64_t deadline,
                            bool interruptible) {
-  struct pollfd p[2] = {{.fd = session->fd, .events = (short)(flushed ? POLLIN : POLLIN | POLLOUT)},
-                        {.fd = session->wakeup, .events = POLLIN}};
-  for (;;) {
-    int64_t left = deadline ? hl__left_ms(deadline) : 0;
-    /* Without a wait it may be called with a mutex. */
-    if (left) hl__pg_wait_begin(session->store);
-    atomic_store(&session->in_hand, false);
-    int n = poll(p, interruptible ? 2 : 1, left > INT32_MAX ? -1 : (int)left);
-    int failure = errno;
-    if (n > 0 && p[0].revents) atomic_store(&session->in_hand, true);
-    if (left) hl__pg_wait_end(session->store);
-    if (n > 0) return p[0].revents ? HL_OK : HL_CANCELLED;
-    if (n < 0 && failure != EINTR) return HL_ECONNECTION;
-    if (n == 0 && (!deadline || hl__left_ms(deadline) == 0)) return HL_TIMEOUT;
-  }
+  atomic_store(&session->in_hand, false);
+  int status = hl__socket_await(session->store->config, session->fd,
+                                (short)(flushed ? POLLIN : POLLIN | POLLOUT),
+                                interruptible ? &session->wakeup : NULL, deadline);
+  if (status == HL_OK) atomic_store(&session->in_hand, true);
+  return status;
 }
 
 /* So much more is read of an answer that is late, as the rest of it may have come. */
@@ -169,7 +143,7 @@ static int wait_for_server(hl__pg_session *session, bool flushed, int64_t deadli
    for the wake-up be checked. */
 static int lateness(const hl__pg_session *session, int64_t deadline, bool interruptible,
                     unsigned *reads) {
-  bool rung = interruptible && atomic_load(&session->interrupted);
+  bool rung = interruptible && atomic_load(&session->wakeup.interrupted);
   bool over = !deadline || hl__left_ms(deadline) == 0;
   if ((!rung && !over) || ++*reads <= LATE_READS) return HL_OK;
   return rung ? HL_CANCELLED : HL_TIMEOUT;

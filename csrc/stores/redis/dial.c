@@ -11,7 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 /* No child is born with a socket that it does not close. (A name server that hangs is waited for
    in here.) */
@@ -35,17 +34,9 @@ static int socket_open(hl__redis_session *session, hl_error *error) {
 }
 
 static int socket_await(const hl__redis_session *session, int64_t deadline, hl_error *error) {
-  struct pollfd p = {.fd = session->fd, .events = POLLOUT};
-  int n = 0;
-  do {
-    int64_t left = hl__left_ms(deadline);
-    hl__redis_wait_begin(session->store);
-    n = poll(&p, 1, left > INT32_MAX ? INT32_MAX : (int)left);
-    int failure = errno;
-    hl__redis_wait_end(session->store);
-    errno = failure;
-  } while (n < 0 && errno == EINTR);
-  if (n == 0) return hl__error(error, HL_ECONNECTION, "cannot connect: no answer in time");
+  int status = hl__socket_await(session->store->config, session->fd, POLLOUT, NULL, deadline);
+  if (status == HL_TIMEOUT)
+    return hl__error(error, HL_ECONNECTION, "cannot connect: no answer in time");
   socklen_t size = sizeof errno;
   int failure = 0;
   if (getsockopt(session->fd, SOL_SOCKET, SO_ERROR, &failure, &size) != 0) failure = errno;
@@ -80,12 +71,11 @@ int hl__redis_dial(hl__redis_store *store, const hl__redis_address *address, con
   session->base.store = &store->base;
   session->store = store;
   if (address) session->address = *address;
-  session->fd = session->wakeup = -1;
+  session->fd = -1;
   hl__list_init(&session->node);
   hl__list_init(&session->links);
   session->face = session;
-  atomic_init(&session->interrupted, false);
-  int status = hl__fork_eventfd(&session->wakeup, &session->wakeup_ticket, error);
+  int status = hl__wakeup_open(&session->wakeup, error);
   if (status == HL_OK) status = socket_open(session, error);
   if (status == HL_OK) status = socket_await(session, deadline, error);
   if (status == HL_OK) status = hl__redis_tls_start(session, deadline, error);
@@ -102,10 +92,7 @@ static void one_disconnect(hl__redis_session *session) {
   hl__redis_tls_end(session);
   if (session->context) redisFree(session->context);
   free(session->out);
-  if (session->wakeup >= 0) {
-    hl__fork_unwatch(session->wakeup, session->wakeup_ticket);
-    (void)close(session->wakeup);
-  }
+  hl__wakeup_close(&session->wakeup);
   free(session);
 }
 

@@ -164,7 +164,8 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
     token = hl__redis_reply_number(reply, 1);
     (void)snprintf(holder, sizeof holder, "%s", hl__redis_reply_text(reply, 2));
     freeReplyObject(reply);
-    if (token < 0 && atomic_load(&session->face->interrupted)) /* that may be a later import's */
+    /* The lease may be a later import's. */
+    if (token < 0 && atomic_load(&session->face->wakeup.interrupted))
       status = hl__error(error, HL_CANCELLED, "the import was interrupted");
   }
   if (status) return status;

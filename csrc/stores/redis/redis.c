@@ -4,7 +4,6 @@
  */
 #include "redis_store.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -194,8 +193,7 @@ static int renew(hl_session *base, int64_t *sent_ms, hl_error *error) {
 static int settle(hl_session *base, int64_t deadline, hl_error *error) {
   hl__redis_session *session = hl__redis_session_of(base);
   /* Where it does not wait, an interruption is late. */
-  if (deadline == 0 && atomic_exchange(&session->interrupted, false))
-    hl__redis_wakeup_clear(session);
+  if (deadline == 0) (void)hl__wakeup_interruption_take(&session->wakeup);
   return hl__redis_settle(session, deadline, error);
 }
 
@@ -206,8 +204,7 @@ static int session_check(hl_session *base, hl_error *error) {
 }
 
 static void interrupt(hl_session *base) {
-  hl__redis_session *session = hl__redis_session_of(base);
-  if (!atomic_exchange(&session->interrupted, true)) hl__redis_wake(session);
+  hl__wakeup_interrupt(&hl__redis_session_of(base)->wakeup);
 }
 
 const hl_store_ops hl_store_redis = {

@@ -33,6 +33,7 @@
 #include "fork.h"
 #include "layout.h"
 #include "list.h"
+#include "socket.h"
 #include "store.h"
 
 #include <hiredis/hiredis.h>
@@ -149,9 +150,7 @@ struct hl__redis_session {
   hl__redis_address address; /* host "": by the DSN's socket */
   int fd;                    /* of the connection; see hl__fork_watch */
   uint64_t ticket;
-  int wakeup; /* an eventfd: readable once the session is rung or interrupted */
-  uint64_t wakeup_ticket;
-  atomic_bool interrupted;
+  hl__wakeup wakeup;
   int64_t patience;     /* of the request that is under way: answers are awaited until then */
   unsigned outstanding; /* answers that no caller awaits */
   /* Bytes to be sent; out_sent of them are. */
@@ -269,13 +268,6 @@ int hl__redis_verify(hl__redis_session *session, int64_t deadline, hl_error *err
 
 /* ---- wire.c */
 
-/* hl_store_config.wait_begin, wait_end. */
-static inline void hl__redis_wait_begin(const hl__redis_store *store) {
-  if (store->config->wait_begin) store->config->wait_begin();
-}
-static inline void hl__redis_wait_end(const hl__redis_store *store) {
-  if (store->config->wait_end) store->config->wait_end();
-}
 /* HL_ECONNECTION: the connection has ended. */
 int hl__redis_gone(const hl__redis_session *session, hl_error *error);
 /* Translates an answer that is an error. */
@@ -296,9 +288,6 @@ int hl__redis_command(hl__redis_session *session, int64_t deadline, size_t n,
 int hl__redis_settle(hl__redis_session *session, int64_t deadline, hl_error *error);
 /* Whether the connection stands, without a round trip. Nothing is outstanding. */
 bool hl__redis_stands(hl__redis_session *session);
-/* Takes the rings out of the eventfd. */
-void hl__redis_wakeup_clear(const hl__redis_session *session);
-void hl__redis_wake(const hl__redis_session *session);
 
 /* ---- script.c */
 

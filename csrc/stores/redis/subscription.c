@@ -11,7 +11,6 @@
  */
 #include "redis_store.h"
 
-#include <errno.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -63,7 +62,7 @@ bool hl__redis_subscription_join(hl__redis_session *session, const uint8_t id[16
 
 static void ring(hl__redis_session *session) HL__REQUIRES(hl__redis_mutex) {
   session->rung = true;
-  hl__redis_wake(session);
+  hl__wake(&session->wakeup);
 }
 
 static void ring_named(hl__redis_store *store, const char *id) HL__REQUIRES(hl__redis_mutex) {
@@ -107,7 +106,7 @@ static void pass_on(hl__redis_store *store, const hl__redis_session *from)
   for (hl__list *node = store->waiting.next; node != &store->waiting; node = node->next) {
     hl__redis_session *session = HL__LIST_ENTRY(node, hl__redis_session, node);
     if (session == from || session->rung) continue;
-    hl__redis_wake(session);
+    hl__wake(&session->wakeup);
     return;
   }
 }
@@ -127,7 +126,8 @@ void hl__redis_subscription_sleep(hl__redis_session *session, int64_t until) {
   bool reads = false;
   for (;;) {
     hl__redis_store_lock(store);
-    bool awake = session->rung || atomic_load(&session->interrupted) || hl__left_ms(until) == 0;
+    bool awake =
+        session->rung || atomic_load(&session->wakeup.interrupted) || hl__left_ms(until) == 0;
     if (reads && !store->subscription) reads = store->reading = false; /* it was lost */
     if (!awake && !reads && store->subscription && !store->reading) reads = store->reading = true;
     if (awake && reads) pass_on(store, session);
@@ -135,13 +135,10 @@ void hl__redis_subscription_sleep(hl__redis_session *session, int64_t until) {
     hl__redis_session *subscription = reads ? store->subscription : NULL;
     hl__redis_store_unlock(store);
     if (awake) return;
-    struct pollfd p[2] = {{.fd = session->wakeup, .events = POLLIN},
+    struct pollfd p[2] = {{.fd = session->wakeup.fd, .events = POLLIN},
                           {.fd = subscription ? subscription->fd : -1, .events = POLLIN}};
-    hl__redis_wait_begin(store);
-    int64_t left = hl__left_ms(until);
-    int n = poll(p, subscription ? 2 : 1, left > INT32_MAX ? INT32_MAX : (int)left);
-    hl__redis_wait_end(store);
-    if (n > 0 && p[0].revents) hl__redis_wakeup_clear(session);
+    int n = hl__poll(store->config, p, subscription ? 2 : 1, until);
+    if (n > 0 && p[0].revents) hl__wakeup_clear(&session->wakeup);
     if (n > 0 && subscription && p[1].revents) subscription_read(store, subscription);
   }
 }

@@ -145,7 +145,7 @@ static int ask(hl__redis_session *session, const hl_request *request, bool queue
     else
       return status;
     if (status != HL_ECONNECTION || !at->moving || hl__left_ms(patience) == 0) return status;
-    if (atomic_load(&session->interrupted))
+    if (atomic_load(&session->wakeup.interrupted))
       return hl__error(error, HL_CANCELLED, "the wait was cancelled");
     hl__redis_subscription_sleep(session, hl__now_ms() + MOVING_MS);
   }
@@ -198,7 +198,7 @@ static int wait_granted(hl__redis_session *session, const hl_request *request, h
       status = answer == FORGETFUL && wait > 0
                    ? forgetful_error(wait, error)
                    : hl__error(error, HL_TIMEOUT, "the lock is not free");
-    else if (atomic_load(&session->interrupted))
+    else if (atomic_load(&session->wakeup.interrupted))
       status = hl__error(error, HL_CANCELLED, "the wait was cancelled");
     if (status) break;
     /* Each time: the subscription may have ended. */
@@ -231,7 +231,7 @@ int hl__redis_take(hl_session *base, const hl_request *request, hl_grant *grant,
   if (status == HL_OK) status = wait_granted(session, request, grant, error);
   if (status == HL_OK && !request->upgrade) status = replicate(session, request, grant, error);
   /* A late interruption is forgotten by settle. */
-  if (atomic_exchange(&session->interrupted, false)) hl__redis_wakeup_clear(session);
+  (void)hl__wakeup_interruption_take(&session->wakeup);
   return status;
 }
 

@@ -176,15 +176,10 @@ int hl__redis_tls_start(hl__redis_session *session, int64_t deadline, hl_error *
     int flushed = flush(session, &sent, status ? &unsent : error);
     if (status || flushed) return status ? status : flushed;
     if (done == 1) return HL_OK; /* the rest goes with the first command */
-    struct pollfd p = {.fd = session->fd, .events = (short)(POLLIN | (sent ? 0 : POLLOUT))};
-    int64_t left = hl__left_ms(deadline);
-    hl__redis_wait_begin(store);
-    int n = poll(&p, 1, left > INT32_MAX ? INT32_MAX : (int)left);
-    int failure = errno;
-    hl__redis_wait_end(store);
-    if (n == 0 || (n < 0 && failure != EINTR))
-      return hl__error(error, HL_ECONNECTION, "TLS: the handshake has no end in time");
-    if (n > 0 && p.revents & ~POLLOUT && !receive(session))
+    status = hl__socket_await(store->config, session->fd, (short)(POLLIN | (sent ? 0 : POLLOUT)),
+                              NULL, deadline);
+    if (status) return hl__error(error, HL_ECONNECTION, "TLS: the handshake has no end in time");
+    if (!receive(session))
       return hl__error(error, HL_ECONNECTION,
                        "TLS: the server has closed the connection; does it "
                        "speak TLS at that port?");

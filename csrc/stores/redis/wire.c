@@ -10,7 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 int hl__redis_gone(const hl__redis_session *session, hl_error *error) {
   const redisContext *context = session->context;
@@ -112,36 +111,6 @@ int hl__redis_flush(hl__redis_session *session, hl_error *error) {
   return write_some(session, &done, error);
 }
 
-void hl__redis_wakeup_clear(const hl__redis_session *session) {
-  uint64_t count;
-  while (read(session->wakeup, &count, sizeof count) < 0 && errno == EINTR) {}
-}
-
-void hl__redis_wake(const hl__redis_session *session) {
-  static const uint64_t one = 1;
-  while (write(session->wakeup, &one, sizeof one) < 0 && errno == EINTR) {}
-}
-
-/* Until there is something to read, or room to write. HL_OK, HL_TIMEOUT, HL_CANCELLED. */
-static int wait_for_server(hl__redis_session *session, bool writes, int64_t deadline,
-                           bool interruptible) {
-  struct pollfd p[2] = {{.fd = session->fd, .events = (short)(POLLIN | (writes ? POLLOUT : 0))},
-                        {.fd = session->face->wakeup, .events = POLLIN}};
-  for (;;) {
-    if (interruptible && atomic_load(&session->face->interrupted)) return HL_CANCELLED;
-    int64_t left = hl__left_ms(deadline);
-    if (left > 0) hl__redis_wait_begin(session->store);
-    int n = poll(p, interruptible ? 2 : 1, left > INT32_MAX ? INT32_MAX : (int)left);
-    int failure = errno;
-    if (left > 0) hl__redis_wait_end(session->store);
-    if (n < 0 && failure != EINTR) return HL_ECONNECTION;
-    if (n == 0 && left == 0) return HL_TIMEOUT;
-    if (n > 0 && p[0].revents) return HL_OK;
-    /* Or it was rung for its place in a queue: that it keeps in mind. */
-    if (n > 0) hl__redis_wakeup_clear(session->face);
-  }
-}
-
 /* Has hiredis parse the received bytes, without blocking. */
 static bool read_some(hl__redis_session *session) {
   return session->tls ? hl__redis_tls_read(session) : redisBufferRead(session->context) == REDIS_OK;
@@ -172,7 +141,9 @@ int hl__redis_await(hl__redis_session *session, int64_t deadline, bool interrupt
       *reply = found;
       return HL_OK;
     }
-    int status = wait_for_server(session, !done, deadline, interruptible);
+    int status = hl__socket_await(session->store->config, session->fd,
+                                  (short)(done ? POLLIN : POLLIN | POLLOUT),
+                                  interruptible ? &session->face->wakeup : NULL, deadline);
     if (status == HL_TIMEOUT) return hl__error(error, status, "the server has not answered yet");
     if (status == HL_CANCELLED) return hl__error(error, status, "the wait was cancelled");
     if (status) return hl__redis_gone(session, error);
