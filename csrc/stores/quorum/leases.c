@@ -89,21 +89,25 @@ static int gone(polling *self, hl_error *error) HL__REQUIRES(hl__quorum_mutex) {
 
 /* -------------------------------------------------------------- one lease */
 
-static int refresh(polling *self, hl__quorum_lease *lease, const hl_lease_terms *terms, int64_t ttl,
-                   int64_t deadline, int64_t *sent_ms, hl_error *error)
+/* Asks the members that are in it. */
+static void refresh_ask(polling *self, hl__quorum_lease *lease, uint64_t turn, int64_t ttl)
     HL__REQUIRES(hl__quorum_mutex) {
-  hl__quorum_store *store = self->store;
   int64_t doubt = hl__deadline(hl__boot_ms(), ttl);
   if (doubt < lease->end) lease->end = doubt;
-  for (unsigned i = 0; i < store->n; i++) {
+  for (unsigned i = 0; i < self->store->n; i++) {
     if (!lease->at[i].in) continue;
     hl__quorum_ask *ask = ask_add(self, i, HL__ASK_REFRESH, lease, NULL);
     if (!ask) continue;
-    ask->terms.turn = terms->turn;
+    ask->terms.turn = turn;
     ask->ttl = ttl;
     hl__ask_give(ask);
   }
-  await(self, deadline);
+}
+
+/* What they have answered. */
+static int refreshed(polling *self, hl__quorum_lease *lease, int64_t ttl, int64_t *sent_ms,
+                     hl_error *error) HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_store *store = self->store;
   for (unsigned i = 0; i < store->n; i++) {
     const hl__quorum_ask *ask = self->ask[i];
     if (!ask || ask->state != HL__ASK_DONE) continue;
@@ -130,8 +134,14 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t 
   polling self = polling_of(base);
   hl__quorum_mutex_lock(self.store);
   hl__quorum_lease *lease = hl__known_make(self.store, terms, NULL);
-  int status =
-      lease ? refresh(&self, lease, terms, ttl, deadline, sent_ms, error) : hl__error_memory(error);
+  int status;
+  if (lease) {
+    refresh_ask(&self, lease, terms->turn, ttl);
+    await(&self, deadline);
+    status = refreshed(&self, lease, ttl, sent_ms, error);
+  } else {
+    status = hl__error_memory(error);
+  }
   polling_end(&self, false);
   hl__known_unref(lease);
   hl__quorum_mutex_unlock(self.store);

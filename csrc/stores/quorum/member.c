@@ -236,28 +236,51 @@ static void session_put(hl__quorum_member *member, hl_session *session)
     session_close(member, session);
 }
 
-/* What is asked, on a session; without the mutex. */
+/* What the member's store is asked for. */
+static hl_request request_of(hl__quorum_ask *ask) {
+  hl_request request = {.lease = &ask->terms, .deadline = ask->deadline};
+  const hl__quorum_lease *lease = ask->lease;
+  const hl__quorum_rows *shown = ask->shown, *rows = ask->rows ? ask->rows : shown;
+  if (!shown) return request;
+  request.rows = rows->rows;
+  request.n = rows->n;
+  request.recorded = shown->rows;
+  request.recorded_n = shown->n;
+  request.mode = shown->mode;
+  request.try_once = ask->try_once;
+  request.gives_way = ask->gives_way;
+  request.cancellable = true;
+  request.path = lease->path;
+  request.label = lease->label;
+  request.label_size = lease->label_size;
+  return request;
+}
+
+/* Has the member make a record. To heal, the thread adopts a record that is there still, or drops it
+   first where it may be in an older mode. */
+static int take_send(hl__quorum_ask *ask, hl_session *session, const hl_request *request) {
+  const hl_lease_ops *leases = ask->member->inner->leases;
+  int status = HL_ELOST;
+  if (ask->old) {
+    status = leases->drop(session, &ask->terms, true, ask->deadline, &ask->error);
+    if (status != HL_OK && status != HL_ELOST) return status;
+    ask->old = false;
+    status = HL_ELOST;
+  } else if (ask->heals) {
+    status = leases->adopt(session, request, &ask->grant, &ask->error);
+  }
+  if (status != HL_ELOST || ask->lease->adopted) return status;
+  memset(&ask->grant, 0, sizeof ask->grant);
+  return ask->member->ops->take(session, request, &ask->grant, &ask->error);
+}
+
+/* Asks, on that session; without the mutex. */
 static int ask_send(hl__quorum_ask *ask, hl_session *session) {
   const hl_store_ops *ops = ask->member->ops;
   const hl_lease_ops *leases = ask->member->inner->leases;
-  const hl__quorum_lease *lease = ask->lease;
   hl_error *error = &ask->error;
-  hl_request request = {.lease = &ask->terms, .deadline = ask->deadline};
+  hl_request request = request_of(ask);
   hl_lease_filter filter;
-  if (ask->shown) {
-    const hl__quorum_rows *rows = ask->rows ? ask->rows : ask->shown;
-    request.rows = rows->rows;
-    request.n = rows->n;
-    request.recorded = ask->shown->rows;
-    request.recorded_n = ask->shown->n;
-    request.try_once = ask->try_once;
-    request.gives_way = ask->gives_way;
-    request.cancellable = true;
-    request.path = lease->path;
-    request.label = lease->label;
-    request.label_size = lease->label_size;
-    request.mode = ask->shown->mode;
-  }
   int status = HL_ELOST;
   switch (ask->kind) {
   case HL__ASK_OPEN:
@@ -266,18 +289,7 @@ static int ask_send(hl__quorum_ask *ask, hl_session *session) {
     return HL_OK;
   case HL__ASK_JOIN: return HL_OK;
   case HL__ASK_PART: return leases->drop(session, &ask->terms, true, ask->deadline, error);
-  case HL__ASK_TAKE:
-    /* Of a grant, what another holder has made of it. */
-    if (ask->old) status = leases->drop(session, &ask->terms, true, ask->deadline, error);
-    if (ask->old && status != HL_OK && status != HL_ELOST) return status;
-    if (ask->old)
-      status = HL_ELOST;
-    else if (ask->heals)
-      status = leases->adopt(session, &request, &ask->grant, error);
-    ask->old = false;
-    if (status != HL_ELOST || lease->adopted) return status;
-    memset(&ask->grant, 0, sizeof ask->grant);
-    return ops->take(session, &request, &ask->grant, error);
+  case HL__ASK_TAKE: return take_send(ask, session, &request);
   case HL__ASK_ADOPT: return leases->adopt(session, &request, &ask->grant, error);
   case HL__ASK_REFRESH:
     return leases->refresh(session, &ask->terms, ask->ttl, ask->deadline, &ask->sent_ms, error);
@@ -359,12 +371,8 @@ static bool record_undo(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   int64_t deadline = hl__now_ms() + HL__QUORUM_ANSWER_MS;
   hl_lease_terms terms = ask->terms;
   terms.place = ask->grant.place;
+  if (recalls) ask->lease->at[member->number].spoiled = true;
   hl__quorum_mutex_unlock(member->store);
-  if (recalls) {
-    hl__quorum_mutex_lock(member->store);
-    ask->lease->at[member->number].spoiled = true;
-    hl__quorum_mutex_unlock(member->store);
-  }
   status = recalls ? leases->recall(session, &terms, deadline, NULL)
                    : leases->drop(session, &terms, true, deadline, NULL);
   hl__quorum_mutex_lock(member->store);
