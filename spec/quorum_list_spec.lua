@@ -55,12 +55,13 @@ support.each_leasing_store(function(plain)
   before_each(function()
     a, b, d, e = fresh(), fresh(), fresh(), fresh()
     c = store.server and store.dsn or fresh()
-    -- A process that was killed on a busy machine is present for another half a minute.
+    -- A process may have been killed on a busy machine, or the server may not have answered it at its end. Then it is
+    -- present for 30 s more than the longest ttl, plus 2 %.
     support.wait_until(function()
       local manager = hierlock.open(quorum_of { a, b, c }, store.options)
       if manager then manager:close() end
       return manager
-    end, "the presences of the spec before to end", 90)
+    end, "the presences of the spec before to end", 40 + 1.02 * LONG)
   end)
 
   after_each(function()
