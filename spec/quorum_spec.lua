@@ -461,6 +461,27 @@ describe("a quorum", function()
     assert_code("lost", one:import(text))
   end)
 
+  it("is listed with who imported it, though the first store was not told", function()
+    local one, other, heir = quorum(), quorum(), support.process(nil)
+    heir:call([[ handles.manager = assert(require("hierlock").open(..., { application = "the heir" })) ]], dsns())
+    local text = assert(assert(one:acquire(R1, { ttl = LONG })):export())
+    fail(1)
+    heir:call([[ handles.lease = assert(handles.manager:import(...)) ]], text)
+    heir:signal "sigkill" -- so nobody tells the store later
+    mend(1)
+    assert.equal("quorum", assert(single(1):leases())[1].application)
+    local function assert_heir(list)
+      assert.equal(1, #list)
+      assert.equal("the heir", list[1].application)
+    end
+    assert_heir(assert(other:leases()))
+    assert_heir(assert(other:holders(R1)))
+    -- Of two that answer each names another.
+    fail(3)
+    assert_heir(assert(other:leases()))
+    mend(3)
+  end)
+
   it("is listed once, and revoked everywhere that can be reached", function()
     local manager, other = quorum(), quorum()
     local handle = assert(manager:acquire(R1, { ttl = LONG, owner = "alice" }))

@@ -399,25 +399,45 @@ static bool is_answer(const hl__quorum_ask *ask) {
   return ask && ask->state == HL__ASK_DONE && ask->status == HL_OK;
 }
 
-/* How many members know of it; in *holder, how long a quorum of them does, and the mode
-   that a quorum has: behind an upgrade, the first member's record may be an older one. */
+/* The lease in a member's answer, or NULL. */
+static const hl_holder *found(const hl__quorum_ask *ask, const char *id) {
+  for (size_t i = 0; is_answer(ask) && i < ask->found_n; i++)
+    if (!ask->found[i].waiting && strcmp(ask->found[i].id, id) == 0) return &ask->found[i];
+  return NULL;
+}
+
+static bool is_same_process(const hl_holder *a, const hl_holder *b) {
+  return a->pid == b->pid && strcmp(a->host, b->host) == 0 &&
+         strcmp(a->application, b->application) == 0;
+}
+
+/* Counts the members that know of the lease. *holder comes to be what a quorum of them says. An
+   import, or an upgrade, may not have reached the others. Where no quorum names one process, the
+   record that ends last is shown, as an import begins a time anew. */
 static unsigned seen(const polling *self, hl_holder *holder) HL__REQUIRES(hl__quorum_mutex) {
+  const hl_holder *all[HL__QUORUM_MAX];
   int64_t times[HL__QUORUM_MAX] = {0};
-  unsigned n = 0, modes[HL_UPDATE + 1] = {0};
+  unsigned n = 0, known = 0, modes[HL_UPDATE + 1] = {0}, need = self->store->need;
   for (unsigned i = 0; i < self->store->n; i++) {
-    const hl__quorum_ask *ask = self->ask[i];
-    if (!is_answer(ask)) continue;
-    for (size_t j = 0; j < ask->found_n; j++) {
-      if (strcmp(ask->found[j].id, holder->id) != 0) continue;
-      number_add(times, &n, ask->found[j].remaining_ms);
-      /* A member's answer may be damaged. */
-      hl_mode mode = ask->found[j].mode;
-      if (mode <= HL_UPDATE && ++modes[mode] == self->store->need) holder->mode = mode;
-      break;
-    }
+    const hl_holder *each = found(self->ask[i], holder->id);
+    if (each) all[known++] = each;
   }
-  unsigned nth = n < self->store->need ? n : self->store->need;
-  if (nth > 0) holder->remaining_ms = times[nth - 1];
+  if (known == 0) return 0;
+  const hl_holder *shown = all[0];
+  hl_mode mode = 0;
+  bool settled = false;
+  for (unsigned i = 0; i < known; i++) {
+    unsigned alike = 0;
+    number_add(times, &n, all[i]->remaining_ms);
+    for (unsigned j = 0; j < known; j++) alike += is_same_process(all[i], all[j]);
+    if (alike >= need || (!settled && all[i]->remaining_ms > shown->remaining_ms)) shown = all[i];
+    settled = settled || alike >= need;
+    /* A member's answer may be damaged. */
+    if (all[i]->mode <= HL_UPDATE && ++modes[all[i]->mode] == need) mode = all[i]->mode;
+  }
+  *holder = *shown;
+  if (mode) holder->mode = mode;
+  holder->remaining_ms = times[(n < need ? n : need) - 1];
   return n;
 }
 
@@ -425,8 +445,7 @@ static unsigned seen(const polling *self, hl_holder *holder) HL__REQUIRES(hl__qu
 static bool is_named(const polling *self, unsigned before, const char *id)
     HL__REQUIRES(hl__quorum_mutex) {
   for (unsigned i = 0; i < before; i++)
-    for (size_t j = 0; is_answer(self->ask[i]) && j < self->ask[i]->found_n; j++)
-      if (strcmp(self->ask[i]->found[j].id, id) == 0) return true;
+    if (found(self->ask[i], id)) return true;
   return false;
 }
 
