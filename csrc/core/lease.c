@@ -12,28 +12,27 @@
 #include <string.h>
 #include <sys/random.h>
 
-/* An operation on a record takes a round trip. Longer, and its server hangs. */
+/* An operation on a record takes a round trip. After this time its server hangs. */
 #define ANSWER_MS 10000
-/* A drop that nobody waits for. */
+/* For a drop whose caller does not wait. */
 #define DROP_MS 1000
-/* For the answer to a call on a lease that is as good as over. */
+/* For the answer to a call on a lease that is almost over. */
 #define LEAST_MS 170
-/* From the end of a wait to the caller. */
+/* From the end of a wait until its caller runs. */
 #define RETURN_MS 20
-/* A release that must not block, before a worker makes it. */
+/* For a release that must not block, before a worker takes it over. */
 #define RELEASE_MS 20
-/* So many go with one trip, where the store can. */
+/* The most records in one round trip, on a store with drop_all. */
 #define DROPS_AT_ONCE 64u
-/* One that the store could not be asked for is tried again after so long. */
+/* A drop that failed is tried again after this pause. */
 #define DROP_AGAIN_MS 500
-/* A refresh that failed is tried again after this part of the ttl, but not sooner than
-   that many ms. */
+/* A failed refresh is tried again after this part of the ttl, but no sooner than AGAIN_MS. */
 #define AGAIN_PART 12
 #define AGAIN_MS 20
-/* Workers that refresh what is due, in each manager. */
+/* The most workers of one manager that refresh leases. */
 #define REFRESHERS_MAX 8u
-/* While there are leases to refresh, the keeper looks so often: after the machine slept,
-   its own clock has stood still. */
+/* While there are leases to refresh, the keeper takes a turn this often: its clock stands still
+   while the machine sleeps. */
 #define TURN_MS 1000
 
 /* --------------------------------------------------------------- making */
@@ -70,7 +69,7 @@ int hl__lease_redraw(hl__lease *lease, bool adopts, hl_error *error) {
   return status;
 }
 
-/* Unchecked: nobody else has it yet. */
+/* Unchecked: no other thread has it yet. */
 HL__UNCHECKED int hl__lease_new(hl_manager *manager, const hl_options *options, hl__lease **result,
                                 hl_error *error) {
   hl_lease_terms terms = {.ttl = options->ttl, .turn = 1};
@@ -87,7 +86,7 @@ HL__UNCHECKED int hl__lease_new(hl_manager *manager, const hl_options *options, 
   lease->terms = terms;
   atomic_init(&lease->turn, terms.turn);
   const char *owner = options->owner ? options->owner : manager->config.application;
-  memcpy(lease->owner, owner, strlen(owner) + 1); /* it was checked */
+  memcpy(lease->owner, owner, strlen(owner) + 1); /* its length was checked */
   lease->terms.owner = lease->owner;
   *result = lease;
   return HL_OK;
@@ -95,7 +94,7 @@ HL__UNCHECKED int hl__lease_new(hl_manager *manager, const hl_options *options, 
 
 void hl__lease_unref(hl__lease *lease) {
   if (!lease || atomic_fetch_sub(&lease->references, 1u) != 1) return;
-#ifndef __clang_analyzer__ /* it does not count: each would be the last for it */
+#ifndef __clang_analyzer__ /* it does not count references, and takes each for the last */
   free(lease);
 #endif
 }
@@ -116,14 +115,14 @@ typedef struct operation {
   hl__lease *lease;
   hl_lease_terms terms;
   bool confirm;
-  int64_t patience; /* ms; 0: what is usual */
+  int64_t patience; /* ms; 0: the usual */
   int64_t ttl, deadline;
-  int64_t sent_ms, left_ms; /* what the store says */
-  int64_t end;              /* so long nobody else could take it */
+  int64_t sent_ms, left_ms; /* the store's answers */
+  int64_t end;              /* no other request could take the rows before */
 } operation;
 
-/* Where an earlier try was not answered, and the record has gone: that try has deleted it, if nobody
-   else could. */
+/* If an earlier drop was not answered and the record is gone, that drop deleted it, provided that
+   no other request could have done so. */
 static int drop_run(hl_session *session, operation *self, hl_error *error) {
   const hl_lease_ops *ops = self->lease->manager->store->leases;
   int status = ops->drop(session, &self->terms, self->confirm, self->deadline, error);
@@ -155,7 +154,7 @@ static void operation_begin(hl__lease *lease, operation *self) HL__REQUIRES(hl__
   self->end = lease->end;
   if (!self->patience && !self->confirm) self->patience = DROP_MS;
   if (!self->patience) {
-    /* Nobody is kept beyond its end by a store that hangs. */
+    /* A store that hangs must not keep the caller beyond the end of the lease. */
     int64_t left = lease->end - hl__boot_ms() - RETURN_MS;
     if (left > ANSWER_MS) left = ANSWER_MS;
     self->patience = left > LEAST_MS ? left : LEAST_MS;
@@ -163,14 +162,14 @@ static void operation_begin(hl__lease *lease, operation *self) HL__REQUIRES(hl__
   self->deadline = hl__now_ms() + self->patience;
 }
 
-/* The mutex is given back meanwhile. */
+/* Runs the operation on a connection of the pool. Gives the mutex back meanwhile. */
 static int operate(hl__lease *lease, operation *self, hl_error *error)
     HL__REQUIRES(hl__manager_mutex) {
   operation_begin(lease, self);
   return hl__pool_run(lease->manager, operation_run, self, self->deadline, error);
 }
 
-/* The same of a manager that is closed, and has no pool any more. */
+/* Like operate, but for a closed manager, which has no pool any more. */
 static int operate_alone(hl__lease *lease, operation *self) HL__REQUIRES(hl__manager_mutex) {
   operation_begin(lease, self);
   return hl__pool_run_alone(lease->manager, operation_run, self, self->deadline);
@@ -178,7 +177,7 @@ static int operate_alone(hl__lease *lease, operation *self) HL__REQUIRES(hl__man
 
 /* --------------------------------------------------------------- belief */
 
-/* Has the keeper look when it is due, or before. */
+/* Has the keeper take a turn when the refresh is due, or sooner. */
 static void hurry(const hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
   int64_t wait = lease->due - hl__boot_ms();
   if (!lease->refreshes) return;
@@ -191,12 +190,12 @@ static void end_watch(const hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
     atomic_store(&lease->manager->leases_end, lease->end);
 }
 
-/* A refresh that was sent then was answered. */
+/* Believes the lease from now on, as a refresh sent at sent_ms was answered. */
 static void believe(hl__lease *lease, int64_t sent_ms, int64_t ttl)
     HL__REQUIRES(hl__manager_mutex) {
   lease->end = hl__deadline(sent_ms, ttl);
   lease->due = hl__deadline(sent_ms, (ttl < lease->terms.ttl ? ttl : lease->terms.ttl) / 3);
-  /* One that was set to end late need not be refreshed soon. */
+  /* A lease with a longer ttl than usual needs no refresh soon. */
   if (ttl > lease->terms.ttl) lease->due = hl__deadline(lease->end, -(lease->terms.ttl / 3 * 2));
   lease->told = false;
   end_watch(lease);
@@ -209,8 +208,8 @@ void hl__lease_until(hl__lease *lease, int64_t end) {
   end_watch(lease);
 }
 
-/* One is sent now. A shorter time counts at once: the store may have read it,
-   and nobody knows before it has answered. */
+/* Called before a refresh is sent. A shorter ttl counts at once: the store may apply it, and the
+   holder does not know until the answer comes. */
 static void doubt(hl__lease *lease, int64_t ttl) HL__REQUIRES(hl__manager_mutex) {
   hl__lease_until(lease, hl__deadline(hl__boot_ms(), ttl));
 }
@@ -219,7 +218,7 @@ static int64_t left(const hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
   return lease->state == HL__LEASE_HELD ? hl__lease_left_ms(lease->end) : 0;
 }
 
-/* HELD no more; `happened` is counted. */
+/* Ends a HELD lease, and counts `happened`. */
 static void end(hl__lease *lease, hl__lease_state state, hl__event_kind happened)
     HL__REQUIRES(hl__manager_mutex) {
   lease->state = state;
@@ -235,7 +234,7 @@ static int lose(hl__lease *lease, const hl_error *why) HL__REQUIRES(hl__manager_
   return HL_ELOST;
 }
 
-/* What one that is not HELD answers. */
+/* The answer of a lease that is not HELD. */
 static int not_held(const hl__lease *lease, hl_error *error) HL__REQUIRES(hl__manager_mutex) {
   if (lease->state != HL__LEASE_LOST)
     return hl__error(error, HL_ERELEASED, "the lock has been released");
@@ -328,16 +327,16 @@ void hl__lease_lost(hl__lease *lease, const hl_error *why) {
 
 /* ------------------------------------------------------------ refreshing */
 
-/* Until no other refresh is under way: of two that overlap nobody could say which one
-   the store has read last. */
+/* Waits until no other refresh is running. Of two that overlap, it would not be known which one the
+   store applied last. */
 static void await_turn(hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
   hl_manager *manager = lease->manager;
   while (lease->busy && lease->state == HL__LEASE_HELD)
     hl__manager_wait(&manager->done, manager, HL_FOREVER);
 }
 
-/* The store's part. Model: records.pml, held. What the store says is believed; what it
-   does not answer makes nothing better. */
+/* Refreshes at the store. Model: records.pml, held. Believes the store's answer; without an answer
+   the belief does not grow. */
 static int refresh(hl__lease *lease, int64_t ttl, hl_error *error) HL__REQUIRES(hl__manager_mutex) {
   operation self = {.kind = REFRESH, .ttl = ttl, .confirm = true};
   hl_error reason = {0};
@@ -346,7 +345,7 @@ static int refresh(hl__lease *lease, int64_t ttl, hl_error *error) HL__REQUIRES(
   int status = operate(lease, &self, &reason);
   lease->busy = false;
   (void)pthread_cond_broadcast(&lease->manager->done);
-  /* Released meanwhile, or the manager was closed. */
+  /* It was released meanwhile, or the manager was closed. */
   if (lease->state != HL__LEASE_HELD) return not_held(lease, error);
   if (status == HL_OK) believe(lease, self.sent_ms, ttl);
   if (status == HL_ELOST) (void)lose(lease, &reason);
@@ -394,7 +393,7 @@ int hl__lease_check(hl__lease *lease, hl_error *error) {
   return status;
 }
 
-/* The keeper's choice; busy already. */
+/* A refresh for the keeper; busy is set. */
 static void refresh_due(hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
   int status = HL_OK;
   if (lease->state == HL__LEASE_HELD) status = refresh(lease, lease->terms.ttl, NULL);
@@ -422,7 +421,7 @@ static hl__lease *next_due(hl_manager *manager, hl__lease *behind) HL__REQUIRES(
   return NULL;
 }
 
-/* A worker's, for the keeper: that one, then all others that are due. */
+/* Run by a worker, for the keeper: refreshes this lease, then all others that are due. */
 static void refresh_task(hl__task *task) {
   hl__lease *lease = HL__LIST_ENTRY(task, hl__lease, refresh), *next;
   hl_manager *manager = lease->manager;
@@ -437,14 +436,14 @@ static void refresh_task(hl__task *task) {
     lease = next;
   }
   manager->refreshers--;
-  hl__manager_hurry(manager, hl__now_ms()); /* says when the next is due */
+  hl__manager_hurry(manager, hl__now_ms()); /* the keeper computes when the next one is due */
   hl__worker_comes(manager);
   hl__manager_mutex_unlock(manager);
   hl__lease_unref(lease);
   hl__manager_leave(manager);
 }
 
-/* False: there is no thread for it now. */
+/* False: no thread can be started now. */
 static bool task_give(hl__lease *lease, hl__task *task, void (*run)(hl__task *task))
     HL__REQUIRES(hl__manager_mutex) {
   hl_manager *manager = lease->manager;
@@ -452,7 +451,7 @@ static bool task_give(hl__lease *lease, hl__task *task, void (*run)(hl__task *ta
   atomic_fetch_add(&lease->references, 1u);
   atomic_fetch_add(&manager->references, 1u);
   if (hl__worker_give(manager, task)) return true;
-  atomic_fetch_sub(&manager->references, 1u); /* not the last: the caller's */
+  atomic_fetch_sub(&manager->references, 1u); /* not the last one: the caller has one */
   atomic_fetch_sub(&lease->references, 1u);
   return false;
 }
@@ -464,7 +463,7 @@ int64_t hl__leases_keep(hl_manager *manager) {
     hl__lease *lease = HL__LIST_ENTRY(node, hl__lease, node);
     if (!lease->refreshes || lease->busy) continue;
     if (is_due(lease, now)) {
-      /* Those who are at it find it. */
+      /* The workers that refresh leases find it. */
       if (manager->refreshers == REFRESHERS_MAX) continue;
       lease->busy = task_give(lease, &lease->refresh, refresh_task);
       manager->refreshers += lease->busy;
@@ -502,11 +501,11 @@ static operation recall_of(const hl__lease *lease, int64_t patience) {
   return (operation){.kind = can ? RECALL : DROP, .confirm = true, .patience = patience};
 }
 
-/* The first of the drops, and those behind it that go with it. They stay in the list until they
-   are gone. */
+/* The first of the drops, and those after it that go in the same trip. They stay in the list until
+   they are gone. */
 typedef struct batch {
   hl_manager *manager;
-  bool recalls; /* then there is one */
+  bool recalls; /* a recall, alone */
   size_t n;
   int64_t deadline;
   hl_lease_terms terms[DROPS_AT_ONCE];
@@ -529,7 +528,7 @@ static void batch_fill(batch *self, hl_manager *manager, size_t most)
 static int batch_run(hl_session *session, void *context, hl_error *error) {
   const batch *self = context;
   const hl_lease_ops *ops = self->manager->store->leases;
-  /* One by itself, too: it waits no longer for who keeps its record locked. */
+  /* Also for one record: drop_all does not wait for a session that keeps the record locked. */
   if (!self->recalls && ops->drop_all)
     return ops->drop_all(session, self->terms, self->n, self->deadline, error);
   return self->recalls && ops->recall
@@ -539,7 +538,7 @@ static int batch_run(hl_session *session, void *context, hl_error *error) {
 
 static bool is_done(int status) { return status == HL_OK || status == HL_ELOST; }
 
-/* The first n are gone, or given up. */
+/* Removes the first n: they are gone, or given up. */
 static void drops_end(hl_manager *manager, size_t n) HL__REQUIRES(hl__manager_mutex) {
   for (; n > 0 && !hl__list_empty(&manager->drops); n--) {
     hl__lease *lease = HL__LIST_ENTRY(manager->drops.next, hl__lease, node);
@@ -550,7 +549,7 @@ static void drops_end(hl_manager *manager, size_t n) HL__REQUIRES(hl__manager_mu
   (void)pthread_cond_broadcast(&manager->done);
 }
 
-/* The first n could not be given back: they come last, unless their time is up. */
+/* Moves the first n, whose drop failed, to the end, or removes those whose time is up. */
 static void drops_turn(hl_manager *manager, size_t n) HL__REQUIRES(hl__manager_mutex) {
   for (; n > 0; n--) {
     hl__lease *lease = HL__LIST_ENTRY(manager->drops.next, hl__lease, node);
@@ -565,7 +564,7 @@ static void drops_turn(hl_manager *manager, size_t n) HL__REQUIRES(hl__manager_m
   (void)pthread_cond_broadcast(&manager->done);
 }
 
-/* Until it is to be tried again. exit() does not wait for what has been tried in vain. */
+/* Waits before the next try. Meanwhile exit() does not wait for these failed drops. */
 static void drops_pause(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   int64_t end = hl__now_ms() + DROP_AGAIN_MS;
   uint64_t put = manager->drops_put;
@@ -575,14 +574,14 @@ static void drops_pause(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   hl__exit_give_back_begin();
 }
 
-/* How many go by themselves from now on: those of a batch that the store has refused, or has
-   rolled back. It may have been for one of them only, as where a stranger has locked its record. */
+/* How many drops go one by one from now on: those of a batch that the store refused or rolled back.
+   Perhaps only one record caused that, as when a stranger has locked it. */
 static size_t alone_next(size_t alone, const batch *some, int status) {
   if (some->n > 1 && !is_done(status)) return some->n;
   return alone > 0 ? alone - 1 : 0;
 }
 
-/* All that are left of a manager that is closed, on one session. */
+/* Deletes all remaining records of a closed manager, on one session. */
 static int rest_run(hl_session *session, void *context, hl_error *error) {
   hl_manager *manager = context;
   int64_t end = hl__now_ms() + ANSWER_MS;
@@ -602,10 +601,10 @@ static int rest_run(hl_session *session, void *context, hl_error *error) {
   return status;
 }
 
-/* Gives back what could not be given back at once, many with each trip, as long as the store
-   keeps it: also when its server was down. What the store refuses keeps nobody behind it. `once`, of
-   a manager that is closed, or when the program ends: each once more at most, and as long as the
-   store answers. */
+/* Deletes the records in `drops`, many per trip, for as long as the store keeps them, even if its
+   server is down meanwhile. A record that the store refuses to delete does not hold up the others.
+   once: the manager is about to be closed; then, and when the program ends, each is tried once more
+   at most, and only as long as the store answers. */
 static void drops_give_back(hl_manager *manager, bool once) HL__REQUIRES(hl__manager_mutex) {
   int64_t end = hl__now_ms() + ANSWER_MS;
   size_t alone = 0;
@@ -635,7 +634,7 @@ static void drops_give_back(hl_manager *manager, bool once) HL__REQUIRES(hl__man
   }
 }
 
-/* A worker's. */
+/* Run by a worker. */
 static void drop_task(hl__task *task) {
   hl__lease *first = HL__LIST_ENTRY(task, hl__lease, drop);
   hl_manager *manager = first->manager;
@@ -658,11 +657,11 @@ static void drop_put(hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
   (void)pthread_cond_broadcast(&lease->manager->done);
 }
 
-/* False: there is no thread for it now, and its time ends it. */
+/* Hands the drop to a worker. False: no thread can be started, and the record ends by itself. */
 static bool drop_later(hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
   hl_manager *manager = lease->manager;
   if (!manager->drops_begun && !task_give(lease, &lease->drop, drop_task)) return false;
-  if (!manager->drops_begun) hl__exit_await(1); /* until it has begun */
+  if (!manager->drops_begun) hl__exit_await(1); /* until the worker has begun */
   manager->drops_begun = true;
   drop_put(lease);
   return true;
@@ -689,15 +688,15 @@ void hl__leases_drops_await(hl_manager *manager, uint64_t put, int64_t deadline)
     hl__manager_wait(&manager->done, manager, deadline);
 }
 
-/* A release whose connection has ended may not have been read: a worker makes it once more.
-   When the manager is closed, it was sent before its connection was closed. */
+/* If the connection ended, the server may not have read the release: a worker repeats it. If the
+   manager is closed, the release was sent before its connection was closed. */
 static void release_answered(hl__sent *sent, bool answered) HL__REQUIRES(hl__manager_mutex) {
   hl__lease *lease = HL__LIST_ENTRY(sent, hl__lease, sent);
   if (!answered && !lease->manager->closed) (void)drop_later(lease);
   hl__lease_unref(lease);
 }
 
-/* Sends the release on an idle connection. False: it has to be made in another way. */
+/* Sends the release on an idle connection. False: not possible; release in another way. */
 static bool release_send(hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
   hl_manager *manager = lease->manager;
   if (!manager->ops->traits.drop_sends || manager->drops_begun) return false;
@@ -747,9 +746,9 @@ int hl__lease_leave(hl__lease *lease, hl_error *error) {
   return status;
 }
 
-/* Ends all. False: there are those that are to be given back, and no worker to do it. */
+/* Ends all leases. False: records are left to delete, and no worker does it. */
 static bool leases_end(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
-  /* Workers would only stay, when the program ends. */
+  /* When the program ends, a new worker would only block. */
   bool has_worker = manager->ops->traits.blocks && !hl__library_closed();
   while (!hl__list_empty(&manager->leases)) {
     hl__lease *lease = HL__LIST_ENTRY(manager->leases.next, hl__lease, node);
@@ -764,6 +763,6 @@ static bool leases_end(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
 void hl__leases_close(hl_manager *manager, bool waits) {
   while (!leases_end(manager)) drops_give_back(manager, true);
   if (waits) hl__leases_drops_await(manager, manager->drops_put, HL_FOREVER);
-  while (!leases_end(manager)) /* those granted meanwhile */
+  while (!leases_end(manager)) /* leases granted meanwhile */
     drops_give_back(manager, true);
 }

@@ -69,8 +69,8 @@ void hl__lease_forget(hl__lease *lease);
 /* Begins the lease that the store has granted. False: it is over already, or the manager is closed;
    then the caller must have the record deleted. */
 bool hl__lease_begin(hl__lease *lease, const hl_grant *grant) HL__REQUIRES(hl__manager_mutex);
-/* Deletes the record of a granted lease that its caller does not want, over any connection, even of a closed
-   manager. */
+/* Deletes the record of a granted lease that its caller does not want, over any connection, even if
+   the manager is closed. */
 void hl__lease_undo(hl__lease *lease) HL__REQUIRES(hl__manager_mutex);
 /* Like hl__lease_undo, but for a grant that was not answered. HL_OK: there is no record, and
    another try needs a new name. Any other status, also if the deadline passes: it is not known, and

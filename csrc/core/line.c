@@ -1,5 +1,5 @@
 /*
- * line.c - who of this process may wait at the store, and who waits here; see
+ * line.c - decides which requests of this process may wait at the store, and which wait here; see
  * line.h for the rule. Knows no thread and no session.
  */
 #include "manager.h"
@@ -11,20 +11,20 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* When a waiter leaves, those behind it have to find out whom they follow now. So many do
-   it at once; the keeper does the rest, so many in a piece. */
+/* When a waiter leaves, its followers must find out whom they follow now. SETTLE_SOME of them do so
+   at once; the keeper does the rest, SETTLE_PIECE at a time. */
 #define SETTLE_SOME 16
 #define SETTLE_PIECE 256
-/* The keeper ends so many whose time is up in one piece, and then sleeps for so long: a
-   thread that takes a mutex again at once leaves none to those who wait for it. */
+/* The keeper ends EXPIRE_PIECE waiters at a time, then sleeps for GIVE_WAY_NS: a thread that takes
+   a mutex again at once would starve the threads that wait for it. */
 #define EXPIRE_PIECE 128
 #define GIVE_WAY_NS 50000
-/* How many parked ones are tried in one round, at most. */
+/* The most parked waiters to try in one round. */
 #define ASK_MAX 64
-/* How soon to try again to start a thread, when none could be started. */
+/* The pause before a thread is started again, after that failed. */
 #define THREADS_AGAIN_MS 20
-/* A request that is not a member of a class looks for the last member that came before it.
-   It looks at so many, from the last on; then it takes the first. */
+/* A request that is no member of a class searches it backwards for the last member that came before
+   it. After BACK_MAX members it takes the first one. */
 #define BACK_MAX 64
 
 HL__UNCHECKED /* no field is read */
@@ -35,7 +35,7 @@ HL__UNCHECKED /* no field is read */
 
 /* ------------------------------------------------------------- deadlines */
 
-/* A pairing heap (Fredman, Sedgewick, Sleator, Tarjan, 1986). Both are roots. */
+/* A pairing heap (Fredman, Sedgewick, Sleator, Tarjan, 1986). Melds two roots. */
 static hl__waiter *heap_meld(hl__waiter *a, hl__waiter *b) HL__REQUIRES(hl__manager_mutex) {
   if (b->deadline < a->deadline) {
     hl__waiter *other = a;
@@ -49,7 +49,7 @@ static hl__waiter *heap_meld(hl__waiter *a, hl__waiter *b) HL__REQUIRES(hl__mana
   return a;
 }
 
-/* Melds all these siblings into one: first in pairs, then the pairs. */
+/* Melds all these siblings into one heap: first in pairs, then the pairs. */
 static hl__waiter *heap_gather(hl__waiter *first) HL__REQUIRES(hl__manager_mutex) {
   hl__waiter *pairs = NULL, *root = NULL;
   while (first) {
@@ -97,14 +97,13 @@ static void heap_remove(hl__line *line, hl__waiter *waiter) HL__REQUIRES(hl__man
 
 /* -------------------------------------------------------------- classes */
 
-/* The kind of a class under a row is the mode in which its members take that row; or
-   WHOLE: its members stand behind nobody, take all their rows shared, and this row is the
-   last. */
+/* The kind of a class under a row is the mode in which its members take that row; or WHOLE: its
+   members follow no request, take all their rows shared, and this row is the last. */
 enum {
   WHOLE = 0
-}; /* and each hl_mode */
+}; /* or an hl_mode */
 
-/* Whether two requests that take the row so can be granted together. */
+/* Whether two requests that take the row like this can be granted together. */
 static bool is_shareable(const hl_row *row) {
   return !hl__modes_conflict((hl_mode)row->mode, (hl_mode)row->mode);
 }
@@ -148,8 +147,8 @@ static void chain_remove(hl__member *head) {
   if (head->chain) head->chain->link = head->link;
 }
 
-/* Enters it at the end of its class. Under a row with too many classes it is not entered:
-   then nobody finds it there. */
+/* Enters the member at the end of its class. Not under a row with too many classes: then no request
+   finds it there. */
 static void member_enter(hl__line *line, hl__member *member) {
   const hl_row *row = last_row(member);
   hl__member **link = head_of(line, row), *head = *link;
@@ -179,13 +178,13 @@ static void member_remove(hl__member *member) {
   member->next = member->previous = NULL;
 }
 
-/* Whether the request needs all rows of the class, whose last row is its row i; of
-   a WHOLE, whether it needs all of them shared. */
+/* Whether the request, whose row i is the last row of the class, needs all rows of the class. If
+   the class is WHOLE, whether it needs all of them shared. */
 static bool has_rows(const hl_row *rows, size_t i, const hl__member *head) {
   size_t n;
   const hl_row *wanted = rows_of(head->waiter, &n);
   for (size_t j = head->rows; j-- > 0; i--) {
-    /* In order, so each is at or below the place of the one before. */
+    /* Rows are in order, so row j of the class is at or below the place of row j + 1. */
     size_t low = j, high = i + 1;
     while (low < high) {
       size_t middle = low + (high - low) / 2;
@@ -201,8 +200,8 @@ static bool has_rows(const hl_row *rows, size_t i, const hl__member *head) {
   return true;
 }
 
-/* The last member that came before the request, of a class that it follows by its row i.
-   NULL: all came later. */
+/* The last member of the class that came before the request. The request follows the class by its
+   row i. NULL: all came later. */
 static hl__member *last_before(hl__member *head, uint64_t arrival, const hl__waiter *waiter,
                                size_t i) HL__REQUIRES(hl__manager_mutex) {
   hl__member *member = head->previous;
@@ -218,9 +217,9 @@ static hl__member *last_before(hl__member *head, uint64_t arrival, const hl__wai
   return head;
 }
 
-/* Whom a request of that arrival follows: of several, the one that came last. NULL: nobody.
-   `waiter`: the request, NULL when it has no place yet. `conflicts`: look only at those
-   that conflict with it. */
+/* The member that a request with that arrival follows; of several, the last to come. NULL: none.
+   waiter: the request, or NULL if it is not in line yet. conflicts: consider only members that
+   conflict with it. */
 static hl__member *find(hl__line *line, const hl_plan *plan, uint64_t arrival,
                         const hl__waiter *waiter, bool conflicts) HL__REQUIRES(hl__manager_mutex) {
   size_t n;
@@ -244,8 +243,7 @@ static hl__member *find(hl__line *line, const hl_plan *plan, uint64_t arrival,
   return nearest;
 }
 
-/* Enters a newcomer in its classes, except WHOLE. Without memory for all of them, it enters
-   the first ones. */
+/* Enters a newcomer into its classes, except WHOLE. Without memory for all, into the first ones. */
 static void classes_enter(hl__line *line, hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex) {
   size_t n, count = 0;
   const hl_row *rows = rows_of(waiter, &n);
@@ -278,8 +276,8 @@ void hl__line_forget(hl__waiter *waiter) HL__UNCHECKED {
 
 /* ----------------------------------------------------------- the line */
 
-/* It follows nobody any more. A thread goes to the store itself; a pending is sent when
-   there is room. */
+/* The waiter follows no request any more. A thread goes to the store by itself; a pending is sent
+   when there is room. */
 static void let_go(hl__line *line, hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex) {
   if (waiter->shares) member_enter(line, &waiter->members[waiter->member_count - 1]);
   if (waiter->ops) {
@@ -291,7 +289,7 @@ static void let_go(hl__line *line, hl__waiter *waiter) HL__REQUIRES(hl__manager_
   }
 }
 
-/* Puts it behind the member; NULL: lets it go. */
+/* Puts the waiter behind the member; NULL: lets it go. */
 static void stand(hl__line *line, hl__waiter *waiter, hl__member *behind)
     HL__REQUIRES(hl__manager_mutex) {
   if (behind) {
@@ -302,7 +300,7 @@ static void stand(hl__line *line, hl__waiter *waiter, hl__member *behind)
   }
 }
 
-/* Finds out whom so many of the loose ones follow now. */
+/* Finds out whom the loose waiters follow now, for `most` of them. */
 static void settle(hl__line *line, unsigned most) HL__REQUIRES(hl__manager_mutex) {
   for (; most > 0; most--) {
     bool together = !hl__list_empty(&line->together);
@@ -337,8 +335,8 @@ void hl__line_join(hl_manager *manager, hl__waiter *waiter) {
   stand(line, waiter, behind);
 }
 
-/* The last member of a WHOLE leaves without a grant: one of its followers takes its place,
-   if it follows nobody else. */
+/* The last member of a WHOLE leaves without a grant. One of its followers takes its place if it
+   follows no other request. */
 static void succeed(hl__line *line, hl__member *gone) HL__REQUIRES(hl__manager_mutex) {
   for (int i = 0; i < SETTLE_SOME && !hl__list_empty(&gone->followers); i++) {
     hl__waiter *waiter = waiter_of(gone->followers.next);
@@ -353,8 +351,8 @@ static void succeed(hl__line *line, hl__member *gone) HL__REQUIRES(hl__manager_m
   hl__list_move(&line->loose, &gone->followers);
 }
 
-/* The member's followers now follow the member before it, whom they followed as well. Where there is none, they
-   look for another. */
+/* The member's followers now follow the member before it, which they followed as well. If there is
+   none, they search for another one. */
 static void member_leave(hl__line *line, hl__member *member, bool granted)
     HL__REQUIRES(hl__manager_mutex) {
   hl__member *before = member->previous;
@@ -429,14 +427,14 @@ int hl__line_wait(hl_manager *manager, hl__waiter *waiter) {
 
 /* -------------------------------------------------------- to the store */
 
-/* Who goes next; NULL: nobody may. Model: line.pml, advance. */
+/* The waiter that goes next; NULL: none may. Model: line.pml, advance. */
 static hl__waiter *next_to_go(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   hl__line *line = &manager->line;
   hl__waiter *ready = hl__list_empty(&line->ready) ? NULL : waiter_of(line->ready.next);
   if (manager->ops->traits.scarce) return hl__pool_has_room(manager) ? ready : NULL;
   if (line->trying > 0) return NULL;
-  /* Nobody is being tried, so all of these are PARKED. The first of them goes before
-     newcomers where there is a place, or they would take each that becomes free. */
+  /* None is being tried, so all of these are PARKED. If there is a place, the first of them goes
+     before newcomers, or these would take each place that becomes free. */
   if (line->parked_count > 0 && line->waiting < manager->pool_size && !line->short_of_threads)
     return waiter_of(line->parked.next);
   if (ready || line->parked_count == 0) return ready;
@@ -448,7 +446,7 @@ static hl__waiter *next_to_go(hl_manager *manager) HL__REQUIRES(hl__manager_mute
   return asked;
 }
 
-/* False: there is no thread for it now. */
+/* False: no thread can be started now. */
 static bool send(hl_manager *manager, hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex) {
   hl__line *line = &manager->line;
   hl__place before = waiter->place;
@@ -477,7 +475,7 @@ static void advance(hl_manager *manager, unsigned most) HL__REQUIRES(hl__manager
 }
 
 void hl__line_advance(hl_manager *manager) {
-  /* Without a keeper all who wait are threads. */
+  /* Without a keeper only threads wait. */
   advance(manager, manager->keeper.runs ? SETTLE_SOME : UINT32_MAX);
 }
 
@@ -486,7 +484,7 @@ bool hl__line_refused(hl_manager *manager, hl__waiter *waiter) {
   line->trying--;
   bool place = line->waiting < manager->pool_size &&
                (hl__list_empty(&line->parked) || line->parked.next == &waiter->node);
-  /* One worker is left to try the others. */
+  /* One more worker must be left, to try the others. */
   if (place && hl__worker_spare(manager)) {
     if (waiter->in_parked) parked_remove(line, waiter);
     heap_remove(line, waiter);
@@ -494,7 +492,7 @@ bool hl__line_refused(hl_manager *manager, hl__waiter *waiter) {
     line->waiting++;
   } else {
     if (place) line->short_of_threads = true;
-    hl__worker_comes(manager); /* the one that tried it */
+    hl__worker_comes(manager); /* the worker that tried it */
     waiter->place = HL__PARKED;
     if (!waiter->in_parked) {
       waiter->in_parked = true;
@@ -512,20 +510,20 @@ bool hl__line_refused(hl_manager *manager, hl__waiter *waiter) {
 
 /* ---------------------------------------------------------- the keeper's */
 
-/* True: there are more. */
+/* Ends waiters whose time is up. True: there are more. */
 static bool expire(hl_manager *manager, int64_t now) HL__REQUIRES(hl__manager_mutex) {
   hl__line *line = &manager->line;
   for (int i = 0; i < EXPIRE_PIECE; i++) {
     hl__waiter *waiter = line->soonest;
     if (!waiter || waiter->deadline > now) return false;
     heap_remove(line, waiter);
-    /* Whoever tries it looks at its time himself. */
+    /* The worker that tries it checks the time itself. */
     if (waiter->place < HL__TRIED) waiter->ops->expire(waiter);
   }
   return true;
 }
 
-/* One piece. Returns when it wants to be called next; 0: at once. */
+/* Does one piece. Returns when to call it next; 0: at once. */
 static int64_t keep(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   hl__line *line = &manager->line;
   int64_t now = hl__now_ms(), next = HL_FOREVER;
@@ -545,7 +543,7 @@ static int64_t keep(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   return next;
 }
 
-/* Unchecked: clang cannot see that the keeper holds just this mutex. */
+/* Unchecked: clang cannot see that the keeper holds this very mutex. */
 HL__UNCHECKED int64_t hl__line_keep(hl_manager *manager) {
   static const struct timespec way = {0, GIVE_WAY_NS};
   for (;;) {
@@ -560,7 +558,7 @@ HL__UNCHECKED int64_t hl__line_keep(hl_manager *manager) {
 void hl__line_close(hl_manager *manager) {
   hl__waiter *waiter = manager->line.first, *next;
   for (; waiter; waiter = next) {
-    next = waiter->next; /* nobody goes to the store of a closed manager */
+    next = waiter->next; /* no waiter goes to the store of a closed manager */
     if (waiter->ops)
       waiter->ops->close(waiter);
     else if (waiter->turn)

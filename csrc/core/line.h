@@ -1,56 +1,51 @@
 /*
  * line.h - requests of this process that wait, in the order of their arrival.
  *
- * Five hundred coroutines that want one node could wait at a database on five hundred
- * connections. Four hundred and ninety-nine of these waits are pointless: each of those
- * requests is sure to wait behind another request of this manager. So they wait
- * here, without a connection and without a thread, and only the first goes to the store.
- * Nothing is handed over inside the process: the next one joins the store's queue at its
- * end, behind the requests of other processes. So other processes wait no longer than
- * they would without the line: where the store's queue is fair, each of them has its turn
- * between two grants to this process.
+ * Five hundred coroutines that want one node could wait at a database on five hundred connections.
+ * But 499 of these requests are sure to wait behind another request of this manager. So they wait
+ * here, without a connection and without a thread, and only the first goes to the store. The line
+ * hands no lock over inside the process: the next request joins the store's queue at its end,
+ * behind the requests of other processes. So other processes wait no longer than they would without
+ * the line: if the store's queue is fair, each of them has its turn between two grants to this
+ * process.
  *
- * Who follows whom. A request R stands behind a waiting request P (not behind a holder) in
- * two cases:
+ * Followers. A request R stands behind a waiting request P (not behind a holder) in two cases:
  *
  *   - P came earlier, and R needs all rows that P needs, up to P's first row that conflicts
- *     with R. Then the store could not grant R before P is granted or gives up: whatever
- *     P waits for, R would wait for, too, or R would wait for P. If P needs, before that
- *     row, one that R does not need, P may wait for something that does not concern R. So R
- *     goes to the store by itself.
- *   - P stands behind nobody, all rows of P are shared, R needs all of them, and none
- *     conflicts. Then whatever blocks P blocks R. So of many requests that can share,
- *     one goes first. When it is granted, all others follow at once. When it gives up, the
+ *     with R. Then the store cannot grant R before P is granted or gives up: R would wait for
+ *     P, or for the same row as P. But if P needs, before that row, a row that R does not
+ *     need, P may wait for a lock that does not concern R. So then R goes to the store.
+ *   - P follows no request, all rows of P are shared, R needs all of them, and none
+ *     conflicts. Then a lock that blocks P blocks R, too. So of many requests that can share,
+ *     one goes first. Once it is granted, all others follow at once. If it gives up, the
  *     next goes alone.
  *
- * R stands behind all such P, and goes when the last of them has left. R holds nothing
- * while it stands in line, so no circle of waiters goes through it. Requests that may hold
- * something already (hl_lock_extend), and those that do not wait (timeout 0), do not
- * stand in line.
+ * R stands behind all such P, and goes when the last of them has left. R holds nothing while it
+ * stands in line, so no circle of waiters goes through it. Requests that may hold rows already
+ * (hl_lock_extend), and requests that do not wait (timeout 0), do not stand in line.
  *
- * How P is found. P is a member of several classes: one for each of its rows up to the
- * first exclusive one. A class is a row, the rows of P before it, and the mode in which
- * P takes that row. Under u1, u1/a1 and u1/a1/r1, for example, the path u1/a1/r1 has a
- * class each. R looks under each of its own rows for classes whose rows it needs, too. So
- * joining and leaving take a few steps for each row, however many requests wait. R looks at
- * no more than HL__LINE_CLASSES classes under a row, and P enters no more than
- * HL__LINE_DEPTH classes. Beyond these limits R may miss P and go to the store, which is
- * correct, too, but costs a connection.
+ * Finding P. P is a member of several classes: one for each of its rows up to the first exclusive
+ * one. A class is a row, the rows of P before it, and the mode in which P takes that row. The path
+ * u1/a1/r1, for example, has a class under each of u1, u1/a1 and u1/a1/r1. R searches under each of
+ * its own rows for classes whose rows it needs, too. So joining and leaving take a few steps per
+ * row, however many requests wait. R checks at most HL__LINE_CLASSES classes under a row, and P
+ * enters at most HL__LINE_DEPTH classes. Beyond these limits R may miss P and go to the store,
+ * which is correct, too, but costs a connection.
  *
- * Who goes to the store. A pending that follows nobody is READY.
+ * Going to the store. A pending that follows no request is READY.
  *
- *   - Where connections are scarce, the first READY one goes when the pool has room.
- *   - Elsewhere a wait costs a thread, and a try next to nothing. One worker tries the
- *     READY ones, one after the other. One that is refused waits in the store's queue with
- *     a worker of its own, while fewer than pool_size pendings do that. Beyond pool_size, or
- *     when no thread can be started, it is PARKED. The pending parked first gets the
- *     first place that becomes free, before all that came later. Meanwhile each parked one
- *     is tried again every HL__LINE_ASK_MS; of more than can be tried in that time, 64 are
- *     tried each HL__LINE_ROUND_MS, in turn. So none that could be granted is forgotten,
- *     whatever those with a place wait for. (Its tries are refused while another process
- *     waits for its row; then it needs its place.)
+ *   - If connections are scarce, the first READY pending goes when the pool has room.
+ *   - Otherwise a wait costs a thread, and a try next to nothing. One worker tries the READY
+ *     pendings, one after the other. A refused one waits in the store's queue with a worker
+ *     of its own, while fewer than pool_size pendings do that. Beyond pool_size, or if no
+ *     thread can be started, it is PARKED. The pending parked first gets the first free
+ *     place, before all later ones. Meanwhile each parked pending is tried again every
+ *     HL__LINE_ASK_MS; if there are too many for that, 64 are tried each HL__LINE_ROUND_MS,
+ *     in turn. So a pending that could be granted is not forgotten while others wait for
+ *     long. (Its tries are refused while another process waits for its row; then it needs
+ *     its place.)
  *
- * No function here takes more than a few steps for others. When one departure concerns
+ * No function here takes more than a few steps for other requests. If one departure concerns
  * thousands, the keeper does the work in pieces, and frees the mutex between two pieces.
  */
 #ifndef HIERLOCK_LINE_H
@@ -67,25 +62,24 @@ typedef struct hl__member hl__member;
 
 #define HL__LINE_HEADS 4096u
 
-/* Of a manager: its requests that wait. */
+/* The waiting requests of a manager. */
 typedef struct hl__line {
   hl__waiter *first, *last; /* all, in order of arrival */
   uint64_t arrivals;
-  hl__member *heads[HL__LINE_HEADS]; /* by row: whom a newcomer may follow */
-  /* BEHIND somebody who has just left: whom they follow now is still to be looked
-     for. `together`: he was granted what they share with him. */
+  hl__member *heads[HL__LINE_HEADS]; /* by row: the classes under it */
+  /* Followers of a waiter that has just left: they must find out whom they follow now. `together`:
+     the waiter was granted rows that they share with it. */
   hl__list loose, together;
   hl__list ready;       /* READY, in order */
-  hl__list parked;      /* PARKED, or being TRIED again; in order of arrival there */
-  hl__list *next_asked; /* the next of them whose turn it is, or the list itself */
+  hl__list parked;      /* PARKED, or TRIED again; oldest first */
+  hl__list *next_asked; /* the next one to try, or the list itself */
   unsigned parked_count;
-  unsigned asks;         /* so many of them may be tried now */
-  int64_t next_round;    /* when more of them may be */
+  unsigned asks;         /* how many of them may be tried now */
+  int64_t next_round;    /* when `asks` is set again */
   unsigned trying;       /* TRIED */
-  unsigned waiting;      /* AT_STORE with a worker, of a store whose connections are
-                             not scarce */
-  bool short_of_threads; /* none could be started a moment ago */
-  hl__waiter *soonest;   /* a heap of those in line whom no thread awaits, by deadline */
+  unsigned waiting;      /* AT_STORE with a worker, if connections are not scarce */
+  bool short_of_threads; /* none could be started just now */
+  hl__waiter *soonest;   /* a heap, by deadline, of the pendings in line */
 } hl__line;
 
 #define HL__LINE_CLASSES 16
@@ -93,38 +87,37 @@ typedef struct hl__line {
 #define HL__LINE_ASK_MS 100
 #define HL__LINE_ROUND_MS 10
 
-/* Up to HL__PARKED it stands in line. From HL__TRIED on, a thread or a worker has it. */
+/* Up to HL__PARKED a waiter is in line. From HL__TRIED on, a thread or a worker has it. */
 typedef enum hl__place {
-  HL__BEHIND,  /* it follows another one */
-  HL__READY,   /* a pending that goes as soon as there is room */
+  HL__BEHIND,  /* it follows another waiter */
+  HL__READY,   /* a pending that goes once there is room */
   HL__PARKED,  /* a pending that was refused, and is tried again in turn */
-  HL__TRIED,   /* a pending that a worker tries */
-  HL__AT_STORE /* or on its way */
+  HL__TRIED,   /* a pending that a worker is trying */
+  HL__AT_STORE /* at the store, or on its way */
 } hl__place;
 
-/* A waiter as a member of one class. The members form a ring in the order of their
-   arrival; the first of them, the head, is in the table. */
+/* A waiter as a member of one class. The members form a ring in the order of their arrival. The
+   table has the first of them, the head. */
 struct hl__member {
   hl__waiter *waiter;
-  hl__member *next, *previous; /* in the ring; NULL: it is not entered */
-  hl__member *chain, **link;   /* of the head: in the table */
-  hl__list followers;          /* those that stand behind it because of this class */
-  size_t rows;                 /* how many of the waiter's rows, from the first */
+  hl__member *next, *previous; /* in the ring; NULL: not entered */
+  hl__member *chain, **link;   /* of a head: in the table */
+  hl__list followers;          /* waiters behind it because of this class */
+  size_t rows;                 /* how many of the waiter's rows, from the first on */
   uint8_t kind;                /* see line.c */
   bool head;
 };
 
-/* As many as a path of three levels needs. */
+/* Enough for a path of three levels. */
 #define HL__MEMBERS_INSIDE 4
 
-/* What the line has done by whoever waits without a thread. With the manager's
-   mutex. */
+/* Functions that the line calls for a waiter without a thread, with the manager's mutex. */
 typedef struct hl__waiter_ops {
-  /* Goes to the store, or tries there (TRIED). False: there is no thread for it. */
+  /* Goes to the store, or tries there (TRIED). False: no thread can be started. */
   bool (*send)(hl__waiter *waiter);
-  /* Its time is up, in line. It leaves the line. */
+  /* The waiter's time is up in line; it leaves the line. */
   void (*expire)(hl__waiter *waiter);
-  /* The manager is closed. In line, it leaves it. */
+  /* The manager is closed; a waiter in line leaves it. */
   void (*close)(hl__waiter *waiter);
 } hl__waiter_ops;
 
@@ -136,21 +129,20 @@ struct hl__waiter {
   hl__waiter *next HL__GUARDED_BY(hl__manager_mutex);
   hl__waiter *previous HL__GUARDED_BY(hl__manager_mutex);
   hl__place place HL__GUARDED_BY(hl__manager_mutex);
-  bool in_parked HL__GUARDED_BY(hl__manager_mutex); /* also while TRIED again */
-  /* BEHIND: among the followers of one, or loose. READY, parked: in those lists. */
+  bool in_parked HL__GUARDED_BY(hl__manager_mutex); /* PARKED, or TRIED again */
+  /* BEHIND: in the followers of a member, or loose. READY, parked: in those lists. */
   hl__list node HL__GUARDED_BY(hl__manager_mutex);
-  /* Its classes; the last is that of its whole, when all its rows are shared. */
+  /* The waiter's classes. If all its rows are shared, the last one is WHOLE (line.c). */
   hl__member *members HL__GUARDED_BY(hl__manager_mutex);
   unsigned member_count HL__GUARDED_BY(hl__manager_mutex);
-  bool shares HL__GUARDED_BY(hl__manager_mutex); /* the last one is such */
+  bool shares HL__GUARDED_BY(hl__manager_mutex); /* the last class is WHOLE */
   hl__member inside[HL__MEMBERS_INSIDE] HL__GUARDED_BY(hl__manager_mutex);
-  /* In the heap of deadlines: `back` is the parent of a first child, else the
-     sibling before. */
+  /* The heap of deadlines. `back` is the parent of a first child, else the sibling before. */
   bool timed HL__GUARDED_BY(hl__manager_mutex);
   hl__waiter *child HL__GUARDED_BY(hl__manager_mutex);
   hl__waiter *sibling HL__GUARDED_BY(hl__manager_mutex);
   hl__waiter *back HL__GUARDED_BY(hl__manager_mutex);
-  pthread_cond_t *turn HL__GUARDED_BY(hl__manager_mutex); /* of that thread */
+  pthread_cond_t *turn HL__GUARDED_BY(hl__manager_mutex); /* of the thread that waits */
 };
 
 static inline void hl__line_init(hl__line *line) {
@@ -162,29 +154,28 @@ static inline void hl__line_init(hl__line *line) {
   line->next_asked = &line->parked;
 }
 
-/* Puts it at the end of the line. */
+/* Puts the waiter at the end of the line. */
 void hl__line_join(hl_manager *manager, hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex);
-/* Takes it out, granted or not; those behind it go on. */
+/* Removes the waiter, granted or not. Its followers go on. */
 void hl__line_leave(hl_manager *manager, hl__waiter *waiter, bool granted)
     HL__REQUIRES(hl__manager_mutex);
-/* Frees the memory of a waiter that will never leave, as it is a forked child's copy. */
+/* Frees the memory of a waiter that never leaves, as it is a forked child's copy. */
 void hl__line_forget(hl__waiter *waiter);
-/* Waits in line until it may go to the store: HL_OK; HL_TIMEOUT, or HL_CANCELLED
-   when the manager is closed. It stands in line still. */
+/* Waits in line. HL_OK: the waiter may go to the store; HL_TIMEOUT; HL_CANCELLED: the manager is
+   closed. In each case it is still in line. */
 int hl__line_wait(hl_manager *manager, hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex);
-/* The store has refused a TRIED one. True: its worker may wait at the store, AT_STORE.
-   False: it is PARKED, and its worker is free. */
+/* Called when the store has refused a TRIED waiter. True: AT_STORE, its worker may wait at the
+   store. False: PARKED, its worker is free. */
 bool hl__line_refused(hl_manager *manager, hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex);
-/* Sends pendings to the store while there is room. To be called when there is more room
-   than before. */
+/* Sends pendings to the store while there is room. Call it whenever there is more room. */
 void hl__line_advance(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
-/* The keeper calls it: ends pendings whose time is up in line, and does the work that was
-   left to the keeper, in pieces between which the mutex is free. Returns when it wants to
-   be called next (hl__now_ms), or HL_FOREVER. */
+/* The keeper calls it. Ends pendings whose time is up in line, and does the work that was left to
+   the keeper, in pieces between which the mutex is free. Returns when to call it next (hl__now_ms),
+   or HL_FOREVER. */
 int64_t hl__line_keep(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
-/* The manager is closed: all who stand in line end. */
+/* Ends all waiters in line, as the manager is closed. */
 void hl__line_close(hl_manager *manager) HL__REQUIRES(hl__manager_mutex);
-/* Whether a request for this plan would stand behind another if it came now. */
+/* Whether a new request for this plan would follow another request. */
 bool hl__line_would_follow(hl_manager *manager, const hl_plan *plan)
     HL__REQUIRES(hl__manager_mutex);
 
