@@ -1,6 +1,6 @@
 /*
- * clock.c - the clocks: monotonic milliseconds for everything that is measured,
- * boot time for leases, Unix time for what people are shown.
+ * clock.c - the clocks: monotonic milliseconds for measuring, boot time for belief in locks, and
+ * Unix time to show to people.
  */
 #include "clock.h"
 
@@ -32,7 +32,7 @@ static int64_t left_at(int64_t now, int64_t deadline) {
 int64_t hl__left_ms(int64_t deadline) { return left_at(hl__now_ms(), deadline); }
 
 int64_t hl__lease_left_ms(int64_t end) {
-  return left_at(hl__boot_ms() + 1, end); /* the clock's milliseconds are cut */
+  return left_at(hl__boot_ms() + 1, end); /* the clock's milliseconds are rounded down */
 }
 
 /* The rest of the 200 ms is for what the call does beside waiting. */

@@ -1,7 +1,7 @@
 /*
- * dsn.c - which store a data source name asks for, and the parts that DSNs of
- * several stores have in common: URLs. Messages name the part that is wrong and
- * never quote the whole, for it may contain a password.
+ * dsn.c - finds the store of a data source name, and parses the parts that the DSNs of several
+ * stores have in common: URLs. Messages name the wrong part, and never quote the whole DSN, which
+ * may contain a password.
  */
 #include "dsn.h"
 
@@ -121,9 +121,8 @@ int hl__dsn_params(char *text, bool encoded, hl_dsn *dsn, hl_error *error) {
 }
 
 int hl__dsn_url(char *text, hl_dsn_fn host, hl_dsn *dsn, hl_error *error) {
-  /* The first '/' or '?' ends the address. An '@' behind it most likely belongs
-     to the address, and what stands before it is half a password: nothing of it
-     may be quoted, nor may it be taken for a host or a port. */
+  /* The first '/' or '?' ends the address. An '@' after it most likely belongs to the address, and
+     the text before it is half a password: do not quote it, or take it for a host or a port. */
   if (strchr(text + strcspn(text, "/?"), '@'))
     return hl__error(error, HL_EDSN,
                      "the DSN has an '@' behind a '/' or '?'. In a user or "
@@ -264,8 +263,7 @@ int hl__dsn_store(const hl_dsn *dsn, const hl__dsn_known *known, void *store, hl
 
 /* ---------------------------------------------------- schemes and stores */
 
-/* The only place that knows all of them: a store may be a module that is not
-   loaded yet. */
+/* The only list of all schemes: a store may be a module that is not loaded yet. */
 static const struct {
   const char *prefix;
   const char *store;
@@ -290,7 +288,7 @@ static const struct {
     {"quorum:", "quorum"},
 };
 
-/* Those of Symfony Lock whose locks we can share: hl_dsn.interoperate. */
+/* Schemes of Symfony Lock whose locks we can share: hl_dsn.interoperate. */
 static const struct {
   const char *prefix;
   const char *store;
@@ -302,8 +300,8 @@ static const struct {
     {"pgsql+advisory:", "postgresql"},
 };
 
-/* Its others: what to write instead. Those that end with ':' are
-   beginnings; the others are the whole. */
+/* Symfony Lock's other schemes: what to write instead. An entry that ends with ':' is a prefix; any
+   other is a whole DSN. */
 #define JOINABLE                                                                                   \
   "what Symfony Lock keeps in tables (lock_keys) cannot be shared; write "                         \
   "pgsql+advisory:... or flock:///directory, which can, or "
@@ -358,13 +356,13 @@ static const struct {
                  "mysql://..."},
 };
 
-/* HL_OK: it is none of those. */
+/* HL_OK: the DSN has none of those schemes. */
 static int refuse(const char *text, hl_error *error) {
   for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
     const char *prefix = refused[i].prefix;
     size_t n = strlen(prefix);
     if (strncasecmp(text, prefix, n) != 0) continue;
-    /* With an '@', it may be the Go form with a user of that name. */
+    /* With an '@' it may be the Go form with a user of that name. */
     bool ours =
         prefix[n - 1] == ':' ? strncmp(text + n, "//", 2) == 0 || !strchr(text + n, '@') : !text[n];
     if (!ours) continue;
@@ -374,8 +372,8 @@ static int refuse(const char *text, hl_error *error) {
   return HL_OK;
 }
 
-/* Whether it begins as a list of libpq's, key=value: with one of those by which a server,
-   a database or a log-in is named. */
+/* Whether the text begins like a list of libpq, key=value, with a key that names a server, a
+   database or a login. */
 static bool is_libpq_list(const char *text) {
   static const char *const keys[] = {"host",
                                      "hostaddr",
@@ -399,7 +397,7 @@ static bool is_libpq_list(const char *text) {
   return false;
 }
 
-/* The store of a DSN; *rest: what stands behind its scheme, or all of it. */
+/* Finds the store of a DSN. *rest: what follows its scheme, or the whole text. */
 static int store_find(const char *text, const char **store, const char **interoperate,
                       const char **rest, hl_error *error) {
   *interoperate = NULL;
@@ -437,7 +435,7 @@ static int store_find(const char *text, const char **store, const char **interop
     *store = "postgresql";
     return HL_OK;
   }
-  /* A word before "://" is a scheme; else it is taken for the Go form. */
+  /* A word before "://" is a scheme; otherwise it is the Go form. */
   size_t word = 0;
   while (isalnum((unsigned char)text[word]) || text[word] == '+' || text[word] == '-' ||
          text[word] == '.')
@@ -481,7 +479,7 @@ int hl_dsn_parse(const char *text, hl_dsn_fn parse, hl_dsn *dsn, hl_error *error
 
 void hl_dsn_dispose(hl_dsn *dsn) {
   if (dsn->text) {
-    /* Passwords do not stay behind in freed memory. */
+    /* No password stays behind in freed memory. */
     explicit_bzero(dsn->text, dsn->size);
     free(dsn->text);
   }

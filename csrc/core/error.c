@@ -9,8 +9,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* A new field takes the place of what is reserved: programs that were compiled with an earlier
-   header have room for so much. */
+/* A new field uses reserved room, as programs compiled with an earlier header have only that
+   much. */
 _Static_assert(sizeof(void *) < 8 || sizeof(hl_error) == 872, "hl_error has its size for ever");
 _Static_assert(sizeof(hl_stats) == 256, "hl_stats has its size for ever");
 
@@ -57,7 +57,8 @@ int hl__status_named(const char *name) {
   return HL_ESTORE;
 }
 
-/* One of U+0080 to U+009F: terminals obey some of them as they obey Escape. */
+/* Whether the character is one of U+0080 to U+009F: terminals obey some of them as they obey
+   Escape. */
 static bool is_c1(const char *text) {
   return (unsigned char)text[0] == 0xC2 && ((unsigned char)text[1] & 0xE0) == 0x80;
 }
@@ -67,8 +68,8 @@ static void error_fill(hl_error *error, int status, const char *format, va_list 
   error->status = status;
   error->retryable = status_retryable(status);
   error->level = -1;
-  /* One line, and nothing that a terminal obeys: whatever a server or a path
-     contained. */
+  /* The message becomes one line without control characters, which a server or a path may
+     contain. */
   (void)vsnprintf(error->message, sizeof error->message, format, arguments);
   for (char *c = error->message; *c; c++)
     if (is_c1(c))
@@ -98,7 +99,7 @@ int hl__error_errno(hl_error *error, int status, const char *format, ...) {
     char text[128] = "";
 #ifdef __GLIBC__ /* may leave text alone */
     const char *reason = strerror_r(saved, text, sizeof text);
-#else /* as POSIX has it */
+#else /* as POSIX defines it */
     const char *reason = text;
     (void)strerror_r(saved, text, sizeof text);
 #endif
@@ -111,7 +112,7 @@ int hl__error_null(hl_error *error, const char *function) {
   return hl__error(error, HL_EMISUSE, "%s: an argument is NULL that must not be", function);
 }
 
-/* Up to size - 1 bytes, cut between two characters. */
+/* Copies up to size - 1 bytes, cut between two characters. */
 static void text_cut(char *out, size_t size, const char *text) {
   size_t n = text ? strlen(text) : 0;
   if (n >= size)
@@ -133,9 +134,8 @@ int hl__error_revoked(hl_error *error, const char *by, const char *reason) {
 
 int hl__error_memory(hl_error *error) { return hl__error(error, HL_ENOMEM, "not enough memory"); }
 
-/* Whether what stands at s, a valid sequence, turns the direction of writing, so that a
-   text is not what it seems, or ends a line: U+061C, U+200E, U+200F, U+2028 to U+202E,
-   U+2066 to U+2069. */
+/* Whether the valid sequence at s turns the direction of writing, so that a text is not what it
+   seems, or ends a line: U+061C, U+200E, U+200F, U+2028 to U+202E, U+2066 to U+2069. */
 static bool turns(const unsigned char *s) {
   if (s[0] == 0xD8) return s[1] == 0x9C;
   if (s[0] != 0xE2) return false;
@@ -143,8 +143,8 @@ static bool turns(const unsigned char *s) {
   return s[1] == 0x80 && (s[2] == 0x8E || s[2] == 0x8F || (s[2] >= 0xA8 && s[2] <= 0xAE));
 }
 
-/* The length of the valid UTF-8 sequence at s (RFC 3629, section 4), 0 when
-   there is none, or one that is not shown as it is. */
+/* The length of the valid UTF-8 sequence at s (RFC 3629, section 4); 0: there is none, or it must
+   be escaped. */
 static size_t utf8_length(const unsigned char *s, size_t n) {
   unsigned char lead = s[0];
   size_t length = lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
@@ -158,7 +158,7 @@ static size_t utf8_length(const unsigned char *s, size_t n) {
   return turns(s) ? 0 : length;
 }
 
-/* What stands before the two digits of a byte that is not shown as it is. */
+/* The characters before the two digits of an escaped byte. */
 typedef enum escape_style {
   BACKSLASH,
   PERCENT
@@ -170,7 +170,7 @@ static size_t escape(char *out, size_t size, const char *data, size_t n, escape_
   const char *before = style == PERCENT ? "%" : "\\x";
   size_t digits = strlen(before);
   size_t used = 0;
-  size_t cut = 0; /* where "..." still fits */
+  size_t cut = 0; /* the last place where "..." still fits */
   size_t i = 0;
   if (size == 0) return 0;
   while (i < n) {

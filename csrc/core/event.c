@@ -54,7 +54,7 @@ int64_t hl_histogram_bound_us(unsigned i) {
   return i < HL_HISTOGRAM_BOUNDS ? bounds_us[i] : INT64_MAX;
 }
 
-/* Most are short: looked for from the shortest on. */
+/* Searches from the shortest on, as most durations are short. */
 void hl__histogram_add(hl_histogram *histogram, int64_t us) {
   unsigned i = 0;
   while (i < HL_HISTOGRAM_BOUNDS && us > bounds_us[i]) i++;

@@ -12,19 +12,19 @@
 #include <time.h>
 #include <unistd.h>
 
-/* exit() waits so long for those on their way out. A server that hangs keeps the
-   program no longer than that. */
+/* How long exit() waits for threads on their way out. A server that hangs does not keep the program
+   longer. */
 #define AWAIT_MS 2500
-/* It waits so long for those inside the client library. They do not wait but compute:
-   each that logs in reads all certificates of the system, one after the other. Only a
-   name server can take them longer. */
+/* How long exit() waits for threads in the client library. They compute rather than wait: each
+   login reads all certificates of the system, one login after the other. Only a name server can
+   delay them longer. */
 #define INSIDE_MS 5000
-/* Stores; more than there are. */
+/* More stores than exist. */
 #define LIBRARIES_MAX 32
 
 static atomic_uint awaited; /* threads on their way out */
 static atomic_bool exiting;
-/* Who called exit(), and runs its handlers; set before `exiting`. */
+/* The thread that called exit() and runs its handlers; set before `exiting`. */
 static pthread_t exiter;
 
 static atomic_bool library_closed;
@@ -36,7 +36,7 @@ static bool is_exiter(void) {
   return atomic_load(&exiting) && pthread_equal(exiter, pthread_self());
 }
 
-/* For what is left of the process. */
+/* Blocks until the process ends. */
 static void stay(void) {
   if (is_inside) atomic_fetch_sub(&inside, 1u);
   for (;;) (void)pause();
@@ -49,7 +49,7 @@ static void wait_for_none(const atomic_uint *count, int64_t ms) {
 }
 
 static void before_exit(void) {
-  if (atomic_load(&exiting)) return; /* the first of them has done it all */
+  if (atomic_load(&exiting)) return; /* the first handler has done all this */
   exiter = pthread_self();
   atomic_store(&exiting, true);
   wait_for_none(&awaited, AWAIT_MS);
@@ -57,8 +57,8 @@ static void before_exit(void) {
   wait_for_none(&inside, INSIDE_MS);
 }
 
-/* A child has none of its parent's threads but the one that forked: unless that one
-   called exit(), the child is not in exit(). */
+/* A child has only the thread that forked. Unless that thread called exit(), the child is not in
+   exit(). */
 static void in_child(void) {
   if (!is_exiter()) {
     atomic_store(&library_closed, false);
@@ -68,9 +68,9 @@ static void in_child(void) {
   atomic_store(&inside, 0u);
 }
 
-/* A program may unload what brought this code as soon as it has closed its managers. Threads of
-   ours may be in it still: a server that hangs keeps them, and none can be waited for to its
-   last instruction. So the code stays, where it is that of a shared object. */
+/* A program may unload our shared object once it has closed its managers. But threads of ours may
+   still be in it: a server that hangs keeps them, and no thread can be awaited to its last
+   instruction. So the shared object stays loaded. */
 static void stay_loaded(void) {
   static const char here = 0;
   Dl_info object;
@@ -90,7 +90,7 @@ void hl__exit_watch(const void *library) {
   for (unsigned i = 0; library && i < LIBRARIES_MAX; i++) {
     const void *there = NULL;
     if (atomic_compare_exchange_strong(&watched[i], &there, library))
-      (void)atexit(before_exit); /* once for each */
+      (void)atexit(before_exit); /* once for each library */
     if (!there || there == library) return;
   }
 }
@@ -100,7 +100,7 @@ void hl__exit_await(unsigned n) { atomic_fetch_add(&awaited, n); }
 void hl__exit_await_end(void) { atomic_fetch_sub(&awaited, 1u); }
 
 void hl__exit_check(unsigned n) {
-  /* Handlers of the program's own may go on; they keep nobody waiting but exit(). */
+  /* The program's own handlers may go on; only exit() waits for them. */
   if (!atomic_load(&exiting) || is_exiter() || gives_back) return;
   atomic_fetch_sub(&awaited, n);
   stay();
@@ -124,7 +124,7 @@ bool hl__library_is_inside(void) { return is_inside; }
 
 void hl__library_enter(void) {
   is_inside = true;
-  atomic_fetch_add(&inside, 1u); /* before looking: exit() closes, and counts */
+  atomic_fetch_add(&inside, 1u); /* before the check: exit() closes, then counts */
   if (atomic_load(&library_closed) && !is_exiter()) stay();
 }
 

@@ -1,47 +1,44 @@
 /*
  * exit.h - what our threads do when the program calls exit().
  *
- * exit() takes apart what a client library stands on (OpenSSL, say) while threads of
- * ours may be in it. So a handler of our own runs first. It waits for those on their
- * way out: threads that connect, that tell the server to end a wait, and that give back
- * what the program has released. Then
- * it closes the client library to all threads but its own, and waits for those inside
- * to come out. Threads that wait for a lock stay in their waits; the server keeps what
- * those have got until their time is up.
+ * exit() takes apart the libraries under a client library (OpenSSL, say) while our threads may be
+ * in it. So a handler of ours runs first. It waits for threads on their way out: those that
+ * connect, that tell the server to end a wait, or that give back released locks. Then it closes the
+ * client library to all threads but its own, and waits for those inside to come out. Threads that
+ * wait for a lock stay in their waits; the server keeps their pending requests until these time
+ * out.
  */
 #ifndef HIERLOCK_EXIT_H
 #define HIERLOCK_EXIT_H
 
 #include <stdbool.h>
 
-/* Has exit() run our handler, and keeps this code loaded. To be called before a thread of ours
-   starts.
-   `library`: it will be in a client library, and this tells that library from others
-   (its store's operations); NULL: in none. The library is initialised by now, so our
-   handler runs before those that it has registered: exit() runs the last one first. */
+/* Registers our handler with exit(), and keeps this code loaded. Call it before a thread of ours
+   starts. library: the client library that the thread will be in, identified by its store's
+   operations, or NULL. Initialise that library first: exit() runs the last handler first, so ours
+   then runs before those that the library has registered. */
 void hl__exit_watch(const void *library);
 
-/* Begin and end of being on the way out, for n threads. exit() waits for them, for
-   2.5 s at most. */
+/* Begin and end of being on the way out, for n threads. exit() waits for them, but at most 2.5
+   s. */
 void hl__exit_await(unsigned n);
 void hl__exit_await_end(void);
-/* Does not return once another thread has called exit(), which then waits for
-   n threads less: nothing new is begun. Returns in a thread that gives back. Without a
-   mutex. */
+/* Does not return once another thread has called exit(), which then waits for n threads less: so no
+   new work begins. Returns in a thread that gives back locks. Hold no mutex. */
 void hl__exit_check(unsigned n);
-/* Between the two, this thread gives back to the store what the program has released, or
-   does not want: exit() waits for it, as for those on their way out. They may be nested. */
+/* Between the two, this thread gives back locks that the program has released or does not want.
+   exit() waits for it, as for threads on their way out. May be nested. */
 void hl__exit_give_back_begin(void);
 void hl__exit_give_back_end(void);
-/* Some thread has called exit(). */
+/* Whether a thread has called exit(). */
 bool hl__exit_begun(void);
 
-/* A thread of ours is in the client library between the two. enter does not return
-   once exit() has closed it, except in the thread that runs exit(). Without a mutex. */
+/* A thread of ours is in the client library between the two. enter does not return once exit() has
+   closed it, except in the thread that runs exit(). Hold no mutex. */
 void hl__library_enter(void);
 void hl__library_leave(void);
-/* A thread that is inside waits, for the server or for another thread, between the
-   two: exit() need not wait for it. wait_end, as enter, may not return. */
+/* Between the two, a thread inside waits, for the server or for another thread, so exit() need not
+   wait for it. Like enter, wait_end may not return. */
 void hl__library_wait_begin(void);
 void hl__library_wait_end(void);
 bool hl__library_is_inside(void);

@@ -1,18 +1,19 @@
 /*
- * export.c - see export.h. The text is "hl1-" and the bytes in the alphabet of
- * RFC 4648, section 5 (URLs, file names, cookies), without padding:
+ * export.c - see export.h. The text is "hl1-" and bytes in the alphabet of RFC 4648, section 5
+ * (URLs, file names, cookies), without padding. Numbers have their lowest byte first. The bytes:
  *
  *     id, secret              16 bytes each
- *     ttl, place              8 bytes each, the lowest first; so are all
- * numbers layout                  8 bytes: FNV-1a (64 bits) of its names and
- * buckets targets                 4 bytes: how many; for each of them a byte of
- * its level, one of its mode (above it 0x80: it came with it; 0x40: it was
- *                             asked for in HL_UPDATE, and is exclusive), and
- * for each id 2 bytes of its size, and the id check                   8 bytes:
- * FNV-1a (64 bits) of all that comes before
+ *     ttl, place              8 bytes each
+ *     layout                  8 bytes: FNV-1a (64 bits) of its names and buckets
+ *     number of targets       4 bytes
+ *     for each target         a byte of its level; a byte of its mode, with 0x80 if the
+ *                             mode was given, and 0x40 if it was requested in HL_UPDATE
+ *                             and is exclusive; and for each id a size (2 bytes) and
+ *                             the id
+ *     check                   8 bytes: FNV-1a (64 bits) of everything before
  *
- * The check finds what was damaged on the way. It does not keep anybody from
- * making a text of his own: that takes the secret, which the store compares.
+ * The check finds damage. It does not keep a stranger from making a text: for that the stranger
+ * needs the secret, which the store compares.
  */
 #include "export.h"
 
@@ -28,7 +29,7 @@
 #define PREFIX_SIZE (sizeof PREFIX - 1)
 #define GIVEN 0x80u
 #define RAISED 0x40u
-/* A text longer than that is none of ours. */
+/* A longer text is not ours. */
 #define TEXT_MAX ((size_t)64 << 20)
 
 static const char alphabet[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
@@ -52,7 +53,7 @@ static uint64_t layout_hash(const hl_layout *layout) {
 /* --------------------------------------------------------------- writing */
 
 typedef struct buffer {
-  uint8_t *data; /* NULL: only counts */
+  uint8_t *data; /* NULL: only count */
   size_t size;
 } buffer;
 
@@ -128,7 +129,7 @@ typedef struct source {
   size_t left;
 } source;
 
-/* False: there are not so many. */
+/* False: there are fewer bytes. */
 static bool get(source *in, void *data, size_t size) {
   if (in->left < size) return false;
   if (data) memcpy(data, in->data, size);
@@ -167,7 +168,7 @@ static int get_target(source *in, hl_plan *plan, hl_error *error) {
   int status = hl__plan_add(plan, ids, (unsigned)level + 1, (hl_mode)(mode & ~(GIVEN | RAISED)),
                             (mode & GIVEN) != 0, (mode & RAISED) != 0, error);
   if (status != HL_EMISUSE) return status;
-  /* Where it was made, nodes have no names, or others. */
+  /* In the process that wrote the text, nodes have no names, or other names. */
   if (error) error->status = HL_EMISMATCH;
   return HL_EMISMATCH;
 }
@@ -195,7 +196,7 @@ static int get_all(source *in, hl_layout *layout, hl_lease_terms *terms, hl_plan
   return status;
 }
 
-/* The bytes of the text; NULL: HL_ENOMEM, or *bad. */
+/* The decoded bytes of the text. NULL: HL_ENOMEM, or *bad. */
 static uint8_t *decode(const char *text, size_t size, size_t *decoded, bool *bad) {
   *bad = size < PREFIX_SIZE || size > TEXT_MAX || memcmp(text, PREFIX, PREFIX_SIZE) != 0 ||
          (size - PREFIX_SIZE) % 4 == 1;
@@ -213,7 +214,7 @@ static uint8_t *decode(const char *text, size_t size, size_t *decoded, bool *bad
       if (digit) bits |= (uint32_t)(digit - alphabet) << (18 - 6 * j);
     }
     for (size_t j = 1; j < some; j++) *at++ = (uint8_t)(bits >> (24 - 8 * j));
-    /* There is one text of some bytes: what is left over is zero. */
+    /* The same bytes have only one text: spare bits are zero. */
     if (bits & (0xFFFFFFu >> (8 * (some - 1)))) *bad = true;
   }
   if (*bad) {

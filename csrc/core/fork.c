@@ -1,13 +1,11 @@
 /*
- * fork.c - what a forked child must not keep. A descriptor that parent and
- * child share would keep a dead parent's locks for as long as the child lives,
- * and bytes that the child wrote on it would reach the parent's server. So the
- * child closes every watched descriptor before fork() returns to it, and all
- * that was made before then is recognised by its generation.
+ * fork.c - what a forked child must not keep. A descriptor that parent and child share would keep a
+ * dead parent's locks for as long as the child lives, and bytes that the child wrote on it would
+ * reach the parent's server. So the child closes every watched descriptor before fork() returns in
+ * it, and everything made earlier is recognised by its generation.
  *
- * A host may close all descriptors that it does not know and open its own under
- * their numbers. So a number is closed only while it is the file that it was
- * when it was watched.
+ * A host may close all descriptors that it does not know, and open its own under their numbers. So
+ * a number is closed only while it is the same file as when it was watched.
  */
 #include "fork.h"
 
@@ -39,11 +37,11 @@ struct table {
 HL__MUTEX_FUNCTIONS(table, struct table, mutex, hl__fork_mutex)
 static struct table watched = {.mutex = PTHREAD_MUTEX_INITIALIZER};
 static atomic_uint generation;
-/* Random; of this process alone. 0: none could be had. */
+/* Random; of this process alone. 0: there were no random numbers. */
 static uint64_t identity;
 
-/* Shared by those who forbid births, exclusive while a child is born; before the
-   mutex. fork() goes first, or it would starve behind many who connect. */
+/* Shared by threads that forbid births, exclusive while a child is born; taken before the mutex.
+   fork() goes first, or it would starve behind many threads that connect. */
 #ifdef PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP
 #define BIRTHS_INIT PTHREAD_RWLOCK_WRITER_NONRECURSIVE_INITIALIZER_NP
 #else
@@ -76,8 +74,7 @@ static void identity_draw(void) {
     identity = 0;
 }
 
-/* Only what is safe in the child of a process with threads: fstat, close,
-   stores. */
+/* Calls only what is safe in the child of a process with threads: fstat, close, stores. */
 static void after_fork_in_child(void) HL__RELEASES(hl__fork_mutex) {
   int saved = errno;
   for (size_t fd = 0; fd < watched.capacity; fd++) {
@@ -89,7 +86,7 @@ static void after_fork_in_child(void) HL__RELEASES(hl__fork_mutex) {
   identity_draw(); /* a system call */
   errno = saved;
   table_unlock(&watched);
-  /* It was locked by a thread of another number, as whom we cannot unlock it. */
+  /* A thread with another number locked it, for which we cannot unlock it. */
   births = (pthread_rwlock_t)BIRTHS_INIT;
 }
 

@@ -1,7 +1,7 @@
 /*
- * hmac.c - see hmac.h. SHA-256 as FIPS 180-4, section 6.2, has it; HMAC as RFC
- * 2104, section 2. The core has it itself, as no library for it is there under
- * every Lua; the specs compare it with the vectors of RFC 4231.
+ * hmac.c - see hmac.h. SHA-256 as in FIPS 180-4, section 6.2; HMAC as in RFC 2104, section 2. The
+ * core has its own, as no library for it exists under every Lua. The specs compare it with the
+ * vectors of RFC 4231.
  */
 #include "hmac.h"
 
@@ -30,7 +30,7 @@ static const uint32_t constants[64] = {
 
 static uint32_t rotate(uint32_t x, unsigned n) { return (x >> n) | (x << (32 - n)); }
 
-/* One block of BLOCK bytes. */
+/* Adds one block of BLOCK bytes to the state. */
 static void compress(uint32_t state[8], const uint8_t *block) {
   uint32_t w[64], s[8];
   for (size_t i = 0; i < 16; i++)

@@ -89,7 +89,7 @@ const char *hl__layout_names(const hl_layout *layout, char out[HL__LAYOUT_NAMES_
   return out;
 }
 
-/* The layout of those names, of which nobody knows yet whether they are any. */
+/* Makes the layout of these names, which may be invalid: HL_EMISUSE. */
 static int layout_parse(const char *names, uint32_t buckets, hl_layout **layout, hl_error *error) {
   char copy[HL__LAYOUT_NAMES_MAX] = "", *rest = copy, *name;
   const char *list[HL_LEVELS_MAX];
@@ -120,7 +120,7 @@ int hl__layout_agree(hl_layout *wanted, const char *names, uint32_t buckets, con
                    space, buckets, names, wanted->buckets, ours, other);
 }
 
-/* Without names. */
+/* Copies a layout without its names of nodes. */
 static int layout_copy(const hl_layout *layout, hl_layout **copy, hl_error *error) {
   *copy = malloc(sizeof **copy);
   if (!*copy) return hl__error_memory(error);
@@ -142,8 +142,8 @@ int hl__layout_unbucketed(const hl_layout *wanted, hl_layout **layout, hl_error 
 
 /* ----------------------------------------------------------------- names */
 
-/* The level of the "{level}" at *at, which begins with '{', and *at behind it; levels:
-   there are none but the first ones. levels: it is none. */
+/* The level of the "{level}" at *at, which begins with '{', if it is one of the first `levels`;
+   then moves *at behind it. Returns `levels` if it is not. */
 static unsigned pattern_level(const hl_layout *layout, unsigned levels, const char **at) {
   for (unsigned i = 0; i < levels; i++) {
     size_t size = strlen(layout->names[i]);
@@ -229,7 +229,7 @@ size_t hl__layout_node_name(const hl_layout *layout, const hl_id *ids, unsigned 
     used = append(out, used, at, plain);
     at += plain;
     if (!*at) break;
-    unsigned level = pattern_level(layout, n, &at); /* pattern_check has found it */
+    unsigned level = pattern_level(layout, n, &at); /* pattern_check made sure that there is one */
     used = append(out, used, ids[level].data, ids[level].size);
   }
   return used;

@@ -1,6 +1,6 @@
 /*
- * list.h - a circular list with a head, for members that are in one such list
- * at a time. The caller guards it.
+ * list.h - a circular list with a head. A member is in one such list at a time. The caller guards
+ * it.
  */
 #ifndef HIERLOCK_LIST_H
 #define HIERLOCK_LIST_H
@@ -8,8 +8,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* A member, or the head, which stands between the last member and the first. One
-   that points to itself is an empty list, or in no list. */
+/* A member, or the head, which comes between the last member and the first. If it points to itself,
+   it is an empty list, or in no list. */
 typedef struct hl__list {
   struct hl__list *next, *previous;
 } hl__list;
@@ -18,7 +18,7 @@ static inline void hl__list_init(hl__list *list) { list->next = list->previous =
 
 static inline bool hl__list_empty(const hl__list *list) { return list->next == list; }
 
-/* Inserts node before `at`; at the end, where that is the head. */
+/* Inserts node before `at`; if `at` is the head, at the end. */
 static inline void hl__list_add(hl__list *at, hl__list *node) {
   node->previous = at->previous;
   node->next = at;
@@ -42,7 +42,7 @@ static inline void hl__list_move(hl__list *to, hl__list *from) {
   hl__list_init(from);
 }
 
-/* The structure of this type of which node is that field. */
+/* The structure of this type whose `field` is node. */
 #define HL__LIST_ENTRY(node, type, field) ((type *)(void *)((char *)(node)-offsetof(type, field)))
 
 #endif

@@ -1,7 +1,7 @@
 /*
- * mode.h - everything that depends on which modes there are: who conflicts with
- * whom, what two modes amount to, what a node and its ancestors are locked in, and the order of
- * rows. (Names: hl_mode_name.) Nothing else compares modes by their numbers.
+ * mode.h - everything that depends on which modes there are: which modes conflict, which mode
+ * covers two, in which modes a node and its ancestors are locked, and the order of rows. (Names:
+ * hl_mode_name.) No other code compares modes by their numbers.
  *
  *                     the other holds it
  *                     shared     update     exclusive
@@ -9,12 +9,12 @@
  *     update          both       waits      waits
  *     exclusive       waits      waits      waits
  *
- * Rows are only shared or exclusive. A node that is taken for update is two rows: its own, shared,
- * and its update row, exclusively, which nobody else asks for. So no more than one has the update
- * lock, and only he may make his own row exclusive.
+ * Rows are only shared or exclusive. A node that is locked for update is two rows: its own, shared,
+ * and its update row, exclusively, which other modes do not request. So at most one holder has the
+ * update lock, and only that one may make the node's row exclusive.
  *
- * All update rows come before all other rows. Whoever waits for one holds no node, or the holder,
- * who wants to become exclusive, would have to wait for him.
+ * All update rows come before all other rows. So a request that waits for one holds no node.
+ * Otherwise the holder, on its way to exclusive, would have to wait for it.
  */
 #ifndef HIERLOCK_MODE_H
 #define HIERLOCK_MODE_H
@@ -31,8 +31,8 @@ static inline bool hl__modes_conflict(hl_mode a, hl_mode b) {
   return conflict[a][b];
 }
 
-/* The weakest mode that allows what both allow: whoever needs a row for two targets
-   takes it in this one. */
+/* The weakest mode that allows everything that both modes allow. A request that needs a row for two
+   targets takes it in this mode. */
 static inline hl_mode hl__mode_supremum(hl_mode a, hl_mode b) {
   static const hl_mode supremum[][HL_UPDATE + 1] = {
       [HL_SHARED] =
@@ -45,34 +45,33 @@ static inline hl_mode hl__mode_supremum(hl_mode a, hl_mode b) {
   return supremum[a][b];
 }
 
-/* Whether a holder in `held` need not take the row again for `wanted`. */
+/* Whether a holder in `held` does not need to lock again for `wanted`. */
 static inline bool hl__mode_covers(hl_mode held, hl_mode wanted) {
   return hl__mode_supremum(held, wanted) == held;
 }
 
-/* What the ancestors of a node are locked in that is taken in this mode. */
+/* The mode of the ancestors of a node that is locked in this mode. */
 static inline hl_mode hl__mode_of_ancestor(hl_mode mode) {
   (void)mode;
   return HL_SHARED;
 }
 
-/* What a node is locked in for which `wanted` was asked. A shared lock of an inner node
-   would not keep writers out of what is below it: they hold the inner node shared,
-   too. */
+/* The mode in which a node is locked that was requested in `wanted`. A shared lock of an inner node
+   would not exclude the writers below it: they hold the inner node shared, too. */
 static inline hl_mode hl__mode_of_node(hl_mode wanted, bool deepest_level) {
   return deepest_level ? wanted : HL_EXCLUSIVE;
 }
 
-/* What the row of a node is locked in that is taken in this mode. */
+/* The mode of the row of a node that is locked in this mode. */
 static inline hl_mode hl__mode_of_row(hl_mode mode) { return mode == HL_UPDATE ? HL_SHARED : mode; }
 
-/* What another process or program has written for a mode. */
+/* The mode that another process or program has written as a number. */
 static inline hl_mode hl__mode_read(unsigned written) {
   if (written == HL_SHARED || written == HL_UPDATE) return (hl_mode)written;
   return HL_EXCLUSIVE;
 }
 
-/* The same as a letter. */
+/* A mode as a letter, and back. */
 static inline char hl__mode_letter(hl_mode mode) {
   return mode == HL_SHARED ? 's' : mode == HL_UPDATE ? 'u' : 'x';
 }
@@ -80,14 +79,14 @@ static inline hl_mode hl__mode_of_letter(char letter) {
   return letter == 's' ? HL_SHARED : letter == 'u' ? HL_UPDATE : HL_EXCLUSIVE;
 }
 
-/* Where rows of this level stand in the order of all rows: update rows first. */
+/* The place of this level in the order of all rows: update rows come first. */
 static inline unsigned hl__level_place(uint8_t level) { return level ^ HL_LEVEL_UPDATE; }
 
 static inline bool hl__is_update_row(const hl_row *row) {
   return (row->level & HL_LEVEL_UPDATE) != 0;
 }
 
-/* The order in which rows are taken. */
+/* Compares two rows by the order in which rows are taken. */
 static inline int hl__row_order(uint8_t level, uint64_t bucket, uint8_t other_level,
                                 uint64_t other_bucket) {
   if (level != other_level) return hl__level_place(level) < hl__level_place(other_level) ? -1 : 1;
@@ -99,12 +98,12 @@ static inline int hl__row_compare(const hl_row *a, const hl_row *b) {
   return hl__row_order(a->level, a->bucket, b->level, b->bucket);
 }
 
-/* Whether it is a row for which who has it shared may have an update row, too; and wants it exclusively. */
+/* Whether the row is wanted exclusively, and its sharers may have update rows. */
 static inline bool hl__may_upgrade(const hl_layout *layout, const hl_row *row) {
   return row->mode == HL_EXCLUSIVE && row->level + 1u == hl_layout_levels(layout);
 }
 
-/* How many of the rows, which are in order, are update rows: the first ones. */
+/* How many of the rows, which are in order, are update rows. They come first. */
 static inline size_t hl__update_rows(const hl_row *rows, size_t n) {
   size_t count = 0;
   while (count < n && hl__is_update_row(&rows[count])) count++;

@@ -1,16 +1,15 @@
 /*
- * mutex.h - what guards what, and in which order, in words that clang checks
- * (-Wthread-safety, -Wthread-safety-beta: `make lint`). To other compilers the
- * annotations are nothing.
+ * mutex.h - says which mutex guards what, and in which order threads take mutexes, in annotations
+ * that clang checks (-Wthread-safety, -Wthread-safety-beta: `make lint`). Other compilers ignore
+ * them.
  *
- * In C, clang cannot name the mutex that is a field beside the guarded one. So
- * annotations name classes of mutexes, as the order does: HL__GUARDED_BY(
- * hl__manager_mutex) is a field that is touched with the mutex of a manager held;
- * that it is the right manager is for readers to see. The order:
+ * In C, clang cannot name the mutex that is a field beside the guarded one. So annotations name
+ * classes of mutexes: HL__GUARDED_BY(hl__manager_mutex) is a field that a thread touches only with
+ * the mutex of a manager. Readers must see that it is the right manager. The order:
  *
  *     1. hl__manager_mutex      manager.h
  *     2. hl__connection_mutex   pool.h
- *     3. what a store has       mysql_store.h, file.h
+ *     3. the stores' mutexes    mysql_store.h, file.h
  *     4. hl__births             fork.h; fork() itself takes it, and nothing of
  *                               1 to 3
  *     5. hl__fork_mutex         fork.c
@@ -28,7 +27,7 @@
 #define HL__ANNOTATE(what)
 #endif
 
-/* Never defined: nothing but annotations names it. */
+/* Never defined: only annotations name it. */
 typedef struct HL__ANNOTATE(capability("mutex")) hl__mutex_class {
   char nothing;
 } hl__mutex_class;
@@ -41,11 +40,11 @@ HL__MUTEX_CLASS(hl__connection_mutex) HL__AFTER(hl__manager_mutex);
 HL__MUTEX_CLASS(hl__births) HL__AFTER(hl__connection_mutex);
 HL__MUTEX_CLASS(hl__fork_mutex) HL__AFTER(hl__births);
 
-/* Of fields and variables. */
+/* For fields and variables. */
 #define HL__GUARDED_BY(class) HL__ANNOTATE(guarded_by(class))
 
-/* Of functions: the caller holds it; they return with it or without it; they
-   return 0 with it, and else without. */
+/* For functions. REQUIRES: the caller holds the mutex. ACQUIRES, RELEASES: the function returns
+   with it, or without it. ACQUIRES_IF_0: it returns 0 with the mutex, and else without. */
 #define HL__REQUIRES(...) HL__ANNOTATE(requires_capability(__VA_ARGS__))
 #define HL__REQUIRES_SHARED(...) HL__ANNOTATE(requires_shared_capability(__VA_ARGS__))
 #define HL__ACQUIRES(...) HL__ANNOTATE(acquire_capability(__VA_ARGS__))
@@ -53,12 +52,12 @@ HL__MUTEX_CLASS(hl__fork_mutex) HL__AFTER(hl__births);
 #define HL__RELEASES(...) HL__ANNOTATE(release_capability(__VA_ARGS__))
 #define HL__RELEASES_SHARED(...) HL__ANNOTATE(release_shared_capability(__VA_ARGS__))
 #define HL__ACQUIRES_IF_0(...) HL__ANNOTATE(try_acquire_capability(0, __VA_ARGS__))
-/* Of functions that nobody else can be in the way of, or that clang cannot
-   follow; each with a reason. */
+/* For functions during which no other thread can have the mutex, or that clang cannot follow; each
+   says why. */
 #define HL__UNCHECKED HL__ANNOTATE(no_thread_safety_analysis)
 
-/* pthread_cancel() ends a thread that waits in a function which begins so when that returns: else it
-   would leave a mutex, a connection and a place in line behind. */
+/* Begins a function during which pthread_cancel() does not end the thread, but only once it
+   returns. Otherwise the thread would leave a mutex, a connection and a place in line behind. */
 static inline int hl__uncancelled_begin(void) {
   int before = PTHREAD_CANCEL_ENABLE;
   (void)pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &before);
@@ -71,7 +70,7 @@ static inline void hl__uncancelled_end(const int *before) {
   __attribute__((cleanup(hl__uncancelled_end), unused)) const int uncancelled =                    \
       hl__uncancelled_begin()
 
-/* Defines name_lock and name_unlock, of the mutex that is a field of the type. */
+/* Defines name_lock and name_unlock for the mutex in `field` of the type. */
 #define HL__MUTEX_FUNCTIONS(name, type, field, class)                                              \
   static inline void name##_lock(type *it) HL__ACQUIRES(class) HL__UNCHECKED {                     \
     (void)pthread_mutex_lock(&it->field);                                                          \

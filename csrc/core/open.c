@@ -1,6 +1,5 @@
 /*
- * open.c - opening and closing a manager: from a DSN to a store that excludes, and
- * back.
+ * open.c - opens and closes a manager: from a DSN to a store that excludes, and back.
  */
 #include "hold.h"
 #include "lease.h"
@@ -36,9 +35,8 @@ static int config_check(const hl_config *config, hl_error *error) {
   return HL_OK;
 }
 
-/* A store may be opened again (in a forked child, or when its directory was
-   removed), in another working directory perhaps: there a relative path would
-   name another space, which excludes nobody. */
+/* A store may be opened again (in a forked child, or after its directory was removed), perhaps in
+   another working directory. There a relative path would name another space, and exclude no one. */
 static int make_absolute(hl_manager *manager, hl_error *error) {
   const char *path = manager->dsn.path;
   if (!path || *path == '/') return HL_OK;
@@ -54,7 +52,7 @@ static int make_absolute(hl_manager *manager, hl_error *error) {
   return HL_OK;
 }
 
-/* What observers are shown of this process. */
+/* Sets the names of this process that observers see. */
 static void name_process(hl_manager *manager, const char *application) {
   if (!application) application = program_invocation_short_name;
   (void)hl__escape(manager->application, sizeof manager->application, application,
@@ -63,7 +61,7 @@ static void name_process(hl_manager *manager, const char *application) {
   manager->host[sizeof manager->host - 1] = '\0';
 }
 
-/* The store that a DSN asks for. HL_EDSN, HL_ESTORE. */
+/* Finds the store of a DSN. HL_OK, HL_EDSN, HL_ESTORE. */
 static int find_ops(const hl_store_ops *const *stores, const char *dsn, const hl_store_ops **ops,
                     hl_error *error) {
   const char *name = hl_dsn_store(dsn, error);
@@ -84,7 +82,7 @@ static int find_of_config(const hl_store_config *config, const char *dsn, const 
   return find_ops(config->stores, dsn, ops, error);
 }
 
-/* The caller's list may be gone when a store looks for another one. */
+/* The caller's list may be gone when a store searches for another one. */
 static int stores_copy(hl_manager *manager, const hl_store_ops *const *stores, hl_error *error) {
   size_t n = 0;
   while (stores && stores[n]) n++;
@@ -94,7 +92,7 @@ static int stores_copy(hl_manager *manager, const hl_store_ops *const *stores, h
   return HL_OK;
 }
 
-/* Whether nodes are to be locked by name, too, and whether that can be. */
+/* Decides whether nodes are also locked by name, and refuses that where it is impossible. */
 static int names_check(hl_manager *manager, const hl_config *config, hl_error *error) {
   const char *with = config->interoperate ? config->interoperate : manager->dsn.interoperate;
   if (!with) {
@@ -116,7 +114,7 @@ static int names_check(hl_manager *manager, const hl_config *config, hl_error *e
   return HL_OK;
 }
 
-/* What the program and the space have agreed on; from now on the manager's. */
+/* Takes over the layout on which the program and the space have agreed. */
 static int layout_take(hl_manager *manager, const hl_config *config, hl_error *error) {
   hl_layout *layout;
   int status = HL_OK;
@@ -194,9 +192,9 @@ static void manager_close(hl_manager *manager, bool waits) {
     switch (connection->state) {
     case HL__HELD:
       if (hl__connection_mutex_trylock(connection) != 0) {
-        /* Its thread has it for ever. */
+        /* The library is closed to its thread, which never gives the mutex back. */
         if (hl__library_closed()) break;
-        /* Another thread waits in hl_lock_check, for a round trip at most. */
+        /* Another thread waits in hl_lock_check, at most for a round trip. */
         manager->ops->interrupt(connection->session);
         hl__connection_mutex_lock(connection);
       }
@@ -220,8 +218,8 @@ static void manager_close(hl_manager *manager, bool waits) {
   hl__manager_mutex_unlock(manager);
 
   hl__pool_free(manager, idle);
-  /* By a handler of exit(): the keeper may stay for ever, and look at the manager
-     until the process ends. */
+  /* A handler of exit() calls: the keeper may block for ever, and reads the manager until the
+     process ends. */
   if (manager->ops->traits.blocks && hl__library_closed()) return;
   hl__keeper_stop(manager);
   if (waits) {

@@ -1,7 +1,7 @@
 /*
- * order.c - see order.h. Everything here is kept until the process ends: it is as large as the
- * program has kinds and lines. One lock guards it, a word as in agent.c, and for its reason; what
- * another thread was writing when a child was forked stays half learnt there.
+ * order.c - see order.h. Everything here is kept until the process ends; its size depends on the
+ * kinds and lines of the program. One lock guards it, an atomic word as in agent.c, for the same
+ * reason. An entry that another thread was writing during a fork stays half learnt in the child.
  */
 #include "order.h"
 
@@ -20,12 +20,12 @@
 #define NAME_MAX_SIZE (HL_LEVEL_NAME_MAX + 48)
 
 typedef struct edge {
-  const char *held, *taken; /* lines; NULL: never seen */
+  const char *held, *taken; /* lines of the program; NULL: never seen */
 } edge;
 
-/* Two nodes of one kind, or two units, that were taken in this order. */
+/* Two nodes of one kind, or two units, taken in this order. */
 typedef struct pair {
-  uint64_t first, second; /* buckets, with the kind */
+  uint64_t first, second; /* hashes of the nodes or units */
   edge lines;
 } pair;
 
@@ -34,10 +34,11 @@ typedef struct pair {
 
 static atomic_uint lock_word;
 static char names[KINDS][NAME_MAX_SIZE];
-static char levels[KINDS][HL_LEVEL_NAME_MAX + 1]; /* of each, without its label; or the unit */
+static char levels[KINDS][HL_LEVEL_NAME_MAX + 1]; /* the kind's level, without its label; or its
+                                                     unit */
 static bool is_unit[KINDS];
 static unsigned kind_count;
-static uint64_t after[KINDS]; /* bit j of i: j was taken while i was held */
+static uint64_t after[KINDS]; /* bit j of after[i]: j was taken while i was held */
 static edge (*edges)[KINDS];
 static pair *pairs;
 static unsigned pair_count;
@@ -65,7 +66,8 @@ static uint64_t hash(const void *data, size_t size, uint64_t h) {
   return h;
 }
 
-/* One copy of each line of the program; when there are too many, or no memory, none. */
+/* Keeps one copy of each line of the program. If there are too many, or no memory, returns a
+   substitute. */
 static const char *line_of(const char *where) {
   const char *none = "a place that is not known";
   if (!where || !*where) return none;
@@ -121,7 +123,8 @@ static bool is_id(const char *name, const hl_id *id) {
   return strlen(name) == id->size && memcmp(name, id->data, id->size) == 0;
 }
 
-/* The unit of that name; NULL: there is none. The later of two is the greater. */
+/* The unit of that name; NULL: there is none. Units compare by their address: the later one is
+   greater. */
 static const char *find_unit(const char *units, const hl_id *id) {
   for (; units && *units; units += strlen(units) + 1)
     if (is_id(units, id)) return units;
@@ -132,7 +135,7 @@ bool hl_manager_has_unit(const hl_manager *manager, const char *name, size_t siz
   return manager && name && find_unit(manager->units, &(hl_id){name, size}) != NULL;
 }
 
-/* Of the plan's targets the first or the last unit. */
+/* The first, or the last, unit of the plan's targets; NULL: they have none. */
 static const char *unit_at_end(const char *units, const hl_plan *plan, bool last) {
   const char *found = NULL;
   for (size_t i = 0; i < hl_plan_target_count(plan); i++) {
@@ -187,7 +190,7 @@ uint64_t hl__order_kinds(const char *units, const hl_plan *plan, const char *lab
     else
       kind_name(name, level, label, label_size);
     unsigned kind = kind_of(name, unit ? unit : level, unit != NULL);
-    if (kind == KINDS) { /* too many: the level alone */
+    if (kind == KINDS) { /* too many kinds: the level alone */
       kind_name(name, level, NULL, 0);
       kind = kind_of(name, level, false);
     }
@@ -201,8 +204,8 @@ uint64_t hl__order_kinds(const char *units, const hl_plan *plan, const char *lab
 
 static bool has(uint64_t kinds, unsigned kind) { return kinds >> kind & 1u; }
 
-/* The way from one kind to another, along what was seen: way[0] is `from`. 0: there is
-   none. */
+/* The shortest way from one kind to another along the orders seen; way[0] is `from`. Returns its
+   length; 0: there is no way. */
 static unsigned find_way(unsigned from, unsigned to, unsigned way[KINDS]) {
   unsigned before[KINDS], queue[KINDS], first = 0, last = 0, n = 1;
   uint64_t seen = UINT64_C(1) << from;
@@ -229,7 +232,7 @@ static void say(char *report, size_t size, const char *begin, const char *taken,
                  lines_of->taken, held, lines_of->held);
 }
 
-/* A kind is taken while another one is held. */
+/* Learns that a kind was taken while another one was held. */
 static bool learn_kinds(unsigned held, unsigned taken, const edge *seen, char *report,
                         size_t size) {
   unsigned way[KINDS];
@@ -245,7 +248,7 @@ static bool learn_kinds(unsigned held, unsigned taken, const edge *seen, char *r
   return true;
 }
 
-/* Of two hashes. NULL: it is not there, and there is no room for it. */
+/* The entry of two hashes, or a free one for them. NULL: neither, as the table is full. */
 static pair *pair_at(uint64_t first, uint64_t second) {
   for (uint64_t h = first * PRIME ^ second, i = 0;; i++) {
     pair *at = &pairs[(h + i) % PAIRS];
@@ -271,7 +274,7 @@ static bool learn_nodes(const hl__order_step *held, uint64_t first, const hl__or
   return true;
 }
 
-/* The i-th target, if it is of that level or unit: a number of its node. */
+/* The node of the i-th target as a number. False: the target is not of that level or unit. */
 static bool node_of(const hl_plan *plan, size_t i, unsigned kind, uint64_t *node) {
   hl_id ids[HL_LEVELS_MAX];
   hl_layout *layout = hl_plan_layout(plan);

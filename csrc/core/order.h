@@ -1,48 +1,47 @@
 /*
- * order.h - in which order a program takes locks of several kinds while it holds others, learnt
- * over its whole run, by all its threads: a kind that is taken both before and after another
- * one is a deadlock that only waits for its moment. For tests; whoever does not ask for it
- * pays nothing. Where a program has declared the order of its units, that is looked at, and not
- * learnt.
+ * order.h - learns in which order a program takes locks of several kinds, over its whole run and
+ * all its threads. A kind that is taken both before and after another one is a deadlock waiting to
+ * happen. For tests; a program that does not ask for it pays nothing. If a program has declared the
+ * order of its units, that order is checked instead, and nothing is learnt about it.
  *
- * A kind is a unit; else a level, and the label where there is one, its digits taken for one `#`: "order
- * 4711" is "order #". So it stands for the place in the program, not for the node, as the classes do of
- * lockdep (Linux, Documentation/locking/lockdep-design.rst): what was seen of two accounts is
- * held against all. Within one kind there is an order of nodes (by id, say), which nobody can know:
- * there, only two nodes that were taken in both orders count.
+ * A kind is a unit; else a level with the label, if there is one, each number in it replaced by
+ * `#`: "order 4711" is "order #". So a kind stands for a place in the program rather than a node,
+ * as the classes of lockdep do (Linux, Documentation/locking/lockdep-design.rst): an order seen for
+ * two accounts counts for all. Within a kind a program may have an order of nodes (by id, say),
+ * which we cannot know: so there only two nodes that were taken in both orders count.
  *
- * What one call takes has the order of the plan, and counts as one step. A call that tries once
- * waits for nothing, and is no step; what it got is held for the next ones. Shared locks
- * count as others do: one that waits in between makes them exclude each other.
+ * A call takes its rows in the order of the plan, and counts as one step. A call that tries once
+ * does not wait, and is no step; but its lock is held during later steps. Shared locks count like
+ * others: a waiter between two of them makes them exclude each other.
  */
 #ifndef HIERLOCK_ORDER_H
 #define HIERLOCK_ORDER_H
 
 #include "hierlock.h"
 
-/* Copies hl_config.units: the names in their order, each with its NUL, and an empty one behind the last.
-   NULL, of NULL. To be freed by the caller. HL_EMISUSE, HL_ENOMEM. */
+/* Copies hl_config.units: the names in their order, each with its NUL, and an empty name at the
+   end. NULL gives NULL. The caller frees the copy. HL_OK, HL_EMISUSE, HL_ENOMEM. */
 int hl__units_copy(const char *const *names, char **units, hl_error *error);
 
-/* One set bit for each kind of the plan's targets under this label. units: of their manager; or
+/* A bit set: one bit for each kind of the plan's targets under this label. units: the manager's, or
    NULL. */
 uint64_t hl__order_kinds(const char *units, const hl_plan *plan, const char *label,
                          size_t label_size);
 
-/* What is held, as far as the order of it matters. */
+/* A lock that is held or requested, as far as its order matters. */
 typedef struct hl__order_step {
   const hl_plan *plan;
   uint64_t kinds; /* hl__order_kinds */
   const char *where;
 } hl__order_step;
 
-/* Learns that `taken` was asked for while `held` was held. True: it is the first time that this order
-   and an earlier one make a circle, of which `report` says what and where. Any thread. */
+/* Learns that `taken` was requested while `held` was held. True: this order makes a circle with
+   earlier ones, and is new; `report` describes the circle and its places. Any thread. */
 bool hl__order_learn(const hl__order_step *held, const hl__order_step *taken, char *report,
                      size_t size);
 
-/* Whether a unit of `taken` comes before one of `held`, which `report` tells. first: no step has been
-   told of these two units before. Learns nothing else. Any thread. */
+/* Whether a unit of `taken` comes before a unit of `held`; if so, fills in `report`. *first: no
+   step was reported for these two units before. Learns only that. Any thread. */
 bool hl__order_units(const char *units, const hl__order_step *held, const hl__order_step *taken,
                      bool *first, char *report, size_t size);
 

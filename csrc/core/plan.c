@@ -1,37 +1,34 @@
 /*
- * plan.c - from targets to ordered rows. The order in which locks are taken,
- * and the argument that it is free of deadlock, live here and nowhere else.
+ * plan.c - from targets to ordered rows. The order in which locks are taken, and the argument that
+ * it is free of deadlock, are here and nowhere else.
  *
- * A plan lists each row once, in the strongest mode that any target needs:
- * first the update rows (mode.h), then the others, each in ascending order of
- * (level, bucket). Stores take the rows in exactly this order.
+ * A plan lists each row once, in the strongest mode that any target needs: first the update rows
+ * (mode.h), then the others, each in ascending order of (level, bucket). Stores take the rows in
+ * exactly this order.
  *
- * Why calls cannot deadlock. Let every call own a plan, and say that call A
- * waits for call B when A asks for a row that B holds, or for which B waits
- * ahead of A in that row's queue. While A waits for row r it holds only rows
- * below r, and it never asks again for a row that it holds (each row stands
- * once, already in its strongest mode, so there are no conversions). Take a
- * circle of waiting calls, and in it the highest row r that any of them waits
- * for. Whoever waits for r waits for a call that holds r or is ahead in r's
- * queue. A call that holds r waits, being part of the circle, for a row above
- * r: there is none. So all who wait for r wait for one ahead in r's queue, and
- * the first of a queue has nobody ahead. Hence there is no circle.
+ * Why calls cannot deadlock. Let every call own a plan, and say that call A waits for call B when A
+ * requests a row that B holds, or for which B waits ahead of A in that row's queue. While A waits
+ * for row r it holds only rows below r, and it never requests again a row that it holds (each row
+ * is listed once, in its strongest mode, so there are no conversions). Take a circle of waiting
+ * calls, and in it the highest row r that any of them waits for. Each call that waits for r waits
+ * for a call that holds r, or for one ahead of it in r's queue. A call of the circle that holds r
+ * waits for a row above r, but no call of the circle does. So each call that waits for r waits for
+ * one ahead of it in r's queue. But the first call in the queue has none ahead. Hence there is no
+ * circle.
  *
- * An update lock that becomes exclusive does ask again for a row that it holds,
- * and below the last one. It waits only for those who share that row: its
- * update row keeps others out who want to become exclusive, and whoever waits
- * for the update row holds nothing, as that comes first. Of those who share it
- * none waits for it, unless it holds several nodes that they want together, one
- * after the other: they may have got the one and wait for the other, behind
- * somebody who wants that exclusively. That is the circle that is left.
+ * An update lock that becomes exclusive does request again a row that it holds, and below the last
+ * one. It waits only for the sharers of that row: its update row keeps out other calls that want to
+ * become exclusive, and a call that waits for the update row holds nothing, as that row comes
+ * first. A sharer does not wait for it, with one exception: it holds several nodes, and the sharer
+ * takes these one after the other. Then the sharer may hold the first node and wait for the second,
+ * behind a call that wants that one exclusively. That is the only circle left.
  *
- * Where nodes are locked by name, too (hl_config.interoperate), a name is one
- * more row, on a level of its own behind all others, and the same argument
- * holds among our programs. Those of another kind know nothing of the order.
+ * If nodes are locked by name, too (hl_config.interoperate), a name is one more row, on a level of
+ * its own after all others. The same argument holds among our programs; other programs do not know
+ * the order.
  *
- * Ordering by id instead would not do: two ids in different buckets may come in
- * one order by id and in the other by bucket, and it is buckets that are
- * locked.
+ * Ordering by id would not do: two ids in different buckets may come in one order by id and in the
+ * other by bucket, and the rows of buckets are locked.
  */
 #include "plan.h"
 
@@ -43,8 +40,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Makes room for `more` elements behind `used` in a vector that begins in the
-   plan itself and moves to the heap when it outgrows it. */
+/* Makes room for `more` elements after the first `used` in a vector that begins inside the plan and
+   moves to the heap once it outgrows that. */
 static bool reserve(void **vector, void *inside, size_t element, size_t used, size_t more,
                     size_t *capacity) {
   if (more <= *capacity - used) return true;
@@ -76,7 +73,7 @@ static bool reserve_targets(hl_plan *plan, size_t more) {
   return ok;
 }
 
-/* Rows tell of their names by 32 bits. */
+/* A row has 32 bits for the place of its name. */
 static bool reserve_bytes(hl_plan *plan, size_t more) {
   if (more > UINT32_MAX - plan->byte_count) return false;
   void *bytes = plan->bytes;
@@ -169,8 +166,8 @@ static int ids_check(const hl_plan *plan, const hl_id *ids, unsigned n, size_t *
   return HL_OK;
 }
 
-/* What other programs lock for the node ids[0]/.../ids[n-1]. There is room for
- * it. */
+/* Adds the row of the name that other programs lock for the node ids[0]/.../ids[n-1]. There is room
+   for it. */
 static void name_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode) {
   char *at = plan->bytes + plan->byte_count;
   char *name = at + sizeof(uint32_t);
@@ -185,8 +182,7 @@ static void name_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode) 
   plan->byte_count += sizeof size + size;
 }
 
-/* Names that programs of another kind may lock, but that are the store's own
-   keys. There is room for them behind what the plan has. */
+/* Refuses ids whose names would be the store's own keys. The plan's bytes have room for a name. */
 static int names_check(const hl_plan *plan, const hl_id *ids, unsigned n, hl_error *error) {
   const hl_layout *layout = plan->layout;
   size_t own = strlen(layout->own_names);

@@ -1,10 +1,10 @@
 /*
- * plan.h - the inside of a plan, for plan.c, and what the core asks of it
- * beyond hierlock.h. A plan for a target or two makes one allocation.
+ * plan.h - the inside of a plan, for plan.c, and the functions that the core needs beyond
+ * hierlock.h. A plan for one or two targets takes one allocation.
  *
- * Whoever makes a plan may change it. Once several threads see it (the plan of a
- * lock, of a waiter) it is const everywhere: its rows were put in order when it
- * was copied, and nobody can do that again.
+ * Only the thread that makes a plan may change it. Once several threads see the plan (the plan of a
+ * lock or a waiter), it is const everywhere: copying has put its rows in order, which is not
+ * possible afterwards.
  */
 #ifndef HIERLOCK_PLAN_H
 #define HIERLOCK_PLAN_H
@@ -18,9 +18,9 @@
 typedef struct hl__plan_target {
   size_t ids; /* offset in bytes: for each level a uint16_t size and the id */
   uint8_t level;
-  uint8_t mode; /* as it will be taken */
+  uint8_t mode; /* as it will be locked */
   bool mode_given;
-  bool updates; /* asked for in HL_UPDATE */
+  bool updates; /* requested in HL_UPDATE */
 } hl__plan_target;
 
 struct hl_plan {
@@ -29,7 +29,7 @@ struct hl_plan {
   size_t row_count, row_capacity;
   hl__plan_target *targets;
   size_t target_count, target_capacity;
-  char *bytes; /* of ids, and of names: a uint32_t size and the name */
+  char *bytes; /* ids, and names: a uint32_t size and the name */
   size_t byte_count, byte_capacity;
   bool ordered; /* rows are in locking order, each once */
   hl_row rows_inside[HL__PLAN_ROWS_INSIDE];
@@ -37,30 +37,29 @@ struct hl_plan {
   char bytes_inside[HL__PLAN_BYTES_INSIDE];
 };
 
-/* hl_plan_add; `raised`: what was asked for in HL_UPDATE has become exclusive. */
+/* Like hl_plan_add. raised: a target requested in HL_UPDATE has become exclusive. */
 int hl__plan_add(hl_plan *plan, const hl_id *ids, unsigned n, hl_mode mode, bool mode_given,
                  bool raised, hl_error *error);
-/* Adds all of other's targets and rows; false, and no change, when out of
-   memory. Same layout. */
+/* Adds all targets and rows of other, which has the same layout. False: out of memory; plan is
+   unchanged. */
 bool hl__plan_append(hl_plan *plan, const hl_plan *other);
 /* Puts the rows in locking order, each once. */
 void hl__plan_order(hl_plan *plan);
-/* The rows of a plan that is in order: copies are. Changes nothing, so threads
-   may share the plan. */
+/* The rows of a plan that is in order, as copies are. Changes nothing, so threads may share the
+   plan. */
 const hl_row *hl__plan_rows(const hl_plan *plan, size_t *n);
-/* hl_request.names of its rows; until the plan changes. */
+/* The hl_request.names of the plan's rows; valid until the plan changes. */
 const char *hl__plan_names(const hl_plan *plan);
-/* Writes the rows of plan that held does not cover, in locking order, and
-   returns their number. missing has room for all rows of plan. Both are in
-   order. */
+/* Writes those rows of plan that held does not cover, in locking order, and returns their number.
+   missing has room for all rows of plan. Both plans are in order. */
 size_t hl__plan_missing(const hl_plan *plan, const hl_plan *held, hl_row *missing);
-/* A plan of the same targets, in which those that were asked for in HL_UPDATE are exclusive, or
-   not; their update rows are rows of it either way. In order. NULL: out of memory. */
+/* A plan of the same targets, where those requested in HL_UPDATE are exclusive, or not. Their
+   update rows are rows of it in both cases. In order. NULL: out of memory. */
 hl_plan *hl__plan_converted(const hl_plan *plan, bool exclusive);
-/* Its rows, and the update rows of all nodes of the deepest level that it wants exclusively: *n, malloc'ed.
-   NULL: out of memory. The plan is in order. */
+/* The plan's rows, and the update rows of all nodes of the deepest level that it wants exclusively;
+   *n of them, allocated with malloc. NULL: out of memory. The plan is in order. */
 hl_row *hl__plan_behind_updates(const hl_plan *plan, size_t *n);
-/* Whether any target was asked for in HL_UPDATE. */
+/* Whether any target was requested in HL_UPDATE. */
 bool hl__plan_updates(const hl_plan *plan);
 /* The level of the deepest target. */
 unsigned hl__plan_level(const hl_plan *plan);
