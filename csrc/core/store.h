@@ -38,7 +38,7 @@
 
 /* Raised whenever anything in this file changes its meaning. The core refuses a store that was
    built for another number. */
-#define HL_STORE_ABI 22u
+#define HL_STORE_ABI 23u
 
 typedef struct hl_store hl_store;
 typedef struct hl_session hl_session;
@@ -163,6 +163,7 @@ typedef struct hl_lease_filter {
   const char *names;  /* of rows on HL_LEVEL_NAMED, as in hl_request; NULL: leave such rows out */
   bool over;          /* of a list: include expired leases */
   size_t most;        /* of a list: the caller needs no more; 0: all */
+  const char *by, *reason; /* of a revoke: by whom, and why; "" where that is not said */
   /* Of a revoke: a random number of this call, below 2^63, and whether the same call was sent
      before and not answered. Then it counts the leases of both. */
   uint64_t call;
@@ -223,8 +224,8 @@ typedef struct hl_lease_ops {
   /* Ends the matching leases and wakes their waiters. Keeps who ended them, and why, until the
      holder asks, at least for an hour beyond their end. Ends and counts expired leases, too, as a
      refresh could revive them. */
-  int (*revoke)(hl_session *session, const hl_lease_filter *filter, const char *by,
-                const char *reason, int64_t deadline, uint64_t *count, hl_error *error);
+  int (*revoke)(hl_session *session, const hl_lease_filter *filter, int64_t deadline,
+                uint64_t *count, hl_error *error);
   /* Makes every later token greater than `token`. NULL: the store's tokens come from a source that
      cannot be set; in a quorum of such stores tokens may fall. */
   int (*raise)(hl_session *session, uint64_t token, int64_t deadline, hl_error *error);

@@ -264,7 +264,6 @@ typedef struct request {
   int64_t deadline;
   hl_holder_fn fn; /* NULL: revoke them */
   void *context;
-  const char *by, *reason;
   uint64_t count;
 } request;
 
@@ -273,8 +272,7 @@ static int request_run(hl_session *session, void *context, hl_error *error) {
   telling told = {self->fn, self->context};
   const hl_lease_ops *ops = self->manager->store->leases;
   if (self->fn) return ops->list(session, &self->filter, tell, &told, self->deadline, error);
-  int status = ops->revoke(session, &self->filter, self->by, self->reason, self->deadline,
-                           &self->count, error);
+  int status = ops->revoke(session, &self->filter, self->deadline, &self->count, error);
   self->filter.again = true;
   return status;
 }
@@ -315,8 +313,9 @@ static int request_make(hl_manager *manager, const hl_filter *given, request *se
     return hl__error(error, HL_EMISUSE, "the plan is of another layout");
   if (filter.plan && !(copy = hl_plan_copy(filter.plan))) return hl__error_memory(error);
   self->manager = manager;
-  self->filter =
-      (hl_lease_filter){.owner = filter.owner, .id = filter.id ? id : NULL, .over = filter.over};
+  self->filter.owner = filter.owner;
+  self->filter.id = filter.id ? id : NULL;
+  self->filter.over = filter.over;
   if (!hl__random_fill(&self->filter.call, sizeof self->filter.call))
     status = hl__error_errno(error, HL_ESTORE, "there are no random numbers");
   self->filter.call >>= 1;
@@ -350,7 +349,7 @@ int hl_manager_revoke(hl_manager *manager, const hl_filter *filter, const char *
                       const char *reason, uint64_t *count, hl_error *error) {
   HL__UNCANCELLED;
   HL__NEEDS(manager && filter && count, error);
-  request self = {.by = by ? by : "", .reason = reason ? reason : ""};
+  request self = {.filter = {.by = by ? by : "", .reason = reason ? reason : ""}};
   int status = request_make(manager, filter, &self, error);
   *count = self.count;
   return status;

@@ -816,9 +816,9 @@ static void do_refresh(void) {
   (void)victim->store->leases->refresh(victim, &subject, 50000, soon(), &sent, NULL);
 }
 static void do_revoke(void) {
-  const hl_lease_filter filter = {.id = subject.id};
+  const hl_lease_filter filter = {.id = subject.id, .by = "by", .reason = "why"};
   uint64_t n = 0;
-  (void)victim->store->leases->revoke(victim, &filter, "by", "why", soon(), &n, NULL);
+  (void)victim->store->leases->revoke(victim, &filter, soon(), &n, NULL);
 }
 static void do_adopt(void) {
   hl_row rows[MANY];
@@ -933,9 +933,8 @@ HL__UNCHECKED static void killed_anywhere(void (*action)(void), bool before, boo
     assert_int_equal(status, there ? HL_TIMEOUT : HL_OK);
     if (there) {
       uint64_t revoked = 0;
-      const hl_lease_filter filter = {.id = subject.id};
-      assert_int_equal(own->leases->revoke(session, &filter, "x", "", soon(), &revoked, NULL),
-                       HL_OK);
+      const hl_lease_filter filter = {.id = subject.id, .by = "x", .reason = ""};
+      assert_int_equal(own->leases->revoke(session, &filter, soon(), &revoked, NULL), HL_OK);
       assert_int_equal(revoked, 1);
       assert_int_equal(drop(session, &subject), HL_ELOST);
       status = take_rows(session, 1, MANY, &other);
@@ -1096,8 +1095,8 @@ HL__UNCHECKED static void nonsense_in_the_file_is_not_believed(void **state) {
       (void)drop(session, &two);
       (void)drop(session, &one);
       uint64_t n = 0;
-      const hl_lease_filter all = {0};
-      (void)own->leases->revoke(session, &all, "x", "y", soon(), &n, NULL);
+      const hl_lease_filter all = {.by = "x", .reason = "y"};
+      (void)own->leases->revoke(session, &all, soon(), &n, NULL);
       assert_int_equal(hl__ledger_take(ledger, false, soon(), NULL), HL_OK);
       for (uint32_t i = 0; i < ledger->records; i++)
         atomic_store(&hl__ledger_record_at(ledger, i)->state, HL__LEDGER_FREE);
@@ -1155,9 +1154,9 @@ static void records_are_used_again(void **state) {
     assert_int_equal(take_rows(session, 1, MANY, &one), HL_OK);
     if (i % 2) {
       uint64_t n = 0;
-      const hl_lease_filter filter = {.id = one.id};
+      const hl_lease_filter filter = {.id = one.id, .by = "", .reason = ""};
       hl__ledger_record *record = first_record(session);
-      assert_int_equal(own->leases->revoke(session, &filter, "", "", soon(), &n, NULL), HL_OK);
+      assert_int_equal(own->leases->revoke(session, &filter, soon(), &n, NULL), HL_OK);
       atomic_store(&record->boot[0], 1u);
       atomic_store(&record->end_unix, 1);
       memset(record->id, 99, sizeof record->id);

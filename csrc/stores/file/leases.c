@@ -473,8 +473,8 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter, hl_holder
 }
 
 /* Those that are over, too: they may be refreshed, as long as the record is there. */
-static int lease_revoke(hl_session *base, const hl_lease_filter *filter, const char *by,
-                        const char *reason, int64_t deadline, uint64_t *count, hl_error *error) {
+static int lease_revoke(hl_session *base, const hl_lease_filter *filter, int64_t deadline,
+                        uint64_t *count, hl_error *error) {
   hl__file_session *session = session_of(base);
   hl__ledger *ledger = session->space->ledger;
   int status = ledger_take(session, false, at_least(deadline), error);
@@ -483,8 +483,8 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter, const c
   for (uint32_t i = 0; i < ledger->records; i++) {
     if (!matches(ledger, i, filter)) continue;
     hl__ledger_record *record = hl__ledger_record_at(ledger, i);
-    text_copy(record->by, sizeof record->by, by);
-    text_copy(record->reason, sizeof record->reason, reason);
+    text_copy(record->by, sizeof record->by, filter->by);
+    text_copy(record->reason, sizeof record->reason, filter->reason);
     hl__ledger_remove(ledger, i, HL__LEDGER_REVOKED);
     (*count)++;
   }

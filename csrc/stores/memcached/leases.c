@@ -439,15 +439,11 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
 
 typedef struct inquiry {
   hl__memcached_session *session;
-  const hl_row *rows;
-  size_t n;
-  const char *owner;
-  const uint8_t *id;
+  const hl_lease_filter *filter;
   bool waits; /* those who wait, too */
+  bool revokes;
   hl_holder_fn fn;
   void *context;
-  bool revokes;
-  const char *by, *reason;
   int64_t deadline;
   uint64_t count;
 } inquiry;
@@ -481,16 +477,16 @@ static int id_find(const inquiry *self, uint64_t *root, bool *found, hl_error *e
   hl__memcached_link *link;
   hl__memcached_item item;
   char key[HL__MEMCACHED_KEY_MAX], *end;
-  int status =
-      hl__memcached_link_of(self->session, id_place(self->id), self->deadline, &link, error);
+  int status = hl__memcached_link_of(self->session, id_place(self->filter->id), self->deadline,
+                                     &link, error);
   if (status) return status;
   hl__memcached_addf(&link->out, "gets %s\r\n",
-                     hl__memcached_id_key(self->session, "id", self->id, key));
+                     hl__memcached_id_key(self->session, "id", self->filter->id, key));
   status = hl__memcached_gets(self->session, link, self->deadline, &item, error);
   if (status) return status;
   *found = item.found;
   *root = item.found ? strtoull(item.data, &end, 16) : 0;
-  if (item.found && *end) status = garbage(self->id, error);
+  if (item.found && *end) status = garbage(self->filter->id, error);
   free(item.data);
   return status;
 }
@@ -507,12 +503,12 @@ static bool has_root(const hl__memcached_document *document, const hl__memcached
 static bool is_asked_for(const inquiry *self, const hl__memcached_document *document,
                          const hl__memcached_entry *entry) {
   if (!entry->granted && !self->waits) return false;
-  if (self->id && memcmp(self->id, entry->id, sizeof entry->id) != 0) return false;
-  if (!self->n) return true;
-  if (!hl__memcached_conflict(document, entry, self->rows, self->n)) return false;
+  if (self->filter->id && memcmp(self->filter->id, entry->id, sizeof entry->id) != 0) return false;
+  if (!self->filter->n) return true;
+  if (!hl__memcached_conflict(document, entry, self->filter->rows, self->filter->n)) return false;
   /* A lease with several roots is shown once: at the first root that the caller asks for. */
-  const hl_row *rows = self->rows;
-  size_t roots = hl__memcached_roots(&rows, self->n);
+  const hl_row *rows = self->filter->rows;
+  size_t roots = hl__memcached_roots(&rows, self->filter->n);
   for (size_t i = 0; i < roots; i++) {
     if (rows[i].bucket == document->root) break;
     if (has_root(document, entry, rows[i].bucket)) return false;
@@ -544,10 +540,8 @@ static int revocation_put(const inquiry *self, const hl__memcached_entry *entry,
   if (left < 0 || expiry > HL__MEMCACHED_EXPIRY_MAX) expiry = HL__MEMCACHED_EXPIRY_MAX;
   int status = hl__memcached_link_of(self->session, entry->home, self->deadline, &link, error);
   if (status) return status;
-  const char *by = self->by ? self->by : "";
-  const char *reason = self->reason ? self->reason : "";
-  hl__memcached_add(&value, by, strlen(by) + 1);
-  hl__memcached_add(&value, reason, strlen(reason));
+  hl__memcached_add(&value, self->filter->by, strlen(self->filter->by) + 1);
+  hl__memcached_add(&value, self->filter->reason, strlen(self->filter->reason));
   (void)snprintf(command, sizeof command, "set %s 0 %lld",
                  hl__memcached_id_key(self->session, "revoked", entry->id, key), (long long)expiry);
   hl__memcached_put(link, command, &value);
@@ -563,7 +557,7 @@ static int meet(inquiry *self, const hl__memcached_document *document, hl__memca
   hl__memcached_record record;
   if (!item->found) return HL_OK;
   if (!hl__memcached_record_read(item, &record)) return garbage(entry->id, error);
-  if (self->owner && strcmp(self->owner, record.holder.owner) != 0) return HL_OK;
+  if (self->filter->owner && strcmp(self->filter->owner, record.holder.owner) != 0) return HL_OK;
   if (self->revokes) {
     entry->dead = true;
     return revocation_put(self, entry, item->left, error);
@@ -655,13 +649,13 @@ static int inquire_root(inquiry *self, uint64_t root, hl_error *error) {
 }
 
 static int inquire(inquiry *self, hl_error *error) {
-  const hl_row *rows = self->rows;
-  size_t roots = hl__memcached_roots(&rows, self->n);
+  const hl_row *rows = self->filter->rows;
+  size_t roots = hl__memcached_roots(&rows, self->filter->n);
   int status = HL_OK;
-  if (self->n == 0) {
+  if (self->filter->n == 0) {
     uint64_t root = 0;
     bool found = false;
-    if (!self->id)
+    if (!self->filter->id)
       return hl__error(error, HL_EUNSUPPORTED,
                        "Memcached cannot list its leases: name a target, or the "
                        "id of one that was listed; Redis, PostgreSQL, MySQL, "
@@ -677,10 +671,7 @@ static int inquire(inquiry *self, hl_error *error) {
 static int lease_list(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn,
                       void *context, int64_t deadline, hl_error *error) {
   inquiry self = {.session = hl__memcached_session_of(base),
-                  .rows = filter->rows,
-                  .n = filter->n,
-                  .owner = filter->owner,
-                  .id = filter->id,
+                  .filter = filter,
                   .fn = fn,
                   .context = context,
                   .deadline = deadline};
@@ -690,16 +681,11 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter, hl_holder
   return status;
 }
 
-static int lease_revoke(hl_session *base, const hl_lease_filter *filter, const char *by,
-                        const char *reason, int64_t deadline, uint64_t *count, hl_error *error) {
+static int lease_revoke(hl_session *base, const hl_lease_filter *filter, int64_t deadline,
+                        uint64_t *count, hl_error *error) {
   inquiry self = {.session = hl__memcached_session_of(base),
-                  .rows = filter->rows,
-                  .n = filter->n,
-                  .owner = filter->owner,
-                  .id = filter->id,
+                  .filter = filter,
                   .revokes = true,
-                  .by = by,
-                  .reason = reason,
                   .deadline = deadline};
   int status = inquire(&self, error);
   *count = self.count;
@@ -709,8 +695,7 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter, const c
 int hl__memcached_holders(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn,
                           void *context, int64_t deadline, hl_error *error) {
   inquiry self = {.session = hl__memcached_session_of(base),
-                  .rows = filter->rows,
-                  .n = filter->n,
+                  .filter = filter,
                   .waits = true,
                   .fn = fn,
                   .context = context,

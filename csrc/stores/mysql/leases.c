@@ -405,17 +405,16 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter, hl_holder
    time is up: it may be refreshed, as long as the record is there. Its turn, which no refresh needs
    any more, says which call has ended it. */
 static int revoke_one(hl__mysql_session *session, const char *id, const hl_lease_filter *filter,
-                      const char *by, const char *reason, int64_t deadline, uint64_t *count,
-                      hl_error *error) {
+                      int64_t deadline, uint64_t *count, hl_error *error) {
   const hl__mysql_store *store = session->store;
   hl__text t;
   uint64_t affected[3] = {0, 0, 0};
   if (!hl__text_new(&t, 1536)) return hl__error_memory(error);
   hl__text_put(&t, "UPDATE %s SET revoked=1,turn=%llu,revoked_by=", store->leases,
                (unsigned long long)filter->call);
-  hl__mysql_put_string(&t, by, 63);
+  hl__mysql_put_string(&t, filter->by, 63);
   hl__text_put(&t, ",reason=");
-  hl__mysql_put_string(&t, reason, 127);
+  hl__mysql_put_string(&t, filter->reason, 127);
   hl__text_put(&t,
                " WHERE id=0x%.32s AND revoked=0;"
                "DELETE r FROM %s l JOIN %s r ON r.id=l.id WHERE l.id=0x%.32s AND "
@@ -443,8 +442,8 @@ static int revoked_count(hl__mysql_session *session, const hl_lease_filter *filt
   return end(session, HL_OK, error);
 }
 
-static int lease_revoke(hl_session *base, const hl_lease_filter *filter, const char *by,
-                        const char *reason, int64_t deadline, uint64_t *count, hl_error *error) {
+static int lease_revoke(hl_session *base, const hl_lease_filter *filter, int64_t deadline,
+                        uint64_t *count, hl_error *error) {
   hl__mysql_session *session = session_of(base);
   int status = hl__mysql_begin(session, deadline, error);
   if (status) return status;
@@ -458,7 +457,7 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter, const c
   while (status == HL_OK && (row = hl__mysql_row(result, 1))) {
     status = hl__mysql_begin(session, deadline, error);
     if (status == HL_OK && row[0])
-      status = revoke_one(session, row[0], filter, by, reason, deadline, count, error);
+      status = revoke_one(session, row[0], filter, deadline, count, error);
   }
   mysql_free_result(result);
   return status == HL_OK && filter->again ? revoked_count(session, filter, deadline, count, error)

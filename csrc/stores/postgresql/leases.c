@@ -479,16 +479,16 @@ static int revoked_count(hl__pg_session *session, const char *call, int64_t dead
   return run(session, &part, deadline, error);
 }
 
-static int lease_revoke(hl_session *base, const hl_lease_filter *filter, const char *by,
-                        const char *reason, int64_t deadline, uint64_t *number, hl_error *error) {
+static int lease_revoke(hl_session *base, const hl_lease_filter *filter, int64_t deadline,
+                        uint64_t *number, hl_error *error) {
   hl__pg_session *session = session_of(base);
   char *keys, *exclusive, call[24];
   hl__pg_part part = {.number = -1, .sql = REVOKE};
   int status = begin(session, deadline, error);
   if (status) return status == HL__ABSENT ? HL_OK : status;
   status = filter_fill(&part, filter, &keys, &exclusive, error);
-  hl__pg_bytes(&part, by, strlen(by));
-  hl__pg_bytes(&part, reason, strlen(reason));
+  hl__pg_bytes(&part, filter->by, strlen(filter->by));
+  hl__pg_bytes(&part, filter->reason, strlen(filter->reason));
   hl__pg_number(&part, call, (int64_t)filter->call);
   if (status == HL_OK) status = run(session, &part, deadline, error);
   free(keys);

@@ -343,8 +343,7 @@ static void text_copy(char *out, size_t size, const char *text) {
   out[n] = '\0';
 }
 
-static hl__quorum_query *query_new(const hl_lease_filter *filter, const char *by,
-                                   const char *reason) {
+static hl__quorum_query *query_new(const hl_lease_filter *filter) {
   hl__quorum_query *query = calloc(1, sizeof *query + filter->n * sizeof *filter->rows);
   if (!query) return NULL;
   query->references = 1;
@@ -363,17 +362,18 @@ static hl__quorum_query *query_new(const hl_lease_filter *filter, const char *by
     query->filter.rows = query->rows;
     query->filter.n = filter->n;
   }
-  text_copy(query->by, sizeof query->by, by);
-  text_copy(query->reason, sizeof query->reason, reason);
+  text_copy(query->by, sizeof query->by, filter->by);
+  query->filter.by = query->by;
+  text_copy(query->reason, sizeof query->reason, filter->reason);
+  query->filter.reason = query->reason;
   return query;
 }
 
 /* Asks all. HL_OK: a quorum has answered. */
 static int query_all(polling *self, hl__quorum_kind kind, const hl_lease_filter *filter,
-                     const char *by, const char *reason, hl_error *error)
-    HL__REQUIRES(hl__quorum_mutex) {
+                     hl_error *error) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_store *store = self->store;
-  hl__quorum_query *query = query_new(filter, by, reason);
+  hl__quorum_query *query = query_new(filter);
   if (!query) return hl__error_memory(error);
   for (unsigned i = 0; i < store->n; i++)
     if (ask_add(self, i, kind, NULL, query)) hl__ask_give(self->ask[i]);
@@ -475,7 +475,7 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter, hl_holder
   polling self = polling_of(base);
   (void)deadline;
   hl__quorum_mutex_lock(self.store);
-  int status = query_all(&self, HL__ASK_LIST, filter, NULL, NULL, error);
+  int status = query_all(&self, HL__ASK_LIST, filter, error);
   if (status == HL_OK) tell(&self, fn, context);
   polling_end(&self, true);
   hl__quorum_mutex_unlock(self.store);
@@ -487,7 +487,7 @@ int hl__quorum_holders(hl_session *base, const hl_lease_filter *filter, hl_holde
   polling self = polling_of(base);
   (void)deadline;
   hl__quorum_mutex_lock(self.store);
-  int status = query_all(&self, HL__ASK_HOLDERS, filter, NULL, NULL, error);
+  int status = query_all(&self, HL__ASK_HOLDERS, filter, error);
   if (status == HL_OK) tell(&self, fn, context);
   polling_end(&self, true);
   hl__quorum_mutex_unlock(self.store);
@@ -508,12 +508,12 @@ static uint64_t revoked_count(const polling *self) HL__REQUIRES(hl__quorum_mutex
 
 /* A member that could not be asked keeps its record, which is no quorum; its
    holder hears of the others that it was revoked. */
-static int lease_revoke(hl_session *base, const hl_lease_filter *filter, const char *by,
-                        const char *reason, int64_t deadline, uint64_t *revoked, hl_error *error) {
+static int lease_revoke(hl_session *base, const hl_lease_filter *filter, int64_t deadline,
+                        uint64_t *revoked, hl_error *error) {
   polling self = polling_of(base);
   (void)deadline;
   hl__quorum_mutex_lock(self.store);
-  int status = query_all(&self, HL__ASK_REVOKE, filter, by, reason, error);
+  int status = query_all(&self, HL__ASK_REVOKE, filter, error);
   *revoked = revoked_count(&self);
   polling_end(&self, false);
   hl__quorum_mutex_unlock(self.store);

@@ -311,8 +311,7 @@ static int ask_send(hl__quorum_ask *ask, hl_session *session) {
   case HL__ASK_REVOKE:
     filter = ask->query->filter;
     filter.again = ask->again;
-    return leases->revoke(session, &filter, ask->query->by, ask->query->reason, ask->deadline,
-                          &ask->count, error);
+    return leases->revoke(session, &filter, ask->deadline, &ask->count, error);
   case HL__ASK_HOLDERS:
     status = ops->holders(session, &ask->query->filter, hl__ask_found, ask, ask->deadline, error);
     if (status != HL_EUNSUPPORTED) return status;

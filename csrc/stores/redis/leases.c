@@ -178,15 +178,8 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
 
 /* The questions for list.lua, beside the tree. */
 typedef struct inquiry {
-  const hl_row *rows;
-  size_t n;
-  const char *names; /* of rows, as in hl_request */
-  const char *owner;
-  const uint8_t *id;
-  bool waits, overs;
-  size_t most; /* 0: all */
-  bool revokes;
-  const char *by, *reason, *revocation; /* the number of the call that ends them */
+  hl_lease_filter filter;
+  bool waits, revokes;
   const char *node; /* "": all that is said above; else only those who wait for this root */
   hl_holder_fn fn;
   void *context;
@@ -233,17 +226,21 @@ static int inquire_tree(hl__redis_session *session, inquiry *self, uint32_t root
   hl__redis_call call;
   redisReply *reply;
   hl__redis_call_init(&call, session->store, HL__REDIS_LIST, root);
-  hl__redis_rows(&call, session->store, self->rows, self->n, self->names);
-  hl__redis_text(&call, self->owner);
-  hl__redis_id(&call, self->id ? self->id : any);
+  const hl_lease_filter *filter = &self->filter;
+  char revocation[24] = ""; /* the number of the call that ends them */
+  if (self->revokes)
+    (void)snprintf(revocation, sizeof revocation, "%llx", (unsigned long long)filter->call);
+  hl__redis_rows(&call, session->store, filter->rows, filter->n, filter->names);
+  hl__redis_text(&call, filter->owner);
+  hl__redis_id(&call, filter->id ? filter->id : any);
   hl__redis_text(&call, self->waits ? "1" : "0");
-  hl__redis_text(&call, self->overs ? "1" : "0");
+  hl__redis_text(&call, filter->over ? "1" : "0");
   hl__redis_text(&call, self->revokes ? "1" : "0");
-  hl__redis_text(&call, self->by);
-  hl__redis_text(&call, self->reason);
+  hl__redis_text(&call, filter->by);
+  hl__redis_text(&call, filter->reason);
   hl__redis_text(&call, self->node);
-  hl__redis_text(&call, self->revocation ? self->revocation : "");
-  hl__redis_number(&call, (int64_t)self->most);
+  hl__redis_text(&call, revocation);
+  hl__redis_number(&call, (int64_t)filter->most);
   int status = hl__redis_call_run(session, &call, self->deadline, false, NULL, &reply, error);
   hl__redis_call_dispose(&call);
   if (status) return status;
@@ -325,46 +322,27 @@ static int inquire_all(hl__redis_session *session, void *context, hl_error *erro
 
 static int inquire(hl_session *base, inquiry *self, hl_error *error) {
   hl__redis_session *session = hl__redis_session_of(base);
-  int status = hl__redis_one_root(session->store, self->rows, self->n, error);
+  int status = hl__redis_one_root(session->store, self->filter.rows, self->filter.n, error);
   if (status == HL_OK) status = begin(session, self->deadline, error);
   if (status) return status;
-  if (!self->n) return hl__redis_each_master(session, self->deadline, inquire_all, self, error);
-  uint32_t root = self->rows[0].root;
+  if (!self->filter.n)
+    return hl__redis_each_master(session, self->deadline, inquire_all, self, error);
+  uint32_t root = self->filter.rows[0].root;
   status = hl__redis_route(session, root, self->deadline, &session, error);
   return status ? status : inquire_tree(session, self, root, error);
 }
 
 static int lease_list(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn,
                       void *context, int64_t deadline, hl_error *error) {
-  inquiry self = {.rows = filter->rows,
-                  .n = filter->n,
-                  .names = filter->names,
-                  .owner = filter->owner,
-                  .id = filter->id,
-                  .overs = filter->over,
-                  .node = "",
-                  .fn = fn,
-                  .context = context,
-                  .deadline = deadline};
+  inquiry self = {
+      .filter = *filter, .node = "", .fn = fn, .context = context, .deadline = deadline};
   return inquire(base, &self, error);
 }
 
-static int lease_revoke(hl_session *base, const hl_lease_filter *filter, const char *by,
-                        const char *reason, int64_t deadline, uint64_t *count, hl_error *error) {
-  char number[24];
-  (void)snprintf(number, sizeof number, "%llx", (unsigned long long)filter->call);
-  inquiry self = {.rows = filter->rows,
-                  .revocation = number,
-                  .n = filter->n,
-                  .names = filter->names,
-                  .owner = filter->owner,
-                  .id = filter->id,
-                  .overs = true, /* they may be refreshed */
-                  .revokes = true,
-                  .by = by,
-                  .reason = reason,
-                  .node = "",
-                  .deadline = deadline};
+static int lease_revoke(hl_session *base, const hl_lease_filter *filter, int64_t deadline,
+                        uint64_t *count, hl_error *error) {
+  inquiry self = {.filter = *filter, .revokes = true, .node = "", .deadline = deadline};
+  self.filter.over = true; /* they may be refreshed */
   int status = inquire(base, &self, error);
   *count = self.count;
   return status;
@@ -372,10 +350,7 @@ static int lease_revoke(hl_session *base, const hl_lease_filter *filter, const c
 
 int hl__redis_holders(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn,
                       void *context, int64_t deadline, hl_error *error) {
-  inquiry self = {.rows = filter->rows,
-                  .n = filter->n,
-                  .names = filter->names,
-                  .most = filter->most,
+  inquiry self = {.filter = *filter,
                   .waits = true,
                   .node = "",
                   .fn = fn,

@@ -454,7 +454,6 @@ void hl__sqlite_sweep(hl__sqlite_session *session) {
 
 typedef struct revocation {
   const hl_lease_filter *filter;
-  const char *by, *reason;
   numbers found;
   uint8_t *packed; /* rows of all of them */
   size_t size;
@@ -490,8 +489,8 @@ static int revoke_one(hl__sqlite_session *session, revocation *self, int64_t num
   it = hl__sqlite_statement(session, HL__SQLITE_SET_REVOKED);
   if (!it) return sqlite3_errcode(session->db);
   (void)sqlite3_bind_int64(it, 1, number);
-  (void)sqlite3_bind_text(it, 2, self->by, -1, SQLITE_STATIC);
-  (void)sqlite3_bind_text(it, 3, self->reason, -1, SQLITE_STATIC);
+  (void)sqlite3_bind_text(it, 2, self->filter->by, -1, SQLITE_STATIC);
+  (void)sqlite3_bind_text(it, 3, self->filter->reason, -1, SQLITE_STATIC);
   code = hl__sqlite_run(session, HL__SQLITE_SET_REVOKED);
   (void)sqlite3_clear_bindings(it);
   return code;
@@ -508,13 +507,13 @@ static int revoke_in(hl__sqlite_session *session, void *context, int *status, hl
   return code;
 }
 
-static int lease_revoke(hl_session *base, const hl_lease_filter *filter, const char *by,
-                        const char *reason, int64_t deadline, uint64_t *count, hl_error *error) {
+static int lease_revoke(hl_session *base, const hl_lease_filter *filter, int64_t deadline,
+                        uint64_t *count, hl_error *error) {
   hl__sqlite_session *session = session_of(base);
   /* Include expired leases: as long as the record is there they may be refreshed. */
   hl_lease_filter all = *filter;
   all.over = true;
-  revocation self = {.filter = &all, .by = by, .reason = reason};
+  revocation self = {.filter = &all};
   int status =
       hl__sqlite_write(session, revoke_in, &self, "revoke leases", at_least(deadline), error);
   if (status == HL_OK) {
