@@ -55,8 +55,8 @@ int hl__dsn_decode(char *part, const char *what, hl_error *error);
 int hl__dsn_port(const char *text, unsigned *port, hl_error *error);
 /* Parses host, host:port, [ipv6] or [ipv6]:port into dsn->host and dsn->port. */
 int hl__dsn_host(char *text, hl_dsn *dsn, hl_error *error);
-/* Adds the parameters name=value&... to dsn, percent-decoded. encoded false: only values that
-   contain a percent sign are decoded. text NULL: there are none. */
+/* Adds the parameters name=value&... to dsn, percent-decoded; with encoded false, only those with a
+   percent sign in the value are decoded. text NULL: does nothing. */
 int hl__dsn_params(char *text, bool encoded, hl_dsn *dsn, hl_error *error);
 int hl__dsn_param_add(hl_dsn *dsn, const char *name, const char *value, hl_error *error);
 /* Parses what follows "mysql://": [user[:password]@][host][/database][?params]. `host` parses the

@@ -1,31 +1,32 @@
 /*
- * gate.c - are there leases? and waiting for those that are in the way.
+ * gate.c - finds out whether there are leases, and waits for those that are in the way.
  *
- * A lease is a record in tables (tables.c), written by whoever has its rows locked. Whoever
- * locks one of them later must see it, at a price of next to nothing where there are none.
+ * A lease is a record in tables (tables.c). A session writes it while it has the lease's rows
+ * locked. A request that locks one of these rows later must see the record. Without leases this
+ * must cost next to nothing.
  *
- * - The gate is a sequence, public.hier_lock_gate: 2 when there may be leases, 1 when there is
- *   none. A sequence has no versions: what one transaction has set, all others read at once.
- *   So its value can be a column of the locking statement, behind the locks. (A table read
- *   there would show what was committed before the wait.) It is set to 2 before a record is
- *   committed; and whoever sets it to 1 has made sure that nobody is about to commit one: see
- *   record.c and tables.c.
- * - Where the gate does not exist, the look for it must not come from the server's cache, which
- *   is brought up to date when a statement locks a relation: so it locks one, that does not
- *   matter (pg_class), behind the rows. A gate that was made during the wait is so found.
- * - Where it is open, records are looked at by a statement of its own, with a snapshot of its
- *   own. One that has reason to think that it is open puts that in the same trip.
- * - A role that may not look into the schema asks pg_class by a statement of its own, and is
- *   refused where there is a gate.
+ * - The gate is a sequence, public.hier_lock_gate: 2 if there may be leases, 1 if there are
+ *   none. A sequence has no versions: all transactions read at once what one has set. So its
+ *   value can be a column of the locking statement, evaluated after the locks. (A table read
+ *   there would show what was committed before the wait.) A session sets it to 2 before it
+ *   commits a record. A session that sets it to 1 has made sure that none is about to commit
+ *   a record: see record.c and tables.c.
+ * - If the gate does not exist, the statement must not search for it in the server's cache,
+ *   which is updated only when a statement locks a relation. So the statement locks an
+ *   arbitrary one (pg_class), after the rows, and finds a gate made during the wait.
+ * - If the gate is open, a statement of its own reads the records, with a snapshot of its
+ *   own. A session that expects an open gate sends it in the same round trip.
+ * - A role that may not read the schema asks pg_class in a statement of its own, and is
+ *   refused if there is a gate.
  *
- * A request that finds a lease in its way keeps its rows, and looks again and again. What is
- * over it deletes, if it is over still, in one statement and on a connection of its own, as its
- * transaction is to end by ROLLBACK. Behind it the server's queue sleeps. Many can be the first
- * in a queue below one lease: then one of them looks, and has a lead (an advisory lock of two
- * numbers, of the session) for which the others wait. Whoever has a lead waits for no lock.
+ * A request that finds a lease in its way keeps its rows, and polls. It deletes an expired lease,
+ * in one statement that checks again, on a connection of its own, as its transaction ends with
+ * ROLLBACK. The requests behind it sleep in the server's queue. Many requests can be first in a
+ * queue below one lease. Then one of them polls, and has the lead: an advisory lock of two numbers,
+ * held by the session. The others wait for the lead. The session with the lead waits for no lock.
  *
- * But a lease that is for update may want a row exclusively that such a request keeps. So
- * whoever wants that row himself gives way (HL__BEHIND_UPDATE).
+ * But a lease for update may want a row exclusively that such a request keeps. So a request that
+ * wants that row itself gives way (HL__BEHIND_UPDATE).
  */
 #include "postgresql_store.h"
 
@@ -39,10 +40,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Between two looks, in ms; from the first to the last. */
+/* The pause between two polls, in ms: the first and the longest. */
 #define PAUSE_FIRST_MS 1
 #define PAUSE_LAST_MS 25
-/* Who waits for a lead for so long looks for himself: its owner may have been stopped. */
+/* A request that has waited this long for the lead polls itself: the session that has it may have
+   been stopped. */
 #define LEAD_NET_MS 15000
 
 static int blind_check(hl__pg_session *session, hl_error *error) {
@@ -65,9 +67,8 @@ static int blind_check(hl__pg_session *session, hl_error *error) {
   return status;
 }
 
-/* alone: nobody else can be the first in a queue for what it locks. */
-/* update: it has the update row of a row for which the request gives way; the key of one is the
-   other's complement. */
+/* Columns. ALONE: no other request can be first in a queue for the row. UPDATE: the lease has the
+   update row of a row for which the request gives way; their keys are each other's complement. */
 enum {
   ID,
   LEFT,
@@ -75,9 +76,9 @@ enum {
   UPDATE,
   COLUMNS
 };
-/* The exclusive rows of all keys, and all rows of those wanted exclusively: two scans of an index
-   each. With one condition the server would read all rows of an ancestor, which are as many as
-   there are leases below it. exclusive, upgradable, keys, exclusive, exempt */
+/* Finds exclusive rows of all keys, and all rows of keys wanted exclusively, by one index scan
+   each. With one condition, the server would read all rows of an ancestor, one for each lease below
+   it. Parameters: exclusive, upgradable, keys, exclusive, exempt. */
 #define CONFLICTS                                                                                  \
   "SELECT l.id," HL__PG_LEFT ","                                                                   \
   "bool_or(r.key=ANY('%s'::int8[])),bool_or(r.key=ANY('%s'::int8[]) AND "                          \
@@ -88,19 +89,19 @@ enum {
   "JOIN public.hier_lock_leases l ON l.id=r.id WHERE true%s "                                      \
   "GROUP BY l.id,l.till ORDER BY l.till LIMIT 50"
 
-/* What waits: its statement, which says so to observers. */
+/* A wait for leases. */
 typedef struct wait {
   hl__pg_session *session;
   const hl_request *request;
   char tag[HL__PG_TAG_MAX];
   const char *sql;
   PGresult *found;
-  int64_t nearest; /* ms until the first of them ends */
+  int64_t nearest; /* ms until the first lease ends */
   int64_t sent;
   uint32_t seed;
 } wait;
 
-/* The keys of those rows for which it gives way. */
+/* The keys of the rows for which the request gives way. */
 static char *upgradable(const hl_layout *layout, const hl_request *request) {
   size_t n = request->gives_way ? request->n : 0, kept = 0;
   hl_row *rows = malloc((n + 1) * sizeof *rows);
@@ -112,7 +113,7 @@ static char *upgradable(const hl_layout *layout, const hl_request *request) {
   return keys;
 }
 
-/* The look, with a comment in front. NULL: out of memory. The caller frees it. */
+/* The query for leases in the way, behind a comment; the caller frees it. NULL: out of memory. */
 static char *conflicts_text(const hl__pg_session *session, const char *tag,
                             const hl_request *request) {
   char *keys = hl__pg_keys(request->rows, request->n, false);
@@ -137,7 +138,7 @@ static char *conflicts_text(const hl__pg_session *session, const char *tag,
   return sql;
 }
 
-/* An error here ends the transaction; the caller undoes it. */
+/* Runs a query. An error ends the transaction; the caller undoes it. */
 static int ask(wait *self, const char *sql, int columns, hl_error *error) {
   PQclear(self->found);
   self->found = NULL;
@@ -146,9 +147,10 @@ static int ask(wait *self, const char *sql, int columns, hl_error *error) {
   hl_error said;
   int status = hl__pg_query(self->session, sql, columns, &self->found, &said);
   if (status == HL_OK) return status;
-  /* Nobody has asked for its end: what is held is not to be relied on. */
+  /* Not by our request, so the locks are not certain. */
   if (status == HL_CANCELLED) status = said.status = HL_ECONNECTION;
-  /* Undefined things, privileges. What else there is, no provisioning mends. */
+  /* An undefined object, or a missing privilege. Provisioning does not help against other
+     errors. */
   if (status == HL_ESTORE && strncmp(said.sqlstate, "42", 2) == 0) {
     status = hl__error(error, HL_ENOT_PROVISIONED,
                        "there are leases, and they cannot be looked at: %.200s", said.message);
@@ -159,7 +161,7 @@ static int ask(wait *self, const char *sql, int columns, hl_error *error) {
   return status;
 }
 
-/* Which records are in the way: their number; the time until the first ends. */
+/* The number of leases in the way. Also sets `nearest`. */
 static int count(wait *self) {
   int n = self->found ? PQntuples(self->found) : 0;
   const char *left = hl__pg_field(self->found, 0, LEFT);
@@ -169,8 +171,8 @@ static int count(wait *self) {
 
 /* ------------------------------------------------------------ what is over */
 
-/* Those that are found, and over; and what an earlier try of the request has left, whose
-   answer never came. */
+/* Deletes the leases found that have expired, and the record of an earlier try of this request that
+   was not answered. */
 static int over_delete(wait *self, hl_error *error) {
   const hl_lease_terms *own = self->request->lease;
   char ids[50 * 40 + 16] = "", mine[40] = "", sql[sizeof ids + 700];
@@ -198,15 +200,15 @@ static int over_delete(wait *self, hl_error *error) {
                  "DELETE FROM public.hier_lock_lease_rows r USING gone WHERE r.id=gone.id",
                  ids, own ? " OR l.id='" : "", mine, own ? "'" : "");
   int status = hl__pg_aside(self->session, sql, error);
-  /* The server did not come to it in its time, or takes no other connection now; ours stands. Then it is in
-     the way still. */
+  /* The server was too slow for that, or takes no further connection; our own stands. The record
+     stays in the way. */
   bool later = status == HL_CANCELLED || status == HL_TIMEOUT || status == HL_ECONNECTION;
   return later ? HL_OK : status;
 }
 
 /* ----------------------------------------------------------------- pauses */
 
-/* Sleeps, unless it is interrupted, or the connection has something to say. */
+/* Sleeps, until interrupted. HL_ECONNECTION if the connection ends. */
 static int nap(wait *self, int64_t ms) {
   hl__pg_session *session = self->session;
   int64_t end = hl__now_ms() + ms;
@@ -223,7 +225,7 @@ static uint32_t chance(wait *self) {
   return self->seed >> 16;
 }
 
-/* How long until the next look: longer each time; not beyond the first end, nor the
+/* The pause until the next poll. It grows each time, but ends with the first lease and the
    deadline. */
 static int64_t pause_ms(wait *self, int64_t *pause) {
   int64_t ms = *pause + chance(self) % (uint32_t)(*pause + 1);
@@ -249,7 +251,7 @@ static void lead_of(const char *id, char numbers[32]) {
                  (int32_t)(uint32_t)strtoul(low, NULL, 16));
 }
 
-/* Whether it is ours now. */
+/* Tries to take the lead. */
 static int lead_try(wait *self, const char *numbers, bool *ours, hl_error *error) {
   char sql[HL__PG_TAG_MAX + 128];
   (void)snprintf(sql, sizeof sql, "%sSELECT pg_try_advisory_lock(%s)", self->tag, numbers);
@@ -265,9 +267,9 @@ static int lead_leave(wait *self, const char *numbers, hl_error *error) {
   return ask(self, sql, 1, error);
 }
 
-/* Until its owner leaves it, with the server's queue, as for a row, or has been given long
-   enough. A wait that is ended at the moment at which it is granted may leave the lock behind,
-   so it is the transaction's: it goes with the savepoint, or with all. */
+/* Waits in the server's queue until the session with the lead leaves it, at most LEAD_NET_MS. If a
+   wait ends at the very moment of its grant, the lock may remain; so it belongs to the transaction,
+   and goes with the savepoint or the ROLLBACK. */
 static int lead_await(wait *self, const char *numbers, hl_error *error) {
   char sql[HL__PG_TAG_MAX + 256];
   int64_t most = hl__left_ms(self->request->deadline);
@@ -297,7 +299,7 @@ static int cancelled(wait *self, int status, hl_error *error) {
   return hl__pg_gone(self->session, error);
 }
 
-/* Deletes what is over, and looks again, where that may be all. */
+/* Deletes expired leases. Polls again if no unexpired one was in the way. */
 static int over_take(wait *self, hl_error *error) {
   bool left = self->nearest > 0;
   if (left && !self->request->lease) return HL_OK;
@@ -306,7 +308,7 @@ static int over_take(wait *self, hl_error *error) {
   return ask(self, self->sql, COLUMNS, error);
 }
 
-/* Whether one of them may want to make a row exclusive that the request keeps. */
+/* Whether a lease may want to make a row exclusive that the request keeps. */
 static bool is_behind_update(const wait *self) {
   for (int i = 0; i < PQntuples(self->found); i++) {
     const char *update = hl__pg_field(self->found, i, UPDATE);
@@ -315,7 +317,7 @@ static bool is_behind_update(const wait *self) {
   return false;
 }
 
-/* One look later. A lead that it has is that of *id. */
+/* Waits, then polls once. id: the lease for which the request has the lead, or "". */
 static int turn(wait *self, int64_t *pause, char id[40], hl_error *error) {
   char numbers[32];
   const char *first = hl__pg_field(self->found, 0, ID);
@@ -340,7 +342,7 @@ static int turn(wait *self, int64_t *pause, char id[40], hl_error *error) {
     const char *other = hl__pg_field(self->found, i, ID);
     if (other && strcmp(other, id) == 0) return HL_OK;
   }
-  /* What it rang for is gone. */
+  /* That lease is gone: leave its lead. */
   PGresult *found = self->found;
   self->found = NULL;
   lead_of(id, numbers);
@@ -351,7 +353,7 @@ static int turn(wait *self, int64_t *pause, char id[40], hl_error *error) {
   return status;
 }
 
-/* With self->found. */
+/* Polls until no lease is in the way. Begins with self->found. */
 static int turns(wait *self, hl_error *error) {
   int64_t pause = PAUSE_FIRST_MS;
   char id[40] = "", numbers[32];
@@ -375,7 +377,7 @@ static int turns(wait *self, hl_error *error) {
   return HL_ECONNECTION;
 }
 
-/* To observers it is no waiter any more. */
+/* Gets a new token. Its tag tells observers that the request no longer waits. */
 static int waited(hl__pg_session *session, const char *tag, uint64_t *token, int64_t *sent,
                   hl_error *error) {
   char sql[128] = "SELECT ";
@@ -399,7 +401,7 @@ int hl__pg_leases_await(hl__pg_session *session, const hl_request *request, cons
   session->second = NULL;
   session->holds = true;
   int status = HL_OK;
-  /* What was in the same trip says only whether there is one. */
+  /* The query in the same trip says only whether there is a lease. */
   if (!self.found || PQnfields(self.found) != 1 || PQntuples(self.found) > 0) {
     char *first = conflicts_text(session, tag, request);
     status = first ? ask(&self, first, COLUMNS, error) : hl__error_memory(error);
@@ -414,7 +416,7 @@ int hl__pg_leases_await(hl__pg_session *session, const hl_request *request, cons
     free(later);
     if (status == HL_OK) status = waited(session, tag, token, sent, error);
   } else if (status == HL_OK && self.sent) {
-    /* One that was there is gone. */
+    /* A lease was there, and is gone. */
     status = waited(session, tag, token, sent, error);
   }
   PQclear(self.found);

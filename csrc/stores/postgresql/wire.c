@@ -1,9 +1,9 @@
 /*
- * wire.c - a session's connection: sending, waiting for an answer, reading it, and
- * what errors mean. Knows no locks.
+ * wire.c - a session's connection: sending, awaiting and reading answers, and the meaning of
+ * errors. Knows no locks.
  *
- * The connection never blocks: libpq is only let at what has come, and we wait, with
- * poll(), for the socket and for the session's wake-up (an eventfd).
+ * The connection never blocks: libpq reads only what has come, and we wait with poll() for the
+ * socket and for the session's wake-up (an eventfd).
  */
 #include "postgresql_store.h"
 
@@ -20,18 +20,18 @@ static bool is_state(const char *state, const char *const *list) {
   return false;
 }
 
-/* "28P01": it is one of the list when it begins with one of it. */
+/* The status of an SQLSTATE. The list has prefixes: "28" stands for "28P01", too. */
 static int status_of(const char *state) {
   static const char *const connection[] = {
       "08",    /* connection_exception */
-      "25P02", /* in_failed_sql_transaction: what was held, is not */
+      "25P02", /* in_failed_sql_transaction: the locks are gone */
       "25P03", /* idle_in_transaction_session_timeout */
       "25P04", /* transaction_timeout */
       "28",    /* refused credentials */
       "53300", /* too_many_connections */
       "57P",   /* shutdown, and idle_session_timeout */
       NULL};
-  if (!*state) return HL_ECONNECTION;                   /* libpq's own: no server has spoken */
+  if (!*state) return HL_ECONNECTION; /* an error of libpq's own, not of the server */
   if (strcmp(state, "55P03") == 0) return HL_TIMEOUT;   /* lock_not_available */
   if (strcmp(state, "57014") == 0) return HL_CANCELLED; /* query_canceled */
   if (strcmp(state, "40P01") == 0) return HL_DEADLOCK;
@@ -70,7 +70,7 @@ int hl__pg_error(const hl__pg_session *session, const PGresult *result, const ch
   }
   if (!message || !*message) message = PQerrorMessage(session->connection);
   int status = hl__pg_error_state(state ? state : "", message, doing, error);
-  /* Whatever the server said, it has ended the connection. */
+  /* The server has also ended the connection. */
   if (PQstatus(session->connection) == CONNECTION_BAD && status != HL_ECONNECTION) {
     if (error) error->status = HL_ECONNECTION;
     if (error) error->retryable = true;
@@ -91,7 +91,7 @@ int hl__pg_gone(const hl__pg_session *session, hl_error *error) {
                    "or the server or the network went down");
 }
 
-/* A server says why it ends a connection while nothing was asked of it. */
+/* Keeps why the server ends an idle connection. */
 void hl__pg_notice(void *argument, const PGresult *result) {
   hl__pg_session *session = argument;
   const char *severity = PQresultErrorField(result, PG_DIAG_SEVERITY_NONLOCALIZED);
@@ -114,18 +114,18 @@ bool hl__pg_readable(const hl__pg_session *session) {
   return n > 0;
 }
 
-/* A server may say, whenever it likes, that a setting has changed. Only when it ends the
-   connection is that gone. */
+/* A server may announce a changed setting at any time. The connection is gone only when the server
+   ends it. */
 bool hl__pg_stands(hl__pg_session *session) {
   PGconn *connection = session->connection;
   if (session->ended || PQstatus(connection) != CONNECTION_OK) return false;
   if (!hl__pg_readable(session)) return true;
   bool read = PQconsumeInput(connection) != 0;
-  (void)PQisBusy(connection); /* takes apart what was read */
+  (void)PQisBusy(connection); /* parses what was read */
   return read && !session->ended && PQstatus(connection) == CONNECTION_OK;
 }
 
-/* Waits until something has come (HL_OK), the deadline, or an interruption. */
+/* Waits for data (HL_OK), for the deadline, or for an interruption. */
 static int wait_for_server(hl__pg_session *session, bool flushed, int64_t deadline,
                            bool interruptible) {
   atomic_store(&session->in_hand, false);
@@ -136,11 +136,11 @@ static int wait_for_server(hl__pg_session *session, bool flushed, int64_t deadli
   return status;
 }
 
-/* So much more is read of an answer that is late, as the rest of it may have come. */
+/* How often to read on when an answer is late, as the rest of it may have come. */
 #define LATE_READS 16
 
-/* Whether to read on. A server that never stops talking lets no poll() run out, nor one
-   for the wake-up be checked. */
+/* Whether to read on. While a server never stops sending, poll() never times out or reports the
+   wake-up. */
 static int lateness(const hl__pg_session *session, int64_t deadline, bool interruptible,
                     unsigned *reads) {
   bool rung = interruptible && atomic_load(&session->wakeup.interrupted);
@@ -151,16 +151,16 @@ static int lateness(const hl__pg_session *session, int64_t deadline, bool interr
 
 /* ------------------------------------------- sending and reading answers */
 
-/* libpq leaves errno at 0 when a send succeeds; when one fails, and it has dropped all, it
-   reads, and errno is what came of that. A send that was put off may leave it, too; then
-   something is left to flush, unless there is room again at this very moment. */
+/* libpq leaves errno at 0 when a send succeeds. When a send fails and libpq drops the data, it
+   reads, which sets errno. A send that was put off may set it, too; then something is left to
+   flush, unless there is room again at this very moment. */
 void hl__pg_sending(void) { errno = 0; }
 
 bool hl__pg_sent(hl__pg_session *session) {
   int refused = errno;
   errno = 0;
   int left = PQflush(session->connection);
-  /* All is gone, and it is not the kernel that has it. */
+  /* Nothing is left to send, but the kernel did not take it. */
   bool dropped = left == 0 && (refused || errno);
   return left >= 0 && !dropped;
 }
@@ -197,8 +197,8 @@ int hl__pg_rollback_send(hl__pg_session *session, hl_error *error) {
   return status;
 }
 
-/* The first error, else the last rows, else the last answer; of a pipeline the first rows, and
-   those behind. */
+/* Keeps the first error; else the last rows; else the last result. In a pipeline: the first rows,
+   and the second. */
 static void keep(hl__pg_session *session, PGresult *result) {
   PGresult *drop = result;
   if (session->pipelined && PQresultStatus(result) == PGRES_TUPLES_OK && session->kept &&
@@ -217,25 +217,24 @@ static void keep(hl__pg_session *session, PGresult *result) {
   PQclear(drop);
 }
 
-/* The results of a pipeline: after each statement NULL, at the end that of the sync. Those
-   behind one that has failed say so. */
+/* Whether the result belongs to a statement. A pipeline gives NULL after each statement, and at the
+   end the result of the sync. Results after a failed statement say so. */
 static bool is_ours(ExecStatusType status) {
   return status == PGRES_TUPLES_OK || status == PGRES_COMMAND_OK || status == PGRES_EMPTY_QUERY ||
          status == PGRES_FATAL_ERROR;
 }
 
-/* What has come. False: more is to come. *stranger: it is nothing that we have asked
-   for. */
+/* Reads what has come. False: more will come. *stranger: the server sent what was not requested. */
 static bool answer_read(hl__pg_session *session, bool *stranger) {
   PGconn *connection = session->connection;
-  unsigned ends = 0; /* one after the other */
+  unsigned ends = 0; /* consecutive NULLs */
   while (!PQisBusy(connection)) {
     PGresult *result = PQgetResult(connection);
     if (!result && !session->pipelined) {
       session->outstanding = false;
       return true;
     }
-    /* Of all that was asked, without the sync: more will never come. */
+    /* All statements are answered, but not the sync: it will never come. */
     *stranger = !result && ++ends > 1;
     if (*stranger) return true;
     if (!result) continue;
@@ -257,7 +256,7 @@ static bool answer_read(hl__pg_session *session, bool *stranger) {
   return false;
 }
 
-/* The connection has ended: what the server said before, or libpq says of it. */
+/* Reads what the server or libpq says about the end of the connection. */
 static void last_words(hl__pg_session *session) {
   PGresult *result;
   for (int i = 0; i < 100 && (result = PQgetResult(session->connection)); i++)
@@ -279,7 +278,7 @@ int hl__pg_await(hl__pg_session *session, int64_t deadline, bool interruptible, 
     if (status == HL_OK) status = lateness(session, deadline, interruptible, &late);
     if (status == HL_TIMEOUT) return hl__error(error, status, "the server has not answered yet");
     if (status == HL_CANCELLED) return hl__error(error, status, "the wait was cancelled");
-    /* What was read before it ended, says why. */
+    /* The server may have said why it ended the connection. */
     if (status == HL_ECONNECTION || !PQconsumeInput(connection)) {
       if (PQstatus(connection) == CONNECTION_BAD) last_words(session);
       break;
@@ -294,7 +293,7 @@ int hl__pg_await(hl__pg_session *session, int64_t deadline, bool interruptible, 
   return hl__pg_gone(session, error);
 }
 
-/* The answer to a ROLLBACK or a sign of life, which has come. */
+/* Judges the answer to a ROLLBACK or a sign of life. */
 static int answer_judge(hl__pg_session *session, hl_error *error) {
   PGTransactionStatusType now = PQtransactionStatus(session->connection);
   if (session->kept && PQresultStatus(session->kept) == PGRES_FATAL_ERROR) {
@@ -312,8 +311,8 @@ int hl__pg_settle(hl__pg_session *session, int64_t deadline, bool interruptible,
   for (;;) {
     int status = hl__pg_await(session, deadline, interruptible, error);
     if (status) return status;
-    /* Somebody's cancel request has hit the ROLLBACK, which is said again. It has
-       given everything back, but the server waits for a ROLLBACK still. */
+    /* A cancel request of another session has hit the ROLLBACK. The rows are given back, but the
+       server still expects a ROLLBACK: send it again. */
     bool again = session->releases && session->kept &&
                  PQresultStatus(session->kept) == PGRES_FATAL_ERROR &&
                  PQtransactionStatus(session->connection) == PQTRANS_INERROR;
