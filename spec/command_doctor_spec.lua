@@ -334,6 +334,21 @@ support.each_server(function(plain)
       assert_room "Too many connections"
     end)
 
+    it("none for this account, by a limit of its own", function()
+      local user = "'hierlock_few'@'127.0.0.1'"
+      root:query("CREATE USER %s IDENTIFIED BY 'few' WITH MAX_USER_CONNECTIONS 1", user)
+      at_end(function() store.root():query("DROP USER %s", user) end)
+      root:query("GRANT SELECT ON %s.* TO %s", database, user)
+      local few = plain.bare_dsn:gsub("//.-@", "//hierlock_few:few@")
+      local one = support.sql_connection(few)
+      at_end(function() one:close() end)
+      local found = examine(few)
+      assert_finding("wrong", found, "reached")
+      assert.equal("ALTER USER 'hierlock_few'@'HOST' WITH MAX_USER_CONNECTIONS 0; -- HOST: as in mysql.user", found.reached.mend[1])
+      sql((found.reached.mend[1]:gsub("HOST'", "127.0.0.1'"):gsub(";.*", "")))
+      assert_finding("ok", examine(few), "reached")
+    end)
+
     it("none for this account", function()
       restart "--max-user-connections=12"
       fill(12)
@@ -470,6 +485,19 @@ support.each_server(function(plain)
       provision "--leases"
       assert_mended("engine", "wrong", "DROP TABLE STEM_leased")
       assert_mended("gate", "wrong", "DELETE FROM STEM_gate WHERE g < 10")
+    end)
+
+    it("that is larger than the buffer pool is named, and the line makes room for it", function()
+      restart(store.dialect == "mysql" and "--innodb-buffer-pool-size=6M --innodb-buffer-pool-chunk-size=1M" or "--innodb-buffer-pool-size=6M")
+      connection = plain.sql()
+      assert_status(0, run(dsn, "provision", "--quiet", "--buckets", "100000"))
+      connection:query("ANALYZE TABLE %s_buckets", stem)
+      local found = examine(dsn, "--quick")
+      assert_finding("warning", found, "buffer pool")
+      assert.is_true(follow(dsn, found["buffer pool"], sql) > 0)
+      support.wait_until(function() -- the server resizes it by and by
+        return status_of(examine(dsn, "--quick"), "buffer pool") == "ok"
+      end, "a larger buffer pool")
     end)
 
     it("with other buckets or levels than those that are wanted is named", function()
@@ -747,6 +775,42 @@ support.on_postgresql(function(store)
     assert_finding("wrong", found, "reached")
     assert.equal(1, follow(store.dsn, found.reached, sql))
     assert_finding("ok", examine(store.dsn), "reached")
+  end)
+
+  it("names a server that has no connection left for any role, and its lines make room", function()
+    at_end(reset)
+    store.command("restart", "-c max_connections=12 -c superuser_reserved_connections=3")
+    local list = {}
+    at_end(function() for _, one in ipairs(list) do one:close() end end)
+    local found
+    support.wait_until(function()
+      local ok, one = pcall(support.sql_connection, store.bare_dsn)
+      if ok then list[#list + 1] = one end
+      found = examine(store.dsn)
+      return status_of(found, "reached") == "wrong"
+    end, "a server without a connection left")
+    assert.matches("raise max_connections", found.reached.mend[1])
+    for _, one in ipairs(list) do one:close() end
+    list = {}
+    support.wait_until(function() return status_of(examine(store.dsn), "reached") == "ok" end, "connections to have ended")
+  end)
+
+  it("names locks of other roles that this one does not see, and the line shows them", function()
+    at_end(function() store.root():query "DROP ROLE IF EXISTS hierlock_blind" end)
+    root:query "CREATE ROLE hierlock_blind LOGIN PASSWORD 'blind'"
+    local blind = store.bare_dsn:gsub("//.-@", "//hierlock_blind:blind@")
+    assert_finding("ok", examine(blind), "other roles")
+    local manager = support.open(store)
+    at_end(function() manager:close() end)
+    local handle = assert(manager:acquire { "u1" })
+    local found = examine(blind)
+    assert_finding("warning", found, "other roles")
+    assert.equal(1, follow(blind, found["other roles"], sql))
+    assert_finding("ok", examine(blind), "other roles")
+    local watcher = support.open({ dsn = blind, options = store.options })
+    at_end(function() watcher:close() end)
+    assert.equal(1, #assert(watcher:holders { "u1" }))
+    assert.is_true(handle:release())
   end)
 
   it("changes a setting where it was made, which goes before others", function()

@@ -11,6 +11,9 @@ local mysql = {}
 
 local LOOPBACK = { localhost = true, ["127.0.0.1"] = true, ["::1"] = true }
 local IN_FILE = { tx_isolation = "transaction-isolation" }
+-- What error 1226 calls the limits of an account, and what ALTER USER calls them.
+local LIMITS = { max_questions = "MAX_QUERIES_PER_HOUR", max_updates = "MAX_UPDATES_PER_HOUR",
+  max_connections_per_hour = "MAX_CONNECTIONS_PER_HOUR", max_user_connections = "MAX_USER_CONNECTIONS" }
 local LONG_WAIT = 1 -- s, below which innodb_lock_wait_timeout disturbs programs that attach
 
 -- ------------------------------------------------------------- asking
@@ -396,8 +399,10 @@ local function unreached(err, subject)
     return "SET GLOBAL max_connections = @@GLOBAL.max_connections + 100;"
   elseif err.errno == 1203 then -- the server's limit for each account
     return "SET GLOBAL max_user_connections = 0;"
-  elseif err.errno == 1226 then
-    return "raise the account's own limit, by ALTER USER ... WITH what the message names"
+  elseif err.errno == 1226 then -- the account's own limit
+    local user, resource = err.message:match "User '(.*)' has exceeded the '(.-)' resource"
+    local limit = LIMITS[resource] or "MAX_USER_CONNECTIONS"
+    return ("ALTER USER %s WITH %s 0; -- HOST: as in mysql.user"):format(account((user or "USER") .. "@HOST"), limit)
   elseif err.message:find "not built" then
     return "install the client library (apt-get install libmariadb3), or build hierlock with it (apt-get install libmariadb-dev)"
   end

@@ -27,7 +27,9 @@ SELECT version(), current_setting('server_version_num'), pg_is_in_recovery(), EX
   has_schema_privilege('public', 'USAGE'),
   (SELECT bool_and(has_function_privilege(f, 'EXECUTE')) FROM unnest(ARRAY['pg_try_advisory_xact_lock(bigint)', 'pg_try_advisory_xact_lock_shared(bigint)',
     'pg_advisory_xact_lock(bigint)', 'pg_advisory_xact_lock_shared(bigint)']) f),
-  (SELECT COUNT(*) FROM pg_locks)]]
+  (SELECT COUNT(*) FROM pg_locks),
+  (SELECT COUNT(DISTINCT l.pid) FROM pg_locks l JOIN pg_stat_activity a USING (pid) WHERE l.locktype = 'advisory'
+    AND a.query = '<insufficient privilege>')]]
 
 local LEASES = [[
 SELECT name, to_regclass('public.' || name) IS NOT NULL, CASE WHEN to_regclass('public.' || name) IS NULL THEN NULL
@@ -59,6 +61,8 @@ local function alter(self, name, to, restart)
   end
   return { ("ALTER SYSTEM SET %s = %s;"):format(name, to), restart and RESTART or "SELECT pg_reload_conf();" }
 end
+
+local function see_all(self) return ("GRANT pg_read_all_stats TO %s;"):format(quoted(self.role)) end
 
 -- -------------------------------------------------------------- checks
 
@@ -147,6 +151,9 @@ local function privileges(self, found)
     "pg_advisory_xact_lock(bigint), pg_advisory_xact_lock_shared(bigint) TO %s;"):format(quoted(self.role))
   found:add("privileges", self.functions and "ok" or "wrong", self.functions and "may call what locks" or "may not call what locks", why, mend)
   self.subject.lock_denied = mend
+  found:add("other roles", self.unseen > 0 and "warning" or "ok", self.unseen > 0 and
+    ("%d sessions have advisory locks, and this role does not see what for"):format(self.unseen) or "have no lock that this role does not see",
+    "A role sees what its own sessions say. Timeouts, holders and ps do not name the programs of other roles.", see_all(self))
   if not self.public then
     found:add("schema public", "warning", "the role may not use it", "Whether there are leases is seen there: who may not look is kept out by none of them.",
       ("GRANT USAGE ON SCHEMA public TO %s;"):format(quoted(self.role)))
@@ -252,10 +259,10 @@ function postgresql.examine(subject, found)
     connection = connection, subject = subject, settings = {}, sources = {}, version = row[1], number = tonumber(row[2]), standby = is_true(row[3]),
     multiple = is_true(row[4]), role = row[5], database = row[6], ssl = is_true(row[7]), tls_version = row[8] or "", others = tonumber(row[9]),
     role_limit = tonumber(row[10]) or -1, database_limit = tonumber(row[11]) or -1, sequence = is_true(row[12]), sequence_usable = is_true(row[13]),
-    public = is_true(row[14]), functions = is_true(row[15]), locks = tonumber(row[16]),
+    public = is_true(row[14]), functions = is_true(row[15]), locks = tonumber(row[16]), unseen = tonumber(row[17]),
   }
   for _, setting in ipairs(settings) do self.settings[setting[1]], self.sources[setting[1]] = setting[2], setting[3] end
-  subject.observers_blind = self.settings.track_activities == "on" and ("GRANT pg_read_all_stats TO %s;"):format(quoted(self.role)) or
+  subject.observers_blind = self.settings.track_activities == "on" and see_all(self) or
     "track_activities = on comes first, see below"
   found:add("reached", "ok", subject.where .. ", as " .. self.role, WHY_REACHED)
   version(self, found)
