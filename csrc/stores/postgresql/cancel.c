@@ -1,13 +1,13 @@
 /*
- * cancel.c - ends a wait at the server: a client that goes away does not end it at
- * once, and a dead waiter keeps the locks that it has got.
+ * cancel.c - ends a wait at the server. If a client only went away, its wait would go on for a
+ * while, and a dead waiter keeps the locks that it has.
  *
- * A cancel request is a connection of its own, which the server closes when it has sent
- * the signal. A signal that finds the session idle does nothing. So when that connection
- * is closed before the session says anything else, nothing else is hit; and when it is
- * not closed in time, the session is given up.
+ * A cancel request is a connection of its own. The server closes it once it has sent the signal. A
+ * signal that finds the session idle does nothing. So if that connection is closed before the
+ * session sends anything else, the signal hits nothing else. If it is not closed in time, the
+ * session is given up.
  *
- * It takes none of the connections that the server allows, and needs no log-in.
+ * A cancel request does not count against the server's limit of connections, and needs no login.
  */
 #include "postgresql_store.h"
 
@@ -22,8 +22,8 @@ static int cancel_error(hl_error *error) {
 
 #ifdef LIBPQ_HAS_ASYNC_CANCEL /* libpq 17 */
 
-/* One step; its socket may become another one. No child is born meanwhile: see log_in in
-   connect.c. One that cannot be watched is left to the child. */
+/* Does one step of the request, after which its socket may be another one. No child is born
+   meanwhile: see log_in in connect.c. A socket that cannot be watched stays open in a child. */
 static PostgresPollingStatusType step(PGcancelConn *request, bool first, int *fd,
                                       uint64_t *ticket) {
   PostgresPollingStatusType next = PGRES_POLLING_FAILED;
@@ -53,7 +53,7 @@ int hl__pg_cancel(hl__pg_session *session, int64_t deadline, hl_error *error) {
   int fd = -1;
   uint64_t ticket = 0;
   PGcancelConn *request = PQcancelCreate(session->connection);
-  if (!request) return cancel_error(error); /* memory: the wait goes on */
+  if (!request) return cancel_error(error); /* out of memory: the wait goes on */
   PostgresPollingStatusType next = step(request, true, &fd, &ticket);
   while (next != PGRES_POLLING_OK && next != PGRES_POLLING_FAILED) {
     short events = next == PGRES_POLLING_WRITING ? POLLOUT : POLLIN;
@@ -66,14 +66,14 @@ int hl__pg_cancel(hl__pg_session *session, int64_t deadline, hl_error *error) {
 
 #else
 
-/* PQcancel knows no limit for its waits: a thread of its own makes them. It only talks to
-   the kernel, so it may do so while exit() takes libraries apart. */
+/* PQcancel waits without a limit, so a thread of its own runs it. The thread only talks to the
+   kernel, so it may go on while exit() takes libraries apart. */
 typedef struct request {
   pthread_mutex_t mutex;
   pthread_cond_t changed;
   PGcancel *cancel;
   bool done, sent;
-  bool left; /* nobody waits for it: whoever is done, frees */
+  bool left; /* the caller has left: the thread frees it */
 } request;
 
 static void request_free(request *self) {
@@ -112,7 +112,7 @@ static request *request_new(hl__pg_session *session) {
   return NULL;
 }
 
-/* Its thread blocks all signals, as all of the library's do. */
+/* Starts the thread, which blocks all signals, as all threads of the library do. */
 static bool request_start(request *self) {
   sigset_t all, before;
   pthread_attr_t attributes;

@@ -1,6 +1,6 @@
 /*
- * connect.c - from a DSN to a logged-in connection. Knows nothing of locks. No
- * message of it contains a password.
+ * connect.c - from a DSN to a logged-in connection. Knows nothing of locks. Its messages never
+ * contain a password.
  */
 #include "postgresql_store.h"
 
@@ -14,11 +14,11 @@
 
 #define OPTIONS_MAX (HL_DSN_PARAMS_MAX + 16)
 
-/* What libpq is told; of two of one name it takes the later one. */
+/* The options for libpq, which takes the last one of each name. */
 typedef struct options {
   const char *names[OPTIONS_MAX + 1], *values[OPTIONS_MAX + 1];
   size_t n;
-  char room[512]; /* for those that are made here */
+  char room[512]; /* for values made here */
   size_t used;
 } options;
 
@@ -35,8 +35,8 @@ static void option_number(options *o, const char *name, int64_t value) {
   option(o, name, at);
 }
 
-/* The i-th of a list with commas between, as an option; where there is but one, that.
-   Long ones are left to libpq. */
+/* Adds the i-th value of a comma-separated list as an option; of a list of one, that value. A value
+   too long for `room` stays as libpq has it. */
 static void option_of_list(options *o, const char *name, const char *list, unsigned i) {
   const char *end;
   if (!list) return;
@@ -61,8 +61,8 @@ static bool is_set(const hl_dsn *dsn, const char *name, const char *variable) {
   return hl_dsn_param_get(dsn, name) || (value && *value);
 }
 
-/* Whether anybody on the way could ask for the password in clear text, as no TLS is
-   required; what a service file says is not known here. */
+/* Whether an eavesdropper could ask for the password in clear text, as TLS is not required. Does
+   not know what a service file says. */
 static bool is_overheard(const hl_dsn *dsn, const char *host) {
   const char *mode = hl_dsn_param_get(dsn, "sslmode");
   if (!mode) mode = getenv("PGSSLMODE");
@@ -73,9 +73,9 @@ static bool is_overheard(const hl_dsn *dsn, const char *host) {
   return !local && !required && !is_set(dsn, "service", "PGSERVICE");
 }
 
-/* A cut network is noticed by the kernel, too, and not only by our clocks. Of several
-   hosts, the one with this number: libpq has a limit for each of them only where it
-   may block. */
+/* Fills in the options for one host. The kernel, too, is to notice a cut network, not only our
+   clocks. If the DSN names several hosts, `host` is the number of this one: libpq limits the time
+   for each host only if it may block. */
 static void options_fill(const hl__pg_store *store, unsigned host, options *o) {
   const hl_store_config *config = store->config;
   const hl_dsn *dsn = config->dsn;
@@ -96,7 +96,7 @@ static void options_fill(const hl__pg_store *store, unsigned host, options *o) {
   option(o, "dbname", dsn->database);
   for (unsigned i = 0; i < dsn->param_count; i++)
     option(o, dsn->params[i].name, dsn->params[i].value);
-  /* What libpq has no use for, when it may not block. */
+  /* libpq does not use this if it may not block. */
   option(o, "connect_timeout", "");
   option(o, "client_encoding", "UTF8");
   if (list_size(dsn->host) > 1) {
@@ -112,8 +112,8 @@ static void options_fill(const hl__pg_store *store, unsigned host, options *o) {
 
 /* ---------------------------------------------------------- connecting */
 
-/* libpq does not tell the SQLSTATE of a log-in that was refused but in a message that
-   says everything: "...: FATAL:  28P01: password ...\nLOCATION: ...". */
+/* Takes the SQLSTATE of a refused login out of libpq's verbose message, the only place that has it:
+   "...: FATAL: 28P01: password ...\nLOCATION: ...". */
 static int log_in_error(PGconn *connection, hl_error *error) {
   char message[400], state[6] = "";
   (void)snprintf(message, sizeof message, "%s", PQerrorMessage(connection));
@@ -126,7 +126,7 @@ static int log_in_error(PGconn *connection, hl_error *error) {
     break;
   }
   int status = hl__pg_error_state(state, message, "connect", error);
-  /* It may not connect to this database: that stays so. */
+  /* The role may not connect to this database, and a retry would not help. */
   if (strcmp(state, "42501") == 0) {
     status = HL_ECONNECTION;
     if (error) error->status = status;
@@ -135,8 +135,8 @@ static int log_in_error(PGconn *connection, hl_error *error) {
   return status;
 }
 
-/* While connecting, libpq may replace its socket: a host can have several addresses. It
-   makes it close-on-exec itself. */
+/* Watches libpq's socket, which libpq may replace while it connects, as a host can have several
+   addresses. libpq makes it close-on-exec. */
 static int socket_watch(hl__pg_session *session) {
   int fd = PQsocket(session->connection);
   if (fd < 0 || (fd == session->fd && hl__fork_watches(fd, session->ticket))) return HL_OK;
@@ -150,7 +150,7 @@ static int connect_late(hl_error *error) {
   return hl__error(error, HL_ECONNECTION, "cannot connect: no answer in time");
 }
 
-/* Waits for what libpq wants to do next. */
+/* Waits until libpq can go on. */
 static int wait_for_socket(const hl__pg_session *session, bool writes, int64_t deadline,
                            hl_error *error) {
   int status = hl__socket_await(session->store->config, session->fd, writes ? POLLOUT : POLLIN,
@@ -159,14 +159,14 @@ static int wait_for_socket(const hl__pg_session *session, bool writes, int64_t d
   return status ? hl__error(error, HL_ECONNECTION, "cannot connect") : HL_OK;
 }
 
-/* So many more steps are made once the time is over, as it may be done by then. A server
-   that never stops talking lets no poll() run out. */
+/* How many more steps to make after the deadline, as the login may be almost done. While a server
+   never stops sending, poll() never times out. */
 #define LATE_STEPS 16
 
-/* No child is born while a thread is inside of libpq here: it would get a socket that
-   nobody closes in it, and mutexes of OpenSSL's, locked for ever. fork() does not wait
-   for a server that hangs: births are allowed while we wait for it. (A name server that
-   hangs is waited for inside of libpq.) */
+/* Connects and logs in. No child is born while a thread is inside libpq here: it would get a socket
+   that no one closes in it, and mutexes of OpenSSL that stay locked. But fork() does not wait for a
+   server that hangs: births are allowed while we wait for it. (libpq itself waits for a name server
+   that hangs.) */
 static int log_in(hl__pg_session *session, const options *o, int64_t deadline, hl_error *error) {
   int status = HL_OK;
   PostgresPollingStatusType next = PGRES_POLLING_WRITING;
@@ -226,7 +226,7 @@ static int connect_host(hl__pg_store *store, unsigned host, int64_t deadline,
   return status;
 }
 
-/* Of several hosts, the first that will do. */
+/* Tries the hosts in turn, and takes the first that is usable. */
 int hl__pg_connect(hl__pg_store *store, int64_t deadline, hl__pg_session **session,
                    hl_error *error) {
   unsigned hosts = list_size(store->config->dsn->host);

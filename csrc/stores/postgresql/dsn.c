@@ -1,7 +1,7 @@
 /*
- * dsn.c - the DSNs of PostgreSQL: URLs and lists of key=value, both as libpq has
- * them. What they do not say, libpq takes from its environment (PGHOST ...), service
- * files and ~/.pgpass. Parameters are libpq's own, and handed to it.
+ * dsn.c - the DSNs of PostgreSQL: URLs and lists of key=value, both in libpq's form. What they do
+ * not say, libpq takes from its environment (PGHOST ...), service files and ~/.pgpass. Parameters
+ * are libpq's own, and go to it.
  */
 #include "postgresql_store.h"
 
@@ -11,9 +11,9 @@
 
 #define CONNECT_TIMEOUT_MS 10000
 
-/* host[:port] or [ipv6][:port], or several with commas between: the first that
-   answers, and is what target_session_attrs wants. libpq wants a list of hosts, which
-   is made in place, and a list of ports, for which there is room behind the copy. */
+/* Parses host[:port] or [ipv6][:port], or several, separated by commas: libpq uses the first that
+   answers and is what target_session_attrs wants. libpq needs a list of hosts, made in place, and a
+   list of ports, made in the room behind the copy. */
 static int parse_hosts(char *text, hl_dsn *dsn, hl_error *error) {
   if (!strchr(text, ',')) return hl__dsn_host(text, dsn, error);
   char *hosts = text, *host = text;
@@ -37,9 +37,8 @@ static int parse_hosts(char *text, hl_dsn *dsn, hl_error *error) {
   return hl__dsn_param_add(dsn, "port", ports, error);
 }
 
-/* One value of a list of key=value, at *text: with ' around it, or up to the next
-   space; \ takes the next character as it is. Moves *text behind it. NULL: a ' has
-   no end. */
+/* Parses one value of a list of key=value at *text: between ' ', or up to the next space; \ takes
+   the next character literally. Moves *text behind it. NULL: a ' is not closed. */
 static char *parse_value(char **text) {
   char *in = *text, *value = in, *out = in;
   bool quoted = *in == '\'';
@@ -83,13 +82,13 @@ static int parse_list(char *text, hl_dsn *dsn, hl_error *error) {
   }
 }
 
-/* libpq's own spelling, of a parameter of URLs (as JDBC has it). */
+/* Translates a parameter of URLs (JDBC's spelling) into libpq's. */
 static void param_translate(hl_dsn_param *param) {
   if (strcmp(param->name, "ssl") == 0 && strcmp(param->value, "true") == 0)
     *param = (hl_dsn_param){"sslmode", "require"};
 }
 
-/* What Doctrine's URLs say to Doctrine alone. */
+/* Drops the parameters of Doctrine's URLs that only Doctrine reads. */
 static void params_drop(hl_dsn *dsn) {
   unsigned kept = 0;
   for (unsigned i = 0; i < dsn->param_count; i++)
@@ -99,7 +98,7 @@ static void params_drop(hl_dsn *dsn) {
   dsn->param_count = kept;
 }
 
-/* A list of libpq's, or of PDO's, which has ';' between its parts. */
+/* Parses a list of libpq, or of PDO, which separates its parts with ';'. */
 static int parse_whole(char *text, hl_dsn *dsn, hl_error *error) {
   for (char *at = text; text != dsn->text && *at; at++)
     if (*at == ';') *at = ' ';
@@ -114,7 +113,7 @@ int hl__pg_dsn(char *text, hl_dsn *dsn, hl_error *error) {
   for (unsigned i = 0; i < dsn->param_count; i++) {
     hl_dsn_param *param = &dsn->params[i];
     param_translate(param);
-    /* What a list, or a parameter of a URL, says: it is what libpq takes. */
+    /* A list, or a parameter of a URL, overrides the URL, as in libpq. */
     if (strcmp(param->name, "user") == 0) dsn->user = param->value;
     if (strcmp(param->name, "password") == 0) dsn->password = param->value;
     if (strcmp(param->name, "host") == 0) dsn->host = param->value;
@@ -150,7 +149,7 @@ int hl__pg_params(hl__pg_store *store, hl_error *error) {
     return hl__dsn_seconds(said, "the parameter connect_timeout in the DSN", HL__DSN_DAY, false,
                            &store->connect_timeout, error);
   said = getenv("PGCONNECT_TIMEOUT");
-  /* libpq takes 0 for no limit; we know none. */
+  /* 0 is no limit for libpq. We always have one. */
   if (said && *said && strcmp(said, "0") != 0)
     return hl__dsn_seconds(said, "PGCONNECT_TIMEOUT", HL__DSN_DAY, false, &store->connect_timeout,
                            error);

@@ -1,9 +1,9 @@
 /*
- * holders.c - who holds or awaits a row. Each session says so itself, in a comment (tag.c) in front
- * of what it sends while it waits or holds, which others see in pg_stat_activity. pg_locks says which
- * sessions hold or await which keys, programs of others included. Statements of other roles are shown
- * only to members of pg_read_all_stats: without that, a session's application_name is all that is
- * known of it.
+ * holders.c - finds the holders and waiters of a row. A session describes itself in a comment
+ * (tag.c) in front of what it sends while it waits or holds; others see that in pg_stat_activity.
+ * pg_locks says which sessions hold or await which keys, also those of other programs. Only members
+ * of pg_read_all_stats see the statements of other roles: without that, only the application_name
+ * of such a session is known.
  */
 #include "postgresql_store.h"
 
@@ -14,12 +14,12 @@
 #include <stdlib.h>
 #include <string.h>
 #define QUERY_MAX 16384
-/* As many rows are asked for; whoever asks for more gets those of the first. */
+/* The most rows in a query; a request with more is told about the first ones. */
 #define ASKED_MAX 400
 
 /* ------------------------------------------------------------ the locks */
 
-/* What a look for err.holders may cost the server: its caller waited in vain already. */
+/* The time for a query for err.holders: its caller has already waited for nothing. */
 #define HASTE_MS 35
 
 enum {
@@ -35,7 +35,7 @@ enum {
   COLUMNS
 };
 
-/* With no rows of ours, all do. */
+/* Whether a lock of that key and mode conflicts with one of the rows. n 0: it always does. */
 static bool conflicts(const hl_row *rows, size_t n, int64_t key, hl_mode mode) {
   if (n == 0) return true;
   for (size_t i = 0; i < n; i++)
@@ -45,9 +45,9 @@ static bool conflicts(const hl_row *rows, size_t n, int64_t key, hl_mode mode) {
   return false;
 }
 
-/* Of one session, the row that it waits for, if any, comes first. The functions are
-   those below the views pg_locks and pg_stat_activity, and show what these show: the
-   views join catalogs that nothing here needs, which makes a look three times as long. */
+/* Of each session, the row that it waits for comes first, if there is one. The functions are those
+   under the views pg_locks and pg_stat_activity, and show the same. The views also join catalogs
+   that are not needed here, which makes a query three times as long. */
 static void holders_sql(const hl_row *rows, size_t n, int ms, char sql[QUERY_MAX]) {
   static const char key[] = "((l.classid::int8<<32)|l.objid::int8)";
   int used =
@@ -72,7 +72,7 @@ static void text_take(char *out, size_t size, const char *text) {
   if (text) (void)hl__escape(out, size, text, strlen(text));
 }
 
-/* A session that does not say who it is, or not to us. */
+/* Describes a session that does not describe itself, or not to this role. */
 static void stranger_read(const PGresult *result, int row, hl_mode mode, hl_holder *holder) {
   const char *since = hl__pg_field(result, row, SINCE);
   const char *application = hl__pg_field(result, row, APPLICATION);
@@ -112,7 +112,7 @@ int hl__pg_holders(hl__pg_session *session, const hl_lease_filter *filter, hl_ho
     hl_holder holder;
     if (!hl__pg_tag_read(hl__pg_field(result, i, QUERY), &holder))
       stranger_read(result, i, mode, &holder);
-    /* The key that it waits for may be none of ours. */
+    /* It may wait for a key that is not ours. */
     const char *waits = hl__pg_field(result, i, WAITS);
     if (*granted == 'f' || (waits && *waits == 't')) holder.waiting = true;
     text_take(holder.session, sizeof holder.session, backend);

@@ -1,11 +1,11 @@
 /*
- * leases.c - the operations on records of leases (hl_lease_ops), but taking and converting,
- * which are record.c's.
+ * leases.c - the operations on records of leases (hl_lease_ops), except taking and converting,
+ * which are in record.c.
  *
- * Each is one statement, which commits itself, and finds its record by its id. Presence
- * decides: a refresh finds the record or does not, and does not ask for the time; whoever
- * deletes it because it is over asks for the time in the statement that deletes. The server
- * lets one of them be first; the other then sees what that has left.
+ * Each operation is one statement, which commits itself and finds its record by id. Presence
+ * decides: a refresh finds the record or does not, and does not check the time. A session that
+ * deletes an expired record checks the time in the statement that deletes. The server orders these
+ * statements, and the later one sees the effect of the earlier.
  */
 #include "postgresql_store.h"
 
@@ -23,7 +23,7 @@ static int gone_error(const hl_lease_terms *terms, hl_error *error) {
                    "given it back");
 }
 
-/* Ready for a statement. HL__ABSENT: there are no tables. */
+/* Prepares the session for a statement. HL__ABSENT: there are no tables. */
 static int ready(hl__pg_session *session, int64_t deadline, hl_error *error) {
   session->limit = deadline;
   int status = hl__pg_settle(session, deadline, false, error);
@@ -33,13 +33,13 @@ static int ready(hl__pg_session *session, int64_t deadline, hl_error *error) {
   return status;
 }
 
-/* The same, where nothing waits. */
+/* Like ready, for an operation that does not wait. */
 static int begin(hl__pg_session *session, int64_t deadline, hl_error *error) {
   (void)hl__wakeup_interruption_take(&session->wakeup); /* it was for an earlier call */
   return ready(session, deadline, error);
 }
 
-/* How many rows it has changed, or returned. */
+/* How many rows the statement has changed or returned. */
 static int count(const hl__pg_session *session) {
   PGresult *result = session->kept;
   if (!result) return 0;
@@ -68,8 +68,8 @@ static void text_take(const PGresult *result, int row, int column, char *out, si
   PQfreemem(data);
 }
 
-/* Why there is no record of that holder, or, with `holder`, for who knows the secret: else HL_OK,
-   and who the holder is. */
+/* With holder NULL, says why this holder has no record: HL_ELOST. Else finds the holder of the
+   record for a caller that knows the secret. HL_OK, HL_ELOST, HL__ABSENT. */
 static int record_find(hl__pg_session *session, const hl_lease_terms *terms, char holder[40],
                        int64_t deadline, hl_error *error) {
   hl__pg_part part = {.number = -1,
@@ -206,10 +206,10 @@ static int lease_drop_all(hl_session *base, const hl_lease_terms *terms, size_t 
   return status;
 }
 
-/* What was sent on a connection that has ended here, the server may read still, or be at: so
-   it is not enough to delete what is there. A record of the same id, revoked, is left behind:
-   its INSERT waits for one that is under way, and a later one fails. It is swept as others
-   are. The second statement sees what the first has waited for. */
+/* The server may still read, or be running, a grant sent on a connection that has ended here. So
+   deleting what is there is not enough. RECALL leaves a revoked record with the same id: its INSERT
+   waits for a grant that is running, and a later grant fails. It is swept as others are. The second
+   statement sees what the first has waited for. */
 #define RECALL                                                                                     \
   "INSERT INTO public.hier_lock_leases AS l (id,holder,secret,till,token,"                         \
   "shared,owner,path,label,application,host,pid,since,revoked) SELECT "                            \
@@ -231,7 +231,7 @@ static int lease_recall(hl_session *base, const hl_lease_terms *terms, int64_t d
   return hl__pg_pipeline_run(session, parts, 2, deadline, error);
 }
 
-/* $5: keys, $6: those locked exclusively, $7: how many keys, $11: from which holder. */
+/* $5: keys; $6: keys locked exclusively; $7: number of keys; $11: the holder so far. */
 #define ADOPT                                                                                      \
   "UPDATE public.hier_lock_leases l SET holder=$2::uuid,turn=0,"                                   \
   "till=clock_timestamp()+$4::int8*interval '1 millisecond',"                                      \
@@ -272,34 +272,34 @@ static int adopt_from(hl__pg_session *session, const hl_request *request, const 
   return status;
 }
 
-/* A change that is carried out late, when its caller has given it up and imported again, finds
+/* An import that is carried out late, after its caller has given up and imported again, finds
    another holder than it names, and changes nothing. */
 static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *grant,
                        hl_error *error) {
   hl__pg_session *session = session_of(base);
   char holder[40], before[40] = "";
   const char *token = NULL;
-  int64_t deadline = hl__late_answer_by(request->deadline); /* it waits for nobody */
-  int status = ready(session, deadline, error); /* settle has forgotten earlier interruptions */
+  int64_t deadline = hl__late_answer_by(request->deadline); /* an import does not wait for locks */
+  int status = ready(session, deadline, error); /* settle forgets earlier interruptions */
   if (status) return status == HL__ABSENT ? gone_error(request->lease, error) : status;
   while (!token) {
     status = record_find(session, request->lease, holder, deadline, error);
     if (status) return status;
-    if (atomic_load(&session->wakeup.interrupted)) /* that may be a later import's */
+    if (atomic_load(&session->wakeup.interrupted)) /* that holder may be a later import */
       return hl__error(error, HL_CANCELLED, "the import was interrupted");
     if (strcmp(holder, before) == 0)
       return hl__error(error, HL_EMISMATCH, "the lease locks something else than its text says");
     status = adopt_from(session, request, holder, deadline, grant, error);
     if (status) return status;
     token = hl__pg_field(session->kept, 0, 0);
-    memcpy(before, holder, sizeof before); /* or it has been imported since */
+    memcpy(before, holder, sizeof before); /* if that fails, the lease was imported meanwhile */
   }
   grant->token = strtoull(token, NULL, 10) << 8;
   return HL_OK;
 }
 
-/* A downgrade has found nothing to change. Whether the lease is there, with another token than the downgrade
-   named: an upgrade that was not answered has given it that. */
+/* Called when a downgrade has changed nothing. Whether the lease exists with another token than
+   *token, because an unanswered upgrade was carried out; then *token is that one. */
 static bool token_find(hl__pg_session *session, const hl_lease_terms *terms, uint64_t *token,
                        int64_t deadline) {
   hl__pg_part part = {.number = -1,
@@ -327,9 +327,9 @@ static int lease_convert(hl_session *base, const hl_request *request, hl_grant *
   } while (status == HL_ELOST && !request->upgrade &&
            token_find(session, terms, &grant->token, limit));
   if (status == HL_ELOST) return lost(session, terms, limit, error);
-  /* One that comes later is forgotten by settle. */
+  /* settle forgets one that comes later. */
   (void)hl__wakeup_interruption_take(&session->wakeup);
-  /* Somebody may have it because the lease has ended. */
+  /* The rows may be locked because the lease has ended. */
   if (status == HL_TIMEOUT && lease_inspect(base, terms, limit, &left, &reason) == HL_ELOST) {
     if (error) *error = reason;
     return HL_ELOST;
@@ -354,7 +354,7 @@ enum {
   COLUMNS
 };
 
-/* $1 owner, $2 id, $3 keys, $4 those wanted exclusively; NULL: any. */
+/* $1: owner; $2: id; $3: keys; $4: keys wanted exclusively; NULL: any. */
 #define MATCHES                                                                                    \
   "l.revoked IS NULL AND "                                                                         \
   "($1::bytea IS NULL OR l.owner=$1) AND ($2::uuid IS NULL OR l.id=$2) AND "                       \
@@ -362,7 +362,7 @@ enum {
   "public.hier_lock_lease_rows WHERE exclusive AND key=ANY($3) UNION ALL "                         \
   "SELECT id FROM public.hier_lock_lease_rows WHERE key=ANY($4::int8[])))"
 
-/* The caller frees *keys and *exclusive. */
+/* Appends the parameters of MATCHES. The caller frees *keys and *exclusive. */
 static int filter_fill(hl__pg_part *part, const hl_lease_filter *filter, char **keys,
                        char **exclusive, hl_error *error) {
   *keys = filter->n ? hl__pg_keys(filter->rows, filter->n, false) : NULL;
@@ -446,7 +446,8 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter, hl_holder
 
 int hl__pg_lease_holders(hl__pg_session *session, const hl_lease_filter *filter, hl_holder_fn fn,
                          void *context, hl_error *error) {
-  /* As they were when it last locked something: what kept it out was there. */
+  /* The state of the gate when this session last locked something: a lease in its way was there
+     then. */
   if (session->gate != HL__PG_GATE_OPEN && !session->gated && !session->ready) return HL_OK;
 #ifdef LIBPQ_HAS_PIPELINING
   int status = hl__pg_tables(session, false, error);
@@ -458,9 +459,9 @@ int hl__pg_lease_holders(hl__pg_session *session, const hl_lease_filter *filter,
 #endif
 }
 
-/* In the order of their ids, so that two of them do not meet in a circle. Those that are over,
-   too: they may be refreshed, as long as the record is there. Their turn, which no refresh needs any
-   more, says which call has ended them ($7). */
+/* Locks the records in the order of their ids, so that two calls do not deadlock. Includes expired
+   ones: a refresh can revive them while the record exists. `turn`, which no refresh needs any more,
+   says which call has ended a record ($7). */
 #define REVOKE                                                                                     \
   "WITH found AS (SELECT l.id FROM public.hier_lock_leases l WHERE " MATCHES                       \
   " ORDER BY l.id FOR UPDATE),ended AS (UPDATE public.hier_lock_leases l SET "                     \
@@ -469,7 +470,7 @@ int hl__pg_lease_holders(hl__pg_session *session, const hl_lease_filter *filter,
   "public.hier_lock_lease_rows r USING ended WHERE r.id=ended.id) "                                \
   "SELECT count(*) FROM ended"
 
-/* Those of an earlier try included. */
+/* Counts also the leases that an earlier try of the call has ended. */
 static int revoked_count(hl__pg_session *session, const char *call, int64_t deadline,
                          hl_error *error) {
   hl__pg_part part = {.number = -1,

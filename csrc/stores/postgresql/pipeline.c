@@ -1,9 +1,8 @@
 /*
- * pipeline.c - several statements in one trip, the longer ones prepared once for each session.
- * What follows one that fails is not executed.
+ * pipeline.c - several statements in one round trip; the longer ones are prepared once per session.
+ * The server skips the statements after one that failed.
  *
- * Where one fails nobody knows what has been prepared: from then on the session uses other
- * names.
+ * After a failure it is not known which statements are prepared: the session then uses other names.
  */
 #include "postgresql_store.h"
 
@@ -11,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* So many sets of statements a session may leave behind. */
+/* The most generations of statements that a session may leave behind. */
 #define GENERATIONS_MAX 50u
 
 void hl__pg_value(hl__pg_part *part, const char *text) { part->values[part->n++] = text; }
@@ -89,7 +88,7 @@ int hl__pg_pipeline(hl__pg_session *session, const hl__pg_part *parts, size_t n,
 
 #endif
 
-/* The tables were dropped, or altered, or closed to this role; whoever comes next looks. */
+/* The tables were dropped or altered, or this role may not use them: the next call checks that. */
 static int tables_error(hl__pg_session *session, const char *state, hl_error *error) {
   session->ready = false;
   int status = hl__error(error, HL_ENOT_PROVISIONED,
@@ -112,7 +111,7 @@ int hl__pg_pipeline_run(hl__pg_session *session, const hl__pg_part *parts, size_
   hl__pg_unprepare(session);
   status = hl__pg_error(session, session->kept, "write leases", error);
   const char *state = PQresultErrorField(session->kept, PG_DIAG_SQLSTATE);
-  /* undefined and ambiguous things, privileges, plans, types */
+  /* undefined and ambiguous objects, privileges, plans, types */
   if (state && status == HL_ESTORE &&
       (strncmp(state, "42", 2) == 0 || strcmp(state, "0A000") == 0 || strcmp(state, "XX000") == 0))
     return tables_error(session, state, error);
