@@ -1,42 +1,40 @@
 /*
- * postgresql.c - the store's operations: the life of a session between the lock
- * statement and ROLLBACK. What is sent to lock rows is in statement.c, how it is sent in
- * wire.c.
+ * postgresql.c - the store's operations: the life of a session between the lock statement and
+ * ROLLBACK. statement.c writes the statements that lock rows; wire.c sends them.
  */
 #include "postgresql_store.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* For the answer to the last release, before the rows of the next request can be
-   asked for. */
+/* How long to wait for the answer to the last release before the rows of the next request. */
 #define SETTLE_MS 1000
-/* The same for a look at the holders: a caller that has just waited in vain waits no
-   longer for a server that hangs. */
+/* The same limit before a query for holders: its caller has already waited for nothing, and does
+   not wait longer for a server that hangs. */
 #define QUERY_SETTLE_MS 250
 
 static hl__pg_session *session_of(hl_session *session) { return (hl__pg_session *)session; }
 
 /* ------------------------------------------------------------ the store */
 
-/* OpenSSL takes itself apart in exit(), by what it registers when it begins. That must
-   be registered before the core's own handler, which has our threads leave it before:
-   see worker.c. */
+/* OpenSSL registers a handler with exit() that takes it apart. That must be registered before the
+   core's own handler, which first gets our threads out of it: see exit.c. */
 static void library_init(void) {
   if (OPENSSL_init_ssl) (void)OPENSSL_init_ssl(0, NULL);
 }
 
-/* What is no outcome of connecting, but of locking: somebody has ended a statement of ours,
-   or a server says of its refusal what it likes. */
+/* Turns outcomes of locking into HL_ECONNECTION: while connecting, a stranger may have ended our
+   statement, or the server may refuse with any SQLSTATE. */
 static int not_connected(int status, hl_error *error) {
   if (status <= 0) return status;
   if (error) error->status = HL_ECONNECTION;
   return HL_ECONNECTION;
 }
 
-/* A connection that could be made is not given up for a short wait, or no wait over
-   a slow line would ever get one: it may take thrice as long as the last one. One that was given
-   up does not count: a server that hangs would keep each call longer than the one before. */
+/* Connects, and checks the server. A short wait does not cut off the connecting, which may take
+   three times as long as the last time; otherwise, over a slow line, no short wait would ever get a
+   connection. Failures do not count as the last time, or a server that hangs would keep each call
+   longer than the one before. */
 static int connect_verified(hl__pg_store *store, int64_t deadline, hl__pg_session **session,
                             hl_error *error) {
   int64_t begun = hl__now_ms();
@@ -54,12 +52,12 @@ static int connect_verified(hl__pg_store *store, int64_t deadline, hl__pg_sessio
   return status;
 }
 
-/* The descriptors are closed already, and their numbers may be in use again: libpq's
-   part stays allocated. */
+/* The descriptors are closed already, and their numbers may be in use again, so libpq's memory is
+   not freed. */
 static void session_forget(hl_session *session) { free(session); }
 
-/* Unchecked, as store_close and store_open: nobody else has the store. The mutex may be
-   a thread's of the parent: it is not touched. */
+/* Unchecked, like store_close and store_open: no other thread has the store. A thread of the parent
+   may hold the mutex, so it is not touched. */
 HL__UNCHECKED static void store_forget(hl_store *base) {
   hl__pg_store *store = (hl__pg_store *)base;
   if (store->spare) session_forget(&store->spare->base);
@@ -120,22 +118,21 @@ static void session_close(hl_session *session) { hl__pg_disconnect(session_of(se
 
 static int take(hl_session *base, const hl_request *request, hl_grant *grant, hl_error *error) {
   hl__pg_session *session = session_of(base);
-  /* The answer to the last release must be read first. Without it nothing was asked
-     for: that is no timeout, and on another connection it may go on, for which half of the time is
-     left. */
+  /* The answer to the last release must be read first. Without it nothing was requested, so that is
+     no timeout: half of the time is left for another connection. */
   session->limit = hl__late_answer_by(request->deadline);
   int64_t half = hl__left_ms(session->limit) / 2;
   int64_t patience = hl__now_ms() + (half < SETTLE_MS ? half : SETTLE_MS);
   int status = hl__pg_settle(session, patience, true, error);
   if (status == HL_TIMEOUT)
     status = hl__error(error, HL_ECONNECTION, "the server has not answered the last release");
-  /* Where there are leases: somebody has to. */
+  /* If there are leases, some session has to sweep. */
   if (status == HL_OK && !request->extend && (request->lease || session->gate == HL__PG_GATE_OPEN))
     status = hl__pg_sweep(session, error);
   if (status == HL_OK)
     status = request->lease ? hl__pg_lease_take(session, request, grant, error)
                             : hl__pg_lock_rows(session, request, grant, error);
-  /* One that comes later is forgotten by settle. */
+  /* settle forgets one that comes later. */
   (void)hl__wakeup_interruption_take(&session->wakeup);
   return status;
 }
@@ -148,8 +145,8 @@ static int give_back(hl_session *base, hl_error *error) {
   return hl__pg_rollback_send(session, error);
 }
 
-/* Nothing but the comment for observers: the server has nothing to do, and cannot fail.
-   But it has heard from us, and says whether the transaction is still there. */
+/* Sends only the comment for observers: the server has nothing to do, and cannot fail. But it has
+   heard from us, and its answer says whether the transaction is still open. */
 static int renew(hl_session *base, int64_t *sent_ms, hl_error *error) {
   hl__pg_session *session = session_of(base);
   *sent_ms = hl__boot_ms();
@@ -158,7 +155,7 @@ static int renew(hl_session *base, int64_t *sent_ms, hl_error *error) {
 
 static int settle(hl_session *base, int64_t deadline, hl_error *error) {
   hl__pg_session *session = session_of(base);
-  /* Where it does not wait, an interruption is late. */
+  /* Without a wait, an interruption has come too late. */
   if (deadline == 0) (void)hl__wakeup_interruption_take(&session->wakeup);
   int status = hl__pg_settle(session, deadline, deadline != 0, error);
   if (status == HL_CANCELLED) status = hl__error(error, HL_ECONNECTION, "the wait was interrupted");
@@ -173,15 +170,14 @@ static int session_check(hl_session *base, hl_error *error) {
   return hl__pg_gone(session, error);
 }
 
-/* The socket has something to read, or its end, or the thread that waits for that has
-   it in hand. libpq may have closed the descriptor meanwhile: then this looks at
-   nothing, or at a stranger's, but that thread has its end in hand. */
+/* Whether the socket is readable or closed, or another thread is reading its data. libpq may have
+   closed the descriptor, and its number may be a stranger's; then in_hand is set. */
 static bool told(hl_session *base) {
   const hl__pg_session *session = session_of(base);
   return atomic_load(&session->in_hand) || hl__pg_readable(session);
 }
 
-/* Whoever waits hears it, and has the server end the wait: nothing here may block. */
+/* The waiting thread wakes up, and has the server end the wait. Nothing here may block. */
 static void interrupt(hl_session *base) { hl__wakeup_interrupt(&session_of(base)->wakeup); }
 
 static int holders(hl_session *base, const hl_lease_filter *filter, hl_holder_fn fn, void *context,
@@ -194,8 +190,8 @@ static int holders(hl_session *base, const hl_lease_filter *filter, hl_holder_fn
   return hl__pg_holders(session, filter, fn, context, error);
 }
 
-/* What OpenSSL keeps for a thread would be freed when that has ended, and by then exit()
-   may be taking the library apart. */
+/* Frees what OpenSSL keeps for the thread. Otherwise the end of the thread would free it, when
+   exit() may be taking the library apart. */
 static void thread_end(void) {
   if (OPENSSL_thread_stop) OPENSSL_thread_stop();
 }

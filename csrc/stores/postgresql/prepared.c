@@ -1,21 +1,21 @@
 /*
- * prepared.c - the statement that takes what is free, prepared once for each session and
- * sequence of modes, as parsing and planning is what the server spends its time on:
+ * prepared.c - takes free rows by a statement that is prepared once for each session and sequence
+ * of modes, as a server spends its time on parsing and planning:
  *
  *     BEGIN
  *     SELECT set_config('lock_timeout',...),
  *            CASE WHEN NOT pg_try_advisory_xact_lock_shared($1) THEN 1 ... ELSE 0 END,
  *            token, server, gate
  *
- * - A CASE goes on from left to right, and stops at the first that is not free. The server
- *   refuses a try also when somebody waits for the key, so it passes nobody.
- * - What a refused try has taken, it has taken in the order of the plan; whoever then waits
- *   asks for the same rows, in the same order, in the same transaction. Once more costs
- *   nothing, and no circle of waiters can come of it.
- * - The comment for observers cannot be in a statement that is prepared. So an empty
- *   statement, which is only parsed, brings it, behind the locks: from then on the server
- *   shows it, while the session is idle.
- * - All of it is a pipeline: one trip. It needs libpq 14.
+ * - A CASE goes from left to right, and stops at the first row that is not free. The server
+ *   also refuses a try while another session waits for the key, so a try overtakes no waiter.
+ * - A refused try has taken its first rows in the order of the plan. A request that then waits
+ *   requests the same rows, in the same order, in the same transaction. Taking a row again
+ *   costs nothing and adds no circle of waiters.
+ * - A prepared statement cannot contain the comment for observers. So an empty statement,
+ *   which is only parsed, brings it after the locks: the server shows it from then on, while
+ *   the session is idle.
+ * - Everything goes in a pipeline: one round trip. This needs libpq 14.
  */
 #include "postgresql_store.h"
 
@@ -29,7 +29,7 @@
 #define BEFORE "SELECT " HL__PG_TRY ",CASE"
 #define EACH " WHEN NOT pg_try_advisory_xact_lock_shared($16::int8) THEN 1"
 
-/* "hierlock_ssx" */
+/* The name of the statement, like "hierlock_ssx". */
 static void shape_name(const hl_request *request, char modes[], char name[32]) {
   for (size_t i = 0; i < request->n; i++) modes[i] = request->rows[i].mode == HL_SHARED ? 's' : 'x';
   modes[request->n] = '\0';
@@ -61,7 +61,7 @@ static bool conflicts_queue(hl__pg_session *session, const hl_request *request) 
   return done;
 }
 
-/* Queues everything; false: a part could not be. */
+/* Queues everything. False: libpq has refused a part. */
 static bool queue(hl__pg_session *session, const hl_request *request, const char *tag) {
   PGconn *connection = session->connection;
   char modes[HL__PG_SHAPE_ROWS_MAX + 1], name[32];
@@ -82,7 +82,7 @@ static bool queue(hl__pg_session *session, const hl_request *request, const char
   if (!PQsendQueryPrepared(connection, name, (int)request->n, values, NULL, NULL, 0) ||
       !PQsendPrepare(connection, "", tag, 0, NULL))
     return false;
-  /* Where there are leases, the look is likely to be wanted: in the same trip. */
+  /* If there are leases, their query is probably needed: send it in the same trip. */
   if (session->gate == HL__PG_GATE_OPEN && !conflicts_queue(session, request)) return false;
   return PQpipelineSync(connection);
 }
@@ -107,7 +107,7 @@ bool hl__pg_send_try(hl__pg_session *session, const hl_request *request, const c
   return true;
 }
 
-/* Where it failed, nobody knows what is prepared: no more shapes are. */
+/* After a failure it is not known what is prepared, so no more shapes are. */
 void hl__pg_try_done(hl__pg_session *session, const hl_request *request, bool fine) {
   char modes[HL__PG_SHAPE_ROWS_MAX + 1], name[32];
   shape_name(request, modes, name);

@@ -1,9 +1,9 @@
 /*
- * record.c - the record of a lease, written by whoever has its rows locked, in the same
- * transaction, whose COMMIT gives the rows back: so those who wait for them see it, and a
- * client that dies leaves all of it or nothing.
+ * record.c - the record of a lease. A session that has the lease's rows locked writes it, in the
+ * same transaction, whose COMMIT gives the rows back. So the waiters for these rows see the record,
+ * and a client that dies leaves all of it or nothing.
  *
- * Where nobody is in the way, one trip does it all:
+ * If nothing is in the way, one round trip does it all:
  *
  *     BEGIN
  *     SELECT set_config('lock_timeout', ...),
@@ -12,15 +12,15 @@
  *     COMMIT
  *
  * - The INSERT is a statement of its own, so its snapshot is later than the locks.
- * - Its time is clock_timestamp(): now() is that of BEGIN, before any wait.
- * - It takes the gate's lock, shared, and keeps it to the COMMIT; then it opens the gate. Whoever
- *   closes that has the lock exclusively, and begins to look for records when he has it: he
- *   sees this one, or this one sees that it is closed.
+ * - Its time is clock_timestamp(): now() is the time of BEGIN, before any wait.
+ * - It takes the gate's lock, shared, and keeps it until the COMMIT; then it opens the gate.
+ *   A session that closes the gate holds this lock exclusively before it searches for
+ *   records. So it sees this record, or this INSERT sees the closed gate.
  *
- * Otherwise the rows are locked as for a session, whose waits have an end; then the record is
- * written, as when a session's lock becomes a lease.
+ * Otherwise the rows are locked as for a session lock, whose waits have an end. Then the record is
+ * written as when a session lock becomes a lease.
  *
- * A COMMIT whose answer does not come may have been executed: grant->sent_ms tells the core.
+ * A COMMIT without an answer may have been executed: grant->sent_ms tells the core.
  */
 #include "postgresql_store.h"
 
@@ -32,9 +32,9 @@
 #define SHAPE_ROWS_MAX 5u /* 2^2 + 2^3 + ... shapes have numbers */
 #define ROW_BYTES 80u
 
-/* $1 id, $2 holder, $3 secret, $4 ttl, $5 keys, $6 exclusive keys, $7 owner, $8 path,
-   $9 label, $10 application, $11 host, $12 pid, $13 not exclusive (with a key of an update row: for
-   update), $14 token or NULL, $15 its rows are held. */
+/* $1: id; $2: holder; $3: secret; $4: ttl; $5: keys; $6: exclusive keys; $7: owner; $8: path; $9:
+   label; $10: application; $11: host; $12: pid; $13: not exclusive (for update, if a key is an
+   update row's); $14: token, or NULL; $15: its rows are held. */
 #define TAKE                                                                                       \
   "WITH made AS (INSERT INTO public.hier_lock_leases (id,holder,secret,till,"                      \
   "token,shared,owner,path,label,application,host,pid,since) SELECT "                              \
@@ -60,7 +60,7 @@ enum {
   COLUMNS = 4
 };
 
-/* What a part of TAKE points to. */
+/* The memory behind the parameters of a TAKE. */
 typedef struct record {
   hl__pg_part part;
   char sql[sizeof TAKE + 160];
@@ -74,7 +74,7 @@ static void record_dispose(record *self) {
   self->keys = self->exclusive = NULL;
 }
 
-/* token: 0 where it is to be made. held: the rows are. */
+/* token 0: make a new one. held: the session holds the rows. */
 static int record_fill(record *self, const hl__pg_session *session, const hl_request *request,
                        int64_t token, bool held, hl_error *error) {
   const hl_store_config *config = session->store->config;
@@ -115,7 +115,7 @@ static int record_fill(record *self, const hl__pg_session *session, const hl_req
   return HL_OK;
 }
 
-/* The row that TAKE has returned. */
+/* Reads the row that TAKE has returned. */
 static int record_read(const hl__pg_session *session, const PGresult *result, uint64_t *token,
                        hl_error *error) {
   const char *number = hl__pg_field(result, 0, TOKEN);
@@ -132,7 +132,7 @@ static int record_read(const hl__pg_session *session, const PGresult *result, ui
 
 /* ----------------------------------------------------- where nobody is */
 
-/* The number of a sequence of modes: as the bits of its rows behind a 1. */
+/* The number of a sequence of modes: a 1, then one bit per row. */
 static int shape_number(const hl_request *request) {
   unsigned number = 1;
   for (size_t i = 0; i < request->n; i++)
@@ -140,7 +140,7 @@ static int shape_number(const hl_request *request) {
   return number < 32u - HL__PG_SHAPES ? (int)(HL__PG_SHAPES + number) : -1;
 }
 
-/* With keys as parameters, or, where it has no number, in it. */
+/* Writes the statement that tries the rows; their keys are parameters. */
 static void shape_fill(hl__pg_part *part, const hl__pg_session *session, const hl_request *request,
                        char *sql, size_t size, char keys[SHAPE_ROWS_MAX][24]) {
   char columns[768];
@@ -159,9 +159,10 @@ static void shape_fill(hl__pg_part *part, const hl__pg_session *session, const h
   (void)snprintf(sql + used, size - used, " ELSE '0' END,true),%s", columns);
 }
 
-/* HL_OK: granted. HL_TIMEOUT: somebody keeps the tables locked. HL__UNFREE: a row was not free.
-   HL__IN_STEPS: a lease may be in the way, or the request has too many rows for one statement. Nothing is
-   held or written then. */
+/* Tries to take the lease in one round trip. HL_OK: granted. HL_TIMEOUT: another session has
+   locked the tables. HL__UNFREE: a row was not free. HL__IN_STEPS: a lease may be in the way, or
+   the request has too many rows for one statement. In the last three cases nothing is held or
+   written. */
 static int take_at_once(hl__pg_session *session, const hl_request *request, hl_grant *grant,
                         hl_error *error) {
   hl__pg_part parts[4] = {
@@ -177,7 +178,7 @@ static int take_at_once(hl__pg_session *session, const hl_request *request, hl_g
   grant->sent_ms = hl__boot_ms();
   status = hl__pg_pipeline_run(session, parts, 4, hl__pg_answer_by(session), error);
   record_dispose(&made);
-  if (status == HL_ECONNECTION) return status; /* it may be there */
+  if (status == HL_ECONNECTION) return status; /* the record may exist */
   if (status) {
     grant->sent_ms = 0;
     if (hl__pg_rollback_send(session, NULL) != HL_OK)
@@ -189,15 +190,15 @@ static int take_at_once(hl__pg_session *session, const hl_request *request, hl_g
   if (status == HL_OK && PQntuples(session->second) == 0) status = HL__IN_STEPS;
   if (status == HL_OK) status = record_read(session, session->second, &token, error);
   grant->token = token << 8;
-  /* Here nothing was written, but where a stranger has answered. */
+  /* Nothing was written, unless a stranger has answered. */
   if (hl__is_step(status)) grant->sent_ms = 0;
   return status;
 }
 
 /* -------------------------------------------------- where rows are held */
 
-/* token: of the session; 0: a new one. After any failure but HL_ECONNECTION the rows are
-   held still. */
+/* Writes the record for rows that the session holds. token: the session's; 0: make a new one. After
+   a failure other than HL_ECONNECTION the rows are still held. */
 static int write_held(hl__pg_session *session, const hl_request *request, uint64_t token,
                       hl_grant *grant, hl_error *error) {
   char patience[64];
@@ -215,7 +216,7 @@ static int write_held(hl__pg_session *session, const hl_request *request, uint64
   grant->sent_ms = hl__boot_ms();
   status = hl__pg_pipeline_run(session, parts, 5, hl__pg_answer_by(session), error);
   record_dispose(&made);
-  if (status == HL_ECONNECTION) return status; /* it may be there */
+  if (status == HL_ECONNECTION) return status; /* the record may exist */
   if (status == HL_OK) {
     status = record_read(session, session->kept, &number, error);
     if (status) return HL_ECONNECTION;
@@ -260,7 +261,7 @@ int hl__pg_to_lease(hl_session *base, const hl_request *request, hl_grant *grant
   if (status == HL_TIMEOUT) status = hl__error(error, HL_ECONNECTION, "the server does not answer");
   if (status == HL_OK) status = hl__pg_tables(session, true, error);
   if (status && PQtransactionStatus(session->connection) != PQTRANS_INTRANS) {
-    /* An error of the server's has ended the transaction. */
+    /* An error at the server has ended the transaction. */
     if (error) error->status = HL_ECONNECTION;
     return HL_ECONNECTION;
   }
@@ -271,7 +272,8 @@ int hl__pg_to_lease(hl_session *base, const hl_request *request, hl_grant *grant
 
 /* ----------------------------------------------------- rows in another mode */
 
-/* $1 id, $2 holder, $3 keys, $4 exclusively, $5 token: the new one, or that which it must have still */
+/* $1: id; $2: holder; $3: keys; $4: to exclusive; $5: the new token, or of a downgrade the token
+   that the lease must still have. */
 #define CONVERT                                                                                    \
   "WITH held AS (UPDATE public.hier_lock_leases SET shared=NOT $4::bool,"                          \
   "token=$5::int8 WHERE id=$1::uuid AND holder=$2::uuid AND revoked IS NULL "                      \
@@ -280,7 +282,8 @@ int hl__pg_to_lease(hl_session *base, const hl_request *request, hl_grant *grant
   "exclusive=$4::bool FROM held WHERE r.id=held.id AND "                                           \
   "r.key=ANY($3::int8[]) RETURNING r.key"
 
-/* Its statement is a transaction, or, in an upgrade, the last of that which has the rows. */
+/* Changes the record: in a transaction of its own, or, in an upgrade, at the end of the transaction
+   that holds the rows. */
 static int record_convert(hl__pg_session *session, const hl_request *request, uint64_t token,
                           hl_error *error) {
   hl__pg_part parts[3] = {{.number = -1, .sql = CONVERT}};
@@ -302,8 +305,8 @@ static int record_convert(hl__pg_session *session, const hl_request *request, ui
   return status;
 }
 
-/* An upgrade takes the rows as anybody else would whom this lease does not concern, so it stands in
-   their queue. Then nobody else is there, in a session or by a lease. */
+/* An upgrade locks the rows like a request of another owner, except that its own lease is not in
+   the way. So it stands in the rows' queue, and afterwards no other session or lease has them. */
 int hl__pg_lease_convert(hl__pg_session *session, const hl_request *request, hl_grant *grant,
                          hl_error *error) {
   hl_grant held = {.token = grant->token};

@@ -1,7 +1,7 @@
 /*
- * server.c - does this server exclude? On a standby a lock succeeds, and the primary
- * knows nothing of it; so it is refused here, on every new connection: after a
- * fail-over the next one may lead to another server. And what a session wants of it.
+ * server.c - checks that a server excludes, and sets a session up. On a standby a lock succeeds
+ * without the primary knowing of it. So each new connection is checked: after a fail-over it may
+ * lead to another server.
  */
 #include "postgresql_store.h"
 
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* By its greeting, as another server would not understand what is asked next. */
+/* Judges the greeting, as another kind of server would not understand the query that follows. */
 static int greeting_refuse(const hl__pg_session *session, hl_error *error) {
   PGconn *connection = session->connection;
   const char *version = PQparameterStatus(connection, "server_version");
@@ -60,8 +60,8 @@ static int server_refuse(hl__pg_session *session, const PGresult *result, hl_err
                                 .multiple = is_true(hl__pg_field(result, 0, MULTIPLE))};
   int status = hl__pg_server_judge(&server, error);
   if (status) return status;
-  /* A pooler gives a number of its own, and may lead each transaction to another
-     session, which has not our settings. */
+  /* A pooler shows a number of its own, and may lead each transaction to another session, without
+     our settings. */
   if (atoi(backend) != session->backend)
     return hl__error(error, HL_EUNSAFE_SERVER,
                      "a pooler or proxy stands before the server, and may give "
@@ -69,8 +69,7 @@ static int server_refuse(hl__pg_session *session, const PGresult *result, hl_err
   return HL_OK;
 }
 
-/* Tokens are made of a sequence where an administrator has made one. All programs must
-   make them of the same. */
+/* If an administrator has made a sequence for tokens, all programs must use it. */
 static int sequence_read(hl__pg_session *session, const PGresult *result, hl_error *error) {
   const char *oid = hl__pg_field(result, 0, SEQUENCE);
   session->sequence = oid ? (unsigned)strtoul(oid, NULL, 10) : 0;
@@ -81,12 +80,12 @@ static int sequence_read(hl__pg_session *session, const PGresult *result, hl_err
                        error);
 }
 
-/* What this role can see of leases: see gate.c. */
+/* Reads what this role can see of leases: see gate.c. */
 static int gate_read(hl__pg_session *session, const PGresult *result, hl_error *error) {
   const char *gate = hl__pg_field(result, 0, GATE);
   session->blind = gate && *gate == 'b';
   session->gated = gate && *gate == 't';
-  /* Whoever provisions is about to mend it. */
+  /* `hierlock provision` is about to mend it. */
   if (gate && *gate == 'm' && !session->store->provisions)
     return hl__error(error, HL_ENOT_PROVISIONED,
                      "the sequence public.hier_lock_gate is missing, but "
@@ -101,10 +100,9 @@ static int gate_read(hl__pg_session *session, const PGresult *result, hl_error *
                        error);
 }
 
-/* The keys of other levels are other keys, so a program with other levels would exclude
-   nobody. The comment of the sequence says which levels it is to be, where it begins with
-   this. The first session settles what the program has left open; nobody else has the
-   store then. */
+/* Other levels have other keys, so a program with other levels would exclude no one. The sequence's
+   comment says which levels the database has, if it begins like this. The first session decides
+   what the program has left open; no other thread has the store then. */
 #define LEVELS_ARE "hierlock levels: "
 
 static int layout_agree(hl__pg_session *session, const char *comment, hl_error *error) {
@@ -137,11 +135,11 @@ static int layout_agree(hl__pg_session *session, const char *comment, hl_error *
                    comment, ours);
 }
 
-/* All that the server's administrator may have changed, or may change for the user, and
-   that we rely on. What is asked of the tables of leases is found by their indexes, however
-   few rows they had when it was planned; where row-level security would hide some of it, that
-   is to be an error (row_security). After `idle_in_transaction_session_timeout` of silence the server
-   ends a session that holds locks: the lease. */
+/* Sets everything that we rely on and that an administrator may have changed, for the server or the
+   role. Queries of leases use indexes, however few rows the tables had when they were planned. If
+   row-level security would hide rows, they are to fail (row_security). After
+   `idle_in_transaction_session_timeout` of silence the server ends a session that holds locks: this
+   is hold_timeout. */
 static void session_sql(const hl__pg_session *session, char *out, size_t size) {
   int64_t lease = session->store->config->hold_timeout;
   (void)snprintf(out, size,
@@ -154,12 +152,13 @@ static void session_sql(const hl__pg_session *session, char *out, size_t size) {
                  "SET idle_in_transaction_session_timeout=%lld;%s",
                  session->store->provisions ? 0 : HL__PG_TABLE_MS,
                  PQserverVersion(session->connection) >= 170000 ? "SET transaction_timeout=0;" : "",
-                 /* 24 days are the most that it knows. Longer than we believe is no harm. */
+                 /* The server's limit is 24 days. If it keeps a lock longer than we believe, that
+                    does no harm. */
                  (long long)(lease <= INT32_MAX ? lease : 0), server_sql);
 }
 
-/* How often a server looks whether the client still is there while its session waits for
-   a lock: ms. Since PostgreSQL 14, and not everywhere. */
+/* How often a server checks that the client is still there while its session waits for a lock; ms.
+   Since PostgreSQL 14, but not on all systems. */
 #define CHECK_MS 1000
 
 int hl__pg_verify(hl__pg_session *session, hl_error *error) {

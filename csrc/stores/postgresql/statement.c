@@ -1,28 +1,27 @@
 /*
- * statement.c - how the rows of a request are locked. First all are tried at once, by a
- * prepared statement (prepared.c): most are free. When one is not, a message waits:
+ * statement.c - locks the rows of a request. First a prepared statement tries all rows at once
+ * (prepared.c): most are free. If one is not, a message waits for them:
  *
  *     BEGIN; SET LOCAL lock_timeout=0; SET LOCAL statement_timeout=...;
  *     SELECT pg_advisory_xact_lock_shared(...), ..., pg_advisory_xact_lock(...),
  *            set_config('lock_timeout',...), set_config('statement_timeout','0',true),
  *            token, server, gate
  *
- * - A select list is evaluated from left to right, so the rows are taken in order, and
- *   the token is made after the wait.
- * - Each statement of a message has statement_timeout for itself (since PostgreSQL 13), as
- *   it is when that begins: so it ends exactly the wait. It is taken back after the
- *   last row, as nothing that follows may be ended by what a short wait has left.
- * - A request that tries once asks for one row after the other by CASE, which stops at the
- *   first that is not free. That is an answer and no error, so that it is not in the
- *   server's log.
- * - An error ends the transaction, and the server has given everything back when it tells.
- *   More rows (extend) are therefore asked for behind a savepoint: to roll back to it
- *   gives back what was taken since, and lifts the error. Should it succeed, the savepoint
- *   stays until the next extend, which costs no trip. So what the last of them made exclusive
- *   (an upgrade) is shared again by rolling back to it: the shared lock is older, and stays.
- * - Whoever waits for a lease keeps his rows, and a lease that is for update may want one of
- *   them. So a request with update rows that finds a lease in its way gives all back, and begins
- *   anew: it takes its update rows, waits there until no lease is in the way of them, and then
+ * - The server evaluates a select list from left to right, so it takes the rows in order, and
+ *   makes the token after the wait.
+ * - Each statement of a message has statement_timeout for itself (since PostgreSQL 13), with
+ *   the value at its beginning: so this ends just the wait. It is reset after the last row,
+ *   so that what is left of a short wait does not end a later statement.
+ * - A request that tries once takes one row after the other by CASE, which stops at the first
+ *   row that is not free. That is no error, and so not in the server's log.
+ * - An error ends the transaction: when the server reports it, it has given everything back.
+ *   So an extend locks its rows after a savepoint. Rolling back to the savepoint gives back
+ *   the rows taken since, and lifts the error. After success the savepoint stays until the
+ *   next extend, which costs no trip. So rolling back to it also undoes an upgrade, if that
+ *   was the last extend: the shared lock is older, and stays.
+ * - A request that waits for a lease keeps its rows, and a lease for update may want one of
+ *   them. So a request with update rows that finds a lease in its way gives everything back and
+ *   begins again: it takes its update rows, waits until no lease is in their way, and then
  *   takes the others.
  * - A comment in front tells observers who waits or holds: see tag.c.
  * - The server says in the same trip that it is the one to which we have connected, and no
@@ -38,10 +37,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Rows of one statement; more are locked by several, in the same order. A select list
-   has at most 1,664 columns. */
+/* The most rows in one statement; a larger request takes several, in order. A select list has at
+   most 1,664 columns. */
 #define STATEMENT_ROWS_MAX 500
-/* Bytes that a row takes in a statement, at most. */
+/* The most bytes that a row needs in a statement. */
 #define ROW_BYTES 96
 
 /* --------------------------------------------------------------- text */
@@ -51,7 +50,7 @@ typedef struct text {
   size_t used, capacity;
 } text;
 
-/* The caller has reserved enough: see text_new. */
+/* The buffer is large enough: see text_new. */
 static void put(text *t, const char *format, ...) HL__PRINTF(2, 3);
 static void put(text *t, const char *format, ...) {
   va_list arguments;
@@ -68,7 +67,7 @@ static bool text_new(text *t, size_t rows) {
   return t->data != NULL;
 }
 
-/* The names of functions and columns are the same for rows that are waited for. */
+/* Writes the functions or, for a try, the CASE that lock the rows. */
 static void put_locks(text *t, const hl_row *rows, size_t n, bool try_once) {
   if (try_once) put(t, "CASE");
   for (size_t i = 0; i < n; i++) {
@@ -82,7 +81,8 @@ static void put_locks(text *t, const hl_row *rows, size_t n, bool try_once) {
   if (try_once) put(t, " ELSE 0 END,");
 }
 
-/* wait: ms, where it does not try once. first: of the statements of a request. */
+/* Writes a statement. wait: ms, unless the request tries once. first: the request's first
+   statement. */
 static void put_statement(text *t, const hl__pg_session *session, const hl_request *request,
                           const char *tag, const hl_row *rows, size_t n, int64_t wait, bool first) {
   put(t, "%s", tag);
@@ -102,7 +102,7 @@ static void put_statement(text *t, const hl__pg_session *session, const hl_reque
   put(t, "%s", columns);
 }
 
-/* Whether the server has granted what was sent, and the transaction is there. */
+/* Awaits the answer, and checks that the rows were granted and the transaction is open. */
 static int answer_judge(hl__pg_session *session, const hl_request *request, int64_t end, bool tried,
                         uint64_t *token, hl_error *error) {
   int status = hl__pg_answer_await(session, request, error);
@@ -114,12 +114,12 @@ static int answer_judge(hl__pg_session *session, const hl_request *request, int6
   return hl__pg_grant_read(session, tried, token, error);
 }
 
-/* Locks n rows (at most STATEMENT_ROWS_MAX) by one message. *begun: a transaction is open, or,
-   in an extend, a savepoint; afterwards one is, or nothing was sent. */
+/* Locks n rows (at most STATEMENT_ROWS_MAX) by one message. *begun: a transaction, or in an extend
+   a savepoint, is open; true afterwards, unless nothing was sent. */
 static int execute(hl__pg_session *session, const hl_request *request, const char *tag,
                    const hl_row *rows, size_t n, bool *begun, uint64_t *token, hl_error *error) {
   text t;
-  /* Never early: our milliseconds are cut. */
+  /* One more, as milliseconds are rounded down: no timeout is early. */
   int64_t wait = request->try_once ? 0 : hl__left_ms(request->deadline) + 1;
   if (!text_new(&t, n)) return hl__error_memory(error);
   put_statement(&t, session, request, tag, rows, n, wait, !*begun);
@@ -131,9 +131,9 @@ static int execute(hl__pg_session *session, const hl_request *request, const cha
   return answer_judge(session, request, end, request->try_once, token, error);
 }
 
-/* Takes all rows, if they are free: most are. *begun: a transaction is open. HL_TIMEOUT:
-   they are not; or this cannot be asked so. HL__TABLES_LOCKED: they are, but somebody keeps the tables of
-   leases locked; the transaction has failed. */
+/* Takes all rows in one trip, if they are free. *begun: a transaction is open. HL_TIMEOUT: they are
+   not free, or the request does not fit. HL__TABLES_LOCKED: they are free, but another session has
+   locked the tables of leases; the transaction has failed. */
 static int execute_try(hl__pg_session *session, const hl_request *request, const char *tag,
                        bool *begun, uint64_t *token, hl_error *error) {
   int status;
@@ -147,15 +147,14 @@ static int execute_try(hl__pg_session *session, const hl_request *request, const
   return status;
 }
 
-/* After an extend that failed: gives back what it took, and tells observers again what
-   is held. */
+/* Gives back what a failed extend took, and shows observers again what is held. */
 static int extend_undo(hl__pg_session *session, int64_t *sent, hl_error *error) {
   session->savepoint = false;
   return hl__pg_command(session, session->tag,
                         "ROLLBACK TO SAVEPOINT hierlock;RELEASE SAVEPOINT hierlock", sent, error);
 }
 
-/* After a request that failed. On HL_DEADLOCK nothing must be held any more. */
+/* Cleans up after a request that failed. After HL_DEADLOCK nothing may be held any more. */
 static int undo(hl__pg_session *session, const hl_request *request, int status, hl_grant *grant,
                 hl_error *error) {
   hl_error reason;
@@ -172,16 +171,16 @@ static int undo(hl__pg_session *session, const hl_request *request, int status, 
   return status;
 }
 
-/* The server's lease began when it answered, which we know only to lie after the
-   request was sent. After a long wait that is too long ago to be of use: then a
-   sign of life tells a later time. Model: lease.pml, BEGINNING. */
+/* The server's timeout began when it answered, which we only know to be after the request was sent.
+   After a long wait that time is too old to use; then a sign of life gives a later one. Model:
+   lease.pml, BEGINNING. */
 static int keep_alive_begin(hl__pg_session *session, int64_t *sent, hl_error *error) {
   int64_t hold_timeout = session->store->config->hold_timeout;
   if (hl__boot_ms() - *sent < hold_timeout / 4) return HL_OK;
   return hl__pg_command(session, session->tag, "", sent, error);
 }
 
-/* All rows of the request, one statement after the other. *sent, *token: of the last one. */
+/* Takes all rows of the request, one statement after the other. *sent, *token: the last one's. */
 static int rows_take(hl__pg_session *session, const hl_request *request, const char *tag,
                      bool *begun, uint64_t *token, int64_t *sent, hl_error *error) {
   int status = HL_OK;
@@ -195,8 +194,8 @@ static int rows_take(hl__pg_session *session, const hl_request *request, const c
   return status;
 }
 
-/* With all rows in hand, waits until no lease is in the way; of a request with update rows: sees
-   whether none is, and otherwise begins anew, and waits with those only. */
+/* Waits, with all rows held, until no lease is in the way. A request with update rows only checks
+   that, and otherwise begins again, and waits with its update rows only. */
 static int leases_await(hl__pg_session *session, const hl_request *request, const char *tag,
                         uint64_t *token, int64_t *sent, hl_error *error) {
   hl_request part = *request;
@@ -236,17 +235,17 @@ int hl__pg_lock_rows(hl__pg_session *session, const hl_request *request, hl_gran
   if (status == HL__TABLES_LOCKED) status = HL_TIMEOUT;
   if (refused) status = rows_take(session, request, tag, &begun, &token, &sent, error);
   if (status != HL_DEADLOCK && status != HL_ECONNECTION)
-    atomic_store(&session->in_hand, false);         /* what was held before, is */
+    atomic_store(&session->in_hand, false);         /* the rows held before are still held */
   if (status == HL_ENOMEM && !begun) return status; /* nothing was sent */
   if (status == HL_OK) status = leases_await(session, request, tag, &token, &sent, error);
   if (status) return undo(session, request, status, grant, error);
   session->holds = true;
-  session->savepoint = request->extend; /* the next one ends it */
+  session->savepoint = request->extend; /* the next extend ends it */
   session->upgraded = request->upgrade;
   memcpy(session->tag, tag, sizeof tag);
   status = keep_alive_begin(session, &sent, error);
   if (status) return status;
-  /* The lowest byte is left for hand-overs inside a process. */
+  /* The lowest byte is for hand-overs inside a process. */
   grant->token = token << 8;
   grant->sent_ms = sent;
   return HL_OK;

@@ -1,12 +1,12 @@
 /*
- * tables.c - the tables of leases, and who sweeps them:
+ * tables.c - the tables of leases, and sweeping them:
  *
- *     public.hier_lock_leases      a record for each lease; one that was revoked stays for an hour
- *                                  or longer, for its holder to hear of it
- *     public.hier_lock_lease_rows  the rows that it locks; those of a revoked one are gone
- *     public.hier_lock_gate        a sequence: 2 when there may be leases, else 1 (gate.c)
+ *     public.hier_lock_leases      a record per lease; a revoked one stays for at least an
+ *                                  hour, so that its holder hears of it
+ *     public.hier_lock_lease_rows  the rows that a lease locks; none for a revoked one
+ *     public.hier_lock_gate        a sequence: 2 if there may be leases, else 1 (gate.c)
  *
- * sql/postgresql_leases.sql says what they are. What programs write in them is bytes, of any encoding.
+ * sql/postgresql_leases.sql defines them. Texts of programs are stored as bytes, in any encoding.
  */
 #include "postgresql_store.h"
 
@@ -14,7 +14,7 @@
 #include <string.h>
 
 #define ANSWER_MS 10000
-/* Each store sweeps when it begins, and then so often. */
+/* Each store sweeps when it begins, then with this pause. */
 #define SWEEP_MS 60000
 
 const char hl__pg_tables_sql[] =
@@ -43,7 +43,7 @@ int hl__pg_aside(hl__pg_session *session, const char *sql, hl_error *error) {
   return status;
 }
 
-/* ---------------------------------------------------------------- there? */
+/* ------------------------------------------------------------- existence */
 
 enum {
   TABLES,
@@ -53,7 +53,7 @@ enum {
   COLUMNS
 };
 
-/* Nothing of it is an error where there is nothing. */
+/* Missing tables are no error here. */
 #define USES(name, what)                                                                           \
   "coalesce(has_table_privilege(to_regclass('public." name "'),'" what "'),false)"
 static const char tables_sql[] =
@@ -130,7 +130,7 @@ int hl__pg_tables(hl__pg_session *session, bool make, hl_error *error) {
                   "ROLE grants them",
                   hint),
         error);
-  /* What writes is to end, whatever somebody else does with the tables. */
+  /* A write must end, even if another session locks the tables. */
   if (!session->holds) {
     PGresult *result;
     status = hl__pg_query(session, "SET statement_timeout=10000", 0, &result, error);
@@ -142,10 +142,10 @@ int hl__pg_tables(hl__pg_session *session, bool make, hl_error *error) {
 
 /* --------------------------------------------------------------- sweeping */
 
-/* An expired lease may be refreshed, as long as nobody wants what it locks: so it stays for
-   an hour, too. Nobody waits here, and nobody has to wait: whoever is about to commit a
-   record has the lock of the second line, shared. Each line but the first begins with a
-   snapshot of its own. Where an administrator has locked a table, it is left for later. */
+/* Deletes leases that ended an hour ago: until then an expired lease may be refreshed, while no one
+   wants its rows. The sweep waits for no session, and none waits for it: a session that is about to
+   commit a record holds the gate's lock, shared. Each statement after the first two lines has a
+   snapshot of its own. If an administrator has locked a table, the sweep is left for later. */
 static const char sweep_sql[] =
     "BEGIN;SET LOCAL lock_timeout=10;"
     "WITH gone AS (DELETE FROM public.hier_lock_leases WHERE id IN (SELECT l.id "
@@ -159,7 +159,7 @@ static const char sweep_sql[] =
     "THEN setval('public.hier_lock_gate',1) END;"
     "COMMIT";
 
-/* It is nobody's business but ours when it fails. */
+/* A failed sweep does not fail the request. */
 int hl__pg_sweep(hl__pg_session *session, hl_error *error) {
   hl__pg_store *store = session->store;
   int64_t now = hl__now_ms(), due = atomic_load(&store->sweep);

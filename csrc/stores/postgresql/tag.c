@@ -1,10 +1,11 @@
 /*
- * tag.c - the comment before a statement, by which observers know who waits or holds: written and read.
+ * tag.c - writes and reads the comment before a statement, which tells observers who waits or
+ * holds.
  *
  *     (slash)*hierlock1|since|pid|mode|application|host|label|path*(slash)
  *
- * It is ASCII: all other bytes, and the characters that mean something here, are written as %XX. The mode
- * is "s" or "x", with a "w" behind it while the session has the locks, and waits for a lease.
+ * The comment is ASCII: all other bytes, and characters with a meaning here, are written as %XX.
+ * The mode is "s", "u" or "x"; then "w" while the session has its rows and waits for a lease.
  */
 #include "mode.h"
 #include "postgresql_store.h"
@@ -15,7 +16,7 @@
 
 #define BEGINNING "/*hierlock1|"
 #define FIELDS 7
-/* Bytes of the encoded fields; with numbers and separators, less than HL__PG_TAG_MAX. */
+/* The most bytes of the encoded fields; with numbers and separators, less than HL__PG_TAG_MAX. */
 #define NAME_MAX_BYTES 120
 #define LABEL_MAX_BYTES 220
 #define PATH_MAX_BYTES 400
@@ -26,14 +27,14 @@ static bool is_plain(unsigned char c) {
   return c >= ' ' && c < 0x7F && c != '%' && c != '|' && c != '*';
 }
 
-/* By hand: it is written for every acquisition. At most size bytes, and only whole
+/* Encodes by hand, as each acquisition needs it. Writes at most `size` bytes, and only whole
    characters. */
 static char *put_field(char *at, size_t size, const char *text) {
   static const char digits[] = "0123456789ABCDEF";
   char *end = at + size, *whole = at;
   for (; *text; text++) {
     unsigned char c = (unsigned char)*text;
-    if ((c & 0xC0) != 0x80) whole = at; /* else it goes on a character */
+    if ((c & 0xC0) != 0x80) whole = at; /* else it continues a character */
     if (at + (is_plain(c) ? 1 : 3) > end) return whole;
     if (is_plain(c)) {
       *at++ = (char)c;
@@ -92,7 +93,7 @@ static int hex_value(char c) {
   return -1;
 }
 
-/* Whoever has a connection can say anything of himself. Decodes in place. */
+/* Takes a field, decoding it in place, and escapes it: any client may write what it likes there. */
 static void field_take(char *out, size_t size, char *field) {
   char *end = field;
   for (const char *in = field; *in; in++) {

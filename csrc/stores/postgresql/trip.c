@@ -1,5 +1,5 @@
 /*
- * trip.c - one trip to the server: what it locks, and what its answer means.
+ * trip.c - one round trip to the server: what it locks, and what its answer means.
  */
 #include "postgresql_store.h"
 
@@ -10,10 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* When a wait was interrupted: for the cancel request, and for the answer. */
+/* After an interruption: the time for the cancel request, and for the answer. */
 #define CANCEL_MS 1000
 
-/* CRC-32 of IEEE 802.3, bit by bit: names are short. */
+/* CRC-32 of IEEE 802.3, bit by bit, as names are short. */
 uint64_t hl__pg_name_key(const char *name, size_t size) {
   uint32_t crc = UINT32_MAX;
   for (size_t i = 0; i < size; i++) {
@@ -23,9 +23,9 @@ uint64_t hl__pg_name_key(const char *name, size_t size) {
   return (uint32_t)~crc;
 }
 
-/* A token of the clock has microseconds of Unix time. One of the sequence has the second
-   of the server's start above 24 bits, and is greater: numbers of a sequence come again
-   when a server has crashed before they were on its disk. */
+/* A token of the clock is microseconds of Unix time. A token of the sequence has the second of the
+   server's start above its 24 bits, and is greater: a sequence repeats numbers if the server
+   crashed before they were on disk. */
 int hl__pg_token(const hl__pg_session *session, char *out, size_t size) {
   if (session->sequence)
     return snprintf(out, size,
@@ -45,8 +45,7 @@ int hl__pg_columns(const hl__pg_session *session, char *out, size_t size) {
 int hl__pg_answer_await(hl__pg_session *session, const hl_request *request, hl_error *error) {
   int status = hl__pg_await(session, HL_FOREVER, true, error);
   if (status != HL_CANCELLED) return status;
-  /* A try waits for nothing that could be ended; and after the deadline the server has
-     ended the wait itself, or hangs. */
+  /* A try has no wait to end. After the deadline the server has ended the wait itself, or hangs. */
   if (request->try_once || hl__left_ms(request->deadline) == 0)
     return hl__error(error, HL_ECONNECTION, "the server did not answer in time");
   int64_t patience = hl__now_ms() + CANCEL_MS;
@@ -61,8 +60,8 @@ int hl__pg_failure(hl__pg_session *session, int64_t end, hl_error *error) {
   int status = hl__pg_error(session, session->kept, "lock rows", error);
   const char *state = PQresultErrorField(session->kept, PG_DIAG_SQLSTATE);
   const char *said = PQresultErrorMessage(session->kept);
-  /* The tables of leases were dropped, or closed to this role: a new session is told
-     which. Servers translate all but names. */
+  /* The tables of leases were dropped, or this role may not use them: a new session finds out
+     which. Servers translate everything except names. */
   if (state && (strcmp(state, "XX000") == 0 ||
                 (strncmp(state, "42", 2) == 0 && strstr(said, "hier_lock_")))) {
     if (error) error->status = HL_ECONNECTION;
@@ -74,7 +73,7 @@ int hl__pg_failure(hl__pg_session *session, int64_t end, hl_error *error) {
   return HL_TIMEOUT;
 }
 
-/* The row that a lock statement has returned. */
+/* Reads the row that a lock statement has returned. */
 int hl__pg_grant_read(hl__pg_session *session, bool try_once, uint64_t *token, hl_error *error) {
   const PGresult *result = session->kept;
   int last = (result ? PQnfields(result) : 0) - HL__PG_COLUMNS;
@@ -124,7 +123,7 @@ int hl__pg_command(hl__pg_session *session, const char *tag, const char *sql, in
 
 const char *hl__pg_gate_column(const hl__pg_session *session) {
   if (session->blind) return "0";
-  /* A sequence that was restarted, or restored without its data, has no value. */
+  /* A sequence that was restarted, or restored without data, has no value. */
   if (session->gated)
     return "coalesce(pg_sequence_last_value(" HL__PG_GATE_NAME "),"
            "CASE WHEN " HL__PG_GATE_NAME " IS NULL THEN -1 ELSE 2 END)";
