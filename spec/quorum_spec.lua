@@ -2,8 +2,10 @@
 -- forgotten everything, or come back.
 
 local hierlock = require "hierlock"
+local proxy = require "spec.support.proxy"
 local stores = require "spec.support.quorum"
 local support = require "spec.support"
+local uv = require "luv"
 
 local R1, R2 = { "u1", "a1", "r1" }, { "u1", "a1", "r2" }
 local LONG, SHORT = 60, 0.15
@@ -283,6 +285,17 @@ describe("a quorum", function()
     support.wait_until(function() return records(1) == 0 end)
   end)
 
+  it("that was released while a store failed is dropped there when the store works again, though nothing else is asked", function()
+    local manager = quorum()
+    local one, two = assert(manager:acquire(R1, { ttl = LONG })), assert(manager:acquire(R2, { ttl = LONG }))
+    support.wait_until(function() return records(3) == 2 end)
+    fail(3)
+    assert(one:release { confirm = true })
+    assert(two:release())
+    mend(3)
+    support.wait_until(function() return records(3) == 0 end, "the end of its records")
+  end)
+
   support.on_redis(function(store)
     it("is asked for once more when a part that it was granted was revoked meanwhile", function()
       local redis = store.dsn -- with quarantine=0: it may have been emptied
@@ -297,6 +310,33 @@ describe("a quorum", function()
       local handle, err = waiting:wait(8)
       assert.is_true(handle ~= nil or err.code == "connection", tostring(err))
       if handle then assert(handle:release { confirm = true }) end
+    end)
+
+    it("that a store granted late is dropped there, though the store did not hear of that at first", function()
+      local between = proxy.open(store)
+      local list = { "sqlite:" .. stores.directories[1], "sqlite:" .. stores.directories[2], between.dsn }
+      local observer, peer = assert(open(store.dsn)), support.process(nil)
+      local target = { "u" .. uv.hrtime() } -- a run that failed has left another
+      local function parts() return #assert(observer:leases { target = target }) end
+      peer:call([[ handles.manager = assert(require("hierlock").open(...)) ]], list)
+      for n = 1, #between.connections do between.hold(n) end
+      peer:call([[ handles.lease = assert(handles.manager:acquire(...)) ]], target, { ttl = LONG })
+      peer:call([[ assert(handles.lease:release()) ]])
+      support.wait_until(function() uv.run("nowait") return parts() == 1 end, "the grant")
+      for n = 1, #between.connections do
+        between.detain(n)
+        between.let(n)
+      end
+      local function is_told()
+        for _, connection in ipairs(between.connections) do
+          if connection.detained and #connection.detained > 0 then return true end
+        end
+      end
+      support.wait_until(function() uv.run("nowait") return is_told() end, "the drop")
+      for _, connection in ipairs(between.connections) do connection.finish() end
+      support.wait_until(function() uv.run("nowait") return parts() == 0 end, "the end of what it granted")
+      peer:close()
+      between.close()
     end)
   end)
 

@@ -63,17 +63,26 @@ void hl__quorum_unref(hl__quorum_store *store) {
 
 /* --------------------------------------------------------------- healing */
 
+/* Whether the member may have a record of a lease that was released. */
+static bool is_left_over(const hl__quorum_member *member, const hl__quorum_lease *lease)
+    HL__REQUIRES(hl__quorum_mutex) {
+  return lease->dropped && lease->at[member->number].leftover && hl__boot_ms() < lease->end;
+}
+
+/* Has the member drop that record. */
+static void leftover_drop(hl__quorum_member *member, hl__quorum_lease *lease)
+    HL__REQUIRES(hl__quorum_mutex) {
+  hl__quorum_part *part = &lease->at[member->number];
+  if (part->making || part->dropping) return;
+  part->leftover = false;
+  hl__ask_drop(member, lease);
+}
+
+/* The same of all leases. */
 static void flush(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex) {
-  hl__quorum_store *store = member->store;
-  int64_t now = hl__boot_ms();
   for (size_t i = 0; i < HL__QUORUM_CHAINS; i++)
-    for (hl__quorum_lease *lease = store->leases[i]; lease; lease = lease->next) {
-      hl__quorum_part *part = &lease->at[member->number];
-      if (!lease->dropped || !part->leftover || part->making || part->dropping || now >= lease->end)
-        continue;
-      part->leftover = false;
-      hl__ask_drop(member, lease);
-    }
+    for (hl__quorum_lease *lease = member->store->leases[i]; lease; lease = lease->next)
+      if (is_left_over(member, lease)) leftover_drop(member, lease);
 }
 
 /* Of those that do not answer one question a second is enough: of any lease. */
@@ -117,14 +126,18 @@ static void heal_later(hl__quorum_store *store, hl__quorum_lease *lease)
 }
 
 static void heal(hl__quorum_store *store, hl__quorum_lease *lease) HL__REQUIRES(hl__quorum_mutex) {
-  bool whole = true;
+  bool whole = true, heals = lease->shown && lease->held && !lease->left && !lease->dropped &&
+                             hl__boot_ms() < lease->end;
   lease->heal_at = HL_FOREVER;
-  if (!lease->shown || !lease->held || lease->left || lease->dropped || hl__boot_ms() >= lease->end)
-    return;
   for (unsigned i = 0; i < store->n; i++) {
-    if (lease->at[i].in || lease->at[i].spoiled) continue;
+    hl__quorum_member *member = &store->members[i];
+    bool left_over = is_left_over(member, lease);
+    if (!left_over && (!heals || lease->at[i].in || lease->at[i].spoiled)) continue;
     whole = false;
-    heal_at(&store->members[i], lease);
+    if (!left_over)
+      heal_at(member, lease);
+    else if (may_ask(member))
+      leftover_drop(member, lease);
   }
   if (!whole) heal_later(store, lease);
 }
@@ -132,6 +145,14 @@ static void heal(hl__quorum_store *store, hl__quorum_lease *lease) HL__REQUIRES(
 void hl__quorum_heal(hl__quorum_store *store, hl__quorum_lease *lease) {
   lease->heal_pause = HEAL_MS;
   heal(store, lease);
+}
+
+/* Has the member asked again to drop what may be left there: it has not, and may answer later. */
+static void leftover_later(hl__quorum_member *member, hl__quorum_lease *lease)
+    HL__REQUIRES(hl__quorum_mutex) {
+  if (!is_left_over(member, lease) || lease->heal_at != HL_FOREVER) return;
+  lease->heal_pause = HEAL_MS;
+  heal_later(member->store, lease);
 }
 
 static void heal_due(hl__quorum_store *store) HL__REQUIRES(hl__quorum_mutex) {
@@ -406,13 +427,12 @@ static void presence_renew(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
 }
 
 static void suspect_end(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex) {
+  bool suspect = member->suspect, silent = member->silent;
   member->heard = hl__now_ms();
-  member->silent = false;
-  if (!member->suspect) return;
-  member->suspect = false;
-  for (unsigned i = member->idle_threads; i < member->queued; i++)
+  member->suspect = member->silent = false;
+  for (unsigned i = member->idle_threads; suspect && i < member->queued; i++)
     if (!hl__member_start(member)) break;
-  flush(member);
+  if (suspect || silent) flush(member);
 }
 
 static void ask_run(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
@@ -432,11 +452,15 @@ static void ask_run(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
     suspect_end(member);
   else if (ask->status == HL_ECONNECTION && !ask->interrupted && member->inner)
     member->heard = hl__now_ms(); /* nobody waits for it in vain */
-  if (ask->heals && ask->status != HL_OK && ask->status != HL_TIMEOUT && ask->status != HL_ELOST)
+  if ((ask->heals && ask->status != HL_OK && ask->status != HL_TIMEOUT &&
+       ask->status != HL_ELOST) ||
+      (ask->kind == HL__ASK_DROP && ask->status == HL_ECONNECTION))
     member->silent = true; /* the next lease would be told the same */
   if (ask->kind == HL__ASK_REFRESH && !ask->listener) refresh_late(ask);
   if (hl__ask_makes(ask)) {
     bool take = ask->kind == HL__ASK_TAKE;
+    /* It is dropped there, should nobody read the answer. */
+    if (ask->grant.place) ask->lease->at[member->number].place = ask->grant.place;
     bool unsure = take && ask->status == HL_ECONNECTION && ask->grant.sent_ms;
     bool late = ask->status == HL_OK && !ask->listener && !hl__ask_keep(ask);
     /* An import that has failed leaves the lease to whose text it was. */
@@ -454,6 +478,7 @@ static void ask_run(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   }
   hl__ask_done(ask);
   if (hl__ask_converts(ask) && !ask->listener && ask->status == HL_OK) hl__ask_convert_late(ask);
+  if (ask->lease) leftover_later(member, ask->lease);
 }
 
 /* Until there is work for the thread, or it has had none for long. The last one
