@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 #
 # Runs spec files and C tests side by side, in LANES lanes (by default three for each core), and says at the end
-# what failed, what was pending and what was slow. Each lane has a MySQL and a MariaDB server of its own, and runs
-# one file at a time: so a file may stop its servers, set global variables and count everybody's connections.
+# what failed, what was pending and what was slow. Each lane has servers of its own, and runs one file at a time: so a
+# file may stop its servers, set global variables and count everybody's connections. One more lane for each core has no
+# servers, and runs what needs none.
 # With MYSQL_DSN there is one lane, on that server.
 #
 #   suite.sh LUA:FILE…       FILE: a spec, run with that Lua, or a C test, as `make` runs them
@@ -24,6 +25,8 @@ cd "$(dirname "$self")/../.."
 export LANES=${LANES:-$(($(nproc) * 3))} SEED=${SEED:-$((RANDOM % 10000))} LIMIT=${LIMIT:-600}
 make=("${MAKE:-make}" --no-print-directory -s)
 alone='(/.*_cost_spec\.lua|/with_spec\.lua|@gives_up)$'
+# What needs no server. HIERLOCK_REQUIRE says so if that is wrong.
+light='(@(embedded|sqlite|quorum)|/(check|command_completion|deadlock_random|error|finalizer|misuse|plan|quorum_tables|structure)_spec\.lua(@.*)?|/test_(cancel|core|file_store|leases|misuse|sessions|unload))$'
 # What takes longest begins first: the others go on beside it.
 long='/(quorum_tables|redis_sentinel|redis_cluster|storm|command_doctor|mysql_trouble|silence)_spec\.lua(@.*)?$'
 
@@ -148,14 +151,14 @@ again() {
   echo "        again alone, later  $item"
 }
 
-lane() {
-  local log status start
+lane() {                                # [light]
+  local log status start light=${1:-}
   child=''
   trap '[[ ! $child ]] || kill -s KILL -- "-$child"' EXIT
   trap 'exit 130' INT; trap 'exit 143' TERM; trap 'exit 129' HUP
   # Whoever runs one beside others shares this lock; whoever runs one alone has it to himself.
   exec 8>>"$work/running"
-  while { flock --shared 8; take queue; } || { flock 8; take alone; }; do
+  while { flock --shared 8; [[ ! $light ]] && take queue; } || take light || { flock 8; [[ ! $light ]] && take alone; }; do
     log=$work/${item//[:\/]/_}.log
     start=${EPOCHREALTIME/./}
     if [[ -s $log.only ]]; then
@@ -242,7 +245,7 @@ report() {
 
 # --- All lanes ----------------------------------------------------------------------------------
 
-if [[ ${1:-} == --lane ]]; then work=$2; lane; exit; fi
+if [[ ${1:-} == --lane ]]; then work=$2; lane "${@:3}"; exit; fi
 (($#)) || { sed -n 's/^#   suite\.sh/usage: suite.sh/p' "$self" >&2; exit 2; }
 
 work=$(mktemp -d "${TMPDIR:-/tmp}/hierlock-XXXXXX")
@@ -260,16 +263,19 @@ trap finish EXIT
 trap 'exit 130' INT; trap 'exit 143' TERM; trap 'exit 129' HUP
 
 in_parts "$@" | awk -v seed="$SEED" -v long="$long" 'BEGIN { srand(seed) } { print ($0 ~ long ? 0 : rand()) "\t" $0 }' | sort -n | cut -f 2- >"$work/all"
-grep -Ev "$alone" "$work/all" >"$work/queue" || true
+grep -Ev "$alone" "$work/all" | grep -Ev "$light" >"$work/queue" || true
+grep -Ev "$alone" "$work/all" | grep -E "$light" >"$work/light" || true
 grep -E "$alone" "$work/all" >"$work/alone" || true
 count=$(wc -l <"$work/all")
 echo "$count" >"$work/count"
-[[ ! ${MYSQL_DSN:-} ]] || LANES=1
+more=$(nproc)
+[[ ! ${MYSQL_DSN:-} ]] || LANES=1 more=0
 ((LANES <= count)) || LANES=$count
-echo "$# files, in $count parts and $LANES lanes, SEED=$SEED; first the servers of each lane start"
-for ((i = 1; i <= LANES; i++)); do
+((LANES > 1 && more <= $(wc -l <"$work/light"))) || more=0
+echo "$# files, in $count parts and $((LANES + more)) lanes, SEED=$SEED; first the servers of each lane start"
+for ((i = 1; i <= LANES + more; i++)); do
   lane=("$self" --lane "$work")
-  [[ ${MYSQL_DSN:-} ]] || lane=(spec/support/servers.sh run "$work/$i" -- "${lane[@]}")
+  if ((i > LANES)); then lane+=(light); elif [[ ! ${MYSQL_DSN:-} ]]; then lane=(spec/support/servers.sh run "$work/$i" -- "${lane[@]}"); fi
   "${lane[@]}" 2>"$work/lane$i" &
   lanes+=($!)
 done
@@ -277,7 +283,7 @@ for i in "${!lanes[@]}"; do
   wait "${lanes[i]}" || { status=1; cat "$work/lane$((i + 1))" >&2; }
 done
 lanes=()
-cat "$work/alone" >>"$work/queue"
+cat "$work/light" "$work/alone" >>"$work/queue"
 [[ ! -s $work/queue ]] || { status=1; echo "Not run:"; cat "$work/queue"; }
 report || status=1
 [[ ! -e $work/late ]] || sort "$work/late" | sed 's/^/Not begun, for want of time: /'
