@@ -107,8 +107,11 @@ describe("hierlock bench", function()
   end)
 
   it("says what failed: a limit of the server's, in the part that meets it", function()
-    local store = support.stores[2]
-    if not store.limit_connections or not store.root or not store.root() then return pending "no administrator here" end
+    local store
+    for _, one in ipairs(support.stores) do
+      if one.table and one.root and one.root() then store = one end
+    end
+    if not store then return pending "no administrator here" end
     store.prepare()
     store.sql() -- counts
     local again = store.limit_connections()

@@ -73,149 +73,50 @@ function support.ends_in_time(store, seconds, late, wait)
     best, tries, machine), 2)
 end
 
--- --------------------------------------------------------------- servers
+-- ---------------------------------------------------------------- stores
 
-local BUCKETS = 10000
-local TABLE = "hierlock_spec_buckets"
+-- A store is a file of spec/support/stores, whose name is the store's. The file returns a table:
+--
+--   server           it is a server of those that spec/support/servers.sh starts
+--   leases_only      it has no session locks
+--   table            it has buckets in a table of this name: MySQL's kind
+--   unbucketed       no two nodes are one row, or one number, by chance
+--   whole_seconds    its leases last whole seconds
+--   lists_by_root    it lists those who hold nodes of one root
+--   dialect          how it is spoken to: mysql and mariadb (known when a spec has prepared the store), postgresql
+--   make(store, support)
+--
+-- What a spec is given as `store` has all of these, and `name`, and what make adds where it is not as usual:
+--
+--   dsn, options     what specs open managers with
+--   missing          why it cannot be had here
+--   prepare()        before the first spec of a file
+--   waiting(target)  how many requests wait, for that target at least
+--   directory        where its files are
+--   sessions(busy), transactions(waiting), kill(id), limit_connections()
+--                    of those with sessions: mysql.lua has each with its meaning
+--
+-- A server has also bare_dsn, root_dsn, control, sql(), root(), close_connections() and command(verb): see below.
+
 -- For acquisitions without a time-out of their own: less than DEADLINE, so that a peer whose wait fails says so.
 local TIMEOUT = 15
 
-local function read_file(name)
-  local file = assert(io.open(name, "rb"))
-  local text = file:read("*a")
-  file:close()
-  return text
-end
+local sql = require "spec.support.sql"
 
--- The parts of a DSN, either form, that LuaSQL wants.
-local function dsn_parts(dsn)
-  local user, password, host, port, database =
-    dsn:match("^%a+://([^:@]*):?([^@]*)@([^:/]*):?(%d*)/([^?]*)")
-  if not user then
-    user, password, host, port, database = dsn:match("^([^:@]*):?(.-)@tcp%(([^:)]*):?(%d*)%)/([^?]*)")
-  end
-  assert(user, "the specs need a DSN with user, password, host and port")
-  if dsn:find("^%a+://") then
-    password = password:gsub("%%(%x%x)", function(hex) return string.char(tonumber(hex, 16)) end)
-  end
-  return database, user, password, host, tonumber(port) or 3306
-end
+for _, name in ipairs { "column", "luasql", "luasql_postgresql", "sql_connection" } do support[name] = sql[name] end
 
---- The first column of rows.
-function support.column(rows)
-  local values = {}
-  for i, row in ipairs(rows) do values[i] = row[1] end
-  return values
-end
-
-local luasql, luasql_postgresql
-
---- LuaSQL's environment: one for the process, never closed. The environment's close() ends the client library
--- (mysql_library_end), while threads of ours may be in it.
-function support.luasql()
-  luasql = luasql or require("luasql.mysql").mysql()
-  return luasql
-end
-
---- Like support.luasql, for its driver for PostgreSQL.
-function support.luasql_postgresql()
-  luasql_postgresql = luasql_postgresql or require("luasql.postgres").postgres()
-  return luasql_postgresql
-end
-
---- A connection of LuaSQL's, for looking and for administration:
--- sql(query, ...) returns a list of rows, each a list; the arguments are put in
--- by string.format.
-function support.sql_connection(dsn)
-  local self = { postgresql = dsn:find("^postgres") ~= nil }
-  local environment = self.postgresql and support.luasql_postgresql() or support.luasql()
-  local connection = assert(environment:connect(dsn_parts(dsn)))
-  function self.query(_, query, ...)
-    if select("#", ...) > 0 then query = query:format(...) end
-    local cursor = assert(connection:execute(query))
-    if type(cursor) == "number" then return cursor end
-    local rows = {}
-    while true do
-      local row = cursor:fetch({}, "n")
-      if not row then break end
-      rows[#rows + 1] = row
-    end
-    cursor:close()
-    return rows
-  end
-  function self.try(_, query) return connection:execute(query) end
-  function self.close(_) connection:close() end
-  return self
-end
-
---- Makes and fills a table, by the files of sql/, under a name of its own.
--- levels: a list of names, by default the usual three.
-function support.provision(connection, table_name, buckets, levels)
-  local script = (read_file("sql/schema.sql") .. read_file("sql/provision.sql"))
-    :gsub("%-%-[^\n]*", ""):gsub("hier_lock_buckets", table_name)
-  local statements, procedure = script:match("^(.*)DELIMITER //(.*)//%s*DELIMITER ;%s*$")
-  for statement in statements:gmatch("[^;]+") do
-    if statement:find("%S") then connection:query(statement) end
-  end
-  connection:query(procedure)
-  connection:query("CALL hier_lock_provision(%d, '%s', 50000)", buckets,
-                   table.concat(levels or { "user", "account", "resource" }, ","))
-end
-
---- Like support.provision, with leases, by the statements of `hierlock provision --leases`.
-function support.provision_leases(connection, table_name, buckets, levels)
-  local wanted = {
-    table = function() return table_name end,
-    query = function(_, statement) return connection:query(statement) end,
-  }
-  local space = require("hierlock.command.space").new(wanted)
-  local found = space:look()
-  if not found.leased then
-    connection:query(space:schema()[2])
-    space:lease()
-    for _, statement in ipairs(space:lease_schema()) do connection:query(statement) end
-    connection:query(space:schema()[1])
-    connection:query(space:fill_gate())
-    connection:query(space:record(buckets, levels or { "user", "account", "resource" }))
-  end
-  for level = 0, #(levels or { 1, 2, 3 }) - 1 do
-    for first = 0, buckets - 1, 50000 do
-      local last = math.min(first + 50000, buckets) - 1
-      if space:count(level, first, last) <= last - first then connection:query(space:fill(level, first, last, true)) end
-    end
-  end
-  return space
-end
-
---- Makes the tables of leases on PostgreSQL, as `hierlock provision --leases` does, for all.
-function support.lease_tables(root)
-  root:query((require("hierlock.command.lease_tables").postgresql("PUBLIC")))
-end
-
--- ---------------------------------------------------------------- stores
-
-local function with_param(dsn, param) return dsn .. (dsn:find("?", 1, true) and "&" or "?") .. param end
-
--- Common to the servers; `command` ends a session, `queries` list them.
-local function server_store(name, dsn, root_dsn, control)
-  local store = {
-    name = name,
-    server = true,
-    bare_dsn = dsn,
-    root_dsn = root_dsn,
-    control = control,
-    dsn = dsn,
-    options = { buckets = BUCKETS, timeout = TIMEOUT },
-  }
+-- What the store of a server has beside.
+local function add_server(store, dsn, root_dsn, control)
+  store.bare_dsn, store.dsn, store.root_dsn, store.control = dsn, dsn, root_dsn, control
   --- For looking, and for a table of the spec's own; as the tests' user.
   function store.sql()
-    if not store.connection then store.connection = support.sql_connection(dsn) end
+    if not store.connection then store.connection = sql.sql_connection(dsn) end
     return store.connection
   end
   --- For what only an administrator may do; nil on a server of the user's.
   function store.root()
     if root_dsn and not store.root_connection then
-      store.root_connection = support.sql_connection(root_dsn)
+      store.root_connection = sql.sql_connection(root_dsn)
     end
     return store.root_connection
   end
@@ -233,320 +134,93 @@ local function server_store(name, dsn, root_dsn, control)
     assert(ok == true or ok == 0, "the server did not " .. verb)
     store.close_connections()
   end
-  return store
 end
 
--- MySQL or MariaDB.
-local function mysql_store(...)
-  local store = server_store(...)
-  store.table = TABLE
-  store.dsn = with_param(store.bare_dsn, "table=" .. TABLE)
-  --- Numbers of sessions: of the tests' user, but our own; `busy`: only those that execute something.
-  function store.sessions(busy)
-    return support.column(store.sql():query(
-      "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND user = SUBSTRING_INDEX(USER(), '@', 1)" ..
-      (busy and " AND command NOT IN ('Sleep', 'Daemon')" or "")))
+-- How many of the requests at the target that the observer sees wait.
+local function waiters(observer, target)
+  local n = 0
+  for _, holder in ipairs(assert(observer:holders(target))) do
+    if holder.waiting then n = n + 1 end
   end
-  --- The sessions with an open transaction, as an administrator sees them; `waiting`: only sessions that wait for a
-  -- row.
-  function store.transactions(waiting)
-    -- Both servers show an old picture to those who look more often.
-    support.sleep(waiting and 0.15 or 0.11)
-    return support.column(store.root():query(
-      "SELECT trx_mysql_thread_id FROM information_schema.INNODB_TRX" .. (waiting and " WHERE trx_state='LOCK WAIT'" or "")))
-  end
-  --- Ends a session; it may have ended by itself.
-  function store.kill(id)
-    local sql = store.root() or store.sql()
-    pcall(sql.query, sql, "KILL " .. id)
-  end
-  --- Lets the server take one connection more than it has. Returns what takes that back.
-  function store.limit_connections()
-    local root = store.root()
-    local before = root:query("SELECT @@GLOBAL.max_connections")[1][1]
-    local connected = root:query("SHOW GLOBAL STATUS LIKE 'Threads_connected'")[1][2]
-    root:query("SET GLOBAL max_connections=" .. connected + 1)
-    return function() root:query("SET GLOBAL max_connections=" .. before) end
-  end
-  --- How many requests wait for a row now. MariaDB shows an old picture to those
-  -- who look more often than every 100 ms.
-  function store.waiting()
-    if store.dialect == "mariadb" then support.sleep(0.11) end
-    return tonumber(store.sql():query(store.dialect == "mariadb"
-      and "SELECT COUNT(*) FROM information_schema.INNODB_TRX WHERE trx_state='LOCK WAIT'"
-      or "SELECT COUNT(*) FROM performance_schema.data_locks WHERE LOCK_STATUS='WAITING'")[1][1])
-  end
-  function store.prepare()
-    if store.prepared then return end
-    store.prepared = true
-    local version = store.sql():query("SELECT VERSION()")[1][1]
-    store.dialect = version:find("MariaDB") and "mariadb" or "mysql"
-    support.provision(store.sql(), TABLE, BUCKETS)
-  end
-  return store
+  return n
 end
 
---- Returns the server with a space that has update rows, and leases, if `leases`; `store` itself where that needs
--- nothing of its own.
-function support.updated(store, leases)
-  if not store.table then return leases and support.leased(store) or store end
-  local made = setmetatable({}, { __index = leases and support.leased(store) or store })
-  local stem = TABLE .. (leases and "_update_leasing" or "_update")
-  made.table, made.stem = stem .. "_buckets", stem
-  made.dsn = with_param(store.bare_dsn, "table=" .. made.table)
-  function made.prepare()
-    store.prepare()
-    local connection = store.sql()
-    if leases then
-      support.provision_leases(connection, made.table, BUCKETS)
-    else
-      support.provision(connection, made.table, BUCKETS)
-    end
-    local space = require("hierlock.command.space").new {
-      table = function() return leases and stem .. "_nodes" or made.table end,
-      query = function(_, statement) return connection:query(statement) end,
-    }
-    if space:count(-126, 0, BUCKETS - 1) == 0 then connection:query(space:fill(-126, 0, BUCKETS - 1)) end
-  end
-  return made
+--- How many requests wait for the target on the store.
+function support.waiting(store, target)
+  local observer = support.open(store)
+  local n = waiters(observer, target)
+  observer:close()
+  return n
 end
 
---- Returns the server with a space that has leases; `store` itself where that needs nothing of its own.
-function support.leased(store)
-  if not store.table then return store end
-  if store.with_leases then return store.with_leases end
-  local leased = setmetatable({}, { __index = store })
-  store.with_leases = leased
-  leased.table, leased.stem = TABLE .. "_leasing_buckets", TABLE .. "_leasing"
-  leased.dsn = with_param(store.bare_dsn, "table=" .. leased.table)
-  function leased.prepare()
-    if leased.provisioned then return end
-    leased.provisioned = true
-    store.prepare()
-    support.provision_leases(store.sql(), leased.table, BUCKETS)
-  end
-  --- Waiters that look at a lease wait for no row.
-  function leased.waiting(target)
-    if store.dialect == "mariadb" then support.sleep(0.11) end
-    local n, observer = 0, support.open(leased)
-    for _, holder in ipairs(assert(observer:holders(target))) do
-      if holder.waiting then n = n + 1 end
-    end
-    observer:close()
-    return n
-  end
-  return leased
-end
-
-local function postgresql_store(...)
-  local store = server_store(...)
-  store.dialect = "postgresql"
-  store.unbucketed = true -- each node has a row of its own
-  -- Sessions, as in mysql_store.
-  local SESSIONS = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
-  function store.sessions(busy)
-    return support.column(store.sql():query(SESSIONS .. " AND usename = current_user" .. (busy and " AND state = 'active'" or "")))
-  end
-  function store.transactions(waiting)
-    return support.column(store.root():query(SESSIONS .. " AND usename = 'testuser'" ..
-      (waiting and " AND wait_event_type = 'Lock'" or " AND xact_start IS NOT NULL")))
-  end
-  function store.kill(id) (store.root() or store.sql()):query("SELECT pg_terminate_backend(%s)", id) end
-  -- `more`: so many more connections; else one.
-  function store.limit_connections(more)
-    local root = store.root()
-    root:query("ALTER ROLE testuser CONNECTION LIMIT %d",
-               root:query("SELECT COUNT(*) FROM pg_stat_activity WHERE usename = 'testuser'")[1][1] + (more or 1))
-    return function() root:query "ALTER ROLE testuser CONNECTION LIMIT -1" end
-  end
-  function store.waiting()
-    -- Waiters that have their locks and wait for a lease say so.
-    return tonumber(store.sql():query("SELECT (SELECT COUNT(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted) + " ..
-      "(SELECT COUNT(*) FROM pg_stat_activity WHERE query ~ '^/[*]hierlock1[|][0-9]+[|][0-9]+[|][sx]w[|]' AND NOT EXISTS " ..
-      "(SELECT FROM pg_locks l WHERE l.pid = pg_stat_activity.pid AND NOT l.granted))")[1][1])
-  end
-  function store.prepare()
-    if store.prepared then return end
-    store.prepared = true
-    if store.root() then support.lease_tables(store.root()) end
-  end
-  return store
-end
-
--- Memcached: it has only leases, of whole seconds, and lists them by root.
-local function memcached_store(name, dsn, root_dsn, control)
-  local store = server_store(name, dsn, root_dsn, control)
-  store.leases_only, store.unbucketed, store.whole_seconds, store.lists_by_root = true, true, true, true
-  store.host, store.port = dsn:match "//([^:/]+):(%d+)"
-  function store.sql() error "Memcached has no SQL" end
-  --- The server's answer to a command of the text protocol (all of what comes at once).
-  function store.say(command)
-    local socket = assert(require("socket").connect(store.host, tonumber(store.port)))
-    socket:settimeout(5)
-    local dumps = command:find "metadump" -- another thread answers, and takes nothing meanwhile
-    assert(socket:send(command .. (dumps and "\r\n" or "\r\nmn\r\n")))
-    local lines = {}
-    for line in function() return (assert(socket:receive "*l")) end do
-      if line == (dumps and "END" or "MN") then break end
-      lines[#lines + 1] = line
-    end
-    socket:close()
-    return table.concat(lines, "\n")
-  end
-  function store.waiting(target)
-    local n, observer = 0, support.open(store)
-    for _, holder in ipairs(assert(observer:holders(target))) do
-      if holder.waiting then n = n + 1 end
-    end
-    observer:close()
-    return n
-  end
-  function store.prepare() end
-  return store
-end
-
--- Redis or Valkey: it has only leases.
-local function redis_store(name, dsn, root_dsn, control)
-  local store = server_store(name, dsn, root_dsn, control)
-  store.leases_only, store.unbucketed = true, true
-  store.host, store.port = dsn:match "@([^:/]+):(%d+)"
-  function store.sql() error "Redis has no SQL" end
-  function store.root() end
-  --- The output of redis-cli, as the administrator.
-  function store.cli(...)
-    local words = {}
-    for i, word in ipairs { ... } do words[i] = "'" .. tostring(word):gsub("'", "'\\''") .. "'" end
-    local pipe = io.popen(("unset LD_PRELOAD; REDISCLI_AUTH=rootpassword redis-cli -h %s -p %s %s 2>&1"):format(
-      store.host, store.port, table.concat(words, " ")))
-    local text = pipe:read "*a"
-    pipe:close()
-    return (text:gsub("\n$", ""))
-  end
-  function store.waiting(target)
-    local n, observer = 0, support.open(store)
-    for _, holder in ipairs(assert(observer:holders(target))) do
-      if holder.waiting then n = n + 1 end
-    end
-    observer:close()
-    return n
-  end
-  function store.prepare() end
-  return store
-end
-
-local function embedded_store()
-  local directory = assert(os.getenv("HIERLOCK_SPEC_DIRECTORY"), "run the specs by `make spec`")
-  local store = {
-    name = "embedded",
-    directory = directory,
-    dsn = "file:" .. directory,
-    options = { buckets = BUCKETS, timeout = TIMEOUT },
-    prepare = function() end,
-  }
+--- Has the store count who waits with a manager that stays open until close_peers.
+function support.observed(store)
   function store.waiting(target)
     store.observer = store.observer or support.open(store)
-    local n = 0
-    for _, holder in ipairs(assert(store.observer:holders(target))) do
-      if holder.waiting then n = n + 1 end
-    end
-    return n
+    return waiters(store.observer, target)
   end
+end
+
+local modules, names = {}, {}
+for file in uv.fs_scandir_next, assert(uv.fs_scandir "spec/support/stores") do
+  local name = file:match "^(.*)%.lua$"
+  names[#names + 1] = name
+  modules[name] = name and require("spec.support.stores." .. name)
+end
+table.sort(names)
+
+for name, fn in pairs(modules.mysql) do
+  if type(fn) == "function" and name ~= "make" then support[name] = fn end
+end
+support.lease_tables = modules.postgresql.lease_tables
+
+-- dsn, root_dsn, control: of a server that was started.
+local function new_store(name, dsn, root_dsn, control)
+  local store = { name = name, options = { timeout = TIMEOUT } }
+  for field, value in pairs(modules[name]) do
+    if type(value) ~= "function" then store[field] = value end
+  end
+  if store.server and not dsn then
+    store.missing = name .. " cannot be had here: no server was started (see spec/support/servers.sh) and MYSQL_DSN is not set"
+    return store
+  end
+  if store.server then
+    store.options.buckets = 10000
+    add_server(store, dsn, root_dsn, control)
+  end
+  function store.prepare() end
+  function store.waiting(target) return support.waiting(store, target) end
+  modules[name].make(store, support)
   return store
 end
 
--- In a database file of its own; where this Lua has the module.
-local function sqlite_store()
-  if not pcall(require, "hierlock.store.sqlite") then
-    return { name = "sqlite", missing = "the SQLite store is not built" }
-  end
-  local store = {
-    name = "sqlite",
-    leases_only = true,
-    unbucketed = true,
-    directory = assert(os.getenv("HIERLOCK_SPEC_DIRECTORY")) .. "/sqlite",
-    options = { timeout = TIMEOUT },
-  }
-  store.dsn = "sqlite:" .. store.directory .. "/leases.db?synchronous=normal"
-  function store.prepare() uv.fs_mkdir(store.directory, 448) end
-  --- Requests that wait for the target.
-  function store.waiting(target)
-    store.observer = store.observer or support.open(store)
-    local n = 0
-    for _, holder in ipairs(assert(store.observer:holders(target))) do
-      if holder.waiting then n = n + 1 end
-    end
-    return n
-  end
-  return store
-end
+--- Every store with session locks, the embedded one first; and those that only have leases.
+support.stores, support.leases_only = { new_store "embedded" }, {}
 
--- A quorum of three embedded stores.
-local function quorum_store()
-  local embedded = support.stores[1]
-  local store = {
-    name = "quorum",
-    leases_only = true,
-    directories = {},
-    options = { buckets = BUCKETS, timeout = TIMEOUT },
-    prepare = function() end,
-    waiting = function(target)
-      local n, observer = 0, support.open(support.quorum)
-      for _, holder in ipairs(assert(observer:holders(target))) do
-        if holder.waiting then n = n + 1 end
-      end
-      observer:close()
-      return n
-    end,
-  }
-  for i = 1, 3 do store.directories[i] = embedded.directory .. "/quorum" .. i end
-  store.dsn = "quorum:majority;file:" .. table.concat(store.directories, ";file:")
-  support.quorum = store
-  return store
-end
-
-local function missing_store(name)
-  return { name = name, missing = name .. " cannot be had here: " ..
-           "no server was started (see spec/support/servers.sh) and MYSQL_DSN is not set" }
-end
-
--- A server of those that spec/support/servers.sh has started.
-local function started_store(name, make)
-  local prefix = "HIERLOCK_" .. name:upper()
-  local dsn = os.getenv(prefix .. "_DSN")
-  return dsn and make(name, dsn, os.getenv(prefix .. "_ROOT_DSN"), os.getenv(prefix .. "_CONTROL")) or missing_store(name)
-end
-
---- Every store, embedded, mysql, mariadb, postgresql and redis; those that cannot be had have a
--- reason in `missing`.
-support.stores = { embedded_store() }
-if os.getenv("MYSQL_DSN") then
+-- MySQL or MariaDB: specs for one of them go by the name.
+local function server_of_the_user(dsn)
   -- Makes a URL of a DSN in any form: some specs change its parts.
   local function encoded(text)
     return (text:gsub("[^%w_.~-]", function(c) return ("%%%02X"):format(c:byte()) end))
   end
-  local database, user, password, host, port = dsn_parts(os.getenv("MYSQL_DSN"))
-  -- Specs for one of the two servers go by the name.
-  local connection = support.sql_connection(os.getenv("MYSQL_DSN"))
+  local database, user, password, host, port = sql.dsn_parts(dsn)
+  local connection = sql.sql_connection(dsn)
   local name = connection:query("SELECT VERSION()")[1][1]:find("MariaDB") and "mariadb" or "mysql"
   connection:close()
-  support.stores[2] = mysql_store(name, ("%s://%s:%s@%s:%d/%s"):format(
+  return new_store(name, ("%s://%s:%s@%s:%d/%s"):format(
     name, encoded(user), encoded(password), host, port, encoded(database)))
-else
-  for _, name in ipairs { "mysql", "mariadb" } do
-    support.stores[#support.stores + 1] = started_store(name, mysql_store)
-  end
 end
-if not os.getenv("MYSQL_DSN") or os.getenv("HIERLOCK_POSTGRESQL_DSN") then
-  support.stores[#support.stores + 1] = started_store("postgresql", postgresql_store)
-end
+local mine = os.getenv "MYSQL_DSN"
+if mine then support.stores[2] = server_of_the_user(mine) end
 
---- Stores that only have leases.
-support.leases_only = { sqlite_store(), quorum_store() }
-if not os.getenv("MYSQL_DSN") or os.getenv("HIERLOCK_REDIS_DSN") then
-  support.leases_only[#support.leases_only + 1] = started_store("redis", redis_store)
-end
-if not os.getenv("MYSQL_DSN") or os.getenv("HIERLOCK_MEMCACHED_DSN") then
-  support.leases_only[#support.leases_only + 1] = started_store("memcached", memcached_store)
+for _, name in ipairs(names) do
+  local module, prefix = modules[name], "HIERLOCK_" .. name:upper()
+  local dsn = os.getenv(prefix .. "_DSN")
+  -- Beside the user's own server, only those that are there.
+  if name ~= "embedded" and not (mine and module.server and (module.table or not dsn)) then
+    local list = module.leases_only and support.leases_only or support.stores
+    list[#list + 1] = new_store(name, dsn, os.getenv(prefix .. "_ROOT_DSN"), os.getenv(prefix .. "_CONTROL"))
+  end
 end
 
 -- busted gives describe, it ... to spec files only, as their environment.
@@ -599,40 +273,30 @@ function support.each_leasing_store(fn)
   support.each_store(fn)
 end
 
--- Runs fn on a store that only has leases.
-local function on_leases_only(name, fn)
-  local stores = {}
-  for _, store in ipairs(support.leases_only) do
-    if store.name == name then stores[#stores + 1] = store end
+--- For one store only: on_sqlite, on_redis ….
+for _, name in ipairs(names) do
+  support["on_" .. name] = function(fn)
+    for _, stores in ipairs { support.stores, support.leases_only } do
+      for _, store in ipairs(stores) do
+        if store.name == name then each({ store }, fn) end
+      end
+    end
   end
-  each(stores, fn)
 end
 
---- For SQLite only.
-function support.on_sqlite(fn) on_leases_only("sqlite", fn) end
-
---- For Memcached only.
-function support.on_memcached(fn) on_leases_only("memcached", fn) end
-
---- For Redis only.
-function support.on_redis(fn) on_leases_only("redis", fn) end
-
-local function servers_of(wanted)
-  local servers = {}
+local function servers(wanted)
+  local list = {}
   for _, store in ipairs(support.stores) do
-    if (store.server or store.missing) and not store.leases_only and wanted(store.name) then servers[#servers + 1] = store end
+    if store.server and wanted(store) then list[#list + 1] = store end
   end
-  return servers
+  return list
 end
 
 --- Runs fn on each server of MySQL's kind only.
-function support.each_server(fn) each(servers_of(function(name) return name ~= "postgresql" end), fn) end
+function support.each_server(fn) each(servers(function(store) return store.table end), fn) end
 
---- For PostgreSQL only.
-function support.on_postgresql(fn) each(servers_of(function(name) return name == "postgresql" end), fn) end
-
---- For all servers.
-function support.each_connection(fn) each(servers_of(function() return true end), fn) end
+--- On each server with session locks.
+function support.each_connection(fn) each(servers(function() return true end), fn) end
 
 --- Waits until n requests (1 unless said) wait for rows of the target.
 function support.wait_for_waiters(store, target, n)
@@ -644,7 +308,7 @@ function support.open(store, options, dsn_params)
   local all = {}
   for k, v in pairs(store.options) do all[k] = v end
   for k, v in pairs(options or {}) do all[k] = v end
-  local dsn = dsn_params and with_param(store.dsn, dsn_params) or store.dsn
+  local dsn = dsn_params and sql.with_param(store.dsn, dsn_params) or store.dsn
   return assert(hierlock.open(dsn, all))
 end
 
@@ -998,9 +662,11 @@ function support.close_peers()
   for peer in pairs(live) do peer:finish() end
   for peer in pairs(live) do peer:close() end
   -- The embedded store's descriptors go with its last manager.
-  for _, store in ipairs { support.stores[1], support.leases_only[1] } do
-    if store.observer then store.observer:close() end
-    store.observer = nil
+  for _, stores in ipairs { support.stores, support.leases_only } do
+    for _, store in ipairs(stores) do
+      if store.observer then store.observer:close() end
+      store.observer = nil
+    end
   end
 end
 

@@ -32,22 +32,25 @@ long='/(quorum_tables|redis_sentinel|redis_cluster|storm|command_doctor|mysql_tr
 
 # --- Parts of files ----------------------------------------------------------------------------
 
+mapfile -t stores < <(basename -s .lua spec/support/stores/*.lua)
+
 words() {                               # FILE: the names of its parts, without "rest"
   local word
   for word in $(sed -n 's/^-- Parts: //p' "$1"); do
     [[ $word == stores ]] || { echo "$word"; continue; }
-    ! grep -q 'each_leasing_store(' "$1" || printf '%s\n' sqlite quorum redis memcached
-    ! grep -qE 'each_(server|connection|store|leasing_store)\(' "$1" || printf '%s\n' mysql mariadb
-    ! grep -qE 'each_(connection|store|leasing_store)\(' "$1" || echo postgresql
-    ! grep -qE 'each_(store|leasing_store)\(' "$1" || echo embedded
+    if grep -q 'each_leasing_store(' "$1"; then
+      printf '%s\n' "${stores[@]}"
+    elif grep -q 'each_store(' "$1"; then
+      for word in "${stores[@]}"; do grep -q 'leases_only = true' "spec/support/stores/$word.lua" || echo "$word"; done
+    else                                # on some servers, or on all with sessions
+      printf '%s\n' mariadb mysql
+      ! grep -q 'each_connection(' "$1" || echo postgresql
+    fi
   done
 }
 
 title() {                               # WORD: what busted looks for
-  case $1 in
-    sqlite | quorum | redis | memcached | mysql | mariadb | postgresql | embedded) echo "on.$1:" ;;
-    *) echo "${1//_/.}" ;;
-  esac
+  if [[ " ${stores[*]} " == *" $1 "* ]]; then echo "on.$1:"; else echo "${1//_/.}"; fi
 }
 
 filters() {                             # FILE@WORD: what busted is told

@@ -1,0 +1,43 @@
+--- PostgreSQL: session locks and leases.
+
+local sql = require "spec.support.sql"
+
+local postgresql = { server = true, unbucketed = true, dialect = "postgresql" }
+
+--- Makes the tables of leases on PostgreSQL, as `hierlock provision --leases` does, for all.
+function postgresql.lease_tables(root)
+  root:query((require("hierlock.command.lease_tables").postgresql("PUBLIC")))
+end
+
+function postgresql.make(store)
+  -- As in mysql.lua.
+  local SESSIONS = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+  function store.sessions(busy)
+    return sql.column(store.sql():query(SESSIONS .. " AND usename = current_user" .. (busy and " AND state = 'active'" or "")))
+  end
+  function store.transactions(waiting)
+    return sql.column(store.root():query(SESSIONS .. " AND usename = 'testuser'" ..
+      (waiting and " AND wait_event_type = 'Lock'" or " AND xact_start IS NOT NULL")))
+  end
+  function store.kill(id) (store.root() or store.sql()):query("SELECT pg_terminate_backend(%s)", id) end
+  -- `more`: so many more connections; else one.
+  function store.limit_connections(more)
+    local root = store.root()
+    root:query("ALTER ROLE testuser CONNECTION LIMIT %d",
+               root:query("SELECT COUNT(*) FROM pg_stat_activity WHERE usename = 'testuser'")[1][1] + (more or 1))
+    return function() root:query "ALTER ROLE testuser CONNECTION LIMIT -1" end
+  end
+  function store.waiting()
+    -- Waiters that have their locks and wait for a lease say so.
+    return tonumber(store.sql():query("SELECT (SELECT COUNT(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted) + " ..
+      "(SELECT COUNT(*) FROM pg_stat_activity WHERE query ~ '^/[*]hierlock1[|][0-9]+[|][0-9]+[|][sx]w[|]' AND NOT EXISTS " ..
+      "(SELECT FROM pg_locks l WHERE l.pid = pg_stat_activity.pid AND NOT l.granted))")[1][1])
+  end
+  function store.prepare()
+    if store.prepared then return end
+    store.prepared = true
+    if store.root() then postgresql.lease_tables(store.root()) end
+  end
+end
+
+return postgresql
