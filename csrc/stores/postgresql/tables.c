@@ -54,25 +54,21 @@ enum {
 };
 
 /* Missing tables are no error here. */
-#define USES(name, what)                                                                           \
-  "coalesce(has_table_privilege(to_regclass('public." name "'),'" what "'),false)"
 static const char tables_sql[] =
     "SELECT (to_regclass('public.hier_lock_leases') IS NOT NULL)::int+"
     "(to_regclass('public.hier_lock_lease_rows') IS NOT NULL)::int+"
-    "(to_regclass('public.hier_lock_gate') IS NOT NULL)::int," USES("hier_lock_leases", "SELECT") " AND " USES("hier_lock_leases", "INSERT") " AND " USES(
-        "hier_lock_leases",
-        "UPDATE") " AND " USES("hier_lock_leases",
-                               "DELETE") " AND " USES("hier_lock_lease_rows",
-                                                      "SELECT") " AND " USES("hier_lock_lease_rows",
-                                                                             "INSERT") " AND " USES("hier_lock_lease_rows",
-                                                                                                    "DELETE") " AND "
-                                                                                                              "coalesce(has_sequence_privilege(to_regclass('public.hier_lock_gate'),"
-                                                                                                              "'SELECT') AND has_sequence_privilege("
-                                                                                                              "to_regclass('public.hier_lock_gate'),'UPDATE'),false),"
-                                                                                                              "coalesce((SELECT has_schema_privilege(n.oid,'CREATE') FROM "
-                                                                                                              "pg_catalog.pg_namespace n WHERE n.nspname='public'),false),"
-                                                                                                              "(SELECT s.reset_val FROM pg_catalog.pg_settings s WHERE "
-                                                                                                              "s.name='default_transaction_read_only')";
+    "(to_regclass('public.hier_lock_gate') IS NOT NULL)::int,"
+    "(SELECT bool_and(coalesce(has_table_privilege(to_regclass(name),what),false)) FROM (VALUES "
+    "('public.hier_lock_leases','SELECT'),('public.hier_lock_leases','INSERT'),"
+    "('public.hier_lock_leases','UPDATE'),('public.hier_lock_leases','DELETE'),"
+    "('public.hier_lock_lease_rows','SELECT'),('public.hier_lock_lease_rows','INSERT'),"
+    "('public.hier_lock_lease_rows','DELETE')) needed(name,what)) AND "
+    "coalesce(has_sequence_privilege(to_regclass('public.hier_lock_gate'),'SELECT') AND "
+    "has_sequence_privilege(to_regclass('public.hier_lock_gate'),'UPDATE'),false),"
+    "coalesce((SELECT has_schema_privilege(n.oid,'CREATE') FROM pg_catalog.pg_namespace n WHERE "
+    "n.nspname='public'),false),"
+    "(SELECT s.reset_val FROM pg_catalog.pg_settings s WHERE "
+    "s.name='default_transaction_read_only')";
 
 static bool is_true(const char *value) { return value && *value == 't'; }
 
