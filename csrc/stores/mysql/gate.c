@@ -349,8 +349,8 @@ static int blocked_error(const hl_row *row, hl_error *error) {
 }
 
 /* Each turn of a wait: HL_OK when no lease is in the way, or what ends the wait. */
-static int turns(hl__mysql_session *session, const hl_request *request, lead *rung, int64_t *sent,
-                 hl_error *error) {
+static int poll_until_free(hl__mysql_session *session, const hl_request *request, lead *rung,
+                           int64_t *sent, hl_error *error) {
   int64_t pause = POLL_MIN_US;
   bool shown = false;
   for (unsigned turn = 0;; turn++) {
@@ -401,7 +401,7 @@ static int turns(hl__mysql_session *session, const hl_request *request, lead *ru
 int hl__mysql_leases_await(hl__mysql_session *session, const hl_request *request, int64_t *sent,
                            hl_error *error) {
   lead rung = {.ours = false};
-  int status = turns(session, request, &rung, sent, error);
+  int status = poll_until_free(session, request, &rung, sent, error);
   if (rung.ours && status != HL_ECONNECTION && lead_leave(session, &rung, error) != HL_OK)
     status = HL_ECONNECTION;
   if (status) return status;

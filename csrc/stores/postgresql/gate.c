@@ -318,7 +318,7 @@ static bool is_behind_update(const wait *self) {
 }
 
 /* Waits, then polls once. id: the lease for which the request has the lead, or "". */
-static int turn(wait *self, int64_t *pause, char id[40], hl_error *error) {
+static int poll_once(wait *self, int64_t *pause, char id[40], hl_error *error) {
   char numbers[32];
   const char *first = hl__pg_field(self->found, 0, ID);
   const char *alone = hl__pg_field(self->found, 0, ALONE);
@@ -354,7 +354,7 @@ static int turn(wait *self, int64_t *pause, char id[40], hl_error *error) {
 }
 
 /* Polls until no lease is in the way. Begins with self->found. */
-static int turns(wait *self, hl_error *error) {
+static int poll_until_free(wait *self, hl_error *error) {
   int64_t pause = PAUSE_FIRST_MS;
   char id[40] = "", numbers[32];
   int status = HL_OK;
@@ -366,7 +366,7 @@ static int turns(wait *self, hl_error *error) {
     else if (is_behind_update(self))
       status = HL__BEHIND_UPDATE;
     else
-      status = turn(self, &pause, id, error);
+      status = poll_once(self, &pause, id, error);
   }
   if (!*id || status == HL_ECONNECTION) return status;
   hl_error reason;
@@ -412,7 +412,7 @@ int hl__pg_leases_await(hl__pg_session *session, const hl_request *request, cons
     hl__pg_tag_waits(self.tag);
     char *later = conflicts_text(session, self.tag, request);
     self.sql = later;
-    status = later ? turns(&self, error) : hl__error_memory(error);
+    status = later ? poll_until_free(&self, error) : hl__error_memory(error);
     free(later);
     if (status == HL_OK) status = waited(session, tag, token, sent, error);
   } else if (status == HL_OK && self.sent) {
