@@ -95,6 +95,7 @@ support.each_server(function(store)
     end)
 
     it("says nobody once nobody is left, and names nobody after a wait in vain", function()
+      holders() -- else the old picture still has the lock of the test before
       assert.is_true(peer:acquire("h", "acquire", { "u1" }):result())
       local handle, err = manager:acquire({ "u1", "a1" }, { timeout = 0.05 })
       assert.same({ nil, "timeout", nil }, { handle, err.code, err.holders })
