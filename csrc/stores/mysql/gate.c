@@ -65,6 +65,17 @@ void hl__mysql_put_conflicts(hl__text *t, const hl_row *rows, size_t n) {
   hl__text_put(t, ")");
 }
 
+/* What a look has found. */
+typedef struct finding {
+  char former[33]; /* hexadecimal; goes, whether it is over or not: see hl_lease_terms */
+  bool blocked;
+  bool update;        /* one has the update row of a row for which the request gives way */
+  size_t row;         /* the first row that a lease is in the way of */
+  int64_t nearest_us; /* until the first of them ends */
+  unsigned expired_n;
+  char expired[EXPIRED_MAX][33];
+} finding;
+
 /* ------------------------------------------------------- the other connection */
 
 static int aside_take(hl__mysql_store *store, int64_t deadline, hl__mysql_session **session,
@@ -91,22 +102,22 @@ static void aside_give(hl__mysql_store *store, hl__mysql_session *session, bool 
   hl__mysql_disconnect(session);
 }
 
-/* Autocommit is on there: each is a transaction. former: hexadecimal, of hl_lease_terms, or
-   "". *gone: whether anything was deleted. */
-static int expired_delete(hl__mysql_store *store, char (*ids)[33], unsigned n, const char *former,
-                          int64_t limit, bool *gone, hl_error *error) {
+/* Autocommit is on there: each is a transaction. *gone: whether anything was deleted. */
+static int expired_delete(hl__mysql_store *store, const finding *found, int64_t limit, bool *gone,
+                          hl_error *error) {
   hl__mysql_session *aside;
   int64_t deadline = answer_by(limit);
   int status = aside_take(store, deadline, &aside, error);
   if (status) return status;
-  for (unsigned i = 0; i < n && status == HL_OK; i++) {
+  for (unsigned i = 0; i < found->expired_n && status == HL_OK; i++) {
+    const char *id = found->expired[i];
     char sql[512];
     uint64_t deleted = 0;
     int size = snprintf(sql, sizeof sql,
                         "DELETE l,r FROM %s l LEFT JOIN %s r ON r.id=l.id WHERE "
                         "l.id=0x%s%s",
-                        store->leases, store->rows, ids[i],
-                        strcmp(ids[i], former) == 0 ? "" : " AND l.till<=UTC_TIMESTAMP(6)");
+                        store->leases, store->rows, id,
+                        strcmp(id, found->former) == 0 ? "" : " AND l.till<=UTC_TIMESTAMP(6)");
     aside->patience = answer_by(limit);
     status = hl__mysql_commands(aside, sql, (size_t)size, 1, &deleted, error);
     if (deleted > 0) *gone = true;
@@ -141,16 +152,6 @@ static void gate_shut(hl__mysql_store *store, uint32_t gate, int64_t limit) {
 }
 
 /* -------------------------------------------------------------- looking */
-
-typedef struct finding {
-  char former[33]; /* goes, whether it is over or not: see hl_lease_terms */
-  bool blocked;
-  bool update;        /* one has the update row of a row for which the request gives way */
-  size_t row;         /* the first row that a lease is in the way of */
-  int64_t nearest_us; /* until the first of them ends */
-  unsigned expired_n;
-  char expired[EXPIRED_MAX][33];
-} finding;
 
 static size_t row_find(const hl_row *rows, size_t n, const char *level, const char *bucket) {
   size_t i = 0;
@@ -364,8 +365,8 @@ static int poll_until_free(hl__mysql_session *session, const hl_request *request
     if (!found.blocked) return HL_OK;
     bool gone = false;
     if (found.expired_n > 0) {
-      status = expired_delete(session->store, found.expired, found.expired_n, found.former,
-                              hl__late_answer_by(request->deadline), &gone, error);
+      status = expired_delete(session->store, &found, hl__late_answer_by(request->deadline), &gone,
+                              error);
       if (status == HL_ESTORE || status == HL_ENOMEM) return status;
     }
     if (gone) continue;

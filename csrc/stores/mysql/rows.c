@@ -73,25 +73,31 @@ static int keep_alive_begin(hl__mysql_session *session, int64_t *sent, hl_error 
 }
 
 /* What gives observers the tag of what is held again, once an extend has failed: the
-   statement, and behind it the tag; data is NULL when out of memory. */
-static hl__text held_statement(const hl__mysql_session *session) {
-  hl__text t;
-  if (hl__text_new(&t, 64 + 3 * (size_t)session->tag_size)) {
-    hl__text_put(&t, "SET @hierlock=");
-    hl__text_hex(&t, session->tag, session->tag_size);
-    memcpy(t.data + t.used, session->tag, session->tag_size);
+   statement, and behind it the tag. */
+typedef struct held {
+  hl__text statement; /* data is NULL: out of memory, or nothing is held */
+  unsigned long tag_size;
+} held;
+
+static held held_before(const hl__mysql_session *session) {
+  held self = {.tag_size = session->tag_size};
+  if (hl__text_new(&self.statement, 64 + 3 * (size_t)self.tag_size)) {
+    hl__text_put(&self.statement, "SET @hierlock=");
+    hl__text_hex(&self.statement, session->tag, self.tag_size);
+    memcpy(self.statement.data + self.statement.used, session->tag, self.tag_size);
   }
-  return t;
+  return self;
 }
 
 /* After an extend that failed: tells observers again what is held, and asks at
    once whether it still is. */
-static int extend_undo(hl__mysql_session *session, const hl__text *held, unsigned long held_size,
-                       hl_grant *grant, hl_error *error) {
-  memcpy(session->tag, held->data + held->used, held_size);
-  session->tag_size = held_size;
+static int extend_undo(hl__mysql_session *session, const held *before, hl_grant *grant,
+                       hl_error *error) {
+  const hl__text *statement = &before->statement;
+  memcpy(session->tag, statement->data + statement->used, before->tag_size);
+  session->tag_size = before->tag_size;
   int64_t sent = hl__boot_ms();
-  int status = hl__mysql_send(session, held->data, held->used, error);
+  int status = hl__mysql_send(session, statement->data, statement->used, error);
   if (status == HL_OK)
     status = hl__mysql_settle(session, hl__now_ms() + session->store->config->hold_timeout, error);
   if (status == HL_OK) grant->sent_ms = sent;
@@ -113,13 +119,13 @@ static int rollback_retracting(hl__mysql_session *session) {
 
 /* After a request that failed. Most errors leave the first rows locked. Model:
    acquire.pml, where the store said TIMEOUT. */
-static int undo(hl__mysql_session *session, const hl_request *request, const hl__text *held,
-                unsigned long held_size, int status, hl_grant *grant, hl_error *error) {
+static int undo(hl__mysql_session *session, const hl_request *request, const held *before,
+                int status, hl_grant *grant, hl_error *error) {
   if (status == HL_DEADLOCK) session->holds = false;
   if (status == HL_ECONNECTION || status == HL_DEADLOCK) return status;
   if (request->extend) {
     hl_error reason;
-    if (extend_undo(session, held, held_size, grant, &reason) != HL_ECONNECTION) return status;
+    if (extend_undo(session, before, grant, &reason) != HL_ECONNECTION) return status;
     if (error) *error = reason;
     return HL_ECONNECTION;
   }
@@ -129,27 +135,33 @@ static int undo(hl__mysql_session *session, const hl_request *request, const hl_
   return status;
 }
 
-/* All rows of a request, in as many statements as they need; *missed: those of which not all
-   are there. */
+/* What the server has answered to a request's statements. */
+typedef struct answer {
+  int64_t sent;      /* when the last statement was sent; hl__boot_ms */
+  bool untransacted; /* no transaction is open: nothing is locked */
+  hl__part missed;   /* rows of which not all are there; n is 0: none */
+} answer;
+
+/* All rows of a request, in as many statements as they need. */
 static int rows_lock(hl__mysql_session *session, const hl_request *request, hl__tail *tail,
-                     bool *untransacted, hl__part *missed, int64_t *sent, hl_error *error) {
+                     answer *said, hl_error *error) {
   int64_t gate = hl__mysql_gate(session, request);
   int status = HL_OK;
-  missed->n = 0;
-  *untransacted = false;
+  said->missed.n = 0;
+  said->untransacted = false;
   for (size_t done = 0; done < request->n && status == HL_OK;) {
-    hl__part p = {.rows = request->rows + done, .n = request->n - done, .records = tail != NULL};
+    hl__part p = {.rows = request->rows + done, .n = request->n - done, .tail = tail};
     size_t count = 0;
     if (p.n > HL__STATEMENT_ROWS_MAX) p.n = HL__STATEMENT_ROWS_MAX;
     done += p.n;
     /* Last of all: what is read sooner may be older than a lease. */
     p.gated = gate >= 0 && done == request->n;
     if (p.gated) p.gate = (uint32_t)gate;
-    *sent = hl__boot_ms();
-    status = hl__mysql_execute(session, request, &p, tail, &count, error);
+    said->sent = hl__boot_ms();
+    status = hl__mysql_execute(session, request, &p, &count, error);
     if (status == HL_OK && !session->in_transaction) {
-      *untransacted = !request->extend;
-      status = *untransacted
+      said->untransacted = !request->extend;
+      status = said->untransacted
                    ? HL_EUNSAFE_SERVER
                    : hl__error(error, HL_ECONNECTION, "the server has rolled the transaction back");
     }
@@ -157,7 +169,7 @@ static int rows_lock(hl__mysql_session *session, const hl_request *request, hl__
       atomic_store(&session->in_hand, false); /* what was held before, is */
     if (status == HL_OK && count != p.n) {
       status = HL_ENOT_PROVISIONED;
-      *missed = p;
+      said->missed = p;
     }
     if (status == HL_OK && session->read_only)
       status = hl__error(error, HL_EUNSAFE_SERVER,
@@ -168,9 +180,13 @@ static int rows_lock(hl__mysql_session *session, const hl_request *request, hl__
   return status;
 }
 
-static int missed_error(hl__mysql_session *session, const hl__part *missed, bool extend,
-                        hl_error *error) {
-  if (!extend) return missing(session, missed->rows, missed->n, error);
+/* Why nothing was locked, asked after the undo. */
+static int reason_find(hl__mysql_session *session, const hl_request *request, const answer *said,
+                       int status, hl_error *error) {
+  const hl__part *missed = &said->missed;
+  if (status == HL_EUNSAFE_SERVER && said->untransacted) return no_transaction(session, error);
+  if (status != HL_ENOT_PROVISIONED || missed->n == 0) return status;
+  if (!request->extend) return missing(session, missed->rows, missed->n, error);
   bool updates = hl__update_rows(missed->rows, missed->n) > 0;
   return hl__error(error, HL_ENOT_PROVISIONED,
                    "a bucket row is missing in table %s; run `hierlock "
@@ -192,15 +208,15 @@ static int rolled_back(hl__mysql_session *session, hl_error *error) {
    a request with update rows that has found a lease in its way begins anew: it waits with those
    only, and then takes the others. */
 static int rows_take_in_turn(hl__mysql_session *session, const hl_request *request, size_t updates,
-                             bool *untransacted, hl__part *missed, int64_t *sent, hl_error *error) {
+                             answer *said, hl_error *error) {
   hl_request part = *request;
   int status = rolled_back(session, error);
   part.n = updates;
   for (int i = 0; i < 2 && status == HL_OK; i++) {
-    status = rows_lock(session, &part, NULL, untransacted, missed, sent, error);
+    status = rows_lock(session, &part, NULL, said, error);
     if (status == HL_OK) {
       session->holds = true;
-      if (session->gate) status = hl__mysql_leases_await(session, &part, sent, error);
+      if (session->gate) status = hl__mysql_leases_await(session, &part, &said->sent, error);
     }
     part.rows += updates;
     part.n = request->n - updates;
@@ -209,53 +225,47 @@ static int rows_take_in_turn(hl__mysql_session *session, const hl_request *reque
 }
 
 /* HL_OK: the rows are the session's, and no lease is in the way. */
-static int rows_take(hl__mysql_session *session, const hl_request *request, bool *untransacted,
-                     hl__part *missed, int64_t *sent, hl_error *error) {
+static int rows_take(hl__mysql_session *session, const hl_request *request, answer *said,
+                     hl_error *error) {
   bool leaves = !request->extend && !request->try_once;
   size_t updates = leaves ? hl__update_rows(request->rows, request->n) : 0;
   hl_request looks = *request;
   if (updates > 0) looks.try_once = true;
-  int status = rows_lock(session, request, NULL, untransacted, missed, sent, error);
+  int status = rows_lock(session, request, NULL, said, error);
   if (status) return status;
   session->holds = true;
   if (!session->store->leased || !session->gate) return HL_OK;
-  status = hl__mysql_leases_await(session, &looks, sent, error);
+  status = hl__mysql_leases_await(session, &looks, &said->sent, error);
   if (status == HL_TIMEOUT && updates > 0)
-    return rows_take_in_turn(session, request, updates, untransacted, missed, sent, error);
+    return rows_take_in_turn(session, request, updates, said, error);
   return status;
 }
 
 int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request, hl_grant *grant,
                         hl_error *error) {
-  hl__part missed;
-  int64_t sent = 0;
-  bool untransacted;
-  hl__text held = {NULL, 0, 0};
-  unsigned long held_size = session->tag_size;
+  answer said = {.sent = 0};
+  held before = {.tag_size = 0};
   if (request->extend) {
-    held = held_statement(session);
-    if (!held.data) return hl__error_memory(error);
+    before = held_before(session);
+    if (!before.statement.data) return hl__error_memory(error);
   }
   if (!hl__mysql_tag_reserve(session, hl__mysql_tag_room(session, request))) {
-    free(held.data);
+    free(before.statement.data);
     return hl__error_memory(error);
   }
   hl__mysql_tag(session, request);
-  int status = rows_take(session, request, &untransacted, &missed, &sent, error);
-  if (status == HL_OK) status = keep_alive_begin(session, &sent, error);
+  int status = rows_take(session, request, &said, error);
+  if (status == HL_OK) status = keep_alive_begin(session, &said.sent, error);
   if (status == HL_OK) {
-    free(held.data);
     /* The top byte is the server's id; the lowest is left for hand-overs inside
        a process. */
     grant->token = (uint64_t)session->token << 8;
-    grant->sent_ms = sent;
-    return HL_OK;
+    grant->sent_ms = said.sent;
+  } else {
+    status = undo(session, request, &before, status, grant, error);
+    status = reason_find(session, request, &said, status, error);
   }
-  status = undo(session, request, &held, held_size, status, grant, error);
-  free(held.data);
-  if (untransacted && status == HL_EUNSAFE_SERVER) return no_transaction(session, error);
-  if (missed.n > 0 && status == HL_ENOT_PROVISIONED)
-    status = missed_error(session, &missed, request->extend, error);
+  free(before.statement.data);
   return status;
 }
 
@@ -266,18 +276,15 @@ bool hl__mysql_records_at_once(const hl__mysql_session *session, const hl_reques
 
 int hl__mysql_lock_and_record(hl__mysql_session *session, const hl_request *request, hl__tail *tail,
                               hl_grant *grant, hl_error *error) {
-  hl__part missed;
-  bool untransacted;
-  static const hl__text nothing = {NULL, 0, 0};
+  static const held nothing = {.tag_size = 0};
+  answer said = {.sent = grant->sent_ms};
   if (!hl__mysql_tag_reserve(session, hl__mysql_tag_room(session, request)))
     return hl__error_memory(error);
   hl__mysql_tag(session, request);
-  int status = rows_lock(session, request, tail, &untransacted, &missed, &grant->sent_ms, error);
+  int status = rows_lock(session, request, tail, &said, error);
+  grant->sent_ms = said.sent;
   grant->token = (uint64_t)session->token << 8;
   if (status == HL_OK) return HL_OK;
-  status = undo(session, request, &nothing, 0, status, grant, error);
-  if (untransacted && status == HL_EUNSAFE_SERVER) return no_transaction(session, error);
-  if (missed.n > 0 && status == HL_ENOT_PROVISIONED)
-    status = missed_error(session, &missed, false, error);
-  return status;
+  status = undo(session, request, &nothing, status, grant, error);
+  return reason_find(session, request, &said, status, error);
 }

@@ -97,7 +97,7 @@ static void put_union(hl__text *t, const hl__mysql_session *session, const hl__p
     if (i == 0 && p->nowait && !mariadb)
       hl__text_put(t, "/*+ MAX_EXECUTION_TIME(%d) */ ", HL__TRY_MS);
     hl__text_put(t, "%s%s FROM %s WHERE level=%d AND bucket=",
-                 i + 1 == p->n && p->records ? "@hierlock_token:=" : "",
+                 i + 1 == p->n && p->tail ? "@hierlock_token:=" : "",
                  i + 1 == p->n ? TOKEN_AND_READ_ONLY : "CAST(0 AS UNSIGNED) t,0 r", store->table,
                  hl__sql_level(p->rows[i].level));
     put_bucket(t, &p->rows[i], prepared);
@@ -108,7 +108,7 @@ static void put_union(hl__text *t, const hl__mysql_session *session, const hl__p
   if (!p->gated) return;
   hl__text_put(t, " UNION ALL (SELECT n,%d FROM %s WHERE g=", GATE, store->gate);
   put_gate(t, p, prepared);
-  if (p->records) hl__text_put(t, " %s NOWAIT", shared);
+  if (p->tail) hl__text_put(t, " %s NOWAIT", shared);
   hl__text_put(t, ")");
 }
 
@@ -328,13 +328,13 @@ static int tail_result(hl__mysql_session *session, hl__tail *tail, hl_error *err
   return HL_OK;
 }
 
-/* wait: the session's new limits, in the same trip; 0: as they are. look: asks
-   for the table's engine, too. tail: what follows, or NULL. */
+/* wait: the session's new limits, in the same trip; 0: as they are. check: asks
+   for the table's engine, too. */
 static int execute_text(hl__mysql_session *session, int64_t wait, bool check, const hl__part *p,
-                        hl__tail *tail, size_t *count, hl_error *error) {
+                        size_t *count, hl_error *error) {
   hl__text t;
   if (!hl__text_new(&t, 1024 + p->n * (200 + HL__MYSQL_NAME_MAX) + 2 * session->tag_size +
-                            (tail ? tail->text.used : 0)))
+                            (p->tail ? p->tail->text.used : 0)))
     return hl__error_memory(error);
   unsigned sets = 0;
   if (!session->begun) {
@@ -357,14 +357,14 @@ static int execute_text(hl__mysql_session *session, int64_t wait, bool check, co
     (void)hl__mysql_table_sql(session, sql, sizeof sql);
     hl__text_put(&t, ";%s", sql);
   }
-  if (tail) hl__text_put(&t, ";%s", tail->text.data);
+  if (p->tail) hl__text_put(&t, ";%s", p->tail->text.data);
   int failed = mysql_real_query(session->mysql, t.data, (unsigned long)t.used);
   free(t.data);
   if (failed) return hl__mysql_error(session, NULL, "lock rows", error);
   int status = text_result(session, sets, wait, p, count, error);
   if (status == HL_OK) session->begun = true;
   if (status == HL_OK && check) status = engine_result(session, error);
-  if (status == HL_OK && tail) status = tail_result(session, tail, error);
+  if (status == HL_OK && p->tail) status = tail_result(session, p->tail, error);
   return status;
 }
 
@@ -375,17 +375,17 @@ bool hl__mysql_check_is_due(const hl__mysql_session *session) {
 }
 
 int hl__mysql_execute(hl__mysql_session *session, const hl_request *request, hl__part *p,
-                      hl__tail *tail, size_t *count, hl_error *error) {
+                      size_t *count, hl_error *error) {
   MYSQL_STMT *statement = NULL;
   /* Connecting may have taken all the time there was: then it still tries. */
-  p->nowait = tail || request->try_once || hl__left_ms(request->deadline) == 0;
+  p->nowait = p->tail || request->try_once || hl__left_ms(request->deadline) == 0;
   /* Never early: our milliseconds are cut. */
   int64_t left = p->nowait ? HL__TRY_MS : hl__left_ms(request->deadline) + 1;
   /* A try on MySQL has a limit of its own, and MariaDB's NOWAIT only must not be
      ended by what is left of a very short wait. */
   bool same = session->wait >= left && (p->nowait || session->wait - left <= WAIT_SLACK_MS);
   if (p->nowait && session->dialect == HL_MYSQL) same = true;
-  bool text_only = !session->begun || !same || tail;
+  bool text_only = !session->begun || !same || p->tail;
   bool check = hl__mysql_check_is_due(session);
   int status = HL_OK;
   session->gate_seen = false;
@@ -395,7 +395,7 @@ int hl__mysql_execute(hl__mysql_session *session, const hl_request *request, hl_
   if (status == HL_OK && statement)
     status = execute_prepared(session, statement, p, count, error);
   else if (status == HL_OK)
-    status = execute_text(session, same ? 0 : left, check, p, tail, count, error);
+    status = execute_text(session, same ? 0 : left, check, p, count, error);
   hl__mysql_statement_end(session);
   hl__sigpipe_end(guard, status != HL_OK);
   /* Without its row nobody knows whether there are leases. */

@@ -20,15 +20,15 @@ typedef struct hl__part {
   /* In a space with leases: it reads the row `gate` of the gate's table, last of all. */
   bool gated;
   uint32_t gate;
-  /* The statement is followed by those that record a lease: it keeps the gate shared, and
-     the token in @hierlock_token. */
-  bool records;
+  /* The statements behind it record a lease, or NULL: it keeps the gate shared, and the token
+     in @hierlock_token. */
+  hl__tail *tail;
 } hl__part;
 
-/* Locks the rows of a part (at most HL__STATEMENT_ROWS_MAX) by one statement; tail: what
-   follows in the same trip, or NULL. *count: rows that came back; session->token, gate. */
+/* Locks the rows of a part (at most HL__STATEMENT_ROWS_MAX) by one statement. *count: rows that
+   came back; session->token, gate. */
 int hl__mysql_execute(hl__mysql_session *session, const hl_request *request, hl__part *p,
-                      hl__tail *tail, size_t *count, hl_error *error);
+                      size_t *count, hl_error *error);
 /* Whether the next statement asks for the table's engine, too. */
 bool hl__mysql_check_is_due(const hl__mysql_session *session);
 /* Room for the request's tag. Prepared statements know the old place: they are
