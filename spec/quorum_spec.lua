@@ -416,6 +416,21 @@ describe("a quorum", function()
     assert_code("timeout", waiting:wait(10))
   end)
 
+  it("is not granted with a part of a store that failed while others were waited for", function()
+    local manager, strangers = quorum(), {}
+    for i = 2, 3 do strangers[i] = assert(single(i):acquire(R1, { ttl = LONG })) end
+    local waiting = assert(manager:start(R1, { ttl = 0.6, timeout = 20 }))
+    support.wait_until(function() return records(1) == 1 end, "its first part")
+    fail(1)
+    support.sleep(0.7) -- the part's time is up
+    assert(strangers[2]:release { confirm = true })
+    support.sleep(support.STAYS_BLOCKED)
+    assert.is_false(waiting:done())
+    assert(strangers[3]:release { confirm = true })
+    assert.is_true(assert(waiting:wait(20)):is_held())
+    mend(1)
+  end)
+
   it("is lost when a majority has forgotten it, and the rest goes", function()
     local manager = quorum()
     local handle = assert(manager:acquire(R1, { ttl = LONG }))
@@ -476,6 +491,12 @@ describe("a quorum", function()
   end)
 
   support.on_memcached(function(store)
+    it("is granted though one store cannot be told the highest token, and another fails", function()
+      local manager = assert(open { store.dsn, "sqlite:" .. stores.directories[1], "sqlite:" .. stores.directories[2] })
+      os.execute(("mv %s %s-gone && mkdir %s"):gsub("%%s", stores.directories[2]))
+      assert(assert(manager:acquire(R1, { timeout = 1 })):release { confirm = true })
+    end)
+
     it("has tokens that grow, though a store that cannot be told the highest is of the majority", function()
       far_ahead(stores.directories[2])
       assert_tokens_grow({ store.dsn, "sqlite:" .. stores.directories[2], "sqlite:" .. stores.directories[3] }, { 3, 2, 3, 2 })
