@@ -1,6 +1,6 @@
 /*
- * connect.c - from a DSN to a logged-in connection: parameters, option files,
- * TLS. Knows nothing of locks. No message of it contains a password.
+ * connect.c - from a DSN to a logged-in connection: parameters, option files, TLS. Knows no locks.
+ * No message of it contains a password.
  */
 #include "mysql_store.h"
 
@@ -40,8 +40,8 @@ static const hl__dsn_known params[] = {
     {"table", HL__DSN_TEXT, AT(space)},
     {"connect_timeout", HL__DSN_SECONDS, AT(connect_timeout), .most = HL__DSN_DAY},
     {"my_cnf_group", HL__DSN_TEXT, AT(my_cnf_group)},
-    {"socket", .kind = HL__DSN_OTHER}, /* that one is dsn->socket */
-    /* Of Go's driver; without a meaning here. */
+    {"socket", .kind = HL__DSN_OTHER}, /* it is dsn->socket */
+    /* Go's driver has these; they have no meaning here. */
     {"parseTime", .kind = HL__DSN_OTHER},
     {"multiStatements", .kind = HL__DSN_OTHER},
     {"loc", .kind = HL__DSN_OTHER},
@@ -81,11 +81,10 @@ int hl__mysql_params(hl__mysql_store *store, hl_error *error) {
 /* ----------------------------------------------------------------- TLS */
 
 #ifdef HL_CONNECTOR_C
-/* Connector/C encrypts only when it is told to, and checks the chain when there is
-   a CA. On a server without TLS it silently goes on in plain text, unless the
-   certificate is to be verified, and as it was told to encrypt it believes that
-   it does: for caching_sha2_password it then sends the password itself. Hence
-   greeting_check and tls_check. */
+/* Connector/C encrypts only when it is told to. It checks the chain when there is a CA. On a
+   server without TLS it silently goes on in plain text, unless the certificate is to be
+   verified. Told to encrypt, it believes that it does: for caching_sha2_password it then sends
+   the password itself. Hence greeting_check and tls_check. */
 static void tls_options(const hl__mysql_store *store, MYSQL *mysql) {
   my_bool yes = 1;
   if (store->tls == HL__TLS_OFF) return;
@@ -166,26 +165,24 @@ static int socket_watch(hl__mysql_session *session, int fd) {
   return session->ticket ? HL_OK : HL_ENOMEM;
 }
 
-/* No child is born while a thread is inside of mysql_real_connect. It would get a
-   socket that nobody closes in it; and mutexes of the whole process, locked for
-   ever: Connector/C holds one while it sets TLS up, OpenSSL has its own. But
-   fork() shall not have to wait for a server that hangs, so births are allowed
-   while the library waits for the network; with Oracle's, which does not tell us
-   when, fork() waits for connect_timeout at most.
+/* No child is born while a thread is inside of mysql_real_connect. The child would get a socket
+   that no thread of it closes. The child would also get mutexes of the whole process, locked for
+   ever: Connector/C holds one while it sets TLS up, OpenSSL has its own. But fork() must not wait
+   for a server that hangs, so births are allowed while the library waits for the network. Oracle's
+   library does not tell us when; there fork() waits for connect_timeout at most.
 
-   A program that is started (posix_spawn, system) is no birth of which we hear: it
-   keeps what is not close-on-exec. Neither library makes its socket so. We do it
-   the first time that Connector/C waits, which is for the connection itself, a few
-   microseconds after it has made the socket; with Oracle's only after logging
-   in. */
+   A program that is started (posix_spawn, system) keeps each descriptor that is not
+   close-on-exec, and no handler of ours runs. The libraries do not make their sockets
+   close-on-exec. We do so the first time that Connector/C waits, a few microseconds after it has
+   made the socket; with Oracle's only after logging in. */
 #ifdef HL__BOUNDS_WAITS
-/* While a TLS handshake waits in a read, we are not asked. It ends after this, and
-   then we are; ms. */
+/* The library does not ask us while a TLS handshake waits in a read. The read ends after this
+   time, and then the library asks; ms. */
 #define BLOCKED_MS 20
 
 static _Thread_local hl__mysql_session *waiting;
 
-/* 1: ready, or broken: reading will tell. 0: not before `end`. */
+/* 1: ready, or broken, which a read will tell. 0: not before `end`. */
 static int wait_until(hl__mysql_session *session, int fd, short events, int64_t end) {
   struct pollfd p = {.fd = fd, .events = events};
   for (;;) {
@@ -203,9 +200,9 @@ static int wait_until(hl__mysql_session *session, int fd, short events, int64_t 
   }
 }
 
-/* Nothing may block elsewhere, or TLS would wait inside of OpenSSL: the socket does
-   not block, and while we bound its waits it has limits, too, as the library
-   makes it blocking again when it is connected. */
+/* The socket must not block, or TLS would wait inside of OpenSSL. The library makes the socket
+   blocking again once it is connected; so while we bound its waits the socket has time limits,
+   too. */
 static void limits_set(int fd, bool on) {
   struct timeval limit = {.tv_usec = on ? BLOCKED_MS * 1000 : 0};
   (void)fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
@@ -221,9 +218,9 @@ typedef enum greeting {
   NONSENSE
 } greeting;
 
-/* What a server says first: size (3 bytes), number, protocol, version with its NUL,
-   connection (4), challenge (8), filler, flags (2). Or an error: 0xFF, its number (2);
-   with 0xFFFF it would be a report of progress, at which Connector/C crashes here. */
+/* The server's first packet: size (3 bytes), number, protocol, version with its NUL, connection
+   (4), challenge (8), filler, flags (2). Or an error: 0xFF, its number (2). With 0xFFFF an error
+   would be a report of progress, at which Connector/C crashes here. */
 static greeting greeting_read(const unsigned char *data, size_t size) {
   if (size < 5) return INCOMPLETE;
   size_t said = 4 + (data[0] | (size_t)data[1] << 8 | (size_t)data[2] << 16);
@@ -239,9 +236,9 @@ static greeting greeting_read(const unsigned char *data, size_t size) {
   return data[flags + 1] & (CLIENT_SSL >> 8) ? WITH_TLS : WITHOUT_TLS;
 }
 
-/* A server may ask for the password as it is (mysql_clear_password, dialog), and the
-   library gives it, on a plain line, too. Not to whom we come by the network without
-   TLS. Who names other plugins in an option file (restricted-auth) means it. */
+/* A server may ask for the password in clear text (mysql_clear_password, dialog), and the
+   library gives it, on a plain line, too. We refuse that on a network connection without TLS. A
+   user that names other plugins in an option file (restricted-auth) means it. */
 static void clear_text_refuse(MYSQL *mysql) {
 #ifdef CR_PLUGIN_NOT_ALLOWED
   const char *named = NULL;
@@ -274,7 +271,7 @@ static int greeting_check(hl__mysql_session *session, int fd) {
     if (n < 1) return n;
     ssize_t read = recv(fd, data, sizeof data, MSG_PEEK | MSG_DONTWAIT);
     if (read < 0 && (errno == EAGAIN || errno == EINTR)) continue;
-    if (read <= 0) return 1; /* it has ended: the library will see */
+    if (read <= 0) return 1; /* the connection has ended: the library will see */
     found = greeting_read(data, (size_t)read);
     if (found == INCOMPLETE && (size_t)read == sizeof data) found = NONSENSE;
     if (found == NONSENSE)
@@ -293,8 +290,8 @@ static int greeting_check(hl__mysql_session *session, int fd) {
   return 1;
 }
 
-/* The library's own limits are left out: they are for each wait, and for TLS
-   it takes seconds for milliseconds. */
+/* The library's own limits are left out: they are for each wait, and for TLS the library takes
+   seconds for milliseconds. */
 static int wait_io(my_socket fd, my_bool is_read, int timeout) {
   hl__mysql_session *session = waiting;
   (void)timeout;
@@ -302,8 +299,8 @@ static int wait_io(my_socket fd, my_bool is_read, int timeout) {
   return wait_until(session, fd, is_read ? POLLIN : POLLOUT, session->patience);
 }
 
-/* Of a session without bounds: until the server ends its wait, or the keeper the
-   connection. A write never waits in fact, and there may be a mutex then. */
+/* A session without bounds waits until the server ends its wait, or the keeper ends the
+   connection. A write never waits in fact, and the caller may hold a mutex then. */
 static int wait_plain(my_socket fd, my_bool is_read, int timeout) {
   struct pollfd p = {.fd = fd, .events = is_read ? POLLIN : POLLOUT};
   int n;
@@ -316,8 +313,8 @@ static int wait_plain(my_socket fd, my_bool is_read, int timeout) {
 
 static int wait_connecting(my_socket fd, my_bool is_read, int timeout)
     HL__REQUIRES_SHARED(hl__births) {
-  /* One address that does not answer may be followed by another, whose socket gets
-     the same number: so each time. */
+  /* Each time: when one address does not answer, the library tries the next, and its socket may
+     get the same number. */
   (void)fcntl(fd, F_SETFD, FD_CLOEXEC);
   if (socket_watch(waiting, fd)) return -1;
   hl__fork_allow();
@@ -351,8 +348,8 @@ void hl__mysql_statement_end(hl__mysql_session *session) {
   waiting = NULL;
 }
 #else
-/* We are not asked when it waits: at least exit() does not wait for it, and the
-   thread does nothing more afterwards. */
+/* This library does not ask us when it waits. At least exit() does not wait for the thread,
+   which does nothing more afterwards. */
 void hl__mysql_statement_begin(hl__mysql_session *session) { hl__mysql_wait_begin(session->store); }
 
 void hl__mysql_statement_end(hl__mysql_session *session) { hl__mysql_wait_end(session->store); }
@@ -410,19 +407,19 @@ static int log_in(hl__mysql_session *session, hl_error *error) {
                          "what answers there does not greet as MySQL or "
                          "MariaDB does: it begins with \"%s\"",
                          session->stranger);
-    /* The library has closed it: its number may be another file's. */
+    /* The library has closed the socket: its number may be another file's. */
     if (session->fd >= 0) hl__fork_unwatch(session->fd, session->ticket);
     session->fd = -1;
   } else if (socket_watch(session, socket_of(session->mysql))) {
     status = hl__error_memory(error);
   } else {
-    /* A program that is started by this one would keep the connection, and so
-       the locks, of a process that has died: no atfork handler runs for it. */
+    /* A program that this one starts would keep the connection, and so the locks of a process
+       that has died: no atfork handler runs for it. */
     (void)fcntl(session->fd, F_SETFD, FD_CLOEXEC);
   }
   wait_io_set(session, false);
   hl__fork_allow();
-  hl__sigpipe_end(guard, true); /* perhaps: one of several attempts */
+  hl__sigpipe_end(guard, true); /* perhaps, in one of several attempts */
   return status;
 }
 
@@ -470,7 +467,7 @@ void hl__mysql_disconnect(hl__mysql_session *session) {
   if (session->mysql) {
     hl__sigpipe guard = hl__sigpipe_begin(session);
     mysql_close(session->mysql);
-    hl__sigpipe_end(guard, true); /* perhaps: nobody says */
+    hl__sigpipe_end(guard, true); /* perhaps: the library does not say */
   }
   /* Without their connection, statements are only memory. */
   for (size_t i = 0; i < HL__SHAPES_MAX; i++)

@@ -1,14 +1,14 @@
 /*
- * dsn.c - the DSNs of MySQL and MariaDB: URLs, and the form of Go's driver.
- * What the parameters mean is in connect.c.
+ * dsn.c - the DSNs of MySQL and MariaDB: URLs, and the form of Go's driver. connect.c knows the
+ * parameters.
  */
 #include "mysql_store.h"
 
 #include <string.h>
 
-/* [user[:password]@][tcp[(host:port)]|unix(/path)]/database[?params], taken apart
-   as github.com/go-sql-driver/mysql does: the database begins at the last '/',
-   the address at the last '@' before that, so that a password may have either. */
+/* Takes [user[:password]@][tcp[(host:port)]|unix(/path)]/database[?params] apart as
+   github.com/go-sql-driver/mysql does. The database begins at the last '/', the address at the
+   last '@' before that, so that a password may have either. */
 static int parse_go(char *text, hl_dsn *dsn, hl_error *error) {
   char *slash = strrchr(text, '/');
   if (!slash)

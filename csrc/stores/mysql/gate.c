@@ -1,19 +1,19 @@
 /*
  * gate.c - whether a lease is in the way of rows that a session has just locked.
  *
- * In a space with leases each root has a row of the gate, shared with others: 1 says that
- * there may be leases below it. Whoever records a lease holds the rows of its nodes, and
- * has the gate say 1; whoever locks one of them later reads the gate after his wait, in the
- * same statement and last of all, and with 1 looks at the records. So nobody passes a
- * lease, and where there are none looking costs nothing.
+ * In a space with leases each root shares a row of the gate with other roots: 1 says that there
+ * may be leases below them. A session that records a lease holds the rows of its nodes, and sets
+ * the gate to 1. A session that locks one of these rows later reads the gate after its wait, in
+ * the same statement and last of all; with 1 it reads the records. So no session passes a lease,
+ * and where there are no leases the gate costs nothing.
  *
- * The first in the queue looks, again and again, and keeps his place; the others sleep. Many
- * can be the first in a queue below one lease, and then one of them has the lead of that row:
- * see there. A record whose time is up is never ignored: it is deleted, if its time is still
- * up, in a transaction of another connection, for this one keeps the rows.
+ * The first waiter in the queue polls the records, and keeps its place; the others sleep. Below
+ * one lease many queues can have a first waiter; then one waiter has the lead of the leased row:
+ * see there. A waiter never ignores a record whose time is up: it deletes the record, if its time
+ * is still up, in a transaction of another connection, as its own keeps the rows.
  *
- * But a lease that is for update may want a row exclusively that such a request keeps. So
- * whoever wants that row himself gives way (HL__BEHIND_UPDATE).
+ * But the holder of an update lease may want a row exclusively that such a waiter keeps. So a
+ * waiter that wants that row exclusively, too, gives way (HL__BEHIND_UPDATE).
  */
 #include "mysql_store.h"
 
@@ -22,22 +22,22 @@
 #include <string.h>
 #include <time.h>
 
-/* Between two looks. */
+/* The pause between two polls. */
 #define POLL_MIN_US 1000
 #define POLL_MAX_US 25000
-/* A look or a deletion takes a round trip. Longer, and its server hangs. */
+/* A poll or a deletion takes a round trip. If it takes longer than this, the server hangs. */
 #define POLL_MS 1000
-/* Who waits for a lead for so long looks for himself: its owner may have been stopped. */
+/* A waiter waits this long for a lead, and then polls: the lead's owner may have been stopped. */
 #define LEAD_NET_SECONDS 15
-/* Rows of one look; more need several. */
+/* A poll asks for so many rows at once; more rows need several questions. */
 #define POLL_ROWS 256u
-/* So many ids are deleted at once. */
+/* The most ids that are deleted at once. */
 #define EXPIRED_MAX 16u
-/* Every so many times that the gate says 1 and no lease is in the way, somebody looks
-   whether it need say so. */
+/* A session that reads 1 and finds no lease in the way tries to shut the gate, one time in so
+   many. */
 #define SWEEP_PART 32u
 
-/* `limit`: when the caller is to have its answer. */
+/* `limit`: when the caller must have its answer. */
 static int64_t answer_by(int64_t limit) {
   int64_t usual = hl__now_ms() + POLL_MS;
   return usual < limit ? usual : limit;
@@ -65,13 +65,13 @@ void hl__mysql_put_conflicts(hl__text *t, const hl_row *rows, size_t n) {
   hl__text_put(t, ")");
 }
 
-/* What a look has found. */
+/* The leases that a poll has found in the way. */
 typedef struct finding {
-  char former[33]; /* hexadecimal; goes, whether it is over or not: see hl_lease_terms */
+  char former[33]; /* hexadecimal; is deleted before its end, too: see hl_lease_terms */
   bool blocked;
-  bool update;        /* one has the update row of a row for which the request gives way */
-  size_t row;         /* the first row that a lease is in the way of */
-  int64_t nearest_us; /* until the first of them ends */
+  bool update;        /* a lease has the update row of a row for which the request gives way */
+  size_t row;         /* the first row that a lease keeps */
+  int64_t nearest_us; /* until the first of these leases ends */
   unsigned expired_n;
   char expired[EXPIRED_MAX][33];
 } finding;
@@ -84,7 +84,7 @@ static int aside_take(hl__mysql_store *store, int64_t deadline, hl__mysql_sessio
   *session = store->aside;
   store->aside = NULL;
   hl__mysql_store_unlock(store);
-  if (*session && hl__mysql_readable(*session)) { /* it has ended */
+  if (*session && hl__mysql_readable(*session)) { /* the connection has ended */
     hl__mysql_disconnect(*session);
     *session = NULL;
   }
@@ -102,7 +102,7 @@ static void aside_give(hl__mysql_store *store, hl__mysql_session *session, bool 
   hl__mysql_disconnect(session);
 }
 
-/* Autocommit is on there: each is a transaction. *gone: whether anything was deleted. */
+/* Autocommit is on there: each deletion is a transaction. *gone: whether a record was deleted. */
 static int expired_delete(hl__mysql_store *store, const finding *found, int64_t limit, bool *gone,
                           hl_error *error) {
   hl__mysql_session *aside;
@@ -126,9 +126,10 @@ static int expired_delete(hl__mysql_store *store, const finding *found, int64_t 
   return status;
 }
 
-/* The gate says 1, and perhaps there are no leases any more. The first statement locks its
-   row, so that nobody records one while the second looks. Where a program's own transaction keeps
-   the row (hierlock.attach), the gate stays open: our caller holds rows, and waits for nothing. */
+/* Sets the gate to 0 if there are no leases behind it any more. The first statement locks the
+   gate's row, so that no session records a lease before the second is done. A transaction of a
+   program may keep the row (hierlock.attach); then the gate stays open: our caller holds rows,
+   and must not wait. */
 static void gate_shut(hl__mysql_store *store, uint32_t gate, int64_t limit) {
   hl__mysql_session *aside;
   uint64_t buckets = hl_layout_buckets(store->base.layout), affected[4];
@@ -225,12 +226,13 @@ static int conflicts_find(hl__mysql_session *session, const hl_request *request,
 
 /* --------------------------------------------------------------- the lead
 
-   Those who share a row that is leased exclusively stand in no queue for it. The one who has
-   its lead, a lock of a name at the server, looks; the others wait for the lead there. Who
-   gets it and finds the lease still recorded keeps it, and looks from then on; else the
-   server passes it on within the same statement, so that all are awake a moment after the
-   lease has ended, however far away they are. Who has a lead waits for no lock. The lead
-   decides nothing: who has had it, or not, looks at the records. */
+   Waiters that want to share a row which is leased exclusively stand in no queue for it. So one
+   of them has the row's lead, a lock of a name at the server, and polls; the others wait for the
+   lead there. A waiter that gets the lead and finds the lease still recorded keeps the lead, and
+   polls from then on. Otherwise the server passes the lead on within the same statement. So all
+   are awake a moment after the lease has ended, however far away they are. The owner of a lead
+   waits for no lock. The lead decides nothing: each waiter reads the records, with or without
+   having had it. */
 
 typedef struct lead {
   bool ours;
@@ -270,7 +272,7 @@ static int lead_leave(hl__mysql_session *session, lead *self, hl_error *error) {
              : hl__error(error, HL_ECONNECTION, "the server did not answer in time");
 }
 
-/* Until the lead is ours, its lease has ended, its owner has been given long enough, or the
+/* Waits until the lead is ours, its lease has ended, its owner has had LEAD_NET_SECONDS, or the
    deadline. */
 static int lead_await(hl__mysql_session *session, int64_t deadline, lead *self, hl_error *error) {
   hl__text t;
@@ -291,7 +293,7 @@ static int lead_await(hl__mysql_session *session, int64_t deadline, lead *self, 
     self->ours = said[0] == 1 && said[1] != 1;
     return HL_OK;
   }
-  /* Its end may have come just when the lead was ours. */
+  /* The statement may have ended just when the lead was ours. */
   if (status != HL_ECONNECTION && lead_leave(session, self, error)) return HL_ECONNECTION;
   if (status == HL_TIMEOUT) return HL_OK;
   if (status && error) *error = reason;
@@ -324,7 +326,7 @@ static int waiting_show(hl__mysql_session *session, bool waiting, hl_error *erro
   return status;
 }
 
-/* After a wait: that of the lease may have grown meanwhile. */
+/* Draws a token after a wait: the lease may have drawn a higher one meanwhile. */
 static int token_redraw(hl__mysql_session *session, hl_error *error) {
   static const char sql[] = "SELECT UUID_SHORT()";
   MYSQL_RES *result;
@@ -349,7 +351,7 @@ static int blocked_error(const hl_row *row, hl_error *error) {
   return HL_TIMEOUT;
 }
 
-/* Each turn of a wait: HL_OK when no lease is in the way, or what ends the wait. */
+/* Polls and sleeps by turns: HL_OK when no lease is in the way, or what ends the wait. */
 static int poll_until_free(hl__mysql_session *session, const hl_request *request, lead *rung,
                            int64_t *sent, hl_error *error) {
   int64_t pause = POLL_MIN_US;
@@ -372,7 +374,8 @@ static int poll_until_free(hl__mysql_session *session, const hl_request *request
     if (gone) continue;
     const hl_row *row = &request->rows[found.row < request->n ? found.row : 0];
     if (request->try_once) {
-      /* Refreshed, or deleted, since it was seen to be over: that can be told. */
+      /* The lease was refreshed or deleted since the poll saw that its time was up; another poll
+         can tell. */
       if (found.nearest_us == INT64_MAX && turn < 8) continue;
       return blocked_error(row, error);
     }
@@ -380,7 +383,7 @@ static int poll_until_free(hl__mysql_session *session, const hl_request *request
     if (found.update) return HL__BEHIND_UPDATE;
     if (!shown) status = waiting_show(session, true, error);
     shown = true;
-    /* The lease for which it looked is gone, and another one is in the way. */
+    /* The lease of this lead is gone, and another lease is in the way. */
     if (status == HL_OK && rung->ours && hl__row_compare(&rung->row, row) != 0)
       status = lead_leave(session, rung, error);
     if (status) return status;

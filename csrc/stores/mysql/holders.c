@@ -1,8 +1,8 @@
 /*
- * holders.c - who holds or awaits a row. Each session says so itself, in @hierlock (tag.c). On MySQL,
- * data_locks says which sessions hold which rows, programs of others included,
- * and @hierlock who they are. MariaDB lists only contended locks; there we go by
- * the transactions that are open, and by what they say of themselves.
+ * holders.c - who holds or awaits a row. Each session says so itself, in @hierlock (tag.c). On
+ * MySQL, data_locks says which sessions hold which rows, programs of others included, and
+ * @hierlock who they are. MariaDB lists only contended locks; there we go by the open
+ * transactions, and by their sessions' tags.
  *
  * Looking costs the server milliseconds: only on demand, and filtered.
  */
@@ -13,10 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 #define QUERY_MAX 16384
-/* As many rows are asked for; whoever asks for more gets those of the first. */
+/* The query asks for so many rows. A caller that asks for more gets the holders of the first. */
 #define ASKED_MAX 200
 
-/* With no rows of ours, all do. */
+/* Whether a row conflicts with the rows of the filter; without any it does. */
 static bool conflicts(const hl_row *rows, size_t n, unsigned level, uint32_t bucket, hl_mode mode) {
   if (n == 0) return true;
   for (size_t i = 0; i < n; i++)
@@ -26,12 +26,12 @@ static bool conflicts(const hl_row *rows, size_t n, unsigned level, uint32_t buc
   return false;
 }
 
-/* Whether any of the rows that a session names conflicts with ours. */
+/* Whether a row that a session names conflicts with the rows of the filter. */
 static bool rows_conflict(const hl_row *rows, size_t n, const char *named) {
   unsigned level;
   uint32_t bucket;
   char mode;
-  int used = 0; /* stays so when there is no comma */
+  int used = 0; /* stays 0 when there is no comma */
   while (sscanf(named, "%u.%" SCNu32 "%c,%n", &level, &bucket, &mode, &used) == 3 && used > 0) {
     if (conflicts(rows, n, level, bucket, mode == 's' ? HL_SHARED : HL_EXCLUSIVE)) return true;
     named += used;
@@ -42,10 +42,12 @@ static bool rows_conflict(const hl_row *rows, size_t n, const char *named) {
 
 /* ------------------------------------------------------------ looking */
 
-/* What a look for err.holders may cost the server: its caller waited in vain already. */
+/* The most time that a query for err.holders may cost the server: its caller's wait has just
+   timed out. */
 #define HASTE_MS 35
 
-/* Each query has a limit on the server: not what a short wait has left to the session. */
+/* Each query has its own limit at the server: a short wait may have left another one to the
+   session. */
 static int query_run(hl__mysql_session *session, const hl_lease_filter *filter, const char *sql,
                      MYSQL_RES **result, hl_error *error) {
   int64_t ms = filter->most ? HASTE_MS : hl__left_ms(session->patience) + 1;
@@ -70,8 +72,8 @@ static int query_run(hl__mysql_session *session, const hl_lease_filter *filter, 
   return status;
 }
 
-/* Several lists of the server, fetched by one query, and put together here: joining them costs
-   a server, which has no index on them, the product of their lengths. */
+/* Several lists of the server, fetched by one query and joined here. To join them the server,
+   which has no index on them, would need the product of their lengths. */
 typedef struct lists {
   MYSQL_RES *result;
   MYSQL_ROW *rows; /* by list and key */
@@ -125,9 +127,9 @@ static void lists_free(lists *self) {
 
 static bool is_one(const char *value) { return value && value[0] == '1'; }
 
-/* INNODB_TRX may be 100 ms old, while the variables and the sessions' commands are
-   not. So a transaction counts only if it had locked or awaited a row then, and
-   not one that has only looked, as we do here, and whose session locks by now. */
+/* INNODB_TRX may be 100 ms old; the variables and the sessions' commands are current. So a
+   transaction counts only if it had locked or awaited a row then. A transaction that had only
+   read, as ours does, may be of a session that locks by now. */
 #define TRANSACTIONS                                                                               \
   "SELECT 'T',trx_mysql_thread_id,trx_state='LOCK WAIT',trx_id,"                                   \
   "CAST(UNIX_TIMESTAMP(trx_started)*1000 AS SIGNED),@@performance_schema "                         \
@@ -137,9 +139,8 @@ static bool is_one(const char *value) { return value && value[0] == '1'; }
 
 /* ------------------------------------------------------------- MariaDB */
 
-/* Calls fn for what a session says of itself, if that conflicts. A session that executes
-   something waits for its rows, whatever it did when the list of transactions was made.
-   False: the session says nothing of our making. */
+/* Calls fn for a session's tag, if it conflicts. A session that executes a statement waits for
+   its rows, whatever the older list of transactions says. False: the tag is not of our making. */
 static bool tag_tell(char *text, bool waits, const char *id, const hl_lease_filter *filter,
                      hl_holder_fn fn, void *context) {
   hl_holder holder;
@@ -152,7 +153,7 @@ static bool tag_tell(char *text, bool waits, const char *id, const hl_lease_filt
   return true;
 }
 
-/* *tells: whether the server tells what its sessions say of themselves. */
+/* Sets *tells: whether the server shows the sessions' variables. */
 static int holders_mariadb(hl__mysql_session *session, const hl_lease_filter *filter,
                            hl_holder_fn fn, void *context, bool *tells, hl_error *error) {
   static const char sql[] =
@@ -180,8 +181,8 @@ static int holders_mariadb(hl__mysql_session *session, const hl_lease_filter *fi
 
 /* ------------------------------------------- without performance_schema */
 
-/* What a session that waits says of itself stands in its statement, as @hierlock:=0x...
-   Returns it, cut out of the statement; NULL: the statement has none, or a question mark. */
+/* A waiter's tag stands in its statement, as @hierlock:=0x... Returns the tag, cut out of the
+   statement. NULL: the statement has no tag, or a question mark. */
 static char *tag_of_statement(char *sql) {
   static const char mark[] = "@hierlock:=0x";
   char *tag = sql ? strstr(sql, mark) : NULL, *to = tag;
@@ -193,7 +194,7 @@ static char *tag_of_statement(char *sql) {
   return tag;
 }
 
-/* A transaction, and a row of it that is waited for, where there is one. */
+/* Calls fn for a transaction without a tag, and the row that it waits for, if any. */
 static void stranger_tell(MYSQL_ROW one, MYSQL_ROW process, MYSQL_ROW lock,
                           const hl_lease_filter *filter, hl_holder_fn fn, void *context) {
   int level = 0;
@@ -204,7 +205,7 @@ static void stranger_tell(MYSQL_ROW one, MYSQL_ROW process, MYSQL_ROW lock,
     holder.mode = lock[FIRST][0] == 'S' ? HL_SHARED : HL_EXCLUSIVE;
     (void)snprintf(holder.path, sizeof holder.path, "bucket (%d, %" PRIu32 ")", level, bucket);
   }
-  /* It may hold others of them. */
+  /* The transaction may hold other rows of the filter. */
   if (filter->n > 0 &&
       (!holder.mode || !conflicts(filter->rows, filter->n, (uint8_t)level, bucket, holder.mode)))
     return;
@@ -216,8 +217,8 @@ static void stranger_tell(MYSQL_ROW one, MYSQL_ROW process, MYSQL_ROW lock,
   fn(context, &holder);
 }
 
-/* Calls fn for what is to be seen: those who wait say in their statements who they are, and
-   MariaDB lists the rows that are waited for. *unseen: how many hold others. */
+/* Calls fn for all that can be seen: waiters say in their statements who they are, and MariaDB
+   lists the rows that are waited for. *unseen: how many sessions hold other rows. */
 static int holders_blind(hl__mysql_session *session, const hl_lease_filter *filter, hl_holder_fn fn,
                          void *context, size_t *unseen, hl_error *error) {
   char sql[1536], rows[512] = "";
@@ -280,15 +281,15 @@ static void mysql_sql(const hl__mysql_session *session, const hl_row *rows, size
     size += (size_t)snprintf(sql + size, QUERY_MAX - size, "%s'%d, %" PRIu64 "'",
                              i ? "," : " AND d.LOCK_DATA IN (", hl__sql_level(rows[i].level),
                              rows[i].bucket);
-  /* Of one session, the row that it waits for, if any, comes first. The last part: whether
-     the server tells anything. */
+  /* The row for which a session waits, if any, comes first of its rows. The last part tells
+     whether the server shows anything. */
   (void)snprintf(sql + size, QUERY_MAX - size,
                  "%s UNION ALL SELECT NULL,NULL,NULL,NULL,NULL,NULL,NULL,NULL,"
                  "@@performance_schema ORDER BY 4,3 DESC",
                  n ? ")" : "");
 }
 
-/* A session that does not say who it is: another program's. */
+/* A session without a tag: of another program. */
 static void stranger_read(MYSQL_ROW row, int level, uint32_t bucket, hl_mode mode,
                           hl_holder *holder) {
   memset(holder, 0, sizeof *holder);
@@ -325,7 +326,7 @@ static int holders_mysql(hl__mysql_session *session, const hl_lease_filter *filt
     bool waits = row[2] && strcmp(row[2], "WAITING") == 0;
     if (!row[5] || !hl__mysql_tag_read(row[5], &holder, &named))
       stranger_read(row, level, bucket, mode, &holder);
-    else if (is_one(row[8])) /* the row that it waits for may be none of ours */
+    else if (is_one(row[8])) /* it may wait for a row outside the filter */
       waits = true;
     holder.waiting = holder.waiting || waits;
     hl__text_take(holder.session, sizeof holder.session, id);

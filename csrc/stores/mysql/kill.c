@@ -1,14 +1,14 @@
 /*
  * kill.c - ends a wait at the server, on another connection.
  *
- * A client that goes away does not end its wait: the server looks at the socket
- * only afterwards, and the dead waiter keeps the rows that it has got. So the
- * thread that was interrupted has the server told, on another connection.
+ * A client that goes away does not end its wait: the server looks at the socket only afterwards,
+ * and the dead waiter keeps the rows that it has got. So the thread that was interrupted has
+ * another connection, the killer, tell the server.
  *
- * That one, the killer, must be there before it is needed: when a manager is
- * closed whose waits have taken all connections that the server had left, no new
- * one can be had. So it is connected with the first wait that can be cancelled,
- * and kept. One thread at a time uses it; no mutex is held meanwhile.
+ * The killer must be there before it is needed: when a manager is closed whose waits have taken
+ * all connections that the server had left, no new one can be had. So the first wait that can be
+ * cancelled connects the killer, and the store keeps it. One thread at a time uses the killer; no
+ * mutex is held meanwhile.
  */
 #include "mysql_store.h"
 
@@ -17,13 +17,13 @@
 #include <string.h>
 #include <time.h>
 
-/* Each answer of the killer gets a step, and so does connecting: a second, or where
-   connecting takes long, thrice what it took last. A new one is tried for KILL_MS, or two
-   steps. Whoever waits for his turn does so until the server ends the wait itself.
-   exit() waits for all of them, but not for much longer than KILL_MS (worker.c). */
+/* A step is the time for each answer of the killer, and for connecting it: a second, or thrice
+   what connecting took last. A new killer is tried for KILL_MS, or two steps. A thread that
+   waits for its turn does so until the server ends the wait itself. exit() waits for all these
+   threads, but not for much longer than KILL_MS (worker.c). */
 #define KILL_MS 2000
 #define KILL_STEP_MS 1000
-/* The server had no connection left: those that are being killed give some back. */
+/* The server had no connection left: the sessions that are being killed give some back. */
 #define KILL_AGAIN_NS 20000000L
 
 static bool killer_take(hl__mysql_store *store, int64_t deadline) {
@@ -55,7 +55,7 @@ static void killer_drop(hl__mysql_store *store) {
   store->killer = NULL;
 }
 
-/* By the thread that has taken it. */
+/* The calling thread has taken the killer. */
 static int killer_connect(hl__mysql_store *store, hl_error *error) {
   int64_t deadline = hl__now_ms() + killer_step(store);
   int status = hl__mysql_connect(store, deadline, &store->killer, error);
@@ -82,12 +82,11 @@ void hl__mysql_killer_prepare(hl__mysql_store *store, int64_t ms) {
   killer_give(store);
 }
 
-/* KILL of the session, if the killer is connected to the very server that gave it
-   its number; else the number may be an innocent's. A server that is started again
-   ends the killer's connection, so between looking and killing it stays the same
-   one. (Numbers of 32 bits come again after four thousand million connections in
-   one life of a server. That is not looked at.) False: the killer is of no use, as
-   it is connected to another server, or to none any more. */
+/* Kills the session, if the killer is connected to the very server that gave the session its
+   number; else the number may be an innocent's. A server that starts again ends the killer's
+   connection, so the server stays the same between the comparison and the KILL. (Numbers of 32
+   bits come again after four thousand million connections in one life of a server. We do not
+   look for that.) False: the killer is of no use; it is connected to another server, or to none. */
 static bool killer_kill(hl__mysql_store *store, const hl__mysql_session *session) {
   hl__mysql_session *killer = store->killer;
   if (strcmp(killer->server, session->server) != 0) return false;
@@ -95,7 +94,7 @@ static bool killer_kill(hl__mysql_store *store, const hl__mysql_session *session
   int n = snprintf(sql, sizeof sql, "KILL %lu", session->id);
   MYSQL_RES *none;
   killer->patience = hl__now_ms() + killer_step(store);
-  /* There may be no such connection any more: so much the better. */
+  /* The server may have no such connection any more: so much the better. */
   return hl__mysql_query(killer, sql, (size_t)n, &none, NULL) != HL_ECONNECTION;
 }
 

@@ -1,16 +1,16 @@
 /*
- * leases.c - leases in a space that has them: the operations on a record (hl_lease_ops). How
- * one is recorded is record.c's; looking for those that are in the way, gate.c's.
+ * leases.c - leases in a space that has them: the operations on a record (hl_lease_ops). record.c
+ * writes records; gate.c finds leases that are in the way.
  *
- * A lease has a row in `leases`, with its secret, its holder and its end, and rows in
- * `rows`, for what it locks. They are written while the rows of the buckets are locked,
- * and in the transaction that locks them; whoever locks one of those later sees them. The
- * operations touch the records alone. Presence decides: a refresh finds the record or does
- * not, and does not ask for the time; whoever is kept out by one whose time is up deletes it,
- * if it is still up. Both lock the row in `leases`, so one of them is first.
+ * A lease has a row in the table `leases`, with its secret, its holder and its end, and rows in
+ * the table `rows`, for the rows that it locks. The session that records a lease writes them in
+ * the transaction that locks the rows of the buckets; a session that locks one of those later sees
+ * them. The operations touch the records alone. Presence decides: a refresh finds the record or
+ * does not, and does not look at the time. A waiter that finds a record whose time is up deletes
+ * it, if its time is still up. Both lock the row in `leases`, so one of them is first.
  *
- * A revoked lease keeps its row in `leases`, for its holder, who asks why; and loses the
- * others, so that it keeps nobody out.
+ * A revoked lease keeps its row in `leases`, so that its holder can ask why, and loses its rows in
+ * `rows`, so that it keeps no waiter out.
  */
 #include "record.h"
 
@@ -21,7 +21,7 @@
 
 static hl__mysql_session *session_of(hl_session *session) { return (hl__mysql_session *)session; }
 
-/* After a plain read, which has begun a transaction. */
+/* Ends the transaction that a plain read has begun. */
 static int end(hl__mysql_session *session, int status, hl_error *error) {
   if (status == HL_ECONNECTION) return status;
   int sent = hl__mysql_rollback_send(session, NULL);
@@ -43,7 +43,7 @@ static int gone_error(const hl_lease_terms *terms, hl_error *error) {
 
 static bool is_one(const char *value) { return value && value[0] == '1'; }
 
-/* Row: whether it is revoked, by whom, why. */
+/* Row: whether the lease is revoked; the revoker; the reason. */
 static int revoked_error(MYSQL_ROW row, hl_error *error) {
   char by[64], reason[128];
   hl__text_take(by, sizeof by, row[1]);
@@ -51,8 +51,8 @@ static int revoked_error(MYSQL_ROW row, hl_error *error) {
   return hl__error_revoked(error, by, reason);
 }
 
-/* Row: revoked, by whom, why; whether it is the holder's, or, by_secret, whether the secret
-   is right; for how many us; who is the holder. */
+/* Row: whether the lease is revoked; the revoker; the reason; whether the holder fits, or,
+   by_secret, the secret; the time left, in us; the holder. */
 static int record_query(hl__mysql_session *session, const hl_lease_terms *terms, bool by_secret,
                         MYSQL_RES **result, hl_error *error) {
   hl__text t;
@@ -73,7 +73,7 @@ static int record_query(hl__mysql_session *session, const hl_lease_terms *terms,
   return status;
 }
 
-/* Whether the holder has it: HL_OK, and how long; HL_ELOST, and why not. */
+/* Whether the holder has the lease: HL_OK, and for how long; HL_ELOST, and why not. */
 static int record_judge(hl__mysql_session *session, const hl_lease_terms *terms, int64_t *left_ms,
                         hl_error *error) {
   MYSQL_RES *result;
@@ -100,7 +100,7 @@ static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t 
   return status ? status : record_judge(session, terms, left_ms, error);
 }
 
-/* It was changed by nobody: the record is not there, or not this holder's. */
+/* Says why a change has changed nothing: the record is not there, or not this holder's. */
 static int why(hl__mysql_session *session, const hl_lease_terms *terms, hl_error *error) {
   int64_t left;
   int status = record_judge(session, terms, &left, error);
@@ -128,9 +128,10 @@ static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confir
   return status;
 }
 
-/* Whoever has sent what makes the record is gone, and the server may read it still, or be at it: so it is
-   not enough to delete what is there. A record of the same id, revoked, is left behind: its INSERT
-   waits for one that is under way, and a later one fails. It is forgotten as others are. */
+/* Leaves a revoked record of the same id behind. The session that sent the recording has ended,
+   and the server may still read what it sent, or be at it; so a deletion is not enough. This
+   INSERT waits for one that is under way, and makes a later one fail. The tombstone is forgotten
+   as others are. */
 static int lease_recall(hl_session *base, const hl_lease_terms *terms, int64_t deadline,
                         hl_error *error) {
   hl__mysql_session *session = session_of(base);
@@ -157,7 +158,7 @@ static int lease_recall(hl_session *base, const hl_lease_terms *terms, int64_t d
   return status;
 }
 
-/* A SELECT's WHERE: those of the holders. The ids alone first, as the server looks these up. */
+/* A SELECT's WHERE: the holders' own records. The ids come first, as the server looks these up. */
 static void put_held(hl__text *t, const hl_lease_terms *terms, size_t n) {
   hl__text_put(t, " WHERE l.id IN ");
   for (size_t i = 0; i < n; i++) hl__mysql_put_id(t, i ? "," : "(", terms[i].id);
@@ -169,8 +170,8 @@ static void put_held(hl__text *t, const hl_lease_terms *terms, size_t n) {
   hl__text_put(t, ")) AND l.revoked=0");
 }
 
-/* Of several, those go first whose record nobody keeps locked: a program that ends does not wait until
-   each of the others has been waited for. */
+/* Deletes first the records that no other transaction keeps locked. So a program that ends does
+   not wait for each locked record before it deletes the next. */
 static int lease_drop_all(hl_session *base, const hl_lease_terms *terms, size_t n, int64_t deadline,
                           hl_error *error) {
   hl__mysql_session *session = session_of(base);
@@ -203,7 +204,7 @@ static int lease_drop_all(hl_session *base, const hl_lease_terms *terms, size_t 
 /* A row of put_rows_fit. */
 #define ROW_ROOM 40
 
-/* A SELECT: 1 where the record locks just the request's rows. */
+/* A SELECT: 1 if the record locks just the request's rows. */
 static void put_rows_fit(hl__text *t, const hl__mysql_store *store, const hl_request *request) {
   hl__text_put(t, "SELECT COUNT(*)=%zu AND SUM((r.level,r.bucket,r.x) IN (", request->n);
   for (size_t i = 0; i < request->n; i++)
@@ -213,8 +214,8 @@ static void put_rows_fit(hl__text *t, const hl__mysql_store *store, const hl_req
   hl__mysql_put_id(t, " WHERE r.id=", request->lease->id);
 }
 
-/* Which handle has it now: HL_OK, and its name in digits. HL_ELOST: why who knows the secret
-   cannot have it. */
+/* Finds the handle that has the lease now: HL_OK, and its name in digits. HL_ELOST: why the
+   importer cannot have it, though it knows the secret. */
 static int holder_find(hl__mysql_session *session, const hl_lease_terms *terms, char holder[33],
                        hl_error *error) {
   MYSQL_RES *result;
@@ -232,9 +233,9 @@ static int holder_find(hl__mysql_session *session, const hl_lease_terms *terms, 
   return status;
 }
 
-/* In one trip, from that holder alone, and only where the text fits the record; else HL__AGAIN. The first
-   statement is a plain read: a SET would lock its rows before the record, and whoever deletes a
-   record locks that first. */
+/* Takes the lease over in one trip, from that holder alone, and only if the text fits the
+   record; else HL__AGAIN. The first statement is a plain read. A SET would lock the rows of the
+   lease before its record, and a session that deletes the record locks that first. */
 static int adopt_from(hl__mysql_session *session, const hl_request *request, const char *holder,
                       int64_t deadline, hl_grant *grant, hl_error *error) {
   const hl_lease_terms *terms = request->lease;
@@ -262,13 +263,13 @@ static int adopt_from(hl__mysql_session *session, const hl_request *request, con
   return status == HL_OK && affected[1] == 0 ? HL__AGAIN : status;
 }
 
-/* A change that is carried out late, when its caller has given it up and imported again, finds
-   another holder than it names, and changes nothing. */
+/* A change that the server carries out late, after its caller has imported again, finds another
+   holder than it names, and changes nothing. */
 static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *grant,
                        hl_error *error) {
   hl__mysql_session *session = session_of(base);
   char holder[33], before[33] = "";
-  int64_t deadline = hl__late_answer_by(request->deadline); /* it waits for nobody */
+  int64_t deadline = hl__late_answer_by(request->deadline); /* an import does not wait */
   for (;;) {
     int status = hl__mysql_begin(session, deadline, error);
     if (status) return status;
@@ -278,12 +279,12 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
     if (status) return end(session, status, error);
     status = adopt_from(session, request, holder, deadline, grant, error);
     if (status != HL__AGAIN) return status;
-    memcpy(before, holder, sizeof before); /* or it has been imported since */
+    memcpy(before, holder, sizeof before); /* or another handle has imported it since */
   }
 }
 
-/* A downgrade has found nothing to change. Whether the lease is there, with another token than the downgrade
-   named: an upgrade that was not answered has given it that. */
+/* A downgrade has changed nothing. Finds out whether the lease is there with another token than
+   the downgrade named: an upgrade that was not answered gave it that token. */
 static bool token_find(hl__mysql_session *session, const hl_lease_terms *terms, uint64_t *token,
                        int64_t deadline) {
   hl__text t;
@@ -330,7 +331,8 @@ static int lease_convert(hl_session *base, const hl_request *request, hl_grant *
 
 /* ------------------------------------------------------------ many records */
 
-/* columns FROM those that match; over: also those whose time is up. NULL data: out of memory. */
+/* SELECT columns FROM the leases that match. over: also those whose time is up. data is NULL:
+   out of memory. */
 static hl__text filter_sql(const hl__mysql_store *store, const hl_lease_filter *filter,
                            const char *columns, bool over) {
   hl__text t;
@@ -401,9 +403,9 @@ static int lease_list(hl_session *base, const hl_lease_filter *filter, hl_holder
   return end(session, status, error);
 }
 
-/* One of those that were found, unless it was released or deleted since. Not only before its
-   time is up: it may be refreshed, as long as the record is there. Its turn, which no refresh needs
-   any more, says which call has ended it. */
+/* Revokes a lease, unless it was released or deleted since the filter found it. Also when its
+   time is up: as long as the record is there, its holder may refresh it. The record's turn,
+   which no refresh needs any more, keeps the number of the call that has ended it. */
 static int revoke_one(hl__mysql_session *session, const char *id, const hl_lease_filter *filter,
                       int64_t deadline, uint64_t *count, hl_error *error) {
   const hl__mysql_store *store = session->store;
@@ -426,7 +428,7 @@ static int revoke_one(hl__mysql_session *session, const char *id, const hl_lease
   return status;
 }
 
-/* How many that call has ended, those of an earlier try included. */
+/* Counts the leases that the call has ended, in an earlier try, too. */
 static int revoked_count(hl__mysql_session *session, const hl_lease_filter *filter,
                          int64_t deadline, uint64_t *count, hl_error *error) {
   char sql[256];

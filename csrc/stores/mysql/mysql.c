@@ -1,7 +1,6 @@
 /*
- * mysql.c - the store's operations: the life of a session between lock and
- * ROLLBACK. What is sent to lock rows is in statement.c, how it is sent in
- * wire.c.
+ * mysql.c - the store's operations: the life of a session between lock and ROLLBACK. statement.c
+ * has the text that locks rows, wire.c sends it.
  */
 #include "mysql_store.h"
 
@@ -10,16 +9,15 @@
 
 /* ---------------------------------------------------------- operations */
 
-/* For the answer to the last release, before the rows of the next request can be
-   asked for. */
+/* The time for the answer to the last release, before the next request. */
 #define SETTLE_MS 1000
-/* The same for a look at the holders: a caller that has just waited in vain waits no
-   longer for a server that hangs. */
+/* The time for that answer before a query for the holders: a caller whose wait has just timed
+   out waits no longer for a server that hangs. */
 #define QUERY_SETTLE_MS 250
 
 static hl__mysql_session *session_of(hl_session *session) { return (hl__mysql_session *)session; }
 
-/* The library sets SIGPIPE to be ignored: the host may have other wishes. */
+/* The library sets SIGPIPE to be ignored; the host program may have other wishes. */
 static void library_init(void) {
   struct sigaction before;
   bool known = sigaction(SIGPIPE, NULL, &before) == 0;
@@ -46,8 +44,8 @@ static void store_free(hl__mysql_store *store) {
   free(store);
 }
 
-/* Unchecked, as store_close and store_open: nobody else has the store. A thread of
-   the parent's may have been at the killer, or at the mutex: neither is touched. */
+/* Unchecked, as are store_close and store_open: no other thread has the store. A thread of the
+   parent may have been at the killer, or at the mutex: we touch neither. */
 HL__UNCHECKED static void store_forget(hl_store *base) {
   hl__mysql_store *store = (hl__mysql_store *)base;
   if (store->spare) session_forget(&store->spare->base);
@@ -96,7 +94,7 @@ static int session_open(hl_store *base, int64_t deadline, hl_session **result, h
   hl__mysql_session *session = store->spare;
   store->spare = NULL;
   hl__mysql_store_unlock(store);
-  if (session && hl__mysql_readable(session)) { /* it has ended meanwhile */
+  if (session && hl__mysql_readable(session)) { /* the connection has ended meanwhile */
     hl__mysql_disconnect(session);
     session = NULL;
   }
@@ -110,8 +108,8 @@ static void session_close(hl_session *session) { hl__mysql_disconnect(session_of
 
 /* ------------------------------------------------------- a session */
 
-/* For the answer to the last release: at most half of the time that there is, the rest is for another
-   connection. */
+/* For the answer to the last release: at most half of the time that is left. The rest is for
+   another connection. */
 static int64_t patience_ms(const hl_request *request) {
   int64_t half = hl__left_ms(hl__late_answer_by(request->deadline)) / 2;
   return hl__now_ms() + (half < SETTLE_MS ? half : SETTLE_MS);
@@ -119,19 +117,20 @@ static int64_t patience_ms(const hl_request *request) {
 
 static int take(hl_session *base, const hl_request *request, hl_grant *grant, hl_error *error) {
   hl__mysql_session *session = session_of(base);
-  /* Not while rows are held: their lease runs. */
+  /* Not while rows are held: their session must be renewed in time. */
   if (request->cancellable && !request->try_once && !request->extend)
     hl__mysql_killer_prepare(session->store, hl__left_ms(request->deadline));
-  /* The answer to the last release must be read first. Without it nothing was asked
-     for: that is no timeout, and on another connection it may go on. */
+  /* Reads the answer to the last release first. Without it we have asked for nothing: that is no
+     timeout, and the core may go on with another connection. */
   int status = hl__mysql_settle(session, patience_ms(request), error);
   if (status == HL_TIMEOUT)
     status = hl__error(error, HL_ECONNECTION, "the server has not answered the last release");
   while (status == HL_OK) {
     status = request->lease ? hl__mysql_lease_take(session, request, grant, error)
                             : hl__mysql_lock_rows(session, request, grant, error);
-    /* One that upgrades its lock does not pass us, who wait for it: MariaDB, and MySQL before 8.0.41,
-       have us give way. Nothing is held: so we come back behind it. */
+    /* A holder that upgrades its lock would stand behind our waiting request: MariaDB, and MySQL
+       before 8.0.41, have us give way. Nothing is held, so we ask again, and stand behind the
+       upgrade. */
     if (status != HL_DEADLOCK || request->extend || request->try_once ||
         hl__left_ms(request->deadline) == 0)
       break;
@@ -164,17 +163,17 @@ static int settle(hl_session *session, int64_t deadline, hl_error *error) {
   return hl__mysql_settle(session_of(session), deadline, error);
 }
 
-/* A server that ends a connection writes to it or closes it; nothing else makes
-   it readable while no answer is awaited. */
+/* A server that ends a connection writes to it or closes it. Nothing else makes the socket
+   readable while no answer is awaited. */
 static int session_check(hl_session *base, hl_error *error) {
   hl__mysql_session *session = session_of(base);
   if (session->outstanding || !hl__mysql_readable(session)) return HL_OK;
   return hl__mysql_gone(error);
 }
 
-/* The socket has something to read, or its end, or the thread that waits for that has
-   it in hand. The library may have closed the descriptor meanwhile: then this looks
-   at nothing, or at a stranger's, but that thread has its end in hand. */
+/* True: the socket has something to read, or its end, or the thread that waits for that is at
+   it. If the library has closed the descriptor meanwhile, this looks at nothing, or at another
+   file; but then in_hand is set. */
 static bool told(hl_session *base) {
   const hl__mysql_session *session = session_of(base);
   return atomic_load(&session->in_hand) || hl__mysql_readable(session);
@@ -182,8 +181,8 @@ static bool told(hl_session *base) {
 
 static void interrupt(hl_session *base) {
   hl__mysql_session *session = session_of(base);
-  /* Once: the library closes the socket when it notices, and the number may be
-     that of the connection on which its wait is being killed. */
+  /* Once only. The library closes the socket when it notices, and the number may then be that of
+     the killer's connection. */
   if (atomic_exchange(&session->interrupted, true)) return;
   if (hl__fork_watches(session->fd, session->ticket)) (void)shutdown(session->fd, SHUT_RDWR);
 }
@@ -197,15 +196,15 @@ static int holders(hl_session *base, const hl_lease_filter *filter, hl_holder_fn
   session->patience = deadline;
   status = hl__mysql_holders(session, filter, fn, context, error);
   if (status != HL_ECONNECTION) {
-    /* Looking, too, began a transaction. */
+    /* The query, too, began a transaction. */
     int sent = hl__mysql_rollback_send(session, NULL);
     if (sent && status == HL_OK) status = hl__mysql_gone(error);
   }
   return status;
 }
 
-/* What OpenSSL keeps for a thread would be freed when that has ended, and by then exit()
-   may be taking the library apart. */
+/* OpenSSL would free a thread's data when the thread has ended, and by then exit() may be taking
+   the library apart. */
 static void thread_end(void) {
   mysql_thread_end();
   if (OPENSSL_thread_stop) OPENSSL_thread_stop();

@@ -1,9 +1,9 @@
 /*
  * record.c - one record: written in the transaction that locks the lease's rows, refreshed,
- * converted and deleted; and what those who work with records share.
+ * converted and deleted; and helpers of the files that work with records.
  *
- * Times are the server's, UTC_TIMESTAMP(6): of the beginning of a statement that does not
- * wait for those whom it keeps out. What locks and waits is another statement.
+ * Times are the server's, UTC_TIMESTAMP(6): the beginning of the statement. So such a statement
+ * must not wait for holders that it keeps out; another statement locks and waits.
  */
 #include "record.h"
 #include "statement.h"
@@ -14,9 +14,9 @@
 
 #define RECORD_WAIT_MS 1000 /* HL__RECORD_LIMIT's */
 #define RECORD_MS 10000
-/* A recording that the server has undone because of a deadlock is tried so often. */
+/* The most tries of a recording that the server undoes because of a deadlock. */
 #define TRIES_MAX 4
-/* A lease that is revoked, or that has been over for so long, is forgotten by and by. */
+/* A record is forgotten, by and by, once its time has been up for so long, revoked or not. */
 #define FORGET_HOURS 1
 #define FORGET_AT_ONCE 50
 #define FORGET_PART 256u
@@ -80,7 +80,8 @@ static void put_lease_columns(hl__text *t, const hl__mysql_store *store) {
                store->leases);
 }
 
-/* token: SQL. mode: 1 when it is not exclusive; with an update row: for update. */
+/* token: SQL. The column mode is 1 when the lease is not exclusive; update rows make it an
+   update lease. */
 static void put_lease_values(hl__text *t, const hl__mysql_store *store, const hl_request *request,
                              const char *token) {
   const hl_lease_terms *terms = request->lease;
@@ -106,7 +107,7 @@ static void put_lease_values(hl__text *t, const hl__mysql_store *store, const hl
   hl__text_put(t, ",%lld,0", (long long)config->pid);
 }
 
-/* " WHERE g IN (...)": the roots' gates. */
+/* " WHERE g IN (...)": the gates of the roots. */
 static void put_gates(hl__text *t, const hl__mysql_store *store, const hl_request *request) {
   uint64_t buckets = hl_layout_buckets(store->base.layout);
   int64_t before = -1;
@@ -120,9 +121,9 @@ static void put_gates(hl__text *t, const hl__mysql_store *store, const hl_reques
   hl__text_put(t, ")");
 }
 
-/* Two statements. The first one takes the gate's row for this transaction: nobody shuts it
-   before the commit, and two that record do not wait for each other in a circle, for
-   behind it they wait for nobody. It alone can be given an end to the millisecond. */
+/* Two statements. The first takes the gates' rows for this transaction, so that no session shuts
+   a gate before the commit. Two recorders do not wait for each other in a circle either: behind
+   the gates they wait for no other. Only this statement can have a limit to the millisecond. */
 static void put_gates_open(hl__text *t, const hl__mysql_session *session,
                            const hl_request *request) {
   const hl__mysql_store *store = session->store;
@@ -135,7 +136,7 @@ static void put_gates_open(hl__text *t, const hl__mysql_session *session,
     hl__text_put(t, "SELECT /*+ MAX_EXECUTION_TIME(%lld) */ ", ms);
   hl__text_put(t, "COUNT(*) INTO @hierlock_gates FROM %s", store->gate);
   put_gates(t, store, request);
-  /* For those who come behind us. */
+  /* The gate tells later lockers to look for leases. */
   hl__text_put(t, " FOR UPDATE;UPDATE %s SET n=1", store->gate);
   put_gates(t, store, request);
 }
@@ -147,7 +148,7 @@ static void put_record(hl__text *t, const hl__mysql_session *session, const hl_r
   char number[24];
   (void)snprintf(number, sizeof number, "%llu", (unsigned long long)token);
   if (hl__is_presence(request->lease->id))
-    hl__text_put(t, "DO 0;DO 0"); /* its row is behind no gate */
+    hl__text_put(t, "DO 0;DO 0"); /* a presence has no gate */
   else
     put_gates_open(t, session, request);
   hl__text_put(t, ";");
@@ -163,8 +164,9 @@ static void put_record(hl__text *t, const hl__mysql_session *session, const hl_r
   }
 }
 
-/* The same behind a lock statement, in one trip with it: only where its last row has given a
-   token, the gate says 1 already, and no lease is in the way. */
+/* Three statements that record behind a lock statement, in one trip with it. Nothing is recorded
+   unless the lock statement's last row gave a token, the gate says 1 already, and no lease is in
+   the way. */
 static void put_record_at_once(hl__text *t, const hl__mysql_store *store, const hl_request *request,
                                uint32_t gate) {
   put_lease_columns(t, store);
@@ -221,8 +223,8 @@ int hl__mysql_record_refresh(hl__mysql_session *session, const hl_lease_terms *t
   return status;
 }
 
-/* The record of one that was not granted, should it be there. The session holds nothing
-   afterwards. */
+/* Deletes the record of a lease that was not granted, should it be there. The session holds
+   nothing afterwards. */
 static void recall(hl__mysql_session *session, const hl_lease_terms *terms) {
   uint64_t deleted;
   session->holds = false;
@@ -231,7 +233,7 @@ static void recall(hl__mysql_session *session, const hl_lease_terms *terms) {
     (void)hl__mysql_record_delete(session, terms, true, &deleted, NULL);
 }
 
-/* Once. The session's limits are unknown afterwards. */
+/* Tries once. The session's limits are unknown afterwards. */
 static int record_try(hl__mysql_session *session, const hl_request *request, bool kept,
                       hl_grant *grant, hl_error *error) {
   hl__text t;
@@ -242,7 +244,7 @@ static int record_try(hl__mysql_session *session, const hl_request *request, boo
   hl__text_put(&t, ";COMMIT");
   session->patience = hl__now_ms() + RECORD_MS;
   if (kept && request->deadline < session->patience)
-    session->patience = request->deadline; /* else the keeper ends it */
+    session->patience = request->deadline; /* else the keeper would end it */
   grant->sent_ms = hl__boot_ms();
   int status = hl__mysql_commands(session, t.data, t.used, kept ? 7 : 6, affected, error);
   session->wait = 0;
@@ -250,7 +252,7 @@ static int record_try(hl__mysql_session *session, const hl_request *request, boo
   return status;
 }
 
-/* To what the transaction was before it was tried. */
+/* Brings the transaction back to its state before the try. */
 static int record_undo(hl__mysql_session *session, int status, hl_error *error) {
   static const char back[] = "ROLLBACK TO SAVEPOINT hierlock";
   uint64_t none;
@@ -274,13 +276,13 @@ int hl__mysql_record(hl__mysql_session *session, const hl_request *request, bool
     if (status == HL_ECONNECTION) return status;
     grant->sent_ms = 0;
     if (!kept) recall(session, request->lease);
-    /* Without its rows it begins anew, as the caller does. */
+    /* Without the rows the caller begins anew. */
     if (!kept || status != HL_TIMEOUT || hl__left_ms(request->deadline) < RECORD_WAIT_MS)
       return status;
   }
 }
 
-/* In the trip that locks the rows. HL_OK: see tail->recorded. */
+/* Records in the trip that locks the rows. HL_OK: see tail->recorded. */
 static int take_at_once(hl__mysql_session *session, const hl_request *request, hl__tail *tail,
                         hl_grant *grant, hl_error *error) {
   if (!record_room(&tail->text, request)) return hl__error_memory(error);
@@ -291,8 +293,8 @@ static int take_at_once(hl__mysql_session *session, const hl_request *request, h
   free(tail->text.data);
   if (status == HL_ECONNECTION) return status; /* grant->sent_ms: it may be there */
   if (status && tail->begun) {
-    /* A row was missing, or the server is read-only, and the lease locks nothing. Or
-       something went wrong with the COMMIT. */
+    /* A row was missing, or the server is read-only, and the lease locks nothing; or the COMMIT
+       failed. */
     uint64_t deleted;
     if (hl__mysql_begin(session, hl__now_ms() + HL__SETTLE_MS, NULL) == HL_OK)
       (void)hl__mysql_record_delete(session, request->lease, true, &deleted, NULL);
@@ -315,7 +317,7 @@ static int take_in_steps(hl__mysql_session *session, const hl_request *request, 
   }
 }
 
-/* Those that nobody will ask for: whose time has been up for long, and tombstones. */
+/* Deletes records that no holder will ask for: their time has been up for long. Tombstones, too. */
 static void forget_some(hl__mysql_session *session) {
   const hl__mysql_store *store = session->store;
   MYSQL_RES *result = NULL;
@@ -346,20 +348,21 @@ int hl__mysql_lease_take(hl__mysql_session *session, const hl_request *request, 
   hl__tail tail = {.recorded = false};
   int status = HL_OK;
   int64_t again = hl__deadline(hl__late_answer_by(request->deadline), -HL__TRY_MS);
-  if (hl__is_presence(request->lease->id)) { /* the table has no such row */
+  if (hl__is_presence(request->lease->id)) { /* a presence locks no row of the table */
     status = hl__mysql_begin(session, hl__now_ms() + HL__SETTLE_MS, error);
     return status ? status : hl__mysql_record(session, request, false, grant, error);
   }
   if (hl__mysql_records_at_once(session, request))
     status = take_at_once(session, request, &tail, grant, error);
-  /* It does not wait for the gate either, which somebody may have for a moment. What an
-     administrator has locked, for longer, takes all of a try's time. */
+  /* The try at once does not wait for the gate either, which another recorder may have for a
+     moment. A lock that an administrator holds for longer takes all of the try's time. */
   if (status && (status != HL_TIMEOUT || hl__left_ms(again) == 0)) return status;
   if (!tail.recorded) status = take_in_steps(session, request, grant, error);
   if (status) return status;
   session->clock++;
   if (session->clock % FORGET_PART == 0) forget_some(session);
-  /* The answer took long, and its end counts from when it was sent. */
+  /* The answer took long, and the holder counts the ttl from when the request was sent:
+     refreshes the lease. */
   if (hl__boot_ms() - grant->sent_ms > request->lease->ttl / 4) {
     int64_t sent;
     uint64_t changed;
@@ -374,8 +377,8 @@ int hl__mysql_lease_take(hl__mysql_session *session, const hl_request *request, 
 
 /* ----------------------------------------------------- rows in another mode */
 
-/* One statement: others see the record as it was, or as it is then. *changed: 0 when it is not
-   there, or was so already. Commits. */
+/* Converts by one statement: other sessions see the record as before or as after. *changed is 0
+   when there is no such record, or it had that mode. Commits. */
 static int record_convert(hl__mysql_session *session, const hl_request *request, uint64_t token,
                           uint64_t *changed, hl_error *error) {
   const hl__mysql_store *store = session->store;
@@ -387,7 +390,7 @@ static int record_convert(hl__mysql_session *session, const hl_request *request,
                store->leases, store->rows, !request->upgrade, request->upgrade);
   if (request->upgrade) hl__text_put(&t, ",l.token=%llu", (unsigned long long)token);
   hl__mysql_put_id(&t, " WHERE l.id=", request->lease->id);
-  /* Read late, behind an upgrade, it changes nothing. */
+  /* A downgrade that the server reads late, behind an upgrade, changes nothing. */
   if (!request->upgrade)
     hl__text_put(&t, " AND l.token DIV 256=%llu", (unsigned long long)(token >> 8));
   hl__mysql_put_id(&t, " AND l.holder=", request->lease->holder);
@@ -402,8 +405,8 @@ static int record_convert(hl__mysql_session *session, const hl_request *request,
   return status;
 }
 
-/* The rows as anybody else would take them whom this lease does not concern, so it stands in their
-   queue. Then nobody else is there, in a session or by a lease. */
+/* Takes the rows as a session that this lease does not keep out: it stands in their queue. Once
+   it has them, no other session and no other lease has any of them. */
 static int upgrade_lock(hl__mysql_session *session, const hl_request *request, hl_grant *grant,
                         hl_error *error) {
   hl_request own = *request;
@@ -425,7 +428,7 @@ int hl__mysql_record_convert(hl__mysql_session *session, const hl_request *reque
     if (locked) status = record_convert(session, request, held.token, changed, error);
     if (locked && status != HL_ECONNECTION) session->holds = false;
     grant->token = held.token;
-    /* Somebody else is at the record, for a moment; or the server has ended a circle. */
+    /* Another program is at the record, for a moment; or the server has ended a circle. */
     bool again = status == HL_DEADLOCK || (locked && status == HL_TIMEOUT);
     if (!again) return status;
     if (request->try_once || hl__left_ms(request->deadline) == 0)

@@ -1,6 +1,6 @@
 /*
- * rows.c - locking all rows of a request, or none: the statements that it takes, what their
- * answers mean, what is undone when it fails, and waiting behind leases.
+ * rows.c - locks all rows of a request, or none: sends the statements, judges their answers,
+ * undoes a failed request, and waits behind leases.
  */
 #include "statement.h"
 
@@ -9,8 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Names the first row that is missing. Best effort: the rows are no longer
-   locked. */
+/* Names the first missing row, if it can: the rows are no longer locked. */
 static int missing(hl__mysql_session *session, const hl_row *rows, size_t n, hl_error *error) {
   const char *table = session->store->table;
   (void)hl__error(error, HL_ENOT_PROVISIONED,
@@ -43,8 +42,8 @@ static int missing(hl__mysql_session *session, const hl_row *rows, size_t n, hl_
   return HL_ENOT_PROVISIONED;
 }
 
-/* The server granted, but says that no transaction is open: nothing is locked.
-   Says which engine the table is of, where it can be seen. */
+/* The server granted, but says that no transaction is open: nothing is locked. Names the table's
+   engine, where the server shows it. */
 static int no_transaction(hl__mysql_session *session, hl_error *error) {
   int status = HL_OK;
   if (error && hl__mysql_settle(session, hl__now_ms() + 1000, NULL) == HL_OK) {
@@ -59,9 +58,9 @@ static int no_transaction(hl__mysql_session *session, hl_error *error) {
                    session->store->table);
 }
 
-/* The server's lease began when it answered, which we know only to lie after the
-   request was sent. After a long wait that is too long ago to be of use: then a
-   sign of life tells a later time. Model: lease.pml, BEGINNING. */
+/* The server counts its silence (wait_timeout) from its answer, of which we know only that it
+   came after the request was sent. After a long wait that moment is too long ago to be of use;
+   so a sign of life gives a later one. Model: lease.pml, BEGINNING. */
 static int keep_alive_begin(hl__mysql_session *session, int64_t *sent, hl_error *error) {
   int64_t hold_timeout = session->store->config->hold_timeout;
   if (hl__boot_ms() - *sent < hold_timeout / 4) return HL_OK;
@@ -72,8 +71,8 @@ static int keep_alive_begin(hl__mysql_session *session, int64_t *sent, hl_error 
              : status;
 }
 
-/* What gives observers the tag of what is held again, once an extend has failed: the
-   statement, and behind it the tag. */
+/* The statement that shows observers again what is held, once an extend has failed; behind it
+   stands the tag. */
 typedef struct held {
   hl__text statement; /* data is NULL: out of memory, or nothing is held */
   unsigned long tag_size;
@@ -89,8 +88,8 @@ static held held_before(const hl__mysql_session *session) {
   return self;
 }
 
-/* After an extend that failed: tells observers again what is held, and asks at
-   once whether it still is. */
+/* Undoes a failed extend: shows observers again what is held, and asks at once whether it still
+   is. */
 static int extend_undo(hl__mysql_session *session, const held *before, hl_grant *grant,
                        hl_error *error) {
   const hl__text *statement = &before->statement;
@@ -104,10 +103,9 @@ static int extend_undo(hl__mysql_session *session, const held *before, hl_grant 
   return status == HL_TIMEOUT ? HL_ECONNECTION : status;
 }
 
-/* MariaDB shows open transactions as they were up to 100 ms ago. Takes the tag
-   back with the rows, or those who look now would be told that this session
-   holds what it has just waited for in vain. Waits for the answer, as the next
-   to look is most often the caller, on another connection. */
+/* MariaDB shows open transactions as they were up to 100 ms ago. So this takes the tag back with
+   the rows; else observers would see this session as the holder of rows that it was not granted.
+   We wait for the answer, as the next to look is most often the caller, on another connection. */
 #define RETRACT_MS 100
 static int rollback_retracting(hl__mysql_session *session) {
   static const char sql[] = "BEGIN NOT ATOMIC SET @hierlock=NULL; ROLLBACK; END";
@@ -117,8 +115,8 @@ static int rollback_retracting(hl__mysql_session *session) {
   return status == HL_TIMEOUT ? HL_OK : status;
 }
 
-/* After a request that failed. Most errors leave the first rows locked. Model:
-   acquire.pml, where the store said TIMEOUT. */
+/* Undoes a failed request. Most errors leave the first rows locked. Model: acquire.pml, where
+   the store said TIMEOUT. */
 static int undo(hl__mysql_session *session, const hl_request *request, const held *before,
                 int status, hl_grant *grant, hl_error *error) {
   if (status == HL_DEADLOCK) session->holds = false;
@@ -135,14 +133,14 @@ static int undo(hl__mysql_session *session, const hl_request *request, const hel
   return status;
 }
 
-/* What the server has answered to a request's statements. */
+/* The server's answers to the statements of a request. */
 typedef struct answer {
   int64_t sent;      /* when the last statement was sent; hl__boot_ms */
   bool untransacted; /* no transaction is open: nothing is locked */
-  hl__part missed;   /* rows of which not all are there; n is 0: none */
+  hl__part missed;   /* not all of these rows are there; n is 0: none */
 } answer;
 
-/* All rows of a request, in as many statements as they need. */
+/* Locks all rows of a request, in as many statements as they need. */
 static int rows_lock(hl__mysql_session *session, const hl_request *request, hl__tail *tail,
                      answer *said, hl_error *error) {
   int64_t gate = hl__mysql_gate(session, request);
@@ -154,7 +152,7 @@ static int rows_lock(hl__mysql_session *session, const hl_request *request, hl__
     size_t count = 0;
     if (p.n > HL__STATEMENT_ROWS_MAX) p.n = HL__STATEMENT_ROWS_MAX;
     done += p.n;
-    /* Last of all: what is read sooner may be older than a lease. */
+    /* The gate comes last of all: a gate that is read sooner may be older than a lease. */
     p.gated = gate >= 0 && done == request->n;
     if (p.gated) p.gate = (uint32_t)gate;
     said->sent = hl__boot_ms();
@@ -166,7 +164,7 @@ static int rows_lock(hl__mysql_session *session, const hl_request *request, hl__
                    : hl__error(error, HL_ECONNECTION, "the server has rolled the transaction back");
     }
     if (status != HL_DEADLOCK && status != HL_ECONNECTION)
-      atomic_store(&session->in_hand, false); /* what was held before, is */
+      atomic_store(&session->in_hand, false); /* the session still holds what it held before */
     if (status == HL_OK && count != p.n) {
       status = HL_ENOT_PROVISIONED;
       said->missed = p;
@@ -176,11 +174,11 @@ static int rows_lock(hl__mysql_session *session, const hl_request *request, hl__
                          "the server has become read-only: locks there "
                          "protect nothing; connect to the primary");
   }
-  if (gate < 0) session->gate = true; /* nobody has asked */
+  if (gate < 0) session->gate = true; /* no statement has read it */
   return status;
 }
 
-/* Why nothing was locked, asked after the undo. */
+/* Finds out, after the undo, why nothing was locked. */
 static int reason_find(hl__mysql_session *session, const hl_request *request, const answer *said,
                        int status, hl_error *error) {
   const hl__part *missed = &said->missed;
@@ -204,9 +202,9 @@ static int rolled_back(hl__mysql_session *session, hl_error *error) {
              : status;
 }
 
-/* Whoever waits for a lease keeps his rows, and a lease that is for update may want one of them. So
-   a request with update rows that has found a lease in its way begins anew: it waits with those
-   only, and then takes the others. */
+/* A waiter behind a lease keeps its rows, and the holder of an update lease may want one of
+   them. So a request with update rows that finds a lease in its way begins anew: it waits with
+   its update rows only, and then takes the others. */
 static int rows_take_in_turn(hl__mysql_session *session, const hl_request *request, size_t updates,
                              answer *said, hl_error *error) {
   hl_request part = *request;
@@ -224,7 +222,7 @@ static int rows_take_in_turn(hl__mysql_session *session, const hl_request *reque
   return status;
 }
 
-/* HL_OK: the rows are the session's, and no lease is in the way. */
+/* HL_OK: the session holds the rows, and no lease is in the way. */
 static int rows_take(hl__mysql_session *session, const hl_request *request, answer *said,
                      hl_error *error) {
   bool leaves = !request->extend && !request->try_once;
@@ -257,8 +255,7 @@ int hl__mysql_lock_rows(hl__mysql_session *session, const hl_request *request, h
   int status = rows_take(session, request, &said, error);
   if (status == HL_OK) status = keep_alive_begin(session, &said.sent, error);
   if (status == HL_OK) {
-    /* The top byte is the server's id; the lowest is left for hand-overs inside
-       a process. */
+    /* The top byte is the server's id. The lowest is left for hand-overs inside a process. */
     grant->token = (uint64_t)session->token << 8;
     grant->sent_ms = said.sent;
   } else {

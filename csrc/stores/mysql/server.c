@@ -1,8 +1,8 @@
 /*
- * server.c - does this server exclude, and is its table the right one? A lock on
- * a replica, in a multi-primary cluster or on a table of another engine succeeds
- * and protects nothing; so it is refused here, on every new connection: after a
- * fail-over the next one may lead to another server.
+ * server.c - does this server exclude, and is its table the right one? A lock on a replica, in a
+ * multi-primary cluster or on a table of another engine succeeds and protects nothing; so it is
+ * refused here. Each new connection asks: after a fail-over the next one may lead to another
+ * server.
  */
 #include "mysql_store.h"
 
@@ -15,10 +15,10 @@
 
 static const char variables_sql[] = "SHOW GLOBAL VARIABLES WHERE " HL__MYSQL_VARIABLES;
 
-/* A proxy may send a locking SELECT to a replica, or two statements of one
-   transaction to two servers. ProxySQL answers the text SELECT CONNECTION_ID(),
-   and no other, by itself, with the number of its greeting (handler of COM_QUERY in
-   its MySQL_Session.cpp); so it is asked in other words. */
+/* A proxy may send a locking SELECT to a replica, or two statements of a transaction to two
+   servers. ProxySQL answers the text SELECT CONNECTION_ID() by itself, and no other text, with
+   the number of its greeting (handler of COM_QUERY in its MySQL_Session.cpp). So we ask in other
+   words. */
 static const char connection_sql[] = "SELECT 0+CONNECTION_ID()";
 
 static int proxy_refuse(const hl__mysql_session *session, MYSQL_RES *result, hl_error *error) {
@@ -29,7 +29,7 @@ static int proxy_refuse(const hl__mysql_session *session, MYSQL_RES *result, hl_
                    "elsewhere: connect to the server itself");
 }
 
-/* It has a limit of its own: the session's may be that of a very short wait. */
+/* The statement has its own limit: the session's may be left from a very short wait. */
 int hl__mysql_table_sql(const hl__mysql_session *session, char *out, size_t size) {
   bool mariadb = session->dialect == HL_MARIADB;
   return snprintf(out, size,
@@ -40,12 +40,12 @@ int hl__mysql_table_sql(const hl__mysql_session *session, char *out, size_t size
                   mariadb ? "" : " /*+ MAX_EXECUTION_TIME(1000) */", session->store->table);
 }
 
-/* Rows of any engine but InnoDB are not locked at all. */
+/* Engines other than InnoDB lock no rows. */
 int hl__mysql_table_refuse(hl__mysql_session *session, MYSQL_RES *result, hl_error *error) {
   const char *table = session->store->table;
   MYSQL_ROW row = hl__mysql_row(result, 2);
   if (!row || !row[0]) return hl__error(error, HL_EDSN, "the DSN names no database");
-  /* MariaDB: when the time is up, a table is shown as none, with a warning. */
+  /* When the time is up, MariaDB shows the table as absent, with a warning. */
   if (!row[1] && mysql_warning_count(session->mysql) > 0)
     return hl__error(error, HL_TIMEOUT, "the server could not look at the table %s in time", table);
   if (!row[1])
@@ -75,8 +75,8 @@ int hl__mysql_table_check(hl__mysql_session *session, hl_error *error) {
   return status;
 }
 
-/* A KILL QUERY that hits the look at the table ends it, on MariaDB, as if there were
-   none, without an error or a warning. So the look that sees none is repeated. */
+/* On MariaDB, a KILL QUERY that hits this check makes the table seem absent, without an error or
+   a warning. So a check that sees no table is repeated. */
 static int absence_confirm(hl__mysql_session *session, hl_error *error) {
   int status = HL_ENOT_PROVISIONED;
   for (int looks = 0; status == HL_ENOT_PROVISIONED && looks < 2; looks++)
@@ -84,7 +84,7 @@ static int absence_confirm(hl__mysql_session *session, hl_error *error) {
   return status;
 }
 
-/* Last of all, as there may be no such table. */
+/* The last question, as there may be no such table. */
 static int layout_sql(const hl__mysql_session *session, char *out, size_t size) {
   return snprintf(out, size,
                   "SELECT buckets,levels FROM hier_lock_meta WHERE "
@@ -92,11 +92,11 @@ static int layout_sql(const hl__mysql_session *session, char *out, size_t size) 
                   session->store->space);
 }
 
-/* In the record of a space with leases this stands before the levels, so that programs
-   which know of no leases refuse it: no name of a level has a colon. */
+/* A space with leases has this before the levels in its record, so that programs which know of
+   no leases refuse it: no name of a level has a colon. */
 static const char leased_mark[] = "leases:";
 
-/* The names of what such a space has, made of its own: see sql/leases.sql. */
+/* Names the tables of a space with leases: see sql/leases.sql. */
 static int leased_names(hl__mysql_store *store, hl_error *error) {
   static const char suffix[] = "_buckets";
   size_t n = strlen(store->space), m = sizeof suffix - 1;
@@ -116,8 +116,9 @@ static int leased_names(hl__mysql_store *store, hl_error *error) {
   return HL_OK;
 }
 
-/* The first session settles whether the space has leases. It may get them later: then this
-   program's table is gone, and none that connects is told other things than the first. */
+/* The first session settles whether the space has leases. When the space gets them later, this
+   program's table is gone; a later session that sees another kind of space than the first is
+   refused. */
 static int leased_agree(const hl__mysql_session *session, bool leased, hl_error *error) {
   hl__mysql_store *store = session->store;
   if (store->base.layout && store->leased != leased)
@@ -131,10 +132,10 @@ static int leased_agree(const hl__mysql_session *session, bool leased, hl_error 
   return status;
 }
 
-/* Compares with what the table was provisioned for; without a record, with the
-   defaults, so that tables made by others keep working. row: NULL where there
-   is none, or no hier_lock_meta. The first session settles what the program has left
-   open; nobody else has the store then. */
+/* Compares the layout with the record of the table. A table without a record, as other tools
+   make it, is taken to have the default layout. row is NULL without a record, or without
+   hier_lock_meta. The first session settles what the program has left open; no other thread has
+   the store then. */
 static int layout_refuse(const hl__mysql_session *session, MYSQL_ROW row, hl_error *error) {
   hl__mysql_store *store = session->store;
   char space[200];
@@ -160,8 +161,8 @@ static int layout_refuse(const hl__mysql_session *session, MYSQL_ROW row, hl_err
   return HL_OK;
 }
 
-/* Who takes the defaults while there is a record locks other rows than everybody else.
-   So the answer that shows none is not believed either: a KILL QUERY may have cut it. */
+/* A session that took the defaults although there is a record would lock other rows than all
+   others. A KILL QUERY may have cut the answer that shows no record, so we ask again. */
 static int layout_confirm(hl__mysql_session *session, const char *sql, hl_error *error) {
   MYSQL_RES *result;
   int status = hl__mysql_query(session, sql, strlen(sql), &result, error);
@@ -171,11 +172,10 @@ static int layout_confirm(hl__mysql_session *session, const char *sql, hl_error 
   return status;
 }
 
-/* A connection's number means something only to the server that gave it, and only
-   until that ends: then it counts from one again. So it is remembered with the
-   server's name and the second at which it was started. Both servers count Uptime
-   by the clock that NOW() shows, so the difference stays the same even when the
-   clock is set. */
+/* A connection's number means something only to the server that gave it, and only until that
+   server ends: the next life counts from one again. So the number is kept with the server's name
+   and the second of its start. Both servers count Uptime by the clock that NOW() shows, so the
+   difference stays the same even when the clock is set. */
 static const char *identity_sql(const hl__mysql_session *session) {
   if (session->dialect == HL_MARIADB)
     return "SELECT CONCAT_WS(' ',UNIX_TIMESTAMP()-CAST(VARIABLE_VALUE AS "
@@ -186,10 +186,9 @@ static const char *identity_sql(const hl__mysql_session *session) {
          "FROM performance_schema.global_status WHERE VARIABLE_NAME='Uptime'";
 }
 
-/* Returns whether this is the second of the server's start. Tokens begin with that
-   second. A server that was killed and started again within a second would give the
-   same ones again, and have the same identity; so no session is used before the
-   second after the start. */
+/* Returns whether this is the second of the server's start. Tokens begin with that second. A
+   server that is killed and starts again within it would give the same tokens again, and have
+   the same identity. So no session is used before the next second. */
 static bool identity_read(hl__mysql_session *session, MYSQL_RES *result) {
   MYSQL_ROW row = hl__mysql_row(result, 2);
   session->id = mysql_thread_id(session->mysql);
@@ -225,16 +224,16 @@ static int tokens_wait(hl__mysql_session *session, hl_error *error) {
   return status;
 }
 
-/* For the questions that follow in the same trip, though a program waits for no lock. */
+/* The least limit, for the questions in the same trip, even if a program waits for no lock. */
 #define WAIT_LEAST_MS 1000
 
-/* The assignments of all that the server's administrator may have changed and that
-   we rely on; but for those that statement.c sends with the first lock. After
-   `wait_timeout` of silence the server frees our locks: the lease. */
+/* Sets all session variables that we rely on and that an administrator may have changed, but for
+   those that statement.c sets with the first lock. After `wait_timeout` of silence the server
+   ends the session, and frees its locks. */
 static void session_sql(hl__mysql_session *session, char *out, size_t size) {
   const hl_store_config *config = session->store->config;
   char limits[160];
-  /* As statement.c will want it for a wait of the usual length. */
+  /* statement.c wants this limit for a wait of the usual length */
   session->wait = 1 + (config->timeout > HL__MYSQL_WAIT_MAX ? HL__MYSQL_WAIT_MAX : config->timeout);
   if (session->wait < WAIT_LEAST_MS) session->wait = WAIT_LEAST_MS;
   (void)hl__mysql_limits(session, session->wait, limits, sizeof limits);
@@ -251,8 +250,8 @@ static void session_sql(hl__mysql_session *session, char *out, size_t size) {
                                                 : "");
 }
 
-/* By its greeting, as an old server would not understand what is asked next; and
-   later by what it says itself, as a proxy may have greeted us. */
+/* Judges the version of the greeting, as an old server would not understand the next questions.
+   A proxy may have greeted us, so variables_refuse judges the server's own version later. */
 static int greeting_refuse(const hl__mysql_session *session, hl_error *error) {
   return hl__mysql_version_judge(mysql_get_server_info(session->mysql), error);
 }
@@ -290,10 +289,10 @@ enum {
   QUESTIONS
 };
 
-/* Those that are asked in one trip, as connecting over a slow line takes long enough.
-   A library that does not tell us when it waits does so without bounds for all answers
-   but the first; so the last one has a trip of its own there: whoever has locked
-   hier_lock_meta keeps its answer back. */
+/* The first questions go in one trip, as connecting over a slow line takes long enough. A
+   library that does not tell us when it waits bounds its wait for the first answer only. There
+   the last question has a trip of its own: a transaction that locks hier_lock_meta keeps its
+   answer back. */
 #ifdef HL__BOUNDS_WAITS
 enum {
   TOGETHER = QUESTIONS
@@ -304,7 +303,7 @@ enum {
 };
 #endif
 
-/* Asks the i-th question; result: NULL where it has none, or no answer came. */
+/* Asks the i-th question. *result is NULL where the question has none, or no answer came. */
 static int ask(hl__mysql_session *session, const char *const *questions, int i, MYSQL_RES **result,
                hl_error *error) {
   char together[4096];
@@ -318,7 +317,7 @@ static int ask(hl__mysql_session *session, const char *const *questions, int i, 
   if (i == 0 || i >= TOGETHER) return hl__mysql_query(session, sql, strlen(sql), result, error);
   *result = NULL;
   hl__sigpipe guard = hl__sigpipe_begin(session);
-  int next = mysql_next_result(session->mysql); /* -1: there is none */
+  int next = mysql_next_result(session->mysql); /* -1: no more results */
   if (next == 0) *result = mysql_store_result(session->mysql);
   hl__sigpipe_end(guard, !*result);
   if (next > 0 || (next == 0 && !*result && mysql_field_count(session->mysql)))
@@ -326,14 +325,14 @@ static int ask(hl__mysql_session *session, const char *const *questions, int i, 
   return HL_OK;
 }
 
-/* What is still to be asked when all answers are there. */
+/* The questions that remain when all answers are there. */
 typedef struct asked_later {
   bool young;      /* see identity_read */
   bool absent;     /* no table was seen */
   bool unrecorded; /* no record of its layout was seen */
 } asked_later;
 
-/* What the answer to the i-th question says of the server. */
+/* Judges the server by the answer to the i-th question. */
 static int judge(hl__mysql_session *session, int i, MYSQL_RES *result, asked_later *later,
                  hl_error *error) {
   int status;
@@ -354,8 +353,8 @@ static int judge(hl__mysql_session *session, int i, MYSQL_RES *result, asked_lat
   }
 }
 
-/* Records are written in READ COMMITTED, which locks no gaps; also before the first lock. A
-   server that logs statements writes nothing in it. */
+/* The session writes records in READ COMMITTED, which locks no gaps; also before its first lock.
+   A server that logs statements writes nothing in READ COMMITTED. */
 static int leased_begin(hl__mysql_session *session, bool first, hl_error *error) {
   static const char sql[] = "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE";
   uint64_t none;
@@ -367,7 +366,7 @@ static int leased_begin(hl__mysql_session *session, bool first, hl_error *error)
   return status ? status : hl__mysql_commands(session, sql, sizeof sql - 1, 1, &none, error);
 }
 
-/* Autocommit is on till the first lock, so that looking leaves no transaction. */
+/* Autocommit is on until the first lock, so the checks leave no transaction. */
 int hl__mysql_verify(hl__mysql_session *session, hl_error *error) {
   char set[512], table[HL__MYSQL_TABLE_SQL], layout[192];
   const char *questions[QUESTIONS] = {set,   variables_sql, connection_sql, identity_sql(session),
@@ -377,7 +376,7 @@ int hl__mysql_verify(hl__mysql_session *session, hl_error *error) {
   int status = greeting_refuse(session, error);
   if (status) return status;
   session_sql(session, set, sizeof set);
-  /* Where it is not known yet whether there are leases: see leased_agree. */
+  /* The first session does not know yet whether there are leases: see leased_agree. */
   if (first) strcpy(session->store->table, session->store->space);
   (void)hl__mysql_table_sql(session, table, sizeof table);
   (void)layout_sql(session, layout, sizeof layout);
@@ -398,16 +397,16 @@ int hl__mysql_verify(hl__mysql_session *session, hl_error *error) {
   }
   if (later.absent && (status == HL_OK || status == HL_EMISMATCH)) {
     int absent = absence_confirm(session, error);
-    if (absent) status = absent; /* what it was made for, does not matter then */
+    if (absent) status = absent; /* the table is missing, so its layout does not matter */
   }
   if (status == HL_OK && later.young) status = tokens_wait(session, error);
   hl__mysql_waits_bound(session, false);
   return status;
 }
 
-/* A connection that could be made is not given up for a short wait, or no wait over
-   a slow line would ever get one: it may take thrice as long as the last one. One that was given
-   up does not count: a server that hangs would keep each call longer than the one before. */
+/* Gives a connection thrice the time that the last one took, even when the caller's wait is
+   shorter: else no short wait over a slow line would ever get one. A connection that was given
+   up does not count: with a server that hangs, each call would take longer than the one before. */
 int hl__mysql_connect_verified(hl__mysql_store *store, int64_t deadline,
                                hl__mysql_session **session, hl_error *error) {
   int64_t begun = hl__now_ms();
@@ -416,7 +415,7 @@ int hl__mysql_connect_verified(hl__mysql_store *store, int64_t deadline,
   int status = hl__mysql_connect(store, deadline, session, error);
   if (status == HL_OK) {
     status = hl__mysql_verify(*session, error);
-    if (status == HL_TIMEOUT) /* of a table's metadata lock, say */
+    if (status == HL_TIMEOUT) /* a wait for the table's metadata lock, say */
       status = hl__error(error, HL_ECONNECTION, "the server did not answer in time");
   }
   if (status) {

@@ -1,43 +1,43 @@
 /*
- * statement.c - the one statement that locks the rows of a request (rows.c has those of very
- * many rows locked by several):
+ * statement.c - the one statement that locks the rows of a request (rows.c locks very many rows by
+ * several):
  *
  *     (SELECT ... WHERE level=0 AND bucket=? AND (@hierlock:=?) IS NOT NULL
  *      FOR SHARE)
  *     UNION ALL (SELECT ... WHERE level=1 AND bucket=? FOR SHARE)
  *     UNION ALL (SELECT UUID_SHORT(), read-only? ... FOR UPDATE)
  *
- * - Both servers execute the parts from left to right, each a look-up by primary
- *   key that locks one row and no gap. (An IN list may become a scan that waits
- *   for rows that nobody asked for.)
- * - Parsing and planning is what a server spends its time on. So a shape that
- *   comes a second time is prepared, and from then on only told its buckets. MySQL
- *   gets it as a join of the same look-ups, for which it needs an eighth less:
+ * - Both servers execute the parts from left to right. Each part is a look-up by primary key that
+ *   locks one row and no gap. (A server may turn an IN list into a scan, which waits for rows that
+ *   the request does not want.)
+ * - A server spends its time on parsing and planning. So a shape that comes a second time is
+ *   prepared; from then on the session sends only buckets. MySQL gets it as a join of the same
+ *   look-ups, for which it needs an eighth less:
  *
  *     SELECT UUID_SHORT(), read-only? FROM t r0 STRAIGHT_JOIN t r1 STRAIGHT_JOIN t r2
  *     WHERE r0.level=0 AND r0.bucket=? AND (@hierlock:=?) IS NOT NULL
  *     AND r1.level=1 AND r1.bucket=? AND ... FOR SHARE OF r0 ... FOR UPDATE OF r2
  *
  *   MariaDB has no OF.
- * - @hierlock tells observers who waits or holds. It is set in the first part's
- *   WHERE, for that is evaluated before the row is locked; select lists are
- *   evaluated afterwards.
- * - UUID_SHORT() in the last part, or of the join, is evaluated after the wait, so tokens grow in
- *   the order of the grants, and needs no write: start time of the server and a
- *   counter below the server's id.
- * - read_only is looked at in the same trip: a fail-over makes the old primary
- *   read-only while we are connected to it.
- * - A row that is missing is no error to the server, and locks nothing. So the
- *   rows that come back are counted.
- * - An ALTER TABLE may give the table to an engine that locks no rows. It waits
- *   for those who hold, so the engine cannot change while a lock is held. With an
- *   engine without transactions the server says that none is open: looked at on
- *   each grant. MariaDB's Aria says that one is; so every CHECK_AGAIN_MS the session
- *   asks for the engine, behind the lock statement and in the same trip.
- * - In a space with leases the last part, or the last table of the join, is the row of the
- *   root's gate, which is not locked: gate.c. In READ COMMITTED the view is made at the first
- *   plain read, so what was committed during the wait is seen; but only there, where all
- *   waits are over.
+ *
+ * - @hierlock tells observers who waits or holds. The first part's WHERE sets it, for the server
+ *   evaluates that before it locks the row; select lists come afterwards.
+ * - UUID_SHORT() in the last part, or of the join, is evaluated after the wait. So tokens grow in
+ *   the order of the grants, and need no write: start time of the server and a counter below the
+ *   server's id.
+ * - The same trip reads read_only: a fail-over makes the old primary read-only while we are
+ *   connected to it.
+ * - A missing row is no error to the server, and locks nothing. So we count the rows that come
+ *   back.
+ * - An ALTER TABLE may give the table to an engine that locks no rows. The ALTER TABLE waits for
+ *   the holders, so the engine cannot change while a lock is held. With an engine without
+ *   transactions the server says that none is open; we check this on each grant. MariaDB's Aria
+ *   says that a transaction is open. So every CHECK_AGAIN_MS the session asks for the engine,
+ *   behind the lock statement and in the same trip.
+ * - In a space with leases the last part, or the last table of the join, is the row of the root's
+ *   gate (gate.c). It is not locked, except by a statement that records a lease: that shares it.
+ *   In READ COMMITTED the server makes the view at the first plain read. Only here, where all
+ *   waits are over, does the view show what was committed during them.
  */
 #include "statement.h"
 
@@ -46,9 +46,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The session's limits serve for waits that are shorter by at most this. */
+/* The session's limits serve for waits that are up to this much shorter. */
 #define WAIT_SLACK_MS 4
-/* For so long a session believes that the table is still of InnoDB. */
+/* A session believes for this long that the table is of InnoDB. */
 #define CHECK_AGAIN_MS 10000
 
 /* --------------------------------------------------------------- text */
@@ -76,7 +76,8 @@ static void put_tag(hl__text *t, const hl__mysql_session *session, bool prepared
 
 #define TOKEN_AND_READ_ONLY "UUID_SHORT(),CONCAT(@@global.read_only) NOT IN ('0','OFF')"
 
-/* What marks the row of the gate, where a row of the table has whether it is read-only. */
+/* Marks the gate's row in the column that tells, for the table's rows, whether the server is
+   read-only. */
 #define GATE 2
 
 static void put_gate(hl__text *t, const hl__part *p, bool prepared) {
@@ -86,7 +87,7 @@ static void put_gate(hl__text *t, const hl__part *p, bool prepared) {
     hl__text_put(t, "%u", (unsigned)p->gate);
 }
 
-/* The lock statement; prepared: with parameters instead of buckets and tag. */
+/* The lock statement. prepared: with parameters instead of buckets and tag. */
 static void put_union(hl__text *t, const hl__mysql_session *session, const hl__part *p,
                       bool prepared) {
   const hl__mysql_store *store = session->store;
@@ -112,8 +113,8 @@ static void put_union(hl__text *t, const hl__mysql_session *session, const hl__p
   hl__text_put(t, ")");
 }
 
-/* The same on MySQL, as a join of look-ups, which it plans sooner. One row comes back
-   when all are there. */
+/* The lock statement on MySQL: a join of look-ups, which MySQL plans sooner. One row comes back
+   when all its rows are there. */
 static void put_join(hl__text *t, const hl__mysql_session *session, const hl__part *p,
                      bool prepared) {
   hl__text_put(t, "SELECT ");
@@ -141,7 +142,7 @@ static void put_join(hl__text *t, const hl__mysql_session *session, const hl__pa
 
 static size_t shape_key(const hl__part *p, uint8_t key[HL__SHAPE_ROWS_MAX + 1]) {
   key[0] = (uint8_t)(p->nowait | p->gated << 1);
-  for (size_t i = 0; i < p->n; i++) /* a level is below 16, or of an update row */
+  for (size_t i = 0; i < p->n; i++) /* a level is below 16, but for the flag of an update row */
     key[i + 1] =
         (uint8_t)((p->rows[i].level & HL_LEVEL_UPDATE) |
                   (p->rows[i].level & ~HL_LEVEL_UPDATE) << 1 | (p->rows[i].mode == HL_EXCLUSIVE));
@@ -153,8 +154,8 @@ static void shape_clear(hl__shape *shape) {
   memset(shape, 0, sizeof *shape);
 }
 
-/* The parameters: the first bucket, the tag, the other buckets, the gate. Nonzero when it
-   fails. The library takes as many of both as the server says that there are. */
+/* Binds the parameters (the first bucket, the tag, the other buckets, the gate) and the results.
+   Nonzero when it fails. The library takes as many of both as the server says that there are. */
 static int shape_bind(hl__mysql_session *session, MYSQL_STMT *statement, const hl__part *p) {
   MYSQL_BIND parameters[HL__SHAPE_ROWS_MAX + 2], results[3];
   unsigned columns = p->gated && session->dialect == HL_MYSQL ? 3 : 2;
@@ -180,8 +181,8 @@ static int shape_bind(hl__mysql_session *session, MYSQL_STMT *statement, const h
   return mysql_stmt_bind_param(statement, parameters) || mysql_stmt_bind_result(statement, results);
 }
 
-/* The statement for a shape that is seen again; NULL when it is seen for the
-   first time, or cannot be prepared: then it is sent as text. */
+/* The statement for a shape that comes a second time. NULL when it comes for the first time, or
+   cannot be prepared: the caller then sends text. */
 static int shape_find(hl__mysql_session *session, const hl__part *p, MYSQL_STMT **statement,
                       hl_error *error) {
   uint8_t key[HL__SHAPE_ROWS_MAX + 1];
@@ -218,7 +219,7 @@ static int shape_find(hl__mysql_session *session, const hl__part *p, MYSQL_STMT 
     }
     if (mysql_stmt_prepare(shape->statement, t.data, (unsigned long)t.used) ||
         shape_bind(session, shape->statement, p)) {
-      /* The server may have as many statements as it wants: as text, then. */
+      /* The server may have its limit of prepared statements: we send text, then. */
       int status = hl__mysql_error(session, shape->statement, "prepare", error);
       free(t.data);
       shape_clear(shape);
@@ -232,12 +233,12 @@ static int shape_find(hl__mysql_session *session, const hl__part *p, MYSQL_STMT 
   return HL_OK;
 }
 
-/* After a lock statement. */
+/* Notes, after a lock statement, whether the server says that a transaction is open. */
 static void transaction_note(hl__mysql_session *session) {
   session->in_transaction = session->mysql->server_status & SERVER_STATUS_IN_TRANS;
 }
 
-/* A row of the union came: one that was locked, or the gate's. */
+/* Takes a row of the union: a locked row, or the gate's. */
 static void row_came(hl__mysql_session *session, const hl__part *p, unsigned long long token,
                      unsigned long long mark, size_t *count) {
   if (p->gated && *count == p->n && mark == GATE) {
@@ -265,7 +266,7 @@ static int execute_prepared(hl__mysql_session *session, MYSQL_STMT *statement, c
       session->gate_seen = true;
     }
   }
-  /* Of a join, one row says that all were there. */
+  /* A join's one row says that all rows were there. */
   if (joined && *count == 1) *count = p->n;
   transaction_note(session);
   int status = HL_OK;
@@ -285,8 +286,8 @@ static int text_error(hl__mysql_session *session, hl_error *error) {
   return hl__mysql_error(session, NULL, "lock rows", error);
 }
 
-/* The result behind those of so many SETs, which have succeeded then: the session has
-   the limits for such a wait. */
+/* Reads the result behind the results of `sets` SETs. When they have succeeded, the session has
+   the limits for a wait of `wait`. */
 static int text_result(hl__mysql_session *session, unsigned sets, int64_t wait, const hl__part *p,
                        size_t *count, hl_error *error) {
   MYSQL *mysql = session->mysql;
@@ -305,19 +306,19 @@ static int text_result(hl__mysql_session *session, unsigned sets, int64_t wait, 
   return HL_OK;
 }
 
-/* The result behind that of the lock statement: the table's engine. The look has a limit
-   of its own; when it could not be taken in time, the next request looks. */
+/* Reads the result behind the lock statement's: the table's engine. The check has its own limit.
+   If it ran out of time, the next request checks. */
 static int engine_result(hl__mysql_session *session, hl_error *error) {
   MYSQL_RES *result =
       mysql_next_result(session->mysql) == 0 ? mysql_store_result(session->mysql) : NULL;
   int status = result ? hl__mysql_table_refuse(session, result, error) : text_error(session, error);
   mysql_free_result(result);
-  /* Rows of it were locked just now: a look that was ended saw none. */
+  /* Rows of the table were locked just now: a check that sees no table was cut short. */
   return status == HL_TIMEOUT || status == HL_ENOT_PROVISIONED ? HL_OK : status;
 }
 
-/* The results of the statements that record a lease. The first one tells whether it was
-   recorded; the answer to the last, COMMIT, that it will stay. */
+/* Reads the results of the statements that record a lease. The first tells whether the lease was
+   recorded; the answer to the last, COMMIT, that the record stays. */
 static int tail_result(hl__mysql_session *session, hl__tail *tail, hl_error *error) {
   for (unsigned i = 0; i < tail->statements; i++) {
     if (mysql_next_result(session->mysql) != 0) return text_error(session, error);
@@ -328,8 +329,8 @@ static int tail_result(hl__mysql_session *session, hl__tail *tail, hl_error *err
   return HL_OK;
 }
 
-/* wait: the session's new limits, in the same trip; 0: as they are. check: asks
-   for the table's engine, too. */
+/* wait: the session's new limits, in the same trip; 0: as they are. check: asks for the table's
+   engine, too. */
 static int execute_text(hl__mysql_session *session, int64_t wait, bool check, const hl__part *p,
                         size_t *count, hl_error *error) {
   hl__text t;
@@ -377,12 +378,12 @@ bool hl__mysql_check_is_due(const hl__mysql_session *session) {
 int hl__mysql_execute(hl__mysql_session *session, const hl_request *request, hl__part *p,
                       size_t *count, hl_error *error) {
   MYSQL_STMT *statement = NULL;
-  /* Connecting may have taken all the time there was: then it still tries. */
+  /* Connecting may have taken all the time: the request then still gets a try. */
   p->nowait = p->tail || request->try_once || hl__left_ms(request->deadline) == 0;
   /* Never early: our milliseconds are cut. */
   int64_t left = p->nowait ? HL__TRY_MS : hl__left_ms(request->deadline) + 1;
-  /* A try on MySQL has a limit of its own, and MariaDB's NOWAIT only must not be
-     ended by what is left of a very short wait. */
+  /* A try on MySQL has its own limit. On MariaDB the session's limit must only not end the
+     NOWAIT: it may be left from a very short wait. */
   bool same = session->wait >= left && (p->nowait || session->wait - left <= WAIT_SLACK_MS);
   if (p->nowait && session->dialect == HL_MYSQL) same = true;
   bool text_only = !session->begun || !same || p->tail;
@@ -398,7 +399,7 @@ int hl__mysql_execute(hl__mysql_session *session, const hl_request *request, hl_
     status = execute_text(session, same ? 0 : left, check, p, count, error);
   hl__mysql_statement_end(session);
   hl__sigpipe_end(guard, status != HL_OK);
-  /* Without its row nobody knows whether there are leases. */
+  /* The gate's row is missing: we cannot know whether there are leases. */
   if (status == HL_OK && p->gated && !session->gate_seen) *count = 0;
   return status;
 }
@@ -409,8 +410,8 @@ bool hl__mysql_tag_reserve(hl__mysql_session *session, size_t room) {
   if (!tag) return false;
   hl__sigpipe guard = hl__sigpipe_begin(session);
   for (size_t i = 0; i < HL__SHAPES_MAX; i++) shape_clear(&session->shapes[i]);
-  hl__sigpipe_end(guard, true); /* perhaps: nobody says */
-  char *before = session->tag;  /* a child that is born meanwhile frees what it finds */
+  hl__sigpipe_end(guard, true); /* perhaps: the library does not say */
+  char *before = session->tag;  /* a child that is born meanwhile frees session->tag */
   session->tag = tag;
   session->tag_capacity = room;
   free(before);

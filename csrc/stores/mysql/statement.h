@@ -6,22 +6,22 @@
 
 #include "mysql_store.h"
 
-/* Rows of one statement; more are locked by several, in the same order. */
+/* Rows of one statement. Several statements lock more, in the same order. */
 #define HL__STATEMENT_ROWS_MAX 256
-/* NOWAIT does not cover the wait for a metadata lock on MySQL: it ends before the caller's time is up
-   (hl__late_answer_by). */
+/* On MySQL, NOWAIT does not cover the wait for a metadata lock. This limit ends that wait before
+   the caller's time is up (hl__late_answer_by). */
 #define HL__TRY_MS 500
 
-/* What one statement does. */
+/* The rows of one statement. */
 typedef struct hl__part {
   const hl_row *rows;
   size_t n;
   bool nowait;
-  /* In a space with leases: it reads the row `gate` of the gate's table, last of all. */
+  /* In a space with leases: the statement reads the row `gate` of the gate's table, last of all. */
   bool gated;
   uint32_t gate;
-  /* The statements behind it record a lease, or NULL: it keeps the gate shared, and the token
-     in @hierlock_token. */
+  /* The statements behind it, which record a lease, or NULL. With a tail the statement keeps the
+     gate shared, and the token in @hierlock_token. */
   hl__tail *tail;
 } hl__part;
 
@@ -31,8 +31,8 @@ int hl__mysql_execute(hl__mysql_session *session, const hl_request *request, hl_
                       size_t *count, hl_error *error);
 /* Whether the next statement asks for the table's engine, too. */
 bool hl__mysql_check_is_due(const hl__mysql_session *session);
-/* Room for the request's tag. Prepared statements know the old place: they are
-   made again. False: out of memory. */
+/* Makes room for the request's tag. Prepared statements know the old place, so they are prepared
+   anew. False: out of memory. */
 bool hl__mysql_tag_reserve(hl__mysql_session *session, size_t room);
 
 #endif

@@ -1,12 +1,12 @@
 /*
- * tag.c - what a session says of itself, written and read. It stands in its user
- * variable @hierlock, which others see in performance_schema:
+ * tag.c - the tag by which observers know a session: written and read. The session keeps it in its
+ * user variable @hierlock, which others see in performance_schema:
  *
  *     2 SEP since SEP application SEP host SEP pid SEP mode SEP path SEP label
  *     SEP rows
  *
- * with SEP the byte 0x1F, and rows such as "0.3142546s,2.185732x,"; a "w" behind them
- * says that a lease is waited for, and that the rows are only locked meanwhile.
+ * SEP is the byte 0x1F, and rows are such as "0.3142546s,2.185732x,". A "w" behind them says that
+ * the session waits for a lease, and has only locked the rows meanwhile.
  */
 #include "mysql_store.h"
 
@@ -19,8 +19,8 @@
 #define ROW_MAX 16     /* "15.2147483647x," */
 #define NUMBERS_MAX 64 /* time, pid, mode and separators */
 
-/* By hand: it is written for every acquisition, and printf took a tenth of the
-   client's time. The caller sees to the room. */
+/* By hand: each acquisition writes a tag, and printf took a tenth of the client's time. The
+   caller sees to the room. */
 static char *put_text(char *at, const char *text) {
   while (*text) *at++ = *text++;
   return at;

@@ -1,5 +1,5 @@
 /*
- * text.c - SQL, put together by those who have reserved the room for it.
+ * text.c - SQL, put together by callers that have reserved the room for it.
  */
 #include "mysql_store.h"
 

@@ -51,8 +51,8 @@ int hl__mysql_error(hl__mysql_session *session, MYSQL_STMT *statement, const cha
            "in this user's way)";
   (void)hl__error(error, status, "cannot %s: %s%s", doing, said, hint);
 #ifdef CR_PLUGIN_NOT_ALLOWED
-  /* Connector/C takes the plugin's name for this message from a buffer that has been
-     used again since, for what was sent to log in. */
+  /* Connector/C takes the plugin's name for this message from a buffer that it has used again
+     since, for the log-in. */
   if (number == CR_PLUGIN_NOT_ALLOWED)
     (void)hl__error(error, status,
                     "cannot %s: the server asks for the password in a way that "
@@ -80,8 +80,8 @@ int hl__mysql_error(hl__mysql_session *session, MYSQL_STMT *statement, const cha
 hl__sigpipe hl__sigpipe_begin(const hl__mysql_session *session) {
   hl__sigpipe guard = {.guarded = session->tls};
   if (!guard.guarded) return guard;
-  /* The end of one connection may leave an error in the thread, which OpenSSL would
-     take for one of the next connection that has to wait. */
+  /* The end of a connection may leave an error in the thread's queue. OpenSSL would take it for
+     an error of the next connection that has to wait. */
   if (ERR_clear_error) ERR_clear_error();
   sigset_t pipe, pending;
   (void)sigemptyset(&pipe);
@@ -118,29 +118,28 @@ bool hl__mysql_readable(const hl__mysql_session *session) {
   return n > 0;
 }
 
-/* While only a part of an answer has come, the socket is readable all the time. Where
-   there is no descriptor to hear of the next part, it is looked at again after so long. */
+/* While only a part of an answer has come, the socket stays readable. Without a descriptor that
+   tells of the next part, we look again after this time. */
 #define PART_NS 2000000L
 
-/* How many bytes the unit that begins with these has: a packet of the protocol, or a
-   record of TLS. 0: its header is not complete. */
+/* The size of the unit that begins with these bytes: a packet of the protocol, or a record of
+   TLS. 0: its header is not complete. */
 static size_t unit_size(const hl__mysql_session *session, const unsigned char *head, size_t n) {
   if (session->tls) return n < 5 ? 0 : 5 + ((size_t)head[3] << 8 | head[4]);
   size_t header = session->mysql->net.compress ? 7 : 4;
   return n < header ? 0 : header + ((size_t)head[2] << 16 | (size_t)head[1] << 8 | head[0]);
 }
 
-/* Whether the library can read an answer's first packet and need not wait. Both
-   libraries read until they have a whole packet, and wait for the rest of it for
-   as long as the connection lasts; so they are only let at a packet that is in the
-   socket's buffer as a whole. What they have read they have used up: nothing of
-   the next answer is in a buffer of theirs.
-   Under TLS the packet cannot be seen, but a record can, and the library
-   decrypts whole records. Servers write a packet that is as small as the answers
-   to ROLLBACK and to signs of life as one record, and nobody on the way can take
-   a record apart. (The other end of the TLS could. It is trusted: it could as well
-   grant everything to everybody.)
-   ended: nothing more will come. */
+/* Whether the library can read the first packet of each outstanding answer without waiting. Both
+   libraries read until they have a whole packet, and wait for the rest as long as the connection
+   lasts. So we let them at a packet only when the socket's buffer has all of it. The libraries use
+   up all that they have read: their buffers hold nothing of the next answer.
+
+   Under TLS we cannot see packets, but we can see records, and the library decrypts whole
+   records. A server writes a packet as small as the answer to ROLLBACK, or to a sign of life, as
+   one record, and no machine on the way can take a record apart. (The other end of the TLS
+   could. We trust it: it could as well grant everything to every client.) ended: the connection
+   brings nothing more. */
 #define PEEKED 1024
 static bool answer_complete(const hl__mysql_session *session, bool ended) {
   unsigned char head[PEEKED];
@@ -154,7 +153,7 @@ static bool answer_complete(const hl__mysql_session *session, bool ended) {
   for (unsigned left = session->answers;; left--) {
     size_t size = at < (size_t)n ? unit_size(session, head + at, (size_t)n - at) : 0;
     if (size == 0) return false;
-    /* Behind an error nothing comes. */
+    /* Behind an error there are no more answers. */
     bool failed = plain && at + 4 < (size_t)n && head[at + 4] == 0xff;
     at += size;
     if (left <= 1 || failed) break;
@@ -170,8 +169,8 @@ void hl__mysql_wait_end(const hl__mysql_store *store) {
   if (store->config->wait_end) store->config->wait_end();
 }
 
-/* Tells of each part that comes, as it is triggered by edges; -1: there is no descriptor
-   for it. A forked child may keep it: it keeps no connection. */
+/* A descriptor that tells of each part that comes, as it is triggered by edges. -1: none. A
+   forked child may keep the descriptor: it does not keep the connection open. */
 static int parts_open(int fd) {
   struct epoll_event event = {.events = EPOLLIN | EPOLLRDHUP | EPOLLET};
   int parts = epoll_create1(EPOLL_CLOEXEC);
@@ -180,8 +179,8 @@ static int parts_open(int fd) {
   return -1;
 }
 
-/* The answers to several statements come one by one, as to that which deletes a lease and
-   to its COMMIT. So waiting for the next part must not take longer than that takes. */
+/* The answers to several statements come one by one, as those to a DELETE of a lease and to its
+   COMMIT. So the wait for the next part must not last longer than the part takes. */
 bool hl__mysql_answer_await(const hl__mysql_session *session, int64_t deadline) {
   struct pollfd p = {.fd = session->fd, .events = POLLIN | POLLRDHUP};
   int parts = -1;
@@ -190,7 +189,7 @@ bool hl__mysql_answer_await(const hl__mysql_session *session, int64_t deadline) 
     struct epoll_event event = {0};
     int64_t left = deadline ? hl__left_ms(deadline) : 0;
     int ms = left > INT32_MAX ? -1 : (int)left;
-    /* Without a wait it may be called with a mutex. */
+    /* Without a wait the caller may hold a mutex. */
     if (left) hl__mysql_wait_begin(session->store);
     int n = parts < 0 ? poll(&p, 1, ms) : epoll_wait(parts, &event, 1, ms);
     int failure = errno;
@@ -252,16 +251,15 @@ int hl__mysql_settle(hl__mysql_session *session, int64_t deadline, hl_error *err
     read = answer_read(session);
     unsigned number = read ? 0 : mysql_errno(session->mysql);
     if (number != ER_QUERY_INTERRUPTED && number != STATEMENT_TIMEOUT) continue;
-    /* Somebody's KILL QUERY, or on MariaDB the limit that a very short wait has left;
-       they end a statement and not the transaction. So it
-       is said again: a sign of life, or what gives everything back. */
+    /* A KILL QUERY, or on MariaDB the limit that a very short wait has left, ends a statement
+       and not the transaction. So we send again: a sign of life, or the ROLLBACK. */
     int status = session->holds ? hl__mysql_send(session, "DO 0", 4, error)
                                 : hl__mysql_rollback_send(session, error);
     if (status) return status;
     read = true;
   }
   if (!read) {
-    /* Neither ROLLBACK nor a sign of life fails on a connection that stands. */
+    /* ROLLBACK and signs of life do not fail on a connection that stands. */
     (void)hl__mysql_error(session, NULL, "read the server's answer", error);
     if (error) error->status = HL_ECONNECTION;
     return HL_ECONNECTION;
@@ -312,7 +310,7 @@ int hl__mysql_query(hl__mysql_session *session, const char *sql, size_t size, MY
   return HL_OK;
 }
 
-/* The whole-second limits, a second net behind the exact one. */
+/* The limits in whole seconds are a second net behind the exact one. */
 #define NET_SECONDS 2
 
 int hl__mysql_limits(const hl__mysql_session *session, int64_t wait, char *out, size_t size) {
@@ -326,8 +324,8 @@ int hl__mysql_limits(const hl__mysql_session *session, int64_t wait, char *out, 
                   seconds, seconds);
 }
 
-/* The limit that a short wait has left would end any statement on MariaDB, and a SELECT
-   among the commands on MySQL. */
+/* A limit left from a short wait would end any statement on MariaDB, and a SELECT among the
+   commands on MySQL. */
 #define COMMAND_MS 10000
 #define SELECT_MS 1000
 static int commands_send(hl__mysql_session *session, const char *sql, size_t size, unsigned *n,
@@ -357,7 +355,7 @@ int hl__mysql_commands_send(hl__mysql_session *session, const char *sql, size_t 
 int hl__mysql_commands(hl__mysql_session *session, const char *sql, size_t size, unsigned n,
                        uint64_t *affected, hl_error *error) {
   MYSQL *mysql = session->mysql;
-  /* Where an error cannot be told from an answer, the first one is waited for. */
+  /* Where we cannot tell an error from an answer, we wait for the first answer only. */
   bool plain = !session->tls && !mysql->net.compress;
   unsigned sent = n;
   session->number = 0;
