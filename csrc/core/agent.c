@@ -278,9 +278,9 @@ bool hl__wait_counts(const hl_options *options, int64_t timeout) {
 bool hl__wait_is_vain(const hl__wait *wait) { return in_the_way(wait, wait, true) != NULL; }
 
 /* Registers the wait, or refuses it. HL__AGAIN: undecided, as the wait closes a circle unless one
-   of `these` leases was revoked; the caller asks their stores and calls again. known: the leases
-   whose stores were asked. asks false: the stores cannot be asked, and such a circle counts as
-   none. */
+   of `these` leases was revoked. Then the caller asks their stores and calls again. known: the
+   leases whose stores were asked. asks false: the stores cannot be asked, and such a circle counts
+   as none. */
 static int enter(hl__wait *wait, leases *these, bool asks, const leases *known, hl_error *error) {
   circle found;
   int status = HL_OK;
@@ -347,7 +347,7 @@ static bool tries_once(const hl_manager *manager, const hl_options *options) {
   return options->timeout == 0 || (options->timeout < 0 && manager->config.timeout == 0);
 }
 
-/* False for a lock of a forked child's parent, and for one that a call under way may release. */
+/* False for a lock of a forked child's parent, and if a call under way may release the lock. */
 static bool task_holds(hl__held *held, const hl_options *options) {
   return held->task == options->task && held->stands(held, 0, false);
 }

@@ -1,21 +1,21 @@
 /*
- * agent.h - refuses a request that would close a circle of waiters inside this process. For that it
- * keeps books: which agent asks, what it holds and what it waits for. A server sees one connection
+ * agent.h - refuses a request that would close a circle of waiters inside this process. For that
+ * it keeps books of agents, their locks and their waits. A server sees one connection
  * per lock, so it sees no circle through a thread that has two connections.
  *
  * An agent (a Lua state, say) promises two things: it does one thing at a time, and it alone
- * releases what was granted to it. So while it blocks in a request, it releases nothing. Several
+ * releases its locks. So while it blocks in a request, it releases nothing. Several
  * strands (coroutines) may take turns in an agent. A strand with a number promises the same for
  * itself, against the other strands.
  *
- * What is refused. A wait W is stuck behind a wait V if V's agent (or only its strand, if only the
- * strand waits) holds a row in a mode that conflicts with W's request. A request is refused if it
- * would be stuck behind itself: directly, because its own agent is in its way, or along other
- * waits. Then no member of the circle can release what the member before it waits for, until one of
- * the waits times out or an outsider ends a lock (an administrator, the loss of a connection). A
+ * Refusals. A wait W is stuck behind a wait V if V's agent (or only its strand, if only the strand
+ * waits) holds a row in a mode that conflicts with W's request. A request is refused if it would be
+ * stuck behind itself: directly, because its own agent is in its way, or along other waits. Then no
+ * member of the circle can release what the member before it waits for. That lasts until one of the
+ * waits times out or an outsider ends a lock (an administrator, the loss of a connection). A
  * request is not refused:
  *
- *   - if it may wait for less than HL__CIRCLE_LEAST_MS; nor is another one because of it: such a
+ *   - if it may wait for less than HL__CIRCLE_LEAST_MS, nor because of such a wait: such a
  *     wait soon ends by itself;
  *   - because of a lease that ends by itself before the request's time is up;
  *   - because of a lock that a started call is using: that call may release it;

@@ -1,6 +1,6 @@
 /*
- * dsn.h - data source names. dsn.c finds the store of a DSN. That store parses the DSN
- * (hl_store_ops.parse) with the functions here for the parts that URLs have in common.
+ * dsn.h - data source names. dsn.c finds the store of a DSN. The store parses it
+ * (hl_store_ops.parse) with these functions for the parts that URLs have in common.
  */
 #ifndef HIERLOCK_DSN_H
 #define HIERLOCK_DSN_H

@@ -1,6 +1,6 @@
 /*
- * error.c - statuses, their names and texts. The only place that knows which
- * status has which name in the contract and which may be tried again.
+ * error.c - statuses, their names and texts. The only place that knows which status has which name
+ * in the contract and which may be tried again.
  */
 #include "error.h"
 
@@ -134,8 +134,8 @@ int hl__error_revoked(hl_error *error, const char *by, const char *reason) {
 
 int hl__error_memory(hl_error *error) { return hl__error(error, HL_ENOMEM, "not enough memory"); }
 
-/* Whether the valid sequence at s turns the direction of writing, so that a text is not what it
-   seems, or ends a line: U+061C, U+200E, U+200F, U+2028 to U+202E, U+2066 to U+2069. */
+/* Whether the valid sequence at s turns the direction of writing, so that a text differs from
+   its looks, or ends a line: U+061C, U+200E, U+200F, U+2028 to U+202E, U+2066 to U+2069. */
 static bool turns(const unsigned char *s) {
   if (s[0] == 0xD8) return s[1] == 0x9C;
   if (s[0] != 0xE2) return false;
@@ -143,8 +143,8 @@ static bool turns(const unsigned char *s) {
   return s[1] == 0x80 && (s[2] == 0x8E || s[2] == 0x8F || (s[2] >= 0xA8 && s[2] <= 0xAE));
 }
 
-/* The length of the valid UTF-8 sequence at s (RFC 3629, section 4); 0: there is none, or it must
-   be escaped. */
+/* The length of the valid UTF-8 sequence at s (RFC 3629, section 4); 0: not valid, or to be
+   escaped. */
 static size_t utf8_length(const unsigned char *s, size_t n) {
   unsigned char lead = s[0];
   size_t length = lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;

@@ -40,7 +40,7 @@ int hl__error_null(hl_error *error, const char *function);
 /* HL_ELOST: the lease was revoked. by, reason: NULL or "" if not known. Both are cut to the size of
    their fields in hl_error. */
 int hl__error_revoked(hl_error *error, const char *by, const char *reason);
-/* The status of that name in the contract; HL_ESTORE if there is none. */
+/* The status of that name in the contract; HL_ESTORE for an unknown name. */
 int hl__status_named(const char *name);
 
 /* Escapes bytes for people: control characters, characters that turn the direction of writing, and

@@ -1,5 +1,5 @@
 /*
- * exit.c - see exit.h. Its state belongs to the process, not to a manager.
+ * exit.c - see exit.h. The state here belongs to the process, not to a manager.
  */
 #include "exit.h"
 
@@ -15,9 +15,9 @@
 /* How long exit() waits for threads on their way out. A server that hangs does not keep the program
    longer. */
 #define AWAIT_MS 2500
-/* How long exit() waits for threads in the client library. They compute rather than wait: each
-   login reads all certificates of the system, one login after the other. Only a name server can
-   delay them longer. */
+/* How long exit() waits for threads in the client library. These threads compute rather than wait:
+   each login reads all certificates of the system, one login after the other. Only a name server
+   can delay them longer. */
 #define INSIDE_MS 5000
 /* More stores than exist. */
 #define LIBRARIES_MAX 32

@@ -2,11 +2,11 @@
  * exit.h - what our threads do when the program calls exit().
  *
  * exit() takes apart the libraries under a client library (OpenSSL, say) while our threads may be
- * in it. So a handler of ours runs first. It waits for threads on their way out: those that
- * connect, that tell the server to end a wait, or that give back released locks. Then it closes the
- * client library to all threads but its own, and waits for those inside to come out. Threads that
- * wait for a lock stay in their waits; the server keeps their pending requests until these time
- * out.
+ * in it. So a handler of ours runs first. The handler waits for threads on their way out: those
+ * that connect, that tell the server to end a wait, or that give back released locks. Then it
+ * closes the client library to all threads but its own, and waits for those inside to come out.
+ * Threads that wait for a lock stay in their waits; the server keeps their pending requests until
+ * these time out.
  */
 #ifndef HIERLOCK_EXIT_H
 #define HIERLOCK_EXIT_H

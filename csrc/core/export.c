@@ -12,8 +12,8 @@
  *                             the id
  *     check                   8 bytes: FNV-1a (64 bits) of everything before
  *
- * The check finds damage. It does not keep a stranger from making a text: for that the stranger
- * needs the secret, which the store compares.
+ * The check finds damage. A stranger can make a valid text only with the secret, which the store
+ * compares.
  */
 #include "export.h"
 
@@ -214,7 +214,7 @@ static uint8_t *decode(const char *text, size_t size, size_t *decoded, bool *bad
       if (digit) bits |= (uint32_t)(digit - alphabet) << (18 - 6 * j);
     }
     for (size_t j = 1; j < some; j++) *at++ = (uint8_t)(bits >> (24 - 8 * j));
-    /* The same bytes have only one text: spare bits are zero. */
+    /* Spare bits are zero, so the same bytes have only one text. */
     if (bits & (0xFFFFFFu >> (8 * (some - 1)))) *bad = true;
   }
   if (*bad) {

@@ -1,6 +1,6 @@
 /*
  * export.h - a lease as a text that passes from process to process: its id, the secret that lets
- * its reader take it over, and what it locks.
+ * its reader take it over, and its targets.
  */
 #ifndef HIERLOCK_EXPORT_H
 #define HIERLOCK_EXPORT_H

@@ -74,7 +74,8 @@ static void identity_draw(void) {
     identity = 0;
 }
 
-/* Calls only what is safe in the child of a process with threads: fstat, close, stores. */
+/* Calls only functions that are safe in the child of a process with threads: fstat, close,
+   stores. */
 static void after_fork_in_child(void) HL__RELEASES(hl__fork_mutex) {
   int saved = errno;
   for (size_t fd = 0; fd < watched.capacity; fd++) {

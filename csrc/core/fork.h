@@ -19,7 +19,7 @@
    ticket is not the current one. Ticket 0: unwatch in any case. */
 uint64_t hl__fork_watch(int fd);
 void hl__fork_unwatch(int fd, uint64_t ticket);
-/* Whether the descriptor is still what was watched under this ticket. */
+/* Whether the descriptor is still the file that was watched under this ticket. */
 bool hl__fork_watches(int fd, uint64_t ticket);
 /* Closes a watched descriptor, unless it is another file by now, because a stranger closed it and
    its number was given out again. Do not call it while the same thread forbids births. Leaves errno
@@ -29,7 +29,7 @@ void hl__fork_close(int fd);
    nested. Any number of threads. */
 void hl__fork_forbid(void) HL__ACQUIRES_SHARED(hl__births);
 void hl__fork_allow(void) HL__RELEASES_SHARED(hl__births);
-/* Grows by one in each forked child. What was made under another number belongs to a parent. One
+/* Grows by one in each forked child. A thing made under another number belongs to a parent. One
    atomic read. */
 unsigned hl__fork_generation(void);
 /* A random number of this process, which no parent, child or sibling has. 0: there were no random

@@ -1,7 +1,7 @@
 /*
  * hold.h - a grant of the store: rows, for as long as their connection stands and the store hears
  * of it in time. A hold pins its connection. This file says what its owner may believe of it, and
- * how it is given back or found lost. It does not know the request or the lock.
+ * how it is given back or found lost. Neither the request nor the lock is known here.
  */
 #ifndef HIERLOCK_HOLD_H
 #define HIERLOCK_HOLD_H
@@ -49,8 +49,8 @@ int hl__hold_downgrade(hl__hold *hold, const hl_request *request, hl_error *erro
 /* Milliseconds for which the store surely keeps the rows; HL_FOREVER; 0: not held. */
 int64_t hl__hold_left(hl__hold *hold);
 /* Like hl__hold_left, but also while a worker uses the hold. Then 0 once its session was
-   interrupted, or once the server has sent something that may say that the lock is lost; waits up
-   to 100 ms for the worker to read that. */
+   interrupted, or once the server has sent something that may say that the lock is lost. Waits
+   up to 100 ms for the worker to read that. */
 int64_t hl__hold_left_busy(hl__hold *hold);
 
 /* Milliseconds for which the store keeps the rows of a connection. Model: lease.pml, BELIEVES. */

@@ -10,7 +10,7 @@
  *   - ends pendings whose time is up while they are in line.
  *
  * The keeper never waits for an answer: it sends, and reads in a later turn. So a dead connection
- * does not keep it from the others. Its thread blocks all signals. spec/model/lease.pml says when
+ * does not keep it from the others. The thread blocks all signals. spec/model/lease.pml says when
  * it renews, and what it may believe.
  */
 #include "hold.h"
@@ -62,8 +62,8 @@ static bool idle_turn(hl_manager *manager, hl__connection *connection, int64_t n
   return (status == HL_OK || status == HL_TIMEOUT) && now - connection->idle_since < IDLE_MS;
 }
 
-/* Sends a sign of life on each idle session, after a call had to be interrupted. These sessions may
-   be as dead as that one, and are given up if they do not answer. */
+/* Sends a sign of life on each idle session, after a call had to be interrupted. The sessions
+   may be as dead as that one, and are given up if they do not answer. */
 static void idle_suspect(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   for (hl__connection *connection = manager->pool.newest; connection;
        connection = connection->older)

@@ -1,6 +1,6 @@
 /*
  * keeper.h - one thread per manager, if its store gives up silent sessions, or if it has pendings
- * in line or leases to refresh. keeper.c says what it does.
+ * in line or leases to refresh. See keeper.c for its work.
  */
 #ifndef HIERLOCK_KEEPER_H
 #define HIERLOCK_KEEPER_H

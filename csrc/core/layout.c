@@ -1,7 +1,7 @@
 /*
- * layout.c - the shape of a tree, and the way from a node to its bucket. The
- * mapping is part of the contract: programs in other languages compute the
- * same buckets on the same table, so it must never change.
+ * layout.c - the shape of a tree, and the way from a node to its bucket. The mapping is part of the
+ * contract: programs in other languages compute the same buckets on the same table, so it must
+ * never change.
  */
 #include "layout.h"
 

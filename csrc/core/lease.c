@@ -29,7 +29,7 @@
 /* A failed refresh is tried again after this part of the ttl, but no sooner than AGAIN_MS. */
 #define AGAIN_PART 12
 #define AGAIN_MS 20
-/* The most workers of one manager that refresh leases. */
+/* The most workers of a manager that refresh leases. */
 #define REFRESHERS_MAX 8u
 /* While there are leases to refresh, the keeper takes a turn this often: its clock stands still
    while the machine sleeps. */
@@ -327,8 +327,8 @@ void hl__lease_lost(hl__lease *lease, const hl_error *why) {
 
 /* ------------------------------------------------------------ refreshing */
 
-/* Waits until no other refresh is running. Of two that overlap, it would not be known which one the
-   store applied last. */
+/* Waits until no other refresh is running. If two overlapped, it would not be known which one
+   the store applied last. */
 static void await_turn(hl__lease *lease) HL__REQUIRES(hl__manager_mutex) {
   hl_manager *manager = lease->manager;
   while (lease->busy && lease->state == HL__LEASE_HELD)
@@ -345,7 +345,7 @@ static int refresh(hl__lease *lease, int64_t ttl, hl_error *error) HL__REQUIRES(
   int status = operate(lease, &self, &reason);
   lease->busy = false;
   (void)pthread_cond_broadcast(&lease->manager->done);
-  /* It was released meanwhile, or the manager was closed. */
+  /* The lease was released meanwhile, or the manager was closed. */
   if (lease->state != HL__LEASE_HELD) return not_held(lease, error);
   if (status == HL_OK) believe(lease, self.sent_ms, ttl);
   if (status == HL_ELOST) (void)lose(lease, &reason);
@@ -501,8 +501,8 @@ static operation recall_of(const hl__lease *lease, int64_t patience) {
   return (operation){.kind = can ? RECALL : DROP, .confirm = true, .patience = patience};
 }
 
-/* The first of the drops, and those after it that go in the same trip. They stay in the list until
-   they are gone. */
+/* The first of the drops, and those after it that go in the same trip. All stay in the list
+   until they are gone. */
 typedef struct batch {
   hl_manager *manager;
   bool recalls; /* a recall, alone */
@@ -574,8 +574,8 @@ static void drops_pause(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {
   hl__exit_give_back_begin();
 }
 
-/* How many drops go one by one from now on: those of a batch that the store refused or rolled back.
-   Perhaps only one record caused that, as when a stranger has locked it. */
+/* How many drops go one by one from now on: the drops of a batch that the store refused or rolled
+   back. Perhaps only one record caused that, as when a stranger has locked it. */
 static size_t alone_next(size_t alone, const batch *some, int status) {
   if (some->n > 1 && !is_done(status)) return some->n;
   return alone > 0 ? alone - 1 : 0;

@@ -1,13 +1,13 @@
 /*
  * lease.h - the second kind of hold: a lease. The store has a record of it, which ends at a time of
- * the store's clock. It pins no connection. This file says what its owner may believe of it, and
+ * the store's clock. No connection is pinned. This file says what its owner may believe of it, and
  * how it is renewed, given back or found lost.
  *
- * Belief. The store keeps the record until (the time at which it read the last refresh) + ttl. It
- * cannot have read the refresh before it was sent. So the lease is surely held until `end`: (the
- * time of sending the last answered refresh) + ttl, by a clock that goes on while the machine
- * sleeps. After that the lease is over, as far as its owner knows. It may still be unbroken, as
- * other requests delete its record only if they want its rows. A refresh tells: if the record is
+ * Belief. The store keeps the record until (the time at which it read the last refresh) + ttl. The
+ * store cannot have read the refresh before it was sent. So the lease is surely held until `end`:
+ * (the time of sending the last answered refresh) + ttl, by a clock that goes on while the machine
+ * sleeps. After that the lease is over, as far as its owner knows. The lease may still be unbroken,
+ * as other requests delete its record only if they want its rows. A refresh tells: if the record is
  * there, no other request has had the rows since, and the lease is held again.
  */
 #ifndef HIERLOCK_LEASE_H
@@ -51,7 +51,7 @@ typedef struct hl__lease {
   char owner[HL_OWNER_MAX + 1];
 } hl__lease;
 
-/* Fills data with random bytes. False: there are none. */
+/* Fills data with random bytes. False: the system gives none. */
 bool hl__random_fill(void *data, size_t size);
 /* Makes a lease with a new id, secret and holder. options->ttl is > 0, and checked. HL_OK,
    HL_ENOMEM, HL_ESTORE (no random numbers). */
@@ -109,7 +109,7 @@ int hl__lease_release(hl__lease *lease, bool confirm, hl_error *error);
    HL_ERELEASED: it was not held. */
 int hl__lease_leave(hl__lease *lease, hl_error *error);
 
-/* Counts the leases that are over and not yet counted as lost. In a forked child there are none. */
+/* Counts the leases that are over and not yet counted as lost. A forked child has none. */
 void hl__leases_inspect(hl_manager *manager);
 /* The keeper calls it: has workers refresh the leases that are due. Returns when to call it next
    (hl__now_ms), or HL_FOREVER. */

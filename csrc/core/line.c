@@ -11,8 +11,8 @@
 #include <stdlib.h>
 #include <time.h>
 
-/* When a waiter leaves, its followers must find out whom they follow now. SETTLE_SOME of them do so
-   at once; the keeper does the rest, SETTLE_PIECE at a time. */
+/* When a waiter leaves, its followers search for another waiter to follow. SETTLE_SOME of them do
+   so at once; the keeper does the rest, SETTLE_PIECE at a time. */
 #define SETTLE_SOME 16
 #define SETTLE_PIECE 256
 /* The keeper ends EXPIRE_PIECE waiters at a time, then sleeps for GIVE_WAY_NS: a thread that takes
@@ -300,7 +300,7 @@ static void stand(hl__line *line, hl__waiter *waiter, hl__member *behind)
   }
 }
 
-/* Finds out whom the loose waiters follow now, for `most` of them. */
+/* Finds for each loose waiter, up to `most`, the waiter that it follows now. */
 static void settle(hl__line *line, unsigned most) HL__REQUIRES(hl__manager_mutex) {
   for (; most > 0; most--) {
     bool together = !hl__list_empty(&line->together);
@@ -335,7 +335,7 @@ void hl__line_join(hl_manager *manager, hl__waiter *waiter) {
   stand(line, waiter, behind);
 }
 
-/* The last member of a WHOLE leaves without a grant. One of its followers takes its place if it
+/* The last member of a WHOLE leaves without a grant. A follower takes its place if it
    follows no other request. */
 static void succeed(hl__line *line, hl__member *gone) HL__REQUIRES(hl__manager_mutex) {
   for (int i = 0; i < SETTLE_SOME && !hl__list_empty(&gone->followers); i++) {
@@ -351,8 +351,8 @@ static void succeed(hl__line *line, hl__member *gone) HL__REQUIRES(hl__manager_m
   hl__list_move(&line->loose, &gone->followers);
 }
 
-/* The member's followers now follow the member before it, which they followed as well. If there is
-   none, they search for another one. */
+/* The member's followers now follow the member before it, which they followed as well. Without
+   one, they search for another. */
 static void member_leave(hl__line *line, hl__member *member, bool granted)
     HL__REQUIRES(hl__manager_mutex) {
   hl__member *before = member->previous;
@@ -484,7 +484,7 @@ bool hl__line_refused(hl_manager *manager, hl__waiter *waiter) {
   line->trying--;
   bool place = line->waiting < manager->pool_size &&
                (hl__list_empty(&line->parked) || line->parked.next == &waiter->node);
-  /* One more worker must be left, to try the others. */
+  /* A further worker must be left, to try the others. */
   if (place && hl__worker_spare(manager)) {
     if (waiter->in_parked) parked_remove(line, waiter);
     heap_remove(line, waiter);

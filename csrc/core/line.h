@@ -67,7 +67,7 @@ typedef struct hl__line {
   hl__waiter *first, *last; /* all, in order of arrival */
   uint64_t arrivals;
   hl__member *heads[HL__LINE_HEADS]; /* by row: the classes under it */
-  /* Followers of a waiter that has just left: they must find out whom they follow now. `together`:
+  /* Followers of a waiter that has just left: they search for another waiter to follow. `together`:
      the waiter was granted rows that they share with it. */
   hl__list loose, together;
   hl__list ready;       /* READY, in order */
@@ -96,7 +96,7 @@ typedef enum hl__place {
   HL__AT_STORE /* at the store, or on its way */
 } hl__place;
 
-/* A waiter as a member of one class. The members form a ring in the order of their arrival. The
+/* A waiter's membership in a class. The members form a ring in the order of their arrival. The
    table has the first of them, the head. */
 struct hl__member {
   hl__waiter *waiter;
@@ -156,7 +156,7 @@ static inline void hl__line_init(hl__line *line) {
 
 /* Puts the waiter at the end of the line. */
 void hl__line_join(hl_manager *manager, hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex);
-/* Removes the waiter, granted or not. Its followers go on. */
+/* Removes the waiter, granted or not. Then its followers go on. */
 void hl__line_leave(hl_manager *manager, hl__waiter *waiter, bool granted)
     HL__REQUIRES(hl__manager_mutex);
 /* Frees the memory of a waiter that never leaves, as it is a forked child's copy. */

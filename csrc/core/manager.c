@@ -53,8 +53,8 @@ HL__UNCHECKED hl_manager *hl__manager_new(void (*room)(hl_manager *)) {
 }
 
 /* In a forked child, mutexes may be in any state, the keeper does not run, and sessions,
-   connections and store are the parent's. They are forgotten, not closed. `renewing` keeps two
-   threads of the child from doing this at once. */
+   connections and store are the parent's, so this process forgets them without closing them.
+   `renewing` keeps two threads of the child from doing this at once. */
 HL__UNCHECKED void hl__manager_renew(hl_manager *manager) {
   static pthread_mutex_t renewing = PTHREAD_MUTEX_INITIALIZER;
   if (atomic_load(&manager->generation) == hl__fork_generation()) return;

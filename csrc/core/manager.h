@@ -1,5 +1,5 @@
 /*
- * manager.h - the inside of a manager: what it is made of, its life, and its mutex. Each part has a
+ * manager.h - the inside of a manager: its parts, its life, and its mutex. Each part has a
  * header of its own: pool.h, line.h, worker.h, keeper.h.
  *
  * Mutexes; mutex.h has their order:
@@ -84,7 +84,7 @@ hl_manager *hl__manager_new(void (*room)(hl_manager *));
 /* In a forked child, makes the manager a fresh one and leaves the parent's store and connections
    alone. Every function that is given a manager calls it first. */
 void hl__manager_renew(hl_manager *manager);
-/* hl__manager_enter begins a call: opens the store if there is none (in a forked child), and takes
+/* hl__manager_enter begins a call: opens the store if it is not open (in a forked child), and takes
    a reference, which hl__manager_leave gives back. HL_EMISUSE: the manager is closed; else as the
    store's `open`. */
 int hl__manager_store_open(hl_manager *manager, hl_error *error);
@@ -119,8 +119,8 @@ static inline void hl__manager_held(hl_manager *manager, const hl__span *span)
 int hl__struct_take(void *own, size_t size, size_t least, const void *given, const char *name,
                     hl_error *error);
 
-/* Like hl_manager_close, but waits for no server, so that a garbage collector may call it. Workers
-   delete what was released, and exit() waits for them. See open.c. */
+/* Like hl_manager_close, but waits for no server, so that a garbage collector may call it.
+   Workers delete the released leases, and exit() waits for them. See open.c. */
 void hl__manager_collect(hl_manager *manager);
 
 /* HL_CANCELLED */

@@ -103,7 +103,7 @@ static inline bool hl__may_upgrade(const hl_layout *layout, const hl_row *row) {
   return row->mode == HL_EXCLUSIVE && row->level + 1u == hl_layout_levels(layout);
 }
 
-/* How many of the rows, which are in order, are update rows. They come first. */
+/* How many of the rows, which are in order, are update rows. Update rows come first. */
 static inline size_t hl__update_rows(const hl_row *rows, size_t n) {
   size_t count = 0;
   while (count < n && hl__is_update_row(&rows[count])) count++;

@@ -205,7 +205,7 @@ static void manager_close(hl_manager *manager, bool waits) {
     case HL__IDLE:
     case HL__RELEASING: hl__pool_bury(manager, connection, &idle); break;
     case HL__BUSY:
-      /* Its thread finds the manager closed, and drops the connection. */
+      /* The owning thread finds the manager closed, and drops the connection. */
       if (connection->session) manager->ops->interrupt(connection->session);
       break;
     case HL__ENDED: break;

@@ -1,6 +1,6 @@
 /*
  * order.c - see order.h. Everything here is kept until the process ends; its size depends on the
- * kinds and lines of the program. One lock guards it, an atomic word as in agent.c, for the same
+ * kinds and lines of the program. A lock guards it: an atomic word as in agent.c, for the same
  * reason. An entry that another thread was writing during a fork stays half learnt in the child.
  */
 #include "order.h"
@@ -123,7 +123,7 @@ static bool is_id(const char *name, const hl_id *id) {
   return strlen(name) == id->size && memcmp(name, id->data, id->size) == 0;
 }
 
-/* The unit of that name; NULL: there is none. Units compare by their address: the later one is
+/* The unit of that name; NULL: no unit. Units compare by their address: the later one is
    greater. */
 static const char *find_unit(const char *units, const hl_id *id) {
   for (; units && *units; units += strlen(units) + 1)

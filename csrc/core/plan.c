@@ -17,11 +17,11 @@
  * circle.
  *
  * An update lock that becomes exclusive does request again a row that it holds, and below the last
- * one. It waits only for the sharers of that row: its update row keeps out other calls that want to
- * become exclusive, and a call that waits for the update row holds nothing, as that row comes
- * first. A sharer does not wait for it, with one exception: it holds several nodes, and the sharer
- * takes these one after the other. Then the sharer may hold the first node and wait for the second,
- * behind a call that wants that one exclusively. That is the only circle left.
+ * one. The call waits only for the sharers of that row: its update row keeps out other calls that
+ * want to become exclusive, and a call that waits for the update row holds nothing, as that row
+ * comes first. A sharer does not wait for it, with one exception: it holds several nodes, and the
+ * sharer takes these one after the other. Then the sharer may hold the first node and wait for the
+ * second, behind a call that wants that one exclusively. This is the only circle left.
  *
  * If nodes are locked by name, too (hl_config.interoperate), a name is one more row, on a level of
  * its own after all others. The same argument holds among our programs; other programs do not know

@@ -225,8 +225,8 @@ static hl__connection *idle_find(hl_manager *manager, hl__connection **pending,
 }
 
 /* A try must not fail because of a lock that this process has already released. So it waits for the
-   answers to the releases sent just before: one round trip in all. It waits without the mutex;
-   meanwhile the connection is BUSY, and this thread's. */
+   answers to the releases sent just before: one round trip in all. The thread waits without the
+   mutex; meanwhile the connection is BUSY, and this thread's. */
 #define RELEASES_MS 100
 
 static hl__connection *releases_next(hl_manager *manager) HL__REQUIRES(hl__manager_mutex) {

@@ -54,7 +54,7 @@ struct hl__connection {
      answered yet (0: none); hl__boot_ms. Guarded as the session is. */
   int64_t answered, asked;
   bool fresh;    /* just connected; the owning thread's */
-  hl__span span; /* HELD: what it holds */
+  hl__span span; /* HELD: since when, and on which level */
 
   hl__connection_state state HL__GUARDED_BY(hl__manager_mutex);
   /* Links of the list of all connections, and of the idle ones. */

@@ -43,7 +43,7 @@
 typedef struct hl_store hl_store;
 typedef struct hl_session hl_session;
 
-/* The core's settings for a store that it opens. They outlive the store. */
+/* The core's settings for a store that it opens. The settings outlive the store. */
 typedef struct hl_store_config hl_store_config;
 struct hl_store_config {
   const hl_dsn *dsn;
@@ -70,13 +70,15 @@ struct hl_store_config {
 
 /* A lease, as the store sees it. The store keeps its record as long as the lease is unbroken:
    presence decides, and time only permits deletion. A request that meets an expired record in its
-   way deletes it in one step, provided that it is still expired. It never ignores the record. */
+   way deletes it in one step, provided that it is still expired. A request never ignores the
+   record. */
 typedef struct hl_lease_terms {
   uint8_t id[16];     /* the name of the lease; random */
   uint8_t secret[16]; /* knowing it permits an import; random */
   uint8_t holder[16]; /* the handle that has the lease now; random */
-  /* The id of an earlier, unanswered try of this grant. That try may still write a record, which no
-     caller wants: it may be deleted at any time. Zeroes: there was no such try. */
+  /* The id of an earlier, unanswered try of this grant. The server may still carry it out and
+     write a record, which no caller wants: anyone may delete that. Zeroes: there was no such
+     try. */
   uint8_t former[16];
   int64_t ttl; /* ms */
   /* The number of a refresh, counted from 1. A store that may apply a refresh late keeps the last
@@ -114,8 +116,8 @@ typedef struct hl_request {
   const char *label; /* for observers; any bytes */
   size_t label_size;
   hl_mode mode; /* of the targets; for observers */
-  /* NULL: a session lock. Else take locks the rows in the same way, queue and order, then writes a
-     record, after which the session holds nothing. */
+  /* NULL: a session lock. Otherwise take locks the rows in the same way, queue and order, then
+     writes a record, after which the session holds nothing. */
   const hl_lease_terms *lease;
   /* The agent's number, which no other agent of any process has; 0: none. For stores that search
      for circles of waiters themselves: while a request `blocks` its agent, the agent releases
@@ -125,8 +127,8 @@ typedef struct hl_request {
 } hl_request;
 
 /* The row of a *presence*: a lease that is no lock, but says that a process of a quorum is there
-   (../stores/quorum/presence.c). It is shared. No target has this bucket. Only the id of a presence
-   begins with eight zeroes; the core shows it to no caller. */
+   (../stores/quorum/presence.c). The row is shared. No target has this bucket. Only the id of a
+   presence begins with eight zeroes; the core shows it to no caller. */
 #define HL__PRESENCE_BUCKET 2147483647u
 static inline bool hl__is_presence(const uint8_t id[16]) {
   static const uint8_t zeroes[8] = {0};
@@ -210,9 +212,9 @@ typedef struct hl_lease_ops {
      out, the core calls again with that token. HL_OK; HL_ELOST; else as take. NULL:
      traits.leases_update is false. */
   int (*convert)(hl_session *session, const hl_request *request, hl_grant *grant, hl_error *error);
-  /* Gives the lease to a new holder, who knows id and secret. The record ends `ttl` from now. Its
-     rows must be the request's (HL_EMISMATCH). Does not wait. Of the request only lease, rows and
-     deadline count. */
+  /* Gives the lease to a new holder, who knows id and secret. The record ends `ttl` from now. The
+     lease's rows must be the request's (HL_EMISMATCH). Does not wait. Of the request only lease,
+     rows and deadline count. */
   int (*adopt)(hl_session *session, const hl_request *request, hl_grant *grant, hl_error *error);
   /* On a session that holds the request's rows: writes the record, then gives the rows back, as
      give_back does. grant->token is the session's, and becomes the lease's. After a failure other
@@ -248,7 +250,7 @@ struct hl_session {
   hl_store *store;
 };
 
-/* What a store says of itself. A store whose connections are scarce also blocks. */
+/* The traits of a store. A store whose connections are scarce also blocks. */
 typedef struct hl_store_traits {
   /* A session is a connection to a server: pool_size counts, and a session may have ended while it
      was in the pool. */
@@ -320,8 +322,8 @@ typedef struct hl_store_ops {
   int (*renew)(hl_session *session, int64_t *sent_ms, hl_error *error);
   /* Reads the outstanding answer, waiting until deadline (0: not at all). Also forgets an
      interruption that came after the call for which it was meant. HL_OK: nothing is outstanding.
-     HL_TIMEOUT: the answer has not come. HL_ECONNECTION: the session has ended, or no longer holds
-     what it should. */
+     HL_TIMEOUT: the answer has not come. HL_ECONNECTION: the session has ended, or no longer
+     holds its rows. */
   int (*settle)(hl_session *session, int64_t deadline, hl_error *error);
   /* Checks the session without a round trip: HL_OK or HL_ECONNECTION. While an answer is
      outstanding it may say HL_OK of a session that has just ended. */
@@ -335,13 +337,13 @@ typedef struct hl_store_ops {
   void (*interrupt)(hl_session *session);
 
   /* The last call of each thread of the core, so that a client library can free its memory of the
-     thread. NULL: there is none. */
+     thread. NULL: not needed. */
   void (*thread_end)(void);
 
   /* Calls fn for every lock, held or awaited, that conflicts with one of the filter's rows; if n is
      0, for every lock of the space. On an idle session. HL_TIMEOUT: no answer by the deadline. If
-     the store shows only some of the locks, calls fn for these, and fails: *error says what is
-     missing. */
+     the store shows only some of the locks, calls fn for these, and fails: *error names the
+     reason. */
   int (*holders)(hl_session *session, const hl_lease_filter *filter, hl_holder_fn fn, void *context,
                  int64_t deadline, hl_error *error);
 } hl_store_ops;

@@ -13,13 +13,13 @@
 
 /* A query for holders costs the server more than a try does, and programs try in loops. */
 #define QUERIES_EACH_SECOND 10
-/* After a wait has failed, its caller wants to return. It waits CALLER_MS for the query that a
-   worker makes; the query may wait BLOCKERS_MS for the store. The caller is told of at most
-   BLOCKERS_MAX, of whom at most half are waiters. */
+/* After a wait has failed, its caller wants to return. The caller waits CALLER_MS for the query
+   that a worker makes; the query may wait BLOCKERS_MS for the store. The caller is told of at most
+   BLOCKERS_MAX, of which at most half are waiters. */
 #define CALLER_MS 40
 #define BLOCKERS_MS 200
 #define BLOCKERS_MAX 100
-/* A limit for a query of one plan's holders, if the server does not end it sooner. */
+/* A limit for a query of a plan's holders, if the server does not end it sooner. */
 #define QUERY_MS 1000
 /* A limit for a list of all holders: a person waits for it. */
 #define LIST_MS 10000

@@ -12,7 +12,7 @@
 
 typedef struct hl__task hl__task;
 
-/* Something to run once. Its memory belongs to the caller of hl__worker_give until run is
+/* Something to run once. The memory belongs to the caller of hl__worker_give until run is
    called. */
 struct hl__task {
   /* Called without a mutex. The worker counts as busy until run has called hl__worker_comes, which

@@ -1,6 +1,6 @@
 /*
- * connect.c - from a DSN to a logged-in connection. Knows nothing of locks. Its messages never
- * contain a password.
+ * connect.c - from a DSN to a logged-in connection. Knows nothing of locks. No message contains
+ * a password.
  */
 #include "postgresql_store.h"
 
@@ -35,8 +35,8 @@ static void option_number(options *o, const char *name, int64_t value) {
   option(o, name, at);
 }
 
-/* Adds the i-th value of a comma-separated list as an option; of a list of one, that value. A value
-   too long for `room` stays as libpq has it. */
+/* Adds the i-th value of a comma-separated list as an option; if the list has a single value, that.
+   A value too long for `room` stays as libpq has it. */
 static void option_of_list(options *o, const char *name, const char *list, unsigned i) {
   const char *end;
   if (!list) return;

@@ -1,7 +1,7 @@
 /*
- * dsn.c - the DSNs of PostgreSQL: URLs and lists of key=value, both in libpq's form. What they do
- * not say, libpq takes from its environment (PGHOST ...), service files and ~/.pgpass. Parameters
- * are libpq's own, and go to it.
+ * dsn.c - the DSNs of PostgreSQL: URLs and lists of key=value, both in libpq's form. Whatever a DSN
+ * does not say, libpq takes from its environment (PGHOST ...), service files and ~/.pgpass.
+ * Parameters are libpq's own, and go to it.
  */
 #include "postgresql_store.h"
 

@@ -19,11 +19,12 @@
  * - A role that may not read the schema asks pg_class in a statement of its own, and is
  *   refused if there is a gate.
  *
- * A request that finds a lease in its way keeps its rows, and polls. It deletes an expired lease,
- * in one statement that checks again, on a connection of its own, as its transaction ends with
- * ROLLBACK. The requests behind it sleep in the server's queue. Many requests can be first in a
- * queue below one lease. Then one of them polls, and has the lead: an advisory lock of two numbers,
- * held by the session. The others wait for the lead. The session with the lead waits for no lock.
+ * A request that finds a lease in its way keeps its rows, and polls. The request deletes an expired
+ * lease, in one statement that checks again, on a connection of its own, as its transaction ends
+ * with ROLLBACK. The requests behind it sleep in the server's queue. Many requests can be first in
+ * a queue below one lease. Then one of them polls, and has the lead: an advisory lock of two
+ * numbers, held by the session. The others wait for the lead. The session with the lead waits for
+ * no lock.
  *
  * But a lease for update may want a row exclusively that such a request keeps. So a request that
  * wants that row itself gives way (HL__BEHIND_UPDATE).
@@ -169,7 +170,7 @@ static int count(wait *self) {
   return n;
 }
 
-/* ------------------------------------------------------------ what is over */
+/* ------------------------------------------------------------ expired leases */
 
 /* Deletes the leases found that have expired, and the record of an earlier try of this request that
    was not answered. */
@@ -225,7 +226,7 @@ static uint32_t chance(wait *self) {
   return self->seed >> 16;
 }
 
-/* The pause until the next poll. It grows each time, but ends with the first lease and the
+/* The pause until the next poll. The pause grows each time, but ends with the first lease and the
    deadline. */
 static int64_t pause_ms(wait *self, int64_t *pause) {
   int64_t ms = *pause + chance(self) % (uint32_t)(*pause + 1);
@@ -342,7 +343,7 @@ static int poll_once(wait *self, int64_t *pause, char id[40], hl_error *error) {
     const char *other = hl__pg_field(self->found, i, ID);
     if (other && strcmp(other, id) == 0) return HL_OK;
   }
-  /* That lease is gone: leave its lead. */
+  /* The lease is gone: leave its lead. */
   PGresult *found = self->found;
   self->found = NULL;
   lead_of(id, numbers);
@@ -377,7 +378,7 @@ static int poll_until_free(wait *self, hl_error *error) {
   return HL_ECONNECTION;
 }
 
-/* Gets a new token. Its tag tells observers that the request no longer waits. */
+/* Gets a new token. The tag tells observers that the request no longer waits. */
 static int waited(hl__pg_session *session, const char *tag, uint64_t *token, int64_t *sent,
                   hl_error *error) {
   char sql[128] = "SELECT ";

@@ -1,9 +1,9 @@
 /*
  * holders.c - finds the holders and waiters of a row. A session describes itself in a comment
- * (tag.c) in front of what it sends while it waits or holds; others see that in pg_stat_activity.
- * pg_locks says which sessions hold or await which keys, also those of other programs. Only members
- * of pg_read_all_stats see the statements of other roles: without that, only the application_name
- * of such a session is known.
+ * (tag.c) in front of the statements that it sends while it waits or holds; others see that in
+ * pg_stat_activity. pg_locks says which sessions hold or await which keys, also those of other
+ * programs. Only members of pg_read_all_stats see the statements of other roles: without that, only
+ * the application_name of such a session is known.
  */
 #include "postgresql_store.h"
 
@@ -112,7 +112,7 @@ int hl__pg_holders(hl__pg_session *session, const hl_lease_filter *filter, hl_ho
     hl_holder holder;
     if (!hl__pg_tag_read(hl__pg_field(result, i, QUERY), &holder))
       stranger_read(result, i, mode, &holder);
-    /* It may wait for a key that is not ours. */
+    /* The session may wait for a key that is not ours. */
     const char *waits = hl__pg_field(result, i, WAITS);
     if (*granted == 'f' || (waits && *waits == 't')) holder.waiting = true;
     text_take(holder.session, sizeof holder.session, backend);

@@ -68,8 +68,8 @@ static void text_take(const PGresult *result, int row, int column, char *out, si
   PQfreemem(data);
 }
 
-/* With holder NULL, says why this holder has no record: HL_ELOST. Else finds the holder of the
-   record for a caller that knows the secret. HL_OK, HL_ELOST, HL__ABSENT. */
+/* With holder NULL, says why this holder has no record: HL_ELOST. Otherwise finds the holder of
+   the record for a caller that knows the secret. HL_OK, HL_ELOST, HL__ABSENT. */
 static int record_find(hl__pg_session *session, const hl_lease_terms *terms, char holder[40],
                        int64_t deadline, hl_error *error) {
   hl__pg_part part = {.number = -1,
@@ -207,9 +207,9 @@ static int lease_drop_all(hl_session *base, const hl_lease_terms *terms, size_t 
 }
 
 /* The server may still read, or be running, a grant sent on a connection that has ended here. So
-   deleting what is there is not enough. RECALL leaves a revoked record with the same id: its INSERT
-   waits for a grant that is running, and a later grant fails. It is swept as others are. The second
-   statement sees what the first has waited for. */
+   deleting the record is not enough. RECALL leaves a revoked record with the same id: its INSERT
+   waits for a grant that is running, and a later grant fails. The sweep removes it like others. The
+   second statement sees what the first has waited for. */
 #define RECALL                                                                                     \
   "INSERT INTO public.hier_lock_leases AS l (id,holder,secret,till,token,"                         \
   "shared,owner,path,label,application,host,pid,since,revoked) SELECT "                            \
@@ -327,7 +327,7 @@ static int lease_convert(hl_session *base, const hl_request *request, hl_grant *
   } while (status == HL_ELOST && !request->upgrade &&
            token_find(session, terms, &grant->token, limit));
   if (status == HL_ELOST) return lost(session, terms, limit, error);
-  /* settle forgets one that comes later. */
+  /* settle forgets a later one. */
   (void)hl__wakeup_interruption_take(&session->wakeup);
   /* The rows may be locked because the lease has ended. */
   if (status == HL_TIMEOUT && lease_inspect(base, terms, limit, &left, &reason) == HL_ELOST) {

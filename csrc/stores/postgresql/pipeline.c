@@ -1,6 +1,6 @@
 /*
  * pipeline.c - several statements in one round trip; the longer ones are prepared once per session.
- * The server skips the statements after one that failed.
+ * The server skips the statements after a failed one.
  *
  * After a failure it is not known which statements are prepared: the session then uses other names.
  */

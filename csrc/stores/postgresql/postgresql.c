@@ -9,7 +9,7 @@
 
 /* How long to wait for the answer to the last release before the rows of the next request. */
 #define SETTLE_MS 1000
-/* The same limit before a query for holders: its caller has already waited for nothing, and does
+/* A shorter limit before a query for holders: its caller has already waited for nothing, and does
    not wait longer for a server that hangs. */
 #define QUERY_SETTLE_MS 250
 
@@ -17,8 +17,8 @@ static hl__pg_session *session_of(hl_session *session) { return (hl__pg_session 
 
 /* ------------------------------------------------------------ the store */
 
-/* OpenSSL registers a handler with exit() that takes it apart. That must be registered before the
-   core's own handler, which first gets our threads out of it: see exit.c. */
+/* OpenSSL registers a handler with exit() that takes it apart. OpenSSL must register it before
+   the core's own handler, which first gets our threads out of it: see exit.c. */
 static void library_init(void) {
   if (OPENSSL_init_ssl) (void)OPENSSL_init_ssl(0, NULL);
 }
@@ -132,7 +132,7 @@ static int take(hl_session *base, const hl_request *request, hl_grant *grant, hl
   if (status == HL_OK)
     status = request->lease ? hl__pg_lease_take(session, request, grant, error)
                             : hl__pg_lock_rows(session, request, grant, error);
-  /* settle forgets one that comes later. */
+  /* settle forgets a later one. */
   (void)hl__wakeup_interruption_take(&session->wakeup);
   return status;
 }

@@ -21,7 +21,7 @@
  *
  * csrc/lua/store/postgresql.c makes a Lua module of it.
  *
- * A row is an advisory lock of a transaction. Its key is a number of 64 bits: the level in the
+ * A row is an advisory lock of a transaction. The key is a number of 64 bits: the level in the
  * upper four bits, a hash in the others. There is no table, and nothing is written, except for
  * leases: see gate.c. A session connects, sends SET, and checks the server (server.c); then, many
  * times, it sends BEGIN with the lock statement in one message, and later ROLLBACK. An extend locks
@@ -98,7 +98,7 @@ struct hl__pg_session {
   /* A message from the server is being read, and may say that the lock is lost. */
   atomic_bool in_hand;
   int backend;       /* process number of the server's backend */
-  unsigned sequence; /* OID of the sequence that makes tokens; 0: there is none */
+  unsigned sequence; /* OID of the sequence that makes tokens; 0: no sequence */
   /* The server has said that it ends the connection; the SQLSTATE and the message. */
   bool ended;
   char ended_state[6], ended_message[200];
@@ -266,7 +266,7 @@ int hl__pg_leases_await(hl__pg_session *session, const hl_request *request, cons
 
 /* ---- record.c */
 
-/* As hl_store_ops.take, for a lease. */
+/* Like hl_store_ops.take, for a lease. */
 int hl__pg_lease_take(hl__pg_session *session, const hl_request *request, hl_grant *grant,
                       hl_error *error);
 int hl__pg_to_lease(hl_session *session, const hl_request *request, hl_grant *grant,
@@ -279,8 +279,8 @@ int hl__pg_lease_convert(hl__pg_session *session, const hl_request *request, hl_
 /* Sends the parts as one pipeline; the answer is outstanding. */
 int hl__pg_pipeline(hl__pg_session *session, const hl__pg_part *parts, size_t n, hl_error *error);
 /* Like hl__pg_pipeline, but waits for the answer until the deadline, and judges errors:
-   HL_ENOT_PROVISIONED: the tables are not as they should be; HL_TIMEOUT: another session has locked
-   what is to be written. */
+   HL_ENOT_PROVISIONED: the tables are not as they should be; HL_TIMEOUT: another session has
+   locked a row or a table. */
 int hl__pg_pipeline_run(hl__pg_session *session, const hl__pg_part *parts, size_t n,
                         int64_t deadline, hl_error *error);
 /* Forgets which statements are prepared. */
@@ -303,7 +303,7 @@ int hl__pg_lease_holders(hl__pg_session *session, const hl_lease_filter *filter,
 /* Creates the tables of leases, in one transaction. */
 extern const char hl__pg_tables_sql[];
 /* Finds tables of leases that this role may use; with `make`, creates them if possible. HL_OK;
-   HL__ABSENT: there are none, and `make` was false. */
+   HL__ABSENT: no tables, and `make` was false. */
 int hl__pg_tables(hl__pg_session *session, bool make, hl_error *error);
 /* If it is time, closes the gate and deletes records that ended long ago. On an idle session. */
 int hl__pg_sweep(hl__pg_session *session, hl_error *error);
@@ -326,8 +326,8 @@ int hl__pg_cancel(hl__pg_session *session, int64_t deadline, hl_error *error);
 void hl__pg_notice(void *argument, const PGresult *result);
 /* Gives *error the SQLSTATE of a missing privilege, which a catalog has shown. Returns status. */
 int hl__pg_denied(int status, hl_error *error);
-/* The status of an error, and its message. result: NULL for the connection's error. doing: what was
-   tried ("connect", "lock rows"). */
+/* The status of an error, and its message. result: NULL for the connection's error. doing: the
+   attempted action ("connect", "lock rows"). */
 int hl__pg_error(const hl__pg_session *session, const PGresult *result, const char *doing,
                  hl_error *error);
 /* Like hl__pg_error, for an SQLSTATE ("": libpq's own error) and a message. */

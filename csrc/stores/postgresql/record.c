@@ -130,7 +130,7 @@ static int record_read(const hl__pg_session *session, const PGresult *result, ui
   return HL_OK;
 }
 
-/* ----------------------------------------------------- where nobody is */
+/* ----------------------------------------------------- in one round trip */
 
 /* The number of a sequence of modes: a 1, then one bit per row. */
 static int shape_number(const hl_request *request) {

@@ -119,7 +119,7 @@ static int answer_judge(hl__pg_session *session, const hl_request *request, int6
 static int execute(hl__pg_session *session, const hl_request *request, const char *tag,
                    const hl_row *rows, size_t n, bool *begun, uint64_t *token, hl_error *error) {
   text t;
-  /* One more, as milliseconds are rounded down: no timeout is early. */
+  /* Add one, as milliseconds are rounded down: no timeout is early. */
   int64_t wait = request->try_once ? 0 : hl__left_ms(request->deadline) + 1;
   if (!text_new(&t, n)) return hl__error_memory(error);
   put_statement(&t, session, request, tag, rows, n, wait, !*begun);
@@ -147,7 +147,7 @@ static int execute_try(hl__pg_session *session, const hl_request *request, const
   return status;
 }
 
-/* Gives back what a failed extend took, and shows observers again what is held. */
+/* Gives back what a failed extend took, and shows observers the held rows again. */
 static int extend_undo(hl__pg_session *session, int64_t *sent, hl_error *error) {
   session->savepoint = false;
   return hl__pg_command(session, session->tag,

@@ -93,7 +93,7 @@ static int hex_value(char c) {
   return -1;
 }
 
-/* Takes a field, decoding it in place, and escapes it: any client may write what it likes there. */
+/* Takes a field, decoding it in place, and escapes it: any client may write anything there. */
 static void field_take(char *out, size_t size, char *field) {
   char *end = field;
   for (const char *in = field; *in; in++) {

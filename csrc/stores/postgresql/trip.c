@@ -1,5 +1,5 @@
 /*
- * trip.c - one round trip to the server: what it locks, and what its answer means.
+ * trip.c - one round trip to the server: the rows that it locks, and the meaning of its answer.
  */
 #include "postgresql_store.h"
 

@@ -2,7 +2,7 @@
  * wire.c - a session's connection: sending, awaiting and reading answers, and the meaning of
  * errors. Knows no locks.
  *
- * The connection never blocks: libpq reads only what has come, and we wait with poll() for the
+ * The connection never blocks: libpq only reads data that has come, and we wait with poll() for the
  * socket and for the session's wake-up (an eventfd).
  */
 #include "postgresql_store.h"
