@@ -13,6 +13,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <glob.h>
 #include <sched.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -22,6 +23,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -1663,6 +1665,44 @@ static void holders_are_shown(void **state) {
   assert_int_equal(count_files(directory, "who-"), 0);
 }
 
+/* A large request needs several records of the board, and gives them to the others when it ends. */
+static void records_of_the_board_are_used_again(void **state) {
+  (void)state;
+  hl_store *store = store_new();
+  hl_session *a = session_new(store), *b = session_new(store), *c = session_new(store);
+  hl_row rows[2 * HL__BOARD_ROWS], others[2 * HL__BOARD_ROWS];
+  struct stat board;
+  for (uint32_t i = 0; i < 2 * HL__BOARD_ROWS; i++) {
+    rows[i] = row(2, 1000 + i, HL_EXCLUSIVE);
+    others[i] = row(2, 2000 + i, HL_EXCLUSIVE);
+  }
+  /* What comes back lay before a record that is still in use. */
+  assert_int_equal(take(a, rows, 2 * HL__BOARD_ROWS, 0, false, NULL), HL_OK);
+  assert_int_equal(take1(b, 1, HL_EXCLUSIVE, 0), HL_OK);
+  give(a);
+  assert_int_equal(take(c, others, 2 * HL__BOARD_ROWS, 0, false, NULL), HL_OK);
+  assert_int_equal(look_for(a, 1, HL_SHARED).held, 1);
+  assert_int_equal(look_for(a, 2000, HL_SHARED).held, 1);
+  assert_int_equal(look_for(a, 2000 + 2 * HL__BOARD_ROWS - 1, HL_SHARED).held, 1);
+  give(c);
+  give(b);
+
+  for (uint32_t i = 0; i < 2 * HL__BOARD_CHUNK_RECORDS; i++) {
+    assert_int_equal(take(a, rows, 2 * HL__BOARD_ROWS, 0, false, NULL), HL_OK);
+    give(a);
+  }
+  glob_t found;
+  assert_int_equal(glob(path_of("who-*"), 0, NULL, &found), 0);
+  assert_int_equal(found.gl_pathc, 1);
+  assert_int_equal(stat(found.gl_pathv[0], &board), 0);
+  globfree(&found);
+  assert_int_equal(board.st_size, 2 * HL__BOARD_CHUNK); /* its header's, and one of records */
+  ops->session_close(a);
+  ops->session_close(b);
+  ops->session_close(c);
+  ops->close(store);
+}
+
 /* -------------------------------------------------------------- stress */
 
 #define STRESS_THREADS 4
@@ -1794,6 +1834,7 @@ int main(int argc, char **argv) {
       SPEC(descriptors_of_the_host_are_left_alone),
       SPEC(ten_thousand_are_held),
       SPEC(holders_are_shown),
+      SPEC(records_of_the_board_are_used_again),
       SPEC(random_plans_exclude),
       cmocka_unit_test(nothing_is_left),
   };
