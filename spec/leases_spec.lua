@@ -985,6 +985,15 @@ describe("a lease", function()
       assert.is_nil(err.revoked_by)
     end)
 
+    it("that is revoked without a name or a reason says neither, also after one that said both", function()
+      for _, said in ipairs { { by = "admin", reason = "lunch" }, {} } do
+        local handle = assert(lease(R1))
+        assert.equal(1, other:revoke({ target = R1 }, said))
+        local err = assert_code("lost", handle:refresh())
+        assert.same(said, { by = err.revoked_by, reason = err.reason })
+      end
+    end)
+
     it("that is revoked after its export cannot be imported, and says why", function()
       local text = assert(assert(lease(R1)):export())
       assert.equal(1, other:revoke({ target = R1 }, { by = "admin" }))
