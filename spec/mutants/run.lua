@@ -2,17 +2,22 @@
 -- operator, a condition, or a statement that is left out. spec/planted holds the bugs that its authors thought of;
 -- this program finds the lines that no check looks at.
 --
---   lua5.4 spec/mutants/run.lua N SEED [FILE…]      as `make mutants` runs it
+--   lua5.4 spec/mutants/run.lua N SEED FILE…      as `make mutants` runs it
 --
--- N mutants of the files that git knows below csrc and lua, or of FILE… only. SEED repeats the choice. The program
--- works in a copy of the tree and uses the servers that the environment names. The program prints a line for
--- each mutant, the rate of each area, and the diff of each survivor. `spec/mutants/equivalent` lists survivors that
--- change nothing. A check is a C test or a spec file of the table below. Without a mutant each check must pass; with
--- one it finds the mutant when it fails, crashes, or needs three times as long as before: twice, as a busy machine
--- fails once.
+-- N mutants of the C and Lua files among FILE…, chosen by SEED. The program works in a copy of the tree and uses the
+-- servers that the environment names. The program prints a line for each mutant, the rate of each area, and each
+-- survivor. `spec/mutants/equivalent` lists survivors that change nothing. A mutant that is compiled to the same code
+-- is not counted either.
+--
+-- A check is a C test or a spec file of spec/mutants/checks.lua. A check finds the mutant when it fails, crashes, or
+-- needs three times as long as before: twice, as a busy machine fails once. Then the check must pass without a mutant,
+-- in a second copy of the tree, or it is left out. The check with the fewest seconds for each mutant that it can be
+-- expected to find runs first: MUTANTS_NOTES says how long each check took and what it found. MUTANTS_RESULTS keeps
+-- each result, so that a run with the same SEED goes on after a break.
 
 local checks = dofile("spec/mutants/checks.lua")
 local work = assert(os.getenv("MUTANTS_WORK"), "make mutants sets MUTANTS_WORK")
+local notes_path, results_path = assert(os.getenv("MUTANTS_NOTES")), assert(os.getenv("MUTANTS_RESULTS"))
 local lua = os.getenv("LUA") or "lua5.4"
 
 local function read(path)
@@ -25,21 +30,38 @@ local function write(path, text)
   assert(file:write(text))
 end
 
-local function lines_of(command)
-  local pipe <close> = assert(io.popen(command))
+local function quoted(text) return "'" .. text:gsub("'", "'\\''") .. "'" end
+
+-- Appends to a file, or makes it.
+local function append(path, text)
+  local file <close> = assert(io.open(path, "ab"))
+  assert(file:write(text, "\n"))
+end
+
+-- The lines of a file that may not be there.
+local function lines_in(path)
+  local file <close> = io.open(path, "rb")
   local lines = {}
-  for line in pipe:lines() do lines[#lines + 1] = line end
+  if file then
+    for line in file:lines() do lines[#lines + 1] = line end
+  end
   return lines
 end
 
-local function quoted(text) return "'" .. text:gsub("'", "'\\''") .. "'" end
+local clock = require "luv".hrtime
+local variables = { "LUA_PATH", "LUA_CPATH" }
 
--- Runs a command in the copy. Returns whether it succeeded and how many seconds it took.
-local function run(command, limit)
-  local began = os.time()
-  local ok = os.execute(("cd %s && timeout --kill-after=5 %d %s >%s 2>&1 </dev/null"):format(
-    quoted(work .. "/tree"), limit, command, quoted(work .. "/log")))
-  return ok == true, os.time() - began
+-- Runs a command in that copy: "tree", which has the mutant, or "clean". Returns whether it succeeded and how many
+-- seconds it took.
+local function run(command, limit, copy)
+  local began, environment = clock(), ""
+  copy = copy or "tree"
+  for _, name in ipairs(variables) do
+    environment = environment .. name .. "=" .. quoted((os.getenv(name):gsub("/tree/", "/" .. copy .. "/"))) .. " "
+  end
+  local ok = os.execute(("cd %s && %s timeout --kill-after=5 %d %s >%s 2>&1 </dev/null"):format(
+    quoted(work .. "/" .. copy), environment, math.ceil(limit), command, quoted(work .. "/log")))
+  return ok == true, (clock() - began) / 1e9
 end
 
 -- ------------------------------------------------------------------ changes
@@ -124,25 +146,58 @@ end
 
 local function command_of(check)
   local test = check:match("^core:(.*)$")
-  if test then return ("make -s test-core LUA=%s CORE_TESTS=build/%s/%s"):format(lua, lua, test) end
+  if test then return ("sh -c 'make -s build/%s/%s LUA=%s && exec build/%s/%s'"):format(lua, test, lua, lua, test) end
   local file, filter = check:match("^(%S+)%s*(.*)$")
-  return ("make -s spec LUA=%s SPECS=spec/%s_spec.lua BUSTED_FLAGS=\"--no-keep-going %s\""):format(lua, file,
-    filter ~= "" and "--filter='" .. filter .. "'" or "")
+  return ("sh -c 'rm -rf %s/specs && mkdir %s/specs && HIERLOCK_SPEC_DIRECTORY=%s/specs exec %s /usr/bin/busted " ..
+    "--no-auto-insulate --helper=spec/support/leftovers.lua --no-keep-going %s spec/%s_spec.lua'"):format(work, work, work,
+    lua, filter ~= "" and '--filter="' .. filter .. '"' or "", file)
 end
 
-local limits = {}
--- The seconds that a check may take: three times its time without a mutant.
-local function limit_of(check)
-  if not limits[check] then
-    local ok, took = run(command_of(check), 600)
-    if not ok then ok, took = run(command_of(check), 600) end
-    if not ok then
-      io.stderr:write(read(work .. "/log"):sub(-3000))
-      error("without a mutant this check does not pass: " .. check, 0)
-    end
-    limits[check] = 10 + 3 * took
+-- By area and check: how many mutants it has met and found; by check: the seconds that it took when it passed.
+local met, found, seconds = {}, {}, {}
+
+local function note(area, check, took, finds)
+  local key = area .. "\t" .. check
+  met[key] = (met[key] or 0) + 1
+  if finds then found[key] = (found[key] or 0) + 1 else seconds[check] = took end
+end
+
+for _, line in ipairs(lines_in(notes_path)) do
+  local area, check, took, finds = line:match("^(.-)\t(.-)\t(.-)\t(.-)$")
+  note(area, check, tonumber(took), finds == "found")
+end
+
+local function write_note(area, check, took, finds)
+  note(area, check, took, finds)
+  append(notes_path, ("%s\t%s\t%.1f\t%s"):format(area, check, took, finds and "found" or "passed"))
+end
+
+-- The checks of an area in the order in which they are expected to find a mutant soonest.
+local function ordered(area)
+  local list, cost = {}, {}
+  for at, check in ipairs(area.checks) do
+    local key = area.name .. "\t" .. check
+    list[at] = check
+    cost[check] = ((seconds[check] or 5 + at) + 0.3) * ((met[key] or 0) + 2) / ((found[key] or 0) + 0.5)
   end
-  return limits[check]
+  table.sort(list, function(a, b) return cost[a] < cost[b] end)
+  return list
+end
+
+-- Whether a check passes without a mutant; false: it is left out of this run. Said of each once in a run.
+local clean = {}
+local function passes(check)
+  if clean[check] == nil then
+    local ok, took = run(command_of(check), 600, "clean")
+    if not ok then ok, took = run(command_of(check), 600, "clean") end
+    clean[check] = ok
+    if ok then
+      seconds[check] = took
+    else
+      io.stderr:write(read(work .. "/log"):sub(-3000), "\nwithout a mutant this check does not pass: ", check, "\n")
+    end
+  end
+  return clean[check]
 end
 
 -- ------------------------------------------------------------------ mutants
@@ -158,35 +213,71 @@ end
 
 local function trimmed(text) return (text:gsub("^%s+", ""):gsub("%s+$", "")) end
 
--- Changes that line in the copy. Returns what restores the file.
+-- Changes that line in the copy. Returns what restores the file and its object.
 local function mutate(place, new)
   local target = work .. "/tree/" .. place.path
   local text, lines = read(target), {}
   for line in text:gmatch("[^\n]*\n?") do lines[#lines + 1] = line end
   lines[place.number] = new .. "\n"
   write(target, table.concat(lines))
-  return function() write(target, text) end
+  return function()
+    write(target, text)
+    -- Newer than the source, so that it is not compiled again.
+    if place.object then write(work .. "/tree/" .. place.object, read(work .. "/clean/" .. place.object)) end
+  end, table.concat(lines), text
 end
 
--- The check that finds the mutant in the copy; nil: no check does. "build": it cannot be built. A warning of the
--- compiler counts, as `make lint` fails by it.
+local BUILD = "make -s LUA=" .. lua .. " CFLAGS='-O2 -g %s' %s"
+
+-- Builds the mutant in the copy. Returns nil, or what there is to say of it without a check: "build", as it cannot be
+-- built, "same", as the same code comes of it, or "a warning" of the compiler, as `make lint` fails by one.
+local function built(place, mutant, text)
+  if place.language == "lua" then
+    local changed = load(mutant, "=", "t")
+    if not changed then return "build" end
+    if string.dump(changed, true) == string.dump(load(text, "=", "t"), true) then return "same" end
+  else
+    if not run(BUILD:format("-Werror", place.object), 300) then
+      return run(BUILD:format("", place.object), 300) and "a warning" or "build"
+    end
+    local stripped = quoted(work) .. "/$copy.o"
+    if run(("bash -c 'for copy in tree clean; do objcopy --strip-debug ../$copy/%s %s; done; cmp %s/tree.o %s/clean.o'"):format(
+        place.object, stripped, work, work), 60) then return "same" end
+  end
+  -- Whatever links it. The modules of Lua are read as they are.
+  if place.path:find("^csrc/") and not run(BUILD:format("-Werror", "all"), 300) then return "build" end
+end
+
+-- The check that finds the mutant in the copy; nil: no check does.
 local function found_by(area)
-  local build = ("make -s -j2 LUA=%s CFLAGS='-O2 -g %%s' spec-built"):format(lua)
-  if not run(build:format "-Werror", 300) then return run(build:format "", 300) and "a warning" or "build" end
-  for _, check in ipairs(area.checks) do
-    local command, limit = command_of(check), limit_of(check)
-    if not run(command, limit) and not run(command, limit) then return check end
+  for _, check in ipairs(ordered(area)) do
+    if (seconds[check] or passes(check)) and clean[check] ~= false then
+      local command, limit = command_of(check), 10 + 3 * seconds[check]
+      local ok, took = run(command, limit)
+      local finds = not ok and not run(command, limit) and passes(check)
+      if finds or ok then write_note(area.name, check, took, finds) end
+      if finds then return check end
+    end
   end
 end
 
 local function main(n, seed, ...)
   io.stdout:setvbuf "line"              -- it runs for hours
   math.randomseed(seed)
-  local files = #{ ... } > 0 and { ... } or lines_of("git ls-files 'csrc/*.c' 'csrc/*.lua' 'lua/*.lua'")
   local places = {}
-  for _, path in ipairs(files) do
-    if not area_of(path) then error("no check is named for " .. path .. " in spec/mutants/checks.lua", 0) end
-    for _, place in ipairs(candidates(path)) do places[#places + 1] = place end
+  for _, path in ipairs { ... } do
+    if path:find("%.c$") or path:find("%.lua$") then
+      if not area_of(path) then error("no check is named for " .. path .. " in spec/mutants/checks.lua", 0) end
+      for _, place in ipairs(candidates(path)) do
+        place.object = path:find("%.c$") and path:gsub("^csrc", "build/" .. lua .. "/obj"):gsub("%.c$", ".o") or nil
+        places[#places + 1] = place
+      end
+    end
+  end
+  local results = {}
+  for _, line in ipairs(lines_in(results_path)) do
+    local change, result = line:match("^(.*)\t(.-)$")
+    results[change] = result
   end
   local known, rates, survivors, made = equivalents(), {}, {}, 0
   while made < n and #places > 0 do
@@ -195,33 +286,46 @@ local function main(n, seed, ...)
     local new = forms[math.random(#forms)]
     local change = ("%s: %s => %s"):format(place.path, trimmed(place.line), trimmed(new))
     local area = area_of(place.path)
-    if not known[change] and new ~= place.line then
-      for _, check in ipairs(area.checks) do limit_of(check) end
-      local restore = mutate(place, new)
-      local check = found_by(area)
-      restore()
-      if check ~= "build" then
+    local rate = rates[area.name] or { found = 0, all = 0, same = 0 }
+    rates[area.name] = rate
+    if known[change] then
+      rate.same = rate.same + 1
+    elseif new ~= place.line then
+      local key, began = place.number .. "\t" .. change, clock()
+      local result = results[key]
+      if not result then
+        local restore, mutant, text = mutate(place, new)
+        result = built(place, mutant, text) or found_by(area) or "SURVIVES"
+        restore()
+        append(results_path, key .. "\t" .. result)
+      end
+      if result == "same" then
+        rate.same = rate.same + 1
+      elseif result ~= "build" then
         made = made + 1
-        local rate = rates[area.name] or { found = 0, all = 0 }
-        rates[area.name] = rate
         rate.all = rate.all + 1
-        if check then rate.found = rate.found + 1 else survivors[#survivors + 1] = { place = place, change = change } end
-        print(("%3d/%d  %-9s %s:%d  %s"):format(made, n, check and "found" or "SURVIVES", place.path, place.number,
-          check or change))
+        local survives = result == "SURVIVES"
+        if survives then survivors[#survivors + 1] = { place = place, change = change } else rate.found = rate.found + 1 end
+        print(("%3d/%d  %-9s %s:%d  %s  %.0f s"):format(made, n, survives and result or "found", place.path, place.number,
+          survives and change or result, (clock() - began) / 1e9))
       end
     end
   end
   print()
   for _, survivor in ipairs(survivors) do print(survivor.place.path .. ":" .. survivor.place.number .. "\n  " .. survivor.change) end
-  local found = 0
+  local total = 0
   for _, area in ipairs(checks) do
     local rate = rates[area.name]
     if rate then
-      found = found + rate.found
-      print(("%-12s %d of %d"):format(area.name, rate.found, rate.all))
+      total = total + rate.found
+      print(("%-12s %d of %d, and %d that change nothing"):format(area.name, rate.found, rate.all, rate.same))
+      rates[area.name] = nil
     end
   end
-  print(("%d found, %d survive, SEED=%d"):format(found, #survivors, seed))
+  for check, passed in pairs(clean) do
+    if not passed then print("left out, as it fails without a mutant: " .. check) end
+  end
+  print(("%d found, %d survive, SEED=%d"):format(total, #survivors, seed))
 end
 
 main(math.tointeger(tonumber(arg[1])), math.tointeger(tonumber(arg[2])), table.unpack(arg, 3))
