@@ -1,12 +1,10 @@
 /*
- * ask.c - a question to a member, from the caller's side: it is made, put into
- * the member's queue, waited for, and left. Here, too, is what an answer says
- * of a lease's record at the member.
+ * ask.c - a question to a member. A caller makes it, puts it into the member's queue, waits for
+ * the answer, and leaves the question. An answer changes the entry of the lease (known.c).
  *
- * A caller who leaves a question (hl__ask_leave) does not learn what becomes of
- * it. Then the thread that asks (member.c) gives back what was granted too
- * late. Until it has done that, part->making keeps others from making a record
- * of the same id there.
+ * A caller who leaves a question (hl__ask_leave) does not learn the answer. Then the thread that
+ * asks (member.c) gives back a late grant. Until then part->making keeps callers from making a
+ * record of the same id there.
  */
 #include "quorum.h"
 
@@ -16,13 +14,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Questions that nobody waits for any more: a member with more of them is suspect, and so
-   many stay in its queue then, to be asked when it goes on. */
+/* A member with more questions than these without a listener is suspect. Then so many stay in its
+   queue, to be asked when the member answers again. */
 #define STRAYS 16u
 
 /* --------------------------------------------------------------- a question */
 
-/* After it there may be a record of this holder. */
 bool hl__ask_makes(const hl__quorum_ask *ask) {
   return ask->kind == HL__ASK_TAKE || ask->kind == HL__ASK_ADOPT;
 }
@@ -114,14 +111,13 @@ hl__quorum_ask *hl__ask_next(hl__quorum_member *member) {
 
 /* ---------------------------------------------------------------- an answer */
 
-/* Whether a record that came to be late is what the lease has now. */
+/* Whether a late record is in the modes that the lease has now. */
 static bool is_wanted(const hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   const hl__quorum_lease *lease = ask->lease;
   return lease->held && !lease->dropped && hl__boot_ms() < lease->end &&
          hl__rows_match(ask->shown, lease->shown);
 }
 
-/* The grant of one that nobody waits for. False: it has to be given back. */
 bool hl__ask_keep(hl__quorum_ask *ask) {
   hl__quorum_part *part = &ask->lease->at[ask->member->number];
   if (ask->unwanted || !is_wanted(ask)) return false;
@@ -133,7 +129,7 @@ bool hl__ask_keep(hl__quorum_ask *ask) {
   return true;
 }
 
-/* An upgrade that has come to nothing: the rows are shared again. */
+/* The upgrade has failed elsewhere: asks the member to share the rows again. */
 static void upgrade_undo(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_rows *rows = hl__rows_shared(ask->rows->rows, ask->rows->n);
   hl__quorum_ask *back =
@@ -148,7 +144,6 @@ static void upgrade_undo(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   hl__rows_unref(rows);
 }
 
-/* It has been carried out, and nobody listens any more. */
 void hl__ask_convert_late(hl__quorum_ask *ask) {
   hl__quorum_lease *lease = ask->lease;
   hl__quorum_part *part = &lease->at[ask->member->number];
@@ -163,8 +158,8 @@ void hl__ask_convert_late(hl__quorum_ask *ask) {
   }
 }
 
-/* What it says of the record counts from here on, not from when a listener
-   reads it: the record may be lost meanwhile, and made anew as it was. */
+/* The answer counts from now on, not from the listener's reading: meanwhile the member may lose
+   the record, and a thread may make it anew in the old mode. */
 static void convert_done(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_part *part = &ask->lease->at[ask->member->number];
   bool upgrades = ask->kind == HL__ASK_UPGRADE;
@@ -177,12 +172,11 @@ static void convert_done(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   } else if (ask->status == HL_ELOST) {
     part->in = false;
   } else if (!upgrades || (ask->status == HL_ECONNECTION && ask->sent)) {
-    /* Nobody knows. */
+    /* The member may have done it or not. */
     hl__known_old(ask->member->store, ask->lease, ask->member->number);
   }
 }
 
-/* It is answered; its thread has nothing to clean up. */
 void hl__ask_done(hl__quorum_ask *ask) {
   hl__quorum_part *part = ask->lease ? &ask->lease->at[ask->member->number] : NULL;
   ask->state = HL__ASK_DONE;
@@ -233,10 +227,9 @@ static void ask_interrupt(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   if (ask->session) ask->member->ops->interrupt(ask->session);
 }
 
-/* Those who leave questions at a member that hangs do not fill the memory:
-   beyond some nothing is left there. A refresh or a look counts as not
-   answered; what was to be dropped is a leftover (hl__known_flush). Takes,
-   imports and what converts stay: of each lease there is one at most. */
+/* Callers must not fill the memory with questions to a member that hangs: beyond some a question
+   is not left there. A refresh or a look counts as not answered. A drop makes a leftover, see flush
+   in member.c. Takes, imports and conversions stay: a lease has one of them at most. */
 static bool is_too_many(const hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   return ask->member->suspect && ask->member->queued > STRAYS && !hl__ask_makes(ask) &&
          !hl__ask_converts(ask) && ask->kind != HL__ASK_OPEN;
@@ -249,7 +242,7 @@ void hl__ask_leave(hl__quorum_ask *ask, bool unwanted) {
   if (ask->state == HL__ASK_QUEUED && is_too_many(ask)) unwanted = true;
   ask->unwanted = ask->unwanted || unwanted;
   if (ask->state == HL__ASK_DONE) {
-    /* A grant, or the like, that its listener has not seen. */
+    /* The listener has not seen the grant, or the conversion. */
     if (hl__ask_converts(ask) && ask->listener && ask->status == HL_OK) {
       ask->lease->at[ask->member->number].converted = false;
       hl__ask_convert_late(ask);
@@ -301,7 +294,7 @@ void hl__quorum_wait(hl__quorum_session *session, int64_t until) {
   hl__quorum_mutex_lock(store);
 }
 
-/* -------------------------------------------------------- what was answered */
+/* -------------------------------------------------------------- the answers */
 
 bool hl__quorum_is_revoked(const hl__quorum_ask *ask) {
   return ask->status == HL_ELOST && (ask->error.revoked_by[0] || ask->error.reason[0] ||

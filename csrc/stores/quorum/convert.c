@@ -1,23 +1,21 @@
 /*
- * convert.c - what a lease has at a quorum comes to be in another mode.
+ * convert.c - a lease at a quorum changes its mode.
  *
- * Upgraded it is when a quorum of those that are in it has made its rows
- * exclusive (take.c). The others are out of it from then on: their record is in
- * the mode of before, and keeps nobody out who may not be let in. It is
- * dropped, and made anew, when the lease is healed, or upgraded late, by an
- * answer that nobody waited for.
+ * An upgrade succeeds when a quorum of the members in the lease has made its rows exclusive
+ * (take.c). The other members leave the lease: their record is in the old mode, and lets in
+ * readers. Healing drops that record and makes it anew, unless a late answer upgrades it first.
  *
- * A downgrade keeps everybody in: an exclusive record keeps out all that one
- * for update does, and more. Where it could not be asked for, the record counts
- * as long as it is needed.
+ * A downgrade keeps all members in the lease: an exclusive record keeps out all that an update
+ * lock does, and more. If a member could not be asked, its record counts as long as a quorum
+ * needs it.
  *
- * A member is asked for one of them at a time, so that none is carried out
- * behind a later one. One that was sent on a connection that has ended since is
- * refused by the member itself: see the tokens of hl_lease_ops.convert.
+ * A member has one conversion of a lease at a time, so it carries none out behind a later one. If
+ * the connection ended after a conversion was sent, the member itself refuses that: see the tokens
+ * of hl_lease_ops.convert.
  */
 #include "quorum.h"
 
-/* HL_OK: a quorum has done it. */
+/* Waits for the answers. HL_OK: a quorum has done it. */
 static int answers(hl__quorum_session *session, hl__quorum_ask **asks)
     HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_store *store = hl__quorum_store_of(&session->base);
@@ -31,8 +29,7 @@ static int answers(hl__quorum_session *session, hl__quorum_ask **asks)
       open += !done;
       awaited += !done && !store->members[i].suspect;
     }
-    /* All of them, as long as they are not known to be slow: readers wait for
-     * each. */
+    /* The caller waits for all members that are not suspect: readers wait for each of them. */
     if (ok >= store->need && awaited == 0) return HL_OK;
     if (open == 0 || hl__now_ms() >= end)
       return ok >= store->need ? HL_OK : open > 0 ? HL_TIMEOUT : hl__quorum_failure(store, asks);
@@ -45,7 +42,7 @@ static int downgrade(hl__quorum_session *session, hl__quorum_lease *lease, hl__q
   hl__quorum_store *store = hl__quorum_store_of(&session->base);
   hl__quorum_ask *asks[HL__QUORUM_MAX] = {NULL};
   const hl__quorum_ask *revoked = NULL;
-  /* Whether it is answered or not, the handle is for update from now on. */
+  /* The handle is for update from now on, also without an answer. */
   shown->references++;
   hl__known_show(lease, shown);
   for (unsigned i = 0; i < store->n; i++) {

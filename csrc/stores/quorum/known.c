@@ -1,15 +1,15 @@
 /*
- * known.c - what this process knows of its leases: which members are in them,
- * and what it takes to have a record made again. It is no truth of its own:
- * where nothing is known (another process has imported the lease, or it was
- * over for long), a refresh asks all members, and none is healed.
+ * known.c - what this process knows of its leases: which members are in them, and the terms by
+ * which a member can make a record again. Only the members know for certain. A process may know
+ * nothing of a lease: another one has imported it, or the lease ended long ago. Then a refresh asks
+ * all members, and no thread heals the lease.
  */
 #include "quorum.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-/* What is over is kept so long, for a refresh that comes late. */
+/* The table keeps a lease that has ended for so long, for a late refresh: ms. */
 #define KEPT_MS 3600000
 #define SWEEP_MS 5000
 
@@ -69,7 +69,7 @@ static bool is_needed(const hl__quorum_store *store, const hl__quorum_lease *lea
     HL__REQUIRES(hl__quorum_mutex) {
   for (unsigned i = 0; i < store->n; i++)
     if (hl__known_is_busy(&lease->at[i])) return true;
-  if (lease->references > 1) return true; /* somebody asks for it now */
+  if (lease->references > 1) return true; /* a caller has it */
   return hl__deadline(lease->end, lease->dropped ? 0 : KEPT_MS) > now;
 }
 
@@ -125,7 +125,7 @@ hl__quorum_lease *hl__known_make(hl__quorum_store *store, const hl_lease_terms *
     lease->label_size = request->label_size;
     (void)strncpy(lease->path, request->path ? request->path : "", sizeof lease->path - 1);
   } else {
-    /* Nobody knows: all may have it. */
+    /* Any member may have it. */
     for (unsigned i = 0; i < store->n; i++) {
       lease->at[i].in = true;
     }
@@ -149,7 +149,7 @@ bool hl__known_goes_on(const hl__quorum_store *store) {
   return false;
 }
 
-/* What clocks may differ in ttl ms. */
+/* Clocks may differ by so much in ttl ms. */
 static int64_t drift(int64_t ttl) { return ttl / 100 + 2; }
 
 void hl__known_sent(hl__quorum_part *part, int64_t sent_ms, int64_t ttl) {
@@ -169,8 +169,7 @@ unsigned hl__known_in(const hl__quorum_store *store, const hl__quorum_lease *lea
   return in;
 }
 
-/* Of the `need`-th newest of the times, those of the members that are in it; 0:
- * of fewer. */
+/* The `need`-th newest of the n times; 0: there are fewer. Sorts them. */
 static int64_t nth(const hl__quorum_store *store, int64_t *times, unsigned n) {
   for (unsigned i = 1; i < n; i++) {
     int64_t time = times[i];

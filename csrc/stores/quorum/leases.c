@@ -1,7 +1,6 @@
 /*
- * leases.c - the operations on the records of a lease at a quorum: each asks
- * all members at once, and is over as soon as a quorum has said the same, or
- * cannot any more.
+ * leases.c - the operations on the records of a lease at a quorum. Each asks all members at once.
+ * An operation ends as soon as a quorum has given one answer, or no quorum can.
  */
 #include "quorum.h"
 
@@ -46,8 +45,8 @@ static void count(polling *self) HL__REQUIRES(hl__quorum_mutex) {
   }
 }
 
-/* Until a quorum has said so, or cannot; those that have not answered by then
-   are left behind. */
+/* Waits until a quorum has given one answer, or none can. A member that has not answered within
+   the time of a question is suspect. */
 static void await(polling *self, int64_t deadline) HL__REQUIRES(hl__quorum_mutex) {
   const hl__quorum_store *store = self->store;
   int64_t patience = self->begun + HL__QUORUM_ANSWER_MS;
@@ -66,13 +65,13 @@ static void await(polling *self, int64_t deadline) HL__REQUIRES(hl__quorum_mutex
       hl__member_suspect(&self->store->members[i]);
 }
 
-/* Those that are not answered go on, unless they are unwanted. */
+/* Leaves the questions. Open ones go on, unless they are unwanted. */
 static void polling_end(polling *self, bool unwanted) HL__REQUIRES(hl__quorum_mutex) {
   for (unsigned i = 0; i < self->store->n; i++)
     if (self->ask[i]) hl__ask_leave(self->ask[i], unwanted);
 }
 
-/* What the members have said is nothing that is known. */
+/* The members have neither confirmed the lease nor lost it: fails. */
 static int unknown(polling *self, const char *what, hl_error *error)
     HL__REQUIRES(hl__quorum_mutex) {
   int status = self->open > 0 ? HL_TIMEOUT : hl__quorum_failure(self->store, self->ask);
@@ -104,7 +103,7 @@ static void refresh_ask(polling *self, hl__quorum_lease *lease, uint64_t turn, i
   }
 }
 
-/* What they have answered. */
+/* Reads the answers to a refresh. */
 static int refreshed(polling *self, hl__quorum_lease *lease, int64_t ttl, int64_t *sent_ms,
                      hl_error *error) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_store *store = self->store;
@@ -115,9 +114,8 @@ static int refreshed(polling *self, hl__quorum_lease *lease, int64_t ttl, int64_
     if (ask->status == HL_ELOST) lease->at[i].in = false;
   }
   if (self->revoked || hl__known_in(store, lease) < store->need) {
-    /* Where it is released meanwhile, members are in it no more because they
-       were told so. Were they told twice, the second answer would be that it is
-       lost. */
+    /* If a caller has released the lease meanwhile, members have dropped it for him. To a second
+       drop they would answer that it is lost. */
     if (!lease->dropped) hl__quorum_abandon(store, lease);
     return gone(self, error);
   }
@@ -148,7 +146,7 @@ static int lease_refresh(hl_session *base, const hl_lease_terms *terms, int64_t 
   return status;
 }
 
-/* Numbers, the greatest first. */
+/* Adds to numbers that are in order, the greatest first. */
 static void number_add(int64_t numbers[HL__QUORUM_MAX], unsigned *n, int64_t number) {
   unsigned at = (*n)++;
   for (; at > 0 && numbers[at - 1] < number; at--) numbers[at] = numbers[at - 1];
@@ -197,13 +195,13 @@ static int lease_inspect(hl_session *base, const hl_lease_terms *terms, int64_t 
 /* ---------------------------------------------------------------- dropping */
 
 static void drop_ask(polling *self, hl__quorum_lease *lease) HL__REQUIRES(hl__quorum_mutex) {
-  /* What was given back while it was acquired is no answer to this. */
+  /* An acquisition may have given a part back. The answer of that drop does not count here. */
   for (unsigned i = 0; !lease->dropped && i < self->store->n; i++) lease->at[i].gone = false;
   lease->dropped = true;
   lease->held = false;
   for (unsigned i = 0; i < self->store->n; i++) {
     hl__quorum_part *part = &lease->at[i];
-    if (!part->in && !part->leftover) continue; /* what is made now goes at once */
+    if (!part->in && !part->leftover) continue; /* a late grant is given back at once */
     if (!ask_add(self, i, HL__ASK_DROP, lease, NULL)) continue;
     part->leftover = true; /* until it is answered */
     hl__ask_give(self->ask[i]);
@@ -245,8 +243,7 @@ void hl__quorum_drops_leave(hl__quorum_session *session) {
   session->dropped = NULL;
 }
 
-/* Without confirm all members are told, and none is waited for, but by settle.
- */
+/* Without confirm, tells all members and waits for none: settle does. */
 static int lease_drop(hl_session *base, const hl_lease_terms *terms, bool confirm, int64_t deadline,
                       hl_error *error) {
   polling self = polling_of(base);
@@ -325,7 +322,7 @@ static int lease_adopt(hl_session *base, const hl_request *request, hl_grant *gr
   return status;
 }
 
-/* A part that is granted late stays. */
+/* The new holder heals it. A record that a member makes late stays. */
 static void lease_leave(hl_store *base, const hl_lease_terms *terms) {
   hl__quorum_store *store = (hl__quorum_store *)(void *)base;
   hl__quorum_mutex_lock(store);
@@ -369,7 +366,7 @@ static hl__quorum_query *query_new(const hl_lease_filter *filter) {
   return query;
 }
 
-/* Asks all. HL_OK: a quorum has answered. */
+/* Asks all members. HL_OK: a quorum has answered. */
 static int query_all(polling *self, hl__quorum_kind kind, const hl_lease_filter *filter,
                      hl_error *error) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_store *store = self->store;
@@ -378,8 +375,7 @@ static int query_all(polling *self, hl__quorum_kind kind, const hl_lease_filter 
   for (unsigned i = 0; i < store->n; i++)
     if (ask_add(self, i, kind, NULL, query)) hl__ask_give(self->ask[i]);
   if (--query->references == 0) free(query);
-  /* All of them, as long as they are not known to be slow: what one does not
-     say another does not know. */
+  /* The caller waits for all members that are not suspect: one may know what another does not. */
   int64_t end = self->begun + HL__QUORUM_ANSWER_MS;
   for (;;) {
     count(self);
@@ -449,9 +445,9 @@ static bool is_named(const polling *self, unsigned before, const char *id)
   return false;
 }
 
-/* Each lease once of which a quorum knows, or would if all had answered; locks
-   that have no name, of the first member; and all waiters, as a request waits
-   for one member at a time: that may be any. */
+/* Tells each lease once that a quorum knows, or may know, as some members have not answered. Tells
+   locks without a name as the first member does. Tells all waiters: a request waits for one member
+   at a time, which may be any. */
 static void tell(const polling *self, hl_holder_fn fn, void *context)
     HL__REQUIRES(hl__quorum_mutex) {
   bool first = true;
@@ -494,9 +490,8 @@ int hl__quorum_holders(hl_session *base, const hl_lease_filter *filter, hl_holde
   return status;
 }
 
-/* How many leases of a quorum they have revoked, if those that have not
-   answered have as many: a single member has records of tries, too, which may
-   be granted yet. */
+/* How many leases of a quorum the members have revoked, supposing that silent members have revoked
+   as many. A single member's number would include records of waiters, which are no leases yet. */
 static uint64_t revoked_count(const polling *self) HL__REQUIRES(hl__quorum_mutex) {
   int64_t counts[HL__QUORUM_MAX] = {0};
   unsigned n = 0, silent = self->store->n - self->ok;
@@ -506,8 +501,8 @@ static uint64_t revoked_count(const polling *self) HL__REQUIRES(hl__quorum_mutex
   return n < nth ? 0 : (uint64_t)counts[nth - 1];
 }
 
-/* A member that could not be asked keeps its record, which is no quorum; its
-   holder hears of the others that it was revoked. */
+/* A member that could not be asked keeps its record, which makes no quorum. The other members tell
+   the holder that the lease was revoked. */
 static int lease_revoke(hl_session *base, const hl_lease_filter *filter, int64_t deadline,
                         uint64_t *revoked, hl_error *error) {
   polling self = polling_of(base);

@@ -1,13 +1,10 @@
 /*
- * member.c - asks a member: by threads of the quorum's, so that all members are
- * asked at once, and one that does not answer keeps nobody waiting. A thread
- * has a session of the member's store while it asks; what has ended is opened
- * again.
+ * member.c - the threads of a member. Threads ask all members at once, so a silent member does not
+ * keep callers waiting. While a thread asks, it has a session of the member's store. If the session has
+ * ended, the thread opens another.
  *
- * Who leaves a question (hl__ask_leave) need not know what becomes of it. The
- * thread that asks gives back what was granted too late, and has a grant
- * recalled of which it does not know. Until it has done that, part->making
- * keeps others from making a record of the same id there.
+ * A caller who leaves a question (hl__ask_leave) does not learn the answer. The thread gives back a
+ * late grant. If the answer to a take is lost, the thread has the store recall the grant. Until then part->making keeps callers from making a record of the same id there.
  */
 #include "quorum.h"
 
@@ -17,13 +14,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Threads of a member: as many as callers ask at once; and while it is suspect.
- */
+/* Threads of a member: at most; and while it is suspect. */
 #define THREADS_MAX 4096u
 #define SUSPECT_THREADS 2u
 /* A thread without work stays so long: ms. */
 #define IDLE_MS 10000
-/* For the answer to what was sent before on a session. */
+/* A thread waits so long for an outstanding answer on a session: ms. */
 #define SETTLE_MS 250
 #define STACK_BYTES ((size_t)256 * 1024)
 
@@ -35,7 +31,7 @@
 
 /* ------------------------------------------------------------- the store */
 
-/* Nobody has it any more. */
+/* Unchecked: no thread refers to the store any more. */
 HL__UNCHECKED static void store_free(hl__quorum_store *store) {
   for (unsigned i = 0; i < store->n; i++) {
     hl__quorum_member *member = &store->members[i];
@@ -78,14 +74,14 @@ static void leftover_drop(hl__quorum_member *member, hl__quorum_lease *lease)
   hl__ask_drop(member, lease);
 }
 
-/* The same of all leases. */
+/* Has the member drop the records of all released leases. */
 static void flush(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex) {
   for (size_t i = 0; i < HL__QUORUM_CHAINS; i++)
     for (hl__quorum_lease *lease = member->store->leases[i]; lease; lease = lease->next)
       if (is_left_over(member, lease)) leftover_drop(member, lease);
 }
 
-/* Of those that do not answer one question a second is enough: of any lease. */
+/* A member that does not answer is asked once a second, for whichever lease. */
 static bool may_ask(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex) {
   int64_t now = hl__now_ms();
   if (!member->suspect && !member->silent) return true;
@@ -100,7 +96,7 @@ static void heal_at(hl__quorum_member *member, hl__quorum_lease *lease)
   if (hl__known_is_busy(part) || !may_ask(member)) return;
   hl__quorum_ask *ask = hl__ask_new(member, HL__ASK_TAKE, lease, NULL, NULL);
   if (!ask) return;
-  /* What may be there is adopted, or dropped. */
+  /* The thread adopts the record that may be there, or drops it. */
   ask->old = part->old;
   part->leftover = part->old = false;
   ask->try_once = ask->heals = true;
@@ -108,7 +104,7 @@ static void heal_at(hl__quorum_member *member, hl__quorum_lease *lease)
   hl__ask_leave(ask, false);
 }
 
-/* Has a thread look when that is due. Those that are at work look by themselves. */
+/* Wakes a thread, to look when healing is due. A busy thread looks once it is idle. */
 static void heal_later(hl__quorum_store *store, hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex) {
   int64_t most = lease->terms.ttl / 6;
@@ -147,7 +143,7 @@ void hl__quorum_heal(hl__quorum_store *store, hl__quorum_lease *lease) {
   heal(store, lease);
 }
 
-/* Has the member asked again to drop what may be left there: it has not, and may answer later. */
+/* Has a thread ask the member again to drop a record, as it has not. */
 static void leftover_later(hl__quorum_member *member, hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex) {
   if (!is_left_over(member, lease) || lease->heal_at != HL_FOREVER) return;
@@ -206,7 +202,7 @@ static int inner_open(hl__quorum_member *member, hl_error *error) HL__REQUIRES(h
     member->inner = inner;
   else if (inner)
     member->ops->close(inner);
-  /* What does not pass. */
+  /* Trying again would not help. */
   if (status != HL_OK && status != HL_ECONNECTION && status != HL_ENOMEM) {
     member->refusal = status;
     member->reason = *error;
@@ -257,7 +253,7 @@ static void session_put(hl__quorum_member *member, hl_session *session)
     session_close(member, session);
 }
 
-/* What the member's store is asked for. */
+/* Fills in the request to the member's store. */
 static hl_request request_of(hl__quorum_ask *ask) {
   hl_request request = {.lease = &ask->terms, .deadline = ask->deadline};
   const hl__quorum_lease *lease = ask->lease;
@@ -305,7 +301,7 @@ static int ask_send(hl__quorum_ask *ask, hl_session *session) {
   int status = HL_ELOST;
   switch (ask->kind) {
   case HL__ASK_OPEN:
-    /* What hinders the look hinders the presence, too, and is told then. */
+    /* If the look fails, so does the presence, which tells the error. */
     (void)leases->list(session, &hl__presences, hl__ask_found, ask, ask->deadline, NULL);
     return HL_OK;
   case HL__ASK_JOIN: return HL_OK;
@@ -343,8 +339,7 @@ static int ask_send(hl__quorum_ask *ask, hl_session *session) {
   return status;
 }
 
-/* Whether it may be asked again when the session had ended before: it changes
-   nothing, or the second time nothing more. */
+/* Whether a thread may ask again, on a new session: asking twice does what asking once does. */
 static bool is_repeatable(const hl__quorum_ask *ask) {
   return ask->kind == HL__ASK_TAKE ? ask->grant.sent_ms == 0 && !ask->old
                                    : ask->kind != HL__ASK_REFRESH && ask->kind != HL__ASK_ADOPT;
@@ -378,8 +373,8 @@ static int ask_once(hl__quorum_ask *ask, bool *again) HL__REQUIRES(hl__quorum_mu
   return status;
 }
 
-/* One that nobody wants goes: on the session, or another one. False: it may stay, or
-   go at any time, so no record of that id counts at the member any more. */
+/* Has the member drop an unwanted record. False: the record may stay, or go at any time, so no
+   record of that id counts at the member any more. */
 static bool record_undo(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_member *member = ask->member;
   hl_session *session = NULL;
@@ -403,8 +398,8 @@ static bool record_undo(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   return status == HL_OK || status == HL_ELOST;
 }
 
-/* Others have made the refresh; it may have been lost here. One that was
-   revoked stays, for the next refresh to hear it. */
+/* The caller did without this member's answer to a refresh. Heals the lease if the member has lost
+   it. If it was revoked, the next refresh hears that. */
 static void refresh_late(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_lease *lease = ask->lease;
   hl__quorum_part *part = &lease->at[ask->member->number];
@@ -451,7 +446,7 @@ static void ask_run(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
       !(ask->status == HL_TIMEOUT && ask->kind != HL__ASK_TAKE))
     suspect_end(member);
   else if (ask->status == HL_ECONNECTION && !ask->interrupted && member->inner)
-    member->heard = hl__now_ms(); /* nobody waits for it in vain */
+    member->heard = hl__now_ms(); /* its callers get an answer */
   if ((ask->heals && ask->status != HL_OK && ask->status != HL_TIMEOUT &&
        ask->status != HL_ELOST) ||
       (ask->kind == HL__ASK_DROP && ask->status == HL_ECONNECTION))
@@ -459,11 +454,11 @@ static void ask_run(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   if (ask->kind == HL__ASK_REFRESH && !ask->listener) refresh_late(ask);
   if (hl__ask_makes(ask)) {
     bool take = ask->kind == HL__ASK_TAKE;
-    /* It is dropped there, should nobody read the answer. */
+    /* A drop looks there, also if no listener reads the answer. */
     if (ask->grant.place) ask->lease->at[member->number].place = ask->grant.place;
     bool unsure = take && ask->status == HL_ECONNECTION && ask->grant.sent_ms;
     bool late = ask->status == HL_OK && !ask->listener && !hl__ask_keep(ask);
-    /* An import that has failed leaves the lease to whose text it was. */
+    /* After a failed import the lease stays, for the next import of its text. */
     if (!take && !ask->lease->dropped) late = false;
     if ((unsure || late) && !record_undo(ask)) {
       ask->lease->at[member->number].leftover = true;
@@ -481,8 +476,8 @@ static void ask_run(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   if (ask->lease) leftover_later(member, ask->lease);
 }
 
-/* Until there is work for the thread, or it has had none for long. The last one
-   of a member stays as long as a lease is to be healed. */
+/* Waits until there is work, or the thread has had none for long. The last thread of a member stays
+   as long as a lease is to be healed. */
 static void idle(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_store *store = member->store;
   int64_t end = hl__now_ms() + IDLE_MS;

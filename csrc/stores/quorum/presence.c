@@ -3,17 +3,20 @@
  * each process has a record at each member, its presence, which says which list it names.
  * A process that finds another list there stops.
  *
- * A presence is a lease of a row that nothing else has (HL__PRESENCE_BUCKET), shared. Its
- * owner is the *list*: a number, and the hashes of the members' names. The number is the hash
- * of the list of the program that came first: one that calls the members by other names takes
- * it over, if it finds it. So at a member where the list is present, or that has a name of the
- * list, a program may use it. Anything else is a mismatch, which stops the whole store.
+ * A presence is a shared lease of a row of its own (HL__PRESENCE_BUCKET). The owner of that lease
+ * is the *list*: a number, and the hashes of the members' names. The number is the hash of the
+ * first program's list. A later program may call the members by other names; it takes the list over
+ * if it finds it. A program may use a member where it finds the list, or whose name is in the list.
+ * Anything else is a mismatch, which stops the whole store.
  *
- *   - A newcomer looks, writes, and looks again: of two at once one sees the other at least.
- *   - A presence ends no earlier than what its process was granted. As long as it stands, its
- *     process renews it, and does not look: so a program with another list cannot disturb it.
- *   - A process whose presence has ended, or is not there any more, is a newcomer there.
- *   - A member is looked at when it is reached first; until then it has granted nothing.
+ * A newcomer looks, writes, and looks again: of two at once one sees the other at least.
+ *
+ * A presence ends no earlier than the leases of its process. While it stands, its process renews
+ * it, and does not look. So a program with another list cannot disturb the process.
+ *
+ * A process whose presence has ended, or was lost, is a newcomer at that member.
+ *
+ * A process looks when it reaches a member first. Until then the member has granted nothing.
  */
 #include "quorum.h"
 
@@ -41,7 +44,7 @@ static uint64_t hash_add(uint64_t hash, const char *text) {
   return (hash ^ '\n') * UINT64_C(1099511628211);
 }
 
-/* Of what leads to a member's space; nothing of users and passwords. */
+/* Hashes what leads to a member's space, without users and passwords. */
 static void name_hash(hl__quorum_member *member) {
   const hl_dsn *dsn = &member->dsn;
   char port[16];
@@ -94,7 +97,7 @@ void hl__presence_adopt(hl__quorum_store *store, hl__quorum_ask *const *asks) {
 static const char mend[] =
     "all programs have to name the same stores; to change the list, see docs/quorum.md, One list";
 
-/* By the presences that were found at a member. */
+/* Judges the presences that a thread found at a member. */
 static int judge(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_store *store = ask->member->store;
   hl_error *error = &store->stopped;
@@ -137,7 +140,7 @@ static int presences_list(hl__quorum_ask *ask, hl_session *session, int64_t dead
   return status ? status : judge(ask);
 }
 
-/* Renews it, or makes it, where there is none: *anew. */
+/* Renews the presence, or makes a new one: *anew. */
 static int write(hl__quorum_member *member, hl_session *session, int64_t deadline, bool *anew,
                  hl_error *error) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_store *store = member->store;
@@ -226,7 +229,7 @@ int hl__presence_keep(hl__quorum_ask *ask, hl_session *session, bool used) {
   int status = hl__quorum_stopped(store, &ask->error);
   if (status || store->closing) return status;
   if (ask->ttl > store->longest) store->longest = ask->ttl;
-  /* What a new session comes to may have been emptied, or be another server. */
+  /* A new session may reach a server that was emptied, or another one. */
   if (stands && used && member->present_till - hl__boot_ms() >= ask->ttl) return HL_OK;
   status = join(ask, session, !stands);
   if (status == HL_OK) memset(&ask->error, 0, sizeof ask->error);

@@ -2,7 +2,7 @@
  * quorum.c - the store that is a quorum of others: how it is opened, and the
  * operations of a store. See quorum.h.
  *
- * Its DSN is made of those of its members:
+ * The DSN has the members' DSNs in it:
  *
  *     quorum:majority;dsn;dsn;dsn        quorum:all;dsn;dsn
  *
@@ -65,7 +65,7 @@ static void member_name(hl__quorum_member *member) {
                    place);
 }
 
-/* Says of whose DSN that is. */
+/* Says in the error which member it is about. */
 static int member_error(unsigned number, int status, hl_error *error) {
   hl_error said;
   if (!error) return status;
@@ -94,7 +94,7 @@ static int member_make(hl__quorum_member *member, const hl_store_config *config,
 
 /* ------------------------------------------------------------- the store */
 
-/* Unchecked, as all that makes or ends a store: nobody else has it. */
+/* Unchecked, like all that makes or ends a store: no other thread has it yet. */
 HL__UNCHECKED static int members_make(hl__quorum_store *store, const hl_store_config *config,
                                       hl_error *error) {
   pthread_condattr_t monotonic;
@@ -117,14 +117,14 @@ HL__UNCHECKED static int members_make(hl__quorum_store *store, const hl_store_co
   return status;
 }
 
-/* For those that are not open yet when a quorum is: ms. */
+/* Once a quorum is open, the other members have so long: ms. */
 #define OPEN_MS (HL__QUORUM_ANSWER_MS / 4)
 /* So many tries, where another list is in use; and the pause between two, which grows: ms. */
 #define TRIES 4
 #define PAUSE_MS 20
 
-/* Asks all, until a quorum has said HL_OK, and the others had a moment more, or it cannot any more;
-   only: those whose answer there was HL_OK, until all have answered, or the same. */
+/* Asks all members. Waits until a quorum has answered HL_OK, and the others have had a moment more;
+   or until no quorum can. only: asks the members whose answer there was HL_OK. */
 static void members_ask(hl__quorum_store *store, hl__quorum_session *session, hl__quorum_kind kind,
                         hl__quorum_ask *const *only, hl__quorum_ask **asks, unsigned *opened)
     HL__REQUIRES(hl__quorum_mutex) {
@@ -183,7 +183,7 @@ static int members_open(hl__quorum_store *store, hl__quorum_session *session, hl
   return status;
 }
 
-/* As long as a lease goes on without us, so do the presences, which say of which list it is. */
+/* Ends the presences. While a lease goes on without us, they stay: they say which list it is of. */
 static void members_part(hl__quorum_store *store) HL__REQUIRES(hl__quorum_mutex) {
   for (unsigned i = 0; i < store->n && !hl__known_goes_on(store); i++) {
     hl__quorum_member *member = &store->members[i];
@@ -195,8 +195,8 @@ static void members_part(hl__quorum_store *store) HL__REQUIRES(hl__quorum_mutex)
   }
 }
 
-/* Two processes that come at once with different lists stop each other: then one of them is to be
-   first. And those that were there before may just be leaving. */
+/* Two processes that come at once with different lists stop each other. So each tries again, after
+   a random pause: then one is first. Besides, programs with another list may just be leaving. */
 static int members_join(hl__quorum_store *store, hl__quorum_session *session, hl_error *error)
     HL__REQUIRES(hl__quorum_mutex) {
   for (int tries = 1;; tries++) {
@@ -232,15 +232,14 @@ static void store_close(hl_store *base) {
     busy = busy || member->queued > 0 || member->threads > member->idle_threads;
     (void)pthread_cond_broadcast(&member->work);
   }
-  /* What was released is still being told: exit() waits for that a moment. */
+  /* Threads still tell members of releases: exit() waits a moment for them. */
   store->awaited = busy;
   if (busy) hl__exit_await(1);
   hl__quorum_mutex_unlock(store);
   hl__quorum_unref(store);
 }
 
-/* In a child: the threads are the parent's, and what they are at stays
- * allocated. */
+/* In a child. The threads are the parent's, and their memory stays allocated. */
 HL__UNCHECKED static void store_forget(hl_store *base) {
   hl__quorum_store *store = (hl__quorum_store *)(void *)base;
   for (unsigned i = 0; i < store->n; i++) {
@@ -326,12 +325,11 @@ static int renew(hl_session *session, int64_t *sent_ms, hl_error *error) {
   return HL_OK;
 }
 
-/* For the members that a quorum does without. */
+/* settle waits so long for members that a quorum does without: ms. */
 #define GRACE_MS 50
 
-/* What was released is outstanding until all have let go of it, or, after a
-   moment, a quorum, or could be told: so a try that follows is not refused by
-   it. */
+/* Waits until all members have dropped the released lease; after a moment, until a quorum has. So
+   the released lease does not refuse the next try. A suspect member is not waited for. */
 static int settle(hl_session *base, int64_t deadline, hl_error *error) {
   hl__quorum_session *session = session_of(base);
   hl__quorum_store *store = hl__quorum_store_of(base);

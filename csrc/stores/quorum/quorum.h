@@ -1,7 +1,7 @@
 /*
- * quorum.h - the inside of a quorum: several stores, its members, each of which
- * makes its own grants; a lease is held when so many of them have a record of
- * it. Two majorities meet in a member, which refuses the second.
+ * quorum.h - the inside of a quorum. A quorum has several stores, its members; each makes its own grants.
+ * A lease is held when so many members have a record of it. Two majorities meet in a member, and
+ * the member refuses the second holder.
  *
  *   quorum.c    opens and closes; the operations of a store
  *   leases.c    the operations on records
@@ -15,16 +15,14 @@
  * Each file uses only those below it. ask.c has a thread started by a function
  * that member.c gave it: store->thread_start.
  *
- * Each member has the same id, secret and holder. A member is *in* a lease when
- * it has said, while the lease was believed to be held, that its record is
- * there. Only those count in a refresh. So a record that was made late, or
- * again, proves nothing of the time before: at each moment of a lease that is
- * unbroken a majority had its record all the time. What a lease has can come to
- * be in another mode (convert.c): then only those are in it whose record is in
- * that mode.
+ * All members have a lease's id, secret and holder. A member is *in* a lease when it has said that
+ * its record is there, while the holder believed in the lease. Only members in the lease count in a
+ * refresh: a record that a member made late, or again, proves nothing of the time before. So all the
+ * time of an unbroken lease a majority had its record. When a lease changes its mode (convert.c),
+ * only members whose record is in the new mode stay in it.
  *
- * Mutexes: store->mutex guards everything but what is said to be constant, or a
- * thread's. It is not held while a member is asked.
+ * Mutexes: store->mutex guards everything that is not marked as constant or as a thread's. A thread
+ * gives the mutex back while it asks a member.
  */
 #ifndef HIERLOCK_QUORUM_H
 #define HIERLOCK_QUORUM_H
@@ -39,7 +37,7 @@
 #define HL__QUORUM_IDLE 8    /* sessions that a member keeps */
 #define HL__QUORUM_CHAINS 64 /* of the leases that are known */
 #define HL__QUORUM_MAX 15
-/* A member that has not answered for so long is left behind: ms. */
+/* A caller waits so long for a member: ms. */
 #define HL__QUORUM_ANSWER_MS 1000
 
 HL__MUTEX_CLASS(hl__quorum_mutex) HL__AFTER(hl__connection_mutex);
@@ -57,13 +55,13 @@ typedef struct hl__quorum_rows {
   hl_row rows[];
 } hl__quorum_rows;
 
-/* What is known of a lease at a member. */
+/* A lease at a member. */
 typedef struct hl__quorum_part {
   bool in;           /* it has the record: see above */
-  bool converted;    /* it has said so since the upgrade that is under way began */
-  bool old;          /* what is left over there may be in a mode of before */
-  bool leftover;     /* it may have one that nobody wants: to be dropped */
-  bool gone;         /* it has said that it dropped it, since the lease is dropped */
+  bool converted;    /* it is so since this upgrade began */
+  bool old;          /* its record may be in an older mode */
+  bool leftover;     /* the member may have an unwanted record, to be dropped */
+  bool gone;         /* it has dropped the record since the lease was released */
   bool spoiled;      /* a grant was recalled, or a drop not answered, which may still
                     be carried out: no other can be had by the same id */
   unsigned making;   /* takes that are not answered */
@@ -81,7 +79,7 @@ typedef struct hl__quorum_lease {
   bool adopted;    /* by its text, which does not tell owner and label: so it is never made
                    anew where its record is gone */
   bool left;       /* handed over as a text: its new holder heals it */
-  bool dropped;    /* nobody wants it any more */
+  bool dropped;    /* released, or lost */
   int64_t end;     /* until when it is believed to be held; hl__boot_ms */
   int64_t heal_at; /* when members that are out of it are asked again; hl__now_ms */
   int64_t heal_pause;
@@ -112,7 +110,7 @@ typedef enum hl__quorum_kind {
   HL__ASK_HOLDERS
 } hl__quorum_kind;
 
-/* Which leases; shared by the asks of one call. */
+/* A filter; the asks of one call share it. */
 typedef struct hl__quorum_query {
   unsigned references;
   hl_lease_filter filter; /* into what follows */
@@ -131,7 +129,7 @@ struct hl__quorum_ask {
   hl__quorum_lease *lease;      /* or NULL */
   hl__quorum_query *query;      /* or NULL */
   bool again;                   /* it was sent before, and was not answered */
-  hl__quorum_session *listener; /* who waits for the answer; NULL: nobody does */
+  hl__quorum_session *listener; /* the caller who waits for the answer; or NULL */
   enum {
     HL__ASK_QUEUED,
     HL__ASK_RUNS,
@@ -139,7 +137,7 @@ struct hl__quorum_ask {
   } state;
   bool unwanted; /* a grant that comes is given back */
   bool interrupted;
-  bool stray;          /* nobody waits for it any more, and it goes on */
+  bool stray;          /* its caller has left it, and it goes on */
   bool sent;           /* the member may have it */
   hl_session *session; /* while it runs */
   int64_t begun;       /* hl__now_ms */
@@ -215,7 +213,7 @@ struct hl__quorum_store {
   hl_error stopped;                        /* status: HL_EMISMATCH, for ever; or HL_OK */
 };
 
-/* A caller; nothing is held between its calls. */
+/* A caller. Between its calls it holds nothing. */
 struct hl__quorum_session {
   hl_session base;
   pthread_cond_t answered;
@@ -239,49 +237,46 @@ HL__MUTEX_FUNCTIONS(hl__quorum_mutex, hl__quorum_store, mutex, hl__quorum_mutex)
 hl__quorum_ask *hl__ask_new(hl__quorum_member *member, hl__quorum_kind kind,
                             hl__quorum_lease *lease, hl__quorum_query *query,
                             hl__quorum_session *listener) HL__REQUIRES(hl__quorum_mutex);
-/* Those rows, instead of what the lease has; either may be NULL: the same. */
+/* Asks for these rows instead of the lease's; NULL: does not change them. */
 void hl__ask_rows(hl__quorum_ask *ask, hl__quorum_rows *rows, hl__quorum_rows *shown)
     HL__REQUIRES(hl__quorum_mutex);
 /* Asks it. */
 void hl__ask_give(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex);
-/* The caller listens no more, and gives his reference back. unwanted: the
-   member is to stop, and what it has granted, or will grant, goes. */
+/* The caller listens no more, and gives his reference back. unwanted: the member is to stop; a thread gives its grant back. */
 void hl__ask_leave(hl__quorum_ask *ask, bool unwanted) HL__REQUIRES(hl__quorum_mutex);
 /* An hl_holder_fn: keeps it in the ask. */
 void hl__ask_found(void *ask, const hl_holder *holder);
-/* Nobody waits for the answer; drops a lease there. */
+/* Has the member drop a lease, and does not wait. */
 void hl__ask_drop(hl__quorum_member *member, hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex);
-/* It has not answered in time. */
+/* The member has not answered in time. */
 void hl__member_suspect(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex);
-/* Waits, without the mutex, until something was answered, or interrupted, or
- * the time. */
+/* Waits, without the mutex, for an answer, an interruption, or the time. */
 void hl__quorum_wait(hl__quorum_session *session, int64_t until) HL__REQUIRES(hl__quorum_mutex);
 /* For the thread that asks: the first in the queue, which runs from now on, with the queue's
-   reference; NULL: there is none. */
+   reference; NULL: the queue is empty. */
 hl__quorum_ask *hl__ask_next(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex);
 void hl__ask_unref(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex);
-/* It is answered; its thread has nothing to clean up. */
+/* The thread has the answer, and has cleaned up. */
 void hl__ask_done(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex);
-/* After it there may be a record of this holder. */
+/* Whether the question makes a record. */
 bool hl__ask_makes(const hl__quorum_ask *ask);
-/* It puts the record into another mode. */
+/* Whether the question changes the mode of a record. */
 bool hl__ask_converts(const hl__quorum_ask *ask);
-/* The grant of one that nobody waits for. False: it has to be given back. */
+/* Keeps a grant without a listener. False: the thread has to give it back. */
 bool hl__ask_keep(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex);
-/* It has been carried out, and nobody listens any more. */
+/* The member has changed the mode, and no caller listens. */
 void hl__ask_convert_late(hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex);
-/* Says what the asks have been answered: "2 of 3 stores ...: file:/a: ...".
-   `what`: "could not be asked". Those with HL_OK, or of another status than
-   `only` (0: any), are left out. */
+/* Says what members have answered, but for HL_OK: "2 of 3 stores ...: file:/a: ...". `what` is
+   "could not be asked", say. */
 int hl__quorum_error(const hl__quorum_store *store, int status, hl__quorum_ask *const *asks,
                      const char *what, hl_error *error) HL__REQUIRES(hl__quorum_mutex);
-/* What a failure of so many members amounts to: that of the first that will not
-   pass, else HL_ECONNECTION. */
+/* The status of a failed call: the last member's whose failure will not pass, else
+   HL_ECONNECTION. */
 int hl__quorum_failure(const hl__quorum_store *store, hl__quorum_ask *const *asks)
     HL__REQUIRES(hl__quorum_mutex);
 
-/* It cannot be had again: what is left of it goes. */
+/* The lease is lost: has all members drop their records. */
 void hl__quorum_abandon(hl__quorum_store *store, hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex);
 /* A member has said that it was revoked. */
@@ -289,11 +284,10 @@ bool hl__quorum_is_revoked(const hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mu
 
 /* ---- member.c; with the mutex, unless it says otherwise */
 
-/* Starts a thread of the member. False: it has as many as it may, or there is none to be had. */
+/* Starts a thread of the member. False: the member has enough, or the system has none. */
 bool hl__member_start(hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex);
-/* Makes the members that are out of it take it, and does not wait for them.
-   They are asked again, after pauses that grow, until all are in it, or it is
-   over. */
+/* Has the members that are out of the lease take it, and does not wait. Threads ask again, after
+   pauses that grow, until all members are in it, or it ends. */
 void hl__quorum_heal(hl__quorum_store *store, hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex);
 /* Without the mutex. Frees the store with the last reference. */
@@ -301,11 +295,11 @@ void hl__quorum_unref(hl__quorum_store *store);
 
 /* ---- known.c; with the mutex */
 
-/* What is known of that lease, with a reference; NULL: nothing. */
+/* Finds the lease, with a reference; or NULL. */
 hl__quorum_lease *hl__known_find(hl__quorum_store *store, const hl_lease_terms *terms)
     HL__REQUIRES(hl__quorum_mutex);
-/* The same; made, where nothing is known. request: NULL where its rows are not
-   known. NULL: no memory. */
+/* The same; makes an entry if there is none. request: NULL if the caller does not know the rows.
+   NULL: no memory. */
 hl__quorum_lease *hl__known_make(hl__quorum_store *store, const hl_lease_terms *terms,
                                  const hl_request *request) HL__REQUIRES(hl__quorum_mutex);
 void hl__known_unref(hl__quorum_lease *lease) HL__REQUIRES(hl__quorum_mutex);
@@ -320,33 +314,31 @@ void hl__rows_unref(hl__quorum_rows *rows) HL__REQUIRES(hl__quorum_mutex);
 void hl__known_show(hl__quorum_lease *lease, hl__quorum_rows *shown) HL__REQUIRES(hl__quorum_mutex);
 /* Whether a question that makes or ends a record there is not answered yet. */
 bool hl__known_is_busy(const hl__quorum_part *part) HL__REQUIRES(hl__quorum_mutex);
-/* Whether a lease may be held that nobody has given back. */
+/* Whether a lease may be held that was not released. */
 bool hl__known_goes_on(const hl__quorum_store *store) HL__REQUIRES(hl__quorum_mutex);
-/* A record was there, or came to last for ttl ms, by what was asked for then.
- */
+/* The member has the record for ttl ms from sent_ms on. */
 void hl__known_sent(hl__quorum_part *part, int64_t sent_ms, int64_t ttl)
     HL__REQUIRES(hl__quorum_mutex);
-/* Its record may be in another mode than the lease: it counts no more, as long
-   as a quorum is left without it, and is made anew when the lease is healed. */
+/* The member's record may be in an older mode. The record does not count, as long as a quorum is left
+   without it. Healing makes it anew. */
 void hl__known_old(const hl__quorum_store *store, hl__quorum_lease *lease, unsigned i)
     HL__REQUIRES(hl__quorum_mutex);
-/* Nothing is to be known of it any more. */
+/* Takes the lease out of the table. */
 void hl__known_forget(hl__quorum_store *store, hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex);
-/* So many members are in it. */
+/* How many members are in the lease. */
 unsigned hl__known_in(const hl__quorum_store *store, const hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex);
-/* From when on a quorum of those that are in it counts: the time at which the
-   record of the `need`-th newest was asked for, less what clocks may differ in
-   ttl ms. */
+/* From when on a quorum of the members in the lease counts: when the `need`-th newest record was
+   asked for, less the difference of clocks in ttl ms. */
 int64_t hl__known_since(const hl__quorum_store *store, const hl__quorum_lease *lease, int64_t ttl)
     HL__REQUIRES(hl__quorum_mutex);
-/* Until when a quorum of those that are in it has it; hl__boot_ms. */
+/* Until when a quorum of the members in the lease has it; hl__boot_ms. */
 int64_t hl__known_till(const hl__quorum_store *store, const hl__quorum_lease *lease)
     HL__REQUIRES(hl__quorum_mutex);
 /* ---- presence.c; with the mutex, which is given back while a member is asked */
 
-/* Those of all processes at a member. */
+/* The presences of all processes at a member. */
 extern const hl_lease_filter hl__presences;
 /* The list as this program names it. */
 void hl__presence_init(hl__quorum_store *store) HL__REQUIRES(hl__quorum_mutex);
@@ -362,13 +354,13 @@ int hl__quorum_stopped(const hl__quorum_store *store, hl_error *error)
 int hl__presence_keep(hl__quorum_ask *ask, hl_session *session, bool used)
     HL__REQUIRES(hl__quorum_mutex);
 bool hl__presence_stands(const hl__quorum_member *member) HL__REQUIRES(hl__quorum_mutex);
-/* Once such an ask is answered: whether the presence is to be renewed, while nobody waits. */
+/* After the answer to such an ask: whether the thread has to renew the presence now. */
 bool hl__presence_is_due(const hl__quorum_ask *ask) HL__REQUIRES(hl__quorum_mutex);
 int hl__presence_renew(hl__quorum_ask *ask, hl_session *session) HL__REQUIRES(hl__quorum_mutex);
 
 /* ---- take.c, convert.c, leases.c; without the mutex, unless they say otherwise */
 
-/* What was released, and is not answered, goes on. With the mutex. */
+/* The session leaves its drops, which go on. With the mutex. */
 void hl__quorum_drops_leave(hl__quorum_session *session) HL__REQUIRES(hl__quorum_mutex);
 
 int hl__quorum_take(hl_session *session, const hl_request *request, hl_grant *grant,

@@ -1,25 +1,21 @@
 /*
  * take.c - acquires a lease at a quorum, and upgrades one.
  *
- *   1. All members are asked at once, to try once. Most requests end here.
- *   2. If that has made no quorum, what was granted is given back, but for the
- * first members in order; then the members are asked one by one, in order, and
- * each is waited for. All callers go through them in one order, and nobody
- * waits for a member while he holds a later one: so two callers never wait for
- * each other.
- *   3. Meanwhile the others are tried again now and then: a record that its
- * holder has left behind at the member that is waited for, or a member that has
- * stopped, keeps nobody from a quorum of the others.
- *   4. The highest token is written to a quorum, before anybody hears of it.
+ *   1. The caller asks all members at once, to try once. Most requests end here.
+ *   2. If no quorum has granted, the caller keeps the grants of the first members in order, and
+ * gives the others back. Then he asks the members one by one, in order, and waits for each. All
+ * callers have one order, and no caller waits for a member while he holds a later one. So two
+ * callers never wait for each other.
+ *   3. Meanwhile the caller tries the others again now and then. The member that he waits for may
+ * have stopped, or have a record that its holder left behind; the others may make a quorum.
+ *   4. The caller writes the highest token to a quorum, before he returns it.
  *
- * A member that does not answer a try within HL__QUORUM_ANSWER_MS is left
- * behind. A wait may last, so there another question, whether it is alive, says
- * whether it does. What is granted is refreshed as long as the rest is waited
- * for.
+ * A try waits for a member for HL__QUORUM_ANSWER_MS. A wait may last longer. Then another question
+ * says whether the member is alive. The caller refreshes his grants while he waits.
  *
- * An upgrade goes the same way, at the members that are in the lease: what it
- * gives back comes to be shared again. Were it to wait for a member while it is
- * exclusive at a later one, it would wait for a reader who waits there for it.
+ * An upgrade does the same at the members in the lease; to give back is to share again. Suppose it
+ * waited for a member while it is exclusive at a later one. There a reader may wait for it whom it
+ * waits for here.
  */
 #include "quorum.h"
 
@@ -28,11 +24,11 @@
 /* Until the others are tried again: ms; it doubles up to the second. */
 #define AGAIN_MS 50
 #define AGAIN_MAX_MS 1000
-/* A suspect member is waited for so long, where others have spoken. */
+/* A try waits so long for a suspect member, if others have answered. */
 #define GRACE_MS 50
 /* Votes are split within so many ms; what takes longer has another reason. */
 #define SPLIT_MS 100
-/* For what was granted, and is given back by a call that has failed. */
+/* A call that has failed waits so long for its drops. */
 #define BACK_MS 200
 
 typedef struct taking {
@@ -46,7 +42,7 @@ typedef struct taking {
   int64_t deadline;
   hl__quorum_ask *ask[HL__QUORUM_MAX];  /* to take, or to give back */
   hl__quorum_ask *last[HL__QUORUM_MAX]; /* the last take that was answered */
-  hl__quorum_ask *keep[HL__QUORUM_MAX]; /* to keep what was granted, or raise it */
+  hl__quorum_ask *keep[HL__QUORUM_MAX]; /* to refresh a grant, or raise its token */
   bool failed[HL__QUORUM_MAX], refused[HL__QUORUM_MAX], raised[HL__QUORUM_MAX];
   bool unraised[HL__QUORUM_MAX]; /* it could not be told the token */
   int waits;                     /* the member that is waited for; -1: none */
@@ -56,7 +52,7 @@ typedef struct taking {
                        already */
   bool behind;                   /* it is to stand behind an update lock */
   const hl_error *revoked;       /* what a member has said of it */
-  bool freshened;                /* what was granted long ago has been refreshed, at the end */
+  bool freshened;                /* old grants have been refreshed, at the end */
   int64_t tried, again, pause;
   uint64_t token;
 } taking;
@@ -135,7 +131,7 @@ static void give_back(taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex) {
   self->ask[i] = ask;
 }
 
-/* The answer of a member to a take, or to what was given back. */
+/* Reads the answer of a member to a take, or to a drop. */
 static void answer_read(taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_ask *ask = self->ask[i];
   hl__quorum_part *part = part_of(self, i);
@@ -197,12 +193,11 @@ static void keep_ask(taking *self, unsigned i, hl__quorum_kind kind)
   hl__ask_give(ask);
 }
 
-/* What was granted long ago is refreshed: its time counts from the grant of the
-   last. True: everything is fresh enough. */
+/* Refreshes old grants. True: all are fresh enough. */
 static bool refresh_old(taking *self, int64_t part_of_ttl) HL__REQUIRES(hl__quorum_mutex) {
   int64_t now = hl__boot_ms();
   bool fresh = true;
-  if (self->shown) return fresh; /* whose lease it is refreshes it */
+  if (self->shown) return fresh; /* its holder refreshes the lease */
   for (unsigned i = 0; i < self->store->n; i++) {
     if (!part_of(self, i)->in ||
         now - part_of(self, i)->sent_ms <= self->lease->terms.ttl / part_of_ttl)
@@ -213,7 +208,7 @@ static bool refresh_old(taking *self, int64_t part_of_ttl) HL__REQUIRES(hl__quor
   return fresh;
 }
 
-/* It has left a question open for too long. */
+/* The member has not answered for too long. */
 static void leave_behind(taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex) {
   hl__member_suspect(&self->store->members[i]);
   self->failed[i] = true;
@@ -249,15 +244,15 @@ static bool try_is_over(taking *self) HL__REQUIRES(hl__quorum_mutex) {
   return true;
 }
 
-/* No quorum: what is in nobody's way is kept, that is, what comes before the
-   first that is to be waited for. */
+/* The try has made no quorum. Gives back the grants of the members from `first` on; earlier ones
+   are in no caller's way. */
 static void try_end(taking *self, unsigned first) HL__REQUIRES(hl__quorum_mutex) {
   self->trying = false;
   self->again = hl__now_ms() + self->pause;
   self->pause = 2 * self->pause < AGAIN_MAX_MS ? 2 * self->pause : AGAIN_MAX_MS;
   for (unsigned i = first; i < self->store->n; i++) {
     if (is_taking(self, i) && self->waits != (int)i) {
-      /* It cannot help any more. */
+      /* The try does not need the answer any more. */
       hl__ask_leave(self->ask[i], true);
       self->ask[i] = NULL;
     }
@@ -273,7 +268,7 @@ static unsigned first_open(const taking *self) HL__REQUIRES(hl__quorum_mutex) {
   return self->store->n;
 }
 
-/* How many could still be had, with those that are. */
+/* How many members have granted, or still may. */
 static unsigned within_reach(const taking *self) HL__REQUIRES(hl__quorum_mutex) {
   unsigned n = 0;
   for (unsigned i = 0; i < self->store->n; i++)
@@ -332,8 +327,7 @@ static int one_by_one(taking *self) HL__REQUIRES(hl__quorum_mutex) {
   return HL_OK;
 }
 
-/* Whether the token of that member can be raised: what it forgets does not matter
-   then, as long as a quorum does not. */
+/* Whether the member can be told a token. Then a minority of such members may forget it. */
 static bool is_raisable(const taking *self, unsigned i) HL__REQUIRES(hl__quorum_mutex) {
   const hl_store *inner = self->store->members[i].inner;
   return inner && inner->leases->raise && !self->unraised[i];
@@ -367,7 +361,7 @@ static bool is_token_written(taking *self) HL__REQUIRES(hl__quorum_mutex) {
   return open == 0 && written + mute >= self->store->need;
 }
 
-/* A quorum has granted. True: what it takes before it may be said is done. */
+/* A quorum has granted. True: the caller may be told. */
 static bool is_settled(taking *self) HL__REQUIRES(hl__quorum_mutex) {
   if (!self->freshened) {
     self->freshened = true;
@@ -410,13 +404,13 @@ static void keeps_overdue(taking *self) HL__REQUIRES(hl__quorum_mutex) {
     self->keep[i] = NULL;
     hl__ask_leave(ask, true);
     hl__member_suspect(&self->store->members[i]);
-    if (!has(self, i)) continue; /* it was told the token only */
+    if (!has(self, i)) continue; /* it was only told the token */
     self->failed[i] = true;
     give_back(self, i);
   }
 }
 
-/* Members that a quorum would do without, but that may say yet that another list is in use. */
+/* Whether no member may still say that another list is in use. */
 static bool is_judged(const taking *self) HL__REQUIRES(hl__quorum_mutex) {
   for (unsigned i = 0; i < self->store->n; i++) {
     const hl__quorum_member *member = &self->store->members[i];
@@ -427,7 +421,7 @@ static bool is_judged(const taking *self) HL__REQUIRES(hl__quorum_mutex) {
   return true;
 }
 
-/* An upgrade's: the lease is not had by a quorum any more. */
+/* Whether a quorum does not have the lease any more, which the caller upgrades. */
 static bool is_gone(const taking *self) HL__REQUIRES(hl__quorum_mutex) {
   return self->shown && (self->revoked || self->lease->dropped ||
                          hl__known_in(self->store, self->lease) < self->store->need);
@@ -456,8 +450,7 @@ static int take(taking *self) HL__REQUIRES(hl__quorum_mutex) {
         if (self->waits >= 0) {
           try_end(self, (unsigned)self->waits + 1);
         } else {
-          /* Once more, in order: two that have split the votes do not do so
-           * again. */
+          /* Tries once more, in order: then two callers do not split the votes again. */
           if (self->request->try_once &&
               (granted_by(self) == 0 || hl__now_ms() > self->tried + SPLIT_MS) &&
               within_reach(self) < self->store->need)
@@ -484,8 +477,8 @@ static void rest_leave(taking *self) HL__REQUIRES(hl__quorum_mutex) {
   }
 }
 
-/* Who granted is in it. What is not answered may still come: it is welcome
-   while the lease is held; the wait for a member is over. */
+/* The members that have granted are in the lease. Late grants are welcome while it is held. The
+   wait for one member ends. */
 static void granted(taking *self, hl_grant *grant) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_lease *lease = self->lease;
   int64_t since = hl__known_since(self->store, lease, lease->terms.ttl);
@@ -498,8 +491,7 @@ static void granted(taking *self, hl_grant *grant) HL__REQUIRES(hl__quorum_mutex
   hl__quorum_heal(self->store, lease);
 }
 
-/* Who has upgraded is in it; the others lose what they have, or upgrade late.
- */
+/* The members that have upgraded are in the lease. The others leave it, or upgrade late. */
 static void upgraded(taking *self, hl_grant *grant) HL__REQUIRES(hl__quorum_mutex) {
   hl__quorum_lease *lease = self->lease;
   hl__known_show(lease, self->shown);
@@ -513,8 +505,7 @@ static void upgraded(taking *self, hl_grant *grant) HL__REQUIRES(hl__quorum_mute
   hl__quorum_heal(self->store, lease);
 }
 
-/* Nothing is held any more; what had to be given back is, if it can be done
- * soon. */
+/* The call has failed. Gives the grants back, and waits a moment for that. */
 static void give_up(taking *self) HL__REQUIRES(hl__quorum_mutex) {
   int64_t end = hl__now_ms() + BACK_MS;
   if (!self->shown) self->lease->dropped = true;
