@@ -300,6 +300,32 @@ static hl_agent *push_agent(lua_State *L) {
   return *self;
 }
 
+/* Pushes the table that the manager at that index shares with its handles: see hll.h. The options of open are at 2. */
+static void shared_push(lua_State *L, int manager, const open_options *options) {
+  lua_createtable(L, 2, 2);
+  lua_pushvalue(L, manager);
+  lua_rawseti(L, -2, 1);
+  if (options->hooks) hll_hooks_set(L, 2, manager + 1);
+  if (options->on_lost || options->hooks) {
+    lua_getfield(L, 2, "on_lost");
+    lua_setfield(L, -2, "on_lost");
+    lua_newtable(L);
+    lua_createtable(L, 0, 1);
+    lua_pushliteral(L, "k");
+    lua_setfield(L, -2, "__mode");
+    lua_setmetatable(L, -2);
+    lua_setfield(L, -2, "handles");
+  }
+  const char *const told[] = {"warn_unreleased", "check_order"};
+  for (int i = 0; i < 2 && lua_istable(L, 2); i++) {
+    lua_getfield(L, 2, told[i]);
+    if (lua_isfunction(L, -1))
+      lua_setfield(L, -2, told[i]);
+    else
+      lua_pop(L, 1);
+  }
+}
+
 /***
 Opens a manager: connects, and looks whether locks on this store exclude.
 Blocks for at most the DSN's `connect_timeout` (10 s).
@@ -389,28 +415,7 @@ int hll_manager_open(lua_State *L) {
   hll_manager *self = hll_newuserdata(L, sizeof *self);
   int manager = lua_gettop(L);
   *self = (hll_manager){.hooks = options.hooks};
-  lua_createtable(L, 2, 2);
-  lua_pushvalue(L, manager);
-  lua_rawseti(L, -2, 1);
-  if (options.hooks) hll_hooks_set(L, 2, manager + 1);
-  if (options.on_lost || options.hooks) {
-    lua_getfield(L, 2, "on_lost");
-    lua_setfield(L, -2, "on_lost");
-    lua_newtable(L);
-    lua_createtable(L, 0, 1);
-    lua_pushliteral(L, "k");
-    lua_setfield(L, -2, "__mode");
-    lua_setmetatable(L, -2);
-    lua_setfield(L, -2, "handles");
-  }
-  const char *const told[] = {"warn_unreleased", "check_order"};
-  for (int i = 0; i < 2 && lua_istable(L, 2); i++) {
-    lua_getfield(L, 2, told[i]);
-    if (lua_isfunction(L, -1))
-      lua_setfield(L, -2, told[i]);
-    else
-      lua_pop(L, 1);
-  }
+  shared_push(L, manager, &options);
   hll_setuservalue(L, manager);
   luaL_getmetatable(L, HLL_MANAGER);
   lua_setmetatable(L, manager);
