@@ -169,6 +169,18 @@ static int64_t answer_by(const hl__call *call, int64_t deadline) {
                                                                  : hl__late_answer_by(deadline);
 }
 
+/* Takes a connection; a fresh one where an older one was of no use. */
+static int connection_take(hl__call *call, const hl_request *request, bool fresh, int64_t deadline,
+                           hl__connection **connection, hl_error *error)
+    HL__REQUIRES(hl__manager_mutex) {
+  const hl__take take = {.how = fresh ? HL__TAKE_FRESH : HL__TAKE_ANY,
+                         .try_once = request->try_once,
+                         .deadline = deadline,
+                         .reservation = &call->reserved,
+                         .given_up = &call->given_up};
+  return hl__pool_take(call->manager, &take, connection, error);
+}
+
 /* Sets the deadline of the store's next piece of waiting, which takes `longest` ms,
    or what the core allows at most. The keeper watches it, from now on: the store has answered soon
    afterwards, and by `limit`, or hangs. Time that went into connecting is not the server's. False:
@@ -217,7 +229,7 @@ static int piece_adopt(hl__call *call, hl_request *request, hl_grant *grant, hl_
 void hl__call_interrupt(hl__call *call) {
   const hl_store_ops *ops = call->manager->ops;
   /* Not a round trip that ends soon by itself: the lock may be worth it. */
-  if (call->kind > HL__EXTEND || !call->connection || !call->connection->session) return;
+  if (call->kind > HL__UPGRADE || !call->connection || !call->connection->session) return;
   ops->interrupt(call->connection->session);
   if (ops->traits.expires) call->lock->hold.kept_until = 0;
 }
@@ -275,9 +287,8 @@ static int acquire_rows(hl__call *call, hl_request *request, int64_t deadline, h
     int status = HL_OK;
     if (kept) status = hl__keeper_start(manager, error);
     if (status == HL_OK)
-      status = hl__pool_take(manager, repaired ? HL__TAKE_FRESH : HL__TAKE_ANY,
-                             repaired ? limit : deadline, request->try_once, &call->reserved,
-                             &call->given_up, &connection, error);
+      status =
+          connection_take(call, request, repaired, repaired ? limit : deadline, &connection, error);
     if (status) return status;
     bool fresh = connection->fresh;
     /* Connecting took all the time that there was: the store is asked, once. */
@@ -462,7 +473,7 @@ static int lease_convert(hl__call *call, hl_request *request, hl_error *error) {
   hl__lease *lease = call->lock->lease;
   hl_error reason = {0};
   hl_grant grant = {0};
-  bool repaired = false, upgrades = call->kind == HL__EXTEND;
+  bool repaired = false, upgrades = call->kind == HL__UPGRADE;
   const int64_t limit = answer_by(call, call->deadline);
   request->lease = &lease->terms;
   hl__manager_renew(manager);
@@ -472,9 +483,8 @@ static int lease_convert(hl__call *call, hl_request *request, hl_error *error) {
   while (status == HL_OK && request->n > 0) {
     grant = (hl_grant){.place = lease->terms.place, .token = call->extension->token};
     hl__connection *connection;
-    status = hl__pool_take(manager, repaired ? HL__TAKE_FRESH : HL__TAKE_ANY,
-                           repaired ? limit : call->deadline, request->try_once, &call->reserved,
-                           &call->given_up, &connection, error);
+    status = connection_take(call, request, repaired, repaired ? limit : call->deadline,
+                             &connection, error);
     if (status) break;
     bool wanted = piece_begin(call, connection, call->deadline, HL_FOREVER, limit, request);
     if (wanted) {
@@ -604,18 +614,6 @@ int hl__call_downgrade(hl__call *call, hl_error *error) {
 
 /* ------------------------------------------------------- becoming a lease */
 
-int hl__call_to_lease_new(hl__call *call, hl_error *error) {
-  hl_manager *manager = call->manager;
-  if (call->lock->lease)
-    return hl__error(error, HL_EUNSUPPORTED, "it is a lease already: refresh says when it ends");
-  if (!manager->store || !manager->store->leases) return hl__lease_unsupported(manager, error);
-  if (hl__plan_updates(call->lock->plan)) {
-    int status = hl__updates_check(manager, true, error);
-    if (status) return status;
-  }
-  return hl__lease_new(manager, &call->options, &call->lease, error);
-}
-
 int hl__call_to_lease(hl__call *call, hl_error *error) {
   hl_manager *manager = call->manager;
   hl__hold *hold = &call->lock->hold;
@@ -659,8 +657,41 @@ int hl__call_to_lease(hl__call *call, hl_error *error) {
   return status;
 }
 
+/* -------------------------------------------------- before and after a call */
+
+/* HL__TO_LEASE: makes the lease that the lock becomes. */
+static int lease_prepare(hl__call *call, hl_error *error) {
+  hl_manager *manager = call->manager;
+  if (call->lock->lease)
+    return hl__error(error, HL_EUNSUPPORTED, "it is a lease already: refresh says when it ends");
+  if (!manager->store || !manager->store->leases) return hl__lease_unsupported(manager, error);
+  if (hl__plan_updates(call->lock->plan)) {
+    int status = hl__updates_check(manager, true, error);
+    if (status) return status;
+  }
+  return hl__lease_new(manager, &call->options, &call->lease, error);
+}
+
+int hl__call_prepare(hl__call *call, const hl_plan *plan, hl_error *error) {
+  if (call->kind == HL__TO_LEASE) return lease_prepare(call, error);
+  if (call->kind != HL__EXTEND && call->kind != HL__UPGRADE && call->kind != HL__DOWNGRADE)
+    return HL_OK;
+  call->extension = &call->extends;
+  int status =
+      plan ? hl__extension_init(&call->extends, call->lock, plan, error)
+           : hl__extension_convert(&call->extends, call->lock, call->kind == HL__UPGRADE, error);
+  if (call->kind != HL__DOWNGRADE) call->waiter.plan = call->extends.plan;
+  return status;
+}
+
+void hl__call_dispose(hl__call *call) {
+  if (call->extension) hl__extension_dispose(call->extension);
+  hl__lease_unref(call->lease);
+}
+
 bool hl__call_commits(const hl__call *call, int status) {
-  if (!call->extension || !call->lock) return false;
+  if (!call->lock) return false;
+  if (!call->extension) return call->became;
   return status == HL_OK || (call->kind == HL__DOWNGRADE && call->lock->lease);
 }
 

@@ -13,19 +13,21 @@
 
 typedef enum hl__call_kind {
   HL__ACQUIRE,
-  HL__EXTEND, /* also an upgrade; this and the others: of a lock that is held */
+  HL__EXTEND, /* this and the others: on a lock that is held */
+  HL__UPGRADE,
   HL__DOWNGRADE,
-  HL__CHECK,
+  HL__TO_LEASE,
+  HL__CHECK, /* this and the others take no options */
   HL__RELEASE,
-  HL__REFRESH,
-  HL__TO_LEASE
+  HL__REFRESH
 } hl__call_kind;
 
 typedef struct hl__call {
   hl_manager *manager;
   hl__call_kind kind;
   hl_lock *lock;            /* HL__ACQUIRE: the new one, which holds nothing yet */
-  hl__extension *extension; /* HL__EXTEND, HL__DOWNGRADE; NULL otherwise */
+  hl__extension *extension; /* HL__EXTEND, HL__UPGRADE, HL__DOWNGRADE: `extends`; else NULL */
+  hl__extension extends;
   /* HL__ACQUIRE: its lock's, or NULL. HL__TO_LEASE: what the lock becomes; the call's own
      until hl__call_commit. */
   hl__lease *lease;
@@ -60,20 +62,22 @@ int hl__call_make(hl__call *call, hl_error *error);
 int hl__call_acquire(hl__call *call, int64_t timeout, hl_error *error);
 /* An acquisition ends so: counts it. Returns for how long it has waited, in ms. */
 int64_t hl__call_ends(hl__call *call, int status) HL__REQUIRES(hl__manager_mutex);
-/* Makes the call of HL__EXTEND; blocks. Its owner commits the extension, if it was
+/* Allocates what a call on a held lock needs before it blocks: the extension by `plan` (HL__EXTEND) or by another
+   mode; the lease that the lock becomes. The caller disposes of it after any outcome. HL_OK, HL_ENOMEM; of
+   HL__TO_LEASE also HL_ESTORE, and HL_EUNSUPPORTED: the lock is a lease already, or the store has no leases. */
+int hl__call_prepare(hl__call *call, const hl_plan *plan, hl_error *error);
+void hl__call_dispose(hl__call *call);
+/* Makes the call of HL__EXTEND or HL__UPGRADE; blocks. The caller commits the extension, if it was
    granted. */
 int hl__call_extend(hl__call *call, hl_error *error);
-/* The same of HL__DOWNGRADE. */
+/* Makes the call of HL__DOWNGRADE; blocks. */
 int hl__call_downgrade(hl__call *call, hl_error *error);
-/* Makes what the lock of HL__TO_LEASE becomes. HL_OK; HL_EUNSUPPORTED: the lock is one
-   already, or the store has none; HL_ENOMEM, HL_ESTORE. */
-int hl__call_to_lease_new(hl__call *call, hl_error *error);
 /* Makes the call of HL__TO_LEASE; blocks. */
 int hl__call_to_lease(hl__call *call, hl_error *error);
-/* Whether the lock has what an HL__EXTEND or HL__DOWNGRADE wanted, after that status. A lease that was to be
-   downgraded claims no more in any case: it may have been, though nobody was told. */
+/* Whether the lock has what the call wanted, after that status. A lease claims no more after any downgrade: the store
+   may have made it, and the answer was lost. */
 bool hl__call_commits(const hl__call *call, int status);
-/* What HL__EXTEND, HL__DOWNGRADE or HL__TO_LEASE has got, the lock has. By whoever uses the lock. */
+/* Gives the lock what the call has got. The thread that uses the lock calls it. */
 void hl__call_commit(hl__call *call);
 /* Ends a call that is in the store's hands, soon. */
 void hl__call_interrupt(hl__call *call) HL__REQUIRES(hl__manager_mutex);

@@ -9,14 +9,14 @@
 #include "hold.h"
 #include "lease.h"
 
-/* A call on the lock that was started (hl_lock_start_...). Until its result has been
-   taken it occupies the lock: everybody else only asks for what they want here. */
+/* A call on the lock that was started (hl_lock_start_...). It occupies the lock until its result has been
+   taken. Meanwhile the lock's owner says here what he wants done with the lock. */
 typedef struct hl__occupant hl__occupant;
 struct hl__occupant {
-  /* The lock's owner wants it released, and freed, perhaps: the call is given up.
-     True: the owner may end it himself, at once, by end. With the manager's mutex. */
+  /* Gives the call up, as the lock's owner wants the lock released, or also freed. True: the
+     owner ends the occupation himself, by end. Called with the manager's mutex. */
   bool (*abandon)(hl__occupant *occupant, bool free_it);
-  /* Ends the occupation, and does what was asked for. No mutex is held. */
+  /* Ends the occupation, and does what the owner asked for. No mutex is held. */
   void (*end)(hl__occupant *occupant);
 };
 
@@ -27,46 +27,52 @@ struct hl_lock {
   bool released;       /* hl_lock_release has been called */
   const hl_plan *plan;
   int64_t waited;
-  /* For an upgrade: what observers are shown of it. */
+  /* The label that it was acquired with: observers see it during an upgrade, too. */
   char label[sizeof((hl_holder *)0)->label];
   size_t label_size;
-  _Atomic(hl__occupant *) occupant; /* NULL: it is its owner's */
-  hl__held held;                    /* in the books of who acquired it */
+  _Atomic(hl__occupant *) occupant; /* NULL: the owner may use the lock */
+  hl__held held;                    /* in the books of the agent that acquired it */
 };
 
-/* Never in a forked child: there it is of no use any more. */
+/* The lock belongs to the parent of this process. */
+static inline bool hl__lock_is_foreign(const hl_lock *lock) {
+  return lock->generation != hl__fork_generation();
+}
+/* False in a forked child, which has no thread that makes the call. */
 static inline bool hl__lock_is_occupied(hl_lock *lock) {
   return atomic_load_explicit(&lock->occupant, memory_order_acquire) != NULL &&
-         lock->generation == hl__fork_generation();
+         !hl__lock_is_foreign(lock);
 }
 
-/* An empty lock, with a reference to the manager and a copy of the plan; options: who asks
-   for it. NULL: out of memory. */
+/* Makes an empty lock, with a reference to the manager and a copy of the plan. The options name the asker.
+   NULL: out of memory. */
 hl_lock *hl__lock_new(hl_manager *manager, const hl_plan *plan, const hl_options *options);
-/* For a request that is about to wait for so long: fills in the wait, except `blocks` and
-   `over`, and hl__wait_begin, if it counts. The plan is in order. `own`: as in hl__wait. */
-int hl__lock_wait_begin(hl__wait *wait, hl_manager *manager, const hl_plan *plan,
-                        const hl_options *options, int64_t timeout, const hl__held *own,
-                        hl_error *error);
 /* Creates the lease that *lock will hold, from options that were checked. HL_OK. HL_ENOMEM, also where *lock
    is NULL, HL_ESTORE: it has freed *lock. */
 int hl__lock_lease(hl_lock **lock, const hl_options *options, hl_error *error);
-/* The lock of an import, with a lease that is to be adopted; and the options of that, of those
-   that were given. What hl_import says. */
-int hl__import_begin(hl_manager *manager, const char *text, size_t size, const hl_options *given,
-                     hl_options *options, hl_lock **lock, hl_error *error);
-/* The label that the lock was acquired with. */
-void hl__lock_relabel(const hl_lock *lock, hl_options *options);
-/* HL_OK: the lock is for update, and its owner's; HL_EMISUSE, HL_ERELEASED. */
-int hl__lock_convert_check(hl_lock *lock, hl_error *error);
-/* hl_lock_check and the release, for whoever occupies the lock. */
+/* HL_ERELEASED: the lock is foreign; HL_EMISUSE: it is occupied. */
+int hl__lock_unusable_error(const hl_lock *lock, hl_error *error);
+/* HL_OK: the lock belongs to this process, and no call occupies it. HL_ERELEASED, HL_EMISUSE. */
+static inline int hl__lock_usable(hl_lock *lock, hl_error *error) {
+  bool usable = !hl__lock_is_foreign(lock) && !hl__lock_is_occupied(lock);
+  return usable ? HL_OK : hl__lock_unusable_error(lock, error);
+}
+/* HL_EUNSUPPORTED: the lock is no lease. */
+int hl__lock_no_lease_error(hl_error *error);
+/* As hl__lock_usable. HL_EUNSUPPORTED: the lock is no lease. */
+static inline int hl__lock_usable_lease(hl_lock *lock, hl_error *error) {
+  int status = hl__lock_usable(lock, error);
+  return status || lock->lease ? status : hl__lock_no_lease_error(error);
+}
+/* Asks the store, as hl_lock_check; a call may occupy the lock. */
 int hl__lock_check(hl_lock *lock, hl_error *error);
+/* Makes a call of any kind but HL__ACQUIRE; blocks. */
+struct hl__call;
+int hl__lock_run(struct hl__call *call, hl_error *error);
+/* Gives the lock back, as hl_lock_release; a call may occupy the lock. */
 int hl__lock_release(hl_lock *lock, bool confirm, hl_error *error);
-/* Whether its end by itself, not by hl_lock_release, releases it. */
+/* Whether hl_lock_free and hl_lock_close release it: not a lease without auto_release. */
 static inline bool hl__lock_releases(const hl_lock *lock) {
   return !lock->lease || lock->lease->releases;
 }
-/* HL_EMISUSE */
-int hl__lock_occupied_error(hl_error *error);
-
 #endif

@@ -1,7 +1,6 @@
 /*
- * pending.c - calls that wait without blocking their program: started here, made
- * by a worker, and taken, cancelled or dropped at any moment in between. No order
- * of these leaks a lock. The life of a pending:
+ * pending.c - calls that wait without blocking their program: start.c starts them, a worker makes them, and their
+ * owner takes, cancels or drops them at any moment in between. No order of these leaks a lock. The life of a pending:
  *
  *                      room: a worker
  *      start -> IN LINE ------------> AT STORE -----------------> DONE -> wait
@@ -13,18 +12,17 @@
  *
  *   IN LINE    costs no thread and no connection; the keeper ends it when its
  *              time is up; line.h has its places
- *   AT STORE   a worker makes the blocking call. When it is given up meanwhile,
- *              it is DONE at once for its owner; the worker, interrupted, throws
+ *   AT STORE   a worker makes the blocking call. When the call is given up meanwhile,
+ *              it is DONE at once for its owner; the interrupted worker throws
  *              away what it gets, and keeps the place in line until then
  *   DONE       its descriptor is readable, and hl_pending_wait returns
  */
-#include "call.h"
+#include "pending.h"
 
 #include "clock.h"
 #include "error.h"
 #include "exit.h"
 #include "fork.h"
-#include "mode.h"
 #include "order.h"
 #include "plan.h"
 
@@ -34,65 +32,18 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-/* Who was in the way, as its worker found it. */
-typedef struct blockers {
-  hl_holder *list;
-  size_t n;
-  bool upgrade;   /* who holds for update is the asker himself */
-  hl_error error; /* why they may not be all; HL_OK: they are */
-} blockers;
-
-/* Of one that is granted when the first of its members is (hl_start_any). */
-typedef struct any {
-  hl_pending *winner;
-  hl_plan *plan;         /* all of them, for messages */
-  size_t n, going;       /* members, and those that are not done */
-  hl_pending *members[]; /* NULL: not started */
-} any;
-
-struct hl_pending {
-  atomic_uint references; /* its owner's, its worker's */
-  unsigned generation;    /* of the process that started it */
-  /* call.lock, of HL__ACQUIRE: the new lock. The worker owns it until `done` (if the call was given up:
-     until the worker returns), then the owner does. NULL once it was taken.
-     Of other calls: the occupied lock; NULL once the occupation has ended. */
-  hl__call call;
-  hl__task task;
-  hl__occupant occupant;
-  blockers *found; /* its owner's once it is done; NULL: nobody has looked */
-  bool done HL__GUARDED_BY(hl__manager_mutex);
-  bool taken HL__GUARDED_BY(hl__manager_mutex); /* hl_pending_wait returned it */
-  /* At the end of the occupation, what its owner wants done with the lock. */
-  bool release_then HL__GUARDED_BY(hl__manager_mutex);
-  bool free_then HL__GUARDED_BY(hl__manager_mutex);
-  int fd HL__GUARDED_BY(hl__manager_mutex); /* eventfd; -1 until asked for */
-  /* Of a group: it has no lock, no task and no place in line of its own. */
-  any *group HL__GUARDED_BY(hl__manager_mutex);
-  /* Of a member: whose. NULL once that has ended. */
-  hl_pending *whole HL__GUARDED_BY(hl__manager_mutex);
-  hl__wait wait;   /* of a strand that does nothing else; its owner's */
-  hl_agent *agent; /* for the lock; its owner's */
-  hl_notify_fn notify HL__GUARDED_BY(hl__manager_mutex); /* NULL: nobody asked */
-  uint64_t notify_tag HL__GUARDED_BY(hl__manager_mutex);
-  int status HL__GUARDED_BY(hl__manager_mutex);
-  hl_error error HL__GUARDED_BY(hl__manager_mutex);
-  char label[];
-};
-
-static void blockers_free(blockers *found) {
+static void blockers_free(hl__blockers *found) {
   if (found) free(found->list);
   free(found);
 }
 
-static void unref(hl_pending *pending) {
+void hl__pending_unref(hl_pending *pending) {
   if (atomic_fetch_sub(&pending->references, 1u) != 1) return;
   hl__line_forget(&pending->call.waiter);
   if (pending->call.kind == HL__ACQUIRE)
     hl_lock_free(pending->call.lock);
   else
-    hl__lease_unref(pending->call.lease);
-  if (pending->call.extension) hl__extension_dispose(pending->call.extension);
-  free(pending->call.extension);
+    hl__call_dispose(&pending->call);
   blockers_free(pending->found);
   hl__manager_leave(pending->call.manager);
   free(pending);
@@ -100,13 +51,12 @@ static void unref(hl_pending *pending) {
 
 /* ---------------------------------------------------------------- its end */
 
-/* The owner of the lock may ask the lock itself again. */
+/* The owner of the lock may use the lock's session again. */
 static void lock_idle(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
   if (pending->call.kind != HL__ACQUIRE) pending->call.lock->hold.busy = false;
 }
 
-/* From now on its owner sees that it is done. */
-static void tell(hl_pending *pending, int status) HL__REQUIRES(hl__manager_mutex) {
+void hl__pending_tell(hl_pending *pending, int status) {
   pending->done = true;
   pending->status = status;
   if (pending->fd >= 0) {
@@ -118,26 +68,24 @@ static void tell(hl_pending *pending, int status) HL__REQUIRES(hl__manager_mutex
   (void)pthread_cond_broadcast(&pending->call.manager->done);
 }
 
-static void member_done(hl_pending *whole, hl_pending *member) HL__REQUIRES(hl__manager_mutex);
-
-static void finish(hl_pending *pending, int status) HL__REQUIRES(hl__manager_mutex) {
+void hl__pending_finish(hl_pending *pending, int status) {
   hl__call *call = &pending->call;
   if (call->kind == HL__ACQUIRE)
     (void)hl__call_ends(call, status);
   else if (!call->given_up)
     lock_idle(pending);
-  tell(pending, status);
-  if (pending->whole) member_done(pending->whole, pending);
+  hl__pending_tell(pending, status);
+  if (pending->whole) pending->whole->group->member_done(pending->whole, pending);
 }
 
-/* Of one in line, which no worker has: its place and its lock go with it. */
+/* Ends a pending that is in line, where no worker has it: its place goes with it. */
 static void finish_in_line(hl_pending *pending, int status) HL__REQUIRES(hl__manager_mutex) {
   hl__line_leave(pending->call.manager, &pending->call.waiter, false);
   pending->call.in_line = false;
-  finish(pending, status);
+  hl__pending_finish(pending, status);
 }
 
-static int cancelled_error(hl_error *error) {
+int hl__pending_cancelled_error(hl_error *error) {
   return hl__error(error, HL_CANCELLED, "the wait was cancelled");
 }
 
@@ -147,9 +95,8 @@ static int threads_error(hl_error *error) {
                    "the container");
 }
 
-/* Ends it, wherever it is, for its owner; the store is told. Model: line.pml,
-   give_up. */
-static void give_up(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
+/* Model: line.pml, give_up. */
+void hl__pending_give_up(hl_pending *pending) {
   hl__call *call = &pending->call;
   hl_manager *manager = call->manager;
   int status = pending->error.status;
@@ -159,11 +106,11 @@ static void give_up(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
   }
   if (hl__worker_take_back(manager, &pending->task)) {
     hl__pool_unreserve(manager, &call->reserved);
-    atomic_fetch_sub(&pending->references, 1u); /* not the last: its owner's */
+    atomic_fetch_sub(&pending->references, 1u); /* the owner has one still */
     if (call->in_line) {
       finish_in_line(pending, status);
     } else {
-      finish(pending, status);
+      hl__pending_finish(pending, status);
       hl__line_advance(manager);
     }
     return;
@@ -171,49 +118,9 @@ static void give_up(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
   call->given_up = true;
   if (call->kind != HL__ACQUIRE) call->lock->hold.busy = true;
   hl__exit_await(1);                                  /* until its worker has told the store */
-  (void)pthread_cond_broadcast(&manager->pool.freed); /* or waits for a connection */
+  (void)pthread_cond_broadcast(&manager->pool.freed); /* the worker may wait for a connection */
   hl__call_interrupt(call);
-  finish(pending, status);
-}
-
-/* ---------------------------------------------------------- of several */
-
-static int none_error(hl_pending *whole) HL__REQUIRES(hl__manager_mutex) {
-  char path[256];
-  (void)hl_plan_describe(whole->group->plan, path, sizeof path);
-  return hl__error(&whole->error, HL_TIMEOUT, "none of %s was granted within %.3f s", path,
-                   (double)whole->call.timeout / 1000);
-}
-
-/* The first that is granted is the result; a failure of another kind than HL_TIMEOUT is one, too. Does not
-   reach into the line, in which a failure may have been found. */
-static void member_done(hl_pending *whole, hl_pending *member) {
-  any *group = whole->group;
-  int status = member->status;
-  group->going--;
-  if (whole->done) return;
-  if (status == HL_OK) {
-    group->winner = member;
-    tell(whole, HL_OK);
-  } else if (status != HL_TIMEOUT) {
-    whole->error = member->error;
-    tell(whole, status);
-  } else if (group->going == 0) {
-    tell(whole, none_error(whole));
-  }
-}
-
-/* One was granted: the others are given up before the mutex is, and so none of them is granted to
-   anybody any more. */
-static void others_give_up(const hl_pending *winner) HL__REQUIRES(hl__manager_mutex) {
-  const any *group = winner->whole ? winner->whole->group : NULL;
-  if (!group || group->winner != winner) return;
-  for (size_t i = 0; i < group->n; i++) {
-    hl_pending *other = group->members[i];
-    if (!other || other->done) continue;
-    (void)cancelled_error(&other->error);
-    give_up(other);
-  }
+  hl__pending_finish(pending, status);
 }
 
 /* -------------------------------------------------------------- in line */
@@ -222,7 +129,7 @@ static hl_pending *pending_of_waiter(hl__waiter *waiter) {
   return HL__LIST_ENTRY(waiter, hl_pending, call.waiter);
 }
 
-/* To a worker. False: no thread can be had now; nothing is changed. */
+/* Hands it to a worker. False: no thread can be had now, and nothing is changed. */
 static bool send(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
   hl__call *call = &pending->call;
   atomic_fetch_add(&pending->references, 1u);
@@ -231,7 +138,7 @@ static bool send(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
     if (call->kind == HL__ACQUIRE) hl__pool_reserve(call->manager, &call->reserved);
     return true;
   }
-  atomic_fetch_sub(&pending->references, 1u); /* not the last: its owner's */
+  atomic_fetch_sub(&pending->references, 1u); /* the owner has one still */
   return false;
 }
 
@@ -256,7 +163,7 @@ static void waiter_close(hl__waiter *waiter) HL__REQUIRES(hl__manager_mutex) {
   hl_pending *pending = pending_of_waiter(waiter);
   if (pending->done) return;
   (void)hl__manager_closed_error(&pending->error);
-  give_up(pending);
+  hl__pending_give_up(pending);
 }
 
 static const hl__waiter_ops waiter_ops = {
@@ -270,7 +177,7 @@ static void occupation_end(hl_pending *pending, bool commit) {
   hl_manager *manager = pending->call.manager;
   hl_lock *lock = pending->call.lock;
   hl__manager_mutex_lock(manager);
-  /* A lease that it has become it is, whoever wanted it. */
+  /* A lock that has become a lease is one, even if its call was given up. */
   if (commit || pending->call.kind == HL__TO_LEASE) hl__call_commit(&pending->call);
   if (pending->release_then) {
     hl__manager_mutex_unlock(manager);
@@ -285,29 +192,63 @@ static void occupation_end(hl_pending *pending, bool commit) {
   if (free_it) hl_lock_free(lock);
 }
 
-static hl_pending *pending_of_occupant(hl__occupant *occupant) {
-  return HL__LIST_ENTRY(occupant, hl_pending, occupant);
-}
-
 static bool occupant_abandon(hl__occupant *occupant, bool free_it) HL__REQUIRES(hl__manager_mutex) {
-  hl_pending *pending = pending_of_occupant(occupant);
+  hl_pending *pending = HL__LIST_ENTRY(occupant, hl_pending, occupant);
   if (!free_it || hl__lock_releases(pending->call.lock)) pending->release_then = true;
   pending->free_then = pending->free_then || free_it;
   pending->call.lock->hold.kept_until = 0;
   if (!pending->done) {
     (void)hl__error(&pending->error, HL_ERELEASED, "the lock was released meanwhile");
-    give_up(pending);
+    hl__pending_give_up(pending);
   }
   return !pending->call.given_up;
 }
 
 static void occupant_end(hl__occupant *occupant) {
-  occupation_end(pending_of_occupant(occupant), false);
+  occupation_end(HL__LIST_ENTRY(occupant, hl_pending, occupant), false);
+}
+
+void hl__pending_occupy(hl_pending *pending, int64_t kept_until) {
+  hl_lock *lock = pending->call.lock;
+  hl_manager *manager = pending->call.manager;
+  hl__manager_mutex_lock(manager);
+  /* The lock is released afterwards, even when the store cannot confirm it. */
+  pending->release_then = pending->call.kind == HL__RELEASE;
+  lock->hold.busy = true;
+  lock->hold.kept_until = kept_until;
+  lock->hold.watched = manager->ops->traits.expires ? NULL : lock->hold.connection;
+  atomic_store_explicit(&lock->occupant, &pending->occupant, memory_order_release);
+  if (!send(pending)) hl__pending_finish(pending, threads_error(&pending->error));
+  hl__manager_mutex_unlock(manager);
 }
 
 /* ------------------------------------------------------------- its worker */
 
-/* It was granted, and nobody wants it. An import leaves the lease to whoever has its
+static void blockers_add(void *context, const hl_holder *holder) {
+  hl__blockers *self = context;
+  if (self->upgrade && holder->mode == HL_UPDATE) return;
+  hl_holder *grown = realloc(self->list, (self->n + 1) * sizeof *grown);
+  if (!grown) {
+    (void)hl__error_memory(&self->error);
+    return;
+  }
+  grown[self->n++] = *holder;
+  self->list = grown;
+}
+
+/* The caller publishes the list when it is complete: the owner of a call that is given up meanwhile must not see it
+   grow. NULL: out of memory. */
+static hl__blockers *blockers_find(const hl__call *call) {
+  hl_error error = {.status = HL_OK};
+  hl__blockers *found = calloc(1, sizeof *found);
+  if (!found) return NULL;
+  found->upgrade = call->extension && call->extension->converts;
+  if (hl_manager_blockers(call->manager, call->waiter.plan, blockers_add, found, &error))
+    found->error = error;
+  return found;
+}
+
+/* Gives back what was granted and is not wanted any more. An import leaves the lease to the programs that have its
    text. */
 static void give_away(hl_pending *pending) {
   hl__call *call = &pending->call;
@@ -317,8 +258,31 @@ static void give_away(hl_pending *pending) {
     (void)hl_lock_release(call->lock, false, NULL);
 }
 
-/* Where a try blocks nobody, it is tried before it takes a place among those that
-   wait. HL__AGAIN: it has none; it stands in line again, or is done. */
+/* Ends a call that was made, with that status. What it got goes back if its owner has given it up. */
+static void made(hl_pending *pending, int status, const hl_error *error, hl__blockers *found) {
+  hl__call *call = &pending->call;
+  hl_manager *manager = call->manager;
+  hl__manager_mutex_lock(manager);
+  bool given_up = call->given_up, acquires = call->kind == HL__ACQUIRE;
+  if (given_up && acquires && status == HL_OK) hl__manager_event(manager, HL__HOLD_GIVEN_UP, 0, 0);
+  if (!given_up) {
+    if (status) pending->error = *error;
+    pending->found = found;
+    hl__pending_finish(pending, status);
+    if (pending->whole) pending->whole->group->others_give_up(pending->whole, pending);
+  }
+  hl__manager_mutex_unlock(manager);
+  if (!given_up) return;
+  blockers_free(found);
+  if (acquires)
+    give_away(pending);
+  else
+    occupation_end(pending, false);
+  hl__exit_await_end();
+}
+
+/* Where a try cannot block others, the call tries before it takes a place among the waiters at the store.
+   HL__AGAIN: it got no place, and stands in line again, or is done. */
 static int try_and_wait(hl_pending *pending, hl_error *error) {
   hl__call *call = &pending->call;
   hl_manager *manager = call->manager;
@@ -337,47 +301,16 @@ static int try_and_wait(hl_pending *pending, hl_error *error) {
 
 static int work(hl_pending *pending, hl_error *error) {
   hl__call *call = &pending->call;
-  hl__hold *hold = &call->lock->hold;
-  switch (call->kind) {
-  case HL__ACQUIRE:
-    if (!call->manager->ops->traits.scarce) return try_and_wait(pending, error);
-    return hl__call_acquire(call, call->timeout, error);
-  case HL__EXTEND: return hl__call_extend(call, error);
-  case HL__DOWNGRADE: return hl__call_downgrade(call, error);
-  case HL__CHECK:
+  if (call->kind == HL__ACQUIRE && !call->manager->ops->traits.scarce)
+    return try_and_wait(pending, error);
+  if (call->kind == HL__ACQUIRE) return hl__call_acquire(call, call->timeout, error);
+  if (call->kind == HL__CHECK) { /* the lock's owner may look at its session */
+    hl__hold *hold = &call->lock->hold;
     hl__manager_mutex_lock(call->manager);
-    hold->watched = hold->connection; /* so that its owner can look at it */
+    hold->watched = hold->connection;
     hl__manager_mutex_unlock(call->manager);
-    return hl__lock_check(call->lock, error);
-  case HL__RELEASE: return hl__lock_release(call->lock, true, error);
-  case HL__REFRESH: return hl__lease_refresh(call->lock->lease, call->options.ttl, error);
-  case HL__TO_LEASE: return hl__call_to_lease(call, error);
   }
-  return HL_OK;
-}
-
-static void blockers_add(void *context, const hl_holder *holder) {
-  blockers *self = context;
-  if (self->upgrade && holder->mode == HL_UPDATE) return;
-  hl_holder *grown = realloc(self->list, (self->n + 1) * sizeof *grown);
-  if (!grown) {
-    (void)hl__error_memory(&self->error);
-    return;
-  }
-  grown[self->n++] = *holder;
-  self->list = grown;
-}
-
-/* Its worker may have been given up meanwhile: then its owner must not see them grow. NULL: out
-   of memory. */
-static blockers *blockers_find(const hl__call *call) {
-  hl_error error = {.status = HL_OK};
-  blockers *found = calloc(1, sizeof *found);
-  if (!found) return NULL;
-  found->upgrade = call->extension && call->extension->converts;
-  if (hl_manager_blockers(call->manager, call->waiter.plan, blockers_add, found, &error))
-    found->error = error;
-  return found;
+  return hl__lock_run(call, error);
 }
 
 static void run(hl__task *task) {
@@ -385,19 +318,19 @@ static void run(hl__task *task) {
   hl__call *call = &pending->call;
   hl_manager *manager = call->manager;
   hl_error error;
-  blockers *found = NULL;
+  hl__blockers *found = NULL;
   hl__manager_mutex_lock(manager);
   bool given_up = call->given_up;
   hl__manager_mutex_unlock(manager);
   int status = given_up ? HL_CANCELLED : work(pending, &error);
   if (status == HL__AGAIN) {
-    unref(pending);
+    hl__pending_unref(pending);
     return;
   }
 
   hl__manager_mutex_lock(manager);
   given_up = call->given_up;
-  /* Nobody was in the way of a refresh that the store had no time for. */
+  /* A refresh that the store had no time for has no plan, and no holder was in its way. */
   bool look = !given_up && call->waiter.plan && (status == HL_TIMEOUT || status == HL_DEADLOCK);
   hl__pool_unreserve(manager, &call->reserved);
   if (!given_up) lock_idle(pending);
@@ -408,32 +341,18 @@ static void run(hl__task *task) {
     hl__line_advance(manager);
   call->in_line = false;
   hl__manager_mutex_unlock(manager);
-  if (look) found = blockers_find(call);
-
-  hl__manager_mutex_lock(manager);
-  if (look) hl__worker_comes(manager);
-  given_up = call->given_up;
-  if (given_up && call->kind == HL__ACQUIRE && status == HL_OK)
-    hl__manager_event(manager, HL__HOLD_GIVEN_UP, 0, 0);
-  if (!given_up) {
-    if (status) pending->error = error;
-    pending->found = found;
-    finish(pending, status);
-    others_give_up(pending);
+  if (look) {
+    found = blockers_find(call);
+    hl__manager_mutex_lock(manager);
+    hl__worker_comes(manager);
+    hl__manager_mutex_unlock(manager);
   }
-  hl__manager_mutex_unlock(manager);
-  if (given_up) blockers_free(found);
-  /* What it got after all goes back. */
-  if (given_up && call->kind == HL__ACQUIRE)
-    give_away(pending);
-  else if (given_up)
-    occupation_end(pending, false);
-  if (given_up) hl__exit_await_end();
-  unref(pending);
+  made(pending, status, &error, found);
+  hl__pending_unref(pending);
 }
 
-/* Without a thread, where the store needs none to grant at once or to refuse:
-   a try there does not block. False: it has to wait. */
+/* Makes the call without a thread, where the store needs none: a try there does not block. False: the call has to
+   wait. */
 static bool run_at_once(hl_pending *pending) {
   hl__call *call = &pending->call;
   hl_manager *manager = call->manager;
@@ -445,31 +364,15 @@ static bool run_at_once(hl_pending *pending) {
   hl_error error;
   int status = hl__call_acquire(call, 0, &error);
   if (status == HL_TIMEOUT && call->timeout > 0) return false;
-  blockers *found = status == HL_TIMEOUT ? blockers_find(call) : NULL;
-  hl__manager_mutex_lock(manager);
-  bool given_up = call->given_up;
-  if (given_up && status == HL_OK) hl__manager_event(manager, HL__HOLD_GIVEN_UP, 0, 0);
-  if (!given_up) {
-    if (status) pending->error = error;
-    pending->found = found;
-    finish(pending, status);
-    others_give_up(pending);
-  }
-  hl__manager_mutex_unlock(manager);
-  if (given_up) {
-    blockers_free(found);
-    give_away(pending);
-    hl__exit_await_end();
-  }
+  made(pending, status, &error, status == HL_TIMEOUT ? blockers_find(call) : NULL);
   return true;
 }
 
 /* ---------------------------------------------------------------- starting */
 
-/* With a reference to the manager, and a copy of the options. NULL: out of memory.
-   Unchecked: nobody else has it yet. */
-HL__UNCHECKED static hl_pending *pending_new(hl_manager *manager, hl__call_kind kind, hl_lock *lock,
-                                             const hl_options *given) {
+/* Unchecked: no other thread has it yet. */
+HL__UNCHECKED hl_pending *hl__pending_new(hl_manager *manager, hl__call_kind kind, hl_lock *lock,
+                                          const hl_options *given) {
   hl_pending *pending = calloc(1, sizeof *pending + given->label_size);
   if (!pending) return NULL;
   atomic_init(&pending->references, 1u);
@@ -479,7 +382,7 @@ HL__UNCHECKED static hl_pending *pending_new(hl_manager *manager, hl__call_kind 
   if (own.label_size) memcpy(pending->label, given->label, own.label_size);
   own.label = pending->label;
   hl__call_init(&pending->call, manager, kind, lock, &own);
-  /* That of a lock that is held is not the pending's, and may end before it. */
+  /* The plan of a held lock is the lock's, which may be freed before the pending. */
   if (kind != HL__ACQUIRE) pending->call.waiter.plan = NULL;
   pending->call.waiter.ops = &waiter_ops;
   pending->task.run = run;
@@ -488,27 +391,26 @@ HL__UNCHECKED static hl_pending *pending_new(hl_manager *manager, hl__call_kind 
   return pending;
 }
 
-/* To a worker, or into the line; or it ends at once. */
+/* Hands it to a worker, or puts it into the line, or ends it. */
 static void acquire_begin(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
   hl__call *call = &pending->call;
   hl_manager *manager = call->manager;
-  if (call->given_up) { /* before it began: another of its group was granted */
+  if (call->given_up) { /* before it began: another member of its group was granted */
     hl__exit_await_end();
     return;
   }
   if (manager->cancelled) {
-    finish(pending, hl__manager_closed_error(&pending->error));
+    hl__pending_finish(pending, hl__manager_closed_error(&pending->error));
     return;
   }
-  /* Nor would anybody end it in time. */
+  /* After the library was closed, no keeper would end a wait in line in time. */
   if (call->timeout == 0 || (manager->ops->traits.blocks && hl__library_closed())) {
-    if (!send(pending)) finish(pending, threads_error(&pending->error));
+    if (!send(pending)) hl__pending_finish(pending, threads_error(&pending->error));
     return;
   }
-  /* Which ends it in time. */
   int status = hl__keeper_start(manager, &pending->error);
   if (status) {
-    finish(pending, status);
+    hl__pending_finish(pending, status);
     return;
   }
   call->in_line = true;
@@ -517,408 +419,34 @@ static void acquire_begin(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
   if (call->waiter.place < HL__TRIED) hl__manager_hurry(manager, call->deadline);
 }
 
-static const hl_options defaults = HL_OPTIONS_INIT;
-
-static bool is_over(hl__wait *wait) {
-  return hl_pending_done(HL__LIST_ENTRY(wait, hl_pending, wait));
-}
-
-/* It would have waited for ever, and nobody has seen it yet. */
-static void finish_refused(hl_pending *pending, int status) {
+void hl__pending_acquire(hl_pending *pending) {
+  if (run_at_once(pending)) return;
   hl__manager_mutex_lock(pending->call.manager);
-  finish(pending, status);
+  acquire_begin(pending);
   hl__manager_mutex_unlock(pending->call.manager);
-  hl_pending_free(pending);
-}
-
-/* Whoever ends a member must find the others. */
-static void member_of(hl_pending *pending, hl_pending *whole, hl_pending **result) {
-  hl_manager *manager = pending->call.manager;
-  hl__manager_mutex_lock(manager);
-  pending->whole = whole;
-  *result = pending;
-  hl__manager_mutex_unlock(manager);
-}
-
-/* status: the result of creating `lock`. whole: the acquire_any group that the pending joins, or NULL. */
-static int begin(hl_manager *manager, const hl_options *options, int status, hl_lock *lock,
-                 bool adopts, hl_pending *whole, hl_pending **result, hl_error *error) {
-  hl_pending *pending = lock ? pending_new(manager, HL__ACQUIRE, lock, options) : NULL;
-  if (!pending) {
-    hl_lock_free(lock);
-    if (status == HL_OK) status = hl__error_memory(error);
-    hl__manager_mutex_lock(manager);
-    hl__manager_event(manager, HL__CALL_ENDS, status, 0);
-    hl__manager_mutex_unlock(manager);
-    hl__manager_leave(manager);
-    return status;
-  }
-  pending->call.adopts = adopts;
-  pending->agent = hl_agent_ref(options->agent);
-  /* What is held is the agent's for the store, too, which looks for circles; that one waits, the
-     whole says. */
-  if (whole) pending->call.agent = hl__agent_number(whole->agent);
-  if (options->awaited && options->strand) {
-    pending->wait.over = is_over;
-    status = hl__lock_wait_begin(&pending->wait, manager, lock->plan, options,
-                                 pending->call.timeout, NULL, error);
-  }
-  if (status) {
-    finish_refused(pending, status);
-    hl__manager_leave(manager);
-    return status;
-  }
-  member_of(pending, whole, result);
-  if (!run_at_once(pending)) {
-    hl__manager_mutex_lock(manager);
-    acquire_begin(pending);
-    hl__manager_mutex_unlock(manager);
-  }
-  hl__manager_leave(manager);
-  return HL_OK;
-}
-
-static int enter(hl_manager *manager, hl_error *error) {
-  hl__manager_renew(manager);
-  hl__manager_mutex_lock(manager);
-  int status = hl__manager_enter(manager, error);
-  if (status == HL_OK) hl__manager_event(manager, HL__CALL_BEGINS, 0, 0);
-  hl__manager_mutex_unlock(manager);
-  return status;
-}
-
-static int start(hl_manager *manager, const hl_plan *plan, const hl_options *given,
-                 hl_pending *whole, hl_pending **result, hl_error *error) {
-  hl_options options = *given;
-  hl_lock *lock;
-  int status = hl__options_check(&options, manager, plan, error);
-  if (status == HL_OK) status = enter(manager, error);
-  if (status) return status;
-  lock = hl__lock_new(manager, plan, &options);
-  if (options.ttl) status = hl__lock_lease(&lock, &options, error);
-  return begin(manager, &options, status, lock, false, whole, result, error);
-}
-
-int hl_start(hl_manager *manager, const hl_plan *plan, const hl_options *given, hl_pending **result,
-             hl_error *error) {
-  HL__UNCANCELLED;
-  HL__NEEDS(manager && plan && result, error);
-  hl_options options;
-  *result = NULL;
-  int status = hl__options_take(given, &options, error);
-  if (status) return status;
-  return start(manager, plan, &options, NULL, result, error);
-}
-
-bool hl_manager_blocks(const hl_manager *manager) { return manager && manager->ops->traits.blocks; }
-
-/* A group of n without members. NULL: out of memory. Unchecked: nobody else has it yet. */
-HL__UNCHECKED static hl_pending *group_new(hl_manager *manager, const hl_plan *const *plans,
-                                           size_t n, const hl_options *options) {
-  hl_pending *whole = calloc(1, sizeof *whole);
-  any *group = calloc(1, sizeof *group + n * sizeof(hl_pending *));
-  hl_plan *plan = hl_plan_new(manager->layout);
-  bool good = whole && group && plan;
-  for (size_t i = 0; i < n && good; i++) good = hl__plan_append(plan, plans[i]);
-  if (!good) {
-    hl_plan_free(plan);
-    free(group);
-    free(whole);
-    return NULL;
-  }
-  hl__plan_order(plan);
-  atomic_init(&whole->references, 1u);
-  atomic_fetch_add(&manager->references, 1u);
-  group->n = group->going = n;
-  group->plan = plan;
-  whole->group = group;
-  whole->generation = hl__fork_generation();
-  whole->fd = -1;
-  whole->agent = hl_agent_ref(options->agent);
-  whole->call.manager = manager;
-  whole->call.kind = HL__ACQUIRE;
-  whole->call.options.kinds = options->kinds;
-  whole->call.start = hl__now_ms();
-  whole->call.timeout = options->timeout < 0 ? manager->config.timeout : options->timeout;
-  whole->call.waiter.plan = plan;
-  return whole;
-}
-
-static void cancel(hl_pending *pending);
-
-static void members_cancel(hl_pending *whole, bool winner) {
-  hl_manager *manager = whole->call.manager;
-  hl__manager_mutex_lock(manager);
-  any *group = whole->group;
-  const hl_pending *won = winner ? NULL : group->winner;
-  hl__manager_mutex_unlock(manager);
-  /* Only its owner changes these. */
-  for (size_t i = 0; i < group->n; i++)
-    if (group->members[i] && group->members[i] != won) cancel(group->members[i]);
-}
-
-/* Each of the waits would be in vain: the agent or strand holds what is in its way. */
-static bool all_vain(hl_manager *manager, const hl_plan *const *plans, size_t n,
-                     const hl_options *options, int64_t timeout) {
-  if (!options->awaited || !hl__wait_counts(options, timeout) || manager->ops->traits.grants_all)
-    return false;
-  for (size_t i = 0; i < n; i++) {
-    hl_plan *copy = hl_plan_copy(plans[i]); /* whose rows are in order */
-    const hl__wait wait = {.agent = options->agent,
-                           .strand = options->strand,
-                           .blocks = options->strand == 0,
-                           .manager = manager,
-                           .plan = copy,
-                           .timeout = timeout};
-    bool vain = copy && hl__wait_is_vain(&wait);
-    hl_plan_free(copy);
-    if (!vain) return false;
-  }
-  return true;
-}
-
-/* Deeper targets come first; on one node, shared before exclusive. Else a weaker request would queue
-   behind our own stronger one. */
-static int compare_places(const hl_plan *x, const hl_plan *y) {
-  unsigned i = hl__plan_level(x), j = hl__plan_level(y);
-  if (i != j) return i < j ? 1 : -1;
-  return (int)hl__mode_covers(hl_plan_mode(x), hl_plan_mode(y)) -
-         (int)hl__mode_covers(hl_plan_mode(y), hl_plan_mode(x));
-}
-
-static int members_start(hl_pending *whole, const hl_plan *const *plans, size_t n,
-                         const hl_options *options, hl_error *error) {
-  hl_manager *manager = whole->call.manager;
-  hl__manager_mutex_lock(manager);
-  any *group = whole->group;
-  hl__manager_mutex_unlock(manager);
-  int status = HL_OK;
-  for (size_t i = 0; i < n && status == HL_OK; i++) {
-    if (hl_pending_done(whole)) break;
-    status = start(manager, plans[i], options, whole, &group->members[i], error);
-  }
-  /* One that began just when another one was granted. */
-  if (status == HL_OK && hl_pending_done(whole)) members_cancel(whole, false);
-  return status;
-}
-
-/* Stable: what compares equal stays in the order of the list. */
-static void plans_sort(const hl_plan **plans, size_t n) {
-  for (size_t i = 1; i < n; i++)
-    for (size_t j = i; j > 0 && compare_places(plans[j - 1], plans[j]) > 0; j--) {
-      const hl_plan *plan = plans[j];
-      plans[j] = plans[j - 1];
-      plans[j - 1] = plan;
-    }
-}
-
-int hl_start_any(hl_manager *manager, const hl_plan *const *plans, size_t n,
-                 const hl_options *given, hl_pending **result, hl_error *error) {
-  HL__UNCANCELLED;
-  HL__NEEDS(manager && plans && result, error);
-  hl_options options;
-  *result = NULL;
-  if (n == 0) return hl__error(error, HL_EMISUSE, "there is no target to lock");
-  for (size_t i = 0; i < n; i++) HL__NEEDS(plans[i], error);
-  int status = hl__options_take(given, &options, error);
-  for (size_t i = 0; i < n && status == HL_OK; i++) {
-    hl_options checked = options;
-    status = hl__options_check(&checked, manager, plans[i], error);
-  }
-  if (status) return status;
-  hl__manager_renew(manager);
-  int64_t timeout = options.timeout < 0 ? manager->config.timeout : options.timeout;
-  const hl_plan **sorted = malloc(n * sizeof(hl_plan *));
-  hl_pending *whole = sorted ? group_new(manager, plans, n, &options) : NULL;
-  if (whole && all_vain(manager, plans, n, &options, timeout)) {
-    char path[256];
-    status = hl__error(error, HL_DEADLOCK,
-                       "%s would be waited for in vain: what is in the way of each is held by "
-                       "this %s itself",
-                       hl_plan_describe(hl_pending_plan(whole), path, sizeof path),
-                       options.strand ? "coroutine" : "thread");
-    if (error) error->retryable = false;
-  } else if (whole) {
-    options.agent = NULL; /* the group's */
-    options.awaited = false;
-    for (size_t i = 0; i < n; i++) sorted[i] = plans[i];
-    plans_sort(sorted, n);
-    status = members_start(whole, sorted, n, &options, error);
-  } else {
-    status = hl__error_memory(error);
-  }
-  free(sorted);
-  if (status)
-    hl_pending_free(whole);
-  else
-    *result = whole;
-  return status;
-}
-
-int hl_start_import(hl_manager *manager, const char *text, size_t size, const hl_options *given,
-                    hl_pending **result, hl_error *error) {
-  HL__UNCANCELLED;
-  HL__NEEDS(manager && text && result, error);
-  hl_options options;
-  hl_lock *lock;
-  *result = NULL;
-  int status = enter(manager, error);
-  if (status) return status;
-  status = hl__import_begin(manager, text, size, given, &options, &lock, error);
-  return begin(manager, &options, status, lock, true, NULL, result, error);
-}
-
-static int extension_new(hl_lock *lock, hl__call_kind kind, const hl_plan *plan,
-                         hl__extension **result, hl_error *error) {
-  *result = calloc(1, sizeof **result);
-  if (!*result) return hl__error_memory(error);
-  if (plan) return hl__extension_init(*result, lock, plan, error);
-  return hl__extension_convert(*result, lock, kind == HL__EXTEND, error);
-}
-
-/* Starts a call on a lock that is held, and occupies the lock; `plan` for
-   HL__EXTEND, NULL: it is an upgrade. */
-HL__UNCHECKED /* nobody else has the pending yet */
-    static int
-    occupy(hl_lock *lock, hl__call_kind kind, const hl_plan *plan, const hl_options *options,
-           hl_pending **result, hl_error *error) {
-  HL__UNCANCELLED;
-  hl__hold *hold = &lock->hold;
-  hl_manager *manager = hold->manager;
-  hl_pending *pending = pending_new(manager, kind, lock, options);
-  if (!pending) return hl__error_memory(error);
-  if (kind == HL__EXTEND || kind == HL__DOWNGRADE) {
-    int status = extension_new(lock, kind, plan, &pending->call.extension, error);
-    if (status) {
-      unref(pending);
-      return status;
-    }
-    if (kind == HL__EXTEND) pending->call.waiter.plan = pending->call.extension->plan;
-  }
-  if (kind == HL__TO_LEASE) {
-    int status = hl__call_to_lease_new(&pending->call, error);
-    if (status) {
-      unref(pending);
-      return status;
-    }
-  }
-  int64_t kept_until = hl__deadline(hl__boot_ms(), hl_lock_remaining(lock));
-  if (kind == HL__RELEASE) { /* also when nobody can confirm it */
-    lock->released = pending->release_then = true;
-    hl__agent_forget(&lock->held);
-    kept_until = 0;
-  }
-  /* It may be one before anybody here hears of it, and end. */
-  if (kind == HL__TO_LEASE && kept_until > hl__deadline(hl__boot_ms(), options->ttl))
-    kept_until = hl__deadline(hl__boot_ms(), options->ttl);
-  hl__manager_mutex_lock(manager);
-  hold->busy = true;
-  hold->kept_until = kept_until;
-  hold->watched = manager->ops->traits.expires ? NULL : hold->connection;
-  atomic_store_explicit(&lock->occupant, &pending->occupant, memory_order_release);
-  if (!send(pending)) finish(pending, threads_error(&pending->error));
-  hl__manager_mutex_unlock(manager);
-  *result = pending;
-  return HL_OK;
-}
-
-int hl_lock_start_extend(hl_lock *lock, const hl_plan *plan, const hl_options *given,
-                         hl_pending **result, hl_error *error) {
-  HL__NEEDS(lock && plan && result, error);
-  hl_options options;
-  *result = NULL;
-  if (hl__lock_is_occupied(lock)) return hl__lock_occupied_error(error);
-  int status = hl__options_take(given, &options, error);
-  if (status == HL_OK) status = hl__options_check(&options, lock->hold.manager, plan, error);
-  if (status) return status;
-  /* Where there is nothing to wait for, it says at once what is the matter. */
-  if (lock->lease || !hl_lock_is_held(lock)) return hl_lock_extend(lock, plan, &options, error);
-  return occupy(lock, HL__EXTEND, plan, &options, result, error);
-}
-
-int hl_lock_start_upgrade(hl_lock *lock, const hl_options *given, hl_pending **result,
-                          hl_error *error) {
-  HL__NEEDS(lock && result, error);
-  hl_options options;
-  *result = NULL;
-  int status = hl__options_take(given, &options, error);
-  if (status) return status;
-  /* Where there is nothing to wait for, it says at once what is the matter. */
-  if (!hl_lock_is_held(lock) || hl__lock_convert_check(lock, NULL) != HL_OK)
-    return hl_lock_upgrade(lock, &options, error);
-  hl__lock_relabel(lock, &options);
-  return occupy(lock, HL__EXTEND, NULL, &options, result, error);
-}
-
-int hl_lock_start_downgrade(hl_lock *lock, hl_pending **result, hl_error *error) {
-  HL__NEEDS(lock && result, error);
-  *result = NULL;
-  if (!hl_lock_is_held(lock) || hl__lock_convert_check(lock, NULL) != HL_OK)
-    return hl_lock_downgrade(lock, error);
-  hl_options options = HL_OPTIONS_INIT;
-  hl__lock_relabel(lock, &options);
-  return occupy(lock, HL__DOWNGRADE, NULL, &options, result, error);
-}
-
-int hl_lock_start_check(hl_lock *lock, hl_pending **result, hl_error *error) {
-  HL__NEEDS(lock && result, error);
-  *result = NULL;
-  if (hl__lock_is_occupied(lock)) return hl__lock_occupied_error(error);
-  if (!hl_lock_is_held(lock)) return hl_lock_check(lock, error);
-  return occupy(lock, HL__CHECK, NULL, &defaults, result, error);
-}
-
-int hl_lock_start_refresh(hl_lock *lock, int64_t ttl, hl_pending **result, hl_error *error) {
-  HL__NEEDS(lock && result, error);
-  hl_options options = HL_OPTIONS_INIT;
-  options.ttl = ttl;
-  *result = NULL;
-  hl_lock_state state = hl_lock_look(lock);
-  if (!lock->lease || ttl < 0 || ttl > HL_TTL_MAX || (state != HL_HELD && state != HL_OVER))
-    return hl_lock_refresh(lock, ttl, error);
-  return occupy(lock, HL__REFRESH, NULL, &options, result, error);
-}
-
-int hl_lock_start_to_lease(hl_lock *lock, const hl_options *given, hl_pending **result,
-                           hl_error *error) {
-  HL__NEEDS(lock && given && result, error);
-  hl_options options;
-  *result = NULL;
-  if (lock->lease || hl__lock_is_occupied(lock) || !hl_lock_is_held(lock))
-    return hl_lock_to_lease(lock, given, error);
-  int status = hl__options_take(given, &options, error);
-  if (status == HL_OK) status = hl__lease_options_check(&options, error);
-  if (status) return status;
-  return occupy(lock, HL__TO_LEASE, NULL, &options, result, error);
-}
-
-int hl_lock_start_release(hl_lock *lock, hl_pending **result, hl_error *error) {
-  HL__NEEDS(lock && result, error);
-  *result = NULL;
-  if (hl__lock_is_occupied(lock) || !hl_lock_is_held(lock))
-    return hl_lock_release(lock, true, error);
-  return occupy(lock, HL__RELEASE, NULL, &defaults, result, error);
 }
 
 /* --------------------------------------------------------- its owner's */
 
-static bool is_foreign(const hl_pending *pending) {
-  return pending->generation != hl__fork_generation();
-}
+/* Unchecked: a whole keeps its group until its end. */
+HL__UNCHECKED static hl__group *group_of(hl_pending *pending) { return pending->group; }
 
 bool hl_pending_done(hl_pending *pending) {
   if (!pending) return false;
-  if (is_foreign(pending)) return true;
+  if (hl__pending_is_foreign(pending)) return true;
   hl__manager_mutex_lock(pending->call.manager);
   bool done = pending->done;
   hl__manager_mutex_unlock(pending->call.manager);
   return done;
 }
 
+static int foreign_error(hl_error *error) {
+  return hl__error(error, HL_ERELEASED, "the pending belongs to the parent of this process");
+}
+
 int hl_pending_fd(hl_pending *pending, hl_error *error) {
   HL__NEEDS(pending, error);
-  if (is_foreign(pending))
-    return hl__error(error, HL_ERELEASED, "the pending belongs to the parent of this process");
+  if (hl__pending_is_foreign(pending)) return foreign_error(error);
   hl__manager_mutex_lock(pending->call.manager);
   if (pending->fd < 0) pending->fd = eventfd(pending->done, EFD_CLOEXEC | EFD_NONBLOCK);
   int fd = pending->fd;
@@ -927,8 +455,7 @@ int hl_pending_fd(hl_pending *pending, hl_error *error) {
 }
 
 void hl_pending_notify(hl_pending *pending, hl_notify_fn fn, uint64_t tag) {
-  if (!pending || !fn) return;
-  if (is_foreign(pending)) return;
+  if (!pending || !fn || hl__pending_is_foreign(pending)) return;
   hl__manager_mutex_lock(pending->call.manager);
   if (pending->done) {
     fn(tag);
@@ -939,12 +466,27 @@ void hl_pending_notify(hl_pending *pending, hl_notify_fn fn, uint64_t tag) {
   hl__manager_mutex_unlock(pending->call.manager);
 }
 
+/* Gives the lock that was granted to its owner. */
+static hl_lock *granted_take(hl_pending *pending) HL__REQUIRES(hl__manager_mutex) {
+  hl_pending *granted = pending->group ? pending->group->winner : pending;
+  const hl_options *options = &granted->call.options;
+  hl_lock *lock = granted->call.lock;
+  granted->call.lock = NULL;
+  granted->call.waiter.plan = NULL;
+  granted->taken = true;
+  pending->call.waiter.plan = NULL;
+  hl__agent_keep(&lock->held, pending->agent);
+  if (pending->group && pending->call.options.kinds) /* those of the target that was granted */
+    lock->held.kinds = hl__order_kinds(pending->call.manager->units, lock->plan, options->label,
+                                       options->label_size);
+  return lock;
+}
+
 int hl_pending_wait(hl_pending *pending, int64_t timeout, hl_lock **lock, hl_error *error) {
   HL__UNCANCELLED;
   HL__NEEDS(pending && lock, error);
   *lock = NULL;
-  if (is_foreign(pending))
-    return hl__error(error, HL_ERELEASED, "the pending belongs to the parent of this process");
+  if (hl__pending_is_foreign(pending)) return foreign_error(error);
   hl_manager *manager = pending->call.manager;
   int64_t deadline = timeout > 0 ? hl__deadline(hl__now_ms() + 1, timeout) : 0;
   int status = HL_OK;
@@ -957,84 +499,57 @@ int hl_pending_wait(hl_pending *pending, int64_t timeout, hl_lock **lock, hl_err
   } else if (pending->taken) {
     status = hl__error(error, HL_EMISUSE, "the pending has given its result already");
   } else {
+    bool acquired = pending->status == HL_OK && pending->call.kind == HL__ACQUIRE;
     pending->taken = true;
     status = pending->status;
     if (status && error) *error = pending->error;
-    if (status == HL_OK && pending->call.kind == HL__ACQUIRE && manager->closed) {
-      status = hl__manager_closed_error(error); /* which has released it */
-    } else if (status == HL_OK && pending->call.kind == HL__ACQUIRE) {
-      hl_pending *granted = pending->group ? pending->group->winner : pending;
-      *lock = granted->call.lock;
-      granted->call.lock = NULL;
-      granted->call.waiter.plan = NULL;
-      granted->taken = true;
-      pending->call.waiter.plan = NULL;
-      hl__agent_keep(&(*lock)->held, pending->agent);
-      if (pending->group && pending->call.options.kinds) /* which of them it is */
-        (*lock)->held.kinds =
-            hl__order_kinds(pending->call.manager->units, (*lock)->plan,
-                            granted->call.options.label, granted->call.options.label_size);
-    }
+    if (acquired && manager->closed)
+      status = hl__manager_closed_error(error); /* the close has released the lock */
+    else if (acquired)
+      *lock = granted_take(pending);
     ended = pending->call.kind != HL__ACQUIRE && !pending->call.given_up && pending->call.lock;
   }
-  bool taken = pending->taken, whole = pending->group != NULL;
+  bool taken = pending->taken;
   hl__manager_mutex_unlock(manager);
   if (taken) hl__wait_end(&pending->wait);
-  if (taken && whole) members_cancel(pending, false);
+  if (taken && group_of(pending)) group_of(pending)->cancel(pending, false);
   if (ended) occupation_end(pending, hl__call_commits(&pending->call, status));
   return status;
 }
 
-/* Cancels a pending that is no group. */
-static void cancel(hl_pending *pending) {
+void hl_pending_cancel(hl_pending *pending) {
+  HL__UNCANCELLED;
+  if (!pending || hl__pending_is_foreign(pending)) return;
   hl_manager *manager = pending->call.manager;
+  const hl__group *group = group_of(pending);
   bool granted = false, ended = false, extended = false;
   hl__manager_mutex_lock(manager);
   if (pending->done && pending->call.kind == HL__ACQUIRE) {
     granted = !pending->taken && pending->status == HL_OK;
-    if (granted) pending->status = cancelled_error(&pending->error);
+    if (granted) pending->status = hl__pending_cancelled_error(&pending->error);
   } else if (pending->done) {
     ended = !pending->call.given_up && pending->call.lock;
     extended = hl__call_commits(&pending->call, pending->status);
   } else {
-    (void)cancelled_error(&pending->error);
-    give_up(pending);
+    int status = hl__pending_cancelled_error(&pending->error);
+    if (group)
+      hl__pending_tell(pending, status);
+    else
+      hl__pending_give_up(pending);
     ended = pending->call.kind != HL__ACQUIRE && !pending->call.given_up;
   }
   hl__manager_mutex_unlock(manager);
-  if (granted) give_away(pending);
+  if (group)
+    group->cancel(pending, true);
+  else if (granted)
+    give_away(pending);
   if (ended) occupation_end(pending, extended);
 }
 
-static void group_cancel(hl_pending *whole) {
-  hl_manager *manager = whole->call.manager;
-  hl__manager_mutex_lock(manager);
-  if (!whole->done) {
-    (void)cancelled_error(&whole->error);
-    tell(whole, HL_CANCELLED);
-  } else if (!whole->taken && whole->status == HL_OK) {
-    whole->status = cancelled_error(&whole->error);
-  }
-  hl__manager_mutex_unlock(manager);
-  members_cancel(whole, true);
-}
-
-static any *group_of(hl_pending *pending);
-
-void hl_pending_cancel(hl_pending *pending) {
-  HL__UNCANCELLED;
-  if (!pending || is_foreign(pending)) return;
-  if (group_of(pending))
-    group_cancel(pending);
-  else
-    cancel(pending);
-}
-
-/* Unchecked: it is done, and its owner's. One that was in line until its
-   end never came to the store. */
+/* Unchecked: it is done, and its owner's. A call that was in line until its end has not asked the store. */
 HL__UNCHECKED static int holders_tell(const hl_pending *pending, hl_holder_fn fn, void *context,
                                       hl_error *error) {
-  const blockers *found = pending->found;
+  const hl__blockers *found = pending->found;
   bool refused = pending->call.waiter.plan &&
                  (pending->status == HL_TIMEOUT || pending->status == HL_DEADLOCK);
   if (!found && refused) return hl__error(error, HL_BUSY, "the store was not asked");
@@ -1044,13 +559,10 @@ HL__UNCHECKED static int holders_tell(const hl_pending *pending, hl_holder_fn fn
   return found->error.status;
 }
 
-/* A group keeps it until its end. */
-HL__UNCHECKED static any *group_of(hl_pending *pending) { return pending->group; }
-
 int hl_pending_holders(hl_pending *pending, hl_holder_fn fn, void *context, hl_error *error) {
   HL__NEEDS(pending && fn, error);
-  if (is_foreign(pending) || !hl_pending_done(pending)) return HL_OK;
-  const any *group = group_of(pending);
+  if (hl__pending_is_foreign(pending) || !hl_pending_done(pending)) return HL_OK;
+  const hl__group *group = group_of(pending);
   if (!group) return holders_tell(pending, fn, context, error);
   int failure = HL_OK;
   for (size_t i = 0; i < group->n; i++) {
@@ -1066,32 +578,14 @@ const hl_plan *hl_pending_plan(const hl_pending *pending) {
   return pending ? pending->call.waiter.plan : NULL;
 }
 
-/* Drops the owner's reference to a pending that is no group, or whose group is freed. Unchecked: only the
-   owner touches these fields. */
-HL__UNCHECKED static void end(hl_pending *pending) {
+/* Unchecked: only the owner touches these fields. */
+HL__UNCHECKED void hl__pending_end(hl_pending *pending) {
   hl__wait_end(&pending->wait);
   hl_pending_cancel(pending);
   hl_agent_unref(pending->agent);
-  /* It is done: nobody writes to it any more. */
+  /* It is done: no thread writes to the descriptor any more. */
   if (pending->fd >= 0) (void)close(pending->fd);
-  unref(pending);
-}
-
-/* Workers may be busy with members still; these are nobody's then. */
-HL__UNCHECKED static void group_free(hl_pending *whole) {
-  hl_manager *manager = whole->call.manager;
-  any *group = group_of(whole);
-  if (!is_foreign(whole)) {
-    hl__manager_mutex_lock(manager);
-    for (size_t i = 0; i < group->n; i++)
-      if (group->members[i]) group->members[i]->whole = NULL;
-    hl__manager_mutex_unlock(manager);
-  }
-  for (size_t i = 0; i < group->n; i++)
-    if (group->members[i]) end(group->members[i]);
-  hl_plan_free(group->plan);
-  free(group);
-  whole->group = NULL;
+  hl__pending_unref(pending);
 }
 
 void hl_pending_free(hl_pending *pending) {
@@ -1099,7 +593,7 @@ void hl_pending_free(hl_pending *pending) {
   if (!pending) return;
   if (group_of(pending)) {
     hl_pending_cancel(pending);
-    group_free(pending);
+    group_of(pending)->free(pending);
   }
-  end(pending);
+  hl__pending_end(pending);
 }

@@ -310,22 +310,22 @@ static void connection_take(hl_manager *manager, hl__connection *connection)
 
 /* Finds an idle connection, or makes one, *made, that has no session yet. HL_BUSY if neither is
    possible in time. */
-static int find(hl_manager *manager, hl__take how, int64_t deadline, bool try_once,
-                const bool *given_up, hl__connection **found, bool *made, hl__connection **dead,
-                hl_error *error) HL__REQUIRES(hl__manager_mutex) {
+static int find(hl_manager *manager, const hl__take *take, hl__connection **found, bool *made,
+                hl__connection **dead, hl_error *error) HL__REQUIRES(hl__manager_mutex) {
+  const bool *given_up = take->given_up;
   bool scarce = manager->ops->traits.scarce;
-  unsigned limit = scarce ? manager->pool_size + (how == HL__TAKE_EXTRA) : UINT32_MAX;
+  unsigned limit = scarce ? manager->pool_size + (take->how == HL__TAKE_EXTRA) : UINT32_MAX;
   hl__connection *pending = NULL;
   *made = false;
   for (;;) {
     if (manager->closed || (given_up && (*given_up || manager->cancelled)))
       return hl__manager_closed_error(error);
-    if (try_once && how == HL__TAKE_ANY && scarce) releases_await(manager, dead);
-    if (how != HL__TAKE_FRESH && (*found = idle_find(manager, &pending, dead)) != NULL)
+    if (take->try_once && take->how == HL__TAKE_ANY && scarce) releases_await(manager, dead);
+    if (take->how != HL__TAKE_FRESH && (*found = idle_find(manager, &pending, dead)) != NULL)
       return HL_OK;
     /* A query waits for an answer rather than connect. */
     if (manager->pool.count < limit &&
-        (!pending || (manager->pool.count < POOL_PAIR && how != HL__TAKE_EXTRA))) {
+        (!pending || (manager->pool.count < POOL_PAIR && take->how != HL__TAKE_EXTRA))) {
       *found = connection_new(manager);
       *made = *found != NULL;
       return *found ? HL_OK : hl__error_memory(error);
@@ -340,25 +340,24 @@ static int find(hl_manager *manager, hl__take how, int64_t deadline, bool try_on
                        "all %u connections of the pool hold locks of this "
                        "thread; release some, or raise pool_size",
                        manager->pool_size);
-    if (!settling && (try_once || hl__left_ms(deadline) == 0))
+    if (!settling && (take->try_once || hl__left_ms(take->deadline) == 0))
       return hl__pool_busy_error(manager, error);
     hl__manager_wait(&manager->pool.freed, manager,
-                     settling ? hl__now_ms() + RELEASES_MS : deadline);
+                     settling ? hl__now_ms() + RELEASES_MS : take->deadline);
   }
 }
 
-int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline, bool try_once,
-                  bool *reservation, const bool *given_up, hl__connection **taken,
+int hl__pool_take(hl_manager *manager, const hl__take *take, hl__connection **taken,
                   hl_error *error) {
   hl__connection *connection = NULL, *dead = NULL;
   hl_session *stale = NULL;
   bool made;
   *taken = NULL;
-  int status = find(manager, how, deadline, try_once, given_up, &connection, &made, &dead, error);
-  if (status == HL_OK && reservation) hl__pool_unreserve(manager, reservation);
+  int status = find(manager, take, &connection, &made, &dead, error);
+  if (status == HL_OK && take->reservation) hl__pool_unreserve(manager, take->reservation);
   if (status == HL_OK && !made) {
     connection_take(manager, connection);
-    if (how == HL__TAKE_FRESH) {
+    if (take->how == HL__TAKE_FRESH) {
       /* The pool is full of sessions that may be as stale as the last one. */
       stale = connection->session;
       connection->session = NULL;
@@ -372,8 +371,8 @@ int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline, bool try_
     hl__manager_mutex_lock(manager);
   }
   if (status == HL_OK && made) {
-    int64_t least = hl__now_ms() + CONNECT_AT_LEAST_MS;
-    if (how == HL__TAKE_ANY && deadline < least) deadline = least;
+    int64_t deadline = take->deadline, least = hl__now_ms() + CONNECT_AT_LEAST_MS;
+    if (take->how == HL__TAKE_ANY && deadline < least) deadline = least;
     status = connection_open(manager, connection, deadline, error);
     if (status) {
       hl__pool_discard(manager, connection);
@@ -384,15 +383,15 @@ int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline, bool try_
   return status;
 }
 
-static int run_once(hl_manager *manager, hl__take how, int (*run)(hl_session *, void *, hl_error *),
-                    void *context, int64_t deadline, bool *fresh, hl_error *error)
-    HL__REQUIRES(hl__manager_mutex) {
+static int run_once(hl_manager *manager, const hl__take *take,
+                    int (*run)(hl_session *, void *, hl_error *), void *context, bool *fresh,
+                    hl_error *error) HL__REQUIRES(hl__manager_mutex) {
   hl__connection *connection;
-  int status = hl__pool_take(manager, how, deadline, true, NULL, NULL, &connection, error);
+  int status = hl__pool_take(manager, take, &connection, error);
   *fresh = true;
   if (status) return status;
   *fresh = connection->fresh;
-  hl__pool_watch(manager, connection, deadline);
+  hl__pool_watch(manager, connection, take->deadline);
   hl__manager_mutex_unlock(manager);
   status = run(connection->session, context, error);
   assert(!hl__is_step(status));
@@ -409,9 +408,12 @@ static int run_once(hl_manager *manager, hl__take how, int (*run)(hl_session *, 
 int hl__pool_run(hl_manager *manager, int (*run)(hl_session *, void *, hl_error *), void *context,
                  int64_t deadline, hl_error *error) {
   bool fresh;
-  int status = run_once(manager, HL__TAKE_EXTRA, run, context, deadline, &fresh, error);
-  if (status == HL_ECONNECTION && !fresh && hl__left_ms(deadline) > 0)
-    status = run_once(manager, HL__TAKE_FRESH, run, context, deadline, &fresh, error);
+  hl__take take = {.how = HL__TAKE_EXTRA, .try_once = true, .deadline = deadline};
+  int status = run_once(manager, &take, run, context, &fresh, error);
+  if (status == HL_ECONNECTION && !fresh && hl__left_ms(deadline) > 0) {
+    take.how = HL__TAKE_FRESH;
+    status = run_once(manager, &take, run, context, &fresh, error);
+  }
   return status;
 }
 

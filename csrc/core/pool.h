@@ -99,24 +99,24 @@ typedef struct hl__pool {
   pthread_cond_t freed; /* signalled likewise, for threads in hl__pool_take */
 } hl__pool;
 
-typedef enum hl__take {
-  HL__TAKE_ANY,
-  HL__TAKE_FRESH,
-  HL__TAKE_EXTRA
+/* How a thread takes a connection. */
+typedef struct hl__take {
+  enum {
+    HL__TAKE_ANY,   /* it may take a second to connect, however soon the deadline is */
+    HL__TAKE_FRESH, /* it connects afresh, by the deadline, because another connection was stale */
+    HL__TAKE_EXTRA  /* for a query, it connects by the deadline even if the pool is full */
+  } how;
+  bool try_once;
+  int64_t deadline;
+  bool *reservation; /* the caller's (hl__pool_reserve), which is used up; or NULL */
+  /* NULL, or a flag that another thread sets, before a broadcast of `freed`, when the connection is no longer
+     wanted. */
+  const bool *given_up;
 } hl__take;
 
-/* Gives the calling thread a BUSY connection with an open session.
-
-   how: HL__TAKE_ANY may take a second to connect, however soon the deadline is. HL__TAKE_FRESH
-   connects afresh, by the deadline, because another connection was stale. HL__TAKE_EXTRA, for a
-   query, connects by the deadline even if the pool is full. reservation: the caller's
-   (hl__pool_reserve), which is used up; or NULL. given_up: NULL, or a flag that another thread
-   sets, before a broadcast of `freed`, when the connection is no longer wanted. Gives the mutex
-   back while it blocks.
-
-   HL_OK; HL_BUSY; HL_CANCELLED: given up, or the manager is closed; else as session_open. */
-int hl__pool_take(hl_manager *manager, hl__take how, int64_t deadline, bool try_once,
-                  bool *reservation, const bool *given_up, hl__connection **connection,
+/* Gives the calling thread a BUSY connection with an open session. Gives the mutex back while it
+   blocks. HL_OK; HL_BUSY; HL_CANCELLED: given up, or the manager is closed; else as session_open. */
+int hl__pool_take(hl_manager *manager, const hl__take *take, hl__connection **connection,
                   hl_error *error) HL__REQUIRES(hl__manager_mutex);
 /* Has the keeper end the call on a BUSY connection if it has not returned by `due`. */
 void hl__pool_watch(hl_manager *manager, hl__connection *connection, int64_t due)

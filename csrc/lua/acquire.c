@@ -1,7 +1,7 @@
 /*
  * acquire.c - the methods of a manager that acquire, and who stands in the way.
  * Here a call passes from Lua into the core: targets become a plan, the plan a
- * lock, the lock a handle. (From there on, read csrc/core/lock.c.)
+ * lock, the lock a handle. (From there on, read csrc/core/start.c.)
  */
 /***
 @module hierlock

@@ -8,6 +8,7 @@
 #include "hll.h"
 
 #include "plan.h"
+#include "start.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -95,17 +96,14 @@ static int handle_release(lua_State *L) {
   bool confirm = false;
   hl_error error;
   hll_options(L, 2, release_option, &confirm);
-  hll_pending *pending = confirm ? hll_handle_pending(L) : NULL;
+  int place = confirm ? hll_handle_pending(L) : 0;
   if (!self->lock) return hll_push_true(L);
-  if (pending) {
-    int begun = hl_lock_start_release(self->lock, &pending->pending, &error);
-    trace_end(L, self, begun, "release");
-    return hll_handle_started(L, lua_gettop(L), begun, &error);
-  }
-  int status = hl_lock_release(self->lock, confirm, &error);
-  hll_handle_losses(L);
+  int status = confirm ? hl__lock_call(self->lock, &(hl__wish){.kind = HL__RELEASE},
+                                       hll_pending_at(L, place), &error)
+                       : hl_lock_release(self->lock, false, &error);
+  if (!place) hll_handle_losses(L);
   trace_end(L, self, status, "release");
-  return hll_handle_result(L, status, &error);
+  return hll_handle_answer(L, place, status, &error);
 }
 
 /***
@@ -134,13 +132,11 @@ static int handle_check_held(lua_State *L) {
   hll_handle *self = hll_handle_check(L);
   hl_error error;
   hll_handle_losses(L);
-  hll_pending *pending = hll_handle_pending(L);
+  int place = hll_handle_pending(L);
   if (!self->lock) return hll_handle_collected(L);
-  if (pending) {
-    int begun = hl_lock_start_check(self->lock, &pending->pending, &error);
-    return hll_handle_started(L, lua_gettop(L), begun, &error);
-  }
-  return hll_handle_result(L, hl_lock_check(self->lock, &error), &error);
+  const hl__wish wish = {.kind = HL__CHECK};
+  int status = hl__lock_call(self->lock, &wish, hll_pending_at(L, place), &error);
+  return hll_handle_answer(L, place, status, &error);
 }
 
 /***
@@ -194,7 +190,7 @@ static int handle_extend(lua_State *L) {
   hll_acquire_options options;
   hl_error error;
   hll_handle *self = hll_handle_check(L);
-  int shared = hll_manager_shared(L, 3), status;
+  int shared = hll_manager_shared(L, 3);
   hll_losses_tell(L, shared);
   hll_plan *borrowed = hll_plan_borrow(L, shared);
   hll_pending *pending = hll_starts(L) ? hll_pending_push(L, shared, 1) : NULL;
@@ -212,29 +208,17 @@ static int handle_extend(lua_State *L) {
   hll_trace **trace = pending ? &pending->trace : &self->extending;
   if (manager->manager) hll_order_check(L, manager, plan, &options.core);
   if (!extend_tell(L, shared, self, &options, plan, trace)) return hll_handle_collected(L);
-  if (pending) {
-    status = hl_lock_start_extend(self->lock, plan, &options.core, &pending->pending, &error);
-    hll_plan_return(L, shared, shared + 1);
-    int begun = hll_handle_started(L, shared + 2, status, &error);
-    if (status) hll_trace_failed(L, shared, trace, lua_gettop(L));
-    if (!status && !pending->pending) hll_trace_extended(L, shared, trace, 1);
-    return begun;
-  }
-  status = hl_lock_extend(self->lock, plan, &options.core, &error);
-  int values = 1;
-  if (status == HL_OK) {
-    lua_pushboolean(L, 1);
-  } else {
-    lua_rawgeti(L, shared, 1);
-    values = hll_acquire_refused(L, &error, plan, hll_testudata(L, -1, HLL_MANAGER));
-  }
+  int place = pending ? shared + 2 : 0;
+  const hl__wish wish = {.kind = HL__EXTEND, .plan = plan, .options = &options.core};
+  int status = hl__lock_call(self->lock, &wish, hll_pending_at(L, place), &error);
+  int values = status ? hll_acquire_refused(L, &error, plan, manager)
+                      : hll_handle_answer(L, place, status, &error);
   hll_plan_return(L, shared, shared + 1);
-  if (status == HL_OK) {
-    hll_trace_extended(L, shared, trace, 1);
-  } else {
+  if (status)
     hll_trace_failed(L, shared, trace, lua_gettop(L));
-    if (status == HL_DEADLOCK) trace_end(L, self, status, "deadlock");
-  }
+  else if (!pending || !pending->pending)
+    hll_trace_extended(L, shared, trace, 1);
+  if (status == HL_DEADLOCK) trace_end(L, self, status, "deadlock");
   return values;
 }
 
@@ -297,8 +281,7 @@ static int handle_upgrade(lua_State *L) {
   char where[HL_WHERE_SIZE];
   lua_settop(L, 2);
   hll_handle_losses(L);
-  hll_pending *pending = hll_handle_pending(L);
-  int place = lua_gettop(L);
+  int place = hll_handle_pending(L);
   hll_getuservalue(L, 1);
   int shared = lua_gettop(L);
   lua_rawgeti(L, shared, 1);
@@ -308,12 +291,9 @@ static int handle_upgrade(lua_State *L) {
   hll_options(L, 2, upgrade_option, &options);
   if (manager) hll_asker_add(L, manager, strand, where, &options.core);
   if (!self->lock || !plan) return hll_handle_collected(L);
-  if (pending) {
-    int begun = hl_lock_start_upgrade(self->lock, &options.core, &pending->pending, &error);
-    return hll_handle_started(L, place, begun, &error);
-  }
-  int status = hl_lock_upgrade(self->lock, &options.core, &error);
-  if (status == HL_OK) return hll_push_true(L);
+  const hl__wish wish = {.kind = HL__UPGRADE, .options = &options.core};
+  int status = hl__lock_call(self->lock, &wish, hll_pending_at(L, place), &error);
+  if (status == HL_OK) return hll_handle_answer(L, place, status, &error);
   int values = upgrade_failed(L, shared, &error, plan);
   if (status == HL_DEADLOCK) trace_end(L, self, status, "deadlock");
   return values;
@@ -334,15 +314,12 @@ static int handle_downgrade(lua_State *L) {
   hll_handle *self = hll_handle_check(L);
   lua_settop(L, 1);
   hll_handle_losses(L);
-  hll_pending *pending = hll_handle_pending(L);
-  int place = lua_gettop(L);
+  int place = hll_handle_pending(L);
   const hl_plan *plan = push_upgraded(L, self);
   if (!self->lock || !plan) return hll_handle_collected(L);
-  if (pending) {
-    int begun = hl_lock_start_downgrade(self->lock, &pending->pending, &error);
-    return hll_handle_started(L, place, begun, &error);
-  }
-  return hll_handle_result(L, hl_lock_downgrade(self->lock, &error), &error);
+  const hl__wish wish = {.kind = HL__DOWNGRADE};
+  int status = hl__lock_call(self->lock, &wish, hll_pending_at(L, place), &error);
+  return hll_handle_answer(L, place, status, &error);
 }
 
 /* --------------------------------------------------------- metamethods */

@@ -192,8 +192,6 @@ hll_handle *hll_handle_check(lua_State *L);
 /* What such a one answers: nil, err. */
 int hll_handle_collected(lua_State *L);
 int hll_push_true(lua_State *L);
-/* Pushes true, or nil, err. */
-int hll_handle_result(lua_State *L, int status, const hl_error *error);
 /* Tells on_lost. */
 void hll_handle_losses(lua_State *L);
 /* The handle at that index is held, perhaps again: on_lost hears of its next loss. */
@@ -340,10 +338,21 @@ void hll_notifier_register(lua_State *L);
 /* It does neither, and only checks its order. */
 #define HLL_CHECKS 4
 bool hll_starts(lua_State *L);
-/* An empty pending of the handle at 1, to be started; NULL when the method waits. */
-hll_pending *hll_handle_pending(lua_State *L);
-/* Pushes the pending at index, or true where there was nothing to wait for; or nil, err. */
-int hll_handle_started(lua_State *L, int index, int status, const hl_error *error);
+/* Pushes an empty pending for a call on the handle at 1, and returns its stack index; 0: the method waits. */
+int hll_handle_pending(lua_State *L);
+/* Where the core puts the pending at that index; NULL for 0, so that the call blocks. */
+static inline hl_pending **hll_pending_at(lua_State *L, int place) {
+  return place ? &hll_pending_test(L, place)->pending : NULL;
+}
+/* Pushes what the method returns: nil, err; the pending, if the call was started; else true. */
+static inline int hll_handle_answer(lua_State *L, int place, int status, const hl_error *error) {
+  if (status) return hll_failure(L, error, 0);
+  if (place && *hll_pending_at(L, place))
+    lua_pushvalue(L, place);
+  else
+    lua_pushboolean(L, 1);
+  return 1;
+}
 /* pending:wait */
 int hll_pending_wait(lua_State *L);
 /* __close, __gc */

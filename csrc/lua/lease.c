@@ -5,6 +5,8 @@
 /*** @module hierlock */
 #include "hll.h"
 
+#include "start.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -45,15 +47,12 @@ int hll_handle_refresh(lua_State *L) {
   hl_error error;
   int64_t ms = lua_isnoneornil(L, 2) ? 0 : hll_ttl(L, 2);
   hll_handle_losses(L);
-  hll_pending *pending = hll_handle_pending(L);
+  int place = hll_handle_pending(L);
   if (!self->lock) return hll_handle_collected(L);
-  if (pending) {
-    int begun = hl_lock_start_refresh(self->lock, ms, &pending->pending, &error);
-    return hll_handle_started(L, lua_gettop(L), begun, &error);
-  }
-  int status = hl_lock_refresh(self->lock, ms, &error);
-  if (status == HL_OK) hll_handle_rewatch(L, 1);
-  return hll_handle_result(L, status, &error);
+  const hl__wish wish = {.kind = HL__REFRESH, .ttl = ms};
+  int status = hl__lock_call(self->lock, &wish, hll_pending_at(L, place), &error);
+  if (status == HL_OK && !place) hll_handle_rewatch(L, 1);
+  return hll_handle_answer(L, place, status, &error);
 }
 
 /***
@@ -77,15 +76,13 @@ int hll_handle_to_lease(lua_State *L) {
   hl_error error;
   lua_settop(L, 2);
   hll_handle_losses(L);
-  hll_pending *pending = hll_handle_pending(L);
+  int place = hll_handle_pending(L);
   hll_options(L, 2, to_lease_option, &options);
   if (!options.ttl) hll_misuse(L, "ttl is missing");
   if (!self->lock) return hll_handle_collected(L);
-  if (pending) {
-    int begun = hl_lock_start_to_lease(self->lock, &options, &pending->pending, &error);
-    return hll_handle_started(L, lua_gettop(L), begun, &error);
-  }
-  return hll_handle_result(L, hl_lock_to_lease(self->lock, &options, &error), &error);
+  const hl__wish wish = {.kind = HL__TO_LEASE, .options = &options};
+  int status = hl__lock_call(self->lock, &wish, hll_pending_at(L, place), &error);
+  return hll_handle_answer(L, place, status, &error);
 }
 
 /* (text in C, handle): pushes it as a string. */

@@ -243,14 +243,9 @@ void hll_pending_register(lua_State *L) {
 /* Whether the method is to start its call instead of waiting for it. */
 bool hll_starts(lua_State *L) { return lua_toboolean(L, lua_upvalueindex(HLL_STARTS)) != 0; }
 
-hll_pending *hll_handle_pending(lua_State *L) {
-  if (!hll_starts(L)) return NULL;
+int hll_handle_pending(lua_State *L) {
+  if (!hll_starts(L)) return 0;
   hll_getuservalue(L, 1);
-  return hll_pending_push(L, lua_gettop(L), 1);
-}
-
-int hll_handle_started(lua_State *L, int index, int status, const hl_error *error) {
-  if (status) return hll_failure(L, error, 0);
-  lua_pushvalue(L, index);
-  return hll_pending_test(L, -1)->pending ? 1 : hll_push_true(L);
+  (void)hll_pending_push(L, lua_gettop(L), 1);
+  return lua_gettop(L);
 }

@@ -160,10 +160,6 @@ int hll_push_true(lua_State *L) {
   return 1;
 }
 
-int hll_handle_result(lua_State *L, int status, const hl_error *error) {
-  return status ? hll_failure(L, error, 0) : hll_push_true(L);
-}
-
 void hll_handle_losses(lua_State *L) {
   hll_getuservalue(L, 1);
   hll_losses_tell(L, lua_gettop(L));
