@@ -147,8 +147,7 @@ static bool get_number(source *in, uint64_t *value, unsigned bytes) {
 }
 
 static int damaged(hl_error *error) {
-  return hl__error(error, HL_EMISMATCH,
-                   "the text is not that of an exported lease, or it is damaged");
+  return hl__error(error, HL_EMISMATCH, "the text is no exported lease, or it is damaged");
 }
 
 static int get_target(source *in, hl_plan *plan, hl_error *error) {

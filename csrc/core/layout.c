@@ -115,7 +115,7 @@ int hl__layout_agree(hl_layout *wanted, const char *names, uint32_t buckets, con
   }
   return hl__error(error, HL_EMISMATCH,
                    "%.130s has %u buckets for each of the levels %.90s; this program wants %u "
-                   "for %.90s: leave out `buckets` and `levels`, and it takes what is there; "
+                   "for %.90s: leave out `buckets` and `levels`, and it uses the existing ones; "
                    "or %s",
                    space, buckets, names, wanted->buckets, ours, other);
 }
@@ -158,22 +158,22 @@ static int pattern_check(const hl_layout *layout, unsigned level, const char *pa
                          hl_error *error) {
   size_t size = strlen(pattern);
   if (size == 0 || size > HL__PATTERN_MAX)
-    return hl__error(error, HL_EMISUSE, "names: that of level '%s' must have 1 to %d bytes",
+    return hl__error(error, HL_EMISUSE, "names: the pattern of level '%s' must have 1 to %d bytes",
                      layout->names[level], HL__PATTERN_MAX);
   bool own = false;
   for (const char *at = pattern; (at = strchr(at, '{'));) {
     unsigned found = pattern_level(layout, level + 1, &at);
     if (found > level)
       return hl__error(error, HL_EMISUSE,
-                       "names: in that of level '%s' stands '%.20s': between "
-                       "{ and } belongs the name of this level or of one above",
+                       "names: the pattern of level '%s' contains '%.20s': between "
+                       "{ and } it may have the name of this level or a higher one",
                        layout->names[level], at);
     own |= found == level;
   }
   if (!own)
     return hl__error(error, HL_EMISUSE,
-                     "names: that of level '%s' lacks {%s}, and would be the "
-                     "same for all of them",
+                     "names: the pattern of level '%s' lacks {%s}, so all its "
+                     "nodes would have the same name",
                      layout->names[level], layout->names[level]);
   return HL_OK;
 }

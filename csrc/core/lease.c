@@ -131,7 +131,7 @@ static int drop_run(hl_session *session, operation *self, hl_error *error) {
   if (!self->lease->imported && hl__boot_ms() < self->end) return HL_OK;
   return hl__error(error, HL_ECONNECTION,
                    "the answer to the release was cut off; the lease is not there "
-                   "any more, but somebody else may have ended it before");
+                   "any more, but another program may have ended it before");
 }
 
 static int operation_run(hl_session *session, void *context, hl_error *error) {
@@ -244,8 +244,8 @@ static int not_held(const hl__lease *lease, hl_error *error) HL__REQUIRES(hl__ma
 
 static int over_error(hl_error *error) {
   return hl__error(error, HL_ELOST,
-                   "the time of the lease is up; whether somebody has had its "
-                   "nodes since, a refresh can tell");
+                   "the time of the lease is up; a refresh tells whether another "
+                   "owner has had its nodes since");
 }
 
 int hl__lease_late_error(hl_error *error) {

@@ -188,7 +188,7 @@ local function check_layout(self, wait)
   if (self.wanted_buckets or buckets) ~= buckets or (self.wanted_levels or levels) ~= levels then
     return core.failure("mismatch",
       ("the table %s%s has %d buckets for each of the levels %s; this program wants %d for %s: leave out `buckets` and " ..
-       "`levels`, and it takes what is there; or name another table, made by `hierlock provision`"):format(
+       "`levels`, and it uses the existing ones; or name another table, made by `hierlock provision`"):format(
         self.table, row and "" or " (as hier_lock_meta does not say)", buckets, levels,
         self.wanted_buckets or buckets, self.wanted_levels or levels))
   end

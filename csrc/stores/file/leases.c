@@ -218,8 +218,8 @@ static int revoked_error(const hl__ledger_record *record, hl_error *error) {
 
 static int gone_error(hl_error *error) {
   return hl__error(error, HL_ELOST,
-                   "the lease has ended, and somebody has taken what it locked, or "
-                   "given it back");
+                   "the lease has ended: it was released, or another owner has "
+                   "taken its nodes since");
 }
 
 /* The record that this holder has. HL_ELOST: it has none. */

@@ -37,8 +37,8 @@ static int to_lease(hl_session *base, const hl_request *request, hl_grant *grant
 static int gone_error(const hl_lease_terms *terms, hl_error *error) {
   if (terms->again) return HL__ABSENT;
   return hl__error(error, HL_ELOST,
-                   "the lease has ended, and somebody has taken what it locked, or "
-                   "given it back");
+                   "the lease has ended: it was released, or another owner has "
+                   "taken its nodes since");
 }
 
 static bool is_one(const char *value) { return value && value[0] == '1'; }

@@ -19,8 +19,8 @@ static hl__pg_session *session_of(hl_session *session) { return (hl__pg_session 
 static int gone_error(const hl_lease_terms *terms, hl_error *error) {
   if (terms->again) return HL__ABSENT;
   return hl__error(error, HL_ELOST,
-                   "the lease has ended, and somebody has taken what it locked, or "
-                   "given it back");
+                   "the lease has ended: it was released, or another owner has "
+                   "taken its nodes since");
 }
 
 /* Prepares the session for a statement. HL__ABSENT: there are no tables. */

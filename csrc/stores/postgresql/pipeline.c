@@ -116,6 +116,7 @@ int hl__pg_pipeline_run(hl__pg_session *session, const hl__pg_part *parts, size_
       (strncmp(state, "42", 2) == 0 || strcmp(state, "0A000") == 0 || strcmp(state, "XX000") == 0))
     return tables_error(session, state, error);
   if (status == HL_CANCELLED)
-    status = hl__error(error, HL_TIMEOUT, "somebody keeps a record or a table of leases locked");
+    status =
+        hl__error(error, HL_TIMEOUT, "another session keeps a record or a table of leases locked");
   return status;
 }

@@ -131,7 +131,7 @@ static int layout_agree(hl__pg_session *session, const char *comment, hl_error *
   return hl__error(error, HL_EMISMATCH,
                    "this database has the levels %.130s, as the comment of "
                    "public.hier_lock_token says; this program wants %.130s: "
-                   "leave out `levels`, and it takes what is there",
+                   "leave out `levels`, and it uses the existing ones",
                    comment, ours);
 }
 

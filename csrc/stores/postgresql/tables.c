@@ -87,7 +87,7 @@ static int tables_read(hl__pg_session *session, int *tables, bool *may_use, bool
   if (session->outdated)
     status = hl__error(error, HL_EUNSAFE_SERVER,
                        "default_transaction_read_only is on for this role or "
-                       "database: what is not to be written holds no leases");
+                       "database, but leases must be written");
   PQclear(result);
   return status;
 }

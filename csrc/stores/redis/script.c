@@ -340,6 +340,6 @@ int hl__redis_judge(const redisReply *reply, hl_error *error) {
   if (strcmp(why, "late") == 0)
     return hl__error(error, HL_ECONNECTION, "the server has read a later refresh before");
   return hl__error(error, HL_ELOST,
-                   "the lease has ended, and somebody has taken what it locked, or "
-                   "given it back; or the server has forgotten it");
+                   "the lease has ended: it was released, or another owner has "
+                   "taken its nodes since; or the server has forgotten it");
 }

@@ -134,7 +134,7 @@ static int layout_agree(hl__sqlite_session *session, const char *names, hl_error
   if (store->base.layout || !wanted->levels_open)
     return hl__error(error, HL_EMISMATCH,
                      "%s has the levels %.130s; this program wants %.90s: leave "
-                     "out `levels`, and it takes what is there; or name another "
+                     "out `levels`, and it uses the existing ones; or name another "
                      "file",
                      session->path, names, ours);
   int status = hl__layout_agree(wanted, names, hl_layout_buckets(wanted), session->path,

@@ -220,8 +220,8 @@ bool hl__sqlite_is_bytes(sqlite3_stmt *it, int column, const uint8_t bytes[16]) 
 
 int hl__sqlite_gone(hl_error *error) {
   return hl__error(error, HL_ELOST,
-                   "the lease has ended, and somebody has taken what it locked, or "
-                   "given it back");
+                   "the lease has ended: it was released, or another owner has "
+                   "taken its nodes since");
 }
 
 int hl__sqlite_revoked(sqlite3_stmt *it, hl_error *error) {

@@ -151,7 +151,7 @@ end
 --- Describes a pair that did not behave as the rule says.
 function matrix.oddity(granted)
   return granted and "WENT TOGETHER, AND MUST NOT: this store does not exclude" or
-    "waits, and need not: two nodes in one bucket, or somebody else's lock"
+    "waits, and need not: two nodes in one bucket, or another program's lock"
 end
 
 --- How it went, in a line.

@@ -115,7 +115,7 @@ local function lease(job, found)
   if not ok then return nil, err end
   if not moves then return execute(job, self:schema()[1]) end
   if not job.dry_run then
-    job.bar:say(("renaming %s to %s, as soon as nobody holds a lock"):format(self.name, self.table))
+    job.bar:say(("renaming %s to %s, once no lock is held"):format(self.name, self.table))
   else -- it is not there yet by that name, to be counted
     job.level = job.updates and #job.levels + 1 or #job.levels
   end

@@ -8,7 +8,7 @@ local terminal = require "hierlock.command.terminal"
 local waits = require "hierlock.command.waits"
 
 local ps = {
-  summary = "List holders and waiters, and for whom each waits.",
+  summary = "List holders and waiters, and the holders that each waits for.",
   description = "Lists holders and waiters, with session locks and leases: all of the space, or only those that block a " ..
     "lock on the target (on the node, above it and below it). Also says for whom each waits. " ..
     "On Memcached a target is needed.",

@@ -102,7 +102,7 @@ local function listen_now(_, mark)
   if listening ~= mark then return end
   listening = nil
   core.notifier_end()
-  if not ok then ngx.log(ngx.ERR, "hierlock: waiting requests are late, as nobody wakes them: ", err) end
+  if not ok then ngx.log(ngx.ERR, "hierlock: waiting requests are late, as nothing wakes them: ", err) end
 end
 
 local function listen()

@@ -69,7 +69,7 @@ function files.system(found, path)
   local free, inodes = system.bavail * system.bsize, system.ffree
   local few = system.files > 0 and inodes < LEAST_FILES
   found:add("space", (free < LEAST or few) and "wrong" or "ok", mib(free) .. " free" .. (few and (", for %.0f files"):format(inodes) or ""),
-    "Where there is no room, nobody can lock.",
+    "Without room, no program can lock.",
     { "make room; what there is is shown by:", ("df -h %s; df -i %s"):format(files.quoted(path), files.quoted(path)) })
 end
 

@@ -67,7 +67,7 @@ local function look(subject, found, host, port, several)
   local evicted, used, most = number(facts.evictions), number(facts.bytes), number(facts.limit_maxbytes)
   local more = ("a Memcached for locks alone, or start memcached with -m %.0f"):format(2 * most / 2 ^ 20)
   found:add("eviction" .. name, evicted > 0 and "warning" or "ok", ("%.0f items so far"):format(evicted),
-    "An item that is evicted when memory is short may be a lock, which somebody else then gets.",
+    "An item that is evicted when memory is short may be a lock, which another program then gets.",
     more)
   found:add("memory" .. name, most > 0 and used > most * NEARLY and "warning" or "ok", ("%.0f of %.0f MiB used"):format(used / 2 ^ 20, most / 2 ^ 20),
     "Where memory is full, items are evicted.", more)

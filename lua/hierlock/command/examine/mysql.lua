@@ -88,7 +88,7 @@ local function version(self, found)
 end
 
 local function read_only(self, found)
-  local why = "On a read-only server, a replica mostly, locks are granted and keep nobody out."
+  local why = "On a read-only server, a replica mostly, locks are granted, but exclude no other program."
   local mends, names = {}, {}
   for _, name in ipairs { "super_read_only", "read_only", "innodb_read_only" } do
     local is = self.variables[name]
@@ -178,7 +178,7 @@ end
 local function observed(self, found)
   local on = is_on(self.variables.performance_schema)
   found:add("performance_schema", on and "ok" or "warning", on and "on" or "off",
-    "It is where others see who holds a lock: without it, timeouts and `holders` name nobody.",
+    "It is where others see who holds a lock: without it, timeouts and `holders` name no one.",
     { "in my.cnf, below [mysqld]: performance_schema = ON", "then restart the server" })
 end
 
@@ -194,7 +194,7 @@ local function durability(self, found)
     for _, line in ipairs(set(self, "sync_binlog", "1")) do mend[#mend + 1] = line end
   end
   found:add("durability", ill[1] and "warning" or "ok", ill[1] and table.concat(ill, ", ") or "each commit is on the disk",
-    "A lease that a crash of the server forgets is granted to somebody else while its holder believes in it.", mend)
+    "A lease that a crash of the server forgets is granted to another program while its holder believes in it.", mend)
 end
 
 local function connections(self, found)
@@ -227,7 +227,7 @@ local function tls(self, found)
     found:add("TLS", near and "ok" or "warning", near and "none, and the server is on this machine" or "none", why, mend)
   else
     local sure = near or self.subject.dsn:find "tls=verify%-"
-    found:add("TLS", sure and "ok" or "warning", cipher .. (sure and "" or ", with whoever answers: its certificate is not looked at"), why, mend)
+    found:add("TLS", sure and "ok" or "warning", cipher .. (sure and "" or ", but the server's certificate is not checked: another could answer"), why, mend)
   end
 end
 
@@ -247,7 +247,7 @@ local function layout(self, found)
   local fits = (want.buckets or buckets) == buckets and table.concat(want.levels or found.levels, ",") == levels
   self.found:add("buckets and levels", fits and "ok" or "wrong", ("%s buckets for each of %s%s"):format(progress.number(buckets), levels,
     found.recorded and "" or " (the defaults: hier_lock_meta does not say)"),
-    "Programs with other buckets or levels lock other rows, and would exclude nobody; they are refused.",
+    "Programs with other buckets or levels lock other rows, and would exclude no one; they are refused.",
     "leave out --levels and --buckets, or name another table in the DSN")
 end
 

@@ -71,7 +71,7 @@ local function version(self, found)
   found:add("version", safe and "ok" or "wrong", safe and self.version:match "^[^,]*" or err.message,
     "Older servers, and others that speak its protocol, have other advisory locks, or none.", "install PostgreSQL 13 or later")
   found:add("standby", self.standby and "wrong" or "ok", self.standby and "it is one" or "no",
-    "On a standby locks are granted and keep nobody out.", "name the primary in the DSN, or all servers with target_session_attrs=primary")
+    "On a standby locks are granted, but exclude no other program.", "name the primary in the DSN, or all servers with target_session_attrs=primary")
   found:add("cluster", self.multiple and "wrong" or "ok", self.multiple and "several primaries (bdr, spock)" or "none that can be seen",
     "With several primaries, an advisory lock on one does not hold on the others.", "use a server outside of the cluster for the locks")
 end
@@ -122,7 +122,7 @@ local function timeouts(self, found)
   found:add("isolation", "ok", level, "hierlock's own sessions set theirs, and advisory locks know no isolation; programs that attach have this one.")
   local tracked = settings.track_activities == "on"
   found:add("track_activities", tracked and "ok" or "warning", settings.track_activities,
-    "It is how others see who holds a lock: without it, timeouts and `holders` name nobody.", alter(self, "track_activities", "on"))
+    "It is how others see who holds a lock: without it, timeouts and `holders` name no one.", alter(self, "track_activities", "on"))
 end
 
 local function tls(self, found)
@@ -131,7 +131,7 @@ local function tls(self, found)
   local sure = self.ssl and (near or self.subject.dsn:find "sslmode=verify%-" or (os.getenv "PGSSLMODE" or ""):find "^verify%-")
   found:add("TLS", (near or sure) and "ok" or "warning",
     not self.ssl and (near and "none, and the server is on this machine" or "none") or
-      self.tls_version .. (sure and "" or ", with whoever answers: its certificate is not looked at"),
+      self.tls_version .. (sure and "" or ", but the server's certificate is not checked: another could answer"),
     "Without TLS, who is on the way reads the ids, and may take the connection over.", "in the DSN: sslmode=verify-full&sslrootcert=/path/to/ca.pem")
 end
 
@@ -190,7 +190,7 @@ local function leases(self, found)
   local slow = usable == #rows and self.connection:query(INDEXES) or {}
   if slow[1] then
     found:add("indexes of leases", "warning", "missing: " .. slow[1][1] .. (slow[2] and ", " .. slow[2][1] or ""),
-      "Without them whoever locks below a node reads all the leases there.", provision)
+      "Without them, a request below a node reads all leases there.", provision)
   end
   found:add("tables of leases", usable == #rows and "ok" or "wrong", usable == #rows and "there, and may be used" or "the role may not use them", why, grants)
   local settings, ill, mends = self.settings, {}, {}
@@ -205,9 +205,9 @@ local function leases(self, found)
     for _, line in ipairs(alter(self, "synchronous_commit", "on")) do mends[#mends + 1] = line end
   end
   found:add("durability", ill[1] and "warning" or "ok", ill[1] and table.concat(ill, ", ") or "each commit is on the disk",
-    "A lease that a crash of the server forgets is granted to somebody else while its holder believes in it.", mends)
+    "A lease that a crash of the server forgets is granted to another program while its holder believes in it.", mends)
   if settings.autovacuum ~= "on" then
-    found:add("autovacuum", "warning", settings.autovacuum, "Each refresh leaves a dead row behind, which nobody clears away.", alter(self, "autovacuum", "on"))
+    found:add("autovacuum", "warning", settings.autovacuum, "Each refresh leaves a dead row, which no process removes.", alter(self, "autovacuum", "on"))
   end
 end
 

@@ -104,7 +104,7 @@ local function memory(self, found)
   local info = self.info
   local policy, most, used = info.maxmemory_policy or "unknown", tonumber(info.maxmemory) or 0, tonumber(info.used_memory) or 0
   found:add("eviction", policy == "noeviction" and "ok" or "wrong", "maxmemory-policy " .. policy,
-    "A lock that is evicted when memory is short is granted to somebody else while its holder believes in it.", config(self, "maxmemory-policy noeviction"))
+    "A lock that is evicted when memory is short is granted to another program while its holder believes in it.", config(self, "maxmemory-policy noeviction"))
   local full = most > 0 and used > most * NEARLY
   found:add("memory", full and "warning" or "ok", most == 0 and "no limit" or ("%.0f of %.0f MiB used"):format(used / 2 ^ 20, most / 2 ^ 20),
     "Where memory is full, no lock is granted (OOM).", config(self, "maxmemory 0"))
@@ -112,7 +112,7 @@ end
 
 local function persistence(self, found)
   local info = self.info
-  local why = "What a restart forgets is granted to nobody for a while (quarantine), and its holders hear late that it is lost."
+  local why = "After a restart that lost data, Redis grants nothing for a while (quarantine), and the holders hear late that they lost their locks."
   if info.aof_enabled == "1" then
     local sync, err = setting(self, "appendfsync")
     if not sync then

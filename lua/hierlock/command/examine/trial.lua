@@ -14,7 +14,7 @@ local TTL = 10       -- s; Memcached has whole ones
 local WHY_OPEN = "Programs open the store in the same way: what it refuses here, it refuses there."
 local WHY_EXCLUDE = "Taken on one connection and refused to another: what the store is for."
 local WHY_LEASES = "A lease outlives its connection and its process; session locks and leases exclude each other."
-local WHY_OBSERVERS = "Who waits in vain is told who is in the way, and so is an operator."
+local WHY_OBSERVERS = "A program whose wait fails, and an operator, are told who is in the way."
 local WHY_SPEED = "What a program pays for each lock: round trips to the server, mostly."
 
 local function now() return uv.hrtime() / 1e9 end
@@ -134,7 +134,7 @@ end
 -- the store yet, and the first to open it settles its levels.
 function trial.run(subject, found)
   if subject.unsettled and not subject.levels then
-    return found:add("opens", "unseen", "nobody has used the store yet, and the first to open it settles its levels", WHY_OPEN,
+    return found:add("opens", "unseen", "no program has used the store yet; the first one decides its levels", WHY_OPEN,
       subject.command "doctor --levels user,account,resource")
   end
   local options = { levels = subject.levels, buckets = subject.buckets, application = subject.application, pool_size = 4 }
