@@ -213,7 +213,7 @@ sentinel failover-timeout locks %d
 
     -- A lost lease is over when the quarantine is. So no two hold, by the checker of spec/leases/stress.c, whose
     -- leases last up to 2.5 s. A master that lives on grants for some seconds, until it hears that it is none: only
-    -- wait_replicas helps against that, as docs/leases.md says. So without it masters die.
+    -- wait_replicas helps against that, as docs/redis.md says. So without it masters die.
     local function fail_over_often(params, lives_on)
       watch(servers[1], 1000)
       local times = 0

@@ -946,9 +946,9 @@ each(function(kind, dsn, store, by)
       end },
     }
 
-    -- The claims of docs/exclusive-control.md: for each level, for each anomaly.
+    -- The claims of docs/isolation.md: for each level, for each anomaly.
     local function documented(level)
-      local file = assert(io.open "docs/exclusive-control.md")
+      local file = assert(io.open "docs/isolation.md")
       local text = file:read "*a"
       file:close()
       local cells = text:match("\n| " .. kind .. " | " .. level .. " | ([^\n]*) |\n")
@@ -1046,7 +1046,7 @@ end)
 support.each_server(function(store)
   if store.name ~= "mysql" then return end
 
-  it("sends the SQL that docs/exclusive-control.md shows", function()
+  it("sends the SQL that docs/exclusive-control.md and docs/batches.md show", function()
     local db, connection = with.connect("mysql", store.bare_dsn, { tables = { product = { version = "version" } } })
     for _, text in ipairs {
       "CREATE TEMPORARY TABLE product (id INT PRIMARY KEY, name VARCHAR(40), stock INT, price INT, version INT)",
@@ -1055,9 +1055,12 @@ support.each_server(function(store)
       "INSERT INTO message VALUES (1,'new',0)",
     } do assert(connection:execute(text)) end
     assert(db:read("product", 7) == false)
-    local file = assert(io.open "docs/exclusive-control.md")
-    local page = file:read "*a"
-    file:close()
+    local page = ""
+    for _, name in ipairs { "docs/exclusive-control.md", "docs/batches.md" } do
+      local file = assert(io.open(name))
+      page = page .. file:read "*a"
+      file:close()
+    end
     local sent, shown = {}, 0
     local query = db.query
     db.query = function(text, ...)

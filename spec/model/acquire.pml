@@ -486,7 +486,7 @@ end_wait:
 #ifdef BUG_UNSETTLED
   outstanding = false;
 #endif
-  /* Interrupted: the wait must end at the server, too (mysql.c, lock). */
+  /* Interrupted: the wait must end at the server, too (mysql.c, take). */
   if
   :: said == 0 && cut[c] -> kill_remote()
   :: else

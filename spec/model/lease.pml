@@ -5,7 +5,7 @@
  *
  * A Client is the owner of a handle together with its keeper (csrc/core/hold.c:
  * hl__connection_left, _look, _release; keeper.c: held_turn, releasing_turn;
- * call.c: the pieces of a wait; csrc/stores/mysql/rows.c: lease_begin). It
+ * call.c: the pieces of a wait; csrc/stores/mysql/rows.c: keep_alive_begin). It
  * never sees the server close its connection: the clock alone must do.
  *
  * Instead of times there are ages, in ticks; they stop at TOP, when they are too old
@@ -138,7 +138,7 @@ end:
      if
      :: atomic { !dead[i] && state[i] == FREE && outstanding[i] -> down[i]?_; outstanding[i] = false }
      :: atomic { !dead[i] && state[i] == FREE && !outstanding[i] -> up[i]!LOCK; asked[i] = 0; state[i] = LOCKING }
-     /* lease_begin: after a long wait a sign of life tells a later time. */
+     /* keep_alive_begin: after a long wait a sign of life tells a later time. */
      :: atomic {
           state[i] == LOCKING && nempty(down[i]) ->
           down[i]?_;
@@ -181,7 +181,7 @@ end:
         }
      /* call.c, extend: settled first; the keeper leaves it alone meanwhile. */
      :: atomic { BELIEVES(i) && state[i] == HELD && asked[i] == NONE -> up[i]!EXTEND; asked[i] = 0; state[i] = EXTENDING }
-     /* rows.c: lease_begin when it was granted, extend_undo when not. */
+     /* rows.c: keep_alive_begin when it was granted, extend_undo when not. */
      :: atomic {
           state[i] == EXTENDING && nempty(down[i]) ->
           down[i]?_;

@@ -21,7 +21,7 @@
 --   nothing, else          all that was before its start       its start: most often nothing ever was here
 --
 -- While it lasts, and before any request has looked, a lease is refreshed or imported only if its time is not up: a lease
--- granted after that may be forgotten. docs/leases.md lists the losses that no program notices.
+-- granted after that may be forgotten. docs/redis.md lists the losses that no program notices.
 local FORMAT = '1'
 local FOREIGN = 'OTHERVERSION'
 
