@@ -1119,6 +1119,7 @@ describe("a sealed text", function()
 
   it("wants a secret that cannot be guessed", function()
     assert.has_error(function() rows.seal("short", "x", {}) end)
+    assert.has_error(function() rows.open("short", "x", rows.seal(SECRET, "x", {})) end)
   end)
 
   it("is signed by HMAC-SHA-256 as RFC 4231 has it, and as others compute it", function()
